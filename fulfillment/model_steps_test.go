@@ -364,7 +364,7 @@ func (r *modelRun) compare(ctx context.Context) {
 	require.NoError(r.T, err)
 	holds := map[string]uuid.UUID{}
 	for user, text := range buyers {
-		held, err := reservation.ParseReservation(text)
+		held, _, err := order.ParseReservation(text)
 		require.NoError(r.T, err)
 		holds[user] = held.OrderID
 	}

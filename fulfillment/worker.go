@@ -26,6 +26,7 @@ import (
 	"stampede/lock"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
+	"stampede/reservation/order"
 )
 
 // WorkerConfig configures a Worker. The first seven fields have no default.
@@ -174,9 +175,10 @@ func newWorkerSubscriber(config *WorkerConfig) (*stream.Subscriber, error) {
 	letters := deadletter.NewStore(config.Pool, config.Control, config.Store)
 	subscriber, err := stream.NewSubscriber(stream.Config{
 		Client: config.Blocking, Control: config.Control, Group: reservation.Group, Consumer: config.Consumer,
-		BatchMax: config.BatchMax, MinIdle: config.MinIdle, MaxDeliveries: config.MaxDeliveries,
-		DrainTimeout: config.DrainTimeout,
-		DeadLetter:   letters.Park, Logger: config.Logger, Registerer: config.Registerer,
+		InFlightMax: 4 * max(config.BatchMax, order.MaxPerMessage), MinIdle: config.MinIdle,
+		MaxDeliveries: config.MaxDeliveries,
+		DrainTimeout:  config.DrainTimeout,
+		DeadLetter:    letters.Park, Logger: config.Logger, Registerer: config.Registerer,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("worker config: %w", err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -113,7 +114,7 @@ func TestWorkerWaitsForPostgresWithoutDeadLetters(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
 	s := testshop.NewShop(t, pool)
-	sale := s.Open(t, 400)
+	sale := s.Open(t, 2000)
 	log := &testshop.CountingLog{}
 	registry := prometheus.NewRegistry()
 	config := testwork.Config(s, t)
@@ -124,20 +125,20 @@ func TestWorkerWaitsForPostgresWithoutDeadLetters(t *testing.T) {
 	s.AwaitConfirmed(t, 100)
 
 	server.StopImmediate()
-	for i := range 300 {
+	for i := range 1400 {
 		s.Buy(t, sale, fmt.Sprintf("later-%d", i))
 	}
 	failing := func() float64 { return testshop.ValueOf(t, registry, "stampede_worker_failing", "record") }
 	testkit.Eventually(t, 10*time.Second, "the outage shows", func() bool { return failing() == 1 })
 	// What is away does not fill this process: it stops reading when its hands are full.
 	testkit.Eventually(t, 10*time.Second, "the worker's hands are full", func() bool {
-		return s.Rdb.XPending(t.Context(), s.Keys.Orders(0), reservation.Group).Val().Count == 40
+		return s.Rdb.XPending(t.Context(), s.Keys.Orders(0), reservation.Group).Val().Count == 4*order.MaxPerMessage
 	})
 	s.Restart(t, server)
-	s.AwaitConfirmed(t, 400)
+	s.AwaitConfirmed(t, 1500)
 	testwork.AwaitRest(s, t)
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM dead_letters"))
-	require.EqualValues(t, 400, testshop.SoldOf(t, pool, sale))
+	require.EqualValues(t, 1500, testshop.SoldOf(t, pool, sale))
 	require.Zero(t, failing())
 	require.Equal(t, 1, log.Times("cannot record orders in Postgres, trying again"), "an outage is told once")
 	require.Equal(t, 1, log.Times("can record orders in Postgres again"))
@@ -160,7 +161,9 @@ func TestWorkerStopsPromptlyWithoutPostgres(t *testing.T) {
 	s.Buy(t, sale, "first")
 	s.AwaitConfirmed(t, 1)
 	server.StopImmediate()
-	s.Crowd(t, sale, 50)
+	for i := range 50 {
+		s.Buy(t, sale, fmt.Sprintf("later-%d", i))
+	}
 	testkit.Eventually(t, 10*time.Second, "the outage shows", func() bool {
 		return testshop.ValueOf(t, registry, "stampede_worker_failing", "record") == 1
 	})
@@ -254,13 +257,9 @@ func TestWorkerFinishesRejectionAfterCrash(t *testing.T) {
 	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 10)
 	o := s.Buy(t, sale, "alice")
-	entries := s.Rdb.XRange(t.Context(), s.Keys.Orders(0), "-", "+").Val()
-	msg, err := stream.DecodeEntry(entries[0].ID, entries[0].Values, 1)
-	require.NoError(t, err)
-	event, err := order.DecodeReserved(msg)
-	require.NoError(t, err)
+	event := testwork.Events(s, t)[0]
 	// Committed, and killed before the unit went back.
-	_, err = ledger.New(s.Pool).Refuse(t.Context(), []order.OrderReserved{event}, order.RejectedSoldOut)
+	_, err := ledger.New(s.Pool).Refuse(t.Context(), []order.OrderReserved{event}, order.RejectedSoldOut)
 	require.NoError(t, err)
 
 	testwork.Work(t, testwork.Config(s, t))
@@ -280,26 +279,55 @@ func TestWorkerDeadLettersUnusableEntries(t *testing.T) {
 	s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: stream, Values: []any{"foo", "bar"}})
 	s.Crowd(t, sale, 20)
 	entries := s.Rdb.XRange(t.Context(), stream, "-", "+").Val()
-	// The same events, of a version that nobody knows and of a sale that nobody has.
-	future := entries[1].Values
-	future["payload"] = strings.Replace(future["payload"].(string), `"version":1`, `"version":9`, 1)
-	s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: stream, Values: future})
-	lost := entries[2].Values
-	lost["payload"] = strings.Replace(lost["payload"].(string), sale.String(), uuid.NewString(), 1)
-	s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: stream, Values: lost})
+	// The same orders, in an unknown version and of an unknown sale.
+	for from, to := range map[string]string{"event_version\xa12": "event_version\xa19", sale.String(): uuid.NewString()} {
+		values := maps.Clone(entries[1].Values)
+		values["metadata"] = strings.Replace(values["metadata"].(string), from, to, 1)
+		s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: stream, Values: values})
+	}
 
 	testwork.Work(t, config)
 	s.AwaitConfirmed(t, 20)
 	testwork.AwaitRest(s, t)
-	letters, err := deadletter.NewStore(s.Pool, s.Rdb, s.Store).List(t.Context(), deadletter.StatusParked, 10)
+	letters, err := deadletter.NewStore(s.Pool, s.Rdb, s.Store).List(t.Context(), deadletter.StatusParked, 50)
 	require.NoError(t, err)
-	require.Len(t, letters, 3)
-	var reasons string
+	wholes, reasons := 0, ""
 	for _, l := range letters {
 		reasons += l.Reason + "\n"
+		if l.OrderID == uuid.Nil {
+			wholes++
+		}
 	}
-	require.Contains(t, reasons, "numbers are out of range")
+	require.Equal(t, 2, wholes, reasons)
+	require.Contains(t, reasons, `version "9"`)
 	require.Contains(t, reasons, "unknown sale")
+}
+
+// An order that contradicts the ledger is stored alone; the rest of its entry is recorded.
+func TestWorkerDeadLettersOnlyTheFaultyOrderOfAnEntry(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t, testkit.Pool(t))
+	sale, other := s.Open(t, 100), s.Open(t, 100)
+	events := testshop.CrowdOf(sale, 20)
+	contradicted := events[7]
+	contradicted.SaleID = other
+	_, err := ledger.New(s.Pool).Record(t.Context(), []order.OrderReserved{contradicted})
+	require.NoError(t, err)
+	config := testwork.Config(s, t)
+	config.MaxDeliveries, config.BatchMax = 2, 6 // the entry takes several batches
+	key := s.Keys.Orders(0)
+	s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: key, Values: testwork.Values(events...)})
+	testwork.Work(t, config)
+	testwork.AwaitRest(s, t)
+
+	require.EqualValues(t, 19, s.Count(t, testshop.ConfirmedOrders+" AND sale_id = $1", sale))
+	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
+	letter := testwork.OnlyLetter(s, t, letters)
+	require.Equal(t, events[7].OrderID, letter.OrderID)
+	require.Contains(t, letter.Reason, "contradicts the ledger")
+	held, err := deadletter.OrdersOf(letter.Entry)
+	require.NoError(t, err)
+	require.Equal(t, []order.OrderReserved{events[7]}, held)
 }
 
 func TestWorkerDefersLockedUsers(t *testing.T) {

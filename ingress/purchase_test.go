@@ -2,6 +2,7 @@ package ingress
 
 import (
 	"bytes"
+	"encoding/base64"
 	"net/http"
 	"strconv"
 	"strings"
@@ -40,7 +41,7 @@ func TestPurchaseIsAccepted(t *testing.T) {
 	now := s.stock(sale)
 	require.Equal(t, "8", now.Sale["left"])
 	require.EqualValues(t, 1, now.Entries)
-	require.Contains(t, now.Buyers["ada"], reservation.CompactID(id))
+	require.Contains(t, now.Buyers["ada"], base64.RawURLEncoding.EncodeToString(id[:]))
 }
 
 func TestPurchaseWithoutQuantityIsForOne(t *testing.T) {

@@ -60,12 +60,11 @@ func (s *shop) recordReserved(sale uuid.UUID, user string, refuse string) {
 		text, err = s.rdb.HGet(s.t.Context(), s.keys.Buyers(s.keys.Partition(sale), sale), user).Result()
 		return err == nil
 	})
-	held, err := reservation.ParseReservation(text)
+	held, key, err := order.ParseReservation(text)
 	require.NoError(s.t, err)
-	_, key, _ := strings.Cut(text, ":")
 	event := []order.OrderReserved{{
 		OrderID: held.OrderID, SaleID: sale, UserID: user, Quantity: held.Quantity, Epoch: 1, Sequence: held.Sequence,
-		RequestedAt: held.ReservedAt, ReservedAt: held.ReservedAt, KeyFingerprint: key,
+		ReservedAt: held.ReservedAt, KeyFingerprint: key,
 	}}
 	if refuse == "" {
 		_, err = s.ledger.Record(s.t.Context(), event)

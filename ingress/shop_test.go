@@ -237,7 +237,7 @@ func (s *shop) confirm(sale uuid.UUID, user string) (path string, id uuid.UUID) 
 	path, id = s.order(sale, user)
 	now := time.Now()
 	outcomes, err := s.ledger.Record(s.t.Context(), []order.OrderReserved{
-		{OrderID: id, SaleID: sale, UserID: user, Quantity: 1, Epoch: 1, Sequence: 1, RequestedAt: now, ReservedAt: now},
+		{OrderID: id, SaleID: sale, UserID: user, Quantity: 1, Epoch: 1, Sequence: 1, ReservedAt: now},
 	})
 	require.NoError(s.t, err)
 	require.Equal(s.t, order.StatusConfirmed, outcomes[0].Status)

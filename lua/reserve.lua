@@ -1,5 +1,5 @@
--- Decides many requests for one sale, in the order given, in one atomic step. The OrderReserved
--- event of an order is in the stream before its buyer gets the order id.
+-- Decides many requests for one sale, in the order given, in one atomic step. All orders that it
+-- accepts are in one entry of the stream before their buyers get the order ids.
 --
 -- A retried request gets the same answer and changes nothing, so a client, a proxy or go-redis may
 -- send it any number of times. Retries are recognized by order id or idempotency key. That check
@@ -7,9 +7,8 @@
 -- request whose order has ended is recognized by its key and never makes another order.
 --
 -- Redis runs a script in isolation but does not roll it back. So everything is decided and the
--- rights to all writes are checked before the first write, which is an XADD: if it is refused (a
--- wrong type, an ACL, no memory, no ids left), nothing has happened. If a later XADD is refused,
--- the requests before it stand and the rest are answered not-recorded.
+-- rights to all writes are checked before the first write, which is the XADD: if it is refused (a
+-- wrong type, an ACL, no memory, no ids left), nothing has happened.
 --
 -- An ingress remembers for up to 800 ms that a sale is sold out, with the buyers it had by then. So
 -- units that return to a sale with none left are sold one second later. Otherwise one ingress could
@@ -23,19 +22,19 @@
 --              followed by ":<key>" if the purchase had an idempotency key, and by "@<epoch>" if the
 --              reservation was made before the last rebuild. Every order of the sale keeps this value,
 --              so it is short: Redis rounds up to 44 characters, as most have, to 48 bytes, and 45 to 64.
---   3  orders  stream of events, in the wire format of watermill-redisstream
+--   3  orders  stream of messages in the wire format of watermill-redisstream: one for all orders of
+--              a call. Its payload has two lines for each order: the user, and its value in buyers
 --   4  ended   hash: "<key><user>" -> "<order id> <quantity> <c, e or r>": the orders that were made with
 --              an idempotency key and are cancelled, expired or rejected
 -- ARGV
 --   1  epoch     of the sale's stock that the caller expects
 --   2  seen      the highest sequence that the caller has seen in this sale and epoch, or 0
---   3  metadata  of the event: a msgpack map of strings, made by the caller
+--   3  metadata  of the message: a msgpack map of strings without its last value, the number of orders
 --   4  user      of the first request
 --   5  order_id  that the request gets if it wins, as it goes into buyers; the same in a repeat
 --   6  key       fingerprint of its idempotency key without spaces, or "-" for none
 --   7  quantity  decimal, at least 1
---   8  payload   of the event
---   and so on: five values for every further request
+--   and so on: four values for every further request
 -- Answers
 --   {now_ms, left, generation, answer, answer, ...}, one answer for each request, in order; left and
 --   generation are those of the sale after this call, or -1 if they are unknown.
@@ -53,14 +52,13 @@
 --   unknown-sale                there is no such sale
 --   stale-epoch                 the sale's stock was rebuilt since the caller last looked, or is being rebuilt
 --   rewound                     the sale's sequence is below what the caller has seen: Redis lost orders
---   not-recorded                nothing was reserved, because the event could not be appended
 
 -- This is the hot path: lookups are local, and no number of a request is converted to text twice.
-local ARGV, append = ARGV, redis.pcall
-local per_request, before = 5, 3
+local ARGV = ARGV
+local per_request, before = 4, 3
 local requests = (#ARGV - before) / per_request
 if requests < 1 or requests ~= math.floor(requests) then
-  return redis.error_reply('ERR reserve takes an epoch, a sequence, metadata and five values for each request')
+  return redis.error_reply('ERR reserve takes an epoch, a sequence, metadata and four values for each request')
 end
 
 local terms = redis.call('HMGET', KEYS[1], 'epoch', 'left', 'sequence', 'generation', 'state', 'opens_at_ms', 'closes_at_ms', 'per_order_limit',
@@ -137,10 +135,9 @@ if terms[10] then
 end
 
 local answers = { now_ms, left, generation }
-local reserved_at = string.format('%d', now_ms)
 local ending = string.format(' %x', now_ms)
--- winners are requests by number, and places their sequences as text.
-local winners, places, reservations, winner_of = {}, {}, {}, {}
+-- reservations are users and what each of them holds, in turns.
+local winners, first_order, reservations, winner_of = 0, nil, {}, {}
 
 local function answer_of_ended(text, quantity)
   local its_quantity = string.match(text, '^%S+ (%d+) %l$')
@@ -183,17 +180,18 @@ for i = 1, requests do
   else
     left = left - quantity
     sequence = sequence + 1
-    local place, w = string.format('%d', sequence), #winners + 1
+    winners = winners + 1
+    first_order = first_order or order_id
+    local place = string.format('%d', sequence)
     answer = 'reserved ' .. place
     reservation = order_id .. ' ' .. ARGV[at + 4] .. ' ' .. place .. (key == '-' and ending or ending .. ':' .. key)
     winner_of[user] = reservation
-    winners[w], places[w] = i, place
-    reservations[2 * w - 1], reservations[2 * w] = user, reservation
+    reservations[2 * winners - 1], reservations[2 * winners] = user, reservation
   end
   answers[3 + i] = answer
 end
 
-if #winners == 0 then return answers end
+if winners == 0 then return answers end
 
 -- An event without its reservation would be an order that is hidden from its buyer. Rights
 -- may change at any time, and checking them is cheap. XADD checks its own.
@@ -201,31 +199,9 @@ if not (redis.acl_check_cmd('HSET', KEYS[1], 'left', '0') and redis.acl_check_cm
   return redis.error_reply('NOPERM nothing was reserved: this user of Redis must be allowed HSET of ' .. KEYS[1] .. ' and ' .. KEYS[2])
 end
 
-local stream, metadata = KEYS[3], ARGV[3]
-local first_sequence = sequence - #winners + 1
-for w, i in ipairs(winners) do
-  local at = before + (i - 1) * per_request
-  local key, appended = ARGV[at + 3]
-  if key == '-' then
-    appended = append('XADD', stream, '*', '_watermill_message_uuid', ARGV[at + 2], 'metadata', metadata,
-      'payload', ARGV[at + 5], 'reserved_at_ms', reserved_at, 'sequence', places[w])
-  else
-    appended = append('XADD', stream, '*', '_watermill_message_uuid', ARGV[at + 2], 'metadata', metadata,
-      'payload', ARGV[at + 5], 'reserved_at_ms', reserved_at, 'sequence', places[w], 'key', key)
-  end
-  if type(appended) == 'table' and appended.err then
-    if w == 1 then return appended end
-    -- All later answers rest on an order that does not exist: revert them.
-    for j = w, #winners do
-      left = left + tonumber(ARGV[before + (winners[j] - 1) * per_request + 4])
-      reservations[2 * j - 1], reservations[2 * j] = nil, nil
-    end
-    sequence = first_sequence + w - 2
-    for j = i, requests do answers[3 + j] = 'not-recorded' end
-    break
-  end
-end
-
+local count = string.format('%d', winners)
+redis.call('XADD', KEYS[3], '*', '_watermill_message_uuid', first_order,
+  'metadata', ARGV[3] .. string.char(0xa0 + #count) .. count, 'payload', table.concat(reservations, '\n'))
 redis.call('HSET', KEYS[1], 'left', string.format('%d', left), 'sequence', string.format('%d', sequence))
 redis.call('HSET', KEYS[2], unpack(reservations))
 answers[2] = left

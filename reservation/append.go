@@ -1,8 +1,10 @@
 package reservation
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/google/uuid"
 
@@ -10,19 +12,20 @@ import (
 	"stampede/reservation/order"
 )
 
-// AppendReserved appends lost events of accepted orders of one sale again; duplicates are harmless.
-// It returns for each event whether it was appended, which requires a readable and current
-// reservation. The fields that the script writes come from the reservation. After an error some
-// events may be appended. Errors wrap ErrUnavailable.
+// AppendReserved appends lost orders of one sale to the stream again; duplicates are harmless. It
+// returns for each order whether it was appended, which needs a readable reservation that is in
+// force. After an error some may be appended. Errors wrap ErrUnavailable.
 func (s *Store) AppendReserved(
 	ctx context.Context, partition int, sale uuid.UUID, events []order.OrderReserved,
 ) ([]bool, error) {
 	appended := make([]bool, 0, len(events))
 	for len(events) > 0 {
 		n := min(len(events), s.options.BatchMax)
-		args := append(make([]any, 0, 1+3*n), reserveMetadata)
+		// Reservations of earlier epochs than the sale's say so themselves.
+		last := slices.MaxFunc(events[:n], func(x, y order.OrderReserved) int { return cmp.Compare(x.Epoch, y.Epoch) })
+		args := append(make([]any, 0, 1+2*n), order.ReservedMetadataPrefix(sale, last.Epoch))
 		for _, e := range events[:n] {
-			args = append(args, e.UserID, CompactID(e.OrderID), order.AppendReservedPayload(nil, e))
+			args = append(args, e.UserID, order.CompactID(e.OrderID))
 		}
 		keys := []string{s.Keys.Buyers(partition, sale), s.Keys.Orders(partition)}
 		answers, err := lua.Append.Run(ctx, s.Redis, keys, args...).StringSlice()

@@ -54,11 +54,11 @@ func ParseEnded(text string) (id uuid.UUID, quantity int64, status order.Status,
 	if len(fields) != 3 {
 		return uuid.Nil, 0, "", fmt.Errorf("an ended order has 3 fields, this one %d", len(fields))
 	}
-	if id, err = ParseCompactID(fields[0]); err != nil {
+	if id, err = order.ParseCompactID(fields[0]); err != nil {
 		return uuid.Nil, 0, "", err
 	}
-	if quantity, err = parseNatural(fields[1], 10); err != nil {
-		return uuid.Nil, 0, "", err
+	if quantity, err = strconv.ParseInt(fields[1], 10, 64); err != nil || quantity < 0 {
+		return uuid.Nil, 0, "", fmt.Errorf("the quantity of an ended order is %q", fields[1])
 	}
 	for status, letter := range endingLetters {
 		if letter == fields[2] {

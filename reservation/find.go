@@ -72,7 +72,7 @@ func (s *Store) findAmong(ctx context.Context, sales []LocatedSale, id uuid.UUID
 		} else if err != nil {
 			return order.Order{}, fmt.Errorf("%w: find order=%s: %w", ErrUnavailable, id, err)
 		}
-		held, err := ParseReservation(text)
+		held, _, err := order.ParseReservation(text)
 		if err != nil {
 			return order.Order{}, fmt.Errorf("%w: find order=%s: %w", ErrUnavailable, id, err)
 		}

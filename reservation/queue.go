@@ -50,7 +50,6 @@ type call struct {
 	orderID     string // the CompactID of order
 	key         string // fingerprint of the idempotency key, or noKey
 	quantity    string
-	payload     []byte
 
 	phase atomic.Int32
 	done  chan struct{} // receives one value when answer and err are set
@@ -67,26 +66,18 @@ const (
 
 var calls = sync.Pool{New: func() any { return &call{done: make(chan struct{}, 1)} }}
 
-func newCall(r Request, began time.Time, epoch int64) *call {
+func newCall(r Request, began time.Time) *call {
 	c := calls.Get().(*call)
 	c.request, c.requestedAt, c.order = r, began, order.NewOrderID(r.Sale)
-	c.orderID, c.key = CompactID(c.order), order.NoKey
+	c.orderID, c.key = order.CompactID(c.order), order.NoKey
 	// The script has doubles for numbers: this one is above every limit, and exact.
 	c.quantity = strconv.FormatInt(min(r.Quantity, order.MaxPerOrder+1), 10)
 	if r.IdempotencyKey != "" {
 		c.key = fingerprint(r.IdempotencyKey)
 	}
-	c.setEpoch(epoch)
 	c.phase.Store(phaseWaiting)
 	c.answer, c.err = Answer{}, nil
 	return c
-}
-
-func (c *call) setEpoch(epoch int64) {
-	c.payload = order.AppendReservedPayload(c.payload[:0], order.OrderReserved{
-		OrderID: c.order, SaleID: c.request.Sale, UserID: c.request.User, Quantity: c.request.Quantity,
-		Epoch: epoch, RequestedAt: c.requestedAt,
-	})
 }
 
 // fingerprint shortens an idempotency key: Redis and Postgres keep it with the order.
@@ -96,7 +87,7 @@ func fingerprint(key string) string {
 }
 
 func (q *queue) reserve(ctx context.Context, r Request, began time.Time) (Answer, error) {
-	c := newCall(r, began, q.place.epoch)
+	c := newCall(r, began)
 	if err := q.join(c); err != nil {
 		return Answer{}, err
 	}
@@ -232,9 +223,6 @@ func (q *queue) retryInNewEpoch(ctx context.Context, script *reserveScript, sent
 		return saleReply{}, ErrUnverifiedServer
 	}
 	q.store.renew(q, p)
-	for _, c := range sent {
-		c.setEpoch(p.epoch)
-	}
 	fresh := newTarget(q.store.Keys, q.sale, p)
 	sale, err := script.run(ctx, q.store, &fresh, sent)
 	if err == nil && sale.staleEpoch {

@@ -121,7 +121,10 @@ func (s *Store) StageBuyers(
 		return nil
 	}
 	err := s.stage(ctx, s.Keys.Staged(partition, sale, token), len(holders), func(i int) (field, value any) {
-		return holders[i].User, appendHeld(make([]byte, 0, heldMax), &holders[i], epoch)
+		held := holders[i].Reservation
+		held.Epoch = holders[i].Epoch
+		return holders[i].User, order.AppendReservation(make([]byte, 0, order.ReservationTextMax), held,
+			holders[i].KeyFingerprint, epoch)
 	})
 	if err != nil {
 		return fmt.Errorf("%w: stage buyers of sale=%s: %w", ErrUnavailable, sale, err)
@@ -138,7 +141,7 @@ func (s *Store) StageEnded(
 	}
 	err := s.stage(ctx, s.Keys.StagedEnded(partition, sale, token), len(orders), func(i int) (field, value any) {
 		e := &orders[i]
-		return e.field(), CompactID(e.OrderID) + " " + ending(e.Quantity, e.Status)
+		return e.field(), order.CompactID(e.OrderID) + " " + ending(e.Quantity, e.Status)
 	})
 	if err != nil {
 		return fmt.Errorf("%w: stage ended orders of sale=%s: %w", ErrUnavailable, sale, err)

@@ -86,7 +86,7 @@ func (s *Store) releaseSome(
 	for _, i := range which {
 		r := &releases[i]
 		args = append(
-			args, r.UserID, CompactID(r.OrderID), cmp.Or(r.KeyFingerprint, order.NoKey), ending(r.Quantity, r.Status),
+			args, r.UserID, order.CompactID(r.OrderID), cmp.Or(r.KeyFingerprint, order.NoKey), ending(r.Quantity, r.Status),
 		)
 	}
 	keys := []string{s.Keys.Sale(p.partition, sale), s.Keys.Buyers(p.partition, sale), s.Keys.Ended(p.partition, sale)}

@@ -16,11 +16,6 @@ import (
 	"stampede/reservation/order"
 )
 
-// reserveMetadata is the msgpack map {"event": "OrderReserved", "event_version": "1"}, the metadata
-// of every event.
-const reserveMetadata = "\x82\xa5event\xad" + string(order.EventReserved) +
-	"\xadevent_version\xa1" + order.ReservedVersion
-
 // saleReply is the part of the reply of lua/reserve.lua about the sale.
 type saleReply struct {
 	generation int64
@@ -36,8 +31,9 @@ type saleReply struct {
 // target is one sale in one epoch, as the script's arguments. It belongs to one goroutine.
 type target struct {
 	place
-	keys  [4]any // strings, as arguments
-	epoch any
+	keys     [4]any // strings, as arguments
+	epoch    any
+	metadata any
 	// seen is the highest sequence that this target got. A sale with a lower one was set back.
 	seen     int64
 	seenText string
@@ -51,6 +47,7 @@ func newTarget(k Keys, sale uuid.UUID, p place) target {
 			k.Ended(p.partition, sale),
 		},
 		epoch:    strconv.FormatInt(p.epoch, 10),
+		metadata: order.ReservedMetadataPrefix(sale, p.epoch),
 		seenText: "0",
 	}
 }
@@ -74,9 +71,9 @@ const tries = 3
 // ErrUnavailable if certainly nothing was reserved, or else ErrOutcomeUnknown.
 func (rs *reserveScript) run(ctx context.Context, s *Store, t *target, batch []*call) (saleReply, error) {
 	rs.args = append(rs.args[:0], "evalsha", nil, len(t.keys), t.keys[0], t.keys[1], t.keys[2], t.keys[3], t.epoch,
-		&t.seenText, reserveMetadata)
+		&t.seenText, t.metadata)
 	for _, c := range batch {
-		rs.args = append(rs.args, &c.request.User, &c.orderID, &c.key, &c.quantity, c.payload)
+		rs.args = append(rs.args, &c.request.User, &c.orderID, &c.key, &c.quantity)
 	}
 	defer clear(rs.args) // calls go back to their pool: do not keep them
 
@@ -206,8 +203,6 @@ func readAnswers(reply []string, batch []*call, epoch int64) (saleReply, error) 
 			sale.lost, err = true, ErrLostSale
 		case "damaged":
 			err = ErrReservationDamaged
-		case "not-recorded":
-			err = fmt.Errorf("%w: Redis refused the event", ErrUnavailable)
 		default:
 			c.answer, err = readAnswer(word, rest, c, now)
 			if r := &c.answer.Reservation; r.Epoch == 0 && r.OrderID != uuid.Nil {
@@ -231,7 +226,7 @@ func readAnswer(word, rest string, c *call, now time.Time) (Answer, error) {
 		a.Reservation = order.Reservation{OrderID: c.order, Quantity: c.request.Quantity, ReservedAt: now}
 		a.Reservation.Sequence, err = strconv.ParseInt(rest, 10, 64)
 	case Replayed, AlreadyPurchased:
-		a.Reservation, err = ParseReservation(rest)
+		a.Reservation, _, err = order.ParseReservation(rest)
 	case OrderEnded:
 		a.Reservation.OrderID, a.Reservation.Quantity, a.Status, err = ParseEnded(rest)
 	case NotOpen:

@@ -24,8 +24,9 @@ const (
 
 // StoreOptions bounds a Store. The zero value of a field stands for its default.
 type StoreOptions struct {
-	// BatchMax bounds the requests in one call of the script. Default 256: Redis is blocked
-	// meanwhile, and larger batches hardly make a reservation cheaper.
+	// BatchMax bounds the requests in one call of the script. Default and maximum are
+	// order.MaxPerMessage: Redis is blocked meanwhile, and larger batches hardly make a reservation
+	// cheaper.
 	BatchMax int
 	// QueueMax is how many requests may wait for one sale; further ones get ErrOverloaded. Default 8192.
 	QueueMax int
@@ -42,8 +43,8 @@ type StoreOptions struct {
 }
 
 func (o *StoreOptions) setDefaults() {
-	if o.BatchMax <= 0 {
-		o.BatchMax = 256
+	if o.BatchMax <= 0 || o.BatchMax > order.MaxPerMessage {
+		o.BatchMax = order.MaxPerMessage
 	}
 	if o.QueueMax <= 0 {
 		o.QueueMax = 8192

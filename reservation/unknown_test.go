@@ -43,7 +43,8 @@ func TestUnknownSaleIsLookedUpOncePerMoment(t *testing.T) {
 
 	// A sale that is published meanwhile is found.
 	require.NoError(
-		t, s.Redis.HSet(t.Context(), s.Keys.Sale(0, unknown), s.Redis.HGetAll(t.Context(), s.Keys.Sale(0, known)).Val()).Err(),
+		t, s.Redis.HSet(t.Context(), s.Keys.Sale(0, unknown),
+			s.Redis.HGetAll(t.Context(), s.Keys.Sale(0, known)).Val()).Err(),
 	)
 	require.NoError(t, s.Redis.HSet(t.Context(), s.Keys.Sale(0, unknown), "left", 1).Err())
 	testkit.Eventually(

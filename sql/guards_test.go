@@ -105,7 +105,8 @@ func restoreGuards(t *testing.T, pool *pgxpool.Pool) {
 		if len(missing) == 0 {
 			return
 		}
-		for statement := range strings.SplitSeq(missing[len(missing)-1].Mend, "; ") { // CONCURRENTLY must be a statement of its own
+		// CONCURRENTLY must be a statement of its own.
+		for statement := range strings.SplitSeq(missing[len(missing)-1].Mend, "; ") {
 			_, err = pool.Exec(t.Context(), statement)
 			require.NoError(t, err, statement)
 		}

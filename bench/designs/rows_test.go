@@ -39,7 +39,7 @@ func TestRecordedOrderHasRowsOfLedger(t *testing.T) {
 	require.NoError(t, err)
 	_, err = ledger.New(s.pool).Record(t.Context(), []order.OrderReserved{{
 		OrderID: o.ID, SaleID: o.Sale, UserID: o.User, Quantity: o.Quantity,
-		Sequence: 7, Epoch: 1, RequestedAt: reservedAt(o.ID), ReservedAt: reservedAt(o.ID),
+		Sequence: 7, Epoch: 1, ReservedAt: reservedAt(o.ID),
 	}})
 	require.NoError(t, err)
 	require.Equal(t, rowsOf(t, s.pool), ours)

@@ -24,26 +24,19 @@ type request struct {
 	order   uuid.UUID
 	user    string
 	orderID string
-	payload string
 }
 
 // newRequests builds requests of users who have bought nothing yet.
 func newRequests(sale uuid.UUID, n int) []request {
 	requests := make([]request, n)
-	now := strconv.FormatInt(time.Now().UnixMilli(), 10)
 	for i := range requests {
 		r := &requests[i]
 		r.order = order.NewOrderID(sale)
-		r.orderID = reservation.CompactID(r.order)
+		r.orderID = order.CompactID(r.order)
 		r.user = "buyer-" + strconv.FormatUint(buyerSerial.Add(1), 10)
-		r.payload = `{"order_id":"` + r.order.String() + `","sale_id":"` + sale.String() + `","user_id":"` + r.user +
-			`","quantity":1,"version":1,"epoch":1,"requested_at_ms":` + now + `}`
 	}
 	return requests
 }
-
-// metadata is the msgpack map {"event": "OrderReserved", "event_version": "1"}.
-const metadata = "\x82\xa5event\xadOrderReserved\xadevent_version\xa11"
 
 // scriptCaller calls the reserve script for one sale on one connection. It is not safe for concurrent
 // use.
@@ -57,7 +50,7 @@ func newScriptCaller(rdb *redis.Client, keys reservation.Keys, sale uuid.UUID) *
 	p := keys.Partition(sale)
 	args := []any{
 		"evalsha", lua.Reserve.Hash(), 4, keys.Sale(p, sale), keys.Buyers(p, sale), keys.Orders(p), keys.Ended(p, sale),
-		"1", "0", metadata,
+		"1", "0", order.ReservedMetadataPrefix(sale, 1),
 	}
 	return &scriptCaller{rdb: rdb, args: args, head: len(args)}
 }
@@ -66,7 +59,7 @@ func newScriptCaller(rdb *redis.Client, keys reservation.Keys, sale uuid.UUID) *
 func (c *scriptCaller) reserve(ctx context.Context, batch []request) error {
 	c.args = c.args[:c.head]
 	for i := range batch {
-		c.args = append(c.args, &batch[i].user, &batch[i].orderID, "-", "1", &batch[i].payload)
+		c.args = append(c.args, &batch[i].user, &batch[i].orderID, "-", "1")
 	}
 	cmd := redis.NewStringSliceCmd(ctx, c.args...)
 	if err := c.rdb.Process(ctx, cmd); err != nil {

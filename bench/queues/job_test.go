@@ -26,7 +26,7 @@ func (j job) event() order.OrderReserved {
 	at := time.UnixMilli(j.ReservedAt).UTC()
 	return order.OrderReserved{
 		OrderID: j.OrderID, SaleID: j.SaleID, UserID: j.UserID, Quantity: j.Quantity,
-		Epoch: j.Epoch, Sequence: j.Sequence, RequestedAt: at, ReservedAt: at,
+		Epoch: j.Epoch, Sequence: j.Sequence, ReservedAt: at,
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill-redisstream/pkg/redisstream"
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/errgroup"
 
 	"stampede/reservation"
 	"stampede/reservation/order"
@@ -26,11 +27,18 @@ func consumeStock(ctx context.Context, c consumer, ready func()) error {
 		return err
 	}
 	handle := func(msg *message.Message) error {
-		event, err := order.DecodeReserved(msg)
+		events, err := order.DecodeReserved(msg)
 		if err != nil {
 			return err
 		}
-		return c.record(msg.Context(), event)
+		if !c.Together {
+			return c.recordAll(msg.Context(), events)
+		}
+		var all errgroup.Group
+		for _, event := range events {
+			all.Go(func() error { return c.record(msg.Context(), event) })
+		}
+		return all.Wait()
 	}
 	for i := range c.Handlers {
 		name := fmt.Sprint("stock-", i)

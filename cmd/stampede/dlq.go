@@ -9,6 +9,8 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/google/uuid"
+
 	"stampede/fulfillment/deadletter"
 	"stampede/internal/connect"
 	"stampede/internal/figure"
@@ -70,10 +72,10 @@ func (c *dlqListCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) e
 			return writeLettersJSON(s.out, letters)
 		}
 		t := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
-		_, _ = fmt.Fprintln(t, "ID\tSTATUS\tPARKED\tDELIVERIES\tREPLAYS\tSTREAM\tENTRY\tREASON") // Flush returns the error
+		_, _ = fmt.Fprintln(t, "ID\tSTATUS\tPARKED\tDELIVERIES\tREPLAYS\tSTREAM\tENTRY\tORDER\tREASON") // Flush returns the error
 		for _, l := range letters {
-			_, _ = fmt.Fprintf(t, "%d\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n",
-				l.ID, l.Status, orDash(l.CreatedAt), l.Entry.Deliveries, l.Replays, l.Entry.Stream, l.Entry.ID, printable(l.Reason))
+			_, _ = fmt.Fprintf(t, "%d\t%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\n", l.ID, l.Status, orDash(l.CreatedAt),
+				l.Entry.Deliveries, l.Replays, l.Entry.Stream, l.Entry.ID, orderOf(l), printable(l.Reason))
 		}
 		return t.Flush()
 	})
@@ -108,6 +110,7 @@ func (c *dlqShowCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) e
 			{"replayed as", l.ReplayedAs},
 			{"stream", l.Entry.Stream},
 			{"entry", l.Entry.ID},
+			{"order", orderOf(l)},
 		} {
 			_, _ = fmt.Fprintf(t, "%s\t%s\n", row[0], row[1])
 		}
@@ -167,6 +170,14 @@ func (c *dlqDiscardCmd) Run(ctx context.Context, s *streams, logger *slog.Logger
 	})
 }
 
+// orderOf is the order of a letter, or "-" for a whole entry.
+func orderOf(l deadletter.Letter) string {
+	if l.OrderID == uuid.Nil {
+		return "-"
+	}
+	return l.OrderID.String()
+}
+
 // writeLettersJSON writes one object per line. Bytes that are not UTF-8 are quoted by printable.
 func writeLettersJSON(w io.Writer, letters []deadletter.Letter) error {
 	type field struct {
@@ -178,6 +189,10 @@ func writeLettersJSON(w io.Writer, letters []deadletter.Letter) error {
 		for _, f := range l.Entry.Fields {
 			fields = append(fields, field{printable(f.Name), printable(f.Value)})
 		}
+		var orderID *uuid.UUID
+		if l.OrderID != uuid.Nil {
+			orderID = &l.OrderID
+		}
 		err := writeJSON(w, struct {
 			ID         int64             `json:"id"`
 			Status     deadletter.Status `json:"status"`
@@ -186,6 +201,7 @@ func writeLettersJSON(w io.Writer, letters []deadletter.Letter) error {
 			Resolution string            `json:"resolution,omitempty"`
 			Stream     string            `json:"stream"`
 			EntryID    string            `json:"entry_id"`
+			OrderID    *uuid.UUID        `json:"order_id,omitempty"`
 			Deliveries int64             `json:"deliveries"`
 			Replays    int               `json:"replays"`
 			ReplayedAs string            `json:"replayed_as,omitempty"`
@@ -193,9 +209,8 @@ func writeLettersJSON(w io.Writer, letters []deadletter.Letter) error {
 			CreatedAt  time.Time         `json:"created_at"`
 			UpdatedAt  time.Time         `json:"updated_at"`
 		}{
-			l.ID, l.Status, l.Reason, l.Damage, l.Resolution, l.Entry.Stream, l.Entry.ID, l.Entry.Deliveries, l.Replays,
-			l.ReplayedAs, fields,
-			l.CreatedAt.UTC(), l.UpdatedAt.UTC(),
+			l.ID, l.Status, l.Reason, l.Damage, l.Resolution, l.Entry.Stream, l.Entry.ID, orderID,
+			l.Entry.Deliveries, l.Replays, l.ReplayedAs, fields, l.CreatedAt.UTC(), l.UpdatedAt.UTC(),
 		})
 		if err != nil {
 			return err

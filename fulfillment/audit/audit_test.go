@@ -21,6 +21,7 @@ import (
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 func TestAuditOfCorrectSalePassesEveryPromise(t *testing.T) {
@@ -179,7 +180,7 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 		{
 			"an unknown buyer",
 			inRedis(func(ctx context.Context, s scene) redis.Cmder {
-				return s.Rdb.HSet(ctx, buyersKey(s), "ghost", reservation.CompactID(uuid.New())+" 1 5 1a0c2d3e4f5")
+				return s.Rdb.HSet(ctx, buyersKey(s), "ghost", order.CompactID(uuid.New())+" 1 5 1a0c2d3e4f5")
 			}),
 			"S3 S4 S5", "user ghost: the order was accepted and is not in Postgres", "operator",
 		},
@@ -275,7 +276,7 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 		{
 			"a user that Postgres cannot hold",
 			inRedis(func(ctx context.Context, s scene) redis.Cmder {
-				return s.Rdb.HSet(ctx, buyersKey(s), "gh\x00st\xff\x1b", reservation.CompactID(uuid.New())+" 1 5 1a0c2d3e4f5")
+				return s.Rdb.HSet(ctx, buyersKey(s), "gh\x00st\xff\x1b", order.CompactID(uuid.New())+" 1 5 1a0c2d3e4f5")
 			}),
 			"S4", `user "gh�st�\x1b": the reservation in Redis is damaged: "`, "",
 		},
@@ -291,9 +292,9 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 			"a reservation of the year 10,000 with too many units",
 			func(t testing.TB, s scene) {
 				require.NoError(t, s.Rdb.HSet(t.Context(), buyersKey(s), "user-7",
-					reservation.CompactID(s.order)+" 1 7 7fffffffffffffff").Err())
+					order.CompactID(s.order)+" 1 7 7fffffffffffffff").Err())
 				require.NoError(t, s.Rdb.HSet(t.Context(), buyersKey(s), "ghost",
-					reservation.CompactID(uuid.New())+" 9223372036854775807 8 1a0c2d3e4f5").Err())
+					order.CompactID(uuid.New())+" 9223372036854775807 8 1a0c2d3e4f5").Err())
 			},
 			"S4", `user ghost: the reservation in Redis is damaged: "`, "",
 		},

@@ -13,6 +13,7 @@ import (
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // termed opens a sale in which no term has a default value, with 2 orders.
@@ -93,7 +94,7 @@ func TestAuditEscapesControlCharacters(t *testing.T) {
 	sale := s.Open(t, 10)
 	s.Buy(t, sale, "ann")
 	testwork.Fulfil(s, t)
-	forged := reservation.CompactID(uuid.New()) + " 1 1 1a0c2d3e4f5"
+	forged := order.CompactID(uuid.New()) + " 1 1 1a0c2d3e4f5"
 	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Buyers(0, sale), "\x1b[2Jann\u009b", forged, "\x1b", "\x1b").Err())
 	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET name = E'\\x1b[2J'")
 	require.NoError(t, err)
@@ -112,7 +113,8 @@ func TestAuditIgnoresDeletedUnreadEntry(t *testing.T) {
 	sale, key := s.Open(t, 40), s.Keys.Orders(0)
 	s.Crowd(t, sale, 22)
 	testwork.Fulfil(s, t)
-	s.Crowd(t, sale, 24)
+	s.Buy(t, sale, "ann")
+	s.Buy(t, sale, "bob")
 	entries, err := s.Rdb.XRevRangeN(t.Context(), key, "+", "-", 2).Result()
 	require.NoError(t, err)
 	require.NoError(t, s.Rdb.XDel(t.Context(), key, entries[1].ID).Err())

@@ -14,7 +14,6 @@ import (
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
-	"stampede/reservation"
 	"stampede/reservation/order"
 )
 
@@ -112,7 +111,7 @@ func TestAuditReportsAndReconcileRepairsForgedReservations(t *testing.T) {
 				require.NoError(t, s.Pool.QueryRow(t.Context(),
 					"SELECT id, sequence FROM orders WHERE user_id = $1 AND status = 'confirmed'", user).Scan(&id, &place))
 			}
-			text := strings.NewReplacer("$order", reservation.CompactID(id), "$uuid", id.String(), "$place",
+			text := strings.NewReplacer("$order", order.CompactID(id), "$uuid", id.String(), "$place",
 				fmt.Sprint(place)).Replace(form)
 			require.NoError(t, s.Rdb.HSet(t.Context(), buyers, user, text).Err())
 			requireReportedAndRepaired(s, t, fmt.Sprintf("%q holds %q", user, form))
@@ -137,7 +136,7 @@ func TestAuditReportsReservationBeyondLastPlace(t *testing.T) {
 	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := termed(s, t)
 	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Buyers(0, sale), "ghost",
-		reservation.CompactID(uuid.New())+" 1 3 1a0c2d3e4f5").Err())
+		order.CompactID(uuid.New())+" 1 3 1a0c2d3e4f5").Err())
 	report := testwork.Audit(s, t, sale)
 	require.Contains(t, testwork.TextOf(t, report),
 		"user ghost: the reservation is at place 3, and the sale has given out 2")

@@ -129,8 +129,7 @@ func (r *reconciler) append(ctx context.Context, d saleDifferences, page []diffe
 	for i, p := range page {
 		events[i] = order.OrderReserved{
 			OrderID: p.OrderID, SaleID: d.sale(), UserID: p.UserID, Quantity: p.Quantity, Epoch: p.Epoch,
-			RequestedAt: p.ReservedAt, // the request's own time is lost
-			ReservedAt:  p.ReservedAt,
+			ReservedAt: p.ReservedAt,
 		}
 	}
 	limited, cancel := context.WithTimeout(ctx, retry.CallTimeout)

@@ -15,6 +15,7 @@ import (
 	"stampede/fulfillment/stream"
 	"stampede/internal/pg"
 	"stampede/reservation"
+	"stampede/reservation/order"
 	"stampede/sql"
 )
 
@@ -350,7 +351,7 @@ func (b *buyerScan) nextPage() (err error) {
 // row returns nil for an unreadable buyer. A buyer is late if the sale had not assigned the place
 // when the sale was read.
 func (b *buyerScan) row(user, text string) []any {
-	r, err := reservation.ParseReservation(text)
+	r, _, err := order.ParseReservation(text)
 	if err != nil || deadletter.Storable(text) != text || !r.CanBeOf(user) {
 		b.note("S4", Finding{
 			Sale: &b.sale.id, User: deadletter.Storable(user), Remedy: RemedyRebuild,

@@ -11,6 +11,7 @@ import (
 	"stampede/fulfillment/deadletter"
 	"stampede/fulfillment/stream"
 	"stampede/reservation"
+	"stampede/reservation/order"
 	"stampede/sql"
 )
 
@@ -52,6 +53,7 @@ type waitingScan struct {
 	delivered string
 	from      string
 	page      []redis.XMessage
+	orders    []order.OrderReserved // of the last entry
 	done      bool
 	err       error // an error of Redis
 }
@@ -93,19 +95,22 @@ func (s *waitingScan) begin() error {
 // next returns the next order as a row, nil after the last one.
 func (s *waitingScan) next() ([]any, error) {
 	for {
-		for len(s.page) > 0 {
+		if len(s.orders) > 0 {
+			id := s.orders[0].OrderID
+			s.orders = s.orders[1:]
+			return []any{id, false}, nil
+		}
+		if len(s.page) > 0 {
 			entry := s.page[0]
 			s.page = s.page[1:]
 			if !s.pending[entry.ID] && !stream.EntryAfter(entry.ID, s.delivered) {
 				continue
 			}
 			// An unreadable entry becomes a dead letter.
-			if event, err := deadletter.OrderOf(stream.Entry{
-				Stream: s.stream, ID: entry.ID,
-				Fields: stream.FieldsOf(entry.Values),
-			}); err == nil {
-				return []any{event.OrderID, false}, nil
-			}
+			s.orders, _ = deadletter.OrdersOf(stream.Entry{
+				Stream: s.stream, ID: entry.ID, Fields: stream.FieldsOf(entry.Values),
+			})
+			continue
 		}
 		if s.done {
 			return nil, nil
@@ -130,8 +135,11 @@ func (l *look) loadParked(ctx context.Context, tx pgx.Tx) error {
 			return fmt.Errorf("read the dead letters: %w", err)
 		}
 		// An unreadable one parks no order: the reservation shows what it stands for.
-		if event, err := deadletter.OrderOf(letter.Entry); err == nil && letter.Damage == "" {
-			parked = append(parked, event.OrderID)
+		if letter.Damage == "" {
+			orders, _ := deadletter.OrdersOf(letter.Entry)
+			for _, o := range orders {
+				parked = append(parked, o.OrderID)
+			}
 		}
 	}
 	if err := rows.Err(); err != nil {

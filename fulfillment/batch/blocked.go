@@ -9,6 +9,7 @@ import (
 	"stampede/fulfillment/metrics"
 	"stampede/fulfillment/stream"
 	"stampede/internal/retry"
+	"stampede/reservation/order"
 )
 
 // The waits between retries of a blocked sale.
@@ -21,6 +22,9 @@ const (
 // what the subscriber holds of a stream, so that other sales have the other half. Further messages
 // are deferred.
 const blockedFactor = 2
+
+// blockedMin is the least of that bound: the orders of two messages.
+const blockedMin = 2 * order.MaxPerMessage
 
 // blockedSales are sales whose orders cannot be recorded now: another session has locked the sale's
 // row, or recording even one order takes too long. They are retried one sale at a time, while the
@@ -57,7 +61,7 @@ func (d *dispatch) block(messages []*submission, why error) {
 
 // addBlocked adds a message to its blocked sale, or defers it if too many wait.
 func (d *dispatch) addBlocked(b *blockedSale, s *submission) {
-	if d.waiting >= blockedFactor*d.BatchMax {
+	if d.waiting >= max(blockedFactor*d.BatchMax, blockedMin) {
 		s.resolve(stream.ErrDeferred)
 		return
 	}

@@ -127,7 +127,9 @@ func TestLockedOrderBlocksOnlyItsSale(t *testing.T) {
 		VALUES (gen_random_uuid(), $1, 'user-1', 1, 'confirmed', 2, 9, 1, now(), now())`, locked)
 	require.NoError(t, err)
 
-	b := testwork.Batch(s, t, func(c *batch.Config) { c.Ledger = ledger.New(s.Pool).WithLockTimeout(200 * time.Millisecond) })
+	b := testwork.Batch(s, t, func(c *batch.Config) {
+		c.Ledger = ledger.New(s.Pool).WithLockTimeout(200 * time.Millisecond)
+	})
 	answers := testwork.Handle(b, testwork.Messages(s, t)...)
 	testkit.Eventually(t, testshop.Soon, "all others are confirmed",
 		func() bool { return s.Count(t, testshop.ConfirmedOrders) == 5 })

@@ -9,7 +9,7 @@ import (
 	"stampede/reservation/order"
 )
 
-// Queued is how many messages wait for a batch.
+// Queued is how many orders wait for a batch.
 func (b *Batcher) Queued() int {
 	b.queue.mu.Lock()
 	defer b.queue.mu.Unlock()
@@ -19,8 +19,12 @@ func (b *Batcher) Queued() int {
 // Submit queues a message, and returns where its result will be. ok is false if the batcher has
 // stopped.
 func (b *Batcher) Submit(msg *message.Message) (answer chan error, ok bool) {
-	s := &submission{msg: msg, done: make(chan error, 1)}
-	return s.done, b.queue.add(s)
+	events, err := order.DecodeReserved(msg)
+	if err != nil {
+		panic(err)
+	}
+	d, orders := newDelivery(events)
+	return d.done, b.queue.add(orders)
 }
 
 // ProcessBatch processes one batch, and returns where the results of its events are, and how many
@@ -30,8 +34,8 @@ func (b *Batcher) ProcessBatch(
 ) (answers []chan error, deferred int) {
 	f := &inFlightBatch{}
 	for _, event := range events {
-		s := &submission{event: event, done: make(chan error, 1)}
-		f.batch, answers = append(f.batch, s), append(answers, s.done)
+		d, orders := newDelivery([]order.OrderReserved{event})
+		f.batch, answers = append(f.batch, orders...), append(answers, d.done)
 	}
 	b.process(ctx, f)
 	return answers, len(f.deferred)

@@ -9,7 +9,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
@@ -48,8 +50,11 @@ const (
 
 // Letter is a stream entry that no worker could apply, complete, with its status.
 type Letter struct {
-	ID    int64
-	Entry stream.Entry
+	ID int64
+	// OrderID is the order that could not be applied, and Entry an entry with that order only. It is uuid.Nil for a
+	// whole entry that cannot be read.
+	OrderID uuid.UUID
+	Entry   stream.Entry
 	// Damage says why the stored fields of the entry cannot be read; Entry has none then.
 	Damage string
 	Reason string
@@ -78,9 +83,27 @@ func NewStore(pool *pgxpool.Pool, rdb redis.UniversalClient, store *reservation.
 	return &Store{pool: pool, rdb: rdb, ledger: ledger.New(pool), store: store}
 }
 
-// Park stores an entry. Parking an entry again changes nothing, and an entry that Replay made goes back to its
-// original row.
+// Park stores an entry, or each of the orders that stream.OrderErrors name in the reason. Parking it again changes
+// nothing, and an entry that Replay made goes back to its original row.
 func (s *Store) Park(ctx context.Context, entry stream.Entry, reason error) error {
+	var refused stream.OrderErrors
+	if !errors.As(reason, &refused) {
+		return s.park(ctx, entry, uuid.Nil, reason)
+	}
+	for _, o := range refused {
+		only, readable := onlyOrder(entry, o.OrderID)
+		if !readable {
+			return s.park(ctx, entry, uuid.Nil, reason)
+		}
+		reason := fmt.Errorf("refused after %d deliveries: %w", entry.Deliveries, o.Err)
+		if err := s.park(ctx, only, o.OrderID, reason); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Store) park(ctx context.Context, entry stream.Entry, o uuid.UUID, reason error) error {
 	fields, err := encodeFields(entry.Fields)
 	if err != nil {
 		return fmt.Errorf("park entry %s of %s: %w", entry.ID, entry.Stream, err)
@@ -92,7 +115,7 @@ func (s *Store) Park(ctx context.Context, entry stream.Entry, reason error) erro
 		}
 	}
 	_, err = s.pool.Exec(ctx, sql.DeadLetterPark, entry.Stream, entry.ID, fields, Storable(reason.Error()),
-		entry.Deliveries, replayOf)
+		entry.Deliveries, replayOf, zeronull.UUID(o))
 	if err != nil {
 		return fmt.Errorf("park entry %s of %s: %w", entry.ID, entry.Stream, ledger.TranslateError(err))
 	}
@@ -160,6 +183,7 @@ type letterRow struct {
 	ID         int64
 	Stream     string
 	EntryID    string
+	OrderID    zeronull.UUID
 	Fields     []byte
 	Reason     string
 	Deliveries int64
@@ -178,8 +202,9 @@ func ScanLetter(row pgx.CollectableRow) (Letter, error) {
 		return Letter{}, err
 	}
 	l := Letter{
-		ID: r.ID, Entry: stream.Entry{Stream: r.Stream, ID: r.EntryID, Deliveries: r.Deliveries}, Reason: r.Reason,
-		Status:  r.Status,
+		ID: r.ID, OrderID: uuid.UUID(r.OrderID),
+		Entry:  stream.Entry{Stream: r.Stream, ID: r.EntryID, Deliveries: r.Deliveries},
+		Reason: r.Reason, Status: r.Status,
 		Replays: r.Replays, ReplayedAs: r.ReplayedAs, Resolution: r.Resolution, CreatedAt: r.CreatedAt,
 		UpdatedAt: r.UpdatedAt,
 	}
@@ -228,9 +253,9 @@ func (s *Store) Replay(ctx context.Context, id int64) (entryID string, appended 
 	return entryID, appended, nil
 }
 
-// Discard resolves a dead letter without applying it. If its entry reserves units, the order is rejected for the reason
-// RejectedDiscarded and its units are released, unless another delivery of the order was recorded. The event may have
-// an unknown version, as long as the order, the sale, the buyer and the quantity can be read.
+// Discard resolves a dead letter without applying it. The orders of its entry that can be read are rejected for the
+// reason RejectedDiscarded and their units are released, unless another delivery of the order was recorded. The entry
+// may have an unknown version.
 //
 // Otherwise only the letter is marked. An accepted order then still has its reservation in Redis, from which
 // audit.Reconcile records it. The errors are ErrNotFound, and ErrNotParked unless the letter is parked.
@@ -245,7 +270,7 @@ func (s *Store) Discard(ctx context.Context, id int64, why string) error {
 		if err := letter.checkParked(); err != nil {
 			return err
 		}
-		became, err := s.rejectOrder(ctx, letter)
+		became, err := s.rejectOrders(ctx, letter)
 		if err != nil {
 			return err
 		}
@@ -258,18 +283,33 @@ func (s *Store) Discard(ctx context.Context, id int64, why string) error {
 	return nil
 }
 
-// rejectOrder rejects the order of a letter and describes the result.
-func (s *Store) rejectOrder(ctx context.Context, letter Letter) (string, error) {
-	const fromReservation = "if it was accepted, `stampede reconcile` records it from its reservation"
+const fromReservation = "if it was accepted, `stampede reconcile` records it from its reservation"
+
+// rejectOrders rejects the orders of a letter and describes the results.
+func (s *Store) rejectOrders(ctx context.Context, letter Letter) (string, error) {
 	if letter.Damage != "" {
 		return "the entry cannot be read, nor an order that it may name: " + fromReservation, nil
 	}
-	event, err := OrderOf(letter.Entry)
+	events, err := OrdersOf(letter.Entry)
 	if errors.Is(err, errNoOrder) {
 		return errNoOrder.Error(), nil
-	} else if err != nil {
-		return fmt.Sprintf("the order cannot be read (%v): %s", err, fromReservation), nil
 	}
+	var became []string
+	for _, event := range events {
+		result, err := s.rejectOrder(ctx, event)
+		if err != nil {
+			return "", err
+		}
+		became = append(became, result)
+	}
+	if err != nil {
+		became = append(became, fmt.Sprintf("an order cannot be read (%v): %s", err, fromReservation))
+	}
+	return strings.Join(became, "; "), nil
+}
+
+// rejectOrder rejects an order and describes the result.
+func (s *Store) rejectOrder(ctx context.Context, event order.OrderReserved) (string, error) {
 	outcomes, err := s.ledger.Refuse(ctx, []order.OrderReserved{event}, RejectedDiscarded)
 	if err != nil && ledger.FaultOf(err) == ledger.BadData {
 		return fmt.Sprintf("order %s cannot be recorded from the entry (%v): %s", event.OrderID, err, fromReservation), nil

@@ -1,12 +1,12 @@
 package deadletter
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"strconv"
-	"time"
+	"slices"
+	"strings"
 
+	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/google/uuid"
 
 	"stampede/fulfillment/stream"
@@ -16,94 +16,66 @@ import (
 // errNoOrder is returned for an entry that names no order.
 var errNoOrder = errors.New("the entry names no order")
 
-// errIncompleteOrder is returned for an entry that names an order whose sale, user, quantity or epoch cannot be read.
-var errIncompleteOrder = errors.New("the entry lacks the buyer, the sale or the quantity")
+// errIncompleteOrder is returned for an entry that names orders of which some cannot be read.
+var errIncompleteOrder = errors.New("the entry names orders that cannot be read")
 
-// OrderOf reads the reservation of an entry. Unlike a worker, it accepts unknown versions and damaged metadata. The
-// error is errNoOrder for an entry that is no reservation, and errIncompleteOrder if a required field is missing.
-func OrderOf(entry stream.Entry) (order.OrderReserved, error) {
-	event, err := reservedOf(entry)
-	if !errors.Is(err, order.ErrUndecodable) {
-		return event, err
+// OrdersOf reads the reservations of an entry. Unlike a worker, it accepts unknown versions. The error is errNoOrder
+// for an entry that is no reservation; with errIncompleteOrder it returns the orders that can be read.
+func OrdersOf(entry stream.Entry) ([]order.OrderReserved, error) {
+	msg, err := decode(entry)
+	var events []order.OrderReserved
+	name := ""
+	if err == nil {
+		name = msg.Metadata.Get(order.MetaEvent)
+		events, err = order.ReadReserved(msg)
 	}
-	payload := []byte(entry.Field(stream.FieldPayload))
-	name := eventNameOf(entry)
 	switch {
-	case name == string(order.EventReserved):
-	case name != "", !namesOrder(payload):
-		return order.OrderReserved{}, errNoOrder
+	case err == nil:
+		return events, nil
+	case name == "" && !namesOrder(entry.Field(stream.FieldPayload)), name != "" && name != string(order.EventReserved):
+		return nil, errNoOrder
 	}
-	if event, err = readOrder(payload); err != nil {
-		return order.OrderReserved{}, fmt.Errorf("%w: %w", errIncompleteOrder, err)
-	}
-	// Time and sequence are optional: the order can be rejected without them.
-	event.ReservedAt = reservedAtOf(entry)
-	if seq, err := strconv.ParseInt(entry.Field(order.MetaSequence), 10, 64); err == nil && seq > 0 {
-		event.Sequence = seq
-	}
-	return event, nil
+	return events, fmt.Errorf("%w: %w", errIncompleteOrder, err)
 }
 
-// reservedOf decodes the event of an entry as a worker does. Its error wraps order.ErrUndecodable.
-func reservedOf(entry stream.Entry) (order.OrderReserved, error) {
+// decode decodes an entry as a worker does.
+func decode(entry stream.Entry) (*message.Message, error) {
 	values := make(map[string]any, len(entry.Fields))
 	for _, f := range entry.Fields {
 		values[f.Name] = f.Value
 	}
-	msg, err := stream.DecodeEntry(entry.ID, values, entry.Deliveries)
-	if err != nil {
-		return order.OrderReserved{}, fmt.Errorf("%w: %w", order.ErrUndecodable, err)
-	}
-	return order.DecodeReserved(msg)
+	return stream.DecodeEntry(entry.ID, values, entry.Deliveries)
 }
 
-// eventNameOf returns the event name in the metadata of an entry, or "".
-func eventNameOf(entry stream.Entry) string {
-	msg, err := stream.DecodeEntry(entry.ID, map[string]any{
-		stream.FieldUUID:     "",
-		stream.FieldMetadata: entry.Field(stream.FieldMetadata),
-	}, entry.Deliveries)
-	if err != nil {
-		return ""
+// namesOrder reports whether a line of the payload is a reservation.
+func namesOrder(payload string) bool {
+	for line := range strings.SplitSeq(payload, "\n") {
+		if _, _, err := order.ParseReservation(line); err == nil {
+			return true
+		}
 	}
-	return msg.Metadata.Get(order.MetaEvent)
+	return false
 }
 
-func namesOrder(payload []byte) bool {
-	var p struct {
-		OrderID json.RawMessage `json:"order_id"`
+// onlyOrder returns the entry with a single one of its orders, as Replay may append it. It returns false if the order
+// cannot be read.
+func onlyOrder(entry stream.Entry, id uuid.UUID) (stream.Entry, bool) {
+	events, _ := OrdersOf(entry)
+	at := slices.IndexFunc(events, func(e order.OrderReserved) bool { return e.OrderID == id })
+	if at < 0 {
+		return stream.Entry{}, false
 	}
-	return json.Unmarshal(payload, &p) == nil && p.OrderID != nil
-}
-
-// readOrder reads the order from the payload of a reservation of any version.
-func readOrder(payload []byte) (order.OrderReserved, error) {
-	var p struct {
-		OrderID  uuid.UUID `json:"order_id"`
-		SaleID   uuid.UUID `json:"sale_id"`
-		UserID   string    `json:"user_id"`
-		Quantity int64     `json:"quantity"`
-		Epoch    int64     `json:"epoch"`
+	e := events[at]
+	only := map[string]string{
+		stream.FieldUUID:     order.CompactID(id),
+		stream.FieldMetadata: order.ReservedMetadata(e.SaleID, e.Epoch, 1),
+		stream.FieldPayload:  string(order.ReservedPayload(e.Epoch, e)),
 	}
-	if err := json.Unmarshal(payload, &p); err != nil {
-		return order.OrderReserved{}, fmt.Errorf("payload: %w", err)
+	entry.Fields = slices.Clone(entry.Fields)
+	for i, f := range entry.Fields {
+		if value, changed := only[f.Name]; changed {
+			entry.Fields[i].Value = value
+		}
 	}
-	if p.OrderID == uuid.Nil || p.SaleID == uuid.Nil || p.Quantity < 1 || p.Quantity > order.MaxPerOrder || p.Epoch < 1 {
-		return order.OrderReserved{}, errors.New("payload lacks an id, or its numbers are out of range")
-	}
-	if err := order.ValidateUser(p.UserID); err != nil {
-		return order.OrderReserved{}, fmt.Errorf("payload: %w", err)
-	}
-	return order.OrderReserved{
-		OrderID: p.OrderID, SaleID: p.SaleID, UserID: p.UserID, Quantity: p.Quantity, Epoch: p.Epoch,
-	}, nil
-}
-
-// reservedAtOf returns the time that reserve.lua added to the entry, or else the one in the entry's id.
-func reservedAtOf(entry stream.Entry) time.Time {
-	if ms, err := strconv.ParseInt(entry.Field(order.MetaReservedAt), 10, 64); err == nil && ms > 0 {
-		return time.UnixMilli(ms).UTC()
-	}
-	at, _ := stream.EntryTime(entry.ID)
-	return at.UTC()
+	return entry, true
 }

@@ -5,5 +5,5 @@ const FieldReplayOf = fieldReplayOf
 var (
 	EncodeFields = encodeFields
 	DecodeFields = decodeFields
-	ReservedOf   = reservedOf
+	OnlyOrder    = onlyOrder
 )

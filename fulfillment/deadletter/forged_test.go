@@ -1,8 +1,10 @@
 package deadletter_test
 
 import (
+	"encoding/base64"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/google/uuid"
@@ -15,35 +17,27 @@ import (
 	"stampede/reservation/order"
 )
 
-// forgedFields are damaged contents of dead_letters.fields. $order and $sale belong to an accepted order.
+// forgedFields are damaged contents of dead_letters.fields. $order is an accepted order, and $metadata is that of its
+// message.
 var forgedFields = []string{
 	`null`, `{}`, `[]`, `1`, `"text"`, `true`, `[1, 2]`, `[null]`, `[[]]`, `[["payload"]]`, `[["payload", "plain"]]`,
 	`[["payload", 5]]`, `[["payload", null]]`,
 	`[[null, {"text": "x"}]]`, `[[1, {"text": "x"}]]`, `[["payload", {"base64": "no base64!"}]]`,
 	`[["payload", {"text": 7}]]`, `[["payload", {}]]`,
-	`[["payload", {"text": "not JSON"}]]`, `[["metadata", {"base64": "/w=="}], ["payload", {"text": "{}"}]]`,
-	`[["payload", {"text": "{\"order_id\": 5}"}]]`, `[["payload", {"text": "{\"order_id\": \"$order\"}"}]]`,
-	`[["payload", {"text": "{\"order_id\": \"$order\", \"sale_id\": \"$sale\", \"user_id\": \"\", \"quantity\": 1, ` +
-		`\"epoch\": 1}"}]]`,
-	`[["payload", {"text": "{\"order_id\": \"$order\", \"sale_id\": \"$sale\", \"user_id\": \"a b\", \"quantity\": 1, ` +
-		`\"epoch\": 1}"}]]`,
-	`[["payload", {"text": "{\"order_id\": \"$order\", \"sale_id\": \"$sale\", \"user_id\": \"ann\", \"quantity\": -1, ` +
-		`\"epoch\": 1}"}]]`,
-	`[["payload", {"text": "{\"order_id\": \"$order\", \"sale_id\": \"$sale\", \"user_id\": \"ann\", \"quantity\": ` +
-		`1e99, \"epoch\": 1}"}]]`,
-	`[["payload", {"text": "{\"order_id\": \"$order\", \"sale_id\": \"$sale\", \"user_id\": \"ann\", \"quantity\": 1, ` +
-		`\"epoch\": 0}"}]]`,
-	`[["payload", {"text": "{\"order_id\": \"$order\", \"sale_id\": \"$sale\", \"user_id\": \"ann\", \"quantity\": 1, ` +
-		`\"epoch\": 9223372036854775807}"}]]`,
-	`[["payload", {"text": "{\"order_id\": \"$order\", \"sale_id\": \"$other\", \"user_id\": \"ann\", \"quantity\": 1, ` +
-		`\"epoch\": 1}"}]]`,
-	`[["payload", {"text": "{\"order_id\": \"$other\", \"sale_id\": \"$sale\", \"user_id\": \"ann\", \"quantity\": 1, ` +
-		`\"epoch\": 1}"}]]`,
-	`[["payload", {"text": "{\"order_id\": \"$order\", \"sale_id\": \"$sale\", \"user_id\": \"bob\", \"quantity\": 1, ` +
-		`\"epoch\": 1}"}]]`,
-	`[["payload", {"text": "{\"order_id\": \"$order\", \"sale_id\": \"$sale\", \"user_id\": \"ann\", \"quantity\": 1, ` +
-		`\"epoch\": 1}"}], ["sequence", {"text": "99999999999999999999"}], ["reserved_at_ms", {"text": ` +
-		`"9223372036854775807"}]]`,
+	`[["payload", {"text": "no lines"}]]`, `[["metadata", {"base64": "/w=="}], ["payload", {"text": "ann\n$order 1 1 1"}]]`,
+	`[["payload", {"text": "ann\n$order 1 1 1"}]]`, `[["metadata", {"base64": "$metadata"}]]`,
+	`[["metadata", {"base64": "$metadata"}], ["payload", {"text": ""}]]`,
+	`[["metadata", {"base64": "$metadata"}], ["payload", {"text": "\n$order 1 1 1"}]]`,
+	`[["metadata", {"base64": "$metadata"}], ["payload", {"text": "a b\n$order 1 1 1"}]]`,
+	`[["metadata", {"base64": "$metadata"}], ["payload", {"text": "ann\n$order -1 1 1"}]]`,
+	`[["metadata", {"base64": "$metadata"}], ["payload", {"text": "ann\n$order 1e99 1 1"}]]`,
+	`[["metadata", {"base64": "$metadata"}], ["payload", {"text": "ann\n$order 1 1 1@9223372036854775807"}]]`,
+	`[["metadata", {"base64": "$metadata"}], ["payload", {"text": "ann\n$order 1 99999999999999999999 1"}]]`,
+	`[["metadata", {"base64": "$metadata"}], ["payload", {"text": "ann\n$order 1 1 7fffffffffffffff"}]]`,
+	`[["metadata", {"base64": "$metadata"}], ["payload", {"text": "ann\n$another 1 1 1"}]]`,
+	`[["metadata", {"base64": "$metadata"}], ["payload", {"text": "bob\n$order 1 1 1"}]]`,
+	`[["metadata", {"base64": "$metadata"}], ["payload", {"text": "ann\n$order 1 1 1\nann\n$order 2 1 1"}]]`,
+	`[["metadata", {"base64": "$elsewhere"}], ["payload", {"text": "ann\n$order 1 1 1"}]]`,
 }
 
 // A damaged dead letter stops neither the audit nor Get nor Discard, and the accepted order still ends.
@@ -58,9 +52,11 @@ func TestAuditReportsForgedDeadLettersAndDiscardRemovesThem(t *testing.T) {
 	streams := []string{s.Keys.Orders(0), "", "another stream"}
 	ids := make([]int64, len(forgedFields))
 	for i, fields := range forgedFields {
-		fields = replacing("$order", o.String())(
-			replacing("$sale", sale.String())(replacing("$other", uuid.NewString())(fields)),
-		)
+		fields = strings.NewReplacer(
+			"$order", order.CompactID(o), "$another", order.CompactID(uuid.New()),
+			"$metadata", base64.StdEncoding.EncodeToString([]byte(order.ReservedMetadata(sale, 1, 1))),
+			"$elsewhere", base64.StdEncoding.EncodeToString([]byte(order.ReservedMetadata(uuid.New(), 1, 1))),
+		).Replace(fields)
 		err := s.Pool.QueryRow(t.Context(), `INSERT INTO dead_letters
 			(stream, entry_id, fields, reason, deliveries, replays, created_at, updated_at)
 			VALUES ($1, $2, $3, E'\x1b rubbish', -1, 2147483647, 'infinity', '-infinity') RETURNING id`,

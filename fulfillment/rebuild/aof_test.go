@@ -51,9 +51,7 @@ func TestRebuildVoidsExactlyTheLostTailOfAOF(t *testing.T) {
 			require.NoError(t, os.Truncate(file, size+(sizeOf(t, file)-size)/2+1))
 			require.NoError(t, s.Server.Restart(t.Context()))
 			survived := map[uuid.UUID]bool{}
-			for _, msg := range testwork.Messages(s.Shop, t) {
-				event, err := order.DecodeReserved(msg)
-				require.NoError(t, err)
+			for _, event := range testwork.Events(s.Shop, t) {
 				survived[event.OrderID] = true
 			}
 			require.Greater(t, len(survived), kept)

@@ -16,12 +16,16 @@ import (
 	"stampede/reservation/order"
 )
 
-// drainPage is how many entries of the stream are recorded in one transaction.
-const drainPage = 500
+// drainPage is how many entries are read at a time, and drainBatch how many of their orders are recorded in one
+// transaction.
+const (
+	drainPage  = 32
+	drainBatch = 500
+)
 
 // Drained counts the entries of the stream that a rebuild read.
 type Drained struct {
-	// Entries counts all of them. Confirmed, Rejected and Voided were recorded by the rebuild.
+	// Entries counts all of them. Of their orders, Confirmed, Rejected and Voided were recorded by the rebuild.
 	Entries   int64 `json:"entries"`
 	Confirmed int64 `json:"confirmed"`
 	Rejected  int64 `json:"rejected"`
@@ -103,16 +107,33 @@ func (b *build) record(ctx context.Context, entries []redis.XMessage, closed map
 	events := make([]order.OrderReserved, 0, len(entries))
 	for _, entry := range entries {
 		msg, err := stream.DecodeEntry(entry.ID, entry.Values, 0)
+		var held []order.OrderReserved
 		if err == nil {
-			var event order.OrderReserved
-			if event, err = order.DecodeReserved(msg); err == nil && closed[event.SaleID] {
+			held, err = order.DecodeReserved(msg)
+		}
+		if err != nil {
+			found.Left++
+			continue
+		}
+		for _, event := range held {
+			if closed[event.SaleID] {
 				events = append(events, event)
-				continue
+			} else {
+				found.Left++
 			}
 		}
-		found.Left++
 	}
 	slices.SortStableFunc(events, ledger.BySaleAndSequence)
+	for batch := range slices.Chunk(events, drainBatch) {
+		if err := b.recordBatch(ctx, batch); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *build) recordBatch(ctx context.Context, events []order.OrderReserved) error {
+	found := &b.report.Drained
 	for _, out := range ledger.RecordWith(ctx, b.Ledger, b.try, events) {
 		switch {
 		case out.Err != nil && ledger.FaultOf(out.Err) == ledger.Transient:

@@ -72,13 +72,7 @@ func TestRebuildRestoresKeysOfEndedOrders(t *testing.T) {
 func refuseAll(s *testshop.Shop, t testing.TB) {
 	t.Helper()
 	b := testwork.Batcher(s, t, nil)
-	var events []order.OrderReserved
-	for _, msg := range testwork.Messages(s, t) {
-		event, err := order.DecodeReserved(msg)
-		require.NoError(t, err)
-		events = append(events, event)
-	}
-	outcomes, err := ledger.New(s.Pool).Refuse(t.Context(), events, order.RejectedSoldOut)
+	outcomes, err := ledger.New(s.Pool).Refuse(t.Context(), testwork.Events(s, t), order.RejectedSoldOut)
 	require.NoError(t, err)
 	require.True(t, b.Release(t.Context(), outcomes))
 }

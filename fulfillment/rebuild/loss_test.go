@@ -330,8 +330,7 @@ func TestRaiseEpochCountsUncommittedOrder(t *testing.T) {
 	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 10)
 	s.Buy(t, sale, "ann")
-	event, err := order.DecodeReserved(testwork.Messages(s, t)[0])
-	require.NoError(t, err)
+	event := testwork.Events(s, t)[0]
 	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Orders(0)).Err()) // nothing to drain
 	recording, err := s.Pool.Begin(t.Context())
 	require.NoError(t, err)

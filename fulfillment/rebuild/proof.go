@@ -14,7 +14,6 @@ import (
 	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/stream"
 	"stampede/internal/retry"
-	"stampede/reservation"
 	"stampede/reservation/order"
 	"stampede/sql"
 )
@@ -235,7 +234,7 @@ func (r *Rebuilder) missed(ctx context.Context, sales []requiredSale) ([]bool, e
 			if err != nil && !errors.Is(err, redis.Nil) && !stream.IsWrongType(err) {
 				return nil, fmt.Errorf("look up a reservation of sale=%s: %w", sale.id, err)
 			}
-			reserved, err := reservation.ParseReservation(held)
+			reserved, _, err := order.ParseReservation(held)
 			if isHeld[k] = err == nil && reserved.OrderID == w.order; isHeld[k] {
 				continue
 			}

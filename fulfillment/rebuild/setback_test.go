@@ -188,7 +188,7 @@ func TestUnknownRejectedOrderStartsNoRebuild(t *testing.T) {
 	entries := s.Rdb.XRange(t.Context(), s.Keys.Orders(0), "-", "+").Val()
 	forge := func(user string) {
 		t.Helper()
-		entry := forgedEntry(entries[0], sale, user)
+		entry := forgedEntry(sale, user)
 		require.NoError(t, s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: s.Keys.Orders(0), Values: entry}).Err())
 	}
 	for i := range 5 {
@@ -207,13 +207,10 @@ func TestUnknownRejectedOrderStartsNoRebuild(t *testing.T) {
 }
 
 // forgedEntry returns an entry of an order that Redis never accepted.
-func forgedEntry(like redis.XMessage, sale uuid.UUID, user string) map[string]any {
-	id := order.NewOrderID(sale)
-	return map[string]any{
-		"_watermill_message_uuid": reservation.CompactID(id), "metadata": like.Values["metadata"],
-		"payload": fmt.Sprintf(`{"order_id":"%s","sale_id":"%s","user_id":"%s","quantity":1,"version":1,"epoch":1,`+
-			`"requested_at_ms":1}`, id, sale, user),
-	}
+func forgedEntry(sale uuid.UUID, user string) map[string]any {
+	return testwork.Values(order.OrderReserved{
+		OrderID: order.NewOrderID(sale), SaleID: sale, UserID: user, Quantity: 1, Epoch: 1, ReservedAt: time.UnixMilli(1),
+	})
 }
 
 // A client that can write to Redis can repeatedly make Postgres refuse orders that Redis holds. The first rebuild is

@@ -15,8 +15,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// EntriesPerTrip is how many stream entries are read in one round trip to Redis.
-const EntriesPerTrip = 1000
+// EntriesPerTrip is how many stream entries are read in one round trip to Redis: with the orders of
+// full entries, some 6 MB.
+const EntriesPerTrip = 250
 
 // EntryAfter reports whether the entry with id x comes later in its stream than that with id y.
 func EntryAfter(x, y string) bool {
@@ -51,7 +52,7 @@ type Backlog struct {
 }
 
 // LagCountMax bounds the entries of a stream that are counted one by one.
-const LagCountMax = 10_000
+const LagCountMax = 1000
 
 // Waiting is how many entries are not acknowledged; known is false if Redis cannot report it.
 func (b Backlog) Waiting() (entries int64, known bool) { return b.Lag + b.Pending, b.LagKnown }
@@ -139,7 +140,7 @@ func UnlessMissing(err error) error {
 
 // entryAge derives an age from an entry's id, for gauges only: no decision depends on it.
 func entryAge(id string, now time.Time) time.Duration {
-	at, ok := EntryTime(id)
+	at, ok := entryTime(id)
 	if !ok {
 		return 0
 	}

@@ -25,8 +25,8 @@ func TestSubscriberClaimsOrphansAmongNewEntries(t *testing.T) {
 	b.takeAway("worker-0", 25)
 	fresh := b.publish(25)
 	// Two subscribers share the work, in pages smaller than the number of orphans.
-	first := b.subscriber("worker-1", func(c *stream.Config) { c.BatchMax, c.InFlightMax = 10, 10 })
-	second := b.subscriber("worker-2", func(c *stream.Config) { c.BatchMax, c.InFlightMax = 10, 10 })
+	first := b.subscriber("worker-1", func(c *stream.Config) { c.PageMax, c.InFlightMax = 10, 10 })
+	second := b.subscriber("worker-2", func(c *stream.Config) { c.PageMax, c.InFlightMax = 10, 10 })
 	a, z := b.subscribe(first), b.subscribe(second)
 	var got []string
 	for len(got) < 50 {
@@ -56,7 +56,7 @@ func TestClaimContinuesAfterDeletedEntries(t *testing.T) {
 	ids := b.takeAway("worker-0", 60)
 	require.NoError(t, b.rdb.XDel(t.Context(), b.stream, ids[:59]...).Err())
 	sub := b.subscriber("worker-1", func(c *stream.Config) {
-		c.BatchMax = 5
+		c.PageMax = 5
 		c.ClaimInterval = time.Hour // the first round must find it
 	})
 	testkit.Eventually(t, testshop.Soon, "the orphan is old enough",

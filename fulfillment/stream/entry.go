@@ -56,8 +56,8 @@ func (e Entry) Field(name string) string {
 	return ""
 }
 
-// EntryTime is when an entry was appended, by Redis's clock, which its id holds.
-func EntryTime(id string) (at time.Time, ok bool) {
+// entryTime is when an entry was appended, by Redis's clock, which its id holds.
+func entryTime(id string) (at time.Time, ok bool) {
 	ms, _, _ := strings.Cut(id, "-")
 	appended, err := strconv.ParseInt(ms, 10, 64)
 	return time.UnixMilli(appended), err == nil
@@ -103,71 +103,23 @@ func FieldsOf(values map[string]any) []Field {
 	return fields
 }
 
-// DecodeEntry decodes the message of an entry as watermill-redisstream does. Its metadata also
-// holds the entry's further fields that the message's own metadata lacks.
+// DecodeEntry decodes the message of an entry as watermill-redisstream does.
 func DecodeEntry(id string, values map[string]any, deliveries int64) (*message.Message, error) {
-	msg := plainMessage(values)
-	if msg == nil {
-		var err error
-		if msg, err = (redisstream.DefaultMarshallerUnmarshaller{}).Unmarshal(values); err != nil {
-			return nil, err
-		}
+	msg, err := redisstream.DefaultMarshallerUnmarshaller{}.Unmarshal(values)
+	if err != nil {
+		return nil, err
 	}
 	if msg.Metadata == nil { // a msgpack nil in place of the map
 		msg.Metadata = message.Metadata{}
 	}
-	for name, value := range values {
-		if name == FieldUUID || name == FieldMetadata || name == FieldPayload {
-			continue
-		}
-		if _, taken := msg.Metadata[name]; !taken {
-			text, _ := value.(string)
-			msg.Metadata[name] = text
-		}
-	}
-	// These two describe this delivery, and replace fields of the entry with the same names.
+	// These two describe this delivery, and replace values of the entry with the same names.
 	msg.Metadata[order.MetaEntryID] = id
 	msg.Metadata[order.MetaDeliveries] = strconv.FormatInt(deliveries, 10)
 	return msg, nil
 }
 
-// plainMessage decodes an entry whose metadata is a short map of short strings, as that of all our
-// events is, without a general decoder. It returns nil for any other entry.
-func plainMessage(values map[string]any) *message.Message {
-	id, hasID := values[FieldUUID].(string)
-	payload, hasPayload := values[FieldPayload].(string)
-	metadata, hasMetadata := values[FieldMetadata].(string)
-	if !hasID || !hasPayload || !hasMetadata || metadata == "" {
-		return nil
-	}
-	// The first byte of a msgpack map of up to 15 pairs, and of a string of up to 31 bytes, holds its length.
-	const shortMap, shortMapEnd, shortText, shortTextEnd = 0x80, 0x8f, 0xa0, 0xbf
-	if metadata[0] < shortMap || metadata[0] > shortMapEnd {
-		return nil
-	}
-	rest := metadata[1:]
-	text := func() (s string, ok bool) {
-		if rest == "" || rest[0] < shortText || rest[0] > shortTextEnd {
-			return "", false
-		}
-		end := 1 + int(rest[0]-shortText)
-		if len(rest) < end {
-			return "", false
-		}
-		s, rest = rest[1:end], rest[end:]
-		return s, true
-	}
-	msg := message.NewMessage(id, []byte(payload))
-	for range metadata[0] - shortMap {
-		name, hasName := text()
-		value, hasValue := text()
-		if !hasName || !hasValue {
-			return nil
-		}
-		msg.Metadata[name] = value
-	}
-	if rest != "" {
-		return nil
-	}
-	return msg
+// ordersIn returns how many orders the entry holds, or 1 for any other message.
+func ordersIn(values map[string]any) int {
+	payload, _ := values[FieldPayload].(string)
+	return order.CountReserved(payload)
 }

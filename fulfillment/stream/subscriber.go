@@ -43,12 +43,13 @@ type Config struct {
 	// finds its own pending entries immediately. No other process may use it at the same time.
 	Consumer string
 
-	// BatchMax bounds the entries of one read.
-	BatchMax int
-	// InFlightMax bounds the entries of a stream that are held here: read, and not yet acknowledged
-	// in Redis. At the bound, reading pauses. With 1, messages are handled in the order of the
-	// stream. Entries that wait to become dead letters do not count, up to parkedMax of them, so
-	// that they do not block the others.
+	// PageMax bounds the entries of one read. An entry holds all orders of one call of the reserve
+	// script, so a page may hold many more orders.
+	PageMax int
+	// InFlightMax bounds the orders of a stream that are held here: read, and not yet acknowledged
+	// in Redis. At the bound, reading pauses; the last page read may exceed it. With 1, messages are
+	// handled in the order of the stream. Entries that wait to become dead letters do not count, up
+	// to parkedMax of them, so that they do not block the others.
 	InFlightMax int
 	// BlockTimeout is how long a read waits for entries. Close takes about as long.
 	BlockTimeout time.Duration
@@ -76,8 +77,8 @@ type Config struct {
 }
 
 func (c *Config) setDefaults() {
-	c.BatchMax = cmp.Or(c.BatchMax, 500)
-	c.InFlightMax = cmp.Or(c.InFlightMax, 4*c.BatchMax)
+	c.PageMax = cmp.Or(c.PageMax, 64)
+	c.InFlightMax = cmp.Or(c.InFlightMax, 2000)
 	c.BlockTimeout = cmp.Or(c.BlockTimeout, 250*time.Millisecond)
 	c.MinIdle = cmp.Or(c.MinIdle, 10*time.Second)
 	c.ClaimInterval = cmp.Or(c.ClaimInterval, c.MinIdle/3)
@@ -102,7 +103,7 @@ func (c *Config) Validate() error {
 	must(c.Group != "", "Group is missing")
 	must(c.Consumer != "", "Consumer is missing")
 	must(c.DeadLetter != nil, "DeadLetter is missing")
-	must(c.BatchMax > 0, "BatchMax must be at least 1")
+	must(c.PageMax > 0, "PageMax must be at least 1")
 	must(c.InFlightMax > 0, "InFlightMax must be at least 1")
 	must(c.BlockTimeout >= time.Millisecond, "BlockTimeout must be at least 1ms: for Redis, 0 means no limit")
 	must(c.MinIdle >= 4*time.Millisecond, "MinIdle must be at least 4ms")

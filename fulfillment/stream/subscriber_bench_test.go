@@ -6,10 +6,12 @@ import (
 	"log/slog"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill-redisstream/pkg/redisstream"
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
@@ -89,17 +91,17 @@ func benchmarkConsumption(b *testing.B, subs []message.Subscriber) {
 // fillStream appends entries that look like those of lua/reserve.lua.
 func fillStream(b *testing.B, rdb *redis.Client, stream string, n int) {
 	const page = 1000
+	sale := uuid.New()
 	for sent := 0; sent < n; sent += page {
 		_, err := rdb.Pipelined(b.Context(), func(pipe redis.Pipeliner) error {
 			for i := sent; i < min(n, sent+page); i++ {
 				pipe.XAdd(b.Context(), &redis.XAddArgs{Stream: stream, Values: []any{
 					FieldUUID, watermill.NewUUID(),
-					FieldMetadata, "\x82\xa5event\xadOrderReserved\xadevent_version\xa11",
-					FieldPayload,
-					`{"order_id":"0198c0de-0000-7000-8000-000000000000",` +
-						`"sale_id":"0198c0de-0000-7000-8000-000000000001","user_id":"user-1","quantity":1,` +
-						`"version":1,"epoch":1,"requested_at_ms":1763712000000}`,
-					order.MetaReservedAt, "1763712000000", order.MetaSequence, i,
+					FieldMetadata, order.ReservedMetadata(sale, 1, 1),
+					FieldPayload, order.ReservedPayload(1, order.OrderReserved{
+						OrderID: order.NewOrderID(sale), UserID: "user-1", Quantity: 1, Epoch: 1, Sequence: int64(i),
+						ReservedAt: time.Now(),
+					}),
 				}})
 			}
 			return nil

@@ -27,17 +27,19 @@ type reader struct {
 	claimDue  time.Time
 	// grouped is false while the group may be missing.
 	grouped bool
+	// largest is the most orders that an entry of the last page held.
+	largest int
 }
 
 func (s *subscription) read() {
-	r := &reader{subscription: s, outage: retry.Outage{Log: s.log, Doing: "read the stream"}}
+	r := &reader{subscription: s, largest: 1, outage: retry.Outage{Log: s.log, Doing: "read the stream"}}
 	r.startOver(nil)
 	for {
 		room := s.table.awaitRoom(s.stop)
 		if s.stopping() {
 			return
 		}
-		err := r.step(min(room, s.config.BatchMax))
+		err := r.step(r.entriesFor(room))
 		if err == nil {
 			r.outage.Over()
 			continue
@@ -72,11 +74,19 @@ func (r *reader) step(room int) error {
 		if err := r.claim(room); err != nil {
 			return err
 		}
-		if room = min(r.table.room(), r.config.BatchMax); room < 1 || r.stopping() {
+		orders := r.table.room()
+		if orders < 1 || r.stopping() {
 			return nil
 		}
+		room = r.entriesFor(orders)
 	}
 	return r.readNew(room)
+}
+
+// entriesFor returns how many entries to read where there is room for so many orders: as many as
+// fit if they are like those of the last page, since Redis bounds a page by entries only.
+func (r *reader) entriesFor(orders int) int {
+	return min(max(orders/r.largest, 1), r.config.PageMax)
 }
 
 // createGroup creates the group if it is missing. It ignores that Redis is full: a full Redis refuses
@@ -190,10 +200,9 @@ func (r *reader) deliverPage(held []*delivery) {
 		return
 	}
 	var lost []string
-	page := make(chan *delivery, len(held))
-	r.following.Go(func() { r.followPage(page) })
-	defer close(page)
+	r.largest = 1
 	for i, d := range held {
+		r.largest = max(r.largest, d.orders)
 		if d.values == nil { // pending, and deleted from the stream
 			lost = append(lost, d.id)
 			continue
@@ -208,7 +217,7 @@ func (r *reader) deliverPage(held []*delivery) {
 			r.forget(held[i:])
 			break
 		}
-		page <- d
+		r.following.Go(func() { r.follow(d) })
 	}
 	r.reportLost(lost)
 	for _, id := range lost {

@@ -25,7 +25,7 @@ func TestSubscriberReplaysPendingEntriesInOrder(t *testing.T) {
 	uuids := b.publish(10)
 	b.takeAway("worker-1", 7) // before a restart
 	// Without claims: the consumer's name alone finds the pending entries, immediately.
-	messages := b.subscribe(b.subscriber("worker-1", func(c *stream.Config) { c.MinIdle, c.BatchMax = time.Hour, 3 }))
+	messages := b.subscribe(b.subscriber("worker-1", func(c *stream.Config) { c.MinIdle, c.PageMax = time.Hour, 3 }))
 	for i, uuid := range uuids {
 		msg := receive(t, messages)
 		require.Equal(t, uuid, msg.UUID)
@@ -111,7 +111,7 @@ func TestSubscriberSurvivesRedisCrash(t *testing.T) {
 		missing[uuid] = true
 	}
 	server.Kill()
-	messages := b.subscribe(b.subscriber("worker-1", func(c *stream.Config) { c.BatchMax = 100 }))
+	messages := b.subscribe(b.subscriber("worker-1", func(c *stream.Config) { c.PageMax = 100 }))
 	require.NoError(t, server.Restart(t.Context()))
 
 	var crash sync.WaitGroup

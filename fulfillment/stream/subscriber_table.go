@@ -15,6 +15,8 @@ import (
 type delivery struct {
 	id     string
 	values map[string]any
+	// orders is how many the entry holds.
+	orders int
 	// deliveries is how often the entry was given to a consumer, including this time.
 	deliveries int64
 	// refusals is how often the message was nacked here.
@@ -33,8 +35,8 @@ const parkedMax = 1000
 // entryTable holds every entry of one stream that is in this process: read, and not yet
 // acknowledged in Redis. It recognises entries that are read a second time.
 //
-// Invariant: held - parked <= max, because only the reader adds and it asks for room before it
-// reads.
+// Invariant: the orders of held entries that are not parked are at most max and those of one page,
+// because only the reader adds and it asks for room before it reads.
 type entryTable struct {
 	max   int
 	gauge prometheus.Gauge
@@ -43,11 +45,13 @@ type entryTable struct {
 
 	mu      sync.Mutex
 	entries map[string]*heldEntry
-	parked  int
+	// orders are those of entries that are not parked; parked is the number of the others.
+	orders, parked int
 }
 
 // heldEntry is the table's record of an entry.
 type heldEntry struct {
+	orders int
 	// renewed is when the lease was last renewed.
 	renewed time.Time
 	// parked entries wait to become dead letters.
@@ -70,9 +74,11 @@ func (t *entryTable) hold(page []redis.XMessage) []*delivery {
 		if _, known := t.entries[entry.ID]; known {
 			continue
 		}
-		entries[i].renewed = now
+		orders := ordersIn(entry.Values)
+		entries[i] = heldEntry{orders: orders, renewed: now}
 		t.entries[entry.ID] = &entries[i]
-		held = append(held, &delivery{id: entry.ID, values: entry.Values, deliveries: 1})
+		t.orders += orders
+		held = append(held, &delivery{id: entry.ID, values: entry.Values, orders: orders, deliveries: 1})
 	}
 	t.mu.Unlock()
 	t.gauge.Add(float64(len(held)))
@@ -89,6 +95,8 @@ func (t *entryTable) release(ids ...string) {
 			n++
 			if held.parked {
 				t.parked--
+			} else {
+				t.orders -= held.orders
 			}
 		}
 	}
@@ -103,12 +111,13 @@ func (t *entryTable) park(id string) {
 	if held, known := t.entries[id]; known && !held.parked {
 		held.parked = true
 		t.parked++
+		t.orders -= held.orders
 	}
 	t.mu.Unlock()
 	t.signal()
 }
 
-// awaitRoom returns how many entries may be added, or 0 if stop was closed first.
+// awaitRoom returns how many orders may be added, or 0 if stop was closed first.
 func (t *entryTable) awaitRoom(stop <-chan struct{}) int {
 	for {
 		if room := t.room(); room > 0 {
@@ -128,7 +137,7 @@ func (t *entryTable) room() int {
 	if t.parked >= parkedMax {
 		return 0
 	}
-	return t.max - (len(t.entries) - t.parked)
+	return t.max - t.orders
 }
 
 func (t *entryTable) signal() {
@@ -185,7 +194,7 @@ func (t *entryTable) clear() int {
 	t.mu.Lock()
 	n := len(t.entries)
 	clear(t.entries)
-	t.parked = 0
+	t.orders, t.parked = 0, 0
 	t.mu.Unlock()
 	t.gauge.Sub(float64(n))
 	return n

@@ -14,6 +14,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill-redisstream/pkg/redisstream"
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
@@ -264,22 +265,20 @@ func TestStockSubscriberTakesOver(t *testing.T) {
 	require.NoError(t, stock.Close())
 }
 
-func TestSubscriberKeepsExtraFields(t *testing.T) {
+func TestEntryCannotForgeItsDelivery(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
-	const metadata = "\x81\xa5event\xa1x" // msgpack of {"event": "x"}
-	id := b.add(stream.FieldUUID, "u-1", stream.FieldMetadata, metadata, stream.FieldPayload, "{}",
-		order.MetaSequence, "17", "event", "from a field", order.MetaEntryID, "0-1", order.MetaDeliveries, "99")
-	b.add(stream.FieldUUID, "u-2", stream.FieldMetadata, "\xc0", "sequence", "18") // msgpack nil, and no payload
+	// msgpack of a map with the name of each, and of nil
+	forged := "\x82\xb1" + order.MetaEntryID + "\xa30-1\xb3" + order.MetaDeliveries + "\xa299"
+	id := b.add(stream.FieldUUID, "u-1", stream.FieldMetadata, forged, stream.FieldPayload, "{}")
+	b.add(stream.FieldUUID, "u-2", stream.FieldMetadata, "\xc0", order.MetaDeliveries, "99") // and no payload
 	messages := b.subscribe(b.subscriber("worker-1"))
 
 	msg := receive(t, messages)
-	require.Equal(t, message.Metadata{
-		"event": "x", order.MetaSequence: "17", order.MetaEntryID: id, order.MetaDeliveries: "1",
-	}, msg.Metadata)
+	require.Equal(t, message.Metadata{order.MetaEntryID: id, order.MetaDeliveries: "1"}, msg.Metadata)
 	msg.Ack()
 	msg = receive(t, messages)
-	require.Equal(t, "18", msg.Metadata.Get("sequence"))
+	require.Equal(t, "1", msg.Metadata.Get(order.MetaDeliveries))
 	msg.Ack()
 }
 
@@ -287,7 +286,7 @@ func TestSubscriberBoundsInFlightEntries(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	b.publish(30)
-	messages := b.subscribe(b.subscriber("worker-1", func(c *stream.Config) { c.BatchMax, c.InFlightMax = 4, 10 }))
+	messages := b.subscribe(b.subscriber("worker-1", func(c *stream.Config) { c.PageMax, c.InFlightMax = 4, 10 }))
 	held := make([]*message.Message, 10)
 	for i := range held {
 		held[i] = receive(t, messages)
@@ -313,6 +312,42 @@ func TestSubscriberBoundsInFlightEntries(t *testing.T) {
 	b.awaitNonePending()
 }
 
+func TestSubscriberBoundsOrdersInFlight(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	sale := uuid.New()
+	for range 10 {
+		events := make([]order.OrderReserved, 10)
+		for i := range events {
+			events[i] = order.OrderReserved{OrderID: order.NewOrderID(sale), UserID: "ann", Quantity: 1, Epoch: 1}
+		}
+		b.add(stream.FieldUUID, "id", stream.FieldMetadata, order.ReservedMetadata(sale, 1, 10),
+			stream.FieldPayload, string(order.ReservedPayload(1, events...)))
+	}
+	messages := b.subscribe(b.subscriber("worker-1", func(c *stream.Config) { c.PageMax, c.InFlightMax = 4, 25 }))
+	var held []*message.Message
+	for range 4 { // a first page, of entries of unknown size
+		held = append(held, receive(t, messages))
+	}
+	settled := func(want int) {
+		t.Helper()
+		testkit.Eventually(t, testshop.Soon, "entries are acknowledged", func() bool { return len(b.pending()) == want })
+	}
+	require.Len(t, b.pending(), 4)
+	held[0].Ack() // 30 orders are left
+	settled(3)
+	held[1].Ack() // 20 are: room for half an entry
+	held = append(held, receive(t, messages))
+	settled(3)
+	for _, msg := range held[2:] {
+		msg.Ack()
+	}
+	for range 5 {
+		receive(t, messages).Ack()
+	}
+	b.awaitNonePending()
+}
+
 func TestSubscriberRejectsSecondSubscriptionOfStream(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
@@ -332,8 +367,8 @@ func TestSubscriberRejectsSecondSubscriptionOfStream(t *testing.T) {
 
 func TestSubscriberConfigReportsAllErrors(t *testing.T) {
 	t.Parallel()
-	_, err := stream.NewSubscriber(stream.Config{BatchMax: -1})
-	for _, want := range []string{"Client", "Control", "Group", "Consumer", "DeadLetter", "BatchMax", "InFlightMax"} {
+	_, err := stream.NewSubscriber(stream.Config{PageMax: -1, InFlightMax: -1})
+	for _, want := range []string{"Client", "Control", "Group", "Consumer", "DeadLetter", "PageMax", "InFlightMax"} {
 		require.ErrorContains(t, err, want)
 	}
 	client := redis.NewClient(&redis.Options{ReadTimeout: time.Second})

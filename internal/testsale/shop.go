@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill-redisstream/pkg/redisstream"
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
@@ -13,6 +14,7 @@ import (
 	"stampede/internal/testkit"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
+	"stampede/reservation/order"
 )
 
 // Shop is a store and a catalog with their own key prefix and database.
@@ -72,11 +74,25 @@ func (s *Shop) Left(sale uuid.UUID) string {
 	return left
 }
 
-func (s *Shop) Events(sale uuid.UUID) []redis.XMessage {
+// Entries are what the stream of the sale holds.
+func (s *Shop) Entries(sale uuid.UUID) []redis.XMessage {
 	s.T.Helper()
 	entries, err := s.Redis.XRange(s.T.Context(), s.Keys.Orders(s.Keys.Partition(sale)), "-", "+").Result()
 	require.NoError(s.T, err)
 	return entries
+}
+
+// Events are the orders in the stream of the sale.
+func (s *Shop) Events(sale uuid.UUID) (events []order.OrderReserved) {
+	s.T.Helper()
+	for _, entry := range s.Entries(sale) {
+		msg, err := redisstream.DefaultMarshallerUnmarshaller{}.Unmarshal(entry.Values)
+		require.NoError(s.T, err)
+		held, err := order.DecodeReserved(msg)
+		require.NoError(s.T, err)
+		events = append(events, held...)
+	}
+	return events
 }
 
 // OwnClient returns a client of the server at the URL, which is closed when the test ends.

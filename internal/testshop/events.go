@@ -26,7 +26,7 @@ func Reserved(sale uuid.UUID, user string, sequence int64) order.OrderReserved {
 	at := time.UnixMilli(1_790_000_000_000 + sequence).UTC()
 	return order.OrderReserved{
 		OrderID: order.NewOrderID(sale), SaleID: sale, UserID: user, Quantity: 1, Epoch: 1,
-		RequestedAt: at, ReservedAt: at, Sequence: sequence,
+		ReservedAt: at, Sequence: sequence,
 	}
 }
 

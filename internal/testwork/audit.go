@@ -31,9 +31,9 @@ func Fulfil(s *testshop.Shop, t testing.TB) []ledger.Outcome {
 	for _, m := range read[0].Messages {
 		msg, err := stream.DecodeEntry(m.ID, m.Values, 1)
 		require.NoError(t, err)
-		event, err := order.DecodeReserved(msg)
+		held, err := order.DecodeReserved(msg)
 		require.NoError(t, err)
-		ids, events = append(ids, m.ID), append(events, event)
+		ids, events = append(ids, m.ID), append(events, held...)
 	}
 	outcomes, err := ledger.New(s.Pool).Record(ctx, events)
 	require.NoError(t, err)

@@ -15,6 +15,7 @@ import (
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 	"stampede/lock"
+	"stampede/reservation/order"
 )
 
 // Batcher makes a batcher of the shop, which change may alter.
@@ -53,14 +54,42 @@ func Batch(s *testshop.Shop, t testing.TB, change func(*batch.Config)) *batch.Ba
 	return b
 }
 
-// Messages returns the messages of the stream, as a subscriber would deliver them.
-func Messages(s *testshop.Shop, t testing.TB) []*message.Message {
+// Events are the orders in the stream.
+func Events(s *testshop.Shop, t testing.TB) (events []order.OrderReserved) {
 	t.Helper()
-	var all []*message.Message
-	for _, m := range s.Rdb.XRange(t.Context(), s.Keys.Orders(0), "-", "+").Val() {
-		msg, err := stream.DecodeEntry(m.ID, m.Values, 1)
+	for _, entry := range s.Rdb.XRange(t.Context(), s.Keys.Orders(0), "-", "+").Val() {
+		msg, err := stream.DecodeEntry(entry.ID, entry.Values, 1)
 		require.NoError(t, err)
-		all = append(all, msg)
+		held, err := order.DecodeReserved(msg)
+		require.NoError(t, err)
+		events = append(events, held...)
+	}
+	return events
+}
+
+// messageOf is a message with these orders of one sale, as a subscriber delivers it.
+func messageOf(t testing.TB, events ...order.OrderReserved) *message.Message {
+	t.Helper()
+	msg, err := stream.DecodeEntry("1-1", Values(events...), 1)
+	require.NoError(t, err)
+	return msg
+}
+
+// Values are an entry with these orders of one sale.
+func Values(events ...order.OrderReserved) map[string]any {
+	sale, epoch := events[0].SaleID, events[0].Epoch
+	return map[string]any{
+		stream.FieldUUID:     order.CompactID(events[0].OrderID),
+		stream.FieldMetadata: order.ReservedMetadata(sale, epoch, len(events)),
+		stream.FieldPayload:  string(order.ReservedPayload(epoch, events...)),
+	}
+}
+
+// Messages has a message of its own for each order in the stream.
+func Messages(s *testshop.Shop, t testing.TB) (all []*message.Message) {
+	t.Helper()
+	for _, event := range Events(s, t) {
+		all = append(all, messageOf(t, event))
 	}
 	return all
 }

@@ -220,7 +220,9 @@ func (c *Catalog) change(
 }
 
 // publishAndShow publishes the change and returns the sale. If that fails, the error wraps otherwise.
-func (c *Catalog) publishAndShow(ctx context.Context, id uuid.UUID, action string, otherwise error) (CountedSale, error) {
+func (c *Catalog) publishAndShow(
+	ctx context.Context, id uuid.UUID, action string, otherwise error,
+) (CountedSale, error) {
 	err := c.publish(ctx, id)
 	if err == nil {
 		var sale CountedSale

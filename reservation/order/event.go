@@ -1,36 +1,39 @@
 package order
 
 import (
+	"cmp"
 	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/google/uuid"
 )
 
-// Metadata of an event's message.
+// Metadata of a message of the stream. The ingress writes all of it except the last value, which the script adds.
 const (
-	MetaEvent        = "event"
-	metaEventVersion = "event_version"
-	// The script adds these as fields of the stream entry, MetaKey only for a purchase with an
-	// idempotency key. Our subscriber passes them on as metadata; the stock one drops them.
-	MetaReservedAt = "reserved_at_ms"
-	MetaSequence   = "sequence"
-	MetaKey        = "key"
+	MetaEvent   = "event"
+	metaVersion = "event_version"
+	metaSale    = "sale_id"
+	metaEpoch   = "epoch"
+	// metaCount is how many orders the message holds.
+	metaCount = "count"
 	// MetaEntryID and MetaDeliveries are set by the subscriber: the position of the entry in its
 	// stream, and how often it has been delivered, this time included.
 	MetaEntryID    = "stampede_entry_id"
 	MetaDeliveries = "stampede_deliveries"
 )
 
-// ReservedVersion is the version of OrderReserved's payload that this code writes and reads.
-const ReservedVersion = "1"
+// reservedVersion is the version of the message that this code writes and reads.
+const reservedVersion = "2"
 
-// ErrUndecodable is returned for a message that is not an event of Stampede, or of an unsupported
+// shortText and a length of up to 31 are the first byte of a string in msgpack.
+const shortText = 0xa0
+
+// ErrUndecodable is returned for a message that is not one of Stampede, or of an unsupported
 // version. Retrying does not help: such an entry is a dead letter.
 var ErrUndecodable = errors.New("undecodable event")
 
@@ -43,88 +46,111 @@ type OrderReserved struct {
 	Quantity int64
 	// Epoch is the epoch of the sale's stock in which the order was accepted.
 	Epoch int64
-	// RequestedAt is the ingress's clock when the request came in.
-	RequestedAt time.Time
 	// ReservedAt is Redis's clock at the decision, and Sequence the place of the order in its sale.
-	// Through a subscriber that drops the script's fields, ReservedAt is RequestedAt and Sequence
-	// 0.
 	ReservedAt time.Time
 	Sequence   int64
 	// KeyFingerprint stands for the idempotency key of the purchase; it is empty if there was none.
 	KeyFingerprint string
 }
 
-// reservedPayload is OrderReserved on the wire. AppendReservedPayload writes the same JSON without
-// encoding/json, and parseReservedPayload reads it.
-type reservedPayload struct {
-	OrderID     uuid.UUID `json:"order_id"`
-	SaleID      uuid.UUID `json:"sale_id"`
-	UserID      string    `json:"user_id"`
-	Quantity    int64     `json:"quantity"`
-	Version     int       `json:"version"`
-	Epoch       int64     `json:"epoch"`
-	RequestedAt int64     `json:"requested_at_ms"`
+// ReservedMetadata is the metadata of a message with so many orders of a sale in that epoch, a
+// msgpack map of strings.
+func ReservedMetadata(sale uuid.UUID, epoch int64, count int) string {
+	text := strconv.Itoa(count)
+	return ReservedMetadataPrefix(sale, epoch) + string([]byte{shortText + byte(len(text))}) + text
 }
 
-// AppendReservedPayload appends the JSON of the event to dst. It avoids encoding/json because it
-// runs once per accepted order; ValidateUser refuses user ids that need escaping.
-func AppendReservedPayload(dst []byte, e OrderReserved) []byte {
-	dst = append(dst, `{"order_id":"`...)
-	dst = AppendID(dst, e.OrderID)
-	dst = append(dst, `","sale_id":"`...)
-	dst = AppendID(dst, e.SaleID)
-	dst = append(dst, `","user_id":"`...)
-	dst = append(dst, e.UserID...)
-	dst = append(dst, `","quantity":`...)
-	dst = strconv.AppendInt(dst, e.Quantity, 10)
-	dst = append(dst, `,"version":1,"epoch":`...)
-	dst = strconv.AppendInt(dst, e.Epoch, 10)
-	dst = append(dst, `,"requested_at_ms":`...)
-	dst = strconv.AppendInt(dst, e.RequestedAt.UnixMilli(), 10)
-	return append(dst, '}')
-}
-
-// DecodeReserved reads an OrderReserved from a message of the stream. Its errors wrap ErrUndecodable.
-func DecodeReserved(msg *message.Message) (OrderReserved, error) {
-	if name := msg.Metadata.Get(MetaEvent); name != string(EventReserved) {
-		return OrderReserved{}, fmt.Errorf("%w: event %q, want %q", ErrUndecodable, name, EventReserved)
-	}
-	if v := msg.Metadata.Get(metaEventVersion); v != ReservedVersion {
-		return OrderReserved{}, fmt.Errorf(
-			"%w: %s of version %q, this worker knows %q", ErrUndecodable, EventReserved, v, ReservedVersion,
-		)
-	}
-	p, ok := parseReservedPayload(msg.Payload)
-	if !ok { // other JSON than that of AppendReservedPayload
-		if err := json.Unmarshal(msg.Payload, &p); err != nil {
-			return OrderReserved{}, fmt.Errorf("%w: payload: %w", ErrUndecodable, err)
+// ReservedMetadataPrefix is ReservedMetadata without the last value, the number of orders, which the
+// script appends.
+func ReservedMetadataPrefix(sale uuid.UUID, epoch int64) string {
+	const mapOfFive, shortTextMax, text8 = 0x85, 31, 0xd9
+	packed := []byte{mapOfFive}
+	for _, text := range []string{
+		MetaEvent, string(EventReserved), metaVersion, reservedVersion, metaSale, sale.String(),
+		metaEpoch, strconv.FormatInt(epoch, 10), metaCount,
+	} {
+		if len(text) <= shortTextMax {
+			packed = append(packed, shortText+byte(len(text)))
+		} else {
+			packed = append(packed, text8, byte(len(text)))
 		}
+		packed = append(packed, text...)
 	}
-	if p.OrderID == uuid.Nil || p.SaleID == uuid.Nil || p.Quantity < 1 || p.Quantity > MaxPerOrder ||
-		p.Epoch < 1 || p.Epoch > maxEpoch || p.Version != 1 || p.RequestedAt < 0 || p.RequestedAt > maxMillis {
-		return OrderReserved{}, fmt.Errorf("%w: payload lacks an id, or its numbers are out of range", ErrUndecodable)
+	return string(packed)
+}
+
+// ReservedPayload is the payload of a message with these orders of a sale in that epoch, as the script writes it.
+func ReservedPayload(epoch int64, events ...OrderReserved) []byte {
+	var text []byte
+	for i, e := range events {
+		if i > 0 {
+			text = append(text, '\n')
+		}
+		text = append(append(text, e.UserID...), '\n')
+		text = AppendReservation(text, Reservation{
+			OrderID: e.OrderID, Quantity: e.Quantity, ReservedAt: e.ReservedAt, Sequence: e.Sequence, Epoch: e.Epoch,
+		}, e.KeyFingerprint, epoch)
 	}
-	if err := ValidateUser(p.UserID); err != nil {
-		return OrderReserved{}, fmt.Errorf("%w: payload: %w", ErrUndecodable, err)
-	}
-	e := OrderReserved{
-		OrderID: p.OrderID, SaleID: p.SaleID, UserID: p.UserID, Quantity: p.Quantity, Epoch: p.Epoch,
-		RequestedAt: time.UnixMilli(p.RequestedAt).UTC(),
-	}
-	reservedAt, err := metaInt(msg, MetaReservedAt, p.RequestedAt, maxMillis)
+	return text
+}
+
+// CountReserved returns how many orders a payload holds, and 1 for one without any.
+func CountReserved(payload string) int { return strings.Count(payload, "\n")/2 + 1 }
+
+// DecodeReserved reads the orders of a message of the stream. Its errors wrap ErrUndecodable.
+func DecodeReserved(msg *message.Message) ([]OrderReserved, error) {
+	events, err := ReadReserved(msg)
 	if err != nil {
-		return OrderReserved{}, err
+		return nil, err
 	}
-	e.ReservedAt = time.UnixMilli(reservedAt).UTC()
-	if e.Sequence, err = metaInt(msg, MetaSequence, 0, maxSequence); err != nil {
-		return OrderReserved{}, err
+	return events, nil
+}
+
+// ReadReserved is DecodeReserved for a message that may be damaged or of another version: with an
+// error, it returns the orders that can be read nevertheless.
+func ReadReserved(msg *message.Message) (events []OrderReserved, err error) {
+	if name := msg.Metadata.Get(MetaEvent); name != string(EventReserved) {
+		return nil, fmt.Errorf("%w: event %q, want %q", ErrUndecodable, name, EventReserved)
 	}
-	if key := msg.Metadata.Get(MetaKey); key != "" && key != NoKey {
-		if e.KeyFingerprint = key; !IsFingerprint(key) {
-			return OrderReserved{}, fmt.Errorf("%w: %s is no fingerprint of an idempotency key", ErrUndecodable, MetaKey)
+	sale, saleErr := uuid.Parse(msg.Metadata.Get(metaSale))
+	epoch, epochErr := strconv.ParseInt(msg.Metadata.Get(metaEpoch), 10, 64)
+	if saleErr != nil || sale == uuid.Nil || epochErr != nil || epoch < 1 || epoch > maxEpoch {
+		return nil, fmt.Errorf("%w: the metadata lacks %s or %s, or it is out of range", ErrUndecodable, metaSale, metaEpoch)
+	}
+	count, err := strconv.Atoi(msg.Metadata.Get(metaCount))
+	if v := msg.Metadata.Get(metaVersion); v != reservedVersion {
+		err = fmt.Errorf("version %q, this worker knows %q", v, reservedVersion)
+	}
+	payload := string(msg.Payload)
+	if n := CountReserved(payload); n > MaxPerMessage {
+		return nil, fmt.Errorf("%w: %d orders are more than %d", ErrUndecodable, n, MaxPerMessage)
+	}
+	lines := strings.Split(payload, "\n")
+	if err == nil && len(lines) != 2*count {
+		err = fmt.Errorf("%d lines for %d orders", len(lines), count)
+	}
+	events = make([]OrderReserved, 0, len(lines)/2)
+	for i := 1; i < len(lines); i += 2 {
+		r, key, lineErr := ParseReservation(lines[i])
+		if r.Epoch == 0 {
+			r.Epoch = epoch
 		}
+		if lineErr == nil && !r.CanBeOf(lines[i-1]) {
+			lineErr = errors.New("the user or a number is out of range")
+		}
+		if lineErr != nil {
+			err = cmp.Or(err, fmt.Errorf("line %d: %w", i+1, lineErr))
+			continue
+		}
+		events = append(events, OrderReserved{
+			OrderID: r.OrderID, SaleID: sale, UserID: lines[i-1], Quantity: r.Quantity, Epoch: r.Epoch,
+			ReservedAt: r.ReservedAt, Sequence: r.Sequence, KeyFingerprint: key,
+		})
 	}
-	return e, nil
+	if err != nil {
+		return events, fmt.Errorf("%w: %w", ErrUndecodable, err)
+	}
+	return events, nil
 }
 
 // Limits of every event. A larger number is forged or damaged, and does not fit Postgres, the audit
@@ -143,18 +169,6 @@ func (r Reservation) CanBeOf(user string) bool {
 		r.ReservedAt.UnixMilli() >= 0 && r.ReservedAt.UnixMilli() <= maxMillis
 }
 
-func metaInt(msg *message.Message, key string, absent, most int64) (int64, error) {
-	text := msg.Metadata.Get(key)
-	if text == "" {
-		return absent, nil
-	}
-	n, err := strconv.ParseInt(text, 10, 64)
-	if err != nil || n < 0 || n > most {
-		return 0, fmt.Errorf("%w: %s is %q, want a whole number up to %d", ErrUndecodable, key, text, most)
-	}
-	return n, nil
-}
-
 const (
 	// NoKey is the fingerprint of a purchase without an idempotency key.
 	NoKey = "-"
@@ -164,7 +178,7 @@ const (
 	FingerprintChars = (FingerprintBytes*8 + 5) / 6
 )
 
-func IsFingerprint(text string) bool {
+func isFingerprint(text string) bool {
 	raw, err := base64.RawURLEncoding.DecodeString(text)
 	return err == nil && len(raw) == FingerprintBytes
 }

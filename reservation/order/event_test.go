@@ -1,6 +1,9 @@
 package order_test
 
 import (
+	"maps"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +14,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 	"github.com/vmihailenco/msgpack"
+	"pgregory.net/rapid"
 
 	"stampede/internal/testkit"
 	"stampede/internal/testsale"
@@ -24,46 +28,34 @@ func TestEventWireFormat(t *testing.T) {
 	s := testsale.NewShop(t)
 	sale := s.Sale(5)
 	a := s.Buy(sale.ID, "auth0|5f7c8e")
-	events := s.Events(sale.ID)
-	require.Len(t, events, 1)
-	values := events[0].Values
+	b, err := s.Reserve(t.Context(),
+		reservation.Request{Sale: sale.ID, User: "bob", Quantity: 1, IdempotencyKey: "click-1"})
+	require.NoError(t, err)
+	entries := s.Entries(sale.ID)
+	require.Len(t, entries, 2)
+	values := entries[0].Values
 
-	order := a.Reservation.OrderID.String()
-	require.ElementsMatch(t, []string{"_watermill_message_uuid", "metadata", "payload", "reserved_at_ms", "sequence"},
-		fieldNames(values), "the purchase had no idempotency key")
-	require.Equal(t, reservation.CompactID(a.Reservation.OrderID), values["_watermill_message_uuid"],
-		"each order takes this in the stream until it is in Postgres")
-	require.Equal(t, "1", values["sequence"])
-	require.Equal(t, a.Reservation.ReservedAt, time.UnixMilli(mustInt(t, values["reserved_at_ms"])).UTC())
-	require.Equal(t, "\x82\xa5event\xadOrderReserved\xadevent_version\xa11", values["metadata"])
-
-	payload, requestedAt, found := strings.Cut(values["payload"].(string), `,"requested_at_ms":`)
-	require.True(t, found)
-	require.Equal(t, `{"order_id":"`+order+`","sale_id":"`+sale.ID.String()+
-		`","user_id":"auth0|5f7c8e","quantity":1,"version":1,"epoch":1`, payload)
-	require.WithinDuration(t, time.Now(), time.UnixMilli(mustInt(t, strings.TrimSuffix(requestedAt, "}"))), time.Minute)
+	require.ElementsMatch(t, []string{"_watermill_message_uuid", "metadata", "payload"},
+		slices.Collect(maps.Keys(values)))
+	id := order.CompactID(a.Reservation.OrderID)
+	require.Equal(t, id, values["_watermill_message_uuid"])
+	at := strconv.FormatInt(a.Reservation.ReservedAt.UnixMilli(), 16)
+	require.Equal(t, "auth0|5f7c8e\n"+id+" 1 1 "+at, values["payload"])
+	require.Equal(t, "\x85\xa5event\xadOrderReserved\xadevent_version\xa12\xa7sale_id\xd9\x24"+sale.ID.String()+
+		"\xa5epoch\xa11\xa5count\xa11", values["metadata"])
+	require.Regexp(t, `^bob\n[\w-]{22} 1 2 [0-9a-f]+:[\w-]{22}$`, entries[1].Values["payload"])
+	require.Contains(t, entries[1].Values["payload"], order.CompactID(b.Reservation.OrderID))
 
 	// The stock marshaller would write the same metadata.
 	stock, err := redisstream.DefaultMarshallerUnmarshaller{}.Marshal("",
-		&message.Message{UUID: order, Metadata: message.Metadata{"event": "OrderReserved"}})
+		&message.Message{UUID: id, Metadata: message.Metadata{"event": "OrderReserved"}})
 	require.NoError(t, err)
 	require.IsType(t, []byte{}, stock["metadata"])
 	var metadata message.Metadata
 	require.NoError(t, msgpack.Unmarshal([]byte(values["metadata"].(string)), &metadata))
-	require.Equal(t, message.Metadata{"event": "OrderReserved", "event_version": "1"}, metadata)
-
-	_, err = s.Reserve(t.Context(), reservation.Request{
-		Sale: sale.ID, User: "bob", Quantity: 1,
-		IdempotencyKey: "click-1",
-	})
-	require.NoError(t, err)
-	values = s.Events(sale.ID)[1].Values
-	require.ElementsMatch(
-		t, []string{
-			"_watermill_message_uuid", "metadata", "payload", "reserved_at_ms", "sequence", "key",
-		}, fieldNames(values),
-	)
-	require.Len(t, values["key"], 22, "a fingerprint")
+	require.Equal(t, message.Metadata{
+		"event": "OrderReserved", "event_version": "2", "sale_id": sale.ID.String(), "epoch": "1", "count": "1",
+	}, metadata)
 }
 
 func TestStockWatermillReadsEvents(t *testing.T) {
@@ -75,65 +67,142 @@ func TestStockWatermillReadsEvents(t *testing.T) {
 	// The subscriber closes its client, so it gets its own.
 	client := testsale.OwnClient(t, testkit.RedisURL(t))
 	subscriber, err := redisstream.NewSubscriber(redisstream.SubscriberConfig{
-		Client: client, ConsumerGroup: "somebody-else", Consumer: "one", OldestId: "0",
+		Client: client, ConsumerGroup: "another-group", Consumer: "one", OldestId: "0",
 	}, watermill.NopLogger{})
 	require.NoError(t, err)
 	messages, err := subscriber.Subscribe(testsale.Soon(t), s.Keys.Orders(0))
 	require.NoError(t, err)
 	msg, open := <-messages
 	require.True(t, open)
-	event, err := order.DecodeReserved(msg)
+	events, err := order.DecodeReserved(msg)
 	require.NoError(t, err)
 	msg.Ack()
 	require.NoError(t, subscriber.Close())
 
-	require.Equal(t, a.Reservation.OrderID, event.OrderID)
-	require.Equal(t, "ann", event.UserID)
-	require.Equal(t, event.RequestedAt, event.ReservedAt, "it drops the script's fields")
-	require.Zero(t, event.Sequence)
+	require.Equal(t, []order.OrderReserved{{
+		OrderID: a.Reservation.OrderID, SaleID: sale.ID, UserID: "ann", Quantity: 1, Epoch: 1, Sequence: 1,
+		ReservedAt: a.Reservation.ReservedAt,
+	}}, events)
+}
+
+// messageOf returns a message with the orders of a sale, as the script writes it.
+func messageOf(sale uuid.UUID, epoch int64, events ...order.OrderReserved) *message.Message {
+	msg := message.NewMessage("id", order.ReservedPayload(epoch, events...))
+	msg.Metadata = message.Metadata{
+		"event": "OrderReserved", "event_version": "2", "sale_id": sale.String(),
+		"epoch": strconv.FormatInt(epoch, 10), "count": strconv.Itoa(len(events)),
+	}
+	return msg
+}
+
+func TestDecodeReservedReadsWhatIsWritten(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(r *rapid.T) {
+		sale, epoch := uuid.New(), rapid.Int64Range(1, 1<<31).Draw(r, "epoch")
+		events := make([]order.OrderReserved, rapid.IntRange(1, order.MaxPerMessage).Draw(r, "orders"))
+		for i := range events {
+			events[i] = order.OrderReserved{
+				OrderID: order.NewOrderID(sale), SaleID: sale,
+				UserID:         rapid.StringMatching(`[!#-\[\]-z|~]{1,128}`).Draw(r, "user"),
+				Quantity:       rapid.Int64Range(1, order.MaxPerOrder).Draw(r, "quantity"),
+				Epoch:          rapid.Int64Range(1, epoch).Draw(r, "its epoch"),
+				ReservedAt:     time.UnixMilli(rapid.Int64Range(0, 1<<47).Draw(r, "time")).UTC(),
+				Sequence:       rapid.Int64Range(1, 1<<40).Draw(r, "sequence"),
+				KeyFingerprint: rapid.SampledFrom([]string{"", "abcdefghijklmnopqrstuQ"}).Draw(r, "key"),
+			}
+		}
+		read, err := order.DecodeReserved(messageOf(sale, epoch, events...))
+		require.NoError(r, err)
+		require.Equal(r, events, read)
+	})
+}
+
+// FuzzReadReserved writes again what it reads, and reads the same from that.
+func FuzzReadReserved(f *testing.F) {
+	const id = "AaH9eHpfdXukBQzkOOCaFQ"
+	for _, payload := range []string{
+		"", "\n", "ann\n" + id + " 1 17 1a0c2d3e4f5", "ann\n" + id + " 1 17 1a0c2d3e4f5:abcdefghijklmnopqrstuQ@2",
+		"ann\n" + id + " 1 17 1a0c2d3e4f5\nbob", "ann\n" + id + " 1 17 1\n\n" + id + " 1 17 1",
+	} {
+		f.Add(payload, "1", "1")
+	}
+	f.Fuzz(func(t *testing.T, payload, epoch, count string) {
+		sale := uuid.MustParse("0190b4a2-0000-7000-8000-000000000002")
+		msg := message.NewMessage("id", []byte(payload))
+		msg.Metadata = message.Metadata{
+			"event": "OrderReserved", "event_version": "2", "sale_id": sale.String(), "epoch": epoch, "count": count,
+		}
+		events, err := order.ReadReserved(msg)
+		if err != nil {
+			require.ErrorIs(t, err, order.ErrUndecodable)
+		}
+		if len(events) == 0 {
+			return
+		}
+		again, err := order.DecodeReserved(messageOf(sale, 1<<31, events...))
+		require.NoError(t, err)
+		require.Equal(t, events, again)
+	})
 }
 
 func TestDecodeReservedRejectsOtherMessages(t *testing.T) {
 	t.Parallel()
-	const good = `{"order_id":"0190b4a2-0000-7000-8000-000000000001","sale_id":"0190b4a2-0000-7000-8000-000000000002","user_id":"ann","quantity":1,"version":1,"epoch":1,"requested_at_ms":1700000000000}`
-	decode := func(event, version, payload string, more ...string) (order.OrderReserved, error) {
-		msg := message.NewMessage("id", []byte(payload))
-		msg.Metadata = message.Metadata{"event": event, "event_version": version}
-		for i := 0; i < len(more); i += 2 {
-			msg.Metadata[more[i]] = more[i+1]
-		}
-		return order.DecodeReserved(msg)
+	sale := uuid.MustParse("0190b4a2-0000-7000-8000-000000000002")
+	good := order.OrderReserved{
+		OrderID: order.NewOrderID(sale), SaleID: sale, UserID: "ann", Quantity: 1, Epoch: 1, Sequence: 7,
+		ReservedAt: time.UnixMilli(1700000000123).UTC(),
 	}
-	e, err := decode("OrderReserved", "1", good, "reserved_at_ms", "1700000000123", "sequence", "7")
-	require.NoError(t, err)
-	require.Equal(t, order.OrderReserved{
-		OrderID: uuid.MustParse("0190b4a2-0000-7000-8000-000000000001"),
-		SaleID:  uuid.MustParse("0190b4a2-0000-7000-8000-000000000002"),
-		UserID:  "ann", Quantity: 1, Epoch: 1, Sequence: 7,
-		RequestedAt: time.UnixMilli(1700000000000).UTC(), ReservedAt: time.UnixMilli(1700000000123).UTC(),
-	}, e)
-
-	for name, err := range map[string]error{
-		"event missing":    second(decode("", "", "bar")),
-		"other event":      second(decode("OrderShipped", "1", good)),
-		"unknown version":  second(decode("OrderReserved", "2", good)),
-		"not JSON":         second(decode("OrderReserved", "1", "bar")),
-		"order id missing": second(decode("OrderReserved", "1", strings.Replace(good, "order_id", "x", 1))),
-		"order id damaged": second(decode("OrderReserved", "1", strings.Replace(good, "0190", "01", 1))),
-		"quantity 0":       second(decode("OrderReserved", "1", strings.Replace(good, `"quantity":1`, `"quantity":0`, 1))),
-		"quantity 1.5": second(decode("OrderReserved", "1",
-			strings.Replace(good, `"quantity":1`, `"quantity":1.5`, 1))),
-		"user with braces":             second(decode("OrderReserved", "1", strings.Replace(good, "ann", "{ann}", 1))),
-		"sequence damaged":             second(decode("OrderReserved", "1", good, "sequence", "x")),
-		"sequence negative":            second(decode("OrderReserved", "1", good, "sequence", "-1")),
-		"sequence too large":           second(decode("OrderReserved", "1", good, "sequence", "9223372036854775807")),
-		"reserved after the year 9999": second(decode("OrderReserved", "1", good, "reserved_at_ms", "1152922451291646976")),
-		"requested after the year 9999": second(decode("OrderReserved", "1",
-			strings.Replace(good, "1700000000000", "1152922451291646976", 1))),
-		"epoch too large": second(decode("OrderReserved", "1",
-			strings.Replace(good, `"epoch":1`, `"epoch":9223372036854775807`, 1))),
+	other := good
+	other.OrderID, other.UserID, other.Sequence = order.NewOrderID(sale), "bob", 8
+	both, second := []order.OrderReserved{good, other}, []order.OrderReserved{other}
+	none := []order.OrderReserved{}
+	replacing := func(from, to string) func(*message.Message) {
+		return func(msg *message.Message) {
+			msg.Payload = []byte(strings.Replace(string(msg.Payload), from, to, 1))
+		}
+	}
+	setting := func(name, value string) func(*message.Message) {
+		return func(msg *message.Message) { msg.Metadata[name] = value }
+	}
+	for name, tc := range map[string]struct {
+		change   func(*message.Message)
+		readable []order.OrderReserved
+	}{
+		"no event":                {setting("event", ""), nil},
+		"another event":           {setting("event", "OrderShipped"), nil},
+		"an unknown version":      {setting("event_version", "3"), both},
+		"a count of less":         {setting("count", "1"), both},
+		"a count of more":         {setting("count", "3"), both},
+		"no count":                {setting("count", ""), both},
+		"no sale":                 {setting("sale_id", ""), nil},
+		"the nil sale":            {setting("sale_id", uuid.Nil.String()), nil},
+		"no epoch":                {setting("epoch", ""), nil},
+		"epoch 0":                 {setting("epoch", "0"), nil},
+		"a huge epoch":            {setting("epoch", "9223372036854775807"), nil},
+		"no payload":              {func(msg *message.Message) { msg.Payload = nil }, none},
+		"JSON":                    {func(msg *message.Message) { msg.Payload = []byte(`{"user":"ann"}`) }, none},
+		"a line too many":         {replacing("ann", "eve\nann"), none},
+		"a damaged id":            {replacing(order.CompactID(good.OrderID), "x"), second},
+		"quantity 0":              {replacing(" 1 7 ", " 0 7 "), second},
+		"quantity 1.5":            {replacing(" 1 7 ", " 1.5 7 "), second},
+		"a user with braces":      {replacing("ann", "{ann}"), second},
+		"no user":                 {replacing("ann", ""), second},
+		"a damaged sequence":      {replacing(" 1 7 ", " 1 x "), second},
+		"a negative sequence":     {replacing(" 1 7 ", " 1 -7 "), second},
+		"a huge sequence":         {replacing(" 1 7 ", " 1 9223372036854775807 "), second},
+		"a time beyond 9999":      {replacing("7 18bcfe5687b", "7 e677d21fdc00"), second},
+		"a huge epoch of its own": {replacing("18bcfe5687b", "18bcfe5687b@9223372036854775807"), second},
 	} {
-		require.ErrorIs(t, err, order.ErrUndecodable, name)
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			msg := messageOf(sale, 1, good, other)
+			tc.change(msg)
+			_, err := order.DecodeReserved(msg)
+			require.ErrorIs(t, err, order.ErrUndecodable)
+			read, err := order.ReadReserved(msg)
+			require.ErrorIs(t, err, order.ErrUndecodable)
+			require.Equal(t, tc.readable, read)
+		})
 	}
 }
 
@@ -204,23 +273,3 @@ func TestKeysOfPartitionShareHashTag(t *testing.T) {
 		require.InDelta(t, 1000, n, 200, "sales spread evenly over the partitions")
 	}
 }
-
-func fieldNames(values map[string]any) (names []string) {
-	for name := range values {
-		names = append(names, name)
-	}
-	return names
-}
-
-func mustInt(t *testing.T, v any) (n int64) {
-	t.Helper()
-	text, ok := v.(string)
-	require.True(t, ok)
-	for _, digit := range text {
-		require.True(t, digit >= '0' && digit <= '9', "%q is a whole number", text)
-		n = n*10 + int64(digit-'0')
-	}
-	return n
-}
-
-func second[A, B any](_ A, b B) B { return b }

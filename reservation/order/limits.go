@@ -10,4 +10,6 @@ const (
 	MaxNameBytes     = 200
 	MaxUserBytes     = 128
 	maxKeyBytes      = 255 // of an idempotency key
+	// MaxPerMessage is how many orders a message of the stream may hold.
+	MaxPerMessage = 256
 )

@@ -1,4 +1,4 @@
-package reservation
+package order
 
 import (
 	"encoding/base64"
@@ -9,11 +9,10 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-
-	"stampede/reservation/order"
 )
 
-// The hash Keys.Buyers holds reservations as lua/reserve.lua writes them:
+// The text of a reservation, as lua/reserve.lua writes it into the hash of a sale's buyers and into
+// the stream:
 //
 //	<order id> <quantity> <sequence> <reserved_at_ms>[:<key>][@<epoch>]
 //
@@ -48,39 +47,40 @@ func ParseCompactID(text string) (uuid.UUID, error) {
 	return id, nil
 }
 
-// ParseReservation reads a reservation. Without an epoch the reservation's Epoch is 0.
-func ParseReservation(text string) (order.Reservation, error) {
+// ParseReservation reads a reservation and the fingerprint of its idempotency key, which is empty
+// if there was none. Without an epoch the reservation's Epoch is 0.
+func ParseReservation(text string) (r Reservation, key string, err error) {
 	text, epoch, dated := strings.Cut(text, "@")
 	text, key, keyed := strings.Cut(text, ":")
-	if keyed && !order.IsFingerprint(key) {
-		return order.Reservation{}, errors.New("the key of a reservation is not a fingerprint")
+	if keyed && !isFingerprint(key) {
+		return Reservation{}, "", errors.New("the key of a reservation is not a fingerprint")
 	}
-	fields := strings.Split(text, " ")
-	if len(fields) != 4 {
-		return order.Reservation{}, fmt.Errorf("a reservation has 4 fields, this one %d", len(fields))
+	id, rest, _ := strings.Cut(text, " ")
+	quantity, rest, _ := strings.Cut(rest, " ")
+	sequence, reservedAt, complete := strings.Cut(rest, " ")
+	if !complete {
+		return Reservation{}, "", errors.New("a reservation has an order id, a quantity, a sequence and a time")
 	}
-	id, err := ParseCompactID(fields[0])
+	if r.OrderID, err = ParseCompactID(id); err != nil {
+		return Reservation{}, "", err
+	}
+	if r.Quantity, err = parseNatural(quantity, 10); err != nil {
+		return Reservation{}, "", err
+	}
+	if r.Sequence, err = parseNatural(sequence, 10); err != nil {
+		return Reservation{}, "", err
+	}
+	ms, err := parseNatural(reservedAt, 16)
 	if err != nil {
-		return order.Reservation{}, err
+		return Reservation{}, "", err
 	}
-	r := order.Reservation{OrderID: id}
-	var reservedAt int64
-	for _, n := range []struct {
-		into *int64
-		text string
-		base int
-	}{{&r.Quantity, fields[1], 10}, {&r.Sequence, fields[2], 10}, {&reservedAt, fields[3], 16}} {
-		if *n.into, err = parseNatural(n.text, n.base); err != nil {
-			return order.Reservation{}, err
-		}
-	}
-	r.ReservedAt = time.UnixMilli(reservedAt).UTC()
+	r.ReservedAt = time.UnixMilli(ms).UTC()
 	if dated {
 		if r.Epoch, err = parseNatural(epoch, 10); err != nil {
-			return order.Reservation{}, err
+			return Reservation{}, "", err
 		}
 	}
-	return r, nil
+	return r, key, nil
 }
 
 // parseNatural reads a number without a sign.
@@ -90,21 +90,20 @@ func parseNatural(text string, base int) (int64, error) {
 	return int64(n), err
 }
 
-// heldMax is the size of a reservation with a key and an epoch.
-const heldMax = 96
+// ReservationTextMax is the size of a reservation with a key and an epoch.
+const ReservationTextMax = 96
 
-// appendHeld appends the reservation as text, for a sale of that epoch.
-func appendHeld(dst []byte, h *Holder, epoch int64) []byte {
-	r := &h.Reservation
+// AppendReservation appends the reservation, with the fingerprint of its key or "", in a sale of that epoch.
+func AppendReservation(dst []byte, r Reservation, key string, epoch int64) []byte {
 	dst = compactID.AppendEncode(dst, r.OrderID[:])
 	dst = strconv.AppendInt(append(dst, ' '), r.Quantity, 10)
 	dst = strconv.AppendInt(append(dst, ' '), r.Sequence, 10)
 	dst = strconv.AppendInt(append(dst, ' '), r.ReservedAt.UnixMilli(), 16)
-	if h.KeyFingerprint != "" {
-		dst = append(append(dst, ':'), h.KeyFingerprint...)
+	if key != "" {
+		dst = append(append(dst, ':'), key...)
 	}
-	if h.Epoch != epoch {
-		dst = strconv.AppendInt(append(dst, '@'), h.Epoch, 10)
+	if r.Epoch != epoch {
+		dst = strconv.AppendInt(append(dst, '@'), r.Epoch, 10)
 	}
 	return dst
 }

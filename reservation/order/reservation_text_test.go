@@ -1,4 +1,4 @@
-package reservation_test
+package order_test
 
 import (
 	"encoding/base64"
@@ -19,10 +19,10 @@ func TestCompactIDHasOneFormForEachOrder(t *testing.T) {
 	t.Parallel()
 	id := uuid.MustParse("01a1fd78-7a5f-757b-a405-0ce438e09a15")
 	const text = "AaH9eHpfdXukBQzkOOCaFQ"
-	require.Equal(t, text, reservation.CompactID(id))
+	require.Equal(t, text, order.CompactID(id))
 	rapid.Check(t, func(r *rapid.T) {
 		id := uuid.UUID(rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(r, "id"))
-		got, err := reservation.ParseCompactID(reservation.CompactID(id))
+		got, err := order.ParseCompactID(order.CompactID(id))
 		require.NoError(r, err)
 		require.Equal(r, id, got)
 	})
@@ -31,7 +31,7 @@ func TestCompactIDHasOneFormForEachOrder(t *testing.T) {
 		"AaH9eHpfdXukBQzkOOCaFR",         // the same bytes to a decoder that ignores the last four bits
 		text[:10] + "\n\n" + text[10:20], // one byte too few for a decoder that skips line breaks
 	} {
-		_, err := reservation.ParseCompactID(other)
+		_, err := order.ParseCompactID(other)
 		require.Error(t, err, "%q", other)
 	}
 }
@@ -49,9 +49,10 @@ func TestParseReservation(t *testing.T) {
 		id + " 3 17 1a0c2d3e4f5:" + key: 0, id + " 3 17 1a0c2d3e4f5:" + key + "@12": 12,
 	} {
 		want.Epoch = epoch
-		got, err := reservation.ParseReservation(text)
+		got, itsKey, err := order.ParseReservation(text)
 		require.NoError(t, err)
 		require.Equal(t, want, got)
+		require.Equal(t, strings.Contains(text, key), itsKey == key)
 	}
 	for _, text := range []string{
 		"", "rubbish", id, id + " 3 17", id + " 3 17 ", id + " 3 17 1a0c2d3e4f5 ", " " + id + " 3 17 1a0c2d3e4f5",
@@ -66,7 +67,7 @@ func TestParseReservation(t *testing.T) {
 		id + " 3 17 1a0c2d3e4f5 - 1", "01a1fd78-7a5f-757b-a405-0ce438e09a15 3 17 1790000000000 -",
 		"01a1fd78-7a5f-757b-a405-0ce438e09a15 3 17 1790000000000 " + key + " 1",
 	} {
-		_, err := reservation.ParseReservation(text)
+		_, _, err := order.ParseReservation(text)
 		require.Error(t, err, "%q", text)
 	}
 }
@@ -93,9 +94,10 @@ func TestScriptAndRebuildWriteSameReservation(t *testing.T) {
 		if holder.Epoch != 9 {
 			want.Epoch = holder.Epoch
 		}
-		got, err := reservation.ParseReservation(text)
+		got, itsKey, err := order.ParseReservation(text)
 		require.NoError(r, err, text)
 		require.Equal(r, want, got, text)
+		require.Equal(r, holder.KeyFingerprint, itsKey, text)
 
 		require.NoError(r, s.Redis.HSet(t.Context(), s.Keys.Buyers(0, sale.ID), "ann", text).Err())
 		want.Epoch = holder.Epoch
@@ -113,8 +115,9 @@ func TestScriptAndRebuildWriteSameReservation(t *testing.T) {
 		held := s.Redis.HGet(t.Context(), s.Keys.Buyers(0, sale.ID), request.User).Val()
 		_, fingerprint, _ := strings.Cut(held, ":")
 		require.Equal(t, request.IdempotencyKey != "", fingerprint != "")
-		holder := heldBy(request.User, answer.Reservation)
-		holder.KeyFingerprint = fingerprint
+		holder := reservation.Holder{
+			User: request.User, Reservation: answer.Reservation, KeyFingerprint: fingerprint, Epoch: answer.Reservation.Epoch,
+		}
 		require.NoError(t, s.StageBuyers(t.Context(), 0, sale.ID, testsale.Token, 1, []reservation.Holder{holder}))
 		require.Equal(t, held, s.Redis.HGet(t.Context(), s.Keys.Staged(0, sale.ID, testsale.Token), request.User).Val())
 	}
