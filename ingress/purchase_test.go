@@ -40,7 +40,7 @@ func TestPurchaseIsAccepted(t *testing.T) {
 
 	now := s.stock(sale)
 	require.Equal(t, "8", now.Sale["left"])
-	require.EqualValues(t, 1, now.Entries)
+	require.EqualValues(t, 1, now.Orders)
 	require.Contains(t, now.Buyers["ada"], base64.RawURLEncoding.EncodeToString(id[:]))
 }
 
@@ -278,5 +278,5 @@ func TestCrowdGetsExactlyTheStock(t *testing.T) {
 		count[status]++
 	}
 	require.Equal(t, map[int]int{http.StatusAccepted: units, http.StatusConflict: buyers - units}, count)
-	require.EqualValues(t, units, s.stock(sale).Entries)
+	require.EqualValues(t, units, s.stock(sale).Orders)
 }

@@ -186,7 +186,7 @@ func TestExpectContinue(t *testing.T) {
 			require.True(t, res.Close, "%s: the connection is kept for the rest of the body", name)
 		}
 	}
-	require.EqualValues(t, 1, s.stock(sale).Entries)
+	require.EqualValues(t, 1, s.stock(sale).Orders)
 }
 
 // Purchases that wait for Redis fill the server.

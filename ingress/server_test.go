@@ -64,7 +64,7 @@ func TestStopFinishesAcceptedRequests(t *testing.T) {
 	require.Equal(t, http.StatusAccepted, res.StatusCode)
 	require.NoError(t, idle.Close())
 	require.NoError(t, <-ended)
-	require.EqualValues(t, 1, s.stock(sale).Entries)
+	require.EqualValues(t, 1, s.stock(sale).Orders)
 }
 
 // The cancelled request is answered.

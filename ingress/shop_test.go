@@ -200,9 +200,9 @@ func (r reply) isProblem(status int, slug string) map[string]any {
 
 // redisStock is a sale in Redis. A refused request must not change it.
 type redisStock struct {
-	Sale    map[string]string
-	Buyers  map[string]string
-	Entries int64
+	Sale   map[string]string
+	Buyers map[string]string
+	Orders int // in the stream
 }
 
 func (s *shop) stock(sale uuid.UUID) redisStock {
@@ -217,8 +217,11 @@ func (s *shop) stock(sale uuid.UUID) redisStock {
 	require.NoError(s.t, err)
 	now.Buyers, err = s.rdb.HGetAll(ctx, s.keys.Buyers(partition, sale)).Result()
 	require.NoError(s.t, err)
-	now.Entries, err = s.rdb.XLen(ctx, s.keys.Orders(partition)).Result()
+	entries, err := s.rdb.XRange(ctx, s.keys.Orders(partition), "-", "+").Result()
 	require.NoError(s.t, err)
+	for _, entry := range entries {
+		now.Orders += order.CountReserved(entry.Values["payload"].(string))
+	}
 	return now
 }
 

@@ -54,7 +54,7 @@ func runIn(t *testing.T, files map[string]string, args ...string) (passed bool, 
 func TestRunPrintsOnlyLogsOfFailedTests(t *testing.T) {
 	passed, text := runIn(t, module, "./...")
 	assert.False(t, passed)
-	assert.Regexp(t, `(?m)^\d/3  0:\d\d  ok example/good  \d`, text)
+	assert.Regexp(t, `(?m)^\d/3  0:\d\d  ok (\(cached\) )?example/good  \d`, text)
 	assert.Regexp(t, `(?m)^\d/3  0:\d\d  FAIL example/bad  \d`, text)
 	assert.Regexp(t, `(?m)^\d/3  0:\d\d  FAIL example/broken  \d`, text)
 	assert.Contains(t, text, "this case is wrong")
@@ -73,7 +73,7 @@ func TestRunIgnoresValueOfBenchFlag(t *testing.T) {
 		"good/good_test.go": module["good/good_test.go"],
 	}, "-bench", ".", "-benchtime", "1x", "./...")
 	assert.True(t, passed)
-	assert.Regexp(t, `(?m)^1/1  0:\d\d  ok example/good  \d`, text)
+	assert.Regexp(t, `(?m)^1/1  0:\d\d  ok (\(cached\) )?example/good  \d`, text)
 }
 
 func TestRunPrintsPanic(t *testing.T) {
