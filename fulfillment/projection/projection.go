@@ -27,16 +27,15 @@ var (
 	ErrRunning = errors.New("another process is rebuilding the projections")
 	// ErrDamagedLog is returned when order_events holds an impossible history, from which nothing can be rebuilt.
 	ErrDamagedLog = errors.New("the log of orders is damaged")
-	// ErrTableExtended is returned when something was added to the table orders that the new table would lack, for
-	// example a view.
-	ErrTableExtended = errors.New("the table orders has something that a new one would not have")
+	// ErrTableExtended is returned when the table orders has additions that the new table would lack, for example a view.
+	ErrTableExtended = errors.New("the table orders has additions that a new table would lack")
 )
 
 const (
-	// changesPerTurn bounds the changes of orders that one transaction takes. At changesLeft changes the tables may be
-	// swapped, which blocks writers of orders.
+	// changesPerTurn bounds the changes of orders that one transaction takes. When at most changesLeft remain, the tables
+	// are swapped, which blocks writers of orders.
 	changesPerTurn, changesLeft = 10_000, 200
-	// turnsMax bounds the turns that it takes to get there.
+	// turnsMax bounds the turns before the swap.
 	turnsMax = 100
 
 	// lockPatienceMin and lockPatienceMax bound the wait for a lock that blocks buyers. The latter is above one second,
@@ -46,7 +45,7 @@ const (
 
 // Report is the result of a rebuild of the projections.
 type Report struct {
-	// Orders counts the rows that filled the new table, and Changes the changes of orders during the rebuild.
+	// Orders counts the rows that first filled the new table, and Changes the changes of orders during the rebuild.
 	Orders  int64 `json:"orders"`
 	Changes int64 `json:"changes_meanwhile"`
 	// Recounted holds the sales whose counters were wrong.
@@ -68,8 +67,8 @@ type Recount struct {
 // cancelled. The new table is filled beside the old one, catches up with changes, and replaces it in one short
 // transaction. A rebuild that is interrupted leaves one complete table; the next one removes the leftovers.
 //
-// It gives up waiting for a lock soon and retries until ctx ends, because buyers would wait behind it. It needs one
-// connection of the pool, and the rights of the tables' owner.
+// Buyers wait behind its locks, so it waits for a lock only briefly and retries until ctx ends. It needs one connection
+// of the pool, and the rights of the tables' owner.
 //
 // The error may be ErrRunning, and wrap ErrDamagedLog or ErrTableExtended.
 func Rebuild(ctx context.Context, pool *pgxpool.Pool, logger *slog.Logger) (Report, error) {
@@ -141,7 +140,7 @@ func (p *projector) run(ctx context.Context, pool *pgxpool.Pool) (err error) {
 func (p *projector) cleanUp(ctx context.Context) {
 	ctx, cancel := retry.ForCall(ctx)
 	defer cancel()
-	err := p.underLocks(ctx, "clear away", func(tx pgx.Tx) error { return pg.Run(ctx, tx.Conn(), sql.ProjectionEnd) })
+	err := p.underLocks(ctx, "remove the leftovers", func(tx pgx.Tx) error { return pg.Run(ctx, tx.Conn(), sql.ProjectionEnd) })
 	if err != nil {
 		p.log.Warn(
 			"an interrupted rebuild of the projections left tables behind; the next rebuild removes them", "error", err,
@@ -158,7 +157,7 @@ func (p *projector) prepare(ctx context.Context) error {
 	return p.conn.Lock(ctx, pg.ProjectionAliveLock)
 }
 
-// checkTable checks that a new table can have all that the old one has.
+// checkTable checks that a new table can have everything that the old one has.
 func (p *projector) checkTable(ctx context.Context) error {
 	found, err := texts(ctx, p.conn, sql.ProjectionObstacles)
 	if err == nil && len(found) > 0 {
@@ -182,7 +181,7 @@ func (p *projector) checkLog(ctx context.Context) error {
 		total   int64
 	)
 	_, err := pgx.ForEachRow(rows, []any{&types, &whole, &orders, &example}, func() error {
-		if whole && canHappen(types) && !endsReserved(types) {
+		if whole && isPossible(types) && !endsReserved(types) {
 			return nil
 		}
 		if total += orders; len(damaged) < damagedShown {
@@ -196,8 +195,8 @@ func (p *projector) checkLog(ctx context.Context) error {
 	return err
 }
 
-// canHappen reports whether an order can have this history.
-func canHappen(types []order.EventType) bool {
+// isPossible reports whether an order can have this history.
+func isPossible(types []order.EventType) bool {
 	var status order.Status // of a new order
 	for _, event := range types {
 		var ok bool
@@ -208,8 +207,8 @@ func canHappen(types []order.EventType) bool {
 	return true
 }
 
-// endsReserved reports whether the history ends with the reservation. Its outcome is recorded in the same step, so an
-// event is lost, and a rebuild would lose the row of an order that may be live.
+// endsReserved reports whether the history ends with the reservation. Its outcome is recorded in the same step, so such
+// a history has lost an event, and a rebuild would lose the row of an order that may be live.
 func endsReserved(types []order.EventType) bool {
 	return types[len(types)-1] == order.EventReserved
 }
@@ -246,13 +245,14 @@ func (p *projector) build(ctx context.Context) error {
 // is never rebuilt after the second, so orders_one_live_per_user always holds.
 func (p *projector) catchUp(ctx context.Context) (taken int, err error) {
 	err = pgx.BeginTxFunc(ctx, p.conn, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, func(tx pgx.Tx) error {
-		taken, err = p.remake(ctx, tx)
+		taken, err = p.takeChanges(ctx, tx)
 		return err
 	})
 	return taken, err
 }
 
-func (p *projector) remake(ctx context.Context, tx pgx.Tx) (taken int, err error) {
+// takeChanges copies the orders of the next changes again, and returns the number of changes.
+func (p *projector) takeChanges(ctx context.Context, tx pgx.Tx) (taken int, err error) {
 	rows, _ := tx.Query(ctx, sql.ProjectionTakeChanges, changesPerTurn) // its error comes with the rows
 	orders, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
 	if err != nil || len(orders) == 0 {
@@ -287,7 +287,7 @@ func (p *projector) swap(ctx context.Context) error {
 		}
 		began := time.Now()
 		for {
-			if taken, err := p.remake(ctx, tx); err != nil {
+			if taken, err := p.takeChanges(ctx, tx); err != nil {
 				return err
 			} else if taken == 0 {
 				break
@@ -306,7 +306,7 @@ func (p *projector) swap(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if missing := lacking(wanted, got); len(missing) > 0 {
+		if missing := differences(wanted, got); len(missing) > 0 {
 			return fmt.Errorf("%w: %s", ErrTableExtended, strings.Join(missing, "; "))
 		}
 		crashpoint.Hit(crashpoint.ProjectionsSwap)
@@ -315,8 +315,8 @@ func (p *projector) swap(ctx context.Context) error {
 	})
 }
 
-// lacking lists the texts that only one side has.
-func lacking(wanted, got []string) (missing []string) {
+// differences lists the texts that only one side has.
+func differences(wanted, got []string) (missing []string) {
 	for _, text := range wanted {
 		if !slices.Contains(got, text) {
 			missing = append(missing, "the new table lacks "+text)
@@ -330,7 +330,8 @@ func lacking(wanted, got []string) (missing []string) {
 	return missing
 }
 
-// underLocks runs a transaction that takes locks behind which all buyers may wait: it waits briefly and retries.
+// underLocks runs a transaction that takes locks behind which all buyers may wait: it waits for them only briefly, and
+// retries.
 func (p *projector) underLocks(ctx context.Context, doing string, do func(pgx.Tx) error) error {
 	outage := retry.Outage{Log: p.log, Doing: doing}
 	for patience := lockPatienceMin; ; patience = min(2*patience, lockPatienceMax) {
@@ -347,21 +348,21 @@ func (p *projector) underLocks(ctx context.Context, doing string, do func(pgx.Tx
 			}
 			return nil
 		}
-		// Let those who waited behind the lock continue.
+		// Let the statements behind this one continue.
 		if !retry.Pause(max(outage.Failed(err), 3*patience), ctx.Done()) {
 			return ctx.Err()
 		}
 	}
 }
 
-// isLockTaken reports whether a lock timed out or was given up against a deadlock.
+// isLockTaken reports whether the wait for a lock timed out or was ended by the deadlock detector.
 func isLockTaken(err error) bool {
 	var pgErr *pgconn.PgError
 	return errors.As(err, &pgErr) && (pgErr.Code == "55P03" || pgErr.Code == "40P01")
 }
 
 func texts(ctx context.Context, from pg.Querier, query string) ([]string, error) {
-	rows, _ := from.Query(ctx, query) // rows carry the error
+	rows, _ := from.Query(ctx, query) // its error comes with the rows
 	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
@@ -374,7 +375,7 @@ func RecountSales(
 		Sale         uuid.UUID
 		LastSequence int64
 	}
-	rows, _ := on.Query(ctx, sql.ProjectionMiscounted, sale) // rows carry the error
+	rows, _ := on.Query(ctx, sql.ProjectionMiscounted, sale) // its error comes with the rows
 	wrong, err := pgx.CollectRows(rows, pgx.RowToStructByPos[miscounted])
 	if err != nil {
 		return nil, fmt.Errorf("count: %w", err)

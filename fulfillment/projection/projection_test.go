@@ -30,18 +30,18 @@ import (
 const (
 	allOrders   = "SELECT row_to_json(o)::text FROM orders AS o ORDER BY id"
 	allCounters = "SELECT concat_ws(' ', id, sold, last_sequence) FROM sales ORDER BY id"
-	// leftovers are what a rebuild needs while it lasts.
+	// leftovers selects what exists only during a rebuild.
 	leftovers = `SELECT relname FROM pg_class WHERE relname ~ '^(orders_next|orders_replaced|order_changes)'
 		UNION ALL SELECT proname FROM pg_proc WHERE proname = 'note_order_change'
 		UNION ALL SELECT tgname FROM pg_trigger WHERE tgrelid = 'orders'::regclass`
 )
 
-// lives makes orders of every status in two sales, in order and with keys.
-func lives(s *testshop.Shop, t testing.TB) (orders map[string]uuid.UUID) {
+// makeOrders makes orders of every status in two sales, and returns their ids by "user/index of the sale".
+func makeOrders(s *testshop.Shop, t testing.TB) (orders map[string]uuid.UUID) {
 	t.Helper()
 	orders = map[string]uuid.UUID{}
 	sales := []uuid.UUID{s.OpenPayable(t, 50), s.Open(t, 50)}
-	ledger := ledger.New(s.Pool)
+	orderLedger := ledger.New(s.Pool)
 	for n, sale := range sales {
 		for i := range 10 {
 			user := fmt.Sprintf("user-%d", i)
@@ -53,9 +53,9 @@ func lives(s *testshop.Shop, t testing.TB) (orders map[string]uuid.UUID) {
 		s.Buy(t, sale, "without-key")
 	}
 	testwork.Fulfil(s, t)
-	_, err := ledger.Pay(t.Context(), orders["user-1/0"], "user-1", "pi_1")
+	_, err := orderLedger.Pay(t.Context(), orders["user-1/0"], "user-1", "pi_1")
 	require.NoError(t, err)
-	_, err = ledger.Cancel(t.Context(), orders["user-2/0"], "user-2")
+	_, err = orderLedger.Cancel(t.Context(), orders["user-2/0"], "user-2")
 	require.NoError(t, err)
 	testwork.EndWindow(t, s.Pool, orders["user-3/0"])
 	_, err = s.Pool.Exec(t.Context(),
@@ -66,12 +66,12 @@ func lives(s *testshop.Shop, t testing.TB) (orders map[string]uuid.UUID) {
 	require.NoError(t, err)
 	require.Equal(t, 1, expired)
 	refused := testshop.Reserved(sales[0], "refused", 99)
-	_, err = ledger.Refuse(t.Context(), []order.OrderReserved{refused}, order.RejectedSoldOut)
+	_, err = orderLedger.Refuse(t.Context(), []order.OrderReserved{refused}, order.RejectedSoldOut)
 	require.NoError(t, err)
 	_, err = s.Pool.Exec(t.Context(), "UPDATE sales SET epoch = 2 WHERE id = $1", sales[1])
 	require.NoError(t, err)
 	late := testshop.Reserved(sales[1], "late", 99)
-	outcomes, err := ledger.Record(t.Context(), []order.OrderReserved{late})
+	outcomes, err := orderLedger.Record(t.Context(), []order.OrderReserved{late})
 	require.NoError(t, err)
 	require.Equal(t, order.StatusVoided, outcomes[0].Status)
 	require.Equal(t, []string{"cancelled 1", "confirmed 19", "expired 1", "paid 1", "rejected 1", "voided 1"},
@@ -82,7 +82,7 @@ func lives(s *testshop.Shop, t testing.TB) (orders map[string]uuid.UUID) {
 func TestProjectionRebuildRestoresEachRow(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
-	orders := lives(s, t)
+	orders := makeOrders(s, t)
 	rows, counters, shape := testshop.RowsOf(t, s.Pool, allOrders), testshop.RowsOf(t, s.Pool, allCounters),
 		testshop.RowsOf(t, s.Pool, sql.ProjectionShape)
 	require.Equal(t, int64(len(rows)), testwork.RebuildProjections(s, t).Orders)
@@ -91,7 +91,7 @@ func TestProjectionRebuildRestoresEachRow(t *testing.T) {
 	require.Equal(t, shape, testshop.RowsOf(t, s.Pool, sql.ProjectionShape))
 	require.Empty(t, testshop.RowsOf(t, s.Pool, leftovers))
 
-	// Whatever became of the rows, the log has it all.
+	// The log restores any damage of the rows.
 	for _, damage := range []string{
 		"DELETE FROM orders",
 		"UPDATE orders SET status = 'expired', version = 9, quantity = 7, user_id = id::text, sequence = 0, epoch = 9, " +
@@ -114,12 +114,12 @@ func TestProjectionRebuildRestoresEachRow(t *testing.T) {
 func TestProjectionRebuildKeepsTableOptions(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
-	lives(s, t)
+	makeOrders(s, t)
 	role := "reader_" + strings.ReplaceAll(uuid.NewString(), "-", "")
 	_, err := s.Pool.Exec(t.Context(), `CREATE ROLE `+role+`;
 		GRANT SELECT ON orders TO `+role+
 		`; GRANT UPDATE (reason) ON orders TO PUBLIC; ALTER DEFAULT PRIVILEGES GRANT DELETE ON TABLES TO PUBLIC;
-		COMMENT ON TABLE orders IS 'it''s ours'; COMMENT ON COLUMN orders.due IS 'until'; COMMENT ON INDEX orders_due IS `+
+		COMMENT ON TABLE orders IS 'buyers'' orders'; COMMENT ON COLUMN orders.due IS 'until'; COMMENT ON INDEX orders_due IS `+
 		`'next';
 		COMMENT ON CONSTRAINT orders_pkey ON orders IS 'key'; COMMENT ON CONSTRAINT orders_quantity_check ON orders IS 'some';
 		ALTER TABLE orders SET (fillfactor = 80, autovacuum_enabled = false); ALTER TABLE orders ALTER COLUMN user_id SET `+
@@ -143,17 +143,17 @@ func TestProjectionRebuildRejectsUnsupportedObjects(t *testing.T) {
 	for name, statement := range map[string]string{
 		"view report, which reads it": "CREATE VIEW report AS SELECT count(*) FROM orders",
 		"the column note":             "ALTER TABLE orders ADD COLUMN note text",
-		"the trigger told": "CREATE TRIGGER told BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION " +
+		"the trigger own_rule": "CREATE TRIGGER own_rule BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION " +
 			"suppress_redundant_updates_trigger()",
 		"the constraint parts_order_fkey": "CREATE TABLE parts (order_id uuid CONSTRAINT parts_order_fkey REFERENCES " +
 			"orders)",
-		"the policy own":              "CREATE POLICY own ON orders USING (user_id = current_user)",
-		"the publication all_of_it":   "CREATE PUBLICATION all_of_it FOR TABLE orders",
-		"the statistics of_both":      "CREATE STATISTICS of_both ON status, version FROM orders",
-		"its kinship with old_orders": "CREATE TABLE old_orders () INHERITS (orders)",
+		"the policy own":                           "CREATE POLICY own ON orders USING (user_id = current_user)",
+		"the publication all_of_it":                "CREATE PUBLICATION all_of_it FOR TABLE orders",
+		"the statistics of_both":                   "CREATE STATISTICS of_both ON status, version FROM orders",
+		"the inheritance relation with old_orders": "CREATE TABLE old_orders () INHERITS (orders)",
 		"function first(), which needs it": "CREATE FUNCTION first() RETURNS bigint BEGIN ATOMIC SELECT count(*) FROM " +
 			"orders; END",
-		"that it is unlogged":                "ALTER TABLE orders SET UNLOGGED",
+		"the option UNLOGGED":                "ALTER TABLE orders SET UNLOGGED",
 		"the constraint once of orders":      "ALTER TABLE orders ADD CONSTRAINT once UNIQUE (id, version)",
 		"its row security":                   "ALTER TABLE orders ENABLE ROW LEVEL SECURITY",
 		"function text(orders), which needs": "CREATE FUNCTION text(orders) RETURNS text LANGUAGE sql AS 'SELECT 1::text'",
@@ -173,8 +173,8 @@ func TestProjectionRebuildRejectsUnsupportedObjects(t *testing.T) {
 func TestProjectionRebuildRejectsDamagedLog(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
-	orders := lives(s, t)
-	order := orders["user-4/0"]
+	orders := makeOrders(s, t)
+	damagedOrder := orders["user-4/0"]
 	for _, damage := range []string{
 		"UPDATE order_events SET version = 3 WHERE order_id = $1 AND version = 2",
 		"UPDATE order_events SET type = 'OrderPaid' WHERE order_id = $1 AND version = 2",
@@ -184,16 +184,16 @@ func TestProjectionRebuildRejectsDamagedLog(t *testing.T) {
 		"UPDATE order_events SET quantity = quantity + 1 WHERE order_id = $1 AND version = 2",
 		"UPDATE order_events SET data = data - 'sequence' WHERE order_id = $1 AND version = 1",
 		"DELETE FROM order_events WHERE order_id = $1 AND version = 1",
-		"DELETE FROM order_events WHERE order_id = $1 AND version = 2", // it ends with OrderReserved
+		"DELETE FROM order_events WHERE order_id = $1 AND version = 2", // the history ends with OrderReserved
 	} {
 		t.Run(damage, func(t *testing.T) {
 			saved := testshop.RowsOf(t, s.Pool, "SELECT row_to_json(e)::text FROM order_events AS e ORDER BY position")
 			before := testshop.RowsOf(t, s.Pool, allOrders)
-			_, err := s.Pool.Exec(t.Context(), damage, order)
+			_, err := s.Pool.Exec(t.Context(), damage, damagedOrder)
 			require.NoError(t, err)
 			_, err = projection.Rebuild(t.Context(), s.Pool, testkit.Logger(t))
 			require.ErrorIs(t, err, projection.ErrDamagedLog)
-			require.ErrorContains(t, err, order.String())
+			require.ErrorContains(t, err, damagedOrder.String())
 			require.Equal(t, before, testshop.RowsOf(t, s.Pool, allOrders))
 			require.Empty(t, testshop.RowsOf(t, s.Pool, leftovers))
 			_, err = s.Pool.Exec(t.Context(), `TRUNCATE order_events`)
@@ -207,19 +207,19 @@ func TestProjectionRebuildRejectsDamagedLog(t *testing.T) {
 	testwork.RebuildProjections(s, t)
 }
 
-// While orders are confirmed, paid and cancelled by workers and buyers who never stop, with statements that
-// they prepared before, rebuild follows rebuild, and the rows are what they would be without.
+// Orders are confirmed, paid and cancelled during several rebuilds, also with statements prepared before. The rows are
+// the same as without a rebuild.
 func TestProjectionRebuildDuringRunningSale(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
 	const rebuilds = 5
 	sales := []uuid.UUID{s.OpenPayable(t, 100_000), s.Open(t, 100_000)}
 	testwork.Work(t, testwork.Config(s, t))
-	ledger := ledger.New(s.Pool)
-	ctx, over := context.WithCancel(t.Context())
-	defer over()
+	orderLedger := ledger.New(s.Pool)
+	ctx, stopBuyers := context.WithCancel(t.Context())
+	defer stopBuyers()
 	var cancelled, paid atomic.Int64
-	var crowd errgroup.Group
+	var buyers errgroup.Group
 	buy := func(sale uuid.UUID, user string, n int) (reservation.Answer, error) {
 		return s.Store.Reserve(t.Context(), reservation.Request{
 			Sale: sale, User: user, Quantity: 2,
@@ -227,14 +227,14 @@ func TestProjectionRebuildDuringRunningSale(t *testing.T) {
 		})
 	}
 	for b := range 4 {
-		crowd.Go(func() error {
+		buyers.Go(func() error {
 			for n := 0; ctx.Err() == nil; n++ {
-				// Mostly the same user again and again: two live orders of one user must never be in the new table.
-				user, finish, finished := fmt.Sprintf("buyer-%d", b), ledger.Cancel, &cancelled
+				// Mostly the same user repeatedly: the new table must never hold two live orders of one user.
+				user, finish, finished := fmt.Sprintf("buyer-%d", b), orderLedger.Cancel, &cancelled
 				if n%10 == 9 {
 					user, finished = fmt.Sprintf("payer-%d-%d", b, n), &paid
-					finish = func(ctx context.Context, order uuid.UUID, user string) (order.Order, error) {
-						return ledger.Pay(ctx, order, user, "pi_"+user)
+					finish = func(ctx context.Context, id uuid.UUID, user string) (order.Order, error) {
+						return orderLedger.Pay(ctx, id, user, "pi_"+user)
 					}
 				}
 				answer, err := buy(sales[0], user, n)
@@ -245,7 +245,7 @@ func TestProjectionRebuildDuringRunningSale(t *testing.T) {
 					return err
 				}
 				if answer.Verdict != reservation.Reserved {
-					continue // no worker has told Redis of the cancellation yet
+					continue // no worker has published the cancellation to Redis yet
 				}
 				for ctx.Err() == nil {
 					_, err := finish(t.Context(), answer.Reservation.OrderID, user)
@@ -267,27 +267,27 @@ func TestProjectionRebuildDuringRunningSale(t *testing.T) {
 		changes += report.Changes
 		require.Empty(t, report.Recounted)
 		require.Empty(t, testshop.RowsOf(t, s.Pool, leftovers))
-		testkit.Eventually(t, 30*time.Second, "the sale goes on", func() bool { return cancelled.Load() > at+20 })
+		testkit.Eventually(t, 30*time.Second, "buyers continue", func() bool { return cancelled.Load() > at+20 })
 	}
-	over()
-	require.NoError(t, crowd.Wait())
+	stopBuyers()
+	require.NoError(t, buyers.Wait())
 	testwork.AwaitRest(s, t)
-	require.Positive(t, changes, "the crowd must have been felt")
+	require.Positive(t, changes, "orders must change during the rebuilds")
 	require.Positive(t, paid.Load())
 	rows, counters := testshop.RowsOf(t, s.Pool, allOrders), testshop.RowsOf(t, s.Pool, allCounters)
 	report := testwork.RebuildProjections(s, t)
 	require.Zero(t, report.Changes)
 	require.Equal(t, rows, testshop.RowsOf(t, s.Pool, allOrders))
 	require.Equal(t, counters, testshop.RowsOf(t, s.Pool, allCounters))
-	audit, err := audit.Run(t.Context(), audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Wait: 30 * time.Second})
+	audited, err := audit.Run(t.Context(), audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Wait: 30 * time.Second})
 	require.NoError(t, err)
-	require.False(t, audit.Broken(), testwork.TextOf(t, audit))
+	require.False(t, audited.Broken(), testwork.TextOf(t, audited))
 }
 
 func TestConcurrentProjectionRebuilds(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
-	lives(s, t)
+	makeOrders(s, t)
 	rows := testshop.RowsOf(t, s.Pool, allOrders)
 	var mu sync.Mutex
 	var all sync.WaitGroup
@@ -312,16 +312,16 @@ func TestConcurrentProjectionRebuilds(t *testing.T) {
 	require.Empty(t, testshop.RowsOf(t, s.Pool, leftovers))
 }
 
-// Whoever keeps orders locked is waited for, and others get their turn meanwhile.
+// A rebuild waits for a transaction that locks orders, and other statements run meanwhile.
 func TestWaitingProjectionRebuildBlocksNoStatement(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
-	lives(s, t)
+	makeOrders(s, t)
 	holder, err := s.Pool.Begin(t.Context())
 	require.NoError(t, err)
 	_, err = holder.Exec(t.Context(), "LOCK TABLE orders IN ROW EXCLUSIVE MODE")
 	require.NoError(t, err)
-	t.Cleanup(func() { _ = holder.Rollback(context.WithoutCancel(t.Context())) }) // or a failed test waits for its pool
+	t.Cleanup(func() { _ = holder.Rollback(context.WithoutCancel(t.Context())) }) // else a failed test waits for its pool
 	ctx, cancel := context.WithCancel(t.Context())
 	var rebuild errgroup.Group
 	rebuild.Go(func() error {
@@ -332,64 +332,64 @@ func TestWaitingProjectionRebuildBlocksNoStatement(t *testing.T) {
 		return len(testshop.RowsOf(t, s.Pool, "SELECT query FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND "+
 			"datname = current_database()")) > 0
 	}
-	testkit.Eventually(t, 30*time.Second, "it waits", waiting)
-	_, err = s.Pool.Exec(t.Context(), "UPDATE orders SET reason = reason") // which waits behind it
+	testkit.Eventually(t, 30*time.Second, "the rebuild waits for the lock", waiting)
+	_, err = s.Pool.Exec(t.Context(), "UPDATE orders SET reason = reason") // waits behind the rebuild
 	require.NoError(t, err)
 	cancel()
 	require.ErrorIs(t, rebuild.Wait(), context.Canceled)
 	require.NoError(t, holder.Rollback(t.Context()))
-	testkit.Eventually(t, 30*time.Second, "the server has ended the session that was broken off", func() bool {
+	testkit.Eventually(t, 30*time.Second, "the server has ended the cancelled session", func() bool {
 		_, err := projection.Rebuild(t.Context(), s.Pool, testkit.Logger(t))
 		require.True(t, err == nil || errors.Is(err, projection.ErrRunning), "%v", err)
 		return err == nil
 	})
 }
 
-// A trigger that a killed rebuild leaves behind notes nothing any more.
+// The trigger of a killed rebuild records nothing.
 func TestCrashedProjectionRebuildStopsRecordingChanges(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
-	lives(s, t)
+	makeOrders(s, t)
 	conn, err := s.Pool.Acquire(t.Context())
 	require.NoError(t, err)
 	defer conn.Release()
 	_, err = conn.Conn().PgConn().Exec(t.Context(), "BEGIN;"+sql.ProjectionBegin+sql.ProjectionWatch+"COMMIT").ReadAll()
 	require.NoError(t, err)
-	noted := func() int64 {
+	recorded := func() int64 {
 		_, err := s.Pool.Exec(t.Context(), "UPDATE orders SET reason = 'x' WHERE status = 'rejected'")
 		require.NoError(t, err)
 		return s.Count(t, "SELECT count(*) FROM order_changes")
 	}
-	require.Zero(t, noted())
+	require.Zero(t, recorded())
 	err = pg.Session{Conn: conn.Conn()}.Lock(t.Context(), pg.ProjectionAliveLock)
 	require.NoError(t, err)
-	require.EqualValues(t, 1, noted(), "of one who lives, it does")
+	require.EqualValues(t, 1, recorded(), "the trigger of a running rebuild records")
 	_, err = conn.Exec(t.Context(), "SELECT pg_advisory_unlock_all()")
 	require.NoError(t, err)
-	require.EqualValues(t, 1, noted())
+	require.EqualValues(t, 1, recorded())
 	testwork.RebuildProjections(s, t)
 	require.Empty(t, testshop.RowsOf(t, s.Pool, leftovers))
 }
 
-// A snapshot that waits for a swap sees the new table whole.
+// A snapshot that waits for a swap sees the complete new table.
 func TestProjectionSnapshotIsTakenAfterSwap(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
-	lives(s, t)
+	makeOrders(s, t)
 	want := s.Count(t, "SELECT count(*) FROM orders")
 	swap, err := s.Pool.Begin(t.Context())
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = swap.Rollback(context.WithoutCancel(t.Context())) })
 	_, err = swap.Exec(t.Context(), "LOCK TABLE orders IN ACCESS EXCLUSIVE MODE")
 	require.NoError(t, err)
-	var look errgroup.Group
+	var snapshot errgroup.Group
 	var seen int64
-	look.Go(func() error {
+	snapshot.Go(func() error {
 		return pg.InSnapshot(t.Context(), s.Pool, func(tx pgx.Tx) error {
 			return tx.QueryRow(t.Context(), "SELECT count(*) FROM orders").Scan(&seen)
 		})
 	})
-	testkit.Eventually(t, 30*time.Second, "it waits", func() bool {
+	testkit.Eventually(t, 30*time.Second, "the snapshot waits for the lock", func() bool {
 		return len(testshop.RowsOf(t, s.Pool, "SELECT query FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND "+
 			"datname = current_database()")) > 0
 	})
@@ -400,6 +400,6 @@ func TestProjectionSnapshotIsTakenAfterSwap(t *testing.T) {
 	_, err = swap.Exec(t.Context(), "ALTER TABLE orders_2 RENAME TO orders")
 	require.NoError(t, err)
 	require.NoError(t, swap.Commit(t.Context()))
-	require.NoError(t, look.Wait())
+	require.NoError(t, snapshot.Wait())
 	require.Equal(t, want, seen)
 }

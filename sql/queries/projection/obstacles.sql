@@ -1,4 +1,4 @@
--- Additions to the table orders that a rebuild cannot copy to another table, in words.
+-- Additions to the table orders that a rebuild cannot copy to another table, as texts.
 SELECT format('the column %s', attname) FROM pg_attribute
 WHERE attrelid = 'orders'::regclass AND attnum > 0 AND NOT attisdropped AND attname <> ALL
     ('{id,sale_id,user_id,quantity,status,version,sequence,epoch,reserved_at,updated_at,reason,due,payment_reference,key_fingerprint}'::text[])
@@ -15,7 +15,7 @@ SELECT format('the statistics %s', stxname) FROM pg_statistic_ext WHERE stxrelid
 UNION ALL
 SELECT format('the publication %s', pubname) FROM pg_publication_rel JOIN pg_publication AS p ON p.oid = prpubid WHERE prrelid = 'orders'::regclass
 UNION ALL
-SELECT format('its kinship with %s', CASE inhrelid WHEN 'orders'::regclass THEN inhparent ELSE inhrelid END::regclass) FROM pg_inherits
+SELECT format('the inheritance relation with %s', CASE inhrelid WHEN 'orders'::regclass THEN inhparent ELSE inhrelid END::regclass) FROM pg_inherits
 WHERE 'orders'::regclass IN (inhrelid, inhparent)
 UNION ALL
 SELECT DISTINCT format('%s, which reads it', pg_describe_object('pg_class'::regclass, r.ev_class, 0))
@@ -29,4 +29,4 @@ WHERE refclassid = 'pg_class'::regclass AND refobjid = 'orders'::regclass AND cl
 UNION ALL
 SELECT 'its row security' FROM pg_class WHERE oid = 'orders'::regclass AND (relrowsecurity OR relforcerowsecurity)
 UNION ALL
-SELECT 'that it is unlogged' FROM pg_class WHERE oid = 'orders'::regclass AND relpersistence <> 'p'
+SELECT 'the option UNLOGGED' FROM pg_class WHERE oid = 'orders'::regclass AND relpersistence <> 'p'
