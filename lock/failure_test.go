@@ -190,7 +190,8 @@ func TestShortHangOfRedisIsNotALoss(t *testing.T) {
 
 	server.Freeze()
 	require.Equal(t, sent.Load(), answered.Load())
-	testkit.Eventually(t, length+startsWithin, "a renewal in progress", func() bool { return sent.Load() > answered.Load() })
+	testkit.Eventually(t, length+startsWithin, "a renewal in progress",
+		func() bool { return sent.Load() > answered.Load() })
 	server.Thaw()
 	b.waitRenewed(key, before)
 	testkit.Eventually(t, length+startsWithin, "the end of the first lease", func() bool { return b.now().After(before) })

@@ -58,7 +58,8 @@ func TestRebuildVoidsExactlyTheLostTailOfAOF(t *testing.T) {
 			require.Less(t, len(survived), kept+cut)
 
 			registry, _ := testwork.Guarded(s.Shop, t)
-			testkit.Eventually(t, 30*time.Second, "the partition is rebuilt", func() bool { return testwork.Rebuilds(t, registry) == 1 })
+			testkit.Eventually(t, 30*time.Second, "the partition is rebuilt",
+				func() bool { return testwork.Rebuilds(t, registry) == 1 })
 			s.AwaitConfirmed(t, max(len(survived), recorded))
 			testwork.AwaitRest(s.Shop, t)
 			l := ledger.New(s.Pool)

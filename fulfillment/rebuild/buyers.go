@@ -26,12 +26,12 @@ const (
 var errOvertaken = errors.New("another rebuild has raised the epoch of the sale")
 
 // staged counts what was copied to Redis for the new epoch of a sale: live orders, their units, and ended orders.
-type staged struct{ Orders, Units, ended int64 }
+type staged struct{ orders, units, ended int64 }
 
-// StageBuyers copies the live orders of a sale to a key beside the old buyers, and its ended orders with an idempotency
+// stageBuyers copies the live orders of a sale to a key beside the old buyers, and its ended orders with an idempotency
 // key to another. It reads one snapshot after the raise of the epoch: no order can be added any more, and the units
 // of an order that ends later are released in the new epoch.
-func (b *build) StageBuyers(ctx context.Context, sale raisedSale) (all staged, err error) {
+func (b *build) stageBuyers(ctx context.Context, sale raisedSale) (all staged, err error) {
 	calls, callCtx := errgroup.WithContext(ctx)
 	calls.SetLimit(holdCalls)
 	free := make(chan []reservation.Holder, holdCalls+1) // one of them is being filled
@@ -39,9 +39,9 @@ func (b *build) StageBuyers(ctx context.Context, sale raisedSale) (all staged, e
 		free <- make([]reservation.Holder, 0, holdersPerCall)
 	}
 	send := func(page []reservation.Holder) ([]reservation.Holder, error) {
-		all.Orders += int64(len(page))
+		all.orders += int64(len(page))
 		for i := range page {
-			all.Units += page[i].Reservation.Quantity
+			all.units += page[i].Reservation.Quantity
 		}
 		calls.Go(func() error {
 			defer func() { free <- page[:0] }()
@@ -71,7 +71,7 @@ func (b *build) stageEnded(ctx context.Context, tx pgx.Tx, sale raisedSale, coun
 		ctx, cancel := context.WithTimeout(ctx, retry.CallTimeout)
 		defer cancel()
 		*count += int64(len(page))
-		err := b.config.Store.StageEnded(ctx, b.partition, sale.ID, b.Token, page)
+		err := b.config.Store.StageEnded(ctx, b.partition, sale.ID, b.token, page)
 		page = page[:0]
 		return err
 	}
@@ -92,13 +92,13 @@ func (b *build) stageEnded(ctx context.Context, tx pgx.Tx, sale raisedSale, coun
 func (b *build) holdPage(ctx context.Context, sale raisedSale, page []reservation.Holder) error {
 	ctx, cancel := context.WithTimeout(ctx, retry.CallTimeout)
 	defer cancel()
-	return b.config.Store.StageBuyers(ctx, b.partition, sale.ID, b.Token, sale.Epoch, page)
+	return b.config.Store.StageBuyers(ctx, b.partition, sale.ID, b.token, sale.Epoch, page)
 }
 
 // snapshot calls read in a snapshot of Postgres in the new epoch of the sale, or returns errOvertaken.
-func (s *Session) snapshot(ctx context.Context, sale raisedSale, read func(pgx.Tx) error) error {
+func (s *lockSession) snapshot(ctx context.Context, sale raisedSale, read func(pgx.Tx) error) error {
 	snapshot := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
-	return pgx.BeginTxFunc(ctx, s.Conn, snapshot, func(tx pgx.Tx) error {
+	return pgx.BeginTxFunc(ctx, s.conn, snapshot, func(tx pgx.Tx) error {
 		var epoch int64
 		if err := tx.QueryRow(ctx, sql.LedgerSaleEpoch, sale.ID).Scan(&epoch); err != nil {
 			return err
@@ -134,12 +134,12 @@ func eachHolder(ctx context.Context, tx pgx.Tx, sale raisedSale, page []reservat
 
 // clearLeftovers deletes what an interrupted earlier rebuild of the sale has staged.
 func (b *build) clearLeftovers(ctx context.Context, sale requiredSale) error {
-	if sale.Closed.LastToken == "" {
+	if sale.closed.LastToken == "" {
 		return nil
 	}
 	ctx, cancel := retry.ForCall(ctx)
 	defer cancel()
-	token := sale.Closed.LastToken
+	token := sale.closed.LastToken
 	return b.config.Redis.Unlink(ctx,
 		b.config.Keys.Staged(b.partition, sale.id, token), b.config.Keys.StagedEnded(b.partition, sale.id, token)).Err()
 }

@@ -4,42 +4,95 @@ import (
 	"context"
 
 	"github.com/google/uuid"
+
+	"stampede/internal/pg"
+	"stampede/reservation"
 )
 
-var NumberOf = numberOf
+const (
+	HoldersPerCall = holdersPerCall
 
-const LogWaiting = logWaiting
+	LogBegunPartition = logBegunPartition
+	LogFailed         = logFailed
+	LogOtherRebuild   = logOtherRebuild
+	LogProofAgain     = logProofAgain
+	LogWaiting        = logWaiting
+)
 
-const LogFailed = logFailed
+var (
+	ErrOvertaken    = errOvertaken
+	NumberOf        = numberOf
+	ReasonsOfProofs = reasonsOfProofs
+)
 
-const LogBegunPartition = logBegunPartition
+type (
+	Build        = build
+	Session      = lockSession
+	RequiredSale = requiredSale
+)
 
-func (x *Rebuilder) Begin(ctx context.Context) (*Session, error) { return x.begin(ctx) }
+func (r *Rebuilder) Begin(ctx context.Context) (*Session, error) { return r.begin(ctx) }
 
-const LogOtherRebuild = logOtherRebuild
-
-const HoldersPerCall = holdersPerCall
-
-func (x *Rebuilder) FindSale(ctx context.Context, id uuid.UUID) (requiredSale, error) {
-	return x.findSale(ctx, id)
+func (r *Rebuilder) FindSale(ctx context.Context, id uuid.UUID) (RequiredSale, error) {
+	return r.findSale(ctx, id)
 }
 
-func (x *Rebuilder) NewBuild(s *Session, n Need) *build { return x.newBuild(s, n) }
+func (r *Rebuilder) NewBuild(s *Session, n Need) *Build { return r.newBuild(s, n) }
 
-type RequiredSale = requiredSale
-
-var ErrOvertaken = errOvertaken
-
-func (x *Rebuilder) PartitionIn(ctx context.Context, s *Session, partition int, reason string) (Report, error) {
-	return x.partition(ctx, s, partition, reason)
+func (r *Rebuilder) PartitionIn(ctx context.Context, s *Session, partition int, reason string) (Report, error) {
+	return r.partition(ctx, s, partition, reason)
 }
 
-func (x *Rebuilder) SaleIn(ctx context.Context, s *Session, id uuid.UUID, reason string) (Report, error) {
-	return x.sale(ctx, s, id, reason)
+func (r *Rebuilder) SaleIn(ctx context.Context, s *Session, id uuid.UUID, reason string) (Report, error) {
+	return r.sale(ctx, s, id, reason)
 }
 
-type Build = build
+func NewSession(conn pg.Session) *Session { return &lockSession{conn} }
 
-const LogProofAgain = logProofAgain
+func (s *lockSession) Conn() pg.Session { return s.conn }
 
-var ReasonsOfProofs = reasonsOfProofs
+func (s *lockSession) End() { s.end() }
+
+func (s *lockSession) Exec(ctx context.Context, query string, args ...any) error {
+	return s.exec(ctx, query, args...)
+}
+
+func (s *lockSession) RaiseEpoch(ctx context.Context, sale RequiredSale, reason string) (raisedSale, error) {
+	return s.raiseEpoch(ctx, sale, reason)
+}
+
+func (s requiredSale) Closed() reservation.ClosedSale { return s.closed }
+
+func (b *build) Token() string { return b.token }
+
+func (b *build) Inspect(ctx context.Context) (reservation.ServerState, error) { return b.inspect(ctx) }
+
+func (b *build) Distrust(ctx context.Context) error { return b.distrust(ctx) }
+
+// CloseSale closes the sale, and stores in it what Redis knew of it.
+func (b *build) CloseSale(ctx context.Context, sale *RequiredSale) (err error) {
+	sale.closed, err = b.closeSale(ctx, *sale)
+	return err
+}
+
+func (b *build) CloseAndDrain(ctx context.Context, sales []RequiredSale) error {
+	return b.closeAndDrain(ctx, sales)
+}
+
+func (b *build) StageBuyers(ctx context.Context, sale raisedSale) (staged, error) {
+	return b.stageBuyers(ctx, sale)
+}
+
+func (s staged) Units() int64 { return s.units }
+
+func (b *build) Open(ctx context.Context, sale raisedSale, left int64, all staged) error {
+	return b.openSale(ctx, sale, left, all)
+}
+
+func (b *build) RebuildSales(ctx context.Context, sales []RequiredSale) error {
+	return b.rebuildSales(ctx, sales)
+}
+
+func (b *build) MarkVerified(ctx context.Context, server reservation.ServerState) error {
+	return b.markVerified(ctx, server)
+}

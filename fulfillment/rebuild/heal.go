@@ -24,7 +24,7 @@ func (r *Rebuilder) Heal(ctx context.Context, partitions int, withEnded bool) (t
 	} else if err != nil {
 		return false, err
 	}
-	defer session.Close()
+	defer session.end()
 	// Another process may have rebuilt it just before. With the lock this result is final.
 	found, err = r.Needs(ctx, partitions, withEnded)
 	failed := []error{err}

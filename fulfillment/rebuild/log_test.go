@@ -124,11 +124,11 @@ func TestWorkerLogsRebuildItWaitsFor(t *testing.T) {
 	session, err := testwork.Rebuilder(s, t).Begin(t.Context())
 	require.NoError(t, err)
 	var holder string
-	require.NoError(t, session.Conn.QueryRow(t.Context(), "SELECT 'session ' || pg_backend_pid()").Scan(&holder))
+	require.NoError(t, session.Conn().QueryRow(t.Context(), "SELECT 'session ' || pg_backend_pid()").Scan(&holder))
 	require.NoError(t, s.Store.Distrust(t.Context(), 0))
 	log := guardedLogging(s, t)
 	log.await(t, rebuild.LogOtherRebuild, holder, "reason=server")
-	session.Close()
+	session.End()
 	log.await(t, "rebuilt the stock from Postgres")
 	require.Len(t, log.lines(rebuild.LogOtherRebuild), 1, "not at each check")
 	testwork.NeedNothing(s, t, 1)

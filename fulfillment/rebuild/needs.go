@@ -32,8 +32,8 @@ type requiredSale struct {
 	revision, publishedRevision int64
 	ended                       bool
 
-	// Closed is what Redis knew when the rebuild closed the sale.
-	Closed reservation.ClosedSale
+	// closed is what Redis knew when the rebuild closed the sale.
+	closed reservation.ClosedSale
 }
 
 // Need is what has to be rebuilt: a partition, or one sale of it.

@@ -245,7 +245,9 @@ func (r *Rebuilder) missed(ctx context.Context, sales []requiredSale) ([]bool, e
 				return nil, err
 			case o.Status.Live():
 				missed[i] = true
-				r.logged.missed.Do(func() { r.config.Logger.Error(logOrderMissing, "sale", sale.id, "order", w.order, "user", w.user) })
+				r.logged.missed.Do(func() {
+					r.config.Logger.Error(logOrderMissing, "sale", sale.id, "order", w.order, "user", w.user)
+				})
 			}
 		}
 		switch {

@@ -130,7 +130,7 @@ func (r *Rebuilder) Partition(ctx context.Context, partition int, reason string)
 	if err != nil {
 		return Report{}, fmt.Errorf("rebuild partition %d: %w", partition, err)
 	}
-	defer session.Close()
+	defer session.end()
 	return r.partition(ctx, session, partition, reason)
 }
 
@@ -141,19 +141,19 @@ func (r *Rebuilder) Sale(ctx context.Context, sale uuid.UUID, reason string) (Re
 	if err != nil {
 		return Report{}, fmt.Errorf("rebuild sale=%s: %w", sale, err)
 	}
-	defer session.Close()
+	defer session.end()
 	return r.sale(ctx, session, sale, reason)
 }
 
 // partition is Partition under the lock.
-func (r *Rebuilder) partition(ctx context.Context, s *Session, partition int, reason string) (Report, error) {
+func (r *Rebuilder) partition(ctx context.Context, s *lockSession, partition int, reason string) (Report, error) {
 	b := r.newBuild(s, Need{partition: partition, Reason: reason})
 	b.log.Warn(logBegunPartition, r.attempts.logFields(b.of)...)
 	return b.finish(b.retryWhileLost(ctx, b.wholePartition))
 }
 
 // sale is Sale under the lock.
-func (r *Rebuilder) sale(ctx context.Context, s *Session, id uuid.UUID, reason string) (Report, error) {
+func (r *Rebuilder) sale(ctx context.Context, s *lockSession, id uuid.UUID, reason string) (Report, error) {
 	sale, err := r.findSale(ctx, id)
 	if err != nil {
 		return Report{}, fmt.Errorf("rebuild sale=%s: %w", id, err)
@@ -169,17 +169,17 @@ type build struct {
 	*Rebuilder
 	of        Need
 	partition int // of the need
-	session   *Session
-	Token     string // of the current try
+	session   *lockSession
+	token     string // of the current try
 	step      atomic.Pointer[step]
 	log       *slog.Logger
 	began     time.Time
 	report    Report
 }
 
-func (r *Rebuilder) newBuild(s *Session, n Need) *build {
+func (r *Rebuilder) newBuild(s *lockSession, n Need) *build {
 	b := &build{
-		Rebuilder: r, of: n, partition: n.partition, session: s, Token: reservation.NewRebuildToken(),
+		Rebuilder: r, of: n, partition: n.partition, session: s, token: reservation.NewRebuildToken(),
 		log: r.config.Logger.With("partition", n.partition, "reason", n.Reason), began: time.Now(),
 	}
 	b.at("begin")
@@ -190,7 +190,7 @@ func (r *Rebuilder) newBuild(s *Session, n Need) *build {
 func (b *build) retryWhileLost(ctx context.Context, do func(context.Context) error) error {
 	defer b.watch(ctx)()
 	for try := 1; ; try++ {
-		b.Token = reservation.NewRebuildToken()
+		b.token = reservation.NewRebuildToken()
 		b.report = Report{Partition: b.partition, Reason: b.of.Reason, Tries: try}
 		err := do(ctx)
 		if !errors.Is(err, reservation.ErrServerChanged) || try == triesMax {

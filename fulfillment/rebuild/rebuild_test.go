@@ -220,9 +220,9 @@ func TestRebuildsAreExclusive(t *testing.T) {
 	require.NoError(t, testwork.Heal(s, t, r, 1), "another rebuild has the lock")
 	require.EqualValues(t, 1, s.EpochOf(t, sale))
 	var silence string
-	require.NoError(t, session.Conn.QueryRow(t.Context(), "SHOW idle_session_timeout").Scan(&silence))
+	require.NoError(t, session.Conn().QueryRow(t.Context(), "SHOW idle_session_timeout").Scan(&silence))
 	require.Equal(t, "30s", silence, "Postgres ends a session that hangs")
-	session.Close()
+	session.End()
 	testwork.Rebuild(s, t)
 	require.EqualValues(t, 2, s.EpochOf(t, sale))
 }
@@ -263,7 +263,7 @@ func TestOperatorChangesDuringRebuildAreKept(t *testing.T) {
 	r := testwork.Rebuilder(s.Shop, t)
 	session, err := r.Begin(t.Context())
 	require.NoError(t, err)
-	defer session.Close()
+	defer session.End()
 	s.Flush(t)
 
 	guarded, err := r.FindSale(t.Context(), sale)
@@ -271,7 +271,7 @@ func TestOperatorChangesDuringRebuildAreKept(t *testing.T) {
 	_, err = s.Catalog.Restock(t.Context(), sale, 5, "")
 	require.ErrorIs(t, err, catalog.ErrNotInForce, "before the epoch is raised")
 	b := r.NewBuild(session, rebuild.Need{Reason: rebuild.ReasonByHand})
-	guarded.Closed, err = b.CloseSale(t.Context(), guarded)
+	err = b.CloseSale(t.Context(), &guarded)
 	require.NoError(t, err)
 	raised, err := session.RaiseEpoch(t.Context(), guarded, rebuild.ReasonByHand)
 	require.NoError(t, err)
@@ -286,7 +286,7 @@ func TestOperatorChangesDuringRebuildAreKept(t *testing.T) {
 
 	all, err := b.StageBuyers(t.Context(), raised)
 	require.NoError(t, err)
-	require.NoError(t, b.Open(t.Context(), raised, raised.Stock-all.Units, all))
+	require.NoError(t, b.Open(t.Context(), raised, raised.Stock-all.Units(), all))
 	require.NoError(t, session.Exec(t.Context(), markPublished, sale, raised.Revision))
 	server, err := b.Inspect(t.Context())
 	require.NoError(t, err)
@@ -328,7 +328,7 @@ func TestOrderEndedDuringRebuildReleasesUnit(t *testing.T) {
 	}
 	session, err := r.Begin(t.Context())
 	require.NoError(t, err)
-	defer session.Close()
+	defer session.End()
 	guarded, err := r.FindSale(t.Context(), sale)
 	require.NoError(t, err)
 	b := r.NewBuild(session, rebuild.Need{Reason: rebuild.ReasonByHand})
@@ -349,7 +349,7 @@ func TestOrderEndedDuringRebuildReleasesUnit(t *testing.T) {
 	cancel("carol") // after the orders are read
 	_, err = testwork.GiveBack(s, t.Context())
 	require.Error(t, err, "a closed sale releases no units")
-	require.NoError(t, b.Open(t.Context(), raised, raised.Stock-all.Units, all))
+	require.NoError(t, b.Open(t.Context(), raised, raised.Stock-all.Units(), all))
 	require.NoError(t, hold.Rollback(t.Context()))
 	require.EqualValues(t, 1, all.Orders)
 	require.EqualValues(t, 9, s.Left(t, sale))

@@ -101,7 +101,7 @@ func (r *rival) begin(t *testing.T, run func(context.Context, *rebuild.Session) 
 	require.NoError(t, err)
 	r.busy = true
 	go func() {
-		err := run(context.Background(), &rebuild.Session{pg.Session{Conn: conn}})
+		err := run(context.Background(), rebuild.NewSession(pg.Session{Conn: conn}))
 		_ = conn.Close(context.Background())
 		r.done <- err
 	}()
@@ -256,7 +256,7 @@ func TestThawedRebuilderDoesNotOpenSaleClosedByAnother(t *testing.T) {
 				session, err = r.Begin(t.Context())
 				return err == nil
 			})
-			defer session.Close()
+			defer session.End()
 			guarded, err := r.FindSale(t.Context(), sale)
 			require.NoError(t, err)
 			b := r.NewBuild(session, rebuild.Need{Reason: rebuild.ReasonByHand})

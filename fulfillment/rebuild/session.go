@@ -18,12 +18,12 @@ import (
 // silenceMax is how long the session of a rebuild may be silent before Postgres ends it.
 const silenceMax = 30 * time.Second
 
-// Session is a connection to Postgres that holds the lock of rebuilds and makes all changes of a rebuild there. So a
+// lockSession is a connection to Postgres that holds the lock of rebuilds and makes all changes of a rebuild there. So a
 // rebuild that loses the lock cannot continue.
-type Session struct{ Conn pg.Session }
+type lockSession struct{ conn pg.Session }
 
 // begin takes the lock, or returns ErrRunning.
-func (r *Rebuilder) begin(ctx context.Context) (*Session, error) {
+func (r *Rebuilder) begin(ctx context.Context) (*lockSession, error) {
 	limited, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
 	session, err := pg.Begin(limited, r.config.Pool, pg.RebuildLock, silenceMax)
@@ -32,27 +32,27 @@ func (r *Rebuilder) begin(ctx context.Context) (*Session, error) {
 	} else if err != nil {
 		return nil, err
 	}
-	return &Session{session}, nil
+	return &lockSession{session}, nil
 }
 
-func (s *Session) Close() { s.Conn.End() }
+func (s *lockSession) end() { s.conn.End() }
 
-func (s *Session) Exec(ctx context.Context, query string, args ...any) error {
+func (s *lockSession) exec(ctx context.Context, query string, args ...any) error {
 	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
-	_, err := s.Conn.Exec(ctx, query, args...)
+	_, err := s.conn.Exec(ctx, query, args...)
 	return err
 }
 
 // ping keeps an unused session from being ended after silenceMax.
-func (s *Session) ping(ctx context.Context) error {
+func (s *lockSession) ping(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
-	return s.Conn.Ping(ctx)
+	return s.conn.Ping(ctx)
 }
 
-func (s *Session) saveServer(ctx context.Context, partition int, server reservation.ServerState) error {
-	if err := s.Exec(ctx, sql.RebuildSaveServer, partition, server.RunID, server.ReplicationID); err != nil {
+func (s *lockSession) saveServer(ctx context.Context, partition int, server reservation.ServerState) error {
+	if err := s.exec(ctx, sql.RebuildSaveServer, partition, server.RunID, server.ReplicationID); err != nil {
 		return fmt.Errorf("record the Redis server: %w", err)
 	}
 	return nil
@@ -63,10 +63,10 @@ func (s *Session) saveServer(ctx context.Context, partition int, server reservat
 var NeededGuards = []string{"order_events_pkey", "orders_one_live_per_user", "redis_servers_pkey"}
 
 // requireGuards returns ErrGuardMissing if a rebuild could not finish. It is called before any sale is closed.
-func (s *Session) requireGuards(ctx context.Context) error {
+func (s *lockSession) requireGuards(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
-	_, missing, err := sql.Guards(ctx, s.Conn)
+	_, missing, err := sql.Guards(ctx, s.conn)
 	if err != nil {
 		return err
 	}
@@ -89,16 +89,16 @@ type raisedSale struct {
 // raiseTimeout bounds the raise of an epoch, which waits for the lock of the sale's row and counts its orders.
 const raiseTimeout = time.Minute
 
-// RaiseEpoch begins the next epoch of a sale. After it, no order of an earlier epoch is confirmed. Later changes of
+// raiseEpoch begins the next epoch of a sale. After it, no order of an earlier epoch is confirmed. Later changes of
 // operators are published after the revision that it makes.
 //
 // It returns errOvertaken and changes nothing if the sale has left the epoch in which it was read, before it was
 // closed: another rebuild may have opened the sale, and what was sold since is not drained.
-func (s *Session) RaiseEpoch(ctx context.Context, sale requiredSale, reason string) (raisedSale, error) {
+func (s *lockSession) raiseEpoch(ctx context.Context, sale requiredSale, reason string) (raisedSale, error) {
 	ctx, cancel := context.WithTimeout(ctx, raiseTimeout)
 	defer cancel()
 	var raised raisedSale
-	err := pgx.BeginTxFunc(ctx, s.Conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+	err := pgx.BeginTxFunc(ctx, s.conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		locked, err := tx.Exec(ctx, sql.CatalogLockSale, sale.id)
 		if err != nil {
 			return err
@@ -106,7 +106,7 @@ func (s *Session) RaiseEpoch(ctx context.Context, sale requiredSale, reason stri
 			return reservation.ErrSaleNotFound
 		}
 		rows, _ := tx.Query(ctx, sql.RebuildRaiseEpoch, // its error comes with the rows
-			sale.id, sale.Closed.Sequence, sale.Closed.Epoch, reason, sale.epoch)
+			sale.id, sale.closed.Sequence, sale.closed.Epoch, reason, sale.epoch)
 		row, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[struct {
 			reservation.SaleRow
 			LastGiven int64

@@ -237,7 +237,8 @@ func TestRebuildsForRejectedOrdersAreBounded(t *testing.T) {
 	provoke()
 	awaitRebuilt(s, t, registry, sale, 2)
 	provoke()
-	testkit.Eventually(t, 20*time.Second, "the rebuild is delayed", func() bool { return log.Times(rebuild.LogProofAgain) == 1 })
+	testkit.Eventually(t, 20*time.Second, "the rebuild is delayed",
+		func() bool { return log.Times(rebuild.LogProofAgain) == 1 })
 	require.EqualValues(t, 2, s.EpochOf(t, sale))
 	require.NoError(
 		t, testshop.ExecSQL(

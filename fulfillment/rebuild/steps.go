@@ -20,21 +20,21 @@ func (b *build) wholePartition(ctx context.Context) error {
 		return err
 	}
 	b.at("identify the Redis server and mark it as unverified")
-	server, err := b.Inspect(ctx)
+	server, err := b.inspect(ctx)
 	if err != nil {
 		return err
 	}
 	crashpoint.Hit(crashpoint.RebuildBegun)
-	if err := b.Distrust(ctx); err != nil {
+	if err := b.distrust(ctx); err != nil {
 		return err
 	}
 	crashpoint.Hit(crashpoint.RebuildDistrusted)
-	// Read after Distrust: a sale that is created later is published only to a verified server.
+	// Read after distrust: a sale that is created later is published only to a verified server.
 	sales, err := b.salesOf(ctx, b.partition)
 	if err != nil {
 		return err
 	}
-	if err := b.CloseAndDrain(ctx, sales); err != nil {
+	if err := b.closeAndDrain(ctx, sales); err != nil {
 		return err
 	}
 	var live, ended []requiredSale
@@ -46,12 +46,12 @@ func (b *build) wholePartition(ctx context.Context) error {
 		}
 	}
 	// A sale that cannot be rebuilt stays closed and delays no other.
-	failed := b.RebuildSales(ctx, live)
+	failed := b.rebuildSales(ctx, live)
 	b.at("mark the Redis server as verified")
-	if err := b.MarkVerified(ctx, server); err != nil {
+	if err := b.markVerified(ctx, server); err != nil {
 		return errors.Join(err, failed)
 	}
-	return errors.Join(failed, b.RebuildSales(ctx, ended))
+	return errors.Join(failed, b.rebuildSales(ctx, ended))
 }
 
 // oneSale is one try of Rebuilder.Sale.
@@ -63,7 +63,7 @@ func (b *build) oneSale(ctx context.Context, id uuid.UUID) error {
 	if err != nil {
 		return err
 	}
-	server, err := b.Inspect(ctx)
+	server, err := b.inspect(ctx)
 	if err != nil {
 		return err
 	}
@@ -72,20 +72,20 @@ func (b *build) oneSale(ctx context.Context, id uuid.UUID) error {
 	}
 	crashpoint.Hit(crashpoint.RebuildBegun)
 	sales := []requiredSale{sale}
-	if err := b.CloseAndDrain(ctx, sales); err != nil {
+	if err := b.closeAndDrain(ctx, sales); err != nil {
 		return err
 	}
-	return b.RebuildSales(ctx, sales)
+	return b.rebuildSales(ctx, sales)
 }
 
-// CloseAndDrain closes the sales in Redis, so that no order is accepted, and records the accepted ones. It stores in
+// closeAndDrain closes the sales in Redis, so that no order is accepted, and records the accepted ones. It stores in
 // each sale what Redis knew of it.
-func (b *build) CloseAndDrain(ctx context.Context, sales []requiredSale) error {
+func (b *build) closeAndDrain(ctx context.Context, sales []requiredSale) error {
 	b.at("close the sales in Redis")
 	closed := make(map[uuid.UUID]bool, len(sales))
 	for i := range sales {
 		var err error
-		if sales[i].Closed, err = b.CloseSale(ctx, sales[i]); err != nil {
+		if sales[i].closed, err = b.closeSale(ctx, sales[i]); err != nil {
 			return fmt.Errorf("close sale=%s: %w", sales[i].id, err)
 		}
 		closed[sales[i].id] = true
@@ -104,8 +104,8 @@ func (b *build) CloseAndDrain(ctx context.Context, sales []requiredSale) error {
 	return nil
 }
 
-// RebuildSales rebuilds as many of these sales as it can.
-func (b *build) RebuildSales(ctx context.Context, sales []requiredSale) error {
+// rebuildSales rebuilds as many of these sales as it can.
+func (b *build) rebuildSales(ctx context.Context, sales []requiredSale) error {
 	var failed []error
 	for i := range sales {
 		rebuilt, err := b.rebuildSale(ctx, sales[i])
@@ -121,45 +121,45 @@ func (b *build) RebuildSales(ctx context.Context, sales []requiredSale) error {
 	return errors.Join(failed...)
 }
 
-// MarkVerified records that the server has the stock, in Postgres first: an ingress on another server then refuses to
+// markVerified records that the server has the stock, in Postgres first: an ingress on another server then refuses to
 // sell from it.
-func (b *build) MarkVerified(ctx context.Context, server reservation.ServerState) error {
+func (b *build) markVerified(ctx context.Context, server reservation.ServerState) error {
 	if err := b.session.saveServer(ctx, b.partition, server); err != nil {
 		return err
 	}
 	crashpoint.Hit(crashpoint.RebuildServerSaved)
 	limited, cancel := retry.ForCall(ctx)
 	defer cancel()
-	if err := b.config.Store.MarkVerified(limited, b.partition, server, b.Token); err != nil {
+	if err := b.config.Store.MarkVerified(limited, b.partition, server, b.token); err != nil {
 		return err
 	}
 	crashpoint.Hit(crashpoint.RebuildVerified)
 	return nil
 }
 
-func (b *build) Inspect(ctx context.Context) (reservation.ServerState, error) {
+func (b *build) inspect(ctx context.Context) (reservation.ServerState, error) {
 	limited, cancel := retry.ForCall(ctx)
 	defer cancel()
 	return b.config.Store.Inspect(limited, b.partition)
 }
 
-func (b *build) Distrust(ctx context.Context) error {
+func (b *build) distrust(ctx context.Context) error {
 	limited, cancel := retry.ForCall(ctx)
 	defer cancel()
-	return b.config.Store.DistrustFor(limited, b.partition, b.Token)
+	return b.config.Store.DistrustFor(limited, b.partition, b.token)
 }
 
-func (b *build) CloseSale(ctx context.Context, sale requiredSale) (reservation.ClosedSale, error) {
+func (b *build) closeSale(ctx context.Context, sale requiredSale) (reservation.ClosedSale, error) {
 	limited, cancel := retry.ForCall(ctx)
 	defer cancel()
-	return b.config.Store.CloseSale(limited, sale.id, b.partition, b.Token, sale.epoch)
+	return b.config.Store.CloseSale(limited, sale.id, b.partition, b.token, sale.epoch)
 }
 
 // rebuildSale rebuilds one closed sale.
 func (b *build) rebuildSale(ctx context.Context, sale requiredSale) (SaleReport, error) {
 	began := time.Now()
 	b.atSale("raise the epoch of the sale, with its row locked", sale.id)
-	raised, err := b.session.RaiseEpoch(ctx, sale, b.of.Reason)
+	raised, err := b.session.raiseEpoch(ctx, sale, b.of.Reason)
 	if err != nil {
 		return SaleReport{}, fmt.Errorf("raise the epoch: %w", err)
 	}
@@ -168,36 +168,36 @@ func (b *build) rebuildSale(ctx context.Context, sale requiredSale) (SaleReport,
 		return SaleReport{}, fmt.Errorf("clear leftovers: %w", err)
 	}
 	b.atSale("copy the orders of the sale to Redis", sale.id)
-	all, err := b.StageBuyers(ctx, raised)
+	all, err := b.stageBuyers(ctx, raised)
 	if err != nil {
 		return SaleReport{}, fmt.Errorf("copy its orders: %w", err)
 	}
 	crashpoint.Hit(crashpoint.RebuildStaged)
-	left := raised.Stock - all.Units
+	left := raised.Stock - all.units
 	if left < 0 {
 		b.log.Error("live orders hold more units than the sale's stock: no unit is left for sale", "sale", sale.id, "stock",
-			raised.Stock, "held", all.Units)
+			raised.Stock, "held", all.units)
 		left = 0
 	}
 	b.atSale("open the sale", sale.id)
-	if err := b.Open(ctx, raised, left, all); err != nil {
+	if err := b.openSale(ctx, raised, left, all); err != nil {
 		return SaleReport{}, err
 	}
 	crashpoint.Hit(crashpoint.RebuildOpened)
-	if err := b.session.Exec(ctx, sql.CatalogMarkPublished, sale.id, raised.Revision); err != nil {
+	if err := b.session.exec(ctx, sql.CatalogMarkPublished, sale.id, raised.Revision); err != nil {
 		return SaleReport{}, fmt.Errorf("record the published revision: %w", err)
 	}
 	crashpoint.Hit(crashpoint.RebuildPublished)
 	return SaleReport{
 		ID: sale.id, Epoch: raised.Epoch, Revision: raised.Revision, Ended: sale.ended, Stock: raised.Stock, Left: left,
-		Held: all.Units, Orders: all.Orders, Sequence: raised.sequence, Seconds: time.Since(began).Seconds(),
+		Held: all.units, Orders: all.orders, Sequence: raised.sequence, Seconds: time.Since(began).Seconds(),
 	}, nil
 }
 
-func (b *build) Open(ctx context.Context, sale raisedSale, left int64, all staged) error {
+func (b *build) openSale(ctx context.Context, sale raisedSale, left int64, all staged) error {
 	limited, cancel := retry.ForCall(ctx)
 	defer cancel()
 	return b.config.Store.OpenRebuilt(limited, reservation.Rebuilt{
-		Sale: sale.Sale, Left: left, Sequence: sale.sequence, Holders: all.Orders, Ended: all.ended, Token: b.Token,
+		Sale: sale.Sale, Left: left, Sequence: sale.sequence, Holders: all.orders, Ended: all.ended, Token: b.token,
 	})
 }
