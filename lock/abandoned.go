@@ -24,7 +24,7 @@ const (
 // locks, or may still take them. Releasing its locks frees what was taken, and a late repeat is
 // then rejected.
 type abandonedCall struct {
-	call  call
+	call  scriptCall
 	owner string
 	keys  []string
 	until time.Time
@@ -64,7 +64,7 @@ func (l *Locker) releaseAbandoned() {
 			pause = abandonedPause
 			continue
 		}
-		if sleep(l.running, pause) != nil {
+		if pauseFor(l.running, pause) != nil {
 			return
 		}
 		pause = min(2*pause, abandonedPauseMax)

@@ -106,7 +106,7 @@ func (l *Locker) Do(
 // request is what one acquire asks for, in all its attempts.
 type request struct {
 	terms
-	owner *owner
+	owner *lockOwner
 	mode  string
 	keys  []string
 	since time.Time

@@ -66,7 +66,7 @@ func TestAcquireAllTakesAllKeysOrNone(t *testing.T) {
 
 func TestAcquireAllWaitsForOneKeyAtATime(t *testing.T) {
 	b, holdsAnn := setupWaiting(t, "ann")
-	ctx, other := t.Context(), locker(t, b.rdb)
+	ctx, other := t.Context(), newLocker(t, b.rdb)
 	ann, bob := b.key("ann"), b.key("bob")
 	holdsBob, err := other.Acquire(ctx, bob, lock.For(never))
 	require.NoError(t, err)
@@ -91,13 +91,13 @@ func TestAcquireAllKeepsItsPlaceWhenMoreKeysAreTaken(t *testing.T) {
 	b, holdsBob := setupWaiting(t, "bob")
 	ctx, ann, bob := t.Context(), b.key("ann"), b.key("bob")
 	c := countCalls(t, b.rdb)
-	b.Locker = locker(t, b.rdb, lock.WithPoll(20*time.Millisecond))
+	b.Locker = newLocker(t, b.rdb, lock.WithPoll(20*time.Millisecond))
 	both := acquiringAll(t, b.Locker, ctx, ann, bob)
 	b.waitQueued(bob, 1)
-	holdsAnn, err := locker(t, b.rdb).TryAcquire(ctx, ann, lock.For(never))
+	holdsAnn, err := newLocker(t, b.rdb).TryAcquire(ctx, ann, lock.For(never))
 	require.NoError(t, err)
-	asked := c.of(acquires)
-	testkit.Eventually(t, startsWithin, "unsuccessful attempts", func() bool { return c.of(acquires) > asked+3 })
+	asked := c.of(acquireCalls)
+	testkit.Eventually(t, startsWithin, "unsuccessful attempts", func() bool { return c.of(acquireCalls) > asked+3 })
 	assert.Equal(t, 1, b.Waiting(bob))
 	assert.Zero(t, b.Waiting(ann))
 	require.NoError(t, holdsBob.Release(ctx))
@@ -109,7 +109,7 @@ func TestAcquireAllKeepsItsPlaceWhenMoreKeysAreTaken(t *testing.T) {
 func TestAcquireAllLeavesAFreeLockToTheNextWaiter(t *testing.T) {
 	b, holdsAnn := setupWaiting(t, "ann")
 	ctx, ann, bob := t.Context(), b.key("ann"), b.key("bob")
-	holdsBob, err := locker(t, b.rdb).Acquire(ctx, bob, lock.For(never))
+	holdsBob, err := newLocker(t, b.rdb).Acquire(ctx, bob, lock.For(never))
 	require.NoError(t, err)
 	both := acquiringAll(t, b.Locker, ctx, ann, bob)
 	b.waitQueued(ann, 1)
@@ -133,7 +133,7 @@ func TestAcquireAllInOppositeOrdersDoesNotDeadlock(t *testing.T) {
 	for worker := range 8 {
 		l := b.Locker
 		if worker%2 == 1 {
-			l = locker(t, b.rdb) // in another process
+			l = newLocker(t, b.rdb) // in another process
 		}
 		all.Go(func() {
 			for turn := range turns {

@@ -160,7 +160,7 @@ func (l *Locker) takeChunk(ctx context.Context, le *Lease, req *request, keys []
 	t, err := l.sendAcquire(ctx, g, req.mode, req.waits, keys, req.lease)
 	// A waiter repeats this call until Redis answers, and the repeat takes nothing twice. If it
 	// gives up before that, abandonRequest releases what the call took.
-	repeats := req.waits && ctx.Err() == nil && unavailable(err)
+	repeats := req.waits && ctx.Err() == nil && isUnavailable(err)
 	nothing := req.mode == modeAll && slices.Contains(t.answers, answerBusy) || rejected(err) || repeats
 
 	l.mu.Lock()

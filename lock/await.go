@@ -22,12 +22,12 @@ func (l *Locker) await(ctx context.Context, req *request) (*Lease, error) {
 		return nil, ErrClosed
 	}
 	defer l.tasks.Done() // after abandonRequest
-	var outage outage
+	var outage outageState
 	lease, err := l.acquireLoop(ctx, req, &outage)
 	return lease, deadlineError(ctx, outage.annotate(err))
 }
 
-func (l *Locker) acquireLoop(ctx context.Context, req *request, outage *outage) (*Lease, error) {
+func (l *Locker) acquireLoop(ctx context.Context, req *request, outage *outageState) (*Lease, error) {
 	req.waits = true
 	defer l.abandonRequest(req)
 	var w *waiter
@@ -48,7 +48,7 @@ func (l *Locker) acquireLoop(ctx context.Context, req *request, outage *outage) 
 	}
 	for {
 		got, err := l.attempt(ctx, req)
-		within, retry := outage.note(ctx, err, unavailable(err))
+		within, retry := outage.note(ctx, err, isUnavailable(err))
 		if err != nil && !retry || err == nil && len(got.busy) == 0 {
 			l.leaveQueue(w, got.lease)
 			return got.lease, err
@@ -114,19 +114,19 @@ func (l *Locker) notHeld(req *request) []string {
 	return slices.DeleteFunc(slices.Clone(req.keys), func(key string) bool { return req.owner.holds[key] != nil })
 }
 
-// outage is what a waiter knows about a Redis that is unavailable.
-type outage struct {
+// outageState is what a waiter knows about a Redis that is unavailable.
+type outageState struct {
 	pause time.Duration // until its next attempt; 0 if Redis answered the last one
 	why   error
 }
 
 // note takes the error of an attempt. It reports whether the waiter retries, and after which time.
-func (o *outage) note(ctx context.Context, err error, unavailable bool) (within time.Duration, retry bool) {
+func (o *outageState) note(ctx context.Context, err error, unavailable bool) (within time.Duration, retry bool) {
 	switch {
 	case ctx.Err() != nil && err != nil:
 		return 0, false
 	case !unavailable:
-		*o = outage{}
+		*o = outageState{}
 		return 0, false
 	}
 	o.pause, o.why = min(max(outagePause, 2*o.pause), outagePauseMax), err
@@ -134,7 +134,7 @@ func (o *outage) note(ctx context.Context, err error, unavailable bool) (within 
 }
 
 // annotate adds the last error of an unavailable Redis to the error of a waiter that gives up.
-func (o *outage) annotate(err error) error {
+func (o *outageState) annotate(err error) error {
 	if err == nil || o.why == nil {
 		return err
 	}
@@ -149,7 +149,7 @@ func deadlineError(ctx context.Context, err error) error {
 		return err
 	case errors.Is(err, ended):
 		return fmt.Errorf("%w: %w", ErrBusy, err)
-	case errors.Is(err, context.Cause(ctx)) || unavailable(err):
+	case errors.Is(err, context.Cause(ctx)) || isUnavailable(err):
 		return fmt.Errorf("%w: %w (%w)", ErrBusy, err, ended)
 	}
 	return err
@@ -160,13 +160,13 @@ func (l *Locker) sleep(ctx context.Context, d time.Duration) error {
 	closing, stop := context.WithCancel(ctx)
 	defer stop()
 	defer context.AfterFunc(l.running, stop)()
-	if err := sleep(closing, d); err != nil && ctx.Err() != nil {
+	if err := pauseFor(closing, d); err != nil && ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	return nil
 }
 
-func sleep(ctx context.Context, d time.Duration) error {
+func pauseFor(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {

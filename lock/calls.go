@@ -4,30 +4,30 @@ import (
 	"strconv"
 )
 
-// call identifies one script call and its repeats. Serials grow with each call of a Locker, and two
+// scriptCall identifies one script call and its repeats. Serials grow with each call of a Locker, and two
 // calls that are in progress never share a receipt.
-type call struct {
-	receipt receipt
+type scriptCall struct {
+	receipt receiptKey
 	serial  uint64
 }
 
-// receipt is the name of a key in which Redis keeps the last call and its answer, without a hash
+// receiptKey is the name of a key in which Redis keeps the last call and its answer, without a hash
 // tag for clusters.
-type receipt string
+type receiptKey string
 
 // receipts are reused, the last used first.
 type receipts struct {
-	unused []receipt
+	unused []receiptKey
 	made   int
 }
 
 // newCall requires mu.
-func (l *Locker) newCall() call {
-	return call{receipt: l.takeReceipt(), serial: l.nextSerial()}
+func (l *Locker) newCall() scriptCall {
+	return scriptCall{receipt: l.takeReceipt(), serial: l.nextSerial()}
 }
 
 // takeReceipt requires mu.
-func (l *Locker) takeReceipt() receipt {
+func (l *Locker) takeReceipt() receiptKey {
 	r := &l.receipts
 	if n := len(r.unused); n > 0 {
 		last := r.unused[n-1]
@@ -35,7 +35,7 @@ func (l *Locker) takeReceipt() receipt {
 		return last
 	}
 	r.made++
-	return receipt(l.prefix + ":receipt:" + l.id + ":" + strconv.Itoa(r.made))
+	return receiptKey(l.prefix + ":receipt:" + l.id + ":" + strconv.Itoa(r.made))
 }
 
 // nextSerial requires mu.
@@ -52,13 +52,13 @@ func (l *Locker) ownerName(serial uint64) string {
 func decimal(n uint64) string { return strconv.FormatUint(n, 10) }
 
 // releaseCall returns the call that releases locks of a grant. Callers hold mu.
-func (l *Locker) releaseCall(g *grant) call {
+func (l *Locker) releaseCall(g *grant) scriptCall {
 	if g.receiptMoved {
 		return l.newCall()
 	}
 	g.receiptMoved = true
-	return call{receipt: g.acquireCall.receipt, serial: l.nextSerial()}
+	return scriptCall{receipt: g.acquireCall.receipt, serial: l.nextSerial()}
 }
 
 // freeReceipt lets other calls use the receipt. Callers hold mu.
-func (l *Locker) freeReceipt(c call) { l.receipts.unused = append(l.receipts.unused, c.receipt) }
+func (l *Locker) freeReceipt(c scriptCall) { l.receipts.unused = append(l.receipts.unused, c.receipt) }

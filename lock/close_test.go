@@ -243,7 +243,7 @@ func TestCloseWaitsForAnEarlierClose(t *testing.T) {
 	c := countCalls(t, b.rdb)
 	asked, goOn := make(chan struct{}, 1), make(chan struct{})
 	c.answer(func(kind int, next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
-		if kind == releases {
+		if kind == releaseCalls {
 			asked <- struct{}{}
 			<-goOn
 		}
@@ -273,7 +273,7 @@ func TestCloseReleasesLocksGrantedMeanwhile(t *testing.T) {
 		granted, goOn := make(chan struct{}, 1), make(chan struct{})
 		c.answer(func(kind int, next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
 			err := next(ctx, cmd)
-			if kind == acquires {
+			if kind == acquireCalls {
 				granted <- struct{}{}
 				<-goOn
 			}

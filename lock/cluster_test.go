@@ -75,8 +75,8 @@ func TestClusterLocks(t *testing.T) {
 	t.Run("a waiter is woken on every node", func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 		defer cancel()
-		holder := locker(t, rdb)
-		waiter := locker(t, rdb, lock.WithPoll(10*time.Minute))
+		holder := newLocker(t, rdb)
+		waiter := newLocker(t, rdb, lock.WithPoll(10*time.Minute))
 		for _, key := range []string{"ann", "bob", "cid", "{0}:lock:ann", "{1}:lock:ann", "a{2}b{3}"} {
 			lease, err := holder.Acquire(ctx, key, lock.For(10*time.Minute))
 			require.NoError(t, err, key)
@@ -106,7 +106,7 @@ func TestClusterLocks(t *testing.T) {
 		ctx := t.Context()
 		const locks = 60
 		lease := 2 * time.Second
-		l := locker(t, rdb, lock.WithLease(lease))
+		l := newLocker(t, rdb, lock.WithLease(lease))
 		var leases []*lock.Lease
 		for i := range locks {
 			got, err := l.Acquire(ctx, fmt.Sprintf("renewed-%d", i))
@@ -124,7 +124,7 @@ func TestClusterLocks(t *testing.T) {
 
 	t.Run("keys with one hash tag share a call", func(t *testing.T) {
 		ctx := t.Context()
-		l := locker(t, rdb)
+		l := newLocker(t, rdb)
 		lease, err := l.AcquireAll(ctx, []string{"{7}:ann", "{7}:bob"})
 		require.NoError(t, err)
 		each, busy, err := l.TryEach(ctx, []string{"{7}:bob", "{7}:cid"}, lock.For(time.Minute))

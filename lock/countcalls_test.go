@@ -14,19 +14,19 @@ import (
 
 // Kinds of calls to Redis.
 const (
-	acquires = iota
-	releases
-	renewals
-	forces
-	others
+	acquireCalls = iota
+	releaseCalls
+	renewalCalls
+	forceCalls
+	otherCalls
 )
 
-// calls counts the answered calls of one client, and can replace Redis.
-type calls struct {
+// callCounter counts the answered calls of one client, and can replace Redis.
+type callCounter struct {
 	hashes []string // of the scripts
 
 	mu    sync.Mutex
-	count [others + 1]int
+	count [otherCalls + 1]int
 	// sizes are the numbers of keys of each renewal.
 	sizes []int
 	// instead replaces Redis for each command, if it is set.
@@ -35,9 +35,9 @@ type calls struct {
 
 // countCalls counts from now on. It does not count go-redis's retries, and loads the scripts so
 // that none is sent twice.
-func countCalls(t *testing.T, rdb *redis.Client) *calls {
+func countCalls(t *testing.T, rdb *redis.Client) *callCounter {
 	t.Helper()
-	c := &calls{}
+	c := &callCounter{}
 	for _, script := range []*redis.Script{lua.LockAcquire, lua.LockRelease, lua.LockRenew, lua.LockForce} {
 		hash, err := script.Load(t.Context(), rdb).Result()
 		require.NoError(t, err)
@@ -47,8 +47,8 @@ func countCalls(t *testing.T, rdb *redis.Client) *calls {
 	return c
 }
 
-func (c *calls) process(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
-	kind := others
+func (c *callCounter) process(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+	kind := otherCalls
 	if args := cmd.Args(); len(args) > 2 && args[0] == "evalsha" {
 		kind = slices.Index(c.hashes, args[1].(string))
 	}
@@ -64,26 +64,26 @@ func (c *calls) process(next redis.ProcessHook, ctx context.Context, cmd redis.C
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.count[kind]++
-	if kind == renewals {
+	if kind == renewalCalls {
 		c.sizes = append(c.sizes, cmd.Args()[2].(int))
 	}
 	return err
 }
 
 // answer makes f answer each command; nil restores Redis.
-func (c *calls) answer(f func(kind int, next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error) {
+func (c *callCounter) answer(f func(kind int, next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.instead = f
 }
 
-func (c *calls) of(kind int) int {
+func (c *callCounter) of(kind int) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.count[kind]
 }
 
-func (c *calls) all() int {
+func (c *callCounter) all() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	sum := 0
@@ -94,7 +94,7 @@ func (c *calls) all() int {
 }
 
 // renewedKeys returns the number of keys of each renewal.
-func (c *calls) renewedKeys() []int {
+func (c *callCounter) renewedKeys() []int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.sizes)

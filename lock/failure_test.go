@@ -27,7 +27,7 @@ func TestLocksSurviveARestartWithData(t *testing.T) {
 	key := b.key("ann")
 	const length = 6 * time.Second
 	var failed atomic.Int64
-	keeper := locker(t, b.rdb, lock.WithLease(length), lock.WithObserver(lock.Observer{
+	keeper := newLocker(t, b.rdb, lock.WithLease(length), lock.WithObserver(lock.Observer{
 		Renewed: func(_ int, _ time.Duration, err error) {
 			if err != nil {
 				failed.Add(1)
@@ -83,7 +83,7 @@ func TestOutageIsNotALoss(t *testing.T) {
 func TestOutageLongerThanTheLeaseIsALoss(t *testing.T) {
 	server, b := ownServer(t)
 	const length = 3 * time.Second
-	lease, err := locker(t, b.rdb, lock.WithLease(length)).Acquire(t.Context(), b.key("ann"))
+	lease, err := newLocker(t, b.rdb, lock.WithLease(length)).Acquire(t.Context(), b.key("ann"))
 	require.NoError(t, err)
 	held := lease.Context(t.Context())
 	server.Kill()
@@ -108,7 +108,7 @@ func TestWatchdogFindsAnEmptyRedis(t *testing.T) {
 	ctx := t.Context()
 	key := b.key("ann")
 	const length = 6 * time.Second
-	lease, err := locker(t, b.rdb, lock.WithLease(length)).Acquire(ctx, key)
+	lease, err := newLocker(t, b.rdb, lock.WithLease(length)).Acquire(ctx, key)
 	require.NoError(t, err)
 	acquired := time.Now()
 	held := lease.Context(ctx)
@@ -151,7 +151,7 @@ func TestLossIsReportedInTimeWhileRedisHangs(t *testing.T) {
 	options.ReadTimeout = never
 	patient := redis.NewClient(&options)
 	t.Cleanup(func() { _ = patient.Close() })
-	keeper := locker(t, patient, lock.WithLease(length))
+	keeper := newLocker(t, patient, lock.WithLease(length))
 	lease, err := keeper.Acquire(ctx, key)
 	require.NoError(t, err)
 	held := lease.Context(ctx)
@@ -183,7 +183,7 @@ func TestShortHangOfRedisIsNotALoss(t *testing.T) {
 		defer answered.Add(1)
 		return next(ctx, cmd)
 	}))
-	keeper := locker(t, b.rdb, lock.WithLease(length))
+	keeper := newLocker(t, b.rdb, lock.WithLease(length))
 	lease, err := keeper.Acquire(t.Context(), key)
 	require.NoError(t, err)
 	before := b.expiry(key)
@@ -205,7 +205,7 @@ func TestWaiterGetsTheLockAfterABrokenSubscription(t *testing.T) {
 	start := func(b bench) (lease *lock.Lease, waiting <-chan *lock.Lease) {
 		t.Helper()
 		lease = b.take(b.t.Context(), lock.MaxLease, b.key("ann"))
-		waiting = acquiring(b.t, locker(b.t, b.rdb, lock.WithPoll(never)), b.key("ann"))
+		waiting = acquiring(b.t, newLocker(b.t, b.rdb, lock.WithPoll(never)), b.key("ann"))
 		b.waitListening(b.key("ann"), 1)
 		return lease, waiting
 	}
@@ -290,13 +290,13 @@ func TestPromotedReplicaKeepsReplicatedLocks(t *testing.T) {
 	})
 	t.Cleanup(func() { _ = moving.Close() })
 	const length = 6 * time.Second
-	l := locker(t, moving, lock.WithLease(length))
+	l := newLocker(t, moving, lock.WithLease(length))
 
 	// ann's lock reaches the replica and bob's does not, because the replica has lost its primary.
 	ann, bob := p.key("ann"), p.key("bob")
 	annLease, err := l.Acquire(ctx, ann)
 	require.NoError(t, err)
-	waiting := acquiring(t, locker(t, moving, lock.WithPoll(never)), ann)
+	waiting := acquiring(t, newLocker(t, moving, lock.WithPoll(never)), ann)
 	p.waitListening(ann, 1)
 	testkit.Eventually(t, startsWithin, "replication of the lock", func() bool { return r.depth(ann) == 1 })
 	require.NoError(t, r.rdb.ReplicaOf(ctx, "127.0.0.1", "1").Err())

@@ -32,18 +32,18 @@ const (
 
 // A client acquires the lock, reads the register and writes it, each with the token of its lock.
 const (
-	acquire = "acquire"
-	read    = "read"
-	write   = "write"
+	opAcquire = "acquire"
+	opRead    = "read"
+	opWrite   = "write"
 )
 
-type request struct {
+type opRequest struct {
 	kind  string
 	token int64
 	value int // to write
 }
 
-type reply struct {
+type opReply struct {
 	refused bool
 	value   int // that was read
 	// held is set if the client still had the lock after the answer.
@@ -64,8 +64,8 @@ type register struct {
 var fencedRegister = porcupine.Model{
 	Init: func() any { return register{} },
 	Step: func(state, input, output any) (bool, any) {
-		s, in, out := state.(register), input.(request), output.(reply)
-		if in.kind == acquire {
+		s, in, out := state.(register), input.(opRequest), output.(opReply)
+		if in.kind == opAcquire {
 			legal := in.token > s.given
 			s.given = in.token
 			return legal, s
@@ -73,9 +73,9 @@ var fencedRegister = porcupine.Model{
 		if out.refused {
 			return in.token < s.fence && !out.held, s
 		}
-		legal := in.token >= s.fence && (in.kind == write || out.value == s.value)
+		legal := in.token >= s.fence && (in.kind == opWrite || out.value == s.value)
 		s.fence = in.token
-		if in.kind == write {
+		if in.kind == opWrite {
 			s.value = in.value
 		}
 		return legal, s
@@ -148,7 +148,7 @@ func (r *registry) acquire(ctx context.Context, client int, l *lock.Locker, key 
 		return session{}, err
 	}
 	s := session{registry: r, client: client, lease: lease, token: lease.Token(key)}
-	s.note(call, request{kind: acquire, token: s.token}, reply{})
+	s.note(call, opRequest{kind: opAcquire, token: s.token}, opReply{})
 	return s, nil
 }
 
@@ -162,7 +162,8 @@ func (s session) read(ctx context.Context) (value int, overtaken <-chan struct{}
 	if err != nil {
 		return 0, nil, false, err
 	}
-	s.note(call, request{kind: read, token: s.token}, reply{refused: refused, value: value, held: s.lease.Err() == nil})
+	s.note(call, opRequest{kind: opRead, token: s.token},
+		opReply{refused: refused, value: value, held: s.lease.Err() == nil})
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !refused {
@@ -179,17 +180,18 @@ func (s session) write(ctx context.Context, value int) error {
 		return err
 	}
 	refused := tag.RowsAffected() == 0
-	s.note(call, request{kind: write, token: s.token, value: value}, reply{refused: refused, held: s.lease.Err() == nil})
+	s.note(call, opRequest{kind: opWrite, token: s.token, value: value},
+		opReply{refused: refused, held: s.lease.Err() == nil})
 	return nil
 }
 
-func (s session) note(call time.Duration, in request, out reply) {
+func (s session) note(call time.Duration, in opRequest, out opReply) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
 	case out.refused:
 		s.refused++
-	case in.kind == write:
+	case in.kind == opWrite:
 		s.accepted++
 	}
 	s.history = append(s.history, porcupine.Operation{
@@ -214,8 +216,8 @@ func crowd(b bench, rows *pgxpool.Pool, seed uint64, clients, sessions, stalls i
 	key := b.key("register")
 	lockers := []*lock.Locker{
 		b.Locker,
-		locker(t, b.rdb, lock.WithLease(150*time.Millisecond)),
-		locker(t, b.rdb, lock.WithLease(time.Second), lock.WithPoll(10*time.Millisecond)),
+		newLocker(t, b.rdb, lock.WithLease(150*time.Millisecond)),
+		newLocker(t, b.rdb, lock.WithLease(time.Second), lock.WithPoll(10*time.Millisecond)),
 	}
 	var all sync.WaitGroup
 	for client := range clients {
@@ -338,14 +340,14 @@ func TestCheckFindsAnUnfencedRegister(t *testing.T) {
 // Each case changes one operation of a legal history.
 func TestCheckFindsEachIllegalOperation(t *testing.T) {
 	right := []porcupine.Operation{
-		{Input: request{kind: acquire, token: 1}, Output: reply{}},
-		{Input: request{kind: read, token: 1}, Output: reply{value: 0, held: true}},
-		{Input: request{kind: acquire, token: 2}, Output: reply{}},
-		{Input: request{kind: read, token: 2}, Output: reply{value: 0, held: true}},
-		{Input: request{kind: write, token: 1, value: 1}, Output: reply{refused: true}},
-		{Input: request{kind: write, token: 2, value: 1}, Output: reply{held: true}},
-		{Input: request{kind: acquire, token: 3}, Output: reply{}},
-		{Input: request{kind: read, token: 3}, Output: reply{value: 1, held: true}},
+		{Input: opRequest{kind: opAcquire, token: 1}, Output: opReply{}},
+		{Input: opRequest{kind: opRead, token: 1}, Output: opReply{value: 0, held: true}},
+		{Input: opRequest{kind: opAcquire, token: 2}, Output: opReply{}},
+		{Input: opRequest{kind: opRead, token: 2}, Output: opReply{value: 0, held: true}},
+		{Input: opRequest{kind: opWrite, token: 1, value: 1}, Output: opReply{refused: true}},
+		{Input: opRequest{kind: opWrite, token: 2, value: 1}, Output: opReply{held: true}},
+		{Input: opRequest{kind: opAcquire, token: 3}, Output: opReply{}},
+		{Input: opRequest{kind: opRead, token: 3}, Output: opReply{value: 1, held: true}},
 	}
 	for i := range right {
 		right[i].Call, right[i].Return = int64(10*i), int64(10*i+5)
@@ -353,24 +355,24 @@ func TestCheckFindsEachIllegalOperation(t *testing.T) {
 	require.True(t, check(t, right))
 	for what, change := range map[string]struct {
 		at  int
-		in  request
-		out reply
+		in  opRequest
+		out opReply
 	}{
-		"a repeated token":        {2, request{kind: acquire, token: 1}, reply{}},
-		"a smaller token":         {6, request{kind: acquire, token: 1}, reply{}},
-		"an accepted stale write": {4, request{kind: write, token: 1, value: 1}, reply{}},
+		"a repeated token":        {2, opRequest{kind: opAcquire, token: 1}, opReply{}},
+		"a smaller token":         {6, opRequest{kind: opAcquire, token: 1}, opReply{}},
+		"an accepted stale write": {4, opRequest{kind: opWrite, token: 1, value: 1}, opReply{}},
 		"a refused holder": {
 			5,
-			request{kind: write, token: 2, value: 1},
-			reply{refused: true, held: true},
+			opRequest{kind: opWrite, token: 2, value: 1},
+			opReply{refused: true, held: true},
 		},
-		"a refused write with the latest token": {5, request{kind: write, token: 2, value: 1}, reply{refused: true}},
-		"a lost write":                          {7, request{kind: read, token: 3}, reply{value: 0, held: true}},
-		"a refused read with the latest token":  {7, request{kind: read, token: 3}, reply{refused: true}},
+		"a refused write with the latest token": {5, opRequest{kind: opWrite, token: 2, value: 1}, opReply{refused: true}},
+		"a lost write":                          {7, opRequest{kind: opRead, token: 3}, opReply{value: 0, held: true}},
+		"a refused read with the latest token":  {7, opRequest{kind: opRead, token: 3}, opReply{refused: true}},
 		"a late client that held the lock": {
 			4,
-			request{kind: write, token: 1, value: 1},
-			reply{refused: true, held: true},
+			opRequest{kind: opWrite, token: 1, value: 1},
+			opReply{refused: true, held: true},
 		},
 	} {
 		wrong := slices.Clone(right)

@@ -213,7 +213,7 @@ func TestCallAfterItsRepeatChangesNothing(t *testing.T) {
 	ctx := t.Context()
 	key, other := b.key("ann"), b.key("bob")
 	n, slow := slowNetTo(t, b.rdb)
-	l := locker(t, slow)
+	l := newLocker(t, slow)
 	late := func(want int, holder *lock.Lease) {
 		t.Helper()
 		n.deliver(t, n.calls(t, 1)[0])
@@ -314,7 +314,7 @@ func TestCallAfterItsRepeatShortensNoLease(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	n, slow := slowNetTo(t, b.rdb)
-	l := locker(t, slow)
+	l := newLocker(t, slow)
 	for name, acquire := range map[string]func() (*lock.Lease, error){
 		"Acquire": func() (*lock.Lease, error) { return l.Acquire(ctx, b.key("ann"), lock.For(time.Minute)) },
 		"TryEach": func() (*lock.Lease, error) {
@@ -448,7 +448,7 @@ func TestAbandonedLockIsReleasedWhenRedisAnswersAgain(t *testing.T) {
 	})
 	t.Cleanup(func() { _ = slow.Close() })
 	testkit.Eventually(t, startsWithin, "the only open connection", func() bool { return slow.Ping(ctx).Err() == nil })
-	l := locker(t, slow)
+	l := newLocker(t, slow)
 	calls := func() (n int) {
 		stats, err := b.rdb.Info(ctx, "commandstats").Result()
 		require.NoError(t, err)

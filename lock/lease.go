@@ -9,7 +9,7 @@ import (
 // watchdog stop, and only then can its owner take lost locks again. It is safe for concurrent use.
 type Lease struct {
 	locker  *Locker
-	owner   *owner
+	owner   *lockOwner
 	length  time.Duration
 	watched bool
 	holds   []*hold // in the order of the request; fixed once the lease is active

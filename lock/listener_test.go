@@ -23,7 +23,7 @@ func TestKeyWithAndWithoutBracesAreTwoLocks(t *testing.T) {
 	b, _ := setupWaiting(t)
 	ctx, bare := t.Context(), b.bare("ann")
 	braced := "{" + bare + "}"
-	other := locker(t, b.rdb)
+	other := newLocker(t, b.rdb)
 	hold := func(key string) *lock.Lease {
 		t.Helper()
 		lease, err := other.TryAcquire(ctx, key, lock.For(never))
@@ -70,7 +70,7 @@ func TestListenerConnectionLivesWhileACallWaits(t *testing.T) {
 	named := redis.NewClient(options)
 	t.Cleanup(func() { _ = named.Close() })
 	c := countCalls(t, named)
-	b.Locker = locker(t, named, lock.WithPoll(idle/2), lock.WithListenIdle(idle))
+	b.Locker = newLocker(t, named, lock.WithPoll(idle/2), lock.WithListenIdle(idle))
 	// Redis counts a connection as pubsub only while it has subscriptions, but it reports the last
 	// command.
 	subscribes := regexp.MustCompile(" name=" + options.ClientName + " .* cmd=(subscribe|unsubscribe|ping) ")
@@ -82,9 +82,9 @@ func TestListenerConnectionLivesWhileACallWaits(t *testing.T) {
 
 	got := []<-chan *lock.Lease{acquiring(t, b.Locker, key), acquiring(t, b.Locker, key), acquiring(t, b.Locker, key)}
 	b.waitQueued(key, 3)
-	asked := c.of(acquires)
+	asked := c.of(acquireCalls)
 	testkit.Eventually(t, startsWithin, "polls for longer than the idle time", func() bool {
-		return c.of(acquires) > asked+8
+		return c.of(acquireCalls) > asked+8
 	})
 	assert.Equal(t, 1, connections(), "one connection for all waiters, while they wait")
 
@@ -94,7 +94,7 @@ func TestListenerConnectionLivesWhileACallWaits(t *testing.T) {
 	}
 	testkit.Eventually(t, startsWithin, "the end of the connection", func() bool { return connections() == 0 })
 
-	again, err := locker(t, b.rdb).Acquire(ctx, key)
+	again, err := newLocker(t, b.rdb).Acquire(ctx, key)
 	require.NoError(t, err)
 	next := acquiring(t, b.Locker, key)
 	b.waitQueued(key, 1)
@@ -111,9 +111,9 @@ func TestThousandKeysShareOneListener(t *testing.T) {
 	options.PoolSize, options.PoolTimeout, options.ReadTimeout = 32, never, never
 	b.rdb = redis.NewClient(&options)
 	t.Cleanup(func() { _ = b.rdb.Close() })
-	b.Locker = locker(t, b.rdb, lock.WithPoll(never))
+	b.Locker = newLocker(t, b.rdb, lock.WithPoll(never))
 	names := b.names(1000)
-	holder, busy, err := locker(t, b.rdb).TryEach(ctx, names, lock.For(never))
+	holder, busy, err := newLocker(t, b.rdb).TryEach(ctx, names, lock.For(never))
 	require.NoError(t, err)
 	require.Empty(t, busy)
 	c := countCalls(t, b.rdb)
@@ -130,10 +130,10 @@ func TestThousandKeysShareOneListener(t *testing.T) {
 		})
 	}
 	// Each has asked once, and again after its subscription.
-	testkit.Eventually(t, time.Minute, "all waiters", func() bool { return c.of(acquires) == 2*len(names) })
+	testkit.Eventually(t, time.Minute, "all waiters", func() bool { return c.of(acquireCalls) == 2*len(names) })
 	require.NoError(t, holder.Release(ctx))
 	all.Wait()
-	assert.Equal(t, 3*len(names), c.of(acquires))
+	assert.Equal(t, 3*len(names), c.of(acquireCalls))
 }
 
 // The lock is released after it was found busy and before the waiter listens. A new subscription
@@ -142,7 +142,7 @@ func TestReleaseBetweenAttemptAndWaitIsNotMissed(t *testing.T) {
 	b := setup(t)
 	ctx, bare := t.Context(), b.bare("ann")
 	braced := "{" + bare + "}"
-	holder := locker(t, b.rdb)
+	holder := newLocker(t, b.rdb)
 	holdsBare, err := holder.TryAcquire(ctx, bare, lock.For(never))
 	require.NoError(t, err)
 	holdsBraced, err := holder.TryAcquire(ctx, braced, lock.For(never))
@@ -152,7 +152,7 @@ func TestReleaseBetweenAttemptAndWaitIsNotMissed(t *testing.T) {
 	busy, goOn := make(chan struct{}, 1), make(chan struct{})
 	unblock := sync.OnceFunc(func() { close(goOn) })
 	defer unblock()
-	b.Locker = locker(t, b.rdb, lock.WithPoll(never), lock.WithObserver(lock.Observer{Busy: func(int) {
+	b.Locker = newLocker(t, b.rdb, lock.WithPoll(never), lock.WithObserver(lock.Observer{Busy: func(int) {
 		if looks.Add(1) == 3 {
 			busy <- struct{}{}
 			<-goOn

@@ -116,7 +116,7 @@ type Locker struct {
 	fence     string // name of the counter of fencing tokens
 	clientErr error  // every call returns it, if it is set
 	watchdog  *watchdog
-	waiting   waiting
+	waiting   waitState
 
 	// running ends with Close, which waits for tasks.
 	running context.Context

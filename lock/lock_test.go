@@ -30,11 +30,11 @@ func setup(t *testing.T) bench {
 	t.Helper()
 	t.Parallel()
 	rdb, keys := testkit.Redis(t), testkit.Keys(t)
-	return bench{locker(t, rdb), t, rdb, func(name string) string { return keys.Lock(0, name) }}
+	return bench{newLocker(t, rdb), t, rdb, func(name string) string { return keys.Lock(0, name) }}
 }
 
 // locker returns a Locker that is closed when the test ends.
-func locker(t testing.TB, rdb redis.UniversalClient, opts ...lock.Option) *lock.Locker {
+func newLocker(t testing.TB, rdb redis.UniversalClient, opts ...lock.Option) *lock.Locker {
 	t.Helper()
 	l := lock.New(rdb, opts...)
 	t.Cleanup(func() {
@@ -234,7 +234,7 @@ func TestLockerLeavesFewKeysWithExpiry(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	prefix := b.key("locker")
-	b.Locker = locker(t, b.rdb, lock.WithPrefix(prefix))
+	b.Locker = newLocker(t, b.rdb, lock.WithPrefix(prefix))
 	for range 20 {
 		outer := b.take(ctx, time.Minute, b.key("ann"), b.key("bob"))
 		_, err := b.TryAcquire(ctx, b.key("ann"))
@@ -355,7 +355,7 @@ func (h hook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 
 func BenchmarkTryEachAndRelease(b *testing.B) {
 	rdb, keys := testkit.Redis(b), testkit.Keys(b)
-	locker := locker(b, rdb)
+	locker := newLocker(b, rdb)
 	for _, n := range []int{1, 64, 512} {
 		b.Run(fmt.Sprintf("keys=%d", n), func(b *testing.B) {
 			names := make([]string, n)

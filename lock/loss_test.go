@@ -23,12 +23,12 @@ func TestNextRenewalFindsALoss(t *testing.T) {
 			require.NoError(b.t, b.rdb.Del(b.t.Context(), key).Err())
 		},
 		"an operator releases it by force": func(b bench, key string) {
-			held, err := locker(b.t, b.rdb).ForceRelease(b.t.Context(), key)
+			held, err := newLocker(b.t, b.rdb).ForceRelease(b.t.Context(), key)
 			require.NoError(b.t, err)
 			require.True(b.t, held)
 		},
 		"another owner takes it": func(b bench, key string) {
-			_, err := locker(b.t, b.rdb).ForceRelease(b.t.Context(), key)
+			_, err := newLocker(b.t, b.rdb).ForceRelease(b.t.Context(), key)
 			require.NoError(b.t, err)
 			b.take(b.t.Context(), time.Minute, key)
 		},
@@ -41,15 +41,15 @@ func TestNextRenewalFindsALoss(t *testing.T) {
 			ctx := t.Context()
 			ann, bob := b.key("ann"), b.key("bob")
 			c := countCalls(t, b.rdb)
-			lease, err := locker(t, b.rdb, lock.WithLease(4*time.Second)).AcquireAll(ctx, []string{ann, bob})
+			lease, err := newLocker(t, b.rdb, lock.WithLease(4*time.Second)).AcquireAll(ctx, []string{ann, bob})
 			require.NoError(t, err)
 			held, token := lease.Context(ctx), lease.Token(ann)
 			lose(b, ann)
-			before := c.of(renewals)
+			before := c.of(renewalCalls)
 			require.NoError(t, lease.Err(), "the loss is not known yet")
 
 			awaitLoss(t, held, startsWithin)
-			assert.LessOrEqual(t, c.of(renewals), before+1, "found by a renewal, not by the end of the lease")
+			assert.LessOrEqual(t, c.of(renewalCalls), before+1, "found by a renewal, not by the end of the lease")
 			require.Equal(t, []string{ann}, lostKeys(t, context.Cause(held)))
 			require.Equal(t, []string{ann}, lostKeys(t, lease.Err()))
 			assert.False(t, lease.Holds(ann))
@@ -102,7 +102,7 @@ func TestLossIsReportedToAllLeasesOfALock(t *testing.T) {
 			b := setup(t)
 			ctx := t.Context()
 			key := b.key("ann")
-			b.Locker = locker(t, b.rdb, lock.WithLease(3*time.Second))
+			b.Locker = newLocker(t, b.rdb, lock.WithLease(3*time.Second))
 			terms := map[bool][]lock.AcquireOption{true: nil, false: {lock.For(2 * time.Second)}}
 			outer, err := b.Acquire(ctx, key, terms[watched[0]]...)
 			require.NoError(t, err)
@@ -195,7 +195,7 @@ func TestConcurrentReleasesMakeOneCallAndReportALossOnce(t *testing.T) {
 				})
 			}
 			all.Wait()
-			assert.Equal(t, 1, c.of(releases))
+			assert.Equal(t, 1, c.of(releaseCalls))
 			assert.Equal(t, map[bool]int64{false: 0, true: 1}[lost], reported.Load())
 			assert.Zero(t, b.depth(b.key("ann")))
 		})
@@ -217,7 +217,7 @@ func TestReleaseEndsTheLeaseBeforeRedisAnswers(t *testing.T) {
 	gone, cancel := context.WithDeadline(ctx, time.Now())
 	defer cancel()
 	require.NoError(t, lease.Release(gone), "with a timeout of its own")
-	assert.Equal(t, 1, c.of(releases))
+	assert.Equal(t, 1, c.of(releaseCalls))
 	assert.Zero(t, b.depth(b.key("ann")))
 }
 
@@ -249,7 +249,7 @@ func TestDoReturnsErrorsOfItsFunctionAndItsRelease(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := setup(t)
-			b.Locker = locker(t, b.rdb, lock.WithLease(3*time.Second))
+			b.Locker = newLocker(t, b.rdb, lock.WithLease(3*time.Second))
 			var inside context.Context
 			err := b.Do(t.Context(), b.key("ann"), func(ctx context.Context) error {
 				inside = ctx

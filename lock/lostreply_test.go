@@ -19,7 +19,7 @@ func setupLossy(t *testing.T, opts ...lock.Option) (bench, *testkit.LossyProxy) 
 	t.Helper()
 	b := setup(t)
 	proxy, rdb := testkit.RedisThroughProxy(t)
-	b.Locker = locker(t, rdb, opts...)
+	b.Locker = newLocker(t, rdb, opts...)
 	// Otherwise the lost answer would be a NOSCRIPT.
 	for _, script := range []*redis.Script{lua.LockAcquire, lua.LockRelease, lua.LockRenew, lua.LockForce} {
 		require.NoError(t, script.Load(t.Context(), b.rdb).Err())
@@ -114,8 +114,8 @@ func TestReleaseOfUnknownOutcomeMayBeRepeated(t *testing.T) {
 	assert.Zero(t, left)
 }
 
-// tries is how often go-redis sends a call.
-const tries = 4
+// callTries is how often go-redis sends a call.
+const callTries = 4
 
 func TestLostAnswersAreNotALossForAnyAcquire(t *testing.T) {
 	for name, acquire := range map[string]func(b bench, keys []string) (*lock.Lease, error){
@@ -133,7 +133,7 @@ func TestLostAnswersAreNotALossForAnyAcquire(t *testing.T) {
 			b, proxy := setupLossy(t)
 			ctx := t.Context()
 			keys := b.names(3)
-			proxy.Lose(tries - 1)
+			proxy.Lose(callTries - 1)
 			lease, err := acquire(b, keys)
 			require.NoError(t, err)
 			proxy.RequireLost(t)
@@ -146,7 +146,7 @@ func TestLostAnswersAreNotALossForAnyAcquire(t *testing.T) {
 			require.NoError(t, lease.Release(ctx))
 			assert.Zero(t, b.depth(keys[0]))
 
-			proxy.Lose(tries)
+			proxy.Lose(callTries)
 			lease, err = acquire(b, keys)
 			proxy.RequireLost(t)
 			if name == "TryAcquire" {
@@ -169,13 +169,13 @@ func TestBusyAnswerMayBeLost(t *testing.T) {
 	var o observed
 	b, proxy := setupLossy(t, o.option(t))
 	ctx := t.Context()
-	held, err := locker(t, b.rdb).Acquire(ctx, b.key("ann"))
+	held, err := newLocker(t, b.rdb).Acquire(ctx, b.key("ann"))
 	require.NoError(t, err)
-	proxy.Lose(tries - 1)
+	proxy.Lose(callTries - 1)
 	_, err = b.TryAcquire(ctx, b.key("ann"))
 	require.ErrorIs(t, err, lock.ErrBusy)
 	proxy.RequireLost(t)
-	proxy.Lose(tries - 1)
+	proxy.Lose(callTries - 1)
 	ctx, cancel := context.WithCancel(ctx)
 	given := make(chan error, 1)
 	go func() {
@@ -194,12 +194,12 @@ func TestBusyAnswerMayBeLost(t *testing.T) {
 
 // Only the release can wake the waiter.
 func TestWaiterWithLostAnswersTakesTheLockOnce(t *testing.T) {
-	for name, lost := range map[string]int32{"all but the last": tries - 1, "all": tries} {
+	for name, lost := range map[string]int32{"all but the last": callTries - 1, "all": callTries} {
 		t.Run(name, func(t *testing.T) {
 			var o observed
 			b, proxy := setupLossy(t, lock.WithPoll(never), o.option(t))
 			ctx, key := t.Context(), b.key("ann")
-			direct := locker(t, b.rdb, lock.WithPoll(never))
+			direct := newLocker(t, b.rdb, lock.WithPoll(never))
 			held, err := direct.Acquire(ctx, key, lock.For(lock.MaxLease))
 			require.NoError(t, err)
 			waiting := acquiring(t, b.Locker, key)
@@ -231,7 +231,7 @@ func TestRenewalWithLostAnswersIsRetriedInTime(t *testing.T) {
 	lease, err := b.AcquireAll(ctx, []string{ann, bob})
 	require.NoError(t, err)
 	held, granted := lease.Context(ctx), b.expiry(ann)
-	proxy.Lose(tries)
+	proxy.Lose(callTries)
 	testkit.Eventually(t, startsWithin, "a failed renewal", func() bool { return o.snapshot().Failed > 0 })
 	proxy.Lose(0) // on a busy machine the call fails before its last attempt
 	testkit.Eventually(t, startsWithin, "a successful renewal", func() bool { return o.snapshot().Renewed > 0 })
@@ -250,13 +250,13 @@ func TestForceReleaseWithLostAnswersReleasesTheLock(t *testing.T) {
 	b, proxy := setupLossy(t)
 	ctx := t.Context()
 	lease := b.take(ctx, time.Minute, b.key("ann"), b.key("bob"))
-	proxy.Lose(tries - 1)
+	proxy.Lose(callTries - 1)
 	_, err := b.ForceRelease(ctx, b.key("ann"))
 	require.NoError(t, err)
 	proxy.RequireLost(t)
 	assert.Zero(t, b.depth(b.key("ann")))
 
-	proxy.Lose(tries)
+	proxy.Lose(callTries)
 	_, err = b.ForceRelease(ctx, b.key("bob"))
 	require.Error(t, err, "the outcome is unknown")
 	proxy.RequireLost(t)

@@ -39,14 +39,14 @@ func command() int {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	if err := hold(ctx, os.Args[2]); err != nil {
+	if err := runHolder(ctx, os.Args[2]); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	return 0
 }
 
-func hold(ctx context.Context, key string) error {
+func runHolder(ctx context.Context, key string) error {
 	options, err := redis.ParseURL(os.Getenv("REDIS_URL"))
 	if err != nil {
 		return err
@@ -63,7 +63,7 @@ func hold(ctx context.Context, key string) error {
 	if err != nil {
 		return err
 	}
-	h := &holder{lease: lease, token: lease.Token(key)}
+	h := &holderProcess{lease: lease, token: lease.Token(key)}
 	if url := os.Getenv("DATABASE_URL"); url != "" {
 		if h.database, err = pgx.Connect(ctx, url); err != nil {
 			return err
@@ -79,8 +79,8 @@ func hold(ctx context.Context, key string) error {
 	return nil
 }
 
-// holder is the part of a test that runs in the process of command.
-type holder struct {
+// holderProcess is the part of a test that runs in the process of command.
+type holderProcess struct {
 	lease    *lock.Lease
 	token    int64
 	database *pgx.Conn // with the row of fencedRow; nil without DATABASE_URL
@@ -92,7 +92,7 @@ type holder struct {
 //	write    like look, and writes to the database if the lease is held
 //	blind    writes without asking, as a holder that stalls between the check and the write
 //	release  releases the lock
-func (h *holder) run(ctx context.Context, line string) string {
+func (h *holderProcess) run(ctx context.Context, line string) string {
 	said := func(err error, good string) string {
 		switch {
 		case errors.Is(err, lock.ErrLost):

@@ -36,7 +36,7 @@ func TestTenThousandLeasesNeedFewCallsAndGoroutines(t *testing.T) {
 	c := countCalls(t, b.rdb)
 	var underWay, atOnce atomic.Int64 // releases
 	c.answer(func(kind int, next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
-		if kind == releases {
+		if kind == releaseCalls {
 			now := underWay.Add(1)
 			defer underWay.Add(-1)
 			for was := atOnce.Load(); now > was && !atOnce.CompareAndSwap(was, now); was = atOnce.Load() {
@@ -44,7 +44,7 @@ func TestTenThousandLeasesNeedFewCallsAndGoroutines(t *testing.T) {
 		}
 		return next(ctx, cmd)
 	})
-	l := locker(t, b.rdb, lock.WithLease(length))
+	l := newLocker(t, b.rdb, lock.WithLease(length))
 	names := b.names(locks)
 	leases := make([]*lock.Lease, locks)
 	var all sync.WaitGroup
@@ -93,7 +93,7 @@ func TestTenThousandLeasesNeedFewCallsAndGoroutines(t *testing.T) {
 	if err := l.Close(ctx); err != nil { // on a slow machine, some leases end before their release
 		require.ErrorIs(t, err, lock.ErrLost)
 	}
-	assert.Equal(t, locks, c.of(releases))
+	assert.Equal(t, locks, c.of(releaseCalls))
 	assert.LessOrEqual(t, atOnce.Load(), int64(closeCalls), "Close leaves connections for others")
 	there, err = b.rdb.Exists(ctx, names...).Result()
 	require.NoError(t, err)

@@ -83,7 +83,7 @@ func (m *Multi) TryAcquire(ctx context.Context, key string, opts ...AcquireOptio
 // Locker.Acquire. The waiters of one process are served in order, and a release on a server where
 // the lock is busy wakes the first.
 func (m *Multi) Acquire(ctx context.Context, key string, opts ...AcquireOption) (*MultiLease, error) {
-	var outage outage
+	var outage outageState
 	lease, err := m.acquireLoop(ctx, key, opts, &outage)
 	return lease, deadlineError(ctx, outage.annotate(err))
 }
@@ -106,20 +106,20 @@ func (m *Multi) Do(
 }
 
 func (m *Multi) acquireLoop(
-	ctx context.Context, key string, opts []AcquireOption, outage *outage,
+	ctx context.Context, key string, opts []AcquireOption, outage *outageState,
 ) (*MultiLease, error) {
 	w := newWaiter(nil)
 	at := m.nodes[0] // the server whose queue it joins
 	for {
 		lease, votes, err := m.attempt(ctx, key, opts)
-		within, retry := outage.note(ctx, err, unavailable(err) && votes.allUnavailable())
+		within, retry := outage.note(ctx, err, isUnavailable(err) && votes.allUnavailable())
 		if err != nil && !retry || lease != nil {
 			at.leaveQueue(w, lease.leaseOn(at))
 			return lease, err
 		}
 		if err != nil {
 			at.leaveQueue(w, nil)
-			if err := sleep(ctx, within); err != nil {
+			if err := pauseFor(ctx, within); err != nil {
 				return nil, fmt.Errorf("wait for lock %s: %w", key, err)
 			}
 			continue
@@ -133,7 +133,7 @@ func (m *Multi) acquireLoop(
 			return nil, err
 		}
 		if len(votes.leases) > 0 { // releases of partly taken locks wake other waiters
-			if err := sleep(ctx, rand.N(splitDelayMax)); err != nil {
+			if err := pauseFor(ctx, rand.N(splitDelayMax)); err != nil {
 				at.leaveQueue(w, nil)
 				return nil, fmt.Errorf("wait for lock %s: %w", key, err)
 			}
@@ -147,14 +147,14 @@ func (m *Multi) firstOf(busy []*Locker) *Locker {
 }
 
 // attempt asks all servers once. Without an error, it returns a lease, or nil if the lock is busy.
-func (m *Multi) attempt(ctx context.Context, key string, opts []AcquireOption) (*MultiLease, votes, error) {
+func (m *Multi) attempt(ctx context.Context, key string, opts []AcquireOption) (*MultiLease, voteCount, error) {
 	t, err := m.nodes[0].terms(opts)
 	if err != nil {
-		return nil, votes{}, err
+		return nil, voteCount{}, err
 	}
 	nodes, err := m.nodesToAsk(ctx, key)
 	if err != nil {
-		return nil, votes{}, fmt.Errorf("acquire lock %s: %w", key, err)
+		return nil, voteCount{}, fmt.Errorf("acquire lock %s: %w", key, err)
 	}
 	v := m.ask(ctx, nodes, key, opts, min(t.lease/nodeTimeoutDivisor, nodeTimeoutMax))
 	lease := &MultiLease{multi: m, key: key, leases: v.leases}
@@ -198,7 +198,7 @@ func (m *Multi) nodesToAsk(ctx context.Context, key string) ([]*Locker, error) {
 // holds reports whether the owner in ctx has taken and not released the lock of a key, and whether
 // it still has it.
 func (l *Locker) holds(ctx context.Context, key string) (known, good bool) {
-	o, ok := ctx.Value(ownerKey{l}).(*owner)
+	o, ok := ctx.Value(ownerKey{l}).(*lockOwner)
 	if !ok {
 		return false, false
 	}
@@ -215,11 +215,11 @@ var errNoAnswer = fmt.Errorf("no answer in time: %w", os.ErrDeadlineExceeded)
 // is released.
 func (m *Multi) ask(
 	ctx context.Context, nodes []*Locker, key string, opts []AcquireOption, timeout time.Duration,
-) votes {
+) voteCount {
 	answers := make(chan vote)
 	over := make(chan struct{})
 	defer close(over)
-	var v votes
+	var v voteCount
 	waiting := 0
 	for _, node := range nodes {
 		ask := func() {
@@ -256,14 +256,14 @@ func (m *Multi) ask(
 	return v
 }
 
-// votes are the answers of the servers.
-type votes struct {
+// voteCount holds the answers of the servers.
+type voteCount struct {
 	leases []*Lease
 	busy   []*Locker
 	failed []error
 }
 
-func (v *votes) count(of vote) {
+func (v *voteCount) count(of vote) {
 	switch {
 	case of.err == nil:
 		v.leases = append(v.leases, of.lease)
@@ -275,8 +275,8 @@ func (v *votes) count(of vote) {
 }
 
 // allUnavailable reports that a later attempt may succeed on all servers that failed.
-func (v *votes) allUnavailable() bool {
-	return !slices.ContainsFunc(v.failed, func(err error) bool { return !unavailable(err) })
+func (v *voteCount) allUnavailable() bool {
+	return !slices.ContainsFunc(v.failed, func(err error) bool { return !isUnavailable(err) })
 }
 
 type vote struct {

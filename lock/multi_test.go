@@ -19,22 +19,22 @@ import (
 	"stampede/lock"
 )
 
-// nodes are independent servers.
-type nodes struct {
+// testNodes are independent servers.
+type testNodes struct {
 	t       *testing.T
 	servers []*localserver.Redis
 	clients []*redis.Client
 }
 
-func startNodes(t *testing.T, n int) nodes {
+func startNodes(t *testing.T, n int) testNodes {
 	t.Helper()
 	return startNodesWith(t, n, time.Second)
 }
 
-func startNodesWith(t *testing.T, n int, readTimeout time.Duration) nodes {
+func startNodesWith(t *testing.T, n int, readTimeout time.Duration) testNodes {
 	t.Helper()
 	t.Parallel()
-	ns := nodes{t: t, servers: make([]*localserver.Redis, n), clients: make([]*redis.Client, n)}
+	ns := testNodes{t: t, servers: make([]*localserver.Redis, n), clients: make([]*redis.Client, n)}
 	var starting sync.WaitGroup
 	for i := range n {
 		starting.Go(func() {
@@ -63,7 +63,7 @@ func startNodesWith(t *testing.T, n int, readTimeout time.Duration) nodes {
 }
 
 // try is TryAcquire on servers that all answer in time.
-func (ns nodes) try(m *lock.Multi, key string) (lease *lock.MultiLease, err error) {
+func (ns testNodes) try(m *lock.Multi, key string) (lease *lock.MultiLease, err error) {
 	ns.t.Helper()
 	testkit.Eventually(ns.t, startsWithin, "answers in time", func() bool {
 		lease, err = m.TryAcquire(ns.t.Context(), key)
@@ -73,16 +73,16 @@ func (ns nodes) try(m *lock.Multi, key string) (lease *lock.MultiLease, err erro
 }
 
 // multi is one process: a Locker for each server, and a Multi of them.
-func (ns nodes) multi(opts ...lock.MultiOption) *lock.Multi {
+func (ns testNodes) multi(opts ...lock.MultiOption) *lock.Multi {
 	ns.t.Helper()
 	return ns.with(nil, opts...)
 }
 
-func (ns nodes) with(options []lock.Option, opts ...lock.MultiOption) *lock.Multi {
+func (ns testNodes) with(options []lock.Option, opts ...lock.MultiOption) *lock.Multi {
 	ns.t.Helper()
 	var lockers []*lock.Locker
 	for _, client := range ns.clients {
-		lockers = append(lockers, locker(ns.t, client, options...))
+		lockers = append(lockers, newLocker(ns.t, client, options...))
 	}
 	m, err := lock.NewMulti(lockers, opts...)
 	require.NoError(ns.t, err)
@@ -90,7 +90,7 @@ func (ns nodes) with(options []lock.Option, opts ...lock.MultiOption) *lock.Mult
 }
 
 // held is the number of running servers on which the lock is held.
-func (ns nodes) held(key string) int {
+func (ns testNodes) held(key string) int {
 	ns.t.Helper()
 	held := 0
 	for i, client := range ns.clients {
@@ -230,7 +230,7 @@ func TestMultiWithAllNeedsEveryServer(t *testing.T) {
 	ns := startNodes(t, 3)
 	ctx := t.Context()
 	all := ns.multi(lock.All())
-	single := locker(t, ns.clients[2])
+	single := newLocker(t, ns.clients[2])
 	lone, err := single.TryAcquire(ctx, "ann")
 	require.NoError(t, err)
 	_, err = ns.try(all, "ann")

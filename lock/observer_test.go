@@ -123,7 +123,7 @@ func TestObserverReceivesWhatALockerDoes(t *testing.T) {
 func TestObserverReceivesTheTimeOfAWait(t *testing.T) {
 	b := setup(t)
 	var o observed
-	l := locker(t, b.rdb, o.option(t))
+	l := newLocker(t, b.rdb, o.option(t))
 	held := b.take(t.Context(), time.Minute, b.key("ann"))
 	waiting := acquiring(t, l, b.key("ann"))
 	testkit.Eventually(t, startsWithin, "a busy answer", func() bool { return o.snapshot().Busy > 0 })
@@ -204,11 +204,11 @@ func TestObserverReceivesALossWithALateAnswerOnce(t *testing.T) {
 	key := b.key("ann")
 	var o observed
 	c := countCalls(t, b.rdb)
-	l := locker(t, b.rdb, o.option(t))
+	l := newLocker(t, b.rdb, o.option(t))
 	answered, goOn := make(chan struct{}, 1), make(chan struct{})
 	c.answer(func(kind int, next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
 		err := next(ctx, cmd)
-		if kind == renewals {
+		if kind == renewalCalls {
 			answered <- struct{}{}
 			<-goOn
 		}
@@ -237,7 +237,7 @@ func TestObserverReceivesFailedRenewals(t *testing.T) {
 	ctx := t.Context()
 	var o observed
 	c := countCalls(t, b.rdb)
-	l := locker(t, b.rdb, o.option(t))
+	l := newLocker(t, b.rdb, o.option(t))
 	outer, err := l.Acquire(ctx, b.key("ann"))
 	require.NoError(t, err)
 	away := errors.New("Redis is away")

@@ -93,7 +93,7 @@ func (l *Locker) ForceRelease(ctx context.Context, key string) (held bool, err e
 	defer l.mu.Unlock()
 	if err != nil {
 		// If the call is still in progress, it must not take the lock from a later holder.
-		l.abandonCall(0, abandonedCall{call: call{c.receipt, l.nextSerial()}, owner: "none", keys: []string{key}})
+		l.abandonCall(0, abandonedCall{call: scriptCall{c.receipt, l.nextSerial()}, owner: "none", keys: []string{key}})
 		return false, fmt.Errorf("force the release of lock %q: %w", key, err)
 	}
 	l.freeReceipt(c)

@@ -14,7 +14,7 @@ import (
 func TestLookReportsTheHolder(t *testing.T) {
 	b := setup(t)
 	ctx, key := t.Context(), b.key("ann")
-	other := locker(t, b.rdb)
+	other := newLocker(t, b.rdb)
 
 	holding, err := b.Look(ctx, key)
 	require.NoError(t, err)

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// owner holds locks. It belongs to one acquire and to all acquires with the context of its leases.
-type owner struct {
+// lockOwner holds locks. It belongs to one acquire and to all acquires with the context of its leases.
+type lockOwner struct {
 	// sem is held during a script call, so that a reentering call waits for the outcome. It is nil
 	// until the owner is shared, and a channel so that callers can stop waiting.
 	sem chan struct{}
@@ -20,14 +20,14 @@ type owner struct {
 // nothing in another.
 type ownerKey struct{ *Locker }
 
-func (l *Locker) owner(ctx context.Context) *owner {
-	if o, ok := ctx.Value(ownerKey{l}).(*owner); ok {
+func (l *Locker) owner(ctx context.Context) *lockOwner {
+	if o, ok := ctx.Value(ownerKey{l}).(*lockOwner); ok {
 		return o
 	}
-	return &owner{}
+	return &lockOwner{}
 }
 
-func (o *owner) enter(ctx context.Context) error {
+func (o *lockOwner) enter(ctx context.Context) error {
 	if ctx.Err() != nil { // select would choose at random
 		return context.Cause(ctx)
 	}
@@ -42,14 +42,14 @@ func (o *owner) enter(ctx context.Context) error {
 	}
 }
 
-func (o *owner) leave() {
+func (o *lockOwner) leave() {
 	if o.sem != nil {
 		<-o.sem
 	}
 }
 
 // share lets other acquires find what the owner holds. Callers hold Locker.mu.
-func (o *owner) share(holds []*hold) {
+func (o *lockOwner) share(holds []*hold) {
 	if o.sem != nil {
 		return
 	}
@@ -67,7 +67,7 @@ type grant struct {
 	token int64
 	// acquireCall took the locks. Its receipt passes to the first call that releases some of them,
 	// so that a late repeat of the acquire finds it.
-	acquireCall  call
+	acquireCall  scriptCall
 	receiptMoved bool // a release has taken the receipt
 }
 

@@ -134,7 +134,7 @@ func TestSuccessorsOfAKilledHolderWaitForTheEndOfItsLease(t *testing.T) {
 	// One waiter knows when the lease ends, the others poll.
 	var waiting []<-chan *lock.Lease
 	for _, poll := range []time.Duration{never, 10 * time.Millisecond, 10 * time.Millisecond} {
-		waiting = append(waiting, acquiring(t, locker(t, b.rdb, lock.WithPoll(poll)), key))
+		waiting = append(waiting, acquiring(t, newLocker(t, b.rdb, lock.WithPoll(poll)), key))
 	}
 	b.waitListening(key, int64(len(waiting)))
 	b.waitRenewed(key, acquired)
@@ -185,7 +185,7 @@ func TestFrozenHolderLearnsOfItsLossBeforeItWrites(t *testing.T) {
 	require.Equal(t, token, last)
 	require.EqualValues(t, 1, writes)
 
-	successors := acquiring(t, locker(t, b.rdb, lock.WithPoll(never)), key, lock.For(time.Minute))
+	successors := acquiring(t, newLocker(t, b.rdb, lock.WithPoll(never)), key, lock.For(time.Minute))
 	b.waitListening(key, 1)
 	victim.Freeze()
 	ends := b.expiry(key)

@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// waiting holds the waiters, in one queue for each key. Only the first of a queue asks Redis, so a
+// waitState holds the waiters, in one queue for each key. Only the first of a queue asks Redis, so a
 // release wakes one waiter and not all. Guarded by Locker.mu.
-type waiting struct {
+type waitState struct {
 	queues    map[string]*queue
 	listeners map[string]*listener // by the name that listenerOf returns
 	// channels counts the subscriptions to each channel whose end Redis has not confirmed: until
@@ -24,8 +24,8 @@ type waiting struct {
 	yield  time.Duration // for one other process
 }
 
-func newWaiting(yield time.Duration) waiting {
-	return waiting{
+func newWaiting(yield time.Duration) waitState {
+	return waitState{
 		yield:  yield,
 		queues: make(map[string]*queue), listeners: make(map[string]*listener, 1),
 		channels: make(map[string]int), ended: make(map[string]uint64), yields: make(map[string]time.Time),
@@ -44,7 +44,7 @@ type queue struct {
 
 // waiter is one waiting Acquire.
 type waiter struct {
-	owner *owner
+	owner *lockOwner
 	queue *queue // nil if it is in none
 	// ask is set when the waiter should ask Redis now. askAt is when it should ask at the latest,
 	// zero unless it is the first of its queue.
@@ -53,7 +53,7 @@ type waiter struct {
 	wake  chan struct{} // receives after a change of ask or askAt
 }
 
-func newWaiter(o *owner) *waiter { return &waiter{owner: o, wake: make(chan struct{}, 1)} }
+func newWaiter(o *lockOwner) *waiter { return &waiter{owner: o, wake: make(chan struct{}, 1)} }
 
 // joinQueue appends the waiter to the queue of a key, unless it is already there, and reports
 // whether it is the first. The first asks again when the lock is released, after WithPoll, or when
@@ -180,14 +180,14 @@ func signal(wake chan<- struct{}) {
 }
 
 // wakeFirst requires mu.
-func (ws *waiting) wakeFirst(key string) {
+func (ws *waitState) wakeFirst(key string) {
 	if q := ws.queues[key]; q != nil {
 		q.waiters[0].askNow()
 	}
 }
 
 // wakeOwner wakes the waiters of the owner that just got the lock: they share it. Callers hold mu.
-func (ws *waiting) wakeOwner(key string, o *owner) {
+func (ws *waitState) wakeOwner(key string, o *lockOwner) {
 	q := ws.queues[key]
 	if q == nil {
 		return
@@ -200,7 +200,7 @@ func (ws *waiting) wakeOwner(key string, o *owner) {
 }
 
 // wakeAll requires mu.
-func (ws *waiting) wakeAll() {
+func (ws *waitState) wakeAll() {
 	for _, q := range ws.queues {
 		for _, w := range q.waiters {
 			w.askNow()

@@ -21,11 +21,11 @@ import (
 func setupWaiting(t *testing.T, keys ...string) (bench, *lock.Lease) {
 	t.Helper()
 	b := setup(t)
-	b.Locker = locker(t, b.rdb, lock.WithPoll(never))
+	b.Locker = newLocker(t, b.rdb, lock.WithPoll(never))
 	for i, key := range keys {
 		keys[i] = b.key(key)
 	}
-	holder, err := locker(t, b.rdb).AcquireAll(t.Context(), keys, lock.For(never))
+	holder, err := newLocker(t, b.rdb).AcquireAll(t.Context(), keys, lock.For(never))
 	require.NoError(t, err)
 	return b, holder
 }
@@ -40,12 +40,12 @@ func (b bench) waitQueued(key string, waiters int) {
 }
 
 // waitCalls waits for so many attempts.
-func (b bench) waitCalls(c *calls, asked int) {
+func (b bench) waitCalls(c *callCounter, asked int) {
 	b.t.Helper()
 	testkit.Eventually(b.t, startsWithin, fmt.Sprintf("%d calls to acquire", asked), func() bool {
-		return c.of(acquires) >= asked
+		return c.of(acquireCalls) >= asked
 	})
-	require.Equal(b.t, asked, c.of(acquires))
+	require.Equal(b.t, asked, c.of(acquireCalls))
 }
 
 func TestWaiterIsWokenByTheRelease(t *testing.T) {
@@ -75,7 +75,7 @@ func TestWaiterIsWokenByTheRelease(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b, _ := setupWaiting(t)
 			ctx, key := t.Context(), test.key(b)
-			other := locker(t, b.rdb)
+			other := newLocker(t, b.rdb)
 			holder, err := other.Acquire(ctx, key, lock.For(never))
 			require.NoError(t, err)
 			c := countCalls(t, b.rdb)
@@ -84,7 +84,7 @@ func TestWaiterIsWokenByTheRelease(t *testing.T) {
 			b.waitCalls(c, 2) // the second after the subscription, because the lock may have been released before
 			require.NoError(t, test.release(ctx, other, holder))
 			second := await(t, got, startsWithin, "the lock of "+key)
-			assert.Equal(t, 3, c.of(acquires))
+			assert.Equal(t, 3, c.of(acquireCalls))
 			assert.Greater(t, second.Token(key), holder.Token(key))
 			require.NoError(t, second.Release(ctx))
 			assert.Zero(t, b.depth(key))
@@ -94,7 +94,7 @@ func TestWaiterIsWokenByTheRelease(t *testing.T) {
 
 func TestWaiterPollsWithoutAMessage(t *testing.T) {
 	b, _ := setupWaiting(t, "ann")
-	b.Locker = locker(t, b.rdb, lock.WithPoll(50*time.Millisecond))
+	b.Locker = newLocker(t, b.rdb, lock.WithPoll(50*time.Millisecond))
 	got := acquiring(t, b.Locker, b.key("ann"))
 	b.waitQueued(b.key("ann"), 1)
 	require.NoError(t, b.rdb.Del(t.Context(), b.key("ann")).Err()) // sends no message
@@ -105,7 +105,7 @@ func TestWaiterTakesALockWhenItsLeaseEnds(t *testing.T) {
 	b, _ := setupWaiting(t)
 	ctx, key := t.Context(), b.key("ann")
 	const length = 2 * time.Second
-	first, err := locker(t, b.rdb).Acquire(ctx, key, lock.For(length))
+	first, err := newLocker(t, b.rdb).Acquire(ctx, key, lock.For(length))
 	require.NoError(t, err)
 	second := await(t, acquiring(t, b.Locker, key), startsWithin, "the lock")
 	assert.GreaterOrEqual(t, grantedAfter(key, first, second), length)
@@ -125,7 +125,7 @@ func TestWaiterContinuesToWaitForARenewedLock(t *testing.T) {
 	c := countCalls(t, b.rdb)
 	looked := make(chan time.Time, looks)
 	c.answer(func(kind int, next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
-		if kind != acquires || c.of(acquires) == looks {
+		if kind != acquireCalls || c.of(acquireCalls) == looks {
 			return next(ctx, cmd)
 		}
 		// At each attempt the lock is about to end, and then it is renewed.
@@ -207,14 +207,15 @@ func TestOnlyTheFirstOfAQueueAsksRedis(t *testing.T) {
 	for i := range got {
 		require.NoError(t, await(t, got[i], startsWithin, "the lock, in order").Release(ctx))
 	}
-	assert.LessOrEqual(t, c.of(acquires), 2+waiters+waiters/4, "a hand-over costs one call, and a connection may break")
+	assert.LessOrEqual(t, c.of(acquireCalls), 2+waiters+waiters/4,
+		"a hand-over costs one call, and a connection may break")
 }
 
 func TestQueueMakesOneCallForEachPoll(t *testing.T) {
 	b, holder := setupWaiting(t, "ann")
 	ctx, key := t.Context(), b.key("ann")
 	const waiters, polls, poll = 32, 12, 50 * time.Millisecond
-	b.Locker = locker(t, b.rdb, lock.WithPoll(poll))
+	b.Locker = newLocker(t, b.rdb, lock.WithPoll(poll))
 	got := make([]<-chan *lock.Lease, waiters)
 	for i := range got {
 		got[i] = acquiring(t, b.Locker, key)
@@ -222,8 +223,8 @@ func TestQueueMakesOneCallForEachPoll(t *testing.T) {
 	b.waitQueued(key, waiters)
 	c := countCalls(t, b.rdb)
 	began := time.Now()
-	testkit.Eventually(t, startsWithin, "some polls", func() bool { return c.of(acquires) >= polls })
-	asked, passed := c.of(acquires), time.Since(began)
+	testkit.Eventually(t, startsWithin, "some polls", func() bool { return c.of(acquireCalls) >= polls })
+	asked, passed := c.of(acquireCalls), time.Since(began)
 	// One began before, and one follows the subscription.
 	assert.LessOrEqual(t, asked, int(passed/poll)+3, "in %v", passed)
 	require.NoError(t, holder.Release(ctx))
@@ -320,7 +321,7 @@ func TestNextWaiterAsksWhenTheFirstGivesUp(t *testing.T) {
 
 func TestWaiterReturnsOnDeadline(t *testing.T) {
 	b, holder := setupWaiting(t, "ann")
-	b.Locker = locker(t, b.rdb, lock.WithPoll(never), lock.WithListenIdle(never))
+	b.Locker = newLocker(t, b.rdb, lock.WithPoll(never), lock.WithListenIdle(never))
 	const patience = 50 * time.Millisecond
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -353,7 +354,7 @@ func TestAcquireReturnsTheCauseOfItsContext(t *testing.T) {
 	} {
 		ctx, giveUp := context.WithCancelCause(t.Context())
 		c.answer(func(kind int, next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
-			if kind == acquires {
+			if kind == acquireCalls {
 				giveUp(errGone)
 			}
 			return next(ctx, cmd)
@@ -377,7 +378,7 @@ func TestWaitersOfManyProcessesAllGetTheLock(t *testing.T) {
 	counted := 0
 	var all sync.WaitGroup
 	for range processes {
-		l := locker(t, b.rdb, lock.WithPoll(never)) // no waiter may be missed when all receive a message
+		l := newLocker(t, b.rdb, lock.WithPoll(never)) // no waiter may be missed when all receive a message
 		for range waiters {
 			all.Go(func() {
 				for range turns {
@@ -406,20 +407,20 @@ func TestWaitersOfManyProcessesAreNotMissedAfterARelease(t *testing.T) {
 	c := countCalls(t, b.rdb)
 	lockers := make([]*lock.Locker, processes)
 	for i := range lockers {
-		lockers[i] = locker(t, b.rdb, lock.WithPoll(never))
+		lockers[i] = newLocker(t, b.rdb, lock.WithPoll(never))
 	}
 	for round := range rounds {
 		key := b.key(fmt.Sprint(round))
 		holder, err := b.Acquire(ctx, key, lock.For(never))
 		require.NoError(t, err)
-		before := c.of(acquires)
+		before := c.of(acquireCalls)
 		got := make([]<-chan *lock.Lease, processes)
 		for i, l := range lockers {
 			got[i] = acquiring(t, l, key)
 		}
 		b.waitListening(key, processes)
 		testkit.Eventually(t, startsWithin, "two attempts of each", func() bool {
-			return c.of(acquires) >= before+2*processes
+			return c.of(acquireCalls) >= before+2*processes
 		})
 		require.NoError(t, holder.Release(ctx))
 		for range got {

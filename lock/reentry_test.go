@@ -62,7 +62,7 @@ func TestOwnerBelongsToItsLocker(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	outer := b.take(ctx, time.Minute, b.key("ann"))
-	_, busy, err := locker(t, b.rdb).TryEach(outer.Context(ctx), []string{b.key("ann")}, lock.For(time.Minute))
+	_, busy, err := newLocker(t, b.rdb).TryEach(outer.Context(ctx), []string{b.key("ann")}, lock.For(time.Minute))
 	require.NoError(t, err)
 	assert.Equal(t, []string{b.key("ann")}, busy)
 }
@@ -166,7 +166,7 @@ func TestReentryMakesNoCallWhileTheLeaseIsValid(t *testing.T) {
 			}))
 			assert.Zero(t, c.all())
 			require.NoError(t, outer.Release(ctx))
-			assert.Equal(t, 1, c.of(releases))
+			assert.Equal(t, 1, c.of(releaseCalls))
 			for _, key := range keys {
 				assert.Zero(t, b.depth(key))
 			}
@@ -181,7 +181,7 @@ func TestReentryThatExtendsMakesOneCall(t *testing.T) {
 	c := countCalls(t, b.rdb)
 	inner, err := b.AcquireAll(outer.Context(ctx), names, lock.For(20*time.Minute))
 	require.NoError(t, err)
-	assert.Equal(t, 1, c.of(renewals))
+	assert.Equal(t, 1, c.of(renewalCalls))
 	assert.Equal(t, 1, c.all())
 	assert.Greater(t, b.rdb.PTTL(ctx, names[99]).Val(), 19*time.Minute)
 	require.NoError(t, inner.Release(ctx))
@@ -192,7 +192,7 @@ func TestWatchedReentryRenewsAnExplicitLease(t *testing.T) {
 	b := setup(t)
 	ctx, key := t.Context(), b.key("ann")
 	const explicit, watched = 3 * time.Second, 6 * time.Second
-	b.Locker = locker(t, b.rdb, lock.WithLease(watched))
+	b.Locker = newLocker(t, b.rdb, lock.WithLease(watched))
 	c := countCalls(t, b.rdb)
 	outer := b.take(ctx, explicit, key)
 	held, ends := outer.Context(ctx), b.expiry(key)
@@ -204,9 +204,9 @@ func TestWatchedReentryRenewsAnExplicitLease(t *testing.T) {
 	require.NoError(t, held.Err())
 
 	require.NoError(t, inner.Release(ctx))
-	asked := c.of(renewals)
+	asked := c.of(renewalCalls)
 	awaitLoss(t, held, startsWithin)
-	assert.LessOrEqual(t, c.of(renewals), asked+1, "except for a renewal in progress")
+	assert.LessOrEqual(t, c.of(renewalCalls), asked+1, "except for a renewal in progress")
 	require.Equal(t, []string{key}, lostKeys(t, outer.Release(ctx)))
 }
 
@@ -249,7 +249,7 @@ func TestWaiterDoesNotQueueForALockOfItsOwner(t *testing.T) {
 	busy, goOn := make(chan struct{}, 1), make(chan struct{})
 	unblock := sync.OnceFunc(func() { close(goOn) })
 	defer unblock()
-	b.Locker = locker(t, b.rdb, lock.WithPoll(never), lock.WithObserver(lock.Observer{Busy: func(int) {
+	b.Locker = newLocker(t, b.rdb, lock.WithPoll(never), lock.WithObserver(lock.Observer{Busy: func(int) {
 		if told.CompareAndSwap(false, true) {
 			busy <- struct{}{}
 			<-goOn

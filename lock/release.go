@@ -13,7 +13,7 @@ const releaseTimeout = 5 * time.Second
 
 // pendingRelease is one script call that releases locks without leases.
 type pendingRelease struct {
-	call  call
+	call  scriptCall
 	grant *grant
 	holds []*hold
 }

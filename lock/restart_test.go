@@ -40,7 +40,7 @@ func TestWaiterSurvivesARestartOfRedis(t *testing.T) {
 		ctx, key := t.Context(), b.key("ann")
 		held := b.take(ctx, lock.MaxLease, key)
 		var o outageCounter
-		waiting := acquiring(t, locker(t, b.rdb, lock.WithPoll(50*time.Millisecond), o.option()), key)
+		waiting := acquiring(t, newLocker(t, b.rdb, lock.WithPoll(50*time.Millisecond), o.option()), key)
 		b.waitListening(key, 1)
 		server.Kill()
 		o.wait(t, 3)
@@ -58,7 +58,7 @@ func TestWaiterSurvivesARestartOfRedis(t *testing.T) {
 		ctx, key := t.Context(), b.key("ann")
 		server.Kill()
 		var o outageCounter
-		l := locker(t, b.rdb, o.option())
+		l := newLocker(t, b.rdb, o.option())
 		const callers = 4
 		var waiting []<-chan *lock.Lease
 		for range callers {
@@ -79,7 +79,7 @@ func TestWaiterSurvivesARestartOfRedis(t *testing.T) {
 		server, b := ownServer(t)
 		ctx, key := t.Context(), b.key("ann")
 		var o outageCounter
-		l := locker(t, b.rdb, o.option())
+		l := newLocker(t, b.rdb, o.option())
 		held, err := l.Acquire(ctx, key, lock.For(time.Minute))
 		require.NoError(t, err)
 		server.Kill()
@@ -163,7 +163,7 @@ func TestWaiterRetriesOutagesOnly(t *testing.T) {
 		t.Run(reply, func(t *testing.T) {
 			b := setup(t)
 			var o outageCounter
-			b.Locker = locker(t, b.rdb, o.option())
+			b.Locker = newLocker(t, b.rdb, o.option())
 			var a failingScripts
 			failure := error(replied(reply))
 			a.in(b)
@@ -202,7 +202,7 @@ func TestWaiterRetriesOutagesOnly(t *testing.T) {
 		require.NoError(t, b.rdb.ConfigSet(t.Context(), "requirepass", "right").Err())
 		wrong := redis.NewClient(&redis.Options{Addr: b.rdb.Options().Addr, Password: "wrong"})
 		t.Cleanup(func() { _ = wrong.Close() })
-		_, err := locker(t, wrong).Acquire(t.Context(), "ann")
+		_, err := newLocker(t, wrong).Acquire(t.Context(), "ann")
 		require.ErrorContains(t, err, "WRONGPASS")
 		require.NoError(t, b.rdb.Do(t.Context(), "auth", "right").Err())
 	})
@@ -210,7 +210,7 @@ func TestWaiterRetriesOutagesOnly(t *testing.T) {
 		b := setup(t)
 		gone := redis.NewClient(b.rdb.Options())
 		require.NoError(t, gone.Close())
-		_, err := locker(t, gone).Acquire(t.Context(), "ann")
+		_, err := newLocker(t, gone).Acquire(t.Context(), "ann")
 		require.ErrorIs(t, err, redis.ErrClosed)
 	})
 }
@@ -229,7 +229,7 @@ func TestWaiterWaitsWhileRedisLoadsItsData(t *testing.T) {
 	require.NoError(t, b.rdb.Eval(ctx, fill, nil).Err())
 	require.NoError(t, b.rdb.Save(ctx).Err())
 	var loading atomic.Int64
-	l := locker(t, b.rdb, lock.WithObserver(lock.Observer{Unreachable: func(_ int, err error) {
+	l := newLocker(t, b.rdb, lock.WithObserver(lock.Observer{Unreachable: func(_ int, err error) {
 		if redis.IsLoadingError(err) {
 			loading.Add(1)
 		}
@@ -282,7 +282,7 @@ func TestWaitThatExceedsItsDeadlineIsBusy(t *testing.T) {
 		server, own := ownServer(t)
 		server.Kill()
 		var o outageCounter
-		l := locker(t, own.rdb, o.option())
+		l := newLocker(t, own.rdb, o.option())
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
 		_, err := l.Acquire(ctx, "ann")

@@ -118,7 +118,7 @@ func (l *Locker) sendRenew(ctx context.Context, holds []*hold, lease time.Durati
 }
 
 // sendRelease reports for each key whether it was released; otherwise it was lost.
-func (l *Locker) sendRelease(ctx context.Context, c call, owner string, keys []string) ([]bool, error) {
+func (l *Locker) sendRelease(ctx context.Context, c scriptCall, owner string, keys []string) ([]bool, error) {
 	names := make([]string, 0, 1+len(keys))
 	names = append(append(names, l.inSlotOf(keys[0], string(c.receipt))), keys...)
 	cmd := lua.LockRelease.Run(ctx, l.rdb, names, decimal(c.serial), receiptMS, owner, l.publishCommand())
@@ -194,10 +194,10 @@ func rejected(err error) bool {
 	})
 }
 
-// unavailable reports an error that a later attempt may not see: no answer, or an answer that Redis
+// isUnavailable reports an error that a later attempt may not see: no answer, or an answer that Redis
 // cannot serve now, as after a restart or in a failover. A wrong password, a missing right, a key
 // of another type and a closed client are not among these.
-func unavailable(err error) bool {
+func isUnavailable(err error) bool {
 	if err == nil { // the common case; the checks below allocate
 		return false
 	}

@@ -64,26 +64,27 @@ func TestUnknownAnswerIsAnError(t *testing.T) {
 	assert.ErrorContains(t, err, `unknown answer "renewed"`)
 }
 
-// reply is an error answered by Redis.
-type reply string
+// redisError is an error that Redis replied.
+type redisError string
 
-func (r reply) Error() string { return string(r) }
-func (reply) RedisError()     {}
+func (r redisError) Error() string { return string(r) }
+func (redisError) RedisError()     {}
 
 // An earlier attempt may have done what a later one is refused for, unless the call itself is the
 // reason.
 func TestRejectedOnlyForErrorsInTheCall(t *testing.T) {
 	for _, err := range []error{
-		reply("WRONGTYPE Operation against a key holding the wrong kind of value"),
-		reply("ERR stale: this call was abandoned"),
-		reply("CROSSSLOT Keys in request don't hash to the same slot"), fmt.Errorf("wrapped: %w", reply("NOPERM no rights")),
+		redisError("WRONGTYPE Operation against a key holding the wrong kind of value"),
+		redisError("ERR stale: this call was abandoned"),
+		redisError("CROSSSLOT Keys in request don't hash to the same slot"),
+		fmt.Errorf("wrapped: %w", redisError("NOPERM no rights")),
 	} {
 		assert.True(t, rejected(err), err)
 	}
 	for _, err := range []error{
-		nil, io.EOF, errors.New("WRONGTYPE from elsewhere"), redis.Nil, reply("ERR max number of clients reached"),
-		reply("LOADING Redis is loading the dataset in memory"),
-		reply("READONLY You can't write against a read only replica."),
+		nil, io.EOF, errors.New("WRONGTYPE from elsewhere"), redis.Nil, redisError("ERR max number of clients reached"),
+		redisError("LOADING Redis is loading the dataset in memory"),
+		redisError("READONLY You can't write against a read only replica."),
 	} {
 		assert.False(t, rejected(err), err)
 	}

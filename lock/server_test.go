@@ -45,7 +45,7 @@ func benchOn(t *testing.T, server *localserver.Redis) bench {
 	options.PoolSize = manyDials
 	rdb := redis.NewClient(options)
 	t.Cleanup(func() { _ = rdb.Close() })
-	return bench{locker(t, rdb), t, rdb, func(name string) string { return "lock:" + name }}
+	return bench{newLocker(t, rdb), t, rdb, func(name string) string { return "lock:" + name }}
 }
 
 func TestLocksWorkAtMaxMemory(t *testing.T) {
@@ -83,8 +83,8 @@ func TestCallsSucceedAfterScriptFlush(t *testing.T) {
 		require.NoError(t, err)
 		require.NotContains(t, known, true)
 	}
-	keeper := locker(t, b.rdb, lock.WithLease(4*time.Second))
-	waiter := locker(t, b.rdb, lock.WithPoll(never))
+	keeper := newLocker(t, b.rdb, lock.WithLease(4*time.Second))
+	waiter := newLocker(t, b.rdb, lock.WithPoll(never))
 
 	forget()
 	lease, err := keeper.Acquire(ctx, key)

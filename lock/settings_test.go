@@ -72,7 +72,7 @@ func TestInvalidSettingsAndKeysMakeNoCall(t *testing.T) {
 			if test.key != "" {
 				keys = []string{strings.TrimPrefix(test.key, "-"), b.key("ann")}
 			}
-			l := locker(t, b.rdb, test.locker...)
+			l := newLocker(t, b.rdb, test.locker...)
 			ask := lockCalls(t.Context(), l, keys, test.acquire...)
 			multi, err := lock.NewMulti([]*lock.Locker{l})
 			require.NoError(t, err)
@@ -113,7 +113,7 @@ func TestLimitsAreValid(t *testing.T) {
 		},
 		"shortest": {lock.WithPoll(10 * time.Millisecond), lock.WithPrefix(b.key("x"))},
 	} {
-		l := locker(t, b.rdb, opts...)
+		l := newLocker(t, b.rdb, opts...)
 		longest := b.key("") + strings.Repeat("k", lock.MaxKeyBytes-len(b.key("")))
 		lease, err := l.Acquire(ctx, longest)
 		require.NoError(t, err, name)
@@ -133,7 +133,7 @@ func TestLimitsAreValid(t *testing.T) {
 		}
 		return context.Canceled
 	}))
-	_, err := locker(t, b.rdb, lock.WithLease(lock.MinLease)).TryAcquire(ctx, b.key("ann"))
+	_, err := newLocker(t, b.rdb, lock.WithLease(lock.MinLease)).TryAcquire(ctx, b.key("ann"))
 	require.ErrorIs(t, err, context.Canceled)
 	assert.Equal(t, "10", await(t, asked, startsWithin, "a call to Redis"))
 }
@@ -159,7 +159,7 @@ func TestPrefixNamesTheLockersOwnKeys(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	prefix := b.key("mine")
-	l := locker(t, b.rdb, lock.WithPrefix(prefix))
+	l := newLocker(t, b.rdb, lock.WithPrefix(prefix))
 	lease, err := l.Acquire(ctx, b.key("ann"))
 	require.NoError(t, err)
 	last, err := b.rdb.Get(ctx, prefix+":fence").Int64()
@@ -176,11 +176,11 @@ func TestOtherClientTypesAreInvalid(t *testing.T) {
 	b := setup(t)
 	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"one": b.rdb.Options().Addr}})
 	t.Cleanup(func() { _ = ring.Close() })
-	for call, ask := range lockCalls(t.Context(), locker(t, ring), b.names(5)) {
+	for call, ask := range lockCalls(t.Context(), newLocker(t, ring), b.names(5)) {
 		err := ask()
 		require.ErrorIs(t, err, lock.ErrInvalid, call)
 		assert.ErrorContains(t, err, "*redis.Ring", call)
 	}
-	_, err := locker(t, ring).ForceRelease(t.Context(), b.key("ann"))
+	_, err := newLocker(t, ring).ForceRelease(t.Context(), b.key("ann"))
 	require.ErrorIs(t, err, lock.ErrInvalid)
 }

@@ -118,8 +118,8 @@ func TestUnreliableNetworkLosesNoLock(t *testing.T) {
 	inside := make([]atomic.Int32, len(names))
 	prefix := b.key(rand.Text())
 	lockers := []*lock.Locker{
-		locker(t, n.client(), lock.WithPrefix(prefix)),
-		locker(t, n.client(), lock.WithPrefix(prefix)),
+		newLocker(t, n.client(), lock.WithPrefix(prefix)),
+		newLocker(t, n.client(), lock.WithPrefix(prefix)),
 	}
 	var got, gaveUp, again atomic.Int64
 

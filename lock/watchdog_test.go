@@ -35,12 +35,12 @@ type watchdogBench struct {
 	// redis waits as long as Redis would and reports whether the holds are renewed; nil renews all
 	// immediately.
 	redis    func(holds []*hold) bool
-	rounds   []round
+	rounds   []watchdogRound
 	reported map[string]time.Duration // when the ends of leases were reported
 }
 
-// round is one call of renew.
-type round struct {
+// watchdogRound is one call of renew.
+type watchdogRound struct {
 	at   time.Duration
 	keys []string
 }
@@ -62,7 +62,7 @@ func (d *watchdogBench) now() time.Duration { return time.Since(d.start) }
 func (d *watchdogBench) renewAll(holds []*hold) {
 	sent := time.Now()
 	d.lock.Lock()
-	call := round{at: d.now(), keys: keysOf(holds)}
+	call := watchdogRound{at: d.now(), keys: keysOf(holds)}
 	slices.Sort(call.keys)
 	d.rounds = append(d.rounds, call)
 	redis := d.redis
@@ -123,7 +123,7 @@ func (d *watchdogBench) until(at time.Duration) {
 	synctest.Wait()
 }
 
-func (d *watchdogBench) calls() []round {
+func (d *watchdogBench) calls() []watchdogRound {
 	d.lock.Lock()
 	defer d.lock.Unlock()
 	return slices.Clone(d.rounds)
@@ -150,7 +150,7 @@ func TestRenewalFollowsAThirdOfALeaseAfterTheLastSend(t *testing.T) {
 		}
 		d.hold("ann", true)
 		d.until(3*benchDue + latency)
-		assert.Equal(t, []round{
+		assert.Equal(t, []watchdogRound{
 			{1 * benchDue, []string{"ann"}},
 			{2 * benchDue, []string{"ann"}},
 			{3 * benchDue, []string{"ann"}},
@@ -165,7 +165,7 @@ func TestRenewalFollowsAThirdOfALeaseAfterTheLastSend(t *testing.T) {
 		})
 		d.until(5*benchDue + benchPause)
 		require.Greater(t, len(d.calls()), 3)
-		assert.Equal(t, []round{
+		assert.Equal(t, []watchdogRound{
 			{4 * benchDue, []string{"ann"}},
 			{4*benchDue + benchPause, []string{"ann"}},
 			{5*benchDue + benchPause, []string{"ann"}},
@@ -182,7 +182,7 @@ func TestRenewalsDueTogetherShareACall(t *testing.T) {
 		d.until(d.batchWindow() + 1)
 		d.hold("cid", true) // a nanosecond too late
 		d.until(2 * benchDue)
-		assert.Equal(t, []round{
+		assert.Equal(t, []watchdogRound{
 			{benchDue, []string{"ann", "bob"}},
 			{benchDue + d.batchWindow() + 1, []string{"cid"}},
 			{2 * benchDue, []string{"ann", "bob"}}, // and stay together
@@ -384,7 +384,7 @@ func TestWatchdogStopsWhenIdleAndStartsAgain(t *testing.T) {
 		begun := d.now()
 		d.hold("cid", true)
 		d.until(begun + benchDue)
-		assert.Equal(t, []round{{begun + benchDue, []string{"cid"}}}, d.calls())
+		assert.Equal(t, []watchdogRound{{begun + benchDue, []string{"cid"}}}, d.calls())
 	})
 }
 

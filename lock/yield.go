@@ -26,7 +26,7 @@ const (
 //
 // Where many processes listen, few ask immediately: Redis answers concurrent calls together, so the
 // one that gets the lock would wait for the answers to the others. Callers hold mu.
-func (ws *waiting) onRelease(key string) {
+func (ws *waitState) onRelease(key string) {
 	q := ws.queues[key]
 	if q == nil {
 		return
@@ -45,7 +45,7 @@ func (ws *waiting) onRelease(key string) {
 	w.askBy(time.Now().Add(rand.N(time.Duration(q.listeners) * askSpread)))
 }
 
-func (ws *waiting) yieldTime(processes int) time.Duration {
+func (ws *waitState) yieldTime(processes int) time.Duration {
 	return time.Duration(min(processes, yieldProcessesMax)) * ws.yield
 }
 
@@ -70,7 +70,7 @@ func (l *Locker) noteYield(key string, listeners int, serial uint64) {
 }
 
 // yieldLeft is how long other processes come first. Callers hold mu.
-func (ws *waiting) yieldLeft(key string) time.Duration {
+func (ws *waitState) yieldLeft(key string) time.Duration {
 	until, noted := ws.yields[key]
 	if !noted {
 		return 0

@@ -18,8 +18,8 @@ import (
 func TestReleasedLockIsLeftToOtherProcessesFirst(t *testing.T) {
 	b, _ := setupWaiting(t)
 	ctx, key := t.Context(), b.key("ann")
-	here := locker(t, b.rdb, lock.WithPoll(never), lock.WithYield(never))
-	elsewhere := locker(t, b.rdb, lock.WithPoll(never))
+	here := newLocker(t, b.rdb, lock.WithPoll(never), lock.WithYield(never))
+	elsewhere := newLocker(t, b.rdb, lock.WithPoll(never))
 	held, err := here.Acquire(ctx, key, lock.For(never))
 	require.NoError(t, err)
 	theirs := acquiring(t, elsewhere, key)
@@ -41,8 +41,8 @@ func TestReleasedLockIsLeftToOtherProcessesFirst(t *testing.T) {
 func TestNewAcquireComesAfterOtherProcesses(t *testing.T) {
 	b, _ := setupWaiting(t)
 	ctx, key := t.Context(), b.key("ann")
-	here := locker(t, b.rdb, lock.WithYield(2*time.Second))
-	elsewhere := locker(t, b.rdb, lock.WithPoll(never))
+	here := newLocker(t, b.rdb, lock.WithYield(2*time.Second))
+	elsewhere := newLocker(t, b.rdb, lock.WithPoll(never))
 	held, err := here.Acquire(ctx, key, lock.For(never))
 	require.NoError(t, err)
 	theirs := acquiring(t, elsewhere, key)
@@ -60,7 +60,7 @@ func TestNewAcquireComesAfterOtherProcesses(t *testing.T) {
 func TestLockIsNotLeftToOthersWithoutListeners(t *testing.T) {
 	b, _ := setupWaiting(t)
 	ctx, key := t.Context(), b.key("ann")
-	here := locker(t, b.rdb, lock.WithPoll(never), lock.WithYield(never))
+	here := newLocker(t, b.rdb, lock.WithPoll(never), lock.WithYield(never))
 	held, err := here.Acquire(ctx, key, lock.For(never))
 	require.NoError(t, err)
 	for range 20 {
@@ -82,14 +82,14 @@ func TestOwnEndedListenerDoesNotCountAsAnotherProcess(t *testing.T) {
 	b, _ := setupWaiting(t)
 	ctx, key := t.Context(), b.key("ann")
 	c := countCalls(t, b.rdb)
-	here := locker(t, b.rdb, lock.WithPoll(never), lock.WithYield(never))
+	here := newLocker(t, b.rdb, lock.WithPoll(never), lock.WithYield(never))
 	held, err := here.Acquire(ctx, key, lock.For(never))
 	require.NoError(t, err)
 	next := acquiring(t, here, key)
 	b.waitListening(key, 1)
 	c.answer(func(kind int, process redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
 		err := process(ctx, cmd)
-		if kind == releases {
+		if kind == releaseCalls {
 			testkit.Eventually(t, startsWithin, "the end of the listener here", func() bool { return !here.MayListen(key) })
 		}
 		return err

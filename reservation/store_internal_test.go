@@ -27,14 +27,14 @@ func TestEvictionAndJoinDoNotDeadlock(t *testing.T) {
 		for range 4 {
 			wg.Go(func() {
 				for range 20_000 {
-					queue, err := s.keep(newQueue(s, sales[rand.IntN(len(sales))], place{}))
+					kept, err := s.keep(newQueue(s, sales[rand.IntN(len(sales))], place{}))
 					if err != nil {
 						require.ErrorIs(t, err, ErrOverloaded)
 						continue
 					}
-					givenUp := &call{done: make(chan struct{}, 1)}
-					givenUp.phase.Store(phaseAbandoned)
-					require.NoError(t, queue.join(givenUp))
+					abandoned := &call{done: make(chan struct{}, 1)}
+					abandoned.phase.Store(phaseAbandoned)
+					require.NoError(t, kept.join(abandoned))
 				}
 			})
 		}

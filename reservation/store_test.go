@@ -207,14 +207,14 @@ func TestRequestOlderThanWaitMaxIsOverloaded(t *testing.T) {
 	s.Buy(sale.ID, "warm-up")
 
 	require.NoError(t, rdb.Do(t.Context(), "CLIENT", "PAUSE", "300", "WRITE").Err())
-	var crowd sync.WaitGroup
-	crowd.Go(func() {
+	var buyers sync.WaitGroup
+	buyers.Go(func() {
 		_, err := s.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "sent", Quantity: 1})
 		assert.NoError(t, err, "it was sent immediately")
 	})
 	awaitBlocked(t, rdb, "the first request is sent")
 	for i := range 20 {
-		crowd.Go(func() {
+		buyers.Go(func() {
 			_, err := s.Reserve(context.Background(), reservation.Request{
 				Sale: sale.ID, User: fmt.Sprintf("late-%d", i),
 				Quantity: 1,
@@ -222,7 +222,7 @@ func TestRequestOlderThanWaitMaxIsOverloaded(t *testing.T) {
 			assert.ErrorIs(t, err, reservation.ErrOverloaded)
 		})
 	}
-	crowd.Wait()
+	buyers.Wait()
 	require.Equal(t, "8", s.Left(sale.ID))
 	require.Equal(t, reservation.Reserved, s.Buy(sale.ID, "late-0").Verdict, "later requests are served again")
 }
@@ -377,9 +377,9 @@ func TestSaleIsFoundInPartitionOfItsCreation(t *testing.T) {
 	for _, sale := range sales {
 		a := after.Buy(sale.ID, "ann")
 		require.Equal(t, reservation.Reserved, a.Verdict)
-		order, err := after.FindReserved(t.Context(), a.Reservation.OrderID, "ann")
+		found, err := after.FindReserved(t.Context(), a.Reservation.OrderID, "ann")
 		require.NoError(t, err)
-		require.Equal(t, sale.ID, order.SaleID)
+		require.Equal(t, sale.ID, found.SaleID)
 	}
 }
 

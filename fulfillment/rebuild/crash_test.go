@@ -123,7 +123,7 @@ func TestRebuildIsFinishedAfterWorkerCrash(t *testing.T) {
 // process returns a worker of this shop in its own process.
 func process(s testshop.LostShop, t testing.TB) *testkit.Cmd {
 	t.Helper()
-	process := s.Shop.Process(t)
-	process.Setenv("REDIS_URL", s.Server.URL)
-	return process
+	worker := s.Shop.Process(t)
+	worker.Setenv("REDIS_URL", s.Server.URL)
+	return worker
 }

@@ -144,9 +144,9 @@ func TestOperatorChangesAreIdempotent(t *testing.T) {
 		require.ErrorAs(t, err, &invalid)
 	}
 
-	for _, nobody := range []uuid.UUID{uuid.New(), uuid.Nil} {
+	for _, unknown := range []uuid.UUID{uuid.New(), uuid.Nil} {
 		for _, do := range []action{s.Show, s.Pause, s.Resume, s.End} {
-			_, err := do(ctx, nobody)
+			_, err := do(ctx, unknown)
 			require.ErrorIs(t, err, reservation.ErrSaleNotFound)
 		}
 	}

@@ -15,11 +15,11 @@ import (
 func TestOperatorChangesReachEveryIngressWithinASecond(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		// before makes the sale's state before the change. With a stock of 1 the sale is remembered as sold out.
+		// before prepares the sale. With a stock of 1 the ingresses remember it as sold out.
 		stock  int64
 		before func(s *testsale.Shop, sale uuid.UUID) error
 		does   func(s *testsale.Shop, sale uuid.UUID) error
-		hears  reservation.Verdict
+		want   reservation.Verdict
 	}{
 		"pause":                     {5, nil, pausing, reservation.Paused},
 		"pause when sold out":       {1, nil, pausing, reservation.Paused},
@@ -51,7 +51,7 @@ func TestOperatorChangesReachEveryIngressWithinASecond(t *testing.T) {
 			for i, ingress := range ingresses {
 				for {
 					asked := time.Now()
-					if ingress.Buy(sale, []string{"bob", "cid"}[i]).Verdict == c.hears {
+					if ingress.Buy(sale, []string{"bob", "cid"}[i]).Verdict == c.want {
 						break
 					}
 					require.Less(t, asked.Sub(changed), time.Second)

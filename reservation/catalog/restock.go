@@ -86,13 +86,13 @@ func (c *Catalog) Restock(ctx context.Context, id uuid.UUID, units int64, idempo
 	if err != nil {
 		return CountedSale{}, err
 	}
-	lowering, err := findLowering(ctx, c.pool, id, revision)
+	state, err := findLowering(ctx, c.pool, id, revision)
 	switch {
 	case err != nil:
 		return CountedSale{}, fmt.Errorf("restock sale=%s: %w: %w", id, ErrRestockUndecided, err)
-	case lowering.taken > 0:
-		return CountedSale{}, &TakenError{lowering.taken}
-	case lowering.withdrawn():
+	case state.taken > 0:
+		return CountedSale{}, &TakenError{state.taken}
+	case state.withdrawn():
 		return CountedSale{}, fmt.Errorf("restock sale=%s: %w", id, ErrRestockWithdrawn)
 	}
 	return sale, nil

@@ -46,9 +46,9 @@ func stocks(s *testsale.Shop, sale uuid.UUID) []int64 {
 
 func taken(s *testsale.Shop, err error) int64 {
 	s.T.Helper()
-	var taken *catalog.TakenError
-	require.ErrorAs(s.T, err, &taken)
-	return taken.Taken
+	var tooLow *catalog.TakenError
+	require.ErrorAs(s.T, err, &tooLow)
+	return tooLow.Taken
 }
 
 func TestStockIsNotLoweredBelowTakenUnits(t *testing.T) {
@@ -230,7 +230,9 @@ func rebuild(s *testsale.Shop, sale uuid.UUID) error {
 	).Scan(&revision); err != nil {
 		return err
 	}
-	return s.Redis.HSet(s.T.Context(), s.Keys.Sale(0, sale), "epoch", 2, "stock", 10, "left", 9, "revision", revision).Err()
+	return s.Redis.HSet(
+		s.T.Context(), s.Keys.Sale(0, sale), "epoch", 2, "stock", 10, "left", 9, "revision", revision,
+	).Err()
 }
 
 func TestLoweringWaitsForRedis(t *testing.T) {
@@ -314,13 +316,13 @@ func TestRestockDuringRunningSaleNeverOversells(t *testing.T) {
 					continue
 				}
 				_, err := s.Restock(context.Background(), sale, units, uuid.NewString())
-				var taken *catalog.TakenError
+				var tooLow *catalog.TakenError
 				var invalid *order.InvalidError
 				switch {
 				case err == nil:
 					sum.Add(units)
 					granted.Add(1)
-				case errors.As(err, &taken), errors.As(err, &invalid):
+				case errors.As(err, &tooLow), errors.As(err, &invalid):
 					refused.Add(1)
 				default:
 					return err
@@ -351,13 +353,13 @@ func TestRestockDuringRunningSaleNeverOversells(t *testing.T) {
 	require.NoError(t, all.Wait())
 	_, err := s.PublishPending(t.Context())
 	require.NoError(t, err)
-	stocks := stocks(s, sale)
+	counted := stocks(s, sale)
 	buyers := s.Redis.HLen(t.Context(), s.Keys.Buyers(0, sale)).Val()
-	t.Logf("%d granted, %d refused, stock %d, %d taken", granted.Load(), refused.Load(), stocks[0], buyers)
+	t.Logf("%d granted, %d refused, stock %d, %d taken", granted.Load(), refused.Load(), counted[0], buyers)
 	require.Positive(t, granted.Load())
-	require.Equal(t, 200+sum.Load(), stocks[0])
-	require.Equal(t, []int64{stocks[0], stocks[0], stocks[0] - buyers}, stocks)
-	require.GreaterOrEqual(t, stocks[2], int64(0))
+	require.Equal(t, 200+sum.Load(), counted[0])
+	require.Equal(t, []int64{counted[0], counted[0], counted[0] - buyers}, counted)
+	require.GreaterOrEqual(t, counted[2], int64(0))
 	var gaps int
 	require.NoError(t, pool.QueryRow(t.Context(), "SELECT max(revision) - count(*) FROM sale_events WHERE sale_id = $1",
 		sale).Scan(&gaps))
