@@ -110,7 +110,7 @@ func TestConcurrentSweepersExpireAndReleaseOnce(t *testing.T) {
 	require.Zero(t, s.Count(t, testshop.BrokenLogs))
 	report := testwork.Audit(s, t, uuid.Nil)
 	require.False(t, report.Broken(), testwork.TextOf(t, report))
-	together(func(ctx context.Context) (int, error) { return testwork.GiveBack(s, ctx) })
+	together(func(ctx context.Context) (int, error) { return testwork.ReleaseUnits(s, ctx) })
 	require.Zero(t, s.Count(t, testshop.PendingReleases))
 	for _, sale := range sales {
 		require.EqualValues(t, perSale, s.Left(t, sale))
@@ -169,13 +169,13 @@ func TestFaultySaleDoesNotBlockExpiryOfOtherSales(t *testing.T) {
 	key := s.Keys.Sale(0, broken)
 	kept := s.Rdb.Dump(t.Context(), key).Val()
 	require.NoError(t, s.Rdb.Set(t.Context(), key, "rubbish", 0).Err())
-	released, err := testwork.GiveBack(s, t.Context())
+	released, err := testwork.ReleaseUnits(s, t.Context())
 	require.ErrorContains(t, err, "sale="+broken.String())
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
 	require.Equal(t, 40, released)
 	require.EqualValues(t, 10, s.Count(t, "SELECT count(*) FROM releases WHERE sale_id = $1", broken))
 	require.NoError(t, s.Rdb.RestoreReplace(t.Context(), key, 0, kept).Err())
-	released, err = testwork.GiveBack(s, t.Context())
+	released, err = testwork.ReleaseUnits(s, t.Context())
 	require.NoError(t, err)
 	require.Equal(t, 10, released)
 	for _, sale := range sales {
@@ -231,7 +231,7 @@ func TestRepeatedReleaseKeepsNextOrderOfUser(t *testing.T) {
 
 	second := s.Buy(t, sale, "ann")
 	testwork.Fulfil(s, t)
-	released, err := testwork.GiveBack(s, t.Context())
+	released, err := testwork.ReleaseUnits(s, t.Context())
 	require.NoError(t, err)
 	require.Equal(t, 1, released)
 	require.EqualValues(t, 2, s.Left(t, sale))

@@ -76,7 +76,7 @@ func TestRebuildSucceedsOrNamesMissingGuard(t *testing.T) {
 		}
 		require.NoError(t, err)
 		s.RequireSound(t)
-		testwork.NeedNothing(s.Shop, t, 1)
+		testwork.RequireNoNeeds(s.Shop, t, 1)
 	}
 	require.Equal(t, len(rebuild.NeededGuards), refused)
 }

@@ -201,9 +201,9 @@ func (r *modelRun) pay(ctx context.Context) {
 	_, err := r.ledger.Pay(ctx, id, o.user, reference)
 	switch {
 	case !known:
-		require.ErrorIs(r.T, err, order.ErrOrderNotFound)
+		require.ErrorIs(r.T, err, order.ErrNotFound)
 	case o.status == order.StatusExpired:
-		require.ErrorIs(r.T, err, order.ErrOrderExpired)
+		require.ErrorIs(r.T, err, order.ErrExpired)
 	case o.status == order.StatusPaid && o.reference == reference:
 		require.NoError(r.T, err)
 	case o.status != order.StatusConfirmed:
@@ -219,9 +219,9 @@ func (r *modelRun) cancel(ctx context.Context) {
 	_, err := r.ledger.Cancel(ctx, id, o.user)
 	switch {
 	case !known:
-		require.ErrorIs(r.T, err, order.ErrOrderNotFound)
+		require.ErrorIs(r.T, err, order.ErrNotFound)
 	case o.status == order.StatusExpired:
-		require.ErrorIs(r.T, err, order.ErrOrderExpired)
+		require.ErrorIs(r.T, err, order.ErrExpired)
 	case o.status == order.StatusCancelled:
 		require.NoError(r.T, err)
 	case o.status != order.StatusConfirmed:

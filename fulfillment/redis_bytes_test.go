@@ -69,7 +69,7 @@ func TestConfirmedOrderTakesAtMost150BytesOfRedis(t *testing.T) {
 	require.NoError(t, buyers.Wait())
 	require.EqualValues(t, orders, s.Rdb.HLen(t.Context(), s.Keys.Buyers(0, sale)).Val())
 
-	_, o, _ := testwork.TellingLedger(t, s.Pool, s.Rdb, s.Keys)
+	_, o, _ := testwork.PublishingLedger(t, s.Pool, s.Rdb, s.Keys)
 	for rest := ids; len(rest) > 0; {
 		told := make([]order.OrderOutcome, min(ledger.OutcomesPerMessage, len(rest)))
 		for i := range told {

@@ -76,7 +76,7 @@ func TestRetryOfEndedReservationHoldsNothing(t *testing.T) {
 			testwork.Heartbeat(t, s.Pool)
 			_, err = testwork.Expire(s.Shop, t.Context())
 			require.NoError(t, err)
-			_, err = testwork.GiveBack(s.Shop, t.Context())
+			_, err = testwork.ReleaseUnits(s.Shop, t.Context())
 			require.NoError(t, err)
 		}, order.StatusExpired, reservation.Reserved, nil},
 	} {

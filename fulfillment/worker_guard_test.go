@@ -104,7 +104,7 @@ func TestGuardFinishesInterruptedVerification(t *testing.T) {
 	sale = s.Open(t, 10)
 	s.Buy(t, sale, "ann")
 	s.AwaitConfirmed(t, 1)
-	testwork.NeedNothing(s, t, 1)
+	testwork.RequireNoNeeds(s, t, 1)
 }
 
 // What a worker finds, and why it says that it rebuilds.
@@ -181,7 +181,7 @@ func TestGuardDetectsLossesOfRedis(t *testing.T) {
 			require.Equal(t, c.all, s.EpochOf(t, other) > 1)
 			require.Equal(t, 1.0, testwork.Rebuilds(t, registry), "once is enough")
 			s.RequireSound(t)
-			testwork.NeedNothing(s.Shop, t, 1)
+			testwork.RequireNoNeeds(s.Shop, t, 1)
 		})
 	}
 }
@@ -248,7 +248,7 @@ func TestConcurrentWorkersRebuildOnce(t *testing.T) {
 			}
 			return n == float64(round+1)
 		})
-		testwork.NeedNothing(s.Shop, t, 1)
+		testwork.RequireNoNeeds(s.Shop, t, 1)
 		require.EqualValues(t, round+2, s.EpochOf(t, sale))
 		s.Buy(t, sale, fmt.Sprintf("late-%d", round))
 		s.AwaitConfirmed(t, 51+round)

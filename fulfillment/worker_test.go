@@ -344,7 +344,7 @@ func TestWorkerDefersLockedUsers(t *testing.T) {
 	testwork.Work(t, config)
 	s.AwaitConfirmed(t, 1)
 	_, err = ledger.New(s.Pool).Order(t.Context(), alices)
-	require.ErrorIs(t, err, order.ErrOrderNotFound)
+	require.ErrorIs(t, err, order.ErrNotFound)
 	testkit.Eventually(t, 5*time.Second, "alice was put off", func() bool {
 		return testshop.ValueOf(t, registry, "stampede_locks_total", "busy") > 0
 	})

@@ -40,7 +40,7 @@ type Sales interface {
 	Restock(ctx context.Context, sale uuid.UUID, units int64, key string) (catalog.CountedSale, error)
 }
 
-// Orders are the orders in Postgres: *ledger.Ledger. A missing order is order.ErrOrderNotFound.
+// Orders are the orders in Postgres: *ledger.Ledger. A missing order is order.ErrNotFound.
 // Any error that is not listed here means that Postgres did not answer.
 type Orders interface {
 	Order(ctx context.Context, id uuid.UUID) (order.Order, error)
@@ -53,7 +53,7 @@ type Orders interface {
 	// OrdersOf lists a user's orders that are older than before, newest first. A zero before lists the newest.
 	OrdersOf(ctx context.Context, user string, before uuid.UUID, limit int) ([]order.Order, error)
 	// Pay and Cancel change an order; both can be repeated. Another user's order is missing. Their errors are
-	// order.ErrIllegalTransition, order.ErrOrderExpired, and order.ErrOrderDamaged if
+	// order.ErrIllegalTransition, order.ErrExpired, and order.ErrDamaged if
 	// Postgres always refuses the change.
 	Pay(ctx context.Context, order uuid.UUID, user, reference string) (order.Order, error)
 	Cancel(ctx context.Context, order uuid.UUID, user string) (order.Order, error)

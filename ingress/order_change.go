@@ -84,13 +84,13 @@ func (s *Server) changeOrder(
 	ctx context.Context, id uuid.UUID, user string, change func(context.Context) (order.Order, error),
 ) (order.Order, error) {
 	o, err := s.changeInPostgres(ctx, change)
-	if !errors.Is(err, order.ErrOrderNotFound) {
+	if !errors.Is(err, order.ErrNotFound) {
 		return o, err
 	}
 	switch _, err := s.findReserved(ctx, id, user); {
 	case err == nil:
-		return order.Order{}, fmt.Errorf("order %s: %w", id, order.ErrOrderNotConfirmed)
-	case errors.Is(err, order.ErrOrderNotFound):
+		return order.Order{}, fmt.Errorf("order %s: %w", id, order.ErrNotConfirmed)
+	case errors.Is(err, order.ErrNotFound):
 		return s.changeInPostgres(ctx, change)
 	default:
 		return order.Order{}, err
@@ -124,7 +124,7 @@ func (s *Server) changeInPostgres(
 // isDecision reports whether Postgres has decided about the change, as opposed to an error that kept it from
 // deciding.
 func isDecision(err error) bool {
-	return err == nil || errors.Is(err, order.ErrOrderNotFound) ||
-		errors.Is(err, order.ErrIllegalTransition) || errors.Is(err, order.ErrOrderExpired) ||
-		errors.Is(err, order.ErrOrderDamaged)
+	return err == nil || errors.Is(err, order.ErrNotFound) ||
+		errors.Is(err, order.ErrIllegalTransition) || errors.Is(err, order.ErrExpired) ||
+		errors.Is(err, order.ErrDamaged)
 }

@@ -94,7 +94,7 @@ func (s *Server) findOrderInSlot(
 	return order, err
 }
 
-// recheckReserved looks a reserved order up again. Its only error is reservation.ErrOrderNotFound; after any other
+// recheckReserved looks a reserved order up again. Its only error is order.ErrNotFound; after any other
 // the order stays as it was.
 func (s *Server) recheckReserved(
 	c echo.Context, id uuid.UUID, user string, receipt *order.Receipt, reserved foundOrder,
@@ -103,7 +103,7 @@ func (s *Server) recheckReserved(
 	switch {
 	case err == nil:
 		return o, nil
-	case errors.Is(err, order.ErrOrderNotFound):
+	case errors.Is(err, order.ErrNotFound):
 		return foundOrder{}, err
 	}
 	return reserved, nil

@@ -81,15 +81,15 @@ func (s *Server) findOrder(
 	ctx context.Context, id uuid.UUID, user string, receipt *order.Receipt,
 ) (found foundOrder, err error) {
 	o, err := s.findRecorded(ctx, id, receipt)
-	if errors.Is(err, order.ErrOrderNotFound) {
-		if o, err = s.findReserved(ctx, id, user); errors.Is(err, order.ErrOrderNotFound) {
+	if errors.Is(err, order.ErrNotFound) {
+		if o, err = s.findReserved(ctx, id, user); errors.Is(err, order.ErrNotFound) {
 			o, err = s.findRecorded(ctx, id, receipt)
 		} else if err != nil {
 			return foundOrder{}, err
 		}
 	}
 	mayBeBehind := false
-	if err != nil && !errors.Is(err, order.ErrOrderNotFound) {
+	if err != nil && !errors.Is(err, order.ErrNotFound) {
 		o, err = s.findWithoutPostgres(ctx, id, user, err)
 		mayBeBehind = true
 	}
@@ -97,8 +97,8 @@ func (s *Server) findOrder(
 	case err == nil && o.UserID == user:
 		return foundOrder{s.versions.latest(o), mayBeBehind}, nil
 	case err == nil:
-		return foundOrder{}, order.ErrOrderNotFound
-	case receipt != nil && errors.Is(err, order.ErrOrderNotFound):
+		return foundOrder{}, order.ErrNotFound
+	case receipt != nil && errors.Is(err, order.ErrNotFound):
 		return foundOrder{}, problemOrderUndecided
 	}
 	return foundOrder{}, err

@@ -214,13 +214,13 @@ func problemOf(err error) *problem {
 		return &problem{kind: kindTransition, detail: "The order is " + string(step.Status) + ", which does not allow this."}
 	case errors.Is(err, reservation.ErrSaleNotFound):
 		return problemSaleNotFound
-	case errors.Is(err, order.ErrOrderNotFound):
+	case errors.Is(err, order.ErrNotFound):
 		return problemOrderNotFound
-	case errors.Is(err, order.ErrOrderNotConfirmed):
+	case errors.Is(err, order.ErrNotConfirmed):
 		return problemNotConfirmed
-	case errors.Is(err, order.ErrOrderExpired):
+	case errors.Is(err, order.ErrExpired):
 		return problemExpired
-	case errors.Is(err, order.ErrOrderDamaged):
+	case errors.Is(err, order.ErrDamaged):
 		return problemOrderDamaged
 	case errors.Is(err, reservation.ErrReservationDamaged):
 		return problemReservationDamaged

@@ -61,7 +61,7 @@ func (s *Server) findLost(
 ) (o order.Order, known bool) {
 	err := s.inFlight.purchases.admit(func(c echo.Context) (err error) {
 		ctx := c.Request().Context()
-		if _, err = s.findReserved(ctx, held.OrderID, r.User); !errors.Is(err, order.ErrOrderNotFound) {
+		if _, err = s.findReserved(ctx, held.OrderID, r.User); !errors.Is(err, order.ErrNotFound) {
 			return problemOrderUndecided
 		}
 		err = s.queryPostgres(ctx, orderTimeout, func(ctx context.Context) (err error) {

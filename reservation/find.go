@@ -14,16 +14,16 @@ import (
 )
 
 // FindReserved returns the order of a reservation in Redis before a worker has recorded it in
-// Postgres. It returns ErrOrderNotFound if the user holds no such reservation, and an error that
+// Postgres. It returns order.ErrNotFound if the user holds no such reservation, and an error that
 // wraps ErrUnavailable if Redis does not answer or may have lost the reservation.
 func (s *Store) FindReserved(ctx context.Context, id uuid.UUID, user string) (order.Order, error) {
 	now := time.Now()
 	if !mayExist(id, now) {
-		return order.Order{}, order.ErrOrderNotFound
+		return order.Order{}, order.ErrNotFound
 	}
 	if index := s.index.latest(); index != nil {
 		found, err := s.findAmong(ctx, index.sales, id, user)
-		if !errors.Is(err, order.ErrOrderNotFound) {
+		if !errors.Is(err, order.ErrNotFound) {
 			return found, err
 		}
 	}
@@ -37,7 +37,7 @@ func (s *Store) FindReserved(ctx context.Context, id uuid.UUID, user string) (or
 		return order.Order{}, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	found, err := s.findAmong(ctx, index.sales, id, user)
-	if errors.Is(err, order.ErrOrderNotFound) && (index.unverified || s.refusesAny()) {
+	if errors.Is(err, order.ErrNotFound) && (index.unverified || s.refusesAny()) {
 		return order.Order{}, fmt.Errorf("find order=%s: %w", id, ErrUnverifiedServer)
 	}
 	return found, err
@@ -83,7 +83,7 @@ func (s *Store) findAmong(ctx context.Context, sales []LocatedSale, id uuid.UUID
 			}, nil
 		}
 	}
-	return order.Order{}, order.ErrOrderNotFound
+	return order.Order{}, order.ErrNotFound
 }
 
 // saleIndex caches which sales Redis holds. It is safe for concurrent use.

@@ -55,7 +55,7 @@ func TestRetriesAfterRebuildReturnFirstAnswer(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, bob.ReservedAt, found.ReservedAt)
 	_, err = s.FindReserved(t.Context(), lost.OrderID, "lost")
-	require.ErrorIs(t, err, order.ErrOrderNotFound)
+	require.ErrorIs(t, err, order.ErrNotFound)
 
 	second := s.Buy(sale.ID, "lost").Reservation
 	require.Equal(

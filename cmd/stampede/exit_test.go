@@ -32,7 +32,7 @@ func TestUnverifiableCommandsExitWithThree(t *testing.T) {
 	for _, line := range []string{
 		"S1  nothing is oversold                kept", "S3  every accepted order has an end    UNKNOWN",
 		"S7  Redis is whole and up to date      UNKNOWN",
-		"DB  Postgres has all its guards        kept", "? could not look: ", "connection refused",
+		"DB  Postgres has all its guards        kept", "? not checked: ", "connection refused",
 	} {
 		assert.Contains(t, output, line)
 	}
@@ -57,7 +57,7 @@ func TestUnverifiableCommandsExitWithThree(t *testing.T) {
 	status, output = s.run("audit")
 	assert.Equal(t, exitUnknown, status, output)
 	assert.Contains(t, output, "S5  nothing is lost or doubled         UNKNOWN")
-	assert.Contains(t, output, `? could not look: ERROR: column o.reason does not exist`)
+	assert.Contains(t, output, `? not checked: ERROR: column o.reason does not exist`)
 	assert.Contains(t, output, "S7  Redis is whole and up to date      kept")
 
 	// Broken takes precedence.

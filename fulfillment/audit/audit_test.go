@@ -104,7 +104,7 @@ func TestAuditCountsUnreleasedUnitsAsHeld(t *testing.T) {
 	_, err = s.Store.Release(t.Context(), []reservation.Release{first})
 	require.NoError(t, err)
 	equation(11, 9, 30)
-	_, err = testwork.GiveBack(s, t.Context())
+	_, err = testwork.ReleaseUnits(s, t.Context())
 	require.NoError(t, err)
 	equation(20, 0, 30)
 }

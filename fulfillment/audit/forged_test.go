@@ -49,15 +49,15 @@ func requireReportedAndRepaired(s *testshop.Shop, t testing.TB, what string) {
 	reconciled := testwork.Reconcile(s, t)
 	require.Zero(t, reconciled.Remaining, "%s: %+v\n%s", what, reconciled, testwork.TextOf(t, report))
 	require.NoError(t, testwork.Heal(s, t, testwork.Rebuilder(s, t), 1), what)
-	testwork.Arrive(s, t)
+	testwork.ProcessWaiting(s, t)
 	// The event of a rebuilt sale may have been appended.
 	if reconciled = testwork.Reconcile(s, t); len(reconciled.Remedies) > 0 {
-		testwork.Arrive(s, t)
+		testwork.ProcessWaiting(s, t)
 	}
 	after := testwork.Audit(s, t, uuid.Nil)
 	require.False(t, after.Broken() || after.Unchecked(), "%s:\n%s\nwas:\n%s", what, testwork.TextOf(t, after),
 		testwork.TextOf(t, report))
-	testwork.NeedNothing(s, t, 1)
+	testwork.RequireNoNeeds(s, t, 1)
 }
 
 func TestAuditReportsAndReconcileRepairsForgedSaleFields(t *testing.T) {
@@ -157,14 +157,14 @@ func TestAuditReportsAndReconcileRepairsKeysOfWrongType(t *testing.T) {
 			// An order that only Redis has loses its event with the stream. No other key loses an order.
 			o := s.Buy(t, sale, fmt.Sprintf("buyer-%d-%s", i, kind))
 			if key != s.Keys.Orders(0) {
-				testwork.Arrive(s.Shop, t)
+				testwork.ProcessWaiting(s.Shop, t)
 			}
 			require.NoError(t, s.Rdb.Del(t.Context(), key).Err())
 			require.NoError(t, write(t.Context()))
 			requireReportedAndRepaired(s.Shop, t, key+" is a "+kind)
 			require.Equal(t, order.StatusConfirmed, testwork.OrderOfID(t, s.Pool, o).Status)
 			s.Buy(t, sale, fmt.Sprintf("after-%d-%s", i, kind))
-			testwork.Arrive(s.Shop, t)
+			testwork.ProcessWaiting(s.Shop, t)
 		}
 	}
 	aside, err := s.Rdb.Keys(t.Context(), "*:set-aside:*").Result()
@@ -239,7 +239,7 @@ func TestAuditReportsForgedRows(t *testing.T) {
 				reconciled = testwork.Reconcile(s, t)
 			}
 			require.Zero(t, reconciled.Remaining, "%+v\n%s", reconciled, testwork.TextOf(t, report))
-			testwork.Arrive(s, t)
+			testwork.ProcessWaiting(s, t)
 			report = testwork.Audit(s, t, uuid.Nil)
 			require.False(t, report.Broken() || report.Unchecked(), testwork.TextOf(t, report))
 		})

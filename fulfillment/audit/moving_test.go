@@ -177,7 +177,7 @@ func TestAuditRetriesAfterConcurrentChange(t *testing.T) {
 				Redis: movingRedis(t, func() {
 					_, err := ledger.New(s.Pool).Cancel(t.Context(), event.OrderID, event.UserID)
 					require.NoError(t, err)
-					_, err = testwork.GiveBack(s, t.Context())
+					_, err = testwork.ReleaseUnits(s, t.Context())
 					require.NoError(t, err)
 				}),
 			})

@@ -242,7 +242,7 @@ func TestReconcileAppendsBeforeRebuild(t *testing.T) {
 	require.Empty(t, testwork.LeftOf(report), "%+v", report)
 	require.Equal(t, order.StatusConfirmed, testwork.OrderOfID(t, s.Pool, o).Status)
 	require.EqualValues(t, 8, s.Left(t, sale))
-	testwork.Arrive(s, t)
+	testwork.ProcessWaiting(s, t)
 	after := testwork.Audit(s, t, uuid.Nil)
 	require.False(t, after.Broken(), testwork.TextOf(t, after))
 	require.Empty(t, testwork.Reconcile(s, t).Remedies)

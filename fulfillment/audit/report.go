@@ -250,7 +250,7 @@ func (r Report) WriteText(w io.Writer) error {
 			fmt.Fprintf(out, "      … and %s more\n", figure.Count(more))
 		}
 		for _, why := range p.Unchecked {
-			fmt.Fprintf(out, "      ? could not look: %s\n", figure.Printable(why))
+			fmt.Fprintf(out, "      ? not checked: %s\n", figure.Printable(why))
 		}
 	}
 	if r.Moved {

@@ -51,7 +51,7 @@ func TestDeadLetterIsStoredOnceWithAllFields(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
-	entry := testwork.Rubbish(s, t)
+	entry := testwork.AppendUnreadable(s, t)
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("cannot read \xff\x00 it")))
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("again")))
 
@@ -72,7 +72,7 @@ func TestDeadLettersAreListedNewestFirst(t *testing.T) {
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	var want []string
 	for range 3 {
-		entry := testwork.Rubbish(s, t)
+		entry := testwork.AppendUnreadable(s, t)
 		require.NoError(t, letters.Park(t.Context(), entry, errors.New("rubbish")))
 		want = append([]string{entry.ID}, want...)
 	}
@@ -89,7 +89,7 @@ func TestFailedReplayReturnsToItsDeadLetter(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
-	entry := testwork.Rubbish(s, t)
+	entry := testwork.AppendUnreadable(s, t)
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("rubbish")))
 	first := testwork.OnlyLetter(s, t, letters)
 
@@ -149,10 +149,10 @@ func TestForgedReplayDoesNotReplaceDeadLetter(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
-	require.NoError(t, letters.Park(t.Context(), testwork.Rubbish(s, t), errors.New("rubbish")))
+	require.NoError(t, letters.Park(t.Context(), testwork.AppendUnreadable(s, t), errors.New("rubbish")))
 	first := testwork.OnlyLetter(s, t, letters)
 
-	forged := testwork.Rubbish(s, t)
+	forged := testwork.AppendUnreadable(s, t)
 	forged.Fields = append(forged.Fields, stream.Field{Name: "other", Value: "content"},
 		stream.Field{Name: deadletter.FieldReplayOf, Value: fmt.Sprint(first.ID)})
 	require.NoError(t, letters.Park(t.Context(), forged, errors.New("rubbish")))
@@ -288,7 +288,7 @@ func TestDiscardMarksEntryWithoutOrder(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
-	require.NoError(t, letters.Park(t.Context(), testwork.Rubbish(s, t), errors.New("rubbish")))
+	require.NoError(t, letters.Park(t.Context(), testwork.AppendUnreadable(s, t), errors.New("rubbish")))
 	require.NoError(t, letters.Discard(t.Context(), testwork.OnlyLetter(s, t, letters).ID, "stray"))
 	require.Equal(t, "stray; the entry names no order", testwork.OnlyLetter(s, t, letters).Resolution)
 	require.ErrorIs(t, letters.Discard(t.Context(), 12345, "x"), deadletter.ErrNotFound)
@@ -380,7 +380,7 @@ func TestDiscardOfOtherEventRecordsNoOrder(t *testing.T) {
 	require.NoError(t, letters.Discard(t.Context(), letter.ID, "stray"))
 	require.Equal(t, "stray; the entry names no order", testwork.OnlyLetter(s, t, letters).Resolution)
 	_, err := ledger.New(s.Pool).Order(t.Context(), o)
-	require.ErrorIs(t, err, order.ErrOrderNotFound)
+	require.ErrorIs(t, err, order.ErrNotFound)
 }
 
 func TestReplayWaitsForRunningDiscard(t *testing.T) {
@@ -453,7 +453,7 @@ func TestReadDeadLetterTakesNoLock(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
-	require.NoError(t, letters.Park(t.Context(), testwork.Rubbish(s, t), errors.New("rubbish")))
+	require.NoError(t, letters.Park(t.Context(), testwork.AppendUnreadable(s, t), errors.New("rubbish")))
 	id := testwork.OnlyLetter(s, t, letters).ID
 	hold, err := s.Pool.Begin(t.Context())
 	require.NoError(t, err)

@@ -124,7 +124,7 @@ func TestFirstHeartbeatAfterOutageExtendsDeadlines(t *testing.T) {
 	_, err = l.Pay(t.Context(), orders[0], "user-1", "pi_1")
 	require.NoError(t, err)
 	_, err = l.Pay(t.Context(), orders[2], "user-3", "pi_3")
-	require.ErrorIs(t, err, order.ErrOrderExpired)
+	require.ErrorIs(t, err, order.ErrExpired)
 	_, n, err := ledger.NewExpirer(l, testkit.Logger(t)).ExpireSome(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
 	require.Equal(t, 1, n)

@@ -342,7 +342,7 @@ func rollBack(conn *pgxpool.Conn) {
 	}
 }
 
-// Order returns the order as it is in Postgres, or order.ErrOrderNotFound. An order that was just
+// Order returns the order as it is in Postgres, or order.ErrNotFound. An order that was just
 // reserved is not in Postgres yet.
 func (l *Ledger) Order(ctx context.Context, id uuid.UUID) (order.Order, error) {
 	rows, err := l.pool.Query(ctx, sql.LedgerFindOrders, []uuid.UUID{id})
@@ -351,7 +351,7 @@ func (l *Ledger) Order(ctx context.Context, id uuid.UUID) (order.Order, error) {
 	}
 	o, err := pgx.CollectOneRow(rows, scanOrder)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return order.Order{}, fmt.Errorf("order %s: %w", id, order.ErrOrderNotFound)
+		return order.Order{}, fmt.Errorf("order %s: %w", id, order.ErrNotFound)
 	}
 	if err != nil {
 		return order.Order{}, fmt.Errorf("find order %s: %w", id, err)

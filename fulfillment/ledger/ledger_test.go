@@ -94,7 +94,7 @@ func TestLedgerRecordsOtherEventsOfBatchWithUnknownSale(t *testing.T) {
 	require.ErrorIs(t, outcomes[0].Err, errUnknownSale)
 	require.Equal(t, order.StatusConfirmed, outcomes[1].Status)
 	_, err = ledger.Order(t.Context(), lost.OrderID)
-	require.ErrorIs(t, err, order.ErrOrderNotFound)
+	require.ErrorIs(t, err, order.ErrNotFound)
 	require.Empty(t, testshop.History(t, pool, lost.OrderID))
 }
 

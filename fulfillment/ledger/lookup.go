@@ -13,7 +13,7 @@ import (
 )
 
 // FindByReceipt returns the order of a receipt that Signer.Verify has accepted: as it is in Postgres, or
-// voided if the sale's stock was rebuilt without the order. It returns order.ErrOrderNotFound if the
+// voided if the sale's stock was rebuilt without the order. It returns order.ErrNotFound if the
 // order may still be recorded. Every other error is one of Postgres.
 //
 // The epoch is read before the order. Every transaction that confirms orders locks the row of their sale
@@ -39,7 +39,7 @@ func (l *Ledger) FindByReceipt(ctx context.Context, r order.Receipt) (order.Orde
 	if epoch > r.Epoch {
 		return r.Order(order.StatusVoided), nil
 	}
-	return order.Order{}, fmt.Errorf("order %s: %w", r.OrderID, order.ErrOrderNotFound)
+	return order.Order{}, fmt.Errorf("order %s: %w", r.OrderID, order.ErrNotFound)
 }
 
 // FindOrders returns the orders with these ids that are in Postgres, unordered.

@@ -36,7 +36,7 @@ func TestFindByReceiptReturnsRecordedOrVoidedOrder(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, testwork.OrderOfID(t, pool, here.OrderID), confirmed)
 	_, err = l.FindByReceipt(t.Context(), receiptOf(lost))
-	require.ErrorIs(t, err, order.ErrOrderNotFound)
+	require.ErrorIs(t, err, order.ErrNotFound)
 
 	_, err = pool.Exec(t.Context(), "UPDATE sales SET epoch = epoch + 1 WHERE id = $1", sale)
 	require.NoError(t, err)
@@ -61,14 +61,14 @@ func TestFindByReceiptReturnsRecordedOrVoidedOrder(t *testing.T) {
 	fresh := testshop.Reserved(sale, "carol", 3)
 	fresh.Epoch = 2
 	_, err = l.FindByReceipt(t.Context(), receiptOf(fresh))
-	require.ErrorIs(t, err, order.ErrOrderNotFound)
+	require.ErrorIs(t, err, order.ErrNotFound)
 	_, err = l.FindByReceipt(t.Context(), receiptOf(testshop.Reserved(uuid.New(), "dave", 1)))
-	require.ErrorIs(t, err, order.ErrOrderNotFound)
+	require.ErrorIs(t, err, order.ErrNotFound)
 	cancelled, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err = l.FindByReceipt(cancelled, receiptOf(lost))
 	require.Error(t, err)
-	require.False(t, errors.Is(err, order.ErrOrderNotFound))
+	require.False(t, errors.Is(err, order.ErrNotFound))
 }
 
 // An order that was once reported as voided stays voided, even if its epoch ends while a transaction
@@ -109,7 +109,7 @@ func TestFindByReceiptReadsEpochFirst(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(one.Close)
 	_, err = ledger.New(one).FindByReceipt(t.Context(), receiptOf(event))
-	require.ErrorIs(t, err, order.ErrOrderNotFound)
+	require.ErrorIs(t, err, order.ErrNotFound)
 	tx, err := pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = tx.Rollback(context.Background()) }()

@@ -39,7 +39,7 @@ func published(t testing.TB, rdb *redis.Client, keys reservation.Keys) [][]order
 func TestOutcomesOfEveryChangeArePublished(t *testing.T) {
 	t.Parallel()
 	pool, rdb, keys := testkit.Pool(t), testkit.Redis(t), testkit.Keys(t)
-	l, o, run := testwork.TellingLedger(t, pool, rdb, keys)
+	l, o, run := testwork.PublishingLedger(t, pool, rdb, keys)
 	defer run()()
 	sale := testshop.NewPayableSale(t, pool, 3)
 	requirePublished := func(want ...order.OrderOutcome) {
@@ -104,7 +104,7 @@ func TestOutcomesOfEveryChangeArePublished(t *testing.T) {
 func TestQueuedOutcomesAreSentTogether(t *testing.T) {
 	t.Parallel()
 	pool, rdb, keys := testkit.Pool(t), testkit.Redis(t), testkit.Keys(t)
-	_, o, run := testwork.TellingLedger(t, pool, rdb, keys)
+	_, o, run := testwork.PublishingLedger(t, pool, rdb, keys)
 	var all []order.OrderOutcome
 	for range 200 {
 		transaction := make([]order.OrderOutcome, 11)
@@ -135,7 +135,7 @@ func TestFullOutcomeQueueDropsMessages(t *testing.T) {
 	t.Cleanup(func() { _ = rdb.Close() })
 	keys := reservation.Keys{Prefix: "stampede", Partitions: 1}
 	pool := testkit.Pool(t)
-	l, o, run := testwork.TellingLedger(t, pool, rdb, keys)
+	l, o, run := testwork.PublishingLedger(t, pool, rdb, keys)
 	own.Kill()
 	for range 2 * ledger.OutcomesQueued {
 		o.Enqueue([]order.OrderOutcome{{OrderID: uuid.New(), Version: 2}})
@@ -158,7 +158,7 @@ func TestFullOutcomeQueueDropsMessages(t *testing.T) {
 func TestOutcomeStreamIsBounded(t *testing.T) {
 	t.Parallel()
 	pool, rdb, keys := testkit.Pool(t), testkit.Redis(t), testkit.Keys(t)
-	_, o, _ := testwork.TellingLedger(t, pool, rdb, keys)
+	_, o, _ := testwork.PublishingLedger(t, pool, rdb, keys)
 	const node = 100 // entries, at most
 	for range 2 * (ledger.OutcomesKept + node) {
 		o.Publish(t.Context(), []order.OrderOutcome{{OrderID: uuid.New(), Version: 2}})

@@ -96,7 +96,7 @@ func (r *racedSale) requireOneWinner(t *testing.T, won *sync.Map, loser order.St
 	require.EqualValues(t, races-paid, r.Count(t, testshop.PendingReleases))
 	report := testwork.Audit(r.Shop, t, r.sale)
 	require.False(t, report.Broken(), testwork.TextOf(t, report))
-	_, err := testwork.GiveBack(r.Shop, t.Context())
+	_, err := testwork.ReleaseUnits(r.Shop, t.Context())
 	require.NoError(t, err)
 	require.EqualValues(t, races-paid, r.Left(t, r.sale))
 	report = testwork.Audit(r.Shop, t, r.sale)
@@ -139,7 +139,7 @@ func TestConcurrentPayAndCancelHaveOneWinner(t *testing.T) {
 func noteWinner(won *sync.Map, o order.Order, as order.Status, act func() (order.Order, error)) error {
 	got, err := act()
 	switch {
-	case errors.Is(err, order.ErrIllegalTransition), errors.Is(err, order.ErrOrderExpired):
+	case errors.Is(err, order.ErrIllegalTransition), errors.Is(err, order.ErrExpired):
 		return nil
 	case err != nil:
 		return err

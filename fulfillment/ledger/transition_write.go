@@ -18,9 +18,9 @@ import (
 // Pay records that the user's order was paid, and returns it. reference is the payment provider's id of
 // the payment. Retries with the same reference change nothing.
 //
-// The error is an *order.InvalidError for the reference; order.ErrOrderNotFound, also for another user's
-// order; order.ErrOrderExpired once the deadline has passed; wraps order.ErrIllegalTransition, and is an
-// *order.AlreadyPaidError for an order paid with another reference; wraps order.ErrOrderDamaged; or is
+// The error is an *order.InvalidError for the reference; order.ErrNotFound, also for another user's
+// order; order.ErrExpired once the deadline has passed; wraps order.ErrIllegalTransition, and is an
+// *order.AlreadyPaidError for an order paid with another reference; wraps order.ErrDamaged; or is
 // one of Postgres.
 func (l *Ledger) Pay(ctx context.Context, o uuid.UUID, user, reference string) (order.Order, error) {
 	paid, err := l.change(ctx, o, user, order.EventPaid, func(o order.Order, overdue bool) (order.Order, bool, error) {
@@ -69,7 +69,7 @@ func (l *Ledger) change(
 	case err == nil:
 		l.publishChanged(changed, next)
 	case FaultOf(err) == BadData, errors.Is(err, errNotLocked):
-		err = fmt.Errorf("%w: %w", order.ErrOrderDamaged, err)
+		err = fmt.Errorf("%w: %w", order.ErrDamaged, err)
 	}
 	return next, err
 }
@@ -88,7 +88,7 @@ func LockOrder(ctx context.Context, tx pgx.Tx, id uuid.UUID, user string) (o ord
 		Overdue bool
 	}])
 	if errors.Is(err, pgx.ErrNoRows) {
-		err = order.ErrOrderNotFound
+		err = order.ErrNotFound
 	}
 	return locked.order(), locked.Overdue, err
 }

@@ -114,9 +114,9 @@ func TestPayAndCancelRejectOrderOfAnotherUser(t *testing.T) {
 	o := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 1)[0]
 	for name, id := range map[string]uuid.UUID{"another user's order": o, "an unknown order": uuid.Must(uuid.NewV7())} {
 		_, err := l.Pay(t.Context(), id, "mallory", "pi_1")
-		require.ErrorIs(t, err, order.ErrOrderNotFound, name)
+		require.ErrorIs(t, err, order.ErrNotFound, name)
 		_, err = l.Cancel(t.Context(), id, "mallory")
-		require.ErrorIs(t, err, order.ErrOrderNotFound, name)
+		require.ErrorIs(t, err, order.ErrNotFound, name)
 	}
 	var invalid *order.InvalidError
 	_, err := l.Pay(t.Context(), o, "user-1", "")
@@ -146,9 +146,9 @@ func TestPayAndCancelRejectOverdueOrderBeforeSweep(t *testing.T) {
 	orders := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 2)
 	testwork.EndWindow(t, pool, orders[0])
 	_, err := l.Pay(t.Context(), orders[0], "user-1", "pi_1")
-	require.ErrorIs(t, err, order.ErrOrderExpired)
+	require.ErrorIs(t, err, order.ErrExpired)
 	_, err = l.Cancel(t.Context(), orders[0], "user-1")
-	require.ErrorIs(t, err, order.ErrOrderExpired)
+	require.ErrorIs(t, err, order.ErrExpired)
 	require.Equal(t, order.StatusConfirmed, testwork.OrderOfID(t, pool, orders[0]).Status,
 		"only the sweeper ends the order")
 
@@ -170,7 +170,7 @@ func TestPayIsAcceptedUntilHeartbeatAfterDeadline(t *testing.T) {
 	_, err = l.Pay(t.Context(), orders[0], "user-1", "pi_1")
 	require.NoError(t, err, "it was in time when the outage began")
 	_, err = l.Pay(t.Context(), orders[1], "user-2", "pi_2")
-	require.ErrorIs(t, err, order.ErrOrderExpired, "it was overdue before")
+	require.ErrorIs(t, err, order.ErrExpired, "it was overdue before")
 }
 
 func TestOrdersOfListsNewestFirst(t *testing.T) {
@@ -235,7 +235,7 @@ func TestOrderChangeIsAtomic(t *testing.T) {
 			_, err = l.Cancel(t.Context(), o, "user-1")
 			require.Error(t, err)
 			require.Equal(t, ledger.BadData, ledger.FaultOf(err))
-			require.ErrorIs(t, err, order.ErrOrderDamaged)
+			require.ErrorIs(t, err, order.ErrDamaged)
 			require.Equal(t, order.StatusConfirmed, testwork.OrderOfID(t, pool, o).Status)
 			require.Equal(t, events, testshop.History(t, pool, o))
 			require.Zero(t, testshop.QueryInt(t, pool, "SELECT count(*) FROM releases"))

@@ -252,7 +252,7 @@ func TestProjectionRebuildDuringRunningSale(t *testing.T) {
 					if err == nil {
 						finished.Add(1)
 						break
-					} else if !errors.Is(err, order.ErrOrderNotFound) {
+					} else if !errors.Is(err, order.ErrNotFound) {
 						return err
 					}
 				}

@@ -39,7 +39,7 @@ func TestRebuildRestoresKeysOfEndedOrders(t *testing.T) {
 	testwork.EndWindow(t, s.Pool, made[order.StatusExpired])
 	_, err := testwork.Expire(s.Shop, t.Context())
 	require.NoError(t, err)
-	_, err = testwork.GiveBack(s.Shop, t.Context())
+	_, err = testwork.ReleaseUnits(s.Shop, t.Context())
 	require.NoError(t, err)
 
 	late := s.Reserve(t, sale, "late", 1, "k").Reservation.OrderID
@@ -57,7 +57,7 @@ func TestRebuildRestoresKeysOfEndedOrders(t *testing.T) {
 	}
 	require.Equal(t, reservation.Replayed, s.Reserve(t, sale, "late", 1, "k").Verdict)
 	cancel(late, "late") // of a reservation of an earlier epoch
-	_, err = testwork.GiveBack(s.Shop, t.Context())
+	_, err = testwork.ReleaseUnits(s.Shop, t.Context())
 	require.NoError(t, err)
 	require.Equal(t, reservation.OrderEnded, s.Reserve(t, sale, "late", 1, "k").Verdict)
 	// The key of a voided order may buy again.
@@ -117,7 +117,7 @@ func TestAuditReportsLostKeysOfEndedOrders(t *testing.T) {
 			_, err := ledger.New(s.Pool).Cancel(t.Context(), cancelled, "cancelled")
 			require.NoError(t, err)
 			require.NotContains(t, testwork.TextOf(t, testwork.Audit(s, t, sale)), "idempotency key", "its release is pending")
-			_, err = testwork.GiveBack(s, t.Context())
+			_, err = testwork.ReleaseUnits(s, t.Context())
 			require.NoError(t, err)
 			report := testwork.Audit(s, t, sale)
 			require.False(t, report.Broken(), testwork.TextOf(t, report))

@@ -83,6 +83,8 @@ func (b *build) StageBuyers(ctx context.Context, sale raisedSale) (staged, error
 	return b.stageBuyers(ctx, sale)
 }
 
+func (s staged) Orders() int64 { return s.orders }
+
 func (s staged) Units() int64 { return s.units }
 
 func (b *build) Open(ctx context.Context, sale raisedSale, left int64, all staged) error {

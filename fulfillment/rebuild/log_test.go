@@ -113,7 +113,7 @@ func TestFailingRebuildLogsReason(t *testing.T) {
 		testshop.ExecSQL(t, s,
 			"CREATE UNIQUE INDEX orders_one_live_per_user ON orders (sale_id, user_id) WHERE status IN ('confirmed', 'paid')"))
 	log.await(t, "rebuilt the stock from Postgres")
-	testwork.NeedNothing(s, t, 1)
+	testwork.RequireNoNeeds(s, t, 1)
 	s.RequireSound(t)
 }
 
@@ -131,5 +131,5 @@ func TestWorkerLogsRebuildItWaitsFor(t *testing.T) {
 	session.End()
 	log.await(t, "rebuilt the stock from Postgres")
 	require.Len(t, log.lines(rebuild.LogOtherRebuild), 1, "not at each check")
-	testwork.NeedNothing(s, t, 1)
+	testwork.RequireNoNeeds(s, t, 1)
 }

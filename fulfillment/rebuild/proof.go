@@ -240,7 +240,7 @@ func (r *Rebuilder) missed(ctx context.Context, sales []requiredSale) ([]bool, e
 			}
 			o, err := r.Ledger.Order(ctx, w.order)
 			switch {
-			case errors.Is(err, order.ErrOrderNotFound):
+			case errors.Is(err, order.ErrNotFound):
 			case err != nil:
 				return nil, err
 			case o.Status.Live():

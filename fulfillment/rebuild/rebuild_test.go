@@ -156,7 +156,7 @@ func TestRebuildDrainsStream(t *testing.T) {
 				s.Buy(t, sale, fmt.Sprintf("early-%d", i))
 			}
 			require.Equal(t, 1160, s.Crowd(t, sale, 1160))
-			testwork.Rubbish(s, t)
+			testwork.AppendUnreadable(s, t)
 			s.Buy(t, other, "late")
 			require.NoError(t, c.group(t, s))
 			testshop.RaiseEpoch(t, s.Pool, other) // as an interrupted rebuild
@@ -347,14 +347,14 @@ func TestOrderEndedDuringRebuildReleasesUnit(t *testing.T) {
 	all, err := b.StageBuyers(t.Context(), raised)
 	require.NoError(t, err)
 	cancel("carol") // after the orders are read
-	_, err = testwork.GiveBack(s, t.Context())
+	_, err = testwork.ReleaseUnits(s, t.Context())
 	require.Error(t, err, "a closed sale releases no units")
 	require.NoError(t, b.Open(t.Context(), raised, raised.Stock-all.Units(), all))
 	require.NoError(t, hold.Rollback(t.Context()))
-	require.EqualValues(t, 1, all.Orders)
+	require.EqualValues(t, 1, all.Orders())
 	require.EqualValues(t, 9, s.Left(t, sale))
 	testkit.Eventually(t, 10*time.Second, "all releases are applied", func() bool {
-		_, err := testwork.GiveBack(s, t.Context())
+		_, err := testwork.ReleaseUnits(s, t.Context())
 		return err == nil && s.Count(t, testshop.PendingReleases) == 0
 	})
 	require.EqualValues(t, 10, s.Left(t, sale))

@@ -286,7 +286,7 @@ func TestThawedRebuilderDoesNotOpenSaleClosedByAnother(t *testing.T) {
 			testwork.Fulfil(s, t)
 			require.Zero(t, s.Count(t, "SELECT count(*) FROM orders WHERE status <> 'confirmed'"))
 			s.RequireSound(t)
-			testwork.NeedNothing(s, t, 1)
+			testwork.RequireNoNeeds(s, t, 1)
 		})
 	}
 }

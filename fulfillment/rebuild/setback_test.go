@@ -80,7 +80,7 @@ func setBackShop(t *testing.T, stock, lost int) (s testshop.LostShop, sale uuid.
 		ingress.Buy(t, sale, fmt.Sprint("new-", i))
 	}
 	require.Equal(t, fmt.Sprint(5+lost), s.SaleInRedis(t, sale)["sequence"])
-	testwork.NeedNothing(s.Shop, t, 1) // no number differs
+	testwork.RequireNoNeeds(s.Shop, t, 1) // no number differs
 	return s, sale
 }
 
@@ -201,7 +201,7 @@ func TestUnknownRejectedOrderStartsNoRebuild(t *testing.T) {
 		return s.Count(t, "SELECT count(*) FROM orders WHERE status = 'rejected'") == 10
 	})
 	testwork.AwaitRest(s, t)
-	testwork.NeedNothing(s, t, 1)
+	testwork.RequireNoNeeds(s, t, 1)
 	require.Zero(t, testwork.Rebuilds(t, registry))
 	require.EqualValues(t, 1, s.EpochOf(t, sale))
 }

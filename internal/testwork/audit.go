@@ -16,7 +16,7 @@ import (
 	"stampede/reservation/order"
 )
 
-// Fulfil records the events in the stream, without a worker.
+// Fulfil records the unread events of the stream, without a worker.
 func Fulfil(s *testshop.Shop, t testing.TB) []ledger.Outcome {
 	t.Helper()
 	ctx, key := t.Context(), s.Keys.Orders(0)
@@ -48,6 +48,7 @@ func Audit(s *testshop.Shop, t testing.TB, sale uuid.UUID) audit.Report {
 	return report
 }
 
+// Broken returns the names of the broken promises.
 func Broken(r audit.Report) (names string) {
 	for _, p := range r.Promises {
 		if !p.Kept() {

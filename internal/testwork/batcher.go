@@ -18,13 +18,13 @@ import (
 	"stampede/reservation/order"
 )
 
-// Batcher makes a batcher of the shop, which change may alter.
+// Batcher makes a batcher of the shop; change, if not nil, alters its configuration.
 func Batcher(s *testshop.Shop, t testing.TB, change func(*batch.Config)) *batch.Batcher {
 	t.Helper()
 	m, err := metrics.New(nil)
 	require.NoError(t, err)
 	config := batch.Config{
-		// Tests lock rows for long.
+		// Tests lock rows for a long time.
 		Ledger: ledger.New(s.Pool).WithLockTimeout(time.Minute), Store: s.Store, Locker: lock.New(s.Rdb),
 		Keys: s.Keys, BatchMax: 500, Lease: 10 * time.Second,
 		Logger: testkit.Logger(t), Metrics: m,
@@ -35,12 +35,12 @@ func Batcher(s *testshop.Shop, t testing.TB, change func(*batch.Config)) *batch.
 	t.Cleanup(func() {
 		closing, stop := context.WithTimeout(context.Background(), 10*time.Second)
 		defer stop()
-		_ = config.Locker.Close(closing) // some tests have no Redis for it
+		_ = config.Locker.Close(closing) // some tests have stopped Redis
 	})
 	return batch.New(config)
 }
 
-// Batch starts a batcher, and stops it when the test ends.
+// Batch runs a batcher until the test ends.
 func Batch(s *testshop.Shop, t testing.TB, change func(*batch.Config)) *batch.Batcher {
 	t.Helper()
 	b := Batcher(s, t, change)

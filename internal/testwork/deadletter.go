@@ -12,8 +12,8 @@ import (
 	"stampede/reservation"
 )
 
-// Rubbish appends an entry that is no event to the stream, and returns it.
-func Rubbish(s *testshop.Shop, t testing.TB) stream.Entry {
+// AppendUnreadable appends an entry to the stream that is not an event, and returns it.
+func AppendUnreadable(s *testshop.Shop, t testing.TB) stream.Entry {
 	t.Helper()
 	key := s.Keys.Orders(0)
 	id, err := s.Rdb.XAdd(t.Context(), &redis.XAddArgs{

@@ -22,22 +22,21 @@ import (
 	"stampede/reservation/catalog"
 )
 
-// Watermill's conformance suite reads from many subscriptions at the same time, and leaves a reader behind if a message
-// is delivered again after it has seen enough, as happens on a busy machine.
+// suiteReader is the goroutine of Watermill's conformance suite that reads from many subscriptions. It never ends if a
+// message is redelivered after the suite has received enough, as happens on a busy machine.
 const suiteReader = "github.com/ThreeDotsLabs/watermill/internal/subscriber.(*multiplier).Subscribe"
 
-// Main runs the tests of a package on servers of their own. A test may start the binary again, as a
-// worker that it kills.
+// Main runs the tests of a package on their own servers. A test may start the same binary as a worker that it kills.
 func Main(m *testing.M) {
 	testkit.Main(m, testkit.WithCommand(command), testkit.IgnoreLeaks(
 		goleak.IgnoreAnyFunction(suiteReader+".func2"), goleak.IgnoreAnyFunction(suiteReader+".func3"),
 	))
 }
 
-// RebuildEnv names a sale that the process is to rebuild, instead of working.
+// RebuildEnv names a sale that the process rebuilds instead of running a worker.
 const RebuildEnv = "STAMPEDE_TEST_REBUILD"
 
-// command is a process with nothing but a worker or a rebuilder, for tests that kill it.
+// command runs only a worker or a rebuild, in a process that a test kills.
 func command() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()

@@ -31,7 +31,7 @@ func Reconcile(s *testshop.Shop, t testing.TB) audit.ReconcileReport {
 	return report
 }
 
-// LeftOf names the remedies with remaining findings.
+// LeftOf names the remedies with remaining findings, separated by spaces.
 func LeftOf(r audit.ReconcileReport) string {
 	var left []string
 	for _, remedy := range r.Remedies {
@@ -42,19 +42,19 @@ func LeftOf(r audit.ReconcileReport) string {
 	return strings.Join(left, " ")
 }
 
-// Arrive processes waiting events and releases, as a worker does.
-func Arrive(s *testshop.Shop, t testing.TB) {
+// ProcessWaiting records unread events and applies waiting releases, as a worker does.
+func ProcessWaiting(s *testshop.Shop, t testing.TB) {
 	t.Helper()
 	backlog, err := stream.ReadBacklog(t.Context(), s.Rdb, s.Keys.Orders(0), reservation.Group)
 	require.NoError(t, err)
 	if backlog.Lag > 0 {
 		Fulfil(s, t)
 	}
-	_, err = GiveBack(s, t.Context())
+	_, err = ReleaseUnits(s, t.Context())
 	require.NoError(t, err)
 }
 
-// RequireMended reconciles and requires that only the remedies in left remain: "" for none.
+// RequireMended reconciles, first in a dry run, and requires that only the remedies in left remain: "" for none.
 func RequireMended(s *testshop.Shop, t testing.TB, sale uuid.UUID, left string) {
 	t.Helper()
 	before := s.Everything(t)
@@ -89,7 +89,7 @@ func RequireMended(s *testshop.Shop, t testing.TB, sale uuid.UUID, left string) 
 		return
 	}
 	require.Empty(t, report.Failures)
-	Arrive(s, t)
+	ProcessWaiting(s, t)
 	again := Reconcile(s, t)
 	require.Empty(t, again.Remedies, "a second reconcile finds nothing")
 	after := Audit(s, t, uuid.Nil)

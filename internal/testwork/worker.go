@@ -46,9 +46,10 @@ func Work(t testing.TB, config fulfillment.WorkerConfig) (stop func()) {
 	return stop
 }
 
+// AwaitRest waits until the workers have processed all entries of the stream.
 func AwaitRest(s *testshop.Shop, t testing.TB) {
 	t.Helper()
-	testkit.Eventually(t, 30*time.Second, "nothing waits in the stream", func() bool {
+	testkit.Eventually(t, 30*time.Second, "all entries of the stream are processed", func() bool {
 		b, err := stream.ReadBacklog(t.Context(), s.Rdb, s.Keys.Orders(0), reservation.Group)
 		require.NoError(t, err)
 		return b.LagKnown && b.Lag+b.Pending == 0

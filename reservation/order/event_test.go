@@ -229,10 +229,10 @@ func TestFindOrderByID(t *testing.T) {
 		"of the future":   uuid.MustParse("ffffffff-ffff-7000-8000-000000000000"),
 	} {
 		_, err = s.FindReserved(ctx, id, "ann")
-		require.ErrorIs(t, err, order.ErrOrderNotFound, name)
+		require.ErrorIs(t, err, order.ErrNotFound, name)
 	}
 	_, err = s.FindReserved(ctx, a.Reservation.OrderID, "bob")
-	require.ErrorIs(t, err, order.ErrOrderNotFound, "another user's order")
+	require.ErrorIs(t, err, order.ErrNotFound, "another user's order")
 
 	// A sale that was created after the ingress read the index.
 	elsewhere := testsale.NewShopOn(t, s.Redis, s.Keys, reservation.StoreOptions{})

@@ -37,8 +37,8 @@ const (
 	VoidedSaleRebuilt = "sale-rebuilt"
 )
 
-// ErrOrderNotFound is returned when no order has the id, or it belongs to another user.
-var ErrOrderNotFound = errors.New("order not found")
+// ErrNotFound is returned when no order has the id, or it belongs to another user.
+var ErrNotFound = errors.New("order not found")
 
 // maxReferenceBytes bounds a payment reference.
 const maxReferenceBytes = 255

@@ -52,13 +52,13 @@ func AppendOutcomes(dst []byte, outcomes []OrderOutcome) []byte {
 
 // DecodeOutcomes reads the payload of a message. The error wraps ErrUndecodable.
 func DecodeOutcomes(payload []byte) ([]OrderOutcome, error) {
-	var told outcomesPayload
-	if err := json.Unmarshal(payload, &told); err != nil {
+	var message outcomesPayload
+	if err := json.Unmarshal(payload, &message); err != nil {
 		return nil, fmt.Errorf("%w: outcomes: %w", ErrUndecodable, err)
 	}
 	const size = len(uuid.UUID{})
 	n := 0
-	for _, g := range told.Orders {
+	for _, g := range message.Orders {
 		if g.Status == "" || g.Version < 1 || len(g.IDs) == 0 || len(g.IDs)%size != 0 {
 			return nil, fmt.Errorf("%w: outcomes: %d bytes of ids of orders that are %q at version %d", ErrUndecodable,
 				len(g.IDs), g.Status, g.Version)
@@ -66,7 +66,7 @@ func DecodeOutcomes(payload []byte) ([]OrderOutcome, error) {
 		n += len(g.IDs) / size
 	}
 	outcomes := make([]OrderOutcome, 0, n)
-	for _, g := range told.Orders {
+	for _, g := range message.Orders {
 		for ids := g.IDs; len(ids) > 0; ids = ids[size:] {
 			outcomes = append(outcomes, OrderOutcome{OrderID: uuid.UUID(ids[:size]), Status: g.Status, Version: g.Version})
 		}

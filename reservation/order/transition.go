@@ -39,15 +39,15 @@ var (
 	// ErrIllegalTransition is wrapped by a *TransitionError, the error for a change that does not
 	// fit the order's status.
 	ErrIllegalTransition = errors.New("the order's status does not allow this")
-	// ErrOrderNotConfirmed is returned for a change of an order that Redis has accepted and
+	// ErrNotConfirmed is returned for a change of an order that Redis has accepted and
 	// Postgres has not recorded yet. A retry shortly after is safe.
-	ErrOrderNotConfirmed = errors.New("order not confirmed yet")
-	// ErrOrderExpired is returned for a change of an order after its payment deadline, recorded or
+	ErrNotConfirmed = errors.New("order not confirmed yet")
+	// ErrExpired is returned for a change of an order after its payment deadline, recorded or
 	// not.
-	ErrOrderExpired = errors.New("the time to pay for the order is over")
-	// ErrOrderDamaged is returned for a change that does not fit the stored order or sale. Nothing
+	ErrExpired = errors.New("the time to pay for the order is over")
+	// ErrDamaged is returned for a change that does not fit the stored order or sale. Nothing
 	// was done, and retries do not help: an operator has to inspect it.
-	ErrOrderDamaged = errors.New("the stored order is damaged")
+	ErrDamaged = errors.New("the stored order is damaged")
 )
 
 // TransitionError names the event that the status does not allow. It wraps ErrIllegalTransition.
@@ -106,7 +106,7 @@ func (o Order) Ended() bool {
 
 // Paid returns the order after the payment with that reference; changed is false if it was paid with
 // it before. overdue is true after the payment deadline. The error is an *InvalidError, an
-// *AlreadyPaidError, a *TransitionError, or ErrOrderExpired.
+// *AlreadyPaidError, a *TransitionError, or ErrExpired.
 func (o Order) Paid(reference string, overdue bool) (paid Order, changed bool, err error) {
 	if err := ValidateReference(reference); err != nil {
 		return Order{}, false, err
@@ -125,7 +125,7 @@ func (o Order) Paid(reference string, overdue bool) (paid Order, changed bool, e
 }
 
 // Cancelled returns the order after its cancellation; changed is false if it was cancelled before.
-// The error is a *TransitionError or ErrOrderExpired.
+// The error is a *TransitionError or ErrExpired.
 func (o Order) Cancelled(overdue bool) (cancelled Order, changed bool, err error) {
 	if o.Status == StatusCancelled {
 		return o, false, nil
@@ -141,7 +141,7 @@ func (o Order) Expired() (Order, error) { return o.after(EventExpired) }
 func (o Order) before(e EventType, overdue bool) (Order, error) {
 	next, err := o.after(e)
 	if o.Status == StatusExpired || err == nil && overdue {
-		return Order{}, ErrOrderExpired
+		return Order{}, ErrExpired
 	}
 	return next, err
 }

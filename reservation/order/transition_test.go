@@ -67,7 +67,7 @@ func TestBuyerTransitions(t *testing.T) {
 	t.Parallel()
 	var (
 		illegal = order.ErrIllegalTransition
-		expired = order.ErrOrderExpired
+		expired = order.ErrExpired
 		same    = "same" // nothing changes, without an error
 	)
 	due := time.Now()

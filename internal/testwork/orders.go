@@ -14,7 +14,7 @@ import (
 	"stampede/reservation/order"
 )
 
-// Confirm records orders of so many users, user-1 first, and returns their ids.
+// Confirm records orders of n users, user-1 first, and returns their ids.
 func Confirm(t testing.TB, pool *pgxpool.Pool, sale uuid.UUID, n int) []uuid.UUID {
 	t.Helper()
 	events := testshop.CrowdOf(sale, n)
@@ -36,7 +36,7 @@ func Heartbeat(t testing.TB, pool *pgxpool.Pool) (outage time.Duration) {
 	return outage
 }
 
-// EndWindow moves the payment deadline of these orders into the past.
+// EndWindow moves the payment deadlines of these orders into the past.
 func EndWindow(t testing.TB, pool *pgxpool.Pool, orders ...uuid.UUID) {
 	t.Helper()
 	Heartbeat(t, pool) // may record an outage
@@ -48,7 +48,7 @@ func EndWindow(t testing.TB, pool *pgxpool.Pool, orders ...uuid.UUID) {
 
 func OrderOfID(t testing.TB, pool *pgxpool.Pool, id uuid.UUID) order.Order {
 	t.Helper()
-	order, err := ledger.New(pool).Order(t.Context(), id)
+	o, err := ledger.New(pool).Order(t.Context(), id)
 	require.NoError(t, err)
-	return order
+	return o
 }

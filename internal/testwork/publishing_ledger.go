@@ -15,8 +15,8 @@ import (
 	"stampede/reservation"
 )
 
-// TellingLedger returns a ledger and its outcomes, which are published only after run.
-func TellingLedger(
+// PublishingLedger returns a ledger and its outcomes, which are published after a call of run, until stop.
+func PublishingLedger(
 	t testing.TB, pool *pgxpool.Pool, rdb redis.UniversalClient, keys reservation.Keys,
 ) (l *ledger.Ledger, o *ledger.Outcomes, run func() (stop func())) {
 	t.Helper()

@@ -12,7 +12,7 @@ import (
 	"stampede/internal/testshop"
 )
 
-// Guarded runs a worker that checks often, and returns its metrics and its log.
+// Guarded runs a worker that often checks what has to be rebuilt, and returns its metrics and its log.
 func Guarded(s *testshop.Shop, t testing.TB) (registry *prometheus.Registry, log *testshop.CountingLog) {
 	t.Helper()
 	registry, log = prometheus.NewRegistry(), &testshop.CountingLog{}
@@ -22,6 +22,7 @@ func Guarded(s *testshop.Shop, t testing.TB) (registry *prometheus.Registry, log
 	return registry, log
 }
 
+// Rebuilds returns the number of finished rebuilds, for all reasons.
 func Rebuilds(t testing.TB, registry *prometheus.Registry) (n float64) {
 	t.Helper()
 	for _, reason := range []string{
@@ -33,8 +34,8 @@ func Rebuilds(t testing.TB, registry *prometheus.Registry) (n float64) {
 	return n
 }
 
-// NeedNothing requires that no partition needs a rebuild, including ended sales.
-func NeedNothing(s *testshop.Shop, t testing.TB, partitions int) {
+// RequireNoNeeds requires that neither a partition nor a sale needs a rebuild, including ended sales.
+func RequireNoNeeds(s *testshop.Shop, t testing.TB, partitions int) {
 	t.Helper()
 	found, err := Rebuilder(s, t).Needs(t.Context(), partitions, true)
 	require.NoError(t, err)
