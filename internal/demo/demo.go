@@ -17,6 +17,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
+	"stampede/fulfillment/stream"
 	"stampede/internal/connect"
 	"stampede/internal/crowd"
 	"stampede/internal/figure"
@@ -234,18 +235,28 @@ func (d *demo) env() []string {
 
 func (d *demo) stream() string { return d.keys.Orders(0) }
 
-// pendingOf returns the number of pending entries of a worker.
-func (d *demo) pendingOf(ctx context.Context, worker string) (int64, error) {
-	consumers, err := d.redis.XInfoConsumers(ctx, d.stream(), reservation.Group).Result()
+// pendingMax is more entries than a worker holds.
+const pendingMax = 10_000
+
+// pendingOf returns the number of orders in the pending entries of a worker.
+func (d *demo) pendingOf(ctx context.Context, worker string) (orders int64, err error) {
+	pending, err := d.redis.XPendingExt(ctx, &redis.XPendingExtArgs{
+		Stream: d.stream(), Group: reservation.Group, Consumer: worker, Start: "-", End: "+", Count: pendingMax,
+	}).Result()
 	if err != nil {
 		return 0, fmt.Errorf("read the pending entries of %s: %w", worker, err)
 	}
-	for _, c := range consumers {
-		if c.Name == worker {
-			return c.Pending, nil
+	for _, p := range pending {
+		entries, err := d.redis.XRange(ctx, d.stream(), p.ID, p.ID).Result()
+		if err != nil {
+			return 0, fmt.Errorf("read entry %s: %w", p.ID, err)
+		}
+		for _, entry := range entries {
+			payload, _ := entry.Values[stream.FieldPayload].(string)
+			orders += int64(order.CountReserved(payload))
 		}
 	}
-	return 0, nil
+	return orders, nil
 }
 
 func (d *demo) awaitWorkers(ctx context.Context, names []string) error {
