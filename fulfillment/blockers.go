@@ -15,32 +15,32 @@ import (
 const (
 	// blockersInterval is how often a worker looks for sessions that block others.
 	blockersInterval = time.Second
-	// A blocking session of our role is ended when it has waited for its client for so long: in the
-	// middle of a batch, whose rest should be there already, and between two statements.
+	// A blocking session of our role is ended after it has waited for its client for so long: in the
+	// middle of a batch, and between two statements.
 	silentInBatchMax      = 5 * time.Second
 	silentBetweenQueryMax = 10 * time.Second
-	// blockerNamedAfter is when a blocking session that is not to be ended is named in the log.
+	// blockerNamedAfter is when a blocking session that is not ended is named in the log.
 	blockerNamedAfter = 5 * time.Second
-	// blockerForgottenAfter is how long a session may block no other until it is forgotten.
+	// blockerForgottenAfter is how long a session that blocks no other is remembered.
 	blockerForgottenAfter = 10 * time.Second
 )
 
 // Log texts about sessions that block others.
 const (
-	endedSession = "ended a database session that held a lock and did not hear from its client"
-	namedSession = "a database session holds a lock for which others wait"
+	endedSession = "ended a database session that held a lock and whose client was silent"
+	namedSession = "a database session holds a lock that other sessions wait for"
 )
 
 // endBlockers ends sessions of our role that block others while they wait for vanished clients,
-// until ctx ends. A worker or an ingress whose machine is gone or frozen leaves the row of a sale
+// until ctx ends. A worker or an ingress whose machine has crashed or hangs leaves the row of a sale
 // or of an order locked, and Postgres does not end a session in the middle of a batch. Nothing is
-// lost: uncommitted work is delivered again.
+// lost: uncommitted work is redelivered.
 func (w *Worker) endBlockers(ctx context.Context) {
 	looking := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepUnblock,
-		"look for database sessions that hold up others")
-	found := blockers{Pool: w.config.Pool, Log: w.config.Logger, Seen: make(map[blockerKey]*blockerSeen)}
+		"look for database sessions that block others")
+	found := newBlockers(w.config.Pool, w.config.Logger)
 	for retry.Pause(blockersInterval, ctx.Done()) {
-		ended, err := found.Look(ctx)
+		ended, err := found.endSilent(ctx)
 		w.metrics.EndedSessions.Add(float64(ended))
 		if ctx.Err() != nil {
 			return
@@ -49,7 +49,7 @@ func (w *Worker) endBlockers(ctx context.Context) {
 	}
 }
 
-// blockerKey changes as soon as the session hears from its client.
+// blockerKey changes as soon as the session receives something from its client.
 type blockerKey struct {
 	pid                         int32
 	started, queried, changedAt int64
@@ -61,24 +61,28 @@ func keyOf(b *pg.Activity) blockerKey {
 	}
 }
 
-// blockers holds the blocking sessions of the last moments.
+// blockers holds the sessions that blocked others within blockerForgottenAfter.
 type blockers struct {
-	Pool *pgxpool.Pool
-	Log  *slog.Logger
-	Seen map[blockerKey]*blockerSeen
+	pool *pgxpool.Pool
+	log  *slog.Logger
+	seen map[blockerKey]*blockerSeen
+}
+
+func newBlockers(pool *pgxpool.Pool, log *slog.Logger) *blockers {
+	return &blockers{pool, log, make(map[blockerKey]*blockerSeen)}
 }
 
 // blockerSeen is when a session was seen. silent is when it was first seen waiting for its client.
 type blockerSeen struct {
-	First, last, Silent time.Time
+	first, last, silent time.Time
 	named               bool
 }
 
-// Look ends the sessions whose time is over, and returns their number.
-func (l *blockers) Look(ctx context.Context) (ended int, err error) {
+// endSilent ends the blocking sessions that were silent for too long, and returns their number.
+func (l *blockers) endSilent(ctx context.Context) (ended int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, retry.CallTimeout)
 	defer cancel()
-	found, err := pg.Blockers(ctx, l.Pool)
+	found, err := pg.Blockers(ctx, l.pool)
 	if err != nil {
 		return 0, err
 	}
@@ -86,10 +90,10 @@ func (l *blockers) Look(ctx context.Context) (ended int, err error) {
 	for _, b := range found {
 		seen := l.note(&b, now)
 		switch {
-		case seen.Silent.IsZero() || now.Sub(seen.Silent) < silentMax(&b):
+		case seen.silent.IsZero() || now.Sub(seen.silent) < silentMax(&b):
 			l.name(&b, seen)
 		default:
-			gone, err := l.end(ctx, &b, now.Sub(seen.Silent))
+			gone, err := l.end(ctx, &b, now.Sub(seen.silent))
 			if err != nil {
 				return ended, err
 			}
@@ -98,23 +102,23 @@ func (l *blockers) Look(ctx context.Context) (ended int, err error) {
 			}
 		}
 	}
-	for key, seen := range l.Seen {
+	for key, seen := range l.seen {
 		if now.Sub(seen.last) > blockerForgottenAfter {
-			delete(l.Seen, key)
+			delete(l.seen, key)
 		}
 	}
 	return ended, nil
 }
 
 func (l *blockers) note(b *pg.Activity, now time.Time) *blockerSeen {
-	seen, known := l.Seen[keyOf(b)]
+	seen, known := l.seen[keyOf(b)]
 	if !known {
-		seen = &blockerSeen{First: now}
-		l.Seen[keyOf(b)] = seen
+		seen = &blockerSeen{first: now}
+		l.seen[keyOf(b)] = seen
 	}
 	seen.last = now
-	if b.Silent && seen.Silent.IsZero() {
-		seen.Silent = now
+	if b.Silent && seen.silent.IsZero() {
+		seen.silent = now
 	}
 	return seen
 }
@@ -126,18 +130,18 @@ func silentMax(b *pg.Activity) time.Duration {
 	return silentBetweenQueryMax
 }
 
-// name logs a session once that keeps blocking others.
+// name logs, once, a session that blocks others for blockerNamedAfter.
 func (l *blockers) name(b *pg.Activity, seen *blockerSeen) {
-	if waited := seen.last.Sub(seen.First); !seen.named && waited >= blockerNamedAfter {
+	if waited := seen.last.Sub(seen.first); !seen.named && waited >= blockerNamedAfter {
 		seen.named = true
-		l.Log.Warn(namedSession, append(attributes(b), "others_wait_for", waited)...)
+		l.log.Warn(namedSession, append(attributes(b), "others_wait_for", waited)...)
 	}
 }
 
 func (l *blockers) end(ctx context.Context, b *pg.Activity, silent time.Duration) (gone bool, err error) {
-	gone, err = b.Terminate(ctx, l.Pool)
+	gone, err = b.Terminate(ctx, l.pool)
 	if gone {
-		l.Log.Warn(endedSession, append(attributes(b), "silent_for", silent)...)
+		l.log.Warn(endedSession, append(attributes(b), "silent_for", silent)...)
 	}
 	return gone, err
 }

@@ -17,15 +17,15 @@ import (
 	"stampede/internal/testwork"
 )
 
-// vanishedWithin is how long a client that has vanished may keep the orders of a sale from being committed.
+// vanishedWithin is how long a vanished client may block the commits of a sale.
 const vanishedWithin = 15 * time.Second
 
-// waitingForItsClient counts sessions that hold locks in the middle of a batch, of which the rest does not come.
+// waitingForItsClient counts sessions that hold locks and wait for the rest of a batch.
 const waitingForItsClient = `SELECT count(*) FROM pg_stat_activity
 	WHERE datname = current_database() AND state = 'active' AND wait_event = 'ClientRead' AND backend_xid IS NOT NULL`
 
-// TestCommitsContinueAfterWorkerFreezesInBatch freezes a process whose last batch has reached Postgres in part: the
-// sale's row is locked, and the COMMIT will never come.
+// TestCommitsContinueAfterWorkerFreezesInBatch freezes a process of whose last batch Postgres has received only a part:
+// the sale's row is locked, and the COMMIT never arrives.
 func TestCommitsContinueAfterWorkerFreezesInBatch(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -38,7 +38,7 @@ func TestCommitsContinueAfterWorkerFreezesInBatch(t *testing.T) {
 	select {
 	case <-cut:
 	case <-time.After(30 * time.Second):
-		t.Fatal("the victim does not come to its batch")
+		t.Fatal("the worker does not send its batch")
 	}
 	victim.Freeze()
 	testkit.Eventually(t, testshop.Soon, "its session waits for the rest of the batch",
@@ -59,26 +59,26 @@ func TestCommitsContinueAfterWorkerFreezesInBatch(t *testing.T) {
 	require.Equal(t, 1, log.Times(fulfillment.EndedSession))
 }
 
-// TestCommitsContinueAfterIngressFreezesInChange is the same with a cancellation that has the sale's row.
+// TestCommitsContinueAfterIngressFreezesInChange does the same with a cancellation that has locked the sale's row.
 func TestCommitsContinueAfterIngressFreezesInChange(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.OpenPayable(t, 100)
 	s.Crowd(t, sale, 1)
-	order := testwork.Fulfil(s, t)[0].Event.OrderID
+	orderID := testwork.Fulfil(s, t)[0].Event.OrderID
 	databaseURL, cut := cutOffAfter(t, "SET sold = sold -")
 	pool, err := connect.Postgres(t.Context(), databaseURL, 1, connect.Service("serve"))
 	require.NoError(t, err)
 	ctx, vanish := context.WithCancel(t.Context())
-	cancelled := make(chan error, 1)
+	cancellation := make(chan error, 1)
 	go func() {
-		_, err := ledger.New(pool).Cancel(ctx, order, "user-0")
-		cancelled <- err
+		_, err := ledger.New(pool).Cancel(ctx, orderID, "user-0")
+		cancellation <- err
 		pool.Close()
 	}()
 	select {
 	case <-cut:
-	case err := <-cancelled:
+	case err := <-cancellation:
 		require.NoError(t, err)
 		t.Fatal("the cancellation was not cut off")
 	}
@@ -90,68 +90,57 @@ func TestCommitsContinueAfterIngressFreezesInChange(t *testing.T) {
 		return s.Count(t, testshop.ConfirmedOrders) == 2
 	})
 	vanish()
-	require.Error(t, <-cancelled)
-	_, err = ledger.New(s.Pool).Cancel(t.Context(), order, "user-0")
-	require.NoError(t, err, "the order is free as well")
+	require.Error(t, <-cancellation)
+	_, err = ledger.New(s.Pool).Cancel(t.Context(), orderID, "user-0")
+	require.NoError(t, err, "the order is no longer locked")
 }
 
-// TestOnlySilentBlockerIsTerminated has the time pass between two looks by setting back when a session was first seen.
+// TestOnlySilentBlockerIsTerminated lets time pass by setting back when the sessions were seen.
 func TestOnlySilentBlockerIsTerminated(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 100)
 	s.Crowd(t, sale, 1)
 	log := &testshop.CountingLog{}
-	found := fulfillment.Blockers{
-		Pool: s.Pool, Log: slog.New(log),
-		Seen: make(map[fulfillment.BlockerKey]*fulfillment.BlockerSeen),
-	}
-	look := func() int {
+	blockers := fulfillment.NewBlockers(s.Pool, slog.New(log))
+	endSilent := func() int {
 		t.Helper()
-		ended, err := found.Look(t.Context())
+		ended, err := blockers.EndSilent(t.Context())
 		require.NoError(t, err)
 		return ended
 	}
-	pass := func(d time.Duration) {
-		for _, seen := range found.Seen {
-			seen.First = seen.First.Add(-d)
-			if !seen.Silent.IsZero() {
-				seen.Silent = seen.Silent.Add(-d)
-			}
-		}
-	}
-	require.Zero(t, look(), "nobody waits")
+	require.Zero(t, endSilent(), "no session waits")
 	hold := s.HoldSale(t, sale)
-	require.Zero(t, look(), "nobody waits for it")
-	require.Empty(t, found.Seen)
+	require.Zero(t, endSilent(), "no session waits for the lock")
+	require.Zero(t, blockers.Seen())
 
 	b := testwork.Batch(s, t, nil)
 	answers := testwork.Handle(b, testwork.Messages(s, t)...)
-	// Postgres notes that a session waits for its client after the answer has been sent.
+	// Postgres sends the answer before it records that the session waits for its client.
 	awaitSilent := func() {
 		t.Helper()
 		testkit.Eventually(t, testshop.Soon, "the batch waits for a silent session", func() bool {
-			blockers, err := pg.Blockers(t.Context(), s.Pool)
+			blocking, err := pg.Blockers(t.Context(), s.Pool)
 			require.NoError(t, err)
-			return len(blockers) == 1 && blockers[0].Silent
+			return len(blocking) == 1 && blocking[0].Silent
 		})
 	}
 	awaitSilent()
-	require.Zero(t, look())
-	pass(fulfillment.SilentBetweenQueryMax - time.Second)
-	require.Zero(t, look(), "its time is not over")
-	require.Equal(t, 1, log.Times(fulfillment.NamedSession), "but it is named")
-	require.Zero(t, look())
-	require.Equal(t, 1, log.Times(fulfillment.NamedSession), "once")
+	require.Zero(t, endSilent())
+	blockers.Pass(fulfillment.SilentBetweenQueryMax - time.Second)
+	require.Zero(t, endSilent(), "it was silent too shortly")
+	require.Equal(t, 1, log.Times(fulfillment.NamedSession), "it is logged")
+	require.Zero(t, endSilent())
+	require.Equal(t, 1, log.Times(fulfillment.NamedSession), "it is logged once")
 
 	_, err := hold.Exec(t.Context(), "SELECT 1")
 	require.NoError(t, err)
 	awaitSilent()
-	pass(fulfillment.SilentBetweenQueryMax)
-	require.Zero(t, look(), "it works on, slowly")
-	pass(fulfillment.SilentBetweenQueryMax)
+	blockers.Pass(fulfillment.SilentBetweenQueryMax)
+	require.Zero(t, endSilent(), "a slow client is not ended")
+	blockers.Pass(fulfillment.SilentBetweenQueryMax)
 	awaitSilent()
-	require.Equal(t, 1, look())
+	require.Equal(t, 1, endSilent())
 	require.Equal(t, 1, log.Times(fulfillment.EndedSession))
 	for _, a := range answers {
 		require.NoError(t, testshop.Answer(t, a))

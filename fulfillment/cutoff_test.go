@@ -14,9 +14,9 @@ import (
 	"stampede/internal/testkit"
 )
 
-// cutOff stands between clients and Postgres. After a certain statement was sent it forwards nothing more of that
-// connection, and keeps both sides of it open: to Postgres the client has vanished in the middle of a batch, and the
-// kernel at the other end still answers keepalives.
+// cutOff is a proxy between clients and Postgres. After a certain statement it forwards nothing more of that
+// connection and keeps both sides open: for Postgres the client has vanished in the middle of a batch, although its
+// kernel still answers keepalives.
 type cutOff struct {
 	listener net.Listener
 	postgres string
@@ -70,11 +70,11 @@ func (c *cutOff) accept() {
 	}
 }
 
-// forward hands on the messages of a client. It is true if the connection was cut off.
+// forward forwards the messages of a client. It returns true if the connection was cut off.
 func (c *cutOff) forward(server io.Writer, client io.Reader) bool {
 	const sslRequest = 80877103
-	for plain := false; !plain; { // what comes first has no type
-		body, err := hand(server, client, nil)
+	for plain := false; !plain; { // the first messages have no type
+		body, err := forwardMessage(server, client, nil)
 		if err != nil {
 			return false
 		}
@@ -87,7 +87,7 @@ func (c *cutOff) forward(server io.Writer, client io.Reader) bool {
 		if _, err := io.ReadFull(client, kind); err != nil {
 			return false
 		}
-		body, err := hand(server, client, kind)
+		body, err := forwardMessage(server, client, kind)
 		if err != nil {
 			return false
 		}
@@ -109,8 +109,8 @@ func (c *cutOff) forward(server io.Writer, client io.Reader) bool {
 	}
 }
 
-// hand hands on one message, and returns what is in it.
-func hand(server io.Writer, client io.Reader, kind []byte) ([]byte, error) {
+// forwardMessage forwards one message, and returns its body.
+func forwardMessage(server io.Writer, client io.Reader, kind []byte) ([]byte, error) {
 	length := make([]byte, 4)
 	if _, err := io.ReadFull(client, length); err != nil {
 		return nil, err

@@ -1,5 +1,5 @@
 // Package fulfillment is the worker. It makes orders in Postgres of the events that lua/reserve.lua
-// appended to the streams, ends orders that are not paid in time, gives their units back to Redis,
+// appended to the streams, expires orders that are not paid in time, releases their units in Redis,
 // and rebuilds Redis when it has lost data.
 //
 // Worker (worker.go) wires the packages below it. An order passes them in this order:
@@ -8,11 +8,11 @@
 //   - batch: a Watermill Router hands each message to the Batcher of its partition, which locks the
 //     users of a batch.
 //   - ledger: records a batch in one transaction.
-//   - deadletter: keeps what no worker can apply.
+//   - deadletter: keeps entries that no worker can apply.
 //
 // The loops of a worker are files of this package: worker_sweep.go publishes changed sales,
-// expiry.go ends overdue orders, releases.go gives units back, worker_guard.go has package rebuild
-// look for what Redis lost, and blockers.go ends silent database sessions. Packages audit and
+// expiry.go expires overdue orders, releases.go releases units, worker_guard.go has package rebuild
+// find and restore what Redis lost, and blockers.go ends silent database sessions. Packages audit and
 // projection are used by commands only.
 //
 // Everything here may happen twice, in any process. An event has one effect because of the unique

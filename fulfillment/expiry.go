@@ -11,7 +11,7 @@ import (
 )
 
 // sweepOrders expires unpaid orders and releases the units of ended ones until ctx ends. All
-// workers do it, each with rows that the others have not locked. Expiry continues while Redis is
+// workers do so, each on rows that no other has locked. Expiry continues while Redis is
 // slow or away.
 func (w *Worker) sweepOrders(ctx context.Context) {
 	var all sync.WaitGroup
@@ -29,7 +29,7 @@ func (w *Worker) expireOrders(ctx context.Context) {
 		expired, err := ledger.SweepSales(ctx, e.ExpireSome)
 		if expired > 0 {
 			w.metrics.Orders.WithLabelValues(string(order.StatusExpired)).Add(float64(expired))
-			w.config.Logger.Info("ended orders that were not paid in time", "orders", expired)
+			w.config.Logger.Info("expired orders that were not paid in time", "orders", expired)
 		}
 		w.metrics.OrdersAside.Set(float64(len(e.Aside)))
 		if ctx.Err() != nil {

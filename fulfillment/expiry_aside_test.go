@@ -15,8 +15,8 @@ import (
 	"stampede/reservation/order"
 )
 
-// TestExpirySkipsContradictoryOrder has an order that is paid by its log and confirmed by its row, one
-// whose row is behind its log, and one whose deadline is no time, which can end all the same.
+// TestExpirySkipsContradictoryOrder has an order that its log calls paid and its row confirmed, one whose row is behind
+// its log, and one whose deadline is -infinity, which expires nevertheless.
 func TestExpirySkipsContradictoryOrder(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -29,13 +29,13 @@ func TestExpirySkipsContradictoryOrder(t *testing.T) {
 	}
 	testwork.EndWindow(t, s.Pool, orders...)
 	paid, behind, timeless := orders[7], orders[23], orders[31]
-	for query, order := range map[string]uuid.UUID{
+	for query, id := range map[string]uuid.UUID{
 		`INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at)
 			SELECT id, 3, 'OrderPaid', sale_id, user_id, quantity, now() FROM orders WHERE id = $1`: paid,
 		"UPDATE orders SET version = 1 WHERE id = $1":       behind,
 		"UPDATE orders SET due = '-infinity' WHERE id = $1": timeless,
 	} {
-		_, err := s.Pool.Exec(t.Context(), query, order)
+		_, err := s.Pool.Exec(t.Context(), query, id)
 		require.NoError(t, err)
 	}
 
@@ -44,22 +44,22 @@ func TestExpirySkipsContradictoryOrder(t *testing.T) {
 	stop := testwork.Work(t, config)
 	testkit.Eventually(t, testshop.Soon, "all others have expired",
 		func() bool { return s.Count(t, testshop.ExpiredOrders) == 48 })
-	testkit.Eventually(t, testshop.Soon, "the metrics count the two", func() bool {
+	testkit.Eventually(t, testshop.Soon, "the metrics count the two contradictory orders", func() bool {
 		return testshop.ValueOf(t, registry, "stampede_orders_set_aside", "") == 2
 	})
 	stop()
-	require.Equal(t, 2, log.Times(ledger.SetAsideMessage), "each is named once")
+	require.Equal(t, 2, log.Times(ledger.SetAsideMessage), "each is logged once")
 	for _, o := range []uuid.UUID{paid, behind} {
 		require.Equal(t, order.StatusConfirmed, testwork.OrderOfID(t, s.Pool, o).Status)
 		require.Contains(t, testwork.TextOf(t, testwork.Audit(s, t, uuid.Nil)), o.String())
 	}
 
-	// Mended, they expire.
-	for query, order := range map[string]uuid.UUID{
+	// They expire after the repair.
+	for query, id := range map[string]uuid.UUID{
 		"DELETE FROM order_events WHERE order_id = $1 AND version = 3": paid,
 		"UPDATE orders SET version = 2 WHERE id = $1":                  behind,
 	} {
-		_, err := s.Pool.Exec(t.Context(), query, order)
+		_, err := s.Pool.Exec(t.Context(), query, id)
 		require.NoError(t, err)
 	}
 	expired, err := testwork.Expire(s, t.Context())

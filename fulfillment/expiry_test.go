@@ -38,15 +38,15 @@ func TestWorkersReleaseUnpaidAndCancelledUnits(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, reservation.SoldOut, answer.Verdict)
 
-	ledger := ledger.New(s.Pool)
-	_, err = ledger.Pay(t.Context(), orders["ann"], "ann", "pi_1")
+	l := ledger.New(s.Pool)
+	_, err = l.Pay(t.Context(), orders["ann"], "ann", "pi_1")
 	require.NoError(t, err)
-	_, err = ledger.Cancel(t.Context(), orders["bob"], "bob")
+	_, err = l.Cancel(t.Context(), orders["bob"], "bob")
 	require.NoError(t, err)
 	testwork.EndWindow(t, s.Pool, orders["cid"], orders["dan"])
 	testkit.Eventually(t, 10*time.Second, "three units are for sale again", func() bool { return s.Left(t, sale) == 3 })
 	testkit.Eventually(
-		t, 10*time.Second, "nothing waits to be given back", func() bool { return s.Count(t, testshop.PendingReleases) == 0 },
+		t, 10*time.Second, "all units are released", func() bool { return s.Count(t, testshop.PendingReleases) == 0 },
 	)
 	require.Equal(
 		t, []string{"1 OrderReserved", "2 OrderConfirmed", "3 OrderExpired"}, testshop.History(t, s.Pool, orders["cid"]),
@@ -60,12 +60,12 @@ func TestWorkersReleaseUnpaidAndCancelledUnits(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []int64{3, 1, 1}, []int64{counted.Available, counted.Held, counted.Sold})
 
-	// Who gave a unit up may buy again, and so may who did not pay; and somebody else.
+	// A user who cancelled, one who did not pay, and another one can buy.
 	for _, user := range []string{"bob", "cid", "fay"} {
 		testkit.Eventually(t, 10*time.Second, user+" buys", func() bool {
 			answer, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: user, Quantity: 1})
 			require.NoError(t, err)
-			return answer.Verdict == reservation.Reserved // an ingress may believe for a moment that it is sold out
+			return answer.Verdict == reservation.Reserved // an ingress may briefly remember the sale as sold out
 		})
 	}
 	s.AwaitConfirmed(t, 4) // and ann has paid
@@ -99,7 +99,7 @@ func TestConcurrentSweepersExpireAndReleaseOnce(t *testing.T) {
 			})
 		}
 		require.NoError(t, all.Wait())
-		left, err := turn(t.Context()) // a sweeper may stop while another one has the rest in hand
+		left, err := turn(t.Context()) // a sweeper may stop while another one processes the rest
 		require.NoError(t, err)
 		require.Zero(t, left)
 		require.Equal(t, len(orders), done[0]+done[1]+done[2]+done[3])
@@ -153,7 +153,7 @@ func TestFaultySaleDoesNotBlockExpiryOfOtherSales(t *testing.T) {
 	}
 	testwork.EndWindow(t, s.Pool, orders...)
 	broken := sales[2]
-	// Nobody can take back what is not sold.
+	// More units than sold cannot be taken back.
 	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET sold = 0 WHERE id = $1", broken)
 	require.NoError(t, err)
 	expired, err := testwork.Expire(s, t.Context())
@@ -165,10 +165,10 @@ func TestFaultySaleDoesNotBlockExpiryOfOtherSales(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 10, expired)
 
-	// Nor give back to what is no sale.
+	// Units cannot be released in a key that is not a sale.
 	key := s.Keys.Sale(0, broken)
 	kept := s.Rdb.Dump(t.Context(), key).Val()
-	require.NoError(t, s.Rdb.Set(t.Context(), key, "rubbish", 0).Err())
+	require.NoError(t, s.Rdb.Set(t.Context(), key, "not a sale", 0).Err())
 	released, err := testwork.ReleaseUnits(s, t.Context())
 	require.ErrorContains(t, err, "sale="+broken.String())
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
@@ -202,20 +202,20 @@ func TestReleasesRetryUntilRedisAnswers(t *testing.T) {
 		return s.Count(t, testshop.ExpiredOrders) == 1 && failing() == 1
 	})
 	require.EqualValues(t, 2, s.Count(t, testshop.PendingReleases))
-	testkit.Eventually(t, 30*time.Second, "the worker counts them",
+	testkit.Eventually(t, 30*time.Second, "the metrics count the releases",
 		func() bool { return gaugeOf(t, registry, "stampede_releases_pending") == 2 })
 	require.NoError(t, server.Restart(t.Context()))
-	testkit.Eventually(t, 30*time.Second, "the units are back",
+	testkit.Eventually(t, 30*time.Second, "the units are released",
 		func() bool { return s.Count(t, testshop.PendingReleases) == 0 })
-	// A rebuild forgets them first, and opens the sale with their units then.
-	testkit.Eventually(t, 30*time.Second, "and for sale", func() bool { return s.Left(t, sale) == 10 })
-	testkit.Eventually(t, 30*time.Second, "the worker says so", func() bool {
+	// A rebuild deletes the releases before it opens the sale with their units.
+	testkit.Eventually(t, 30*time.Second, "the units are for sale", func() bool { return s.Left(t, sale) == 10 })
+	testkit.Eventually(t, 30*time.Second, "the metrics show it", func() bool {
 		return failing() == 0 && gaugeOf(t, registry, "stampede_releases_pending") == 0
 	})
 	stop()
 }
 
-// The buyer is quicker than a worker that died after it had told Redis, and before it could note so.
+// A worker crashes after it has released the units in Redis and before it records so; the user buys before the retry.
 func TestRepeatedReleaseKeepsNextOrderOfUser(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -252,7 +252,7 @@ func TestExpiryRequiresHeartbeatAfterDeadline(t *testing.T) {
 	}{
 		"seen after the deadline":                  {"now() - interval '2 s'", "now() - interval '1 s'", true},
 		"not seen since":                           {"now() - interval '1 s'", "now() - interval '2 s'", false},
-		"seen after it, and not lately":            {"now() - interval '2 h'", "now() - interval '1 h'", true},
+		"seen after it, not recently":              {"now() - interval '2 h'", "now() - interval '1 h'", true},
 		"not seen for long":                        {"now() - interval '1 h'", "now() - interval '2 h'", false},
 		"in time":                                  {"now() + interval '1 h'", "now()", false},
 		"in time, and a heartbeat from the future": {"now() + interval '1 h'", "now() + interval '2 h'", false},
@@ -277,10 +277,10 @@ func TestExpiryRequiresHeartbeatAfterDeadline(t *testing.T) {
 			got, err := ledger.LockOverdue(t.Context(), tx, []uuid.UUID{}, []uuid.UUID{}, ledger.SweepMax)
 			require.NoError(t, err)
 			require.Equal(t, len(want), len(got))
-			order, overdue, err := ledger.LockOrder(t.Context(), tx, orders[0], "user-1")
+			o, overdue, err := ledger.LockOrder(t.Context(), tx, orders[0], "user-1")
 			require.NoError(t, err)
-			require.Equal(t, c.expires, overdue, "buyers and sweepers have one rule")
-			require.Equal(t, orders[0], order.ID)
+			require.Equal(t, c.expires, overdue, "buyers and sweepers follow the same rule")
+			require.Equal(t, orders[0], o.ID)
 		})
 	}
 }

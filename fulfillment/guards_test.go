@@ -17,8 +17,8 @@ import (
 	"stampede/sql"
 )
 
-// missingGuard is the only constraint or index that the database lacks, with the statements that put it back.
-func missingGuard(s *testshop.Shop, t testing.TB) (sql.MissingGuard, []string) {
+// onlyMissingGuard returns the only constraint or index that the database lacks, with the statements that restore it.
+func onlyMissingGuard(s *testshop.Shop, t testing.TB) (sql.MissingGuard, []string) {
 	t.Helper()
 	_, missing, err := sql.Guards(t.Context(), s.Pool)
 	require.NoError(t, err)
@@ -34,8 +34,8 @@ func run(s *testshop.Shop, t testing.TB, statements ...string) {
 	}
 }
 
-// A sale whose Redis is lost while Postgres lacks any constraint or unique index comes back: at
-// once, or when that is put back which the error names, with the SQL that does so.
+// After a loss of Redis while Postgres lacks a constraint or unique index, the rebuild succeeds
+// immediately, or after the SQL in its error has restored the guard.
 func TestRebuildSucceedsOrNamesMissingGuard(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewLostShop(t)
@@ -55,7 +55,7 @@ func TestRebuildSucceedsOrNamesMissingGuard(t *testing.T) {
 			`'); BEGIN
 			IF t IS NULL THEN DROP INDEX IF EXISTS `+guard+`; ELSE EXECUTE format('ALTER TABLE %s DROP CONSTRAINT `+guard+
 			`', t); END IF; END $$`)
-		missing, mend := missingGuard(s.Shop, t)
+		missing, mend := onlyMissingGuard(s.Shop, t)
 		require.Equal(t, guard, missing.Name)
 
 		report := testwork.Audit(s.Shop, t, uuid.Nil)
@@ -81,7 +81,7 @@ func TestRebuildSucceedsOrNamesMissingGuard(t *testing.T) {
 	require.Equal(t, len(rebuild.NeededGuards), refused)
 }
 
-// A rebuild that could not be finished closes nothing.
+// A rebuild that could not finish closes no sale.
 func TestRebuildWithMissingGuardClosesNoSale(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewLostShop(t)
@@ -90,7 +90,7 @@ func TestRebuildWithMissingGuardClosesNoSale(t *testing.T) {
 	testwork.Fulfil(s.Shop, t)
 	run(s.Shop, t, "DROP INDEX orders_one_live_per_user")
 	before := s.SaleInRedis(t, sale)
-	for _, rebuild := range []func(*rebuild.Rebuilder) error{
+	for _, rebuildWith := range []func(*rebuild.Rebuilder) error{
 		func(r *rebuild.Rebuilder) error {
 			_, err := r.Partition(t.Context(), 0, rebuild.ReasonByHand)
 			return err
@@ -100,13 +100,13 @@ func TestRebuildWithMissingGuardClosesNoSale(t *testing.T) {
 			return err
 		},
 	} {
-		require.ErrorIs(t, rebuild(testwork.Rebuilder(s.Shop, t)), ledger.ErrGuardMissing)
+		require.ErrorIs(t, rebuildWith(testwork.Rebuilder(s.Shop, t)), ledger.ErrGuardMissing)
 		require.Equal(t, before, s.SaleInRedis(t, sale))
 	}
 	s.Buy(t, sale, "meanwhile")
 }
 
-// What a worker cannot record without it says what is missing, and is no dead letter.
+// The error of an order that cannot be recorded names the missing guard. The order does not become a dead letter.
 func TestOrderWaitsWhileGuardIsMissing(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewLostShop(t)

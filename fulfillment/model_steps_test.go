@@ -33,8 +33,8 @@ const (
 	modelPerOrder = 3
 )
 
-// Random steps on real servers do what the model does. When they do not, rapid prints the seed and looks
-// for a shorter way to the same failure.
+// Random steps on real servers have the results of the model. After a failure rapid prints the seed and searches for a
+// shorter sequence with the same failure.
 func TestRandomSaleMatchesModel(t *testing.T) {
 	t.Parallel()
 	require.NoError(t, flag.Set("rapid.checks", fmt.Sprint(modelSales)))
@@ -48,7 +48,7 @@ func TestRandomSaleMatchesModel(t *testing.T) {
 		steps += n
 	}
 	t.Logf("%d sales, %d steps: %v", world.sales, steps, world.done)
-	require.GreaterOrEqual(t, steps, world.sales*modelSteps, "a sale that the deadline cut off counts too")
+	require.GreaterOrEqual(t, steps, world.sales*modelSteps, "the steps of an interrupted sale count as well")
 	if world.sales < modelSales {
 		// rapid begins no further sale when the deadline of the tests is near, and does not fail then.
 		t.Logf("the deadline of the tests left time for %d of %d sales", world.sales, modelSales)
@@ -59,13 +59,13 @@ func TestRandomSaleMatchesModel(t *testing.T) {
 	}
 }
 
-// modelWorld is what the sales of all checks share.
+// modelWorld is shared by the sales of all checks.
 type modelWorld struct {
 	*testshop.Shop
 	t      *testing.T
 	ledger *ledger.Ledger
 	stop   func()
-	sales  int            // played to their end
+	sales  int            // finished
 	done   map[string]int // steps, by their name
 }
 
@@ -94,15 +94,15 @@ func (w *modelWorld) playSale(rt *rapid.T) {
 	r := &modelRun{modelWorld: w, T: rt, sale: sale.ID, model: model{
 		stock: stock, state: reservation.StateOpen, orders: map[uuid.UUID]modelOrder{}, holds: map[string]uuid.UUID{},
 	}}
-	// The check before may have failed, and left Redis empty.
+	// A failed earlier check may have left Redis empty.
 	r.awaitOpen(ctx, func() error { return nil })
 	steps := r.steps()
-	var hat []int
+	var weighted []int
 	for i, step := range steps {
-		hat = append(hat, slices.Repeat([]int{i}, step.weight)...)
+		weighted = append(weighted, slices.Repeat([]int{i}, step.weight)...)
 	}
 	for range modelSteps {
-		step := steps[rapid.SampledFrom(hat).Draw(rt, "step")]
+		step := steps[rapid.SampledFrom(weighted).Draw(rt, "step")]
 		rt.Log(step.name)
 		step.do(ctx)
 		r.compare(ctx)
@@ -113,17 +113,17 @@ func (w *modelWorld) playSale(rt *rapid.T) {
 	w.sales++
 }
 
-// modelStep is something that can happen to a sale, with how often it is drawn.
+// modelStep is something that can happen to a sale, with its weight in the draw.
 type modelStep struct {
 	name   string
 	weight int
 	do     func(context.Context)
 }
 
-// steps has what rapid prefers, the first and the last, where it is worth most.
+// steps returns all steps. The most valuable ones are first and last, because rapid draws those more often.
 func (r *modelRun) steps() []modelStep {
 	return []modelStep{
-		{"reserve", 30, r.reserveAnew},
+		{"reserve", 30, r.reserveNew},
 		{"pay", 12, r.pay},
 		{"cancel", 12, r.cancel},
 		{"restock", 6, r.restock},
@@ -137,7 +137,7 @@ func (r *modelRun) steps() []modelStep {
 	}
 }
 
-func (r *modelRun) reserveAnew(ctx context.Context) {
+func (r *modelRun) reserveNew(ctx context.Context) {
 	user := rapid.IntRange(1, modelUsers).Draw(r.T, "user")
 	key := rapid.SampledFrom([]string{"", "a", "b", "c", "d"}).Draw(r.T, "key")
 	r.request(ctx, reservation.Request{
@@ -153,19 +153,19 @@ func (r *modelRun) retry(ctx context.Context) {
 }
 
 func (r *modelRun) request(ctx context.Context, request reservation.Request) uuid.UUID {
-	want, order := r.verdict(request)
+	want, existing := r.verdict(request)
 	var answer reservation.Answer
 	r.eventually("an ingress no longer remembers the sale as sold out", func() (current bool) {
-		// There is no other ingress that could remember it, so nobody need wait for that.
+		// No other ingress remembers the sale as sold out, so the sale can be bought without a pause.
 		err := r.Rdb.HDel(ctx, r.Keys.Sale(0, r.sale), "quiet_since_ms").Err()
 		require.NoError(r.T, err)
 		answer, err = r.Store.Reserve(ctx, request)
 		require.NoError(r.T, err)
 		return answer.Verdict != reservation.SoldOut || r.stock == r.taken() || want == reservation.SoldOut
 	})
-	if answer.Verdict == reservation.SoldOut && r.stock == r.taken() && order == uuid.Nil &&
+	if answer.Verdict == reservation.SoldOut && r.stock == r.taken() && existing == uuid.Nil &&
 		want != reservation.KeyReused {
-		want = reservation.SoldOut // it is remembered, and then nothing else is looked at
+		want = reservation.SoldOut // a remembered sold-out sale gives no other answer
 	}
 	require.Equal(r.T, want, answer.Verdict)
 	switch want {
@@ -173,11 +173,11 @@ func (r *modelRun) request(ctx context.Context, request reservation.Request) uui
 		r.past = append(r.past, request)
 		r.reserve(request, answer.Reservation.OrderID)
 	case reservation.OrderEnded:
-		require.Equal(r.T, r.orders[order].status, answer.Status)
+		require.Equal(r.T, r.orders[existing].status, answer.Status)
 		fallthrough
 	case reservation.Replayed, reservation.AlreadyPurchased:
-		require.Equal(r.T, order, answer.Reservation.OrderID)
-		require.Equal(r.T, r.orders[order].quantity, answer.Reservation.Quantity)
+		require.Equal(r.T, existing, answer.Reservation.OrderID)
+		require.Equal(r.T, r.orders[existing].quantity, answer.Reservation.Quantity)
 	}
 	if want != reservation.Reserved {
 		return uuid.Nil
@@ -185,7 +185,7 @@ func (r *modelRun) request(ctx context.Context, request reservation.Request) uui
 	return answer.Reservation.OrderID
 }
 
-// anyOrder is one of the sale's, or one that does not exist.
+// anyOrder returns an order of the sale, or an unknown one.
 func (r *modelRun) anyOrder() (id uuid.UUID, o modelOrder, known bool) {
 	ids := slices.SortedFunc(maps.Keys(r.orders), func(a, b uuid.UUID) int { return slices.Compare(a[:], b[:]) })
 	i := rapid.IntRange(-1, len(ids)-1).Draw(r.T, "order")
@@ -232,7 +232,7 @@ func (r *modelRun) cancel(ctx context.Context) {
 	}
 }
 
-// expire lets two hours pass on the clock of deadlines, which is longer than the time to pay.
+// expire advances the clock of deadlines by two hours, more than the payment window.
 func (r *modelRun) expire(ctx context.Context) {
 	_, err := r.Pool.Exec(ctx, "UPDATE pulse SET lost = lost - interval '2 hours', seen_at = now()")
 	require.NoError(r.T, err)
@@ -267,7 +267,7 @@ func (r *modelRun) resume(ctx context.Context) {
 	r.state = reservation.StateOpen
 }
 
-// rebuild makes the stock anew while everything is well, as an operator might.
+// rebuild rebuilds an intact sale, as an operator might.
 func (r *modelRun) rebuild(ctx context.Context) {
 	r.awaitOpen(ctx, func() error {
 		_, err := testwork.Rebuilder(r.modelWorld.Shop, r.t).Sale(ctx, r.sale, "model")
@@ -275,13 +275,13 @@ func (r *modelRun) rebuild(ctx context.Context) {
 	})
 }
 
-// loseAll takes everything from Redis that Postgres has as well. The worker finds it by itself.
+// loseAll deletes everything in Redis after all orders are in Postgres. The worker detects the loss.
 func (r *modelRun) loseAll(ctx context.Context) {
 	r.emptyRedis(ctx)
 	r.awaitOpen(ctx, func() error { return nil })
 }
 
-// loseUnseen takes orders from Redis that no worker has seen.
+// loseUnseen deletes orders in Redis that no worker has read.
 func (r *modelRun) loseUnseen(ctx context.Context) {
 	r.stop()
 	var unseen []uuid.UUID
@@ -306,7 +306,7 @@ func (r *modelRun) emptyRedis(ctx context.Context) {
 	require.NoError(r.T, r.Rdb.Unlink(ctx, names...).Err())
 }
 
-// awaitOpen repeats do until it succeeds, and waits until the sale can be asked again.
+// awaitOpen repeats do until it succeeds, and waits until the sale is open.
 func (r *modelRun) awaitOpen(ctx context.Context, do func() error) {
 	r.eventually("the rebuild succeeds", func() bool {
 		err := do()
@@ -344,9 +344,9 @@ type modelRow struct {
 	Version                 int
 }
 
-// compare waits until nothing is under way and holds both servers against the model.
+// compare waits until nothing is in progress and compares both servers with the model.
 func (r *modelRun) compare(ctx context.Context) {
-	r.eventually("everything rests", func() bool { return r.rests(ctx) })
+	r.eventually("nothing is in progress", func() bool { return r.rests(ctx) })
 	rows, _ := r.Pool.Query(ctx,
 		"SELECT id, user_id, status, coalesce(payment_reference, ''), quantity, version FROM orders WHERE sale_id = $1",
 		r.sale)
@@ -381,7 +381,7 @@ func (r *modelRun) compare(ctx context.Context) {
 		}, "stock, available, held, sold, and live units")
 }
 
-// rests is true when every accepted order is in Postgres, nothing overdue is left, and Redis has been told everything.
+// rests is true when every accepted order is in Postgres, no order is overdue, and every change is published to Redis.
 func (r *modelRun) rests(ctx context.Context) bool {
 	waiting, err := stream.ReadBacklog(ctx, r.Rdb, r.Keys.Orders(0), reservation.Group)
 	require.NoError(r.T, err)

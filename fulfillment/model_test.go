@@ -9,13 +9,12 @@ import (
 	"stampede/reservation/order"
 )
 
-// model is a sale with a payment window as it ought to be: one buyer after the other, nothing ever fails,
-// and every step is done before the next one begins.
+// model is a correct sale with a payment window: nothing fails, and each step ends before the next one begins.
 type model struct {
 	stock  int64
 	state  reservation.State
 	orders map[uuid.UUID]modelOrder
-	holds  map[string]uuid.UUID // user → the order that keeps the user from another one
+	holds  map[string]uuid.UUID // the live order of each user
 }
 
 type modelOrder struct {
@@ -25,7 +24,7 @@ type modelOrder struct {
 	version              int
 }
 
-// verdict is what a purchase is answered; the order is that of the verdicts that name one.
+// verdict returns the answer to a purchase; the id is that of an existing order, if the verdict names one.
 func (m *model) verdict(r reservation.Request) (reservation.Verdict, uuid.UUID) {
 	for id, o := range m.orders {
 		if r.IdempotencyKey == "" || o.user != r.User || o.key != r.IdempotencyKey {
@@ -59,7 +58,7 @@ func (m *model) reserve(r reservation.Request, id uuid.UUID) {
 	m.holds[r.User] = id
 }
 
-// step takes an order of which the step is allowed one event further.
+// step applies an allowed step to an order.
 func (m *model) step(id uuid.UUID, to order.Status, reference string) {
 	o := m.orders[id]
 	o.status, o.reference, o.version = to, reference, o.version+1
@@ -69,7 +68,7 @@ func (m *model) step(id uuid.UUID, to order.Status, reference string) {
 	}
 }
 
-// lose is what remains when Redis loses orders that no worker has seen.
+// lose removes orders that Redis loses before a worker has read them.
 func (m *model) lose(ids []uuid.UUID) {
 	for _, id := range ids {
 		delete(m.holds, m.orders[id].user)
@@ -77,7 +76,7 @@ func (m *model) lose(ids []uuid.UUID) {
 	}
 }
 
-// units are those of the orders with this status.
+// units returns the units of the orders with this status.
 func (m *model) units(status order.Status) (n int64) {
 	for o := range maps.Values(m.orders) {
 		if o.status == status {

@@ -16,7 +16,7 @@ import (
 	"stampede/reservation"
 )
 
-// Somebody raises STAMPEDE_PARTITIONS and restarts the ingresses before the workers.
+// An operator raises STAMPEDE_PARTITIONS and restarts the ingresses before the workers.
 func TestWorkerDetectsAddedPartitions(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
@@ -44,7 +44,7 @@ func TestWorkerDetectsAddedPartitions(t *testing.T) {
 	s.Buy(t, before, "bob")
 	s.AwaitConfirmed(t, 251)
 
-	testkit.Eventually(t, 10*time.Second, "the rejected order's unit is back where the sale lives", func() bool {
+	testkit.Eventually(t, 10*time.Second, "the rejected order's unit is released in the new partition", func() bool {
 		return s.Rdb.HGet(t.Context(), wide.Sale(partition, sale), "left").Val() == "1"
 	})
 	require.Equal(t, 1, log.Times("sales have more partitions: reading their streams as well"))

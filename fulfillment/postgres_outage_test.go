@@ -20,8 +20,8 @@ import (
 	"stampede/reservation/order"
 )
 
-// A minute without Postgres is the case in which everything that only waits shows: deadlines that go on,
-// deliveries that are counted, readers that fill up.
+// A minute without Postgres shows defects that a short outage hides: deadlines that pass during the outage, deliveries
+// that are counted, full readers.
 func TestSaleSurvivesMinuteWithoutPostgres(t *testing.T) {
 	t.Parallel()
 	const (
@@ -58,13 +58,13 @@ func TestSaleSurvivesMinuteWithoutPostgres(t *testing.T) {
 		s.Buy(t, sale.ID, fmt.Sprintf("late-%d", late))
 		require.True(t, retry.Pause(time.Second/perSecond, t.Context().Done()))
 	}
-	require.Greater(t, late, 500, "buyers are served all the while")
+	require.Greater(t, late, 500, "buyers are served during the outage")
 
 	s.Restart(t, server)
 	s.AwaitConfirmed(t, len(early)+late) // within 30 s
 	testwork.AwaitRest(s, t)
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM dead_letters"))
-	testkit.Eventually(t, testshop.Soon, "the next heartbeat writes the outage down", func() bool {
+	testkit.Eventually(t, testshop.Soon, "the next heartbeat records the outage", func() bool {
 		return s.Count(t, "SELECT count(*) FROM outages") == 1
 	})
 	for user, o := range early {

@@ -20,7 +20,7 @@ import (
 	"stampede/reservation/order"
 )
 
-// redisBytes is what Redis holds, without the buffers of its connections.
+// redisBytes returns the memory of Redis without the buffers of its connections.
 func redisBytes(t testing.TB, rdb *redis.Client) int64 {
 	t.Helper()
 	info, err := rdb.Info(t.Context(), "memory").Result()
@@ -41,22 +41,22 @@ func redisBytes(t testing.TB, rdb *redis.Client) int64 {
 	return held
 }
 
-// TestConfirmedOrderTakesAtMost150BytesOfRedis with user ids of 36 characters, as UUIDs have, and all that is
-// kept besides the order itself: the messages that told of it in the largest form, and what is left of its stream.
+// TestConfirmedOrderTakesAtMost150BytesOfRedis uses user ids of 36 characters, like UUIDs, and counts
+// what is kept besides the order: the outcome messages in their largest form, and the rest of the stream.
 func TestConfirmedOrderTakesAtMost150BytesOfRedis(t *testing.T) {
 	t.Parallel()
-	const orders, atOnce, most = 100_000, 512, 150
+	const orders, concurrent, bytesMax = 100_000, 512, 150
 	s := testshop.NewShopOn(t, testkit.Pool(t), testkit.OwnRedis(t).URL,
 		reservation.Keys{Prefix: reservation.DefaultPrefix, Partitions: 1})
 	sale, key := s.Open(t, orders), s.Keys.Orders(0)
-	s.Buy(t, sale, "first") // with it Redis has the scripts
+	s.Buy(t, sale, "first") // loads the scripts into Redis
 	before := redisBytes(t, s.Rdb)
 
 	var buyers errgroup.Group
 	ids := make([]uuid.UUID, orders-1)
-	for from := range atOnce {
+	for from := range concurrent {
 		buyers.Go(func() error {
-			for i := from; i < len(ids); i += atOnce {
+			for i := from; i < len(ids); i += concurrent {
 				answer, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: uuid.NewString(), Quantity: 1})
 				if err != nil {
 					return err
@@ -71,14 +71,14 @@ func TestConfirmedOrderTakesAtMost150BytesOfRedis(t *testing.T) {
 
 	_, o, _ := testwork.PublishingLedger(t, s.Pool, s.Rdb, s.Keys)
 	for rest := ids; len(rest) > 0; {
-		told := make([]order.OrderOutcome, min(ledger.OutcomesPerMessage, len(rest)))
-		for i := range told {
-			told[i] = order.OrderOutcome{OrderID: rest[i], Status: order.StatusConfirmed, Version: 2}
+		outcomes := make([]order.OrderOutcome, min(ledger.OutcomesPerMessage, len(rest)))
+		for i := range outcomes {
+			outcomes[i] = order.OrderOutcome{OrderID: rest[i], Status: order.StatusConfirmed, Version: 2}
 		}
-		o.Publish(t.Context(), told)
-		rest = rest[len(told):]
+		o.Publish(t.Context(), outcomes)
+		rest = rest[len(outcomes):]
 	}
-	require.NoError(t, s.Rdb.XGroupCreate(t.Context(), key, reservation.Group, "$").Err(), "all of them are done with")
+	require.NoError(t, s.Rdb.XGroupCreate(t.Context(), key, reservation.Group, "$").Err(), "all entries are processed")
 	for {
 		trimmed, err := stream.TrimOnce(t.Context(), s.Rdb, key)
 		require.NoError(t, err)
@@ -86,11 +86,11 @@ func TestConfirmedOrderTakesAtMost150BytesOfRedis(t *testing.T) {
 			break
 		}
 	}
-	// Redis makes the table of a hash larger, and frees the small one, bit by bit.
+	// Redis grows the table of a hash, and frees the old one, in small steps.
 	var each int64
 	defer func() { t.Logf("%d bytes for each order", each) }()
-	testkit.Eventually(t, 20*time.Second, "an order takes no more than it may", func() bool {
+	testkit.Eventually(t, 20*time.Second, "an order takes at most bytesMax", func() bool {
 		each = (redisBytes(t, s.Rdb) - before) / int64(len(ids))
-		return each <= most
+		return each <= bytesMax
 	})
 }

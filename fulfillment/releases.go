@@ -10,15 +10,15 @@ import (
 	"stampede/fulfillment/metrics"
 )
 
-// releaseUnits returns the units of ended orders to Redis until ctx ends.
+// releaseUnits releases the units of ended orders in Redis until ctx ends.
 func (w *Worker) releaseUnits(ctx context.Context) {
-	releasing := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepRelease, "give back the units of ended orders")
+	releasing := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepRelease, "release the units of ended orders")
 	for w.nextSweep(ctx) {
 		released, err := ledger.SweepSales(ctx, func(ctx context.Context, except []uuid.UUID) (uuid.UUID, int, error) {
 			return w.ledger.ReleaseSome(ctx, w.config.Store, except)
 		})
 		if released > 0 {
-			w.config.Logger.Info("gave the units of ended orders back", "orders", released)
+			w.config.Logger.Info("released the units of ended orders", "orders", released)
 		}
 		pending, refused := w.ledger.PendingReleases(ctx)
 		if ctx.Err() != nil {

@@ -17,24 +17,24 @@ import (
 	"stampede/reservation"
 )
 
-// cancelled opens a sale of 10 units, and returns orders of so many users that have bought one each and
-// given it up again. Redis has not been told.
-func cancelled(s *testshop.Shop, t testing.TB, users int) (sale uuid.UUID, orders []uuid.UUID) {
+// cancelledOrders opens a sale of 10 units and returns cancelled orders of one unit each, of so many users. Their units
+// are not released yet.
+func cancelledOrders(s *testshop.Shop, t testing.TB, users int) (sale uuid.UUID, orders []uuid.UUID) {
 	t.Helper()
 	sale = s.OpenPayable(t, 10)
 	for n := range users {
 		orders = append(orders, s.Buy(t, sale, fmt.Sprintf("user-%d", n)))
 	}
 	testwork.Fulfil(s, t)
-	for n, order := range orders {
-		_, err := ledger.New(s.Pool).Cancel(t.Context(), order, fmt.Sprintf("user-%d", n))
+	for n, id := range orders {
+		_, err := ledger.New(s.Pool).Cancel(t.Context(), id, fmt.Sprintf("user-%d", n))
 		require.NoError(t, err)
 	}
 	return sale, orders
 }
 
-// waitNoLonger lets the releases that Redis refused be tried again at once.
-func waitNoLonger(s *testshop.Shop, t testing.TB) {
+// retryReleasesNow makes the releases that Redis refused due immediately.
+func retryReleasesNow(s *testshop.Shop, t testing.TB) {
 	t.Helper()
 	_, err := s.Pool.Exec(t.Context(), "UPDATE releases SET again_at = now()")
 	require.NoError(t, err)
@@ -43,15 +43,15 @@ func waitNoLonger(s *testshop.Shop, t testing.TB) {
 func TestReleaseWaitsUntilRedisHasSale(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
-	lost, _ := cancelled(s, t, 2)
-	other, _ := cancelled(s, t, 3)
+	lost, _ := cancelledOrders(s, t, 2)
+	other, _ := cancelledOrders(s, t, 3)
 	_, err := s.Pool.Exec(t.Context(), "UPDATE releases SET again_at = again_at - interval '1 h' WHERE sale_id = $1", lost)
-	require.NoError(t, err) // so that the lost one is in front
-	bringBack := s.Lose(t, lost)
+	require.NoError(t, err) // so that the lost sale comes first
+	restore := s.Lose(t, lost)
 
 	released, err := testwork.ReleaseUnits(s, t.Context())
 	require.NoError(t, err)
-	require.Equal(t, 3, released, "it keeps no other sale from its turn")
+	require.Equal(t, 3, released, "the lost sale does not block another one")
 	require.EqualValues(t, 10, s.Left(t, other))
 	require.EqualValues(t, 2, s.Count(t, "SELECT count(*) FROM releases WHERE sale_id = $1 AND refusals = 1", lost))
 	pending, err := ledger.New(s.Pool).PendingReleases(t.Context())
@@ -60,15 +60,15 @@ func TestReleaseWaitsUntilRedisHasSale(t *testing.T) {
 	require.Equal(t, 2, pending)
 	before := s.Count(t, "SELECT extract(epoch FROM min(again_at) - now())::bigint FROM releases")
 	for range 4 {
-		waitNoLonger(s, t)
+		retryReleasesNow(s, t)
 		_, err = testwork.ReleaseUnits(s, t.Context())
 		require.NoError(t, err)
 	}
 	require.Greater(t, s.Count(t, "SELECT extract(epoch FROM min(again_at) - now())::bigint FROM releases"), before+5,
-		"it is asked less and less often")
+		"the retries become less frequent")
 
-	bringBack()
-	waitNoLonger(s, t)
+	restore()
+	retryReleasesNow(s, t)
 	for _, want := range []int{2, 0} {
 		released, err = testwork.ReleaseUnits(s, t.Context())
 		require.NoError(t, err)
@@ -81,7 +81,7 @@ func TestReleaseWaitsUntilRedisHasSale(t *testing.T) {
 	s.Buy(t, lost, "user-0")
 }
 
-// Nobody will buy what comes back, and a Redis that is made anew does not count it.
+// The units of an ended sale cannot be bought, and a rebuild does not need their releases.
 func TestReleaseOfEndedSaleCompletesWithoutRedis(t *testing.T) {
 	t.Parallel()
 	for name, over := range map[string]string{
@@ -91,14 +91,14 @@ func TestReleaseOfEndedSaleCompletesWithoutRedis(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := testshop.NewShop(t, testkit.Pool(t))
-			sale, _ := cancelled(s, t, 2)
+			sale, _ := cancelledOrders(s, t, 2)
 			s.Lose(t, sale)
 			_, err := testwork.ReleaseUnits(s, t.Context())
 			require.NoError(t, err)
 			require.EqualValues(t, 2, s.Count(t, testshop.PendingReleases))
 			_, err = s.Pool.Exec(t.Context(), over, sale)
 			require.NoError(t, err)
-			waitNoLonger(s, t)
+			retryReleasesNow(s, t)
 			released, err := testwork.ReleaseUnits(s, t.Context())
 			require.NoError(t, err)
 			require.Equal(t, 2, released)
@@ -107,36 +107,36 @@ func TestReleaseOfEndedSaleCompletesWithoutRedis(t *testing.T) {
 	}
 }
 
-// With one more unit left than there should be, the last release would make more of them than are for sale.
+// Redis has one unit too many, so the last release would exceed the stock.
 func TestReleaseBeyondStockIsRefused(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
-	sale, _ := cancelled(s, t, 3)
+	sale, _ := cancelledOrders(s, t, 3)
 	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", 1).Err())
 	released, err := testwork.ReleaseUnits(s, t.Context())
 	require.NoError(t, err)
 	require.Equal(t, 2, released)
 	require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM releases WHERE refusals = 1"))
 	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", -1).Err())
-	waitNoLonger(s, t)
+	retryReleasesNow(s, t)
 	released, err = testwork.ReleaseUnits(s, t.Context())
 	require.NoError(t, err)
 	require.Equal(t, 1, released)
 	require.EqualValues(t, 10, s.Left(t, sale))
 }
 
-// The clock of whoever created the sale was ahead: its id looks as if it did not exist yet.
+// The clock of the sale's creator was ahead, so the time in its id is in the future.
 func TestReleaseOfSaleWithFutureID(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
-	sale, _ := cancelled(s, t, 2)
+	sale, _ := cancelledOrders(s, t, 2)
 	future := sale
 	future[0]++ // half a year
-	dump := func(key func(int, uuid.UUID) string) {
+	rename := func(key func(int, uuid.UUID) string) {
 		require.NoError(t, s.Rdb.Rename(t.Context(), key(0, sale), key(0, future)).Err())
 	}
-	dump(s.Keys.Sale)
-	dump(s.Keys.Buyers)
+	rename(s.Keys.Sale)
+	rename(s.Keys.Buyers)
 	_, err := s.Pool.Exec(t.Context(), "UPDATE releases SET sale_id = $1", future)
 	require.NoError(t, err)
 	released, err := testwork.ReleaseUnits(s, t.Context())
@@ -149,17 +149,17 @@ func TestHangingRedisDoesNotDelayExpiry(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnRedis(t)
 	s := testshop.NewShopOn(t, testkit.Pool(t), server.URL, reservation.Keys{Prefix: "test", Partitions: 1})
-	for range 6 { // a turn of the releases asks for each of them until it gives up
-		cancelled(s, t, 1)
+	for range 6 { // each sale delays a sweep of releases by a time-out
+		cancelledOrders(s, t, 1)
 	}
-	order := s.Buy(t, s.OpenPayable(t, 1), "ann")
+	overdue := s.Buy(t, s.OpenPayable(t, 1), "ann")
 	testwork.Fulfil(s, t)
 	server.Freeze()
 	defer server.Thaw()
 	config, registry := testwork.Config(s, t), prometheus.NewRegistry()
 	config.Registerer = registry
 	stop := testwork.Work(t, config)
-	testkit.Eventually(t, 20*time.Second, "somebody waits for Redis with releases in hand", func() bool {
+	testkit.Eventually(t, 20*time.Second, "the worker has locked releases and waits for Redis", func() bool {
 		tx, err := s.Pool.Begin(t.Context())
 		require.NoError(t, err)
 		defer func() { _ = tx.Rollback(context.Background()) }()
@@ -168,18 +168,18 @@ func TestHangingRedisDoesNotDelayExpiry(t *testing.T) {
 			"SELECT count(*) FROM (SELECT FROM releases FOR UPDATE SKIP LOCKED) AS free").Scan(&free))
 		return free < 6
 	})
-	testwork.EndWindow(t, s.Pool, order)
+	testwork.EndWindow(t, s.Pool, overdue)
 	testkit.Eventually(t, 20*time.Second, "the order expires",
 		func() bool { return s.Count(t, testshop.ExpiredOrders) == 1 })
 	require.Zero(t, testshop.ValueOf(t, registry, "stampede_worker_failing", "release"),
-		"the releases' turn is not over yet")
+		"the sweep of releases is not over")
 	server.Thaw()
-	testkit.Eventually(t, 30*time.Second, "all units are back",
+	testkit.Eventually(t, 30*time.Second, "all units are released",
 		func() bool { return s.Count(t, testshop.PendingReleases) == 0 })
 	stop()
 }
 
-// gaugeOf is the value of a gauge without labels.
+// gaugeOf returns the value of a gauge without labels.
 func gaugeOf(t testing.TB, from prometheus.Gatherer, name string) float64 {
 	t.Helper()
 	families, err := from.Gather()
@@ -208,5 +208,5 @@ func TestPendingReleasesAreCounted(t *testing.T) {
 	require.NoError(t, err)
 	pending, err = l.PendingReleases(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, ledger.ReleasesCountMax, pending, "and no more")
+	require.Equal(t, ledger.ReleasesCountMax, pending, "the count is bounded")
 }

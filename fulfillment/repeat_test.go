@@ -21,11 +21,11 @@ import (
 	"stampede/reservation/order"
 )
 
-// lostAnswer loses the answer to the next reservation, and holds its next try back until goOn is closed.
+// lostAnswer loses the answer to the next reservation, and delays the retry until resume is closed.
 type lostAnswer struct {
 	orders string // the stream, which is the third key of a reservation and of no other script
 	lost   atomic.Bool
-	goOn   chan struct{}
+	resume chan struct{}
 }
 
 func (h *lostAnswer) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -40,7 +40,7 @@ func (h *lostAnswer) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		args := cmd.Args()
 		if err == nil && cmd.Name() == "evalsha" && len(args) > 5 && args[5] == h.orders &&
 			h.lost.CompareAndSwap(false, true) {
-			<-h.goOn
+			<-h.resume
 			err = &net.OpError{Op: "read", Err: errors.New("reset")}
 			cmd.SetErr(err)
 		}
@@ -48,19 +48,20 @@ func (h *lostAnswer) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// An ingress that got no answer asks again with the same order. If the order has ended meanwhile, that makes a
-// reservation of an order that is over, whose units nobody else would ever give back. In another epoch it makes none.
+// An ingress without an answer retries with the same order. If the order has ended meanwhile, the retry
+// reserves units for an ended order, which nothing else would release. In another epoch the retry
+// reserves nothing.
 func TestRetryOfEndedReservationHoldsNothing(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]struct {
 		how    func(t *testing.T, s testshop.LostShop, b *batch.Batcher)
 		status order.Status
-		// What the second try answers.
+		// The answer of the retry.
 		verdict reservation.Verdict
 		err     error
 	}{
 		"Redis lost it": {func(t *testing.T, s testshop.LostShop, b *batch.Batcher) {
-			messages := testwork.Messages(s.Shop, t) // a worker has them in hand
+			messages := testwork.Messages(s.Shop, t) // a worker has read them
 			s.Flush(t)
 			testwork.Rebuild(s.Shop, t)
 			for _, a := range testwork.Handle(b, messages...) {
@@ -89,11 +90,11 @@ func TestRetryOfEndedReservationHoldsNothing(t *testing.T) {
 			for _, a := range testwork.Handle(b, testwork.Messages(s.Shop, t)...) {
 				require.NoError(t, testshop.Answer(t, a))
 			}
-			hook := &lostAnswer{orders: s.Keys.Orders(0), goOn: make(chan struct{})}
-			goOn := sync.OnceFunc(func() { close(hook.goOn) })
-			defer goOn()
+			hook := &lostAnswer{orders: s.Keys.Orders(0), resume: make(chan struct{})}
+			resume := sync.OnceFunc(func() { close(hook.resume) })
+			defer resume()
 			s.Rdb.AddHook(hook)
-			// All tries together have as long as the order takes to end.
+			// Bounds all tries together: longer than the order takes to end.
 			ingress := reservation.NewStore(s.Rdb, s.Keys,
 				reservation.StoreOptions{Logger: testkit.Logger(t), CallTimeout: time.Minute})
 			t.Cleanup(ingress.Close)
@@ -106,7 +107,7 @@ func TestRetryOfEndedReservationHoldsNothing(t *testing.T) {
 			}()
 			testkit.Eventually(t, 20*time.Second, "the first answer is lost", hook.lost.Load)
 			end.how(t, s, b)
-			goOn()
+			resume()
 			require.ErrorIs(t, testshop.Answer(t, reserved), end.err)
 			require.Equal(t, end.verdict, again.Verdict)
 			for _, a := range testwork.Handle(b, testwork.Messages(s.Shop, t)...) {
@@ -115,13 +116,13 @@ func TestRetryOfEndedReservationHoldsNothing(t *testing.T) {
 			var status order.Status
 			require.NoError(t, s.Pool.QueryRow(t.Context(), "SELECT status FROM orders WHERE user_id = 'alice'").Scan(&status))
 			require.Equal(t, end.status, status)
-			require.EqualValues(t, 9, s.Left(t, sale), "the unit is back")
-			require.Equal(t, reservation.Reserved, s.Reserve(t, sale, "alice", 1, "").Verdict, "and its buyer can buy")
+			require.EqualValues(t, 9, s.Left(t, sale), "the unit is released")
+			require.Equal(t, reservation.Reserved, s.Reserve(t, sale, "alice", 1, "").Verdict, "the user can buy")
 		})
 	}
 }
 
-// An operator's change is no reason to believe that a server lost nothing.
+// An operator's change does not verify a server.
 func TestOnlyRebuildVerifiesUsedPartition(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewLostShop(t)

@@ -47,7 +47,7 @@ type WorkerConfig struct {
 	MinIdle time.Duration
 	// MaxDeliveries is how many deliveries a faulty entry gets before it becomes a dead letter.
 	MaxDeliveries int64
-	// DrainTimeout is how long a stop waits for work in flight.
+	// DrainTimeout is how long a stop waits for work in progress.
 	DrainTimeout time.Duration
 	// TrimInterval is how often handled entries are freed.
 	TrimInterval time.Duration
@@ -69,7 +69,7 @@ func (c *WorkerConfig) setDefaults() {
 	c.SweepInterval = cmp.Or(c.SweepInterval, 2*time.Second)
 	c.GuardInterval = cmp.Or(c.GuardInterval, time.Second)
 	c.Logger = cmp.Or(c.Logger, slog.Default())
-	// The other ones are those of the parts they are for.
+	// The packages below set the other defaults.
 }
 
 // Validate returns an error that names every violation. It expects the defaults to be set.
@@ -100,7 +100,7 @@ func (c *WorkerConfig) Validate() error {
 }
 
 // Worker completes reservations: it reads them from the streams of all partitions, writes orders to
-// Postgres, expires unpaid ones, and gives back units of refused, cancelled and expired orders.
+// Postgres, expires unpaid ones, and releases the units of rejected, cancelled and expired orders.
 // When Redis has lost data, one worker rebuilds it from Postgres. Any number of workers share the
 // work.
 type Worker struct {
@@ -117,7 +117,7 @@ func NewWorker(config WorkerConfig) (*Worker, error) {
 	if err := config.Validate(); err != nil {
 		return nil, err
 	}
-	metrics, err := metrics.New(config.Registerer)
+	workerMetrics, err := metrics.New(config.Registerer)
 	if err != nil {
 		return nil, err
 	}
@@ -137,9 +137,9 @@ func NewWorker(config WorkerConfig) (*Worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	ledger := ledger.New(config.Pool).WithOutcomes(outcomes)
-	rebuilder.Ledger = ledger // outcomes of what it drains are published as well
-	return &Worker{config: config, metrics: metrics, outcomes: outcomes, ledger: ledger, rebuilder: rebuilder}, nil
+	l := ledger.New(config.Pool).WithOutcomes(outcomes)
+	rebuilder.Ledger = l // also publishes the outcomes of drained orders
+	return &Worker{config: config, metrics: workerMetrics, outcomes: outcomes, ledger: l, rebuilder: rebuilder}, nil
 }
 
 // createSeries creates the counters of the streams that are known before Postgres is read: increase()
@@ -186,7 +186,7 @@ func newWorkerSubscriber(config *WorkerConfig) (*stream.Subscriber, error) {
 	return subscriber, nil
 }
 
-// Run works until ctx ends, then finishes work in flight within DrainTimeout and returns nil. It
+// Run works until ctx ends, then finishes work in progress within DrainTimeout and returns nil. It
 // returns an error that wraps sql.ErrNotMigrated or sql.ErrSchemaAhead if the database's schema is
 // not this program's. It may be called once. While Redis or Postgres is away it waits.
 func (w *Worker) Run(ctx context.Context) error {
@@ -214,11 +214,11 @@ func (w *Worker) Run(ctx context.Context) error {
 // waits for the last.
 func (w *Worker) publishOutcomes(ctx context.Context) (stop func()) {
 	ctx, end := context.WithCancel(context.WithoutCancel(ctx))
-	var telling sync.WaitGroup
-	telling.Go(func() { w.outcomes.Run(ctx) })
+	var publishing sync.WaitGroup
+	publishing.Go(func() { w.outcomes.Run(ctx) })
 	return func() {
 		end()
-		telling.Wait()
+		publishing.Wait()
 	}
 }
 
@@ -267,8 +267,8 @@ func (w *Worker) serve(ctx context.Context, partitions int) (needed int, err err
 	return needed, err
 }
 
-// errRouterEnded: the Router ended without being stopped.
-var errRouterEnded = errors.New("the router ended by itself")
+// errRouterEnded is returned if the Router ends before ctx.
+var errRouterEnded = errors.New("the router stopped unexpectedly")
 
 // fulfil runs a Router with one handler and one batcher for each stream.
 func (w *Worker) fulfil(ctx context.Context, subscriber *stream.Subscriber, streams []string) error {
@@ -287,7 +287,7 @@ func (w *Worker) fulfil(ctx context.Context, subscriber *stream.Subscriber, stre
 	// The batchers run while the Router drains, and end after it.
 	batching, stopBatchers := context.WithCancel(context.WithoutCancel(ctx))
 	var batchers errgroup.Group
-	for partition, stream := range streams {
+	for partition, key := range streams {
 		locker := lock.New(w.config.Control,
 			lock.WithPrefix(w.config.Keys.Locker(partition)), lock.WithObserver(w.metrics.LockObserver()))
 		defer w.closeLocker(ctx, locker)
@@ -296,7 +296,7 @@ func (w *Worker) fulfil(ctx context.Context, subscriber *stream.Subscriber, stre
 			Keys: w.config.Keys, Partition: partition, BatchMax: w.config.BatchMax, Lease: batch.LockLease(w.config.MinIdle),
 			Logger: w.config.Logger, Metrics: w.metrics, Rebuilder: w.rebuilder,
 		})
-		router.AddConsumerHandler("fulfil "+stream, stream, subscriber, b.Handle)
+		router.AddConsumerHandler("fulfil "+key, key, subscriber, b.Handle)
 		batchers.Go(func() error { return b.Run(batching) })
 		defer context.AfterFunc(ctx, b.Drain)()
 	}
@@ -328,7 +328,7 @@ func (w *Worker) closeLocker(ctx context.Context, l *lock.Locker) {
 	ctx, cancel := retry.ForCall(ctx)
 	defer cancel()
 	if err := l.Close(ctx); err != nil {
-		w.config.Logger.Debug("locks of users were left to end by themselves", "error", err)
+		w.config.Logger.Debug("locks of users were not released: they end with their leases", "error", err)
 	}
 }
 

@@ -18,11 +18,11 @@ const (
 	guardEndedInterval = 15 * time.Second
 )
 
-// guard checks again and again whether Redis still has what Postgres requires, in partitions 0 to
-// n-1, and rebuilds what is missing, until ctx ends. All workers check; one rebuilds.
+// guard checks repeatedly whether Redis has all that Postgres requires, in the first partitions, and rebuilds what is
+// missing, until ctx ends. All workers check; one rebuilds.
 func (w *Worker) guard(ctx context.Context, rebuilder *rebuild.Rebuilder, partitions int) {
-	looking := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepRebuild,
-		"make sure that Redis has what was sold")
+	checking := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepRebuild,
+		"check that Redis has all sales and orders")
 	var endedDue time.Time
 	for failed := 0; ; {
 		withEnded := !time.Now().Before(endedDue)
@@ -33,7 +33,7 @@ func (w *Worker) guard(ctx context.Context, rebuilder *rebuild.Rebuilder, partit
 		if ctx.Err() != nil {
 			return
 		}
-		looking.Note(err)
+		checking.Note(err)
 		if failed++; !tried || err == nil {
 			failed = 0
 		}

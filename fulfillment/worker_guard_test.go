@@ -19,7 +19,7 @@ import (
 	"stampede/reservation"
 )
 
-// What comes to pass in a day without harm.
+// The usual events of a day cause no rebuild.
 func TestGuardStartsNoNeedlessRebuild(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewLostShop(t)
@@ -33,14 +33,14 @@ func TestGuardStartsNoNeedlessRebuild(t *testing.T) {
 	none("a fresh deployment", 1)
 	registry, _ := testwork.Guarded(s.Shop, t)
 	unpublished := testshop.NewSale(t, s.Pool, 10)
-	none("a sale of which Redis was never told", 1)
+	none("a sale that was never published to Redis", 1)
 	require.NoError(t, testshop.ExecSQL(t, s.Shop, "DELETE FROM sales WHERE id = $1", unpublished))
 
 	sale := s.Open(t, 100)
 	none("the first sale", 1)
 	for i := range 20 {
 		s.Buy(t, sale, fmt.Sprintf("user-%d", i))
-		none("orders come in", 1)
+		none("orders arrive", 1)
 	}
 	s.AwaitConfirmed(t, 20)
 	none("orders are confirmed", 1)
@@ -57,7 +57,7 @@ func TestGuardStartsNoNeedlessRebuild(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = rdb.Close() })
 	require.NoError(t, rdb.ReplicaOf(t.Context(), host, port).Err())
-	testkit.Eventually(t, 20*time.Second, "the first replica is there", func() bool {
+	testkit.Eventually(t, 20*time.Second, "the first replica is connected", func() bool {
 		return s.Rdb.InfoMap(t.Context(), "replication").Item("Replication", "connected_slaves") == "1" &&
 			rdb.Exists(t.Context(), s.Keys.Sale(0, sale)).Val() == 1
 	})
@@ -77,19 +77,19 @@ func TestGuardStartsNoNeedlessRebuild(t *testing.T) {
 	require.NoError(t, err)
 	none("a sale has ended", 4)
 	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Sale(0, over), s.Keys.Buyers(0, over)).Err())
-	none("and was deleted to make room", 4)
+	none("the ended sale was deleted", 4)
 	_, err = s.Catalog.Restock(t.Context(), sale, 10, "")
 	require.NoError(t, err)
 	_, err = s.Catalog.Pause(t.Context(), sale)
 	require.NoError(t, err)
-	none("operators are at work", 4)
+	none("operators changed the sale", 4)
 
 	s.AwaitConfirmed(t, 22)
 	require.Zero(t, testwork.Rebuilds(t, registry))
 	require.EqualValues(t, 1, s.Count(t, "SELECT max(epoch) FROM sales"))
 }
 
-// A publisher that was killed between the two steps in which the first user of a partition verifies its server.
+// A publisher crashed between the two steps that verify the server of a new partition.
 func TestGuardFinishesInterruptedVerification(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -107,37 +107,37 @@ func TestGuardFinishesInterruptedVerification(t *testing.T) {
 	testwork.RequireNoNeeds(s, t, 1)
 }
 
-// What a worker finds, and why it says that it rebuilds.
+// Workers detect each loss, and the metrics name its reason.
 func TestGuardDetectsLossesOfRedis(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		reason string
 		lose   func(t *testing.T, s testshop.LostShop, sale uuid.UUID) error
-		all    bool // of the sales are made anew
+		all    bool // sales are rebuilt, not only this one
 	}{
 		"everything": {rebuild.ReasonServer, func(t *testing.T, s testshop.LostShop,
 			_ uuid.UUID,
 		) error {
 			return s.Rdb.FlushAll(t.Context()).Err()
 		}, true},
-		"its process": {rebuild.ReasonServer, func(t *testing.T, s testshop.LostShop, _ uuid.UUID) error {
+		"its process, killed": {rebuild.ReasonServer, func(t *testing.T, s testshop.LostShop, _ uuid.UUID) error {
 			s.Server.Kill()
 			return s.Server.Restart(t.Context())
 		}, true},
-		"its process, in order": {rebuild.ReasonServer, func(t *testing.T, s testshop.LostShop, _ uuid.UUID) error {
+		"its process, restarted": {rebuild.ReasonServer, func(t *testing.T, s testshop.LostShop, _ uuid.UUID) error {
 			return s.Server.Restart(t.Context())
 		}, true},
-		"the trust of an ingress": {
+		"the verification": {
 			rebuild.ReasonServer,
 			func(t *testing.T, s testshop.LostShop, _ uuid.UUID) error { return s.Store.Distrust(t.Context(), 0) }, true,
 		},
-		"the note of its server": {rebuild.ReasonUnverified, func(t *testing.T, s testshop.LostShop, _ uuid.UUID) error {
+		"the record of the server": {rebuild.ReasonUnverified, func(t *testing.T, s testshop.LostShop, _ uuid.UUID) error {
 			return testshop.ExecSQL(t, s.Shop, "DELETE FROM redis_servers")
 		}, true},
 		"a sale": {rebuild.ReasonSaleLost, func(t *testing.T, s testshop.LostShop, sale uuid.UUID) error {
 			return s.Rdb.Del(t.Context(), s.Keys.Sale(0, sale)).Err()
 		}, false},
-		"a sale, in whose place is something else": {
+		"a sale, replaced by another value": {
 			rebuild.ReasonUnfinished,
 			func(t *testing.T, s testshop.LostShop, sale uuid.UUID) error {
 				return s.Rdb.Set(t.Context(), s.Keys.Sale(0, sale), "nonsense", 0).Err()
@@ -146,10 +146,10 @@ func TestGuardDetectsLossesOfRedis(t *testing.T) {
 		"an epoch": {rebuild.ReasonUnfinished, func(t *testing.T, s testshop.LostShop, sale uuid.UUID) error {
 			return testshop.ExecSQL(t, s.Shop, "UPDATE sales SET epoch = epoch + 1 WHERE id = $1", sale)
 		}, false},
-		"places": {rebuild.ReasonSetBack, func(t *testing.T, s testshop.LostShop, sale uuid.UUID) error {
+		"sequence numbers": {rebuild.ReasonSetBack, func(t *testing.T, s testshop.LostShop, sale uuid.UUID) error {
 			return s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "sequence", 2, "left", 8).Err()
 		}, false},
-		"a place that cannot be read": {
+		"an unreadable sequence number": {
 			rebuild.ReasonSetBack,
 			func(t *testing.T, s testshop.LostShop, sale uuid.UUID) error {
 				return s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "sequence", "x").Err()
@@ -168,10 +168,10 @@ func TestGuardDetectsLossesOfRedis(t *testing.T) {
 			s.AwaitConfirmed(t, 6)
 			epoch := s.EpochOf(t, sale)
 			require.NoError(t, c.lose(t, s, sale))
-			testkit.Eventually(t, 30*time.Second, "it is found", func() bool {
+			testkit.Eventually(t, 30*time.Second, "the loss is detected", func() bool {
 				return testshop.ValueOf(t, registry, "stampede_rebuilds_total", c.reason) > 0
 			})
-			testkit.Eventually(t, 30*time.Second, "the sale goes on", func() bool {
+			testkit.Eventually(t, 30*time.Second, "the sale continues", func() bool {
 				answer, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: "late", Quantity: 1})
 				return err == nil && (answer.Verdict == reservation.Reserved || answer.Verdict == reservation.AlreadyPurchased)
 			})
@@ -179,14 +179,14 @@ func TestGuardDetectsLossesOfRedis(t *testing.T) {
 			testwork.AwaitRest(s.Shop, t)
 			require.Greater(t, s.EpochOf(t, sale), epoch)
 			require.Equal(t, c.all, s.EpochOf(t, other) > 1)
-			require.Equal(t, 1.0, testwork.Rebuilds(t, registry), "once is enough")
+			require.Equal(t, 1.0, testwork.Rebuilds(t, registry), "it is rebuilt once")
 			s.RequireSound(t)
 			testwork.RequireNoNeeds(s.Shop, t, 1)
 		})
 	}
 }
 
-// A sale that has ended is no reason to hurry, and is not forgotten.
+// An ended sale is rebuilt only by the less frequent check.
 func TestGuardReopensEndedSale(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -209,12 +209,12 @@ func TestGuardReopensEndedSale(t *testing.T) {
 	s.RequireSound(t)
 }
 
-// An old primary that comes back takes itself for the right one. Which one is, no worker decides.
+// An old primary that returns still counts as verified. Only an operator decides which server is right.
 func TestGuardDoesNotRebuildOldPrimary(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 10)
-	require.NoError(t, testshop.ExecSQL(t, s, "UPDATE redis_servers SET run_id = 'that of another one'"))
+	require.NoError(t, testshop.ExecSQL(t, s, "UPDATE redis_servers SET run_id = 'of another server'"))
 	r := testwork.Rebuilder(s, t)
 	require.ErrorIs(t, testwork.Heal(s, t, r, 1), rebuild.ErrOtherServer)
 	require.EqualValues(t, 1, s.EpochOf(t, sale))
@@ -224,7 +224,7 @@ func TestGuardDoesNotRebuildOldPrimary(t *testing.T) {
 	s.Buy(t, sale, "ann")
 }
 
-// Workers that find the same loss at the same moment rebuild it once.
+// Workers that detect the same loss at the same time rebuild it once.
 func TestConcurrentWorkersRebuildOnce(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewLostShop(t)
@@ -241,7 +241,7 @@ func TestConcurrentWorkersRebuildOnce(t *testing.T) {
 	s.AwaitConfirmed(t, 50)
 	for round := range 5 {
 		s.Flush(t)
-		testkit.Eventually(t, 30*time.Second, "it is rebuilt", func() bool {
+		testkit.Eventually(t, 30*time.Second, "the sale is rebuilt", func() bool {
 			var n float64
 			for _, registry := range registries {
 				n += testwork.Rebuilds(t, registry)

@@ -15,7 +15,7 @@ import (
 func (w *Worker) awaitPostgres(ctx context.Context) (partitions int, err error) {
 	outage := retry.Outage{Log: w.config.Logger, Doing: "read the schema's version from Postgres"}
 	for {
-		partitions, err = w.askPostgres(ctx)
+		partitions, err = w.checkPostgres(ctx)
 		if err == nil || errors.Is(err, sql.ErrNotMigrated) || errors.Is(err, sql.ErrSchemaAhead) {
 			outage.Over()
 			return partitions, err
@@ -26,18 +26,18 @@ func (w *Worker) awaitPostgres(ctx context.Context) (partitions int, err error) 
 	}
 }
 
-func (w *Worker) askPostgres(ctx context.Context) (partitions int, err error) {
+func (w *Worker) checkPostgres(ctx context.Context) (partitions int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
 	if err := sql.Check(ctx, w.config.Pool); err != nil {
 		return 0, err
 	}
-	return w.mostPartitions(ctx)
+	return w.countPartitions(ctx)
 }
 
-// mostPartitions asks Postgres for the most partitions that any sale, old or new, needs.
-func (w *Worker) mostPartitions(ctx context.Context) (int, error) {
-	return rebuild.MostPartitions(ctx, w.config.Pool, w.config.Keys)
+// countPartitions returns the number of partitions of new and older sales.
+func (w *Worker) countPartitions(ctx context.Context) (int, error) {
+	return rebuild.CountPartitions(ctx, w.config.Pool, w.config.Keys)
 }
 
 // sweep publishes operators' changes that Redis does not have yet, until ctx ends or sales have
@@ -45,19 +45,19 @@ func (w *Worker) mostPartitions(ctx context.Context) (int, error) {
 // number.
 func (w *Worker) sweep(ctx context.Context, served int) (partitions int) {
 	publishing := retry.Outage{Log: w.config.Logger, Doing: "publish changed sales to Redis"}
-	asking := retry.Outage{Log: w.config.Logger, Doing: "read the partitions of sales from Postgres"}
+	counting := retry.Outage{Log: w.config.Logger, Doing: "read the number of partitions from Postgres"}
 	for retry.Pause(retry.Delay(1, w.config.SweepInterval, w.config.SweepInterval), ctx.Done()) {
 		published, publishErr := w.publishPending(ctx)
-		partitions, askErr := w.mostPartitions(ctx)
+		partitions, countErr := w.countPartitions(ctx)
 		if ctx.Err() != nil {
 			break
 		}
 		publishing.Note(publishErr)
-		asking.Note(askErr)
+		counting.Note(countErr)
 		if published > 0 {
 			w.config.Logger.Info("published changed sales to Redis", "sales", published)
 		}
-		if askErr == nil && partitions > served {
+		if countErr == nil && partitions > served {
 			return partitions
 		}
 	}

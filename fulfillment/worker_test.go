@@ -44,10 +44,10 @@ func TestWorkerFulfillsEveryReservation(t *testing.T) {
 	testwork.AwaitRest(s, t)
 	require.EqualValues(t, 300, testshop.SoldOf(t, s.Pool, sale))
 	require.EqualValues(t, 600, s.Count(t, "SELECT count(*) FROM order_events"))
-	testkit.Eventually(t, 10*time.Second, "handled entries are trimmed, but for a node of Redis's tree", func() bool {
+	testkit.Eventually(t, 10*time.Second, "handled entries are trimmed, except for one node of the stream", func() bool {
 		return s.Rdb.XLen(t.Context(), s.Keys.Orders(0)).Val() <= 100
 	})
-	testkit.Eventually(t, 5*time.Second, "no user stays locked", func() bool {
+	testkit.Eventually(t, 5*time.Second, "all locks of users are released", func() bool {
 		return len(s.Rdb.Keys(t.Context(), s.Keys.Prefix+":*:lock:*").Val()) == 0
 	})
 	require.EqualValues(t, 300, testshop.ValueOf(t, registry, "stampede_locks_total", "acquired"))
@@ -67,7 +67,7 @@ stampede_orders_total{outcome="voided"} 0
 	stop()
 }
 
-// Each of the workers is stopped and replaced all the time; what one has taken and not finished, the next one finds.
+// The workers are stopped and replaced continuously. Each finishes what its predecessor has read and not finished.
 func TestRollingWorkersLoseAndDuplicateNothing(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -129,9 +129,9 @@ func TestWorkerWaitsForPostgresWithoutDeadLetters(t *testing.T) {
 		s.Buy(t, sale, fmt.Sprintf("later-%d", i))
 	}
 	failing := func() float64 { return testshop.ValueOf(t, registry, "stampede_worker_failing", "record") }
-	testkit.Eventually(t, 10*time.Second, "the outage shows", func() bool { return failing() == 1 })
-	// What is away does not fill this process: it stops reading when its hands are full.
-	testkit.Eventually(t, 10*time.Second, "the worker's hands are full", func() bool {
+	testkit.Eventually(t, 10*time.Second, "the metrics show the outage", func() bool { return failing() == 1 })
+	// An outage does not fill the process: it stops reading at a bound.
+	testkit.Eventually(t, 10*time.Second, "the worker has stopped reading", func() bool {
 		return s.Rdb.XPending(t.Context(), s.Keys.Orders(0), reservation.Group).Val().Count == 4*order.MaxPerMessage
 	})
 	s.Restart(t, server)
@@ -140,7 +140,7 @@ func TestWorkerWaitsForPostgresWithoutDeadLetters(t *testing.T) {
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM dead_letters"))
 	require.EqualValues(t, 1500, testshop.SoldOf(t, pool, sale))
 	require.Zero(t, failing())
-	require.Equal(t, 1, log.Times("cannot record orders in Postgres, trying again"), "an outage is told once")
+	require.Equal(t, 1, log.Times("cannot record orders in Postgres, trying again"), "an outage is logged once")
 	require.Equal(t, 1, log.Times("can record orders in Postgres again"))
 	stop()
 }
@@ -154,7 +154,7 @@ func TestWorkerStopsPromptlyWithoutPostgres(t *testing.T) {
 	s := testshop.NewShop(t, pool)
 	sale := s.Open(t, 100)
 	config := testwork.Config(s, t)
-	config.MaxDeliveries = 1 // a nack that counted would make a dead letter at once
+	config.MaxDeliveries = 1 // one counted nack would make a dead letter
 	registry := prometheus.NewRegistry()
 	config.Registerer = registry
 	stop := testwork.Work(t, config)
@@ -164,7 +164,7 @@ func TestWorkerStopsPromptlyWithoutPostgres(t *testing.T) {
 	for i := range 50 {
 		s.Buy(t, sale, fmt.Sprintf("later-%d", i))
 	}
-	testkit.Eventually(t, 10*time.Second, "the outage shows", func() bool {
+	testkit.Eventually(t, 10*time.Second, "the metrics show the outage", func() bool {
 		return testshop.ValueOf(t, registry, "stampede_worker_failing", "record") == 1
 	})
 	started := time.Now()
@@ -195,7 +195,7 @@ func TestWorkerStartsWithoutPostgres(t *testing.T) {
 	config := testwork.Config(s, t)
 	config.Logger = slog.New(log)
 	testwork.Work(t, config)
-	testkit.Eventually(t, 10*time.Second, "it says what it waits for", func() bool {
+	testkit.Eventually(t, 10*time.Second, "the log names what the worker waits for", func() bool {
 		return log.Times("cannot read the schema's version from Postgres, trying again") == 1
 	})
 	s.Restart(t, server)
@@ -220,7 +220,7 @@ func TestWorkerRejectsSecondOrderAndReleasesUnit(t *testing.T) {
 	testwork.Work(t, testwork.Config(s, t))
 	first := s.Buy(t, sale, "alice")
 	s.AwaitConfirmed(t, 1)
-	// Redis forgets the buyer, as a rewound one would.
+	// Redis loses the buyer, as after it was set back.
 	require.NoError(t, s.Rdb.HDel(t.Context(), s.Keys.Buyers(0, sale), "alice").Err())
 	second := s.Buy(t, sale, "alice")
 	testwork.AwaitRest(s, t)
@@ -244,7 +244,8 @@ func TestWorkerRejectsOrdersBeyondStockInSaleOrder(t *testing.T) {
 	testwork.Work(t, testwork.Config(s, t))
 	testwork.AwaitRest(s, t)
 	require.EqualValues(t, 37, testshop.SoldOf(t, s.Pool, sale))
-	require.EqualValues(t, 37, s.Count(t, testshop.ConfirmedOrders+" AND sequence <= 37"), "first come, first served")
+	require.EqualValues(t, 37, s.Count(t, testshop.ConfirmedOrders+" AND sequence <= 37"),
+		"the first orders are confirmed")
 	require.EqualValues(t, 63,
 		s.Count(t, "SELECT count(*) FROM orders WHERE status = 'rejected' AND reason = 'sold-out' AND version = 2"))
 	require.Equal(t, "63", s.Rdb.HGet(t.Context(), s.Keys.Sale(0, sale), "left").Val())
@@ -258,7 +259,7 @@ func TestWorkerFinishesRejectionAfterCrash(t *testing.T) {
 	sale := s.Open(t, 10)
 	o := s.Buy(t, sale, "alice")
 	event := testwork.Events(s, t)[0]
-	// Committed, and killed before the unit went back.
+	// The worker crashed after the commit, before the unit was released.
 	_, err := ledger.New(s.Pool).Refuse(t.Context(), []order.OrderReserved{event}, order.RejectedSoldOut)
 	require.NoError(t, err)
 
@@ -275,15 +276,15 @@ func TestWorkerDeadLettersUnusableEntries(t *testing.T) {
 	sale := s.Open(t, 100)
 	config := testwork.Config(s, t)
 	config.MaxDeliveries = 2
-	stream := s.Keys.Orders(0)
-	s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: stream, Values: []any{"foo", "bar"}})
+	key := s.Keys.Orders(0)
+	s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: key, Values: []any{"foo", "bar"}})
 	s.Crowd(t, sale, 20)
-	entries := s.Rdb.XRange(t.Context(), stream, "-", "+").Val()
+	entries := s.Rdb.XRange(t.Context(), key, "-", "+").Val()
 	// The same orders, in an unknown version and of an unknown sale.
 	for from, to := range map[string]string{"event_version\xa12": "event_version\xa19", sale.String(): uuid.NewString()} {
 		values := maps.Clone(entries[1].Values)
 		values["metadata"] = strings.Replace(values["metadata"].(string), from, to, 1)
-		s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: stream, Values: values})
+		s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: key, Values: values})
 	}
 
 	testwork.Work(t, config)
@@ -337,15 +338,15 @@ func TestWorkerDefersLockedUsers(t *testing.T) {
 	other, busy, err := lock.New(s.Rdb).TryEach(t.Context(), []string{s.Keys.Lock(0, "alice")}, lock.For(30*time.Second))
 	require.NoError(t, err)
 	require.Empty(t, busy)
-	alices := s.Buy(t, sale, "alice")
+	deferred := s.Buy(t, sale, "alice")
 	s.Buy(t, sale, "bob")
 	config, registry := testwork.Config(s, t), prometheus.NewRegistry()
 	config.Registerer = registry
 	testwork.Work(t, config)
 	s.AwaitConfirmed(t, 1)
-	_, err = ledger.New(s.Pool).Order(t.Context(), alices)
+	_, err = ledger.New(s.Pool).Order(t.Context(), deferred)
 	require.ErrorIs(t, err, order.ErrNotFound)
-	testkit.Eventually(t, 5*time.Second, "alice was put off", func() bool {
+	testkit.Eventually(t, 5*time.Second, "the order of alice is deferred", func() bool {
 		return testshop.ValueOf(t, registry, "stampede_locks_total", "busy") > 0
 	})
 	require.NoError(t, other.Release(t.Context()))

@@ -161,7 +161,7 @@ func (r *Rebuilder) verifiedServers(ctx context.Context) (map[int]string, error)
 
 // Partitions returns the number of partitions of new and older sales.
 func (r *Rebuilder) Partitions(ctx context.Context) (int, error) {
-	return MostPartitions(ctx, r.config.Pool, r.config.Keys)
+	return CountPartitions(ctx, r.config.Pool, r.config.Keys)
 }
 
 // salesPerPage is how many sales are read at a time.
@@ -283,8 +283,8 @@ func numberOf(field any) int64 {
 	return -1
 }
 
-// MostPartitions returns the number of partitions of new and older sales.
-func MostPartitions(ctx context.Context, pool *pgxpool.Pool, keys reservation.Keys) (partitions int, err error) {
+// CountPartitions returns the number of partitions of new and older sales.
+func CountPartitions(ctx context.Context, pool *pgxpool.Pool, keys reservation.Keys) (partitions int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
 	err = pool.QueryRow(ctx, sql.WorkerMostPartitions).Scan(&partitions)
