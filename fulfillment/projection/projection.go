@@ -140,7 +140,8 @@ func (p *projector) run(ctx context.Context, pool *pgxpool.Pool) (err error) {
 func (p *projector) cleanUp(ctx context.Context) {
 	ctx, cancel := retry.ForCall(ctx)
 	defer cancel()
-	err := p.underLocks(ctx, "remove the leftovers", func(tx pgx.Tx) error { return pg.Run(ctx, tx.Conn(), sql.ProjectionEnd) })
+	err := p.underLocks(ctx, "remove the leftovers",
+		func(tx pgx.Tx) error { return pg.Run(ctx, tx.Conn(), sql.ProjectionEnd) })
 	if err != nil {
 		p.log.Warn(
 			"an interrupted rebuild of the projections left tables behind; the next rebuild removes them", "error", err,

@@ -18,7 +18,7 @@ import (
 // silenceMax is how long the session of a rebuild may be silent before Postgres ends it.
 const silenceMax = 30 * time.Second
 
-// lockSession is a connection to Postgres that holds the lock of rebuilds and makes all changes of a rebuild there. So a
+// lockSession is a connection to Postgres that holds the lock of rebuilds and makes all changes of a rebuild. So a
 // rebuild that loses the lock cannot continue.
 type lockSession struct{ conn pg.Session }
 
