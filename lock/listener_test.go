@@ -123,7 +123,7 @@ func TestThousandKeysShareOneListener(t *testing.T) {
 			lease, err := b.Acquire(ctx, name)
 			if assert.NoError(t, err) {
 				for err = lease.Release(ctx); errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil; {
-					err = lease.Release(ctx) // a thousand releases at once may take longer than one may
+					err = lease.Release(ctx) // a thousand concurrent releases may take longer than one
 				}
 				assert.NoError(t, err)
 			}

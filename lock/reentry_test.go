@@ -245,12 +245,12 @@ func TestWaiterSharesTheLockThatItsOwnerGets(t *testing.T) {
 func TestWaiterDoesNotQueueForALockOfItsOwner(t *testing.T) {
 	b, _ := setupWaiting(t, "ann")
 	key := b.key("ann")
-	var told atomic.Bool
+	var reported atomic.Bool
 	busy, goOn := make(chan struct{}, 1), make(chan struct{})
 	unblock := sync.OnceFunc(func() { close(goOn) })
 	defer unblock()
 	b.Locker = newLocker(t, b.rdb, lock.WithPoll(never), lock.WithObserver(lock.Observer{Busy: func(int) {
-		if told.CompareAndSwap(false, true) {
+		if reported.CompareAndSwap(false, true) {
 			busy <- struct{}{}
 			<-goOn
 		}
