@@ -38,7 +38,7 @@ const ReleasesCountMax = 10_000
 
 // ErrRefused is returned when Redis does not have the sale, cannot read what the buyer holds, or would
 // have more units left than the stock. A rebuild repairs that; until then the releases are kept.
-var ErrRefused = errors.New("Redis refused the units")
+var ErrRefused = errors.New("the units were refused by Redis")
 
 // PendingReleases returns the number of releases, counted up to ReleasesCountMax. The error is ErrRefused
 // if Redis has refused one of them.
