@@ -149,6 +149,8 @@ type Config struct {
 	// Postgres. At the bound the connections that have been idle for longest are closed, and new ones wait while
 	// none is idle. Waiting purchases, streams of orders and streams of sales get a quarter each.
 	MaxConnections int
+	// PlainReader has Run read plain purchases in front of net/http, which takes half of the CPU time.
+	PlainReader bool
 	// StopDelay is how long a stopping server takes new connections (0), so that a load balancer sees /readyz
 	// answer 503 before connections are refused.
 	StopDelay time.Duration

@@ -53,7 +53,7 @@ type metrics struct {
 	requests *prometheus.CounterVec
 	verdicts map[reservation.Verdict]verdictMetrics
 
-	outcomeMessages, outcomeLookups prometheus.Counter
+	plainPurchases, outcomeMessages, outcomeLookups prometheus.Counter
 }
 
 type verdictMetrics struct {
@@ -77,6 +77,9 @@ func newMetrics(registry *prometheus.Registry, from gaugeSources) (*metrics, err
 			Name: "stampede_http_requests_total", Help: "Requests answered, by route and class of status.",
 		}, []string{"route", "status"}),
 		verdicts: make(map[reservation.Verdict]verdictMetrics),
+		plainPurchases: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "stampede_plain_purchases_total", Help: "Purchases that were read in front of net/http.",
+		}),
 		outcomeMessages: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "stampede_outcome_messages_total", Help: "Messages in which workers announced changes of orders.",
 		}),
@@ -95,7 +98,8 @@ func newMetrics(registry *prometheus.Registry, from gaugeSources) (*metrics, err
 		Help:    "Time from the head of a purchase to its answer, by outcome: accepted, refused or failed.",
 		Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, 1, 5},
 	}, []string{"outcome"})
-	collectors := append(from.collectors(), m.requests, m.outcomeMessages, m.outcomeLookups, purchases, seconds)
+	collectors := append(from.collectors(),
+		m.requests, m.plainPurchases, m.outcomeMessages, m.outcomeLookups, purchases, seconds)
 	if err := register(registry, collectors...); err != nil {
 		return nil, err
 	}

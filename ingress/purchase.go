@@ -40,9 +40,6 @@ func (s *Server) purchase(c echo.Context) error {
 		return err
 	}
 	wait, waits := preferredWait(r.Header["Prefer"])
-	if !waits {
-		skipBackgroundRead(r)
-	}
 	quantity, err := readQuantity(r)
 	if err != nil {
 		return err

@@ -10,6 +10,8 @@ import (
 	"github.com/labstack/echo/v4"
 )
 
+const purchasePath = "/v1/sales/:sale/orders"
+
 func (s *Server) routes() {
 	s.echo = echo.New()
 	// Echo would trust any client's X-Forwarded-For.
@@ -26,7 +28,7 @@ func (s *Server) routes() {
 		unmatched.count(c.Response().Status)
 	}
 
-	s.handle(http.MethodPost, "/v1/sales/:sale/orders", s.purchase)
+	s.servePurchase = s.handle(http.MethodPost, purchasePath, s.purchase)
 
 	limited := s.limits.limitAddress
 	s.handleGet("/v1/orders", s.inFlight.orders.admit(s.listOrders))
@@ -65,10 +67,11 @@ func (s *Server) handleGet(path string, h echo.HandlerFunc) {
 }
 
 // handle registers a route. It does for each request what is middleware elsewhere: it recovers panics,
-// counts, refuses a body that is too large, and answers errors.
-func (s *Server) handle(method, path string, h echo.HandlerFunc) {
+// counts, refuses a body that is too large, and answers errors. It returns the handler of the route, which never
+// returns an error.
+func (s *Server) handle(method, path string, h echo.HandlerFunc) echo.HandlerFunc {
 	counters := s.metrics.route(method + " " + path)
-	s.echo.Add(method, path, func(c echo.Context) error {
+	served := func(c echo.Context) error {
 		defer func() {
 			if cause := recover(); cause != nil {
 				s.answerPanic(c, cause)
@@ -88,7 +91,9 @@ func (s *Server) handle(method, path string, h echo.HandlerFunc) {
 			s.fail(c, err)
 		}
 		return nil
-	})
+	}
+	s.echo.Add(method, path, served)
+	return served
 }
 
 // closeIfStopping closes the connection behind the answer of a stopping server, so that the client's next

@@ -35,9 +35,12 @@ const (
 
 // Server is the HTTP server. Make it with New; it is safe for concurrent use.
 type Server struct {
-	config  Config
-	log     *slog.Logger
-	echo    *echo.Echo
+	config Config
+	log    *slog.Logger
+	echo   *echo.Echo
+	// servePurchase is the route of purchases. It answers its errors.
+	servePurchase echo.HandlerFunc
+
 	auth    authenticator
 	admin   adminGate
 	metrics *metrics
@@ -160,7 +163,6 @@ func (s *Server) Run(ctx context.Context) error {
 	server := &http.Server{
 		Handler:           s.echo,
 		BaseContext:       func(net.Listener) context.Context { return base },
-		ConnContext:       withConn,
 		ConnState:         connState,
 		ReadHeaderTimeout: readHeaderTimeout,
 		ReadTimeout:       readTimeout,
@@ -174,13 +176,31 @@ func (s *Server) Run(ctx context.Context) error {
 	served := make(chan error, 1)
 	go func() {
 		defer close(served)
-		served <- server.Serve(connListener{connections})
+		s.accept(base, server, connections, served)
 	}()
 	err := errors.Join(s.serve(ctx, served), s.drain(base, cancelRequests, connections))
-	_ = server.Close() // closes connections that outlived the drain
+	_ = server.Close()
 	for range served { // net.ErrClosed, unless serve has taken the error
 	}
+	connections.CloseAll() // those that outlived the drain
 	return err
+}
+
+// accept accepts connections and serves requests until the listener fails, whose error it sends to served, and the
+// server is closed.
+func (s *Server) accept(
+	base context.Context, server *http.Server, connections *accept.Listener, served chan<- error,
+) {
+	if s.config.PlainReader {
+		if front := newPlainFront(base, s, connections.Addr()); front != nil {
+			var behind sync.WaitGroup
+			behind.Go(func() { _ = server.Serve(front) }) // ends when the server is closed
+			defer behind.Wait()
+			served <- front.run(connections)
+			return
+		}
+	}
+	served <- server.Serve(connections)
 }
 
 // serve returns nil when it is time to drain, and the error of a listener that fails before.

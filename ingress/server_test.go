@@ -20,16 +20,7 @@ func runShop(t *testing.T, change ...func(*Config)) (*shop, context.CancelFunc, 
 	t.Helper()
 	s := prepareShop(t, servers{testkit.RedisURL(t), testkit.DatabaseURL(t), testkit.Keys(t)},
 		append([]func(*Config){func(c *Config) { c.Addr = "127.0.0.1:0" }}, change...)...)
-	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	over := make(chan struct{})
-	go func() {
-		defer close(over)
-		ended <- s.server.Run(ctx)
-	}()
-	t.Cleanup(func() { stop(); <-over })
-	testkit.Eventually(t, 5*time.Second, "the server listens", func() bool { return s.server.listenAddr() != "" })
-	s.url = "http://" + s.server.listenAddr()
+	stop, ended := s.run()
 	return s, stop, ended
 }
 

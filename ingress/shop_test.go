@@ -7,7 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/http/httptest"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -29,6 +29,12 @@ import (
 )
 
 const adminToken = "operators-only"
+
+// plainReader has shops read plain purchases in front of net/http. "task test" runs the tests in both ways.
+var plainReader = os.Getenv("STAMPEDE_PLAIN_READER") != "off"
+
+// purchases keeps connections of their own for purchases: net/http keeps those on which it has served anything else.
+var purchases = http.DefaultTransport.(*http.Transport).Clone()
 
 // shop is a server on real stores, with access to the stores.
 type shop struct {
@@ -57,11 +63,25 @@ func openShop(t testing.TB, change ...func(*Config)) *shop {
 
 func openShopOn(t testing.TB, on servers, change ...func(*Config)) *shop {
 	t.Helper()
-	s := prepareShop(t, on, change...)
-	served := httptest.NewServer(s.server.Handler())
-	t.Cleanup(served.Close)
-	s.url = served.URL
+	s := prepareShop(t, on, append([]func(*Config){func(c *Config) { c.Addr = "127.0.0.1:0" }}, change...)...)
+	s.run()
 	return s
+}
+
+// run has the server listen. It returns what stops it, and the channel of Run's error.
+func (s *shop) run() (context.CancelFunc, <-chan error) {
+	s.t.Helper()
+	ctx, stop := context.WithCancel(s.t.Context())
+	ended := make(chan error, 1)
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		ended <- s.server.Run(ctx)
+	}()
+	s.t.Cleanup(func() { stop(); <-over })
+	testkit.Eventually(s.t, 5*time.Second, "the server listens", func() bool { return s.server.listenAddr() != "" })
+	s.url = "http://" + s.server.listenAddr()
+	return stop, ended
 }
 
 // prepareShop makes the server without listening.
@@ -81,6 +101,7 @@ func prepareShop(t testing.TB, on servers, change ...func(*Config)) *shop {
 	catalog := catalog.New(pool, store)
 	l := ledger.New(pool)
 	config := Config{
+		PlainReader:  plainReader,
 		Reservations: store, Sales: catalog, Orders: l, Postgres: ledger.New(apart),
 		Auth: AuthHeader, AdminToken: adminToken, Logger: testkit.Logger(t), OutcomesStream: on.keys.Outcomes(),
 		Outcomes: func() (redis.UniversalClient, error) { return connect.Blocking(on.redisURL) },
@@ -140,7 +161,11 @@ func (s *shop) ask(method, path string, body io.Reader, headers ...reqHeader) re
 	for _, h := range headers {
 		r.Header[http.CanonicalHeaderKey(h.name)] = append(r.Header[http.CanonicalHeaderKey(h.name)], h.value)
 	}
-	res, err := http.DefaultTransport.RoundTrip(r)
+	transport := http.DefaultTransport
+	if method == http.MethodPost && strings.HasSuffix(path, "/orders") {
+		transport = purchases
+	}
+	res, err := transport.RoundTrip(r)
 	require.NoError(s.t, err)
 	defer func() { _ = res.Body.Close() }()
 	text, err := io.ReadAll(res.Body)

@@ -27,8 +27,8 @@ func BenchmarkLimits(b *testing.B) {
 	// In the first round the ingress has the first turn, which measures how many buyers share a call.
 	inCall := 0
 	candidates := []rig.Candidate{
-		{Name: oursAccept, Turn: func(b *testing.B, round int) rig.Values {
-			values := serve(b, round)
+		{Name: oursAccept, Turn: func(b *testing.B, _ int) rig.Values {
+			values := serve(b, rig.Stampede{})
 			inCall = int(math.Round(values[perCall]))
 			return values
 		}},

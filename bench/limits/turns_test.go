@@ -49,8 +49,8 @@ func nothing(design string) turn {
 }
 
 // serve is `stampede serve` alone: accepted orders wait in Redis.
-func serve(b *testing.B, _ int) rig.Values {
-	s := rig.Stampede{}.Start(b, hugeStock)
+func serve(b *testing.B, how rig.Stampede) rig.Values {
+	s := how.Start(b, hugeStock)
 	defer s.Close()
 	s.StopWorkers()
 	before := scriptCalls(b, s.Shop.Redis)

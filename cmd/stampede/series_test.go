@@ -43,6 +43,7 @@ func TestEachSeriesExistsFromFirstScrape(t *testing.T) {
 			`stampede_rate_limit_evictions_total{by="user",calls`:    {"purchases", "orders"},
 			`stampede_rate_limit_evictions_total{by="address",calls`: {"purchases", "orders", "others"},
 			"stampede_event_streams{of":                              {"order", "sale"},
+			"stampede_plain_purchases_total":                         nil,
 			"stampede_outcome_messages_total":                        nil,
 			"stampede_idle_connections_closed_total":                 nil,
 			"stampede_outcome_lookups_total":                         nil,

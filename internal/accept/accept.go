@@ -10,6 +10,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -259,6 +260,16 @@ func (l *Listener) Drain(ctx context.Context) error {
 			_ = l.Close()
 			return ctx.Err()
 		}
+	}
+}
+
+// CloseAll closes all accepted connections, also those in use.
+func (l *Listener) CloseAll() {
+	l.mu.Lock()
+	open := slices.Collect(maps.Keys(l.open))
+	l.mu.Unlock()
+	for _, c := range open {
+		_ = c.Close()
 	}
 }
 
