@@ -145,8 +145,8 @@ func TestScriptWithoutPermissionWritesNothing(t *testing.T) {
 	}
 	for name, run := range map[string]func(b *bench, as *redis.Client) error{
 		"reserve": func(b *bench, as *redis.Client) error {
-			return lua.Reserve.Run(b.t.Context(), as, []string{b.saleKey, b.buyers, b.orders, b.ended}, b.epoch, 0, "\x81\xa5count",
-				"bob", "order-bob", "key", "1").Err()
+			return lua.Reserve.Run(b.t.Context(), as, []string{b.saleKey, b.buyers, b.orders, b.ended},
+				b.epoch, 0, "\x81\xa5count", "bob", "order-bob", "key", "1").Err()
 		},
 		"release": func(b *bench, as *redis.Client) error {
 			return lua.Release.Run(b.t.Context(), as, []string{b.saleKey, b.buyers, b.ended}, b.epoch, "ann", "order-ann", "key",

@@ -318,8 +318,8 @@ func TestReserveRejectsInvalidInputWithoutWriting(t *testing.T) {
 		t.Parallel()
 		b := newBench(t)
 		b.open()
-		err := lua.Reserve.Run(t.Context(), b.rdb, []string{b.saleKey, b.buyers, b.orders, b.ended}, "1", 0, "\x81\xa5count", "user",
-			"order", "-").Err()
+		err := lua.Reserve.Run(t.Context(), b.rdb, []string{b.saleKey, b.buyers, b.orders, b.ended},
+			"1", 0, "\x81\xa5count", "user", "order", "-").Err()
 		require.ErrorContains(t, err, "four values")
 	})
 }

@@ -87,7 +87,8 @@ func TestNackedMessageIsRetriedThenDeadLettered(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	sub := b.subscriber("worker-1", func(c *stream.Config) { c.MaxDeliveries, c.Registerer = 3, registry })
 	const metadata = "\x81\xa4name\xa5value" // msgpack
-	id := b.add(stream.FieldUUID, "poison", stream.FieldMetadata, metadata, "zebra", "1", "ant", "2", "zebra", "3", "bytes", "\xff")
+	id := b.add(stream.FieldUUID, "poison", stream.FieldMetadata, metadata,
+		"zebra", "1", "ant", "2", "zebra", "3", "bytes", "\xff")
 	messages := b.subscribe(sub)
 	for want := 1; want <= 3; want++ {
 		msg := receive(t, messages)
@@ -99,7 +100,12 @@ func TestNackedMessageIsRetriedThenDeadLettered(t *testing.T) {
 	}
 	entries, reasons := b.deadLetters.await(t, 1)
 	require.Equal(t, stream.Entry{Stream: b.stream, ID: id, Deliveries: 3, Fields: []stream.Field{
-		{stream.FieldUUID, "poison"}, {stream.FieldMetadata, metadata}, {"zebra", "1"}, {"ant", "2"}, {"zebra", "3"}, {"bytes", "\xff"},
+		{stream.FieldUUID, "poison"},
+		{stream.FieldMetadata, metadata},
+		{"zebra", "1"},
+		{"ant", "2"},
+		{"zebra", "3"},
+		{"bytes", "\xff"},
 	}}, entries[0], "as the stream holds it")
 	require.ErrorContains(t, reasons[0], "3 deliveries")
 	b.awaitNonePending()
