@@ -54,26 +54,23 @@ func (s *Server) purchase(c echo.Context) error {
 	if err != nil {
 		return err
 	}
-	h := c.Response().Header()
 	switch answer.Verdict {
 	case reservation.SoldOut:
 		// The answer to most of a crowd takes the shortest way.
 		writeProblem(c, problemSoldOut)
 		return nil
-	case reservation.Reserved:
-	case reservation.Replayed:
-		h["Idempotency-Replayed"] = headerTrue
+	case reservation.Reserved, reservation.Replayed:
 	default:
 		return problemOfVerdict(answer, time.Now())
 	}
 	if waits {
-		h["Preference-Applied"] = preferenceApplied(wait)
+		c.Response().Header()["Preference-Applied"] = preferenceApplied(wait)
 		return s.answerAfterWait(c, request, answer, began.Add(wait))
 	}
 	if answer.Verdict == reservation.Replayed {
 		return s.answerReplay(c, request, answer)
 	}
-	s.answerAccepted(c, request, answer.Reservation, false)
+	s.answerAccepted(c, request, answer, false)
 	return nil
 }
 
@@ -174,14 +171,25 @@ func (s *Server) reserve(r reservation.Request, began time.Time) (reservation.An
 }
 
 // answerAccepted answers 202. With mayBeBehind the answer says that the order may be in a later state.
-func (s *Server) answerAccepted(c echo.Context, r reservation.Request, held order.Reservation, mayBeBehind bool) {
+func (s *Server) answerAccepted(
+	c echo.Context, r reservation.Request, answer reservation.Answer, mayBeBehind bool,
+) {
 	h := c.Response().Header()
-	h["Location"] = []string{orderPath(held.OrderID)}
+	setOrderHeaders(h, answer)
 	h["Content-Type"] = jsonContent
 	buf := scratchPool.Get().(*scratch)
 	defer scratchPool.Put(buf)
-	buf.out = s.appendReservation(buf.out[:0], r, held, mayBeBehind)
+	buf.out = s.appendReservation(buf.out[:0], r, answer.Reservation, mayBeBehind)
 	write(c, http.StatusAccepted, buf.out)
+}
+
+// setOrderHeaders sets the headers of an answer that is the buyer's order. Problems have none of them: a repeat may
+// be answered by one before or after Redis knows that its order has ended.
+func setOrderHeaders(h http.Header, answer reservation.Answer) {
+	h["Location"] = []string{orderPath(answer.Reservation.OrderID)}
+	if answer.Verdict == reservation.Replayed {
+		h["Idempotency-Replayed"] = headerTrue
+	}
 }
 
 // appendReservation appends the body of a 202. It avoids the encoder because it runs once per accepted purchase.

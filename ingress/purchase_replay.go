@@ -55,6 +55,6 @@ func (s *Server) answerReplay(c echo.Context, r reservation.Request, answer rese
 	case forgotten && err != nil:
 		return fmt.Errorf("%w: order %s: postgres: %w; else: %w", problemStateUnknown, id, err, errVersionForgotten)
 	}
-	s.answerAccepted(c, r, answer.Reservation, err != nil)
+	s.answerAccepted(c, r, answer, err != nil)
 	return nil
 }

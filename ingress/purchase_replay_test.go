@@ -18,6 +18,7 @@ func (r reply) isEnded(order uuid.UUID, status order.Status) {
 	r.t.Helper()
 	p := r.isProblem(http.StatusConflict, "order-ended")
 	require.Equal(r.t, "/v1/orders/"+order.String(), r.header.Get("Location"))
+	require.Empty(r.t, r.header.Get("Idempotency-Replayed"), "before and after the units are released")
 	require.Equal(r.t, []any{order.String(), string(status)}, []any{p["order_id"], p["order_status"]})
 }
 

@@ -50,7 +50,7 @@ func (s *Server) answerAfterWait(
 	if answer.Verdict == reservation.Replayed {
 		return s.answerReplay(c, r, answer)
 	}
-	s.answerAccepted(c, r, answer.Reservation, false)
+	s.answerAccepted(c, r, answer, false)
 	return nil
 }
 
@@ -88,7 +88,7 @@ func (s *Server) answerWithOrder(
 	}
 	view := o.view()
 	view.Receipt = string(s.appendReceipt(nil, r, answer.Reservation))
-	c.Response().Header()["Location"] = []string{orderPath(o.ID)}
+	setOrderHeaders(c.Response().Header(), answer)
 	return writeJSON(c, status, view)
 }
 
