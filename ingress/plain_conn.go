@@ -19,7 +19,7 @@ const (
 
 var saleParam = []string{"sale"}
 
-// statefulConn is a connection that http.Server tells of its state: accept.Conn.
+// statefulConn is a connection that receives its state from http.Server, as those of package accept do.
 type statefulConn interface {
 	net.Conn
 	Changed(state http.ConnState)

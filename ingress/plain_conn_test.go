@@ -238,9 +238,10 @@ func TestIdlePlainConnsMakeRoom(t *testing.T) {
 		c.receives(http.StatusAccepted)
 		callers = append(callers, c)
 	}
-	callers[0].receivesEnd()
+	// Either of the first two: they may become idle at the same time.
+	require.EqualValues(t, 1, s.server.connections.Load().Evicted())
 	require.Equal(t, 2, s.server.connections.Load().Open())
-	for _, c := range callers[1:] {
+	for _, c := range callers {
 		require.NoError(t, c.Close())
 	}
 	testkit.Eventually(t, 5*time.Second, "the connections are closed", func() bool {

@@ -35,12 +35,13 @@ const (
 	evictShare = 32
 )
 
-// Listener is a net.Listener of Conns. It is safe for concurrent use, except that Accept is for one goroutine.
+// Listener is a net.Listener of TCP connections. It is safe for concurrent use, except that Accept is for one
+// goroutine.
 type Listener struct {
 	inner net.Listener
 	limit int
 
-	// accepted counts connections. It is the clock of Conn.idleSince.
+	// accepted counts connections. It is the clock of acceptedConn.idleSince.
 	accepted atomic.Int64
 	// evicted counts idle connections that were closed to make room.
 	evicted atomic.Int64
@@ -55,7 +56,7 @@ type Listener struct {
 
 	mu sync.Mutex
 	// open has the accepted connections that are not closed.
-	open map[*Conn]struct{}
+	open map[*acceptedConn]struct{}
 }
 
 // Listen listens on a TCP address for New. It turns Multipath TCP off, because Linux cannot refuse handshakes on
@@ -70,7 +71,7 @@ func Listen(ctx context.Context, addr string) (net.Listener, error) {
 func New(inner net.Listener, limit int) *Listener {
 	return &Listener{
 		inner: inner, limit: limit,
-		woken: make(chan struct{}, 1), stopped: make(chan struct{}), open: make(map[*Conn]struct{}),
+		woken: make(chan struct{}, 1), stopped: make(chan struct{}), open: make(map[*acceptedConn]struct{}),
 	}
 }
 
@@ -172,9 +173,9 @@ func (l *Listener) evict() (closed int) {
 }
 
 // idle returns the idle connections, the longest idle first.
-func (l *Listener) idle() []*Conn {
+func (l *Listener) idle() []*acceptedConn {
 	type idleConn struct {
-		conn  *Conn
+		conn  *acceptedConn
 		since int64
 	}
 	var found []idleConn
@@ -186,15 +187,15 @@ func (l *Listener) idle() []*Conn {
 	}
 	l.mu.Unlock()
 	slices.SortFunc(found, func(a, b idleConn) int { return cmp.Compare(a.since, b.since) })
-	conns := make([]*Conn, len(found))
+	conns := make([]*acceptedConn, len(found))
 	for i, f := range found {
 		conns[i] = f.conn
 	}
 	return conns
 }
 
-func (l *Listener) add(tcp *net.TCPConn) *Conn {
-	c := &Conn{TCPConn: tcp, listener: l}
+func (l *Listener) add(tcp *net.TCPConn) *acceptedConn {
+	c := &acceptedConn{TCPConn: tcp, listener: l}
 	l.accepted.Add(1)
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -202,7 +203,7 @@ func (l *Listener) add(tcp *net.TCPConn) *Conn {
 	return c
 }
 
-func (l *Listener) remove(c *Conn) {
+func (l *Listener) remove(c *acceptedConn) {
 	l.mu.Lock()
 	delete(l.open, c)
 	l.mu.Unlock()
@@ -290,9 +291,9 @@ func (l *Listener) closeIdle() (left int) {
 	return l.Open()
 }
 
-// Conn is a TCP connection of an http.Server. It is idle while the server waits for the first byte of a request,
-// except the first request, which arrives soon after the handshake.
-type Conn struct {
+// acceptedConn is a TCP connection of an http.Server. It is idle while the server waits for the first byte of a
+// request, except the first request, which arrives soon after the handshake.
+type acceptedConn struct {
 	*net.TCPConn
 	listener *Listener
 
@@ -303,7 +304,7 @@ type Conn struct {
 }
 
 // Changed must be called by http.Server.ConnState.
-func (c *Conn) Changed(state http.ConnState) {
+func (c *acceptedConn) Changed(state http.ConnState) {
 	if state == http.StateIdle {
 		c.quiet.Store(true)
 	}
@@ -312,7 +313,7 @@ func (c *Conn) Changed(state http.ConnState) {
 // Read implements net.Conn. A read of one byte is http.Server's background read, which detects a client that
 // disconnects during a request. The connection may be quiet then: if two requests arrive together, the state does not
 // become active for the second.
-func (c *Conn) Read(p []byte) (n int, err error) {
+func (c *acceptedConn) Read(p []byte) (n int, err error) {
 	if !c.quiet.Load() || len(p) == 1 {
 		return c.TCPConn.Read(p)
 	}
@@ -329,7 +330,7 @@ func (c *Conn) Read(p []byte) (n int, err error) {
 }
 
 // Close implements net.Conn.
-func (c *Conn) Close() error {
+func (c *acceptedConn) Close() error {
 	err := c.TCPConn.Close()
 	c.listener.remove(c)
 	return err
@@ -338,7 +339,7 @@ func (c *Conn) Close() error {
 // closeIfIdle closes the connection unless a request has begun. If a request arrives at the
 // same moment, its client gets a closed connection, which it must expect on every reused connection (RFC 9112,
 // section 9.5).
-func (c *Conn) closeIfIdle() bool {
+func (c *acceptedConn) closeIfIdle() bool {
 	if c.idleSince.Load() == 0 || c.hasUnread() {
 		return false
 	}
@@ -346,7 +347,7 @@ func (c *Conn) closeIfIdle() bool {
 }
 
 // hasUnread reports whether bytes have arrived that the server has not read.
-func (c *Conn) hasUnread() bool {
+func (c *acceptedConn) hasUnread() bool {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return false
