@@ -1,11 +1,13 @@
 package fulfillment_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
 	"maps"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -241,6 +243,12 @@ func TestWorkerRejectsOrdersBeyondStockInSaleOrder(t *testing.T) {
 	require.Equal(t, 100, s.Crowd(t, sale, 100))
 	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET stock = 37 WHERE id = $1", sale)
 	require.NoError(t, err)
+	// Messages may be handled in any order, so all orders are in one, the latest first.
+	events := testwork.Events(s, t)
+	slices.SortFunc(events, func(x, y order.OrderReserved) int { return cmp.Compare(y.Sequence, x.Sequence) })
+	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Orders(0)).Err())
+	require.NoError(t, s.Rdb.XAdd(t.Context(),
+		&redis.XAddArgs{Stream: s.Keys.Orders(0), Values: testwork.Values(events...)}).Err())
 	testwork.Work(t, testwork.Config(s, t))
 	testwork.AwaitRest(s, t)
 	require.EqualValues(t, 37, testshop.SoldOf(t, s.Pool, sale))

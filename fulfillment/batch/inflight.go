@@ -164,7 +164,7 @@ func (d *dispatch) start(ctx context.Context) {
 	older := d.deferred
 	d.deferred = nil
 	d.add(f, older)
-	d.add(f, d.queue.gather(d.BatchMax-len(f.batch)))
+	d.add(f, d.queue.take(d.BatchMax-len(f.batch)))
 	if len(f.batch) == 0 {
 		d.idle++ // the users of all are in flight
 		return

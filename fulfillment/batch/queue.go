@@ -1,9 +1,6 @@
 package batch
 
 import (
-	"cmp"
-	"runtime"
-	"slices"
 	"sync"
 )
 
@@ -56,37 +53,16 @@ func (q *submissions) signalAt(n int) {
 	q.signal()
 }
 
-// gather is take after the handlers of messages that were delivered with those that wait have
-// run: the Router starts them in any order, and the earliest orders have priority.
-func (q *submissions) gather(limit int) []*submission {
-	for before, now := -1, 0; before < now && now < limit; {
-		runtime.Gosched()
-		before, now = now, q.len()
-	}
-	return q.take(limit)
-}
-
-// take returns up to limit submissions, the earliest first.
+// take returns up to limit submissions, oldest first.
 func (q *submissions) take(limit int) []*submission {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	n := min(limit, len(q.waiting))
-	if n < len(q.waiting) { // the Router hands out messages in any order
-		slices.SortStableFunc(q.waiting, func(x, y *submission) int {
-			return cmp.Or(x.event.ReservedAt.Compare(y.event.ReservedAt), cmp.Compare(x.event.Sequence, y.event.Sequence))
-		})
-	}
 	taken := q.waiting[:n:n]
 	if q.waiting = q.waiting[n:]; len(q.waiting) == 0 {
 		q.waiting = nil // otherwise its capacity would shrink from the front and be reallocated often
 	}
 	return taken
-}
-
-func (q *submissions) len() int {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return len(q.waiting)
 }
 
 // close returns the waiting submissions, and makes add refuse further ones.
