@@ -248,7 +248,7 @@ func TestWorkerRejectsOrdersBeyondStockInSaleOrder(t *testing.T) {
 	slices.SortFunc(events, func(x, y order.OrderReserved) int { return cmp.Compare(y.Sequence, x.Sequence) })
 	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Orders(0)).Err())
 	require.NoError(t, s.Rdb.XAdd(t.Context(),
-		&redis.XAddArgs{Stream: s.Keys.Orders(0), Values: testwork.Values(events...)}).Err())
+		&redis.XAddArgs{Stream: s.Keys.Orders(0), Values: stream.Values(events...)}).Err())
 	testwork.Work(t, testwork.Config(s, t))
 	testwork.AwaitRest(s, t)
 	require.EqualValues(t, 37, testshop.SoldOf(t, s.Pool, sale))
@@ -325,7 +325,7 @@ func TestWorkerDeadLettersOnlyTheFaultyOrderOfAnEntry(t *testing.T) {
 	config := testwork.Config(s, t)
 	config.MaxDeliveries, config.BatchMax = 2, 6 // the entry takes several batches
 	key := s.Keys.Orders(0)
-	s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: key, Values: testwork.Values(events...)})
+	s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: key, Values: stream.Values(events...)})
 	testwork.Work(t, config)
 	testwork.AwaitRest(s, t)
 

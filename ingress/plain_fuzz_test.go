@@ -37,9 +37,9 @@ func FuzzPlainReader(f *testing.F) {
 	}
 	both := newBothServers(f)
 	f.Fuzz(func(t *testing.T, text []byte, cut uint16) {
-		for _, special := range []string{"metrics", "events"} { // these answers are never the same, or never end
+		for _, special := range []string{"metrics", "events"} {
 			if bytes.Contains(text, []byte(special)) {
-				t.Skip()
+				t.Skip("NOT COMPARED: the answer is never the same, or never ends")
 			}
 		}
 		readsAsNetHTTP(t, text)

@@ -90,6 +90,7 @@ func TestRollingRestartAnswersEveryRequest(t *testing.T) {
 	}{
 		// Without a delay a client could reuse a connection at the moment when it is closed.
 		"one request per connection, without a delay": {"0s", 1},
+
 		"kept connections": {"300ms", 1_000_000},
 	} {
 		t.Run(name, func(t *testing.T) {

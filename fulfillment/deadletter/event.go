@@ -65,15 +65,10 @@ func onlyOrder(entry stream.Entry, id uuid.UUID) (stream.Entry, bool) {
 	if at < 0 {
 		return stream.Entry{}, false
 	}
-	e := events[at]
-	only := map[string]string{
-		stream.FieldUUID:     order.CompactID(id),
-		stream.FieldMetadata: order.ReservedMetadata(e.SaleID, e.Epoch, 1),
-		stream.FieldPayload:  string(order.ReservedPayload(e.Epoch, e)),
-	}
+	only := stream.Values(events[at])
 	entry.Fields = slices.Clone(entry.Fields)
 	for i, f := range entry.Fields {
-		if value, changed := only[f.Name]; changed {
+		if value, changed := only[f.Name].(string); changed {
 			entry.Fields[i].Value = value
 		}
 	}

@@ -24,7 +24,7 @@ func TestRefusedOrdersBecomeDeadLettersOfTheirOwn(t *testing.T) {
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	events := testshop.CrowdOf(s.Open(t, 5), 3)
 	key := s.Keys.Orders(0)
-	id, err := s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: key, Values: testwork.Values(events...)}).Result()
+	id, err := s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: key, Values: stream.Values(events...)}).Result()
 	require.NoError(t, err)
 	entry, err := stream.ReadEntry(t.Context(), s.Rdb, key, id)
 	require.NoError(t, err)
@@ -85,7 +85,7 @@ func TestDiscardOfWholeEntryRejectsItsReadableOrders(t *testing.T) {
 		s.Buy(t, sale, user)
 	}
 	events := testwork.Events(s, t)
-	values := testwork.Values(events...)
+	values := stream.Values(events...)
 	values[stream.FieldPayload] = replacing("cid\n", "{cid}\n")(values[stream.FieldPayload].(string))
 	entry := stream.Entry{Stream: s.Keys.Orders(0), ID: "1-1", Fields: stream.FieldsOf(values)}
 	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Orders(0)).Err())

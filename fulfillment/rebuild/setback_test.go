@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment/rebuild"
+	"stampede/fulfillment/stream"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
@@ -208,7 +209,7 @@ func TestUnknownRejectedOrderStartsNoRebuild(t *testing.T) {
 
 // forgedEntry returns an entry of an order that Redis never accepted.
 func forgedEntry(sale uuid.UUID, user string) map[string]any {
-	return testwork.Values(order.OrderReserved{
+	return stream.Values(order.OrderReserved{
 		OrderID: order.NewOrderID(sale), SaleID: sale, UserID: user, Quantity: 1, Epoch: 1, ReservedAt: time.UnixMilli(1),
 	})
 }

@@ -118,6 +118,17 @@ func DecodeEntry(id string, values map[string]any, deliveries int64) (*message.M
 	return msg, nil
 }
 
+// Values are the entry of a message with these orders of one sale, as the script appends it in the
+// epoch of the first.
+func Values(events ...order.OrderReserved) map[string]any {
+	first := events[0]
+	return map[string]any{
+		FieldUUID:     order.CompactID(first.OrderID),
+		FieldMetadata: order.ReservedMetadata(first.SaleID, first.Epoch, len(events)),
+		FieldPayload:  string(order.ReservedPayload(first.Epoch, events...)),
+	}
+}
+
 // ordersIn returns how many orders the entry holds, or 1 for any other message.
 func ordersIn(values map[string]any) int {
 	payload, _ := values[FieldPayload].(string)

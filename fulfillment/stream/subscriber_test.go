@@ -319,10 +319,12 @@ func TestSubscriberBoundsOrdersInFlight(t *testing.T) {
 	for range 10 {
 		events := make([]order.OrderReserved, 10)
 		for i := range events {
-			events[i] = order.OrderReserved{OrderID: order.NewOrderID(sale), UserID: "ann", Quantity: 1, Epoch: 1}
+			events[i] = order.OrderReserved{
+				OrderID: order.NewOrderID(sale), SaleID: sale, UserID: "ann", Quantity: 1, Epoch: 1,
+			}
 		}
-		b.add(stream.FieldUUID, "id", stream.FieldMetadata, order.ReservedMetadata(sale, 1, 10),
-			stream.FieldPayload, string(order.ReservedPayload(1, events...)))
+		require.NoError(t, b.rdb.XAdd(t.Context(),
+			&redis.XAddArgs{Stream: b.stream, Values: stream.Values(events...)}).Err())
 	}
 	messages := b.subscribe(b.subscriber("worker-1", func(c *stream.Config) { c.PageMax, c.InFlightMax = 4, 25 }))
 	var held []*message.Message

@@ -13,7 +13,6 @@ import (
 	"stampede/fulfillment/stream"
 	"stampede/internal/testshop"
 	"stampede/reservation"
-	"stampede/reservation/order"
 )
 
 // Fulfil records the unread events of the stream, without a worker.
@@ -27,15 +26,10 @@ func Fulfil(s *testshop.Shop, t testing.TB) []ledger.Outcome {
 	}).Result()
 	require.NoError(t, err)
 	var ids []string
-	var events []order.OrderReserved
-	for _, m := range read[0].Messages {
-		msg, err := stream.DecodeEntry(m.ID, m.Values, 1)
-		require.NoError(t, err)
-		held, err := order.DecodeReserved(msg)
-		require.NoError(t, err)
-		ids, events = append(ids, m.ID), append(events, held...)
+	for _, entry := range read[0].Messages {
+		ids = append(ids, entry.ID)
 	}
-	outcomes, err := ledger.New(s.Pool).Record(ctx, events)
+	outcomes, err := ledger.New(s.Pool).Record(ctx, eventsIn(t, read[0].Messages))
 	require.NoError(t, err)
 	require.NoError(t, s.Rdb.XAck(ctx, key, reservation.Group, ids...).Err())
 	return outcomes

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment/batch"
@@ -55,9 +56,14 @@ func Batch(s *testshop.Shop, t testing.TB, change func(*batch.Config)) *batch.Ba
 }
 
 // Events are the orders in the stream.
-func Events(s *testshop.Shop, t testing.TB) (events []order.OrderReserved) {
+func Events(s *testshop.Shop, t testing.TB) []order.OrderReserved {
 	t.Helper()
-	for _, entry := range s.Rdb.XRange(t.Context(), s.Keys.Orders(0), "-", "+").Val() {
+	return eventsIn(t, s.Rdb.XRange(t.Context(), s.Keys.Orders(0), "-", "+").Val())
+}
+
+func eventsIn(t testing.TB, entries []redis.XMessage) (events []order.OrderReserved) {
+	t.Helper()
+	for _, entry := range entries {
 		msg, err := stream.DecodeEntry(entry.ID, entry.Values, 1)
 		require.NoError(t, err)
 		held, err := order.DecodeReserved(msg)
@@ -70,19 +76,9 @@ func Events(s *testshop.Shop, t testing.TB) (events []order.OrderReserved) {
 // messageOf is a message with these orders of one sale, as a subscriber delivers it.
 func messageOf(t testing.TB, events ...order.OrderReserved) *message.Message {
 	t.Helper()
-	msg, err := stream.DecodeEntry("1-1", Values(events...), 1)
+	msg, err := stream.DecodeEntry("1-1", stream.Values(events...), 1)
 	require.NoError(t, err)
 	return msg
-}
-
-// Values are an entry with these orders of one sale.
-func Values(events ...order.OrderReserved) map[string]any {
-	sale, epoch := events[0].SaleID, events[0].Epoch
-	return map[string]any{
-		stream.FieldUUID:     order.CompactID(events[0].OrderID),
-		stream.FieldMetadata: order.ReservedMetadata(sale, epoch, len(events)),
-		stream.FieldPayload:  string(order.ReservedPayload(epoch, events...)),
-	}
 }
 
 // Messages has a message of its own for each order in the stream.
