@@ -5,7 +5,7 @@
 // repeated or its buyer prefers to wait. The files in running order:
 //
 //	config.go, server.go          what a server needs; how it starts, serves and stops
-//	plain_front.go, plain_conn.go plain purchases, answered in front of net/http
+//	plain.go, plain_front.go      plain purchases, answered in front of net/http (plain_conn.go)
 //	plain_request.go, …_answer.go how they are read, and answered
 //	route.go                      the routes, and what is done for every request
 //	limit_rate.go                 rate limits by user and by client address (request_address.go)

@@ -5,8 +5,6 @@ import (
 	"net/http"
 	"runtime/debug"
 	"time"
-
-	"github.com/labstack/echo/v4"
 )
 
 const (
@@ -17,31 +15,21 @@ const (
 	peekBytes = 4
 )
 
-var saleParam = []string{"sale"}
-
 // statefulConn is a connection that receives its state from http.Server, as those of package accept do.
 type statefulConn interface {
 	net.Conn
 	Changed(state http.ConnState)
 }
 
-// connState is for http.Server.ConnState.
-func connState(c net.Conn, state http.ConnState) {
-	if c, ok := c.(statefulConn); ok {
-		c.Changed(state)
-	}
-}
-
 // plainConn answers plain purchases on a connection until something else arrives. All its memory is its own and used
 // for each request again, so it is for one goroutine.
 type plainConn struct {
-	front *plainFront
+	front *PlainFront
 	conn  statefulConn
 
 	request *plainRequest
 	answer  plainAnswer
-	context echo.Context
-	sale    [1]string // the parameter of the route
+	handle  func(sale string)
 
 	// unread[:filled] has been received and is not answered.
 	unread [plainRequestMax]byte
@@ -53,13 +41,13 @@ type plainConn struct {
 	readBy, writeBy time.Time
 }
 
-func newPlainConn(front *plainFront, conn statefulConn) *plainConn {
+func newPlainConn(front *PlainFront, conn statefulConn) *plainConn {
 	c := &plainConn{
 		front: front, conn: conn,
-		request: newPlainRequest(front.ctx, front.allowed, front.buyer, conn.RemoteAddr().String()),
+		request: newPlainRequest(front.ctx, front.allowed, front.config.Buyer, conn.RemoteAddr().String()),
 		answer:  plainAnswer{header: make(http.Header)},
 	}
-	c.context = front.server.echo.NewContext(c.request.Request, &c.answer)
+	c.handle = front.config.Handler(&c.answer, c.request.Request)
 	return c
 }
 
@@ -69,7 +57,7 @@ func (c *plainConn) serve() {
 	keep := false
 	defer func() {
 		if cause := recover(); cause != nil && cause != http.ErrAbortHandler { //nolint:errorlint // as in net/http
-			c.front.server.log.Error("a plain purchase panicked", "panic", cause, "stack", string(debug.Stack()))
+			c.front.config.Logger.Error("a plain purchase panicked", "panic", cause, "stack", string(debug.Stack()))
 		}
 		if !keep {
 			_ = c.conn.Close()
@@ -126,15 +114,8 @@ func (c *plainConn) skipLineEnds() {
 
 // serveRequest has the handler of the route answer the request. It is false if the connection is not to be kept.
 func (c *plainConn) serveRequest(began time.Time) bool {
-	s := c.front.server
-	s.metrics.plainPurchases.Inc()
 	c.answer.reset()
-	c.context.Reset(c.request.Request, &c.answer)
-	c.context.SetPath(purchasePath)
-	c.sale[0] = c.request.sale
-	c.context.SetParamNames(saleParam...)
-	c.context.SetParamValues(c.sale[:]...)
-	_ = s.servePurchase(c.context) // it answers its errors itself
+	c.handle(c.request.sale)
 	c.out = c.answer.append(c.out[:0], time.Now())
 	c.allowWrite(began)
 	if _, err := c.conn.Write(c.out); err != nil || c.answer.closes() {

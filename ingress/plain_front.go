@@ -3,7 +3,9 @@ package ingress
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net"
+	"net/http"
 	"sync"
 	"syscall"
 	"time"
@@ -14,14 +16,23 @@ import (
 // acceptRetryPause is the pause before connections are accepted again when files were short.
 const acceptRetryPause = 50 * time.Millisecond
 
-// plainFront answers plain purchases in front of an http.Server, for which it is the listener: it accepts connections,
-// and those on which anything else arrives go to that server.
-type plainFront struct {
-	server *Server
+// PlainConfig configures a PlainFront.
+type PlainConfig struct {
+	// Buyer is the header that names the buyer, or proves who it is.
+	Buyer string
+	// Handler is called once for each connection, with the writer and the request of all its purchases. What it
+	// returns answers one of them, in the sale of its path, and must not keep the request's body.
+	Handler func(w http.ResponseWriter, r *http.Request) func(sale string)
+	Logger  *slog.Logger
+}
+
+// PlainFront answers plain purchases in front of an http.Server, for which it is the listener: it accepts connections,
+// and those on which anything else arrives go to that server. The server's ConnState must be accept.ConnState.
+type PlainFront struct {
+	config PlainConfig
 	ctx    context.Context // of requests
 	addr   net.Addr
-	// buyer is the header that names the buyer, and allowed has all that a plain purchase may have.
-	buyer   string
+	// allowed has the headers that a plain purchase may have.
 	allowed map[string]plainHeader
 
 	handed    chan net.Conn
@@ -29,29 +40,26 @@ type plainFront struct {
 	closeOnce sync.Once
 }
 
-// newPlainFront returns nil if no request can be a plain purchase.
-func newPlainFront(ctx context.Context, s *Server, addr net.Addr) *plainFront {
-	buyer := s.config.AuthHeader
-	if s.config.Auth == AuthJWT {
-		buyer = "Authorization"
-	}
-	allowed := plainAllowList(buyer)
+// NewPlainFront returns nil if no request can be a plain purchase, because the buyer's header has another meaning. The
+// context is that of the requests.
+func NewPlainFront(ctx context.Context, addr net.Addr, config PlainConfig) *PlainFront {
+	allowed := plainAllowList(config.Buyer)
 	if allowed == nil {
 		return nil
 	}
-	return &plainFront{
-		server: s, ctx: ctx, addr: addr, buyer: buyer, allowed: allowed,
+	return &PlainFront{
+		config: config, ctx: ctx, addr: addr, allowed: allowed,
 		handed: make(chan net.Conn), closed: make(chan struct{}),
 	}
 }
 
-// run accepts connections until the listener fails, which is when it is closed. The accepted ones are served on.
-func (f *plainFront) run(connections *accept.Listener) error {
+// Run accepts connections until the listener fails, which is when it is closed. The accepted ones are served on.
+func (f *PlainFront) Run(connections *accept.Listener) error {
 	for {
 		conn, err := connections.Accept()
 		switch {
 		case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
-			f.server.log.Warn("cannot accept a connection now", "error", err)
+			f.config.Logger.Warn("cannot accept a connection now", "error", err)
 			select {
 			case <-time.After(acceptRetryPause):
 			case <-f.closed:
@@ -64,7 +72,7 @@ func (f *plainFront) run(connections *accept.Listener) error {
 	}
 }
 
-func (f *plainFront) serve(conn net.Conn) {
+func (f *PlainFront) serve(conn net.Conn) {
 	if conn, ok := conn.(statefulConn); ok {
 		newPlainConn(f, conn).serve()
 		return
@@ -76,13 +84,13 @@ func (f *plainFront) serve(conn net.Conn) {
 
 // handOver gives a connection to the http.Server, which reads the unread bytes first. It is false if that server is
 // closed.
-func (f *plainFront) handOver(conn statefulConn, unread []byte) bool {
+func (f *PlainFront) handOver(conn statefulConn, unread []byte) bool {
 	// The server sets deadlines of its own.
 	_ = conn.SetDeadline(time.Time{})
 	return f.give(&handedConn{conn, unread})
 }
 
-func (f *plainFront) give(conn net.Conn) bool {
+func (f *PlainFront) give(conn net.Conn) bool {
 	select {
 	case f.handed <- conn:
 		return true
@@ -92,7 +100,7 @@ func (f *plainFront) give(conn net.Conn) bool {
 }
 
 // Accept implements net.Listener: it returns the connections that were handed over.
-func (f *plainFront) Accept() (net.Conn, error) {
+func (f *PlainFront) Accept() (net.Conn, error) {
 	select {
 	case conn := <-f.handed:
 		return conn, nil
@@ -102,13 +110,13 @@ func (f *plainFront) Accept() (net.Conn, error) {
 }
 
 // Close implements net.Listener.
-func (f *plainFront) Close() error {
+func (f *PlainFront) Close() error {
 	f.closeOnce.Do(func() { close(f.closed) })
 	return nil
 }
 
 // Addr implements net.Listener.
-func (f *plainFront) Addr() net.Addr { return f.addr }
+func (f *PlainFront) Addr() net.Addr { return f.addr }
 
 // handedConn is a connection whose first bytes were read before it was handed over.
 type handedConn struct {

@@ -20,6 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
+	"stampede/internal/accept"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"
@@ -92,7 +93,7 @@ type bothServers struct {
 	decisions, withReader *decidedByName
 	open                  sync.WaitGroup // connections
 	toPlain               pipeListener
-	front                 *plainFront
+	front                 *PlainFront
 }
 
 func newBothServers(t testing.TB) *bothServers {
@@ -100,7 +101,7 @@ func newBothServers(t testing.TB) *bothServers {
 	b := &bothServers{decisions: &decidedByName{}, withReader: &decidedByName{}}
 	b.plain, b.reader = newStubServer(t, b.decisions), newStubServer(t, b.withReader)
 	b.toPlain = pipeListener{make(chan net.Conn), make(chan struct{})}
-	b.front = newPlainFront(t.Context(), b.reader, b.toPlain.Addr())
+	b.front = b.reader.newPlainFront(t.Context(), b.toPlain.Addr())
 	serveStub(t, b.plain, b.toPlain)
 	serveStub(t, b.reader, b.front)
 	t.Cleanup(b.open.Wait)
@@ -122,7 +123,7 @@ func newStubServer(t testing.TB, decisions *decidedByName) *Server {
 func serveStub(t testing.TB, s *Server, on net.Listener) {
 	t.Helper()
 	server := &http.Server{
-		Handler: s.echo, ConnState: connState, ErrorLog: log.New(io.Discard, "", 0), MaxHeaderBytes: maxHeaderBytes,
+		Handler: s.echo, ConnState: accept.ConnState, ErrorLog: log.New(io.Discard, "", 0), MaxHeaderBytes: maxHeaderBytes,
 		ReadHeaderTimeout: readHeaderTimeout, ReadTimeout: readTimeout, WriteTimeout: writeTimeout, IdleTimeout: idleTimeout,
 	}
 	var serving sync.WaitGroup

@@ -163,7 +163,7 @@ func (s *Server) Run(ctx context.Context) error {
 	server := &http.Server{
 		Handler:           s.echo,
 		BaseContext:       func(net.Listener) context.Context { return base },
-		ConnState:         connState,
+		ConnState:         accept.ConnState,
 		ReadHeaderTimeout: readHeaderTimeout,
 		ReadTimeout:       readTimeout,
 		WriteTimeout:      writeTimeout,
@@ -192,11 +192,11 @@ func (s *Server) accept(
 	base context.Context, server *http.Server, connections *accept.Listener, served chan<- error,
 ) {
 	if s.config.PlainReader {
-		if front := newPlainFront(base, s, connections.Addr()); front != nil {
+		if front := s.newPlainFront(base, connections.Addr()); front != nil {
 			var behind sync.WaitGroup
 			behind.Go(func() { _ = server.Serve(front) }) // ends when the server is closed
 			defer behind.Wait()
-			served <- front.run(connections)
+			served <- front.Run(connections)
 			return
 		}
 	}

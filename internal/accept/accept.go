@@ -303,7 +303,14 @@ type acceptedConn struct {
 	idleSince atomic.Int64
 }
 
-// Changed must be called by http.Server.ConnState.
+// ConnState is for http.Server.ConnState.
+func ConnState(c net.Conn, state http.ConnState) {
+	if c, ok := c.(interface{ Changed(state http.ConnState) }); ok {
+		c.Changed(state)
+	}
+}
+
+// Changed receives the connection's state in the server.
 func (c *acceptedConn) Changed(state http.ConnState) {
 	if state == http.StateIdle {
 		c.quiet.Store(true)
