@@ -56,6 +56,10 @@ var All = map[string]Entry{
 	"postgres-row":     {Title: "Postgres, one row per sale", New: newPostgresRow, Guarded: true},
 	"postgres-units":   {Title: "Postgres, one row per unit", New: newPostgresUnits, Guarded: true, RowPerUnit: true},
 	"postgres-batched": {Title: "Postgres, batched", New: newPostgresBatched, Guarded: true},
+	"postgres-batched-reader": {
+		Title: "Postgres, batched, our reader", New: newPostgresBatched, Guarded: true,
+		Options: map[string]string{front.PlainReader: "on"},
+	},
 }
 
 // Find is for front.Main.

@@ -48,6 +48,10 @@ type fixed interface {
 	Answer() (status int, contentType string, body []byte)
 }
 
+// PlainReader is the option of a Backend with which the front reads plain purchases in front of net/http, by the
+// reader of `stampede serve`. Its value is "on".
+const PlainReader = "plain-reader"
+
 // Backend is what a design may use. Each design chooses how many connections it opens.
 type Backend struct {
 	RedisURL, DatabaseURL string

@@ -4,8 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"net"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
 
@@ -35,8 +35,31 @@ func TestServerAnswersEachVerdict(t *testing.T) {
 	t.Parallel()
 	sale := uuid.New()
 	design := verdicts{"reserved": Reserved, "confirmed": Confirmed, "late": SoldOut, "greedy": AlreadyPurchased}
-	server := httptest.NewServer(newServer(design, sale).Handler)
-	t.Cleanup(server.Close)
+	for _, reader := range []string{"off", "on"} {
+		url := start(t, design, Spec{Sale: sale, Backend: Backend{Options: map[string]string{PlainReader: reader}}})
+		askForEachVerdict(t, url, sale)
+	}
+}
+
+// start serves a design until the end of the test, and returns its URL.
+func start(t *testing.T, design Design, spec Spec) (url string) {
+	t.Helper()
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
+	served := make(chan error, 1)
+	go func() { served <- serve(ctx, listener, design, spec) }()
+	t.Cleanup(func() {
+		stop()
+		require.NoError(t, <-served)
+	})
+	return "http://" + listener.Addr().String()
+}
+
+func askForEachVerdict(t *testing.T, url string, sale uuid.UUID) {
+	t.Helper()
+	client := &http.Client{Transport: &http.Transport{}}
+	defer client.CloseIdleConnections()
 	for _, c := range []struct {
 		user, sale, body string
 		status           int
@@ -52,12 +75,12 @@ func TestServerAnswersEachVerdict(t *testing.T) {
 		{"reserved", sale.String(), `{"quantity":0}`, http.StatusBadRequest, "/problems/invalid-request"},
 		{"reserved", sale.String(), `{`, http.StatusBadRequest, "/problems/invalid-request"},
 	} {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL+"/v1/sales/"+c.sale+"/orders",
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+"/v1/sales/"+c.sale+"/orders",
 			strings.NewReader(c.body))
 		require.NoError(t, err)
 		req.Header.Set("Content-Type", "application/json")
 		req.Header.Set("X-User-ID", c.user)
-		resp, err := server.Client().Do(req)
+		resp, err := client.Do(req)
 		require.NoError(t, err)
 		var answer json.RawMessage
 		require.NoError(t, json.NewDecoder(resp.Body).Decode(&answer))

@@ -1,6 +1,7 @@
 package front
 
 import (
+	"context"
 	"log/slog"
 	"net"
 	"net/http"
@@ -11,6 +12,9 @@ import (
 	"github.com/google/uuid"
 	"github.com/labstack/echo/v4"
 	"github.com/labstack/echo/v4/middleware"
+
+	"stampede/ingress"
+	"stampede/internal/accept"
 )
 
 // Limits of a connection, as in ingress/server.go.
@@ -26,6 +30,8 @@ const (
 // logging each failure would be measured as well.
 const failuresLogged = 10
 
+const userHeader = "X-User-ID"
+
 // handler serves one sale of a design.
 type handler struct {
 	design Design
@@ -33,18 +39,19 @@ type handler struct {
 	logged atomic.Int64
 }
 
+const route = "/v1/sales/:sale/orders"
+
 func newServer(design Design, sale uuid.UUID) *http.Server {
-	const route = "/v1/sales/:sale/orders"
 	e := echo.New()
 	if raw, ok := design.(fixed); ok {
 		status, contentType, body := raw.Answer()
 		e.POST(route, func(c echo.Context) error { return c.Blob(status, contentType, body) })
 	} else {
-		h := &handler{design: design, sale: sale}
 		e.Use(middleware.Recover(), middleware.RequestID())
-		e.POST(route, h.buy)
+		e.POST(route, newHandler(design, sale).buy)
 	}
 	return &http.Server{
+		ConnState:         accept.ConnState,
 		Handler:           e,
 		ReadHeaderTimeout: readHeaderTimeout,
 		ReadTimeout:       readTimeout,
@@ -53,6 +60,29 @@ func newServer(design Design, sale uuid.UUID) *http.Server {
 		MaxHeaderBytes:    maxHeaderBytes,
 		ErrorLog:          slog.NewLogLogger(slog.Default().Handler(), slog.LevelWarn),
 	}
+}
+
+func newHandler(design Design, sale uuid.UUID) *handler { return &handler{design: design, sale: sale} }
+
+// newPlainFront reads plain purchases in front of the server, and has the design answer them. Its reader recovers from
+// panics; request ids are not made, as `stampede serve` makes none for them.
+func newPlainFront(ctx context.Context, design Design, sale uuid.UUID, addr net.Addr) *ingress.PlainFront {
+	h, e := newHandler(design, sale), echo.New()
+	return ingress.NewPlainFront(ctx, addr, ingress.PlainConfig{
+		Buyer: userHeader, Logger: slog.Default(),
+		Handler: func(w http.ResponseWriter, r *http.Request) func(sale string) {
+			c := e.NewContext(r, w)
+			return func(sale string) {
+				c.Reset(r, w)
+				c.SetPath(route)
+				c.SetParamNames("sale")
+				c.SetParamValues(sale)
+				if err := h.buy(c); err != nil {
+					e.HTTPErrorHandler(err, c)
+				}
+			}
+		},
+	})
 }
 
 type purchase struct {
@@ -76,7 +106,7 @@ type problem struct {
 }
 
 func (h *handler) buy(c echo.Context) error {
-	user := c.Request().Header.Get("X-User-ID")
+	user := c.Request().Header.Get(userHeader)
 	if user == "" {
 		return refuse(c, http.StatusUnauthorized, "unauthorized", "The request has no user id")
 	}

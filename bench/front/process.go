@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	"stampede/internal/accept"
 )
 
 // Env is the environment variable with the Spec of a front process, in JSON.
@@ -75,19 +77,28 @@ func run(ctx context.Context, text string, find func(design string) (New, bool),
 		return err
 	}
 	fmt.Fprintln(out, announce(listener))
-	return serve(ctx, listener, design, spec.Sale)
+	return serve(ctx, listener, design, spec)
 }
 
 // serve answers buyers until ctx ends or the design fails. The background work of the design is stopped
 // after the last answer, so that it can finish accepted orders.
-func serve(ctx context.Context, listener net.Listener, design Design, sale uuid.UUID) error {
+func serve(ctx context.Context, listener net.Listener, design Design, spec Spec) error {
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	worked := make(chan error, 1)
 	go func() { worked <- design.Run(background) }()
 
-	server := newServer(design, sale)
-	served := make(chan error, 1)
+	server := newServer(design, spec.Sale)
+	shutdown, served := server.Shutdown, make(chan error, 2)
+	if spec.Backend.Options[PlainReader] == "on" {
+		connections := accept.New(listener, 0)
+		plain := newPlainFront(background, design, spec.Sale, connections.Addr())
+		go func() { served <- plain.Run(connections) }()
+		listener = plain
+		shutdown = func(ctx context.Context) error {
+			return errors.Join(connections.Drain(ctx), server.Shutdown(ctx))
+		}
+	}
 	go func() { served <- server.Serve(listener) }()
 
 	var failed error
@@ -101,13 +112,13 @@ func serve(ctx context.Context, listener net.Listener, design Design, sale uuid.
 	}
 	draining, cancel := context.WithTimeout(background, drainTimeout)
 	defer cancel()
-	shutdown := server.Shutdown(draining)
-	if shutdown != nil {
+	unfinished := shutdown(draining)
+	if unfinished != nil {
 		_ = server.Close()
 	}
 	stop()
-	err := errors.Join(failed, shutdown, ignore(<-worked, context.Canceled), ignore(<-served, http.ErrServerClosed))
-	return err
+	return errors.Join(failed, unfinished, ignore(<-worked, context.Canceled),
+		ignore(ignore(<-served, http.ErrServerClosed), net.ErrClosed))
 }
 
 // ignore returns err unless it is the expected one.

@@ -16,7 +16,7 @@ const (
 	waiting   = "waiting buyers, "
 	committed = "committed, "
 	// confirmedGoalMillis is the goal for the p99 from the 202 until the order is in Postgres.
-	confirmedGoalMillis = 50
+	confirmedGoalMillis = 30
 	// confirmedConnections: each buyer occupies one until the order is confirmed.
 	confirmedConnections = 2048
 )
@@ -30,7 +30,7 @@ func BenchmarkConfirmed(b *testing.B) {
 	results := rig.Compare(b, rig.Candidate{Name: ours, Turn: func(b *testing.B, _ int) rig.Values {
 		v := rig.Values{}
 		highest := product.start(b, product.plenty(b))
-		product.closedLoop(b, highest, v)
+		product.closedLoop(b, highest, v, usualConnections(b))
 		highest.Close()
 		unattended := product.start(b, product.plenty(b))
 		measureCommits(b, unattended, v, v[durable]/2)

@@ -30,7 +30,9 @@ const (
 	postgresRow     = "postgres-row"
 	postgresBatched = "postgres-batched"
 	ours            = "Stampede"
-	ingress         = "Stampede, ingress alone"
+	// postgresBatchedReader is the rival with the reader of `stampede serve`.
+	postgresBatchedReader = "postgres-batched-reader"
+	ingress               = "Stampede, ingress alone"
 )
 
 // smokeOptions and smokeEnv shorten long starts and claim delays in smoke runs.
@@ -50,7 +52,7 @@ const oursClaimDelay = 14 * time.Second
 var rungOrder = []string{
 	nothing, nothingRaw,
 	"check-set", "mutex", "mutex-twice", "setnx", lockedTx, "lock-transaction-redisson", "memory-queue",
-	postgresRow, "postgres-units", postgresBatched,
+	postgresRow, "postgres-units", postgresBatched, postgresBatchedReader,
 	evalsha, "stock-stream",
 }
 

@@ -96,7 +96,7 @@ func (r rung) rush(b *testing.B, v rig.Values) {
 	defer s.Close()
 	l := newLedger()
 	load := s.Crowd(clicks)
-	load.Connections, load.Most = connections(b), uint64(2*stock*clicks)
+	load.Connections, load.Most = usualConnections(b), uint64(2*stock*clicks)
 	load.For, load.OnAnswer = rig.Scale(b, 10*time.Second, 2*time.Second), l.onAnswer(0, clicks)
 	s.Measure(load)
 
@@ -121,7 +121,7 @@ func (r rung) crash(b *testing.B, v rig.Values) {
 	defer s.Close()
 	l := newLedger()
 	buyers := s.Crowd(1)
-	buyers.Connections, buyers.For, buyers.OnAnswer = connections(b), time.Minute, l.onAnswer(0, 1)
+	buyers.Connections, buyers.For, buyers.OnAnswer = usualConnections(b), time.Minute, l.onAnswer(0, 1)
 	done := make(chan error, 1)
 	go func() {
 		_, err := buyers.Measure(b.Context())
@@ -151,7 +151,7 @@ func (r rung) sellRest(b *testing.B, s *rig.System, l *ledger) bool {
 	defer stop()
 	record := l.onAnswer(1, 1)
 	load := s.Crowd(1)
-	load.Connections, load.For = connections(b), rig.Scale(b, 2*time.Second, 200*time.Millisecond)
+	load.Connections, load.For = usualConnections(b), rig.Scale(b, 2*time.Second, 200*time.Millisecond)
 	if r.isOurs() {
 		load.For = time.Minute
 	}

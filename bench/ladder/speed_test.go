@@ -1,7 +1,6 @@
 package ladder
 
 import (
-	"flag"
 	"testing"
 	"time"
 
@@ -57,7 +56,7 @@ func BenchmarkLadder(b *testing.B) {
 func (r rung) speed(b *testing.B, _ int) rig.Values {
 	v := rig.Values{}
 	loads := []func(*rig.System){
-		func(s *rig.System) { r.closedLoop(b, s, v) },
+		func(s *rig.System) { r.closedLoop(b, s, v, usualConnections(b)) },
 		func(s *rig.System) { openLoop(b, s, v, halfLoad, v[accepted]/2) },
 		func(s *rig.System) { openLoop(b, s, v, commonLoad, commonRate) },
 	}
@@ -74,10 +73,8 @@ func (r rung) speed(b *testing.B, _ int) rig.Values {
 	return v
 }
 
-var closedConnections = flag.Int("connections", 256, "number of `connections` of the closed loops")
-
-// connections is the number of connections of a closed loop.
-func connections(b *testing.B) int { return rig.Scale(b, *closedConnections, 32) }
+// usualConnections is the number of connections of a closed loop.
+func usualConnections(b *testing.B) int { return rig.Scale(b, 256, 32) }
 
 func turnDuration(b *testing.B) time.Duration {
 	return rig.Scale(b, 2*time.Second, 100*time.Millisecond)
@@ -95,14 +92,14 @@ func (r rung) plenty(b *testing.B) int64 {
 // from the first request until the last accepted order is there. A design that falls behind gets the
 // same time again, and counts with what it has written by then. So it does after the warm-up; a design
 // that keeps up has nothing left to write after it.
-func (r rung) closedLoop(b *testing.B, s *rig.System, v rig.Values) {
+func (r rung) closedLoop(b *testing.B, s *rig.System, v rig.Values, connections int) {
 	warmed := warm(b, s)
 	if r.writes() {
 		s.Await(warmed, turnDuration(b))
 	}
 	began, unitsBefore, cpuBefore := time.Now(), s.Shop.Units(), s.CPU()
 	load := s.Crowd(1)
-	load.Connections, load.For = connections(b), turnDuration(b)
+	load.Connections, load.For = connections, turnDuration(b)
 	answers := s.Measure(load)
 	require.NotZero(b, answers.Wanted, "%s accepted nothing: %s", r.name, answers)
 	v[accepted] = answers.PerSecond()
@@ -140,7 +137,7 @@ func openLoop(b *testing.B, s *rig.System, v rig.Values, name string, perSecond 
 // accepted orders.
 func warm(b *testing.B, s *rig.System) int64 {
 	load := s.Crowd(1)
-	load.Connections, load.For = connections(b), rig.Scale(b, 500*time.Millisecond, 30*time.Millisecond)
+	load.Connections, load.For = usualConnections(b), rig.Scale(b, 500*time.Millisecond, 30*time.Millisecond)
 	return s.Measure(load).Wanted
 }
 

@@ -15,7 +15,12 @@ func putTables(b *testing.B, results *rig.Results, all []rung, leftOut string) {
 	putRateTable(b, results, all, leftOut)
 	putDurableTable(b, results, all)
 	putRatioTable(b, results, all)
-	putGoalTable(b, results)
+	putGoalTable(b, results, goals, page.Table{
+		Title: "What is to be reached",
+		Note: fmt.Sprintf("Ratios of the tables above, %d rounds. “Accepted” is measured for the ingress without a "+
+			"worker: its orders wait in the stream. Beside it is what it accepts while a worker writes them to "+
+			"Postgres on the same cores. “In Postgres” is the whole pipeline on these cores.", b.N),
+	})
 	putLatencyTable(b, results, all)
 	putCPUTable(b, results, all)
 }
@@ -26,7 +31,7 @@ func putRateTable(b *testing.B, results *rig.Results, all []rung, leftOut string
 		Title: "Orders accepted a second",
 		Note: fmt.Sprintf("Closed loop of %d connections, %d rounds of %v; medians, with the least and the greatest. Only "+
 			"answers of acceptance count: 201, which says that the order is in Postgres, or "+
-			"202.%s", connections(b), b.N, turnDuration(b), leftOut),
+			"202.%s", usualConnections(b), b.N, turnDuration(b), leftOut),
 		Head: []string{"design", "accepted/s", "p50", "p99", "p99.9", "other answers"},
 		Plot: "ladder-accepted.svg", Chart: &page.Chart{Kind: page.Bars, Columns: []string{"accepted/s"}, Unit: "orders/s"},
 	}
@@ -84,12 +89,14 @@ func putRatioTable(b *testing.B, results *rig.Results, all []rung) {
 	rig.Put(t)
 }
 
-// goals are ratios for BenchmarkLadder to reach.
-var goals = []struct {
+// goal is a ratio to reach.
+type goal struct {
 	other, detail string
 	figure        string
 	least         float64 // 0 means no goal
-}{
+}
+
+var goals = []goal{
 	{nothing, " (Recover, RequestID, a bound body, an answer in JSON)", accepted, 0.75},
 	{nothingRaw, " (no middleware, the body is not read)", accepted, 0},
 	{evalsha, " (one EVALSHA of the tutorials' script with XADD)", accepted, 1.8},
@@ -100,15 +107,9 @@ var goals = []struct {
 	{postgresBatched, " (as we batch)", durable, 1.1},
 }
 
-func putGoalTable(b *testing.B, results *rig.Results) {
+func putGoalTable(b *testing.B, results *rig.Results, goals []goal, t page.Table) {
 	b.Helper()
-	t := page.Table{
-		Title: "What is to be reached",
-		Note: fmt.Sprintf("Ratios of the tables above, %d rounds. “Accepted” is measured for the ingress without a "+
-			"worker: its orders wait in the stream. Beside it is what it accepts while a worker writes them to "+
-			"Postgres on the same cores. “In Postgres” is the whole pipeline on these cores.", b.N),
-		Head: []string{"ratio", "at least", "ingress alone", "with a worker", ""},
-	}
+	t.Head = []string{"ratio", "at least", "ingress alone", "with a worker", ""}
 	for _, g := range goals {
 		alone := results.Ratio(ingress, g.figure, g.other, g.figure)
 		whole := results.Ratio(ours, g.figure, g.other, g.figure)

@@ -70,11 +70,11 @@ func stageTable(b *testing.B, results *rig.Results) page.Table {
 		Head: []string{"stage", "its limit", "limit, orders/s", "ours", "orders/s", "share", "at least"},
 	}
 	for _, s := range []struct{ stage, ours, limit, target string }{
-		{"HTTP", oursAccept, echoNothing, "0.75"},
+		{"HTTP", oursAccept, echoNothing, "1.1"},
 		{"HTTP", oursAccept, echoRaw, ""},
 		{"decision", oursAccept, scriptSame, ""},
 		{"stream", oursRecord, readAck, ""},
-		{"Postgres", oursRecord, insertOne, "0.6"},
+		{"Postgres", oursRecord, insertOne, "0.85"},
 		{"Postgres", oursRecord, insertTwo, ""},
 		{"Postgres", oursRecord, copyOne, ""},
 	} {
