@@ -23,7 +23,7 @@ import (
 // Reservations decides purchases, and finds orders that are not in Postgres yet: *reservation.Store.
 type Reservations interface {
 	Reserve(ctx context.Context, r reservation.Request) (reservation.Answer, error)
-	FindReserved(ctx context.Context, order uuid.UUID, user string) (order.Order, error)
+	FindReserved(ctx context.Context, id uuid.UUID, user string) (order.Order, error)
 	Ping(ctx context.Context) error
 }
 
@@ -55,8 +55,8 @@ type Orders interface {
 	// Pay and Cancel change an order; both can be repeated. Another user's order is missing. Their errors are
 	// order.ErrIllegalTransition, order.ErrExpired, and order.ErrDamaged if
 	// Postgres always refuses the change.
-	Pay(ctx context.Context, order uuid.UUID, user, reference string) (order.Order, error)
-	Cancel(ctx context.Context, order uuid.UUID, user string) (order.Order, error)
+	Pay(ctx context.Context, id uuid.UUID, user, reference string) (order.Order, error)
+	Cancel(ctx context.Context, id uuid.UUID, user string) (order.Order, error)
 }
 
 // AwaitedOrders are the orders that purchases look up: *ledger.Ledger. The methods are those of Orders.

@@ -88,7 +88,7 @@ func newMetrics(registry *prometheus.Registry, from gaugeSources) (*metrics, err
 			Help: "Queries of Postgres for orders that requests wait for, each for at most 1000 orders.",
 		}),
 	}
-	purchases := prometheus.NewCounterVec(prometheus.CounterOpts{
+	byVerdict := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "stampede_purchases_total",
 		Help: "Purchases by verdict. The script did not decide overloaded, unavailable, unknown and rate-limited ones; " +
 			"of these, only unknown ones may have reserved units.",
@@ -99,13 +99,13 @@ func newMetrics(registry *prometheus.Registry, from gaugeSources) (*metrics, err
 		Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, 1, 5},
 	}, []string{"outcome"})
 	collectors := append(from.collectors(),
-		m.requests, m.plainPurchases, m.outcomeMessages, m.outcomeLookups, purchases, seconds)
+		m.requests, m.plainPurchases, m.outcomeMessages, m.outcomeLookups, byVerdict, seconds)
 	if err := register(registry, collectors...); err != nil {
 		return nil, err
 	}
 	for verdict, outcome := range outcomeByVerdict {
 		m.verdicts[verdict] = verdictMetrics{
-			purchases.WithLabelValues(string(verdict)), seconds.WithLabelValues(outcome),
+			byVerdict.WithLabelValues(string(verdict)), seconds.WithLabelValues(outcome),
 		}
 	}
 	return m, nil

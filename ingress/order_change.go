@@ -70,11 +70,11 @@ func (s *Server) answerChange(
 	c echo.Context, id uuid.UUID, user string, change func(context.Context) (order.Order, error),
 ) error {
 	return s.inFlight.orders.admit(func(c echo.Context) error {
-		order, err := s.changeOrder(c.Request().Context(), id, user, change)
+		changed, err := s.changeOrder(c.Request().Context(), id, user, change)
 		if err != nil {
 			return err
 		}
-		return writeJSON(c, http.StatusOK, viewOf(s.versions.latest(order)))
+		return writeJSON(c, http.StatusOK, viewOf(s.versions.latest(changed)))
 	})(c)
 }
 

@@ -29,10 +29,10 @@ func (s *shop) cancel(path string, headers ...reqHeader) reply {
 }
 
 // overdue moves the order's deadline so far into the past that no outage extends it.
-func (s *shop) overdue(order uuid.UUID) {
+func (s *shop) overdue(id uuid.UUID) {
 	s.t.Helper()
 	tag, err := s.pool.Exec(
-		s.t.Context(), `UPDATE orders SET due = pay_clock() - interval '1 year' WHERE id = $1 AND due > pay_clock()`, order,
+		s.t.Context(), `UPDATE orders SET due = pay_clock() - interval '1 year' WHERE id = $1 AND due > pay_clock()`, id,
 	)
 	require.NoError(s.t, err)
 	require.EqualValues(s.t, 1, tag.RowsAffected())
@@ -162,12 +162,12 @@ func TestOrdersOfOthersCannotBeChanged(t *testing.T) {
 	path, _ := s.confirm(sale, "ada")
 	reserved, _ := s.order(sale, "eve")
 	before := s.get(path, as("ada"))
-	for _, order := range []string{
+	for _, target := range []string{
 		path, reserved, orderPath(order.NewOrderID(sale)), orderPath(uuid.New()), orderPath(uuid.Nil), "/v1/orders/x",
 		path + "0",
 	} {
-		s.pay(order, "r-1", as("bob")).isProblem(http.StatusNotFound, "order-not-found")
-		s.cancel(order, as("bob")).isProblem(http.StatusNotFound, "order-not-found")
+		s.pay(target, "r-1", as("bob")).isProblem(http.StatusNotFound, "order-not-found")
+		s.cancel(target, as("bob")).isProblem(http.StatusNotFound, "order-not-found")
 	}
 	for _, r := range []reply{s.pay(path, "r-1"), s.cancel(path)} {
 		r.isProblem(http.StatusUnauthorized, "unauthorized")
@@ -276,11 +276,11 @@ type afterFirstTry struct {
 }
 
 func (a afterFirstTry) Pay(ctx context.Context, id uuid.UUID, user, reference string) (order.Order, error) {
-	order, err := a.Orders.Pay(ctx, id, user, reference)
+	paid, err := a.Orders.Pay(ctx, id, user, reference)
 	if *a.tries++; *a.tries == 1 {
 		a.then()
 	}
-	return order, err
+	return paid, err
 }
 
 // The order is rejected and released between the attempt in Postgres and the lookup in Redis, so both miss

@@ -86,12 +86,12 @@ func (s *Server) streamOrder(c echo.Context) error {
 // findOrderInSlot is findOrder in a slot of buyers' calls.
 func (s *Server) findOrderInSlot(
 	c echo.Context, id uuid.UUID, user string, receipt *order.Receipt,
-) (order foundOrder, err error) {
+) (found foundOrder, err error) {
 	err = s.inFlight.orders.admit(func(c echo.Context) (err error) {
-		order, err = s.findOrder(c.Request().Context(), id, user, receipt)
+		found, err = s.findOrder(c.Request().Context(), id, user, receipt)
 		return err
 	})(c)
-	return order, err
+	return found, err
 }
 
 // recheckReserved looks a reserved order up again. Its only error is order.ErrNotFound; after any other
@@ -109,10 +109,10 @@ func (s *Server) recheckReserved(
 	return reserved, nil
 }
 
-func sendOrder(stream *eventStream, order foundOrder) error {
-	data, err := json.Marshal(order.view())
+func sendOrder(stream *eventStream, found foundOrder) error {
+	data, err := json.Marshal(found.view())
 	if err != nil {
 		return err
 	}
-	return stream.send(string(order.Status), order.Version, data)
+	return stream.send(string(found.Status), found.Version, data)
 }

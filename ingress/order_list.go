@@ -40,8 +40,8 @@ func (s *Server) listOrders(c echo.Context) error {
 		answer.NextCursor = cursorAfter(orders[p.limit-1].ID)
 	}
 	answer.Orders = make([]orderView, len(orders))
-	for i, order := range orders {
-		answer.Orders[i] = viewOf(s.versions.latest(order))
+	for i, o := range orders {
+		answer.Orders[i] = viewOf(s.versions.latest(o))
 	}
 	return writeJSON(c, http.StatusOK, answer)
 }

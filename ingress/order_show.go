@@ -107,16 +107,16 @@ func (s *Server) findOrder(
 // findRecorded looks the order up in Postgres, or the one whose receipt is given.
 func (s *Server) findRecorded(
 	ctx context.Context, id uuid.UUID, receipt *order.Receipt,
-) (order order.Order, err error) {
+) (o order.Order, err error) {
 	err = s.queryPostgres(ctx, orderTimeout, func(ctx context.Context) (err error) {
 		if receipt != nil {
-			order, err = s.config.Orders.FindByReceipt(ctx, *receipt)
+			o, err = s.config.Orders.FindByReceipt(ctx, *receipt)
 		} else {
-			order, err = s.config.Orders.Order(ctx, id)
+			o, err = s.config.Orders.Order(ctx, id)
 		}
 		return err
 	})
-	return order, err
+	return o, err
 }
 
 // findReserved looks the order up in Redis.
@@ -132,14 +132,14 @@ func (s *Server) findReserved(ctx context.Context, id uuid.UUID, user string) (o
 func (s *Server) findWithoutPostgres(
 	ctx context.Context, id uuid.UUID, user string, cause error,
 ) (order.Order, error) {
-	if order, known := s.versions.recall(id); known {
-		return order, nil
+	if o, known := s.versions.recall(id); known {
+		return o, nil
 	}
 	missing := errVersionForgotten
 	if !s.versions.mayHaveForgotten(id) {
-		var order order.Order
-		if order, missing = s.findReserved(ctx, id, user); missing == nil {
-			return order, nil
+		var o order.Order
+		if o, missing = s.findReserved(ctx, id, user); missing == nil {
+			return o, nil
 		}
 	}
 	//nolint:errorlint // "not found" in Redis alone does not mean that the order does not exist

@@ -18,8 +18,8 @@ import (
 func (s *shop) order(sale uuid.UUID, user string) (string, uuid.UUID) {
 	s.t.Helper()
 	r := s.buy(sale, "", as(user))
-	order := r.is(http.StatusAccepted)
-	return r.header.Get("Location"), uuid.MustParse(order["order_id"].(string))
+	answer := r.is(http.StatusAccepted)
+	return r.header.Get("Location"), uuid.MustParse(answer["order_id"].(string))
 }
 
 func TestShowOrderBeforePostgresHasIt(t *testing.T) {
@@ -69,11 +69,11 @@ type afterFirstLookup struct {
 }
 
 func (a afterFirstLookup) Order(ctx context.Context, id uuid.UUID) (order.Order, error) {
-	order, err := a.Orders.Order(ctx, id)
+	found, err := a.Orders.Order(ctx, id)
 	if *a.lookups++; *a.lookups == 1 {
 		a.then()
 	}
-	return order, err
+	return found, err
 }
 
 // The order is rejected and released between the lookups in Postgres and in Redis, so both miss it.

@@ -44,7 +44,7 @@ func (m *orderVersions) latest(found order.Order) order.Order {
 }
 
 // recall returns the order as it was shown last, if it is remembered.
-func (m *orderVersions) recall(id uuid.UUID) (order order.Order, known bool) {
+func (m *orderVersions) recall(id uuid.UUID) (o order.Order, known bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.recallLocked(id)
@@ -58,18 +58,18 @@ func (m *orderVersions) mayHaveForgotten(id uuid.UUID) bool {
 	return !known && !m.oldSince.IsZero() && reservation.MadeAt(id).Before(m.oldSince.Add(reservation.ClockMargin))
 }
 
-func (m *orderVersions) recallLocked(id uuid.UUID) (order order.Order, known bool) {
-	if order, known = m.young[id]; !known {
-		order, known = m.old[id]
+func (m *orderVersions) recallLocked(id uuid.UUID) (o order.Order, known bool) {
+	if o, known = m.young[id]; !known {
+		o, known = m.old[id]
 	}
-	return order, known
+	return o, known
 }
 
-func (m *orderVersions) remember(order order.Order) {
-	if _, known := m.young[order.ID]; !known && len(m.young) >= versionsMin {
+func (m *orderVersions) remember(o order.Order) {
+	if _, known := m.young[o.ID]; !known && len(m.young) >= versionsMin {
 		m.young, m.old = m.old, m.young
 		clear(m.young)
 		m.oldSince, m.youngSince = m.youngSince, time.Now()
 	}
-	m.young[order.ID] = order
+	m.young[o.ID] = o
 }

@@ -29,20 +29,20 @@ func TestShownVersionNeverDecreases(t *testing.T) {
 	unlock := s.lock("orders")
 
 	for range 3 {
-		order := s.get(path, as("ada")).is(http.StatusOK)
+		view := s.get(path, as("ada")).is(http.StatusOK)
 		require.Equal(
 			t,
 			[]any{"paid", 3.0, "pi_1", true},
-			[]any{order["status"], order["version"], order["payment_reference"], order["may_be_behind"]},
+			[]any{view["status"], view["version"], view["payment_reference"], view["may_be_behind"]},
 		)
 		s.get(path, as("bob")).isProblem(http.StatusNotFound, "order-not-found")
-		order = s.get(unseen, as("bob")).is(http.StatusOK)
-		require.Equal(t, []any{"reserved", 1.0, true}, []any{order["status"], order["version"], order["may_be_behind"]})
+		view = s.get(unseen, as("bob")).is(http.StatusOK)
+		require.Equal(t, []any{"reserved", 1.0, true}, []any{view["status"], view["version"], view["may_be_behind"]})
 		again := s.buy(sale, "", as("ada"), withKey("k"))
-		order = again.is(http.StatusAccepted)
-		require.Equal(t, "paid", order["status"])
+		view = again.is(http.StatusAccepted)
+		require.Equal(t, "paid", view["status"])
 		require.Equal(t, "true", again.header.Get("Idempotency-Replayed"))
-		require.Equal(t, bought.json()["receipt"], order["receipt"])
+		require.Equal(t, bought.json()["receipt"], view["receipt"])
 	}
 	w := s.watch(path+"/events", as("ada"))
 	require.Equal(t, true, w.receivesStatus(order.StatusPaid, 3)["may_be_behind"])
@@ -87,10 +87,10 @@ func TestSlowQueryDoesNotOpenBreaker(t *testing.T) {
 	late, id := s.confirm(sale, "bob")
 	slow.order = id
 	for range 2 {
-		order := s.get(late, as("bob")).is(http.StatusOK)
-		require.Equal(t, []any{"reserved", true}, []any{order["status"], order["may_be_behind"]})
-		order = s.get(path, as("ada")).is(http.StatusOK)
-		require.Equal(t, []any{"confirmed", nil}, []any{order["status"], order["may_be_behind"]})
+		view := s.get(late, as("bob")).is(http.StatusOK)
+		require.Equal(t, []any{"reserved", true}, []any{view["status"], view["may_be_behind"]})
+		view = s.get(path, as("ada")).is(http.StatusOK)
+		require.Equal(t, []any{"confirmed", nil}, []any{view["status"], view["may_be_behind"]})
 	}
 	require.EqualValues(t, 2, slow.slow.Load())
 }
@@ -108,13 +108,13 @@ func TestExhaustedPoolDoesNotOpenBreaker(t *testing.T) {
 		t.Cleanup(conn.Release) // the pool could not close otherwise
 		held = append(held, conn)
 	}
-	order := s.get(path, as("ada")).is(http.StatusOK)
-	require.Equal(t, []any{"reserved", true}, []any{order["status"], order["may_be_behind"]})
+	view := s.get(path, as("ada")).is(http.StatusOK)
+	require.Equal(t, []any{"reserved", true}, []any{view["status"], view["may_be_behind"]})
 	for _, conn := range held {
 		conn.Release()
 	}
-	order = s.get(path, as("ada")).is(http.StatusOK)
-	require.Equal(t, []any{"confirmed", nil}, []any{order["status"], order["may_be_behind"]})
+	view = s.get(path, as("ada")).is(http.StatusOK)
+	require.Equal(t, []any{"confirmed", nil}, []any{view["status"], view["may_be_behind"]})
 }
 
 // While Postgres does not answer, an order that may have been shown in a later version is not shown.

@@ -141,8 +141,8 @@ func (ws *orderWaiters) notify(outcomes []order.OrderOutcome) {
 }
 
 // schedule has the order looked up after the current query. mu is held.
-func (ws *orderWaiters) schedule(order uuid.UUID) {
-	ws.due[order] = struct{}{}
+func (ws *orderWaiters) schedule(id uuid.UUID) {
+	ws.due[id] = struct{}{}
 	select {
 	case ws.wake <- struct{}{}:
 	default:

@@ -105,19 +105,19 @@ func parseQuantity(body []byte) (int64, error) {
 			return clampQuantity(digits), nil
 		}
 	}
-	var order struct {
+	var wanted struct {
 		Quantity jsontext.Value `json:"quantity"`
 	}
-	if err := decodeStrict(body, &order); err != nil {
+	if err := decodeStrict(body, &wanted); err != nil {
 		return 0, err
 	}
 	switch {
-	case order.Quantity == nil:
+	case wanted.Quantity == nil:
 		return 1, nil
-	case !isPositiveInteger(order.Quantity):
+	case !isPositiveInteger(wanted.Quantity):
 		return 0, problemQuantity
 	}
-	return clampQuantity(order.Quantity), nil
+	return clampQuantity(wanted.Quantity), nil
 }
 
 // isPositiveInteger accepts a positive JSON number without sign, fraction or exponent.
@@ -212,4 +212,4 @@ func (s *Server) appendReservation(
 	return append(dst, "\"}\n"...)
 }
 
-func orderPath(order uuid.UUID) string { return "/v1/orders/" + order.String() }
+func orderPath(id uuid.UUID) string { return "/v1/orders/" + id.String() }

@@ -21,9 +21,9 @@ var problemStateUnknown = fixed(problem{
 
 // problemOrderEnded answers a repeated purchase whose order has ended: the request that made an order never
 // makes another one.
-func problemOrderEnded(order uuid.UUID, status order.Status) *problem {
+func problemOrderEnded(id uuid.UUID, status order.Status) *problem {
 	return &problem{
-		kind: kindOrderEnded, location: orderPath(order), orderID: order, orderStatus: status,
+		kind: kindOrderEnded, location: orderPath(id), orderID: id, orderStatus: status,
 		detail: "The order of this request is " + string(status) + ", and the request does not make another one. " +
 			"A purchase with another Idempotency-Key does.",
 	}

@@ -14,12 +14,12 @@ import (
 )
 
 // isEnded checks that a purchase was answered with its ended order.
-func (r reply) isEnded(order uuid.UUID, status order.Status) {
+func (r reply) isEnded(id uuid.UUID, status order.Status) {
 	r.t.Helper()
 	p := r.isProblem(http.StatusConflict, "order-ended")
-	require.Equal(r.t, "/v1/orders/"+order.String(), r.header.Get("Location"))
+	require.Equal(r.t, "/v1/orders/"+id.String(), r.header.Get("Location"))
 	require.Empty(r.t, r.header.Get("Idempotency-Replayed"), "before and after the units are released")
-	require.Equal(r.t, []any{order.String(), string(status)}, []any{p["order_id"], p["order_status"]})
+	require.Equal(r.t, []any{id.String(), string(status)}, []any{p["order_id"], p["order_status"]})
 }
 
 // awaitReleased waits until Redis has released the units of the user's order.
@@ -40,11 +40,11 @@ func TestReplayNeverPurchasesAgainAfterOrderEnded(t *testing.T) {
 	orders := map[order.Status]uuid.UUID{}
 	everyReplayIsEnded := func() {
 		t.Helper()
-		for status, order := range orders {
+		for status, id := range orders {
 			user := string(status)
 			for _, ingress := range []*shop{s, other} {
-				ingress.buy(sale, "", as(user), withKey("k")).isEnded(order, status)
-				ingress.buy(sale, "", as(user), withKey("k"), prefer("wait=20")).isEnded(order, status)
+				ingress.buy(sale, "", as(user), withKey("k")).isEnded(id, status)
+				ingress.buy(sale, "", as(user), withKey("k"), prefer("wait=20")).isEnded(id, status)
 			}
 		}
 	}

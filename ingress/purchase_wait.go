@@ -38,11 +38,11 @@ func (s *Server) answerAfterWait(
 	timer := time.NewTimer(time.Until(until))
 	defer timer.Stop()
 	select {
-	case order := <-w.updates:
-		return s.answerWithOrder(c, http.StatusCreated, r, answer, foundOrder{Order: s.versions.latest(order)})
+	case o := <-w.updates:
+		return s.answerWithOrder(c, http.StatusCreated, r, answer, foundOrder{Order: s.versions.latest(o)})
 	case <-timer.C:
-		if order, known := s.findLost(c, r, answer.Reservation); known {
-			return s.answerWithOrder(c, http.StatusCreated, r, answer, foundOrder{Order: s.versions.latest(order)})
+		if o, known := s.findLost(c, r, answer.Reservation); known {
+			return s.answerWithOrder(c, http.StatusCreated, r, answer, foundOrder{Order: s.versions.latest(o)})
 		}
 	case <-s.waitsEnd:
 	case <-c.Request().Context().Done():

@@ -80,17 +80,17 @@ func TestWaitReturnsConfirmedOrder(t *testing.T) {
 	s.startWorker()
 	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
 	r := s.buy(sale, `{"quantity":2}`, as("ada"), withKey("k"), prefer("respond-async, wait=20"))
-	order := r.is(http.StatusCreated)
+	view := r.is(http.StatusCreated)
 	require.Equal(t, "wait=20", r.header.Get("Preference-Applied"))
-	require.Equal(t, "/v1/orders/"+order["order_id"].(string), r.header.Get("Location"))
-	receipt := order["receipt"].(string)
+	require.Equal(t, "/v1/orders/"+view["order_id"].(string), r.header.Get("Location"))
+	receipt := view["receipt"].(string)
 	require.True(t, strings.HasSuffix(r.body, `,"receipt":"`+receipt+"\"}\n"), r.body)
 	require.Equal(
-		t, []any{"confirmed", 2.0, "ada", 2.0}, []any{order["status"], order["version"], order["user_id"], order["quantity"]},
+		t, []any{"confirmed", 2.0, "ada", 2.0}, []any{view["status"], view["version"], view["user_id"], view["quantity"]},
 	)
-	require.NotEmpty(t, order["expires_at"])
-	delete(order, "receipt")
-	require.Equal(t, order, s.get(withReceipt(r.header.Get("Location"), receipt), as("ada")).is(http.StatusOK))
+	require.NotEmpty(t, view["expires_at"])
+	delete(view, "receipt")
+	require.Equal(t, view, s.get(withReceipt(r.header.Get("Location"), receipt), as("ada")).is(http.StatusOK))
 	require.Zero(t, s.server.waitSlots.taken.Load())
 	require.Zero(t, s.server.inFlight.taken())
 
@@ -216,10 +216,10 @@ type slowToFind struct {
 	looking, go_ chan struct{}
 }
 
-func (r slowToFind) FindReserved(ctx context.Context, order uuid.UUID, user string) (order.Order, error) {
+func (r slowToFind) FindReserved(ctx context.Context, id uuid.UUID, user string) (order.Order, error) {
 	r.looking <- struct{}{}
 	<-r.go_
-	return r.Reservations.FindReserved(ctx, order, user)
+	return r.Reservations.FindReserved(ctx, id, user)
 }
 
 // An operator can pause a sale while waits time out.

@@ -21,8 +21,8 @@ func (s *shop) purchased(
 ) (path string, id uuid.UUID, receipt string) {
 	s.t.Helper()
 	r := s.buy(sale, "", append(headers, as(user))...)
-	order := r.is(http.StatusAccepted)
-	return r.header.Get("Location"), uuid.MustParse(order["order_id"].(string)), order["receipt"].(string)
+	answer := r.is(http.StatusAccepted)
+	return r.header.Get("Location"), uuid.MustParse(answer["order_id"].(string)), answer["receipt"].(string)
 }
 
 func withReceipt(path, receipt string) string { return path + "?receipt=" + url.QueryEscape(receipt) }

@@ -98,11 +98,11 @@ func prepareShop(t testing.TB, on servers, change ...func(*Config)) *shop {
 	t.Cleanup(apart.Close)
 	store := reservation.NewStore(rdb, on.keys, reservation.StoreOptions{Logger: testkit.Logger(t)})
 	t.Cleanup(store.Close)
-	catalog := catalog.New(pool, store)
+	sales := catalog.New(pool, store)
 	l := ledger.New(pool)
 	config := Config{
 		PlainReader:  plainReader,
-		Reservations: store, Sales: catalog, Orders: l, Postgres: ledger.New(apart),
+		Reservations: store, Sales: sales, Orders: l, Postgres: ledger.New(apart),
 		Auth: AuthHeader, AdminToken: adminToken, Logger: testkit.Logger(t), OutcomesStream: on.keys.Outcomes(),
 		Outcomes: func() (redis.UniversalClient, error) { return connect.Blocking(on.redisURL) },
 	}
@@ -113,7 +113,7 @@ func prepareShop(t testing.TB, on servers, change ...func(*Config)) *shop {
 	require.NoError(t, err)
 	t.Cleanup(server.Close)
 	return &shop{
-		t: t, server: server, store: store, catalog: catalog, ledger: l, pool: pool, rdb: rdb, on: on, keys: on.keys,
+		t: t, server: server, store: store, catalog: sales, ledger: l, pool: pool, rdb: rdb, on: on, keys: on.keys,
 	}
 }
 
@@ -251,11 +251,11 @@ func (s *shop) stock(sale uuid.UUID) redisStock {
 }
 
 // record writes an order to Postgres in the status that a test needs, without the rest of what the ledger does.
-func (s *shop) record(order, sale uuid.UUID, user string, status order.Status, reason string) {
+func (s *shop) record(id, sale uuid.UUID, user string, status order.Status, reason string) {
 	s.t.Helper()
 	_, err := s.pool.Exec(s.t.Context(), `INSERT INTO orders
 		(id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, reason)
-		VALUES ($1, $2, $3, 1, $4, 2, 1, 1, now(), now(), nullif($5, ''))`, order, sale, user, status, reason)
+		VALUES ($1, $2, $3, 1, $4, 2, 1, 1, now(), now(), nullif($5, ''))`, id, sale, user, status, reason)
 	require.NoError(s.t, err)
 }
 

@@ -157,8 +157,8 @@ func (l *look) selectSales(ctx context.Context) error {
 }
 
 // compare copies Redis's data to temporary tables in the order in which an order travels, so that an
-// order that leaves one place is found in the next. Then it calls check in a snapshot of Postgres.
-func (l *look) compare(ctx context.Context, check func(context.Context, pgx.Tx) error) error {
+// order that leaves one place is found in the next. Then it calls verify in a snapshot of Postgres.
+func (l *look) compare(ctx context.Context, verify func(context.Context, pgx.Tx) error) error {
 	if err := l.loadRedis(ctx); err != nil {
 		return err
 	}
@@ -179,7 +179,7 @@ func (l *look) compare(ctx context.Context, check func(context.Context, pgx.Tx) 
 		if _, err := tx.Exec(ctx, sql.AuditFigures); err != nil {
 			return fmt.Errorf("count: %w", err)
 		}
-		return check(ctx, tx)
+		return verify(ctx, tx)
 	})
 }
 

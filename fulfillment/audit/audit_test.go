@@ -62,13 +62,13 @@ func TestAuditCountsUnreleasedUnitsAsHeld(t *testing.T) {
 	var overdue []uuid.UUID
 	for i, out := range testwork.Fulfil(s, t) {
 		var err error
-		switch order := out.Event; {
+		switch reserved := out.Event; {
 		case i < 10:
-			_, err = orders.Pay(t.Context(), order.OrderID, order.UserID, "pi")
+			_, err = orders.Pay(t.Context(), reserved.OrderID, reserved.UserID, "pi")
 		case i < 17:
-			_, err = orders.Cancel(t.Context(), order.OrderID, order.UserID)
+			_, err = orders.Cancel(t.Context(), reserved.OrderID, reserved.UserID)
 		case i < 20:
-			overdue = append(overdue, order.OrderID)
+			overdue = append(overdue, reserved.OrderID)
 		}
 		require.NoError(t, err)
 	}

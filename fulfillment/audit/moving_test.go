@@ -77,16 +77,16 @@ func TestAuditReportsPayableOrdersWithoutDeadline(t *testing.T) {
 	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.OpenPayable(t, 10)
 	s.Crowd(t, sale, 3)
-	order := testwork.Fulfil(s, t)[0].Event.OrderID
-	_, err := s.Pool.Exec(t.Context(), "UPDATE orders SET due = NULL WHERE id = $1", order)
+	id := testwork.Fulfil(s, t)[0].Event.OrderID
+	_, err := s.Pool.Exec(t.Context(), "UPDATE orders SET due = NULL WHERE id = $1", id)
 	require.NoError(t, err)
 	report := testwork.Audit(s, t, sale)
 	require.Equal(t, "S3", testwork.Broken(report), testwork.TextOf(t, report))
 	finding := report.Promise("S3").Findings[0]
-	require.Equal(t, order, *finding.Order)
+	require.Equal(t, id, *finding.Order)
 	require.Equal(t, audit.RemedyProjections, finding.Remedy)
 	require.Equal(t, "OrderConfirmed at version 2", finding.LastEvent)
-	_, err = s.Pool.Exec(t.Context(), "UPDATE order_events SET data = '{}' WHERE order_id = $1 AND version = 2", order)
+	_, err = s.Pool.Exec(t.Context(), "UPDATE order_events SET data = '{}' WHERE order_id = $1 AND version = 2", id)
 	require.NoError(t, err)
 	report = testwork.Audit(s, t, sale)
 	require.Equal(t, audit.RemedyOperator, report.Promise("S3").Findings[0].Remedy)

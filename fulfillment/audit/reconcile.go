@@ -142,11 +142,11 @@ func (r *reconciler) find(ctx context.Context) ([]saleDifferences, error) {
 	if err := r.conn.Run(ctx, sql.ReconcileTables); err != nil {
 		return nil, err
 	}
-	for look := 1; look <= 2; look++ {
-		if look > 1 && !retry.Pause(r.Pause, ctx.Done()) {
+	for pass := 1; pass <= 2; pass++ {
+		if pass > 1 && !retry.Pause(r.Pause, ctx.Done()) {
 			return nil, ctx.Err()
 		}
-		if found, err := r.look(ctx, look); err != nil || found == 0 {
+		if found, err := r.look(ctx, pass); err != nil || found == 0 {
 			return nil, err
 		}
 	}

@@ -82,8 +82,8 @@ func TestReconcileIgnoresPendingWork(t *testing.T) {
 		"a cancelled order": {func(t *testing.T, s *testshop.Shop, _ uuid.UUID) {
 			sale := s.OpenPayable(t, 5)
 			s.Buy(t, sale, "ann")
-			order := testwork.Fulfil(s, t)[0].Event.OrderID
-			_, err := ledger.New(s.Pool).Cancel(t.Context(), order, "ann")
+			id := testwork.Fulfil(s, t)[0].Event.OrderID
+			_, err := ledger.New(s.Pool).Cancel(t.Context(), id, "ann")
 			require.NoError(t, err)
 		}, ""},
 		"a higher stock": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {

@@ -267,9 +267,9 @@ func (l *Listener) Drain(ctx context.Context) error {
 // CloseAll closes all accepted connections, also those in use.
 func (l *Listener) CloseAll() {
 	l.mu.Lock()
-	open := slices.Collect(maps.Keys(l.open))
+	conns := slices.Collect(maps.Keys(l.open))
 	l.mu.Unlock()
-	for _, c := range open {
+	for _, c := range conns {
 		_ = c.Close()
 	}
 }
