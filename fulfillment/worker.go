@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -337,7 +338,9 @@ func (w *Worker) registerBacklog(streams []string) (unregister func(), err error
 	if w.config.Registerer == nil {
 		return func() {}, nil
 	}
-	backlog := stream.NewBacklogCollector(w.config.Control, reservation.Group, streams, time.Second, w.config.Logger)
+	behind := func(stream string) int64 { return w.rebuilder.Behind(slices.Index(streams, stream)) }
+	backlog := stream.NewBacklogCollector(
+		w.config.Control, reservation.Group, streams, behind, time.Second, w.config.Logger)
 	if err := w.config.Registerer.Register(backlog); err != nil {
 		return nil, fmt.Errorf("register the backlog's metrics: %w", err)
 	}

@@ -256,3 +256,21 @@ func TestConcurrentWorkersRebuildOnce(t *testing.T) {
 	testwork.AwaitRest(s.Shop, t)
 	s.RequireSound(t)
 }
+
+func TestWorkerReportsWaitingOrders(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t, testkit.Pool(t))
+	sale := s.Open(t, 100)
+	registry, _ := testwork.Guarded(s, t)
+	held := s.HoldSale(t, sale)
+	require.Equal(t, 100, s.Crowd(t, sale, 100))
+	waiting := func(orders float64) {
+		testkit.Eventually(t, 20*time.Second, fmt.Sprintf("%g orders wait", orders), func() bool {
+			return testshop.ValueOf(t, registry, "stampede_stream_waiting_orders", s.Keys.Orders(0)) == orders
+		})
+	}
+	waiting(100)
+	require.Less(t, s.Rdb.XLen(t.Context(), s.Keys.Orders(0)).Val(), int64(100), "entries hold several orders")
+	require.NoError(t, held.Rollback(t.Context()))
+	waiting(0)
+}

@@ -67,6 +67,10 @@ func (r *Rebuilder) Needs(ctx context.Context, partitions int, withEnded bool) (
 			whole[p] = true
 		}
 	}
+	counted := map[bool]map[int]int64{false: {}}
+	if withEnded {
+		counted[true] = map[int]int64{}
+	}
 	// Postgres is read before Redis, where sequences only rise.
 	err = r.eachSale(ctx, withEnded, func(sales []requiredSale) error {
 		sales = slices.DeleteFunc(sales, func(s requiredSale) bool { return !whole[s.partition] })
@@ -79,6 +83,7 @@ func (r *Rebuilder) Needs(ctx context.Context, partitions int, withEnded bool) (
 			if reason := needOfSale(sale, inRedis[i]); reason != "" {
 				found = append(found, Need{sale.partition, sale.id, reason})
 			} else if inRedis[i].present {
+				counted[sale.ended][sale.partition] += inRedis[i].sequence - sale.lastSequence
 				agreeing = append(agreeing, sale)
 			}
 		}
@@ -90,6 +95,9 @@ func (r *Rebuilder) Needs(ctx context.Context, partitions int, withEnded bool) (
 		}
 		return err
 	})
+	if err == nil {
+		r.behind.set(counted)
+	}
 	return found, errors.Join(append(failed, err)...)
 }
 

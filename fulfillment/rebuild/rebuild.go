@@ -74,6 +74,7 @@ type Rebuilder struct {
 	Ledger   *ledger.Ledger
 	metrics  *metrics
 	attempts attempts
+	behind   behind
 
 	// What this worker's orders show about Redis (proof.go).
 	refused   refusals

@@ -13,6 +13,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
+
+	"stampede/reservation/order"
 )
 
 // EntriesPerTrip is how many stream entries are read in one round trip to Redis: with the orders of
@@ -56,6 +58,16 @@ const LagCountMax = 1000
 
 // Waiting is how many entries are not acknowledged; known is false if Redis cannot report it.
 func (b Backlog) Waiting() (entries int64, known bool) { return b.Lag + b.Pending, b.LagKnown }
+
+// waitingOrders corrects an estimate of the orders that are not recorded. Rejected and voided orders
+// are behind forever, and the latest may be missing; but each waiting entry has at least one order.
+func (b Backlog) waitingOrders(estimate int64) int64 {
+	least := b.Lag + b.Pending
+	if !b.LagKnown {
+		return max(estimate, least)
+	}
+	return min(max(estimate, least), least*order.MaxPerMessage)
+}
 
 // ReadBacklog reads how far the group is behind. A missing stream has no backlog; a missing group
 // has the whole stream before it.
@@ -153,6 +165,7 @@ type BacklogCollector struct {
 	rdb     redis.UniversalClient
 	group   string
 	streams []string
+	behind  func(stream string) (orders int64)
 	timeout time.Duration
 	log     *slog.Logger
 
@@ -160,7 +173,7 @@ type BacklogCollector struct {
 	// counted holds the backlogs that were costly to read, by stream.
 	counted map[string]readBacklog
 
-	reachable, length, lag, pending, oldestPending, oldestEntry *prometheus.Desc
+	reachable, length, lag, pending, waiting, oldestPending, oldestEntry *prometheus.Desc
 }
 
 // countedFor is how long a backlog whose entries were counted one by one is cached.
@@ -171,22 +184,27 @@ type readBacklog struct {
 	at time.Time
 }
 
-// NewBacklogCollector returns a collector for the group's backlog in these streams. The time-out
-// needs a client that honours contexts or has short time-outs of its own.
+// NewBacklogCollector returns a collector for the group's backlog in these streams. An entry does not say
+// how many orders it has before it is read, so behind returns an estimate: how far Postgres is behind
+// the sequences that Redis has assigned in the sales of a stream. The time-out needs a client that
+// honours contexts or has short time-outs of its own.
 func NewBacklogCollector(
-	rdb redis.UniversalClient, group string, streams []string, timeout time.Duration, log *slog.Logger,
+	rdb redis.UniversalClient, group string, streams []string, behind func(stream string) (orders int64),
+	timeout time.Duration, log *slog.Logger,
 ) *BacklogCollector {
 	desc := func(name, help string) *prometheus.Desc {
 		return prometheus.NewDesc(name, help, []string{"stream"}, prometheus.Labels{"group": group})
 	}
 	return &BacklogCollector{
-		rdb: rdb, group: group, streams: streams, timeout: timeout, log: log, counted: map[string]readBacklog{},
+		rdb: rdb, group: group, streams: streams, behind: behind, timeout: timeout, log: log, counted: map[string]readBacklog{},
 		reachable: desc("stampede_stream_reachable", "1 if Redis answered for the stream, else 0."),
 		length: desc("stampede_stream_length_entries",
 			"Entries in the stream, handled ones that were not trimmed yet included."),
 		lag: desc("stampede_stream_lag_entries",
 			"Entries not delivered to any consumer yet. Absent while Redis cannot report it."),
 		pending: desc("stampede_stream_pending_entries", "Entries given to a consumer and not acknowledged."),
+		waiting: desc("stampede_stream_waiting_orders",
+			"Accepted orders that are not recorded in Postgres, about: some of the last second may be missing."),
 		oldestPending: desc("stampede_stream_oldest_pending_age_seconds",
 			"Time since the oldest pending entry was appended."),
 		oldestEntry: desc("stampede_stream_oldest_entry_age_seconds",
@@ -196,7 +214,7 @@ func NewBacklogCollector(
 
 // Describe implements prometheus.Collector.
 func (c *BacklogCollector) Describe(out chan<- *prometheus.Desc) {
-	for _, desc := range []*prometheus.Desc{c.reachable, c.length, c.lag, c.pending, c.oldestPending, c.oldestEntry} {
+	for _, desc := range []*prometheus.Desc{c.reachable, c.length, c.lag, c.pending, c.waiting, c.oldestPending, c.oldestEntry} {
 		out <- desc
 	}
 }
@@ -228,6 +246,7 @@ func (c *BacklogCollector) collect(ctx context.Context, out chan<- prometheus.Me
 		gauge(c.lag, float64(b.Lag))
 	}
 	gauge(c.pending, float64(b.Pending))
+	gauge(c.waiting, float64(b.waitingOrders(c.behind(stream))))
 	gauge(c.oldestPending, b.OldestPendingAge.Seconds())
 	gauge(c.oldestEntry, b.OldestEntryAge.Seconds())
 }

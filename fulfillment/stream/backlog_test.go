@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 func (b *streamBench) backlog() stream.Backlog {
@@ -80,7 +82,7 @@ func TestBacklogCountsEntriesWhenRedisReportsNoLag(t *testing.T) {
 		backlog := b.backlog()
 		require.True(t, backlog.LagKnown)
 		require.Equal(t, want, backlog.Lag)
-		require.Contains(t, scrape(t, b, testshop.Soon),
+		require.Contains(t, scrape(t, b, testshop.Soon, 0),
 			fmt.Sprintf("stampede_stream_lag_entries{group=\"fulfillment\",stream=%q} %d\n", b.stream, want))
 	}
 	require.EqualValues(t, -1, lagOfRedis(), "Redis reports that it does not know")
@@ -123,7 +125,7 @@ func TestBacklogReportsUnknownLag(t *testing.T) {
 	require.EqualValues(t, 1, backlog.Pending)
 	_, known := backlog.Waiting()
 	require.False(t, known)
-	require.NotContains(t, scrape(t, b, testshop.Soon), "stampede_stream_lag_entries{",
+	require.NotContains(t, scrape(t, b, testshop.Soon, 0), "stampede_stream_lag_entries{",
 		"a missing figure is better than a wrong one")
 }
 
@@ -135,7 +137,7 @@ func TestBacklogCollectorCachesCounts(t *testing.T) {
 	deleted := b.add("a", "b")
 	b.takeAway("worker-1", 1)
 	require.NoError(t, b.rdb.XDel(t.Context(), b.stream, deleted).Err())
-	c := stream.NewBacklogCollector(b.rdb, reservation.Group, []string{b.stream}, time.Second, testkit.Logger(t))
+	c := stream.NewBacklogCollector(b.rdb, reservation.Group, []string{b.stream}, func(string) int64 { return 0 }, time.Second, testkit.Logger(t))
 	began := time.Now()
 	read := func() int64 {
 		t.Helper()
@@ -160,11 +162,12 @@ func TestBacklogFailsForKeyOfWrongType(t *testing.T) {
 }
 
 // scrape returns the metrics of a collector that waits for Redis up to the time-out.
-func scrape(t *testing.T, b *streamBench, timeout time.Duration) string {
+func scrape(t *testing.T, b *streamBench, timeout time.Duration, estimate int64) string {
 	t.Helper()
 	registry := prometheus.NewRegistry()
 	require.NoError(t,
-		registry.Register(stream.NewBacklogCollector(b.rdb, reservation.Group, []string{b.stream}, timeout,
+		registry.Register(stream.NewBacklogCollector(b.rdb, reservation.Group, []string{b.stream},
+			func(string) int64 { return estimate }, timeout,
 			testkit.Logger(t))))
 	response := httptest.NewRecorder()
 	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(response,
@@ -178,16 +181,36 @@ func TestBacklogCollector(t *testing.T) {
 	b := newStreamBench(t)
 	b.publish(5)
 	b.takeAway("worker-1", 2)
-	text := scrape(t, b, testshop.Soon)
+	text := scrape(t, b, testshop.Soon, 0)
 	labels := `{group="fulfillment",stream="` + b.stream + `"} `
 	for name, want := range map[string]string{
 		"reachable": "1", "length_entries": "5", "lag_entries": "3",
-		"pending_entries": "2",
+		"pending_entries": "2", "waiting_orders": "5",
 	} {
 		require.Contains(t, text, "stampede_stream_"+name+labels+want+"\n")
 	}
 	require.Contains(t, text, "stampede_stream_oldest_pending_age_seconds"+labels)
 	require.Contains(t, text, "stampede_stream_oldest_entry_age_seconds"+labels)
+}
+
+// The estimate is right while orders are in transit. It keeps the rejected ones, and may be older than the last entries.
+func TestBacklogCollectorCorrectsEstimateOfOrders(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	waiting := func(estimate int64) string {
+		text := scrape(t, b, testshop.Soon, estimate)
+		_, value, _ := strings.Cut(text, "stampede_stream_waiting_orders{")
+		_, value, _ = strings.Cut(value, "} ")
+		value, _, _ = strings.Cut(value, "\n")
+		return value
+	}
+	require.Equal(t, "0", waiting(7), "no entry waits")
+	b.publish(3)
+	require.Equal(t, "3", waiting(0), "each entry has an order")
+	require.Equal(t, "500", waiting(500))
+	require.Equal(t, strconv.Itoa(3*order.MaxPerMessage), waiting(5000), "entries have no more orders")
+	b.takeAway("worker-1", 1)
+	require.Equal(t, "500", waiting(500))
 }
 
 // A Redis that accepts connections and does not answer delays a scrape by its time-out only.
@@ -198,7 +221,7 @@ func TestBacklogCollectorTimesOutWithoutRedis(t *testing.T) {
 	b.publish(1)
 	require.NoError(t, b.rdb.Do(t.Context(), "CLIENT", "PAUSE", 60_000, "ALL").Err())
 	began := time.Now()
-	text := scrape(t, b, 200*time.Millisecond)
+	text := scrape(t, b, 200*time.Millisecond, 0)
 	require.Less(t, time.Since(began), testshop.Soon, "the client's own retries take 12 s")
 	require.Contains(t, text, "stampede_stream_reachable")
 	require.NotContains(t, text, "stampede_stream_length_entries{")
