@@ -33,18 +33,18 @@ const (
 	Lines = "lines"
 )
 
-// line is the line of the page that stores the chart.
-func (c Chart) line() (string, error) {
+// comment is the comment of the page that stores the chart, in two lines.
+func (c Chart) comment() (string, error) {
 	text, err := json.Marshal(c)
 	if err != nil {
 		return "", err
 	}
-	return chartBegin + string(text) + chartEnd, nil
+	return chartBegin + strings.Replace(string(text), `,"columns":`, ",\n\"columns\":", 1) + chartEnd, nil
 }
 
 const chartBegin, chartEnd = "<!-- chart ", " -->"
 
-// parseChart reads the output of Chart.line. It returns false for any other line.
+// parseChart reads the output of Chart.comment. It returns false for any other text.
 func parseChart(text string) (c Chart, found bool, err error) {
 	text, begins := strings.CutPrefix(text, chartBegin)
 	text, ends := strings.CutSuffix(text, chartEnd)

@@ -38,6 +38,7 @@ func Redraw(folder string) (map[string][]byte, error) {
 func parse(text string) ([]Table, error) {
 	var tables []Table
 	var t Table
+	var comment string // the lines of a chart, from the first on
 	for line := range strings.Lines(text) {
 		line = strings.TrimRight(line, "\n")
 		if title, found := strings.CutPrefix(line, "### "); found {
@@ -53,6 +54,13 @@ func parse(text string) ([]Table, error) {
 				t.Rows = append(t.Rows, row)
 			}
 			continue
+		}
+		if comment != "" || strings.HasPrefix(line, chartBegin) {
+			comment += line
+			if line = comment; !strings.HasSuffix(line, chartEnd) {
+				continue
+			}
+			comment = ""
 		}
 		chart, found, err := parseChart(line)
 		if err != nil {

@@ -67,7 +67,7 @@ func (f *Figures) Write() (markdown string, plots map[string][]byte, err error) 
 			continue
 		}
 		plots[t.Plot] = picture
-		chart, err := t.Chart.line()
+		chart, err := t.Chart.comment()
 		if err != nil {
 			return "", nil, err
 		}
@@ -97,7 +97,7 @@ func Replace(path, text string) error {
 	return os.WriteFile(path, whole, 0o644)
 }
 
-// wrap wraps prose at 100 columns. Tables, titles, charts and pictures stay as they are.
+// wrap wraps prose at 100 columns. Tables, titles, first lines of charts, and pictures stay as they are.
 func wrap(text string) string {
 	const columns = 100
 	var lines []string

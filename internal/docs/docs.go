@@ -99,7 +99,7 @@ func (c *checker) width(p *page) {
 	}
 	for i, line := range p.lines {
 		n := utf8.RuneCountInString(url.ReplaceAllString(line, ""))
-		isTable := p.generated[i+1] && (strings.HasPrefix(line, "|") || strings.HasPrefix(line, "<!--"))
+		isTable := p.generated[i+1] && strings.HasPrefix(line, "|")
 		if n > lineColumnsMax && !output[i+1] && !isTable {
 			c.report(p, i+1, "%d columns, want at most %d", n, lineColumnsMax)
 		}

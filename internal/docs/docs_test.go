@@ -49,6 +49,10 @@ func TestCheckFindsContradictions(t *testing.T) {
 		},
 		"long table":           {"| " + strings.Repeat("x", 99) + "\n", "README.md:1: 101 columns, want at most 100"},
 		"long generated table": {"<!-- figures: written by the benchmark -->\n| " + strings.Repeat("x", 99) + "\n", ""},
+		"long generated chart": {
+			"<!-- figures: written by the benchmark -->\n<!-- " + strings.Repeat("x", 96) + "\n",
+			"README.md:2: 101 columns, want at most 100",
+		},
 		"valid links": {
 			"[API](docs/http-api.md#problems-all), [shop](shop), [site](https://example.org)\n",
 			"",
