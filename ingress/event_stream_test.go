@@ -59,14 +59,14 @@ func (s *shop) watch(path string, headers ...reqHeader) *eventReader {
 	var reading sync.WaitGroup
 	reading.Go(func() {
 		defer close(w.events)
-		readEvents(answer.Body, w.events)
+		_ = readEvents(answer.Body, w.events) // the end of a stream may be a cut connection
 		_ = answer.Body.Close()
 	})
 	s.t.Cleanup(func() { stop(); reading.Wait() })
 	return w
 }
 
-func readEvents(from io.Reader, into chan<- streamEvent) {
+func readEvents(from io.Reader, into chan<- streamEvent) error {
 	var e streamEvent
 	lines := bufio.NewScanner(from)
 	lines.Buffer(nil, 1<<20)
@@ -78,8 +78,8 @@ func readEvents(from io.Reader, into chan<- streamEvent) {
 		case "id":
 			e.id = value
 		case "data":
-			if json.Unmarshal([]byte(value), &e.data) != nil {
-				return
+			if err := json.Unmarshal([]byte(value), &e.data); err != nil {
+				return err
 			}
 		case "":
 			if e.name != "" { // false after a comment
@@ -88,6 +88,7 @@ func readEvents(from io.Reader, into chan<- streamEvent) {
 			e = streamEvent{}
 		}
 	}
+	return lines.Err()
 }
 
 // next returns the next event; ok is false at the end of the stream.

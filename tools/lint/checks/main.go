@@ -1,6 +1,6 @@
-// Command checks is a vettool (go vet -vettool) with analyzers that go vet and staticcheck lack: comparisons that miss
-// wrapped errors, lost errors, and long lines. The comment //nolint:NAME excepts its line, or the line below it, from
-// the analyzer of that name; the comment gives the reason.
+// Command checks is a vettool (go vet -vettool) with the analyzers of go vet, and with some that go vet and staticcheck
+// lack: comparisons that miss wrapped errors, lost errors, and long lines. The comment //nolint:NAME excepts its line,
+// or the line below it, from the additional analyzer of that name; the comment gives the reason.
 package main
 
 import (
@@ -11,11 +11,12 @@ import (
 	"github.com/gostaticanalysis/nilerr"
 	"github.com/polyfloyd/go-errorlint/errorlint"
 	"golang.org/x/tools/go/analysis"
+	"golang.org/x/tools/go/analysis/suite/vet"
 	"golang.org/x/tools/go/analysis/unitchecker"
 )
 
 func main() {
-	unitchecker.Main(exceptable(errorlint.NewAnalyzer()), exceptable(nilerr.Analyzer), lineLength)
+	unitchecker.Main(append(vet.Suite, exceptable(errorlint.NewAnalyzer()), exceptable(nilerr.Analyzer), lineLength)...)
 }
 
 // exceptable makes an analyzer respect //nolint with its name.
