@@ -40,7 +40,8 @@ func BenchmarkCrowd(b *testing.B) {
 		Head:  []string{"design", "accepted/s", "p50", "p99", "p99.9", "orders in Postgres/s"},
 	}
 	for _, r := range all {
-		row := append([]string{r.title, results.Of(r.name, accepted).Format(rig.Count)}, latencies(results, r.name, closedLoop)...)
+		rate := results.Of(r.name, accepted).Format(rig.Count)
+		row := append([]string{r.title, rate}, latencies(results, r.name, closedLoop)...)
 		inPostgres := ""
 		if s := results.Of(r.name, durable); s.N > 0 {
 			inPostgres = s.Format(rig.Count)

@@ -27,7 +27,8 @@ func BenchmarkPending(b *testing.B) {
 		Title: "A pending order in Redis",
 		Note: fmt.Sprintf("Bytes of the append-only file and of memory (used_memory) for each of %s accepted orders that no "+
 			"worker has read: the buyer's entry, and the share of a stream entry of %d orders. With user ids of 12 "+
-			"characters at most %d and %d bytes are to be reached.", rig.Count(pendingOrders), pendingInCall, aofGoal, pendingGoal),
+			"characters at most %d and %d bytes are to be reached.",
+			rig.Count(pendingOrders), pendingInCall, aofGoal, pendingGoal),
 		Head: []string{"user id", aofBytes, redisBytes},
 	}
 	var candidates []rig.Candidate
@@ -39,7 +40,8 @@ func BenchmarkPending(b *testing.B) {
 	results := rig.Compare(b, candidates...)
 	for _, length := range lengths {
 		table.Rows = append(table.Rows, []string{
-			name(length), results.Of(name(length), aofBytes).Format(rig.Count), results.Of(name(length), redisBytes).Format(rig.Count),
+			name(length), results.Of(name(length), aofBytes).Format(rig.Count),
+			results.Of(name(length), redisBytes).Format(rig.Count),
 		})
 	}
 	results.Report(b, name(lengths[0]), aofBytes, "AOF-B/order")

@@ -196,7 +196,8 @@ func NewBacklogCollector(
 		return prometheus.NewDesc(name, help, []string{"stream"}, prometheus.Labels{"group": group})
 	}
 	return &BacklogCollector{
-		rdb: rdb, group: group, streams: streams, behind: behind, timeout: timeout, log: log, counted: map[string]readBacklog{},
+		rdb: rdb, group: group, streams: streams, behind: behind, timeout: timeout, log: log,
+		counted:   map[string]readBacklog{},
 		reachable: desc("stampede_stream_reachable", "1 if Redis answered for the stream, else 0."),
 		length: desc("stampede_stream_length_entries",
 			"Entries in the stream, handled ones that were not trimmed yet included."),
@@ -214,7 +215,9 @@ func NewBacklogCollector(
 
 // Describe implements prometheus.Collector.
 func (c *BacklogCollector) Describe(out chan<- *prometheus.Desc) {
-	for _, desc := range []*prometheus.Desc{c.reachable, c.length, c.lag, c.pending, c.waiting, c.oldestPending, c.oldestEntry} {
+	for _, desc := range []*prometheus.Desc{
+		c.reachable, c.length, c.lag, c.pending, c.waiting, c.oldestPending, c.oldestEntry,
+	} {
 		out <- desc
 	}
 }

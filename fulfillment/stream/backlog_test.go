@@ -137,7 +137,9 @@ func TestBacklogCollectorCachesCounts(t *testing.T) {
 	deleted := b.add("a", "b")
 	b.takeAway("worker-1", 1)
 	require.NoError(t, b.rdb.XDel(t.Context(), b.stream, deleted).Err())
-	c := stream.NewBacklogCollector(b.rdb, reservation.Group, []string{b.stream}, func(string) int64 { return 0 }, time.Second, testkit.Logger(t))
+	c := stream.NewBacklogCollector(
+		b.rdb, reservation.Group, []string{b.stream}, func(string) int64 { return 0 }, time.Second, testkit.Logger(t),
+	)
 	began := time.Now()
 	read := func() int64 {
 		t.Helper()
@@ -193,7 +195,8 @@ func TestBacklogCollector(t *testing.T) {
 	require.Contains(t, text, "stampede_stream_oldest_entry_age_seconds"+labels)
 }
 
-// The estimate is right while orders are in transit. It keeps the rejected ones, and may be older than the last entries.
+// The estimate is right while orders are in transit. It keeps the rejected ones, and may be older than the last
+// entries.
 func TestBacklogCollectorCorrectsEstimateOfOrders(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
