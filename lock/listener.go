@@ -73,23 +73,33 @@ func (l *Locker) runListener(name string, li *listener) {
 	var messages <-chan any
 	idle := time.NewTicker(l.listenIdle)
 	defer idle.Stop()
-	quiet := false // no waiter since the last tick
+	quiet := false      // no waiter since the last tick
+	var unsure []string // channels to which the client may not be subscribed
+	var again <-chan time.Time
 	for {
 		begin, end := l.subscriptionChanges(li, subscribed)
-		// Errors need no handling: the client subscribes to these channels when it is connected
-		// again, and until then waiters poll.
-		if len(begin) > 0 {
-			_ = subscribe(l.running, begin...)
-			quiet = false
-		}
+		// First the ends: x and {x} share a channel, which one may leave when the other one comes.
 		if len(end) > 0 {
-			_ = unsubscribe(l.running, end...)
+			_ = unsubscribe(l.running, end...) // an error ends the connection, and all subscriptions
+		}
+		begin = append(begin, unsure...)
+		begin = slices.DeleteFunc(begin, func(channel string) bool { return len(subscribed[channel]) == 0 })
+		unsure = nil
+		if len(begin) > 0 {
+			quiet = false
+			if subscribe(l.running, begin...) != nil {
+				// The client may have connected again before it knew of these channels. Until the next
+				// try waiters poll.
+				unsure = begin
+				again = time.After(outagePauseMax)
+			}
 		}
 		if messages == nil && len(begin) > 0 {
 			messages = pubsub.ChannelWithSubscriptions(redis.WithChannelSize(messagesMax))
 		}
 		select {
 		case <-li.wake:
+		case <-again:
 		case message := <-messages:
 			l.handleMessage(message, subscribed)
 		case <-idle.C:

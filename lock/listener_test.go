@@ -1,12 +1,15 @@
 package lock_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
+	"net"
 	"regexp"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -58,6 +61,64 @@ func TestKeyWithAndWithoutBracesAreTwoLocks(t *testing.T) {
 	require.NoError(t, holdsBare.Release(ctx))
 	require.NoError(t, holdsBraced.Release(ctx))
 	require.NoError(t, await(t, getsBraced, startsWithin, "the key in braces").Release(ctx))
+}
+
+// A waiter that goes on to a key of the same channel ends one subscription and begins the other in one step.
+func TestWaiterFollowsFromBareKeyToKeyInBraces(t *testing.T) {
+	b, _ := setupWaiting(t)
+	ctx, bare := t.Context(), b.bare("ann")
+	braced := "{" + bare + "}"
+	other := newLocker(t, b.rdb)
+	holdsBare, err := other.TryAcquire(ctx, bare, lock.For(never))
+	require.NoError(t, err)
+	holdsBraced, err := other.TryAcquire(ctx, braced, lock.For(never))
+	require.NoError(t, err)
+	gets := acquiringAll(t, b.Locker, ctx, bare, braced)
+	b.waitQueued(bare, 1)
+	require.NoError(t, holdsBare.Release(ctx))
+	b.waitQueued(braced, 1)
+	require.NoError(t, holdsBraced.Release(ctx))
+	require.NoError(t, await(t, gets, startsWithin, "both keys").Release(ctx))
+}
+
+// If its connection breaks while the client sends a subscription, the client connects again without it.
+func TestListenerRepeatsFailedSubscription(t *testing.T) {
+	b, _ := setupWaiting(t)
+	ctx, options := t.Context(), *b.rdb.Options()
+	var breaks atomic.Bool
+	options.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := (&net.Dialer{}).DialContext(ctx, network, addr)
+		return &breakingConn{conn, &breaks}, err
+	}
+	waits := redis.NewClient(&options)
+	t.Cleanup(func() { _ = waits.Close() })
+	holder, err := newLocker(t, b.rdb).AcquireAll(ctx, []string{b.key("ann"), b.key("bob")}, lock.For(never))
+	require.NoError(t, err)
+	b.Locker = newLocker(t, waits, lock.WithPoll(never))
+	getsAnn := acquiring(t, b.Locker, b.key("ann"))
+	b.waitQueued(b.key("ann"), 1)
+	breaks.Store(true)
+	getsBob := acquiring(t, b.Locker, b.key("bob"))
+	b.waitQueued(b.key("bob"), 1)
+	b.waitQueued(b.key("ann"), 1)
+	require.False(t, breaks.Load(), "a subscription has failed")
+	require.NoError(t, holder.Release(ctx))
+	require.NoError(t, await(t, getsAnn, startsWithin, "the first lock").Release(ctx))
+	require.NoError(t, await(t, getsBob, startsWithin, "the second lock").Release(ctx))
+}
+
+// breakingConn breaks when it has to send the next subscription.
+type breakingConn struct {
+	net.Conn
+	breaks *atomic.Bool
+}
+
+// Write implements io.Writer.
+func (c *breakingConn) Write(p []byte) (int, error) {
+	if bytes.Contains(p, []byte("\r\nsubscribe\r\n")) && c.breaks.CompareAndSwap(true, false) {
+		return 0, syscall.EPIPE
+	}
+	return c.Conn.Write(p)
 }
 
 func TestListenerConnectionLivesWhileACallWaits(t *testing.T) {
