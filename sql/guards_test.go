@@ -140,7 +140,7 @@ func TestGuardsReportInvalidObjects(t *testing.T) {
 		"index not unique": {
 			[]string{
 				"DROP INDEX orders_one_live_per_user",
-				"CREATE INDEX orders_one_live_per_user ON orders (sale_id, user_id) WHERE status IN ('confirmed', 'paid')",
+				"CREATE INDEX orders_one_live_per_user ON orders (user_id, sale_id) WHERE status IN ('confirmed', 'paid')",
 			},
 			"the unique index orders_one_live_per_user of the table orders differs: CREATE INDEX " +
 				"orders_one_live_per_user ON orders",
@@ -150,7 +150,7 @@ func TestGuardsReportInvalidObjects(t *testing.T) {
 		"index of fewer orders": {
 			[]string{
 				"DROP INDEX orders_one_live_per_user",
-				"CREATE UNIQUE INDEX orders_one_live_per_user ON orders (sale_id, user_id) WHERE status = 'paid'",
+				"CREATE UNIQUE INDEX orders_one_live_per_user ON orders (user_id, sale_id) WHERE status = 'paid'",
 			},
 			"differs",
 			"DROP INDEX CONCURRENTLY orders_one_live_per_user; CREATE UNIQUE INDEX CONCURRENTLY orders_one_live_per_user ON " +

@@ -65,6 +65,29 @@ func TestDownRevertsOneStep(t *testing.T) {
 	require.NoError(t, sql.Check(t.Context(), pool))
 }
 
+// An interrupted migration of the indexes of live orders is repeated.
+func TestUpRepeatsInterruptedIndexes(t *testing.T) {
+	t.Parallel()
+	url, pool := testkit.DatabaseURL(t), testkit.Pool(t)
+	const liveOrders = 8
+	for status(t, url)[liveOrders-1].Applied {
+		require.NoError(t, sql.Down(t.Context(), url))
+	}
+	for _, statement := range []string{
+		"CREATE UNIQUE INDEX orders_one_live_next ON orders (user_id, sale_id) WHERE status IN ('confirmed', 'paid')",
+		"UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'orders_one_live_next'::regclass",
+		"CREATE INDEX orders_live ON orders (sale_id)",
+		"DROP INDEX orders_of_user",
+	} {
+		_, err := pool.Exec(t.Context(), statement)
+		require.NoError(t, err)
+	}
+	require.NoError(t, sql.Up(t.Context(), url))
+	_, missing, err := sql.Guards(t.Context(), pool)
+	require.NoError(t, err)
+	require.Empty(t, missing)
+}
+
 func TestDownKeepsSalesUnlessForced(t *testing.T) {
 	t.Parallel()
 	url, pool := testkit.DatabaseURL(t), testkit.Pool(t)

@@ -10,11 +10,11 @@ import (
 func TestCommandsReportMissingGuard(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
-	_, err := s.pool.Exec(t.Context(), "DROP INDEX orders_one_live_per_user, orders_of_user")
+	_, err := s.pool.Exec(t.Context(), "DROP INDEX orders_one_live_per_user, orders_ended_of_user")
 	require.NoError(t, err)
 	const (
 		what = "the unique index orders_one_live_per_user of the table orders is missing"
-		mend = "CREATE UNIQUE INDEX CONCURRENTLY orders_one_live_per_user ON orders USING btree (sale_id, user_id)"
+		mend = "CREATE UNIQUE INDEX CONCURRENTLY orders_one_live_per_user ON orders USING btree (user_id, sale_id)"
 	)
 	for _, args := range [][]string{{"doctor"}, {"audit"}, {"reconcile", "--explain"}, {"migrate", "status"}} {
 		status, output := s.run(args...)
@@ -28,6 +28,6 @@ func TestCommandsReportMissingGuard(t *testing.T) {
 	line := worker.WaitOutput(within, what)
 	require.Contains(t, line, "level=ERROR")
 	require.Contains(t, line, mend)
-	require.Contains(t, worker.WaitOutput(within, "the index orders_of_user of the table orders is missing"), "level=WARN")
+	require.Contains(t, worker.WaitOutput(within, "the index orders_ended_of_user of the table orders is missing"), "level=WARN")
 	require.Equal(t, exitOK, worker.Stop().ExitCode(), "the worker runs without it")
 }

@@ -126,7 +126,7 @@ func TestProjectionRebuildKeepsTableOptions(t *testing.T) {
 		`STATISTICS 500;
 		ALTER TABLE orders ALTER COLUMN reason SET DEFAULT 'none'; CREATE INDEX "by Reason" ON orders (lower(reason)) `+
 		`WITH (fillfactor = 70) WHERE reason <> ' USING ''';
-		CLUSTER orders USING orders_of_user`)
+		CREATE INDEX of_epoch ON orders (epoch); CLUSTER orders USING of_epoch`)
 	t.Cleanup(func() {
 		_, err := s.Pool.Exec(context.Background(), "DROP OWNED BY "+role+"; DROP ROLE "+role)
 		require.NoError(t, err)

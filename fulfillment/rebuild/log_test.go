@@ -111,7 +111,7 @@ func TestFailingRebuildLogsReason(t *testing.T) {
 
 	require.NoError(t,
 		testshop.ExecSQL(t, s,
-			"CREATE UNIQUE INDEX orders_one_live_per_user ON orders (sale_id, user_id) WHERE status IN ('confirmed', 'paid')"))
+			"CREATE UNIQUE INDEX orders_one_live_per_user ON orders (user_id, sale_id) WHERE status IN ('confirmed', 'paid')"))
 	log.await(t, "rebuilt the stock from Postgres")
 	testwork.RequireNoNeeds(s, t, 1)
 	s.RequireSound(t)
