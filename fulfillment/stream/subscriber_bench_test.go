@@ -95,14 +95,10 @@ func fillStream(b *testing.B, rdb *redis.Client, stream string, n int) {
 	for sent := 0; sent < n; sent += page {
 		_, err := rdb.Pipelined(b.Context(), func(pipe redis.Pipeliner) error {
 			for i := sent; i < min(n, sent+page); i++ {
-				pipe.XAdd(b.Context(), &redis.XAddArgs{Stream: stream, Values: []any{
-					FieldUUID, watermill.NewUUID(),
-					FieldMetadata, order.ReservedMetadata(sale, 1, 1),
-					FieldPayload, order.ReservedPayload(1, order.OrderReserved{
-						OrderID: order.NewOrderID(sale), UserID: "user-1", Quantity: 1, Epoch: 1, Sequence: int64(i),
-						ReservedAt: time.Now(),
-					}),
-				}})
+				pipe.XAdd(b.Context(), &redis.XAddArgs{Stream: stream, Values: Values(order.OrderReserved{
+					OrderID: order.NewOrderID(sale), SaleID: sale, UserID: "user-1", Quantity: 1, Epoch: 1, Sequence: int64(i),
+					ReservedAt: time.Now(),
+				})})
 			}
 			return nil
 		})
