@@ -338,7 +338,7 @@ func (w *Worker) registerBacklog(streams []string) (unregister func(), err error
 	if w.config.Registerer == nil {
 		return func() {}, nil
 	}
-	behind := func(stream string) int64 { return w.rebuilder.Behind(slices.Index(streams, stream)) }
+	behind := func(name string) int64 { return w.rebuilder.Behind(slices.Index(streams, name)) }
 	backlog := stream.NewBacklogCollector(
 		w.config.Control, reservation.Group, streams, behind, time.Second, w.config.Logger)
 	if err := w.config.Registerer.Register(backlog); err != nil {
