@@ -64,13 +64,12 @@ func (c *plainConn) serve() {
 		}
 	}()
 	for c.awaitRequest() {
-		began := time.Now()
 		length := c.request.read(c.unread[:c.filled])
 		if length == 0 {
 			keep = c.front.handOver(c.conn, c.unread[:c.filled])
 			return
 		}
-		if !c.serveRequest(began) {
+		if !c.serveRequest() {
 			return
 		}
 		c.filled = copy(c.unread[:], c.unread[length:c.filled])
@@ -113,11 +112,11 @@ func (c *plainConn) skipLineEnds() {
 }
 
 // serveRequest has the handler of the route answer the request. It is false if the connection is not to be kept.
-func (c *plainConn) serveRequest(began time.Time) bool {
-	c.answer.reset()
+func (c *plainConn) serveRequest() bool {
+	c.answer.reset(time.Now())
 	c.handle(c.request.sale)
 	c.out = c.answer.append(c.out[:0], time.Now())
-	c.allowWrite(began)
+	c.allowWrite()
 	if _, err := c.conn.Write(c.out); err != nil || c.answer.closes() {
 		return false
 	}
@@ -127,15 +126,15 @@ func (c *plainConn) serveRequest(began time.Time) bool {
 
 // allowIdle gives the client time to send another request.
 func (c *plainConn) allowIdle() {
-	if by := time.Now().Add(idleTimeout); c.readBy.Before(by) {
-		c.readBy = by.Add(deadlineSlack)
+	if time.Until(c.readBy) < idleTimeout {
+		c.readBy = time.Now().Add(idleTimeout + deadlineSlack)
 		_ = c.conn.SetReadDeadline(c.readBy) // fails if the connection is closed, and so does the read
 	}
 }
 
 // allowWrite gives the client time to take the answer.
-func (c *plainConn) allowWrite(began time.Time) {
-	if by := began.Add(writeTimeout); c.writeBy.Before(by) {
+func (c *plainConn) allowWrite() {
+	if by := c.answer.began.Add(writeTimeout); c.writeBy.Before(by) {
 		c.writeBy = by.Add(deadlineSlack)
 		_ = c.conn.SetWriteDeadline(c.writeBy) // as in allowIdle
 	}

@@ -90,7 +90,7 @@ type plainRequest struct {
 	// buyerName is the canonical name of the header plainBuyer.
 	buyerName string
 	sale      string
-	// values has the value of each header, as http.Header wants it.
+	// values has the value of each header, as http.Header wants it, or "" if the request has no such header.
 	values [plainHeaders][1]string
 	body   plainBody
 }
@@ -122,11 +122,12 @@ func (r *plainRequest) read(b []byte) int {
 	}
 	var values [plainHeaders][]byte
 	for {
-		line, after, ok := bytes.Cut(rest, []byte("\r\n"))
-		if !ok {
+		end := bytes.IndexByte(rest, '\n')
+		if end < 1 || rest[end-1] != '\r' {
 			return 0
 		}
-		rest = after
+		line := rest[:end-1]
+		rest = rest[end+1:]
 		if len(line) == 0 {
 			break
 		}
@@ -164,8 +165,12 @@ func cutPlainLine(b []byte) (sale, rest []byte, ok bool) {
 
 // cutHeader reads a line of the head.
 func (r *plainRequest) cutHeader(line []byte) (header plainHeader, value []byte, ok bool) {
-	name, value, ok := bytes.Cut(line, []byte(": "))
-	if !ok || len(name) > plainNameMax || len(value) == 0 || value[0] == ' ' || value[len(value)-1] == ' ' {
+	colon := bytes.IndexByte(line, ':')
+	if colon < 0 || colon > plainNameMax || colon+2 >= len(line) || line[colon+1] != ' ' {
+		return 0, nil, false
+	}
+	name, value := line[:colon], line[colon+2:]
+	if value[0] == ' ' || value[len(value)-1] == ' ' {
 		return 0, nil, false
 	}
 	for _, c := range value {
@@ -221,12 +226,7 @@ func (r *plainRequest) set(sale []byte, values *[plainHeaders][]byte, body []byt
 		r.URL.Path = "/v1/sales/" + r.sale + "/orders"
 		r.RequestURI = r.URL.Path
 	}
-	clear(r.Header)
-	if string(values[plainMedia]) == jsonContent[0] {
-		r.Header["Content-Type"] = jsonContent
-	} else {
-		r.setHeader("Content-Type", plainMedia, values)
-	}
+	r.setHeader("Content-Type", plainMedia, values)
 	r.setHeader("X-Forwarded-For", plainForwarded, values)
 	r.setHeader("Idempotency-Key", plainKey, values)
 	r.setHeader(r.buyerName, plainBuyer, values)
@@ -238,8 +238,14 @@ func (r *plainRequest) set(sale []byte, values *[plainHeaders][]byte, body []byt
 }
 
 func (r *plainRequest) setHeader(name string, header plainHeader, values *[plainHeaders][]byte) {
-	if values[header] != nil {
-		r.values[header][0] = string(values[header])
+	old, value := &r.values[header][0], values[header]
+	if *old == string(value) {
+		return
+	}
+	*old = string(value)
+	if value == nil {
+		delete(r.Header, name)
+	} else {
 		r.Header[name] = r.values[header][:]
 	}
 }

@@ -17,8 +17,7 @@ import (
 
 // purchase serves POST /v1/sales/{sale}/orders.
 func (s *Server) purchase(c echo.Context) error {
-	began := time.Now()
-	r := c.Request()
+	began, r := beginning(c), c.Request()
 	if err := s.limits.admitAddress(&s.limits.purchases, r, began); err != nil {
 		s.metrics.countPurchase(verdictRateLimited, began)
 		return err
@@ -212,4 +211,8 @@ func (s *Server) appendReservation(
 	return append(dst, "\"}\n"...)
 }
 
-func orderPath(id uuid.UUID) string { return "/v1/orders/" + id.String() }
+func orderPath(id uuid.UUID) string {
+	const prefix = "/v1/orders/"
+	var path [len(prefix) + 36]byte
+	return string(order.AppendID(append(path[:0], prefix...), id))
+}

@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/google/uuid"
 
@@ -44,12 +43,12 @@ func newQueue(s *Store, sale uuid.UUID, p place) *queue {
 // call is one request in progress. Its strings are made once, by the goroutine of the request, so
 // that the queue's own goroutine has little left to do per request.
 type call struct {
-	request     Request
-	requestedAt time.Time
-	order       uuid.UUID
-	orderID     string // the CompactID of order
-	key         string // fingerprint of the idempotency key, or noKey
-	quantity    string
+	request  Request
+	asked    int64 // Store.sinceStart when the request came
+	order    uuid.UUID
+	orderID  string // the CompactID of order
+	key      string // fingerprint of the idempotency key, or noKey
+	quantity string
 
 	phase atomic.Int32
 	done  chan struct{} // receives one value when answer and err are set
@@ -66,9 +65,9 @@ const (
 
 var calls = sync.Pool{New: func() any { return &call{done: make(chan struct{}, 1)} }}
 
-func newCall(r Request, began time.Time) *call {
+func newCall(r Request, asked int64) *call {
 	c := calls.Get().(*call)
-	c.request, c.requestedAt, c.order = r, began, order.NewOrderID(r.Sale)
+	c.request, c.asked, c.order = r, asked, order.NewOrderID(r.Sale)
 	c.orderID, c.key = order.CompactID(c.order), order.NoKey
 	// The script has doubles for numbers: this one is above every limit, and exact.
 	c.quantity = strconv.FormatInt(min(r.Quantity, order.MaxPerOrder+1), 10)
@@ -86,8 +85,8 @@ func fingerprint(key string) string {
 	return base64.RawURLEncoding.EncodeToString(sum[:order.FingerprintBytes])
 }
 
-func (q *queue) reserve(ctx context.Context, r Request, began time.Time) (Answer, error) {
-	c := newCall(r, began)
+func (q *queue) reserve(ctx context.Context, r Request, asked int64) (Answer, error) {
+	c := newCall(r, asked)
 	if err := q.join(c); err != nil {
 		return Answer{}, err
 	}
@@ -172,12 +171,12 @@ func (q *queue) run() {
 // that have waited too long.
 func (q *queue) decide(script *reserveScript, batch []*call) {
 	sent := batch[:0:len(batch)]
-	tooOld := time.Now().Add(-q.store.options.WaitMax)
+	tooOld := q.store.sinceStart() - int64(q.store.options.WaitMax)
 	for _, c := range batch {
 		if !c.phase.CompareAndSwap(phaseWaiting, phaseSent) {
 			continue
 		}
-		if c.requestedAt.Before(tooOld) {
+		if c.asked < tooOld {
 			c.err = ErrOverloaded
 			c.done <- struct{}{}
 			continue

@@ -140,7 +140,7 @@ func (s *Store) Ping(ctx context.Context) error {
 // Requests for one sale that arrive during a call of the script are sent together in the next one.
 // Reserve returns within WaitMax and CallTimeout; ctx needs no deadline.
 func (s *Store) Reserve(ctx context.Context, r Request) (Answer, error) {
-	began := time.Now()
+	asked := s.sinceStart()
 	if err := r.validate(); err != nil {
 		return Answer{}, err
 	}
@@ -156,7 +156,7 @@ func (s *Store) Reserve(ctx context.Context, r Request) (Answer, error) {
 	if q.remembersSoldOut(r.User) {
 		return Answer{Verdict: SoldOut}, nil
 	}
-	answer, err := q.reserve(ctx, r, began)
+	answer, err := q.reserve(ctx, r, asked)
 	if err != nil {
 		return Answer{}, fmt.Errorf("reserve sale=%s user=%s: %w", r.Sale, r.User, err)
 	}

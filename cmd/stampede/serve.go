@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
@@ -74,6 +75,7 @@ func (c *serveCmd) Validate() error {
 
 func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	collectLess()
+	uuid.EnableRandPool() // reads the random bytes of 16 order ids together
 	f, err := openIngressBackend(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, logger)
 	if err != nil {
 		return err

@@ -106,7 +106,10 @@ func AppendID(dst []byte, id uuid.UUID) []byte {
 
 // AppendTime appends a time as clients get it in JSON: RFC 3339 in UTC, with milliseconds.
 func AppendTime(dst []byte, t time.Time) []byte {
-	return t.UTC().AppendFormat(dst, "2006-01-02T15:04:05.000Z07:00")
+	// The layouts that package time knows take a third of the time of others.
+	dst = t.UTC().AppendFormat(dst, time.RFC3339)
+	ms := t.Nanosecond() / int(time.Millisecond)
+	return append(dst[:len(dst)-1], '.', byte('0'+ms/100), byte('0'+ms/10%10), byte('0'+ms%10), 'Z')
 }
 
 // Reservation is what a buyer holds in a sale.
