@@ -53,9 +53,6 @@ type Config struct {
 	InFlightMax int
 	// BlockTimeout is how long a read waits for entries. Close takes about as long.
 	BlockTimeout time.Duration
-	// ReadAheadDelay bounds how long, after a page of few orders, the next read waits for an ack. It
-	// makes one read of several.
-	ReadAheadDelay time.Duration
 	// ClaimInterval is how often entries of silent consumers are looked for, plus or minus a half,
 	// so that workers do not look at the same time.
 	ClaimInterval time.Duration
@@ -83,7 +80,6 @@ func (c *Config) setDefaults() {
 	c.PageMax = cmp.Or(c.PageMax, 64)
 	c.InFlightMax = cmp.Or(c.InFlightMax, 2000)
 	c.BlockTimeout = cmp.Or(c.BlockTimeout, 250*time.Millisecond)
-	c.ReadAheadDelay = cmp.Or(c.ReadAheadDelay, 10*time.Millisecond)
 	c.MinIdle = cmp.Or(c.MinIdle, 10*time.Second)
 	c.ClaimInterval = cmp.Or(c.ClaimInterval, c.MinIdle/3)
 	c.ConsumerIdleMax = cmp.Or(c.ConsumerIdleMax, 10*time.Minute)
@@ -110,7 +106,6 @@ func (c *Config) Validate() error {
 	must(c.PageMax > 0, "PageMax must be at least 1")
 	must(c.InFlightMax > 0, "InFlightMax must be at least 1")
 	must(c.BlockTimeout >= time.Millisecond, "BlockTimeout must be at least 1ms: for Redis, 0 means no limit")
-	must(c.ReadAheadDelay > 0, "ReadAheadDelay must be positive")
 	must(c.MinIdle >= 4*time.Millisecond, "MinIdle must be at least 4ms")
 	must(c.ClaimInterval > 0, "ClaimInterval must be positive")
 	must(c.ConsumerIdleMax > 0, "ConsumerIdleMax must be positive")

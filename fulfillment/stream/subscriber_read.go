@@ -132,37 +132,8 @@ func (r *reader) readNew(room int) error {
 	if err != nil {
 		return err
 	}
-	held := r.table.hold(page)
-	r.acks.forgetSettled()
-	r.deliverPage(held)
-	if isSmall(held) && r.claimFrom == "" {
-		r.awaitSettled()
-	}
+	r.deliverPage(r.table.hold(page))
 	return nil
-}
-
-// smallPage is how many orders are fewer than it pays to read for while a message is handled.
-const smallPage = 16
-
-// isSmall reports whether the page has orders, but few.
-func isSmall(page []*delivery) bool {
-	orders := 0
-	for _, d := range page {
-		orders += d.orders
-	}
-	return 0 < orders && orders < smallPage
-}
-
-// awaitSettled waits until a message is acked, at most for ReadAheadDelay. Where few orders come, they
-// wait for the present batch in any case: one read for all of them costs less than one for each.
-func (r *reader) awaitSettled() {
-	timer := time.NewTimer(r.config.ReadAheadDelay)
-	defer timer.Stop()
-	select {
-	case <-r.acks.settled:
-	case <-timer.C:
-	case <-r.stop:
-	}
 }
 
 // readOnce is an XREADGROUP that go-redis does not repeat when the connection breaks. A second try

@@ -227,16 +227,12 @@ func (s *subscription) tryDeadLetter(d *delivery, reason error) (delay time.Dura
 type ackCollector struct {
 	// wake has a value while there may be ids.
 	wake chan struct{}
-	// settled has a value if an id was added since forgetSettled.
-	settled chan struct{}
 
 	mu  sync.Mutex
 	ids []string
 }
 
-func newAckCollector() *ackCollector {
-	return &ackCollector{wake: make(chan struct{}, 1), settled: make(chan struct{}, 1)}
-}
+func newAckCollector() *ackCollector { return &ackCollector{wake: make(chan struct{}, 1)} }
 
 func (c *ackCollector) add(id string) {
 	c.mu.Lock()
@@ -244,15 +240,10 @@ func (c *ackCollector) add(id string) {
 	first := len(c.ids) == 1
 	c.mu.Unlock()
 	if first {
-		signal(c.wake)
-	}
-	signal(c.settled)
-}
-
-func (c *ackCollector) forgetSettled() {
-	select {
-	case <-c.settled:
-	default:
+		select {
+		case c.wake <- struct{}{}:
+		default:
+		}
 	}
 }
 

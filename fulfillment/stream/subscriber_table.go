@@ -102,7 +102,7 @@ func (t *entryTable) release(ids ...string) {
 	}
 	t.mu.Unlock()
 	t.gauge.Sub(float64(n))
-	signal(t.freed)
+	t.signal()
 }
 
 // park takes an entry that waits to become a dead letter out of the count of held ones.
@@ -114,7 +114,7 @@ func (t *entryTable) park(id string) {
 		t.orders -= held.orders
 	}
 	t.mu.Unlock()
-	signal(t.freed)
+	t.signal()
 }
 
 // awaitRoom returns how many orders may be added, or 0 if stop was closed first.
@@ -140,10 +140,9 @@ func (t *entryTable) room() int {
 	return t.max - t.orders
 }
 
-// signal gives the channel a value, unless it has one.
-func signal(c chan<- struct{}) {
+func (t *entryTable) signal() {
 	select {
-	case c <- struct{}{}:
+	case t.freed <- struct{}{}:
 	default:
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -349,57 +348,6 @@ func TestSubscriberBoundsOrdersInFlight(t *testing.T) {
 		receive(t, messages).Ack()
 	}
 	b.awaitNonePending()
-}
-
-func TestSubscriberReadsFewOrdersTogetherAfterAck(t *testing.T) {
-	t.Parallel()
-	b := newStreamBench(t)
-	reads := &pageCounter{}
-	b.publish(1)
-	messages := b.subscribe(b.subscriber("one", func(c *stream.Config) {
-		c.ReadAheadDelay = time.Minute
-		c.Client.AddHook(reads)
-	}))
-	first := receive(t, messages)
-	b.publish(1)
-	b.publish(1)
-	first.Ack()
-	receive(t, messages).Ack()
-	receive(t, messages).Ack()
-	b.awaitNonePending()
-	require.EqualValues(t, 2, reads.pages.Load())
-}
-
-func TestSubscriberReadsOnWithoutAck(t *testing.T) {
-	t.Parallel()
-	b := newStreamBench(t)
-	messages := b.subscribe(b.subscriber("one"))
-	b.publish(1)
-	first := receive(t, messages)
-	b.publish(1)
-	receive(t, messages).Ack()
-	first.Ack()
-	b.awaitNonePending()
-}
-
-// pageCounter counts the reads of new entries that returned some.
-type pageCounter struct{ pages atomic.Int64 }
-
-func (*pageCounter) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (*pageCounter) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
-func (c *pageCounter) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		err := next(ctx, cmd)
-		args := cmd.Args()
-		if err == nil && cmd.Name() == "xreadgroup" && args[len(args)-1] == ">" {
-			c.pages.Add(1)
-		}
-		return err
-	}
 }
 
 func TestSubscriberRejectsSecondSubscriptionOfStream(t *testing.T) {
