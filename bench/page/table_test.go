@@ -22,8 +22,8 @@ func TestFiguresKeepLastRunOfEachTable(t *testing.T) {
 	text, plots, err := f.Write()
 	require.NoError(t, err)
 	assert.Equal(t, "### A\n\nNote.\n\n| x | y |\n| --- | --- |\n| 1 | 2 |\n\n"+
-		`<!-- chart {"kind":"bars",`+"\n"+`"columns":["y"],"unit":"z"} -->`+"\n![A](a.svg)\n\n### B\n\nOther.\n\n| x |\n| --- |\n\n",
-		text)
+		`<!-- chart {"kind":"bars",`+"\n"+`"columns":["y"],"unit":"z"} -->`+"\n![A](a.svg)\n\n"+
+		"### B\n\nOther.\n\n| x |\n| --- |\n\n", text)
 	assert.Contains(t, plots, "a.svg")
 }
 
