@@ -35,9 +35,10 @@ func BenchmarkCrowd(b *testing.B) {
 	}
 	results := rig.Compare(b, candidates...)
 	t := page.Table{
-		Title: fmt.Sprintf("With %s connections", rig.Count(float64(connections))),
-		Note:  fmt.Sprintf("The closed loop again, %d rounds of %v.", b.N, turnDuration(b)),
-		Head:  []string{"design", "accepted/s", "p50", "p99", "p99.9", "orders in Postgres/s"},
+		Title: "With more connections",
+		Note: fmt.Sprintf("The closed loop again, with %s connections; %d rounds of %v.",
+			rig.Count(float64(connections)), b.N, turnDuration(b)),
+		Head: []string{"design", "accepted/s", "p50", "p99", "p99.9", "orders in Postgres/s"},
 	}
 	for _, r := range all {
 		rate := results.Of(r.name, accepted).Format(rig.Count)
@@ -50,7 +51,7 @@ func BenchmarkCrowd(b *testing.B) {
 	}
 	rig.Put(t)
 	putGoalTable(b, results, crowdGoals, page.Table{
-		Title: fmt.Sprintf("What is to be reached with %s connections", rig.Count(float64(connections))),
+		Title: "What is to be reached with more connections",
 		Note:  fmt.Sprintf("Ratios of the table above, %d rounds.", b.N),
 	})
 }

@@ -97,14 +97,15 @@ type goal struct {
 }
 
 var goals = []goal{
-	{nothing, " (Recover, RequestID, a bound body, an answer in JSON)", accepted, 0.75},
+	{nothing, " (Recover, RequestID, a bound body, an answer in JSON)", accepted, 1.1},
 	{nothingRaw, " (no middleware, the body is not read)", accepted, 0},
-	{evalsha, " (one EVALSHA of the tutorials' script with XADD)", accepted, 1.8},
+	{evalsha, " (one EVALSHA of the tutorials' script with XADD)", accepted, 3},
 	{postgresRow, " (one transaction for each buyer)", accepted, 10},
 	{postgresBatched, " (as we batch)", accepted, 1.3},
 	{lockedTx, "", accepted, 20},
-	{postgresRow, " (one transaction for each buyer)", durable, 10},
-	{postgresBatched, " (as we batch)", durable, 1.1},
+	{postgresRow, " (one transaction for each buyer)", durable, 12},
+	{postgresBatched, " (as we batch)", durable, 1.3},
+	{postgresBatchedReader, " (as we read and batch)", durable, 1},
 }
 
 func putGoalTable(b *testing.B, results *rig.Results, goals []goal, t page.Table) {

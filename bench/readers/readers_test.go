@@ -28,7 +28,7 @@ const (
 
 // The figures: in milliseconds, answers per second, and seconds.
 const (
-	looks, payment50, payment99  = "looks/s", "paid, p50", "paid, p99"
+	looks, payment50, payment99  = "reads/s", "paid, p50", "paid, p99"
 	failedPayments, outage, late = "payments that failed", "outage", "expired late"
 	cpuOfPostgres                = "Postgres, cores"
 )
@@ -37,18 +37,18 @@ const (
 // request the sale as fast as they can.
 func BenchmarkReaders(b *testing.B) {
 	results := rig.Compare(b,
-		rig.Candidate{Name: "nobody looks", Turn: func(b *testing.B, _ int) rig.Values { return turn(b, 0) }},
-		rig.Candidate{Name: "a crowd looks", Turn: func(b *testing.B, _ int) rig.Values { return turn(b, connections) }},
+		rig.Candidate{Name: "without readers", Turn: func(b *testing.B, _ int) rig.Values { return turn(b, 0) }},
+		rig.Candidate{Name: "with readers", Turn: func(b *testing.B, _ int) rig.Values { return turn(b, connections) }},
 	)
 	t := page.Table{
-		Title: "Payments beside a crowd that looks",
+		Title: "Payments beside a crowd of readers",
 		Note: fmt.Sprintf("A sale with %s paid orders, %d payments a second in an open loop, and %d connections that "+
 			"request the sale without a pause. Expired late: the latest of %d orders whose time to pay ends "+
 			"meanwhile. Medians of %d rounds, with the least and the greatest.",
 			rig.Count(float64(rig.Scale(b, 200_000, 2000))), paymentsPerSecond, connections, expiring, b.N),
 		Head: []string{"", looks, payment50, payment99, failedPayments, "outage noted, s", late + ", s", cpuOfPostgres},
 	}
-	for _, name := range []string{"nobody looks", "a crowd looks"} {
+	for _, name := range []string{"without readers", "with readers"} {
 		row := []string{
 			name, results.Of(name, looks).Format(rig.Count),
 			results.Of(name, payment50).Format(rig.Millis), results.Of(name, payment99).Format(rig.Millis),
@@ -59,7 +59,7 @@ func BenchmarkReaders(b *testing.B) {
 		t.Rows = append(t.Rows, row)
 	}
 	rig.Put(t)
-	results.Report(b, "a crowd looks", payment99, "ms-paid-p99")
+	results.Report(b, "with readers", payment99, "ms-paid-p99")
 }
 
 func turn(b *testing.B, crowd int) rig.Values {
