@@ -62,11 +62,12 @@ func (b Backlog) Waiting() (entries int64, known bool) { return b.Lag + b.Pendin
 // waitingOrders corrects an estimate of the orders that are not recorded. Rejected and voided orders
 // are behind forever, and the latest may be missing; but each waiting entry has at least one order.
 func (b Backlog) waitingOrders(estimate int64) int64 {
-	least := b.Lag + b.Pending
-	if !b.LagKnown {
-		return max(estimate, least)
+	least, known := b.Waiting()
+	orders := max(estimate, least)
+	if known {
+		orders = min(orders, least*order.MaxPerMessage)
 	}
-	return min(max(estimate, least), least*order.MaxPerMessage)
+	return orders
 }
 
 // ReadBacklog reads how far the group is behind. A missing stream has no backlog; a missing group
