@@ -60,21 +60,16 @@ func pending(length int) turn {
 			requests[i].user = fmt.Sprintf("%0*d", length, i)
 		}
 		read := func(section, name string) int64 {
-			info, err := s.Redis.InfoMap(b.Context(), section).Result()
+			n, err := strconv.ParseInt(s.Redis.InfoMap(b.Context(), section).Item(section, name), 10, 64)
 			require.NoError(b, err)
-			for _, values := range info {
-				n, err := strconv.ParseInt(values[name], 10, 64)
-				require.NoError(b, err)
-				return n
-			}
-			return 0
+			return n
 		}
-		aof, memory := read("persistence", "aof_current_size"), read("memory", "used_memory")
+		aof, memory := read("Persistence", "aof_current_size"), read("Memory", "used_memory")
 		reserved := s.reserveAll(b, requests, pendingInCall, 1, callGrace)
 		require.EqualValues(b, orders, reserved)
 		return rig.Values{
-			aofBytes:   float64(read("persistence", "aof_current_size")-aof) / float64(orders),
-			redisBytes: float64(read("memory", "used_memory")-memory) / float64(orders),
+			aofBytes:   float64(read("Persistence", "aof_current_size")-aof) / float64(orders),
+			redisBytes: float64(read("Memory", "used_memory")-memory) / float64(orders),
 		}
 	}
 }
