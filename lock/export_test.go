@@ -22,7 +22,7 @@ func (l *Locker) Waiting(key string) int {
 }
 
 // Listeners is how many connections listened for the release of a key at the last attempt of a
-// waiter here.
+// waiter here, or at the last release here.
 func (l *Locker) Listeners(key string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()

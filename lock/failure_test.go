@@ -234,7 +234,7 @@ func TestWaiterGetsTheLockAfterABrokenSubscription(t *testing.T) {
 		_, err := b.rdb.TxPipelined(t.Context(), func(tx redis.Pipeliner) error {
 			killed = tx.ClientKillByFilter(t.Context(), "TYPE", "pubsub")
 			tx.Del(t.Context(), b.key("ann"))
-			receivers = tx.Publish(t.Context(), "redisson_lock__channel:{"+b.key("ann")+"}", "0")
+			receivers = tx.Publish(t.Context(), releaseChannel(b.key("ann")), "0")
 			return nil
 		})
 		require.NoError(t, err)

@@ -88,13 +88,18 @@ func awaitLoss(t *testing.T, held context.Context, within time.Duration) time.Ti
 	return time.Now()
 }
 
+// releaseChannel is the name that Redisson gives to the channel of a lock, so it is written out here.
+func releaseChannel(key string) string {
+	if strings.Contains(key, "{") {
+		return "redisson_lock__channel:" + key
+	}
+	return "redisson_lock__channel:{" + key + "}"
+}
+
 // waitListening waits until so many Lockers listen for the release of a lock.
 func (b bench) waitListening(key string, listeners int64) {
 	b.t.Helper()
-	channel := "redisson_lock__channel:{" + key + "}"
-	if strings.Contains(key, "{") {
-		channel = "redisson_lock__channel:" + key
-	}
+	channel := releaseChannel(key)
 	testkit.Eventually(b.t, startsWithin, "a listener on "+channel, func() bool {
 		return b.rdb.PubSubNumSub(b.t.Context(), channel).Val()[channel] == listeners
 	})

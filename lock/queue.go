@@ -38,7 +38,8 @@ type queue struct {
 	waiters []*waiter
 	// releasedHere is set while a release by this process is in progress, until its message arrives.
 	releasedHere bool
-	// listeners is how many connections listened for the release at the last attempt; 0 if unknown.
+	// listeners is how many connections, with that of this process, listened for the release at the
+	// last attempt or release here; 0 if unknown.
 	listeners int
 }
 

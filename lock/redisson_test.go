@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -375,14 +374,10 @@ func (in interop) release(lease *lock.Lease) {
 }
 
 // waitAsleep waits until an acquire has a busy answer, has subscribed to the channel of the lock,
-// and has another busy answer: if it gets the lock later, a message has woken it. The name of the
-// channel is Redisson's, so it is written out here.
+// and has another busy answer: if it gets the lock later, a message has woken it.
 func (in interop) waitAsleep(key string) {
 	in.t.Helper()
-	channel := "redisson_lock__channel:{" + key + "}"
-	if strings.Contains(key, "{") {
-		channel = "redisson_lock__channel:" + key
-	}
+	channel := releaseChannel(key)
 	testkit.Eventually(in.t, patience, "a subscription to "+channel, func() bool { return in.subscribers(channel) == 1 })
 	testkit.Eventually(in.t, patience, "a second attempt", func() bool { return in.inVain.Load() >= 2 })
 }

@@ -125,7 +125,7 @@ func (l *Locker) sendRelease(ctx context.Context, c scriptCall, owner string, ke
 	return parseAnswers(answerReleased, len(keys), cmd, func(i int, answer string) (is bool) {
 		digits, is := strings.CutPrefix(answer, answerNotified)
 		if listeners, err := strconv.Atoi(digits); is && err == nil {
-			l.noteYield(keys[i], listeners, c.serial)
+			l.noteListeners(keys[i], listeners, c.serial)
 		}
 		return is
 	})

@@ -49,24 +49,30 @@ func (ws *waitState) yieldTime(processes int) time.Duration {
 	return time.Duration(min(processes, yieldProcessesMax)) * ws.yield
 }
 
-// noteYield records that so many connections were notified of a release by the call with this
-// serial. If other processes are among them and no waiter here was notified, the next acquire here
-// comes after them.
-func (l *Locker) noteYield(key string, listeners int, serial uint64) {
+// noteListeners records how many connections were notified of a release by the call with this
+// serial. Waiters here know the number at the next release; an attempt, which also asks for it, may
+// be long ago, as one that gets the lock learns nothing. Without waiters here, the next acquire comes
+// after the other processes that were notified.
+func (l *Locker) noteListeners(key string, notified int, serial uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	ws := &l.waiting
 	channel := channelOf(key)
+	others := notified
 	if ws.channels[channel] > 0 || ws.ended[channel] >= serial {
-		listeners--
+		others--
 	}
-	if listeners <= 0 || ws.queues[key] != nil {
+	if q := ws.queues[key]; q != nil {
+		q.listeners = others + 1
+		return
+	}
+	if others <= 0 {
 		return
 	}
 	if len(ws.yields) >= yieldsMax {
 		clear(ws.yields) // entries matter for milliseconds
 	}
-	ws.yields[key] = time.Now().Add(ws.yieldTime(listeners))
+	ws.yields[key] = time.Now().Add(ws.yieldTime(others))
 }
 
 // yieldLeft is how long other processes come first. Callers hold mu.

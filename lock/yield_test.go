@@ -56,6 +56,31 @@ func TestNewAcquireComesAfterOtherProcesses(t *testing.T) {
 	require.NoError(t, third.Release(ctx))
 }
 
+// Waiters here that hand the lock to each other get no busy answer, so only their releases can tell
+// them of a process that came later. Without that it would wait as long as there are waiters here.
+func TestWaitersLearnOfNewListenersFromReleases(t *testing.T) {
+	b, _ := setupWaiting(t)
+	ctx, key := t.Context(), b.key("ann")
+	here := newLocker(t, b.rdb, lock.WithPoll(never))
+	held, err := here.Acquire(ctx, key, lock.For(never))
+	require.NoError(t, err)
+	first := acquiring(t, here, key, lock.For(never))
+	testkit.Eventually(t, startsWithin, "the first waiter knows that no other process listens", func() bool {
+		return here.Listeners(key) == 1
+	})
+	acquiring(t, here, key, lock.For(never))
+	testkit.Eventually(t, startsWithin, "a second waiter", func() bool { return here.Waiting(key) == 2 })
+	elsewhere := b.rdb.Subscribe(ctx, releaseChannel(key))
+	defer func() { assert.NoError(t, elsewhere.Close()) }()
+	b.waitListening(key, 2)
+
+	require.NoError(t, held.Release(ctx))
+	await(t, first, startsWithin, "the lock")
+	testkit.Eventually(t, startsWithin, "the next waiter knows the other listener", func() bool {
+		return here.Listeners(key) == 2
+	})
+}
+
 // With this yield the test would not end if anything were left to other processes.
 func TestLockIsNotLeftToOthersWithoutListeners(t *testing.T) {
 	b, _ := setupWaiting(t)
