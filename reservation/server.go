@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/internal/retry"
 	"stampede/lua"
 )
 
@@ -54,6 +56,27 @@ func (s *Store) inspect(ctx context.Context, on redis.Scripter, partition int) (
 
 // FirstUse is the token for a partition without a record of a server.
 const FirstUse = "-"
+
+const (
+	// firstUseWait is how long others wait for the first user of a partition, who records its server in
+	// Postgres and then in Redis.
+	firstUseWait = time.Second
+	firstUseLook = 20 * time.Millisecond
+)
+
+// AwaitFirstUse returns the server of a partition as soon as Redis has a record of one, or as it is
+// after a second. Its errors wrap ErrUnavailable, or are that of ctx.
+func (s *Store) AwaitFirstUse(ctx context.Context, partition int) (ServerState, error) {
+	for until := time.Now().Add(firstUseWait); ; {
+		state, err := s.Inspect(ctx, partition)
+		if err != nil || state.Known || state.Recorded || !time.Now().Before(until) {
+			return state, err
+		}
+		if !retry.Pause(firstUseLook, ctx.Done()) {
+			return ServerState{}, ctx.Err()
+		}
+	}
+}
 
 // MarkVerified records that the stock of a partition is complete on the expected server. The token
 // is the one that DistrustFor left there. It returns ErrServerChanged, and changes nothing, if Redis

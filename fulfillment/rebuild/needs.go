@@ -117,13 +117,24 @@ func (r *Rebuilder) needOfPartition(
 		return "", nil
 	case verified && state.Known:
 		return "", ErrOtherServer
+	}
+	sales, err := r.salesOf(ctx, partition)
+	if err != nil {
+		return "", err
+	}
+	used := slices.ContainsFunc(sales, func(s requiredSale) bool { return s.publishedRevision > 0 })
+	switch {
+	case !verified && !used:
+		return "", nil
+	case verified && !used:
+		// Its first user may have recorded the server in Postgres, and not yet in Redis.
+		state, err = r.config.Store.AwaitFirstUse(limited, partition)
+		if err != nil || state.Known {
+			return "", err // the next call compares the servers
+		}
+		fallthrough
 	case verified:
 		return ReasonServer, nil
-	}
-	// The partition is unused, or its server was never recorded.
-	sales, err := r.salesOf(ctx, partition)
-	if err != nil || !slices.ContainsFunc(sales, func(s requiredSale) bool { return s.publishedRevision > 0 }) {
-		return "", err
 	}
 	// The server is recorded before the first sale is published: this may have happened since the first read.
 	if servers, err = r.verifiedServers(ctx); err != nil {

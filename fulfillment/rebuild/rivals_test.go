@@ -23,6 +23,7 @@ import (
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
 	"stampede/reservation"
+	"stampede/sql"
 )
 
 // gate stops a rebuilder before each call to Redis or to its session of Postgres until the test lets it pass.
@@ -125,6 +126,50 @@ func (r *rival) step(t *testing.T) {
 	t.Helper()
 	r.pass <- struct{}{}
 	r.await(t)
+}
+
+// The first user of a partition records its server in Postgres and then in Redis. A check between the
+// two closed the sale for a rebuild of nothing.
+func TestFirstUseOfPartitionNeedsNoRebuild(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t, testkit.Pool(t))
+	ctx := t.Context()
+	server, err := s.Store.Inspect(ctx, 0)
+	require.NoError(t, err)
+	_, err = s.Pool.Exec(ctx, sql.CatalogClaimPartition, 0, server.RunID, server.ReplicationID)
+	require.NoError(t, err)
+
+	r := newRival(s, t)
+	var needs []rebuild.Need
+	go func() {
+		var err error
+		needs, err = r.Needs(context.Background(), 1, true)
+		r.done <- err
+	}()
+	r.busy = true
+	r.await(t)
+	for range 4 { // it looks more than once
+		r.step(t)
+		require.True(t, r.busy, "the check did not wait: %v", needs)
+	}
+	require.NoError(t, s.Store.MarkVerified(ctx, 0, server, reservation.FirstUse))
+	for r.busy {
+		r.step(t)
+	}
+	require.Empty(t, needs)
+}
+
+// Its first user may crash between the two.
+func TestClaimedPartitionWithoutServerNeedsRebuild(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t, testkit.Pool(t))
+	server, err := s.Store.Inspect(t.Context(), 0)
+	require.NoError(t, err)
+	_, err = s.Pool.Exec(t.Context(), sql.CatalogClaimPartition, 0, server.RunID, server.ReplicationID)
+	require.NoError(t, err)
+	needs, err := testwork.Rebuilder(s, t).Needs(t.Context(), 1, true)
+	require.NoError(t, err)
+	require.Equal(t, []rebuild.Need{{Reason: rebuild.ReasonServer}}, needs)
 }
 
 // Several rebuilders without the lock take turns call by call, while buyers buy and workers record.

@@ -12,7 +12,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 
-	"stampede/internal/retry"
 	"stampede/lua"
 	"stampede/reservation"
 	"stampede/sql"
@@ -100,13 +99,6 @@ func (c *Catalog) publish(ctx context.Context, id uuid.UUID) error {
 	return err
 }
 
-const (
-	// claimWait is how long the first users of a partition wait for the one that verifies its
-	// server.
-	claimWait = time.Second
-	claimLook = 20 * time.Millisecond
-)
-
 // verifyFirstUse ensures that the server of a partition is known. The first user of a partition
 // verifies its server, which cannot have lost anything yet. If Redis has a record of another
 // server, or a sale of the partition was published, only a rebuild verifies it. The row is written
@@ -141,13 +133,8 @@ func (c *Catalog) verifyFirstUse(ctx context.Context, partition int) error {
 	}
 	// Either another process has just claimed it, or the server was replaced; a record of another
 	// server shows which.
-	for until := time.Now().Add(claimWait); !state.Known && !state.Recorded && time.Now().Before(until); {
-		if !retry.Pause(claimLook, ctx.Done()) {
-			return ctx.Err()
-		}
-		if state, err = c.store.Inspect(ctx, partition); err != nil {
-			return err
-		}
+	if state, err = c.store.AwaitFirstUse(ctx, partition); err != nil {
+		return err
 	}
 	if !state.Known {
 		return reservation.ErrUnverifiedServer
