@@ -55,7 +55,7 @@ type Config struct {
 }
 
 // Batcher makes batches of the messages that the Router hands out one by one. Messages that arrive
-// during a transaction form the next batch; a batch waits for more only at high rates (pace).
+// during a transaction form the next batch. A batch waits only for the rest of a page of entries.
 //
 // A second transaction starts during another one only for a full batch: its rows are written while
 // the first one waits for the disk. Batches in flight have no user in common.

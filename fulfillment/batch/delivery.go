@@ -25,12 +25,13 @@ func (b *Batcher) Handle(msg *message.Message) error {
 }
 
 func (b *Batcher) handle(msg *message.Message) error {
+	moreFollow := stream.NoteArrival(msg.Context())
 	events, err := order.DecodeReserved(msg)
 	if err != nil {
 		return fmt.Errorf("message %s: %w", msg.UUID, err)
 	}
 	d, orders := newDelivery(events)
-	if !b.queue.add(orders) {
+	if !b.queue.add(orders, moreFollow) {
 		return stream.ErrStopping
 	}
 	return <-d.done

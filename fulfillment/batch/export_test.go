@@ -2,6 +2,7 @@ package batch
 
 import (
 	"context"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
@@ -16,6 +17,16 @@ func (b *Batcher) Queued() int {
 	return len(b.queue.waiting)
 }
 
+// SetPageWait sets how long a batch waits for the rest of a page.
+func (b *Batcher) SetPageWait(d time.Duration) { b.queue.pageWait = d }
+
+// AwaitsPage reports whether a batch waits for the rest of a page.
+func (b *Batcher) AwaitsPage() bool {
+	b.queue.mu.Lock()
+	defer b.queue.mu.Unlock()
+	return b.queue.awaitsPage
+}
+
 // Submit queues a message, and returns where its result will be. ok is false if the batcher has
 // stopped.
 func (b *Batcher) Submit(msg *message.Message) (answer chan error, ok bool) {
@@ -24,7 +35,7 @@ func (b *Batcher) Submit(msg *message.Message) (answer chan error, ok bool) {
 		panic(err)
 	}
 	d, orders := newDelivery(events)
-	return d.done, b.queue.add(orders)
+	return d.done, b.queue.add(orders, false)
 }
 
 // ProcessBatch processes one batch, and returns where the results of its events are, and how many

@@ -52,7 +52,6 @@ type dispatch struct {
 	// which all messages were deferred.
 	deferred []*submission
 	idle     int
-	pace     pace
 
 	blockedSales
 }
@@ -118,17 +117,10 @@ func (d *dispatch) wanted() (messages int, atLatest time.Duration) {
 	case len(d.deferred) >= d.BatchMax:
 		messages = math.MaxInt
 	}
-	var linger time.Duration
-	if !d.isDraining() {
-		linger = max(d.pace.wait(time.Now()), 0)
-	}
-	if linger > 0 {
-		messages = max(messages, d.BatchMax)
-	}
 	if len(d.deferred) > 0 {
-		return messages, max(linger, retry.Delay(d.idle+1, deferDelay, deferDelayMax))
+		atLatest = retry.Delay(d.idle+1, deferDelay, deferDelayMax)
 	}
-	return messages, linger
+	return messages, atLatest
 }
 
 // complete removes a finished batch.
@@ -137,7 +129,6 @@ func (d *dispatch) complete(f *inFlightBatch) {
 		d.apart, d.idle = nil, 0
 	} else {
 		d.inFlight = slices.DeleteFunc(d.inFlight, func(other *inFlightBatch) bool { return other == f })
-		d.pace.end(time.Now())
 	}
 	if d.isDraining() {
 		leave(f.deferred)
@@ -160,6 +151,7 @@ func (d *dispatch) complete(f *inFlightBatch) {
 
 // start starts a batch of deferred and queued messages, without users who are in a batch in flight.
 func (d *dispatch) start(ctx context.Context) {
+	d.queue.awaitPage(d.BatchMax - len(d.deferred))
 	f := &inFlightBatch{users: make(map[string]struct{})}
 	older := d.deferred
 	d.deferred = nil
@@ -169,7 +161,6 @@ func (d *dispatch) start(ctx context.Context) {
 		d.idle++ // the users of all are in flight
 		return
 	}
-	d.pace.start(len(f.batch), time.Now())
 	d.inFlight = append(d.inFlight, f)
 	d.launch(ctx, f)
 }

@@ -2,6 +2,7 @@ package batch
 
 import (
 	"sync"
+	"time"
 )
 
 // submissions are orders that wait for a batch, at most as many as the subscriber holds. Every
@@ -10,29 +11,40 @@ type submissions struct {
 	// full has a value when at least want submissions wait.
 	full chan struct{}
 
+	// pageWait bounds awaitPage.
+	pageWait time.Duration
+
 	mu      sync.Mutex
 	waiting []*submission
 	want    int
-	closed  bool
+	// moreFollow is set while a page is being delivered. awaitsPage makes its end signal full.
+	moreFollow, awaitsPage bool
+	closed                 bool
 }
 
-func newSubmissions() *submissions { return &submissions{full: make(chan struct{}, 1), want: 1} }
+// pageWait is much longer than the delivery of a page takes.
+const pageWait = time.Millisecond
 
-// add returns false after close.
-func (q *submissions) add(orders []*submission) bool {
+func newSubmissions() *submissions {
+	return &submissions{full: make(chan struct{}, 1), want: 1, pageWait: pageWait}
+}
+
+// add adds the orders of a message. It returns false after close.
+func (q *submissions) add(orders []*submission, moreFollow bool) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.closed {
 		return false
 	}
 	q.waiting = append(q.waiting, orders...)
+	q.moreFollow = moreFollow
 	q.signal()
 	return true
 }
 
 // signal requires mu.
 func (q *submissions) signal() {
-	if len(q.waiting) >= q.want {
+	if len(q.waiting) >= q.want || q.awaitsPage && !q.moreFollow {
 		select {
 		case q.full <- struct{}{}:
 		default:
@@ -51,6 +63,31 @@ func (q *submissions) signalAt(n int) {
 	}
 	q.want = n
 	q.signal()
+}
+
+// awaitPage waits until the messages of a page that is being delivered are here, or n orders. A page
+// would become two batches or more otherwise. A message that does not come costs pageWait.
+func (q *submissions) awaitPage(n int) {
+	q.mu.Lock()
+	if !q.moreFollow || len(q.waiting) >= n {
+		q.mu.Unlock()
+		return
+	}
+	select {
+	case <-q.full:
+	default:
+	}
+	q.want, q.awaitsPage = n, true
+	q.mu.Unlock()
+	timer := time.NewTimer(q.pageWait)
+	defer timer.Stop()
+	select {
+	case <-q.full:
+	case <-timer.C:
+	}
+	q.mu.Lock()
+	q.awaitsPage = false
+	q.mu.Unlock()
 }
 
 // take returns up to limit submissions, oldest first.

@@ -6,7 +6,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-const CountedFor = countedFor
+const (
+	CountedFor   = countedFor
+	ReadInterval = readInterval
+)
 
 const (
 	LeaseKept  = leaseKept

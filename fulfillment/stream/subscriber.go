@@ -127,10 +127,10 @@ func (c *Config) Validate() error {
 // batches and loses nothing. It reads what watermill-redisstream's publisher writes, and that
 // package's subscriber can replace it on the same stream and group.
 //
-// Messages of a stream are delivered in the order in which they were read, up to InFlightMax of
-// them before the first is settled. An ack removes the entry from the group's pending list, in one
-// XACK with all others that arrived during the last XACK. A nack causes another delivery after a
-// wait that doubles.
+// Where orders come often, entries are read every 10 ms, a page at a time. Messages of a stream are
+// delivered in the order in which they were read, up to InFlightMax of them before the first is
+// settled. An ack removes the entry from the group's pending list, in one XACK with all others that
+// arrived during the last XACK. A nack causes another delivery after a wait that doubles.
 //
 // The number of deliveries alone never makes a dead letter. Redis counts every delivery,
 // so worker restarts raise the number for healthy entries. An entry is at fault when its

@@ -1,12 +1,18 @@
 package stream_test
 
 import (
+	"context"
 	"slices"
+	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment/stream"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 	"stampede/reservation/order"
@@ -45,4 +51,91 @@ func TestEntriesOfPageAreSettledIndependently(t *testing.T) {
 	require.Equal(t, uuids[0], last.UUID)
 	last.Ack()
 	b.awaitNonePending()
+}
+
+// A batcher waits for the rest of a page, so each page must come to an end.
+func TestMessagesTellWhetherMoreOfTheirPageFollow(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	uuids := b.publish(2)
+	b.add("no", "message")
+	uuids = append(uuids, b.publish(1)...)
+	b.add("no", "message") // the last one of its page
+	messages := b.subscribe(b.subscriber("worker-1"))
+	page := make([]*message.Message, len(uuids))
+	for i := range page {
+		page[i] = receive(t, messages)
+	}
+	testkit.Eventually(t, testshop.Soon, "the others are dead letters", func() bool { return len(b.pending()) == 3 })
+	require.True(t, stream.NoteArrival(page[2].Context()), "handlers run concurrently")
+	require.True(t, stream.NoteArrival(page[0].Context()))
+	page[0].Nack()
+	require.False(t, stream.NoteArrival(page[1].Context()))
+	again := receive(t, messages)
+	require.Equal(t, uuids[0], again.UUID)
+	require.False(t, stream.NoteArrival(again.Context()), "it comes alone")
+	require.False(t, stream.NoteArrival(t.Context()), "of another subscriber")
+	for _, msg := range []*message.Message{page[1], page[2], again} {
+		msg.Ack()
+	}
+	b.awaitNonePending()
+}
+
+// noteReads notes when reads of new entries begin, and when one has ended with entries.
+type noteReads struct {
+	redis.Hook
+	mu    sync.Mutex
+	found time.Time
+	gaps  []time.Duration // from a read with entries to the next one
+}
+
+func (n *noteReads) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		n.mu.Lock()
+		if !n.found.IsZero() {
+			n.gaps = append(n.gaps, time.Since(n.found))
+			n.found = time.Time{}
+		}
+		n.mu.Unlock()
+		err := next(ctx, cmd)
+		if err == nil {
+			n.mu.Lock()
+			n.found = time.Now()
+			n.mu.Unlock()
+		}
+		return err
+	}
+}
+
+func (n *noteReads) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (n *noteReads) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (n *noteReads) pauses() (paused int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, gap := range n.gaps {
+		if gap >= stream.ReadInterval {
+			paused++
+		}
+	}
+	return paused
+}
+
+func TestBusyStreamIsReadInIntervals(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	reads := &noteReads{}
+	messages := b.subscribe(b.subscriber("worker-1", func(c *stream.Config) {
+		c.Client.AddHook(reads)
+	}))
+	const pages = 20
+	payload := strings.Repeat("\n\n", 100) // of so many orders that a slow machine also reaches 500 a second
+	for range pages {
+		b.add(stream.FieldUUID, "a", stream.FieldPayload, payload)
+		receive(t, messages).Ack()
+	}
+	require.GreaterOrEqual(t, reads.pauses(), pages-2, "all but the first, and the last, which may not be over")
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -29,6 +30,7 @@ type reader struct {
 	grouped bool
 	// largest is the most orders that an entry of the last page held.
 	largest int
+	pace    pace
 }
 
 func (s *subscription) read() {
@@ -132,7 +134,16 @@ func (r *reader) readNew(room int) error {
 	if err != nil {
 		return err
 	}
-	r.deliverPage(r.table.hold(page))
+	held := r.table.hold(page)
+	orders := 0
+	for _, d := range held {
+		orders += d.orders
+	}
+	pause := r.pace.pause(orders, time.Now())
+	r.deliverPage(held)
+	if block > 0 && len(page) < room { // otherwise more are waiting
+		retry.Pause(pause, r.stop)
+	}
 	return nil
 }
 
@@ -200,20 +211,24 @@ func (r *reader) deliverPage(held []*delivery) {
 		return
 	}
 	var lost []string
+	var page atomic.Int64
+	page.Store(int64(len(held)))
 	r.largest = 1
 	for i, d := range held {
 		r.largest = max(r.largest, d.orders)
 		if d.values == nil { // pending, and deleted from the stream
 			lost = append(lost, d.id)
+			page.Add(-1)
 			continue
 		}
 		msg, err := DecodeEntry(d.id, d.values, d.deliveries)
 		if err != nil {
+			page.Add(-1)
 			reason := fmt.Errorf("%w: %w", order.ErrUndecodable, err)
 			r.following.Go(func() { r.deadLetter(d, reason) })
 			continue
 		}
-		if !r.deliver(d, msg) {
+		if !r.deliver(d, msg, &page) {
 			r.forget(held[i:])
 			break
 		}

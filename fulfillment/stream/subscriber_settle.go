@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -93,12 +94,13 @@ func (s *subscription) stopping() bool {
 	}
 }
 
-// deliver delivers a message of the entry. It returns false if the subscription stopped before.
-func (s *subscription) deliver(d *delivery, msg *message.Message) bool {
+// deliver delivers a message of the entry. Page is nil if it is delivered alone. It returns false if
+// the subscription stopped before.
+func (s *subscription) deliver(d *delivery, msg *message.Message, page *atomic.Int64) bool {
 	var ctx context.Context
 	ctx, d.cancel = context.WithCancel(s.ctx)
-	d.refusal = refusal{}
-	msg.SetContext(withRefusal(ctx, &d.refusal))
+	d.notes = notes{page: page}
+	msg.SetContext(withNotes(ctx, &d.notes))
 	d.msg = msg
 	select {
 	case s.output <- msg:
@@ -138,9 +140,9 @@ func (s *subscription) follow(d *delivery) {
 // stops or loses the entry.
 func (s *subscription) redeliver(d *delivery) bool {
 	switch {
-	case s.stopping(), errors.Is(d.refusal.err, ErrStopping):
+	case s.stopping(), errors.Is(d.notes.refusal, ErrStopping):
 		return false
-	case errors.Is(d.refusal.err, ErrDeferred):
+	case errors.Is(d.notes.refusal, ErrDeferred):
 		s.table.release(d.id) // it stays pending, and its lease is not renewed
 		return false
 	}
@@ -166,7 +168,7 @@ func (s *subscription) redeliver(d *delivery) bool {
 		s.deadLetter(d, err)
 		return false
 	}
-	if !s.deliver(d, msg) {
+	if !s.deliver(d, msg, nil) {
 		return false
 	}
 	s.metrics.redelivered.Inc()
@@ -175,8 +177,8 @@ func (s *subscription) redeliver(d *delivery) bool {
 
 func refusedTooOften(d *delivery) error {
 	err := fmt.Errorf("refused by its handler, %d times in this process, after %d deliveries", d.refusals, d.deliveries)
-	if d.refusal.err != nil {
-		err = fmt.Errorf("%w: %w", err, d.refusal.err)
+	if d.notes.refusal != nil {
+		err = fmt.Errorf("%w: %w", err, d.notes.refusal)
 	}
 	return err
 }

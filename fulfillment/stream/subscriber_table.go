@@ -21,8 +21,7 @@ type delivery struct {
 	deliveries int64
 	// refusals is how often the message was nacked here.
 	refusals int
-	// refusal is the reason of its last nack, if the handler gave one.
-	refusal refusal
+	notes    notes
 
 	msg    *message.Message
 	cancel context.CancelFunc // of the message's context

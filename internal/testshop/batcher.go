@@ -9,15 +9,15 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-func Answer(t testing.TB, from chan error) error {
+// Answer returns what is received, and fails the test if nothing comes.
+func Answer[T any](t testing.TB, from <-chan T) (answer T) {
 	t.Helper()
 	select {
-	case err := <-from:
-		return err
+	case answer = <-from:
 	case <-time.After(20 * time.Second):
 		t.Fatal("no answer")
-		return nil
 	}
+	return answer
 }
 
 // TripCounter is a pgx tracer that counts round trips with batches of statements.

@@ -41,10 +41,17 @@ func Batcher(s *testshop.Shop, t testing.TB, change func(*batch.Config)) *batch.
 	return batch.New(config)
 }
 
-// Batch runs a batcher until the test ends.
+// Batch makes a batcher, and runs it until the test ends.
 func Batch(s *testshop.Shop, t testing.TB, change func(*batch.Config)) *batch.Batcher {
 	t.Helper()
 	b := Batcher(s, t, change)
+	RunBatcher(t, b)
+	return b
+}
+
+// RunBatcher runs a batcher until the test ends.
+func RunBatcher(t testing.TB, b *batch.Batcher) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- b.Run(ctx) }()
@@ -52,7 +59,6 @@ func Batch(s *testshop.Shop, t testing.TB, change func(*batch.Config)) *batch.Ba
 		cancel()
 		require.NoError(t, testshop.Answer(t, ended), "Run")
 	})
-	return b
 }
 
 // Events are the orders in the stream.
