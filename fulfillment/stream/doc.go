@@ -3,10 +3,10 @@
 // It stands between lua/reserve.lua, which appends the entries, and the batcher, which handles
 // their messages:
 //
-//   - Subscriber (subscriber.go) reads entries in pages (subscriber_read.go), every 10 ms where many
-//     come (pace.go), keeps those in flight in a table (subscriber_table.go), claims the entries of consumers that have gone
-//     silent (claim.go), and acknowledges handled entries or stores them as dead letters
-//     (subscriber_settle.go).
+//   - Subscriber (subscriber.go) reads entries in pages (subscriber_read.go), every 10 ms where
+//     many come (pace.go), keeps those in flight in a table (subscriber_table.go), claims the
+//     entries of consumers that have gone silent (claim.go), and acknowledges handled entries or
+//     stores them as dead letters (subscriber_settle.go).
 //   - notes.go is what subscriber and handler tell each other about a message.
 //   - entry.go is the wire format: Watermill's, as watermill-redisstream writes it.
 //   - Trimmer (trim.go) removes entries that all consumers have acknowledged; BacklogCollector
