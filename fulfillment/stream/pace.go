@@ -18,7 +18,7 @@ type pace struct{ last time.Time }
 func (p *pace) pause(orders int, now time.Time) time.Duration {
 	since := now.Sub(p.last)
 	p.last = now
-	if time.Duration(orders)*readInterval < pacedFrom*since {
+	if since > time.Duration(orders)*readInterval/pacedFrom {
 		return 0
 	}
 	return readInterval
