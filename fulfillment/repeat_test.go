@@ -28,24 +28,16 @@ type lostAnswer struct {
 	resume chan struct{}
 }
 
-func (h *lostAnswer) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (h *lostAnswer) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
-func (h *lostAnswer) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		err := next(ctx, cmd)
-		args := cmd.Args()
-		if err == nil && cmd.Name() == "evalsha" && len(args) > 5 && args[5] == h.orders &&
-			h.lost.CompareAndSwap(false, true) {
-			<-h.resume
-			err = &net.OpError{Op: "read", Err: errors.New("reset")}
-			cmd.SetErr(err)
-		}
-		return err
+func (h *lostAnswer) process(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+	err := next(ctx, cmd)
+	args := cmd.Args()
+	if err == nil && cmd.Name() == "evalsha" && len(args) > 5 && args[5] == h.orders &&
+		h.lost.CompareAndSwap(false, true) {
+		<-h.resume
+		err = &net.OpError{Op: "read", Err: errors.New("reset")}
+		cmd.SetErr(err)
 	}
+	return err
 }
 
 // An ingress without an answer retries with the same order. If the order has ended meanwhile, the retry
@@ -93,7 +85,7 @@ func TestRetryOfEndedReservationHoldsNothing(t *testing.T) {
 			hook := &lostAnswer{orders: s.Keys.Orders(0), resume: make(chan struct{})}
 			resume := sync.OnceFunc(func() { close(hook.resume) })
 			defer resume()
-			s.Rdb.AddHook(hook)
+			s.Rdb.AddHook(testkit.Hook(hook.process))
 			// Bounds all tries together: longer than the order takes to end.
 			ingress := reservation.NewStore(s.Rdb, s.Keys,
 				reservation.StoreOptions{Logger: testkit.Logger(t), CallTimeout: time.Minute})

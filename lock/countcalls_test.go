@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"stampede/internal/testkit"
 	"stampede/lua"
 )
 
@@ -43,7 +44,7 @@ func countCalls(t *testing.T, rdb *redis.Client) *callCounter {
 		require.NoError(t, err)
 		c.hashes = append(c.hashes, hash)
 	}
-	rdb.AddHook(hook(c.process))
+	rdb.AddHook(testkit.Hook(c.process))
 	return c
 }
 

@@ -178,7 +178,7 @@ func TestShortHangOfRedisIsNotALoss(t *testing.T) {
 	key := b.key("ann")
 	const length = 3 * time.Second
 	var sent, answered atomic.Int64
-	b.rdb.AddHook(hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+	b.rdb.AddHook(testkit.Hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
 		sent.Add(1)
 		defer answered.Add(1)
 		return next(ctx, cmd)

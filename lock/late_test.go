@@ -369,7 +369,7 @@ func TestRedisThatHungKeepsNoLockOfAbandonedCalls(t *testing.T) {
 		for i := range steps {
 			steps[i].Add(callers)
 		}
-		slow.AddHook(hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+		slow.AddHook(testkit.Hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
 			if cmd.Name() != "evalsha" {
 				return next(ctx, cmd)
 			}

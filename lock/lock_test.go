@@ -217,7 +217,7 @@ func TestLeaseEndsByItself(t *testing.T) {
 func TestAnswerAfterTheLeaseIsALoss(t *testing.T) {
 	b := setup(t)
 	other := b.take(t.Context(), time.Minute, b.key("bob"))
-	b.rdb.AddHook(hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+	b.rdb.AddHook(testkit.Hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
 		late := time.After(lock.MinLease)
 		err := next(ctx, cmd)
 		<-late
@@ -316,7 +316,7 @@ func TestTryEachTakesOneCallForEvery512Keys(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	var calls atomic.Int64
-	b.rdb.AddHook(hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+	b.rdb.AddHook(testkit.Hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
 		if strings.HasPrefix(cmd.Name(), "eval") {
 			calls.Add(1)
 		}
@@ -338,19 +338,6 @@ func TestTryEachTakesOneCallForEvery512Keys(t *testing.T) {
 	left, err := b.rdb.Exists(ctx, names...).Result()
 	require.NoError(t, err)
 	assert.Zero(t, left)
-}
-
-// hook wraps the commands of a client.
-type hook func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error
-
-func (h hook) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (h hook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
-func (h hook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error { return h(next, ctx, cmd) }
 }
 
 func BenchmarkTryEachAndRelease(b *testing.B) {

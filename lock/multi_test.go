@@ -137,7 +137,7 @@ func TestMultiReentersWithoutCalls(t *testing.T) {
 	require.NoError(t, err)
 	var asked atomic.Int64
 	for _, client := range ns.clients {
-		client.AddHook(hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+		client.AddHook(testkit.Hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
 			asked.Add(1)
 			return next(ctx, cmd)
 		}))

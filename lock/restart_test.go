@@ -139,7 +139,7 @@ func TestWaiterSurvivesARestartOfRedis(t *testing.T) {
 type failingScripts struct{ err atomic.Pointer[error] }
 
 func (a *failingScripts) in(b bench) {
-	b.rdb.AddHook(hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+	b.rdb.AddHook(testkit.Hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
 		if err := a.err.Load(); err != nil && cmd.Name() == "evalsha" {
 			cmd.SetErr(*err)
 			return *err

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"stampede/internal/testkit"
 	"stampede/lock"
 )
 
@@ -126,7 +127,7 @@ func TestLimitsAreValid(t *testing.T) {
 	// The shortest lease may end before a busy machine has looked at it, so this checks what Redis
 	// is asked for.
 	asked := make(chan any, 1)
-	b.rdb.AddHook(hook(func(_ redis.ProcessHook, _ context.Context, cmd redis.Cmder) error {
+	b.rdb.AddHook(testkit.Hook(func(_ redis.ProcessHook, _ context.Context, cmd redis.Cmder) error {
 		select {
 		case asked <- cmd.Args()[len(cmd.Args())-3]:
 		default: // a release of the lock, maybe later
@@ -143,7 +144,7 @@ func TestLeaseIsCutToWholeMilliseconds(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	var asked []any
-	b.rdb.AddHook(hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+	b.rdb.AddHook(testkit.Hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
 		if len(cmd.Args()) > 4 {
 			asked = append(asked, cmd.Args()[len(cmd.Args())-3])
 		}

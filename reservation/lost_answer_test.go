@@ -20,20 +20,12 @@ type afterLoss struct {
 	do   func()
 }
 
-func (a *afterLoss) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (a *afterLoss) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
-func (a *afterLoss) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		err := next(ctx, cmd)
-		if err != nil && cmd.Name() == "evalsha" {
-			a.once.Do(a.do)
-		}
-		return err
+func (a *afterLoss) process(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+	err := next(ctx, cmd)
+	if err != nil && cmd.Name() == "evalsha" {
+		a.once.Do(a.do)
 	}
+	return err
 }
 
 // An answer about a rebuilt stock does not show what an earlier try did.
@@ -66,7 +58,8 @@ func TestLostReplyStaysUnknownAfterRebuild(t *testing.T) {
 			sale := s.Sale(10)
 			s.Buy(sale.ID, "warm-up")
 			direct := testkit.Redis(t)
-			rdb.AddHook(&afterLoss{do: func() { require.NoError(t, change(t.Context(), direct, s.Keys, sale.ID)) }})
+			lost := &afterLoss{do: func() { require.NoError(t, change(t.Context(), direct, s.Keys, sale.ID)) }}
+			rdb.AddHook(testkit.Hook(lost.process))
 
 			proxy.Lose(1)
 			answer, err := s.Reserve(t.Context(), reservation.Request{

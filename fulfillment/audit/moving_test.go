@@ -3,7 +3,6 @@ package audit_test
 import (
 	"context"
 	"encoding/json"
-	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -130,36 +129,19 @@ func TestAuditReportsEquationOfEachSale(t *testing.T) {
 		"      5 ≠ 4 available + 1 held + 1 sold   sale ")
 }
 
-// hookBeforeHScan runs do once, after a sale was read and before its buyers are.
-type hookBeforeHScan struct {
-	once *sync.Once
-	do   func()
-}
-
-func (h hookBeforeHScan) DialHook(next redis.DialHook) redis.DialHook {
-	return func(ctx context.Context, network, addr string) (net.Conn, error) { return next(ctx, network, addr) }
-}
-
-func (h hookBeforeHScan) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
-func (h hookBeforeHScan) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		if cmd.Name() == "hscan" {
-			h.once.Do(h.do)
-		}
-		return next(ctx, cmd)
-	}
-}
-
 // movingRedis returns a client of the shop's Redis that calls do once, before buyers are read.
 func movingRedis(t testing.TB, do func()) *redis.Client {
 	t.Helper()
 	rdb, err := connect.Control(testkit.RedisURL(t))
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = rdb.Close() })
-	rdb.AddHook(hookBeforeHScan{new(sync.Once), do})
+	var once sync.Once
+	rdb.AddHook(testkit.Hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+		if cmd.Name() == "hscan" { // a sale was read, and its buyers are not
+			once.Do(do)
+		}
+		return next(ctx, cmd)
+	}))
 	return rdb
 }
 

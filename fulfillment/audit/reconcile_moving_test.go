@@ -53,11 +53,11 @@ func TestReconcileIgnoresSaleThatChangesBetweenAudits(t *testing.T) {
 			require.NoError(t, err)
 			defer func() { _ = rdb.Close() }()
 			left := changes
-			rdb.AddHook(hookAfterHScan{func() {
+			rdb.AddHook(afterHScan(func() {
 				change := left[0]
 				left = left[1:]
 				require.NoError(t, change(s, sale))
-			}})
+			}))
 			config := testwork.ReconcileConfig(s, t)
 			config.Redis = rdb
 			config.Explain = func(f audit.Finding) error {

@@ -121,20 +121,12 @@ func TestReconcileIgnoresPendingWork(t *testing.T) {
 	}
 }
 
-// hookAfterHScan calls do after each HSCAN of buyers.
-type hookAfterHScan struct{ do func() }
-
-func (h hookAfterHScan) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (h hookAfterHScan) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
-func (h hookAfterHScan) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
+// afterHScan returns a hook that calls do after each HSCAN of buyers.
+func afterHScan(do func()) testkit.Hook {
+	return func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
 		err := next(ctx, cmd)
 		if cmd.Name() == "hscan" && strings.Contains(cmd.String(), ":buyers:") {
-			h.do()
+			do()
 		}
 		return err
 	}
@@ -154,7 +146,7 @@ func TestReconcileAuditsTwice(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { _ = rdb.Close() }()
 	// In each look an order ends after the buyers were read, and its units are released before Postgres is read.
-	rdb.AddHook(hookAfterHScan{func() {
+	rdb.AddHook(afterHScan(func() {
 		event := outcomes[0].Event
 		outcomes = outcomes[1:]
 		_, err := ledger.New(s.Pool).Cancel(t.Context(), event.OrderID, event.UserID)
@@ -164,7 +156,7 @@ func TestReconcileAuditsTwice(t *testing.T) {
 		_, err = s.Store.Release(t.Context(),
 			[]reservation.Release{{SaleID: sale, OrderID: event.OrderID, UserID: event.UserID}})
 		require.NoError(t, err)
-	}})
+	}))
 	config.Redis = rdb
 	looks := 0
 	config.Explain = func(f audit.Finding) error {

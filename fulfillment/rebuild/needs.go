@@ -123,18 +123,18 @@ func (r *Rebuilder) needOfPartition(
 		return "", err
 	}
 	used := slices.ContainsFunc(sales, func(s requiredSale) bool { return s.publishedRevision > 0 })
-	switch {
-	case !verified && !used:
-		return "", nil
-	case verified && !used:
+	if verified && !used {
 		// Its first user may have recorded the server in Postgres, and not yet in Redis.
 		state, err = r.config.Store.AwaitFirstUse(limited, partition)
 		if err != nil || state.Known {
 			return "", err // the next call compares the servers
 		}
-		fallthrough
+	}
+	switch {
 	case verified:
 		return ReasonServer, nil
+	case !used:
+		return "", nil
 	}
 	// The server is recorded before the first sale is published: this may have happened since the first read.
 	if servers, err = r.verifiedServers(ctx); err != nil {

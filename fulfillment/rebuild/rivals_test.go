@@ -128,17 +128,22 @@ func (r *rival) step(t *testing.T) {
 	r.await(t)
 }
 
+// claimPartition records the server of partition 0 in Postgres, as its first user does.
+func claimPartition(s *testshop.Shop, t *testing.T) reservation.ServerState {
+	t.Helper()
+	server, err := s.Store.Inspect(t.Context(), 0)
+	require.NoError(t, err)
+	_, err = s.Pool.Exec(t.Context(), sql.CatalogClaimPartition, 0, server.RunID, server.ReplicationID)
+	require.NoError(t, err)
+	return server
+}
+
 // The first user of a partition records its server in Postgres and then in Redis. A check between the
 // two closed the sale for a rebuild of nothing.
 func TestFirstUseOfPartitionNeedsNoRebuild(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
-	ctx := t.Context()
-	server, err := s.Store.Inspect(ctx, 0)
-	require.NoError(t, err)
-	_, err = s.Pool.Exec(ctx, sql.CatalogClaimPartition, 0, server.RunID, server.ReplicationID)
-	require.NoError(t, err)
-
+	server := claimPartition(s, t)
 	r := newRival(s, t)
 	var needs []rebuild.Need
 	go func() {
@@ -152,7 +157,7 @@ func TestFirstUseOfPartitionNeedsNoRebuild(t *testing.T) {
 		r.step(t)
 		require.True(t, r.busy, "the check did not wait: %v", needs)
 	}
-	require.NoError(t, s.Store.MarkVerified(ctx, 0, server, reservation.FirstUse))
+	require.NoError(t, s.Store.MarkVerified(t.Context(), 0, server, reservation.FirstUse))
 	for r.busy {
 		r.step(t)
 	}
@@ -163,10 +168,7 @@ func TestFirstUseOfPartitionNeedsNoRebuild(t *testing.T) {
 func TestClaimedPartitionWithoutServerNeedsRebuild(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
-	server, err := s.Store.Inspect(t.Context(), 0)
-	require.NoError(t, err)
-	_, err = s.Pool.Exec(t.Context(), sql.CatalogClaimPartition, 0, server.RunID, server.ReplicationID)
-	require.NoError(t, err)
+	claimPartition(s, t)
 	needs, err := testwork.Rebuilder(s, t).Needs(t.Context(), 1, true)
 	require.NoError(t, err)
 	require.Equal(t, []rebuild.Need{{Reason: rebuild.ReasonServer}}, needs)

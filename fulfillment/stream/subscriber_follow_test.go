@@ -83,34 +83,25 @@ func TestMessagesTellWhetherMoreOfTheirPageFollow(t *testing.T) {
 
 // noteReads notes when reads of new entries begin, and when one has ended with entries.
 type noteReads struct {
-	redis.Hook
 	mu    sync.Mutex
 	found time.Time
 	gaps  []time.Duration // from a read with entries to the next one
 }
 
-func (n *noteReads) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		n.mu.Lock()
-		if !n.found.IsZero() {
-			n.gaps = append(n.gaps, time.Since(n.found))
-			n.found = time.Time{}
-		}
-		n.mu.Unlock()
-		err := next(ctx, cmd)
-		if err == nil {
-			n.mu.Lock()
-			n.found = time.Now()
-			n.mu.Unlock()
-		}
-		return err
+func (n *noteReads) process(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+	n.mu.Lock()
+	if !n.found.IsZero() {
+		n.gaps = append(n.gaps, time.Since(n.found))
+		n.found = time.Time{}
 	}
-}
-
-func (n *noteReads) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (n *noteReads) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
+	n.mu.Unlock()
+	err := next(ctx, cmd)
+	if err == nil {
+		n.mu.Lock()
+		n.found = time.Now()
+		n.mu.Unlock()
+	}
+	return err
 }
 
 func (n *noteReads) pauses() (paused int) {
@@ -129,7 +120,7 @@ func TestBusyStreamIsReadInIntervals(t *testing.T) {
 	b := newStreamBench(t)
 	reads := &noteReads{}
 	messages := b.subscribe(b.subscriber("worker-1", func(c *stream.Config) {
-		c.Client.AddHook(reads)
+		c.Client.AddHook(testkit.Hook(reads.process))
 	}))
 	const pages = 20
 	payload := strings.Repeat("\n\n", 100) // of so many orders that a slow machine also reaches 500 a second

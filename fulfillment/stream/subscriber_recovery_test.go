@@ -150,25 +150,17 @@ type lostReply struct {
 	lost chan struct{}
 }
 
-func (l *lostReply) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (l *lostReply) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
-func (l *lostReply) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		err := next(ctx, cmd)
-		if reply, ok := cmd.(stream.ReadOnce); ok && err == nil && len(reply.Val()) > 0 &&
-			len(reply.Val()[0].Messages) > 0 {
-			l.once.Do(func() {
-				err = errors.New("connection reset by peer")
-				cmd.SetErr(err)
-				close(l.lost)
-			})
-		}
-		return err
+func (l *lostReply) process(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+	err := next(ctx, cmd)
+	if reply, ok := cmd.(stream.ReadOnce); ok && err == nil && len(reply.Val()) > 0 &&
+		len(reply.Val()[0].Messages) > 0 {
+		l.once.Do(func() {
+			err = errors.New("connection reset by peer")
+			cmd.SetErr(err)
+			close(l.lost)
+		})
 	}
+	return err
 }
 
 func TestSubscriberDeliversEntriesOfLostReply(t *testing.T) {
@@ -177,7 +169,7 @@ func TestSubscriberDeliversEntriesOfLostReply(t *testing.T) {
 	reply := &lostReply{lost: make(chan struct{})}
 	messages := b.subscribe(b.subscriber("worker-1", func(c *stream.Config) {
 		c.MinIdle = time.Hour // so that claims do not find them
-		c.Client.(*redis.Client).AddHook(reply)
+		c.Client.(*redis.Client).AddHook(testkit.Hook(reply.process))
 	}))
 	uuids := b.publish(5)
 	<-reply.lost
@@ -198,7 +190,7 @@ func TestAcksAreRetriedUntilSent(t *testing.T) {
 	// The observer has its own client, whose commands are not broken.
 	observer := newStreamBenchAt(t, b.url, b.stream)
 	ackHook := &brokenCommand{name: "xack", failures: 4}
-	b.rdb.AddHook(ackHook)
+	b.rdb.AddHook(testkit.Hook(ackHook.process))
 	messages := b.subscribe(b.subscriber("worker-1"))
 	receiveUUIDs(t, messages, 1)
 	observer.awaitNonePending()
@@ -219,25 +211,17 @@ func (c *brokenCommand) left() int {
 	return c.failures
 }
 
-func (c *brokenCommand) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (c *brokenCommand) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
-func (c *brokenCommand) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		c.mu.Lock()
-		fails := strings.EqualFold(cmd.Name(), c.name) && c.failures > 0
-		if fails {
-			c.failures--
-		}
-		c.mu.Unlock()
-		if fails {
-			return fmt.Errorf("%s is broken", c.name)
-		}
-		return next(ctx, cmd)
+func (c *brokenCommand) process(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+	c.mu.Lock()
+	fails := strings.EqualFold(cmd.Name(), c.name) && c.failures > 0
+	if fails {
+		c.failures--
 	}
+	c.mu.Unlock()
+	if fails {
+		return fmt.Errorf("%s is broken", c.name)
+	}
+	return next(ctx, cmd)
 }
 
 // Redis is away for longer than the drain: Close returns, and unacknowledged entries stay pending.

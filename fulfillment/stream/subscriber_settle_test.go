@@ -25,26 +25,18 @@ type commandCounter struct {
 	calls chan int // one value per call: the number of its arguments
 }
 
-func (c *commandCounter) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (c *commandCounter) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
-func (c *commandCounter) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		if cmd.Name() == c.name {
-			c.calls <- len(cmd.Args())
-		}
-		return next(ctx, cmd)
+func (c *commandCounter) process(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+	if cmd.Name() == c.name {
+		c.calls <- len(cmd.Args())
 	}
+	return next(ctx, cmd)
 }
 
 func TestAcksOfBatchAreSentTogether(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	counter := &commandCounter{name: "xack", calls: make(chan int, 1000)}
-	b.rdb.AddHook(counter)
+	b.rdb.AddHook(testkit.Hook(counter.process))
 	const batch = 500
 	b.publish(batch)
 	messages := b.subscribe(b.subscriber("worker-1"))
