@@ -457,6 +457,7 @@ func TestWorkersOfOneHostUseDistinctConsumers(t *testing.T) {
 	two, freeTwo, err := takeLane(folder)
 	require.NoError(t, err)
 	assert.Equal(t, []int{0, 1}, []int{one, two})
+	copyOpenFile(t, folder+"/0") // as a child has between its fork and its exec
 	freeOne()
 	again, freeAgain, err := takeLane(folder)
 	require.NoError(t, err)
@@ -468,6 +469,25 @@ func TestWorkersOfOneHostUseDistinctConsumers(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
 	_, _, err = takeLane(file)
 	assert.Error(t, err, "an error if the folder cannot be created")
+}
+
+// copyOpenFile keeps a second descriptor of a file that this process has open.
+func copyOpenFile(t *testing.T, path string) {
+	t.Helper()
+	const descriptors = "/proc/self/fd"
+	open, err := os.ReadDir(descriptors)
+	require.NoError(t, err)
+	for _, entry := range open {
+		if target, _ := os.Readlink(descriptors + "/" + entry.Name()); target == path {
+			fd, err := strconv.Atoi(entry.Name())
+			require.NoError(t, err)
+			twin, err := syscall.Dup(fd)
+			require.NoError(t, err)
+			t.Cleanup(func() { _ = syscall.Close(twin) })
+			return
+		}
+	}
+	t.Fatalf("%s is not open", path)
 }
 
 func TestParseMoment(t *testing.T) {

@@ -53,7 +53,11 @@ func takeLane(folder string) (lane int, free func(), err error) {
 		}
 		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 		if err == nil {
-			return lane, func() { _ = f.Close() }, nil
+			return lane, func() {
+				// A child that was just forked holds a copy of the file, which would keep the lock.
+				_ = syscall.Flock(int(f.Fd()), syscall.LOCK_UN)
+				_ = f.Close()
+			}, nil
 		}
 		_ = f.Close()
 		if !errors.Is(err, syscall.EWOULDBLOCK) {
