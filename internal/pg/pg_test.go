@@ -113,24 +113,27 @@ func TestTerminateEndsSilentBlocker(t *testing.T) {
 		}
 		got <- err
 	}()
-	var found []pg.Activity
-	testkit.Eventually(t, 10*time.Second, "a session is blocked", func() bool {
-		found, err = pg.Blockers(t.Context(), pool)
-		require.NoError(t, err)
-		return len(found) > 0
-	})
-	require.Len(t, found, 1)
-	require.True(t, found[0].Silent)
+	// Postgres has answered a query before it waits for the next one.
+	silentBlocker := func() pg.Activity {
+		var found []pg.Activity
+		testkit.Eventually(t, 10*time.Second, "a silent session blocks another", func() bool {
+			found, err = pg.Blockers(t.Context(), pool)
+			require.NoError(t, err)
+			return len(found) > 0 && found[0].Silent
+		})
+		require.Len(t, found, 1)
+		return found[0]
+	}
+	found := silentBlocker()
 
 	_, err = silent.Exec(t.Context(), "SELECT 1")
 	require.NoError(t, err)
-	ended, err := found[0].Terminate(t.Context(), pool)
+	ended, err := found.Terminate(t.Context(), pool)
 	require.NoError(t, err)
 	require.False(t, ended, "its client has been active since")
 
-	found, err = pg.Blockers(t.Context(), pool)
-	require.NoError(t, err)
-	ended, err = found[0].Terminate(t.Context(), pool)
+	found = silentBlocker()
+	ended, err = found.Terminate(t.Context(), pool)
 	require.NoError(t, err)
 	require.True(t, ended)
 	require.NoError(t, <-got, "the lock is free")
