@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -15,22 +16,24 @@ import (
 	"stampede/reservation/order"
 )
 
-// queue holds the requests to one sale. One call of the script is in flight at a time; requests
-// that arrive meanwhile leave together in the next one. There is no timer: a single request leaves
-// immediately, and load makes the batches (group commit; with appendfsync always it is one fsync
-// per batch).
+// callsInFlightMax is 2: one call is decided while the other one is made or answered. More would only wait in Redis.
+const callsInFlightMax = 2
+
+// queue holds the requests to one sale. Requests that arrive during a call of the script leave together
+// in the next one. A second call starts during another one only for a full batch. There is no timer: a
+// single request leaves immediately, and load makes the batches (group commit; with appendfsync always
+// it is one fsync per batch).
 type queue struct {
-	store *Store
-	sale  uuid.UUID
-	place place
-	// target belongs to the goroutine that drains the queue.
-	target target
+	store  *Store
+	sale   uuid.UUID
+	place  place
+	target *target
 
 	mu sync.Mutex
 	// waiting may hold abandoned calls, which are skipped.
 	waiting []*call
-	// running is true while a goroutine drains the queue. Invariant: waiting is empty if it is false.
-	running bool
+	// running is the number of goroutines that send batches. Invariant: waiting is empty if it is 0.
+	running int
 
 	soldOut  atomic.Pointer[soldOut]
 	learning atomic.Bool // a goroutine creates or watches soldOut
@@ -127,44 +130,60 @@ func (q *queue) join(c *call) error {
 	if len(q.waiting) >= q.store.options.QueueMax {
 		return ErrOverloaded
 	}
-	if !q.running {
+	if q.running < q.sendersFor(len(q.waiting)+1) {
 		if !q.store.goBackground(q.run) {
 			return errClosed
 		}
-		q.running = true
+		q.running++
 	}
 	q.waiting = append(q.waiting, c)
 	return nil
+}
+
+// sendersFor is how many goroutines may run while so many calls wait.
+func (q *queue) sendersFor(waiting int) int {
+	switch {
+	case waiting == 0:
+		return 0
+	case waiting < q.store.options.BatchMax:
+		return 1
+	default:
+		return callsInFlightMax
+	}
 }
 
 // idle is true if the queue can be dropped without loss.
 func (q *queue) idle() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return !q.running && !q.learning.Load()
+	return q.running == 0 && !q.learning.Load()
 }
 
-// run sends batches until the queue is empty.
+// run sends batches until fewer senders are needed.
 func (q *queue) run() {
 	var script reserveScript
-	var taken []*call
+	var batch []*call
 	for {
-		q.mu.Lock()
-		if len(q.waiting) == 0 {
-			q.running = false
-			q.mu.Unlock()
+		if batch = q.take(batch[:0]); len(batch) == 0 {
 			return
 		}
-		taken, q.waiting = q.waiting, taken[:0]
-		q.mu.Unlock()
-
-		for rest := taken; len(rest) > 0; {
-			n := min(len(rest), q.store.options.BatchMax)
-			q.decide(&script, rest[:n])
-			rest = rest[n:]
-		}
-		clear(taken) // calls go back to their pool: do not keep them
+		q.decide(&script, batch)
+		clear(batch) // calls go back to their pool: do not keep them
 	}
+}
+
+// take appends the next batch to an empty one. It stays empty if the sender is to end.
+func (q *queue) take(batch []*call) []*call {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.running > q.sendersFor(len(q.waiting)) {
+		q.running--
+		return batch
+	}
+	n := min(len(q.waiting), q.store.options.BatchMax)
+	batch = append(batch, q.waiting[:n]...)
+	q.waiting = slices.Delete(q.waiting, 0, n)
+	return batch
 }
 
 // decide runs the script for a batch and answers every call of it. It skips abandoned calls and rejects calls
@@ -189,7 +208,7 @@ func (q *queue) decide(script *reserveScript, batch []*call) {
 	ctx, cancel := context.WithTimeout(context.Background(), q.store.options.CallTimeout)
 	defer cancel()
 
-	sale, err := script.run(ctx, q.store, &q.target, sent)
+	sale, err := script.run(ctx, q.store, q.target, sent)
 	if err == nil && sale.staleEpoch {
 		sale, err = q.retryInNewEpoch(ctx, script, sent)
 	}
@@ -222,8 +241,7 @@ func (q *queue) retryInNewEpoch(ctx context.Context, script *reserveScript, sent
 		return saleReply{}, ErrUnverifiedServer
 	}
 	q.store.renew(q, p)
-	fresh := newTarget(q.store.Keys, q.sale, p)
-	sale, err := script.run(ctx, q.store, &fresh, sent)
+	sale, err := script.run(ctx, q.store, newTarget(q.store.Keys, q.sale, p), sent)
 	if err == nil && sale.staleEpoch {
 		err = fmt.Errorf("%w: its epoch keeps changing", ErrUnavailable)
 	}

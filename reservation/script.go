@@ -7,6 +7,7 @@ import (
 	"net"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -28,19 +29,18 @@ type saleReply struct {
 	soldOut bool
 }
 
-// target is one sale in one epoch, as the script's arguments. It belongs to one goroutine.
+// target is one sale in one epoch, as the script's arguments. It is safe for concurrent use.
 type target struct {
 	place
 	keys     [4]any // strings, as arguments
 	epoch    any
 	metadata any
 	// seen is the highest sequence that this target got. A sale with a lower one was set back.
-	seen     int64
-	seenText string
+	seen atomic.Int64
 }
 
-func newTarget(k Keys, sale uuid.UUID, p place) target {
-	return target{
+func newTarget(k Keys, sale uuid.UUID, p place) *target {
+	return &target{
 		place: p,
 		keys: [4]any{
 			k.Sale(p.partition, sale), k.Buyers(p.partition, sale), k.Orders(p.partition),
@@ -48,13 +48,11 @@ func newTarget(k Keys, sale uuid.UUID, p place) target {
 		},
 		epoch:    strconv.FormatInt(p.epoch, 10),
 		metadata: order.ReservedMetadataPrefix(sale, p.epoch),
-		seenText: "0",
 	}
 }
 
 func (t *target) see(sequence int64) {
-	if sequence > t.seen {
-		t.seen, t.seenText = sequence, strconv.FormatInt(sequence, 10)
+	for seen := t.seen.Load(); seen < sequence && !t.seen.CompareAndSwap(seen, sequence); seen = t.seen.Load() {
 	}
 }
 
@@ -62,6 +60,7 @@ func (t *target) see(sequence int64) {
 // belongs to one goroutine.
 type reserveScript struct {
 	args []any
+	seen string
 }
 
 // tries is how often a call is sent at most. The script recognizes a repeat, so a retry is safe.
@@ -70,8 +69,9 @@ const tries = 3
 // run runs the script for all calls and sets their answers. Its error is for all of them, and wraps
 // ErrUnavailable if certainly nothing was reserved, or else ErrOutcomeUnknown.
 func (rs *reserveScript) run(ctx context.Context, s *Store, t *target, batch []*call) (saleReply, error) {
+	rs.seen = strconv.FormatInt(t.seen.Load(), 10)
 	rs.args = append(rs.args[:0], "evalsha", nil, len(t.keys), t.keys[0], t.keys[1], t.keys[2], t.keys[3], t.epoch,
-		&t.seenText, t.metadata)
+		&rs.seen, t.metadata)
 	for _, c := range batch {
 		rs.args = append(rs.args, &c.request.User, &c.orderID, &c.key, &c.quantity)
 	}

@@ -173,7 +173,7 @@ func (s *Store) look(ctx context.Context, partition int, sale uuid.UUID) (place,
 // and a worker rebuilds the stock.
 func (s *Store) lostOrders(ctx context.Context, q *queue) error {
 	s.Logger.Error("Redis lost orders of a sale: nothing is sold until its stock is rebuilt",
-		"sale", q.sale, "partition", q.place.partition, "epoch", q.place.epoch, "seen_sequence", q.target.seen)
+		"sale", q.sale, "partition", q.place.partition, "epoch", q.place.epoch, "seen_sequence", q.target.seen.Load())
 	if err := s.Distrust(ctx, q.place.partition); err != nil {
 		return fmt.Errorf("%w: %w", ErrLostSale, err)
 	}

@@ -70,7 +70,7 @@ func BenchmarkConfirmed(b *testing.B) {
 
 // measureCommits measures the time from the decision to the commit of the order.
 func measureCommits(b *testing.B, s *rig.System, v rig.Values, perSecond float64) {
-	warmed := warm(b, s)
+	warmed := s.Warm(usualConnections(b))
 	s.Await(warmed, turnDuration(b))
 	load := s.Crowd(1)
 	load.Connections, load.For, load.Rate = openConnections, turnDuration(b), perSecond
@@ -84,7 +84,7 @@ func measureCommits(b *testing.B, s *rig.System, v rig.Values, perSecond float64
 
 // measureWaits measures how long buyers wait for a 201.
 func measureWaits(b *testing.B, s *rig.System, v rig.Values, perSecond float64) {
-	warm(b, s)
+	s.Warm(usualConnections(b))
 	load := s.Crowd(1, "Prefer: wait=10")
 	load.Connections, load.For, load.Rate = confirmedConnections, turnDuration(b), perSecond
 	load.Status = http.StatusCreated

@@ -93,7 +93,7 @@ func (r rung) plenty(b *testing.B) int64 {
 // same time again, and counts with what it has written by then. So it does after the warm-up; a design
 // that keeps up has nothing left to write after it.
 func (r rung) closedLoop(b *testing.B, s *rig.System, v rig.Values, connections int) {
-	warmed := warm(b, s)
+	warmed := s.Warm(connections)
 	if r.writes() {
 		s.Await(warmed, turnDuration(b))
 	}
@@ -125,20 +125,12 @@ func (r rung) closedLoop(b *testing.B, s *rig.System, v rig.Values, connections 
 
 // openLoop measures the latency at a rate.
 func openLoop(b *testing.B, s *rig.System, v rig.Values, name string, perSecond float64) {
-	warm(b, s)
+	s.Warm(usualConnections(b))
 	load := s.Crowd(1)
 	load.Connections, load.For, load.Rate = openConnections, turnDuration(b), perSecond
 	answers := s.Measure(load)
 	v[name+rate] = answers.PerSecond()
 	recordLatencies(v, name, answers)
-}
-
-// warm lets the processes open their connections and grow their heaps, and returns the number of
-// accepted orders.
-func warm(b *testing.B, s *rig.System) int64 {
-	load := s.Crowd(1)
-	load.Connections, load.For = usualConnections(b), rig.Scale(b, 500*time.Millisecond, 30*time.Millisecond)
-	return s.Measure(load).Wanted
 }
 
 func recordLatencies(v rig.Values, load string, answers httpload.Answers) {

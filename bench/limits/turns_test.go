@@ -43,6 +43,7 @@ func nothing(design string) turn {
 	return func(b *testing.B, _ int) rig.Values {
 		s := rig.StartDesign(b, design, nil, hugeStock)
 		defer s.Close()
+		s.Warm(crowdConnections)
 		values, _ := accept(b, s)
 		return values
 	}
@@ -53,6 +54,7 @@ func serve(b *testing.B, how rig.Stampede) rig.Values {
 	s := how.Start(b, hugeStock)
 	defer s.Close()
 	s.StopWorkers()
+	s.Warm(crowdConnections)
 	before := scriptCalls(b, s.Shop.Redis)
 	values, orders := accept(b, s)
 	values[perCall] = float64(orders) / float64(scriptCalls(b, s.Shop.Redis)-before)

@@ -74,7 +74,7 @@ func writePage(name, text string, plots map[string][]byte) error {
 
 // Scale is the amount of something in a benchmark. A single round is a smoke run, or the warm-up before
 // the rounds that count: it gets the small amount.
-func Scale[T any](b *testing.B, full, single T) T {
+func Scale[T any](b testing.TB, full, single T) T {
 	if isSmoke(b) {
 		return single
 	}

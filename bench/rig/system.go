@@ -96,6 +96,15 @@ func (s *System) Crowd(clicks uint64, headers ...string) httpload.Load {
 	}
 }
 
+// Warm lets the processes open their connections and grow their heaps, and returns the number of
+// accepted orders.
+func (s *System) Warm(connections int) int64 {
+	s.b.Helper()
+	load := s.Crowd(1)
+	load.Connections, load.For = connections, Scale(s.b, 500*time.Millisecond, 30*time.Millisecond)
+	return s.Measure(load).Wanted
+}
+
 // Measure runs a load to its end.
 func (s *System) Measure(load httpload.Load) httpload.Answers {
 	s.b.Helper()
