@@ -248,11 +248,12 @@ func TestSoldOutMemoryEndsWithServerAndEpoch(t *testing.T) {
 			change(s, sale.Sale)
 			changed := time.Now()
 			for {
+				asked := time.Now()
 				a, err := ingress.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "bob", Quantity: 1})
 				if err != nil || a.Verdict == reservation.Reserved {
 					break
 				}
-				require.Less(t, time.Since(changed), 3*time.Second, "the answer is still sold out")
+				require.Less(t, asked.Sub(changed), 3*time.Second, "the answer is still sold out")
 			}
 		})
 	}

@@ -92,9 +92,13 @@ func TestSoldOutMemoryEndsWithinASecondOnEveryIngress(t *testing.T) {
 
 			change(s, sale)
 			changed := time.Now()
-			for ingress.Buy(sale, "bob").Verdict != reservation.Reserved {
+			for {
+				asked := time.Now()
+				if ingress.Buy(sale, "bob").Verdict == reservation.Reserved {
+					break
+				}
 				// A second, and as long again for a slow machine.
-				require.Less(t, time.Since(changed), 2*time.Second, "the sale is still remembered as sold out")
+				require.Less(t, asked.Sub(changed), 2*time.Second, "the sale is still remembered as sold out")
 			}
 		})
 	}
@@ -117,14 +121,19 @@ func TestSoldOutMemoryEndsWithoutRedis(t *testing.T) {
 func TestEndedSaleIsNotAnsweredSoldOut(t *testing.T) {
 	t.Parallel()
 	s := testsale.NewShop(t)
-	closesAt := time.Now().Add(1500 * time.Millisecond)
+	closesAt := time.Now().Add(4 * time.Second)
 	sale, err := s.Create(t.Context(), reservation.Terms{Name: "short", Stock: 1, PerOrderLimit: 1, ClosesAt: closesAt})
 	require.NoError(t, err)
 	require.Equal(t, reservation.Reserved, s.Buy(sale.ID, "ann").Verdict)
 	require.Equal(t, reservation.SoldOut, s.Buy(sale.ID, "bob").Verdict)
-	testkit.Eventually(t, 5*time.Second, "the sale has ended", func() bool {
-		return s.Buy(sale.ID, "bob").Verdict == reservation.Ended
+	testkit.Eventually(t, 20*time.Second, "the sale has ended", func() bool {
+		asked := time.Now()
+		if s.Buy(sale.ID, "bob").Verdict == reservation.Ended {
+			return true
+		}
+		require.Less(t, asked, closesAt.Add(time.Second))
+		return false
 	})
-	require.WithinRange(t, time.Now(), closesAt, closesAt.Add(time.Second))
+	require.GreaterOrEqual(t, time.Now(), closesAt)
 	require.Equal(t, reservation.Ended, s.Buy(sale.ID, "bob").Verdict, "later requests, too")
 }

@@ -140,26 +140,46 @@ func TestReserveSellsExactlyTheStockToTenThousandBuyers(t *testing.T) {
 	require.Len(t, s.Events(sale.ID), stock+1)
 }
 
+// whilePaused lets a call, and the requests behind it, wait for a Redis that pauses.
+var whilePaused = reservation.StoreOptions{WaitMax: time.Minute, CallTimeout: time.Minute}
+
+// pauseWrites has Redis hold back commands that write, until resume is called or the test ends.
+func pauseWrites(t *testing.T, rdb *redis.Client) (resume func()) {
+	t.Helper()
+	require.NoError(t, rdb.Do(t.Context(), "CLIENT", "PAUSE", "60000", "WRITE").Err())
+	resume = sync.OnceFunc(func() {
+		require.NoError(t, rdb.Do(context.WithoutCancel(t.Context()), "CLIENT", "UNPAUSE").Err())
+	})
+	t.Cleanup(resume)
+	return resume
+}
+
 func TestConcurrentRequestsShareCalls(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
 	rdb := testsale.OwnClient(t, own.URL)
-	s := testsale.NewShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{})
+	s := testsale.NewShopOn(t, rdb, testkit.Keys(t), whilePaused)
 	sale := s.Sale(1000)
 	s.Buy(sale.ID, "warm-up")
 
 	before := commandsServed(t, rdb)
 	// While Redis pauses, all others wait behind the first request.
-	require.NoError(t, rdb.Do(t.Context(), "CLIENT", "PAUSE", "300", "WRITE").Err())
-	var wg sync.WaitGroup
+	resume := pauseWrites(t, rdb)
+	var asking, wg sync.WaitGroup
 	for i := range 512 {
-		wg.Go(func() { s.Buy(sale.ID, fmt.Sprintf("u%d", i)) })
+		asking.Add(1)
+		wg.Go(func() {
+			asking.Done()
+			s.Buy(sale.ID, fmt.Sprintf("u%d", i))
+		})
 	}
+	asking.Wait()
+	resume()
 	wg.Wait()
-	// The served commands are CLIENT PAUSE, the calls, and the commands inside them: HMGET twice, TIME,
+	// The served commands are CLIENT PAUSE and UNPAUSE, the calls, and the commands inside them: HMGET twice, TIME,
 	// XADD, HSET twice.
 	const inside = 6
-	calls := (commandsServed(t, rdb) - before - 1) / (1 + inside)
+	calls := (commandsServed(t, rdb) - before - 2) / (1 + inside)
 	require.Positive(t, calls)
 	require.Less(t, calls, 20, "calls of the script for 512 requests")
 }
@@ -168,11 +188,11 @@ func TestCancelBeforeSendReservesNothing(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
 	rdb := testsale.OwnClient(t, own.URL)
-	s := testsale.NewShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{})
+	s := testsale.NewShopOn(t, rdb, testkit.Keys(t), whilePaused)
 	sale := s.Sale(10)
 	s.Buy(sale.ID, "warm-up")
 
-	require.NoError(t, rdb.Do(t.Context(), "CLIENT", "PAUSE", "400", "WRITE").Err())
+	resume := pauseWrites(t, rdb)
 	sent := make(chan error, 1)
 	firstCtx, giveUp := context.WithCancel(t.Context())
 	go func() {
@@ -188,6 +208,7 @@ func TestCancelBeforeSendReservesNothing(t *testing.T) {
 
 	giveUp()
 	require.ErrorIs(t, <-sent, reservation.ErrOutcomeUnknown, "the request was sent")
+	resume()
 
 	again, err := s.Reserve(t.Context(), reservation.Request{
 		Sale: sale.ID, User: "sent", Quantity: 1,
@@ -202,19 +223,25 @@ func TestRequestOlderThanWaitMaxIsOverloaded(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
 	rdb := testsale.OwnClient(t, own.URL)
-	s := testsale.NewShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{WaitMax: 50 * time.Millisecond})
+	const waitMax = time.Second
+	s := testsale.NewShopOn(
+		t, rdb, testkit.Keys(t), reservation.StoreOptions{WaitMax: waitMax, CallTimeout: whilePaused.CallTimeout},
+	)
 	sale := s.Sale(10)
 	s.Buy(sale.ID, "warm-up")
 
-	require.NoError(t, rdb.Do(t.Context(), "CLIENT", "PAUSE", "300", "WRITE").Err())
+	resume := pauseWrites(t, rdb)
 	var buyers sync.WaitGroup
 	buyers.Go(func() {
 		_, err := s.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "sent", Quantity: 1})
 		assert.NoError(t, err, "it was sent immediately")
 	})
 	awaitBlocked(t, rdb, "the first request is sent")
+	var asking sync.WaitGroup
 	for i := range 20 {
+		asking.Add(1)
 		buyers.Go(func() {
+			asking.Done()
 			_, err := s.Reserve(context.Background(), reservation.Request{
 				Sale: sale.ID, User: fmt.Sprintf("late-%d", i),
 				Quantity: 1,
@@ -222,6 +249,9 @@ func TestRequestOlderThanWaitMaxIsOverloaded(t *testing.T) {
 			assert.ErrorIs(t, err, reservation.ErrOverloaded)
 		})
 	}
+	asking.Wait()
+	<-time.After(2 * waitMax)
+	resume()
 	buyers.Wait()
 	require.Equal(t, "8", s.Left(sale.ID))
 	require.Equal(t, reservation.Reserved, s.Buy(sale.ID, "late-0").Verdict, "later requests are served again")
@@ -229,7 +259,7 @@ func TestRequestOlderThanWaitMaxIsOverloaded(t *testing.T) {
 
 func awaitBlocked(t *testing.T, rdb *redis.Client, what string) {
 	t.Helper()
-	testkit.Eventually(t, 5*time.Second, what, func() bool {
+	testkit.Eventually(t, 20*time.Second, what, func() bool {
 		clients, err := rdb.Info(t.Context(), "clients").Result()
 		return err == nil && !containsLine(clients, "blocked_clients:0")
 	})
@@ -248,11 +278,13 @@ func TestFullQueueIsOverloaded(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
 	rdb := testsale.OwnClient(t, own.URL)
-	s := testsale.NewShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{QueueMax: 4, BatchMax: 2})
+	options := whilePaused
+	options.QueueMax, options.BatchMax = 4, 2
+	s := testsale.NewShopOn(t, rdb, testkit.Keys(t), options)
 	sale := s.Sale(100)
 	s.Buy(sale.ID, "warm-up")
 
-	require.NoError(t, rdb.Do(t.Context(), "CLIENT", "PAUSE", "300", "WRITE").Err())
+	resume := pauseWrites(t, rdb)
 	var overloaded, reserved atomic.Int64
 	var wg sync.WaitGroup
 	for i := range 40 {
@@ -266,8 +298,9 @@ func TestFullQueueIsOverloaded(t *testing.T) {
 			overloaded.Add(1)
 		})
 	}
+	testkit.Eventually(t, 20*time.Second, "requests are refused", func() bool { return overloaded.Load() > 0 })
+	resume()
 	wg.Wait()
-	require.Positive(t, overloaded.Load())
 	require.Equal(t, fmt.Sprint(100-1-reserved.Load()), s.Left(sale.ID), "refused requests took nothing")
 }
 

@@ -100,6 +100,7 @@ func OwnClient(t *testing.T, url string) *redis.Client {
 	t.Helper()
 	o, err := redis.ParseURL(url)
 	require.NoError(t, err)
+	o.DialerRetries = 1 // as the clients of package connect: otherwise a refused call takes most of CallTimeout
 	rdb := redis.NewClient(o)
 	t.Cleanup(func() { _ = rdb.Close() })
 	return rdb
