@@ -18,15 +18,18 @@ import (
 	"stampede/reservation/order"
 )
 
+// aliveWithin is a MinIdle within which a subscriber renews its leases on a busy machine, too.
+const aliveWithin = 2 * time.Second
+
 func TestSubscriberClaimsOrphansAmongNewEntries(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	orphans := b.publish(25)
 	b.takeAway("worker-0", 25)
 	fresh := b.publish(25)
-	// Two subscribers share the work, in pages smaller than the number of orphans.
-	first := b.subscriber("worker-1", func(c *stream.Config) { c.PageMax, c.InFlightMax = 10, 10 })
-	second := b.subscriber("worker-2", func(c *stream.Config) { c.PageMax, c.InFlightMax = 10, 10 })
+	// Two subscribers share the work, in pages smaller than the number of orphans. Neither is silent for MinIdle.
+	small := func(c *stream.Config) { c.PageMax, c.InFlightMax, c.MinIdle = 10, 10, aliveWithin }
+	first, second := b.subscriber("worker-1", small), b.subscriber("worker-2", small)
 	a, z := b.subscribe(first), b.subscribe(second)
 	var got []string
 	for len(got) < 50 {
@@ -72,13 +75,13 @@ func TestLongHandlerKeepsItsEntry(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	b.publish(1)
-	quick := func(c *stream.Config) { c.MinIdle, c.ClaimInterval = 200*time.Millisecond, 20*time.Millisecond }
+	quick := func(c *stream.Config) { c.MinIdle, c.ClaimInterval = aliveWithin, 20*time.Millisecond }
 	worker, other := b.subscriber("worker-1", quick), b.subscriber("worker-2", quick)
 	messages := b.subscribe(worker)
 	msg := receive(t, messages)
 	others := b.subscribe(other)
 	select {
-	case <-time.After(5 * other.Config().MinIdle): // nothing happens
+	case <-time.After(3 * other.Config().MinIdle): // nothing happens
 	case <-messages:
 		require.Fail(t, "delivered again by its own subscriber")
 	case <-others:
@@ -95,7 +98,8 @@ func TestEntryClaimedByAnotherConsumerIsNotClaimedBack(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	b.publish(2)
-	sub := b.subscriber("worker-1")
+	// The other consumer is not silent for MinIdle before the test ends: then its entry could be claimed.
+	sub := b.subscriber("worker-1", func(c *stream.Config) { c.MinIdle = testshop.Soon })
 	messages := b.subscribe(sub)
 	kept, taken := receive(t, messages), receive(t, messages)
 	id := taken.Metadata.Get(order.MetaEntryID)

@@ -121,9 +121,10 @@ func TestBusyStreamIsReadInIntervals(t *testing.T) {
 	reads := &noteReads{}
 	messages := b.subscribe(b.subscriber("worker-1", func(c *stream.Config) {
 		c.Client.AddHook(testkit.Hook(reads.process))
+		c.InFlightMax = 100_000
 	}))
 	const pages = 20
-	payload := strings.Repeat("\n\n", 100) // of so many orders that a slow machine also reaches 500 a second
+	payload := strings.Repeat("\n\n", 2500) // of so many orders that a slow machine also reaches 500 a second
 	for range pages {
 		b.add(stream.FieldUUID, "a", stream.FieldPayload, payload)
 		receive(t, messages).Ack()
