@@ -54,11 +54,11 @@ func TestOrderStreamEndsWithTheOrder(t *testing.T) {
 	w.receivesStatus(order.StatusCancelled, 3)
 	w.receivesEnd()
 
-	soon := s.sale(reservation.Terms{Stock: 10, PaymentWindow: 2 * time.Second})
-	path, _, _ = s.purchased(soon, "ada")
+	path, id, _ := s.purchased(s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour}), "ada")
 	s.awaitStatus(path, "ada", order.StatusConfirmed)
 	w = s.watch(path+"/events", as("ada"))
 	w.receivesStatus(order.StatusConfirmed, 2)
+	s.overdue(id)
 	w.receivesStatus(order.StatusExpired, 3)
 	w.receivesEnd()
 

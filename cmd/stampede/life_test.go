@@ -56,13 +56,13 @@ func TestUnpaidOrderReleasesUnitToNextBuyer(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	_, url := s.serve()
-	s.worker("worker").Start()
 	sale := s.payableSale("1", "1s")
 	orders := url + "/v1/sales/" + sale.String() + "/orders"
 
 	late := ask(t, http.MethodPost, orders, "ann", "")
 	require.Equal(t, http.StatusAccepted, late.HTTP)
 	require.Equal(t, http.StatusConflict, ask(t, http.MethodPost, orders, "bob", "").HTTP)
+	s.worker("worker").Start() // from its confirmation on, the order can expire
 	order := url + "/v1/orders/" + late.OrderID
 	testkit.Eventually(t, within, "the order expires",
 		func() bool { return ask(t, http.MethodGet, order, "ann", "").Status == "expired" })
