@@ -199,6 +199,7 @@ func TestStopEndsThousandStreams(t *testing.T) {
 		return s.server.saleStreamSlots.taken.Load()+s.server.orderStreamSlots.taken.Load() == streams
 	})
 	for _, conn := range conns {
+		require.NoError(t, conn.SetDeadline(time.Now().Add(time.Minute))) // that of dial may be over
 		line, err := bufio.NewReader(conn).ReadString('\n')
 		require.NoError(t, err)
 		require.Equal(t, "HTTP/1.1 200 OK\r\n", line)

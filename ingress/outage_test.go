@@ -79,14 +79,31 @@ func TestPurchasesFailTogetherWhileRedisIsSilent(t *testing.T) {
 func TestShowOrderFailsOnceWhileRedisIsSilent(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
-	s := openShopOn(t, servers{own.URL, testkit.DatabaseURL(t), reservation.Keys{Prefix: "stampede", Partitions: 1}})
+	asked := new(reservedCounter)
+	s := openShopOn(t, servers{own.URL, testkit.DatabaseURL(t), reservation.Keys{Prefix: "stampede", Partitions: 1}},
+		func(c *Config) {
+			asked.Reservations = c.Reservations
+			c.Reservations = asked
+		})
 	path, _ := s.order(s.sale(reservation.Terms{Stock: 10}), "ada")
 	s.get(path, as("ada")).is(http.StatusOK)
 	silence(t, own)
 
-	began := time.Now()
+	before, began := asked.lookups.Load(), time.Now()
 	s.get(path, as("ada")).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
-	require.Less(t, time.Since(began), reservedTimeout+time.Second)
+	require.EqualValues(t, 1, asked.lookups.Load()-before)
+	require.Less(t, time.Since(began), reservation.DefaultCallTimeout, "the tries of the client take as long")
+}
+
+// reservedCounter counts lookups in Redis.
+type reservedCounter struct {
+	Reservations
+	lookups atomic.Int64
+}
+
+func (r *reservedCounter) FindReserved(ctx context.Context, id uuid.UUID, user string) (order.Order, error) {
+	r.lookups.Add(1)
+	return r.Reservations.FindReserved(ctx, id, user)
 }
 
 // lookupCounter counts lookups in Postgres.

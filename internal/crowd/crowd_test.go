@@ -197,7 +197,7 @@ func TestOutcomeIsUnknownAfterPatience(t *testing.T) {
 		writeProblem(w, http.StatusServiceUnavailable, "sale-unavailable")
 		return true
 	}}
-	c := send(t, Config{URLs: []string{openShop(t, s)}, Buyers: 3, Patience: 120 * time.Millisecond})
+	c := send(t, Config{URLs: []string{openShop(t, s)}, Buyers: 3, Patience: time.Second})
 	assert.Len(t, c.Ledger().undecided(), 3)
 	assert.Equal(t, map[string]int{"sale-unavailable": 3}, c.Report().Failures)
 }
