@@ -9,19 +9,20 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"stampede/bench/rig"
 	"stampede/internal/retry"
 )
 
 // redisMemory is the memory that Redis uses in bytes (used_memory).
 func redisMemory(ctx context.Context, rdb *redis.Client) (int64, error) {
-	return readInfo(ctx, rdb, "memory", "used_memory")
+	return rig.InfoNumber(ctx, rdb, "Memory", "used_memory")
 }
 
 // idleRedisMemory is the same after Redis has freed what it can, without the buffers of this process's
 // connections. The processes that used Redis must have ended.
 func idleRedisMemory(ctx context.Context, rdb *redis.Client) (int64, error) {
 	for {
-		clients, err := readInfo(ctx, rdb, "clients", "connected_clients")
+		clients, err := rig.InfoNumber(ctx, rdb, "Clients", "connected_clients")
 		if err != nil {
 			return 0, err
 		}
@@ -64,21 +65,6 @@ func lentToClients(ctx context.Context, rdb *redis.Client) (int64, error) {
 		sum += bytes
 	}
 	return sum, nil
-}
-
-// readInfo reads a number of a section of INFO.
-func readInfo(ctx context.Context, rdb *redis.Client, section, name string) (int64, error) {
-	text, err := rdb.Info(ctx, section).Result()
-	if err != nil {
-		return 0, err
-	}
-	_, rest, _ := strings.Cut(text, "\n"+name+":")
-	value, _, _ := strings.Cut(rest, "\r")
-	n, err := strconv.ParseInt(value, 10, 64)
-	if err != nil {
-		return 0, fmt.Errorf("INFO %s: %s: %w", section, name, err)
-	}
-	return n, nil
 }
 
 // processMemory is the memory of a process in bytes: current and peak.

@@ -60,7 +60,7 @@ func pending(length int) turn {
 			requests[i].user = fmt.Sprintf("%0*d", length, i)
 		}
 		read := func(section, name string) int64 {
-			n, err := strconv.ParseInt(s.Redis.InfoMap(b.Context(), section).Item(section, name), 10, 64)
+			n, err := rig.InfoNumber(b.Context(), s.Redis, section, name)
 			require.NoError(b, err)
 			return n
 		}

@@ -3,6 +3,7 @@ package rig
 import (
 	"context"
 	_ "embed"
+	"fmt"
 	"net/url"
 	"strconv"
 	"strings"
@@ -92,20 +93,31 @@ func (s *Shop) Close() {
 const aofMaxBytes = 256 << 20
 
 func (s *Shop) rewriteAOF(ctx context.Context) {
-	persistence := func() map[string]string {
-		info, err := s.Redis.InfoMap(ctx, "persistence").Result()
+	persistence := func(name string) int64 {
+		n, err := InfoNumber(ctx, s.Redis, "Persistence", name)
 		require.NoError(s.b, err)
-		return info["Persistence"]
+		return n
 	}
-	bytes, err := strconv.ParseInt(persistence()["aof_current_size"], 10, 64)
-	require.NoError(s.b, err)
-	if bytes < aofMaxBytes {
+	if persistence("aof_current_size") < aofMaxBytes {
 		return
 	}
 	require.NoError(s.b, s.Redis.BgRewriteAOF(ctx).Err())
-	for persistence()["aof_rewrite_in_progress"] != "0" {
+	for persistence("aof_rewrite_in_progress") != 0 {
 		retry.Pause(10*time.Millisecond, nil)
 	}
+}
+
+// InfoNumber reads a whole number of Redis's INFO. The section is written as in its answer: "Memory".
+func InfoNumber(ctx context.Context, rdb *redis.Client, section, name string) (int64, error) {
+	info := rdb.InfoMap(ctx, section)
+	if err := info.Err(); err != nil {
+		return 0, err
+	}
+	n, err := strconv.ParseInt(info.Item(section, name), 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("INFO %s: %s: %w", section, name, err)
+	}
+	return n, nil
 }
 
 var (
