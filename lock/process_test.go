@@ -132,7 +132,7 @@ func (b bench) now() time.Time {
 func TestSuccessorsOfAKilledHolderWaitForTheEndOfItsLease(t *testing.T) {
 	b := setup(t)
 	key := b.key("ann")
-	const lease = 2 * time.Second
+	const lease = 6 * time.Second
 	holder, token := holdElsewhere(t, key, lease, "")
 	acquired := b.expiry(key)
 
