@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
@@ -86,6 +87,64 @@ func TestUpRepeatsInterruptedIndexes(t *testing.T) {
 	_, missing, err := sql.Guards(t.Context(), pool)
 	require.NoError(t, err)
 	require.Empty(t, missing)
+}
+
+// Migration 00009 joins the reservation of an order and its outcome in one row, and its reversal separates them.
+func TestMigrationsKeepLogOfOrders(t *testing.T) {
+	t.Parallel()
+	url, pool := testkit.DatabaseURL(t), testkit.Pool(t)
+	const oneRow = 9
+	for status(t, url)[oneRow-1].Applied {
+		require.NoError(t, sql.Down(t.Context(), url))
+	}
+	const sale = "00000000-0000-7000-8000-00000000000"
+	_, err := pool.Exec(t.Context(), `INSERT INTO order_events
+		(order_id, version, type, sale_id, user_id, quantity, occurred_at, data)
+		SELECT ($1 || n)::uuid, version, 'Order' || type, ($1 || 0)::uuid, 'user-' || n, n, at::timestamptz, data::jsonb FROM (VALUES
+		(1, 1, 'Reserved', '2026-11-22 10:00:00.001', '{"sequence": 7, "epoch": 2, "key_fingerprint": "abc"}'),
+		(1, 2, 'Confirmed', '2026-11-22 10:00:01', '{"due": "2026-11-22T10:10:00+00:00"}'),
+		(1, 3, 'Paid', '2026-11-22 10:00:02', '{"reference": "pi_1"}'),
+		(2, 1, 'Reserved', '2026-11-22 10:00:00.002', '{"sequence": 8, "epoch": 2}'),
+		(2, 2, 'Rejected', '2026-11-22 10:00:03', '{"reason": "already-purchased"}'),
+		(3, 1, 'Reserved', '2026-11-22 10:00:00.003', '{"sequence": 9, "epoch": 2}'),
+		(3, 2, 'Confirmed', '2026-11-22 10:00:04', '{}'),
+		(4, 1, 'Reserved', '2026-11-22 10:00:00.004', '{"sequence": 10, "epoch": 2}'),
+		(5, 2, 'Confirmed', '2026-11-22 10:00:05', '{}'),
+		(6, 1, 'Reserved', '2026-11-22 10:00:00.006', '{"sequence": 11, "epoch": 2}'),
+		(6, 3, 'Paid', '2026-11-22 10:00:06', '{}')
+		) AS v (n, version, type, at, data)`, sale)
+	require.NoError(t, err)
+	const columns = "(to_jsonb(e) - 'position')::text"
+	rows := func(query string) []string {
+		t.Helper()
+		found, err := pool.Query(t.Context(), query+" ORDER BY order_id, version")
+		require.NoError(t, err)
+		texts, err := pgx.CollectRows(found, pgx.RowTo[string])
+		require.NoError(t, err)
+		return texts
+	}
+	before := rows("SELECT " + columns + " FROM order_events AS e")
+	require.Len(t, before, 11)
+
+	require.NoError(t, sql.Up(t.Context(), url))
+	require.Equal(t, before, rows("SELECT "+columns+" FROM order_history AS e"), "the view shows each event")
+	require.Equal(t, []string{
+		`1 2 OrderConfirmed 10:00:00.001 10:00:01 {"due": "2026-11-22T10:10:00+00:00", "epoch": 2, "sequence": 7, ` +
+			`"key_fingerprint": "abc"}`,
+		`1 3 OrderPaid  10:00:02 {"reference": "pi_1"}`,
+		`2 2 OrderRejected 10:00:00.002 10:00:03 {"epoch": 2, "reason": "already-purchased", "sequence": 8}`,
+		`3 2 OrderConfirmed 10:00:00.003 10:00:04 {"epoch": 2, "sequence": 9}`,
+		`4 2 OrderReserved 10:00:00.004 10:00:00.004 {"epoch": 2, "sequence": 10}`,
+		`5 2 OrderConfirmed  10:00:05 {}`,
+		`6 2 OrderReserved 10:00:00.006 10:00:00.006 {"epoch": 2, "sequence": 11}`,
+		`6 3 OrderPaid  10:00:06 {}`,
+	}, rows(`SELECT format('%s %s %s %s %s %s', quantity, version, type, reserved_at::time, occurred_at::time, data)
+		FROM order_events`), "the first row of an order has both times")
+
+	require.NoError(t, sql.Down(t.Context(), url))
+	require.Equal(t, before, rows("SELECT "+columns+" FROM order_events AS e"))
+	require.NoError(t, sql.Up(t.Context(), url))
+	require.Equal(t, before, rows("SELECT "+columns+" FROM order_history AS e"))
 }
 
 func TestDownKeepsSalesUnlessForced(t *testing.T) {

@@ -55,8 +55,6 @@ var (
 	AuditTwoLiveOrders string
 	//go:embed queries/audit/unfinished_buyers.sql
 	AuditUnfinishedBuyers string
-	//go:embed queries/audit/unfinished_events.sql
-	AuditUnfinishedEvents string
 
 	//go:embed queries/catalog/change_sale.sql
 	CatalogChangeSale string
@@ -122,6 +120,8 @@ var (
 	LedgerLockOrder string
 	//go:embed queries/ledger/lock_overdue.sql
 	LedgerLockOverdue string
+	//go:embed queries/ledger/log_refusals.sql
+	LedgerLogRefusals string
 	//go:embed queries/ledger/note_releases.sql
 	LedgerNoteReleases string
 	//go:embed queries/ledger/orders_of_user.sql

@@ -18,12 +18,10 @@ const insertBatch = 500
 // The rows that the ledger writes for confirmed orders, without any check: whether the sale exists,
 // whether an event was recorded before, whether the user has another order.
 const (
-	insertReserved = `INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, data)
-		SELECT order_id, 1, 'OrderReserved', $2, user_id, 1, $5, jsonb_build_object('sequence', sequence, 'epoch', 1)
+	insertEvents = `INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at,
+		reserved_at, data)
+		SELECT order_id, 2, 'OrderConfirmed', $2, user_id, 1, now(), $5, jsonb_build_object('sequence', sequence, 'epoch', 1)
 		FROM unnest($1::uuid[], $3::text[], $4::bigint[]) AS e (order_id, user_id, sequence)`
-	insertConfirmed = `INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at)
-		SELECT order_id, 2, 'OrderConfirmed', $2, user_id, 1, now()
-		FROM unnest($1::uuid[], $3::text[]) AS e (order_id, user_id)`
 	insertOrders = `INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at,
 		updated_at, key_fingerprint)
 		SELECT order_id, $2, user_id, 1, 'confirmed', 2, sequence, 1, $5, now(), NULL
@@ -82,8 +80,7 @@ func (s shop) insertAll(b *testing.B, orders []orderColumns, connections int, wr
 func insertUnnest(ctx context.Context, conn *pgx.Conn, sale uuid.UUID, c orderColumns) error {
 	batch := &pgx.Batch{}
 	batch.Queue("BEGIN")
-	batch.Queue(insertReserved, c.ids, sale, c.users, c.sequences, c.at)
-	batch.Queue(insertConfirmed, c.ids, sale, c.users)
+	batch.Queue(insertEvents, c.ids, sale, c.users, c.sequences, c.at)
 	batch.Queue(insertOrders, c.ids, sale, c.users, c.sequences, c.at)
 	batch.Queue(addSold, sale, len(c.ids), c.sequences[len(c.sequences)-1])
 	batch.Queue("COMMIT")
@@ -97,15 +94,14 @@ func insertCopy(ctx context.Context, conn *pgx.Conn, sale uuid.UUID, c orderColu
 			Sequence int64 `json:"sequence"`
 			Epoch    int64 `json:"epoch"`
 		}
-		events := pgx.CopyFromSlice(2*len(c.ids), func(i int) ([]any, error) {
-			if i < len(c.ids) {
-				return []any{c.ids[i], 1, "OrderReserved", sale, c.users[i], 1, c.at, reservedData{c.sequences[i], 1}}, nil
-			}
-			i -= len(c.ids)
-			return []any{c.ids[i], 2, "OrderConfirmed", sale, c.users[i], 1, c.at, struct{}{}}, nil
+		events := pgx.CopyFromSlice(len(c.ids), func(i int) ([]any, error) {
+			return []any{
+				c.ids[i], 2, "OrderConfirmed", sale, c.users[i], 1, c.at, c.at, reservedData{c.sequences[i], 1},
+			}, nil
 		})
-		_, err := tx.CopyFrom(ctx, pgx.Identifier{"order_events"},
-			[]string{"order_id", "version", "type", "sale_id", "user_id", "quantity", "occurred_at", "data"}, events)
+		_, err := tx.CopyFrom(ctx, pgx.Identifier{"order_events"}, []string{
+			"order_id", "version", "type", "sale_id", "user_id", "quantity", "occurred_at", "reserved_at", "data",
+		}, events)
 		if err != nil {
 			return err
 		}

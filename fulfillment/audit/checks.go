@@ -43,7 +43,6 @@ var checks = []check{
 	{"S1", sql.AuditOversold, 0},
 	{"S2", sql.AuditTwoLiveOrders, 0},
 	{"S3", sql.AuditUnfinishedBuyers, theSales | theStreams},
-	{"S3", sql.AuditUnfinishedEvents, 0},
 	{"S3", sql.AuditDeadlines, 0},
 	{"S3", sql.AuditDeadLetters, 0},
 	{"S4", sql.AuditCounters, 0},

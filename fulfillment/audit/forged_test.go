@@ -206,9 +206,9 @@ func TestAuditReportsForgedRows(t *testing.T) {
 		"UPDATE order_events SET quantity = 9223372036854775807 WHERE version = 2":  "operator",
 		"UPDATE order_events SET type = 'Nonsense' WHERE version = 2":               "operator",
 		"UPDATE order_events SET version = 2147483647 WHERE version = 2":            "operator",
-		"UPDATE order_events SET data = '[]' WHERE version = 1":                     "operator",
-		"UPDATE order_events SET data = '\"x\"' WHERE version = 1":                  "operator",
-		"UPDATE order_events SET data = '{\"sequence\": {}}' WHERE version = 1":     "operator",
+		"UPDATE order_events SET data = '[]' WHERE version = 2":                     "operator",
+		"UPDATE order_events SET data = '\"x\"' WHERE version = 2":                  "operator",
+		"UPDATE order_events SET data = '{\"sequence\": {}}' WHERE version = 2":     "operator",
 		"INSERT INTO releases SELECT gen_random_uuid(), id, 'ghost', " +
 			"9223372036854775807 FROM sales": "reconcile",
 		"INSERT INTO releases SELECT id, sale_id, user_id, quantity FROM orders": "reconcile",

@@ -56,10 +56,11 @@ func (c *Columns) Arguments() []any {
 	}
 }
 
-func (c *Columns) idsOf(words []string, word string) []uuid.UUID {
+// idsOf returns the orders whose word is one of these.
+func (c *Columns) idsOf(words []string, wanted ...string) []uuid.UUID {
 	var ids []uuid.UUID
-	for row, w := range words {
-		if w == word {
+	for row, word := range words {
+		if slices.Contains(wanted, word) {
 			ids = append(ids, uuid.UUID(c.orders[row]))
 		}
 	}

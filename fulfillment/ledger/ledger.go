@@ -148,6 +148,7 @@ func (l *Ledger) recordOn(
 	}
 
 	batch := &pgx.Batch{}
+	batch.Queue(sql.LedgerLogRefusals, c.idsOf(words, wordRejected, wordVoided))
 	repeated := c.idsOf(words, wordRecorded)
 	if len(repeated) > 0 {
 		batch.Queue(sql.LedgerFindOrders, repeated)
@@ -155,6 +156,9 @@ func (l *Ledger) recordOn(
 	sold := c.unitsOf(func(row int) bool { return words[row] == wordConfirmed })
 	queueEnd(batch, sold)
 	answers = conn.SendBatch(ctx, batch)
+	if err := readAnswer(answers); err != nil {
+		return nil, nil, closed(answers, err)
+	}
 	var found map[uuid.UUID]order.Order
 	if len(repeated) > 0 {
 		if found, err = readOrders(answers); err != nil {

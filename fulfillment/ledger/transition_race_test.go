@@ -91,7 +91,7 @@ func (r *racedSale) requireOneWinner(t *testing.T, won *sync.Map, loser order.St
 	require.Greater(t, paid, races/50, "both sides must win some of the races")
 	require.Less(t, paid, races-races/50, "both sides must win some of the races")
 	require.Zero(t, r.Count(t, testshop.BrokenLogs))
-	require.EqualValues(t, 3*races, r.Count(t, "SELECT count(*) FROM order_events"))
+	require.EqualValues(t, 2*races, r.Count(t, "SELECT count(*) FROM order_events"))
 	require.EqualValues(t, paid, testshop.SoldOf(t, r.Pool, r.sale))
 	require.EqualValues(t, races-paid, r.Count(t, testshop.PendingReleases))
 	report := testwork.Audit(r.Shop, t, r.sale)

@@ -174,17 +174,19 @@ func TestProjectionRebuildRejectsDamagedLog(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
 	orders := makeOrders(s, t)
-	damagedOrder := orders["user-4/0"]
+	damagedOrder := orders["user-1/0"] // confirmed and paid
 	for _, damage := range []string{
-		"UPDATE order_events SET version = 3 WHERE order_id = $1 AND version = 2",
+		"UPDATE order_events SET version = 4 WHERE order_id = $1 AND version = 2",
+		"UPDATE order_events SET version = 4 WHERE order_id = $1 AND version = 3",
+		"DELETE FROM order_events WHERE order_id = $1 AND version = 2",
 		"UPDATE order_events SET type = 'OrderPaid' WHERE order_id = $1 AND version = 2",
 		"UPDATE order_events SET type = 'OrderMislaid' WHERE order_id = $1 AND version = 2",
 		"UPDATE order_events SET user_id = 'eve' WHERE order_id = $1 AND version = 2",
 		"UPDATE order_events SET sale_id = gen_random_uuid() WHERE order_id = $1 AND version = 2",
 		"UPDATE order_events SET quantity = quantity + 1 WHERE order_id = $1 AND version = 2",
-		"UPDATE order_events SET data = data - 'sequence' WHERE order_id = $1 AND version = 1",
-		"DELETE FROM order_events WHERE order_id = $1 AND version = 1",
-		"DELETE FROM order_events WHERE order_id = $1 AND version = 2", // the history ends with OrderReserved
+		"UPDATE order_events SET data = data - 'sequence' WHERE order_id = $1",
+		"UPDATE order_events SET reserved_at = NULL WHERE order_id = $1",
+		"UPDATE order_events SET type = 'OrderReserved' WHERE order_id = $1 AND version = 2",
 	} {
 		t.Run(damage, func(t *testing.T) {
 			saved := testshop.RowsOf(t, s.Pool, "SELECT row_to_json(e)::text FROM order_events AS e ORDER BY position")

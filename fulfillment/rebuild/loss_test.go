@@ -256,9 +256,9 @@ func fill(s *testshop.Shop, t testing.TB, sale uuid.UUID, orders int) {
 			key_fingerprint)
 		SELECT gen_random_uuid(), $1, 'user-' || n, 1 + n % 3, 'confirmed', 2, n, 1, now(), now(), 'AAAAAAAAAAAAAAAAAAAAAA'
 		FROM generate_series(1, $2::int) AS n`,
-		`INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, data)
-		SELECT id, v, CASE v WHEN 1 THEN 'OrderReserved' ELSE 'OrderConfirmed' END, sale_id, user_id, quantity, now(), '{}'
-		FROM orders, generate_series(1, 2) AS v WHERE sale_id = $1 AND $2::int > 0`,
+		`INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at, data)
+		SELECT id, 2, 'OrderConfirmed', sale_id, user_id, quantity, updated_at, reserved_at, '{}'
+		FROM orders WHERE sale_id = $1 AND $2::int > 0`,
 		`UPDATE sales SET sold = (SELECT sum(quantity) FROM orders WHERE sale_id = $1), last_sequence = $2 WHERE id = $1`,
 	} {
 		_, err := s.Pool.Exec(t.Context(), query, sale, orders)

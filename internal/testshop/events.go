@@ -53,7 +53,7 @@ func SoldOf(t testing.TB, pool *pgxpool.Pool, sale uuid.UUID) int64 {
 // History is the events of an order as "version type".
 func History(t testing.TB, pool *pgxpool.Pool, id uuid.UUID) []string {
 	t.Helper()
-	rows, err := pool.Query(t.Context(), "SELECT version, type FROM order_events WHERE order_id = $1 ORDER BY version",
+	rows, err := pool.Query(t.Context(), "SELECT version, type FROM order_history WHERE order_id = $1 ORDER BY version",
 		id)
 	require.NoError(t, err)
 	defer rows.Close()

@@ -36,7 +36,7 @@ const (
 	PendingReleases = "SELECT count(*) FROM releases"
 	ExpiredOrders   = "SELECT count(*) FROM orders WHERE status = 'expired'"
 	// BrokenLogs counts orders whose events are not one for each version, or end elsewhere than the order.
-	BrokenLogs = `SELECT count(*) FROM orders AS o WHERE (SELECT array_agg(version ORDER BY version) FROM order_events
+	BrokenLogs = `SELECT count(*) FROM orders AS o WHERE (SELECT array_agg(version ORDER BY version) FROM order_history
 		WHERE order_id = o.id)
 		IS DISTINCT FROM (SELECT array_agg(n) FROM generate_series(1, o.version) AS n)`
 )

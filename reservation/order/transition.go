@@ -9,8 +9,8 @@ import (
 // This file decides which transition of an order is legal; package ledger writes it.
 // docs/architecture.md draws them.
 
-// EventType is the name of an event of an order: a row of order_events and, for EventReserved, an
-// entry of the stream.
+// EventType is the name of an event of an order. EventReserved is a part of an entry of the stream, and then of the row
+// of order_events that holds its outcome; every other event is the type of a row.
 type EventType string
 
 // The events of an order. The script appends EventReserved; all others are decided in Postgres.

@@ -1,5 +1,5 @@
 -- Writes the rows that one confirmed order has in the product's ledger
--- (sql/queries/ledger/record_orders.sql): its two events and the order itself. Outside a transaction it
+-- (sql/queries/ledger/record_orders.sql): its event and the order itself. Outside a transaction it
 -- is its own transaction in one round trip.
 --
 -- $1 order, $2 sale, $3 user, $4 quantity, $5 reserved at, $6 sequence: its place in the sale
@@ -11,10 +11,7 @@ WITH placed AS (
     ON CONFLICT (id) DO NOTHING
     RETURNING id, sale_id, user_id, quantity, sequence, epoch, reserved_at, updated_at
 )
-INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, data)
-SELECT id, 1, 'OrderReserved', sale_id, user_id, quantity, reserved_at,
+INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at, data)
+SELECT id, 2, 'OrderConfirmed', sale_id, user_id, quantity, updated_at, reserved_at,
        jsonb_build_object('sequence', sequence, 'epoch', epoch)
-FROM placed
-UNION ALL
-SELECT id, 2, 'OrderConfirmed', sale_id, user_id, quantity, updated_at, '{}'
 FROM placed

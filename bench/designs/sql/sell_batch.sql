@@ -22,11 +22,8 @@ WITH sale AS (
     ON CONFLICT DO NOTHING
     RETURNING id, user_id, quantity, sequence, epoch
 ), logged AS (
-    INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, data)
-    SELECT id, 1, 'OrderReserved', $1, user_id, quantity, now(), jsonb_build_object('sequence', sequence, 'epoch', epoch)
-    FROM placed
-    UNION ALL
-    SELECT id, 2, 'OrderConfirmed', $1, user_id, quantity, now(), '{}'
+    INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at, data)
+    SELECT id, 2, 'OrderConfirmed', $1, user_id, quantity, now(), now(), jsonb_build_object('sequence', sequence, 'epoch', epoch)
     FROM placed
 ), total AS (
     SELECT coalesce(sum(quantity), 0) AS units, max(sequence) AS last_sequence FROM placed

@@ -11,7 +11,8 @@ WITH projected AS (
            max(sequence) FILTER (WHERE status <> 'voided') AS last_place
     FROM orders JOIN audit_sales USING (sale_id) GROUP BY sale_id
 ), logged AS (
-    SELECT sale_id, count(*) AS events,
+    -- The first row of an order has its reservation and its outcome.
+    SELECT sale_id, count(*) + count(reserved_at) AS events,
            coalesce(sum(CASE type WHEN 'OrderConfirmed' THEN quantity
                                   WHEN 'OrderCancelled' THEN -quantity
                                   WHEN 'OrderExpired' THEN -quantity END), 0) AS replayed_units

@@ -11,8 +11,7 @@
 --   not_null_violation  order_events.sale_id: Postgres has no such sale, or one of a later epoch
 --
 -- An INSERT with ON CONFLICT searches the index first, locks every row and writes it to the WAL twice; this one does
--- not. Rows are locked in the same order as in record_orders.sql. The events of an order are adjacent, so that the
--- index of events grows at its end.
+-- not. Rows are locked in the same order as in record_orders.sql, and the index of events grows at its end.
 WITH sale AS MATERIALIZED (
     SELECT id, epoch,
            -- The payment window begins now, not with the reservation: payments are impossible before.
@@ -26,15 +25,13 @@ WITH sale AS MATERIALIZED (
         AS e (order_id, sale_id, user_id, quantity, sequence, epoch, reserved_at, key_fingerprint)
     LEFT JOIN sale ON sale.id = e.sale_id AND sale.epoch <= e.epoch
 ), logged AS (
-    INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, data)
-    SELECT order_id, version, CASE version WHEN 1 THEN 'OrderReserved' ELSE 'OrderConfirmed' END, sale_id, user_id, quantity,
-           CASE version WHEN 1 THEN reserved_at ELSE now() END,
-           CASE WHEN version = 1 AND key_fingerprint IS NULL THEN jsonb_build_object('sequence', sequence, 'epoch', epoch)
-                WHEN version = 1 THEN jsonb_build_object('sequence', sequence, 'epoch', epoch, 'key_fingerprint', key_fingerprint)
-                WHEN due IS NULL THEN '{}'
-                ELSE jsonb_build_object('due', due) END
-    FROM entry, generate_series(1, 2) AS version
-    ORDER BY order_id, version
+    INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at, data)
+    SELECT order_id, 2, 'OrderConfirmed', sale_id, user_id, quantity, now(), reserved_at,
+           CASE WHEN key_fingerprint IS NULL AND due IS NULL THEN jsonb_build_object('sequence', sequence, 'epoch', epoch)
+                WHEN due IS NULL THEN jsonb_build_object('sequence', sequence, 'epoch', epoch, 'key_fingerprint', key_fingerprint)
+                ELSE jsonb_strip_nulls(jsonb_build_object('sequence', sequence, 'epoch', epoch, 'key_fingerprint', key_fingerprint, 'due', due)) END
+    FROM entry
+    ORDER BY order_id
     RETURNING 1
 )
 INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, due, key_fingerprint)

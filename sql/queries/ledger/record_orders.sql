@@ -1,4 +1,5 @@
--- Records OrderReserved events together with their outcome.
+-- Records OrderReserved events together with their outcome. The events of refused orders are recorded as confirmed,
+-- which log_refusals.sql corrects in the same transaction.
 --
 -- $1..$8  the events as columns, each order at most once: order, sale, user, quantity, sequence,
 --         epoch, reserved at, fingerprint of the idempotency key or NULL
@@ -13,6 +14,9 @@
 --
 -- All transactions take locks in one order, so that workers with the same events wait for each other without a
 -- deadlock: events by order id, then orders by sale and user, and the caller takes the sales last, by id.
+--
+-- So the event comes before the outcome is known. Who inserts it decides: another transaction with the same event
+-- waits here until this one ends, and has locked none of the orders that both would insert.
 WITH entry AS (
     SELECT e.*, s.id IS NOT NULL AS sale_known,
            -- add_sold.sql checks that the epoch is still the same at the commit.
@@ -23,9 +27,9 @@ WITH entry AS (
         WITH ORDINALITY AS e (order_id, sale_id, user_id, quantity, sequence, epoch, reserved_at, key_fingerprint, place)
     LEFT JOIN sales AS s ON s.id = e.sale_id
 ), fresh AS (
-    INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, data)
-    SELECT order_id, 1, 'OrderReserved', sale_id, user_id, quantity, reserved_at,
-           jsonb_strip_nulls(jsonb_build_object('sequence', sequence, 'epoch', epoch, 'key_fingerprint', key_fingerprint))
+    INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at, data)
+    SELECT order_id, 2, 'OrderConfirmed', sale_id, user_id, quantity, now(), reserved_at,
+           jsonb_strip_nulls(jsonb_build_object('sequence', sequence, 'epoch', epoch, 'key_fingerprint', key_fingerprint, 'due', due))
     FROM entry
     -- Without its sale an order cannot be confirmed, but it can be rejected.
     WHERE sale_known OR $9::text IS NOT NULL
@@ -42,19 +46,14 @@ WITH entry AS (
     ON CONFLICT (sale_id, user_id) WHERE status IN ('confirmed', 'paid') DO NOTHING
     RETURNING id
 ), decided AS (
-    SELECT entry.*, confirmed.id IS NULL AS refused,
+    SELECT entry.*,
            CASE WHEN confirmed.id IS NOT NULL THEN 'confirmed' WHEN late THEN 'voided' ELSE 'rejected' END AS status,
            CASE WHEN confirmed.id IS NOT NULL THEN NULL WHEN late THEN 'sale-rebuilt' ELSE coalesce($9::text, 'already-purchased') END AS reason
     FROM entry JOIN fresh USING (order_id) LEFT JOIN confirmed ON confirmed.id = entry.order_id
 ), refused AS (
     INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, key_fingerprint, reason)
     SELECT order_id, sale_id, user_id, quantity, status, 2, sequence, epoch, reserved_at, now(), key_fingerprint, reason
-    FROM decided WHERE refused
-), ended AS (
-    INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, data)
-    SELECT order_id, 2, 'Order' || initcap(status), sale_id, user_id, quantity, now(),
-           jsonb_strip_nulls(jsonb_build_object('reason', reason, 'due', CASE WHEN NOT refused THEN due END))
-    FROM decided
+    FROM decided WHERE status <> 'confirmed'
 )
 SELECT entry.place,
        CASE WHEN decided.order_id IS NOT NULL THEN decided.status

@@ -1,13 +1,14 @@
 -- The distinct histories in the log of orders, and how many orders have each of them.
 --
 -- Returns: the types of the events in their order; whether versions have no gap, all events are of the same sale, user
--- and quantity, and the first one has the order's place; the number of orders; and one of them.
+-- and quantity, and the first one has the order's place and the time of its reservation; the number of orders; and one
+-- of them.
 SELECT types, whole, count(*), (array_agg(order_id))[1]
 FROM (
     SELECT order_id, array_agg(type ORDER BY version) AS types,
-           min(version) = 1 AND max(version) = count(*)
+           min(version) = 2 AND max(version) = count(*) + 1
                AND min(user_id) = max(user_id) AND min(quantity) = max(quantity) AND min(sale_id::text) = max(sale_id::text)
-               AND coalesce(bool_and(data ? 'sequence' AND data ? 'epoch') FILTER (WHERE version = 1), false) AS whole
+               AND coalesce(bool_and(data ? 'sequence' AND data ? 'epoch' AND reserved_at IS NOT NULL) FILTER (WHERE version = 2), false) AS whole
     FROM order_events
     GROUP BY order_id
 ) AS orders
