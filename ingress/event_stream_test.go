@@ -144,7 +144,7 @@ func TestStreamsAreRefused(t *testing.T) {
 	s.get("/v1/sales/"+sale.String()+"/events").isProblem(http.StatusServiceUnavailable, "overloaded")
 	orders.stop()
 	sales.stop()
-	testkit.Eventually(t, 10*time.Second, "the slots are free", func() bool {
+	testkit.Eventually(t, 30*time.Second, "the slots are free", func() bool {
 		return s.server.orderStreamSlots.taken.Load() == 0 && s.server.saleStreamSlots.taken.Load() == 0
 	})
 	s.watch(path+"/events", as("ada")).receivesStatus(order.StatusReserved, 1)
@@ -187,23 +187,22 @@ func TestStopEndsThousandStreams(t *testing.T) {
 	const streams = 1000
 	conns := make([]net.Conn, streams)
 	for i := range conns {
-		conns[i] = s.dial()
 		target := path
 		if i%2 == 0 {
 			target = "/v1/sales/" + sale.String()
 		}
-		_, err := fmt.Fprintf(conns[i], "GET %s/events HTTP/1.1\r\nHost: shop\r\nX-User-ID: ada\r\n\r\n", target)
-		require.NoError(t, err)
+		for line := ""; line != "HTTP/1.1 200 OK\r\n"; {
+			conns[i] = s.dial()
+			require.NoError(t, conns[i].SetDeadline(time.Now().Add(5*time.Minute)))
+			_, err := fmt.Fprintf(conns[i], "GET %s/events HTTP/1.1\r\nHost: shop\r\nX-User-ID: ada\r\n\r\n", target)
+			require.NoError(t, err)
+			line, err = bufio.NewReader(conns[i]).ReadString('\n')
+			require.NoError(t, err)
+			// On a busy machine Postgres may not answer in time.
+			require.Contains(t, []string{"HTTP/1.1 200 OK\r\n", "HTTP/1.1 503 Service Unavailable\r\n"}, line)
+		}
 	}
-	testkit.Eventually(t, 30*time.Second, "all streams are open", func() bool {
-		return s.server.saleStreamSlots.taken.Load()+s.server.orderStreamSlots.taken.Load() == streams
-	})
-	for _, conn := range conns {
-		require.NoError(t, conn.SetDeadline(time.Now().Add(time.Minute))) // that of dial may be over
-		line, err := bufio.NewReader(conn).ReadString('\n')
-		require.NoError(t, err)
-		require.Equal(t, "HTTP/1.1 200 OK\r\n", line)
-	}
+	require.EqualValues(t, streams, s.server.saleStreamSlots.taken.Load()+s.server.orderStreamSlots.taken.Load())
 	began := time.Now()
 	stop()
 	require.NoError(t, <-ended)
