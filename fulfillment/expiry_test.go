@@ -44,9 +44,9 @@ func TestWorkersReleaseUnpaidAndCancelledUnits(t *testing.T) {
 	_, err = l.Cancel(t.Context(), orders["bob"], "bob")
 	require.NoError(t, err)
 	testwork.EndWindow(t, s.Pool, orders["cid"], orders["dan"])
-	testkit.Eventually(t, 10*time.Second, "three units are for sale again", func() bool { return s.Left(t, sale) == 3 })
+	testkit.Eventually(t, 30*time.Second, "three units are for sale again", func() bool { return s.Left(t, sale) == 3 })
 	testkit.Eventually(
-		t, 10*time.Second, "all units are released", func() bool { return s.Count(t, testshop.PendingReleases) == 0 },
+		t, 30*time.Second, "all units are released", func() bool { return s.Count(t, testshop.PendingReleases) == 0 },
 	)
 	require.Equal(
 		t, []string{"1 OrderReserved", "2 OrderConfirmed", "3 OrderExpired"}, testshop.History(t, s.Pool, orders["cid"]),
@@ -62,7 +62,7 @@ func TestWorkersReleaseUnpaidAndCancelledUnits(t *testing.T) {
 
 	// A user who cancelled, one who did not pay, and another one can buy.
 	for _, user := range []string{"bob", "cid", "fay"} {
-		testkit.Eventually(t, 10*time.Second, user+" buys", func() bool {
+		testkit.Eventually(t, 30*time.Second, user+" buys", func() bool {
 			answer, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: user, Quantity: 1})
 			require.NoError(t, err)
 			return answer.Verdict == reservation.Reserved // an ingress may briefly remember the sale as sold out

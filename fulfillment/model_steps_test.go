@@ -325,7 +325,7 @@ func (r *modelRun) awaitOpen(ctx context.Context, do func() error) {
 }
 
 func (r *modelRun) eventually(what string, cond func() bool) {
-	testkit.Eventually(failThrough{r.t, r.T}, 30*time.Second, what, cond)
+	testkit.Eventually(failThrough{r.t, r.T}, 2*time.Minute, what, cond)
 }
 
 // failThrough is a testing.TB that fails a check of rapid instead of the whole test.

@@ -44,13 +44,13 @@ func TestWorkerDetectsAddedPartitions(t *testing.T) {
 	s.Buy(t, before, "bob")
 	s.AwaitConfirmed(t, 251)
 
-	testkit.Eventually(t, 10*time.Second, "the rejected order's unit is released in the new partition", func() bool {
+	testkit.Eventually(t, 30*time.Second, "the rejected order's unit is released in the new partition", func() bool {
 		return s.Rdb.HGet(t.Context(), wide.Sale(partition, sale), "left").Val() == "1"
 	})
 	require.Equal(t, 1, log.Times("sales have more partitions: reading their streams as well"))
 	require.Equal(t, float64(1), testshop.ValueOf(t, registry, "stampede_stream_reachable", wide.Orders(partition)),
 		"the backlog is measured")
-	testkit.Eventually(t, 10*time.Second, "handled entries are trimmed", func() bool {
+	testkit.Eventually(t, 30*time.Second, "handled entries are trimmed", func() bool {
 		return s.Rdb.XLen(t.Context(), wide.Orders(partition)).Val() <= 100 &&
 			testshop.ValueOf(t, registry, "stampede_entries_trimmed_total", wide.Orders(partition)) > 0
 	})

@@ -46,10 +46,10 @@ func TestWorkerFulfillsEveryReservation(t *testing.T) {
 	testwork.AwaitRest(s, t)
 	require.EqualValues(t, 300, testshop.SoldOf(t, s.Pool, sale))
 	require.EqualValues(t, 300, s.Count(t, "SELECT count(*) FROM order_events"))
-	testkit.Eventually(t, 10*time.Second, "handled entries are trimmed, except for one node of the stream", func() bool {
+	testkit.Eventually(t, 30*time.Second, "handled entries are trimmed, except for one node of the stream", func() bool {
 		return s.Rdb.XLen(t.Context(), s.Keys.Orders(0)).Val() <= 100
 	})
-	testkit.Eventually(t, 5*time.Second, "all locks of users are released", func() bool {
+	testkit.Eventually(t, 30*time.Second, "all locks of users are released", func() bool {
 		return len(s.Rdb.Keys(t.Context(), s.Keys.Prefix+":*:lock:*").Val()) == 0
 	})
 	require.EqualValues(t, 300, testshop.ValueOf(t, registry, "stampede_locks_total", "acquired"))
@@ -133,9 +133,9 @@ func TestWorkerWaitsForPostgresWithoutDeadLetters(t *testing.T) {
 		s.Buy(t, sale, fmt.Sprintf("later-%d", i))
 	}
 	failing := func() float64 { return testshop.ValueOf(t, registry, "stampede_worker_failing", "record") }
-	testkit.Eventually(t, 10*time.Second, "the metrics show the outage", func() bool { return failing() == 1 })
+	testkit.Eventually(t, 30*time.Second, "the metrics show the outage", func() bool { return failing() == 1 })
 	// An outage does not fill the process: it stops reading at a bound.
-	testkit.Eventually(t, 10*time.Second, "the worker has stopped reading", func() bool {
+	testkit.Eventually(t, 30*time.Second, "the worker has stopped reading", func() bool {
 		return s.Rdb.XPending(t.Context(), s.Keys.Orders(0), reservation.Group).Val().Count == 4*order.MaxPerMessage
 	})
 	s.Restart(t, server)
@@ -168,7 +168,7 @@ func TestWorkerStopsPromptlyWithoutPostgres(t *testing.T) {
 	for i := range 50 {
 		s.Buy(t, sale, fmt.Sprintf("later-%d", i))
 	}
-	testkit.Eventually(t, 10*time.Second, "the metrics show the outage", func() bool {
+	testkit.Eventually(t, 30*time.Second, "the metrics show the outage", func() bool {
 		return testshop.ValueOf(t, registry, "stampede_worker_failing", "record") == 1
 	})
 	started := time.Now()
@@ -199,7 +199,7 @@ func TestWorkerStartsWithoutPostgres(t *testing.T) {
 	config := testwork.Config(s, t)
 	config.Logger = slog.New(log)
 	testwork.Work(t, config)
-	testkit.Eventually(t, 10*time.Second, "the log names what the worker waits for", func() bool {
+	testkit.Eventually(t, 30*time.Second, "the log names what the worker waits for", func() bool {
 		return log.Times("cannot read the schema's version from Postgres, trying again") == 1
 	})
 	s.Restart(t, server)
@@ -356,7 +356,7 @@ func TestWorkerDefersLockedUsers(t *testing.T) {
 	s.AwaitConfirmed(t, 1)
 	_, err = ledger.New(s.Pool).Order(t.Context(), deferred)
 	require.ErrorIs(t, err, order.ErrNotFound)
-	testkit.Eventually(t, 5*time.Second, "the order of alice is deferred", func() bool {
+	testkit.Eventually(t, 30*time.Second, "the order of alice is deferred", func() bool {
 		return testshop.ValueOf(t, registry, "stampede_locks_total", "busy") > 0
 	})
 	require.NoError(t, other.Release(t.Context()))

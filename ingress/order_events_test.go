@@ -35,7 +35,7 @@ func TestOrderStreamSendsEachChange(t *testing.T) {
 	other.receivesStatus(order.StatusPaid, 3)
 	w.receivesEnd()
 	other.receivesEnd()
-	testkit.Eventually(t, 10*time.Second, "the slots are free", func() bool {
+	testkit.Eventually(t, 30*time.Second, "the slots are free", func() bool {
 		return s.server.orderStreamSlots.taken.Load() == 0 && s.server.waiters.isEmpty()
 	})
 	require.Zero(t, s.server.inFlight.taken())

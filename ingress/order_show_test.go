@@ -124,7 +124,7 @@ func TestSaleGoesOnWithoutPostgres(t *testing.T) {
 	require.Equal(t, []any{"ready", "up", "down"}, []any{ready["status"], ready["redis"], ready["postgres"]})
 
 	require.NoError(t, postgres.Restart(t.Context()))
-	testkit.Eventually(t, 10*time.Second, "Postgres is queried again", func() bool {
+	testkit.Eventually(t, 30*time.Second, "Postgres is queried again", func() bool {
 		return s.get("/v1/orders/"+uuid.NewString(), as("ada")).status == http.StatusNotFound
 	})
 }
@@ -153,7 +153,7 @@ func TestIngressWithoutRedis(t *testing.T) {
 	require.NoError(t, own.Restart(t.Context()))
 	s.buy(sale, "", as("bob")).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
 	testkit.VerifyServer(t, s.pool, s.store, 0)
-	testkit.Eventually(t, 10*time.Second, "the sale goes on", func() bool {
+	testkit.Eventually(t, 30*time.Second, "the sale goes on", func() bool {
 		return s.buy(sale, "", as("bob")).status == http.StatusAccepted
 	})
 	s.get("/readyz").is(http.StatusOK)

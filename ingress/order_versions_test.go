@@ -49,7 +49,7 @@ func TestShownVersionNeverDecreases(t *testing.T) {
 	w.receivesEnd()
 
 	unlock()
-	testkit.Eventually(t, 10*time.Second, "Postgres is queried again", func() bool {
+	testkit.Eventually(t, 30*time.Second, "Postgres is queried again", func() bool {
 		return s.get(unseen, as("bob")).is(http.StatusOK)["status"] == "confirmed"
 	})
 	require.NotContains(t, s.get(path, as("ada")).is(http.StatusOK), "may_be_behind")

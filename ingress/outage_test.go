@@ -55,7 +55,7 @@ func TestPurchasesFailTogetherWhileRedisIsSilent(t *testing.T) {
 	)
 
 	speak()
-	testkit.Eventually(t, 10*time.Second, "the sale goes on", func() bool {
+	testkit.Eventually(t, 30*time.Second, "the sale goes on", func() bool {
 		return s.buy(sale, "", as("last")).status == http.StatusAccepted
 	})
 	held := s.stock(sale).Buyers
@@ -138,7 +138,7 @@ func TestSilentPostgresOpensBreaker(t *testing.T) {
 		}
 	}
 	unlock := s.lock("orders")
-	testkit.Eventually(t, 10*time.Second, "the breaker is open", func() bool {
+	testkit.Eventually(t, 30*time.Second, "the breaker is open", func() bool {
 		look()
 		return s.server.postgres.isOpen.Load()
 	})
@@ -149,7 +149,7 @@ func TestSilentPostgresOpensBreaker(t *testing.T) {
 	require.Equal(t, before, asked.lookups.Load(), "requests waited for Postgres")
 
 	unlock()
-	testkit.Eventually(t, 10*time.Second, "the breaker is closed", func() bool {
+	testkit.Eventually(t, 30*time.Second, "the breaker is closed", func() bool {
 		before := asked.lookups.Load()
 		look()
 		return asked.lookups.Load() > before

@@ -244,7 +244,7 @@ func TestIdlePlainConnsMakeRoom(t *testing.T) {
 	for _, c := range callers {
 		require.NoError(t, c.Close())
 	}
-	testkit.Eventually(t, 5*time.Second, "the connections are closed", func() bool {
+	testkit.Eventually(t, 30*time.Second, "the connections are closed", func() bool {
 		return s.server.connections.Load().Open() == 0
 	})
 }

@@ -271,7 +271,7 @@ func TestWaitEndsWhenClientLeaves(t *testing.T) {
 		require.NoError(t, conn.Close())
 	}
 	s.awaitWaiting(0)
-	testkit.Eventually(t, 10*time.Second, "the slots are free", func() bool {
+	testkit.Eventually(t, 30*time.Second, "the slots are free", func() bool {
 		return s.server.waitSlots.taken.Load() == 0
 	})
 }

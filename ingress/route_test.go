@@ -205,7 +205,7 @@ func TestRequestsInFlightAreBounded(t *testing.T) {
 	for i := range 2 {
 		waiting.Go(func() { s.buy(sale, "", as(fmt.Sprint("waiting-", i))).is(http.StatusAccepted) })
 	}
-	testkit.Eventually(t, 5*time.Second, "both purchases are in flight", func() bool {
+	testkit.Eventually(t, 30*time.Second, "both purchases are in flight", func() bool {
 		return s.server.inFlight.taken() == 2
 	})
 
@@ -256,7 +256,7 @@ func TestEachKindOfRequestHasSlots(t *testing.T) {
 
 	var hanging sync.WaitGroup
 	hanging.Go(func() { s.get("/v1/sales").is(http.StatusOK) })
-	testkit.Eventually(t, 5*time.Second, "a request hangs in Postgres", func() bool {
+	testkit.Eventually(t, 30*time.Second, "a request hangs in Postgres", func() bool {
 		return s.server.inFlight.sales.taken.Load() == 1
 	})
 	p := s.get("/v1/sales").isProblem(http.StatusServiceUnavailable, "overloaded")
@@ -272,7 +272,7 @@ func TestEachKindOfRequestHasSlots(t *testing.T) {
 	_, err = tx.Exec(t.Context(), "SELECT FROM orders WHERE id = $1 FOR UPDATE", id)
 	require.NoError(t, err)
 	hanging.Go(func() { s.pay(path, "r-1", as("eve")).is(http.StatusOK) })
-	testkit.Eventually(t, 5*time.Second, "a payment waits for its order", func() bool {
+	testkit.Eventually(t, 30*time.Second, "a payment waits for its order", func() bool {
 		return s.server.inFlight.orders.taken.Load() == 1
 	})
 	for action, body := range map[string]string{"/pay": `{"reference":"r"}`, "/cancel": ""} {

@@ -49,7 +49,7 @@ func TestSlowReaderDelaysNoOtherStream(t *testing.T) {
 	require.NoError(t, slow.(*net.TCPConn).SetReadBuffer(1))
 	_, err := fmt.Fprintf(slow, "GET /v1/sales/%s/events HTTP/1.1\r\nHost: shop\r\n\r\n", sale)
 	require.NoError(t, err)
-	testkit.Eventually(t, 10*time.Second, "the stream is open", func() bool {
+	testkit.Eventually(t, 30*time.Second, "the stream is open", func() bool {
 		return s.server.saleStreamSlots.taken.Load() == 1
 	})
 	w := s.watch("/v1/sales/" + sale.String() + "/events")
@@ -150,7 +150,7 @@ func TestFeedForgetsSaleWithoutSubscribers(t *testing.T) {
 		_, ok := w.next()
 		require.True(t, ok)
 		w.stop()
-		testkit.Eventually(t, 10*time.Second, "no subscriber is left", func() bool {
+		testkit.Eventually(t, 30*time.Second, "no subscriber is left", func() bool {
 			s.server.saleFeed.mu.Lock()
 			defer s.server.saleFeed.mu.Unlock()
 			item, known := s.server.saleFeed.items[sale]

@@ -225,7 +225,7 @@ func TestSaleRequestsYieldToPayments(t *testing.T) {
 	_, err = tx.Exec(t.Context(), "SELECT FROM orders WHERE id = $1 FOR UPDATE", id)
 	require.NoError(t, err)
 	paid := s.inBackground(func() reply { return s.pay(order, "r-1", as("ada")) })
-	testkit.Eventually(t, 10*time.Second, "a payment is in progress", func() bool {
+	testkit.Eventually(t, 30*time.Second, "a payment is in progress", func() bool {
 		return s.server.inFlight.orders.taken.Load() == 1
 	})
 	for _, path := range []string{"/v1/sales/" + sale.String(), "/v1/sales"} {

@@ -276,7 +276,7 @@ func TestSaleChangeWithoutRedisIsNotInForce(t *testing.T) {
 
 	require.NoError(t, own.Restart(t.Context()))
 	testkit.VerifyServer(t, s.pool, s.store, 0)
-	testkit.Eventually(t, 10*time.Second, "the change is published", func() bool {
+	testkit.Eventually(t, 30*time.Second, "the change is published", func() bool {
 		_, err := s.catalog.PublishPending(t.Context())
 		return err == nil
 	})

@@ -38,7 +38,7 @@ func TestStopFinishesAcceptedRequests(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, goOn, string(received))
 	stop()
-	testkit.Eventually(t, 5*time.Second, "connections are refused", func() bool {
+	testkit.Eventually(t, 30*time.Second, "connections are refused", func() bool {
 		c, err := net.Dial("tcp", s.server.listenAddr()) //nolint:noctx // closed immediately
 		if err == nil {
 			_ = c.Close()
@@ -66,7 +66,7 @@ func TestStopCancelsRequestsAfterDrainTimeout(t *testing.T) {
 	conn := s.dial()
 	_, err := io.WriteString(conn, "GET /v1/sales HTTP/1.1\r\nHost: shop\r\n\r\n")
 	require.NoError(t, err)
-	testkit.Eventually(t, 5*time.Second, "a request hangs in Postgres", func() bool {
+	testkit.Eventually(t, 30*time.Second, "a request hangs in Postgres", func() bool {
 		return s.server.inFlight.taken() == 1
 	})
 	stop()
@@ -87,7 +87,7 @@ func TestStoppingServerIsNotReady(t *testing.T) {
 	sale := s.sale(reservation.Terms{Stock: 1})
 	s.get("/readyz").is(http.StatusOK)
 	stop()
-	testkit.Eventually(t, 5*time.Second, "it is not ready", func() bool {
+	testkit.Eventually(t, 30*time.Second, "it is not ready", func() bool {
 		return s.get("/readyz").status == http.StatusServiceUnavailable
 	})
 	s.get("/readyz").isProblem(http.StatusServiceUnavailable, "not-ready")

@@ -79,7 +79,7 @@ func (s *shop) run() (context.CancelFunc, <-chan error) {
 		ended <- s.server.Run(ctx)
 	}()
 	s.t.Cleanup(func() { stop(); <-over })
-	testkit.Eventually(s.t, 5*time.Second, "the server listens", func() bool { return s.server.listenAddr() != "" })
+	testkit.Eventually(s.t, 30*time.Second, "the server listens", func() bool { return s.server.listenAddr() != "" })
 	s.url = "http://" + s.server.listenAddr()
 	return stop, ended
 }

@@ -96,7 +96,7 @@ func TestUnitsReturnedToSoldOutSaleAreSoldAfterOneSecond(t *testing.T) {
 			since, err := strconv.ParseInt(b.field("quiet_since_ms"), 10, 64)
 			require.NoError(t, err)
 			sold, tries := []string{"sold-out"}, 0
-			testkit.Eventually(t, 10*time.Second, "the unit is sold", func() bool {
+			testkit.Eventually(t, 30*time.Second, "the unit is sold", func() bool {
 				reply, err := b.tryReserve(request{"bob", "order-bob", "-", "1"})
 				require.NoError(t, err)
 				now, err := strconv.ParseInt(reply[0], 10, 64)
@@ -117,7 +117,7 @@ func TestUnitsReturnedToSoldOutSaleAreSoldAfterOneSecond(t *testing.T) {
 			b.set("left", 1)
 			b.set("quiet_since_ms", time.Now().Add(time.Hour).UnixMilli())
 			require.Equal(t, []string{"sold-out"}, b.reserve(b.buy("cid")))
-			testkit.Eventually(t, 10*time.Second, "the unit is sold",
+			testkit.Eventually(t, 30*time.Second, "the unit is sold",
 				func() bool { return b.reserve(b.buy("cid"))[0] == "reserved 3" })
 		})
 	}

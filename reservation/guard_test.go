@@ -36,7 +36,7 @@ func guarded(s *testsale.Shop) *testsale.Shop {
 // awaitRefusal waits until the store refuses the sale.
 func awaitRefusal(s *testsale.Shop, sale uuid.UUID) {
 	s.T.Helper()
-	testkit.Eventually(s.T, 10*time.Second, "the guard refuses", func() bool {
+	testkit.Eventually(s.T, 30*time.Second, "the guard refuses", func() bool {
 		_, err := s.Reserve(s.T.Context(), reservation.Request{Sale: sale, User: uuid.NewString(), Quantity: 1})
 		if err != nil {
 			require.ErrorIs(s.T, err, reservation.ErrUnavailable)
@@ -63,7 +63,7 @@ func TestGuardRefusesThawedOldPrimary(t *testing.T) {
 	front = guarded(front.Next(h.client()))
 	rebuild(front, sale.Sale, 2)
 	testkit.VerifyServer(t, front.Pool, front.Store, 0)
-	testkit.Eventually(t, 10*time.Second, "the sale resumes", func() bool {
+	testkit.Eventually(t, 30*time.Second, "the sale resumes", func() bool {
 		a, err := front.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "ann", Quantity: 1})
 		return err == nil && a.Reservation.Epoch == 2
 	})
@@ -123,7 +123,7 @@ func TestGuardResumesServerNamedByPostgres(t *testing.T) {
 	name("another")
 	awaitRefusal(s, sale)
 	name(state.RunID)
-	testkit.Eventually(t, 10*time.Second, "the sale resumes", func() bool {
+	testkit.Eventually(t, 30*time.Second, "the sale resumes", func() bool {
 		_, err := s.Reserve(t.Context(), reservation.Request{Sale: sale, User: "bob", Quantity: 1})
 		return err == nil
 	})

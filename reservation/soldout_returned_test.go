@@ -36,7 +36,7 @@ func TestBuyerOfReturnedUnitIsNotAnsweredSoldOut(t *testing.T) {
 			bob := reservation.Request{Sale: sale, User: "bob", Quantity: 1, IdempotencyKey: "k"}
 			s.RememberSoldOut(sale)
 			returnUnit(s, counted.Sale, held)
-			testkit.Eventually(t, 10*time.Second, "the unit is sold", func() bool {
+			testkit.Eventually(t, 30*time.Second, "the unit is sold", func() bool {
 				answer, err := selling.Reserve(t.Context(), bob)
 				require.NoError(t, err)
 				return answer.Verdict == reservation.Reserved
@@ -64,7 +64,7 @@ func TestSoldOutMemoryKeepsKeysOfEndedOrders(t *testing.T) {
 	)
 	require.NoError(t, err)
 	testkit.Eventually(
-		t, 10*time.Second, "the unit is sold again",
+		t, 30*time.Second, "the unit is sold again",
 		func() bool { return s.Buy(sale, "bob").Verdict == reservation.Reserved },
 	)
 	for _, ingress := range []*testsale.Shop{s, s.Next(s.Redis)} {

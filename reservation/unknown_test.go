@@ -48,7 +48,7 @@ func TestUnknownSaleIsLookedUpOncePerMoment(t *testing.T) {
 	)
 	require.NoError(t, s.Redis.HSet(t.Context(), s.Keys.Sale(0, unknown), "left", 1).Err())
 	testkit.Eventually(
-		t, 10*time.Second, "the sale is known", func() bool { return s.Buy(unknown, "ann").Verdict == reservation.Reserved },
+		t, 30*time.Second, "the sale is known", func() bool { return s.Buy(unknown, "ann").Verdict == reservation.Reserved },
 	)
 	// This process has not looked up the sale that it creates.
 	require.Equal(t, reservation.Reserved, s.Buy(s.Sale(1).ID, "ann").Verdict)

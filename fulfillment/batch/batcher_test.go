@@ -38,12 +38,12 @@ func TestBatcherGroupsMessagesThatArriveDuringTransaction(t *testing.T) {
 	_, err = hold.Exec(t.Context(), "SELECT FROM sales WHERE id = $1 FOR UPDATE", sale)
 	require.NoError(t, err)
 	answers := testwork.Handle(b, msgs[0])
-	testkit.Eventually(t, 10*time.Second, "the first transaction waits for the sale", func() bool {
+	testkit.Eventually(t, 30*time.Second, "the first transaction waits for the sale", func() bool {
 		return s.Count(t,
 			"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 1
 	})
 	answers = append(answers, testwork.Handle(b, msgs[1:]...)...)
-	testkit.Eventually(t, 10*time.Second, "the others wait", func() bool { return b.Queued() == 40 })
+	testkit.Eventually(t, 30*time.Second, "the others wait", func() bool { return b.Queued() == 40 })
 	require.NoError(t, hold.Rollback(t.Context()))
 	for _, a := range answers {
 		require.NoError(t, testshop.Answer(t, a))
@@ -151,11 +151,11 @@ func TestBatcherExpiredLeaseReportsNoOutage(t *testing.T) {
 	b := testwork.Batch(s, t, func(c *batch.Config) { c.Lease, c.Logger = time.Second, slog.New(log) })
 	answers := testwork.Handle(b, testwork.Messages(s, t)...)
 	locked := func() bool { return s.Rdb.Exists(t.Context(), user).Val() == 1 }
-	testkit.Eventually(t, 10*time.Second, "the user is locked", locked)
-	testkit.Eventually(t, 10*time.Second, "the lease expires", func() bool { return !locked() })
+	testkit.Eventually(t, 30*time.Second, "the user is locked", locked)
+	testkit.Eventually(t, 30*time.Second, "the lease expires", func() bool { return !locked() })
 	require.NoError(t, hold.Rollback(t.Context()))
 	require.NoError(t, testshop.Answer(t, answers[0]))
-	testkit.Eventually(t, 10*time.Second, "the batcher logs it", func() bool {
+	testkit.Eventually(t, 30*time.Second, "the batcher logs it", func() bool {
 		return log.Times("locks of a batch expired before it ended") == 1
 	})
 	require.Zero(t, log.Times("cannot lock the users of a batch, continuing without, trying again"))

@@ -87,7 +87,7 @@ func TestLedgerConfirmsNothingInEndedEpoch(t *testing.T) {
 		defer close(done)
 		answers, deferred = b.ProcessBatch(t.Context(), events...)
 	}()
-	testkit.Eventually(t, 10*time.Second, "the orders wait to be counted", func() bool {
+	testkit.Eventually(t, 30*time.Second, "the orders wait to be counted", func() bool {
 		return s.Count(t,
 			"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 1
 	})

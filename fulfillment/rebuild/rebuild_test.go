@@ -353,7 +353,7 @@ func TestOrderEndedDuringRebuildReleasesUnit(t *testing.T) {
 	require.NoError(t, hold.Rollback(t.Context()))
 	require.EqualValues(t, 1, all.Orders())
 	require.EqualValues(t, 9, s.Left(t, sale))
-	testkit.Eventually(t, 10*time.Second, "all releases are applied", func() bool {
+	testkit.Eventually(t, 30*time.Second, "all releases are applied", func() bool {
 		_, err := testwork.ReleaseUnits(s, t.Context())
 		return err == nil && s.Count(t, testshop.PendingReleases) == 0
 	})

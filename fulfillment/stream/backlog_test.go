@@ -225,7 +225,7 @@ func TestBacklogCollectorTimesOutWithoutRedis(t *testing.T) {
 	require.NoError(t, b.rdb.Do(t.Context(), "CLIENT", "PAUSE", 60_000, "ALL").Err())
 	began := time.Now()
 	text := scrape(t, b, 200*time.Millisecond, 0)
-	require.Less(t, time.Since(began), testshop.Soon, "the client's own retries take 12 s")
+	require.Less(t, time.Since(began), 10*time.Second, "the client's own retries take 12 s")
 	require.Contains(t, text, "stampede_stream_reachable")
 	require.NotContains(t, text, "stampede_stream_length_entries{")
 	require.True(t, strings.Contains(text, `stream="orders"} 0`), text)

@@ -99,7 +99,7 @@ func TestEntryClaimedByAnotherConsumerIsNotClaimedBack(t *testing.T) {
 	b := newStreamBench(t)
 	b.publish(2)
 	// The other consumer is not silent for MinIdle before the test ends: then its entry could be claimed.
-	sub := b.subscriber("worker-1", func(c *stream.Config) { c.MinIdle = testshop.Soon })
+	sub := b.subscriber("worker-1", func(c *stream.Config) { c.MinIdle = 10 * time.Second })
 	messages := b.subscribe(sub)
 	kept, taken := receive(t, messages), receive(t, messages)
 	id := taken.Metadata.Get(order.MetaEntryID)

@@ -99,7 +99,7 @@ func (c *client) isClosed() {
 
 func (w *web) awaitIdle(n int) {
 	w.t.Helper()
-	testkit.Eventually(w.t, 10*time.Second, "the connections are idle", func() bool { return len(w.listener.idle()) == n })
+	testkit.Eventually(w.t, 30*time.Second, "the connections are idle", func() bool { return len(w.listener.idle()) == n })
 }
 
 func TestAcceptEvictsOldestIdleConnection(t *testing.T) {
@@ -140,7 +140,7 @@ func TestAcceptWaitsWhileNoConnectionIsIdle(t *testing.T) {
 	<-w.handling
 	three := w.dial()
 	three.ask("/")
-	testkit.Eventually(t, 10*time.Second, "a connection waits for room", w.listener.wanting.Load)
+	testkit.Eventually(t, 30*time.Second, "a connection waits for room", w.listener.wanting.Load)
 	require.Equal(t, 2, w.listener.Open())
 	w.finish <- struct{}{} // its connection becomes idle and is closed
 	three.answered()
@@ -160,7 +160,7 @@ func TestDrainServesQueuedConnections(t *testing.T) {
 	}
 	drained := make(chan error, 1)
 	go func() { drained <- w.listener.Drain(context.Background()) }()
-	testkit.Eventually(t, 10*time.Second, "the drain has begun", w.listener.draining.Load)
+	testkit.Eventually(t, 30*time.Second, "the drain has begun", w.listener.draining.Load)
 	w.serve()
 	for _, c := range waiting {
 		c.answered()

@@ -72,9 +72,9 @@ func TestChildIsSignalledWhenItsParentIsKilled(t *testing.T) {
 	}
 	parent := testkit.Command(t, "parent", file)
 	parent.Start()
-	testkit.Eventually(t, 10*time.Second, "the child runs", hasText("ready"))
+	testkit.Eventually(t, 30*time.Second, "the child runs", hasText("ready"))
 	parent.Kill()
-	testkit.Eventually(t, 10*time.Second, "the child is signalled", hasText("interrupt"))
+	testkit.Eventually(t, 30*time.Second, "the child is signalled", hasText("interrupt"))
 }
 
 func TestChildHasOwnProcessGroup(t *testing.T) {

@@ -35,7 +35,7 @@ func TestChildOutlivesCallingThread(t *testing.T) {
 	}
 	go start()
 	child, thread := <-started, <-threads
-	testkit.Eventually(t, 10*time.Second, "the thread has ended", func() bool {
+	testkit.Eventually(t, 30*time.Second, "the thread has ended", func() bool {
 		_, err := os.Stat("/proc/self/task/" + strconv.Itoa(thread))
 		return os.IsNotExist(err)
 	})

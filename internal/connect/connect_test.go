@@ -109,7 +109,7 @@ func TestPostgresPoolReconnects(t *testing.T) {
 	require.NoError(t, pool.Ping(t.Context()))
 	server.StopImmediate()
 	require.NoError(t, server.Restart(t.Context()))
-	testkit.Eventually(t, 10*time.Second, "the pool has dropped its broken connections", func() bool {
+	testkit.Eventually(t, 30*time.Second, "the pool has dropped its broken connections", func() bool {
 		return pool.Ping(t.Context()) == nil
 	})
 }

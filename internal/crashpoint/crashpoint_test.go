@@ -103,7 +103,7 @@ func TestHitFreezesUntilContinued(t *testing.T) {
 	process.Start()
 	process.WaitOutput(10*time.Second, "frozen at after-commit")
 	require.Equal(t, 2, strings.Count(process.Output(), "before"))
-	testkit.Eventually(t, 10*time.Second, "the process continues", func() bool {
+	testkit.Eventually(t, 30*time.Second, "the process continues", func() bool {
 		process.Thaw()
 		return strings.Count(process.Output(), "before") == passes
 	})

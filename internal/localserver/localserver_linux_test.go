@@ -27,7 +27,7 @@ func TestServersEndWithKilledParent(t *testing.T) {
 	require.Len(t, serverFolders(t, temp), 2)
 
 	parent.Kill()
-	testkit.Eventually(t, 10*time.Second, "both servers have ended", func() bool {
+	testkit.Eventually(t, 30*time.Second, "both servers have ended", func() bool {
 		return !exists(redisPid) && !exists(postgresPid) && !listens(t, redisURL) && !listens(t, databaseURL)
 	})
 	require.Len(t, serverFolders(t, temp), 2, "no process is left to remove them")

@@ -116,7 +116,7 @@ func TestTerminateEndsSilentBlocker(t *testing.T) {
 	// Postgres has answered a query before it waits for the next one.
 	silentBlocker := func() pg.Activity {
 		var found []pg.Activity
-		testkit.Eventually(t, 10*time.Second, "a silent session blocks another", func() bool {
+		testkit.Eventually(t, 30*time.Second, "a silent session blocks another", func() bool {
 			found, err = pg.Blockers(t.Context(), pool)
 			require.NoError(t, err)
 			return len(found) > 0 && found[0].Silent

@@ -20,7 +20,7 @@ func TestFrozenCommandReadsInputAfterThaw(t *testing.T) {
 	echo.WaitOutput(10*time.Second, "read one")
 
 	echo.Freeze()
-	testkit.Eventually(t, 10*time.Second, "the process is stopped", func() bool {
+	testkit.Eventually(t, 30*time.Second, "the process is stopped", func() bool {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", echo.Pid()))
 		require.NoError(t, err)
 		var pid int

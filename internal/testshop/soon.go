@@ -5,4 +5,4 @@ import (
 )
 
 // Soon bounds what a test waits for.
-const Soon = 10 * time.Second
+const Soon = 30 * time.Second

@@ -191,7 +191,7 @@ func TestUnpublishedChangesArePublishedInOrder(t *testing.T) {
 	require.ErrorIs(t, err, reservation.ErrUnavailable, "the server may have lost data")
 	testkit.VerifyServer(t, s.Pool, s.Store, 0)
 	published := 0
-	testkit.Eventually(t, 10*time.Second, "both sales are published", func() bool {
+	testkit.Eventually(t, 30*time.Second, "both sales are published", func() bool {
 		n, _ := s.PublishPending(ctx) // go-redis refuses to dial for a moment
 		published += n
 		return published == 2

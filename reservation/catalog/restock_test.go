@@ -93,7 +93,7 @@ func TestStockIsNotLoweredBelowTakenUnits(t *testing.T) {
 	_, err = s.Restock(ctx, sale, 1, "")
 	require.NoError(t, err)
 	testkit.Eventually(
-		t, 10*time.Second, "dan buys", func() bool { return s.Buy(sale, "dan").Verdict == reservation.Reserved },
+		t, 30*time.Second, "dan buys", func() bool { return s.Buy(sale, "dan").Verdict == reservation.Reserved },
 	)
 	require.Equal(t, []int64{3, 3, 0}, stocks(s, sale))
 
@@ -250,7 +250,7 @@ func TestLoweringWaitsForRedis(t *testing.T) {
 	require.NotErrorIs(t, err, catalog.ErrNotInForce, "the stock is unknown, so nothing is recorded")
 	require.NoError(t, own.Restart(t.Context()))
 	testkit.VerifyServer(t, s.Pool, s.Store, 0)
-	testkit.Eventually(t, 10*time.Second, "the change is published", func() bool {
+	testkit.Eventually(t, 30*time.Second, "the change is published", func() bool {
 		n, err := s.PublishPending(t.Context())
 		return err == nil && n == 1
 	})
