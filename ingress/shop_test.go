@@ -30,8 +30,9 @@ import (
 
 const adminToken = "operators-only"
 
-// plainReader has shops read plain purchases in front of net/http. "task test" runs the tests in both ways.
-var plainReader = os.Getenv("STAMPEDE_PLAIN_READER") != "off"
+// plainReader reports whether shops read plain purchases in front of net/http. "task test" runs the tests in both ways:
+// Go caches results by the variables that tests read, but not by those that are read before the first test.
+func plainReader() bool { return os.Getenv("STAMPEDE_PLAIN_READER") != "off" }
 
 // purchases keeps connections of their own for purchases: net/http keeps those on which it has served anything else.
 var purchases = http.DefaultTransport.(*http.Transport).Clone()
@@ -101,7 +102,7 @@ func prepareShop(t testing.TB, on servers, change ...func(*Config)) *shop {
 	sales := catalog.New(pool, store)
 	l := ledger.New(pool)
 	config := Config{
-		PlainReader:  plainReader,
+		PlainReader:  plainReader(),
 		Reservations: store, Sales: sales, Orders: l, Postgres: ledger.New(apart),
 		Auth: AuthHeader, AdminToken: adminToken, Logger: testkit.Logger(t), OutcomesStream: on.keys.Outcomes(),
 		Outcomes: func() (redis.UniversalClient, error) { return connect.Blocking(on.redisURL) },
