@@ -44,7 +44,7 @@ func TestRebuildSucceedsOrNamesMissingGuard(t *testing.T) {
 	testwork.Fulfil(s.Shop, t)
 	guards := testshop.RowsOf(t, s.Pool,
 		`SELECT conname::text FROM pg_constraint WHERE connamespace = 'public'::regnamespace AND contype IN ('p', 'u', 'c',
-			'f') AND conrelid::regclass::text NOT IN ('goose_db_version', 'sales')
+			'f') AND coninhcount = 0 AND conrelid::regclass::text NOT IN ('goose_db_version', 'sales')
 		UNION ALL SELECT 'sales_not_oversold' UNION ALL SELECT 'orders_one_live_per_user' UNION ALL SELECT
 		'sale_events_idempotency'`)
 	require.Greater(t, len(guards), 15)
@@ -52,7 +52,7 @@ func TestRebuildSucceedsOrNamesMissingGuard(t *testing.T) {
 	for _, guard := range guards {
 		t.Log(guard)
 		run(s.Shop, t, `DO $$ DECLARE t regclass := (SELECT conrelid::regclass FROM pg_constraint WHERE conname = '`+guard+
-			`'); BEGIN
+			`' AND coninhcount = 0); BEGIN
 			IF t IS NULL THEN DROP INDEX IF EXISTS `+guard+`; ELSE EXECUTE format('ALTER TABLE %s DROP CONSTRAINT `+guard+
 			`', t); END IF; END $$`)
 		missing, mend := onlyMissingGuard(s.Shop, t)

@@ -21,7 +21,7 @@ import (
 )
 
 // redisBytes returns the memory of Redis without the buffers of its connections.
-func redisBytes(t testing.TB, rdb *redis.Client) int64 {
+func redisBytes(t testing.TB, rdb redis.UniversalClient) int64 {
 	t.Helper()
 	info, err := rdb.Info(t.Context(), "memory").Result()
 	require.NoError(t, err)
@@ -75,7 +75,7 @@ func TestConfirmedOrderTakesAtMost150BytesOfRedis(t *testing.T) {
 		for i := range outcomes {
 			outcomes[i] = order.OrderOutcome{OrderID: rest[i], Status: order.StatusConfirmed, Version: 2}
 		}
-		o.Publish(t.Context(), outcomes)
+		o.Publish(t.Context(), 0, outcomes)
 		rest = rest[len(outcomes):]
 	}
 	require.NoError(t, s.Rdb.XGroupCreate(t.Context(), key, reservation.Group, "$").Err(), "all entries are processed")

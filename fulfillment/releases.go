@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 
-	"github.com/google/uuid"
-
 	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/metrics"
 )
@@ -14,9 +12,7 @@ import (
 func (w *Worker) releaseUnits(ctx context.Context) {
 	releasing := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepRelease, "release the units of ended orders")
 	for w.nextSweep(ctx) {
-		released, err := ledger.SweepSales(ctx, func(ctx context.Context, except []uuid.UUID) (uuid.UUID, int, error) {
-			return w.ledger.ReleaseSome(ctx, w.config.Store, except)
-		})
+		released, err := w.ledger.SweepReleases(ctx, w.config.Store)
 		if released > 0 {
 			w.config.Logger.Info("released the units of ended orders", "orders", released)
 		}

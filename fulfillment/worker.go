@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -100,16 +101,24 @@ func (c *WorkerConfig) Validate() error {
 	return nil
 }
 
-// Worker completes reservations: it reads them from the streams of all partitions, writes orders to
+// Worker completes reservations: it reads them from the streams of its partitions, writes orders to
 // Postgres, expires unpaid ones, and releases the units of rejected, cancelled and expired orders.
-// When Redis has lost data, one worker rebuilds it from Postgres. Any number of workers share the
-// work.
+// When a partition of Redis has lost data, one worker rebuilds it from Postgres. Any number of workers
+// share the work: each partition is read by one of them.
 type Worker struct {
 	config    WorkerConfig
 	metrics   *metrics.Worker
 	outcomes  *ledger.Outcomes
 	ledger    *ledger.Ledger
 	rebuilder *rebuild.Rebuilder
+
+	// partitions is how many there are. It only grows.
+	partitions atomic.Int64
+	// postgresAway is true while Postgres does not answer this worker.
+	postgresAway atomic.Bool
+	// reads has the partitions that this worker reads, and takenOver a value after there are more.
+	reads     [reservation.MaxPartitions]atomic.Bool
+	takenOver chan struct{}
 }
 
 // NewWorker returns a Worker. It does not connect to Redis or Postgres yet.
@@ -120,9 +129,6 @@ func NewWorker(config WorkerConfig) (*Worker, error) {
 	}
 	workerMetrics, err := metrics.New(config.Registerer)
 	if err != nil {
-		return nil, err
-	}
-	if err := createSeries(config); err != nil {
 		return nil, err
 	}
 	outcomes, err := ledger.NewOutcomes(ledger.OutcomesConfig{
@@ -140,34 +146,44 @@ func NewWorker(config WorkerConfig) (*Worker, error) {
 	}
 	l := ledger.New(config.Pool).WithOutcomes(outcomes)
 	rebuilder.Ledger = l // also publishes the outcomes of drained orders
-	return &Worker{config: config, metrics: workerMetrics, outcomes: outcomes, ledger: l, rebuilder: rebuilder}, nil
+	w := &Worker{
+		config: config, metrics: workerMetrics, outcomes: outcomes, ledger: l, rebuilder: rebuilder,
+		takenOver: make(chan struct{}, 1),
+	}
+	return w, w.setPartitions(config.Keys.Partitions)
 }
 
-// createSeries creates the counters of the streams that are known before Postgres is read: increase()
-// misses the first event of a counter that appears with it.
-func createSeries(config WorkerConfig) error {
-	subscriber, err := newWorkerSubscriber(&config)
+// setPartitions sets how many partitions there are. It creates their counters: increase() misses the
+// first event of a counter that appears with it.
+func (w *Worker) setPartitions(n int) error {
+	w.partitions.Store(int64(n))
+	subscriber, err := newWorkerSubscriber(&w.config)
 	if err != nil {
 		return err
 	}
-	streams := ordersStreams(config.Keys, config.Keys.Partitions)
+	streams := w.streams()
 	subscriber.CreateMetrics(streams)
-	_, err = newWorkerTrimmer(&config, streams)
-	return err
+	for _, key := range streams {
+		w.metrics.Readers.WithLabelValues(key)
+		if _, err := newWorkerTrimmer(&w.config, key); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-// ordersStreams are the streams of the first partitions.
-func ordersStreams(keys reservation.Keys, partitions int) []string {
-	streams := make([]string, partitions)
+// streams are the streams of all partitions.
+func (w *Worker) streams() []string {
+	streams := make([]string, w.partitions.Load())
 	for p := range streams {
-		streams[p] = keys.Orders(p)
+		streams[p] = w.config.Keys.Orders(p)
 	}
 	return streams
 }
 
-func newWorkerTrimmer(config *WorkerConfig, streams []string) (*stream.Trimmer, error) {
+func newWorkerTrimmer(config *WorkerConfig, key string) (*stream.Trimmer, error) {
 	return stream.NewTrimmer(stream.TrimmerConfig{
-		Control: config.Control, Streams: streams, Interval: config.TrimInterval,
+		Control: config.Control, Stream: key, Interval: config.TrimInterval,
 		Logger: config.Logger, Registerer: config.Registerer,
 	})
 }
@@ -197,18 +213,27 @@ func (w *Worker) Run(ctx context.Context) error {
 	} else if err != nil {
 		return err
 	}
+	if err := w.setPartitions(partitions); err != nil {
+		return err
+	}
+	unregister, err := w.registerBacklog()
+	if err != nil {
+		return err
+	}
+	defer unregister()
 	w.config.Logger.Info("worker started", "consumer", w.config.Consumer, "partitions", partitions)
 	defer w.config.Logger.Info("worker stopped", "consumer", w.config.Consumer)
 	defer w.publishOutcomes(ctx)()
-	for {
-		needed, err := w.serve(ctx, partitions)
-		if err != nil || ctx.Err() != nil {
-			return err
-		}
-		w.config.Logger.Info("sales have more partitions: reading their streams as well", "partitions", needed, "before",
-			partitions)
-		partitions = needed
+
+	all, ctx := errgroup.WithContext(ctx)
+	all.Go(func() error { return w.share(ctx) })
+	for _, duty := range []func(context.Context){w.sweepOrders, w.endBlockers, w.makeMonths, w.guard, w.sweep} {
+		all.Go(func() error {
+			duty(ctx)
+			return nil
+		})
 	}
+	return all.Wait()
 }
 
 // publishOutcomes publishes the outcomes of orders to the ingresses until stop is called; stop
@@ -223,56 +248,21 @@ func (w *Worker) publishOutcomes(ctx context.Context) (stop func()) {
 	}
 }
 
-// serve works on the partitions until ctx ends, or until sales have more of them: then it drains
-// and returns their number. Restarting with all partitions is simpler than adding some to running
-// ones: a drain is short, and this consumer finds its pending entries immediately.
-func (w *Worker) serve(ctx context.Context, partitions int) (needed int, err error) {
-	streams := ordersStreams(w.config.Keys, partitions)
-	unregister, err := w.registerBacklog(streams)
-	if err != nil {
-		return 0, err
-	}
-	defer unregister()
-	trimmer, err := newWorkerTrimmer(&w.config, streams)
-	if err != nil {
-		return 0, err
-	}
-	subscriber, err := newWorkerSubscriber(&w.config)
-	if err != nil {
-		return 0, err
-	}
-
-	ctx, drain := context.WithCancel(ctx)
-	defer drain()
-	all, ctx := errgroup.WithContext(ctx)
-	all.Go(func() error { return trimmer.Run(ctx) })
-	all.Go(func() error { return w.fulfil(ctx, subscriber, streams) })
-	all.Go(func() error {
-		w.sweepOrders(ctx)
-		return nil
-	})
-	all.Go(func() error {
-		w.endBlockers(ctx)
-		return nil
-	})
-	all.Go(func() error {
-		w.guard(ctx, w.rebuilder, partitions)
-		return nil
-	})
-	all.Go(func() error {
-		needed = w.sweep(ctx, partitions)
-		drain()
-		return nil
-	})
-	err = all.Wait()
-	return needed, err
-}
-
 // errRouterEnded is returned if the Router ends before ctx.
 var errRouterEnded = errors.New("the router stopped unexpectedly")
 
-// fulfil runs a Router with one handler and one batcher for each stream.
-func (w *Worker) fulfil(ctx context.Context, subscriber *stream.Subscriber, streams []string) error {
+// fulfil reads one partition, by a Router with one handler, and frees its handled entries, until ctx
+// ends; then it drains.
+func (w *Worker) fulfil(ctx context.Context, partition int) error {
+	key := w.config.Keys.Orders(partition)
+	trimmer, err := newWorkerTrimmer(&w.config, key)
+	if err != nil {
+		return err
+	}
+	subscriber, err := newWorkerSubscriber(&w.config)
+	if err != nil {
+		return err
+	}
 	router, err := message.NewRouter(
 		// The subscriber drains by itself; only a handler that hangs would make the Router wait
 		// longer.
@@ -285,26 +275,26 @@ func (w *Worker) fulfil(ctx context.Context, subscriber *stream.Subscriber, stre
 	if err != nil {
 		return fmt.Errorf("make the router: %w", err)
 	}
-	// The batchers run while the Router drains, and end after it.
-	batching, stopBatchers := context.WithCancel(context.WithoutCancel(ctx))
-	var batchers errgroup.Group
-	for partition, key := range streams {
-		locker := lock.New(w.config.Control,
-			lock.WithPrefix(w.config.Keys.Locker(partition)), lock.WithObserver(w.metrics.LockObserver()))
-		defer w.closeLocker(ctx, locker)
-		b := batch.New(batch.Config{
-			Ledger: w.ledger, Store: w.config.Store, Locker: locker,
-			Keys: w.config.Keys, Partition: partition, BatchMax: w.config.BatchMax, Lease: batch.LockLease(w.config.MinIdle),
-			Logger: w.config.Logger, Metrics: w.metrics, Rebuilder: w.rebuilder,
-		})
-		router.AddConsumerHandler("fulfil "+key, key, subscriber, b.Handle)
-		batchers.Go(func() error { return b.Run(batching) })
-		defer context.AfterFunc(ctx, b.Drain)()
-	}
+	locker := lock.New(w.config.Control,
+		lock.WithPrefix(w.config.Keys.Locker(partition)), lock.WithObserver(w.metrics.LockObserver()))
+	defer w.closeLocker(ctx, locker)
+	b := batch.New(batch.Config{
+		Ledger: w.ledger, Store: w.config.Store, Locker: locker,
+		Keys: w.config.Keys, Partition: partition, BatchMax: w.config.BatchMax, Lease: batch.LockLease(w.config.MinIdle),
+		Logger: w.config.Logger, Metrics: w.metrics, Rebuilder: w.rebuilder,
+	})
+	router.AddConsumerHandler("fulfil "+key, key, subscriber, b.Handle)
+	defer context.AfterFunc(ctx, b.Drain)()
+
+	// Both run while the Router drains, and end after it.
+	draining, drained := context.WithCancel(context.WithoutCancel(ctx))
+	var beside sync.WaitGroup
+	beside.Go(func() { _ = b.Run(draining) }) // returns nil
+	beside.Go(func() { trimmer.Run(draining) })
 	err = router.Run(ctx)
 	_ = subscriber.Close() // returns nil, after the last acks or DrainTimeout
-	stopBatchers()
-	_ = batchers.Wait() // returns nil
+	drained()
+	beside.Wait()
 	switch {
 	case err != nil:
 		return fmt.Errorf("run the router: %w", err)
@@ -333,14 +323,15 @@ func (w *Worker) closeLocker(ctx context.Context, l *lock.Locker) {
 	}
 }
 
-// registerBacklog adds the streams' backlog to the metrics while the worker runs.
-func (w *Worker) registerBacklog(streams []string) (unregister func(), err error) {
+// registerBacklog adds the backlog of all streams to the metrics while the worker runs, whichever
+// worker reads them.
+func (w *Worker) registerBacklog() (unregister func(), err error) {
 	if w.config.Registerer == nil {
 		return func() {}, nil
 	}
-	behind := func(name string) int64 { return w.rebuilder.Behind(slices.Index(streams, name)) }
+	behind := func(name string) int64 { return w.rebuilder.Behind(slices.Index(w.streams(), name)) }
 	backlog := stream.NewBacklogCollector(
-		w.config.Control, reservation.Group, streams, behind, time.Second, w.config.Logger)
+		w.config.Control, reservation.Group, w.streams, behind, time.Second, w.config.Logger)
 	if err := w.config.Registerer.Register(backlog); err != nil {
 		return nil, fmt.Errorf("register the backlog's metrics: %w", err)
 	}

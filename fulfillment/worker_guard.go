@@ -2,6 +2,9 @@ package fulfillment
 
 import (
 	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"stampede/fulfillment/metrics"
@@ -13,34 +16,118 @@ const (
 	// guardDelayMax bounds the wait after a failed rebuild, which doubles. Each try raises an
 	// epoch.
 	guardDelayMax = 5 * time.Second
+	// silentChecks is how many times as often partitions are checked while one does not answer: the server that replaces
+	// its master sells nothing before a rebuild.
+	silentChecks = 4
 	// guardEndedInterval is how often ended sales are checked as well: an interrupted rebuild may
 	// have left them closed, which blocks no buyer.
 	guardEndedInterval = 15 * time.Second
 )
 
-// guard checks repeatedly whether Redis has all that Postgres requires, in the first partitions, and rebuilds what is
-// missing, until ctx ends. All workers check; one rebuilds.
-func (w *Worker) guard(ctx context.Context, rebuilder *rebuild.Rebuilder, partitions int) {
-	checking := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepRebuild,
-		"check that Redis has all sales and orders")
-	var endedDue time.Time
-	for failed := 0; ; {
-		withEnded := !time.Now().Before(endedDue)
-		if withEnded {
-			endedDue = time.Now().Add(guardEndedInterval)
-		}
-		tried, err := rebuilder.Heal(ctx, partitions, withEnded)
-		if ctx.Err() != nil {
+// guard checks repeatedly whether Redis has all that Postgres requires in the partitions that this worker reads, and
+// rebuilds what is missing, until ctx ends. Postgres is read for all of them together. Each partition is then checked
+// on its own, so one whose server does not answer, or that is being rebuilt, delays no other. A partition with several
+// readers is rebuilt by one.
+func (w *Worker) guard(ctx context.Context) {
+	reading := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepRebuild,
+		"read from Postgres what Redis must have")
+	var guarded []*guardedPartition
+	var checks sync.WaitGroup
+	defer checks.Wait()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-timer.C:
+		case <-w.takenOver:
+		case <-ctx.Done():
 			return
 		}
-		checking.Note(err)
-		if failed++; !tried || err == nil {
-			failed = 0
+		for p := len(guarded); p < int(w.partitions.Load()); p++ {
+			guarded = append(guarded, w.guardedPartition(p))
 		}
-		if !retry.Pause(
-			retry.Delay(1+failed, w.config.GuardInterval, max(guardDelayMax, w.config.GuardInterval)), ctx.Done(),
-		) {
-			return
+		w.checkDue(ctx, guarded, reading, &checks)
+		interval := w.config.GuardInterval
+		if slices.ContainsFunc(guarded, func(g *guardedPartition) bool { return g.silent.Load() }) {
+			interval /= silentChecks
 		}
+		timer.Reset(retry.Delay(1, interval, interval))
 	}
+}
+
+// checkDue starts the checks of the partitions that are due.
+func (w *Worker) checkDue(
+	ctx context.Context, guarded []*guardedPartition, reading *metrics.Trouble, checks *sync.WaitGroup,
+) {
+	now := time.Now()
+	due := slices.DeleteFunc(slices.Clone(guarded), func(g *guardedPartition) bool { return !g.isDue(now) })
+	if len(due) == 0 {
+		return
+	}
+	withEnded := slices.ContainsFunc(due, func(g *guardedPartition) bool { return !now.Before(g.endedDue) })
+	required, err := w.rebuilder.Required(ctx, withEnded)
+	if ctx.Err() != nil {
+		return
+	}
+	if reading.Note(err); err != nil {
+		return
+	}
+	for _, g := range due {
+		if withEnded {
+			g.endedDue = now.Add(guardEndedInterval)
+		}
+		g.busy.Store(true)
+		checks.Go(func() {
+			defer g.busy.Store(false)
+			g.check(ctx, required)
+		})
+	}
+}
+
+// guardedPartition is a partition that a worker guards. The fields below busy belong to its check while it is busy,
+// and to the guard otherwise.
+type guardedPartition struct {
+	*Worker
+	partition int
+	checking  *metrics.Trouble
+
+	busy          atomic.Bool
+	silent        atomic.Bool // the last check got no answer
+	due, endedDue time.Time
+	failed        int // rebuilds, in a row
+}
+
+func (w *Worker) guardedPartition(p int) *guardedPartition {
+	return &guardedPartition{Worker: w, partition: p, checking: metrics.NewTrouble(
+		w.config.Logger.With("partition", p), w.metrics, metrics.StepRebuild, "check that Redis has all sales and orders")}
+}
+
+// isDue reports whether the partition has to be checked now. If another worker reads it, that one checks it.
+func (g *guardedPartition) isDue(now time.Time) bool {
+	if g.busy.Load() {
+		return false
+	}
+	if !g.reads[g.partition].Load() {
+		g.silent.Store(false)
+		g.checking.End()
+		return false
+	}
+	return !now.Before(g.due)
+}
+
+// check checks the partition once, and rebuilds it if need be.
+func (g *guardedPartition) check(ctx context.Context, required *rebuild.Required) {
+	tried, err := g.rebuilder.HealPartition(ctx, g.partition, required)
+	if ctx.Err() != nil {
+		return
+	}
+	g.checking.Note(err)
+	g.silent.Store(!tried && err != nil)
+	g.due = time.Time{}
+	if g.failed++; !tried || err == nil {
+		g.failed = 0
+		return
+	}
+	longest := max(guardDelayMax, g.config.GuardInterval)
+	g.due = time.Now().Add(retry.Delay(1+g.failed, g.config.GuardInterval, longest))
 }

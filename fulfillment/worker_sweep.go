@@ -40,28 +40,28 @@ func (w *Worker) countPartitions(ctx context.Context) (int, error) {
 	return rebuild.CountPartitions(ctx, w.config.Pool, w.config.Keys)
 }
 
-// sweep publishes operators' changes that Redis does not have yet, until ctx ends or sales have
-// more partitions than are served, which ingresses with a new setting cause. It returns their
-// number.
-func (w *Worker) sweep(ctx context.Context, served int) (partitions int) {
+// sweep publishes operators' changes that Redis does not have yet, until ctx ends. It also notices
+// that sales have more partitions, which ingresses with a new setting cause.
+func (w *Worker) sweep(ctx context.Context) {
 	publishing := retry.Outage{Log: w.config.Logger, Doing: "publish changed sales to Redis"}
 	counting := retry.Outage{Log: w.config.Logger, Doing: "read the number of partitions from Postgres"}
-	for retry.Pause(retry.Delay(1, w.config.SweepInterval, w.config.SweepInterval), ctx.Done()) {
+	for w.nextSweep(ctx) {
 		published, publishErr := w.publishPending(ctx)
 		partitions, countErr := w.countPartitions(ctx)
 		if ctx.Err() != nil {
-			break
+			return
 		}
+		w.postgresAway.Store(countErr != nil)
 		publishing.Note(publishErr)
 		counting.Note(countErr)
 		if published > 0 {
 			w.config.Logger.Info("published changed sales to Redis", "sales", published)
 		}
-		if countErr == nil && partitions > served {
-			return partitions
+		if before := int(w.partitions.Load()); countErr == nil && partitions > before {
+			w.config.Logger.Info("sales have more partitions", "partitions", partitions, "before", before)
+			counting.Note(w.setPartitions(partitions))
 		}
 	}
-	return served
 }
 
 func (w *Worker) publishPending(ctx context.Context) (int, error) {

@@ -125,10 +125,10 @@ type Config struct {
 	// ReceiptSecret signs receipts: at least order.MinReceiptSecretBytes, the same on all ingresses.
 	// Without it they share the secret in Postgres, and sell nothing until they have read it.
 	ReceiptSecret string
-	// Outcomes opens a client that reads OutcomesStream, in which workers announce changes of orders; the server
+	// Outcomes opens a client that reads the OutcomesStreams, in which changes of orders are announced; the server
 	// closes the client. Without it the orders of waiting buyers are looked up once a second.
-	Outcomes       func() (redis.UniversalClient, error)
-	OutcomesStream string
+	Outcomes        func() (redis.UniversalClient, error)
+	OutcomesStreams []string
 
 	// MaxInFlight bounds the requests in flight (4096); more are answered "overloaded". An eighth is reserved for
 	// buyers who pay, cancel and look at their orders, an eighth for looking at sales, a sixteenth for operators.
@@ -224,8 +224,8 @@ func (c *Config) Validate() error {
 		errs = append(errs, fmt.Errorf("the secret for receipts (STAMPEDE_RECEIPT_SECRET) has %d bytes, want at least %d",
 			n, order.MinReceiptSecretBytes))
 	}
-	if c.Outcomes != nil && c.OutcomesStream == "" {
-		errs = append(errs, errors.New("OutcomesStream is required with Outcomes"))
+	if c.Outcomes != nil && len(c.OutcomesStreams) == 0 {
+		errs = append(errs, errors.New("OutcomesStreams are required with Outcomes"))
 	}
 	if c.StopDelay < 0 || c.DrainTimeout < 0 {
 		errs = append(errs, errors.New("StopDelay and DrainTimeout must not be negative"))

@@ -4,42 +4,64 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
+	"sync"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill-redisstream/pkg/redisstream"
-	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/redis/go-redis/v9"
 
 	"stampede/reservation/order"
 )
 
 const (
-	// outcomesBlock is how long a read of the stream blocks.
+	// outcomesBlock is how long a read of a stream blocks.
 	outcomesBlock = time.Second
-	// outcomesRetryPause is the pause before the stream is read again after an error.
+	// outcomesRetryPause is the pause before a stream is read again after an error.
 	outcomesRetryPause = time.Second
 )
-
-// errNotAMessage: the subscriber stops at an entry that is not a Watermill message.
-var errNotAMessage = errors.New("an entry of the stream of outcomes is not a message")
 
 // followOutcomes passes the announcements of workers to the waiters until ctx ends. Waiters that miss one are
 // looked up every second.
 func (s *Server) followOutcomes(ctx context.Context) {
-	for logged := false; ; {
-		subscribed, err := s.readOutcomes(ctx)
+	client, err := s.config.Outcomes()
+	if err != nil {
+		s.log.Error("cannot read the streams of outcomes: the orders of waiting buyers are looked up every second",
+			"error", err)
+		return
+	}
+	closed := make(chan struct{})
+	context.AfterFunc(ctx, func() {
+		defer close(closed)
+		_ = client.Close() // ends reads that block
+	})
+	var following sync.WaitGroup
+	for _, stream := range s.config.OutcomesStreams {
+		following.Go(func() { s.followStream(ctx, client, stream) })
+	}
+	following.Wait()
+	<-closed
+}
+
+// followStream reads one stream until ctx ends.
+func (s *Server) followStream(ctx context.Context, client redis.UniversalClient, stream string) {
+	last, failing := "", false
+	for {
+		var err error
+		if last == "" {
+			last, err = lastEntry(ctx, client, stream)
+		} else {
+			last, err = s.readOutcomes(ctx, client, stream, last)
+		}
 		if ctx.Err() != nil {
 			return
 		}
-		level := slog.LevelWarn
-		if logged && !subscribed {
-			level = slog.LevelDebug // still the same error
+		if err != nil && !failing {
+			s.log.Warn("cannot read a stream of outcomes: the orders of waiting buyers are looked up every second",
+				"stream", stream, "error", err)
 		}
-		logged = true
-		s.log.Log(ctx, level,
-			"cannot read the stream of outcomes: the orders of waiting buyers are looked up every second", "error", err)
+		if failing = err != nil; !failing {
+			continue
+		}
 		select {
 		case <-time.After(outcomesRetryPause):
 		case <-ctx.Done():
@@ -48,48 +70,38 @@ func (s *Server) followOutcomes(ctx context.Context) {
 	}
 }
 
-// readOutcomes reads the stream with a subscriber of its own, until that ends.
-func (s *Server) readOutcomes(ctx context.Context) (subscribed bool, err error) {
-	client, err := s.config.Outcomes()
-	if err != nil {
-		return false, err
+// readOutcomes reads the messages after the entry last, and returns their last entry.
+func (s *Server) readOutcomes(
+	ctx context.Context, client redis.UniversalClient, stream, last string,
+) (string, error) {
+	found, err := client.XRead(ctx, &redis.XReadArgs{Streams: []string{stream, last}, Block: outcomesBlock}).Result()
+	switch {
+	case errors.Is(err, redis.Nil):
+		return last, nil
+	case err != nil:
+		return last, err
 	}
-	last, err := lastEntry(ctx, client, s.config.OutcomesStream)
-	if err != nil {
-		_ = client.Close()
-		return false, err
+	for _, entry := range found[0].Messages {
+		s.handleOutcomes(entry)
+		last = entry.ID
 	}
-	subscriber, err := redisstream.NewSubscriber(redisstream.SubscriberConfig{
-		// Without a start id the subscriber would, until its first message, read from the end of the stream each
-		// time, and miss messages between two reads.
-		Client: client, FanOutOldestId: last, BlockTime: outcomesBlock, DisableIndefiniteInitialBlock: true,
-	}, debugLog(s.log))
-	if err != nil {
-		_ = client.Close()
-		return false, err
-	}
-	defer func() { _ = subscriber.Close() }() // closes the client as well
-	messages, err := subscriber.Subscribe(ctx, s.config.OutcomesStream)
-	if err != nil {
-		return false, err
-	}
-	for msg := range messages {
-		s.handleOutcomes(msg)
-		msg.Ack()
-	}
-	return true, errNotAMessage
+	return last, nil
 }
 
 // handleOutcomes ignores messages while no request waits, or is about to.
-func (s *Server) handleOutcomes(msg *message.Message) {
+func (s *Server) handleOutcomes(entry redis.XMessage) {
 	s.metrics.outcomeMessages.Inc()
 	if s.waitSlots.taken.Load() == 0 && s.waiters.isEmpty() {
 		return
 	}
-	outcomes, err := order.DecodeOutcomes(msg.Payload)
+	var outcomes []order.OrderOutcome
+	msg, err := redisstream.DefaultMarshallerUnmarshaller{}.Unmarshal(entry.Values)
+	if err == nil {
+		outcomes, err = order.DecodeOutcomes(msg.Payload)
+	}
 	if err != nil {
 		if s.badOutcomes.start(outageLogInterval) {
-			s.log.Warn("skipped a message of the stream of outcomes", "error", err)
+			s.log.Warn("skipped a message of a stream of outcomes", "entry", entry.ID, "error", err)
 		}
 		return
 	}
@@ -106,11 +118,4 @@ func lastEntry(ctx context.Context, client redis.UniversalClient, stream string)
 		return "0-0", nil
 	}
 	return entries[0].ID, nil
-}
-
-// debugLog lowers the levels of a subscriber, which logs every failed read as an error.
-func debugLog(log *slog.Logger) watermill.LoggerAdapter {
-	return watermill.NewSlogLoggerWithLevelMapping(log, map[slog.Level]slog.Level{
-		slog.LevelInfo: slog.LevelDebug, slog.LevelError: slog.LevelDebug,
-	})
 }

@@ -89,7 +89,7 @@ func (s *Server) findOrder(
 		}
 	}
 	mayBeBehind := false
-	if err != nil && !errors.Is(err, order.ErrNotFound) {
+	if err != nil && !errors.Is(err, order.ErrNotFound) && !errors.Is(err, order.ErrArchived) {
 		o, err = s.findWithoutPostgres(ctx, id, user, err)
 		mayBeBehind = true
 	}

@@ -40,6 +40,7 @@ var (
 	kindNotConfirmed     = kind{http.StatusConflict, "order-not-confirmed", "The order is not confirmed yet"}
 	kindEnded            = kind{http.StatusGone, "sale-ended", "The sale has ended"}
 	kindExpired          = kind{http.StatusGone, "order-expired", "The order has expired"}
+	kindArchived         = kind{http.StatusGone, "order-archived", "The order is archived"}
 	kindTooLarge         = kind{http.StatusRequestEntityTooLarge, "body-too-large", "The body is too large"}
 	kindMediaType        = kind{http.StatusUnsupportedMediaType, "unsupported-media-type", "The body is not JSON"}
 	kindKeyReused        = kind{http.StatusUnprocessableEntity, "idempotency-key-reused", "The idempotency key was reused"}
@@ -137,6 +138,7 @@ var (
 			"This request reserved nothing, and a retry will not help until the data is repaired.",
 	})
 
+	problemArchived      = fixed(problem{kind: kindArchived, detail: "The orders of this sale are archived."})
 	problemOrderNotFound = fixed(problem{kind: kindOrderNotFound, detail: "You have no order with this id."})
 	problemNotConfirmed  = fixed(problem{
 		kind: kindNotConfirmed, retryAfter: retrySoon,
@@ -216,6 +218,8 @@ func problemOf(err error) *problem {
 		return problemSaleNotFound
 	case errors.Is(err, order.ErrNotFound):
 		return problemOrderNotFound
+	case errors.Is(err, order.ErrArchived):
+		return problemArchived
 	case errors.Is(err, order.ErrNotConfirmed):
 		return problemNotConfirmed
 	case errors.Is(err, order.ErrExpired):

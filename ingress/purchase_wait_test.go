@@ -339,7 +339,7 @@ func TestWaitSurvivesLostMessages(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10})
-	stream := s.keys.Outcomes()
+	stream := s.keys.Outcomes(0)
 	announce := func(fields ...string) {
 		t.Helper()
 		require.NoError(t, s.rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: stream, Values: fields}).Err())

@@ -252,6 +252,7 @@ func TestEachKindOfRequestHasSlots(t *testing.T) {
 	s := openShop(t, func(c *Config) { c.MaxInFlight = 2 })
 	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
 	path, id := s.confirm(sale, "eve")
+	s.get(path, as("eve")).is(http.StatusOK) // from now on its sale is known
 	unlock := s.lock("sales")
 
 	var hanging sync.WaitGroup

@@ -46,7 +46,7 @@ type shop struct {
 	catalog *catalog.Catalog
 	ledger  *ledger.Ledger
 	pool    *pgxpool.Pool
-	rdb     *redis.Client
+	rdb     redis.UniversalClient
 	on      servers
 	keys    reservation.Keys
 }
@@ -104,7 +104,7 @@ func prepareShop(t testing.TB, on servers, change ...func(*Config)) *shop {
 	config := Config{
 		PlainReader:  plainReader(),
 		Reservations: store, Sales: sales, Orders: l, Postgres: ledger.New(apart),
-		Auth: AuthHeader, AdminToken: adminToken, Logger: testkit.Logger(t), OutcomesStream: on.keys.Outcomes(),
+		Auth: AuthHeader, AdminToken: adminToken, Logger: testkit.Logger(t), OutcomesStreams: on.keys.AllOutcomes(),
 		Outcomes: func() (redis.UniversalClient, error) { return connect.Blocking(on.redisURL) },
 	}
 	for _, c := range change {

@@ -3,9 +3,6 @@ package lock_test
 import (
 	"context"
 	"fmt"
-	"net"
-	"strconv"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -19,54 +16,20 @@ import (
 	"stampede/lock"
 )
 
-// clusterSlots is the number of slots of a Redis Cluster.
-const clusterSlots = 16384
-
 // startCluster returns a client of a Redis Cluster of n nodes without replicas.
 func startCluster(t *testing.T, n int) *redis.ClusterClient {
 	t.Helper()
 	t.Parallel()
-	ctx := t.Context()
+	cluster, err := localserver.StartCluster(t.Context(), localserver.ClusterOptions{Masters: n})
+	require.NoError(t, err)
+	t.Cleanup(cluster.Stop)
 	addrs := make([]string, n)
-	nodes := make([]*redis.Client, n)
-	buses := make([]string, n)
-	for i := range n {
-		buses[i] = freePort(t)
-		server, err := localserver.StartRedis(ctx, localserver.RedisOptions{Settings: map[string]string{
-			"cluster-enabled": "yes", "cluster-port": buses[i], "appendonly": "no",
-		}})
-		require.NoError(t, err)
-		t.Cleanup(server.Stop)
-		options, err := redis.ParseURL(server.URL)
-		require.NoError(t, err)
-		addrs[i], nodes[i] = options.Addr, redis.NewClient(options)
-		t.Cleanup(func() { _ = nodes[i].Close() })
-		require.NoError(t, nodes[i].ClusterAddSlotsRange(ctx, i*clusterSlots/n, (i+1)*clusterSlots/n-1).Err())
-	}
-	for i, addr := range addrs[1:] {
-		host, port, err := net.SplitHostPort(addr)
-		require.NoError(t, err)
-		require.NoError(t, nodes[0].Do(ctx, "cluster", "meet", host, port, buses[i+1]).Err())
-	}
-	for _, node := range nodes {
-		testkit.Eventually(t, 30*time.Second, "a healthy cluster", func() bool {
-			info := node.ClusterInfo(ctx).Val()
-			return strings.Contains(info, "cluster_state:ok") && strings.Contains(info, "cluster_known_nodes:"+strconv.Itoa(n))
-		})
+	for i, node := range cluster.Nodes {
+		addrs[i] = node.Addr()
 	}
 	client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs})
 	t.Cleanup(func() { _ = client.Close() })
 	return client
-}
-
-func freePort(t *testing.T) string {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	_, port, err := net.SplitHostPort(listener.Addr().String())
-	require.NoError(t, err)
-	require.NoError(t, listener.Close())
-	return port
 }
 
 func TestClusterLocks(t *testing.T) {

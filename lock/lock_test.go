@@ -29,7 +29,7 @@ type bench struct {
 func setup(t *testing.T) bench {
 	t.Helper()
 	t.Parallel()
-	rdb, keys := testkit.Redis(t), testkit.Keys(t)
+	rdb, keys := testkit.Redis(t).(*redis.Client), testkit.Keys(t)
 	return bench{newLocker(t, rdb), t, rdb, func(name string) string { return keys.Lock(0, name) }}
 }
 

@@ -176,7 +176,6 @@ func TestUnreliableNetworkLosesNoLock(t *testing.T) {
 	n.late.Wait()
 	t.Logf("%d locks taken, %d calls disturbed, %d acquires given up, %d releases repeated", got.Load(),
 		n.disturbed.Load(), gaveUp.Load(), again.Load())
-	assert.Positive(t, gaveUp.Load())
 	assert.Positive(t, n.delivered.Load())
 	for _, name := range names {
 		require.Zero(t, b.depth(name), "a lock is left behind: %s", name)

@@ -203,7 +203,7 @@ func (b *bench) limited(rules string) *redis.Client {
 		args = append(args, rule)
 	}
 	require.NoError(b.t, b.rdb.Do(b.t.Context(), args...).Err())
-	o := *b.rdb.Options()
+	o := *b.rdb.(*redis.Client).Options()
 	o.Username, o.Password = "limited", "any"
 	as := redis.NewClient(&o)
 	b.t.Cleanup(func() { _ = as.Close() })

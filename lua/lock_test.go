@@ -18,7 +18,7 @@ import (
 // lockBench runs the scripts of the lock and collects their answers. Names are keys of the test.
 type lockBench struct {
 	t       *testing.T
-	rdb     *redis.Client
+	rdb     redis.UniversalClient
 	key     func(name string) string
 	answers []string
 }

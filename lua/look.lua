@@ -1,5 +1,5 @@
 -- Returns the identity of this Redis server, whether the stock of the partition was verified on it,
--- and the epoch of a sale.
+-- its clock, and the epoch of a sale.
 --
 -- A server is known if it is the verified process, and was not promoted since. The run id changes
 -- with the process. The replication id changes with a promotion and when the first replica connects;
@@ -14,8 +14,8 @@
 --              token of the rebuild that wrote this (verify.lua)
 --   2  sale    hash, as in reserve.lua; may be left out
 -- Answers
---   {answer, run_id, replication_id, epoch}: the server's ids, and the epoch of the sale, which is 0
---   while it is closed for a rebuild, and empty if there is no sale
+--   {answer, run_id, replication_id, epoch, now}: the server's ids, the epoch of the sale, which is 0
+--   while it is closed for a rebuild, and empty if there is no sale, and the time in milliseconds
 --   known       the stock in this partition is whole
 --   unverified  another server was verified, or this one before a restart or promotion
 --   distrusted  the verification was withdrawn
@@ -41,4 +41,5 @@ elseif verified[1] == '-' then
 elseif verified[1] == run_id and (verified[2] == replication_id or not string.find(id('master_replid2'), '[^0]')) then
   answer = 'known'
 end
-return { answer, run_id, replication_id, epoch }
+local time = redis.call('TIME')
+return { answer, run_id, replication_id, epoch, string.format('%d%03d', time[1], math.floor(time[2] / 1000)) }

@@ -55,6 +55,8 @@ var (
 	reapSource string
 	//go:embed trim.lua
 	trimSource string
+	//go:embed clock.lua
+	clockSource string
 	//go:embed set_aside.lua
 	setAsideSource string
 )
@@ -86,6 +88,7 @@ var (
 	Keep     = redis.NewScript(keepSource)
 	Reap     = redis.NewScript(reapSource)
 	Trim     = redis.NewScript(trimSource)
+	Clock    = redis.NewScript(clockSource)
 	SetAside = redis.NewScript(setAsideSource)
 )
 

@@ -18,7 +18,10 @@ func (b *bench) look() (answer, runID, replicationID, epoch string) {
 	b.t.Helper()
 	values, err := lua.Look.Run(b.t.Context(), b.rdb, []string{b.serverKey(), b.saleKey}).StringSlice()
 	require.NoError(b.t, err)
-	require.Len(b.t, values, 4)
+	require.Len(b.t, values, 5)
+	now, err := strconv.ParseInt(values[4], 10, 64)
+	require.NoError(b.t, err)
+	require.WithinDuration(b.t, b.rdb.Time(b.t.Context()).Val(), time.UnixMilli(now), time.Minute)
 	return b.collect("look", values[0]), values[1], values[2], values[3]
 }
 

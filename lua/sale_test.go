@@ -24,7 +24,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 // that a test can check that it has seen every answer in the header.
 type bench struct {
 	t                   *testing.T
-	rdb                 *redis.Client
+	rdb                 redis.UniversalClient
 	sale                uuid.UUID
 	saleKey, buyers     string
 	orders, sales       string

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/testkit"
@@ -60,7 +61,7 @@ func TestScriptWithoutPermissionWritesNothing(t *testing.T) {
 		)
 	}
 	acl()
-	o := *operator.Redis.Options()
+	o := *operator.Redis.(*redis.Client).Options()
 	o.Username, o.Password = "ingress", "any"
 	rdb := testsale.OwnClient(t, own.URL)
 	rdb.Options().Username, rdb.Options().Password = o.Username, o.Password

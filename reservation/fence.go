@@ -36,8 +36,9 @@ func (s *Store) admit(ctx context.Context, partition int) (*fence, error) {
 func (s *Store) admitThrough(ctx context.Context, rdb redis.UniversalClient, partition int) (*fence, error) {
 	key := s.Keys.Server(partition)
 	var f *fence
+	// While the slot of a cluster moves, go-redis returns nil without a call of the function.
 	err := rdb.Watch(ctx, func(tx *redis.Tx) error {
-		state, _, err := s.ask(ctx, tx, key)
+		state, err := s.ask(ctx, tx, key)
 		if err != nil {
 			return err
 		}
@@ -56,6 +57,9 @@ func (s *Store) admitThrough(ctx context.Context, rdb redis.UniversalClient, par
 		}
 		return err
 	}, key)
+	if err == nil && f == nil {
+		err = ErrUnverifiedServer
+	}
 	if err != nil {
 		s.fences[partition].Store(nil)
 		return nil, fmt.Errorf("load the script of partition %d: %w", partition, err)

@@ -80,6 +80,23 @@ func (h *replicaPair) catchUp(replica, primary *redis.Client) {
 	})
 }
 
+// cut ends the replication of the second server, which cannot log in at the first any more.
+func (h *replicaPair) cut() {
+	h.t.Helper()
+	ctx := h.t.Context()
+	require.NoError(h.t, h.atSecond.ConfigSet(ctx, "masteruser", "nobody").Err())
+	require.NoError(h.t, h.atSecond.ConfigSet(ctx, "masterauth", "wrong").Err())
+	require.NoError(h.t, h.atFirst.Do(ctx, "CLIENT", "KILL", "TYPE", "replica").Err())
+}
+
+// mend ends a cut, and waits until the second server has caught up.
+func (h *replicaPair) mend() {
+	h.t.Helper()
+	require.NoError(h.t, h.atSecond.ConfigSet(h.t.Context(), "masteruser", "").Err())
+	require.NoError(h.t, h.atSecond.ConfigSet(h.t.Context(), "masterauth", "").Err())
+	h.catchUp(h.atSecond, h.atFirst)
+}
+
 func (h *replicaPair) promote(replica *redis.Client) {
 	h.t.Helper()
 	require.NoError(h.t, replica.Do(h.t.Context(), "REPLICAOF", "NO", "ONE").Err())

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -30,14 +31,14 @@ func (s *Store) FindReserved(ctx context.Context, id uuid.UUID, user string) (or
 	// The sale may be newer than that index. It was in Redis before the order was made, so an index
 	// read after the time in the order's id is enough.
 	index, err := s.indexSince(ctx, MadeAt(id).Add(ClockMargin))
-	if err == nil && index.unverified {
-		index, err = s.indexSince(ctx, now.Add(-indexTrust)) // the server may be known by now
+	if err == nil && index.mayLack() {
+		index, err = s.indexSince(ctx, now.Add(-indexTrust)) // it may be whole by now
 	}
 	if err != nil {
 		return order.Order{}, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	found, err := s.findAmong(ctx, index.sales, id, user)
-	if errors.Is(err, order.ErrNotFound) && (index.unverified || s.refusesAny()) {
+	if errors.Is(err, order.ErrNotFound) && (index.mayLack() || s.refusesAny()) {
 		return order.Order{}, fmt.Errorf("find order=%s: %w", id, ErrUnverifiedServer)
 	}
 	return found, err
@@ -97,12 +98,15 @@ type saleIndex struct {
 type indexReading struct {
 	begun time.Time
 	done  chan struct{}
-	// sales, unverified and err are set when done is closed.
+	// The others are set when done is closed.
 	sales []LocatedSale
-	// unverified is true if a partition for new sales was on an unverified server, so sales may be missing.
-	unverified bool
-	err        error
+	// silent is true if a partition did not answer, and unverified if one for new sales is on an unverified server.
+	silent, unverified bool
+	err                error
 }
+
+// mayLack is true if sales may be missing.
+func (r *indexReading) mayLack() bool { return r.silent || r.unverified }
 
 const (
 	// indexTrust is how long a sale that was missing in the index counts as unknown.
@@ -159,10 +163,10 @@ func (s *Store) joinReading(earliest time.Time) *indexReading {
 		defer close(reading.done)
 		ctx, cancel := context.WithTimeout(s.ctx, indexTimeout)
 		defer cancel()
-		if reading.sales, reading.err = ListInRedis(ctx, s.Redis, s.Keys); reading.err == nil {
-			reading.unverified, reading.err = s.anyUnverified(ctx)
-		}
-		if reading.err == nil {
+		var failed map[int]error
+		reading.sales, failed = ListInRedis(ctx, s.Redis, s.Keys)
+		reading.silent, reading.unverified = len(failed) > 0, s.anyUnverified(ctx)
+		if reading.err = s.ctx.Err(); reading.err == nil {
 			x.mu.Lock()
 			x.good = reading
 			x.mu.Unlock()
@@ -175,15 +179,19 @@ func (s *Store) joinReading(earliest time.Time) *indexReading {
 	return reading
 }
 
-// anyUnverified is true if a partition for new sales is on an unverified server.
-func (s *Store) anyUnverified(ctx context.Context) (bool, error) {
+// anyUnverified is true if a partition for new sales is on an unverified server, or does not answer.
+func (s *Store) anyUnverified(ctx context.Context) bool {
+	var unverified atomic.Bool
+	var asking sync.WaitGroup
 	for partition := range s.Keys.Partitions {
-		state, err := s.Inspect(ctx, partition)
-		if err != nil || !state.Known {
-			return true, err
-		}
+		asking.Go(func() {
+			if state, err := s.Inspect(ctx, partition); err != nil || !state.Known {
+				unverified.Store(true)
+			}
+		})
 	}
-	return false, nil
+	asking.Wait()
+	return unverified.Load()
 }
 
 // LocatedSale is a sale in Redis, and its partition.
@@ -193,19 +201,30 @@ type LocatedSale struct {
 }
 
 // ListInRedis lists the sales in Redis. It asks all partitions: a sale may be in one that is no
-// longer used for new sales.
-func ListInRedis(ctx context.Context, rdb redis.UniversalClient, keys Keys) ([]LocatedSale, error) {
+// longer used for new sales. Partitions that did not answer are in failed, with their errors.
+func ListInRedis(
+	ctx context.Context, rdb redis.UniversalClient, keys Keys,
+) (sales []LocatedSale, failed map[int]error) {
 	sets := make([]*redis.StringSliceCmd, MaxPartitions)
-	_, _ = rdb.Pipelined(ctx, func(p redis.Pipeliner) error { // each command's own error counts
+	if _, isCluster := rdb.(*redis.ClusterClient); isCluster {
+		// A pipeline over several nodes fails as a whole if one does not answer in time.
+		var asking sync.WaitGroup
 		for partition := range sets {
-			sets[partition] = p.SMembers(ctx, keys.Sales(partition))
+			asking.Go(func() { sets[partition] = rdb.SMembers(ctx, keys.Sales(partition)) })
 		}
-		return nil
-	})
-	var sales []LocatedSale
+		asking.Wait()
+	} else {
+		_, _ = rdb.Pipelined(ctx, func(p redis.Pipeliner) error { // each command's own error counts
+			for partition := range sets {
+				sets[partition] = p.SMembers(ctx, keys.Sales(partition))
+			}
+			return nil
+		})
+	}
+	failed = make(map[int]error)
 	for partition, set := range sets {
 		if err := set.Err(); err != nil && !redis.HasErrorPrefix(err, "WRONGTYPE") { // the audit reports such a key
-			return nil, fmt.Errorf("list the sales in Redis: %w", err)
+			failed[partition] = fmt.Errorf("list the sales in Redis: partition %d: %w", partition, err)
 		}
 		for _, member := range set.Val() {
 			if id, err := uuid.Parse(member); err == nil {
@@ -213,5 +232,5 @@ func ListInRedis(ctx context.Context, rdb redis.UniversalClient, keys Keys) ([]L
 			}
 		}
 	}
-	return sales, nil
+	return sales, failed
 }

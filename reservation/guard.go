@@ -2,9 +2,10 @@ package reservation
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -19,10 +20,10 @@ const (
 	// guardInterval is how often the servers are compared, and so how long a replaced server may
 	// sell.
 	guardInterval = time.Second
-	// guardRefusedInterval is the interval while a partition is refused, so that a restored sale resumes
-	// soon.
-	guardRefusedInterval = 200 * time.Millisecond
-	// guardTimeout bounds one comparison, of all partitions.
+	// guardDoubtInterval is the interval while a partition is refused or does not answer, so that a
+	// restored sale resumes soon.
+	guardDoubtInterval = 200 * time.Millisecond
+	// guardTimeout bounds one comparison of a partition.
 	guardTimeout = 5 * time.Second
 	// guardGrace is how long an unverified server counts as a rebuild in progress.
 	guardGrace = 5 * time.Second
@@ -41,49 +42,31 @@ type Guard struct {
 	Logger *slog.Logger
 }
 
-// Run compares until ctx ends, and returns nil then. A server that does not answer changes nothing.
+// Run compares until ctx ends, and returns nil then. A server that does not answer changes nothing, and delays the
+// comparison of no other.
 func (g Guard) Run(ctx context.Context) error {
-	failing := false
-	doubts := make(map[int]*doubt)
-	missing := ""
+	c := &comparison{Guard: g}
+	defer c.running.Wait()
+	postgresFails := false
 	for {
-		err := g.compare(ctx, doubts)
-		missing = g.logMissingRights(ctx, missing)
+		due := time.Now().Add(guardInterval)
+		recorded, err := g.recorded(ctx)
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // a stop is not a failure
 		}
-		if err != nil && !failing {
-			g.Logger.Warn("cannot compare the Redis servers with those recorded in Postgres", "error", err)
+		if err != nil && !postgresFails {
+			g.Logger.Warn("cannot read which Redis servers Postgres names", "error", err)
 		}
-		failing = err != nil
-		wait := guardInterval
-		if g.Store.refusesAny() {
-			wait = guardRefusedInterval
+		postgresFails = err != nil
+		for _, r := range recorded {
+			c.start(ctx, r)
 		}
-		if !retry.Pause(wait, ctx.Done()) {
-			return nil
+		for first := true; first || time.Now().Before(due) && !c.inDoubt(); first = false {
+			if !retry.Pause(guardDoubtInterval, ctx.Done()) {
+				return nil
+			}
 		}
 	}
-}
-
-// logMissingRights logs the commands that a purchase needs and Redis does not allow, if they changed.
-// The script itself refuses to sell then (lua/reserve.lua).
-func (g Guard) logMissingRights(ctx context.Context, before string) (missing string) {
-	ctx, cancel := context.WithTimeout(ctx, guardTimeout)
-	defer cancel()
-	commands, err := missingRights(ctx, g.redis(), g.Store.Keys.in(0, "rights"), sellingCommands)
-	if err != nil {
-		return before // unknown, or reported by the comparison
-	}
-	missing = strings.Join(commands, ", ")
-	switch {
-	case missing == before:
-	case missing == "":
-		g.Logger.Info("the Redis user has all permissions for purchases again")
-	default:
-		g.Logger.Error("nothing is sold: the Redis user lacks permissions for purchases", "commands", missing)
-	}
-	return missing
 }
 
 func (g Guard) redis() redis.UniversalClient {
@@ -98,54 +81,108 @@ type recordedServer struct {
 	RunID     string
 }
 
-// doubt is a partition that is refused.
-type doubt struct {
-	since    time.Time
-	reported bool // as an error
-}
-
-func (g Guard) compare(ctx context.Context, doubts map[int]*doubt) error {
+func (g Guard) recorded(ctx context.Context) ([]recordedServer, error) {
 	ctx, cancel := context.WithTimeout(ctx, guardTimeout)
 	defer cancel()
 	rows, _ := g.Pool.Query(ctx, sql.ReservationVerifiedServers) // its error comes with the rows
-	recorded, err := pgx.CollectRows(rows, pgx.RowToStructByPos[recordedServer])
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[recordedServer])
+}
+
+// comparison is a running Guard. Each partition is compared by itself.
+type comparison struct {
+	Guard
+	running    sync.WaitGroup
+	partitions [MaxPartitions]compared
+}
+
+// compared is the state of a partition. Its other fields belong to the goroutine that has set busy.
+type compared struct {
+	busy    atomic.Bool
+	failing atomic.Bool // it did not answer
+	missing string      // the commands that the Redis user may not run
+	refused bool
+	since   time.Time // of refused
+	logged  bool      // refused was logged as an error
+}
+
+// inDoubt is true while a partition is refused or does not answer.
+func (c *comparison) inDoubt() bool {
+	for p := range c.partitions {
+		if c.partitions[p].failing.Load() {
+			return true
+		}
+	}
+	return c.Store.refusesAny()
+}
+
+// start compares a partition in the background, unless that is in progress.
+func (c *comparison) start(ctx context.Context, r recordedServer) {
+	at := &c.partitions[r.Partition]
+	if !at.busy.CompareAndSwap(false, true) {
+		return
+	}
+	c.running.Go(func() {
+		defer at.busy.Store(false)
+		limited, cancel := context.WithTimeout(ctx, guardTimeout)
+		defer cancel()
+		err := c.compare(limited, at, r)
+		if wasFailing := at.failing.Swap(err != nil); err != nil && !wasFailing && ctx.Err() == nil {
+			c.Logger.Warn("cannot compare the Redis server of a partition with the one in Postgres",
+				"partition", r.Partition, "error", err)
+		}
+	})
+}
+
+func (c *comparison) compare(ctx context.Context, at *compared, r recordedServer) error {
+	rdb := c.redis()
+	state, err := c.Store.inspect(ctx, rdb, r.Partition)
 	if err != nil {
-		return fmt.Errorf("list the verified servers: %w", err)
+		return err
 	}
-	rdb := g.redis()
-	for _, r := range recorded {
-		state, err := g.Store.inspect(ctx, rdb, r.Partition)
-		if err != nil {
-			return err
-		}
-		if state.unverified {
-			_, _ = g.Store.admitThrough(ctx, rdb, r.Partition) // marks the server as distrusted for all ingresses
-		}
-		// A server without a record has no sale, so it cannot sell.
-		g.refuse(doubts, r.Partition, state.Recorded && (!state.Known || state.RunID != r.RunID))
+	if state.unverified {
+		_, _ = c.Store.admitThrough(ctx, rdb, r.Partition) // marks the server as distrusted for all ingresses
 	}
+	// A server without a record has no sale, so it cannot sell.
+	c.refuse(at, r.Partition, state.Recorded && (!state.Known || state.RunID != r.RunID))
+	return c.logMissingRights(ctx, at, r.Partition)
+}
+
+// logMissingRights logs the commands that a purchase needs and Redis does not allow, if they changed.
+// The script itself refuses to sell then (lua/reserve.lua).
+func (c *comparison) logMissingRights(ctx context.Context, at *compared, partition int) error {
+	commands, err := missingRights(ctx, c.redis(), c.Store.Keys.in(partition, "rights"), sellingRights)
+	if err != nil {
+		return err
+	}
+	missing := strings.Join(commands, ", ")
+	switch {
+	case missing == at.missing:
+	case missing == "":
+		c.Logger.Info("the Redis user has all permissions for purchases again", "partition", partition)
+	default:
+		c.Logger.Error("nothing is sold: the Redis user lacks permissions for purchases",
+			"partition", partition, "commands", missing)
+	}
+	at.missing = missing
 	return nil
 }
 
 // refuse refuses a partition, or admits it again. A rebuild of lost data takes a moment; a longer
 // refusal suggests a replaced server and is logged as an error.
-func (g Guard) refuse(doubts map[int]*doubt, partition int, yes bool) {
-	changed := g.Store.refused[partition].Swap(yes) != yes
-	now := doubts[partition]
-	if !yes {
-		delete(doubts, partition)
-	}
+func (c *comparison) refuse(at *compared, partition int, yes bool) {
+	changed := c.Store.refused[partition].Swap(yes) != yes
 	switch {
-	case yes && now == nil:
-		doubts[partition] = &doubt{since: time.Now()}
-		g.Store.fences[partition].Store(nil)
-		g.Logger.Warn("nothing is sold from this partition: its Redis server is not verified; a rebuild may be in progress",
+	case yes && !at.refused:
+		at.since, at.logged = time.Now(), false
+		c.Store.fences[partition].Store(nil)
+		c.Logger.Warn("nothing is sold from this partition: its Redis server is not verified; a rebuild may be in progress",
 			"partition", partition)
-	case yes && !now.reported && time.Since(now.since) >= guardGrace:
-		now.reported = true
-		g.Logger.Error("nothing is sold from this partition: its Redis server is still not the one recorded in Postgres",
-			"partition", partition, "since", now.since)
+	case yes && !at.logged && time.Since(at.since) >= guardGrace:
+		at.logged = true
+		c.Logger.Error("nothing is sold from this partition: its Redis server is still not the one recorded in Postgres",
+			"partition", partition, "since", at.since)
 	case !yes && changed:
-		g.Logger.Info("this partition sells again: its Redis server is the one recorded in Postgres", "partition", partition)
+		c.Logger.Info("this partition sells again: its Redis server is the one recorded in Postgres", "partition", partition)
 	}
+	at.refused = yes
 }

@@ -2,7 +2,6 @@ package reservation
 
 import (
 	"hash/fnv"
-	"strconv"
 
 	"github.com/google/uuid"
 )
@@ -16,6 +15,17 @@ const DefaultPrefix = "stampede"
 // MaxPartitions bounds STAMPEDE_PARTITIONS: a search for a sale of an unknown partition queries all
 // of them.
 const MaxPartitions = 64
+
+// partitionTags are the hash tags of the partitions: the number, and letters that choose the slot. The slots of the
+// first 2, 4, 8 … partitions are spread evenly, so a cluster with as many masters of equal size has equally many on
+// each. Tags are parts of names and must never change.
+var partitionTags = [MaxPartitions]string{
+	"0", "1ac", "2fd", "3", "4az", "5bk", "6dr", "7fy", "8p", "9h", "10fc", "11dh", "12db", "13fi", "14dq", "15fz",
+	"16dr", "17fy", "18bx", "19ai", "20dx", "21fs", "22ap", "23ba", "24dy", "25fr", "26aq", "27bd", "28z", "29b", "30dk",
+	"31fd", "32dd", "33fk", "34ds", "35fx", "36b", "37z", "38x", "39d", "40y", "41a", "42ga", "43dp", "44aa", "45bp",
+	"46k", "47s", "48fr", "49dy", "50s", "51k", "52ap", "53ba", "54ac", "55br", "56aq", "57bd", "58fa", "59dj", "60nz",
+	"61bj", "62i", "63q",
+}
 
 // Keys names every key in Redis. The partition is the hash tag, so all keys of one script are in
 // one slot of a cluster.
@@ -64,9 +74,17 @@ func (k Keys) StagedEnded(partition int, sale uuid.UUID, token string) string {
 // Server is the hash that names the Redis server on which this partition's stock was verified.
 func (k Keys) Server(partition int) string { return k.in(partition, "server") }
 
-// Outcomes is the stream on which workers publish the outcomes of orders to the ingresses. It
-// belongs to no partition, and no script touches it.
-func (k Keys) Outcomes() string { return k.Prefix + ":outcomes" }
+// Outcomes is the stream on which the outcomes of orders of a partition are published to the ingresses.
+func (k Keys) Outcomes(partition int) string { return k.in(partition, "outcomes") }
+
+// AllOutcomes are the streams that an ingress reads.
+func (k Keys) AllOutcomes() []string {
+	streams := make([]string, k.Partitions)
+	for partition := range streams {
+		streams[partition] = k.Outcomes(partition)
+	}
+	return streams
+}
 
 // Orders is the stream of events of a partition.
 func (k Keys) Orders(partition int) string { return k.in(partition, "orders") }
@@ -81,5 +99,5 @@ func (k Keys) Lock(partition int, user string) string { return k.in(partition, "
 func (k Keys) Locker(partition int) string { return k.in(partition, "locker") }
 
 func (k Keys) in(partition int, rest string) string {
-	return k.Prefix + ":{" + strconv.Itoa(partition) + "}:" + rest
+	return k.Prefix + ":{" + partitionTags[partition] + "}:" + rest
 }

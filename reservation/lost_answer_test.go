@@ -31,9 +31,9 @@ func (a *afterLoss) process(next redis.ProcessHook, ctx context.Context, cmd red
 // An answer about a rebuilt stock does not show what an earlier try did.
 func TestLostReplyStaysUnknownAfterRebuild(t *testing.T) {
 	t.Parallel()
-	for name, change := range map[string]func(ctx context.Context, rdb *redis.Client, keys reservation.Keys,
+	for name, change := range map[string]func(ctx context.Context, rdb redis.UniversalClient, keys reservation.Keys,
 		sale uuid.UUID) error{
-		"in another epoch, without the order": func(ctx context.Context, rdb *redis.Client, keys reservation.Keys,
+		"in another epoch, without the order": func(ctx context.Context, rdb redis.UniversalClient, keys reservation.Keys,
 			sale uuid.UUID,
 		) error {
 			if err := rdb.Del(ctx, keys.Buyers(0, sale)).Err(); err != nil {
@@ -41,13 +41,15 @@ func TestLostReplyStaysUnknownAfterRebuild(t *testing.T) {
 			}
 			return rdb.HSet(ctx, keys.Sale(0, sale), "epoch", 2, "state", "paused").Err()
 		},
-		"closed for a rebuild": func(ctx context.Context, rdb *redis.Client, keys reservation.Keys, sale uuid.UUID) error {
+		"closed for a rebuild": func(ctx context.Context, rdb redis.UniversalClient, keys reservation.Keys,
+			sale uuid.UUID,
+		) error {
 			return rdb.HSet(ctx, keys.Sale(0, sale), "epoch", 0).Err()
 		},
-		"lost": func(ctx context.Context, rdb *redis.Client, keys reservation.Keys, sale uuid.UUID) error {
+		"lost": func(ctx context.Context, rdb redis.UniversalClient, keys reservation.Keys, sale uuid.UUID) error {
 			return rdb.Del(ctx, keys.Sale(0, sale)).Err()
 		},
-		"set back": func(ctx context.Context, rdb *redis.Client, keys reservation.Keys, sale uuid.UUID) error {
+		"set back": func(ctx context.Context, rdb redis.UniversalClient, keys reservation.Keys, sale uuid.UUID) error {
 			return rdb.HSet(ctx, keys.Sale(0, sale), "sequence", 0).Err()
 		},
 	} {

@@ -14,7 +14,7 @@ import (
 func TestMain(m *testing.M) { testkit.Main(m) }
 
 // commandsServed counts the commands that a Redis has served, except INFO.
-func commandsServed(t *testing.T, rdb *redis.Client) (n int) {
+func commandsServed(t *testing.T, rdb redis.UniversalClient) (n int) {
 	t.Helper()
 	stats, err := rdb.Info(t.Context(), "commandstats").Result()
 	require.NoError(t, err)

@@ -39,7 +39,7 @@ func TestMissingPermissionsAreReported(t *testing.T) {
 	as, give := limitedUser(t, testkit.OwnRedis(t).URL)
 	missing := func() []string {
 		t.Helper()
-		names, err := reservation.MissingRights(t.Context(), as, "stampede")
+		names, err := reservation.OperatorRights.Missing(t.Context(), as, reservation.Keys{Prefix: "stampede"}, 0, false)
 		require.NoError(t, err)
 		return names
 	}
@@ -103,4 +103,45 @@ func TestGuardLogsMissingPermission(t *testing.T) {
 	require.Equal(t, reservation.Reserved, s.Buy(sale.ID, "bob").Verdict)
 	stop()
 	require.NoError(t, <-stopped)
+}
+
+// TestACLFilesMatchRights: the users in the files of deploy/acl have the commands of their roles, and few others.
+func TestACLFilesMatchRights(t *testing.T) {
+	t.Parallel()
+	server := testkit.OwnRedis(t)
+	for role, rights := range map[string]reservation.Rights{
+		"ingress": reservation.IngressRights, "worker": reservation.WorkerRights, "operator": reservation.OperatorRights,
+	} {
+		file, err := os.ReadFile("../deploy/acl/" + role + ".acl")
+		require.NoError(t, err)
+		rules := strings.Fields(string(file))
+		require.Equal(t, []string{"user", "stampede-" + role, "on", ">PASSWORD"}, rules[:4])
+		as, give := limitedUser(t, server.URL)
+		give() // resets the user, whom the next call restricts
+		user := make([]any, 0, len(rules))
+		for _, rule := range append([]string{"resetkeys", "resetchannels", "-@all"}, rules[4:]...) {
+			user = append(user, rule)
+		}
+		give(user...)
+		missing, err := rights.Missing(t.Context(), as, reservation.Keys{Prefix: "stampede"}, 0, true)
+		require.NoError(t, err)
+		require.Empty(t, missing, role)
+
+		give("resetkeys", "resetchannels", "-@all", "~stampede:*", "+evalsha", "+eval")
+		all, err := rights.Missing(t.Context(), as, reservation.Keys{Prefix: "stampede"}, 0, true)
+		require.NoError(t, err)
+		needed := map[string]bool{
+			"EVAL": true, "EVALSHA": true, "SELECT": true, // for another database than 0
+			"CONFIG GET": role == "operator", // for doctor, which does without
+		}
+		for _, name := range all {
+			needed[name] = true
+		}
+		for _, rule := range rules {
+			if command, grants := strings.CutPrefix(rule, "+"); grants {
+				name := strings.ToUpper(strings.ReplaceAll(command, "|", " "))
+				require.True(t, needed[name], "%s has %s, which it does not need", role, name)
+			}
+		}
+	}
 }

@@ -77,12 +77,19 @@ func (rs *reserveScript) run(ctx context.Context, s *Store, t *target, batch []*
 	}
 	defer clear(rs.args) // calls go back to their pool: do not keep them
 
-	answers, maybeDone, err := s.callReserve(ctx, t.partition, rs.args)
+	reply, maybeDone, err := s.callReserve(ctx, t.partition, rs.args)
 	if err != nil {
 		return saleReply{}, err
 	}
-	sale, err := readAnswers(answers, batch, t.place.epoch)
+	sale, err := readAnswers(reply.answers, batch, t.place.epoch)
 	t.see(sale.sequence)
+	if !reply.replicated {
+		for _, c := range batch {
+			if c.answer.Reservation.OrderID != uuid.Nil {
+				c.err = errNotReplicated
+			}
+		}
+	}
 	if err == nil && maybeDone && (sale.staleEpoch || sale.rewound || sale.lost) {
 		err = errStockReplaced
 	}
@@ -92,6 +99,19 @@ func (rs *reserveScript) run(ctx context.Context, s *Store, t *target, batch []*
 // errStockReplaced: an earlier try got no answer, and a later answer is about another stock, so it
 // does not show what the earlier try did.
 var errStockReplaced = fmt.Errorf("%w: the stock of the sale was lost or rebuilt between two tries", ErrOutcomeUnknown)
+
+// errNotReplicated: the replicas did not confirm the reservation in time, so a failover may lose it.
+var errNotReplicated = fmt.Errorf("%w: the replicas did not confirm the reservation", ErrOutcomeUnknown)
+
+// replicationWait is how long replicas may take to confirm a call. Redis counts them without a delay of its own.
+const replicationWait = 50 * time.Millisecond
+
+// reserveReply is a reply of lua/reserve.lua.
+type reserveReply struct {
+	answers []string
+	// replicated is false if too few replicas confirmed that they have all writes up to this call.
+	replicated bool
+}
 
 // once is a command that go-redis does not retry. Only a caller that sees every try can distinguish a
 // failure from an unknown outcome: a last try that could not connect says nothing about the first.
@@ -104,14 +124,14 @@ func (once) NoRetry() bool { return true }
 // true if a try got no answer and may have been executed.
 func (s *Store) callReserve(
 	ctx context.Context, partition int, args []any,
-) (answers []string, maybeDone bool, err error) {
+) (reply reserveReply, maybeDone bool, err error) {
 	for try := range tries {
 		if try > 0 && !retry.Pause(time.Duration(try)*20*time.Millisecond, ctx.Done()) {
 			break
 		}
 		var sent bool
-		if answers, sent, err = s.sendReserve(ctx, partition, args); err == nil {
-			return answers, maybeDone, nil
+		if reply, sent, err = s.sendReserve(ctx, partition, args); err == nil {
+			return reply, maybeDone, nil
 		}
 		answered, temporary := refusal(err)
 		if answered && !temporary || errors.Is(err, ErrUnverifiedServer) {
@@ -124,29 +144,55 @@ func (s *Store) callReserve(
 		maybeDone = maybeDone || sent && !answered && !neverSent(err)
 	}
 	if maybeDone {
-		return nil, maybeDone, fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
+		return reserveReply{}, maybeDone, fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
 	}
-	return nil, maybeDone, fmt.Errorf("%w: %w", ErrUnavailable, err)
+	return reserveReply{}, maybeDone, fmt.Errorf("%w: %w", ErrUnavailable, err)
 }
 
 // sendReserve sends the call once, through the fence of its partition. Sent is false if the fence
 // stopped it.
-func (s *Store) sendReserve(ctx context.Context, partition int, args []any) (answers []string, sent bool, err error) {
+func (s *Store) sendReserve(
+	ctx context.Context, partition int, args []any,
+) (reply reserveReply, sent bool, err error) {
 	f := s.fences[partition].Load()
 	if f != nil {
 		args[1] = f.sha
-		cmd := once{redis.NewStringSliceCmd(ctx, args...)}
-		if err = s.Redis.Process(ctx, cmd); !redis.HasErrorPrefix(err, "NOSCRIPT") {
-			return cmd.Val(), true, err
+		if reply, err = s.processReserve(ctx, partition, args); !redis.HasErrorPrefix(err, "NOSCRIPT") {
+			return reply, true, err
 		}
 	}
 	if f, err = s.admit(ctx, partition); err != nil {
-		return nil, false, err
+		return reserveReply{}, false, err
 	}
 	args[1] = f.sha
+	reply, err = s.processReserve(ctx, partition, args)
+	return reply, true, err
+}
+
+// processReserve sends the command, and with ReplicaAcks waits for the replicas on the same connection.
+func (s *Store) processReserve(ctx context.Context, partition int, args []any) (reserveReply, error) {
 	cmd := once{redis.NewStringSliceCmd(ctx, args...)}
-	err = s.Redis.Process(ctx, cmd)
-	return cmd.Val(), true, err
+	if s.options.ReplicaAcks == 0 {
+		err := s.Redis.Process(ctx, cmd)
+		return reserveReply{cmd.Val(), true}, err
+	}
+	cluster, onCluster := s.Redis.(*redis.ClusterClient)
+	pipe := s.Redis.Pipeline()
+	if onCluster { // whose pipeline would send WAIT, which has no key, to any node
+		master, err := cluster.MasterForKey(ctx, s.Keys.Server(partition))
+		if err != nil {
+			return reserveReply{}, err
+		}
+		pipe = master.Pipeline()
+	}
+	acks := redis.NewIntCmd(ctx, "wait", s.options.ReplicaAcks, replicationWait.Milliseconds())
+	_ = pipe.Process(ctx, cmd)
+	_ = pipe.Process(ctx, acks)
+	_, _ = pipe.Exec(ctx) // each command's own error counts
+	if onCluster && cmd.Err() != nil {
+		cluster.ReloadState(ctx) // its master may be another one
+	}
+	return reserveReply{cmd.Val(), acks.Val() >= int64(s.options.ReplicaAcks)}, cmd.Err()
 }
 
 // refusal reports whether err is an answer of Redis, so that this try did nothing, and whether it is
@@ -159,7 +205,9 @@ func refusal(err error) (answered, temporary bool) {
 	if errors.Is(err, redis.TxFailedErr) { // the record of the server changed during the check of the fence
 		return true, true
 	}
-	for _, prefix := range []string{"LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOSCRIPT"} {
+	for _, prefix := range []string{
+		"LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOSCRIPT", "MOVED", "ASK",
+	} {
 		if redis.HasErrorPrefix(err, prefix) {
 			return true, true
 		}

@@ -37,8 +37,12 @@ type ServerState struct {
 	// Recorded is true if the server has a record that it or another server was verified, or was
 	// distrusted. It is false if the partition was never used or Redis lost everything.
 	Recorded bool
+	// Now is the server's clock.
+	Now time.Time
 	// unverified is true until the server is marked as distrusted.
 	unverified bool
+	// epoch is that of the sale that was asked for; empty if it is missing.
+	epoch string
 }
 
 // Inspect returns the server of a partition. Its errors wrap ErrUnavailable.
@@ -47,7 +51,7 @@ func (s *Store) Inspect(ctx context.Context, partition int) (ServerState, error)
 }
 
 func (s *Store) inspect(ctx context.Context, on redis.Scripter, partition int) (ServerState, error) {
-	state, _, err := s.ask(ctx, on, s.Keys.Server(partition))
+	state, err := s.ask(ctx, on, s.Keys.Server(partition))
 	if err != nil {
 		return ServerState{}, fmt.Errorf("%w: inspect the server of partition %d: %w", ErrUnavailable, partition, err)
 	}
@@ -124,29 +128,29 @@ func (s *Store) distrust(ctx context.Context, p redis.Pipeliner, partition int, 
 	p.ScriptFlush(ctx)
 }
 
-// ask runs lua/look.lua. The optional second key is a sale's, whose epoch is returned: empty if the
-// sale is missing.
-func (s *Store) ask(
-	ctx context.Context, on redis.Scripter, keys ...string,
-) (state ServerState, epoch string, err error) {
+// ask runs lua/look.lua. The optional second key is a sale's.
+func (s *Store) ask(ctx context.Context, on redis.Scripter, keys ...string) (ServerState, error) {
 	values, err := lua.Look.Run(ctx, on, keys).StringSlice()
 	if err != nil {
-		return ServerState{}, "", err
+		return ServerState{}, err
 	}
-	if len(values) != 4 {
-		return ServerState{}, "", fmt.Errorf("the script returned %d values", len(values))
+	if len(values) != 5 {
+		return ServerState{}, fmt.Errorf("the script returned %d values", len(values))
 	}
-	state = ServerState{
-		RunID: values[1], ReplicationID: values[2],
+	now, err := strconv.ParseInt(values[4], 10, 64)
+	if err != nil {
+		return ServerState{}, fmt.Errorf("the clock of the server: %w", err)
+	}
+	return ServerState{
+		RunID: values[1], ReplicationID: values[2], Now: time.UnixMilli(now), epoch: values[3],
 		Known: values[0] == "known", Recorded: values[0] != "unrecorded", unverified: values[0] == "unverified",
-	}
-	return state, values[3], nil
+	}, nil
 }
 
 // look finds a sale in a partition. It returns ErrSaleNotFound only if the server is known, because
 // an unverified one may have lost it.
 func (s *Store) look(ctx context.Context, partition int, sale uuid.UUID) (place, error) {
-	state, text, err := s.ask(ctx, s.Redis, s.Keys.Server(partition), s.Keys.Sale(partition, sale))
+	state, err := s.ask(ctx, s.Redis, s.Keys.Server(partition), s.Keys.Sale(partition, sale))
 	switch {
 	case err != nil:
 		return place{}, fmt.Errorf("%w: look up sale=%s: %w", ErrUnavailable, sale, err)
@@ -155,10 +159,10 @@ func (s *Store) look(ctx context.Context, partition int, sale uuid.UUID) (place,
 			_, _ = s.admit(ctx, partition) // marks the server as distrusted for all ingresses
 		}
 		return place{}, ErrUnverifiedServer
-	case text == "":
+	case state.epoch == "":
 		return place{}, ErrSaleNotFound
 	}
-	epoch, err := strconv.ParseInt(text, 10, 64)
+	epoch, err := strconv.ParseInt(state.epoch, 10, 64)
 	switch {
 	case err != nil:
 		return place{}, fmt.Errorf("%w: look up sale=%s: its epoch: %w", ErrUnavailable, sale, err)

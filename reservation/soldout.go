@@ -158,15 +158,11 @@ func (q *queue) stillSoldOut(ctx context.Context, generation int64) (bool, error
 	if err != nil || !state.Known {
 		return false, err
 	}
-	pipe := q.store.Redis.Pipeline()
-	fields := pipe.HMGet(ctx, q.store.Keys.Sale(q.place.partition, q.sale), "left", "generation", "epoch", "closes_at_ms")
-	now := pipe.Time(ctx)
-	if _, err := pipe.Exec(ctx); err != nil {
-		return false, err
-	}
+	fields := q.store.Redis.HMGet(ctx, q.store.Keys.Sale(q.place.partition, q.sale),
+		"left", "generation", "epoch", "closes_at_ms")
 	if err := fields.Scan(&sale); err != nil {
 		return false, err
 	}
-	over := sale.ClosesAt > 0 && now.Val().UnixMilli() >= sale.ClosesAt
+	over := sale.ClosesAt > 0 && state.Now.UnixMilli() >= sale.ClosesAt
 	return sale.Left == 0 && !over && sale.Generation == generation && sale.Epoch == q.place.epoch, nil
 }

@@ -43,7 +43,7 @@ func TestSoldOutAnswersCostRedisNothing(t *testing.T) {
 	require.InDelta(t, usedBefore, usedMemory(t, s.Redis), 256<<10, "bytes of Redis before and after a million refusals")
 }
 
-func usedMemory(t *testing.T, rdb *redis.Client) int64 {
+func usedMemory(t *testing.T, rdb redis.UniversalClient) int64 {
 	t.Helper()
 	var used int64
 	stats, err := rdb.InfoMap(t.Context(), "memory").Result()

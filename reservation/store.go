@@ -38,6 +38,9 @@ type StoreOptions struct {
 	WaitMax time.Duration
 	// CallTimeout bounds one call of the script with all its tries. Default DefaultCallTimeout.
 	CallTimeout time.Duration
+	// ReplicaAcks is how many replicas must confirm a reservation. One that they did not confirm within 50 ms has an
+	// unknown outcome. Default 0: a reservation is in one server only.
+	ReplicaAcks int
 	// Logger gets errors that have no caller. Default slog.Default().
 	Logger *slog.Logger
 }
@@ -124,12 +127,23 @@ func (s *Store) goBackground(f func()) bool {
 	return true
 }
 
-// Ping returns nil if Redis answers, also if it is full or a replica and refuses writes.
+// Ping returns nil if the server of any partition answers, also if it is full or a replica and refuses writes.
 func (s *Store) Ping(ctx context.Context) error {
-	if err := s.Redis.Ping(ctx).Err(); err != nil {
-		return fmt.Errorf("%w: %w", ErrUnavailable, err)
+	answers := make(chan error, s.Keys.Partitions)
+	for partition := range s.Keys.Partitions {
+		if !s.goBackground(func() { answers <- s.Redis.HLen(ctx, s.Keys.Server(partition)).Err() }) {
+			return errClosed
+		}
 	}
-	return nil
+	var failed []error
+	for range s.Keys.Partitions {
+		err := <-answers
+		if err == nil {
+			return nil
+		}
+		failed = append(failed, err)
+	}
+	return fmt.Errorf("%w: %w", ErrUnavailable, errors.Join(failed...))
 }
 
 // Reserve requests units. An Answer is the sale's decision, possibly a refusal. An error is an
@@ -255,8 +269,11 @@ func (s *Store) find(ctx context.Context, sale uuid.UUID) (place, error) {
 			return s.look(ctx, found.Partition, sale)
 		}
 	}
-	if s.refusesAny() {
-		return place{}, ErrUnverifiedServer // it may be in another partition
+	switch { // it may be in another partition
+	case s.refusesAny():
+		return place{}, ErrUnverifiedServer
+	case index.silent:
+		return place{}, fmt.Errorf("%w: look up sale=%s: a partition does not answer", ErrUnavailable, sale)
 	}
 	return place{}, missing
 }

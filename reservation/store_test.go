@@ -144,7 +144,7 @@ func TestReserveSellsExactlyTheStockToTenThousandBuyers(t *testing.T) {
 var whilePaused = reservation.StoreOptions{WaitMax: time.Minute, CallTimeout: time.Minute}
 
 // pauseWrites has Redis hold back commands that write, until resume is called or the test ends.
-func pauseWrites(t *testing.T, rdb *redis.Client) (resume func()) {
+func pauseWrites(t *testing.T, rdb redis.UniversalClient) (resume func()) {
 	t.Helper()
 	require.NoError(t, rdb.Do(t.Context(), "CLIENT", "PAUSE", "60000", "WRITE").Err())
 	resume = sync.OnceFunc(func() {
@@ -257,7 +257,7 @@ func TestRequestOlderThanWaitMaxIsOverloaded(t *testing.T) {
 	require.Equal(t, reservation.Reserved, s.Buy(sale.ID, "late-0").Verdict, "later requests are served again")
 }
 
-func awaitBlocked(t *testing.T, rdb *redis.Client, what string) {
+func awaitBlocked(t *testing.T, rdb redis.UniversalClient, what string) {
 	t.Helper()
 	testkit.Eventually(t, 20*time.Second, what, func() bool {
 		clients, err := rdb.Info(t.Context(), "clients").Result()
@@ -341,7 +341,7 @@ func TestClientRetriesReserveOnce(t *testing.T) {
 	require.NoError(t, lua.Reserve.Load(t.Context(), rdb).Err())
 	proxy.Lose(3)
 	answers, err := lua.Reserve.Run(t.Context(), rdb, keys, "1", "0", order.ReservedMetadataPrefix(sale.ID, 1), "ann",
-		order.CompactID(uuid.New()), "-", "1").Slice()
+		order.CompactID(order.NewOrderID(sale.ID)), "-", "1").Slice()
 	require.NoError(t, err, "go-redis tried four times")
 	proxy.RequireLost(t)
 	require.Contains(t, answers[3], "replayed ")

@@ -19,12 +19,12 @@ var guardsText string
 // guard is a constraint or index that excludes wrong rows, or an index for speed.
 type guard struct {
 	Table string
-	// Kind is "constraint", "unique index", "index" or "column" (NOT NULL); empty for a missing
-	// table.
+	// Kind is "constraint", "unique index", "index" or "column" (NOT NULL), or "month" for a part of a
+	// partitioned table; empty for a missing table.
 	Kind       string
 	Name       string
 	Definition string
-	// Trouble is NOT VALID or INVALID for one that is not enforced.
+	// Trouble is NOT VALID or INVALID for one that is not enforced, and MISSING for a month.
 	Trouble string
 }
 
@@ -60,8 +60,19 @@ func Guards(ctx context.Context, db interface {
 		return 0, nil, fmt.Errorf("look for constraints and indexes: %w", err)
 	}
 	existing := make(map[[3]string]guard, len(found))
+	months := map[string][]string{}
 	for _, g := range found {
-		existing[g.key()] = g
+		switch {
+		case g.Kind != "month":
+			existing[g.key()] = g
+		case g.Trouble == "":
+			months[g.Table] = append(months[g.Table], g.Name)
+		default:
+			missing = append(missing, MissingGuard{
+				Table: g.Table, Name: g.Name, What: fmt.Sprintf("the table %s has no part for the sales of %s", g.Table, g.Name),
+				Mend: fmt.Sprintf("SELECT make_month('%s');", g.Definition),
+			})
+		}
 	}
 	for _, g := range all {
 		if _, gone := existing[guard{Table: g.Table}.key()]; gone {
@@ -71,7 +82,7 @@ func Guards(ctx context.Context, db interface {
 					Mend: "-- restore the table from a backup",
 				})
 			}
-		} else if m, ok := g.compare(existing); ok {
+		} else if m, ok := g.compare(existing, months[g.Table]); ok {
 			missing = append(missing, m)
 		}
 	}
@@ -83,8 +94,9 @@ func (g guard) key() [3]string {
 	return [3]string{g.Table, strings.TrimPrefix(g.Kind, "unique "), g.Name}
 }
 
-// compare returns how a guard differs from the existing ones, if it does.
-func (g guard) compare(existing map[[3]string]guard) (MissingGuard, bool) {
+// compare returns how a guard differs from the existing ones, if it does. months are the parts of a partitioned
+// table.
+func (g guard) compare(existing map[[3]string]guard, months []string) (MissingGuard, bool) {
 	is, found := existing[g.key()]
 	if found && is.Definition == g.Definition && is.Trouble == "" {
 		return MissingGuard{}, false
@@ -98,8 +110,12 @@ func (g guard) compare(existing map[[3]string]guard) (MissingGuard, bool) {
 	case "constraint":
 		create = fmt.Sprintf("ALTER TABLE %s ADD CONSTRAINT %s %s;", g.Table, g.Name, g.Definition)
 		drop = fmt.Sprintf("ALTER TABLE %s DROP CONSTRAINT %s; ", g.Table, g.Name)
-	default:
-		create = strings.Replace(g.Definition, "INDEX ", "INDEX CONCURRENTLY ", 1) + ";"
+	case "index", "unique index":
+		if len(months) > 0 {
+			create, drop = g.createInMonths(months), fmt.Sprintf("DROP INDEX %s; ", g.Name)
+			break
+		}
+		create = concurrently(g.Definition) + ";"
 		drop = fmt.Sprintf("DROP INDEX CONCURRENTLY %s; ", g.Name)
 	}
 	switch {
@@ -113,10 +129,32 @@ func (g guard) compare(existing map[[3]string]guard) (MissingGuard, bool) {
 		m.What, m.Mend = named+" is NOT VALID", fmt.Sprintf("ALTER TABLE %s VALIDATE CONSTRAINT %s;", g.Table, g.Name)
 	case g.Kind == "column":
 		m.What, m.Mend = named+" is NOT VALID", create
+	case is.Trouble == "INVALID" && len(months) > 0: // it lacks a month
+		m.What, m.Mend = named+" is INVALID", drop+create
 	default:
-		m.What, m.Mend = named+" is "+is.Trouble, fmt.Sprintf("REINDEX INDEX CONCURRENTLY %s;", g.Name)
+		name := g.Name
+		if _, ofMonth, ok := strings.Cut(is.Trouble, " in "); ok {
+			name = ofMonth
+		}
+		m.What, m.Mend = named+" is "+is.Trouble, fmt.Sprintf("REINDEX INDEX CONCURRENTLY %s;", name)
 	}
 	return m, true
+}
+
+// createInMonths returns the statements that create an index of a partitioned table without blocking writers: in the
+// table alone, and in each month.
+func (g guard) createInMonths(months []string) string {
+	statements := g.Definition + ";"
+	for _, month := range months {
+		name := month + strings.TrimPrefix(g.Name, g.Table)
+		ofMonth := strings.Replace(g.Definition, g.Name+" ON ONLY "+g.Table, name+" ON "+month, 1)
+		statements += fmt.Sprintf(" %s; ALTER INDEX %s ATTACH PARTITION %s;", concurrently(ofMonth), g.Name, name)
+	}
+	return statements
+}
+
+func concurrently(definition string) string {
+	return strings.Replace(definition, "INDEX ", "INDEX CONCURRENTLY ", 1)
 }
 
 // guardsSeparator separates table, kind, name and definition in a line of guards.txt.

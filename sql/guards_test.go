@@ -23,7 +23,7 @@ func existingGuards(t *testing.T, pool *pgxpool.Pool) []string {
 	require.NoError(t, err)
 	rows, _ := pool.Query(t.Context(),
 		"SELECT relname::text FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND "+
-			"relname <> 'goose_db_version'")
+			"NOT relispartition AND relname <> 'goose_db_version'")
 	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	require.NoError(t, err)
 	rows, _ = pool.Query(t.Context(), string(query), tables)
@@ -31,6 +31,9 @@ func existingGuards(t *testing.T, pool *pgxpool.Pool) []string {
 	var lines []string
 	_, err = pgx.ForEachRow(rows, []any{&table, &kind, &name, &definition, &trouble}, func() error {
 		require.Empty(t, trouble)
+		if kind == "month" {
+			return nil // their names depend on the time of the migration
+		}
 		lines = append(lines, strings.Join([]string{table, kind, name, definition}, " | "))
 		return nil
 	})
@@ -143,9 +146,8 @@ func TestGuardsReportInvalidObjects(t *testing.T) {
 				"CREATE INDEX orders_one_live_per_user ON orders (user_id, sale_id) WHERE status IN ('confirmed', 'paid')",
 			},
 			"the unique index orders_one_live_per_user of the table orders differs: CREATE INDEX " +
-				"orders_one_live_per_user ON orders",
-			"DROP INDEX CONCURRENTLY orders_one_live_per_user; CREATE UNIQUE INDEX CONCURRENTLY orders_one_live_per_user ON " +
-				"orders",
+				"orders_one_live_per_user ON ONLY orders",
+			"DROP INDEX orders_one_live_per_user; CREATE UNIQUE INDEX orders_one_live_per_user ON ONLY orders",
 		},
 		"index of fewer orders": {
 			[]string{
@@ -153,28 +155,50 @@ func TestGuardsReportInvalidObjects(t *testing.T) {
 				"CREATE UNIQUE INDEX orders_one_live_per_user ON orders (user_id, sale_id) WHERE status = 'paid'",
 			},
 			"differs",
-			"DROP INDEX CONCURRENTLY orders_one_live_per_user; CREATE UNIQUE INDEX CONCURRENTLY orders_one_live_per_user ON " +
-				"orders",
+			"; CREATE UNIQUE INDEX CONCURRENTLY orders_first_one_live_per_user ON orders_first USING btree (user_id, sale_id) " +
+				"WHERE (status = ANY (ARRAY['confirmed'::text, 'paid'::text])); ALTER INDEX orders_one_live_per_user ATTACH " +
+				"PARTITION orders_first_one_live_per_user;",
 		},
 		"index invalid": {
-			[]string{"UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'orders_one_live_per_user'::regclass"},
-			"the unique index orders_one_live_per_user of the table orders is INVALID",
-			"REINDEX INDEX CONCURRENTLY orders_one_live_per_user;",
+			[]string{"UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'releases_due'::regclass"},
+			"the index releases_due of the table releases is INVALID",
+			"REINDEX INDEX CONCURRENTLY releases_due;",
 		},
-		"primary key invalid": {
-			[]string{"UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'order_events_pkey'::regclass"},
-			"the constraint order_events_pkey of the table order_events is INVALID",
-			"REINDEX INDEX CONCURRENTLY order_events_pkey;",
+		"index invalid in a month": {
+			[]string{"UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'orders_first_one_live_per_user'::regclass"},
+			"the unique index orders_one_live_per_user of the table orders is INVALID in orders_first_one_live_per_user",
+			"REINDEX INDEX CONCURRENTLY orders_first_one_live_per_user;",
+		},
+		"index lacks the months": {
+			[]string{
+				"DROP INDEX orders_due",
+				"CREATE INDEX orders_due ON ONLY orders (due) WHERE status = 'confirmed' AND due IS NOT NULL",
+			},
+			"the index orders_due of the table orders is INVALID",
+			"DROP INDEX orders_due; CREATE INDEX orders_due ON ONLY orders",
+		},
+		"primary key invalid in a month": {
+			[]string{"UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'order_events_first_pkey'::regclass"},
+			"the constraint order_events_pkey of the table order_events is INVALID in order_events_first_pkey",
+			"REINDEX INDEX CONCURRENTLY order_events_first_pkey;",
+		},
+		"month of a sale missing": {
+			[]string{
+				"INSERT INTO sales (id, name, stock) VALUES ('01b00000-0000-7000-8000-000000000000', 'later', 1)",
+				"DROP TABLE orders_2028_10",
+			},
+			"the table orders has no part for the sales of 2028-10",
+			"SELECT make_month('",
 		},
 		"primary key deferrable": {
 			[]string{
 				"ALTER TABLE order_events DROP CONSTRAINT order_events_pkey",
-				"ALTER TABLE order_events ADD CONSTRAINT order_events_pkey PRIMARY KEY (order_id, version) DEFERRABLE",
+				"ALTER TABLE order_events ADD CONSTRAINT order_events_pkey PRIMARY KEY (sale_id, order_id, version) DEFERRABLE",
 			},
-			"the constraint order_events_pkey of the table order_events differs: PRIMARY KEY (order_id, version) " +
+			"the constraint order_events_pkey of the table order_events differs: PRIMARY KEY (sale_id, order_id, version) " +
 				"DEFERRABLE",
 			"ALTER TABLE order_events DROP CONSTRAINT order_events_pkey; ALTER TABLE order_events ADD CONSTRAINT " +
-				"order_events_pkey PRIMARY KEY (order_id, version);",
+				"order_events_pkey PRIMARY KEY (sale_id, order_id, version);",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

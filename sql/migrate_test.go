@@ -141,7 +141,9 @@ func TestMigrationsKeepLogOfOrders(t *testing.T) {
 	}, rows(`SELECT format('%s %s %s %s %s %s', quantity, version, type, reserved_at::time, occurred_at::time, data)
 		FROM order_events`), "the first row of an order has both times")
 
-	require.NoError(t, sql.Down(t.Context(), url))
+	for status(t, url)[oneRow-1].Applied {
+		require.NoError(t, sql.Down(t.Context(), url))
+	}
 	require.Equal(t, before, rows("SELECT "+columns+" FROM order_events AS e"))
 	require.NoError(t, sql.Up(t.Context(), url))
 	require.Equal(t, before, rows("SELECT "+columns+" FROM order_history AS e"))
@@ -150,7 +152,8 @@ func TestMigrationsKeepLogOfOrders(t *testing.T) {
 func TestDownKeepsSalesUnlessForced(t *testing.T) {
 	t.Parallel()
 	url, pool := testkit.DatabaseURL(t), testkit.Pool(t)
-	_, err := pool.Exec(t.Context(), "INSERT INTO sales (id, name, stock) VALUES (gen_random_uuid(), 'autumn', 1)")
+	_, err := pool.Exec(t.Context(),
+		"INSERT INTO sales (id, name, stock) VALUES ('019b0000-0000-7000-8000-000000000000', 'autumn', 1)")
 	require.NoError(t, err)
 	require.ErrorIs(t, sql.Down(t.Context(), url), sql.ErrHoldsSales)
 	require.NoError(t, sql.Check(t.Context(), pool), "nothing was undone")

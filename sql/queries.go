@@ -112,6 +112,8 @@ var (
 	LedgerAddSold string
 	//go:embed queries/ledger/change_orders.sql
 	LedgerChangeOrders string
+	//go:embed queries/ledger/due_releases.sql
+	LedgerDueReleases string
 	//go:embed queries/ledger/find_orders.sql
 	LedgerFindOrders string
 	//go:embed queries/ledger/heartbeat.sql
@@ -122,10 +124,14 @@ var (
 	LedgerLockOverdue string
 	//go:embed queries/ledger/log_refusals.sql
 	LedgerLogRefusals string
+	//go:embed queries/ledger/make_months.sql
+	LedgerMakeMonths string
 	//go:embed queries/ledger/note_releases.sql
 	LedgerNoteReleases string
 	//go:embed queries/ledger/orders_of_user.sql
 	LedgerOrdersOfUser string
+	//go:embed queries/ledger/overdue_sale.sql
+	LedgerOverdueSale string
 	//go:embed queries/ledger/pending_releases.sql
 	LedgerPendingReleases string
 	//go:embed queries/ledger/receipt_secret.sql
@@ -134,10 +140,14 @@ var (
 	LedgerRecordFresh string
 	//go:embed queries/ledger/record_orders.sql
 	LedgerRecordOrders string
+	//go:embed queries/ledger/release_sale.sql
+	LedgerReleaseSale string
 	//go:embed queries/ledger/return_sold.sql
 	LedgerReturnSold string
 	//go:embed queries/ledger/sale_epoch.sql
 	LedgerSaleEpoch string
+	//go:embed queries/ledger/sales_of_orders.sql
+	LedgerSalesOfOrders string
 	//go:embed queries/ledger/take_releases.sql
 	LedgerTakeReleases string
 
@@ -150,34 +160,24 @@ var (
 	//go:embed queries/pg/try_lock.sql
 	PGTryLock string
 
-	//go:embed queries/projection/begin.sql
-	ProjectionBegin string
-	//go:embed queries/projection/copy_definition.sql
-	ProjectionCopyDefinition string
-	//go:embed queries/projection/end.sql
-	ProjectionEnd string
-	//go:embed queries/projection/fill.sql
-	ProjectionFill string
+	//go:embed queries/projection/compare.sql
+	ProjectionCompare string
 	//go:embed queries/projection/histories.sql
 	ProjectionHistories string
 	//go:embed queries/projection/miscounted.sql
 	ProjectionMiscounted string
-	//go:embed queries/projection/obstacles.sql
-	ProjectionObstacles string
-	//go:embed queries/projection/prepare.sql
-	ProjectionPrepare string
+	//go:embed queries/projection/months.sql
+	ProjectionMonths string
 	//go:embed queries/projection/recount.sql
 	ProjectionRecount string
-	//go:embed queries/projection/remove.sql
-	ProjectionRemove string
-	//go:embed queries/projection/rename.sql
-	ProjectionRename string
-	//go:embed queries/projection/shape.sql
-	ProjectionShape string
-	//go:embed queries/projection/take_changes.sql
-	ProjectionTakeChanges string
-	//go:embed queries/projection/watch.sql
-	ProjectionWatch string
+	//go:embed queries/projection/replace.sql
+	ProjectionReplace string
+	//go:embed queries/projection/replay.sql
+	ProjectionReplay string
+	//go:embed queries/projection/table.sql
+	ProjectionTable string
+	//go:embed queries/projection/withdraw.sql
+	ProjectionWithdraw string
 
 	//go:embed queries/rebuild/ended_orders.sql
 	RebuildEndedOrders string
@@ -227,6 +227,8 @@ var (
 	//go:embed queries/schema/versions.sql
 	schemaVersions string
 
+	//go:embed queries/worker/make_months.sql
+	WorkerMakeMonths string
 	//go:embed queries/worker/most_partitions.sql
 	WorkerMostPartitions string
 )

@@ -13,13 +13,7 @@ import (
 // queries.go has a variable for each file, in the order of the files, with a name made from its path.
 func TestQueriesAreNamedAfterTheirFiles(t *testing.T) {
 	t.Parallel()
-	var files []string
-	require.NoError(t, fs.WalkDir(os.DirFS("."), "queries", func(path string, entry fs.DirEntry, err error) error {
-		if err == nil && !entry.IsDir() {
-			files = append(files, path)
-		}
-		return err
-	}))
+	files := queryFiles(t)
 	source, err := os.ReadFile("queries.go")
 	require.NoError(t, err)
 	var embedded []string
@@ -31,4 +25,16 @@ func TestQueriesAreNamedAfterTheirFiles(t *testing.T) {
 		require.Equal(t, words, strings.ToLower(name), path)
 	}
 	require.Equal(t, files, embedded)
+}
+
+// queryFiles returns the files of all queries.
+func queryFiles(t *testing.T) (files []string) {
+	t.Helper()
+	require.NoError(t, fs.WalkDir(os.DirFS("."), "queries", func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && !entry.IsDir() {
+			files = append(files, path)
+		}
+		return err
+	}))
+	return files
 }

@@ -76,12 +76,15 @@ func TestLockTransactionWithRedisson(t *testing.T) {
 	require.Equal(t, map[front.Verdict]int{front.Confirmed: 100, front.SoldOut: 60}, s.crowd(t, 160, d))
 	s.requireRows(t, 100, 100)
 
-	unlock, err := d.locks.Lock(t.Context(), d.lockOf("user-1"))
+	var winner string
+	require.NoError(t, s.pool.QueryRow(t.Context(),
+		"SELECT user_id FROM orders WHERE sale_id = $1 LIMIT 1", s.id).Scan(&winner))
+	unlock, err := d.locks.Lock(t.Context(), d.lockOf(winner))
 	require.NoError(t, err)
-	click := s.startBuying(t, d, "user-1")
+	click := s.startBuying(t, d, winner)
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err = d.locks.Lock(canceled, d.lockOf("user-1"))
+	_, err = d.locks.Lock(canceled, d.lockOf(winner))
 	require.ErrorIs(t, err, context.Canceled)
 	require.NoError(t, unlock())
 	require.Equal(t, purchaseResult{verdict: front.AlreadyPurchased}, <-click, "a canceled wait does not keep the lock")

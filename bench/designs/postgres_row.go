@@ -5,6 +5,7 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -72,7 +73,7 @@ const uniqueViolation = "23505"
 func hasOrder(err error) bool {
 	var refusal *pgconn.PgError
 	return errors.As(err, &refusal) && refusal.Code == uniqueViolation &&
-		refusal.ConstraintName == "orders_one_live_per_user"
+		strings.HasSuffix(refusal.ConstraintName, "_one_live_per_user") // of a month
 }
 
 // postgresRow does without Redis: the stock is a number in the row of the sale, and one transaction per

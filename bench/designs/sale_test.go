@@ -30,7 +30,7 @@ type testSale struct {
 	stock   int64
 	backend front.Backend
 	pool    *pgxpool.Pool
-	rdb     *redis.Client
+	rdb     redis.UniversalClient
 }
 
 // newSale creates a sale as the benchmark does for guarded or unguarded designs.
@@ -187,7 +187,7 @@ type gate struct {
 	open    chan struct{}
 }
 
-func holdCommands(rdb *redis.Client, command string) *gate {
+func holdCommands(rdb redis.UniversalClient, command string) *gate {
 	g := &gate{command: command, reached: make(chan struct{}, 16), open: make(chan struct{})}
 	rdb.AddHook(g)
 	return g

@@ -14,13 +14,13 @@ import (
 )
 
 // redisMemory is the memory that Redis uses in bytes (used_memory).
-func redisMemory(ctx context.Context, rdb *redis.Client) (int64, error) {
+func redisMemory(ctx context.Context, rdb redis.UniversalClient) (int64, error) {
 	return rig.InfoNumber(ctx, rdb, "Memory", "used_memory")
 }
 
 // idleRedisMemory is the same after Redis has freed what it can, without the buffers of this process's
 // connections. The processes that used Redis must have ended.
-func idleRedisMemory(ctx context.Context, rdb *redis.Client) (int64, error) {
+func idleRedisMemory(ctx context.Context, rdb redis.UniversalClient) (int64, error) {
 	for {
 		clients, err := rig.InfoNumber(ctx, rdb, "Clients", "connected_clients")
 		if err != nil {
@@ -49,7 +49,7 @@ func idleRedisMemory(ctx context.Context, rdb *redis.Client) (int64, error) {
 
 // lentToClients is the memory of all client connections in Redis, including ours. Their buffers grow
 // and shrink.
-func lentToClients(ctx context.Context, rdb *redis.Client) (int64, error) {
+func lentToClients(ctx context.Context, rdb redis.UniversalClient) (int64, error) {
 	list, err := rdb.ClientList(ctx).Result()
 	if err != nil {
 		return 0, err

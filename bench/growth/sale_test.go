@@ -124,7 +124,7 @@ func run(b *testing.B, p plan) rig.Values {
 	for _, sale := range sales {
 		values[buyersAfter] += keyMemory(b, s.Shop.Redis, keys.Buyers(keys.Partition(sale), sale)) / orders
 	}
-	values[outcomesAfter] = keyMemory(b, s.Shop.Redis, keys.Outcomes()) / orders
+	values[outcomesAfter] = keyMemory(b, s.Shop.Redis, keys.Outcomes(0)) / orders
 	s.Close()
 	without, err := idleRedisMemory(b.Context(), s.Shop.Redis)
 	require.NoError(b, err)
@@ -233,7 +233,7 @@ func awaitSold(ctx context.Context, shop *rig.Shop, units int64) sold {
 }
 
 // watchMemory samples the memory of Redis until peak is called, which returns the highest sample.
-func watchMemory(b *testing.B, rdb *redis.Client) (peak func() int64) {
+func watchMemory(b *testing.B, rdb redis.UniversalClient) (peak func() int64) {
 	b.Helper()
 	ctx, stop := context.WithCancel(b.Context())
 	highest := make(chan int64, 1)
@@ -258,7 +258,7 @@ func watchMemory(b *testing.B, rdb *redis.Client) (peak func() int64) {
 }
 
 // trim removes what the workers have finished, as they do themselves every ten seconds.
-func trim(b *testing.B, rdb *redis.Client, keys reservation.Keys) {
+func trim(b *testing.B, rdb redis.UniversalClient, keys reservation.Keys) {
 	b.Helper()
 	ctx, cancel := context.WithTimeout(b.Context(), recordTimeout)
 	defer cancel()
@@ -283,7 +283,7 @@ func trim(b *testing.B, rdb *redis.Client, keys reservation.Keys) {
 }
 
 // keyMemory is the bytes of a key with all its fields; 0 without the key.
-func keyMemory(b *testing.B, rdb *redis.Client, key string) float64 {
+func keyMemory(b *testing.B, rdb redis.UniversalClient, key string) float64 {
 	b.Helper()
 	const all = 0 // counts every field instead of a sample
 	bytes, err := rdb.MemoryUsage(b.Context(), key, all).Result()

@@ -80,7 +80,7 @@ func ingressAllocations(b *testing.B, connections int) allocation {
 	server, err := ingress.New(ingress.Config{
 		Reservations: store, Sales: catalog.New(s.Pool, store), Orders: ledger.New(s.Pool),
 		Postgres: s.Pool,
-		Auth:     ingress.AuthHeader, Logger: slog.New(slog.DiscardHandler), OutcomesStream: s.keys.Outcomes(),
+		Auth:     ingress.AuthHeader, Logger: slog.New(slog.DiscardHandler), OutcomesStreams: s.keys.AllOutcomes(),
 		Outcomes: func() (redis.UniversalClient, error) { return connect.Blocking(s.RedisURL) },
 	})
 	require.NoError(b, err)

@@ -41,12 +41,12 @@ func newRequests(sale uuid.UUID, n int) []request {
 // scriptCaller calls the reserve script for one sale on one connection. It is not safe for concurrent
 // use.
 type scriptCaller struct {
-	rdb  *redis.Client
+	rdb  redis.UniversalClient
 	args []any
 	head int
 }
 
-func newScriptCaller(rdb *redis.Client, keys reservation.Keys, sale uuid.UUID) *scriptCaller {
+func newScriptCaller(rdb redis.UniversalClient, keys reservation.Keys, sale uuid.UUID) *scriptCaller {
 	p := keys.Partition(sale)
 	args := []any{
 		"evalsha", lua.Reserve.Hash(), 4, keys.Sale(p, sale), keys.Buyers(p, sale), keys.Orders(p), keys.Ended(p, sale),

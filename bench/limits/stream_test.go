@@ -16,7 +16,7 @@ const readBatch = 64
 
 // readStream reads and acknowledges a stream to its end, as one consumer that does nothing with the
 // entries, and returns the number of their orders.
-func readStream(b *testing.B, rdb *redis.Client, key string) int {
+func readStream(b *testing.B, rdb redis.UniversalClient, key string) int {
 	b.Helper()
 	ctx := b.Context()
 	count := 0

@@ -78,7 +78,7 @@ func accept(b *testing.B, s *rig.System) (values rig.Values, orders int64) {
 const crowdConnections = 256
 
 // scriptCalls is the number of script calls by hash that Redis has processed.
-func scriptCalls(b *testing.B, rdb *redis.Client) int64 {
+func scriptCalls(b *testing.B, rdb redis.UniversalClient) int64 {
 	b.Helper()
 	info, err := rdb.InfoMap(b.Context(), "commandstats").Result()
 	require.NoError(b, err)

@@ -29,7 +29,7 @@ var (
 // server is a Redis for the benchmarks.
 type server struct {
 	url string
-	rdb *redis.Client // for INFO; no candidate uses it
+	rdb redis.UniversalClient // for INFO; no candidate uses it
 	// redisson is a Java process that starts on first use.
 	redisson *javaProcess
 }

@@ -23,8 +23,8 @@ const templateDatabase = "stampede_bench_template"
 type servers struct {
 	redis    *localserver.Redis
 	postgres *localserver.Postgres
-	control  *redis.Client // for cleanup and queries; no candidate uses it
-	version  string        // of both
+	control  redis.UniversalClient // for cleanup and queries; no candidate uses it
+	version  string                // of both
 }
 
 var running *servers

@@ -27,7 +27,7 @@ type Shop struct {
 	prefix                string
 	// Pool and Redis are for the benchmark's queries and setup; no candidate uses them.
 	Pool  *pgxpool.Pool
-	Redis *redis.Client
+	Redis redis.UniversalClient
 
 	b        testing.TB
 	servers  *servers
@@ -108,7 +108,7 @@ func (s *Shop) rewriteAOF(ctx context.Context) {
 }
 
 // InfoNumber reads a whole number of Redis's INFO. The section is written as in its answer: "Memory".
-func InfoNumber(ctx context.Context, rdb *redis.Client, section, name string) (int64, error) {
+func InfoNumber(ctx context.Context, rdb redis.UniversalClient, section, name string) (int64, error) {
 	info := rdb.InfoMap(ctx, section)
 	if err := info.Err(); err != nil {
 		return 0, err

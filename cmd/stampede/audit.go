@@ -10,7 +10,6 @@ import (
 	"github.com/google/uuid"
 
 	"stampede/fulfillment/audit"
-	"stampede/internal/connect"
 	"stampede/reservation"
 	"stampede/sql"
 )
@@ -25,7 +24,7 @@ type auditCmd struct {
 }
 
 func (c *auditCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
-	b, err := openBackend(ctx, connect.Control, c.RedisURL, c.DatabaseURL, c.keysFlags, 2, logger)
+	b, err := openControl(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, 2, logger)
 	if err != nil {
 		return err
 	}

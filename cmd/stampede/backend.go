@@ -20,7 +20,7 @@ import (
 
 // backend holds the Redis and Postgres clients and what uses both. Both connect on first use.
 type backend struct {
-	redis   *redis.Client
+	redis   redis.UniversalClient
 	pool    *pgxpool.Pool
 	store   *reservation.Store
 	catalog *catalog.Catalog
@@ -28,9 +28,8 @@ type backend struct {
 
 // openBackend creates the Redis client with open, and uses up to postgresConns connections to Postgres.
 func openBackend(
-	ctx context.Context, open func(url string) (*redis.Client, error), redisURL, databaseURL string, keys keysFlags,
-	postgresConns int32, logger *slog.Logger,
-	options ...connect.PostgresOption,
+	ctx context.Context, open func(url string) (redis.UniversalClient, error), redisURL, databaseURL string,
+	keys keysFlags, postgresConns int32, storeOptions reservation.StoreOptions, options ...connect.PostgresOption,
 ) (*backend, error) {
 	pool, err := connect.Postgres(ctx, databaseURL, postgresConns, options...)
 	if err != nil {
@@ -41,8 +40,17 @@ func openBackend(
 		pool.Close()
 		return nil, err
 	}
-	store := reservation.NewStore(rdb, keys.keys(), reservation.StoreOptions{Logger: logger})
+	store := reservation.NewStore(rdb, keys.keys(), storeOptions)
 	return &backend{redis: rdb, pool: pool, store: store, catalog: catalog.New(pool, store)}, nil
+}
+
+// openControl opens the backend of a worker or a command.
+func openControl(
+	ctx context.Context, redisURL, databaseURL string, keys keysFlags, postgresConns int32, logger *slog.Logger,
+	options ...connect.PostgresOption,
+) (*backend, error) {
+	return openBackend(ctx, connect.Control, redisURL, databaseURL, keys, postgresConns,
+		reservation.StoreOptions{Logger: logger}, options...)
 }
 
 func (b *backend) Close() {
@@ -86,11 +94,11 @@ func checkSchema(ctx context.Context, pool *pgxpool.Pool, logger *slog.Logger) e
 	return nil
 }
 
-// warnOfSettings logs the findings of doctor, unsafe ones as errors. It never fails.
-func warnOfSettings(ctx context.Context, b *backend, logger *slog.Logger) {
+// warnOfSettings logs the findings of doctor for a Redis user with these rights, unsafe ones as errors. It never fails.
+func warnOfSettings(ctx context.Context, b *backend, rights reservation.Rights, logger *slog.Logger) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	findings, err := doctor.Redis(ctx, b.redis)
+	findings, err := doctor.Redis(ctx, b.redis, rights)
 	if err != nil {
 		logger.Warn("Redis does not answer, so its settings are unchecked", "err", err)
 	}
@@ -98,14 +106,13 @@ func warnOfSettings(ctx context.Context, b *backend, logger *slog.Logger) {
 	if err == nil { // else checkSchema has reported it
 		findings = append(findings, more...)
 	}
-	if more, err = doctor.Memory(ctx, b.redis, b.pool, uuid.Nil); err == nil {
-		findings = append(findings, more...)
-	}
+	more, _ = doctor.Memory(ctx, b.redis, b.pool, uuid.Nil) // its error is that of a server that is reported above
+	findings = append(findings, more...)
 	for _, f := range findings {
 		level, prefix := slog.LevelWarn, "setting to check: "
 		if f.Severity == doctor.Unsafe {
 			level, prefix = slog.LevelError, "UNSAFE SETTING: "
 		}
-		logger.Log(ctx, level, prefix+f.What, "severity", f.Severity, "server", f.Server, "why", f.Why, "mend", f.Mend)
+		logger.Log(ctx, level, prefix+f.What, "severity", f.Severity, "server", f.Where(), "why", f.Why, "mend", f.Mend)
 	}
 }

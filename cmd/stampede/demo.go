@@ -24,6 +24,7 @@ type demoCmd struct {
 // Validate is called by kong.
 func (c *demoCmd) Validate() error {
 	return cmp.Or(
+		c.optionalServers.Validate(),
 		checkFlag(c.Buyers <= crowd.MaxBuyers, "--buyers", c.Buyers, fmt.Sprintf("at most %d", crowd.MaxBuyers)),
 		wantAtLeast("--over", c.Over, 0),
 		wantShare("--double-clicks", c.DoubleClicks),
@@ -34,9 +35,13 @@ func (c *demoCmd) Run(ctx context.Context, s *streams) error {
 	collectLess()
 	// Only the demo's own text is printed; its processes write their logs to files.
 	slog.SetDefault(slog.New(slog.NewTextHandler(io.Discard, nil)))
+	partitions := 1
+	if c.Cluster {
+		partitions = clusterPartitions
+	}
 	err := demo.Run(ctx, demo.Config{
 		Stock: c.Stock, Buyers: c.Buyers, Over: c.Over, DoubleClicks: c.DoubleClicks,
-		RedisURL: c.RedisURL, DatabaseURL: c.DatabaseURL, Out: s.out, Terminal: isTerminal(s.out),
+		Servers: c.wanted(), Partitions: partitions, Out: s.out, Terminal: isTerminal(s.out),
 	})
 	switch {
 	case errors.Is(err, demo.ErrBroken):

@@ -16,6 +16,7 @@ import (
 	"stampede/internal/accept"
 	"stampede/internal/connect"
 	"stampede/internal/localserver"
+	"stampede/reservation"
 	"stampede/sql"
 )
 
@@ -25,6 +26,7 @@ type devCmd struct {
 	limitFlags
 	clientFlags
 	receiptFlag
+	replicaFlag
 	workerFlags
 	HTTPAddr   string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:"127.0.0.1:8080" placeholder:"HOST:PORT" help:"Address to listen on (${default}). Buyers are identified by a header alone, so keep it local."`
 	AuthHeader string `default:"X-User-ID" placeholder:"NAME" help:"Header that names the buyer (${default})."`
@@ -34,14 +36,18 @@ type devCmd struct {
 // Validate is called by kong.
 func (c *devCmd) Validate() error {
 	return cmp.Or(
-		c.keysFlags.Validate(), c.limitFlags.Validate(), c.clientFlags.Validate(), c.receiptFlag.Validate(),
-		c.workerFlags.Validate(), wantHeader("--auth-header", c.AuthHeader),
+		c.optionalServers.Validate(), c.keysFlags.Validate(), c.limitFlags.Validate(), c.clientFlags.Validate(),
+		c.receiptFlag.Validate(),
+		c.replicaFlag.Validate(), c.workerFlags.Validate(), wantHeader("--auth-header", c.AuthHeader),
 	)
 }
 
 func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
 	collectLess()
-	servers, err := localserver.Provide(ctx, c.RedisURL, c.DatabaseURL)
+	if c.Cluster {
+		c.Partitions = max(c.Partitions, clusterPartitions)
+	}
+	servers, err := localserver.Provide(ctx, c.wanted())
 	if err != nil {
 		return err
 	}
@@ -58,18 +64,19 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 		c.AdminToken = rand.Text()
 	}
 
-	front, err := openIngressBackend(ctx, servers.RedisURL, servers.DatabaseURL, c.keysFlags, logger)
+	front, err := openIngressBackend(ctx, servers.RedisURL, servers.DatabaseURL, c.keysFlags,
+		c.storeOptions(logger))
 	if err != nil {
 		return err
 	}
 	defer front.Close()
-	back, err := openBackend(ctx, connect.Control, servers.RedisURL, servers.DatabaseURL, c.keysFlags, workerPostgresConns,
+	back, err := openControl(ctx, servers.RedisURL, servers.DatabaseURL, c.keysFlags, workerPostgresConns,
 		logger, connect.Service("work"))
 	if err != nil {
 		return err
 	}
 	defer back.Close()
-	warnOfSettings(ctx, front.backend, logger)
+	warnOfSettings(ctx, front.backend, reservation.OperatorRights, logger)
 
 	config := ingressConfig(front, servers.RedisURL, c.keysFlags, c.limitFlags, c.receiptFlag, logger)
 	outcomes, err := front.serveOrders(&config, c.keysFlags)
@@ -110,7 +117,7 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 // welcome prints the addresses, and commands to paste.
 func (c *devCmd) welcome(w io.Writer, url string, servers *localserver.Pair) error {
 	kept := "deleted when this ends"
-	if servers.Redis == nil || servers.Postgres == nil {
+	if c.RedisURL != "" || c.DatabaseURL != "" {
 		kept = "deleted when this ends, except on the servers that were given"
 	}
 	environment := "REDIS_URL=" + quoted(servers.RedisURL) + " DATABASE_URL=" + quoted(servers.DatabaseURL)

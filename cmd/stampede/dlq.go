@@ -12,7 +12,6 @@ import (
 	"github.com/google/uuid"
 
 	"stampede/fulfillment/deadletter"
-	"stampede/internal/connect"
 	"stampede/internal/figure"
 	"stampede/sql"
 )
@@ -32,7 +31,7 @@ type dlqFlags struct {
 }
 
 func (f *dlqFlags) with(ctx context.Context, logger *slog.Logger, do func(*deadletter.Store) error) error {
-	b, err := openBackend(ctx, connect.Control, f.RedisURL, f.DatabaseURL, f.keysFlags, 2, logger)
+	b, err := openControl(ctx, f.RedisURL, f.DatabaseURL, f.keysFlags, 2, logger)
 	if err != nil {
 		return err
 	}

@@ -54,7 +54,7 @@ func (c *doctorCmd) examine(ctx context.Context) (findings []doctor.Finding, ser
 	}
 	defer pool.Close()
 
-	findings, err = doctor.Redis(ctx, rdb)
+	findings, err = doctor.Redis(ctx, rdb, reservation.OperatorRights)
 	if err != nil {
 		findings = append(findings, away("redis", "REDIS_URL", "nothing can be sold", err))
 	}

@@ -14,7 +14,7 @@ func TestCommandsReportMissingGuard(t *testing.T) {
 	require.NoError(t, err)
 	const (
 		what = "the unique index orders_one_live_per_user of the table orders is missing"
-		mend = "CREATE UNIQUE INDEX CONCURRENTLY orders_one_live_per_user ON orders USING btree (user_id, sale_id)"
+		mend = "CREATE UNIQUE INDEX orders_one_live_per_user ON ONLY orders USING btree (user_id, sale_id)"
 	)
 	for _, args := range [][]string{{"doctor"}, {"audit"}, {"reconcile", "--explain"}, {"migrate", "status"}} {
 		status, output := s.run(args...)

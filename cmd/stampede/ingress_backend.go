@@ -35,13 +35,13 @@ const (
 type ingressBackend struct {
 	*backend
 	duty, changes, looks *pgxpool.Pool
-	guardRedis           *redis.Client
+	guardRedis           redis.UniversalClient
 }
 
 func openIngressBackend(
-	ctx context.Context, redisURL, databaseURL string, keys keysFlags, logger *slog.Logger,
+	ctx context.Context, redisURL, databaseURL string, keys keysFlags, storeOptions reservation.StoreOptions,
 ) (f *ingressBackend, err error) {
-	b, err := openBackend(ctx, connect.Ingress, redisURL, databaseURL, keys, otherPostgresConns, logger,
+	b, err := openBackend(ctx, connect.Ingress, redisURL, databaseURL, keys, otherPostgresConns, storeOptions,
 		connect.Service("serve"))
 	if err != nil {
 		return nil, err

@@ -175,7 +175,7 @@ func (c *loadCmd) openServers(ctx context.Context, logger *slog.Logger) (loadSer
 		}
 		return loadServers{pool: pool, close: pool.Close}, nil
 	}
-	b, err := openBackend(ctx, connect.Control, c.RedisURL, c.DatabaseURL, c.keysFlags, postgresConns, logger)
+	b, err := openControl(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, postgresConns, logger)
 	if err != nil {
 		return loadServers{}, err
 	}

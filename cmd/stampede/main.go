@@ -32,7 +32,7 @@ type cli struct {
 	Rebuild     rebuildCmd     `cmd:"" help:"Rebuild the stock in Redis from Postgres. Workers do this automatically after a loss of Redis. Sales are closed meanwhile."`
 	Reconcile   reconcileCmd   `cmd:"" help:"Repair differences between Redis and Postgres. Exit status 1 if some remain, 3 if something could not be checked."`
 	Projections projectionsCmd `cmd:"" help:"Rebuild what is derived from the log of orders."`
-	Doctor      doctorCmd      `cmd:"" help:"Check Redis and Postgres for unsafe settings, and Redis for enough memory for the units on sale. Exit status 1 if a finding is unsafe, 3 if a server does not answer."`
+	Doctor      doctorCmd      `cmd:"" help:"Check Redis, each node of a cluster, and Postgres for unsafe settings, and Redis for enough memory for the units on sale. Exit status 1 if a finding is unsafe, 3 if a server does not answer."`
 	DLQ         dlqCmd         `cmd:"" name:"dlq" help:"List, show, replay and discard dead letters."`
 	Healthcheck healthcheckCmd `cmd:"" help:"Ask a running ingress or worker whether it is ready. Exit status 1 if it is not."`
 	Version     versionCmd     `cmd:"" help:"Print the version of this program."`

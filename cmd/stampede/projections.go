@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"time"
 
 	"stampede/fulfillment/projection"
@@ -13,7 +12,7 @@ import (
 )
 
 type projectionsCmd struct {
-	Rebuild projectionsRebuildCmd `cmd:"" help:"Rebuild the orders and the counters of sales from the log of events, beside the ones in use, and swap them in. Sales continue."`
+	Rebuild projectionsRebuildCmd `cmd:"" help:"Make the orders and the counters of sales those of the log of events, month by month. Sales continue."`
 }
 
 type projectionsRebuildCmd struct {
@@ -21,7 +20,7 @@ type projectionsRebuildCmd struct {
 	jsonFlag
 }
 
-func (c *projectionsRebuildCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+func (c *projectionsRebuildCmd) Run(ctx context.Context, s *streams) error {
 	pool, err := connect.Postgres(ctx, c.DatabaseURL, 1)
 	if err != nil {
 		return err
@@ -30,7 +29,7 @@ func (c *projectionsRebuildCmd) Run(ctx context.Context, s *streams, logger *slo
 	if err := sql.Check(ctx, pool); err != nil {
 		return err
 	}
-	report, err := projection.Rebuild(ctx, pool, logger)
+	report, err := projection.Rebuild(ctx, pool)
 	if err != nil {
 		return err
 	}
@@ -38,9 +37,8 @@ func (c *projectionsRebuildCmd) Run(ctx context.Context, s *streams, logger *slo
 		return writeJSON(s.out, report)
 	}
 	_, err = fmt.Fprintf(s.out,
-		"%s orders rebuilt from their events in %v; %s changes arrived meanwhile; reads and writes of orders were blocked for %v\n",
-		figure.Count(report.Orders), report.Took.Round(time.Millisecond), figure.Count(report.Changes),
-		report.Held.Round(time.Millisecond/10))
+		"%s orders compared with their events in %v; %s of them differed and were replaced\n",
+		figure.Count(report.Orders), report.Took.Round(time.Millisecond), figure.Count(report.Replaced))
 	for _, r := range report.Recounted {
 		if err == nil {
 			_, err = fmt.Fprintf(s.out, "sale %s: sold was %s and is %s\n", r.Sale, figure.Count(r.Was), figure.Count(r.Is))

@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 
 	"github.com/google/uuid"
 
 	"stampede/fulfillment/rebuild"
-	"stampede/internal/connect"
 	"stampede/reservation"
 )
 
@@ -37,9 +37,10 @@ func (c *rebuildCmd) Validate() error {
 		fmt.Sprintf("0 to %d", reservation.MaxPartitions-1))
 }
 
-// Run prints a report for each partition. After an error the remaining partitions are still rebuilt.
+// Run rebuilds partitions at the same time and prints a report for each when it is done. An error in one partition
+// stops no other.
 func (c *rebuildCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
-	b, err := openBackend(ctx, connect.Control, c.RedisURL, c.DatabaseURL, c.keysFlags, 3, logger)
+	b, err := openControl(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, 4, logger)
 	if err != nil {
 		return err
 	}
@@ -49,9 +50,8 @@ func (c *rebuildCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) e
 		return err
 	}
 	if c.Sale != uuid.Nil {
-		return c.print(s, func() (rebuild.Report, error) {
-			return rebuilder.Sale(ctx, c.Sale, rebuild.ReasonByHand)
-		})
+		report, err := rebuilder.Sale(ctx, c.Sale, rebuild.ReasonByHand)
+		return c.print(s, report, err)
 	}
 	first, end := 0, 0
 	if c.Partition != nil {
@@ -59,17 +59,22 @@ func (c *rebuildCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) e
 	} else if end, err = rebuilder.Partitions(ctx); err != nil {
 		return err
 	}
-	var failed []error
-	for p := first; p < end && ctx.Err() == nil; p++ {
-		failed = append(failed, c.print(s, func() (rebuild.Report, error) {
-			return rebuilder.Partition(ctx, p, rebuild.ReasonByHand)
-		}))
+	failed := make([]error, end-first)
+	var rebuilding sync.WaitGroup
+	var printing sync.Mutex
+	for p := first; p < end; p++ {
+		rebuilding.Go(func() {
+			report, err := rebuilder.Partition(ctx, p, rebuild.ReasonByHand)
+			printing.Lock()
+			defer printing.Unlock()
+			failed[p-first] = c.print(s, report, err)
+		})
 	}
+	rebuilding.Wait()
 	return errors.Join(failed...)
 }
 
-func (c *rebuildCmd) print(s *streams, do func() (rebuild.Report, error)) error {
-	report, err := do()
+func (c *rebuildCmd) print(s *streams, report rebuild.Report, err error) error {
 	if err != nil {
 		return err
 	}

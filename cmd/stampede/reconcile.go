@@ -10,7 +10,6 @@ import (
 	"github.com/google/uuid"
 
 	"stampede/fulfillment/audit"
-	"stampede/internal/connect"
 	"stampede/internal/figure"
 	"stampede/reservation"
 )
@@ -29,7 +28,7 @@ type reconcileCmd struct {
 }
 
 func (c *reconcileCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
-	b, err := openBackend(ctx, connect.Control, c.RedisURL, c.DatabaseURL, c.keysFlags, 4, logger)
+	b, err := openControl(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, 4, logger)
 	if err != nil {
 		return err
 	}

@@ -10,7 +10,6 @@ import (
 
 	"github.com/google/uuid"
 
-	"stampede/internal/connect"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/sql"
@@ -39,7 +38,7 @@ func (f *catalogFlags) with(
 	ctx context.Context, s *streams, logger *slog.Logger,
 	do func(context.Context, *catalog.Catalog) ([]catalog.CountedSale, error),
 ) error {
-	b, err := openBackend(ctx, connect.Control, f.RedisURL, f.DatabaseURL, f.keysFlags, 2, logger)
+	b, err := openControl(ctx, f.RedisURL, f.DatabaseURL, f.keysFlags, 2, logger)
 	if err != nil {
 		return err
 	}

@@ -69,6 +69,7 @@ func TestEachSeriesExistsFromFirstScrape(t *testing.T) {
 			"stampede_entries_dead_lettered_total{stream": s.orderStreams(2),
 			"stampede_entries_lost_total{stream":          s.orderStreams(2),
 			"stampede_entries_trimmed_total{stream":       s.orderStreams(2),
+			"stampede_stream_readers{stream":              s.orderStreams(2),
 			"stampede_batch_orders_count":                 nil,
 			"stampede_batch_duration_seconds_count":       nil,
 			"stampede_rebuild_seconds_count":              nil,

@@ -45,6 +45,17 @@ func (f receiptFlag) Validate() error {
 		fmt.Sprintf("at least %d", order.MinReceiptSecretBytes))
 }
 
+// replicaFlag makes reservations wait for replicas.
+type replicaFlag struct {
+	ReplicaAcks int `default:"0" placeholder:"N" help:"Replicas of Redis that must confirm a reservation within 50 ms; its outcome is unknown otherwise, and the buyer retries (${default})."`
+}
+
+func (f replicaFlag) storeOptions(logger *slog.Logger) reservation.StoreOptions {
+	return reservation.StoreOptions{ReplicaAcks: f.ReplicaAcks, Logger: logger}
+}
+
+func (f replicaFlag) Validate() error { return wantAtLeast("--replica-acks", f.ReplicaAcks, 0) }
+
 type serveCmd struct {
 	redisFlag
 	databaseFlag
@@ -52,6 +63,7 @@ type serveCmd struct {
 	limitFlags
 	clientFlags
 	receiptFlag
+	replicaFlag
 	HTTPAddr    string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:":8080" placeholder:"HOST:PORT" help:"Address to listen on (${default})."`
 	Auth        string `default:"jwt" enum:"jwt,header" placeholder:"MODE" help:"How buyers are identified: jwt, or header behind a gateway that sets it (${default})."`
 	AuthHeader  string `default:"X-User-ID" placeholder:"NAME" help:"Header that names the buyer with --auth=header (${default})."`
@@ -69,6 +81,7 @@ type serveCmd struct {
 // Validate is called by kong.
 func (c *serveCmd) Validate() error {
 	return cmp.Or(c.keysFlags.Validate(), c.limitFlags.Validate(), c.clientFlags.Validate(), c.receiptFlag.Validate(),
+		c.replicaFlag.Validate(),
 		wantHeader("--auth-header", c.AuthHeader),
 		wantAtLeast("--stop-delay", c.StopDelay, 0))
 }
@@ -76,7 +89,7 @@ func (c *serveCmd) Validate() error {
 func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	collectLess()
 	uuid.EnableRandPool() // reads the random bytes of 16 order ids together
-	f, err := openIngressBackend(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, logger)
+	f, err := openIngressBackend(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, c.storeOptions(logger))
 	if err != nil {
 		return err
 	}
@@ -98,7 +111,7 @@ func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	if err := checkSchema(ctx, f.pool, logger); err != nil {
 		return err
 	}
-	warnOfSettings(ctx, f.backend, logger)
+	warnOfSettings(ctx, f.backend, reservation.IngressRights, logger)
 	// Listen here, so that the port is known for an address with port 0.
 	if config.Listener, err = accept.Listen(ctx, c.HTTPAddr); err != nil {
 		return listenError(err, "STAMPEDE_HTTP_ADDR", "--http-addr")
@@ -124,13 +137,13 @@ func ingressConfig(
 		Sales:         f.catalog,
 		ReceiptSecret: receipt.ReceiptSecret,
 		// A read blocks, so its client must not be shared.
-		Outcomes:       func() (redis.UniversalClient, error) { return connect.Blocking(redisURL) },
-		OutcomesStream: keys.keys().Outcomes(),
-		MaxInFlight:    limits.MaxInFlight,
-		DrainTimeout:   limits.DrainTimeout,
-		PlainReader:    true,
-		Metrics:        telemetry.NewRegistry(),
-		Logger:         logger,
+		Outcomes:        func() (redis.UniversalClient, error) { return connect.Blocking(redisURL) },
+		OutcomesStreams: keys.keys().AllOutcomes(),
+		MaxInFlight:     limits.MaxInFlight,
+		DrainTimeout:    limits.DrainTimeout,
+		PlainReader:     true,
+		Metrics:         telemetry.NewRegistry(),
+		Logger:          logger,
 	}
 }
 

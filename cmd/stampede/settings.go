@@ -8,6 +8,7 @@ import (
 	"runtime/debug"
 	"time"
 
+	"stampede/internal/localserver"
 	"stampede/internal/telemetry"
 	"stampede/reservation"
 )
@@ -61,7 +62,7 @@ func collectLess() {
 // URLs of the servers: required by most commands, optional where private servers are started instead.
 type (
 	redisFlag struct {
-		RedisURL string `name:"redis-url" env:"REDIS_URL" required:"" placeholder:"URL" help:"Redis, as redis://user:password@host:6379/0."`
+		RedisURL string `name:"redis-url" env:"REDIS_URL" required:"" placeholder:"URL" help:"Redis, as redis://user:password@host:6379/0, redis+cluster://user:password@a:6379,b:6379 or redis+sentinel://user:password@a:26379,b:26379/master/0."`
 	}
 	databaseFlag struct {
 		DatabaseURL string `name:"database-url" env:"DATABASE_URL" required:"" placeholder:"URL" help:"Postgres, as postgres://user:password@host:5432/database."`
@@ -69,8 +70,25 @@ type (
 	optionalServers struct {
 		RedisURL    string `name:"redis-url" env:"REDIS_URL" placeholder:"URL" help:"Redis to use (default: a private one is started)."`
 		DatabaseURL string `name:"database-url" env:"DATABASE_URL" placeholder:"URL" help:"Postgres to use (default: a private one is started)."`
+		Cluster     bool   `help:"Start the private Redis as a cluster of three masters and three replicas, with at least 4 partitions."`
 	}
 )
+
+// clusterPartitions is the least number of partitions on a private cluster: they lie on all its masters.
+const clusterPartitions = 4
+
+// Validate is called by kong, or by the Validate of a command that embeds these flags.
+func (f optionalServers) Validate() error {
+	if f.Cluster && f.RedisURL != "" {
+		return usagef("--cluster starts a private Redis Cluster, and REDIS_URL is set: unset one of them")
+	}
+	return nil
+}
+
+// wanted returns the servers to use or to start.
+func (f optionalServers) wanted() localserver.Wanted {
+	return localserver.Wanted{RedisURL: f.RedisURL, DatabaseURL: f.DatabaseURL, Cluster: f.Cluster}
+}
 
 // keysFlags name the keys in Redis.
 type keysFlags struct {

@@ -12,6 +12,7 @@ import (
 	"stampede/fulfillment"
 	"stampede/internal/connect"
 	"stampede/internal/telemetry"
+	"stampede/reservation"
 )
 
 // workerPostgresConns is enough for two batches in each of a few partitions, and the rest.
@@ -21,7 +22,7 @@ const workerPostgresConns = 8
 type workerFlags struct {
 	Consumer      string        `placeholder:"NAME" help:"Name of this worker, unique and stable across restarts (default: host name and lane)."`
 	BatchMax      int           `default:"500" placeholder:"ORDERS" help:"Most orders per transaction (${default})."`
-	MinIdle       time.Duration `default:"10s" placeholder:"DURATION" help:"How long another worker may be inactive on an order before this one takes it over (${default})."`
+	MinIdle       time.Duration `default:"10s" placeholder:"DURATION" help:"How long another worker may be inactive on an order before this one takes it over; a lost worker is replaced within half of it; the same for all workers (${default})."`
 	MaxDeliveries int64         `default:"5" placeholder:"N" help:"Deliveries of a failing entry before it becomes a dead letter (${default})."`
 }
 
@@ -58,7 +59,7 @@ func (c *workCmd) Run(ctx context.Context, logger *slog.Logger) error {
 		return err
 	}
 	defer free()
-	b, err := openBackend(ctx, connect.Control, c.RedisURL, c.DatabaseURL, c.keysFlags, workerPostgresConns, logger,
+	b, err := openControl(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, workerPostgresConns, logger,
 		connect.Service("work"))
 	if err != nil {
 		return err
@@ -67,7 +68,7 @@ func (c *workCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	if err := checkSchema(ctx, b.pool, logger); err != nil {
 		return err
 	}
-	warnOfSettings(ctx, b, logger)
+	warnOfSettings(ctx, b, reservation.WorkerRights, logger)
 	registry := telemetry.NewRegistry()
 	config := workerConfig(b, c.keysFlags, c.workerFlags, registry, logger)
 	config.Consumer, config.DrainTimeout = consumer, c.DrainTimeout

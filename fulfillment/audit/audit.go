@@ -2,8 +2,11 @@ package audit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"hash/fnv"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -13,9 +16,9 @@ import (
 
 	"stampede/fulfillment/stream"
 	"stampede/internal/figure"
-	"stampede/internal/pg"
 	"stampede/internal/retry"
 	"stampede/reservation"
+	"stampede/reservation/order"
 	"stampede/sql"
 )
 
@@ -38,7 +41,8 @@ const (
 )
 
 // Run compares Redis and Postgres with the promises and reports every difference. It changes
-// nothing. Promise.Unchecked names what could not be read. An error means that Postgres does not
+// nothing. Promise.Unchecked names what could not be read; a partition whose server does not answer keeps
+// no other from being checked. An error means that Postgres does not
 // answer; with Sale set it may be reservation.ErrSaleNotFound.
 //
 // It reads Redis first, then one snapshot of Postgres, and leaves out orders that were accepted in
@@ -102,14 +106,18 @@ type look struct {
 	// noted are the first findings that come from Redis alone.
 	noted []Finding
 
-	sales   []auditedSale
-	streams []string
+	sales []auditedSale
+	// readable are the sales whose server answers, and streams those of such partitions.
+	readable []auditedSale
+	streams  []string
+	// dark holds the errors of partitions whose server does not answer, while others do.
+	dark map[int]error
 	// unread holds the errors of reading Redis.
 	unread map[source]error
 }
 
 func newLook(c Config, conn *pgx.Conn) *look {
-	return &look{Config: c, conn: conn, report: newReport(), unread: map[source]error{}}
+	return &look{Config: c, conn: conn, report: newReport(), unread: map[source]error{}, dark: map[int]error{}}
 }
 
 // notedMax bounds look.noted. A few of them show which sale to repair.
@@ -126,10 +134,9 @@ func (l *look) note(promise string, f Finding) {
 func (l *look) selectSales(ctx context.Context) error {
 	// Redis first: a sale is in Postgres before it is in Redis.
 	var inRedis []reservation.LocatedSale
-	var err error
 	if l.Sale == uuid.Nil {
-		inRedis, err = reservation.ListInRedis(ctx, l.Redis, l.Keys)
-		if err := l.noteUnread(ctx, theSales, err); err != nil {
+		var err error
+		if inRedis, err = l.listSales(ctx); err != nil {
 			return err
 		}
 	}
@@ -145,8 +152,11 @@ func (l *look) selectSales(ctx context.Context) error {
 			continue
 		}
 		l.sales = append(l.sales, s)
+		if l.dark[s.partition] == nil {
+			l.readable = append(l.readable, s)
+		}
 	}
-	l.streams = streamsOf(l.Keys, l.sales)
+	l.selectStreams()
 	if err := l.reportUnknownSales(ctx, inRedis, sales); err != nil {
 		return err
 	}
@@ -156,13 +166,52 @@ func (l *look) selectSales(ctx context.Context) error {
 	return l.reportMissingGuards(ctx)
 }
 
+// listSales lists the sales in Redis. If only some partitions do not answer, these are dark.
+func (l *look) listSales(ctx context.Context) ([]reservation.LocatedSale, error) {
+	limited, cancel := context.WithTimeout(ctx, retry.CallTimeout)
+	defer cancel()
+	found, failed := reservation.ListInRedis(limited, l.Redis, l.Keys)
+	if len(failed) < reservation.MaxPartitions {
+		maps.DeleteFunc(failed, func(partition int, err error) bool {
+			if answered := redis.Error(nil); errors.As(err, &answered) && !redis.HasErrorPrefix(err, "CLUSTERDOWN") {
+				return false
+			}
+			l.dark[partition] = err
+			return true
+		})
+	}
+	for _, partition := range slices.Sorted(maps.Keys(failed)) {
+		if err := l.noteUnread(ctx, theSales, failed[partition]); err != nil {
+			return nil, err
+		}
+	}
+	return found, ctx.Err()
+}
+
+// selectStreams selects the streams of all partitions in use, and of older sales. What cannot be checked in dark ones
+// is in the report.
+func (l *look) selectStreams() {
+	for p := range partitionsOf(l.Keys, l.sales) {
+		err := l.dark[p]
+		if err == nil {
+			l.streams = append(l.streams, l.Keys.Orders(p))
+			continue
+		}
+		for _, c := range checks {
+			if c.needs != 0 {
+				l.noteUnchecked(c.promise, err)
+			}
+		}
+	}
+}
+
 // compare copies Redis's data to temporary tables in the order in which an order travels, so that an
 // order that leaves one place is found in the next. Then it calls verify in a snapshot of Postgres.
 func (l *look) compare(ctx context.Context, verify func(context.Context, pgx.Tx) error) error {
 	if err := l.loadRedis(ctx); err != nil {
 		return err
 	}
-	return pg.InSnapshot(ctx, l.conn, func(tx pgx.Tx) error {
+	return pgx.BeginTxFunc(ctx, l.conn, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, func(tx pgx.Tx) error {
 		if err := l.loadParked(ctx, tx); err != nil {
 			return err
 		}
@@ -198,7 +247,11 @@ func salesToAudit(ctx context.Context, c Config) ([]auditedSale, error) {
 	rows, _ := c.Pool.Query(ctx, sql.AuditSelectedSales, only) // its error comes with the rows
 	sales, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (auditedSale, error) {
 		var s auditedSale
-		err := row.Scan(&s.id, &s.partitions)
+		var archived bool
+		err := row.Scan(&s.id, &s.partitions, &archived)
+		if err == nil && archived {
+			err = order.ErrArchived
+		}
 		if err == nil && s.partitions > 0 {
 			s.partition = reservation.PartitionAmong(s.id, s.partitions)
 		}
@@ -213,17 +266,13 @@ func salesToAudit(ctx context.Context, c Config) ([]auditedSale, error) {
 	return sales, nil
 }
 
-// streamsOf returns the streams of all partitions in use, and those of older sales.
-func streamsOf(keys reservation.Keys, sales []auditedSale) []string {
+// partitionsOf returns the number of partitions in use, and those of older sales.
+func partitionsOf(keys reservation.Keys, sales []auditedSale) int {
 	partitions := keys.Partitions
 	for _, s := range sales {
 		partitions = max(partitions, s.partition+1)
 	}
-	streams := make([]string, partitions)
-	for p := range streams {
-		streams[p] = keys.Orders(p)
-	}
-	return streams
+	return partitions
 }
 
 // restPause is the interval of checks for rest.

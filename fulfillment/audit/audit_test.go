@@ -180,7 +180,7 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 		{
 			"an unknown buyer",
 			inRedis(func(ctx context.Context, s scene) redis.Cmder {
-				return s.Rdb.HSet(ctx, buyersKey(s), "ghost", order.CompactID(uuid.New())+" 1 5 1a0c2d3e4f5")
+				return s.Rdb.HSet(ctx, buyersKey(s), "ghost", order.CompactID(order.NewOrderID(s.sale))+" 1 5 1a0c2d3e4f5")
 			}),
 			"S3 S4 S5", "user ghost: the order was accepted and is not in Postgres", "operator",
 		},

@@ -25,8 +25,15 @@ type check struct {
 	needs source
 }
 
-// within inserts the check into a query.
-func (c *check) within(query string) string { return strings.Replace(query, "{{check}}", c.query, 1) }
+// within inserts the check into a query. A check of Redis leaves out the sales that could not be read.
+func (c *check) within(query string) string {
+	text := c.query
+	if c.needs != 0 {
+		text = "SELECT * FROM (\n" + text + "\n) AS of_redis WHERE NOT EXISTS (" +
+			"SELECT FROM audit_sales AS dark WHERE dark.sale_id = of_redis.sale_id AND dark.unread)"
+	}
+	return strings.Replace(query, "{{check}}", text, 1)
+}
 
 // source is a part of the data in Redis, as a bit.
 type source uint8

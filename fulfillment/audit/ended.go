@@ -18,7 +18,7 @@ func (l *look) loadEnded(ctx context.Context, tx pgx.Tx) error {
 	if err := l.unreadError(theSales); err != nil {
 		return err
 	}
-	for _, sale := range l.sales {
+	for _, sale := range l.readable {
 		key := l.Keys.Ended(sale.partition, sale.id)
 		for cursor, begun := uint64(0), false; !begun || cursor != 0; begun = true {
 			page, next, err := l.Redis.HScan(ctx, key, cursor, "", buyersPerTrip).Result()

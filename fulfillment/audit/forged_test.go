@@ -105,7 +105,7 @@ func TestAuditReportsAndReconcileRepairsForgedReservations(t *testing.T) {
 			users = append(users, "ghost")
 		}
 		for _, user := range users {
-			id := uuid.New()
+			id := order.NewOrderID(sale)
 			place := int64(99)
 			if user == "user-1" {
 				require.NoError(t, s.Pool.QueryRow(t.Context(),
@@ -136,7 +136,7 @@ func TestAuditReportsReservationBeyondLastPlace(t *testing.T) {
 	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := termed(s, t)
 	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Buyers(0, sale), "ghost",
-		order.CompactID(uuid.New())+" 1 3 1a0c2d3e4f5").Err())
+		order.CompactID(order.NewOrderID(sale))+" 1 3 1a0c2d3e4f5").Err())
 	report := testwork.Audit(s, t, sale)
 	require.Contains(t, testwork.TextOf(t, report),
 		"user ghost: the reservation is at place 3, and the sale has given out 2")
@@ -147,7 +147,7 @@ func TestAuditReportsAndReconcileRepairsKeysOfWrongType(t *testing.T) {
 	s := testshop.NewLostShop(t)
 	sale := s.OpenPayable(t, 1000)
 	for i, key := range []string{
-		s.Keys.Orders(0), s.Keys.Sales(0), s.Keys.Server(0), s.Keys.Outcomes(), s.Keys.Sale(0, sale), s.Keys.Buyers(0, sale),
+		s.Keys.Orders(0), s.Keys.Sales(0), s.Keys.Server(0), s.Keys.Outcomes(0), s.Keys.Sale(0, sale), s.Keys.Buyers(0, sale),
 		s.Keys.Ended(0, sale),
 	} {
 		for kind, write := range map[string]func(ctx context.Context) error{
@@ -201,14 +201,15 @@ func TestAuditReportsForgedRows(t *testing.T) {
 		"UPDATE orders SET user_id = E'\\u001b[31m' WHERE user_id = 'user-1'":       "projections",
 		"UPDATE orders SET status = 'paid' WHERE user_id = 'user-1'":                "projections",
 		"UPDATE orders SET version = 2147483647 WHERE user_id = 'user-1'":           "projections",
-		"UPDATE orders SET sale_id = gen_random_uuid() WHERE user_id = 'user-1'":    "projections",
-		"DELETE FROM orders WHERE user_id = 'user-1'":                               "projections",
-		"UPDATE order_events SET quantity = 9223372036854775807 WHERE version = 2":  "operator",
-		"UPDATE order_events SET type = 'Nonsense' WHERE version = 2":               "operator",
-		"UPDATE order_events SET version = 2147483647 WHERE version = 2":            "operator",
-		"UPDATE order_events SET data = '[]' WHERE version = 2":                     "operator",
-		"UPDATE order_events SET data = '\"x\"' WHERE version = 2":                  "operator",
-		"UPDATE order_events SET data = '{\"sequence\": {}}' WHERE version = 2":     "operator",
+		"UPDATE orders SET sale_id = '01700000-0000-7000-8000-000000000000' WHERE " +
+			"user_id = 'user-1'": "projections",
+		"DELETE FROM orders WHERE user_id = 'user-1'":                              "projections",
+		"UPDATE order_events SET quantity = 9223372036854775807 WHERE version = 2": "operator",
+		"UPDATE order_events SET type = 'Nonsense' WHERE version = 2":              "operator",
+		"UPDATE order_events SET version = 2147483647 WHERE version = 2":           "operator",
+		"UPDATE order_events SET data = '[]' WHERE version = 2":                    "operator",
+		"UPDATE order_events SET data = '\"x\"' WHERE version = 2":                 "operator",
+		"UPDATE order_events SET data = '{\"sequence\": {}}' WHERE version = 2":    "operator",
 		"INSERT INTO releases SELECT gen_random_uuid(), id, 'ghost', " +
 			"9223372036854775807 FROM sales": "reconcile",
 		"INSERT INTO releases SELECT id, sale_id, user_id, quantity FROM orders": "reconcile",

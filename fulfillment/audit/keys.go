@@ -17,15 +17,12 @@ import (
 // typedKey is a key of Redis and its expected type.
 type typedKey struct{ key, kind string }
 
-// sharedKeys are the keys that sales of these partitions share. Those of a single sale are checked
+// sharedKeys are the keys that the sales of a partition share. Those of a single sale are checked
 // with the sale.
-func sharedKeys(keys reservation.Keys, partitions int) []typedKey {
-	all := []typedKey{{keys.Outcomes(), "stream"}}
-	for p := range partitions {
-		all = append(all, typedKey{keys.Orders(p), "stream"}, typedKey{keys.Sales(p), "set"},
-			typedKey{keys.Server(p), "hash"})
+func sharedKeys(keys reservation.Keys, p int) []typedKey {
+	return []typedKey{
+		{keys.Orders(p), "stream"}, {keys.Sales(p), "set"}, {keys.Server(p), "hash"}, {keys.Outcomes(p), "stream"},
 	}
-	return all
 }
 
 // reportForeignKeys reports keys of a wrong type, which can be neither read nor written.
@@ -33,7 +30,12 @@ func (l *look) reportForeignKeys(ctx context.Context) error {
 	if l.unreadError(theSales) != nil {
 		return nil //nolint:nilerr // the unread part is reported elsewhere
 	}
-	wanted := sharedKeys(l.Keys, len(l.streams))
+	var wanted []typedKey
+	for p := range partitionsOf(l.Keys, l.sales) {
+		if l.dark[p] == nil {
+			wanted = append(wanted, sharedKeys(l.Keys, p)...)
+		}
+	}
 	asked := make([]*redis.StatusCmd, len(wanted))
 	_, _ = l.Redis.Pipelined(ctx, func(p redis.Pipeliner) error { // each command's own error counts
 		for i, k := range wanted {
@@ -63,7 +65,11 @@ func (r *reconciler) setAside(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, k := range sharedKeys(r.Keys, reservation.MaxPartitions) {
+	var shared []typedKey
+	for p := range reservation.MaxPartitions {
+		shared = append(shared, sharedKeys(r.Keys, p)...)
+	}
+	for _, k := range shared {
 		if !slices.Contains(found, k.key) {
 			continue
 		}

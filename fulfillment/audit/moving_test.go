@@ -130,7 +130,7 @@ func TestAuditReportsEquationOfEachSale(t *testing.T) {
 }
 
 // movingRedis returns a client of the shop's Redis that calls do once, before buyers are read.
-func movingRedis(t testing.TB, do func()) *redis.Client {
+func movingRedis(t testing.TB, do func()) redis.UniversalClient {
 	t.Helper()
 	rdb, err := connect.Control(testkit.RedisURL(t))
 	require.NoError(t, err)
@@ -181,7 +181,7 @@ func TestAuditIgnoresConcurrentOrders(t *testing.T) {
 	sale := s.Open(t, 10)
 	s.Crowd(t, sale, 3)
 	testwork.Fulfil(s, t)
-	moving := func() *redis.Client {
+	moving := func() redis.UniversalClient {
 		return movingRedis(t, func() {
 			s.Buy(t, sale, uuid.NewString()) // unread by workers
 			last, err := s.Rdb.HGet(t.Context(), s.Keys.Sale(0, sale), "sequence").Int64()

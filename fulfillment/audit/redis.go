@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -29,7 +30,7 @@ const (
 // redisSale is a sale as Redis has it.
 type redisSale struct {
 	auditedSale
-	present                                           bool
+	present, unread                                   bool
 	epoch, units, stock, places, generation, revision *int64
 	opensAt, closesAt, limit, window                  *int64
 	state                                             string
@@ -53,20 +54,23 @@ func (l *look) loadRedis(ctx context.Context) error {
 	if err := l.noteUnread(ctx, theSales, err); err != nil {
 		return err
 	}
-	if l.unreadError(theSales) != nil { // the sales exist, but could not be read
-		all = make([]redisSale, len(l.sales))
-		for i, s := range l.sales {
-			all[i].auditedSale = s
+	if l.unreadError(theSales) != nil {
+		all = nil
+	}
+	copied := slices.Clone(all)
+	for _, s := range l.sales { // those that exist, but could not be read
+		if l.dark[s.partition] != nil || l.unreadError(theSales) != nil {
+			copied = append(copied, redisSale{auditedSale: s, unread: true})
 		}
 	}
 	_, err = l.conn.CopyFrom(ctx, pgx.Identifier{"audit_sales"}, []string{
-		"sale_id", "present", "epoch", "units", "stock", "places", "generation", "revision",
+		"sale_id", "present", "unread", "epoch", "units", "stock", "places", "generation", "revision",
 		"opens_at_ms", "closes_at_ms", "per_order_limit", "payment_window_s", "state",
 	},
-		pgx.CopyFromSlice(len(all), func(i int) ([]any, error) {
-			s := all[i]
+		pgx.CopyFromSlice(len(copied), func(i int) ([]any, error) {
+			s := copied[i]
 			return []any{
-				s.id, s.present, s.epoch, s.units, s.stock, s.places, s.generation, s.revision,
+				s.id, s.present, s.unread, s.epoch, s.units, s.stock, s.places, s.generation, s.revision,
 				s.opensAt, s.closesAt, s.limit, s.window, s.state,
 			}, nil
 		}))
@@ -222,12 +226,12 @@ var saleFields = []string{
 	"opens_at_ms", "closes_at_ms", "per_order_limit", "payment_window_s", "state",
 }
 
-// eachOfSales reads fields of all sales; err is set if the key has a wrong type.
+// eachOfSales reads fields of all readable sales; err is set if the key has a wrong type.
 func (l *look) eachOfSales(ctx context.Context, names []string, do func(s auditedSale, fields []any, err error)) error {
 	if err := l.unreadError(theSales); err != nil {
 		return err
 	}
-	for sales := l.sales; len(sales) > 0; {
+	for sales := l.readable; len(sales) > 0; {
 		n := min(len(sales), salesPerTrip)
 		asked := make([]*redis.SliceCmd, n)
 		_, _ = l.Redis.Pipelined(ctx, func(p redis.Pipeliner) error { // each command's own error counts
@@ -352,7 +356,8 @@ func (b *buyerScan) nextPage() (err error) {
 // when the sale was read.
 func (b *buyerScan) row(user, text string) []any {
 	r, _, err := order.ParseReservation(text)
-	if err != nil || deadletter.Storable(text) != text || !r.CanBeOf(user) {
+	if err != nil || deadletter.Storable(text) != text || !r.CanBeOf(user) ||
+		!order.MayBelongTo(r.OrderID, b.sale.id) {
 		b.note("S4", Finding{
 			Sale: &b.sale.id, User: deadletter.Storable(user), Remedy: RemedyRebuild,
 			What: fmt.Sprintf("the reservation in Redis is damaged: %.100q", text),

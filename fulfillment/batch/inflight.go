@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"stampede/fulfillment/metrics"
 	"stampede/fulfillment/stream"
 	"stampede/internal/retry"
 )
@@ -31,7 +32,12 @@ type inFlightBatch struct {
 
 // Run processes messages until ctx ends. Messages that still wait then get ErrStopping.
 func (b *Batcher) Run(ctx context.Context) error {
-	defer func() { leave(b.queue.close()) }()
+	defer func() {
+		leave(b.queue.close())
+		for _, t := range []*metrics.Trouble{b.recording, b.locking, b.releasing} {
+			t.End()
+		}
+	}()
 	defer context.AfterFunc(ctx, b.Drain)()
 	d := b.newDispatch()
 	defer d.finish()

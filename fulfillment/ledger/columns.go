@@ -56,15 +56,33 @@ func (c *Columns) Arguments() []any {
 	}
 }
 
+// saleOrders are orders of one sale.
+type saleOrders struct {
+	sale   uuid.UUID
+	orders []uuid.UUID
+}
+
+// ordersBySale are orders of several sales, for queries that each read the month of one sale.
+type ordersBySale []saleOrders
+
+// add adds an order. Sales are few, and mostly that of the previous order.
+func (all *ordersBySale) add(sale, id uuid.UUID) {
+	i := slices.IndexFunc(*all, func(of saleOrders) bool { return of.sale == sale })
+	if i < 0 {
+		i = len(*all)
+		*all = append(*all, saleOrders{sale: sale})
+	}
+	(*all)[i].orders = append((*all)[i].orders, id)
+}
+
 // idsOf returns the orders whose word is one of these.
-func (c *Columns) idsOf(words []string, wanted ...string) []uuid.UUID {
-	var ids []uuid.UUID
+func (c *Columns) idsOf(words []string, wanted ...string) (found ordersBySale) {
 	for row, word := range words {
 		if slices.Contains(wanted, word) {
-			ids = append(ids, uuid.UUID(c.orders[row]))
+			found.add(uuid.UUID(c.sales[row]), uuid.UUID(c.orders[row]))
 		}
 	}
-	return ids
+	return found
 }
 
 // saleUnits is the change of a sale's counter in one transaction.

@@ -57,6 +57,7 @@ const (
 
 	notNullViolation = "23502"
 	uniqueViolation  = "23505"
+	checkViolation   = "23514"
 	// noSuchConstraint is the error of an ON CONFLICT without a matching unique index.
 	noSuchConstraint = "42P10"
 
@@ -131,10 +132,16 @@ func TranslateError(err error) error {
 	return err
 }
 
+// isWithoutMonth reports whether Postgres has no tables for the orders of a sale. A partitioned table then fails like
+// a CHECK without a name.
+func isWithoutMonth(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && pgErr.Code == checkViolation && pgErr.ConstraintName == "" &&
+		(pgErr.TableName == "order_events" || pgErr.TableName == "orders")
+}
+
 // isNotFresh reports whether record_fresh.sql failed because some of its events need record_orders.sql.
 func isNotFresh(err error) bool {
 	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) &&
-		(pgErr.Code == uniqueViolation || pgErr.Code == notNullViolation && pgErr.TableName == "order_events" &&
-			pgErr.ColumnName == "sale_id")
+	return errors.As(err, &pgErr) && pgErr.Code == uniqueViolation || isWithoutMonth(err)
 }

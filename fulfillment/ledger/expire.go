@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -54,6 +55,13 @@ func (l *Ledger) expireSome(
 
 // LockOverdue locks and returns at most limit overdue orders of one sale that is not in except.
 func LockOverdue(ctx context.Context, tx pgx.Tx, except, aside []uuid.UUID, limit int) ([]order.Order, error) {
-	rows, _ := tx.Query(ctx, sql.LedgerLockOverdue, except, limit, aside) // rows carry the error
+	var sale uuid.UUID
+	err := tx.QueryRow(ctx, sql.LedgerOverdueSale, except, aside).Scan(&sale)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	rows, _ := tx.Query(ctx, sql.LedgerLockOverdue, sale, limit, aside) // rows carry the error
 	return pgx.CollectRows(rows, scanOrder)
 }

@@ -10,7 +10,9 @@ func (x *Outcomes) Published() prometheus.Counter { return x.published }
 
 func (x *Outcomes) Dropped() prometheus.Counter { return x.dropped }
 
-func (x *Outcomes) Enqueue(outcomes []order.OrderOutcome) { x.enqueue(outcomes) }
+func (x *Outcomes) Enqueue(outcomes []order.OrderOutcome) {
+	x.enqueue([][]order.OrderOutcome{outcomes})
+}
 
 const OutcomesQueued = outcomesQueued
 

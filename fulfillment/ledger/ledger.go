@@ -2,7 +2,6 @@ package ledger
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -47,7 +46,9 @@ const RecordTimeout = 10 * time.Second
 const lockWait = 2 * time.Second
 
 // New returns a Ledger on a migrated database.
-func New(pool *pgxpool.Pool) *Ledger { return (&Ledger{pool: pool}).WithLockTimeout(lockWait) }
+func New(pool *pgxpool.Pool) *Ledger {
+	return (&Ledger{pool: pool}).WithLockTimeout(lockWait)
+}
 
 // WithLockTimeout sets how long a transaction waits for a lock.
 func (l *Ledger) WithLockTimeout(d time.Duration) *Ledger {
@@ -76,6 +77,11 @@ func (l *Ledger) record(ctx context.Context, events []order.OrderReserved, refus
 	}
 	columns, rows := ColumnsOf(events)
 	words, found, err := l.write(ctx, columns, refusal)
+	if isWithoutMonth(err) {
+		if _, err = l.pool.Exec(ctx, sql.LedgerMakeMonths, columns.Arguments()[1]); err == nil {
+			words, found, err = l.write(ctx, columns, refusal)
+		}
+	}
 	if err != nil {
 		return nil, fmt.Errorf("record %d orders: %w", len(events), TranslateError(err))
 	}
@@ -148,20 +154,24 @@ func (l *Ledger) recordOn(
 	}
 
 	batch := &pgx.Batch{}
-	batch.Queue(sql.LedgerLogRefusals, c.idsOf(words, wordRejected, wordVoided))
-	repeated := c.idsOf(words, wordRecorded)
-	if len(repeated) > 0 {
-		batch.Queue(sql.LedgerFindOrders, repeated)
+	refused, repeated := c.idsOf(words, wordRejected, wordVoided), c.idsOf(words, wordRecorded)
+	for _, of := range refused {
+		batch.Queue(sql.LedgerLogRefusals, of.sale, of.orders)
+	}
+	for _, of := range repeated {
+		batch.Queue(sql.LedgerFindOrders, of.sale, of.orders)
 	}
 	sold := c.unitsOf(func(row int) bool { return words[row] == wordConfirmed })
 	queueEnd(batch, sold)
 	answers = conn.SendBatch(ctx, batch)
-	if err := readAnswer(answers); err != nil {
-		return nil, nil, closed(answers, err)
+	for range refused {
+		if err := readAnswer(answers); err != nil {
+			return nil, nil, closed(answers, err)
+		}
 	}
-	var found map[uuid.UUID]order.Order
-	if len(repeated) > 0 {
-		if found, err = readOrders(answers); err != nil {
+	found := map[uuid.UUID]order.Order{}
+	for range repeated {
+		if err := readOrders(answers, found); err != nil {
 			return nil, nil, closed(answers, err)
 		}
 	}
@@ -248,17 +258,14 @@ func readWords(answers pgx.BatchResults, n int) ([]string, error) {
 	return words, err
 }
 
-func readOrders(answers pgx.BatchResults) (map[uuid.UUID]order.Order, error) {
-	rows, err := answers.Query()
-	if err != nil {
-		return nil, err
-	}
+// readOrders adds the orders of the next answer to found.
+func readOrders(answers pgx.BatchResults, found map[uuid.UUID]order.Order) error {
+	rows, _ := answers.Query() // rows carry the error
 	orders, err := pgx.CollectRows(rows, scanOrder)
-	byID := make(map[uuid.UUID]order.Order, len(orders))
 	for _, o := range orders {
-		byID[o.ID] = o
+		found[o.ID] = o
 	}
-	return byID, err
+	return err
 }
 
 // orderRow is an order as the ledger's queries return it.
@@ -344,32 +351,4 @@ func rollBack(conn *pgxpool.Conn) {
 	if !conn.Conn().IsClosed() && conn.Conn().PgConn().TxStatus() != 'I' {
 		_, _ = conn.Exec(ctx, "ROLLBACK")
 	}
-}
-
-// Order returns the order as it is in Postgres, or order.ErrNotFound. An order that was just
-// reserved is not in Postgres yet.
-func (l *Ledger) Order(ctx context.Context, id uuid.UUID) (order.Order, error) {
-	rows, err := l.pool.Query(ctx, sql.LedgerFindOrders, []uuid.UUID{id})
-	if err != nil {
-		return order.Order{}, fmt.Errorf("find order %s: %w", id, err)
-	}
-	o, err := pgx.CollectOneRow(rows, scanOrder)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return order.Order{}, fmt.Errorf("order %s: %w", id, order.ErrNotFound)
-	}
-	if err != nil {
-		return order.Order{}, fmt.Errorf("find order %s: %w", id, err)
-	}
-	return o, nil
-}
-
-// OrdersOf returns at most limit orders of the user from Postgres, newest first, older than the order
-// before unless that is uuid.Nil.
-func (l *Ledger) OrdersOf(ctx context.Context, user string, before uuid.UUID, limit int) ([]order.Order, error) {
-	rows, _ := l.pool.Query(ctx, sql.LedgerOrdersOfUser, user, zeronull.UUID(before), limit) // rows carry the error
-	orders, err := pgx.CollectRows(rows, scanOrder)
-	if err != nil {
-		return nil, fmt.Errorf("list orders of user=%s: %w", user, err)
-	}
-	return orders, nil
 }

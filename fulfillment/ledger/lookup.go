@@ -4,17 +4,23 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"sync"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
 
+	"stampede/internal/pg"
 	"stampede/reservation/order"
 	"stampede/sql"
 )
 
 // FindByReceipt returns the order of a receipt that Signer.Verify has accepted: as it is in Postgres, or
 // voided if the sale's stock was rebuilt without the order. It returns order.ErrNotFound if the
-// order may still be recorded. Every other error is one of Postgres.
+// order may still be recorded, and order.ErrArchived if the orders of its sale were archived. Every other
+// error is one of Postgres.
 //
 // The epoch is read before the order. Every transaction that confirms orders locks the row of their sale
 // and compares epochs (ledger/add_sold.sql), so an order of an earlier epoch that is still missing can
@@ -22,19 +28,24 @@ import (
 func (l *Ledger) FindByReceipt(ctx context.Context, r order.Receipt) (order.Order, error) {
 	batch := &pgx.Batch{}
 	batch.Queue(sql.LedgerSaleEpoch, r.SaleID)
-	batch.Queue(sql.LedgerFindOrders, []uuid.UUID{r.OrderID})
+	batch.Queue(sql.LedgerFindOrders, r.SaleID, []uuid.UUID{r.OrderID})
 	answers := l.pool.SendBatch(ctx, batch)
 	var epoch int64
-	err := answers.QueryRow().Scan(&epoch)
+	var archived bool
+	err := answers.QueryRow().Scan(&epoch, &archived)
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = nil // unknown sale: no epoch of it has ended
 	}
-	found, findErr := readOrders(answers)
+	found := map[uuid.UUID]order.Order{}
+	findErr := readOrders(answers, found)
 	if err := errors.Join(err, findErr, answers.Close()); err != nil {
 		return order.Order{}, fmt.Errorf("find the order of a receipt: order=%s: %w", r.OrderID, err)
 	}
 	if o, ok := found[r.OrderID]; ok {
 		return o, nil
+	}
+	if archived {
+		return order.Order{}, fmt.Errorf("order %s: %w", r.OrderID, order.ErrArchived)
 	}
 	if epoch > r.Epoch {
 		return r.Order(order.StatusVoided), nil
@@ -44,17 +55,118 @@ func (l *Ledger) FindByReceipt(ctx context.Context, r order.Receipt) (order.Orde
 
 // FindOrders returns the orders with these ids that are in Postgres, unordered.
 func (l *Ledger) FindOrders(ctx context.Context, ids []uuid.UUID) ([]order.Order, error) {
-	rows, _ := l.pool.Query(ctx, sql.LedgerFindOrders, ids) // rows carry the error
-	orders, err := pgx.CollectRows(rows, scanOrder)
+	found, err := l.findOrders(ctx, ids)
 	if err != nil {
 		return nil, fmt.Errorf("find %d orders: %w", len(ids), err)
+	}
+	return slices.Collect(maps.Values(found)), nil
+}
+
+// Order returns the order as it is in Postgres, or order.ErrNotFound. An order that was just
+// reserved is not in Postgres yet.
+func (l *Ledger) Order(ctx context.Context, id uuid.UUID) (order.Order, error) {
+	found, err := l.findOrders(ctx, []uuid.UUID{id})
+	if err != nil {
+		return order.Order{}, fmt.Errorf("find order %s: %w", id, err)
+	}
+	o, ok := found[id]
+	if !ok {
+		return order.Order{}, fmt.Errorf("order %s: %w", id, order.ErrNotFound)
+	}
+	return o, nil
+}
+
+// findOrders returns the orders with these ids by id.
+func (l *Ledger) findOrders(ctx context.Context, ids []uuid.UUID) (map[uuid.UUID]order.Order, error) {
+	found := make(map[uuid.UUID]order.Order, len(ids))
+	known := knownToAll.of(ids)
+	if err := l.readOrders(ctx, known, found); err != nil || len(found) == len(ids) {
+		return found, err
+	}
+	missing := slices.DeleteFunc(slices.Clone(ids), func(id uuid.UUID) bool {
+		_, ok := found[id]
+		return ok
+	})
+	others, err := otherSalesOf(ctx, l.pool, missing, known)
+	if err == nil {
+		err = l.readOrders(ctx, others, found)
+	}
+	for id := range found {
+		knownToAll.add(found[id].SaleID)
+	}
+	return found, err
+}
+
+// readOrders adds the orders of these sales to found, in one round trip.
+func (l *Ledger) readOrders(ctx context.Context, bySale ordersBySale, found map[uuid.UUID]order.Order) (err error) {
+	if len(bySale) == 0 {
+		return nil
+	}
+	batch := &pgx.Batch{}
+	for _, of := range bySale {
+		batch.Queue(sql.LedgerFindOrders, of.sale, of.orders)
+	}
+	answers := l.pool.SendBatch(ctx, batch)
+	for range bySale {
+		if err = readOrders(answers, found); err != nil {
+			break
+		}
+	}
+	return closed(answers, err)
+}
+
+// otherSalesOf returns the sales to which orders may belong, with those orders, except the known ones. It is mostly
+// one sale for each order (order.NewOrderID). With the sale, Postgres reads one month of orders, and without it all.
+func otherSalesOf(
+	ctx context.Context, on pg.Querier, ids []uuid.UUID, known ordersBySale,
+) (bySale ordersBySale, err error) {
+	rows, _ := on.Query(ctx, sql.LedgerSalesOfOrders, ids) // rows carry the error
+	var place int
+	var sale uuid.UUID
+	_, err = pgx.ForEachRow(rows, []any{&place, &sale}, func() error {
+		if !slices.ContainsFunc(known, func(of saleOrders) bool { return of.sale == sale }) {
+			bySale.add(sale, ids[place-1])
+		}
+		return nil
+	})
+	return bySale, err
+}
+
+// knownSales has, for the two bytes that a sale shares with its orders, the sale of the last order that was found. So
+// nearly all orders are found without a query for their sale. It is safe for concurrent use.
+type knownSales struct{ byTag sync.Map }
+
+// knownToAll is shared by all ledgers of the process: an ingress has several, each with its connections.
+var knownToAll knownSales
+
+func tagOf(id uuid.UUID) [2]byte { return [2]byte(id[14:]) }
+
+func (k *knownSales) add(sale uuid.UUID) { k.byTag.Store(tagOf(sale), sale) }
+
+// of returns the known sales to which the orders may belong.
+func (k *knownSales) of(ids []uuid.UUID) (bySale ordersBySale) {
+	for _, id := range ids {
+		if sale, ok := k.byTag.Load(tagOf(id)); ok {
+			bySale.add(sale.(uuid.UUID), id)
+		}
+	}
+	return bySale
+}
+
+// OrdersOf returns at most limit orders of the user from Postgres, newest first, older than the order
+// before unless that is uuid.Nil.
+func (l *Ledger) OrdersOf(ctx context.Context, user string, before uuid.UUID, limit int) ([]order.Order, error) {
+	rows, _ := l.pool.Query(ctx, sql.LedgerOrdersOfUser, user, zeronull.UUID(before), limit) // rows carry the error
+	orders, err := pgx.CollectRows(rows, scanOrder)
+	if err != nil {
+		return nil, fmt.Errorf("list orders of user=%s: %w", user, err)
 	}
 	return orders, nil
 }
 
 // Ping returns nil if Postgres answers a query for orders.
 func (l *Ledger) Ping(ctx context.Context) error {
-	_, err := l.FindOrders(ctx, nil)
+	_, err := l.pool.Exec(ctx, sql.LedgerFindOrders, uuid.Nil, []uuid.UUID{})
 	return err
 }
 

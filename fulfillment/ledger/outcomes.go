@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill-redisstream/pkg/redisstream"
@@ -26,7 +27,7 @@ const (
 	// outcomes that were trimmed unread. A message of 500 orders has 11 KB and one of OutcomesPerMessage 22
 	// KB, so the stream stays below 1 MB.
 	outcomesKept = 32
-	// outcomesQueued bounds the transactions whose outcomes wait to be published.
+	// outcomesQueued bounds the transactions of a partition whose outcomes wait to be published.
 	outcomesQueued = 256
 	// OutcomesPerMessage bounds the outcomes of one message, unless one transaction alone has more.
 	OutcomesPerMessage = 1000
@@ -43,13 +44,19 @@ type OutcomesConfig struct {
 
 // Outcomes publishes the outcome of orders to all ingresses, one message for each committed transaction,
 // so that requests that wait need not poll. It is best effort and never blocks; lookups find outcomes
-// that were not published. It is safe for concurrent use.
+// that were not published. Each partition has a stream and a queue of its own, so that none waits for the Redis server
+// of another. It is safe for concurrent use.
 type Outcomes struct {
+	keys               reservation.Keys
 	publisher          *redisstream.Publisher
-	topic              string
-	queue              chan []order.OrderOutcome
+	partitions         []outcomesOfPartition
 	published, dropped prometheus.Counter
-	publishing         retry.Outage
+}
+
+type outcomesOfPartition struct {
+	stream string
+	queue  chan []order.OrderOutcome
+	outage retry.Outage // of the goroutine that publishes
 }
 
 // NewOutcomes returns Outcomes, which publishes nothing until Run.
@@ -72,47 +79,62 @@ func NewOutcomes(c OutcomesConfig) (*Outcomes, error) {
 	if err := errors.Join(err1, err2, err3); err != nil {
 		return nil, fmt.Errorf("outcomes: %w", err)
 	}
+	partitions := make([]outcomesOfPartition, c.Keys.Partitions)
+	for p := range partitions {
+		partitions[p] = outcomesOfPartition{
+			stream: c.Keys.Outcomes(p), queue: make(chan []order.OrderOutcome, outcomesQueued),
+			outage: retry.Outage{Log: c.Logger.With("partition", p), Doing: "publish outcomes to the ingresses"},
+		}
+	}
 	return &Outcomes{
-		publisher: publisher, topic: c.Keys.Outcomes(), queue: make(chan []order.OrderOutcome, outcomesQueued),
-		published: published, dropped: dropped,
-		publishing: retry.Outage{Log: c.Logger, Doing: "publish outcomes to the ingresses"},
+		keys: c.Keys, publisher: publisher, partitions: partitions, published: published, dropped: dropped,
 	}, nil
 }
 
-// Run publishes until ctx ends, and then drains the queue within the time-out of one call to Redis. Call
+// Run publishes until ctx ends, and then drains the queues within the time-out of one call to Redis. Call
 // it once.
 func (o *Outcomes) Run(ctx context.Context) {
+	var publishing sync.WaitGroup
+	for partition := range o.partitions {
+		publishing.Go(func() { o.runPartition(ctx, partition) })
+	}
+	publishing.Wait()
+}
+
+func (o *Outcomes) runPartition(ctx context.Context, partition int) {
 	for {
 		select {
-		case first := <-o.queue:
+		case first := <-o.partitions[partition].queue:
 			limited, cancel := retry.ForCall(ctx)
-			o.Publish(limited, first)
+			o.Publish(limited, partition, first)
 			cancel()
 		case <-ctx.Done():
-			o.publishRest(ctx)
+			o.publishRest(ctx, partition)
 			return
 		}
 	}
 }
 
-func (o *Outcomes) publishRest(ctx context.Context) {
+func (o *Outcomes) publishRest(ctx context.Context, partition int) {
 	limited, cancel := retry.ForCall(ctx)
 	defer cancel()
 	for {
 		select {
-		case first := <-o.queue:
-			o.Publish(limited, first)
+		case first := <-o.partitions[partition].queue:
+			o.Publish(limited, partition, first)
 		default:
 			return
 		}
 	}
 }
 
-// Publish publishes these outcomes, together with those that wait in the queue, in one message.
-func (o *Outcomes) Publish(ctx context.Context, outcomes []order.OrderOutcome) {
+// Publish publishes these outcomes of a partition, together with those that wait in its queue, in one message. Only
+// one call for a partition may run at a time.
+func (o *Outcomes) Publish(ctx context.Context, partition int, outcomes []order.OrderOutcome) {
+	p := &o.partitions[partition]
 	for more := true; more && len(outcomes) < OutcomesPerMessage; {
 		select {
-		case next := <-o.queue:
+		case next := <-p.queue:
 			outcomes = append(outcomes, next...)
 		default:
 			more = false
@@ -120,25 +142,32 @@ func (o *Outcomes) Publish(ctx context.Context, outcomes []order.OrderOutcome) {
 	}
 	msg := message.NewMessage(watermill.NewUUID(), order.AppendOutcomes(nil, outcomes))
 	msg.SetContext(ctx)
-	if err := o.publisher.Publish(o.topic, msg); err != nil {
-		o.publishing.Failed(err)
+	if err := o.publisher.Publish(p.stream, msg); err != nil {
+		p.outage.Failed(err)
 		o.dropped.Add(float64(len(outcomes)))
 		return
 	}
-	o.publishing.Over()
+	p.outage.Over()
 	o.published.Add(float64(len(outcomes)))
 }
 
-// enqueue queues the outcomes to be published, if the queue has room. It never blocks, and does nothing
-// if o is nil.
-func (o *Outcomes) enqueue(outcomes []order.OrderOutcome) {
-	if o == nil || len(outcomes) == 0 {
-		return
-	}
-	select {
-	case o.queue <- outcomes:
-	default:
-		o.dropped.Add(float64(len(outcomes)))
+// groups returns an empty group for each partition.
+func (o *Outcomes) groups() [][]order.OrderOutcome {
+	return make([][]order.OrderOutcome, len(o.partitions))
+}
+
+// enqueue queues the outcomes to be published, grouped by the partitions of their sales, if the queues have room. It
+// never blocks.
+func (o *Outcomes) enqueue(groups [][]order.OrderOutcome) {
+	for partition, outcomes := range groups {
+		if len(outcomes) == 0 {
+			continue
+		}
+		select {
+		case o.partitions[partition].queue <- outcomes:
+		default:
+			o.dropped.Add(float64(len(outcomes)))
+		}
 	}
 }
 
@@ -149,7 +178,7 @@ func (l *Ledger) publishRecorded(outcomes []Outcome, earlier map[uuid.UUID]order
 		return
 	}
 	const recordedVersion = 2 // of an order whose reservation and outcome were recorded together
-	changed := make([]order.OrderOutcome, 0, len(outcomes))
+	groups := l.outcomes.groups()
 	for _, out := range outcomes {
 		if out.Err != nil {
 			continue
@@ -158,9 +187,10 @@ func (l *Ledger) publishRecorded(outcomes []Outcome, earlier map[uuid.UUID]order
 		if o, known := earlier[out.Event.OrderID]; known {
 			version = o.Version
 		}
-		changed = append(changed, order.OrderOutcome{OrderID: out.Event.OrderID, Status: out.Status, Version: version})
+		of := &groups[l.outcomes.keys.Partition(out.Event.SaleID)]
+		*of = append(*of, order.OrderOutcome{OrderID: out.Event.OrderID, Status: out.Status, Version: version})
 	}
-	l.outcomes.enqueue(changed)
+	l.outcomes.enqueue(groups)
 }
 
 // publishChanged publishes that the orders, given as they were read, have all changed to next.
@@ -168,11 +198,12 @@ func (l *Ledger) publishChanged(orders []order.Order, next order.Order) {
 	if l.outcomes == nil {
 		return
 	}
-	changed := make([]order.OrderOutcome, len(orders))
-	for i, o := range orders {
-		changed[i] = order.OrderOutcome{OrderID: o.ID, Status: next.Status, Version: o.Version + 1}
+	groups := l.outcomes.groups()
+	for _, o := range orders {
+		of := &groups[l.outcomes.keys.Partition(o.SaleID)]
+		*of = append(*of, order.OrderOutcome{OrderID: o.ID, Status: next.Status, Version: o.Version + 1})
 	}
-	l.outcomes.enqueue(changed)
+	l.outcomes.enqueue(groups)
 }
 
 // WithOutcomes returns a Ledger that also publishes its outcomes to o.

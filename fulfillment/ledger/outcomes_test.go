@@ -21,9 +21,9 @@ import (
 )
 
 // published returns the messages of the stream of outcomes, decoded as the stock subscriber does.
-func published(t testing.TB, rdb *redis.Client, keys reservation.Keys) [][]order.OrderOutcome {
+func published(t testing.TB, rdb redis.UniversalClient, keys reservation.Keys) [][]order.OrderOutcome {
 	t.Helper()
-	entries, err := rdb.XRange(t.Context(), keys.Outcomes(), "-", "+").Result()
+	entries, err := rdb.XRange(t.Context(), keys.Outcomes(0), "-", "+").Result()
 	require.NoError(t, err)
 	var messages [][]order.OrderOutcome
 	for _, entry := range entries {
@@ -47,7 +47,7 @@ func TestOutcomesOfEveryChangeArePublished(t *testing.T) {
 		testkit.Eventually(t, 10*time.Second, "a message is published",
 			func() bool { return len(published(t, rdb, keys)) > 0 })
 		require.Equal(t, [][]order.OrderOutcome{want}, published(t, rdb, keys))
-		require.NoError(t, rdb.Del(t.Context(), keys.Outcomes()).Err())
+		require.NoError(t, rdb.Del(t.Context(), keys.Outcomes(0)).Err())
 	}
 	events := testshop.CrowdOf(sale, 2)
 	again := testshop.Reserved(sale, events[0].UserID, 3)
@@ -162,9 +162,9 @@ func TestOutcomeStreamIsBounded(t *testing.T) {
 	_, o, _ := testwork.PublishingLedger(t, pool, rdb, keys)
 	const node = 100 // entries, at most
 	for range 2 * (ledger.OutcomesKept + node) {
-		o.Publish(t.Context(), []order.OrderOutcome{{OrderID: uuid.New(), Version: 2}})
+		o.Publish(t.Context(), 0, []order.OrderOutcome{{OrderID: uuid.New(), Version: 2}})
 	}
-	length, err := rdb.XLen(t.Context(), keys.Outcomes()).Result()
+	length, err := rdb.XLen(t.Context(), keys.Outcomes(0)).Result()
 	require.NoError(t, err)
 	require.Less(t, length, int64(ledger.OutcomesKept+node), "whole nodes of the stream are freed")
 }

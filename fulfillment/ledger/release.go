@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"sync/atomic"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -55,21 +58,71 @@ func (l *Ledger) PendingReleases(ctx context.Context) (pending int, err error) {
 	return pending, nil
 }
 
-// ReleaseSome is a SweepStep. It releases the units of at most SweepMax orders of one sale in Redis and
-// deletes their rows from the releases. Releases that Redis refuses are kept and retried after a while.
+// releasePartitions bounds the partitions in which a sweep releases units at a time. Each uses a connection to
+// Postgres.
+const releasePartitions = 2
+
+// SweepReleases releases the units of ended orders in Redis, and returns of how many orders. Partitions are
+// independent: one whose server does not answer is asked once, and delays no other.
+func (l *Ledger) SweepReleases(ctx context.Context, store *reservation.Store) (released int, err error) {
+	due, err := l.dueReleases(ctx)
+	if err != nil {
+		return 0, err
+	}
+	var all atomic.Int64
+	err = store.EachAnswering(ctx, slices.Sorted(maps.Keys(due)), releasePartitions,
+		func(ctx context.Context, partition int) error {
+			n, err := SweepSales(ctx, func(ctx context.Context, except []uuid.UUID) (uuid.UUID, int, error) {
+				among := slices.DeleteFunc(slices.Clone(due[partition]), func(sale uuid.UUID) bool {
+					return slices.Contains(except, sale)
+				})
+				return l.releaseSome(ctx, store, among)
+			})
+			all.Add(int64(n))
+			return err
+		})
+	return int(all.Load()), err
+}
+
+// dueReleases returns the sales of which releases are due, by partition.
+func (l *Ledger) dueReleases(ctx context.Context) (map[int][]uuid.UUID, error) {
+	ctx, cancel := context.WithTimeout(ctx, RecordTimeout)
+	defer cancel()
+	rows, _ := l.pool.Query(ctx, sql.LedgerDueReleases) // its error comes with the rows
+	due := map[int][]uuid.UUID{}
+	var sale uuid.UUID
+	var partitions int
+	_, err := pgx.ForEachRow(rows, []any{&sale, &partitions}, func() error {
+		p := reservation.PartitionAmong(sale, partitions)
+		due[p] = append(due[p], sale)
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list due releases: %w", err)
+	}
+	return due, nil
+}
+
+// releaseSome is a SweepStep among some sales. It releases the units of at most SweepMax orders of one of them in Redis
+// and deletes their rows from the releases. Releases that Redis refuses are kept and retried after a while.
 //
 // Rows are deleted after Redis has answered. After a crash another worker retries; lua/release.lua
 // releases a unit once, because it finds the reservation gone or replaced by another order.
-func (l *Ledger) ReleaseSome(
-	ctx context.Context, store *reservation.Store, except []uuid.UUID,
+func (l *Ledger) releaseSome(
+	ctx context.Context, store *reservation.Store, among []uuid.UUID,
 ) (sale uuid.UUID, released int, err error) {
 	err = l.inTransaction(ctx, func(tx pgx.Tx) error {
-		rows, _ := tx.Query(ctx, sql.LedgerTakeReleases, except, SweepMax) // rows carry the error
-		releases, err := pgx.CollectRows(rows, pgx.RowToStructByName[reservation.Release])
-		if err != nil || len(releases) == 0 {
+		err := tx.QueryRow(ctx, sql.LedgerReleaseSale, among).Scan(&sale)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return nil
+		} else if err != nil {
 			return err
 		}
-		sale = releases[0].SaleID
+		rows, _ := tx.Query(ctx, sql.LedgerTakeReleases, sale, SweepMax) // rows carry the error
+		releases, err := pgx.CollectRows(rows, pgx.RowToStructByName[reservation.Release])
+		if err != nil {
+			return err
+		}
 		crashpoint.Hit(crashpoint.BeforeRelease)
 		limited, cancel := context.WithTimeout(ctx, retry.CallTimeout)
 		defer cancel()

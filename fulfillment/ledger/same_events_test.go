@@ -54,7 +54,7 @@ func TestLedgerWaitsForTransactionWithSameEvent(t *testing.T) {
 				_, err = tx.Exec(t.Context(), sql.LedgerRecordOrders, append(columns.Arguments(), c.refusal)...)
 				require.NoError(t, err)
 				if c.refusal != nil {
-					_, err = tx.Exec(t.Context(), sql.LedgerLogRefusals, []uuid.UUID{event.OrderID})
+					_, err = tx.Exec(t.Context(), sql.LedgerLogRefusals, sale, []uuid.UUID{event.OrderID})
 				} else {
 					_, err = tx.Exec(t.Context(), sql.LedgerAddSold, sale, 1, 1, 1)
 				}

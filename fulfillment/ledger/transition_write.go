@@ -54,7 +54,7 @@ func (l *Ledger) change(
 ) (next order.Order, err error) {
 	var changed []order.Order
 	err = l.inTransaction(ctx, func(tx pgx.Tx) error {
-		o, overdue, err := LockOrder(ctx, tx, id, user)
+		o, overdue, err := l.LockOrder(ctx, tx, id, user)
 		if err != nil {
 			return err
 		}
@@ -81,8 +81,32 @@ func (l *Ledger) inTransaction(ctx context.Context, f func(pgx.Tx) error) error 
 }
 
 // LockOrder locks and returns the user's order, and reports whether its deadline has passed.
-func LockOrder(ctx context.Context, tx pgx.Tx, id uuid.UUID, user string) (o order.Order, overdue bool, err error) {
-	rows, _ := tx.Query(ctx, sql.LedgerLockOrder, id, user) // rows carry the error
+func (l *Ledger) LockOrder(
+	ctx context.Context, tx pgx.Tx, id uuid.UUID, user string,
+) (o order.Order, overdue bool, err error) {
+	known := knownToAll.of([]uuid.UUID{id})
+	for _, of := range known {
+		if o, overdue, err = lockOrderOf(ctx, tx, of.sale, id, user); !errors.Is(err, order.ErrNotFound) {
+			return o, overdue, err
+		}
+	}
+	others, err := otherSalesOf(ctx, tx, []uuid.UUID{id}, known)
+	if err != nil {
+		return order.Order{}, false, err
+	}
+	for _, of := range others {
+		if o, overdue, err = lockOrderOf(ctx, tx, of.sale, id, user); !errors.Is(err, order.ErrNotFound) {
+			knownToAll.add(of.sale)
+			return o, overdue, err
+		}
+	}
+	return order.Order{}, false, order.ErrNotFound
+}
+
+func lockOrderOf(
+	ctx context.Context, tx pgx.Tx, sale, id uuid.UUID, user string,
+) (o order.Order, overdue bool, err error) {
+	rows, _ := tx.Query(ctx, sql.LedgerLockOrder, sale, id, user) // rows carry the error
 	locked, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[struct {
 		orderRow
 		Overdue bool
@@ -96,7 +120,7 @@ func LockOrder(ctx context.Context, tx pgx.Tx, id uuid.UUID, user string) (o ord
 // errNotLocked is returned when an order was changed while another transaction had its row locked.
 var errNotLocked = errors.New("an order was changed without its lock")
 
-// writeChange writes the event of these orders, given as they were read, which all change to next.
+// writeChange writes the event of these orders of one sale, given as they were read, which all change to next.
 func writeChange(ctx context.Context, tx pgx.Tx, event order.EventType, orders []order.Order, next order.Order) error {
 	ids, versions := make([]uuid.UUID, len(orders)), make([]int, len(orders))
 	for i, o := range orders {
@@ -109,7 +133,7 @@ func writeChange(ctx context.Context, tx pgx.Tx, event order.EventType, orders [
 	released := !next.Status.Live()
 	var changed int
 	if err := tx.QueryRow(ctx, sql.LedgerChangeOrders, ids, versions, next.Status, event, reference,
-		released).Scan(&changed); err != nil {
+		released, orders[0].SaleID).Scan(&changed); err != nil {
 		return err
 	}
 	if changed != len(orders) {
@@ -118,19 +142,12 @@ func writeChange(ctx context.Context, tx pgx.Tx, event order.EventType, orders [
 	if !released {
 		return nil
 	}
-	for _, sale := range unitsOf(orders) {
-		if _, err := tx.Exec(ctx, sql.LedgerReturnSold, sale.id, sale.units); err != nil {
-			return &saleError{sale.id, err}
-		}
+	sale, units := orders[0].SaleID, int64(0)
+	for _, o := range orders {
+		units += o.Quantity
+	}
+	if _, err := tx.Exec(ctx, sql.LedgerReturnSold, sale, units); err != nil {
+		return &saleError{sale, err}
 	}
 	return nil
-}
-
-// unitsOf sums the units of the orders by sale, sorted by sale id.
-func unitsOf(orders []order.Order) []saleUnits {
-	sums := map[uuid.UUID]saleUnits{}
-	for _, o := range orders {
-		sums[o.SaleID] = saleUnits{id: o.SaleID, units: sums[o.SaleID].units + o.Quantity}
-	}
-	return inOrder(sums)
 }

@@ -226,7 +226,7 @@ func TestOrderChangeIsAtomic(t *testing.T) {
 	for name, breakage := range map[string]string{
 		"the event exists already": `INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity,
 			occurred_at)
-			VALUES ($1, 3, 'OrderPaid', '00000000-0000-0000-0000-000000000000', 'x', 1, now())`,
+			SELECT $1, 3, 'OrderPaid', sale_id, 'x', 1, now() FROM orders WHERE id = $1`,
 		"the sale has no sold units": "UPDATE sales SET sold = 0 WHERE id = (SELECT sale_id FROM orders WHERE id = " +
 			"$1)",
 	} {

@@ -23,6 +23,8 @@ type Worker struct {
 	Releases      prometheus.Gauge
 	EndedSessions prometheus.Counter
 	OrdersAside   prometheus.Gauge
+	// Readers has a series for each stream.
+	Readers *prometheus.GaugeVec
 }
 
 // The label values of stampede_orders_total beside the statuses of fresh orders.
@@ -80,7 +82,11 @@ func New(reg prometheus.Registerer) (*Worker, error) {
 		Help: "Overdue orders that this worker cannot end because their records contradict each other. " +
 			"The log and the audit report them.",
 	}))
-	if err := errors.Join(err1, err2, err3, err4, err5, err6, err7, err8); err != nil {
+	readers, err9 := telemetry.RegisterOnce(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "stampede_stream_readers",
+		Help: "1 while this worker reads the stream, else 0. The sum of all workers is 1, or more for a moment.",
+	}, []string{"stream"}))
+	if err := errors.Join(err1, err2, err3, err4, err5, err6, err7, err8, err9); err != nil {
 		return nil, fmt.Errorf("register metrics: %w", err)
 	}
 	// Each series exists before its first event, which increase() would miss otherwise.
@@ -95,7 +101,7 @@ func New(reg prometheus.Registerer) (*Worker, error) {
 	}
 	m := &Worker{
 		BatchOrders: orders, BatchSeconds: seconds, Orders: outcomes, locks: locks, Failing: failing,
-		Releases: releases, EndedSessions: ended, OrdersAside: aside,
+		Releases: releases, EndedSessions: ended, OrdersAside: aside, Readers: readers,
 	}
 	m.LockObserver()
 	return m, nil

@@ -42,6 +42,16 @@ func (t *Trouble) Over() {
 	t.outage.Over()
 }
 
+// End forgets a failure, of a step that is not tried any more.
+func (t *Trouble) End() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.outage.Lasts() {
+		t.gauge.Dec()
+	}
+	t.outage = retry.Outage{Log: t.outage.Log, Doing: t.outage.Doing}
+}
+
 // Note records a failure or a success, for a step with its own interval.
 func (t *Trouble) Note(err error) {
 	if err != nil {

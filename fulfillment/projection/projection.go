@@ -4,20 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"stampede/fulfillment/ledger"
 	"stampede/internal/crashpoint"
 	"stampede/internal/pg"
-	"stampede/internal/retry"
 	"stampede/reservation/order"
 	"stampede/sql"
 )
@@ -27,32 +23,17 @@ var (
 	ErrRunning = errors.New("another process is rebuilding the projections")
 	// ErrDamagedLog is returned when order_events holds an impossible history, from which nothing can be rebuilt.
 	ErrDamagedLog = errors.New("the log of orders is damaged")
-	// ErrTableExtended is returned when the table orders has additions that the new table would lack, for example a view.
-	ErrTableExtended = errors.New("the table orders has additions that a new table would lack")
-)
-
-const (
-	// changesPerTurn bounds the changes of orders that one transaction takes. When at most changesLeft remain, the tables
-	// are swapped, which blocks writers of orders.
-	changesPerTurn, changesLeft = 10_000, 200
-	// turnsMax bounds the turns before the swap.
-	turnsMax = 100
-
-	// lockPatienceMin and lockPatienceMax bound the wait for a lock that blocks buyers. The latter is above one second,
-	// after which Postgres cancels an autovacuum that holds it.
-	lockPatienceMin, lockPatienceMax = 100 * time.Millisecond, 1500 * time.Millisecond
 )
 
 // Report is the result of a rebuild of the projections.
 type Report struct {
-	// Orders counts the rows that first filled the new table, and Changes the changes of orders during the rebuild.
-	Orders  int64 `json:"orders"`
-	Changes int64 `json:"changes_meanwhile"`
+	// Orders counts the orders in the log, and Replaced the rows that differed from it.
+	Orders   int64 `json:"orders"`
+	Replaced int64 `json:"replaced"`
 	// Recounted holds the sales whose counters were wrong.
 	Recounted []Recount `json:"recounted"`
-	// Took is the duration of the rebuild, and Held the time in which orders could not be read or written.
+	// Took is the duration of the rebuild.
 	Took time.Duration `json:"took_ns"`
-	Held time.Duration `json:"held_ns"`
 }
 
 // Recount is a sale whose counter was corrected.
@@ -63,17 +44,15 @@ type Recount struct {
 	Is  int64 `json:"is"`
 }
 
-// Rebuild rebuilds the table orders and the counters of sales from order_events, while orders are recorded, paid and
-// cancelled. The new table is filled beside the old one, catches up with changes, and replaces it in one short
-// transaction. A rebuild that is interrupted leaves one complete table; the next one removes the leftovers.
+// Rebuild makes the rows of orders and the counters of sales those of order_events, month by month, while orders are
+// recorded, paid and cancelled. A row is written in the transaction of its event, so in one snapshot only wrong rows
+// differ from the log. Only these are locked and replaced, in one transaction for each month. Archived months have no
+// tables and are left out.
 //
-// Buyers wait behind its locks, so it waits for a lock only briefly and retries until ctx ends. It needs one connection
-// of the pool, and the rights of the tables' owner.
-//
-// The error may be ErrRunning, and wrap ErrDamagedLog or ErrTableExtended.
-func Rebuild(ctx context.Context, pool *pgxpool.Pool, logger *slog.Logger) (Report, error) {
+// It needs one connection of the pool. The error may be ErrRunning, and wrap ErrDamagedLog: then no row is changed.
+func Rebuild(ctx context.Context, pool *pgxpool.Pool) (Report, error) {
 	began := time.Now()
-	p := projector{log: logger}
+	var p projector
 	err := p.run(ctx, pool)
 	p.report.Took = time.Since(began)
 	if err != nil {
@@ -85,9 +64,11 @@ func Rebuild(ctx context.Context, pool *pgxpool.Pool, logger *slog.Logger) (Repo
 // projector is one rebuild.
 type projector struct {
 	conn   pg.Session
-	log    *slog.Logger
 	report Report
 }
+
+// month is a part of the tables orders and order_events: the sales from First to before Until.
+type month struct{ First, Until uuid.UUID }
 
 func (p *projector) run(ctx context.Context, pool *pgxpool.Pool) (err error) {
 	p.conn, err = pg.Begin(ctx, pool, pg.ProjectionLock, 0)
@@ -97,82 +78,61 @@ func (p *projector) run(ctx context.Context, pool *pgxpool.Pool) (err error) {
 		return err
 	}
 	defer p.conn.End()
-	if err := p.prepare(ctx); err != nil {
+	if err := p.conn.Run(ctx, sql.ProjectionTable); err != nil {
 		return err
 	}
-	if err := p.checkTable(ctx); err != nil {
+	rows, _ := p.conn.Query(ctx, sql.ProjectionMonths) // its error comes with the rows
+	months, err := pgx.CollectRows(rows, pgx.RowToStructByName[month])
+	if err != nil {
 		return err
 	}
-	defer func() {
-		if err != nil {
-			p.cleanUp(ctx)
+	for _, m := range months {
+		if err := p.checkLog(ctx, m); err != nil {
+			return err
 		}
-	}()
-	if err := p.underLocks(ctx, "make a new table",
-		func(tx pgx.Tx) error { return pg.Run(ctx, tx.Conn(), sql.ProjectionBegin) }); err != nil {
-		return err
 	}
-	if err := p.checkLog(ctx); err != nil {
-		return err
-	}
-	if err := p.underLocks(ctx, "watch orders",
-		func(tx pgx.Tx) error { return pg.Run(ctx, tx.Conn(), sql.ProjectionWatch) }); err != nil {
-		return err
-	}
-	crashpoint.Hit(crashpoint.ProjectionsWatch)
-	if err := p.build(ctx); err != nil {
-		return err
-	}
-	crashpoint.Hit(crashpoint.ProjectionsBuilt)
-	if err := p.swap(ctx); err != nil {
-		return err
-	}
-	crashpoint.Hit(crashpoint.ProjectionsSwapped)
-	if err := p.underLocks(ctx, "drop the old table",
-		func(tx pgx.Tx) error { return pg.Run(ctx, tx.Conn(), sql.ProjectionEnd) }); err != nil {
-		return err
+	for _, m := range months {
+		err := pgx.BeginTxFunc(ctx, p.conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+			return p.replaceWrong(ctx, tx, m)
+		})
+		if err != nil {
+			return err
+		}
 	}
 	p.report.Recounted, err = RecountSales(ctx, p.conn, nil, nil)
 	return err
 }
 
-// cleanUp removes the leftovers if it can quickly. The next rebuild does so as well.
-func (p *projector) cleanUp(ctx context.Context) {
-	ctx, cancel := retry.ForCall(ctx)
-	defer cancel()
-	err := p.underLocks(ctx, "remove the leftovers",
-		func(tx pgx.Tx) error { return pg.Run(ctx, tx.Conn(), sql.ProjectionEnd) })
-	if err != nil {
-		p.log.Warn(
-			"an interrupted rebuild of the projections left tables behind; the next rebuild removes them", "error", err,
-		)
-	}
-}
-
-// prepare readies the session for the rebuild.
-func (p *projector) prepare(ctx context.Context) error {
-	if err := p.conn.Run(ctx, sql.ProjectionPrepare); err != nil {
+// replaceWrong replaces the rows of a month that differ from the log.
+func (p *projector) replaceWrong(ctx context.Context, tx pgx.Tx, m month) error {
+	compare := strings.Replace(sql.ProjectionCompare, "{{replay}}", sql.ProjectionReplay, 1)
+	wrong, err := tx.Exec(ctx, compare, m.First, m.Until)
+	if err != nil || wrong.RowsAffected() == 0 {
 		return err
 	}
-	// The triggers only test whether this lock is free.
-	return p.conn.Lock(ctx, pg.ProjectionAliveLock)
-}
-
-// checkTable checks that a new table can have everything that the old one has.
-func (p *projector) checkTable(ctx context.Context) error {
-	found, err := texts(ctx, p.conn, sql.ProjectionObstacles)
-	if err == nil && len(found) > 0 {
-		err = fmt.Errorf("%w: %s", ErrTableExtended, strings.Join(found, ", "))
+	if _, err := tx.Exec(ctx, sql.ProjectionWithdraw, m.First, m.Until); err != nil {
+		return err
 	}
-	return err
+	crashpoint.Hit(crashpoint.ProjectionsWithdrawn)
+	replace := strings.Replace(sql.ProjectionReplace, "{{replay}}", sql.ProjectionReplay, 1)
+	if _, err := tx.Exec(ctx, replace, m.First, m.Until); err != nil {
+		return fmt.Errorf("replace %d orders: %w", wrong.RowsAffected(), err)
+	}
+	crashpoint.Hit(crashpoint.ProjectionsReplaced)
+	if _, err := tx.Exec(ctx, "TRUNCATE wrong_orders"); err != nil {
+		return err
+	}
+	p.report.Replaced += wrong.RowsAffected()
+	return nil
 }
 
 // damagedShown bounds how many impossible histories are named; the rest is counted.
 const damagedShown = 10
 
-// checkLog checks every order's history against the transitions of order/transition.go.
-func (p *projector) checkLog(ctx context.Context) error {
-	rows, _ := p.conn.Query(ctx, sql.ProjectionHistories) // its error comes with the rows
+// checkLog checks the history of every order of the month against the transitions of order/transition.go, and counts
+// the orders.
+func (p *projector) checkLog(ctx context.Context, m month) error {
+	rows, _ := p.conn.Query(ctx, sql.ProjectionHistories, m.First, m.Until) // its error comes with the rows
 	var (
 		types   []order.EventType
 		whole   bool
@@ -182,6 +142,7 @@ func (p *projector) checkLog(ctx context.Context) error {
 		total   int64
 	)
 	_, err := pgx.ForEachRow(rows, []any{&types, &whole, &orders, &example}, func() error {
+		p.report.Orders += orders
 		if whole && isPossible(types) {
 			return nil
 		}
@@ -206,159 +167,6 @@ func isPossible(types []order.EventType) bool {
 		}
 	}
 	return true
-}
-
-// build fills the new table and catches up with changes.
-func (p *projector) build(ctx context.Context) error {
-	tag, err := p.conn.Exec(ctx, sql.ProjectionFill, nil)
-	if err != nil {
-		return fmt.Errorf("fill the new table: %w", err)
-	}
-	p.report.Orders = tag.RowsAffected()
-	crashpoint.Hit(crashpoint.ProjectionsFilled)
-	statements, err := texts(ctx, p.conn, sql.ProjectionCopyDefinition)
-	if err != nil {
-		return err
-	}
-	for _, statement := range append(statements, "ANALYZE orders_next") {
-		if _, err := p.conn.Exec(ctx, statement); err != nil {
-			return fmt.Errorf("%s: %w", statement, err)
-		}
-	}
-	for range turnsMax {
-		taken, err := p.catchUp(ctx)
-		if err != nil || taken <= changesLeft {
-			return err
-		}
-	}
-	return nil
-}
-
-// catchUp rebuilds some orders that have changed, and returns the number of changes.
-//
-// Changes are taken in their order and read from one snapshot: of two successive live orders of one user, the first
-// is never rebuilt after the second, so orders_one_live_per_user always holds.
-func (p *projector) catchUp(ctx context.Context) (taken int, err error) {
-	err = pgx.BeginTxFunc(ctx, p.conn, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, func(tx pgx.Tx) error {
-		taken, err = p.takeChanges(ctx, tx)
-		return err
-	})
-	return taken, err
-}
-
-// takeChanges copies the orders of the next changes again, and returns the number of changes.
-func (p *projector) takeChanges(ctx context.Context, tx pgx.Tx) (taken int, err error) {
-	rows, _ := tx.Query(ctx, sql.ProjectionTakeChanges, changesPerTurn) // its error comes with the rows
-	orders, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
-	if err != nil || len(orders) == 0 {
-		return 0, err
-	}
-	if _, err := tx.Exec(ctx, sql.ProjectionRemove, orders); err != nil {
-		return 0, err
-	}
-	if _, err := tx.Exec(ctx, sql.ProjectionFill, orders); err != nil {
-		return 0, fmt.Errorf("catch up with %d changes: %w", len(orders), err)
-	}
-	p.report.Changes += int64(len(orders))
-	return len(orders), nil
-}
-
-// swap replaces the old table with the new one.
-//
-// The lock on orders suffices: every writer of orders and their events takes it before any row, so no write is
-// half done once it is granted. Statements that wait for it, or were prepared before, find the new table by name.
-func (p *projector) swap(ctx context.Context) error {
-	wanted, err := texts(ctx, p.conn, sql.ProjectionShape)
-	if err != nil {
-		return err
-	}
-	return p.underLocks(ctx, "swap the tables", func(tx pgx.Tx) error {
-		// A rebuild of Redis reads orders in a snapshot, in which the new table has no rows.
-		if err := pg.LockUntilCommit(ctx, tx, pg.RebuildLock); err != nil {
-			return err
-		}
-		if _, err := tx.Exec(ctx, "LOCK TABLE orders IN ACCESS EXCLUSIVE MODE"); err != nil {
-			return err
-		}
-		began := time.Now()
-		for {
-			if taken, err := p.takeChanges(ctx, tx); err != nil {
-				return err
-			} else if taken == 0 {
-				break
-			}
-		}
-		renames, err := texts(ctx, tx, sql.ProjectionRename)
-		if err != nil {
-			return err
-		}
-		for _, statement := range renames {
-			if _, err := tx.Exec(ctx, statement); err != nil {
-				return fmt.Errorf("%s: %w", statement, err)
-			}
-		}
-		got, err := texts(ctx, tx, sql.ProjectionShape)
-		if err != nil {
-			return err
-		}
-		if missing := differences(wanted, got); len(missing) > 0 {
-			return fmt.Errorf("%w: %s", ErrTableExtended, strings.Join(missing, "; "))
-		}
-		crashpoint.Hit(crashpoint.ProjectionsSwap)
-		p.report.Held = time.Since(began)
-		return nil
-	})
-}
-
-// differences lists the texts that only one side has.
-func differences(wanted, got []string) (missing []string) {
-	for _, text := range wanted {
-		if !slices.Contains(got, text) {
-			missing = append(missing, "the new table lacks "+text)
-		}
-	}
-	for _, text := range got {
-		if !slices.Contains(wanted, text) {
-			missing = append(missing, "the old table lacks "+text)
-		}
-	}
-	return missing
-}
-
-// underLocks runs a transaction that takes locks behind which all buyers may wait: it waits for them only briefly, and
-// retries.
-func (p *projector) underLocks(ctx context.Context, doing string, do func(pgx.Tx) error) error {
-	outage := retry.Outage{Log: p.log, Doing: doing}
-	for patience := lockPatienceMin; ; patience = min(2*patience, lockPatienceMax) {
-		err := pgx.BeginTxFunc(ctx, p.conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-			if _, err := tx.Exec(ctx, fmt.Sprintf("SET LOCAL lock_timeout = %d", patience.Milliseconds())); err != nil {
-				return err
-			}
-			return do(tx)
-		})
-		if !isLockTaken(err) {
-			outage.Over()
-			if err != nil {
-				return fmt.Errorf("%s: %w", doing, err)
-			}
-			return nil
-		}
-		// Let the statements behind this one continue.
-		if !retry.Pause(max(outage.Failed(err), 3*patience), ctx.Done()) {
-			return ctx.Err()
-		}
-	}
-}
-
-// isLockTaken reports whether the wait for a lock timed out or was ended by the deadlock detector.
-func isLockTaken(err error) bool {
-	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && (pgErr.Code == "55P03" || pgErr.Code == "40P01")
-}
-
-func texts(ctx context.Context, from pg.Querier, query string) ([]string, error) {
-	rows, _ := from.Query(ctx, query) // its error comes with the rows
-	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
 // RecountSales corrects the wrong counters of the sale, or of all if it is nil. It calls note for each correction,

@@ -1,25 +1,25 @@
 package rebuild
 
-import (
-	"maps"
-	"sync"
-)
+import "sync"
 
 // behind is how many orders Postgres is behind Redis by the sequences of sales, as of the last check of the sales that
 // are over (true) and of those that are not (false).
 type behind struct {
 	mu     sync.Mutex
-	orders map[bool]map[int]int64 // by partition
+	orders map[int]map[bool]int64 // by partition
 }
 
-// set replaces the counts that a check has found.
-func (b *behind) set(counted map[bool]map[int]int64) {
+// set replaces the counts of a partition. Sales that are over keep theirs unless withEnded.
+func (b *behind) set(partition int, withEnded bool, counted map[bool]int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.orders == nil {
-		b.orders = map[bool]map[int]int64{}
+		b.orders = map[int]map[bool]int64{}
 	}
-	maps.Copy(b.orders, counted)
+	if !withEnded {
+		counted[true] = b.orders[partition][true]
+	}
+	b.orders[partition] = counted
 }
 
 // Behind returns how many places Redis has assigned in the sales of a partition after the last one that Postgres has
@@ -27,5 +27,5 @@ func (b *behind) set(counted map[bool]map[int]int64) {
 func (r *Rebuilder) Behind(partition int) (orders int64) {
 	r.behind.mu.Lock()
 	defer r.behind.mu.Unlock()
-	return r.behind.orders[false][partition] + r.behind.orders[true][partition]
+	return r.behind.orders[partition][false] + r.behind.orders[partition][true]
 }

@@ -17,7 +17,9 @@ func TestBehindCountsOrdersOfAllSales(t *testing.T) {
 	open, ended := s.Open(t, 100), s.Open(t, 100)
 	r := testwork.Rebuilder(s, t)
 	behind := func(withEnded bool) int64 {
-		_, err := r.Heal(t.Context(), 1, withEnded)
+		required, err := r.Required(t.Context(), withEnded)
+		require.NoError(t, err)
+		_, err = r.HealPartition(t.Context(), 0, required)
 		require.NoError(t, err)
 		return r.Behind(0)
 	}

@@ -100,7 +100,7 @@ func (s *lockSession) snapshot(ctx context.Context, sale raisedSale, read func(p
 	snapshot := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
 	return pgx.BeginTxFunc(ctx, s.conn, snapshot, func(tx pgx.Tx) error {
 		var epoch int64
-		if err := tx.QueryRow(ctx, sql.LedgerSaleEpoch, sale.ID).Scan(&epoch); err != nil {
+		if err := tx.QueryRow(ctx, sql.LedgerSaleEpoch, sale.ID).Scan(&epoch, nil); err != nil {
 			return err
 		}
 		if epoch != sale.Epoch {

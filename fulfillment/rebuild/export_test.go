@@ -11,6 +11,7 @@ import (
 
 const (
 	HoldersPerCall = holdersPerCall
+	RebuildsMax    = rebuildsMax
 
 	LogBegunPartition = logBegunPartition
 	LogFailed         = logFailed
@@ -31,7 +32,9 @@ type (
 	RequiredSale = requiredSale
 )
 
-func (r *Rebuilder) Begin(ctx context.Context) (*Session, error) { return r.begin(ctx) }
+func (r *Rebuilder) Begin(ctx context.Context, partition int) (*Session, error) {
+	return r.begin(ctx, partition)
+}
 
 func (r *Rebuilder) FindSale(ctx context.Context, id uuid.UUID) (RequiredSale, error) {
 	return r.findSale(ctx, id)
@@ -44,10 +47,10 @@ func (r *Rebuilder) PartitionIn(ctx context.Context, s *Session, partition int, 
 }
 
 func (r *Rebuilder) SaleIn(ctx context.Context, s *Session, id uuid.UUID, reason string) (Report, error) {
-	return r.sale(ctx, s, id, reason)
+	return r.sale(ctx, s, Need{0, id, reason})
 }
 
-func NewSession(conn pg.Session) *Session { return &lockSession{conn} }
+func NewSession(conn pg.Session) *Session { return &lockSession{conn, func() {}} }
 
 func (s *lockSession) Conn() pg.Session { return s.conn }
 

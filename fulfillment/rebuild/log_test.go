@@ -121,7 +121,7 @@ func TestWorkerLogsRebuildItWaitsFor(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
 	s.Open(t, 10)
-	session, err := testwork.Rebuilder(s, t).Begin(t.Context())
+	session, err := testwork.Rebuilder(s, t).Begin(t.Context(), 0)
 	require.NoError(t, err)
 	var holder string
 	require.NoError(t, session.Conn().QueryRow(t.Context(), "SELECT 'session ' || pg_backend_pid()").Scan(&holder))

@@ -60,7 +60,7 @@ func TestRebuildSurvivesLossOfRedisAtEachCall(t *testing.T) {
 	t.Parallel()
 	for name, lose := range map[string]func(t *testing.T, s testshop.LostShop){
 		"emptied": func(t *testing.T, s testshop.LostShop) {
-			_, port, err := net.SplitHostPort(s.Rdb.Options().Addr)
+			_, port, err := net.SplitHostPort(s.Rdb.(*redis.Client).Options().Addr)
 			require.NoError(t, err)
 			other := redis.NewClient(&redis.Options{Addr: "127.0.0.1:" + port})
 			defer func() { _ = other.Close() }()
@@ -273,7 +273,7 @@ func TestOvertakenRebuildOpensNothing(t *testing.T) {
 	s.Buy(t, sale, "ann")
 	testwork.Fulfil(s, t)
 	r := testwork.Rebuilder(s, t)
-	session, err := r.Begin(t.Context())
+	session, err := r.Begin(t.Context(), 0)
 	require.NoError(t, err)
 	defer session.End()
 	guarded, err := r.FindSale(t.Context(), sale)

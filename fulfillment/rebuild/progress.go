@@ -101,8 +101,8 @@ func (b *build) logStep(ctx context.Context, current *step, now time.Time) {
 type attempts struct {
 	mu     sync.Mutex
 	failed map[Need]failure
-	// rivalLogged is when the rebuild of another process was last logged.
-	rivalLogged time.Time
+	// rivalLogged is when the rebuild of a partition by another process was last logged.
+	rivalLogged map[int]time.Time
 }
 
 type failure struct {
@@ -139,8 +139,8 @@ func (t *attempts) note(n Need, err error) (isNew bool) {
 	return isNew
 }
 
-// keep removes the attempts at what need not be rebuilt any more.
-func (t *attempts) keep(found []Need) {
+// keep removes the attempts at what need not be rebuilt any more in a partition.
+func (t *attempts) keep(partition int, found []Need) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	is := make(map[Need]bool, len(found))
@@ -148,7 +148,7 @@ func (t *attempts) keep(found []Need) {
 		is[n.target()] = true
 	}
 	for n := range t.failed {
-		if !is[n] {
+		if n.partition == partition && !is[n] {
 			delete(t.failed, n)
 		}
 	}
@@ -157,30 +157,41 @@ func (t *attempts) keep(found []Need) {
 // target returns the need without its reason.
 func (n Need) target() Need { return Need{partition: n.partition, Sale: n.Sale} }
 
-// logRival logs which session has the lock of rebuilds, at most once in rivalLoggedEvery.
-func (r *Rebuilder) logRival(ctx context.Context, found []Need) {
-	r.attempts.mu.Lock()
-	due := time.Since(r.attempts.rivalLogged) >= rivalLoggedEvery
-	if due {
-		r.attempts.rivalLogged = time.Now()
-	}
-	r.attempts.mu.Unlock()
-	if !due {
+// logRival logs which session rebuilds a partition, at most once in rivalLoggedEvery.
+func (r *Rebuilder) logRival(ctx context.Context, n Need) {
+	if !r.attempts.rivalDue(n.partition) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, retry.CallTimeout)
 	defer cancel()
-	holder, err := pg.Holder(ctx, r.config.Pool, pg.RebuildLock)
+	holder, err := pg.Holder(ctx, r.config.Pool, pg.PartitionLock(n.partition))
+	if errors.Is(err, pgx.ErrNoRows) { // not a rebuild of this partition
+		holder, err = pg.Holder(ctx, r.config.Pool, pg.RebuildLock)
+	}
 	if errors.Is(err, pgx.ErrNoRows) {
 		return // the other rebuild has ended
 	}
-	fields := []any{"reason", found[0].Reason, "partition", found[0].partition}
+	fields := []any{"reason", n.Reason, "partition", n.partition}
 	if err != nil {
 		fields = append(fields, "error", err)
 	} else {
 		fields = append(fields, "held_by", holder.String())
 	}
 	r.config.Logger.Warn(logOtherRebuild, fields...)
+}
+
+// rivalDue returns whether the rebuild of a partition by another process is to be logged now.
+func (t *attempts) rivalDue(partition int) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if time.Since(t.rivalLogged[partition]) < rivalLoggedEvery {
+		return false
+	}
+	if t.rivalLogged == nil {
+		t.rivalLogged = map[int]time.Time{}
+	}
+	t.rivalLogged[partition] = time.Now()
+	return true
 }
 
 // blockersLogged bounds the sessions that a line of the log names.

@@ -41,7 +41,7 @@ const (
 )
 
 var (
-	// ErrRunning is returned while another process rebuilds.
+	// ErrRunning is returned while another process rebuilds the partition.
 	ErrRunning = errors.New("another rebuild is running")
 	// ErrServerUnverified is returned for the rebuild of a single sale on an unverified Redis server: other sales may be
 	// lost as well, so the partition has to be rebuilt.
@@ -66,8 +66,9 @@ type Config struct {
 // Rebuilder rebuilds the stock of sales in Redis from Postgres. Meanwhile the sales are closed: buyers receive 503 and
 // retry. After a crash at any point the unfinished sales stay closed, and the next rebuild starts from the beginning.
 //
-// A lock of Postgres allows one rebuild at a time in all processes. Correctness does not depend on it: of two
-// concurrent rebuilds of a sale, only the one that closed it last can raise its epoch or open it (decision 18).
+// A lock of Postgres for each partition allows one rebuild of it at a time in all processes. Correctness does not
+// depend on it: of two concurrent rebuilds of a sale, only the one that closed it last can raise its epoch or open it
+// (decision 18). Partitions are rebuilt at the same time, at most rebuildsMax of them by one process.
 // It is safe for concurrent use.
 type Rebuilder struct {
 	config   Config
@@ -75,6 +76,7 @@ type Rebuilder struct {
 	metrics  *metrics
 	attempts attempts
 	behind   behind
+	running  chan struct{} // holds a token for each rebuild
 
 	// What this worker's orders show about Redis (proof.go).
 	refused   refusals
@@ -89,7 +91,7 @@ func New(config Config) (*Rebuilder, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Rebuilder{config: config, Ledger: ledger.New(config.Pool), metrics: m}
+	r := &Rebuilder{config: config, Ledger: ledger.New(config.Pool), metrics: m, running: make(chan struct{}, rebuildsMax)}
 	r.logged.missed.Interval, r.logged.delayed.Interval = proofsLoggedEvery, proofsLoggedEvery
 	return r, nil
 }
@@ -127,7 +129,7 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 // Unrecorded orders in the stream are first recorded in Postgres, so the rebuild of an intact server loses none. The
 // error is ErrRunning, or one of Redis or Postgres; the report is also valid with an error.
 func (r *Rebuilder) Partition(ctx context.Context, partition int, reason string) (Report, error) {
-	session, err := r.begin(ctx)
+	session, err := r.begin(ctx, partition)
 	if err != nil {
 		return Report{}, fmt.Errorf("rebuild partition %d: %w", partition, err)
 	}
@@ -138,12 +140,16 @@ func (r *Rebuilder) Partition(ctx context.Context, partition int, reason string)
 // Sale rebuilds the stock of one sale, while other sales stay open. The error is ErrRunning,
 // reservation.ErrSaleNotFound, ErrServerUnverified, or one of Redis or Postgres.
 func (r *Rebuilder) Sale(ctx context.Context, sale uuid.UUID, reason string) (Report, error) {
-	session, err := r.begin(ctx)
+	found, err := r.findSale(ctx, sale)
+	if err != nil {
+		return Report{}, fmt.Errorf("rebuild sale=%s: %w", sale, err)
+	}
+	session, err := r.begin(ctx, found.partition)
 	if err != nil {
 		return Report{}, fmt.Errorf("rebuild sale=%s: %w", sale, err)
 	}
 	defer session.end()
-	return r.sale(ctx, session, sale, reason)
+	return r.sale(ctx, session, Need{found.partition, sale, reason})
 }
 
 // partition is Partition under the lock.
@@ -154,15 +160,11 @@ func (r *Rebuilder) partition(ctx context.Context, s *lockSession, partition int
 }
 
 // sale is Sale under the lock.
-func (r *Rebuilder) sale(ctx context.Context, s *lockSession, id uuid.UUID, reason string) (Report, error) {
-	sale, err := r.findSale(ctx, id)
-	if err != nil {
-		return Report{}, fmt.Errorf("rebuild sale=%s: %w", id, err)
-	}
-	b := r.newBuild(s, Need{sale.partition, id, reason})
-	b.log = b.log.With("sale", id)
+func (r *Rebuilder) sale(ctx context.Context, s *lockSession, n Need) (Report, error) {
+	b := r.newBuild(s, n)
+	b.log = b.log.With("sale", n.Sale)
 	b.log.Warn(logBegunSale, r.attempts.logFields(b.of)...)
-	return b.finish(b.retryWhileLost(ctx, func(ctx context.Context) error { return b.oneSale(ctx, id) }))
+	return b.finish(b.retryWhileLost(ctx, func(ctx context.Context) error { return b.oneSale(ctx, n.Sale) }))
 }
 
 // build is one rebuild.

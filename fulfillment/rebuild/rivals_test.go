@@ -82,7 +82,7 @@ type rival struct {
 func newRival(s *testshop.Shop, t *testing.T) *rival {
 	t.Helper()
 	r := &rival{gate: newGate(), done: make(chan error, 1)}
-	options := *s.Rdb.Options()
+	options := *s.Rdb.(*redis.Client).Options()
 	rdb := redis.NewClient(&options)
 	rdb.AddHook(r.gate)
 	t.Cleanup(func() { _ = rdb.Close() })
@@ -300,7 +300,7 @@ func TestThawedRebuilderDoesNotOpenSaleClosedByAnother(t *testing.T) {
 			var session *rebuild.Session
 			testkit.Eventually(t, 20*time.Second, "the lock is free", func() bool {
 				var err error
-				session, err = r.Begin(t.Context())
+				session, err = r.Begin(t.Context(), 0)
 				return err == nil
 			})
 			defer session.End()

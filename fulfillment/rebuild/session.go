@@ -18,24 +18,44 @@ import (
 // silenceMax is how long the session of a rebuild may be silent before Postgres ends it.
 const silenceMax = 30 * time.Second
 
-// lockSession is a connection to Postgres that holds the lock of rebuilds and makes all changes of a rebuild. So a
-// rebuild that loses the lock cannot continue.
-type lockSession struct{ conn pg.Session }
+// rebuildsMax bounds the simultaneous rebuilds of a process. Each has a session of Postgres.
+const rebuildsMax = 4
 
-// begin takes the lock, or returns ErrRunning.
-func (r *Rebuilder) begin(ctx context.Context) (*lockSession, error) {
-	limited, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
-	defer cancel()
-	session, err := pg.Begin(limited, r.config.Pool, pg.RebuildLock, silenceMax)
-	if errors.Is(err, pg.ErrLockHeld) {
-		return nil, ErrRunning
-	} else if err != nil {
-		return nil, err
-	}
-	return &lockSession{session}, nil
+// lockSession is a connection to Postgres that holds the lock of a partition and makes all changes of a rebuild in it.
+// So a rebuild that loses the lock cannot continue.
+type lockSession struct {
+	conn pg.Session
+	free func() // lets another rebuild begin
 }
 
-func (s *lockSession) end() { s.conn.End() }
+// begin takes the lock of a partition, or returns ErrRunning. It waits while this process makes rebuildsMax rebuilds.
+func (r *Rebuilder) begin(ctx context.Context, partition int) (_ *lockSession, err error) {
+	select {
+	case r.running <- struct{}{}:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	s := &lockSession{free: func() { <-r.running }}
+	limited, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
+	defer cancel()
+	if s.conn, err = pg.Begin(limited, r.config.Pool, pg.PartitionLock(partition), silenceMax); err != nil {
+		s.free()
+	} else if err = s.conn.Share(limited, pg.RebuildLock); err != nil {
+		s.end()
+	}
+	switch {
+	case errors.Is(err, pg.ErrLockHeld):
+		return nil, ErrRunning
+	case err != nil:
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *lockSession) end() {
+	s.conn.End()
+	s.free()
+}
 
 func (s *lockSession) exec(ctx context.Context, query string, args ...any) error {
 	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)

@@ -57,7 +57,7 @@ func setBack(s *testshop.Shop, t *testing.T, to snapshot) {
 // newIngress returns an ingress that has seen no sale.
 func newIngress(s *testshop.Shop, t *testing.T) *testshop.Shop {
 	t.Helper()
-	return testshop.NewShopOn(t, s.Pool, "redis://"+s.Rdb.Options().Addr, s.Keys)
+	return testshop.NewShopOn(t, s.Pool, "redis://"+s.Rdb.(*redis.Client).Options().Addr, s.Keys)
 }
 
 // setBackShop returns a sale of which Redis lost the orders of "lost-…", which are in Postgres, and sold as many units

@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/lua"
 	"stampede/reservation/order"
 )
 
@@ -77,25 +78,27 @@ func ReadBacklog(ctx context.Context, rdb redis.UniversalClient, stream, group s
 		groups  *redis.XInfoGroupsCmd
 		info    *redis.XInfoStreamCmd
 		pending *redis.XPendingCmd
-		now     *redis.TimeCmd
+		clock   *redis.Cmd
 	)
 	_, _ = rdb.Pipelined(ctx, func(pipe redis.Pipeliner) error { // each command's own error counts
 		groups = pipe.XInfoGroups(ctx, stream) // first, so that entries added meanwhile count as lag
 		info = pipe.XInfoStream(ctx, stream)
 		pending = pipe.XPending(ctx, stream, group)
-		now = pipe.Time(ctx) // ids hold Redis's clock, so ages use it too
+		clock = lua.Clock.Eval(ctx, pipe, []string{stream}) // ids hold the server's clock, so ages use it too
 		return nil
 	})
-	err := errors.Join(UnlessMissing(groups.Err()), UnlessMissing(info.Err()), UnlessMissing(pending.Err()), now.Err())
-	if err != nil {
+	err := errors.Join(UnlessMissing(groups.Err()), UnlessMissing(info.Err()), UnlessMissing(pending.Err()))
+	ms, clockErr := clock.Int64()
+	if err = errors.Join(err, clockErr); err != nil {
 		return Backlog{}, fmt.Errorf("read backlog of %s: %w", stream, err)
 	}
 
+	now := time.UnixMilli(ms)
 	b := Backlog{LagKnown: true}
 	if s := info.Val(); s != nil && info.Err() == nil {
 		b.Length, b.Lag = s.Length, s.Length
 		if s.Length > 0 {
-			b.OldestEntryAge = entryAge(s.FirstEntry.ID, now.Val())
+			b.OldestEntryAge = entryAge(s.FirstEntry.ID, now)
 		}
 		if i := slices.IndexFunc(groups.Val(), func(g redis.XInfoGroup) bool { return g.Name == group }); i >= 0 {
 			if err := b.findLag(ctx, rdb, stream, groups.Val()[i], s); err != nil {
@@ -105,7 +108,7 @@ func ReadBacklog(ctx context.Context, rdb redis.UniversalClient, stream, group s
 	}
 	if p := pending.Val(); p != nil && p.Count > 0 {
 		b.Pending = p.Count
-		b.OldestPendingAge = entryAge(p.Lower, now.Val())
+		b.OldestPendingAge = entryAge(p.Lower, now)
 	}
 	return b, nil
 }
@@ -165,7 +168,7 @@ func entryAge(id string, now time.Time) time.Duration {
 type BacklogCollector struct {
 	rdb     redis.UniversalClient
 	group   string
-	streams []string
+	streams func() []string
 	behind  func(stream string) (orders int64)
 	timeout time.Duration
 	log     *slog.Logger
@@ -185,12 +188,12 @@ type readBacklog struct {
 	at time.Time
 }
 
-// NewBacklogCollector returns a collector for the group's backlog in these streams. An entry does not say
+// NewBacklogCollector returns a collector for the group's backlog in the streams of that moment. An entry does not say
 // how many orders it has before it is read, so behind returns an estimate: how far Postgres is behind
 // the sequences that Redis has assigned in the sales of a stream. The time-out needs a client that
 // honours contexts or has short time-outs of its own.
 func NewBacklogCollector(
-	rdb redis.UniversalClient, group string, streams []string, behind func(stream string) (orders int64),
+	rdb redis.UniversalClient, group string, streams func() []string, behind func(stream string) (orders int64),
 	timeout time.Duration, log *slog.Logger,
 ) *BacklogCollector {
 	desc := func(name, help string) *prometheus.Desc {
@@ -228,7 +231,7 @@ func (c *BacklogCollector) Collect(out chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), c.timeout)
 	defer cancel()
 	var streams sync.WaitGroup
-	for _, stream := range c.streams {
+	for _, stream := range c.streams() {
 		streams.Go(func() { c.collect(ctx, out, stream) })
 	}
 	streams.Wait()

@@ -138,7 +138,7 @@ func TestBacklogCollectorCachesCounts(t *testing.T) {
 	b.takeAway("worker-1", 1)
 	require.NoError(t, b.rdb.XDel(t.Context(), b.stream, deleted).Err())
 	c := stream.NewBacklogCollector(
-		b.rdb, reservation.Group, []string{b.stream}, func(string) int64 { return 0 }, time.Second, testkit.Logger(t),
+		b.rdb, reservation.Group, b.streams, func(string) int64 { return 0 }, time.Second, testkit.Logger(t),
 	)
 	began := time.Now()
 	read := func() int64 {
@@ -163,12 +163,14 @@ func TestBacklogFailsForKeyOfWrongType(t *testing.T) {
 	require.ErrorContains(t, err, "WRONGTYPE")
 }
 
+func (b *streamBench) streams() []string { return []string{b.stream} }
+
 // scrape returns the metrics of a collector that waits for Redis up to the time-out.
 func scrape(t *testing.T, b *streamBench, timeout time.Duration, estimate int64) string {
 	t.Helper()
 	registry := prometheus.NewRegistry()
 	require.NoError(t,
-		registry.Register(stream.NewBacklogCollector(b.rdb, reservation.Group, []string{b.stream},
+		registry.Register(stream.NewBacklogCollector(b.rdb, reservation.Group, b.streams,
 			func(string) int64 { return estimate }, timeout,
 			testkit.Logger(t))))
 	response := httptest.NewRecorder()

@@ -50,4 +50,4 @@ func (s *Subscriber) SendLastAck(ctx context.Context, stream, id string) {
 	sub.acknowledge(settled)
 }
 
-func (t *Trimmer) Trimmed() *prometheus.CounterVec { return t.trimmed }
+func (t *Trimmer) Trimmed() prometheus.Counter { return t.trimmed }

@@ -113,10 +113,14 @@ func (c *Config) Validate() error {
 	must(c.RedeliveryDelay > 0 && c.RedeliveryDelay <= c.RedeliveryDelayMax,
 		"RedeliveryDelay must be positive and at most RedeliveryDelayMax")
 	must(c.DrainTimeout > 0, "DrainTimeout must be positive")
-	if client, ok := c.Client.(*redis.Client); ok {
-		timeout := client.Options().ReadTimeout
-		must(timeout <= 0 || timeout > c.BlockTimeout, "BlockTimeout must be below the read time-out of Client")
+	var timeout time.Duration
+	switch client := c.Client.(type) {
+	case *redis.Client:
+		timeout = client.Options().ReadTimeout
+	case *redis.ClusterClient:
+		timeout = client.Options().ReadTimeout
 	}
+	must(timeout <= 0 || timeout > c.BlockTimeout, "BlockTimeout must be below the read time-out of Client")
 	if len(wrong) > 0 {
 		return fmt.Errorf("subscriber config: %w", errors.Join(wrong...))
 	}

@@ -89,7 +89,7 @@ func benchmarkConsumption(b *testing.B, subs []message.Subscriber) {
 }
 
 // fillStream appends entries that look like those of lua/reserve.lua.
-func fillStream(b *testing.B, rdb *redis.Client, stream string, n int) {
+func fillStream(b *testing.B, rdb redis.UniversalClient, stream string, n int) {
 	const page = 1000
 	sale := uuid.New()
 	for sent := 0; sent < n; sent += page {

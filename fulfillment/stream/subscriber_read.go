@@ -205,7 +205,8 @@ func (r *reader) countDeliveries(held []*delivery) error {
 	return nil
 }
 
-// deliverPage delivers entries to the handlers, in their order. After a stop the rest stays pending.
+// deliverPage delivers entries to the handlers, in their order. When draining has taken too long the
+// rest stays pending.
 func (r *reader) deliverPage(held []*delivery) {
 	if len(held) == 0 {
 		return

@@ -94,8 +94,9 @@ func (s *subscription) stopping() bool {
 	}
 }
 
-// deliver delivers a message of the entry. Page is nil if it is delivered alone. It returns false if
-// the subscription stopped before.
+// deliver delivers a message of the entry. Page is nil if it is delivered alone. What has been read is
+// delivered after a stop as well: left pending, it would wait until another consumer may claim it.
+// It returns false if draining has taken too long.
 func (s *subscription) deliver(d *delivery, msg *message.Message, page *atomic.Int64) bool {
 	var ctx context.Context
 	ctx, d.cancel = context.WithCancel(s.ctx)
@@ -105,7 +106,7 @@ func (s *subscription) deliver(d *delivery, msg *message.Message, page *atomic.I
 	select {
 	case s.output <- msg:
 		return true
-	case <-s.stop:
+	case <-s.ctx.Done():
 		d.cancel()
 		return false
 	}

@@ -31,7 +31,7 @@ type streamBench struct {
 	t      *testing.T
 	ctx    context.Context
 	url    string
-	rdb    *redis.Client
+	rdb    redis.UniversalClient
 	stream string
 
 	deadLetters *deadLetterStore
@@ -376,6 +376,10 @@ func TestSubscriberConfigReportsAllErrors(t *testing.T) {
 	client := redis.NewClient(&redis.Options{ReadTimeout: time.Second})
 	t.Cleanup(func() { _ = client.Close() })
 	store := func(context.Context, stream.Entry, error) error { return nil }
+	cluster := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}, ReadTimeout: time.Second})
+	t.Cleanup(func() { _ = cluster.Close() })
+	_, err = stream.NewSubscriber(stream.Config{Client: cluster, BlockTimeout: time.Second})
+	require.ErrorContains(t, err, "BlockTimeout must be below the read time-out of Client")
 	_, err = stream.NewSubscriber(stream.Config{
 		Client: client, Control: client, Group: "g", Consumer: rand.Text(),
 		DeadLetter: store, BlockTimeout: time.Second,

@@ -16,11 +16,11 @@ import (
 	"stampede/lua"
 )
 
-// TrimmerConfig configures a Trimmer. Control and Streams have no default.
+// TrimmerConfig configures a Trimmer. Control and Stream have no default.
 type TrimmerConfig struct {
 	Control redis.UniversalClient
-	Streams []string
-	// Interval is how often the streams are trimmed.
+	Stream  string
+	// Interval is how often the stream is trimmed.
 	Interval time.Duration
 	Logger   *slog.Logger
 	// Registerer receives the metrics; nil for none.
@@ -37,19 +37,19 @@ func (c *TrimmerConfig) Validate() error {
 	switch {
 	case c.Control == nil:
 		return errors.New("trimmer config: Control is missing")
-	case len(c.Streams) == 0:
-		return errors.New("trimmer config: Streams is empty")
+	case c.Stream == "":
+		return errors.New("trimmer config: Stream is missing")
 	case c.Interval < 0:
 		return errors.New("trimmer config: Interval must be positive")
 	}
 	return nil
 }
 
-// Trimmer frees the entries of streams that all groups have acknowledged, and no others. Several
-// may work on the same streams.
+// Trimmer frees the entries of a stream that all groups have acknowledged, and no others. Several
+// may work on the same stream.
 type Trimmer struct {
 	config  TrimmerConfig
-	trimmed *prometheus.CounterVec
+	trimmed prometheus.Counter
 }
 
 // NewTrimmer returns a Trimmer.
@@ -64,45 +64,33 @@ func NewTrimmer(config TrimmerConfig) (*Trimmer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("register metrics: %w", err)
 	}
-	for _, stream := range config.Streams {
-		trimmed.WithLabelValues(stream)
-	}
-	return &Trimmer{config: config, trimmed: trimmed}, nil
+	return &Trimmer{config: config, trimmed: trimmed.WithLabelValues(config.Stream)}, nil
 }
 
-// Run trims until ctx is cancelled, and then returns nil. It continues while Redis is away.
-func (t *Trimmer) Run(ctx context.Context) error {
-	outage := retry.Outage{Log: t.config.Logger, Doing: "trim the streams"}
+// Run trims until ctx is cancelled. It continues while Redis is away.
+func (t *Trimmer) Run(ctx context.Context) {
+	outage := retry.Outage{Log: t.config.Logger, Doing: "trim " + t.config.Stream}
 	for retry.Pause(t.config.Interval, ctx.Done()) {
-		var failed []error
-		for _, stream := range t.config.Streams {
-			if _, err := t.trim(ctx, stream); err != nil {
-				failed = append(failed, err)
-			}
+		if err := t.trim(ctx); ctx.Err() == nil { // a stop is no failure
+			outage.Note(err)
 		}
-		if ctx.Err() != nil {
-			return nil //nolint:nilerr // a stop is no failure
-		}
-		outage.Note(errors.Join(failed...))
 	}
-	return nil
 }
 
-// trim trims one stream, and returns the number of freed entries.
-func (t *Trimmer) trim(ctx context.Context, stream string) (int64, error) {
-	var total int64
+func (t *Trimmer) trim(ctx context.Context) error {
 	for {
-		removed, err := TrimOnce(ctx, t.config.Control, stream)
-		total += removed
-		t.trimmed.WithLabelValues(stream).Add(float64(removed))
+		removed, err := TrimOnce(ctx, t.config.Control, t.config.Stream)
+		t.trimmed.Add(float64(removed))
 		if err != nil || removed == 0 {
-			return total, err
+			return err
 		}
 	}
 }
 
 // TrimOnce frees at most one page of entries of a stream, and returns their number.
 func TrimOnce(ctx context.Context, rdb redis.UniversalClient, stream string) (int64, error) {
+	ctx, cancel := context.WithTimeout(ctx, retry.CallTimeout)
+	defer cancel()
 	reply, err := lua.Trim.Run(ctx, rdb, []string{stream}).Slice()
 	if err != nil {
 		return 0, fmt.Errorf("trim %s: %w", stream, err)

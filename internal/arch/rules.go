@@ -39,6 +39,7 @@ var may = map[string][]string{
 		"sql",
 		"reservation",
 		"fulfillment/stream",
+		"internal/pg",
 		"internal/crashpoint",
 		"internal/retry",
 		"internal/telemetry",

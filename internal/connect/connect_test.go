@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-var redisClients = map[string]func(string) (*redis.Client, error){
+var redisClients = map[string]func(string) (redis.UniversalClient, error){
 	"stampede-ingress":  connect.Ingress,
 	"stampede-control":  connect.Control,
 	"stampede-blocking": connect.Blocking,
@@ -79,8 +79,9 @@ func TestBlockingDoesNotRetry(t *testing.T) {
 	client, err := connect.Blocking("redis://localhost")
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
-	require.Zero(t, client.Options().MaxRetries)
-	require.Greater(t, client.Options().ReadTimeout, connect.MaxBlock)
+	options := client.(*redis.Client).Options()
+	require.Zero(t, options.MaxRetries)
+	require.Greater(t, options.ReadTimeout, connect.MaxBlock)
 }
 
 // Not parallel: the default logger is that of the process.
@@ -195,7 +196,7 @@ func TestInvalidURLErrorHidesPassword(t *testing.T) {
 	require.False(t, strings.Contains(sql.ErrDatabaseURL.Error(), password))
 }
 
-func open(t *testing.T, newClient func(string) (*redis.Client, error), url string) *redis.Client {
+func open(t *testing.T, newClient func(string) (redis.UniversalClient, error), url string) redis.UniversalClient {
 	t.Helper()
 	client, err := newClient(url)
 	require.NoError(t, err)

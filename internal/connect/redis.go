@@ -2,22 +2,14 @@ package connect
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
-	"net/url"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
-
-// ErrRedisURL is returned for an invalid URL. It contains no part of the URL, because any part could belong to the
-// password.
-var ErrRedisURL = errors.New("REDIS_URL must look like redis://user:password@host:6379/0 (rediss:// for TLS, " +
-	"unix:///path for a socket), special characters percent-encoded")
 
 // Ingress: buyers wait for the answers, so time-outs are short and an overload is reported quickly.
 const (
@@ -56,7 +48,7 @@ const (
 const none = -1
 
 // Ingress returns a client for the purchase path.
-func Ingress(redisURL string) (*redis.Client, error) {
+func Ingress(redisURL string) (redis.UniversalClient, error) {
 	return open(redisURL, "stampede-ingress", func(o *redis.Options) {
 		o.DialTimeout, o.ReadTimeout, o.WriteTimeout = ingressDial, ingressRead, ingressRead
 		o.PoolTimeout, o.PoolSize, o.MaxRetries = ingressQueue, ingressConnections, ingressRetries
@@ -64,7 +56,7 @@ func Ingress(redisURL string) (*redis.Client, error) {
 }
 
 // Control returns a client for acks, locks and the work of operators.
-func Control(redisURL string) (*redis.Client, error) {
+func Control(redisURL string) (redis.UniversalClient, error) {
 	return open(redisURL, "stampede-control", func(o *redis.Options) {
 		o.DialTimeout, o.ReadTimeout, o.WriteTimeout = controlDial, controlRead, controlRead
 		o.PoolTimeout, o.PoolSize, o.MaxRetries = controlQueue, controlConnections, controlRetries
@@ -72,24 +64,27 @@ func Control(redisURL string) (*redis.Client, error) {
 }
 
 // Blocking returns a client for XREADGROUP BLOCK of at most MaxBlock. It never retries: the entries of a lost
-// answer are on the consumer's pending list, and the reader needs the error to read them from there.
-func Blocking(redisURL string) (*redis.Client, error) {
+// answer are on the consumer's pending list, and the reader needs the error to read them from there. With a cluster
+// it follows redirections only, because the reader's commands forbid other retries.
+func Blocking(redisURL string) (redis.UniversalClient, error) {
 	return open(redisURL, "stampede-blocking", func(o *redis.Options) {
 		o.DialTimeout, o.ReadTimeout, o.WriteTimeout = blockingDial, blockingRead, controlRead
 		o.PoolTimeout, o.PoolSize, o.MaxRetries = controlQueue, blockingConnections, none
 	})
 }
 
-// open sets the options that all clients share. A client connects on first use.
-func open(redisURL, name string, set func(*redis.Options)) (*redis.Client, error) {
+// open returns a client for the server, the cluster or the master behind Sentinels that the URL names. It connects on
+// first use.
+func open(redisURL, name string, set func(*redis.Options)) (redis.UniversalClient, error) {
 	routeLog()
-	parsed, err := url.Parse(redisURL)
-	if err != nil || !slices.Contains([]string{"redis", "rediss", "unix"}, parsed.Scheme) {
-		return nil, ErrRedisURL
-	}
-	o, err := redis.ParseURL(redisURL)
+	target, err := parseRedisURL(redisURL)
 	if err != nil {
-		return nil, ErrRedisURL
+		return nil, err
+	}
+	o := target.single
+	if o == nil {
+		o = &redis.Options{DB: target.database}
+		o.Username, o.Password = target.credentials()
 	}
 	o.ClientName = name
 	// A call ends with its context.
@@ -104,7 +99,36 @@ func open(redisURL, name string, set func(*redis.Options)) (*redis.Client, error
 	o.DisableIdentity = true
 	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	set(o)
-	return redis.NewClient(o), nil
+	switch {
+	case target.single != nil:
+		return redis.NewClient(o), nil
+	case target.masterName != "":
+		return openSentinels(target, o), nil
+	}
+	return openCluster(target, o), nil
+}
+
+func openSentinels(target redisTarget, o *redis.Options) redis.UniversalClient {
+	options := universal(target, o).Failover()
+	options.MasterName = target.masterName
+	options.SentinelUsername, options.SentinelPassword = target.sentinelUsername, target.sentinelPassword
+	return redis.NewFailoverClient(options)
+}
+
+// universal returns the options that are the same for Sentinel and for a cluster.
+func universal(target redisTarget, o *redis.Options) *redis.UniversalOptions {
+	u := &redis.UniversalOptions{
+		Addrs: target.addrs, DB: o.DB, Username: o.Username, Password: o.Password, ClientName: o.ClientName,
+		DialTimeout: o.DialTimeout, ReadTimeout: o.ReadTimeout, WriteTimeout: o.WriteTimeout,
+		PoolTimeout: o.PoolTimeout, PoolSize: o.PoolSize, MaxRetries: o.MaxRetries,
+		ContextTimeoutEnabled: o.ContextTimeoutEnabled, DialerRetries: o.DialerRetries,
+		PipelinePoolSize: o.PipelinePoolSize, Protocol: o.Protocol, DisableIdentity: o.DisableIdentity,
+		MaintNotificationsConfig: o.MaintNotificationsConfig,
+	}
+	if target.tls {
+		u.Dialer = tlsDialer(target.addrs, o.DialTimeout)
+	}
+	return u
 }
 
 // routeLog sends the log of go-redis to slog, at level debug: callers get the same failures as errors.

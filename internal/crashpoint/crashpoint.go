@@ -61,16 +61,10 @@ const (
 	// RebuildVerified: the server is verified; ended sales are still closed.
 	RebuildVerified = "rebuild-verified"
 
-	// ProjectionsWatch: a rebuild of the projections records changes of orders; nothing else is done.
-	ProjectionsWatch = "projections-watch"
-	// ProjectionsFilled: the new table has the rows from the log, without indexes and later changes.
-	ProjectionsFilled = "projections-filled"
-	// ProjectionsBuilt: it lacks only later changes.
-	ProjectionsBuilt = "projections-built"
-	// ProjectionsSwap: the tables are swapped but not committed.
-	ProjectionsSwap = "projections-swap"
-	// ProjectionsSwapped: the swap is committed; the old table still exists.
-	ProjectionsSwapped = "projections-swapped"
+	// ProjectionsWithdrawn: a rebuild of the projections has locked the wrong rows of a month.
+	ProjectionsWithdrawn = "projections-withdrawn"
+	// ProjectionsReplaced: they are replaced but not committed.
+	ProjectionsReplaced = "projections-replaced"
 )
 
 const (
@@ -85,7 +79,7 @@ var names = []string{
 	BeforeExpire, BeforeExpireCommit, AfterExpire, BeforeRelease, AfterRelease, AfterReleaseCommit,
 	RebuildBegun, RebuildDistrusted, RebuildClosed, RebuildDrained, RebuildRaised, RebuildStaging, RebuildStaged,
 	RebuildOpened, RebuildPublished, RebuildServerSaved, RebuildVerified,
-	ProjectionsWatch, ProjectionsFilled, ProjectionsBuilt, ProjectionsSwap, ProjectionsSwapped,
+	ProjectionsWithdrawn, ProjectionsReplaced,
 }
 
 // These are nil except in crash tests. They are set once, before main.

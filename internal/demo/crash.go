@@ -5,6 +5,7 @@ import (
 	"syscall"
 	"time"
 
+	"stampede/fulfillment/stream"
 	"stampede/internal/crowd"
 	"stampede/internal/figure"
 	"stampede/internal/retry"
@@ -15,8 +16,6 @@ type crash struct {
 	orphans   int64         // its pending orders
 	takenOver time.Duration // from the kill until other workers had claimed all of them
 }
-
-const victim = "worker-1"
 
 // A frozen worker that gets no pending orders within frozenFor is thawed for thawedFor and frozen again.
 const (
@@ -31,6 +30,7 @@ func (d *demo) killWorker(ctx context.Context, buyers *crowd.Crowd) error {
 	if err != nil {
 		return err
 	}
+	victim := stream.First(d.stream(), workers) // it reads the stream
 	worker := d.fleet.workers[victim]
 	worker.expectEnd()
 	err = await(ctx, "pending orders of "+victim, func() (bool, error) { return d.freezeWithOrders(ctx, worker) })
@@ -69,7 +69,7 @@ func (d *demo) killWorker(ctx context.Context, buyers *crowd.Crowd) error {
 func (d *demo) freezeWithOrders(ctx context.Context, worker *process) (bool, error) {
 	worker.Signal(syscall.SIGSTOP)
 	for frozen := time.Now(); time.Since(frozen) < frozenFor; {
-		pending, err := d.pendingOf(ctx, victim)
+		pending, err := d.pendingOf(ctx, worker.name)
 		if pending > 0 || err != nil {
 			return true, err
 		}

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"time"
 
 	"github.com/google/uuid"
@@ -33,8 +34,10 @@ type Config struct {
 	Buyers       int
 	Over         time.Duration
 	DoubleClicks float64
-	// RedisURL and DatabaseURL replace the private servers if set.
-	RedisURL, DatabaseURL string
+	// Servers are used or started.
+	Servers localserver.Wanted
+	// Partitions is the number of partitions.
+	Partitions int
 	// Out gets the story. Terminal means that lines on Out can be rewritten.
 	Out      io.Writer
 	Terminal bool
@@ -61,6 +64,9 @@ const (
 	arrivalPatience = 5 * minIdle
 )
 
+// workers are those that run from the start.
+var workers = []string{"worker-1", "worker-2"}
+
 // demo is one run.
 type demo struct {
 	config  Config
@@ -68,7 +74,7 @@ type demo struct {
 	servers *localserver.Pair
 	keys    reservation.Keys
 	token   string
-	redis   *redis.Client
+	redis   redis.UniversalClient
 	pool    *pgxpool.Pool
 	fleet   *fleet
 	ingress string // URL
@@ -88,12 +94,12 @@ func Run(ctx context.Context, config Config) (err error) {
 	}
 	d := &demo{
 		config: config, story: newStory(config.Out, config.Terminal), token: rand.Text(),
-		keys: reservation.Keys{Prefix: reservation.DefaultPrefix, Partitions: 1},
+		keys: reservation.Keys{Prefix: reservation.DefaultPrefix, Partitions: config.Partitions},
 	}
-	if config.RedisURL != "" {
+	if config.Servers.RedisURL != "" {
 		d.keys.Prefix = "demo-" + rand.Text() // the server may have other orders and workers
 	}
-	if d.servers, err = localserver.Provide(ctx, config.RedisURL, config.DatabaseURL); err != nil {
+	if d.servers, err = localserver.Provide(ctx, config.Servers); err != nil {
 		return err
 	}
 	defer d.servers.Stop()
@@ -195,7 +201,6 @@ func (d *demo) open(ctx context.Context) error {
 		return err
 	}
 	d.ingress = "http://" + addr
-	workers := []string{"worker-1", "worker-2"}
 	for _, name := range workers {
 		if err := d.fleet.startWorker(name, d.env()); err != nil {
 			return err
@@ -205,7 +210,7 @@ func (d *demo) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := d.awaitWorkers(ctx, workers); err != nil {
+	if err := d.awaitWorkers(ctx); err != nil {
 		return err
 	}
 	d.story.add("up: an ingress and two workers, Redis (AOF always) and Postgres, a sale of %s units",
@@ -221,7 +226,7 @@ func (d *demo) env() []string {
 		"REDIS_URL="+d.servers.RedisURL,
 		"DATABASE_URL="+d.servers.DatabaseURL,
 		"STAMPEDE_KEY_PREFIX="+d.keys.Prefix,
-		"STAMPEDE_PARTITIONS=1",
+		"STAMPEDE_PARTITIONS="+strconv.Itoa(d.keys.Partitions),
 		"STAMPEDE_AUTH=header",
 		"STAMPEDE_ADMIN_TOKEN="+d.token,
 		"STAMPEDE_HTTP_ADDR=127.0.0.1:0",
@@ -233,7 +238,7 @@ func (d *demo) env() []string {
 	)
 }
 
-func (d *demo) stream() string { return d.keys.Orders(0) }
+func (d *demo) stream() string { return d.keys.Orders(d.keys.Partition(d.sale)) }
 
 // pendingMax is more entries than a worker holds.
 const pendingMax = 10_000
@@ -259,13 +264,11 @@ func (d *demo) pendingOf(ctx context.Context, worker string) (orders int64, err 
 	return orders, nil
 }
 
-func (d *demo) awaitWorkers(ctx context.Context, names []string) error {
+func (d *demo) awaitWorkers(ctx context.Context) error {
+	presence := stream.Presence{Control: d.redis, Group: reservation.Group, SilentMax: minIdle}
 	return await(ctx, "the workers", func() (bool, error) {
-		consumers, err := d.redis.XInfoConsumers(ctx, d.stream(), reservation.Group).Result()
-		if err != nil {
-			return false, nil //nolint:nilerr // the first worker creates the group
-		}
-		return len(consumers) >= len(names), nil
+		found := presence.Look(ctx, []string{d.stream()})
+		return len(found[0].Others) >= len(workers), nil // the first worker creates the group
 	})
 }
 

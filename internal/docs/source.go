@@ -52,7 +52,7 @@ func readSource(root fs.FS) (*source, error) {
 			return c.readGo(root, name)
 		case name == "Taskfile.yml":
 			return c.readTasks(root, name)
-		case name == "compose.yaml" || path.Ext(name) == ".sh":
+		case name == "compose.yaml" || name == "compose.cluster.yaml" || path.Ext(name) == ".sh":
 			return c.readVariables(root, name)
 		}
 		return nil

@@ -27,9 +27,20 @@ type Finding struct {
 	Severity Severity `json:"severity"`
 	// Server is "redis" or "postgres".
 	Server string `json:"server"`
-	What   string `json:"what"`
-	Why    string `json:"why"`
-	Mend   string `json:"mend"`
+	// Node has the addresses of the nodes of a cluster that it is about; empty for a server of its own and for the
+	// whole cluster.
+	Node string `json:"node,omitempty"`
+	What string `json:"what"`
+	Why  string `json:"why"`
+	Mend string `json:"mend"`
+}
+
+// Where names the server, and the nodes of a cluster.
+func (f Finding) Where() string {
+	if f.Node == "" {
+		return f.Server
+	}
+	return f.Server + " " + f.Node
 }
 
 // Any reports whether there is a finding of that severity.
@@ -40,8 +51,8 @@ func Any(findings []Finding, severity Severity) bool {
 // WriteText prints the findings as text.
 func WriteText(w io.Writer, findings []Finding) error {
 	for _, f := range findings {
-		if _, err := fmt.Fprintf(w, "%-9s  %s: %s\n           why:  %s\n           mend: %s\n", f.Severity, f.Server, f.What,
-			f.Why, f.Mend); err != nil {
+		if _, err := fmt.Fprintf(w, "%-9s  %s: %s\n           why:  %s\n           mend: %s\n", f.Severity, f.Where(),
+			f.What, f.Why, f.Mend); err != nil {
 			return err
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"stampede/internal/doctor"
 	"stampede/internal/localserver"
 	"stampede/internal/testkit"
+	"stampede/reservation"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -27,7 +28,7 @@ func summaries(findings []doctor.Finding) []string {
 
 func TestRedisDefaultsAreSafe(t *testing.T) {
 	t.Parallel()
-	findings, err := doctor.Redis(t.Context(), ownRedis(t))
+	findings, err := doctor.Redis(t.Context(), ownRedis(t), reservation.OperatorRights)
 	require.NoError(t, err)
 	assert.Empty(t, findings)
 }
@@ -63,7 +64,7 @@ func TestRedisFindsUnsafeSettings(t *testing.T) {
 				}
 				require.NoError(t, rdb.ConfigSet(t.Context(), setting, value).Err())
 			}
-			findings, err := doctor.Redis(t.Context(), rdb)
+			findings, err := doctor.Redis(t.Context(), rdb, reservation.OperatorRights)
 			require.NoError(t, err)
 			assert.Equal(t, []string{c.want}, summaries(findings))
 			assert.NotEmpty(t, findings[0].Why)
@@ -85,7 +86,7 @@ func TestRedisReportsForbiddenCommands(t *testing.T) {
 	tenant := redis.NewClient(&options)
 	t.Cleanup(func() { _ = tenant.Close() })
 
-	findings, err := doctor.Redis(t.Context(), tenant)
+	findings, err := doctor.Redis(t.Context(), tenant, reservation.OperatorRights)
 	require.NoError(t, err)
 	assert.Equal(t, []string{
 		"unsafe: the user is not allowed, or the server lacks, HSET",
@@ -102,7 +103,7 @@ func TestRedisFailsWithoutServer(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = rdb.Close() })
 	server.Kill()
-	_, err = doctor.Redis(t.Context(), rdb)
+	_, err = doctor.Redis(t.Context(), rdb, reservation.OperatorRights)
 	assert.ErrorContains(t, err, "read INFO of Redis")
 }
 
@@ -139,8 +140,10 @@ func TestWriteText(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
 	require.NoError(t,
-		doctor.WriteText(&out, []doctor.Finding{{doctor.Unsafe, "redis", "appendonly is no", "because", "do this"}}))
-	assert.Equal(t, "unsafe     redis: appendonly is no\n           why:  because\n           mend: do this\n",
+		doctor.WriteText(&out, []doctor.Finding{
+			{doctor.Unsafe, "redis", "10.0.0.1:6379", "appendonly is no", "because", "do this"},
+		}))
+	assert.Equal(t, "unsafe     redis 10.0.0.1:6379: appendonly is no\n           why:  because\n           mend: do this\n",
 		out.String())
 	out.Reset()
 	require.NoError(t, doctor.WriteText(&out, nil))
@@ -152,7 +155,7 @@ func ownRedis(t *testing.T) *redis.Client {
 	rdb, err := connect.Control(testkit.OwnRedis(t).URL)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = rdb.Close() })
-	return rdb
+	return rdb.(*redis.Client)
 }
 
 func TestServersReturnsVersions(t *testing.T) {

@@ -3,6 +3,7 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"net"
 	"strconv"
 	"strings"
 	"time"
@@ -12,27 +13,54 @@ import (
 	"stampede/reservation"
 )
 
-// Redis checks the server behind rdb. It fails only if the server does not answer.
-func Redis(ctx context.Context, rdb redis.UniversalClient) ([]Finding, error) {
+// Redis checks the server behind rdb, or each node of a cluster. It fails only if no server answers.
+func Redis(ctx context.Context, rdb redis.UniversalClient, rights reservation.Rights) ([]Finding, error) {
+	if client, isCluster := rdb.(*redis.ClusterClient); isCluster {
+		return checkCluster(ctx, client, rights)
+	}
 	text, err := rdb.Info(ctx).Result()
 	if err != nil {
 		return nil, fmt.Errorf("read INFO of Redis: %w", err)
 	}
-	r := redisServer{info: parseInfo(text), config: make(map[string]string)}
-	for _, name := range []string{"appendfsync", "no-appendfsync-on-rewrite", "min-replicas-to-write", "timeout"} {
-		// Managed servers forbid CONFIG. Settings that are not in INFO are then unchecked.
-		if got, err := rdb.ConfigGet(ctx, name).Result(); err == nil {
-			r.config[name] = got[name]
-		}
+	info := parseInfo(text)
+	switch {
+	case info["redis_mode"] == "sentinel":
+		return []Finding{sentinelAsServer(rdb, info)}, nil
+	case info["redis_mode"] == "cluster" || info["cluster_enabled"] == "1":
+		return []Finding{clusterAsServer(ctx, rdb)}, nil
 	}
-	if r.missing, err = reservation.MissingRights(ctx, rdb, reservation.DefaultPrefix); err != nil {
+	r, err := readServer(ctx, rdb, info)
+	if err == nil {
+		r.missing, err = rights.Missing(ctx, rdb, doctorKeys, 0, false)
+	}
+	if err != nil {
 		return nil, err
 	}
 	return r.findings(), nil
 }
 
+// doctorKeys are keys of the partitions. The prefix does not matter for their slots.
+var doctorKeys = reservation.Keys{Prefix: reservation.DefaultPrefix, Partitions: reservation.MaxPartitions}
+
+// readServer adds the settings that are not in INFO.
+func readServer(ctx context.Context, rdb redis.UniversalClient, info map[string]string) (redisServer, error) {
+	r := redisServer{info: info, config: make(map[string]string)}
+	for _, name := range []string{
+		"appendfsync", "no-appendfsync-on-rewrite", "min-replicas-to-write", "timeout", "cluster-require-full-coverage",
+		"cluster-node-timeout",
+	} {
+		// Managed servers forbid CONFIG. Settings that are not in INFO are then unchecked.
+		if got, err := rdb.ConfigGet(ctx, name).Result(); err == nil {
+			r.config[name] = got[name]
+		}
+	}
+	return r, ctx.Err()
+}
+
 // redisServer holds the values that a server reports. Unknown settings are absent.
 type redisServer struct {
+	// node is the address of a node of a cluster; empty for a server of its own.
+	node         string
 	info, config map[string]string
 	missing      []string // commands that the user may not run or the server lacks
 }
@@ -47,14 +75,20 @@ func parseInfo(text string) map[string]string {
 	return info
 }
 
+// findings checks a server of its own, or a master of a cluster.
 func (r redisServer) findings() []Finding {
-	var all []Finding
-	for _, check := range []func(redisServer) *Finding{
-		serverVersion, role, rights, cluster, policy, memory, appendOnly, appendFsync, rewriteFsync, appendStatus, replicas,
-		idleTimeout,
-	} {
+	return append(r.run(role, rights, replicas), r.durable()...)
+}
+
+// durable checks what a replica needs as well, because it may replace its master.
+func (r redisServer) durable() []Finding {
+	return r.run(serverVersion, policy, memory, appendOnly, appendFsync, rewriteFsync, appendStatus, idleTimeout)
+}
+
+func (r redisServer) run(checks ...func(redisServer) *Finding) (all []Finding) {
+	for _, check := range checks {
 		if f := check(r); f != nil {
-			f.Server = "redis"
+			f.Server, f.Node = "redis", r.node
 			all = append(all, *f)
 		}
 	}
@@ -80,8 +114,9 @@ func role(r redisServer) *Finding {
 	}
 	return &Finding{
 		Severity: Unsafe, What: "the server is a replica",
-		Why:  "a replica refuses writes, and its data may be old",
-		Mend: "set REDIS_URL to the primary",
+		Why: "a replica refuses writes, and its data may be old",
+		Mend: "set REDIS_URL to its primary, " + net.JoinHostPort(r.info["master_host"], r.info["master_port"]) +
+			"; if Sentinels name this server, wait for the end of their failover",
 	}
 }
 
@@ -95,17 +130,6 @@ func rights(r redisServer) *Finding {
 			"the stream",
 		Mend: "ACL SETUSER of the user in REDIS_URL with these commands, the keys " + reservation.DefaultPrefix +
 			":* and the channels redisson_lock__channel:*",
-	}
-}
-
-func cluster(r redisServer) *Finding {
-	if r.info["redis_mode"] != "cluster" && r.info["cluster_enabled"] != "1" {
-		return nil
-	}
-	return &Finding{
-		Severity: Unsafe, What: "cluster mode is on",
-		Why:  "Stampede uses one server; commands for keys of other nodes fail with MOVED",
-		Mend: "set REDIS_URL to a server without cluster mode",
 	}
 }
 

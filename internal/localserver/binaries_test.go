@@ -12,7 +12,7 @@ import (
 // The tests of this file are not parallel: they change the search path for servers.
 func TestProvideReportsAllMissingServers(t *testing.T) {
 	searchOnlyIn(t, t.TempDir())
-	_, err := Provide(context.Background(), "", "")
+	_, err := Provide(context.Background(), Wanted{})
 	require.ErrorIs(t, err, errNotInstalled)
 	for _, part := range []string{
 		"Redis (redis-server or valkey-server) and Postgres (postgres and initdb): not installed",
@@ -23,7 +23,7 @@ func TestProvideReportsAllMissingServers(t *testing.T) {
 		require.ErrorContains(t, err, part)
 	}
 
-	_, err = Provide(context.Background(), "redis://given", "")
+	_, err = Provide(context.Background(), Wanted{RedisURL: "redis://given"})
 	require.ErrorIs(t, err, errNotInstalled)
 	require.NotContains(t, err.Error(), "Redis (")
 

@@ -17,31 +17,43 @@ import (
 type Pair struct {
 	RedisURL    string
 	DatabaseURL string
-	// Redis and Postgres are the private servers behind the URLs; nil for given URLs.
+	// Redis or Cluster, and Postgres, are the private servers behind the URLs; nil for given URLs.
 	Redis    *Redis
+	Cluster  *Cluster
 	Postgres *Postgres
 }
 
-// Provide starts a private server for each empty URL, both at the same time. The error wraps
-// errNotInstalled if a required server is not installed. After an error no server runs.
-func Provide(ctx context.Context, redisURL, databaseURL string) (*Pair, error) {
+// Wanted says what Provide has to start: a private server for each empty URL.
+type Wanted struct {
+	RedisURL, DatabaseURL string
+	// Cluster makes the private Redis a cluster of three masters, each with a replica.
+	Cluster bool
+}
+
+// Provide starts the private servers, all at the same time. The error wraps errNotInstalled if a required server is
+// not installed. After an error no server runs.
+func Provide(ctx context.Context, w Wanted) (*Pair, error) {
 	var missing []string
-	if _, found := findRedis(); redisURL == "" && !found {
+	if _, found := findRedis(); w.RedisURL == "" && !found {
 		missing = append(missing, redisPrograms)
 	}
-	if _, found := findPostgres(); databaseURL == "" && !found {
+	if _, found := findPostgres(); w.DatabaseURL == "" && !found {
 		missing = append(missing, postgresPrograms)
 	}
 	if len(missing) > 0 { // in one error
 		return nil, notInstalled(missing...)
 	}
-	p := &Pair{RedisURL: redisURL, DatabaseURL: databaseURL}
+	p := &Pair{RedisURL: w.RedisURL, DatabaseURL: w.DatabaseURL}
 	var redisErr, postgresErr error
 	var starting sync.WaitGroup
-	if redisURL == "" {
+	switch {
+	case w.RedisURL != "":
+	case w.Cluster:
+		starting.Go(func() { p.Cluster, redisErr = StartCluster(ctx, ClusterOptions{Masters: 3, Replicas: 1}) })
+	default:
 		starting.Go(func() { p.Redis, redisErr = StartRedis(ctx, RedisOptions{}) })
 	}
-	if databaseURL == "" {
+	if w.DatabaseURL == "" {
 		starting.Go(func() { p.Postgres, postgresErr = StartPostgres(ctx, PostgresOptions{}) })
 	}
 	starting.Wait()
@@ -51,6 +63,9 @@ func Provide(ctx context.Context, redisURL, databaseURL string) (*Pair, error) {
 	}
 	if p.Redis != nil {
 		p.RedisURL = p.Redis.URL
+	}
+	if p.Cluster != nil {
+		p.RedisURL = p.Cluster.URL
 	}
 	if p.Postgres != nil {
 		p.DatabaseURL = p.Postgres.URL
@@ -65,6 +80,9 @@ func (p *Pair) Watch(ctx context.Context) error {
 	if p.Redis != nil {
 		watching.Go(func() error { return p.Redis.server.watch(ctx) })
 	}
+	if p.Cluster != nil {
+		watching.Go(func() error { return p.Cluster.watch(ctx) })
+	}
 	if p.Postgres != nil {
 		watching.Go(func() error { return p.Postgres.server.watch(ctx) })
 	}
@@ -76,6 +94,9 @@ func (p *Pair) Stop() {
 	var stopping sync.WaitGroup
 	if p.Redis != nil {
 		stopping.Go(p.Redis.Stop)
+	}
+	if p.Cluster != nil {
+		stopping.Go(p.Cluster.Stop)
 	}
 	if p.Postgres != nil {
 		stopping.Go(p.Postgres.Stop)

@@ -42,7 +42,7 @@ func TestServersEndWithKilledParent(t *testing.T) {
 
 func TestServersDoNotRunAsRoot(t *testing.T) {
 	t.Parallel()
-	pair, err := localserver.Provide(t.Context(), "", "")
+	pair, err := localserver.Provide(t.Context(), localserver.Wanted{})
 	require.NoError(t, err)
 	t.Cleanup(pair.Stop)
 	for name, pid := range map[string]int{"Redis": pair.Redis.Pid(), "Postgres": pair.Postgres.Pid()} {

@@ -27,7 +27,7 @@ func TestMain(m *testing.M) { testkit.Main(m, testkit.WithCommand(ownServers)) }
 
 // ownServers starts both servers, prints their URLs and process ids, and waits to be killed.
 func ownServers() int {
-	pair, err := localserver.Provide(context.Background(), "", "")
+	pair, err := localserver.Provide(context.Background(), localserver.Wanted{})
 	if err != nil {
 		fmt.Println(err)
 		return 1
@@ -111,7 +111,7 @@ func TestPostgresKeepsCommitsAfterImmediateStop(t *testing.T) {
 
 func TestWatchReturnsEndedServer(t *testing.T) {
 	t.Parallel()
-	pair, err := localserver.Provide(t.Context(), "", "")
+	pair, err := localserver.Provide(t.Context(), localserver.Wanted{})
 	require.NoError(t, err)
 	t.Cleanup(pair.Stop)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -180,7 +180,9 @@ func TestStartEndsWithContext(t *testing.T) {
 
 func TestProvideKeepsGivenURLs(t *testing.T) {
 	t.Parallel()
-	pair, err := localserver.Provide(t.Context(), "redis://elsewhere", "postgres://elsewhere")
+	pair, err := localserver.Provide(t.Context(), localserver.Wanted{
+		RedisURL: "redis://elsewhere", DatabaseURL: "postgres://elsewhere",
+	})
 	require.NoError(t, err)
 	require.Equal(t, &localserver.Pair{RedisURL: "redis://elsewhere", DatabaseURL: "postgres://elsewhere"}, pair)
 	pair.Stop()
@@ -216,7 +218,7 @@ func serverFolders(t *testing.T, temp string) []string {
 	return locks
 }
 
-func redisAt(t *testing.T, redisURL string) *redis.Client {
+func redisAt(t *testing.T, redisURL string) redis.UniversalClient {
 	t.Helper()
 	client, err := connect.Control(redisURL)
 	require.NoError(t, err)

@@ -8,26 +8,30 @@ import (
 // outputMax bounds, in bytes, how much of a server's output is kept.
 const outputMax = 64 << 10
 
-// readyMark is in the line that both servers write when they are ready, also after recovery. Unlike a
-// connection to the port, it cannot come from another process.
-const readyMark = "ready to accept connections"
+// Marks in the lines that servers write when they are ready, also after recovery. Unlike a connection to the port, they
+// cannot come from another process.
+const (
+	readyMark         = "ready to accept connections" // of Redis and Postgres
+	sentinelReadyMark = "sentinel id is"
+)
 
 // output keeps the end of a server's output, and signals when the server is ready.
 type output struct {
 	mu      sync.Mutex
 	kept    []byte
-	ready   chan struct{} // closed when readyMark was written
+	mark    string        // of readiness, in lower case
+	ready   chan struct{} // closed when mark was written
 	isReady bool
 }
 
-func newOutput() *output { return &output{ready: make(chan struct{})} }
+func newOutput(mark string) *output { return &output{mark: mark, ready: make(chan struct{})} }
 
 // Write implements io.Writer.
 func (o *output) Write(p []byte) (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.kept = append(o.kept, p...)
-	if !o.isReady && bytes.Contains(bytes.ToLower(o.kept), []byte(readyMark)) {
+	if !o.isReady && bytes.Contains(bytes.ToLower(o.kept), []byte(o.mark)) {
 		o.isReady = true
 		close(o.ready)
 	}

@@ -50,7 +50,8 @@ func StartPostgres(ctx context.Context, o PostgresOptions) (*Postgres, error) {
 	}
 	s := &server{
 		name: "Postgres", binary: filepath.Join(programs, "postgres"), account: a, folder: folder, orderly: syscall.SIGINT,
-		args: func(port int) []string { return postgresArgs(data, port, o.Settings) },
+		readyMark: readyMark,
+		args:      func(port int) []string { return postgresArgs(data, port, o.Settings) },
 	}
 	if err := s.start(ctx, freePort); err != nil {
 		return nil, err
@@ -144,7 +145,7 @@ func templateFolder(programs, base string) (string, error) {
 func initdb(ctx context.Context, programs, data string, f *serverFolder, a account) error {
 	ctx, cancel := context.WithTimeout(ctx, startWithin)
 	defer cancel()
-	out := newOutput()
+	out := newOutput(readyMark)
 	cmd := exec.Command(filepath.Join(programs, "initdb"), append([]string{"--pgdata=" + data}, initdbArgs...)...)
 	cmd.Dir = f.path
 	cmd.Env = serverEnv()

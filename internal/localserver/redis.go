@@ -2,7 +2,6 @@ package localserver
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -38,13 +37,19 @@ func StartRedis(ctx context.Context, o RedisOptions) (*Redis, error) {
 	}
 	s := &server{
 		name: "Redis", binary: binary, account: a, folder: folder, orderly: syscall.SIGTERM,
-		args: func(port int) []string { return redisArgs(port, o.Settings) },
+		readyMark: readyMark,
+		args:      func(port int) []string { return redisArgs(port, o.Settings) },
 	}
 	if err := s.start(ctx, freePort); err != nil {
 		return nil, err
 	}
-	return &Redis{URL: fmt.Sprintf("redis://127.0.0.1:%d", s.port), server: s}, nil
+	r := &Redis{server: s}
+	r.URL = "redis://" + r.Addr()
+	return r, nil
 }
+
+// Addr is the host and the port of the server.
+func (r *Redis) Addr() string { return loopback(r.server.port) }
 
 func redisArgs(port int, override map[string]string) []string {
 	settings := map[string]string{

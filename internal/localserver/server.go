@@ -47,6 +47,8 @@ type server struct {
 	port    int
 	// orderly is the signal for a clean stop.
 	orderly syscall.Signal
+	// readyMark is in the output of the server when it serves.
+	readyMark string
 
 	mu      sync.Mutex
 	process *child.Process // nil while the server is down
@@ -76,7 +78,7 @@ func (s *server) start(ctx context.Context, pick func() (int, error)) error {
 func (s *server) launch(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startWithin)
 	defer cancel()
-	out := newOutput()
+	out := newOutput(s.readyMark)
 	cmd := exec.Command(s.binary, s.args(s.port)...)
 	cmd.Dir = s.folder.path
 	cmd.Env = serverEnv()
@@ -201,3 +203,5 @@ func freePort() (int, error) {
 	}
 	return 0, fmt.Errorf("find a free port: %w", err)
 }
+
+func loopback(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }

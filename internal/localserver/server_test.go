@@ -22,7 +22,7 @@ func TestStartTriesAnotherPort(t *testing.T) {
 			require.True(t, found)
 			return &server{
 				name: "Redis", binary: binary, account: a, folder: f,
-				args: func(port int) []string { return redisArgs(port, nil) },
+				readyMark: readyMark, args: func(port int) []string { return redisArgs(port, nil) },
 			}
 		},
 		"postgres": func(t *testing.T, a account, f *serverFolder) *server {
@@ -32,7 +32,7 @@ func TestStartTriesAnotherPort(t *testing.T) {
 			require.NoError(t, makeCluster(t.Context(), programs, data, f, a))
 			return &server{
 				name: "Postgres", binary: filepath.Join(programs, "postgres"), account: a, folder: f,
-				args: func(port int) []string { return postgresArgs(data, port, nil) },
+				readyMark: readyMark, args: func(port int) []string { return postgresArgs(data, port, nil) },
 			}
 		},
 	}
@@ -67,7 +67,7 @@ func TestFreePortIsBelowClientPorts(t *testing.T) {
 
 func TestOutputDetectsReadinessAcrossWrites(t *testing.T) {
 	t.Parallel()
-	o := newOutput()
+	o := newOutput(readyMark)
 	write := func(text string) {
 		n, err := o.Write([]byte(text))
 		require.NoError(t, err)

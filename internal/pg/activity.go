@@ -38,7 +38,7 @@ func Blockers(ctx context.Context, pool *pgxpool.Pool) ([]Activity, error) {
 	return found, nil
 }
 
-// Holder returns the session that holds a lock, or pgx.ErrNoRows if none does.
+// Holder returns the session that holds a lock alone, or pgx.ErrNoRows if none does.
 func Holder(ctx context.Context, pool *pgxpool.Pool, lock Lock) (Activity, error) {
 	rows, _ := pool.Query(ctx, sql.PGLockHolder, lock) // its error comes with the rows
 	return pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[Activity])

@@ -59,27 +59,12 @@ func TestSessionLocksUntilItEnds(t *testing.T) {
 	pool := testkit.Pool(t)
 	s, err := pg.Begin(t.Context(), pool, pg.ProjectionLock, 0)
 	require.NoError(t, err)
-	require.NoError(t, s.Lock(t.Context(), pg.ProjectionAliveLock))
-	_, err = pg.Begin(t.Context(), pool, pg.ProjectionAliveLock, 0)
+	_, err = pg.Begin(t.Context(), pool, pg.ProjectionLock, 0)
 	require.ErrorIs(t, err, pg.ErrLockHeld)
 	s.End()
-	again, err := pg.Begin(t.Context(), pool, pg.ProjectionAliveLock, 0)
+	again, err := pg.Begin(t.Context(), pool, pg.ProjectionLock, 0)
 	require.NoError(t, err)
 	again.End()
-}
-
-func TestLockUntilCommitUnlocksAtCommit(t *testing.T) {
-	t.Parallel()
-	pool := testkit.Pool(t)
-	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-		require.NoError(t, pg.LockUntilCommit(t.Context(), tx, pg.RebuildLock))
-		_, err := pg.Begin(t.Context(), pool, pg.RebuildLock, 0)
-		require.ErrorIs(t, err, pg.ErrLockHeld)
-		return nil
-	}))
-	s, err := pg.Begin(t.Context(), pool, pg.RebuildLock, 0)
-	require.NoError(t, err)
-	s.End()
 }
 
 func TestHolderReturnsSession(t *testing.T) {
@@ -109,7 +94,7 @@ func TestTerminateEndsSilentBlocker(t *testing.T) {
 		waiting, err := pg.Begin(t.Context(), pool, pg.ReconcileLock, 0)
 		if err == nil {
 			defer waiting.End()
-			err = waiting.Lock(t.Context(), pg.RebuildLock)
+			_, err = waiting.Exec(t.Context(), "SELECT pg_advisory_lock($1)", pg.RebuildLock)
 		}
 		got <- err
 	}()

@@ -19,17 +19,21 @@ type Lock int64
 
 // All advisory locks are listed here, so that no two have the same number.
 const (
-	// RebuildLock is held by a rebuild of Redis, and during a swap of the table orders.
+	// RebuildLock is shared by the rebuilds of Redis. Versions that rebuilt one partition at a time hold it alone during
+	// a rebuild.
 	RebuildLock Lock = 5_077_217_434
-	// ProjectionAliveLock is held while a rebuild of the projections runs (sql/queries/projection/watch.sql).
-	ProjectionAliveLock Lock = 5_077_217_435
 	// ProjectionLock is held by a rebuild of the projections.
 	ProjectionLock Lock = 5_077_217_436
 	// ReconcileLock is held by a reconcile.
 	ReconcileLock Lock = 5_077_217_437
+	// firstPartitionLock is the lock of partition 0.
+	firstPartitionLock Lock = 5_077_217_500
 )
 
-// ErrLockHeld is returned by Begin while another session holds the lock.
+// PartitionLock is held by a rebuild of Redis in that partition.
+func PartitionLock(partition int) Lock { return firstPartitionLock + Lock(partition) }
+
+// ErrLockHeld is returned while another session holds the lock.
 var ErrLockHeld = errors.New("another session holds the advisory lock")
 
 // endTimeout bounds the end of a session.
@@ -67,15 +71,14 @@ func Begin(ctx context.Context, pool *pgxpool.Pool, lock Lock, silence time.Dura
 	return s, nil
 }
 
-// Lock waits for another lock and holds it until the session ends.
-func (s Session) Lock(ctx context.Context, lock Lock) error {
-	_, err := s.Exec(ctx, "SELECT pg_advisory_lock($1)", lock)
-	return err
-}
-
-// LockUntilCommit waits for a lock and holds it until the transaction ends.
-func LockUntilCommit(ctx context.Context, tx pgx.Tx, lock Lock) error {
-	_, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock($1)", lock)
+// Share holds another lock together with other sessions that share it, until the session ends. It does not wait: if a
+// session holds the lock alone, or waits for that, it returns ErrLockHeld.
+func (s Session) Share(ctx context.Context, lock Lock) error {
+	var taken bool
+	err := s.QueryRow(ctx, "SELECT pg_try_advisory_lock_shared($1)", lock).Scan(&taken)
+	if err == nil && !taken {
+		err = ErrLockHeld
+	}
 	return err
 }
 

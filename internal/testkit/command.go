@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -62,6 +63,7 @@ func (c *Cmd) UseServers(keys reservation.Keys) {
 	c.Setenv("REDIS_URL", RedisURL(c.t))
 	c.Setenv("DATABASE_URL", DatabaseURL(c.t))
 	c.Setenv("STAMPEDE_KEY_PREFIX", keys.Prefix)
+	c.Setenv("STAMPEDE_PARTITIONS", strconv.Itoa(keys.Partitions))
 }
 
 // Input gives the process a standard input for WriteLine. Otherwise standard input is empty.

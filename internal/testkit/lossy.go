@@ -25,7 +25,7 @@ type LossyProxy struct {
 }
 
 // RedisThroughProxy returns a client whose answers can be dropped. Its retries are go-redis's default.
-func RedisThroughProxy(t testing.TB) (*LossyProxy, *redis.Client) {
+func RedisThroughProxy(t testing.TB) (*LossyProxy, redis.UniversalClient) {
 	t.Helper()
 	clientOptions, err := redis.ParseURL(RedisURL(t))
 	require.NoError(t, err)

@@ -70,7 +70,7 @@ func postgresURL(t testing.TB) string {
 }
 
 // Redis returns a control client on the shared server, which is closed when the test ends.
-func Redis(t testing.TB) *redis.Client {
+func Redis(t testing.TB) redis.UniversalClient {
 	t.Helper()
 	client, err := connect.Control(RedisURL(t))
 	if err != nil {
@@ -89,21 +89,35 @@ func Keys(t testing.TB) reservation.Keys {
 	return keys
 }
 
-func deleteKeys(t testing.TB, client *redis.Client, prefix string) {
-	const page = 1000
+// deleteKeys deletes the keys with a prefix, on all masters of a cluster.
+func deleteKeys(t testing.TB, client redis.UniversalClient, prefix string) {
 	ctx := context.Background()
-	var names []string
-	found := client.Scan(ctx, 0, prefix+":*", page).Iterator()
-	for found.Next(ctx) {
-		names = append(names, found.Val())
-	}
-	err := found.Err()
-	if err == nil && len(names) > 0 {
-		err = client.Unlink(ctx, names...).Err()
+	var err error
+	switch client := client.(type) {
+	case *redis.ClusterClient:
+		err = client.ForEachMaster(ctx, func(ctx context.Context, master *redis.Client) error {
+			return deleteKeysOn(ctx, master, prefix)
+		})
+	case *redis.Client:
+		err = deleteKeysOn(ctx, client, prefix)
 	}
 	if err != nil {
 		t.Errorf("delete the keys of the test: %v", err)
 	}
+}
+
+func deleteKeysOn(ctx context.Context, client *redis.Client, prefix string) error {
+	const page = 1000
+	pipe := client.Pipeline()
+	found := client.Scan(ctx, 0, prefix+":*", page).Iterator()
+	for found.Next(ctx) {
+		pipe.Unlink(ctx, found.Val())
+	}
+	if err := found.Err(); err != nil || pipe.Len() == 0 {
+		return err
+	}
+	_, err := pipe.Exec(ctx)
+	return err
 }
 
 // VerifyServer marks the running server as verified for a partition, as a worker does after a rebuild. It is for
@@ -150,4 +164,26 @@ func OwnPostgres(t testing.TB) *localserver.Postgres {
 		t.Fatal(err)
 	}
 	return server
+}
+
+// OwnCluster starts a Redis Cluster of three masters, each with one replica, for this test only.
+func OwnCluster(t testing.TB) *localserver.Cluster {
+	t.Helper()
+	cluster, err := localserver.StartCluster(t.Context(), localserver.ClusterOptions{Masters: 3, Replicas: 1})
+	if err != nil {
+		t.Fatalf("the test needs its own Redis Cluster: %v", err)
+	}
+	t.Cleanup(cluster.Stop)
+	return cluster
+}
+
+// OwnSentinels starts a Redis with a replica and three Sentinels for this test only.
+func OwnSentinels(t testing.TB) *localserver.Sentinels {
+	t.Helper()
+	sentinels, err := localserver.StartSentinels(t.Context())
+	if err != nil {
+		t.Fatalf("the test needs its own Redis with Sentinels: %v", err)
+	}
+	t.Cleanup(sentinels.Stop)
+	return sentinels
 }

@@ -22,7 +22,7 @@ type Shop struct {
 	*reservation.Store
 	*catalog.Catalog
 	T     *testing.T
-	Redis *redis.Client
+	Redis redis.UniversalClient
 	Keys  reservation.Keys
 	Pool  *pgxpool.Pool
 }
@@ -35,7 +35,7 @@ func NewShop(t *testing.T) *Shop {
 	return NewShopOn(t, testkit.Redis(t), testkit.Keys(t), reservation.StoreOptions{})
 }
 
-func NewShopOn(t *testing.T, rdb *redis.Client, keys reservation.Keys, o reservation.StoreOptions) *Shop {
+func NewShopOn(t *testing.T, rdb redis.UniversalClient, keys reservation.Keys, o reservation.StoreOptions) *Shop {
 	t.Helper()
 	o.Logger = testkit.Logger(t)
 	store := reservation.NewStore(rdb, keys, o)
@@ -45,7 +45,7 @@ func NewShopOn(t *testing.T, rdb *redis.Client, keys reservation.Keys, o reserva
 }
 
 // Next returns the shop of another ingress on the same servers.
-func (s *Shop) Next(rdb *redis.Client) *Shop {
+func (s *Shop) Next(rdb redis.UniversalClient) *Shop {
 	s.T.Helper()
 	store := reservation.NewStore(rdb, s.Keys, reservation.StoreOptions{Logger: testkit.Logger(s.T)})
 	s.T.Cleanup(store.Close)

@@ -35,7 +35,7 @@ func (s *Shop) RememberSoldOut(sale uuid.UUID) {
 }
 
 // ScriptCalls returns the number of scripts that Redis has run.
-func ScriptCalls(t *testing.T, rdb *redis.Client) int {
+func ScriptCalls(t *testing.T, rdb redis.UniversalClient) int {
 	t.Helper()
 	calls := 0
 	stats, err := rdb.InfoMap(t.Context(), "commandstats").Result()

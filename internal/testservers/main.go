@@ -20,7 +20,9 @@ func main() {
 }
 
 func run(ctx context.Context) error {
-	servers, err := localserver.Provide(ctx, os.Getenv("REDIS_URL"), os.Getenv("DATABASE_URL"))
+	servers, err := localserver.Provide(ctx, localserver.Wanted{
+		RedisURL: os.Getenv("REDIS_URL"), DatabaseURL: os.Getenv("DATABASE_URL"),
+	})
 	if err != nil {
 		return err
 	}

@@ -25,8 +25,8 @@ import (
 // Shop is everything that a sale needs, on real servers.
 type Shop struct {
 	Pool     *pgxpool.Pool
-	Rdb      *redis.Client
-	Blocking *redis.Client
+	Rdb      redis.UniversalClient
+	Blocking redis.UniversalClient
 	Keys     reservation.Keys
 	Store    *reservation.Store
 	Catalog  *catalog.Catalog

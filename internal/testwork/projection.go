@@ -6,13 +6,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment/projection"
-	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 )
 
 func RebuildProjections(s *testshop.Shop, t testing.TB) projection.Report {
 	t.Helper()
-	report, err := projection.Rebuild(t.Context(), s.Pool, testkit.Logger(t))
+	report, err := projection.Rebuild(t.Context(), s.Pool)
 	require.NoError(t, err)
 	return report
 }

@@ -1,6 +1,8 @@
 package testwork
 
 import (
+	"errors"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -31,6 +33,15 @@ func Rebuild(s *testshop.Shop, t testing.TB) rebuild.Report {
 // Heal rebuilds what a worker with a full check would rebuild.
 func Heal(s *testshop.Shop, t testing.TB, r *rebuild.Rebuilder, partitions int) error {
 	t.Helper()
-	_, err := r.Heal(t.Context(), partitions, true)
-	return err
+	required, err := r.Required(t.Context(), true)
+	if err != nil {
+		return err
+	}
+	failed := make([]error, partitions)
+	var healing sync.WaitGroup
+	for partition := range partitions {
+		healing.Go(func() { _, failed[partition] = r.HealPartition(t.Context(), partition, required) })
+	}
+	healing.Wait()
+	return errors.Join(failed...)
 }

@@ -4,8 +4,6 @@ import (
 	"context"
 	"log/slog"
 
-	"github.com/google/uuid"
-
 	"stampede/fulfillment/ledger"
 	"stampede/internal/testshop"
 )
@@ -17,7 +15,5 @@ func Expire(s *testshop.Shop, ctx context.Context) (int, error) {
 
 // ReleaseUnits releases the units of ended orders, as a sweep of a worker does.
 func ReleaseUnits(s *testshop.Shop, ctx context.Context) (int, error) {
-	return ledger.SweepSales(ctx, func(ctx context.Context, except []uuid.UUID) (uuid.UUID, int, error) {
-		return ledger.New(s.Pool).ReleaseSome(ctx, s.Store, except)
-	})
+	return ledger.New(s.Pool).SweepReleases(ctx, s.Store)
 }

@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -17,39 +20,44 @@ import (
 	"stampede/sql"
 )
 
-// publishMax bounds how many sales one call of PublishPending publishes.
-const publishMax = 100
+const (
+	// publishMax bounds how many sales one call of PublishPending publishes.
+	publishMax = 1000
+	// publishPartitions bounds the partitions in which it publishes at a time. Each uses a connection to Postgres.
+	publishPartitions = 4
+)
 
 // PublishPending publishes changes that could not be published when they were made, because a
 // process crashed or Redis was unavailable. Any number of workers may call it concurrently. It
-// returns the number of sales that it published.
+// returns the number of sales that it published. Partitions are independent: one whose server does
+// not answer is asked once, and delays no other.
 func (c *Catalog) PublishPending(ctx context.Context) (int, error) {
-	rows, err := c.pool.Query(ctx, sql.CatalogUnpublishedSales, publishMax)
+	rows, _ := c.pool.Query(ctx, sql.CatalogUnpublishedSales, publishMax) // its error comes with the rows
+	pending := map[int][]uuid.UUID{}
+	var id uuid.UUID
+	var partitions int
+	_, err := pgx.ForEachRow(rows, []any{&id, &partitions}, func() error {
+		p := reservation.PartitionAmong(id, partitions)
+		pending[p] = append(pending[p], id)
+		return nil
+	})
 	if err != nil {
 		return 0, fmt.Errorf("list unpublished sales: %w", err)
 	}
-	var ids []uuid.UUID
-	for rows.Next() {
-		var id uuid.UUID
-		if err := rows.Scan(&id); err != nil {
-			rows.Close()
-			return 0, fmt.Errorf("list unpublished sales: %w", err)
-		}
-		ids = append(ids, id)
-	}
-	if err := rows.Err(); err != nil {
-		return 0, fmt.Errorf("list unpublished sales: %w", err)
-	}
-	published := 0
-	var failed []error
-	for _, id := range ids {
-		if err := c.publishInTime(ctx, id); err != nil {
-			failed = append(failed, fmt.Errorf("publish sale=%s: %w", id, err))
-			continue
-		}
-		published++
-	}
-	return published, errors.Join(failed...)
+	var published atomic.Int64
+	err = c.store.EachAnswering(ctx, slices.Sorted(maps.Keys(pending)), publishPartitions,
+		func(ctx context.Context, partition int) error {
+			var failed []error
+			for _, id := range pending[partition] {
+				if err := c.publishInTime(ctx, id); err != nil {
+					failed = append(failed, fmt.Errorf("publish sale=%s: %w", id, err))
+					continue
+				}
+				published.Add(1)
+			}
+			return errors.Join(failed...)
+		})
+	return int(published.Load()), err
 }
 
 // publishWait bounds the time for one sale while others wait: its row may be locked.

@@ -137,6 +137,8 @@ func ReadReserved(msg *message.Message) (events []OrderReserved, err error) {
 		}
 		if lineErr == nil && !r.CanBeOf(lines[i-1]) {
 			lineErr = errors.New("the user or a number is out of range")
+		} else if lineErr == nil && !MayBelongTo(r.OrderID, sale) {
+			lineErr = errors.New("the id of the order is that of another sale")
 		}
 		if lineErr != nil {
 			err = cmp.Or(err, fmt.Errorf("line %d: %w", i+1, lineErr))

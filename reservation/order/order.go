@@ -40,6 +40,9 @@ const (
 // ErrNotFound is returned when no order has the id, or it belongs to another user.
 var ErrNotFound = errors.New("order not found")
 
+// ErrArchived is returned for an order of a sale whose orders were archived: the tables no longer have it.
+var ErrArchived = errors.New("the orders of the sale are archived")
+
 // maxReferenceBytes bounds a payment reference.
 const maxReferenceBytes = 255
 

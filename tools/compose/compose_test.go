@@ -21,7 +21,16 @@ var secrets = []string{"POSTGRES_PASSWORD", "STAMPEDE_ADMIN_TOKEN", "STAMPEDE_JW
 // load reads compose.yaml like `docker compose`, with only the given environment.
 func load(t *testing.T, env ...string) (*types.Project, error) {
 	t.Helper()
-	options, err := cli.NewProjectOptions([]string{filepath.Join(root, "compose.yaml")}, cli.WithEnv(env))
+	return loadFiles(t, []string{"compose.yaml"}, env...)
+}
+
+func loadFiles(t *testing.T, files []string, env ...string) (*types.Project, error) {
+	t.Helper()
+	paths := make([]string, len(files))
+	for i, file := range files {
+		paths[i] = filepath.Join(root, file)
+	}
+	options, err := cli.NewProjectOptions(paths, cli.WithEnv(env))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,16 +39,61 @@ func load(t *testing.T, env ...string) (*types.Project, error) {
 
 func loadWithSecrets(t *testing.T) *types.Project {
 	t.Helper()
+	return loadFilesWithSecrets(t, "compose.yaml")
+}
+
+func loadCluster(t *testing.T) *types.Project {
+	t.Helper()
+	return loadFilesWithSecrets(t, "compose.yaml", "compose.cluster.yaml")
+}
+
+func loadFilesWithSecrets(t *testing.T, files ...string) *types.Project {
+	t.Helper()
 	env := make([]string, len(secrets))
 	for i, name := range secrets {
 		env[i] = name + "=x"
 	}
-	project, err := load(t, env...)
+	project, err := loadFiles(t, files, env...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return project
 }
+
+// both runs a test on compose.yaml, and on it with compose.cluster.yaml.
+func both(t *testing.T, test func(t *testing.T, project *types.Project)) {
+	t.Helper()
+	t.Run("single", func(t *testing.T) { test(t, loadWithSecrets(t)) })
+	t.Run("cluster", func(t *testing.T) { test(t, loadCluster(t)) })
+}
+
+// redisOptions are the options of a service that runs redis-server.
+func redisOptions(t *testing.T, project *types.Project, name string) map[string]string {
+	t.Helper()
+	command := service(t, project, name).Command
+	if len(command) == 0 || command[0] != "redis-server" || len(command)%2 == 0 {
+		t.Fatalf("command %q, want redis-server and pairs of option and value", command)
+	}
+	options := map[string]string{}
+	for pair := range slices.Chunk(command[1:], 2) {
+		options[pair[0]] = pair[1]
+	}
+	return options
+}
+
+// redisServers are the services that run Redis.
+func redisServers(project *types.Project) (names []string) {
+	for name := range project.Services {
+		if name == "redis" || strings.HasPrefix(name, "redis-") {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// oneShots are services that end.
+var oneShots = []string{"migrate", "cluster"}
 
 // service returns a service that the project must have.
 func service(t *testing.T, project *types.Project, name string) *types.ServiceConfig {
@@ -114,21 +168,18 @@ func TestReplicas(t *testing.T) {
 }
 
 func TestRedisIsDurableAndNeverEvicts(t *testing.T) {
-	command := service(t, loadWithSecrets(t), "redis").Command
-	if len(command) == 0 || command[0] != "redis-server" || len(command)%2 == 0 {
-		t.Fatalf("command %q, want redis-server and pairs of option and value", command)
-	}
-	options := map[string]string{}
-	for pair := range slices.Chunk(command[1:], 2) {
-		options[pair[0]] = pair[1]
-	}
-	for option, want := range map[string]string{
-		"--appendonly": "yes", "--appendfsync": "always", "--maxmemory-policy": "noeviction", "--maxmemory": "512mb",
-	} {
-		if got := options[option]; got != want {
-			t.Errorf("%s %q, want %q", option, got, want)
+	both(t, func(t *testing.T, project *types.Project) {
+		for _, name := range redisServers(project) {
+			options := redisOptions(t, project, name)
+			for option, want := range map[string]string{
+				"--appendonly": "yes", "--appendfsync": "always", "--maxmemory-policy": "noeviction", "--maxmemory": "512mb",
+			} {
+				if got := options[option]; got != want {
+					t.Errorf("%s: %s %q, want %q", name, option, got, want)
+				}
+			}
 		}
-	}
+	})
 }
 
 // Data survives its container only if the volume is where the image keeps the data. Since 18 the image of
@@ -202,8 +253,11 @@ func TestStartOrder(t *testing.T) {
 	}
 }
 
-func TestServicesAreHardened(t *testing.T) {
-	for name, s := range loadWithSecrets(t).Services {
+func TestServicesAreHardened(t *testing.T) { both(t, checkHardened) }
+
+func checkHardened(t *testing.T, project *types.Project) {
+	t.Helper()
+	for name, s := range project.Services {
 		t.Run(name, func(t *testing.T) {
 			if !s.ReadOnly {
 				t.Error("its root file system is writable")
@@ -221,7 +275,7 @@ func TestServicesAreHardened(t *testing.T) {
 				t.Error("it has no memory limit")
 			}
 			want := types.RestartPolicyUnlessStopped
-			if name == "migrate" {
+			if slices.Contains(oneShots, name) {
 				want = types.RestartPolicyNo
 			}
 			if s.Restart != want {
@@ -236,12 +290,17 @@ func TestServicesAreHardened(t *testing.T) {
 
 // The entrypoints of both images start as root and change the user, which needs capabilities.
 func TestServersDoNotRunAsRoot(t *testing.T) {
-	project := loadWithSecrets(t)
-	for _, name := range []string{"redis", "postgres"} {
-		if got := service(t, project, name).User; got != name {
-			t.Errorf("%s runs as %q, want %q", name, got, name)
+	both(t, func(t *testing.T, project *types.Project) {
+		users := map[string]string{"postgres": "postgres"}
+		for _, name := range redisServers(project) {
+			users[name] = "redis"
 		}
-	}
+		for name, want := range users {
+			if got := service(t, project, name).User; got != want {
+				t.Errorf("%s runs as %q, want %q", name, got, want)
+			}
+		}
+	})
 }
 
 // The root file system is read-only, so Postgres needs a tmpfs for its socket.
@@ -253,9 +312,13 @@ func TestPostgresHasTmpfsForSocket(t *testing.T) {
 
 func TestRedisMemoryLimitAllowsAOFRewrite(t *testing.T) {
 	const maxMemory = 512 << 20
-	if got := service(t, loadWithSecrets(t), "redis").Deploy.Resources.Limits.MemoryBytes; got < 2*maxMemory {
-		t.Errorf("limit of %d bytes, want at least twice --maxmemory", got)
-	}
+	both(t, func(t *testing.T, project *types.Project) {
+		for _, name := range redisServers(project) {
+			if got := service(t, project, name).Deploy.Resources.Limits.MemoryBytes; got < 2*maxMemory {
+				t.Errorf("%s: limit of %d bytes, want at least twice --maxmemory", name, got)
+			}
+		}
+	})
 }
 
 func TestOnlyProxyPublishesPorts(t *testing.T) {

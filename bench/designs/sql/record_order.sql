@@ -8,7 +8,7 @@
 WITH placed AS (
     INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, key_fingerprint)
     VALUES ($1, $2, $3, $4, 'confirmed', 2, $6, 1, $5, now(), NULL)
-    ON CONFLICT (id) DO NOTHING
+    ON CONFLICT (sale_id, id) DO NOTHING
     RETURNING id, sale_id, user_id, quantity, sequence, epoch, reserved_at, updated_at
 )
 INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at, data)

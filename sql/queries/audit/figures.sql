@@ -21,7 +21,7 @@ WITH projected AS (
     -- Held: units without an order in Postgres yet, and those that await their release.
     SELECT b.sale_id, count(*) AS buyers, sum(b.quantity) AS taken,
            coalesce(sum(b.quantity) FILTER (WHERE o.id IS NULL OR r.order_id IS NOT NULL), 0) AS held
-    FROM audit_buyers AS b LEFT JOIN orders AS o ON o.id = b.order_id LEFT JOIN releases AS r ON r.order_id = b.order_id
+    FROM audit_buyers AS b LEFT JOIN orders AS o ON o.sale_id = b.sale_id AND o.id = b.order_id LEFT JOIN releases AS r ON r.order_id = b.order_id
     GROUP BY b.sale_id
 ), rebuilt AS (
     -- Up to here the places of a sale may lack orders, which were lost with Redis.

@@ -3,13 +3,13 @@ SELECT b.sale_id, b.order_id, b.user_id,
        CASE WHEN o.status NOT IN ('confirmed', 'paid') THEN format('the order is %s and its units are still taken in Redis', o.status)
             ELSE format('the reservation of %s for %s units is the order of %s for %s', b.user_id, b.quantity, o.user_id, o.quantity)
        END AS what,
-       CASE WHEN (o.sale_id, o.user_id, o.quantity) <> (b.sale_id, b.user_id, b.quantity) THEN 'rebuild'
+       CASE WHEN (o.user_id, o.quantity) <> (b.user_id, b.quantity) THEN 'rebuild'
             -- A rejected order's units return before its event is acknowledged.
             WHEN EXISTS (SELECT FROM audit_waiting AS w WHERE w.order_id = b.order_id AND NOT parked) THEN 'worker'
             WHEN EXISTS (SELECT FROM audit_waiting AS w WHERE w.order_id = b.order_id) THEN 'dlq'
             ELSE 'release' END AS remedy
-FROM audit_buyers AS b JOIN orders AS o ON o.id = b.order_id
-WHERE (o.sale_id, o.user_id, o.quantity) <> (b.sale_id, b.user_id, b.quantity)
+FROM audit_buyers AS b JOIN orders AS o ON o.sale_id = b.sale_id AND o.id = b.order_id
+WHERE (o.user_id, o.quantity) <> (b.user_id, b.quantity)
    -- A worker will apply what is in releases.
    OR o.status NOT IN ('confirmed', 'paid') AND NOT EXISTS (SELECT FROM releases AS r WHERE r.order_id = o.id)
 UNION ALL
@@ -18,8 +18,8 @@ SELECT b.sale_id, b.order_id, b.user_id, format('the reservation is at place %s,
 FROM audit_buyers AS b JOIN audit_figures AS f USING (sale_id) WHERE b.beyond
 UNION ALL
 SELECT b.sale_id, b.order_id, b.user_id, format('the reservation is at place %s, and the order at place %s', b.sequence, o.sequence), 'rebuild'
-FROM audit_buyers AS b JOIN orders AS o ON o.id = b.order_id
-WHERE o.sequence <> b.sequence AND (o.sale_id, o.user_id, o.quantity) = (b.sale_id, b.user_id, b.quantity) AND o.status IN ('confirmed', 'paid')
+FROM audit_buyers AS b JOIN orders AS o ON o.sale_id = b.sale_id AND o.id = b.order_id
+WHERE o.sequence <> b.sequence AND (o.user_id, o.quantity) = (b.user_id, b.quantity) AND o.status IN ('confirmed', 'paid')
 UNION ALL
 SELECT o.sale_id, o.id, o.user_id, format('the order is %s and Redis has no reservation of it', o.status), 'rebuild'
 FROM orders AS o JOIN audit_sales AS a USING (sale_id)
@@ -27,5 +27,5 @@ WHERE a.present AND o.status IN ('confirmed', 'paid') AND o.sequence <= a.places
   AND NOT EXISTS (SELECT FROM audit_buyers AS b WHERE b.order_id = o.id)
 UNION ALL
 SELECT r.sale_id, r.order_id, r.user_id, format('a release is pending, and the order is %s', coalesce(o.status, 'missing')), 'forget'
-FROM releases AS r JOIN audit_sales USING (sale_id) LEFT JOIN orders AS o ON o.id = r.order_id
+FROM releases AS r JOIN audit_sales USING (sale_id) LEFT JOIN orders AS o ON o.sale_id = r.sale_id AND o.id = r.order_id
 WHERE o.status IS NULL OR o.status IN ('confirmed', 'paid')

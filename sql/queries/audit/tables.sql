@@ -7,6 +7,8 @@ CREATE TEMP TABLE audit_sales (
     sale_id    uuid PRIMARY KEY,
     -- false if Redis has no such sale; what follows is NULL then.
     present    boolean NOT NULL,
+    -- The server of its partition did not answer, so nothing of the sale in Redis is known or compared.
+    unread     boolean NOT NULL,
     epoch      bigint,
     units      bigint, -- left
     stock      bigint,

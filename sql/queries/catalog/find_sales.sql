@@ -1,11 +1,12 @@
 -- Sales with their final units, newest first (ids are in the order of creation).
 -- $1 the ids, or null for all; $2 only sales older than this id, or null; $3 how many at most
 -- $4 whether to count paid units, which reads each paid order: never while a sale is locked
--- Returns: the definition of each sale, and final: paid units, or confirmed ones in a sale without payment window.
+-- Returns: the definition of each sale, and final: paid units, or those of live orders where there is no
+-- payment window or the orders are archived.
 SELECT id, name, stock, sold, state, per_order_limit, opens_at, closes_at, payment_window_seconds,
        epoch, revision, published_revision, partitions, created_at,
        CASE WHEN NOT $4 THEN 0
-            WHEN payment_window_seconds = 0 THEN sold
+            WHEN payment_window_seconds = 0 OR archived_at IS NOT NULL THEN sold
             ELSE (SELECT coalesce(sum(o.quantity), 0)::bigint FROM orders o WHERE o.sale_id = sales.id AND o.status = 'paid')
        END AS final
 FROM sales

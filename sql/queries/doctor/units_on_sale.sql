@@ -1,4 +1,5 @@
--- The units of sales that have not ended, without those of live orders: of the sale $1, or of all if it is null.
--- Returns: the number of sales, ended or not, and the units.
-SELECT count(*), coalesce(sum(stock - sold) FILTER (WHERE state <> 'ended' AND (closes_at IS NULL OR closes_at > now())), 0)::bigint
-FROM sales WHERE $1::uuid IS NULL OR id = $1
+-- The sales that have not ended, with their partitions and their units without those of live orders: all, or only the
+-- sale $1 unless it is null. The sale $1 is also returned if it has ended, without units.
+SELECT id, partitions, CASE WHEN on_sale THEN stock - sold ELSE 0 END AS units
+FROM sales CROSS JOIN LATERAL (SELECT state <> 'ended' AND (closes_at IS NULL OR closes_at > now())) AS known (on_sale)
+WHERE CASE WHEN $1::uuid IS NULL THEN on_sale ELSE id = $1 END

@@ -1,6 +1,6 @@
 -- Writes the next event of orders that the transaction has locked, and their rows.
 --
--- $1, $2  the orders as columns: id, the version that was read
+-- $1, $2  the orders as columns: id, the version that was read; all of the sale $7
 -- $3      the status that they get
 -- $4      the type of the event
 -- $5      the payment's reference, or NULL
@@ -12,7 +12,7 @@ WITH changed AS (
     UPDATE orders AS o
     SET status = $3, version = o.version + 1, updated_at = now(), payment_reference = coalesce($5, o.payment_reference)
     FROM unnest($1::uuid[], $2::integer[]) AS read (id, version)
-    WHERE o.id = read.id AND o.version = read.version
+    WHERE o.sale_id = $7 AND o.id = read.id AND o.version = read.version
     RETURNING o.id, o.version, o.sale_id, o.user_id, o.quantity
 ), logged AS (
     INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, data)

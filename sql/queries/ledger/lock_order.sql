@@ -1,4 +1,4 @@
--- The order $1 of the user $2, locked until the end of the transaction, and whether its time to pay is over.
+-- The order $2 of the sale $1 and the user $3, locked until the end of the transaction, and whether its time to pay is over.
 --
 -- The time is over when an ingress was up after the deadline (lock_overdue.sql has the same rule). Until then it is
 -- unknown whether the buyer could have paid in time; the next heartbeat may postpone the deadline.
@@ -7,5 +7,5 @@ SELECT o.id, o.sale_id, o.user_id, o.quantity, o.status, o.version, o.reserved_a
        coalesce(o.reason, '') AS reason,
        coalesce(o.due <= least(p.seen_at, now()) - p.lost, false) AS overdue
 FROM orders AS o LEFT JOIN pulse AS p ON true
-WHERE o.id = $1 AND o.user_id = $2
+WHERE o.sale_id = $1 AND o.id = $2 AND o.user_id = $3
 FOR UPDATE OF o

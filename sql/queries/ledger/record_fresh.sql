@@ -8,17 +8,17 @@
 --
 -- Fails with
 --   unique_violation    an order was recorded before, or its user has another live order in the sale
---   not_null_violation  order_events.sale_id: Postgres has no such sale, or one of a later epoch
+--   check_violation     no partition of order_events: Postgres has no such sale, or one of a later epoch
 --
 -- An INSERT with ON CONFLICT searches the index first, locks every row and writes it to the WAL twice; this one does
--- not. Rows are locked in the same order as in record_orders.sql, and the index of events grows at its end.
+-- not. Rows are locked in the same order as in record_orders.sql, and in the index of events those of a sale grow at their end.
 WITH sale AS MATERIALIZED (
     SELECT id, epoch,
            -- The payment window begins now, not with the reservation: payments are impossible before.
            CASE WHEN payment_window_seconds > 0 THEN (SELECT pay_clock()) + make_interval(secs => payment_window_seconds) END AS due
     FROM sales WHERE id = ANY ($2::uuid[])
 ), entry AS MATERIALIZED (
-    -- Without its sale, or in a later epoch, an order has no sale_id, which its row refuses. add_sold.sql checks that
+    -- Without its sale, or in a later epoch, an order has no sale_id, and no month. add_sold.sql checks that
     -- the epoch is still the same at the commit.
     SELECT e.order_id, sale.id AS sale_id, e.user_id, e.quantity, e.sequence, e.epoch, e.reserved_at, e.key_fingerprint, sale.due
     FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::bigint[], $5::bigint[], $6::bigint[], $7::timestamptz[], $8::text[])
@@ -31,7 +31,7 @@ WITH sale AS MATERIALIZED (
                 WHEN due IS NULL THEN jsonb_build_object('sequence', sequence, 'epoch', epoch, 'key_fingerprint', key_fingerprint)
                 ELSE jsonb_strip_nulls(jsonb_build_object('sequence', sequence, 'epoch', epoch, 'key_fingerprint', key_fingerprint, 'due', due)) END
     FROM entry
-    ORDER BY order_id
+    ORDER BY sale_id, order_id
     RETURNING 1
 )
 INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, due, key_fingerprint)

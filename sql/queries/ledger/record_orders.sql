@@ -13,7 +13,7 @@
 --   unknown-sale   Postgres has no such sale; nothing was changed
 --
 -- All transactions take locks in one order, so that workers with the same events wait for each other without a
--- deadlock: events by order id, then orders by sale and user, and the caller takes the sales last, by id.
+-- deadlock: events by sale and order, then orders by sale and user, and the caller takes the sales last, by id.
 --
 -- So the event comes before the outcome is known. Who inserts it decides: another transaction with the same event
 -- waits here until this one ends, and has locked none of the orders that both would insert.
@@ -33,8 +33,8 @@ WITH entry AS (
     FROM entry
     -- Without its sale an order cannot be confirmed, but it can be rejected.
     WHERE sale_known OR $9::text IS NOT NULL
-    ORDER BY order_id
-    ON CONFLICT (order_id, version) DO NOTHING
+    ORDER BY sale_id, order_id
+    ON CONFLICT (sale_id, order_id, version) DO NOTHING
     RETURNING order_id
 ), confirmed AS (
     INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, due, key_fingerprint)

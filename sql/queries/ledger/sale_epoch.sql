@@ -1,2 +1,2 @@
--- The epoch of the sale $1.
-SELECT epoch FROM sales WHERE id = $1
+-- The epoch of the sale $1, and whether its orders are archived.
+SELECT epoch, archived_at IS NOT NULL FROM sales WHERE id = $1

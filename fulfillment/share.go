@@ -1,0 +1,197 @@
+package fulfillment
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"stampede/fulfillment/stream"
+	"stampede/internal/retry"
+	"stampede/reservation"
+)
+
+const (
+	// looksPerIdle is how often a worker announces itself and looks for others within MinIdle.
+	looksPerIdle = 8
+	// A worker that has missed looksMissed looks is not present any more. So its partitions have
+	// another reader within half of MinIdle.
+	looksMissed = 3
+)
+
+// sharing decides which partitions this worker reads: those in which it comes first among the
+// workers that are present. Two readers of a partition do no harm, because the consumer group gives
+// each entry to one of them. Only a partition without a reader would. So a worker that knows of no
+// other reads everything, and a worker that cannot look keeps what it reads.
+type sharing struct {
+	*Worker
+	presence stream.Presence
+	interval time.Duration
+	// others are the names of the other workers, as the last successful look at a partition found
+	// them.
+	others map[int][]string
+	// readers are the partitions that are read, and those whose reader drains.
+	readers map[int]*reader
+}
+
+// reader reads one partition.
+type reader struct {
+	cancel   context.CancelFunc
+	draining bool
+	drained  chan struct{}
+}
+
+// drain lets the reader finish what it has read, and end.
+func (r *reader) drain() {
+	r.draining = true
+	r.cancel()
+}
+
+func (r *reader) hasDrained() bool {
+	select {
+	case <-r.drained:
+		return true
+	default:
+		return false
+	}
+}
+
+// share reads this worker's share of the partitions until ctx ends, and then hands it over.
+func (w *Worker) share(ctx context.Context) error {
+	interval := w.config.MinIdle / looksPerIdle
+	s := &sharing{
+		Worker: w, interval: interval,
+		presence: stream.Presence{
+			Control: w.config.Control, Group: reservation.Group, Consumer: w.config.Consumer,
+			SilentMax: looksMissed * interval,
+		},
+		others: make(map[int][]string), readers: make(map[int]*reader),
+	}
+	readers, reading := errgroup.WithContext(context.WithoutCancel(ctx)) // it continues during the hand-over
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	defer context.AfterFunc(reading, end)() // when a reader fails
+	looking := retry.Outage{Log: w.config.Logger, Doing: "look for the other workers"}
+	for {
+		// A worker without Postgres records nothing: others may read in its place.
+		if !w.postgresAway.Load() {
+			looking.Note(s.look(ctx))
+		}
+		s.assign(reading, readers)
+		if !retry.Pause(retry.Delay(1, interval, interval), ctx.Done()) {
+			break
+		}
+	}
+	if reading.Err() == nil {
+		s.handOver(ctx)
+	}
+	for _, r := range s.readers {
+		r.drain()
+	}
+	return readers.Wait()
+}
+
+// look announces this worker in all partitions, and finds the others.
+func (s *sharing) look(ctx context.Context) error {
+	var failed []error
+	for partition, found := range s.presence.Announce(ctx, s.streams()) {
+		if failed = append(failed, found.Err); found.Err == nil {
+			s.others[partition] = slices.Collect(maps.Keys(found.Others))
+		}
+	}
+	return errors.Join(failed...)
+}
+
+// assign starts and drains readers.
+func (s *sharing) assign(ctx context.Context, readers *errgroup.Group) {
+	changed, more := false, false
+	for partition, key := range s.streams() {
+		mine := stream.First(key, append(s.others[partition], s.config.Consumer)) == s.config.Consumer
+		r := s.readers[partition]
+		if r != nil && r.hasDrained() {
+			delete(s.readers, partition)
+			r = nil
+		}
+		switch {
+		case mine && r == nil:
+			// A former reader has drained: two would deliver the same pending entries.
+			s.readers[partition] = s.start(ctx, readers, partition)
+			s.reads[partition].Store(true)
+			changed, more = true, true
+		case !mine && r != nil && !r.draining:
+			r.drain()
+			s.reads[partition].Store(false)
+			changed = true
+		}
+	}
+	if more {
+		select {
+		case s.takenOver <- struct{}{}:
+		default:
+		}
+	}
+	if changed {
+		s.config.Logger.Info("this worker's share of the partitions has changed", "reads", s.read(), "of", len(s.streams()))
+	}
+}
+
+// start starts to read a partition.
+func (s *sharing) start(ctx context.Context, readers *errgroup.Group, partition int) *reader {
+	ctx, cancel := context.WithCancel(ctx)
+	r := &reader{cancel: cancel, drained: make(chan struct{})}
+	shown := s.metrics.Readers.WithLabelValues(s.config.Keys.Orders(partition))
+	shown.Set(1)
+	readers.Go(func() error {
+		defer close(r.drained)
+		defer shown.Set(0)
+		defer cancel()
+		return s.fulfil(ctx, partition)
+	})
+	return r
+}
+
+// read returns the partitions that this worker reads, in order.
+func (s *sharing) read() (partitions []int) {
+	for partition, r := range s.readers {
+		if !r.draining {
+			partitions = append(partitions, partition)
+		}
+	}
+	slices.Sort(partitions)
+	return partitions
+}
+
+// handOver ends the presence of this worker and returns when the next worker of each partition has
+// looked since, and so reads it. Until then this worker reads on, so no order waits.
+func (s *sharing) handOver(ctx context.Context) {
+	streams := s.streams()
+	s.presence.Withdraw(ctx, streams)
+	withdrawn := time.Now()
+	for {
+		asked := time.Now()
+		if s.isTakenOver(s.presence.Look(ctx, streams), asked.Sub(withdrawn)) {
+			return
+		}
+		retry.Pause(s.interval/looksPerIdle, nil)
+	}
+}
+
+// isTakenOver reports whether the next worker of each partition that is read here has announced itself
+// within that time. A partition without another worker has no next one. It is also true if Redis
+// cannot be asked.
+func (s *sharing) isTakenOver(present []stream.Present, within time.Duration) bool {
+	for _, partition := range s.read() {
+		found := present[partition]
+		if found.Err != nil || len(found.Others) == 0 {
+			continue
+		}
+		next := stream.First(s.config.Keys.Orders(partition), slices.Collect(maps.Keys(found.Others)))
+		if found.Others[next] >= within {
+			return false
+		}
+	}
+	return true
+}

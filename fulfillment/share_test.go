@@ -1,0 +1,100 @@
+package fulfillment_test
+
+import (
+	"fmt"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+
+	"stampede/fulfillment/stream"
+	"stampede/internal/connect"
+	"stampede/internal/testkit"
+	"stampede/internal/testshop"
+	"stampede/internal/testwork"
+)
+
+// A worker that cannot reach Postgres, and holds orders that it cannot record, does not keep the rest of its partition.
+func TestWorkerWithoutPostgresIsReplaced(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t, testkit.Pool(t))
+	pool, err := connect.Postgres(t.Context(), testkit.DatabaseURL(t), 8)
+	require.NoError(t, err)
+	names := []string{"ann", "bob"}
+	reads := map[string]func() bool{}
+	for _, name := range names {
+		config, registry := testwork.Config(s, t), prometheus.NewRegistry()
+		config.Consumer, config.Registerer, config.MinIdle = name, registry, 2*time.Second
+		if name == stream.First(s.Keys.Orders(0), names) {
+			config.Pool = pool
+		}
+		testwork.Work(t, config)
+		reads[name] = func() bool {
+			return testshop.ValueOf(t, registry, "stampede_stream_readers", s.Keys.Orders(0)) == 1
+		}
+	}
+	first := stream.First(s.Keys.Orders(0), names)
+	other := names[0]
+	if other == first {
+		other = names[1]
+	}
+	testkit.Eventually(t, testshop.Soon, "the first one reads", func() bool { return reads[first]() && !reads[other]() })
+	pool.Close()
+	testkit.Eventually(t, testshop.Soon, "the other one reads", reads[other])
+	require.True(t, reads[first](), "a worker that cannot look keeps what it reads")
+}
+
+func TestWorkersKeepTheirPartitionsWithoutRedis(t *testing.T) {
+	t.Parallel()
+	const partitions = 8
+	server := testkit.OwnRedis(t)
+	keys := testkit.Keys(t)
+	keys.Partitions = partitions
+	s := testshop.NewShopOn(t, testkit.Pool(t), server.URL, keys)
+	s.Open(t, 10)
+	names := []string{"ann", "bob"}
+	registries, logs := map[string]*prometheus.Registry{}, map[string]*testshop.CountingLog{}
+	for _, name := range names {
+		config := testwork.Config(s, t)
+		registries[name], logs[name] = prometheus.NewRegistry(), &testshop.CountingLog{}
+		config.Consumer, config.Registerer, config.Logger = name, registries[name], slog.New(logs[name])
+		config.MinIdle = time.Second
+		testwork.Work(t, config)
+	}
+	// read returns the readers, a letter for each partition.
+	read := func() (readers string) {
+		for p := range partitions {
+			for _, name := range names {
+				if testshop.ValueOf(t, registries[name], "stampede_stream_readers", keys.Orders(p)) == 1 {
+					readers += name[:1]
+				}
+			}
+			readers += fmt.Sprint(p)
+		}
+		return readers
+	}
+	var shared string
+	for p := range partitions {
+		shared += stream.First(keys.Orders(p), names)[:1] + fmt.Sprint(p)
+	}
+	testkit.Eventually(t, testshop.Soon, "each partition has one reader", func() bool { return read() == shared })
+	require.Contains(t, shared, "a")
+	require.Contains(t, shared, "b")
+
+	server.Kill()
+	for _, name := range names {
+		testkit.Eventually(t, testshop.Soon, name+" cannot look", func() bool {
+			return logs[name].Times("cannot look for the other workers, trying again") == 1
+		})
+	}
+	require.Equal(t, shared, read())
+	require.NoError(t, server.Restart(t.Context()))
+	for _, name := range names {
+		testkit.Eventually(t, testshop.Soon, name+" can look again", func() bool {
+			return logs[name].Times("can look for the other workers again") == 1
+		})
+	}
+	testkit.Eventually(t, testshop.Soon, "each partition has one reader again", func() bool { return read() == shared })
+}

@@ -1,0 +1,208 @@
+package connect_test
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"math/big"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/connect"
+	"stampede/internal/localserver"
+	"stampede/internal/testkit"
+)
+
+// TestClusterSurvivesMasterKill kills the master of a key: its replica takes over, and each client finds it.
+func TestClusterSurvivesMasterKill(t *testing.T) {
+	t.Parallel()
+	cluster := testkit.OwnCluster(t)
+	const key = "{kept}:key"
+	for name, newClient := range redisClients {
+		client := open(t, newClient, cluster.URL)
+		require.NoError(t, client.Set(t.Context(), key, name, 0).Err())
+		require.Equal(t, name, client.Get(t.Context(), key).Val())
+	}
+	master, err := open(t, connect.Control, cluster.URL).(*redis.ClusterClient).MasterForKey(t.Context(), key)
+	require.NoError(t, err)
+	testkit.Eventually(t, 30*time.Second, "the replica has the write", func() bool {
+		return master.Wait(t.Context(), 1, time.Second).Val() == 1
+	})
+	for _, node := range cluster.Nodes {
+		if node.Addr() == master.Options().Addr {
+			node.Kill()
+		}
+	}
+	for name, newClient := range redisClients {
+		client := open(t, newClient, cluster.URL)
+		testkit.Eventually(t, 30*time.Second, name+" writes to the promoted replica", func() bool {
+			return client.Set(t.Context(), key, name, 0).Err() == nil
+		})
+	}
+}
+
+func TestSentinelSurvivesMasterKill(t *testing.T) {
+	t.Parallel()
+	sentinels := testkit.OwnSentinels(t)
+	for name, newClient := range redisClients {
+		client := open(t, newClient, sentinels.URL)
+		require.NoError(t, client.Set(t.Context(), "key", name, 0).Err())
+		require.Equal(t, name, client.ClientGetName(t.Context()).Val())
+	}
+	client := open(t, connect.Ingress, sentinels.URL)
+	testkit.Eventually(t, 30*time.Second, "the replica has the write", func() bool {
+		return client.(*redis.Client).Wait(t.Context(), 1, time.Second).Val() == 1
+	})
+	sentinels.Nodes[0].Kill()
+	testkit.Eventually(t, 30*time.Second, "a write to the promoted replica", func() bool {
+		return client.Set(t.Context(), "key", "after", 0).Err() == nil
+	})
+	require.Contains(t, client.Info(t.Context(), "replication").Val(), "role:master")
+}
+
+// TestClusterClientSendsNoUnknownCommands: an ACL may forbid COMMAND.
+func TestClusterClientSendsNoUnknownCommands(t *testing.T) {
+	t.Parallel()
+	cluster := testkit.OwnCluster(t)
+	for name, newClient := range redisClients {
+		client := open(t, newClient, cluster.URL)
+		require.NoError(t, client.Set(t.Context(), "key", name, 0).Err())
+		_, err := client.Pipelined(t.Context(), func(p redis.Pipeliner) error {
+			p.Get(t.Context(), "key")
+			p.Get(t.Context(), "other")
+			return nil
+		})
+		require.ErrorIs(t, err, redis.Nil)
+	}
+	for _, node := range cluster.Nodes {
+		client := open(t, connect.Control, node.URL)
+		calls := client.Info(t.Context(), "commandstats").Val()
+		require.NotContains(t, calls, "cmdstat_command")
+		require.NotContains(t, calls, "cmdstat_client|setinfo")
+	}
+}
+
+func TestUsersOfClusterAndSentinels(t *testing.T) {
+	t.Parallel()
+	cluster := testkit.OwnCluster(t)
+	for _, node := range cluster.Nodes {
+		require.NoError(t, open(t, connect.Control, node.URL).ACLSetUser(t.Context(),
+			"buyer", "on", ">p@ss/word", "~*", "&*", "+@all").Err())
+	}
+	as := func(url, user string) string { return strings.Replace(url, "://", "://"+user+"@", 1) }
+	who := func(url string) (string, error) {
+		return open(t, connect.Ingress, url).Do(t.Context(), "ACL", "WHOAMI").Text()
+	}
+	name, err := who(as(cluster.URL, "buyer:p%40ss%2Fword"))
+	require.NoError(t, err)
+	require.Equal(t, "buyer", name)
+	_, err = who(as(cluster.URL, "buyer:wrong"))
+	require.ErrorContains(t, err, "WRONGPASS")
+
+	sentinels := testkit.OwnSentinels(t)
+	for _, node := range sentinels.Nodes {
+		require.NoError(t, open(t, connect.Control, node.URL).ACLSetUser(t.Context(),
+			"buyer", "on", ">p@ss/word", "~*", "&*", "+@all").Err())
+	}
+	for _, url := range sentinels.WatcherURLs() {
+		watcher := open(t, connect.Control, url)
+		require.NoError(t, watcher.ACLSetUser(t.Context(), "looker", "on", ">look&see", "~*", "&*", "+@all").Err())
+		require.NoError(t, watcher.ACLSetUser(t.Context(), "default", "off").Err())
+	}
+	url := as(sentinels.URL, "buyer:p%40ss%2Fword")
+	name, err = who(url + "?sentinel_username=looker&sentinel_password=look%26see")
+	require.NoError(t, err)
+	require.Equal(t, "buyer", name)
+	_, err = who(url)
+	require.Error(t, err, "the Sentinels' user is another one")
+}
+
+// TestTLSAcceptsHostsOfURL: the nodes of a cluster name each other by an address that the certificate does not have.
+func TestTLSAcceptsHostsOfURL(t *testing.T) {
+	folder := t.TempDir()
+	certificate, key := selfSigned(t, folder, "localhost")
+	t.Setenv("SSL_CERT_FILE", certificate) // the trusted ones of this process, which are read once
+	cluster, err := localserver.StartCluster(t.Context(), localserver.ClusterOptions{
+		Masters: 3, Certificate: certificate, Key: key,
+	})
+	require.NoError(t, err)
+	t.Cleanup(cluster.Stop)
+	client := open(t, connect.Ingress, strings.ReplaceAll(cluster.URL, "127.0.0.1", "localhost"))
+	for _, key := range []string{"a", "b", "c", "d", "e", "f"} { // on all nodes
+		require.NoError(t, client.Set(t.Context(), key, "x", 0).Err())
+	}
+	client = open(t, connect.Ingress, cluster.URL)
+	require.ErrorContains(t, client.Get(t.Context(), "a").Err(), "certificate")
+}
+
+// selfSigned writes a certificate for the host, and its key.
+func selfSigned(t *testing.T, folder, host string) (certificate, key string) {
+	t.Helper()
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: host}, DNSNames: []string{host},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+	}
+	signed, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
+	require.NoError(t, err)
+	encoded, err := x509.MarshalPKCS8PrivateKey(private)
+	require.NoError(t, err)
+	write := func(name, kind string, bytes []byte) string {
+		path := filepath.Join(folder, name)
+		text := pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: bytes})
+		require.NoError(t, os.WriteFile(path, text, 0o644)) //nolint:gosec // the server runs as another user
+		return path
+	}
+	for dir := folder; dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
+		require.NoError(t, os.Chmod(dir, 0o755)) //nolint:gosec // as above
+	}
+	return write("certificate.pem", "CERTIFICATE", signed), write("key.pem", "PRIVATE KEY", encoded)
+}
+
+func TestClusterAndSentinelURLs(t *testing.T) {
+	t.Parallel()
+	const password = "hunter2"
+	for bad, why := range map[string]string{
+		"redis+cluster://":                                    "must be host:port",
+		"redis+cluster://host:port":                           "must be host:port",
+		"redis+cluster://host:6379,,other:6379":               "must be host:port",
+		"redis+cluster://host:70000":                          "must be host:port",
+		"redis+cluster://:" + password + "@host:6379/3":       "database 0",
+		"redis+cluster://host:6379?" + password + "=1":        "parameters",
+		"redis+cluster://a:%" + password + "@host:6379":       "must look like",
+		"redis+cluster://a:" + password + "@host:6379#frag":   "must look like",
+		"redis+clutser://a:" + password + "@host:6379":        "must look like",
+		"redis+sentinel://a:" + password + "@host:26379":      "master",
+		"redis+sentinel://a:" + password + "@host:26379//0":   "master",
+		"redis+sentinel://host:26379/mymaster/x":              "number of the database",
+		"redis+sentinel://host:26379/mymaster/0?password=abc": "sentinel_password",
+	} {
+		for name, newClient := range redisClients {
+			_, err := newClient(bad)
+			require.ErrorIs(t, err, connect.ErrRedisURL, "%s %s", name, bad)
+			require.ErrorContains(t, err, why, bad)
+			require.NotContains(t, err.Error(), password)
+		}
+	}
+	for _, good := range []string{
+		"redis+cluster://host", "rediss+cluster://user:p%40ss@host:6379,other/", "redis+cluster://[::1]:6379,[::2]:6380/0",
+		"redis+sentinel://a,b:26380/mymaster", "rediss+sentinel://:pw@a:26379/mymaster/3?sentinel_password=x",
+	} {
+		for _, newClient := range redisClients {
+			client, err := newClient(good)
+			require.NoError(t, err, good)
+			require.NoError(t, client.Close())
+		}
+	}
+}

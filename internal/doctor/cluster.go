@@ -1,0 +1,222 @@
+package doctor
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"stampede/reservation"
+)
+
+// checkCluster checks each node, and the cluster as a whole. It fails only if no node answers.
+func checkCluster(
+	ctx context.Context, c *redis.ClusterClient, rights reservation.Rights,
+) ([]Finding, error) {
+	seen, err := lookAt(ctx, c)
+	var nodes []nodeAnswers
+	if err == nil {
+		nodes, err = readNodes(ctx, c, seen, rights)
+	}
+	if err != nil && strings.Contains(err.Error(), "cluster support disabled") {
+		return []Finding{serverAsCluster(c)}, nil
+	} else if err != nil {
+		return nil, fmt.Errorf("read INFO of Redis: %w", err)
+	}
+	found := slices.Concat(seen.findings(), settingsOfCluster(nodes))
+	failed := seen.failed()
+	for _, n := range nodes {
+		switch {
+		case n.err != nil && !failed[n.node]:
+			found = append(found, Finding{
+				Severity: Away, Server: "redis", Node: n.node, What: n.err.Error(),
+				Why:  "while a master does not answer, nothing is sold from its partitions",
+				Mend: "start the node, or wait until a replica has replaced it",
+			})
+		case n.err != nil: // its failure is a finding of the cluster
+		case n.info["role"] == "master":
+			found = append(found, n.findings()...)
+		default:
+			found = append(found, n.durable()...)
+		}
+	}
+	return merged(found), nil
+}
+
+// merged joins the nodes with the same finding.
+func merged(found []Finding) (all []Finding) {
+	at := map[Finding]int{}
+	for _, f := range found {
+		same := f
+		same.Node = ""
+		if i, known := at[same]; known {
+			all[i].Node += ", " + f.Node
+			continue
+		}
+		at[same] = len(all)
+		all = append(all, f)
+	}
+	return all
+}
+
+// nodeAnswers are what a node of a cluster answered.
+type nodeAnswers struct {
+	redisServer
+	err error
+}
+
+// readNodes returns the answers of all nodes, sorted by address. It fails if none answers.
+func readNodes(
+	ctx context.Context, c *redis.ClusterClient, seen seenCluster, rights reservation.Rights,
+) ([]nodeAnswers, error) {
+	var mu sync.Mutex
+	var nodes []nodeAnswers
+	partitions := partitionsByMaster(ctx, c)
+	seen.each(ctx, func(ctx context.Context, addr string, node *redis.Client) {
+		n := nodeAnswers{}
+		n.redisServer, n.err = readNode(ctx, node, partitions[addr], rights)
+		n.node = addr
+		mu.Lock()
+		defer mu.Unlock()
+		nodes = append(nodes, n)
+	})
+	slices.SortFunc(nodes, func(a, b nodeAnswers) int { return cmp.Compare(a.node, b.node) })
+	var err error
+	for _, n := range nodes {
+		if err = n.err; err == nil {
+			break
+		}
+	}
+	return nodes, err
+}
+
+// readNode asks one node. Partitions are those of a master.
+func readNode(
+	ctx context.Context, node *redis.Client, partitions []int, rights reservation.Rights,
+) (redisServer, error) {
+	text, err := node.Info(ctx).Result()
+	if err != nil {
+		return redisServer{}, fmt.Errorf("read INFO of Redis: %w", err)
+	}
+	r, err := readServer(ctx, node, parseInfo(text))
+	if err != nil || r.info["role"] != "master" || len(partitions) == 0 {
+		return r, err
+	}
+	r.missing, err = rights.Missing(ctx, node, doctorKeys, partitions[0], true)
+	if redis.HasErrorPrefix(err, "MOVED") {
+		err = nil // the partition has just moved
+	}
+	return r, err
+}
+
+// partitionsByMaster returns which partitions lie on each master, by its address.
+func partitionsByMaster(ctx context.Context, c *redis.ClusterClient) map[string][]int {
+	on := map[string][]int{}
+	for p := range doctorKeys.Partitions {
+		if master, err := c.MasterForKey(ctx, doctorKeys.Server(p)); err == nil {
+			addr := master.Options().Addr
+			on[addr] = append(on[addr], p)
+		}
+	}
+	return on
+}
+
+// failed returns the addresses of the nodes that have failed.
+func (s seenCluster) failed() map[string]bool {
+	failed := map[string]bool{}
+	for _, shard := range s.view {
+		for _, n := range shard.Nodes {
+			failed[s.addrs[n.ID]] = hasFailed(n)
+		}
+	}
+	return failed
+}
+
+// findings checks the cluster as its nodes see it.
+func (s seenCluster) findings() (all []Finding) {
+	add := func(severity Severity, node, what, why, mend string) {
+		all = append(all, Finding{Severity: severity, Server: "redis", Node: node, What: what, Why: why, Mend: mend})
+	}
+	if s.view == nil {
+		add(Unchecked, "", "the cluster does not show its nodes (CLUSTER SHARDS is refused)",
+			"slots without a master, and masters without a replica, are not found", "allow CLUSTER SHARDS to the user in REDIS_URL")
+		return all
+	}
+	if missing := s.uncovered(); len(missing) > 0 {
+		texts := make([]string, len(missing))
+		for i, r := range missing {
+			texts[i] = rangeText(r)
+		}
+		add(Unsafe, "", "slots have no master: "+strings.Join(texts, ", "), "nothing is sold from their partitions",
+			"start the master again, or promote a replica of it (CLUSTER FAILOVER TAKEOVER); slots that no node has: "+
+				"redis-cli --cluster fix")
+	}
+	masters := 0
+	for _, shard := range s.view {
+		var master string
+		replicas := 0
+		for _, n := range shard.Nodes {
+			addr := s.addrs[n.ID]
+			switch {
+			case hasFailed(n):
+				add(Warning, addr, "the node has failed", "a master that lost its replicas has none to replace it",
+					"start the node, or remove it (CLUSTER FORGET)")
+			case n.Role == "master":
+				master = addr
+			default:
+				replicas++
+			}
+		}
+		if master == "" || len(shard.Slots) == 0 {
+			continue
+		}
+		if masters++; replicas == 0 {
+			add(Warning, master, "the master has no replica", "if it is lost, nothing is sold from its partitions until it is back",
+				"add a replica (redis-cli --cluster add-node … --cluster-slave)")
+		}
+	}
+	if masters < 3 {
+		add(Warning, "", fmt.Sprintf("working masters with slots: %d", masters),
+			"a replica needs the votes of a majority of the masters: with fewer than three it does not replace a lost one",
+			"spread the slots over at least three masters")
+	}
+	return all
+}
+
+// settingsOfCluster checks how the nodes treat a lost master.
+func settingsOfCluster(nodes []nodeAnswers) (all []Finding) {
+	for _, n := range nodes {
+		all = append(all, n.run(fullCoverage, nodeFailure)...)
+	}
+	return all
+}
+
+func fullCoverage(r redisServer) *Finding {
+	if r.config["cluster-require-full-coverage"] != "yes" {
+		return nil
+	}
+	return &Finding{
+		Severity: Warning, What: "cluster-require-full-coverage is yes",
+		Why:  "one lost master stops the sales of all others",
+		Mend: "CONFIG SET cluster-require-full-coverage no, and the same in redis.conf",
+	}
+}
+
+func nodeFailure(r redisServer) *Finding {
+	const longest = 5 * time.Second
+	ms, err := strconv.Atoi(r.config["cluster-node-timeout"])
+	if err != nil || time.Duration(ms)*time.Millisecond <= longest {
+		return nil
+	}
+	return &Finding{
+		Severity: Warning, What: fmt.Sprintf("cluster-node-timeout is %d ms", ms),
+		Why:  "nothing is sold from the partitions of a lost master for that long and some seconds",
+		Mend: "CONFIG SET cluster-node-timeout 2000 to 5000, and the same in redis.conf",
+	}
+}

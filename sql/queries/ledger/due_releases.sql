@@ -1,0 +1,12 @@
+-- The sales of which releases are due, with their partitions. It skips from sale to sale in releases_of_sale: one of
+-- them may have very many releases.
+WITH RECURSIVE known AS (
+    (SELECT sale_id FROM releases ORDER BY sale_id LIMIT 1)
+    UNION ALL
+    SELECT (SELECT sale_id FROM releases WHERE sale_id > known.sale_id ORDER BY sale_id LIMIT 1)
+    FROM known WHERE known.sale_id IS NOT NULL
+)
+SELECT known.sale_id, coalesce(sales.partitions, 1) AS partitions
+FROM known LEFT JOIN sales ON sales.id = known.sale_id
+WHERE known.sale_id IS NOT NULL
+  AND EXISTS (SELECT FROM releases WHERE releases.sale_id = known.sale_id AND again_at <= now())

@@ -1,0 +1,6 @@
+-- One of the sales $1 with a release that is due, which this transaction locks. Releases taken by others are skipped.
+SELECT sale_id FROM releases
+WHERE again_at <= now() AND sale_id = ANY ($1::uuid[])
+ORDER BY again_at
+LIMIT 1
+FOR UPDATE SKIP LOCKED
