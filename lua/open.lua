@@ -1,5 +1,5 @@
--- Adds a sale to Redis, once. It never overwrites: an existing sale keeps its stock, and buyers
--- without a sale mean lost data that only a rebuild from Postgres can restore.
+-- Adds a shard of a sale to Redis, once. It never overwrites: an existing one keeps its stock, and
+-- buyers without a sale mean lost data that only a rebuild from Postgres can restore.
 --
 -- KEYS
 --   1  sale    hash, as in reserve.lua
@@ -9,11 +9,13 @@
 --   1  sale_id           as it goes into the set
 --   2  epoch             of the sale's stock
 --   3  revision          of the sale's definition
---   4  stock             units for sale
+--   4  stock             units of the shard
 --   5  per_order_limit   units that one order may hold
 --   6  opens_at_ms       0 for immediately
 --   7  closes_at_ms      0 for never
 --   8  payment_window_s  0 where a confirmed order is final
+--   9  sequence          of a shard without orders
+--   10  shard             as in reserve.lua; empty for a sale with one shard
 -- Answers
 --   opened           the sale is added
 --   unchanged        it existed before
@@ -24,7 +26,7 @@ local epoch = redis.call('HGET', KEYS[1], 'epoch')
 if epoch then return epoch == ARGV[2] and 'unchanged' or 'stale-epoch' end
 if redis.call('EXISTS', KEYS[2]) == 1 then return 'buyers-remain' end
 
-for i = 2, 8 do
+for i = 2, 9 do
   if not string.find(ARGV[i], '^%d+$') then return redis.error_reply('ERR argument ' .. i .. ' must be a whole number') end
 end
 
@@ -34,5 +36,6 @@ end
 redis.call('SADD', KEYS[3], ARGV[1])
 redis.call('HSET', KEYS[1], 'epoch', ARGV[2], 'revision', ARGV[3], 'stock', ARGV[4], 'left', ARGV[4],
   'per_order_limit', ARGV[5], 'opens_at_ms', ARGV[6], 'closes_at_ms', ARGV[7], 'payment_window_s', ARGV[8],
-  'state', 'open', 'sequence', '0', 'generation', '1')
+  'state', 'open', 'sequence', ARGV[9], 'generation', '1')
+if ARGV[10] ~= '' then redis.call('HSET', KEYS[1], 'shard', ARGV[10]) end
 return 'opened'

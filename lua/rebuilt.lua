@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- Opens a rebuilt sale in one step: the staged buyers replace the old ones, and the whole sale is
--- written with its new epoch.
+-- Opens a rebuilt shard of a sale in one step: the staged buyers replace the old ones, and the whole
+-- shard is written with its new epoch. What was moved between shards counts from zero again.
 --
 -- Only the rebuild that closed the sale last can open it, in an epoch above the one that it was
 -- closed in. A superseded rebuild or a duplicate call opens nothing.
@@ -17,9 +17,9 @@
 --   2  epoch             the new one
 --   3  holders           how many buyers must have been staged
 --   4  revision          of the sale's definition
---   5  stock             units for sale in all
+--   5  stock             units of the shard in all
 --   6  left              unreserved units
---   7  sequence          the last one that was assigned
+--   7  sequence          that no place to be assigned is below
 --   8  per_order_limit   units that one order may hold
 --   9  opens_at_ms       0 for immediately
 --   10  closes_at_ms      0 for never
@@ -27,6 +27,7 @@
 --   12  state             open, paused or ended
 --   13  token             of the rebuild, as in close.lua
 --   14  over              how many ended orders must have been staged
+--   15  shard             as in reserve.lua; empty for a sale with one shard
 -- Answers
 --   rebuilt         the sale is open in its new epoch
 --   unchanged       it is open in this epoch already: a repeat
@@ -68,6 +69,7 @@ if over > 0 then
   redis.call('HSET', KEYS[1], 'ended', '1')
 end
 if sale[5] then redis.call('HSET', KEYS[1], 'quiet_since_ms', sale[5]) end
+if ARGV[15] ~= '' then redis.call('HSET', KEYS[1], 'shard', ARGV[15]) end
 redis.call('SADD', KEYS[4], ARGV[1])
 redis.call('HSET', KEYS[1], 'epoch', ARGV[2], 'revision', ARGV[4], 'stock', ARGV[5], 'left', ARGV[6], 'sequence', ARGV[7],
   'per_order_limit', ARGV[8], 'opens_at_ms', ARGV[9], 'closes_at_ms', ARGV[10], 'payment_window_s', ARGV[11],

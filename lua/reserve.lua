@@ -14,10 +14,16 @@
 -- units that return to a sale with none left are sold one second later. Otherwise one ingress could
 -- answer "sold out" to a buyer who just got such a unit from another.
 --
+-- A sale may have several shards, each with its own keys and a share of the stock, which sell to
+-- different users (give.lua, take.lua). For this script a shard is a sale; only its places are every
+-- n-th ones of the sale, if there are n shards.
+--
 -- KEYS
 --   1  sale    hash: left stock state opens_at_ms closes_at_ms per_order_limit payment_window_s epoch
 --              sequence generation revision; quiet_since_ms: when units returned to a sale with none
---              left; ended: 1 if the hash ended exists
+--              left; ended: 1 if the hash ended exists; shard: "<shard> <shards> <partitions>" if there
+--              are several shards (reservation/layout.go), which have the fields of give.lua as well.
+--              The next place is sequence + 1.
 --   2  buyers  hash: user -> "<order id> <quantity> <sequence> <reserved_at_ms>", the last in hexadecimal,
 --              followed by ":<key>" if the purchase had an idempotency key, and by "@<epoch>" if the
 --              reservation was made before the last rebuild. Every order of the sale keeps this value,
@@ -62,7 +68,7 @@ if requests < 1 or requests ~= math.floor(requests) then
 end
 
 local terms = redis.call('HMGET', KEYS[1], 'epoch', 'left', 'sequence', 'generation', 'state', 'opens_at_ms', 'closes_at_ms', 'per_order_limit',
-  'quiet_since_ms', 'ended')
+  'quiet_since_ms', 'ended', 'shard')
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 
@@ -112,6 +118,8 @@ elseif state ~= 'open' then
 elseif now_ms < opens_at_ms then
   closed = 'not-open ' .. terms[6]
 end
+
+local step = terms[11] and whole(string.match(terms[11], '^%d+ (%d+) %d+$')) or 1 -- from one place to the next
 
 local quiet_ms = 1000 -- longer than an ingress remembers, as its clock may be slow
 local quiet_since, quiet = whole(terms[9]), false
@@ -179,10 +187,10 @@ for i = 1, requests do
     answer = 'sold-out'
   else
     left = left - quantity
-    sequence = sequence + 1
+    local place = string.format('%d', sequence + 1)
+    sequence = sequence + step
     winners = winners + 1
     first_order = first_order or order_id
-    local place = string.format('%d', sequence)
     answer = 'reserved ' .. place
     reservation = order_id .. ' ' .. ARGV[at + 4] .. ' ' .. place .. (key == '-' and ending or ending .. ':' .. key)
     winner_of[user] = reservation

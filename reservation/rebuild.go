@@ -52,13 +52,16 @@ type Holder struct {
 	Epoch int64
 }
 
-// Rebuilt is a rebuilt sale. Sale.Epoch is the new epoch, and Sale.Revision the revision that began
-// it.
+// Rebuilt is a rebuilt shard of a sale. Sale.Epoch is the new epoch, and Sale.Revision the revision that
+// began it.
 type Rebuilt struct {
-	Sale Sale
-	// Left is the number of unreserved units, Sequence the highest that was ever assigned, and
-	// Holders and Ended the numbers of staged buyers and ended orders.
-	Left, Sequence int64
+	Sale  Sale
+	Shard int
+	// Left is the number of unreserved units of the shard, and Held that of its staged buyers.
+	Left, Held int64
+	// LastPlace is the highest place that the sale ever gave out, in any shard.
+	LastPlace int64
+	// Holders and Ended are the numbers of staged buyers and ended orders.
 	Holders, Ended int64
 	// Token is the token with which the sale was closed and the buyers were staged.
 	Token string
@@ -166,20 +169,20 @@ func (s *Store) stage(ctx context.Context, key string, n int, at func(i int) (fi
 	return err
 }
 
-// OpenRebuilt replaces the sale with the rebuilt sale and the staged buyers in one step. It returns
-// ErrSaleNotClosed or ErrHoldersMissing if it did nothing. A sale that is already in that epoch stays
+// OpenRebuilt replaces a shard with the rebuilt one and the staged buyers in one step. It returns
+// ErrSaleNotClosed or ErrHoldersMissing if it did nothing. A shard that is already in that epoch stays
 // unchanged.
 func (s *Store) OpenRebuilt(ctx context.Context, r Rebuilt) error {
-	sale, p := &r.Sale, r.Sale.Partition()
+	sale, layout := &r.Sale, r.Sale.Layout()
+	p := layout.Partition(r.Shard)
 	keys := []string{
 		s.Keys.Sale(p, sale.ID), s.Keys.Buyers(p, sale.ID), s.Keys.Staged(p, sale.ID, r.Token), s.Keys.Sales(p),
 		s.Keys.Ended(p, sale.ID), s.Keys.StagedEnded(p, sale.ID, r.Token),
 	}
 	answer, err := lua.Rebuilt.Run(ctx, s.Redis, keys,
-		sale.ID.String(), sale.Epoch, r.Holders, sale.Revision, sale.Stock, r.Left, r.Sequence, sale.PerOrderLimit,
-		UnixMilli(sale.OpensAt), UnixMilli(sale.ClosesAt), int64(
-			sale.PaymentWindow/time.Second,
-		), string(sale.State), r.Token, r.Ended).Text()
+		sale.ID.String(), sale.Epoch, r.Holders, sale.Revision, r.Left+r.Held, r.Left,
+		layout.FirstSequence(r.LastPlace, r.Shard), sale.PerOrderLimit, UnixMilli(sale.OpensAt), UnixMilli(sale.ClosesAt),
+		int64(sale.PaymentWindow/time.Second), string(sale.State), r.Token, r.Ended, layout.field(r.Shard)).Text()
 	switch {
 	case err != nil:
 		return fmt.Errorf("%w: open the rebuilt sale=%s: %w", ErrUnavailable, sale.ID, err)

@@ -50,6 +50,8 @@ type Terms struct {
 	ClosesAt time.Time
 	// PaymentWindow is how long a confirmed order waits for its payment; 0 if confirmed orders are final.
 	PaymentWindow time.Duration
+	// Shards is how many shards share the stock (Layout), from 1 to the number of partitions. 0 stands for 1.
+	Shards int
 }
 
 // Validate returns an *InvalidError for the first invalid term.
@@ -76,6 +78,8 @@ func (t Terms) Validate() error {
 			Field:  "payment_window_seconds",
 			Reason: fmt.Sprintf("must be a whole number from 0 to %d", int(order.MaxPaymentWindow/time.Second)),
 		}
+	case t.Shards < 0 || t.Shards > MaxPartitions:
+		return &order.InvalidError{Field: "shards", Reason: fmt.Sprintf("must be a whole number from 1 to %d", MaxPartitions)}
 	}
 	return nil
 }
@@ -83,6 +87,7 @@ func (t Terms) Validate() error {
 // Equal is true for terms that are equal in Postgres, which keeps microseconds.
 func (t Terms) Equal(other Terms) bool {
 	for _, of := range []*Terms{&t, &other} {
+		of.Shards = max(1, of.Shards)
 		of.OpensAt, of.ClosesAt = of.OpensAt.UTC().Truncate(time.Microsecond), of.ClosesAt.UTC().Truncate(time.Microsecond)
 	}
 	return t == other
@@ -107,7 +112,7 @@ type Sale struct {
 	Epoch int64
 	// Revision counts the changes of the definition, from 1; Redis applies them in this order.
 	Revision int64
-	// Partitions is the number of partitions at the sale's creation, which determines its partition.
+	// Partitions is the number of partitions at the sale's creation, which determines those of its shards.
 	Partitions int
 	CreatedAt  time.Time
 }
@@ -122,7 +127,7 @@ type SaleRow struct {
 	OpensAt, ClosesAt    zeronull.Timestamptz
 	PaymentWindowSeconds int64
 	Epoch, Revision      int64
-	Partitions           int
+	Partitions, Shards   int
 	CreatedAt            time.Time
 }
 
@@ -132,7 +137,7 @@ func (r *SaleRow) Sale() Sale {
 		ID: r.ID,
 		Terms: Terms{
 			Name: r.Name, Stock: r.Stock, PerOrderLimit: r.PerOrderLimit, OpensAt: inUTC(r.OpensAt), ClosesAt: inUTC(r.ClosesAt),
-			PaymentWindow: time.Duration(r.PaymentWindowSeconds) * time.Second,
+			PaymentWindow: time.Duration(r.PaymentWindowSeconds) * time.Second, Shards: r.Shards,
 		},
 		State: r.State, Epoch: r.Epoch, Revision: r.Revision, Partitions: r.Partitions, CreatedAt: r.CreatedAt.UTC(),
 	}
@@ -146,8 +151,8 @@ func inUTC(at zeronull.Timestamptz) time.Time {
 	return time.Time{}
 }
 
-// Partition returns the partition of the sale in Redis.
-func (s Sale) Partition() int { return PartitionAmong(s.ID, s.Partitions) }
+// Layout returns where the sale is in Redis.
+func (s Sale) Layout() Layout { return LayoutOf(s.ID, s.Partitions, s.Shards) }
 
 // StateAt returns the state of the sale for a buyer at that time.
 func (s Sale) StateAt(now time.Time) State {

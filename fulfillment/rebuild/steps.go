@@ -198,6 +198,7 @@ func (b *build) openSale(ctx context.Context, sale raisedSale, left int64, all s
 	limited, cancel := retry.ForCall(ctx)
 	defer cancel()
 	return b.config.Store.OpenRebuilt(limited, reservation.Rebuilt{
-		Sale: sale.Sale, Left: left, Sequence: sale.sequence, Holders: all.orders, Ended: all.ended, Token: b.token,
+		Sale: sale.Sale, Left: left, Held: all.units, LastPlace: sale.sequence, Holders: all.orders, Ended: all.ended,
+		Token: b.token,
 	})
 }

@@ -81,7 +81,7 @@ func (c *Catalog) publish(ctx context.Context, id uuid.UUID) error {
 	sale := found[0]
 	applied := sale.publishedRevision
 	if applied < sale.Revision {
-		if err := c.verifyFirstUse(ctx, sale.Partition()); err != nil {
+		if err := c.verifyFirstUse(ctx, sale.Layout().Partition(0)); err != nil {
 			return err
 		}
 	}
@@ -196,7 +196,7 @@ func (c *Catalog) changesAfter(ctx context.Context, id uuid.UUID, revision int64
 func (c *Catalog) apply(
 	ctx context.Context, s reservation.Sale, ch publishedChange,
 ) (word string, taken int64, err error) {
-	k, p := c.store.Keys, s.Partition()
+	k, p := c.store.Keys, s.Layout().Partition(0)
 	saleKey := k.Sale(p, s.ID)
 	epoch, revision := strconv.FormatInt(s.Epoch, 10), strconv.FormatInt(ch.revision, 10)
 
@@ -244,7 +244,7 @@ func (c *Catalog) apply(
 }
 
 func (c *Catalog) hasRevision(ctx context.Context, s reservation.Sale, revision int64) error {
-	has, err := c.store.Redis.HGet(ctx, c.store.Keys.Sale(s.Partition(), s.ID), "revision").Int64()
+	has, err := c.store.Redis.HGet(ctx, c.store.Keys.Sale(s.Layout().Partition(0), s.ID), "revision").Int64()
 	switch {
 	case err != nil && !errors.Is(err, redis.Nil):
 		return err

@@ -158,7 +158,7 @@ func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]CountResult,
 	unpublished := true
 	pipe := c.store.Redis.Pipeline()
 	for i, s := range sales {
-		asked[i] = pipe.HMGet(ctx, c.store.Keys.Sale(s.Partition(), s.ID), "stock", "left", "epoch")
+		asked[i] = pipe.HMGet(ctx, c.store.Keys.Sale(s.Layout().Partition(0), s.ID), "stock", "left", "epoch")
 		unpublished = unpublished && s.publishedRevision == 0
 	}
 	// Skip sales that were never published.

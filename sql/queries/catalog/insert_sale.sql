@@ -1,15 +1,15 @@
 -- Creates a sale and its first event.
 -- $1 id, $2 name, $3 stock, $4 per_order_limit, $5 opens_at, $6 closes_at, $7 payment_window_seconds, $8 partitions,
--- $9 idempotency key or null
+-- $9 idempotency key or null, $10 shards
 -- Returns: its epoch, revision and time of creation; no row if a sale was created with this idempotency key, also in
 -- a concurrent transaction.
 WITH sale AS (
-    INSERT INTO sales (id, name, stock, per_order_limit, opens_at, closes_at, payment_window_seconds, partitions, idempotency_key)
-    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
+    INSERT INTO sales (id, name, stock, per_order_limit, opens_at, closes_at, payment_window_seconds, partitions, idempotency_key, shards)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
     ON CONFLICT (idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
-    RETURNING id, stock, epoch, revision, created_at
+    RETURNING id, stock, shards, epoch, revision, created_at
 ), created AS (
     INSERT INTO sale_events (sale_id, revision, type, data)
-    SELECT id, revision, 'SaleCreated', jsonb_build_object('stock', stock) FROM sale
+    SELECT id, revision, 'SaleCreated', jsonb_build_object('stock', stock, 'shards', shards) FROM sale
 )
 SELECT epoch, revision, created_at FROM sale

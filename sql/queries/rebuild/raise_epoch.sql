@@ -33,6 +33,6 @@ WITH live AS MATERIALIZED (
     DELETE FROM releases WHERE order_id IN (
         SELECT order_id FROM releases WHERE sale_id = (SELECT id FROM raised) FOR UPDATE SKIP LOCKED)
 )
-SELECT id, name, stock, state, per_order_limit, opens_at, closes_at, payment_window_seconds, epoch, revision, partitions,
+SELECT id, name, stock, state, per_order_limit, opens_at, closes_at, payment_window_seconds, epoch, revision, partitions, shards,
        created_at, last_given
 FROM raised

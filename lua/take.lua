@@ -1,0 +1,36 @@
+-- Takes the units that other shards of a sale have given to this one (give.lua). What was got from a
+-- shard is a total that only grows in an epoch, so a call that is repeated or late takes nothing.
+--
+-- KEYS
+--   1  sale  hash of the shard that takes, as in give.lua
+-- ARGV
+--   1  epoch  of the sale's stock that the caller expects
+--   2  from   number of the first shard
+--   3  total  units that it has given to this one in this epoch
+--   and so on: two values for every further shard
+-- Answers
+--   taken         units that were on their way are here
+--   unchanged     all of them had been taken before
+--   unknown-sale  there is no such sale
+--   stale-epoch   the sale's stock was rebuilt since the caller last looked, or is being rebuilt
+
+local givers = (#ARGV - 1) / 2
+if givers < 1 or givers ~= math.floor(givers) then return redis.error_reply('ERR take takes an epoch and two values for each shard') end
+local sale = redis.call('HMGET', KEYS[1], 'epoch', 'left', 'stock')
+if not sale[1] then return 'unknown-sale' end
+if sale[1] ~= ARGV[1] or ARGV[1] == '0' then return 'stale-epoch' end
+
+local units, changes = 0, {}
+for i = 1, givers do
+  local field, total = 'got:' .. ARGV[2 * i], tonumber(ARGV[2 * i + 1])
+  local got = tonumber(redis.call('HGET', KEYS[1], field) or '0')
+  if total > got then
+    units = units + total - got
+    changes[#changes + 1], changes[#changes + 2] = field, string.format('%d', total)
+  end
+end
+if units == 0 then return 'unchanged' end
+changes[#changes + 1], changes[#changes + 2] = 'left', string.format('%d', sale[2] + units)
+changes[#changes + 1], changes[#changes + 2] = 'stock', string.format('%d', sale[3] + units)
+redis.call('HSET', KEYS[1], unpack(changes))
+return 'taken'
