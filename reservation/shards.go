@@ -252,7 +252,8 @@ func (s shards) run(
 	ctx context.Context, shard int, script func(lua.Fenced) lua.FencedScript, args ...any,
 ) *redis.Cmd {
 	partition := s.place.layout.Partition(shard)
-	return s.store.fenced(ctx, partition, script, s.store.Keys.Sale(partition, s.sale), append([]any{s.place.epoch}, args...)...)
+	key := s.store.Keys.Sale(partition, s.sale)
+	return s.store.fenced(ctx, partition, script, key, append([]any{s.place.epoch}, args...)...)
 }
 
 // HelpUnits completes the moves of units between the shards of a sale in that epoch that were begun and not completed,
