@@ -118,7 +118,7 @@ func (b *Batcher) process(ctx context.Context, f *inFlightBatch) {
 	outcomes := b.record(ctx, events, f.apart)
 	crashpoint.Hit(crashpoint.AfterCommit)
 	if b.Rebuilder != nil {
-		b.Rebuilder.Witnesses.Note(outcomes)
+		b.Rebuilder.Witnesses.Note(b.Partition, outcomes)
 	}
 	released := b.Release(ctx, outcomes)
 	crashpoint.Hit(crashpoint.BeforeAck)
