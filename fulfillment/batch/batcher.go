@@ -221,6 +221,9 @@ func (b *Batcher) Release(ctx context.Context, outcomes []ledger.Outcome) bool {
 		b.releasing.Failed(err)
 		return false
 	}
+	if slices.Contains(results, reservation.ReleaseUnreached) { // the shard of another order was reached
+		return false
+	}
 	b.releasing.Over()
 	for at, i := range which {
 		out := outcomes[i]

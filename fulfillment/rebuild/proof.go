@@ -254,7 +254,8 @@ func (r *Rebuilder) seedWitnesses(ctx context.Context, sale *requiredSale) error
 	}
 	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
-	rows, _ := r.config.Pool.Query(ctx, sql.RebuildNewestOrders, sale.id, sale.layout.Shards) // its error comes with the rows
+	// Its error comes with the rows.
+	rows, _ := r.config.Pool.Query(ctx, sql.RebuildNewestOrders, sale.id, sale.layout.Shards)
 	var newest []witness
 	var w witness
 	_, err := pgx.ForEachRow(rows, []any{&w.order, &w.user, &w.sequence}, func() error {
