@@ -289,9 +289,14 @@ func TestNumberOfShardsIsOnlyRaised(t *testing.T) {
 func TestShardSetBackInPlaceIsFound(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		last    bool // the shard has the highest place
-		witness bool // the worker has recorded the order, or none has seen it
-	}{"by place": {true, false}, "by witness": {false, true}, "by an order in Postgres": {false, false}} {
+		last     bool // the shard has the highest place
+		looked   bool // the worker has looked at the sale before
+		recorded bool // the worker has recorded the order
+	}{
+		"by place":                {last: true, looked: true},
+		"by witness":              {looked: true, recorded: true},
+		"by an order in Postgres": {},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s, sale := shardedSale(t)
@@ -303,7 +308,7 @@ func TestShardSetBackInPlaceIsFound(t *testing.T) {
 			}
 			testwork.FulfilAll(s.Shop, t)
 			r := testwork.Rebuilder(s.Shop, t)
-			if c.witness { // looks before
+			if c.looked {
 				required, err := r.Required(t.Context(), true)
 				require.NoError(t, err)
 				for p := range 8 {
@@ -325,7 +330,7 @@ func TestShardSetBackInPlaceIsFound(t *testing.T) {
 			}
 			events := testwork.EventsIn(s.Shop, t, partition)
 			testwork.FulfilAll(s.Shop, t)
-			if c.witness {
+			if c.recorded {
 				outcomes, err := r.Ledger.Record(t.Context(), events)
 				require.NoError(t, err)
 				for i := range outcomes {
@@ -347,6 +352,28 @@ func TestShardSetBackInPlaceIsFound(t *testing.T) {
 			s.RequireShards(t, sale)
 			testwork.RequireNoNeeds(s.Shop, t, 8)
 		})
+	}
+}
+
+// The orders of one shard are lost with its stream, and only its sequence in Redis shows their places.
+func TestPlacesOfLostOrdersAreNotGivenOutAgain(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShardedShop(t)
+	sale := s.OpenSharded(t, 100, 4)
+	layout := s.LayoutOf(t, sale)
+	for i := 0; i < 60; i++ {
+		if user := fmt.Sprint("lost-", i); layout.ShardOf(user) == 2 {
+			s.Buy(t, sale, user)
+		}
+	}
+	last := lastPlace(s.Shop, t, sale)
+	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Orders(layout.Partition(2))).Err())
+	report, err := testwork.Rebuilder(s.Shop, t).Sale(t.Context(), sale, rebuild.ReasonByHand)
+	require.NoError(t, err)
+	require.Zero(t, report.Sales[0].Orders)
+	require.GreaterOrEqual(t, report.Sales[0].Sequence, last)
+	for i := range 8 {
+		require.Greater(t, s.Reserve(t, sale, fmt.Sprint("new-", i), 1, "").Reservation.Sequence, last)
 	}
 }
 
