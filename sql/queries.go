@@ -47,6 +47,8 @@ var (
 	AuditSelectedSales string
 	//go:embed queries/audit/sequence.sql
 	AuditSequence string
+	//go:embed queries/audit/shard_figures.sql
+	AuditShardFigures string
 	//go:embed queries/audit/tables.sql
 	AuditTables string
 	//go:embed queries/audit/terms.sql
