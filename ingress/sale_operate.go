@@ -32,6 +32,7 @@ func (s *Server) createSale(c echo.Context) error {
 		OpensAt              time.Time `json:"opens_at"`
 		ClosesAt             time.Time `json:"closes_at"`
 		PaymentWindowSeconds int64     `json:"payment_window_seconds"`
+		Shards               *int      `json:"shards"`
 	}{}
 	if err := readObject(c.Request(), &body); err != nil {
 		return err
@@ -42,6 +43,11 @@ func (s *Server) createSale(c echo.Context) error {
 	}
 	if body.PerOrderLimit != nil {
 		terms.PerOrderLimit = *body.PerOrderLimit
+	}
+	if body.Shards != nil {
+		if terms.Shards = *body.Shards; terms.Shards == 0 {
+			return &order.InvalidError{Field: "shards", Reason: "must be at least 1"}
+		}
 	}
 	ctx, cancel := context.WithTimeout(c.Request().Context(), catalogTimeout)
 	defer cancel()

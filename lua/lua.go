@@ -25,6 +25,14 @@ var (
 	endSource string
 	//go:embed restock.lua
 	restockSource string
+	//go:embed put_back.lua
+	putBackSource string
+	//go:embed give.lua
+	giveSource string
+	//go:embed take.lua
+	takeSource string
+	//go:embed count.lua
+	countSource string
 	//go:embed release.lua
 	releaseSource string
 	//go:embed append.lua
@@ -70,6 +78,7 @@ var (
 	Resume  = redis.NewScript(resumeSource)
 	End     = redis.NewScript(endSource)
 	Restock = redis.NewScript(restockSource)
+	PutBack = redis.NewScript(putBackSource)
 	Release = redis.NewScript(releaseSource)
 	Append  = redis.NewScript(appendSource)
 	Note    = redis.NewScript(noteSource)
@@ -92,8 +101,19 @@ var (
 	SetAside = redis.NewScript(setAsideSource)
 )
 
-// ReserveFor is Reserve under a separate hash for each fence. Redis runs a script by its hash only
-// after a client has loaded it: loading this one admits all callers of the same fence.
-func ReserveFor(fence string) *redis.Script {
-	return redis.NewScript(reserveSource + "-- " + strconv.Quote(fence) + "\n")
+// Fenced are scripts that a client may run only on a server that it has verified. Redis runs a script by
+// its hash only after a client has loaded it, and the hash is another one for each fence. So loading them
+// admits all callers of the same fence, and on any other server they are answered NOSCRIPT.
+type Fenced struct{ Reserve, Give, Take, Count *redis.Script }
+
+// FencedBy returns the scripts of a fence.
+func FencedBy(fence string) Fenced {
+	end := "-- " + strconv.Quote(fence) + "\n"
+	return Fenced{
+		Reserve: redis.NewScript(reserveSource + end), Give: redis.NewScript(giveSource + end),
+		Take: redis.NewScript(takeSource + end), Count: redis.NewScript(countSource + end),
+	}
 }
+
+// All returns the scripts.
+func (f Fenced) All() []*redis.Script { return []*redis.Script{f.Reserve, f.Give, f.Take, f.Count} }

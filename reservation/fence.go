@@ -9,23 +9,24 @@ import (
 	"stampede/lua"
 )
 
-// fence is lua/reserve.lua under a hash for one partition on one server in one term as a primary.
+// fence is the scripts of lua.Fenced under hashes for one partition on one server in one term as a primary.
 // Redis drops loaded scripts with its process, and replicas do not get them. So a server that has
 // the hash was verified before a client loaded it there. Any other server answers NOSCRIPT before it
 // can make a wrong reservation. The normal path costs nothing extra.
 type fence struct {
-	sha    any // a string; made an interface once, because it is an argument of every call
-	script *redis.Script
+	scripts lua.Fenced
+	// reserve is the hash of the script; made an interface once, because it is an argument of every call.
+	reserve any
 }
 
 func newFence(serverKey string, server ServerState) *fence {
 	// A server that becomes a replica and then a primary again keeps its scripts, but may have lost
 	// orders. So the hash includes the replication id, which changes with the term.
-	script := lua.ReserveFor(serverKey + " " + server.RunID + " " + server.ReplicationID)
-	return &fence{sha: script.Hash(), script: script}
+	scripts := lua.FencedBy(serverKey + " " + server.RunID + " " + server.ReplicationID)
+	return &fence{scripts: scripts, reserve: scripts.Reserve.Hash()}
 }
 
-// admit loads the script of a partition if its server is known, and otherwise returns
+// admit loads the scripts of a partition if its server is known, and otherwise returns
 // ErrUnverifiedServer. It checks and loads on one connection, so that both reach the same server,
 // and loads nothing if the record of the server changed in between (Distrust). It marks an unverified
 // server as distrusted, because the script may be loaded there from a former term.
@@ -48,7 +49,9 @@ func (s *Store) admitThrough(ctx context.Context, rdb redis.UniversalClient, par
 				s.distrust(ctx, p, partition, "")
 			case state.Known && !s.refused[partition].Load():
 				f = newFence(key, state)
-				return f.script.Load(ctx, p).Err()
+				for _, script := range f.scripts.All() {
+					script.Load(ctx, p)
+				}
 			}
 			return nil
 		})
@@ -62,8 +65,28 @@ func (s *Store) admitThrough(ctx context.Context, rdb redis.UniversalClient, par
 	}
 	if err != nil {
 		s.fences[partition].Store(nil)
-		return nil, fmt.Errorf("load the script of partition %d: %w", partition, err)
+		return nil, fmt.Errorf("load the scripts of partition %d: %w", partition, err)
 	}
 	s.fences[partition].Store(f)
 	return f, nil
+}
+
+// fenced runs a script of the fence of a partition. A repeat of the script must be harmless, because go-redis retries it.
+func (s *Store) fenced(
+	ctx context.Context, partition int, script func(lua.Fenced) *redis.Script, key string, args ...any,
+) *redis.Cmd {
+	f := s.fences[partition].Load()
+	if f != nil {
+		cmd := script(f.scripts).EvalSha(ctx, s.Redis, []string{key}, args...)
+		if !redis.HasErrorPrefix(cmd.Err(), "NOSCRIPT") {
+			return cmd
+		}
+	}
+	f, err := s.admit(ctx, partition)
+	if err != nil {
+		cmd := redis.NewCmd(ctx)
+		cmd.SetErr(err)
+		return cmd
+	}
+	return script(f.scripts).EvalSha(ctx, s.Redis, []string{key}, args...)
 }

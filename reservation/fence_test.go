@@ -258,20 +258,21 @@ func TestServerWithPossibleLossSellsNothing(t *testing.T) {
 // rebuild rebuilds a sale as a worker does, but without Postgres.
 func rebuild(s *testsale.Shop, sale reservation.Sale, epoch int64, holders ...reservation.Holder) {
 	s.T.Helper()
-	ctx, p := s.T.Context(), sale.Partition()
+	ctx, p := s.T.Context(), sale.Layout().Partition(0)
 	closed, err := s.CloseSale(ctx, sale.ID, p, testsale.Token, 0)
 	require.NoError(s.T, err)
 	require.NoError(s.T, s.StageBuyers(ctx, p, sale.ID, testsale.Token, epoch, holders))
-	left := sale.Stock
+	var held int64
 	for _, h := range holders {
-		left -= h.Reservation.Quantity
+		held += h.Reservation.Quantity
 	}
 	sale.Epoch = epoch
 	sale.Revision++
 	require.NoError(
 		s.T, s.OpenRebuilt(
 			ctx, reservation.Rebuilt{
-				Sale: sale, Left: left, Sequence: closed.Sequence, Holders: int64(len(holders)), Token: testsale.Token,
+				Sale: sale, Left: sale.Stock - held, Held: held, LastPlace: closed.Sequence, Holders: int64(len(holders)),
+				Token: testsale.Token,
 			},
 		),
 	)
@@ -409,7 +410,7 @@ func TestPartitionsAreVerifiedIndependently(t *testing.T) {
 	var sales [2]catalog.CountedSale
 	for sales[0].ID == uuid.Nil || sales[1].ID == uuid.Nil {
 		sale := s.Sale(10)
-		sales[sale.Partition()] = sale
+		sales[sale.Layout().Partition(0)] = sale
 	}
 	for _, sale := range sales {
 		s.Buy(sale.ID, "ann")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,7 +23,7 @@ func (s *Store) FindReserved(ctx context.Context, id uuid.UUID, user string) (or
 	if !mayExist(id, now) {
 		return order.Order{}, order.ErrNotFound
 	}
-	if index := s.index.latest(); index != nil {
+	if index, ok := s.index.latest(); ok {
 		found, err := s.findAmong(ctx, index.sales, id, user)
 		if !errors.Is(err, order.ErrNotFound) {
 			return found, err
@@ -56,57 +57,84 @@ func mayExist(id uuid.UUID, now time.Time) bool {
 func MadeAt(id uuid.UUID) time.Time { return time.Unix(id.Time().UnixTime()) }
 
 func (s *Store) findAmong(ctx context.Context, sales []LocatedSale, id uuid.UUID, user string) (order.Order, error) {
+	var tried []uuid.UUID
 	for _, at := range sales {
-		if !order.MayBelongTo(id, at.ID) {
+		if !order.MayBelongTo(id, at.ID) || slices.Contains(tried, at.ID) {
 			continue
 		}
-		if s.refused[at.Partition].Load() {
-			return order.Order{}, fmt.Errorf("find order=%s: %w", id, ErrUnverifiedServer)
-		}
-		text, err := s.Redis.HGet(ctx, s.Keys.Buyers(at.Partition, at.ID), user).Result()
-		if errors.Is(err, redis.Nil) {
-			// An unverified server may have lost it.
-			if _, err := s.look(ctx, at.Partition, at.ID); err != nil && !errors.Is(err, ErrSaleNotFound) {
+		tried = append(tried, at.ID)
+		layout := Layout{Home: at.Partition, Partitions: MaxPartitions, Shards: 1}
+		// A sale with several shards is listed for each of them.
+		if slices.ContainsFunc(sales, func(other LocatedSale) bool { return other.ID == at.ID && other != at }) {
+			var err error
+			if layout, err = s.layoutOf(ctx, at); err != nil {
 				return order.Order{}, fmt.Errorf("find order=%s: %w", id, err)
 			}
-			continue
-		} else if err != nil {
-			return order.Order{}, fmt.Errorf("%w: find order=%s: %w", ErrUnavailable, id, err)
 		}
-		held, _, err := order.ParseReservation(text)
-		if err != nil {
-			return order.Order{}, fmt.Errorf("%w: find order=%s: %w", ErrUnavailable, id, err)
-		}
-		if held.OrderID == id {
-			return order.Order{
-				ID: id, SaleID: at.ID, UserID: user, Quantity: held.Quantity,
-				Status: order.StatusReserved, Version: 1, ReservedAt: held.ReservedAt,
-			}, nil
+		found, err := s.findIn(ctx, at.ID, layout, id, user)
+		if !errors.Is(err, order.ErrNotFound) {
+			return found, err
 		}
 	}
 	return order.Order{}, order.ErrNotFound
 }
 
-// saleIndex caches which sales Redis holds. It is safe for concurrent use.
-type saleIndex struct {
-	mu   sync.Mutex
-	last *indexReading // the last one started
-	good *indexReading // the last successful one
+// findIn finds the order of a user in a sale.
+func (s *Store) findIn(
+	ctx context.Context, sale uuid.UUID, layout Layout, id uuid.UUID, user string,
+) (order.Order, error) {
+	partition := layout.PartitionOf(user)
+	if s.refused[partition].Load() {
+		return order.Order{}, fmt.Errorf("find order=%s: %w", id, ErrUnverifiedServer)
+	}
+	text, err := s.Redis.HGet(ctx, s.Keys.Buyers(partition, sale), user).Result()
+	if errors.Is(err, redis.Nil) {
+		// An unverified server may have lost it, or the shards may have changed.
+		now, err := s.look(ctx, partition, sale)
+		switch {
+		case err == nil && now.layout.Shards != layout.Shards:
+			return order.Order{}, fmt.Errorf("%w: find order=%s: the shards of its sale have changed", ErrUnavailable, id)
+		case err != nil && !errors.Is(err, ErrSaleNotFound):
+			return order.Order{}, fmt.Errorf("find order=%s: %w", id, err)
+		}
+		return order.Order{}, order.ErrNotFound
+	} else if err != nil {
+		return order.Order{}, fmt.Errorf("%w: find order=%s: %w", ErrUnavailable, id, err)
+	}
+	held, _, err := order.ParseReservation(text)
+	switch {
+	case err != nil:
+		return order.Order{}, fmt.Errorf("%w: find order=%s: %w", ErrUnavailable, id, err)
+	case held.OrderID != id:
+		return order.Order{}, order.ErrNotFound
+	}
+	return order.Order{
+		ID: id, SaleID: sale, UserID: user, Quantity: held.Quantity,
+		Status: order.StatusReserved, Version: 1, ReservedAt: held.ReservedAt,
+	}, nil
 }
 
-// indexReading is one reading of the index, in progress or done.
-type indexReading struct {
-	begun time.Time
-	done  chan struct{}
-	// The others are set when done is closed.
+// layoutOf returns the layout of a sale that Redis lists in a partition.
+func (s *Store) layoutOf(ctx context.Context, at LocatedSale) (Layout, error) {
+	if known := s.knownSeller(at.ID); known != nil {
+		return known.place.layout, nil
+	}
+	field, err := s.Redis.HGet(ctx, s.Keys.Sale(at.Partition, at.ID), "shard").Result()
+	if err != nil && !errors.Is(err, redis.Nil) {
+		return Layout{}, fmt.Errorf("%w: look up sale=%s: %w", ErrUnavailable, at.ID, err)
+	}
+	return readLayout(field, at.Partition)
+}
+
+// saleIndex is which sales Redis holds.
+type saleIndex struct {
 	sales []LocatedSale
 	// silent is true if a partition did not answer, and unverified if one for new sales is on an unverified server.
 	silent, unverified bool
-	err                error
 }
 
 // mayLack is true if sales may be missing.
-func (r *indexReading) mayLack() bool { return r.silent || r.unverified }
+func (x *saleIndex) mayLack() bool { return x.silent || x.unverified }
 
 const (
 	// indexTrust is how long a sale that was missing in the index counts as unknown.
@@ -115,68 +143,12 @@ const (
 	indexTimeout = time.Second
 )
 
-// latest returns the latest reading that succeeded, or nil.
-func (x *saleIndex) latest() *indexReading {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return x.good
-}
-
-// indexSince returns a reading that began at that time or later; a time in the future counts as now.
-// Waiting callers share one reading and its failure, and each waits no longer than its own ctx.
-func (s *Store) indexSince(ctx context.Context, earliest time.Time) (*indexReading, error) {
-	if now := time.Now(); earliest.After(now) {
-		earliest = now
-	}
-	for {
-		reading := s.joinReading(earliest)
-		select {
-		case <-reading.done:
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
-		if !reading.begun.Before(earliest) {
-			return reading, reading.err
-		}
-	}
-}
-
-// joinReading returns the reading in progress, or the latest successful one if it is recent enough;
-// otherwise it starts one.
-func (s *Store) joinReading(earliest time.Time) *indexReading {
-	x := &s.index
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.good != nil && !x.good.begun.Before(earliest) {
-		return x.good
-	}
-	if x.last != nil {
-		select {
-		case <-x.last.done:
-		default:
-			return x.last
-		}
-	}
-	reading := &indexReading{begun: time.Now(), done: make(chan struct{})}
-	x.last = reading
-	started := s.goBackground(func() {
-		defer close(reading.done)
-		ctx, cancel := context.WithTimeout(s.ctx, indexTimeout)
-		defer cancel()
-		var failed map[int]error
-		reading.sales, failed = ListInRedis(ctx, s.Redis, s.Keys)
-		reading.silent, reading.unverified = len(failed) > 0, s.anyUnverified(ctx)
-		if reading.err = s.ctx.Err(); reading.err == nil {
-			x.mu.Lock()
-			x.good = reading
-			x.mu.Unlock()
-		}
+// indexSince returns an index whose reading began at that time or later.
+func (s *Store) indexSince(ctx context.Context, earliest time.Time) (*saleIndex, error) {
+	return s.index.since(ctx, s, earliest, indexTimeout, func(ctx context.Context) (*saleIndex, error) {
+		sales, failed := ListInRedis(ctx, s.Redis, s.Keys)
+		return &saleIndex{sales: sales, silent: len(failed) > 0, unverified: s.anyUnverified(ctx)}, nil
 	})
-	if !started {
-		reading.err = errClosed
-		close(reading.done)
-	}
-	return reading
 }
 
 // anyUnverified is true if a partition for new sales is on an unverified server, or does not answer.

@@ -19,28 +19,20 @@ import (
 // callsInFlightMax is 2: one call is decided while the other one is made or answered. More would only wait in Redis.
 const callsInFlightMax = 2
 
-// queue holds the requests to one sale. Requests that arrive during a call of the script leave together
+// queue holds the requests to one shard of a sale. Requests that arrive during a call of the script leave together
 // in the next one. A second call starts during another one only for a full batch. There is no timer: a
 // single request leaves immediately, and load makes the batches (group commit; with appendfsync always
 // it is one fsync per batch).
 type queue struct {
-	store  *Store
-	sale   uuid.UUID
-	place  place
-	target *target
+	*seller
+	shard, partition int
+	target           *target
 
 	mu sync.Mutex
 	// waiting may hold abandoned calls, which are skipped.
 	waiting []*call
 	// running is the number of goroutines that send batches. Invariant: waiting is empty if it is 0.
 	running int
-
-	soldOut  atomic.Pointer[soldOut]
-	learning atomic.Bool // a goroutine creates or watches soldOut
-}
-
-func newQueue(s *Store, sale uuid.UUID, p place) *queue {
-	return &queue{store: s, sale: sale, place: p, target: newTarget(s.Keys, sale, p)}
 }
 
 // call is one request in progress. Its strings are made once, by the goroutine of the request, so
@@ -156,7 +148,7 @@ func (q *queue) sendersFor(waiting int) int {
 func (q *queue) idle() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.running == 0 && !q.learning.Load()
+	return q.running == 0
 }
 
 // run sends batches until fewer senders are needed.
@@ -208,6 +200,14 @@ func (q *queue) decide(script *reserveScript, batch []*call) {
 	ctx, cancel := context.WithTimeout(context.Background(), q.store.options.CallTimeout)
 	defer cancel()
 
+	if short := q.ask(ctx, script, sent); len(short) > 0 {
+		q.fill(ctx, script, short)
+	}
+}
+
+// ask runs the script for these calls and answers them. It returns those that this shard has too few units for, which
+// are not answered: other shards may have more.
+func (q *queue) ask(ctx context.Context, script *reserveScript, sent []*call) (short []*call) {
 	sale, err := script.run(ctx, q.store, q.target, sent)
 	if err == nil && sale.staleEpoch {
 		sale, err = q.retryInNewEpoch(ctx, script, sent)
@@ -217,20 +217,25 @@ func (q *queue) decide(script *reserveScript, batch []*call) {
 			err = lost
 		}
 	}
-	if err == nil && sale.soldOut {
-		q.learnSoldOut(sale.generation)
+	if err == nil && sale.soldOut && len(q.queues) == 1 {
+		q.learnSoldOut([]int64{sale.generation})
 	}
 	for _, c := range sent {
 		if err != nil {
 			c.err = err
 		}
+		if c.err == nil && c.answer.Verdict == SoldOut && len(q.queues) > 1 {
+			short = append(short, c)
+			continue
+		}
 		c.done <- struct{}{}
 	}
+	return short
 }
 
 // retryInNewEpoch looks the sale up again and repeats once a batch that was refused for its epoch.
 func (q *queue) retryInNewEpoch(ctx context.Context, script *reserveScript, sent []*call) (saleReply, error) {
-	p, err := q.store.find(ctx, q.sale)
+	p, err := q.store.look(ctx, q.partition, q.sale)
 	switch {
 	case errors.Is(err, ErrSaleNotFound):
 		return saleReply{}, ErrLostSale
@@ -240,8 +245,11 @@ func (q *queue) retryInNewEpoch(ctx context.Context, script *reserveScript, sent
 		// Epochs only grow: this server is an old one that was replaced.
 		return saleReply{}, ErrUnverifiedServer
 	}
-	q.store.renew(q, p)
-	sale, err := script.run(ctx, q.store, newTarget(q.store.Keys, q.sale, p), sent)
+	q.store.renew(q.seller, p)
+	if p.layout.Shards != q.place.layout.Shards {
+		return saleReply{}, fmt.Errorf("%w: its shards have just changed", ErrUnavailable)
+	}
+	sale, err := script.run(ctx, q.store, newTarget(q.store.Keys, q.sale, q.partition, p.epoch), sent)
 	if err == nil && sale.staleEpoch {
 		err = fmt.Errorf("%w: its epoch keeps changing", ErrUnavailable)
 	}

@@ -104,7 +104,7 @@ func TestOpenRebuiltRequiresClosedSaleAndAllBuyers(t *testing.T) {
 	sale := s.Sale(10)
 	ann := heldBy("ann", s.Buy(sale.ID, "ann").Reservation)
 	ctx := t.Context()
-	rebuilt := reservation.Rebuilt{Sale: sale.Sale, Left: 9, Sequence: 1, Holders: 1, Token: testsale.Token}
+	rebuilt := reservation.Rebuilt{Sale: sale.Sale, Left: 9, Held: 1, LastPlace: 1, Holders: 1, Token: testsale.Token}
 	rebuilt.Sale.Epoch, rebuilt.Sale.Revision = 2, 2
 	require.NoError(t, s.StageBuyers(ctx, 0, sale.ID, testsale.Token, 2, []reservation.Holder{ann}))
 	require.ErrorIs(t, s.OpenRebuilt(ctx, rebuilt), reservation.ErrSaleNotClosed)
@@ -155,7 +155,7 @@ func TestStageBuyersWritesInPieces(t *testing.T) {
 	require.Positive(t, ttl, "staged buyers expire")
 
 	rebuilt := reservation.Rebuilt{
-		Sale: sale.Sale, Left: 10_000 - buyers, Sequence: buyers, Holders: buyers, Token: testsale.Token,
+		Sale: sale.Sale, Left: 10_000 - buyers, Held: buyers, LastPlace: buyers, Holders: buyers, Token: testsale.Token,
 	}
 	rebuilt.Sale.Epoch, rebuilt.Sale.Revision = 2, 2
 	require.NoError(t, s.OpenRebuilt(t.Context(), rebuilt))

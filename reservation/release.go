@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 
 	"github.com/google/uuid"
@@ -40,11 +42,15 @@ const (
 	// ReleaseDamaged: more units would be left than the stock, or the reservation cannot be read.
 	// Nothing was done.
 	ReleaseDamaged ReleaseResult = "damaged"
+	// ReleaseUnreached: the shard of the user did not answer, or is not verified, while others were. Nothing is known
+	// to be done: release it again.
+	ReleaseUnreached ReleaseResult = "unreached"
 )
 
 // Release returns the units of these orders, each only once, and lets their users buy again. The
-// results are in the order of releases. After an error some may not be released: call it again with
-// all of them. That happens while a sale is being rebuilt or its server is not verified.
+// results are in the order of releases. After an error nothing is known to be released: call it again with
+// all of them. That happens while a sale is being rebuilt or its server is not verified. If only some shards cannot
+// be reached, their orders are ReleaseUnreached.
 func (s *Store) Release(ctx context.Context, releases []Release) ([]ReleaseResult, error) {
 	bySale := make(map[uuid.UUID][]int)
 	for i, r := range releases {
@@ -53,12 +59,8 @@ func (s *Store) Release(ctx context.Context, releases []Release) ([]ReleaseResul
 	results := make([]ReleaseResult, len(releases))
 	var failed []error
 	for sale, which := range bySale {
-		for len(which) > 0 {
-			n := min(len(which), s.options.BatchMax)
-			if err := s.releaseSome(ctx, sale, releases, which[:n], results); err != nil {
-				failed = append(failed, fmt.Errorf("release orders of sale=%s: %w", sale, err))
-			}
-			which = which[n:]
+		if err := s.releaseIn(ctx, sale, releases, which, results); err != nil {
+			failed = append(failed, fmt.Errorf("release orders of sale=%s: %w", sale, err))
 		}
 	}
 	if err := errors.Join(failed...); err != nil {
@@ -67,12 +69,12 @@ func (s *Store) Release(ctx context.Context, releases []Release) ([]ReleaseResul
 	return results, nil
 }
 
-// releaseSome releases the orders of one sale with these indexes, and sets their results.
-func (s *Store) releaseSome(
+// releaseIn releases the orders of one sale with these indexes, and sets their results. The error is nil if any shard
+// could be reached.
+func (s *Store) releaseIn(
 	ctx context.Context, sale uuid.UUID, releases []Release, which []int, results []ReleaseResult,
 ) error {
-	// The place is not cached: releases are rare, and the epoch must be current.
-	p, err := s.find(ctx, sale)
+	at, err := s.find(ctx, sale)
 	if errors.Is(err, ErrSaleNotFound) {
 		for _, i := range which {
 			results[i] = ReleaseUnknownSale
@@ -81,15 +83,52 @@ func (s *Store) releaseSome(
 	} else if err != nil {
 		return err
 	}
+	byShard := make(map[int][]int)
+	for _, i := range which {
+		shard := at.layout.ShardOf(releases[i].UserID)
+		byShard[shard] = append(byShard[shard], i)
+	}
+	failed := make(map[int]error)
+	for shard, which := range byShard {
+		for some := range slices.Chunk(which, s.options.BatchMax) {
+			failed[shard] = s.releaseSome(ctx, sale, at.layout.Partition(shard), releases, some, results)
+			if failed[shard] != nil {
+				for _, i := range which {
+					results[i] = ReleaseUnreached
+				}
+				break
+			}
+		}
+		if failed[shard] == nil {
+			delete(failed, shard)
+		}
+	}
+	if len(failed) < len(byShard) {
+		return nil
+	}
+	return errors.Join(slices.Collect(maps.Values(failed))...)
+}
+
+// releaseSome releases some orders of one shard, and sets their results.
+func (s *Store) releaseSome(
+	ctx context.Context, sale uuid.UUID, partition int, releases []Release, which []int, results []ReleaseResult,
+) error {
+	// The epoch is not cached: releases are rare, and it must be current.
+	at, err := s.look(ctx, partition, sale)
+	if errors.Is(err, ErrSaleNotFound) {
+		return ErrLostSale // find has just found it
+	} else if err != nil {
+		return err
+	}
 	args := make([]any, 0, 1+4*len(which))
-	args = append(args, strconv.FormatInt(p.epoch, 10))
+	args = append(args, strconv.FormatInt(at.epoch, 10))
 	for _, i := range which {
 		r := &releases[i]
 		args = append(
 			args, r.UserID, order.CompactID(r.OrderID), cmp.Or(r.KeyFingerprint, order.NoKey), ending(r.Quantity, r.Status),
 		)
 	}
-	keys := []string{s.Keys.Sale(p.partition, sale), s.Keys.Buyers(p.partition, sale), s.Keys.Ended(p.partition, sale)}
+	keys := []string{s.Keys.Sale(partition, sale), s.Keys.Buyers(partition, sale), s.Keys.Ended(partition, sale)}
 	answers, err := lua.Release.Run(ctx, s.Redis, keys, args...).StringSlice()
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
@@ -101,7 +140,7 @@ func (s *Store) releaseSome(
 		switch result := ReleaseResult(answer); result {
 		case Released, ReleaseNotHeld, ReleaseDamaged:
 			results[which[at]] = result
-		case ReleaseUnknownSale: // find has just found it
+		case ReleaseUnknownSale:
 			return ErrLostSale
 		default:
 			return fmt.Errorf("%w: its epoch has just changed (%s)", ErrUnavailable, answer)

@@ -29,25 +29,24 @@ type saleReply struct {
 	soldOut bool
 }
 
-// target is one sale in one epoch, as the script's arguments. It is safe for concurrent use.
+// target is one shard of a sale in one epoch, as the script's arguments. It is safe for concurrent use.
 type target struct {
-	place
-	keys     [4]any // strings, as arguments
-	epoch    any
+	partition int
+	epoch     int64
+	// The arguments are strings.
+	keys     [4]any
+	epochArg any
 	metadata any
 	// seen is the highest sequence that this target got. A sale with a lower one was set back.
 	seen atomic.Int64
 }
 
-func newTarget(k Keys, sale uuid.UUID, p place) *target {
+func newTarget(k Keys, sale uuid.UUID, partition int, epoch int64) *target {
 	return &target{
-		place: p,
-		keys: [4]any{
-			k.Sale(p.partition, sale), k.Buyers(p.partition, sale), k.Orders(p.partition),
-			k.Ended(p.partition, sale),
-		},
-		epoch:    strconv.FormatInt(p.epoch, 10),
-		metadata: order.ReservedMetadataPrefix(sale, p.epoch),
+		partition: partition, epoch: epoch,
+		keys:     [4]any{k.Sale(partition, sale), k.Buyers(partition, sale), k.Orders(partition), k.Ended(partition, sale)},
+		epochArg: strconv.FormatInt(epoch, 10),
+		metadata: order.ReservedMetadataPrefix(sale, epoch),
 	}
 }
 
@@ -70,7 +69,7 @@ const tries = 3
 // ErrUnavailable if certainly nothing was reserved, or else ErrOutcomeUnknown.
 func (rs *reserveScript) run(ctx context.Context, s *Store, t *target, batch []*call) (saleReply, error) {
 	rs.seen = strconv.FormatInt(t.seen.Load(), 10)
-	rs.args = append(rs.args[:0], "evalsha", nil, len(t.keys), t.keys[0], t.keys[1], t.keys[2], t.keys[3], t.epoch,
+	rs.args = append(rs.args[:0], "evalsha", nil, len(t.keys), t.keys[0], t.keys[1], t.keys[2], t.keys[3], t.epochArg,
 		&rs.seen, t.metadata)
 	for _, c := range batch {
 		rs.args = append(rs.args, &c.request.User, &c.orderID, &c.key, &c.quantity)
@@ -81,7 +80,7 @@ func (rs *reserveScript) run(ctx context.Context, s *Store, t *target, batch []*
 	if err != nil {
 		return saleReply{}, err
 	}
-	sale, err := readAnswers(reply.answers, batch, t.place.epoch)
+	sale, err := readAnswers(reply.answers, batch, t.epoch)
 	t.see(sale.sequence)
 	if !reply.replicated {
 		for _, c := range batch {
@@ -156,7 +155,7 @@ func (s *Store) sendReserve(
 ) (reply reserveReply, sent bool, err error) {
 	f := s.fences[partition].Load()
 	if f != nil {
-		args[1] = f.sha
+		args[1] = f.reserve
 		if reply, err = s.processReserve(ctx, partition, args); !redis.HasErrorPrefix(err, "NOSCRIPT") {
 			return reply, true, err
 		}
@@ -164,7 +163,7 @@ func (s *Store) sendReserve(
 	if f, err = s.admit(ctx, partition); err != nil {
 		return reserveReply{}, false, err
 	}
-	args[1] = f.sha
+	args[1] = f.reserve
 	reply, err = s.processReserve(ctx, partition, args)
 	return reply, true, err
 }

@@ -41,8 +41,8 @@ type ServerState struct {
 	Now time.Time
 	// unverified is true until the server is marked as distrusted.
 	unverified bool
-	// epoch is that of the sale that was asked for; empty if it is missing.
-	epoch string
+	// epoch and shard are those of the sale that was asked for; epoch is empty if it is missing.
+	epoch, shard string
 }
 
 // Inspect returns the server of a partition. Its errors wrap ErrUnavailable.
@@ -134,7 +134,7 @@ func (s *Store) ask(ctx context.Context, on redis.Scripter, keys ...string) (Ser
 	if err != nil {
 		return ServerState{}, err
 	}
-	if len(values) != 5 {
+	if len(values) != 6 {
 		return ServerState{}, fmt.Errorf("the script returned %d values", len(values))
 	}
 	now, err := strconv.ParseInt(values[4], 10, 64)
@@ -142,7 +142,7 @@ func (s *Store) ask(ctx context.Context, on redis.Scripter, keys ...string) (Ser
 		return ServerState{}, fmt.Errorf("the clock of the server: %w", err)
 	}
 	return ServerState{
-		RunID: values[1], ReplicationID: values[2], Now: time.UnixMilli(now), epoch: values[3],
+		RunID: values[1], ReplicationID: values[2], Now: time.UnixMilli(now), epoch: values[3], shard: values[5],
 		Known: values[0] == "known", Recorded: values[0] != "unrecorded", unverified: values[0] == "unverified",
 	}, nil
 }
@@ -169,7 +169,11 @@ func (s *Store) look(ctx context.Context, partition int, sale uuid.UUID) (place,
 	case epoch == 0:
 		return place{}, errSaleClosed
 	}
-	return place{partition, epoch}, nil
+	layout, err := readLayout(state.shard, partition)
+	if err != nil {
+		return place{}, fmt.Errorf("%w: look up sale=%s: %w", ErrUnavailable, sale, err)
+	}
+	return place{layout, epoch}, nil
 }
 
 // lostOrders returns the error of a queue whose sale has a lower sequence than it has seen: Redis was
@@ -177,8 +181,8 @@ func (s *Store) look(ctx context.Context, partition int, sale uuid.UUID) (place,
 // and a worker rebuilds the stock.
 func (s *Store) lostOrders(ctx context.Context, q *queue) error {
 	s.Logger.Error("Redis lost orders of a sale: nothing is sold until its stock is rebuilt",
-		"sale", q.sale, "partition", q.place.partition, "epoch", q.place.epoch, "seen_sequence", q.target.seen.Load())
-	if err := s.Distrust(ctx, q.place.partition); err != nil {
+		"sale", q.sale, "partition", q.partition, "epoch", q.place.epoch, "seen_sequence", q.target.seen.Load())
+	if err := s.Distrust(ctx, q.partition); err != nil {
 		return fmt.Errorf("%w: %w", ErrLostSale, err)
 	}
 	return ErrLostSale

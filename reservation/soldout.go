@@ -2,8 +2,10 @@ package reservation
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"hash/maphash"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -11,11 +13,11 @@ import (
 	"stampede/reservation/order"
 )
 
-// soldOut caches that a sale is sold out, so that refusals cost Redis nothing.
+// soldOut caches that a sale is sold out in all its shards, so that refusals cost Redis nothing.
 //
 // A buyer with a reservation who retries must get the order, not "sold out". So the cache contains
 // the buyers and the users of ended orders, bounded by the stock and the number of ended orders. It
-// is valid while the sale's generation is unchanged and before its closing time: with nothing left
+// is valid while the generation of each shard is unchanged and before the closing time: with nothing left
 // there are no new buyers, and every script that could change that (release, restock, resume, ...)
 // raises the generation. A watcher checks both; a check older than soldOutTrust does not count.
 // Returned units are sold only after that time (quiet_ms in lua/reserve.lua), so their buyers never
@@ -23,10 +25,10 @@ import (
 //
 // Only a sale without any units is cached. While a few are left, another buyer may take them.
 type soldOut struct {
-	generation int64
-	buyers     map[uint64]struct{} // hashes; after a collision Redis answers
-	checkedAt  atomic.Int64        // nanoseconds since Store.started
-	asked      atomic.Bool         // since the watcher's last check
+	generations []int64             // by shard
+	buyers      map[uint64]struct{} // hashes; after a collision Redis answers
+	checkedAt   atomic.Int64        // nanoseconds since Store.started
+	asked       atomic.Bool         // since the watcher's last check
 }
 
 const (
@@ -43,64 +45,67 @@ const (
 )
 
 // remembersSoldOut is true if the cache says that the sale has nothing left and the user has no order in it.
-func (q *queue) remembersSoldOut(user string) bool {
-	memory := q.soldOut.Load()
-	if memory == nil || q.store.sinceStart()-memory.checkedAt.Load() > int64(soldOutTrust) {
+func (of *seller) remembersSoldOut(user string) bool {
+	memory := of.soldOut.Load()
+	if memory == nil || of.store.sinceStart()-memory.checkedAt.Load() > int64(soldOutTrust) {
 		return false
 	}
 	if !memory.asked.Load() {
 		memory.asked.Store(true)
 	}
-	_, buyer := memory.buyers[maphash.String(q.store.seed, user)]
+	_, buyer := memory.buyers[maphash.String(of.store.seed, user)]
 	return !buyer
 }
 
 // sinceStart is a time in nanoseconds. It takes half of what time.Now takes.
 func (s *Store) sinceStart() int64 { return int64(time.Since(s.started)) }
 
-// learnSoldOut starts to cache that nothing is left, unless that is in progress.
-func (q *queue) learnSoldOut(generation int64) {
-	if !q.learning.CompareAndSwap(false, true) {
+// learnSoldOut starts to cache that nothing is left, unless that is in progress. The generations are those of the
+// shards.
+func (of *seller) learnSoldOut(generations []int64) {
+	if !of.learning.CompareAndSwap(false, true) {
 		return
 	}
-	started := q.store.goBackground(func() {
-		defer q.learning.Store(false)
-		if err := q.rememberSoldOut(q.store.ctx, generation); err != nil && q.store.ctx.Err() == nil {
-			q.store.Logger.Warn(
-				"cannot cache that a sale is sold out: all its requests go to Redis", "sale", q.sale, "error", err,
+	started := of.store.goBackground(func() {
+		defer of.learning.Store(false)
+		if err := of.rememberSoldOut(of.store.ctx, generations); err != nil && of.store.ctx.Err() == nil {
+			of.store.Logger.Warn(
+				"cannot cache that a sale is sold out: all its requests go to Redis", "sale", of.sale, "error", err,
 			)
-			retry.Pause(soldOutRetry, q.store.ctx.Done())
+			retry.Pause(soldOutRetry, of.store.ctx.Done())
 		}
 	})
 	if !started {
-		q.learning.Store(false)
+		of.learning.Store(false)
 	}
 }
 
 // rememberSoldOut collects the buyers, and watches the sale while it stays sold out and gets
 // requests.
-func (q *queue) rememberSoldOut(ctx context.Context, generation int64) error {
-	memory := &soldOut{generation: generation, buyers: make(map[uint64]struct{})}
-	p := q.place.partition
-	if err := q.collectUsers(ctx, memory, q.store.Keys.Buyers(p, q.sale), 0); err != nil {
-		return err
+func (of *seller) rememberSoldOut(ctx context.Context, generations []int64) error {
+	memory := &soldOut{generations: generations, buyers: make(map[uint64]struct{})}
+	for _, q := range of.queues {
+		if err := of.collectUsers(ctx, memory, of.store.Keys.Buyers(q.partition, of.sale), 0); err != nil {
+			return err
+		}
+		err := of.collectUsers(ctx, memory, of.store.Keys.Ended(q.partition, of.sale), order.FingerprintChars)
+		if err != nil {
+			return err
+		}
 	}
-	if err := q.collectUsers(ctx, memory, q.store.Keys.Ended(p, q.sale), order.FingerprintChars); err != nil {
-		return err
-	}
-	defer q.soldOut.Store(nil)
+	defer of.soldOut.Store(nil)
 	ticker := time.NewTicker(soldOutCheck)
 	defer ticker.Stop()
 	for unasked := 0; unasked < soldOutIdleChecks; unasked++ {
-		at := q.store.sinceStart()
-		same, err := q.stillSoldOut(ctx, generation)
+		at := of.store.sinceStart()
+		same, err := of.stillSoldOut(ctx, generations)
 		switch {
 		case err == nil && !same:
 			return nil
 		case err == nil:
 			memory.checkedAt.Store(at)
-			q.soldOut.Store(memory)
-		case q.store.sinceStart()-memory.checkedAt.Load() > int64(soldOutTrust):
+			of.soldOut.Store(memory)
+		case of.store.sinceStart()-memory.checkedAt.Load() > int64(soldOutTrust):
 			return err
 		}
 		if memory.asked.Swap(false) {
@@ -118,8 +123,8 @@ func (q *queue) rememberSoldOut(ctx context.Context, generation int64) error {
 // collectUsers reads all users from the fields of the hash, which are a prefix of prefixLen
 // characters and the user. A scan returns every field that exists from its begin to its end, and a
 // sold-out sale gains none; stillSoldOut checks that afterwards.
-func (q *queue) collectUsers(ctx context.Context, memory *soldOut, key string, prefixLen int) error {
-	n, err := q.store.Redis.HLen(ctx, key).Result()
+func (of *seller) collectUsers(ctx context.Context, memory *soldOut, key string, prefixLen int) error {
+	n, err := of.store.Redis.HLen(ctx, key).Result()
 	if err != nil {
 		return err
 	}
@@ -129,12 +134,12 @@ func (q *queue) collectUsers(ctx context.Context, memory *soldOut, key string, p
 	var cursor uint64
 	for {
 		var page []string
-		if page, cursor, err = q.store.Redis.HScan(ctx, key, cursor, "", 500).Result(); err != nil {
+		if page, cursor, err = of.store.Redis.HScan(ctx, key, cursor, "", 500).Result(); err != nil {
 			return err
 		}
 		for i := 0; i < len(page); i += 2 {
 			user := page[i][min(prefixLen, len(page[i])):]
-			memory.buyers[maphash.String(q.store.seed, user)] = struct{}{}
+			memory.buyers[maphash.String(of.store.seed, user)] = struct{}{}
 		}
 		if cursor == 0 {
 			return nil
@@ -142,11 +147,31 @@ func (q *queue) collectUsers(ctx context.Context, memory *soldOut, key string, p
 	}
 }
 
-// stillSoldOut is true if nothing is left, the sale has not closed, its generation is the same, and
-// the server is verified.
-func (q *queue) stillSoldOut(ctx context.Context, generation int64) (bool, error) {
+// stillSoldOut is true if nothing is left in any shard, the sale has not closed, the generations are the same, and the
+// servers are verified.
+func (of *seller) stillSoldOut(ctx context.Context, generations []int64) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, soldOutTrust/2)
 	defer cancel()
+	var changed atomic.Bool
+	failed := make([]error, len(of.queues))
+	var asking sync.WaitGroup
+	for shard, q := range of.queues {
+		asking.Go(func() {
+			same, err := q.stillSoldOut(ctx, generations[shard])
+			if failed[shard] = err; err == nil && !same {
+				changed.Store(true)
+			}
+		})
+	}
+	asking.Wait()
+	if changed.Load() {
+		return false, nil
+	}
+	err := errors.Join(failed...)
+	return err == nil, err
+}
+
+func (q *queue) stillSoldOut(ctx context.Context, generation int64) (bool, error) {
 	var sale struct {
 		Left       int64 `redis:"left"`
 		Generation int64 `redis:"generation"`
@@ -154,12 +179,11 @@ func (q *queue) stillSoldOut(ctx context.Context, generation int64) (bool, error
 		ClosesAt   int64 `redis:"closes_at_ms"`
 	}
 	sale.Left = -1
-	state, err := q.store.Inspect(ctx, q.place.partition)
+	state, err := q.store.Inspect(ctx, q.partition)
 	if err != nil || !state.Known {
 		return false, err
 	}
-	fields := q.store.Redis.HMGet(ctx, q.store.Keys.Sale(q.place.partition, q.sale),
-		"left", "generation", "epoch", "closes_at_ms")
+	fields := q.store.Redis.HMGet(ctx, q.store.Keys.Sale(q.partition, q.sale), "left", "generation", "epoch", "closes_at_ms")
 	if err := fields.Scan(&sale); err != nil {
 		return false, err
 	}

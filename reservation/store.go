@@ -28,9 +28,9 @@ type StoreOptions struct {
 	// order.MaxPerMessage: Redis is blocked meanwhile, and larger batches hardly make a reservation
 	// cheaper.
 	BatchMax int
-	// QueueMax is how many requests may wait for one sale; further ones get ErrOverloaded. Default 8192.
+	// QueueMax is how many requests may wait for one shard of a sale; further ones get ErrOverloaded. Default 8192.
 	QueueMax int
-	// SalesMax is how many queues of sales the store keeps. Default 4096.
+	// SalesMax is how many sales the store keeps queues of. Default 4096.
 	SalesMax int
 	// WaitMax is the age at which a waiting request gets ErrOverloaded. It is checked when a
 	// call of the script ends, after CallTimeout at most: a timer per request would cost more than
@@ -76,7 +76,7 @@ type Store struct {
 	options StoreOptions
 	started time.Time
 	seed    maphash.Seed // of the hashes in soldOut
-	index   saleIndex
+	index   shared[*saleIndex]
 	looks   saleLooks
 
 	// fences hold, by partition, the script that was loaded last (fence.go).
@@ -84,8 +84,8 @@ type Store struct {
 	// refused is true, by partition, if Redis is not the server recorded in Postgres (Guard).
 	refused [MaxPartitions]atomic.Bool
 
-	mu     sync.RWMutex
-	queues map[uuid.UUID]*queue
+	mu      sync.RWMutex
+	sellers map[uuid.UUID]*seller
 
 	// Queues and sold-out watchers run in the background until Close. closing excludes Close while
 	// another one starts. It is not mu, because keep locks queues while it holds mu, and a locked
@@ -103,8 +103,8 @@ func NewStore(rdb redis.UniversalClient, keys Keys, o StoreOptions) *Store {
 	return &Store{
 		Redis: rdb, Keys: keys, Logger: o.Logger, options: o,
 		started: time.Now(), seed: maphash.MakeSeed(),
-		queues: make(map[uuid.UUID]*queue),
-		ctx:    ctx, cancel: cancel,
+		sellers: make(map[uuid.UUID]*seller),
+		ctx:     ctx, cancel: cancel,
 	}
 }
 
@@ -151,23 +151,25 @@ func (s *Store) Ping(ctx context.Context) error {
 // ErrOutcomeUnknown, or is the error of ctx if it ended before the request was sent. Only with
 // ErrOutcomeUnknown may units have been taken.
 //
-// Requests for one sale that arrive during a call of the script are sent together in the next one.
+// Requests for one shard of a sale that arrive during a call of the script are sent together in the next one.
+// SoldOut is the answer only if all shards together have too few units left.
 // Reserve returns within WaitMax and CallTimeout; ctx needs no deadline.
 func (s *Store) Reserve(ctx context.Context, r Request) (Answer, error) {
 	asked := s.sinceStart()
 	if err := r.validate(); err != nil {
 		return Answer{}, err
 	}
-	q, err := s.queueOf(ctx, r.Sale)
+	of, err := s.sellerOf(ctx, r.Sale)
 	if errors.Is(err, ErrSaleNotFound) {
 		return Answer{Verdict: UnknownSale}, nil
 	} else if err != nil {
 		return Answer{}, fmt.Errorf("reserve sale=%s user=%s: %w", r.Sale, r.User, err)
 	}
-	if s.refused[q.place.partition].Load() {
+	q := of.queueOf(r.User)
+	if s.refused[q.partition].Load() {
 		return Answer{}, fmt.Errorf("reserve sale=%s user=%s: %w", r.Sale, r.User, ErrUnverifiedServer)
 	}
-	if q.remembersSoldOut(r.User) {
+	if of.remembersSoldOut(r.User) {
 		return Answer{Verdict: SoldOut}, nil
 	}
 	answer, err := q.reserve(ctx, r, asked)
@@ -190,56 +192,59 @@ func (r Request) validate() error {
 	return nil
 }
 
-// queueOf returns the queue of a sale, looking the sale up in Redis the first time.
-func (s *Store) queueOf(ctx context.Context, sale uuid.UUID) (*queue, error) {
-	s.mu.RLock()
-	q := s.queues[sale]
-	s.mu.RUnlock()
-	if q != nil {
-		return q, nil
+// sellerOf returns the seller of a sale, looking the sale up in Redis the first time.
+func (s *Store) sellerOf(ctx context.Context, sale uuid.UUID) (*seller, error) {
+	if known := s.knownSeller(sale); known != nil {
+		return known, nil
 	}
 	at, err := s.lookOnce(ctx, sale)
 	if err != nil {
 		return nil, err
 	}
-	return s.keep(newQueue(s, sale, at))
+	return s.keep(newSeller(s, sale, at))
 }
 
-// keep stores a queue and returns it, or the one that another request stored first.
-func (s *Store) keep(q *queue) (*queue, error) {
+func (s *Store) knownSeller(sale uuid.UUID) *seller {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.sellers[sale]
+}
+
+// keep stores a seller and returns it, or the one that another request stored first.
+func (s *Store) keep(of *seller) (*seller, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if first := s.queues[q.sale]; first != nil {
+	if first := s.sellers[of.sale]; first != nil {
 		return first, nil
 	}
-	if len(s.queues) >= s.options.SalesMax {
-		for sale, other := range s.queues {
+	if len(s.sellers) >= s.options.SalesMax {
+		for sale, other := range s.sellers {
 			if other.idle() {
-				delete(s.queues, sale)
+				delete(s.sellers, sale)
 				break
 			}
 		}
-		if len(s.queues) >= s.options.SalesMax {
+		if len(s.sellers) >= s.options.SalesMax {
 			return nil, ErrOverloaded
 		}
 	}
-	s.queues[q.sale] = q
-	return q, nil
+	s.sellers[of.sale] = of
+	return of, nil
 }
 
-// renew starts a queue for the sale's new epoch.
-func (s *Store) renew(q *queue, p place) {
+// renew starts a seller for the sale's new epoch.
+func (s *Store) renew(of *seller, p place) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.queues[q.sale] == q {
-		s.queues[q.sale] = newQueue(s, q.sale, p)
+	if s.sellers[of.sale] == of {
+		s.sellers[of.sale] = newSeller(s, of.sale, p)
 	}
 }
 
-// place is the partition and the epoch of a sale.
+// place is where a sale is in Redis, and its epoch.
 type place struct {
-	partition int
-	epoch     int64
+	layout Layout
+	epoch  int64
 }
 
 var errClosed = fmt.Errorf("%w: the store is closed", ErrUnavailable)
@@ -253,23 +258,35 @@ var ErrLostSale = fmt.Errorf("%w: Redis has lost it", ErrUnavailable)
 // is looked up in the index. The index is read at most once in indexTrust for this, so a sale that
 // does not exist costs one lookup.
 //
+// Any shard of a sale shows where the others are, so the sale is found while one of them answers.
+//
 // ErrSaleNotFound is certain. If a server may have lost the sale, the error wraps ErrUnavailable.
 func (s *Store) find(ctx context.Context, sale uuid.UUID) (place, error) {
 	partition := s.Keys.Partition(sale)
 	at, missing := s.look(ctx, partition, sale)
-	if !errors.Is(missing, ErrSaleNotFound) && !errors.Is(missing, ErrUnverifiedServer) {
-		return at, missing
+	if missing == nil {
+		return at, nil
 	}
 	index, err := s.indexSince(ctx, time.Now().Add(-indexTrust))
 	if err != nil {
 		return place{}, fmt.Errorf("%w: look up sale=%s: %w", ErrUnavailable, sale, err)
 	}
+	elsewhere := false
 	for _, found := range index.sales {
 		if found.ID == sale && found.Partition != partition {
-			return s.look(ctx, found.Partition, sale)
+			at, err := s.look(ctx, found.Partition, sale)
+			if err == nil {
+				return at, nil
+			}
+			if !elsewhere && errors.Is(missing, ErrSaleNotFound) {
+				missing = err
+			}
+			elsewhere = true
 		}
 	}
 	switch { // it may be in another partition
+	case elsewhere || !errors.Is(missing, ErrSaleNotFound) && !errors.Is(missing, ErrUnverifiedServer):
+		return place{}, missing
 	case s.refusesAny():
 		return place{}, ErrUnverifiedServer
 	case index.silent:

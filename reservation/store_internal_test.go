@@ -27,14 +27,14 @@ func TestEvictionAndJoinDoNotDeadlock(t *testing.T) {
 		for range 4 {
 			wg.Go(func() {
 				for range 20_000 {
-					kept, err := s.keep(newQueue(s, sales[rand.IntN(len(sales))], place{}))
+					kept, err := s.keep(newSeller(s, sales[rand.IntN(len(sales))], place{layout: Layout{Partitions: 1, Shards: 1}}))
 					if err != nil {
 						require.ErrorIs(t, err, ErrOverloaded)
 						continue
 					}
 					abandoned := &call{done: make(chan struct{}, 1)}
 					abandoned.phase.Store(phaseAbandoned)
-					require.NoError(t, kept.join(abandoned))
+					require.NoError(t, kept.queues[0].join(abandoned))
 				}
 			})
 		}

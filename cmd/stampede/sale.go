@@ -100,15 +100,19 @@ type saleCreateCmd struct {
 	OpensAt       moment        `env:"STAMPEDE_SALE_OPENS_AT" placeholder:"TIME" help:"When it opens, RFC 3339 or +5m (default: immediately)."`
 	ClosesAt      moment        `env:"STAMPEDE_SALE_CLOSES_AT" placeholder:"TIME" help:"When it closes, RFC 3339 or +5m (default: never)."`
 	PaymentWindow time.Duration `default:"0s" env:"STAMPEDE_SALE_PAYMENT_WINDOW" placeholder:"DURATION" help:"Time to pay for a confirmed order, in whole seconds. Until they are paid, confirmed orders count as held; with 0s confirmed is final (${default})."`
+	Shards        int           `default:"1" env:"STAMPEDE_SALE_SHARDS" placeholder:"N" help:"Partitions that share the stock and sell at the same time, at most STAMPEDE_PARTITIONS (${default})."`
 	keyFlag
 }
 
 func (c *saleCreateCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	if err := wantAtLeast("--shards", c.Shards, 1); err != nil {
+		return err
+	}
 	return c.withOne(ctx, s, logger, func(ctx context.Context, sales *catalog.Catalog) (catalog.CountedSale, error) {
 		key := c.key()
 		sale, _, err := sales.CreateOnce(ctx, reservation.Terms{
 			Name: c.Name, Stock: c.Stock, PerOrderLimit: c.PerOrderLimit,
-			OpensAt: c.OpensAt.Time, ClosesAt: c.ClosesAt.Time, PaymentWindow: c.PaymentWindow,
+			OpensAt: c.OpensAt.Time, ClosesAt: c.ClosesAt.Time, PaymentWindow: c.PaymentWindow, Shards: c.Shards,
 		}, key)
 		return sale, mayBeDone(err, key)
 	})

@@ -61,6 +61,13 @@ const (
 	// RebuildVerified: the server is verified; ended sales are still closed.
 	RebuildVerified = "rebuild-verified"
 
+	// UnitsGiven: a shard of a sale has given units, which are on their way.
+	UnitsGiven = "units-given"
+	// LoweringAsked: a shard has removed units from its stock; others have not been asked.
+	LoweringAsked = "lowering-asked"
+	// LoweringRefused: Postgres has the refusal; the shards have not put back the units.
+	LoweringRefused = "lowering-refused"
+
 	// ProjectionsWithdrawn: a rebuild of the projections has locked the wrong rows of a month.
 	ProjectionsWithdrawn = "projections-withdrawn"
 	// ProjectionsReplaced: they are replaced but not committed.
@@ -79,6 +86,7 @@ var names = []string{
 	BeforeExpire, BeforeExpireCommit, AfterExpire, BeforeRelease, AfterRelease, AfterReleaseCommit,
 	RebuildBegun, RebuildDistrusted, RebuildClosed, RebuildDrained, RebuildRaised, RebuildStaging, RebuildStaged,
 	RebuildOpened, RebuildPublished, RebuildServerSaved, RebuildVerified,
+	UnitsGiven, LoweringAsked, LoweringRefused,
 	ProjectionsWithdrawn, ProjectionsReplaced,
 }
 

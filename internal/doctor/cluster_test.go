@@ -139,7 +139,7 @@ func requireMemoryPerMaster(t *testing.T, cluster *localserver.Cluster, rdb redi
 	sale, err := catalog.New(pool, store).Create(t.Context(),
 		reservation.Terms{Name: "big", Stock: 100_000_000, PerOrderLimit: 1})
 	require.NoError(t, err)
-	master, err := rdb.(*redis.ClusterClient).MasterForKey(t.Context(), keys.Sale(sale.Partition(), sale.ID))
+	master, err := rdb.(*redis.ClusterClient).MasterForKey(t.Context(), keys.Sale(sale.Layout().Partition(0), sale.ID))
 	require.NoError(t, err)
 	for _, of := range []uuid.UUID{sale.ID, uuid.Nil} {
 		found, err := doctor.Memory(t.Context(), rdb, pool, of)

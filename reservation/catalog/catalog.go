@@ -102,11 +102,16 @@ func (c *Catalog) insert(ctx context.Context, t reservation.Terms, idempotencyKe
 		return CountedSale{}, &order.InvalidError{Field: "closes_at", Reason: "must be in the future"}
 	}
 	sale := reservation.Sale{ID: uuid.Must(uuid.NewV7()), Terms: t, Partitions: c.store.Keys.Partitions}
+	sale.Shards = max(1, t.Shards)
+	if sale.Shards > sale.Partitions {
+		return CountedSale{}, &order.InvalidError{Field: "shards", Reason: fmt.Sprintf(
+			"must be at most the number of partitions, which is %d (STAMPEDE_PARTITIONS)", sale.Partitions)}
+	}
 	err := inOneStatement(ctx, c.pool, []any{&sale.Epoch, &sale.Revision, &sale.CreatedAt},
 		sql.CatalogInsertSale, sale.ID, t.Name, t.Stock, t.PerOrderLimit,
 		nullTime(t.OpensAt), nullTime(t.ClosesAt), int64(t.PaymentWindow/time.Second), sale.Partitions,
-		nullText(idempotencyKey))
-	return asCreated(sale, t.Stock), err
+		nullText(idempotencyKey), sale.Shards)
+	return asCreated(sale, t.Stock, sale.Shards), err
 }
 
 // createdBefore returns the sale that was created with the idempotency key, or ErrSaleNotFound.
@@ -116,7 +121,8 @@ func (c *Catalog) createdBefore(ctx context.Context, t reservation.Terms, idempo
 	}
 	var id uuid.UUID
 	var stock int64
-	err := c.pool.QueryRow(ctx, sql.CatalogFindCreatedSale, idempotencyKey).Scan(&id, &stock)
+	var shards int
+	err := c.pool.QueryRow(ctx, sql.CatalogFindCreatedSale, idempotencyKey).Scan(&id, &stock, &shards)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return CountedSale{}, reservation.ErrSaleNotFound
 	} else if err != nil {
@@ -126,7 +132,7 @@ func (c *Catalog) createdBefore(ctx context.Context, t reservation.Terms, idempo
 	if err != nil {
 		return CountedSale{}, err
 	}
-	sale := asCreated(found[0].Sale, stock)
+	sale := asCreated(found[0].Sale, stock, shards)
 	if !sale.Terms.Equal(t) {
 		return CountedSale{}, ErrIdempotencyKeyReused
 	}
@@ -134,8 +140,8 @@ func (c *Catalog) createdBefore(ctx context.Context, t reservation.Terms, idempo
 }
 
 // asCreated returns the sale as it was created.
-func asCreated(s reservation.Sale, stock int64) CountedSale {
-	s.Stock, s.State, s.CreatedAt = stock, reservation.StateOpen, s.CreatedAt.UTC()
+func asCreated(s reservation.Sale, stock int64, shards int) CountedSale {
+	s.Stock, s.Shards, s.State, s.CreatedAt = stock, shards, reservation.StateOpen, s.CreatedAt.UTC()
 	return CountedSale{Sale: s, State: s.StateAt(s.CreatedAt), Available: stock}
 }
 

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -33,7 +34,7 @@ const (
 // not answer is asked once, and delays no other.
 func (c *Catalog) PublishPending(ctx context.Context) (int, error) {
 	rows, _ := c.pool.Query(ctx, sql.CatalogUnpublishedSales, publishMax) // its error comes with the rows
-	pending := map[int][]uuid.UUID{}
+	pending := map[int][]uuid.UUID{}                                      // by home partition
 	var id uuid.UUID
 	var partitions int
 	_, err := pgx.ForEachRow(rows, []any{&id, &partitions}, func() error {
@@ -81,7 +82,8 @@ func (c *Catalog) publish(ctx context.Context, id uuid.UUID) error {
 	sale := found[0]
 	applied := sale.publishedRevision
 	if applied < sale.Revision {
-		if err := c.verifyFirstUse(ctx, sale.Layout().Partition(0)); err != nil {
+		err := eachShard(sale.Layout(), func(partition, _ int) error { return c.verifyFirstUse(ctx, partition) })
+		if err != nil {
 			return err
 		}
 	}
@@ -91,14 +93,13 @@ func (c *Catalog) publish(ctx context.Context, id uuid.UUID) error {
 			return err
 		}
 		for _, change := range changes {
-			word, taken, err := c.apply(ctx, sale.Sale, change)
+			if change.event == eventLowering {
+				sale.Revision, err = c.lower(ctx, sale.Sale, change)
+			} else {
+				err = eachShard(sale.Layout(), func(_, shard int) error { return c.apply(ctx, sale.Sale, shard, change) })
+			}
 			if err != nil {
 				return err
-			}
-			if change.event == eventLowering {
-				if sale.Revision, err = c.recordLowering(ctx, sale.Sale, change, word, taken); err != nil {
-					return err
-				}
 			}
 			applied = change.revision
 		}
@@ -162,10 +163,21 @@ func (c *Catalog) usedBefore(ctx context.Context, partition int) (used bool, err
 	return used, err
 }
 
+// eachShard calls do for all shards of a sale, at the same time, and returns all errors.
+func eachShard(layout reservation.Layout, do func(partition, shard int) error) error {
+	failed := make([]error, layout.Shards)
+	var doing sync.WaitGroup
+	for shard := range failed {
+		doing.Go(func() { failed[shard] = do(layout.Partition(shard), shard) })
+	}
+	doing.Wait()
+	return errors.Join(failed...)
+}
+
 type publishedChange struct {
-	revision int64
-	event    string
-	stock    int64
+	revision     int64
+	event        string
+	stock, units int64
 }
 
 func (c *Catalog) changesAfter(ctx context.Context, id uuid.UUID, revision int64) ([]publishedChange, error) {
@@ -177,7 +189,7 @@ func (c *Catalog) changesAfter(ctx context.Context, id uuid.UUID, revision int64
 	var changes []publishedChange
 	for rows.Next() {
 		var ch publishedChange
-		if err := rows.Scan(&ch.revision, &ch.event, &ch.stock); err != nil {
+		if err := rows.Scan(&ch.revision, &ch.event, &ch.stock, &ch.units); err != nil {
 			return nil, err
 		}
 		changes = append(changes, ch)
@@ -191,22 +203,17 @@ func (c *Catalog) changesAfter(ctx context.Context, id uuid.UUID, revision int64
 	return changes, nil
 }
 
-// apply runs the script of one change and returns its answer; taken is the number in the answer
-// "taken <units>".
-func (c *Catalog) apply(
-	ctx context.Context, s reservation.Sale, ch publishedChange,
-) (word string, taken int64, err error) {
-	k, p := c.store.Keys, s.Layout().Partition(0)
+// apply runs the script of one change on a shard.
+func (c *Catalog) apply(ctx context.Context, s reservation.Sale, shard int, ch publishedChange) error {
+	k, layout := c.store.Keys, s.Layout()
+	p := layout.Partition(shard)
 	saleKey := k.Sale(p, s.ID)
 	epoch, revision := strconv.FormatInt(s.Epoch, 10), strconv.FormatInt(ch.revision, 10)
 
 	var answer *redis.Cmd
 	switch ch.event {
 	case eventCreated:
-		answer = lua.Open.Run(ctx, c.store.Redis, []string{saleKey, k.Buyers(p, s.ID), k.Sales(p)},
-			s.ID.String(), epoch, revision, ch.stock, s.PerOrderLimit,
-			reservation.UnixMilli(s.OpensAt), reservation.UnixMilli(s.ClosesAt),
-			int64(s.PaymentWindow/time.Second))
+		return c.store.OpenShard(ctx, s, shard, ch.revision, layout.Share(ch.stock, shard))
 	case eventPaused:
 		answer = lua.Pause.Run(ctx, c.store.Redis, []string{saleKey}, epoch, revision)
 	case eventResumed:
@@ -215,36 +222,32 @@ func (c *Catalog) apply(
 		answer = lua.End.Run(ctx, c.store.Redis, []string{saleKey}, epoch, revision)
 	case eventRebuilt:
 		// The rebuild wrote this revision itself.
-		return "unchanged", 0, c.hasRevision(ctx, s, ch.revision)
+		return c.hasRevision(ctx, saleKey, ch.revision)
 	case eventReconciled:
 		answer = lua.Note.Run(ctx, c.store.Redis, []string{saleKey}, epoch, revision)
-	case eventRestocked, eventLowering:
-		answer = lua.Restock.Run(ctx, c.store.Redis, []string{saleKey}, epoch, revision, ch.stock)
+	case eventRestocked:
+		_, _, err := c.restock(ctx, s, shard, ch.revision, layout.Share(ch.units, shard), 0)
+		return err
 	default:
-		return "", 0, fmt.Errorf("sale=%s has an event %q that this version does not know", s.ID, ch.event)
+		return fmt.Errorf("sale=%s has an event %q that this version does not know", s.ID, ch.event)
 	}
 	text, err := answer.Text()
 	if err != nil {
-		return "", 0, err
+		return err
 	}
-	word, rest, _ := strings.Cut(text, " ")
-	if word == "taken" && ch.event == eventLowering {
-		taken, err = strconv.ParseInt(rest, 10, 64)
-		return word, taken, err
-	}
-	switch word {
-	case "opened", "paused", "resumed", "ended", "restocked", "noted", "unchanged":
-		return word, 0, nil
-	case "unknown-sale", "buyers-remain", "gap":
+	switch word, rest, _ := strings.Cut(text, " "); word {
+	case "paused", "resumed", "ended", "noted", "unchanged":
+		return nil
+	case "unknown-sale", "gap":
 		// Redis lacks a revision that was published: it lost data, which only a rebuild restores.
-		return "", 0, fmt.Errorf("%w (%s)", reservation.ErrLostSale, text)
+		return fmt.Errorf("%w (%s)", reservation.ErrLostSale, text)
 	default:
-		return "", 0, fmt.Errorf("sale=%s: %s was refused by Redis: %s %s", s.ID, ch.event, word, rest)
+		return fmt.Errorf("sale=%s: %s was refused by Redis: %s %s", s.ID, ch.event, word, rest)
 	}
 }
 
-func (c *Catalog) hasRevision(ctx context.Context, s reservation.Sale, revision int64) error {
-	has, err := c.store.Redis.HGet(ctx, c.store.Keys.Sale(s.Layout().Partition(0), s.ID), "revision").Int64()
+func (c *Catalog) hasRevision(ctx context.Context, saleKey string, revision int64) error {
+	has, err := c.store.Redis.HGet(ctx, saleKey, "revision").Int64()
 	switch {
 	case err != nil && !errors.Is(err, redis.Nil):
 		return err

@@ -4,11 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"stampede/internal/crashpoint"
+	"stampede/lua"
 	"stampede/reservation"
 	"stampede/reservation/order"
 	"stampede/sql"
@@ -194,18 +198,91 @@ func findLowering(ctx context.Context, q querier, id uuid.UUID, revision int64) 
 	return l, err
 }
 
-// recordLowering records the answer of Redis to a request to lower the stock, and returns the
-// latest revision of the sale.
-func (c *Catalog) recordLowering(
-	ctx context.Context, asked reservation.Sale, wish publishedChange, answer string, taken int64,
-) (revision int64, err error) {
-	switch answer {
-	case "restocked":
-		return c.finishLowering(ctx, asked, wish)
-	case "taken":
-		_, err = c.pool.Exec(ctx, sql.CatalogRefuseLowering, asked.ID, wish.revision, taken)
+// lower asks Redis for a lower stock, records the answer, and returns the latest revision of the sale.
+//
+// With several shards each one removes units that it has left, until they are enough. A shard remembers what it has
+// removed for this revision, so every publisher gets the same answers. If all have too few, the refusal is recorded
+// first, and then each shard puts back what it has removed; the next publisher completes that.
+func (c *Catalog) lower(ctx context.Context, asked reservation.Sale, wish publishedChange) (revision int64, err error) {
+	state, err := findLowering(ctx, c.pool, asked.ID, wish.revision)
+	if err != nil {
+		return 0, err
 	}
-	return asked.Revision, err
+	if state.taken == 0 {
+		var isLast bool
+		if state.taken, isLast, err = c.askToLower(ctx, asked, wish); err != nil || !isLast {
+			return asked.Revision, err
+		}
+		if state.taken == 0 {
+			return c.finishLowering(ctx, asked, wish)
+		}
+		if _, err = c.pool.Exec(ctx, sql.CatalogRefuseLowering, asked.ID, wish.revision, state.taken); err != nil {
+			return 0, err
+		}
+	}
+	crashpoint.Hit(crashpoint.LoweringRefused)
+	return asked.Revision, eachShard(asked.Layout(), func(partition, _ int) error {
+		word, err := lua.PutBack.Run(ctx, c.store.Redis, []string{c.store.Keys.Sale(partition, asked.ID)},
+			asked.Epoch, wish.revision).Text()
+		if err == nil && word != "put-back" && word != "unchanged" {
+			err = fmt.Errorf("%w (%s)", reservation.ErrLostSale, word)
+		}
+		return err
+	})
+}
+
+// askToLower asks one shard after the other for units. If they have too few, taken is the lowest stock that was
+// possible. isLast is false if a shard has a later revision, so that another publisher has decided this one.
+func (c *Catalog) askToLower(
+	ctx context.Context, asked reservation.Sale, wish publishedChange,
+) (taken int64, isLast bool, err error) {
+	layout, wanted := asked.Layout(), -wish.units
+	// Units on their way between two shards are in neither.
+	if err := c.store.HelpUnits(ctx, asked.ID, layout, asked.Epoch); err != nil {
+		return 0, false, err
+	}
+	least := int64(0)
+	if layout.Shards == 1 {
+		least = wanted
+	}
+	for shard := range layout.Shards {
+		word, number, err := c.restock(ctx, asked, shard, wish.revision, -wanted, least)
+		switch {
+		case err != nil || word == "unchanged":
+			return 0, false, err
+		case word == "taken":
+			return number, true, nil
+		}
+		wanted += number
+		crashpoint.Hit(crashpoint.LoweringAsked)
+	}
+	if wanted > 0 {
+		return asked.Stock + wish.units + wanted, true, nil
+	}
+	return 0, true, nil
+}
+
+// restock changes the stock of a shard, and returns the word and the number of the answer of lua/restock.lua.
+func (c *Catalog) restock(
+	ctx context.Context, s reservation.Sale, shard int, revision, units, least int64,
+) (word string, number int64, err error) {
+	partition := s.Layout().Partition(shard)
+	text, err := lua.Restock.Run(ctx, c.store.Redis, []string{c.store.Keys.Sale(partition, s.ID)},
+		s.Epoch, revision, units, least).Text()
+	if err != nil {
+		return "", 0, err
+	}
+	word, rest, _ := strings.Cut(text, " ")
+	switch word {
+	case "restocked", "taken":
+		number, err = strconv.ParseInt(rest, 10, 64)
+	case "unchanged":
+	case "unknown-sale", "gap":
+		err = fmt.Errorf("%w (%s)", reservation.ErrLostSale, text)
+	default:
+		err = fmt.Errorf("sale=%s: a change of its stock was refused by Redis: %s", s.ID, text)
+	}
+	return word, number, err
 }
 
 // finishLowering applies a granted stock to Postgres, unless another process has, and returns the

@@ -31,11 +31,13 @@ func (s CountedSale) MarshalJSON() ([]byte, error) {
 		OpensAt              string            `json:"opens_at,omitempty"`
 		ClosesAt             string            `json:"closes_at,omitempty"`
 		PaymentWindowSeconds int64             `json:"payment_window_seconds"`
+		Shards               int               `json:"shards"`
 		CreatedAt            string            `json:"created_at"`
 	}{
 		ID: s.ID, Name: s.Name, State: s.State, Stock: s.Stock, Available: s.Available, Held: s.Held, Sold: s.Sold,
 		PerOrderLimit: s.PerOrderLimit, OpensAt: timestamp(s.OpensAt), ClosesAt: timestamp(s.ClosesAt),
-		PaymentWindowSeconds: int64(s.PaymentWindow / time.Second), CreatedAt: timestamp(s.CreatedAt),
+		PaymentWindowSeconds: int64(s.PaymentWindow / time.Second), Shards: s.Shards,
+		CreatedAt: timestamp(s.CreatedAt),
 	})
 }
 
@@ -149,16 +151,19 @@ func nullUUID(id uuid.UUID) *uuid.UUID {
 }
 
 // count asks Redis how many units of each sale are unreserved. Redis is asked after Postgres, so a
-// unit in transit counts as held, and never twice.
+// unit in transit counts as held, and never twice. Units on their way between two shards are available.
 //
-// If Redis lacks a published sale, or the sale is closed for a rebuild, the held units are unknown
+// If Redis lacks a shard of a published sale, or it is closed for a rebuild, the held units are unknown
 // and the sale gets an error, unless it has ended.
 func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]CountResult, error) {
-	asked := make([]*redis.SliceCmd, len(sales))
+	asked := make([][]*redis.SliceCmd, len(sales))
 	unpublished := true
 	pipe := c.store.Redis.Pipeline()
 	for i, s := range sales {
-		asked[i] = pipe.HMGet(ctx, c.store.Keys.Sale(s.Layout().Partition(0), s.ID), "stock", "left", "epoch")
+		for shard := range s.Shards {
+			key := c.store.Keys.Sale(s.Layout().Partition(shard), s.ID)
+			asked[i] = append(asked[i], pipe.HMGet(ctx, key, "stock", "left", "epoch"))
+		}
 		unpublished = unpublished && s.publishedRevision == 0
 	}
 	// Skip sales that were never published.
@@ -170,15 +175,10 @@ func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]CountResult,
 	for i, s := range sales {
 		sale := &counted[i].CountedSale
 		*sale = CountedSale{Sale: s.Sale, State: s.StateAt(now), Sold: s.final}
-		var inRedis struct {
-			Stock int64 `redis:"stock"`
-			Left  int64 `redis:"left"`
-			Epoch int64 `redis:"epoch"`
-		}
-		_ = asked[i].Scan(&inRedis) // zero for a missing sale
+		taken, whole := takenIn(asked[i])
 		switch {
-		case inRedis.Stock > 0 && inRedis.Epoch > 0:
-			sale.Held = max(0, inRedis.Stock-inRedis.Left-s.final)
+		case whole:
+			sale.Held = max(0, taken-s.final)
 		case s.publishedRevision > 0 && sale.State == reservation.StateEnded:
 			// Its keys may have been deleted to free memory. An ended sale sells nothing more, so
 			// Postgres has all of it.
@@ -189,4 +189,21 @@ func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]CountResult,
 		sale.Available = s.Stock - sale.Held - s.final
 	}
 	return counted, nil
+}
+
+// takenIn returns how many units are reserved in all shards, and false if one is missing or closed.
+func takenIn(shards []*redis.SliceCmd) (taken int64, whole bool) {
+	for _, shard := range shards {
+		var has struct {
+			Stock *int64 `redis:"stock"`
+			Left  int64  `redis:"left"`
+			Epoch int64  `redis:"epoch"`
+		}
+		_ = shard.Scan(&has) // zero for a missing sale
+		if has.Stock == nil || has.Epoch == 0 {
+			return 0, false
+		}
+		taken += *has.Stock - has.Left
+	}
+	return taken, true
 }

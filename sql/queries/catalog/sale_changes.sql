@@ -1,5 +1,8 @@
--- The changes of a sale after a revision, in order.
+-- The changes of a sale after a revision, in order: the stock that it had then, and the units that were added, or
+-- removed if it is below zero.
 -- $1 sale, $2 revision
-SELECT revision, type, coalesce((data ->> 'stock')::bigint, 0) AS stock FROM sale_events
+SELECT revision, type, coalesce((data ->> 'stock')::bigint, 0) AS stock,
+       coalesce((data ->> 'units')::bigint, 0) AS units
+FROM sale_events
 WHERE sale_id = $1 AND revision > $2
 ORDER BY revision

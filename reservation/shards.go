@@ -1,0 +1,348 @@
+package reservation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+
+	"stampede/internal/crashpoint"
+	"stampede/lua"
+)
+
+// A sale with several shards sells out as a whole. A shard that has too few units for a request gets some from the
+// others, in two steps that may each run twice, late, or never: the giver adds to a total of what it has given to the
+// shard (lua/give.lua), and the shard takes what that total exceeds the one that it has got (lua/take.lua). In between
+// the units are on their way, and anybody who sees that completes it.
+//
+// The answer "sold out" needs a proof: two counts of all shards, one after the other, that are equal and show too few
+// units. Every change raises a total or a generation, or lowers the units left. So the shards were all in that state at
+// the moment between the counts.
+
+const (
+	// countTimeout bounds a count of all shards.
+	countTimeout = time.Second
+	// fillMax bounds the counts for one batch. While many ingresses take the last units from each other, a request
+	// may need several.
+	fillMax = 100
+)
+
+// errShardSilent: a shard cannot be counted, so it may have units left.
+var errShardSilent = fmt.Errorf("%w: a shard of it does not answer", ErrUnavailable)
+
+// errUnitsMove: the units left were moved between the shards during each of many counts.
+var errUnitsMove = fmt.Errorf("%w: its last units keep moving", ErrUnavailable)
+
+// shardCount is what one shard has, at one moment.
+type shardCount struct {
+	left, generation int64
+	// quiet is true if the units left may not be sold yet, because they have just returned.
+	quiet bool
+	// given and got are the totals of units given to and got from each shard.
+	given, got []int64
+}
+
+func (c *shardCount) equal(other *shardCount) bool {
+	return c.left == other.left && c.generation == other.generation && c.quiet == other.quiet &&
+		slices.Equal(c.given, other.given) && slices.Equal(c.got, other.got)
+}
+
+// forSale is the number of units that can be sold or given now.
+func (c *shardCount) forSale() int64 {
+	if c.quiet {
+		return 0
+	}
+	return c.left
+}
+
+// saleCount is a count of all shards of a sale.
+type saleCount struct {
+	ended  time.Time
+	shards []*shardCount // nil for a shard that did not answer
+	failed error         // why it did not
+}
+
+// equal is true if both counts are complete and show the same.
+func (c *saleCount) equal(other *saleCount) bool {
+	return c.failed == nil && other.failed == nil && slices.EqualFunc(c.shards, other.shards, (*shardCount).equal)
+}
+
+// forSale is the number of units in all shards that can be sold now.
+func (c *saleCount) forSale() (units int64) {
+	for _, shard := range c.shards {
+		if shard != nil {
+			units += shard.forSale()
+		}
+	}
+	return units
+}
+
+// soldOut returns the generations of the shards if the sale has nothing left.
+func (c *saleCount) soldOut() (generations []int64, ok bool) {
+	for _, shard := range c.shards {
+		if shard.left > 0 {
+			return nil, false
+		}
+		generations = append(generations, shard.generation)
+	}
+	return generations, true
+}
+
+// gift is what one shard has given to another one in all.
+type gift struct {
+	from, to int
+	total    int64
+}
+
+// onTheWay returns the gifts that are not taken yet.
+func (c *saleCount) onTheWay() (gifts []gift) {
+	for from, giver := range c.shards {
+		for to, taker := range c.shards {
+			if giver != nil && taker != nil && giver.given[to] > taker.got[from] {
+				gifts = append(gifts, gift{from, to, giver.given[to]})
+			}
+		}
+	}
+	return gifts
+}
+
+// wishes returns the gifts that a shard may ask for, with the totals as they are known: of each shard that has units
+// for sale.
+func (c *saleCount) wishes(to int) (wishes []gift) {
+	for from, giver := range c.shards {
+		if from != to && giver != nil && giver.forSale() > 0 {
+			wishes = append(wishes, gift{from, to, giver.given[to]})
+		}
+	}
+	return wishes
+}
+
+// shards are those of a sale in one epoch.
+type shards struct {
+	store *Store
+	sale  uuid.UUID
+	place place
+}
+
+// count counts all shards.
+func (s shards) count(ctx context.Context) *saleCount {
+	count := &saleCount{shards: make([]*shardCount, s.place.layout.Shards)}
+	failed := make([]error, len(count.shards))
+	var counting sync.WaitGroup
+	for shard := range count.shards {
+		counting.Go(func() { count.shards[shard], failed[shard] = s.countShard(ctx, shard) })
+	}
+	counting.Wait()
+	count.failed, count.ended = errors.Join(failed...), time.Now()
+	return count
+}
+
+func (s shards) countShard(ctx context.Context, shard int) (*shardCount, error) {
+	answer, err := s.run(ctx, shard, func(f lua.Fenced) *redis.Script { return f.Count }).StringSlice()
+	if err == nil {
+		var count *shardCount
+		if count, err = readCount(answer, s.place.layout.Shards); err == nil {
+			return count, nil
+		}
+	}
+	return nil, fmt.Errorf("count shard %d: %w", shard, err)
+}
+
+// readCount reads the answer of lua/count.lua.
+func readCount(answer []string, shards int) (*shardCount, error) {
+	if len(answer)%2 != 1 || answer[0] != "counted" {
+		return nil, fmt.Errorf("%w: the script answered %.50q", ErrUnavailable, answer)
+	}
+	count := &shardCount{left: -1, given: make([]int64, shards), got: make([]int64, shards)}
+	for i := 1; i < len(answer); i += 2 {
+		n, err := strconv.ParseInt(answer[i+1], 10, 64)
+		if err != nil || n < 0 {
+			return nil, fmt.Errorf("%w: its field %s is %.50q", ErrUnavailable, answer[i], answer[i+1])
+		}
+		switch name, of, _ := strings.Cut(answer[i], ":"); name {
+		case "left":
+			count.left = n
+		case "generation":
+			count.generation = n
+		case "quiet":
+			count.quiet = n == 1
+		default:
+			other, err := strconv.Atoi(of)
+			if err != nil || other >= shards {
+				return nil, fmt.Errorf("%w: it has a field %.50q", ErrUnavailable, answer[i])
+			}
+			if name == "given" {
+				count.given[other] = n
+			} else {
+				count.got[other] = n
+			}
+		}
+	}
+	if count.left < 0 {
+		return nil, fmt.Errorf("%w: its field left is missing", ErrUnavailable)
+	}
+	return count, nil
+}
+
+// give asks for these gifts, of an equal part of what each giver has left, and returns what came of them.
+func (s shards) give(ctx context.Context, wishes []gift) (given []gift) {
+	totals := make([]int64, len(wishes))
+	var giving sync.WaitGroup
+	for i, w := range wishes {
+		giving.Go(func() {
+			answer, err := s.run(ctx, w.from, func(f lua.Fenced) *redis.Script { return f.Give },
+				w.to, w.total, s.place.layout.Shards).Text()
+			// Without an answer the units may be on their way: the next count shows it.
+			if word, total, _ := strings.Cut(answer, " "); err == nil && (word == "given" || word == "told") {
+				totals[i], _ = strconv.ParseInt(total, 10, 64) // 0, which takes nothing
+			}
+		})
+	}
+	giving.Wait()
+	for i, w := range wishes {
+		if totals[i] > w.total {
+			given = append(given, gift{w.from, w.to, totals[i]})
+		}
+	}
+	return given
+}
+
+// take completes gifts. A shard that does not answer keeps them on their way.
+func (s shards) take(ctx context.Context, gifts []gift) error {
+	failed := make([]error, s.place.layout.Shards)
+	var taking sync.WaitGroup
+	for to := range failed {
+		var args []any
+		for _, g := range gifts {
+			if g.to == to {
+				args = append(args, g.from, g.total)
+			}
+		}
+		if len(args) == 0 {
+			continue
+		}
+		taking.Go(func() {
+			word, err := s.run(ctx, to, func(f lua.Fenced) *redis.Script { return f.Take }, args...).Text()
+			if err == nil && word != "taken" && word != "unchanged" {
+				err = fmt.Errorf("%w: the script answered %s", ErrUnavailable, word)
+			}
+			if err != nil {
+				failed[to] = fmt.Errorf("take units in shard %d: %w", to, err)
+			}
+		})
+	}
+	taking.Wait()
+	return errors.Join(failed...)
+}
+
+// run runs a script on a shard.
+func (s shards) run(
+	ctx context.Context, shard int, script func(lua.Fenced) *redis.Script, args ...any,
+) *redis.Cmd {
+	partition := s.place.layout.Partition(shard)
+	return s.store.fenced(ctx, partition, script, s.store.Keys.Sale(partition, s.sale), append([]any{s.place.epoch}, args...)...)
+}
+
+// HelpUnits completes the moves of units between the shards of a sale in that epoch that were begun and not completed,
+// as when an ingress has crashed. Errors wrap ErrUnavailable; what could be completed is.
+func (s *Store) HelpUnits(ctx context.Context, sale uuid.UUID, layout Layout, epoch int64) error {
+	if layout.Shards == 1 {
+		return nil
+	}
+	of := shards{s, sale, place{layout, epoch}}
+	count := of.count(ctx)
+	err := errors.Join(count.failed, of.take(ctx, count.onTheWay()))
+	if err != nil && !errors.Is(err, ErrUnavailable) {
+		err = fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	return err
+}
+
+// fill answers the calls for which this shard had too few units: with units of other shards, or with a proof that
+// nothing is left. What stays undecided gets an error.
+func (q *queue) fill(ctx context.Context, script *reserveScript, short []*call) {
+	all := shards{q.store, q.sale, q.place}
+	for range fillMax {
+		count, err := q.countSince(ctx, time.Now())
+		if err != nil {
+			q.refuse(short, fmt.Errorf("%w: %w", ErrUnavailable, err))
+			return
+		}
+		silent, gifts, wishes := count.failed, count.onTheWay(), count.wishes(q.shard)
+		if len(gifts) > 0 {
+			silent = errors.Join(silent, all.take(ctx, gifts))
+		}
+		switch {
+		case slices.ContainsFunc(gifts, func(g gift) bool { return g.to == q.shard }):
+			short = q.ask(ctx, script, short)
+		case len(gifts) > 0 && silent == nil: // other shards have got units, which the next count shows
+		case silent == nil && count.forSale() < needed(short):
+			short = q.prove(ctx, count, short)
+		case len(wishes) > 0:
+			given := all.give(ctx, wishes)
+			crashpoint.Hit(crashpoint.UnitsGiven)
+			_ = all.take(ctx, given) // the next count shows what is on its way
+			short = q.ask(ctx, script, short)
+		case silent != nil:
+			q.refuse(short, fmt.Errorf("%w: %w", errShardSilent, silent))
+			return
+		default: // this shard has them by now
+			short = q.ask(ctx, script, short)
+		}
+		if len(short) == 0 {
+			return
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	q.refuse(short, errUnitsMove)
+}
+
+// needed is the largest quantity of the calls.
+func needed(short []*call) (units int64) {
+	for _, c := range short {
+		units = max(units, c.request.Quantity)
+	}
+	return units
+}
+
+// prove answers the calls that want more than all shards have, if a second count is equal. It returns the others.
+func (q *queue) prove(ctx context.Context, first *saleCount, short []*call) []*call {
+	second, err := q.countSince(ctx, first.ended)
+	if err != nil || !first.equal(second) {
+		return short
+	}
+	if generations, ok := second.soldOut(); ok {
+		q.learnSoldOut(generations)
+	}
+	return slices.DeleteFunc(short, func(c *call) bool {
+		tooMany := c.request.Quantity > second.forSale()
+		if tooMany {
+			c.done <- struct{}{} // its answer is SoldOut
+		}
+		return tooMany
+	})
+}
+
+// refuse answers calls with an error. Nothing was reserved for them.
+func (q *queue) refuse(calls []*call, err error) {
+	for _, c := range calls {
+		c.answer, c.err = Answer{}, err
+		c.done <- struct{}{}
+	}
+}
+
+// countSince returns a count of all shards that began at that time or later. All queues of the sale share it.
+func (of *seller) countSince(ctx context.Context, earliest time.Time) (*saleCount, error) {
+	return of.counts.since(ctx, of.store, earliest, countTimeout, func(ctx context.Context) (*saleCount, error) {
+		return shards{of.store, of.sale, of.place}.count(ctx), nil
+	})
+}
