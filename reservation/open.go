@@ -15,7 +15,7 @@ func (s *Store) OpenShard(ctx context.Context, sale Sale, shard int, revision, s
 	p := layout.Partition(shard)
 	answer, err := lua.Open.Run(ctx, s.Redis, []string{s.Keys.Sale(p, sale.ID), s.Keys.Buyers(p, sale.ID), s.Keys.Sales(p)},
 		sale.ID.String(), sale.Epoch, revision, stock, sale.PerOrderLimit, UnixMilli(sale.OpensAt), UnixMilli(sale.ClosesAt),
-		int64(sale.PaymentWindow/time.Second), layout.FirstSequence(0, shard), layout.field(shard)).Text()
+		int64(sale.PaymentWindow/time.Second), layout.FirstSequence(0, shard), layout.Field(shard)).Text()
 	switch {
 	case err != nil:
 		return err
