@@ -45,6 +45,7 @@ func TestCreateAndShowSale(t *testing.T) {
 		"sold":                   0.0,
 		"per_order_limit":        4.0,
 		"payment_window_seconds": 600.0,
+		"shards":                 1.0,
 		"opens_at":               opens.Format("2006-01-02T15:04:05.000Z"),
 		"closes_at":              opens.Add(time.Hour).Format("2006-01-02T15:04:05.000Z"),
 	}, sale)
@@ -84,6 +85,13 @@ func TestCreateSaleRejectsInvalidTerms(t *testing.T) {
 		`{"name":"x","stock":1,"payment_window_seconds":-1}`:                   "payment_window_seconds",
 		`{"name":"x","stock":1,"payment_window_seconds":9223372036854775807}`:  "payment_window_seconds",
 		`{"name":"x","stock":1,"payment_window_seconds":-9223372036854775808}`: "payment_window_seconds",
+
+		`{"name":"x","stock":1,"shards":0}`:    "shards",
+		`{"name":"x","stock":1,"shards":-1}`:   "shards",
+		`{"name":"x","stock":1,"shards":65}`:   "shards",
+		`{"name":"x","stock":1,"shards":2}`:    "number of partitions, which is 1",
+		`{"name":"x","stock":1,"shards":"2"}`:  "shards",
+		`{"name":"x","stock":1,"shards":1e99}`: "shards",
 
 		`{"name":"x","stock":1,"price":1}`:                             "price",
 		`{"name":"x","stock":1,"Stock":1}`:                             "Stock",

@@ -84,7 +84,7 @@ func TestUnitsReturnedToSoldOutSaleAreSoldAfterOneSecond(t *testing.T) {
 	t.Parallel()
 	for name, returnUnits := range map[string]func(b *bench){
 		"release": func(b *bench) { require.Equal(t, []string{"released"}, b.release("ann", "order-ann")) },
-		"restock": func(b *bench) { require.Equal(t, "restocked", b.next("restock", lua.Restock, 2)) },
+		"restock": func(b *bench) { require.Equal(t, "restocked 1", b.next("restock", lua.Restock, 1, 0)) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -130,7 +130,7 @@ func TestUnitsReturnedToOpenSaleAreSoldImmediately(t *testing.T) {
 	b.open()
 	b.reserve(request{"ann", "order-ann", "-", "1"})
 	require.Equal(t, []string{"released"}, b.release("ann", "order-ann"))
-	require.Equal(t, "restocked", b.next("restock", lua.Restock, 20))
+	require.Equal(t, "restocked 10", b.next("restock", lua.Restock, 10, 0))
 	require.Equal(t, []string{"reserved 2"}, b.reserve(b.buy("bob")))
 	require.Zero(t, b.rdb.HExists(t.Context(), b.saleKey, "quiet_since_ms").Val())
 }
@@ -152,12 +152,12 @@ func TestScriptWithoutPermissionWritesNothing(t *testing.T) {
 			return lua.Release.Run(b.t.Context(), as, []string{b.saleKey, b.buyers, b.ended}, b.epoch, "ann", "order-ann", "key",
 				"1 c").Err()
 		},
-		"restock": change(lua.Restock, 20),
+		"restock": change(lua.Restock, 10, 0),
 		"pause":   change(lua.Pause),
 		"end":     change(lua.End),
 		"open": func(b *bench, as *redis.Client) error {
 			return lua.Open.Run(b.t.Context(), as, []string{b.saleKey + "-2", b.buyers + "-2", b.sales}, "two", b.epoch, 1, 1, 1,
-				0, 0, 0).Err()
+				0, 0, 0, 0, "").Err()
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -104,16 +104,19 @@ var (
 // Fenced are scripts that a client may run only on a server that it has verified. Redis runs a script by
 // its hash only after a client has loaded it, and the hash is another one for each fence. So loading them
 // admits all callers of the same fence, and on any other server they are answered NOSCRIPT.
-type Fenced struct{ Reserve, Give, Take, Count *redis.Script }
+type Fenced struct{ Reserve, Give, Take, Count FencedScript }
+
+// FencedScript is not a redis.Script, which forgets its hash if it is loaded in a transaction.
+type FencedScript struct{ Source, Hash string }
 
 // FencedBy returns the scripts of a fence.
 func FencedBy(fence string) Fenced {
-	end := "-- " + strconv.Quote(fence) + "\n"
-	return Fenced{
-		Reserve: redis.NewScript(reserveSource + end), Give: redis.NewScript(giveSource + end),
-		Take: redis.NewScript(takeSource + end), Count: redis.NewScript(countSource + end),
+	script := func(source string) FencedScript {
+		source += "-- " + strconv.Quote(fence) + "\n"
+		return FencedScript{source, redis.NewScript(source).Hash()}
 	}
+	return Fenced{script(reserveSource), script(giveSource), script(takeSource), script(countSource)}
 }
 
 // All returns the scripts.
-func (f Fenced) All() []*redis.Script { return []*redis.Script{f.Reserve, f.Give, f.Take, f.Count} }
+func (f Fenced) All() []FencedScript { return []FencedScript{f.Reserve, f.Give, f.Take, f.Count} }

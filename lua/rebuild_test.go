@@ -18,7 +18,7 @@ func (b *bench) look() (answer, runID, replicationID, epoch string) {
 	b.t.Helper()
 	values, err := lua.Look.Run(b.t.Context(), b.rdb, []string{b.serverKey(), b.saleKey}).StringSlice()
 	require.NoError(b.t, err)
-	require.Len(b.t, values, 5)
+	require.Len(b.t, values, 6)
 	now, err := strconv.ParseInt(values[4], 10, 64)
 	require.NoError(b.t, err)
 	require.WithinDuration(b.t, b.rdb.Time(b.t.Context()).Val(), time.UnixMilli(now), time.Minute)
@@ -101,7 +101,7 @@ func TestClosedSaleIsStaleInEveryScript(t *testing.T) {
 	require.Equal(t, "stale-epoch", b.open())
 	require.Equal(t, "stale-epoch", b.change("pause", lua.Pause, 2))
 	require.Equal(t, "stale-epoch", b.change("end", lua.End, 2))
-	require.Equal(t, "stale-epoch", b.change("restock", lua.Restock, 2, 20))
+	require.Equal(t, "stale-epoch", b.change("restock", lua.Restock, 2, 10, 0))
 	require.Equal(t, before, b.state())
 	// A caller that expects epoch 0 finds no stock either.
 	b.epoch = "0"
@@ -148,7 +148,7 @@ func (b *bench) rebuiltBy(token, epoch string, holders, left int64) string {
 	keys := []string{b.saleKey, b.buyers, b.buyers + ":" + epoch, b.sales, b.ended, b.ended + ":" + epoch}
 	answer, err := lua.Rebuilt.Run(b.t.Context(), b.rdb, keys,
 		b.sale.String(), epoch, holders, 7, b.stock, left, 40, b.perOrder, b.opensAt, b.closesAt, 60, "open", token,
-		b.rdb.HLen(b.t.Context(), keys[5]).Val()).Text()
+		b.rdb.HLen(b.t.Context(), keys[5]).Val(), b.shard).Text()
 	require.NoError(b.t, err)
 	return b.collect("rebuilt", answer)
 }
@@ -222,7 +222,7 @@ func TestRebuiltRejectsInvalidNumbers(t *testing.T) {
 	b := newBench(t)
 	b.close()
 	before := b.state()
-	good := []any{b.sale.String(), "2", "0", "7", "10", "7", "40", "2", "0", "0", "60", "open", ours, "0"}
+	good := []any{b.sale.String(), "2", "0", "7", "10", "7", "40", "2", "0", "0", "60", "open", ours, "0", ""}
 	bad := func(position int, value string) error {
 		args := append([]any{}, good...)
 		args[position] = value

@@ -38,7 +38,7 @@ if not (string.find(ARGV[3], '^-?%d+$') and string.find(ARGV[4], '^%d+$')) then 
 
 local left = tonumber(sale[4])
 local units = math.max(tonumber(ARGV[3]), -left)
-if -units < tonumber(ARGV[4]) then
+if math.max(0, -units) < tonumber(ARGV[4]) then
   local answer = string.format('taken %d', sale[3] - left)
   redis.call('HSET', KEYS[1], 'revision', ARGV[2], 'restocked', this .. answer)
   return answer

@@ -35,7 +35,8 @@ type bench struct {
 	closesAt, opensAt   int64
 	stock, perOrder     int64
 	nextRevision, order int
-	seen                int64
+	seen, sequence      int64
+	shard               string
 }
 
 func newBench(t *testing.T) *bench {
@@ -79,7 +80,7 @@ func (b *bench) requireAllAnswers(script string) {
 func (b *bench) open() string {
 	b.t.Helper()
 	answer, err := lua.Open.Run(b.t.Context(), b.rdb, []string{b.saleKey, b.buyers, b.sales},
-		b.sale.String(), b.epoch, 1, b.stock, b.perOrder, b.opensAt, b.closesAt, 0).Text()
+		b.sale.String(), b.epoch, 1, b.stock, b.perOrder, b.opensAt, b.closesAt, 0, b.sequence, b.shard).Text()
 	require.NoError(b.t, err)
 	return b.collect("open", answer)
 }
@@ -383,7 +384,7 @@ func TestOpenGivesEveryAnswer(t *testing.T) {
 	for i, damaged := range []string{"", "-1", "1.5", "nan", "1e2"} {
 		c := newBench(t)
 		err := lua.Open.Run(t.Context(), c.rdb, []string{c.saleKey, c.buyers, c.sales}, c.sale.String(), "1", 1, damaged, 1,
-			0, 0, 0).Err()
+			0, 0, 0, 0, "").Err()
 		require.ErrorContains(t, err, "whole number", "case %d", i)
 		require.Zero(t, c.rdb.Exists(t.Context(), c.saleKey, c.sales).Val())
 	}
@@ -430,37 +431,40 @@ func TestPauseResumeAndEndGiveEveryAnswer(t *testing.T) {
 func TestRestockGivesEveryAnswer(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	require.Equal(t, "unknown-sale", b.change("restock", lua.Restock, 2, 20))
+	require.Equal(t, "unknown-sale", b.change("restock", lua.Restock, 2, 10, 0))
 	b.open()
 	b.reserve(b.buy("ann"), b.buy("bob"))
-	require.Equal(t, "gap 1", b.change("restock", lua.Restock, 3, 20))
+	require.Equal(t, "gap 1", b.change("restock", lua.Restock, 3, 10, 0))
 	b.epoch = "2"
-	require.Equal(t, "stale-epoch", b.change("restock", lua.Restock, 2, 20))
+	require.Equal(t, "stale-epoch", b.change("restock", lua.Restock, 2, 10, 0))
 	b.epoch = "1"
 
-	require.Equal(t, "restocked", b.next("restock", lua.Restock, 20))
+	require.Equal(t, "restocked 10", b.next("restock", lua.Restock, 10, 0))
 	require.Equal(t, []string{"20", "18", "2"}, []string{b.field("stock"), b.field("left"), b.field("generation")})
-	require.Equal(t, "restocked", b.change("restock", lua.Restock, 2, 20), "a repeat gets the same answer")
+	require.Equal(t, "restocked 10", b.change("restock", lua.Restock, 2, 10, 0), "a repeat gets the same answer")
 	require.Equal(t, []string{"20", "18", "2"}, []string{b.field("stock"), b.field("left"), b.field("generation")},
 		"a repeat changes nothing")
 	require.Equal(t, "paused", b.next("pause", lua.Pause))
-	require.Equal(t, "restocked", b.change("restock", lua.Restock, 2, 20), "also after another change")
+	require.Equal(t, "restocked 10", b.change("restock", lua.Restock, 2, 10, 0), "also after another change")
 
 	before := b.state()
-	require.Equal(t, "taken 2", b.next("restock", lua.Restock, 1))
+	require.Equal(t, "taken 2", b.next("restock", lua.Restock, -19, 19))
 	before["sale"].(map[string]string)["revision"] = "4"
-	before["sale"].(map[string]string)["restocked"] = "1 4 2"
+	before["sale"].(map[string]string)["restocked"] = "1 4 taken 2"
 	require.Equal(t, before, b.state(), "the revision is applied, and nothing else changes")
-	require.Equal(t, "taken 2", b.change("restock", lua.Restock, 4, 1), "a repeat gets the same answer")
+	require.Equal(t, "taken 2", b.change("restock", lua.Restock, 4, -19, 19), "a repeat gets the same answer")
 	require.Equal(t, before, b.state())
 
-	require.Equal(t, "restocked", b.next("restock", lua.Restock, 2), "down to the taken units")
-	require.Equal(t, "0", b.field("left"))
-	require.Equal(t, "unchanged", b.change("restock", lua.Restock, 2, 20), "the stock was changed again")
+	require.Equal(t, "restocked -17", b.next("restock", lua.Restock, -17, 17))
+	require.Equal(t, []string{"3", "1"}, []string{b.field("stock"), b.field("left")})
+	require.Equal(t, "restocked -1", b.next("restock", lua.Restock, -5, 0), "what is left, if that is enough")
+	require.Equal(t, []string{"2", "0"}, []string{b.field("stock"), b.field("left")})
+	require.Equal(t, "restocked 0", b.next("restock", lua.Restock, -5, 0))
+	require.Equal(t, "unchanged", b.change("restock", lua.Restock, 2, 10, 0), "the stock was changed again")
 	// The stock is rebuilt, and this revision was never applied to it.
 	b.epoch = "2"
 	b.set("epoch", "2")
-	require.Equal(t, "unchanged", b.change("restock", lua.Restock, 5, 2))
+	require.Equal(t, "unchanged", b.change("restock", lua.Restock, 5, -17, 17))
 	b.requireAllAnswers("restock")
 }
 

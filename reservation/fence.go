@@ -3,9 +3,11 @@ package reservation
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
+	"stampede/internal/retry"
 	"stampede/lua"
 )
 
@@ -23,7 +25,7 @@ func newFence(serverKey string, server ServerState) *fence {
 	// A server that becomes a replica and then a primary again keeps its scripts, but may have lost
 	// orders. So the hash includes the replication id, which changes with the term.
 	scripts := lua.FencedBy(serverKey + " " + server.RunID + " " + server.ReplicationID)
-	return &fence{scripts: scripts, reserve: scripts.Reserve.Hash()}
+	return &fence{scripts: scripts, reserve: scripts.Reserve.Hash}
 }
 
 // admit loads the scripts of a partition if its server is known, and otherwise returns
@@ -50,7 +52,7 @@ func (s *Store) admitThrough(ctx context.Context, rdb redis.UniversalClient, par
 			case state.Known && !s.refused[partition].Load():
 				f = newFence(key, state)
 				for _, script := range f.scripts.All() {
-					script.Load(ctx, p)
+					p.ScriptLoad(ctx, script.Source)
 				}
 			}
 			return nil
@@ -71,22 +73,29 @@ func (s *Store) admitThrough(ctx context.Context, rdb redis.UniversalClient, par
 	return f, nil
 }
 
-// fenced runs a script of the fence of a partition. A repeat of the script must be harmless, because go-redis retries it.
+// fenced runs a script of the fence of a partition. A repeat of the script must be harmless: it is sent until Redis
+// answers, at most tries times.
 func (s *Store) fenced(
-	ctx context.Context, partition int, script func(lua.Fenced) *redis.Script, key string, args ...any,
-) *redis.Cmd {
-	f := s.fences[partition].Load()
-	if f != nil {
-		cmd := script(f.scripts).EvalSha(ctx, s.Redis, []string{key}, args...)
-		if !redis.HasErrorPrefix(cmd.Err(), "NOSCRIPT") {
-			return cmd
+	ctx context.Context, partition int, script func(lua.Fenced) lua.FencedScript, key string, args ...any,
+) (cmd *redis.Cmd) {
+	for try := range tries {
+		if try > 0 && !retry.Pause(time.Duration(try)*20*time.Millisecond, ctx.Done()) {
+			break
 		}
+		f := s.fences[partition].Load()
+		if f == nil {
+			var err error
+			if f, err = s.admit(ctx, partition); err != nil {
+				cmd = redis.NewCmd(ctx)
+				cmd.SetErr(err)
+				return cmd
+			}
+		}
+		cmd = s.Redis.EvalSha(ctx, script(f.scripts).Hash, []string{key}, args...)
+		if _, temporary := refusal(cmd.Err()); !temporary {
+			break
+		}
+		s.fences[partition].CompareAndSwap(f, nil)
 	}
-	f, err := s.admit(ctx, partition)
-	if err != nil {
-		cmd := redis.NewCmd(ctx)
-		cmd.SetErr(err)
-		return cmd
-	}
-	return script(f.scripts).EvalSha(ctx, s.Redis, []string{key}, args...)
+	return cmd
 }

@@ -145,48 +145,35 @@ func (s shards) count(ctx context.Context) *saleCount {
 }
 
 func (s shards) countShard(ctx context.Context, shard int) (*shardCount, error) {
-	answer, err := s.run(ctx, shard, func(f lua.Fenced) *redis.Script { return f.Count }).StringSlice()
-	if err == nil {
-		var count *shardCount
-		if count, err = readCount(answer, s.place.layout.Shards); err == nil {
-			return count, nil
-		}
+	shards := s.place.layout.Shards
+	answer, err := s.run(ctx, shard, func(f lua.Fenced) lua.FencedScript { return f.Count }, shards).StringSlice()
+	if err != nil {
+		return nil, fmt.Errorf("count shard %d: %w", shard, err)
 	}
-	return nil, fmt.Errorf("count shard %d: %w", shard, err)
+	count, err := readCount(answer, shards)
+	if err != nil {
+		return nil, fmt.Errorf("count shard %d: %w", shard, err)
+	}
+	return count, nil
 }
 
 // readCount reads the answer of lua/count.lua.
 func readCount(answer []string, shards int) (*shardCount, error) {
-	if len(answer)%2 != 1 || answer[0] != "counted" {
+	const header = 4
+	if answer[0] != "counted" || len(answer) != header+2*shards {
 		return nil, fmt.Errorf("%w: the script answered %.50q", ErrUnavailable, answer)
 	}
-	count := &shardCount{left: -1, given: make([]int64, shards), got: make([]int64, shards)}
-	for i := 1; i < len(answer); i += 2 {
-		n, err := strconv.ParseInt(answer[i+1], 10, 64)
+	numbers := make([]int64, len(answer))
+	for i, text := range answer[1:] {
+		n, err := strconv.ParseInt(text, 10, 64)
 		if err != nil || n < 0 {
-			return nil, fmt.Errorf("%w: its field %s is %.50q", ErrUnavailable, answer[i], answer[i+1])
+			return nil, fmt.Errorf("%w: the script answered %.50q", ErrUnavailable, text)
 		}
-		switch name, of, _ := strings.Cut(answer[i], ":"); name {
-		case "left":
-			count.left = n
-		case "generation":
-			count.generation = n
-		case "quiet":
-			count.quiet = n == 1
-		default:
-			other, err := strconv.Atoi(of)
-			if err != nil || other >= shards {
-				return nil, fmt.Errorf("%w: it has a field %.50q", ErrUnavailable, answer[i])
-			}
-			if name == "given" {
-				count.given[other] = n
-			} else {
-				count.got[other] = n
-			}
-		}
+		numbers[i+1] = n
 	}
-	if count.left < 0 {
-		return nil, fmt.Errorf("%w: its field left is missing", ErrUnavailable)
+	count := &shardCount{left: numbers[1], generation: numbers[2], quiet: numbers[3] == 1}
+	for i := header; i < len(numbers); i += 2 {
+		count.given, count.got = append(count.given, numbers[i]), append(count.got, numbers[i+1])
 	}
 	return count, nil
 }
@@ -197,7 +184,7 @@ func (s shards) give(ctx context.Context, wishes []gift) (given []gift) {
 	var giving sync.WaitGroup
 	for i, w := range wishes {
 		giving.Go(func() {
-			answer, err := s.run(ctx, w.from, func(f lua.Fenced) *redis.Script { return f.Give },
+			answer, err := s.run(ctx, w.from, func(f lua.Fenced) lua.FencedScript { return f.Give },
 				w.to, w.total, s.place.layout.Shards).Text()
 			// Without an answer the units may be on their way: the next count shows it.
 			if word, total, _ := strings.Cut(answer, " "); err == nil && (word == "given" || word == "told") {
@@ -229,7 +216,7 @@ func (s shards) take(ctx context.Context, gifts []gift) error {
 			continue
 		}
 		taking.Go(func() {
-			word, err := s.run(ctx, to, func(f lua.Fenced) *redis.Script { return f.Take }, args...).Text()
+			word, err := s.run(ctx, to, func(f lua.Fenced) lua.FencedScript { return f.Take }, args...).Text()
 			if err == nil && word != "taken" && word != "unchanged" {
 				err = fmt.Errorf("%w: the script answered %s", ErrUnavailable, word)
 			}
@@ -244,7 +231,7 @@ func (s shards) take(ctx context.Context, gifts []gift) error {
 
 // run runs a script on a shard.
 func (s shards) run(
-	ctx context.Context, shard int, script func(lua.Fenced) *redis.Script, args ...any,
+	ctx context.Context, shard int, script func(lua.Fenced) lua.FencedScript, args ...any,
 ) *redis.Cmd {
 	partition := s.place.layout.Partition(shard)
 	return s.store.fenced(ctx, partition, script, s.store.Keys.Sale(partition, s.sale), append([]any{s.place.epoch}, args...)...)

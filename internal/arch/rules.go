@@ -15,8 +15,8 @@ var may = map[string][]string{
 	"sql":                 {},
 	"lock":                {"lua"},
 	"reservation/order":   {},
-	"reservation":         {"lua", "sql", "reservation/order", "internal/retry"},
-	"reservation/catalog": {"lua", "sql", "reservation", "reservation/order", "internal/retry"},
+	"reservation":         {"lua", "sql", "reservation/order", "internal/crashpoint", "internal/retry"},
+	"reservation/catalog": {"lua", "sql", "reservation", "reservation/order", "internal/crashpoint", "internal/retry"},
 	// ingress and fulfillment communicate only through Redis and Postgres, so that each runs without the other.
 	"ingress": {"reservation", "reservation/catalog", "reservation/order", "internal/accept", "internal/ratelimit"},
 	"fulfillment": {

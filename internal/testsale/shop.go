@@ -60,6 +60,23 @@ func (s *Shop) Sale(stock int64) catalog.CountedSale {
 	return sale
 }
 
+// NewShardShop returns a shop whose sales can have up to 8 shards.
+func NewShardShop(t *testing.T) *Shop {
+	t.Helper()
+	keys := testkit.Keys(t)
+	keys.Partitions = 8
+	return NewShopOn(t, testkit.Redis(t), keys, reservation.StoreOptions{})
+}
+
+// ShardedSale opens a sale with this stock in so many shards.
+func (s *Shop) ShardedSale(stock int64, shards int) catalog.CountedSale {
+	s.T.Helper()
+	sale, err := s.Create(s.T.Context(),
+		reservation.Terms{Name: "a sale", Stock: stock, PerOrderLimit: 5, Shards: shards})
+	require.NoError(s.T, err)
+	return sale
+}
+
 func (s *Shop) Buy(sale uuid.UUID, user string) reservation.Answer {
 	s.T.Helper()
 	a, err := s.Reserve(s.T.Context(), reservation.Request{Sale: sale, User: user, Quantity: 1})

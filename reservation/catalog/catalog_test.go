@@ -23,7 +23,7 @@ func TestCreateOpensSaleWithTerms(t *testing.T) {
 		Name: "Schuhe, 50 % günstiger", Stock: 10, PerOrderLimit: 3,
 		OpensAt:       time.Now().Add(-time.Hour).UTC().Truncate(time.Millisecond),
 		ClosesAt:      time.Now().Add(time.Hour).UTC().Truncate(time.Millisecond),
-		PaymentWindow: 15 * time.Minute,
+		PaymentWindow: 15 * time.Minute, Shards: 1,
 	}
 	sale, err := s.Create(t.Context(), terms)
 	require.NoError(t, err)

@@ -10,6 +10,6 @@ WITH sale AS (
     RETURNING id, stock, shards, epoch, revision, created_at
 ), created AS (
     INSERT INTO sale_events (sale_id, revision, type, data)
-    SELECT id, revision, 'SaleCreated', jsonb_build_object('stock', stock, 'shards', shards) FROM sale
+    SELECT id, revision, 'SaleCreated', jsonb_strip_nulls(jsonb_build_object('stock', stock, 'shards', nullif(shards, 1))) FROM sale
 )
 SELECT epoch, revision, created_at FROM sale

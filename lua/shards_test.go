@@ -1,0 +1,196 @@
+package lua_test
+
+import (
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/lua"
+)
+
+// newShards opens the shards of a sale, each with that stock.
+func newShards(t *testing.T, stock int64, shards int) []*bench {
+	t.Helper()
+	opened := make([]*bench, shards)
+	for shard := range opened {
+		b := newBench(t)
+		b.stock, b.sequence, b.shard = stock, int64(shard), strconv.Itoa(shard)+" "+strconv.Itoa(shards)+" 8"
+		require.Equal(t, "opened", b.open())
+		opened[shard] = b
+	}
+	return opened
+}
+
+func (b *bench) give(to int, known int64, parts any) string {
+	b.t.Helper()
+	answer, err := redis.NewScript(lua.FencedBy("f").Give.Source).Run(b.t.Context(), b.rdb, []string{b.saleKey}, b.epoch, to, known, parts).Text()
+	require.NoError(b.t, err)
+	return b.collect("give", answer)
+}
+
+func (b *bench) take(totals ...int64) string {
+	b.t.Helper()
+	args := []any{b.epoch}
+	for _, n := range totals {
+		args = append(args, n)
+	}
+	answer, err := redis.NewScript(lua.FencedBy("f").Take.Source).Run(b.t.Context(), b.rdb, []string{b.saleKey}, args...).Text()
+	require.NoError(b.t, err)
+	return b.collect("take", answer)
+}
+
+// count returns the answer of the script, and its numbers.
+func (b *bench) count(shards int) (string, []string) {
+	b.t.Helper()
+	answer, err := redis.NewScript(lua.FencedBy("f").Count.Source).Run(b.t.Context(), b.rdb, []string{b.saleKey}, b.epoch, shards).StringSlice()
+	require.NoError(b.t, err)
+	return b.collect("count", answer[0]), answer[1:]
+}
+
+func (b *bench) stocks() []string { return []string{b.field("stock"), b.field("left")} }
+
+// Every shard has each n-th place of the sale, from its own number on.
+func TestShardsGiveOutDifferentPlaces(t *testing.T) {
+	t.Parallel()
+	var places []string
+	for _, b := range newShards(t, 3, 3) {
+		places = append(places, b.reserve(b.buy("ann"), b.buy("bob"))...)
+		b.seen, _ = strconv.ParseInt(places[len(places)-1][len("reserved "):], 10, 64)
+		places = append(places, b.reserve(b.buy("cid"))...)
+		b.seen += 6 // a place that was not given out
+		require.Equal(t, []string{"rewound"}, b.reserve(b.buy("dan")))
+	}
+	require.Equal(t, []string{
+		"reserved 1", "reserved 4", "reserved 7", "reserved 2", "reserved 5", "reserved 8", "reserved 3", "reserved 6",
+		"reserved 9",
+	}, places)
+}
+
+func TestUnitsMoveOnce(t *testing.T) {
+	t.Parallel()
+	shards := newShards(t, 10, 3)
+	from, to := shards[0], shards[2]
+	require.Equal(t, "given 4", from.give(2, 0, 3), "a third, rounded up")
+	require.Equal(t, []string{"6", "6"}, from.stocks())
+	before := from.state()
+	require.Equal(t, "told 4", from.give(2, 0, 3), "a repeat")
+	require.Equal(t, before, from.state())
+	require.Equal(t, "given 6", from.give(2, 4, 3))
+	require.Equal(t, "given 4", from.give(1, 0, 1), "all that is left, to another shard")
+	require.Equal(t, "told 6", from.give(2, 6, 3), "none are left")
+
+	require.Equal(t, "taken", to.take(0, 6))
+	require.Equal(t, []string{"16", "16"}, to.stocks())
+	require.Equal(t, "unchanged", to.take(0, 6), "a repeat")
+	require.Equal(t, "unchanged", to.take(0, 4), "a late call")
+	require.Equal(t, "taken", to.take(0, 6, 1, 2))
+	require.Equal(t, []string{"18", "18"}, to.stocks())
+
+	word, counted := from.count(3)
+	require.Equal(t, "counted", word)
+	require.Equal(t, []string{"0", "1", "0", "0", "0", "4", "0", "6", "0"}, counted)
+	_, counted = to.count(3)
+	require.Equal(t, []string{"18", "1", "0", "0", "6", "0", "2", "0", "0"}, counted)
+}
+
+func TestMovesGiveEveryAnswer(t *testing.T) {
+	t.Parallel()
+	b := newShards(t, 10, 2)[0]
+	require.Equal(t, "given 5", b.give(1, 0, 2))
+	require.Equal(t, "told 5", b.give(1, 0, 2))
+	require.Equal(t, "taken", b.take(1, 3))
+	require.Equal(t, "unchanged", b.take(1, 3))
+	b.count(2)
+	for _, epoch := range []string{"2", "0"} {
+		b.epoch = epoch
+		word, _ := b.count(2)
+		require.Equal(t, []string{"stale-epoch", "stale-epoch", "stale-epoch"}, []string{b.give(1, 5, 2), b.take(1, 9), word})
+	}
+	b.close()
+	b.epoch = "0"
+	require.Equal(t, []string{"stale-epoch", "stale-epoch"}, []string{b.give(1, 5, 2), b.take(1, 9)}, "a closed sale")
+	require.NoError(t, b.rdb.Del(t.Context(), b.saleKey).Err())
+	word, _ := b.count(2)
+	require.Equal(t, []string{"unknown-sale", "unknown-sale", "unknown-sale"}, []string{b.give(1, 0, 2), b.take(1, 9), word})
+	for _, script := range []string{"give", "take", "count"} {
+		b.requireAllAnswers(script)
+	}
+}
+
+// Units that returned to an empty shard may not be sold in another one either.
+func TestUnitsThatJustReturnedAreNotGiven(t *testing.T) {
+	t.Parallel()
+	b := newShards(t, 1, 2)[0]
+	b.reserve(request{"ann", "order-ann", "-", "1"})
+	require.Equal(t, []string{"released"}, b.release("ann", "order-ann"))
+	require.Equal(t, "told 0", b.give(1, 0, 2))
+	_, counted := b.count(2)
+	require.Equal(t, []string{"1", "2", "1"}, counted[:3], "left, generation, quiet")
+	testkit.Eventually(t, 30*time.Second, "the unit is given", func() bool { return b.give(1, 0, 2) == "given 1" })
+	_, counted = b.count(2)
+	require.Equal(t, []string{"0", "2", "0"}, counted[:3])
+}
+
+// A rebuilt shard counts from zero, so no call of the epoch before changes anything.
+func TestRebuiltShardForgetsMoves(t *testing.T) {
+	t.Parallel()
+	b := newShards(t, 10, 2)[1]
+	require.Equal(t, "given 5", b.give(0, 0, 2))
+	require.Equal(t, "taken", b.take(0, 3))
+	b.close()
+	require.Equal(t, "rebuilt", b.rebuilt("2", 0, 10))
+	state := b.state()
+	require.Equal(t, "1 2 8", b.field("shard"))
+	require.Equal(t, []string{"stale-epoch", "stale-epoch"}, []string{b.give(0, 5, 2), b.take(0, 9)})
+	require.Equal(t, state, b.state())
+	b.epoch = "2"
+	_, counted := b.count(2)
+	require.Equal(t, []string{"0", "0", "0", "0"}, counted[3:])
+	require.Equal(t, []string{"reserved 41"}, b.reserve(b.buy("ann")), "the sequence is 40")
+	require.Equal(t, []string{"reserved 43"}, b.reserve(b.buy("bob")))
+}
+
+func TestPutBackGivesEveryAnswer(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	putBack := func(revision int) string { return b.change("put_back", lua.PutBack, revision) }
+	require.Equal(t, "unknown-sale", putBack(2))
+	b.open()
+	b.reserve(b.buy("ann"))
+	require.Equal(t, "unchanged", putBack(2))
+	require.Equal(t, "restocked -9", b.next("restock", lua.Restock, -20, 0))
+	b.epoch = "2"
+	require.Equal(t, "stale-epoch", putBack(2))
+	b.epoch = "1"
+	require.Equal(t, "unchanged", putBack(3))
+	require.Equal(t, []string{"1", "0"}, b.stocks())
+	require.Equal(t, "put-back", putBack(2))
+	require.Equal(t, []string{"10", "9"}, b.stocks())
+	require.Equal(t, []string{"sold-out"}, b.reserve(b.buy("bob")), "for a second: ingresses may remember the sale")
+	require.Equal(t, "unchanged", putBack(2), "a repeat")
+	require.Equal(t, "restocked 0", b.change("restock", lua.Restock, 2, -20, 0), "a late call removes nothing")
+	require.Equal(t, []string{"10", "9"}, b.stocks())
+	require.Equal(t, "restocked 1", b.next("restock", lua.Restock, 1, 0))
+	require.Equal(t, "unchanged", putBack(3), "an addition is not taken back")
+	b.requireAllAnswers("put_back")
+}
+
+func TestMovesRejectInvalidNumbers(t *testing.T) {
+	t.Parallel()
+	b := newShards(t, 10, 2)[0]
+	before := b.state()
+	for _, parts := range []string{"", "0", "-1", "1.5", "nan"} {
+		err := redis.NewScript(lua.FencedBy("f").Give.Source).Run(t.Context(), b.rdb, []string{b.saleKey}, b.epoch, 1, 0, parts).Err()
+		require.ErrorContains(t, err, "whole number", "%q", parts)
+	}
+	for _, args := range [][]any{{}, {1}, {1, 2, 3}} {
+		err := redis.NewScript(lua.FencedBy("f").Take.Source).Run(t.Context(), b.rdb, []string{b.saleKey}, slices.Concat([]any{b.epoch}, args)...).Err()
+		require.ErrorContains(t, err, "two values for each shard", "%v", args)
+	}
+	require.Equal(t, before, b.state())
+}

@@ -1,0 +1,247 @@
+package reservation_test
+
+import (
+	"fmt"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/internal/testsale"
+	"stampede/lua"
+	"stampede/reservation"
+	"stampede/reservation/catalog"
+)
+
+// shardHas returns the number in a field of a shard.
+func shardHas(s *testsale.Shop, sale catalog.CountedSale, shard int, field string) int64 {
+	s.T.Helper()
+	n, err := s.Redis.HGet(s.T.Context(), s.Keys.Sale(sale.Layout().Partition(shard), sale.ID), field).Int64()
+	require.NoError(s.T, err, field)
+	return n
+}
+
+// usersOf returns n users of a shard.
+func usersOf(sale catalog.CountedSale, shard, n int) (users []string) {
+	for i := 0; len(users) < n; i++ {
+		if user := "user-" + strconv.Itoa(i); sale.Layout().ShardOf(user) == shard {
+			users = append(users, user)
+		}
+	}
+	return users
+}
+
+// TestCrowdBuysWholeStockOfAllShards: two ingresses, and more buyers than units.
+func TestCrowdBuysWholeStockOfAllShards(t *testing.T) {
+	t.Parallel()
+	s := testsale.NewShardShop(t)
+	sale := s.ShardedSale(203, 8)
+	ingresses := []*testsale.Shop{s, s.Next(s.Redis)}
+	var mu sync.Mutex
+	places := map[int64]bool{}
+	var refused atomic.Int64
+	var crowd sync.WaitGroup
+	for i := range 400 {
+		crowd.Go(func() {
+			user := fmt.Sprintf("user-%d", i)
+			answer, err := ingresses[i%2].Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: user, Quantity: 1})
+			switch {
+			case err != nil:
+				t.Errorf("%s: %v", user, err)
+			case answer.Verdict == reservation.Reserved:
+				mu.Lock()
+				defer mu.Unlock()
+				place := answer.Reservation.Sequence
+				require.False(t, places[place], "place %d was given out twice", place)
+				require.EqualValues(t, sale.Layout().ShardOf(user), (place-1)%8)
+				places[place] = true
+			default:
+				require.Equal(t, reservation.SoldOut, answer.Verdict)
+				refused.Add(1)
+			}
+		})
+	}
+	crowd.Wait()
+	require.Len(t, places, 203)
+	require.EqualValues(t, 197, refused.Load())
+	var left, stock, sequence int64
+	for shard := range 8 {
+		left += shardHas(s, sale, shard, "left")
+		stock += shardHas(s, sale, shard, "stock")
+		sequence += (shardHas(s, sale, shard, "sequence") - int64(shard)) / 8
+	}
+	require.Equal(t, []int64{0, 203, 203}, []int64{left, stock, sequence})
+	shown, err := s.Show(t.Context(), sale.ID)
+	require.NoError(t, err)
+	require.Equal(t, []int64{0, 203}, []int64{shown.Available, shown.Held})
+}
+
+// One shard's users buy all units, and several at once.
+func TestUsersOfOneShardBuyUnitsOfOthers(t *testing.T) {
+	t.Parallel()
+	s := testsale.NewShardShop(t)
+	sale := s.ShardedSale(20, 4)
+	buy := func(user string, units int64) reservation.Verdict {
+		answer, err := s.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: user, Quantity: units})
+		require.NoError(t, err)
+		return answer.Verdict
+	}
+	users := usersOf(sale, 2, 7)
+	for _, user := range users[:3] {
+		require.Equal(t, reservation.Reserved, buy(user, 5))
+	}
+	require.Equal(t, reservation.Reserved, buy(users[3], 3))
+	require.Equal(t, reservation.SoldOut, buy(users[4], 3), "2 are left")
+	require.Equal(t, reservation.Reserved, buy(users[5], 2))
+	require.Equal(t, reservation.SoldOut, buy(users[6], 1))
+	require.Equal(t, reservation.SoldOut, buy(usersOf(sale, 0, 1)[0], 1))
+}
+
+// What was given before a crash is taken by whoever comes next: a buyer, or a worker.
+func TestUnitsOnTheirWayAreSold(t *testing.T) {
+	t.Parallel()
+	s := testsale.NewShardShop(t)
+	for name, complete := range map[string]func(sale catalog.CountedSale){
+		"by the buyer": func(catalog.CountedSale) {},
+		"by a worker": func(sale catalog.CountedSale) {
+			require.NoError(t, s.HelpUnits(t.Context(), sale.ID, sale.Layout(), 1))
+			require.EqualValues(t, 4, shardHas(s, sale, 1, "left"))
+			require.NoError(t, s.HelpUnits(t.Context(), sale.ID, sale.Layout(), 1), "again")
+			require.EqualValues(t, 4, shardHas(s, sale, 1, "left"))
+			require.ErrorIs(t, s.HelpUnits(t.Context(), sale.ID, sale.Layout(), 2), reservation.ErrUnavailable, "another epoch")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			sale := s.ShardedSale(4, 2)
+			giver := []string{s.Keys.Sale(sale.Layout().Partition(0), sale.ID)}
+			require.Equal(t, "given 2", redis.NewScript(lua.FencedBy("").Give.Source).Run(t.Context(), s.Redis, giver, 1, 1, 0, 1).Val())
+			shown, err := s.Show(t.Context(), sale.ID)
+			require.NoError(t, err)
+			require.Equal(t, []int64{4, 0}, []int64{shown.Available, shown.Held}, "units on their way are available")
+			complete(sale)
+			for _, user := range usersOf(sale, 0, 4) {
+				require.Equal(t, reservation.Reserved, s.Buy(sale.ID, user).Verdict)
+			}
+			require.Equal(t, reservation.SoldOut, s.Buy(sale.ID, usersOf(sale, 1, 1)[0]).Verdict)
+		})
+	}
+}
+
+// A shard that cannot be asked makes no buyer of another one hear that nothing is left.
+func TestSilentShardIsNotSoldOut(t *testing.T) {
+	t.Parallel()
+	s := testsale.NewShardShop(t)
+	sale := s.ShardedSale(4, 2)
+	other := s.Next(s.Redis)
+	require.NoError(t, s.Distrust(t.Context(), sale.Layout().Partition(1)))
+	users := usersOf(sale, 0, 4)
+	for _, user := range users[:2] {
+		require.Equal(t, reservation.Reserved, s.Buy(sale.ID, user).Verdict)
+	}
+	for _, shop := range []*testsale.Shop{s, other} {
+		for _, user := range []string{users[2], usersOf(sale, 1, 1)[0]} {
+			_, err := shop.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: user, Quantity: 1})
+			require.ErrorIs(t, err, reservation.ErrUnavailable)
+		}
+	}
+	found, err := other.FindReserved(t.Context(), s.Buy(sale.ID, users[0]).Reservation.OrderID, users[0])
+	require.NoError(t, err, "an order of a shard that answers is found")
+	require.EqualValues(t, 1, found.Quantity)
+}
+
+func TestOrdersOfAllShardsAreFoundAndReleased(t *testing.T) {
+	t.Parallel()
+	s := testsale.NewShardShop(t)
+	sale := s.ShardedSale(8, 8)
+	other := s.Next(s.Redis)
+	var releases []reservation.Release
+	for shard := range 8 {
+		user := usersOf(sale, shard, 1)[0]
+		id := s.Buy(sale.ID, user).Reservation.OrderID
+		for _, shop := range []*testsale.Shop{s, other} {
+			found, err := shop.FindReserved(t.Context(), id, user)
+			require.NoError(t, err)
+			require.Equal(t, sale.ID, found.SaleID)
+		}
+		releases = append(releases, reservation.Release{SaleID: sale.ID, OrderID: id, UserID: user, Quantity: 1})
+	}
+	require.NoError(t, s.Distrust(t.Context(), sale.Layout().Partition(3)))
+	results, err := other.Release(t.Context(), releases)
+	require.NoError(t, err)
+	for shard, result := range results {
+		if shard == 3 {
+			require.Equal(t, reservation.ReleaseUnreached, result)
+		} else {
+			require.Equal(t, reservation.Released, result, "shard %d", shard)
+		}
+	}
+	for shard := range 8 {
+		require.NoError(t, s.Distrust(t.Context(), sale.Layout().Partition(shard)))
+	}
+	_, err = other.Release(t.Context(), releases)
+	require.ErrorIs(t, err, reservation.ErrUnavailable)
+}
+
+// Every ingress hears within a second that units returned to any shard, and remembers until then.
+func TestSoldOutIsRememberedOverAllShards(t *testing.T) {
+	t.Parallel()
+	keys := testkit.Keys(t)
+	keys.Partitions = 4
+	s := testsale.NewShopOn(t, testsale.OwnClient(t, testkit.OwnRedis(t).URL), keys, reservation.StoreOptions{})
+	sale := s.ShardedSale(4, 4)
+	buyer := usersOf(sale, 3, 2)
+	bought := s.Buy(sale.ID, buyer[0]).Reservation.OrderID
+	for i := range 3 {
+		s.Buy(sale.ID, usersOf(sale, i, 1)[0])
+	}
+	require.Equal(t, reservation.SoldOut, s.Buy(sale.ID, buyer[1]).Verdict)
+	s.RememberSoldOut(sale.ID)
+	require.Equal(t, reservation.AlreadyPurchased, s.Buy(sale.ID, buyer[0]).Verdict, "a buyer is not")
+	released, err := s.Release(t.Context(),
+		[]reservation.Release{{SaleID: sale.ID, OrderID: bought, UserID: buyer[0], Quantity: 1}})
+	require.NoError(t, err)
+	require.Equal(t, []reservation.ReleaseResult{reservation.Released}, released)
+	testkit.Eventually(t, 30*time.Second, "the unit is sold to a user of another shard",
+		func() bool { return s.Buy(sale.ID, usersOf(sale, 0, 2)[1]).Verdict == reservation.Reserved })
+}
+
+func TestLayoutSpreadsUsersAndUnits(t *testing.T) {
+	t.Parallel()
+	sale := uuid.Must(uuid.NewV7())
+	for _, shards := range []int{1, 2, 3, 8, 64} {
+		layout := reservation.LayoutOf(sale, 64, shards)
+		counts := make([]int, shards)
+		for i := range 64_000 {
+			counts[layout.ShardOf("user-"+strconv.Itoa(i))]++
+		}
+		seen := map[int]bool{}
+		for shard, n := range counts {
+			require.InEpsilon(t, 64_000/shards, n, 0.15, "shard %d of %d", shard, shards)
+			p := layout.Partition(shard)
+			require.False(t, seen[p])
+			seen[p] = true
+			back, ok := layout.ShardIn(p)
+			require.True(t, ok)
+			require.Equal(t, shard, back)
+			first := layout.FirstSequence(1000, shard)
+			require.EqualValues(t, shard, first%int64(shards))
+			require.GreaterOrEqual(t, first, int64(1000))
+			require.Less(t, first, int64(1000+2*shards))
+		}
+		for _, units := range []int64{0, 1, 63, 64, 1001, -5, -64} {
+			var sum int64
+			for shard := range shards {
+				share := layout.Share(units, shard)
+				require.LessOrEqual(t, max(share, -share), max(units, -units)/int64(shards)+1)
+				sum += share
+			}
+			require.Equal(t, units, sum)
+		}
+	}
+}
