@@ -185,6 +185,8 @@ var (
 	RebuildEndedOrders string
 	//go:embed queries/rebuild/holders.sql
 	RebuildHolders string
+	//go:embed queries/rebuild/newest_orders.sql
+	RebuildNewestOrders string
 	//go:embed queries/rebuild/raise_epoch.sql
 	RebuildRaiseEpoch string
 	//go:embed queries/rebuild/sales_in_redis.sql
