@@ -37,6 +37,8 @@ var (
 	AuditProjection string
 	//go:embed queries/audit/read_figures.sql
 	AuditReadFigures string
+	//go:embed queries/audit/rebuilds.sql
+	AuditRebuilds string
 	//go:embed queries/audit/redis.sql
 	AuditRedis string
 	//go:embed queries/audit/reservations.sql

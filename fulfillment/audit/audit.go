@@ -223,7 +223,7 @@ func (l *look) compare(ctx context.Context, verify func(context.Context, pgx.Tx)
 		if _, err := tx.Conn().PgConn().Exec(ctx, sql.AuditBuyers).ReadAll(); err != nil {
 			return fmt.Errorf("index the buyers: %w", err)
 		}
-		for _, figures := range []string{sql.AuditShardFigures, sql.AuditFigures} {
+		for _, figures := range []string{sql.AuditRebuilds, sql.AuditShardFigures, sql.AuditFigures} {
 			if _, err := tx.Exec(ctx, figures); err != nil {
 				return fmt.Errorf("count: %w", err)
 			}
