@@ -202,24 +202,26 @@ func (r *reconciler) recount(ctx context.Context, d saleDifferences) error {
 	return err
 }
 
-// rebuild rebuilds the stock of a sale. Its partitions whose servers are unverified are rebuilt before, which includes
-// their sales with one shard. A rebuild records its own event.
+// rebuild rebuilds the stock of a sale, or all of its partitions whose servers are unverified, with the other sales in
+// them. A rebuild records its own event.
 func (r *reconciler) rebuild(ctx context.Context, d saleDifferences) error {
-	layout := d.layout()
-	if layout.Shards == 1 && slices.Contains(r.rebuilt, layout.Home) {
+	if slices.Contains(r.rebuilt, d.sale()) {
 		return nil
 	}
 	_, err := r.Rebuilder.Sale(ctx, d.sale(), rebuild.ReasonReconciled)
 	if !errors.Is(err, rebuild.ErrServerUnverified) || r.Sale != uuid.Nil {
 		return err
 	}
+	var failed error
+	layout := d.layout()
 	for shard := range layout.Shards {
-		if err := r.rebuildUnverified(ctx, layout.Partition(shard)); err != nil {
-			return err
-		}
+		failed = errors.Join(failed, r.rebuildUnverified(ctx, layout.Partition(shard)))
 	}
-	if layout.Shards == 1 {
+	// The last of these rebuilds also rebuilds a sale with several shards.
+	if slices.Contains(r.rebuilt, d.sale()) {
 		return nil
+	} else if failed != nil {
+		return failed
 	}
 	_, err = r.Rebuilder.Sale(ctx, d.sale(), rebuild.ReasonReconciled)
 	return err
@@ -233,8 +235,9 @@ func (r *reconciler) rebuildUnverified(ctx context.Context, partition int) error
 	if err != nil || server.Known {
 		return err
 	}
-	if _, err = r.Rebuilder.Partition(ctx, partition, rebuild.ReasonReconciled); err == nil {
-		r.rebuilt = append(r.rebuilt, partition)
+	report, err := r.Rebuilder.Partition(ctx, partition, rebuild.ReasonReconciled)
+	for _, sale := range report.Sales {
+		r.rebuilt = append(r.rebuilt, sale.ID)
 	}
 	return err
 }

@@ -15,10 +15,8 @@ import (
 func GiveUnits(s *testshop.Shop, t testing.TB, sale uuid.UUID, from, to int) {
 	t.Helper()
 	partition := s.LayoutOf(t, sale).Partition(from)
-	script := lua.FencedBy("test").Give
-	require.NoError(t, script.Load(t.Context(), s.Rdb).Err())
-	answer, err := script.EvalSha(t.Context(), s.Rdb, []string{s.Keys.Sale(partition, sale)}, s.EpochOf(t, sale), to, 0,
-		2).Text()
+	answer, err := s.Rdb.Eval(t.Context(), lua.FencedBy("test").Give.Source, []string{s.Keys.Sale(partition, sale)},
+		s.EpochOf(t, sale), to, 0, 2).Text()
 	require.NoError(t, err)
 	require.Contains(t, answer, "given ")
 }
