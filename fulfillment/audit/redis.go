@@ -84,7 +84,7 @@ func (l *look) copySales(ctx context.Context, read []redisShard) error {
 		} else {
 			of, read = read[:sale.layout.Shards], read[sale.layout.Shards:]
 		}
-		sales = append(sales, []any{sale.id, sale.layout.Shards, unread, inFlight(of)})
+		sales = append(sales, []any{sale.id, sale.layout.Shards, unread, onTheWay(of)})
 		for _, s := range of {
 			shards = append(shards, []any{
 				s.id, s.shard, s.label(), s.present, s.epoch, s.units, s.stock, s.places, s.generation, s.revision,
@@ -93,7 +93,7 @@ func (l *look) copySales(ctx context.Context, read []redisShard) error {
 		}
 	}
 	if _, err := l.conn.CopyFrom(ctx, pgx.Identifier{"audit_sales"},
-		[]string{"sale_id", "shards", "unread", "in_flight"}, pgx.CopyFromRows(sales)); err != nil {
+		[]string{"sale_id", "shards", "unread", "on_the_way"}, pgx.CopyFromRows(sales)); err != nil {
 		return err
 	}
 	_, err := l.conn.CopyFrom(ctx, pgx.Identifier{"audit_shards"}, []string{

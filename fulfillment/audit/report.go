@@ -111,8 +111,8 @@ type SaleFigures struct {
 	// InRedis is false if Redis does not have the sale, or not all of its shards; Available, Held and Places are 0 then.
 	InRedis   bool  `json:"in_redis"`
 	Available int64 `json:"available"`
-	// InFlight counts the available units that one shard has given to another, which has not got them yet.
-	InFlight int64 `json:"in_flight,omitempty"`
+	// OnTheWay counts the available units that one shard has given to another, which has not got them yet.
+	OnTheWay int64 `json:"on_the_way,omitempty"`
 	// Held counts the accepted units without an order in Postgres yet, and the units of ended orders
 	// that Redis has not released yet. UnpaidUnits are not included.
 	Held int64 `json:"held"`
@@ -283,7 +283,10 @@ func (r Report) writeEquations(w io.Writer) {
 		}
 		over := ""
 		if s.Shards > 0 {
-			over = fmt.Sprintf(", over %d shards, %s in flight", s.Shards, n(s.InFlight))
+			over = fmt.Sprintf(", over %d shards", s.Shards)
+		}
+		if s.OnTheWay > 0 {
+			over += fmt.Sprintf(", %s on their way", plural(s.OnTheWay, "unit"))
 		}
 		fmt.Fprintf(w, "      %s %s %s available + %s held + %s sold   sale %s %s%s\n", n(s.Stock), is, n(s.Available), n(held),
 			n(sold), s.SaleID, figure.Printable(s.Name), over)

@@ -97,33 +97,33 @@ func TestAuditOfSaleOverShardsPassesEveryPromise(t *testing.T) {
 	figures := s.requireKept()
 	require.Equal(t, 4, figures.Shards)
 	require.Equal(t, []int64{50, 150, 150, 0, 150}, []int64{
-		figures.Available, figures.LiveUnits, figures.Places, figures.InFlight, figures.Buyers,
+		figures.Available, figures.LiveUnits, figures.Places, figures.OnTheWay, figures.Buyers,
 	})
 	require.Equal(t, 200, 150+s.Crowd(t, s.sale, 300), "the whole stock is sold")
 	testwork.FulfilAll(s.Shop, t)
 	figures = s.requireKept()
 	require.EqualValues(t, 200, figures.Places)
 	report := testwork.Audit(s.Shop, t, s.sale)
-	require.Contains(t, testwork.TextOf(t, report), " test, over 4 shards, 0 in flight\n")
+	require.Contains(t, testwork.TextOf(t, report), " test, over 4 shards\n")
 	encoded, err := json.Marshal(report)
 	require.NoError(t, err)
 	require.Contains(t, string(encoded), `"shards":4,`)
 }
 
 // Units that one shard has given and another has not taken are available.
-func TestAuditCountsUnitsInFlightAsAvailable(t *testing.T) {
+func TestAuditCountsUnitsOnTheirWayAsAvailable(t *testing.T) {
 	t.Parallel()
 	s := openSharded(t, 40)
 	s.Buy(t, s.sale, s.user(0, 0))
 	testwork.FulfilAll(s.Shop, t)
 	testwork.GiveUnits(s.Shop, t, s.sale, 1, 2)
 	figures := s.requireKept()
-	require.Equal(t, []int64{39, 5}, []int64{figures.Available, figures.InFlight})
-	require.Contains(t, testwork.TextOf(t, testwork.Audit(s.Shop, t, s.sale)), ", over 4 shards, 5 in flight\n")
+	require.Equal(t, []int64{39, 5}, []int64{figures.Available, figures.OnTheWay})
+	require.Contains(t, testwork.TextOf(t, testwork.Audit(s.Shop, t, s.sale)), ", over 4 shards, 5 units on their way\n")
 	require.Equal(t, 39, s.Crowd(t, s.sale, 100))
 	testwork.FulfilAll(s.Shop, t)
 	figures = s.requireKept()
-	require.Equal(t, []int64{0, 0}, []int64{figures.Available, figures.InFlight})
+	require.Equal(t, []int64{0, 0}, []int64{figures.Available, figures.OnTheWay})
 }
 
 // Places that a rebuild skips, because shards have not come equally far, are not lost.

@@ -94,9 +94,9 @@ func (s auditedShard) readMoves(fields []any) (moves, error) {
 	return moves{given: totals[:len(totals)/2], got: totals[len(totals)/2:]}, nil
 }
 
-// inFlight returns the units that the shards of a sale have given to each other and not yet got, as the shards were
+// onTheWay returns the units that the shards of a sale have given to each other and not yet got, as the shards were
 // read one after another. It is 0 if they are not comparable: one is missing, or is being rebuilt.
-func inFlight(shards []redisShard) (units int64) {
+func onTheWay(shards []redisShard) (units int64) {
 	for _, s := range shards {
 		if !s.present || *s.epoch == 0 || *s.epoch != *shards[0].epoch {
 			return 0

@@ -30,14 +30,14 @@ WITH shards AS (
                                   WHEN 'OrderExpired' THEN -quantity END), 0) AS replayed_units
     FROM order_events JOIN audit_sales USING (sale_id) GROUP BY sale_id
 )
-SELECT s.id AS sale_id, s.name, s.stock, s.sold, s.epoch, s.revision, s.published_revision, a.shards, a.in_flight,
+SELECT s.id AS sale_id, s.name, s.stock, s.sold, s.epoch, s.revision, s.published_revision, a.shards, a.on_the_way,
        f.orders, f.live_orders, f.live_units, CASE WHEN s.payment_window_seconds > 0 THEN f.confirmed_units ELSE 0 END AS unpaid,
        f.rejected, f.voided, coalesce(l.events, 0) AS events, coalesce(l.replayed_units, 0) AS replayed_units,
        f.buyers, f.taken, f.held,
        f.present, f.gone, f.still, f.changing,
        -- The keys of an ended sale may be deleted: unsold units are what was left.
-       CASE WHEN f.gone THEN s.stock::numeric - s.sold WHEN f.present THEN f.units + a.in_flight ELSE 0 END AS available,
-       CASE WHEN f.present THEN f.redis_stock + a.in_flight END AS redis_stock,
+       CASE WHEN f.gone THEN s.stock::numeric - s.sold WHEN f.present THEN f.units + a.on_the_way ELSE 0 END AS available,
+       CASE WHEN f.present THEN f.redis_stock + a.on_the_way END AS redis_stock,
        CASE WHEN f.present THEN (coalesce(r.places, 0) + f.places_since)::bigint ELSE 0 END AS places, coalesce(r.places - r.found, 0)::bigint AS lost,
        before.epoch IS DISTINCT FROM s.epoch AS rebuilding
 FROM audit_sales AS a JOIN sales AS s ON s.id = a.sale_id JOIN shards AS f USING (sale_id) LEFT JOIN audit_before AS before USING (sale_id)

@@ -3,6 +3,6 @@ SELECT sale_id, name, CASE WHEN shards > 1 THEN shards ELSE 0 END AS shards, sto
        least(greatest(live_units, -9e18), 9e18)::bigint AS live_units, least(greatest(unpaid, -9e18), 9e18)::bigint AS unpaid_units,
        rejected, voided, lost, events,
        least(greatest(replayed_units, -9e18), 9e18)::bigint AS replayed_units, buyers, present AS in_redis,
-       least(greatest(available, -9e18), 9e18)::bigint AS available, greatest(in_flight, 0) AS in_flight, least(greatest(held, -9e18), 9e18)::bigint AS held, places
+       least(greatest(available, -9e18), 9e18)::bigint AS available, greatest(on_the_way, 0) AS on_the_way, least(greatest(held, -9e18), 9e18)::bigint AS held, places
 FROM audit_figures
 ORDER BY sale_id

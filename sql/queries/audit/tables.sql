@@ -10,7 +10,7 @@ CREATE TEMP TABLE audit_sales (
     unread    boolean NOT NULL,
     -- Units that were given by one shard and not yet got by another, when the shards were read one after another:
     -- below 0 if units moved meanwhile. They are in no share.
-    in_flight bigint NOT NULL
+    on_the_way bigint NOT NULL
 );
 
 -- The shards of each sale. A sale with one shard has number 0 only.
