@@ -176,14 +176,14 @@ func TestAuditReportsEachCorruptionOfShard(t *testing.T) {
 			"units missing in a shard", func(s sharded) string {
 				share, left := s.number(3, "stock"), s.number(3, "left")
 				s.add(3, "left", -2)
-				return fmt.Sprintf("shard 3: its share is %d, and %d units are left and %d taken", share, left-2, share-left)
+				return fmt.Sprintf("shard 3: its share of the stock is %d: %d left, %d taken", share, left-2, share-left)
 			}, "S4", audit.RemedyRebuild, "",
 		},
 		{
 			"units on another shard without a move", func(s sharded) string {
 				s.add(0, "left", -1)
 				s.add(1, "left", 1)
-				return "shard 1: its share is "
+				return "shard 1: its share of the stock is "
 			}, "S4", audit.RemedyRebuild, "",
 		},
 		{

@@ -25,7 +25,7 @@ FROM audit_figures
 WHERE NOT present AND NOT gone OR redis_stock <> stock OR stock <> available + held + sold
 UNION ALL
 -- A shard's share is what is left in it and what its buyers hold. Units that move change the shares of both shards.
-SELECT sale_id, NULL, NULL, format('%sits share is %s, and %s units are left and %s taken', label, stock, units, taken), 'rebuild',
+SELECT sale_id, NULL, NULL, format('%sits share of the stock is %s: %s left, %s taken', label, stock, units, taken), 'rebuild',
        format('%soff by %s', label, stock - units - taken)
 FROM audit_shard_figures
 WHERE shards > 1 AND still AND epoch > 0 AND stock <> units + taken
