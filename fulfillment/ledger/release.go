@@ -116,9 +116,10 @@ func (l *Ledger) dueReleases(ctx context.Context) (map[int][]uuid.UUID, error) {
 func (l *Ledger) releaseSome(
 	ctx context.Context, store *reservation.Store, among []uuid.UUID,
 ) (sale uuid.UUID, released int, err error) {
-	var unreached error // that no release reached Redis; their next try is noted all the same
+	var unreached error // why no release of a sale with several shards reached Redis; their next try is noted all the same
 	err = l.inTransaction(ctx, func(tx pgx.Tx) error {
-		err := tx.QueryRow(ctx, sql.LedgerReleaseSale, among).Scan(&sale)
+		var sharded bool
+		err := tx.QueryRow(ctx, sql.LedgerReleaseSale, among).Scan(&sale, &sharded)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return nil
 		} else if err != nil {
@@ -132,9 +133,13 @@ func (l *Ledger) releaseSome(
 		crashpoint.Hit(crashpoint.BeforeRelease)
 		limited, cancel := context.WithTimeout(ctx, retry.CallTimeout)
 		defer cancel()
-		var results []reservation.ReleaseResult
-		if results, unreached = store.Release(limited, releases); unreached != nil {
+		results, err := store.Release(limited, releases)
+		switch {
+		case err != nil && sharded: // perhaps only these are of the shard that cannot be reached
+			unreached = err
 			results = slices.Repeat([]reservation.ReleaseResult{reservation.ReleaseUnreached}, len(releases))
+		case err != nil:
+			return err
 		}
 		crashpoint.Hit(crashpoint.AfterRelease)
 		// Not nil, which would be NULL.
