@@ -482,3 +482,29 @@ func TestReconcileDuringMovesChangesNothing(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, after.Broken(), testwork.TextOf(t, after))
 }
+
+// A unit returns to one shard, and others give units, after the shards were read and before their buyers are.
+func TestAuditIgnoresUnitsThatMoveMeanwhile(t *testing.T) {
+	t.Parallel()
+	s := openSharded(t, 40)
+	user := s.user(2, 0)
+	id := s.Buy(t, s.sale, user)
+	s.Buy(t, s.sale, s.user(1, 0))
+	testwork.FulfilAll(s.Shop, t)
+	report, err := audit.Run(t.Context(), audit.Config{
+		Pool: s.Pool, Keys: s.Keys, Sale: s.sale,
+		Redis: movingRedis(t, func() {
+			_, err := ledger.New(s.Pool).Cancel(t.Context(), id, user)
+			require.NoError(t, err)
+			_, err = testwork.ReleaseUnits(s.Shop, t.Context())
+			require.NoError(t, err)
+			testwork.GiveUnits(s.Shop, t, s.sale, 0, 1)
+		}),
+	})
+	require.NoError(t, err)
+	require.True(t, report.Moved)
+	require.Equal(t, "S4", testwork.Broken(report), testwork.TextOf(t, report))
+	require.EqualValues(t, 1, report.Promise("S4").Found, testwork.TextOf(t, report))
+	require.Empty(t, report.Promise("S4").Findings[0].Remedy)
+	require.EqualValues(t, 39, s.requireKept().Available)
+}
