@@ -238,6 +238,7 @@ var readsMany = map[string]string{
 	"audit/projection":        "joins audit_sales",
 	"audit/reservations":      "joins audit_sales",
 	"audit/sequence":          "joins audit_sales",
+	"audit/shard_figures":     "joins audit_sales",
 	"audit/two_live_orders":   "TestAuditOfSaleReadsItsMonth",
 	"audit/unfinished_buyers": "joins audit_buyers",
 	"reconcile/explain":       "joins the differences",
