@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -130,10 +131,10 @@ type shardStep struct {
 func (r *shardRun) steps() []shardStep {
 	return []shardStep{
 		{"buy", 40, r.buy},
-		{"release", 12, r.release},
-		{"restock", 10, r.restock},
+		{"release", 25, r.release},
+		{"restock", 12, r.restock},
 		{"pause", 2, r.pause},
-		{"resume", 5, r.resume},
+		{"resume", 10, r.resume},
 		{"help", 3, r.help},
 		{"wait a second", 5, r.waitSecond},
 		{"late calls", 15, r.lateCalls},
@@ -149,12 +150,12 @@ func (r *shardRun) through(do func(ingress *testsale.Shop, sound bool)) {
 		do(r.ingresses[i], true)
 	case "killed":
 		r.done["killed"]++
-		r.wires[i].set(killedAfter(rapid.IntRange(0, 20).Draw(r.T, "calls before")))
+		r.wires[i].set(killedAfter(r.uniform(3 * len(r.now()))))
 		do(r.ingresses[i], false)
 		r.restart(i)
 	case "lossy":
 		r.done["lossy"]++
-		r.wires[i].set(losing(rapid.SliceOfN(rapid.IntRange(1, 30), 1, 4).Draw(r.T, "lost calls")...))
+		r.wires[i].set(losing(r.uniform(20), r.uniform(20), r.uniform(20)))
 		do(r.ingresses[i], false)
 		r.wires[i].set(nil)
 	}
@@ -162,13 +163,34 @@ func (r *shardRun) through(do func(ingress *testsale.Shop, sound bool)) {
 
 func (r *shardRun) buy(ctx context.Context) {
 	request := reservation.Request{
-		Sale: r.sale.ID, User: fmt.Sprint("user-", rapid.IntRange(1, shardUsers).Draw(r.T, "user")),
-		Quantity: rapid.Int64Range(1, 3).Draw(r.T, "quantity"),
+		Sale: r.sale.ID, User: r.user(), Quantity: rapid.Int64Range(1, 3).Draw(r.T, "quantity"),
 	}
 	if r.orders++; rapid.Bool().Draw(r.T, "key") {
 		request.IdempotencyKey = fmt.Sprint("key-", r.orders)
 	}
 	r.through(func(ingress *testsale.Shop, sound bool) { r.request(ctx, ingress, request, sound) })
+}
+
+// user draws a user: often one without an order, in the shard that has the least left.
+func (r *shardRun) user() string {
+	user := func(i int) string { return fmt.Sprint("user-", i%shardUsers) }
+	i := r.uniform(shardUsers)
+	if now := r.now(); r.uniform(2) == 0 {
+		poorest := slices.IndexFunc(now, func(shard shardNow) bool { return shard.left == now.least() })
+		for range shardUsers {
+			_, holds := now[poorest].holders[user(i)]
+			if !holds && r.sale.Layout().ShardOf(user(i)) == poorest {
+				break
+			}
+			i++
+		}
+	}
+	return user(i)
+}
+
+// uniform draws a number below n. The numbers that rapid draws are mostly small ones.
+func (r *shardRun) uniform(n int) int {
+	return rand.New(rand.NewPCG(0, rapid.Uint64().Draw(r.T, "random"))).IntN(n)
 }
 
 func (r *shardRun) request(ctx context.Context, ingress *testsale.Shop, request reservation.Request, sound bool) {
@@ -227,7 +249,13 @@ func (r *shardRun) release(ctx context.Context) {
 }
 
 func (r *shardRun) restock(ctx context.Context) {
-	units := rapid.Int64Range(-20, 8).Filter(func(n int64) bool { return n != 0 }).Draw(r.T, "units")
+	units := rapid.Int64Range(-3, 8).Draw(r.T, "units")
+	if units < 1 {
+		units += 2 - r.now().left() // about as many as can be removed
+	}
+	if units == 0 {
+		return
+	}
 	r.through(func(ingress *testsale.Shop, sound bool) {
 		if !sound {
 			_, _ = ingress.Restock(ctx, r.sale.ID, units, "")
@@ -297,8 +325,7 @@ func (r *shardRun) waitSecond(ctx context.Context) {
 func (r *shardRun) lateCalls(ctx context.Context) {
 	calls := r.wires[rapid.IntRange(0, shardIngresses-1).Draw(r.T, "ingress")].sent()
 	for range min(len(calls), rapid.IntRange(1, 4).Draw(r.T, "calls")) {
-		// From the latest one: older calls have no effect more often.
-		late := calls[len(calls)-1-rapid.IntRange(0, len(calls)-1).Draw(r.T, "call")]
+		late := calls[r.uniform(len(calls))]
 		require.NoError(r.T, r.Redis.Do(ctx, late...).Err(), "%v", late)
 	}
 }

@@ -1,6 +1,7 @@
 package reservation_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -199,6 +200,11 @@ func (now saleNow) forSale() (units int64) {
 		}
 	}
 	return units + now.moving()
+}
+
+// least is the lowest number of units left in a shard.
+func (now saleNow) least() int64 {
+	return slices.MinFunc(now, func(a, b shardNow) int { return cmp.Compare(a.left, b.left) }).left
 }
 
 // moving is the number of units on their way.
