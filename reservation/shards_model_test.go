@@ -325,8 +325,8 @@ func (r *shardRun) waitSecond(ctx context.Context) {
 func (r *shardRun) lateCalls(ctx context.Context) {
 	calls := r.wires[rapid.IntRange(0, shardIngresses-1).Draw(r.T, "ingress")].sent()
 	for range min(len(calls), rapid.IntRange(1, 4).Draw(r.T, "calls")) {
-		late := calls[r.uniform(len(calls))]
-		require.NoError(r.T, r.Redis.Do(ctx, late...).Err(), "%v", late)
+		call := calls[r.uniform(len(calls))]
+		require.NoError(r.T, r.Redis.Do(ctx, call...).Err(), "%v", call)
 	}
 }
 

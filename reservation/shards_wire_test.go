@@ -5,15 +5,18 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"stampede/internal/retry"
 	"stampede/internal/testkit"
 	"stampede/internal/testsale"
 	"stampede/reservation"
@@ -27,6 +30,7 @@ const (
 	passes     fate = iota
 	lost            // it does not leave
 	unanswered      // its answer is lost
+	late            // it takes a few milliseconds
 )
 
 var errWire = errors.New("the connection is gone")
@@ -59,6 +63,8 @@ func (w *wire) process(next redis.ProcessHook, ctx context.Context, cmd redis.Cm
 		_ = next(ctx, cmd)
 		cmd.SetErr(errWire)
 		return errWire
+	case late:
+		retry.Pause(time.Duration(rand.IntN(int(3*time.Millisecond))), ctx.Done())
 	}
 	return next(ctx, cmd)
 }
