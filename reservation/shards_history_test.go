@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	historySales     = 40
+	historySales     = 30
 	historyIngresses = 3
 	historyBuyers    = 6 // of each ingress
 	historyRequests  = 20
