@@ -241,9 +241,12 @@ func (l *saleLog) requireWhole(t *testing.T) {
 			continue
 		}
 		units := state.taken + state.moving()
-		for _, shard := range state.shards {
+		for to, shard := range state.shards {
 			require.GreaterOrEqual(t, shard.left, int64(0))
 			units += shard.left
+			for from, giver := range state.shards {
+				require.GreaterOrEqual(t, giver.given[to], shard.got[from], "state %d: from %d to %d", i, from, to)
+			}
 		}
 		require.Equal(t, l.sale.Stock, units, "state %d: %+v", i, state)
 	}
