@@ -1,6 +1,7 @@
 package reservation
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -67,6 +68,10 @@ type saleCount struct {
 	ended  time.Time
 	shards []*shardCount // nil for a shard that did not answer
 	failed error         // why it did not
+
+	// Those who share the count take the units on their way once.
+	taking   sync.Once
+	takeFail error
 }
 
 // equal is true if both counts are complete and show the same.
@@ -113,13 +118,25 @@ func (c *saleCount) onTheWay() (gifts []gift) {
 	return gifts
 }
 
-// wishes returns the gifts that a shard may ask for, with the totals as they are known: of each shard that has units
-// for sale.
-func (c *saleCount) wishes(to int) (wishes []gift) {
+// wishes returns the gifts that a shard asks for to get so many units, with the totals as they are known. The richest
+// shards are asked, and as few as possible; each gives an equal part of what it has, so that none is emptied for
+// another one's buyers while its own come.
+func (c *saleCount) wishes(to int, wanted int64) (wishes []gift) {
+	givers := make([]int, 0, len(c.shards))
 	for from, giver := range c.shards {
 		if from != to && giver != nil && giver.forSale() > 0 {
-			wishes = append(wishes, gift{from, to, giver.given[to]})
+			givers = append(givers, from)
 		}
+	}
+	slices.SortStableFunc(givers, func(x, y int) int { return cmp.Compare(c.shards[y].left, c.shards[x].left) })
+	parts := int64(len(c.shards))
+	for _, from := range givers {
+		if wanted <= 0 {
+			break
+		}
+		giver := c.shards[from]
+		wishes = append(wishes, gift{from, to, giver.given[to]})
+		wanted -= (giver.left + parts - 1) / parts // lua/give.lua
 	}
 	return wishes
 }
@@ -262,9 +279,10 @@ func (q *queue) fill(ctx context.Context, script *reserveScript, short []*call) 
 			q.refuse(short, fmt.Errorf("%w: %w", ErrUnavailable, err))
 			return
 		}
-		silent, gifts, wishes := count.failed, count.onTheWay(), count.wishes(q.shard)
+		silent, gifts, wishes := count.failed, count.onTheWay(), count.wishes(q.shard, wanted(short))
 		if len(gifts) > 0 {
-			silent = errors.Join(silent, all.take(ctx, gifts))
+			count.taking.Do(func() { count.takeFail = all.take(ctx, gifts) })
+			silent = errors.Join(silent, count.takeFail)
 		}
 		switch {
 		case slices.ContainsFunc(gifts, func(g gift) bool { return g.to == q.shard }):
@@ -291,6 +309,14 @@ func (q *queue) fill(ctx context.Context, script *reserveScript, short []*call) 
 		}
 	}
 	q.refuse(short, errUnitsMove)
+}
+
+// wanted is the sum of the quantities of the calls.
+func wanted(short []*call) (units int64) {
+	for _, c := range short {
+		units += c.request.Quantity
+	}
+	return units
 }
 
 // needed is the largest quantity of the calls.

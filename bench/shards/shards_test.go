@@ -1,0 +1,296 @@
+package shards
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"stampede/bench/page"
+	"stampede/bench/rig"
+	"stampede/internal/connect"
+	"stampede/lua"
+	"stampede/reservation"
+	"stampede/reservation/catalog"
+	"stampede/reservation/order"
+)
+
+// partitions is how many there are in each turn, so that candidates differ only in their shards.
+const partitions = 8
+
+// The figures.
+const (
+	perOrder                                = "Redis, µs"
+	refused                                 = "refused"
+	counts, gives, takes, moved             = "counts", "gives", "takes", "moved"
+	all50, all99, last50, last99, perSecond = "all, p50", "all, p99", "last, p50", "last, p99", "orders/s"
+)
+
+// perCall is how many buyers are in each call of the script.
+const perCall = 64
+
+// BenchmarkCost calls the reserve script with equal batches, on each shard in turn.
+func BenchmarkCost(b *testing.B) {
+	candidates := []int{1, 2, 4, 8}
+	var compared []rig.Candidate
+	for _, shards := range candidates {
+		compared = append(compared, rig.Candidate{
+			Name: strconv.Itoa(shards), Turn: func(b *testing.B, _ int) rig.Values { return cost(b, shards) },
+		})
+	}
+	results := rig.Compare(b, compared...)
+	t := page.Table{
+		Title: "What an order costs Redis",
+		Note: fmt.Sprintf("CPU time of the process of Redis for an order, %d buyers in each call, one connection, all "+
+			"shards on this one Redis. Medians of %d rounds, with the least and the greatest; the ratio is computed in each round.",
+			perCall, b.N),
+		Head: []string{"shards", "µs an order", "compared with one shard"},
+	}
+	for _, shards := range candidates {
+		name := strconv.Itoa(shards)
+		t.Rows = append(t.Rows, []string{
+			name, results.Of(name, perOrder).Format(rig.Ratio),
+			results.Ratio(name, perOrder, "1", perOrder).Format(rig.Ratio),
+		})
+	}
+	rig.Put(t)
+	results.Report(b, "8", perOrder, "µs")
+}
+
+// openSale opens a sale, and returns it with a client of its own.
+func openSale(b *testing.B, shop *rig.Shop, stock int64, shards int) (*reservation.Store, catalog.CountedSale) {
+	b.Helper()
+	store := newStore(b, shop, nil)
+	sale, err := catalog.New(shop.Pool, store).Create(b.Context(),
+		reservation.Terms{Name: "a sale", Stock: stock, PerOrderLimit: 1, Shards: shards})
+	require.NoError(b, err)
+	return store, sale
+}
+
+func newStore(b *testing.B, shop *rig.Shop, hook redis.Hook) *reservation.Store {
+	b.Helper()
+	rdb, err := connect.Ingress(shop.RedisURL)
+	require.NoError(b, err)
+	b.Cleanup(func() { _ = rdb.Close() })
+	if hook != nil {
+		rdb.AddHook(hook)
+	}
+	store := reservation.NewStore(rdb, shop.Keys(partitions), reservation.StoreOptions{})
+	b.Cleanup(store.Close)
+	return store
+}
+
+func cost(b *testing.B, shards int) rig.Values {
+	shop := rig.Open(b)
+	defer shop.Close()
+	orders := rig.Scale(b, 100_000, 2000)
+	_, sale := openSale(b, shop, int64(2*orders), shards)
+	keys, layout := shop.Keys(partitions), sale.Layout()
+	require.NoError(b, lua.Reserve.Load(b.Context(), shop.Redis).Err())
+	users := make([][]string, shards)
+	for i := 0; ; i++ {
+		user := "user-" + strconv.Itoa(i)
+		shard := layout.ShardOf(user)
+		if users[shard] = append(users[shard], user); len(users[shard]) == orders/shards/perCall*perCall+perCall {
+			break
+		}
+	}
+	shortest := len(slices.MinFunc(users, func(x, y []string) int { return len(x) - len(y) })) / perCall * perCall
+	metadata := order.ReservedMetadataPrefix(sale.ID, 1)
+	var calls [][]any
+	for at := 0; at < shortest; at += perCall {
+		for shard := range shards {
+			p := layout.Partition(shard)
+			args := []any{
+				"evalsha", lua.Reserve.Hash(), 4, keys.Sale(p, sale.ID), keys.Buyers(p, sale.ID), keys.Orders(p),
+				keys.Ended(p, sale.ID), "1", "0", metadata,
+			}
+			for _, user := range users[shard][at : at+perCall] {
+				args = append(args, user, order.CompactID(order.NewOrderID(sale.ID)), "-", "1")
+			}
+			calls = append(calls, args)
+		}
+	}
+	before := shop.CPU()
+	for _, args := range calls {
+		require.NoError(b, shop.Redis.Do(b.Context(), args...).Err())
+	}
+	used := shop.CPU().Since(before)[rig.Redis]
+	var sold int64
+	for shard := range shards {
+		n, err := shop.Redis.HLen(b.Context(), keys.Buyers(layout.Partition(shard), sale.ID)).Result()
+		require.NoError(b, err)
+		sold += n
+	}
+	require.EqualValues(b, shortest*shards, sold)
+	return rig.Values{perOrder: float64(used.Microseconds()) / float64(sold)}
+}
+
+// crowd is who buys in a sale.
+type crowd struct {
+	name   string
+	shards int
+	// favorite is true if all buyers belong to one shard.
+	favorite bool
+}
+
+const (
+	oneShard, eightShards, favorite = "one shard", "8 shards", "8 shards, all buyers of one"
+	// buying is how many buyers wait for their answers at a time.
+	buying = 256
+	// lastUnits are looked at by themselves.
+	lastUnits = 100
+)
+
+// BenchmarkSellOut lets as many buyers as there are units buy from two ingresses.
+func BenchmarkSellOut(b *testing.B) {
+	crowds := []crowd{{oneShard, 1, false}, {eightShards, 8, false}, {favorite, 8, true}}
+	var compared []rig.Candidate
+	for _, c := range crowds {
+		compared = append(compared,
+			rig.Candidate{Name: c.name, Turn: func(b *testing.B, _ int) rig.Values { return sellOut(b, c) }})
+	}
+	results := rig.Compare(b, compared...)
+	stock := rig.Scale(b, 10_000, 1000)
+	calls := page.Table{
+		Title: "The calls of a sell-out",
+		Note: fmt.Sprintf("%s units and as many buyers, %d at a time, at two ingresses in one process. A count asks all "+
+			"shards, and is counted once for each. Medians of %d rounds, with the least and the greatest.",
+			rig.Count(float64(stock)), buying, b.N),
+		Head: []string{"", refused, counts, gives, takes, "units moved"},
+	}
+	times := page.Table{
+		Title: "The times of a sell-out",
+		Note: fmt.Sprintf("From the request to the answer, of all buyers and of the last %d who got a unit, without HTTP. "+
+			"All shards share one Redis here, so that they are not faster together. The same rounds.", lastUnits),
+		Head: []string{"", perSecond, all50, all99, last50, last99},
+	}
+	for _, c := range crowds {
+		row, timed := []string{c.name}, []string{c.name, results.Of(c.name, perSecond).Format(rig.Count)}
+		for _, figure := range []string{refused, counts, gives, takes, moved} {
+			row = append(row, results.Of(c.name, figure).Format(rig.Count))
+		}
+		for _, figure := range []string{all50, all99, last50, last99} {
+			timed = append(timed, results.Of(c.name, figure).Format(rig.Millis))
+		}
+		calls.Rows, times.Rows = append(calls.Rows, row), append(times.Rows, timed)
+	}
+	rig.Put(calls)
+	rig.Put(times)
+	results.Report(b, eightShards, last99, "ms-last-p99")
+}
+
+func sellOut(b *testing.B, c crowd) rig.Values {
+	shop := rig.Open(b)
+	defer shop.Close()
+	stock := rig.Scale(b, 10_000, 1000)
+	_, sale := openSale(b, shop, int64(stock), c.shards)
+	var sent callCounts
+	stores := []*reservation.Store{newStore(b, shop, &sent), newStore(b, shop, &sent)}
+	users := make(chan string, stock)
+	for i := 0; len(users) < stock; i++ {
+		if user := "user-" + strconv.Itoa(i); !c.favorite || sale.Layout().ShardOf(user) == 0 {
+			users <- user
+		}
+	}
+	close(users)
+	type answered struct{ began, ended time.Time }
+	var mu sync.Mutex
+	var bought []answered
+	var losers atomic.Int64
+	var buyers sync.WaitGroup
+	began := time.Now()
+	for range buying {
+		store := stores[rand.IntN(len(stores))]
+		buyers.Go(func() {
+			for user := range users {
+				this := answered{began: time.Now()}
+				answer, err := store.Reserve(b.Context(), reservation.Request{Sale: sale.ID, User: user, Quantity: 1})
+				this.ended = time.Now()
+				switch {
+				case err != nil:
+					b.Error(err)
+				case answer.Verdict == reservation.Reserved:
+					mu.Lock()
+					bought = append(bought, this)
+					mu.Unlock()
+				default:
+					losers.Add(1)
+				}
+			}
+		})
+	}
+	buyers.Wait()
+	took := time.Since(began)
+	require.Len(b, bought, stock, "every buyer gets a unit")
+	slices.SortFunc(bought, func(x, y answered) int { return x.ended.Compare(y.ended) })
+	percentile := func(of []answered, p int) float64 {
+		var times []time.Duration
+		for _, a := range of {
+			times = append(times, a.ended.Sub(a.began))
+		}
+		slices.Sort(times)
+		return rig.InMillis(times[(len(times)-1)*p/100])
+	}
+	last := bought[len(bought)-lastUnits:]
+	return rig.Values{
+		refused: float64(losers.Load()), counts: float64(sent.counts.Load()), gives: float64(sent.gives.Load()),
+		takes: float64(sent.takes.Load()), moved: float64(unitsMoved(b, shop, sale)),
+		perSecond: float64(stock) / took.Seconds(),
+		all50:     percentile(bought, 50), all99: percentile(bought, 99),
+		last50: percentile(last, 50), last99: percentile(last, 99),
+	}
+}
+
+func unitsMoved(b *testing.B, shop *rig.Shop, sale catalog.CountedSale) (units int64) {
+	b.Helper()
+	for shard := range sale.Shards {
+		fields, err := shop.Redis.HGetAll(b.Context(), shop.Keys(partitions).Sale(sale.Layout().Partition(shard), sale.ID)).Result()
+		require.NoError(b, err)
+		for field, value := range fields {
+			if strings.HasPrefix(field, "got:") {
+				n, err := strconv.ParseInt(value, 10, 64)
+				require.NoError(b, err)
+				units += n
+			}
+		}
+	}
+	return units
+}
+
+// callCounts counts the calls of the scripts that move units, which differ in the number of their arguments.
+type callCounts struct{ counts, gives, takes atomic.Int64 }
+
+func (c *callCounts) DialHook(next redis.DialHook) redis.DialHook {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) { return next(ctx, network, addr) }
+}
+
+func (c *callCounts) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	const countArgs, giveArgs, reserveKeys = 6, 8, 4
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		switch args := cmd.Args(); {
+		case cmd.Name() != "evalsha" || args[2] == reserveKeys || len(args) < countArgs:
+		case len(args) == countArgs:
+			c.counts.Add(1)
+		case len(args) == giveArgs:
+			c.gives.Add(1)
+		case len(args)%2 == 1:
+			c.takes.Add(1)
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func (c *callCounts) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
