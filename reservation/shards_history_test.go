@@ -45,10 +45,10 @@ func TestEveryRefusalWasTrueAtAnInstant(t *testing.T) {
 	shop := testsale.NewShopOn(t, testsale.OwnClient(t, own.URL), keys, reservation.StoreOptions{})
 	log := recordWrites(t, shop, own.URL)
 	var ingresses []*testsale.Shop
-	var wires []*wire
+	var wires []*testsale.Wire
 	for range historyIngresses {
-		rdb, wire := wired(t, own.URL)
-		wire.set(unreliable())
+		rdb, wire := testsale.Wired(t, own.URL)
+		wire.Set(unreliable())
 		ingresses, wires = append(ingresses, shop.Next(rdb)), append(wires, wire)
 	}
 	var mu sync.Mutex
@@ -115,31 +115,31 @@ func TestEveryRefusalWasTrueAtAnInstant(t *testing.T) {
 }
 
 // unreliable is the fate of the calls on a bad network: some are late, some are lost, and at times all.
-func unreliable() func() fate {
+func unreliable() func() testsale.Fate {
 	cut := 0
-	return func() fate {
+	return func() testsale.Fate {
 		switch chance := rand.IntN(1000); {
 		case cut > 0:
 			cut--
-			return lost
+			return testsale.Lost
 		case chance < 2:
 			cut = rand.IntN(20)
-			return lost
+			return testsale.Lost
 		case chance < 7:
-			return lost
+			return testsale.Lost
 		case chance < 12:
-			return unanswered
+			return testsale.Unanswered
 		case chance < 300:
-			return late
+			return testsale.Late
 		}
-		return passes
+		return testsale.Passes
 	}
 }
 
 // repeatLate repeats calls of the ingresses at any later time.
-func repeatLate(rdb redis.UniversalClient, wires []*wire, done <-chan struct{}) {
+func repeatLate(rdb redis.UniversalClient, wires []*testsale.Wire, done <-chan struct{}) {
 	for retry.Pause(time.Duration(rand.IntN(int(2*time.Millisecond))), done) {
-		if calls := wires[rand.IntN(len(wires))].sent(); len(calls) > 0 {
+		if calls := wires[rand.IntN(len(wires))].Calls(); len(calls) > 0 {
 			_ = rdb.Do(context.Background(), calls[rand.IntN(len(calls))]...).Err()
 		}
 	}

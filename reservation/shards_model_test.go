@@ -39,7 +39,7 @@ func TestRandomShardedSaleKeepsEveryUnit(t *testing.T) {
 	require.NoError(t, flag.Set("rapid.nofailfile", "true"))
 	world := &shardWorld{Shop: testsale.NewShardShop(t), done: map[string]int{}}
 	for range shardIngresses {
-		rdb, wire := wired(t, testkit.RedisURL(t))
+		rdb, wire := testsale.Wired(t, testkit.RedisURL(t))
 		world.clients, world.wires = append(world.clients, rdb), append(world.wires, wire)
 	}
 	rapid.Check(t, world.playSale)
@@ -61,7 +61,7 @@ func TestRandomShardedSaleKeepsEveryUnit(t *testing.T) {
 type shardWorld struct {
 	*testsale.Shop // a worker that nothing happens to
 	clients        []*redis.Client
-	wires          []*wire
+	wires          []*testsale.Wire
 	sales          int            // finished
 	done           map[string]int // steps and what came of them, by their name
 }
@@ -85,7 +85,7 @@ func (w *shardWorld) playSale(rt *rapid.T) {
 		places: map[int64]uuid.UUID{},
 	}
 	for i, wire := range w.wires {
-		wire.forget()
+		wire.Forget()
 		r.restart(i)
 	}
 	defer func() {
@@ -114,7 +114,7 @@ func (r *shardRun) restart(i int) {
 	if r.ingresses[i] != nil {
 		r.ingresses[i].Close()
 	}
-	r.wires[i].set(nil)
+	r.wires[i].Set(nil)
 	store := reservation.NewStore(r.clients[i], r.Keys, reservation.StoreOptions{Logger: testkit.Logger(r.Shop.T)})
 	r.ingresses[i] = &testsale.Shop{
 		Store: store, Catalog: catalog.New(r.Pool, store), T: r.Shop.T, Redis: r.clients[i], Keys: r.Keys, Pool: r.Pool,
@@ -150,14 +150,14 @@ func (r *shardRun) through(do func(ingress *testsale.Shop, sound bool)) {
 		do(r.ingresses[i], true)
 	case "killed":
 		r.done["killed"]++
-		r.wires[i].set(killedAfter(r.uniform(3 * len(r.now()))))
+		r.wires[i].Set(testsale.KilledAfter(r.uniform(3 * len(r.now()))))
 		do(r.ingresses[i], false)
 		r.restart(i)
 	case "lossy":
 		r.done["lossy"]++
-		r.wires[i].set(losing(r.uniform(20), r.uniform(20), r.uniform(20)))
+		r.wires[i].Set(testsale.Losing(r.uniform(20), r.uniform(20), r.uniform(20)))
 		do(r.ingresses[i], false)
-		r.wires[i].set(nil)
+		r.wires[i].Set(nil)
 	}
 }
 
@@ -323,7 +323,7 @@ func (r *shardRun) waitSecond(ctx context.Context) {
 
 // lateCalls repeats calls that any ingress has made, or was killed before.
 func (r *shardRun) lateCalls(ctx context.Context) {
-	calls := r.wires[rapid.IntRange(0, shardIngresses-1).Draw(r.T, "ingress")].sent()
+	calls := r.wires[rapid.IntRange(0, shardIngresses-1).Draw(r.T, "ingress")].Calls()
 	for range min(len(calls), rapid.IntRange(1, 4).Draw(r.T, "calls")) {
 		call := calls[r.uniform(len(calls))]
 		require.NoError(r.T, r.Redis.Do(ctx, call...).Err(), "%v", call)

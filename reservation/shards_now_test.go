@@ -3,127 +3,17 @@ package reservation_test
 import (
 	"cmp"
 	"context"
-	"errors"
 	"maps"
-	"math/rand/v2"
 	"slices"
 	"strconv"
-	"strings"
-	"sync"
-	"testing"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/retry"
-	"stampede/internal/testkit"
 	"stampede/internal/testsale"
 	"stampede/reservation"
 	"stampede/reservation/order"
 )
-
-// fate is what happens to a call of a script.
-type fate int
-
-const (
-	passes     fate = iota
-	lost            // it does not leave
-	unanswered      // its answer is lost
-	late            // it takes a few milliseconds
-)
-
-var errWire = errors.New("the connection is gone")
-
-// wire is the network between an ingress and Redis, for the scripts that change a sale or count its shards.
-type wire struct {
-	mu    sync.Mutex
-	next  func() fate // nil if all pass
-	calls [][]any     // the arguments of all calls, also of lost ones: any of them may arrive late
-}
-
-// wired returns a client and its wire.
-func wired(t *testing.T, url string) (*redis.Client, *wire) {
-	t.Helper()
-	rdb, w := testsale.OwnClient(t, url), &wire{}
-	rdb.AddHook(testkit.Hook(w.process))
-	return rdb, w
-}
-
-func (w *wire) process(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
-	args := cmd.Args()
-	if cmd.Name() != "evalsha" || strings.HasSuffix(args[3].(string), ":server") {
-		return next(ctx, cmd)
-	}
-	switch w.send(args) {
-	case lost:
-		cmd.SetErr(errWire)
-		return errWire
-	case unanswered:
-		_ = next(ctx, cmd)
-		cmd.SetErr(errWire)
-		return errWire
-	case late:
-		retry.Pause(time.Duration(rand.IntN(int(3*time.Millisecond))), ctx.Done())
-	}
-	return next(ctx, cmd)
-}
-
-func (w *wire) send(args []any) fate {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	call := slices.Clone(args)
-	for i, arg := range call {
-		if text, ok := arg.(*string); ok { // of a call that is used again
-			call[i] = *text
-		}
-	}
-	w.calls = append(w.calls, call)
-	if w.next == nil {
-		return passes
-	}
-	return w.next()
-}
-
-// set sets the fate of the next calls.
-func (w *wire) set(next func() fate) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.next = next
-}
-
-// sent returns all calls so far.
-func (w *wire) sent() [][]any {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return slices.Clone(w.calls)
-}
-
-// killedAfter is the fate of the calls of a process that is killed after n of them.
-func killedAfter(n int) func() fate {
-	return func() fate {
-		if n--; n >= 0 {
-			return passes
-		}
-		return lost
-	}
-}
-
-// losing is the fate of the calls if these are lost, or their answers, in turns.
-func losing(which ...int) func() fate {
-	call := 0
-	return func() fate {
-		call++
-		switch at := slices.Index(which, call); {
-		case at < 0:
-			return passes
-		case at%2 == 0:
-			return unanswered
-		default:
-			return lost
-		}
-	}
-}
 
 // shardNow is one shard in Redis.
 type shardNow struct {
@@ -240,11 +130,4 @@ func (now saleNow) requireWhole(t require.TestingT, layout reservation.Layout, s
 			places[held.Sequence] = user
 		}
 	}
-}
-
-// forget drops the calls of an earlier sale.
-func (w *wire) forget() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.calls = nil
 }
