@@ -322,11 +322,10 @@ func (r *shardRun) waitSecond(ctx context.Context) {
 }
 
 // lateCalls repeats calls that any ingress has made, or was killed before.
-func (r *shardRun) lateCalls(ctx context.Context) {
+func (r *shardRun) lateCalls(context.Context) {
 	calls := r.wires[rapid.IntRange(0, shardIngresses-1).Draw(r.T, "ingress")].Calls()
 	for range min(len(calls), rapid.IntRange(1, 4).Draw(r.T, "calls")) {
-		call := calls[r.uniform(len(calls))]
-		require.NoError(r.T, r.Redis.Do(ctx, call...).Err(), "%v", call)
+		testsale.Repeat(r.T, r.Redis, calls[r.uniform(len(calls))])
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
 
 	"stampede/internal/retry"
 	"stampede/internal/testkit"
@@ -123,4 +124,11 @@ func (w *Wire) Forget() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.calls = nil
+}
+
+// Repeat sends a call late. It has no effect if Redis has dropped the script meanwhile.
+func Repeat(t require.TestingT, rdb redis.UniversalClient, call []any) {
+	if err := rdb.Do(context.Background(), call...).Err(); !redis.HasErrorPrefix(err, "NOSCRIPT") {
+		require.NoError(t, err, "%v", call)
+	}
 }
