@@ -249,12 +249,9 @@ func (r *shardRun) release(ctx context.Context) {
 }
 
 func (r *shardRun) restock(ctx context.Context) {
-	units := rapid.Int64Range(-3, 8).Draw(r.T, "units")
-	if units < 1 {
-		units += 2 - r.now().left() // about as many as can be removed
-	}
-	if units == 0 {
-		return
+	units := rapid.Int64Range(1, 8).Draw(r.T, "units")
+	if r.uniform(2) == 0 {
+		units = -max(1, r.now().left()+int64(r.uniform(5)-2)) // about as many as can be removed
 	}
 	r.through(func(ingress *testsale.Shop, sound bool) {
 		if !sound {
