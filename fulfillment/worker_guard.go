@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"stampede/fulfillment/metrics"
 	"stampede/fulfillment/rebuild"
 	"stampede/internal/retry"
@@ -22,6 +24,10 @@ const (
 	// guardEndedInterval is how often ended sales are checked as well: an interrupted rebuild may
 	// have left them closed, which blocks no buyer.
 	guardEndedInterval = 15 * time.Second
+	// helpInterval is how often the moves of units between the shards of a sale are completed.
+	helpInterval = time.Second
+	// helpSales bounds the sales of a partition that are helped at a time.
+	helpSales = 8
 )
 
 // guard checks repeatedly whether Redis has all that Postgres requires in the partitions that this worker reads, and
@@ -76,6 +82,13 @@ func (w *Worker) checkDue(
 		if withEnded {
 			g.endedDue = now.Add(guardEndedInterval)
 		}
+		if sales := required.ShardedAt(g.partition); len(sales) > 0 && !now.Before(g.helpDue) && !g.helping.Swap(true) {
+			g.helpDue = now.Add(helpInterval)
+			checks.Go(func() {
+				defer g.helping.Store(false)
+				g.help(ctx, sales)
+			})
+		}
 		g.busy.Store(true)
 		checks.Go(func() {
 			defer g.busy.Store(false)
@@ -95,6 +108,9 @@ type guardedPartition struct {
 	silent        atomic.Bool // the last check got no answer
 	due, endedDue time.Time
 	failed        int // rebuilds, in a row
+
+	helping atomic.Bool
+	helpDue time.Time
 }
 
 func (w *Worker) guardedPartition(p int) *guardedPartition {
@@ -130,4 +146,24 @@ func (g *guardedPartition) check(ctx context.Context, required *rebuild.Required
 	}
 	longest := max(guardDelayMax, g.config.GuardInterval)
 	g.due = time.Now().Add(retry.Delay(1+g.failed, g.config.GuardInterval, longest))
+}
+
+// help completes the moves of units between the shards of these sales that an ingress has left unfinished. The sales
+// are independent: a shard that does not answer delays no other sale. Its partition is checked by its own guard, so
+// the error is only for the details of the log.
+func (g *guardedPartition) help(ctx context.Context, sales []rebuild.ShardedSale) {
+	var helping errgroup.Group
+	helping.SetLimit(helpSales)
+	for _, sale := range sales {
+		helping.Go(func() error {
+			limited, cancel := context.WithTimeout(ctx, retry.CallTimeout)
+			defer cancel()
+			if err := g.config.Store.HelpUnits(limited, sale.ID, sale.Layout, sale.Epoch); err != nil {
+				g.config.Logger.Debug("cannot complete the moves of units between the shards of a sale", "sale", sale.ID,
+					"error", err)
+			}
+			return nil
+		})
+	}
+	_ = helping.Wait()
 }

@@ -7,6 +7,8 @@ type (
 	Gift       = gift
 )
 
+const GiveParts = giveParts
+
 var ReadCount = readCount
 
 func NewSaleCount(shards []*ShardCount) *SaleCount { return &SaleCount{shards: shards} }

@@ -73,8 +73,8 @@ func (l Layout) FirstSequence(after int64, shard int) int64 {
 	return (after+n-1)/n*n + int64(shard)
 }
 
-// field is the layout as a shard's hash holds it (lua/reserve.lua): empty for a sale with one shard.
-func (l Layout) field(shard int) string {
+// Field is the layout as a shard's hash holds it (lua/reserve.lua): empty for a sale with one shard.
+func (l Layout) Field(shard int) string {
 	if l.Shards == 1 {
 		return ""
 	}

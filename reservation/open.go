@@ -13,9 +13,10 @@ import (
 func (s *Store) OpenShard(ctx context.Context, sale Sale, shard int, revision, stock int64) error {
 	layout := sale.Layout()
 	p := layout.Partition(shard)
-	answer, err := lua.Open.Run(ctx, s.Redis, []string{s.Keys.Sale(p, sale.ID), s.Keys.Buyers(p, sale.ID), s.Keys.Sales(p)},
+	keys := []string{s.Keys.Sale(p, sale.ID), s.Keys.Buyers(p, sale.ID), s.Keys.Sales(p)}
+	answer, err := lua.Open.Run(ctx, s.Redis, keys,
 		sale.ID.String(), sale.Epoch, revision, stock, sale.PerOrderLimit, UnixMilli(sale.OpensAt), UnixMilli(sale.ClosesAt),
-		int64(sale.PaymentWindow/time.Second), layout.FirstSequence(0, shard), layout.field(shard)).Text()
+		int64(sale.PaymentWindow/time.Second), layout.FirstSequence(0, shard), layout.Field(shard)).Text()
 	switch {
 	case err != nil:
 		return err

@@ -182,7 +182,7 @@ func (s *Store) OpenRebuilt(ctx context.Context, r Rebuilt) error {
 	answer, err := lua.Rebuilt.Run(ctx, s.Redis, keys,
 		sale.ID.String(), sale.Epoch, r.Holders, sale.Revision, r.Left+r.Held, r.Left,
 		layout.FirstSequence(r.LastPlace, r.Shard), sale.PerOrderLimit, UnixMilli(sale.OpensAt), UnixMilli(sale.ClosesAt),
-		int64(sale.PaymentWindow/time.Second), string(sale.State), r.Token, r.Ended, layout.field(r.Shard)).Text()
+		int64(sale.PaymentWindow/time.Second), string(sale.State), r.Token, r.Ended, layout.Field(r.Shard)).Text()
 	switch {
 	case err != nil:
 		return fmt.Errorf("%w: open the rebuilt sale=%s: %w", ErrUnavailable, sale.ID, err)

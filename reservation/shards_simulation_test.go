@@ -300,7 +300,7 @@ func (l *simulatedLine) fill(short []simulatedBuyer) {
 					if missing--; missing == 0 {
 						l.take(given, func() { l.ask(short) })
 					}
-				}, w.To(), w.Total(), l.layout.Shards)
+				}, w.To(), w.Total(), reservation.GiveParts)
 			}
 		default:
 			l.ask(short)
@@ -390,7 +390,7 @@ func TestSimulatedCrowdBuysFrom64Shards(t *testing.T) {
 	for name, of := range map[string]simulatedCrowd{
 		"even":        {shards: 64, ingresses: 2, buyers: 1_000, stock: 500, arriveWithin: 10 * time.Millisecond},
 		"as many":     {shards: 16, ingresses: 2, buyers: 500, stock: 500, arriveWithin: 10 * time.Millisecond},
-		"one shard's": {shards: 8, ingresses: 2, buyers: 1_500, stock: 1_000, arriveWithin: 100 * time.Millisecond, favorite: 1},
+		"one shard's": {shards: 8, ingresses: 2, buyers: 900, stock: 600, arriveWithin: 50 * time.Millisecond, favorite: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -402,8 +402,8 @@ func TestSimulatedCrowdBuysFrom64Shards(t *testing.T) {
 	}
 }
 
-// BenchmarkSimulation prints what a million buyers would meet on machines with a core for each master. docs/bench/shards.md
-// has its figures.
+// BenchmarkSimulation prints what a million buyers would meet on machines with a core for each master.
+// docs/bench/shards.md has its figures.
 func BenchmarkSimulation(b *testing.B) {
 	for _, of := range []simulatedCrowd{
 		{shards: 1, buyers: 1_000_000, stock: 1_000_000},

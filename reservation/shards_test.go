@@ -120,7 +120,8 @@ func TestUnitsOnTheirWayAreSold(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			sale := s.ShardedSale(4, 2)
 			giver := []string{s.Keys.Sale(sale.Layout().Partition(0), sale.ID)}
-			require.Equal(t, "given 2", redis.NewScript(lua.FencedBy("").Give.Source).Run(t.Context(), s.Redis, giver, 1, 1, 0, 1).Val())
+			give := redis.NewScript(lua.FencedBy("").Give.Source)
+			require.Equal(t, "given 2", give.Run(t.Context(), s.Redis, giver, 1, 1, 0, 1).Val())
 			shown, err := s.Show(t.Context(), sale.ID)
 			require.NoError(t, err)
 			require.Equal(t, []int64{4, 0}, []int64{shown.Available, shown.Held}, "units on their way are available")

@@ -183,7 +183,8 @@ func (q *queue) stillSoldOut(ctx context.Context, generation int64) (bool, error
 	if err != nil || !state.Known {
 		return false, err
 	}
-	fields := q.store.Redis.HMGet(ctx, q.store.Keys.Sale(q.partition, q.sale), "left", "generation", "epoch", "closes_at_ms")
+	fields := q.store.Redis.HMGet(ctx, q.store.Keys.Sale(q.partition, q.sale),
+		"left", "generation", "epoch", "closes_at_ms")
 	if err := fields.Scan(&sale); err != nil {
 		return false, err
 	}

@@ -37,6 +37,8 @@ var (
 	AuditProjection string
 	//go:embed queries/audit/read_figures.sql
 	AuditReadFigures string
+	//go:embed queries/audit/rebuilds.sql
+	AuditRebuilds string
 	//go:embed queries/audit/redis.sql
 	AuditRedis string
 	//go:embed queries/audit/reservations.sql
@@ -47,6 +49,8 @@ var (
 	AuditSelectedSales string
 	//go:embed queries/audit/sequence.sql
 	AuditSequence string
+	//go:embed queries/audit/shard_figures.sql
+	AuditShardFigures string
 	//go:embed queries/audit/tables.sql
 	AuditTables string
 	//go:embed queries/audit/terms.sql
@@ -183,6 +187,8 @@ var (
 	RebuildEndedOrders string
 	//go:embed queries/rebuild/holders.sql
 	RebuildHolders string
+	//go:embed queries/rebuild/newest_orders.sql
+	RebuildNewestOrders string
 	//go:embed queries/rebuild/raise_epoch.sql
 	RebuildRaiseEpoch string
 	//go:embed queries/rebuild/sales_in_redis.sql

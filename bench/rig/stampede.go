@@ -31,7 +31,8 @@ func (c Stampede) Start(b testing.TB, stock int64) *System {
 	s.launch()
 	b.Cleanup(s.Close)
 	var err error
-	s.Sale, err = crowd.CreateSale(b.Context(), "http://"+s.Fronts[0].Addr, adminToken, "bench", stock, 1)
+	s.Sale, err = crowd.CreateSale(b.Context(), "http://"+s.Fronts[0].Addr, adminToken,
+		crowd.SaleTerms{Name: "bench", Stock: stock})
 	require.NoError(b, err)
 	c.awaitOpen(s)
 	return s

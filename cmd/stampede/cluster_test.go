@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"stampede/internal/crowd"
 	"stampede/internal/localserver"
 	"stampede/internal/testkit"
 )
@@ -197,4 +198,29 @@ func TestSentinelReplacesMasters(t *testing.T) {
 	status, output := s.run("audit", "--wait=60s")
 	require.Equal(t, exitOK, status, output)
 	r.requireTruth()
+}
+
+// TestClusterSellsShardsToTheLastUnit: a master with a shard of the sale dies while the crowd buys.
+func TestClusterSellsShardsToTheLastUnit(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	cluster := testkit.OwnCluster(t)
+	operator := testkit.Operate(t, cluster)
+	s.keys.Partitions = 4
+	s.redisURL = cluster.URL
+	_, url := s.serve()
+	const stock = 2000
+	r := newRush(s, url, s.saleOf(url, crowd.SaleTerms{Name: "sharded", Stock: stock, Shards: 4}))
+	for _, name := range []string{"first", "second"} {
+		worker := s.worker(name)
+		worker.Setenv("STAMPEDE_MIN_IDLE", "3s")
+		worker.Start()
+	}
+	r.open(t)
+	r.sell(t, stock/4, "orders are accepted before the kill")
+	epoch := r.epoch()
+	r.allow(stock)
+	cluster.Nodes[operator.MasterOf(operator.SlotOf(s.keys.Orders(onLastMaster)))].Kill()
+	testkit.Eventually(t, within, "a rebuild of the whole sale", func() bool { return r.epoch() > epoch })
+	require.Zero(t, r.requireEnds(stock), "voided orders: the replicas had all")
 }

@@ -11,11 +11,13 @@ import (
 
 	"stampede/internal/crowd"
 	"stampede/internal/demo"
+	"stampede/reservation"
 )
 
 type demoCmd struct {
 	optionalServers
 	Stock        int64         `env:"STAMPEDE_DEMO_STOCK" default:"10000" placeholder:"UNITS" help:"Units for sale, at least 100 (${default})."`
+	Shards       int           `env:"STAMPEDE_DEMO_SHARDS" default:"1" placeholder:"N" help:"Partitions that share the stock (${default})."`
 	Buyers       int           `env:"STAMPEDE_DEMO_BUYERS" default:"50000" placeholder:"N" help:"Number of buyers, at least 100 (${default})."`
 	Over         time.Duration `env:"STAMPEDE_DEMO_OVER" default:"8s" placeholder:"DURATION" help:"Time over which the buyers arrive, evenly spread (${default})."`
 	DoubleClicks float64       `env:"STAMPEDE_DEMO_DOUBLE_CLICKS" default:"0.05" placeholder:"SHARE" help:"Share of buyers who click twice at the same time, 0 to 1 (${default})."`
@@ -26,6 +28,8 @@ func (c *demoCmd) Validate() error {
 	return cmp.Or(
 		c.optionalServers.Validate(),
 		checkFlag(c.Buyers <= crowd.MaxBuyers, "--buyers", c.Buyers, fmt.Sprintf("at most %d", crowd.MaxBuyers)),
+		checkFlag(c.Shards >= 1 && c.Shards <= reservation.MaxPartitions, "--shards", c.Shards,
+			fmt.Sprintf("1 to %d", reservation.MaxPartitions)),
 		wantAtLeast("--over", c.Over, 0),
 		wantShare("--double-clicks", c.DoubleClicks),
 	)
@@ -40,7 +44,7 @@ func (c *demoCmd) Run(ctx context.Context, s *streams) error {
 		partitions = clusterPartitions
 	}
 	err := demo.Run(ctx, demo.Config{
-		Stock: c.Stock, Buyers: c.Buyers, Over: c.Over, DoubleClicks: c.DoubleClicks,
+		Stock: c.Stock, Shards: c.Shards, Buyers: c.Buyers, Over: c.Over, DoubleClicks: c.DoubleClicks,
 		Servers: c.wanted(), Partitions: partitions, Out: s.out, Terminal: isTerminal(s.out),
 	})
 	switch {

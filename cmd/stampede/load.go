@@ -25,6 +25,7 @@ type loadCmd struct {
 	URLs         []string       `name:"url" env:"STAMPEDE_LOAD_URL" default:"http://127.0.0.1:8080" placeholder:"URL" help:"Ingresses, separated by commas; buyers use them in turn (${default})."`
 	Sale         uuid.UUID      `env:"STAMPEDE_LOAD_SALE" placeholder:"ID" help:"Sale to buy from. Without it a sale is created, which needs the admin token."`
 	Stock        int64          `env:"STAMPEDE_LOAD_STOCK" default:"10000" placeholder:"UNITS" help:"Units of the created sale (${default})."`
+	Shards       int            `env:"STAMPEDE_LOAD_SHARDS" default:"1" placeholder:"N" help:"Shards of the created sale (${default})."`
 	AdminToken   string         `env:"STAMPEDE_ADMIN_TOKEN" placeholder:"TOKEN" help:"Bearer token for creating the sale."`
 	Buyers       int            `env:"STAMPEDE_LOAD_BUYERS" default:"50000" placeholder:"N" help:"Number of buyers (${default})."`
 	Over         *time.Duration `env:"STAMPEDE_LOAD_OVER" placeholder:"DURATION" help:"Time over which the buyers arrive, evenly spread (10s)."`
@@ -46,6 +47,7 @@ func (c *loadCmd) Validate() error {
 	return cmp.Or(
 		c.keysFlags.Validate(),
 		wantAtLeast("--stock", c.Stock, 1),
+		wantAtLeast("--shards", c.Shards, 1),
 		checkFlag(c.Buyers >= 1 && c.Buyers <= crowd.MaxBuyers, "--buyers", c.Buyers,
 			fmt.Sprintf("1 to %d", crowd.MaxBuyers)),
 		c.validatePace(),
@@ -107,7 +109,8 @@ func (c *loadCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) erro
 	}
 	defer servers.close()
 	if config.Sale == uuid.Nil {
-		if config.Sale, err = crowd.CreateSale(ctx, c.URLs[0], c.AdminToken, "load test", c.Stock, c.Quantity); err != nil {
+		terms := crowd.SaleTerms{Name: "load test", Stock: c.Stock, PerOrderLimit: c.Quantity, Shards: c.Shards}
+		if config.Sale, err = crowd.CreateSale(ctx, c.URLs[0], c.AdminToken, terms); err != nil {
 			return err
 		}
 		_, _ = fmt.Fprintf(s.err, "created sale %s of %s units\n", config.Sale, figure.Count(c.Stock))

@@ -113,7 +113,7 @@ func TestRebuildCommand(t *testing.T) {
 	require.Equal(t, exitOK, status, output)
 	require.Contains(t, output, "partition 0 was rebuilt in ")
 	require.Contains(t, output, "confirmed now: 1")
-	require.Regexp(t, sale.ID.String()+` +2 +10 +9 +1 +1 +1 `, output)
+	require.Regexp(t, sale.ID.String()+` +2 +1 +10 +9 +1 +1 +1 `, output)
 	status, output = s.run("rebuild", "--sale="+sale.ID.String(), "--json", "--log-level=error")
 	require.Equal(t, exitOK, status, output)
 	var report struct {
@@ -142,9 +142,34 @@ func TestRebuildCommand(t *testing.T) {
 		"--partition=-1": exitUsage,
 		"--partition=0 --sale=" + sale.ID.String(): exitUsage,
 		"--sale=nonsense":                          exitUsage,
+		"--shards=2":                               exitUsage,
+		"--shards=0 --sale=" + sale.ID.String():    exitUsage,
+		"--shards=2 --sale=" + sale.ID.String():    exitUsage, // it has one partition
 		fmt.Sprintf("--partitions=%d", 0):          exitUsage,
 	} {
 		status, output := s.run(append([]string{"rebuild"}, strings.Fields(args)...)...)
 		require.Equal(t, exit, status, args+": "+output)
 	}
+}
+
+// Everything is rebuilt while no worker runs: no sale over several shards stays closed.
+func TestRebuildCommandOpensShardedSales(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	status, output := s.run("sale", "create", "--name=test", "--stock=10", "--shards=3", "--partitions=8", "--json")
+	require.Equal(t, exitOK, status, output)
+	var sale struct{ ID uuid.UUID }
+	require.NoError(t, json.Unmarshal([]byte(output), &sale), output)
+	status, output = s.run("rebuild", "--partitions=8")
+	require.Equal(t, exitOK, status, output)
+	require.Regexp(t, sale.ID.String()+` +\d+ +3 +10 +10 +0 +0 `, output)
+	status, output = s.run("rebuild", "--partitions=8", "--sale="+sale.ID.String(), "--shards=2")
+	require.Equal(t, exitUsage, status, output)
+	require.Contains(t, output, "must be 3, as many as the sale has, to 8")
+	status, output = s.run("rebuild", "--partitions=8", "--sale="+sale.ID.String(), "--shards=5")
+	require.Equal(t, exitOK, status, output)
+	require.Regexp(t, sale.ID.String()+` +\d+ +5 +10 +10 +0 +0 `, output)
+	_, url := s.serve()
+	require.Equal(t, http.StatusAccepted, ask(t, http.MethodPost, url+"/v1/sales/"+sale.ID.String()+"/orders", "ann",
+		"").HTTP)
 }

@@ -86,7 +86,12 @@ func (s *shop) worker(name string) *testkit.Cmd {
 // sale creates a sale through an ingress.
 func (s *shop) sale(url string, stock int64) uuid.UUID {
 	s.t.Helper()
-	sale, err := crowd.CreateSale(s.t.Context(), url, adminToken, "test", stock, 1)
+	return s.saleOf(url, crowd.SaleTerms{Name: "test", Stock: stock})
+}
+
+func (s *shop) saleOf(url string, terms crowd.SaleTerms) uuid.UUID {
+	s.t.Helper()
+	sale, err := crowd.CreateSale(s.t.Context(), url, adminToken, terms)
 	require.NoError(s.t, err)
 	return sale
 }

@@ -19,6 +19,7 @@ type rebuildCmd struct {
 	keysFlags
 	jsonFlag
 	Sale      uuid.UUID `env:"STAMPEDE_REBUILD_SALE" placeholder:"ID" help:"Sale to rebuild; the others continue. Without it and --partition, everything is rebuilt."`
+	Shards    *int      `env:"STAMPEDE_REBUILD_SHARDS" placeholder:"N" help:"Raise the number of shards of the sale to N, at most the number of partitions at its creation. It is never lowered. Only with --sale."`
 	Partition *int      `env:"STAMPEDE_REBUILD_PARTITION" placeholder:"N" help:"Rebuild the sales of this partition, and mark its Redis server as verified."`
 }
 
@@ -26,6 +27,15 @@ type rebuildCmd struct {
 func (c *rebuildCmd) Validate() error {
 	if err := c.keysFlags.Validate(); err != nil {
 		return err
+	}
+	if c.Shards != nil {
+		if c.Sale == uuid.Nil {
+			return usagef("--shards needs --sale")
+		}
+		if err := checkFlag(*c.Shards >= 1 && *c.Shards <= reservation.MaxPartitions, "--shards", *c.Shards,
+			fmt.Sprintf("1 to %d", reservation.MaxPartitions)); err != nil {
+			return err
+		}
 	}
 	if c.Partition == nil {
 		return nil
@@ -38,7 +48,7 @@ func (c *rebuildCmd) Validate() error {
 }
 
 // Run rebuilds partitions at the same time and prints a report for each when it is done. An error in one partition
-// stops no other.
+// stops no other. Sales with several shards that had to wait for another partition come last.
 func (c *rebuildCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
 	b, err := openControl(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, 4, logger)
 	if err != nil {
@@ -49,7 +59,11 @@ func (c *rebuildCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) e
 	if err != nil {
 		return err
 	}
-	if c.Sale != uuid.Nil {
+	switch {
+	case c.Shards != nil:
+		report, err := rebuilder.RaiseShards(ctx, c.Sale, *c.Shards, rebuild.ReasonByHand)
+		return c.print(s, report, err)
+	case c.Sale != uuid.Nil:
 		report, err := rebuilder.Sale(ctx, c.Sale, rebuild.ReasonByHand)
 		return c.print(s, report, err)
 	}
@@ -62,15 +76,27 @@ func (c *rebuildCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) e
 	failed := make([]error, end-first)
 	var rebuilding sync.WaitGroup
 	var printing sync.Mutex
+	unfinished := map[uuid.UUID]bool{}
 	for p := first; p < end; p++ {
 		rebuilding.Go(func() {
 			report, err := rebuilder.Partition(ctx, p, rebuild.ReasonByHand)
 			printing.Lock()
 			defer printing.Unlock()
+			for _, sale := range report.Unfinished {
+				unfinished[sale] = true
+			}
 			failed[p-first] = c.print(s, report, err)
 		})
 	}
 	rebuilding.Wait()
+	if c.Partition == nil {
+		for sale := range unfinished {
+			report, err := rebuilder.Finish(ctx, sale, rebuild.ReasonByHand)
+			if err != nil || len(report.Sales) > 0 {
+				failed = append(failed, c.print(s, report, err))
+			}
+		}
+	}
 	return errors.Join(failed...)
 }
 

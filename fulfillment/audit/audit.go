@@ -107,8 +107,8 @@ type look struct {
 	noted []Finding
 
 	sales []auditedSale
-	// readable are the sales whose server answers, and streams those of such partitions.
-	readable []auditedSale
+	// readable are the shards of the sales whose servers all answer, and streams those of answering partitions.
+	readable []auditedShard
 	streams  []string
 	// dark holds the errors of partitions whose server does not answer, while others do.
 	dark map[int]error
@@ -145,15 +145,13 @@ func (l *look) selectSales(ctx context.Context) error {
 		return err
 	}
 	for _, s := range sales {
-		if s.partitions > reservation.MaxPartitions {
-			l.note("S7", Finding{Sale: &s.id, Remedy: remedyOperator, What: fmt.Sprintf(
-				"sales.partitions is %d, and the maximum is %d: nothing else of the sale is checked",
-				s.partitions, reservation.MaxPartitions)})
+		if wrong := s.wrongLayout(); wrong != "" {
+			l.note("S7", Finding{Sale: &s.id, Remedy: remedyOperator, What: wrong + ": nothing else of the sale is checked"})
 			continue
 		}
 		l.sales = append(l.sales, s)
-		if l.dark[s.partition] == nil {
-			l.readable = append(l.readable, s)
+		if !l.isDark(s) {
+			l.readable = append(l.readable, s.shards()...)
 		}
 	}
 	l.selectStreams()
@@ -225,18 +223,13 @@ func (l *look) compare(ctx context.Context, verify func(context.Context, pgx.Tx)
 		if _, err := tx.Conn().PgConn().Exec(ctx, sql.AuditBuyers).ReadAll(); err != nil {
 			return fmt.Errorf("index the buyers: %w", err)
 		}
-		if _, err := tx.Exec(ctx, sql.AuditFigures); err != nil {
-			return fmt.Errorf("count: %w", err)
+		for _, figures := range []string{sql.AuditRebuilds, sql.AuditShardFigures, sql.AuditFigures} {
+			if _, err := tx.Exec(ctx, figures); err != nil {
+				return fmt.Errorf("count: %w", err)
+			}
 		}
 		return verify(ctx, tx)
 	})
-}
-
-// auditedSale is a sale to audit, and its place in Redis.
-type auditedSale struct {
-	id uuid.UUID
-	// partition is that of the sale among partitions.
-	partition, partitions int
 }
 
 func salesToAudit(ctx context.Context, c Config) ([]auditedSale, error) {
@@ -247,14 +240,13 @@ func salesToAudit(ctx context.Context, c Config) ([]auditedSale, error) {
 	rows, _ := c.Pool.Query(ctx, sql.AuditSelectedSales, only) // its error comes with the rows
 	sales, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (auditedSale, error) {
 		var s auditedSale
+		var partitions, shards int
 		var archived bool
-		err := row.Scan(&s.id, &s.partitions, &archived)
+		err := row.Scan(&s.id, &partitions, &shards, &archived)
 		if err == nil && archived {
 			err = order.ErrArchived
 		}
-		if err == nil && s.partitions > 0 {
-			s.partition = reservation.PartitionAmong(s.id, s.partitions)
-		}
+		s.layout = reservation.LayoutOf(s.id, max(1, partitions), shards)
 		return s, err
 	})
 	if err != nil {
@@ -270,7 +262,9 @@ func salesToAudit(ctx context.Context, c Config) ([]auditedSale, error) {
 func partitionsOf(keys reservation.Keys, sales []auditedSale) int {
 	partitions := keys.Partitions
 	for _, s := range sales {
-		partitions = max(partitions, s.partition+1)
+		for _, shard := range s.shards() {
+			partitions = max(partitions, shard.partition+1)
+		}
 	}
 	return partitions
 }
@@ -347,9 +341,9 @@ func (l *look) progress(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("look for changes: %w", err)
 	}
 	hash := fnv.New64a()
-	err := l.eachOfSales(ctx, []string{"epoch", "sequence", "generation", "left"},
-		func(_ auditedSale, fields []any, _ error) {
-			_, _ = fmt.Fprintln(hash, fields...) // returns no error
-		})
+	moving := []string{"epoch", "sequence", "generation", "left"}
+	err := l.eachShard(ctx, func(auditedShard) []string { return moving }, func(_ auditedShard, fields []any, _ error) {
+		_, _ = fmt.Fprintln(hash, fields...) // returns no error
+	})
 	return fmt.Sprint(text, " ", hash.Sum64()), l.noteUnread(ctx, theSales, err)
 }

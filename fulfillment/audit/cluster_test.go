@@ -7,22 +7,28 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment/audit"
+	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
 )
 
 // A master and its replica freeze. The audit says which partitions it could not read, and still finds what differs in
-// the others.
+// the others. A sale with a shard in a frozen partition cannot be read.
 func TestAuditChecksPartitionsApartFromFrozenMaster(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewClusterShop(t)
 	const frozen = 0
 	apart := s.PartitionApart(t, frozen)
 	stuck, other := s.OpenIn(t, frozen, 10), s.OpenIn(t, apart, 10)
+	spread := s.OpenSharded(t, 80, 8)
+	for s.Keys.Partition(spread) != apart { // its first shard is not in the frozen partition
+		spread = s.OpenSharded(t, 80, 8)
+	}
 	stop := testwork.Work(t, testwork.Config(s.Shop, t))
 	s.Buy(t, stuck, "ann")
 	s.Buy(t, other, "ann")
-	s.AwaitConfirmed(t, 2)
+	require.Equal(t, 20, s.Crowd(t, spread, 20))
+	s.AwaitConfirmed(t, 22)
 	stop()
 	look := func() audit.Report {
 		report, err := audit.Run(t.Context(), audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Wait: 10 * time.Second})
@@ -43,4 +49,7 @@ func TestAuditChecksPartitionsApartFromFrozenMaster(t *testing.T) {
 	require.EqualValues(t, 1, found.Promise("S4").Found, "%+v", found.Promises)
 	require.Equal(t, other, *found.Promise("S4").Findings[0].Sale)
 	thaw()
+	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(apart, other), "left", 1).Err())
+	testkit.Eventually(t, testshop.Soon, "all partitions answer", func() bool { return !look().Unchecked() })
+	require.False(t, look().Broken())
 }

@@ -4,12 +4,12 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	"stampede/fulfillment/deadletter"
 	"stampede/fulfillment/stream"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // loadEnded copies the ended orders in Redis. It runs after the snapshot of Postgres: Redis gets an
@@ -18,17 +18,17 @@ func (l *look) loadEnded(ctx context.Context, tx pgx.Tx) error {
 	if err := l.unreadError(theSales); err != nil {
 		return err
 	}
-	for _, sale := range l.readable {
-		key := l.Keys.Ended(sale.partition, sale.id)
+	for _, shard := range l.readable {
+		key := l.Keys.Ended(shard.partition, shard.id)
 		for cursor, begun := uint64(0), false; !begun || cursor != 0; begun = true {
 			page, next, err := l.Redis.HScan(ctx, key, cursor, "", buyersPerTrip).Result()
 			if stream.IsWrongType(err) {
 				break // reported as a foreign key
 			} else if err != nil {
-				return fmt.Errorf("read the ended orders of sale %s: %w", sale.id, err)
+				return fmt.Errorf("read the ended orders of sale %s: %w", shard.id, err)
 			}
 			cursor = next
-			if err := copyEnded(ctx, tx, sale.id, page); err != nil {
+			if err := copyEnded(ctx, tx, shard, page); err != nil {
 				return fmt.Errorf("copy the ended orders: %w", err)
 			}
 		}
@@ -36,17 +36,20 @@ func (l *look) loadEnded(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// copyEnded copies a page: name, order, name, ….
-func copyEnded(ctx context.Context, tx pgx.Tx, sale uuid.UUID, page []string) error {
+// copyEnded copies a page: name, order, name, …. Names of users of another shard are left out: no request finds them.
+func copyEnded(ctx context.Context, tx pgx.Tx, shard auditedShard, page []string) error {
 	rows := make([][]any, 0, len(page)/2)
 	for ; len(page) >= 2; page = page[2:] {
 		name, text := page[0], page[1]
-		if deadletter.Storable(name) != name { // no order has this name
+		if deadletter.Storable(name) != name || len(name) < order.FingerprintChars { // no order has this name
 			continue
 		}
-		row := []any{sale, name, nil, nil, nil}
-		if order, quantity, status, err := reservation.ParseEnded(text); err == nil {
-			row[2], row[3], row[4] = order, quantity, string(status)
+		if shard.layout.ShardOf(name[order.FingerprintChars:]) != shard.shard {
+			continue
+		}
+		row := []any{shard.id, name, nil, nil, nil}
+		if id, quantity, status, err := reservation.ParseEnded(text); err == nil {
+			row[2], row[3], row[4] = id, quantity, string(status)
 		}
 		rows = append(rows, row)
 	}

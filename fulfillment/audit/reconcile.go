@@ -102,8 +102,8 @@ type reconciler struct {
 	conn   pg.Session
 	report ReconcileReport
 	counts map[Remedy]*RemedyReport
-	// rebuilt are the partitions that were rebuilt as a whole.
-	rebuilt []int
+	// rebuilt are the sales that were rebuilt with a whole partition.
+	rebuilt []uuid.UUID
 }
 
 func (r *reconciler) run(ctx context.Context) (err error) {

@@ -49,16 +49,21 @@ func (r Remedy) Says() string { return says[r] }
 
 // saleDifferences are those of one sale with one remedy.
 type saleDifferences struct {
-	SaleID     zeronull.UUID // zero for differences of no sale
-	Remedy     Remedy
-	Count      int64
-	Partitions int
+	SaleID             zeronull.UUID // zero for differences of no sale
+	Remedy             Remedy
+	Count              int64
+	Partitions, Shards int
 	// Blocked: the rows of the sale's orders differ from the log, so they cannot be a base for
 	// repairs.
 	Blocked bool
 }
 
 func (d *saleDifferences) sale() uuid.UUID { return uuid.UUID(d.SaleID) }
+
+// layout returns where the sale is in Redis.
+func (d *saleDifferences) layout() reservation.Layout {
+	return reservation.LayoutOf(d.sale(), d.Partitions, d.Shards)
+}
 
 // repair repairs and counts differences; those with other remedies are only counted. Failures go to the report.
 func (r *reconciler) repair(ctx context.Context, d saleDifferences) {
@@ -101,6 +106,7 @@ type difference struct {
 	OrderID    uuid.UUID
 	UserID     string
 	Quantity   int64
+	Shard      int // the one that has the reservation
 	Epoch      int64
 	ReservedAt time.Time
 }
@@ -123,28 +129,38 @@ func (r *reconciler) eachPage(
 	}
 }
 
-// append appends events to the stream again and records which.
+// append appends events to the streams of their shards again and records which.
 func (r *reconciler) append(ctx context.Context, d saleDifferences, page []difference) error {
-	events := make([]order.OrderReserved, len(page))
-	for i, p := range page {
-		events[i] = order.OrderReserved{
+	ofShard := map[int][]order.OrderReserved{}
+	for _, p := range page {
+		ofShard[p.Shard] = append(ofShard[p.Shard], order.OrderReserved{
 			OrderID: p.OrderID, SaleID: d.sale(), UserID: p.UserID, Quantity: p.Quantity, Epoch: p.Epoch,
 			ReservedAt: p.ReservedAt,
-		}
-	}
-	limited, cancel := context.WithTimeout(ctx, retry.CallTimeout)
-	defer cancel()
-	appended, err := r.Store.AppendReserved(limited, reservation.PartitionAmong(d.sale(), d.Partitions), d.sale(), events)
-	if err != nil {
-		return err
+		})
 	}
 	var orders []uuid.UUID
-	for i, e := range events {
+	var failed error
+	for shard, events := range ofShard {
+		appended, err := r.appendTo(ctx, d.layout().Partition(shard), d.sale(), events)
+		failed = errors.Join(failed, err)
+		orders = append(orders, appended...)
+	}
+	return errors.Join(failed, r.note(ctx, r.conn, d.sale(), "appended", orders))
+}
+
+// appendTo appends events of a sale to the stream of a partition and returns which.
+func (r *reconciler) appendTo(
+	ctx context.Context, partition int, sale uuid.UUID, events []order.OrderReserved,
+) (orders []uuid.UUID, err error) {
+	limited, cancel := context.WithTimeout(ctx, retry.CallTimeout)
+	defer cancel()
+	appended, err := r.Store.AppendReserved(limited, partition, sale, events)
+	for i := range appended {
 		if appended[i] {
-			orders = append(orders, e.OrderID)
+			orders = append(orders, events[i].OrderID)
 		}
 	}
-	return r.note(ctx, r.conn, d.sale(), "appended", orders)
+	return orders, err
 }
 
 // release enqueues releases, which workers apply.
@@ -186,18 +202,42 @@ func (r *reconciler) recount(ctx context.Context, d saleDifferences) error {
 	return err
 }
 
-// rebuild rebuilds the stock of a sale, or its whole partition if the server is unverified. A rebuild
-// records its own event.
+// rebuild rebuilds the stock of a sale, or all of its partitions whose servers are unverified, with the other sales in
+// them. A rebuild records its own event.
 func (r *reconciler) rebuild(ctx context.Context, d saleDifferences) error {
-	partition := reservation.PartitionAmong(d.sale(), d.Partitions)
-	if slices.Contains(r.rebuilt, partition) {
+	if slices.Contains(r.rebuilt, d.sale()) {
 		return nil
 	}
 	_, err := r.Rebuilder.Sale(ctx, d.sale(), rebuild.ReasonReconciled)
-	if errors.Is(err, rebuild.ErrServerUnverified) && r.Sale == uuid.Nil {
-		if _, err = r.Rebuilder.Partition(ctx, partition, rebuild.ReasonReconciled); err == nil {
-			r.rebuilt = append(r.rebuilt, partition)
-		}
+	if !errors.Is(err, rebuild.ErrServerUnverified) || r.Sale != uuid.Nil {
+		return err
+	}
+	var failed error
+	layout := d.layout()
+	for shard := range layout.Shards {
+		failed = errors.Join(failed, r.rebuildUnverified(ctx, layout.Partition(shard)))
+	}
+	// The last of these rebuilds also rebuilds a sale with several shards.
+	if slices.Contains(r.rebuilt, d.sale()) {
+		return nil
+	} else if failed != nil {
+		return failed
+	}
+	_, err = r.Rebuilder.Sale(ctx, d.sale(), rebuild.ReasonReconciled)
+	return err
+}
+
+// rebuildUnverified rebuilds a partition, unless its server is verified.
+func (r *reconciler) rebuildUnverified(ctx context.Context, partition int) error {
+	limited, cancel := retry.ForCall(ctx)
+	server, err := r.Store.Inspect(limited, partition)
+	cancel()
+	if err != nil || server.Known {
+		return err
+	}
+	report, err := r.Rebuilder.Partition(ctx, partition, rebuild.ReasonReconciled)
+	for _, sale := range report.Sales {
+		r.rebuilt = append(r.rebuilt, sale.ID)
 	}
 	return err
 }

@@ -27,13 +27,14 @@ const (
 	buyersPerTrip = 1000
 )
 
-// redisSale is a sale as Redis has it.
-type redisSale struct {
-	auditedSale
-	present, unread                                   bool
+// redisShard is a shard of a sale as Redis has it.
+type redisShard struct {
+	auditedShard
+	present                                           bool
 	epoch, units, stock, places, generation, revision *int64
 	opensAt, closesAt, limit, window                  *int64
 	state                                             string
+	moves
 }
 
 // numberMax is the highest number that the scripts read. Stampede writes none above it.
@@ -47,9 +48,9 @@ func (l *look) loadRedis(ctx context.Context) error {
 			return fmt.Errorf("make the tables: %w", err)
 		}
 	}
-	var all []redisSale
-	err := l.eachOfSales(ctx, saleFields, func(s auditedSale, fields []any, err error) {
-		all = append(all, l.readSale(s, fields, err))
+	var all []redisShard
+	err := l.eachShard(ctx, auditedShard.fields, func(s auditedShard, fields []any, err error) {
+		all = append(all, l.readShard(s, fields, err))
 	})
 	if err := l.noteUnread(ctx, theSales, err); err != nil {
 		return err
@@ -57,24 +58,7 @@ func (l *look) loadRedis(ctx context.Context) error {
 	if l.unreadError(theSales) != nil {
 		all = nil
 	}
-	copied := slices.Clone(all)
-	for _, s := range l.sales { // those that exist, but could not be read
-		if l.dark[s.partition] != nil || l.unreadError(theSales) != nil {
-			copied = append(copied, redisSale{auditedSale: s, unread: true})
-		}
-	}
-	_, err = l.conn.CopyFrom(ctx, pgx.Identifier{"audit_sales"}, []string{
-		"sale_id", "present", "unread", "epoch", "units", "stock", "places", "generation", "revision",
-		"opens_at_ms", "closes_at_ms", "per_order_limit", "payment_window_s", "state",
-	},
-		pgx.CopyFromSlice(len(copied), func(i int) ([]any, error) {
-			s := copied[i]
-			return []any{
-				s.id, s.present, s.unread, s.epoch, s.units, s.stock, s.places, s.generation, s.revision,
-				s.opensAt, s.closesAt, s.limit, s.window, s.state,
-			}, nil
-		}))
-	if err != nil {
+	if err := l.copySales(ctx, all); err != nil {
 		return fmt.Errorf("copy the sales: %w", err)
 	}
 	if err := l.noteUnread(ctx, theSales, l.loadBuyers(ctx, all)); l.isFatal(ctx, err) {
@@ -86,14 +70,47 @@ func (l *look) loadRedis(ctx context.Context) error {
 	return nil
 }
 
-// loadBuyers copies the buyers of the sales.
-func (l *look) loadBuyers(ctx context.Context, all []redisSale) error {
+// copySales copies all sales and their shards: those that were read, in their order, and those that exist but could
+// not be read.
+func (l *look) copySales(ctx context.Context, read []redisShard) error {
+	var sales, shards [][]any
+	for _, sale := range l.sales {
+		unread := l.isDark(sale) || l.unreadError(theSales) != nil
+		var of []redisShard
+		if unread {
+			for _, s := range sale.shards() {
+				of = append(of, redisShard{auditedShard: s})
+			}
+		} else {
+			of, read = read[:sale.layout.Shards], read[sale.layout.Shards:]
+		}
+		sales = append(sales, []any{sale.id, sale.layout.Shards, unread, onTheWay(of)})
+		for _, s := range of {
+			shards = append(shards, []any{
+				s.id, s.shard, s.label(), s.present, s.epoch, s.units, s.stock, s.places, s.generation, s.revision,
+				s.opensAt, s.closesAt, s.limit, s.window, s.state,
+			})
+		}
+	}
+	if _, err := l.conn.CopyFrom(ctx, pgx.Identifier{"audit_sales"},
+		[]string{"sale_id", "shards", "unread", "on_the_way"}, pgx.CopyFromRows(sales)); err != nil {
+		return err
+	}
+	_, err := l.conn.CopyFrom(ctx, pgx.Identifier{"audit_shards"}, []string{
+		"sale_id", "shard", "label", "present", "epoch", "units", "stock", "places", "generation", "revision",
+		"opens_at_ms", "closes_at_ms", "per_order_limit", "payment_window_s", "state",
+	}, pgx.CopyFromRows(shards))
+	return err
+}
+
+// loadBuyers copies the buyers of the shards.
+func (l *look) loadBuyers(ctx context.Context, all []redisShard) error {
 	if err := l.unreadError(theSales); err != nil {
 		return err
 	}
-	scan := buyerScan{ctx: ctx, look: l, sales: all}
+	scan := buyerScan{ctx: ctx, look: l, shards: all}
 	_, err := l.conn.CopyFrom(ctx, pgx.Identifier{"audit_scan"},
-		[]string{"sale_id", "user_id", "order_id", "quantity", "sequence", "epoch", "reserved_at", "late"},
+		[]string{"sale_id", "shard", "user_id", "order_id", "quantity", "sequence", "epoch", "reserved_at", "late"},
 		pgx.CopyFromFunc(scan.next))
 	if scan.err != nil {
 		return scan.err
@@ -106,10 +123,10 @@ func (l *look) loadBuyers(ctx context.Context, all []redisSale) error {
 	return l.findStill(ctx, all)
 }
 
-// findUnlisted reports sales that Redis has and does not list, so that their orders are not found by
-// id. It also reports sales whose ended orders are ignored, so that a used idempotency key would buy
+// findUnlisted reports shards that Redis has and does not list, so that their orders are not found by
+// id. It also reports shards whose ended orders are ignored, so that a used idempotency key would buy
 // again.
-func (l *look) findUnlisted(ctx context.Context, all []redisSale) error {
+func (l *look) findUnlisted(ctx context.Context, all []redisShard) error {
 	type asked struct {
 		listed *redis.BoolCmd
 		ended  *redis.StatusCmd
@@ -142,19 +159,20 @@ func (l *look) findUnlisted(ctx context.Context, all []redisSale) error {
 			if a.listed.Err() == nil && !a.listed.Val() {
 				l.note("S7", Finding{
 					Sale: &s.id, Remedy: RemedyRebuild,
-					What: "Redis has the sale, and does not list it among the sales of its partition",
+					What: s.label() + "Redis has the sale, and does not list it among the sales of its partition",
 				})
 			}
 			switch kind := a.ended.Val(); {
 			case kind != "none" && kind != "hash":
 				l.note("S7", Finding{
 					Sale: &s.id, Remedy: RemedyRebuild,
-					What: "the key of its ended orders in Redis has a wrong type: " + kind,
+					What: s.label() + "the key of its ended orders in Redis has a wrong type: " + kind,
 				})
 			case kind == "hash" && a.flag.Val() != "1" && *s.epoch > 0:
 				l.note("S7", Finding{
 					Sale: &s.id, Remedy: RemedyRebuild,
-					What: "Redis has ended orders of the sale, and does not use them: used idempotency keys would buy again",
+					What: s.label() + "Redis has ended orders of the sale, and does not use them: used idempotency keys would " +
+						"buy again",
 				})
 			}
 		}
@@ -162,37 +180,21 @@ func (l *look) findUnlisted(ctx context.Context, all []redisSale) error {
 	return nil
 }
 
-// findStill notes the sales to which no unit returned while their buyers were read.
-func (l *look) findStill(ctx context.Context, before []redisSale) error {
-	var still []uuid.UUID
-	i := 0
-	err := l.eachOfSales(ctx, []string{"generation"}, func(s auditedSale, fields []any, err error) {
-		text, _ := fields[0].(string)
-		if b := before[i]; err == nil && b.generation != nil && text == strconv.FormatInt(*b.generation, 10) {
-			still = append(still, s.id)
-		}
-		i++
-	})
-	if err == nil {
-		_, err = l.conn.Exec(ctx, sql.AuditNoteStill, still)
-	}
-	return err
-}
-
-// findLatest notes the current sequences of the sales, which no order in the snapshot can exceed.
+// findLatest notes the current sequences of the shards, which no order in the snapshot can exceed.
 func (l *look) findLatest(ctx context.Context, tx pgx.Tx) error {
-	ids, latest := []uuid.UUID{}, []int64{}
+	ids, shards, latest := []uuid.UUID{}, []int{}, []int64{}
 	if err := l.unreadError(theSales); err != nil {
 		return err
 	}
-	err := l.eachOfSales(ctx, []string{"sequence"}, func(s auditedSale, fields []any, _ error) {
+	sequence := []string{"sequence"}
+	err := l.eachShard(ctx, func(auditedShard) []string { return sequence }, func(s auditedShard, fields []any, _ error) {
 		text, _ := fields[0].(string)
 		if n, err := strconv.ParseInt(text, 10, 64); err == nil {
-			ids, latest = append(ids, s.id), append(latest, n)
+			ids, shards, latest = append(ids, s.id), append(shards, s.shard), append(latest, n)
 		}
 	})
 	if err == nil {
-		_, err = tx.Exec(ctx, sql.AuditNoteLatest, ids, latest)
+		_, err = tx.Exec(ctx, sql.AuditNoteLatest, ids, shards, latest)
 	}
 	return err
 }
@@ -204,63 +206,79 @@ func (l *look) reportUnknownSales(ctx context.Context, inRedis []reservation.Loc
 	for _, s := range known {
 		knownIDs[s.id] = true
 	}
+	var unknown []uuid.UUID
+	buyers := map[uuid.UUID]int64{} // in all shards
 	for _, s := range inRedis {
 		if knownIDs[s.ID] {
 			continue
 		}
-		buyers, err := l.Redis.HLen(ctx, l.Keys.Buyers(s.Partition, s.ID)).Result()
+		n, err := l.Redis.HLen(ctx, l.Keys.Buyers(s.Partition, s.ID)).Result()
 		if err != nil && !stream.IsWrongType(err) {
 			return l.noteUnread(ctx, theSales, fmt.Errorf("count the buyers of sale %s in Redis: %w", s.ID, err))
 		}
+		if _, found := buyers[s.ID]; !found {
+			unknown = append(unknown, s.ID)
+		}
+		buyers[s.ID] += n
+	}
+	for _, id := range unknown {
 		l.note("S7", Finding{
-			Sale: &s.ID, Remedy: remedyOperator,
-			What: fmt.Sprintf("Redis has this sale, with %s, and Postgres does not know it", plural(buyers, "buyer")),
+			Sale: &id, Remedy: remedyOperator,
+			What: fmt.Sprintf("Redis has this sale, with %s, and Postgres does not know it", plural(buyers[id], "buyer")),
 		})
 	}
 	return nil
 }
 
-// saleFields are the fields that readSale reads, in its order.
+// saleFields are the first fields that readShard reads, in its order.
 var saleFields = []string{
 	"epoch", "left", "stock", "sequence", "generation", "revision",
 	"opens_at_ms", "closes_at_ms", "per_order_limit", "payment_window_s", "state",
 }
 
-// eachOfSales reads fields of all readable sales; err is set if the key has a wrong type.
-func (l *look) eachOfSales(ctx context.Context, names []string, do func(s auditedSale, fields []any, err error)) error {
+// fields are those that readShard reads.
+func (s auditedShard) fields() []string {
+	return slices.Concat(saleFields, []string{"shard"}, s.moveFields())
+}
+
+// eachShard reads fields of all readable shards; err is set if the key has a wrong type.
+func (l *look) eachShard(
+	ctx context.Context, names func(auditedShard) []string, do func(s auditedShard, fields []any, err error),
+) error {
 	if err := l.unreadError(theSales); err != nil {
 		return err
 	}
-	for sales := l.readable; len(sales) > 0; {
-		n := min(len(sales), salesPerTrip)
+	for shards := l.readable; len(shards) > 0; {
+		n := min(len(shards), salesPerTrip)
 		asked := make([]*redis.SliceCmd, n)
 		_, _ = l.Redis.Pipelined(ctx, func(p redis.Pipeliner) error { // each command's own error counts
-			for i, s := range sales[:n] {
-				asked[i] = p.HMGet(ctx, l.Keys.Sale(s.partition, s.id), names...)
+			for i, s := range shards[:n] {
+				asked[i] = p.HMGet(ctx, l.Keys.Sale(s.partition, s.id), names(s)...)
 			}
 			return nil
 		})
-		for i, s := range sales[:n] {
+		for i, s := range shards[:n] {
 			fields, err := asked[i].Result()
 			if err != nil && !stream.IsWrongType(err) {
 				return fmt.Errorf("look up sale %s in Redis: %w", s.id, err)
 			}
 			if err != nil {
-				fields = make([]any, len(names))
+				fields = make([]any, len(names(s)))
 			}
 			do(s, fields, err)
 		}
-		sales = sales[n:]
+		shards = shards[n:]
 	}
 	return nil
 }
 
-func (l *look) readSale(s auditedSale, fields []any, err error) redisSale {
-	sale := redisSale{auditedSale: s}
+func (l *look) readShard(s auditedShard, fields []any, err error) redisShard {
+	shard := redisShard{auditedShard: s}
 	if err != nil {
-		l.note("S7", Finding{Sale: &s.id, What: "its key in Redis has a wrong type", Remedy: RemedyRebuild})
-		return sale
+		l.note("S7", Finding{Sale: &s.id, What: s.label() + "its key in Redis has a wrong type", Remedy: RemedyRebuild})
+		return shard
 	}
+	fields, layout, moved := fields[:len(saleFields)], fields[len(saleFields)], fields[len(saleFields)+1:]
 	numbers := make([]*int64, len(fields))
 	present, closed := false, fields[0] == "0"
 	var damaged []string
@@ -271,7 +289,7 @@ func (l *look) readSale(s auditedSale, fields []any, err error) redisSale {
 		}
 		present = present || field != nil
 		if saleFields[i] == "state" {
-			if sale.state = deadletter.Storable(text); text == "" {
+			if shard.state = deadletter.Storable(text); text == "" {
 				damaged = append(damaged, "state is missing")
 			}
 			continue
@@ -283,34 +301,46 @@ func (l *look) readSale(s auditedSale, fields []any, err error) redisSale {
 			damaged = append(damaged, saleFields[i]+" is missing")
 		case err != nil, strconv.FormatInt(n, 10) != text, n > numberMax, n < 0 && saleFields[i] != "left", n < -numberMax:
 			damaged = append(damaged, fmt.Sprintf("%s is %.50q", saleFields[i], text))
+		case saleFields[i] == "sequence" && !closed && int(n)%s.layout.Shards != s.shard:
+			damaged = append(damaged, fmt.Sprintf("sequence is %d, before a place of another shard", n))
 		}
+	}
+	if shard.moves, err = s.readMoves(moved); err != nil {
+		damaged = append(damaged, err.Error())
 	}
 	if len(damaged) > 0 {
 		if present {
 			l.note("S7", Finding{
 				Sale: &s.id, Remedy: RemedyRebuild,
-				What: "its fields in Redis are damaged: " + strings.Join(damaged, ", "),
+				What: s.label() + "its fields in Redis are damaged: " + strings.Join(damaged, ", "),
 			})
 		}
-		return sale
+		return shard
 	}
-	sale.present = true
-	sale.epoch, sale.units, sale.stock = numbers[0], numbers[1], numbers[2]
-	sale.places, sale.generation, sale.revision = numbers[3], numbers[4], numbers[5]
-	sale.opensAt, sale.closesAt, sale.limit, sale.window = numbers[6], numbers[7], numbers[8], numbers[9]
-	return sale
+	if text, _ := layout.(string); !closed && text != s.layout.Field(s.shard) {
+		l.note("S7", Finding{
+			Sale: &s.id, Remedy: RemedyRebuild,
+			What: fmt.Sprintf("%sits place among the shards is %.50q in Redis and %q in Postgres", s.label(), text,
+				s.layout.Field(s.shard)),
+		})
+	}
+	shard.present = true
+	shard.epoch, shard.units, shard.stock = numbers[0], numbers[1], numbers[2]
+	shard.places, shard.generation, shard.revision = numbers[3], numbers[4], numbers[5]
+	shard.opensAt, shard.closesAt, shard.limit, shard.window = numbers[6], numbers[7], numbers[8], numbers[9]
+	return shard
 }
 
-// buyerScan streams the buyers of sales from Redis to Postgres.
+// buyerScan streams the buyers of shards from Redis to Postgres.
 type buyerScan struct {
 	*look
-	ctx   context.Context // of the copy, which takes a function without one
-	sales []redisSale
+	ctx    context.Context // of the copy, which takes a function without one
+	shards []redisShard
 
-	sale   redisSale // the sale of the page
-	page   []string  // user, reservation, user, …
-	cursor uint64    // 0 before the first page of a sale and after its last one
-	err    error     // an error of Redis
+	shard  redisShard // the shard of the page
+	page   []string   // user, reservation, user, …
+	cursor uint64     // 0 before the first page of a shard and after its last one
+	err    error      // an error of Redis
 }
 
 // next returns the next buyer as a row, nil after the last one.
@@ -324,10 +354,10 @@ func (b *buyerScan) next() ([]any, error) {
 			}
 		}
 		if b.cursor == 0 {
-			if len(b.sales) == 0 {
+			if len(b.shards) == 0 {
 				return nil, nil
 			}
-			b.sale, b.sales = b.sales[0], b.sales[1:]
+			b.shard, b.shards = b.shards[0], b.shards[1:]
 		}
 		if b.err = b.nextPage(); b.err != nil {
 			return nil, b.err
@@ -337,36 +367,55 @@ func (b *buyerScan) next() ([]any, error) {
 
 // nextPage fetches the next page.
 func (b *buyerScan) nextPage() (err error) {
-	key := b.Keys.Buyers(b.sale.partition, b.sale.id)
+	key := b.Keys.Buyers(b.shard.partition, b.shard.id)
 	b.page, b.cursor, err = b.Redis.HScan(b.ctx, key, b.cursor, "", buyersPerTrip).Result()
 	if stream.IsWrongType(err) {
 		b.page, b.cursor = nil, 0
 		b.note("S7", Finding{
-			Sale: &b.sale.id, Remedy: RemedyRebuild,
-			What: "the key of its buyers in Redis has a wrong type",
+			Sale: &b.shard.id, Remedy: RemedyRebuild,
+			What: b.shard.label() + "the key of its buyers in Redis has a wrong type",
 		})
 		return nil
 	} else if err != nil {
-		return fmt.Errorf("read the buyers of sale %s: %w", b.sale.id, err)
+		return fmt.Errorf("read the buyers of sale %s: %w", b.shard.id, err)
 	}
 	return nil
 }
 
-// row returns nil for an unreadable buyer. A buyer is late if the sale had not assigned the place
-// when the sale was read.
+// row returns nil for an unreadable buyer. A buyer is late if the shard had not assigned the place
+// when it was read.
 func (b *buyerScan) row(user, text string) []any {
+	s := &b.shard
 	r, _, err := order.ParseReservation(text)
 	if err != nil || deadletter.Storable(text) != text || !r.CanBeOf(user) ||
-		!order.MayBelongTo(r.OrderID, b.sale.id) {
+		!order.MayBelongTo(r.OrderID, s.id) {
 		b.note("S4", Finding{
-			Sale: &b.sale.id, User: deadletter.Storable(user), Remedy: RemedyRebuild,
-			What: fmt.Sprintf("the reservation in Redis is damaged: %.100q", text),
+			Sale: &s.id, User: deadletter.Storable(user), Remedy: RemedyRebuild,
+			What: fmt.Sprintf("%sthe reservation in Redis is damaged: %.100q", s.label(), text),
 		})
 		return nil
 	}
-	late := b.sale.places != nil && r.Sequence > *b.sale.places
-	if r.Epoch == 0 && b.sale.epoch != nil {
-		r.Epoch = *b.sale.epoch
+	b.findStray(user, r)
+	late := s.places != nil && r.Sequence > *s.places
+	if r.Epoch == 0 && s.epoch != nil {
+		r.Epoch = *s.epoch
 	}
-	return []any{b.sale.id, user, r.OrderID, r.Quantity, r.Sequence, r.Epoch, r.ReservedAt, late}
+	return []any{s.id, s.shard, user, r.OrderID, r.Quantity, r.Sequence, r.Epoch, r.ReservedAt, late}
+}
+
+// findStray reports a reservation that is not in the shard of its user, or not at a place of that shard. Reservations
+// of earlier epochs may have any place.
+func (b *buyerScan) findStray(user string, r order.Reservation) {
+	s, what := &b.shard, ""
+	home := s.layout.ShardOf(user)
+	placed := int((r.Sequence - 1) % int64(s.layout.Shards))
+	switch {
+	case home != s.shard:
+		what = fmt.Sprintf("%sthe reservation is of a user of shard %d", s.label(), home)
+	case placed != home && r.Epoch == 0:
+		what = fmt.Sprintf("%sthe reservation is at place %d, which is one of shard %d", s.label(), r.Sequence, placed)
+	default:
+		return
+	}
+	b.note("S4", Finding{Sale: &s.id, Order: &r.OrderID, User: user, Remedy: RemedyRebuild, What: what})
 }

@@ -89,7 +89,9 @@ const (
 type SaleFigures struct {
 	SaleID uuid.UUID `json:"sale_id"`
 	Name   string    `json:"name"`
-	Stock  int64     `json:"stock"`
+	// Shards is how many shards share the stock, 0 if there is one.
+	Shards int   `json:"shards,omitempty"`
+	Stock  int64 `json:"stock"`
 	// Sold is the sale's counter; LiveUnits, of LiveOrders, and ReplayedUnits must be the same.
 	Sold       int64 `json:"sold"`
 	Orders     int64 `json:"orders"`
@@ -106,9 +108,11 @@ type SaleFigures struct {
 	ReplayedUnits int64 `json:"replayed_units"`
 	// Buyers counts the reservations in Redis.
 	Buyers int64 `json:"buyers"`
-	// InRedis is false if Redis does not have the sale; Available, Held and Places are 0 then.
+	// InRedis is false if Redis does not have the sale, or not all of its shards; Available, Held and Places are 0 then.
 	InRedis   bool  `json:"in_redis"`
 	Available int64 `json:"available"`
+	// OnTheWay counts the available units that one shard has given to another, which has not got them yet.
+	OnTheWay int64 `json:"on_the_way,omitempty"`
 	// Held counts the accepted units without an order in Postgres yet, and the units of ended orders
 	// that Redis has not released yet. UnpaidUnits are not included.
 	Held int64 `json:"held"`
@@ -277,8 +281,15 @@ func (r Report) writeEquations(w io.Writer) {
 		if s.Stock != s.Available+held+sold {
 			is = "≠"
 		}
-		fmt.Fprintf(w, "      %s %s %s available + %s held + %s sold   sale %s %s\n", n(s.Stock), is, n(s.Available), n(held),
-			n(sold), s.SaleID, figure.Printable(s.Name))
+		over := ""
+		if s.Shards > 0 {
+			over = fmt.Sprintf(", over %d shards", s.Shards)
+		}
+		if s.OnTheWay > 0 {
+			over += fmt.Sprintf(", %s on their way", plural(s.OnTheWay, "unit"))
+		}
+		fmt.Fprintf(w, "      %s %s %s available + %s held + %s sold   sale %s %s%s\n", n(s.Stock), is, n(s.Available), n(held),
+			n(sold), s.SaleID, figure.Printable(s.Name), over)
 	}
 }
 

@@ -118,7 +118,7 @@ func (b *Batcher) process(ctx context.Context, f *inFlightBatch) {
 	outcomes := b.record(ctx, events, f.apart)
 	crashpoint.Hit(crashpoint.AfterCommit)
 	if b.Rebuilder != nil {
-		b.Rebuilder.Witnesses.Note(outcomes)
+		b.Rebuilder.Witnesses.Note(b.Partition, outcomes)
 	}
 	released := b.Release(ctx, outcomes)
 	crashpoint.Hit(crashpoint.BeforeAck)
@@ -219,6 +219,9 @@ func (b *Batcher) Release(ctx context.Context, outcomes []ledger.Outcome) bool {
 	results, err := b.Store.Release(ctx, ended)
 	if err != nil {
 		b.releasing.Failed(err)
+		return false
+	}
+	if slices.Contains(results, reservation.ReleaseUnreached) { // the shard of another order was reached
 		return false
 	}
 	b.releasing.Over()

@@ -84,17 +84,21 @@ func (l *Ledger) SweepReleases(ctx context.Context, store *reservation.Store) (r
 	return int(all.Load()), err
 }
 
-// dueReleases returns the sales of which releases are due, by partition.
+// dueReleases returns the sales of which releases are due, by partition. A sale with several shards is in the list of
+// each of its partitions, so that it has a turn if any of them answers. The first one takes them all.
 func (l *Ledger) dueReleases(ctx context.Context) (map[int][]uuid.UUID, error) {
 	ctx, cancel := context.WithTimeout(ctx, RecordTimeout)
 	defer cancel()
 	rows, _ := l.pool.Query(ctx, sql.LedgerDueReleases) // its error comes with the rows
 	due := map[int][]uuid.UUID{}
 	var sale uuid.UUID
-	var partitions int
-	_, err := pgx.ForEachRow(rows, []any{&sale, &partitions}, func() error {
-		p := reservation.PartitionAmong(sale, partitions)
-		due[p] = append(due[p], sale)
+	var partitions, shards int
+	_, err := pgx.ForEachRow(rows, []any{&sale, &partitions, &shards}, func() error {
+		layout := reservation.LayoutOf(sale, partitions, shards)
+		for shard := range layout.Shards {
+			p := layout.Partition(shard)
+			due[p] = append(due[p], sale)
+		}
 		return nil
 	})
 	if err != nil {
@@ -104,15 +108,18 @@ func (l *Ledger) dueReleases(ctx context.Context) (map[int][]uuid.UUID, error) {
 }
 
 // releaseSome is a SweepStep among some sales. It releases the units of at most SweepMax orders of one of them in Redis
-// and deletes their rows from the releases. Releases that Redis refuses are kept and retried after a while.
+// and deletes their rows from the releases. Releases that Redis refuses are kept and retried after a while. So are
+// those of a shard that cannot be reached, soon: others of the sale come first then.
 //
 // Rows are deleted after Redis has answered. After a crash another worker retries; lua/release.lua
 // releases a unit once, because it finds the reservation gone or replaced by another order.
 func (l *Ledger) releaseSome(
 	ctx context.Context, store *reservation.Store, among []uuid.UUID,
 ) (sale uuid.UUID, released int, err error) {
+	var unreached error // why no release of a sale with several shards reached Redis; their next try is noted all the same
 	err = l.inTransaction(ctx, func(tx pgx.Tx) error {
-		err := tx.QueryRow(ctx, sql.LedgerReleaseSale, among).Scan(&sale)
+		var sharded bool
+		err := tx.QueryRow(ctx, sql.LedgerReleaseSale, among).Scan(&sale, &sharded)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return nil
 		} else if err != nil {
@@ -127,29 +134,38 @@ func (l *Ledger) releaseSome(
 		limited, cancel := context.WithTimeout(ctx, retry.CallTimeout)
 		defer cancel()
 		results, err := store.Release(limited, releases)
-		if err != nil {
+		switch {
+		case err != nil && sharded: // perhaps only these are of the shard that cannot be reached
+			unreached = err
+			results = slices.Repeat([]reservation.ReleaseResult{reservation.ReleaseUnreached}, len(releases))
+		case err != nil:
 			return err
 		}
 		crashpoint.Hit(crashpoint.AfterRelease)
 		// Not nil, which would be NULL.
-		done, unknown, damaged := []uuid.UUID{}, []uuid.UUID{}, []uuid.UUID{}
+		done, unknown, damaged, dark := []uuid.UUID{}, []uuid.UUID{}, []uuid.UUID{}, []uuid.UUID{}
 		for i, r := range releases {
 			switch results[i] {
 			case reservation.Released, reservation.ReleaseNotHeld:
 				done = append(done, r.OrderID)
 			case reservation.ReleaseUnknownSale:
 				unknown = append(unknown, r.OrderID)
+			case reservation.ReleaseUnreached:
+				dark = append(dark, r.OrderID)
 			default: // damaged, or unknown to this version
 				damaged = append(damaged, r.OrderID)
 			}
 		}
 		var kept int
-		if err := tx.QueryRow(ctx, sql.LedgerNoteReleases, sale, done, unknown, damaged).Scan(&kept); err != nil {
+		if err := tx.QueryRow(ctx, sql.LedgerNoteReleases, sale, done, unknown, damaged, dark).Scan(&kept); err != nil {
 			return err
 		}
 		released = len(releases) - kept
 		return nil
 	})
+	if err == nil {
+		err = unreached
+	}
 	if err != nil {
 		return sale, 0, fmt.Errorf("release units: %w", err)
 	}

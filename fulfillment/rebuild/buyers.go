@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	// holdersPerCall is how many orders go to Redis in one call. Redis serves no other client meanwhile, and larger
-	// calls are hardly faster.
+	// holdersPerCall is how many orders of a shard go to Redis in one call. Redis serves no other client meanwhile, and
+	// larger calls are hardly faster.
 	holdersPerCall = 1000
 	// holdCalls bounds the concurrent calls: while Redis works on one, the next one is sent.
 	holdCalls = 2
@@ -25,74 +25,88 @@ const (
 // errOvertaken is returned if another rebuild of the sale has raised its epoch since this one began.
 var errOvertaken = errors.New("another rebuild has raised the epoch of the sale")
 
-// staged counts what was copied to Redis for the new epoch of a sale: live orders, their units, and ended orders.
+// staged counts what was copied to Redis for the new epoch of a shard: live orders, their units, and ended orders.
 type staged struct{ orders, units, ended int64 }
 
-// stageBuyers copies the live orders of a sale to a key beside the old buyers, and its ended orders with an idempotency
-// key to another. It reads one snapshot after the raise of the epoch: no order can be added any more, and the units
-// of an order that ends later are released in the new epoch.
-func (b *build) stageBuyers(ctx context.Context, sale raisedSale) (all staged, err error) {
+// sumOf sums what was copied for all shards.
+func sumOf(shards []staged) (all staged) {
+	for _, s := range shards {
+		all.orders, all.units, all.ended = all.orders+s.orders, all.units+s.units, all.ended+s.ended
+	}
+	return all
+}
+
+// stageBuyers copies the live orders of a sale to keys beside the old buyers, each to the shard of its user, and the
+// ended orders with an idempotency key to others. It reads one snapshot after the raise of the epoch: no order can be
+// added any more, and the units of an order that ends later are released in the new epoch. It returns what it copied
+// for each shard.
+func (b *build) stageBuyers(ctx context.Context, sale raisedSale) ([]staged, error) {
+	layout := sale.Layout()
+	counts := make([]staged, layout.Shards)
 	calls, callCtx := errgroup.WithContext(ctx)
 	calls.SetLimit(holdCalls)
-	free := make(chan []reservation.Holder, holdCalls+1) // one of them is being filled
+	free := make(chan []reservation.Holder, holdCalls)
 	for range cap(free) {
 		free <- make([]reservation.Holder, 0, holdersPerCall)
 	}
-	send := func(page []reservation.Holder) ([]reservation.Holder, error) {
-		all.orders += int64(len(page))
+	send := func(shard int, page []reservation.Holder) (next []reservation.Holder, err error) {
+		counts[shard].orders += int64(len(page))
 		for i := range page {
-			all.units += page[i].Reservation.Quantity
+			counts[shard].units += page[i].Reservation.Quantity
 		}
 		calls.Go(func() error {
 			defer func() { free <- page[:0] }()
-			return b.holdPage(callCtx, sale, page)
+			return b.holdPage(callCtx, sale, layout.Partition(shard), page)
 		})
 		crashpoint.Hit(crashpoint.RebuildStaging)
 		return <-free, callCtx.Err()
 	}
 	// Uses ctx and not callCtx: a cancelled query ends the session, and the lock with it.
 	readErr := b.session.snapshot(ctx, sale, func(tx pgx.Tx) error {
-		if err := eachHolder(ctx, tx, sale, <-free, send); err != nil {
+		if err := eachHolder(ctx, tx, sale, send); err != nil {
 			return err
 		}
-		return b.stageEnded(ctx, tx, sale, &all.ended)
+		return b.stageEnded(ctx, tx, sale, counts)
 	})
 	if err := calls.Wait(); err != nil {
-		return staged{}, err // the cause of readErr, if there is one
+		return nil, err // the cause of readErr, if there is one
 	}
-	return all, readErr
+	return counts, readErr
 }
 
 // stageEnded copies the ended orders, and counts them.
-func (b *build) stageEnded(ctx context.Context, tx pgx.Tx, sale raisedSale, count *int64) error {
+func (b *build) stageEnded(ctx context.Context, tx pgx.Tx, sale raisedSale, counts []staged) error {
 	var e reservation.EndedOrder
-	page := make([]reservation.EndedOrder, 0, holdersPerCall)
-	send := func() error {
+	layout, pages := sale.Layout(), make([][]reservation.EndedOrder, len(counts))
+	send := func(shard int) error {
 		ctx, cancel := context.WithTimeout(ctx, retry.CallTimeout)
 		defer cancel()
-		*count += int64(len(page))
-		err := b.config.Store.StageEnded(ctx, b.partition, sale.ID, b.token, page)
-		page = page[:0]
+		counts[shard].ended += int64(len(pages[shard]))
+		err := b.config.Store.StageEnded(ctx, layout.Partition(shard), sale.ID, b.token, pages[shard])
+		pages[shard] = pages[shard][:0]
 		return err
 	}
 	rows, _ := tx.Query(ctx, sql.RebuildEndedOrders, sale.ID) // its error comes with the rows
 	_, err := pgx.ForEachRow(rows, []any{&e.User, &e.KeyFingerprint, (*[16]byte)(&e.OrderID), &e.Quantity, &e.Status},
 		func() error {
-			if page = append(page, e); len(page) < cap(page) {
+			shard := layout.ShardOf(e.User)
+			if pages[shard] = append(pages[shard], e); len(pages[shard]) < holdersPerCall {
 				return nil
 			}
-			return send()
+			return send(shard)
 		})
-	if err == nil && len(page) > 0 {
-		err = send()
+	for shard := range pages {
+		if err == nil && len(pages[shard]) > 0 {
+			err = send(shard)
+		}
 	}
 	return err
 }
 
-func (b *build) holdPage(ctx context.Context, sale raisedSale, page []reservation.Holder) error {
+func (b *build) holdPage(ctx context.Context, sale raisedSale, partition int, page []reservation.Holder) error {
 	ctx, cancel := context.WithTimeout(ctx, retry.CallTimeout)
 	defer cancel()
-	return b.config.Store.StageBuyers(ctx, b.partition, sale.ID, b.token, sale.Epoch, page)
+	return b.config.Store.StageBuyers(ctx, partition, sale.ID, b.token, sale.Epoch, page)
 }
 
 // snapshot calls read in a snapshot of Postgres in the new epoch of the sale, or returns errOvertaken.
@@ -110,36 +124,50 @@ func (s *lockSession) snapshot(ctx context.Context, sale raisedSale, read func(p
 	})
 }
 
-// eachHolder reads the live orders of a sale into the page, calls take with each full page and the last one, and
-// continues with the page that take returns.
-func eachHolder(ctx context.Context, tx pgx.Tx, sale raisedSale, page []reservation.Holder,
-	take func([]reservation.Holder) ([]reservation.Holder, error),
+// eachHolder reads the live orders of a sale into a page for each shard, calls take with each full page and the last
+// ones, and continues with the page that take returns.
+func eachHolder(ctx context.Context, tx pgx.Tx, sale raisedSale,
+	take func(shard int, page []reservation.Holder) (next []reservation.Holder, err error),
 ) error {
+	layout := sale.Layout()
+	pages := make([][]reservation.Holder, layout.Shards)
+	for shard := range pages {
+		pages[shard] = make([]reservation.Holder, 0, holdersPerCall)
+	}
 	rows, _ := tx.Query(ctx, sql.RebuildHolders, sale.ID) // its error comes with the rows
 	var h reservation.Holder
 	r := &h.Reservation
 	// By position: there is a row for each order, and a scan by name takes up to twice the CPU.
 	into := []any{&h.User, (*[16]byte)(&r.OrderID), &r.Quantity, &r.Sequence, &r.ReservedAt, &h.KeyFingerprint, &h.Epoch}
 	_, err := pgx.ForEachRow(rows, into, func() (err error) {
-		if page = append(page, h); len(page) == cap(page) {
-			page, err = take(page)
+		shard := layout.ShardOf(h.User)
+		if pages[shard] = append(pages[shard], h); len(pages[shard]) == holdersPerCall {
+			pages[shard], err = take(shard, pages[shard])
 		}
 		return err
 	})
-	if err == nil && len(page) > 0 {
-		_, err = take(page)
+	for shard, page := range pages {
+		if err == nil && len(page) > 0 {
+			_, err = take(shard, page)
+		}
 	}
 	return err
 }
 
 // clearLeftovers deletes what an interrupted earlier rebuild of the sale has staged.
-func (b *build) clearLeftovers(ctx context.Context, sale requiredSale) error {
-	if sale.closed.LastToken == "" {
-		return nil
+func (b *build) clearLeftovers(ctx context.Context, sale raisedSale, closed []reservation.ClosedSale) error {
+	for shard, c := range closed {
+		if c.LastToken == "" {
+			continue
+		}
+		limited, cancel := retry.ForCall(ctx)
+		p := sale.Layout().Partition(shard)
+		err := b.config.Redis.Unlink(limited, b.config.Keys.Staged(p, sale.ID, c.LastToken),
+			b.config.Keys.StagedEnded(p, sale.ID, c.LastToken)).Err()
+		cancel()
+		if err != nil {
+			return err
+		}
 	}
-	ctx, cancel := retry.ForCall(ctx)
-	defer cancel()
-	token := sale.closed.LastToken
-	return b.config.Redis.Unlink(ctx,
-		b.config.Keys.Staged(b.partition, sale.id, token), b.config.Keys.StagedEnded(b.partition, sale.id, token)).Err()
+	return nil
 }

@@ -36,11 +36,11 @@ type Drained struct {
 	Left int64 `json:"left"`
 }
 
-// drainStream records the orders of closed sales in the unfinished entries of the stream: unread ones, and pending
-// ones, whose workers find them recorded. The entries stay in the stream. Closed sales add none, so there is a last
-// one.
-func (b *build) drainStream(ctx context.Context, closed map[uuid.UUID]bool) error {
-	key := b.config.Keys.Orders(b.partition)
+// drainStream records the orders of closed sales in the unfinished entries of a partition's stream: unread ones, and
+// pending ones, whose workers find them recorded. The entries stay in the stream. Closed sales add none, so there is a
+// last one.
+func (b *build) drainStream(ctx context.Context, partition int, closed map[uuid.UUID]bool) error {
+	key := b.config.Keys.Orders(partition)
 	from, to, err := b.unfinished(ctx, key)
 	if err != nil || to == "" {
 		return err

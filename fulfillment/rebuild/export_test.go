@@ -47,7 +47,7 @@ func (r *Rebuilder) PartitionIn(ctx context.Context, s *Session, partition int, 
 }
 
 func (r *Rebuilder) SaleIn(ctx context.Context, s *Session, id uuid.UUID, reason string) (Report, error) {
-	return r.sale(ctx, s, Need{0, id, reason})
+	return r.sale(ctx, s, Need{Sale: id, Reason: reason}, 0)
 }
 
 func NewSession(conn pg.Session) *Session { return &lockSession{conn, func() {}} }
@@ -61,29 +61,31 @@ func (s *lockSession) Exec(ctx context.Context, query string, args ...any) error
 }
 
 func (s *lockSession) RaiseEpoch(ctx context.Context, sale RequiredSale, reason string) (raisedSale, error) {
-	return s.raiseEpoch(ctx, sale, reason)
+	return s.raiseEpoch(ctx, sale, reason, 0)
 }
 
-func (s requiredSale) Closed() reservation.ClosedSale { return s.closed }
+func (s requiredSale) Closed() reservation.ClosedSale { return s.closed[0] }
 
 func (b *build) Token() string { return b.token }
 
-func (b *build) Inspect(ctx context.Context) (reservation.ServerState, error) { return b.inspect(ctx) }
+func (b *build) Inspect(ctx context.Context) (reservation.ServerState, error) {
+	return b.inspect(ctx, b.partition)
+}
 
 func (b *build) Distrust(ctx context.Context) error { return b.distrust(ctx) }
 
-// CloseSale closes the sale, and stores in it what Redis knew of it.
-func (b *build) CloseSale(ctx context.Context, sale *RequiredSale) (err error) {
-	sale.closed, err = b.closeSale(ctx, *sale)
-	return err
+// CloseSale closes a sale with one shard, and stores in it what Redis knew of it.
+func (b *build) CloseSale(ctx context.Context, sale *RequiredSale) error {
+	return b.closeIn(ctx, sale, sale.layout.Home)
 }
 
 func (b *build) CloseAndDrain(ctx context.Context, sales []RequiredSale) error {
-	return b.closeAndDrain(ctx, sales)
+	return b.closeAndDrain(ctx, sales, b.partition)
 }
 
 func (b *build) StageBuyers(ctx context.Context, sale raisedSale) (staged, error) {
-	return b.stageBuyers(ctx, sale)
+	shards, err := b.stageBuyers(ctx, sale)
+	return sumOf(shards), err
 }
 
 func (s staged) Orders() int64 { return s.orders }
@@ -91,7 +93,7 @@ func (s staged) Orders() int64 { return s.orders }
 func (s staged) Units() int64 { return s.units }
 
 func (b *build) Open(ctx context.Context, sale raisedSale, left int64, all staged) error {
-	return b.openSale(ctx, sale, left, all)
+	return b.openSale(ctx, sale, left, []staged{all})
 }
 
 func (b *build) RebuildSales(ctx context.Context, sales []RequiredSale) error {

@@ -20,11 +20,13 @@ import (
 // rebuilds the partition on it.
 var ErrOtherServer = errors.New("this is not the Redis server that Postgres names")
 
-// Need is what has to be rebuilt: a partition, or one sale of it.
+// Need is what has to be rebuilt: a partition, or one sale.
 type Need struct {
-	partition int
-	Sale      uuid.UUID // uuid.Nil for all of them
-	Reason    string
+	partition int // of a sale its home, under whose lock it is rebuilt
+	// sharded is true for a sale with several shards. Each of their partitions may notice that it has to be rebuilt.
+	sharded bool
+	Sale    uuid.UUID // uuid.Nil for the partition with all sales that have one shard
+	Reason  string
 }
 
 // Needs finds what has to be rebuilt in the first partitions: whole partitions whose server may have lost sales, and
@@ -43,7 +45,12 @@ func (r *Rebuilder) Needs(ctx context.Context, partitions int, withEnded bool) (
 		found[p], err = r.needsOf(ctx, p, required)
 		return err
 	})
-	return slices.Concat(found...), err
+	// Several partitions may notice the same sale.
+	named := map[Need]bool{}
+	return slices.DeleteFunc(slices.Concat(found...), func(n Need) (again bool) {
+		again, named[n.target()] = named[n.target()], true
+		return again
+	}), err
 }
 
 // eachPartition calls do for the first partitions, at the same time, and returns all errors.
@@ -79,31 +86,51 @@ func (r *Rebuilder) needsOf(ctx context.Context, partition int, required *Requir
 	return found, nil
 }
 
-// needsAmong finds which of these sales of a partition have to be rebuilt. For the others it adds to counted how far
-// Postgres is behind, by whether the sale is over.
+// needsAmong finds because of which of these shards their sales have to be rebuilt. For the others it adds to counted
+// how far Postgres is behind, by whether the sale is over.
 func (r *Rebuilder) needsAmong(
-	ctx context.Context, sales []requiredSale, counted map[bool]int64,
+	ctx context.Context, shards []requiredShard, counted map[bool]int64,
 ) (found []Need, err error) {
-	inRedis, err := r.readSales(ctx, sales)
+	inRedis, err := r.readShards(ctx, shards)
 	if err != nil {
 		return nil, err
 	}
-	var agreeing []requiredSale
-	for i, sale := range sales {
-		if reason := needOfSale(sale, inRedis[i]); reason != "" {
-			found = append(found, Need{sale.partition, sale.id, reason})
+	var agreeing []requiredShard
+	for i := range shards {
+		s := &shards[i]
+		if reason := needOfShard(s, inRedis[i]); reason != "" {
+			found = append(found, s.need(reason))
 		} else if inRedis[i].present {
-			counted[sale.ended] += inRedis[i].sequence - sale.lastSequence
-			agreeing = append(agreeing, sale)
+			counted[s.ended] += s.behind(inRedis[i].sequence)
+			agreeing = append(agreeing, *s)
 		}
 	}
 	reasons, err := r.proofsIn(ctx, agreeing)
 	for i, reason := range reasons {
 		if reason != "" {
-			found = append(found, Need{agreeing[i].partition, agreeing[i].id, reason})
+			found = append(found, agreeing[i].need(reason))
 		}
 	}
 	return found, err
+}
+
+// need returns the need to rebuild a sale.
+func (s *requiredSale) need(reason string) Need {
+	return Need{s.layout.Home, s.isSharded(), s.id, reason}
+}
+
+// lastPlace returns the highest place in Postgres if the shard has given it out, and otherwise 0: the highest places
+// of the other shards are not known.
+func (s *requiredShard) lastPlace() int64 {
+	if int((s.lastSequence-1)%int64(s.layout.Shards)) != s.shard {
+		return 0
+	}
+	return s.lastSequence
+}
+
+// behind returns how many places a shard with this sequence has given out after the last one in Postgres.
+func (s *requiredShard) behind(sequence int64) int64 {
+	return max(0, sequence-s.lastSequence) / int64(s.layout.Shards)
 }
 
 // needOfPartition returns the reason to rebuild a partition, or "" if its server is the verified one.
@@ -151,53 +178,56 @@ func (r *Rebuilder) needOfPartition(
 	return ReasonUnverified, nil
 }
 
-// needOfSale returns the reason to rebuild a sale, or "" if its numbers agree or Redis need not have it.
-func needOfSale(sale requiredSale, found saleInRedis) (reason string) {
+// needOfShard returns the reason to rebuild the sale of a shard, or "" if its numbers agree or Redis need not have it.
+func needOfShard(s *requiredShard, found shardInRedis) (reason string) {
 	switch {
-	case found.present && found.epoch != sale.epoch:
+	case found.present && (found.epoch != s.epoch || found.shard != s.layout.Field(s.shard)):
 		return ReasonUnfinished
-	case found.present && found.sequence < sale.lastSequence:
+	case found.present && found.sequence < s.lastPlace():
 		return ReasonSetBack
 	case found.present:
 		return ""
-	case sale.publishedRevision == 0 && sale.epoch == 1:
+	case s.publishedRevision == 0 && s.epoch == 1:
 		return "" // never published: its creation publishes it
-	case sale.ended && sale.publishedRevision == sale.revision:
+	case s.ended && s.publishedRevision == s.revision:
 		return "" // deleted to free memory
 	}
 	return ReasonSaleLost
 }
 
-// saleInRedis are the fields of a sale in Redis that needOfSale compares.
-type saleInRedis struct {
+// shardInRedis are the fields of a shard in Redis that needOfShard compares.
+type shardInRedis struct {
 	present         bool
 	epoch, sequence int64
+	shard           string
 }
 
-// readSales reads sales from Redis, in their order. A number that cannot be read is -1.
-func (r *Rebuilder) readSales(ctx context.Context, sales []requiredSale) ([]saleInRedis, error) {
-	if len(sales) == 0 {
+// readShards reads shards from Redis, in their order. A number that cannot be read is -1.
+func (r *Rebuilder) readShards(ctx context.Context, shards []requiredShard) ([]shardInRedis, error) {
+	if len(shards) == 0 {
 		return nil, nil
 	}
 	ctx, cancel := retry.ForCall(ctx)
 	defer cancel()
-	asked := make([]*redis.SliceCmd, len(sales))
+	asked := make([]*redis.SliceCmd, len(shards))
 	_, _ = r.config.Redis.Pipelined(ctx, func(p redis.Pipeliner) error { // each command's own error counts
-		for i, s := range sales {
-			asked[i] = p.HMGet(ctx, r.config.Keys.Sale(s.partition, s.id), "epoch", "sequence")
+		for i := range shards {
+			s := &shards[i]
+			asked[i] = p.HMGet(ctx, r.config.Keys.Sale(s.partition(), s.id), "epoch", "sequence", "shard")
 		}
 		return nil
 	})
-	found := make([]saleInRedis, len(sales))
-	for i, s := range sales {
+	found := make([]shardInRedis, len(shards))
+	for i := range shards {
 		fields, err := asked[i].Result()
 		switch {
 		case stream.IsWrongType(err):
-			found[i] = saleInRedis{present: true, epoch: -1, sequence: -1}
+			found[i] = shardInRedis{present: true, epoch: -1, sequence: -1}
 		case err != nil:
-			return nil, fmt.Errorf("look up sale=%s in Redis: %w", s.id, err)
+			return nil, fmt.Errorf("look up sale=%s in Redis: %w", shards[i].id, err)
 		case fields[0] != nil || fields[1] != nil:
-			found[i] = saleInRedis{present: true, epoch: numberOf(fields[0]), sequence: numberOf(fields[1])}
+			found[i] = shardInRedis{present: true, epoch: numberOf(fields[0]), sequence: numberOf(fields[1])}
+			found[i].shard, _ = fields[2].(string)
 		}
 	}
 	return found, nil

@@ -139,7 +139,8 @@ func (t *attempts) note(n Need, err error) (isNew bool) {
 	return isNew
 }
 
-// keep removes the attempts at what need not be rebuilt any more in a partition.
+// keep removes the attempts at what need not be rebuilt any more in a partition. A sale with several shards is kept:
+// another partition may need it.
 func (t *attempts) keep(partition int, found []Need) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -148,14 +149,17 @@ func (t *attempts) keep(partition int, found []Need) {
 		is[n.target()] = true
 	}
 	for n := range t.failed {
-		if n.partition == partition && !is[n] {
+		if n.partition == partition && !n.sharded && !is[n] {
 			delete(t.failed, n)
 		}
 	}
 }
 
 // target returns the need without its reason.
-func (n Need) target() Need { return Need{partition: n.partition, Sale: n.Sale} }
+func (n Need) target() Need {
+	n.Reason = ""
+	return n
+}
 
 // logRival logs which session rebuilds a partition, at most once in rivalLoggedEvery.
 func (r *Rebuilder) logRival(ctx context.Context, n Need) {

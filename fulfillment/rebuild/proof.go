@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/time/rate"
 
@@ -61,7 +62,7 @@ func (r *refusals) in(sale uuid.UUID, epoch int64) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	refused, known := r.epochs[sale]
-	if known && refused != epoch {
+	if known && refused < epoch {
 		delete(r.epochs, sale)
 	}
 	return known && refused == epoch
@@ -82,11 +83,19 @@ type witness struct {
 	sequence int64
 }
 
-// witnesses holds two orders of each sale of which this worker has recorded orders: one that Redis held at the last
+// witnesses holds two orders of each shard of which this worker has recorded orders: one that Redis held at the last
 // check, and the one with the highest place of those confirmed since. The zero value is ready.
 type witnesses struct {
 	mu    sync.Mutex
-	known map[uuid.UUID]*[2]witness
+	known map[seenIn]*[2]witness
+	// seeded are the epochs of sales with several shards in which their newest orders were read from Postgres.
+	seeded map[uuid.UUID]int64
+}
+
+// seenIn is a sale, and the partition in which this worker has seen its orders.
+type seenIn struct {
+	sale      uuid.UUID
+	partition int
 }
 
 const (
@@ -94,8 +103,8 @@ const (
 	confirmedSince
 )
 
-// Note takes recorded orders, sorted by sale and place.
-func (w *witnesses) Note(outcomes []ledger.Outcome) {
+// Note takes recorded orders of a partition, sorted by sale and place.
+func (w *witnesses) Note(partition int, outcomes []ledger.Outcome) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for i := range outcomes {
@@ -106,35 +115,65 @@ func (w *witnesses) Note(outcomes []ledger.Outcome) {
 			continue // only the last one of a sale
 		}
 		e := &out.Event
-		of := w.known[e.SaleID]
-		if of == nil {
-			if w.known == nil {
-				w.known = map[uuid.UUID]*[2]witness{}
-			}
-			of = new([2]witness)
-			w.known[e.SaleID] = of
-		}
-		if e.Sequence > of[confirmedSince].sequence {
-			of[confirmedSince] = witness{e.OrderID, e.UserID, e.Sequence}
-		}
+		w.add(seenIn{e.SaleID, partition}, witness{e.OrderID, e.UserID, e.Sequence})
 	}
 }
 
-// of returns the witnesses of a sale.
-func (w *witnesses) of(sale uuid.UUID) (found [2]witness) {
+// add adds a confirmed order. The caller has locked mu.
+func (w *witnesses) add(at seenIn, confirmed witness) {
+	of := w.known[at]
+	if of == nil {
+		if w.known == nil {
+			w.known = map[seenIn]*[2]witness{}
+		}
+		of = new([2]witness)
+		w.known[at] = of
+	}
+	if confirmed.sequence > of[confirmedSince].sequence {
+		of[confirmedSince] = confirmed
+	}
+}
+
+// seed adds live orders of a sale from Postgres, unless that was done in this epoch or a later one.
+func (w *witnesses) seed(sale *requiredSale, newest []witness) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if of := w.known[sale]; of != nil {
+	if w.seeded[sale.id] >= sale.epoch {
+		return
+	}
+	if w.seeded == nil {
+		w.seeded = map[uuid.UUID]int64{}
+	}
+	w.seeded[sale.id] = sale.epoch
+	for _, live := range newest {
+		w.add(seenIn{sale.id, sale.layout.PartitionOf(live.user)}, live)
+	}
+}
+
+// needsSeed reports whether the newest orders of the sale were not read in this epoch.
+func (w *witnesses) needsSeed(sale *requiredSale) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return sale.isSharded() && !sale.ended && w.seeded[sale.id] < sale.epoch
+}
+
+// of returns the witnesses of a shard.
+func (w *witnesses) of(s *requiredShard) (found [2]witness) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if of := w.known[s.seenIn()]; of != nil {
 		found = *of
 	}
 	return found
 }
 
+func (s *requiredShard) seenIn() seenIn { return seenIn{s.id, s.partition()} }
+
 // held records a check that missed none of these witnesses: seen are removed or kept. Ended orders are removed.
-func (w *witnesses) held(sale uuid.UUID, seen [2]witness, isHeld [2]bool) {
+func (w *witnesses) held(s *requiredShard, seen [2]witness, isHeld [2]bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	of := w.known[sale]
+	of := w.known[s.seenIn()]
 	if of == nil {
 		return
 	}
@@ -149,21 +188,23 @@ func (w *witnesses) held(sale uuid.UUID, seen [2]witness, isHeld [2]bool) {
 	}
 }
 
-// forget removes a sale that is over.
-func (w *witnesses) forget(sale uuid.UUID) {
+// forget removes a shard of a sale that is over.
+func (w *witnesses) forget(s *requiredShard) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	delete(w.known, sale)
+	delete(w.known, s.seenIn())
+	delete(w.seeded, s.id)
 }
 
-// proofsIn returns the reasons to rebuild sales whose numbers agree with Postgres; "" for no rebuild.
-func (r *Rebuilder) proofsIn(ctx context.Context, sales []requiredSale) (reasons []string, err error) {
-	missed, err := r.missed(ctx, sales)
+// proofsIn returns the reasons to rebuild the sales of shards whose numbers agree with Postgres; "" for no rebuild.
+func (r *Rebuilder) proofsIn(ctx context.Context, shards []requiredShard) (reasons []string, err error) {
+	missed, err := r.missed(ctx, shards)
 	if err != nil {
 		return nil, err
 	}
-	reasons = make([]string, len(sales))
-	for i, sale := range sales {
+	reasons = make([]string, len(shards))
+	for i := range shards {
+		sale := &shards[i].requiredSale
 		switch {
 		case missed[i]:
 			reasons[i] = ReasonSetBack
@@ -205,26 +246,57 @@ func (r *Rebuilder) waitBefore(ctx context.Context, sale uuid.UUID) (time.Durati
 	return time.Duration(seconds * float64(time.Second)), nil
 }
 
-// missed reports for which sales Redis lacks a live witness. Redis is read before Postgres, so an order that is live
+// seedWitnesses reads the newest live orders of a sale with several shards, at its first look in an epoch: a shard that
+// was set back while no worker lived is found, too. Of one shard the highest place in Postgres shows that.
+func (r *Rebuilder) seedWitnesses(ctx context.Context, sale *requiredSale) error {
+	if !r.Witnesses.needsSeed(sale) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
+	defer cancel()
+	// Its error comes with the rows.
+	rows, _ := r.config.Pool.Query(ctx, sql.RebuildNewestOrders, sale.id, sale.layout.Shards)
+	var newest []witness
+	var w witness
+	_, err := pgx.ForEachRow(rows, []any{&w.order, &w.user, &w.sequence}, func() error {
+		newest = append(newest, w)
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("look up the newest orders of sale=%s: %w", sale.id, err)
+	}
+	r.Witnesses.seed(sale, newest)
+	return nil
+}
+
+// missed reports for which shards Redis lacks a live witness. Redis is read before Postgres, so an order that is live
 // in Postgres was live when Redis was read.
-func (r *Rebuilder) missed(ctx context.Context, sales []requiredSale) ([]bool, error) {
-	missed := make([]bool, len(sales))
-	seen := make([][2]witness, len(sales))
-	asked := make([][2]*redis.StringCmd, len(sales))
+func (r *Rebuilder) missed(ctx context.Context, shards []requiredShard) ([]bool, error) {
+	for i := range shards {
+		if err := r.seedWitnesses(ctx, &shards[i].requiredSale); err != nil {
+			return nil, err
+		}
+	}
+	missed := make([]bool, len(shards))
+	seen := make([][2]witness, len(shards))
+	asked := make([][2]*redis.StringCmd, len(shards))
 	limited, cancel := retry.ForCall(ctx)
 	defer cancel()
 	_, _ = r.config.Redis.Pipelined(limited, func(p redis.Pipeliner) error { // each command's own error counts
-		for i, sale := range sales {
-			seen[i] = r.Witnesses.of(sale.id)
+		for i := range shards {
+			sale := &shards[i]
+			seen[i] = r.Witnesses.of(sale)
 			for k, w := range seen[i] {
 				if w.user != "" {
-					asked[i][k] = p.HGet(limited, r.config.Keys.Buyers(sale.partition, sale.id), w.user)
+					key := r.config.Keys.Buyers(sale.layout.PartitionOf(w.user), sale.id)
+					asked[i][k] = p.HGet(limited, key, w.user)
 				}
 			}
 		}
 		return nil
 	})
-	for i, sale := range sales {
+	for i := range shards {
+		sale := &shards[i]
 		var isHeld [2]bool
 		for k, w := range seen[i] {
 			if asked[i][k] == nil {
@@ -253,9 +325,9 @@ func (r *Rebuilder) missed(ctx context.Context, sales []requiredSale) ([]bool, e
 		switch {
 		case missed[i]: // until it is rebuilt
 		case sale.ended:
-			r.Witnesses.forget(sale.id)
+			r.Witnesses.forget(sale)
 		default:
-			r.Witnesses.held(sale.id, seen[i], isHeld)
+			r.Witnesses.held(sale, seen[i], isHeld)
 		}
 	}
 	return missed, nil

@@ -17,6 +17,7 @@ import (
 	"stampede/fulfillment/ledger"
 	"stampede/internal/telemetry"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // The reasons of rebuilds, as in the event SaleRebuilt, the log and the metrics.
@@ -27,7 +28,8 @@ const (
 	ReasonUnverified = "unvouched"
 	// ReasonSaleLost: the verified server lacks a sale.
 	ReasonSaleLost = "sale-lost"
-	// ReasonUnfinished: the epochs of a sale differ in Redis and Postgres, as after an interrupted rebuild.
+	// ReasonUnfinished: the epochs or the shards of a sale differ in Redis and Postgres, as after an interrupted
+	// rebuild.
 	ReasonUnfinished = "unfinished"
 	// ReasonSetBack: Postgres has an order at a place that Redis has not given out, or a live one that Redis does
 	// not hold.
@@ -43,8 +45,8 @@ const (
 var (
 	// ErrRunning is returned while another process rebuilds the partition.
 	ErrRunning = errors.New("another rebuild is running")
-	// ErrServerUnverified is returned for the rebuild of a single sale on an unverified Redis server: other sales may be
-	// lost as well, so the partition has to be rebuilt.
+	// ErrServerUnverified is returned for the rebuild of a single sale with an unverified Redis server: other sales may
+	// be lost as well, so the partition has to be rebuilt.
 	ErrServerUnverified = errors.New("the whole partition has to be rebuilt: its Redis server is not the verified one")
 )
 
@@ -126,6 +128,9 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 // Partition rebuilds the stock of all sales of a partition and verifies its current Redis server. Sales that are not
 // over come first and are open again while ended sales follow.
 //
+// Sales with several shards come last, each on its own and without the lock of the partition. Those that cannot be
+// rebuilt yet are Report.Unfinished.
+//
 // Unrecorded orders in the stream are first recorded in Postgres, so the rebuild of an intact server loses none. The
 // error is ErrRunning, or one of Redis or Postgres; the report is also valid with an error.
 func (r *Rebuilder) Partition(ctx context.Context, partition int, reason string) (Report, error) {
@@ -133,23 +138,51 @@ func (r *Rebuilder) Partition(ctx context.Context, partition int, reason string)
 	if err != nil {
 		return Report{}, fmt.Errorf("rebuild partition %d: %w", partition, err)
 	}
-	defer session.end()
-	return r.partition(ctx, session, partition, reason)
+	report, err := r.partition(ctx, session, partition, reason)
+	session.end()
+	finishErr := r.finishAll(ctx, &report)
+	return report, errors.Join(err, finishErr)
 }
 
 // Sale rebuilds the stock of one sale, while other sales stay open. The error is ErrRunning,
 // reservation.ErrSaleNotFound, ErrServerUnverified, or one of Redis or Postgres.
 func (r *Rebuilder) Sale(ctx context.Context, sale uuid.UUID, reason string) (Report, error) {
+	return r.saleWith(ctx, sale, reason, 0)
+}
+
+// RaiseShards is Sale and raises the number of shards of the sale. The error may also be an *order.InvalidError for a
+// number below the present one or above that of the partitions at the sale's creation.
+func (r *Rebuilder) RaiseShards(ctx context.Context, sale uuid.UUID, shards int, reason string) (Report, error) {
+	found, err := r.findSale(ctx, sale)
+	if err == nil {
+		err = checkShards(found.layout, shards)
+	}
+	if err != nil {
+		return Report{}, fmt.Errorf("rebuild sale=%s: %w", sale, err)
+	}
+	return r.saleWith(ctx, sale, reason, shards)
+}
+
+func checkShards(layout reservation.Layout, shards int) error {
+	if shards >= layout.Shards && shards <= layout.Partitions {
+		return nil
+	}
+	return &order.InvalidError{Field: "shards", Reason: fmt.Sprintf(
+		"must be %d, as many as the sale has, to %d, the number of partitions at its creation", layout.Shards,
+		layout.Partitions)}
+}
+
+func (r *Rebuilder) saleWith(ctx context.Context, sale uuid.UUID, reason string, shards int) (Report, error) {
 	found, err := r.findSale(ctx, sale)
 	if err != nil {
 		return Report{}, fmt.Errorf("rebuild sale=%s: %w", sale, err)
 	}
-	session, err := r.begin(ctx, found.partition)
+	session, err := r.begin(ctx, found.layout.Home)
 	if err != nil {
 		return Report{}, fmt.Errorf("rebuild sale=%s: %w", sale, err)
 	}
 	defer session.end()
-	return r.sale(ctx, session, Need{found.partition, sale, reason})
+	return r.sale(ctx, session, found.need(reason), shards)
 }
 
 // partition is Partition under the lock.
@@ -159,9 +192,10 @@ func (r *Rebuilder) partition(ctx context.Context, s *lockSession, partition int
 	return b.finish(b.retryWhileLost(ctx, b.wholePartition))
 }
 
-// sale is Sale under the lock.
-func (r *Rebuilder) sale(ctx context.Context, s *lockSession, n Need) (Report, error) {
+// sale is Sale or RaiseShards under the lock.
+func (r *Rebuilder) sale(ctx context.Context, s *lockSession, n Need, shards int) (Report, error) {
 	b := r.newBuild(s, n)
+	b.shards = shards
 	b.log = b.log.With("sale", n.Sale)
 	b.log.Warn(logBegunSale, r.attempts.logFields(b.of)...)
 	return b.finish(b.retryWhileLost(ctx, func(ctx context.Context) error { return b.oneSale(ctx, n.Sale) }))
@@ -172,6 +206,7 @@ type build struct {
 	*Rebuilder
 	of        Need
 	partition int // of the need
+	shards    int // that a sale has from then on; 0 for as many as before
 	session   *lockSession
 	token     string // of the current try
 	step      atomic.Pointer[step]
@@ -209,7 +244,10 @@ func (b *build) finish(err error) (Report, error) {
 	if b.attempts.note(b.of, err) && !errors.Is(err, context.Canceled) {
 		b.log.Error(logFailed, "error", err)
 	}
-	if err != nil {
+	switch {
+	case err != nil && b.of.Sale != uuid.Nil:
+		return b.report, fmt.Errorf("rebuild sale=%s: %w", b.of.Sale, err)
+	case err != nil:
 		return b.report, fmt.Errorf("rebuild partition %d: %w", b.partition, err)
 	}
 	b.metrics.rebuilds.WithLabelValues(b.of.Reason).Inc()

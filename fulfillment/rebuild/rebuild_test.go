@@ -61,7 +61,7 @@ func TestRebuildRestoresStockFromPostgres(t *testing.T) {
 	require.Equal(t, ended, report.Sales[2].ID, "ended sales come last")
 	for _, rebuilt := range report.Sales {
 		rebuilt.Seconds = 0
-		want := rebuild.SaleReport{ID: rebuilt.ID, Epoch: 2, Revision: 2}
+		want := rebuild.SaleReport{ID: rebuilt.ID, Epoch: 2, Revision: 2, Shards: 1}
 		switch rebuilt.ID {
 		case sale:
 			// The place of the lost order is unknown, so it is given out again.
@@ -115,7 +115,8 @@ func TestRebuildRestoresStockFromPostgres(t *testing.T) {
 	var event string
 	require.NoError(t, s.Pool.QueryRow(t.Context(),
 		"SELECT data::text FROM sale_events WHERE sale_id = $1 AND type = 'SaleRebuilt'", sale).Scan(&event))
-	require.JSONEq(t, `{"epoch": 2, "sequence": 5, "reason": "by-hand", "stock": 20, "held": 5, "orders": 3}`, event)
+	require.JSONEq(t, `{"epoch": 2, "sequence": 5, "reason": "by-hand", "stock": 20, "held": 5, "orders": 3, "shards": 1}`,
+		event)
 }
 
 // readPending reads unread entries as another worker, which does not acknowledge them.

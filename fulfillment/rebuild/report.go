@@ -19,21 +19,26 @@ type Report struct {
 	Drained Drained `json:"drained"`
 	// Sales are the rebuilt sales in the order in which they were opened.
 	Sales []SaleReport `json:"sales"`
+	// Unfinished are sales with several shards of which the rebuild has closed the one in this partition, and which are
+	// not rebuilt yet: another of their partitions has to be rebuilt first, or another process rebuilds them.
+	Unfinished []uuid.UUID `json:"unfinished,omitempty"`
 }
 
-// SaleReport is a rebuilt sale. Stock = Left + Held.
+// SaleReport is a rebuilt sale, with the sums over its shards. Stock = Left + Held.
 type SaleReport struct {
 	ID       uuid.UUID `json:"id"`
 	Epoch    int64     `json:"epoch"`
 	Revision int64     `json:"revision"`
 	// Ended is true if the sale is over.
-	Ended bool  `json:"ended,omitempty"`
-	Stock int64 `json:"stock"`
-	Left  int64 `json:"left"`
+	Ended  bool  `json:"ended,omitempty"`
+	Shards int   `json:"shards"`
+	Stock  int64 `json:"stock"`
+	Left   int64 `json:"left"`
 	// Held counts the units of the live orders, and Orders the orders.
 	Held   int64 `json:"held"`
 	Orders int64 `json:"orders"`
-	// Sequence is the highest place that Postgres or Redis knows of.
+	// Sequence is the highest place that Postgres or Redis knows of. If there are several shards, the next few places
+	// may count as given out.
 	Sequence int64   `json:"sequence"`
 	Seconds  float64 `json:"seconds"`
 }
@@ -44,6 +49,16 @@ func (r *Report) held() (units, orders int64) {
 		units, orders = units+s.Held, orders+s.Orders
 	}
 	return units, orders
+}
+
+// add adds the rebuild of a sale with several shards, which followed that of the partition.
+func (r *Report) add(of Report) {
+	r.Seconds += of.Seconds
+	r.Sales = append(r.Sales, of.Sales...)
+	d := &r.Drained
+	d.Entries, d.Confirmed, d.Rejected = d.Entries+of.Drained.Entries, d.Confirmed+of.Drained.Confirmed,
+		d.Rejected+of.Drained.Rejected
+	d.Voided, d.Recorded, d.Left = d.Voided+of.Drained.Voided, d.Recorded+of.Drained.Recorded, d.Left+of.Drained.Left
 }
 
 // WriteText writes the report for operators.
@@ -57,11 +72,14 @@ func (r *Report) WriteText(w io.Writer) error {
 			"the workers: %d\n",
 		s.Entries, s.Confirmed, s.Rejected, s.Voided, s.Recorded, s.Left)
 	if len(r.Sales) > 0 {
-		fmt.Fprintln(t, "SALE\tEPOCH\tSTOCK\tLEFT\tHELD\tORDERS\tPLACE\tTIME")
+		fmt.Fprintln(t, "SALE\tEPOCH\tSHARDS\tSTOCK\tLEFT\tHELD\tORDERS\tPLACE\tTIME")
 	}
 	for _, s := range r.Sales {
-		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%v\n", s.ID, s.Epoch, s.Stock, s.Left, s.Held, s.Orders, s.Sequence,
-			time.Duration(s.Seconds*float64(time.Second)).Round(time.Millisecond))
+		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%v\n", s.ID, s.Epoch, s.Shards, s.Stock, s.Left, s.Held,
+			s.Orders, s.Sequence, time.Duration(s.Seconds*float64(time.Second)).Round(time.Millisecond))
+	}
+	for _, id := range r.Unfinished {
+		fmt.Fprintf(t, "sale %s is closed until its other partitions are rebuilt as well\n", id)
 	}
 	return t.Flush()
 }

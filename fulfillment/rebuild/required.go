@@ -16,20 +16,41 @@ import (
 // requiredSale is a sale, as Postgres has it, that Redis must have.
 type requiredSale struct {
 	id                          uuid.UUID
-	partition                   int
+	layout                      reservation.Layout
 	epoch, lastSequence         int64
 	revision, publishedRevision int64
 	ended                       bool
 
-	// closed is what Redis knew when the rebuild closed the sale.
-	closed reservation.ClosedSale
+	// closed is what Redis knew of each shard when the rebuild closed it.
+	closed []reservation.ClosedSale
 }
+
+// isSharded is true for a sale with several shards. It is rebuilt under the lock of its home partition, and not with
+// one of its partitions.
+func (s *requiredSale) isSharded() bool { return s.layout.Shards > 1 }
+
+// shards returns all shards of the sale.
+func (s *requiredSale) shards() []requiredShard {
+	all := make([]requiredShard, s.layout.Shards)
+	for shard := range all {
+		all[shard] = requiredShard{*s, shard}
+	}
+	return all
+}
+
+// requiredShard is a shard of a sale.
+type requiredShard struct {
+	requiredSale
+	shard int
+}
+
+func (s *requiredShard) partition() int { return s.layout.Partition(s.shard) }
 
 // Required is what Postgres required of Redis when it was read. It is safe for concurrent use.
 type Required struct {
 	withEnded bool
-	// sales are those that are not over, or all if withEnded, by partition.
-	sales map[int][]requiredSale
+	// sales are the shards of those that are not over, or of all if withEnded, by partition.
+	sales map[int][]requiredShard
 	// servers are the run ids of the verified servers, by partition.
 	servers map[int]string
 	// used reads, once, of which partitions a sale was ever published.
@@ -39,12 +60,14 @@ type Required struct {
 // Required reads once for all partitions what Redis must have. The sales that are over are included only if withEnded.
 func (r *Rebuilder) Required(ctx context.Context, withEnded bool) (*Required, error) {
 	required := &Required{
-		withEnded: withEnded, sales: map[int][]requiredSale{},
+		withEnded: withEnded, sales: map[int][]requiredShard{},
 		used: sync.OnceValues(func() (map[int]bool, error) { return r.usedPartitions(ctx) }),
 	}
 	err := r.eachSale(ctx, withEnded, func(page []requiredSale) error {
 		for _, sale := range page {
-			required.sales[sale.partition] = append(required.sales[sale.partition], sale)
+			for _, s := range sale.shards() {
+				required.sales[s.partition()] = append(required.sales[s.partition()], s)
+			}
 		}
 		return nil
 	})
@@ -56,11 +79,30 @@ func (r *Rebuilder) Required(ctx context.Context, withEnded bool) (*Required, er
 	return required, err
 }
 
+// ShardedSale is a sale with several shards that is not over.
+type ShardedSale struct {
+	ID     uuid.UUID
+	Layout reservation.Layout
+	Epoch  int64
+}
+
+// ShardedAt returns the sales with several shards whose home is this partition and which are not over.
+func (r *Required) ShardedAt(partition int) (sales []ShardedSale) {
+	for _, s := range r.sales[partition] {
+		if s.isSharded() && s.shard == 0 && !s.ended {
+			sales = append(sales, ShardedSale{s.id, s.layout, s.epoch})
+		}
+	}
+	return sales
+}
+
 func (r *Rebuilder) usedPartitions(ctx context.Context) (map[int]bool, error) {
 	used := map[int]bool{}
 	err := r.eachSale(ctx, true, func(page []requiredSale) error {
 		for _, sale := range page {
-			used[sale.partition] = used[sale.partition] || sale.publishedRevision > 0
+			for _, s := range sale.shards() {
+				used[s.partition()] = used[s.partition()] || sale.publishedRevision > 0
+			}
 		}
 		return nil
 	})
@@ -113,7 +155,7 @@ func (r *Rebuilder) salePage(ctx context.Context, after uuid.UUID, limit int, wi
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (requiredSale, error) {
 		s, err := pgx.RowToStructByName[struct {
 			ID                                               uuid.UUID
-			Partitions                                       int
+			Partitions, Shards                               int
 			Epoch, LastSequence, Revision, PublishedRevision int64
 			Ended                                            bool
 		}](row)
@@ -121,17 +163,17 @@ func (r *Rebuilder) salePage(ctx context.Context, after uuid.UUID, limit int, wi
 			return requiredSale{}, err
 		}
 		return requiredSale{
-			id: s.ID, partition: reservation.PartitionAmong(s.ID, s.Partitions), epoch: s.Epoch, lastSequence: s.LastSequence,
-			revision: s.Revision, publishedRevision: s.PublishedRevision, ended: s.Ended,
+			id: s.ID, layout: reservation.LayoutOf(s.ID, s.Partitions, s.Shards), epoch: s.Epoch,
+			lastSequence: s.LastSequence, revision: s.Revision, publishedRevision: s.PublishedRevision, ended: s.Ended,
 		}, nil
 	})
 }
 
-// salesOf returns all sales of a partition.
+// salesOf returns all sales with a shard in a partition.
 func (r *Rebuilder) salesOf(ctx context.Context, partition int) (sales []requiredSale, err error) {
 	err = r.eachSale(ctx, true, func(page []requiredSale) error {
 		for _, sale := range page {
-			if sale.partition == partition {
+			if _, is := sale.layout.ShardIn(partition); is {
 				sales = append(sales, sale)
 			}
 		}

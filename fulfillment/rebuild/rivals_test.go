@@ -3,7 +3,6 @@ package rebuild_test
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -16,7 +15,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment/rebuild"
-	"stampede/fulfillment/stream"
 	"stampede/internal/crashpoint"
 	"stampede/internal/pg"
 	"stampede/internal/testkit"
@@ -178,8 +176,21 @@ func TestClaimedPartitionWithoutServerNeedsRebuild(t *testing.T) {
 // Redis loses nothing, so no accepted order is voided or rejected, and no sale stays closed.
 func TestConcurrentRebuildersVoidNothing(t *testing.T) {
 	t.Parallel()
-	const rounds, rivals, moves = 24, 3, 120
 	s := testshop.NewShop(t, testkit.Pool(t))
+	rivalsVoidNothing(t, s, 24, func() uuid.UUID { return s.Open(t, 10_000) }, func(uuid.UUID) { s.RequireSound(t) })
+}
+
+// The same with a sale over several shards, which several rebuilds of partitions and of the sale close and open.
+func TestConcurrentRebuildersOfShardsVoidNothing(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShardedShop(t).Shop
+	rivalsVoidNothing(t, s, 12, func() uuid.UUID { return s.OpenSharded(t, 10_000, 3) },
+		func(sale uuid.UUID) { s.RequireShards(t, sale) })
+}
+
+func rivalsVoidNothing(t *testing.T, s *testshop.Shop, rounds int, open func() uuid.UUID, requireSound func(uuid.UUID)) {
+	t.Helper()
+	const rivals, moves = 3, 120
 	rebuilders := make([]*rival, rivals)
 	for i := range rebuilders {
 		rebuilders[i] = newRival(s, t)
@@ -188,7 +199,8 @@ func TestConcurrentRebuildersVoidNothing(t *testing.T) {
 	opened := 0
 	for round := range rounds {
 		random := rand.New(rand.NewPCG(seed, uint64(round)))
-		sale := s.Open(t, 10_000)
+		sale := open()
+		layout := s.LayoutOf(t, sale)
 		t.Logf("round %d of seed %d", round, seed)
 		whole := round%3 == 2 // rebuild the partition, not only the sale
 		accepted := map[uuid.UUID]bool{}
@@ -208,7 +220,7 @@ func TestConcurrentRebuildersVoidNothing(t *testing.T) {
 			case random.IntN(4) == 0:
 				buy()
 			case random.IntN(8) == 0:
-				fulfilAll(s, t)
+				testwork.FulfilAll(s, t)
 			case r.busy:
 				for range 1 + random.IntN(4)*random.IntN(4) {
 					if r.busy {
@@ -216,9 +228,10 @@ func TestConcurrentRebuildersVoidNothing(t *testing.T) {
 					}
 				}
 			default:
+				partition := layout.Partition(random.IntN(layout.Shards))
 				r.begin(t, func(ctx context.Context, session *rebuild.Session) error {
 					if whole {
-						_, err := r.PartitionIn(ctx, session, 0, rebuild.ReasonByHand)
+						_, err := r.PartitionIn(ctx, session, partition, rebuild.ReasonByHand)
 						return err
 					}
 					_, err := r.SaleIn(ctx, session, sale, rebuild.ReasonByHand)
@@ -234,17 +247,17 @@ func TestConcurrentRebuildersVoidNothing(t *testing.T) {
 		}
 		worker := testwork.Rebuilder(s, t)
 		testkit.Eventually(t, 30*time.Second, "a worker opens what the rebuilders left closed", func() bool {
-			require.NoError(t, testwork.Heal(s, t, worker, 1))
-			found, err := worker.Needs(t.Context(), 1, true)
+			require.NoError(t, testwork.Heal(s, t, worker, s.Keys.Partitions))
+			found, err := worker.Needs(t.Context(), s.Keys.Partitions, true)
 			require.NoError(t, err)
 			return len(found) == 0
 		})
-		fulfilAll(s, t)
+		testwork.FulfilAll(s, t)
 		require.Zero(t, s.Count(t, "SELECT count(*) FROM orders WHERE status <> 'confirmed'"), "Redis lost nothing")
 		require.EqualValues(t, len(accepted), s.Count(t, "SELECT count(*) FROM orders WHERE sale_id = $1", sale))
 		_, err := s.Catalog.PublishPending(t.Context())
 		require.NoError(t, err)
-		s.RequireSound(t)
+		requireSound(sale)
 		opened += int(s.EpochOf(t, sale) - before)
 		_, err = s.Catalog.End(t.Context(), sale)
 		require.NoError(t, err)
@@ -254,19 +267,6 @@ func TestConcurrentRebuildersVoidNothing(t *testing.T) {
 
 // rivalsSeed repeats a run; 0 draws a seed.
 const rivalsSeed uint64 = 0
-
-// fulfilAll records the orders in the stream, if there are any.
-func fulfilAll(s *testshop.Shop, t *testing.T) {
-	t.Helper()
-	if last := s.Rdb.XInfoStream(t.Context(), s.Keys.Orders(0)); errors.Is(last.Err(), redis.Nil) || last.Err() != nil {
-		return
-	}
-	waiting, err := stream.ReadBacklog(t.Context(), s.Rdb, s.Keys.Orders(0), reservation.Group)
-	require.NoError(t, err)
-	if n, known := waiting.Waiting(); !known || n > 0 {
-		testwork.Fulfil(s, t)
-	}
-}
 
 // A rebuilder freezes after it has staged the buyers, and its session of Postgres ends, as after 30 seconds of silence.
 // Another rebuild begins, and the first rebuilder thaws when the second has closed or opened the sale.

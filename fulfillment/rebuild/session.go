@@ -102,7 +102,8 @@ func (s *lockSession) requireGuards(ctx context.Context) error {
 // raisedSale is a sale in its new epoch.
 type raisedSale struct {
 	reservation.Sale
-	// sequence is the highest place that Postgres or Redis knows of.
+	// sequence is at least the highest place that Postgres or Redis knows of. Of several shards Redis knows only that
+	// they have given out none above it.
 	sequence int64
 }
 
@@ -112,12 +113,20 @@ const raiseTimeout = time.Minute
 // raiseEpoch begins the next epoch of a sale. After it, no order of an earlier epoch is confirmed. Later changes of
 // operators are published after the revision that it makes.
 //
+// shards is how many shards the sale has from then on; 0 for as many as before.
+//
 // It returns errOvertaken and changes nothing if the sale has left the epoch in which it was read, before it was
 // closed: another rebuild may have opened the sale, and what was sold since is not drained.
-func (s *lockSession) raiseEpoch(ctx context.Context, sale requiredSale, reason string) (raisedSale, error) {
+func (s *lockSession) raiseEpoch(
+	ctx context.Context, sale requiredSale, reason string, shards int,
+) (raisedSale, error) {
 	ctx, cancel := context.WithTimeout(ctx, raiseTimeout)
 	defer cancel()
 	var raised raisedSale
+	var known reservation.ClosedSale // the highest of all shards
+	for _, c := range sale.closed {
+		known.Sequence, known.Epoch = max(known.Sequence, c.Sequence), max(known.Epoch, c.Epoch)
+	}
 	err := pgx.BeginTxFunc(ctx, s.conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		locked, err := tx.Exec(ctx, sql.CatalogLockSale, sale.id)
 		if err != nil {
@@ -126,7 +135,7 @@ func (s *lockSession) raiseEpoch(ctx context.Context, sale requiredSale, reason 
 			return reservation.ErrSaleNotFound
 		}
 		rows, _ := tx.Query(ctx, sql.RebuildRaiseEpoch, // its error comes with the rows
-			sale.id, sale.closed.Sequence, sale.closed.Epoch, reason, sale.epoch)
+			sale.id, known.Sequence, known.Epoch, reason, sale.epoch, shards)
 		row, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[struct {
 			reservation.SaleRow
 			LastGiven int64

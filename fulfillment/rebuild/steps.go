@@ -20,7 +20,7 @@ func (b *build) wholePartition(ctx context.Context) error {
 		return err
 	}
 	b.at("identify the Redis server and mark it as unverified")
-	server, err := b.inspect(ctx)
+	server, err := b.inspect(ctx, b.partition)
 	if err != nil {
 		return err
 	}
@@ -34,14 +34,18 @@ func (b *build) wholePartition(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := b.closeAndDrain(ctx, sales); err != nil {
+	// Of a sale with several shards only this one is closed and drained. The sale is rebuilt afterwards, on its own.
+	if err := b.closeAndDrain(ctx, sales, b.partition); err != nil {
 		return err
 	}
 	var live, ended []requiredSale
 	for _, sale := range sales {
-		if sale.ended {
+		switch {
+		case sale.isSharded():
+			b.report.Unfinished = append(b.report.Unfinished, sale.id)
+		case sale.ended:
 			ended = append(ended, sale)
-		} else {
+		default:
 			live = append(live, sale)
 		}
 	}
@@ -63,30 +67,38 @@ func (b *build) oneSale(ctx context.Context, id uuid.UUID) error {
 	if err != nil {
 		return err
 	}
-	server, err := b.inspect(ctx)
-	if err != nil {
+	layout := sale.layout
+	if b.shards != 0 {
+		if err := checkShards(layout, b.shards); err != nil {
+			return err
+		}
+		layout.Shards = b.shards
+	}
+	b.at("identify the Redis servers of the sale")
+	if err := b.requireServers(ctx, layout); err != nil {
 		return err
 	}
-	if !server.Known {
-		return ErrServerUnverified
-	}
 	crashpoint.Hit(crashpoint.RebuildBegun)
-	sales := []requiredSale{sale}
-	if err := b.closeAndDrain(ctx, sales); err != nil {
+	sales, partitions := []requiredSale{sale}, make([]int, sale.layout.Shards)
+	for shard := range partitions {
+		partitions[shard] = sale.layout.Partition(shard)
+	}
+	if err := b.closeAndDrain(ctx, sales, partitions...); err != nil {
 		return err
 	}
 	return b.rebuildSales(ctx, sales)
 }
 
-// closeAndDrain closes the sales in Redis, so that no order is accepted, and records the accepted ones. It stores in
-// each sale what Redis knew of it.
-func (b *build) closeAndDrain(ctx context.Context, sales []requiredSale) error {
+// closeAndDrain closes the shards of the sales in these partitions in Redis, so that they accept no order, and records
+// the accepted ones. It stores in each sale what Redis knew of them.
+func (b *build) closeAndDrain(ctx context.Context, sales []requiredSale, partitions ...int) error {
 	b.at("close the sales in Redis")
 	closed := make(map[uuid.UUID]bool, len(sales))
 	for i := range sales {
-		var err error
-		if sales[i].closed, err = b.closeSale(ctx, sales[i]); err != nil {
-			return fmt.Errorf("close sale=%s: %w", sales[i].id, err)
+		for _, p := range partitions {
+			if err := b.closeIn(ctx, &sales[i], p); err != nil {
+				return fmt.Errorf("close sale=%s: %w", sales[i].id, err)
+			}
 		}
 		closed[sales[i].id] = true
 		if i%salesPerPage == salesPerPage-1 {
@@ -97,8 +109,10 @@ func (b *build) closeAndDrain(ctx context.Context, sales []requiredSale) error {
 	}
 	crashpoint.Hit(crashpoint.RebuildClosed)
 	b.at("record the unfinished entries of the stream")
-	if err := b.drainStream(ctx, closed); err != nil {
-		return fmt.Errorf("drain the stream: %w", err)
+	for _, p := range partitions {
+		if err := b.drainStream(ctx, p, closed); err != nil {
+			return fmt.Errorf("drain the stream of partition %d: %w", p, err)
+		}
 	}
 	crashpoint.Hit(crashpoint.RebuildDrained)
 	return nil
@@ -137,10 +151,10 @@ func (b *build) markVerified(ctx context.Context, server reservation.ServerState
 	return nil
 }
 
-func (b *build) inspect(ctx context.Context) (reservation.ServerState, error) {
+func (r *Rebuilder) inspect(ctx context.Context, partition int) (reservation.ServerState, error) {
 	limited, cancel := retry.ForCall(ctx)
 	defer cancel()
-	return b.config.Store.Inspect(limited, b.partition)
+	return r.config.Store.Inspect(limited, partition)
 }
 
 func (b *build) distrust(ctx context.Context) error {
@@ -149,30 +163,52 @@ func (b *build) distrust(ctx context.Context) error {
 	return b.config.Store.DistrustFor(limited, b.partition, b.token)
 }
 
-func (b *build) closeSale(ctx context.Context, sale requiredSale) (reservation.ClosedSale, error) {
+// closeIn closes the shard of a sale in a partition.
+func (b *build) closeIn(ctx context.Context, sale *requiredSale, partition int) error {
+	shard, is := sale.layout.ShardIn(partition)
+	if !is {
+		return nil
+	}
 	limited, cancel := retry.ForCall(ctx)
 	defer cancel()
-	return b.config.Store.CloseSale(limited, sale.id, b.partition, b.token, sale.epoch)
+	known, err := b.config.Store.CloseSale(limited, sale.id, partition, b.token, sale.epoch)
+	if err != nil {
+		return err
+	}
+	if sale.closed == nil {
+		sale.closed = make([]reservation.ClosedSale, sale.layout.Shards)
+	}
+	sale.closed[shard] = known
+	return nil
 }
 
 // rebuildSale rebuilds one closed sale.
 func (b *build) rebuildSale(ctx context.Context, sale requiredSale) (SaleReport, error) {
 	began := time.Now()
 	b.atSale("raise the epoch of the sale, with its row locked", sale.id)
-	raised, err := b.session.raiseEpoch(ctx, sale, b.of.Reason)
+	raised, err := b.session.raiseEpoch(ctx, sale, b.of.Reason, b.shards)
 	if err != nil {
 		return SaleReport{}, fmt.Errorf("raise the epoch: %w", err)
 	}
 	crashpoint.Hit(crashpoint.RebuildRaised)
-	if err := b.clearLeftovers(ctx, sale); err != nil {
+	// New shards are closed after Postgres has them: they have sold nothing, and a crash before leaves none behind.
+	sale.layout = raised.Layout()
+	for shard := len(sale.closed); shard < sale.layout.Shards; shard++ {
+		sale.closed = append(sale.closed, reservation.ClosedSale{})
+		if err := b.closeIn(ctx, &sale, sale.layout.Partition(shard)); err != nil {
+			return SaleReport{}, fmt.Errorf("close its new shard %d: %w", shard, err)
+		}
+	}
+	if err := b.clearLeftovers(ctx, raised, sale.closed); err != nil {
 		return SaleReport{}, fmt.Errorf("clear leftovers: %w", err)
 	}
 	b.atSale("copy the orders of the sale to Redis", sale.id)
-	all, err := b.stageBuyers(ctx, raised)
+	shards, err := b.stageBuyers(ctx, raised)
 	if err != nil {
 		return SaleReport{}, fmt.Errorf("copy its orders: %w", err)
 	}
 	crashpoint.Hit(crashpoint.RebuildStaged)
+	all := sumOf(shards)
 	left := raised.Stock - all.units
 	if left < 0 {
 		b.log.Error("live orders hold more units than the sale's stock: no unit is left for sale", "sale", sale.id, "stock",
@@ -180,25 +216,36 @@ func (b *build) rebuildSale(ctx context.Context, sale requiredSale) (SaleReport,
 		left = 0
 	}
 	b.atSale("open the sale", sale.id)
-	if err := b.openSale(ctx, raised, left, all); err != nil {
+	if err := b.openSale(ctx, raised, left, shards); err != nil {
 		return SaleReport{}, err
 	}
-	crashpoint.Hit(crashpoint.RebuildOpened)
 	if err := b.session.exec(ctx, sql.CatalogMarkPublished, sale.id, raised.Revision); err != nil {
 		return SaleReport{}, fmt.Errorf("record the published revision: %w", err)
 	}
 	crashpoint.Hit(crashpoint.RebuildPublished)
 	return SaleReport{
-		ID: sale.id, Epoch: raised.Epoch, Revision: raised.Revision, Ended: sale.ended, Stock: raised.Stock, Left: left,
-		Held: all.units, Orders: all.orders, Sequence: raised.sequence, Seconds: time.Since(began).Seconds(),
+		ID: sale.id, Epoch: raised.Epoch, Revision: raised.Revision, Ended: sale.ended, Shards: raised.Shards,
+		Stock: raised.Stock, Left: left, Held: all.units, Orders: all.orders, Sequence: raised.sequence,
+		Seconds: time.Since(began).Seconds(),
 	}, nil
 }
 
-func (b *build) openSale(ctx context.Context, sale raisedSale, left int64, all staged) error {
+// openSale opens the shards, each with an even share of the units that are left.
+func (b *build) openSale(ctx context.Context, sale raisedSale, left int64, shards []staged) error {
+	for shard, s := range shards {
+		if err := b.openShard(ctx, reservation.Rebuilt{
+			Sale: sale.Sale, Shard: shard, Left: sale.Layout().Share(left, shard), Held: s.units, LastPlace: sale.sequence,
+			Holders: s.orders, Ended: s.ended, Token: b.token,
+		}); err != nil {
+			return err
+		}
+		crashpoint.Hit(crashpoint.RebuildOpened)
+	}
+	return nil
+}
+
+func (b *build) openShard(ctx context.Context, shard reservation.Rebuilt) error {
 	limited, cancel := retry.ForCall(ctx)
 	defer cancel()
-	return b.config.Store.OpenRebuilt(limited, reservation.Rebuilt{
-		Sale: sale.Sale, Left: left, Held: all.units, LastPlace: sale.sequence, Holders: all.orders, Ended: all.ended,
-		Token: b.token,
-	})
+	return b.config.Store.OpenRebuilt(limited, shard)
 }

@@ -307,7 +307,7 @@ func TestCreateSaleReturnsProblemText(t *testing.T) {
 			w.WriteHeader(http.StatusUnauthorized)
 			_, _ = io.WriteString(w, body)
 		}))
-		_, err := CreateSale(t.Context(), server.URL, "wrong", "x", 1, 1)
+		_, err := CreateSale(t.Context(), server.URL, "wrong", SaleTerms{Name: "x", Stock: 1})
 		server.Close()
 		assert.EqualError(t, err, "create a sale: HTTP 401: "+want)
 	}

@@ -14,16 +14,23 @@ import (
 )
 
 // CreateSale creates a sale at an ingress, as an operator.
-func CreateSale(ctx context.Context, baseURL, adminToken, name string, stock, perOrderLimit int64) (uuid.UUID, error) {
-	sale, err := createSale(ctx, baseURL, adminToken,
-		map[string]any{"name": name, "stock": stock, "per_order_limit": perOrderLimit})
+func CreateSale(ctx context.Context, baseURL, adminToken string, terms SaleTerms) (uuid.UUID, error) {
+	sale, err := createSale(ctx, baseURL, adminToken, terms)
 	if err != nil {
 		return uuid.Nil, fmt.Errorf("create a sale: %w", err)
 	}
 	return sale, nil
 }
 
-func createSale(ctx context.Context, baseURL, adminToken string, terms map[string]any) (uuid.UUID, error) {
+// SaleTerms are those of a sale that opens immediately. Zero stands for the default of the API.
+type SaleTerms struct {
+	Name          string `json:"name"`
+	Stock         int64  `json:"stock"`
+	PerOrderLimit int64  `json:"per_order_limit,omitempty"`
+	Shards        int    `json:"shards,omitempty"`
+}
+
+func createSale(ctx context.Context, baseURL, adminToken string, terms SaleTerms) (uuid.UUID, error) {
 	target, err := url.JoinPath(baseURL, "v1", "sales")
 	if err != nil {
 		return uuid.Nil, err

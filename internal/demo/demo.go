@@ -31,6 +31,7 @@ import (
 // Config sets the size of the demo. There are no defaults.
 type Config struct {
 	Stock        int64
+	Shards       int
 	Buyers       int
 	Over         time.Duration
 	DoubleClicks float64
@@ -94,7 +95,7 @@ func Run(ctx context.Context, config Config) (err error) {
 	}
 	d := &demo{
 		config: config, story: newStory(config.Out, config.Terminal), token: rand.Text(),
-		keys: reservation.Keys{Prefix: reservation.DefaultPrefix, Partitions: config.Partitions},
+		keys: reservation.Keys{Prefix: reservation.DefaultPrefix, Partitions: max(config.Partitions, config.Shards)},
 	}
 	if config.Servers.RedisURL != "" {
 		d.keys.Prefix = "demo-" + rand.Text() // the server may have other orders and workers
@@ -206,7 +207,8 @@ func (d *demo) open(ctx context.Context) error {
 			return err
 		}
 	}
-	d.sale, err = crowd.CreateSale(ctx, d.ingress, d.token, "demo", d.config.Stock, 1)
+	d.sale, err = crowd.CreateSale(ctx, d.ingress, d.token,
+		crowd.SaleTerms{Name: "demo", Stock: d.config.Stock, Shards: d.config.Shards})
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 
 	"stampede/internal/connect"
 	"stampede/internal/doctor"
+	"stampede/internal/figure"
 	"stampede/internal/localserver"
 	"stampede/internal/testkit"
 	"stampede/reservation"
@@ -148,8 +149,39 @@ func requireMemoryPerMaster(t *testing.T, cluster *localserver.Cluster, rdb redi
 		require.Equal(t, "redis "+master.Options().Addr, found[0].Where())
 		require.Contains(t, found[0].What, "100,000,000 units are on sale")
 	}
+	// The units of a sale with shards are on all masters.
+	spread, err := catalog.New(pool, store).Create(t.Context(),
+		reservation.Terms{Name: "spread", Stock: 80_000_001, PerOrderLimit: 1, Shards: 8})
+	require.NoError(t, err)
+	found, err := doctor.Memory(t.Context(), rdb, pool, spread.ID)
+	require.NoError(t, err)
+	var units []string
+	for _, f := range found {
+		count, _, _ := strings.Cut(f.What, " ")
+		units = append(units, count)
+	}
+	first := 10_000_000 * partitionsOn(t, rdb, keys, spread.Layout().Home)
+	require.Len(t, units, 3)
+	require.Contains(t, units, figure.Count(first+1), "the first shard has the odd unit")
+
 	_, err = doctor.Memory(t.Context(), rdb, pool, uuid.Must(uuid.NewV7()))
 	require.ErrorIs(t, err, reservation.ErrSaleNotFound)
+}
+
+// partitionsOn counts the partitions on the master of one of them.
+func partitionsOn(t *testing.T, rdb redis.UniversalClient, keys reservation.Keys, of int) (n int) {
+	t.Helper()
+	addr := func(partition int) string {
+		master, err := rdb.(*redis.ClusterClient).MasterForKey(t.Context(), keys.Server(partition))
+		require.NoError(t, err)
+		return master.Options().Addr
+	}
+	for p := range keys.Partitions {
+		if addr(p) == addr(of) {
+			n++
+		}
+	}
+	return n
 }
 
 func TestURLOfClusterNeedsCluster(t *testing.T) {

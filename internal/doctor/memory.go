@@ -76,12 +76,15 @@ func unitsByPartition(ctx context.Context, pool *pgxpool.Pool, sale uuid.UUID) (
 	rows, _ := pool.Query(ctx, sql.DoctorUnitsOnSale, // its error comes with the rows
 		uuid.NullUUID{UUID: sale, Valid: sale != uuid.Nil})
 	var id uuid.UUID
-	var partitions int
+	var partitions, shards int
 	var left int64
 	units, sales := map[int]int64{}, 0
-	_, err := pgx.ForEachRow(rows, []any{&id, &partitions, &left}, func() error {
+	_, err := pgx.ForEachRow(rows, []any{&id, &partitions, &shards, &left}, func() error {
 		sales++
-		units[reservation.PartitionAmong(id, max(1, partitions))] += left
+		layout := reservation.LayoutOf(id, max(1, partitions), min(shards, partitions))
+		for shard := range layout.Shards { // as if their buyers came evenly
+			units[layout.Partition(shard)] += layout.Share(left, shard)
+		}
 		return nil
 	})
 	if err != nil {

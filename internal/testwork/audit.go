@@ -18,7 +18,27 @@ import (
 // Fulfil records the unread events of the stream, without a worker.
 func Fulfil(s *testshop.Shop, t testing.TB) []ledger.Outcome {
 	t.Helper()
-	ctx, key := t.Context(), s.Keys.Orders(0)
+	return fulfilIn(s, t, 0)
+}
+
+// FulfilAll is Fulfil for the partitions that have unread events.
+func FulfilAll(s *testshop.Shop, t testing.TB) {
+	t.Helper()
+	for p := range s.Keys.Partitions {
+		if s.Rdb.Exists(t.Context(), s.Keys.Orders(p)).Val() == 0 {
+			continue
+		}
+		waiting, err := stream.ReadBacklog(t.Context(), s.Rdb, s.Keys.Orders(p), reservation.Group)
+		require.NoError(t, err)
+		if n, known := waiting.Waiting(); !known || n > 0 {
+			fulfilIn(s, t, p)
+		}
+	}
+}
+
+func fulfilIn(s *testshop.Shop, t testing.TB, partition int) []ledger.Outcome {
+	t.Helper()
+	ctx, key := t.Context(), s.Keys.Orders(partition)
 	require.NoError(t, stream.CreateGroup(ctx, s.Rdb, key, reservation.Group))
 	read, err := s.Rdb.XReadGroup(ctx, &redis.XReadGroupArgs{
 		Group: reservation.Group, Consumer: "test",

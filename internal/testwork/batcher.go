@@ -64,7 +64,13 @@ func RunBatcher(t testing.TB, b *batch.Batcher) {
 // Events are the orders in the stream.
 func Events(s *testshop.Shop, t testing.TB) []order.OrderReserved {
 	t.Helper()
-	return eventsIn(t, s.Rdb.XRange(t.Context(), s.Keys.Orders(0), "-", "+").Val())
+	return EventsIn(s, t, 0)
+}
+
+// EventsIn are the orders in the stream of a partition.
+func EventsIn(s *testshop.Shop, t testing.TB, partition int) []order.OrderReserved {
+	t.Helper()
+	return eventsIn(t, s.Rdb.XRange(t.Context(), s.Keys.Orders(partition), "-", "+").Val())
 }
 
 func eventsIn(t testing.TB, entries []redis.XMessage) (events []order.OrderReserved) {

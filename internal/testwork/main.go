@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"strconv"
 	"syscall"
 	"testing"
 	"time"
@@ -35,6 +36,9 @@ func Main(m *testing.M) {
 
 // RebuildEnv names a sale that the process rebuilds instead of running a worker.
 const RebuildEnv = "STAMPEDE_TEST_REBUILD"
+
+// ShardsEnv is to how many shards the process raises that sale.
+const ShardsEnv = "STAMPEDE_TEST_SHARDS"
 
 // command runs only a worker or a rebuild, in a process that a test kills.
 func command() int {
@@ -66,15 +70,26 @@ func runWorker(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = control.Close() }()
-	keys := reservation.Keys{Prefix: os.Getenv("STAMPEDE_KEY_PREFIX"), Partitions: 1}
+	keys := reservation.Keys{Prefix: os.Getenv("STAMPEDE_KEY_PREFIX")}
+	if keys.Partitions, err = strconv.Atoi(os.Getenv("STAMPEDE_PARTITIONS")); err != nil {
+		return err
+	}
 	// Many buyers on a busy machine wait long.
 	store := reservation.NewStore(control, keys, reservation.StoreOptions{WaitMax: time.Minute})
 	defer store.Close()
 	if sale := os.Getenv(RebuildEnv); sale != "" {
 		r, err := rebuild.New(rebuild.Config{Pool: pool, Redis: control, Keys: keys, Store: store})
-		if err == nil {
-			_, err = r.Sale(ctx, uuid.MustParse(sale), rebuild.ReasonByHand)
+		if err != nil {
+			return err
 		}
+		if shards := os.Getenv(ShardsEnv); shards != "" {
+			n, err := strconv.Atoi(shards)
+			if err == nil {
+				_, err = r.RaiseShards(ctx, uuid.MustParse(sale), n, rebuild.ReasonByHand)
+			}
+			return err
+		}
+		_, err = r.Sale(ctx, uuid.MustParse(sale), rebuild.ReasonByHand)
 		return err
 	}
 	worker, err := fulfillment.NewWorker(fulfillment.WorkerConfig{

@@ -45,12 +45,14 @@ func LeftOf(r audit.ReconcileReport) string {
 // ProcessWaiting records unread events and applies waiting releases, as a worker does.
 func ProcessWaiting(s *testshop.Shop, t testing.TB) {
 	t.Helper()
-	backlog, err := stream.ReadBacklog(t.Context(), s.Rdb, s.Keys.Orders(0), reservation.Group)
-	require.NoError(t, err)
-	if backlog.Lag > 0 {
-		Fulfil(s, t)
+	for p := range s.Keys.Partitions {
+		backlog, err := stream.ReadBacklog(t.Context(), s.Rdb, s.Keys.Orders(p), reservation.Group)
+		require.NoError(t, err)
+		if backlog.Lag > 0 {
+			fulfilIn(s, t, p)
+		}
 	}
-	_, err = ReleaseUnits(s, t.Context())
+	_, err := ReleaseUnits(s, t.Context())
 	require.NoError(t, err)
 }
 

@@ -46,12 +46,14 @@ func Work(t testing.TB, config fulfillment.WorkerConfig) (stop func()) {
 	return stop
 }
 
-// AwaitRest waits until the workers have processed all entries of the stream.
+// AwaitRest waits until the workers have processed all entries of the streams.
 func AwaitRest(s *testshop.Shop, t testing.TB) {
 	t.Helper()
-	testkit.Eventually(t, 30*time.Second, "all entries of the stream are processed", func() bool {
-		b, err := stream.ReadBacklog(t.Context(), s.Rdb, s.Keys.Orders(0), reservation.Group)
-		require.NoError(t, err)
-		return b.LagKnown && b.Lag+b.Pending == 0
-	})
+	for p := range s.Keys.Partitions {
+		testkit.Eventually(t, 30*time.Second, "all entries of the stream are processed", func() bool {
+			b, err := stream.ReadBacklog(t.Context(), s.Rdb, s.Keys.Orders(p), reservation.Group)
+			require.NoError(t, err)
+			return b.LagKnown && b.Lag+b.Pending == 0
+		})
+	}
 }

@@ -1,11 +1,12 @@
--- S4: stock = available + held + sold. Without the sale in Redis the available units are unknown.
+-- S4: stock = available + held + sold. Without the sale in Redis the available units are unknown. Units that one shard
+-- has given and another has not got yet are available.
 --
 -- In texts, as in the API, confirmed orders that await payment count as held, not as sold.
 --
 -- If Redis alone is inconsistent, its stock has to be rebuilt. Otherwise the difference comes from
 -- other findings, or from units in transit.
 SELECT sale_id, NULL::uuid AS order_id, NULL AS user_id,
-       CASE WHEN NOT present THEN 'Redis does not have the sale, so its units cannot be accounted for'
+       CASE WHEN NOT present THEN format('Redis does not have %s, so its units cannot be accounted for', CASE shards WHEN 1 THEN 'the sale' ELSE 'all shards of the sale' END)
             WHEN redis_stock <> stock THEN format('the stock is %s in Postgres and %s in Redis', stock, redis_stock)
             WHEN stock > available + held + sold THEN
                 format('%s of %s units %s missing: %s available, %s held, %s sold', stock - available - held - sold, stock,
@@ -22,3 +23,9 @@ SELECT sale_id, NULL::uuid AS order_id, NULL AS user_id,
        CASE WHEN redis_stock <> stock THEN format('stocks %s %s', redis_stock, stock) ELSE format('off by %s', redis_stock - available - taken) END AS same
 FROM audit_figures
 WHERE NOT present AND NOT gone OR redis_stock <> stock OR stock <> available + held + sold
+UNION ALL
+-- A shard's share is what is left in it and what its buyers hold. Units that move change the shares of both shards.
+SELECT sale_id, NULL, NULL, format('%sits share of the stock is %s: %s left, %s taken', label, stock, units, taken), 'rebuild',
+       format('%soff by %s', label, stock - units - taken)
+FROM audit_shard_figures
+WHERE shards > 1 AND still AND epoch > 0 AND stock <> units + taken

@@ -13,8 +13,9 @@ FROM (
     WHERE status IN ('cancelled', 'expired', 'rejected') AND key_fingerprint <> ''
     ORDER BY sale_id, user_id, key_fingerprint, id DESC -- of two with one key the later one counts
 ) AS o JOIN audit_figures AS f USING (sale_id)
+JOIN audit_shards AS a ON a.sale_id = o.sale_id AND a.shard = (o.sequence % f.shards + f.shards - 1) % f.shards
 LEFT JOIN (SELECT DISTINCT ON (sale_id, name) * FROM audit_ended ORDER BY sale_id, name) AS r ON r.sale_id = o.sale_id AND r.name = o.key_fingerprint || o.user_id
-WHERE f.present AND f.redis_epoch = f.epoch AND o.sequence <= f.places
+WHERE a.present AND a.epoch = f.epoch AND o.sequence <= a.places
   AND (r.order_id, r.quantity, r.status) IS DISTINCT FROM (o.id, o.quantity, o.status)
   AND NOT EXISTS (SELECT FROM releases WHERE order_id = o.id)
   AND NOT EXISTS (SELECT FROM audit_waiting WHERE order_id = o.id)

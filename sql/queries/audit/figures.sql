@@ -1,15 +1,27 @@
--- The figures of the audited sales, one row each, in Postgres and in Redis. Sums are numeric,
--- because forged values may exceed a bigint.
+-- The figures of the audited sales, one row each: the sums of their shards, and their events.
 CREATE TEMP TABLE audit_figures AS
-WITH projected AS (
-    SELECT sale_id, count(*) AS orders,
-           count(*) FILTER (WHERE status IN ('confirmed', 'paid')) AS live_orders,
-           coalesce(sum(quantity) FILTER (WHERE status IN ('confirmed', 'paid')), 0) AS live_units,
-           coalesce(sum(quantity) FILTER (WHERE status = 'confirmed'), 0) AS confirmed_units,
-           count(*) FILTER (WHERE status = 'rejected') AS rejected,
-           count(*) FILTER (WHERE status = 'voided') AS voided,
-           max(sequence) FILTER (WHERE status <> 'voided') AS last_place
-    FROM orders JOIN audit_sales USING (sale_id) GROUP BY sale_id
+WITH shards AS (
+    SELECT sale_id, bool_and(present) AS present, bool_or(gone) AS gone, bool_and(still) AS still, bool_or(changing) AS changing,
+           sum(units) AS units, sum(stock) AS redis_stock,
+           sum(orders)::bigint AS orders, sum(live_orders)::bigint AS live_orders, sum(live_units) AS live_units,
+           sum(confirmed_units) AS confirmed_units, sum(rejected)::bigint AS rejected, sum(voided)::bigint AS voided,
+           sum(buyers)::bigint AS buyers, sum(taken) AS taken, sum(held) AS held,
+           coalesce(sum((places - first_sequence) / shards), 0) AS places_since
+    FROM audit_shard_figures GROUP BY sale_id
+), found AS (
+    -- The places that orders have, of those that each shard gave out from one rebuild to the next.
+    SELECT sale_id, revision, since, shards, (place + shards - 1) % shards AS shard, count(DISTINCT place) AS places, max(place) AS last
+    FROM (SELECT sale_id, sequence AS place FROM orders UNION ALL SELECT sale_id, sequence FROM audit_buyers) AS known JOIN audit_rebuilds USING (sale_id)
+    WHERE place > since AND place <= upto
+    GROUP BY 1, 2, 3, 4, 5
+), given AS (
+    -- The shards of a sale have not come equally far when it is rebuilt, and all go on above the highest place. So of
+    -- several shards only places below that of a later order were surely given out.
+    SELECT sale_id, revision, sum(places) AS found, sum((last + shards - 1 - shard) / shards - (since + shards - 1) / shards) AS places
+    FROM found GROUP BY sale_id, revision
+), rebuilt AS (
+    SELECT sale_id, sum(CASE shards WHEN 1 THEN greatest(upto - since, 0) ELSE coalesce(places, 0) END) AS places, coalesce(sum(found), 0) AS found
+    FROM audit_rebuilds LEFT JOIN given USING (sale_id, revision) GROUP BY sale_id
 ), logged AS (
     -- The first row of an order has its reservation and its outcome.
     SELECT sale_id, count(*) + count(reserved_at) AS events,
@@ -17,38 +29,16 @@ WITH projected AS (
                                   WHEN 'OrderCancelled' THEN -quantity
                                   WHEN 'OrderExpired' THEN -quantity END), 0) AS replayed_units
     FROM order_events JOIN audit_sales USING (sale_id) GROUP BY sale_id
-), bought AS (
-    -- Held: units without an order in Postgres yet, and those that await their release.
-    SELECT b.sale_id, count(*) AS buyers, sum(b.quantity) AS taken,
-           coalesce(sum(b.quantity) FILTER (WHERE o.id IS NULL OR r.order_id IS NOT NULL), 0) AS held
-    FROM audit_buyers AS b LEFT JOIN orders AS o ON o.sale_id = b.sale_id AND o.id = b.order_id LEFT JOIN releases AS r ON r.order_id = b.order_id
-    GROUP BY b.sale_id
-), rebuilt AS (
-    -- Up to here the places of a sale may lack orders, which were lost with Redis.
-    SELECT sale_id, max(CASE WHEN data ->> 'sequence' ~ '^\d{1,15}$' THEN (data ->> 'sequence')::bigint ELSE 0 END) AS rebuilt_to
-    FROM sale_events JOIN audit_sales USING (sale_id) WHERE type = 'SaleRebuilt' GROUP BY sale_id
-), found AS (
-    SELECT sale_id, count(DISTINCT place) AS places
-    FROM (SELECT sale_id, sequence AS place FROM orders UNION ALL SELECT sale_id, sequence FROM audit_buyers) AS known JOIN rebuilt USING (sale_id)
-    WHERE place BETWEEN 1 AND rebuilt_to
-    GROUP BY sale_id
 )
-SELECT s.id AS sale_id, s.name, s.stock, s.sold, s.epoch, s.revision, s.published_revision,
-       coalesce(p.orders, 0) AS orders, coalesce(p.live_orders, 0) AS live_orders, coalesce(p.live_units, 0) AS live_units,
-       CASE WHEN s.payment_window_seconds > 0 THEN coalesce(p.confirmed_units, 0) ELSE 0 END AS unpaid,
-       coalesce(p.rejected, 0) AS rejected, coalesce(p.voided, 0) AS voided, coalesce(p.last_place, 0) AS last_place,
-       coalesce(l.events, 0) AS events, coalesce(l.replayed_units, 0) AS replayed_units,
-       coalesce(b.buyers, 0) AS buyers, coalesce(b.taken, 0) AS taken, coalesce(b.held, 0) AS held,
+SELECT s.id AS sale_id, s.name, s.stock, s.sold, s.epoch, s.revision, s.published_revision, a.shards, a.on_the_way,
+       f.orders, f.live_orders, f.live_units, CASE WHEN s.payment_window_seconds > 0 THEN f.confirmed_units ELSE 0 END AS unpaid,
+       f.rejected, f.voided, coalesce(l.events, 0) AS events, coalesce(l.replayed_units, 0) AS replayed_units,
+       f.buyers, f.taken, f.held,
+       f.present, f.gone, f.still, f.changing,
        -- The keys of an ended sale may be deleted: unsold units are what was left.
-       a.present, NOT a.present AND over.over AS gone, CASE WHEN NOT a.present AND over.over THEN s.stock::numeric - s.sold ELSE coalesce(a.units, 0) END AS available, coalesce(a.places, 0) AS places, coalesce(a.latest, a.places, 0) AS latest,
-       a.epoch AS redis_epoch, a.stock AS redis_stock, a.still,
-       -- Redis had all changes that were published before the look, and Postgres has more since: a
-       -- difference may be one of those.
-       a.revision BETWEEN coalesce(before.published_revision, 0) AND log.last AND (a.revision < log.last OR s.published_revision < log.last) AS changing,
-       before.epoch IS DISTINCT FROM s.epoch AS rebuilding,
-       coalesce(r.rebuilt_to, 0) AS rebuilt_to, coalesce(r.rebuilt_to - coalesce(f.places, 0), 0) AS lost
-FROM audit_sales AS a JOIN sales AS s ON s.id = a.sale_id LEFT JOIN audit_before AS before USING (sale_id)
-CROSS JOIN LATERAL (SELECT least(max(e.revision), s.revision) AS last FROM sale_events AS e WHERE e.sale_id = s.id) AS log
-CROSS JOIN LATERAL (SELECT s.state = 'ended' OR coalesce(s.closes_at <= now(), false)) AS over (over)
-LEFT JOIN projected AS p USING (sale_id) LEFT JOIN logged AS l USING (sale_id) LEFT JOIN bought AS b USING (sale_id)
-LEFT JOIN rebuilt AS r USING (sale_id) LEFT JOIN found AS f USING (sale_id)
+       CASE WHEN f.gone THEN s.stock::numeric - s.sold WHEN f.present THEN f.units + a.on_the_way ELSE 0 END AS available,
+       CASE WHEN f.present THEN f.redis_stock + a.on_the_way END AS redis_stock,
+       CASE WHEN f.present THEN (coalesce(r.places, 0) + f.places_since)::bigint ELSE 0 END AS places, coalesce(r.places - r.found, 0)::bigint AS lost,
+       before.epoch IS DISTINCT FROM s.epoch AS rebuilding
+FROM audit_sales AS a JOIN sales AS s ON s.id = a.sale_id JOIN shards AS f USING (sale_id) LEFT JOIN audit_before AS before USING (sale_id)
+LEFT JOIN logged AS l USING (sale_id) LEFT JOIN rebuilt AS r USING (sale_id)

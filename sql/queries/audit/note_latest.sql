@@ -1,4 +1,4 @@
--- Notes the sequences $2 that the sales $1 have reached by now.
-UPDATE audit_sales AS a SET latest = n.latest
-FROM unnest($1::uuid[], $2::bigint[]) AS n (sale_id, latest)
-WHERE a.sale_id = n.sale_id
+-- Notes the sequences $3 that the shards $2 of the sales $1 have reached by now.
+UPDATE audit_shards AS a SET latest = n.latest
+FROM unnest($1::uuid[], $2::integer[], $3::bigint[]) AS n (sale_id, shard, latest)
+WHERE a.sale_id = n.sale_id AND a.shard = n.shard

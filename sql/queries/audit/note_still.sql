@@ -1,2 +1,4 @@
--- Notes that no unit returned to the sales $1 while their buyers were read.
-UPDATE audit_sales SET still = true WHERE sale_id = ANY ($1)
+-- Notes that no unit returned to the shards $2 of the sales $1 while their buyers were read.
+UPDATE audit_shards AS a SET still = true
+FROM unnest($1::uuid[], $2::integer[]) AS n (sale_id, shard)
+WHERE a.sale_id = n.sale_id AND a.shard = n.shard

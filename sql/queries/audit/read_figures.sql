@@ -1,8 +1,8 @@
 -- The figures of figures.sql, as far as a report shows them and a bigint holds them.
-SELECT sale_id, name, stock, sold, orders, live_orders,
+SELECT sale_id, name, CASE WHEN shards > 1 THEN shards ELSE 0 END AS shards, stock, sold, orders, live_orders,
        least(greatest(live_units, -9e18), 9e18)::bigint AS live_units, least(greatest(unpaid, -9e18), 9e18)::bigint AS unpaid_units,
        rejected, voided, lost, events,
        least(greatest(replayed_units, -9e18), 9e18)::bigint AS replayed_units, buyers, present AS in_redis,
-       least(greatest(available, -9e18), 9e18)::bigint AS available, least(greatest(held, -9e18), 9e18)::bigint AS held, places
+       least(greatest(available, -9e18), 9e18)::bigint AS available, greatest(on_the_way, 0) AS on_the_way, least(greatest(held, -9e18), 9e18)::bigint AS held, places
 FROM audit_figures
 ORDER BY sale_id

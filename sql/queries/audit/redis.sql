@@ -1,20 +1,23 @@
 -- S7: sales that Redis has lost or has in an older state than Postgres.
-SELECT sale_id, NULL::uuid AS order_id, NULL AS user_id,
-       CASE WHEN NOT present AND published_revision = 0 THEN 'the sale has not been published to Redis'
-            WHEN NOT present THEN 'Redis has lost the sale: nothing is sold until it is rebuilt from Postgres'
-            WHEN redis_epoch = 0 THEN format('Redis has the sale closed for a rebuild, Postgres is in epoch %s', epoch)
-            WHEN redis_epoch <> epoch THEN format('Redis has the stock of epoch %s, Postgres is in epoch %s', redis_epoch, epoch)
-            ELSE format('Redis has given out %s places, and Postgres has an order at place %s: Redis was set back', latest, last_place)
+SELECT f.sale_id, NULL::uuid AS order_id, NULL AS user_id,
+       a.label || CASE
+            WHEN NOT a.present AND f.published_revision = 0 THEN 'the sale has not been published to Redis'
+            WHEN NOT a.present AND a.shards > 1 THEN 'Redis has lost it: nothing is sold to its users until the sale is rebuilt from Postgres'
+            WHEN NOT a.present THEN 'Redis has lost the sale: nothing is sold until it is rebuilt from Postgres'
+            WHEN a.epoch = 0 THEN format('Redis has the sale closed for a rebuild, Postgres is in epoch %s', f.epoch)
+            WHEN a.epoch <> f.epoch THEN format('Redis has the stock of epoch %s, Postgres is in epoch %s', a.epoch, f.epoch)
+            WHEN a.shards > 1 THEN format('the next place is %s, and Postgres has an order at place %s: Redis was set back', a.next_place, a.last_place)
+            ELSE format('Redis has given out %s places, and Postgres has an order at place %s: Redis was set back', a.next_place - 1, a.last_place)
        END AS what,
-       CASE WHEN NOT present AND published_revision = 0 OR rebuilding THEN 'worker' ELSE 'rebuild' END AS remedy,
-       CASE WHEN NOT present THEN 'lost' WHEN redis_epoch <> epoch THEN format('epochs %s %s', redis_epoch, epoch) ELSE format('place %s', last_place) END AS same
-FROM audit_figures
-WHERE NOT gone AND (NOT present OR redis_epoch <> epoch OR latest < last_place)
+       CASE WHEN NOT a.present AND f.published_revision = 0 OR f.rebuilding THEN 'worker' ELSE 'rebuild' END AS remedy,
+       a.label || CASE WHEN NOT a.present THEN 'lost' WHEN a.epoch <> f.epoch THEN format('epochs %s %s', a.epoch, f.epoch) ELSE format('place %s', a.last_place) END AS same
+FROM audit_shard_figures AS a JOIN audit_figures AS f USING (sale_id)
+WHERE NOT a.gone AND (NOT a.present OR a.epoch <> f.epoch OR a.next_place <= a.last_place)
 UNION ALL
 -- The definition in Redis. An unpublished revision is in transit.
-SELECT f.sale_id, NULL, NULL, 'Redis has another definition of the sale than Postgres: ' || d.differences,
-       CASE WHEN f.changing THEN 'worker' ELSE 'rebuild' END, d.differences
-FROM audit_figures AS f JOIN audit_sales AS a USING (sale_id) JOIN sales AS s ON s.id = f.sale_id
+SELECT a.sale_id, NULL, NULL, a.label || 'Redis has another definition of the sale than Postgres: ' || d.differences,
+       CASE WHEN a.changing THEN 'worker' ELSE 'rebuild' END, a.label || d.differences
+FROM audit_shard_figures AS a JOIN sales AS s ON s.id = a.sale_id
 CROSS JOIN LATERAL (
     SELECT string_agg(format('%s is %s and not %s', field, redis, postgres), ', ') AS differences
     FROM (VALUES
@@ -27,4 +30,4 @@ CROSS JOIN LATERAL (
     ) AS terms (field, redis, postgres)
     WHERE redis <> postgres
 ) AS d
-WHERE f.present AND a.epoch = f.epoch AND d.differences IS NOT NULL
+WHERE a.present AND a.epoch = s.epoch AND d.differences IS NOT NULL

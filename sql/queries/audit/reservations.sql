@@ -14,15 +14,19 @@ WHERE (o.user_id, o.quantity) <> (b.user_id, b.quantity)
    OR o.status NOT IN ('confirmed', 'paid') AND NOT EXISTS (SELECT FROM releases AS r WHERE r.order_id = o.id)
 UNION ALL
 -- Reservations without an order get their event again before the sale is rebuilt.
-SELECT b.sale_id, b.order_id, b.user_id, format('the reservation is at place %s, and the sale has given out %s', b.sequence, f.latest), 'rebuild'
-FROM audit_buyers AS b JOIN audit_figures AS f USING (sale_id) WHERE b.beyond
+SELECT b.sale_id, b.order_id, b.user_id,
+       CASE a.shards WHEN 1 THEN format('the reservation is at place %s, and the sale has given out %s', b.sequence, a.next_place - 1)
+                     ELSE format('%sthe reservation is at place %s, and the next place is %s', a.label, b.sequence, a.next_place) END,
+       'rebuild'
+FROM audit_buyers AS b JOIN audit_shard_figures AS a USING (sale_id, shard) WHERE b.beyond
 UNION ALL
 SELECT b.sale_id, b.order_id, b.user_id, format('the reservation is at place %s, and the order at place %s', b.sequence, o.sequence), 'rebuild'
 FROM audit_buyers AS b JOIN orders AS o ON o.sale_id = b.sale_id AND o.id = b.order_id
 WHERE o.sequence <> b.sequence AND (o.user_id, o.quantity) = (b.user_id, b.quantity) AND o.status IN ('confirmed', 'paid')
 UNION ALL
 SELECT o.sale_id, o.id, o.user_id, format('the order is %s and Redis has no reservation of it', o.status), 'rebuild'
-FROM orders AS o JOIN audit_sales AS a USING (sale_id)
+FROM orders AS o JOIN audit_sales AS s USING (sale_id)
+JOIN audit_shards AS a ON a.sale_id = o.sale_id AND a.shard = (o.sequence % s.shards + s.shards - 1) % s.shards
 WHERE a.present AND o.status IN ('confirmed', 'paid') AND o.sequence <= a.places
   AND NOT EXISTS (SELECT FROM audit_buyers AS b WHERE b.order_id = o.id)
 UNION ALL

@@ -4,15 +4,27 @@
 CREATE TEMP TABLE audit_before AS SELECT id AS sale_id, epoch, published_revision FROM sales;
 
 CREATE TEMP TABLE audit_sales (
-    sale_id    uuid PRIMARY KEY,
-    -- false if Redis has no such sale; what follows is NULL then.
+    sale_id   uuid PRIMARY KEY,
+    shards    integer NOT NULL,
+    -- The server of one of its partitions did not answer, so nothing of the sale in Redis is known or compared.
+    unread    boolean NOT NULL,
+    -- Units that were given by one shard and not yet got by another, when the shards were read one after another:
+    -- below 0 if units moved meanwhile. They are in no share.
+    on_the_way bigint NOT NULL
+);
+
+-- The shards of each sale. A sale with one shard has number 0 only.
+CREATE TEMP TABLE audit_shards (
+    sale_id    uuid,
+    shard      integer,
+    -- Begins the findings about the shard; empty if the sale has no other.
+    label      text NOT NULL,
+    -- false if Redis has no such shard; what follows is NULL then.
     present    boolean NOT NULL,
-    -- The server of its partition did not answer, so nothing of the sale in Redis is known or compared.
-    unread     boolean NOT NULL,
     epoch      bigint,
     units      bigint, -- left
-    stock      bigint,
-    -- Its sequence: how many reservations the sale had when it was read. Comparisons leave out
+    stock      bigint, -- the shard's share
+    -- Its sequence: the places up to it that are the shard's were given out when it was read. Comparisons leave out
     -- later ones, unless their places were still not assigned at latest.
     places     bigint,
     -- The same, after the snapshot of Postgres was taken.
@@ -23,13 +35,14 @@ CREATE TEMP TABLE audit_sales (
     opens_at_ms bigint, closes_at_ms bigint, per_order_limit bigint, payment_window_s bigint, state text,
     -- No unit returned while the buyers were read, so the units left and those of the buyers are of
     -- one moment.
-    still      boolean NOT NULL DEFAULT false
+    still      boolean NOT NULL DEFAULT false,
+    PRIMARY KEY (sale_id, shard)
 );
 
--- The hashes of buyers. HSCAN may return a buyer twice. Late: at a place that was not assigned when
--- the sale was read.
+-- The hashes of buyers, each in a shard. HSCAN may return a buyer twice. Late: at a place that was not assigned when
+-- the shard was read.
 CREATE TEMP TABLE audit_scan (
-    sale_id uuid, user_id text, order_id uuid, quantity bigint, sequence bigint, epoch bigint, reserved_at timestamptz, late boolean
+    sale_id uuid, shard integer, user_id text, order_id uuid, quantity bigint, sequence bigint, epoch bigint, reserved_at timestamptz, late boolean
 );
 
 -- The hashes of ended orders, NULL for unreadable values. HSCAN may return one twice.

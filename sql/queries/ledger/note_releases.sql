@@ -4,8 +4,9 @@
 -- $3  the orders whose sale is not in Redis: finished if the sale has ended, because a rebuilt Redis does not
 --     count them
 -- $4  the orders that Redis refused
+-- $5  the orders whose shard could not be reached: retried a second later, so that others of the sale come first
 --
--- The others are retried after 1 s, 2 s, 4 s and so on up to a minute. Returns how many these are.
+-- The others are retried after 1 s, 2 s, 4 s and so on up to a minute. Returns how many are retried.
 WITH over AS MATERIALIZED (
     SELECT state = 'ended' OR coalesce(closes_at <= now(), false) AS over FROM sales WHERE id = $1
 ), done AS (
@@ -14,5 +15,7 @@ WITH over AS MATERIALIZED (
     UPDATE releases SET refusals = refusals + 1, again_at = clock_timestamp() + make_interval(secs => least(power(2, least(refusals, 10)), 60))
     WHERE order_id = ANY ($4::uuid[]) OR order_id = ANY ($3::uuid[]) AND (SELECT over FROM over) IS NOT TRUE
     RETURNING order_id
+), later AS (
+    UPDATE releases SET again_at = clock_timestamp() + interval '1 second' WHERE order_id = ANY ($5::uuid[]) RETURNING order_id
 )
-SELECT count(*) FROM again
+SELECT (SELECT count(*) FROM again) + (SELECT count(*) FROM later)

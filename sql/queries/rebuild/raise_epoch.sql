@@ -2,7 +2,8 @@
 -- ledger/add_sold.sql), so the stock in Redis is rebuilt from the orders that are live now, except those that end
 -- before they are read.
 -- $1 sale, $2 the highest place that Redis is known to have given out in it, $3 the epoch in which Redis had it, $4 why
--- $5 the epoch in which the caller found it before closing it in Redis
+-- $5 the epoch in which the caller found it before closing it in Redis, $6 its number of shards from now on, 0 for as
+-- many as before
 --
 -- If the sale has left the epoch $5, another rebuild has raised it: nothing is changed and no row is returned. The other
 -- rebuild could have opened the sale meanwhile, and what was accepted since would be void.
@@ -21,13 +22,14 @@ WITH live AS MATERIALIZED (
     FROM orders WHERE sale_id = $1 AND status IN ('confirmed', 'paid')
 ), raised AS (
     -- The log has the latest revision, even if the counters of the sale were changed manually.
-    UPDATE sales SET epoch = greatest(epoch, $3::bigint) + 1, revision = log.last + 1, published_revision = least(published_revision, log.last)
+    UPDATE sales SET epoch = greatest(epoch, $3::bigint) + 1, shards = greatest(shards, $6::int), revision = log.last + 1, published_revision = least(published_revision, log.last)
     FROM live, (SELECT coalesce(max(revision), 0) AS last FROM sale_events WHERE sale_id = $1) AS log WHERE id = $1 AND epoch = $5
     RETURNING sales.*, greatest(last_sequence, last_place, $2::bigint) AS last_given, units, orders
 ), event AS (
     INSERT INTO sale_events (sale_id, revision, type, data)
     SELECT id, revision, 'SaleRebuilt', jsonb_build_object(
-        'epoch', epoch, 'sequence', last_given, 'reason', $4::text, 'stock', stock, 'held', units, 'orders', orders)
+        'epoch', epoch, 'sequence', last_given, 'reason', $4::text, 'stock', stock, 'held', units, 'orders', orders,
+        'shards', shards)
     FROM raised
 ), dropped AS (
     DELETE FROM releases WHERE order_id IN (
