@@ -194,3 +194,14 @@ func TestMovesRejectInvalidNumbers(t *testing.T) {
 	}
 	require.Equal(t, before, b.state())
 }
+
+// Units that come from another shard end the pause after units have returned to an empty one.
+func TestUnitsFromOtherShardsAreSoldAtOnce(t *testing.T) {
+	t.Parallel()
+	b := newShards(t, 1, 2)[0]
+	require.Equal(t, []string{"reserved 1"}, b.reserve(b.buy("ann")))
+	require.NoError(t, b.rdb.HSet(t.Context(), b.saleKey, "left", 1, "stock", 2, "quiet_since_ms", time.Now().UnixMilli()).Err())
+	require.Equal(t, []string{"sold-out"}, b.reserve(b.buy("bob")))
+	require.Equal(t, "taken", b.take(1, 1))
+	require.Equal(t, []string{"reserved 3"}, b.reserve(b.buy("bob")))
+}

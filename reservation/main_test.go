@@ -11,7 +11,7 @@ import (
 	"stampede/internal/testkit"
 )
 
-func TestMain(m *testing.M) { testkit.Main(m) }
+func TestMain(m *testing.M) { testkit.Main(m, testkit.WithRedisInMemory()) }
 
 // commandsServed counts the commands that a Redis has served, except INFO.
 func commandsServed(t *testing.T, rdb redis.UniversalClient) (n int) {

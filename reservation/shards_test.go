@@ -246,3 +246,21 @@ func TestLayoutSpreadsUsersAndUnits(t *testing.T) {
 		}
 	}
 }
+
+// A shard without units gets back a returned one, which is quiet for a second. Its users buy units of other shards
+// meanwhile: those were never sold out.
+func TestReturnedUnitHidesNoUnitsOfOtherShards(t *testing.T) {
+	t.Parallel()
+	s := testsale.NewShardShop(t)
+	sale := s.ShardedSale(12, 4)
+	users := usersOf(sale, 0, 2)
+	answer, err := s.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: users[0], Quantity: 3})
+	require.NoError(t, err)
+	require.Zero(t, shardHas(s, sale, 0, "left"))
+	released, err := s.Release(t.Context(), []reservation.Release{
+		{SaleID: sale.ID, OrderID: answer.Reservation.OrderID, UserID: users[0], Quantity: 3},
+	})
+	require.NoError(t, err)
+	require.Equal(t, []reservation.ReleaseResult{reservation.Released}, released)
+	require.Equal(t, reservation.Reserved, s.Buy(sale.ID, users[1]).Verdict)
+}

@@ -1,0 +1,359 @@
+package catalog_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"stampede/internal/testkit"
+	"stampede/internal/testsale"
+	"stampede/lua"
+	"stampede/reservation"
+	"stampede/reservation/catalog"
+	"stampede/reservation/order"
+)
+
+// shardFields returns a field of all shards.
+func shardFields(s *testsale.Shop, sale catalog.CountedSale, field string) (values []string) {
+	s.T.Helper()
+	for shard := range sale.Shards {
+		values = append(values, s.Redis.HGet(s.T.Context(),
+			s.Keys.Sale(sale.Layout().Partition(shard), sale.ID), field).Val())
+	}
+	return values
+}
+
+// shardStocks returns the stock in Postgres, and what all shards have: the stock, and the units left.
+func shardStocks(s *testsale.Shop, sale catalog.CountedSale) []int64 {
+	s.T.Helper()
+	sums := make([]int64, 3)
+	require.NoError(s.T,
+		s.Pool.QueryRow(s.T.Context(), "SELECT stock FROM sales WHERE id = $1", sale.ID).Scan(&sums[0]))
+	for i, field := range []string{"stock", "left"} {
+		for _, text := range shardFields(s, sale, field) {
+			n, err := strconv.ParseInt(text, 10, 64)
+			require.NoError(s.T, err)
+			require.GreaterOrEqual(s.T, n, int64(0))
+			sums[i+1] += n
+		}
+	}
+	return sums
+}
+
+func publishedRevision(s *testsale.Shop, sale catalog.CountedSale) (published, revision int64) {
+	s.T.Helper()
+	require.NoError(s.T, s.Pool.QueryRow(s.T.Context(),
+		"SELECT published_revision, revision FROM sales WHERE id = $1", sale.ID).Scan(&published, &revision))
+	return published, revision
+}
+
+// tenOf returns a sale of 10 units in 4 shards, of which 6 are taken.
+func tenOf(s *testsale.Shop) catalog.CountedSale {
+	s.T.Helper()
+	sale := s.ShardedSale(10, 4)
+	for i := range 6 {
+		require.Equal(s.T, reservation.Reserved, s.Buy(sale.ID, fmt.Sprint("user-", i)).Verdict)
+	}
+	return sale
+}
+
+func TestRestockOfShards(t *testing.T) {
+	t.Parallel()
+	s := testsale.NewShardShop(t)
+	sale := tenOf(s)
+	before := shardFields(s, sale, "left")
+	_, err := s.Restock(t.Context(), sale.ID, -5, "too-many")
+	require.EqualValues(t, 6, taken(s, err))
+	require.Equal(t, before, shardFields(s, sale, "left"), "each shard has what it had")
+	require.Equal(t, []int64{10, 10, 4}, shardStocks(s, sale))
+	_, err = s.Restock(t.Context(), sale.ID, -5, "too-many")
+	require.EqualValues(t, 6, taken(s, err), "the same key gets the same refusal")
+
+	lowered, err := s.Restock(t.Context(), sale.ID, -3, "")
+	require.NoError(t, err)
+	require.Equal(t, []int64{7, 1, 6}, []int64{lowered.Stock, lowered.Available, lowered.Held})
+	require.Equal(t, []int64{7, 7, 1}, shardStocks(s, sale))
+	before = shardFields(s, sale, "stock")
+	raised, err := s.Restock(t.Context(), sale.ID, 6, "")
+	require.NoError(t, err)
+	require.Equal(t, []int64{13, 7, 6}, []int64{raised.Stock, raised.Available, raised.Held})
+	for shard, stock := range shardFields(s, sale, "stock") {
+		was, err := strconv.ParseInt(before[shard], 10, 64)
+		require.NoError(t, err)
+		require.Equal(t, strconv.FormatInt(was+sale.Layout().Share(6, shard), 10), stock)
+	}
+	for i := range 7 {
+		testkit.Eventually(t, 30*time.Second, "a unit is sold, after a second if it returned to an empty shard",
+			func() bool { return s.Buy(sale.ID, fmt.Sprint("later-", i)).Verdict == reservation.Reserved })
+	}
+	_, err = s.Restock(t.Context(), sale.ID, -1, "")
+	require.EqualValues(t, 13, taken(s, err))
+}
+
+// Units on their way between two shards can be removed as well.
+func TestLoweringTakesUnitsOnTheirWay(t *testing.T) {
+	t.Parallel()
+	s := testsale.NewShardShop(t)
+	sale := s.ShardedSale(10, 2)
+	giver := []string{s.Keys.Sale(sale.Layout().Partition(1), sale.ID)}
+	give := redis.NewScript(lua.FencedBy("").Give.Source)
+	require.Equal(t, "given 3", give.Run(t.Context(), s.Redis, giver, 1, 0, 0, 2).Val())
+	s.Buy(sale.ID, "ann")
+	lowered, err := s.Restock(t.Context(), sale.ID, -9, "")
+	require.NoError(t, err)
+	require.Equal(t, []int64{1, 0, 1}, []int64{lowered.Stock, lowered.Available, lowered.Held})
+	require.Equal(t, []int64{1, 1, 0}, shardStocks(s, sale))
+}
+
+// A change of the stock is cut off before each of its calls of Redis, and before each of its steps in Postgres. The next
+// publisher completes it, exactly once.
+func TestInterruptedRestockOfShardsIsFinishedOnce(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		units   int64
+		refused bool
+		after   []int64
+	}{
+		"granted": {-3, false, []int64{7, 7, 1}},
+		"refused": {-7, true, []int64{10, 10, 4}},
+		"raised":  {5, false, []int64{15, 15, 9}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := testsale.NewShardShop(t)
+			requireOutcome := func(err error) {
+				t.Helper()
+				if c.refused {
+					require.EqualValues(t, 6, taken(s, err))
+				} else {
+					require.NoError(t, err)
+				}
+			}
+			finish := func(sale catalog.CountedSale, cut int) {
+				t.Helper()
+				if cut%2 == 0 {
+					_, err := s.PublishPending(t.Context())
+					require.NoError(t, err)
+				}
+				_, err := s.Restock(t.Context(), sale.ID, c.units, "key")
+				requireOutcome(err)
+				require.Equal(t, c.after, shardStocks(s, sale), "cut off after %d calls", cut)
+				published, revision := publishedRevision(s, sale)
+				require.Equal(t, revision, published)
+			}
+			rdb, wire := testsale.Wired(t, testkit.RedisURL(t))
+			for cut := 0; ; cut++ {
+				sale, ingress := tenOf(s), s.Next(rdb)
+				wire.Set(testsale.KilledAfter(cut))
+				_, err := ingress.Restock(t.Context(), sale.ID, c.units, "key")
+				if !errors.Is(err, reservation.ErrUnavailable) && !errors.Is(err, catalog.ErrNotInForce) {
+					requireOutcome(err)
+					require.GreaterOrEqual(t, cut, 4, "it was cut off before")
+					break
+				}
+				finish(sale, cut)
+				for _, late := range wire.Calls() {
+					testsale.Repeat(t, s.Redis, late)
+				}
+				require.Equal(t, c.after, shardStocks(s, sale), "after late calls")
+				wire.Forget()
+			}
+			for cut, step := range []string{
+				"INSERT ON sale_events FOR EACH ROW WHEN (NEW.data ? 'lowering')",
+				"UPDATE OF data ON sale_events FOR EACH ROW",
+				"UPDATE OF published_revision ON sales FOR EACH ROW",
+			} {
+				sale, repair := tenOf(s), breakAt(t, s.Pool, step)
+				_, _ = s.Restock(t.Context(), sale.ID, c.units, "key")
+				repair()
+				finish(sale, cut)
+			}
+		})
+	}
+}
+
+// rebuildShards rebuilds the stock of all shards from Postgres, with 6 orders.
+func rebuildShards(s *testsale.Shop, sale catalog.CountedSale) {
+	s.T.Helper()
+	var revision, stock int64
+	require.NoError(s.T, s.Pool.QueryRow(s.T.Context(),
+		"UPDATE sales SET epoch = 2 WHERE id = $1 RETURNING revision, stock", sale.ID).Scan(&revision, &stock))
+	for shard := range sale.Shards {
+		key := s.Keys.Sale(sale.Layout().Partition(shard), sale.ID)
+		held := s.Redis.HLen(s.T.Context(), s.Keys.Buyers(sale.Layout().Partition(shard), sale.ID)).Val()
+		left := sale.Layout().Share(stock-6, shard)
+		require.NoError(s.T, s.Redis.HDel(s.T.Context(), key, "restocked").Err())
+		require.NoError(s.T,
+			s.Redis.HSet(s.T.Context(), key, "epoch", 2, "stock", left+held, "left", left, "revision", revision).Err())
+	}
+}
+
+// A lowering is cut off before each of its calls, and then the stock is rebuilt.
+func TestRebuildWithdrawsLoweringOfShards(t *testing.T) {
+	t.Parallel()
+	for name, units := range map[string]int64{"granted": -3, "refused": -7} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := testsale.NewShardShop(t)
+			rdb, wire := testsale.Wired(t, testkit.RedisURL(t))
+			for cut := 0; ; cut++ {
+				sale := tenOf(s)
+				wire.Set(testsale.KilledAfter(cut))
+				_, err := s.Next(rdb).Restock(t.Context(), sale.ID, units, "key")
+				if !errors.Is(err, catalog.ErrRestockUndecided) {
+					require.GreaterOrEqual(t, cut, 8, "it was cut off before")
+					break
+				}
+				stock := shardStocks(s, sale)[0]
+				rebuildShards(s, sale)
+				for _, late := range wire.Calls() {
+					testsale.Repeat(t, s.Redis, late)
+				}
+				wire.Forget()
+				_, err = s.PublishPending(t.Context())
+				require.NoError(t, err)
+				require.Equal(t, []int64{stock, stock, stock - 6}, shardStocks(s, sale), "cut off after %d calls", cut)
+				for range 2 { // a repeat is a new lowering, unless that was granted or refused before
+					_, err = s.Restock(t.Context(), sale.ID, units, "key")
+					if units == -7 {
+						require.EqualValues(t, 6, taken(s, err))
+						require.Equal(t, []int64{10, 10, 4}, shardStocks(s, sale))
+					} else {
+						require.NoError(t, err)
+						require.Equal(t, []int64{7, 7, 1}, shardStocks(s, sale))
+					}
+				}
+			}
+		})
+	}
+}
+
+// A pause, a resumption and an end are published when all shards have them; one cannot be reached at first.
+func TestChangeIsPublishedWhenAllShardsHaveIt(t *testing.T) {
+	t.Parallel()
+	s := testsale.NewShardShop(t)
+	sale := tenOf(s)
+	unreachable := testsale.OwnClient(t, testkit.RedisURL(t))
+	unreachable.AddHook(testkit.Hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+		for _, arg := range cmd.Args() {
+			if key, ok := arg.(string); ok && key == s.Keys.Sale(sale.Layout().Partition(2), sale.ID) {
+				cmd.SetErr(errors.New("cut off"))
+				return cmd.Err()
+			}
+		}
+		return next(ctx, cmd)
+	}))
+	cutOff := s.Next(unreachable)
+	for at, change := range []struct {
+		of     func(*testsale.Shop) error
+		states [2]string
+	}{
+		{func(s *testsale.Shop) error { _, err := s.Pause(t.Context(), sale.ID); return err }, [2]string{"open", "paused"}},
+		{func(s *testsale.Shop) error { _, err := s.Resume(t.Context(), sale.ID); return err }, [2]string{"paused", "open"}},
+		{func(s *testsale.Shop) error { _, err := s.End(t.Context(), sale.ID); return err }, [2]string{"open", "ended"}},
+	} {
+		before, after := change.states[0], change.states[1]
+		require.ErrorIs(t, change.of(cutOff), catalog.ErrNotInForce)
+		require.Equal(t, []string{after, after, before, after}, shardFields(s, sale, "state"))
+		published, revision := publishedRevision(s, sale)
+		require.Equal(t, []int64{int64(at + 1), int64(at + 2)}, []int64{published, revision})
+
+		require.NoError(t, s.Distrust(t.Context(), sale.Layout().Partition(2)))
+		_, err := s.PublishPending(t.Context())
+		require.ErrorIs(t, err, reservation.ErrUnavailable, "its server is not verified")
+		require.Equal(t, before, shardFields(s, sale, "state")[2])
+		testkit.VerifyServer(t, s.Pool, s.Store, sale.Layout().Partition(2))
+		n, err := s.PublishPending(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, 1, n)
+		require.Equal(t, strings.Fields(strings.Repeat(after+" ", 4)), shardFields(s, sale, "state"))
+		require.Equal(t, strings.Fields(strings.Repeat(fmt.Sprint(revision, " "), 4)), shardFields(s, sale, "revision"))
+		published, _ = publishedRevision(s, sale)
+		require.Equal(t, revision, published)
+	}
+}
+
+// Operators restock a sale with shards while it sells, its users return units, and workers publish: the final stock is
+// the sum of the granted changes.
+func TestRestockOfShardsDuringRunningSaleNeverOversells(t *testing.T) {
+	t.Parallel()
+	s := testsale.NewShardShop(t)
+	sale := s.ShardedSale(100, 4)
+	var sum, granted, refused atomic.Int64
+	var all errgroup.Group
+	for range 3 {
+		all.Go(func() error {
+			for range 15 {
+				units := int64(rand.IntN(40) - 30)
+				if units == 0 {
+					continue
+				}
+				_, err := s.Restock(context.Background(), sale.ID, units, uuid.NewString())
+				var tooLow *catalog.TakenError
+				var invalid *order.InvalidError
+				switch {
+				case err == nil:
+					sum.Add(units)
+					granted.Add(1)
+				case errors.As(err, &tooLow), errors.As(err, &invalid):
+					refused.Add(1)
+				default:
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	for range 2 {
+		all.Go(func() error {
+			for range 30 {
+				if _, err := s.PublishPending(context.Background()); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	for buyer := range 4 {
+		all.Go(func() error {
+			for i := range 40 {
+				user := fmt.Sprintf("user-%d-%d", buyer, i)
+				answer, err := s.Reserve(context.Background(), reservation.Request{Sale: sale.ID, User: user, Quantity: 1})
+				if err != nil {
+					return err
+				}
+				if answer.Verdict == reservation.Reserved && i%3 == 0 {
+					_, err = s.Release(context.Background(),
+						[]reservation.Release{{SaleID: sale.ID, OrderID: answer.Reservation.OrderID, UserID: user, Quantity: 1}})
+				}
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	require.NoError(t, all.Wait())
+	_, err := s.PublishPending(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, s.HelpUnits(t.Context(), sale.ID, sale.Layout(), 1))
+	var buyers int64
+	for shard := range sale.Shards {
+		buyers += s.Redis.HLen(t.Context(), s.Keys.Buyers(sale.Layout().Partition(shard), sale.ID)).Val()
+	}
+	t.Logf("%d granted, %d refused, %d taken", granted.Load(), refused.Load(), buyers)
+	require.Positive(t, granted.Load())
+	stock := 100 + sum.Load()
+	require.Equal(t, []int64{stock, stock, stock - buyers}, shardStocks(s, sale))
+}

@@ -1,0 +1,399 @@
+package reservation_test
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"stampede/internal/testkit"
+	"stampede/internal/testsale"
+	"stampede/reservation"
+	"stampede/reservation/catalog"
+	"stampede/reservation/order"
+)
+
+const (
+	shardSales     = 40
+	shardSteps     = 50 // of each sale
+	shardUsers     = 60
+	shardIngresses = 3
+)
+
+// Random steps over one sale: purchases, returns, restocks and moves of units, by ingresses that are killed between any
+// two calls or lose answers, and calls that arrive late and twice. After each step every unit is in one place. After
+// a failure rapid prints the seed and searches for a shorter sequence with the same failure.
+func TestRandomShardedSaleKeepsEveryUnit(t *testing.T) {
+	t.Parallel()
+	require.NoError(t, flag.Set("rapid.checks", fmt.Sprint(shardSales)))
+	require.NoError(t, flag.Set("rapid.nofailfile", "true"))
+	world := &shardWorld{Shop: testsale.NewShardShop(t), done: map[string]int{}}
+	for range shardIngresses {
+		rdb, wire := testsale.Wired(t, testkit.RedisURL(t))
+		world.clients, world.wires = append(world.clients, rdb), append(world.wires, wire)
+	}
+	rapid.Check(t, world.playSale)
+	t.Logf("%d sales: %v", world.sales, world.done)
+	if world.sales < shardSales {
+		// rapid begins no further sale when the deadline of the tests is near, and does not fail then.
+		t.Logf("the deadline of the tests left time for %d of %d sales", world.sales, shardSales)
+		return
+	}
+	for _, step := range (&shardRun{}).steps() {
+		require.Positive(t, world.done[step.name], step.name)
+	}
+	for _, rare := range []string{"killed", "lossy", "sold out", "taken", "units on their way"} {
+		require.Positive(t, world.done[rare], rare)
+	}
+}
+
+// shardWorld is shared by the sales of all checks.
+type shardWorld struct {
+	*testsale.Shop // a worker that nothing happens to
+	clients        []*redis.Client
+	wires          []*testsale.Wire
+	sales          int            // finished
+	done           map[string]int // steps and what came of them, by their name
+}
+
+// shardRun is one sale.
+type shardRun struct {
+	*shardWorld
+	*rapid.T
+	sale      reservation.Sale
+	ingresses []*testsale.Shop
+	places    map[int64]uuid.UUID // orders by their place
+	orders    int
+}
+
+func (w *shardWorld) playSale(rt *rapid.T) {
+	ctx := context.Background()
+	shards := rapid.IntRange(2, 8).Draw(rt, "shards")
+	created := w.ShardedSale(rapid.Int64Range(2, 16).Draw(rt, "stock"), shards)
+	r := &shardRun{
+		shardWorld: w, T: rt, sale: created.Sale, ingresses: make([]*testsale.Shop, shardIngresses),
+		places: map[int64]uuid.UUID{},
+	}
+	for i, wire := range w.wires {
+		wire.Forget()
+		r.restart(i)
+	}
+	defer func() {
+		for _, ingress := range r.ingresses {
+			ingress.Close()
+		}
+	}()
+	steps := r.steps()
+	var weighted []int
+	for i, step := range steps {
+		weighted = append(weighted, slices.Repeat([]int{i}, step.weight)...)
+	}
+	for range shardSteps {
+		step := steps[rapid.SampledFrom(weighted).Draw(rt, "step")]
+		rt.Log(step.name)
+		step.do(ctx)
+		r.compare(ctx)
+		w.done[step.name]++
+	}
+	r.sellRest(ctx)
+	w.sales++
+}
+
+// restart replaces the process of an ingress.
+func (r *shardRun) restart(i int) {
+	if r.ingresses[i] != nil {
+		r.ingresses[i].Close()
+	}
+	r.wires[i].Set(nil)
+	store := reservation.NewStore(r.clients[i], r.Keys, reservation.StoreOptions{Logger: testkit.Logger(r.Shop.T)})
+	r.ingresses[i] = &testsale.Shop{
+		Store: store, Catalog: catalog.New(r.Pool, store), T: r.Shop.T, Redis: r.clients[i], Keys: r.Keys, Pool: r.Pool,
+	}
+}
+
+type shardStep struct {
+	name   string
+	weight int
+	do     func(context.Context)
+}
+
+// steps returns all steps. The most valuable ones are first and last, because rapid draws those more often.
+func (r *shardRun) steps() []shardStep {
+	return []shardStep{
+		{"buy", 40, r.buy},
+		{"release", 25, r.release},
+		{"restock", 12, r.restock},
+		{"pause", 2, r.pause},
+		{"resume", 10, r.resume},
+		{"help", 3, r.help},
+		{"wait a second", 5, r.waitSecond},
+		{"late calls", 15, r.lateCalls},
+	}
+}
+
+// through does something at an ingress. Sound is false if calls or answers were lost meanwhile; a killed ingress is
+// replaced.
+func (r *shardRun) through(do func(ingress *testsale.Shop, sound bool)) {
+	i := rapid.IntRange(0, shardIngresses-1).Draw(r.T, "ingress")
+	switch rapid.SampledFrom([]string{"sound", "sound", "lossy", "killed"}).Draw(r.T, "wire") {
+	case "sound":
+		do(r.ingresses[i], true)
+	case "killed":
+		r.done["killed"]++
+		r.wires[i].Set(testsale.KilledAfter(r.uniform(3 * len(r.now()))))
+		do(r.ingresses[i], false)
+		r.restart(i)
+	case "lossy":
+		r.done["lossy"]++
+		r.wires[i].Set(testsale.Losing(r.uniform(20), r.uniform(20), r.uniform(20)))
+		do(r.ingresses[i], false)
+		r.wires[i].Set(nil)
+	}
+}
+
+func (r *shardRun) buy(ctx context.Context) {
+	request := reservation.Request{
+		Sale: r.sale.ID, User: r.user(), Quantity: rapid.Int64Range(1, 3).Draw(r.T, "quantity"),
+	}
+	if r.orders++; rapid.Bool().Draw(r.T, "key") {
+		request.IdempotencyKey = fmt.Sprint("key-", r.orders)
+	}
+	r.through(func(ingress *testsale.Shop, sound bool) { r.request(ctx, ingress, request, sound) })
+}
+
+// user draws a user: often one without an order, in the shard that has the least left.
+func (r *shardRun) user() string {
+	user := func(i int) string { return fmt.Sprint("user-", i%shardUsers) }
+	i := r.uniform(shardUsers)
+	if now := r.now(); r.uniform(2) == 0 {
+		poorest := slices.IndexFunc(now, func(shard shardNow) bool { return shard.left == now.least() })
+		for range shardUsers {
+			_, holds := now[poorest].holders[user(i)]
+			if !holds && r.sale.Layout().ShardOf(user(i)) == poorest {
+				break
+			}
+			i++
+		}
+	}
+	return user(i)
+}
+
+// uniform draws a number below n. The numbers that rapid draws are mostly small ones.
+func (r *shardRun) uniform(n int) int {
+	return rand.New(rand.NewPCG(0, rapid.Uint64().Draw(r.T, "random"))).IntN(n)
+}
+
+func (r *shardRun) request(ctx context.Context, ingress *testsale.Shop, request reservation.Request, sound bool) {
+	before := r.now()
+	shard := &before[r.sale.Layout().ShardOf(request.User)]
+	answer, err := ingress.Reserve(ctx, request)
+	if err != nil {
+		require.False(r.T, sound, "%v", err)
+		return
+	}
+	held, holds := shard.holders[request.User]
+	switch {
+	case holds:
+		require.Equal(r.T, reservation.AlreadyPurchased, answer.Verdict)
+		require.Equal(r.T, held.OrderID, answer.Reservation.OrderID)
+		return
+	case shard.state == string(reservation.StatePaused):
+		if before.forSale() > 0 || answer.Verdict != reservation.SoldOut { // which is remembered for a moment
+			require.Equal(r.T, reservation.Paused, answer.Verdict)
+		}
+	case request.Quantity <= before.forSale() && answer.Verdict != reservation.Replayed:
+		require.Equal(r.T, reservation.Reserved, answer.Verdict, "%d are for sale: %+v", before.forSale(), before)
+	case answer.Verdict == reservation.SoldOut: // otherwise a second has passed since units returned
+		r.done["sold out"]++
+	}
+	if answer.Verdict == reservation.Reserved {
+		require.Equal(r.T, answer.Reservation.OrderID, r.now()[r.sale.Layout().ShardOf(request.User)].
+			holders[request.User].OrderID)
+	}
+}
+
+func (r *shardRun) release(ctx context.Context) {
+	var releases []reservation.Release
+	for _, shard := range r.now() {
+		for user, held := range shard.holders {
+			releases = append(releases, reservation.Release{
+				SaleID: r.sale.ID, OrderID: held.OrderID, UserID: user, Quantity: held.Quantity, Status: order.StatusCancelled,
+			})
+		}
+	}
+	if len(releases) == 0 {
+		return
+	}
+	slices.SortFunc(releases, func(a, b reservation.Release) int { return slices.Compare(a.OrderID[:], b.OrderID[:]) })
+	first := rapid.IntRange(0, len(releases)-1).Draw(r.T, "order")
+	releases = releases[first:min(len(releases), first+rapid.IntRange(1, 3).Draw(r.T, "orders"))]
+	r.through(func(ingress *testsale.Shop, sound bool) {
+		results, err := ingress.Release(ctx, releases)
+		if sound {
+			require.NoError(r.T, err)
+			for _, result := range results {
+				require.Equal(r.T, reservation.Released, result)
+			}
+		}
+	})
+}
+
+func (r *shardRun) restock(ctx context.Context) {
+	units := rapid.Int64Range(1, 8).Draw(r.T, "units")
+	if r.uniform(2) == 0 {
+		units = -max(1, r.now().left()+int64(r.uniform(5)-2)) // about as many as can be removed
+	}
+	r.through(func(ingress *testsale.Shop, sound bool) {
+		if !sound {
+			_, _ = ingress.Restock(ctx, r.sale.ID, units, "")
+			return
+		}
+		r.publish(ctx)
+		before := r.now()
+		restocked, err := ingress.Restock(ctx, r.sale.ID, units, "")
+		var invalid *order.InvalidError
+		var tooLow *catalog.TakenError
+		switch stock := before.left() + before.taken() + units; {
+		case stock < 1:
+			require.ErrorAs(r.T, err, &invalid)
+		case stock < before.taken():
+			require.ErrorAs(r.T, err, &tooLow)
+			require.Equal(r.T, before.taken(), tooLow.Taken)
+			require.Equal(r.T, before.left(), r.now().left(), "all is put back")
+			r.done["taken"]++
+		default:
+			require.NoError(r.T, err)
+			require.Equal(r.T, stock, restocked.Stock)
+			require.Equal(r.T, before.left()+units, r.now().left())
+		}
+	})
+}
+
+func (r *shardRun) pause(ctx context.Context) {
+	r.operate(func(ingress *testsale.Shop) error { _, err := ingress.Pause(ctx, r.sale.ID); return err })
+}
+
+func (r *shardRun) resume(ctx context.Context) {
+	r.operate(func(ingress *testsale.Shop) error { _, err := ingress.Resume(ctx, r.sale.ID); return err })
+}
+
+func (r *shardRun) operate(do func(*testsale.Shop) error) {
+	r.through(func(ingress *testsale.Shop, sound bool) {
+		var illegal *reservation.IllegalTransitionError
+		if err := do(ingress); sound && !errors.As(err, &illegal) {
+			require.NoError(r.T, err)
+		}
+	})
+}
+
+func (r *shardRun) help(ctx context.Context) {
+	r.through(func(ingress *testsale.Shop, sound bool) {
+		if err := ingress.HelpUnits(ctx, r.sale.ID, r.sale.Layout(), r.sale.Epoch); sound {
+			require.NoError(r.T, err)
+			require.Zero(r.T, r.now().moving())
+		}
+	})
+}
+
+// waitSecond lets a second pass for the units that have returned, and for what the ingresses remember.
+func (r *shardRun) waitSecond(ctx context.Context) {
+	for i := range r.ingresses {
+		r.restart(i)
+	}
+	for shard, at := range r.now() {
+		if at.quiet {
+			key := r.Keys.Sale(r.sale.Layout().Partition(shard), r.sale.ID)
+			require.NoError(r.T, r.Redis.HSet(ctx, key, "quiet_since_ms", 0).Err())
+		}
+	}
+}
+
+// lateCalls repeats calls that any ingress has made, or was killed before.
+func (r *shardRun) lateCalls(context.Context) {
+	calls := r.wires[rapid.IntRange(0, shardIngresses-1).Draw(r.T, "ingress")].Calls()
+	for range min(len(calls), rapid.IntRange(1, 4).Draw(r.T, "calls")) {
+		testsale.Repeat(r.T, r.Redis, calls[r.uniform(len(calls))])
+	}
+}
+
+// publish completes the changes that were interrupted, as a worker does.
+func (r *shardRun) publish(ctx context.Context) {
+	_, err := r.PublishPending(ctx)
+	require.NoError(r.T, err)
+}
+
+func (r *shardRun) now() saleNow { return lookNow(r.T, r.Shop, r.sale) }
+
+// compare holds the shards against the stock in Postgres.
+func (r *shardRun) compare(ctx context.Context) {
+	now, layout := r.now(), r.sale.Layout()
+	now.requireWhole(r.T, layout, r.stock(ctx, now))
+	if now.moving() > 0 {
+		r.done["units on their way"]++
+	}
+	for _, shard := range now {
+		for held := range maps.Values(shard.holders) {
+			first, given := r.places[held.Sequence]
+			require.True(r.T, !given || first == held.OrderID, "place %d was given out twice", held.Sequence)
+			r.places[held.Sequence] = held.OrderID
+		}
+	}
+}
+
+// stock is the stock that the shards must have: that of Postgres, without what a change has added there and not yet
+// in each shard, or has removed in some shards and not yet there.
+func (r *shardRun) stock(ctx context.Context, now saleNow) (stock int64) {
+	const unpublished = `SELECT s.stock, e.revision, e.type = 'SaleLowering', coalesce((e.data ->> 'units')::bigint, 0),
+		EXISTS (SELECT FROM sale_events AS f WHERE f.sale_id = s.id AND (f.data ->> 'lowering')::bigint = e.revision)
+		FROM sales AS s LEFT JOIN sale_events AS e
+		ON e.sale_id = s.id AND e.revision > s.published_revision AND e.type IN ('SaleLowering', 'SaleRestocked')
+		WHERE s.id = $1`
+	rows, _ := r.Pool.Query(ctx, unpublished, r.sale.ID)
+	var revision, units *int64
+	var lowering, granted *bool
+	var missing int64
+	_, err := pgx.ForEachRow(rows, []any{&stock, &revision, &lowering, &units, &granted}, func() error {
+		for shard, at := range now {
+			var removed int64
+			switch {
+			case revision == nil || *lowering && *granted:
+			case *lowering:
+				_, _ = fmt.Sscanf(at.restocked, fmt.Sprintf("%d %d restocked -%%d", r.sale.Epoch, *revision), &removed)
+				missing += removed
+			case at.revision < *revision:
+				missing += r.sale.Layout().Share(*units, shard)
+			}
+		}
+		return nil
+	})
+	require.NoError(r.T, err)
+	return stock - missing
+}
+
+// sellRest sells all units that are left, which no interrupted step may hold back.
+func (r *shardRun) sellRest(ctx context.Context) {
+	r.publish(ctx)
+	if _, err := r.Resume(ctx, r.sale.ID); err != nil {
+		var illegal *reservation.IllegalTransitionError
+		require.ErrorAs(r.T, err, &illegal)
+	}
+	r.waitSecond(ctx)
+	for i := range r.now().left() {
+		r.request(ctx, r.ingresses[i%shardIngresses], reservation.Request{
+			Sale: r.sale.ID, User: fmt.Sprint("last-", i), Quantity: 1,
+		}, true)
+	}
+	require.Zero(r.T, r.now().left())
+	r.compare(ctx)
+	r.request(ctx, r.ingresses[0], reservation.Request{Sale: r.sale.ID, User: "late", Quantity: 1}, true)
+}
