@@ -16,13 +16,16 @@ type seller struct {
 
 	queues []*queue // by shard
 
-	counts   shared[*saleCount]
+	counts shared[*saleCount]
+	// counted are the last counts by shard. They belong to the count in progress.
+	counted  []*shardCount
 	soldOut  atomic.Pointer[soldOut]
 	learning atomic.Bool // a goroutine creates or watches soldOut
 }
 
 func newSeller(s *Store, sale uuid.UUID, p place) *seller {
 	of := &seller{store: s, sale: sale, place: p, queues: make([]*queue, p.layout.Shards)}
+	of.counted = make([]*shardCount, p.layout.Shards)
 	for shard := range of.queues {
 		partition := p.layout.Partition(shard)
 		of.queues[shard] = &queue{

@@ -58,6 +58,15 @@ func (c *shardCount) equal(other *shardCount) bool {
 		slices.Equal(c.given, other.given) && slices.Equal(c.got, other.got)
 }
 
+// isBelow is true if a number that only grows is lower than in an earlier count.
+func (c *shardCount) isBelow(earlier *shardCount) bool {
+	below := c.generation < earlier.generation
+	for other := range c.given {
+		below = below || c.given[other] < earlier.given[other] || c.got[other] < earlier.got[other]
+	}
+	return below
+}
+
 // forSale is the number of units that can be sold or given now.
 func (c *shardCount) forSale() int64 {
 	if c.quiet {
@@ -358,6 +367,24 @@ func (q *queue) refuse(calls []*call, err error) {
 // countSince returns a count of all shards that began at that time or later. All queues of the sale share it.
 func (of *seller) countSince(ctx context.Context, earliest time.Time) (*saleCount, error) {
 	return of.counts.since(ctx, of.store, earliest, countTimeout, func(ctx context.Context) (*saleCount, error) {
-		return shards{of.store, of.sale, of.place}.count(ctx), nil
+		count := shards{of.store, of.sale, of.place}.count(ctx)
+		of.compare(ctx, count)
+		return count, nil
 	})
+}
+
+// compare compares a count with the previous one. A shard whose totals were higher was set back: it would give the same
+// units again. It counts as silent, and its server is distrusted.
+func (of *seller) compare(ctx context.Context, count *saleCount) {
+	for shard, now := range count.shards {
+		if now == nil {
+			continue
+		}
+		if before := of.counted[shard]; before != nil && now.isBelow(before) {
+			count.shards[shard] = nil
+			count.failed = errors.Join(count.failed, of.store.lostOrders(ctx, of.queues[shard]))
+			continue
+		}
+		of.counted[shard] = now
+	}
 }

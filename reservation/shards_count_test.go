@@ -87,3 +87,26 @@ func TestSetBackShardSellsNothing(t *testing.T) {
 	}
 	require.Equal(t, before, lookNow(t, s, sale.Sale))
 }
+
+// A shard that forgot what it gave would give the same units again.
+func TestShardThatForgotAGiftIsDistrusted(t *testing.T) {
+	t.Parallel()
+	s := testsale.NewShardShop(t)
+	sale := s.ShardedSale(8, 2)
+	users, ctx := usersOf(sale, 0, 8), t.Context()
+	giver := sale.Layout().Partition(1)
+	before, err := s.Redis.Dump(ctx, s.Keys.Sale(giver, sale.ID)).Result()
+	require.NoError(t, err)
+	for _, user := range users[:5] {
+		require.Equal(t, reservation.Reserved, s.Buy(sale.ID, user).Verdict)
+	}
+	// The count that shows the gift.
+	_, err = s.Reserve(ctx, reservation.Request{Sale: sale.ID, User: users[5], Quantity: 4})
+	require.NoError(t, err)
+	require.NoError(t, s.Redis.RestoreReplace(ctx, s.Keys.Sale(giver, sale.ID), 0, before).Err())
+	_, err = s.Reserve(ctx, reservation.Request{Sale: sale.ID, User: users[6], Quantity: 4})
+	require.ErrorIs(t, err, reservation.ErrUnavailable)
+	state, err := s.Inspect(ctx, giver)
+	require.NoError(t, err)
+	require.False(t, state.Known, "its server is distrusted")
+}

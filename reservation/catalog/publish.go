@@ -155,9 +155,10 @@ func (c *Catalog) verifyFirstUse(ctx context.Context, partition int) error {
 func (c *Catalog) usedBefore(ctx context.Context, partition int) (used bool, err error) {
 	rows, _ := c.pool.Query(ctx, sql.CatalogPublishedSales) // its error comes with the rows
 	var sale uuid.UUID
-	var partitions int
-	_, err = pgx.ForEachRow(rows, []any{&sale, &partitions}, func() error {
-		used = used || reservation.PartitionAmong(sale, partitions) == partition
+	var partitions, shards int
+	_, err = pgx.ForEachRow(rows, []any{&sale, &partitions, &shards}, func() error {
+		_, hasShard := reservation.LayoutOf(sale, partitions, shards).ShardIn(partition)
+		used = used || hasShard
 		return nil
 	})
 	return used, err

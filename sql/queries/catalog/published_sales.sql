@@ -1,2 +1,2 @@
 -- The sales that were ever published to Redis, with the number of their partitions.
-SELECT id, partitions FROM sales WHERE published_revision > 0
+SELECT id, partitions, shards FROM sales WHERE published_revision > 0
