@@ -411,7 +411,7 @@ func BenchmarkSimulation(b *testing.B) {
 		{shards: 64, buyers: 1_000_000, stock: 1_000_000},
 		{shards: 64, buyers: 1_000_000, stock: 500_000},
 		{shards: 64, buyers: 1_000_000, stock: 10_000},
-		{shards: 64, buyers: 1_000_000, stock: 500_000, favorite: 0.5},
+		{shards: 8, buyers: 200_000, stock: 100_000, favorite: 0.5},
 	} {
 		of.ingresses, of.arriveWithin = 16, 100*time.Millisecond
 		b.Run(fmt.Sprintf("%d shards, stock %d, favorite %g", of.shards, of.stock, of.favorite), func(b *testing.B) {
