@@ -19,7 +19,8 @@ import (
 	"stampede/reservation"
 )
 
-// darken returns the shop as a process sees it to which the server of a partition does not answer until light is called.
+// darken returns the shop as a process sees it to which the server of a partition does not answer until light is
+// called.
 func darken(s *testshop.Shop, t *testing.T, partition int) (seen *testshop.Shop, light func()) {
 	t.Helper()
 	dark := s.Keys.Server(partition)
@@ -101,7 +102,8 @@ func TestDarkShardDelaysNoOtherRelease(t *testing.T) {
 	}
 }
 
-// An ingress crashed between the two steps of a move. The worker completes it, also while another sale has a dark shard.
+// An ingress crashed between the two steps of a move. The worker completes it, also while another sale has a dark
+// shard.
 func TestWorkerCompletesMovesOfUnits(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShardedShop(t).Shop

@@ -26,9 +26,15 @@ func newShards(t *testing.T, stock int64, shards int) []*bench {
 	return opened
 }
 
+var fenced = lua.FencedBy("a fence")
+
+func (b *bench) run(script lua.FencedScript, args ...any) *redis.Cmd {
+	return redis.NewScript(script.Source).Run(b.t.Context(), b.rdb, []string{b.saleKey}, args...)
+}
+
 func (b *bench) give(to int, known int64, parts any) string {
 	b.t.Helper()
-	answer, err := redis.NewScript(lua.FencedBy("f").Give.Source).Run(b.t.Context(), b.rdb, []string{b.saleKey}, b.epoch, to, known, parts).Text()
+	answer, err := b.run(fenced.Give, b.epoch, to, known, parts).Text()
 	require.NoError(b.t, err)
 	return b.collect("give", answer)
 }
@@ -39,7 +45,7 @@ func (b *bench) take(totals ...int64) string {
 	for _, n := range totals {
 		args = append(args, n)
 	}
-	answer, err := redis.NewScript(lua.FencedBy("f").Take.Source).Run(b.t.Context(), b.rdb, []string{b.saleKey}, args...).Text()
+	answer, err := b.run(fenced.Take, args...).Text()
 	require.NoError(b.t, err)
 	return b.collect("take", answer)
 }
@@ -47,7 +53,7 @@ func (b *bench) take(totals ...int64) string {
 // count returns the answer of the script, and its numbers.
 func (b *bench) count(shards int) (string, []string) {
 	b.t.Helper()
-	answer, err := redis.NewScript(lua.FencedBy("f").Count.Source).Run(b.t.Context(), b.rdb, []string{b.saleKey}, b.epoch, shards).StringSlice()
+	answer, err := b.run(fenced.Count, b.epoch, shards).StringSlice()
 	require.NoError(b.t, err)
 	return b.collect("count", answer[0]), answer[1:]
 }
@@ -116,7 +122,8 @@ func TestMovesGiveEveryAnswer(t *testing.T) {
 	require.Equal(t, []string{"stale-epoch", "stale-epoch"}, []string{b.give(1, 5, 2), b.take(1, 9)}, "a closed sale")
 	require.NoError(t, b.rdb.Del(t.Context(), b.saleKey).Err())
 	word, _ := b.count(2)
-	require.Equal(t, []string{"unknown-sale", "unknown-sale", "unknown-sale"}, []string{b.give(1, 0, 2), b.take(1, 9), word})
+	const unknown = "unknown-sale"
+	require.Equal(t, []string{unknown, unknown, unknown}, []string{b.give(1, 0, 2), b.take(1, 9), word})
 	for _, script := range []string{"give", "take", "count"} {
 		b.requireAllAnswers(script)
 	}
@@ -185,11 +192,11 @@ func TestMovesRejectInvalidNumbers(t *testing.T) {
 	b := newShards(t, 10, 2)[0]
 	before := b.state()
 	for _, parts := range []string{"", "0", "-1", "1.5", "nan"} {
-		err := redis.NewScript(lua.FencedBy("f").Give.Source).Run(t.Context(), b.rdb, []string{b.saleKey}, b.epoch, 1, 0, parts).Err()
+		err := b.run(fenced.Give, b.epoch, 1, 0, parts).Err()
 		require.ErrorContains(t, err, "whole number", "%q", parts)
 	}
 	for _, args := range [][]any{{}, {1}, {1, 2, 3}} {
-		err := redis.NewScript(lua.FencedBy("f").Take.Source).Run(t.Context(), b.rdb, []string{b.saleKey}, slices.Concat([]any{b.epoch}, args)...).Err()
+		err := b.run(fenced.Take, slices.Concat([]any{b.epoch}, args)...).Err()
 		require.ErrorContains(t, err, "two values for each shard", "%v", args)
 	}
 	require.Equal(t, before, b.state())
@@ -200,7 +207,9 @@ func TestUnitsFromOtherShardsAreSoldAtOnce(t *testing.T) {
 	t.Parallel()
 	b := newShards(t, 1, 2)[0]
 	require.Equal(t, []string{"reserved 1"}, b.reserve(b.buy("ann")))
-	require.NoError(t, b.rdb.HSet(t.Context(), b.saleKey, "left", 1, "stock", 2, "quiet_since_ms", time.Now().UnixMilli()).Err())
+	for field, value := range map[string]any{"left": 1, "stock": 2, "quiet_since_ms": time.Now().UnixMilli()} {
+		b.set(field, value)
+	}
 	require.Equal(t, []string{"sold-out"}, b.reserve(b.buy("bob")))
 	require.Equal(t, "taken", b.take(1, 1))
 	require.Equal(t, []string{"reserved 3"}, b.reserve(b.buy("bob")))

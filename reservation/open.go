@@ -15,7 +15,7 @@ func (s *Store) OpenShard(ctx context.Context, sale Sale, shard int, revision, s
 	p := layout.Partition(shard)
 	keys := []string{s.Keys.Sale(p, sale.ID), s.Keys.Buyers(p, sale.ID), s.Keys.Sales(p)}
 	answer, err := lua.Open.Run(ctx, s.Redis, keys,
-		sale.ID.String(), sale.Epoch, revision, stock, sale.PerOrderLimit, UnixMilli(sale.OpensAt), UnixMilli(sale.ClosesAt),
+		sale.ID.String(), sale.Epoch, revision, stock, sale.PerOrderLimit, unixMilli(sale.OpensAt), unixMilli(sale.ClosesAt),
 		int64(sale.PaymentWindow/time.Second), layout.FirstSequence(0, shard), layout.Field(shard)).Text()
 	switch {
 	case err != nil:

@@ -14,8 +14,8 @@ import (
 	"stampede/reservation/order"
 )
 
-// UnixMilli is 0 for the zero time, as the scripts expect.
-func UnixMilli(t time.Time) int64 {
+// unixMilli is 0 for the zero time, as the scripts expect.
+func unixMilli(t time.Time) int64 {
 	if t.IsZero() {
 		return 0
 	}
@@ -181,7 +181,7 @@ func (s *Store) OpenRebuilt(ctx context.Context, r Rebuilt) error {
 	}
 	answer, err := lua.Rebuilt.Run(ctx, s.Redis, keys,
 		sale.ID.String(), sale.Epoch, r.Holders, sale.Revision, r.Left+r.Held, r.Left,
-		layout.FirstSequence(r.LastPlace, r.Shard), sale.PerOrderLimit, UnixMilli(sale.OpensAt), UnixMilli(sale.ClosesAt),
+		layout.FirstSequence(r.LastPlace, r.Shard), sale.PerOrderLimit, unixMilli(sale.OpensAt), unixMilli(sale.ClosesAt),
 		int64(sale.PaymentWindow/time.Second), string(sale.State), r.Token, r.Ended, layout.Field(r.Shard)).Text()
 	switch {
 	case err != nil:

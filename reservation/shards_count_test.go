@@ -13,8 +13,8 @@ import (
 	"stampede/reservation"
 )
 
-// A unit returns to a shard that is counted, and one is sold in a shard that is not yet. Two units were for sale all the
-// time, and the count shows one.
+// A unit returns to a shard that is counted, and one is sold in a shard that is not yet. Two units were for sale all
+// the time, and the count shows one.
 func TestOneCountDoesNotProveThatTooLittleIsLeft(t *testing.T) {
 	t.Parallel()
 	s := testsale.NewShardShop(t)
@@ -53,7 +53,8 @@ func TestOneCountDoesNotProveThatTooLittleIsLeft(t *testing.T) {
 }
 
 // One shard is set back to an earlier state, as no Redis does that keeps its process: its units were sold meanwhile. An
-// ingress that has sold later places distrusts it, and from then on nobody sells from it, or hears that nothing is left.
+// ingress that has sold later places distrusts it, and from then on nobody sells from it, or hears that nothing is
+// left.
 func TestSetBackShardSellsNothing(t *testing.T) {
 	t.Parallel()
 	s := testsale.NewShardShop(t)

@@ -34,8 +34,8 @@ type refusal struct {
 	begun, end time.Time
 }
 
-// Many buyers and several ingresses, whose calls are delayed, lost, cut off and repeated. Redis logs every write, so all
-// states of the sales are known: no unit is lost or doubled in any, and for each request that was refused there is
+// Many buyers and several ingresses, whose calls are delayed, lost, cut off and repeated. Redis logs every write, so
+// all states of the sales are known: no unit is lost or doubled in any, and for each request that was refused there is
 // one, while it was in progress, in which too few units were for sale.
 func TestEveryRefusalWasTrueAtAnInstant(t *testing.T) {
 	t.Parallel()

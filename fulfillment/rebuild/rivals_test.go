@@ -188,7 +188,9 @@ func TestConcurrentRebuildersOfShardsVoidNothing(t *testing.T) {
 		func(sale uuid.UUID) { s.RequireShards(t, sale) })
 }
 
-func rivalsVoidNothing(t *testing.T, s *testshop.Shop, rounds int, open func() uuid.UUID, requireSound func(uuid.UUID)) {
+func rivalsVoidNothing(
+	t *testing.T, s *testshop.Shop, rounds int, open func() uuid.UUID, requireSound func(uuid.UUID),
+) {
 	t.Helper()
 	const rivals, moves = 3, 120
 	rebuilders := make([]*rival, rivals)

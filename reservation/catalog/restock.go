@@ -232,7 +232,8 @@ func (c *Catalog) lower(ctx context.Context, asked reservation.Sale, wish publis
 }
 
 // askToLower asks one shard after the other for units. If they have too few, taken is the lowest stock that was
-// possible, or a little more if units were moving between the shards. isLast is false if a shard has a later revision, so that another publisher has decided this one.
+// possible, or a little more if units were moving between the shards. isLast is false if a shard has a later revision,
+// so that another publisher has decided this one.
 func (c *Catalog) askToLower(
 	ctx context.Context, asked reservation.Sale, wish publishedChange,
 ) (taken int64, isLast bool, err error) {

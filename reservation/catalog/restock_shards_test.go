@@ -116,8 +116,8 @@ func TestLoweringTakesUnitsOnTheirWay(t *testing.T) {
 	require.Equal(t, []int64{1, 1, 0}, shardStocks(s, sale))
 }
 
-// A change of the stock is cut off before each of its calls of Redis, and before each of its steps in Postgres. The next
-// publisher completes it, exactly once.
+// A change of the stock is cut off before each of its calls of Redis, and before each of its steps in Postgres. The
+// next publisher completes it, exactly once.
 func TestInterruptedRestockOfShardsIsFinishedOnce(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
