@@ -2,9 +2,7 @@ package reservation
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"sync"
 
 	"stampede/internal/retry"
 )
@@ -16,24 +14,18 @@ func (s *Store) EachAnswering(
 	ctx context.Context, partitions []int, limit int, do func(ctx context.Context, partition int) error,
 ) error {
 	places := make(chan struct{}, limit)
-	failed := make([]error, len(partitions))
-	var doing sync.WaitGroup
-	for i, partition := range partitions {
-		doing.Go(func() {
-			if failed[i] = s.answers(ctx, partition); failed[i] != nil {
-				return
-			}
-			select {
-			case places <- struct{}{}:
-				defer func() { <-places }()
-				failed[i] = do(ctx, partition)
-			case <-ctx.Done():
-				failed[i] = ctx.Err()
-			}
-		})
-	}
-	doing.Wait()
-	return errors.Join(failed...)
+	return each(len(partitions), func(i int) error {
+		if err := s.answers(ctx, partitions[i]); err != nil {
+			return err
+		}
+		select {
+		case places <- struct{}{}:
+			defer func() { <-places }()
+			return do(ctx, partitions[i])
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	})
 }
 
 func (s *Store) answers(ctx context.Context, partition int) error {

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -63,7 +61,7 @@ func (s *Store) findAmong(ctx context.Context, sales []LocatedSale, id uuid.UUID
 			continue
 		}
 		tried = append(tried, at.ID)
-		layout := Layout{Home: at.Partition, Partitions: MaxPartitions, Shards: 1}
+		layout := oneShard(at.Partition)
 		// A sale with several shards is listed for each of them.
 		if slices.ContainsFunc(sales, func(other LocatedSale) bool { return other.ID == at.ID && other != at }) {
 			var err error
@@ -153,17 +151,13 @@ func (s *Store) indexSince(ctx context.Context, earliest time.Time) (*saleIndex,
 
 // anyUnverified is true if a partition for new sales is on an unverified server, or does not answer.
 func (s *Store) anyUnverified(ctx context.Context) bool {
-	var unverified atomic.Bool
-	var asking sync.WaitGroup
-	for partition := range s.Keys.Partitions {
-		asking.Go(func() {
-			if state, err := s.Inspect(ctx, partition); err != nil || !state.Known {
-				unverified.Store(true)
-			}
-		})
-	}
-	asking.Wait()
-	return unverified.Load()
+	return each(s.Keys.Partitions, func(partition int) error {
+		state, err := s.Inspect(ctx, partition)
+		if err == nil && !state.Known {
+			err = ErrUnverifiedServer
+		}
+		return err
+	}) != nil
 }
 
 // LocatedSale is a sale in Redis, and its partition.
@@ -180,11 +174,10 @@ func ListInRedis(
 	sets := make([]*redis.StringSliceCmd, MaxPartitions)
 	if _, isCluster := rdb.(*redis.ClusterClient); isCluster {
 		// A pipeline over several nodes fails as a whole if one does not answer in time.
-		var asking sync.WaitGroup
-		for partition := range sets {
-			asking.Go(func() { sets[partition] = rdb.SMembers(ctx, keys.Sales(partition)) })
-		}
-		asking.Wait()
+		_ = each(len(sets), func(partition int) error { // each command's own error counts
+			sets[partition] = rdb.SMembers(ctx, keys.Sales(partition))
+			return nil
+		})
 	} else {
 		_, _ = rdb.Pipelined(ctx, func(p redis.Pipeliner) error { // each command's own error counts
 			for partition := range sets {

@@ -31,6 +31,11 @@ func LayoutOf(sale uuid.UUID, partitions, shards int) Layout {
 // Partition returns the partition of a shard.
 func (l Layout) Partition(shard int) int { return (l.Home + shard) % l.Partitions }
 
+// EachShard calls do for all shards, at the same time, and returns all errors.
+func (l Layout) EachShard(do func(partition, shard int) error) error {
+	return each(l.Shards, func(shard int) error { return do(l.Partition(shard), shard) })
+}
+
 // PartitionOf returns the partition of the shard of a user.
 func (l Layout) PartitionOf(user string) int { return l.Partition(l.ShardOf(user)) }
 
@@ -73,6 +78,11 @@ func (l Layout) FirstSequence(after int64, shard int) int64 {
 	return (after+n-1)/n*n + int64(shard)
 }
 
+// oneShard is the layout of a sale with one shard in that partition. How many partitions there were is not known.
+func oneShard(partition int) Layout {
+	return Layout{Home: partition, Partitions: MaxPartitions, Shards: 1}
+}
+
 // Field is the layout as a shard's hash holds it (lua/reserve.lua): empty for a sale with one shard.
 func (l Layout) Field(shard int) string {
 	if l.Shards == 1 {
@@ -84,7 +94,7 @@ func (l Layout) Field(shard int) string {
 // readLayout reads the field of the shard's hash in a partition.
 func readLayout(field string, partition int) (Layout, error) {
 	if field == "" {
-		return Layout{Home: partition, Partitions: MaxPartitions, Shards: 1}, nil
+		return oneShard(partition), nil
 	}
 	var numbers [3]int
 	words := strings.Split(field, " ")

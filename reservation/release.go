@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 
@@ -74,6 +73,7 @@ func (s *Store) Release(ctx context.Context, releases []Release) ([]ReleaseResul
 func (s *Store) releaseIn(
 	ctx context.Context, sale uuid.UUID, releases []Release, which []int, results []ReleaseResult,
 ) error {
+	// The place is not cached: releases are rare, and the epoch must be current.
 	at, err := s.find(ctx, sale)
 	if errors.Is(err, ErrSaleNotFound) {
 		for _, i := range which {
@@ -88,40 +88,50 @@ func (s *Store) releaseIn(
 		shard := at.layout.ShardOf(releases[i].UserID)
 		byShard[shard] = append(byShard[shard], i)
 	}
-	failed := make(map[int]error)
+	var failed []error
 	for shard, which := range byShard {
-		for some := range slices.Chunk(which, s.options.BatchMax) {
-			failed[shard] = s.releaseSome(ctx, sale, at.layout.Partition(shard), releases, some, results)
-			if failed[shard] != nil {
-				for _, i := range which {
-					results[i] = ReleaseUnreached
-				}
-				break
+		if err := s.releaseInShard(ctx, sale, at, shard, releases, which, results); err != nil {
+			failed = append(failed, err)
+			for _, i := range which {
+				results[i] = ReleaseUnreached
 			}
-		}
-		if failed[shard] == nil {
-			delete(failed, shard)
 		}
 	}
 	if len(failed) < len(byShard) {
 		return nil
 	}
-	return errors.Join(slices.Collect(maps.Values(failed))...)
+	return errors.Join(failed...)
+}
+
+// releaseInShard releases orders of one shard of a sale that was just found there, and sets their results.
+func (s *Store) releaseInShard(
+	ctx context.Context, sale uuid.UUID, found place, shard int, releases []Release, which []int, results []ReleaseResult,
+) error {
+	partition, epoch := found.layout.Partition(shard), found.epoch
+	if found.layout.Shards > 1 { // it was perhaps found in another shard, whose server is another one
+		at, err := s.look(ctx, partition, sale)
+		if errors.Is(err, ErrSaleNotFound) {
+			return ErrLostSale
+		} else if err != nil {
+			return err
+		}
+		epoch = at.epoch
+	}
+	for some := range slices.Chunk(which, s.options.BatchMax) {
+		if err := s.releaseSome(ctx, sale, partition, epoch, releases, some, results); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // releaseSome releases some orders of one shard, and sets their results.
 func (s *Store) releaseSome(
-	ctx context.Context, sale uuid.UUID, partition int, releases []Release, which []int, results []ReleaseResult,
+	ctx context.Context, sale uuid.UUID, partition int, epoch int64, releases []Release, which []int,
+	results []ReleaseResult,
 ) error {
-	// The epoch is not cached: releases are rare, and it must be current.
-	at, err := s.look(ctx, partition, sale)
-	if errors.Is(err, ErrSaleNotFound) {
-		return ErrLostSale // find has just found it
-	} else if err != nil {
-		return err
-	}
 	args := make([]any, 0, 1+4*len(which))
-	args = append(args, strconv.FormatInt(at.epoch, 10))
+	args = append(args, strconv.FormatInt(epoch, 10))
 	for _, i := range which {
 		r := &releases[i]
 		args = append(

@@ -10,10 +10,7 @@ import (
 // seller sells one sale in one epoch. It has a queue for each shard, and shares what it knows of the whole sale. It is
 // safe for concurrent use.
 type seller struct {
-	store *Store
-	sale  uuid.UUID
-	place place
-
+	shards
 	queues []*queue // by shard
 
 	counts shared[*saleCount]
@@ -24,8 +21,11 @@ type seller struct {
 }
 
 func newSeller(s *Store, sale uuid.UUID, p place) *seller {
-	of := &seller{store: s, sale: sale, place: p, queues: make([]*queue, p.layout.Shards)}
-	of.counted = make([]*shardCount, p.layout.Shards)
+	of := &seller{
+		shards:  shards{s, sale, p},
+		queues:  make([]*queue, p.layout.Shards),
+		counted: make([]*shardCount, p.layout.Shards),
+	}
 	for shard := range of.queues {
 		partition := p.layout.Partition(shard)
 		of.queues[shard] = &queue{

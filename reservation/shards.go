@@ -161,13 +161,11 @@ type shards struct {
 // count counts all shards.
 func (s shards) count(ctx context.Context) *saleCount {
 	count := &saleCount{shards: make([]*shardCount, s.place.layout.Shards)}
-	failed := make([]error, len(count.shards))
-	var counting sync.WaitGroup
-	for shard := range count.shards {
-		counting.Go(func() { count.shards[shard], failed[shard] = s.countShard(ctx, shard) })
-	}
-	counting.Wait()
-	count.failed, count.ended = errors.Join(failed...), time.Now()
+	count.failed = each(len(count.shards), func(shard int) (err error) {
+		count.shards[shard], err = s.countShard(ctx, shard)
+		return err
+	})
+	count.ended = time.Now()
 	return count
 }
 
@@ -208,18 +206,15 @@ func readCount(answer []string, shards int) (*shardCount, error) {
 // give asks for these gifts, and returns what came of them.
 func (s shards) give(ctx context.Context, wishes []gift) (given []gift) {
 	totals := make([]int64, len(wishes))
-	var giving sync.WaitGroup
-	for i, w := range wishes {
-		giving.Go(func() {
-			answer, err := s.run(ctx, w.from, func(f lua.Fenced) lua.FencedScript { return f.Give },
-				w.to, w.total, giveParts).Text()
-			// Without an answer the units may be on their way: the next count shows it.
-			if word, total, _ := strings.Cut(answer, " "); err == nil && (word == "given" || word == "told") {
-				totals[i], _ = strconv.ParseInt(total, 10, 64) // 0, which takes nothing
-			}
-		})
-	}
-	giving.Wait()
+	_ = each(len(wishes), func(i int) error {
+		w := wishes[i]
+		answer, err := s.run(ctx, w.from, func(f lua.Fenced) lua.FencedScript { return f.Give },
+			w.to, w.total, giveParts).Text()
+		if word, total, _ := strings.Cut(answer, " "); err == nil && (word == "given" || word == "told") {
+			totals[i], _ = strconv.ParseInt(total, 10, 64) // 0, which takes nothing
+		}
+		return nil // without an answer the units may be on their way: the next count shows it
+	})
 	for i, w := range wishes {
 		if totals[i] > w.total {
 			given = append(given, gift{w.from, w.to, totals[i]})
@@ -230,9 +225,7 @@ func (s shards) give(ctx context.Context, wishes []gift) (given []gift) {
 
 // take completes gifts. A shard that does not answer keeps them on their way.
 func (s shards) take(ctx context.Context, gifts []gift) error {
-	failed := make([]error, s.place.layout.Shards)
-	var taking sync.WaitGroup
-	for to := range failed {
+	return each(s.place.layout.Shards, func(to int) error {
 		var args []any
 		for _, g := range gifts {
 			if g.to == to {
@@ -240,20 +233,17 @@ func (s shards) take(ctx context.Context, gifts []gift) error {
 			}
 		}
 		if len(args) == 0 {
-			continue
+			return nil
 		}
-		taking.Go(func() {
-			word, err := s.run(ctx, to, func(f lua.Fenced) lua.FencedScript { return f.Take }, args...).Text()
-			if err == nil && word != "taken" && word != "unchanged" {
-				err = fmt.Errorf("%w: the script answered %s", ErrUnavailable, word)
-			}
-			if err != nil {
-				failed[to] = fmt.Errorf("take units in shard %d: %w", to, err)
-			}
-		})
-	}
-	taking.Wait()
-	return errors.Join(failed...)
+		word, err := s.run(ctx, to, func(f lua.Fenced) lua.FencedScript { return f.Take }, args...).Text()
+		if err == nil && word != "taken" && word != "unchanged" {
+			err = fmt.Errorf("%w: the script answered %s", ErrUnavailable, word)
+		}
+		if err != nil {
+			return fmt.Errorf("take units in shard %d: %w", to, err)
+		}
+		return nil
+	})
 }
 
 // run runs a script on a shard.
@@ -283,7 +273,6 @@ func (s *Store) HelpUnits(ctx context.Context, sale uuid.UUID, layout Layout, ep
 // fill answers the calls for which this shard had too few units: with units of other shards, or with a proof that
 // nothing is left. What stays undecided gets an error.
 func (q *queue) fill(ctx context.Context, script *reserveScript, short []*call) {
-	all := shards{q.store, q.sale, q.place}
 	for range fillMax {
 		count, err := q.countSince(ctx, time.Now())
 		if err != nil {
@@ -292,7 +281,7 @@ func (q *queue) fill(ctx context.Context, script *reserveScript, short []*call) 
 		}
 		silent, gifts, wishes := count.failed, count.onTheWay(), count.wishes(q.shard, wanted(short))
 		if len(gifts) > 0 {
-			count.taking.Do(func() { count.takeFail = all.take(ctx, gifts) })
+			count.taking.Do(func() { count.takeFail = q.shards.take(ctx, gifts) })
 			silent = errors.Join(silent, count.takeFail)
 		}
 		switch {
@@ -302,9 +291,9 @@ func (q *queue) fill(ctx context.Context, script *reserveScript, short []*call) 
 		case silent == nil && count.forSale() < needed(short):
 			short = q.prove(ctx, count, short)
 		case len(wishes) > 0:
-			given := all.give(ctx, wishes)
+			given := q.give(ctx, wishes)
 			crashpoint.Hit(crashpoint.UnitsGiven)
-			_ = all.take(ctx, given) // the next count shows what is on its way
+			_ = q.shards.take(ctx, given) // the next count shows what is on its way
 			short = q.ask(ctx, script, short)
 		case silent != nil:
 			q.refuse(short, fmt.Errorf("%w: %w", errShardSilent, silent))
@@ -367,7 +356,7 @@ func (q *queue) refuse(calls []*call, err error) {
 // countSince returns a count of all shards that began at that time or later. All queues of the sale share it.
 func (of *seller) countSince(ctx context.Context, earliest time.Time) (*saleCount, error) {
 	return of.counts.since(ctx, of.store, earliest, countTimeout, func(ctx context.Context) (*saleCount, error) {
-		count := shards{of.store, of.sale, of.place}.count(ctx)
+		count := of.count(ctx)
 		of.compare(ctx, count)
 		return count, nil
 	})

@@ -2,10 +2,8 @@ package reservation
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"hash/maphash"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -153,21 +151,16 @@ func (of *seller) stillSoldOut(ctx context.Context, generations []int64) (bool, 
 	ctx, cancel := context.WithTimeout(ctx, soldOutTrust/2)
 	defer cancel()
 	var changed atomic.Bool
-	failed := make([]error, len(of.queues))
-	var asking sync.WaitGroup
-	for shard, q := range of.queues {
-		asking.Go(func() {
-			same, err := q.stillSoldOut(ctx, generations[shard])
-			if failed[shard] = err; err == nil && !same {
-				changed.Store(true)
-			}
-		})
-	}
-	asking.Wait()
+	err := each(len(of.queues), func(shard int) error {
+		same, err := of.queues[shard].stillSoldOut(ctx, generations[shard])
+		if err == nil && !same {
+			changed.Store(true)
+		}
+		return err
+	})
 	if changed.Load() {
 		return false, nil
 	}
-	err := errors.Join(failed...)
 	return err == nil, err
 }
 

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -82,7 +81,7 @@ func (c *Catalog) publish(ctx context.Context, id uuid.UUID) error {
 	sale := found[0]
 	applied := sale.publishedRevision
 	if applied < sale.Revision {
-		err := eachShard(sale.Layout(), func(partition, _ int) error { return c.verifyFirstUse(ctx, partition) })
+		err := sale.Layout().EachShard(func(partition, _ int) error { return c.verifyFirstUse(ctx, partition) })
 		if err != nil {
 			return err
 		}
@@ -96,7 +95,7 @@ func (c *Catalog) publish(ctx context.Context, id uuid.UUID) error {
 			if change.event == eventLowering {
 				sale.Revision, err = c.lower(ctx, sale.Sale, change)
 			} else {
-				err = eachShard(sale.Layout(), func(_, shard int) error { return c.apply(ctx, sale.Sale, shard, change) })
+				err = sale.Layout().EachShard(func(_, shard int) error { return c.apply(ctx, sale.Sale, shard, change) })
 			}
 			if err != nil {
 				return err
@@ -162,17 +161,6 @@ func (c *Catalog) usedBefore(ctx context.Context, partition int) (used bool, err
 		return nil
 	})
 	return used, err
-}
-
-// eachShard calls do for all shards of a sale, at the same time, and returns all errors.
-func eachShard(layout reservation.Layout, do func(partition, shard int) error) error {
-	failed := make([]error, layout.Shards)
-	var doing sync.WaitGroup
-	for shard := range failed {
-		doing.Go(func() { failed[shard] = do(layout.Partition(shard), shard) })
-	}
-	doing.Wait()
-	return errors.Join(failed...)
 }
 
 type publishedChange struct {

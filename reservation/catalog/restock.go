@@ -221,7 +221,7 @@ func (c *Catalog) lower(ctx context.Context, asked reservation.Sale, wish publis
 		}
 	}
 	crashpoint.Hit(crashpoint.LoweringRefused)
-	return asked.Revision, eachShard(asked.Layout(), func(partition, _ int) error {
+	return asked.Revision, asked.Layout().EachShard(func(partition, _ int) error {
 		word, err := lua.PutBack.Run(ctx, c.store.Redis, []string{c.store.Keys.Sale(partition, asked.ID)},
 			asked.Epoch, wish.revision).Text()
 		if err == nil && word != "put-back" && word != "unchanged" {
