@@ -358,6 +358,17 @@ func TestReconcileDuringRunningSaleChangesNothingElse(t *testing.T) {
 	require.EqualValues(t, sold.Load(), testshop.SoldOf(t, s.Pool, sales[1]))
 }
 
+// requireFlushRepairedOnce empties Redis and requires that one rebuild of each sale repairs it.
+func requireFlushRepairedOnce(t *testing.T, s testshop.LostShop, sales int) {
+	t.Helper()
+	s.Flush(t)
+	report := testwork.Reconcile(s.Shop, t)
+	require.Empty(t, testwork.LeftOf(report), "%+v", report)
+	after := testwork.Audit(s.Shop, t, uuid.Nil)
+	require.False(t, after.Broken(), testwork.TextOf(t, after))
+	require.EqualValues(t, sales, s.Count(t, repairs))
+}
+
 func TestReconcileRebuildsEmptiedRedisOnce(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewLostShop(t)
@@ -366,12 +377,7 @@ func TestReconcileRebuildsEmptiedRedisOnce(t *testing.T) {
 		s.Crowd(t, sale, 4)
 	}
 	testwork.Fulfil(s.Shop, t)
-	s.Flush(t)
-	report := testwork.Reconcile(s.Shop, t)
-	require.Empty(t, testwork.LeftOf(report), "%+v", report)
-	after := testwork.Audit(s.Shop, t, uuid.Nil)
-	require.False(t, after.Broken(), testwork.TextOf(t, after))
-	require.EqualValues(t, len(sales), s.Count(t, repairs))
+	requireFlushRepairedOnce(t, s, len(sales))
 	for _, sale := range sales {
 		require.EqualValues(t, 6, s.Left(t, sale))
 	}

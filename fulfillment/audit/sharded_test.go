@@ -414,12 +414,7 @@ func TestReconcileRebuildsEmptiedRedisOfShardsOnce(t *testing.T) {
 		s.Crowd(t, sale, 30)
 	}
 	testwork.FulfilAll(s.Shop, t)
-	s.Flush(t)
-	report := testwork.Reconcile(s.Shop, t)
-	require.Empty(t, testwork.LeftOf(report), "%+v", report)
-	after := testwork.Audit(s.Shop, t, uuid.Nil)
-	require.False(t, after.Broken(), testwork.TextOf(t, after))
-	require.EqualValues(t, len(sales), s.Count(t, repairs))
+	requireFlushRepairedOnce(t, s, len(sales))
 	s.RequireShards(t, sales[0])
 	s.RequireShards(t, sales[1])
 }

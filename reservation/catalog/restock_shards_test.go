@@ -4,14 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
@@ -21,7 +18,6 @@ import (
 	"stampede/lua"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
-	"stampede/reservation/order"
 )
 
 // shardFields returns a field of all shards.
@@ -290,31 +286,9 @@ func TestRestockOfShardsDuringRunningSaleNeverOversells(t *testing.T) {
 	t.Parallel()
 	s := testsale.NewShardShop(t)
 	sale := s.ShardedSale(100, 4)
-	var sum, granted, refused atomic.Int64
 	var all errgroup.Group
-	for range 3 {
-		all.Go(func() error {
-			for range 15 {
-				units := int64(rand.IntN(40) - 30)
-				if units == 0 {
-					continue
-				}
-				_, err := s.Restock(context.Background(), sale.ID, units, uuid.NewString())
-				var tooLow *catalog.TakenError
-				var invalid *order.InvalidError
-				switch {
-				case err == nil:
-					sum.Add(units)
-					granted.Add(1)
-				case errors.As(err, &tooLow), errors.As(err, &invalid):
-					refused.Add(1)
-				default:
-					return err
-				}
-			}
-			return nil
-		})
-	}
+	changes := restockers{s: s, sale: sale.ID}
+	changes.start(&all, 15, 40, -30)
 	for range 2 {
 		all.Go(func() error {
 			for range 30 {
@@ -352,8 +326,8 @@ func TestRestockOfShardsDuringRunningSaleNeverOversells(t *testing.T) {
 	for shard := range sale.Shards {
 		buyers += s.Redis.HLen(t.Context(), s.Keys.Buyers(sale.Layout().Partition(shard), sale.ID)).Val()
 	}
-	t.Logf("%d granted, %d refused, %d taken", granted.Load(), refused.Load(), buyers)
-	require.Positive(t, granted.Load())
-	stock := 100 + sum.Load()
+	t.Logf("%d granted, %d refused, %d taken", changes.granted.Load(), changes.refused.Load(), buyers)
+	require.Positive(t, changes.granted.Load())
+	stock := 100 + changes.sum.Load()
 	require.Equal(t, []int64{stock, stock, stock - buyers}, shardStocks(s, sale))
 }

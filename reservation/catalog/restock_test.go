@@ -299,31 +299,31 @@ func TestRebuildWithdrawsGrantedLowering(t *testing.T) {
 	require.Equal(t, []int64{10, 10, 9}, stocks(s, sale))
 }
 
-// Operators restock a sale while it sells: the taken units never exceed the stock, in Redis or in
-// Postgres, and the final stock is the sum of the granted changes.
-func TestRestockDuringRunningSaleNeverOversells(t *testing.T) {
-	t.Parallel()
-	s := testsale.NewShop(t)
-	pool := s.Pool
-	sale := s.Sale(200).ID
-	var sum, granted, refused atomic.Int64
-	var all errgroup.Group
+// restockers are three operators who change the stock of a sale at random. They count what was granted and refused.
+type restockers struct {
+	s                     *testsale.Shop
+	sale                  uuid.UUID
+	sum, granted, refused atomic.Int64
+}
+
+// start lets each of them make so many changes, of lowest units to fewer than lowest + span.
+func (r *restockers) start(all *errgroup.Group, changes, span, lowest int) {
 	for range 3 {
 		all.Go(func() error {
-			for range 25 {
-				units := int64(rand.IntN(60) - 40) // mostly negative
+			for range changes {
+				units := int64(rand.IntN(span) + lowest)
 				if units == 0 {
 					continue
 				}
-				_, err := s.Restock(context.Background(), sale, units, uuid.NewString())
+				_, err := r.s.Restock(context.Background(), r.sale, units, uuid.NewString())
 				var tooLow *catalog.TakenError
 				var invalid *order.InvalidError
 				switch {
 				case err == nil:
-					sum.Add(units)
-					granted.Add(1)
+					r.sum.Add(units)
+					r.granted.Add(1)
 				case errors.As(err, &tooLow), errors.As(err, &invalid):
-					refused.Add(1)
+					r.refused.Add(1)
 				default:
 					return err
 				}
@@ -331,6 +331,18 @@ func TestRestockDuringRunningSaleNeverOversells(t *testing.T) {
 			return nil
 		})
 	}
+}
+
+// Operators restock a sale while it sells: the taken units never exceed the stock, in Redis or in
+// Postgres, and the final stock is the sum of the granted changes.
+func TestRestockDuringRunningSaleNeverOversells(t *testing.T) {
+	t.Parallel()
+	s := testsale.NewShop(t)
+	pool := s.Pool
+	sale := s.Sale(200).ID
+	var all errgroup.Group
+	changes := restockers{s: s, sale: sale}
+	changes.start(&all, 25, 60, -40)
 	all.Go(func() error {
 		for range 50 {
 			if _, err := s.PublishPending(context.Background()); err != nil {
@@ -355,9 +367,10 @@ func TestRestockDuringRunningSaleNeverOversells(t *testing.T) {
 	require.NoError(t, err)
 	counted := stocks(s, sale)
 	buyers := s.Redis.HLen(t.Context(), s.Keys.Buyers(0, sale)).Val()
-	t.Logf("%d granted, %d refused, stock %d, %d taken", granted.Load(), refused.Load(), counted[0], buyers)
-	require.Positive(t, granted.Load())
-	require.Equal(t, 200+sum.Load(), counted[0])
+	t.Logf("%d granted, %d refused, stock %d, %d taken",
+		changes.granted.Load(), changes.refused.Load(), counted[0], buyers)
+	require.Positive(t, changes.granted.Load())
+	require.Equal(t, 200+changes.sum.Load(), counted[0])
 	require.Equal(t, []int64{counted[0], counted[0], counted[0] - buyers}, counted)
 	require.GreaterOrEqual(t, counted[2], int64(0))
 	var gaps int
