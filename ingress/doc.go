@@ -8,6 +8,7 @@
 //	plain.go, plain_front.go      plain purchases, answered in front of net/http (plain_conn.go)
 //	plain_request.go, …_answer.go how they are read, and answered
 //	route.go                      the routes, and what is done for every request
+//	cors.go                       which answers scripts of other origins may read
 //	limit_rate.go                 rate limits by user and by client address (request_address.go)
 //	auth.go                       who sent the request
 //	request.go, request_body.go   reading headers, ids and JSON

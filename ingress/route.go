@@ -28,6 +28,9 @@ func (s *Server) routes() {
 		unmatched.count(c.Response().Status)
 	}
 
+	if s.cors != nil {
+		s.echo.Pre(s.cors.handle)
+	}
 	s.servePurchase = s.handle(http.MethodPost, purchasePath, s.purchase)
 
 	limited := s.limits.limitAddress

@@ -43,6 +43,7 @@ type Server struct {
 
 	auth    authenticator
 	admin   adminGate
+	cors    *cors // nil if no origin is allowed
 	metrics *metrics
 	limits  *clientLimits
 
@@ -83,7 +84,7 @@ func New(config Config) (*Server, error) {
 		return nil, fmt.Errorf("ingress: %w", err)
 	}
 	s := &Server{
-		config: config, log: config.Logger, admin: newAdminGate(config.AdminToken),
+		config: config, log: config.Logger, admin: newAdminGate(config.AdminToken), cors: newCORS(config),
 		inFlight:         newInFlightSlots(config.MaxInFlight),
 		waitSlots:        slots{limit: int64(config.MaxWaiting)},
 		orderStreamSlots: slots{limit: int64(config.MaxStreams)},
