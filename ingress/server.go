@@ -55,6 +55,7 @@ type Server struct {
 
 	// signer is nil until the secret for receipts was read. Without it no purchase is accepted.
 	signer   atomic.Pointer[order.Signer]
+	tickets  ticketSigner // with the same secret
 	postgres breaker
 	versions *orderVersions
 	waiters  *orderWaiters
