@@ -43,6 +43,7 @@ type Server struct {
 
 	auth    authenticator
 	admin   adminGate
+	cors    *cors // nil if no origin is allowed
 	metrics *metrics
 	limits  *clientLimits
 
@@ -54,6 +55,7 @@ type Server struct {
 
 	// signer is nil until the secret for receipts was read. Without it no purchase is accepted.
 	signer   atomic.Pointer[order.Signer]
+	tickets  ticketSigner // with the same secret
 	postgres breaker
 	versions *orderVersions
 	waiters  *orderWaiters
@@ -83,7 +85,7 @@ func New(config Config) (*Server, error) {
 		return nil, fmt.Errorf("ingress: %w", err)
 	}
 	s := &Server{
-		config: config, log: config.Logger, admin: newAdminGate(config.AdminToken),
+		config: config, log: config.Logger, admin: newAdminGate(config.AdminToken), cors: newCORS(config),
 		inFlight:         newInFlightSlots(config.MaxInFlight),
 		waitSlots:        slots{limit: int64(config.MaxWaiting)},
 		orderStreamSlots: slots{limit: int64(config.MaxStreams)},
