@@ -12,7 +12,7 @@ import (
 
 const purchasePath = "/v1/sales/:sale/orders"
 
-func (s *Server) routes() {
+func (s *Server) routes() error {
 	s.echo = echo.New()
 	// Echo would trust any client's X-Forwarded-For.
 	s.echo.IPExtractor = func(r *http.Request) string { return s.limits.addresses.of(r).String() }
@@ -59,6 +59,7 @@ func (s *Server) routes() {
 	s.handleGet("/livez", s.live)
 	s.handleGet("/readyz", s.ready)
 	s.handleGet("/metrics", echo.WrapHandler(s.metrics.handler()))
+	return s.documentation()
 }
 
 // handleGet serves GET and HEAD; for HEAD net/http leaves the body out.

@@ -40,6 +40,8 @@ type Server struct {
 	echo   *echo.Echo
 	// servePurchase is the route of purchases. It answers its errors.
 	servePurchase echo.HandlerFunc
+	// pagePolicy is the Content-Security-Policy of all pages.
+	pagePolicy []string
 
 	auth    authenticator
 	admin   adminGate
@@ -127,8 +129,7 @@ func (s *Server) init() (err error) {
 	if s.config.Listener != nil {
 		s.setAddr(s.config.Listener)
 	}
-	s.routes()
-	return nil
+	return s.routes()
 }
 
 // Handler serves all routes.
