@@ -18,7 +18,6 @@ var openapi []byte
 var (
 	publicMinutes = []string{"public, max-age=300"}
 	nosniff       = []string{"nosniff"}
-	varyAccept    = []string{"Accept"}
 )
 
 // showPage serves a page that was made at the start.
@@ -44,7 +43,7 @@ func (s *Server) showProblem(site *apidoc.Site) echo.HandlerFunc {
 		if !known {
 			return problemNoSuchProblem
 		}
-		c.Response().Header()["Vary"] = varyAccept
+		c.Response().Header().Add("Vary", "Accept")
 		if wantsJSON(c.Request().Header) {
 			return answer[1](c)
 		}
