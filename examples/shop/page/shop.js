@@ -165,7 +165,7 @@ function decided(made, answer) {
   made.after = answer.after;
   if (answer.status === 202 || answer.status === 201) {
     attempt.save({ ...made, order: answer.body.order_id, receipt: answer.body.receipt });
-    say("good", made.quantity > 1 ? "The seats are reserved for you." : "The seat is reserved for you.");
+    say("good", made.quantity > 1 ? "The seats are reserved for you." : "The seat is reserved for you.", "order");
     follow(answer.body.order_id, answer.body.receipt, answer.body);
     return true;
   }
@@ -204,7 +204,7 @@ function decided(made, answer) {
       return false;
     }
     attempt.save({ ...made, order: id });
-    say("info", "You already have an order in this sale.");
+    say("info", "You already have an order in this sale.", "order");
     follow(id);
     return true;
   }
@@ -267,7 +267,7 @@ function take(seen) {
   if (changed && seen.status !== "reserved") {
     loadHistory();
     loadPayments();
-    say("");
+    if (noteAbout === "order") say(""); // the order tells more now
   }
   render();
 }
@@ -365,7 +365,10 @@ function element(name, properties, ...children) {
   return made;
 }
 
-function say(tone, text = "") {
+let noteAbout = "";
+
+function say(tone, text = "", about = "") {
+  noteAbout = about;
   const note = $("status");
   note.className = `note ${tone}`;
   note.hidden = !text;
