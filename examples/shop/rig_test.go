@@ -305,6 +305,8 @@ type tab struct {
 	mu sync.Mutex
 	// errors are what a developer would see in red, except for answers that are not successes, which Chromium logs too.
 	errors, refusals []string
+	// expected is in messages that are no errors to this test.
+	expected string
 }
 
 func openTab(t *testing.T) *tab {
@@ -333,7 +335,7 @@ func openTab(t *testing.T) *tab {
 func (b *tab) take(m chromedp.ConsoleMessage) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if m.Source == "network" {
+	if m.Source == "network" || b.expected != "" && strings.Contains(m.Text, b.expected) {
 		b.refusals = append(b.refusals, m.String()+" "+m.URL)
 	} else {
 		b.errors = append(b.errors, m.Source+" "+m.String())
