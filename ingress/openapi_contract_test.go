@@ -277,7 +277,7 @@ func (c *contract) checkBody(content part, contentType string, body []byte) erro
 		}
 		return c.validate(c.at(media, "schema"), value)
 	case contentType == "text/event-stream":
-		return c.checkEvents(c.at(media, "x-itemSchema"), body)
+		return c.checkEvents(c.at(media, "schema"), body)
 	}
 	return nil
 }
