@@ -40,8 +40,6 @@ type Server struct {
 	echo   *echo.Echo
 	// servePurchase is the route of purchases. It answers its errors.
 	servePurchase echo.HandlerFunc
-	// pagePolicy is the Content-Security-Policy of all pages.
-	pagePolicy []string
 
 	auth    authenticator
 	admin   adminGate
