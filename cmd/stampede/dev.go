@@ -72,7 +72,7 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 		return err
 	}
 	defer front.Close()
-	back, err := openControl(ctx, servers.RedisURL, servers.DatabaseURL, c.keysFlags, 
+	back, err := openControl(ctx, servers.RedisURL, servers.DatabaseURL, c.keysFlags,
 		workerPostgresConns+relayPostgresConns, logger, connect.Service("work"))
 	if err != nil {
 		return err

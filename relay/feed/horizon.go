@@ -54,18 +54,18 @@ func (h *horizon) advance(newest int64, writers []writer, now time.Time) {
 	}
 }
 
-// over reports whether all writers of the candidate are gone. A transaction that is prepared for a two-phase commit has
-// another name than before, so any prepared one may be one of them.
+// over reports whether all writers of the candidate are gone. A transaction that is prepared for a two-phase commit keeps
+// its name.
 func (h *horizon) over(now []writer) bool {
 	for _, w := range now {
-		if _, found := h.writers[w.Name]; found || w.PID == 0 {
+		if _, found := h.writers[w.Name]; found {
 			return false
 		}
 	}
 	return true
 }
 
-// pid returns the process of a writer that is waited for, or 0.
+// pid returns the process of a writer that is waited for, or 0 for a prepared transaction.
 func (h *horizon) pid() int32 {
 	for _, pid := range h.writers {
 		return pid
