@@ -170,7 +170,7 @@ func TestRelayOutlivesOutagesOfItsServers(t *testing.T) {
 	r.await(t, events)
 
 	// A process that has a target keeps it without Redis: the lock only decides who begins.
-	rdb.Stop()
+	rdb.Kill()
 	events = append(events, b.write(t, 10)...)
 	r.await(t, events)
 	b.rest(t, "shop")
