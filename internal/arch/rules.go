@@ -90,6 +90,22 @@ var may = map[string][]string{
 		"internal/retry",
 		"reservation/order",
 	},
+	"relay/feed":    {"sql", "reservation/order"},
+	"relay/target":  {"sql", "relay/feed"},
+	"relay/webhook": {"relay/feed"},
+	"relay/broker":  {"relay/feed"},
+	"relay": {
+		"lock",
+		"reservation",
+		"internal/connect",
+		"internal/crashpoint",
+		"internal/retry",
+		"internal/telemetry",
+		"relay/broker",
+		"relay/feed",
+		"relay/target",
+		"relay/webhook",
+	},
 	"fulfillment/audit": {
 		"lua",
 		"sql",
@@ -110,7 +126,7 @@ var may = map[string][]string{
 var wirers = []string{"internal/demo"}
 
 // roles may only be imported by wirers and commands.
-var roles = []string{"ingress", "fulfillment"}
+var roles = []string{"ingress", "fulfillment", "relay"}
 
 // forTests are never part of a program.
 var forTests = []string{
