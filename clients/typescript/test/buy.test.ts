@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { newKey, OutcomeUnknownError, ProblemError } from "stampede-client";
-import { buyer, createSale, faulty, problem, taken, until } from "./shop.js";
+import { buyer, createSale, type Fault, faulty, newUser, problem, taken, until } from "./shop.js";
 
 const isProblem = (slug: string) => (error: unknown) => error instanceof ProblemError && error.slug === slug;
 
@@ -19,17 +19,19 @@ test("a purchase whose answer was lost buys once", async () => {
 
 test("network errors, 502, 503, 504 and 429 are repeated", async () => {
   const sale = await createSale();
-  const { client, seen } = await faulty([
+  const faults: Fault[] = [
     { do: "refuse" },
     { do: "answer", status: 502, body: "<h1>Bad Gateway</h1>" },
     problem(503, "overloaded"),
     { do: "answer", status: 504 },
     problem(429, "rate-limited"),
-  ]);
-  const purchase = await client.buy(sale.id);
-  assert.equal(purchase.replayed, false);
-  assert.equal(new Set((await seen()).map((r) => r.headers["idempotency-key"])).size, 1);
-  assert.equal((await seen()).length, 6);
+  ];
+  for (const fault of faults) {
+    const { client, seen } = await faulty([fault]);
+    assert.equal((await client.buy(sale.id)).replayed, false, JSON.stringify(fault));
+    assert.equal(new Set((await seen()).map((r) => r.headers["idempotency-key"])).size, 1);
+    assert.equal((await seen()).length, 2);
+  }
 });
 
 test("Retry-After is obeyed", async () => {
@@ -132,7 +134,7 @@ test("the server waits for the confirmation if it is asked to", async () => {
 test("a key of one's own survives a reload", async () => {
   const sale = await createSale();
   const key = newKey();
-  const user = "bob";
+  const user = newUser();
   const before = await buyer(user).buy(sale.id, { key });
   const after = await buyer(user).buy(sale.id, { key });
   assert.deepEqual([after.order.order_id, after.replayed], [before.order.order_id, true]);
