@@ -1,6 +1,7 @@
 package ingress
 
 import (
+	"net/http"
 	"strconv"
 
 	"github.com/go-json-experiment/json"
@@ -54,6 +55,25 @@ func writeJSON(c echo.Context, status int, v any) error {
 	}
 	c.Response().Header()["Content-Type"] = jsonContent
 	write(c, status, body)
+	return nil
+}
+
+// writeTagged answers with a representation that has an entity tag, as far as the client does not have it. If-Match
+// comes before If-None-Match (RFC 9110, section 13.2.2). The other preconditions are about dates, which no answer has.
+func writeTagged(c echo.Context, cacheControl []string, etag, contentType string, body []byte) error {
+	asked := c.Request().Header
+	if tags := asked["If-Match"]; tags != nil && !matchesStrongly(tags, etag) {
+		return problemPrecondition
+	}
+	h := c.Response().Header()
+	h["Cache-Control"] = cacheControl
+	h["Etag"] = []string{etag}
+	if matchesWeakly(asked["If-None-Match"], etag) {
+		c.Response().WriteHeader(http.StatusNotModified)
+		return nil
+	}
+	h["Content-Type"] = []string{contentType}
+	write(c, http.StatusOK, body)
 	return nil
 }
 

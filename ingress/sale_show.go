@@ -2,7 +2,6 @@ package ingress
 
 import (
 	"context"
-	"net/http"
 	"time"
 
 	"github.com/google/uuid"
@@ -95,16 +94,7 @@ func (s *Server) answerFromFeed(
 	if err != nil {
 		return err
 	}
-	h := c.Response().Header()
-	h["Cache-Control"] = publicSecond
-	h["Etag"] = []string{answer.etag}
-	if hasETag(c.Request().Header["If-None-Match"], answer.etag) {
-		c.Response().WriteHeader(http.StatusNotModified)
-		return nil
-	}
-	h["Content-Type"] = jsonContent
-	write(c, http.StatusOK, answer.body)
-	return nil
+	return writeTagged(c, publicSecond, answer.etag, jsonContent[0], answer.body)
 }
 
 // startFeeds starts the feeds. The first page of the list has one of its own, so that it never waits for later

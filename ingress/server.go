@@ -40,9 +40,12 @@ type Server struct {
 	echo   *echo.Echo
 	// servePurchase is the route of purchases. It answers its errors.
 	servePurchase echo.HandlerFunc
+	// pagePolicy is the Content-Security-Policy of all pages.
+	pagePolicy []string
 
 	auth    authenticator
 	admin   adminGate
+	cors    *cors // nil if no origin is allowed
 	metrics *metrics
 	limits  *clientLimits
 
@@ -54,6 +57,7 @@ type Server struct {
 
 	// signer is nil until the secret for receipts was read. Without it no purchase is accepted.
 	signer   atomic.Pointer[order.Signer]
+	tickets  ticketSigner // with the same secret
 	postgres breaker
 	versions *orderVersions
 	waiters  *orderWaiters
@@ -83,7 +87,7 @@ func New(config Config) (*Server, error) {
 		return nil, fmt.Errorf("ingress: %w", err)
 	}
 	s := &Server{
-		config: config, log: config.Logger, admin: newAdminGate(config.AdminToken),
+		config: config, log: config.Logger, admin: newAdminGate(config.AdminToken), cors: newCORS(config),
 		inFlight:         newInFlightSlots(config.MaxInFlight),
 		waitSlots:        slots{limit: int64(config.MaxWaiting)},
 		orderStreamSlots: slots{limit: int64(config.MaxStreams)},
@@ -125,8 +129,7 @@ func (s *Server) init() (err error) {
 	if s.config.Listener != nil {
 		s.setAddr(s.config.Listener)
 	}
-	s.routes()
-	return nil
+	return s.routes()
 }
 
 // Handler serves all routes.

@@ -25,11 +25,14 @@ type devCmd struct {
 	keysFlags
 	limitFlags
 	clientFlags
+	browserFlags
+	tokenFlags
 	receiptFlag
 	replicaFlag
 	workerFlags
-	HTTPAddr   string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:"127.0.0.1:8080" placeholder:"HOST:PORT" help:"Address to listen on (${default}). Buyers are identified by a header alone, so keep it local."`
-	AuthHeader string `default:"X-User-ID" placeholder:"NAME" help:"Header that names the buyer (${default})."`
+	HTTPAddr   string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:"127.0.0.1:8080" placeholder:"HOST:PORT" help:"Address to listen on (${default}). Keep it local: with --auth=header anybody can be any buyer."`
+	Auth       string `default:"header" enum:"header,jwt" placeholder:"MODE" help:"How buyers are identified: header or jwt (${default})."`
+	AuthHeader string `default:"X-User-ID" placeholder:"NAME" help:"Header that names the buyer with --auth=header (${default})."`
 	AdminToken string `placeholder:"TOKEN" help:"Bearer token of the operators (default: random)."`
 }
 
@@ -85,7 +88,9 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 	}
 	c.bound(&config)
 	config.MaxConnections = maxConnections(ingressFiles + workerFiles)
-	config.Auth, config.AuthHeader, config.AdminToken = ingress.AuthHeader, c.AuthHeader, c.AdminToken
+	config.Auth, config.AuthHeader, config.AdminToken = ingress.AuthMode(c.Auth), c.AuthHeader, c.AdminToken
+	config.CORSOrigins = c.CORSOrigins
+	c.verifyBy(&config)
 	if config.Listener, err = accept.Listen(ctx, c.HTTPAddr); err != nil {
 		return listenError(err, "STAMPEDE_HTTP_ADDR", "--http-addr")
 	}
@@ -124,6 +129,10 @@ func (c *devCmd) welcome(w io.Writer, url string, servers *localserver.Pair) err
 	if c.Partitions > 1 {
 		environment += " STAMPEDE_PARTITIONS=" + strconv.Itoa(c.Partitions)
 	}
+	buyer := c.AuthHeader + ": alice"
+	if c.Auth == string(ingress.AuthJWT) {
+		buyer = "Authorization: Bearer TOKEN"
+	}
 	_, err := fmt.Fprintf(w, `Stampede is up. All data is %s (Ctrl-C).
 
   ingress       %s
@@ -138,14 +147,14 @@ Create a sale of 100 units:
 
 Buy a unit; ID is the id in its answer:
 
-  curl -si %[2]s/v1/sales/ID/orders -H '%[6]s: alice' \
+  curl -si %[2]s/v1/sales/ID/orders -H '%[6]s' \
     -H 'Idempotency-Key: first' -H 'Content-Type: application/json' -d '{"quantity":1}'
 
 Run other commands in a second terminal, such as stampede sale list, after
 
   export %[7]s
 
-`, kept, url, servers.RedisURL, servers.DatabaseURL, c.AdminToken, c.AuthHeader, environment)
+`, kept, url, servers.RedisURL, servers.DatabaseURL, c.AdminToken, buyer, environment)
 	return err
 }
 
