@@ -2,8 +2,6 @@ package ingress
 
 import (
 	"context"
-	"crypto/sha256"
-	"crypto/subtle"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -15,6 +13,7 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 	"golang.org/x/time/rate"
 
+	"stampede/internal/operators"
 	"stampede/reservation"
 	"stampede/reservation/order"
 )
@@ -46,12 +45,13 @@ func (a headerAuth) user(r *http.Request) (string, error) {
 	}
 }
 
-// Challenges of answers with status 401 (RFC 6750).
+// Challenges of answers with status 401, and 403 for a role (RFC 6750).
 const (
 	challengeBuyer   = `Bearer realm="stampede"`
 	challengeInvalid = `Bearer realm="stampede", error="invalid_token"`
 	challengeAdmin   = `Bearer realm="stampede-admin"`
 	challengeNoAdmin = `Bearer realm="stampede-admin", error="invalid_token"`
+	challengeRole    = `Bearer realm="stampede-admin", error="insufficient_scope", scope=`
 )
 
 func unauthorized(detail, challenge string) *problem {
@@ -171,27 +171,31 @@ func bearer(h http.Header) (string, bool) {
 	return token, ok && strings.EqualFold(scheme, "Bearer") && token != ""
 }
 
-// adminGate admits operators.
-type adminGate struct {
-	configured bool
-	// hash of the token: comparing hashes takes the same time for tokens of any length.
-	hash [sha256.Size]byte
-}
+// operatorsGate admits operators.
+type operatorsGate struct{ known *operators.Registry }
 
-func newAdminGate(token string) adminGate {
-	return adminGate{configured: token != "", hash: sha256.Sum256([]byte(token))}
-}
-
-func (g adminGate) check(r *http.Request) error {
-	if !g.configured {
-		return &problem{kind: kindForbidden, detail: "Operators' calls are disabled: the server has no STAMPEDE_ADMIN_TOKEN."}
+// admit returns the name of the operator who makes the request, if their role is high enough.
+func (g operatorsGate) admit(r *http.Request, lowest operators.Role) (name string, err error) {
+	if !g.known.Configured() {
+		return "", &problem{
+			kind:   kindForbidden,
+			detail: "Operators' calls are disabled: the server has no STAMPEDE_ADMIN_TOKEN and no STAMPEDE_OPERATORS_FILE.",
+		}
 	}
 	token, ok := bearer(r.Header)
 	if !ok {
-		return unauthorized("Send the admin token: Authorization: Bearer …", challengeAdmin)
+		return "", unauthorized("Send an operator's token: Authorization: Bearer …", challengeAdmin)
 	}
-	if hash := sha256.Sum256([]byte(token)); subtle.ConstantTimeCompare(hash[:], g.hash[:]) != 1 {
-		return unauthorized("The admin token is wrong.", challengeNoAdmin)
+	person, ok := g.known.Find(token)
+	switch {
+	case !ok:
+		return "", unauthorized("The operator's token is wrong.", challengeNoAdmin)
+	case person.Role < lowest:
+		return "", &problem{
+			kind: kindForbidden, challenge: challengeRole + `"` + lowest.String() + `"`,
+			detail: "This call needs the role " + lowest.String() + ", and " + person.Name + " has the role " +
+				person.Role.String() + ".",
+		}
 	}
-	return nil
+	return person.Name, nil
 }

@@ -28,9 +28,10 @@ type devCmd struct {
 	receiptFlag
 	replicaFlag
 	workerFlags
-	HTTPAddr   string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:"127.0.0.1:8080" placeholder:"HOST:PORT" help:"Address to listen on (${default}). Buyers are identified by a header alone, so keep it local."`
-	AuthHeader string `default:"X-User-ID" placeholder:"NAME" help:"Header that names the buyer (${default})."`
-	AdminToken string `placeholder:"TOKEN" help:"Bearer token of the operators (default: random)."`
+	HTTPAddr      string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:"127.0.0.1:8080" placeholder:"HOST:PORT" help:"Address to listen on (${default}). Buyers are identified by a header alone, so keep it local."`
+	AuthHeader    string `default:"X-User-ID" placeholder:"NAME" help:"Header that names the buyer (${default})."`
+	AdminToken    string `placeholder:"TOKEN" help:"Bearer token of the operator admin, who may do everything (default: random)."`
+	OperatorsFile string `placeholder:"FILE" help:"Further operators, one a line: name, role (viewer, operator or admin), SHA-256 of the token in hex. Changes are in force within ten seconds."`
 }
 
 // Validate is called by kong.
@@ -85,7 +86,8 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 	}
 	c.bound(&config)
 	config.MaxConnections = maxConnections(ingressFiles + workerFiles)
-	config.Auth, config.AuthHeader, config.AdminToken = ingress.AuthHeader, c.AuthHeader, c.AdminToken
+	config.Auth, config.AuthHeader = ingress.AuthHeader, c.AuthHeader
+	config.AdminToken, config.OperatorsFile = c.AdminToken, c.OperatorsFile
 	if config.Listener, err = accept.Listen(ctx, c.HTTPAddr); err != nil {
 		return listenError(err, "STAMPEDE_HTTP_ADDR", "--http-addr")
 	}

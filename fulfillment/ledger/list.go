@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -140,26 +141,64 @@ func (l *Ledger) missing(ctx context.Context, id uuid.UUID) error {
 	return fmt.Errorf("order %s: %w", id, order.ErrArchived)
 }
 
+// exportPage is how many orders one query of Export reads.
+const exportPage = 2000
+
 // Export calls each with every order that matches and was reserved from since to before until, unless those are zero:
-// sale by sale, and in a sale in the order in which they were made. It reads one snapshot row by row, so it needs little
-// memory, here and in Postgres.
+// those of a user newest first, and all others sale by sale, in the order in which they were made. It reads page by page,
+// so that it needs little memory, waits for a slow reader, and keeps no transaction open: each order is as it was when
+// its page was read.
 func (l *Ledger) Export(
 	ctx context.Context, of order.Filter, since, until time.Time, each func(order.Placed) error,
 ) error {
-	rows, _ := l.pool.Query(ctx, sql.LedgerExportOrders, zeronull.UUID(of.Sale), zeronull.Text(of.User),
-		zeronull.Text(of.Status), zeronull.Timestamptz(since), zeronull.Timestamptz(until)) // rows carry the error
-	defer rows.Close()
-	for rows.Next() {
-		row, err := pgx.RowToStructByName[placedRow](rows)
+	next := l.exportAll(of, since, until)
+	if of.User != "" {
+		next = l.exportUser(of, since, until)
+	}
+	for {
+		page, more, err := next(ctx)
 		if err != nil {
 			return fmt.Errorf("export orders: %w", err)
 		}
-		if err := each(row.placed()); err != nil {
-			return err
+		for _, o := range page {
+			if err := each(o); err != nil {
+				return err
+			}
+		}
+		if !more {
+			return nil
 		}
 	}
-	if err := rows.Err(); err != nil {
-		return fmt.Errorf("export orders: %w", err)
+}
+
+// nextPage returns the next page of an export, and whether others may follow.
+type nextPage func(context.Context) (page []order.Placed, more bool, err error)
+
+func (l *Ledger) exportAll(of order.Filter, since, until time.Time) nextPage {
+	var after order.Placed
+	return func(ctx context.Context) ([]order.Placed, bool, error) {
+		rows, _ := l.pool.Query(ctx, sql.LedgerExportOrders, zeronull.UUID(of.Sale), zeronull.Text(of.Status),
+			zeronull.Timestamptz(since), zeronull.Timestamptz(until), after.SaleID, after.ID, exportPage) // rows carry the error
+		page, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (order.Placed, error) {
+			r, err := pgx.RowToStructByName[placedRow](row)
+			return r.placed(), err
+		})
+		if err != nil || len(page) < exportPage {
+			return page, false, err
+		}
+		after = page[len(page)-1]
+		return page, true, nil
 	}
-	return nil
+}
+
+// exportUser uses the indexes of a user's orders, which are few.
+func (l *Ledger) exportUser(of order.Filter, since, until time.Time) nextPage {
+	before := uuid.Nil
+	return func(ctx context.Context) (page []order.Placed, more bool, err error) {
+		page, before, err = l.ListOrders(ctx, of, before, exportPage)
+		page = slices.DeleteFunc(page, func(o order.Placed) bool {
+			return o.ReservedAt.Before(since) || !until.IsZero() && !o.ReservedAt.Before(until)
+		})
+		return page, before != uuid.Nil, err
+	}
 }

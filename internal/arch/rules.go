@@ -18,7 +18,7 @@ var may = map[string][]string{
 	"reservation":         {"lua", "sql", "reservation/order", "internal/crashpoint", "internal/retry"},
 	"reservation/catalog": {"lua", "sql", "reservation", "reservation/order", "internal/crashpoint", "internal/retry"},
 	// ingress and fulfillment communicate only through Redis and Postgres, so that each runs without the other.
-	"ingress": {"reservation", "reservation/catalog", "reservation/order", "internal/accept", "internal/ratelimit"},
+	"ingress": {"reservation", "reservation/catalog", "reservation/order", "internal/accept", "internal/operators", "internal/ratelimit"},
 	"fulfillment": {
 		"sql",
 		"lock",

@@ -116,10 +116,11 @@ func parseLine(line string) (e entry, err error) {
 		return entry{}, fmt.Errorf("the role of %s must be viewer, operator or admin", fields[0])
 	}
 	// The text of a wrong hash is not repeated: it may be the token.
-	if n, err := hex.Decode(e.hash[:min(len(e.hash), hex.DecodedLen(len(fields[2])))], []byte(fields[2])[:min(
-		len(fields[2]), hex.EncodedLen(len(e.hash)))]); err != nil || n != len(e.hash) || len(fields[2]) != hex.EncodedLen(n) {
+	hash, err := hex.DecodeString(fields[2])
+	if err != nil || len(hash) != len(e.hash) {
 		return entry{}, fmt.Errorf("the hash of %s must be the SHA-256 of the token: 64 hexadecimal digits", fields[0])
 	}
+	e.hash = [sha256.Size]byte(hash)
 	if e.hash == sha256.Sum256(nil) {
 		return entry{}, fmt.Errorf("the hash of %s is that of an empty token", fields[0])
 	}

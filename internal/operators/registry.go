@@ -18,6 +18,9 @@ import (
 	"stampede/internal/telemetry"
 )
 
+// ErrFile is returned for a file of operators that cannot be read or has faulty lines.
+var ErrFile = errors.New("the file of operators cannot be used")
+
 const (
 	// readInterval is the pause between two reads of the file, so that a change is in force within ten seconds.
 	readInterval = 5 * time.Second
@@ -136,8 +139,9 @@ func (r *Registry) reread(ctx context.Context) {
 	r.current.Set(0)
 	if isNews || len(changes) > 0 || time.Now().After(r.remindAt) {
 		r.remindAt = time.Now().Add(remindInterval)
-		r.config.Logger.ErrorContext(ctx, "the file of operators cannot be used: nobody gets a right from it, and operators "+
-			"who are missing in it have lost theirs", "file", r.config.File, "error", err, "changes", changes)
+		r.config.Logger.ErrorContext(ctx,
+			"the file of operators has a fault: nobody gets a right from it, and who is missing in it has lost theirs",
+			"file", r.config.File, "error", err, "changes", changes)
 	}
 }
 
@@ -163,18 +167,18 @@ func changesOf(before, after list) []string {
 func (r *Registry) read() (text []byte, err error) {
 	file, err := os.Open(r.config.File)
 	if err != nil {
-		return nil, fmt.Errorf("the file of operators: %w", err)
+		return nil, fmt.Errorf("%w: %w", ErrFile, err)
 	}
 	defer func() { err = errors.Join(err, file.Close()) }()
 	if info, err := file.Stat(); err != nil {
-		return nil, fmt.Errorf("the file of operators: %w", err)
+		return nil, fmt.Errorf("%w: %w", ErrFile, err)
 	} else if mode := info.Mode().Perm(); r.text == nil && mode&0o006 != 0 {
 		r.config.Logger.Warn("every user of this machine may read or write the file of operators: chmod o-rw",
 			"file", r.config.File, "mode", fmt.Sprintf("%04o", mode))
 	}
 	text, err = io.ReadAll(io.LimitReader(file, maxBytes+1))
 	if err != nil {
-		return nil, fmt.Errorf("the file of operators: %w", err)
+		return nil, fmt.Errorf("%w: %w", ErrFile, err)
 	}
 	return text, nil
 }
@@ -190,7 +194,7 @@ func (r *Registry) parse(text []byte) (list, error) {
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("the file of operators %s: %w", r.config.File, err)
+		return nil, fmt.Errorf("%w: %s: %w", ErrFile, r.config.File, err)
 	}
 	return operators, nil
 }

@@ -72,7 +72,8 @@ type Order struct {
 	Status     Status
 	Version    int
 	ReservedAt time.Time
-	// UpdatedAt is the time of the last change, by the clock of Postgres. It is zero if Postgres does not have the order.
+	// UpdatedAt is the time of the last change: by the clock of Postgres, or ReservedAt before Postgres has the order. It is
+	// zero for an order of which only a receipt is left.
 	UpdatedAt time.Time
 	// ExpiresAt is the payment deadline of a confirmed order, by the clock of Postgres. It is zero
 	// in every other status and in a sale without a payment window.
