@@ -171,6 +171,9 @@ type orderCancelCmd struct {
 
 func (c *orderCancelCmd) Run(ctx context.Context, s *streams) error {
 	name, err := c.name()
+	if err == nil {
+		err = order.ValidateReason(c.Reason)
+	}
 	if err != nil {
 		return err
 	}
