@@ -32,10 +32,11 @@ type devCmd struct {
 	replicaFlag
 	workerFlags
 	relayFlags
-	HTTPAddr   string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:"127.0.0.1:8080" placeholder:"HOST:PORT" help:"Address to listen on (${default}). Keep it local: with --auth=header anybody can be any buyer."`
-	Auth       string `default:"header" enum:"header,jwt" placeholder:"MODE" help:"How buyers are identified: header or jwt (${default})."`
-	AuthHeader string `default:"X-User-ID" placeholder:"NAME" help:"Header that names the buyer with --auth=header (${default})."`
-	AdminToken string `placeholder:"TOKEN" help:"Bearer token of the operators (default: random)."`
+	HTTPAddr      string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:"127.0.0.1:8080" placeholder:"HOST:PORT" help:"Address to listen on (${default}). Keep it local: with --auth=header anybody can be any buyer."`
+	Auth          string `default:"header" enum:"header,jwt" placeholder:"MODE" help:"How buyers are identified: header or jwt (${default})."`
+	AuthHeader    string `default:"X-User-ID" placeholder:"NAME" help:"Header that names the buyer with --auth=header (${default})."`
+	AdminToken    string `placeholder:"TOKEN" help:"Bearer token of the operator admin, who may do everything (default: random)."`
+	OperatorsFile string `placeholder:"FILE" help:"Further operators, one a line: name, role (viewer, operator or admin), SHA-256 of the token in hex. Changes are in force within ten seconds."`
 }
 
 // Validate is called by kong.
@@ -90,7 +91,8 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 	}
 	c.bound(&config)
 	config.MaxConnections = maxConnections(ingressFiles + workerFiles)
-	config.Auth, config.AuthHeader, config.AdminToken = ingress.AuthMode(c.Auth), c.AuthHeader, c.AdminToken
+	config.Auth, config.AuthHeader = ingress.AuthMode(c.Auth), c.AuthHeader
+	config.AdminToken, config.OperatorsFile = c.AdminToken, c.OperatorsFile
 	config.CORSOrigins = c.CORSOrigins
 	c.verifyBy(&config)
 	if config.Listener, err = accept.Listen(ctx, c.HTTPAddr); err != nil {

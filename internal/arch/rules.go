@@ -19,7 +19,8 @@ var may = map[string][]string{
 	"reservation/catalog": {"lua", "sql", "reservation", "reservation/order", "internal/crashpoint", "internal/retry"},
 	// ingress and fulfillment communicate only through Redis and Postgres, so that each runs without the other.
 	"ingress": {
-		"reservation", "reservation/catalog", "reservation/order", "ingress/apidoc", "internal/accept", "internal/ratelimit",
+		"reservation", "reservation/catalog", "reservation/order", "ingress/apidoc", "internal/accept",
+		"internal/operators", "internal/ratelimit",
 	},
 	"ingress/apidoc": {},
 	"fulfillment": {
