@@ -35,7 +35,7 @@ func TestUnknownRoutesAndMethods(t *testing.T) {
 	for _, path := range []string{
 		"/v1/sales/", "/v1/sales//orders", "/v1/sales//events", "/v1/sales//pause", "/v1/sales//restock", "/v1/orders/",
 		"/v1/orders//pay", "/v1/orders//cancel",
-		"/v1/orders//events",
+		"/v1/orders//events", "/problems/",
 	} {
 		for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete} {
 			for _, headers := range [][]reqHeader{nil, {as("ada"), operator}} {
@@ -60,6 +60,11 @@ func TestUnknownRoutesAndMethods(t *testing.T) {
 		"/livez":              "OPTIONS, GET, HEAD",
 		"/readyz":             "OPTIONS, GET, HEAD",
 		"/metrics":            "OPTIONS, GET, HEAD",
+		"/openapi.yaml":       "OPTIONS, GET, HEAD",
+		"/openapi.json":       "OPTIONS, GET, HEAD",
+		"/docs":               "OPTIONS, GET, HEAD",
+		"/problems":           "OPTIONS, GET, HEAD",
+		"/problems/x":         "OPTIONS, GET, HEAD",
 	} {
 		for _, method := range []string{
 			http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete,
