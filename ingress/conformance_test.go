@@ -195,7 +195,8 @@ func TestConditionalRequestsFollowRFC9110(t *testing.T) {
 			}
 		}
 		for _, headers := range [][]reqHeader{
-			ifNone(`"another"`), ifNone(""), ifNone(strings.Trim(tag, `"`)), {{"If-Match", tag}},
+			ifNone(`"another"`), ifNone(""), ifNone(strings.Trim(tag, `"`)),
+			{{"If-Match", tag}},
 			{{"If-Modified-Since", time.Now().UTC().Format(http.TimeFormat)}},
 			append(ifNone(`"another"`), reqHeader{"If-Modified-Since", time.Now().UTC().Format(http.TimeFormat)}),
 		} {
@@ -259,8 +260,12 @@ func TestIdempotencyKeysFollowDraft(t *testing.T) {
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 100})
 	for _, test := range []struct{ first, same string }{
-		{"abc", `"abc"`}, {`"abc"`, "abc"}, {`"a\"b\\c"`, `"a\"b\\c"`}, {`"a;b,c"`, `"a;b,c"`},
-		{"8e03978e-40d5-43e8-bc93-6894a57f9324", `"8e03978e-40d5-43e8-bc93-6894a57f9324"`}, {"123", `"123"`},
+		{"abc", `"abc"`},
+		{`"abc"`, "abc"},
+		{`"a\"b\\c"`, `"a\"b\\c"`},
+		{`"a;b,c"`, `"a;b,c"`},
+		{"8e03978e-40d5-43e8-bc93-6894a57f9324", `"8e03978e-40d5-43e8-bc93-6894a57f9324"`},
+		{"123", `"123"`},
 	} {
 		user := as(uuid.NewString())
 		first := s.buy(sale, "", user, withKey(test.first))

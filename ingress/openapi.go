@@ -49,14 +49,13 @@ func showPage(page apidoc.Page, headers http.Header) echo.HandlerFunc {
 // showProblem serves GET /problems/{slug}: for people, or as JSON for programs that ask for it.
 func showProblem(site *apidoc.Site) echo.HandlerFunc {
 	plain, html := pageHeaders(), pageHeaders()
-	plain.Set("Vary", "Accept")
-	html.Set("Vary", "Accept")
 	html.Set("Content-Security-Policy", site.ContentSecurityPolicy)
 	people, programs := map[string]echo.HandlerFunc{}, map[string]echo.HandlerFunc{}
 	for slug, page := range site.ProblemPages {
 		people[slug], programs[slug] = showPage(page, html), showPage(site.ProblemJSON[slug], plain)
 	}
 	return func(c echo.Context) error {
+		c.Response().Header().Add("Vary", "Accept")
 		answers := people
 		if wantsJSON(c.Request().Header) {
 			answers = programs

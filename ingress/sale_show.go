@@ -57,7 +57,7 @@ func (s *Server) showSale(c echo.Context) error {
 
 // listSales serves GET /v1/sales, newest first.
 func (s *Server) listSales(c echo.Context) error {
-	p, err := readPage(c, defaultSales)
+	p, err := readPage(c, defaultSales, nil)
 	if err != nil {
 		return err
 	}
