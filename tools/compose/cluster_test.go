@@ -17,8 +17,9 @@ var nodes = []string{"redis-1", "redis-2", "redis-3", "redis-4", "redis-5", "red
 
 func TestClusterHasSixNodesInPlaceOfRedis(t *testing.T) {
 	project := loadCluster(t)
-	want := slices.Sorted(slices.Values(append([]string{"cluster", "ingress", "migrate", "postgres", "proxy", "relay", "worker"},
-		nodes...)))
+	want := slices.Sorted(slices.Values(append([]string{
+		"cluster", "ingress", "migrate", "postgres", "proxy", "relay", "worker",
+	}, nodes...)))
 	if got := slices.Sorted(slices.Values(project.ServiceNames())); !slices.Equal(got, want) {
 		t.Errorf("services %v, want %v", got, want)
 	}

@@ -342,8 +342,8 @@ func TestOnlyProxyPublishesPorts(t *testing.T) {
 		t.Error("the network of Redis and Postgres is not internal")
 	}
 	for name, want := range map[string][]string{
-		"proxy": {"front"}, "ingress": {"back", "front"}, "worker": {"back"}, "relay": {"back", "front"}, "migrate": {"back"}, "redis": {"back"},
-		"postgres": {"back"},
+		"proxy": {"front"}, "ingress": {"back", "front"}, "worker": {"back"}, "relay": {"back", "front"},
+		"migrate": {"back"}, "redis": {"back"}, "postgres": {"back"},
 	} {
 		s := service(t, project, name)
 		if got := slices.Sorted(slices.Values(s.NetworksByPriority())); !slices.Equal(got, want) {
