@@ -139,6 +139,9 @@ type Config struct {
 	// (internal/operators). Without both, operators' calls are refused.
 	AdminToken    string
 	OperatorsFile string
+	// CORSOrigins are the origins whose scripts may make the calls of buyers and the public ones, as ParseOrigins
+	// returns them; "*" alone allows all. Without any, no answer has a header of CORS.
+	CORSOrigins []string
 
 	// ReceiptSecret signs receipts: at least order.MinReceiptSecretBytes, the same on all ingresses.
 	// Without it they share the secret in Postgres, and sell nothing until they have read it.
@@ -251,6 +254,9 @@ func (c *Config) Validate() error {
 	}
 	if c.StopDelay < 0 || c.DrainTimeout < 0 {
 		errs = append(errs, errors.New("StopDelay and DrainTimeout must not be negative"))
+	}
+	if err := validateOrigins(c.CORSOrigins); err != nil {
+		errs = append(errs, fmt.Errorf("the origins (STAMPEDE_CORS_ORIGINS): %w", err))
 	}
 	if !isVisibleASCII(c.AdminToken) {
 		errs = append(errs, errors.New("the admin token (STAMPEDE_ADMIN_TOKEN) must be visible ASCII without spaces: "+

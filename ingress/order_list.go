@@ -15,7 +15,7 @@ const defaultOrders = 20
 
 // listOrders serves GET /v1/orders: the buyer's orders that are in Postgres, of one sale or of all, newest first.
 func (s *Server) listOrders(c echo.Context) error {
-	user, err := s.authenticateBuyer(c.Request())
+	user, err := s.authenticateBuyer(c, s.requestUser)
 	if err != nil {
 		return err
 	}

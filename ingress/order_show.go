@@ -45,7 +45,14 @@ func (s *Server) showOrder(c echo.Context) error {
 // identifyOrder authenticates the buyer and reads which order the request is about. It does not check whose
 // order it is.
 func (s *Server) identifyOrder(c echo.Context) (user string, id uuid.UUID, err error) {
-	if user, err = s.authenticateBuyer(c.Request()); err != nil {
+	return s.identifyOrderBy(c, s.requestUser)
+}
+
+// identifyOrderBy is identifyOrder with another way to authenticate.
+func (s *Server) identifyOrderBy(
+	c echo.Context, authenticate func(echo.Context) (string, error),
+) (user string, id uuid.UUID, err error) {
+	if user, err = s.authenticateBuyer(c, authenticate); err != nil {
 		return "", uuid.Nil, err
 	}
 	id, ok := parseID(c.Param("order"))
@@ -56,16 +63,21 @@ func (s *Server) identifyOrder(c echo.Context) (user string, id uuid.UUID, err e
 }
 
 // authenticateBuyer authenticates a call on orders, within the rate limits of such calls.
-func (s *Server) authenticateBuyer(r *http.Request) (user string, err error) {
+func (s *Server) authenticateBuyer(
+	c echo.Context, authenticate func(echo.Context) (string, error),
+) (user string, err error) {
 	now := time.Now()
-	if err := s.limits.admitAddress(&s.limits.orders, r, now); err != nil {
+	if err := s.limits.admitAddress(&s.limits.orders, c.Request(), now); err != nil {
 		return "", err
 	}
-	if user, err = s.auth.user(r); err != nil {
+	if user, err = authenticate(c); err != nil {
 		return "", err
 	}
 	return user, s.limits.admitUser(&s.limits.orders, user, now)
 }
+
+// requestUser authenticates by the headers of a request, as for every call but a stream.
+func (s *Server) requestUser(c echo.Context) (string, error) { return s.auth.user(c.Request()) }
 
 // foundOrder is an order as it is shown.
 type foundOrder struct {

@@ -14,7 +14,7 @@ import (
 
 const purchasePath = "/v1/sales/:sale/orders"
 
-func (s *Server) routes() {
+func (s *Server) routes() error {
 	s.echo = echo.New()
 	// Echo would trust any client's X-Forwarded-For.
 	s.echo.IPExtractor = func(r *http.Request) string { return s.limits.addresses.of(r).String() }
@@ -30,6 +30,9 @@ func (s *Server) routes() {
 		unmatched.count(c.Response().Status)
 	}
 
+	if s.cors != nil {
+		s.echo.Pre(s.cors.handle)
+	}
 	s.servePurchase = s.handle(http.MethodPost, purchasePath, s.purchase)
 
 	limited := s.limits.limitAddress
@@ -40,6 +43,8 @@ func (s *Server) routes() {
 	// Streams do not end, so they are not served to HEAD.
 	s.handle(http.MethodGet, "/v1/orders/:order/events", s.streamOrder)
 	s.handle(http.MethodGet, "/v1/sales/:sale/events", limited(s.streamSale))
+	s.handle(http.MethodPost, "/v1/orders/:order/events/ticket", s.createOrderTicket)
+	s.handle(http.MethodPost, "/v1/sales/:sale/events/ticket", limited(s.createSaleTicket))
 	s.handleGet("/v1/sales", limited(s.yieldToBuyers(s.inFlight.sales.admit(s.listSales))))
 	s.handleGet("/v1/sales/:sale", limited(s.yieldToBuyers(s.inFlight.sales.admit(s.showSale))))
 
@@ -61,6 +66,7 @@ func (s *Server) routes() {
 	s.handleGet("/livez", s.live)
 	s.handleGet("/readyz", s.ready)
 	s.handleGet("/metrics", echo.WrapHandler(s.metrics.handler()))
+	return s.documentation()
 }
 
 // handleGet serves GET and HEAD; for HEAD net/http leaves the body out.

@@ -35,7 +35,8 @@ func TestUnknownRoutesAndMethods(t *testing.T) {
 	for _, path := range []string{
 		"/v1/sales/", "/v1/sales//orders", "/v1/sales//events", "/v1/sales//pause", "/v1/sales//restock", "/v1/orders/",
 		"/v1/orders//pay", "/v1/orders//cancel",
-		"/v1/orders//events", "/v1/admin/orders/", "/v1/admin/orders//cancel",
+		"/v1/orders//events", "/v1/orders//events/ticket", "/v1/sales//events/ticket", "/v1/admin/orders/",
+		"/v1/admin/orders//cancel",
 	} {
 		for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete} {
 			for _, headers := range [][]reqHeader{nil, {as("ada"), operator}} {
@@ -46,23 +47,25 @@ func TestUnknownRoutesAndMethods(t *testing.T) {
 		}
 	}
 	for path, allow := range map[string]string{
-		"/v1/sales":                 "OPTIONS, GET, HEAD, POST",
-		"/v1/sales/x":               "OPTIONS, GET, HEAD",
-		"/v1/sales/x/orders":        "OPTIONS, POST",
-		"/v1/sales/x/pause":         "OPTIONS, POST",
-		"/v1/sales/x/resume":        "OPTIONS, POST",
-		"/v1/sales/x/end":           "OPTIONS, POST",
-		"/v1/sales/x/restock":       "OPTIONS, POST",
-		"/v1/orders":                "OPTIONS, GET, HEAD",
-		"/v1/orders/x":              "OPTIONS, GET, HEAD",
-		"/v1/orders/x/pay":          "OPTIONS, POST",
-		"/v1/orders/x/cancel":       "OPTIONS, POST",
-		"/v1/admin/orders":          "OPTIONS, GET, HEAD",
-		"/v1/admin/orders/x":        "OPTIONS, GET, HEAD",
-		"/v1/admin/orders/x/cancel": "OPTIONS, POST",
-		"/livez":                    "OPTIONS, GET, HEAD",
-		"/readyz":                   "OPTIONS, GET, HEAD",
-		"/metrics":                  "OPTIONS, GET, HEAD",
+		"/v1/sales":                  "OPTIONS, GET, HEAD, POST",
+		"/v1/sales/x":                "OPTIONS, GET, HEAD",
+		"/v1/sales/x/orders":         "OPTIONS, POST",
+		"/v1/sales/x/pause":          "OPTIONS, POST",
+		"/v1/sales/x/resume":         "OPTIONS, POST",
+		"/v1/sales/x/end":            "OPTIONS, POST",
+		"/v1/sales/x/restock":        "OPTIONS, POST",
+		"/v1/orders":                 "OPTIONS, GET, HEAD",
+		"/v1/orders/x":               "OPTIONS, GET, HEAD",
+		"/v1/orders/x/pay":           "OPTIONS, POST",
+		"/v1/orders/x/cancel":        "OPTIONS, POST",
+		"/v1/orders/x/events/ticket": "OPTIONS, POST",
+		"/v1/sales/x/events/ticket":  "OPTIONS, POST",
+		"/livez":                     "OPTIONS, GET, HEAD",
+		"/readyz":                    "OPTIONS, GET, HEAD",
+		"/metrics":                   "OPTIONS, GET, HEAD",
+		"/v1/admin/orders":           "OPTIONS, GET, HEAD",
+		"/v1/admin/orders/x":         "OPTIONS, GET, HEAD",
+		"/v1/admin/orders/x/cancel":  "OPTIONS, POST",
 	} {
 		for _, method := range []string{
 			http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete,

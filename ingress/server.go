@@ -44,6 +44,7 @@ type Server struct {
 
 	auth    authenticator
 	admin   operatorsGate
+	cors    *cors // nil if no origin is allowed
 	metrics *metrics
 	limits  *clientLimits
 
@@ -55,6 +56,7 @@ type Server struct {
 
 	// signer is nil until the secret for receipts was read. Without it no purchase is accepted.
 	signer   atomic.Pointer[order.Signer]
+	tickets  ticketSigner // with the same secret
 	postgres breaker
 	versions *orderVersions
 	waiters  *orderWaiters
@@ -84,7 +86,7 @@ func New(config Config) (*Server, error) {
 		return nil, fmt.Errorf("ingress: %w", err)
 	}
 	s := &Server{
-		config: config, log: config.Logger,
+		config: config, log: config.Logger, cors: newCORS(config),
 		inFlight:         newInFlightSlots(config.MaxInFlight),
 		waitSlots:        slots{limit: int64(config.MaxWaiting)},
 		orderStreamSlots: slots{limit: int64(config.MaxStreams)},
@@ -134,8 +136,7 @@ func (s *Server) init() (err error) {
 	if s.config.Listener != nil {
 		s.setAddr(s.config.Listener)
 	}
-	s.routes()
-	return nil
+	return s.routes()
 }
 
 // Handler serves all routes.

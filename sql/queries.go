@@ -237,6 +237,39 @@ var (
 	//go:embed queries/reconcile/tables.sql
 	ReconcileTables string
 
+	//go:embed queries/relay/add_target.sql
+	RelayAddTarget string
+	//go:embed queries/relay/claim.sql
+	RelayClaim string
+	//go:embed queries/relay/list_targets.sql
+	RelayListTargets string
+	//go:embed queries/relay/move.sql
+	RelayMove string
+	//go:embed queries/relay/newest.sql
+	RelayNewest string
+	//go:embed queries/relay/note_failure.sql
+	RelayNoteFailure string
+	//go:embed queries/relay/position_of_order.sql
+	RelayPositionOfOrder string
+	//go:embed queries/relay/position_of_sale.sql
+	RelayPositionOfSale string
+	//go:embed queries/relay/position_of_time.sql
+	RelayPositionOfTime string
+	//go:embed queries/relay/read_orders.sql
+	RelayReadOrders string
+	//go:embed queries/relay/read_sales.sql
+	RelayReadSales string
+	//go:embed queries/relay/remove_target.sql
+	RelayRemoveTarget string
+	//go:embed queries/relay/renew_target.sql
+	RelayRenewTarget string
+	//go:embed queries/relay/set_position.sql
+	RelaySetPosition string
+	//go:embed queries/relay/set_state.sql
+	RelaySetState string
+	//go:embed queries/relay/writers.sql
+	RelayWriters string
+
 	//go:embed queries/reservation/verified_servers.sql
 	ReservationVerifiedServers string
 

@@ -81,12 +81,15 @@ func TestSettingsKeepTheirNames(t *testing.T) {
 			"STAMPEDE_JWT_SECRET", "STAMPEDE_JWKS_URL", "STAMPEDE_JWT_ISSUER", "STAMPEDE_JWT_AUDIENCE", "STAMPEDE_ADMIN_TOKEN",
 			"STAMPEDE_LOG_LEVEL", "STAMPEDE_LOG_FORMAT", "STAMPEDE_TRUSTED_PROXIES", "STAMPEDE_USER_RATE", "STAMPEDE_USER_BURST",
 			"STAMPEDE_ADDRESS_RATE", "STAMPEDE_ADDRESS_BURST", "STAMPEDE_USER_STREAMS", "STAMPEDE_ADDRESS_STREAMS",
-			"STAMPEDE_PLAIN_READER", "STAMPEDE_OPERATORS_FILE",
+			"STAMPEDE_PLAIN_READER", "STAMPEDE_CORS_ORIGINS", "STAMPEDE_OPERATORS_FILE",
 		},
 		"sale pause": {"STAMPEDE_OPERATOR"}, "dlq discard": {"STAMPEDE_OPERATOR"}, "order cancel": {"STAMPEDE_OPERATOR"},
 		"work":        {"REDIS_URL", "DATABASE_URL", "STAMPEDE_METRICS_ADDR", "STAMPEDE_CONSUMER", "STAMPEDE_PARTITIONS"},
 		"healthcheck": {"STAMPEDE_HEALTHCHECK_URL"},
-		"dev":         {"REDIS_URL", "DATABASE_URL", "STAMPEDE_HTTP_ADDR", "STAMPEDE_ADMIN_TOKEN"},
+		"dev": {
+			"REDIS_URL", "DATABASE_URL", "STAMPEDE_HTTP_ADDR", "STAMPEDE_ADMIN_TOKEN", "STAMPEDE_AUTH", "STAMPEDE_JWT_SECRET",
+			"STAMPEDE_CORS_ORIGINS",
+		},
 	} {
 		for _, name := range variables {
 			assert.True(t, got[command][name], "%s: %s", command, name)
@@ -173,6 +176,9 @@ func TestUsageErrorsNameMissingArguments(t *testing.T) {
 		`--trusted-proxies: "10.0.0.0/33" is neither an address nor a prefix`: {
 			"serve",
 			"--trusted-proxies=10.0.0.0/8,10.0.0.0/33",
+		},
+		"--cors-origins: \"https://*.shop.example\" is not an origin as browsers send it: list each host": {
+			"serve", "--cors-origins=https://*.shop.example",
 		},
 		"give --over or --rate, not both":         {"load", "--over=1s", "--rate=5"},
 		"write a negative number as -- -5":        {"sale", "restock", uuid.NewString(), "-5"},

@@ -62,6 +62,8 @@ type serveCmd struct {
 	keysFlags
 	limitFlags
 	clientFlags
+	browserFlags
+	tokenFlags
 	receiptFlag
 	replicaFlag
 	HTTPAddr      string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:":8080" placeholder:"HOST:PORT" help:"Address to listen on (${default})."`
@@ -69,10 +71,6 @@ type serveCmd struct {
 	AuthHeader    string `default:"X-User-ID" placeholder:"NAME" help:"Header that names the buyer with --auth=header (${default})."`
 	AdminToken    string `placeholder:"TOKEN" help:"Bearer token of the operator admin, who may do everything; without it and without --operators-file operators' calls are refused."`
 	OperatorsFile string `placeholder:"FILE" help:"Further operators, one a line: name, role (viewer, operator or admin), SHA-256 of the token in hex. Changes are in force within ten seconds."`
-	JWTSecret     string `name:"jwt-secret" env:"STAMPEDE_JWT_SECRET" placeholder:"SECRET" help:"Secret of the buyers' HS256 tokens, at least 32 bytes."`
-	JWKSURL       string `name:"jwks-url" env:"STAMPEDE_JWKS_URL" placeholder:"URL" help:"Key set for the buyers' tokens, instead of a secret."`
-	JWTIssuer     string `name:"jwt-issuer" env:"STAMPEDE_JWT_ISSUER" placeholder:"ISS" help:"Issuer that tokens must name (default: any)."`
-	JWTAudience   string `name:"jwt-audience" env:"STAMPEDE_JWT_AUDIENCE" placeholder:"AUD" help:"Audience that tokens must name (default: any)."`
 
 	PlainReader string `default:"on" enum:"on,off" placeholder:"MODE" help:"Read plain purchases in front of net/http, for about half of its CPU time: on or off (${default})."`
 
@@ -105,8 +103,8 @@ func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	config.MaxConnections = maxConnections(ingressFiles)
 	config.Auth, config.AuthHeader = ingress.AuthMode(c.Auth), c.AuthHeader
 	config.AdminToken, config.OperatorsFile = c.AdminToken, c.OperatorsFile
-	config.JWTSecret, config.JWKSURL = c.JWTSecret, c.JWKSURL
-	config.JWTIssuer, config.JWTAudience = c.JWTIssuer, c.JWTAudience
+	config.CORSOrigins = c.CORSOrigins
+	c.verifyBy(&config)
 	if err := config.Validate(); err != nil {
 		return &usageError{err}
 	}
