@@ -2,8 +2,6 @@ package ingress
 
 import (
 	"context"
-	"crypto/sha256"
-	"crypto/subtle"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -15,6 +13,7 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 	"golang.org/x/time/rate"
 
+	"stampede/internal/operators"
 	"stampede/reservation"
 	"stampede/reservation/order"
 )
@@ -60,9 +59,9 @@ func unauthorized(detail, challenge string) *problem {
 	return &problem{kind: kindUnauthorized, detail: detail, challenge: challenge}
 }
 
-// forbidden is for operators whose token does not suffice.
-func forbidden(detail string) *problem {
-	return &problem{kind: kindForbidden, detail: detail, challenge: challengeAdmin + errorScope}
+// forbidden is for operators whose token does not suffice; scope is the end of the challenge.
+func forbidden(detail, scope string) *problem {
+	return &problem{kind: kindForbidden, detail: detail, challenge: challengeAdmin + errorScope + scope}
 }
 
 // How the keys of a JWKS URL are kept fresh.
@@ -191,27 +190,26 @@ func malformedCredentials(detail, challenge string) *problem {
 	return &problem{kind: kindInvalid, detail: detail, challenge: challenge + errorMalformed}
 }
 
-// adminGate admits operators.
-type adminGate struct {
-	configured bool
-	// hash of the token: comparing hashes takes the same time for tokens of any length.
-	hash [sha256.Size]byte
-}
+// operatorsGate admits operators.
+type operatorsGate struct{ known *operators.Registry }
 
-func newAdminGate(token string) adminGate {
-	return adminGate{configured: token != "", hash: sha256.Sum256([]byte(token))}
-}
-
-func (g adminGate) check(r *http.Request) error {
-	if !g.configured {
-		return forbidden("Operators' calls are disabled: the server has no STAMPEDE_ADMIN_TOKEN.")
+// admit returns the name of the operator who makes the request, if their role is high enough.
+func (g operatorsGate) admit(r *http.Request, lowest operators.Role) (name string, err error) {
+	if !g.known.Configured() {
+		return "", forbidden(
+			"Operators' calls are disabled: the server has no STAMPEDE_ADMIN_TOKEN and no STAMPEDE_OPERATORS_FILE.", "")
 	}
 	token, err := bearer(r.Header, challengeAdmin)
 	if err != nil {
-		return err
+		return "", err
 	}
-	if hash := sha256.Sum256([]byte(token)); subtle.ConstantTimeCompare(hash[:], g.hash[:]) != 1 {
-		return unauthorized("The admin token is wrong.", challengeAdmin+errorInvalid)
+	person, ok := g.known.Find(token)
+	switch {
+	case !ok:
+		return "", unauthorized("The operator's token is wrong.", challengeAdmin+errorInvalid)
+	case person.Role < lowest:
+		return "", forbidden("This call needs the role "+lowest.String()+", and "+person.Name+" has the role "+
+			person.Role.String()+".", `, scope="`+lowest.String()+`"`)
 	}
-	return nil
+	return person.Name, nil
 }

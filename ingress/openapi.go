@@ -15,47 +15,9 @@ import (
 //go:embed openapi.yaml
 var openapi []byte
 
-var (
-	publicMinutes = []string{"public, max-age=300"}
-	nosniff       = []string{"nosniff"}
-)
-
-// showPage serves a page that was made at the start.
-func (s *Server) showPage(page apidoc.Page) echo.HandlerFunc {
-	return func(c echo.Context) error {
-		h := c.Response().Header()
-		h["X-Content-Type-Options"] = nosniff
-		if page.ContentType == apidoc.HTMLType {
-			h["Content-Security-Policy"] = s.pagePolicy
-		}
-		return writeTagged(c, publicMinutes, page.ETag, page.ContentType, page.Body)
-	}
-}
-
-// showProblem serves GET /problems/{slug}: for people, or as JSON for programs that ask for it.
-func (s *Server) showProblem(site *apidoc.Site) echo.HandlerFunc {
-	answers := make(map[string][2]echo.HandlerFunc, len(site.ProblemPages))
-	for slug, page := range site.ProblemPages {
-		answers[slug] = [2]echo.HandlerFunc{s.showPage(page), s.showPage(site.ProblemJSON[slug])}
-	}
-	return func(c echo.Context) error {
-		answer, known := answers[c.Param("slug")]
-		if !known {
-			return problemNoSuchProblem
-		}
-		c.Response().Header().Add("Vary", "Accept")
-		if wantsJSON(c.Request().Header) {
-			return answer[1](c)
-		}
-		return answer[0](c)
-	}
-}
-
-// wantsJSON reports whether Accept names JSON and no page.
-func wantsJSON(h http.Header) bool {
-	accept := strings.ToLower(strings.Join(h["Accept"], ","))
-	return !strings.Contains(accept, "text/html") &&
-		(strings.Contains(accept, "application/json") || strings.Contains(accept, "application/problem+json"))
+// pageHeaders are the headers of all pages.
+func pageHeaders() http.Header {
+	return http.Header{"Cache-Control": {"public, max-age=300"}, "X-Content-Type-Options": {"nosniff"}}
 }
 
 // documentation registers the pages. They come from memory, like sales, and have the limits of these.
@@ -64,14 +26,50 @@ func (s *Server) documentation() error {
 	if err != nil {
 		return err
 	}
-	s.pagePolicy = []string{site.ContentSecurityPolicy}
 	show := func(path string, h echo.HandlerFunc) {
 		s.handleGet(path, s.limits.limitAddress(s.yieldToBuyers(s.inFlight.sales.admit(h))))
 	}
-	show("/openapi.yaml", s.showPage(site.YAML))
-	show("/openapi.json", s.showPage(site.JSON))
-	show("/docs", s.showPage(site.Docs))
-	show("/problems", s.showPage(site.Problems))
-	show("/problems/:slug", s.showProblem(site))
+	html := pageHeaders()
+	html.Set("Content-Security-Policy", site.ContentSecurityPolicy)
+	show("/openapi.yaml", showPage(site.YAML, pageHeaders()))
+	show("/openapi.json", showPage(site.JSON, pageHeaders()))
+	show("/docs", showPage(site.Docs, html))
+	show("/problems", showPage(site.Problems, html))
+	show("/problems/:slug", showProblem(site))
 	return nil
+}
+
+// showPage serves a page that was made at the start.
+func showPage(page apidoc.Page, headers http.Header) echo.HandlerFunc {
+	return func(c echo.Context) error {
+		return writeTagged(c, headers, page.ETag, page.ContentType, page.Body)
+	}
+}
+
+// showProblem serves GET /problems/{slug}: for people, or as JSON for programs that ask for it.
+func showProblem(site *apidoc.Site) echo.HandlerFunc {
+	plain, html := pageHeaders(), pageHeaders()
+	html.Set("Content-Security-Policy", site.ContentSecurityPolicy)
+	people, programs := map[string]echo.HandlerFunc{}, map[string]echo.HandlerFunc{}
+	for slug, page := range site.ProblemPages {
+		people[slug], programs[slug] = showPage(page, html), showPage(site.ProblemJSON[slug], plain)
+	}
+	return func(c echo.Context) error {
+		c.Response().Header().Add("Vary", "Accept")
+		answers := people
+		if wantsJSON(c.Request().Header) {
+			answers = programs
+		}
+		if answer, known := answers[c.Param("slug")]; known {
+			return answer(c)
+		}
+		return problemNoSuchProblem
+	}
+}
+
+// wantsJSON reports whether Accept names JSON and no page.
+func wantsJSON(h http.Header) bool {
+	accept := strings.ToLower(strings.Join(h["Accept"], ","))
+	return !strings.Contains(accept, "text/html") &&
+		(strings.Contains(accept, "application/json") || strings.Contains(accept, "application/problem+json"))
 }

@@ -221,6 +221,8 @@ func problemOf(err error) *problem {
 		return problemSaleNotFound
 	case errors.Is(err, order.ErrNotFound):
 		return problemOrderNotFound
+	case errors.Is(err, order.ErrTooWide):
+		return problemListTooWide
 	case errors.Is(err, order.ErrArchived):
 		return problemArchived
 	case errors.Is(err, order.ErrNotConfirmed):

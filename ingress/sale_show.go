@@ -2,6 +2,7 @@ package ingress
 
 import (
 	"context"
+	"net/http"
 	"time"
 
 	"github.com/google/uuid"
@@ -23,6 +24,9 @@ const (
 	// pagesMax bounds the later pages of the list in memory.
 	pagesMax = 100
 )
+
+// publicSecond are the headers of answers about sales. They must not be changed.
+var publicSecond = http.Header{"Cache-Control": {"public, max-age=1"}}
 
 // yieldToBuyers delays anonymous requests while buyers pay, cancel or look at their orders. A payment waits for
 // the CPU several times, each time behind all requests that are answered from memory: a crowd of those would
@@ -53,7 +57,7 @@ func (s *Server) showSale(c echo.Context) error {
 
 // listSales serves GET /v1/sales, newest first.
 func (s *Server) listSales(c echo.Context) error {
-	p, err := readPage(c, defaultSales)
+	p, err := readPage(c, defaultSales, nil)
 	if err != nil {
 		return err
 	}

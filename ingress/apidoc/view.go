@@ -224,16 +224,16 @@ func contentsOf(v value) (contents []contentView) {
 	for _, media := range v.members() {
 		content := contentView{Type: media.name}
 		schema := media.get("schema")
-		if alternatives := schema.get("oneOf").items(); alternatives != nil {
+		data := schema.get("properties", "data", "contentSchema")
+		if data.exists() {
+			events := typeOf(data)
+			content.Events = &events
+		} else if alternatives := schema.get("oneOf").items(); alternatives != nil {
 			for _, alternative := range alternatives {
 				content.Schemas = append(content.Schemas, typeOf(alternative.value))
 			}
 		} else {
 			content.Schemas = []typeView{typeOf(schema)}
-		}
-		if item, ok := media.lookup("x-itemSchema"); ok {
-			events := typeOf(item.get("properties", "data", "contentSchema"))
-			content.Events = &events
 		}
 		contents = append(contents, content)
 	}
