@@ -125,14 +125,14 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func pass(w http.ResponseWriter, r *http.Request, from io.Reader, f fault) {
 	flush := http.NewResponseController(w).Flush
 	_ = flush()
-	endMark, events := []byte("\n\n"), 0
+	dataField, events := []byte("\ndata: "), 0
 	buf := make([]byte, 4096)
 	for {
 		n, err := from.Read(buf)
 		part := buf[:n]
 		if f.Do == "cut" || f.Do == "silence" {
 			// The server flushes each event by itself.
-			if events += bytes.Count(part, endMark); events > f.Events {
+			if events += bytes.Count(part, dataField); events > f.Events {
 				_, _ = w.Write(part[:n/2])
 				_ = flush()
 				if f.Do == "silence" {

@@ -12,6 +12,7 @@ from .types import (
     Sale,
     SaleState,
     SaleUpdate,
+    StreamTicket,
 )
 from .webhook import WebhookError, WebhookEvent, verify_webhook
 
@@ -30,6 +31,7 @@ __all__ = [
     "SaleUpdate",
     "Stampede",
     "StampedeError",
+    "StreamTicket",
     "WebhookError",
     "WebhookEvent",
     "new_key",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
 from http.client import HTTPException, HTTPResponse
@@ -11,7 +12,7 @@ from urllib.parse import quote, urlencode
 
 from .errors import NetworkError, StampedeError
 from .transport import Repeats, Request, Token, Transport, is_temporary, pause_before
-from .types import AcceptedOrder, ConfirmedOrder, Order, Purchase, Sale, SaleUpdate, read
+from .types import AcceptedOrder, ConfirmedOrder, Order, Purchase, Sale, SaleUpdate, StreamTicket, read
 
 # After these nothing follows. A confirmed order may be final too: then the server answers 204.
 _FINAL = ("paid", "cancelled", "expired", "rejected", "voided")
@@ -187,6 +188,16 @@ class Stampede:
         for members in self._events(path, lambda: 0, tries, silence):
             yield read(SaleUpdate, members)
 
+    def order_ticket(self, order_id: str) -> StreamTicket:
+        """A ticket for the events of an order. watch_order needs none."""
+        request = Request("POST", _order_path(order_id, "/events/ticket"))
+        return read(StreamTicket, self._transport.call(request, Repeats()).json)
+
+    def sale_ticket(self, sale_id: str) -> StreamTicket:
+        """A ticket for the events of a sale. watch_sale needs none."""
+        request = Request("POST", f"/v1/sales/{_segment(sale_id)}/events/ticket")
+        return read(StreamTicket, self._transport.call(request, Repeats()).json)
+
     def _change(
         self,
         order_id: str,
@@ -217,6 +228,12 @@ class Stampede:
     ) -> Iterator[Any]:
         """The data of a stream's events, from as many connections as it takes, until the server says that none follow."""
         failures = 0
+        retry = 0.0
+
+        def on_retry(seconds: float) -> None:
+            nonlocal retry
+            retry = seconds
+
         while True:
             failures += 1
             error: StampedeError = NetworkError("the stream ended")
@@ -227,18 +244,21 @@ class Stampede:
                 with self._transport.open(Request("GET", path, headers), silence) as response:
                     if response.status == 204:
                         return
-                    for data in _read_events(response):
+                    for data in _read_events(response, on_retry):
                         failures = 1
                         yield data
             except StampedeError as e:
                 error = e
             if not is_temporary(error) or (tries is not None and failures >= tries):
                 raise error
-            time.sleep(pause_before(failures, error))
+            time.sleep(pause_before(failures, error, least=retry))
 
 
-def _read_events(response: HTTPResponse) -> Iterator[Any]:
-    """Reads the data of server-sent events. One that is cut off by the end of the stream is dropped."""
+def _read_events(response: HTTPResponse, on_retry: Callable[[float], None]) -> Iterator[Any]:
+    """Reads the data of server-sent events. One that is cut off by the end of the stream is dropped.
+
+    on_retry gets the pause before a new connection that the server asks for.
+    """
     data = b""
     while True:
         try:
@@ -253,6 +273,8 @@ def _read_events(response: HTTPResponse) -> Iterator[Any]:
             data = b""
         elif line.startswith(b"data:") and len(data) < _LINE_BYTES_MAX:
             data += line[len(b"data:") :] + b"\n"
+        elif re.fullmatch(rb"retry: ?[0-9]{1,5}", line):
+            on_retry(int(line[len(b"retry:") :]) / 1000)
 
 
 def _segment(text: str) -> str:

@@ -70,12 +70,18 @@ def _is_decision(error: StampedeError) -> bool:
     )
 
 
-def pause_before(failures: int, error: StampedeError) -> float:
-    """How long to wait, in seconds: as the server asks, else longer each time. Random, so that clients spread."""
+def pause_before(failures: int, error: StampedeError, least: float = 0.0) -> float:
+    """How long to wait, in seconds: as the server asks, else longer each time, and at least `least`.
+
+    Random, so that clients spread.
+    """
     retry_after = error.retry_after if isinstance(error, ProblemError) else None
     if retry_after is not None:
         return retry_after + random.random() * min(retry_after / 4, 1.0)
-    return (0.5 + random.random() / 2) * min(0.5 * 2.0 ** (failures - 1), 10.0)
+    spread = random.random()
+    return max(
+        (0.5 + spread / 2) * min(0.5 * 2.0 ** (failures - 1), 10.0), least * (1 + spread / 4)
+    )
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

@@ -100,6 +100,17 @@ class SaleUpdate:
     sold: int
 
 
+@dataclass(frozen=True)
+class StreamTicket:
+    """Opens a stream of events without any header: for a page with EventSource, which cannot send them."""
+
+    ticket: str
+    expires_at: datetime
+    """The stream has to be opened by then, within a minute. It may stay open longer."""
+    events_url: str
+    """The path of the stream, with the ticket."""
+
+
 PROBLEM_SLUGS = frozenset(
     {
         "already-paid",
@@ -120,6 +131,7 @@ PROBLEM_SLUGS = frozenset(
         "order-not-found",
         "outcome-unknown",
         "overloaded",
+        "precondition-failed",
         "quantity-over-limit",
         "rate-limited",
         "restock-withdrawn",

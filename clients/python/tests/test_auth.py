@@ -4,6 +4,7 @@ import hmac
 import json
 import time
 import unittest
+import urllib.request
 from typing import Any, List, Optional
 
 from stampede_client import Stampede
@@ -65,6 +66,17 @@ class AuthTest(ShopCase):
 
         self.assert_problem("unauthorized", lambda: Stampede(JWT_URL, token=stubborn).buy(sale.id))
         self.assertEqual(asked, [None, "wrong"])
+
+    def test_a_ticket_opens_a_stream_without_a_header(self) -> None:
+        sale = create_sale()
+        ann = Stampede(JWT_URL, token=make_token(new_user(), 600))
+        id = ann.buy(sale.id, wait=10).order.order_id
+        for ticket, event in (
+            (ann.order_ticket(id), b"event: confirmed\n"),
+            (ann.sale_ticket(sale.id), b"event: sale\n"),
+        ):
+            with urllib.request.urlopen(JWT_URL + ticket.events_url, timeout=10) as stream:
+                self.assertIn(event, (line for line in stream))
 
     def test_an_error_of_the_token_function_is_the_callers(self) -> None:
         def token(refused: Optional[str]) -> str:

@@ -13,6 +13,8 @@ class OrdersTest(ShopCase):
         id = plan.client.buy(sale.id, wait=10).order.order_id
         paid = plan.client.pay(id, "pi_1")
         self.assertEqual((paid.status, paid.payment_reference, paid.version), ("paid", "pi_1", 3))
+        self.assertIsNotNone(paid.paid_at)
+        self.assertEqual(paid.paid_at, paid.updated_at)
         self.assertEqual(len(plan.seen()), 3)
         self.assertEqual(plan.client.pay(id, "pi_1").version, 3)
         other = self.assert_problem("already-paid", lambda: plan.client.pay(id, "pi_2"))
@@ -61,6 +63,8 @@ class OrdersTest(ShopCase):
         listed = [order.order_id for order in plan.client.orders(page_size=3)]
         self.assertEqual(listed, bought[::-1])
         self.assertEqual(len(plan.seen()) - before, 3)
+        sale_id = plan.client.order(bought[-1]).sale_id
+        self.assertEqual([o.order_id for o in plan.client.orders(sale_id=sale_id)], bought[-1:])
         sales = plan.client.sales(page_size=3)
         self.assertEqual(len({next(sales).id for _ in range(7)}), 7)
         self.assertEqual(list(buyer().orders()), [])

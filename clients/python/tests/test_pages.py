@@ -1,4 +1,4 @@
-"""What the client says is what the pages say."""
+"""What the client says is what the server and the pages say."""
 
 import base64
 import io
@@ -6,6 +6,7 @@ import os
 import re
 import unittest
 from contextlib import redirect_stdout
+from dataclasses import fields
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Dict
@@ -13,18 +14,22 @@ from unittest.mock import patch
 
 from standardwebhooks.webhooks import Webhook
 
-from stampede_client import PROBLEM_SLUGS
+from stampede_client import PROBLEM_SLUGS, AcceptedOrder, Order
 
-from .shop import URL, create_sale
+from .shop import URL, create_sale, send
 
 CLIENT = Path(__file__).parent.parent
 
 
 class PagesTest(unittest.TestCase):
-    def test_the_slugs_are_those_of_the_servers_documentation(self) -> None:
-        page = (CLIENT / "../../docs/http-api.md").read_text(encoding="utf-8")
-        table = page.split("\n## Problems\n")[1].split("\n`Retry-After`")[0]
-        self.assertEqual(set(re.findall(r"`([a-z-]+)`", table)), PROBLEM_SLUGS)
+    def test_the_slugs_and_members_are_those_of_the_server(self) -> None:
+        schemas = send("GET", f"{URL}/openapi.json")["components"]["schemas"]
+        types = schemas["Problem"]["properties"]["type"]["enum"]
+        self.assertEqual({type.replace("/problems/", "") for type in types}, PROBLEM_SLUGS)
+        for kind, schema in ((Order, "OrderMembers"), (AcceptedOrder, "Reservation")):
+            answered = set(schemas[schema]["properties"])
+            self.assertGreater(len(answered), 5)
+            self.assertEqual(answered - {field.name for field in fields(kind)}, set(), kind)
 
     def test_the_examples_of_the_readme_run(self) -> None:
         page = (CLIENT / "README.md").read_text(encoding="utf-8")

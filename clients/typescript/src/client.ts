@@ -1,8 +1,8 @@
 import { NetworkError, ProblemError } from "./errors.js";
-import { readEvents, type ServerEvent } from "./events.js";
+import { readEvents } from "./events.js";
 import { pauseBefore, sleep, Timeout } from "./time.js";
 import { type CallOptions, type ClientOptions, isTemporary, type Repeats, type Request, Transport } from "./transport.js";
-import type { AcceptedOrder, ConfirmedOrder, Order, OrderStatus, Purchase, Sale, SaleUpdate } from "./types.js";
+import type { AcceptedOrder, ConfirmedOrder, Order, OrderStatus, Purchase, Sale, SaleUpdate, StreamTicket } from "./types.js";
 
 export interface BuyOptions extends CallOptions {
   /** Units, 1 by default. */
@@ -85,7 +85,7 @@ export class Stampede {
         }
         const order = await this.order(id, { receipt, deadlineMs, signal: over.signal });
         if (order.status !== "reserved") return order;
-        await sleep(pauseBefore(failures, undefined), over.signal);
+        await sleep(pauseBefore(failures), over.signal);
       }
     } finally {
       over.end();
@@ -136,8 +136,8 @@ export class Stampede {
     const { after = 0, receipt } = options;
     const path = orderPath(orderId, "/events", receipt);
     let seen = after;
-    for await (const event of this.#events(path, () => seen, options)) {
-      const order = JSON.parse(event.data) as Order;
+    for await (const data of this.#events(path, () => seen, options)) {
+      const order = JSON.parse(data) as Order;
       if (order.version <= seen) continue;
       seen = order.version;
       yield order;
@@ -148,7 +148,19 @@ export class Stampede {
   /** The sale's numbers as they are, and then every change, until the caller stops. */
   async *watchSale(saleId: string, options: WatchOptions = {}): AsyncGenerator<SaleUpdate, void, undefined> {
     const path = `/v1/sales/${encodeURIComponent(saleId)}/events`;
-    for await (const event of this.#events(path, () => 0, options)) yield JSON.parse(event.data) as SaleUpdate;
+    for await (const data of this.#events(path, () => 0, options)) yield JSON.parse(data) as SaleUpdate;
+  }
+
+  /** A ticket for the events of an order. `watchOrder` needs none. */
+  async orderTicket(orderId: string, options: CallOptions = {}): Promise<StreamTicket> {
+    const request: Request = { method: "POST", path: orderPath(orderId, "/events/ticket") };
+    return (await this.#transport.call(request, options)).json as StreamTicket;
+  }
+
+  /** A ticket for the events of a sale. `watchSale` needs none. */
+  async saleTicket(saleId: string, options: CallOptions = {}): Promise<StreamTicket> {
+    const request: Request = { method: "POST", path: `/v1/sales/${encodeURIComponent(saleId)}/events/ticket` };
+    return (await this.#transport.call(request, options)).json as StreamTicket;
   }
 
   async #change(orderId: string, change: string, body: unknown, repeats: Repeats): Promise<Order> {
@@ -172,9 +184,11 @@ export class Stampede {
     }
   }
 
-  /** The events of a stream, from as many connections as it takes, until the server says that nothing follows. */
-  async *#events(path: string, lastId: () => number, options: WatchOptions): AsyncGenerator<ServerEvent, void, undefined> {
+  /** The data of a stream's events, from as many connections as it takes, until the server says that nothing follows. */
+  async *#events(path: string, lastId: () => number, options: WatchOptions): AsyncGenerator<string, void, undefined> {
     const { signal, tries = Infinity, silenceMs = 40_000 } = options;
+    let leastMs = 0;
+    const retry = (ms: number) => (leastMs = ms);
     for (let failures = 1; ; failures++) {
       const silence = new Timeout(signal, silenceMs, "no event or heartbeat");
       let error: unknown;
@@ -183,9 +197,10 @@ export class Stampede {
         if (lastId() > 0) headers["Last-Event-ID"] = String(lastId());
         const response = await this.#transport.open({ method: "GET", path, headers }, silence.signal);
         if (response.status === 204 || response.body === null) return;
-        for await (const event of readEvents(response.body, () => silence.restart())) {
+        const events = readEvents(response.body, silence.signal, () => silence.restart(), retry);
+        for await (const data of events) {
           failures = 1;
-          yield event;
+          yield data;
         }
         error = new NetworkError("the stream ended");
       } catch (e) {
@@ -195,7 +210,8 @@ export class Stampede {
       }
       signal?.throwIfAborted();
       if (!isTemporary(error) || failures >= tries) throw error;
-      await sleep(pauseBefore(failures, error instanceof ProblemError ? error.retryAfter : undefined), signal);
+      const retryAfter = error instanceof ProblemError ? error.retryAfter : undefined;
+      await sleep(pauseBefore(failures, retryAfter, leastMs), signal);
     }
   }
 }

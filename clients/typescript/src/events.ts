@@ -2,31 +2,29 @@
 // Authorization header; EventSource cannot.
 
 import { NetworkError } from "./errors.js";
-
-export interface ServerEvent {
-  type: string;
-  data: string;
-}
+import { unlessAborted } from "./time.js";
 
 // An event of Stampede has less than 2 KiB.
 const eventCharactersMax = 1 << 20;
 
 /**
- * Reads the events of an answer. `onActivity` is called for everything that arrives, heartbeats included. An event that
- * is cut off at the end of the stream is dropped, as the specification wants it.
+ * Reads the data of the events of an answer. `onActivity` is called for everything that arrives, heartbeats included,
+ * and `onRetry` with the pause before a new connection that the server asks for. An event that is cut off at the end of
+ * the stream is dropped, as the specification wants it.
  */
 export async function* readEvents(
   body: ReadableStream<Uint8Array>,
+  signal: AbortSignal,
   onActivity: () => void,
-): AsyncGenerator<ServerEvent, void, undefined> {
+  onRetry: (ms: number) => void,
+): AsyncGenerator<string, void, undefined> {
   const reader = body.getReader();
   const decoder = new TextDecoder();
   let rest = "";
-  let type = "";
   let data: string[] = [];
   try {
     for (;;) {
-      const { done, value } = await reader.read().catch((error: unknown) => {
+      const { done, value } = await unlessAborted(reader.read(), signal).catch((error: unknown) => {
         throw new NetworkError("the stream was cut off", { cause: error });
       });
       if (done) return;
@@ -37,17 +35,16 @@ export async function* readEvents(
       for (const line of lines) {
         const [, field, text] = /^([^:]*):? ?(.*)$/s.exec(line) ?? [];
         if (line === "") {
-          if (data.length > 0) yield { type: type || "message", data: data.join("\n") };
-          type = "";
+          if (data.length > 0) yield data.join("\n");
           data = [];
-        } else if (field === "event") type = text ?? "";
-        else if (field === "data") data.push(text ?? "");
+        } else if (field === "data") data.push(text ?? "");
+        else if (field === "retry" && /^\d{1,5}$/.test(text ?? "")) onRetry(Number(text));
       }
       if (rest.length + data.reduce((sum, line) => sum + line.length, 0) > eventCharactersMax) {
         throw new NetworkError("an event is too large");
       }
     }
   } finally {
-    await reader.cancel().catch(() => undefined);
+    reader.cancel().catch(() => undefined);
   }
 }

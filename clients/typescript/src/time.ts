@@ -16,6 +16,19 @@ export function sleep(ms: number, signal?: AbortSignal): Promise<void> {
   });
 }
 
+/**
+ * The promise, or the reason of the signal as soon as that is aborted. Node may forget to abort the body of an answer
+ * whose head has arrived: its fetch holds the signal by a weak reference.
+ */
+export function unlessAborted<T>(promise: Promise<T>, signal: AbortSignal): Promise<T> {
+  return new Promise((resolve, reject) => {
+    const aborted = () => reject(signal.reason);
+    if (signal.aborted) aborted();
+    else signal.addEventListener("abort", aborted, { once: true });
+    promise.then(resolve, reject).finally(() => signal.removeEventListener("abort", aborted));
+  });
+}
+
 /** A signal that is aborted with another one, or when its time is over. */
 export class Timeout {
   readonly #controller = new AbortController();
@@ -56,10 +69,14 @@ export class Timeout {
   readonly #abort = () => this.#controller.abort(this.#outer?.reason);
 }
 
-/** How long to wait before a try, in ms: as the server asks, else longer each time. Random, so that clients spread. */
-export function pauseBefore(failures: number, retryAfter: number | undefined): number {
+/**
+ * How long to wait before a try, in ms: as the server asks, else longer each time, and at least `leastMs`. Random, so that
+ * clients spread.
+ */
+export function pauseBefore(failures: number, retryAfter?: number, leastMs = 0): number {
   if (retryAfter !== undefined) {
     return retryAfter * 1000 + Math.random() * Math.min(retryAfter * 250, 1000);
   }
-  return (0.5 + Math.random() / 2) * Math.min(500 * 2 ** (failures - 1), 10_000);
+  const random = Math.random();
+  return Math.max((0.5 + random / 2) * Math.min(500 * 2 ** (failures - 1), 10_000), leastMs * (1 + random / 4));
 }

@@ -1,7 +1,7 @@
 // One request and its answer, and the rules by which requests are repeated.
 
 import { NetworkError, OutcomeUnknownError, ProblemError } from "./errors.js";
-import { pauseBefore, sleep, Timeout } from "./time.js";
+import { pauseBefore, sleep, Timeout, unlessAborted } from "./time.js";
 
 export interface ClientOptions {
   /** Where the API is, without `/v1`; "" in a page of the same origin. */
@@ -124,7 +124,7 @@ export class Transport {
     const timeout = new Timeout(signal, timeoutMs, "no answer");
     try {
       const response = await this.open(request, timeout.signal);
-      return { status: response.status, headers: response.headers, json: await readJSON(response) };
+      return { status: response.status, headers: response.headers, json: await readJSON(response, timeout.signal) };
     } catch (error) {
       signal?.throwIfAborted();
       throw error;
@@ -144,9 +144,9 @@ export class Transport {
       if (request.body !== undefined) headers["Content-Type"] = "application/json";
       const init: RequestInit = { method: request.method, headers, signal, redirect: "error" };
       if (request.body !== undefined) init.body = JSON.stringify(request.body);
-      const response = await this.#fetch(request.path, init);
+      const response = await unlessAborted(this.#fetch(request.path, init), signal);
       if (response.ok) return response;
-      const problem = await readProblem(response);
+      const problem = await readProblem(response, signal);
       // The answer 401 to a token means that it is not valid, or not any more. The request was not processed.
       if (problem.status !== 401 || typeof token !== "function" || refreshed) throw problem;
       bearer = await token(bearer);
@@ -162,16 +162,16 @@ export class Transport {
   }
 }
 
-async function readJSON(response: Response): Promise<unknown> {
+async function readJSON(response: Response, signal: AbortSignal): Promise<unknown> {
   try {
-    return await response.json();
+    return await unlessAborted(response.json(), signal);
   } catch (error) {
     throw new NetworkError("the answer is incomplete, or not JSON", { cause: error });
   }
 }
 
-async function readProblem(response: Response): Promise<ProblemError> {
-  const members: unknown = await response.json().catch(() => undefined);
+async function readProblem(response: Response, signal: AbortSignal): Promise<ProblemError> {
+  const members: unknown = await readJSON(response, signal).catch(() => undefined);
   const isObject = typeof members === "object" && members !== null;
   const seconds = Number(response.headers.get("Retry-After") ?? NaN);
   return new ProblemError(

@@ -76,6 +76,15 @@ export interface Sale {
 /** The numbers of a sale, as its event stream sends them. */
 export type SaleUpdate = Pick<Sale, "state" | "stock" | "available" | "held" | "sold">;
 
+/** Opens a stream of events without any header: for `EventSource`, which cannot send them. */
+export interface StreamTicket {
+  ticket: string;
+  /** The stream has to be opened by then, within a minute. It may stay open longer. */
+  expires_at: string;
+  /** The path of the stream, with the ticket. */
+  events_url: string;
+}
+
 /** All slugs of problems that the server knows: the last part of a problem's `type`. */
 export const problemSlugs = [
   "already-paid",
@@ -96,6 +105,7 @@ export const problemSlugs = [
   "order-not-found",
   "outcome-unknown",
   "overloaded",
+  "precondition-failed",
   "quantity-over-limit",
   "rate-limited",
   "restock-withdrawn",

@@ -58,6 +58,24 @@ test("a token that has expired is refreshed once", async () => {
   assert.equal(calls, 2);
 });
 
+test("a ticket opens a stream without a header", async () => {
+  const sale = await createSale();
+  const ann = new Stampede({ baseUrl: jwtUrl, token: token(newUser(), 600) });
+  const { order } = await ann.buy(sale.id, { waitSeconds: 10 });
+  for (const [{ events_url }, event] of [
+    [await ann.orderTicket(order.order_id), "event: confirmed\n"],
+    [await ann.saleTicket(sale.id), "event: sale\n"],
+  ] as const) {
+    const stream = await fetch(jwtUrl + events_url);
+    assert.equal(stream.status, 200);
+    let text = "";
+    for await (const part of stream.body?.pipeThrough(new TextDecoderStream()) ?? []) {
+      if ((text += part).includes(event)) break;
+    }
+    assert.ok(text.includes(event), text);
+  }
+});
+
 test("an error of the token provider is the caller's, and is not repeated", async () => {
   let calls = 0;
   const token = () => {

@@ -11,6 +11,7 @@ test("a payment may be repeated, and another one is refused", async () => {
   const { order } = await client.buy(sale.id, { waitSeconds: 10 });
   const paid = await client.pay(order.order_id, "pi_1");
   assert.deepEqual([paid.status, paid.payment_reference, paid.version], ["paid", "pi_1", 3]);
+  assert.ok(paid.paid_at !== undefined && paid.paid_at === paid.updated_at);
   assert.equal((await seen()).length, 3);
   assert.equal((await client.pay(order.order_id, "pi_1")).version, 3);
   const other = { slug: "already-paid", status: 409, paymentReference: "pi_1" };
@@ -70,6 +71,11 @@ test("orders and sales are listed over their pages", async () => {
   for await (const order of client.orders({ pageSize: 3 })) listed.push(order.order_id);
   assert.deepEqual(listed, bought);
   assert.equal((await seen()).length - before, 3);
+  const [newest] = bought;
+  const { sale_id: saleId } = await client.order(newest ?? "");
+  const ofSale: string[] = [];
+  for await (const order of client.orders({ saleId })) ofSale.push(order.order_id);
+  assert.deepEqual(ofSale, [newest]);
 
   const sales: string[] = [];
   for await (const sale of client.sales({ pageSize: 3 })) if (sales.push(sale.id) === 7) break;

@@ -1,4 +1,4 @@
-// What the client says is what the pages say.
+// What the client says is what the server and the pages say.
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
 import { readFile, writeFile } from "node:fs/promises";
@@ -10,13 +10,27 @@ import { createSale, url } from "./shop.js";
 
 const client = new URL("..", import.meta.url);
 
-test("the slugs are those of the server's documentation", async () => {
-  const page = await readFile(new URL("../../docs/http-api.md", client), "utf8");
-  const [, problems = ""] = page.split("\n## Problems\n");
-  const [table = ""] = problems.split("\n`Retry-After`");
-  const slugs = [...table.matchAll(/`([a-z-]+)`/g)].map(([, slug]) => slug);
-  assert.deepEqual(slugs.sort(), [...problemSlugs].sort());
+test("the slugs and members are those of the server", async () => {
+  const { components } = (await (await fetch(`${url}/openapi.json`)).json()) as Description;
+  const slugs = components.schemas["Problem"]?.properties["type"]?.enum?.map((type) => type.replace("/problems/", ""));
+  assert.deepEqual(slugs?.sort(), [...problemSlugs].sort());
+
+  const types = await readFile(new URL("src/types.ts", client), "utf8");
+  for (const [type, schema] of [
+    ["Order", "OrderMembers"],
+    ["AcceptedOrder", "Reservation"],
+  ] as const) {
+    const [, members = ""] = new RegExp(`interface ${type} {(.*?)\n}`, "s").exec(types) ?? [];
+    const declared = new Set([...members.matchAll(/^  (\w+)\??:/gm)].map(([, name]) => name));
+    const answered = Object.keys(components.schemas[schema]?.properties ?? {});
+    assert.ok(answered.length > 5);
+    assert.deepEqual(answered.filter((name) => !declared.has(name)), [], type);
+  }
 });
+
+interface Description {
+  components: { schemas: Record<string, { properties: Record<string, { enum?: string[] }> }> };
+}
 
 test("the examples of the README run", async () => {
   const page = await readFile(new URL("README.md", client), "utf8");

@@ -52,6 +52,23 @@ test("a silent connection is given up", async () => {
   assert.ok((await seen()).filter((r) => r.path.endsWith("/events")).length >= 2);
 });
 
+// Node's fetch may lose the signal of a body to the garbage collector.
+test("silent connections are given up while memory is collected", { timeout: 60_000 }, async (t) => {
+  const sale = await createSale({ payment_window_seconds: 600 });
+  assert.ok(gc, "run by npm test, which exposes the collector");
+  const collector = setInterval(gc, 20);
+  t.after(() => clearInterval(collector));
+  const watches = Array.from({ length: 8 }, async () => {
+    const { client } = await faulty([{ on: events, do: "silence", events: 1 }]);
+    const { order } = await client.buy(sale.id, { waitSeconds: 10 });
+    const watch = client.watchOrder(order.order_id, { silenceMs: 1_000 });
+    assert.equal((await watch.next()).value?.status, "confirmed");
+    await client.pay(order.order_id, "pi_1");
+    assert.equal((await watch.next()).value?.status, "paid");
+  });
+  await Promise.all(watches);
+});
+
 test("a watch never goes back to a lower version", async () => {
   const event = (version: number, status: string) =>
     `event: ${status}\nid: ${version}\r\ndata: {"order_id":"x","version":${version},\ndata: "status":"${status}"}\r\n\r\n`;
