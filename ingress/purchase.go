@@ -54,6 +54,15 @@ func (s *Server) purchase(c echo.Context) error {
 		return err
 	}
 	switch answer.Verdict {
+	case reservation.Retired:
+		answer, err = s.pastAnswer(c, request)
+	case reservation.UnknownSale:
+		answer, err = s.unknownAnswer(c, request)
+	}
+	if err != nil {
+		return err
+	}
+	switch answer.Verdict {
 	case reservation.SoldOut:
 		// The answer to most of a crowd takes the shortest way.
 		writeProblem(c, problemSoldOut)

@@ -43,6 +43,8 @@ var (
 	AuditRedis string
 	//go:embed queries/audit/reservations.sql
 	AuditReservations string
+	//go:embed queries/audit/retired.sql
+	AuditRetired string
 	//go:embed queries/audit/revisions.sql
 	AuditRevisions string
 	//go:embed queries/audit/selected_sales.sql
@@ -84,6 +86,8 @@ var (
 	CatalogPublishedSales string
 	//go:embed queries/catalog/refuse_lowering.sql
 	CatalogRefuseLowering string
+	//go:embed queries/catalog/retire_sale.sql
+	CatalogRetireSale string
 	//go:embed queries/catalog/sale_changes.sql
 	CatalogSaleChanges string
 	//go:embed queries/catalog/unpublished_sales.sql
@@ -136,6 +140,8 @@ var (
 	LedgerOrdersOfUser string
 	//go:embed queries/ledger/overdue_sale.sql
 	LedgerOverdueSale string
+	//go:embed queries/ledger/past_orders.sql
+	LedgerPastOrders string
 	//go:embed queries/ledger/pending_releases.sql
 	LedgerPendingReleases string
 	//go:embed queries/ledger/receipt_secret.sql
@@ -226,6 +232,14 @@ var (
 	//go:embed queries/reservation/verified_servers.sql
 	ReservationVerifiedServers string
 
+	//go:embed queries/retire/candidates.sql
+	RetireCandidates string
+	//go:embed queries/retire/live_orders.sql
+	RetireLiveOrders string
+	//go:embed queries/retire/match_orders.sql
+	RetireMatchOrders string
+	//go:embed queries/retire/open_orders.sql
+	RetireOpenOrders string
 	//go:embed queries/schema/guards.sql
 	schemaGuards string
 	//go:embed queries/schema/has_sales.sql

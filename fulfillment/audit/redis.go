@@ -324,6 +324,9 @@ func (l *look) readShard(s auditedShard, fields []any, err error) redisShard {
 				s.layout.Field(s.shard)),
 		})
 	}
+	if shard.state == reservation.StateRetired {
+		return shard // its units and buyers are in Postgres only, as of a sale whose keys were deleted
+	}
 	shard.present = true
 	shard.epoch, shard.units, shard.stock = numbers[0], numbers[1], numbers[2]
 	shard.places, shard.generation, shard.revision = numbers[3], numbers[4], numbers[5]

@@ -68,6 +68,11 @@ const (
 	// LoweringRefused: Postgres has the refusal; the shards have not put back the units.
 	LoweringRefused = "lowering-refused"
 
+	// SaleRetired: Postgres has retired a sale; Redis has its buyers.
+	SaleRetired = "sale-retired"
+	// ShardRetired: a shard has no buyers any more; others may have some.
+	ShardRetired = "shard-retired"
+
 	// ProjectionsWithdrawn: a rebuild of the projections has locked the wrong rows of a month.
 	ProjectionsWithdrawn = "projections-withdrawn"
 	// ProjectionsReplaced: they are replaced but not committed.
@@ -87,6 +92,7 @@ var names = []string{
 	RebuildBegun, RebuildDistrusted, RebuildClosed, RebuildDrained, RebuildRaised, RebuildStaging, RebuildStaged,
 	RebuildOpened, RebuildPublished, RebuildServerSaved, RebuildVerified,
 	UnitsGiven, LoweringAsked, LoweringRefused,
+	SaleRetired, ShardRetired,
 	ProjectionsWithdrawn, ProjectionsReplaced,
 }
 
