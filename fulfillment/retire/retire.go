@@ -38,9 +38,9 @@ const (
 	waitMin, waitMax = time.Second, 5 * time.Minute
 	// waitingMax bounds how many such sales are remembered. The others are looked at too often.
 	waitingMax = 10_000
-	// silenceMax is how long the session with the lock may be silent before Postgres ends it. Counting the orders of a
-	// large sale does not use it.
-	silenceMax = 10 * time.Minute
+	// silenceMax is how long the session with the lock may be silent before Postgres ends it. A large sale may take
+	// longer: then another worker looks at it as well, and one of them retires it.
+	silenceMax = 50 * time.Second
 	// countTimeout bounds the count of the orders of a sale.
 	countTimeout = time.Minute
 )

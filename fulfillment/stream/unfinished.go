@@ -22,14 +22,15 @@ func Unfinished(ctx context.Context, rdb redis.UniversalClient, key, group strin
 	if at < 0 {
 		return "-", last[0].ID, nil // no worker has read it, or the group is lost
 	}
-	from = groups[at].LastDeliveredID
+	delivered := groups[at].LastDeliveredID
+	from = "(" + delivered
 	if groups[at].Pending > 0 {
 		pending, err := rdb.XPending(ctx, key, group).Result()
 		if err != nil {
 			return "", "", err
 		}
 		// A group that was set back has pending entries above its last delivered one.
-		if pending.Count > 0 && EntryAfter(from, pending.Lower) {
+		if pending.Count > 0 && EntryAfter(delivered, pending.Lower) {
 			from = pending.Lower
 		}
 	}

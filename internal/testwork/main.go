@@ -40,6 +40,9 @@ const RebuildEnv = "STAMPEDE_TEST_REBUILD"
 // ShardsEnv is to how many shards the process raises that sale.
 const ShardsEnv = "STAMPEDE_TEST_SHARDS"
 
+// RetireEnv is how long after its end a sale leaves Redis; never without it.
+const RetireEnv = "STAMPEDE_TEST_RETIRE_AFTER"
+
 // command runs only a worker or a rebuild, in a process that a test kills.
 func command() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
@@ -92,9 +95,16 @@ func runWorker(ctx context.Context) error {
 		_, err = r.Sale(ctx, uuid.MustParse(sale), rebuild.ReasonByHand)
 		return err
 	}
+	var retireAfter time.Duration
+	if after := os.Getenv(RetireEnv); after != "" {
+		if retireAfter, err = time.ParseDuration(after); err != nil {
+			return err
+		}
+	}
 	worker, err := fulfillment.NewWorker(fulfillment.WorkerConfig{
 		Pool: pool, Blocking: blocking, Control: control, Keys: keys, Store: store, Catalog: catalog.New(pool, store),
 		Consumer: "worker", SweepInterval: 50 * time.Millisecond, GuardInterval: 50 * time.Millisecond, MinIdle: time.Second,
+		RetireAfter: retireAfter,
 		Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	})
 	if err != nil {
