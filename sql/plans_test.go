@@ -161,6 +161,11 @@ func plansOf(t *testing.T, pool *pgxpool.Pool, sale uuid.UUID) []plan {
 		{sql.RetireOpenOrders, []any{sale}, "orders_2031_02_(due|pkey)", 1},
 		{sql.RetireLiveOrders, []any{sale}, "Scan (using|on) orders_2031_02_pkey", 1},
 		{sql.RetireMatchOrders, []any{sale, ids, []string{"user-5"}}, "Index Scan using orders_2031_02_pkey on orders", 1},
+		{sql.ArchiveEvents, []any{sale}, "Scan (using|on) order_events_2031_02_pkey", 1},
+		{sql.ArchiveFigures, []any{sale}, "Scan (using|on) order_events_2031_02_pkey", 1},
+		{sql.ArchiveBlockers, []any{sale, 0}, "Scan (using|on) orders_2031_02_(due|pkey)", 1},
+		{sql.ArchiveMark, []any{sale, "{}", 1, 1, 1}, "Scan (using|on) order_events_2031_02_pkey", 1},
+		{sql.ArchiveDeleteSome, []any{sale, 100}, "Scan using orders_2031_02_pkey", 1},
 		{sql.CrowdSaleOrders, []any{sale}, "Scan (using|on) orders_2031_02_pkey", 1},
 	}
 }
@@ -247,6 +252,7 @@ var readsMany = map[string]string{
 	"audit/two_live_orders":   "TestAuditOfSaleReadsItsMonth",
 	"audit/unfinished_buyers": "joins audit_buyers",
 	"reconcile/explain":       "joins the differences",
+	"archive/insert_events":   "only inserts",
 }
 
 // Every query for orders has a plan here, or a reason to have none.

@@ -5,6 +5,40 @@ import _ "embed"
 // The queries, in a folder for each owner. A file's header gives its parameters and its result. A
 // variable is named after its folder and its file.
 var (
+	//go:embed queries/archive/audit.sql
+	ArchiveAudit string
+	//go:embed queries/archive/blockers.sql
+	ArchiveBlockers string
+	//go:embed queries/archive/columns.sql
+	ArchiveColumns string
+	//go:embed queries/archive/delete_some.sql
+	ArchiveDeleteSome string
+	//go:embed queries/archive/due_sales.sql
+	ArchiveDueSales string
+	//go:embed queries/archive/events.sql
+	ArchiveEvents string
+	//go:embed queries/archive/figures.sql
+	ArchiveFigures string
+	//go:embed queries/archive/histories.sql
+	ArchiveHistories string
+	//go:embed queries/archive/insert_events.sql
+	ArchiveInsertEvents string
+	//go:embed queries/archive/insert_sale.sql
+	ArchiveInsertSale string
+	//go:embed queries/archive/insert_sale_events.sql
+	ArchiveInsertSaleEvents string
+	//go:embed queries/archive/mark.sql
+	ArchiveMark string
+	//go:embed queries/archive/mark_deleted.sql
+	ArchiveMarkDeleted string
+	//go:embed queries/archive/mark_restored.sql
+	ArchiveMarkRestored string
+	//go:embed queries/archive/sale.sql
+	ArchiveSale string
+	//go:embed queries/archive/sale_events.sql
+	ArchiveSaleEvents string
+	//go:embed queries/archive/table.sql
+	ArchiveTable string
 	//go:embed queries/audit/buyers.sql
 	AuditBuyers string
 	//go:embed queries/audit/conservation.sql

@@ -23,6 +23,7 @@ type saleCmd struct {
 	Resume  saleResumeCmd  `cmd:"" help:"Resume a paused sale."`
 	End     saleEndCmd     `cmd:"" help:"End a sale permanently."`
 	Restock saleRestockCmd `cmd:"" help:"Add units to a sale, or remove unsold ones."`
+	Archive saleArchiveCmd `cmd:"" help:"Move the orders of sales that are over from Postgres into files. A repeat finishes what was interrupted."`
 }
 
 // catalogFlags are what every command on sales needs.

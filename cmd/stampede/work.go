@@ -95,7 +95,7 @@ func workerConfig(
 		Pool: b.pool, Control: b.redis, Keys: keys.keys(), Store: b.store, Catalog: b.catalog,
 		BatchMax: flags.BatchMax, MinIdle: flags.MinIdle, MaxDeliveries: flags.MaxDeliveries,
 		RetireAfter: flags.RetireAfter,
-		Logger: logger, Registerer: registry,
+		Logger:      logger, Registerer: registry,
 	}
 }
 

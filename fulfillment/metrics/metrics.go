@@ -23,8 +23,8 @@ type Worker struct {
 	Releases      prometheus.Gauge
 	EndedSessions prometheus.Counter
 	// Retired counts sales whose buyers left Redis.
-	Retired prometheus.Counter
-	OrdersAside   prometheus.Gauge
+	Retired     prometheus.Counter
+	OrdersAside prometheus.Gauge
 	// Readers has a series for each stream.
 	Readers *prometheus.GaugeVec
 }

@@ -32,10 +32,10 @@ type SaleReport struct {
 	// Ended is true if the sale is over.
 	Ended bool `json:"ended,omitempty"`
 	// Retired is true if Redis has no buyers of it any more; Left and Held are 0 then.
-	Retired bool `json:"retired,omitempty"`
-	Shards int   `json:"shards"`
-	Stock  int64 `json:"stock"`
-	Left   int64 `json:"left"`
+	Retired bool  `json:"retired,omitempty"`
+	Shards  int   `json:"shards"`
+	Stock   int64 `json:"stock"`
+	Left    int64 `json:"left"`
 	// Held counts the units of the live orders, and Orders the orders.
 	Held   int64 `json:"held"`
 	Orders int64 `json:"orders"`

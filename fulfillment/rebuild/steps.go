@@ -231,7 +231,7 @@ func (b *build) rebuildSale(ctx context.Context, sale requiredSale) (SaleReport,
 	return SaleReport{
 		ID: sale.id, Epoch: raised.Epoch, Revision: raised.Revision, Ended: sale.ended, Retired: raised.retired,
 		Shards: raised.Shards,
-		Stock: raised.Stock, Left: left, Held: all.units, Orders: all.orders, Sequence: raised.sequence,
+		Stock:  raised.Stock, Left: left, Held: all.units, Orders: all.orders, Sequence: raised.sequence,
 		Seconds: time.Since(began).Seconds(),
 	}, nil
 }

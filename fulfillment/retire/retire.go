@@ -68,7 +68,9 @@ type candidate struct {
 	Epoch, Revision    int64
 }
 
-func (s *candidate) layout() reservation.Layout { return reservation.LayoutOf(s.ID, s.Partitions, s.Shards) }
+func (s *candidate) layout() reservation.Layout {
+	return reservation.LayoutOf(s.ID, s.Partitions, s.Shards)
+}
 
 // Sweep retires the sales that have been over for long enough and are at rest, and returns how many. Any number of
 // workers may call it; one at a time does the work. Sales that are not at rest are left for later, and are no error.

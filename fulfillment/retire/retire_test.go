@@ -293,8 +293,9 @@ func TestRetirementIsFinishedAfterCrash(t *testing.T) {
 			victim.Start()
 			victim.WaitKilled(60 * time.Second)
 			require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM sales WHERE retired_at IS NOT NULL"))
-			report := testwork.Audit(s.Shop, t, sale.ID)
-			require.Equal(t, point != crashpoint.ShardRetired+":4", report.Broken(), testwork.TextOf(t, report))
+			if point == crashpoint.SaleRetired { // otherwise some shards, or all, had their script
+				require.Contains(t, testwork.TextOf(t, testwork.Audit(s.Shop, t, sale.ID)), "Redis still has 200 buyers")
+			}
 
 			crowd, stop := context.WithCancel(t.Context())
 			bought := make(chan int)

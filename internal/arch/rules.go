@@ -99,6 +99,16 @@ var may = map[string][]string{
 		"internal/retry",
 		"reservation/order",
 	},
+	"fulfillment/archive": {
+		"sql",
+		"reservation",
+		"fulfillment/projection",
+		"internal/crashpoint",
+		"internal/figure",
+		"internal/pg",
+		"internal/retry",
+		"reservation/order",
+	},
 	"fulfillment/audit": {
 		"lua",
 		"sql",
