@@ -39,6 +39,8 @@ var (
 	ArchiveSaleEvents string
 	//go:embed queries/archive/table.sql
 	ArchiveTable string
+	//go:embed queries/audit/archived_sales.sql
+	AuditArchivedSales string
 	//go:embed queries/audit/buyers.sql
 	AuditBuyers string
 	//go:embed queries/audit/conservation.sql

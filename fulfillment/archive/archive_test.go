@@ -75,8 +75,10 @@ func endedSale(s *testshop.Shop, t testing.TB, shards int) (uuid.UUID, order.Rec
 		require.NoError(t, err)
 		receipt = order.Receipt{SaleID: sale, OrderID: held.OrderID, User: user, Epoch: held.Epoch}
 	}
-	_, err = l.Refuse(t.Context(), []order.OrderReserved{testshop.Reserved(sale, "refused", 61)}, order.RejectedSoldOut)
-	require.NoError(t, err)
+	if shards == 1 { // which has place 61
+		_, err = l.Refuse(t.Context(), []order.OrderReserved{testshop.Reserved(sale, "refused", 61)}, order.RejectedSoldOut)
+		require.NoError(t, err)
+	}
 	_, err = l.SweepReleases(t.Context(), s.Store)
 	require.NoError(t, err)
 	_, err = s.Catalog.End(t.Context(), sale)
@@ -172,7 +174,7 @@ func TestArchivedSaleComesBack(t *testing.T) {
 			done, err := archiveSale(s, t, dir, sale)
 			require.NoError(t, err)
 			require.Equal(t, filepath.Join(dir, sale.String()+".stampede"), done.Path)
-			requireFile(s, t, done.Path, 61, 121)
+			requireFile(s, t, done.Path, 61-shards/4, 121-shards/4)
 			requireArchived(s, t, sale, receipt)
 			_, err = archiveSale(s, t, dir, sale)
 			require.ErrorIs(t, err, archive.ErrRefused)
@@ -289,8 +291,9 @@ func TestArchivingIsFinishedAfterCrash(t *testing.T) {
 				_, err := archiveSale(s, t, dir, sale)
 				require.ErrorContains(t, err, "not deleted without the file")
 				require.NoError(t, os.Rename(path+".away", path))
+				require.Contains(t, testwork.TextOf(t, testwork.Audit(s, t, uuid.Nil)),
+					"Redis still has this sale, with 0 buyers, and its orders are archived: repeat `stampede sale archive`")
 			}
-			requireSound(s, t)
 
 			done, err := archiveSale(s, t, dir, sale)
 			require.NoError(t, err)
@@ -372,6 +375,8 @@ func TestMonthOfArchivedSaleGoesOn(t *testing.T) {
 	require.NoError(t, err)
 	_, err = s.Pool.Exec(t.Context(), `DO $$ DECLARE part text; BEGIN
 		FOR part IN SELECT unnest(ARRAY[orders, events]) FROM order_months LOOP EXECUTE 'DROP TABLE ' || part; END LOOP; END $$`)
+	require.NoError(t, err)
+	_, err = s.Pool.Exec(t.Context(), sql.WorkerMakeMonths)
 	require.NoError(t, err)
 	other := s.Open(t, 10) // its month is created again
 	s.Buy(t, other, "ann")

@@ -15,20 +15,20 @@ WITH replayed AS (
 ), sums AS (
     SELECT coalesce(sum(quantity), 0) AS units FROM live
 )
-SELECT 'S1' AS promise, NULL::uuid AS order_id, format('%s units are sold of a stock of %s', greatest(units, $3), $2) AS what
+SELECT 'S1' AS promise, NULL::uuid AS order_id, format('%s units are sold of a stock of %s', greatest(units, $3::bigint), $2::bigint) AS what
 FROM sums WHERE greatest(units, $3::bigint) > $2::bigint
 UNION ALL
 SELECT 'S2', min(order_id::text)::uuid, format('the user %s has %s live orders', user_id, count(*)) FROM live GROUP BY user_id HAVING count(*) > 1
 UNION ALL
 SELECT 'S3', order_id, 'the order awaits payment' FROM live WHERE last_type = 'OrderConfirmed' AND payable
 UNION ALL
-SELECT 'S4', NULL, format('sold is %s, and the live orders hold %s units', $3, units) FROM sums WHERE units <> $3
+SELECT 'S4', NULL, format('sold is %s, and the live orders hold %s units', $3::bigint, units) FROM sums WHERE units <> $3::bigint
 UNION ALL
 SELECT 'S5', order_id, format('the log of the order has %s of the versions from 2 to %s', versions, last) FROM replayed
 WHERE first <> 2 OR last <> events + 1 OR versions <> events
 UNION ALL
 SELECT 'S5', order_id, 'the events of the order are of several users or quantities' FROM replayed WHERE users <> 1 OR quantities <> 1
 UNION ALL
-SELECT 'S5', order_id, 'an event is of another sale' FROM archived_events WHERE sale_id <> $1
+SELECT 'S5', order_id, 'an event is of another sale' FROM archived_events WHERE sale_id <> $1::uuid
 UNION ALL
 SELECT 'S5', order_id, 'the order has no place or no reservation' FROM archived_events WHERE version = 2 AND (reserved_at IS NULL OR NOT data ? 'sequence')
