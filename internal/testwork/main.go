@@ -129,7 +129,7 @@ func runWorker(ctx context.Context) error {
 		Pool: pool, Blocking: blocking, Control: control, Keys: keys, Store: store, Catalog: catalog.New(pool, store),
 		Consumer: "worker", SweepInterval: 50 * time.Millisecond, GuardInterval: 50 * time.Millisecond, MinIdle: time.Second,
 		RetireAfter: retireAfter,
-		Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+		Logger:      slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	})
 	if err != nil {
 		return err
