@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/labstack/echo/v4"
 
@@ -33,20 +32,28 @@ func (s *Server) pastAnswer(c echo.Context, r reservation.Request) (answer reser
 	return answer, nil
 }
 
-// unknownAnswer returns the answer to a purchase in a sale that Redis does not have. That is one that does not exist,
-// or one that has ended and whose keys were deleted, as with its archive. Others are reported as unavailable: Redis
-// has lost them.
-func (s *Server) unknownAnswer(c echo.Context, r reservation.Request) (reservation.Answer, error) {
+// orPastAnswer returns the answer of Redis, or that of Postgres if Redis has no buyers of the sale any more. Redis may
+// not have the sale at all: then its orders are archived, or its keys were deleted.
+func (s *Server) orPastAnswer(
+	c echo.Context, r reservation.Request, answer reservation.Answer, err error,
+) (reservation.Answer, error) {
+	isLost := errors.Is(err, reservation.ErrLostSale)
+	switch {
+	case err != nil && !isLost:
+		return answer, err
+	case answer.Verdict == reservation.Retired:
+		return s.pastAnswer(c, r)
+	case answer.Verdict != reservation.UnknownSale && !isLost:
+		return answer, nil
+	}
 	ctx, cancel := context.WithTimeout(c.Request().Context(), catalogTimeout)
 	defer cancel()
-	current, err := s.saleFeed.get(ctx, r.Sale)
-	switch {
-	case errors.Is(err, reservation.ErrSaleNotFound):
-		return reservation.Answer{Verdict: reservation.UnknownSale}, nil
-	case err != nil:
-		return reservation.Answer{}, fmt.Errorf("%w: look up sale %s: %w", problemPastUnknown, r.Sale, err)
-	case current.sales[0].Sale.StateAt(time.Now()) != reservation.StateEnded:
-		return reservation.Answer{}, problemUnavailable
+	switch current, feedErr := s.saleFeed.get(ctx, r.Sale); {
+	case feedErr == nil && current.sales[0].Retired:
+		return s.pastAnswer(c, r)
+	case isLost || errors.Is(feedErr, reservation.ErrSaleNotFound):
+		return answer, err
+	default: // it exists, or that is unknown
+		return answer, problemUnavailable
 	}
-	return s.pastAnswer(c, r)
 }

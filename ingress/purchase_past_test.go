@@ -78,9 +78,10 @@ func TestRetiredSaleIsAnsweredAsBefore(t *testing.T) {
 	p := s.keys.Partition(sale)
 	require.NoError(t, s.rdb.Del(t.Context(), s.keys.Sale(p, sale)).Err())
 	require.NoError(t, s.rdb.SRem(t.Context(), s.keys.Sales(p), sale.String()).Err())
-	fresh := openShopOn(t, s.on) // it has never seen the sale
-	s.url = fresh.url
 	answers("when its keys are deleted,")
+	fresh := openShopOn(t, s.on) // it has never seen the sale
+	fresh.buy(sale, "", as("eve")).isProblem(http.StatusGone, "sale-ended")
+	require.Equal(t, before["a repeat"].status, fresh.buy(sale, "", as("ann"), withKey("k")).status)
 	s.buy(uuid.Must(uuid.NewV7()), "", as("ann")).isProblem(http.StatusNotFound, "sale-not-found")
 
 	unlock := s.lock("orders")

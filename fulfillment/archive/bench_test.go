@@ -21,7 +21,7 @@ func BenchmarkArchiveOfAMillionOrders(b *testing.B) {
 	for _, statement := range []string{
 		`INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at,
 				payment_reference, key_fingerprint, due)
-			SELECT (left(gen_random_uuid()::text, 32) || right($1::text, 4))::uuid, $1, gen_random_uuid()::text, 1, 'paid', 3, n, 1, now(),
+			SELECT (left(gen_random_uuid()::text, 32) || right($1::uuid::text, 4))::uuid, $1::uuid, gen_random_uuid()::text, 1, 'paid', 3, n, 1, now(),
 				now(), 'pi-' || n, left(md5(n::text), 16), now() FROM generate_series(1, 1000000) AS n`,
 		`INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at, data)
 			SELECT id, 2, 'OrderConfirmed', sale_id, user_id, quantity, updated_at, reserved_at,

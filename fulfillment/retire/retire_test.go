@@ -116,7 +116,7 @@ func TestSaleWaitsUntilItsOrdersAreFinal(t *testing.T) {
 		require.Zero(t, sweep(s.Shop, t), "it is retired once")
 		after, err := s.Catalog.Show(t.Context(), sale)
 		require.NoError(t, err)
-		before.Revision = after.Revision
+		before.Revision, before.Retired = after.Revision, true
 		require.Equal(t, before, after, "nothing of it has changed for those who look")
 
 		for user, a := range answers {
@@ -388,6 +388,20 @@ func TestAuditNamesRetirementOfOneSide(t *testing.T) {
 	testwork.Reconcile(s.Shop, t)
 	require.False(t, testwork.Audit(s.Shop, t, uuid.Nil).Broken())
 	require.Equal(t, reservation.Replayed, s.Reserve(t, sale, "ann", 2, "key").Verdict)
+}
+
+// A sale whose keys an operator has deleted is retired as well, and gets what is left of a retired one.
+func TestSaleWithoutKeysIsRetired(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewLostShop(t)
+	sale := s.Open(t, 100)
+	s.Reserve(t, sale, "ann", 2, "key")
+	testwork.Fulfil(s.Shop, t)
+	end(s.Shop, t, sale)
+	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Sale(0, sale), s.Keys.Buyers(0, sale)).Err())
+	require.Equal(t, 1, sweep(s.Shop, t))
+	require.NoError(t, testwork.Heal(s.Shop, t, testwork.Rebuilder(s.Shop, t), 1))
+	requireRetired(s.Shop, t, sale)
 }
 
 // The memory of a retired sale does not depend on its buyers.
