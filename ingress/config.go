@@ -48,6 +48,8 @@ type Orders interface {
 	FindOrders(ctx context.Context, ids []uuid.UUID) ([]order.Order, error)
 	// FindByReceipt returns the order of a receipt, as voided if it is missing and always will be.
 	FindByReceipt(ctx context.Context, r order.Receipt) (order.Order, error)
+	// PastAnswer returns the answer to a purchase in an ended sale of which Redis has no buyers any more.
+	PastAnswer(ctx context.Context, r reservation.Request) (reservation.Answer, error)
 	// ReceiptSecret returns the secret for receipts that all ingresses without one of their own share.
 	ReceiptSecret(ctx context.Context) ([]byte, error)
 	// Pay and Cancel change an order; both can be repeated. Another user's order is missing. Their errors are
@@ -76,6 +78,7 @@ type OperatorsOrders interface {
 type AwaitedOrders interface {
 	FindOrders(ctx context.Context, ids []uuid.UUID) ([]order.Order, error)
 	FindByReceipt(ctx context.Context, r order.Receipt) (order.Order, error)
+	PastAnswer(ctx context.Context, r reservation.Request) (reservation.Answer, error)
 }
 
 // Pinger reports whether a server answers.

@@ -174,6 +174,16 @@ func plansOf(t *testing.T, pool *pgxpool.Pool, sale uuid.UUID) []plan {
 		{sql.RelayReadOrders, []any{39_000, 40_000, 100}, "Index Scan using order_events_2031_03_position", 0},
 		{sql.RelayListTargets, nil, "Index Scan using order_events_2031_03_position", 0},
 		{sql.RelayPositionOfOrder, []any{id, 2}, "Index Scan using order_events_.*_pkey", 0},
+		{sql.LedgerPastOrders, []any{sale, "user-5", "key1"}, "Scan (using|on) orders_2031_02_(one_live_per_user|ended)", 1},
+		{sql.CatalogRetireSale, []any{sale, 1, 1}, "orders_2031_02_(due|pkey)", 1},
+		{sql.RetireOpenOrders, []any{sale}, "orders_2031_02_(due|pkey)", 1},
+		{sql.RetireLiveOrders, []any{sale}, "Scan (using|on) orders_2031_02_pkey", 1},
+		{sql.RetireMatchOrders, []any{sale, ids, []string{"user-5"}}, "Index Scan using orders_2031_02_pkey on orders", 1},
+		{sql.ArchiveEvents, []any{sale}, "Scan (using|on) order_events_2031_02_pkey", 1},
+		{sql.ArchiveFigures, []any{sale}, "Scan (using|on) order_events_2031_02_pkey", 1},
+		{sql.ArchiveBlockers, []any{sale, 0}, "Scan (using|on) orders_2031_02_(due|pkey)", 1},
+		{sql.ArchiveMark, []any{sale, "{}", 1, 1, 1}, "Scan (using|on) order_events_2031_02_pkey", 1},
+		{sql.ArchiveDeleteSome, []any{sale, 100}, "Scan using orders_2031_02_pkey", 1},
 		{sql.CrowdSaleOrders, []any{sale}, "Scan (using|on) orders_2031_02_pkey", 1},
 	}
 }
@@ -284,6 +294,7 @@ var readsMany = map[string]string{
 	"audit/unfinished_buyers": "joins audit_buyers",
 	"reconcile/explain":       "joins the differences",
 	"relay/position_of_time":  "an operator's, which says so",
+	"archive/insert_events":   "only inserts",
 }
 
 // Every query for orders has a plan here, or a reason to have none.

@@ -5,6 +5,42 @@ import _ "embed"
 // The queries, in a folder for each owner. A file's header gives its parameters and its result. A
 // variable is named after its folder and its file.
 var (
+	//go:embed queries/archive/audit.sql
+	ArchiveAudit string
+	//go:embed queries/archive/blockers.sql
+	ArchiveBlockers string
+	//go:embed queries/archive/columns.sql
+	ArchiveColumns string
+	//go:embed queries/archive/delete_some.sql
+	ArchiveDeleteSome string
+	//go:embed queries/archive/due_sales.sql
+	ArchiveDueSales string
+	//go:embed queries/archive/events.sql
+	ArchiveEvents string
+	//go:embed queries/archive/figures.sql
+	ArchiveFigures string
+	//go:embed queries/archive/histories.sql
+	ArchiveHistories string
+	//go:embed queries/archive/insert_events.sql
+	ArchiveInsertEvents string
+	//go:embed queries/archive/insert_sale.sql
+	ArchiveInsertSale string
+	//go:embed queries/archive/insert_sale_events.sql
+	ArchiveInsertSaleEvents string
+	//go:embed queries/archive/mark.sql
+	ArchiveMark string
+	//go:embed queries/archive/mark_deleted.sql
+	ArchiveMarkDeleted string
+	//go:embed queries/archive/mark_restored.sql
+	ArchiveMarkRestored string
+	//go:embed queries/archive/sale.sql
+	ArchiveSale string
+	//go:embed queries/archive/sale_events.sql
+	ArchiveSaleEvents string
+	//go:embed queries/archive/table.sql
+	ArchiveTable string
+	//go:embed queries/audit/archived_sales.sql
+	AuditArchivedSales string
 	//go:embed queries/audit/buyers.sql
 	AuditBuyers string
 	//go:embed queries/audit/conservation.sql
@@ -43,6 +79,8 @@ var (
 	AuditRedis string
 	//go:embed queries/audit/reservations.sql
 	AuditReservations string
+	//go:embed queries/audit/retired.sql
+	AuditRetired string
 	//go:embed queries/audit/revisions.sql
 	AuditRevisions string
 	//go:embed queries/audit/selected_sales.sql
@@ -84,6 +122,8 @@ var (
 	CatalogPublishedSales string
 	//go:embed queries/catalog/refuse_lowering.sql
 	CatalogRefuseLowering string
+	//go:embed queries/catalog/retire_sale.sql
+	CatalogRetireSale string
 	//go:embed queries/catalog/sale_changes.sql
 	CatalogSaleChanges string
 	//go:embed queries/catalog/sale_history.sql
@@ -150,6 +190,8 @@ var (
 	LedgerNoteReleases string
 	//go:embed queries/ledger/overdue_sale.sql
 	LedgerOverdueSale string
+	//go:embed queries/ledger/past_orders.sql
+	LedgerPastOrders string
 	//go:embed queries/ledger/pending_releases.sql
 	LedgerPendingReleases string
 	//go:embed queries/ledger/receipt_secret.sql
@@ -273,6 +315,14 @@ var (
 	//go:embed queries/reservation/verified_servers.sql
 	ReservationVerifiedServers string
 
+	//go:embed queries/retire/candidates.sql
+	RetireCandidates string
+	//go:embed queries/retire/live_orders.sql
+	RetireLiveOrders string
+	//go:embed queries/retire/match_orders.sql
+	RetireMatchOrders string
+	//go:embed queries/retire/open_orders.sql
+	RetireOpenOrders string
 	//go:embed queries/schema/guards.sql
 	schemaGuards string
 	//go:embed queries/schema/has_sales.sql

@@ -24,6 +24,7 @@ type saleCmd struct {
 	End     saleEndCmd     `cmd:"" help:"End a sale permanently."`
 	Restock saleRestockCmd `cmd:"" help:"Add units to a sale, or remove unsold ones."`
 	History saleHistoryCmd `cmd:"" help:"Show every change of a sale, and who made it."`
+	Archive saleArchiveCmd `cmd:"" help:"Move the orders of sales that are over from Postgres into files. A repeat finishes what was interrupted."`
 }
 
 // catalogFlags are what every command on sales needs.

@@ -56,8 +56,9 @@ func TestEachSeriesExistsFromFirstScrape(t *testing.T) {
 				"unusable",
 			},
 			"stampede_locks_total{outcome":  {"acquired", "busy", "released", "lost"},
-			"stampede_worker_failing{step":  {"record", "lock", "release", "expire", "rebuild", "unblock", "held"},
+			"stampede_worker_failing{step":  {"record", "lock", "release", "expire", "rebuild", "retire", "unblock", "held"},
 			"stampede_sessions_ended_total": nil,
+			"stampede_sales_retired_total":  nil,
 			"stampede_rebuilds_total{reason": {
 				"server", "unvouched", "sale-lost", "unfinished", "set-back",
 				"refused", "by-hand", "reconciled",

@@ -238,6 +238,7 @@ const (
 	wordVoided      = "voided"
 	wordRecorded    = "recorded"
 	wordUnknownSale = "unknown-sale"
+	wordArchived    = "archived"
 )
 
 func readWords(answers pgx.BatchResults, n int) ([]string, error) {
@@ -322,6 +323,8 @@ func outcomeOf(event order.OrderReserved, word string, found map[uuid.UUID]order
 		default:
 			out.Status, out.Reason = o.Status, o.Reason
 		}
+	case wordArchived:
+		out.Err = fmt.Errorf("order %s of sale %s: %w", event.OrderID, event.SaleID, order.ErrArchived)
 	default: // wordUnknownSale
 		out.Err = fmt.Errorf("%w: %s of order %s", errUnknownSale, event.SaleID, event.OrderID)
 	}
