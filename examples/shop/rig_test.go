@@ -25,7 +25,7 @@ import (
 )
 
 // within is how long a test waits for something that must happen, on a busy machine.
-const within = 30 * time.Second
+const within = 60 * time.Second
 
 // pollPause leaves most of a user's rate limit to the page.
 const pollPause = 300 * time.Millisecond
@@ -344,7 +344,9 @@ func (b *tab) take(m chromedp.ConsoleMessage) {
 
 func (b *tab) resize(width int64) {
 	b.t.Helper()
-	_, err := chromedp.Call(b.ctx, emulation.SetDeviceMetricsOverride, emulation.SetDeviceMetricsOverrideParams{
+	ctx, cancel := context.WithTimeout(b.ctx, within)
+	defer cancel()
+	_, err := chromedp.Call(ctx, emulation.SetDeviceMetricsOverride, emulation.SetDeviceMetricsOverrideParams{
 		Width: width, Height: 900, DeviceScaleFactor: 1, Mobile: width < 500,
 	})
 	require.NoError(b.t, err)
@@ -441,14 +443,16 @@ func (b *tab) screenshot(name string) {
 	if *screenshots == "" {
 		return
 	}
+	ctx, cancel := context.WithTimeout(b.ctx, 2*within)
+	defer cancel()
 	for _, scheme := range []string{"light", "dark"} {
 		for _, width := range []int64{360, 768, 1280} {
 			b.resize(width)
-			_, err := chromedp.Call(b.ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
+			_, err := chromedp.Call(ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
 				Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}},
 			})
 			require.NoError(b.t, err)
-			picture, err := chromedp.Run(b.ctx, chromedp.FullScreenshot(100))
+			picture, err := chromedp.Run(ctx, chromedp.FullScreenshot(100))
 			require.NoError(b.t, err)
 			file := filepath.Join(*screenshots, fmt.Sprintf("%s-%s-%d.png", name, scheme, width))
 			require.NoError(b.t, os.WriteFile(file, picture, 0o600))
