@@ -91,13 +91,12 @@ func TestTwoTabsBuyOnce(t *testing.T) {
 	})
 	b.click("#buy")
 	r.eventually("the purchase is on its way", func() bool { return len(r.network.keys()) == 1 })
-	ctx, closeSecond := chromedp.NewContext(b.ctx)
-	defer closeSecond()
-	second := &tab{t: t, ctx: ctx}
+	second := b.beside()
 	second.run(chromedp.Navigate(r.origin))
 	r.eventually("the other tab joins in", func() bool { return len(r.network.keys()) == 2 })
 	close(release)
-	second.shows("#order-text", "Confirmed") // the first is in the background, where a browser lets pages rest
+	second.shows("#order-text", "Confirmed")
+	b.shows("#order-text", "Confirmed")
 	r.onlyOrder("ada")
 	require.Equal(t, r.network.keys()[0], r.network.keys()[1])
 }

@@ -311,8 +311,20 @@ type tab struct {
 
 func openTab(t *testing.T) *tab {
 	t.Helper()
-	ctx, closeTab := chromedp.NewContext(shared.browser, chromedp.WithNewBrowserContext())
+	return newTab(t, shared.browser, chromedp.WithNewBrowserContext())
+}
+
+// beside opens another tab with the same profile.
+func (b *tab) beside() *tab {
+	b.t.Helper()
+	return newTab(b.t, b.ctx)
+}
+
+func newTab(t *testing.T, parent context.Context, options ...chromedp.ContextOption) *tab {
+	t.Helper()
+	ctx, closeTab := chromedp.NewContext(parent, options...)
 	b := &tab{t: t, ctx: ctx}
+	// This starts the tab, which ends with the context of its first call: no other call may come before.
 	messages := chromedp.Console(ctx)
 	var reading sync.WaitGroup
 	reading.Go(func() {
@@ -407,9 +419,11 @@ func (b *tab) until(expression, what string) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.ctx, within)
 	defer cancel()
+	var err error
 	// A page that is being loaded has no answer yet.
 	for ctx.Err() == nil {
-		holds, err := chromedp.Run(ctx, chromedp.Evaluate[bool](`Boolean(`+expression+`)`))
+		var holds bool
+		holds, err = chromedp.Run(ctx, chromedp.Evaluate[bool](`Boolean(`+expression+`)`))
 		if err == nil && holds {
 			return
 		}
@@ -418,7 +432,7 @@ func (b *tab) until(expression, what string) {
 		case <-ctx.Done():
 		}
 	}
-	b.fail(errors.New("not seen within " + within.String() + ": " + what))
+	b.fail(fmt.Errorf("not seen within %s: %s (%w)", within, what, err))
 }
 
 func (b *tab) click(selector string) {
