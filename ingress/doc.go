@@ -43,5 +43,7 @@
 //	sale_feed.go                  one query for all requests for sales
 //	sale_events.go                GET /v1/sales/{sale}/events
 //
+// openapi.yaml describes the API, and openapi.go serves what package apidoc makes of it.
+//
 // health.go and metrics.go serve those who operate the server.
 package ingress

@@ -17,6 +17,8 @@ import (
 const (
 	// orderTimeout bounds one query of Postgres, including the wait for a connection.
 	orderTimeout = time.Second
+	// operatorTimeout bounds an operator's query: a page with a status may look at many orders.
+	operatorTimeout = 3 * time.Second
 	// reservedTimeout bounds one query of Redis.
 	reservedTimeout = time.Second
 )
@@ -168,6 +170,10 @@ type orderView struct {
 	Status     order.Status `json:"status"`
 	Version    int          `json:"version"`
 	ReservedAt string       `json:"reserved_at"`
+	// UpdatedAt is left out for an order that only its receipt has.
+	UpdatedAt string `json:"updated_at,omitempty"`
+	// PaidAt is the time of the payment, while the order is paid.
+	PaidAt string `json:"paid_at,omitempty"`
 	// ExpiresAt is the deadline of the payment, while there is something to pay.
 	ExpiresAt        string `json:"expires_at,omitempty"`
 	PaymentReference string `json:"payment_reference,omitempty"`
@@ -190,6 +196,12 @@ func viewOf(o order.Order) orderView {
 	}
 	if o.Status == order.StatusConfirmed && !o.ExpiresAt.IsZero() {
 		v.ExpiresAt = string(order.AppendTime(nil, o.ExpiresAt))
+	}
+	if !o.UpdatedAt.IsZero() {
+		v.UpdatedAt = string(order.AppendTime(nil, o.UpdatedAt))
+	}
+	if o.Status == order.StatusPaid {
+		v.PaidAt = v.UpdatedAt // nothing but a cancellation follows
 	}
 	return v
 }

@@ -358,8 +358,19 @@ func (noOrders) FindByReceipt(context.Context, order.Receipt) (order.Order, erro
 	return order.Order{}, errStub
 }
 func (noOrders) ReceiptSecret(context.Context) ([]byte, error) { return nil, errStub }
-func (noOrders) OrdersOf(context.Context, string, uuid.UUID, int) ([]order.Order, error) {
-	return nil, nil
+
+func (noOrders) ListOrders(
+	context.Context, order.Filter, uuid.UUID, int,
+) ([]order.Placed, uuid.UUID, error) {
+	return nil, uuid.Nil, errStub
+}
+
+func (noOrders) History(context.Context, uuid.UUID) (order.Placed, []order.Logged, error) {
+	return order.Placed{}, nil, errStub
+}
+
+func (noOrders) Withdraw(context.Context, uuid.UUID, string, string) (order.Placed, error) {
+	return order.Placed{}, errStub
 }
 
 func (noOrders) Pay(context.Context, uuid.UUID, string, string) (order.Order, error) {

@@ -113,6 +113,7 @@ func prepareShop(t testing.TB, on servers, change ...func(*Config)) *shop {
 	server, err := New(config)
 	require.NoError(t, err)
 	t.Cleanup(server.Close)
+	holdToContract(t, server)
 	return &shop{
 		t: t, server: server, store: store, catalog: sales, ledger: l, pool: pool, rdb: rdb, on: on, keys: on.keys,
 	}

@@ -32,7 +32,7 @@ const (
 )
 
 var problemTicketInvalid = unauthorized(
-	"The ticket is not valid, has expired, or is for another stream. Ask for a new one.", challengeInvalid)
+	"The ticket is not valid, has expired, or is for another stream. Ask for a new one.", challengeBuyer+errorInvalid)
 
 // ticket lets its holder open a stream without headers, which EventSource cannot send. In base64url without padding it
 // is the kind, the id, the expiry in Unix seconds as a uvarint, the user, and the first ticketTag bytes of the

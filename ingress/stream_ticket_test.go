@@ -119,7 +119,7 @@ func TestTicketOpensOnlyItsStream(t *testing.T) {
 	} {
 		r := s.get(refused)
 		r.isProblem(http.StatusUnauthorized, "unauthorized")
-		require.Equal(t, challengeInvalid, r.header.Get("WWW-Authenticate"), what)
+		require.Equal(t, challengeBuyer+errorInvalid, r.header.Get("WWW-Authenticate"), what)
 	}
 	s.get(mine+"&ticket="+ofSale).isProblem(http.StatusBadRequest, "invalid-request")
 	// A ticket is for a stream, not a token.

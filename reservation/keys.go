@@ -98,6 +98,12 @@ func (k Keys) Lock(partition int, user string) string { return k.in(partition, "
 // Locker is the prefix of the keys that the workers' lock.Locker uses for its own data.
 func (k Keys) Locker(partition int) string { return k.in(partition, "locker") }
 
+// RelayLock is the lock of a target of the relay. It lies in no partition, and with the keys of its Locker.
+func (k Keys) RelayLock(target string) string { return k.Prefix + ":{relay}:lock:" + target }
+
+// RelayLocker is the prefix of the keys that the relay's lock.Locker uses for its own data.
+func (k Keys) RelayLocker() string { return k.Prefix + ":{relay}:locker" }
+
 func (k Keys) in(partition int, rest string) string {
 	return k.Prefix + ":{" + partitionTags[partition] + "}:" + rest
 }

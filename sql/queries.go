@@ -86,6 +86,8 @@ var (
 	CatalogRefuseLowering string
 	//go:embed queries/catalog/sale_changes.sql
 	CatalogSaleChanges string
+	//go:embed queries/catalog/sale_history.sql
+	CatalogSaleHistory string
 	//go:embed queries/catalog/unpublished_sales.sql
 	CatalogUnpublishedSales string
 
@@ -114,14 +116,26 @@ var (
 
 	//go:embed queries/ledger/add_sold.sql
 	LedgerAddSold string
+	//go:embed queries/ledger/archived_sale.sql
+	LedgerArchivedSale string
 	//go:embed queries/ledger/change_orders.sql
 	LedgerChangeOrders string
 	//go:embed queries/ledger/due_releases.sql
 	LedgerDueReleases string
+	//go:embed queries/ledger/export_orders.sql
+	LedgerExportOrders string
+	//go:embed queries/ledger/find_history.sql
+	LedgerFindHistory string
 	//go:embed queries/ledger/find_orders.sql
 	LedgerFindOrders string
 	//go:embed queries/ledger/heartbeat.sql
 	LedgerHeartbeat string
+	//go:embed queries/ledger/list_of_sale.sql
+	LedgerListOfSale string
+	//go:embed queries/ledger/list_of_user.sql
+	LedgerListOfUser string
+	//go:embed queries/ledger/list_of_user_in_sale.sql
+	LedgerListOfUserInSale string
 	//go:embed queries/ledger/lock_order.sql
 	LedgerLockOrder string
 	//go:embed queries/ledger/lock_overdue.sql
@@ -130,10 +144,10 @@ var (
 	LedgerLogRefusals string
 	//go:embed queries/ledger/make_months.sql
 	LedgerMakeMonths string
+	//go:embed queries/ledger/next_sale.sql
+	LedgerNextSale string
 	//go:embed queries/ledger/note_releases.sql
 	LedgerNoteReleases string
-	//go:embed queries/ledger/orders_of_user.sql
-	LedgerOrdersOfUser string
 	//go:embed queries/ledger/overdue_sale.sql
 	LedgerOverdueSale string
 	//go:embed queries/ledger/pending_releases.sql
@@ -222,6 +236,39 @@ var (
 	ReconcileRelease string
 	//go:embed queries/reconcile/tables.sql
 	ReconcileTables string
+
+	//go:embed queries/relay/add_target.sql
+	RelayAddTarget string
+	//go:embed queries/relay/claim.sql
+	RelayClaim string
+	//go:embed queries/relay/list_targets.sql
+	RelayListTargets string
+	//go:embed queries/relay/move.sql
+	RelayMove string
+	//go:embed queries/relay/newest.sql
+	RelayNewest string
+	//go:embed queries/relay/note_failure.sql
+	RelayNoteFailure string
+	//go:embed queries/relay/position_of_order.sql
+	RelayPositionOfOrder string
+	//go:embed queries/relay/position_of_sale.sql
+	RelayPositionOfSale string
+	//go:embed queries/relay/position_of_time.sql
+	RelayPositionOfTime string
+	//go:embed queries/relay/read_orders.sql
+	RelayReadOrders string
+	//go:embed queries/relay/read_sales.sql
+	RelayReadSales string
+	//go:embed queries/relay/remove_target.sql
+	RelayRemoveTarget string
+	//go:embed queries/relay/renew_target.sql
+	RelayRenewTarget string
+	//go:embed queries/relay/set_position.sql
+	RelaySetPosition string
+	//go:embed queries/relay/set_state.sql
+	RelaySetState string
+	//go:embed queries/relay/writers.sql
+	RelayWriters string
 
 	//go:embed queries/reservation/verified_servers.sql
 	ReservationVerifiedServers string

@@ -16,6 +16,7 @@ import (
 	"stampede/internal/accept"
 	"stampede/internal/connect"
 	"stampede/internal/localserver"
+	"stampede/relay"
 	"stampede/reservation"
 	"stampede/sql"
 )
@@ -30,10 +31,12 @@ type devCmd struct {
 	receiptFlag
 	replicaFlag
 	workerFlags
-	HTTPAddr   string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:"127.0.0.1:8080" placeholder:"HOST:PORT" help:"Address to listen on (${default}). Keep it local: with --auth=header anybody can be any buyer."`
-	Auth       string `default:"header" enum:"header,jwt" placeholder:"MODE" help:"How buyers are identified: header or jwt (${default})."`
-	AuthHeader string `default:"X-User-ID" placeholder:"NAME" help:"Header that names the buyer with --auth=header (${default})."`
-	AdminToken string `placeholder:"TOKEN" help:"Bearer token of the operators (default: random)."`
+	relayFlags
+	HTTPAddr      string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:"127.0.0.1:8080" placeholder:"HOST:PORT" help:"Address to listen on (${default}). Keep it local: with --auth=header anybody can be any buyer."`
+	Auth          string `default:"header" enum:"header,jwt" placeholder:"MODE" help:"How buyers are identified: header or jwt (${default})."`
+	AuthHeader    string `default:"X-User-ID" placeholder:"NAME" help:"Header that names the buyer with --auth=header (${default})."`
+	AdminToken    string `placeholder:"TOKEN" help:"Bearer token of the operator admin, who may do everything (default: random)."`
+	OperatorsFile string `placeholder:"FILE" help:"Further operators, one a line: name, role (viewer, operator or admin), SHA-256 of the token in hex. Changes are in force within ten seconds."`
 }
 
 // Validate is called by kong.
@@ -41,7 +44,8 @@ func (c *devCmd) Validate() error {
 	return cmp.Or(
 		c.optionalServers.Validate(), c.keysFlags.Validate(), c.limitFlags.Validate(), c.clientFlags.Validate(),
 		c.receiptFlag.Validate(),
-		c.replicaFlag.Validate(), c.workerFlags.Validate(), wantHeader("--auth-header", c.AuthHeader),
+		c.replicaFlag.Validate(), c.workerFlags.Validate(), c.relayFlags.Validate(),
+		wantHeader("--auth-header", c.AuthHeader),
 	)
 }
 
@@ -73,8 +77,8 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 		return err
 	}
 	defer front.Close()
-	back, err := openControl(ctx, servers.RedisURL, servers.DatabaseURL, c.keysFlags, workerPostgresConns,
-		logger, connect.Service("work"))
+	back, err := openControl(ctx, servers.RedisURL, servers.DatabaseURL, c.keysFlags,
+		workerPostgresConns+relayPostgresConns, logger, connect.Service("work"))
 	if err != nil {
 		return err
 	}
@@ -88,7 +92,8 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 	}
 	c.bound(&config)
 	config.MaxConnections = maxConnections(ingressFiles + workerFiles)
-	config.Auth, config.AuthHeader, config.AdminToken = ingress.AuthMode(c.Auth), c.AuthHeader, c.AdminToken
+	config.Auth, config.AuthHeader = ingress.AuthMode(c.Auth), c.AuthHeader
+	config.AdminToken, config.OperatorsFile = c.AdminToken, c.OperatorsFile
 	config.CORSOrigins = c.CORSOrigins
 	c.verifyBy(&config)
 	if config.Listener, err = accept.Listen(ctx, c.HTTPAddr); err != nil {
@@ -107,12 +112,19 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 		_ = config.Listener.Close()
 		return err
 	}
+	hand, err := relay.New(relayConfig(back, c.keysFlags, c.relayFlags, s.out, config.Metrics, logger))
+	if err != nil {
+		server.Close()
+		_ = config.Listener.Close()
+		return err
+	}
 
 	together, ctx := errgroup.WithContext(ctx)
 	together.Go(func() error { return servers.Watch(ctx) })
 	together.Go(func() error { return runIngress(ctx, server, outcomes, front.guard(logger)) })
 	together.Go(func() error { return front.heartbeat(logger).Run(ctx) })
 	together.Go(func() error { return runWorker(ctx) })
+	together.Go(func() error { return hand.Run(ctx) })
 	if err := c.welcome(s.out, "http://"+config.Listener.Addr().String(), servers); err != nil {
 		return err
 	}

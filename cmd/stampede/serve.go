@@ -23,7 +23,7 @@ import (
 
 // limitFlags limit the load of an ingress.
 type limitFlags struct {
-	MaxInFlight  int           `default:"4096" placeholder:"N" help:"Requests processed at the same time; more get 503 (${default}). An eighth is reserved for payments and reads of orders, an eighth for reads of sales, a sixteenth for operators."`
+	MaxInFlight  int           `default:"4096" placeholder:"N" help:"Requests processed at the same time; more get 503 (${default}). An eighth is reserved for payments and reads of orders, an eighth for reads of sales, a sixteenth for operators, a sixty-fourth for operators who look at orders."`
 	DrainTimeout time.Duration `default:"10s" placeholder:"DURATION" help:"How long a stopping ingress or worker may take to finish accepted work (${default})."`
 }
 
@@ -66,10 +66,11 @@ type serveCmd struct {
 	tokenFlags
 	receiptFlag
 	replicaFlag
-	HTTPAddr   string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:":8080" placeholder:"HOST:PORT" help:"Address to listen on (${default})."`
-	Auth       string `default:"jwt" enum:"jwt,header" placeholder:"MODE" help:"How buyers are identified: jwt, or header behind a gateway that sets it (${default})."`
-	AuthHeader string `default:"X-User-ID" placeholder:"NAME" help:"Header that names the buyer with --auth=header (${default})."`
-	AdminToken string `placeholder:"TOKEN" help:"Bearer token of the operators; without it operators' calls are refused."`
+	HTTPAddr      string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:":8080" placeholder:"HOST:PORT" help:"Address to listen on (${default})."`
+	Auth          string `default:"jwt" enum:"jwt,header" placeholder:"MODE" help:"How buyers are identified: jwt, or header behind a gateway that sets it (${default})."`
+	AuthHeader    string `default:"X-User-ID" placeholder:"NAME" help:"Header that names the buyer with --auth=header (${default})."`
+	AdminToken    string `placeholder:"TOKEN" help:"Bearer token of the operator admin, who may do everything; without it and without --operators-file operators' calls are refused."`
+	OperatorsFile string `placeholder:"FILE" help:"Further operators, one a line: name, role (viewer, operator or admin), SHA-256 of the token in hex. Changes are in force within ten seconds."`
 
 	PlainReader string `default:"on" enum:"on,off" placeholder:"MODE" help:"Read plain purchases in front of net/http, for about half of its CPU time: on or off (${default})."`
 
@@ -100,7 +101,8 @@ func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	config.StopDelay, config.PlainReader = c.StopDelay, c.PlainReader == "on"
 	c.bound(&config)
 	config.MaxConnections = maxConnections(ingressFiles)
-	config.Auth, config.AuthHeader, config.AdminToken = ingress.AuthMode(c.Auth), c.AuthHeader, c.AdminToken
+	config.Auth, config.AuthHeader = ingress.AuthMode(c.Auth), c.AuthHeader
+	config.AdminToken, config.OperatorsFile = c.AdminToken, c.OperatorsFile
 	config.CORSOrigins = c.CORSOrigins
 	c.verifyBy(&config)
 	if err := config.Validate(); err != nil {

@@ -277,6 +277,7 @@ type orderRow struct {
 	Status           order.Status
 	Version          int
 	ReservedAt       time.Time
+	UpdatedAt        time.Time
 	ExpiresAt        zeronull.Timestamptz
 	PaymentReference string
 	Reason           string
@@ -290,8 +291,8 @@ func scanOrder(row pgx.CollectableRow) (order.Order, error) {
 func (r *orderRow) order() order.Order {
 	o := order.Order{
 		ID: r.ID, SaleID: r.SaleID, UserID: r.UserID, Quantity: r.Quantity, Status: r.Status, Version: r.Version,
-		ReservedAt: r.ReservedAt.UTC(), ExpiresAt: time.Time(r.ExpiresAt), PaymentReference: r.PaymentReference,
-		Reason: r.Reason,
+		ReservedAt: r.ReservedAt.UTC(), UpdatedAt: r.UpdatedAt.UTC(), ExpiresAt: time.Time(r.ExpiresAt),
+		PaymentReference: r.PaymentReference, Reason: r.Reason,
 	}
 	if !o.ExpiresAt.IsZero() {
 		o.ExpiresAt = o.ExpiresAt.UTC()

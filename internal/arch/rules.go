@@ -18,7 +18,11 @@ var may = map[string][]string{
 	"reservation":         {"lua", "sql", "reservation/order", "internal/crashpoint", "internal/retry"},
 	"reservation/catalog": {"lua", "sql", "reservation", "reservation/order", "internal/crashpoint", "internal/retry"},
 	// ingress and fulfillment communicate only through Redis and Postgres, so that each runs without the other.
-	"ingress": {"reservation", "reservation/catalog", "reservation/order", "internal/accept", "internal/ratelimit"},
+	"ingress": {
+		"reservation", "reservation/catalog", "reservation/order", "ingress/apidoc", "internal/accept",
+		"internal/operators", "internal/ratelimit",
+	},
+	"ingress/apidoc": {},
 	"fulfillment": {
 		"sql",
 		"lock",
@@ -87,6 +91,22 @@ var may = map[string][]string{
 		"internal/retry",
 		"reservation/order",
 	},
+	"relay/feed":    {"sql", "reservation/order"},
+	"relay/target":  {"sql", "relay/feed"},
+	"relay/webhook": {"relay/feed"},
+	"relay/broker":  {"relay/feed"},
+	"relay": {
+		"lock",
+		"reservation",
+		"internal/connect",
+		"internal/crashpoint",
+		"internal/retry",
+		"internal/telemetry",
+		"relay/broker",
+		"relay/feed",
+		"relay/target",
+		"relay/webhook",
+	},
 	"fulfillment/audit": {
 		"lua",
 		"sql",
@@ -107,7 +127,7 @@ var may = map[string][]string{
 var wirers = []string{"internal/demo"}
 
 // roles may only be imported by wirers and commands.
-var roles = []string{"ingress", "fulfillment"}
+var roles = []string{"ingress", "fulfillment", "relay"}
 
 // forTests are never part of a program.
 var forTests = []string{

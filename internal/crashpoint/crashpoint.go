@@ -72,6 +72,11 @@ const (
 	ProjectionsWithdrawn = "projections-withdrawn"
 	// ProjectionsReplaced: they are replaced but not committed.
 	ProjectionsReplaced = "projections-replaced"
+
+	// BeforeRelayMove: a target has events, and its position is not moved.
+	BeforeRelayMove = "before-relay-move"
+	// AfterRelayMove: the position is moved.
+	AfterRelayMove = "after-relay-move"
 )
 
 const (
@@ -88,6 +93,7 @@ var names = []string{
 	RebuildOpened, RebuildPublished, RebuildServerSaved, RebuildVerified,
 	UnitsGiven, LoweringAsked, LoweringRefused,
 	ProjectionsWithdrawn, ProjectionsReplaced,
+	BeforeRelayMove, AfterRelayMove,
 }
 
 // These are nil except in crash tests. They are set once, before main.

@@ -1,0 +1,97 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+
+	"stampede/internal/connect"
+	"stampede/internal/telemetry"
+	"stampede/relay"
+	"stampede/relay/target"
+)
+
+// relayPostgresConns is a connection for each target, and the rest.
+const relayPostgresConns = target.Max + 4
+
+type relayCmd struct {
+	Run    relayRunCmd    `cmd:"" help:"Run a relay: hand the events of orders and sales on to the targets. Several relays share the targets."`
+	Add    relayAddCmd    `cmd:"" help:"Add a target. With the name and URL of one that exists, replace its secrets and --allow-private."`
+	List   relayListCmd   `cmd:"" help:"List the targets: how far each is, its last error and its next try."`
+	Pause  relayPauseCmd  `cmd:"" help:"Send no events to a target until it is resumed. It misses none."`
+	Resume relayResumeCmd `cmd:"" help:"Send events to a target that is paused, disabled or waiting after failures, at once."`
+	Replay relayReplayCmd `cmd:"" help:"Send all events from a time or an event on to a target again, or skip those before."`
+	Remove relayRemoveCmd `cmd:"" help:"Remove a target. It gets no more events."`
+}
+
+// relayFlags are common to relay run and dev.
+type relayFlags struct {
+	RelaySource string `default:"/stampede" placeholder:"URI" help:"Source of all events that the relay sends (${default})."`
+}
+
+func (f relayFlags) Validate() error {
+	return checkFlag(f.RelaySource != "", "--relay-source", "empty", "a URI")
+}
+
+type relayRunCmd struct {
+	redisFlag
+	databaseFlag
+	keysFlags
+	relayFlags
+	DrainTimeout time.Duration `default:"10s" placeholder:"DURATION" help:"How long a stopping relay waits for receivers to answer (${default})."`
+	MetricsAddr  string        `default:":9091" placeholder:"HOST:PORT" help:"Address for /metrics, /livez and /readyz (${default})."`
+}
+
+// Validate is called by kong.
+func (c *relayRunCmd) Validate() error {
+	return cmp.Or(c.keysFlags.Validate(), c.relayFlags.Validate(),
+		wantAtLeast("--drain-timeout", c.DrainTimeout, time.Millisecond))
+}
+
+func (c *relayRunCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	collectLess()
+	b, err := openControl(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, relayPostgresConns, logger,
+		connect.Service("relay"))
+	if err != nil {
+		return err
+	}
+	defer b.Close()
+	if err := checkSchema(ctx, b.pool, logger); err != nil {
+		return err
+	}
+	registry := telemetry.NewRegistry()
+	config := relayConfig(b, c.keysFlags, c.relayFlags, s.out, registry, logger)
+	config.DrainTimeout = c.DrainTimeout
+	r, err := relay.New(config)
+	if err != nil {
+		return err
+	}
+	together, ctx := errgroup.WithContext(ctx)
+	together.Go(func() error {
+		return listenError(telemetry.Serve(ctx, c.MetricsAddr, registry, b.ready), "STAMPEDE_METRICS_ADDR", "--metrics-addr")
+	})
+	together.Go(func() error { return r.Run(ctx) })
+	return together.Wait()
+}
+
+func relayConfig(
+	b *backend, keys keysFlags, flags relayFlags, out io.Writer, registry prometheus.Registerer, logger *slog.Logger,
+) relay.Config {
+	host, _ := os.Hostname() // an empty one is only less telling
+	return relay.Config{
+		Pool: b.pool, Redis: b.redis, Keys: keys.keys(), Name: host + "-" + strconv.Itoa(os.Getpid()),
+		Source: flags.RelaySource, Stdout: out, Agent: "stampede/" + telemetry.BuildVersion(), Logger: logger,
+		Registerer: registry,
+	}
+}
+
+// eventsAfter says what a target gets.
+func eventsAfter(position int64) string { return fmt.Sprintf("events after position %d", position) }

@@ -1,0 +1,276 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"stampede/internal/connect"
+	"stampede/internal/figure"
+	"stampede/relay/target"
+	"stampede/sql"
+)
+
+// secretFileMax bounds what is read of a file of secrets.
+const secretFileMax = 4 << 10
+
+// withTargets runs do with the targets of a database.
+func (f databaseFlag) withTargets(ctx context.Context, do func(*pgxpool.Pool, *target.Store) error) error {
+	pool, err := connect.Postgres(ctx, f.DatabaseURL, 2)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	if err := sql.Check(ctx, pool); err != nil {
+		return err
+	}
+	return do(pool, target.NewStore(pool))
+}
+
+// targetArg names the target that a command is about.
+type targetArg struct {
+	Name string `arg:"" help:"Name of the target."`
+}
+
+// Validate is called by kong.
+func (a targetArg) Validate() error {
+	if err := target.CheckName(a.Name); err != nil {
+		return &usageError{err}
+	}
+	return nil
+}
+
+// named adds the name to an error.
+func (a targetArg) named(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("target %s: %w", a.Name, err)
+}
+
+type relayAddCmd struct {
+	databaseFlag
+	targetArg
+	URL          string `arg:"" name:"url" help:"https://host/path, redis-stream://host:6379/0?stream=NAME, rediss-stream://…, kafka://host:9092,host:9092/TOPIC or stdout."`
+	SecretFile   string `env:"STAMPEDE_RELAY_SECRET_FILE" placeholder:"FILE" help:"Secrets that sign webhooks, one a line, the newest first: whsec_ and 24 to 64 bytes in base64."`
+	AllowPrivate bool   `env:"STAMPEDE_RELAY_ALLOW_PRIVATE" help:"Allow a webhook on http:// and on addresses that are not of the public internet."`
+	From         string `default:"now" env:"STAMPEDE_RELAY_FROM" placeholder:"PLACE" help:"First event: now, start, a time such as 2026-11-23T20:00:00Z, or the id of an event (${default})."`
+}
+
+func (c *relayAddCmd) Run(ctx context.Context, s *streams) error {
+	to, err := target.ParseAddress(c.URL)
+	if err != nil {
+		return &usageError{err}
+	}
+	secrets, err := c.secrets(to)
+	if err != nil {
+		return &usageError{err}
+	}
+	return c.withTargets(ctx, func(pool *pgxpool.Pool, targets *target.Store) error {
+		switch err := targets.Renew(ctx, c.Name, to, secrets, c.AllowPrivate); {
+		case err == nil:
+			_, err := fmt.Fprintf(s.out, "target %s has its new settings and %d secrets; it continues where it was\n", c.Name,
+				len(secrets))
+			return err
+		case !errors.Is(err, target.ErrNotFound):
+			return err
+		}
+		position, err := target.PositionAt(ctx, pool, c.From)
+		if err != nil {
+			return placeError(err)
+		}
+		if err := targets.Add(ctx, c.Name, to, secrets, c.AllowPrivate, position); err != nil {
+			return c.named(err)
+		}
+		_, err = fmt.Fprintf(s.out, "target %s gets the %s\n", c.Name, eventsAfter(position))
+		return err
+	})
+}
+
+func (c *relayAddCmd) secrets(to *target.Address) ([][]byte, error) {
+	switch {
+	case to.Kind != target.Webhook && (c.SecretFile != "" || c.AllowPrivate):
+		return nil, errors.New("--secret-file and --allow-private are for webhooks only")
+	case to.Kind != target.Webhook:
+		return nil, nil
+	case !strings.HasPrefix(to.URL, "https:") && !c.AllowPrivate:
+		return nil, errors.New("a webhook on http:// can be read and changed on its way; --allow-private allows it")
+	case c.SecretFile == "":
+		return nil, fmt.Errorf("a webhook needs a --secret-file: %w", target.ErrSecret)
+	}
+	file, err := os.Open(c.SecretFile)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = file.Close() }()
+	text, err := io.ReadAll(io.LimitReader(file, secretFileMax))
+	if err != nil {
+		return nil, err
+	}
+	secrets, err := target.ParseSecrets(string(text))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", c.SecretFile, err)
+	}
+	return secrets, nil
+}
+
+// placeError makes a place that cannot be found an error of the command line.
+func placeError(err error) error {
+	if errors.Is(err, target.ErrPlace) {
+		return &usageError{err}
+	}
+	return err
+}
+
+type relayListCmd struct {
+	databaseFlag
+	jsonFlag
+}
+
+func (c *relayListCmd) Run(ctx context.Context, s *streams) error {
+	return c.withTargets(ctx, func(_ *pgxpool.Pool, targets *target.Store) error {
+		all, err := targets.List(ctx)
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return writeTargetsJSON(s.out, all)
+		}
+		t := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
+		_, _ = fmt.Fprintln(t, "NAME\tSTATE\tPOSITION\tLAG\tWAITING\tFAILURES\tNEXT TRY\tLAST ERROR\tURL") // Flush returns the error
+		now := time.Now()
+		for i := range all {
+			one := &all[i]
+			_, _ = fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%s\t%d\t%s\t%s\t%s\n", one.Name, one.State, one.Position, one.Lag(),
+				one.Waiting(now).Round(time.Second), one.Failures, orDash(time.Time(one.RetryAt)),
+				textOrDash(one.LastError), target.Redacted(one.URL))
+		}
+		return t.Flush()
+	})
+}
+
+func textOrDash(text string) string {
+	if text == "" {
+		return "-"
+	}
+	return figure.Printable(text)
+}
+
+func writeTargetsJSON(w io.Writer, all []target.Standing) error {
+	now := time.Now()
+	for i := range all {
+		one := &all[i]
+		err := writeJSON(w, struct {
+			Name         string       `json:"name"`
+			URL          string       `json:"url"`
+			State        target.State `json:"state"`
+			Position     int64        `json:"position"`
+			LagEvents    int64        `json:"lag_events"`
+			LagSeconds   float64      `json:"lag_seconds"`
+			Failures     int          `json:"failures"`
+			LastError    string       `json:"last_error,omitempty"`
+			LastErrorAt  time.Time    `json:"last_error_at,omitzero"`
+			RetryAt      time.Time    `json:"retry_at,omitzero"`
+			DeliveredAt  time.Time    `json:"delivered_at,omitzero"`
+			Holder       string       `json:"holder,omitempty"`
+			Secrets      int          `json:"secrets"`
+			AllowPrivate bool         `json:"allow_private"`
+			CreatedAt    time.Time    `json:"created_at"`
+		}{
+			one.Name, target.Redacted(one.URL), one.State, one.Position, one.Lag(), one.Waiting(now).Seconds(), one.Failures,
+			figure.Printable(one.LastError), utc(time.Time(one.LastErrorAt)), utc(time.Time(one.RetryAt)),
+			utc(time.Time(one.DeliveredAt)), one.Holder, len(one.Secrets), one.AllowPrivate, one.CreatedAt.UTC(),
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// utc leaves the zero time as it is.
+func utc(t time.Time) time.Time {
+	if t.IsZero() {
+		return t
+	}
+	return t.UTC()
+}
+
+type relayPauseCmd struct {
+	databaseFlag
+	targetArg
+}
+
+func (c *relayPauseCmd) Run(ctx context.Context, s *streams) error {
+	return c.withTargets(ctx, func(_ *pgxpool.Pool, targets *target.Store) error {
+		if err := targets.SetState(ctx, c.Name, target.Paused); err != nil {
+			return c.named(err)
+		}
+		_, err := fmt.Fprintf(s.out, "target %s is paused\n", c.Name)
+		return err
+	})
+}
+
+type relayResumeCmd struct {
+	databaseFlag
+	targetArg
+}
+
+func (c *relayResumeCmd) Run(ctx context.Context, s *streams) error {
+	return c.withTargets(ctx, func(_ *pgxpool.Pool, targets *target.Store) error {
+		if err := targets.SetState(ctx, c.Name, target.Active); err != nil {
+			return c.named(err)
+		}
+		_, err := fmt.Fprintf(s.out, "target %s gets events\n", c.Name)
+		return err
+	})
+}
+
+type relayReplayCmd struct {
+	databaseFlag
+	targetArg
+	From  string `env:"STAMPEDE_RELAY_REPLAY_FROM" xor:"place" required:"" placeholder:"PLACE" help:"First event: start, now, a time such as 2026-11-23T20:00:00Z, or the id of an event."`
+	After string `env:"STAMPEDE_RELAY_REPLAY_AFTER" xor:"place" required:"" placeholder:"EVENT" help:"Continue behind this event, for example because the receiver can never take it."`
+}
+
+func (c *relayReplayCmd) Run(ctx context.Context, s *streams) error {
+	return c.withTargets(ctx, func(pool *pgxpool.Pool, targets *target.Store) error {
+		var position int64
+		var err error
+		if c.From != "" {
+			position, err = target.PositionAt(ctx, pool, c.From)
+		} else {
+			position, err = target.PositionOf(ctx, pool, c.After)
+		}
+		if err != nil {
+			return placeError(err)
+		}
+		if err := targets.SetPosition(ctx, c.Name, position); err != nil {
+			return c.named(err)
+		}
+		_, err = fmt.Fprintf(s.out, "target %s gets the %s, some of them again\n", c.Name, eventsAfter(position))
+		return err
+	})
+}
+
+type relayRemoveCmd struct {
+	databaseFlag
+	targetArg
+}
+
+func (c *relayRemoveCmd) Run(ctx context.Context, s *streams) error {
+	return c.withTargets(ctx, func(_ *pgxpool.Pool, targets *target.Store) error {
+		if err := targets.Remove(ctx, c.Name); err != nil {
+			return c.named(err)
+		}
+		_, err := fmt.Fprintf(s.out, "target %s is removed\n", c.Name)
+		return err
+	})
+}

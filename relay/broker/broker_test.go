@@ -1,0 +1,98 @@
+package broker_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill-redisstream/pkg/redisstream"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/connect"
+	"stampede/internal/testkit"
+	"stampede/relay/broker"
+	"stampede/relay/feed"
+)
+
+func eventNumber(n int) *feed.Event {
+	id := fmt.Sprintf("order-%d", n)
+	return &feed.Event{ID: id + ".2", Subject: id, Body: fmt.Appendf(nil, `{"id":"%s.2"}`, id)}
+}
+
+func TestStockSubscriberReadsStream(t *testing.T) {
+	t.Parallel()
+	client, err := connect.Control(testkit.RedisURL(t))
+	require.NoError(t, err)
+	stream := testkit.Keys(t).Prefix + ":events"
+	p, err := broker.Redis(client, stream, 0)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, p.Close()) })
+	const events = 10
+	for n := range events {
+		require.NoError(t, p.Send(t.Context(), eventNumber(n)))
+	}
+	subscriber, err := redisstream.NewSubscriber(redisstream.SubscriberConfig{
+		Client: testkit.Redis(t), ConsumerGroup: "shop",
+	}, watermill.NopLogger{})
+	require.NoError(t, err)
+	messages, err := subscriber.Subscribe(t.Context(), stream)
+	require.NoError(t, err)
+	for n := range events {
+		select {
+		case m := <-messages:
+			want := eventNumber(n)
+			require.Equal(t, want.ID, m.UUID)
+			require.Equal(t, string(want.Body), string(m.Payload))
+			require.Equal(t, want.Subject, m.Metadata.Get("partitionkey"))
+			require.Equal(t, "application/cloudevents+json", m.Metadata.Get("content-type"))
+			m.Ack()
+		case <-time.After(time.Minute):
+			t.Fatal("no message")
+		}
+	}
+	require.NoError(t, subscriber.Close())
+}
+
+func TestStreamKeepsItsNewestEntries(t *testing.T) {
+	t.Parallel()
+	client, err := connect.Control(testkit.RedisURL(t))
+	require.NoError(t, err)
+	stream := testkit.Keys(t).Prefix + ":events"
+	p, err := broker.Redis(client, stream, 100)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, p.Close()) })
+	for n := range 1000 {
+		require.NoError(t, p.Send(t.Context(), eventNumber(n)))
+	}
+	kept, err := testkit.Redis(t).XLen(t.Context(), stream).Result()
+	require.NoError(t, err)
+	require.Less(t, kept, int64(300), "Redis removes whole nodes of entries")
+}
+
+type tornWriter struct {
+	bytes.Buffer
+	fails int
+}
+
+func (w *tornWriter) Write(p []byte) (int, error) {
+	if w.fails > 0 {
+		w.fails--
+		n, _ := w.Buffer.Write(p[:len(p)/2])
+		return n, errors.New("disk full")
+	}
+	return w.Buffer.Write(p)
+}
+
+func TestLinesAfterTornLine(t *testing.T) {
+	t.Parallel()
+	w := &tornWriter{}
+	l := broker.NewLines(w)
+	require.NoError(t, l.Send(t.Context(), eventNumber(1)))
+	w.fails = 1
+	require.ErrorContains(t, l.Send(t.Context(), eventNumber(2)), "disk full")
+	require.NoError(t, l.Send(t.Context(), eventNumber(2)))
+	require.Equal(t, "{\"id\":\"order-1.2\"}\n{\"id\":\"or\n{\"id\":\"order-2.2\"}\n", w.String())
+}

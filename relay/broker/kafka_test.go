@@ -1,0 +1,195 @@
+//go:build kafka
+
+package broker_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/IBM/sarama"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"stampede/internal/testkit"
+	"stampede/relay/broker"
+	"stampede/relay/feed"
+)
+
+const topic = "orders"
+
+// kafkaBroker is a single broker of its own, in KRaft mode. `task test:kafka` writes the class path of its jars.
+type kafkaBroker struct {
+	addr, config, classes string
+	cmd                   *exec.Cmd
+}
+
+func startKafka(t *testing.T) *kafkaBroker {
+	t.Helper()
+	classes, err := os.ReadFile("testdata/kafka/target/classpath")
+	require.NoError(t, err, "run task test:kafka")
+	folder := t.TempDir()
+	ports := make([]string, 2)
+	for i := range ports {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		_, ports[i], _ = net.SplitHostPort(listener.Addr().String())
+		require.NoError(t, listener.Close())
+	}
+	k := &kafkaBroker{
+		addr: "127.0.0.1:" + ports[0], config: filepath.Join(folder, "server.properties"),
+		classes: strings.TrimSpace(string(classes)),
+	}
+	require.NoError(t, os.WriteFile(k.config, fmt.Appendf(nil, `process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:%[2]s
+listeners=PLAINTEXT://127.0.0.1:%[1]s,CONTROLLER://127.0.0.1:%[2]s
+advertised.listeners=PLAINTEXT://127.0.0.1:%[1]s
+controller.listener.names=CONTROLLER
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
+log.dirs=%[3]s
+num.partitions=4
+offsets.topic.replication.factor=1
+`, ports[0], ports[1], filepath.Join(folder, "logs")), 0o600))
+	format := k.java("kafka.tools.StorageTool", "format", "--cluster-id", "AAAAAAAAAAAAAAAAAAAAAA", "--config", k.config)
+	out, err := format.CombinedOutput()
+	require.NoError(t, err, string(out))
+	k.start(t)
+	t.Cleanup(k.kill)
+	return k
+}
+
+func (k *kafkaBroker) java(args ...string) *exec.Cmd {
+	cmd := exec.Command("java", append([]string{"-Xmx256m", "-cp", k.classes}, args...)...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	return cmd
+}
+
+func (k *kafkaBroker) start(t *testing.T) {
+	t.Helper()
+	k.cmd = k.java("kafka.Kafka", k.config)
+	require.NoError(t, k.cmd.Start())
+	testkit.Eventually(t, 2*time.Minute, "Kafka", func() bool {
+		config := sarama.NewConfig()
+		config.Metadata.Retry.Max = 0
+		admin, err := sarama.NewClusterAdmin([]string{k.addr}, config)
+		if err != nil {
+			return false
+		}
+		defer func() { _ = admin.Close() }()
+		_, _, err = admin.DescribeCluster()
+		return err == nil
+	})
+}
+
+func (k *kafkaBroker) kill() {
+	_ = k.cmd.Process.Kill()
+	_ = k.cmd.Wait()
+}
+
+// read returns all messages of the topic, by partition.
+func (k *kafkaBroker) read(t *testing.T, events int) (all [][]*sarama.ConsumerMessage) {
+	t.Helper()
+	consumer, err := sarama.NewConsumer([]string{k.addr}, nil)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, consumer.Close()) }()
+	partitions, err := consumer.Partitions(topic)
+	require.NoError(t, err)
+	messages := make(chan *sarama.ConsumerMessage)
+	all = make([][]*sarama.ConsumerMessage, len(partitions))
+	var readers sync.WaitGroup
+	done := make(chan struct{})
+	for _, partition := range partitions {
+		part, err := consumer.ConsumePartition(topic, partition, sarama.OffsetOldest)
+		require.NoError(t, err)
+		readers.Go(func() {
+			defer func() { _ = part.Close() }()
+			for {
+				select {
+				case m := <-part.Messages():
+					messages <- m
+				case <-done:
+					return
+				}
+			}
+		})
+	}
+	for range events {
+		select {
+		case m := <-messages:
+			all[m.Partition] = append(all[m.Partition], m)
+		case <-time.After(time.Minute):
+			t.Fatal("a message is missing")
+		}
+	}
+	close(done)
+	readers.Wait()
+	return all
+}
+
+func TestKafkaGetsEventsOfSubjectInOrder(t *testing.T) {
+	k := startKafka(t)
+	p, err := broker.Kafka([]string{k.addr}, topic, "stampede-test")
+	require.NoError(t, err)
+	defer func() { require.NoError(t, p.Close()) }()
+	const subjects, versions = 500, 4
+	begun := time.Now()
+	var senders errgroup.Group
+	senders.SetLimit(p.InFlight())
+	for n := range subjects {
+		senders.Go(func() error {
+			for version := range versions {
+				subject := fmt.Sprintf("order-%d", n)
+				err := p.Send(context.Background(), &feed.Event{
+					ID: subject + "." + strconv.Itoa(version), Subject: subject, Body: fmt.Appendf(nil, `{"version":%d}`, version),
+				})
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	require.NoError(t, senders.Wait())
+	t.Logf("%.0f events/s", subjects*versions/time.Since(begun).Seconds())
+	next := map[string]int{}
+	used := 0
+	for _, partition := range k.read(t, subjects*versions) {
+		if len(partition) > 0 {
+			used++
+		}
+		for _, m := range partition {
+			subject := string(m.Key)
+			require.JSONEq(t, fmt.Sprintf(`{"version":%d}`, next[subject]), string(m.Value), subject)
+			next[subject]++
+		}
+	}
+	require.Len(t, next, subjects)
+	require.Equal(t, 4, used, "partitions")
+}
+
+func TestKafkaOutageIsError(t *testing.T) {
+	k := startKafka(t)
+	p, err := broker.Kafka([]string{k.addr}, topic, "stampede-test")
+	require.NoError(t, err)
+	defer func() { require.NoError(t, p.Close()) }()
+	send := func() error {
+		return p.Send(context.Background(), &feed.Event{ID: "o.2", Subject: "o", Body: []byte("{}")})
+	}
+	require.NoError(t, send())
+	k.kill()
+	require.Error(t, send())
+	_, err = broker.Kafka([]string{k.addr}, topic, "stampede-test")
+	require.Error(t, err)
+	k.start(t)
+	testkit.Eventually(t, time.Minute, "a delivery", func() bool { return send() == nil })
+}

@@ -1,0 +1,150 @@
+package relay_test
+
+import (
+	"context"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/relay"
+	"stampede/relay/target"
+	"stampede/reservation"
+)
+
+var secret = []byte("0123456789abcdef0123456789abcdef")
+
+// bundle is what a test of the relay needs, on real servers.
+type bundle struct {
+	pool    *pgxpool.Pool
+	rdb     redis.UniversalClient
+	keys    reservation.Keys
+	targets *target.Store
+}
+
+func setup(t testing.TB) *bundle {
+	t.Helper()
+	pool := testkit.Pool(t)
+	return &bundle{pool, testkit.Redis(t), testkit.Keys(t), target.NewStore(pool)}
+}
+
+// add adds a target that gets all events.
+func (b *bundle) add(t testing.TB, name, url string) {
+	t.Helper()
+	to, err := target.ParseAddress(url)
+	require.NoError(t, err)
+	require.NoError(t, b.targets.Add(t.Context(), name, to, [][]byte{secret}, true, 0))
+}
+
+// config is one of a relay that is quick to notice changes.
+func (b *bundle) config(t testing.TB) relay.Config {
+	t.Helper()
+	return relay.Config{
+		Pool: b.pool, Redis: b.rdb, Keys: b.keys, Name: t.Name(), Source: "/test", Scan: 50 * time.Millisecond,
+		Lease: 2 * time.Second, Logger: testkit.Logger(t), Registerer: prometheus.NewRegistry(), Agent: "stampede/test",
+	}
+}
+
+// run runs a relay until stop, or the end of the test.
+func (b *bundle) run(t testing.TB, change func(*relay.Config)) (stop func()) {
+	t.Helper()
+	config := b.config(t)
+	if change != nil {
+		change(&config)
+	}
+	r, err := relay.New(config)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- r.Run(ctx) }()
+	stopped := false
+	stop = func() {
+		if !stopped {
+			stopped = true
+			cancel()
+			require.NoError(t, <-done)
+		}
+	}
+	t.Cleanup(stop)
+	return stop
+}
+
+// process is a relay that a test kills.
+func (b *bundle) process(t testing.TB) *testkit.Cmd {
+	t.Helper()
+	p := testkit.Command(t)
+	p.UseServers(b.keys)
+	return p
+}
+
+// standing returns a target as it is.
+func (b *bundle) standing(t testing.TB, name string) target.Standing {
+	t.Helper()
+	all, err := b.targets.List(context.Background())
+	require.NoError(t, err)
+	for _, one := range all {
+		if one.Name == name {
+			return one
+		}
+	}
+	t.Fatalf("no target %s", name)
+	return target.Standing{}
+}
+
+// rest waits until a target has all events.
+func (b *bundle) rest(t testing.TB, name string) {
+	t.Helper()
+	testkit.Eventually(t, within, "no lag", func() bool { s := b.standing(t, name); return s.Lag() == 0 })
+}
+
+// write commits the events of orders: each of them is confirmed and then paid. It returns their ids.
+func (b *bundle) write(t testing.TB, orders int) (ids []string) {
+	t.Helper()
+	for range orders {
+		order := uuid.Must(uuid.NewV7())
+		for version := 2; version <= 3; version++ {
+			_, err := b.pool.Exec(context.Background(), insertEvent, order, version)
+			require.NoError(t, err)
+			ids = append(ids, order.String()+"."+strconv.Itoa(version))
+		}
+	}
+	return ids
+}
+
+const insertEvent = `INSERT INTO order_events
+	(order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at)
+	VALUES ($1, $2, CASE $2::int WHEN 2 THEN 'OrderConfirmed' ELSE 'OrderPaid' END, $1, 'ann', 1, now(),
+		CASE $2::int WHEN 2 THEN now() END)`
+
+// writeTogether is write in one transaction, which some others overtake.
+func writeTogether(ctx context.Context, pool *pgxpool.Pool, orders int, pause time.Duration, commit bool) (
+	ids []string, err error,
+) {
+	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		for range orders {
+			order := uuid.Must(uuid.NewV7())
+			for version := 2; version <= 3; version++ {
+				if _, err := tx.Exec(ctx, insertEvent, order, version); err != nil {
+					return err
+				}
+				ids = append(ids, order.String()+"."+strconv.Itoa(version))
+			}
+		}
+		<-time.After(pause)
+		if !commit {
+			return pgx.ErrTxCommitRollback
+		}
+		return nil
+	})
+	if !commit {
+		return nil, nil
+	}
+	return ids, err
+}

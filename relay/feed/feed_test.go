@@ -1,0 +1,447 @@
+package feed_test
+
+import (
+	"context"
+	"encoding/json"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"stampede/internal/testkit"
+	"stampede/relay/feed"
+	"stampede/sql"
+)
+
+// insert writes the event of an order, and returns its position.
+func insert(ctx context.Context, tx pgx.Tx, order uuid.UUID, version int) (position int64, err error) {
+	err = tx.QueryRow(ctx, `INSERT INTO order_events
+		(order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at)
+		VALUES ($1, $2, CASE $2::int WHEN 2 THEN 'OrderConfirmed' ELSE 'OrderPaid' END, $1, 'ann', 1, now(),
+			CASE $2::int WHEN 2 THEN now() END)
+		RETURNING position`, order, version).Scan(&position)
+	return position, err
+}
+
+func session(t *testing.T, pool *pgxpool.Pool) *pgx.Conn {
+	t.Helper()
+	conn, err := pool.Acquire(t.Context())
+	require.NoError(t, err)
+	t.Cleanup(conn.Release)
+	return conn.Conn()
+}
+
+func begin(t *testing.T, pool *pgxpool.Pool) pgx.Tx {
+	t.Helper()
+	tx, err := pool.Begin(t.Context())
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	return tx
+}
+
+func look(t *testing.T, r *feed.Reader) feed.State {
+	t.Helper()
+	s, err := r.Look(t.Context(), "")
+	require.NoError(t, err)
+	return s
+}
+
+func idsFrom(t *testing.T, r *feed.Reader, after int64) (ids []string, through int64) {
+	t.Helper()
+	events, through, err := r.Read(t.Context(), after, 1000)
+	require.NoError(t, err)
+	for _, e := range events {
+		ids = append(ids, e.ID)
+	}
+	return ids, through
+}
+
+func TestNaiveCursorSkipsWhatReaderDoesNot(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	r := feed.NewReader(session(t, pool), "/test")
+	first, second := uuid.Must(uuid.NewV7()), uuid.Must(uuid.NewV7())
+	early, late := begin(t, pool), begin(t, pool)
+	low, err := insert(t.Context(), early, first, 2)
+	require.NoError(t, err)
+	high, err := insert(t.Context(), late, second, 2)
+	require.NoError(t, err)
+	require.Less(t, low, high)
+	require.NoError(t, late.Commit(t.Context()))
+
+	naive := func(after int64) (seen []int64) {
+		rows, err := pool.Query(t.Context(), "SELECT position FROM order_events WHERE position > $1 ORDER BY position", after)
+		require.NoError(t, err)
+		seen, err = pgx.CollectRows(rows, pgx.RowTo[int64])
+		require.NoError(t, err)
+		return seen
+	}
+	require.Equal(t, []int64{high}, naive(0))
+	s := look(t, r)
+	require.Equal(t, high, s.Newest)
+	require.Zero(t, s.Settled, "the first transaction is open")
+	require.EqualValues(t, early.Conn().PgConn().PID(), s.HeldBy)
+	ids, through := idsFrom(t, r, 0)
+	require.Empty(t, ids)
+	require.Zero(t, through)
+
+	require.NoError(t, early.Commit(t.Context()))
+	require.Empty(t, naive(high), "a cursor at the highest position has skipped the first event for ever")
+	require.Equal(t, high, look(t, r).Settled)
+	ids, through = idsFrom(t, r, 0)
+	require.Equal(t, []string{first.String() + ".2", second.String() + ".2"}, ids)
+	require.Equal(t, high, through)
+}
+
+func TestRolledBackPositionsAreSettled(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	r := feed.NewReader(session(t, pool), "/test")
+	require.Equal(t, feed.State{Fence: -1}, look(t, r), "no position is given out")
+	tx := begin(t, pool)
+	position, err := insert(t.Context(), tx, uuid.Must(uuid.NewV7()), 2)
+	require.NoError(t, err)
+	require.Zero(t, look(t, r).Settled)
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.Equal(t, position, look(t, r).Settled)
+	ids, through := idsFrom(t, r, 0)
+	require.Empty(t, ids)
+	require.Equal(t, position, through)
+}
+
+// A transaction that writes no events holds up nothing, however long it is.
+func TestLongTransactionsElsewhereDoNotHoldReader(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	r := feed.NewReader(session(t, pool), "/test")
+	long := begin(t, pool)
+	_, err := long.Exec(t.Context(), "INSERT INTO sales (id, name, stock) VALUES (gen_random_uuid(), 'long', 1)")
+	require.NoError(t, err)
+	_, err = long.Exec(t.Context(), "SELECT count(*) FROM order_events")
+	require.NoError(t, err)
+	tx := begin(t, pool)
+	position, err := insert(t.Context(), tx, uuid.Must(uuid.NewV7()), 2)
+	require.NoError(t, err)
+	require.NoError(t, tx.Commit(t.Context()))
+	require.Equal(t, position, look(t, r).Settled)
+}
+
+// Maintenance holds locks that are stronger than a writer's, but writes no events.
+func TestMaintenanceDoesNotHoldReader(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	r := feed.NewReader(session(t, pool), "/test")
+	tx := begin(t, pool)
+	position, err := insert(t.Context(), tx, uuid.Must(uuid.NewV7()), 2)
+	require.NoError(t, err)
+	require.NoError(t, tx.Commit(t.Context()))
+	locked := begin(t, pool)
+	_, err = locked.Exec(t.Context(), "LOCK TABLE order_events IN SHARE UPDATE EXCLUSIVE MODE")
+	require.NoError(t, err)
+	require.Equal(t, position, look(t, r).Settled)
+	// A lock that conflicts with a writer's moves that one out of the fast path of its session.
+	writing := begin(t, pool)
+	_, err = insert(t.Context(), writing, uuid.Must(uuid.NewV7()), 2)
+	require.NoError(t, err)
+	require.NoError(t, locked.Rollback(t.Context()))
+	require.Equal(t, position, look(t, r).Settled, "the writer still counts")
+}
+
+func TestSettleWaitsForOpenWriters(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	tx := begin(t, pool)
+	position, err := insert(t.Context(), tx, uuid.Must(uuid.NewV7()), 2)
+	require.NoError(t, err)
+	short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, err = feed.Settle(short, session(t, pool))
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorContains(t, err, "process "+strconv.Itoa(int(tx.Conn().PgConn().PID())))
+
+	var settling errgroup.Group
+	settled := make(chan int64, 1)
+	conn := session(t, pool)
+	settling.Go(func() error {
+		at, err := feed.Settle(context.Background(), conn)
+		settled <- at
+		return err
+	})
+	require.NoError(t, tx.Commit(t.Context()))
+	require.NoError(t, settling.Wait())
+	require.Equal(t, position, <-settled)
+}
+
+// Random writers with several orders each, of which some roll back, some use savepoints and some take long, while
+// readers read all the time: each reader sees each committed event once, in the order of positions.
+func TestReaderSkipsNothingUnderRandomWriters(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	const writers, transactions, readers = 6, 60, 3
+	committed := make(chan string, writers*transactions*8)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var writing, reading errgroup.Group
+	for w := range writers {
+		random := rand.New(rand.NewPCG(seed, uint64(w)))
+		writing.Go(func() error {
+			for range transactions {
+				if err := writeRandomly(ctx, pool, random, committed); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	done := make(chan struct{})
+	seen, naive := make([][]string, readers), 0
+	for i := range readers {
+		r := feed.NewReader(session(t, pool), "/test")
+		reading.Go(func() (err error) { seen[i], err = readAll(ctx, r, done); return err })
+	}
+	reading.Go(func() (err error) { naive, err = readNaively(ctx, pool, done); return err })
+	require.NoError(t, writing.Wait())
+	close(done)
+	require.NoError(t, reading.Wait())
+	close(committed)
+	var want []string
+	for id := range committed {
+		want = append(want, id)
+	}
+	t.Logf("%d events; the naive cursor saw %d", len(want), naive)
+	require.Less(t, naive, len(want), "the test does not provoke what it is about")
+	for i := range readers {
+		require.ElementsMatch(t, want, seen[i])
+		require.Equal(t, seen[0], seen[i], "all readers see the same order")
+	}
+}
+
+func writeRandomly(ctx context.Context, pool *pgxpool.Pool, random *rand.Rand, committed chan<- string) error {
+	tx, err := pool.Begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback(ctx) }()
+	var ids []string
+	for range 1 + random.IntN(4) {
+		order := uuid.Must(uuid.NewV7())
+		inner, err := tx.Begin(ctx)
+		if err != nil {
+			return err
+		}
+		for version := 2; version <= 2+random.IntN(2); version++ {
+			if _, err := insert(ctx, inner, order, version); err != nil {
+				return err
+			}
+			if random.IntN(3) == 0 {
+				<-time.After(time.Duration(random.IntN(20)) * time.Millisecond)
+			}
+			ids = append(ids, order.String()+"."+strconv.Itoa(version))
+		}
+		if random.IntN(5) == 0 {
+			ids = slices.DeleteFunc(ids, func(id string) bool { return id[:36] == order.String() })
+			err = inner.Rollback(ctx)
+		} else {
+			err = inner.Commit(ctx)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if random.IntN(4) == 0 {
+		return nil // the rollback
+	}
+	if err := tx.Commit(ctx); err != nil {
+		return err
+	}
+	for _, id := range ids {
+		committed <- id
+	}
+	return nil
+}
+
+func readAll(ctx context.Context, r *feed.Reader, done <-chan struct{}) (ids []string, err error) {
+	var after int64
+	for last := false; ; {
+		select {
+		case <-done:
+			last = true
+		default:
+		}
+		s, err := r.Look(ctx, "")
+		if err != nil {
+			return nil, err
+		}
+		for after < s.Settled {
+			events, through, err := r.Read(ctx, after, 7)
+			if err != nil {
+				return nil, err
+			}
+			for _, e := range events {
+				ids = append(ids, e.ID)
+			}
+			after = through
+		}
+		if last && s.Settled == s.Newest {
+			return ids, nil
+		}
+	}
+}
+
+func readNaively(ctx context.Context, pool *pgxpool.Pool, done <-chan struct{}) (seen int, err error) {
+	var after int64
+	for last := false; ; {
+		select {
+		case <-done:
+			last = true
+		default:
+		}
+		var n int
+		var highest *int64
+		if err := pool.QueryRow(ctx, "SELECT count(*), max(position) FROM order_events WHERE position > $1", after).
+			Scan(&n, &highest); err != nil {
+			return 0, err
+		}
+		seen += n
+		if highest != nil {
+			after = *highest
+		}
+		if last {
+			return seen, nil
+		}
+	}
+}
+
+// A prepared transaction keeps its name in pg_locks, and has no process.
+func TestPreparedTransactionHoldsReader(t *testing.T) {
+	t.Parallel()
+	server := testkit.OwnPostgres(t)
+	admin, err := pgxpool.New(t.Context(), server.URL)
+	require.NoError(t, err)
+	t.Cleanup(admin.Close)
+	_, err = admin.Exec(t.Context(), "ALTER SYSTEM SET max_prepared_transactions = 4")
+	require.NoError(t, err)
+	require.NoError(t, server.Restart(t.Context()))
+	admin.Reset()
+	require.NoError(t, sql.Up(t.Context(), server.URL))
+
+	r := feed.NewReader(session(t, admin), "/test")
+	conn := session(t, admin)
+	exec := func(statement string) {
+		t.Helper()
+		_, err := conn.Exec(t.Context(), statement)
+		require.NoError(t, err)
+	}
+	exec("BEGIN")
+	exec(`INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at)
+		SELECT id, 2, 'OrderConfirmed', id, 'ann', 1, now() FROM first_sale(timestamp '2026-11-01') AS id`)
+	require.Zero(t, look(t, r).Settled)
+	exec("PREPARE TRANSACTION 'two'")
+	tx := begin(t, admin)
+	position, err := insert(t.Context(), tx, uuid.Must(uuid.NewV7()), 2)
+	require.NoError(t, err)
+	require.NoError(t, tx.Commit(t.Context()))
+	s := look(t, r)
+	require.Zero(t, s.Settled)
+	require.Zero(t, look(t, feed.NewReader(session(t, admin), "/test")).Settled, "one that begins now")
+	exec("COMMIT PREPARED 'two'")
+	require.Equal(t, position, look(t, r).Settled)
+	ids, _ := idsFrom(t, r, 0)
+	require.Len(t, ids, 2)
+}
+
+func TestEventsOfSalesAndOrdersAreOneOrder(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	exec := func(query string, args ...any) {
+		t.Helper()
+		_, err := pool.Exec(t.Context(), query, args...)
+		require.NoError(t, err)
+	}
+	sale, order := uuid.Must(uuid.NewV7()), uuid.Must(uuid.NewV7())
+	exec("INSERT INTO sales (id, name, stock, payment_window_seconds) VALUES ($1, 'autumn', 70, 60)", sale)
+	change := func(revision int, kind, data string) {
+		exec("INSERT INTO sale_events (sale_id, revision, type, data) VALUES ($1, $2, $3, $4)", sale, revision, kind, data)
+	}
+	record := func(version int, kind, data string) {
+		exec(`INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at, data)
+			VALUES ($1, $2, $3, $4, 'ann <&>', 2, '2026-11-23 10:00:01', CASE $2::int WHEN 2 THEN timestamptz '2026-11-23 10:00:00.25' END,
+			$5)`, order, version, kind, sale, data)
+	}
+	change(1, "SaleCreated", `{"stock": 50, "shards": 2}`)
+	record(2, "OrderConfirmed", `{"sequence": 1, "epoch": 1, "due": "2026-11-23T10:01:01+00:00"}`)
+	change(2, "SalePaused", `{}`)
+	record(3, "OrderPaid", `{"reference": "pi_1"}`)
+	change(3, "SaleRestocked", `{"stock": 70, "units": 20}`)
+	record(4, "OrderCancelled", `{"reference": "pi_1", "reason": "by phone", "operator": "bob"}`)
+	change(4, "SaleResumed", `{}`)
+
+	r := feed.NewReader(session(t, pool), "/shop")
+	look(t, r)
+	for _, limit := range []int{1, 2, 3, 100} {
+		var got []feed.Event
+		for after := int64(0); ; {
+			events, through, err := r.Read(t.Context(), after, limit)
+			require.NoError(t, err)
+			if through == after {
+				break
+			}
+			got, after = append(got, events...), through
+		}
+		var short []string
+		for i, e := range got {
+			require.EqualValues(t, i+1, e.Position)
+			var body struct {
+				ID, Source, SpecVersion, Type, Subject, PartitionKey, Sequence, DataSchema string
+
+				Data map[string]any
+			}
+			require.NoError(t, json.Unmarshal(e.Body, &body))
+			require.Equal(t, e.ID, body.ID)
+			require.Equal(t, e.Subject, body.Subject)
+			require.Equal(t, e.Subject, body.PartitionKey)
+			require.Equal(t, "/shop", body.Source)
+			require.Equal(t, strconv.Itoa(i+1), body.Sequence)
+			for _, leave := range []string{"sale_id", "order_id", "position"} {
+				delete(body.Data, leave)
+			}
+			if body.DataSchema == "/openapi.yaml#/components/schemas/SaleEvent" {
+				delete(body.Data, "occurred_at")
+			}
+			data, err := json.Marshal(body.Data)
+			require.NoError(t, err)
+			short = append(short, body.Type+e.ID[36:]+" "+string(data))
+		}
+		const (
+			reserved = `"quantity":2,"reserved_at":"2026-11-23T10:00:00.250Z","schema_version":1,`
+			terms    = `"name":"autumn",`
+			rest     = `"payment_window_seconds":60,"per_order_limit":1,`
+		)
+		require.Equal(t, []string{
+			`stampede.sale.created.r1 {"change":"created",` + terms + rest + `"revision":1,"schema_version":1,"shards":2,` +
+				`"state":"open","stock":50}`,
+			`stampede.order.confirmed.2 {"expires_at":"2026-11-23T10:01:01.000Z","occurred_at":"2026-11-23T10:00:01.000Z",` +
+				reserved + `"status":"confirmed","user_id":"ann \u003c\u0026\u003e","version":2}`,
+			`stampede.sale.paused.r2 {"change":"paused",` + terms + rest + `"revision":2,"schema_version":1,"shards":2,` +
+				`"state":"paused","stock":50}`,
+			`stampede.order.paid.3 {"occurred_at":"2026-11-23T10:00:01.000Z","payment_reference":"pi_1",` +
+				reserved + `"status":"paid","user_id":"ann \u003c\u0026\u003e","version":3}`,
+			`stampede.sale.restocked.r3 {"change":"restocked",` + terms + rest + `"revision":3,"schema_version":1,"shards":2,` +
+				`"state":"paused","stock":70}`,
+			`stampede.order.cancelled.4 {"occurred_at":"2026-11-23T10:00:01.000Z","operator":"bob",` +
+				`"payment_reference":"pi_1","quantity":2,"reason":"by phone","reserved_at":"2026-11-23T10:00:00.250Z",` +
+				`"schema_version":1,"status":"cancelled","user_id":"ann \u003c\u0026\u003e","version":4}`,
+			`stampede.sale.resumed.r4 {"change":"resumed",` + terms + rest + `"revision":4,"schema_version":1,"shards":2,` +
+				`"state":"open","stock":70}`,
+		}, short, "%d at a time", limit)
+	}
+}

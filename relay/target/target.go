@@ -1,0 +1,172 @@
+// Package target holds the receivers of events: their addresses, their secrets, and up to which position each has all
+// events. The table relay_targets is the truth for all processes of the relay.
+package target
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"stampede/sql"
+)
+
+// Max bounds the targets of an installation: each one that is served takes a connection to Postgres.
+const Max = 32
+
+// errorMax bounds the text of an error that is stored.
+const errorMax = 500
+
+var (
+	// ErrNotFound is returned for a name that no target has.
+	ErrNotFound = errors.New("there is no such target")
+	// ErrExists is returned when a target with the name and another URL exists.
+	ErrExists = errors.New("there is a target with this name and another URL")
+	// ErrTooMany is returned by Add when there are Max targets.
+	ErrTooMany = fmt.Errorf("there are %d targets already", Max)
+	// ErrStale is returned when another process delivers to the target, or an operator has changed it.
+	ErrStale = errors.New("another process delivers to the target, or it was changed")
+)
+
+// State is whether a target gets events.
+type State string
+
+// The states of a target.
+const (
+	Active State = "active"
+	Paused State = "paused"
+	// Disabled targets have answered that they want no more events.
+	Disabled State = "disabled"
+)
+
+// Target is a receiver of events.
+type Target struct {
+	Name  string
+	URL   string
+	State State
+	// All events up to and including Position are delivered.
+	Position int64
+	// Fence is raised by each process that begins to deliver, and by each change of an operator.
+	Fence  int64
+	Holder string
+	// Secrets sign webhooks. The newest comes first.
+	Secrets      [][]byte
+	AllowPrivate bool
+	// Failures counts those since the last success. Before RetryAt nothing is sent.
+	Failures    int
+	LastError   string
+	LastErrorAt zeronull.Timestamptz
+	RetryAt     zeronull.Timestamptz
+	DeliveredAt zeronull.Timestamptz
+	CreatedAt   time.Time
+}
+
+// Standing is a target beside the newest position of all events.
+type Standing struct {
+	Target
+	Newest int64
+	// WaitingSince is the time of the first event that the target lacks; zero if it lacks none.
+	WaitingSince zeronull.Timestamptz
+}
+
+// Lag is how many positions the target is behind. Some of them may belong to no event.
+func (s *Standing) Lag() int64 { return max(0, s.Newest-s.Position) }
+
+// Waiting is for how long the target has lacked an event.
+func (s *Standing) Waiting(now time.Time) time.Duration {
+	since := time.Time(s.WaitingSince)
+	if since.IsZero() || s.Lag() == 0 {
+		return 0
+	}
+	return max(0, now.Sub(since))
+}
+
+var nameForm = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,62}$`)
+
+// CheckName returns an error for what cannot be the name of a target.
+func CheckName(name string) error {
+	if !nameForm.MatchString(name) {
+		return fmt.Errorf("%q cannot name a target: want 1 to 63 small letters, digits and hyphens", name)
+	}
+	return nil
+}
+
+// Store reads and changes targets.
+type Store struct{ pool *pgxpool.Pool }
+
+// NewStore returns the Store of a database.
+func NewStore(pool *pgxpool.Pool) *Store { return &Store{pool} }
+
+// List returns all targets, by name.
+func (s *Store) List(ctx context.Context) ([]Standing, error) {
+	rows, err := s.pool.Query(ctx, sql.RelayListTargets)
+	if err != nil {
+		return nil, fmt.Errorf("list the targets: %w", err)
+	}
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByName[Standing])
+	if err != nil {
+		return nil, fmt.Errorf("list the targets: %w", err)
+	}
+	return all, nil
+}
+
+// Add adds a target that has all events up to a position.
+func (s *Store) Add(
+	ctx context.Context, name string, to *Address, secrets [][]byte, allowPrivate bool, position int64,
+) error {
+	if secrets == nil {
+		secrets = [][]byte{}
+	}
+	tag, err := s.pool.Exec(ctx, sql.RelayAddTarget, name, to.String(), secrets, allowPrivate, position, Max)
+	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == "23505" {
+		return ErrExists
+	}
+	if err != nil {
+		return fmt.Errorf("add the target %s: %w", name, err)
+	}
+	if tag.RowsAffected() == 0 {
+		return ErrTooMany
+	}
+	return nil
+}
+
+// Renew replaces the secrets of a target, and whether it may have a private address. It returns ErrNotFound if no
+// target has this name and URL.
+func (s *Store) Renew(ctx context.Context, name string, to *Address, secrets [][]byte, allowPrivate bool) error {
+	if secrets == nil {
+		secrets = [][]byte{}
+	}
+	return s.change(ctx, name, sql.RelayRenewTarget, to.String(), secrets, allowPrivate)
+}
+
+// SetState pauses or resumes a target. Its failures are forgotten, so that it is tried at once.
+func (s *Store) SetState(ctx context.Context, name string, state State) error {
+	return s.change(ctx, name, sql.RelaySetState, state)
+}
+
+// SetPosition lets a target continue after a position, which may be lower or higher than its own.
+func (s *Store) SetPosition(ctx context.Context, name string, position int64) error {
+	return s.change(ctx, name, sql.RelaySetPosition, position)
+}
+
+// Remove removes a target.
+func (s *Store) Remove(ctx context.Context, name string) error {
+	return s.change(ctx, name, sql.RelayRemoveTarget)
+}
+
+func (s *Store) change(ctx context.Context, name, query string, args ...any) error {
+	tag, err := s.pool.Exec(ctx, query, append([]any{name}, args...)...)
+	if err != nil {
+		return fmt.Errorf("change the target %s: %w", name, err)
+	}
+	if tag.RowsAffected() == 0 {
+		return ErrNotFound
+	}
+	return nil
+}

@@ -1,0 +1,4 @@
+package webhook
+
+// IsPublic is for tests.
+var IsPublic = isPublic

@@ -1,0 +1,19 @@
+-- The events of sales after the position $1, up to $2, at most $3 of them, in the order of their positions, with the
+-- terms that the sale had from this revision on.
+SELECT e.position, e.sale_id, e.revision, e.type, e.occurred_at, coalesce(e.operator, '') AS operator,
+       s.name, s.per_order_limit, s.opens_at, s.closes_at, s.payment_window_seconds,
+       coalesce((
+           SELECT (b.data ->> 'stock')::bigint FROM sale_events AS b
+           WHERE b.sale_id = e.sale_id AND b.revision <= e.revision AND b.data ? 'stock' AND b.type <> 'SaleLowering'
+           ORDER BY b.revision DESC LIMIT 1), s.stock) AS stock,
+       coalesce((
+           SELECT (b.data ->> 'shards')::int FROM sale_events AS b
+           WHERE b.sale_id = e.sale_id AND b.revision <= e.revision AND b.data ? 'shards'
+           ORDER BY b.revision DESC LIMIT 1), 1) AS shards,
+       coalesce((
+           SELECT CASE b.type WHEN 'SalePaused' THEN 'paused' WHEN 'SaleEnded' THEN 'ended' ELSE 'open' END FROM sale_events AS b
+           WHERE b.sale_id = e.sale_id AND b.revision <= e.revision AND b.type IN ('SaleCreated', 'SalePaused', 'SaleResumed', 'SaleEnded')
+           ORDER BY b.revision DESC LIMIT 1), s.state) AS state
+FROM (SELECT * FROM sale_events WHERE position > $1 AND position <= $2 ORDER BY position LIMIT $3) AS e
+JOIN sales AS s ON s.id = e.sale_id
+ORDER BY e.position
