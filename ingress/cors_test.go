@@ -99,7 +99,9 @@ func TestCORSPreflights(t *testing.T) {
 	s := openShop(t, withOrigins(shopOrigin), func(c *Config) { c.AuthHeader = "x-buyer" })
 	orders := ordersOf(uuid.New())
 	for path, method := range map[string]string{
-		orders: http.MethodPost, "/v1/orders": http.MethodGet, "/v1/orders/x/pay": http.MethodPost, "/v1/sales": http.MethodGet,
+		orders: http.MethodPost, "/v1/orders": http.MethodGet, "/v1/orders/x/pay": http.MethodPost,
+		"/v1/sales": http.MethodGet, "/v1/orders/x/events/ticket": http.MethodPost, orders[:len(orders)-len("/orders")] +
+			"/events/ticket": http.MethodPost,
 	} {
 		r := s.preflight(path, method, shopOrigin)
 		require.Equal(t, http.StatusNoContent, r.status)

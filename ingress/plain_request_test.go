@@ -210,8 +210,8 @@ Accept-Language: en-US,en;q=0.9
 
 // preflightHead asks for the permission to send a purchase with this method.
 func preflightHead(method string) string {
-	return "OPTIONS /v1/sales/" + plainSale + "/orders HTTP/1.1\r\nHost: api.example\r\nOrigin: https://shop.example\r\n" +
-		"Access-Control-Request-Method: " + method + "\r\nAccess-Control-Request-Headers: content-type\r\n\r\n"
+	return "OPTIONS /v1/sales/" + plainSale + "/orders HTTP/1.1\r\nHost: api.example\r\n" +
+		"Origin: https://shop.example\r\nAccess-Control-Request-Method: " + method + "\r\nAccess-Control-Request-Headers: content-type\r\n\r\n"
 }
 
 // lowerNames writes the names of a head as HTTP/2 gateways do.
@@ -276,7 +276,8 @@ func readsAsNetHTTP(t *testing.T, text []byte) {
 	require.False(t, theirs.Close)
 	require.Empty(t, theirs.TransferEncoding)
 	for _, name := range []string{
-		"X-User-Id", "Content-Type", "Content-Encoding", "X-Forwarded-For", "Idempotency-Key", "Origin", "Prefer", "Expect",
+		"X-User-Id", "Content-Type", "Content-Encoding", "X-Forwarded-For", "Idempotency-Key", "Origin", "Prefer",
+		"Expect",
 	} {
 		require.Equal(t, theirs.Header[name], ours.Header[name], name)
 	}
@@ -306,7 +307,8 @@ func TestPlainAllowListNeedsOrdinaryBuyerHeader(t *testing.T) {
 	}
 	for _, buyer := range []string{
 		"Host", "Content-Length", "Transfer-Encoding", "Connection", "Expect", "Prefer", "Content-Type", "Content-Encoding",
-		"X-Forwarded-For", "Idempotency-Key", "Origin", "Upgrade", "Trailer", "Pragma", "X-User(ID", "X-User:ID", "X-", "User",
+		"X-Forwarded-For", "Idempotency-Key", "Origin", "Upgrade", "Trailer", "Pragma", "X-User(ID", "X-User:ID", "X-",
+		"User",
 		"X-" + strings.Repeat("a", plainNameMax),
 	} {
 		require.Nil(t, plainAllowList(buyer), buyer)

@@ -86,6 +86,12 @@ func TestTicketOpensOnlyItsStream(t *testing.T) {
 	id := uuid.MustParse(strings.TrimPrefix(path, "/v1/orders/"))
 	late, err := s.server.tickets.sign(ticket{kind: ticketOfOrder, id: id, user: "ada", expires: time.Now()})
 	require.NoError(t, err)
+	saleAsOrder, err := s.server.tickets.sign(
+		ticket{kind: ticketOfOrder, id: sale, expires: time.Now().Add(ticketLife)})
+	require.NoError(t, err)
+	orderAsSale, err := s.server.tickets.sign(
+		ticket{kind: ticketOfSale, id: id, user: "ada", expires: time.Now().Add(ticketLife)})
+	require.NoError(t, err)
 	receipt := s.buy(sale, "", bob).is(http.StatusAccepted)["receipt"].(string)
 	raw, err := base64.RawURLEncoding.DecodeString(ticketIn(mine))
 	require.NoError(t, err)
@@ -96,18 +102,20 @@ func TestTicketOpensOnlyItsStream(t *testing.T) {
 		raw[i] ^= 1
 	}
 	for what, refused := range map[string]string{
-		"another order":       "/v1/orders/" + order.NewOrderID(sale).String() + "/events?ticket=" + ticketIn(mine),
-		"a sale":              sales + "/events?ticket=" + ticketIn(mine),
-		"an order, of a sale": path + "/events?ticket=" + ofSale,
-		"another sale":        "/v1/sales/" + uuid.NewString() + "/events?ticket=" + ofSale,
-		"expired":             path + "/events?ticket=" + late,
-		"empty":               path + "/events?ticket=",
-		"empty, of a sale":    sales + "/events?ticket=",
-		"a receipt":           path + "/events?ticket=" + receipt,
-		"a token":             path + "/events?ticket=" + url.QueryEscape(strings.TrimPrefix(ada.value, "Bearer ")),
-		"shortened":           path + "/events?ticket=" + ticketIn(mine)[:30],
-		"no base64":           path + "/events?ticket=%00%FF..",
-		"long":                path + "/events?ticket=" + strings.Repeat("A", 4000),
+		"another order":        "/v1/orders/" + order.NewOrderID(sale).String() + "/events?ticket=" + ticketIn(mine),
+		"a sale":               sales + "/events?ticket=" + ticketIn(mine),
+		"an order, of a sale":  path + "/events?ticket=" + ofSale,
+		"another sale":         "/v1/sales/" + uuid.NewString() + "/events?ticket=" + ofSale,
+		"the kind of an order": sales + "/events?ticket=" + saleAsOrder,
+		"the kind of a sale":   path + "/events?ticket=" + orderAsSale,
+		"expired":              path + "/events?ticket=" + late,
+		"empty":                path + "/events?ticket=",
+		"empty, of a sale":     sales + "/events?ticket=",
+		"a receipt":            path + "/events?ticket=" + receipt,
+		"a token":              path + "/events?ticket=" + url.QueryEscape(strings.TrimPrefix(ada.value, "Bearer ")),
+		"shortened":            path + "/events?ticket=" + ticketIn(mine)[:30],
+		"no base64":            path + "/events?ticket=%00%FF..",
+		"long":                 path + "/events?ticket=" + strings.Repeat("A", 4000),
 	} {
 		r := s.get(refused)
 		r.isProblem(http.StatusUnauthorized, "unauthorized")

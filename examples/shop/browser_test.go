@@ -78,6 +78,29 @@ func TestReloadDuringPurchaseBuysOnce(t *testing.T) {
 	b.shows("#stock-text", "19 of 20 seats left")
 }
 
+func TestTwoTabsBuyOnce(t *testing.T) {
+	t.Parallel()
+	r, b := newRig(t, 20, 0, time.Hour), openTab(t)
+	b.signIn(r, "ada")
+	release := make(chan struct{})
+	r.network.disturb(func(_ http.ResponseWriter, q *http.Request) bool {
+		if isPurchase(q) {
+			<-release
+		}
+		return false
+	})
+	b.click("#buy")
+	r.eventually("the purchase is on its way", func() bool { return len(r.network.keys()) == 1 })
+	second := b.beside()
+	second.run(chromedp.Navigate(r.origin))
+	r.eventually("the other tab joins in", func() bool { return len(r.network.keys()) == 2 })
+	close(release)
+	second.shows("#order-text", "Confirmed")
+	b.shows("#order-text", "Confirmed")
+	r.onlyOrder("ada")
+	require.Equal(t, r.network.keys()[0], r.network.keys()[1])
+}
+
 // The shop has decided, and nobody hears of it.
 func TestLostAnswerIsAskedForAgain(t *testing.T) {
 	t.Parallel()
@@ -143,6 +166,28 @@ func TestLatePaymentIsRefunded(t *testing.T) {
 			b.isClean()
 		})
 	}
+}
+
+// The shop's call to pay is lost on its way back, so the provider delivers its webhook again.
+func TestLostPaymentIsRepeated(t *testing.T) {
+	t.Parallel()
+	r, b := newRig(t, 20, 0, time.Hour), openTab(t)
+	b.signIn(r, "ada")
+	b.click("#buy")
+	b.click("#pay")
+	var tries atomic.Int32
+	r.network.disturb(func(_ http.ResponseWriter, q *http.Request) bool {
+		if !strings.HasSuffix(q.URL.Path, "/pay") || tries.Add(1) > 3 {
+			return false
+		}
+		r.network.proxy.ServeHTTP(httptest.NewRecorder(), q)
+		panic(http.ErrAbortHandler)
+	})
+	b.click("#capture")
+	b.shows("#payments", "Paid with pay_")
+	require.Greater(t, tries.Load(), int32(3))
+	require.Equal(t, "paid", r.onlyOrder("ada")["status"])
+	require.Equal(t, "paid", r.shop.payments.of("ada" + r.suffix)[0].Status)
 }
 
 func cancelByAPI(r *rig, path string) {
@@ -346,9 +391,9 @@ func TestForeignOriginIsRefused(t *testing.T) {
 // The pattern that docs/http-api.md gives for browsers is run as it is printed there.
 func TestDocumentedPatternWorks(t *testing.T) {
 	t.Parallel()
-	page, err := os.ReadFile("../../docs/http-api.md")
+	text, err := os.ReadFile("../../docs/http-api.md")
 	require.NoError(t, err)
-	found := regexp.MustCompile("(?s)```js\n(.*?)```").FindSubmatch(page)
+	found := regexp.MustCompile("(?s)```js\n(.*?)```").FindSubmatch(text)
 	require.NotNil(t, found)
 	r, b := newRig(t, 5, 0, time.Hour), openTab(t)
 	status, o := r.call("ada", http.MethodPost, "/v1/sales/"+r.sale+"/orders", "")

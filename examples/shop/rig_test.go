@@ -25,7 +25,7 @@ import (
 )
 
 // within is how long a test waits for something that must happen, on a busy machine.
-const within = 30 * time.Second
+const within = 60 * time.Second
 
 // pollPause leaves most of a user's rate limit to the page.
 const pollPause = 300 * time.Millisecond
@@ -311,8 +311,20 @@ type tab struct {
 
 func openTab(t *testing.T) *tab {
 	t.Helper()
-	ctx, closeTab := chromedp.NewContext(shared.browser, chromedp.WithNewBrowserContext())
+	return newTab(t, shared.browser, chromedp.WithNewBrowserContext())
+}
+
+// beside opens another tab with the same profile.
+func (b *tab) beside() *tab {
+	b.t.Helper()
+	return newTab(b.t, b.ctx)
+}
+
+func newTab(t *testing.T, parent context.Context, options ...chromedp.ContextOption) *tab {
+	t.Helper()
+	ctx, closeTab := chromedp.NewContext(parent, options...)
 	b := &tab{t: t, ctx: ctx}
+	// This starts the tab, which ends with the context of its first call: no other call may come before.
 	messages := chromedp.Console(ctx)
 	var reading sync.WaitGroup
 	reading.Go(func() {
@@ -344,7 +356,9 @@ func (b *tab) take(m chromedp.ConsoleMessage) {
 
 func (b *tab) resize(width int64) {
 	b.t.Helper()
-	_, err := chromedp.Call(b.ctx, emulation.SetDeviceMetricsOverride, emulation.SetDeviceMetricsOverrideParams{
+	ctx, cancel := context.WithTimeout(b.ctx, within)
+	defer cancel()
+	_, err := chromedp.Call(ctx, emulation.SetDeviceMetricsOverride, emulation.SetDeviceMetricsOverrideParams{
 		Width: width, Height: 900, DeviceScaleFactor: 1, Mobile: width < 500,
 	})
 	require.NoError(b.t, err)
@@ -405,9 +419,11 @@ func (b *tab) until(expression, what string) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.ctx, within)
 	defer cancel()
+	var err error
 	// A page that is being loaded has no answer yet.
 	for ctx.Err() == nil {
-		holds, err := chromedp.Run(ctx, chromedp.Evaluate[bool](`Boolean(`+expression+`)`))
+		var holds bool
+		holds, err = chromedp.Run(ctx, chromedp.Evaluate[bool](`Boolean(`+expression+`)`))
 		if err == nil && holds {
 			return
 		}
@@ -416,7 +432,7 @@ func (b *tab) until(expression, what string) {
 		case <-ctx.Done():
 		}
 	}
-	b.fail(errors.New("not seen within " + within.String() + ": " + what))
+	b.fail(fmt.Errorf("not seen within %s: %s (%w)", within, what, err))
 }
 
 func (b *tab) click(selector string) {
@@ -441,14 +457,16 @@ func (b *tab) screenshot(name string) {
 	if *screenshots == "" {
 		return
 	}
+	ctx, cancel := context.WithTimeout(b.ctx, 2*within)
+	defer cancel()
 	for _, scheme := range []string{"light", "dark"} {
 		for _, width := range []int64{360, 768, 1280} {
 			b.resize(width)
-			_, err := chromedp.Call(b.ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
+			_, err := chromedp.Call(ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
 				Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}},
 			})
 			require.NoError(b.t, err)
-			picture, err := chromedp.Run(b.ctx, chromedp.FullScreenshot(100))
+			picture, err := chromedp.Run(ctx, chromedp.FullScreenshot(100))
 			require.NoError(b.t, err)
 			file := filepath.Join(*screenshots, fmt.Sprintf("%s-%s-%d.png", name, scheme, width))
 			require.NoError(b.t, os.WriteFile(file, picture, 0o600))
