@@ -52,14 +52,12 @@ var problemKeyForm = fixed(problem{
 
 // isBareKey reports whether a key without quotes is no structured field but a token, a number, or like one.
 func isBareKey(key string) bool {
-	for i := range len(key) {
-		switch key[i] {
-		case '"', '\\', ',', ';':
+	if key != "" && strings.IndexByte(":?@%(", key[0]) >= 0 {
+		return false
+	}
+	for _, c := range [...]byte{'"', '\\', ',', ';'} {
+		if strings.IndexByte(key, c) >= 0 {
 			return false
-		case ':', '?', '@', '%', '(':
-			if i == 0 {
-				return false
-			}
 		}
 	}
 	return true
