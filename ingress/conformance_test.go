@@ -183,7 +183,8 @@ func TestConditionalRequestsFollowRFC9110(t *testing.T) {
 			return headers
 		}
 		for _, headers := range [][]reqHeader{
-			ifNone(tag), ifNone("W/" + tag), ifNone("*"), ifNone(`"a", ` + tag), ifNone(`"a,b"`, tag), ifNone(`"a" ,` + tag + `, "b"`),
+			ifNone(tag), ifNone("W/" + tag), ifNone("*"), ifNone(`"a", ` + tag), ifNone(`"a,b"`, tag),
+			ifNone(`"a" ,` + tag + `, "b"`),
 			append(ifNone(tag), reqHeader{"If-Modified-Since", "Sat, 01 Jan 2000 00:00:00 GMT"}),
 			append(ifNone(tag), reqHeader{"If-Match", "*"}), append(ifNone(tag), reqHeader{"If-Match", `"a", ` + tag}),
 		} {
@@ -226,14 +227,20 @@ func TestCredentialsFollowRFC6750(t *testing.T) {
 		slug      string
 		challenge string
 	}{
-		"no token":     {buyers.get("/v1/orders"), 401, "unauthorized", `Bearer realm="stampede"`},
-		"other scheme": {buyers.get("/v1/orders", reqHeader{"Authorization", "Basic eA=="}), 401, "unauthorized", `Bearer realm="stampede"`},
-		"bad token":    {buyers.get("/v1/orders", token), 401, "unauthorized", `Bearer realm="stampede", error="invalid_token"`},
+		"no token": {buyers.get("/v1/orders"), 401, "unauthorized", `Bearer realm="stampede"`},
+		"other scheme": {
+			buyers.get("/v1/orders", reqHeader{"Authorization", "Basic eA=="}), 401, "unauthorized", `Bearer realm="stampede"`,
+		},
+		"bad token": {
+			buyers.get("/v1/orders", token), 401, "unauthorized", `Bearer realm="stampede", error="invalid_token"`,
+		},
 		"scheme alone": {
 			buyers.get("/v1/orders", reqHeader{"Authorization", "Bearer"}), 400, "invalid-request",
 			`Bearer realm="stampede", error="invalid_request"`,
 		},
-		"two tokens": {buyers.get("/v1/orders", token, token), 400, "invalid-request", `Bearer realm="stampede", error="invalid_request"`},
+		"two tokens": {
+			buyers.get("/v1/orders", token, token), 400, "invalid-request", `Bearer realm="stampede", error="invalid_request"`,
+		},
 		"list of tokens": {
 			buyers.get("/v1/orders", bearing("x, Bearer y")), 400, "invalid-request",
 			`Bearer realm="stampede", error="invalid_request"`,
@@ -275,8 +282,8 @@ func TestIdempotencyKeysFollowDraft(t *testing.T) {
 	}
 	before := s.stock(sale)
 	for _, key := range []string{
-		`"`, `""`, `"abc`, `abc"`, `a"b`, `"a"b"`, `"a\b"`, `"abc\"`, `"a b"`, `"abc";p=1`, `"abc", "def"`, "abc,def", "abc;p",
-		":YWJj:", "?1", "@1659578233", `%"abc"`, "(a)", `"` + strings.Repeat("k", 256) + `"`, `a\b`,
+		`"`, `""`, `"abc`, `abc"`, `a"b`, `"a"b"`, `"a\b"`, `"abc\"`, `"a b"`, `"abc";p=1`, `"abc", "def"`,
+		"abc,def", "abc;p", ":YWJj:", "?1", "@1659578233", `%"abc"`, "(a)", `"` + strings.Repeat("k", 256) + `"`, `a\b`,
 	} {
 		s.buy(sale, "", as("eve"), withKey(key)).isProblem(http.StatusBadRequest, "invalid-request")
 	}

@@ -333,18 +333,25 @@ func TestContractFindsDeviations(t *testing.T) {
 		header       http.Header
 		body, want   string
 	}{
-		"fine":               {"GET", path, 200, fine, body(), ""},
-		"undocumented path":  {"GET", "/v1/nothing", 200, fine, body(), "want 404"},
-		"undocumented call":  {"PUT", path, 200, fine, body(), "want 405"},
-		"status":             {"GET", path, 418, fine, body(), "no such status"},
-		"member":             {"GET", path, 200, fine, body(`"version"`, `"new":1,"version"`), "new"},
-		"missing member":     {"GET", path, 200, fine, body(`"user_id":"ann",`, ""), "user_id"},
-		"time":               {"GET", path, 200, fine, body(".187Z", "Z"), "reserved_at"},
-		"reason of no need":  {"GET", path, 200, fine, body(`"version"`, `"reason":"x","version"`), "reason"},
-		"missing header":     {"GET", path, 200, http.Header{"Content-Type": jsonContent}, body(), "Cache-Control: is missing"},
-		"undocumented media": {"GET", path, 200, http.Header{"Content-Type": {"text/plain"}, "Cache-Control": noStore}, "x", "text/plain"},
+		"fine":              {"GET", path, 200, fine, body(), ""},
+		"undocumented path": {"GET", "/v1/nothing", 200, fine, body(), "want 404"},
+		"undocumented call": {"PUT", path, 200, fine, body(), "want 405"},
+		"status":            {"GET", path, 418, fine, body(), "no such status"},
+		"member":            {"GET", path, 200, fine, body(`"version"`, `"new":1,"version"`), "new"},
+		"missing member":    {"GET", path, 200, fine, body(`"user_id":"ann",`, ""), "user_id"},
+		"time":              {"GET", path, 200, fine, body(".187Z", "Z"), "reserved_at"},
+		"reason of no need": {"GET", path, 200, fine, body(`"version"`, `"reason":"x","version"`), "reason"},
+		"missing header": {
+			"GET", path, 200, http.Header{"Content-Type": jsonContent}, body(), "Cache-Control: is missing",
+		},
+		"undocumented media": {
+			"GET", path, 200, http.Header{"Content-Type": {"text/plain"}, "Cache-Control": noStore}, "x", "text/plain",
+		},
 		"undocumented header": {
-			"GET", path, 200, http.Header{"Content-Type": jsonContent, "Cache-Control": noStore, "X-Secret": {"1"}}, body(), "X-Secret",
+			"GET", path, 200,
+			http.Header{"Content-Type": jsonContent, "Cache-Control": noStore, "X-Secret": {"1"}},
+			body(),
+			"X-Secret",
 		},
 		"problem": {"GET", path, 404, http.Header{"Content-Type": problemContent}, problem("order-not-found", 404), ""},
 		"problem of another call": {

@@ -71,8 +71,9 @@ func TestPagesStandAlone(t *testing.T) {
 	}
 	// Each operation and schema is on the page.
 	c := theContract()
-	for name := range c.at(c.root(), "components", "schemas").members {
-		if !strings.Contains(text(c.at(c.root(), "components", "schemas", name, "properties", "type").members["const"]), "/") {
+	schemas := c.at(c.root(), "components", "schemas")
+	for name := range schemas.members {
+		if !strings.Contains(text(c.at(schemas, name, "properties", "type").members["const"]), "/") {
 			assert.True(t, anchors["schema-"+name] || name == "Problem", name)
 		}
 	}

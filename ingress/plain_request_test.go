@@ -47,6 +47,7 @@ var (
 		"another media type":    plainHead("Content-Type: text/plain") + plainJSON,
 		"no buyer":              plainHead("-X-User-ID") + plainJSON,
 		"key":                   plainHead("Idempotency-Key: k-1") + plainJSON,
+		"quoted key":            plainHead(`Idempotency-Key: "k-1"`) + plainJSON,
 		"keep-alive":            plainHead("Connection: keep-alive") + plainJSON,
 		"Keep-Alive":            plainHead("Connection: Keep-Alive") + plainJSON,
 		"forwarded":             plainHead("X-Forwarded-For: 203.0.113.9, 10.0.0.1") + plainJSON,

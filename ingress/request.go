@@ -33,7 +33,7 @@ func idempotencyKey(h http.Header) (string, error) {
 		if strings.HasPrefix(key, `"`) {
 			key, ok = unquote(key)
 		} else {
-			ok = key == "" || !strings.ContainsAny(key, `"\,;`) && !strings.ContainsRune(":?@%(", rune(key[0]))
+			ok = isBareKey(key)
 		}
 		if !ok {
 			return "", problemKeyForm
@@ -49,6 +49,19 @@ var problemKeyForm = fixed(problem{
 	detail: `Idempotency-Key must be one key, bare or as a quoted string. A bare key has no quotes, backslashes, commas ` +
 		`and semicolons, and does not begin with ":", "?", "@", "%" or "(".`,
 })
+
+// isBareKey reports whether a key without quotes is no structured field but a token, a number, or like one.
+func isBareKey(key string) bool {
+	if key != "" && strings.IndexByte(":?@%(", key[0]) >= 0 {
+		return false
+	}
+	for _, c := range [...]byte{'"', '\\', ',', ';'} {
+		if strings.IndexByte(key, c) >= 0 {
+			return false
+		}
+	}
+	return true
+}
 
 // unquote reads a string of structured fields (RFC 9651, section 4.2.5). It is false for anything else.
 func unquote(text string) (string, bool) {

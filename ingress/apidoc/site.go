@@ -30,9 +30,9 @@ type Site struct {
 
 // Media types of the pages.
 const (
-	YAMLType = "application/yaml"
-	JSONType = "application/json"
-	HTMLType = "text/html; charset=utf-8"
+	yamlType = "application/yaml"
+	jsonType = "application/json"
+	htmlType = "text/html; charset=utf-8"
 )
 
 var (
@@ -54,8 +54,8 @@ func New(source []byte) (*Site, error) {
 	}
 	sum := sha256.Sum256([]byte(style))
 	site := &Site{
-		YAML:         newPage(source, YAMLType),
-		JSON:         newPage(append(text, '\n'), JSONType),
+		YAML:         newPage(source, yamlType),
+		JSON:         newPage(append(text, '\n'), jsonType),
 		ProblemPages: map[string]Page{},
 		ProblemJSON:  map[string]Page{},
 		ContentSecurityPolicy: "default-src 'none'; style-src 'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) +
@@ -73,7 +73,7 @@ func New(source []byte) (*Site, error) {
 			Title string
 			Page  any
 		}{template.CSS(style), doc.get("info", "title").text(), data}) //nolint:gosec // the style sheet is our own
-		return newPage([]byte(body.String()), HTMLType), err
+		return newPage([]byte(body.String()), htmlType), err
 	}
 	view, err := newDocsView(doc)
 	if err != nil {
@@ -93,7 +93,7 @@ func New(source []byte) (*Site, error) {
 		if err != nil {
 			return nil, err
 		}
-		site.ProblemJSON[p.Slug] = newPage(text, JSONType)
+		site.ProblemJSON[p.Slug] = newPage(text, jsonType)
 	}
 	return site, nil
 }

@@ -48,7 +48,9 @@ paths:
 `))
 	require.NoError(t, err)
 	page := string(site.Docs.Body)
-	for _, wanted := range []string{"<strong>bold</strong>", "&lt;b&gt;A&lt;/b&gt;", "&lt;u&gt;S&lt;/u&gt;", "<em>fine</em>"} {
+	for _, wanted := range []string{
+		"<strong>bold</strong>", "&lt;b&gt;A&lt;/b&gt;", "&lt;u&gt;S&lt;/u&gt;", "<em>fine</em>",
+	} {
 		require.Contains(t, page, wanted)
 	}
 	for _, banned := range []string{"<script", "javascript:", "<b>", "<i>", "<u>"} {

@@ -35,9 +35,11 @@ type operationView struct {
 	ID, Method, Path, Summary string
 	Intro                     template.HTML
 	Security                  []string
-	Parameters                []memberView
-	Body                      *bodyView
-	Responses                 []responseView
+	// Anonymous calls may do without.
+	Anonymous  bool
+	Parameters []memberView
+	Body       *bodyView
+	Responses  []responseView
 }
 
 type bodyView struct {
@@ -164,9 +166,11 @@ func operationsOf(path member, problems map[string]problemView) (operations []ta
 			Summary: m.get("summary").text(), Intro: markdown(m.get("description").text()),
 		}
 		for _, alternative := range m.get("security").items() {
-			for _, scheme := range alternative.members() {
+			schemes := alternative.members()
+			for _, scheme := range schemes {
 				o.Security = append(o.Security, scheme.name)
 			}
+			o.Anonymous = o.Anonymous || len(schemes) == 0
 		}
 		for _, p := range append(path.get("parameters").items(), m.get("parameters").items()...) {
 			o.Parameters = append(o.Parameters, memberView{
@@ -189,8 +193,8 @@ func operationsOf(path member, problems map[string]problemView) (operations []ta
 }
 
 func firstText(list value) string {
-	for _, item := range list.items() {
-		return item.text()
+	if all := texts(list); len(all) > 0 {
+		return all[0]
 	}
 	return ""
 }
@@ -251,12 +255,11 @@ func newSchemaView(schema member) (schemaView, error) {
 	if view.Members == nil {
 		view.Type = typeOf(value{schema.doc, schema.resolve()})
 	}
-	var err error
-	for _, example := range schema.get("examples").items() {
-		if view.Example, err = indented(example.value); err != nil {
+	if examples := schema.get("examples").items(); len(examples) > 0 {
+		var err error
+		if view.Example, err = indented(examples[0].value); err != nil {
 			return view, fmt.Errorf("example of %s: %w", schema.name, err)
 		}
-		break
 	}
 	return view, nil
 }
@@ -305,11 +308,12 @@ func newProblemView(schema member) (problemView, error) {
 			v.Members = append(v.Members, m)
 		}
 	}
-	for _, example := range schema.get("examples").items() {
-		v.Example, err = indented(example.value)
-		return v, err
+	examples := schema.get("examples").items()
+	if len(examples) == 0 {
+		return v, fmt.Errorf("%s has no example", schema.name)
 	}
-	return v, fmt.Errorf("%s has no example", schema.name)
+	v.Example, err = indented(examples[0].value)
+	return v, err
 }
 
 // indented returns a value in JSON.
