@@ -13,7 +13,9 @@ class BuyTest(ShopCase):
         purchase = plan.client.buy(sale.id)
         self.assertTrue(purchase.replayed)
         seen = plan.seen()
-        self.assertEqual([(r.get("fault"), r["status"]) for r in seen], [("drop", 202), (None, 202)])
+        self.assertEqual(
+            [(r.get("fault"), r["status"]) for r in seen], [("drop", 202), (None, 202)]
+        )
         self.assertEqual([r["headers"]["idempotency-key"] for r in seen], [purchase.key] * 2)
         self.assertEqual(seen[0]["body"], seen[1]["body"])
         until(lambda: taken(sale) > 0)

@@ -11,8 +11,17 @@ test("a purchase whose answer was lost buys once", async () => {
   const purchase = await client.buy(sale.id, { quantity: 1 });
   assert.equal(purchase.replayed, true);
   const requests = await seen();
-  assert.deepEqual(requests.map((r) => [r.fault, r.status]), [["drop", 202], [undefined, 202]]);
-  assert.deepEqual(requests.map((r) => r.headers["idempotency-key"]), [purchase.key, purchase.key]);
+  assert.deepEqual(
+    requests.map((r) => [r.fault, r.status]),
+    [
+      ["drop", 202],
+      [undefined, 202],
+    ],
+  );
+  assert.deepEqual(
+    requests.map((r) => r.headers["idempotency-key"]),
+    [purchase.key, purchase.key],
+  );
   assert.equal(requests[0]?.body, requests[1]?.body);
   assert.equal(await until(async () => (await taken(sale)) > 0 && taken(sale)), 1);
 });
@@ -112,7 +121,9 @@ test("an aborted purchase may have been made", async () => {
 test("a sale that is not open yet can be waited for", async () => {
   const opens = new Date(Date.now() + 1_500);
   const sale = await createSale({ opens_at: opens.toISOString() });
-  const refused = await buyer().buy(sale.id).catch((error: unknown) => error);
+  const refused = await buyer()
+    .buy(sale.id)
+    .catch((error: unknown) => error);
   assert.ok(refused instanceof ProblemError && refused.slug === "sale-not-open");
   assert.equal(refused.opensAt?.getTime(), opens.getTime());
   assert.ok(refused.retryAfter === 1 || refused.retryAfter === 2);
