@@ -46,8 +46,8 @@ func runRelay(ctx context.Context) error {
 	}
 	defer func() { _ = rdb.Close() }()
 	r, err := relay.New(relay.Config{
-		Pool: pool, Redis: rdb, Keys: reservation.Keys{Prefix: os.Getenv("STAMPEDE_KEY_PREFIX")}, Name: fmt.Sprint(os.Getpid()),
-		Source: "/test", Scan: 50 * time.Millisecond, Lease: time.Second, Stdout: os.Stdout,
+		Pool: pool, Redis: rdb, Keys: reservation.Keys{Prefix: os.Getenv("STAMPEDE_KEY_PREFIX")},
+		Name: fmt.Sprint(os.Getpid()), Source: "/test", Scan: 50 * time.Millisecond, Lease: time.Second, Stdout: os.Stdout,
 		Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	})
 	if err != nil {

@@ -154,8 +154,8 @@ func (r *Relay) end(name string) {
 	delete(r.serving, name)
 }
 
-// serve serves a target if no other process does, until another one has claimed it, an operator has changed it, an error
-// ends the session, or ctx ends.
+// serve serves a target if no other process does, until another one has claimed it, an operator has changed it, an
+// error ends the session, or ctx ends.
 func (r *Relay) serve(ctx context.Context, name string) {
 	outage := r.outageOf(name)
 	key := r.config.Keys.RelayLock(name)

@@ -68,8 +68,8 @@ func TestSlowAndFailingReceiversHoldUpNoOther(t *testing.T) {
 	require.LessOrEqual(t, failing.asked(), 64+20, "one event is tried until it succeeds")
 }
 
-// An event that fails stops its target. When it succeeds the others follow, and those that were delivered before are not
-// sent again.
+// An event that fails stops its target. When it succeeds the others follow, and those that were delivered before are
+// not sent again.
 func TestFailureStopsTargetAtItsEvent(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -215,3 +215,41 @@ func status(t *testing.T, url string) []sql.Migration {
 	require.NotEmpty(t, all)
 	return all
 }
+
+// Migration 00011 gives the existing events of sales positions behind those of orders, in the order of their times, and
+// uses an index that operators have created before.
+func TestMigrationGivesEventsOfSalesPositions(t *testing.T) {
+	t.Parallel()
+	url, pool := testkit.DatabaseURL(t), testkit.Pool(t)
+	const relay = 11
+	for status(t, url)[relay-1].Applied {
+		require.NoError(t, sql.Down(t.Context(), url))
+	}
+	for _, statement := range []string{
+		"CREATE INDEX CONCURRENTLY mine ON order_events_first (position)",
+		"INSERT INTO sales (id, name, stock) SELECT first_sale(timestamp '2026-11-01' + n * interval '1 day'), n, 1 " +
+			"FROM generate_series(1, 2) AS n",
+		`INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at)
+			SELECT id, 2, 'OrderConfirmed', id, 'ann', 1, now() FROM sales`,
+		`INSERT INTO sale_events (sale_id, revision, type, occurred_at)
+			SELECT id, n, 'SalePaused', timestamptz '2026-11-23' + (name || ' hours')::interval - n * interval '1 minute'
+			FROM sales, generate_series(1, 2) AS n ORDER BY n, id DESC`,
+	} {
+		_, err := pool.Exec(t.Context(), statement)
+		require.NoError(t, err)
+	}
+	require.NoError(t, sql.Up(t.Context(), url))
+	_, err := pool.Exec(t.Context(),
+		"INSERT INTO sale_events (sale_id, revision, type) SELECT id, 3, 'SaleEnded' FROM sales ORDER BY id LIMIT 1")
+	require.NoError(t, err)
+	rows, err := pool.Query(t.Context(), `SELECT concat(s.name, '.', e.revision, ' ', e.position)
+		FROM sale_events AS e JOIN sales AS s ON s.id = e.sale_id ORDER BY e.position`)
+	require.NoError(t, err)
+	got, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	require.Equal(t, []string{"1.2 3", "1.1 4", "2.2 5", "2.1 6", "1.3 7"}, got)
+	var indexes int
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_indexes
+		WHERE tablename = 'order_events_first' AND indexdef LIKE '%(%"position")'`).Scan(&indexes))
+	require.Equal(t, 1, indexes, "the one that was there")
+}

@@ -145,14 +145,10 @@ func plansOf(t *testing.T, pool *pgxpool.Pool, sale uuid.UUID) []plan {
 		{sql.LedgerFindHistory, []any{sale, id}, "Index Scan using orders_2031_02_pkey on orders", 1},
 		{
 			sql.LedgerExportOrders,
-			[]any{sale, nil, nil, nil, uuid.Nil, uuid.Nil, 2000},
+			[]any{sale, id, 100, nil, nil, nil},
 			"Scan (using|on) orders_2031_02_pkey", 1,
 		},
-		{
-			sql.LedgerExportOrders,
-			[]any{nil, nil, nil, nil, sale, id, 100},
-			"Index Scan using orders_2031_02_pkey on orders", 0,
-		},
+		{sql.LedgerNextSale, []any{sale}, "Scan using orders_2031_02_pkey on orders", 0},
 		{sql.LedgerSalesOfOrders, []any{ids}, "sales_tag", 0},
 		{sql.LedgerFindOrders, []any{sale, ids}, "Index Scan using orders_2031_02_pkey on orders", 1},
 		{sql.LedgerLockOrder, []any{sale, id, "user-5"}, "Index Scan using orders_2031_02_pkey on orders", 1},
@@ -175,6 +171,9 @@ func plansOf(t *testing.T, pool *pgxpool.Pool, sale uuid.UUID) []plan {
 		{sql.ReconcileLockOrders, []any{sale, ids}, "Index Scan using orders_2031_02_pkey on orders", 1},
 		{sql.ReconcileRelease, []any{sale, ids}, "Index Scan using orders_2031_02_pkey on orders", 1},
 		{sql.ReconcileForget, []any{sale, ids}, "Index Scan using orders_2031_02_pkey on orders", 1},
+		{sql.RelayReadOrders, []any{39_000, 40_000, 100}, "Index Scan using order_events_2031_03_position", 0},
+		{sql.RelayListTargets, nil, "Index Scan using order_events_2031_03_position", 0},
+		{sql.RelayPositionOfOrder, []any{id, 2}, "Index Scan using order_events_.*_pkey", 0},
 		{sql.CrowdSaleOrders, []any{sale}, "Scan (using|on) orders_2031_02_pkey", 1},
 	}
 }
@@ -219,6 +218,29 @@ func TestKeptPlansRunOnOneMonth(t *testing.T) {
 	require.Contains(t, text, "Index Scan using orders_2031_02_pkey on orders")
 }
 
+// A plan that Postgres keeps for all positions reads the events behind one of them by their index.
+func TestKeptPlanReadsEventsByPosition(t *testing.T) {
+	t.Parallel()
+	pool, _ := fourMonths(t)
+	conn, err := pool.Acquire(t.Context())
+	require.NoError(t, err)
+	defer conn.Release()
+	for _, statement := range []string{
+		"SET plan_cache_mode = force_generic_plan", "PREPARE read (bigint, bigint, bigint) AS " + sql.RelayReadOrders,
+	} {
+		_, err = conn.Exec(t.Context(), statement)
+		require.NoError(t, err)
+	}
+	rows, err := conn.Query(t.Context(), "EXPLAIN (ANALYZE) EXECUTE read(19000, 40000, 100)")
+	require.NoError(t, err)
+	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	text := strings.Join(lines, "\n")
+	require.Contains(t, text, "Index Scan using order_events_2031_02_position")
+	require.NotContains(t, text, "Seq Scan on order")
+	require.NotContains(t, text, "Sort  (", "a read stops after its last row")
+}
+
 // An audit of one sale reads its orders only.
 func TestAuditOfSaleReadsItsMonth(t *testing.T) {
 	t.Parallel()
@@ -261,6 +283,7 @@ var readsMany = map[string]string{
 	"audit/two_live_orders":   "TestAuditOfSaleReadsItsMonth",
 	"audit/unfinished_buyers": "joins audit_buyers",
 	"reconcile/explain":       "joins the differences",
+	"relay/position_of_time":  "an operator's, which says so",
 }
 
 // Every query for orders has a plan here, or a reason to have none.

@@ -144,6 +144,8 @@ var (
 	LedgerLogRefusals string
 	//go:embed queries/ledger/make_months.sql
 	LedgerMakeMonths string
+	//go:embed queries/ledger/next_sale.sql
+	LedgerNextSale string
 	//go:embed queries/ledger/note_releases.sql
 	LedgerNoteReleases string
 	//go:embed queries/ledger/overdue_sale.sql

@@ -14,8 +14,8 @@ import (
 	"stampede/internal/testkit"
 )
 
-// TestUsersOfACLFilesSuffice runs ingress, worker and the operators' commands as the users of the files in deploy/acl.
-// Redis logs what it refuses.
+// TestUsersOfACLFilesSuffice runs ingress, worker, relay and the operators' commands as the users of the files in
+// deploy/acl. Redis logs what it refuses.
 func TestUsersOfACLFilesSuffice(t *testing.T) {
 	t.Parallel()
 	t.Run("single", func(t *testing.T) {
@@ -76,6 +76,10 @@ func runAsUsers(t *testing.T, url string, nodes ...*localserver.Redis) {
 	require.Equal(t, http.StatusAccepted, buy("dan").HTTP)
 	become("worker")
 	s.worker("other").Start()
+	operate("relay", "add", "lines", "stdout", "--from=start")
+	relay := s.relay()
+	relay.Start()
+	relay.WaitOutput(within, "stampede.order.confirmed")
 	become("operator")
 	operate("audit", "--wait=60s")
 	for _, step := range []string{"pause", "resume"} {

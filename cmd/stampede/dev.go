@@ -44,7 +44,8 @@ func (c *devCmd) Validate() error {
 	return cmp.Or(
 		c.optionalServers.Validate(), c.keysFlags.Validate(), c.limitFlags.Validate(), c.clientFlags.Validate(),
 		c.receiptFlag.Validate(),
-		c.replicaFlag.Validate(), c.workerFlags.Validate(), c.relayFlags.Validate(), wantHeader("--auth-header", c.AuthHeader),
+		c.replicaFlag.Validate(), c.workerFlags.Validate(), c.relayFlags.Validate(),
+		wantHeader("--auth-header", c.AuthHeader),
 	)
 }
 

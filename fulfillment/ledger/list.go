@@ -174,20 +174,43 @@ func (l *Ledger) Export(
 // nextPage returns the next page of an export, and whether others may follow.
 type nextPage func(context.Context) (page []order.Placed, more bool, err error)
 
+// exportAll reads sale by sale, so that each query reads one month in the order of its key.
 func (l *Ledger) exportAll(of order.Filter, since, until time.Time) nextPage {
-	var after order.Placed
+	sale, after := of.Sale, uuid.Nil
+	nextSale := func(ctx context.Context) error {
+		err := l.pool.QueryRow(ctx, sql.LedgerNextSale, sale).Scan(&sale)
+		after = uuid.Nil
+		return err
+	}
 	return func(ctx context.Context) ([]order.Placed, bool, error) {
-		rows, _ := l.pool.Query(ctx, sql.LedgerExportOrders, zeronull.UUID(of.Sale), zeronull.Text(of.Status),
-			zeronull.Timestamptz(since), zeronull.Timestamptz(until), after.SaleID, after.ID, exportPage) // rows carry the error
+		if sale == uuid.Nil {
+			if err := nextSale(ctx); errors.Is(err, pgx.ErrNoRows) {
+				return nil, false, nil
+			} else if err != nil {
+				return nil, false, err
+			}
+		}
+		// Postgres plans each page for its parameters: a plan for all pages may sort the orders of the sale for each of them.
+		rows, _ := l.pool.Query(ctx, sql.LedgerExportOrders, pgx.QueryExecModeCacheDescribe, sale, after, exportPage,
+			zeronull.Text(of.Status), zeronull.Timestamptz(since), zeronull.Timestamptz(until)) // rows carry the error
 		page, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (order.Placed, error) {
 			r, err := pgx.RowToStructByName[placedRow](row)
 			return r.placed(), err
 		})
-		if err != nil || len(page) < exportPage {
-			return page, false, err
+		switch {
+		case err != nil:
+			return nil, false, err
+		case len(page) == exportPage:
+			after = page[len(page)-1].ID
+			return page, true, nil
+		case of.Sale != uuid.Nil:
+			return page, false, nil
 		}
-		after = page[len(page)-1]
-		return page, true, nil
+		err = nextSale(ctx)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return page, false, nil
+		}
+		return page, err == nil, err
 	}
 }
 

@@ -153,8 +153,11 @@ func alias(node *yaml.Node) *yaml.Node {
 
 // appendJSON appends a value in JSON. References stay as they are written, and members in their order.
 func appendJSON(dst []byte, node *yaml.Node) ([]byte, error) {
+	if node = alias(node); node == nil {
+		return nil, errors.New("a reference leads nowhere")
+	}
 	var err error
-	switch node = alias(node); node.Kind {
+	switch node.Kind {
 	case yaml.MappingNode:
 		dst = append(dst, '{')
 		for i := 0; i+1 < len(node.Content); i += 2 {

@@ -63,7 +63,8 @@ type responseView struct {
 	Problems []problemView
 }
 
-// memberView is a parameter, a header, or a member of an object.
+// memberView is a parameter, a header, or a member of an object. In is where a parameter is, and how often a header is
+// in answers.
 type memberView struct {
 	Name, In string
 	Required bool
@@ -198,9 +199,12 @@ func newResponseView(r member, problems map[string]problemView) responseView {
 	status, _ := strconv.Atoi(r.name)
 	view := responseView{Status: r.name, Text: http.StatusText(status), Intro: markdown(r.get("description").text())}
 	for _, h := range r.get("headers").members() {
+		often := "sometimes"
+		if h.get("required").text() == "true" {
+			often = "always"
+		}
 		view.Headers = append(view.Headers, memberView{
-			Name: h.name, Required: h.get("required").text() == "true",
-			Type: typeOf(h.get("schema")), Intro: markdown(h.get("description").text()),
+			Name: h.name, In: often, Type: typeOf(h.get("schema")), Intro: markdown(h.get("description").text()),
 		})
 	}
 	for _, content := range contentsOf(r.get("content")) {

@@ -60,8 +60,8 @@ log.dirs=%[3]s
 num.partitions=4
 offsets.topic.replication.factor=1
 `, ports[0], ports[1], filepath.Join(folder, "logs")), 0o600))
-	out, err := k.java("kafka.tools.StorageTool", "format", "--cluster-id", "AAAAAAAAAAAAAAAAAAAAAA", "--config", k.config).
-		CombinedOutput()
+	format := k.java("kafka.tools.StorageTool", "format", "--cluster-id", "AAAAAAAAAAAAAAAAAAAAAA", "--config", k.config)
+	out, err := format.CombinedOutput()
 	require.NoError(t, err, string(out))
 	k.start(t)
 	t.Cleanup(k.kill)

@@ -54,8 +54,8 @@ func (h *horizon) advance(newest int64, writers []writer, now time.Time) {
 	}
 }
 
-// over reports whether all writers of the candidate are gone. A transaction that is prepared for a two-phase commit keeps
-// its name.
+// over reports whether all writers of the candidate are gone. A transaction that is prepared for a two-phase commit
+// keeps its name.
 func (h *horizon) over(now []writer) bool {
 	for _, w := range now {
 		if _, found := h.writers[w.Name]; found {

@@ -18,8 +18,8 @@ import (
 
 // Words for places in the log.
 const (
-	FromStart = "start"
-	FromNow   = "now"
+	fromStart = "start"
+	fromNow   = "now"
 )
 
 // settleWithin bounds the wait for transactions that write events.
@@ -28,13 +28,13 @@ const settleWithin = 10 * time.Second
 // ErrPlace is returned for a place in the log that cannot be found.
 var ErrPlace = errors.New("want start, now, a time such as 2026-11-23T20:00:00Z, or the id of an event")
 
-// PositionAt returns the position after which a target continues to get all events from a place on: FromStart, FromNow,
+// PositionAt returns the position after which a target continues to get all events from a place on: fromStart, fromNow,
 // a time, or the event with that id and all later ones. From now on are all events that are committed after it returns.
 func PositionAt(ctx context.Context, pool *pgxpool.Pool, place string) (int64, error) {
 	switch at, err := time.Parse(time.RFC3339Nano, place); {
-	case place == FromStart:
+	case place == fromStart:
 		return 0, nil
-	case place == FromNow:
+	case place == fromNow:
 		return now(ctx, pool)
 	case err == nil:
 		var position *int64

@@ -117,7 +117,9 @@ func (s *Store) List(ctx context.Context) ([]Standing, error) {
 }
 
 // Add adds a target that has all events up to a position.
-func (s *Store) Add(ctx context.Context, name string, to *Address, secrets [][]byte, allowPrivate bool, position int64) error {
+func (s *Store) Add(
+	ctx context.Context, name string, to *Address, secrets [][]byte, allowPrivate bool, position int64,
+) error {
 	if secrets == nil {
 		secrets = [][]byte{}
 	}

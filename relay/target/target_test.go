@@ -45,7 +45,8 @@ func TestParseAddress(t *testing.T) {
 		"", "shop.example", "ftp://shop.example/", "https://", "https:///hidden", "https://a b/hidden", "https://a/hidden#x",
 		"https://user:hidden@host:port/", "https://a/\nhidden", "https://é/hidden", "https://a/" + strings.Repeat("x", 2000),
 		"redis-stream://redis:6379/0", "redis-stream://redis:6379/0?stream=", "redis-stream://redis?stream=s&maxlen=0",
-		"redis-stream://redis?stream=s&hidden=1", "redis-stream://redis?stream=s&maxlen=x", "kafka://one:9092", "kafka:///orders",
+		"redis-stream://redis?stream=s&hidden=1", "redis-stream://redis?stream=s&maxlen=x", "kafka://one:9092",
+		"kafka:///orders",
 		"kafka://one,/orders", "kafka://user:hidden@one/orders", "kafka://one/orders/hidden", "stdout://", "http:",
 	} {
 		_, err := target.ParseAddress(text)
@@ -102,7 +103,8 @@ func TestStoreChangesTargets(t *testing.T) {
 	require.ErrorIs(t, store.Renew(t.Context(), "shop", shop, nil, false), target.ErrNotFound)
 	require.NoError(t, store.Add(t.Context(), "shop", shop, [][]byte{{1}}, false, 7))
 	require.ErrorIs(t, store.Add(t.Context(), "shop", shop, nil, false, 7), target.ErrExists)
-	require.ErrorIs(t, store.Renew(t.Context(), "shop", parse(t, "https://other.example/"), nil, false), target.ErrNotFound)
+	other := parse(t, "https://other.example/")
+	require.ErrorIs(t, store.Renew(t.Context(), "shop", other, nil, false), target.ErrNotFound)
 	require.NoError(t, store.Renew(t.Context(), "shop", shop, [][]byte{{2}, {1}}, true))
 	all, err := store.List(t.Context())
 	require.NoError(t, err)

@@ -11,8 +11,8 @@ import (
 // ErrPrivate is returned for a receiver whose address is not of the public internet.
 var ErrPrivate = errors.New("the address of the receiver is not public, which this target does not allow (--allow-private)")
 
-// special are the blocks that the methods of netip.Addr do not know and that are no addresses of the public internet, or
-// that lead to an IPv4 address which they hide (IANA's special-purpose registries).
+// special are the blocks that the methods of netip.Addr do not know and that are no addresses of the public internet,
+// or that lead to an IPv4 address which they hide (IANA's special-purpose registries).
 var special = func() (blocks []netip.Prefix) {
 	for _, text := range []string{
 		"0.0.0.0/8", "100.64.0.0/10", "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "198.18.0.0/15",

@@ -23,12 +23,12 @@ import (
 )
 
 const (
-	// Timeout bounds a request and its answer.
-	Timeout = 15 * time.Second
-	// RetryAfterMax bounds what a receiver may ask for.
-	RetryAfterMax = 24 * time.Hour
-	// InFlight is how many requests of a target are sent at the same time.
-	InFlight = 64
+	// timeout bounds a request and its answer.
+	timeout = 15 * time.Second
+	// retryAfterMax bounds what a receiver may ask for.
+	retryAfterMax = 24 * time.Hour
+	// inFlight is how many requests of a target are sent at the same time.
+	inFlight = 64
 
 	dialTimeout = 5 * time.Second
 	idleTimeout = time.Minute
@@ -89,13 +89,13 @@ func New(config Config) *Sender {
 	return &Sender{
 		url: config.URL, secrets: config.Secrets, agent: config.Agent,
 		client: &http.Client{
-			Timeout: Timeout,
+			Timeout: timeout,
 			// A redirection could lead anywhere, and would not repeat a POST.
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 			Transport: &http.Transport{
 				// No proxy: it would hide the address that is dialed.
 				DialContext: dialer.DialContext, TLSClientConfig: config.TLS, TLSHandshakeTimeout: dialTimeout,
-				ForceAttemptHTTP2: true, MaxConnsPerHost: InFlight, MaxIdleConnsPerHost: InFlight, IdleConnTimeout: idleTimeout,
+				ForceAttemptHTTP2: true, MaxConnsPerHost: inFlight, MaxIdleConnsPerHost: inFlight, IdleConnTimeout: idleTimeout,
 				MaxResponseHeaderBytes: headersMax, DisableCompression: true,
 			},
 		},
@@ -103,7 +103,7 @@ func New(config Config) *Sender {
 }
 
 // InFlight is how many calls of Send the receiver gets at the same time.
-func (s *Sender) InFlight() int { return InFlight }
+func (s *Sender) InFlight() int { return inFlight }
 
 // Send sends an event and returns nil when the receiver has taken it. The error of a receiver that answered is a
 // *Refusal. Errors do not hold the URL.
@@ -118,7 +118,7 @@ func (s *Sender) Send(ctx context.Context, e *feed.Event) error {
 		"User-Agent":        {s.agent},
 		"Webhook-Id":        {e.ID},
 		"Webhook-Timestamp": {strconv.FormatInt(at.Unix(), 10)},
-		"Webhook-Signature": {Sign(s.secrets, e.ID, at, e.Body)},
+		"Webhook-Signature": {sign(s.secrets, e.ID, at, e.Body)},
 	}
 	answer, err := s.client.Do(request)
 	if err != nil {
@@ -157,11 +157,11 @@ func retryAfter(answer *http.Response, now time.Time) time.Duration {
 	} else if at, err := http.ParseTime(text); err == nil {
 		pause = at.Sub(now)
 	}
-	return min(max(0, pause), RetryAfterMax)
+	return min(max(0, pause), retryAfterMax)
 }
 
-// Sign returns the signatures of an event that is sent at that time, one for each secret, separated by spaces.
-func Sign(secrets [][]byte, id string, at time.Time, body []byte) string {
+// sign returns the signatures of an event that is sent at that time, one for each secret, separated by spaces.
+func sign(secrets [][]byte, id string, at time.Time, body []byte) string {
 	signatures := make([]string, 0, len(secrets))
 	for _, secret := range secrets {
 		mac := hmac.New(sha256.New, secret)

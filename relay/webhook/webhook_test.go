@@ -77,6 +77,10 @@ func TestSendSignsForEachSecret(t *testing.T) {
 	require.Error(t, other.Verify(r.body, r.header), "another secret")
 }
 
+func refusal(status int, retryAfter time.Duration) webhook.Refusal {
+	return webhook.Refusal{Status: status, RetryAfter: retryAfter}
+}
+
 func TestAnswersThatAreRefusals(t *testing.T) {
 	t.Parallel()
 	soon := time.Now().Add(time.Hour).UTC().Format(http.TimeFormat)
@@ -86,9 +90,9 @@ func TestAnswersThatAreRefusals(t *testing.T) {
 		want   webhook.Refusal
 	}{
 		"gone":                {status: 410, want: webhook.Refusal{Status: 410}},
-		"busy":                {429, [2]string{"Retry-After", "17"}, webhook.Refusal{Status: 429, RetryAfter: 17 * time.Second}},
-		"unavailable":         {503, [2]string{"Retry-After", soon}, webhook.Refusal{Status: 503, RetryAfter: time.Hour}},
-		"a year":              {503, [2]string{"Retry-After", "31536000"}, webhook.Refusal{Status: 503, RetryAfter: 24 * time.Hour}},
+		"busy":                {429, [2]string{"Retry-After", "17"}, refusal(429, 17*time.Second)},
+		"unavailable":         {503, [2]string{"Retry-After", soon}, refusal(503, time.Hour)},
+		"a year":              {503, [2]string{"Retry-After", "31536000"}, refusal(503, 24*time.Hour)},
 		"past":                {429, [2]string{"Retry-After", "-5"}, webhook.Refusal{Status: 429}},
 		"nonsense":            {429, [2]string{"Retry-After", "soon"}, webhook.Refusal{Status: 429}},
 		"another status":      {500, [2]string{"Retry-After", "17"}, webhook.Refusal{Status: 500}},
@@ -208,8 +212,9 @@ func TestIsPublic(t *testing.T) {
 		"8.8.8.8": true, "1.1.1.1": true, "2606:4700:4700::1111": true, "::ffff:8.8.8.8": true, "172.32.0.1": true,
 		"100.63.255.255": true, "100.128.0.0": true,
 		"172.31.255.255": false, "100.127.255.255": false, "198.19.0.1": false, "192.0.0.8": false, "203.0.113.9": false,
-		"::ffff:10.0.0.1": false, "::ffff:0:10.0.0.1": false, "64:ff9b::8.8.8.8": false, "2001:0:1::": false, "2001:db8::1": false,
-		"fc00::1": false, "fec0::1": false, "fe80::1%eth0": false, "168.63.129.16": false, "240.0.0.1": false, "::": false,
+		"::ffff:10.0.0.1": false, "::ffff:0:10.0.0.1": false, "64:ff9b::8.8.8.8": false, "2001:0:1::": false,
+		"2001:db8::1": false, "fc00::1": false, "fec0::1": false, "fe80::1%eth0": false, "168.63.129.16": false,
+		"240.0.0.1": false, "::": false,
 	} {
 		require.Equal(t, want, webhook.IsPublic(netip.MustParseAddr(text)), text)
 	}

@@ -106,7 +106,7 @@ func service(t *testing.T, project *types.Project, name string) *types.ServiceCo
 }
 
 func TestServices(t *testing.T) {
-	want := []string{"ingress", "migrate", "postgres", "proxy", "redis", "worker"}
+	want := []string{"ingress", "migrate", "postgres", "proxy", "redis", "relay", "worker"}
 	if got := slices.Sorted(slices.Values(loadWithSecrets(t).ServiceNames())); !slices.Equal(got, want) {
 		t.Errorf("services %v, want %v", got, want)
 	}
@@ -135,7 +135,7 @@ func TestImages(t *testing.T) {
 			t.Errorf("%s runs %s, want %s", name, got, image)
 		}
 	}
-	for _, name := range []string{"ingress", "worker", "migrate"} {
+	for _, name := range []string{"ingress", "worker", "relay", "migrate"} {
 		s := service(t, project, name)
 		if s.Build == nil || s.Image != "stampede:dev" {
 			t.Errorf("%s runs %s, want stampede:dev with a build", name, s.Image)
@@ -146,7 +146,7 @@ func TestImages(t *testing.T) {
 func TestCommands(t *testing.T) {
 	project := loadWithSecrets(t)
 	for name, want := range map[string][]string{
-		"ingress": {"serve"}, "worker": {"work"}, "migrate": {"migrate", "up"},
+		"ingress": {"serve"}, "worker": {"work"}, "relay": {"relay", "run"}, "migrate": {"migrate", "up"},
 		"postgres": {"postgres", "-c", "max_connections=200"},
 	} {
 		if got := service(t, project, name).Command; !slices.Equal(got, want) {
@@ -158,7 +158,7 @@ func TestCommands(t *testing.T) {
 func TestReplicas(t *testing.T) {
 	project := loadWithSecrets(t)
 	for name, want := range map[string]int{
-		"ingress": 2, "worker": 3, "migrate": 1, "proxy": 1, "redis": 1,
+		"ingress": 2, "worker": 3, "relay": 1, "migrate": 1, "proxy": 1, "redis": 1,
 		"postgres": 1,
 	} {
 		if got := service(t, project, name).GetScale(); got != want {
@@ -202,7 +202,7 @@ func TestLongRunningServicesHaveHealthChecks(t *testing.T) {
 	project := loadWithSecrets(t)
 	for name, want := range map[string]string{
 		"redis": "redis-cli ping", "postgres": "pg_isready", "ingress": "/stampede healthcheck",
-		"worker": "/stampede healthcheck", "proxy": "/readyz",
+		"worker": "/stampede healthcheck", "relay": "/stampede healthcheck", "proxy": "/readyz",
 	} {
 		check := service(t, project, name).HealthCheck
 		if check == nil || check.Disable || !strings.Contains(strings.Join(check.Test, " "), want) {
@@ -219,13 +219,16 @@ func TestLongRunningServicesHaveHealthChecks(t *testing.T) {
 }
 
 // By default the image's health check requests the address of an ingress.
-func TestWorkerHealthCheckUsesMetricsAddress(t *testing.T) {
-	env := service(t, loadWithSecrets(t), "worker").Environment
-	for name, want := range map[string]string{
-		"STAMPEDE_METRICS_ADDR": ":9090", "STAMPEDE_HEALTHCHECK_URL": "http://127.0.0.1:9090/readyz",
-	} {
-		if got := env[name]; got == nil || *got != want {
-			t.Errorf("%s is not %q", name, want)
+func TestHealthChecksUseMetricsAddress(t *testing.T) {
+	project := loadWithSecrets(t)
+	for _, of := range []string{"worker", "relay"} {
+		env := service(t, project, of).Environment
+		for name, want := range map[string]string{
+			"STAMPEDE_METRICS_ADDR": ":9090", "STAMPEDE_HEALTHCHECK_URL": "http://127.0.0.1:9090/readyz",
+		} {
+			if got := env[name]; got == nil || *got != want {
+				t.Errorf("%s: %s is not %q", of, name, want)
+			}
 		}
 	}
 }
@@ -239,6 +242,7 @@ func TestStartOrder(t *testing.T) {
 		"migrate":  {"postgres": healthy},
 		"ingress":  {"redis": healthy, "postgres": healthy, "migrate": completed},
 		"worker":   {"redis": healthy, "postgres": healthy, "migrate": completed},
+		"relay":    {"redis": healthy, "postgres": healthy, "migrate": completed},
 		"proxy":    {"ingress": healthy},
 	} {
 		got := service(t, project, name).DependsOn
@@ -338,8 +342,8 @@ func TestOnlyProxyPublishesPorts(t *testing.T) {
 		t.Error("the network of Redis and Postgres is not internal")
 	}
 	for name, want := range map[string][]string{
-		"proxy": {"front"}, "ingress": {"back", "front"}, "worker": {"back"}, "migrate": {"back"}, "redis": {"back"},
-		"postgres": {"back"},
+		"proxy": {"front"}, "ingress": {"back", "front"}, "worker": {"back"}, "relay": {"back", "front"},
+		"migrate": {"back"}, "redis": {"back"}, "postgres": {"back"},
 	} {
 		s := service(t, project, name)
 		if got := slices.Sorted(slices.Values(s.NetworksByPriority())); !slices.Equal(got, want) {

@@ -2,16 +2,15 @@
 -- A later event of an order has its reservation's time from the first one. An order that was never decided
 -- (OrderReserved) has no event for others.
 SELECT e.position, e.order_id, e.sale_id, e.user_id, e.quantity, e.version, e.type, e.occurred_at,
-       coalesce(e.reserved_at, first.reserved_at) AS reserved_at,
+       coalesce(e.reserved_at, (
+           -- Not a join, for which Postgres may read all events.
+           SELECT f.reserved_at FROM order_events AS f
+           WHERE f.sale_id = e.sale_id AND f.order_id = e.order_id AND f.version = 2)) AS reserved_at,
        CASE e.type WHEN 'OrderConfirmed' THEN (e.data ->> 'due')::timestamptz + coalesce(p.lost, lost_time()) END AS expires_at,
        coalesce(e.data ->> 'reference', '') AS payment_reference, coalesce(e.data ->> 'reason', '') AS reason,
        coalesce(e.data ->> 'operator', '') AS operator
 FROM (
     SELECT * FROM order_events WHERE position > $1 AND position <= $2 AND type <> 'OrderReserved' ORDER BY position LIMIT $3
 ) AS e
-LEFT JOIN LATERAL (
-    SELECT f.reserved_at FROM order_events AS f
-    WHERE e.reserved_at IS NULL AND f.sale_id = e.sale_id AND f.order_id = e.order_id AND f.version = 2
-) AS first ON true
 LEFT JOIN pulse AS p ON true
 ORDER BY e.position
