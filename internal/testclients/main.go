@@ -1,6 +1,6 @@
 // Command testclients runs the tests of clients/ against real servers: testclients PROGRAM COMMAND [ARGUMENT…] starts
-// PROGRAM (a built stampede) twice, with buyers named by a header and by a JWT, puts a proxy with faults in front,
-// and runs COMMAND with their addresses in its environment. Its exit status is the command's.
+// PROGRAM (a built stampede) as dev, and as serve with tokens, puts a proxy with faults in front, and runs COMMAND with
+// their addresses in its environment. Its exit status is the command's.
 package main
 
 import (
@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"syscall"
@@ -52,6 +53,10 @@ func main() {
 var serversLine = regexp.MustCompile(`REDIS_URL='([^']*)' DATABASE_URL='([^']*)'`)
 
 func run(ctx context.Context, program, command string, arguments []string) error {
+	program, err := filepath.Abs(program) // for tests in other folders
+	if err != nil {
+		return err
+	}
 	dev := exec.CommandContext(ctx, program, "dev", "--http-addr=127.0.0.1:0", "--admin-token="+adminToken)
 	found, stop, err := start(dev, regexp.MustCompile(`ingress +(http://\S+)`), serversLine)
 	if err != nil {
@@ -81,7 +86,8 @@ func run(ctx context.Context, program, command string, arguments []string) error
 	tests.Stdout, tests.Stderr = os.Stdout, os.Stderr
 	tests.Env = append(os.Environ(), "STAMPEDE_TEST_URL="+header, "STAMPEDE_TEST_JWT_URL="+jwt,
 		"STAMPEDE_TEST_JWT_SECRET="+jwtSecret, "STAMPEDE_TEST_ADMIN_TOKEN="+adminToken,
-		"STAMPEDE_TEST_FAULTS_URL=http://"+listener.Addr().String())
+		"STAMPEDE_TEST_FAULTS_URL=http://"+listener.Addr().String(),
+		"STAMPEDE_TEST_PROGRAM="+program, "REDIS_URL="+redisURL, "DATABASE_URL="+databaseURL)
 	return tests.Run()
 }
 

@@ -12,7 +12,16 @@ from urllib.parse import quote, urlencode
 
 from .errors import NetworkError, StampedeError
 from .transport import Repeats, Request, Token, Transport, is_temporary, pause_before
-from .types import AcceptedOrder, ConfirmedOrder, Order, Purchase, Sale, SaleUpdate, StreamTicket, read
+from .types import (
+    AcceptedOrder,
+    ConfirmedOrder,
+    Order,
+    Purchase,
+    Sale,
+    SaleUpdate,
+    StreamTicket,
+    read,
+)
 
 # After these nothing follows. A confirmed order may be final too: then the server answers 204.
 _FINAL = ("paid", "cancelled", "expired", "rejected", "voided")
@@ -72,7 +81,9 @@ class Stampede:
         if wait > 0:
             headers["Prefer"] = f"wait={wait}"
         answer = self._transport.call(
-            Request("POST", f"/v1/sales/{_segment(sale_id)}/orders", headers, {"quantity": quantity}),
+            Request(
+                "POST", f"/v1/sales/{_segment(sale_id)}/orders", headers, {"quantity": quantity}
+            ),
             Repeats(tries, deadline, changes=True, key=key, wait_for_opening=wait_for_opening),
             extra=wait,
         )
@@ -104,7 +115,9 @@ class Stampede:
             except StampedeError as e:
                 if not is_temporary(e):
                     raise
-            order = self.order(order_id, receipt=receipt, deadline=max(until - time.monotonic(), 0.1))
+            order = self.order(
+                order_id, receipt=receipt, deadline=max(until - time.monotonic(), 0.1)
+            )
             if order.status != "reserved":
                 return order
             time.sleep(min(pause_before(failures, error), max(until - time.monotonic(), 0.0)))
@@ -120,7 +133,9 @@ class Stampede:
     ) -> Order:
         """The order. With the receipt of its purchase, also one that was lost with Redis."""
         path = _order_path(order_id, "", receipt)
-        return read(Order, self._transport.call(Request("GET", path), Repeats(tries, deadline)).json)
+        return read(
+            Order, self._transport.call(Request("GET", path), Repeats(tries, deadline)).json
+        )
 
     def orders(
         self, *, sale_id: Optional[str] = None, page_size: Optional[int] = None
@@ -226,7 +241,7 @@ class Stampede:
     def _events(
         self, path: str, last_id: Callable[[], int], tries: Optional[int], silence: float
     ) -> Iterator[Any]:
-        """The data of a stream's events, from as many connections as it takes, until the server says that none follow."""
+        """The data of a stream's events, from as many connections as it takes, until none follow."""
         failures = 0
         retry = 0.0
 

@@ -121,9 +121,7 @@ class Transport:
         while True:
             failures += 1
             try:
-                return self._try_once(
-                    request, min(self._timeout + extra, until - time.monotonic())
-                )
+                return self._try_once(request, min(self._timeout + extra, until - time.monotonic()))
             except StampedeError as e:
                 error = e
             unknown = unknown or _may_have_happened(error)

@@ -6,9 +6,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Literal, Mapping, Optional, Type, TypeVar, Union
 
-OrderStatus = Literal[
-    "reserved", "confirmed", "paid", "cancelled", "expired", "rejected", "voided"
-]
+OrderStatus = Literal["reserved", "confirmed", "paid", "cancelled", "expired", "rejected", "voided"]
 SaleState = Literal["scheduled", "open", "paused", "ended"]
 
 

@@ -54,7 +54,10 @@ def verify_webhook(
         raise WebhookError(f"{missing[0]} is missing")
     id, timestamp, signatures = (sent[name] for name in names)
     now = time.time() if now is None else now
-    if not re.fullmatch(r"[0-9]{1,12}", timestamp) or abs(now - int(timestamp)) > _TOLERANCE_SECONDS:
+    if (
+        not re.fullmatch(r"[0-9]{1,12}", timestamp)
+        or abs(now - int(timestamp)) > _TOLERANCE_SECONDS
+    ):
         raise WebhookError("webhook-timestamp is more than 5 minutes from now, or not a time")
     raw = body.encode() if isinstance(body, str) else body
     signed = f"{id}.{timestamp}.".encode() + raw

@@ -2,11 +2,13 @@
 
 import json
 import os
+import subprocess
+import tempfile
 import time
 import unittest
 import urllib.request
 import uuid
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional
 
 from stampede_client import ProblemError, Sale, Stampede, StampedeError
 
@@ -14,6 +16,7 @@ URL = os.environ["STAMPEDE_TEST_URL"]
 JWT_URL = os.environ["STAMPEDE_TEST_JWT_URL"]
 JWT_SECRET = os.environ["STAMPEDE_TEST_JWT_SECRET"]
 FAULTS_URL = os.environ["STAMPEDE_TEST_FAULTS_URL"]
+PROGRAM = os.environ["STAMPEDE_TEST_PROGRAM"]
 ADMIN_TOKEN = os.environ["STAMPEDE_TEST_ADMIN_TOKEN"]
 
 Fault = Dict[str, Any]
@@ -62,8 +65,20 @@ def problem(status: int, slug: str, **headers: str) -> Fault:
         "do": "answer",
         "status": status,
         "headers": {"Content-Type": "application/problem+json", **headers},
-        "body": json.dumps({"type": f"/problems/{slug}", "status": status, "detail": "By the proxy."}),
+        "body": json.dumps(
+            {"type": f"/problems/{slug}", "status": status, "detail": "By the proxy."}
+        ),
     }
+
+
+def add_relay_target(webhook: str, secret: str) -> None:
+    """Has the relay send all events from now on to a webhook."""
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write(secret)
+        file.flush()
+        target = ["relay", "add", f"shop-{uuid.uuid4()}", webhook]
+        options = [f"--secret-file={file.name}", "--allow-private"]
+        subprocess.run([PROGRAM, *target, *options], check=True, capture_output=True)
 
 
 def taken(sale: Sale) -> int:

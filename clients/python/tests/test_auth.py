@@ -9,7 +9,16 @@ from typing import Any, List, Optional
 
 from stampede_client import Stampede
 
-from .shop import JWT_SECRET, JWT_URL, URL, Plan, ShopCase, create_sale, new_user, problem
+from .shop import (
+    JWT_SECRET,
+    JWT_URL,
+    URL,
+    Plan,
+    ShopCase,
+    create_sale,
+    new_user,
+    problem,
+)
 
 
 def encode(part: bytes) -> bytes:

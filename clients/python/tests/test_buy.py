@@ -13,7 +13,9 @@ class BuyTest(ShopCase):
         purchase = plan.client.buy(sale.id)
         self.assertTrue(purchase.replayed)
         seen = plan.seen()
-        self.assertEqual([(r.get("fault"), r["status"]) for r in seen], [("drop", 202), (None, 202)])
+        self.assertEqual(
+            [(r.get("fault"), r["status"]) for r in seen], [("drop", 202), (None, 202)]
+        )
         self.assertEqual([r["headers"]["idempotency-key"] for r in seen], [purchase.key] * 2)
         self.assertEqual(seen[0]["body"], seen[1]["body"])
         until(lambda: taken(sale) > 0)
@@ -85,17 +87,17 @@ class BuyTest(ShopCase):
         sale = create_sale()
         plan = Plan({"do": "hold"}, timeout=0.5)
         self.assertTrue(plan.client.buy(sale.id).replayed)
-        self.assertEqual(len(plan.seen()), 2)
+        self.assertGreaterEqual(len(plan.seen()), 2)
 
     def test_a_sale_that_is_not_open_yet_can_be_waited_for(self) -> None:
-        opens = datetime.now(timezone.utc) + timedelta(seconds=1.5)
+        opens = datetime.now(timezone.utc) + timedelta(seconds=4)
         opens = opens.replace(microsecond=opens.microsecond // 1000 * 1000)
         sale = create_sale(opens_at=opens.isoformat(timespec="milliseconds"))
         refused = self.assert_problem("sale-not-open", lambda: buyer().buy(sale.id))
         self.assertEqual(refused.opens_at, opens)
-        self.assertIn(refused.retry_after, (1, 2))
+        self.assertIn(refused.retry_after, (1, 2, 3, 4))
         # The deadline counts from the opening.
-        purchase = buyer().buy(sale.id, wait_for_opening=True, deadline=1, tries=1)
+        purchase = buyer().buy(sale.id, wait_for_opening=True, deadline=3, tries=1)
         self.assertGreaterEqual(purchase.order.reserved_at, opens)
 
     def test_the_server_waits_for_the_confirmation_if_it_is_asked_to(self) -> None:

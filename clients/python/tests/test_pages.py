@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, Dict
 from unittest.mock import patch
 
-from standardwebhooks.webhooks import Webhook
-
 from stampede_client import PROBLEM_SLUGS, AcceptedOrder, Order
+from standardwebhooks.webhooks import Webhook
 
 from .shop import URL, create_sale, send
 

@@ -1,7 +1,7 @@
 import unittest
 from typing import List, Tuple
 
-from stampede_client import AcceptedOrder, NetworkError, Order
+from stampede_client import AcceptedOrder, NetworkError
 
 from .shop import Fault, Plan, ShopCase, buyer, create_sale
 
@@ -14,7 +14,9 @@ def event(version: int, status: str) -> str:
         f'"order_id":"x","sale_id":"s","user_id":"u","quantity":1,"reserved_at":"2026-11-22T09:00:02.187Z",'
         f'"version":{version}'
     )
-    return f'event: {status}\nid: {version}\r\ndata: {{{order},\ndata: "status":"{status}"}}\r\n\r\n'
+    return (
+        f'event: {status}\nid: {version}\r\ndata: {{{order},\ndata: "status":"{status}"}}\r\n\r\n'
+    )
 
 
 def stream(body: str) -> Fault:
@@ -74,7 +76,9 @@ class WatchTest(ShopCase):
         ann = buyer()
         id = ann.buy(sale.id).order.order_id
         self.assertEqual(list(ann.watch_order(id))[-1].status, "expired")
-        self.assertEqual(self.assert_problem("order-expired", lambda: ann.pay(id, "pi_1")).status, 410)
+        self.assertEqual(
+            self.assert_problem("order-expired", lambda: ann.pay(id, "pi_1")).status, 410
+        )
 
     def test_a_watch_ends_after_as_many_failures_as_the_caller_allows(self) -> None:
         plan = Plan({"do": "refuse"}, {"do": "refuse"}, {"do": "refuse"})
@@ -111,9 +115,7 @@ class WatchTest(ShopCase):
     def test_the_wait_for_a_confirmation_has_a_deadline(self) -> None:
         held = event(1, "reserved").split("data: ")
         reserved = (held[1] + held[2]).replace("\r\n", "")
-        plan = Plan(
-            stream(event(1, "reserved")), {"do": "answer", "status": 200, "body": reserved}
-        )
+        plan = Plan(stream(event(1, "reserved")), {"do": "answer", "status": 200, "body": reserved})
         lost = self.error_of(lambda: plan.client.wait_for_confirmation("x", deadline=0.2))
         self.assertIsInstance(lost, NetworkError)
 

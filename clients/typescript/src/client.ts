@@ -1,13 +1,29 @@
 import { NetworkError, ProblemError } from "./errors.js";
 import { readEvents } from "./events.js";
 import { pauseBefore, sleep, Timeout } from "./time.js";
-import { type CallOptions, type ClientOptions, isTemporary, type Repeats, type Request, Transport } from "./transport.js";
-import type { AcceptedOrder, ConfirmedOrder, Order, OrderStatus, Purchase, Sale, SaleUpdate, StreamTicket } from "./types.js";
+import {
+  type CallOptions,
+  type ClientOptions,
+  isTemporary,
+  type Repeats,
+  type Request,
+  Transport,
+} from "./transport.js";
+import type {
+  AcceptedOrder,
+  ConfirmedOrder,
+  Order,
+  OrderStatus,
+  Purchase,
+  Sale,
+  SaleUpdate,
+  StreamTicket,
+} from "./types.js";
 
 export interface BuyOptions extends CallOptions {
   /** Units, 1 by default. */
   quantity?: number;
-  /** The idempotency key of this purchase; `newKey()` by default. Store your own before the call to survive a reload. */
+  /** The idempotency key, `newKey()` by default. To survive a reload, store your own before the call. */
   key?: string;
   /** How many seconds the server may wait for the confirmation, at most 30; none by default. */
   waitSeconds?: number;
@@ -70,7 +86,10 @@ export class Stampede {
    * Waits until an accepted order is in the database, and returns it: `confirmed`, or what became of it instead
    * (`rejected`, `voided`, …). It reads the order's events, and asks for the order where events do not arrive.
    */
-  async waitForConfirmation(accepted: Pick<AcceptedOrder, "order_id" | "receipt">, options: CallOptions = {}): Promise<Order> {
+  async waitForConfirmation(
+    accepted: Pick<AcceptedOrder, "order_id" | "receipt">,
+    options: CallOptions = {},
+  ): Promise<Order> {
     const { deadlineMs = 60_000 } = options;
     const over = new Timeout(options.signal, deadlineMs, "no confirmation");
     const { order_id: id, receipt } = accepted;
@@ -94,7 +113,10 @@ export class Stampede {
 
   /** The order. */
   async order(orderId: string, options: OrderOptions = {}): Promise<Order> {
-    const answer = await this.#transport.call({ method: "GET", path: orderPath(orderId, "", options.receipt) }, options);
+    const answer = await this.#transport.call(
+      { method: "GET", path: orderPath(orderId, "", options.receipt) },
+      options,
+    );
     return answer.json as Order;
   }
 
@@ -184,7 +206,7 @@ export class Stampede {
     }
   }
 
-  /** The data of a stream's events, from as many connections as it takes, until the server says that nothing follows. */
+  /** The data of a stream's events, from as many connections as it takes, until the server says that none follow. */
   async *#events(path: string, lastId: () => number, options: WatchOptions): AsyncGenerator<string, void, undefined> {
     const { signal, tries = Infinity, silenceMs = 40_000 } = options;
     let leastMs = 0;

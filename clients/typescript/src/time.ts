@@ -70,8 +70,8 @@ export class Timeout {
 }
 
 /**
- * How long to wait before a try, in ms: as the server asks, else longer each time, and at least `leastMs`. Random, so that
- * clients spread.
+ * How long to wait before a try, in ms: as the server asks, else longer each time, and at least `leastMs`. Random, so
+ * that clients spread.
  */
 export function pauseBefore(failures: number, retryAfter?: number, leastMs = 0): number {
   if (retryAfter !== undefined) {

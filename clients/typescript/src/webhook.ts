@@ -46,7 +46,9 @@ export async function verifyWebhook(
   signed.set(head);
   signed.set(bytes, head.length);
   for (const one of typeof secret === "string" ? [secret] : secret) {
-    const key = await crypto.subtle.importKey("raw", secretBytes(one), { name: "HMAC", hash: "SHA-256" }, false, ["verify"]);
+    const key = await crypto.subtle.importKey("raw", secretBytes(one), { name: "HMAC", hash: "SHA-256" }, false, [
+      "verify",
+    ]);
     for (const signature of signatures.split(" ")) {
       const [version, value = ""] = signature.split(",", 2);
       const candidate = version === "v1" ? decodeBase64(value) : undefined;
@@ -59,7 +61,10 @@ export async function verifyWebhook(
   throw new WebhookError("no signature in webhook-signature is valid");
 }
 
-function header(headers: Headers | Readonly<Record<string, string | readonly string[] | undefined>>, name: string): string {
+function header(
+  headers: Headers | Readonly<Record<string, string | readonly string[] | undefined>>,
+  name: string,
+): string {
   const value = headers instanceof Headers ? headers.get(name) : headers[name];
   if (typeof value !== "string" || value === "") throw new WebhookError(`${name} is missing, or there more than once`);
   return value;

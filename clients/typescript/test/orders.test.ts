@@ -21,7 +21,9 @@ test("a payment may be repeated, and another one is refused", async () => {
 
 test("a payment waits for the confirmation", async () => {
   const sale = await withPayment();
-  const { client } = await faulty([{ on: "POST /pay", ...problem(409, "order-not-confirmed", { "Retry-After": "1" }) }]);
+  const { client } = await faulty([
+    { on: "POST /pay", ...problem(409, "order-not-confirmed", { "Retry-After": "1" }) },
+  ]);
   const { order } = await client.buy(sale.id);
   assert.equal((await client.pay(order.order_id, "pi_1")).status, "paid");
 });
@@ -48,7 +50,7 @@ test("a cancelled order gives its units back, and another key buys again", async
   assert.notEqual(again.order.order_id, order.order_id);
 
   async function buyAgain(sale: Sale) {
-    for (const key = newKey(); ; ) {
+    for (const key = newKey(); ;) {
       try {
         return await ann.buy(sale.id, { key });
       } catch (error) {

@@ -24,7 +24,11 @@ test("the slugs and members are those of the server", async () => {
     const declared = new Set([...members.matchAll(/^  (\w+)\??:/gm)].map(([, name]) => name));
     const answered = Object.keys(components.schemas[schema]?.properties ?? {});
     assert.ok(answered.length > 5);
-    assert.deepEqual(answered.filter((name) => !declared.has(name)), [], type);
+    assert.deepEqual(
+      answered.filter((name) => !declared.has(name)),
+      [],
+      type,
+    );
   }
 });
 

@@ -1,5 +1,10 @@
 // What the tests share: the servers that `task test:clients` has started, sales, buyers, and faults on the way.
+import { execFile } from "node:child_process";
 import { randomUUID } from "node:crypto";
+import { mkdtemp, writeFile } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { promisify } from "node:util";
 import { Stampede, type ClientOptions, type Sale } from "stampede-client";
 
 function environment(name: string): string {
@@ -38,7 +43,10 @@ export const newUser = () => `ann-${randomUUID()}`;
 export async function createSale(terms: Partial<Sale> = {}): Promise<Sale> {
   const response = await fetch(`${url}/v1/sales`, {
     method: "POST",
-    headers: { Authorization: `Bearer ${environment("STAMPEDE_TEST_ADMIN_TOKEN")}`, "Content-Type": "application/json" },
+    headers: {
+      Authorization: `Bearer ${environment("STAMPEDE_TEST_ADMIN_TOKEN")}`,
+      "Content-Type": "application/json",
+    },
     body: JSON.stringify({ name: "Test", stock: 10, ...terms }),
   });
   if (response.status !== 201) throw new Error(await response.text());
@@ -69,6 +77,14 @@ export const problem = (status: number, slug: string, headers: Record<string, st
   body: JSON.stringify({ type: `/problems/${slug}`, title: slug, status, detail: "By the proxy." }),
 });
 
+/** Has the relay send all events from now on to a webhook. */
+export async function addRelayTarget(webhook: string, secret: string): Promise<void> {
+  const file = join(await mkdtemp(join(tmpdir(), "stampede-test-")), "secret");
+  await writeFile(file, secret, { mode: 0o600 });
+  const target = ["relay", "add", `shop-${randomUUID()}`, webhook, `--secret-file=${file}`, "--allow-private"];
+  await promisify(execFile)(environment("STAMPEDE_TEST_PROGRAM"), target);
+}
+
 /** How many units of a sale are reserved or sold. Another server's answer may be a second old, this one's is not. */
 export async function taken(sale: Sale): Promise<number> {
   const now = await buyer().sale(sale.id);
@@ -76,7 +92,7 @@ export async function taken(sale: Sale): Promise<number> {
 }
 
 export async function until<T>(look: () => Promise<T | undefined | false>): Promise<T> {
-  for (const end = Date.now() + 20_000; ; ) {
+  for (const end = Date.now() + 20_000; ;) {
     const found = await look();
     if (found !== undefined && found !== false) return found;
     if (Date.now() > end) throw new Error("not within 20 s");

@@ -18,14 +18,23 @@ test("a watch that is cut twice sees every state", async () => {
     orders.push(state);
     if (state.status === "confirmed") await client.pay(order.order_id, "pi_1");
   }
-  assert.deepEqual(orders.map((o) => [o.status, o.version]), [["confirmed", 2], ["paid", 3]]);
+  assert.deepEqual(
+    orders.map((o) => [o.status, o.version]),
+    [
+      ["confirmed", 2],
+      ["paid", 3],
+    ],
+  );
   const streams = (await seen()).filter((r) => r.path.endsWith("/events"));
-  assert.deepEqual(streams.map((r) => [r.fault, r.headers["last-event-id"]]), [
-    ["refuse", undefined],
-    ["cut", undefined],
-    ["cut", undefined],
-    [undefined, "2"],
-  ]);
+  assert.deepEqual(
+    streams.map((r) => [r.fault, r.headers["last-event-id"]]),
+    [
+      ["refuse", undefined],
+      ["cut", undefined],
+      ["cut", undefined],
+      [undefined, "2"],
+    ],
+  );
 });
 
 test("a watch ends when nothing follows", async () => {
@@ -73,7 +82,11 @@ test("a watch never goes back to a lower version", async () => {
   const event = (version: number, status: string) =>
     `event: ${status}\nid: ${version}\r\ndata: {"order_id":"x","version":${version},\ndata: "status":"${status}"}\r\n\r\n`;
   const stream = (body: string): Fault => ({
-    on: events, do: "answer", status: 200, headers: { "Content-Type": "text/event-stream" }, body,
+    on: events,
+    do: "answer",
+    status: 200,
+    headers: { "Content-Type": "text/event-stream" },
+    body,
   });
   const { client } = await faulty([
     stream(": \n\n" + event(2, "confirmed") + event(1, "reserved")),
@@ -99,9 +112,12 @@ test("a watch ends with the caller's signal, or after as many failures as the ca
   const { client } = await faulty([]);
   const { order } = await client.buy(sale.id, { waitSeconds: 10 });
   const abort = new AbortController();
-  await assert.rejects(async () => {
-    for await (const _ of client.watchOrder(order.order_id, { signal: abort.signal })) abort.abort();
-  }, { name: "AbortError" });
+  await assert.rejects(
+    async () => {
+      for await (const _ of client.watchOrder(order.order_id, { signal: abort.signal })) abort.abort();
+    },
+    { name: "AbortError" },
+  );
   const refused = await faulty([{ do: "refuse" }, { do: "refuse" }, { do: "refuse" }]);
   const watch = refused.client.watchOrder(order.order_id, { tries: 2 });
   await assert.rejects(watch.next(), NetworkError);
@@ -155,5 +171,8 @@ test("a watched sale shows purchases", async () => {
   assert.deepEqual([...new Set(available)], [3, 2, 1, 0]);
   assert.ok((await seen()).length >= 2);
   assert.equal(await until(async () => (await taken(sale)) === 3 && 3), 3);
-  await assert.rejects(client.watchSale("no-sale").next(), (e: unknown) => e instanceof ProblemError && e.status === 404);
+  await assert.rejects(
+    client.watchSale("no-sale").next(),
+    (e: unknown) => e instanceof ProblemError && e.status === 404,
+  );
 });

@@ -1,7 +1,10 @@
 import assert from "node:assert/strict";
+import { createServer } from "node:http";
+import type { AddressInfo } from "node:net";
 import { test } from "node:test";
-import { verifyWebhook, WebhookError } from "stampede-client";
+import { verifyWebhook, WebhookError, type WebhookEvent } from "stampede-client";
 import { Webhook } from "standardwebhooks";
+import { addRelayTarget, buyer, createSale, until } from "./shop.js";
 
 const secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 const other = "whsec_" + Buffer.alloc(32, 7).toString("base64");
@@ -29,9 +32,45 @@ test("a webhook is verified", async () => {
   await verifyWebhook(secret, vector, '{"test": 2432232314}', new Date(1614265330_000));
 });
 
+test("what the relay sends is verified, in order", { timeout: 60_000 }, async (t) => {
+  const received: WebhookEvent[] = [];
+  const failures: unknown[] = [];
+  const shop = createServer(async (request, response) => {
+    try {
+      const parts: Buffer[] = [];
+      for await (const part of request) parts.push(part as Buffer);
+      received.push(await verifyWebhook([other, secret], request.headers, Buffer.concat(parts)));
+      response.writeHead(204).end();
+    } catch (error) {
+      failures.push(error);
+      response.writeHead(400).end();
+    }
+  });
+  await new Promise<void>((resolve) => shop.listen(0, "127.0.0.1", resolve));
+  t.after(() => shop.close());
+  await addRelayTarget(`http://127.0.0.1:${(shop.address() as AddressInfo).port}/`, secret);
+
+  const sale = await createSale({ payment_window_seconds: 600 });
+  const ann = buyer();
+  const { order_id: id } = (await ann.buy(sale.id, { waitSeconds: 10 })).order;
+  await ann.pay(id, "pi_1");
+  const events = await until(async () => {
+    const ours = received.filter((event) => event.subject === id);
+    return ours.some((event) => event.type === "stampede.order.paid") && ours;
+  });
+  assert.deepEqual([...new Set(events.map((e) => e.id))], [`${id}.2`, `${id}.3`]);
+  assert.deepEqual([...new Set(events.map((e) => e.type))], ["stampede.order.confirmed", "stampede.order.paid"]);
+  assert.deepEqual([events.at(-1)?.data["sale_id"], events.at(-1)?.data["payment_reference"]], [sale.id, "pi_1"]);
+  assert.ok(received.some((event) => event.type === "stampede.sale.created" && event.subject === sale.id));
+  assert.deepEqual(failures, []);
+});
+
 test("secrets are rotated by several secrets or several signatures", async () => {
   await verifyWebhook([other, secret], signed(), body);
-  const both = { ...signed(), "webhook-signature": `v2,xx v1,!! v1a,xx ${signed(new Date(), other)["webhook-signature"]} ${signed()["webhook-signature"]}` };
+  const both = {
+    ...signed(),
+    "webhook-signature": `v2,xx v1,!! v1a,xx ${signed(new Date(), other)["webhook-signature"]} ${signed()["webhook-signature"]}`,
+  };
   await verifyWebhook(secret, both, body);
 });
 
