@@ -357,6 +357,7 @@ func (noOrders) FindOrders(context.Context, []uuid.UUID) ([]order.Order, error) 
 func (noOrders) FindByReceipt(context.Context, order.Receipt) (order.Order, error) {
 	return order.Order{}, errStub
 }
+
 func (noOrders) PastAnswer(context.Context, reservation.Request) (reservation.Answer, error) {
 	return reservation.Answer{Verdict: reservation.Ended}, nil
 }

@@ -72,7 +72,8 @@ func TestRetiredSaleIsAnsweredAsBefore(t *testing.T) {
 	s.awaitUnits(sale, 8, 0, 2)
 	require.Equal(t, "ended", s.get("/v1/sales/" + sale.String()).is(http.StatusOK)["state"])
 	require.Equal(t, id.String(), s.get(path, as("ann")).is(http.StatusOK)["order_id"])
-	s.post("/v1/sales/"+sale.String()+"/restock", `{"units":5}`, operator).isProblem(http.StatusConflict, "illegal-transition")
+	s.post("/v1/sales/"+sale.String()+"/restock", `{"units":5}`, operator).
+		isProblem(http.StatusConflict, "illegal-transition")
 	s.post("/v1/sales/"+sale.String()+"/end", "", operator).is(http.StatusOK)
 
 	p := s.keys.Partition(sale)

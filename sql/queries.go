@@ -11,6 +11,8 @@ var (
 	ArchiveBlockers string
 	//go:embed queries/archive/columns.sql
 	ArchiveColumns string
+	//go:embed queries/archive/delete_rest.sql
+	ArchiveDeleteRest string
 	//go:embed queries/archive/delete_some.sql
 	ArchiveDeleteSome string
 	//go:embed queries/archive/due_sales.sql

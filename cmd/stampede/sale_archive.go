@@ -58,9 +58,9 @@ func (c *saleArchiveCmd) Run(ctx context.Context, s *streams, logger *slog.Logge
 		case err == nil:
 			archived = append(archived, done)
 			if !c.JSON {
-				_, err = fmt.Fprintf(s.out, "sale %s: %s orders with %s events are in %s (%s bytes), and were deleted, in %v\n", sale,
-					figure.Count(done.Orders), figure.Count(done.Events), done.Path, figure.Count(done.Bytes),
-					done.Took.Round(time.Millisecond))
+				const line = "sale %s: %s orders with %s events are in %s (%s bytes), and were deleted, in %v\n"
+				_, err = fmt.Fprintf(s.out, line, sale, figure.Count(done.Orders), figure.Count(done.Events), done.Path,
+					figure.Count(done.Bytes), done.Took.Round(time.Millisecond))
 			}
 		case errors.Is(err, archive.ErrRefused) && c.Sale == uuid.Nil:
 			_, err = fmt.Fprintln(s.err, err)

@@ -264,15 +264,17 @@ func (a *Archiver) mark(ctx context.Context, id uuid.UUID, s state, done Archive
 
 // delete deletes the orders of an archived sale in Postgres, and what is left of the sale in Redis.
 func (a *Archiver) delete(ctx context.Context, id uuid.UUID, s state) error {
-	for {
-		var deleted int
-		if err := a.conn.QueryRow(ctx, sql.ArchiveDeleteSome, id, deletedAtOnce).Scan(&deleted); err != nil {
+	for last := uuid.Nil; ; {
+		err := a.conn.QueryRow(ctx, sql.ArchiveDeleteSome, id, last, deletedAtOnce).Scan(&last)
+		if errors.Is(err, pgx.ErrNoRows) {
+			break
+		} else if err != nil {
 			return fmt.Errorf("delete its orders: %w", err)
 		}
-		if deleted == 0 {
-			break
-		}
 		crashpoint.Hit(crashpoint.ArchiveDeleting)
+	}
+	if _, err := a.conn.Exec(ctx, sql.ArchiveDeleteRest, id); err != nil {
+		return fmt.Errorf("delete its events: %w", err)
 	}
 	crashpoint.Hit(crashpoint.ArchiveDeleted)
 	err := reservation.LayoutOf(id, s.Partitions, s.Shards).EachShard(func(partition, _ int) error {

@@ -52,8 +52,8 @@ func retireAll(s *testshop.Shop, t testing.TB) int {
 	return retired
 }
 
-// endedSale returns a sale with orders of all kinds, which has left Redis, and one of its receipts. No other sale of the
-// shop is over.
+// endedSale returns a sale with orders of all kinds, which has left Redis, and one of its receipts. No other sale of
+// the shop is over.
 func endedSale(s *testshop.Shop, t testing.TB, shards int) (uuid.UUID, order.Receipt) {
 	t.Helper()
 	l := ledger.New(s.Pool)
@@ -104,7 +104,8 @@ func rows(s *testshop.Shop, t testing.TB, sale uuid.UUID) (all []string) {
 	return all
 }
 
-const ordersLeft = "SELECT (SELECT count(*) FROM orders WHERE sale_id = $1) + (SELECT count(*) FROM order_events WHERE sale_id = $1)"
+const ordersLeft = "SELECT (SELECT count(*) FROM orders WHERE sale_id = $1) + " +
+	"(SELECT count(*) FROM order_events WHERE sale_id = $1)"
 
 func requireArchived(s *testshop.Shop, t testing.TB, sale uuid.UUID, receipt order.Receipt) {
 	t.Helper()
@@ -113,7 +114,8 @@ func requireArchived(s *testshop.Shop, t testing.TB, sale uuid.UUID, receipt ord
 	layout := s.LayoutOf(t, sale)
 	for shard := range layout.Shards {
 		p := layout.Partition(shard)
-		require.Zero(t, s.Rdb.Exists(t.Context(), s.Keys.Sale(p, sale), s.Keys.Buyers(p, sale), s.Keys.Ended(p, sale)).Val())
+		keys := []string{s.Keys.Sale(p, sale), s.Keys.Buyers(p, sale), s.Keys.Ended(p, sale)}
+		require.Zero(t, s.Rdb.Exists(t.Context(), keys...).Val())
 		require.False(t, s.Rdb.SIsMember(t.Context(), s.Keys.Sales(p), sale.String()).Val())
 	}
 	_, err := l.FindByReceipt(t.Context(), receipt)
@@ -239,11 +241,12 @@ func TestSaleIsNotArchivedTooEarly(t *testing.T) {
 	refused(open, 0, "its buyers are still in Redis")
 	require.Equal(t, 1, retireAll(s, t))
 	refused(open, time.Hour, "its last change was at ")
-	last := s.Count(t, "SELECT max(position) FROM (SELECT position FROM order_events UNION SELECT position FROM sale_events) AS e")
+	last := s.Count(t, `SELECT max(position)
+		FROM (SELECT position FROM order_events UNION SELECT position FROM sale_events) AS e`)
 	require.NoError(t, testshop.ExecSQL(t, s,
 		"INSERT INTO relay_targets (name, url, state, position) VALUES ('shop', 'https://shop', 'paused', $1)", last-1))
-	refused(open, 0, fmt.Sprintf("the target shop of the relay has not read it: it is at position %d, and the last event of "+
-		"the sale at %d", last-1, last))
+	refused(open, 0, fmt.Sprintf("the target shop of the relay has not read it: it is at position %d, and the "+
+		"last event of the sale at %d", last-1, last))
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Empty(t, entries)
@@ -329,9 +332,10 @@ func TestSaleThatChangesIsNotArchived(t *testing.T) {
 	frozen.Setenv(crashpoint.FreezeEnv, crashpoint.ArchiveNamed)
 	frozen.Start()
 	frozen.WaitOutput(30*time.Second, "frozen at "+crashpoint.ArchiveNamed)
-	require.NoError(t, testshop.ExecSQL(t, s, `INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at)
-		SELECT order_id, 4, 'OrderCancelled', sale_id, user_id, quantity, now() FROM order_events WHERE order_id = $1 AND version = 3`,
-		receipt.OrderID))
+	require.NoError(t, testshop.ExecSQL(t, s, `
+		INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at)
+		SELECT order_id, 4, 'OrderCancelled', sale_id, user_id, quantity, now()
+		FROM order_events WHERE order_id = $1 AND version = 3`, receipt.OrderID))
 	frozen.Thaw()
 	require.False(t, frozen.Wait(30*time.Second).Success())
 	require.Contains(t, frozen.Output(), "it has changed while its file was written")
@@ -375,7 +379,8 @@ func TestMonthOfArchivedSaleGoesOn(t *testing.T) {
 	_, err := archiveSale(s, t, t.TempDir(), sale)
 	require.NoError(t, err)
 	_, err = s.Pool.Exec(t.Context(), `DO $$ DECLARE part text; BEGIN
-		FOR part IN SELECT unnest(ARRAY[orders, events]) FROM order_months LOOP EXECUTE 'DROP TABLE ' || part; END LOOP; END $$`)
+		FOR part IN SELECT unnest(ARRAY[orders, events]) FROM order_months LOOP EXECUTE 'DROP TABLE ' || part; END LOOP;
+		END $$`)
 	require.NoError(t, err)
 	_, err = s.Pool.Exec(t.Context(), sql.WorkerMakeMonths)
 	require.NoError(t, err)

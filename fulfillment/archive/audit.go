@@ -112,9 +112,9 @@ func (r *Report) WriteText(w io.Writer) error {
 	if r.Found > 0 {
 		verdict = "BROKEN"
 	}
-	_, err := fmt.Fprintf(w, "%s  sale %s %s: S1 to S5 %s, %s orders with %s events, %s units sold of %s\n", r.Path, r.Sale,
-		figure.Printable(r.Name), verdict, figure.Count(r.Orders), figure.Count(r.Events), figure.Count(r.Sold),
-		figure.Count(r.Stock))
+	const line = "%s  sale %s %s: S1 to S5 %s, %s orders with %s events, %s units sold of %s\n"
+	_, err := fmt.Fprintf(w, line, r.Path, r.Sale, figure.Printable(r.Name), verdict,
+		figure.Count(r.Orders), figure.Count(r.Events), figure.Count(r.Sold), figure.Count(r.Stock))
 	for _, f := range r.Findings {
 		about := ""
 		if f.Order != nil {

@@ -21,8 +21,8 @@ func BenchmarkArchiveOfAMillionOrders(b *testing.B) {
 	for _, statement := range []string{
 		`INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at,
 				payment_reference, key_fingerprint, due)
-			SELECT (left(gen_random_uuid()::text, 32) || right($1::uuid::text, 4))::uuid, $1::uuid, gen_random_uuid()::text, 1, 'paid', 3, n, 1, now(),
-				now(), 'pi-' || n, left(md5(n::text), 16), now() FROM generate_series(1, 1000000) AS n`,
+			SELECT (left(gen_random_uuid()::text, 32) || right($1::uuid::text, 4))::uuid, $1::uuid, gen_random_uuid()::text,
+				1, 'paid', 3, n, 1, now(), now(), 'pi-' || n, left(md5(n::text), 16), now() FROM generate_series(1, 1000000) AS n`,
 		`INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at, data)
 			SELECT id, 2, 'OrderConfirmed', sale_id, user_id, quantity, updated_at, reserved_at,
 				jsonb_build_object('sequence', sequence, 'epoch', epoch, 'key_fingerprint', key_fingerprint, 'due', due)
@@ -30,8 +30,8 @@ func BenchmarkArchiveOfAMillionOrders(b *testing.B) {
 		`INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, data)
 			SELECT id, 3, 'OrderPaid', sale_id, user_id, quantity, updated_at, jsonb_build_object('reference', payment_reference)
 			FROM orders WHERE sale_id = $1`,
-		`UPDATE sales SET sold = stock, state = 'ended', retired_at = now(), published_revision = revision, last_sequence = 1000000
-			WHERE id = $1`,
+		`UPDATE sales SET sold = stock, state = 'ended', retired_at = now(), published_revision = revision,
+			last_sequence = 1000000 WHERE id = $1`,
 	} {
 		_, err := s.Pool.Exec(b.Context(), statement, sale)
 		require.NoError(b, err)

@@ -178,8 +178,8 @@ func (f *File) next() error {
 		return damaged(err)
 	}
 	if sum := hex.EncodeToString(f.sum.Sum(nil)); sum != f.SHA256 || f.events != f.Events {
-		return fmt.Errorf("%w: it has %d events with the checksum %s, and should have %d with %s", ErrDamagedFile, f.events, sum,
-			f.Events, f.SHA256)
+		return fmt.Errorf("%w: it has %d events with the checksum %s, and should have %d with %s", ErrDamagedFile,
+			f.events, sum, f.Events, f.SHA256)
 	}
 	if rest, err := f.text.ReadByte(); !errors.Is(err, io.EOF) {
 		return fmt.Errorf("%w: %q follows its end: %w", ErrDamagedFile, rest, cmpErr(err))

@@ -229,7 +229,8 @@ func (l *look) reportUnknownSales(ctx context.Context, inRedis []reservation.Loc
 	for _, id := range unknown {
 		what := "Redis has this sale, with %s, and Postgres does not know it"
 		if slices.Contains(archived, id) {
-			what = "Redis still has this sale, with %s, and its orders are archived: repeat `stampede sale archive`, or delete its keys"
+			what = "Redis still has this sale, with %s, and its orders are archived: repeat `stampede sale archive`, " +
+				"or delete its keys"
 		}
 		l.note("S7", Finding{Sale: &id, Remedy: remedyOperator, What: fmt.Sprintf(what, plural(buyers[id], "buyer"))})
 	}

@@ -117,7 +117,8 @@ func (r *Retirer) candidates(ctx context.Context) ([]candidate, error) {
 			except = append(except, id)
 		}
 	}
-	rows, _ := r.Pool.Query(ctx, sql.RetireCandidates, r.After.Seconds(), except, candidatesMax) // its error comes with the rows
+	// Its error comes with the rows.
+	rows, _ := r.Pool.Query(ctx, sql.RetireCandidates, r.After.Seconds(), except, candidatesMax)
 	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[candidate])
 	if err != nil {
 		return nil, fmt.Errorf("list sales that are over: %w", err)
@@ -159,7 +160,8 @@ func (r *Retirer) retire(ctx context.Context, s *candidate) (why string, err err
 	case errors.Is(err, catalog.ErrNotRetired):
 		return "it has just changed", nil
 	case errors.Is(err, catalog.ErrNotInForce):
-		r.Logger.Warn("a sale is retired in Postgres, and leaves Redis when that can be published", "sale", s.ID, "error", err)
+		r.Logger.Warn("a sale is retired in Postgres, and leaves Redis when that can be published", "sale", s.ID,
+			"error", err)
 		return "", nil
 	}
 	return "", err

@@ -156,7 +156,8 @@ func TestSaleWithDifferencesStays(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(t *testing.T, s testshop.LostShop, sale uuid.UUID){
 		"a buyer without an order": func(t *testing.T, s testshop.LostShop, sale uuid.UUID) {
-			require.NoError(t, testshop.ExecSQL(t, s.Shop, `WITH gone AS (DELETE FROM orders WHERE user_id = 'user-3' RETURNING 1)
+			require.NoError(t, testshop.ExecSQL(t, s.Shop, `
+				WITH gone AS (DELETE FROM orders WHERE user_id = 'user-3' RETURNING 1)
 				UPDATE sales SET sold = sold - 1`))
 		},
 		"an order without a buyer": func(t *testing.T, s testshop.LostShop, sale uuid.UUID) {
@@ -378,7 +379,8 @@ func TestAuditNamesRetirementOfOneSide(t *testing.T) {
 	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Buyers(0, sale), buyers).Err())
 	report := testwork.Audit(s.Shop, t, uuid.Nil)
 	require.Equal(t, "S7", testwork.Broken(report))
-	require.Contains(t, testwork.TextOf(t, report), "the sale is retired, and Redis still has 1 buyers and 0 ended orders of it")
+	require.Contains(t, testwork.TextOf(t, report),
+		"the sale is retired, and Redis still has 1 buyers and 0 ended orders of it")
 	testwork.Reconcile(s.Shop, t)
 	requireRetired(s.Shop, t, sale)
 
