@@ -181,9 +181,10 @@ func TestRareStatusIsFoundPageByPage(t *testing.T) {
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 20_000})
 	_, err := s.pool.Exec(t.Context(), `INSERT INTO orders
-		(id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at)
+		(id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, reason)
 		SELECT ('01a20000-0000-7000-8000-' || lpad(to_hex(n), 12, '0'))::uuid, $1,
-			'user-' || n, 1, CASE n WHEN 1 THEN 'rejected' ELSE 'confirmed' END, 2, n, 1, now(), now()
+			'user-' || n, 1, CASE n WHEN 1 THEN 'rejected' ELSE 'confirmed' END, 2, n, 1, now(), now(),
+			CASE n WHEN 1 THEN 'sold-out' END
 		FROM generate_series(1, 12000) AS n`, sale)
 	require.NoError(t, err)
 	pages, found := 0, 0

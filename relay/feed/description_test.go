@@ -46,7 +46,7 @@ func TestEventsFitTheirDescription(t *testing.T) {
 		VALUES ($1, 'autumn', 70, 60, now(), now() + interval '1 day')`, sale)
 	for revision, kind := range []string{
 		"SaleCreated", "SalePaused", "SaleResumed", "SaleRestocked", "SaleLowering", "SaleRebuilt",
-		"SaleReconciled", "SaleEnded",
+		"SaleReconciled", "SaleEnded", "SaleRetired",
 	} {
 		exec("INSERT INTO sale_events (sale_id, revision, type, data, operator) VALUES ($1, $2, $3, '{\"stock\": 70}', 'ada')",
 			sale, revision+1, kind)
@@ -76,7 +76,7 @@ func TestEventsFitTheirDescription(t *testing.T) {
 	look(t, r)
 	events, _, err := r.Read(t.Context(), 0, 1000)
 	require.NoError(t, err)
-	require.Len(t, events, 8+10)
+	require.Len(t, events, 9+10)
 	for _, e := range events {
 		event, err := jsonschema.UnmarshalJSON(bytes.NewReader(e.Body))
 		require.NoError(t, err)
@@ -86,7 +86,7 @@ func TestEventsFitTheirDescription(t *testing.T) {
 		}
 		require.NoError(t, schema.Validate(event), "%s", e.Body)
 	}
-	renamed := bytes.Replace(events[8].Body, []byte(`"user_id"`), []byte(`"user"`), 1)
+	renamed := bytes.Replace(events[9].Body, []byte(`"user_id"`), []byte(`"user"`), 1)
 	wrong, err := jsonschema.UnmarshalJSON(bytes.NewReader(renamed))
 	require.NoError(t, err)
 	require.Error(t, orders.Validate(wrong))
