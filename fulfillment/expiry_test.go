@@ -277,7 +277,7 @@ func TestExpiryRequiresHeartbeatAfterDeadline(t *testing.T) {
 			got, err := ledger.LockOverdue(t.Context(), tx, []uuid.UUID{}, []uuid.UUID{}, ledger.SweepMax)
 			require.NoError(t, err)
 			require.Equal(t, len(want), len(got))
-			o, overdue, err := ledger.New(s.Pool).LockOrder(t.Context(), tx, orders[0], "user-1")
+			o, overdue, err := ledger.New(s.Pool).LockOrder(t.Context(), tx, orders[0], new("user-1"))
 			require.NoError(t, err)
 			require.Equal(t, c.expires, overdue, "buyers and sweepers follow the same rule")
 			require.Equal(t, orders[0], o.ID)

@@ -126,6 +126,7 @@ func (r *modelRun) steps() []modelStep {
 		{"reserve", 30, r.reserveNew},
 		{"pay", 12, r.pay},
 		{"cancel", 12, r.cancel},
+		{"withdraw", 8, r.withdraw},
 		{"restock", 6, r.restock},
 		{"expire", 3, r.expire},
 		{"rebuild", 2, r.rebuild},
@@ -229,6 +230,25 @@ func (r *modelRun) cancel(ctx context.Context) {
 	default:
 		require.NoError(r.T, err)
 		r.step(id, order.StatusCancelled, "")
+	}
+}
+
+// withdraw cancels an order for an operator, also a paid one.
+func (r *modelRun) withdraw(ctx context.Context) {
+	id, o, known := r.anyOrder()
+	cancelled, err := r.ledger.Withdraw(ctx, id, "the model says so", "ann")
+	switch {
+	case !known:
+		require.ErrorIs(r.T, err, order.ErrNotFound)
+	case o.status == order.StatusCancelled:
+		require.NoError(r.T, err)
+		require.Equal(r.T, o.version, cancelled.Version)
+	case !o.status.Live():
+		require.ErrorIs(r.T, err, order.ErrIllegalTransition)
+	default:
+		require.NoError(r.T, err)
+		require.Equal(r.T, o.reference, cancelled.PaymentReference)
+		r.step(id, order.StatusCancelled, o.reference)
 	}
 }
 

@@ -108,7 +108,7 @@ func TestMonthIsArchivedWhileOrdersAreWritten(t *testing.T) {
 				if _, err := l.Pay(t.Context(), event.OrderID, user, "pi"); err != nil {
 					return err
 				}
-				if _, err := l.OrdersOf(t.Context(), user, uuid.Nil, 20); err != nil {
+				if _, _, err := l.ListOrders(t.Context(), order.Filter{User: user}, uuid.Nil, 20); err != nil {
 					return err
 				}
 				recorded.Add(1)
@@ -186,7 +186,11 @@ func requireArchived(t *testing.T, s *testshop.Shop, archived []order.OrderReser
 	require.ErrorIs(t, err, order.ErrArchived)
 	_, err = l.Order(t.Context(), e.OrderID)
 	require.ErrorIs(t, err, order.ErrNotFound)
-	of, err := l.OrdersOf(t.Context(), e.UserID, uuid.Nil, 20)
+	_, _, err = l.History(t.Context(), e.OrderID)
+	require.ErrorIs(t, err, order.ErrArchived)
+	_, err = l.Withdraw(t.Context(), e.OrderID, "too late", "ann")
+	require.ErrorIs(t, err, order.ErrArchived)
+	of, _, err := l.ListOrders(t.Context(), order.Filter{User: e.UserID}, uuid.Nil, 20)
 	require.NoError(t, err)
 	require.Empty(t, of)
 

@@ -56,6 +56,8 @@ type WorkerConfig struct {
 	// SweepInterval is how often unpaid orders expire and how often pending releases and
 	// unpublished changes of sales are sent to Redis.
 	SweepInterval time.Duration
+	// RetireAfter is how long after its end a sale leaves Redis, once all of its orders are final; 0 for never.
+	RetireAfter time.Duration
 	// GuardInterval is how often the worker checks whether Redis has lost data and must be rebuilt.
 	GuardInterval time.Duration
 
@@ -93,6 +95,7 @@ func (c *WorkerConfig) Validate() error {
 	must(c.Consumer != "", "Consumer is missing")
 	must(c.BatchMax > 0, "BatchMax must be at least 1")
 	must(c.DrainTimeout > 0, "DrainTimeout must be positive")
+	must(c.RetireAfter >= 0, "RetireAfter must not be negative")
 	must(c.SweepInterval > 0, "SweepInterval must be positive")
 	must(c.GuardInterval > 0, "GuardInterval must be positive")
 	if len(wrong) > 0 {
@@ -227,7 +230,7 @@ func (w *Worker) Run(ctx context.Context) error {
 
 	all, ctx := errgroup.WithContext(ctx)
 	all.Go(func() error { return w.share(ctx) })
-	for _, duty := range []func(context.Context){w.sweepOrders, w.endBlockers, w.makeMonths, w.guard, w.sweep} {
+	for _, duty := range []func(context.Context){w.sweepOrders, w.endBlockers, w.makeMonths, w.guard, w.sweep, w.retireSales} {
 		all.Go(func() error {
 			duty(ctx)
 			return nil

@@ -2,8 +2,6 @@ package ingress
 
 import (
 	"context"
-	"crypto/sha256"
-	"crypto/subtle"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -15,6 +13,7 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 	"golang.org/x/time/rate"
 
+	"stampede/internal/operators"
 	"stampede/reservation"
 	"stampede/reservation/order"
 )
@@ -37,7 +36,7 @@ type headerAuth struct{ name string }
 func (a headerAuth) user(r *http.Request) (string, error) {
 	switch ids := r.Header[a.name]; len(ids) {
 	case 0:
-		return "", &problem{kind: kindUnauthorized, detail: "Name the buyer in the header " + a.name + "."}
+		return "", unauthorized("Name the buyer in the header "+a.name+".", `Header realm="stampede", name="`+a.name+`"`)
 	case 1:
 		return ids[0], order.ValidateUser(ids[0])
 	default:
@@ -46,16 +45,23 @@ func (a headerAuth) user(r *http.Request) (string, error) {
 	}
 }
 
-// Challenges of answers with status 401 (RFC 6750).
+// Challenges (RFC 6750, section 3). A request without credentials gets no error code.
 const (
-	challengeBuyer   = `Bearer realm="stampede"`
-	challengeInvalid = `Bearer realm="stampede", error="invalid_token"`
-	challengeAdmin   = `Bearer realm="stampede-admin"`
-	challengeNoAdmin = `Bearer realm="stampede-admin", error="invalid_token"`
+	challengeBuyer = `Bearer realm="stampede"`
+	challengeAdmin = `Bearer realm="stampede-admin"`
+
+	errorMalformed = `, error="invalid_request"`
+	errorInvalid   = `, error="invalid_token"`
+	errorScope     = `, error="insufficient_scope"`
 )
 
 func unauthorized(detail, challenge string) *problem {
 	return &problem{kind: kindUnauthorized, detail: detail, challenge: challenge}
+}
+
+// forbidden is for operators whose token does not suffice; scope is the end of the challenge.
+func forbidden(detail, scope string) *problem {
+	return &problem{kind: kindForbidden, detail: detail, challenge: challengeAdmin + errorScope + scope}
 }
 
 // How the keys of a JWKS URL are kept fresh.
@@ -124,22 +130,22 @@ func newJWTAuth(ctx context.Context, c Config) (*jwtAuth, error) {
 }
 
 func (a *jwtAuth) user(r *http.Request) (string, error) {
-	token, ok := bearer(r.Header)
-	if !ok {
-		return "", unauthorized("Send a token: Authorization: Bearer …", challengeBuyer)
+	token, err := bearer(r.Header, challengeBuyer)
+	if err != nil {
+		return "", err
 	}
 	var claims jwt.RegisteredClaims
 	if _, err := a.parser.ParseWithClaims(token, &claims, a.key(r.Context())); err != nil {
 		if errors.Is(err, jwt.ErrTokenUnverifiable) && a.keysMissing(r.Context()) {
 			return "", fmt.Errorf("%w: no keys to verify tokens", reservation.ErrUnavailable)
 		}
-		return "", unauthorized(tokenProblem(err), challengeInvalid)
+		return "", unauthorized(tokenProblem(err), challengeBuyer+errorInvalid)
 	}
 	if claims.Subject == "" {
-		return "", unauthorized("The token lacks a required claim: sub.", challengeInvalid)
+		return "", unauthorized("The token lacks a required claim: sub.", challengeBuyer+errorInvalid)
 	}
 	if err := order.ValidateUser(claims.Subject); err != nil {
-		return "", unauthorized("The sub of the token is not valid: a "+err.Error()+".", challengeInvalid)
+		return "", unauthorized("The sub of the token is not valid: a "+err.Error()+".", challengeBuyer+errorInvalid)
 	}
 	return claims.Subject, nil
 }
@@ -161,37 +167,49 @@ func tokenProblem(err error) string {
 	return "The token is not valid."
 }
 
-// bearer returns the token of the Authorization header, if the header was sent once.
-func bearer(h http.Header) (string, bool) {
+// bearer returns the token of the Authorization header. Credentials of another scheme are like none. What is sent
+// twice, or has no token, is malformed (RFC 6750, section 3.1).
+func bearer(h http.Header, challenge string) (string, error) {
 	values := h["Authorization"]
-	if len(values) != 1 {
-		return "", false
+	if len(values) == 0 {
+		return "", unauthorized("Send a token: Authorization: Bearer …", challenge)
 	}
-	scheme, token, ok := strings.Cut(values[0], " ")
-	return token, ok && strings.EqualFold(scheme, "Bearer") && token != ""
+	scheme, token, _ := strings.Cut(values[0], " ")
+	switch token = strings.TrimLeft(token, " "); {
+	case len(values) > 1:
+		return "", malformedCredentials("Authorization must be sent once.", challenge)
+	case !strings.EqualFold(scheme, "Bearer"):
+		return "", unauthorized("Send a token: Authorization: Bearer …", challenge)
+	case token == "" || strings.ContainsAny(token, " ,"):
+		return "", malformedCredentials("Authorization must have one token: Bearer …", challenge)
+	}
+	return token, nil
 }
 
-// adminGate admits operators.
-type adminGate struct {
-	configured bool
-	// hash of the token: comparing hashes takes the same time for tokens of any length.
-	hash [sha256.Size]byte
+func malformedCredentials(detail, challenge string) *problem {
+	return &problem{kind: kindInvalid, detail: detail, challenge: challenge + errorMalformed}
 }
 
-func newAdminGate(token string) adminGate {
-	return adminGate{configured: token != "", hash: sha256.Sum256([]byte(token))}
-}
+// operatorsGate admits operators.
+type operatorsGate struct{ known *operators.Registry }
 
-func (g adminGate) check(r *http.Request) error {
-	if !g.configured {
-		return &problem{kind: kindForbidden, detail: "Operators' calls are disabled: the server has no STAMPEDE_ADMIN_TOKEN."}
+// admit returns the name of the operator who makes the request, if their role is high enough.
+func (g operatorsGate) admit(r *http.Request, lowest operators.Role) (name string, err error) {
+	if !g.known.Configured() {
+		return "", forbidden(
+			"Operators' calls are disabled: the server has no STAMPEDE_ADMIN_TOKEN and no STAMPEDE_OPERATORS_FILE.", "")
 	}
-	token, ok := bearer(r.Header)
-	if !ok {
-		return unauthorized("Send the admin token: Authorization: Bearer …", challengeAdmin)
+	token, err := bearer(r.Header, challengeAdmin)
+	if err != nil {
+		return "", err
 	}
-	if hash := sha256.Sum256([]byte(token)); subtle.ConstantTimeCompare(hash[:], g.hash[:]) != 1 {
-		return unauthorized("The admin token is wrong.", challengeNoAdmin)
+	person, ok := g.known.Find(token)
+	switch {
+	case !ok:
+		return "", unauthorized("The operator's token is wrong.", challengeAdmin+errorInvalid)
+	case person.Role < lowest:
+		return "", forbidden("This call needs the role "+lowest.String()+", and "+person.Name+" has the role "+
+			person.Role.String()+".", `, scope="`+lowest.String()+`"`)
 	}
-	return nil
+	return person.Name, nil
 }

@@ -48,21 +48,37 @@ type Orders interface {
 	FindOrders(ctx context.Context, ids []uuid.UUID) ([]order.Order, error)
 	// FindByReceipt returns the order of a receipt, as voided if it is missing and always will be.
 	FindByReceipt(ctx context.Context, r order.Receipt) (order.Order, error)
+	// PastAnswer returns the answer to a purchase in an ended sale of which Redis has no buyers any more.
+	PastAnswer(ctx context.Context, r reservation.Request) (reservation.Answer, error)
 	// ReceiptSecret returns the secret for receipts that all ingresses without one of their own share.
 	ReceiptSecret(ctx context.Context) ([]byte, error)
-	// OrdersOf lists a user's orders that are older than before, newest first. A zero before lists the newest.
-	OrdersOf(ctx context.Context, user string, before uuid.UUID, limit int) ([]order.Order, error)
 	// Pay and Cancel change an order; both can be repeated. Another user's order is missing. Their errors are
 	// order.ErrIllegalTransition, order.ErrExpired, and order.ErrDamaged if
 	// Postgres always refuses the change.
 	Pay(ctx context.Context, id uuid.UUID, user, reference string) (order.Order, error)
 	Cancel(ctx context.Context, id uuid.UUID, user string) (order.Order, error)
+	OperatorsOrders
+}
+
+// OperatorsOrders are the orders in Postgres as operators see and change them: *ledger.Ledger. Their errors are those of
+// Orders, and order.ErrArchived.
+type OperatorsOrders interface {
+	// ListOrders lists orders of a user or a sale that are older than before, newest first, and returns where the next
+	// page begins. A zero before lists the newest; a zero next ends the list.
+	ListOrders(
+		ctx context.Context, of order.Filter, before uuid.UUID, limit int,
+	) (orders []order.Placed, next uuid.UUID, err error)
+	// History returns an order with its log.
+	History(ctx context.Context, id uuid.UUID) (order.Placed, []order.Logged, error)
+	// Withdraw cancels an order; it can be repeated.
+	Withdraw(ctx context.Context, id uuid.UUID, reason, operator string) (order.Placed, error)
 }
 
 // AwaitedOrders are the orders that purchases look up: *ledger.Ledger. The methods are those of Orders.
 type AwaitedOrders interface {
 	FindOrders(ctx context.Context, ids []uuid.UUID) ([]order.Order, error)
 	FindByReceipt(ctx context.Context, r order.Receipt) (order.Order, error)
+	PastAnswer(ctx context.Context, r reservation.Request) (reservation.Answer, error)
 }
 
 // Pinger reports whether a server answers.
@@ -105,6 +121,9 @@ type Config struct {
 	// AwaitedOrders (Orders) looks up orders for purchases that wait or are repeated. Give it connections of
 	// its own, so that purchases take none from buyers who pay, cancel, or look at their orders.
 	AwaitedOrders AwaitedOrders
+	// OperatorsOrders (Orders) serves operators' calls on orders. Give it connections of its own, so that operators take
+	// none from buyers.
+	OperatorsOrders OperatorsOrders
 	// Postgres reports whether Postgres answers, on its own connection: *ledger.Ledger. While it does
 	// not, no request waits for Postgres. Readiness does not depend on it once the secret for receipts was read.
 	Postgres Pinger
@@ -119,8 +138,13 @@ type Config struct {
 	// JWTIssuer and JWTAudience, unless empty, are required as the token's iss and aud.
 	JWTIssuer   string
 	JWTAudience string
-	// AdminToken is the bearer token of operators. Without it their calls are refused.
-	AdminToken string
+	// AdminToken is the bearer token of the operator "admin", and OperatorsFile has further operators
+	// (internal/operators). Without both, operators' calls are refused.
+	AdminToken    string
+	OperatorsFile string
+	// CORSOrigins are the origins whose scripts may make the calls of buyers and the public ones, as ParseOrigins
+	// returns them; "*" alone allows all. Without any, no answer has a header of CORS.
+	CORSOrigins []string
 
 	// ReceiptSecret signs receipts: at least order.MinReceiptSecretBytes, the same on all ingresses.
 	// Without it they share the secret in Postgres, and sell nothing until they have read it.
@@ -131,7 +155,8 @@ type Config struct {
 	OutcomesStreams []string
 
 	// MaxInFlight bounds the requests in flight (4096); more are answered "overloaded". An eighth is reserved for
-	// buyers who pay, cancel and look at their orders, an eighth for looking at sales, a sixteenth for operators.
+	// buyers who pay, cancel and look at their orders, an eighth for looking at sales, a sixteenth for
+	// operators, and a sixty-fourth for operators who look at orders.
 	// Purchases have the rest.
 	MaxInFlight int
 	// MaxWaiting bounds the purchases that wait (20,000); more are answered without waiting. MaxStreams bounds the
@@ -192,6 +217,9 @@ func (c *Config) setDefaults() {
 	if c.AwaitedOrders == nil {
 		c.AwaitedOrders = c.Orders
 	}
+	if c.OperatorsOrders == nil {
+		c.OperatorsOrders = c.Orders
+	}
 	if c.Metrics == nil {
 		c.Metrics = prometheus.NewRegistry()
 	}
@@ -229,6 +257,9 @@ func (c *Config) Validate() error {
 	}
 	if c.StopDelay < 0 || c.DrainTimeout < 0 {
 		errs = append(errs, errors.New("StopDelay and DrainTimeout must not be negative"))
+	}
+	if err := validateOrigins(c.CORSOrigins); err != nil {
+		errs = append(errs, fmt.Errorf("the origins (STAMPEDE_CORS_ORIGINS): %w", err))
 	}
 	if !isVisibleASCII(c.AdminToken) {
 		errs = append(errs, errors.New("the admin token (STAMPEDE_ADMIN_TOKEN) must be visible ASCII without spaces: "+

@@ -8,6 +8,7 @@
 //	plain.go, plain_front.go      plain purchases, answered in front of net/http (plain_conn.go)
 //	plain_request.go, …_answer.go how they are read, and answered
 //	route.go                      the routes, and what is done for every request
+//	cors.go                       which answers scripts of other origins may read
 //	limit_rate.go                 rate limits by user and by client address (request_address.go)
 //	auth.go                       who sent the request
 //	request.go, request_body.go   reading headers, ids and JSON
@@ -31,6 +32,7 @@
 //	order_list.go                 GET /v1/orders (request_page.go)
 //	order_change.go               pay and cancel
 //	order_events.go               GET /v1/orders/{order}/events (event_stream.go)
+//	stream_ticket.go              tickets, by which browsers open streams
 //	order_waiters.go              requests that wait for a change of an order
 //	order_outcomes.go             workers announce changes of orders
 //
@@ -40,6 +42,8 @@
 //	sale_show.go                  GET /v1/sales and /v1/sales/{sale}
 //	sale_feed.go                  one query for all requests for sales
 //	sale_events.go                GET /v1/sales/{sale}/events
+//
+// openapi.yaml describes the API, and openapi.go serves what package apidoc makes of it.
 //
 // health.go and metrics.go serve those who operate the server.
 package ingress

@@ -20,6 +20,8 @@ var (
 	eventContent     = []string{"text/event-stream"}
 	noBuffering      = []string{"no"}
 	heartbeatComment = []byte(": \n\n")
+	// retryField has clients reconnect after two seconds. Browsers differ in what they do without it.
+	retryField = []byte("retry: 2000\n\n")
 )
 
 // eventStream is an answer of server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html).
@@ -42,7 +44,7 @@ func openStream(c echo.Context) *eventStream {
 	e := &eventStream{
 		response: response, connection: http.NewResponseController(response), heartbeats: time.NewTicker(heartbeatInterval),
 	}
-	_ = e.write(nil) // if the client has left, the next write fails too
+	_ = e.write(retryField) // if the client has left, the next write fails too
 	return e
 }
 

@@ -16,19 +16,21 @@ type inFlightSlots struct {
 	orders    slots // buyers who pay, cancel, and look at their orders
 	sales     slots // requests for sales
 	operators slots
+	desk      slots // operators who look at orders
 }
 
 // newInFlightSlots gives most slots to purchases, and at least one to each kind, even if that is more than limit.
 func newInFlightSlots(limit int) inFlightSlots {
 	part := func(n int) slots { return slots{limit: int64(max(1, n))} }
-	eighth, sixteenth := limit/8, limit/16
+	eighth, sixteenth, desk := limit/8, limit/16, limit/64
 	return inFlightSlots{
-		purchases: part(limit - 2*eighth - sixteenth), orders: part(eighth), sales: part(eighth), operators: part(sixteenth),
+		purchases: part(limit - 2*eighth - sixteenth - desk),
+		orders:    part(eighth), sales: part(eighth), operators: part(sixteenth), desk: part(desk),
 	}
 }
 
-func (s *inFlightSlots) all() [4]*slots {
-	return [...]*slots{&s.purchases, &s.orders, &s.sales, &s.operators}
+func (s *inFlightSlots) all() [5]*slots {
+	return [...]*slots{&s.purchases, &s.orders, &s.sales, &s.operators, &s.desk}
 }
 
 func (s *inFlightSlots) limit() (n int64) {

@@ -37,6 +37,7 @@ var outcomeByVerdict = map[reservation.Verdict]string{
 	reservation.AlreadyPurchased: outcomeRefused,
 	reservation.Paused:           outcomeRefused,
 	reservation.Ended:            outcomeRefused,
+	reservation.Retired:          outcomeRefused,
 	reservation.NotOpen:          outcomeRefused,
 	reservation.OverLimit:        outcomeRefused,
 	reservation.SoldOut:          outcomeRefused,

@@ -126,5 +126,5 @@ func (s *Server) changeInPostgres(
 func isDecision(err error) bool {
 	return err == nil || errors.Is(err, order.ErrNotFound) ||
 		errors.Is(err, order.ErrIllegalTransition) || errors.Is(err, order.ErrExpired) ||
-		errors.Is(err, order.ErrDamaged)
+		errors.Is(err, order.ErrDamaged) || errors.Is(err, order.ErrArchived)
 }

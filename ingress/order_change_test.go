@@ -72,6 +72,8 @@ func TestPayMarksOrderAsPaid(t *testing.T) {
 		"status":            "paid",
 		"version":           3.0,
 		"reserved_at":       confirmed["reserved_at"],
+		"updated_at":        paid["paid_at"],
+		"paid_at":           paid["paid_at"],
 		"payment_reference": "r-1",
 	}, paid)
 	require.Equal(t, first.body, s.pay(path, "r-1", as("ada")).body)

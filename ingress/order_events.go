@@ -16,7 +16,7 @@ import (
 // event. While Postgres does not answer, another server may have shown the client a later version than can be
 // found here: the stream is then silent until there is a later one.
 func (s *Server) streamOrder(c echo.Context) error {
-	user, id, err := s.identifyOrder(c)
+	user, id, err := s.identifyOrderBy(c, s.holder)
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 
+	"github.com/google/uuid"
 	"github.com/labstack/echo/v4"
 
 	"stampede/reservation/order"
@@ -12,20 +13,23 @@ import (
 // defaultOrders is the length of a page if the request has no limit.
 const defaultOrders = 20
 
-// listOrders serves GET /v1/orders: the buyer's orders that are in Postgres, newest first.
+// listOrders serves GET /v1/orders: the buyer's orders that are in Postgres, of one sale or of all, newest first.
 func (s *Server) listOrders(c echo.Context) error {
-	user, err := s.authenticateBuyer(c.Request())
+	user, err := s.authenticateBuyer(c, s.requestUser)
 	if err != nil {
 		return err
 	}
-	p, err := readPage(c, defaultOrders)
+	of := order.Filter{User: user}
+	p, err := readPage(c, defaultOrders, map[string]func(string) error{
+		"sale_id": func(text string) error { return parseSaleFilter("sale_id", text, &of.Sale) },
+	})
 	if err != nil {
 		return err
 	}
-	var orders []order.Order
+	var orders []order.Placed
+	var next uuid.UUID
 	err = s.queryPostgres(c.Request().Context(), orderTimeout, func(ctx context.Context) (err error) {
-		// One more order tells whether there is a next page.
-		orders, err = s.config.Orders.OrdersOf(ctx, user, p.after, p.limit+1)
+		orders, next, err = s.config.Orders.ListOrders(ctx, of, p.after, p.limit)
 		return err
 	})
 	if err != nil {
@@ -35,13 +39,12 @@ func (s *Server) listOrders(c echo.Context) error {
 		Orders     []orderView `json:"orders"`
 		NextCursor string      `json:"next_cursor,omitempty"`
 	}
-	if len(orders) > p.limit {
-		orders = orders[:p.limit]
-		answer.NextCursor = cursorAfter(orders[p.limit-1].ID)
+	if next != uuid.Nil {
+		answer.NextCursor = cursorAfter(next)
 	}
 	answer.Orders = make([]orderView, len(orders))
 	for i, o := range orders {
-		answer.Orders[i] = viewOf(s.versions.latest(o))
+		answer.Orders[i] = viewOf(s.versions.latest(o.Order))
 	}
 	return writeJSON(c, http.StatusOK, answer)
 }

@@ -17,6 +17,8 @@ import (
 const (
 	// orderTimeout bounds one query of Postgres, including the wait for a connection.
 	orderTimeout = time.Second
+	// operatorTimeout bounds an operator's query: a page with a status may look at many orders.
+	operatorTimeout = 3 * time.Second
 	// reservedTimeout bounds one query of Redis.
 	reservedTimeout = time.Second
 )
@@ -43,7 +45,14 @@ func (s *Server) showOrder(c echo.Context) error {
 // identifyOrder authenticates the buyer and reads which order the request is about. It does not check whose
 // order it is.
 func (s *Server) identifyOrder(c echo.Context) (user string, id uuid.UUID, err error) {
-	if user, err = s.authenticateBuyer(c.Request()); err != nil {
+	return s.identifyOrderBy(c, s.requestUser)
+}
+
+// identifyOrderBy is identifyOrder with another way to authenticate.
+func (s *Server) identifyOrderBy(
+	c echo.Context, authenticate func(echo.Context) (string, error),
+) (user string, id uuid.UUID, err error) {
+	if user, err = s.authenticateBuyer(c, authenticate); err != nil {
 		return "", uuid.Nil, err
 	}
 	id, ok := parseID(c.Param("order"))
@@ -54,16 +63,21 @@ func (s *Server) identifyOrder(c echo.Context) (user string, id uuid.UUID, err e
 }
 
 // authenticateBuyer authenticates a call on orders, within the rate limits of such calls.
-func (s *Server) authenticateBuyer(r *http.Request) (user string, err error) {
+func (s *Server) authenticateBuyer(
+	c echo.Context, authenticate func(echo.Context) (string, error),
+) (user string, err error) {
 	now := time.Now()
-	if err := s.limits.admitAddress(&s.limits.orders, r, now); err != nil {
+	if err := s.limits.admitAddress(&s.limits.orders, c.Request(), now); err != nil {
 		return "", err
 	}
-	if user, err = s.auth.user(r); err != nil {
+	if user, err = authenticate(c); err != nil {
 		return "", err
 	}
 	return user, s.limits.admitUser(&s.limits.orders, user, now)
 }
+
+// requestUser authenticates by the headers of a request, as for every call but a stream.
+func (s *Server) requestUser(c echo.Context) (string, error) { return s.auth.user(c.Request()) }
 
 // foundOrder is an order as it is shown.
 type foundOrder struct {
@@ -156,6 +170,10 @@ type orderView struct {
 	Status     order.Status `json:"status"`
 	Version    int          `json:"version"`
 	ReservedAt string       `json:"reserved_at"`
+	// UpdatedAt is left out for an order that only its receipt has.
+	UpdatedAt string `json:"updated_at,omitempty"`
+	// PaidAt is the time of the payment, while the order is paid.
+	PaidAt string `json:"paid_at,omitempty"`
 	// ExpiresAt is the deadline of the payment, while there is something to pay.
 	ExpiresAt        string `json:"expires_at,omitempty"`
 	PaymentReference string `json:"payment_reference,omitempty"`
@@ -178,6 +196,12 @@ func viewOf(o order.Order) orderView {
 	}
 	if o.Status == order.StatusConfirmed && !o.ExpiresAt.IsZero() {
 		v.ExpiresAt = string(order.AppendTime(nil, o.ExpiresAt))
+	}
+	if !o.UpdatedAt.IsZero() {
+		v.UpdatedAt = string(order.AppendTime(nil, o.UpdatedAt))
+	}
+	if o.Status == order.StatusPaid {
+		v.PaidAt = v.UpdatedAt // nothing but a cancellation follows
 	}
 	return v
 }

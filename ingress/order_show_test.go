@@ -28,7 +28,7 @@ func TestShowOrderBeforePostgresHasIt(t *testing.T) {
 	sale := s.sale(reservation.Terms{Stock: 10})
 	bought := s.buy(sale, `{"quantity":2}`, as("ada"))
 	want := bought.is(http.StatusAccepted)
-	want["user_id"], want["version"] = "ada", 1.0
+	want["user_id"], want["version"], want["updated_at"] = "ada", 1.0, want["reserved_at"]
 	delete(want, "receipt")
 	r := s.get(bought.header.Get("Location"), as("ada"))
 	require.Equal(t, want, r.is(http.StatusOK))

@@ -23,6 +23,9 @@ func (s *Server) plainHandler(w http.ResponseWriter, r *http.Request) func(sale 
 	var param [1]string
 	return func(sale string) {
 		s.metrics.plainPurchases.Inc()
+		if s.cors != nil {
+			s.cors.allow(w.Header(), r.Header["Origin"])
+		}
 		c.Reset(r, w)
 		c.SetPath(purchasePath)
 		param[0] = sale

@@ -36,7 +36,7 @@ func FuzzPlainReader(f *testing.F) {
 			f.Add([]byte(text), uint16(len(text)/2))
 		}
 	}
-	both := newBothServers(f)
+	both := newBothServers(f, "https://shop.example")
 	f.Fuzz(func(t *testing.T, text []byte, cut uint16) {
 		for _, special := range []string{"metrics", "events"} {
 			if bytes.Contains(text, []byte(special)) {
@@ -50,7 +50,14 @@ func FuzzPlainReader(f *testing.F) {
 
 func TestPlainReaderAnswersAsNetHTTP(t *testing.T) {
 	t.Parallel()
-	both := newBothServers(t)
+	t.Run("without CORS", func(t *testing.T) { comparesReaders(t) })
+	t.Run("some origins", func(t *testing.T) { comparesReaders(t, "https://shop", "https://shop.example") })
+	t.Run("any origin", func(t *testing.T) { comparesReaders(t, "*") })
+}
+
+func comparesReaders(t *testing.T, origins ...string) {
+	t.Parallel()
+	both := newBothServers(t, origins...)
 	const canary = "X-User-ID: canary"
 	for name, text := range plainRequests {
 		t.Run(name, func(t *testing.T) {
@@ -96,10 +103,10 @@ type bothServers struct {
 	front                 *PlainFront
 }
 
-func newBothServers(t testing.TB) *bothServers {
+func newBothServers(t testing.TB, origins ...string) *bothServers {
 	t.Helper()
 	b := &bothServers{decisions: &decidedByName{}, withReader: &decidedByName{}}
-	b.plain, b.reader = newStubServer(t, b.decisions), newStubServer(t, b.withReader)
+	b.plain, b.reader = newStubServer(t, b.decisions, origins), newStubServer(t, b.withReader, origins)
 	b.toPlain = pipeListener{make(chan net.Conn), make(chan struct{})}
 	b.front = b.reader.newPlainFront(t.Context(), b.toPlain.Addr())
 	serveStub(t, b.plain, b.toPlain)
@@ -108,11 +115,11 @@ func newBothServers(t testing.TB) *bothServers {
 	return b
 }
 
-func newStubServer(t testing.TB, decisions *decidedByName) *Server {
+func newStubServer(t testing.TB, decisions *decidedByName, origins []string) *Server {
 	t.Helper()
 	s, err := New(Config{
 		Reservations: decisions, Sales: noSales{}, Orders: noOrders{}, Postgres: noOrders{}, Auth: AuthHeader,
-		ReceiptSecret: "a secret that is the same for both", Logger: slog.New(slog.DiscardHandler),
+		ReceiptSecret: "a secret that is the same for both", Logger: slog.New(slog.DiscardHandler), CORSOrigins: origins,
 	})
 	require.NoError(t, err)
 	t.Cleanup(s.Close)
@@ -350,9 +357,24 @@ func (noOrders) FindOrders(context.Context, []uuid.UUID) ([]order.Order, error) 
 func (noOrders) FindByReceipt(context.Context, order.Receipt) (order.Order, error) {
 	return order.Order{}, errStub
 }
+
+func (noOrders) PastAnswer(context.Context, reservation.Request) (reservation.Answer, error) {
+	return reservation.Answer{Verdict: reservation.Ended}, nil
+}
 func (noOrders) ReceiptSecret(context.Context) ([]byte, error) { return nil, errStub }
-func (noOrders) OrdersOf(context.Context, string, uuid.UUID, int) ([]order.Order, error) {
-	return nil, nil
+
+func (noOrders) ListOrders(
+	context.Context, order.Filter, uuid.UUID, int,
+) ([]order.Placed, uuid.UUID, error) {
+	return nil, uuid.Nil, errStub
+}
+
+func (noOrders) History(context.Context, uuid.UUID) (order.Placed, []order.Logged, error) {
+	return order.Placed{}, nil, errStub
+}
+
+func (noOrders) Withdraw(context.Context, uuid.UUID, string, string) (order.Placed, error) {
+	return order.Placed{}, errStub
 }
 
 func (noOrders) Pay(context.Context, uuid.UUID, string, string) (order.Order, error) {

@@ -29,6 +29,7 @@ const (
 	plainMedia                         // Content-Type
 	plainForwarded                     // X-Forwarded-For
 	plainKey                           // Idempotency-Key
+	plainOrigin                        // Origin
 	plainBuyer                         // names the buyer, or proves who it is
 	plainHeaders                       // the number of kinds
 )
@@ -36,13 +37,13 @@ const (
 // plainMeanings are the headers whose values matter. Each may be sent once.
 var plainMeanings = map[string]plainHeader{
 	"host": plainHost, "content-length": plainLength, "connection": plainConnection, "content-type": plainMedia,
-	"x-forwarded-for": plainForwarded, "idempotency-key": plainKey,
+	"x-forwarded-for": plainForwarded, "idempotency-key": plainKey, "origin": plainOrigin,
 }
 
 // plainNoise lists what browsers, clients, proxies and tracers add and nothing here reads.
 var plainNoise = []string{
-	"accept", "accept-encoding", "accept-language", "authorization", "baggage", "cookie", "dnt", "forwarded", "from",
-	"origin", "priority", "referer", "sec-ch-ua", "sec-ch-ua-mobile", "sec-ch-ua-platform", "sec-fetch-dest",
+	"accept", "accept-encoding", "accept-language", "authorization", "baggage", "cache-control", "cookie", "dnt",
+	"forwarded", "from", "priority", "referer", "sec-ch-ua", "sec-ch-ua-mobile", "sec-ch-ua-platform", "sec-fetch-dest",
 	"sec-fetch-mode", "sec-fetch-site", "sec-gpc", "traceparent", "tracestate", "user-agent", "via", "x-forwarded-host",
 	"x-forwarded-port", "x-forwarded-proto", "x-real-ip", "x-request-id",
 }
@@ -229,6 +230,7 @@ func (r *plainRequest) set(sale []byte, values *[plainHeaders][]byte, body []byt
 	r.setHeader("Content-Type", plainMedia, values)
 	r.setHeader("X-Forwarded-For", plainForwarded, values)
 	r.setHeader("Idempotency-Key", plainKey, values)
+	r.setHeader("Origin", plainOrigin, values)
 	r.setHeader(r.buyerName, plainBuyer, values)
 	r.ContentLength, r.Body = int64(len(body)), http.NoBody
 	if len(body) > 0 {

@@ -47,10 +47,14 @@ var (
 		"another media type":    plainHead("Content-Type: text/plain") + plainJSON,
 		"no buyer":              plainHead("-X-User-ID") + plainJSON,
 		"key":                   plainHead("Idempotency-Key: k-1") + plainJSON,
+		"quoted key":            plainHead(`Idempotency-Key: "k-1"`) + plainJSON,
 		"keep-alive":            plainHead("Connection: keep-alive") + plainJSON,
 		"Keep-Alive":            plainHead("Connection: Keep-Alive") + plainJSON,
 		"forwarded":             plainHead("X-Forwarded-For: 203.0.113.9, 10.0.0.1") + plainJSON,
 		"browser":               plainHead("Cookie: a=b; c=d", "Origin: https://shop", "Sec-Fetch-Mode: cors") + plainJSON,
+		"Chromium":              chromiumHead("https://shop.example") + plainJSON,
+		"another origin":        chromiumHead("https://evil.example") + plainJSON,
+		"no origin":             chromiumHead("null") + plainJSON,
 		"address as host":       plainHead("Host: [2001:db8::1]:80") + plainJSON,
 		"broken JSON":           plainHead() + `{"quantity":1]`,
 		"invalid sale":          strings.Replace(plainHead(), plainSale, strings.Repeat("-", 36), 1) + plainJSON,
@@ -167,6 +171,10 @@ var (
 		"Content-Encoding":        plainHead("Content-Encoding: gzip") + plainJSON,
 		"two buyers":              plainHead("X-User-ID: ada\r\nX-User-ID: bob") + plainJSON,
 		"two keys":                plainHead("Idempotency-Key: a\r\nIdempotency-Key: b") + plainJSON,
+		"two origins":             plainHead("Origin: https://shop\r\nOrigin: https://evil") + plainJSON,
+		"empty origin":            plainHead("Origin: ") + plainJSON,
+		"preflight":               preflightHead("POST"),
+		"preflight of a DELETE":   preflightHead("DELETE"),
 		"two media types":         plainHead("Content-Type: application/json\r\nContent-Type: text/plain") + plainJSON,
 		"two paths of proxies":    plainHead("X-Forwarded-For: a\r\nX-Forwarded-For: b") + plainJSON,
 		"huge head":               plainHead("Cookie: "+strings.Repeat("a", 5000)) + plainJSON,
@@ -175,6 +183,37 @@ var (
 		"proxy protocol":          "PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\n" + plainHead() + plainJSON,
 	}
 )
+
+// chromiumHead is the head of a purchase by fetch in Chromium 156, from a page of this origin.
+func chromiumHead(origin string) string {
+	return strings.ReplaceAll("POST /v1/sales/"+plainSale+`/orders HTTP/1.1
+Host: api.example
+Connection: keep-alive
+Content-Length: 14
+sec-ch-ua-platform: "Linux"
+X-User-ID: ada
+Idempotency-Key: k
+sec-ch-ua: "Not:A-Brand";v="8", "Chromium";v="156"
+Content-Type: application/json
+sec-ch-ua-mobile: ?0
+User-Agent: Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/156.0.0.0 Safari/537.36
+Accept: */*
+Origin: `+origin+`
+Sec-Fetch-Site: same-site
+Sec-Fetch-Mode: cors
+Sec-Fetch-Dest: empty
+Referer: https://shop.example/
+Accept-Encoding: gzip, deflate, br, zstd
+Accept-Language: en-US,en;q=0.9
+
+`, "\n", "\r\n")
+}
+
+// preflightHead asks for the permission to send a purchase with this method.
+func preflightHead(method string) string {
+	return "OPTIONS /v1/sales/" + plainSale + "/orders HTTP/1.1\r\nHost: api.example\r\n" +
+		"Origin: https://shop.example\r\nAccess-Control-Request-Method: " + method + "\r\nAccess-Control-Request-Headers: content-type\r\n\r\n"
+}
 
 // lowerNames writes the names of a head as HTTP/2 gateways do.
 func lowerNames(head string) string {
@@ -238,7 +277,8 @@ func readsAsNetHTTP(t *testing.T, text []byte) {
 	require.False(t, theirs.Close)
 	require.Empty(t, theirs.TransferEncoding)
 	for _, name := range []string{
-		"X-User-Id", "Content-Type", "Content-Encoding", "X-Forwarded-For", "Idempotency-Key", "Prefer", "Expect",
+		"X-User-Id", "Content-Type", "Content-Encoding", "X-Forwarded-For", "Idempotency-Key", "Origin", "Prefer",
+		"Expect",
 	} {
 		require.Equal(t, theirs.Header[name], ours.Header[name], name)
 	}
@@ -268,7 +308,8 @@ func TestPlainAllowListNeedsOrdinaryBuyerHeader(t *testing.T) {
 	}
 	for _, buyer := range []string{
 		"Host", "Content-Length", "Transfer-Encoding", "Connection", "Expect", "Prefer", "Content-Type", "Content-Encoding",
-		"X-Forwarded-For", "Idempotency-Key", "Upgrade", "Trailer", "Pragma", "X-User(ID", "X-User:ID", "X-", "User",
+		"X-Forwarded-For", "Idempotency-Key", "Origin", "Upgrade", "Trailer", "Pragma", "X-User(ID", "X-User:ID", "X-",
+		"User",
 		"X-" + strings.Repeat("a", plainNameMax),
 	} {
 		require.Nil(t, plainAllowList(buyer), buyer)
@@ -285,26 +326,30 @@ func TestPlainAllowListNeedsOrdinaryBuyerHeader(t *testing.T) {
 }
 
 func BenchmarkPlainRequest(b *testing.B) {
-	text := []byte(plainHead() + plainJSON)
-	b.Run("reader", func(b *testing.B) {
-		r := newPlainRequest(b.Context(), plainAllowList("X-User-ID"), "X-User-ID", "")
-		b.ReportAllocs()
-		for b.Loop() {
-			if r.read(text) == 0 {
-				b.Fatal("not plain")
+	for name, text := range map[string]string{
+		"client": plainHead() + plainJSON, "browser": chromiumHead("https://shop.example") + plainJSON,
+	} {
+		text := []byte(text)
+		b.Run(name+"/reader", func(b *testing.B) {
+			r := newPlainRequest(b.Context(), plainAllowList("X-User-ID"), "X-User-ID", "")
+			b.ReportAllocs()
+			for b.Loop() {
+				if r.read(text) == 0 {
+					b.Fatal("not plain")
+				}
 			}
-		}
-	})
-	b.Run("net-http", func(b *testing.B) {
-		b.ReportAllocs()
-		from := bytes.NewReader(nil)
-		in := bufio.NewReader(from)
-		for b.Loop() {
-			from.Reset(text)
-			in.Reset(from)
-			if _, err := http.ReadRequest(in); err != nil {
-				b.Fatal(err)
+		})
+		b.Run(name+"/net-http", func(b *testing.B) {
+			b.ReportAllocs()
+			from := bytes.NewReader(nil)
+			in := bufio.NewReader(from)
+			for b.Loop() {
+				from.Reset(text)
+				in.Reset(from)
+				if _, err := http.ReadRequest(in); err != nil {
+					b.Fatal(err)
+				}
 			}
-		}
-	})
+		})
+	}
 }

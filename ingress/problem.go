@@ -41,6 +41,7 @@ var (
 	kindEnded            = kind{http.StatusGone, "sale-ended", "The sale has ended"}
 	kindExpired          = kind{http.StatusGone, "order-expired", "The order has expired"}
 	kindArchived         = kind{http.StatusGone, "order-archived", "The order is archived"}
+	kindPrecondition     = kind{http.StatusPreconditionFailed, "precondition-failed", "The precondition failed"}
 	kindTooLarge         = kind{http.StatusRequestEntityTooLarge, "body-too-large", "The body is too large"}
 	kindMediaType        = kind{http.StatusUnsupportedMediaType, "unsupported-media-type", "The body is not JSON"}
 	kindKeyReused        = kind{http.StatusUnprocessableEntity, "idempotency-key-reused", "The idempotency key was reused"}
@@ -94,6 +95,8 @@ type problem struct {
 // Problems without a member that varies. They must not be changed.
 var (
 	problemRouteNotFound = fixed(problem{kind: kindNotFound, detail: "No route has this path."})
+	problemNoSuchProblem = fixed(problem{kind: kindNotFound, detail: "No problem has this slug: GET /problems lists all."})
+	problemPrecondition  = fixed(problem{kind: kindPrecondition, detail: "The current entity tag is not in If-Match."})
 	problemMethod        = fixed(problem{kind: kindMethod, detail: "The Allow header lists the methods of this path."})
 	problemTooLarge      = fixed(problem{kind: kindTooLarge, detail: "A body may have at most 4096 bytes.", closes: true})
 	problemBodyBroken    = fixed(problem{
@@ -218,6 +221,8 @@ func problemOf(err error) *problem {
 		return problemSaleNotFound
 	case errors.Is(err, order.ErrNotFound):
 		return problemOrderNotFound
+	case errors.Is(err, order.ErrTooWide):
+		return problemListTooWide
 	case errors.Is(err, order.ErrArchived):
 		return problemArchived
 	case errors.Is(err, order.ErrNotConfirmed):

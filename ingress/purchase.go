@@ -50,7 +50,7 @@ func (s *Server) purchase(c echo.Context) error {
 	}
 	request := reservation.Request{Sale: sale, User: user, IdempotencyKey: key, Quantity: quantity}
 	answer, err := s.reserve(request, began)
-	if err != nil {
+	if answer, err = s.orPastAnswer(c, request, answer, err); err != nil {
 		return err
 	}
 	switch answer.Verdict {

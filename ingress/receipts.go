@@ -41,9 +41,7 @@ var (
 // before a worker has written it, only its receipt would prove that it existed.
 func (s *Server) initSigner() error {
 	if s.config.ReceiptSecret != "" {
-		signer, err := order.NewSigner([]byte(s.config.ReceiptSecret))
-		s.signer.Store(signer)
-		return err
+		return s.setSecret([]byte(s.config.ReceiptSecret))
 	}
 	err := s.loadSigner(s.background.ctx)
 	if err == nil {
@@ -71,8 +69,13 @@ func (s *Server) loadSigner(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	return s.setSecret(secret)
+}
+
+func (s *Server) setSecret(secret []byte) error {
 	signer, err := order.NewSigner(secret)
 	if err == nil {
+		s.tickets.setSecret(secret)
 		s.signer.Store(signer)
 	}
 	return err

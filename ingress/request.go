@@ -21,16 +21,72 @@ func parseID(text string) (uuid.UUID, bool) {
 	return id, err == nil
 }
 
-// idempotencyKey returns the request's key, or "" if it has none.
+// idempotencyKey returns the request's key, or "" if it has none. Drafts of the header make it a string of structured
+// fields ("abc", RFC 9651), and most clients send it bare (abc): both are the same key. Other structured fields are
+// refused: they would be keys of another meaning, and lists are what proxies make of a header that is sent twice.
 func idempotencyKey(h http.Header) (string, error) {
 	switch keys := h["Idempotency-Key"]; len(keys) {
 	case 0:
 		return "", nil
 	case 1:
-		return keys[0], order.ValidateIdempotencyKey(keys[0])
+		key, ok := keys[0], false
+		if strings.HasPrefix(key, `"`) {
+			key, ok = unquote(key)
+		} else {
+			ok = isBareKey(key)
+		}
+		if !ok {
+			return "", problemKeyForm
+		}
+		return key, order.ValidateIdempotencyKey(key)
 	default:
 		return "", invalid("Idempotency-Key must be sent once.")
 	}
+}
+
+var problemKeyForm = fixed(problem{
+	kind: kindInvalid,
+	detail: `Idempotency-Key must be one key, bare or as a quoted string. A bare key has no quotes, backslashes, commas ` +
+		`and semicolons, and does not begin with ":", "?", "@", "%" or "(".`,
+})
+
+// isBareKey reports whether a key without quotes is no structured field but a token, a number, or like one.
+func isBareKey(key string) bool {
+	if key != "" && strings.IndexByte(":?@%(", key[0]) >= 0 {
+		return false
+	}
+	for _, c := range [...]byte{'"', '\\', ',', ';'} {
+		if strings.IndexByte(key, c) >= 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// unquote reads a string of structured fields (RFC 9651, section 4.2.5). It is false for anything else.
+func unquote(text string) (string, bool) {
+	if len(text) < 2 || text[0] != '"' || text[len(text)-1] != '"' {
+		return "", false
+	}
+	inner := text[1 : len(text)-1]
+	if !strings.ContainsAny(inner, `"\`) {
+		return inner, true
+	}
+	var key strings.Builder
+	for i := 0; i < len(inner); i++ {
+		switch c := inner[i]; {
+		case c == '"':
+			return "", false
+		case c == '\\':
+			if i++; i == len(inner) || inner[i] != '"' && inner[i] != '\\' {
+				return "", false
+			}
+			fallthrough
+		default:
+			_ = key.WriteByte(inner[i]) // never fails
+		}
+	}
+	return key.String(), true
 }
 
 // waitMax bounds how long a purchase waits, whatever the client prefers.
@@ -80,13 +136,22 @@ func lastEventID(h http.Header) int {
 	return version
 }
 
-// hasETag reports whether If-None-Match names the tag (RFC 9110, section 13.1.2).
-func hasETag(headers []string, etag string) bool {
+// matchesWeakly reports whether If-None-Match names the tag (RFC 9110, section 13.1.2).
+func matchesWeakly(headers []string, etag string) bool {
+	return anyTag(headers, func(tag string) bool { return tag == "*" || strings.TrimPrefix(tag, "W/") == etag })
+}
+
+// matchesStrongly reports whether If-Match names the tag (RFC 9110, section 13.1.1): weak tags match nothing.
+func matchesStrongly(headers []string, etag string) bool {
+	return anyTag(headers, func(tag string) bool { return tag == "*" || tag == etag })
+}
+
+// anyTag is true if the predicate is, for an entity tag in the headers.
+func anyTag(headers []string, is func(tag string) bool) bool {
 	for _, header := range headers {
 		for header != "" {
 			var tag string
-			tag, header = cutUnquoted(header, ',')
-			if tag = trimOWS(tag); tag == "*" || strings.TrimPrefix(tag, "W/") == etag {
+			if tag, header = cutUnquoted(header, ','); is(trimOWS(tag)) {
 				return true
 			}
 		}

@@ -2,8 +2,11 @@ package ingress
 
 import (
 	"encoding/base64"
+	"maps"
 	"net/url"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/google/uuid"
 	"github.com/labstack/echo/v4"
@@ -21,9 +24,11 @@ type pageRequest struct {
 	after uuid.UUID
 }
 
-// readPage reads the query of a list: limit and cursor, each at most once. It refuses other parameters: if a
-// misspelled cursor were ignored, the client would read the first page forever.
-func readPage(c echo.Context, defaultLimit int) (pageRequest, error) {
+// readPage reads the query of a list: limit, cursor and the given filters, each at most once. It refuses other
+// parameters: if a misspelled cursor were ignored, the client would read the first page forever.
+func readPage(
+	c echo.Context, defaultLimit int, filters map[string]func(text string) error,
+) (pageRequest, error) {
 	query, err := url.ParseQuery(c.Request().URL.RawQuery)
 	if err != nil {
 		return pageRequest{}, invalid("The query of the URL is not valid.")
@@ -33,19 +38,36 @@ func readPage(c echo.Context, defaultLimit int) (pageRequest, error) {
 		if len(values) > 1 {
 			return pageRequest{}, &order.InvalidError{Field: truncate(name), Reason: "must be given once"}
 		}
-		switch name {
-		case "limit":
+		filter := filters[name]
+		switch {
+		case name == "limit":
 			p.limit, err = parseLimit(values[0], defaultLimit)
-		case "cursor":
+		case name == "cursor":
 			p.after, err = parseCursor(values[0])
+		case filter != nil:
+			err = filter(values[0])
 		default:
-			err = &order.InvalidError{Field: truncate(name), Reason: "is not known; a list takes limit and cursor"}
+			known := append(slices.Sorted(maps.Keys(filters)), "limit")
+			err = &order.InvalidError{
+				Field: truncate(name), Reason: "is not known; this list takes " + strings.Join(known, ", ") + " and cursor",
+			}
 		}
 		if err != nil {
 			return pageRequest{}, err
 		}
 	}
 	return p, nil
+}
+
+// parseSaleFilter reads the id of a sale. An empty one is refused, like any other that is none: it may come from an empty
+// variable of a client, which would get orders of all sales.
+func parseSaleFilter(name, text string, sale *uuid.UUID) error {
+	id, ok := parseID(text)
+	if !ok || id == uuid.Nil {
+		return &order.InvalidError{Field: name, Reason: "must be the id of a sale"}
+	}
+	*sale = id
+	return nil
 }
 
 func parseLimit(text string, defaultLimit int) (int, error) {

@@ -1,6 +1,8 @@
 package ingress
 
 import (
+	"maps"
+	"net/http"
 	"strconv"
 
 	"github.com/go-json-experiment/json"
@@ -10,7 +12,6 @@ import (
 // Header values that are the same in every answer. They must not be changed.
 var (
 	noStore         = []string{"no-store"}
-	publicSecond    = []string{"public, max-age=1"}
 	jsonContent     = []string{"application/json"}
 	problemContent  = []string{"application/problem+json"}
 	closeConnection = []string{"close"}
@@ -54,6 +55,26 @@ func writeJSON(c echo.Context, status int, v any) error {
 	}
 	c.Response().Header()["Content-Type"] = jsonContent
 	write(c, status, body)
+	return nil
+}
+
+// writeTagged answers with a representation that has an entity tag, unless the client has it. If-Match comes before
+// If-None-Match (RFC 9110, section 13.2.2). The other preconditions are about dates, which no answer has.
+func writeTagged(c echo.Context, headers http.Header, etag, contentType string, body []byte) error {
+	asked := c.Request().Header
+	if tags := asked["If-Match"]; tags != nil && !matchesStrongly(tags, etag) {
+		return problemPrecondition
+	}
+	h := c.Response().Header()
+	maps.Copy(h, headers)
+	h["Etag"] = []string{etag}
+	if matchesWeakly(asked["If-None-Match"], etag) {
+		c.Response().WriteHeader(http.StatusNotModified)
+		return nil
+	}
+	h["Content-Type"] = []string{contentType}
+	h["Content-Length"] = []string{strconv.Itoa(len(body))} // net/http would send a long body in chunks
+	write(c, http.StatusOK, body)
 	return nil
 }
 

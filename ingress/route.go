@@ -8,11 +8,13 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/labstack/echo/v4"
+
+	"stampede/internal/operators"
 )
 
 const purchasePath = "/v1/sales/:sale/orders"
 
-func (s *Server) routes() {
+func (s *Server) routes() error {
 	s.echo = echo.New()
 	// Echo would trust any client's X-Forwarded-For.
 	s.echo.IPExtractor = func(r *http.Request) string { return s.limits.addresses.of(r).String() }
@@ -28,6 +30,9 @@ func (s *Server) routes() {
 		unmatched.count(c.Response().Status)
 	}
 
+	if s.cors != nil {
+		s.echo.Pre(s.cors.handle)
+	}
 	s.servePurchase = s.handle(http.MethodPost, purchasePath, s.purchase)
 
 	limited := s.limits.limitAddress
@@ -38,6 +43,8 @@ func (s *Server) routes() {
 	// Streams do not end, so they are not served to HEAD.
 	s.handle(http.MethodGet, "/v1/orders/:order/events", s.streamOrder)
 	s.handle(http.MethodGet, "/v1/sales/:sale/events", limited(s.streamSale))
+	s.handle(http.MethodPost, "/v1/orders/:order/events/ticket", s.createOrderTicket)
+	s.handle(http.MethodPost, "/v1/sales/:sale/events/ticket", limited(s.createSaleTicket))
 	s.handleGet("/v1/sales", limited(s.yieldToBuyers(s.inFlight.sales.admit(s.listSales))))
 	s.handleGet("/v1/sales/:sale", limited(s.yieldToBuyers(s.inFlight.sales.admit(s.showSale))))
 
@@ -45,15 +52,21 @@ func (s *Server) routes() {
 		s.handle(http.MethodPost, path, limited(s.inFlight.operators.admit(h)))
 	}
 	operate("/v1/sales", s.createSale)
-	operate("/v1/sales/:sale/pause", s.operateSale(s.config.Sales.Pause))
-	operate("/v1/sales/:sale/resume", s.operateSale(s.config.Sales.Resume))
-	operate("/v1/sales/:sale/end", s.operateSale(s.config.Sales.End))
+	operate("/v1/sales/:sale/pause", s.operateSale(operators.Operator, s.config.Sales.Pause))
+	operate("/v1/sales/:sale/resume", s.operateSale(operators.Operator, s.config.Sales.Resume))
+	operate("/v1/sales/:sale/end", s.operateSale(operators.Admin, s.config.Sales.End))
 	operate("/v1/sales/:sale/restock", s.restockSale)
+
+	// Looks at orders have slots of their own, so that they keep no operator from pausing a sale.
+	s.handleGet("/v1/admin/orders", limited(s.inFlight.desk.admit(s.listAnyOrders)))
+	s.handleGet("/v1/admin/orders/:order", limited(s.inFlight.desk.admit(s.showAnyOrder)))
+	operate("/v1/admin/orders/:order/cancel", s.cancelAnyOrder)
 
 	// These take no slot, so that a full server can be monitored.
 	s.handleGet("/livez", s.live)
 	s.handleGet("/readyz", s.ready)
 	s.handleGet("/metrics", echo.WrapHandler(s.metrics.handler()))
+	return s.documentation()
 }
 
 // handleGet serves GET and HEAD; for HEAD net/http leaves the body out.

@@ -27,7 +27,8 @@ func TestUnknownRoutesAndMethods(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	for _, path := range []string{
-		"/", "/v1", "/v2/sales", "/v1/sales/x/nothing", "/v1/orders/x/nothing", "/favicon.ico", "//", "/v1/%73ales/x/y/z",
+		"/", "/v1", "/v2/sales", "/v1/sales/x/nothing", "/v1/orders/x/nothing", "/v1/admin", "/v1/admin/orders/x/y",
+		"/favicon.ico", "//", "/v1/%73ales/x/y/z",
 	} {
 		s.get(path).isProblem(http.StatusNotFound, "not-found")
 	}
@@ -35,7 +36,8 @@ func TestUnknownRoutesAndMethods(t *testing.T) {
 	for _, path := range []string{
 		"/v1/sales/", "/v1/sales//orders", "/v1/sales//events", "/v1/sales//pause", "/v1/sales//restock", "/v1/orders/",
 		"/v1/orders//pay", "/v1/orders//cancel",
-		"/v1/orders//events",
+		"/v1/orders//events", "/v1/orders//events/ticket", "/v1/sales//events/ticket", "/v1/admin/orders/",
+		"/v1/admin/orders//cancel", "/problems/",
 	} {
 		for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete} {
 			for _, headers := range [][]reqHeader{nil, {as("ada"), operator}} {
@@ -46,20 +48,30 @@ func TestUnknownRoutesAndMethods(t *testing.T) {
 		}
 	}
 	for path, allow := range map[string]string{
-		"/v1/sales":           "OPTIONS, GET, HEAD, POST",
-		"/v1/sales/x":         "OPTIONS, GET, HEAD",
-		"/v1/sales/x/orders":  "OPTIONS, POST",
-		"/v1/sales/x/pause":   "OPTIONS, POST",
-		"/v1/sales/x/resume":  "OPTIONS, POST",
-		"/v1/sales/x/end":     "OPTIONS, POST",
-		"/v1/sales/x/restock": "OPTIONS, POST",
-		"/v1/orders":          "OPTIONS, GET, HEAD",
-		"/v1/orders/x":        "OPTIONS, GET, HEAD",
-		"/v1/orders/x/pay":    "OPTIONS, POST",
-		"/v1/orders/x/cancel": "OPTIONS, POST",
-		"/livez":              "OPTIONS, GET, HEAD",
-		"/readyz":             "OPTIONS, GET, HEAD",
-		"/metrics":            "OPTIONS, GET, HEAD",
+		"/v1/sales":                  "OPTIONS, GET, HEAD, POST",
+		"/v1/sales/x":                "OPTIONS, GET, HEAD",
+		"/v1/sales/x/orders":         "OPTIONS, POST",
+		"/v1/sales/x/pause":          "OPTIONS, POST",
+		"/v1/sales/x/resume":         "OPTIONS, POST",
+		"/v1/sales/x/end":            "OPTIONS, POST",
+		"/v1/sales/x/restock":        "OPTIONS, POST",
+		"/v1/orders":                 "OPTIONS, GET, HEAD",
+		"/v1/orders/x":               "OPTIONS, GET, HEAD",
+		"/v1/orders/x/pay":           "OPTIONS, POST",
+		"/v1/orders/x/cancel":        "OPTIONS, POST",
+		"/v1/orders/x/events/ticket": "OPTIONS, POST",
+		"/v1/sales/x/events/ticket":  "OPTIONS, POST",
+		"/livez":                     "OPTIONS, GET, HEAD",
+		"/readyz":                    "OPTIONS, GET, HEAD",
+		"/metrics":                   "OPTIONS, GET, HEAD",
+		"/v1/admin/orders":           "OPTIONS, GET, HEAD",
+		"/v1/admin/orders/x":         "OPTIONS, GET, HEAD",
+		"/v1/admin/orders/x/cancel":  "OPTIONS, POST",
+		"/openapi.yaml":              "OPTIONS, GET, HEAD",
+		"/openapi.json":              "OPTIONS, GET, HEAD",
+		"/docs":                      "OPTIONS, GET, HEAD",
+		"/problems":                  "OPTIONS, GET, HEAD",
+		"/problems/x":                "OPTIONS, GET, HEAD",
 	} {
 		for _, method := range []string{
 			http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete,

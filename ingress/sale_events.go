@@ -15,6 +15,9 @@ func (s *Server) streamSale(c echo.Context) error {
 	if !ok {
 		return problemSaleNotFound
 	}
+	if err := s.checkSaleTicket(c, sale); err != nil {
+		return err
+	}
 	release, err := s.acquireSaleStream(c.Request())
 	if err != nil {
 		return err

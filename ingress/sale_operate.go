@@ -8,6 +8,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/labstack/echo/v4"
 
+	"stampede/internal/operators"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"
@@ -18,7 +19,8 @@ const catalogTimeout = 5 * time.Second
 
 // createSale serves POST /v1/sales.
 func (s *Server) createSale(c echo.Context) error {
-	if err := s.admin.check(c.Request()); err != nil {
+	name, err := s.admin.admit(c.Request(), operators.Admin)
+	if err != nil {
 		return err
 	}
 	key, err := idempotencyKey(c.Request().Header)
@@ -49,7 +51,7 @@ func (s *Server) createSale(c echo.Context) error {
 			return &order.InvalidError{Field: "shards", Reason: "must be at least 1"}
 		}
 	}
-	ctx, cancel := context.WithTimeout(c.Request().Context(), catalogTimeout)
+	ctx, cancel := context.WithTimeout(catalog.WithOperator(c.Request().Context(), name), catalogTimeout)
 	defer cancel()
 	sale, replayed, err := s.config.Sales.CreateOnce(ctx, terms, key)
 	s.invalidateFeeds()
@@ -69,21 +71,23 @@ func boundedSeconds(n int64) time.Duration {
 	return time.Duration(min(max(n, -1), beyond)) * time.Second
 }
 
-// operateSale serves POST /v1/sales/{sale}/pause, resume and end.
+// operateSale serves POST /v1/sales/{sale}/pause, resume and end, for operators with a role.
 func (s *Server) operateSale(
-	change func(context.Context, uuid.UUID) (catalog.CountedSale, error),
+	lowest operators.Role, change func(context.Context, uuid.UUID) (catalog.CountedSale, error),
 ) echo.HandlerFunc {
 	return func(c echo.Context) error {
-		if err := s.admin.check(c.Request()); err != nil {
+		name, err := s.admin.admit(c.Request(), lowest)
+		if err != nil {
 			return err
 		}
-		return s.answerSaleChange(c, change)
+		return s.answerSaleChange(c, name, change)
 	}
 }
 
 // restockSale serves POST /v1/sales/{sale}/restock.
 func (s *Server) restockSale(c echo.Context) error {
-	if err := s.admin.check(c.Request()); err != nil {
+	name, err := s.admin.admit(c.Request(), operators.Operator)
+	if err != nil {
 		return err
 	}
 	key, err := idempotencyKey(c.Request().Header)
@@ -99,20 +103,20 @@ func (s *Server) restockSale(c echo.Context) error {
 	if body.Units == 0 {
 		return &order.InvalidError{Field: "units", Reason: "must be a whole number, below zero to remove units"}
 	}
-	return s.answerSaleChange(c, func(ctx context.Context, sale uuid.UUID) (catalog.CountedSale, error) {
+	return s.answerSaleChange(c, name, func(ctx context.Context, sale uuid.UUID) (catalog.CountedSale, error) {
 		return s.config.Sales.Restock(ctx, sale, body.Units, key)
 	})
 }
 
-// answerSaleChange changes the sale in the path, and answers with it.
+// answerSaleChange changes the sale in the path for an operator, and answers with it.
 func (s *Server) answerSaleChange(
-	c echo.Context, change func(context.Context, uuid.UUID) (catalog.CountedSale, error),
+	c echo.Context, operator string, change func(context.Context, uuid.UUID) (catalog.CountedSale, error),
 ) error {
 	id, ok := parseID(c.Param("sale"))
 	if !ok {
 		return problemSaleNotFound
 	}
-	ctx, cancel := context.WithTimeout(c.Request().Context(), catalogTimeout)
+	ctx, cancel := context.WithTimeout(catalog.WithOperator(c.Request().Context(), operator), catalogTimeout)
 	defer cancel()
 	sale, err := change(ctx, id)
 	s.invalidateFeeds()

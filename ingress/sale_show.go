@@ -25,6 +25,9 @@ const (
 	pagesMax = 100
 )
 
+// publicSecond are the headers of answers about sales. They must not be changed.
+var publicSecond = http.Header{"Cache-Control": {"public, max-age=1"}}
+
 // yieldToBuyers delays anonymous requests while buyers pay, cancel or look at their orders. A payment waits for
 // the CPU several times, each time behind all requests that are answered from memory: a crowd of those would
 // make it take a quarter of a second. The delay comes before the slot, so that refused requests wait as well.
@@ -54,7 +57,7 @@ func (s *Server) showSale(c echo.Context) error {
 
 // listSales serves GET /v1/sales, newest first.
 func (s *Server) listSales(c echo.Context) error {
-	p, err := readPage(c, defaultSales)
+	p, err := readPage(c, defaultSales, nil)
 	if err != nil {
 		return err
 	}
@@ -95,16 +98,7 @@ func (s *Server) answerFromFeed(
 	if err != nil {
 		return err
 	}
-	h := c.Response().Header()
-	h["Cache-Control"] = publicSecond
-	h["Etag"] = []string{answer.etag}
-	if hasETag(c.Request().Header["If-None-Match"], answer.etag) {
-		c.Response().WriteHeader(http.StatusNotModified)
-		return nil
-	}
-	h["Content-Type"] = jsonContent
-	write(c, http.StatusOK, answer.body)
-	return nil
+	return writeTagged(c, publicSecond, answer.etag, jsonContent[0], answer.body)
 }
 
 // startFeeds starts the feeds. The first page of the list has one of its own, so that it never waits for later

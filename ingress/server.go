@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/singleflight"
 
 	"stampede/internal/accept"
+	"stampede/internal/operators"
 	"stampede/reservation/order"
 )
 
@@ -42,7 +43,8 @@ type Server struct {
 	servePurchase echo.HandlerFunc
 
 	auth    authenticator
-	admin   adminGate
+	admin   operatorsGate
+	cors    *cors // nil if no origin is allowed
 	metrics *metrics
 	limits  *clientLimits
 
@@ -54,6 +56,7 @@ type Server struct {
 
 	// signer is nil until the secret for receipts was read. Without it no purchase is accepted.
 	signer   atomic.Pointer[order.Signer]
+	tickets  ticketSigner // with the same secret
 	postgres breaker
 	versions *orderVersions
 	waiters  *orderWaiters
@@ -83,7 +86,7 @@ func New(config Config) (*Server, error) {
 		return nil, fmt.Errorf("ingress: %w", err)
 	}
 	s := &Server{
-		config: config, log: config.Logger, admin: newAdminGate(config.AdminToken),
+		config: config, log: config.Logger, cors: newCORS(config),
 		inFlight:         newInFlightSlots(config.MaxInFlight),
 		waitSlots:        slots{limit: int64(config.MaxWaiting)},
 		orderStreamSlots: slots{limit: int64(config.MaxStreams)},
@@ -110,6 +113,14 @@ func (s *Server) init() (err error) {
 	if err != nil {
 		return err
 	}
+	known, err := operators.New(operators.Config{
+		File: s.config.OperatorsFile, AdminToken: s.config.AdminToken, Logger: s.log, Registerer: s.config.Metrics,
+	})
+	if err != nil {
+		return err
+	}
+	s.admin = operatorsGate{known}
+	s.background.start(known.Run)
 	if s.limits, err = newClientLimits(s.config, s.config.Metrics); err != nil {
 		return err
 	}
@@ -125,8 +136,7 @@ func (s *Server) init() (err error) {
 	if s.config.Listener != nil {
 		s.setAddr(s.config.Listener)
 	}
-	s.routes()
-	return nil
+	return s.routes()
 }
 
 // Handler serves all routes.

@@ -113,6 +113,7 @@ func prepareShop(t testing.TB, on servers, change ...func(*Config)) *shop {
 	server, err := New(config)
 	require.NoError(t, err)
 	t.Cleanup(server.Close)
+	holdToContract(t, server)
 	return &shop{
 		t: t, server: server, store: store, catalog: sales, ledger: l, pool: pool, rdb: rdb, on: on, keys: on.keys,
 	}
@@ -274,16 +275,20 @@ func (s *shop) confirm(sale uuid.UUID, user string) (path string, id uuid.UUID) 
 }
 
 // startWorker runs a worker, and the heartbeat without which no order expires, until the test ends.
-func (s *shop) startWorker() {
+func (s *shop) startWorker(change ...func(*fulfillment.WorkerConfig)) {
 	s.t.Helper()
 	blocking, err := connect.Blocking(s.on.redisURL)
 	require.NoError(s.t, err)
 	control, err := connect.Control(s.on.redisURL)
 	require.NoError(s.t, err)
-	worker, err := fulfillment.NewWorker(fulfillment.WorkerConfig{
+	config := fulfillment.WorkerConfig{
 		Pool: s.pool, Blocking: blocking, Control: control, Keys: s.keys, Store: s.store, Catalog: s.catalog,
 		Consumer: "worker", SweepInterval: 50 * time.Millisecond, Logger: testkit.Logger(s.t),
-	})
+	}
+	for _, c := range change {
+		c(&config)
+	}
+	worker, err := fulfillment.NewWorker(config)
 	require.NoError(s.t, err)
 	ctx, stop := context.WithCancel(context.Background())
 	var running sync.WaitGroup

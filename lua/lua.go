@@ -23,6 +23,8 @@ var (
 	resumeSource string
 	//go:embed end.lua
 	endSource string
+	//go:embed retire.lua
+	retireSource string
 	//go:embed restock.lua
 	restockSource string
 	//go:embed put_back.lua
@@ -77,6 +79,7 @@ var (
 	Pause   = redis.NewScript(pauseSource)
 	Resume  = redis.NewScript(resumeSource)
 	End     = redis.NewScript(endSource)
+	Retire  = redis.NewScript(retireSource)
 	Restock = redis.NewScript(restockSource)
 	PutBack = redis.NewScript(putBackSource)
 	Release = redis.NewScript(releaseSource)

@@ -24,7 +24,7 @@
 --   9  opens_at_ms       0 for immediately
 --   10  closes_at_ms      0 for never
 --   11  payment_window_s  0 where a confirmed order is final
---   12  state             open, paused or ended
+--   12  state             open, paused, ended or retired (retire.lua)
 --   13  token             of the rebuild, as in close.lua
 --   14  over              how many ended orders must have been staged
 --   15  shard             as in reserve.lua; empty for a sale with one shard

@@ -24,7 +24,8 @@
 -- Answers
 --   {answer, answer, ...}, one for each order, in the order given
 --   released      its units are for sale again, and its user may buy again
---   not-held      the user holds no reservation of this order: released before, or never made
+--   not-held      the user holds no reservation of this order: released before, never made, or the sale is
+--                 retired (retire.lua): it sells nothing more, and nothing is written
 --   damaged       more units would be left than are for sale, or what the user holds cannot be read: nothing was done
 --   unknown-sale  there is no such sale
 --   stale-epoch   the sale's stock was rebuilt since the caller last looked
@@ -35,8 +36,8 @@ if orders < 1 or orders ~= math.floor(orders) then
   return redis.error_reply('ERR release takes an epoch and four values for each order')
 end
 
-local sale = redis.call('HMGET', KEYS[1], 'epoch', 'left', 'stock', 'generation', 'ended')
-local refusal = not sale[1] and 'unknown-sale' or sale[1] ~= ARGV[1] and 'stale-epoch'
+local sale = redis.call('HMGET', KEYS[1], 'epoch', 'left', 'stock', 'generation', 'ended', 'state')
+local refusal = not sale[1] and 'unknown-sale' or sale[1] ~= ARGV[1] and 'stale-epoch' or sale[6] == 'retired' and 'not-held'
 -- Check all rights first: a partial release would lose a unit or return it twice.
 if not (redis.acl_check_cmd('HDEL', KEYS[2], 'user') and redis.acl_check_cmd('HSET', KEYS[1], 'left', '0')
     and redis.acl_check_cmd('HSET', KEYS[3], 'key', 'order')) then
@@ -69,7 +70,7 @@ for i = 1, orders do
   else
     answers[i] = 'not-held'
   end
-  if (answers[i] == 'released' or answers[i] == 'not-held') and key ~= '-' and ending ~= '-' then
+  if not refusal and (answers[i] == 'released' or answers[i] == 'not-held') and key ~= '-' and ending ~= '-' then
     redis.call('HSET', KEYS[3], key .. user, order_id .. ' ' .. ending)
     remembered = true
   end

@@ -50,6 +50,7 @@
 --   key-reused                  the same idempotency key, but another quantity
 --   already-purchased <reservation>  the user holds this reservation
 --   paused                      by an operator
+--   retired                     it has ended, and its buyers are only in Postgres (retire.lua)
 --   ended                       by an operator, or its closing time has passed
 --   not-open <opens_at_ms>      before its opening time
 --   over-limit <limit>          more units than one order may hold
@@ -109,7 +110,9 @@ if sequence < seen then return all_answered('rewound') end
 
 -- The answer to every request of a user without a reservation, if it is the same for all.
 local closed
-if state == 'ended' or (closes_at_ms > 0 and now_ms >= closes_at_ms) then
+if state == 'retired' then
+  closed = 'retired'
+elseif state == 'ended' or (closes_at_ms > 0 and now_ms >= closes_at_ms) then
   closed = 'ended'
 elseif state == 'paused' then
   closed = 'paused'

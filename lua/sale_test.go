@@ -264,6 +264,10 @@ func TestReserveGivesEveryAnswer(t *testing.T) {
 	require.Equal(t, []string{"ended", "already-purchased order-cid 2 2", "order-ended order-ann 1 c", "damaged"},
 		b.reserve(b.buy("hal"), b.buy("cid"), sameKey, b.buy("fay")))
 
+	require.Equal(t, "retired", b.retire(b.nextRevision))
+	require.Equal(t, []string{"retired", "retired", "retired", "retired"},
+		b.reserve(b.buy("hal"), b.buy("cid"), sameKey, b.buy("fay")))
+
 	b.requireAllAnswers("reserve")
 }
 

@@ -108,7 +108,7 @@ func (s *Store) findIn(
 	}
 	return order.Order{
 		ID: id, SaleID: sale, UserID: user, Quantity: held.Quantity,
-		Status: order.StatusReserved, Version: 1, ReservedAt: held.ReservedAt,
+		Status: order.StatusReserved, Version: 1, ReservedAt: held.ReservedAt, UpdatedAt: held.ReservedAt,
 	}, nil
 }
 

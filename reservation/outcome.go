@@ -27,6 +27,8 @@ const (
 	AlreadyPurchased Verdict = "already-purchased"
 	// Paused: an operator halted the sale.
 	Paused Verdict = "paused"
+	// Retired: the sale has ended, and its buyers are only in Postgres, which knows the answer.
+	Retired Verdict = "retired"
 	// Ended: the sale was ended, or its closing time has passed.
 	Ended Verdict = "ended"
 	// NotOpen: the sale opens at Answer.OpensAt.

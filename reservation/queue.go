@@ -67,16 +67,20 @@ func newCall(r Request, asked int64) *call {
 	// The script has doubles for numbers: this one is above every limit, and exact.
 	c.quantity = strconv.FormatInt(min(r.Quantity, order.MaxPerOrder+1), 10)
 	if r.IdempotencyKey != "" {
-		c.key = fingerprint(r.IdempotencyKey)
+		c.key = r.KeyFingerprint()
 	}
 	c.phase.Store(phaseWaiting)
 	c.answer, c.err = Answer{}, nil
 	return c
 }
 
-// fingerprint shortens an idempotency key: Redis and Postgres keep it with the order.
-func fingerprint(key string) string {
-	sum := sha256.Sum256([]byte(key))
+// KeyFingerprint shortens the idempotency key, as Redis and Postgres keep it with the order. It is empty if there is
+// none.
+func (r Request) KeyFingerprint() string {
+	if r.IdempotencyKey == "" {
+		return ""
+	}
+	sum := sha256.Sum256([]byte(r.IdempotencyKey))
 	return base64.RawURLEncoding.EncodeToString(sum[:order.FingerprintBytes])
 }
 

@@ -52,6 +52,9 @@ type Holder struct {
 	Epoch int64
 }
 
+// StateRetired is the state of a retired sale in Redis (lua/retire.lua).
+const StateRetired = "retired"
+
 // Rebuilt is a rebuilt shard of a sale. Sale.Epoch is the new epoch, and Sale.Revision the revision that
 // began it.
 type Rebuilt struct {
@@ -65,6 +68,8 @@ type Rebuilt struct {
 	Holders, Ended int64
 	// Token is the token with which the sale was closed and the buyers were staged.
 	Token string
+	// Retired is true for a sale of which Redis has only the end (lua/retire.lua). It has no units and no buyers.
+	Retired bool
 }
 
 // CloseSale closes a sale for the rebuild with that token, whether or not Redis has it: no sales,
@@ -175,6 +180,10 @@ func (s *Store) stage(ctx context.Context, key string, n int, at func(i int) (fi
 func (s *Store) OpenRebuilt(ctx context.Context, r Rebuilt) error {
 	sale, layout := &r.Sale, r.Sale.Layout()
 	p := layout.Partition(r.Shard)
+	state := string(sale.State)
+	if r.Retired {
+		state = StateRetired
+	}
 	keys := []string{
 		s.Keys.Sale(p, sale.ID), s.Keys.Buyers(p, sale.ID), s.Keys.Staged(p, sale.ID, r.Token), s.Keys.Sales(p),
 		s.Keys.Ended(p, sale.ID), s.Keys.StagedEnded(p, sale.ID, r.Token),
@@ -182,7 +191,7 @@ func (s *Store) OpenRebuilt(ctx context.Context, r Rebuilt) error {
 	answer, err := lua.Rebuilt.Run(ctx, s.Redis, keys,
 		sale.ID.String(), sale.Epoch, r.Holders, sale.Revision, r.Left+r.Held, r.Left,
 		layout.FirstSequence(r.LastPlace, r.Shard), sale.PerOrderLimit, unixMilli(sale.OpensAt), unixMilli(sale.ClosesAt),
-		int64(sale.PaymentWindow/time.Second), string(sale.State), r.Token, r.Ended, layout.Field(r.Shard)).Text()
+		int64(sale.PaymentWindow/time.Second), state, r.Token, r.Ended, layout.Field(r.Shard)).Text()
 	switch {
 	case err != nil:
 		return fmt.Errorf("%w: open the rebuilt sale=%s: %w", ErrUnavailable, sale.ID, err)

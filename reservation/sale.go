@@ -57,8 +57,10 @@ type Terms struct {
 // Validate returns an *InvalidError for the first invalid term.
 func (t Terms) Validate() error {
 	switch {
-	case t.Name == "" || len(t.Name) > order.MaxNameBytes || !utf8.ValidString(t.Name):
-		return &order.InvalidError{Field: "name", Reason: fmt.Sprintf("must be 1 to %d bytes of UTF-8", order.MaxNameBytes)}
+	case t.Name == "" || utf8.RuneCountInString(t.Name) > order.MaxNameRunes || !utf8.ValidString(t.Name):
+		return &order.InvalidError{
+			Field: "name", Reason: fmt.Sprintf("must be 1 to %d characters of UTF-8", order.MaxNameRunes),
+		}
 	case hasControl(t.Name):
 		return &order.InvalidError{Field: "name", Reason: "must not contain control characters"}
 	case t.Stock < 1 || t.Stock > order.MaxStock:

@@ -282,7 +282,7 @@ func readAnswer(word, rest string, c *call, now time.Time) (Answer, error) {
 		a.OpensAt = time.UnixMilli(ms).UTC()
 	case OverLimit:
 		a.Limit, err = strconv.ParseInt(rest, 10, 64)
-	case KeyReused, Paused, Ended, SoldOut:
+	case KeyReused, Paused, Ended, Retired, SoldOut:
 	default:
 		err = errors.New("unknown word")
 	}

@@ -132,8 +132,23 @@ func plansOf(t *testing.T, pool *pgxpool.Pool, sale uuid.UUID) []plan {
 		{sql.CatalogFindSales, []any{[]uuid.UUID{sale}, nil, 1, true}, "Index Only Scan using orders_.*_paid on orders", 0},
 		{sql.LedgerOverdueSale, []any{none, none}, "Index Scan using orders_.*_due on orders", 0},
 		{sql.LedgerLockOverdue, []any{sale, 500, none}, "Scan (using|on) orders_2031_02_(due|pkey)", 1},
-		{sql.LedgerOrdersOfUser, []any{"user-5", nil, 20}, "Scan (using|on) orders_.*_one_live_per_user", 0},
-		{sql.LedgerOrdersOfUser, []any{"user-5", nil, 20}, "Scan (using|on) orders_.*_ended_of_user", 0},
+		{sql.LedgerListOfUser, []any{"user-5", nil, 21, 21, nil}, "Scan (using|on) orders_.*_one_live_per_user", 0},
+		{sql.LedgerListOfUser, []any{"user-5", id, 5000, 21, "paid"}, "Scan (using|on) orders_.*_ended_of_user", 0},
+		{
+			sql.LedgerListOfUserInSale,
+			[]any{"user-5", nil, 21, 21, nil, sale},
+			"Scan (using|on) orders_2031_02_one_live_per_user", 1,
+		},
+		{sql.LedgerListOfUserInSale, []any{"user-5", id, 5000, 21, "paid", sale}, "Scan (using|on) orders_2031_02_", 1},
+		{sql.LedgerListOfSale, []any{sale, nil, 21, 21, nil}, "Index Scan Backward using orders_2031_02_pkey on orders", 1},
+		{sql.LedgerListOfSale, []any{sale, id, 5000, 21, "paid"}, "Scan (Backward )?(using|on) orders_2031_02_pkey", 1},
+		{sql.LedgerFindHistory, []any{sale, id}, "Index Scan using orders_2031_02_pkey on orders", 1},
+		{
+			sql.LedgerExportOrders,
+			[]any{sale, id, 100, nil, nil, nil},
+			"Scan (using|on) orders_2031_02_pkey", 1,
+		},
+		{sql.LedgerNextSale, []any{sale}, "Scan using orders_2031_02_pkey on orders", 0},
 		{sql.LedgerSalesOfOrders, []any{ids}, "sales_tag", 0},
 		{sql.LedgerFindOrders, []any{sale, ids}, "Index Scan using orders_2031_02_pkey on orders", 1},
 		{sql.LedgerLockOrder, []any{sale, id, "user-5"}, "Index Scan using orders_2031_02_pkey on orders", 1},
@@ -143,7 +158,7 @@ func plansOf(t *testing.T, pool *pgxpool.Pool, sale uuid.UUID) []plan {
 		{sql.LedgerPendingReleases, []any{10000}, "Scan using releases_refused on releases", 0},
 		{
 			sql.LedgerChangeOrders,
-			[]any{ids, []int{2}, "paid", "OrderPaid", "pi", false, sale},
+			[]any{ids, []int{2}, "paid", "OrderPaid", "pi", false, sale, nil, nil},
 			"Scan (using|on) orders_2031_02_pkey", 1,
 		},
 		{sql.LedgerLogRefusals, []any{sale, ids}, "Index Scan using order_events_2031_02_pkey on order_events", 1},
@@ -159,6 +174,17 @@ func plansOf(t *testing.T, pool *pgxpool.Pool, sale uuid.UUID) []plan {
 		{sql.RelayReadOrders, []any{39_000, 40_000, 100}, "Index Scan using order_events_2031_03_position", 0},
 		{sql.RelayListTargets, nil, "Index Scan using order_events_2031_03_position", 0},
 		{sql.RelayPositionOfOrder, []any{id, 2}, "Index Scan using order_events_.*_pkey", 0},
+		{sql.LedgerPastOrders, []any{sale, "user-5", "key1"}, "Scan (using|on) orders_2031_02_(one_live_per_user|ended)", 1},
+		{sql.CatalogRetireSale, []any{sale, 1, 1}, "orders_2031_02_(due|pkey)", 1},
+		{sql.RetireOpenOrders, []any{sale}, "orders_2031_02_(due|pkey)", 1},
+		{sql.RetireLiveOrders, []any{sale}, "Scan (using|on) orders_2031_02_pkey", 1},
+		{sql.RetireMatchOrders, []any{sale, ids, []string{"user-5"}}, "Index Scan using orders_2031_02_pkey on orders", 1},
+		{sql.ArchiveEvents, []any{sale}, "Scan (using|on) order_events_2031_02_pkey", 1},
+		{sql.ArchiveFigures, []any{sale}, "Scan (using|on) order_events_2031_02_pkey", 1},
+		{sql.ArchiveBlockers, []any{sale, 0}, "Scan (using|on) orders_2031_02_(due|pkey)", 1},
+		{sql.ArchiveMark, []any{sale, "{}", 1, 1, 1}, "Scan (using|on) order_events_2031_02_pkey", 1},
+		{sql.ArchiveDeleteSome, []any{sale, uuid.Nil, 100}, "Scan using orders_2031_02_pkey", 1},
+		{sql.ArchiveDeleteRest, []any{sale}, "Scan (using|on) order_events_2031_02_pkey", 1},
 		{sql.CrowdSaleOrders, []any{sale}, "Scan (using|on) orders_2031_02_pkey", 1},
 	}
 }
@@ -269,6 +295,7 @@ var readsMany = map[string]string{
 	"audit/unfinished_buyers": "joins audit_buyers",
 	"reconcile/explain":       "joins the differences",
 	"relay/position_of_time":  "an operator's, which says so",
+	"archive/insert_events":   "only inserts",
 }
 
 // Every query for orders has a plan here, or a reason to have none.

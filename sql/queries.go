@@ -5,6 +5,44 @@ import _ "embed"
 // The queries, in a folder for each owner. A file's header gives its parameters and its result. A
 // variable is named after its folder and its file.
 var (
+	//go:embed queries/archive/audit.sql
+	ArchiveAudit string
+	//go:embed queries/archive/blockers.sql
+	ArchiveBlockers string
+	//go:embed queries/archive/columns.sql
+	ArchiveColumns string
+	//go:embed queries/archive/delete_rest.sql
+	ArchiveDeleteRest string
+	//go:embed queries/archive/delete_some.sql
+	ArchiveDeleteSome string
+	//go:embed queries/archive/due_sales.sql
+	ArchiveDueSales string
+	//go:embed queries/archive/events.sql
+	ArchiveEvents string
+	//go:embed queries/archive/figures.sql
+	ArchiveFigures string
+	//go:embed queries/archive/histories.sql
+	ArchiveHistories string
+	//go:embed queries/archive/insert_events.sql
+	ArchiveInsertEvents string
+	//go:embed queries/archive/insert_sale.sql
+	ArchiveInsertSale string
+	//go:embed queries/archive/insert_sale_events.sql
+	ArchiveInsertSaleEvents string
+	//go:embed queries/archive/mark.sql
+	ArchiveMark string
+	//go:embed queries/archive/mark_deleted.sql
+	ArchiveMarkDeleted string
+	//go:embed queries/archive/mark_restored.sql
+	ArchiveMarkRestored string
+	//go:embed queries/archive/sale.sql
+	ArchiveSale string
+	//go:embed queries/archive/sale_events.sql
+	ArchiveSaleEvents string
+	//go:embed queries/archive/table.sql
+	ArchiveTable string
+	//go:embed queries/audit/archived_sales.sql
+	AuditArchivedSales string
 	//go:embed queries/audit/buyers.sql
 	AuditBuyers string
 	//go:embed queries/audit/conservation.sql
@@ -43,6 +81,8 @@ var (
 	AuditRedis string
 	//go:embed queries/audit/reservations.sql
 	AuditReservations string
+	//go:embed queries/audit/retired.sql
+	AuditRetired string
 	//go:embed queries/audit/revisions.sql
 	AuditRevisions string
 	//go:embed queries/audit/selected_sales.sql
@@ -84,8 +124,12 @@ var (
 	CatalogPublishedSales string
 	//go:embed queries/catalog/refuse_lowering.sql
 	CatalogRefuseLowering string
+	//go:embed queries/catalog/retire_sale.sql
+	CatalogRetireSale string
 	//go:embed queries/catalog/sale_changes.sql
 	CatalogSaleChanges string
+	//go:embed queries/catalog/sale_history.sql
+	CatalogSaleHistory string
 	//go:embed queries/catalog/unpublished_sales.sql
 	CatalogUnpublishedSales string
 
@@ -114,14 +158,26 @@ var (
 
 	//go:embed queries/ledger/add_sold.sql
 	LedgerAddSold string
+	//go:embed queries/ledger/archived_sale.sql
+	LedgerArchivedSale string
 	//go:embed queries/ledger/change_orders.sql
 	LedgerChangeOrders string
 	//go:embed queries/ledger/due_releases.sql
 	LedgerDueReleases string
+	//go:embed queries/ledger/export_orders.sql
+	LedgerExportOrders string
+	//go:embed queries/ledger/find_history.sql
+	LedgerFindHistory string
 	//go:embed queries/ledger/find_orders.sql
 	LedgerFindOrders string
 	//go:embed queries/ledger/heartbeat.sql
 	LedgerHeartbeat string
+	//go:embed queries/ledger/list_of_sale.sql
+	LedgerListOfSale string
+	//go:embed queries/ledger/list_of_user.sql
+	LedgerListOfUser string
+	//go:embed queries/ledger/list_of_user_in_sale.sql
+	LedgerListOfUserInSale string
 	//go:embed queries/ledger/lock_order.sql
 	LedgerLockOrder string
 	//go:embed queries/ledger/lock_overdue.sql
@@ -130,12 +186,14 @@ var (
 	LedgerLogRefusals string
 	//go:embed queries/ledger/make_months.sql
 	LedgerMakeMonths string
+	//go:embed queries/ledger/next_sale.sql
+	LedgerNextSale string
 	//go:embed queries/ledger/note_releases.sql
 	LedgerNoteReleases string
-	//go:embed queries/ledger/orders_of_user.sql
-	LedgerOrdersOfUser string
 	//go:embed queries/ledger/overdue_sale.sql
 	LedgerOverdueSale string
+	//go:embed queries/ledger/past_orders.sql
+	LedgerPastOrders string
 	//go:embed queries/ledger/pending_releases.sql
 	LedgerPendingReleases string
 	//go:embed queries/ledger/receipt_secret.sql
@@ -259,6 +317,14 @@ var (
 	//go:embed queries/reservation/verified_servers.sql
 	ReservationVerifiedServers string
 
+	//go:embed queries/retire/candidates.sql
+	RetireCandidates string
+	//go:embed queries/retire/live_orders.sql
+	RetireLiveOrders string
+	//go:embed queries/retire/match_orders.sql
+	RetireMatchOrders string
+	//go:embed queries/retire/open_orders.sql
+	RetireOpenOrders string
 	//go:embed queries/schema/guards.sql
 	schemaGuards string
 	//go:embed queries/schema/has_sales.sql

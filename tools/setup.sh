@@ -1,7 +1,8 @@
 #!/bin/sh
 # Makes sure that Redis and Postgres can be started here, for development, demo and tests. Installs what is
 # missing with apt if allowed (root, or sudo without a password). Otherwise it prints what to install and fails.
-# Servers that REDIS_URL and DATABASE_URL name need no packages.
+# Servers that REDIS_URL and DATABASE_URL name need no packages. "setup.sh chromium" does the same for Chromium, which
+# only the tests of examples/shop need.
 set -eu
 
 # have_redis and have_postgres search where internal/localserver does.
@@ -25,13 +26,35 @@ have_postgres() {
 	return 1
 }
 
+have_chromium() {
+	for name in chromium chromium-browser google-chrome google-chrome-stable; do
+		command -v "$name" >/dev/null && return
+	done
+	return 1
+}
+
+wanted=${1:-servers}
+
 # missing prints the required packages that are not installed.
 missing() {
+	if [ "$wanted" = chromium ]; then
+		have_chromium || echo chromium
+		return
+	fi
 	[ -n "${REDIS_URL:-}" ] || have_redis || echo redis-server
 	[ -n "${DATABASE_URL:-}" ] || have_postgres || echo postgresql
 }
 
 fail() {
+	if [ "$wanted" = chromium ]; then
+		cat >&2 <<-MESSAGE
+			setup: $1
+			The tests of examples/shop need Chromium. Do one of these:
+			  Debian (as root):  apt-get update && apt-get install -y --no-install-recommends chromium
+			  elsewhere:         install Chromium or Google Chrome, and put it into PATH
+		MESSAGE
+		exit 1
+	fi
 	cat >&2 <<-MESSAGE
 		setup: $1
 		Stampede needs Redis (7.0 or newer) and Postgres (15 or newer). Missing: $packages. Do one of these:
@@ -41,6 +64,14 @@ fail() {
 	MESSAGE
 	exit 1
 }
+
+case $wanted in
+servers | chromium) ;;
+*)
+	echo "setup: unknown argument $wanted; the only one is chromium" >&2
+	exit 2
+	;;
+esac
 
 packages=$(missing | paste -s -d ' ' -)
 [ -n "$packages" ] || exit 0

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"net"
+	"net/http"
 	"regexp"
 	"strings"
 	"testing"
@@ -91,6 +92,30 @@ func TestDevPrintsEnvironmentForSecondTerminal(t *testing.T) {
 	assert.Equal(t, exitOK, list.Wait(within).ExitCode(), list.Output())
 	assert.Equal(t, `'a'\''b'`, quoted("a'b"))
 	assert.Equal(t, exitOK, dev.Stop().ExitCode())
+}
+
+func TestDevTakesTokensAndOrigins(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	dev := s.command("dev", "--http-addr=127.0.0.1:0", "--auth=jwt", "--jwt-secret="+strings.Repeat("s", 32),
+		"--cors-origins=https://shop.example")
+	dev.Start()
+	url := strings.Fields(dev.WaitOutput(within, "ingress  "))[1]
+	dev.WaitOutput(within, "-H 'Authorization: Bearer TOKEN'")
+	ask, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+"/v1/orders", nil)
+	require.NoError(t, err)
+	ask.Header.Set("Origin", "https://shop.example")
+	ask.Header.Set("X-User-ID", "ada")
+	answer, err := http.DefaultClient.Do(ask)
+	require.NoError(t, err)
+	require.NoError(t, answer.Body.Close())
+	assert.Equal(t, http.StatusUnauthorized, answer.StatusCode)
+	assert.Equal(t, "https://shop.example", answer.Header.Get("Access-Control-Allow-Origin"))
+	assert.Equal(t, exitOK, dev.Stop().ExitCode())
+
+	status, output := s.run("dev", "--http-addr=127.0.0.1:0", "--auth=jwt")
+	assert.Equal(t, exitUsage, status)
+	assert.Contains(t, output, "auth mode jwt needs STAMPEDE_JWT_SECRET")
 }
 
 func TestCreateRejectsSaleThatEndsBeforeStart(t *testing.T) {

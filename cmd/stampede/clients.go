@@ -40,6 +40,33 @@ func (f clientFlags) bound(config *ingress.Config) {
 	config.TrustedProxies = f.TrustedProxies
 }
 
+// browserFlags open an ingress to the pages of other origins.
+type browserFlags struct {
+	CORSOrigins origins `name:"cors-origins" env:"STAMPEDE_CORS_ORIGINS" placeholder:"ORIGINS" help:"Origins whose pages may make buyers' calls, such as https://shop.example,http://localhost:3000; * allows all (default: none)."`
+}
+
+// tokenFlags say how the tokens of buyers are verified.
+type tokenFlags struct {
+	JWTSecret   string `name:"jwt-secret" env:"STAMPEDE_JWT_SECRET" placeholder:"SECRET" help:"Secret of the buyers' HS256 tokens, at least 32 bytes."`
+	JWKSURL     string `name:"jwks-url" env:"STAMPEDE_JWKS_URL" placeholder:"URL" help:"Key set for the buyers' tokens, instead of a secret."`
+	JWTIssuer   string `name:"jwt-issuer" env:"STAMPEDE_JWT_ISSUER" placeholder:"ISS" help:"Issuer that tokens must name (default: any)."`
+	JWTAudience string `name:"jwt-audience" env:"STAMPEDE_JWT_AUDIENCE" placeholder:"AUD" help:"Audience that tokens must name (default: any)."`
+}
+
+func (f tokenFlags) verifyBy(config *ingress.Config) {
+	config.JWTSecret, config.JWKSURL = f.JWTSecret, f.JWKSURL
+	config.JWTIssuer, config.JWTAudience = f.JWTIssuer, f.JWTAudience
+}
+
+// origins are the value of a flag.
+type origins []string
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (o *origins) UnmarshalText(text []byte) (err error) {
+	*o, err = ingress.ParseOrigins(string(text))
+	return err
+}
+
 // proxies are the value of a flag.
 type proxies []netip.Prefix
 

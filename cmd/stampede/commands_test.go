@@ -81,11 +81,15 @@ func TestSettingsKeepTheirNames(t *testing.T) {
 			"STAMPEDE_JWT_SECRET", "STAMPEDE_JWKS_URL", "STAMPEDE_JWT_ISSUER", "STAMPEDE_JWT_AUDIENCE", "STAMPEDE_ADMIN_TOKEN",
 			"STAMPEDE_LOG_LEVEL", "STAMPEDE_LOG_FORMAT", "STAMPEDE_TRUSTED_PROXIES", "STAMPEDE_USER_RATE", "STAMPEDE_USER_BURST",
 			"STAMPEDE_ADDRESS_RATE", "STAMPEDE_ADDRESS_BURST", "STAMPEDE_USER_STREAMS", "STAMPEDE_ADDRESS_STREAMS",
-			"STAMPEDE_PLAIN_READER",
+			"STAMPEDE_PLAIN_READER", "STAMPEDE_CORS_ORIGINS", "STAMPEDE_OPERATORS_FILE",
 		},
+		"sale pause": {"STAMPEDE_OPERATOR"}, "dlq discard": {"STAMPEDE_OPERATOR"}, "order cancel": {"STAMPEDE_OPERATOR"},
 		"work":        {"REDIS_URL", "DATABASE_URL", "STAMPEDE_METRICS_ADDR", "STAMPEDE_CONSUMER", "STAMPEDE_PARTITIONS"},
 		"healthcheck": {"STAMPEDE_HEALTHCHECK_URL"},
-		"dev":         {"REDIS_URL", "DATABASE_URL", "STAMPEDE_HTTP_ADDR", "STAMPEDE_ADMIN_TOKEN"},
+		"dev": {
+			"REDIS_URL", "DATABASE_URL", "STAMPEDE_HTTP_ADDR", "STAMPEDE_ADMIN_TOKEN", "STAMPEDE_AUTH", "STAMPEDE_JWT_SECRET",
+			"STAMPEDE_CORS_ORIGINS",
+		},
 	} {
 		for _, name := range variables {
 			assert.True(t, got[command][name], "%s: %s", command, name)
@@ -172,6 +176,9 @@ func TestUsageErrorsNameMissingArguments(t *testing.T) {
 		`--trusted-proxies: "10.0.0.0/33" is neither an address nor a prefix`: {
 			"serve",
 			"--trusted-proxies=10.0.0.0/8,10.0.0.0/33",
+		},
+		"--cors-origins: \"https://*.shop.example\" is not an origin as browsers send it: list each host": {
+			"serve", "--cors-origins=https://*.shop.example",
 		},
 		"give --over or --rate, not both":         {"load", "--over=1s", "--rate=5"},
 		"write a negative number as -- -5":        {"sale", "restock", uuid.NewString(), "-5"},
@@ -366,9 +373,12 @@ func TestDeadLetterCommands(t *testing.T) {
 	status, output = s.run("dlq", "list", "--json")
 	assert.Equal(t, exitOK, status)
 	assert.Contains(t, output, `"replays":1,"replayed_as":"`+entry+`"`)
-	status, output = s.run("dlq", "discard", "1", "--reason=a joke")
+	status, output = s.run("dlq", "discard", "1", "--reason=a joke", "--operator=ann")
 	assert.Equal(t, exitOK, status, output)
 	assert.Contains(t, output, "a joke")
+	status, output = s.run("dlq", "list", "--status=discarded", "--json")
+	assert.Equal(t, exitOK, status)
+	assert.Contains(t, output, `"operator":"ann"`)
 	status, output = s.run("dlq", "discard", "1", "--reason=again")
 	assert.Equal(t, exitFailed, status)
 	assert.Contains(t, output, "not parked")

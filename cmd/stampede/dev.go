@@ -26,13 +26,17 @@ type devCmd struct {
 	keysFlags
 	limitFlags
 	clientFlags
+	browserFlags
+	tokenFlags
 	receiptFlag
 	replicaFlag
 	workerFlags
 	relayFlags
-	HTTPAddr   string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:"127.0.0.1:8080" placeholder:"HOST:PORT" help:"Address to listen on (${default}). Buyers are identified by a header alone, so keep it local."`
-	AuthHeader string `default:"X-User-ID" placeholder:"NAME" help:"Header that names the buyer (${default})."`
-	AdminToken string `placeholder:"TOKEN" help:"Bearer token of the operators (default: random)."`
+	HTTPAddr      string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:"127.0.0.1:8080" placeholder:"HOST:PORT" help:"Address to listen on (${default}). Keep it local: with --auth=header anybody can be any buyer."`
+	Auth          string `default:"header" enum:"header,jwt" placeholder:"MODE" help:"How buyers are identified: header or jwt (${default})."`
+	AuthHeader    string `default:"X-User-ID" placeholder:"NAME" help:"Header that names the buyer with --auth=header (${default})."`
+	AdminToken    string `placeholder:"TOKEN" help:"Bearer token of the operator admin, who may do everything (default: random)."`
+	OperatorsFile string `placeholder:"FILE" help:"Further operators, one a line: name, role (viewer, operator or admin), SHA-256 of the token in hex. Changes are in force within ten seconds."`
 }
 
 // Validate is called by kong.
@@ -88,7 +92,10 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 	}
 	c.bound(&config)
 	config.MaxConnections = maxConnections(ingressFiles + workerFiles)
-	config.Auth, config.AuthHeader, config.AdminToken = ingress.AuthHeader, c.AuthHeader, c.AdminToken
+	config.Auth, config.AuthHeader = ingress.AuthMode(c.Auth), c.AuthHeader
+	config.AdminToken, config.OperatorsFile = c.AdminToken, c.OperatorsFile
+	config.CORSOrigins = c.CORSOrigins
+	c.verifyBy(&config)
 	if config.Listener, err = accept.Listen(ctx, c.HTTPAddr); err != nil {
 		return listenError(err, "STAMPEDE_HTTP_ADDR", "--http-addr")
 	}
@@ -134,6 +141,10 @@ func (c *devCmd) welcome(w io.Writer, url string, servers *localserver.Pair) err
 	if c.Partitions > 1 {
 		environment += " STAMPEDE_PARTITIONS=" + strconv.Itoa(c.Partitions)
 	}
+	buyer := c.AuthHeader + ": alice"
+	if c.Auth == string(ingress.AuthJWT) {
+		buyer = "Authorization: Bearer TOKEN"
+	}
 	_, err := fmt.Fprintf(w, `Stampede is up. All data is %s (Ctrl-C).
 
   ingress       %s
@@ -148,14 +159,14 @@ Create a sale of 100 units:
 
 Buy a unit; ID is the id in its answer:
 
-  curl -si %[2]s/v1/sales/ID/orders -H '%[6]s: alice' \
+  curl -si %[2]s/v1/sales/ID/orders -H '%[6]s' \
     -H 'Idempotency-Key: first' -H 'Content-Type: application/json' -d '{"quantity":1}'
 
 Run other commands in a second terminal, such as stampede sale list, after
 
   export %[7]s
 
-`, kept, url, servers.RedisURL, servers.DatabaseURL, c.AdminToken, c.AuthHeader, environment)
+`, kept, url, servers.RedisURL, servers.DatabaseURL, c.AdminToken, buyer, environment)
 	return err
 }
 

@@ -102,6 +102,7 @@ func (c *dlqShowCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) e
 			{"reason", printable(l.Reason)},
 			{"damage", printable(l.Damage)},
 			{"resolution", printable(l.Resolution)},
+			{"operator", orNobody(l.Operator)},
 			{"parked", orDash(l.CreatedAt)},
 			{"changed", orDash(l.UpdatedAt)},
 			{"deliveries", fmt.Sprint(l.Entry.Deliveries)},
@@ -122,12 +123,17 @@ func (c *dlqShowCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) e
 
 type dlqReplayCmd struct {
 	dlqFlags
+	operatorFlag
 	letterArg
 }
 
 func (c *dlqReplayCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	name, err := c.name()
+	if err != nil {
+		return err
+	}
 	return c.with(ctx, logger, func(d *deadletter.Store) error {
-		entry, appended, err := d.Replay(ctx, c.ID)
+		entry, appended, err := d.Replay(ctx, c.ID, name)
 		if err != nil {
 			return err
 		}
@@ -143,6 +149,7 @@ func (c *dlqReplayCmd) Run(ctx context.Context, s *streams, logger *slog.Logger)
 
 type dlqDiscardCmd struct {
 	dlqFlags
+	operatorFlag
 	letterArg
 	Reason string `required:"" env:"STAMPEDE_DLQ_REASON" placeholder:"TEXT" help:"Why the letter is discarded; stored with it."`
 }
@@ -156,8 +163,12 @@ func (c *dlqDiscardCmd) Validate() error {
 }
 
 func (c *dlqDiscardCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	name, err := c.name()
+	if err != nil {
+		return err
+	}
 	return c.with(ctx, logger, func(d *deadletter.Store) error {
-		if err := d.Discard(ctx, c.ID, c.Reason); err != nil {
+		if err := d.Discard(ctx, c.ID, c.Reason, name); err != nil {
 			return err
 		}
 		l, err := d.Get(ctx, c.ID)
@@ -198,6 +209,7 @@ func writeLettersJSON(w io.Writer, letters []deadletter.Letter) error {
 			Reason     string            `json:"reason"`
 			Damage     string            `json:"damage,omitempty"`
 			Resolution string            `json:"resolution,omitempty"`
+			Operator   string            `json:"operator,omitempty"`
 			Stream     string            `json:"stream"`
 			EntryID    string            `json:"entry_id"`
 			OrderID    *uuid.UUID        `json:"order_id,omitempty"`
@@ -208,7 +220,7 @@ func writeLettersJSON(w io.Writer, letters []deadletter.Letter) error {
 			CreatedAt  time.Time         `json:"created_at"`
 			UpdatedAt  time.Time         `json:"updated_at"`
 		}{
-			l.ID, l.Status, l.Reason, l.Damage, l.Resolution, l.Entry.Stream, l.Entry.ID, orderID,
+			l.ID, l.Status, l.Reason, l.Damage, l.Resolution, l.Operator, l.Entry.Stream, l.Entry.ID, orderID,
 			l.Entry.Deliveries, l.Replays, l.ReplayedAs, fields, l.CreatedAt.UTC(), l.UpdatedAt.UTC(),
 		})
 		if err != nil {

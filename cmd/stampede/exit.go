@@ -7,6 +7,7 @@ import (
 	"net"
 
 	"stampede/internal/connect"
+	"stampede/internal/operators"
 	"stampede/reservation/order"
 	"stampede/sql"
 )
@@ -70,7 +71,7 @@ func reportError(stderr io.Writer, err error) int {
 	case errors.Is(err, errBroken), errors.Is(err, errRemaining):
 		return exitFailed
 	case errors.As(err, &usage), errors.As(err, &invalid),
-		errors.Is(err, connect.ErrRedisURL), errors.Is(err, sql.ErrDatabaseURL):
+		errors.Is(err, connect.ErrRedisURL), errors.Is(err, sql.ErrDatabaseURL), errors.Is(err, operators.ErrFile):
 		_, _ = fmt.Fprintln(stderr, "stampede:", err)
 		return exitUsage
 	case errors.Is(err, errUnchecked):

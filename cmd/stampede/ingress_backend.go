@@ -26,6 +26,8 @@ const (
 	changePostgresConns = 4
 	// lookPostgresConns are for buyers who read their own orders.
 	lookPostgresConns = 4
+	// deskPostgresConns are for operators who look at orders and cancel them.
+	deskPostgresConns = 2
 	// otherPostgresConns are for everything else: sales, operators, and the orders that purchases wait for.
 	otherPostgresConns = 5
 )
@@ -34,8 +36,8 @@ const (
 // anonymous requests.
 type ingressBackend struct {
 	*backend
-	duty, changes, looks *pgxpool.Pool
-	guardRedis           redis.UniversalClient
+	duty, changes, looks, desk *pgxpool.Pool
+	guardRedis                 redis.UniversalClient
 }
 
 func openIngressBackend(
@@ -52,16 +54,17 @@ func openIngressBackend(
 			f.Close()
 		}
 	}()
-	var errs [4]error
+	var errs [5]error
 	f.duty, errs[0] = connect.Postgres(ctx, databaseURL, dutyPostgresConns, connect.Service("serve"))
 	f.changes, errs[1] = connect.Postgres(ctx, databaseURL, changePostgresConns, connect.Service("serve"))
 	f.looks, errs[2] = connect.Postgres(ctx, databaseURL, lookPostgresConns, connect.Service("serve"))
-	f.guardRedis, errs[3] = connect.Ingress(redisURL)
+	f.desk, errs[3] = connect.Postgres(ctx, databaseURL, deskPostgresConns, connect.Service("serve"))
+	f.guardRedis, errs[4] = connect.Ingress(redisURL)
 	return f, errors.Join(errs[:]...)
 }
 
 func (f *ingressBackend) Close() {
-	for _, pool := range []*pgxpool.Pool{f.duty, f.changes, f.looks} {
+	for _, pool := range []*pgxpool.Pool{f.duty, f.changes, f.looks, f.desk} {
 		if pool != nil {
 			pool.Close()
 		}
@@ -90,6 +93,7 @@ func (f *ingressBackend) serveOrders(config *ingress.Config, keys keysFlags) (*l
 	})
 	config.Orders = buyersOrders{ledger.New(f.looks), ledger.New(f.changes).WithOutcomes(outcomes)}
 	config.AwaitedOrders = ledger.New(f.pool)
+	config.OperatorsOrders = ledger.New(f.desk).WithOutcomes(outcomes)
 	config.Postgres = ledger.New(f.duty)
 	return outcomes, err
 }

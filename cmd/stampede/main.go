@@ -27,6 +27,7 @@ type cli struct {
 	Work        workCmd        `cmd:"" help:"Run a fulfillment worker: write accepted orders to Postgres."`
 	Migrate     migrateCmd     `cmd:"" help:"Bring the database to the schema of this version, or back."`
 	Sale        saleCmd        `cmd:"" help:"Create, show and change sales."`
+	Order       orderCmd       `cmd:"" help:"Look orders up, cancel one, and export them."`
 	Load        loadCmd        `cmd:"" help:"Send an open-loop crowd of buyers to an ingress and verify every order."`
 	Audit       auditCmd       `cmd:"" help:"Check the promises against Redis and Postgres. Exit status 1 if one is broken, 3 if something could not be checked."`
 	Rebuild     rebuildCmd     `cmd:"" help:"Rebuild the stock in Redis from Postgres. Workers do this automatically after a loss of Redis. Sales are closed meanwhile."`

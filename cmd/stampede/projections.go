@@ -5,6 +5,9 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"stampede/fulfillment/archive"
 	"stampede/fulfillment/projection"
 	"stampede/internal/connect"
 	"stampede/internal/figure"
@@ -18,6 +21,7 @@ type projectionsCmd struct {
 type projectionsRebuildCmd struct {
 	databaseFlag
 	jsonFlag
+	Archive string `env:"STAMPEDE_PROJECTIONS_ARCHIVE" placeholder:"FILE" type:"existingfile" help:"Bring the events of an archived sale back from this file, and make its orders from them. Others stay as they are."`
 }
 
 func (c *projectionsRebuildCmd) Run(ctx context.Context, s *streams) error {
@@ -28,6 +32,9 @@ func (c *projectionsRebuildCmd) Run(ctx context.Context, s *streams) error {
 	defer pool.Close()
 	if err := sql.Check(ctx, pool); err != nil {
 		return err
+	}
+	if c.Archive != "" {
+		return c.restore(ctx, s, pool)
 	}
 	report, err := projection.Rebuild(ctx, pool)
 	if err != nil {
@@ -44,5 +51,19 @@ func (c *projectionsRebuildCmd) Run(ctx context.Context, s *streams) error {
 			_, err = fmt.Fprintf(s.out, "sale %s: sold was %s and is %s\n", r.Sale, figure.Count(r.Was), figure.Count(r.Is))
 		}
 	}
+	return err
+}
+
+// restore brings an archived sale back.
+func (c *projectionsRebuildCmd) restore(ctx context.Context, s *streams, pool *pgxpool.Pool) error {
+	restored, err := archive.Restore(ctx, pool, c.Archive)
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return writeJSON(s.out, restored)
+	}
+	_, err = fmt.Fprintf(s.out, "sale %s: %s orders with %s events are back in Postgres, in %v\n", restored.Sale,
+		figure.Count(restored.Orders), figure.Count(restored.Events), restored.Took.Round(time.Millisecond))
 	return err
 }

@@ -23,6 +23,8 @@ type saleCmd struct {
 	Resume  saleResumeCmd  `cmd:"" help:"Resume a paused sale."`
 	End     saleEndCmd     `cmd:"" help:"End a sale permanently."`
 	Restock saleRestockCmd `cmd:"" help:"Add units to a sale, or remove unsold ones."`
+	History saleHistoryCmd `cmd:"" help:"Show every change of a sale, and who made it."`
+	Archive saleArchiveCmd `cmd:"" help:"Move the orders of sales that are over from Postgres into files. A repeat finishes what was interrupted."`
 }
 
 // catalogFlags are what every command on sales needs.
@@ -66,6 +68,24 @@ func (f *catalogFlags) withOne(
 	})
 }
 
+// changeFlags are what every command needs that changes sales.
+type changeFlags struct {
+	catalogFlags
+	operatorFlag
+}
+
+// withOne is that of catalogFlags, for a change by the operator.
+func (f *changeFlags) withOne(
+	ctx context.Context, s *streams, logger *slog.Logger,
+	do func(context.Context, *catalog.Catalog) (catalog.CountedSale, error),
+) error {
+	name, err := f.name()
+	if err != nil {
+		return err
+	}
+	return f.catalogFlags.withOne(catalog.WithOperator(ctx, name), s, logger, do)
+}
+
 // saleArg names the sale that a command is about.
 type saleArg struct {
 	Sale uuid.UUID `arg:"" help:"Id of the sale."`
@@ -93,7 +113,7 @@ func (m *moment) UnmarshalText(text []byte) error {
 }
 
 type saleCreateCmd struct {
-	catalogFlags
+	changeFlags
 	Name          string        `required:"" env:"STAMPEDE_SALE_NAME" help:"Name of the sale."`
 	Stock         int64         `required:"" env:"STAMPEDE_SALE_STOCK" placeholder:"UNITS" help:"Units for sale."`
 	PerOrderLimit int64         `default:"1" env:"STAMPEDE_SALE_PER_ORDER_LIMIT" placeholder:"UNITS" help:"Most units per order (${default})."`
@@ -145,7 +165,7 @@ func (c *saleShowCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) 
 }
 
 type salePauseCmd struct {
-	catalogFlags
+	changeFlags
 	saleArg
 }
 
@@ -156,7 +176,7 @@ func (c *salePauseCmd) Run(ctx context.Context, s *streams, logger *slog.Logger)
 }
 
 type saleResumeCmd struct {
-	catalogFlags
+	changeFlags
 	saleArg
 }
 
@@ -167,7 +187,7 @@ func (c *saleResumeCmd) Run(ctx context.Context, s *streams, logger *slog.Logger
 }
 
 type saleEndCmd struct {
-	catalogFlags
+	changeFlags
 	saleArg
 }
 
@@ -178,7 +198,7 @@ func (c *saleEndCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) e
 }
 
 type saleRestockCmd struct {
-	catalogFlags
+	changeFlags
 	saleArg
 	Units int64 `arg:"" help:"Units to add; to remove 50 unsold units, end the command with -- -50."`
 	keyFlag

@@ -29,6 +29,14 @@ func writeSalesText(w io.Writer, sales []catalog.CountedSale) error {
 	return t.Flush()
 }
 
+// orNobody returns the name of an operator, or a dash where Stampede acted by itself.
+func orNobody(operator string) string {
+	if operator == "" {
+		return "-"
+	}
+	return printable(operator)
+}
+
 func orDash(t time.Time) string {
 	if t.IsZero() {
 		return "-"

@@ -30,7 +30,7 @@ func TestEachSeriesExistsFromFirstScrape(t *testing.T) {
 		ingress: {
 			"stampede_purchases_total{verdict": {
 				"reserved", "replayed", "key-reused", "already-purchased", "paused", "ended", "not-open", "over-limit", "sold-out",
-				"unknown-sale", "order-ended", "rate-limited", "overloaded", "unavailable", "unknown",
+				"retired", "unknown-sale", "order-ended", "rate-limited", "overloaded", "unavailable", "unknown",
 			},
 			"stampede_purchase_duration_seconds_count{outcome":                        {"accepted", "refused", "failed"},
 			`stampede_http_requests_total{route="POST /v1/sales/:sale/orders",status`: {"2xx", "3xx", "4xx", "5xx"},
@@ -56,8 +56,9 @@ func TestEachSeriesExistsFromFirstScrape(t *testing.T) {
 				"unusable",
 			},
 			"stampede_locks_total{outcome":  {"acquired", "busy", "released", "lost"},
-			"stampede_worker_failing{step":  {"record", "lock", "release", "expire", "rebuild", "unblock", "held"},
+			"stampede_worker_failing{step":  {"record", "lock", "release", "expire", "rebuild", "retire", "unblock", "held"},
 			"stampede_sessions_ended_total": nil,
+			"stampede_sales_retired_total":  nil,
 			"stampede_rebuilds_total{reason": {
 				"server", "unvouched", "sale-lost", "unfinished", "set-back",
 				"refused", "by-hand", "reconciled",

@@ -23,7 +23,7 @@ import (
 
 // limitFlags limit the load of an ingress.
 type limitFlags struct {
-	MaxInFlight  int           `default:"4096" placeholder:"N" help:"Requests processed at the same time; more get 503 (${default}). An eighth is reserved for payments and reads of orders, an eighth for reads of sales, a sixteenth for operators."`
+	MaxInFlight  int           `default:"4096" placeholder:"N" help:"Requests processed at the same time; more get 503 (${default}). An eighth is reserved for payments and reads of orders, an eighth for reads of sales, a sixteenth for operators, a sixty-fourth for operators who look at orders."`
 	DrainTimeout time.Duration `default:"10s" placeholder:"DURATION" help:"How long a stopping ingress or worker may take to finish accepted work (${default})."`
 }
 
@@ -62,16 +62,15 @@ type serveCmd struct {
 	keysFlags
 	limitFlags
 	clientFlags
+	browserFlags
+	tokenFlags
 	receiptFlag
 	replicaFlag
-	HTTPAddr    string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:":8080" placeholder:"HOST:PORT" help:"Address to listen on (${default})."`
-	Auth        string `default:"jwt" enum:"jwt,header" placeholder:"MODE" help:"How buyers are identified: jwt, or header behind a gateway that sets it (${default})."`
-	AuthHeader  string `default:"X-User-ID" placeholder:"NAME" help:"Header that names the buyer with --auth=header (${default})."`
-	AdminToken  string `placeholder:"TOKEN" help:"Bearer token of the operators; without it operators' calls are refused."`
-	JWTSecret   string `name:"jwt-secret" env:"STAMPEDE_JWT_SECRET" placeholder:"SECRET" help:"Secret of the buyers' HS256 tokens, at least 32 bytes."`
-	JWKSURL     string `name:"jwks-url" env:"STAMPEDE_JWKS_URL" placeholder:"URL" help:"Key set for the buyers' tokens, instead of a secret."`
-	JWTIssuer   string `name:"jwt-issuer" env:"STAMPEDE_JWT_ISSUER" placeholder:"ISS" help:"Issuer that tokens must name (default: any)."`
-	JWTAudience string `name:"jwt-audience" env:"STAMPEDE_JWT_AUDIENCE" placeholder:"AUD" help:"Audience that tokens must name (default: any)."`
+	HTTPAddr      string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:":8080" placeholder:"HOST:PORT" help:"Address to listen on (${default})."`
+	Auth          string `default:"jwt" enum:"jwt,header" placeholder:"MODE" help:"How buyers are identified: jwt, or header behind a gateway that sets it (${default})."`
+	AuthHeader    string `default:"X-User-ID" placeholder:"NAME" help:"Header that names the buyer with --auth=header (${default})."`
+	AdminToken    string `placeholder:"TOKEN" help:"Bearer token of the operator admin, who may do everything; without it and without --operators-file operators' calls are refused."`
+	OperatorsFile string `placeholder:"FILE" help:"Further operators, one a line: name, role (viewer, operator or admin), SHA-256 of the token in hex. Changes are in force within ten seconds."`
 
 	PlainReader string `default:"on" enum:"on,off" placeholder:"MODE" help:"Read plain purchases in front of net/http, for about half of its CPU time: on or off (${default})."`
 
@@ -102,9 +101,10 @@ func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	config.StopDelay, config.PlainReader = c.StopDelay, c.PlainReader == "on"
 	c.bound(&config)
 	config.MaxConnections = maxConnections(ingressFiles)
-	config.Auth, config.AuthHeader, config.AdminToken = ingress.AuthMode(c.Auth), c.AuthHeader, c.AdminToken
-	config.JWTSecret, config.JWKSURL = c.JWTSecret, c.JWKSURL
-	config.JWTIssuer, config.JWTAudience = c.JWTIssuer, c.JWTAudience
+	config.Auth, config.AuthHeader = ingress.AuthMode(c.Auth), c.AuthHeader
+	config.AdminToken, config.OperatorsFile = c.AdminToken, c.OperatorsFile
+	config.CORSOrigins = c.CORSOrigins
+	c.verifyBy(&config)
 	if err := config.Validate(); err != nil {
 		return &usageError{err}
 	}

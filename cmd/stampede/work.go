@@ -24,6 +24,7 @@ type workerFlags struct {
 	BatchMax      int           `default:"500" placeholder:"ORDERS" help:"Most orders per transaction (${default})."`
 	MinIdle       time.Duration `default:"10s" placeholder:"DURATION" help:"How long another worker may be inactive on an order before this one takes it over; a lost worker is replaced within half of it; the same for all workers (${default})."`
 	MaxDeliveries int64         `default:"5" placeholder:"N" help:"Deliveries of a failing entry before it becomes a dead letter (${default})."`
+	RetireAfter   time.Duration `default:"1h" placeholder:"DURATION" help:"How long after its end a sale leaves Redis, once all of its orders are final; 0s: never (${default})."`
 }
 
 // shortestIdle is the minimum of fulfillment, whose timers are fractions of it.
@@ -34,6 +35,7 @@ func (f workerFlags) Validate() error {
 		wantAtLeast("--batch-max", f.BatchMax, 1),
 		wantAtLeast("--min-idle", f.MinIdle, shortestIdle),
 		wantAtLeast("--max-deliveries", f.MaxDeliveries, 1),
+		wantAtLeast("--retire-after", f.RetireAfter, 0),
 	)
 }
 
@@ -92,7 +94,8 @@ func workerConfig(
 	return fulfillment.WorkerConfig{
 		Pool: b.pool, Control: b.redis, Keys: keys.keys(), Store: b.store, Catalog: b.catalog,
 		BatchMax: flags.BatchMax, MinIdle: flags.MinIdle, MaxDeliveries: flags.MaxDeliveries,
-		Logger: logger, Registerer: registry,
+		RetireAfter: flags.RetireAfter,
+		Logger:      logger, Registerer: registry,
 	}
 }
 

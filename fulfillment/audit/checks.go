@@ -59,6 +59,7 @@ var checks = []check{
 	{"S5", sql.AuditSequence, theSales},
 	{"S5", sql.AuditRevisions, 0},
 	{"S7", sql.AuditRedis, theSales},
+	{"S7", sql.AuditRetired, theSales},
 	{"S7", sql.AuditTerms, 0},
 	{"S7", sql.AuditEnded, theSales | theStreams},
 }

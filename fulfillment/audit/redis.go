@@ -186,10 +186,10 @@ func (l *look) findLatest(ctx context.Context, tx pgx.Tx) error {
 	if err := l.unreadError(theSales); err != nil {
 		return err
 	}
-	sequence := []string{"sequence"}
+	sequence := []string{"sequence", "state"}
 	err := l.eachShard(ctx, func(auditedShard) []string { return sequence }, func(s auditedShard, fields []any, _ error) {
 		text, _ := fields[0].(string)
-		if n, err := strconv.ParseInt(text, 10, 64); err == nil {
+		if n, err := strconv.ParseInt(text, 10, 64); err == nil && fields[1] != reservation.StateRetired {
 			ids, shards, latest = append(ids, s.id), append(shards, s.shard), append(latest, n)
 		}
 	})
@@ -200,7 +200,7 @@ func (l *look) findLatest(ctx context.Context, tx pgx.Tx) error {
 }
 
 // reportUnknownSales reports sales that are open in Redis and missing in Postgres: the database was
-// set back, or is the wrong one. Their orders cannot be confirmed.
+// set back, or is the wrong one. Their orders cannot be confirmed. It also reports sales that are archived.
 func (l *look) reportUnknownSales(ctx context.Context, inRedis []reservation.LocatedSale, known []auditedSale) error {
 	knownIDs := make(map[uuid.UUID]bool, len(known))
 	for _, s := range known {
@@ -221,11 +221,18 @@ func (l *look) reportUnknownSales(ctx context.Context, inRedis []reservation.Loc
 		}
 		buyers[s.ID] += n
 	}
+	rows, _ := l.conn.Query(ctx, sql.AuditArchivedSales, unknown) // its error comes with the rows
+	archived, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
+	if err != nil {
+		return fmt.Errorf("look for archived sales: %w", err)
+	}
 	for _, id := range unknown {
-		l.note("S7", Finding{
-			Sale: &id, Remedy: remedyOperator,
-			What: fmt.Sprintf("Redis has this sale, with %s, and Postgres does not know it", plural(buyers[id], "buyer")),
-		})
+		what := "Redis has this sale, with %s, and Postgres does not know it"
+		if slices.Contains(archived, id) {
+			what = "Redis still has this sale, with %s, and its orders are archived: repeat `stampede sale archive`, " +
+				"or delete its keys"
+		}
+		l.note("S7", Finding{Sale: &id, Remedy: remedyOperator, What: fmt.Sprintf(what, plural(buyers[id], "buyer"))})
 	}
 	return nil
 }
@@ -323,6 +330,9 @@ func (l *look) readShard(s auditedShard, fields []any, err error) redisShard {
 			What: fmt.Sprintf("%sits place among the shards is %.50q in Redis and %q in Postgres", s.label(), text,
 				s.layout.Field(s.shard)),
 		})
+	}
+	if shard.state == reservation.StateRetired {
+		return shard // its units and buyers are in Postgres only, as of a sale whose keys were deleted
 	}
 	shard.present = true
 	shard.epoch, shard.units, shard.stock = numbers[0], numbers[1], numbers[2]

@@ -62,8 +62,8 @@ type Letter struct {
 	// Replays counts how often Replay appended the entry to its stream; ReplayedAs is the latest of these entries.
 	Replays    int
 	ReplayedAs string
-	// Resolution describes the latest Replay or Discard.
-	Resolution           string
+	// Resolution describes the latest Replay or Discard, and Operator is who made it.
+	Resolution, Operator string
 	CreatedAt, UpdatedAt time.Time
 }
 
@@ -191,6 +191,7 @@ type letterRow struct {
 	Replays    int
 	Resolution string
 	ReplayedAs string
+	Operator   string
 	CreatedAt  time.Time
 	UpdatedAt  time.Time
 }
@@ -205,8 +206,8 @@ func ScanLetter(row pgx.CollectableRow) (Letter, error) {
 		ID: r.ID, OrderID: uuid.UUID(r.OrderID),
 		Entry:  stream.Entry{Stream: r.Stream, ID: r.EntryID, Deliveries: r.Deliveries},
 		Reason: r.Reason, Status: r.Status,
-		Replays: r.Replays, ReplayedAs: r.ReplayedAs, Resolution: r.Resolution, CreatedAt: r.CreatedAt,
-		UpdatedAt: r.UpdatedAt,
+		Replays: r.Replays, ReplayedAs: r.ReplayedAs, Resolution: r.Resolution, Operator: r.Operator,
+		CreatedAt: r.CreatedAt, UpdatedAt: r.UpdatedAt,
 	}
 	if l.Entry.Fields, err = decodeFields(r.Fields); err != nil {
 		l.Entry.Fields, l.Damage = nil, err.Error()
@@ -214,13 +215,13 @@ func ScanLetter(row pgx.CollectableRow) (Letter, error) {
 	return l, nil
 }
 
-// Replay appends the entry to its stream again and returns its new id. For a letter that was replayed and has not been
+// Replay appends the entry to its stream again for an operator, and returns its new id. For a letter that was replayed and has not been
 // parked again since, it returns the earlier id with appended = false. It returns ErrNotFound, ErrUnreadable,
 // or ErrNotParked if the letter was discarded.
 //
 // The entry is appended before the letter is marked. After a crash between the two steps the letter may be replayed
 // twice, which the ledger deduplicates. The other order could lose the entry.
-func (s *Store) Replay(ctx context.Context, id int64) (entryID string, appended bool, err error) {
+func (s *Store) Replay(ctx context.Context, id int64, operator string) (entryID string, appended bool, err error) {
 	err = s.withLocked(ctx, id, func(tx pgx.Tx, letter Letter) error {
 		if letter.Status == StatusReplayed {
 			entryID = letter.ReplayedAs
@@ -244,7 +245,7 @@ func (s *Store) Replay(ctx context.Context, id int64) (entryID string, appended 
 			return fmt.Errorf("append to %s: %w", letter.Entry.Stream, err)
 		}
 		appended = true
-		_, err = tx.Exec(ctx, sql.DeadLetterMarkReplayed, id, entryID)
+		_, err = tx.Exec(ctx, sql.DeadLetterMarkReplayed, id, entryID, zeronull.Text(operator))
 		return err
 	})
 	if err != nil {
@@ -253,7 +254,7 @@ func (s *Store) Replay(ctx context.Context, id int64) (entryID string, appended 
 	return entryID, appended, nil
 }
 
-// Discard resolves a dead letter without applying it. The orders of its entry that can be read are rejected for the
+// Discard resolves a dead letter for an operator without applying it. The orders of its entry that can be read are rejected for the
 // reason RejectedDiscarded and their units are released, unless another delivery of the order was recorded. The entry
 // may have an unknown version.
 //
@@ -261,7 +262,7 @@ func (s *Store) Replay(ctx context.Context, id int64) (entryID string, appended 
 // audit.Reconcile records it. The errors are ErrNotFound, and ErrNotParked unless the letter is parked.
 //
 // Every step is idempotent and the letter is marked last, so Discard may be retried.
-func (s *Store) Discard(ctx context.Context, id int64, why string) error {
+func (s *Store) Discard(ctx context.Context, id int64, why, operator string) error {
 	// The letter is locked on one connection while the ledger needs another: concurrent calls could exhaust the
 	// pool and deadlock.
 	s.discarding.Lock()
@@ -274,7 +275,7 @@ func (s *Store) Discard(ctx context.Context, id int64, why string) error {
 		if err != nil {
 			return err
 		}
-		_, err = tx.Exec(ctx, sql.DeadLetterMarkDiscarded, id, Storable(why+"; "+became))
+		_, err = tx.Exec(ctx, sql.DeadLetterMarkDiscarded, id, Storable(why+"; "+became), zeronull.Text(operator))
 		return err
 	})
 	if err != nil {

@@ -94,7 +94,7 @@ func TestFailedReplayReturnsToItsDeadLetter(t *testing.T) {
 	first := testwork.OnlyLetter(s, t, letters)
 
 	for replay := 1; replay <= 2; replay++ {
-		id, appended, err := letters.Replay(t.Context(), first.ID)
+		id, appended, err := letters.Replay(t.Context(), first.ID, "ann")
 		require.NoError(t, err)
 		require.True(t, appended)
 		entries := s.Rdb.XLen(t.Context(), entry.Stream).Val()
@@ -103,13 +103,13 @@ func TestFailedReplayReturnsToItsDeadLetter(t *testing.T) {
 		require.Equal(t, replay, replayed.Replays)
 		require.Contains(t, replayed.Resolution, id)
 		require.Equal(t, id, replayed.ReplayedAs)
-		same, appended, err := letters.Replay(t.Context(), first.ID)
+		same, appended, err := letters.Replay(t.Context(), first.ID, "ann")
 		require.NoError(t, err, "Replay is idempotent")
 		require.False(t, appended)
 		require.Equal(t, id, same)
 		require.Equal(t, replayed, testwork.OnlyLetter(s, t, letters))
 		require.Equal(t, entries, s.Rdb.XLen(t.Context(), entry.Stream).Val(), "the second Replay appends nothing")
-		require.ErrorIs(t, letters.Discard(t.Context(), first.ID, "x"), deadletter.ErrNotParked)
+		require.ErrorIs(t, letters.Discard(t.Context(), first.ID, "x", "ann"), deadletter.ErrNotParked)
 
 		again, err := stream.ReadEntry(t.Context(), s.Rdb, entry.Stream, id)
 		require.NoError(t, err)
@@ -173,7 +173,7 @@ func TestReplayedOrderIsFulfilled(t *testing.T) {
 	require.Contains(t, testwork.Broken(testwork.Audit(s, t, sale)), "S3")
 
 	testwork.Work(t, testwork.Config(s, t))
-	_, _, err := letters.Replay(t.Context(), testwork.OnlyLetter(s, t, letters).ID)
+	_, _, err := letters.Replay(t.Context(), testwork.OnlyLetter(s, t, letters).ID, "ann")
 	require.NoError(t, err)
 	s.AwaitConfirmed(t, 1)
 	testwork.AwaitRest(s, t)
@@ -190,7 +190,7 @@ func TestDiscardRejectsOrderAndReleasesUnits(t *testing.T) {
 	o := s.Buy(t, sale, "alice")
 	require.NoError(t, letters.Park(t.Context(), testwork.TakeOut(s, t), errors.New("rubbish")))
 	id := testwork.OnlyLetter(s, t, letters).ID
-	require.NoError(t, letters.Discard(t.Context(), id, "the operator said so"))
+	require.NoError(t, letters.Discard(t.Context(), id, "the operator said so", "ann"))
 
 	got, err := ledger.New(s.Pool).Order(t.Context(), o)
 	require.NoError(t, err)
@@ -204,8 +204,8 @@ func TestDiscardRejectsOrderAndReleasesUnits(t *testing.T) {
 	report := testwork.Audit(s, t, sale)
 	require.False(t, report.Broken(), testwork.TextOf(t, report))
 	require.EqualValues(t, 5, report.Sales[0].Available)
-	require.ErrorIs(t, letters.Discard(t.Context(), id, "again"), deadletter.ErrNotParked)
-	_, _, err = letters.Replay(t.Context(), id)
+	require.ErrorIs(t, letters.Discard(t.Context(), id, "again", "ann"), deadletter.ErrNotParked)
+	_, _, err = letters.Replay(t.Context(), id, "ann")
 	require.ErrorIs(t, err, deadletter.ErrNotParked)
 	require.NotEqual(t, o, s.Buy(t, sale, "alice"), "alice may buy again")
 }
@@ -221,7 +221,7 @@ func TestDiscardKeepsFulfilledOrder(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("rubbish")))
 	testwork.Fulfil(s, t)
-	require.NoError(t, letters.Discard(t.Context(), testwork.OnlyLetter(s, t, letters).ID, "not needed"))
+	require.NoError(t, letters.Discard(t.Context(), testwork.OnlyLetter(s, t, letters).ID, "not needed", "ann"))
 	require.Contains(t, testwork.OnlyLetter(s, t, letters).Resolution, "order "+o.String()+" is confirmed")
 	report := testwork.Audit(s, t, sale)
 	require.False(t, report.Broken(), testwork.TextOf(t, report))
@@ -239,7 +239,7 @@ func TestConcurrentReplaysAppendOnce(t *testing.T) {
 	var all errgroup.Group
 	for range 6 {
 		all.Go(func() error {
-			_, fresh, err := letters.Replay(context.Background(), id)
+			_, fresh, err := letters.Replay(context.Background(), id, "ann")
 			if fresh {
 				appended.Add(1)
 			}
@@ -261,10 +261,10 @@ func TestDiscardFailsUntilUnitsCanBeReleased(t *testing.T) {
 	require.NoError(t, letters.Park(t.Context(), testwork.TakeOut(s, t), errors.New("rubbish")))
 	id := testwork.OnlyLetter(s, t, letters).ID
 	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", 1).Err()) // as many as the stock
-	require.ErrorIs(t, letters.Discard(t.Context(), id, "rubbish"), ledger.ErrRefused)
+	require.ErrorIs(t, letters.Discard(t.Context(), id, "rubbish", "ann"), ledger.ErrRefused)
 	require.Equal(t, deadletter.StatusParked, testwork.OnlyLetter(s, t, letters).Status)
 	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", -1).Err())
-	require.NoError(t, letters.Discard(t.Context(), id, "rubbish"))
+	require.NoError(t, letters.Discard(t.Context(), id, "rubbish", "ann"))
 	require.EqualValues(t, 5, s.Left(t, sale))
 }
 
@@ -276,7 +276,7 @@ func TestDiscardRejectsOrderWhoseSaleIsMissingInRedis(t *testing.T) {
 	o := s.Buy(t, sale, "alice")
 	require.NoError(t, letters.Park(t.Context(), testwork.TakeOut(s, t), errors.New("rubbish")))
 	s.Lose(t, sale)
-	require.NoError(t, letters.Discard(t.Context(), testwork.OnlyLetter(s, t, letters).ID, "rubbish"))
+	require.NoError(t, letters.Discard(t.Context(), testwork.OnlyLetter(s, t, letters).ID, "rubbish", "ann"))
 	require.Equal(
 		t, "rubbish; order "+o.String()+" is rejected and its sale is not in Redis",
 		testwork.OnlyLetter(s, t, letters).Resolution,
@@ -289,9 +289,9 @@ func TestDiscardMarksEntryWithoutOrder(t *testing.T) {
 	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	require.NoError(t, letters.Park(t.Context(), testwork.AppendUnreadable(s, t), errors.New("rubbish")))
-	require.NoError(t, letters.Discard(t.Context(), testwork.OnlyLetter(s, t, letters).ID, "stray"))
+	require.NoError(t, letters.Discard(t.Context(), testwork.OnlyLetter(s, t, letters).ID, "stray", "ann"))
 	require.Equal(t, "stray; the entry names no order", testwork.OnlyLetter(s, t, letters).Resolution)
-	require.ErrorIs(t, letters.Discard(t.Context(), 12345, "x"), deadletter.ErrNotFound)
+	require.ErrorIs(t, letters.Discard(t.Context(), 12345, "x", "ann"), deadletter.ErrNotFound)
 }
 
 // letterOf parks the only entry of the stream, with some of its fields changed, and returns its letter.
@@ -328,7 +328,7 @@ func TestDiscardRejectsOrderOfUnknownVersion(t *testing.T) {
 			sale := s.Open(t, 5)
 			o := s.Buy(t, sale, "alice")
 			letter := letterOf(s, t, letters, changed)
-			require.NoError(t, letters.Discard(t.Context(), letter.ID, "rolled back"))
+			require.NoError(t, letters.Discard(t.Context(), letter.ID, "rolled back", "ann"))
 			got, err := ledger.New(s.Pool).Order(t.Context(), o)
 			require.NoError(t, err)
 			require.Equal(t, order.StatusRejected, got.Status)
@@ -359,7 +359,7 @@ func TestReconcileRecordsOrderOfDiscardedUnreadableDeadLetter(t *testing.T) {
 			o := s.Buy(t, sale, "alice")
 			letter := letterOf(s, t, letters, changed)
 			require.Contains(t, testwork.Broken(testwork.Audit(s, t, sale)), "S3")
-			require.NoError(t, letters.Discard(t.Context(), letter.ID, "unreadable"))
+			require.NoError(t, letters.Discard(t.Context(), letter.ID, "unreadable", "ann"))
 			require.Contains(t, testwork.OnlyLetter(s, t, letters).Resolution,
 				"if it was accepted, `stampede reconcile` records it from its reservation")
 			testwork.RequireMended(s, t, sale, "")
@@ -377,7 +377,7 @@ func TestDiscardOfOtherEventRecordsNoOrder(t *testing.T) {
 	letter := letterOf(s, t, letters, map[string]func(string) string{
 		"metadata": replacing(string(order.EventReserved), strings.Repeat("x", len(order.EventReserved))),
 	})
-	require.NoError(t, letters.Discard(t.Context(), letter.ID, "stray"))
+	require.NoError(t, letters.Discard(t.Context(), letter.ID, "stray", "ann"))
 	require.Equal(t, "stray; the entry names no order", testwork.OnlyLetter(s, t, letters).Resolution)
 	_, err := ledger.New(s.Pool).Order(t.Context(), o)
 	require.ErrorIs(t, err, order.ErrNotFound)
@@ -402,10 +402,10 @@ func TestReplayWaitsForRunningDiscard(t *testing.T) {
 			"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
 	}
 	discarded, replayed := make(chan error, 1), make(chan error, 1)
-	go func() { discarded <- letters.Discard(context.Background(), id, "the operator said so") }()
+	go func() { discarded <- letters.Discard(context.Background(), id, "the operator said so", "ann") }()
 	testkit.Eventually(t, testshop.Soon, "Discard waits for the table", func() bool { return waiting() == 1 })
 	go func() {
-		_, _, err := letters.Replay(context.Background(), id)
+		_, _, err := letters.Replay(context.Background(), id, "ann")
 		replayed <- err
 	}()
 	testkit.Eventually(t, testshop.Soon, "Replay waits, or is done",
@@ -442,7 +442,7 @@ func TestConcurrentDiscardsShareTwoConnections(t *testing.T) {
 	all, err := letters.List(t.Context(), deadletter.StatusParked, n)
 	require.NoError(t, err)
 	for _, letter := range all {
-		go func() { discarded <- letters.Discard(context.Background(), letter.ID, "concurrently") }()
+		go func() { discarded <- letters.Discard(context.Background(), letter.ID, "concurrently", "ann") }()
 	}
 	for range all {
 		require.NoError(t, testshop.Answer(t, discarded))

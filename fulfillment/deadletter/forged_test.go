@@ -78,11 +78,11 @@ func TestAuditReportsForgedDeadLettersAndDiscardRemovesThem(t *testing.T) {
 		require.NoError(t, err, forgedFields[i])
 		if letter.Damage != "" {
 			damaged++
-			_, _, err = letters.Replay(t.Context(), id)
+			_, _, err = letters.Replay(t.Context(), id, "ann")
 			require.ErrorIs(t, err, deadletter.ErrUnreadable)
 			require.False(t, errors.Is(err, deadletter.ErrNotParked))
 		}
-		require.NoError(t, letters.Discard(t.Context(), id, "forged"), forgedFields[i])
+		require.NoError(t, letters.Discard(t.Context(), id, "forged", "ann"), forgedFields[i])
 	}
 	require.Positive(t, damaged)
 	require.NotEqual(t, len(ids), damaged)

@@ -55,7 +55,7 @@ func TestRefusedOrdersBecomeDeadLettersOfTheirOwn(t *testing.T) {
 	require.Len(t, whole, 3)
 	require.Equal(t, uuid.Nil, whole[0].OrderID, "the whole entry has a row of its own")
 
-	again, appended, err := letters.Replay(t.Context(), parked[0].ID)
+	again, appended, err := letters.Replay(t.Context(), parked[0].ID, "ann")
 	require.NoError(t, err)
 	require.True(t, appended)
 	replayed, err := stream.ReadEntry(t.Context(), s.Rdb, key, again)
@@ -91,7 +91,7 @@ func TestDiscardOfWholeEntryRejectsItsReadableOrders(t *testing.T) {
 	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Orders(0)).Err())
 	require.NoError(t, letters.Park(t.Context(), entry, order.ErrUndecodable))
 	id := testwork.OnlyLetter(s, t, letters).ID
-	require.NoError(t, letters.Discard(t.Context(), id, "damaged"))
+	require.NoError(t, letters.Discard(t.Context(), id, "damaged", "ann"))
 	resolution := testwork.OnlyLetter(s, t, letters).Resolution
 	for _, event := range events[:2] {
 		o, err := ledger.New(s.Pool).Order(t.Context(), event.OrderID)

@@ -75,7 +75,7 @@ func FaultOf(err error) Fault {
 	case errors.Is(err, ErrEpochOver):
 		return Transient
 	}
-	for _, data := range []error{errUnknownSale, ErrContradiction, ErrPanicked, order.ErrUndecodable} {
+	for _, data := range []error{errUnknownSale, order.ErrArchived, ErrContradiction, ErrPanicked, order.ErrUndecodable} {
 		if errors.Is(err, data) {
 			return BadData
 		}
@@ -128,6 +128,9 @@ func TranslateError(err error) error {
 	// see ledger/add_sold.sql
 	case pgErr.Code == notNullViolation && pgErr.TableName == "sales" && pgErr.ColumnName == "epoch":
 		return fmt.Errorf("%w: %w", ErrEpochOver, err)
+	// see ledger/return_sold.sql
+	case pgErr.Code == notNullViolation && pgErr.TableName == "sales" && pgErr.ColumnName == "sold":
+		return fmt.Errorf("%w: %w", order.ErrArchived, err)
 	}
 	return err
 }

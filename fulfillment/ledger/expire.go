@@ -37,7 +37,7 @@ func (l *Ledger) expireSome(
 				return err
 			}
 		}
-		if err := writeChange(ctx, tx, order.EventExpired, orders, next); err != nil {
+		if _, err := writeChange(ctx, tx, change{event: order.EventExpired}, orders, next); err != nil {
 			return err
 		}
 		crashpoint.Hit(crashpoint.BeforeExpireCommit)

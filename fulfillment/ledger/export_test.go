@@ -1,6 +1,9 @@
 package ledger
 
 import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"stampede/reservation/order"
@@ -18,6 +21,9 @@ const OutcomesQueued = outcomesQueued
 
 const OutcomesKept = outcomesKept
 
-var WriteChange = writeChange
+func WriteExpiry(ctx context.Context, tx pgx.Tx, orders []order.Order, next order.Order) error {
+	_, err := writeChange(ctx, tx, change{event: order.EventExpired}, orders, next)
+	return err
+}
 
 var ErrNotLocked = errNotLocked

@@ -307,7 +307,7 @@ func TestHeartbeatInsertsMissingRow(t *testing.T) {
 	require.NoError(t, err)
 
 	require.Equal(t, deadline, testwork.OrderOfID(t, pool, orders[0]).ExpiresAt, "the order is returned without the row")
-	listed, err := l.OrdersOf(t.Context(), "user-1", uuid.Nil, 10)
+	listed, _, err := l.ListOrders(t.Context(), order.Filter{User: "user-1"}, uuid.Nil, 10)
 	require.NoError(t, err)
 	require.Len(t, listed, 1)
 	require.Equal(t, deadline, listed[0].ExpiresAt)

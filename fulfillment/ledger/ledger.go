@@ -238,6 +238,7 @@ const (
 	wordVoided      = "voided"
 	wordRecorded    = "recorded"
 	wordUnknownSale = "unknown-sale"
+	wordArchived    = "archived"
 )
 
 func readWords(answers pgx.BatchResults, n int) ([]string, error) {
@@ -277,6 +278,7 @@ type orderRow struct {
 	Status           order.Status
 	Version          int
 	ReservedAt       time.Time
+	UpdatedAt        time.Time
 	ExpiresAt        zeronull.Timestamptz
 	PaymentReference string
 	Reason           string
@@ -290,8 +292,8 @@ func scanOrder(row pgx.CollectableRow) (order.Order, error) {
 func (r *orderRow) order() order.Order {
 	o := order.Order{
 		ID: r.ID, SaleID: r.SaleID, UserID: r.UserID, Quantity: r.Quantity, Status: r.Status, Version: r.Version,
-		ReservedAt: r.ReservedAt.UTC(), ExpiresAt: time.Time(r.ExpiresAt), PaymentReference: r.PaymentReference,
-		Reason: r.Reason,
+		ReservedAt: r.ReservedAt.UTC(), UpdatedAt: r.UpdatedAt.UTC(), ExpiresAt: time.Time(r.ExpiresAt),
+		PaymentReference: r.PaymentReference, Reason: r.Reason,
 	}
 	if !o.ExpiresAt.IsZero() {
 		o.ExpiresAt = o.ExpiresAt.UTC()
@@ -321,6 +323,8 @@ func outcomeOf(event order.OrderReserved, word string, found map[uuid.UUID]order
 		default:
 			out.Status, out.Reason = o.Status, o.Reason
 		}
+	case wordArchived:
+		out.Err = fmt.Errorf("order %s of sale %s: %w", event.OrderID, event.SaleID, order.ErrArchived)
 	default: // wordUnknownSale
 		out.Err = fmt.Errorf("%w: %s of order %s", errUnknownSale, event.SaleID, event.OrderID)
 	}

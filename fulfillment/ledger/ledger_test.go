@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
@@ -29,9 +30,10 @@ func TestLedgerConfirmsOrderWithFieldsOfEvent(t *testing.T) {
 
 	o, err := ledger.Order(t.Context(), event.OrderID)
 	require.NoError(t, err)
+	require.WithinDuration(t, time.Now(), o.UpdatedAt, time.Minute)
 	require.Equal(t, order.Order{
 		ID: event.OrderID, SaleID: sale, UserID: "alice", Quantity: 3,
-		Status: order.StatusConfirmed, Version: 2, ReservedAt: event.ReservedAt,
+		Status: order.StatusConfirmed, Version: 2, ReservedAt: event.ReservedAt, UpdatedAt: o.UpdatedAt,
 	}, o)
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed"}, testshop.History(t, pool, event.OrderID))
 	require.EqualValues(t, 3, testshop.SoldOf(t, pool, sale))

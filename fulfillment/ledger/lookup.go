@@ -10,7 +10,6 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgtype/zeronull"
 
 	"stampede/internal/pg"
 	"stampede/reservation/order"
@@ -151,17 +150,6 @@ func (k *knownSales) of(ids []uuid.UUID) (bySale ordersBySale) {
 		}
 	}
 	return bySale
-}
-
-// OrdersOf returns at most limit orders of the user from Postgres, newest first, older than the order
-// before unless that is uuid.Nil.
-func (l *Ledger) OrdersOf(ctx context.Context, user string, before uuid.UUID, limit int) ([]order.Order, error) {
-	rows, _ := l.pool.Query(ctx, sql.LedgerOrdersOfUser, user, zeronull.UUID(before), limit) // rows carry the error
-	orders, err := pgx.CollectRows(rows, scanOrder)
-	if err != nil {
-		return nil, fmt.Errorf("list orders of user=%s: %w", user, err)
-	}
-	return orders, nil
 }
 
 // Ping returns nil if Postgres answers a query for orders.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -23,13 +24,14 @@ import (
 // *order.AlreadyPaidError for an order paid with another reference; wraps order.ErrDamaged; or is
 // one of Postgres.
 func (l *Ledger) Pay(ctx context.Context, o uuid.UUID, user, reference string) (order.Order, error) {
-	paid, err := l.change(ctx, o, user, order.EventPaid, func(o order.Order, overdue bool) (order.Order, bool, error) {
-		return o.Paid(reference, overdue)
+	paid, err := l.change(ctx, o, change{
+		event: order.EventPaid, user: &user,
+		decide: func(o order.Order, overdue bool) (order.Order, bool, error) { return o.Paid(reference, overdue) },
 	})
 	if err != nil {
 		return order.Order{}, fmt.Errorf("pay order=%s: %w", o, err)
 	}
-	return paid, nil
+	return paid.Order, nil
 }
 
 // Cancel cancels the user's order and returns it. Retries change nothing. Its units are on sale again,
@@ -37,37 +39,69 @@ func (l *Ledger) Pay(ctx context.Context, o uuid.UUID, user, reference string) (
 //
 // The errors are those of Pay.
 func (l *Ledger) Cancel(ctx context.Context, o uuid.UUID, user string) (order.Order, error) {
-	cancelled, err := l.change(ctx, o, user, order.EventCancelled, order.Order.Cancelled)
+	cancelled, err := l.change(ctx, o, change{
+		event: order.EventCancelled, user: &user, decide: order.Order.Cancelled,
+	})
 	if err != nil {
 		return order.Order{}, fmt.Errorf("cancel order=%s: %w", o, err)
+	}
+	return cancelled.Order, nil
+}
+
+// Withdraw cancels an order of any user for an operator, and returns it. Other than Cancel, it also cancels orders that
+// are paid, and confirmed ones with nothing to pay. The event has the operator, the reason, and the reference of the
+// payment that must be refunded. Retries change nothing, and an order that its buyer has cancelled stays as it is.
+//
+// The error is an *order.InvalidError for the reason, order.ErrNotFound, order.ErrArchived, wraps
+// order.ErrIllegalTransition or order.ErrDamaged, or is one of Postgres.
+func (l *Ledger) Withdraw(ctx context.Context, o uuid.UUID, reason, operator string) (order.Placed, error) {
+	if err := order.ValidateReason(reason); err != nil {
+		return order.Placed{}, err
+	}
+	cancelled, err := l.change(ctx, o, change{
+		event: order.EventCancelled, reason: &reason, operator: &operator,
+		decide: func(o order.Order, _ bool) (order.Order, bool, error) { return o.Withdrawn() },
+	})
+	if errors.Is(err, order.ErrNotFound) {
+		err = l.missing(ctx, o)
+	}
+	if err != nil {
+		return order.Placed{}, fmt.Errorf("cancel order=%s for operator=%s: %w", o, operator, err)
 	}
 	return cancelled, nil
 }
 
-// decision is a rule of order/transition.go: it returns the order after a transition.
-type decision func(o order.Order, overdue bool) (next order.Order, changed bool, err error)
+// change is an event of one order.
+type change struct {
+	event order.EventType
+	// decide is a rule of order/transition.go: it returns the order after the event.
+	decide func(o order.Order, overdue bool) (next order.Order, changed bool, err error)
+	// user is whose order it must be; nil for anybody's.
+	user *string
+	// reason and operator are those of an operator's cancellation.
+	reason, operator *string
+}
 
-// change applies one event to the user's order: it reads, decides and writes in one transaction that
-// locks the row.
-func (l *Ledger) change(
-	ctx context.Context, id uuid.UUID, user string, event order.EventType, decide decision,
-) (next order.Order, err error) {
+// change applies one event to an order: it reads, decides and writes in one transaction that locks the row.
+func (l *Ledger) change(ctx context.Context, id uuid.UUID, c change) (next order.Placed, err error) {
 	var changed []order.Order
 	err = l.inTransaction(ctx, func(tx pgx.Tx) error {
-		o, overdue, err := l.LockOrder(ctx, tx, id, user)
+		o, overdue, err := l.LockOrder(ctx, tx, id, c.user)
 		if err != nil {
 			return err
 		}
+		next = o
 		var isChange bool
-		if next, isChange, err = decide(o, overdue); err != nil || !isChange {
+		if next.Order, isChange, err = c.decide(o.Order, overdue); err != nil || !isChange {
 			return err
 		}
-		changed = []order.Order{o}
-		return writeChange(ctx, tx, event, changed, next)
+		changed = []order.Order{o.Order}
+		next.UpdatedAt, err = writeChange(ctx, tx, c, changed, next.Order)
+		return err
 	})
 	switch {
 	case err == nil:
-		l.publishChanged(changed, next)
+		l.publishChanged(changed, next.Order)
 	case FaultOf(err) == BadData, errors.Is(err, errNotLocked):
 		err = fmt.Errorf("%w: %w", order.ErrDamaged, err)
 	}
@@ -80,10 +114,11 @@ func (l *Ledger) inTransaction(ctx context.Context, f func(pgx.Tx) error) error 
 	return catalog.InTransaction(ctx, l.pool, pgx.TxOptions{BeginQuery: beginRecording + "; " + l.limitLocks}, f)
 }
 
-// LockOrder locks and returns the user's order, and reports whether its deadline has passed.
+// LockOrder locks and returns the order of the user, or of any user if that is nil, and reports whether its deadline
+// has passed.
 func (l *Ledger) LockOrder(
-	ctx context.Context, tx pgx.Tx, id uuid.UUID, user string,
-) (o order.Order, overdue bool, err error) {
+	ctx context.Context, tx pgx.Tx, id uuid.UUID, user *string,
+) (o order.Placed, overdue bool, err error) {
 	known := knownToAll.of([]uuid.UUID{id})
 	for _, of := range known {
 		if o, overdue, err = lockOrderOf(ctx, tx, of.sale, id, user); !errors.Is(err, order.ErrNotFound) {
@@ -92,7 +127,7 @@ func (l *Ledger) LockOrder(
 	}
 	others, err := otherSalesOf(ctx, tx, []uuid.UUID{id}, known)
 	if err != nil {
-		return order.Order{}, false, err
+		return order.Placed{}, false, err
 	}
 	for _, of := range others {
 		if o, overdue, err = lockOrderOf(ctx, tx, of.sale, id, user); !errors.Is(err, order.ErrNotFound) {
@@ -100,28 +135,31 @@ func (l *Ledger) LockOrder(
 			return o, overdue, err
 		}
 	}
-	return order.Order{}, false, order.ErrNotFound
+	return order.Placed{}, false, order.ErrNotFound
 }
 
 func lockOrderOf(
-	ctx context.Context, tx pgx.Tx, sale, id uuid.UUID, user string,
-) (o order.Order, overdue bool, err error) {
+	ctx context.Context, tx pgx.Tx, sale, id uuid.UUID, user *string,
+) (o order.Placed, overdue bool, err error) {
 	rows, _ := tx.Query(ctx, sql.LedgerLockOrder, sale, id, user) // rows carry the error
 	locked, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[struct {
-		orderRow
+		placedRow
 		Overdue bool
 	}])
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = order.ErrNotFound
 	}
-	return locked.order(), locked.Overdue, err
+	return locked.placed(), locked.Overdue, err
 }
 
 // errNotLocked is returned when an order was changed while another transaction had its row locked.
 var errNotLocked = errors.New("an order was changed without its lock")
 
-// writeChange writes the event of these orders of one sale, given as they were read, which all change to next.
-func writeChange(ctx context.Context, tx pgx.Tx, event order.EventType, orders []order.Order, next order.Order) error {
+// writeChange writes the event of these orders of one sale, given as they were read, which all change to next. It
+// returns the time of the change.
+func writeChange(
+	ctx context.Context, tx pgx.Tx, c change, orders []order.Order, next order.Order,
+) (at time.Time, err error) {
 	ids, versions := make([]uuid.UUID, len(orders)), make([]int, len(orders))
 	for i, o := range orders {
 		ids[i], versions[i] = o.ID, o.Version
@@ -132,22 +170,29 @@ func writeChange(ctx context.Context, tx pgx.Tx, event order.EventType, orders [
 	}
 	released := !next.Status.Live()
 	var changed int
-	if err := tx.QueryRow(ctx, sql.LedgerChangeOrders, ids, versions, next.Status, event, reference,
-		released, orders[0].SaleID).Scan(&changed); err != nil {
-		return err
+	if err := tx.QueryRow(ctx, sql.LedgerChangeOrders, ids, versions, next.Status, c.event, reference,
+		released, orders[0].SaleID, c.reason, c.operator).Scan(&changed, &at); err != nil {
+		return at, err
 	}
+	at = at.UTC()
 	if changed != len(orders) {
-		return fmt.Errorf("%w: %d of %d are unchanged since they were read", errNotLocked, changed, len(orders))
+		return at, fmt.Errorf("%w: %d of %d are unchanged since they were read", errNotLocked, changed, len(orders))
 	}
 	if !released {
-		return nil
+		return at, nil
 	}
 	sale, units := orders[0].SaleID, int64(0)
 	for _, o := range orders {
 		units += o.Quantity
 	}
-	if _, err := tx.Exec(ctx, sql.LedgerReturnSold, sale, units); err != nil {
-		return &saleError{sale, err}
+	var archived bool
+	err = tx.QueryRow(ctx, sql.LedgerReturnSold, sale, units).Scan(&archived)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows): // the audit reports that the sale is missing
+	case err != nil:
+		return at, &saleError{sale, err}
+	case archived:
+		return at, order.ErrArchived
 	}
-	return nil
+	return at, nil
 }

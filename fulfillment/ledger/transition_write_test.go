@@ -49,6 +49,8 @@ func TestPayRecordsReferenceOnce(t *testing.T) {
 	require.NoError(t, err)
 	want := confirmed
 	want.Status, want.Version, want.PaymentReference, want.ExpiresAt = order.StatusPaid, 3, "pi_1", time.Time{}
+	require.True(t, paid.UpdatedAt.After(confirmed.UpdatedAt))
+	want.UpdatedAt = paid.UpdatedAt
 	require.Equal(t, want, paid)
 	require.Equal(t, want, testwork.OrderOfID(t, pool, o))
 	for range 3 {
@@ -198,20 +200,26 @@ func TestOrdersOfListsNewestFirst(t *testing.T) {
 	var got []uuid.UUID
 	before := uuid.Nil
 	for _, size := range []int{10, 10, 5, 0} {
-		page, err := l.OrdersOf(t.Context(), "alice", before, 10)
+		page, next, err := l.ListOrders(t.Context(), order.Filter{User: "alice"}, before, 10)
 		require.NoError(t, err)
 		require.Len(t, page, size)
+		if size < 10 {
+			require.Zero(t, next)
+		} else {
+			require.Equal(t, page[9].ID, next)
+		}
 		for _, o := range page {
 			require.Equal(t, "alice", o.UserID)
-			require.Equal(t, testwork.OrderOfID(t, pool, o.ID), o)
+			require.Equal(t, testwork.OrderOfID(t, pool, o.ID), o.Order)
 			got, before = append(got, o.ID), o.ID
 		}
 	}
 	require.Equal(t, want, got)
-	page, err := l.OrdersOf(t.Context(), "alice", want[2], 1)
+	page, _, err := l.ListOrders(t.Context(), order.Filter{User: "alice"}, want[2], 1)
 	require.NoError(t, err)
-	require.Equal(t, []order.Order{paid}, page)
-	page, err = l.OrdersOf(t.Context(), "carol", uuid.Nil, 10)
+	require.Len(t, page, 1)
+	require.Equal(t, paid, page[0].Order)
+	page, _, err = l.ListOrders(t.Context(), order.Filter{User: "carol"}, uuid.Nil, 10)
 	require.NoError(t, err)
 	require.Empty(t, page)
 }
@@ -255,7 +263,7 @@ func TestOrderChangeIsAtomic(t *testing.T) {
 	require.NoError(t, err)
 	next, err := stale.Expired()
 	require.NoError(t, err)
-	err = ledger.WriteChange(t.Context(), tx, order.EventExpired, []order.Order{stale}, next)
+	err = ledger.WriteExpiry(t.Context(), tx, []order.Order{stale}, next)
 	require.ErrorIs(t, err, ledger.ErrNotLocked)
 	require.True(t, strings.HasSuffix(err.Error(), "0 of 1 are unchanged since they were read"))
 }

@@ -22,7 +22,9 @@ type Worker struct {
 	Failing       *prometheus.GaugeVec
 	Releases      prometheus.Gauge
 	EndedSessions prometheus.Counter
-	OrdersAside   prometheus.Gauge
+	// Retired counts sales whose buyers left Redis.
+	Retired     prometheus.Counter
+	OrdersAside prometheus.Gauge
 	// Readers has a series for each stream.
 	Readers *prometheus.GaugeVec
 }
@@ -42,6 +44,7 @@ const (
 	StepUnblock = "unblock"
 	StepBlocked = "held"
 	StepRebuild = "rebuild"
+	StepRetire  = "retire"
 )
 
 // New registers the metrics at reg; nil for none.
@@ -61,7 +64,7 @@ func New(reg prometheus.Registerer) (*Worker, error) {
 	}, []string{"outcome"}))
 	failing, err4 := telemetry.RegisterOnce(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "stampede_worker_failing",
-		Help: "Steps (record, lock and release in each partition; expire, release, unblock and rebuild in each worker) " +
+		Help: "Steps (record, lock and release in each partition; expire, release, unblock, rebuild and retire in each worker) " +
 			"that fail and are retried; held: sales whose orders are blocked by a lock or a time limit.",
 	}, []string{"step"}))
 	locks, err5 := telemetry.RegisterOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -86,7 +89,11 @@ func New(reg prometheus.Registerer) (*Worker, error) {
 		Name: "stampede_stream_readers",
 		Help: "1 while this worker reads the stream, else 0. The sum of all workers is 1, or more for a moment.",
 	}, []string{"stream"}))
-	if err := errors.Join(err1, err2, err3, err4, err5, err6, err7, err8, err9); err != nil {
+	retired, err10 := telemetry.RegisterOnce(reg, prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "stampede_sales_retired_total",
+		Help: "Ended sales whose buyers this worker deleted in Redis, because all of their orders are final.",
+	}))
+	if err := errors.Join(err1, err2, err3, err4, err5, err6, err7, err8, err9, err10); err != nil {
 		return nil, fmt.Errorf("register metrics: %w", err)
 	}
 	// Each series exists before its first event, which increase() would miss otherwise.
@@ -96,12 +103,13 @@ func New(reg prometheus.Registerer) (*Worker, error) {
 	} {
 		outcomes.WithLabelValues(outcome)
 	}
-	for _, step := range []string{StepRecord, StepLock, StepRelease, StepExpire, StepUnblock, StepRebuild, StepBlocked} {
+	for _, step := range []string{StepRecord, StepLock, StepRelease, StepExpire, StepUnblock, StepRebuild, StepRetire, StepBlocked} {
 		failing.WithLabelValues(step)
 	}
 	m := &Worker{
 		BatchOrders: orders, BatchSeconds: seconds, Orders: outcomes, locks: locks, Failing: failing,
 		Releases: releases, EndedSessions: ended, OrdersAside: aside, Readers: readers,
+		Retired: retired,
 	}
 	m.LockObserver()
 	return m, nil

@@ -87,7 +87,7 @@ func (p *projector) run(ctx context.Context, pool *pgxpool.Pool) (err error) {
 		return err
 	}
 	for _, m := range months {
-		if err := p.checkLog(ctx, m); err != nil {
+		if err := p.checkLog(ctx, p.conn, m); err != nil {
 			return err
 		}
 	}
@@ -126,13 +126,43 @@ func (p *projector) replaceWrong(ctx context.Context, tx pgx.Tx, m month) error 
 	return nil
 }
 
+// RebuildSale is Rebuild for one sale, in a transaction that has locked it.
+func RebuildSale(ctx context.Context, tx pgx.Tx, sale uuid.UUID) (replaced int64, err error) {
+	var p projector
+	if err := pg.Run(ctx, tx.Conn(), sql.ProjectionTable); err != nil {
+		return 0, err
+	}
+	only := month{First: sale, Until: after(sale)}
+	if err := p.checkLog(ctx, tx, only); err != nil {
+		return 0, err
+	}
+	if err := p.replaceWrong(ctx, tx, only); err != nil {
+		return 0, err
+	}
+	err = tx.QueryRow(ctx, sql.ProjectionRecount, sale, 0).Scan(new(int64), new(int64))
+	if errors.Is(err, pgx.ErrNoRows) { // the counter was right
+		err = nil
+	}
+	return p.report.Replaced, err
+}
+
+// after returns the next higher id.
+func after(id uuid.UUID) uuid.UUID {
+	for i := len(id) - 1; i >= 0; i-- {
+		if id[i]++; id[i] != 0 {
+			break
+		}
+	}
+	return id
+}
+
 // damagedShown bounds how many impossible histories are named; the rest is counted.
 const damagedShown = 10
 
 // checkLog checks the history of every order of the month against the transitions of order/transition.go, and counts
 // the orders.
-func (p *projector) checkLog(ctx context.Context, m month) error {
-	rows, _ := p.conn.Query(ctx, sql.ProjectionHistories, m.First, m.Until) // its error comes with the rows
+func (p *projector) checkLog(ctx context.Context, on pg.Querier, m month) error {
+	rows, _ := on.Query(ctx, sql.ProjectionHistories, m.First, m.Until) // its error comes with the rows
 	var (
 		types   []order.EventType
 		whole   bool
@@ -143,7 +173,7 @@ func (p *projector) checkLog(ctx context.Context, m month) error {
 	)
 	_, err := pgx.ForEachRow(rows, []any{&types, &whole, &orders, &example}, func() error {
 		p.report.Orders += orders
-		if whole && isPossible(types) {
+		if whole && IsPossible(types) {
 			return nil
 		}
 		if total += orders; len(damaged) < damagedShown {
@@ -157,8 +187,8 @@ func (p *projector) checkLog(ctx context.Context, m month) error {
 	return err
 }
 
-// isPossible reports whether an order can have this history. Its first event is the outcome of its reservation.
-func isPossible(types []order.EventType) bool {
+// IsPossible reports whether an order can have this history. Its first event is the outcome of its reservation.
+func IsPossible(types []order.EventType) bool {
 	status := order.StatusReserved
 	for _, event := range types {
 		var ok bool

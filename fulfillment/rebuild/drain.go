@@ -41,7 +41,9 @@ type Drained struct {
 // last one.
 func (b *build) drainStream(ctx context.Context, partition int, closed map[uuid.UUID]bool) error {
 	key := b.config.Keys.Orders(partition)
-	from, to, err := b.unfinished(ctx, key)
+	limited, cancel := retry.ForCall(ctx)
+	from, to, err := stream.Unfinished(limited, b.config.Redis, key, reservation.Group)
+	cancel()
 	if err != nil || to == "" {
 		return err
 	}
@@ -61,36 +63,6 @@ func (b *build) drainStream(ctx context.Context, partition int, closed map[uuid.
 		}
 		from = "(" + entries[len(entries)-1].ID
 	}
-}
-
-// unfinished returns the range of ids that includes all unfinished entries; to is empty for an empty stream.
-func (b *build) unfinished(ctx context.Context, key string) (from, to string, err error) {
-	ctx, cancel := retry.ForCall(ctx)
-	defer cancel()
-	last, err := b.config.Redis.XRevRangeN(ctx, key, "+", "-", 1).Result()
-	if err != nil || len(last) == 0 {
-		return "", "", err
-	}
-	groups, err := b.config.Redis.XInfoGroups(ctx, key).Result()
-	if err != nil {
-		return "", "", err
-	}
-	at := slices.IndexFunc(groups, func(g redis.XInfoGroup) bool { return g.Name == reservation.Group })
-	if at < 0 {
-		return "-", last[0].ID, nil // no worker has read it, or the group is lost
-	}
-	from = groups[at].LastDeliveredID
-	if groups[at].Pending > 0 {
-		pending, err := b.config.Redis.XPending(ctx, key, reservation.Group).Result()
-		if err != nil {
-			return "", "", err
-		}
-		// A group that was set back has pending entries above its last delivered one.
-		if pending.Count > 0 && stream.EntryAfter(from, pending.Lower) {
-			from = pending.Lower
-		}
-	}
-	return from, last[0].ID, nil
 }
 
 func (b *build) readEntries(ctx context.Context, key, from, to string) ([]redis.XMessage, error) {

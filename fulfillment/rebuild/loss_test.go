@@ -168,7 +168,7 @@ func TestReplayedDeadLetterOfOlderEpochIsVoided(t *testing.T) {
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("a test")))
 	testwork.Rebuild(s, t)
 	s.Buy(t, sale, "ann") // possible, because the first order is lost
-	_, _, err := letters.Replay(t.Context(), testwork.OnlyLetter(s, t, letters).ID)
+	_, _, err := letters.Replay(t.Context(), testwork.OnlyLetter(s, t, letters).ID, "ann")
 	require.NoError(t, err)
 	testwork.Work(t, testwork.Config(s, t))
 	s.AwaitConfirmed(t, 1)

@@ -102,6 +102,10 @@ func (r *Rebuilder) needsAmong(
 			found = append(found, s.need(reason))
 		} else if inRedis[i].present {
 			counted[s.ended] += s.behind(inRedis[i].sequence)
+			if s.retired { // its orders prove nothing: Redis does not have them
+				r.Witnesses.forget(s)
+				continue
+			}
 			agreeing = append(agreeing, *s)
 		}
 	}

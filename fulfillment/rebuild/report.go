@@ -24,16 +24,18 @@ type Report struct {
 	Unfinished []uuid.UUID `json:"unfinished,omitempty"`
 }
 
-// SaleReport is a rebuilt sale, with the sums over its shards. Stock = Left + Held.
+// SaleReport is a rebuilt sale, with the sums over its shards. Stock = Left + Held, unless it is retired.
 type SaleReport struct {
 	ID       uuid.UUID `json:"id"`
 	Epoch    int64     `json:"epoch"`
 	Revision int64     `json:"revision"`
 	// Ended is true if the sale is over.
-	Ended  bool  `json:"ended,omitempty"`
-	Shards int   `json:"shards"`
-	Stock  int64 `json:"stock"`
-	Left   int64 `json:"left"`
+	Ended bool `json:"ended,omitempty"`
+	// Retired is true if Redis has no buyers of it any more; Left and Held are 0 then.
+	Retired bool  `json:"retired,omitempty"`
+	Shards  int   `json:"shards"`
+	Stock   int64 `json:"stock"`
+	Left    int64 `json:"left"`
 	// Held counts the units of the live orders, and Orders the orders.
 	Held   int64 `json:"held"`
 	Orders int64 `json:"orders"`

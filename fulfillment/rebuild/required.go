@@ -20,6 +20,8 @@ type requiredSale struct {
 	epoch, lastSequence         int64
 	revision, publishedRevision int64
 	ended                       bool
+	// retired is true if Redis has no buyers of it any more.
+	retired bool
 
 	// closed is what Redis knew of each shard when the rebuild closed it.
 	closed []reservation.ClosedSale
@@ -157,7 +159,7 @@ func (r *Rebuilder) salePage(ctx context.Context, after uuid.UUID, limit int, wi
 			ID                                               uuid.UUID
 			Partitions, Shards                               int
 			Epoch, LastSequence, Revision, PublishedRevision int64
-			Ended                                            bool
+			Ended, Retired                                   bool
 		}](row)
 		if err != nil {
 			return requiredSale{}, err
@@ -165,6 +167,7 @@ func (r *Rebuilder) salePage(ctx context.Context, after uuid.UUID, limit int, wi
 		return requiredSale{
 			id: s.ID, layout: reservation.LayoutOf(s.ID, s.Partitions, s.Shards), epoch: s.Epoch,
 			lastSequence: s.LastSequence, revision: s.Revision, publishedRevision: s.PublishedRevision, ended: s.Ended,
+			retired: s.Retired,
 		}, nil
 	})
 }

@@ -105,6 +105,8 @@ type raisedSale struct {
 	// sequence is at least the highest place that Postgres or Redis knows of. Of several shards Redis knows only that
 	// they have given out none above it.
 	sequence int64
+	// retired is true if Redis gets no buyers of it.
+	retired bool
 }
 
 // raiseTimeout bounds the raise of an epoch, which waits for the lock of the sale's row and counts its orders.
@@ -139,8 +141,9 @@ func (s *lockSession) raiseEpoch(
 		row, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[struct {
 			reservation.SaleRow
 			LastGiven int64
+			Retired   bool
 		}])
-		raised = raisedSale{Sale: row.Sale(), sequence: row.LastGiven}
+		raised = raisedSale{Sale: row.Sale(), sequence: row.LastGiven, retired: row.Retired}
 		return err
 	})
 	if errors.Is(err, pgx.ErrNoRows) {

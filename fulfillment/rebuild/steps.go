@@ -203,13 +203,18 @@ func (b *build) rebuildSale(ctx context.Context, sale requiredSale) (SaleReport,
 		return SaleReport{}, fmt.Errorf("clear leftovers: %w", err)
 	}
 	b.atSale("copy the orders of the sale to Redis", sale.id)
-	shards, err := b.stageBuyers(ctx, raised)
-	if err != nil {
-		return SaleReport{}, fmt.Errorf("copy its orders: %w", err)
+	shards := make([]staged, raised.Layout().Shards)
+	if !raised.retired {
+		if shards, err = b.stageBuyers(ctx, raised); err != nil {
+			return SaleReport{}, fmt.Errorf("copy its orders: %w", err)
+		}
 	}
 	crashpoint.Hit(crashpoint.RebuildStaged)
 	all := sumOf(shards)
 	left := raised.Stock - all.units
+	if raised.retired {
+		left = 0
+	}
 	if left < 0 {
 		b.log.Error("live orders hold more units than the sale's stock: no unit is left for sale", "sale", sale.id, "stock",
 			raised.Stock, "held", all.units)
@@ -224,8 +229,9 @@ func (b *build) rebuildSale(ctx context.Context, sale requiredSale) (SaleReport,
 	}
 	crashpoint.Hit(crashpoint.RebuildPublished)
 	return SaleReport{
-		ID: sale.id, Epoch: raised.Epoch, Revision: raised.Revision, Ended: sale.ended, Shards: raised.Shards,
-		Stock: raised.Stock, Left: left, Held: all.units, Orders: all.orders, Sequence: raised.sequence,
+		ID: sale.id, Epoch: raised.Epoch, Revision: raised.Revision, Ended: sale.ended, Retired: raised.retired,
+		Shards: raised.Shards,
+		Stock:  raised.Stock, Left: left, Held: all.units, Orders: all.orders, Sequence: raised.sequence,
 		Seconds: time.Since(began).Seconds(),
 	}, nil
 }
@@ -235,7 +241,7 @@ func (b *build) openSale(ctx context.Context, sale raisedSale, left int64, shard
 	for shard, s := range shards {
 		if err := b.openShard(ctx, reservation.Rebuilt{
 			Sale: sale.Sale, Shard: shard, Left: sale.Layout().Share(left, shard), Held: s.units, LastPlace: sale.sequence,
-			Holders: s.orders, Ended: s.ended, Token: b.token,
+			Holders: s.orders, Ended: s.ended, Token: b.token, Retired: sale.retired,
 		}); err != nil {
 			return err
 		}

@@ -18,7 +18,11 @@ var may = map[string][]string{
 	"reservation":         {"lua", "sql", "reservation/order", "internal/crashpoint", "internal/retry"},
 	"reservation/catalog": {"lua", "sql", "reservation", "reservation/order", "internal/crashpoint", "internal/retry"},
 	// ingress and fulfillment communicate only through Redis and Postgres, so that each runs without the other.
-	"ingress": {"reservation", "reservation/catalog", "reservation/order", "internal/accept", "internal/ratelimit"},
+	"ingress": {
+		"reservation", "reservation/catalog", "reservation/order", "ingress/apidoc", "internal/accept",
+		"internal/operators", "internal/ratelimit",
+	},
+	"ingress/apidoc": {},
 	"fulfillment": {
 		"sql",
 		"lock",
@@ -28,6 +32,7 @@ var may = map[string][]string{
 		"fulfillment/ledger",
 		"fulfillment/metrics",
 		"fulfillment/rebuild",
+		"fulfillment/retire",
 		"fulfillment/stream",
 		"internal/pg",
 		"internal/retry",
@@ -63,6 +68,17 @@ var may = map[string][]string{
 		"internal/pg",
 		"internal/retry",
 		"internal/telemetry",
+		"reservation/order",
+	},
+	"fulfillment/retire": {
+		"sql",
+		"reservation",
+		"fulfillment/deadletter",
+		"fulfillment/ledger",
+		"fulfillment/stream",
+		"internal/pg",
+		"internal/retry",
+		"reservation/catalog",
 		"reservation/order",
 	},
 	"fulfillment/batch": {
@@ -102,6 +118,16 @@ var may = map[string][]string{
 		"relay/feed",
 		"relay/target",
 		"relay/webhook",
+	},
+	"fulfillment/archive": {
+		"sql",
+		"reservation",
+		"fulfillment/projection",
+		"internal/crashpoint",
+		"internal/figure",
+		"internal/pg",
+		"internal/retry",
+		"reservation/order",
 	},
 	"fulfillment/audit": {
 		"lua",

@@ -68,6 +68,24 @@ const (
 	// LoweringRefused: Postgres has the refusal; the shards have not put back the units.
 	LoweringRefused = "lowering-refused"
 
+	// SaleRetired: Postgres has retired a sale; Redis has its buyers.
+	SaleRetired = "sale-retired"
+	// ShardRetired: a shard has no buyers any more; others may have some.
+	ShardRetired = "shard-retired"
+
+	// ArchiveWritten: the file of an archived sale is on disk under a temporary name.
+	ArchiveWritten = "archive-written"
+	// ArchiveNamed: it has its name, and nothing is deleted.
+	ArchiveNamed = "archive-named"
+	// ArchiveMarked: Postgres has recorded that the sale is in the file.
+	ArchiveMarked = "archive-marked"
+	// ArchiveDeleting: some of its orders are deleted.
+	ArchiveDeleting = "archive-deleting"
+	// ArchiveDeleted: all of them are; Redis has the end of the sale.
+	ArchiveDeleted = "archive-deleted"
+	// ArchiveRestoring: the orders of a sale are back, uncommitted.
+	ArchiveRestoring = "archive-restoring"
+
 	// ProjectionsWithdrawn: a rebuild of the projections has locked the wrong rows of a month.
 	ProjectionsWithdrawn = "projections-withdrawn"
 	// ProjectionsReplaced: they are replaced but not committed.
@@ -92,6 +110,8 @@ var names = []string{
 	RebuildBegun, RebuildDistrusted, RebuildClosed, RebuildDrained, RebuildRaised, RebuildStaging, RebuildStaged,
 	RebuildOpened, RebuildPublished, RebuildServerSaved, RebuildVerified,
 	UnitsGiven, LoweringAsked, LoweringRefused,
+	SaleRetired, ShardRetired,
+	ArchiveWritten, ArchiveNamed, ArchiveMarked, ArchiveDeleting, ArchiveDeleted, ArchiveRestoring,
 	ProjectionsWithdrawn, ProjectionsReplaced,
 	BeforeRelayMove, AfterRelayMove,
 }

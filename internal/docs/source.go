@@ -63,7 +63,7 @@ func readSource(root fs.FS) (*source, error) {
 // isHidden reports whether a folder has no files of the repository.
 func isHidden(folder string) bool {
 	base := path.Base(folder)
-	return base == ".git" || base == "node_modules" || base == "bin"
+	return base == ".git" || base == "node_modules" || base == ".venv" || base == "bin"
 }
 
 var (

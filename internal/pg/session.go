@@ -26,6 +26,10 @@ const (
 	ProjectionLock Lock = 5_077_217_436
 	// ReconcileLock is held by a reconcile.
 	ReconcileLock Lock = 5_077_217_437
+	// RetireLock is held by the worker that retires sales.
+	RetireLock Lock = 5_077_217_438
+	// ArchiveLock is held by a command that archives sales, or brings one back.
+	ArchiveLock Lock = 5_077_217_439
 	// firstPartitionLock is the lock of partition 0.
 	firstPartitionLock Lock = 5_077_217_500
 )

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"stampede/fulfillment"
+	"stampede/fulfillment/archive"
 	"stampede/fulfillment/rebuild"
 	"stampede/internal/connect"
 	"stampede/internal/crashpoint"
@@ -39,6 +40,17 @@ const RebuildEnv = "STAMPEDE_TEST_REBUILD"
 
 // ShardsEnv is to how many shards the process raises that sale.
 const ShardsEnv = "STAMPEDE_TEST_SHARDS"
+
+// RetireEnv is how long after its end a sale leaves Redis; never without it.
+const RetireEnv = "STAMPEDE_TEST_RETIRE_AFTER"
+
+// ArchiveEnv names a sale that the process archives into ArchiveDirEnv, and RestoreEnv a file that it brings back,
+// instead of running a worker.
+const (
+	ArchiveEnv    = "STAMPEDE_TEST_ARCHIVE"
+	ArchiveDirEnv = "STAMPEDE_TEST_ARCHIVE_DIR"
+	RestoreEnv    = "STAMPEDE_TEST_RESTORE"
+)
 
 // command runs only a worker or a rebuild, in a process that a test kills.
 func command() int {
@@ -77,6 +89,21 @@ func runWorker(ctx context.Context) error {
 	// Many buyers on a busy machine wait long.
 	store := reservation.NewStore(control, keys, reservation.StoreOptions{WaitMax: time.Minute})
 	defer store.Close()
+	if sale := os.Getenv(ArchiveEnv); sale != "" {
+		a, err := archive.New(ctx, archive.Config{
+			Pool: pool, Redis: control, Keys: keys, Dir: os.Getenv(ArchiveDirEnv), Logger: slog.Default(),
+		})
+		if err != nil {
+			return err
+		}
+		defer a.Close()
+		_, err = a.Sale(ctx, uuid.MustParse(sale))
+		return err
+	}
+	if file := os.Getenv(RestoreEnv); file != "" {
+		_, err := archive.Restore(ctx, pool, file)
+		return err
+	}
 	if sale := os.Getenv(RebuildEnv); sale != "" {
 		r, err := rebuild.New(rebuild.Config{Pool: pool, Redis: control, Keys: keys, Store: store})
 		if err != nil {
@@ -92,10 +119,17 @@ func runWorker(ctx context.Context) error {
 		_, err = r.Sale(ctx, uuid.MustParse(sale), rebuild.ReasonByHand)
 		return err
 	}
+	var retireAfter time.Duration
+	if after := os.Getenv(RetireEnv); after != "" {
+		if retireAfter, err = time.ParseDuration(after); err != nil {
+			return err
+		}
+	}
 	worker, err := fulfillment.NewWorker(fulfillment.WorkerConfig{
 		Pool: pool, Blocking: blocking, Control: control, Keys: keys, Store: store, Catalog: catalog.New(pool, store),
 		Consumer: "worker", SweepInterval: 50 * time.Millisecond, GuardInterval: 50 * time.Millisecond, MinIdle: time.Second,
-		Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+		RetireAfter: retireAfter,
+		Logger:      slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	})
 	if err != nil {
 		return err

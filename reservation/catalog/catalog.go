@@ -110,7 +110,7 @@ func (c *Catalog) insert(ctx context.Context, t reservation.Terms, idempotencyKe
 	err := inOneStatement(ctx, c.pool, []any{&sale.Epoch, &sale.Revision, &sale.CreatedAt},
 		sql.CatalogInsertSale, sale.ID, t.Name, t.Stock, t.PerOrderLimit,
 		nullTime(t.OpensAt), nullTime(t.ClosesAt), int64(t.PaymentWindow/time.Second), sale.Partitions,
-		nullText(idempotencyKey), sale.Shards)
+		nullText(idempotencyKey), sale.Shards, nullText(operatorOf(ctx)))
 	return asCreated(sale, t.Stock, sale.Shards), err
 }
 
@@ -207,7 +207,7 @@ func (c *Catalog) change(
 			return err
 		}
 		return tx.QueryRow(ctx, sql.CatalogChangeSale, id, to.state, to.stock, to.event, to.data,
-			nullText(idempotencyKey)).Scan(&revision)
+			nullText(idempotencyKey), nullText(operatorOf(ctx))).Scan(&revision)
 	})
 	var illegal *reservation.IllegalTransitionError
 	var invalid *order.InvalidError

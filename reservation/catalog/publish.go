@@ -212,6 +212,8 @@ func (c *Catalog) apply(ctx context.Context, s reservation.Sale, shard int, ch p
 	case eventRebuilt:
 		// The rebuild wrote this revision itself.
 		return c.hasRevision(ctx, saleKey, ch.revision)
+	case eventRetired:
+		answer = c.retireShard(ctx, s.ID, p, epoch, revision)
 	case eventReconciled:
 		answer = lua.Note.Run(ctx, c.store.Redis, []string{saleKey}, epoch, revision)
 	case eventRestocked:
@@ -225,7 +227,7 @@ func (c *Catalog) apply(ctx context.Context, s reservation.Sale, shard int, ch p
 		return err
 	}
 	switch word, rest, _ := strings.Cut(text, " "); word {
-	case "paused", "resumed", "ended", "noted", "unchanged":
+	case "paused", "resumed", "ended", "noted", "retired", "unchanged":
 		return nil
 	case "unknown-sale", "gap":
 		// Redis lacks a revision that was published: it lost data, which only a rebuild restores.

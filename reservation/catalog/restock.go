@@ -312,8 +312,9 @@ func (c *Catalog) finishLowering(
 			return fmt.Errorf("%w: its stock was rebuilt meanwhile", reservation.ErrUnavailable)
 		}
 		data := map[string]int64{"stock": wish.stock, "lowering": wish.revision}
+		// The operator is the one who asked for it: this process may be another one.
 		return tx.QueryRow(ctx, sql.CatalogChangeSale, now.ID, now.State, wish.stock, eventRestocked, data,
-			nil).Scan(&revision)
+			nil, nil).Scan(&revision)
 	})
 	if err != nil {
 		return 0, fmt.Errorf("lower the stock of sale=%s: %w", granted.ID, err)

@@ -15,4 +15,6 @@ type CountedSale struct {
 	Held int64
 	// Sold is the number of units of final orders.
 	Sold int64
+	// Retired is true if Redis has no buyers of the sale any more: Postgres has all of it.
+	Retired bool
 }

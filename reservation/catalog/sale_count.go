@@ -112,6 +112,7 @@ type storedSale struct {
 	reservation.Sale
 	publishedRevision int64
 	final             int64 // units of orders that are final, if they were counted
+	retired           bool
 }
 
 type querier interface {
@@ -136,8 +137,9 @@ func findSales(
 		r, err := pgx.RowToStructByName[struct {
 			reservation.SaleRow
 			Sold, PublishedRevision, Final int64
+			Retired                        bool
 		}](row)
-		s := storedSale{Sale: r.Sale(), publishedRevision: r.PublishedRevision, final: r.Final}
+		s := storedSale{Sale: r.Sale(), publishedRevision: r.PublishedRevision, final: r.Final, retired: r.Retired}
 		s.Sold = r.Sold
 		return s, err
 	})
@@ -174,7 +176,7 @@ func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]CountResult,
 	counted := make([]CountResult, len(sales))
 	for i, s := range sales {
 		sale := &counted[i].CountedSale
-		*sale = CountedSale{Sale: s.Sale, State: s.StateAt(now), Sold: s.final}
+		*sale = CountedSale{Sale: s.Sale, State: s.StateAt(now), Sold: s.final, Retired: s.retired}
 		taken, whole := takenIn(asked[i])
 		switch {
 		case whole:

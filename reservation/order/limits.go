@@ -7,7 +7,7 @@ const (
 	MaxStock         = 100_000_000
 	MaxPerOrder      = 1_000_000
 	MaxPaymentWindow = 30 * 24 * time.Hour
-	MaxNameBytes     = 200
+	MaxNameRunes     = 200
 	MaxUserBytes     = 128
 	maxKeyBytes      = 255 // of an idempotency key
 	// MaxPerMessage is how many orders a message of the stream may hold.

@@ -31,8 +31,10 @@ const statusNone Status = ""
 var transitions = map[Status]map[EventType]Status{
 	statusNone:     {EventReserved: StatusReserved},
 	StatusReserved: {EventConfirmed: StatusConfirmed, EventRejected: StatusRejected, EventVoided: StatusVoided},
-	// Only in a sale with a payment window; otherwise confirmed is final (Order.after).
+	// Without a payment window confirmed is final, except for operators (Order.after, Order.Withdrawn).
 	StatusConfirmed: {EventPaid: StatusPaid, EventCancelled: StatusCancelled, EventExpired: StatusExpired},
+	// Only by an operator (Order.Withdrawn).
+	StatusPaid: {EventCancelled: StatusCancelled},
 }
 
 var (
@@ -99,10 +101,14 @@ func mostSteps(from Status) (most int) {
 // can have no other live order in the sale.
 func (s Status) Live() bool { return s == StatusConfirmed || s == StatusPaid }
 
-// Ended is true if no further event is possible.
+// Ended is true if nothing further happens to the order by itself or by its buyer. An operator can still cancel one that
+// is Live, which is rare: nobody waits for it.
 func (o Order) Ended() bool {
-	return len(transitions[o.Status]) == 0 || o.Status == StatusConfirmed && o.ExpiresAt.IsZero()
+	return len(transitions[o.Status]) == 0 || o.Status == StatusPaid || o.isFinal()
 }
+
+// isFinal is true if the order is confirmed and there is nothing to pay.
+func (o Order) isFinal() bool { return o.Status == StatusConfirmed && o.ExpiresAt.IsZero() }
 
 // Paid returns the order after the payment with that reference; changed is false if it was paid with
 // it before. overdue is true after the payment deadline. The error is an *InvalidError, an
@@ -124,14 +130,32 @@ func (o Order) Paid(reference string, overdue bool) (paid Order, changed bool, e
 	return paid, true, nil
 }
 
-// Cancelled returns the order after its cancellation; changed is false if it was cancelled before.
+// Cancelled returns the order after its buyer's cancellation; changed is false if it was cancelled before.
 // The error is a *TransitionError or ErrExpired.
 func (o Order) Cancelled(overdue bool) (cancelled Order, changed bool, err error) {
 	if o.Status == StatusCancelled {
 		return o, false, nil
 	}
+	if o.Status == StatusPaid {
+		return Order{}, false, &TransitionError{o.Status, EventCancelled}
+	}
 	cancelled, err = o.before(EventCancelled, overdue)
 	return cancelled, err == nil, err
+}
+
+// Withdrawn returns the order after its cancellation by an operator, which is possible as long as it is Live: also when
+// it is paid, when confirmed is final, and when its deadline has passed and its expiry is not recorded. changed is false
+// if it was cancelled before. It keeps the reference of its payment, which has to be refunded. The error is a
+// *TransitionError.
+func (o Order) Withdrawn() (cancelled Order, changed bool, err error) {
+	if o.Status == StatusCancelled {
+		return o, false, nil
+	}
+	to, ok := o.Status.After(EventCancelled)
+	if !ok {
+		return Order{}, false, &TransitionError{o.Status, EventCancelled}
+	}
+	return o.changed(to), true, nil
 }
 
 // Expired returns the overdue order after its expiry. The error is a *TransitionError.
@@ -149,10 +173,15 @@ func (o Order) before(e EventType, overdue bool) (Order, error) {
 // after returns the order after the event, or a *TransitionError.
 func (o Order) after(e EventType) (Order, error) {
 	to, ok := o.Status.After(e)
-	if !ok || o.Status == StatusConfirmed && o.ExpiresAt.IsZero() {
+	if !ok || o.isFinal() {
 		return Order{}, &TransitionError{o.Status, e}
 	}
+	return o.changed(to), nil
+}
+
+// changed returns the next version of the order.
+func (o Order) changed(to Status) Order {
 	o.Status, o.ExpiresAt = to, time.Time{}
 	o.Version++
-	return o, nil
+	return o
 }

@@ -19,6 +19,7 @@ const steps = `
 	confirmed OrderPaid      paid
 	confirmed OrderCancelled cancelled
 	confirmed OrderExpired   expired
+	paid      OrderCancelled cancelled
 `
 
 func TestTransitions(t *testing.T) {
@@ -31,7 +32,7 @@ func TestTransitions(t *testing.T) {
 		}
 		allowed[f[0]+" "+f[1]] = f[2]
 	}
-	require.Len(t, allowed, 7)
+	require.Len(t, allowed, 8)
 	for _, from := range []order.Status{
 		"", order.StatusReserved, order.StatusConfirmed, order.StatusRejected, order.StatusPaid,
 		order.StatusCancelled, order.StatusExpired, order.StatusVoided, "nonsense",
@@ -50,7 +51,7 @@ func TestTransitions(t *testing.T) {
 
 func TestLastVersion(t *testing.T) {
 	t.Parallel()
-	require.Equal(t, 3, order.LastVersion(), "reserved, confirmed, and paid or ended")
+	require.Equal(t, 4, order.LastVersion(), "reserved, confirmed, paid, and cancelled by an operator")
 }
 
 func TestConfirmedAndPaidOrdersAreLive(t *testing.T) {
@@ -116,6 +117,49 @@ func TestBuyerTransitions(t *testing.T) {
 			next, changed, err = c.order.Cancelled(c.overdue)
 			check("cancel", next, changed, err, c.cancel, "")
 		})
+	}
+}
+
+// An operator cancels every order that is live, also when nothing further happens to it by itself.
+func TestOperatorsCancelLiveOrders(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		order order.Order
+		ended bool
+	}{
+		"awaits payment": {order.Order{Status: "confirmed", ExpiresAt: time.Now().Add(time.Hour)}, false},
+		"overdue":        {order.Order{Status: "confirmed", ExpiresAt: time.Now().Add(-time.Hour)}, false},
+		"final":          {order.Order{Status: "confirmed"}, true},
+		"paid":           {order.Order{Status: "paid", PaymentReference: "pi_1"}, true},
+	} {
+		c.order.Version = 2
+		require.Equal(t, c.ended, c.order.Ended(), name)
+		next, changed, err := c.order.Withdrawn()
+		require.NoError(t, err, name)
+		require.True(t, changed, name)
+		require.Equal(t, order.Order{Status: "cancelled", Version: 3, PaymentReference: c.order.PaymentReference}, next, name)
+		require.True(t, next.Ended(), name)
+		again, changed, err := next.Withdrawn()
+		require.NoError(t, err, name)
+		require.False(t, changed, name)
+		require.Equal(t, next, again, name)
+	}
+	for _, status := range []order.Status{"reserved", "expired", "rejected", "voided"} {
+		_, _, err := order.Order{Status: status}.Withdrawn()
+		require.ErrorIs(t, err, order.ErrIllegalTransition, status)
+	}
+	require.False(t, order.Order{Status: "reserved"}.Ended())
+}
+
+func TestReasonsAreOneLineOfText(t *testing.T) {
+	t.Parallel()
+	for _, good := range []string{"a", "Käufer hat storniert: 🎫", strings.Repeat("ü", 500), " x "} {
+		require.NoError(t, order.ValidateReason(good), good)
+	}
+	for _, bad := range []string{"", "  ", strings.Repeat("ü", 501), "a\nb", "\x00", "\x7f", "\u0085", "\xff"} {
+		var invalid *order.InvalidError
+		require.ErrorAs(t, order.ValidateReason(bad), &invalid, "%q", bad)
+		require.Equal(t, "reason", invalid.Field)
 	}
 }
 

@@ -3,7 +3,7 @@ WITH logged AS (
     SELECT sale_id, order_id, max(user_id) AS user_id, max(quantity) AS quantity, count(*) AS events, min(version) AS first, max(version) AS last,
            (array_agg(type ORDER BY version))[1] AS first_type,
            (array_agg(type ORDER BY version DESC))[1] AS last_type,
-           max(reserved_at) AS reserved_at, max(data ->> 'sequence') AS sequence, max(data ->> 'reason') AS reason, max(data ->> 'reference') AS reference
+           max(reserved_at) AS reserved_at, max(data ->> 'sequence') AS sequence, max(data ->> 'reason') FILTER (WHERE version = 2) AS reason, max(data ->> 'reference') AS reference
     FROM order_events JOIN audit_sales USING (sale_id) GROUP BY sale_id, order_id
 ), judged AS (
     -- The log can replace any row, unless it is damaged itself.

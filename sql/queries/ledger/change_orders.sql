@@ -6,8 +6,9 @@
 -- $5      the payment's reference, or NULL
 -- $6      true if their units are released: records that Redis has to release them, and the caller takes them
 --         from sales.sold, last and sorted by sale id (record_orders.sql says why)
+-- $8, $9  the reason and the name of the operator who cancels them, or NULL
 --
--- Returns the number of changed orders; fewer than given if one was changed without a lock.
+-- Returns the number of changed orders, fewer than given if one was changed without a lock; and the time of the change.
 WITH changed AS (
     UPDATE orders AS o
     SET status = $3, version = o.version + 1, updated_at = now(), payment_reference = coalesce($5, o.payment_reference)
@@ -16,10 +17,10 @@ WITH changed AS (
     RETURNING o.id, o.version, o.sale_id, o.user_id, o.quantity
 ), logged AS (
     INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, data)
-    SELECT id, version, $4, sale_id, user_id, quantity, now(), jsonb_strip_nulls(jsonb_build_object('reference', $5::text))
+    SELECT id, version, $4, sale_id, user_id, quantity, now(), jsonb_strip_nulls(jsonb_build_object('reference', $5::text, 'reason', $8::text, 'operator', $9::text))
     FROM changed
 ), released AS (
     INSERT INTO releases (order_id, sale_id, user_id, quantity)
     SELECT id, sale_id, user_id, quantity FROM changed WHERE $6
 )
-SELECT count(*) FROM changed
+SELECT count(*), now() FROM changed

@@ -1,11 +1,11 @@
--- The order $2 of the sale $1 and the user $3, locked until the end of the transaction, and whether its time to pay is over.
+-- The order $2 of the sale $1 and the user $3, or of any user if that is NULL, locked until the end of the transaction, and whether its time to pay is over.
 --
 -- The time is over when an ingress was up after the deadline (lock_overdue.sql has the same rule). Until then it is
 -- unknown whether the buyer could have paid in time; the next heartbeat may postpone the deadline.
-SELECT o.id, o.sale_id, o.user_id, o.quantity, o.status, o.version, o.reserved_at,
+SELECT o.id, o.sale_id, o.user_id, o.quantity, o.status, o.version, o.reserved_at, o.updated_at,
        CASE o.status WHEN 'confirmed' THEN o.due + coalesce(p.lost, lost_time()) END AS expires_at, coalesce(o.payment_reference, '') AS payment_reference,
        coalesce(o.reason, '') AS reason,
-       coalesce(o.due <= least(p.seen_at, now()) - p.lost, false) AS overdue
+       o.sequence, o.epoch, coalesce(o.due <= least(p.seen_at, now()) - p.lost, false) AS overdue
 FROM orders AS o LEFT JOIN pulse AS p ON true
-WHERE o.sale_id = $1 AND o.id = $2 AND o.user_id = $3
+WHERE o.sale_id = $1 AND o.id = $2 AND o.user_id = coalesce($3, o.user_id)
 FOR UPDATE OF o

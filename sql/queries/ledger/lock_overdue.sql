@@ -3,6 +3,7 @@
 --
 -- Infinite deadlines are skipped, so that they do not block other orders.
 SELECT id, sale_id, user_id, quantity, status, version, CASE WHEN isfinite(reserved_at) THEN reserved_at ELSE 'epoch' END AS reserved_at,
+       CASE WHEN isfinite(updated_at) THEN updated_at ELSE 'epoch' END AS updated_at,
        CASE WHEN isfinite(due) THEN due ELSE 'epoch' END AS expires_at, coalesce(payment_reference, '') AS payment_reference,
        coalesce(reason, '') AS reason
 FROM orders

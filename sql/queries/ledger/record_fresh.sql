@@ -1,6 +1,6 @@
 -- Records OrderReserved events that are all new, as nearly every batch is, and confirms them. It is record_orders.sql
 -- in two thirds of the time, because it checks nothing first: it fails if an order was recorded before, has an unknown
--- sale or one of a later epoch, or if its user has a live order in the sale. After a failure record_orders.sql takes
+-- sale, an archived one or one of a later epoch, or if its user has a live order in the sale. After a failure record_orders.sql takes
 -- the batch.
 --
 -- $1..$8  the events as columns, each order at most once: order, sale, user, quantity, sequence,
@@ -16,7 +16,7 @@ WITH sale AS MATERIALIZED (
     SELECT id, epoch,
            -- The payment window begins now, not with the reservation: payments are impossible before.
            CASE WHEN payment_window_seconds > 0 THEN (SELECT pay_clock()) + make_interval(secs => payment_window_seconds) END AS due
-    FROM sales WHERE id = ANY ($2::uuid[])
+    FROM sales WHERE id = ANY ($2::uuid[]) AND archive IS NULL
 ), entry AS MATERIALIZED (
     -- Without its sale, or in a later epoch, an order has no sale_id, and no month. add_sold.sql checks that
     -- the epoch is still the same at the commit.

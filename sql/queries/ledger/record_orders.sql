@@ -11,6 +11,7 @@
 --   voided         recorded now, and void: the sale's stock was rebuilt without this order
 --   recorded       an earlier delivery of the event was recorded; nothing was changed
 --   unknown-sale   Postgres has no such sale; nothing was changed
+--   archived       the orders of the sale are in a file; nothing was changed
 --
 -- All transactions take locks in one order, so that workers with the same events wait for each other without a
 -- deadlock: events by sale and order, then orders by sale and user, and the caller takes the sales last, by id.
@@ -18,7 +19,7 @@
 -- So the event comes before the outcome is known. Who inserts it decides: another transaction with the same event
 -- waits here until this one ends, and has locked none of the orders that both would insert.
 WITH entry AS (
-    SELECT e.*, s.id IS NOT NULL AS sale_known,
+    SELECT e.*, s.id IS NOT NULL AS sale_known, s.archive IS NOT NULL AS archived,
            -- add_sold.sql checks that the epoch is still the same at the commit.
            e.epoch < s.epoch AND $9::text IS NULL AS late,
            -- The payment window begins now, not with the reservation: payments are impossible before.
@@ -32,7 +33,7 @@ WITH entry AS (
            jsonb_strip_nulls(jsonb_build_object('sequence', sequence, 'epoch', epoch, 'key_fingerprint', key_fingerprint, 'due', due))
     FROM entry
     -- Without its sale an order cannot be confirmed, but it can be rejected.
-    WHERE sale_known OR $9::text IS NOT NULL
+    WHERE (sale_known OR $9::text IS NOT NULL) AND NOT archived
     ORDER BY sale_id, order_id
     ON CONFLICT (sale_id, order_id, version) DO NOTHING
     RETURNING order_id
@@ -57,6 +58,7 @@ WITH entry AS (
 )
 SELECT entry.place,
        CASE WHEN decided.order_id IS NOT NULL THEN decided.status
+            WHEN entry.archived THEN 'archived'
             WHEN entry.sale_known OR $9::text IS NOT NULL THEN 'recorded'
             ELSE 'unknown-sale' END
 FROM entry LEFT JOIN decided USING (order_id)

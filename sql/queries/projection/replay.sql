@@ -9,7 +9,8 @@ SELECT order_id AS id, sale_id,
        (max(data ->> 'epoch') FILTER (WHERE version = 2))::bigint AS epoch,
        max(reserved_at) FILTER (WHERE version = 2) AS reserved_at,
        (array_agg(occurred_at ORDER BY version DESC))[1] AS updated_at,
-       max(data ->> 'reason') AS reason,
+       -- An operator's reason for a cancellation is in the log only.
+       max(data ->> 'reason') FILTER (WHERE version = 2) AS reason,
        (max(data ->> 'due'))::timestamptz AS due,
        max(data ->> 'reference') AS payment_reference,
        max(data ->> 'key_fingerprint') AS key_fingerprint

@@ -36,5 +36,5 @@ WITH live AS MATERIALIZED (
         SELECT order_id FROM releases WHERE sale_id = (SELECT id FROM raised) FOR UPDATE SKIP LOCKED)
 )
 SELECT id, name, stock, state, per_order_limit, opens_at, closes_at, payment_window_seconds, epoch, revision, partitions, shards,
-       created_at, last_given
+       created_at, last_given, retired_at IS NOT NULL AS retired
 FROM raised

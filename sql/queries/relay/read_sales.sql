@@ -1,6 +1,6 @@
 -- The events of sales after the position $1, up to $2, at most $3 of them, in the order of their positions, with the
 -- terms that the sale had from this revision on.
-SELECT e.position, e.sale_id, e.revision, e.type, e.occurred_at, coalesce(e.data ->> 'operator', '') AS operator,
+SELECT e.position, e.sale_id, e.revision, e.type, e.occurred_at, coalesce(e.operator, '') AS operator,
        s.name, s.per_order_limit, s.opens_at, s.closes_at, s.payment_window_seconds,
        coalesce((
            SELECT (b.data ->> 'stock')::bigint FROM sale_events AS b

@@ -1,0 +1,301 @@
+"""The client."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import time
+from http.client import HTTPException, HTTPResponse
+from typing import Any, Callable, Iterator, Mapping, Optional, Type, TypeVar, Union
+from urllib.parse import quote, urlencode
+
+from .errors import NetworkError, StampedeError
+from .transport import Repeats, Request, Token, Transport, is_temporary, pause_before
+from .types import (
+    AcceptedOrder,
+    ConfirmedOrder,
+    Order,
+    Purchase,
+    Sale,
+    SaleUpdate,
+    StreamTicket,
+    read,
+)
+
+# After these nothing follows. A confirmed order may be final too: then the server answers 204.
+_FINAL = ("paid", "cancelled", "expired", "rejected", "voided")
+# An event of Stampede has less than 2 KiB.
+_LINE_BYTES_MAX = 1 << 20
+
+Item = TypeVar("Item")
+
+
+def new_key() -> str:
+    """Makes an idempotency key."""
+    return secrets.token_hex(16)
+
+
+class Stampede:
+    """Talks to a Stampede as one buyer. It is safe for use by several threads. Times are in seconds.
+
+    Give a token (JWT), or for a server that identifies buyers by a header, as dev does, a user. The token may be a
+    function: it is called with None for each request, and with the refused token when the server refuses one. A call
+    is tried at most `tries` times within `deadline`; one request may take `timeout`.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        token: Token = None,
+        user: Optional[str] = None,
+        user_header: str = "X-User-ID",
+        timeout: float = 15.0,
+        tries: int = 8,
+        deadline: float = 60.0,
+    ) -> None:
+        headers = {} if user is None else {user_header: user}
+        self._transport = Transport(base_url, token, headers, timeout, tries, deadline)
+
+    def buy(
+        self,
+        sale_id: str,
+        *,
+        quantity: int = 1,
+        key: Optional[str] = None,
+        wait: int = 0,
+        wait_for_opening: bool = False,
+        tries: Optional[int] = None,
+        deadline: Optional[float] = None,
+    ) -> Purchase:
+        """Buys units of a sale, once, however often it has to be tried: all tries have the same key.
+
+        The key is new_key() by default; to survive a restart, store your own before the call. `wait` is how long the
+        server may wait for the confirmation, at most 30. With wait_for_opening, tries and deadline count from the
+        opening of the sale. Raises ProblemError if the server refuses (sold-out, already-purchased, …), and
+        OutcomeUnknownError if the order may exist and no answer came in time.
+        """
+        key = key or new_key()
+        headers = {"Idempotency-Key": key}
+        if wait > 0:
+            headers["Prefer"] = f"wait={wait}"
+        answer = self._transport.call(
+            Request(
+                "POST", f"/v1/sales/{_segment(sale_id)}/orders", headers, {"quantity": quantity}
+            ),
+            Repeats(tries, deadline, changes=True, key=key, wait_for_opening=wait_for_opening),
+            extra=wait,
+        )
+        kind: Type[Union[AcceptedOrder, ConfirmedOrder]] = (
+            AcceptedOrder if answer.json["status"] == "reserved" else ConfirmedOrder
+        )
+        replayed = answer.headers.get("Idempotency-Replayed") == "true"
+        return Purchase(read(kind, answer.json), key, replayed)
+
+    def wait_for_confirmation(
+        self, order_id: str, *, receipt: Optional[str] = None, deadline: float = 60.0
+    ) -> Order:
+        """Waits until an accepted order is in the database, and returns it: confirmed, or what became of it instead.
+
+        It reads the order's events, and asks for the order where events do not arrive. Raises NetworkError after the
+        deadline.
+        """
+        until = time.monotonic() + deadline
+        error = NetworkError(f"no confirmation within {deadline} s")
+        failures = 0
+        while time.monotonic() < until:
+            failures += 1
+            # The first event comes at once. Some proxies hold events back: look at the order after 5 seconds.
+            silence = min(5.0, until - time.monotonic())
+            try:
+                for order in self.watch_order(order_id, receipt=receipt, tries=1, silence=silence):
+                    if order.status != "reserved":
+                        return order
+            except StampedeError as e:
+                if not is_temporary(e):
+                    raise
+            order = self.order(
+                order_id, receipt=receipt, deadline=max(until - time.monotonic(), 0.1)
+            )
+            if order.status != "reserved":
+                return order
+            time.sleep(min(pause_before(failures, error), max(until - time.monotonic(), 0.0)))
+        raise error
+
+    def order(
+        self,
+        order_id: str,
+        *,
+        receipt: Optional[str] = None,
+        tries: Optional[int] = None,
+        deadline: Optional[float] = None,
+    ) -> Order:
+        """The order. With the receipt of its purchase, also one that was lost with Redis."""
+        path = _order_path(order_id, "", receipt)
+        return read(
+            Order, self._transport.call(Request("GET", path), Repeats(tries, deadline)).json
+        )
+
+    def orders(
+        self, *, sale_id: Optional[str] = None, page_size: Optional[int] = None
+    ) -> Iterator[Order]:
+        """The buyer's orders that are in the database, newest first, page after page."""
+        return self._list("orders", {"sale_id": sale_id, "limit": page_size}, Order)
+
+    def pay(
+        self,
+        order_id: str,
+        reference: str,
+        *,
+        tries: Optional[int] = None,
+        deadline: Optional[float] = None,
+    ) -> Order:
+        """Marks a confirmed order as paid. Waits for the confirmation if the order is still on its way."""
+        return self._change(order_id, "pay", {"reference": reference}, tries, deadline)
+
+    def cancel(
+        self, order_id: str, *, tries: Optional[int] = None, deadline: Optional[float] = None
+    ) -> Order:
+        """Cancels a confirmed order that is not paid. Waits for the confirmation like pay."""
+        return self._change(order_id, "cancel", {}, tries, deadline)
+
+    def sale(self, sale_id: str) -> Sale:
+        """The sale."""
+        request = Request("GET", f"/v1/sales/{_segment(sale_id)}")
+        return read(Sale, self._transport.call(request, Repeats()).json)
+
+    def sales(self, *, page_size: Optional[int] = None) -> Iterator[Sale]:
+        """All sales, newest first."""
+        return self._list("sales", {"limit": page_size}, Sale)
+
+    def watch_order(
+        self,
+        order_id: str,
+        *,
+        receipt: Optional[str] = None,
+        after: int = 0,
+        tries: Optional[int] = None,
+        silence: float = 40.0,
+    ) -> Iterator[Order]:
+        """The order as it is, and then every change, until the last one.
+
+        It reconnects when a connection ends, or is silent for `silence`: the server speaks every 15 seconds. It never
+        goes back to a lower version, and gives only versions higher than `after`. `tries` failed connections in a row
+        end it with their error; there is no bound by default. Close the iterator to end it earlier.
+        """
+        seen = after
+        path = _order_path(order_id, "/events", receipt)
+        for members in self._events(path, lambda: seen, tries, silence):
+            order = read(Order, members)
+            if order.version <= seen:
+                continue
+            seen = order.version
+            yield order
+            if order.status in _FINAL:
+                return
+
+    def watch_sale(
+        self, sale_id: str, *, tries: Optional[int] = None, silence: float = 40.0
+    ) -> Iterator[SaleUpdate]:
+        """The sale's numbers as they are, and then every change, until the caller stops."""
+        path = f"/v1/sales/{_segment(sale_id)}/events"
+        for members in self._events(path, lambda: 0, tries, silence):
+            yield read(SaleUpdate, members)
+
+    def order_ticket(self, order_id: str) -> StreamTicket:
+        """A ticket for the events of an order. watch_order needs none."""
+        request = Request("POST", _order_path(order_id, "/events/ticket"))
+        return read(StreamTicket, self._transport.call(request, Repeats()).json)
+
+    def sale_ticket(self, sale_id: str) -> StreamTicket:
+        """A ticket for the events of a sale. watch_sale needs none."""
+        request = Request("POST", f"/v1/sales/{_segment(sale_id)}/events/ticket")
+        return read(StreamTicket, self._transport.call(request, Repeats()).json)
+
+    def _change(
+        self,
+        order_id: str,
+        change: str,
+        body: Mapping[str, str],
+        tries: Optional[int],
+        deadline: Optional[float],
+    ) -> Order:
+        repeats = Repeats(tries, deadline, changes=True, also_repeat="order-not-confirmed")
+        request = Request("POST", _order_path(order_id, f"/{change}"), body=body)
+        return read(Order, self._transport.call(request, repeats).json)
+
+    def _list(
+        self, name: str, query: Mapping[str, Union[str, int, None]], kind: Type[Item]
+    ) -> Iterator[Item]:
+        parameters = {name: value for name, value in query.items() if value is not None}
+        while True:
+            request = Request("GET", f"/v1/{name}?{urlencode(parameters)}")
+            page = self._transport.call(request, Repeats()).json
+            for members in page[name]:
+                yield read(kind, members)
+            if "next_cursor" not in page:
+                return
+            parameters["cursor"] = page["next_cursor"]
+
+    def _events(
+        self, path: str, last_id: Callable[[], int], tries: Optional[int], silence: float
+    ) -> Iterator[Any]:
+        """The data of a stream's events, from as many connections as it takes, until none follow."""
+        failures = 0
+        retry = 0.0
+
+        def on_retry(seconds: float) -> None:
+            nonlocal retry
+            retry = seconds
+
+        while True:
+            failures += 1
+            error: StampedeError = NetworkError("the stream ended")
+            headers = {"Accept": "text/event-stream"}
+            if last_id() > 0:
+                headers["Last-Event-ID"] = str(last_id())
+            try:
+                with self._transport.open(Request("GET", path, headers), silence) as response:
+                    if response.status == 204:
+                        return
+                    for data in _read_events(response, on_retry):
+                        failures = 1
+                        yield data
+            except StampedeError as e:
+                error = e
+            if not is_temporary(error) or (tries is not None and failures >= tries):
+                raise error
+            time.sleep(pause_before(failures, error, least=retry))
+
+
+def _read_events(response: HTTPResponse, on_retry: Callable[[float], None]) -> Iterator[Any]:
+    """Reads the data of server-sent events. One that is cut off by the end of the stream is dropped.
+
+    on_retry gets the pause before a new connection that the server asks for.
+    """
+    data = b""
+    while True:
+        try:
+            line = response.readline(_LINE_BYTES_MAX)
+        except (OSError, HTTPException) as e:
+            raise NetworkError("the stream was cut off, or silent for too long") from e
+        if not line.endswith(b"\n"):
+            return
+        line = line.rstrip(b"\r\n")
+        if line == b"" and data != b"":
+            yield json.loads(data)
+            data = b""
+        elif line.startswith(b"data:") and len(data) < _LINE_BYTES_MAX:
+            data += line[len(b"data:") :] + b"\n"
+        elif re.fullmatch(rb"retry: ?[0-9]{1,5}", line):
+            on_retry(int(line[len(b"retry:") :]) / 1000)
+
+
+def _segment(text: str) -> str:
+    return quote(text, safe="")
+
+
+def _order_path(order_id: str, below: str, receipt: Optional[str] = None) -> str:
+    query = "" if receipt is None else "?" + urlencode({"receipt": receipt})
+    return f"/v1/orders/{_segment(order_id)}{below}{query}"

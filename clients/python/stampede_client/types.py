@@ -1,0 +1,165 @@
+"""What Stampede answers, with the names of its JSON (docs/http-api.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any, Literal, Mapping, Optional, Type, TypeVar, Union
+
+OrderStatus = Literal["reserved", "confirmed", "paid", "cancelled", "expired", "rejected", "voided"]
+SaleState = Literal["scheduled", "open", "paused", "ended"]
+
+
+@dataclass(frozen=True)
+class Order:
+    """An order, as every call but the purchase answers it."""
+
+    order_id: str
+    sale_id: str
+    user_id: str
+    quantity: int
+    status: OrderStatus
+    version: int
+    """1 when reserved, one more with each change."""
+    reserved_at: datetime
+    updated_at: Optional[datetime] = None
+    """Time of the last change."""
+    expires_at: Optional[datetime] = None
+    """Until when to pay; only while there is something to pay."""
+    paid_at: Optional[datetime] = None
+    payment_reference: Optional[str] = None
+    reason: Optional[str] = None
+    """Why the order was rejected or voided."""
+    may_be_behind: bool = False
+    """The database could not be asked, and may know more."""
+
+
+@dataclass(frozen=True)
+class ConfirmedOrder(Order):
+    """A purchase whose order is in the database (201): confirmed, or paid if it is repeated later."""
+
+    status: Literal["confirmed", "paid"]
+    receipt: str = ""
+
+
+@dataclass(frozen=True)
+class AcceptedOrder:
+    """A purchase whose units are reserved (202): the order is on its way to the database."""
+
+    order_id: str
+    sale_id: str
+    status: Literal["reserved"]
+    quantity: int
+    reserved_at: datetime
+    receipt: str
+    """Proves the order if Redis is lost before it is in the database. Keep it."""
+    may_be_behind: bool = False
+
+
+@dataclass(frozen=True)
+class Purchase:
+    """An accepted purchase. The type of its order, or order.status, tells the two shapes apart."""
+
+    order: Union[AcceptedOrder, ConfirmedOrder]
+    key: str
+    """The idempotency key: the same purchase with this key cannot buy twice."""
+    replayed: bool
+    """The server recognised the key: an earlier try had made the order."""
+
+
+@dataclass(frozen=True)
+class Sale:
+    id: str
+    name: str
+    state: SaleState
+    stock: int
+    available: int
+    """Units that are not reserved."""
+    held: int
+    """Units of orders that are not final."""
+    sold: int
+    """Units of orders that are final."""
+    per_order_limit: int
+    payment_window_seconds: int
+    shards: int
+    created_at: datetime
+    opens_at: Optional[datetime] = None
+    closes_at: Optional[datetime] = None
+
+
+@dataclass(frozen=True)
+class SaleUpdate:
+    """The numbers of a sale, as its event stream sends them."""
+
+    state: SaleState
+    stock: int
+    available: int
+    held: int
+    sold: int
+
+
+@dataclass(frozen=True)
+class StreamTicket:
+    """Opens a stream of events without any header: for a page with EventSource, which cannot send them."""
+
+    ticket: str
+    expires_at: datetime
+    """The stream has to be opened by then, within a minute. It may stay open longer."""
+    events_url: str
+    """The path of the stream, with the ticket."""
+
+
+PROBLEM_SLUGS = frozenset(
+    {
+        "already-paid",
+        "already-purchased",
+        "body-too-large",
+        "forbidden",
+        "idempotency-key-reused",
+        "illegal-transition",
+        "internal-error",
+        "invalid-request",
+        "method-not-allowed",
+        "not-found",
+        "not-ready",
+        "order-archived",
+        "order-ended",
+        "order-expired",
+        "order-not-confirmed",
+        "order-not-found",
+        "outcome-unknown",
+        "overloaded",
+        "precondition-failed",
+        "quantity-over-limit",
+        "rate-limited",
+        "restock-withdrawn",
+        "sale-ended",
+        "sale-not-found",
+        "sale-not-open",
+        "sale-paused",
+        "sale-unavailable",
+        "sold-out",
+        "unauthorized",
+        "unsupported-media-type",
+    }
+)
+"""All slugs of problems that the server knows: the last part of a problem's type."""
+
+T = TypeVar("T")
+
+
+def read(kind: Type[T], members: Mapping[str, Any]) -> T:
+    """Makes a dataclass of a JSON object. Members that a newer server has added are left out."""
+    values = {
+        field.name: read_time(members[field.name])
+        if field.name.endswith("_at")
+        else members[field.name]
+        for field in fields(kind)  # type: ignore[arg-type]  # all kinds are dataclasses
+        if field.name in members
+    }
+    return kind(**values)
+
+
+def read_time(text: str) -> datetime:
+    """Reads an RFC 3339 time in UTC, which fromisoformat understands since Python 3.11 only."""
+    return datetime.fromisoformat(text.replace("Z", "+00:00"))

@@ -1,0 +1,122 @@
+// What Stampede answers, with the names of its JSON (docs/http-api.md). Times are RFC 3339 in UTC.
+
+export type OrderStatus = "reserved" | "confirmed" | "paid" | "cancelled" | "expired" | "rejected" | "voided";
+
+/** An order, as every call but the purchase answers it. */
+export interface Order {
+  order_id: string;
+  sale_id: string;
+  user_id: string;
+  quantity: number;
+  status: OrderStatus;
+  /** 1 when reserved, one more with each change. */
+  version: number;
+  reserved_at: string;
+  /** Time of the last change. */
+  updated_at?: string;
+  /** Until when to pay; only while there is something to pay. */
+  expires_at?: string;
+  paid_at?: string;
+  payment_reference?: string;
+  /** Why the order was rejected or voided. */
+  reason?: string;
+  /** The database could not be asked, and may know more. */
+  may_be_behind?: true;
+}
+
+/** The answer 202: the units are reserved, and the order is on its way to the database. */
+export interface AcceptedOrder {
+  order_id: string;
+  sale_id: string;
+  status: "reserved";
+  quantity: number;
+  reserved_at: string;
+  /** Proves the order if Redis is lost before it is in the database. Keep it. */
+  receipt: string;
+  may_be_behind?: true;
+}
+
+/** The answer 201: the order is in the database. */
+export interface ConfirmedOrder extends Order {
+  /** `paid` if a repeat of the purchase comes after the payment. */
+  status: "confirmed" | "paid";
+  receipt: string;
+}
+
+/** An accepted purchase. `order.status` tells its two shapes apart. */
+export interface Purchase {
+  order: AcceptedOrder | ConfirmedOrder;
+  /** The idempotency key: the same purchase with this key cannot buy twice. */
+  key: string;
+  /** The server recognised the key: an earlier try had made the order. */
+  replayed: boolean;
+}
+
+export type SaleState = "scheduled" | "open" | "paused" | "ended";
+
+export interface Sale {
+  id: string;
+  name: string;
+  state: SaleState;
+  stock: number;
+  /** Units that are not reserved. */
+  available: number;
+  /** Units of orders that are not final. */
+  held: number;
+  /** Units of orders that are final. */
+  sold: number;
+  per_order_limit: number;
+  payment_window_seconds: number;
+  shards: number;
+  created_at: string;
+  opens_at?: string;
+  closes_at?: string;
+}
+
+/** The numbers of a sale, as its event stream sends them. */
+export type SaleUpdate = Pick<Sale, "state" | "stock" | "available" | "held" | "sold">;
+
+/** Opens a stream of events without any header: for `EventSource`, which cannot send them. */
+export interface StreamTicket {
+  ticket: string;
+  /** The stream has to be opened by then, within a minute. It may stay open longer. */
+  expires_at: string;
+  /** The path of the stream, with the ticket. */
+  events_url: string;
+}
+
+/** All slugs of problems that the server knows: the last part of a problem's `type`. */
+export const problemSlugs = [
+  "already-paid",
+  "already-purchased",
+  "body-too-large",
+  "forbidden",
+  "idempotency-key-reused",
+  "illegal-transition",
+  "internal-error",
+  "invalid-request",
+  "method-not-allowed",
+  "not-found",
+  "not-ready",
+  "order-archived",
+  "order-ended",
+  "order-expired",
+  "order-not-confirmed",
+  "order-not-found",
+  "outcome-unknown",
+  "overloaded",
+  "precondition-failed",
+  "quantity-over-limit",
+  "rate-limited",
+  "restock-withdrawn",
+  "sale-ended",
+  "sale-not-found",
+  "sale-not-open",
+  "sale-paused",
+  "sale-unavailable",
+  "sold-out",
+  "unauthorized",
+  "unsupported-media-type",
+] as const;
+
+export type ProblemSlug = (typeof problemSlugs)[number];

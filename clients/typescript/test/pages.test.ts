@@ -1,0 +1,64 @@
+// What the client says is what the server and the pages say.
+import assert from "node:assert/strict";
+import { execFile } from "node:child_process";
+import { readFile, writeFile } from "node:fs/promises";
+import { test } from "node:test";
+import { promisify } from "node:util";
+import { problemSlugs } from "stampede-client";
+import { Webhook } from "standardwebhooks";
+import { createSale, url } from "./shop.js";
+
+const client = new URL("..", import.meta.url);
+
+test("the slugs and members are those of the server", async () => {
+  const { components } = (await (await fetch(`${url}/openapi.json`)).json()) as Description;
+  const slugs = components.schemas["Problem"]?.properties["type"]?.enum?.map((type) => type.replace("/problems/", ""));
+  assert.deepEqual(slugs?.sort(), [...problemSlugs].sort());
+
+  const types = await readFile(new URL("src/types.ts", client), "utf8");
+  for (const [type, schema] of [
+    ["Order", "OrderMembers"],
+    ["AcceptedOrder", "Reservation"],
+  ] as const) {
+    const [, members = ""] = new RegExp(`interface ${type} {(.*?)\n}`, "s").exec(types) ?? [];
+    const declared = new Set([...members.matchAll(/^  (\w+)\??:/gm)].map(([, name]) => name));
+    const answered = Object.keys(components.schemas[schema]?.properties ?? {});
+    assert.ok(answered.length > 5);
+    assert.deepEqual(
+      answered.filter((name) => !declared.has(name)),
+      [],
+      type,
+    );
+  }
+});
+
+interface Description {
+  components: { schemas: Record<string, { properties: Record<string, { enum?: string[] }> }> };
+}
+
+test("the examples of the README run", async () => {
+  const page = await readFile(new URL("README.md", client), "utf8");
+  const [buy, webhook, ...others] = [...page.matchAll(/```js\n(.*?)```/gs)].map(([, code = ""]) => code);
+  assert.ok(buy !== undefined && webhook !== undefined && others.length === 0);
+
+  const sale = await createSale({ payment_window_seconds: 600 });
+  const file = new URL("build/readme-buy.mjs", client);
+  await writeFile(file, buy.replace("http://localhost:8080", url));
+  const env = { ...process.env, SALE: sale.id };
+  const { stdout } = await promisify(execFile)(process.execPath, [file.pathname], { env });
+  assert.match(stdout, /^\S+ confirmed until \S+ { replayed: false }\n3 paid\n(\S+ paid\n)+/);
+
+  const handler = new URL("build/readme-webhook.mjs", client);
+  await writeFile(handler, webhook);
+  const { handle } = (await import(handler.href)) as { handle: (request: Request) => Promise<Response> };
+  process.env["WEBHOOK_SECRET"] = "whsec_" + Buffer.alloc(32, 1).toString("base64");
+  const now = new Date();
+  const headers = {
+    "webhook-id": "o.3",
+    "webhook-timestamp": String(Math.floor(now.getTime() / 1000)),
+    "webhook-signature": new Webhook(process.env["WEBHOOK_SECRET"]).sign("o.3", now, '{"id":"o.3"}'),
+  };
+  const deliver = (body: string) => handle(new Request("http://shop/", { method: "POST", headers, body }));
+  assert.equal((await deliver('{"id":"o.3"}')).status, 204);
+  assert.equal((await deliver('{"id":"o.4"}')).status, 400);
+});

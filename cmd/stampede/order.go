@@ -1,0 +1,195 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"stampede/fulfillment/ledger"
+	"stampede/internal/connect"
+	"stampede/reservation/order"
+	"stampede/sql"
+)
+
+type orderCmd struct {
+	Show   orderShowCmd   `cmd:"" help:"Show an order with everything that happened to it."`
+	List   orderListCmd   `cmd:"" help:"List orders of a user or a sale, newest first."`
+	Cancel orderCancelCmd `cmd:"" help:"Cancel an order, also a paid one: its units go back to the sale, and its payment has to be refunded. Repeating it changes nothing."`
+	Export orderExportCmd `cmd:"" help:"Write orders as CSV or JSON lines."`
+}
+
+// orderID is the id of an order on the command line.
+type orderID struct{ uuid.UUID }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (id *orderID) UnmarshalText(text []byte) (err error) {
+	if id.UUID, err = uuid.Parse(string(text)); err != nil {
+		return usagef("%q is not an order id: want one like 01a1fef0-cb72-76d5-818b-64550bc6ed90", text)
+	}
+	return nil
+}
+
+type orderArg struct {
+	Order orderID `arg:"" help:"Id of the order."`
+}
+
+// orderFilter selects orders.
+type orderFilter struct {
+	Sale   uuid.UUID `env:"STAMPEDE_ORDER_SALE" placeholder:"ID" help:"Only orders of this sale."`
+	User   string    `env:"STAMPEDE_ORDER_USER" placeholder:"USER" help:"Only orders of this user."`
+	Status string    `env:"STAMPEDE_ORDER_STATUS" placeholder:"STATUS" help:"Only orders with this status: confirmed, paid, cancelled, expired, rejected or voided."`
+}
+
+func (f orderFilter) filter() (order.Filter, error) {
+	of := order.Filter{Sale: f.Sale, User: f.User, Status: order.Status(f.Status)}
+	if f.User != "" {
+		if err := order.ValidateUser(f.User); err != nil {
+			return of, err
+		}
+	}
+	if f.Status != "" && !slices.Contains(order.Recorded(), of.Status) {
+		names := make([]string, len(order.Recorded()))
+		for i, status := range order.Recorded() {
+			names[i] = string(status)
+		}
+		return of, usagef("--status is %q, want one of %s", f.Status, strings.Join(names, ", "))
+	}
+	return of, nil
+}
+
+// withLedger calls do with the orders in Postgres.
+func (f databaseFlag) withLedger(ctx context.Context, do func(*ledger.Ledger) error) error {
+	pool, err := connect.Postgres(ctx, f.DatabaseURL, 1)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	return onLedger(ctx, pool, do)
+}
+
+func onLedger(ctx context.Context, pool *pgxpool.Pool, do func(*ledger.Ledger) error) error {
+	if err := sql.Check(ctx, pool); err != nil {
+		return err
+	}
+	return do(ledger.New(pool))
+}
+
+type orderShowCmd struct {
+	redisFlag
+	databaseFlag
+	keysFlags
+	jsonFlag
+	orderArg
+	User string `env:"STAMPEDE_ORDER_USER" placeholder:"USER" help:"Its buyer: with it, an order that is reserved and not in Postgres yet is found in Redis."`
+}
+
+func (c *orderShowCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	b, err := openControl(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, 2, logger)
+	if err != nil {
+		return err
+	}
+	defer b.Close()
+	return onLedger(ctx, b.pool, func(l *ledger.Ledger) error {
+		o, log, err := l.History(ctx, c.Order.UUID)
+		if errors.Is(err, order.ErrNotFound) && c.User != "" {
+			if o.Order, err = b.store.FindReserved(ctx, c.Order.UUID, c.User); err == nil {
+				log = []order.Logged{{
+					Version: o.Version, Type: order.EventReserved, OccurredAt: o.ReservedAt, Data: []byte("{}"),
+				}}
+			}
+		}
+		if err != nil {
+			return withHint(err)
+		}
+		if c.JSON {
+			return writeHistoryJSON(s.out, o, log)
+		}
+		return writeHistoryText(s.out, o, log)
+	})
+}
+
+// withHint adds to the error for a missing order where else it may be.
+func withHint(err error) error {
+	if errors.Is(err, order.ErrNotFound) {
+		return fmt.Errorf("%w in Postgres; an order of the last seconds may be in Redis: "+
+			"`stampede order show ORDER --user USER` finds it there", err)
+	}
+	return err
+}
+
+type orderListCmd struct {
+	databaseFlag
+	jsonFlag
+	orderFilter
+	Limit int `default:"50" env:"STAMPEDE_ORDER_LIMIT" placeholder:"N" help:"Most orders to list (${default})."`
+}
+
+func (c *orderListCmd) Run(ctx context.Context, s *streams) error {
+	of, err := c.filter()
+	if err != nil {
+		return err
+	}
+	if err := wantAtLeast("--limit", c.Limit, 1); err != nil {
+		return err
+	}
+	if of.User == "" && of.Sale == uuid.Nil {
+		return usagef("missing flags: --user or --sale; `stampede order export` reads the orders of all users and sales")
+	}
+	const pageMax = 1000
+	return c.withLedger(ctx, func(l *ledger.Ledger) error {
+		var all []order.Placed
+		for before := uuid.Nil; len(all) < c.Limit; {
+			page, next, err := l.ListOrders(ctx, of, before, min(c.Limit-len(all), pageMax))
+			if err != nil {
+				return err
+			}
+			all = append(all, page...)
+			if before = next; next == uuid.Nil {
+				break
+			}
+		}
+		if c.JSON {
+			return writeOrdersJSON(s.out, all)
+		}
+		return writeOrdersText(s.out, all)
+	})
+}
+
+type orderCancelCmd struct {
+	databaseFlag
+	jsonFlag
+	operatorFlag
+	orderArg
+	Reason string `required:"" env:"STAMPEDE_ORDER_REASON" placeholder:"TEXT" help:"Why the order is cancelled, at most 500 characters; recorded with it and not shown to its buyer."`
+}
+
+func (c *orderCancelCmd) Run(ctx context.Context, s *streams) error {
+	name, err := c.name()
+	if err == nil {
+		err = order.ValidateReason(c.Reason)
+	}
+	if err != nil {
+		return err
+	}
+	return c.withLedger(ctx, func(l *ledger.Ledger) error {
+		o, err := l.Withdraw(ctx, c.Order.UUID, c.Reason, name)
+		switch {
+		case err != nil:
+			return withHint(err)
+		case c.JSON:
+			return writeOrdersJSON(s.out, []order.Placed{o})
+		}
+		text := fmt.Sprintf("order %s is cancelled; its units go back to the sale\n", o.ID)
+		if o.PaymentReference != "" {
+			text += fmt.Sprintf("refund the payment %s\n", printable(o.PaymentReference))
+		}
+		_, err = fmt.Fprint(s.out, text)
+		return err
+	})
+}

@@ -1,0 +1,147 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/csv"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"stampede/fulfillment/ledger"
+	"stampede/internal/figure"
+	"stampede/reservation/order"
+)
+
+type orderExportCmd struct {
+	databaseFlag
+	orderFilter
+	Since  moment `env:"STAMPEDE_ORDER_SINCE" placeholder:"TIME" help:"Only orders reserved at this time or later, RFC 3339."`
+	Until  moment `env:"STAMPEDE_ORDER_UNTIL" placeholder:"TIME" help:"Only orders reserved before this time, RFC 3339."`
+	Format string `default:"csv" enum:"csv,jsonl" env:"STAMPEDE_ORDER_FORMAT" placeholder:"FORMAT" help:"csv, where cells that a spreadsheet would take for a formula begin with an apostrophe, or jsonl, which has all values as they are (${default})."`
+	Output string `env:"STAMPEDE_ORDER_OUTPUT" placeholder:"FILE" help:"File to write, which appears when it is complete (default: standard output)."`
+}
+
+func (c *orderExportCmd) Run(ctx context.Context, s *streams) error {
+	of, err := c.filter()
+	if err != nil {
+		return err
+	}
+	return c.withLedger(ctx, func(l *ledger.Ledger) error {
+		return writeWhole(c.Output, s.out, func(w io.Writer) error {
+			progress := newExportProgress(s, c.Output)
+			defer progress.end()
+			each, flush := c.writer(w)
+			err := l.Export(ctx, of, c.Since.Time, c.Until.Time, func(o order.Placed) error {
+				progress.count()
+				return each(o)
+			})
+			return errors.Join(err, flush())
+		})
+	})
+}
+
+// writer returns what writes an order, and what completes the text.
+func (c *orderExportCmd) writer(w io.Writer) (each func(order.Placed) error, flush func() error) {
+	if c.Format == "jsonl" {
+		buffered := bufio.NewWriterSize(w, 1<<16)
+		lines := json.NewEncoder(buffered)
+		return func(o order.Placed) error { return lines.Encode(lineOf(o)) }, buffered.Flush
+	}
+	rows := csv.NewWriter(w)
+	_ = rows.Write([]string{ // Flush returns the error
+		"order_id", "sale_id", "user_id", "quantity", "status", "version", "reserved_at", "updated_at", "paid_at",
+		"expires_at", "payment_reference", "reason", "sequence", "epoch",
+	})
+	row := make([]string, 0, 14)
+	return func(o order.Placed) error {
+			line := lineOf(o)
+			row = append(row[:0],
+				line.OrderID.String(), line.SaleID.String(), cell(line.UserID), strconv.FormatInt(line.Quantity, 10),
+				string(line.Status), strconv.Itoa(line.Version), line.ReservedAt, line.UpdatedAt, line.PaidAt, line.ExpiresAt,
+				cell(line.PaymentReference), cell(line.Reason), strconv.FormatInt(line.Sequence, 10),
+				strconv.FormatInt(line.Epoch, 10))
+			return rows.Write(row)
+		}, func() error {
+			rows.Flush()
+			return rows.Error()
+		}
+}
+
+// cell returns a text that buyers or payment providers choose as a cell of a spreadsheet, which would run one that looks
+// like a formula: it then begins with an apostrophe, as does one that begins with an apostrophe, so that the text can be
+// told from the mark.
+func cell(text string) string {
+	if text != "" && strings.ContainsRune("=+-@\t\r\n'", rune(text[0])) {
+		return "'" + text
+	}
+	return text
+}
+
+// writeWhole writes to a file, which appears under its name when write has succeeded, or to out if the name is empty.
+func writeWhole(name string, out io.Writer, write func(io.Writer) error) (err error) {
+	if name == "" {
+		return write(out)
+	}
+	file, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+".*.part")
+	if err != nil {
+		return fmt.Errorf("write %s: %w", name, err)
+	}
+	defer func() {
+		if err != nil {
+			_ = file.Close()
+			_ = os.Remove(file.Name())
+		}
+	}()
+	if err := write(file); err != nil {
+		return err
+	}
+	if err := errors.Join(file.Sync(), file.Close(), os.Rename(file.Name(), name)); err != nil {
+		return fmt.Errorf("write %s: %w", name, err)
+	}
+	return nil
+}
+
+// exportProgress shows on a terminal how many orders were read.
+type exportProgress struct {
+	w     io.Writer // nil to show nothing
+	began time.Time
+	n     int64
+	shown time.Time
+}
+
+const progressInterval = 200 * time.Millisecond
+
+// newExportProgress returns one that shows nothing unless standard error is a terminal and the orders go elsewhere.
+func newExportProgress(s *streams, output string) *exportProgress {
+	p := &exportProgress{began: time.Now()}
+	if isTerminal(s.err) && (output != "" || !isTerminal(s.out)) {
+		p.w = s.err
+	}
+	return p
+}
+
+func (p *exportProgress) count() {
+	if p.n++; p.w == nil || p.n%1000 != 0 || time.Since(p.shown) < progressInterval {
+		return
+	}
+	p.shown = time.Now()
+	p.show("\r")
+}
+
+func (p *exportProgress) end() {
+	if p.w != nil {
+		p.show("\r")
+		_, _ = fmt.Fprintln(p.w)
+	}
+}
+
+func (p *exportProgress) show(begin string) {
+	_, _ = fmt.Fprintf(p.w, "%s%s orders in %s", begin, figure.Count(p.n), time.Since(p.began).Round(progressInterval))
+}

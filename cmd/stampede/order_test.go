@@ -1,0 +1,317 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/csv"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"stampede/fulfillment/ledger"
+	"stampede/internal/testkit"
+	"stampede/internal/testshop"
+	"stampede/internal/testwork"
+	"stampede/reservation"
+	"stampede/reservation/catalog"
+	"stampede/reservation/order"
+)
+
+// recorded creates a sale with a payment window and records an order for each user.
+func (s *shop) recorded(users ...string) (sale uuid.UUID, orders map[string]uuid.UUID) {
+	s.t.Helper()
+	store := reservation.NewStore(testkit.Redis(s.t), s.keys, reservation.StoreOptions{})
+	s.t.Cleanup(store.Close)
+	created, err := catalog.New(s.pool, store).Create(s.t.Context(), reservation.Terms{
+		Name: "a sale", Stock: 100, PerOrderLimit: 1, PaymentWindow: time.Hour,
+	})
+	require.NoError(s.t, err)
+	testwork.Heartbeat(s.t, s.pool)
+	orders = map[string]uuid.UUID{}
+	var events []order.OrderReserved
+	for i, user := range users {
+		event := testshop.Reserved(created.ID, user, int64(i+1))
+		events, orders[user] = append(events, event), event.OrderID
+	}
+	_, err = ledger.New(s.pool).Record(s.t.Context(), events)
+	require.NoError(s.t, err)
+	return created.ID, orders
+}
+
+func TestOrderCommands(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	sale, orders := s.recorded("ann", "bob", "cid")
+	_, err := ledger.New(s.pool).Pay(t.Context(), orders["ann"], "ann", "pi_1")
+	require.NoError(t, err)
+	ann := orders["ann"].String()
+
+	status, output := s.run("order", "list", "--sale="+sale.String(), "--limit=2")
+	assert.Equal(t, exitOK, status, output)
+	assert.Equal(t, 3, strings.Count(output, "\n"), output)
+	assert.NotContains(t, output, ann, "it is the oldest of three")
+	status, output = s.run("order", "list", "--user=ann", "--status=paid", "--json")
+	assert.Equal(t, exitOK, status, output)
+	assert.Contains(t, output, `"payment_reference":"pi_1"`)
+	assert.Contains(t, output, `"sequence":1,"epoch":1}`)
+
+	status, output = s.run("order", "cancel", ann, "--reason=bought twice", "--operator=eve")
+	assert.Equal(t, exitOK, status, output)
+	assert.Contains(t, output, "order "+ann+" is cancelled")
+	assert.Contains(t, output, "refund the payment pi_1")
+	status, again := s.run("order", "cancel", ann, "--reason=again")
+	assert.Equal(t, exitOK, status, again)
+	assert.Equal(t, output, again)
+	status, output = s.run("order", "cancel", orders["bob"].String(), "--reason=r", "--json")
+	assert.Equal(t, exitOK, status, output)
+	assert.Contains(t, output, `"status":"cancelled"`)
+
+	status, output = s.run("order", "show", ann)
+	assert.Equal(t, exitOK, status, output)
+	for _, want := range []string{
+		"cancelled", "pi_1", "OrderReserved", "OrderConfirmed", "OrderPaid", "OrderCancelled",
+		`operator=eve reason="bought twice" reference=pi_1`,
+	} {
+		assert.Contains(t, output, want)
+	}
+	status, output = s.run("order", "show", "--json", orders["bob"].String())
+	assert.Equal(t, exitOK, status, output)
+	var shown struct {
+		Version int
+		Events  []struct{ Data map[string]any }
+	}
+	require.NoError(t, json.Unmarshal([]byte(output), &shown))
+	require.Len(t, shown.Events, 3)
+	name, err := operatorFlag{}.name()
+	require.NoError(t, err)
+	assert.True(t, strings.HasPrefix(name, "cli:"))
+	assert.Equal(t, name, shown.Events[2].Data["operator"])
+
+	missing := order.NewOrderID(sale).String()
+	for _, args := range [][]string{{"show", missing}, {"show", missing, "--user=ann"}, {"cancel", missing, "--reason=r"}} {
+		status, output = s.run(append([]string{"order"}, args...)...)
+		assert.Equal(t, exitFailed, status, output)
+		assert.Contains(t, output, "order not found")
+	}
+	for want, args := range map[string][]string{
+		"--user or --sale":                      {"list"},
+		`"x" is not an order id`:                {"show", "x"},
+		"--status is \"reserved\", want one of": {"list", "--user=ann", "--status=reserved"},
+		"--limit is 0":                          {"list", "--user=ann", "--limit=0"},
+		"user id must be":                       {"list", "--user=a b"},
+		"reason must":                           {"cancel", ann, "--reason= "},
+		"--operator is":                         {"cancel", ann, "--reason=r", "--operator=a\nb"},
+		"missing flags: --reason":               {"cancel", ann},
+		"must be one of":                        {"export", "--format=xml"},
+		"is not a time":                         {"export", "--since=yesterday"},
+		`"nonsense" is not a sale id`:           {"export", "--sale=nonsense"},
+	} {
+		status, output = s.run(append([]string{"order"}, args...)...)
+		assert.Equal(t, exitUsage, status, output)
+		assert.Contains(t, output, want)
+	}
+}
+
+// An order that no worker has recorded is found in Redis by its buyer.
+func TestOrderShowFindsReservation(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	sale, _ := s.recorded()
+	store := reservation.NewStore(testkit.Redis(t), s.keys, reservation.StoreOptions{})
+	t.Cleanup(store.Close)
+	answer, err := store.Reserve(t.Context(), reservation.Request{Sale: sale, User: "ann", Quantity: 1})
+	require.NoError(t, err)
+	id := answer.Reservation.OrderID.String()
+	status, output := s.run("order", "show", id)
+	assert.Equal(t, exitFailed, status)
+	assert.Contains(t, output, "--user USER")
+	status, output = s.run("order", "show", id, "--user=ann")
+	assert.Equal(t, exitOK, status, output)
+	assert.Contains(t, output, "reserved")
+	assert.Contains(t, output, "OrderReserved")
+}
+
+func TestSaleHistoryNamesOperators(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	status, output := s.run("sale", "create", "--json", "--name=x", "--stock=5", "--operator=ann")
+	require.Equal(t, exitOK, status, output)
+	var created struct{ ID string }
+	require.NoError(t, json.Unmarshal([]byte(output), &created))
+	for _, change := range [][]string{
+		{"pause", created.ID, "--operator=bob"},
+		{"resume", created.ID},
+		{"restock", created.ID, "--operator=cid", "--", "-2"},
+		{"end", created.ID, "--operator=dan"},
+	} {
+		status, output = s.run(append([]string{"sale"}, change...)...)
+		require.Equal(t, exitOK, status, output)
+	}
+	status, output = s.run("sale", "history", created.ID)
+	require.Equal(t, exitOK, status, output)
+	name, err := operatorFlag{}.name()
+	require.NoError(t, err)
+	var got [][]string
+	for line := range strings.Lines(output) {
+		got = append(got, strings.Fields(line)[1:])
+	}
+	assert.Equal(t, [][]string{
+		{"REVISION", "CHANGE", "OPERATOR", "DETAILS"},
+		{"1", "created", "ann", "stock=5"},
+		{"2", "paused", "bob", "stock=5"},
+		{"3", "resumed", name, "stock=5"},
+		{"4", "lowering", "cid", "stock=3", "units=-2"},
+		{"5", "restocked", "cid", "lowering=4", "stock=3"},
+		{"6", "ended", "dan", "stock=3"},
+	}, got)
+	status, output = s.run("sale", "history", created.ID, "--json", "--limit=1")
+	require.Equal(t, exitOK, status, output)
+	assert.Regexp(t, `^\{"revision":6,"change":"ended","occurred_at":".*Z","operator":"dan","data":\{"stock": ?3\}\}\n$`, output)
+	status, output = s.run("sale", "history", uuid.NewString())
+	assert.Equal(t, exitFailed, status)
+	assert.Contains(t, output, "sale not found")
+}
+
+func TestExportWritesAllOrders(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	sale, orders := s.recorded("ann", "=1+1", "@bob", "'x", `a,b`)
+	_, err := ledger.New(s.pool).Pay(t.Context(), orders["ann"], "ann", `-2+3,"x"`)
+	require.NoError(t, err)
+	_, err = s.pool.Exec(t.Context(), `INSERT INTO orders
+		(id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at)
+		SELECT ('01b20000-0000-7000-8000-' || lpad(to_hex(n), 12, '0'))::uuid, $1, 'user-' || n, 1, 'voided', 2, n, 1,
+			'2026-01-01'::timestamptz + n * interval '1 second', now()
+		FROM generate_series(1, 5000) AS n`, sale)
+	require.NoError(t, err)
+
+	file := filepath.Join(t.TempDir(), "orders.csv")
+	status, output := s.run("order", "export", "--output="+file)
+	require.Equal(t, exitOK, status, output)
+	assert.Empty(t, output, "no progress, because there is no terminal")
+	text, err := os.ReadFile(file)
+	require.NoError(t, err)
+	rows, err := csv.NewReader(bytes.NewReader(text)).ReadAll()
+	require.NoError(t, err)
+	require.Len(t, rows, 5006)
+	byUser := map[string][]string{}
+	ids := map[string]bool{}
+	for _, row := range rows {
+		byUser[row[2]], ids[row[0]] = row, true
+	}
+	require.Len(t, ids, 5006, "each once")
+	assert.Equal(t, "order_id", rows[0][0])
+	for _, user := range []string{"'=1+1", "'@bob", "''x", "a,b", "ann"} {
+		require.Contains(t, byUser, user)
+	}
+	assert.Equal(t, `'-2+3,"x"`, byUser["ann"][10])
+	assert.Equal(t, byUser["ann"][7], byUser["ann"][8], "paid_at is updated_at")
+
+	status, output = s.run("order", "export", "--format=jsonl", "--sale="+sale.String(), "--status=voided",
+		"--since=2026-01-01T00:00:10Z", "--until=2026-01-01T00:01:00Z")
+	require.Equal(t, exitOK, status, output)
+	assert.Equal(t, 50, strings.Count(output, "\n"))
+	status, output = s.run("order", "export", "--format=jsonl", "--user==1+1")
+	require.Equal(t, exitOK, status, output)
+	var line orderLine
+	require.NoError(t, json.Unmarshal([]byte(output), &line), output)
+	assert.Equal(t, "=1+1", line.UserID, "as it is")
+	status, output = s.run("order", "export", "--user=user-7", "--since=2026-01-01T00:00:08Z")
+	require.Equal(t, exitOK, status, output)
+	assert.Equal(t, 1, strings.Count(output, "\n"), "the header only")
+
+	status, output = s.run("order", "export", "--output="+filepath.Join(t.TempDir(), "none", "x.csv"))
+	assert.Equal(t, exitFailed, status)
+	assert.Contains(t, output, "no such file")
+}
+
+// An interrupted export leaves the file as it was.
+func TestInterruptedExportLeavesNothing(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	file := filepath.Join(folder, "orders.csv")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	for _, before := range []string{"", "of yesterday"} {
+		if before != "" {
+			require.NoError(t, os.WriteFile(file, []byte(before), 0o600))
+		}
+		err := writeWhole(file, nil, func(w io.Writer) error {
+			_, err := w.Write(bytes.Repeat([]byte("x"), 1<<20))
+			require.NoError(t, err)
+			cancel()
+			return ctx.Err()
+		})
+		require.ErrorIs(t, err, context.Canceled)
+		text, err := os.ReadFile(file)
+		if before == "" {
+			require.ErrorIs(t, err, os.ErrNotExist)
+		}
+		require.Equal(t, before, string(text))
+	}
+	left, err := os.ReadDir(folder)
+	require.NoError(t, err)
+	require.Len(t, left, 1, "no temporary file")
+
+	// As a process that gets SIGINT while it waits for Postgres.
+	s := newShop(t)
+	tx, err := s.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	_, err = tx.Exec(t.Context(), "LOCK TABLE orders IN ACCESS EXCLUSIVE MODE")
+	require.NoError(t, err)
+	other := t.TempDir()
+	c := s.command("order", "export", "--output="+filepath.Join(other, "x.csv"))
+	c.Start()
+	testkit.Eventually(t, within, "the export has begun", func() bool {
+		names, err := os.ReadDir(other)
+		require.NoError(t, err)
+		return len(names) == 1 && strings.HasSuffix(names[0].Name(), ".part")
+	})
+	assert.Equal(t, exitFailed, c.Stop().ExitCode(), c.Output())
+	names, err := os.ReadDir(other)
+	require.NoError(t, err)
+	require.Empty(t, names)
+	require.NoError(t, writeWhole("", io.Discard, func(io.Writer) error { return nil }))
+	require.Error(t, writeWhole(file, nil, func(io.Writer) error { return errors.New("x") }))
+}
+
+// A running ingress takes a change of the file of operators within ten seconds, and a faulty file stops its start.
+func TestServeReadsOperatorsFile(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	hash := sha256.Sum256([]byte("secret-of-ann"))
+	line := "ann viewer " + hex.EncodeToString(hash[:]) + "\n"
+	file := filepath.Join(t.TempDir(), "operators")
+	require.NoError(t, os.WriteFile(file, []byte("# team\n"+line+"bob\n"), 0o600))
+	status, output := s.run("serve", "--operators-file="+file, "--auth=header", "--http-addr=127.0.0.1:0")
+	assert.Equal(t, exitUsage, status, output)
+	assert.Contains(t, output, "line 3: 1 fields")
+
+	require.NoError(t, os.WriteFile(file, []byte(line), 0o600))
+	_, url := s.serve("--operators-file=" + file)
+	look := func() int {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+"/v1/admin/orders?user=ann", nil)
+		require.NoError(t, err)
+		r.Header.Set("Authorization", "Bearer secret-of-ann")
+		answer, err := http.DefaultClient.Do(r)
+		require.NoError(t, err)
+		require.NoError(t, answer.Body.Close())
+		return answer.StatusCode
+	}
+	require.Equal(t, http.StatusOK, look())
+	require.NoError(t, os.WriteFile(file, []byte("# nobody\n"), 0o600))
+	testkit.Eventually(t, 20*time.Second, "ann is revoked", func() bool { return look() == http.StatusUnauthorized })
+}

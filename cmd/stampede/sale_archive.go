@@ -1,0 +1,74 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/google/uuid"
+
+	"stampede/fulfillment/archive"
+	"stampede/internal/figure"
+	"stampede/sql"
+)
+
+type saleArchiveCmd struct {
+	redisFlag
+	databaseFlag
+	keysFlags
+	jsonFlag
+	Sale uuid.UUID     `arg:"" optional:"" help:"Id of the sale (default: all that can be archived)."`
+	Dir  string        `required:"" env:"STAMPEDE_SALE_DIR" placeholder:"DIR" type:"existingdir" help:"Where the files are written, one for each sale."`
+	Keep time.Duration `default:"2160h" env:"STAMPEDE_SALE_KEEP" placeholder:"DURATION" help:"How long ago the end of a sale and the last change of its orders must be (${default})."`
+}
+
+// Run archives one sale, or all that can be archived. Of all sales, one that cannot be archived yet stops no other.
+func (c *saleArchiveCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	if err := wantAtLeast("--keep", c.Keep, 0); err != nil {
+		return err
+	}
+	b, err := openControl(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, 2, logger)
+	if err != nil {
+		return err
+	}
+	defer b.Close()
+	if err := sql.Check(ctx, b.pool); err != nil {
+		return err
+	}
+	archiver, err := archive.New(ctx, archive.Config{
+		Pool: b.pool, Redis: b.redis, Keys: c.keys(), Dir: c.Dir, Keep: c.Keep, Logger: logger,
+	})
+	if err != nil {
+		return err
+	}
+	defer archiver.Close()
+	due := []uuid.UUID{c.Sale}
+	if c.Sale == uuid.Nil {
+		if due, err = archiver.Due(ctx); err != nil {
+			return err
+		}
+	}
+	var failed []error
+	archived := []archive.Archived{}
+	for _, sale := range due {
+		done, err := archiver.Sale(ctx, sale)
+		switch {
+		case err == nil:
+			archived = append(archived, done)
+			if !c.JSON {
+				const line = "sale %s: %s orders with %s events are in %s (%s bytes), and were deleted, in %v\n"
+				_, err = fmt.Fprintf(s.out, line, sale, figure.Count(done.Orders), figure.Count(done.Events), done.Path,
+					figure.Count(done.Bytes), done.Took.Round(time.Millisecond))
+			}
+		case errors.Is(err, archive.ErrRefused) && c.Sale == uuid.Nil:
+			_, err = fmt.Fprintln(s.err, err)
+		}
+		failed = append(failed, err)
+	}
+	if c.JSON {
+		failed = append(failed, writeJSON(s.out, archived))
+	}
+	return errors.Join(failed...)
+}

@@ -1,0 +1,82 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"stampede/sql"
+)
+
+type saleHistoryCmd struct {
+	catalogFlags
+	saleArg
+	Limit int `default:"1000" env:"STAMPEDE_SALE_LIMIT" placeholder:"N" help:"Most changes to show, the newest ones (${default})."`
+}
+
+func (c *saleHistoryCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	if err := wantAtLeast("--limit", c.Limit, 1); err != nil {
+		return err
+	}
+	b, err := openControl(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, 2, logger)
+	if err != nil {
+		return err
+	}
+	defer b.Close()
+	if err := sql.Check(ctx, b.pool); err != nil {
+		return err
+	}
+	changes, err := b.catalog.History(ctx, c.Sale, c.Limit)
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		for _, change := range changes {
+			err := writeJSON(s.out, struct {
+				Revision   int64           `json:"revision"`
+				Change     string          `json:"change"`
+				OccurredAt time.Time       `json:"occurred_at"`
+				Operator   string          `json:"operator,omitempty"`
+				Data       json.RawMessage `json:"data"`
+			}{change.Revision, change.Name(), change.OccurredAt.UTC(), change.Operator, change.Data})
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	t := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintln(t, "TIME\tREVISION\tCHANGE\tOPERATOR\tDETAILS") // Flush returns the error
+	for _, change := range changes {
+		_, _ = fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\n", orDash(change.OccurredAt), change.Revision, change.Name(),
+			orNobody(change.Operator), details(change.Data))
+	}
+	return t.Flush()
+}
+
+// details returns the members of a JSON object for people, in the order of their names.
+func details(data []byte) string {
+	var members map[string]json.RawMessage
+	if err := json.Unmarshal(data, &members); err != nil {
+		return printable(string(data))
+	}
+	var texts []string
+	for _, name := range slices.Sorted(maps.Keys(members)) {
+		value := string(members[name])
+		var text string
+		if json.Unmarshal(members[name], &text) == nil {
+			value = printable(text)
+			if strings.ContainsAny(text, " ,=") {
+				value = fmt.Sprintf("%q", text)
+			}
+		}
+		texts = append(texts, name+"="+value)
+	}
+	return strings.Join(texts, " ")
+}

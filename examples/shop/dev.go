@@ -1,0 +1,122 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// devStartMax bounds the start of "stampede dev", which makes a database.
+const devStartMax = time.Minute
+
+// dev is a running "stampede dev".
+type dev struct {
+	api, secret, admin string
+
+	process *os.Process
+	ended   chan struct{}
+	err     error
+}
+
+// startDev runs "stampede dev" with secrets of its own. The pages of the origins, separated by commas, may call it. The
+// caller stops it.
+func startDev(ctx context.Context, program, origins string) (*dev, error) {
+	d := &dev{secret: rand.Text() + rand.Text(), admin: rand.Text(), ended: make(chan struct{})}
+	//nolint:noctx // it is asked to stop, not killed
+	cmd := exec.Command(program, "dev", "--http-addr=127.0.0.1:0", "--auth=jwt", "--cors-origins="+origins)
+	// Secrets are not arguments: those can be read by all users of the machine.
+	cmd.Env = append(os.Environ(), "STAMPEDE_JWT_SECRET="+d.secret, "STAMPEDE_ADMIN_TOKEN="+d.admin)
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = ownGroup()
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	d.process = cmd.Process
+	address := make(chan string, 1)
+	go func() {
+		defer close(d.ended)
+		for lines := bufio.NewScanner(out); lines.Scan(); { // to the end, so that dev can always write
+			if words := strings.Fields(lines.Text()); len(words) == 2 && words[0] == "ingress" {
+				address <- words[1]
+			}
+		}
+		d.err = cmd.Wait()
+	}()
+	select {
+	case d.api = <-address:
+	case <-d.ended:
+		return nil, fmt.Errorf("stampede dev: %w", errors.Join(d.err, errors.New("it did not start")))
+	case <-ctx.Done():
+		d.stop()
+		return nil, ctx.Err()
+	case <-time.After(devStartMax):
+		d.stop()
+		return nil, fmt.Errorf("stampede dev did not start within %s", devStartMax)
+	}
+	return d, nil
+}
+
+// createSale creates a sale of seats and returns its id.
+func (d *dev) createSale(ctx context.Context, stock int, opensIn, window time.Duration) (id string, err error) {
+	terms, err := json.Marshal(map[string]any{
+		"name": "Front Row", "stock": stock, "per_order_limit": 2,
+		"opens_at":               time.Now().Add(opensIn).UTC().Format(time.RFC3339Nano),
+		"payment_window_seconds": int(window.Seconds()),
+	})
+	if err != nil {
+		return "", err
+	}
+	return d.operate(ctx, "/v1/sales", terms)
+}
+
+// operate makes an operator's call and returns the id of the sale in its answer.
+func (d *dev) operate(ctx context.Context, path string, body []byte) (id string, err error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, d.api+path, bytes.NewReader(body))
+	if err != nil {
+		return "", err
+	}
+	r.Header.Set("Authorization", "Bearer "+d.admin)
+	r.Header.Set("Content-Type", "application/json")
+	answer, err := http.DefaultClient.Do(r)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = answer.Body.Close() }()
+	var sale struct {
+		ID     string `json:"id"`
+		Detail string `json:"detail"` // of a problem
+	}
+	if err := json.NewDecoder(answer.Body).Decode(&sale); err != nil {
+		return "", err
+	}
+	if sale.ID == "" {
+		return "", fmt.Errorf("%s: %s", answer.Status, sale.Detail)
+	}
+	return sale.ID, nil
+}
+
+// stop asks dev to stop, and waits until it has deleted its data.
+func (d *dev) stop() {
+	_ = d.process.Signal(syscall.SIGINT)
+	<-d.ended
+}
+
+// wait returns when dev has ended.
+func (d *dev) wait() error {
+	<-d.ended
+	return d.err
+}

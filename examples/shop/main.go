@@ -1,0 +1,86 @@
+// Command shop is an example of a shop in front of Stampede: a page that buys from the browser, a demo login that signs
+// the buyers' tokens, and a fake payment provider whose webhook pays the orders.
+//
+//	main.go       flags, start and stop
+//	dev.go        with -dev: runs "stampede dev" and creates a sale
+//	server.go     serves the page, and signs tokens
+//	payments.go   the shop's side of payments: what to do with money that has arrived
+//	provider.go   the fake payment provider
+//	page/         the page, without a build step
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+)
+
+func main() {
+	ctx, restore := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer restore()
+	context.AfterFunc(ctx, restore) // the second signal ends the process
+	if err := run(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "shop:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context) error {
+	addr := flag.String("addr", "127.0.0.1:8090", "where the shop listens, `host:port`")
+	api := flag.String("api", "http://127.0.0.1:8080", "`URL` of an ingress of Stampede, as browsers reach it")
+	sale := flag.String("sale", "", "`id` of the sale to show")
+	dev := flag.String("dev", "", "`path` of the program stampede: run \"stampede dev\" and create a sale in it")
+	opensIn := flag.Duration("opens-in", 20*time.Second, "with -dev: when the sale opens")
+	stock := flag.Int("stock", 20, "with -dev: units for sale")
+	window := flag.Duration("window", 2*time.Minute, "with -dev: how long a buyer has to pay")
+	flag.Parse()
+
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", *addr)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = listener.Close() }()
+	origin := "http://" + listener.Addr().String()
+	config := shopConfig{API: *api, Sale: *sale, Secret: os.Getenv("SHOP_JWT_SECRET"), Origin: origin}
+	ended := make(chan error, 2)
+	if *dev != "" {
+		started, err := startDev(ctx, *dev, origin)
+		if err != nil {
+			return err
+		}
+		defer started.stop()
+		go func() { ended <- fmt.Errorf("stampede dev has ended: %w", started.wait()) }()
+		config.API, config.Secret = started.api, started.secret
+		if config.Sale, err = started.createSale(ctx, *stock, *opensIn, *window); err != nil {
+			return fmt.Errorf("create the sale: %w", err)
+		}
+	}
+	shop, err := newShop(config)
+	if err != nil {
+		return err
+	}
+	server := &http.Server{Handler: shop.handler(), ReadHeaderTimeout: 2 * time.Second, ReadTimeout: 5 * time.Second}
+	go func() { ended <- server.Serve(listener) }()
+	log.Printf("the shop is open: %s", origin)
+	select {
+	case <-ctx.Done():
+		err = nil
+	case err = <-ended:
+	}
+	log.Print("the shop closes")
+	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Second)
+	defer cancel()
+	if stopped := server.Shutdown(grace); stopped != nil && !errors.Is(stopped, context.DeadlineExceeded) {
+		err = errors.Join(err, stopped)
+	}
+	shop.close()
+	return err
+}

@@ -1,0 +1,487 @@
+// The whole shop of a browser: signs in, waits for the opening, buys, follows the order, pays. No library, no build.
+// What it must never do is buy twice or say what it does not know. So each purchase has a key, which is stored before
+// the click is sent, and everything without an answer is sent again with the same key.
+
+const $ = (id) => document.getElementById(id);
+const config = await (await fetch("/config")).json();
+const SEAT_EUROS = 49; // as on the page
+const salePath = `/v1/sales/${config.sale}`;
+
+const ENDED = new Set(["paid", "cancelled", "expired", "rejected", "voided"]);
+const STATUSES = ["reserved", "confirmed", ...ENDED];
+const REPEATED = new Set([429, 502, 503, 504]); // and what gets no answer at all
+
+const pause = (ms) => new Promise((done) => setTimeout(done, ms));
+const jitter = (ms) => ms * (1 + Math.random() / 2); // so that a crowd does not come back at once
+
+// --- The server's clock -------------------------------------------------------------------------------------------
+
+// Date has whole seconds. The server's time lay between the request and the answer, at second + 0 to 999 ms: each
+// answer narrows the range in which the difference of the clocks must be.
+const clock = { least: -Infinity, most: Infinity };
+
+function learnTime(answer, sent, received) {
+  const second = Date.parse(answer.headers.get("Date"));
+  if (Number.isNaN(second)) return;
+  const least = second - received, most = second + 999 - sent;
+  if (least > clock.most || most < clock.least) Object.assign(clock, { least, most }); // one of the clocks was set
+  else Object.assign(clock, { least: Math.max(clock.least, least), most: Math.min(clock.most, most) });
+}
+
+const now = () => Date.now() + (Number.isFinite(clock.least) ? (clock.least + clock.most) / 2 : 0);
+
+// --- Who is buying ------------------------------------------------------------------------------------------------
+
+let user = localStorage.getItem("user") ?? "";
+let token = { text: "", until: 0 };
+
+// currentToken renews a token before it expires. A real shop would ask for a session, not for a name.
+async function currentToken() {
+  if (Date.now() > token.until - 30_000) {
+    const answer = await fetch("/login", { method: "POST", body: JSON.stringify({ name: user }) });
+    if (!answer.ok) throw new Error(await answer.text());
+    const { token: text, expires_in } = await answer.json();
+    token = { text, until: Date.now() + expires_in * 1000 };
+  }
+  return token.text;
+}
+
+// --- Calls --------------------------------------------------------------------------------------------------------
+
+// call makes one call of the API. It returns the status (0 without an answer), the body, and after how many
+// milliseconds to come back.
+async function call(method, path, body, headers = {}) {
+  try {
+    headers.Authorization = `Bearer ${await currentToken()}`;
+    if (body) headers["Content-Type"] = "application/json";
+    const sent = Date.now();
+    const answer = await fetch(config.api + path, { method, headers, body: body && JSON.stringify(body) });
+    learnTime(answer, sent, Date.now());
+    const text = await answer.text();
+    const isJSON = /json/.test(answer.headers.get("Content-Type") ?? "");
+    if (answer.status === 401) token.until = 0;
+    return {
+      status: answer.status,
+      body: isJSON ? JSON.parse(text) : {},
+      location: answer.headers.get("Location"),
+      after: (Number(answer.headers.get("Retry-After")) || 1) * 1000,
+    };
+  } catch {
+    return { status: 0, body: {}, after: 1000 };
+  }
+}
+
+// ask makes one call of the shop's own server, which answers null if there is no answer to use.
+async function ask(method, path, body) {
+  try {
+    const headers = { Authorization: `Bearer ${await currentToken()}` };
+    const answer = await fetch(path, { method, headers, body: body && JSON.stringify(body) });
+    return answer.ok ? await answer.json() : null;
+  } catch {
+    return null;
+  }
+}
+
+const slugOf = (answer) => (answer.body.type ?? "").replace("/problems/", "");
+
+// --- The sale -----------------------------------------------------------------------------------------------------
+
+let sale = null;
+
+async function loadSale() {
+  for (;;) {
+    const sent = Date.now();
+    try {
+      const answer = await fetch(config.api + salePath, { cache: "no-cache" });
+      learnTime(answer, sent, Date.now());
+      if (answer.ok) {
+        sale = { ...sale, ...await answer.json() };
+        return;
+      }
+      say("bad", answer.status === 404 ? "There is no such sale." : "The shop does not answer. Trying again.");
+    } catch {
+      say("bad", "The shop cannot be reached. Trying again.");
+    }
+    await pause(jitter(1000));
+  }
+}
+
+// watchSale keeps the stock on the page current. Anybody may read this stream, so it needs no ticket.
+async function watchSale() {
+  for (;;) {
+    const source = new EventSource(config.api + salePath + "/events");
+    source.addEventListener("sale", (event) => {
+      Object.assign(sale, JSON.parse(event.data));
+      render();
+    });
+    await closed(source);
+    await pause(jitter(1000));
+  }
+}
+
+// closed waits until a stream has ended for good. EventSource reconnects by itself while its state is CONNECTING.
+const closed = (source) => new Promise((done) => {
+  source.addEventListener("error", () => source.readyState === EventSource.CLOSED && done());
+  source.addEventListener("over", () => { source.close(); done(); });
+});
+
+const opensIn = () => (sale?.opens_at ? Date.parse(sale.opens_at) - now() : 0);
+const isScheduled = () => sale?.state === "scheduled" && opensIn() > 0;
+const isOpen = () => sale?.state === "open" || (sale?.state === "scheduled" && opensIn() <= 0);
+
+// --- The purchase -------------------------------------------------------------------------------------------------
+
+// The attempt is this buyer's purchase in this sale: {key, quantity}, and {order, receipt} once it is accepted.
+// Another tab has the same one, so that both buy the same order.
+const attemptName = () => `attempt ${config.sale} ${user}`;
+const attempt = {
+  load: () => JSON.parse(localStorage.getItem(attemptName()) ?? "null"),
+  save: (made) => localStorage.setItem(attemptName(), JSON.stringify(made)),
+  forget: () => localStorage.removeItem(attemptName()),
+};
+
+let busy = false;
+
+// buy sends a purchase until there is an answer to it.
+async function buy() {
+  if (busy) return;
+  busy = true;
+  render();
+  const made = attempt.load() ?? { key: crypto.randomUUID(), quantity: Number($("quantity").value) || 1 };
+  attempt.save(made); // before it is sent: a reload repeats it
+  say("info", "Buying …");
+  while (!decided(made, await call("POST", `${salePath}/orders`, { quantity: made.quantity },
+    { "Idempotency-Key": made.key }))) {
+    await pause(jitter(made.after));
+  }
+  busy = false;
+  render();
+}
+
+// decided tells the buyer about an answer, and returns false if the purchase has to be repeated.
+function decided(made, answer) {
+  const slug = slugOf(answer);
+  const seconds = Math.ceil(answer.after / 1000);
+  made.after = answer.after;
+  if (answer.status === 202 || answer.status === 201) {
+    attempt.save({ ...made, order: answer.body.order_id, receipt: answer.body.receipt });
+    say("good", made.quantity > 1 ? "The seats are reserved for you." : "The seat is reserved for you.", "order");
+    follow(answer.body.order_id, answer.body.receipt, answer.body);
+    return true;
+  }
+  if (answer.status === 0 || slug === "outcome-unknown" || answer.status === 502 || answer.status === 504) {
+    say("info", "No answer yet: we do not know whether the order was taken. Asking again, with the same key, so that " +
+      "nothing is bought twice.");
+    return false;
+  }
+  if (slug === "rate-limited") {
+    say("info", `Too many requests: nothing was bought. Trying again in ${seconds} s.`);
+    return false;
+  }
+  if (REPEATED.has(answer.status)) {
+    say("info", "The shop is busy: nothing was bought. Trying again.");
+    return false;
+  }
+  if (answer.status === 401) {
+    say("info", "Signing in again.");
+    return false; // with a new token
+  }
+  if (slug === "sale-not-open") {
+    sale.opens_at = answer.body.opens_at;
+    say("info", "Not open yet. Your purchase is sent at the opening.");
+    made.after = Math.max(opensIn(), 100);
+    return false;
+  }
+  if (slug === "order-ended") {
+    attempt.forget();
+    say("bad", `That order is ${answer.body.order_status}. You can buy again.`);
+    return true;
+  }
+  if (slug === "already-purchased" && answer.location) {
+    const id = answer.location.split("/").pop();
+    if (order?.order_id === id && isEnded(order)) {
+      say("info", "The seats of your last order are still on their way back. Trying again.");
+      return false;
+    }
+    attempt.save({ ...made, order: id });
+    say("info", "You already have an order in this sale.", "order");
+    follow(id);
+    return true;
+  }
+  attempt.forget(); // nothing was bought, and the next click is another purchase
+  say("bad", {
+    "sold-out": "Sold out. Seats may come back: unpaid orders expire.",
+    "sale-paused": "The sale is paused. Try again when it goes on.",
+    "sale-ended": "The sale is over.",
+  }[slug] ?? answer.body.detail ?? "The purchase was refused.");
+  return true;
+}
+
+// --- The order ----------------------------------------------------------------------------------------------------
+
+let order = null;
+
+const isEnded = (o) => ENDED.has(o.status) || (o.status === "confirmed" && !o.expires_at);
+
+// follow shows the order and every change of it. EventSource sends no headers, so each connection begins with a ticket,
+// which is asked for with the token. Within its minute EventSource reconnects by itself.
+async function follow(id, receipt, first) {
+  if (order?.order_id === id && !isEnded(order)) return;
+  order = { version: 0, ...first, order_id: id };
+  render();
+  while (order?.order_id === id && !isEnded(order)) {
+    const answer = await call("POST", `/v1/orders/${id}/events/ticket`);
+    if (answer.status === 201) {
+      const query = receipt ? `&receipt=${encodeURIComponent(receipt)}` : "";
+      const source = new EventSource(config.api + answer.body.events_url + query);
+      for (const status of STATUSES) {
+        source.addEventListener(status, (event) => {
+          if (order?.order_id === id) take(JSON.parse(event.data));
+          if (order?.order_id !== id || isEnded(order)) source.dispatchEvent(new Event("over"));
+        });
+      }
+      await closed(source);
+    }
+    if (order?.order_id !== id || isEnded(order)) return;
+    // EventSource does not tell why it was refused.
+    const shown = await call("GET", `/v1/orders/${id}` + (receipt ? `?receipt=${receipt}` : ""));
+    if (shown.status === 200) take(shown.body);
+    else if (shown.status === 404) return lost(id);
+    await pause(jitter(answer.after));
+  }
+}
+
+function lost(id) {
+  attempt.forget();
+  order = null;
+  say("bad", `The order ${id} does not exist any more. You can buy again.`);
+  render();
+}
+
+// take shows a version of the order, unless a later one is shown.
+function take(seen) {
+  if (order && seen.version < order.version) return;
+  const changed = seen.status !== order?.status;
+  order = seen;
+  if (isEnded(seen) && seen.status !== "paid" && seen.status !== "confirmed") attempt.forget();
+  if (changed && seen.status !== "reserved") {
+    loadHistory();
+    loadPayments();
+    if (noteAbout === "order") say(""); // the order tells more now
+  }
+  render();
+}
+
+async function pay() {
+  $("pay").disabled = true;
+  const opened = await ask("POST", "/payments", { order_id: order.order_id });
+  if (opened) {
+    location.href = opened.pay_url;
+    return;
+  }
+  say("bad", "The payment provider cannot be reached. Nothing was paid.");
+  $("pay").disabled = false;
+}
+
+// cancel may be repeated, so it is, until there is an answer.
+async function cancel() {
+  $("cancel").disabled = true;
+  for (;;) {
+    const answer = await call("POST", `/v1/orders/${order.order_id}/cancel`);
+    if (answer.status === 200) take(answer.body);
+    else if (answer.status === 0 || answer.status === 401 || REPEATED.has(answer.status) ||
+      slugOf(answer) === "order-not-confirmed") {
+      await pause(jitter(answer.after));
+      continue;
+    } else say("bad", answer.body.detail);
+    break;
+  }
+  $("cancel").disabled = false;
+}
+
+// --- Payments and history -----------------------------------------------------------------------------------------
+
+let payments = [];
+const returned = new URLSearchParams(location.search).get("payment");
+
+// loadPayments asks the shop, which hears of money by the provider's webhook.
+async function loadPayments() {
+  const answer = await ask("GET", "/payments");
+  if (answer) payments = answer.payments;
+  render();
+  return answer !== null;
+}
+
+// awaitPayment waits for the outcome of the payment from whose page the buyer comes back.
+async function awaitPayment() {
+  history.replaceState(null, "", "/");
+  for (;;) {
+    const known = await loadPayments();
+    const made = payments.find((p) => p.id === returned);
+    if (known && !made) return;
+    if (made?.status === "paid") return say("good", "Paid. See you in the front row!");
+    if (made?.status === "refunded") return say("bad", refundText(made));
+    say("info", "The payment has arrived at the provider. Waiting for the shop to hear of it …");
+    await pause(500);
+  }
+}
+
+const refundText = (p) => `Your €${p.euros} are on their way back: ` + ({
+  "order-expired": "the order had expired before the payment came.",
+  "illegal-transition": "the order was cancelled or refused before the payment came.",
+  "already-paid": "the order was paid by another payment.",
+}[p.reason] ?? "the order does not exist any more.");
+
+const historyPage = { limit: 5, next: null };
+
+async function loadHistory(cursor) {
+  const query = `?limit=${historyPage.limit}` + (cursor ? `&cursor=${cursor}` : "");
+  const answer = await call("GET", "/v1/orders" + query);
+  if (answer.status !== 200) return; // the list stays as it was
+  historyPage.next = answer.body.next_cursor ?? null;
+  const rows = answer.body.orders.map(historyRow);
+  if (cursor) $("history-list").append(...rows);
+  else $("history-list").replaceChildren(...rows);
+  $("history-empty").hidden = $("history-list").childElementCount > 0;
+  $("history-more").hidden = !historyPage.next;
+  if (cursor) rows[0]?.focus();
+}
+
+function historyRow(o) {
+  const row = element("li", { tabIndex: -1 });
+  const what = element("span", {},
+    `${o.quantity} × ${o.sale_id === config.sale ? sale.name : "another sale"} `,
+    element("small", {}, new Date(o.reserved_at).toLocaleString()));
+  const tone = { paid: "good", confirmed: "", reserved: "" }[o.status] ?? "bad";
+  row.append(what, element("span", { className: `badge ${tone}` }, o.status));
+  return row;
+}
+
+// --- The page -----------------------------------------------------------------------------------------------------
+
+function element(name, properties, ...children) {
+  const made = Object.assign(document.createElement(name), properties);
+  made.append(...children);
+  return made;
+}
+
+let noteAbout = "";
+
+function say(tone, text = "", about = "") {
+  noteAbout = about;
+  const note = $("status");
+  note.className = `note ${tone}`;
+  note.hidden = !text;
+  if (note.textContent !== text) note.textContent = text; // is read aloud
+}
+
+const text = (id, value) => { if ($(id).textContent !== value) $(id).textContent = value; };
+const disable = (id, off) => { if ($(id).disabled !== off) $(id).disabled = off; };
+
+function duration(ms) {
+  const seconds = Math.max(0, Math.ceil(ms / 1000));
+  const part = (n) => String(n).padStart(2, "0");
+  const hours = Math.floor(seconds / 3600), minutes = Math.floor(seconds / 60) % 60;
+  return (hours ? `${hours}:${part(minutes)}` : String(minutes)) + `:${part(seconds % 60)}`;
+}
+
+function render() {
+  if (!sale) return;
+  const has = order && !(isEnded(order) && order.status !== "paid" && order.status !== "confirmed");
+  $("signin").hidden = Boolean(user);
+  $("account").hidden = !user;
+  text("account-name", user);
+  renderSale(has);
+  renderOrder();
+  $("history").hidden = !user;
+}
+
+function renderSale(has) {
+  text("sale-name", sale.name);
+  text("sale-state", isScheduled() ? "Opens soon"
+    : { open: "On sale now", scheduled: "On sale now", paused: "Paused", ended: "Sale over" }[sale.state]);
+  $("countdown").hidden = !isScheduled();
+  text("countdown", `Opens in ${duration(opensIn())}`);
+  $("stock").hidden = false;
+  $("stock-bar").max = sale.stock;
+  $("stock-bar").value = sale.available;
+  text("stock-text", sale.available > 0 ? `${sale.available} of ${sale.stock} seats left` : "No seats left right now");
+  $("purchase").hidden = !user || Boolean(has);
+  $("quantity").hidden = $("quantity-label").hidden = sale.per_order_limit < 2;
+  disable("quantity", busy);
+  disable("buy", busy || !isOpen() || sale.available < 1);
+  text("buy", busy ? "Buying …" : isScheduled() ? "Not open yet" : sale.state === "paused" ? "Paused"
+    : sale.state === "ended" ? "Sale over" : sale.available < 1 ? "Sold out" : "Buy");
+}
+
+function renderOrder() {
+  $("order").hidden = !order;
+  if (!order) return;
+  text("order-id", order.order_id);
+  const step = ["reserved", "confirmed", "paid"].indexOf(order.status);
+  for (const [i, item] of [...$("steps").children].entries()) item.className = i <= step ? "done" : "";
+  $("steps").hidden = step < 0;
+  const left = order.expires_at ? Date.parse(order.expires_at) - now() : 0;
+  text("order-text", {
+    reserved: "Reserved. Writing it down …",
+    confirmed: order.expires_at ? "Confirmed. It is yours once it is paid." : "Confirmed. It is yours.",
+    paid: "Paid. It is yours.",
+    cancelled: "Cancelled. Its seats go back on sale.",
+    expired: "Expired: it was not paid in time. Its seats go back on sale.",
+    rejected: "Refused: the seats were gone after all. Nothing is to be paid.",
+    voided: "Lost by the shop, with our apologies. Nothing is to be paid; you can buy again.",
+  }[order.status] ?? "Looking it up …");
+  $("pay-by").hidden = order.status !== "confirmed" || !order.expires_at;
+  text("pay-by", left > 0 ? `Pay within ${duration(left)}` : "The time to pay is over.");
+  text("pay", `Pay €${SEAT_EUROS * order.quantity}`);
+  $("order-actions").hidden = order.status !== "confirmed" || !order.expires_at;
+  const mine = payments.filter((p) => p.order_id === order.order_id && p.status !== "open");
+  const rows = mine.map((p) => element("li", { className: `note ${p.status === "paid" ? "good" : "bad"}` },
+    p.status === "paid" ? `Paid with ${p.id}` : refundText(p)));
+  if (rows.map((r) => r.textContent).join() !== [...$("payments").children].map((r) => r.textContent).join()) {
+    $("payments").replaceChildren(...rows);
+  }
+}
+
+// --- The start ----------------------------------------------------------------------------------------------------
+
+function signedIn() {
+  render();
+  loadHistory();
+  const made = attempt.load();
+  if (made?.order) follow(made.order, made.receipt);
+  else if (made) buy(); // the page was left before there was an answer
+  if (returned) awaitPayment();
+  else loadPayments();
+}
+
+$("signin").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  user = $("name").value.trim();
+  try {
+    await currentToken();
+  } catch (problem) {
+    user = "";
+    say("bad", `You are not signed in: ${problem.message}`);
+    return;
+  }
+  localStorage.setItem("user", user);
+  say("");
+  signedIn();
+  $("buy").focus();
+});
+$("signout").addEventListener("click", () => {
+  localStorage.removeItem("user");
+  location.reload();
+});
+$("purchase").addEventListener("submit", (event) => { event.preventDefault(); buy(); });
+$("pay").addEventListener("click", pay);
+$("cancel").addEventListener("click", cancel);
+$("history-more").addEventListener("click", () => loadHistory(historyPage.next));
+
+await loadSale();
+for (let n = 1; n <= Math.min(sale.per_order_limit, 10); n++) $("quantity").append(element("option", { value: n }, String(n)));
+render();
+if (user) signedIn();
+watchSale();
+setInterval(render, 250);

@@ -1,0 +1,296 @@
+package archive
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+
+	"stampede/internal/crashpoint"
+	"stampede/internal/pg"
+	"stampede/internal/retry"
+	"stampede/reservation"
+	"stampede/sql"
+)
+
+var (
+	// ErrRunning is returned while another process archives sales of the same database, or brings one back.
+	ErrRunning = errors.New("another process is archiving")
+	// ErrRefused is returned for a sale that cannot be archived yet; its text says why. Nothing was changed.
+	ErrRefused = errors.New("the sale cannot be archived")
+)
+
+// deletedAtOnce is how many orders one transaction deletes.
+const deletedAtOnce = 5000
+
+// Config configures an Archiver. All fields are required.
+type Config struct {
+	Pool  *pgxpool.Pool
+	Redis redis.UniversalClient
+	Keys  reservation.Keys
+	// Dir is where the files are.
+	Dir string
+	// Keep is how long ago the end of the sale and the last change of its orders must be.
+	Keep   time.Duration
+	Logger *slog.Logger
+}
+
+// Archived is a sale that was archived.
+type Archived struct {
+	Sale uuid.UUID `json:"sale_id"`
+	Path string    `json:"path"`
+	Trailer
+	// Bytes is the size of the file.
+	Bytes int64 `json:"bytes"`
+	// Took is the duration, with the deletion.
+	Took time.Duration `json:"took_ns"`
+}
+
+// Archiver archives sales, one at a time. Close ends its session.
+type Archiver struct {
+	Config
+	conn pg.Session
+}
+
+// New returns an Archiver, or ErrRunning.
+func New(ctx context.Context, c Config) (_ *Archiver, err error) {
+	if c.Dir, err = filepath.Abs(c.Dir); err != nil {
+		return nil, err
+	}
+	a := &Archiver{Config: c}
+	a.conn, err = begin(ctx, c.Pool)
+	return a, err
+}
+
+func begin(ctx context.Context, pool *pgxpool.Pool) (pg.Session, error) {
+	conn, err := pg.Begin(ctx, pool, pg.ArchiveLock, 0)
+	if errors.Is(err, pg.ErrLockHeld) {
+		err = ErrRunning
+	} else if err == nil {
+		_, err = conn.Exec(ctx, "SET statement_timeout = 0") // copying a sale takes as long as it takes
+	}
+	return conn, err
+}
+
+// Close lets another process archive.
+func (a *Archiver) Close() { a.conn.End() }
+
+// Due returns the sales that may be archived: those that have left Redis, and those whose archiving was begun. Sale
+// says of each whether it can be.
+func (a *Archiver) Due(ctx context.Context) ([]uuid.UUID, error) {
+	rows, _ := a.conn.Query(ctx, sql.ArchiveDueSales) // its error comes with the rows
+	due, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
+	if err != nil {
+		return nil, fmt.Errorf("list sales to archive: %w", err)
+	}
+	return due, nil
+}
+
+// Sale archives a sale. After a crash at any instant a repeat finishes it; a sale that is archived stays as it is. The
+// error wraps ErrRefused, reservation.ErrSaleNotFound, or is one of the file or of a server.
+func (a *Archiver) Sale(ctx context.Context, id uuid.UUID) (Archived, error) {
+	began := time.Now()
+	done, err := a.archive(ctx, id)
+	if err != nil {
+		return done, fmt.Errorf("archive sale=%s: %w", id, err)
+	}
+	done.Sale, done.Took = id, time.Since(began)
+	if info, err := os.Stat(done.Path); err == nil {
+		done.Bytes = info.Size()
+	}
+	return done, nil
+}
+
+// state is what archive/sale.sql returns.
+type state struct {
+	Row                       json.RawMessage
+	Revision                  int64
+	Partitions, Shards        int
+	Archived, InFile, Deleted bool
+	Path, SHA256              string
+}
+
+func (a *Archiver) archive(ctx context.Context, id uuid.UUID) (Archived, error) {
+	s, err := stateOf(ctx, a.conn, id)
+	if err != nil {
+		return Archived{}, err
+	}
+	done := Archived{Path: s.Path}
+	switch {
+	case s.Archived && !s.InFile:
+		return done, fmt.Errorf("%w: it is archived with its month", ErrRefused)
+	case s.Deleted:
+		return done, fmt.Errorf("%w: it is archived in %s", ErrRefused, s.Path)
+	case s.InFile: // the rest of an interrupted call
+		if _, done.Trailer, err = Verify(s.Path); err == nil && done.SHA256 != s.SHA256 {
+			err = ErrDamagedFile
+		}
+		if err != nil {
+			return done, fmt.Errorf("its orders are not deleted without the file that Postgres names: %s: %w", s.Path, err)
+		}
+	default:
+		if done, err = a.write(ctx, id, s); err != nil {
+			return done, err
+		}
+	}
+	return done, a.delete(ctx, id, s)
+}
+
+func stateOf(ctx context.Context, on pg.Querier, id uuid.UUID) (state, error) {
+	rows, _ := on.Query(ctx, sql.ArchiveSale, id) // its error comes with the rows
+	s, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[state])
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = reservation.ErrSaleNotFound
+	}
+	return s, err
+}
+
+// write writes the file of a sale and records it in Postgres.
+func (a *Archiver) write(ctx context.Context, id uuid.UUID, s state) (Archived, error) {
+	if err := refuse(ctx, a.conn, id, a.Keep); err != nil {
+		return Archived{}, err
+	}
+	done := Archived{Path: filepath.Join(a.Dir, id.String()+".stampede")}
+	temporary := done.Path + ".tmp"
+	written, err := a.writeTemporary(ctx, id, s, temporary)
+	if err != nil {
+		_ = os.Remove(temporary)
+		return done, err
+	}
+	crashpoint.Hit(crashpoint.ArchiveWritten)
+	if err := os.Rename(temporary, done.Path); err != nil {
+		return done, err
+	}
+	if err := syncDir(a.Dir); err != nil {
+		return done, err
+	}
+	crashpoint.Hit(crashpoint.ArchiveNamed)
+	if _, done.Trailer, err = Verify(done.Path); err != nil {
+		return done, fmt.Errorf("read the file back: %w", err)
+	}
+	if done.Trailer != written {
+		return done, fmt.Errorf("read the file back: %w: it is another one", ErrDamagedFile)
+	}
+	return done, a.mark(ctx, id, s, done)
+}
+
+// refuse returns ErrRefused with all reasons why a sale cannot be archived.
+func refuse(ctx context.Context, on pg.Querier, id uuid.UUID, keep time.Duration) error {
+	rows, _ := on.Query(ctx, sql.ArchiveBlockers, id, keep.Seconds()) // its error comes with the rows
+	reasons, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err == nil && len(reasons) > 0 {
+		err = fmt.Errorf("%w: %s", ErrRefused, strings.Join(reasons, "; "))
+	}
+	return err
+}
+
+// writeTemporary writes the file under another name, in one snapshot of Postgres, and has the disk take it.
+func (a *Archiver) writeTemporary(ctx context.Context, id uuid.UUID, s state, path string) (end Trailer, err error) {
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	if err != nil {
+		return end, err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	snapshot := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
+	err = pgx.BeginTxFunc(ctx, a.conn, snapshot, func(tx pgx.Tx) error {
+		h := Header{SaleID: id, WrittenAt: time.Now().UTC(), Sale: s.Row}
+		var f Figures
+		for query, into := range map[string][]any{
+			sql.ArchiveSaleEvents: {&h.SaleEvents}, sql.ArchiveFigures: {&f.Events, &f.Orders, &f.LastPosition},
+		} {
+			if err := tx.QueryRow(ctx, query, id).Scan(into...); err != nil {
+				return err
+			}
+		}
+		if err := tx.QueryRow(ctx, sql.ArchiveColumns).Scan(&h.Columns); err != nil {
+			return err
+		}
+		events := strings.ReplaceAll(sql.ArchiveEvents, "$1", "'"+id.String()+"'") // COPY takes no parameters
+		end, err = writeFile(file, h, f, func(w io.Writer) error {
+			_, err := tx.Conn().PgConn().CopyTo(ctx, w, "COPY ("+events+") TO STDOUT")
+			return err
+		})
+		return err
+	})
+	if err == nil {
+		err = file.Sync()
+	}
+	return end, err
+}
+
+// syncDir makes the names in a folder durable.
+func syncDir(path string) error {
+	dir, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}
+
+// mark records the file in Postgres, if nothing of the sale has changed since it was written.
+func (a *Archiver) mark(ctx context.Context, id uuid.UUID, s state, done Archived) error {
+	file := map[string]any{
+		"format": formatVersion, "path": done.Path, "sha256": done.SHA256, "orders": done.Orders, "events": done.Events,
+	}
+	err := pgx.BeginTxFunc(ctx, a.conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, sql.CatalogLockSale, id); err != nil {
+			return err
+		}
+		if err := refuse(ctx, tx, id, 0); err != nil {
+			return err
+		}
+		marked, err := tx.Exec(ctx, sql.ArchiveMark, id, file, s.Revision, done.Events, done.LastPosition)
+		if err == nil && marked.RowsAffected() == 0 {
+			err = fmt.Errorf("%w: it has changed while its file was written", ErrRefused)
+		}
+		return err
+	})
+	if err == nil {
+		crashpoint.Hit(crashpoint.ArchiveMarked)
+	}
+	return err
+}
+
+// delete deletes the orders of an archived sale in Postgres, and what is left of the sale in Redis.
+func (a *Archiver) delete(ctx context.Context, id uuid.UUID, s state) error {
+	for last := uuid.Nil; ; {
+		err := a.conn.QueryRow(ctx, sql.ArchiveDeleteSome, id, last, deletedAtOnce).Scan(&last)
+		if errors.Is(err, pgx.ErrNoRows) {
+			break
+		} else if err != nil {
+			return fmt.Errorf("delete its orders: %w", err)
+		}
+		crashpoint.Hit(crashpoint.ArchiveDeleting)
+	}
+	if _, err := a.conn.Exec(ctx, sql.ArchiveDeleteRest, id); err != nil {
+		return fmt.Errorf("delete its events: %w", err)
+	}
+	crashpoint.Hit(crashpoint.ArchiveDeleted)
+	err := reservation.LayoutOf(id, s.Partitions, s.Shards).EachShard(func(partition, _ int) error {
+		ctx, cancel := retry.ForCall(ctx)
+		defer cancel()
+		k := a.Keys
+		return errors.Join(
+			a.Redis.SRem(ctx, k.Sales(partition), id.String()).Err(),
+			a.Redis.Unlink(ctx, k.Sale(partition, id), k.Buyers(partition, id), k.Ended(partition, id)).Err(),
+		)
+	})
+	if err != nil {
+		return fmt.Errorf("delete its keys in Redis: %w", err)
+	}
+	if _, err := a.conn.Exec(ctx, sql.ArchiveMarkDeleted, id); err != nil {
+		return fmt.Errorf("record that its orders are deleted: %w", err)
+	}
+	return nil
+}

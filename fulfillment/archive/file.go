@@ -1,0 +1,237 @@
+package archive
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"os"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// A file is compressed by gzip. Its text is a line with the Header in JSON, the events of the orders in the text format
+// of COPY, one in each line, a line "\.", and a line with the Trailer. No event can be that line.
+
+const (
+	// formatName and formatVersion are in the header of every file. A reader refuses other ones.
+	formatName    = "stampede-sale-archive"
+	formatVersion = 1
+
+	endOfEvents = "\\.\n"
+	// headerMax bounds the header, in which the sale's own events are, and lineMax every other line.
+	headerMax, lineMax = 256 << 20, 16 << 20
+	bufferBytes        = 1 << 20
+)
+
+// ErrDamagedFile is returned for a file that is not whole, or is no archive.
+var ErrDamagedFile = errors.New("the file is damaged")
+
+// Header is the beginning of a file.
+type Header struct {
+	Format    string    `json:"format"`
+	Version   int       `json:"version"`
+	SaleID    uuid.UUID `json:"sale_id"`
+	WrittenAt time.Time `json:"written_at"`
+	// Sale is the row of the sale, and SaleEvents are those of its events.
+	Sale       json.RawMessage `json:"sale"`
+	SaleEvents json.RawMessage `json:"sale_events"`
+	// Columns are those of the events of orders.
+	Columns []string `json:"columns"`
+}
+
+// Figures are what a file holds.
+type Figures struct {
+	Events int64 `json:"events"`
+	Orders int64 `json:"orders"`
+	// LastPosition is the highest position of the events.
+	LastPosition int64 `json:"last_position"`
+}
+
+// Trailer is the end of a file. SHA256 is that of the text before it.
+type Trailer struct {
+	Figures
+	SHA256 string `json:"sha256"`
+}
+
+// writeFile writes a file. The events are written by copyEvents.
+func writeFile(w io.Writer, h Header, f Figures, copyEvents func(io.Writer) error) (Trailer, error) {
+	buffer := bufio.NewWriterSize(w, bufferBytes)
+	packed, err := gzip.NewWriterLevel(buffer, gzip.BestSpeed)
+	if err != nil {
+		return Trailer{}, err
+	}
+	sum := sha256.New()
+	text := io.MultiWriter(packed, sum)
+	h.Format, h.Version = formatName, formatVersion
+	if err := writeLine(text, h); err != nil {
+		return Trailer{}, err
+	}
+	if err := copyEvents(text); err != nil {
+		return Trailer{}, err
+	}
+	if _, err := io.WriteString(text, endOfEvents); err != nil {
+		return Trailer{}, err
+	}
+	end := Trailer{Figures: f, SHA256: hex.EncodeToString(sum.Sum(nil))}
+	return end, errors.Join(writeLine(packed, end), packed.Close(), buffer.Flush())
+}
+
+func writeLine(w io.Writer, value any) error {
+	line, err := json.Marshal(value)
+	if err != nil {
+		return err
+	}
+	_, err = w.Write(append(line, '\n'))
+	return err
+}
+
+// File is an archive that is read. Read returns the events in the text format of COPY.
+type File struct {
+	Header
+	// Trailer is set when Read has returned io.EOF: then the whole file was compared with it.
+	Trailer
+
+	file   *os.File
+	packed *gzip.Reader
+	text   *bufio.Reader
+	sum    hash.Hash
+	line   []byte // the rest of the line to return
+	events int64
+	done   bool
+}
+
+// Open opens a file and reads its header.
+func Open(path string) (_ *File, err error) {
+	f := &File{sum: sha256.New()}
+	if f.file, err = os.Open(path); err != nil {
+		return nil, err
+	}
+	if err := f.readHeader(); err != nil {
+		_ = f.file.Close()
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return f, nil
+}
+
+func (f *File) readHeader() (err error) {
+	if f.packed, err = gzip.NewReader(bufio.NewReaderSize(f.file, bufferBytes)); err != nil {
+		return damaged(err)
+	}
+	f.text = bufio.NewReaderSize(f.packed, bufferBytes)
+	line, err := f.readLine(headerMax)
+	if err != nil {
+		return err
+	}
+	_, _ = f.sum.Write(line) // returns no error
+	if err := json.Unmarshal(line, &f.Header); err != nil || f.Format != formatName {
+		return fmt.Errorf("%w: it is no archive of a sale", ErrDamagedFile)
+	}
+	if f.Header.Version != formatVersion {
+		return fmt.Errorf("the file has version %d of the format, and this program reads version %d", f.Header.Version,
+			formatVersion)
+	}
+	return nil
+}
+
+// Close closes the file.
+func (f *File) Close() error { return f.file.Close() }
+
+// Read implements io.Reader.
+func (f *File) Read(p []byte) (n int, err error) {
+	if len(f.line) == 0 {
+		if err := f.next(); err != nil {
+			return 0, err
+		}
+	}
+	n = copy(p, f.line)
+	f.line = f.line[n:]
+	return n, nil
+}
+
+// next reads the next event, or the end.
+func (f *File) next() error {
+	if f.done {
+		return io.EOF
+	}
+	line, err := f.readLine(lineMax)
+	if err != nil {
+		return err
+	}
+	_, _ = f.sum.Write(line)
+	if string(line) != endOfEvents {
+		f.line = line
+		f.events++
+		return nil
+	}
+	if line, err = f.readLine(lineMax); err != nil {
+		return err
+	}
+	if err := json.Unmarshal(line, &f.Trailer); err != nil {
+		return damaged(err)
+	}
+	if sum := hex.EncodeToString(f.sum.Sum(nil)); sum != f.SHA256 || f.events != f.Events {
+		return fmt.Errorf("%w: it has %d events with the checksum %s, and should have %d with %s", ErrDamagedFile,
+			f.events, sum, f.Events, f.SHA256)
+	}
+	if rest, err := f.text.ReadByte(); !errors.Is(err, io.EOF) {
+		return fmt.Errorf("%w: %q follows its end: %w", ErrDamagedFile, rest, cmpErr(err))
+	}
+	f.done = true
+	return io.EOF
+}
+
+// cmpErr returns an error for data where none should be.
+func cmpErr(err error) error {
+	if err == nil {
+		return errors.New("more data")
+	}
+	return err
+}
+
+// readLine reads a line with its end. The result is valid until the next call.
+func (f *File) readLine(most int) ([]byte, error) {
+	var long bytes.Buffer
+	for {
+		part, err := f.text.ReadSlice('\n')
+		switch {
+		case err == nil && long.Len() == 0:
+			return part, nil
+		case err != nil && !errors.Is(err, bufio.ErrBufferFull):
+			return nil, damaged(err)
+		}
+		if _, _ = long.Write(part); long.Len() > most {
+			return nil, fmt.Errorf("%w: a line is longer than %d bytes", ErrDamagedFile, most)
+		}
+		if err == nil {
+			return long.Bytes(), nil
+		}
+	}
+}
+
+func damaged(err error) error {
+	if errors.Is(err, io.EOF) {
+		err = io.ErrUnexpectedEOF
+	}
+	return fmt.Errorf("%w: %w", ErrDamagedFile, err)
+}
+
+// Verify reads a whole file and compares it with its checksum.
+func Verify(path string) (Header, Trailer, error) {
+	f, err := Open(path)
+	if err != nil {
+		return Header{}, Trailer{}, err
+	}
+	defer func() { _ = f.Close() }()
+	if _, err := io.Copy(io.Discard, f); err != nil {
+		return Header{}, Trailer{}, fmt.Errorf("%s: %w", path, err)
+	}
+	return f.Header, f.Trailer, nil
+}

@@ -1,0 +1,130 @@
+package archive
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"stampede/fulfillment/projection"
+	"stampede/internal/crashpoint"
+	"stampede/sql"
+)
+
+// ErrNotArchived is returned by Restore for a sale whose orders are in Postgres, or in another file.
+var ErrNotArchived = errors.New("the sale is not archived in this file")
+
+// Restored is a sale whose orders are back in Postgres.
+type Restored struct {
+	Sale uuid.UUID `json:"sale_id"`
+	Figures
+	// Took is the duration.
+	Took time.Duration `json:"took_ns"`
+}
+
+// Restore brings the events of a file back, and makes the orders from them, in one transaction. The sale stays out of
+// Redis. A sale that Postgres does not have is created. The error may be ErrRunning, ErrDamagedFile or
+// ErrNotArchived.
+func Restore(ctx context.Context, pool *pgxpool.Pool, path string) (Restored, error) {
+	began := time.Now()
+	restored, err := restore(ctx, pool, path)
+	if err != nil {
+		return Restored{}, fmt.Errorf("restore %s: %w", path, err)
+	}
+	restored.Took = time.Since(began)
+	return restored, nil
+}
+
+func restore(ctx context.Context, pool *pgxpool.Pool, path string) (Restored, error) {
+	header, trailer, err := Verify(path)
+	if err != nil {
+		return Restored{}, err
+	}
+	conn, err := begin(ctx, pool)
+	if err != nil {
+		return Restored{}, err
+	}
+	defer conn.End()
+	id := header.SaleID
+	err = pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		if err := lockArchived(ctx, tx, header, trailer); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, sql.LedgerMakeMonths, []uuid.UUID{id}); err != nil {
+			return err
+		}
+		if err := load(ctx, tx, path); err != nil {
+			return err
+		}
+		insert := strings.ReplaceAll(sql.ArchiveInsertEvents, "{{columns}}", columnList(header.Columns))
+		if _, err := tx.Exec(ctx, insert); err != nil {
+			return fmt.Errorf("insert the events: %w", err)
+		}
+		if _, err := projection.RebuildSale(ctx, tx, id); err != nil {
+			return fmt.Errorf("make the orders: %w", err)
+		}
+		crashpoint.Hit(crashpoint.ArchiveRestoring)
+		return nil
+	})
+	return Restored{Sale: id, Figures: trailer.Figures}, err
+}
+
+// lockArchived locks the sale of a file, and marks it as not archived. A sale that Postgres lacks is created.
+func lockArchived(ctx context.Context, tx pgx.Tx, h Header, end Trailer) error {
+	locked, err := tx.Exec(ctx, sql.CatalogLockSale, h.SaleID)
+	if err != nil {
+		return err
+	}
+	if locked.RowsAffected() == 0 {
+		if _, err := tx.Exec(ctx, sql.ArchiveInsertSale, h.Sale); err != nil {
+			return fmt.Errorf("create the sale: %w", err)
+		}
+	} else {
+		s, err := stateOf(ctx, tx, h.SaleID)
+		switch {
+		case err != nil:
+			return err
+		case !s.InFile && s.Archived:
+			return fmt.Errorf("%w: it is archived with its month", ErrNotArchived)
+		case !s.InFile:
+			return fmt.Errorf("%w: its orders are in Postgres", ErrNotArchived)
+		case s.SHA256 != end.SHA256:
+			return fmt.Errorf("%w: Postgres names %s", ErrNotArchived, s.Path)
+		}
+	}
+	if _, err := tx.Exec(ctx, sql.ArchiveInsertSaleEvents, h.SaleEvents); err != nil {
+		return fmt.Errorf("add the events of the sale: %w", err)
+	}
+	_, err = tx.Exec(ctx, sql.ArchiveMarkRestored, h.SaleID)
+	return err
+}
+
+// load copies the events of a file to the table archived_events.
+func load(ctx context.Context, tx pgx.Tx, path string) error {
+	if _, err := tx.Exec(ctx, sql.ArchiveTable); err != nil {
+		return err
+	}
+	file, err := Open(path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = file.Close() }()
+	into := "COPY archived_events (" + columnList(file.Columns) + ") FROM STDIN"
+	if _, err := tx.Conn().PgConn().CopyFrom(ctx, file, into); err != nil {
+		return fmt.Errorf("copy the events of %s: %w", path, err)
+	}
+	return nil
+}
+
+func columnList(columns []string) string {
+	quoted := make([]string, len(columns))
+	for i, c := range columns {
+		quoted[i] = pgx.Identifier{c}.Sanitize()
+	}
+	return strings.Join(quoted, ", ")
+}

@@ -1,0 +1,227 @@
+package ledger
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
+
+	"stampede/reservation/order"
+	"stampede/sql"
+)
+
+// This file lists orders, and shows one with its log.
+
+// scanMax bounds the orders that a page with a status looks at: no index has the orders of a sale by status. A page may
+// therefore be short, or empty, and not be the last.
+const scanMax = 5000
+
+// placedRow is an order as the ledger's queries return it to operators.
+type placedRow struct {
+	orderRow
+	Sequence, Epoch int64
+}
+
+func (r *placedRow) placed() order.Placed {
+	return order.Placed{Order: r.order(), Sequence: r.Sequence, Epoch: r.Epoch}
+}
+
+// ListOrders returns at most limit orders from Postgres that match, newest first, older than the order before unless
+// that is uuid.Nil. next is where the next page begins, or uuid.Nil at the end. It returns order.ErrTooWide for a filter
+// without a user and a sale, which would read all orders.
+func (l *Ledger) ListOrders(
+	ctx context.Context, of order.Filter, before uuid.UUID, limit int,
+) (orders []order.Placed, next uuid.UUID, err error) {
+	query, args := sql.LedgerListOfUser, []any{of.User}
+	switch {
+	case of.User == "" && of.Sale == uuid.Nil:
+		return nil, uuid.Nil, order.ErrTooWide
+	case of.User == "":
+		query, args = sql.LedgerListOfSale, []any{of.Sale}
+	case of.Sale != uuid.Nil:
+		query = sql.LedgerListOfUserInSale
+	}
+	scan := limit + 1 // one more order tells whether there is a next page
+	if of.Status != "" {
+		scan = max(scanMax, scan)
+	}
+	args = append(args, zeronull.UUID(before), scan, limit+1, zeronull.Text(of.Status))
+	if query == sql.LedgerListOfUserInSale {
+		args = append(args, of.Sale)
+	}
+	rows, _ := l.pool.Query(ctx, query, args...) // rows carry the error
+	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[struct {
+		placedRow
+		N int
+	}])
+	if err != nil {
+		return nil, uuid.Nil, fmt.Errorf("list orders of user=%s sale=%s: %w", of.User, of.Sale, err)
+	}
+	orders = make([]order.Placed, 0, len(found))
+	for _, row := range found {
+		switch {
+		case len(orders) == limit:
+			return orders, orders[limit-1].ID, nil
+		case of.Status == "" || row.Status == of.Status:
+			orders = append(orders, row.placed())
+		}
+		if row.N == scan {
+			return orders, row.ID, nil
+		}
+	}
+	return orders, uuid.Nil, nil
+}
+
+// History returns the order as it is in Postgres, with its log, of one moment. It returns order.ErrNotFound, and
+// order.ErrArchived if the orders of its sale were archived.
+func (l *Ledger) History(ctx context.Context, id uuid.UUID) (order.Placed, []order.Logged, error) {
+	known := knownToAll.of([]uuid.UUID{id})
+	for _, of := range known {
+		if o, log, err := l.historyIn(ctx, of.sale, id); !errors.Is(err, order.ErrNotFound) {
+			return o, log, err
+		}
+	}
+	others, err := otherSalesOf(ctx, l.pool, []uuid.UUID{id}, known)
+	if err != nil {
+		return order.Placed{}, nil, fmt.Errorf("find order %s: %w", id, err)
+	}
+	for _, of := range others {
+		o, log, err := l.historyIn(ctx, of.sale, id)
+		if err == nil {
+			knownToAll.add(of.sale)
+		}
+		if !errors.Is(err, order.ErrNotFound) {
+			return o, log, err
+		}
+	}
+	return order.Placed{}, nil, l.missing(ctx, id)
+}
+
+func (l *Ledger) historyIn(ctx context.Context, sale, id uuid.UUID) (order.Placed, []order.Logged, error) {
+	rows, _ := l.pool.Query(ctx, sql.LedgerFindHistory, sale, id) // rows carry the error
+	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[struct {
+		placedRow
+		EventVersion int
+		EventType    order.EventType
+		EventAt      time.Time
+		EventData    []byte
+	}])
+	switch {
+	case err != nil:
+		return order.Placed{}, nil, fmt.Errorf("find order %s: %w", id, err)
+	case len(found) == 0:
+		return order.Placed{}, nil, order.ErrNotFound
+	}
+	var log []order.Logged
+	for _, row := range found {
+		if row.EventVersion > 0 {
+			log = append(log, order.Logged{
+				Version: row.EventVersion, Type: row.EventType, OccurredAt: row.EventAt.UTC(), Data: row.EventData,
+			})
+		}
+	}
+	return found[0].placed(), log, nil
+}
+
+// missing returns why no table has the order: order.ErrArchived if its sale may be one whose orders were archived, else
+// order.ErrNotFound.
+func (l *Ledger) missing(ctx context.Context, id uuid.UUID) error {
+	err := l.pool.QueryRow(ctx, sql.LedgerArchivedSale, id).Scan(new(uuid.UUID))
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return fmt.Errorf("order %s: %w", id, order.ErrNotFound)
+	case err != nil:
+		return fmt.Errorf("find order %s: %w", id, err)
+	}
+	return fmt.Errorf("order %s: %w", id, order.ErrArchived)
+}
+
+// exportPage is how many orders one query of Export reads.
+const exportPage = 2000
+
+// Export calls each with every order that matches and was reserved from since to before until, unless those are zero:
+// those of a user newest first, and all others sale by sale, in the order in which they were made. It reads page by page,
+// so that it needs little memory, waits for a slow reader, and keeps no transaction open: each order is as it was when
+// its page was read.
+func (l *Ledger) Export(
+	ctx context.Context, of order.Filter, since, until time.Time, each func(order.Placed) error,
+) error {
+	next := l.exportAll(of, since, until)
+	if of.User != "" {
+		next = l.exportUser(of, since, until)
+	}
+	for {
+		page, more, err := next(ctx)
+		if err != nil {
+			return fmt.Errorf("export orders: %w", err)
+		}
+		for _, o := range page {
+			if err := each(o); err != nil {
+				return err
+			}
+		}
+		if !more {
+			return nil
+		}
+	}
+}
+
+// nextPage returns the next page of an export, and whether others may follow.
+type nextPage func(context.Context) (page []order.Placed, more bool, err error)
+
+// exportAll reads sale by sale, so that each query reads one month in the order of its key.
+func (l *Ledger) exportAll(of order.Filter, since, until time.Time) nextPage {
+	sale, after := of.Sale, uuid.Nil
+	nextSale := func(ctx context.Context) error {
+		err := l.pool.QueryRow(ctx, sql.LedgerNextSale, sale).Scan(&sale)
+		after = uuid.Nil
+		return err
+	}
+	return func(ctx context.Context) ([]order.Placed, bool, error) {
+		if sale == uuid.Nil {
+			if err := nextSale(ctx); errors.Is(err, pgx.ErrNoRows) {
+				return nil, false, nil
+			} else if err != nil {
+				return nil, false, err
+			}
+		}
+		// Postgres plans each page for its parameters: a plan for all pages may sort the orders of the sale for each of them.
+		rows, _ := l.pool.Query(ctx, sql.LedgerExportOrders, pgx.QueryExecModeCacheDescribe, sale, after, exportPage,
+			zeronull.Text(of.Status), zeronull.Timestamptz(since), zeronull.Timestamptz(until)) // rows carry the error
+		page, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (order.Placed, error) {
+			r, err := pgx.RowToStructByName[placedRow](row)
+			return r.placed(), err
+		})
+		switch {
+		case err != nil:
+			return nil, false, err
+		case len(page) == exportPage:
+			after = page[len(page)-1].ID
+			return page, true, nil
+		case of.Sale != uuid.Nil:
+			return page, false, nil
+		}
+		err = nextSale(ctx)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return page, false, nil
+		}
+		return page, err == nil, err
+	}
+}
+
+// exportUser uses the indexes of a user's orders, which are few.
+func (l *Ledger) exportUser(of order.Filter, since, until time.Time) nextPage {
+	before := uuid.Nil
+	return func(ctx context.Context) (page []order.Placed, more bool, err error) {
+		page, before, err = l.ListOrders(ctx, of, before, exportPage)
+		page = slices.DeleteFunc(page, func(o order.Placed) bool {
+			return o.ReservedAt.Before(since) || !until.IsZero() && !o.ReservedAt.Before(until)
+		})
+		return page, before != uuid.Nil, err
+	}
+}

@@ -1,0 +1,75 @@
+//go:build schemathesis
+
+package ingress
+
+import (
+	"context"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/golang-jwt/jwt/v5"
+	"github.com/labstack/echo/v4"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"stampede/reservation"
+)
+
+// streamTime is how long a stream stays open: schemathesis reads an answer to its end.
+const streamTime = 200 * time.Millisecond
+
+// TestSchemathesis has schemathesis make requests from openapi.yaml, valid and invalid ones, and follow its links, on a
+// server with a worker, sales and orders. Its settings are in testdata/schemathesis.toml. Each answer is held against
+// the document by the test itself as well.
+func TestSchemathesis(t *testing.T) {
+	program, err := filepath.Abs("../bin/schemathesis/bin/st")
+	require.NoError(t, err)
+	s := openShop(t, withJWT) // in the other mode every user id is a credential
+	s.server.echo.Pre(func(next echo.HandlerFunc) echo.HandlerFunc {
+		return func(c echo.Context) error {
+			if !strings.HasSuffix(c.Request().URL.Path, "/events") {
+				return next(c)
+			}
+			ctx, cancel := context.WithTimeout(c.Request().Context(), streamTime)
+			defer cancel()
+			c.SetRequest(c.Request().WithContext(ctx))
+			return next(c)
+		}
+	})
+	s.startWorker()
+	token := sign(t, jwt.SigningMethodHS256, []byte(jwtSecret), "", tokenClaims())
+	buyer := bearing(token)
+	order := func(window time.Duration) string {
+		sale := s.sale(reservation.Terms{Stock: 1_000_000, PerOrderLimit: 1_000_000, PaymentWindow: window})
+		return s.buy(sale, "", buyer, prefer("wait=30")).is(http.StatusCreated)["order_id"].(string)
+	}
+	final, open, cancelled := order(0), order(time.Hour), order(time.Hour)
+	settings, err := os.ReadFile("testdata/schemathesis.toml")
+	require.NoError(t, err)
+	folder := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "schemathesis.toml"), []byte(os.Expand(string(settings),
+		func(name string) string {
+			return map[string]string{
+				"BUYER_TOKEN": token, "OPERATOR_TOKEN": adminToken,
+				"FINAL_ORDER": final, "OPEN_ORDER": open, "CANCELLED_ORDER": cancelled,
+			}[name]
+		})), 0o600))
+	run := exec.CommandContext(t.Context(), program, "run", s.url+"/openapi.yaml")
+	run.Dir = folder // it writes there, too
+	output, err := run.CombinedOutput()
+	require.NoError(t, err, "%s", output)
+	t.Logf("%s", output)
+	// It must have come to where something happens.
+	metrics := s.get("/metrics").body
+	for _, r := range s.server.echo.Routes() {
+		if r.Method != http.MethodHead {
+			none := `stampede_http_requests_total{route="` + r.Method + " " + r.Path + `",status="2xx"} 0` + "\n"
+			assert.False(t, strings.Contains(metrics, none), "no success: %s %s", r.Method, r.Path)
+		}
+	}
+}

@@ -1,0 +1,93 @@
+package feed_test
+
+import (
+	"bytes"
+	"os"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/santhosh-tekuri/jsonschema/v6"
+	"github.com/stretchr/testify/require"
+
+	"stampede/ingress/apidoc"
+	"stampede/internal/testkit"
+	"stampede/relay/feed"
+)
+
+// Receivers read in the webhooks of openapi.yaml what an event has.
+func TestEventsFitTheirDescription(t *testing.T) {
+	t.Parallel()
+	source, err := os.ReadFile("../../ingress/openapi.yaml")
+	require.NoError(t, err)
+	site, err := apidoc.New(source)
+	require.NoError(t, err)
+	document, err := jsonschema.UnmarshalJSON(bytes.NewReader(site.JSON.Body))
+	require.NoError(t, err)
+	compiler := jsonschema.NewCompiler()
+	compiler.DefaultDraft(jsonschema.Draft2020)
+	compiler.AssertFormat()
+	require.NoError(t, compiler.AddResource("openapi.json", document))
+	schemaOf := func(webhook string) *jsonschema.Schema {
+		schema, err := compiler.Compile("openapi.json#/webhooks/" + webhook +
+			"/post/requestBody/content/application~1cloudevents+json/schema")
+		require.NoError(t, err)
+		return schema
+	}
+	orders, sales := schemaOf("order"), schemaOf("sale")
+
+	pool := testkit.Pool(t)
+	exec := func(query string, args ...any) {
+		t.Helper()
+		_, err := pool.Exec(t.Context(), query, args...)
+		require.NoError(t, err)
+	}
+	sale := uuid.Must(uuid.NewV7())
+	exec(`INSERT INTO sales (id, name, stock, payment_window_seconds, opens_at, closes_at)
+		VALUES ($1, 'autumn', 70, 60, now(), now() + interval '1 day')`, sale)
+	for revision, kind := range []string{
+		"SaleCreated", "SalePaused", "SaleResumed", "SaleRestocked", "SaleLowering", "SaleRebuilt",
+		"SaleReconciled", "SaleEnded",
+	} {
+		exec("INSERT INTO sale_events (sale_id, revision, type, data, operator) VALUES ($1, $2, $3, '{\"stock\": 70}', 'ada')",
+			sale, revision+1, kind)
+	}
+	const confirmed = `{"sequence": 1, "epoch": 1, "due": "2026-11-23T10:01:01+00:00"}`
+	for _, steps := range [][][2]string{
+		{{"OrderConfirmed", `{"sequence": 1, "epoch": 1}`}},
+		{
+			{"OrderConfirmed", confirmed},
+			{"OrderPaid", `{"reference": "pi_1"}`},
+			{"OrderCancelled", `{"reference": "pi_1", "reason": "by phone", "operator": "bob"}`},
+		},
+		{{"OrderConfirmed", confirmed}, {"OrderCancelled", `{}`}},
+		{{"OrderConfirmed", confirmed}, {"OrderExpired", `{}`}},
+		{{"OrderRejected", `{"sequence": 1, "epoch": 1, "reason": "sold-out"}`}},
+		{{"OrderVoided", `{"sequence": 1, "epoch": 1, "reason": "sale-rebuilt"}`}},
+	} {
+		id := uuid.Must(uuid.NewV7())
+		for i, step := range steps {
+			exec(`INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at, data)
+				VALUES ($1, $2, $3, $4, 'auth0|ann', 2, now(), CASE $2::int WHEN 2 THEN now() END, $5)`,
+				id, i+2, step[0], sale, step[1])
+		}
+	}
+
+	r := feed.NewReader(session(t, pool), "/stampede")
+	look(t, r)
+	events, _, err := r.Read(t.Context(), 0, 1000)
+	require.NoError(t, err)
+	require.Len(t, events, 8+10)
+	for _, e := range events {
+		event, err := jsonschema.UnmarshalJSON(bytes.NewReader(e.Body))
+		require.NoError(t, err)
+		schema := orders
+		if e.Subject == sale.String() {
+			schema = sales
+		}
+		require.NoError(t, schema.Validate(event), "%s", e.Body)
+	}
+	renamed := bytes.Replace(events[8].Body, []byte(`"user_id"`), []byte(`"user"`), 1)
+	wrong, err := jsonschema.UnmarshalJSON(bytes.NewReader(renamed))
+	require.NoError(t, err)
+	require.Error(t, orders.Validate(wrong))
+}

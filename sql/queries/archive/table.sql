@@ -1,0 +1,2 @@
+-- The events of one file, for the session that reads it, until the end of its transaction.
+CREATE TEMP TABLE archived_events (LIKE order_events INCLUDING DEFAULTS) ON COMMIT DROP
