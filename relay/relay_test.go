@@ -4,7 +4,9 @@ import (
 	"context"
 	"math/rand/v2"
 	"net/http"
+	"net/http/httptest"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -171,6 +173,33 @@ func TestOperatorsChangesTakeEffect(t *testing.T) {
 	b.add(t, "other", other.url)
 	b.rest(t, "other")
 	require.Len(t, r.got(), len(events)+len(paused))
+}
+
+// New secrets are used for the next event, without a restart.
+func TestSecretsAreReplacedWhileRunning(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	signatures := make(chan string, 10)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		signatures <- r.Header.Get("webhook-signature")
+		w.WriteHeader(http.StatusNoContent)
+	}))
+	t.Cleanup(server.Close)
+	b.add(t, "shop", server.URL)
+	b.run(t, nil)
+	to, err := target.ParseAddress(server.URL)
+	require.NoError(t, err)
+	for secrets, list := range [][][]byte{{secret}, {[]byte("another secret of 24 byte"), secret}} {
+		before := b.standing(t, "shop").Fence
+		require.NoError(t, b.targets.Renew(t.Context(), "shop", to, list, true))
+		testkit.Eventually(t, within, "a claim", func() bool { return b.standing(t, "shop").Fence >= before+2 })
+		_, err := writeTogether(t.Context(), b.pool, 1, 0, true)
+		require.NoError(t, err)
+		b.rest(t, "shop")
+		for range 2 {
+			require.Len(t, strings.Fields(<-signatures), secrets+1)
+		}
+	}
 }
 
 // A process that was replaced cannot move the position, whatever it has delivered.

@@ -6,9 +6,11 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/getkin/kin-openapi/openapi3"
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -359,6 +361,22 @@ func TestPreparedTransactionHoldsReader(t *testing.T) {
 	require.Len(t, ids, 2)
 }
 
+// requireDescribed requires that an event is as the API description says.
+func requireDescribed(t *testing.T, body []byte) {
+	t.Helper()
+	doc, err := openapi3.NewLoader().LoadFromFile("../../ingress/openapi.yaml")
+	require.NoError(t, err)
+	var value map[string]any
+	require.NoError(t, json.Unmarshal(body, &value))
+	name := "SaleCloudEvent"
+	if strings.HasPrefix(value["type"].(string), "stampede.order.") {
+		name = "OrderCloudEvent"
+	}
+	require.NoError(t, doc.ValidateSchemaJSON(doc.Components.Schemas[name].Value, value))
+	delete(value, "subject")
+	require.Error(t, doc.ValidateSchemaJSON(doc.Components.Schemas[name].Value, value))
+}
+
 func TestEventsOfSalesAndOrdersAreOneOrder(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
@@ -374,7 +392,7 @@ func TestEventsOfSalesAndOrdersAreOneOrder(t *testing.T) {
 	}
 	record := func(version int, kind, data string) {
 		exec(`INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at, data)
-			VALUES ($1, $2, $3, $4, 'ann <&>', 2, '2026-11-23 10:00:01', CASE $2::int WHEN 2 THEN timestamptz '2026-11-23 10:00:00.25' END,
+			VALUES ($1, $2, $3, $4, 'ann<&>', 2, '2026-11-23 10:00:01', CASE $2::int WHEN 2 THEN timestamptz '2026-11-23 10:00:00.25' END,
 			$5)`, order, version, kind, sale, data)
 	}
 	change(1, "SaleCreated", `{"stock": 50, "shards": 2}`)
@@ -399,6 +417,7 @@ func TestEventsOfSalesAndOrdersAreOneOrder(t *testing.T) {
 		}
 		var short []string
 		for i, e := range got {
+			requireDescribed(t, e.Body)
 			require.EqualValues(t, i+1, e.Position)
 			var body struct {
 				ID, Source, SpecVersion, Type, Subject, PartitionKey, Sequence, DataSchema string
@@ -430,16 +449,16 @@ func TestEventsOfSalesAndOrdersAreOneOrder(t *testing.T) {
 			`stampede.sale.created.r1 {"change":"created",` + terms + rest + `"revision":1,"schema_version":1,"shards":2,` +
 				`"state":"open","stock":50}`,
 			`stampede.order.confirmed.2 {"expires_at":"2026-11-23T10:01:01.000Z","occurred_at":"2026-11-23T10:00:01.000Z",` +
-				reserved + `"status":"confirmed","user_id":"ann \u003c\u0026\u003e","version":2}`,
+				reserved + `"status":"confirmed","user_id":"ann\u003c\u0026\u003e","version":2}`,
 			`stampede.sale.paused.r2 {"change":"paused",` + terms + rest + `"revision":2,"schema_version":1,"shards":2,` +
 				`"state":"paused","stock":50}`,
 			`stampede.order.paid.3 {"occurred_at":"2026-11-23T10:00:01.000Z","payment_reference":"pi_1",` +
-				reserved + `"status":"paid","user_id":"ann \u003c\u0026\u003e","version":3}`,
+				reserved + `"status":"paid","user_id":"ann\u003c\u0026\u003e","version":3}`,
 			`stampede.sale.restocked.r3 {"change":"restocked",` + terms + rest + `"revision":3,"schema_version":1,"shards":2,` +
 				`"state":"paused","stock":70}`,
 			`stampede.order.cancelled.4 {"occurred_at":"2026-11-23T10:00:01.000Z","operator":"bob",` +
 				`"payment_reference":"pi_1","quantity":2,"reason":"by phone","reserved_at":"2026-11-23T10:00:00.250Z",` +
-				`"schema_version":1,"status":"cancelled","user_id":"ann \u003c\u0026\u003e","version":4}`,
+				`"schema_version":1,"status":"cancelled","user_id":"ann\u003c\u0026\u003e","version":4}`,
 			`stampede.sale.resumed.r4 {"change":"resumed",` + terms + rest + `"revision":4,"schema_version":1,"shards":2,` +
 				`"state":"open","stock":70}`,
 		}, short, "%d at a time", limit)
