@@ -27,7 +27,8 @@ func TestUnknownRoutesAndMethods(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	for _, path := range []string{
-		"/", "/v1", "/v2/sales", "/v1/sales/x/nothing", "/v1/orders/x/nothing", "/v1/admin", "/v1/admin/orders/x/y", "/favicon.ico", "//", "/v1/%73ales/x/y/z",
+		"/", "/v1", "/v2/sales", "/v1/sales/x/nothing", "/v1/orders/x/nothing", "/v1/admin", "/v1/admin/orders/x/y",
+		"/favicon.ico", "//", "/v1/%73ales/x/y/z",
 	} {
 		s.get(path).isProblem(http.StatusNotFound, "not-found")
 	}
