@@ -41,8 +41,8 @@ func (c *contested) told(note func()) {
 	note()
 }
 
-// Operators cancel orders while buyers pay and cancel them, they expire, and their sale is rebuilt. Each order ends in one
-// state, in which everybody was told the truth, and Postgres and Redis agree.
+// Operators cancel orders while buyers pay and cancel them, they expire, and their sale is rebuilt. Each order ends in
+// one state, in which everybody was told the truth, and Postgres and Redis agree.
 func TestOperatorsCancelAgainstEverything(t *testing.T) {
 	t.Parallel()
 	const buyers, seconds = 300, 2

@@ -60,8 +60,8 @@ type Orders interface {
 	OperatorsOrders
 }
 
-// OperatorsOrders are the orders in Postgres as operators see and change them: *ledger.Ledger. Their errors are those of
-// Orders, and order.ErrArchived.
+// OperatorsOrders are the orders in Postgres as operators see and change them: *ledger.Ledger. Their errors are
+// those of Orders, and order.ErrArchived.
 type OperatorsOrders interface {
 	// ListOrders lists orders of a user or a sale that are older than before, newest first, and returns where the next
 	// page begins. A zero before lists the newest; a zero next ends the list.

@@ -22,8 +22,8 @@ import (
 	"stampede/reservation/order"
 )
 
-// withOperators gives the server a file with an operator of each role, named as the role is. Their tokens are token-viewer
-// and so on.
+// withOperators gives the server a file with an operator of each role, named as the role is. Their tokens are
+// token-viewer and so on.
 func withOperators(t testing.TB) func(*Config) {
 	t.Helper()
 	var lines strings.Builder
@@ -277,7 +277,8 @@ func TestOperatorsCancelFinalOrders(t *testing.T) {
 	expired, id := s.confirm(s.sale(reservation.Terms{Stock: 1, PaymentWindow: time.Hour}), "ada")
 	s.overdue(id)
 	s.awaitStatus(expired, "ada", order.StatusExpired)
-	p := s.post(adminPath(expired)+"/cancel", `{"reason":"r"}`, operator).isProblem(http.StatusConflict, "illegal-transition")
+	p := s.post(adminPath(expired)+"/cancel", `{"reason":"r"}`, operator).
+		isProblem(http.StatusConflict, "illegal-transition")
 	require.Contains(t, p["detail"], "expired")
 }
 

@@ -22,7 +22,8 @@ func (s *Server) queryPostgres(ctx context.Context, timeout time.Duration, query
 	began := time.Now()
 	err := query(limited)
 	switch {
-	case err == nil, errors.Is(err, order.ErrNotFound), errors.Is(err, order.ErrArchived), errors.Is(err, order.ErrTooWide):
+	case err == nil, errors.Is(err, order.ErrNotFound), errors.Is(err, order.ErrArchived),
+		errors.Is(err, order.ErrTooWide):
 		s.postgres.succeeded()
 	case ctx.Err() == nil:
 		s.postgres.failed(began)

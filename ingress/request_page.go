@@ -59,8 +59,8 @@ func readPage(
 	return p, nil
 }
 
-// parseSaleFilter reads the id of a sale. An empty one is refused, like any other that is none: it may come from an empty
-// variable of a client, which would get orders of all sales.
+// parseSaleFilter reads the id of a sale. An empty one is refused, like any other that is none: it may come from an
+// empty variable of a client, which would get orders of all sales.
 func parseSaleFilter(name, text string, sale *uuid.UUID) error {
 	id, ok := parseID(text)
 	if !ok || id == uuid.Nil {

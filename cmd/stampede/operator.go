@@ -20,7 +20,8 @@ const maxOperatorBytes = 200
 func (f operatorFlag) name() (string, error) {
 	valid := len(f.Operator) <= maxOperatorBytes && utf8.ValidString(f.Operator) &&
 		!strings.ContainsFunc(f.Operator, unicode.IsControl)
-	if err := checkFlag(valid, "--operator", strconv.Quote(f.Operator), "at most 200 bytes without control characters"); err != nil {
+	err := checkFlag(valid, "--operator", strconv.Quote(f.Operator), "at most 200 bytes without control characters")
+	if err != nil {
 		return "", err
 	}
 	if name := strings.TrimSpace(f.Operator); name != "" {

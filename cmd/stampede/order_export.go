@@ -74,9 +74,9 @@ func (c *orderExportCmd) writer(w io.Writer) (each func(order.Placed) error, flu
 		}
 }
 
-// cell returns a text that buyers or payment providers choose as a cell of a spreadsheet, which would run one that looks
-// like a formula: it then begins with an apostrophe, as does one that begins with an apostrophe, so that the text can be
-// told from the mark.
+// cell returns a text that buyers or payment providers choose as a cell of a spreadsheet, which would run one that
+// looks like a formula: it then begins with an apostrophe, as does one that begins with an apostrophe, so that the text
+// can be told from the mark.
 func cell(text string) string {
 	if text != "" && strings.ContainsRune("=+-@\t\r\n'", rune(text[0])) {
 		return "'" + text

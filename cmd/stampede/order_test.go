@@ -100,7 +100,9 @@ func TestOrderCommands(t *testing.T) {
 	assert.Equal(t, name, shown.Events[2].Data["operator"])
 
 	missing := order.NewOrderID(sale).String()
-	for _, args := range [][]string{{"show", missing}, {"show", missing, "--user=ann"}, {"cancel", missing, "--reason=r"}} {
+	for _, args := range [][]string{
+		{"show", missing}, {"show", missing, "--user=ann"}, {"cancel", missing, "--reason=r"},
+	} {
 		status, output = s.run(append([]string{"order"}, args...)...)
 		assert.Equal(t, exitFailed, status, output)
 		assert.Contains(t, output, "order not found")

@@ -215,9 +215,9 @@ func ScanLetter(row pgx.CollectableRow) (Letter, error) {
 	return l, nil
 }
 
-// Replay appends the entry to its stream again for an operator, and returns its new id. For a letter that was replayed and has not been
-// parked again since, it returns the earlier id with appended = false. It returns ErrNotFound, ErrUnreadable,
-// or ErrNotParked if the letter was discarded.
+// Replay appends the entry to its stream again for an operator, and returns its new id. For a letter that was replayed
+// and has not been parked again since, it returns the earlier id with appended = false. It returns ErrNotFound,
+// ErrUnreadable, or ErrNotParked if the letter was discarded.
 //
 // The entry is appended before the letter is marked. After a crash between the two steps the letter may be replayed
 // twice, which the ledger deduplicates. The other order could lose the entry.
@@ -254,9 +254,9 @@ func (s *Store) Replay(ctx context.Context, id int64, operator string) (entryID 
 	return entryID, appended, nil
 }
 
-// Discard resolves a dead letter for an operator without applying it. The orders of its entry that can be read are rejected for the
-// reason RejectedDiscarded and their units are released, unless another delivery of the order was recorded. The entry
-// may have an unknown version.
+// Discard resolves a dead letter for an operator without applying it. The orders of its entry that can be read are
+// rejected for the reason RejectedDiscarded and their units are released, unless another delivery of the order was
+// recorded. The entry may have an unknown version.
 //
 // Otherwise only the letter is marked. An accepted order then still has its reservation in Redis, from which
 // audit.Reconcile records it. The errors are ErrNotFound, and ErrNotParked unless the letter is parked.

@@ -32,8 +32,8 @@ func (r *placedRow) placed() order.Placed {
 }
 
 // ListOrders returns at most limit orders from Postgres that match, newest first, older than the order before unless
-// that is uuid.Nil. next is where the next page begins, or uuid.Nil at the end. It returns order.ErrTooWide for a filter
-// without a user and a sale, which would read all orders.
+// that is uuid.Nil. next is where the next page begins, or uuid.Nil at the end. It returns order.ErrTooWide for a
+// filter without a user and a sale, which would read all orders.
 func (l *Ledger) ListOrders(
 	ctx context.Context, of order.Filter, before uuid.UUID, limit int,
 ) (orders []order.Placed, next uuid.UUID, err error) {
@@ -145,9 +145,9 @@ func (l *Ledger) missing(ctx context.Context, id uuid.UUID) error {
 const exportPage = 2000
 
 // Export calls each with every order that matches and was reserved from since to before until, unless those are zero:
-// those of a user newest first, and all others sale by sale, in the order in which they were made. It reads page by page,
-// so that it needs little memory, waits for a slow reader, and keeps no transaction open: each order is as it was when
-// its page was read.
+// those of a user newest first, and all others sale by sale, in the order in which they were made. It reads page by
+// page, so that it needs little memory, waits for a slow reader, and keeps no transaction open: each order is as it was
+// when its page was read.
 func (l *Ledger) Export(
 	ctx context.Context, of order.Filter, since, until time.Time, each func(order.Placed) error,
 ) error {

@@ -71,8 +71,8 @@ func (l list) find(token string) (found Person, ok bool) {
 	return l[at].Person, true
 }
 
-// parse reads a file: one operator a line, as name, role and the SHA-256 of the token in hex. Empty lines, and lines that
-// begin with #, are left out. The error names all faulty lines; the list then has the others.
+// parse reads a file: one operator a line, as name, role and the SHA-256 of the token in hex. Empty lines, and lines
+// that begin with #, are left out. The error names all faulty lines; the list then has the others.
 func parse(text []byte) (list, error) {
 	if len(text) > maxBytes {
 		return nil, fmt.Errorf("the file has more than %d bytes", maxBytes)
@@ -155,9 +155,9 @@ func (l list) mayAdd(e entry) error {
 	return nil
 }
 
-// restricted returns what a faulty version of the file leaves of the operators: those whose hash it still has, each with
-// the lower of both roles. So a revocation is in force at once, whatever is wrong with another line, and nobody gets a
-// right from a file that was not understood. An operator whose own line is faulty stays.
+// restricted returns what a faulty version of the file leaves of the operators: those whose hash it still has, each
+// with the lower of both roles. So a revocation is in force at once, whatever is wrong with another line, and nobody
+// gets a right from a file that was not understood. An operator whose own line is faulty stays.
 func (l list) restricted(faulty []byte) list {
 	var left list
 	for _, e := range l {

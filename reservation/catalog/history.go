@@ -42,7 +42,8 @@ type Change struct {
 // Name returns the type without its prefix, in lower case: created, paused and so on.
 func (c Change) Name() string { return strings.ToLower(strings.TrimPrefix(c.Type, "Sale")) }
 
-// History returns the newest changes of a sale, at most limit, oldest first. It returns ErrSaleNotFound for an unknown sale.
+// History returns the newest changes of a sale, at most limit, oldest first. It returns ErrSaleNotFound for an
+// unknown sale.
 func (c *Catalog) History(ctx context.Context, sale uuid.UUID, limit int) ([]Change, error) {
 	rows, _ := c.pool.Query(ctx, sql.CatalogSaleHistory, sale, limit) // its error comes with the rows
 	changes, err := pgx.CollectRows(rows, pgx.RowToStructByName[Change])

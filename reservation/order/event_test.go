@@ -220,6 +220,7 @@ func TestFindOrderByID(t *testing.T) {
 	require.Equal(t, order.Order{
 		ID: a.Reservation.OrderID, SaleID: sale.ID, UserID: "ann", Quantity: 1,
 		Status: order.StatusReserved, Version: 1, ReservedAt: a.Reservation.ReservedAt,
+		UpdatedAt: a.Reservation.ReservedAt,
 	}, o)
 
 	for name, id := range map[string]uuid.UUID{

@@ -72,8 +72,8 @@ type Order struct {
 	Status     Status
 	Version    int
 	ReservedAt time.Time
-	// UpdatedAt is the time of the last change: by the clock of Postgres, or ReservedAt before Postgres has the order. It is
-	// zero for an order of which only a receipt is left.
+	// UpdatedAt is the time of the last change: by the clock of Postgres, or ReservedAt before Postgres has the order.
+	// It is zero for an order of which only a receipt is left.
 	UpdatedAt time.Time
 	// ExpiresAt is the payment deadline of a confirmed order, by the clock of Postgres. It is zero
 	// in every other status and in a sale without a payment window.
@@ -81,8 +81,8 @@ type Order struct {
 	// PaymentReference is the payment provider's reference of a paid order, also after an operator has cancelled it; it is
 	// empty in every other status.
 	PaymentReference string
-	// Reason is why the order was rejected or voided; it is empty in every other status. Why an operator cancelled an order
-	// is for operators: it is in the event only.
+	// Reason is why the order was rejected or voided; it is empty in every other status. Why an operator cancelled an
+	// order is for operators: it is in the event only.
 	Reason string
 }
 

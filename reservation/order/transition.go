@@ -101,8 +101,8 @@ func mostSteps(from Status) (most int) {
 // can have no other live order in the sale.
 func (s Status) Live() bool { return s == StatusConfirmed || s == StatusPaid }
 
-// Ended is true if nothing further happens to the order by itself or by its buyer. An operator can still cancel one that
-// is Live, which is rare: nobody waits for it.
+// Ended is true if nothing further happens to the order by itself or by its buyer. An operator can still cancel one
+// that is Live, which is rare: nobody waits for it.
 func (o Order) Ended() bool {
 	return len(transitions[o.Status]) == 0 || o.Status == StatusPaid || o.isFinal()
 }
@@ -144,8 +144,8 @@ func (o Order) Cancelled(overdue bool) (cancelled Order, changed bool, err error
 }
 
 // Withdrawn returns the order after its cancellation by an operator, which is possible as long as it is Live: also when
-// it is paid, when confirmed is final, and when its deadline has passed and its expiry is not recorded. changed is false
-// if it was cancelled before. It keeps the reference of its payment, which has to be refunded. The error is a
+// it is paid, when confirmed is final, and when its deadline has passed and its expiry is not recorded. changed is
+// false if it was cancelled before. It keeps the reference of its payment, which has to be refunded. The error is a
 // *TransitionError.
 func (o Order) Withdrawn() (cancelled Order, changed bool, err error) {
 	if o.Status == StatusCancelled {
