@@ -77,8 +77,8 @@ func forBrowsers(method, path string) bool {
 	return call == "orders" || call == "events/ticket"
 }
 
-// handle wraps all routes: it answers preflights, and sets the headers of all other answers.
-func (o *cors) handle(next echo.HandlerFunc) echo.HandlerFunc {
+// withCORS wraps all routes: it answers preflights, and sets the headers of all other answers.
+func (s *Server) withCORS(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		r := c.Request()
 		method := r.Method
@@ -91,12 +91,13 @@ func (o *cors) handle(next echo.HandlerFunc) echo.HandlerFunc {
 			return next(c)
 		}
 		h := c.Response().Header()
-		if !o.allow(h, r.Header["Origin"]) || !preflight {
+		if !s.cors.allow(h, r.Header["Origin"]) || !preflight {
 			return next(c)
 		}
 		h["Access-Control-Allow-Methods"] = preflightMethods
-		h["Access-Control-Allow-Headers"] = o.headers
+		h["Access-Control-Allow-Headers"] = s.cors.headers
 		h["Access-Control-Max-Age"] = preflightMaxAge
+		s.closeIfStopping(c)
 		return c.NoContent(http.StatusNoContent)
 	}
 }

@@ -1,6 +1,8 @@
 package ingress
 
 import (
+	"bufio"
+	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -116,6 +118,16 @@ func TestCORSPreflights(t *testing.T) {
 		require.Equal(t, readable, corsOf(plain), "not a preflight")
 		require.NotEmpty(t, plain.header.Get("Allow"))
 	}
+	s.server.stopping.Store(true)
+	conn := s.dial()
+	_, err := io.WriteString(conn, "OPTIONS /v1/orders HTTP/1.1\r\nHost: shop\r\nOrigin: "+shopOrigin+
+		"\r\nAccess-Control-Request-Method: GET\r\n\r\n")
+	require.NoError(t, err)
+	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	require.NoError(t, err)
+	require.NoError(t, res.Body.Close())
+	require.True(t, res.Close, "a stopping server keeps the connection")
+	require.NotEmpty(t, res.Header.Get("Access-Control-Allow-Methods"))
 	require.NotContains(t, newCORS(Config{Auth: AuthJWT, CORSOrigins: []string{"*"}}).headers[0], "X-User-ID")
 }
 

@@ -31,7 +31,7 @@ func (s *Server) routes() error {
 	}
 
 	if s.cors != nil {
-		s.echo.Pre(s.cors.handle)
+		s.echo.Pre(s.withCORS)
 	}
 	s.servePurchase = s.handle(http.MethodPost, purchasePath, s.purchase)
 
