@@ -230,7 +230,9 @@ func (w *Worker) Run(ctx context.Context) error {
 
 	all, ctx := errgroup.WithContext(ctx)
 	all.Go(func() error { return w.share(ctx) })
-	for _, duty := range []func(context.Context){w.sweepOrders, w.endBlockers, w.makeMonths, w.guard, w.sweep, w.retireSales} {
+	for _, duty := range []func(context.Context){
+		w.sweepOrders, w.endBlockers, w.makeMonths, w.guard, w.sweep, w.retireSales,
+	} {
 		all.Go(func() error {
 			duty(ctx)
 			return nil

@@ -49,7 +49,9 @@ var (
 	WorkerRights = Rights{
 		slices.Concat(sellingRights, clientRights, workRights), slices.Concat(routeRights, clusterLockRights),
 	}
-	OperatorRights = Rights{append(slices.Clone(WorkerRights.everywhere), "SISMEMBER key m", "SREM key m"), WorkerRights.onCluster}
+	OperatorRights = Rights{
+		append(slices.Clone(WorkerRights.everywhere), "SISMEMBER key m", "SREM key m"), WorkerRights.onCluster,
+	}
 )
 
 // Missing returns the commands that the role needs and the Redis user may not run on keys of that partition.

@@ -135,7 +135,8 @@ func requireArchived(s *testshop.Shop, t testing.TB, sale uuid.UUID, receipt ord
 	require.NoError(t, err)
 	require.ErrorIs(t, outcomes[0].Err, order.ErrArchived)
 	require.Equal(t, ledger.BadData, ledger.FaultOf(outcomes[0].Err), "it becomes a dead letter")
-	refused, err := l.Refuse(t.Context(), []order.OrderReserved{testshop.Reserved(sale, "late", 70)}, order.RejectedSoldOut)
+	late := []order.OrderReserved{testshop.Reserved(sale, "late", 70)}
+	refused, err := l.Refuse(t.Context(), late, order.RejectedSoldOut)
 	require.NoError(t, err)
 	require.ErrorIs(t, refused[0].Err, order.ErrArchived)
 	var archived bool

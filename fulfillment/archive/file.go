@@ -93,8 +93,8 @@ func writeLine(w io.Writer, value any) error {
 	return err
 }
 
-// File is an archive that is read. Read returns the events in the text format of COPY.
-type File struct {
+// archiveFile is an archive that is read. Read returns the events in the text format of COPY.
+type archiveFile struct {
 	Header
 	// Trailer is set when Read has returned io.EOF: then the whole file was compared with it.
 	Trailer
@@ -108,9 +108,9 @@ type File struct {
 	done   bool
 }
 
-// Open opens a file and reads its header.
-func Open(path string) (_ *File, err error) {
-	f := &File{sum: sha256.New()}
+// open opens a file and reads its header.
+func open(path string) (_ *archiveFile, err error) {
+	f := &archiveFile{sum: sha256.New()}
 	if f.file, err = os.Open(path); err != nil {
 		return nil, err
 	}
@@ -121,7 +121,7 @@ func Open(path string) (_ *File, err error) {
 	return f, nil
 }
 
-func (f *File) readHeader() (err error) {
+func (f *archiveFile) readHeader() (err error) {
 	if f.packed, err = gzip.NewReader(bufio.NewReaderSize(f.file, bufferBytes)); err != nil {
 		return damaged(err)
 	}
@@ -142,10 +142,10 @@ func (f *File) readHeader() (err error) {
 }
 
 // Close closes the file.
-func (f *File) Close() error { return f.file.Close() }
+func (f *archiveFile) Close() error { return f.file.Close() }
 
 // Read implements io.Reader.
-func (f *File) Read(p []byte) (n int, err error) {
+func (f *archiveFile) Read(p []byte) (n int, err error) {
 	if len(f.line) == 0 {
 		if err := f.next(); err != nil {
 			return 0, err
@@ -157,7 +157,7 @@ func (f *File) Read(p []byte) (n int, err error) {
 }
 
 // next reads the next event, or the end.
-func (f *File) next() error {
+func (f *archiveFile) next() error {
 	if f.done {
 		return io.EOF
 	}
@@ -197,7 +197,7 @@ func cmpErr(err error) error {
 }
 
 // readLine reads a line with its end. The result is valid until the next call.
-func (f *File) readLine(most int) ([]byte, error) {
+func (f *archiveFile) readLine(most int) ([]byte, error) {
 	var long bytes.Buffer
 	for {
 		part, err := f.text.ReadSlice('\n')
@@ -225,7 +225,7 @@ func damaged(err error) error {
 
 // Verify reads a whole file and compares it with its checksum.
 func Verify(path string) (Header, Trailer, error) {
-	f, err := Open(path)
+	f, err := open(path)
 	if err != nil {
 		return Header{}, Trailer{}, err
 	}

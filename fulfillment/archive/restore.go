@@ -109,7 +109,7 @@ func load(ctx context.Context, tx pgx.Tx, path string) error {
 	if _, err := tx.Exec(ctx, sql.ArchiveTable); err != nil {
 		return err
 	}
-	file, err := Open(path)
+	file, err := open(path)
 	if err != nil {
 		return err
 	}

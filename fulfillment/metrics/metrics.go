@@ -103,7 +103,9 @@ func New(reg prometheus.Registerer) (*Worker, error) {
 	} {
 		outcomes.WithLabelValues(outcome)
 	}
-	for _, step := range []string{StepRecord, StepLock, StepRelease, StepExpire, StepUnblock, StepRebuild, StepRetire, StepBlocked} {
+	for _, step := range []string{
+		StepRecord, StepLock, StepRelease, StepExpire, StepUnblock, StepRebuild, StepRetire, StepBlocked,
+	} {
 		failing.WithLabelValues(step)
 	}
 	m := &Worker{

@@ -104,9 +104,7 @@ func (r *Retirer) waitingIn(ctx context.Context, sale uuid.UUID, key string) (st
 			return "", fmt.Errorf("read the unfinished entries of %s: %w", key, err)
 		}
 		for _, entry := range page {
-			// An unreadable entry becomes a dead letter, in which an order of the sale may be found.
-			events, err := deadletter.OrdersOf(stream.Entry{Stream: key, ID: entry.ID, Fields: stream.FieldsOf(entry.Values)})
-			if err != nil || slices.ContainsFunc(events, func(e order.OrderReserved) bool { return e.SaleID == sale }) {
+			if mayHoldOrderOf(sale, stream.Entry{Stream: key, ID: entry.ID, Fields: stream.FieldsOf(entry.Values)}) {
 				return "an entry of its stream waits for a worker", nil
 			}
 		}
@@ -117,6 +115,12 @@ func (r *Retirer) waitingIn(ctx context.Context, sale uuid.UUID, key string) (st
 		}
 		from = "(" + page[len(page)-1].ID
 	}
+}
+
+// mayHoldOrderOf is true for an unreadable entry: it becomes a dead letter, in which an order of the sale may be found.
+func mayHoldOrderOf(sale uuid.UUID, entry stream.Entry) bool {
+	events, err := deadletter.OrdersOf(entry)
+	return err != nil || slices.ContainsFunc(events, func(e order.OrderReserved) bool { return e.SaleID == sale })
 }
 
 // parkedLetters looks for dead letters with orders of the sale that wait for an operator's decision.
@@ -216,11 +220,10 @@ func (r *Retirer) compareBuyers(ctx context.Context, s *candidate, partition int
 		cursor = next
 		held := make(map[string]uuid.UUID, len(page)/2) // a page may have a buyer twice
 		for ; len(page) >= 2; page = page[2:] {
-			reserved, _, err := order.ParseReservation(page[1])
-			if err != nil {
-				return "a reservation in Redis cannot be read: audit it", nil
+			held[page[0]] = uuid.Nil // of no order, unless it can be read
+			if reserved, _, err := order.ParseReservation(page[1]); err == nil {
+				held[page[0]] = reserved.OrderID
 			}
-			held[page[0]] = reserved.OrderID
 		}
 		if matched, err := r.match(ctx, s.ID, held); err != nil {
 			return "", err

@@ -32,8 +32,8 @@ var roleNames = []string{"none", "viewer", "operator", "admin"}
 
 func (r Role) String() string { return roleNames[r] }
 
-// AdminName is the name of the operator with the single admin token.
-const AdminName = "admin"
+// adminName is the name of the operator with the single admin token.
+const adminName = "admin"
 
 const (
 	// maxBytes and maxOperators bound a file: every call compares its token with each operator.

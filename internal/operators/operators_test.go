@@ -119,7 +119,7 @@ func (w *written) has(want map[string]Role) {
 	require.True(w.t, w.Configured())
 	admin, ok := w.Find("the-token")
 	require.True(w.t, ok)
-	require.Equal(w.t, Person{AdminName, Admin}, admin)
+	require.Equal(w.t, Person{adminName, Admin}, admin)
 }
 
 func TestChangesOfFileAreInForce(t *testing.T) {

@@ -32,7 +32,7 @@ const (
 type Config struct {
 	// File is the path of the file of operators.
 	File string
-	// AdminToken is the token of the operator AdminName, who has the role Admin.
+	// AdminToken is the token of the operator adminName, who has the role Admin.
 	AdminToken string
 	Logger     *slog.Logger
 	// Registerer registers the metric; nil for none.
@@ -64,7 +64,7 @@ func New(config Config) (*Registry, error) {
 	}
 	r := &Registry{config: config, current: current}
 	if config.AdminToken != "" {
-		r.admin = list{{Person{AdminName, Admin}, sha256.Sum256([]byte(config.AdminToken))}}
+		r.admin = list{{Person{adminName, Admin}, sha256.Sum256([]byte(config.AdminToken))}}
 	}
 	r.inFile.Store(new(list))
 	r.current.Set(1)

@@ -115,6 +115,9 @@ func start(cmd *exec.Cmd, patterns ...*regexp.Regexp) (found [][]string, stop fu
 				found = append(found, match)
 			}
 		}
+		if err := lines.Err(); err != nil {
+			said.WriteString(err.Error())
+		}
 		if len(found) == len(patterns) {
 			matched <- found
 		}
