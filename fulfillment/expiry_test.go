@@ -51,10 +51,12 @@ func TestWorkersReleaseUnpaidAndCancelledUnits(t *testing.T) {
 	require.Equal(
 		t, []string{"1 OrderReserved", "2 OrderConfirmed", "3 OrderExpired"}, testshop.History(t, s.Pool, orders["cid"]),
 	)
+	expired := testwork.OrderOfID(t, s.Pool, orders["cid"])
+	require.NotZero(t, expired.UpdatedAt)
 	require.Equal(t, order.Order{
 		ID: orders["cid"], SaleID: sale, UserID: "cid", Quantity: 1, Status: order.StatusExpired, Version: 3,
-		ReservedAt: testwork.OrderOfID(t, s.Pool, orders["cid"]).ReservedAt,
-	}, testwork.OrderOfID(t, s.Pool, orders["cid"]))
+		ReservedAt: expired.ReservedAt, UpdatedAt: expired.UpdatedAt,
+	}, expired)
 	require.EqualValues(t, 2, testshop.SoldOf(t, s.Pool, sale))
 	counted, err := s.Catalog.Show(t.Context(), sale)
 	require.NoError(t, err)

@@ -74,7 +74,7 @@ func (s *Server) answerChange(
 		if err != nil {
 			return err
 		}
-		return writeJSON(c, http.StatusOK, viewOf(s.versions.latest(changed)))
+		return writeJSON(c, http.StatusOK, s.versions.latest(changed).View())
 	})(c)
 }
 

@@ -36,15 +36,15 @@ func (s *Server) listOrders(c echo.Context) error {
 		return err
 	}
 	var answer struct {
-		Orders     []orderView `json:"orders"`
-		NextCursor string      `json:"next_cursor,omitempty"`
+		Orders     []order.View `json:"orders"`
+		NextCursor string       `json:"next_cursor,omitempty"`
 	}
 	if next != uuid.Nil {
 		answer.NextCursor = cursorAfter(next)
 	}
-	answer.Orders = make([]orderView, len(orders))
+	answer.Orders = make([]order.View, len(orders))
 	for i, o := range orders {
-		answer.Orders[i] = viewOf(s.versions.latest(o.Order))
+		answer.Orders[i] = s.versions.latest(o.Order).View()
 	}
 	return writeJSON(c, http.StatusOK, answer)
 }

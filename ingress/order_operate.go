@@ -7,7 +7,6 @@ import (
 	"net/url"
 	"slices"
 
-	"github.com/go-json-experiment/json/jsontext"
 	"github.com/google/uuid"
 	"github.com/labstack/echo/v4"
 
@@ -28,25 +27,6 @@ var (
 	})
 )
 
-// operatorOrder is an order in JSON, as operators see it.
-type operatorOrder struct {
-	orderView
-	Sequence int64 `json:"sequence,omitzero"`
-	Epoch    int64 `json:"epoch,omitzero"`
-}
-
-func operatorOrderOf(o order.Placed) operatorOrder {
-	return operatorOrder{viewOf(o.Order), o.Sequence, o.Epoch}
-}
-
-// orderEvent is an event of an order in JSON.
-type orderEvent struct {
-	Version    int             `json:"version"`
-	Type       order.EventType `json:"type"`
-	OccurredAt string          `json:"occurred_at"`
-	Data       jsontext.Value  `json:"data"`
-}
-
 // showAnyOrder serves GET /v1/admin/orders/{order}.
 func (s *Server) showAnyOrder(c echo.Context) error {
 	if _, err := s.admin.admit(c.Request(), operators.Viewer); err != nil {
@@ -62,14 +42,7 @@ func (s *Server) showAnyOrder(c echo.Context) error {
 	} else if err != nil {
 		return err
 	}
-	answer := struct {
-		operatorOrder
-		Events []orderEvent `json:"events"`
-	}{operatorOrder: operatorOrderOf(o), Events: make([]orderEvent, len(log))}
-	for i, e := range log {
-		answer.Events[i] = orderEvent{e.Version, e.Type, string(order.AppendTime(nil, e.OccurredAt)), e.Data}
-	}
-	return writeJSON(c, http.StatusOK, answer)
+	return writeJSON(c, http.StatusOK, o.ViewWith(log))
 }
 
 // anyOrder reads which order a call is about, and whose it is, if the call says so.
@@ -144,14 +117,14 @@ func (s *Server) listAnyOrders(c echo.Context) error {
 		return err
 	}
 	var answer struct {
-		Orders     []operatorOrder `json:"orders"`
-		NextCursor string          `json:"next_cursor,omitempty"`
+		Orders     []order.PlacedView `json:"orders"`
+		NextCursor string             `json:"next_cursor,omitempty"`
 	}
 	err = s.queryPostgres(c.Request().Context(), operatorTimeout, func(ctx context.Context) error {
 		orders, next, err := s.config.OperatorsOrders.ListOrders(ctx, of, p.after, p.limit)
-		answer.Orders = make([]operatorOrder, len(orders))
+		answer.Orders = make([]order.PlacedView, len(orders))
 		for i, o := range orders {
-			answer.Orders[i] = operatorOrderOf(o)
+			answer.Orders[i] = o.View()
 		}
 		if next != uuid.Nil {
 			answer.NextCursor = cursorAfter(next)
@@ -199,5 +172,5 @@ func (s *Server) cancelAnyOrder(c echo.Context) error {
 		return err
 	}
 	cancelled.Order = s.versions.latest(cancelled.Order) // from now on its buyer sees it
-	return writeJSON(c, http.StatusOK, operatorOrderOf(cancelled))
+	return writeJSON(c, http.StatusOK, cancelled.View())
 }

@@ -163,45 +163,10 @@ func (s *Server) findWithoutPostgres(
 
 // orderView is an order in JSON, as its buyer sees it.
 type orderView struct {
-	OrderID    uuid.UUID    `json:"order_id"`
-	SaleID     uuid.UUID    `json:"sale_id"`
-	UserID     string       `json:"user_id"`
-	Quantity   int64        `json:"quantity"`
-	Status     order.Status `json:"status"`
-	Version    int          `json:"version"`
-	ReservedAt string       `json:"reserved_at"`
-	// UpdatedAt is left out for an order that only its receipt has.
-	UpdatedAt string `json:"updated_at,omitempty"`
-	// PaidAt is the time of the payment, while the order is paid.
-	PaidAt string `json:"paid_at,omitempty"`
-	// ExpiresAt is the deadline of the payment, while there is something to pay.
-	ExpiresAt        string `json:"expires_at,omitempty"`
-	PaymentReference string `json:"payment_reference,omitempty"`
-	Reason           string `json:"reason,omitempty"`
+	order.View
 	// Receipt is in the answer to the purchase only.
 	Receipt     string `json:"receipt,omitempty"`
 	MayBeBehind bool   `json:"may_be_behind,omitzero"`
 }
 
-func (o foundOrder) view() orderView {
-	v := viewOf(o.Order)
-	v.MayBeBehind = o.mayBeBehind
-	return v
-}
-
-func viewOf(o order.Order) orderView {
-	v := orderView{
-		OrderID: o.ID, SaleID: o.SaleID, UserID: o.UserID, Quantity: o.Quantity, Status: o.Status, Version: o.Version,
-		ReservedAt: string(order.AppendTime(nil, o.ReservedAt)), PaymentReference: o.PaymentReference, Reason: o.Reason,
-	}
-	if o.Status == order.StatusConfirmed && !o.ExpiresAt.IsZero() {
-		v.ExpiresAt = string(order.AppendTime(nil, o.ExpiresAt))
-	}
-	if !o.UpdatedAt.IsZero() {
-		v.UpdatedAt = string(order.AppendTime(nil, o.UpdatedAt))
-	}
-	if o.Status == order.StatusPaid {
-		v.PaidAt = v.UpdatedAt // nothing but a cancellation follows
-	}
-	return v
-}
+func (o foundOrder) view() orderView { return orderView{View: o.View(), MayBeBehind: o.mayBeBehind} }

@@ -52,7 +52,7 @@ func (c *orderExportCmd) writer(w io.Writer) (each func(order.Placed) error, flu
 	if c.Format == "jsonl" {
 		buffered := bufio.NewWriterSize(w, 1<<16)
 		lines := json.NewEncoder(buffered)
-		return func(o order.Placed) error { return lines.Encode(lineOf(o)) }, buffered.Flush
+		return func(o order.Placed) error { return lines.Encode(o.View()) }, buffered.Flush
 	}
 	rows := csv.NewWriter(w)
 	_ = rows.Write([]string{ // Flush returns the error
@@ -61,7 +61,7 @@ func (c *orderExportCmd) writer(w io.Writer) (each func(order.Placed) error, flu
 	})
 	row := make([]string, 0, 14)
 	return func(o order.Placed) error {
-			line := lineOf(o)
+			line := o.View()
 			row = append(row[:0],
 				line.OrderID.String(), line.SaleID.String(), cell(line.UserID), strconv.FormatInt(line.Quantity, 10),
 				string(line.Status), strconv.Itoa(line.Version), line.ReservedAt, line.UpdatedAt, line.PaidAt, line.ExpiresAt,

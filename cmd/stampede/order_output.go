@@ -1,46 +1,13 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"text/tabwriter"
 	"time"
 
-	"github.com/google/uuid"
-
 	"stampede/reservation/order"
 )
-
-// orderLine is an order in JSON, with the members of GET /v1/admin/orders.
-type orderLine struct {
-	OrderID          uuid.UUID    `json:"order_id"`
-	SaleID           uuid.UUID    `json:"sale_id"`
-	UserID           string       `json:"user_id"`
-	Quantity         int64        `json:"quantity"`
-	Status           order.Status `json:"status"`
-	Version          int          `json:"version"`
-	ReservedAt       string       `json:"reserved_at"`
-	UpdatedAt        string       `json:"updated_at,omitempty"`
-	PaidAt           string       `json:"paid_at,omitempty"`
-	ExpiresAt        string       `json:"expires_at,omitempty"`
-	PaymentReference string       `json:"payment_reference,omitempty"`
-	Reason           string       `json:"reason,omitempty"`
-	Sequence         int64        `json:"sequence,omitempty"`
-	Epoch            int64        `json:"epoch,omitempty"`
-}
-
-func lineOf(o order.Placed) orderLine {
-	line := orderLine{
-		OrderID: o.ID, SaleID: o.SaleID, UserID: o.UserID, Quantity: o.Quantity, Status: o.Status, Version: o.Version,
-		ReservedAt: timeText(o.ReservedAt), UpdatedAt: timeText(o.UpdatedAt), ExpiresAt: timeText(o.ExpiresAt),
-		PaymentReference: o.PaymentReference, Reason: o.Reason, Sequence: o.Sequence, Epoch: o.Epoch,
-	}
-	if o.Status == order.StatusPaid {
-		line.PaidAt = line.UpdatedAt
-	}
-	return line
-}
 
 // timeText returns a time as the API writes it, "" for none.
 func timeText(t time.Time) string {
@@ -52,7 +19,7 @@ func timeText(t time.Time) string {
 
 func writeOrdersJSON(w io.Writer, orders []order.Placed) error {
 	for _, o := range orders {
-		if err := writeJSON(w, lineOf(o)); err != nil {
+		if err := writeJSON(w, o.View()); err != nil {
 			return err
 		}
 	}
@@ -70,20 +37,7 @@ func writeOrdersText(w io.Writer, orders []order.Placed) error {
 }
 
 func writeHistoryJSON(w io.Writer, o order.Placed, log []order.Logged) error {
-	type event struct {
-		Version    int             `json:"version"`
-		Type       order.EventType `json:"type"`
-		OccurredAt string          `json:"occurred_at"`
-		Data       json.RawMessage `json:"data"`
-	}
-	shown := struct {
-		orderLine
-		Events []event `json:"events"`
-	}{lineOf(o), []event{}}
-	for _, e := range log {
-		shown.Events = append(shown.Events, event{e.Version, e.Type, timeText(e.OccurredAt), e.Data})
-	}
-	return writeJSON(w, shown)
+	return writeJSON(w, o.ViewWith(log))
 }
 
 func writeHistoryText(w io.Writer, o order.Placed, log []order.Logged) error {

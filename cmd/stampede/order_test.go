@@ -227,7 +227,7 @@ func TestExportWritesAllOrders(t *testing.T) {
 	assert.Equal(t, 50, strings.Count(output, "\n"))
 	status, output = s.run("order", "export", "--format=jsonl", "--user==1+1")
 	require.Equal(t, exitOK, status, output)
-	var line orderLine
+	var line order.PlacedView
 	require.NoError(t, json.Unmarshal([]byte(output), &line), output)
 	assert.Equal(t, "=1+1", line.UserID, "as it is")
 	status, output = s.run("order", "export", "--user=user-7", "--since=2026-01-01T00:00:08Z")

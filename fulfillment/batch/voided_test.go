@@ -43,9 +43,10 @@ func TestLedgerVoidsOrdersOfOlderEpoch(t *testing.T) {
 	}
 	o, err := l.Order(t.Context(), late.OrderID)
 	require.NoError(t, err)
+	require.NotZero(t, o.UpdatedAt)
 	require.Equal(t, order.Order{
 		ID: late.OrderID, SaleID: sale, UserID: "bob", Quantity: 1, Status: order.StatusVoided, Version: 2,
-		ReservedAt: late.ReservedAt, Reason: order.VoidedSaleRebuilt,
+		ReservedAt: late.ReservedAt, UpdatedAt: o.UpdatedAt, Reason: order.VoidedSaleRebuilt,
 	}, o)
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderVoided"}, testshop.History(t, pool, late.OrderID))
 	require.EqualValues(t, 2, testshop.SoldOf(t, pool, sale))

@@ -30,7 +30,7 @@ func Unfinished(ctx context.Context, rdb redis.UniversalClient, key, group strin
 			return "", "", err
 		}
 		// A group that was set back has pending entries above its last delivered one.
-		if pending.Count > 0 && EntryAfter(delivered, pending.Lower) {
+		if pending.Count > 0 && !EntryAfter(pending.Lower, delivered) {
 			from = pending.Lower
 		}
 	}
