@@ -27,11 +27,12 @@ import (
 )
 
 const (
-	modelSales    = 100
 	modelSteps    = 100 // of each sale
 	modelUsers    = 8
 	modelPerOrder = 3
 )
+
+var modelSales = map[bool]int{false: 100, true: 30}[testkit.Race]
 
 // Random steps on real servers have the results of the model. After a failure rapid prints the seed and searches for a
 // shorter sequence with the same failure.
