@@ -45,8 +45,8 @@ func (o Order) View() View {
 // PlacedView is an order in JSON, as operators see it.
 type PlacedView struct {
 	View
-	Sequence int64 `json:"sequence,omitempty"`
-	Epoch    int64 `json:"epoch,omitempty"`
+	Sequence int64 `json:"sequence,omitzero"`
+	Epoch    int64 `json:"epoch,omitzero"`
 }
 
 // View returns the order as operators see it.
