@@ -4,18 +4,9 @@ import (
 	"fmt"
 	"io"
 	"text/tabwriter"
-	"time"
 
 	"stampede/reservation/order"
 )
-
-// timeText returns a time as the API writes it, "" for none.
-func timeText(t time.Time) string {
-	if t.IsZero() {
-		return ""
-	}
-	return string(order.AppendTime(nil, t))
-}
 
 func writeOrdersJSON(w io.Writer, orders []order.Placed) error {
 	for _, o := range orders {
@@ -50,7 +41,7 @@ func writeHistoryText(w io.Writer, o order.Placed, log []order.Logged) error {
 		{"status", string(o.Status)},
 		{"reason", printable(o.Reason)},
 		{"payment", printable(o.PaymentReference)},
-		{"pay until", timeText(o.ExpiresAt)},
+		{"pay until", order.TimeText(o.ExpiresAt)},
 	} {
 		if row[1] != "" {
 			_, _ = fmt.Fprintf(t, "%s\t%s\n", row[0], row[1]) // Flush returns the error
@@ -58,7 +49,7 @@ func writeHistoryText(w io.Writer, o order.Placed, log []order.Logged) error {
 	}
 	_, _ = fmt.Fprintln(t, "\nTIME\tVERSION\tEVENT\tDETAILS")
 	for _, e := range log {
-		_, _ = fmt.Fprintf(t, "%s\t%d\t%s\t%s\n", timeText(e.OccurredAt), e.Version, e.Type, details(e.Data))
+		_, _ = fmt.Fprintf(t, "%s\t%d\t%s\t%s\n", order.TimeText(e.OccurredAt), e.Version, e.Type, details(e.Data))
 	}
 	return t.Flush()
 }
