@@ -1,0 +1,191 @@
+package fleet
+
+import (
+	"time"
+
+	"github.com/google/uuid"
+
+	"stampede/reservation"
+)
+
+// Snapshot is the installation at one moment. It is never changed once it is published.
+type Snapshot struct {
+	// Number grows by one with each snapshot.
+	Number uint64    `json:"number"`
+	At     time.Time `json:"at"`
+
+	Postgres Server `json:"postgres"`
+	Redis    Server `json:"redis"`
+	// Processes are the scraped ones, in the order of their targets.
+	Processes []Process `json:"processes"`
+	// Troubles are what is wrong now, the worst first.
+	Troubles []Trouble `json:"troubles"`
+	// Sales are the newest ones, newest first. SalesRead is false if neither server answered: Sales is then the last
+	// that was read, as of SalesAt.
+	Sales     []Sale    `json:"sales"`
+	SalesRead bool      `json:"sales_read"`
+	SalesAt   time.Time `json:"sales_at"`
+	// Rates are those of all processes together.
+	Rates Rates `json:"rates"`
+	// DeadLetters counts the parked ones.
+	DeadLetters int64 `json:"dead_letters"`
+	// Rebuilds are those under way.
+	Rebuilds []Rebuild `json:"rebuilds"`
+	// Audit is the newest recorded audit, nil if there is none.
+	Audit *Audit `json:"audit,omitempty"`
+}
+
+// Server is what is known of Redis or Postgres.
+type Server struct {
+	Reachable bool      `json:"reachable"`
+	Since     time.Time `json:"since"` // when Reachable became what it is
+	Error     string    `json:"error,omitempty"`
+}
+
+// Process is one scraped process.
+type Process struct {
+	Target string `json:"target"` // the URL of its metrics, without user and password
+	// Kind is ingress, worker, relay or a combination such as "ingress, worker, relay" (stampede dev); empty before the
+	// first scrape.
+	Kind string `json:"kind"`
+	// Up is false while the target does not answer; the figures are then those of LastSeen, and are not in any sum.
+	Up       bool      `json:"up"`
+	Since    time.Time `json:"since"`     // when Up became what it is
+	LastSeen time.Time `json:"last_seen"` // zero if never
+	Error    string    `json:"error,omitempty"`
+	Version  string    `json:"version,omitempty"`
+
+	CPU           float64 `json:"cpu"` // cores, over the last seconds
+	MemoryBytes   float64 `json:"memory_bytes"`
+	Connections   float64 `json:"connections"`
+	InFlight      float64 `json:"in_flight"`
+	InFlightLimit float64 `json:"in_flight_limit"`
+	// PerSecond is what the process does most: purchases answered by an ingress, orders recorded by a worker, events
+	// delivered by a relay.
+	PerSecond float64 `json:"per_second"`
+	// Readers are the streams that a worker reads.
+	Readers []string `json:"readers,omitempty"`
+	// Failing are the steps that fail and are retried.
+	Failing []string `json:"failing,omitempty"`
+}
+
+// Severity says how urgent a trouble is.
+type Severity string
+
+// The severities.
+const (
+	Critical Severity = "critical" // buyers notice, or a promise is in danger
+	Warning  Severity = "warning"  // it becomes critical if nobody acts
+)
+
+// Trouble is one thing that is wrong now.
+type Trouble struct {
+	Severity Severity  `json:"severity"`
+	Text     string    `json:"text"`
+	Since    time.Time `json:"since"`
+	// Runbook is the anchor of its section in docs/runbook.md, which is also the name of the alert in lower case with
+	// hyphens.
+	Runbook string `json:"runbook"`
+}
+
+// Sale is one sale with its units and its rates.
+type Sale struct {
+	ID            uuid.UUID         `json:"id"`
+	Name          string            `json:"name"`
+	State         reservation.State `json:"state"`
+	Shards        int               `json:"shards"`
+	PerOrderLimit int64             `json:"per_order_limit"`
+	OpensAt       time.Time         `json:"opens_at,omitzero"`
+	ClosesAt      time.Time         `json:"closes_at,omitzero"`
+	PaymentWindow time.Duration     `json:"payment_window"`
+
+	// Stock = Available + Held + Sold where UnitsKnown; else these are unknown, because Redis or Postgres does not
+	// answer, or the sale is shut for a rebuild.
+	Stock      int64 `json:"stock"`
+	Available  int64 `json:"available"`
+	Held       int64 `json:"held"`
+	Sold       int64 `json:"sold"`
+	UnitsKnown bool  `json:"units_known"`
+	// Shut says why the sale sells nothing although it is open: "" if it sells.
+	Shut string `json:"shut,omitempty"`
+
+	// Rates are those of this sale: Offered to Failed only.
+	Rates Rates `json:"rates"`
+	// Funnel counts the orders of the sale in Postgres by what became of them; FunnelKnown is false before the first look.
+	Funnel      Funnel `json:"funnel"`
+	FunnelKnown bool   `json:"funnel_known"`
+}
+
+// Funnel counts orders.
+type Funnel struct {
+	Accepted  int64 `json:"accepted"` // all orders
+	Confirmed int64 `json:"confirmed"`
+	Paid      int64 `json:"paid"`
+	Cancelled int64 `json:"cancelled"`
+	Expired   int64 `json:"expired"`
+	Rejected  int64 `json:"rejected"`
+	Voided    int64 `json:"voided"`
+}
+
+// Rates are figures of the last second. Those per second are sums of the increases of each process; a process that
+// restarts counts from zero, and one that is gone adds nothing.
+type Rates struct {
+	// Offered = Accepted + Refused + Shed + Failed purchases, per second. Shed ones were answered overloaded or
+	// rate-limited, failed ones unavailable or outcome-unknown.
+	Offered  float64 `json:"offered"`
+	Accepted float64 `json:"accepted"`
+	Refused  float64 `json:"refused"`
+	Shed     float64 `json:"shed"`
+	Failed   float64 `json:"failed"`
+	// Durable is orders recorded in Postgres per second.
+	Durable float64 `json:"durable"`
+
+	// Quantiles of the last ten seconds; 0 if there was nothing to measure.
+	AnswerP50  time.Duration `json:"answer_p50"`
+	AnswerP99  time.Duration `json:"answer_p99"`
+	DurableP50 time.Duration `json:"durable_p50"` // from accepted to recorded in Postgres
+	DurableP99 time.Duration `json:"durable_p99"`
+
+	// Backlog is the accepted orders that are not in Postgres, OldestWaiting the age of the oldest one. Both are those
+	// of all streams; BacklogKnown is false if no worker could say.
+	Backlog       int64         `json:"backlog"`
+	OldestWaiting time.Duration `json:"oldest_waiting"`
+	BacklogKnown  bool          `json:"backlog_known"`
+}
+
+// Rebuild is a rebuild of stock in Redis that is under way.
+type Rebuild struct {
+	Partition int       `json:"partition"`
+	Sale      uuid.UUID `json:"sale,omitzero"` // nil for the whole partition
+	Reason    string    `json:"reason"`
+	Since     time.Time `json:"since"`
+	Step      string    `json:"step"`
+	// SalesDone of SalesTotal are rebuilt; SalesTotal is 0 before they are counted.
+	SalesDone  int `json:"sales_done"`
+	SalesTotal int `json:"sales_total"`
+}
+
+// Audit is the verdict of a recorded audit.
+type Audit struct {
+	At       time.Time `json:"at"`
+	Operator string    `json:"operator"`
+	// Broken and Unchecked are names of promises, such as S4.
+	Broken    []string `json:"broken"`
+	Unchecked []string `json:"unchecked"`
+}
+
+// Point is one second of the history: the rates of all processes, and for each sale its rates and units.
+type Point struct {
+	At    time.Time               `json:"at"`
+	Rates Rates                   `json:"rates"`
+	Sales map[uuid.UUID]SalePoint `json:"sales"`
+}
+
+// SalePoint is a sale in one second of the history.
+type SalePoint struct {
+	Rates     Rates `json:"rates"`
+	Available int64 `json:"available"`
+	Held      int64 `json:"held"`
+	Sold      int64 `json:"sold"`
+	Known     bool  `json:"known"`
+}
