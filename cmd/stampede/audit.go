@@ -19,7 +19,7 @@ type auditCmd struct {
 	redisFlag
 	databaseFlag
 	keysFlags
-	jsonFlag
+	outputFlag
 	Sale    uuid.UUID     `env:"STAMPEDE_AUDIT_SALE" placeholder:"ID" help:"Sale to audit (default: all)."`
 	Archive []string      `env:"STAMPEDE_AUDIT_ARCHIVE" placeholder:"FILE" type:"existingfile" help:"Audit this file of an archived sale instead; may be repeated."`
 	Wait    time.Duration `env:"STAMPEDE_AUDIT_WAIT" default:"0s" placeholder:"DURATION" help:"How long to wait until no order is in flight (${default})."`
@@ -32,9 +32,9 @@ func (c *auditCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) err
 	}
 	defer b.Close()
 	if len(c.Archive) > 0 {
-		return auditArchives(ctx, s.out, b, c.Archive, c.JSON)
+		return auditArchives(ctx, s.out, b, c.Archive, c.json())
 	}
-	return runAudit(ctx, s.out, b, c.keysFlags, c.Sale, c.Wait, c.JSON)
+	return runAudit(ctx, s.out, b, c.keysFlags, c.Sale, c.Wait, c.json())
 }
 
 // auditArchives prints a report of each file and returns errBroken if a promise is broken in one of them.

@@ -32,7 +32,7 @@ type catalogFlags struct {
 	redisFlag
 	databaseFlag
 	keysFlags
-	jsonFlag
+	outputFlag
 }
 
 // with opens the catalog, calls do with it and prints the sales that do returns.
@@ -52,7 +52,7 @@ func (f *catalogFlags) with(
 	if err != nil {
 		return err
 	}
-	if f.JSON {
+	if f.json() {
 		return writeSalesJSON(s.out, sales)
 	}
 	return writeSalesText(s.out, sales)

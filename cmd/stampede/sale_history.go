@@ -36,7 +36,7 @@ func (c *saleHistoryCmd) Run(ctx context.Context, s *streams, logger *slog.Logge
 	if err != nil {
 		return err
 	}
-	if c.JSON {
+	if c.json() {
 		for _, change := range changes {
 			err := writeJSON(s.out, struct {
 				Revision   int64           `json:"revision"`

@@ -42,6 +42,8 @@ type Config struct {
 	// Out gets the story. Terminal means that lines on Out can be rewritten.
 	Out      io.Writer
 	Terminal bool
+	// Verdict gets the verdict as well, good or bad, unless it is nil.
+	Verdict func(Verdict) error
 }
 
 var (
