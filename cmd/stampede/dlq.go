@@ -48,6 +48,7 @@ type letterArg struct {
 }
 
 type dlqListCmd struct {
+	look
 	dlqFlags
 	outputFlag
 	Status string `default:"parked" enum:"parked,replayed,discarded,all" env:"STAMPEDE_DLQ_STATUS" placeholder:"STATUS" help:"Status of the letters to list: parked, replayed, discarded or all (${default})."`
@@ -81,6 +82,7 @@ func (c *dlqListCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) e
 }
 
 type dlqShowCmd struct {
+	look
 	dlqFlags
 	outputFlag
 	letterArg

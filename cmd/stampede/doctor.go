@@ -13,6 +13,7 @@ import (
 )
 
 type doctorCmd struct {
+	look
 	redisFlag
 	databaseFlag
 	outputFlag

@@ -68,6 +68,7 @@ func latestMigration(ctx context.Context, databaseURL string) (name string, err 
 }
 
 type migrateStatusCmd struct {
+	look
 	databaseFlag
 	outputFlag
 }

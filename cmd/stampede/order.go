@@ -81,6 +81,7 @@ func onLedger(ctx context.Context, pool *pgxpool.Pool, do func(*ledger.Ledger) e
 }
 
 type orderShowCmd struct {
+	look
 	redisFlag
 	databaseFlag
 	keysFlags
@@ -124,6 +125,7 @@ func withHint(err error) error {
 }
 
 type orderListCmd struct {
+	look
 	databaseFlag
 	outputFlag
 	orderFilter

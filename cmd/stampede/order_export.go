@@ -20,6 +20,7 @@ import (
 )
 
 type orderExportCmd struct {
+	look
 	databaseFlag
 	outputFlag
 	orderFilter

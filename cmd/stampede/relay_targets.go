@@ -145,6 +145,7 @@ func placeError(err error) error {
 }
 
 type relayListCmd struct {
+	look
 	databaseFlag
 	outputFlag
 }

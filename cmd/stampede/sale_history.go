@@ -15,6 +15,7 @@ import (
 )
 
 type saleHistoryCmd struct {
+	look
 	catalogFlags
 	saleArg
 	Limit int `default:"1000" env:"STAMPEDE_SALE_LIMIT" placeholder:"N" help:"Most changes to show, the newest ones (${default})."`
