@@ -41,7 +41,7 @@ var deadEnds = map[string]struct {
 	"sale resume":         {"SALE", exitFailed, ""},
 	"sale end":            {"SALE", exitFailed, ""},
 	"sale restock":        {"SALE 1", exitFailed, ""},
-	"sale archive":        {"--dir=DIR", exitFailed, ""},
+	"sale archive":        {"SALE --dir=DIR", exitFailed, ""},
 	"order cancel":        {"SALE --reason=r", exitFailed, ""},
 	"rebuild":             {status: exitFailed},
 	"projections rebuild": {status: exitFailed},

@@ -101,6 +101,8 @@ func newParser(flags *cli, options ...kong.Option) *kong.Kong {
 		kong.DefaultEnvars("STAMPEDE"),
 		kong.Vars{"version": "stampede " + telemetry.BuildVersion()},
 		saleIDs,
+		kong.Resolvers(secretsFromFiles),
+		kong.ValueFormatter(secretsHelp),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),
 	}, options...)...)
 	if err != nil {

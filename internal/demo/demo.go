@@ -10,7 +10,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -226,7 +228,15 @@ func (d *demo) open(ctx context.Context) error {
 
 // env is the environment of the processes: that of this process, with the settings of the demo.
 func (d *demo) env() []string {
-	return append(os.Environ(),
+	kept := slices.DeleteFunc(os.Environ(), func(setting string) bool {
+		name, _, _ := strings.Cut(setting, "=")
+		switch name {
+		case "REDIS_URL_FILE", "DATABASE_URL_FILE", "STAMPEDE_ADMIN_TOKEN_FILE":
+			return true // the variables themselves are set below
+		}
+		return false
+	})
+	return append(kept,
 		"REDIS_URL="+d.servers.RedisURL,
 		"DATABASE_URL="+d.servers.DatabaseURL,
 		"STAMPEDE_KEY_PREFIX="+d.keys.Prefix,
