@@ -84,6 +84,7 @@ func TestSettingsKeepTheirNames(t *testing.T) {
 			"STAMPEDE_PLAIN_READER", "STAMPEDE_CORS_ORIGINS", "STAMPEDE_OPERATORS_FILE",
 		},
 		"sale pause": {"STAMPEDE_OPERATOR"}, "dlq discard": {"STAMPEDE_OPERATOR"}, "order cancel": {"STAMPEDE_OPERATOR"},
+		"audit":       {"STAMPEDE_OPERATOR"},
 		"work":        {"REDIS_URL", "DATABASE_URL", "STAMPEDE_METRICS_ADDR", "STAMPEDE_CONSUMER", "STAMPEDE_PARTITIONS"},
 		"healthcheck": {"STAMPEDE_HEALTHCHECK_URL"},
 		"dev": {
