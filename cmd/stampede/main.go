@@ -42,9 +42,10 @@ type cli struct {
 	ShowVersion kong.VersionFlag `name:"version" env:"-" help:"Print the version of this program."`
 }
 
-// streams is where a command writes: its result to out, everything else to err.
+// streams is where a command writes: its result to out, everything else to err. From in it reads answers to questions.
 type streams struct {
 	out, err io.Writer
+	in       *os.File
 }
 
 // run runs one command and returns the exit status. The first SIGINT or SIGTERM asks the command to
@@ -65,7 +66,7 @@ func run(args []string, stdout, stderr io.Writer) (status int) {
 			panic(r)
 		}
 	}()
-	s := &streams{stdout, stderr}
+	s := &streams{out: stdout, err: stderr, in: os.Stdin}
 	var flags cli
 	parser := newParser(&flags,
 		kong.Writers(stdout, stderr),

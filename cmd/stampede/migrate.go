@@ -36,15 +36,24 @@ func (c *migrateUpCmd) Run(ctx context.Context, s *streams) error {
 type migrateDownCmd struct {
 	databaseFlag
 	outputFlag
-	DiscardData bool `env:"STAMPEDE_MIGRATE_DISCARD_DATA" help:"Delete the sales and orders in the database."`
+	yesFlag
+	DiscardData bool `env:"STAMPEDE_MIGRATE_DISCARD_DATA" help:"Delete the sales and orders in the database. Asks before it does."`
 }
 
 func (c *migrateDownCmd) Run(ctx context.Context, s *streams) error {
 	down := sql.Down
 	if c.DiscardData {
 		down = sql.DownWithData
+		if err := c.askable(s); err != nil {
+			return err
+		}
 	}
 	latest, err := latestMigration(ctx, c.DatabaseURL)
+	if err == nil && c.DiscardData {
+		err = c.confirm(ctx, s, func() (string, error) {
+			return fmt.Sprintf("Migration %s is undone, and the sales and orders in what it made are deleted.", latest), nil
+		})
+	}
 	if err != nil {
 		return err
 	}
