@@ -338,6 +338,8 @@ var (
 	RetireMatchOrders string
 	//go:embed queries/retire/open_orders.sql
 	RetireOpenOrders string
+	//go:embed queries/schema/contracts.sql
+	schemaContracts string
 	//go:embed queries/schema/guards.sql
 	schemaGuards string
 	//go:embed queries/schema/has_sales.sql
