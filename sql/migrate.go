@@ -60,12 +60,50 @@ type Migration struct {
 // Up applies all missing migrations. Concurrent processes wait for each other, and only one of them
 // applies each migration.
 func Up(ctx context.Context, databaseURL string) error {
-	return withProvider(databaseURL, func(p *goose.Provider) error {
-		if _, err := p.Up(ctx); err != nil {
-			return fmt.Errorf("migrate up: %w", err)
+	_, err := UpEach(ctx, databaseURL, func(int, int) {})
+	return err
+}
+
+// UpEach is Up that calls applied with the number of migrations that it has applied so far, and with how many of them
+// were missing at its start; first with 0. It returns the names of those that it has applied.
+func UpEach(ctx context.Context, databaseURL string, applied func(n, missing int)) (names []string, err error) {
+	err = withProvider(databaseURL, func(p *goose.Provider) error {
+		missing, err := missingOf(ctx, p)
+		if err != nil || missing == 0 {
+			return err
 		}
-		return nil
+		applied(0, missing)
+		for {
+			result, err := p.UpByOne(ctx)
+			if errors.Is(err, goose.ErrNoNextVersion) {
+				return nil // also if another process has applied the rest
+			}
+			if err != nil {
+				return fmt.Errorf("migrate up: %w", err)
+			}
+			names = append(names, nameOf(result.Source))
+			applied(len(names), missing)
+		}
 	})
+	return names, err
+}
+
+func missingOf(ctx context.Context, p *goose.Provider) (n int, err error) {
+	states, err := p.Status(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("migrate up: %w", err)
+	}
+	for _, s := range states {
+		if s.State != goose.StateApplied {
+			n++
+		}
+	}
+	return n, nil
+}
+
+// nameOf is the name of a migration.
+func nameOf(source *goose.Source) string {
+	return strings.TrimSuffix(filepath.Base(source.Path), ".sql")
 }
 
 // Down undoes the latest migration in a database without sales, and otherwise returns
@@ -125,7 +163,7 @@ func Status(ctx context.Context, databaseURL string) ([]Migration, error) {
 		for _, s := range states {
 			all = append(all, Migration{
 				Version:   s.Source.Version,
-				Name:      strings.TrimSuffix(filepath.Base(s.Source.Path), ".sql"),
+				Name:      nameOf(s.Source),
 				Applied:   s.State == goose.StateApplied,
 				AppliedAt: s.AppliedAt,
 			})

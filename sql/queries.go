@@ -61,6 +61,8 @@ var (
 	AuditFigures string
 	//go:embed queries/audit/find.sql
 	AuditFind string
+	//go:embed queries/audit/latest.sql
+	AuditLatest string
 	//go:embed queries/audit/note_latest.sql
 	AuditNoteLatest string
 	//go:embed queries/audit/note_still.sql
@@ -77,6 +79,8 @@ var (
 	AuditReadFigures string
 	//go:embed queries/audit/rebuilds.sql
 	AuditRebuilds string
+	//go:embed queries/audit/record.sql
+	AuditRecord string
 	//go:embed queries/audit/redis.sql
 	AuditRedis string
 	//go:embed queries/audit/reservations.sql

@@ -16,25 +16,41 @@ import (
 )
 
 type auditCmd struct {
+	look
 	redisFlag
 	databaseFlag
 	keysFlags
-	jsonFlag
+	outputFlag
+	operatorFlag
 	Sale    uuid.UUID     `env:"STAMPEDE_AUDIT_SALE" placeholder:"ID" help:"Sale to audit (default: all)."`
 	Archive []string      `env:"STAMPEDE_AUDIT_ARCHIVE" placeholder:"FILE" type:"existingfile" help:"Audit this file of an archived sale instead; may be repeated."`
 	Wait    time.Duration `env:"STAMPEDE_AUDIT_WAIT" default:"0s" placeholder:"DURATION" help:"How long to wait until no order is in flight (${default})."`
 }
 
 func (c *auditCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	operator, err := c.name()
+	if err != nil {
+		return err
+	}
 	b, err := openControl(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, 2, logger)
 	if err != nil {
 		return err
 	}
 	defer b.Close()
 	if len(c.Archive) > 0 {
-		return auditArchives(ctx, s.out, b, c.Archive, c.JSON)
+		return auditArchives(ctx, s.out, b, c.Archive, c.json())
 	}
-	return runAudit(ctx, s.out, b, c.keysFlags, c.Sale, c.Wait, c.JSON)
+	report, err := lookAtPromises(ctx, b, c.keysFlags, c.Sale, c.Wait)
+	if err != nil {
+		return err
+	}
+	if c.Sale == uuid.Nil {
+		// The verdict counts, and is printed, also if it cannot be stored.
+		if err := recordAudit(ctx, b, report, operator); err != nil {
+			logger.Warn("the verdict is not recorded, so that workers show an older one", "err", err)
+		}
+	}
+	return printVerdict(s.out, report, c.json())
 }
 
 // auditArchives prints a report of each file and returns errBroken if a promise is broken in one of them.
@@ -68,21 +84,41 @@ func auditArchives(ctx context.Context, w io.Writer, b *backend, paths []string,
 	return nil
 }
 
-// runAudit prints the report and returns errBroken if a promise is broken.
+// runAudit prints the report of an audit and returns errBroken if a promise is broken.
 func runAudit(
 	ctx context.Context, w io.Writer, b *backend, keys keysFlags, sale uuid.UUID, wait time.Duration, asJSON bool,
 ) error {
+	report, err := lookAtPromises(ctx, b, keys, sale, wait)
+	if err != nil {
+		return err
+	}
+	return printVerdict(w, report, asJSON)
+}
+
+func lookAtPromises(
+	ctx context.Context, b *backend, keys keysFlags, sale uuid.UUID, wait time.Duration,
+) (audit.Report, error) {
 	if err := sql.Check(ctx, b.pool); err != nil {
-		return unchecked(err)
+		return audit.Report{}, unchecked(err)
 	}
 	report, err := audit.Run(ctx, audit.Config{
 		Pool: b.pool, Redis: b.redis, Keys: keys.keys(), Wait: wait, Sale: sale,
 	})
-	if errors.Is(err, reservation.ErrSaleNotFound) {
-		return err
-	} else if err != nil {
-		return unchecked(err)
+	if err != nil && !errors.Is(err, reservation.ErrSaleNotFound) {
+		err = unchecked(err)
 	}
+	return report, err
+}
+
+func recordAudit(ctx context.Context, b *backend, report audit.Report, operator string) error {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	return audit.Record(ctx, b.pool, report, operator)
+}
+
+// printVerdict returns errBroken if a promise is broken.
+func printVerdict(w io.Writer, report audit.Report, asJSON bool) error {
+	var err error
 	if asJSON {
 		err = writeJSON(w, report)
 	} else {

@@ -85,7 +85,11 @@ func run(args []string, stdout, stderr io.Writer) (status int) {
 		return reportError(stderr, &usageError{err})
 	}
 	command.Bind(logger)
-	return reportError(stderr, command.Run())
+	err = command.Run()
+	if onlyLooks(command.Selected()) {
+		err = unseen(err)
+	}
+	return reportError(stderr, err)
 }
 
 // newParser returns the command line of the program.
@@ -93,10 +97,12 @@ func newParser(flags *cli, options ...kong.Option) *kong.Kong {
 	parser, err := kong.New(flags, append([]kong.Option{
 		kong.Name("stampede"),
 		kong.Description("Sell a limited stock to a crowd: decided in memory in one atomic step, answered immediately, " +
-			"written to Postgres exactly once."),
+			"written to Postgres exactly once.\n\n" + exitStatuses),
 		kong.DefaultEnvars("STAMPEDE"),
 		kong.Vars{"version": "stampede " + telemetry.BuildVersion()},
 		saleIDs,
+		kong.Resolvers(secretsFromFiles),
+		kong.ValueFormatter(secretsHelp),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),
 	}, options...)...)
 	if err != nil {

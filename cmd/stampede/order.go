@@ -81,10 +81,11 @@ func onLedger(ctx context.Context, pool *pgxpool.Pool, do func(*ledger.Ledger) e
 }
 
 type orderShowCmd struct {
+	look
 	redisFlag
 	databaseFlag
 	keysFlags
-	jsonFlag
+	outputFlag
 	orderArg
 	User string `env:"STAMPEDE_ORDER_USER" placeholder:"USER" help:"Its buyer: with it, an order that is reserved and not in Postgres yet is found in Redis."`
 }
@@ -107,7 +108,7 @@ func (c *orderShowCmd) Run(ctx context.Context, s *streams, logger *slog.Logger)
 		if err != nil {
 			return withHint(err)
 		}
-		if c.JSON {
+		if c.json() {
 			return writeHistoryJSON(s.out, o, log)
 		}
 		return writeHistoryText(s.out, o, log)
@@ -124,8 +125,9 @@ func withHint(err error) error {
 }
 
 type orderListCmd struct {
+	look
 	databaseFlag
-	jsonFlag
+	outputFlag
 	orderFilter
 	Limit int `default:"50" env:"STAMPEDE_ORDER_LIMIT" placeholder:"N" help:"Most orders to list (${default})."`
 }
@@ -154,7 +156,7 @@ func (c *orderListCmd) Run(ctx context.Context, s *streams) error {
 				break
 			}
 		}
-		if c.JSON {
+		if c.json() {
 			return writeOrdersJSON(s.out, all)
 		}
 		return writeOrdersText(s.out, all)
@@ -163,7 +165,7 @@ func (c *orderListCmd) Run(ctx context.Context, s *streams) error {
 
 type orderCancelCmd struct {
 	databaseFlag
-	jsonFlag
+	outputFlag
 	operatorFlag
 	orderArg
 	Reason string `required:"" env:"STAMPEDE_ORDER_REASON" placeholder:"TEXT" help:"Why the order is cancelled, at most 500 characters; recorded with it and not shown to its buyer."`
@@ -182,7 +184,7 @@ func (c *orderCancelCmd) Run(ctx context.Context, s *streams) error {
 		switch {
 		case err != nil:
 			return withHint(err)
-		case c.JSON:
+		case c.json():
 			return writeOrdersJSON(s.out, []order.Placed{o})
 		}
 		text := fmt.Sprintf("order %s is cancelled; its units go back to the sale\n", o.ID)

@@ -17,7 +17,7 @@ type rebuildCmd struct {
 	redisFlag
 	databaseFlag
 	keysFlags
-	jsonFlag
+	outputFlag
 	Sale      uuid.UUID `env:"STAMPEDE_REBUILD_SALE" placeholder:"ID" help:"Sale to rebuild; the others continue. Without it and --partition, everything is rebuilt."`
 	Shards    *int      `env:"STAMPEDE_REBUILD_SHARDS" placeholder:"N" help:"Raise the number of shards of the sale to N, at most the number of partitions at its creation. It is never lowered. Only with --sale."`
 	Partition *int      `env:"STAMPEDE_REBUILD_PARTITION" placeholder:"N" help:"Rebuild the sales of this partition, and mark its Redis server as verified."`
@@ -104,7 +104,7 @@ func (c *rebuildCmd) print(s *streams, report rebuild.Report, err error) error {
 	if err != nil {
 		return err
 	}
-	if c.JSON {
+	if c.json() {
 		return writeJSON(s.out, report)
 	}
 	return report.WriteText(s.out)

@@ -21,7 +21,7 @@ type reconcileCmd struct {
 	redisFlag
 	databaseFlag
 	keysFlags
-	jsonFlag
+	outputFlag
 	Sale    uuid.UUID `env:"STAMPEDE_RECONCILE_SALE" placeholder:"ID" help:"Sale to reconcile (default: all)."`
 	DryRun  bool      `env:"STAMPEDE_RECONCILE_DRY_RUN" help:"Change nothing; only report what would be done."`
 	Explain bool      `env:"STAMPEDE_RECONCILE_EXPLAIN" help:"List each difference with its order, the last event, and the remedy."`
@@ -43,7 +43,7 @@ func (c *reconcileCmd) Run(ctx context.Context, s *streams, logger *slog.Logger)
 	}
 	if c.Explain {
 		config.Explain = func(f audit.Finding) error {
-			if c.JSON {
+			if c.json() {
 				return writeJSON(s.out, f)
 			}
 			_, err := fmt.Fprintf(s.out, "%s\n    → %s\n", printable(f.String()), f.Remedy.Says())
@@ -56,7 +56,7 @@ func (c *reconcileCmd) Run(ctx context.Context, s *streams, logger *slog.Logger)
 	} else if err != nil {
 		return unchecked(err)
 	}
-	if c.JSON {
+	if c.json() {
 		err = writeJSON(s.out, report)
 	} else {
 		err = writeReconciled(s.out, report)

@@ -55,7 +55,7 @@ func TestReconcileReportsActionsAndExitsWithOne(t *testing.T) {
 		require.Contains(t, out, line)
 	}
 
-	status, out = reconcile("--explain", "--json")
+	status, out = reconcile("--explain", "--output=json")
 	require.Equal(t, exitFailed, status, out)
 	lines := strings.Split(strings.TrimSpace(out), "\n")
 	require.Len(t, lines, 3)

@@ -32,7 +32,7 @@ type catalogFlags struct {
 	redisFlag
 	databaseFlag
 	keysFlags
-	jsonFlag
+	outputFlag
 }
 
 // with opens the catalog, calls do with it and prints the sales that do returns.
@@ -52,7 +52,7 @@ func (f *catalogFlags) with(
 	if err != nil {
 		return err
 	}
-	if f.JSON {
+	if f.json() {
 		return writeSalesJSON(s.out, sales)
 	}
 	return writeSalesText(s.out, sales)
@@ -139,6 +139,7 @@ func (c *saleCreateCmd) Run(ctx context.Context, s *streams, logger *slog.Logger
 }
 
 type saleListCmd struct {
+	look
 	catalogFlags
 	After uuid.UUID `env:"STAMPEDE_SALE_AFTER" placeholder:"ID" help:"List sales older than this one."`
 	Limit int       `default:"50" env:"STAMPEDE_SALE_LIMIT" placeholder:"N" help:"Most sales to list (${default})."`
@@ -154,6 +155,7 @@ func (c *saleListCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) 
 }
 
 type saleShowCmd struct {
+	look
 	catalogFlags
 	saleArg
 }

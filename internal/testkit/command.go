@@ -26,6 +26,7 @@ type Cmd struct {
 	t       testing.TB
 	cmd     *exec.Cmd
 	output  lines
+	stdout  lines
 	input   io.Writer
 	process *child.Process
 }
@@ -82,6 +83,12 @@ func (c *Cmd) WriteLine(line string) {
 		c.t.Fatal(err)
 	}
 }
+
+// KeepStdout keeps what the process writes to standard output for Stdout. Call it before Start.
+func (c *Cmd) KeepStdout() { c.cmd.Stdout = io.MultiWriter(&c.stdout, &c.output) }
+
+// Stdout is what the process wrote so far to standard output, after KeepStdout.
+func (c *Cmd) Stdout() string { return c.stdout.String() }
 
 // Start starts the process.
 func (c *Cmd) Start() {

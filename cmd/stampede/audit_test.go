@@ -1,0 +1,48 @@
+package main
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"stampede/fulfillment/audit"
+)
+
+func TestWholeAuditIsRecorded(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	latest := func() *audit.Recorded {
+		recorded, err := audit.Latest(t.Context(), s.pool)
+		require.NoError(t, err)
+		if recorded != nil {
+			recorded.At = time.Time{}
+		}
+		return recorded
+	}
+	sale, _ := s.recorded()
+	status, output := s.run("audit", "--sale="+sale.String(), "--operator=ann")
+	require.Equal(t, exitOK, status, output)
+	require.Nil(t, latest(), "an audit of one sale says nothing about the others")
+
+	status, output = s.run("audit", "--operator=ann")
+	require.Equal(t, exitOK, status, output)
+	require.Equal(t, &audit.Recorded{Operator: "ann", Broken: []string{}, Unchecked: []string{}}, latest())
+
+	_, err := s.pool.Exec(t.Context(), "ALTER TABLE sales RENAME CONSTRAINT sales_not_oversold TO aside")
+	require.NoError(t, err)
+	status, output = s.run("audit", "--operator=bob", "--json")
+	require.Equal(t, exitFailed, status, output)
+	require.Equal(t, &audit.Recorded{Operator: "bob", Broken: []string{"DB"}, Unchecked: []string{}}, latest())
+
+	// Without a record of it the verdict is the same.
+	_, err = s.pool.Exec(t.Context(), "ALTER TABLE sales RENAME CONSTRAINT aside TO sales_not_oversold; "+
+		"ALTER TABLE audits ADD CONSTRAINT audits_full CHECK (operator <> 'eve')")
+	require.NoError(t, err)
+	status, output = s.run("audit", "--operator=eve")
+	assert.Equal(t, exitOK, status, output)
+	assert.Contains(t, output, "the verdict is not recorded")
+	assert.Contains(t, output, "S1  nothing is oversold                kept")
+	require.Equal(t, "bob", latest().Operator)
+}
