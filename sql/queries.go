@@ -194,6 +194,8 @@ var (
 	LedgerNextSale string
 	//go:embed queries/ledger/note_releases.sql
 	LedgerNoteReleases string
+	//go:embed queries/ledger/note_traces.sql
+	LedgerNoteTraces string
 	//go:embed queries/ledger/overdue_sale.sql
 	LedgerOverdueSale string
 	//go:embed queries/ledger/past_orders.sql
