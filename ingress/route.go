@@ -105,6 +105,9 @@ func (s *Server) handle(method, path string, h echo.HandlerFunc) echo.HandlerFun
 		}
 		return nil
 	}
+	if s.config.Tracer != nil {
+		served = s.traced(method+" "+path, method, path, served)
+	}
 	s.echo.Add(method, path, served)
 	return served
 }

@@ -59,6 +59,9 @@ func (r *Relay) newSession(t *target.Target, conn *pgx.Conn) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
+	if r.config.Tracer != nil {
+		to = &tracedSender{to, r.config.Tracer, t.Name}
+	}
 	m := r.metrics.of(t.Name)
 	return &session{
 		log: r.config.Logger.With("target", t.Name), target: t, conn: conn, reader: feed.NewReader(conn, r.config.Source),

@@ -162,6 +162,10 @@ func plansOf(t *testing.T, pool *pgxpool.Pool, sale uuid.UUID) []plan {
 			"Scan (using|on) orders_2031_02_pkey", 1,
 		},
 		{sql.LedgerLogRefusals, []any{sale, ids}, "Index Scan using order_events_2031_02_pkey on order_events", 1},
+		{
+			sql.LedgerNoteTraces, []any{sale, ids, make([]string, len(ids)), 2},
+			"Index Scan using order_events_2031_02_pkey on order_events", 1,
+		},
 		{sql.RebuildEndedOrders, []any{sale}, "Index Only Scan using orders_2031_02_ended on orders", 1},
 		{sql.RebuildHolders, []any{sale}, "Scan (using|on) orders_2031_02_pkey", 1},
 		{sql.RebuildNewestOrders, []any{sale, 4}, "Index Scan Backward using orders_2031_02_pkey on orders", 1},

@@ -199,6 +199,8 @@ var (
 	LedgerNextSale string
 	//go:embed queries/ledger/note_releases.sql
 	LedgerNoteReleases string
+	//go:embed queries/ledger/note_traces.sql
+	LedgerNoteTraces string
 	//go:embed queries/ledger/overdue_sale.sql
 	LedgerOverdueSale string
 	//go:embed queries/ledger/past_orders.sql
@@ -338,6 +340,8 @@ var (
 	RetireMatchOrders string
 	//go:embed queries/retire/open_orders.sql
 	RetireOpenOrders string
+	//go:embed queries/schema/contracts.sql
+	schemaContracts string
 	//go:embed queries/schema/guards.sql
 	schemaGuards string
 	//go:embed queries/schema/has_sales.sql

@@ -17,6 +17,7 @@ import (
 	"stampede/internal/connect"
 	"stampede/internal/localserver"
 	"stampede/internal/operators"
+	"stampede/internal/telemetry"
 	"stampede/relay"
 	"stampede/reservation"
 	"stampede/sql"
@@ -33,6 +34,9 @@ type devCmd struct {
 	replicaFlag
 	workerFlags
 	relayFlags
+	traceFlag
+	profileFlag
+	optionalMetricsAddr
 	HTTPAddr      string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:"127.0.0.1:8080" placeholder:"HOST:PORT" help:"Address to listen on (${default}). Keep it local: with --auth=header anybody can be any buyer."`
 	Auth          string `default:"header" enum:"header,jwt" placeholder:"MODE" help:"How buyers are identified: header or jwt (${default})."`
 	AuthHeader    string `default:"X-User-ID" placeholder:"NAME" help:"Header that names the buyer with --auth=header (${default})."`
@@ -49,7 +53,8 @@ func (c *devCmd) Validate() error {
 	return cmp.Or(
 		c.optionalServers.Validate(), c.keysFlags.Validate(), c.limitFlags.Validate(), c.clientFlags.Validate(),
 		c.receiptFlag.Validate(),
-		c.replicaFlag.Validate(), c.workerFlags.Validate(), c.relayFlags.Validate(),
+		c.replicaFlag.Validate(), c.workerFlags.Validate(), c.relayFlags.Validate(), c.traceFlag.Validate(),
+		c.profileFlag.check(c.MetricsAddr),
 		wantHeader("--auth-header", c.AuthHeader),
 	)
 }
@@ -76,14 +81,21 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 		c.AdminToken = rand.Text()
 	}
 
+	registry := telemetry.NewRegistry()
+	tracer, err := c.tracer(ctx, "stampede", registry, logger)
+	if err != nil {
+		return err
+	}
+	defer tracer.Close()
 	front, err := openIngressBackend(ctx, servers.RedisURL, servers.DatabaseURL, c.keysFlags,
-		c.storeOptions(logger))
+		c.storeOptions(logger), tracer)
 	if err != nil {
 		return err
 	}
 	defer front.Close()
 	back, err := openControl(ctx, servers.RedisURL, servers.DatabaseURL, c.keysFlags,
-		workerPostgresConns+relayPostgresConns, logger, connect.Service("work"))
+		workerPostgresConns+relayPostgresConns, logger, connect.Service("work"),
+		connect.Traced(tracer))
 	if err != nil {
 		return err
 	}
@@ -91,6 +103,7 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 	warnOfSettings(ctx, front.backend, reservation.OperatorRights, logger)
 
 	config := ingressConfig(front, servers.RedisURL, c.keysFlags, c.limitFlags, c.receiptFlag, logger)
+	config.Metrics, config.Tracer = registry, tracer
 	outcomes, err := front.serveOrders(&config, c.keysFlags)
 	if err != nil {
 		return err
@@ -110,14 +123,16 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 		return &usageError{err}
 	}
 	work := workerConfig(back, c.keysFlags, c.workerFlags, config.Metrics, logger)
-	work.Consumer, work.DrainTimeout = consumer, c.DrainTimeout
+	work.Consumer, work.DrainTimeout, work.Tracer = consumer, c.DrainTimeout, tracer
 	runWorker, err := newWorker(servers.RedisURL, work)
 	if err != nil {
 		server.Close()
 		_ = config.Listener.Close()
 		return err
 	}
-	hand, err := relay.New(relayConfig(back, c.keysFlags, c.relayFlags, s.out, config.Metrics, logger))
+	handing := relayConfig(back, c.keysFlags, c.relayFlags, s.out, config.Metrics, logger)
+	handing.Tracer = tracer
+	hand, err := relay.New(handing)
 	if err != nil {
 		server.Close()
 		_ = config.Listener.Close()
@@ -140,6 +155,9 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 	together.Go(func() error { return runWorker(ctx) })
 	together.Go(func() error { return hand.Run(ctx) })
 	together.Go(func() error { return desk(ctx) })
+	if c.MetricsAddr != "" {
+		together.Go(func() error { return c.serve(ctx, c.MetricsAddr, registry, server.Ready) })
+	}
 	if err := c.welcome(s.out, ingressURL, deskURL, servers); err != nil {
 		return err
 	}

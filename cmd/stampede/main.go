@@ -43,9 +43,10 @@ type cli struct {
 	ShowVersion kong.VersionFlag `name:"version" env:"-" help:"Print the version of this program."`
 }
 
-// streams is where a command writes: its result to out, everything else to err.
+// streams is where a command writes: its result to out, everything else to err. From in it reads answers to questions.
 type streams struct {
 	out, err io.Writer
+	in       *os.File
 }
 
 // run runs one command and returns the exit status. The first SIGINT or SIGTERM asks the command to
@@ -66,7 +67,7 @@ func run(args []string, stdout, stderr io.Writer) (status int) {
 			panic(r)
 		}
 	}()
-	s := &streams{stdout, stderr}
+	s := &streams{out: stdout, err: stderr, in: os.Stdin}
 	var flags cli
 	parser := newParser(&flags,
 		kong.Writers(stdout, stderr),
@@ -86,7 +87,11 @@ func run(args []string, stdout, stderr io.Writer) (status int) {
 		return reportError(stderr, &usageError{err})
 	}
 	command.Bind(logger)
-	return reportError(stderr, command.Run())
+	err = command.Run()
+	if onlyLooks(command.Selected()) {
+		err = unseen(err)
+	}
+	return reportError(stderr, err)
 }
 
 // newParser returns the command line of the program.
@@ -94,10 +99,12 @@ func newParser(flags *cli, options ...kong.Option) *kong.Kong {
 	parser, err := kong.New(flags, append([]kong.Option{
 		kong.Name("stampede"),
 		kong.Description("Sell a limited stock to a crowd: decided in memory in one atomic step, answered immediately, " +
-			"written to Postgres exactly once."),
+			"written to Postgres exactly once.\n\n" + exitStatuses),
 		kong.DefaultEnvars("STAMPEDE"),
 		kong.Vars{"version": "stampede " + telemetry.BuildVersion()},
 		saleIDs,
+		kong.Resolvers(secretsFromFiles),
+		kong.ValueFormatter(secretsHelp),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),
 	}, options...)...)
 	if err != nil {

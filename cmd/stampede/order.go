@@ -81,10 +81,11 @@ func onLedger(ctx context.Context, pool *pgxpool.Pool, do func(*ledger.Ledger) e
 }
 
 type orderShowCmd struct {
+	look
 	redisFlag
 	databaseFlag
 	keysFlags
-	jsonFlag
+	outputFlag
 	orderArg
 	User string `env:"STAMPEDE_ORDER_USER" placeholder:"USER" help:"Its buyer: with it, an order that is reserved and not in Postgres yet is found in Redis."`
 }
@@ -107,7 +108,7 @@ func (c *orderShowCmd) Run(ctx context.Context, s *streams, logger *slog.Logger)
 		if err != nil {
 			return withHint(err)
 		}
-		if c.JSON {
+		if c.json() {
 			return writeHistoryJSON(s.out, o, log)
 		}
 		return writeHistoryText(s.out, o, log)
@@ -124,8 +125,9 @@ func withHint(err error) error {
 }
 
 type orderListCmd struct {
+	look
 	databaseFlag
-	jsonFlag
+	outputFlag
 	orderFilter
 	Limit int `default:"50" env:"STAMPEDE_ORDER_LIMIT" placeholder:"N" help:"Most orders to list (${default})."`
 }
@@ -154,7 +156,7 @@ func (c *orderListCmd) Run(ctx context.Context, s *streams) error {
 				break
 			}
 		}
-		if c.JSON {
+		if c.json() {
 			return writeOrdersJSON(s.out, all)
 		}
 		return writeOrdersText(s.out, all)
@@ -163,7 +165,8 @@ func (c *orderListCmd) Run(ctx context.Context, s *streams) error {
 
 type orderCancelCmd struct {
 	databaseFlag
-	jsonFlag
+	outputFlag
+	yesFlag
 	operatorFlag
 	orderArg
 	Reason string `required:"" env:"STAMPEDE_ORDER_REASON" placeholder:"TEXT" help:"Why the order is cancelled, at most 500 characters; recorded with it and not shown to its buyer."`
@@ -174,15 +177,25 @@ func (c *orderCancelCmd) Run(ctx context.Context, s *streams) error {
 	if err == nil {
 		err = order.ValidateReason(c.Reason)
 	}
+	if err == nil {
+		err = c.askable(s)
+	}
 	if err != nil {
 		return err
 	}
 	return c.withLedger(ctx, func(l *ledger.Ledger) error {
+		err := c.confirm(ctx, s, func() (string, error) {
+			o, _, err := l.History(ctx, c.Order.UUID)
+			return c.question(o), withHint(err)
+		})
+		if err != nil {
+			return err
+		}
 		o, err := l.Withdraw(ctx, c.Order.UUID, c.Reason, name)
 		switch {
 		case err != nil:
 			return withHint(err)
-		case c.JSON:
+		case c.json():
 			return writeOrdersJSON(s.out, []order.Placed{o})
 		}
 		text := fmt.Sprintf("order %s is cancelled; its units go back to the sale\n", o.ID)
@@ -192,4 +205,13 @@ func (c *orderCancelCmd) Run(ctx context.Context, s *streams) error {
 		_, err = fmt.Fprint(s.out, text)
 		return err
 	})
+}
+
+func (c *orderCancelCmd) question(o order.Placed) string {
+	text := fmt.Sprintf("Order %s of %s (%s) is cancelled; its %d units go back to the sale.", o.ID, printable(o.UserID),
+		o.Status, o.Quantity)
+	if o.PaymentReference != "" {
+		text += fmt.Sprintf(" Its payment %s has to be refunded.", printable(o.PaymentReference))
+	}
+	return text
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"stampede/internal/figure"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/sql"
@@ -32,7 +33,7 @@ type catalogFlags struct {
 	redisFlag
 	databaseFlag
 	keysFlags
-	jsonFlag
+	outputFlag
 }
 
 // with opens the catalog, calls do with it and prints the sales that do returns.
@@ -52,7 +53,7 @@ func (f *catalogFlags) with(
 	if err != nil {
 		return err
 	}
-	if f.JSON {
+	if f.json() {
 		return writeSalesJSON(s.out, sales)
 	}
 	return writeSalesText(s.out, sales)
@@ -139,6 +140,7 @@ func (c *saleCreateCmd) Run(ctx context.Context, s *streams, logger *slog.Logger
 }
 
 type saleListCmd struct {
+	look
 	catalogFlags
 	After uuid.UUID `env:"STAMPEDE_SALE_AFTER" placeholder:"ID" help:"List sales older than this one."`
 	Limit int       `default:"50" env:"STAMPEDE_SALE_LIMIT" placeholder:"N" help:"Most sales to list (${default})."`
@@ -154,6 +156,7 @@ func (c *saleListCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) 
 }
 
 type saleShowCmd struct {
+	look
 	catalogFlags
 	saleArg
 }
@@ -188,11 +191,23 @@ func (c *saleResumeCmd) Run(ctx context.Context, s *streams, logger *slog.Logger
 
 type saleEndCmd struct {
 	changeFlags
+	yesFlag
 	saleArg
 }
 
 func (c *saleEndCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	if err := c.askable(s); err != nil {
+		return err
+	}
 	return c.withOne(ctx, s, logger, func(ctx context.Context, sales *catalog.Catalog) (catalog.CountedSale, error) {
+		err := c.confirm(ctx, s, func() (string, error) {
+			sale, err := sales.Show(ctx, c.Sale)
+			return fmt.Sprintf("The sale %q ends: of %s units %s are sold, %s held, %s unsold.", printable(sale.Name),
+				figure.Count(sale.Stock), figure.Count(sale.Sold), figure.Count(sale.Held), figure.Count(sale.Available)), err
+		})
+		if err != nil {
+			return catalog.CountedSale{}, err
+		}
 		return sales.End(ctx, c.Sale)
 	})
 }

@@ -15,6 +15,7 @@ import (
 )
 
 type saleHistoryCmd struct {
+	look
 	catalogFlags
 	saleArg
 	Limit int `default:"1000" env:"STAMPEDE_SALE_LIMIT" placeholder:"N" help:"Most changes to show, the newest ones (${default})."`
@@ -36,7 +37,7 @@ func (c *saleHistoryCmd) Run(ctx context.Context, s *streams, logger *slog.Logge
 	if err != nil {
 		return err
 	}
-	if c.JSON {
+	if c.json() {
 		for _, change := range changes {
 			err := writeJSON(s.out, struct {
 				Revision   int64           `json:"revision"`

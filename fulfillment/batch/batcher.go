@@ -16,6 +16,7 @@ import (
 	"stampede/fulfillment/rebuild"
 	"stampede/internal/crashpoint"
 	"stampede/internal/retry"
+	"stampede/internal/tracing"
 	"stampede/lock"
 	"stampede/reservation"
 	"stampede/reservation/order"
@@ -52,6 +53,8 @@ type Config struct {
 	Metrics *metrics.Worker
 	// Rebuilder receives evidence that Redis lacks orders. It may be nil.
 	Rebuilder *rebuild.Rebuilder
+	// Tracer traces the orders of traced purchases. It may be nil.
+	Tracer *tracing.Tracer
 }
 
 // Batcher makes batches of the messages that the Router hands out one by one. Messages that arrive
@@ -96,6 +99,8 @@ func (b *Batcher) Drain() { b.drainOnce.Do(func() { close(b.draining) }) }
 // process handles a batch, except the messages that have to wait for a later one.
 func (b *Batcher) process(ctx context.Context, f *inFlightBatch) {
 	started := time.Now()
+	ctx, traced := b.trace(ctx, f.batch)
+	defer traced.end()
 	defer func() {
 		if p := recover(); p != nil {
 			b.Logger.Error("panic in a batch; its messages are delivered again", "panic", p, "stack", string(debug.Stack()))
@@ -127,10 +132,12 @@ func (b *Batcher) process(ctx context.Context, f *inFlightBatch) {
 		switch out := outcomes[i]; {
 		case errors.Is(out.Err, ledger.ErrBlocked):
 			f.blocked, f.why = append(f.blocked, s), out.Err
+			s.span.Fail(out.Err)
 		case ledger.NeedsRelease(out) && !released:
 			// Its units are not released: a later batch finds the order recorded and retries.
 			f.deferred = append(f.deferred, s)
 		default:
+			noteOutcome(s.span, out)
 			b.Metrics.Count(out)
 			s.resolve(out.Err)
 		}
@@ -145,6 +152,9 @@ func inSaleOrder(batch []*submission) []order.OrderReserved {
 	events := make([]order.OrderReserved, len(batch))
 	for i, s := range batch {
 		events[i] = s.event
+		if s.span.On() { // others continue below it
+			events[i].TraceParent = s.span.Parent()
+		}
 	}
 	return events
 }

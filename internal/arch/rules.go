@@ -15,12 +15,12 @@ var may = map[string][]string{
 	"sql":                 {},
 	"lock":                {"lua"},
 	"reservation/order":   {},
-	"reservation":         {"lua", "sql", "reservation/order", "internal/crashpoint", "internal/retry"},
+	"reservation":         {"lua", "sql", "reservation/order", "internal/crashpoint", "internal/retry", "internal/tracing"},
 	"reservation/catalog": {"lua", "sql", "reservation", "reservation/order", "internal/crashpoint", "internal/retry"},
 	// ingress and fulfillment communicate only through Redis and Postgres, so that each runs without the other.
 	"ingress": {
 		"reservation", "reservation/catalog", "reservation/order", "ingress/apidoc", "internal/accept",
-		"internal/operators", "internal/ratelimit",
+		"internal/operators", "internal/ratelimit", "internal/tracing",
 	},
 	"ingress/apidoc": {},
 	"fulfillment": {
@@ -36,6 +36,7 @@ var may = map[string][]string{
 		"fulfillment/stream",
 		"internal/pg",
 		"internal/retry",
+		"internal/tracing",
 		"reservation/catalog",
 		"reservation/order",
 	},
@@ -48,6 +49,7 @@ var may = map[string][]string{
 		"internal/crashpoint",
 		"internal/retry",
 		"internal/telemetry",
+		"internal/tracing",
 		"reservation/catalog",
 		"reservation/order",
 	},
@@ -90,6 +92,7 @@ var may = map[string][]string{
 		"fulfillment/stream",
 		"internal/crashpoint",
 		"internal/retry",
+		"internal/tracing",
 		"reservation/order",
 	},
 	"fulfillment/deadletter": {
@@ -137,6 +140,7 @@ var may = map[string][]string{
 		"internal/crashpoint",
 		"internal/retry",
 		"internal/telemetry",
+		"internal/tracing",
 		"relay/broker",
 		"relay/feed",
 		"relay/target",

@@ -23,9 +23,9 @@ func NewLogger(w io.Writer, format, level string) (*slog.Logger, error) {
 	options := &slog.HandlerOptions{Level: lowest, ReplaceAttr: onlyMessage}
 	switch format {
 	case formatText:
-		return slog.New(slog.NewTextHandler(w, options)), nil
+		return slog.New(withTrace{slog.NewTextHandler(w, options)}), nil
 	case formatJSON:
-		return slog.New(slog.NewJSONHandler(w, options)), nil
+		return slog.New(withTrace{slog.NewJSONHandler(w, options)}), nil
 	}
 	return nil, fmt.Errorf("log format %q: want %s or %s", format, formatText, formatJSON)
 }
