@@ -16,14 +16,14 @@ import (
 	"stampede/internal/telemetry"
 )
 
-// dashboardPostgresConns are two for the looks of the fleet, three for a reconcile, and those of the pages.
-const dashboardPostgresConns = 8
+// dashboardPostgresConns are those of the fleet, three for a reconcile, and those of the pages.
+const dashboardPostgresConns = fleetPostgresConns + 6
 
 type dashboardCmd struct {
 	redisFlag
 	databaseFlag
 	keysFlags
-	fleetFlags
+	scrapeFlags
 	Addr           string  `env:"STAMPEDE_DASHBOARD_ADDR" default:"127.0.0.1:8090" placeholder:"HOST:PORT" help:"Address to listen on (${default}). Behind a proxy with TLS only."`
 	AdminToken     string  `placeholder:"TOKEN" help:"Token of the operator admin, who may do everything; without it and without --operators-file nobody can log in."`
 	OperatorsFile  string  `placeholder:"FILE" help:"Further operators, one a line: name, role (viewer, operator or admin), SHA-256 of the token in hex. Changes are in force within ten seconds, and end the sessions of who lost a role."`
@@ -42,7 +42,7 @@ func (c *dashboardCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	if err := checkSchema(ctx, b.pool, logger); err != nil {
 		return err
 	}
-	desk, err := newDesk(b, c.fleetFlags, c.keysFlags, operators.Config{
+	desk, err := newDesk(b, c.scrapeFlags, c.keysFlags, operators.Config{
 		File: c.OperatorsFile, AdminToken: c.AdminToken, Logger: logger,
 	}, c.TrustedProxies, logger)
 	if err != nil {
@@ -64,7 +64,7 @@ func openDashboardBackend(
 
 // newDesk returns the function that runs a dashboard, with its fleet and its operators, until its context ends.
 func newDesk(
-	b *backend, watched fleetFlags, keys keysFlags, who operators.Config, trusted proxies, logger *slog.Logger,
+	b *backend, watched scrapeFlags, keys keysFlags, who operators.Config, trusted proxies, logger *slog.Logger,
 ) (run func(context.Context, net.Listener) error, err error) {
 	metrics := telemetry.NewRegistry()
 	who.Registerer = metrics
@@ -72,7 +72,7 @@ func newDesk(
 	if err != nil {
 		return nil, err
 	}
-	seen, err := watched.openFleet(b, logger)
+	seen, err := watched.fleet(b, logger)
 	if err != nil {
 		return nil, err
 	}

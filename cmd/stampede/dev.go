@@ -175,7 +175,7 @@ func (c *devCmd) openDesk(
 	if err != nil {
 		return nil, "", nil, err
 	}
-	desk, err := newDesk(b, fleetFlags{Scrape: []string{ingressURL + "/metrics"}}, c.keysFlags, operators.Config{
+	desk, err := newDesk(b, scrapeFlags{Scrape: []string{ingressURL + "/metrics"}}, c.keysFlags, operators.Config{
 		File: c.OperatorsFile, AdminToken: c.AdminToken, Logger: logger,
 	}, c.TrustedProxies, logger)
 	if err != nil {
