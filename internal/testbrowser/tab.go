@@ -285,7 +285,7 @@ func (b *Tab) CheckLayout(name string) {
 		b.Scheme(scheme)
 		for _, width := range Widths {
 			b.Resize(width)
-			b.Until(`new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))`, "a frame")
+			Evaluate[bool](b, `new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))`)
 			if found := Evaluate[[]string](b, faults); len(found) > 0 {
 				b.t.Errorf("%s, %s, %d wide:\n  %s", name, scheme, width, strings.Join(found[:min(len(found), 12)], "\n  "))
 			}
