@@ -44,6 +44,7 @@ func (s *shop) command(args ...string) *testkit.Cmd {
 	s.t.Helper()
 	c := testkit.Command(s.t, args...)
 	c.UseServers(s.keys)
+	c.Setenv("STAMPEDE_YES", "true")
 	c.Setenv("STAMPEDE_PARTITIONS", strconv.Itoa(s.keys.Partitions))
 	if s.redisURL != "" {
 		c.Setenv("REDIS_URL", s.redisURL)
