@@ -70,6 +70,7 @@ var may = map[string][]string{
 		"internal/pg",
 		"internal/retry",
 		"internal/telemetry",
+		"internal/tracing",
 		"reservation/order",
 	},
 	"fulfillment/retire": {
