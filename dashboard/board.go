@@ -14,11 +14,9 @@ import (
 )
 
 // fragments are the parts of pages whose rows come and go.
-var fragments = []string{"wrong", "troubles", "rebuilds", "sales", "processes", "servers", "check"}
+var fragments = []string{"wrong", "troubles", "rebuilds", "sales", "processes", "servers"}
 
-// board is the newest snapshot as it is shown. It is made once, whoever asks.
-func (d *Dashboard) board() *live.Board { return d.boardOf(d.Fleet.Snapshot()) }
-
+// boardOf is a snapshot as it is shown. It is made once, whoever asks.
 func (d *Dashboard) boardOf(s *fleet.Snapshot) *live.Board {
 	d.rendered.Lock()
 	defer d.rendered.Unlock()
@@ -29,19 +27,19 @@ func (d *Dashboard) boardOf(s *fleet.Snapshot) *live.Board {
 	values["check.state"] = d.checks.state()
 	b := &live.Board{Number: s.Number, At: s.At, Values: values, Points: d.pointsNow(s), Fragments: make(map[string]string)}
 	for _, name := range fragments {
-		b.Fragments[name] = d.fragment(name, s)
+		b.Fragments[name] = d.fragment(name, s, nil)
 	}
 	for _, sale := range s.Sales {
-		b.Fragments["state."+sale.ID.String()] = d.fragment("state", sale)
+		b.Fragments["state."+sale.ID.String()] = d.fragment("state", s, sale)
 	}
 	d.rendered.board = b
 	return b
 }
 
 // fragment renders a part without its figures, which are values of their own: it changes when its rows do.
-func (d *Dashboard) fragment(name string, body any) string {
+func (d *Dashboard) fragment(name string, s *fleet.Snapshot, body any) string {
 	var b bytes.Buffer
-	if err := d.parts.ExecuteTemplate(&b, name, view{Body: body, dash: d}); err != nil {
+	if err := d.parts.ExecuteTemplate(&b, name, view{Snapshot: &shown{s}, Body: body, dash: d}); err != nil {
 		panic(err) // a template is wrong, which the tests of all pages show
 	}
 	return b.String()

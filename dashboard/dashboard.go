@@ -147,9 +147,12 @@ func (d *Dashboard) ServeHTTP(w http.ResponseWriter, r *http.Request) { d.handle
 
 // Run tells open pages what changes until ctx ends; then it ends their streams and waits for running checks.
 func (d *Dashboard) Run(ctx context.Context) error {
-	defer d.checks.running.Wait()
-	defer d.stop()
-	return d.hub.Run(ctx)
+	err := d.hub.Run(ctx)
+	d.stop()
+	d.checks.mu.Lock() // who began before has been counted
+	d.checks.mu.Unlock()
+	d.checks.running.Wait()
+	return err
 }
 
 // Serve runs the dashboard on a listener until ctx ends, and then finishes running requests.

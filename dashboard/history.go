@@ -96,6 +96,18 @@ type minute struct {
 	Available, Held, Sold int64
 }
 
+// table is what stands for the charts.
+type table struct {
+	Scope string
+	// Units is true for that of a sale.
+	Units bool
+	Rows  []minute
+}
+
+func tableOf(points []fleet.Point, scope string) table {
+	return table{scope, scope != allScope, minutesOf(points, scope)}
+}
+
 // minutesOf are the last minutes, the newest first.
 func minutesOf(points []fleet.Point, scope string) []minute {
 	sale, _ := uuid.Parse(scope)

@@ -6,15 +6,22 @@ import (
 	"fmt"
 	"html/template"
 	"net/http"
+	"net/url"
 	"path"
+	"slices"
 	"strings"
 	"time"
+
+	"github.com/google/uuid"
 
 	"stampede/dashboard/fleet"
 	"stampede/dashboard/live"
 	"stampede/dashboard/session"
+	"stampede/fulfillment/audit"
 	"stampede/internal/figure"
 	"stampede/internal/operators"
+	"stampede/internal/telemetry"
+	"stampede/reservation"
 )
 
 //go:embed pages
@@ -30,8 +37,18 @@ type view struct {
 	// Refresh is how often a browser without script loads the page again, in seconds; 0: never.
 	Refresh int
 	Body    any
+	// Snapshot is the one of the board.
+	Snapshot *shown
 
 	dash *Dashboard
+}
+
+// shown is a snapshot for templates.
+type shown struct{ *fleet.Snapshot }
+
+// HasCritical is true if buyers notice what is wrong, or will.
+func (s shown) HasCritical() bool {
+	return slices.ContainsFunc(s.Troubles, func(t fleet.Trouble) bool { return t.Severity == fleet.Critical })
 }
 
 // Live is a figure that changes while the page is open.
@@ -80,27 +97,58 @@ func (v view) Administers() bool { return v.Who != nil && may(*v.Who, operators.
 func (v view) Asset(name string) string { return v.dash.assets[name].url }
 
 // Version is that of the program.
-func (v view) Version() string { return version }
+func (v view) Version() string { return telemetry.BuildVersion() }
 
 // functions are what templates call.
 var functions = template.FuncMap{
-	"moment": moment, "exact": exact, "printable": figure.Printable, "lasting": lasting, "gap": gap,
+	"moment": moment, "exact": exact, "printable": figure.Printable, "lasting": lasting, "gap": gap, "join": strings.Join,
+	"fields": func(v any) []string { return strings.Fields(fmt.Sprint(v)) },
 	"count":  func(n int64) string { return count(n) },
 	"count0": func(n int) string { return count(n) },
-	"since":  time.Since,
 	"book":   bookURL,
-	"short":  func(id fmt.Stringer) string { return id.String()[:8] },
-	"lower":  strings.ToLower,
-	"join":   strings.Join,
+	"short":  func(id uuid.UUID) string { return id.String()[:8] },
+	"isZero": func(id uuid.UUID) bool { return id == uuid.Nil },
 	"minutes": func(d time.Duration) string {
 		if d <= 0 {
 			return "none: confirmed is final"
 		}
 		return d.String()
 	},
-	"index0": func(i int) string { return fmt.Sprint(i) },
 	"concat": func(parts ...string) string { return strings.Join(parts, "") },
-	"charts": func(scope string) []chart { return chartsOf(scope) },
+	"charts": chartsOf,
+	"funnel": func() []bar { return funnel },
+	"mark":   func(s reservation.State) string { return marks[s] },
+	"orders": func(user string) string { return "/orders?" + url.Values{"user": {user}}.Encode() },
+	"more":   func(found int64, shown []audit.Finding) int64 { return found - int64(len(shown)) },
+	"label":  func(tab string) string { return tabs[tab] },
+	"tabbed": func(page, tab string) bool { return page == tab || pageOf[page] == tab },
+}
+
+// tabs are the pages that every page leads to, and pageOf says which of them leads to another.
+var (
+	tabs = map[string]string{
+		"overview": "Overview", "sales": "Sales", "orders": "Orders", "letters": "Dead letters", "audit": "Audit",
+		"book": "Runbook",
+	}
+	pageOf = map[string]string{"sale": "sales", "order": "orders", "letter": "letters"}
+)
+
+// marks say a state without its colour.
+var marks = map[reservation.State]string{
+	reservation.StateOpen: "▶", reservation.StatePaused: "❚❚", reservation.StateScheduled: "◷", reservation.StateEnded: "■",
+}
+
+// bar is a row of the funnel.
+type bar struct{ Key, Label string }
+
+var funnel = []bar{
+	{"accepted", "accepted"},
+	{"confirmed", "confirmed"},
+	{"paid", "paid"},
+	{"cancelled", "cancelled"},
+	{"expired", "expired"},
+	{"rejected", "rejected"},
+	{"voided", "voided"},
 }
 
 // readPages parses each page with the layout, and the fragments alone.
@@ -133,8 +181,8 @@ func (d *Dashboard) render(
 ) {
 	v := view{Title: title, Nav: page, Now: time.Now(), Body: body, dash: d}
 	if s != nil {
-		who := s.Person()
-		v.Who, v.Notes, v.Board = &who, s.Notes(), d.board()
+		who, snapshot := s.Person(), d.Fleet.Snapshot()
+		v.Who, v.Notes, v.Board, v.Snapshot = &who, s.Notes(), d.boardOf(snapshot), &shown{snapshot}
 	}
 	if page == "overview" {
 		v.Refresh = 5
@@ -198,15 +246,11 @@ func (d *Dashboard) readForm(w http.ResponseWriter, r *http.Request, s *session.
 }
 
 func (d *Dashboard) showOverview(w http.ResponseWriter, r *http.Request, s *session.Session) {
-	d.render(w, r, s, http.StatusOK, "overview", "Overview", d.overview())
+	d.render(w, r, s, http.StatusOK, "overview", "Overview",
+		overview{tableOf(d.Fleet.History(), allScope)})
 }
 
 // overview is the body of the first page.
 type overview struct {
-	*fleet.Snapshot
-	Minutes []minute
-}
-
-func (d *Dashboard) overview() overview {
-	return overview{d.Fleet.Snapshot(), minutesOf(d.Fleet.History(), allScope)}
+	Table table
 }

@@ -38,7 +38,7 @@ type salePage struct {
 	History  []change
 	// HistoryProblem is set if the history cannot be read.
 	HistoryProblem string
-	Minutes        []minute
+	Table          table
 	// Key makes a second sending of the form the same restock.
 	Key string
 }
@@ -86,7 +86,7 @@ func (d *Dashboard) showSale(w http.ResponseWriter, r *http.Request, s *session.
 	ctx, cancel := context.WithTimeout(r.Context(), lookTimeout)
 	defer cancel()
 	snapshot := d.Fleet.Snapshot()
-	page := salePage{Key: uuid.NewString(), Minutes: minutesOf(d.Fleet.History(), id.String())}
+	page := salePage{Key: uuid.NewString(), Table: tableOf(d.Fleet.History(), id.String())}
 	for _, sale := range snapshot.Sales {
 		if sale.ID == id {
 			page.Sale, page.Watched = sale, true

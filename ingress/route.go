@@ -57,10 +57,11 @@ func (s *Server) routes() error {
 	operate("/v1/sales/:sale/end", s.operateSale(operators.Admin, s.config.Sales.End))
 	operate("/v1/sales/:sale/restock", s.restockSale)
 
-	// Looks at orders have slots of their own, so that they keep no operator from pausing a sale.
+	// Looks at orders and at histories have slots of their own, so that they keep no operator from pausing a sale.
 	s.handleGet("/v1/admin/orders", limited(s.inFlight.desk.admit(s.listAnyOrders)))
 	s.handleGet("/v1/admin/orders/:order", limited(s.inFlight.desk.admit(s.showAnyOrder)))
 	operate("/v1/admin/orders/:order/cancel", s.cancelAnyOrder)
+	s.handleGet("/v1/admin/sales/:sale/history", limited(s.inFlight.desk.admit(s.showSaleHistory)))
 
 	// These take no slot, so that a full server can be monitored.
 	s.handleGet("/livez", s.live)

@@ -160,6 +160,11 @@ var (
 	//go:embed queries/doctor/units_on_sale.sql
 	DoctorUnitsOnSale string
 
+	//go:embed queries/fleet/desk.sql
+	FleetDesk string
+	//go:embed queries/fleet/funnel.sql
+	FleetFunnel string
+
 	//go:embed queries/ledger/add_sold.sql
 	LedgerAddSold string
 	//go:embed queries/ledger/archived_sale.sql
@@ -247,12 +252,16 @@ var (
 	//go:embed queries/projection/withdraw.sql
 	ProjectionWithdraw string
 
+	//go:embed queries/rebuild/end_progress.sql
+	RebuildEndProgress string
 	//go:embed queries/rebuild/ended_orders.sql
 	RebuildEndedOrders string
 	//go:embed queries/rebuild/holders.sql
 	RebuildHolders string
 	//go:embed queries/rebuild/newest_orders.sql
 	RebuildNewestOrders string
+	//go:embed queries/rebuild/note_progress.sql
+	RebuildNoteProgress string
 	//go:embed queries/rebuild/raise_epoch.sql
 	RebuildRaiseEpoch string
 	//go:embed queries/rebuild/sales_in_redis.sql
@@ -331,6 +340,8 @@ var (
 	RetireMatchOrders string
 	//go:embed queries/retire/open_orders.sql
 	RetireOpenOrders string
+	//go:embed queries/schema/contracts.sql
+	schemaContracts string
 	//go:embed queries/schema/guards.sql
 	schemaGuards string
 	//go:embed queries/schema/has_sales.sql

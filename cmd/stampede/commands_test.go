@@ -219,6 +219,7 @@ func TestMissingMigrationsAreReported(t *testing.T) {
 		c.Setenv("DATABASE_URL", server.URL)
 		c.Setenv("STAMPEDE_KEY_PREFIX", testkit.Keys(t).Prefix)
 		c.Setenv("STAMPEDE_AUTH", "header")
+		c.Setenv("STAMPEDE_YES", "true")
 		return c
 	}
 	for args, status := range map[string]int{

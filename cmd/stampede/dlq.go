@@ -159,6 +159,7 @@ type replayed struct {
 type dlqDiscardCmd struct {
 	dlqFlags
 	outputFlag
+	yesFlag
 	operatorFlag
 	letterArg
 	Reason string `required:"" env:"STAMPEDE_DLQ_REASON" placeholder:"TEXT" help:"Why the letter is discarded; stored with it."`
@@ -174,10 +175,16 @@ func (c *dlqDiscardCmd) Validate() error {
 
 func (c *dlqDiscardCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
 	name, err := c.name()
+	if err == nil {
+		err = c.askable(s)
+	}
 	if err != nil {
 		return err
 	}
 	return c.with(ctx, logger, func(d *deadletter.Store) error {
+		if err := c.confirm(ctx, s, func() (string, error) { return c.question(ctx, d) }); err != nil {
+			return err
+		}
 		if err := d.Discard(ctx, c.ID, c.Reason, name); err != nil {
 			return err
 		}
@@ -191,6 +198,18 @@ func (c *dlqDiscardCmd) Run(ctx context.Context, s *streams, logger *slog.Logger
 		_, err = fmt.Fprintf(s.out, "dead letter %d is discarded: %s\n", c.ID, printable(l.Resolution))
 		return err
 	})
+}
+
+func (c *dlqDiscardCmd) question(ctx context.Context, d *deadletter.Store) (string, error) {
+	l, err := d.Get(ctx, c.ID)
+	if err != nil {
+		return "", err
+	}
+	becomes := "It names no order."
+	if l.OrderID != uuid.Nil {
+		becomes = "Its order " + l.OrderID.String() + " is rejected, and the units go back to the sale."
+	}
+	return fmt.Sprintf("Dead letter %d (%s) is discarded. %s", l.ID, printable(l.Reason), becomes), nil
 }
 
 // orderOf is the order of a letter, or "-" for a whole entry.

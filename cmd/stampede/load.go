@@ -286,7 +286,8 @@ func (c *loadCmd) judge(w io.Writer, report crowd.Report, comparison crowd.Compa
 	return nil
 }
 
-func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
+// isTerminal takes a reader or a writer.
+func isTerminal(stream any) bool {
+	f, ok := stream.(*os.File)
 	return ok && isatty.IsTerminal(f.Fd())
 }

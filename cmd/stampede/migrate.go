@@ -15,7 +15,7 @@ import (
 type migrateCmd struct {
 	Up     migrateUpCmd     `cmd:"" help:"Apply all missing migrations. Several processes may run it at the same time."`
 	Down   migrateDownCmd   `cmd:"" help:"Undo the latest migration and delete its data. Refused if there are sales, unless --discard-data is given."`
-	Status migrateStatusCmd `cmd:"" help:"List the migrations, and missing constraints and indexes. Exit status 1 if one is missing, 3 if Postgres does not answer."`
+	Status migrateStatusCmd `cmd:"" help:"List the migrations, also those of a newer version, and missing constraints and indexes. Exit status 1 if one is missing, 3 if Postgres does not answer."`
 }
 
 type migrateUpCmd struct {
@@ -36,15 +36,24 @@ func (c *migrateUpCmd) Run(ctx context.Context, s *streams) error {
 type migrateDownCmd struct {
 	databaseFlag
 	outputFlag
-	DiscardData bool `env:"STAMPEDE_MIGRATE_DISCARD_DATA" help:"Delete the sales and orders in the database."`
+	yesFlag
+	DiscardData bool `env:"STAMPEDE_MIGRATE_DISCARD_DATA" help:"Delete the sales and orders in the database. Asks before it does."`
 }
 
 func (c *migrateDownCmd) Run(ctx context.Context, s *streams) error {
 	down := sql.Down
 	if c.DiscardData {
 		down = sql.DownWithData
+		if err := c.askable(s); err != nil {
+			return err
+		}
 	}
 	latest, err := latestMigration(ctx, c.DatabaseURL)
+	if err == nil && c.DiscardData {
+		err = c.confirm(ctx, s, func() (string, error) {
+			return fmt.Sprintf("Migration %s is undone, and the sales and orders in what it made are deleted.", latest), nil
+		})
+	}
 	if err != nil {
 		return err
 	}
@@ -142,7 +151,7 @@ func (c *migrateStatusCmd) missing(ctx context.Context) ([]sql.MissingGuard, err
 		return nil, err
 	}
 	defer pool.Close()
-	if err := sql.Check(ctx, pool); errors.Is(err, sql.ErrNotMigrated) || errors.Is(err, sql.ErrSchemaAhead) {
+	if err := sql.Check(ctx, pool); errors.Is(err, sql.ErrNotMigrated) {
 		return nil, nil // the list shows it
 	} else if err != nil {
 		return nil, err

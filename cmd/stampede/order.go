@@ -166,6 +166,7 @@ func (c *orderListCmd) Run(ctx context.Context, s *streams) error {
 type orderCancelCmd struct {
 	databaseFlag
 	outputFlag
+	yesFlag
 	operatorFlag
 	orderArg
 	Reason string `required:"" env:"STAMPEDE_ORDER_REASON" placeholder:"TEXT" help:"Why the order is cancelled, at most 500 characters; recorded with it and not shown to its buyer."`
@@ -176,10 +177,20 @@ func (c *orderCancelCmd) Run(ctx context.Context, s *streams) error {
 	if err == nil {
 		err = order.ValidateReason(c.Reason)
 	}
+	if err == nil {
+		err = c.askable(s)
+	}
 	if err != nil {
 		return err
 	}
 	return c.withLedger(ctx, func(l *ledger.Ledger) error {
+		err := c.confirm(ctx, s, func() (string, error) {
+			o, _, err := l.History(ctx, c.Order.UUID)
+			return c.question(o), withHint(err)
+		})
+		if err != nil {
+			return err
+		}
 		o, err := l.Withdraw(ctx, c.Order.UUID, c.Reason, name)
 		switch {
 		case err != nil:
@@ -194,4 +205,13 @@ func (c *orderCancelCmd) Run(ctx context.Context, s *streams) error {
 		_, err = fmt.Fprint(s.out, text)
 		return err
 	})
+}
+
+func (c *orderCancelCmd) question(o order.Placed) string {
+	text := fmt.Sprintf("Order %s of %s (%s) is cancelled; its %d units go back to the sale.", o.ID, printable(o.UserID),
+		o.Status, o.Quantity)
+	if o.PaymentReference != "" {
+		text += fmt.Sprintf(" Its payment %s has to be refunded.", printable(o.PaymentReference))
+	}
+	return text
 }

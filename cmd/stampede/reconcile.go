@@ -22,12 +22,22 @@ type reconcileCmd struct {
 	databaseFlag
 	keysFlags
 	outputFlag
+	yesFlag
 	Sale    uuid.UUID `env:"STAMPEDE_RECONCILE_SALE" placeholder:"ID" help:"Sale to reconcile (default: all)."`
 	DryRun  bool      `env:"STAMPEDE_RECONCILE_DRY_RUN" help:"Change nothing; only report what would be done."`
 	Explain bool      `env:"STAMPEDE_RECONCILE_EXPLAIN" help:"List each difference with its order, the last event, and the remedy."`
 }
 
 func (c *reconcileCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	if !c.DryRun {
+		err := c.confirm(ctx, s, func() (string, error) {
+			return "Differences between Redis and Postgres are repaired in " + salesOrAll(c.Sale) +
+				"; stampede reconcile --dry-run --explain shows them first.", nil
+		})
+		if err != nil {
+			return err
+		}
+	}
 	b, err := openControl(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, 4, logger)
 	if err != nil {
 		return err
@@ -100,4 +110,12 @@ func writeReconciled(w io.Writer, report audit.ReconcileReport) (err error) {
 	}
 	_, err = fmt.Fprintf(w, "%s remain\n", figure.Count(report.Remaining))
 	return err
+}
+
+// salesOrAll says which sales a command is about.
+func salesOrAll(sale uuid.UUID) string {
+	if sale == uuid.Nil {
+		return "all sales"
+	}
+	return "the sale " + sale.String()
 }

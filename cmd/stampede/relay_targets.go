@@ -279,11 +279,18 @@ func (c *relayReplayCmd) Run(ctx context.Context, s *streams) error {
 type relayRemoveCmd struct {
 	databaseFlag
 	outputFlag
+	yesFlag
 	targetArg
 }
 
 func (c *relayRemoveCmd) Run(ctx context.Context, s *streams) error {
+	if err := c.askable(s); err != nil {
+		return err
+	}
 	return c.withTargets(ctx, func(_ *pgxpool.Pool, targets *target.Store) error {
+		if err := c.confirm(ctx, s, func() (string, error) { return c.question(ctx, targets) }); err != nil {
+			return err
+		}
 		if err := targets.Remove(ctx, c.Name); err != nil {
 			return c.named(err)
 		}
@@ -292,4 +299,17 @@ func (c *relayRemoveCmd) Run(ctx context.Context, s *streams) error {
 			Removed bool   `json:"removed"`
 		}{c.Name, true}, "target %s is removed\n", c.Name)
 	})
+}
+
+func (c *relayRemoveCmd) question(ctx context.Context, targets *target.Store) (string, error) {
+	all, err := targets.List(ctx)
+	if err != nil {
+		return "", err
+	}
+	i := slices.IndexFunc(all, func(t target.Standing) bool { return t.Name == c.Name })
+	if i < 0 {
+		return "", c.named(target.ErrNotFound)
+	}
+	return fmt.Sprintf("Target %s (%s) is removed, with its secrets and its position %d; it lacks %d positions.", c.Name,
+		target.Redacted(all[i].URL), all[i].Position, all[i].Lag()), nil
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"stampede/internal/figure"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/sql"
@@ -190,11 +191,23 @@ func (c *saleResumeCmd) Run(ctx context.Context, s *streams, logger *slog.Logger
 
 type saleEndCmd struct {
 	changeFlags
+	yesFlag
 	saleArg
 }
 
 func (c *saleEndCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	if err := c.askable(s); err != nil {
+		return err
+	}
 	return c.withOne(ctx, s, logger, func(ctx context.Context, sales *catalog.Catalog) (catalog.CountedSale, error) {
+		err := c.confirm(ctx, s, func() (string, error) {
+			sale, err := sales.Show(ctx, c.Sale)
+			return fmt.Sprintf("The sale %q ends: of %s units %s are sold, %s held, %s unsold.", printable(sale.Name),
+				figure.Count(sale.Stock), figure.Count(sale.Sold), figure.Count(sale.Held), figure.Count(sale.Available)), err
+		})
+		if err != nil {
+			return catalog.CountedSale{}, err
+		}
 		return sales.End(ctx, c.Sale)
 	})
 }

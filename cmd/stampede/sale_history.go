@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
-	"time"
 
 	"stampede/sql"
 )
@@ -39,13 +38,7 @@ func (c *saleHistoryCmd) Run(ctx context.Context, s *streams, logger *slog.Logge
 	}
 	if c.json() {
 		for _, change := range changes {
-			err := writeJSON(s.out, struct {
-				Revision   int64           `json:"revision"`
-				Change     string          `json:"change"`
-				OccurredAt time.Time       `json:"occurred_at"`
-				Operator   string          `json:"operator,omitempty"`
-				Data       json.RawMessage `json:"data"`
-			}{change.Revision, change.Name(), change.OccurredAt.UTC(), change.Operator, change.Data})
+			err := writeJSON(s.out, change.View())
 			if err != nil {
 				return err
 			}

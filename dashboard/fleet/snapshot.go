@@ -112,8 +112,10 @@ type Sale struct {
 	// Rates are those of this sale: Offered to Failed only.
 	Rates Rates `json:"rates"`
 	// Funnel counts the orders of the sale in Postgres by what became of them; FunnelKnown is false before the first look.
-	Funnel      Funnel `json:"funnel"`
-	FunnelKnown bool   `json:"funnel_known"`
+	// FunnelAt is when they were counted: the more orders, the less often.
+	Funnel      Funnel    `json:"funnel"`
+	FunnelKnown bool      `json:"funnel_known"`
+	FunnelAt    time.Time `json:"funnel_at,omitzero"`
 }
 
 // Funnel counts orders.

@@ -106,7 +106,7 @@ var may = map[string][]string{
 		"internal/retry",
 		"reservation/order",
 	},
-	"dashboard/fleet": {"sql", "reservation", "reservation/catalog"},
+	"dashboard/fleet": {"sql", "internal/figure", "reservation", "reservation/catalog"},
 	"relay/feed":      {"sql", "reservation/order"},
 	"relay/target":    {"sql", "relay/feed"},
 	"relay/webhook":   {"relay/feed"},

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/creack/pty"
+
 	"stampede/internal/child"
 	"stampede/reservation"
 )
@@ -28,6 +30,7 @@ type Cmd struct {
 	output  lines
 	stdout  lines
 	input   io.Writer
+	tty     *os.File // the process's end of its terminal
 	process *child.Process
 }
 
@@ -90,6 +93,24 @@ func (c *Cmd) KeepStdout() { c.cmd.Stdout = io.MultiWriter(&c.stdout, &c.output)
 // Stdout is what the process wrote so far to standard output, after KeepStdout.
 func (c *Cmd) Stdout() string { return c.stdout.String() }
 
+// Terminal gives the process a terminal, whose input WriteLine types. Call it before Start.
+func (c *Cmd) Terminal() {
+	c.t.Helper()
+	master, tty, err := pty.Open()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.input, c.tty = master, tty
+	c.cmd.Stdin, c.cmd.Stdout, c.cmd.Stderr = tty, tty, tty
+	var reading sync.WaitGroup
+	reading.Go(func() { _, _ = io.Copy(&c.output, master) }) // ends with an error when the process has closed its end
+	c.t.Cleanup(func() {
+		_ = tty.Close()
+		reading.Wait()
+		_ = master.Close()
+	})
+}
+
 // Start starts the process.
 func (c *Cmd) Start() {
 	c.t.Helper()
@@ -98,6 +119,9 @@ func (c *Cmd) Start() {
 		c.t.Fatal(err)
 	}
 	c.process = process
+	if c.tty != nil {
+		_ = c.tty.Close() // so that the terminal ends with the process
+	}
 	c.t.Cleanup(func() {
 		c.Kill()
 		if c.t.Failed() {

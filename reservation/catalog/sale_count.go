@@ -112,7 +112,7 @@ type storedSale struct {
 	reservation.Sale
 	publishedRevision int64
 	final             int64 // units of orders that are final, if they were counted
-	retired           bool
+	retired, archived bool
 }
 
 type querier interface {
@@ -137,9 +137,11 @@ func findSales(
 		r, err := pgx.RowToStructByName[struct {
 			reservation.SaleRow
 			Sold, PublishedRevision, Final int64
-			Retired                        bool
+			Retired, Archived              bool
 		}](row)
-		s := storedSale{Sale: r.Sale(), publishedRevision: r.PublishedRevision, final: r.Final, retired: r.Retired}
+		s := storedSale{
+			Sale: r.Sale(), publishedRevision: r.PublishedRevision, final: r.Final, retired: r.Retired, archived: r.Archived,
+		}
 		s.Sold = r.Sold
 		return s, err
 	})
@@ -176,7 +178,9 @@ func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]CountResult,
 	counted := make([]CountResult, len(sales))
 	for i, s := range sales {
 		sale := &counted[i].CountedSale
-		*sale = CountedSale{Sale: s.Sale, State: s.StateAt(now), Sold: s.final, Retired: s.retired}
+		*sale = CountedSale{
+			Sale: s.Sale, State: s.StateAt(now), Sold: s.final, Retired: s.retired, Archived: s.archived,
+		}
 		taken, whole := takenIn(asked[i])
 		switch {
 		case whole:
