@@ -47,7 +47,7 @@ func Command(t testing.TB, args ...string) *Cmd {
 	c.cmd.Stdout, c.cmd.Stderr = &c.output, &c.output
 	c.cmd.Env = append(slices.DeleteFunc(os.Environ(), func(kv string) bool {
 		return strings.HasPrefix(kv, "STAMPEDE_")
-	}), envReexec+"=1")
+	}), envReexec+"=1", "STAMPEDE_PROGRESS=off") // a slow machine would add lines to the output
 	return c
 }
 
