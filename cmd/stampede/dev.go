@@ -16,6 +16,7 @@ import (
 	"stampede/internal/accept"
 	"stampede/internal/connect"
 	"stampede/internal/localserver"
+	"stampede/internal/telemetry"
 	"stampede/relay"
 	"stampede/reservation"
 	"stampede/sql"
@@ -71,8 +72,9 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 		c.AdminToken = rand.Text()
 	}
 
+	registry := telemetry.NewRegistry()
 	front, err := openIngressBackend(ctx, servers.RedisURL, servers.DatabaseURL, c.keysFlags,
-		c.storeOptions(logger))
+		c.storeOptions(logger), registry)
 	if err != nil {
 		return err
 	}
@@ -85,7 +87,7 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 	defer back.Close()
 	warnOfSettings(ctx, front.backend, reservation.OperatorRights, logger)
 
-	config := ingressConfig(front, servers.RedisURL, c.keysFlags, c.limitFlags, c.receiptFlag, logger)
+	config := ingressConfig(front, servers.RedisURL, c.keysFlags, c.limitFlags, c.receiptFlag, registry, logger)
 	outcomes, err := front.serveOrders(&config, c.keysFlags)
 	if err != nil {
 		return err

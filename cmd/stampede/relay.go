@@ -68,6 +68,12 @@ func (c *relayRunCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) 
 		return err
 	}
 	registry := telemetry.NewRegistry()
+	pools := connect.NewPools("relay")
+	pools.Redis("control", b.redis)
+	pools.Postgres("relay", b.pool)
+	if err := pools.Register(registry); err != nil {
+		return err
+	}
 	config := relayConfig(b, c.keysFlags, c.relayFlags, s.out, registry, logger)
 	config.DrainTimeout = c.DrainTimeout
 	r, err := relay.New(config)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
@@ -88,12 +89,13 @@ func (c *serveCmd) Validate() error {
 func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	collectLess()
 	uuid.EnableRandPool() // reads the random bytes of 16 order ids together
-	f, err := openIngressBackend(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, c.storeOptions(logger))
+	registry := telemetry.NewRegistry()
+	f, err := openIngressBackend(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, c.storeOptions(logger), registry)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	config := ingressConfig(f, c.RedisURL, c.keysFlags, c.limitFlags, c.receiptFlag, logger)
+	config := ingressConfig(f, c.RedisURL, c.keysFlags, c.limitFlags, c.receiptFlag, registry, logger)
 	outcomes, err := f.serveOrders(&config, c.keysFlags)
 	if err != nil {
 		return err
@@ -130,7 +132,8 @@ func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 }
 
 func ingressConfig(
-	f *ingressBackend, redisURL string, keys keysFlags, limits limitFlags, receipt receiptFlag, logger *slog.Logger,
+	f *ingressBackend, redisURL string, keys keysFlags, limits limitFlags, receipt receiptFlag,
+	registry *prometheus.Registry, logger *slog.Logger,
 ) ingress.Config {
 	return ingress.Config{
 		Reservations:  f.store,
@@ -142,7 +145,7 @@ func ingressConfig(
 		MaxInFlight:     limits.MaxInFlight,
 		DrainTimeout:    limits.DrainTimeout,
 		PlainReader:     true,
-		Metrics:         telemetry.NewRegistry(),
+		Metrics:         registry,
 		Logger:          logger,
 	}
 }

@@ -116,6 +116,7 @@ func (b *Batcher) process(ctx context.Context, f *inFlightBatch) {
 
 	crashpoint.Hit(crashpoint.BeforePersist)
 	outcomes := b.record(ctx, events, f.apart)
+	b.observeDurable(events, outcomes)
 	crashpoint.Hit(crashpoint.AfterCommit)
 	if b.Rebuilder != nil {
 		b.Rebuilder.Witnesses.Note(b.Partition, outcomes)
@@ -137,6 +138,16 @@ func (b *Batcher) process(ctx context.Context, f *inFlightBatch) {
 	}
 	b.Metrics.BatchOrders.Observe(float64(len(ready)))
 	b.Metrics.BatchSeconds.Observe(time.Since(started).Seconds())
+}
+
+// observeDurable measures how long the orders that have just been recorded were on their way.
+func (b *Batcher) observeDurable(events []order.OrderReserved, outcomes []ledger.Outcome) {
+	now := time.Now()
+	for i, out := range outcomes {
+		if out.Err == nil && out.Fresh {
+			b.Metrics.Durable.Observe(max(0, now.Sub(events[i].ReservedAt)).Seconds()) // the clocks may differ
+		}
+	}
 }
 
 // inSaleOrder sorts the batch by sale and sequence, and returns its events.
