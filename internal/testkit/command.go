@@ -60,6 +60,9 @@ func Program(t testing.TB, path string, args ...string) *Cmd {
 // Setenv sets a variable of the process's environment.
 func (c *Cmd) Setenv(name, value string) { c.cmd.Env = append(c.cmd.Env, name+"="+value) }
 
+// UseTerminal makes a terminal the standard output of the process. Output has its standard error only.
+func (c *Cmd) UseTerminal(terminal *os.File) { c.cmd.Stdout = terminal }
+
 // LimitFiles bounds the open files of the process. Call it once, before Start.
 func (c *Cmd) LimitFiles(n int) {
 	c.cmd.Args = append([]string{"sh", "-c", fmt.Sprintf(`ulimit -n %d && exec "$0" "$@"`, n), c.cmd.Path},
