@@ -234,8 +234,16 @@ func (d *Dashboard) runCheck(c *check, do func(context.Context, *check) error) {
 	}
 }
 
-// recordAudit keeps the verdict of a whole audit.
-func (d *Dashboard) recordAudit(context.Context, *check) {}
+// recordAudit keeps the verdict of an audit of all sales.
+func (d *Dashboard) recordAudit(ctx context.Context, c *check) {
+	if c.Report == nil || c.Sale != uuid.Nil {
+		return
+	}
+	if err := audit.Record(ctx, d.Pool, *c.Report, c.Operator); err != nil {
+		d.Logger.Warn("the verdict of an audit could not be recorded", "check", c.ID, "err", err)
+		c.Problem, c.Hint = "The verdict could not be recorded.", "It is shown here only. Run the audit again when Postgres answers."
+	}
+}
 
 // Bad reports whether the check found something.
 func (c *check) Bad() bool {

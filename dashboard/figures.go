@@ -2,6 +2,7 @@ package dashboard
 
 import (
 	"math"
+	"net/url"
 	"strconv"
 	"time"
 
@@ -10,6 +11,14 @@ import (
 
 // unknown stands where a figure is not known, which is not zero.
 const unknown = "–"
+
+// place is where a process is, short: the address in its target.
+func place(target string) string {
+	if u, err := url.Parse(target); err == nil && u.Host != "" {
+		return u.Host
+	}
+	return target
+}
 
 // count is a whole number for people.
 func count[N int | int64](n N) string { return figure.Count(n) }

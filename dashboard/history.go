@@ -42,7 +42,9 @@ func (d *Dashboard) history(w http.ResponseWriter, r *http.Request, _ *session.S
 // chart is one drawing: its series are columns of the points of its scope.
 type chart struct {
 	Name, Title, Unit, Scope string
-	Series                   []series
+	// Log has each line of the grid ten times the one below.
+	Log    bool
+	Series []series
 }
 
 // series is one line: its column, and the key of its figure now.
@@ -57,25 +59,25 @@ type series struct {
 func chartsOf(scope string) []chart {
 	of := func(key, label string, column int) series { return series{key, label, column, scope + "." + key} }
 	all := func(key, label string, column int) series { return series{key, label, column, allScope + "." + key} }
-	rates := chart{"rates", "Purchases per second", "/s", scope, []series{
+	rates := chart{"rates", "Purchases per second", "/s", scope, false, []series{
 		of("offered", "offered", 0), of("accepted", "accepted", 1), of("refused", "refused", 2), of("shed", "shed", 3),
 		of("failed", "failed", 4),
 	}}
-	latencies := chart{"latency", "Time to the answer, and to Postgres", "ms", allScope, []series{
+	latencies := chart{"latency", "Time to the answer, and to Postgres", "ms", allScope, true, []series{
 		all("answer_p50", "answer p50", 6), all("answer_p99", "answer p99", 7),
 		all("durable_p50", "in Postgres p50", 8), all("durable_p99", "in Postgres p99", 9),
 	}}
-	backlog := chart{"backlog", "Accepted, and not in Postgres yet", "", allScope, []series{
+	backlog := chart{"backlog", "Accepted, and not in Postgres yet", "", allScope, false, []series{
 		all("backlog", "orders", 10),
 	}}
-	oldest := chart{"oldest", "Oldest order that waits", "s", allScope, []series{all("oldest", "age", 11)}}
+	oldest := chart{"oldest", "Oldest order that waits", "s", allScope, false, []series{all("oldest", "age", 11)}}
 	if scope == allScope {
-		durable := chart{"durable", "Orders recorded per second", "/s", scope, []series{
+		durable := chart{"durable", "Orders recorded per second", "/s", scope, false, []series{
 			all("accepted", "accepted", 1), all("durable", "in Postgres", 5),
 		}}
 		return []chart{rates, latencies, durable, backlog}
 	}
-	units := chart{"units", "Units", "", scope, []series{
+	units := chart{"units", "Units", "", scope, false, []series{
 		of("available", "available", 5), of("held", "held", 6), of("sold", "sold", 7),
 	}}
 	return []chart{rates, units, latencies, backlog, oldest}

@@ -112,8 +112,9 @@ var functions = template.FuncMap{
 		if d <= 0 {
 			return "none: confirmed is final"
 		}
-		return d.String()
+		return lasting(d)
 	},
+	"place":  place,
 	"concat": func(parts ...string) string { return strings.Join(parts, "") },
 	"charts": chartsOf,
 	"funnel": func() []bar { return funnel },

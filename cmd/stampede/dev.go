@@ -16,6 +16,7 @@ import (
 	"stampede/internal/accept"
 	"stampede/internal/connect"
 	"stampede/internal/localserver"
+	"stampede/internal/operators"
 	"stampede/internal/telemetry"
 	"stampede/relay"
 	"stampede/reservation"
@@ -41,7 +42,11 @@ type devCmd struct {
 	AuthHeader    string `default:"X-User-ID" placeholder:"NAME" help:"Header that names the buyer with --auth=header (${default})."`
 	AdminToken    string `placeholder:"TOKEN" help:"Bearer token of the operator admin, who may do everything (default: random)."`
 	OperatorsFile string `placeholder:"FILE" help:"Further operators, one a line: name, role (viewer, operator or admin), SHA-256 of the token in hex. Changes are in force within ten seconds."`
+	DashboardAddr string `placeholder:"HOST:PORT" help:"Address of the dashboard; off: none (default: 127.0.0.1:8090, or another port if it is in use)."`
 }
+
+// noDashboard is the address that dev takes for none.
+const noDashboard = "off"
 
 // Validate is called by kong.
 func (c *devCmd) Validate() error {
@@ -134,23 +139,59 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 		return err
 	}
 
+	ingressURL := "http://" + config.Listener.Addr().String()
+	desk, deskURL, closeDesk, err := c.openDesk(ctx, servers, ingressURL, logger)
+	if err != nil {
+		server.Close()
+		_ = config.Listener.Close()
+		return err
+	}
+	defer closeDesk()
+
 	together, ctx := errgroup.WithContext(ctx)
 	together.Go(func() error { return servers.Watch(ctx) })
 	together.Go(func() error { return runIngress(ctx, server, outcomes, front.guard(logger)) })
 	together.Go(func() error { return front.heartbeat(logger).Run(ctx) })
 	together.Go(func() error { return runWorker(ctx) })
 	together.Go(func() error { return hand.Run(ctx) })
+	together.Go(func() error { return desk(ctx) })
 	if c.MetricsAddr != "" {
 		together.Go(func() error { return c.serve(ctx, c.MetricsAddr, registry, server.Ready) })
 	}
-	if err := c.welcome(s.out, "http://"+config.Listener.Addr().String(), servers); err != nil {
+	if err := c.welcome(s.out, ingressURL, deskURL, servers); err != nil {
 		return err
 	}
 	return together.Wait()
 }
 
+// openDesk returns the function that runs the dashboard of this process, and its URL.
+func (c *devCmd) openDesk(
+	ctx context.Context, servers *localserver.Pair, ingressURL string, logger *slog.Logger,
+) (run func(context.Context) error, url string, closeAll func(), err error) {
+	if c.DashboardAddr == noDashboard {
+		return func(context.Context) error { return nil }, "none", func() {}, nil
+	}
+	b, err := openDashboardBackend(ctx, servers.RedisURL, servers.DatabaseURL, c.keysFlags, logger)
+	if err != nil {
+		return nil, "", nil, err
+	}
+	desk, err := newDesk(b, scrapeFlags{Scrape: []string{ingressURL + "/metrics"}}, c.keysFlags, operators.Config{
+		File: c.OperatorsFile, AdminToken: c.AdminToken, Logger: logger,
+	}, c.TrustedProxies, logger)
+	if err != nil {
+		b.Close()
+		return nil, "", nil, err
+	}
+	listener, err := localDashboard(ctx, c.DashboardAddr)
+	if err != nil {
+		b.Close()
+		return nil, "", nil, err
+	}
+	return func(ctx context.Context) error { return desk(ctx, listener) }, "http://" + listener.Addr().String(), b.Close, nil
+}
+
 // welcome prints the addresses, and commands to paste.
-func (c *devCmd) welcome(w io.Writer, url string, servers *localserver.Pair) error {
+func (c *devCmd) welcome(w io.Writer, url, deskURL string, servers *localserver.Pair) error {
 	kept := "deleted when this ends"
 	if c.RedisURL != "" || c.DatabaseURL != "" {
 		kept = "deleted when this ends, except on the servers that were given"
@@ -166,9 +207,10 @@ func (c *devCmd) welcome(w io.Writer, url string, servers *localserver.Pair) err
 	_, err := fmt.Fprintf(w, `Stampede is up. All data is %s (Ctrl-C).
 
   ingress       %s
-  redis         %s
-  postgres      %s
-  admin token   %s
+  dashboard     %[8]s
+  redis         %[3]s
+  postgres      %[4]s
+  admin token   %[5]s
 
 Create a sale of 100 units:
 
@@ -184,7 +226,7 @@ Run other commands in a second terminal, such as stampede sale list, after
 
   export %[7]s
 
-`, kept, url, servers.RedisURL, servers.DatabaseURL, c.AdminToken, buyer, environment)
+`, kept, url, servers.RedisURL, servers.DatabaseURL, c.AdminToken, buyer, environment, deskURL)
 	return err
 }
 

@@ -36,6 +36,7 @@ type cli struct {
 	Doctor      doctorCmd      `cmd:"" help:"Check Redis, each node of a cluster, and Postgres for unsafe settings, and Redis for enough memory for the units on sale. Exit status 1 if a finding is unsafe, 3 if a server does not answer."`
 	DLQ         dlqCmd         `cmd:"" name:"dlq" help:"List, show, replay and discard dead letters."`
 	Relay       relayCmd       `cmd:"" help:"Hand the events of orders and sales on to webhooks, Redis streams, Kafka or standard output."`
+	Dashboard   dashboardCmd   `cmd:"" help:"Run the operators' dashboard: what the installation does, what is wrong, and what to do."`
 	Top         topCmd         `cmd:"" help:"Watch the installation in the terminal: what is wrong, sales, rates and processes. Exit status 3 if nothing could be looked at."`
 	Healthcheck healthcheckCmd `cmd:"" help:"Ask a running ingress or worker whether it is ready. Exit status 1 if it is not."`
 	Version     versionCmd     `cmd:"" help:"Print the version of this program."`

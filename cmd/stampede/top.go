@@ -23,7 +23,7 @@ type topCmd struct {
 	databaseFlag
 	keysFlags
 	scrapeFlags
-	jsonFlag
+	outputFlag
 	Once bool `env:"STAMPEDE_TOP_ONCE" help:"Print one snapshot and end. This is also what happens if standard output is no terminal."`
 }
 
@@ -50,7 +50,7 @@ var errNothingSeen = errors.New("neither Redis nor Postgres nor any process answ
 // Run shows the installation until it is interrupted.
 func (c *topCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
 	screen, live := s.out.(*os.File)
-	live = live && !c.Once && !c.JSON && isatty.IsTerminal(screen.Fd())
+	live = live && !c.Once && !c.json() && isatty.IsTerminal(screen.Fd())
 	if live && isTerminal(s.err) {
 		logger = slog.New(slog.DiscardHandler) // it would be written across the screen
 		slog.SetDefault(logger)
@@ -88,7 +88,7 @@ func (c *topCmd) once(ctx context.Context, w io.Writer, watched *fleet.Fleet) er
 	if err != nil {
 		snapshot = watched.Snapshot()
 	}
-	if c.JSON {
+	if c.json() {
 		err = writeJSON(w, snapshot)
 	} else {
 		_, err = io.WriteString(w, topView{width: cmp.Or(columns(), 100)}.text(snapshot))

@@ -179,6 +179,7 @@ class Chart {
   constructor(figure) {
     this.scope = figure.dataset.scope;
     this.unit = figure.dataset.unit;
+    this.log = "log" in figure.dataset;
     this.series = JSON.parse(figure.dataset.series);
     this.plot = figure.querySelector(".plot");
     this.root = svg("svg", {class: "chart", role: "img"}, this.plot);
@@ -197,26 +198,47 @@ class Chart {
     let first = all.findIndex(([at]) => at >= since);
     if (first < 0) first = all.length;
     const points = all.slice(Math.max(0, first - 1));
-    let top = 0;
-    for (const [, p] of points) for (const s of this.series) top = Math.max(top, p[s.column] ?? 0);
-    top = nice(top);
-    const left = 44, right = 8, above = 6, below = 20;
+    const left = 52, right = 8, above = 6, below = 20;
     const x = (at) => left + (width - left - right) * (at - since) / span;
-    const y = (n) => above + (height - above - below) * (1 - n / top);
+    const {ticks, share} = this.scale(points);
+    const y = (n) => above + (height - above - below) * (1 - share(n));
 
     this.root.replaceChildren();
     this.root.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    for (const part of [0, 0.5, 1]) {
-      svg("line", {class: "grid", x1: left, x2: width - right, y1: y(part * top), y2: y(part * top)}, this.root);
-      svg("text", {class: "tick end", x: left - 6, y: y(part * top) + 4}, this.root, plain.format(part * top));
+    for (const tick of ticks) {
+      svg("line", {class: "grid", x1: left, x2: width - right, y1: y(tick), y2: y(tick)}, this.root);
+      svg("text", {class: "tick end", x: left - 6, y: y(tick) + 4}, this.root, this.label(tick));
     }
     for (let i = 0; i <= 2; i++) {
       const back = span * (1 - i / 2), anchor = ["", "middle", "end"][i];
       svg("text", {class: "tick " + anchor, x: x(since + span * i / 2), y: height - 5}, this.root,
-        back === 0 ? "now" : back % 60000 ? `−${back / 1000} s` : `−${back / 60000} min`);
+        back === 0 ? "now" : back < 60000 ? `−${back / 1000} s` : `−${back / 60000} min`);
     }
     for (const s of this.series) svg("path", {class: "l-" + s.key, d: this.path(points, s.column, x, y, left)}, this.root);
     if (this.pointer !== undefined && points.length) this.read(points, x, y, width, left);
+  }
+
+  // scale is linear from zero, or has powers of ten.
+  scale(points) {
+    let top = 0, bottom = Infinity;
+    for (const [, p] of points) for (const s of this.series) {
+      const n = p[s.column] ?? 0;
+      top = Math.max(top, n);
+      if (n > 0) bottom = Math.min(bottom, n);
+    }
+    if (!this.log) {
+      top = nice(top);
+      return {ticks: [0, top / 2, top], share: (n) => n / top};
+    }
+    const from = Math.floor(Math.log10(Math.min(bottom, 1))), to = Math.max(Math.ceil(Math.log10(top || 1)), from + 2);
+    const ticks = [];
+    for (let e = from; e <= to; e++) if (to - from < 5 || (e - from) % 2 === 0) ticks.push(10 ** e);
+    return {ticks, share: (n) => Math.max(0, (Math.log10(n) - from) / (to - from))};
+  }
+
+  label(n) {
+    if (this.unit === "ms") return n >= 1000 ? plain.format(n / 1000) + " s" : plain.format(n) + " ms";
+    return plain.format(n);
   }
 
   // path leaves a gap where a figure is not known or points are missing.
@@ -239,7 +261,7 @@ class Chart {
     svg("line", {class: "cursor", x1: at, x2: at, y1: y(0), y2: 6}, this.root);
     const rows = [hours.format(near[0]) + " UTC", ...this.series.map((s) => {
       const n = near[1][s.column];
-      return `${s.label} ${n === null || n === undefined ? "–" : plain.format(n) + (this.unit === "/s" ? "/s" : " " + this.unit)}`;
+      return `${s.label} ${n === null || n === undefined ? "–" : this.unit === "ms" ? this.label(n) : plain.format(n) + (this.unit === "s" ? " s" : this.unit)}`;
     })];
     const box = svg("g", {class: "readout"}, this.root);
     const w = Math.max(...rows.map((r) => r.length)) * 6.6 + 14, h = rows.length * 16 + 8;

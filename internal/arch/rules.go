@@ -22,7 +22,8 @@ var may = map[string][]string{
 		"reservation", "reservation/catalog", "reservation/order", "ingress/apidoc", "internal/accept",
 		"internal/operators", "internal/ratelimit", "internal/tracing",
 	},
-	"ingress/apidoc": {},
+	"ingress/apidoc":     {},
+	"internal/apiclient": {"internal/retry", "reservation", "reservation/catalog", "reservation/order"},
 	"fulfillment": {
 		"sql",
 		"lock",
@@ -107,11 +108,33 @@ var may = map[string][]string{
 		"internal/retry",
 		"reservation/order",
 	},
-	"dashboard/fleet": {"sql", "internal/figure", "reservation", "reservation/catalog"},
-	"relay/feed":      {"sql", "reservation/order"},
-	"relay/target":    {"sql", "relay/feed"},
-	"relay/webhook":   {"relay/feed"},
-	"relay/broker":    {"relay/feed"},
+	"dashboard/fleet":   {"sql", "internal/figure", "reservation", "reservation/catalog"},
+	"dashboard/session": {"internal/operators"},
+	"dashboard/live":    {},
+	"dashboard": {
+		"sql",
+		"reservation",
+		"dashboard/fleet",
+		"dashboard/live",
+		"dashboard/session",
+		"docs",
+		"fulfillment/audit",
+		"fulfillment/deadletter",
+		"fulfillment/ledger",
+		"fulfillment/rebuild",
+		"fulfillment/stream",
+		"internal/figure",
+		"internal/operators",
+		"internal/ratelimit",
+		"internal/telemetry",
+		"reservation/catalog",
+		"reservation/order",
+	},
+	"docs":          {},
+	"relay/feed":    {"sql", "reservation/order"},
+	"relay/target":  {"sql", "relay/feed"},
+	"relay/webhook": {"relay/feed"},
+	"relay/broker":  {"relay/feed"},
 	"relay": {
 		"lock",
 		"reservation",
@@ -155,11 +178,12 @@ var may = map[string][]string{
 var wirers = []string{"internal/demo"}
 
 // roles may only be imported by wirers and commands.
-var roles = []string{"ingress", "fulfillment", "relay"}
+var roles = []string{"ingress", "fulfillment", "relay", "dashboard"}
 
 // forTests are never part of a program.
 var forTests = []string{
-	"internal/testkit", "internal/testsale", "internal/testshop", "internal/testwork", "internal/arch", "internal/docs",
+	"internal/testkit", "internal/testsale", "internal/testshop", "internal/testwork", "internal/testbrowser", "internal/arch",
+	"internal/docs",
 }
 
 // banned are functions that no file may call, each with its alternative.

@@ -22,7 +22,9 @@ func (h withTrace) Handle(ctx context.Context, record slog.Record) error {
 }
 
 // WithAttrs implements slog.Handler.
-func (h withTrace) WithAttrs(attrs []slog.Attr) slog.Handler { return withTrace{h.Handler.WithAttrs(attrs)} }
+func (h withTrace) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return withTrace{h.Handler.WithAttrs(attrs)}
+}
 
 // WithGroup implements slog.Handler.
 func (h withTrace) WithGroup(name string) slog.Handler { return withTrace{h.Handler.WithGroup(name)} }
