@@ -39,6 +39,7 @@ type Sales interface {
 	Resume(ctx context.Context, sale uuid.UUID) (catalog.CountedSale, error)
 	End(ctx context.Context, sale uuid.UUID) (catalog.CountedSale, error)
 	Restock(ctx context.Context, sale uuid.UUID, units int64, key string) (catalog.CountedSale, error)
+	History(ctx context.Context, sale uuid.UUID, limit int) ([]catalog.Change, error)
 }
 
 // Orders are the orders in Postgres: *ledger.Ledger. A missing order is order.ErrNotFound.

@@ -63,14 +63,21 @@ func (s *shop) run(args ...string) (status int, output string) {
 // serve starts an ingress without a stop delay, and returns it with its URL.
 func (s *shop) serve(flags ...string) (*testkit.Cmd, string) {
 	s.t.Helper()
+	c := s.ingress(flags...)
+	c.Start()
+	return c, "http://" + loggedAddr(c, "ingress listens")
+}
+
+// ingress prepares an ingress.
+func (s *shop) ingress(flags ...string) *testkit.Cmd {
+	s.t.Helper()
 	c := s.command(append([]string{"serve"}, flags...)...)
 	c.Setenv("STAMPEDE_STOP_DELAY", "0s")
 	c.Setenv("STAMPEDE_USER_RATE", "0") // tests poll their orders
 	c.Setenv("STAMPEDE_AUTH", "header")
 	c.Setenv("STAMPEDE_ADMIN_TOKEN", adminToken)
 	c.Setenv("STAMPEDE_HTTP_ADDR", "127.0.0.1:0")
-	c.Start()
-	return c, "http://" + loggedAddr(c, "ingress listens")
+	return c
 }
 
 // worker prepares a worker with small batches that takes over pending orders after a short time.

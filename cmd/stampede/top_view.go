@@ -188,14 +188,15 @@ const noSale = "00000000-0000-0000-0000-000000000000"
 
 func (v topView) rates(s *fleet.Snapshot) []topLine {
 	r := &s.Rates
-	var purchases, orders topLine
+	var purchases, answers, orders topLine
 	purchases.add(dim, "purchases/s ")
 	purchases.add(plain, "%s: accepted %s, refused %s", rate(r.Offered), rate(r.Accepted), rate(r.Refused))
 	purchases.add(plain, ", ")
 	purchases.add(badIf(r.Shed > 0), "shed %s", rate(r.Shed))
 	purchases.add(plain, ", ")
 	purchases.add(badIf(r.Failed > 0), "failed %s", rate(r.Failed))
-	purchases.add(plain, "  p50 %s p99 %s", took(r.AnswerP50), took(r.AnswerP99))
+	answers.add(dim, "answers     ")
+	answers.add(plain, "p50 %s, p99 %s", took(r.AnswerP50), took(r.AnswerP99))
 	orders.add(dim, "orders      ")
 	orders.add(plain, "%s/s recorded", rate(r.Durable))
 	if r.DurableP99 > 0 {
@@ -213,7 +214,7 @@ func (v topView) rates(s *fleet.Snapshot) []topLine {
 		orders.add(plain, ", dead letters ")
 		orders.add(badIf(s.DeadLetters > 0), "%s", figure.Count(s.DeadLetters))
 	}
-	return []topLine{nil, purchases, orders}
+	return []topLine{nil, purchases, answers, orders}
 }
 
 func (v topView) sales(s *fleet.Snapshot) []topLine {
@@ -222,7 +223,7 @@ func (v topView) sales(s *fleet.Snapshot) []topLine {
 	bar := min(24, wide/3)
 	name := wide - bar - 12
 	lines := []topLine{nil, {{dim, fmt.Sprintf("%-*s  %-9s %-*s "+figures,
-		name, "SALE", "STATE", bar, "", "AVAILABLE", "HELD", "SOLD", "OFFER/S", "SOLD/S")}}}
+		name, "SALE", "STATE", bar, "", "AVAILABLE", "HELD", "SOLD", "OFFER/S", "TAKEN/S")}}}
 	if !s.SalesRead {
 		lines = append(lines, topLine{{yellow, "  as of " + s.SalesAt.Local().Format(time.TimeOnly)}})
 	}
@@ -244,7 +245,11 @@ func (v topView) sales(s *fleet.Snapshot) []topLine {
 		} else {
 			l.add(dim, "%-*s", bar, strings.Repeat("?", bar))
 		}
-		l.add(plain, " "+figures, append(units, rate(sale.Rates.Offered), rate(sale.Rates.Accepted))...)
+		rates := []any{"-", "-"}
+		if sale.RatesKnown {
+			rates = []any{rate(sale.Rates.Offered), rate(sale.Rates.Accepted)}
+		}
+		l.add(plain, " "+figures, slices.Concat(units, rates)...)
 		lines = append(lines, l)
 	}
 	if len(s.Sales) == 0 {

@@ -33,20 +33,23 @@ func (w *window) sum() (all measured) {
 func (f *Fleet) snapshot(now time.Time) *Snapshot {
 	s := &Snapshot{
 		At: now, Postgres: f.postgres.shown(), Redis: f.redis.shown(),
-		DeadLetters: f.desk.letters, Rebuilds: f.desk.rebuilds, Audit: f.desk.audit,
+		DeadLetters: f.desk.letters, Rebuilds: []Rebuild{}, Audit: f.desk.audit,
+		Processes: make([]Process, 0, len(f.processes)), Troubles: []Trouble{},
 	}
-	if !f.postgres.up {
-		s.Rebuilds = nil // nobody can say what they are doing
+	if f.postgres.up { // else nobody can say what they are doing
+		s.Rebuilds = append(s.Rebuilds, f.desk.rebuilds...)
 	}
 	var gained increase
 	var fresh measured
 	var ended orderEnds
+	salesCounted := false
 	for _, p := range f.processes {
 		s.Processes = append(s.Processes, p.shown())
 		if !p.up {
 			continue
 		}
 		gained.add(&p.gained)
+		salesCounted = salesCounted || p.last.salesCounted
 		if p.fresh {
 			p.fresh = false
 			fresh.answers, fresh.durable = fresh.answers.plus(p.gained.answers), fresh.durable.plus(p.gained.durable)
@@ -66,7 +69,7 @@ func (f *Fleet) snapshot(now time.Time) *Snapshot {
 	s.Rates.DurableP50, s.Rates.DurableP99 = all.durable.quantile(0.5), all.durable.quantile(0.99)
 	streams := f.streams()
 	s.Rates.Backlog, s.Rates.OldestWaiting, s.Rates.BacklogKnown = backlogOf(streams)
-	f.showSales(s, &gained)
+	f.showSales(s, &gained, salesCounted)
 	f.troubles.update(f, s, round{gained: &gained, ended: ended, streams: streams})
 	return s
 }

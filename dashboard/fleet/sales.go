@@ -47,8 +47,8 @@ func (k *knownSales) count(counted []catalog.CountResult, states map[int]reserva
 	k.states = states
 }
 
-// showSales fills in the sales of a snapshot.
-func (f *Fleet) showSales(s *Snapshot, gained *increase) {
+// showSales fills in the sales of a snapshot. Rates are known if an ingress counts purchases by sale.
+func (f *Fleet) showSales(s *Snapshot, gained *increase, ratesKnown bool) {
 	s.SalesRead, s.SalesAt = f.postgres.up || f.redis.up, f.sales.readAt
 	s.Sales = make([]Sale, 0, len(f.sales.listed))
 	for i := range f.sales.listed {
@@ -57,7 +57,7 @@ func (f *Fleet) showSales(s *Snapshot, gained *increase) {
 			ID: listed.ID, Name: listed.Name, State: listed.StateAt(s.At), Shards: max(1, listed.Shards),
 			PerOrderLimit: listed.PerOrderLimit, OpensAt: listed.OpensAt, ClosesAt: listed.ClosesAt,
 			PaymentWindow: listed.PaymentWindow, Stock: listed.Stock,
-			Rates: gained.sales[listed.ID].rates(),
+			Rates: gained.sales[listed.ID].rates(), RatesKnown: ratesKnown,
 		}
 		funnel, funnelKnown := f.funnels.of[listed.ID]
 		if funnelKnown {

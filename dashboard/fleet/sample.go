@@ -96,7 +96,9 @@ type sample struct {
 	purchases  outcomes
 	overloaded float64 // a part of purchases[shed]
 	sales      map[uuid.UUID]outcomes
-	answers    histogram
+	// salesCounted is true if it counts purchases by sale.
+	salesCounted bool
+	answers      histogram
 
 	recorded, rejected, voided float64 // orders
 	durable                    histogram
@@ -190,6 +192,7 @@ func (s *sample) readIngress(families map[string]*dto.MetricFamily) {
 			s.purchases[refused] += v
 		}
 	})
+	s.salesCounted = families[metricSalePurchases] != nil
 	each(families[metricSalePurchases], func(l labels, v float64) {
 		id, err := uuid.Parse(l.of("sale"))
 		place := slices.Index([]string{"accepted", "refused", "shed", "failed"}, l.of("outcome"))

@@ -246,15 +246,16 @@ func (t *troubles) ofOrders(f *Fleet, s *Snapshot, r round) {
 		t.backlog = nil
 	}
 	if s.DeadLetters > 0 && s.Postgres.Reachable {
-		t.is("", Warning, atDeadLetterParked, "%s dead letters are parked: their orders wait for an operator",
-			figure.Count(s.DeadLetters)).from(f.desk.oldestLetter)
+		t.is("", Warning, atDeadLetterParked, "%s parked: their orders wait for an operator",
+			several(s.DeadLetters, "dead letter is", "dead letters are")).from(f.desk.oldestLetter)
 	}
 	end := func(key, what string, more float64, total *float64) {
 		if t.known[key+" "] == nil {
 			*total = 0
 		}
 		if *total += more; more > 0 {
-			t.is("", Critical, key, "%.0f orders were %s: Redis and Postgres disagreed about them", *total, what).hold = holdEnds
+			t.is("", Critical, key, "%s %s: Redis and Postgres disagreed",
+				several(int64(*total), "order was", "orders were"), what).hold = holdEnds
 		}
 	}
 	end(atOrderRejected, "rejected", r.ended.rejected, &t.ended.rejected)
@@ -291,4 +292,12 @@ func (t *troubles) ofAudit(f *Fleet, s *Snapshot) {
 		t.is("", Critical, atPromiseBroken, "the newest audit has found %s broken", strings.Join(s.Audit.Broken, ", ")).
 			from(s.Audit.At)
 	}
+}
+
+// several is a number with its noun.
+func several(n int64, one, more string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return figure.Count(n) + " " + more
 }

@@ -22,7 +22,8 @@ var may = map[string][]string{
 		"reservation", "reservation/catalog", "reservation/order", "ingress/apidoc", "internal/accept",
 		"internal/operators", "internal/ratelimit", "internal/tracing",
 	},
-	"ingress/apidoc": {},
+	"ingress/apidoc":     {},
+	"internal/apiclient": {"internal/retry", "reservation", "reservation/catalog", "reservation/order"},
 	"fulfillment": {
 		"sql",
 		"lock",
@@ -70,6 +71,7 @@ var may = map[string][]string{
 		"internal/pg",
 		"internal/retry",
 		"internal/telemetry",
+		"internal/tracing",
 		"reservation/order",
 	},
 	"fulfillment/retire": {
