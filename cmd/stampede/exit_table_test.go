@@ -23,6 +23,7 @@ var deadEnds = map[string]struct {
 	"audit":               {status: exitUnknown},
 	"doctor":              {status: exitUnknown},
 	"reconcile":           {"--yes", exitUnknown, ""},
+	"top":                 {"--once", exitUnknown, ""},
 	"healthcheck":         {"--url=http://127.0.0.1:1", exitUnknown, ""},
 	"migrate status":      {status: exitUnknown},
 	"sale list":           {status: exitUnknown},

@@ -6,7 +6,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/testshop"
 	"stampede/internal/testkit"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
@@ -20,9 +19,9 @@ func TestProgressStaysOutOfResult(t *testing.T) {
 	t.Cleanup(store.Close)
 	sale, err := catalog.New(s.pool, store).Create(t.Context(), reservation.Terms{Name: "x", Stock: 5, PerOrderLimit: 1})
 	require.NoError(t, err)
-	answer, err := store.Reserve(t.Context(), testshop.Request(sale.ID, "ann"))
+	answer, err := store.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "ann", Quantity: 1})
 	require.NoError(t, err)
-	require.Equal(t, reservation.Accepted, answer.Verdict)
+	require.Equal(t, reservation.Reserved, answer.Verdict)
 	const shown = " s  waiting until no order is in flight: 1 entries left"
 
 	audit := s.command("audit", "--wait=4s", "--output=json")
