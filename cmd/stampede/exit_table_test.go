@@ -56,7 +56,6 @@ var deadEnds = map[string]struct {
 	"load":                {"--url=http://127.0.0.1:1 --sale=SALE", exitFailed, ""},
 	"demo":                {status: exitFailed},
 	"completion":          {"bash", exitOK, ""},
-	"top":                 {"--once", exitUnknown, ""},
 	"version":             {status: exitOK},
 	"dev":                 {runs: "it waits for Redis, and has a test of its own"},
 	"serve":               {runs: "it starts, and sells when Redis answers"},
