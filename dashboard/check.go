@@ -220,7 +220,7 @@ func (d *Dashboard) runCheck(c *check, do func(context.Context, *check) error) {
 		if errors.Is(err, context.Canceled) {
 			c.Problem, c.Hint = "It was interrupted, because the dashboard stopped.", "Run it again."
 		}
-		log.Warn("a check failed", "err", err)
+		log.Warn("a check failed", "error", err)
 	} else {
 		log.Info("a check has ended")
 	}

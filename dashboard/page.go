@@ -192,7 +192,7 @@ func (d *Dashboard) render(
 	}
 	var b bytes.Buffer
 	if err := d.pages[page].ExecuteTemplate(&b, "layout", v); err != nil {
-		d.Logger.ErrorContext(r.Context(), "a page cannot be shown", "page", page, "err", err)
+		d.Logger.ErrorContext(r.Context(), "a page cannot be shown", "page", page, "error", err)
 		writeText(w, http.StatusInternalServerError, "This page cannot be shown. The log of the dashboard says why.")
 		return
 	}
@@ -212,7 +212,7 @@ func (d *Dashboard) showError(w http.ResponseWriter, r *http.Request, s *session
 func (d *Dashboard) fail(w http.ResponseWriter, r *http.Request, s *session.Session, err error) {
 	text, hint, status := explain(err)
 	if status >= http.StatusInternalServerError {
-		d.Logger.WarnContext(r.Context(), "a page could not be read", "path", r.URL.Path, "err", err)
+		d.Logger.WarnContext(r.Context(), "a page could not be read", "path", r.URL.Path, "error", err)
 	}
 	d.render(w, r, s, status, "error", "Not possible", errorPage{text, hint})
 }
@@ -227,7 +227,7 @@ func (d *Dashboard) act(
 	if err != nil {
 		text, hint, _ := explain(err)
 		d.metrics.actions.WithLabelValues(actionFailed).Inc()
-		log.WarnContext(r.Context(), "an action of an operator failed", "err", err)
+		log.WarnContext(r.Context(), "an action of an operator failed", "error", err)
 		s.Tell(session.Note{Failed: true, Text: text, Hint: hint})
 	} else {
 		d.metrics.actions.WithLabelValues(actionOK).Inc()

@@ -126,9 +126,19 @@ func (s *Server) fail(c echo.Context, err error) {
 	p := problemOf(err)
 	r := c.Request()
 	if isOutage(r.Context(), p) {
-		s.outages.log(r.Context(), s.log, r.Method+" "+c.Path(), err)
+		s.outages.log(r.Context(), s.log, r.Method+" "+c.Path(), err, func() []any { return idsOf(c) })
 	}
 	writeProblem(c, p)
+}
+
+// idsOf returns the ids in the path of a request, for the log: its order or its sale.
+func idsOf(c echo.Context) (fields []any) {
+	for i, name := range c.ParamNames() {
+		if id, ok := parseID(c.ParamValues()[i]); ok {
+			fields = append(fields, name, id)
+		}
+	}
+	return fields
 }
 
 // answerPanic answers a panic with an id that finds the stack in the log.
@@ -138,7 +148,7 @@ func (s *Server) answerPanic(c echo.Context, cause any) {
 	}
 	r := c.Request()
 	id := uuid.NewString()
-	s.log.ErrorContext(r.Context(), "request panicked", "request_id", id, "method", r.Method, "route", c.Path(),
+	s.log.With(idsOf(c)...).ErrorContext(r.Context(), "request panicked", "request_id", id, "method", r.Method, "route", c.Path(),
 		"panic", fmt.Sprint(cause), "stack", string(debug.Stack()))
 	if c.Response().Committed {
 		// A partial answer must not look like a complete one.

@@ -39,8 +39,8 @@ type queue struct {
 // call is one request in progress. Its strings are made once, by the goroutine of the request, so
 // that the queue's own goroutine has little left to do per request.
 type call struct {
-	request  Request
-	asked    int64 // Store.sinceStart when the request came
+	request Request
+	asked   int64 // Store.sinceStart when the request came
 	// span is that of the request, and wait the one of its wait in the queue.
 	span, wait tracing.Span
 

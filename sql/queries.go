@@ -124,6 +124,8 @@ var (
 	CatalogLockSale string
 	//go:embed queries/catalog/mark_published.sql
 	CatalogMarkPublished string
+	//go:embed queries/catalog/newest_sales.sql
+	CatalogNewestSales string
 	//go:embed queries/catalog/published_sales.sql
 	CatalogPublishedSales string
 	//go:embed queries/catalog/refuse_lowering.sql
@@ -348,6 +350,9 @@ var (
 	schemaHasSales string
 	//go:embed queries/schema/versions.sql
 	schemaVersions string
+
+	//go:embed queries/survey/look.sql
+	SurveyLook string
 
 	//go:embed queries/worker/make_months.sql
 	WorkerMakeMonths string

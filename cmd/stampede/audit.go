@@ -47,7 +47,7 @@ func (c *auditCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) err
 	if c.Sale == uuid.Nil {
 		// The verdict counts, and is printed, also if it cannot be stored.
 		if err := recordAudit(ctx, b, report, operator); err != nil {
-			logger.Warn("the verdict is not recorded, so that workers show an older one", "err", err)
+			logger.Warn("the verdict is not recorded, so that workers show an older one", "error", err)
 		}
 	}
 	return printVerdict(s.out, report, c.json())

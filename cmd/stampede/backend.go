@@ -93,7 +93,8 @@ func checkSchema(ctx context.Context, pool *pgxpool.Pool, logger *slog.Logger) e
 	if err == nil || errors.Is(err, sql.ErrNotMigrated) || errors.Is(err, sql.ErrSchemaAhead) {
 		return err
 	}
-	logger.Warn("Postgres does not answer, so its schema is unchecked; orders wait in Redis until it answers", "err", err)
+	logger.Warn("Postgres does not answer, so its schema is unchecked; orders wait in Redis until it answers",
+		"error", err)
 	return nil
 }
 
@@ -103,7 +104,7 @@ func warnOfSettings(ctx context.Context, b *backend, rights reservation.Rights, 
 	defer cancel()
 	findings, err := doctor.Redis(ctx, b.redis, rights)
 	if err != nil {
-		logger.Warn("Redis does not answer, so its settings are unchecked", "err", err)
+		logger.Warn("Redis does not answer, so its settings are unchecked", "error", err)
 	}
 	more, err := doctor.Postgres(ctx, b.pool)
 	if err == nil { // else checkSchema has reported it

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 )
 
 type saleArchiveCmd struct {
+	noServerFlag
 	redisFlag
 	databaseFlag
 	keysFlags
@@ -22,6 +24,11 @@ type saleArchiveCmd struct {
 	Sale uuid.UUID     `arg:"" optional:"" help:"Id of the sale (default: all that can be archived)."`
 	Dir  string        `required:"" env:"STAMPEDE_SALE_DIR" placeholder:"DIR" type:"existingdir" help:"Where the files are written, one for each sale."`
 	Keep time.Duration `default:"2160h" env:"STAMPEDE_SALE_KEEP" placeholder:"DURATION" help:"How long ago the end of a sale and the last change of its orders must be (${default})."`
+}
+
+// Validate is called by kong.
+func (c *saleArchiveCmd) Validate() error {
+	return cmp.Or(c.keysFlags.Validate(), c.validate("it moves orders from Postgres into files on this machine"))
 }
 
 // Run archives one sale, or all that can be archived. Of all sales, one that cannot be archived yet stops no other.

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"stampede/sql"
+	"stampede/reservation/catalog"
 )
 
 type saleHistoryCmd struct {
@@ -24,22 +24,17 @@ func (c *saleHistoryCmd) Run(ctx context.Context, s *streams, logger *slog.Logge
 	if err := wantAtLeast("--limit", c.Limit, 1); err != nil {
 		return err
 	}
-	b, err := openControl(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, 2, logger)
-	if err != nil {
+	var changes []catalog.Change
+	err := c.open(ctx, logger, func(sales saleStore) (err error) {
+		changes, err = sales.History(ctx, c.Sale, c.Limit)
 		return err
-	}
-	defer b.Close()
-	if err := sql.Check(ctx, b.pool); err != nil {
-		return err
-	}
-	changes, err := b.catalog.History(ctx, c.Sale, c.Limit)
+	})
 	if err != nil {
 		return err
 	}
 	if c.json() {
 		for _, change := range changes {
-			err := writeJSON(s.out, change.View())
-			if err != nil {
+			if err := writeJSON(s.out, change.View()); err != nil {
 				return err
 			}
 		}

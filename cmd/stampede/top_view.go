@@ -278,7 +278,8 @@ func barOf(sale *fleet.Sale, width int) []span {
 		used--
 	}
 	return []span{
-		{green, strings.Repeat("█", cells[0])}, {yellow, strings.Repeat("▒", cells[1])},
+		{green, strings.Repeat("█", cells[0])},
+		{yellow, strings.Repeat("▒", cells[1])},
 		{dim, strings.Repeat("·", width-used)},
 	}
 }

@@ -52,7 +52,7 @@ func TestTraceOutlivesKilledWorker(t *testing.T) {
 	}
 }
 
-// The event of a payment is in the trace of the payment, and a parked entry that is replayed keeps its trace.
+// The event of a payment is in the trace of the payment.
 func TestPaymentIsTracedToItsEvent(t *testing.T) {
 	t.Parallel()
 	s := newTracedShop(t)
@@ -61,7 +61,9 @@ func TestPaymentIsTracedToItsEvent(t *testing.T) {
 	events := s.hears()
 	order := buys(t, url, s.payableSale("10", "1h"), "ann", "")
 	at := url + "/v1/orders/" + order
-	testkit.Eventually(t, within, "the confirmation", func() bool { return ask(t, http.MethodGet, at, "ann", "").Status == "confirmed" })
+	testkit.Eventually(t, within, "the confirmation", func() bool {
+		return ask(t, http.MethodGet, at, "ann", "").Status == "confirmed"
+	})
 	payer := newClient()
 	status, text := request(t, http.MethodPost, at+"/pay", "ann", payer.parent(), `{"reference":"pi_1"}`)
 	require.Equal(t, http.StatusOK, status, text)
@@ -103,7 +105,8 @@ func TestClientsCannotFloodCollector(t *testing.T) {
 	sale := s.sale(url, flood+100)
 	good := newClient().parent()
 	for i, bad := range []string{
-		"x", strings.Repeat("0", 55), good[:54], good + "0", good + "-00", "ff" + good[2:], "0g" + good[2:], "01" + good[2:] + "x",
+		"x", strings.Repeat("0", 55), good[:54], good + "0", good + "-00", "ff" + good[2:], "0g" + good[2:],
+		"01" + good[2:] + "x",
 		strings.ToUpper(good), strings.Replace(good, "-", "_", 1), "00-" + strings.Repeat("0", 32) + good[35:],
 		good[:36] + strings.Repeat("0", 16) + good[52:], good + ", " + good, strings.Repeat(good, 50), good[:53] + "00",
 	} {

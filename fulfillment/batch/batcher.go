@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/google/uuid"
+
 	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/metrics"
 	"stampede/fulfillment/rebuild"
@@ -103,7 +105,8 @@ func (b *Batcher) process(ctx context.Context, f *inFlightBatch) {
 	defer traced.end()
 	defer func() {
 		if p := recover(); p != nil {
-			b.Logger.Error("panic in a batch; its messages are delivered again", "panic", p, "stack", string(debug.Stack()))
+			b.Logger.ErrorContext(ctx, "panic in a batch; its messages are delivered again", "orders", len(f.batch),
+				"order_ids", orderIDs(f.batch), "panic", p, "stack", string(debug.Stack()))
 			// All of them, deferred ones included: nothing else resolves them.
 			for _, s := range f.batch {
 				s.resolve(fmt.Errorf("%w: %v", ledger.ErrPanicked, p))
@@ -121,6 +124,7 @@ func (b *Batcher) process(ctx context.Context, f *inFlightBatch) {
 
 	crashpoint.Hit(crashpoint.BeforePersist)
 	outcomes := b.record(ctx, events, f.apart)
+	b.observeDurable(events, outcomes)
 	crashpoint.Hit(crashpoint.AfterCommit)
 	if b.Rebuilder != nil {
 		b.Rebuilder.Witnesses.Note(b.Partition, outcomes)
@@ -144,6 +148,28 @@ func (b *Batcher) process(ctx context.Context, f *inFlightBatch) {
 	}
 	b.Metrics.BatchOrders.Observe(float64(len(ready)))
 	b.Metrics.BatchSeconds.Observe(time.Since(started).Seconds())
+}
+
+// loggedMax bounds the ids in a line of the log.
+const loggedMax = 10
+
+// orderIDs returns the orders of a batch, or the first of them, for the log.
+func orderIDs(batch []*submission) []uuid.UUID {
+	ids := make([]uuid.UUID, 0, loggedMax)
+	for _, s := range batch[:min(len(batch), loggedMax)] {
+		ids = append(ids, s.event.OrderID)
+	}
+	return ids
+}
+
+// observeDurable measures how long the orders that have just been recorded were on their way.
+func (b *Batcher) observeDurable(events []order.OrderReserved, outcomes []ledger.Outcome) {
+	now := time.Now()
+	for i, out := range outcomes {
+		if out.Err == nil && out.Fresh {
+			b.Metrics.Durable.Observe(max(0, now.Sub(events[i].ReservedAt)).Seconds()) // the clocks may differ
+		}
+	}
 }
 
 // inSaleOrder sorts the batch by sale and sequence, and returns its events.

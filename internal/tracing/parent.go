@@ -19,6 +19,14 @@ func Sampled(text string) bool {
 	return ok
 }
 
+// ID returns the id of the trace of a sampled traceparent, "" of anything else.
+func ID(text string) string {
+	if parent, sampled := parse(text); sampled {
+		return parent.TraceID().String()
+	}
+	return ""
+}
+
 // parse returns the context of a sampled parent. It does not allocate.
 func parse(text string) (parent trace.SpanContext, sampled bool) {
 	if len(text) < parentLength || len(text) > parentMax || text[2] != '-' || text[35] != '-' || text[52] != '-' {

@@ -48,7 +48,6 @@ type Config struct {
 // Tracer makes spans. Nil is a Tracer that makes none. It is safe for concurrent use.
 type Tracer struct {
 	provider *sdk.TracerProvider
-	tracer   trace.Tracer
 	requests *rate.Limiter
 	metrics  *metrics
 }
@@ -89,7 +88,7 @@ func New(ctx context.Context, config Config) (*Tracer, error) {
 		sdk.WithSpanProcessor(newQueue(exporter, m)),
 	)
 	return &Tracer{
-		provider: provider, tracer: provider.Tracer(scope), metrics: m,
+		provider: provider, metrics: m,
 		requests: rate.NewLimiter(rate.Limit(config.PerSecond), config.PerSecond),
 	}, nil
 }
@@ -164,7 +163,7 @@ func (t *Tracer) Continue(kind Kind, name, parent string, links ...string) Span 
 
 func (t *Tracer) start(parent trace.SpanContext, kind Kind, name string, links []string) Span {
 	ctx := trace.ContextWithRemoteSpanContext(context.Background(), parent)
-	_, span := t.tracer.Start(ctx, name, options(kind, links)...)
+	_, span := t.provider.Tracer(scope).Start(ctx, name, options(kind, links)...)
 	if !span.IsRecording() { // the provider is closed
 		return Span{}
 	}

@@ -16,29 +16,60 @@ import (
 	"stampede/sql"
 )
 
+// saleView is a sale in JSON.
+type saleView struct {
+	ID                   uuid.UUID         `json:"id"`
+	Name                 string            `json:"name"`
+	State                reservation.State `json:"state"`
+	Stock                int64             `json:"stock"`
+	Available            int64             `json:"available"`
+	Held                 int64             `json:"held"`
+	Sold                 int64             `json:"sold"`
+	PerOrderLimit        int64             `json:"per_order_limit"`
+	OpensAt              string            `json:"opens_at,omitempty"`
+	ClosesAt             string            `json:"closes_at,omitempty"`
+	PaymentWindowSeconds int64             `json:"payment_window_seconds"`
+	Shards               int               `json:"shards"`
+	CreatedAt            string            `json:"created_at"`
+}
+
 // MarshalJSON writes a sale as the HTTP API and the commands show it. Times that are not set are left
 // out.
 func (s CountedSale) MarshalJSON() ([]byte, error) {
-	return json.Marshal(struct {
-		ID                   uuid.UUID         `json:"id"`
-		Name                 string            `json:"name"`
-		State                reservation.State `json:"state"`
-		Stock                int64             `json:"stock"`
-		Available            int64             `json:"available"`
-		Held                 int64             `json:"held"`
-		Sold                 int64             `json:"sold"`
-		PerOrderLimit        int64             `json:"per_order_limit"`
-		OpensAt              string            `json:"opens_at,omitempty"`
-		ClosesAt             string            `json:"closes_at,omitempty"`
-		PaymentWindowSeconds int64             `json:"payment_window_seconds"`
-		Shards               int               `json:"shards"`
-		CreatedAt            string            `json:"created_at"`
-	}{
+	return json.Marshal(saleView{
 		ID: s.ID, Name: s.Name, State: s.State, Stock: s.Stock, Available: s.Available, Held: s.Held, Sold: s.Sold,
 		PerOrderLimit: s.PerOrderLimit, OpensAt: timestamp(s.OpensAt), ClosesAt: timestamp(s.ClosesAt),
 		PaymentWindowSeconds: int64(s.PaymentWindow / time.Second), Shards: s.Shards,
 		CreatedAt: timestamp(s.CreatedAt),
 	})
+}
+
+// UnmarshalJSON reads what MarshalJSON writes. All else of the sale is zero.
+func (s *CountedSale) UnmarshalJSON(text []byte) error {
+	var v saleView
+	if err := json.Unmarshal(text, &v); err != nil {
+		return err
+	}
+	*s = CountedSale{
+		Sale: reservation.Sale{ID: v.ID, Terms: reservation.Terms{
+			Name: v.Name, Stock: v.Stock, PerOrderLimit: v.PerOrderLimit,
+			PaymentWindow: time.Duration(v.PaymentWindowSeconds) * time.Second, Shards: v.Shards,
+		}},
+		State: v.State, Available: v.Available, Held: v.Held, Sold: v.Sold,
+	}
+	for _, at := range []struct {
+		to   *time.Time
+		text string
+	}{{&s.OpensAt, v.OpensAt}, {&s.ClosesAt, v.ClosesAt}, {&s.CreatedAt, v.CreatedAt}} {
+		if at.text == "" {
+			continue
+		}
+		var err error
+		if *at.to, err = time.Parse(time.RFC3339, at.text); err != nil {
+			return fmt.Errorf("a time of the sale: %w", err)
+		}
+	}
+	return nil
 }
 
 func timestamp(t time.Time) string {
@@ -82,6 +113,16 @@ func (c *Catalog) List(ctx context.Context, after uuid.UUID, limit int) ([]Count
 		sales[i] = s.CountedSale
 	}
 	return sales, nil
+}
+
+// Newest returns the ids of the newest sales, the newest first.
+func (c *Catalog) Newest(ctx context.Context, limit int) ([]uuid.UUID, error) {
+	rows, _ := c.pool.Query(ctx, sql.CatalogNewestSales, limit) // its error comes with the rows
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
+	if err != nil {
+		return nil, fmt.Errorf("%w: find the newest sales: %w", reservation.ErrUnavailable, err)
+	}
+	return ids, nil
 }
 
 // CountSales returns the sales that exist, in no particular order. Its error wraps
