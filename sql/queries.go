@@ -270,6 +270,8 @@ var (
 	RebuildSalesInRedis string
 	//go:embed queries/rebuild/save_server.sql
 	RebuildSaveServer string
+	//go:embed queries/rebuild/timeline.sql
+	RebuildTimeline string
 	//go:embed queries/rebuild/wait.sql
 	RebuildWait string
 
