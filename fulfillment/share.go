@@ -102,7 +102,17 @@ func (s *sharing) look(ctx context.Context) error {
 			s.others[partition] = slices.Collect(maps.Keys(found.Others))
 		}
 	}
-	return errors.Join(failed...)
+	err := errors.Join(failed...)
+	if err == nil {
+		alive := map[string]bool{s.config.Consumer: true}
+		for _, names := range s.others {
+			for _, name := range names {
+				alive[name] = true
+			}
+		}
+		s.survey.NoteWorkers(len(alive), s.interval)
+	}
+	return err
 }
 
 // assign starts and drains readers.

@@ -24,7 +24,9 @@ import (
 	"stampede/fulfillment/metrics"
 	"stampede/fulfillment/rebuild"
 	"stampede/fulfillment/stream"
+	"stampede/fulfillment/survey"
 	"stampede/internal/retry"
+	"stampede/internal/telemetry"
 	"stampede/internal/tracing"
 	"stampede/lock"
 	"stampede/reservation"
@@ -114,6 +116,8 @@ func (c *WorkerConfig) Validate() error {
 type Worker struct {
 	config    WorkerConfig
 	metrics   *metrics.Worker
+	guardAge  *telemetry.GuardAge
+	survey    *survey.Survey
 	outcomes  *ledger.Outcomes
 	ledger    *ledger.Ledger
 	rebuilder *rebuild.Rebuilder
@@ -137,6 +141,10 @@ func NewWorker(config WorkerConfig) (*Worker, error) {
 	if err != nil {
 		return nil, err
 	}
+	guardAge, err := telemetry.NewGuardAge(config.Registerer, "worker")
+	if err != nil {
+		return nil, fmt.Errorf("register metrics: %w", err)
+	}
 	outcomes, err := ledger.NewOutcomes(ledger.OutcomesConfig{
 		Client: config.Control, Keys: config.Keys, Logger: config.Logger, Registerer: config.Registerer,
 	})
@@ -153,8 +161,14 @@ func NewWorker(config WorkerConfig) (*Worker, error) {
 	l := ledger.New(config.Pool).WithOutcomes(outcomes)
 	rebuilder.Ledger = l // also publishes the outcomes of drained orders
 	w := &Worker{
-		config: config, metrics: workerMetrics, outcomes: outcomes, ledger: l, rebuilder: rebuilder,
+		config: config, metrics: workerMetrics, guardAge: guardAge, outcomes: outcomes, ledger: l, rebuilder: rebuilder,
 		takenOver: make(chan struct{}, 1),
+	}
+	if w.survey, err = survey.New(survey.Config{
+		Pool: config.Pool, Redis: config.Control, Catalog: config.Catalog, Logger: config.Logger,
+		Shut: w.shutSales, Registerer: config.Registerer,
+	}); err != nil {
+		return nil, err
 	}
 	return w, w.setPartitions(config.Keys.Partitions)
 }
@@ -234,7 +248,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	all, ctx := errgroup.WithContext(ctx)
 	all.Go(func() error { return w.share(ctx) })
 	for _, duty := range []func(context.Context){
-		w.sweepOrders, w.endBlockers, w.makeMonths, w.guard, w.sweep, w.retireSales,
+		w.sweepOrders, w.endBlockers, w.makeMonths, w.guard, w.sweep, w.retireSales, w.survey.Run,
 	} {
 		all.Go(func() error {
 			duty(ctx)
@@ -329,6 +343,11 @@ func (w *Worker) closeLocker(ctx context.Context, l *lock.Locker) {
 	if err := l.Close(ctx); err != nil {
 		w.config.Logger.Debug("locks of users were not released: they end with their leases", "error", err)
 	}
+}
+
+// shutSales counts the sales that sell nothing until a rebuild.
+func (w *Worker) shutSales(ctx context.Context) (int, error) {
+	return w.rebuilder.Shut(ctx, int(w.partitions.Load()))
 }
 
 // registerBacklog adds the backlog of all streams to the metrics while the worker runs, whichever

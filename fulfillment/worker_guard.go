@@ -52,6 +52,7 @@ func (w *Worker) guard(ctx context.Context) {
 		for p := len(guarded); p < int(w.partitions.Load()); p++ {
 			guarded = append(guarded, w.guardedPartition(p))
 		}
+		w.guardAge.Guards(w.readPartitions())
 		w.checkDue(ctx, guarded, reading, &checks)
 		interval := w.config.GuardInterval
 		if slices.ContainsFunc(guarded, func(g *guardedPartition) bool { return g.silent.Load() }) {
@@ -59,6 +60,16 @@ func (w *Worker) guard(ctx context.Context) {
 		}
 		timer.Reset(retry.Delay(1, interval, interval))
 	}
+}
+
+// readPartitions are the partitions that this worker reads.
+func (w *Worker) readPartitions() (partitions []int) {
+	for p := range int(w.partitions.Load()) {
+		if w.reads[p].Load() {
+			partitions = append(partitions, p)
+		}
+	}
+	return partitions
 }
 
 // checkDue starts the checks of the partitions that are due.
@@ -137,7 +148,9 @@ func (g *guardedPartition) check(ctx context.Context, required *rebuild.Required
 	if ctx.Err() != nil {
 		return
 	}
-	g.checking.Note(err)
+	if g.checking.Note(err); err == nil {
+		g.guardAge.Verified(g.partition)
+	}
 	g.silent.Store(!tried && err != nil)
 	g.due = time.Time{}
 	if g.failed++; !tried || err == nil {

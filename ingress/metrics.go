@@ -6,10 +6,12 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"stampede/internal/accept"
+	"stampede/internal/telemetry"
 	"stampede/reservation"
 )
 
@@ -54,12 +56,16 @@ type metrics struct {
 	requests *prometheus.CounterVec
 	verdicts map[reservation.Verdict]verdictMetrics
 
+	sales *saleMetrics
+	wait  prometheus.Histogram
+
 	plainPurchases, outcomeMessages, outcomeLookups prometheus.Counter
 }
 
 type verdictMetrics struct {
 	count   prometheus.Counter
 	seconds prometheus.Observer
+	ofSale  saleOutcome
 }
 
 // gaugeSources are the parts of a server that gauges read.
@@ -71,6 +77,9 @@ type gaugeSources struct {
 	maxConnections int
 }
 
+// purchaseBuckets are those of the times of a purchase.
+var purchaseBuckets = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, 1, 5}
+
 func newMetrics(registry *prometheus.Registry, from gaugeSources) (*metrics, error) {
 	m := &metrics{
 		registry: registry,
@@ -78,6 +87,13 @@ func newMetrics(registry *prometheus.Registry, from gaugeSources) (*metrics, err
 			Name: "stampede_http_requests_total", Help: "Requests answered, by route and class of status.",
 		}, []string{"route", "status"}),
 		verdicts: make(map[reservation.Verdict]verdictMetrics),
+		sales:    newSaleMetrics(),
+		wait: prometheus.NewHistogram(telemetry.Native(prometheus.HistogramOpts{
+			Name: "stampede_purchase_wait_seconds",
+			Help: "Time from the arrival of the last bytes of a purchase at this machine until it is read: in the kernel, " +
+				"until its connection is accepted, and until a processor is free. Only on Linux.",
+			Buckets: purchaseBuckets,
+		})),
 		plainPurchases: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "stampede_plain_purchases_total", Help: "Purchases that were read in front of net/http.",
 		}),
@@ -94,19 +110,21 @@ func newMetrics(registry *prometheus.Registry, from gaugeSources) (*metrics, err
 		Help: "Purchases by verdict. The script did not decide overloaded, unavailable, unknown and rate-limited ones; " +
 			"of these, only unknown ones may have reserved units.",
 	}, []string{"verdict"})
-	seconds := prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Name:    "stampede_purchase_duration_seconds",
-		Help:    "Time from the head of a purchase to its answer, by outcome: accepted, refused or failed.",
-		Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, 1, 5},
-	}, []string{"outcome"})
+	seconds := prometheus.NewHistogramVec(telemetry.Native(prometheus.HistogramOpts{
+		Name: "stampede_purchase_duration_seconds",
+		Help: "Time from the head of a purchase, once it is read, to its answer, by outcome: accepted, refused or failed. " +
+			"stampede_purchase_wait_seconds comes before it.",
+		Buckets: purchaseBuckets,
+	}), []string{"outcome"})
 	collectors := append(from.collectors(),
-		m.requests, m.plainPurchases, m.outcomeMessages, m.outcomeLookups, byVerdict, seconds)
+		m.requests, m.plainPurchases, m.outcomeMessages, m.outcomeLookups, byVerdict, seconds, m.wait,
+		m.sales.purchases)
 	if err := register(registry, collectors...); err != nil {
 		return nil, err
 	}
 	for verdict, outcome := range outcomeByVerdict {
 		m.verdicts[verdict] = verdictMetrics{
-			byVerdict.WithLabelValues(string(verdict)), seconds.WithLabelValues(outcome),
+			byVerdict.WithLabelValues(string(verdict)), seconds.WithLabelValues(outcome), ofSale(verdict, outcome),
 		}
 	}
 	return m, nil
@@ -181,14 +199,29 @@ func (c *routeCounters) count(status int) {
 	}
 }
 
+// ofSale is what the metrics of a sale call the outcome of a verdict.
+func ofSale(verdict reservation.Verdict, outcome string) saleOutcome {
+	switch {
+	case verdict == verdictOverloaded || verdict == verdictRateLimited:
+		return saleShed
+	case outcome == outcomeAccepted:
+		return saleAccepted
+	case outcome == outcomeRefused:
+		return saleRefused
+	}
+	return saleFailed
+}
+
 // countPurchase counts a purchase and its duration. An unknown verdict is answered, and counted, as unavailable.
-func (m *metrics) countPurchase(verdict reservation.Verdict, began time.Time) {
+func (m *metrics) countPurchase(sale uuid.UUID, verdict reservation.Verdict, began time.Time) {
 	counted, known := m.verdicts[verdict]
 	if !known {
 		counted = m.verdicts[verdictUnavailable]
 	}
 	counted.count.Inc()
 	counted.seconds.Observe(time.Since(began).Seconds())
+	decided := counted.ofSale == saleAccepted || counted.ofSale == saleRefused && verdict != reservation.UnknownSale
+	m.sales.count(sale, counted.ofSale, decided)
 }
 
 // verdictOf is the verdict for an error of Reservations.Reserve.

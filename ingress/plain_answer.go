@@ -5,13 +5,12 @@ import (
 	"strconv"
 	"sync/atomic"
 	"time"
-
-	"github.com/labstack/echo/v4"
 )
 
 // plainAnswer is the http.ResponseWriter of a plain purchase. It holds the answer until the handler is done.
 type plainAnswer struct {
-	began  time.Time // when the request had been read
+	began  time.Time     // when the request had been read
+	waited time.Duration // for that, or waitUnknown
 	header http.Header
 	status int
 	body   []byte
@@ -26,18 +25,10 @@ func (a *plainAnswer) Write(body []byte) (int, error) {
 	return len(body), nil
 }
 
-func (a *plainAnswer) reset(began time.Time) {
-	a.began = began
+func (a *plainAnswer) reset(began time.Time, waited time.Duration) {
+	a.began, a.waited = began, waited
 	clear(a.header)
 	a.status, a.body = http.StatusOK, a.body[:0]
-}
-
-// beginning is when the request had been read. Reading the clock again would cost as much as parsing a header.
-func beginning(c echo.Context) time.Time {
-	if a, ok := c.Response().Writer.(*plainAnswer); ok {
-		return a.began
-	}
-	return time.Now()
 }
 
 // closes reports whether the connection ends behind this answer.

@@ -24,8 +24,9 @@ type statefulConn interface {
 // plainConn answers plain purchases on a connection until something else arrives. All its memory is its own and used
 // for each request again, so it is for one goroutine.
 type plainConn struct {
-	front *PlainFront
-	conn  statefulConn
+	front    *PlainFront
+	conn     statefulConn
+	arriving arrivingConn // conn, or nil if it does not know
 
 	request *plainRequest
 	answer  plainAnswer
@@ -47,6 +48,7 @@ func newPlainConn(front *PlainFront, conn statefulConn) *plainConn {
 		request: newPlainRequest(front.ctx, front.allowed, front.config.Buyer, conn.RemoteAddr().String()),
 		answer:  plainAnswer{header: make(http.Header)},
 	}
+	c.arriving, _ = conn.(arrivingConn)
 	c.handle = front.config.Handler(&c.answer, c.request.Request)
 	return c
 }
@@ -114,7 +116,8 @@ func (c *plainConn) skipLineEnds() {
 
 // serveRequest has the handler of the route answer the request. It is false if the connection is not to be kept.
 func (c *plainConn) serveRequest() bool {
-	c.answer.reset(time.Now())
+	began := time.Now()
+	c.answer.reset(began, waitedUntil(began, c.arriving))
 	c.handle(c.request.sale)
 	c.out = c.answer.append(c.out[:0], time.Now())
 	c.allowWrite()

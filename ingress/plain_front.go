@@ -138,6 +138,14 @@ func (c *handedConn) Read(p []byte) (int, error) {
 	return n, nil
 }
 
+// Arrived returns when the newest bytes that were read arrived; zero if that is unknown.
+func (c *handedConn) Arrived() time.Time {
+	if arriving, ok := c.statefulConn.(arrivingConn); ok {
+		return arriving.Arrived()
+	}
+	return time.Time{}
+}
+
 // CloseWrite is called by http.Server when it closes the connection of a client that still sends.
 func (c *handedConn) CloseWrite() error {
 	if tcp, ok := c.statefulConn.(interface{ CloseWrite() error }); ok {

@@ -392,6 +392,8 @@ func (noSales) CreateOnce(context.Context, reservation.Terms, string) (catalog.C
 	return catalog.CountedSale{}, false, errStub
 }
 
+func (noSales) Newest(context.Context, int) ([]uuid.UUID, error) { return nil, nil }
+
 func (noSales) CountPage(context.Context, uuid.UUID, int) ([]catalog.CountResult, error) {
 	return nil, errStub
 }

@@ -17,9 +17,14 @@ import (
 
 // purchase serves POST /v1/sales/{sale}/orders.
 func (s *Server) purchase(c echo.Context) error {
-	began, r := beginning(c), c.Request()
+	r := c.Request()
+	began, waited := beginning(c)
+	if waited >= 0 {
+		s.metrics.wait.Observe(waited.Seconds())
+	}
+	sale, ok := parseID(c.Param("sale"))
 	if err := s.limits.admitAddress(&s.limits.purchases, r, began); err != nil {
-		s.metrics.countPurchase(verdictRateLimited, began)
+		s.metrics.countPurchase(sale, verdictRateLimited, began)
 		return err
 	}
 	user, err := s.auth.user(r)
@@ -27,10 +32,9 @@ func (s *Server) purchase(c echo.Context) error {
 		return err
 	}
 	if err := s.limits.admitUser(&s.limits.purchases, user, began); err != nil {
-		s.metrics.countPurchase(verdictRateLimited, began)
+		s.metrics.countPurchase(sale, verdictRateLimited, began)
 		return err
 	}
-	sale, ok := parseID(c.Param("sale"))
 	if !ok {
 		return problemSaleNotFound
 	}
@@ -156,7 +160,7 @@ func (s *Server) reserve(
 	ctx context.Context, r reservation.Request, began time.Time,
 ) (reservation.Answer, error) {
 	if !s.inFlight.purchases.acquire() {
-		s.metrics.countPurchase(verdictOverloaded, began)
+		s.metrics.countPurchase(r.Sale, verdictOverloaded, began)
 		return reservation.Answer{}, problemNotReserved
 	}
 	defer s.inFlight.purchases.release()
@@ -171,7 +175,7 @@ func (s *Server) reserve(
 	if err != nil {
 		verdict = verdictOf(err)
 	}
-	s.metrics.countPurchase(verdict, began)
+	s.metrics.countPurchase(r.Sale, verdict, began)
 	return answer, err
 }
 

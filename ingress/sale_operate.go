@@ -61,6 +61,7 @@ func (s *Server) createSale(c echo.Context) error {
 	if replayed {
 		c.Response().Header()["Idempotency-Replayed"] = headerTrue
 	}
+	s.metrics.sales.add(sale.ID)
 	c.Response().Header()["Location"] = []string{"/v1/sales/" + sale.ID.String()}
 	return writeJSON(c, http.StatusCreated, sale)
 }

@@ -129,6 +129,7 @@ func (s *Server) init() (err error) {
 	}
 	s.waiters = newOrderWaiters(s.findForWaiters, s.metrics.outcomeLookups)
 	s.background.start(s.waiters.run)
+	s.background.start(func(ctx context.Context) { s.metrics.sales.followNewest(ctx, s.config.Sales.Newest, s.log) })
 	if s.config.Outcomes != nil {
 		s.background.start(s.followOutcomes)
 	}
@@ -173,6 +174,7 @@ func (s *Server) Run(ctx context.Context) error {
 	server := &http.Server{
 		Handler:           s.echo,
 		BaseContext:       func(net.Listener) context.Context { return base },
+		ConnContext:       withArrivals,
 		ConnState:         accept.ConnState,
 		ReadHeaderTimeout: readHeaderTimeout,
 		ReadTimeout:       readTimeout,

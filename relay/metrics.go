@@ -14,6 +14,9 @@ import (
 
 const labelTarget = "target"
 
+// sameInEach says how a gauge is to be aggregated.
+const sameInEach = "The same in each relay: use max by (target)."
+
 // metrics have series for each target, from the moment at which it is known.
 type metrics struct {
 	lagEvents, lagSeconds, failing, state, serving, held *prometheus.GaugeVec
@@ -45,18 +48,18 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 		errs = append(errs, err)
 		return vec
 	}
-	seconds, err := telemetry.RegisterOnce(reg, prometheus.NewHistogramVec(prometheus.HistogramOpts{
+	seconds, err := telemetry.RegisterOnce(reg, prometheus.NewHistogramVec(telemetry.Native(prometheus.HistogramOpts{
 		Name: "stampede_relay_delivery_duration_seconds", Help: "One try to send an event.",
 		Buckets: prometheus.ExponentialBuckets(0.001, 2, 15),
-	}, []string{labelTarget}))
+	}), []string{labelTarget}))
 	errs = append(errs, err)
 	m := &metrics{
-		lagEvents: gauge("stampede_relay_lag_events", "Positions between the newest event and those that the target has."),
+		lagEvents: gauge("stampede_relay_lag_events", "Positions between the newest event and those that the target has. "+sameInEach),
 		lagSeconds: gauge("stampede_relay_lag_seconds",
-			"Age of the oldest event that the target lacks; 0 if it has all of them."),
-		failing: gauge("stampede_relay_failing", "Failures of the target in a row, since its last success."),
-		state:   gauge("stampede_relay_target_state", "1 for the state of the target, 0 for the others.", "state"),
-		serving: gauge("stampede_relay_serving", "1 while this process sends events to the target, else 0."),
+			"Age of the oldest event that the target lacks; 0 if it has all of them. "+sameInEach),
+		failing: gauge("stampede_relay_failing", "Failures of the target in a row, since its last success. "+sameInEach),
+		state:   gauge("stampede_relay_target_state", "1 for the state of the target, 0 for the others. "+sameInEach, "state"),
+		serving: gauge("stampede_relay_serving", "1 while this process sends events to the target, else 0. Use sum by (target)."),
 		held: gauge("stampede_relay_held_seconds",
 			"How long an open transaction has kept newer events from being sent to the target."),
 		deliveries: counter("stampede_relay_deliveries_total", "Events that the target has taken."),

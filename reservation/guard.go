@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"stampede/internal/retry"
+	"stampede/internal/telemetry"
 	"stampede/sql"
 )
 
@@ -40,6 +41,8 @@ type Guard struct {
 	Redis  redis.UniversalClient
 	Pool   *pgxpool.Pool
 	Logger *slog.Logger
+	// Age measures how long ago the servers were compared; nil for nothing.
+	Age *telemetry.GuardAge
 }
 
 // Run compares until ctx ends, and returns nil then. A server that does not answer changes nothing, and delays the
@@ -57,7 +60,13 @@ func (g Guard) Run(ctx context.Context) error {
 		if err != nil && !postgresFails {
 			g.Logger.Warn("cannot read which Redis servers Postgres names", "error", err)
 		}
-		postgresFails = err != nil
+		if postgresFails = err != nil; !postgresFails {
+			partitions := make([]int, len(recorded))
+			for i, r := range recorded {
+				partitions[i] = r.Partition
+			}
+			g.Age.Guards(partitions)
+		}
 		for _, r := range recorded {
 			c.start(ctx, r)
 		}
@@ -143,7 +152,11 @@ func (c *comparison) compare(ctx context.Context, at *compared, r recordedServer
 		_, _ = c.Store.admitThrough(ctx, rdb, r.Partition) // marks the server as distrusted for all ingresses
 	}
 	// A server without a record has no sale, so it cannot sell.
-	c.refuse(at, r.Partition, state.Recorded && (!state.Known || state.RunID != r.RunID))
+	refused := state.Recorded && (!state.Known || state.RunID != r.RunID)
+	c.refuse(at, r.Partition, refused)
+	if !refused {
+		c.Age.Verified(r.Partition)
+	}
 	return c.logMissingRights(ctx, at, r.Partition)
 }
 

@@ -84,7 +84,7 @@ func (rs *reserveScript) run(
 	}
 	defer clear(rs.args) // calls go back to their pool: do not keep them
 
-	reply, maybeDone, err := s.callReserve(ctx, t.partition, rs.args)
+	reply, maybeDone, err := s.callReserve(ctx, t.partition, rs.args, len(batch))
 	if err != nil {
 		return saleReply{}, err
 	}
@@ -130,14 +130,18 @@ func (once) NoRetry() bool { return true }
 // callReserve sends the script's call until an answer comes back, at most tries times. maybeDone is
 // true if a try got no answer and may have been executed.
 func (s *Store) callReserve(
-	ctx context.Context, partition int, args []any,
+	ctx context.Context, partition int, args []any, requests int,
 ) (reply reserveReply, maybeDone bool, err error) {
 	for try := range tries {
 		if try > 0 && !retry.Pause(time.Duration(try)*20*time.Millisecond, ctx.Done()) {
 			break
 		}
 		var sent bool
-		if reply, sent, err = s.sendReserve(ctx, partition, args); err == nil {
+		began := time.Now()
+		if reply, sent, err = s.sendReserve(ctx, partition, args); sent {
+			s.options.Observer.Reserve(requests, time.Since(began))
+		}
+		if err == nil {
 			return reply, maybeDone, nil
 		}
 		answered, temporary := refusal(err)

@@ -43,6 +43,15 @@ type StoreOptions struct {
 	ReplicaAcks int
 	// Logger gets errors that have no caller. Default slog.Default().
 	Logger *slog.Logger
+	// Observer is told of the calls of the script.
+	Observer Observer
+}
+
+// Observer is told of the calls of scripts, by the goroutines that make them. A function that is nil is not called.
+type Observer struct {
+	// Reserve gets each try of a call of lua/reserve.lua that was sent, also without an answer: for how many requests, and
+	// how long it took.
+	Reserve func(requests int, took time.Duration)
 }
 
 func (o *StoreOptions) setDefaults() {
@@ -63,6 +72,9 @@ func (o *StoreOptions) setDefaults() {
 	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()
+	}
+	if o.Observer.Reserve == nil {
+		o.Observer.Reserve = func(int, time.Duration) {}
 	}
 }
 

@@ -62,7 +62,8 @@ func TestMigrationsThatBreakPreviousVersionAreFound(t *testing.T) {
 			"CREATE VIEW v AS SELECT id FROM orders",
 			"-- +goose NO TRANSACTION\nCREATE INDEX CONCURRENTLY IF NOT EXISTS a ON sales (id DESC)",
 			"CREATE TABLE t (a int); INSERT INTO t VALUES (1); ALTER TABLE t ADD CONSTRAINT c CHECK (a > 0)",
-			record("15, 14, 'v1.3.0'") + "ALTER TABLE orders DROP COLUMN note; DROP VIEW v",
+			record("15, 14, 'v1.3.0'") + "ALTER TABLE orders DROP COLUMN note; ALTER TABLE orders DROP COLUMN b",
+			record("15, 14, 'v1.3.0'") + "DROP VIEW v",
 			record("15, 14, 'v1.3.0'") + "ALTER TABLE orders ADD CONSTRAINT c CHECK (quantity > 1) NOT VALID",
 			record("15, 14, 'v1.3.0'") + "CREATE OR REPLACE VIEW v AS SELECT 1",
 		},
@@ -134,6 +135,10 @@ func TestMigrationsThatBreakPreviousVersionAreFound(t *testing.T) {
 		"unfinished": {
 			"SELECT $a$ unfinished",
 		},
+		"make two migrations": {
+			timeout + "ALTER TABLE sales ADD COLUMN a text; ALTER TABLE orders ADD COLUMN a text",
+			record("15, 14, 'v1.3.0'") + "ALTER TABLE orders DROP COLUMN note; DROP VIEW v",
+		},
 		"must begin with": {
 			"-- contract: why\n" + timeout + "DROP TABLE t",
 		},
@@ -167,6 +172,8 @@ type migration struct {
 	// patient is true until a bound for waiting for locks is set: what waits for a lock of orders makes all others wait.
 	patient bool
 	created map[string]bool
+	// altered is the table that exists and is changed.
+	altered string
 }
 
 // checkMigration returns an error unless every statement of a migration is known to be harmless beside the previous
@@ -246,13 +253,26 @@ func (m *migration) check(at int, tokens []string) error {
 		return fmt.Errorf("it is not known to be safe beside the previous version, and quick")
 	case !m.contract:
 		return fmt.Errorf("only a contract may remove or change what is there")
-	case m.patient:
-		return errPatient
 	}
-	return nil
+	table := "what is dropped"
+	if a := alterTable.FindStringSubmatch(statement); a != nil {
+		table = a[1]
+	}
+	return m.lock(table)
 }
 
-var errPatient = fmt.Errorf("without a lock_timeout before it, all orders wait while it waits for a lock")
+// lock notes that a table that exists is locked.
+func (m *migration) lock(table string) error {
+	switch {
+	case m.patient:
+		return fmt.Errorf("without a lock_timeout before it, all orders wait while it waits for a lock")
+	case m.altered != "" && m.altered != table:
+		return fmt.Errorf("it locks %s after %s, and workers may lock them in the other order (a deadlock, which was seen): "+
+			"make two migrations", table, m.altered)
+	}
+	m.altered = table
+	return nil
+}
 
 // checkExpand checks a statement that adds. It returns false for any other one.
 func (m *migration) checkExpand(statement string) (adds bool, err error) {
@@ -293,10 +313,7 @@ func (m *migration) checkExpand(statement string) (adds bool, err error) {
 				return true, fmt.Errorf("the previous version writes rows without a default for this column")
 			}
 		}
-		if m.patient {
-			return true, errPatient
-		}
-		return true, nil
+		return true, m.lock(a[1])
 	}
 	if i := insert.FindStringSubmatch(statement); i != nil {
 		return m.created[i[1]], nil

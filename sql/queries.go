@@ -124,6 +124,8 @@ var (
 	CatalogLockSale string
 	//go:embed queries/catalog/mark_published.sql
 	CatalogMarkPublished string
+	//go:embed queries/catalog/newest_sales.sql
+	CatalogNewestSales string
 	//go:embed queries/catalog/published_sales.sql
 	CatalogPublishedSales string
 	//go:embed queries/catalog/refuse_lowering.sql
@@ -268,6 +270,8 @@ var (
 	RebuildSalesInRedis string
 	//go:embed queries/rebuild/save_server.sql
 	RebuildSaveServer string
+	//go:embed queries/rebuild/timeline.sql
+	RebuildTimeline string
 	//go:embed queries/rebuild/wait.sql
 	RebuildWait string
 
@@ -348,6 +352,9 @@ var (
 	schemaHasSales string
 	//go:embed queries/schema/versions.sql
 	schemaVersions string
+
+	//go:embed queries/survey/look.sql
+	SurveyLook string
 
 	//go:embed queries/worker/make_months.sql
 	WorkerMakeMonths string

@@ -88,7 +88,7 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 	}
 	defer tracer.Close()
 	front, err := openIngressBackend(ctx, servers.RedisURL, servers.DatabaseURL, c.keysFlags,
-		c.storeOptions(logger), tracer)
+		c.storeOptions(logger), registry, tracer)
 	if err != nil {
 		return err
 	}
@@ -102,8 +102,8 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 	defer back.Close()
 	warnOfSettings(ctx, front.backend, reservation.OperatorRights, logger)
 
-	config := ingressConfig(front, servers.RedisURL, c.keysFlags, c.limitFlags, c.receiptFlag, logger)
-	config.Metrics, config.Tracer = registry, tracer
+	config := ingressConfig(front, servers.RedisURL, c.keysFlags, c.limitFlags, c.receiptFlag, registry, logger)
+	config.Tracer = tracer
 	outcomes, err := front.serveOrders(&config, c.keysFlags)
 	if err != nil {
 		return err

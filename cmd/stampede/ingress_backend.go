@@ -7,11 +7,13 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 
 	"stampede/fulfillment/ledger"
 	"stampede/ingress"
 	"stampede/internal/connect"
+	"stampede/internal/telemetry"
 	"stampede/internal/tracing"
 	"stampede/reservation"
 	"stampede/reservation/order"
@@ -39,13 +41,17 @@ type ingressBackend struct {
 	*backend
 	duty, changes, looks, desk *pgxpool.Pool
 	guardRedis                 redis.UniversalClient
+	guardAge                   *telemetry.GuardAge
 }
 
 func openIngressBackend(
 	ctx context.Context, redisURL, databaseURL string, keys keysFlags, storeOptions reservation.StoreOptions,
-	tracer *tracing.Tracer,
+	registry *prometheus.Registry, tracer *tracing.Tracer,
 ) (f *ingressBackend, err error) {
 	service := connect.Service("serve")
+	if storeOptions.Observer, err = ingress.ObserveScripts(registry); err != nil {
+		return nil, err
+	}
 	b, err := openBackend(ctx, connect.Ingress, redisURL, databaseURL, keys, otherPostgresConns, storeOptions,
 		service, connect.Traced(tracer))
 	if err != nil {
@@ -57,13 +63,29 @@ func openIngressBackend(
 			f.Close()
 		}
 	}()
-	var errs [5]error
+	var errs [6]error
 	f.duty, errs[0] = connect.Postgres(ctx, databaseURL, dutyPostgresConns, service, connect.Traced(tracer))
 	f.changes, errs[1] = connect.Postgres(ctx, databaseURL, changePostgresConns, service, connect.Traced(tracer))
 	f.looks, errs[2] = connect.Postgres(ctx, databaseURL, lookPostgresConns, service, connect.Traced(tracer))
 	f.desk, errs[3] = connect.Postgres(ctx, databaseURL, deskPostgresConns, service, connect.Traced(tracer))
 	f.guardRedis, errs[4] = connect.Ingress(redisURL)
-	return f, errors.Join(errs[:]...)
+	f.guardAge, errs[5] = telemetry.NewGuardAge(registry, "ingress")
+	if err = errors.Join(errs[:]...); err != nil {
+		return f, err
+	}
+	return f, f.pools().Register(registry)
+}
+
+func (f *ingressBackend) pools() *connect.Pools {
+	pools := connect.NewPools("ingress")
+	pools.Redis("purchases", f.redis)
+	pools.Redis("guard", f.guardRedis)
+	pools.Postgres("others", f.pool)
+	pools.Postgres("duty", f.duty)
+	pools.Postgres("changes", f.changes)
+	pools.Postgres("looks", f.looks)
+	pools.Postgres("desk", f.desk)
+	return pools
 }
 
 func (f *ingressBackend) Close() {
@@ -86,7 +108,7 @@ func (f *ingressBackend) heartbeat(logger *slog.Logger) ledger.Heartbeat {
 
 // guard runs beside every ingress's server and stops it from selling from a replaced Redis.
 func (f *ingressBackend) guard(logger *slog.Logger) reservation.Guard {
-	return reservation.Guard{Store: f.store, Redis: f.guardRedis, Pool: f.duty, Logger: logger}
+	return reservation.Guard{Store: f.store, Redis: f.guardRedis, Pool: f.duty, Logger: logger, Age: f.guardAge}
 }
 
 // serveOrders gives the ingress the orders in Postgres. Payments and cancellations are published to all ingresses.
@@ -94,11 +116,22 @@ func (f *ingressBackend) serveOrders(config *ingress.Config, keys keysFlags) (*l
 	outcomes, err := ledger.NewOutcomes(ledger.OutcomesConfig{
 		Client: f.redis, Keys: keys.keys(), Logger: config.Logger, Registerer: config.Metrics,
 	})
-	config.Orders = buyersOrders{ledger.New(f.looks), ledger.New(f.changes).WithOutcomes(outcomes)}
+	if err != nil {
+		return nil, err
+	}
+	counted, err := telemetry.OrdersByOutcome(config.Metrics, string(order.StatusPaid), string(order.StatusCancelled))
+	if err != nil {
+		return nil, err
+	}
+	changing := func(pool *pgxpool.Pool) *ledger.Ledger {
+		return ledger.New(pool).WithOutcomes(outcomes).
+			WithChanges(func(status order.Status) { counted.WithLabelValues(string(status)).Inc() })
+	}
+	config.Orders = buyersOrders{ledger.New(f.looks), changing(f.changes)}
 	config.AwaitedOrders = ledger.New(f.pool)
-	config.OperatorsOrders = ledger.New(f.desk).WithOutcomes(outcomes)
+	config.OperatorsOrders = changing(f.desk)
 	config.Postgres = ledger.New(f.duty)
-	return outcomes, err
+	return outcomes, nil
 }
 
 // buyersOrders reads orders on other connections than it changes them.

@@ -39,6 +39,8 @@ type cli struct {
 	Dashboard   dashboardCmd   `cmd:"" help:"Run the operators' dashboard: what the installation does, what is wrong, and what to do."`
 	Top         topCmd         `cmd:"" help:"Watch the installation in the terminal: what is wrong, sales, rates and processes. Exit status 3 if nothing could be looked at."`
 	Healthcheck healthcheckCmd `cmd:"" help:"Ask a running ingress or worker whether it is ready. Exit status 1 if it is not."`
+	Completion  completionCmd  `cmd:"" help:"Print a script that completes commands, flags and values in a shell."`
+	Complete    completeCmd    `cmd:"" hidden:"" help:"Complete the last word, for the scripts of stampede completion."`
 	Version     versionCmd     `cmd:"" help:"Print the version of this program."`
 
 	ShowVersion kong.VersionFlag `name:"version" env:"-" help:"Print the version of this program."`

@@ -30,8 +30,8 @@ type shop struct {
 	t    *testing.T
 	keys reservation.Keys
 	pool *pgxpool.Pool
-	// redisURL is that of the test's own Redis, "" for the shared one.
-	redisURL string
+	// redisURL and databaseURL are those of the test's own servers, "" for the shared ones.
+	redisURL, databaseURL string
 }
 
 func newShop(t *testing.T) *shop {
@@ -48,6 +48,9 @@ func (s *shop) command(args ...string) *testkit.Cmd {
 	c.Setenv("STAMPEDE_PARTITIONS", strconv.Itoa(s.keys.Partitions))
 	if s.redisURL != "" {
 		c.Setenv("REDIS_URL", s.redisURL)
+	}
+	if s.databaseURL != "" {
+		c.Setenv("DATABASE_URL", s.databaseURL)
 	}
 	return c
 }

@@ -12,10 +12,11 @@ import (
 
 // withoutOutput are the commands that print no result, with the reason. All others take --output.
 var withoutOutput = map[string]string{
-	"dev":       "runs until it is stopped; prints addresses and commands to paste",
-	"serve":     "runs until it is stopped",
-	"work":      "runs until it is stopped",
-	"relay run": "runs until it is stopped",
+	"dev":        "runs until it is stopped; prints addresses and commands to paste",
+	"serve":      "runs until it is stopped",
+	"work":       "runs until it is stopped",
+	"relay run":  "runs until it is stopped",
+	"completion": "prints a script for a shell",
 }
 
 func TestEachCommandTakesOutput(t *testing.T) {

@@ -74,6 +74,12 @@ func (c *relayRunCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) 
 	if err := checkSchema(ctx, b.pool, logger); err != nil {
 		return err
 	}
+	pools := connect.NewPools("relay")
+	pools.Redis("control", b.redis)
+	pools.Postgres("relay", b.pool)
+	if err := pools.Register(registry); err != nil {
+		return err
+	}
 	config := relayConfig(b, c.keysFlags, c.relayFlags, s.out, registry, logger)
 	config.Tracer = tracer
 	config.DrainTimeout = c.DrainTimeout

@@ -42,6 +42,14 @@ func TestEachSeriesExistsFromFirstScrape(t *testing.T) {
 			},
 			`stampede_rate_limit_evictions_total{by="user",calls`:    {"purchases", "orders"},
 			`stampede_rate_limit_evictions_total{by="address",calls`: {"purchases", "orders", "others"},
+			"stampede_orders_total{outcome":                          {"paid", "cancelled"},
+			`stampede_sale_purchases_total{outcome="accepted",sale`:  {"other"},
+			`stampede_sale_purchases_total{outcome="refused",sale`:   {"other"},
+			`stampede_sale_purchases_total{outcome="shed",sale`:      {"other"},
+			`stampede_sale_purchases_total{outcome="failed",sale`:    {"other"},
+			"stampede_purchase_wait_seconds_count":                   nil,
+			`stampede_script_duration_seconds_count{script`:          {"reserve"},
+			"stampede_script_batch_orders_count":                     nil,
 			"stampede_event_streams{of":                              {"order", "sale"},
 			"stampede_plain_purchases_total":                         nil,
 			"stampede_outcome_messages_total":                        nil,
@@ -73,7 +81,8 @@ func TestEachSeriesExistsFromFirstScrape(t *testing.T) {
 			"stampede_stream_readers{stream":              s.orderStreams(2),
 			"stampede_batch_orders_count":                 nil,
 			"stampede_batch_duration_seconds_count":       nil,
-			"stampede_rebuild_seconds_count":              nil,
+			"stampede_rebuild_duration_seconds_count":     nil,
+			"stampede_accept_to_durable_seconds_count":    nil,
 			"stampede_outcomes_published_total":           nil,
 			"stampede_outcomes_dropped_total":             nil,
 		},
@@ -94,10 +103,27 @@ func TestEachSeriesExistsFromFirstScrape(t *testing.T) {
 			}
 			assert.ElementsMatch(t, expected, got)
 		}
+		of, pools := "ingress", []string{
+			"postgres others", "postgres duty", "postgres changes", "postgres looks",
+			"postgres desk", "redis purchases", "redis guard",
+		}
+		if url == work {
+			of, pools = "worker", []string{"postgres worker", "redis control", "redis reads"}
+		}
+		for _, pool := range pools {
+			server, name, _ := strings.Cut(pool, " ")
+			for _, metric := range []string{"waits_total", "wait_seconds_total", "timeouts_total", "connections_limit"} {
+				assert.Contains(t, strings.Join(shown, "\n"),
+					"\nstampede_pool_"+metric+`{of="`+of+`",pool="`+name+`",server="`+server+`"} `)
+			}
+		}
 		// The list above must have every counter.
 		for _, line := range shown {
 			if metric, ok := strings.CutPrefix(line, "# TYPE stampede_"); ok && strings.HasSuffix(metric, " counter") {
 				metric = "stampede_" + strings.TrimSuffix(metric, " counter")
+				if pools := strings.HasPrefix(metric, "stampede_pool_"); pools { // they may have been waited for already
+					continue
+				}
 				assert.True(t, listed(series, metric), "%s is not in the list of this test", metric)
 			}
 		}
@@ -138,4 +164,18 @@ func loggedAddr(c *testkit.Cmd, text string) string {
 	_, addr, _ := strings.Cut(c.WaitOutput(within, text), "addr=")
 	addr, _, _ = strings.Cut(addr, " ")
 	return addr
+}
+
+// awaitSeries waits until a process shows series that begin with these texts.
+func (s *shop) awaitSeries(url string, beginnings ...string) {
+	s.t.Helper()
+	testkit.Eventually(s.t, within, strings.Join(beginnings, ", "), func() bool {
+		text := "\n" + strings.Join(scrape(s.t, url), "\n")
+		for _, beginning := range beginnings {
+			if !strings.Contains(text, "\n"+beginning) {
+				return false
+			}
+		}
+		return true
+	})
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
@@ -97,13 +98,13 @@ func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 		return err
 	}
 	defer tracer.Close()
-	f, err := openIngressBackend(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, c.storeOptions(logger), tracer)
+	f, err := openIngressBackend(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, c.storeOptions(logger), registry, tracer)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	config := ingressConfig(f, c.RedisURL, c.keysFlags, c.limitFlags, c.receiptFlag, logger)
-	config.Metrics, config.Tracer = registry, tracer
+	config := ingressConfig(f, c.RedisURL, c.keysFlags, c.limitFlags, c.receiptFlag, registry, logger)
+	config.Tracer = tracer
 	outcomes, err := f.serveOrders(&config, c.keysFlags)
 	if err != nil {
 		return err
@@ -148,7 +149,8 @@ func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 }
 
 func ingressConfig(
-	f *ingressBackend, redisURL string, keys keysFlags, limits limitFlags, receipt receiptFlag, logger *slog.Logger,
+	f *ingressBackend, redisURL string, keys keysFlags, limits limitFlags, receipt receiptFlag,
+	registry *prometheus.Registry, logger *slog.Logger,
 ) ingress.Config {
 	return ingress.Config{
 		Reservations:  f.store,
@@ -160,6 +162,7 @@ func ingressConfig(
 		MaxInFlight:     limits.MaxInFlight,
 		DrainTimeout:    limits.DrainTimeout,
 		PlainReader:     true,
+		Metrics:         registry,
 		Logger:          logger,
 	}
 }

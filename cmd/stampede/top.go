@@ -23,6 +23,7 @@ type topCmd struct {
 	databaseFlag
 	keysFlags
 	scrapeFlags
+	look
 	outputFlag
 	Once bool `env:"STAMPEDE_TOP_ONCE" help:"Print one snapshot and end. This is also what happens if standard output is no terminal."`
 }

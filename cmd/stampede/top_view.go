@@ -8,6 +8,8 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/google/uuid"
+
 	"stampede/dashboard/fleet"
 	"stampede/internal/figure"
 )
@@ -150,6 +152,17 @@ func (v topView) head(s *fleet.Snapshot) topLine {
 
 func (v topView) troubles(s *fleet.Snapshot) (lines []topLine) {
 	lines = append(lines, nil)
+	for _, r := range s.Rebuilds {
+		var l topLine
+		what := fmt.Sprintf("partition %d", r.Partition)
+		if r.Sale != uuid.Nil {
+			what = "sale " + r.Sale.String()
+		}
+		l.add(yellow, "REBUILD")
+		l.add(plain, " %s (%s) for %s: %s, %d of %d sales", what, safe(r.Reason), ago(s.At, r.Since), safe(r.Step),
+			r.SalesDone, r.SalesTotal)
+		lines = append(lines, l)
+	}
 	for _, t := range s.Troubles {
 		how, word := yellow, "WARN"
 		if t.Severity == fleet.Critical {
@@ -170,21 +183,8 @@ func (v topView) troubles(s *fleet.Snapshot) (lines []topLine) {
 	if len(s.Troubles) == 0 {
 		lines = append(lines, topLine{{green, "Nothing is wrong."}})
 	}
-	for _, r := range s.Rebuilds {
-		var l topLine
-		what := fmt.Sprintf("partition %d", r.Partition)
-		if r.Sale.String() != noSale {
-			what = "sale " + r.Sale.String()
-		}
-		l.add(yellow, "REBUILD")
-		l.add(plain, " %s (%s) for %s: %s, %d of %d sales", what, safe(r.Reason), ago(s.At, r.Since), safe(r.Step),
-			r.SalesDone, r.SalesTotal)
-		lines = append(lines, l)
-	}
 	return lines
 }
-
-const noSale = "00000000-0000-0000-0000-000000000000"
 
 func (v topView) rates(s *fleet.Snapshot) []topLine {
 	r := &s.Rates
@@ -219,7 +219,7 @@ func (v topView) rates(s *fleet.Snapshot) []topLine {
 
 func (v topView) sales(s *fleet.Snapshot) []topLine {
 	const figures = "%9s %9s %9s %7s %7s"
-	wide := v.width - 47 // what is left of the line
+	wide := max(24, v.width-47) // what is left of the line
 	bar := min(24, wide/3)
 	name := wide - bar - 12
 	lines := []topLine{nil, {{dim, fmt.Sprintf("%-*s  %-9s %-*s "+figures,
@@ -278,7 +278,8 @@ func barOf(sale *fleet.Sale, width int) []span {
 		used--
 	}
 	return []span{
-		{green, strings.Repeat("█", cells[0])}, {yellow, strings.Repeat("▒", cells[1])},
+		{green, strings.Repeat("█", cells[0])},
+		{yellow, strings.Repeat("▒", cells[1])},
 		{dim, strings.Repeat("·", width-used)},
 	}
 }

@@ -111,6 +111,14 @@ func newWorker(redisURL string, config fulfillment.WorkerConfig) (runWorker func
 		return nil, err
 	}
 	config.Blocking = blocking
+	pools := connect.NewPools("worker")
+	pools.Redis("control", config.Control)
+	pools.Redis("reads", blocking)
+	pools.Postgres("worker", config.Pool)
+	if err := pools.Register(config.Registerer); err != nil {
+		_ = blocking.Close()
+		return nil, err
+	}
 	worker, err := fulfillment.NewWorker(config)
 	if err != nil {
 		_ = blocking.Close()

@@ -42,6 +42,7 @@ func TestIncreasesOfProcess(t *testing.T) {
 		"counts per second":                  {ingressPage(1, 150, 220, 14, 6), 2, outcomes{25, 10, 2, 0.5}},
 		"nothing was added":                  {first, 1, outcomes{}},
 		"restarted, with lower counters":     {ingressPage(2, 40, 3, 0, 0), 1, outcomes{40, 3, 0, 0}},
+		"lower counters of the same start":   {ingressPage(1, 40, 3, 0, 0), 1, outcomes{40, 3, 0, 0}},
 		"restarted, and counted beyond them": {ingressPage(2, 140, 300, 10, 5), 1, outcomes{140, 300, 10, 5}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -289,6 +290,7 @@ func TestHostileTargetsAreErrorsOfTheirOwn(t *testing.T) {
 		require.Contains(t, p.Error, hostile[name].want, name)
 		require.NotContains(t, p.Error+p.Target, "secret", name)
 		require.NotContains(t, p.Target, "ann", name)
+		require.NotContains(t, p.Error, "http://", name)
 	}
 	// None of them delays the next snapshot: only what answered is waited for.
 	began := good.scrape.Load()

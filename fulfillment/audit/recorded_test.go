@@ -38,7 +38,9 @@ func TestLatestIsNewestRecordedAudit(t *testing.T) {
 	require.Equal(t, &audit.Recorded{Broken: []string{}, Unchecked: []string{}}, latest)
 
 	moved := audit.Report{Moved: true, Promises: []audit.Promise{
-		{Name: "S1", Found: 2}, {Name: "S2"}, {Name: "S4", Found: 1, Unchecked: []string{"no answer"}},
+		{Name: "S1", Found: 2},
+		{Name: "S2"},
+		{Name: "S4", Found: 1, Unchecked: []string{"no answer"}},
 		{Name: "S7", Unchecked: []string{"no answer"}},
 	}}
 	require.NoError(t, audit.Record(t.Context(), s.Pool, moved, "bob"))

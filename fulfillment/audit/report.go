@@ -137,6 +137,16 @@ func newReport() Report {
 	}}
 }
 
+// PromiseNames are the names of the promises that an audit checks, in their order.
+func PromiseNames() []string {
+	promises := newReport().Promises
+	names := make([]string, len(promises))
+	for i, p := range promises {
+		names[i] = p.Name
+	}
+	return names
+}
+
 // Promise returns a promise by its name, such as S1.
 func (r *Report) Promise(name string) *Promise {
 	for i := range r.Promises {

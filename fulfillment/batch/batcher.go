@@ -124,6 +124,7 @@ func (b *Batcher) process(ctx context.Context, f *inFlightBatch) {
 
 	crashpoint.Hit(crashpoint.BeforePersist)
 	outcomes := b.record(ctx, events, f.apart)
+	b.observeDurable(events, outcomes)
 	crashpoint.Hit(crashpoint.AfterCommit)
 	if b.Rebuilder != nil {
 		b.Rebuilder.Witnesses.Note(b.Partition, outcomes)
@@ -159,6 +160,16 @@ func orderIDs(batch []*submission) []uuid.UUID {
 		ids = append(ids, s.event.OrderID)
 	}
 	return ids
+}
+
+// observeDurable measures how long the orders that have just been recorded were on their way.
+func (b *Batcher) observeDurable(events []order.OrderReserved, outcomes []ledger.Outcome) {
+	now := time.Now()
+	for i, out := range outcomes {
+		if out.Err == nil && out.Fresh {
+			b.Metrics.Durable.Observe(max(0, now.Sub(events[i].ReservedAt)).Seconds()) // the clocks may differ
+		}
+	}
 }
 
 // inSaleOrder sorts the batch by sale and sequence, and returns its events.

@@ -34,6 +34,7 @@ type Outcome struct {
 type Ledger struct {
 	pool     *pgxpool.Pool
 	outcomes *Outcomes // nil to publish nothing
+	changed  func(order.Status)
 	// limitLocks is the SET that bounds how long a transaction waits for a lock. It is sent with the BEGIN.
 	limitLocks string
 }

@@ -212,3 +212,10 @@ func (l *Ledger) WithOutcomes(o *Outcomes) *Ledger {
 	publishing.outcomes = o
 	return &publishing
 }
+
+// WithChanges returns a Ledger that also calls changed with the new status of each order that it pays or cancels, once.
+func (l *Ledger) WithChanges(changed func(order.Status)) *Ledger {
+	counting := *l
+	counting.changed = changed
+	return &counting
+}

@@ -103,6 +103,9 @@ func (l *Ledger) change(ctx context.Context, id uuid.UUID, c change) (next order
 	})
 	switch {
 	case err == nil:
+		if l.changed != nil && len(changed) > 0 {
+			l.changed(next.Status)
+		}
 		l.publishChanged(changed, next.Order)
 	case FaultOf(err) == BadData, errors.Is(err, errNotLocked):
 		err = fmt.Errorf("%w: %w", order.ErrDamaged, err)

@@ -17,6 +17,8 @@ import (
 // Worker holds the metrics that all batchers of a worker share.
 type Worker struct {
 	BatchOrders, BatchSeconds prometheus.Histogram
+	// Durable gets the time from the reservation of each order to its commit.
+	Durable prometheus.Histogram
 
 	Orders, locks *prometheus.CounterVec
 	Failing       *prometheus.GaugeVec
@@ -49,19 +51,23 @@ const (
 
 // New registers the metrics at reg; nil for none.
 func New(reg prometheus.Registerer) (*Worker, error) {
-	orders, err1 := telemetry.RegisterOnce(reg, prometheus.NewHistogram(prometheus.HistogramOpts{
+	orders, err1 := telemetry.RegisterOnce(reg, prometheus.NewHistogram(telemetry.Native(prometheus.HistogramOpts{
 		Name: "stampede_batch_orders", Help: "Messages handled in one batch.",
 		Buckets: []float64{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000},
-	}))
-	seconds, err2 := telemetry.RegisterOnce(reg, prometheus.NewHistogram(prometheus.HistogramOpts{
+	})))
+	seconds, err2 := telemetry.RegisterOnce(reg, prometheus.NewHistogram(telemetry.Native(prometheus.HistogramOpts{
 		Name: "stampede_batch_duration_seconds", Help: "From locking the users of a batch to resolving its messages.",
 		Buckets: prometheus.ExponentialBuckets(0.001, 2, 14),
-	}))
-	outcomes, err3 := telemetry.RegisterOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "stampede_orders_total",
-		Help: "Orders by outcome: confirmed, rejected, voided or expired; " +
-			"and deliveries that were duplicate (recorded before) or unusable.",
-	}, []string{"outcome"}))
+	})))
+	durable, err11 := telemetry.RegisterOnce(reg, prometheus.NewHistogram(telemetry.Native(prometheus.HistogramOpts{
+		Name:    "stampede_accept_to_durable_seconds",
+		Help:    "From the reservation of an order, by the clock of Redis, to its commit in Postgres, by the clock of this worker.",
+		Buckets: []float64{.0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300},
+	})))
+	// Each series exists before its first event, which increase() would miss otherwise.
+	outcomes, err3 := telemetry.OrdersByOutcome(reg,
+		string(order.StatusConfirmed), string(order.StatusRejected), string(order.StatusVoided), string(order.StatusExpired),
+		countDuplicate, countUnusable)
 	failing, err4 := telemetry.RegisterOnce(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "stampede_worker_failing",
 		Help: "Steps (record, lock and release in each partition; expire, release, unblock, rebuild and retire in each worker) " +
@@ -73,7 +79,7 @@ func New(reg prometheus.Registerer) (*Worker, error) {
 	}, []string{"outcome"}))
 	releases, err6 := telemetry.RegisterOnce(reg, prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "stampede_releases_pending",
-		Help: "Ended orders whose units are not yet released in Redis, of all workers together; counted up to 10000.",
+		Help: "Ended orders whose units are not yet released in Redis, counted up to 10000. The same in each worker: use max.",
 	}))
 	ended, err7 := telemetry.RegisterOnce(reg, prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "stampede_sessions_ended_total",
@@ -87,21 +93,14 @@ func New(reg prometheus.Registerer) (*Worker, error) {
 	}))
 	readers, err9 := telemetry.RegisterOnce(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "stampede_stream_readers",
-		Help: "1 while this worker reads the stream, else 0. The sum of all workers is 1, or more for a moment.",
+		Help: "1 while this worker reads the stream, else 0. Use sum by (stream): it is 1, or more for a moment.",
 	}, []string{"stream"}))
 	retired, err10 := telemetry.RegisterOnce(reg, prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "stampede_sales_retired_total",
 		Help: "Ended sales whose buyers this worker deleted in Redis, because all of their orders are final.",
 	}))
-	if err := errors.Join(err1, err2, err3, err4, err5, err6, err7, err8, err9, err10); err != nil {
+	if err := errors.Join(err1, err2, err3, err4, err5, err6, err7, err8, err9, err10, err11); err != nil {
 		return nil, fmt.Errorf("register metrics: %w", err)
-	}
-	// Each series exists before its first event, which increase() would miss otherwise.
-	for _, outcome := range []string{
-		string(order.StatusConfirmed), string(order.StatusRejected), string(order.StatusVoided), string(order.StatusExpired),
-		countDuplicate, countUnusable,
-	} {
-		outcomes.WithLabelValues(outcome)
 	}
 	for _, step := range []string{
 		StepRecord, StepLock, StepRelease, StepExpire, StepUnblock, StepRebuild, StepRetire, StepBlocked,
@@ -109,7 +108,7 @@ func New(reg prometheus.Registerer) (*Worker, error) {
 		failing.WithLabelValues(step)
 	}
 	m := &Worker{
-		BatchOrders: orders, BatchSeconds: seconds, Orders: outcomes, locks: locks, Failing: failing,
+		BatchOrders: orders, BatchSeconds: seconds, Durable: durable, Orders: outcomes, locks: locks, Failing: failing,
 		Releases: releases, EndedSessions: ended, OrdersAside: aside, Readers: readers,
 		Retired: retired,
 	}

@@ -53,6 +53,47 @@ func (r *Rebuilder) Needs(ctx context.Context, partitions int, withEnded bool) (
 	}), err
 }
 
+// Shut counts the sales that are not over and sell nothing until they are rebuilt, of the first partitions.
+func (r *Rebuilder) Shut(ctx context.Context, partitions int) (int, error) {
+	required, err := r.Required(ctx, false)
+	if err != nil {
+		return 0, err
+	}
+	shut := make([][]uuid.UUID, partitions)
+	err = eachPartition(partitions, func(p int) (err error) {
+		shut[p], err = r.shutIn(ctx, p, required)
+		return err
+	})
+	all := map[uuid.UUID]struct{}{} // a sale may have several shards
+	for _, sale := range slices.Concat(shut...) {
+		all[sale] = struct{}{}
+	}
+	return len(all), err
+}
+
+func (r *Rebuilder) shutIn(ctx context.Context, partition int, required *Required) (sales []uuid.UUID, err error) {
+	reason, err := r.needOfPartition(ctx, partition, required)
+	if err != nil && !errors.Is(err, ErrOtherServer) {
+		return nil, err
+	}
+	for page := range slices.Chunk(required.sales[partition], salesPerPage) {
+		var found []shardInRedis
+		if reason == "" && err == nil {
+			inRedis, err := r.readShards(ctx, page)
+			if err != nil {
+				return nil, err
+			}
+			found = inRedis
+		}
+		for i := range page {
+			if found == nil || needOfShard(&page[i], found[i]) != "" {
+				sales = append(sales, page[i].id)
+			}
+		}
+	}
+	return sales, nil
+}
+
 // eachPartition calls do for the first partitions, at the same time, and returns all errors.
 func eachPartition(partitions int, do func(partition int) error) error {
 	failed := make([]error, partitions)

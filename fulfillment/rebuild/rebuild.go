@@ -109,10 +109,11 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 		Help: "Finished rebuilds of stock in Redis, by reason: server, unvouched, sale-lost, unfinished, set-back, " +
 			"refused, by-hand or reconciled.",
 	}, []string{"reason"}))
-	seconds, err2 := telemetry.RegisterOnce(reg, prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: "stampede_rebuild_seconds", Help: "How long a finished rebuild took. Its sales were closed for no longer.",
+	seconds, err2 := telemetry.RegisterOnce(reg, prometheus.NewHistogram(telemetry.Native(prometheus.HistogramOpts{
+		Name:    "stampede_rebuild_duration_seconds",
+		Help:    "How long a finished rebuild took. Its sales were closed for no longer.",
 		Buckets: prometheus.ExponentialBuckets(0.01, 2, 14),
-	}))
+	})))
 	if err := errors.Join(err1, err2); err != nil {
 		return nil, fmt.Errorf("register metrics: %w", err)
 	}

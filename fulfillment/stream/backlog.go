@@ -48,8 +48,8 @@ type Backlog struct {
 	Pending int64
 	// OldestPendingAge is how long ago the oldest pending entry was appended; 0 if there is none.
 	OldestPendingAge time.Duration
-	// OldestEntryAge is how long ago the first entry of the stream was appended; 0 if there is none.
-	OldestEntryAge time.Duration
+	// OldestWaitingAge is how long ago the oldest entry was appended that is not acknowledged; 0 if there is none.
+	OldestWaitingAge time.Duration
 
 	counted bool // entry by entry
 }
@@ -97,11 +97,16 @@ func ReadBacklog(ctx context.Context, rdb redis.UniversalClient, stream, group s
 	b := Backlog{LagKnown: true}
 	if s := info.Val(); s != nil && info.Err() == nil {
 		b.Length, b.Lag = s.Length, s.Length
-		if s.Length > 0 {
-			b.OldestEntryAge = entryAge(s.FirstEntry.ID, now)
-		}
+		// The group may not exist yet: then no entry was delivered.
+		reading := redis.XInfoGroup{LastDeliveredID: "0-0"}
 		if i := slices.IndexFunc(groups.Val(), func(g redis.XInfoGroup) bool { return g.Name == group }); i >= 0 {
-			if err := b.findLag(ctx, rdb, stream, groups.Val()[i], s); err != nil {
+			reading = groups.Val()[i]
+			if err := b.findLag(ctx, rdb, stream, reading, s); err != nil {
+				return Backlog{}, fmt.Errorf("read backlog of %s: %w", stream, err)
+			}
+		}
+		if b.Lag > 0 || !b.LagKnown {
+			if b.OldestWaitingAge, err = undeliveredAge(ctx, rdb, stream, reading, s, now); err != nil {
 				return Backlog{}, fmt.Errorf("read backlog of %s: %w", stream, err)
 			}
 		}
@@ -109,8 +114,23 @@ func ReadBacklog(ctx context.Context, rdb redis.UniversalClient, stream, group s
 	if p := pending.Val(); p != nil && p.Count > 0 {
 		b.Pending = p.Count
 		b.OldestPendingAge = entryAge(p.Lower, now)
+		b.OldestWaitingAge = b.OldestPendingAge // entries are delivered in their order
 	}
 	return b, nil
+}
+
+// undeliveredAge returns how long ago the first entry was appended that was not delivered to the group.
+func undeliveredAge(
+	ctx context.Context, rdb redis.UniversalClient, stream string, g redis.XInfoGroup, s *redis.XInfoStream, now time.Time,
+) (time.Duration, error) {
+	if EntryAfter(s.FirstEntry.ID, g.LastDeliveredID) {
+		return entryAge(s.FirstEntry.ID, now), nil
+	}
+	first, err := rdb.XRangeN(ctx, stream, "("+g.LastDeliveredID, "+", 1).Result()
+	if err != nil || len(first) == 0 {
+		return 0, err
+	}
+	return entryAge(first[0].ID, now), nil
 }
 
 // findLag finds how many entries follow the last one delivered to the group.
@@ -197,12 +217,15 @@ func NewBacklogCollector(
 	timeout time.Duration, log *slog.Logger,
 ) *BacklogCollector {
 	desc := func(name, help string) *prometheus.Desc {
+		if name != "stampede_stream_reachable" {
+			help += " All workers report all streams: use max by (stream)."
+		}
 		return prometheus.NewDesc(name, help, []string{"stream"}, prometheus.Labels{"group": group})
 	}
 	return &BacklogCollector{
 		rdb: rdb, group: group, streams: streams, behind: behind, timeout: timeout, log: log,
 		counted:   map[string]readBacklog{},
-		reachable: desc("stampede_stream_reachable", "1 if Redis answered for the stream, else 0."),
+		reachable: desc("stampede_stream_reachable", "1 if Redis answered this worker for the stream, else 0. To find an outage, use min by (stream)."),
 		length: desc("stampede_stream_length_entries",
 			"Entries in the stream, handled ones that were not trimmed yet included."),
 		lag: desc("stampede_stream_lag_entries",
@@ -211,9 +234,9 @@ func NewBacklogCollector(
 		waiting: desc("stampede_stream_waiting_orders",
 			"Accepted orders that are not recorded in Postgres, about: some of the last second may be missing."),
 		oldestPending: desc("stampede_stream_oldest_pending_age_seconds",
-			"Time since the oldest pending entry was appended."),
+			"Time since the oldest pending entry was appended; 0 if there is none."),
 		oldestEntry: desc("stampede_stream_oldest_entry_age_seconds",
-			"Time since the first entry of the stream was appended."),
+			"Time since the oldest entry that is not acknowledged was appended; 0 if nothing waits."),
 	}
 }
 
@@ -255,7 +278,7 @@ func (c *BacklogCollector) collect(ctx context.Context, out chan<- prometheus.Me
 	gauge(c.pending, float64(b.Pending))
 	gauge(c.waiting, float64(b.waitingOrders(c.behind(stream))))
 	gauge(c.oldestPending, b.OldestPendingAge.Seconds())
-	gauge(c.oldestEntry, b.OldestEntryAge.Seconds())
+	gauge(c.oldestEntry, b.OldestWaitingAge.Seconds())
 }
 
 // read reads a backlog, at most once in countedFor if its entries have to be counted.

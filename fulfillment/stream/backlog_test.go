@@ -57,9 +57,20 @@ func TestBacklogCountsWaitingEntries(t *testing.T) {
 	waiting, known := backlog.Waiting()
 	require.True(t, known)
 	require.EqualValues(t, 9, waiting)
-	require.GreaterOrEqual(t, backlog.OldestEntryAge, backlog.OldestPendingAge,
-		"the first entry is acknowledged and older")
-	require.Less(t, backlog.OldestEntryAge, time.Since(old))
+	require.Equal(t, backlog.OldestPendingAge, backlog.OldestWaitingAge, "undelivered entries are younger")
+	require.Less(t, backlog.OldestWaitingAge, time.Since(old))
+
+	// Without pending entries it is the oldest that was not delivered, behind handled ones that were not trimmed.
+	require.NoError(t, b.rdb.XAck(t.Context(), b.stream, reservation.Group, ids[1:]...).Err())
+	backlog = b.backlog()
+	require.Zero(t, backlog.OldestPendingAge)
+	require.Positive(t, backlog.OldestWaitingAge)
+
+	ids = b.takeAway("worker-1", 6)
+	require.NoError(t, b.rdb.XAck(t.Context(), b.stream, reservation.Group, ids...).Err())
+	backlog = b.backlog()
+	require.EqualValues(t, 10, backlog.Length)
+	require.Zero(t, backlog.OldestWaitingAge, "nothing waits")
 }
 
 // After an undelivered entry was deleted, Redis does not know the lag. The entries are counted.

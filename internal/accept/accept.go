@@ -69,6 +69,7 @@ func Listen(ctx context.Context, addr string) (net.Listener, error) {
 
 // New accepts connections from inner, with at most limit open at the same time (0: unlimited).
 func New(inner net.Listener, limit int) *Listener {
+	stampArrivals(inner)
 	return &Listener{
 		inner: inner, limit: limit,
 		woken: make(chan struct{}, 1), stopped: make(chan struct{}), open: make(map[*acceptedConn]struct{}),
@@ -196,6 +197,7 @@ func (l *Listener) idle() []*acceptedConn {
 
 func (l *Listener) add(tcp *net.TCPConn) *acceptedConn {
 	c := &acceptedConn{TCPConn: tcp, listener: l}
+	c.arrivals.init(tcp)
 	l.accepted.Add(1)
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -296,6 +298,7 @@ func (l *Listener) closeIdle() (left int) {
 type acceptedConn struct {
 	*net.TCPConn
 	listener *Listener
+	arrivals arrivals
 
 	// quiet is true from the end of a request until the first byte of the next.
 	quiet atomic.Bool
@@ -322,19 +325,23 @@ func (c *acceptedConn) Changed(state http.ConnState) {
 // become active for the second.
 func (c *acceptedConn) Read(p []byte) (n int, err error) {
 	if !c.quiet.Load() || len(p) == 1 {
-		return c.TCPConn.Read(p)
+		return c.arrivals.read(c.TCPConn, p)
 	}
 	c.idleSince.Store(c.listener.accepted.Load())
 	if c.listener.wanting.Load() {
 		c.listener.wake()
 	}
-	n, err = c.TCPConn.Read(p)
+	n, err = c.arrivals.read(c.TCPConn, p)
 	c.idleSince.Store(0)
 	if n > 0 {
 		c.quiet.Store(false)
 	}
 	return n, err
 }
+
+// Arrived returns when the newest bytes that were read arrived at this machine, also if they waited for the connection
+// to be accepted; zero if that is unknown.
+func (c *acceptedConn) Arrived() time.Time { return c.arrivals.arrived() }
 
 // Close implements net.Conn.
 func (c *acceptedConn) Close() error {

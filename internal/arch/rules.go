@@ -11,16 +11,18 @@ const fileLinesMax = 550
 // may lists the packages of this module that a package may import. The order is that of the layers: each
 // package can be understood, tested and used without those below it in this list.
 var may = map[string][]string{
-	"lua":                 {},
-	"sql":                 {},
-	"lock":                {"lua"},
-	"reservation/order":   {},
-	"reservation":         {"lua", "sql", "reservation/order", "internal/crashpoint", "internal/retry", "internal/tracing"},
+	"lua":               {},
+	"sql":               {},
+	"lock":              {"lua"},
+	"reservation/order": {},
+	"reservation": {
+		"lua", "sql", "reservation/order", "internal/crashpoint", "internal/retry", "internal/telemetry", "internal/tracing",
+	},
 	"reservation/catalog": {"lua", "sql", "reservation", "reservation/order", "internal/crashpoint", "internal/retry"},
 	// ingress and fulfillment communicate only through Redis and Postgres, so that each runs without the other.
 	"ingress": {
 		"reservation", "reservation/catalog", "reservation/order", "ingress/apidoc", "internal/accept",
-		"internal/operators", "internal/ratelimit", "internal/tracing",
+		"internal/operators", "internal/ratelimit", "internal/retry", "internal/telemetry", "internal/tracing",
 	},
 	"ingress/apidoc":     {},
 	"internal/apiclient": {"internal/retry", "reservation", "reservation/catalog", "reservation/order"},
@@ -35,11 +37,16 @@ var may = map[string][]string{
 		"fulfillment/rebuild",
 		"fulfillment/retire",
 		"fulfillment/stream",
+		"fulfillment/survey",
 		"internal/pg",
 		"internal/retry",
+		"internal/telemetry",
 		"internal/tracing",
 		"reservation/catalog",
 		"reservation/order",
+	},
+	"fulfillment/survey": {
+		"sql", "reservation", "internal/retry", "internal/telemetry", "fulfillment/audit", "reservation/catalog",
 	},
 	"fulfillment/stream": {"lua", "internal/retry", "internal/telemetry", "reservation/order"},
 	"fulfillment/ledger": {

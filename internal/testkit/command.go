@@ -43,16 +43,25 @@ func Command(t testing.TB, args ...string) *Cmd {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &Cmd{t: t, cmd: exec.Command(self, args...)}
+	c := Program(t, self, args...)
+	c.Setenv(envReexec, "1")
+	return c
+}
+
+// Program prepares to run another program, as Command does with the test binary.
+func Program(t testing.TB, path string, args ...string) *Cmd {
+	t.Helper()
+	c := &Cmd{t: t, cmd: exec.Command(path, args...)}
 	c.cmd.Stdout, c.cmd.Stderr = &c.output, &c.output
-	c.cmd.Env = append(slices.DeleteFunc(os.Environ(), func(kv string) bool {
-		return strings.HasPrefix(kv, "STAMPEDE_")
-	}), envReexec+"=1")
+	c.cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, "STAMPEDE_") })
 	return c
 }
 
 // Setenv sets a variable of the process's environment.
 func (c *Cmd) Setenv(name, value string) { c.cmd.Env = append(c.cmd.Env, name+"="+value) }
+
+// UseTerminal makes a terminal the standard output of the process. Output has its standard error only.
+func (c *Cmd) UseTerminal(terminal *os.File) { c.cmd.Stdout = terminal }
 
 // LimitFiles bounds the open files of the process. Call it once, before Start.
 func (c *Cmd) LimitFiles(n int) {

@@ -115,6 +115,16 @@ func (c *Catalog) List(ctx context.Context, after uuid.UUID, limit int) ([]Count
 	return sales, nil
 }
 
+// Newest returns the ids of the newest sales, the newest first.
+func (c *Catalog) Newest(ctx context.Context, limit int) ([]uuid.UUID, error) {
+	rows, _ := c.pool.Query(ctx, sql.CatalogNewestSales, limit) // its error comes with the rows
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
+	if err != nil {
+		return nil, fmt.Errorf("%w: find the newest sales: %w", reservation.ErrUnavailable, err)
+	}
+	return ids, nil
+}
+
 // CountSales returns the sales that exist, in no particular order. Its error wraps
 // ErrUnavailable, and so does that of a single sale that requires a rebuild.
 func (c *Catalog) CountSales(ctx context.Context, ids []uuid.UUID) ([]CountResult, error) {

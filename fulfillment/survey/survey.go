@@ -1,0 +1,186 @@
+package survey
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
+
+	"stampede/internal/retry"
+	"stampede/reservation/catalog"
+	"stampede/sql"
+)
+
+const (
+	// salesMax bounds the sales with gauges.
+	salesMax = 50
+	// share: a worker spends at most one part in share of the time on looks. The newest sales are counted in Postgres.
+	share = 20
+	// validLooks is how many intervals a result is shown.
+	validLooks = 3
+)
+
+// Config configures a Survey. Only Interval has a default.
+type Config struct {
+	Pool    *pgxpool.Pool
+	Redis   redis.UniversalClient
+	Catalog *catalog.Catalog
+	// Shut counts the sales that sell nothing until a rebuild.
+	Shut   func(ctx context.Context) (int, error)
+	Logger *slog.Logger
+	// Registerer receives the metrics; nil for none.
+	Registerer prometheus.Registerer
+	// Interval is the pause between two looks. Default 5 s.
+	Interval time.Duration
+}
+
+// Survey looks while Run runs, and shows what it saw last. It is safe for concurrent use.
+type Survey struct {
+	config Config
+	descs  descs
+	asking retry.Outage
+
+	mu       sync.Mutex
+	postgres seen[postgresLook]
+	units    seen[[]saleUnits]
+	shut     seen[int]
+	workers  seen[int]
+	servers  seen[[]redisServer]
+	// postgresUp is whether Postgres answered the last look.
+	postgresUp seen[bool]
+}
+
+// seen is a result that is valid until a time.
+type seen[T any] struct {
+	value T
+	until time.Time
+}
+
+// postgresLook is a row of the query.
+type postgresLook struct {
+	Parked int64
+	At     float64
+	Broken []string
+	Moving bool
+}
+
+// saleUnits are the units of a sale. Only the stock is known while it awaits a rebuild.
+type saleUnits struct {
+	id                           uuid.UUID
+	stock, available, held, sold int64
+	known                        bool
+}
+
+// New registers the metrics.
+func New(config Config) (*Survey, error) {
+	config.Interval = cmp.Or(config.Interval, 5*time.Second)
+	s := &Survey{
+		config: config, descs: newDescs(),
+		asking: retry.Outage{Log: config.Logger, Doing: "read dead letters and audits for the metrics"},
+	}
+	if config.Registerer != nil {
+		if err := config.Registerer.Register(s); err != nil {
+			return nil, fmt.Errorf("register metrics: %w", err)
+		}
+	}
+	return s, nil
+}
+
+// Run looks until ctx ends.
+func (s *Survey) Run(ctx context.Context) {
+	if s.config.Registerer == nil {
+		return
+	}
+	for {
+		began := time.Now()
+		s.look(ctx)
+		pause := max(s.config.Interval, share*time.Since(began))
+		if !retry.Pause(retry.Delay(1, pause, pause), ctx.Done()) {
+			return
+		}
+	}
+}
+
+// NoteWorkers says how many workers are alive, this one included. It is called again after interval.
+func (s *Survey) NoteWorkers(alive int, interval time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.workers = seen[int]{alive, time.Now().Add(validLooks * max(interval, time.Second))}
+}
+
+func (s *Survey) look(ctx context.Context) {
+	var asking sync.WaitGroup
+	asking.Go(func() {
+		servers := readServers(ctx, s.config.Redis)
+		set(s, &s.servers, servers, nil, time.Now())
+	})
+	// One query at a time, so that a look takes one connection.
+	began := time.Now()
+	limited, cancel := context.WithTimeout(ctx, lookTimeout)
+	found, err := s.askPostgres(limited)
+	cancel()
+	if ctx.Err() == nil {
+		s.asking.Note(err)
+		set(s, &s.postgres, found, err, began)
+		set(s, &s.postgresUp, err == nil, nil, began)
+	}
+	limited, cancel = context.WithTimeout(ctx, lookTimeout)
+	units, err := s.countUnits(limited)
+	cancel()
+	s.note("count the units of the newest sales", err)
+	set(s, &s.units, units, err, began)
+
+	limited, cancel = context.WithTimeout(ctx, lookTimeout)
+	shut, err := s.config.Shut(limited)
+	cancel()
+	s.note("look for sales that await a rebuild", err)
+	set(s, &s.shut, shut, err, began)
+	asking.Wait()
+}
+
+// lookTimeout bounds each part of a look.
+const lookTimeout = 5 * time.Second
+
+// note logs for the details only: the worker itself reports servers that do not answer, and sales that need a rebuild.
+func (s *Survey) note(doing string, err error) {
+	if err != nil {
+		s.config.Logger.Debug("cannot "+doing, "error", err)
+	}
+}
+
+// set stores a result, or forgets the last one because of an error.
+func set[T any](s *Survey, result *seen[T], value T, err error, began time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil {
+		*result = seen[T]{}
+		return
+	}
+	valid := validLooks * max(s.config.Interval, share*time.Since(began))
+	*result = seen[T]{value, time.Now().Add(valid)}
+}
+
+func (s *Survey) askPostgres(ctx context.Context) (postgresLook, error) {
+	rows, _ := s.config.Pool.Query(ctx, sql.SurveyLook) // its error comes with the row
+	return pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[postgresLook])
+}
+
+func (s *Survey) countUnits(ctx context.Context) ([]saleUnits, error) {
+	counted, err := s.config.Catalog.CountPage(ctx, uuid.Nil, salesMax)
+	if err != nil {
+		return nil, err
+	}
+	units := make([]saleUnits, len(counted))
+	for i, c := range counted {
+		units[i] = saleUnits{c.ID, c.Stock, c.Available, c.Held, c.Sold, c.Err == nil}
+	}
+	return units, nil
+}

@@ -1,0 +1,139 @@
+package accept
+
+import (
+	"io"
+	"net"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// accepted is a connection with both of its ends.
+func accepted(t *testing.T) (server *acceptedConn, client net.Conn) {
+	t.Helper()
+	inner, err := Listen(t.Context(), "127.0.0.1:0")
+	require.NoError(t, err)
+	l := New(inner, 0)
+	t.Cleanup(func() { _ = l.Close() })
+	client, err = net.Dial("tcp", l.Addr().String()) //nolint:noctx // it ends with the test
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = client.Close() })
+	conn, err := l.Accept()
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn.(*acceptedConn), client
+}
+
+func read(t *testing.T, c *acceptedConn, want string) {
+	t.Helper()
+	buf := make([]byte, 100)
+	n, err := c.Read(buf)
+	require.NoError(t, err)
+	require.Equal(t, want, string(buf[:n]))
+}
+
+// Bytes that wait for the connection to be accepted, or to be read, have the time at which they arrived.
+func TestArrivedIsTimeInKernel(t *testing.T) {
+	t.Parallel()
+	inner, err := Listen(t.Context(), "127.0.0.1:0")
+	require.NoError(t, err)
+	l := New(inner, 0)
+	defer func() { _ = l.Close() }()
+	client, err := net.Dial("tcp", l.Addr().String()) //nolint:noctx // it ends with the test
+	require.NoError(t, err)
+	defer func() { _ = client.Close() }()
+
+	const wait, inaccuracy = 300 * time.Millisecond, 100 * time.Millisecond
+	sent := time.Now()
+	_, err = io.WriteString(client, "first")
+	require.NoError(t, err)
+	<-time.After(wait) // nothing else shows that bytes wait
+	conn, err := l.Accept()
+	require.NoError(t, err)
+	defer func() { _ = conn.Close() }()
+	c := conn.(*acceptedConn)
+	require.Zero(t, c.Arrived(), "nothing was read")
+	read(t, c, "first")
+	require.Less(t, c.Arrived().Sub(sent).Abs(), inaccuracy)
+	require.Greater(t, time.Since(c.Arrived()), wait-inaccuracy)
+
+	again := time.Now()
+	require.Greater(t, again.Sub(sent), wait)
+	_, err = io.WriteString(client, "second")
+	require.NoError(t, err)
+	read(t, c, "second")
+	require.GreaterOrEqual(t, c.Arrived().Sub(again), -inaccuracy)
+}
+
+// Reads end as those of a net.TCPConn, for which http.Server is written.
+func TestReadEndsAsOfTCPConn(t *testing.T) {
+	t.Parallel()
+	c, client := accepted(t)
+	n, err := c.Read(nil)
+	require.NoError(t, err)
+	require.Zero(t, n)
+
+	require.NoError(t, c.SetReadDeadline(time.Now().Add(-time.Second)))
+	_, err = c.Read(make([]byte, 1))
+	require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+	var failed *net.OpError
+	require.ErrorAs(t, err, &failed)
+	require.Equal(t, "read", failed.Op)
+	require.True(t, failed.Timeout())
+	require.NoError(t, c.SetReadDeadline(time.Time{}))
+
+	require.NoError(t, client.Close())
+	_, err = c.Read(make([]byte, 1))
+	require.Equal(t, io.EOF, err)
+	require.NoError(t, c.Close())
+	_, err = c.Read(make([]byte, 1))
+	require.ErrorIs(t, err, net.ErrClosed)
+
+	c, client = accepted(t)
+	require.NoError(t, client.(*net.TCPConn).SetLinger(0))
+	require.NoError(t, client.Close())
+	_, err = c.Read(make([]byte, 1))
+	require.ErrorAs(t, err, &failed)
+	require.Equal(t, "read", failed.Op)
+	require.ErrorContains(t, err, "connection reset by peer")
+}
+
+func TestReadAllocatesNothing(t *testing.T) {
+	c, client := accepted(t)
+	buf, sent := make([]byte, 100), []byte("bytes")
+	require.Zero(t, testing.AllocsPerRun(100, func() {
+		if _, err := client.Write(sent); err != nil {
+			t.Error(err)
+		}
+		if _, err := c.Read(buf); err != nil {
+			t.Error(err)
+		}
+	}))
+}
+
+func BenchmarkRead(b *testing.B) {
+	inner, err := Listen(b.Context(), "127.0.0.1:0")
+	require.NoError(b, err)
+	l := New(inner, 0)
+	defer func() { _ = l.Close() }()
+	client, err := net.Dial("tcp", l.Addr().String()) //nolint:noctx // it ends with the benchmark
+	require.NoError(b, err)
+	defer func() { _ = client.Close() }()
+	conn, err := l.Accept()
+	require.NoError(b, err)
+	defer func() { _ = conn.Close() }()
+	buf, sent := make([]byte, 1000), make([]byte, 400)
+	for name, read := range map[string]func([]byte) (int, error){
+		"arrivals": conn.Read, "plain": conn.(*acceptedConn).TCPConn.Read,
+	} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				_, _ = client.Write(sent)
+				_, _ = read(buf)
+			}
+		})
+	}
+}

@@ -1,0 +1,19 @@
+//go:build !linux
+
+package accept
+
+import (
+	"net"
+	"time"
+)
+
+// stampArrivals does nothing: only Linux notes when bytes arrive.
+func stampArrivals(net.Listener) {}
+
+type arrivals struct{}
+
+func (*arrivals) init(*net.TCPConn) {}
+
+func (*arrivals) read(conn *net.TCPConn, p []byte) (int, error) { return conn.Read(p) }
+
+func (*arrivals) arrived() time.Time { return time.Time{} }
