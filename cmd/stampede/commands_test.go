@@ -395,7 +395,7 @@ func TestHealthcheck(t *testing.T) {
 	var out, errs strings.Builder
 	assert.Equal(t, exitOK, run([]string{"healthcheck", "--url=" + url + "/readyz"}, &out, &errs), errs.String())
 	assert.Equal(t, exitFailed, run([]string{"healthcheck", "--url=" + url + "/no-such-page"}, &out, &errs))
-	assert.Equal(t, exitFailed, run([]string{"healthcheck", "--url=http://127.0.0.1:1/"}, &out, &errs))
+	assert.Equal(t, exitUnknown, run([]string{"healthcheck", "--url=http://127.0.0.1:1/"}, &out, &errs))
 	http.DefaultClient.CloseIdleConnections()
 }
 

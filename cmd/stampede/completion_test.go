@@ -26,7 +26,8 @@ func inBash(t *testing.T, words ...string) []string {
 		compopt() { echo "compopt $*"; }
 		_stampede stampede "${COMP_WORDS[COMP_CWORD]}"
 		printf '%s\n' "${COMPREPLY[@]}"`
-	bash := exec.CommandContext(t.Context(), "bash", append([]string{"--norc", "--noprofile", "-c", line, "bash"}, words...)...)
+	args := append([]string{"--norc", "--noprofile", "-c", line, "bash"}, words...)
+	bash := exec.CommandContext(t.Context(), "bash", args...)
 	bash.Env = append(os.Environ(), "PATH="+folder+":"+os.Getenv("PATH"))
 	var errs strings.Builder
 	bash.Stderr = &errs

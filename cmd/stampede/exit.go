@@ -49,10 +49,10 @@ func onlyLooks(command *kong.Node) bool {
 }
 
 // unseen wraps the error of a command that only looks, unless the error is what it found: that there is no such thing,
-// or that a file is damaged or cannot be written.
+// that a process is not ready, or that a file is damaged or cannot be written.
 func unseen(err error) error {
 	for _, found := range []error{
-		errBroken, reservation.ErrSaleNotFound, order.ErrNotFound, deadletter.ErrNotFound, archive.ErrDamagedFile,
+		errBroken, errNotReady, reservation.ErrSaleNotFound, order.ErrNotFound, deadletter.ErrNotFound, archive.ErrDamagedFile,
 	} {
 		if errors.Is(err, found) {
 			return err

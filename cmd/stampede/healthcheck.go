@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"time"
@@ -13,6 +14,9 @@ type healthcheckCmd struct {
 	URL     string        `name:"url" env:"STAMPEDE_HEALTHCHECK_URL" default:"http://127.0.0.1:8080/readyz" placeholder:"URL" help:"URL to request (${default}); for a worker, /readyz at its metrics address."`
 	Timeout time.Duration `env:"STAMPEDE_HEALTHCHECK_TIMEOUT" default:"3s" placeholder:"DURATION" help:"How long to wait for the answer (${default})."`
 }
+
+// errNotReady ends a command that got the answer of a process that is not ready.
+var errNotReady = errors.New("not healthy")
 
 // health is the result of healthcheck as JSON.
 type health struct {
@@ -43,7 +47,7 @@ func (c *healthcheckCmd) Run(ctx context.Context, s *streams) error {
 	case asked != nil:
 		return fmt.Errorf("not healthy: %w", asked)
 	case !found.Ready:
-		return fmt.Errorf("not healthy: %s answers %s", c.URL, resp.Status)
+		return fmt.Errorf("%w: %s answers %s", errNotReady, c.URL, resp.Status)
 	}
 	return nil
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -92,11 +91,6 @@ type orderShowCmd struct {
 	User string `env:"STAMPEDE_ORDER_USER" placeholder:"USER" help:"Its buyer: with it, an order that is reserved and not in Postgres yet is found in Redis."`
 }
 
-// Validate is called by kong.
-func (c *orderShowCmd) Validate() error {
-	return cmp.Or(c.keysFlags.Validate(), c.validate(&c.optionalDatabases))
-}
-
 func (c *orderShowCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
 	o, err := c.find(ctx, logger)
 	switch {
@@ -109,6 +103,9 @@ func (c *orderShowCmd) Run(ctx context.Context, s *streams, logger *slog.Logger)
 }
 
 func (c *orderShowCmd) find(ctx context.Context, logger *slog.Logger) (o order.HistoryView, err error) {
+	if err := c.check(c.optionalDatabases); err != nil {
+		return o, err
+	}
 	if c.Server != "" {
 		err = c.withClient(func(client *apiclient.Client) (err error) {
 			o, err = client.Order(ctx, c.Order.UUID, c.User)
@@ -155,6 +152,9 @@ type orderListCmd struct {
 
 func (c *orderListCmd) Run(ctx context.Context, s *streams) error {
 	of, err := c.filter()
+	if err == nil {
+		err = c.checkPlace()
+	}
 	if err != nil {
 		return err
 	}
@@ -215,6 +215,9 @@ func (c *orderCancelCmd) Run(ctx context.Context, s *streams) error {
 	name, err := c.name()
 	if err == nil {
 		err = order.ValidateReason(c.Reason)
+	}
+	if err == nil {
+		err = c.checkPlace()
 	}
 	if err == nil {
 		err = c.askable(s)

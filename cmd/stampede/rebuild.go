@@ -124,6 +124,6 @@ func (c *rebuildCmd) question() string {
 	if c.Shards != nil {
 		what += fmt.Sprintf(", with %d shards from now on", *c.Shards)
 	}
-	return "The stock in Redis is rebuilt from Postgres: " + what + ". They are closed meanwhile, and orders that neither " +
-		"Postgres nor the stream has are voided."
+	return "The stock in Redis is rebuilt from Postgres: " + what + ". They are closed meanwhile, and orders that " +
+		"neither Postgres nor the stream has are voided."
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -52,13 +51,11 @@ type catalogFlags struct {
 	outputFlag
 }
 
-// Validate is called by kong.
-func (f *catalogFlags) Validate() error {
-	return cmp.Or(f.keysFlags.Validate(), f.validate(&f.optionalDatabases))
-}
-
 // open calls do with the sales.
 func (f *catalogFlags) open(ctx context.Context, logger *slog.Logger, do func(saleStore) error) error {
+	if err := f.check(f.optionalDatabases); err != nil {
+		return err
+	}
 	if f.Server != "" {
 		return f.withClient(func(client *apiclient.Client) error { return do(client) })
 	}

@@ -89,10 +89,11 @@ func TestDemoTakesSecretsFromFiles(t *testing.T) {
 func TestSecretFileErrorsNameVariableAndPath(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
+	none := filepath.Join(folder, "none")
 	for name, c := range map[string]struct {
 		path, other, want string
 	}{
-		"missing":   {filepath.Join(folder, "none"), "", "REDIS_URL_FILE: open " + folder + "/none: no such file or directory"},
+		"missing":   {none, "", "REDIS_URL_FILE: open " + none + ": no such file or directory"},
 		"folder":    {folder, "", "REDIS_URL_FILE: read " + folder + ": is a directory"},
 		"empty":     {file(t, " \n"), "", "/secret is empty"},
 		"too long":  {file(t, strings.Repeat("hunter2-", 2049)), "", "/secret is longer than 16384 bytes"},

@@ -20,8 +20,8 @@ type serverFlag struct {
 	AdminToken string `placeholder:"TOKEN" help:"Bearer token of an operator, for --server."`
 }
 
-// validate says what is missing, as kong does for required flags.
-func (f *serverFlag) validate(databases *optionalDatabases) error {
+// check says what is missing, as kong does for required flags.
+func (f *serverFlag) check(databases optionalDatabases) error {
 	if f.Server != "" {
 		_, err := apiclient.New(f.Server, "", "")
 		return serverError(err)
@@ -78,9 +78,9 @@ type postgresOrServer struct {
 	serverFlag
 }
 
-// Validate is called by kong.
-func (f *postgresOrServer) Validate() error {
-	return f.validate(&optionalDatabases{RedisURL: "not needed", DatabaseURL: f.DatabaseURL})
+// checkPlace says what is missing.
+func (f *postgresOrServer) checkPlace() error {
+	return f.check(optionalDatabases{RedisURL: "not needed", DatabaseURL: f.DatabaseURL})
 }
 
 func (f *postgresOrServer) databaseFlag() databaseFlag { return databaseFlag{f.DatabaseURL} }

@@ -140,7 +140,8 @@ func TestLostAnswerNamesIdempotencyKey(t *testing.T) {
 		panic(http.ErrAbortHandler)
 	}))
 	t.Cleanup(server.Close)
-	status, _, output := remote(t, server.URL, adminToken, "sale", "create", "--name=x", "--stock=1", "--idempotency-key=k7")
+	create := []string{"sale", "create", "--name=x", "--stock=1", "--idempotency-key=k7"}
+	status, _, output := remote(t, server.URL, adminToken, create...)
 	assert.Equal(t, exitFailed, status)
 	assert.Contains(t, output, "the outcome is unknown")
 	assert.Contains(t, output, "repeat it with --idempotency-key=k7, or it may be done twice")

@@ -112,8 +112,8 @@ func TestUnknownIsOnlyWhatMayBeDone(t *testing.T) {
 func TestNewRefusesOtherURLs(t *testing.T) {
 	t.Parallel()
 	for _, url := range []string{
-		"", "shop.example", "redis://shop.example", "https://", "https://user:password@shop.example", "https://shop.example?x=1",
-		"https://shop.example#x", "http://[", "https:shop.example",
+		"", "shop.example", "redis://shop.example", "https://", "https://user:password@shop.example",
+		"https://shop.example?x=1", "https://shop.example#x", "http://[", "https:shop.example",
 	} {
 		_, err := apiclient.New(url, "token", "test")
 		require.ErrorIs(t, err, apiclient.ErrURL, url)

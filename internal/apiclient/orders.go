@@ -11,8 +11,8 @@ import (
 	"stampede/reservation/order"
 )
 
-// Order returns an order with its events. If it is reserved and not in Postgres yet, it is found by its user only; "" is
-// none.
+// Order returns an order with its events. If it is reserved and not in Postgres yet, it is found by its user only; ""
+// is none.
 func (c *Client) Order(ctx context.Context, id uuid.UUID, user string) (o order.HistoryView, err error) {
 	query := url.Values{}
 	if user != "" {

@@ -30,12 +30,12 @@ type View struct {
 func (o Order) View() View {
 	v := View{
 		OrderID: o.ID, SaleID: o.SaleID, UserID: o.UserID, Quantity: o.Quantity, Status: o.Status, Version: o.Version,
-		ReservedAt: TimeText(o.ReservedAt), UpdatedAt: TimeText(o.UpdatedAt), PaymentReference: o.PaymentReference,
+		ReservedAt: timeText(o.ReservedAt), UpdatedAt: timeText(o.UpdatedAt), PaymentReference: o.PaymentReference,
 		Reason: o.Reason,
 	}
 	switch o.Status {
 	case StatusConfirmed:
-		v.ExpiresAt = TimeText(o.ExpiresAt)
+		v.ExpiresAt = timeText(o.ExpiresAt)
 	case StatusPaid:
 		v.PaidAt = v.UpdatedAt // nothing but a cancellation follows
 	}
@@ -70,13 +70,13 @@ type LoggedView struct {
 func (p Placed) ViewWith(log []Logged) HistoryView {
 	v := HistoryView{p.View(), make([]LoggedView, len(log))}
 	for i, e := range log {
-		v.Events[i] = LoggedView{e.Version, e.Type, TimeText(e.OccurredAt), e.Data}
+		v.Events[i] = LoggedView{e.Version, e.Type, timeText(e.OccurredAt), e.Data}
 	}
 	return v
 }
 
-// TimeText returns a time as clients get it in JSON, "" for none.
-func TimeText(t time.Time) string {
+// timeText returns a time as clients get it in JSON, "" for none.
+func timeText(t time.Time) string {
 	if t.IsZero() {
 		return ""
 	}
