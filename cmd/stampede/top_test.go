@@ -86,6 +86,9 @@ func TestTopSumsRealProcesses(t *testing.T) {
 	require.InEpsilon(t, found.Processes[2].PerSecond, found.Rates.Durable, 1e-6)
 	require.Positive(t, found.Rates.AnswerP99)
 	require.GreaterOrEqual(t, found.Rates.AnswerP99, found.Rates.AnswerP50)
+	require.Positive(t, found.Rates.DurableP99)
+	require.True(t, found.Sales[0].RatesKnown)
+	require.InEpsilon(t, found.Rates.Offered, found.Sales[0].Rates.Offered, 1e-6)
 	require.True(t, found.Rates.BacklogKnown)
 	require.Equal(t, []string{"ingress", "ingress", "worker"},
 		[]string{found.Processes[0].Kind, found.Processes[1].Kind, found.Processes[2].Kind})
