@@ -58,6 +58,7 @@ var deadEnds = map[string]struct {
 	"completion":          {"bash", exitOK, ""},
 	"version":             {status: exitOK},
 	"dev":                 {runs: "it waits for Redis, and has a test of its own"},
+	"dashboard":           {runs: "it starts, and shows what answers"},
 	"serve":               {runs: "it starts, and sells when Redis answers"},
 	"work":                {runs: "it starts, and works when both answer"},
 	"relay run":           {runs: "it starts, and sends when Postgres answers"},

@@ -63,7 +63,7 @@ func TestEachTroubleIsFound(t *testing.T) {
 		"rejected": {func(_ *Fleet, _ *Snapshot, r *round) {
 			r.ended.rejected = 2
 		}, atOrderRejected, Critical, "2 orders", 0},
-		"voided":      {func(_ *Fleet, _ *Snapshot, r *round) { r.ended.voided = 2 }, atOrderVoided, Critical, "2 orders", 0},
+		"voided": {func(_ *Fleet, _ *Snapshot, r *round) { r.ended.voided = 2 }, atOrderVoided, Critical, "2 orders", 0},
 		"shut": {func(_ *Fleet, s *Snapshot, _ *round) {
 			s.Sales[0].Shut = "a reason"
 		}, atSaleShut, Critical, "shoes sells nothing: a reason", delayedShut},
