@@ -86,6 +86,9 @@ func TestTopSumsRealProcesses(t *testing.T) {
 	require.InEpsilon(t, found.Processes[2].PerSecond, found.Rates.Durable, 1e-6)
 	require.Positive(t, found.Rates.AnswerP99)
 	require.GreaterOrEqual(t, found.Rates.AnswerP99, found.Rates.AnswerP50)
+	require.Positive(t, found.Rates.DurableP99)
+	require.True(t, found.Sales[0].RatesKnown)
+	require.InEpsilon(t, found.Rates.Offered, found.Sales[0].Rates.Offered, 1e-6)
 	require.True(t, found.Rates.BacklogKnown)
 	require.Equal(t, []string{"ingress", "ingress", "worker"},
 		[]string{found.Processes[0].Kind, found.Processes[1].Kind, found.Processes[2].Kind})
@@ -226,19 +229,23 @@ func crowded() *fleet.Snapshot {
 	now := time.Date(2026, 11, 27, 12, 0, 0, 0, time.UTC)
 	s := &fleet.Snapshot{
 		At: now, Postgres: fleet.Server{Reachable: true}, Redis: fleet.Server{Since: now.Add(-90 * time.Second)},
-		Rates: fleet.Rates{Offered: 12_345, Accepted: 9.4, Shed: 1e6, BacklogKnown: true, Backlog: 77, OldestWaiting: time.Minute},
+		Rates: fleet.Rates{
+			Offered: 12_345, Accepted: 9.4, Shed: 1e6, BacklogKnown: true, Backlog: 77, OldestWaiting: time.Minute,
+		},
 		Audit: &fleet.Audit{At: now.Add(-3 * time.Hour)},
 	}
 	for i := range 40 {
 		s.Sales = append(s.Sales, fleet.Sale{
-			Name: fmt.Sprintf("sale %d %s", i, strings.Repeat("🎉", i)), State: reservation.StateOpen, Stock: 1000, Available: 900,
-			Held: 99, Sold: 1, UnitsKnown: i != 1, RatesKnown: true,
+			Name: fmt.Sprintf("sale %d %s", i, strings.Repeat("🎉", i)), State: reservation.StateOpen,
+			Stock: 1000, Available: 900, Held: 99, Sold: 1, UnitsKnown: i != 1, RatesKnown: true,
 		})
 		s.Processes = append(s.Processes, fleet.Process{Target: fmt.Sprintf("http://worker-%d:9090/metrics", i), Up: i != 1})
 		s.Troubles = append(s.Troubles, fleet.Trouble{Severity: fleet.Warning, Text: strings.Repeat("trouble ", 40)})
 	}
 	s.Sales[0].Shut = "a rebuild"
-	s.Troubles[0] = fleet.Trouble{Severity: fleet.Critical, Text: "nobody works", Since: now.Add(-time.Hour), Runbook: "no-worker"}
+	s.Troubles[0] = fleet.Trouble{
+		Severity: fleet.Critical, Text: "nobody works", Since: now.Add(-time.Hour), Runbook: "no-worker",
+	}
 	s.Rebuilds = []fleet.Rebuild{{Partition: 3, Reason: "server", Since: now, Step: "close", SalesDone: 2, SalesTotal: 5}}
 	return s
 }
@@ -259,8 +266,8 @@ func TestTopFitsScreen(t *testing.T) {
 	text := topView{width: 80, height: 24}.text(crowded())
 	for _, want := range []string{
 		"Redis GONE 90s", "processes 39 of 40", "audit 3h ago", "CRIT  60m nobody works  runbook.md#no-worker", "more",
-		"REBUILD partition 3 (server) for 0s: close, 2 of 5 sales", "shed 1.0M", "12,345: accepted 9.4", "backlog 77, oldest 60 s",
-		"SHUT",
+		"REBUILD partition 3 (server) for 0s: close, 2 of 5 sales", "shed 1.0M", "12,345: accepted 9.4",
+		"backlog 77, oldest 60 s", "SHUT",
 	} {
 		assert.Contains(t, text, want)
 	}

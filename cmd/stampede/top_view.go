@@ -287,7 +287,9 @@ func barOf(sale *fleet.Sale, width int) []span {
 func (v topView) processes(s *fleet.Snapshot) []topLine {
 	const figures = "%-16s %5s %7s %6s %7s"
 	name := max(10, v.width-48)
-	lines := []topLine{nil, {{dim, fmt.Sprintf("%-*s  "+figures, name, "PROCESS", "KIND", "CPU", "MEMORY", "CONNS", "/S")}}}
+	lines := []topLine{nil, {{
+		dim, fmt.Sprintf("%-*s  "+figures, name, "PROCESS", "KIND", "CPU", "MEMORY", "CONNS", "/S"),
+	}}}
 	for i := range s.Processes {
 		p := &s.Processes[i]
 		var l topLine
@@ -305,7 +307,8 @@ func (v topView) processes(s *fleet.Snapshot) []topLine {
 		if len(kind) > 16 {
 			kind = strings.ReplaceAll(kind, ", ", ",")[:16]
 		}
-		l.add(plain, figures, kind, fmt.Sprintf("%.2f", p.CPU), bytesOf(p.MemoryBytes), rate(p.Connections), rate(p.PerSecond))
+		l.add(plain, figures,
+			kind, fmt.Sprintf("%.2f", p.CPU), bytesOf(p.MemoryBytes), rate(p.Connections), rate(p.PerSecond))
 		if len(p.Failing) > 0 {
 			l.add(red, " fails: %s", strings.Join(p.Failing, ", "))
 		}

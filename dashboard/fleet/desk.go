@@ -69,7 +69,9 @@ func (f *Fleet) lookAtDesk(ctx context.Context) {
 		f.desk.oldestLetter = *row.Oldest
 	}
 	if row.AuditedAt != nil {
-		f.desk.audit = &Audit{At: *row.AuditedAt, Operator: printable(*row.Operator), Broken: row.Broken, Unchecked: row.Unchecked}
+		f.desk.audit = &Audit{
+			At: *row.AuditedAt, Operator: printable(*row.Operator), Broken: row.Broken, Unchecked: row.Unchecked,
+		}
 	}
 }
 

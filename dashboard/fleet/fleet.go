@@ -65,7 +65,7 @@ type Fleet struct {
 	troubles  troubles
 }
 
-// New returns a Fleet. It connects to nothing before Run. The error wraps ErrTarget for a target that is no URL.
+// New returns a Fleet. It connects to nothing before Run. The error wraps errTarget for a target that is no URL.
 func New(config Config) (*Fleet, error) {
 	if config.Pool == nil || config.Catalog == nil || config.Store == nil {
 		return nil, errors.New("a fleet needs Postgres, a catalog and Redis")
@@ -84,7 +84,7 @@ func New(config Config) (*Fleet, error) {
 		case t.dns:
 			f.names = append(f.names, &named{target: t, place: i})
 		case len(f.processes) == processesMax:
-			return nil, fmt.Errorf("%w: more than %d targets", ErrTarget, processesMax)
+			return nil, fmt.Errorf("%w: more than %d targets", errTarget, processesMax)
 		default:
 			f.processes = append(f.processes, t.process(netip.Addr{}, i))
 		}

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// missesMax is how many scrapes in a row may run into the time-out until a process counts as gone: one that is busy for a
-// moment is not. Any other error is a process that is gone.
+// missesMax is how many scrapes in a row may run into the time-out until a process counts as gone: one that is busy for
+// a moment is not. Any other error is a process that is gone.
 const missesMax = 2
 
 // process is one scraped process. All fields below busy are guarded by Fleet.mu.

@@ -358,9 +358,11 @@ func TestBacklogOfWorkersIsNotAdded(t *testing.T) {
 
 func TestTargetsAreChecked(t *testing.T) {
 	t.Parallel()
-	for _, text := range []string{"", "worker:9090", "ftp://worker/metrics", "http://", "dns+worker:9090", "://", "http://a b"} {
+	for _, text := range []string{
+		"", "worker:9090", "ftp://worker/metrics", "http://", "dns+worker:9090", "://", "http://a b",
+	} {
 		_, err := parseTarget(text)
-		require.ErrorIs(t, err, ErrTarget, text)
+		require.ErrorIs(t, err, errTarget, text)
 	}
 	for text, want := range map[string]string{
 		"http://worker:9090":                  "http://worker:9090/metrics",

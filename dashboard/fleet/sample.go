@@ -162,7 +162,9 @@ func keepWanted(page []byte) []byte {
 }
 
 func sampleOf(families map[string]*dto.MetricFamily) *sample {
-	s := &sample{sales: map[uuid.UUID]outcomes{}, streams: map[string]streamSample{}, relayTargets: map[string]relaySample{}}
+	s := &sample{
+		sales: map[uuid.UUID]outcomes{}, streams: map[string]streamSample{}, relayTargets: map[string]relaySample{},
+	}
 	each(families[metricBuild], func(l labels, _ float64) { s.version = l.of("version") })
 	s.start, s.cpu, s.memory = sum(families[metricStart]), sum(families[metricCPU]), sum(families[metricMemory])
 	s.readIngress(families)

@@ -36,14 +36,14 @@ type target struct {
 	client *http.Client
 }
 
-// ErrTarget is wrapped by the errors of New for targets that are no URLs of metrics.
-var ErrTarget = errors.New("not a URL of metrics: want http://host:port/metrics, or dns+http://name:port/metrics")
+// errTarget is wrapped by the errors of New for targets that are no URLs of metrics.
+var errTarget = errors.New("not a URL of metrics: want http://host:port/metrics, or dns+http://name:port/metrics")
 
 func parseTarget(text string) (*target, error) {
 	plain, dns := strings.CutPrefix(text, dnsScheme)
 	u, err := url.Parse(plain)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" {
-		return nil, ErrTarget // the text may have a password
+		return nil, errTarget // the text may have a password
 	}
 	if u.Path == "" {
 		u.Path = "/metrics"
@@ -109,7 +109,7 @@ func (t *target) resolve(ctx context.Context) ([]netip.Addr, error) {
 func (t *target) scrape(ctx context.Context, at string) (*sample, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
 	if err != nil {
-		return nil, ErrTarget
+		return nil, errTarget
 	}
 	request.Host = t.url.Host
 	request.Header.Set("Accept", "text/plain;version=0.0.4")

@@ -57,9 +57,13 @@ func TestEachTroubleIsFound(t *testing.T) {
 		"failing step": {func(f *Fleet, _ *Snapshot, _ *round) {
 			f.processes[0].last.failing = []string{"record"}
 		}, atStepFails, Warning, "record", delayedStep},
-		"dead letter": {func(_ *Fleet, s *Snapshot, _ *round) { s.DeadLetters = 1234 }, atDeadLetterParked, Warning, "1,234", 0},
-		"rejected":    {func(_ *Fleet, _ *Snapshot, r *round) { r.ended.rejected = 2 }, atOrderRejected, Critical, "2 orders", 0},
-		"voided":      {func(_ *Fleet, _ *Snapshot, r *round) { r.ended.voided = 2 }, atOrderVoided, Critical, "2 orders", 0},
+		"dead letter": {func(_ *Fleet, s *Snapshot, _ *round) {
+			s.DeadLetters = 1234
+		}, atDeadLetterParked, Warning, "1,234", 0},
+		"rejected": {func(_ *Fleet, _ *Snapshot, r *round) {
+			r.ended.rejected = 2
+		}, atOrderRejected, Critical, "2 orders", 0},
+		"voided": {func(_ *Fleet, _ *Snapshot, r *round) { r.ended.voided = 2 }, atOrderVoided, Critical, "2 orders", 0},
 		"shut": {func(_ *Fleet, s *Snapshot, _ *round) {
 			s.Sales[0].Shut = "a reason"
 		}, atSaleShut, Critical, "shoes sells nothing: a reason", delayedShut},
