@@ -91,7 +91,7 @@ func (f *fakeFleet) publish(change func(*fleet.Snapshot)) {
 type testDesk struct {
 	*Dashboard
 	*testshop.Shop
-	t     *testing.T
+	t     testing.TB
 	url   string
 	fleet *fakeFleet
 	file  string // of operators
@@ -121,7 +121,7 @@ func lineOf(name, role string) string {
 }
 
 // openDesk starts a dashboard. The tokens of its operators are their names.
-func openDesk(t *testing.T, change ...func(*Config)) *testDesk {
+func openDesk(t testing.TB, change ...func(*Config)) *testDesk {
 	t.Helper()
 	d := &testDesk{
 		Shop: testshop.NewShop(t, testkit.Pool(t)), t: t, log: &syncBuffer{},
@@ -162,7 +162,7 @@ func (d *testDesk) operators(text string) {
 // browser is a client with cookies.
 type browser struct {
 	*http.Client
-	t    *testing.T
+	t    testing.TB
 	desk *testDesk
 }
 

@@ -21,7 +21,7 @@ import (
 
 // follower reads the stream of a page.
 type follower struct {
-	t      *testing.T
+	t      testing.TB
 	answer *http.Response
 	lines  *bufio.Scanner
 }
