@@ -222,8 +222,10 @@ func TestProbes(t *testing.T) {
 				}
 				continue
 			}
-			for want, p := range map[string][]*probe{"/livez": {c.StartupProbe, c.LivenessProbe}, "/readyz": {c.ReadinessProbe}} {
-				for _, p := range p {
+			for want, probes := range map[string][]*probe{
+				"/livez": {c.StartupProbe, c.LivenessProbe}, "/readyz": {c.ReadinessProbe},
+			} {
+				for _, p := range probes {
 					if p == nil || p.HTTPGet.Path != want {
 						t.Fatalf("%s has the probe %+v, want %s", o, p, want)
 					}

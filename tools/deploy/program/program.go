@@ -63,7 +63,8 @@ var inHelp = regexp.MustCompile(`\(\$([A-Z][A-Z_]+)|\$([A-Z][A-Z_]+)[,)]`)
 // Variables returns the environment variables that a command knows, by its help.
 func Variables(t *testing.T, command []string) map[string]bool {
 	t.Helper()
-	help, err := exec.CommandContext(t.Context(), Path(t), append(command[:len(command):len(command)], "--help")...).Output()
+	args := append(command[:len(command):len(command)], "--help")
+	help, err := exec.CommandContext(t.Context(), Path(t), args...).Output()
 	if err != nil {
 		t.Fatalf("%v --help: %v", command, err)
 	}

@@ -263,8 +263,11 @@ func TestReleaseIsRefused(t *testing.T) {
 		spoil func(folder string)
 		want  string
 	}{
-		"no tag":       {func(folder string) { git(t, folder, "tag", "--delete", tag) }, "no tag"},
-		"another tag":  {func(folder string) { git(t, folder, "tag", "--delete", tag); git(t, folder, "tag", "nightly") }, "no tag"},
+		"no tag": {func(folder string) { git(t, folder, "tag", "--delete", tag) }, "no tag"},
+		"another tag": {func(folder string) {
+			git(t, folder, "tag", "--delete", tag)
+			git(t, folder, "tag", "nightly")
+		}, "no tag"},
 		"two versions": {func(folder string) { git(t, folder, "tag", "v9.8.8") }, "several versions"},
 		"no section": {func(folder string) {
 			git(t, folder, "tag", "--delete", tag)
