@@ -29,7 +29,7 @@ var valid = map[string]string{
 	"shop/problem.go": "package shop\n\nvar sold = kind{409, \"sold-out\", \"Sold out\"}\n",
 	"shop/metrics.go": "package shop\n\nvar total = counter(\"stampede_total\", \"All.\")\n\nconst field = " +
 		"\"stampede_field\"\n",
-	"shop/shop.go":       "package shop\n\ntype Shop struct{}\n\nfunc (s *Shop) Sell() {}\n",
+	"shop/shop.go": "package shop\n\ntype Shop struct{}\n\nfunc (s *Shop) Sell() {}\n",
 	"shop/log.go": `package shop
 
 func log(ctx context.Context, l *slog.Logger, fields []any) {
