@@ -47,7 +47,8 @@ func log(ctx context.Context, l *slog.Logger, fields []any) {
 	"docs/http-api.md":   "# API\n\n## Problems: all\n\n| status | slugs |\n|---|---|\n| 409 | `sold-out` |\n",
 }
 
-const logs = "\n## Logs\n\n| field | of |\n|---|---|\n| `order`, `units` | `no_field` |\n| `took` | x |\n\n## Next\n\n| `x` |\n"
+const logs = "\n## Logs\n\n| field | of |\n|---|---|\n| `order`, `units` | `no_field` |\n| `took` | x |\n\n" +
+	"## Next\n\n| `x` |\n"
 
 func TestCheckFindsContradictions(t *testing.T) {
 	t.Parallel()
