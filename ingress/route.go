@@ -148,7 +148,8 @@ func (s *Server) answerPanic(c echo.Context, cause any) {
 	}
 	r := c.Request()
 	id := uuid.NewString()
-	s.log.With(idsOf(c)...).ErrorContext(r.Context(), "request panicked", "request_id", id, "method", r.Method, "route", c.Path(),
+	s.log.With(idsOf(c)...).ErrorContext(r.Context(), "request panicked", "request_id", id, "method", r.Method,
+		"route", c.Path(),
 		"panic", fmt.Sprint(cause), "stack", string(debug.Stack()))
 	if c.Response().Committed {
 		// A partial answer must not look like a complete one.

@@ -163,7 +163,8 @@ func plansOf(t *testing.T, pool *pgxpool.Pool, sale uuid.UUID) []plan {
 		},
 		{sql.LedgerLogRefusals, []any{sale, ids}, "Index Scan using order_events_2031_02_pkey on order_events", 1},
 		{
-			sql.LedgerNoteTraces, []any{sale, ids, make([]string, len(ids)), 2},
+			sql.LedgerNoteTraces,
+			[]any{sale, ids, make([]string, len(ids)), 2},
 			"Index Scan using order_events_2031_02_pkey on order_events", 1,
 		},
 		{sql.RebuildEndedOrders, []any{sale}, "Index Only Scan using orders_2031_02_ended on orders", 1},

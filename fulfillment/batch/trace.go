@@ -7,8 +7,8 @@ import (
 	"stampede/internal/tracing"
 )
 
-// tracedBatch holds the spans of a batch with traced orders: one for each of these, in the trace of its purchase, and one
-// of the batch. That is in the trace of the first order, with links to the others, and they have a link to it.
+// tracedBatch holds the spans of a batch with traced orders: one for each of these, in the trace of its purchase, and
+// one of the batch. That is in the trace of the first order, with links to the others, and they have a link to it.
 type tracedBatch struct {
 	batch  tracing.Span
 	orders []*submission

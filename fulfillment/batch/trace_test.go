@@ -32,7 +32,8 @@ func TestBatchOfSeveralTraces(t *testing.T) {
 	message, err := stream.DecodeEntry("7-1", stream.Values(events...), 1)
 	require.NoError(t, err)
 	require.NoError(t, b.Handle(message))
-	testkit.Eventually(t, 30*time.Second, "the spans", func() bool { return len(collector.Named("", "record order")) == 3 })
+	recorded := func() int { return len(collector.Named("", "record order")) }
+	testkit.Eventually(t, 30*time.Second, "the spans", func() bool { return recorded() == 3 })
 
 	orders := collector.Named("", "record order")
 	made := collector.Named("", "batch")
@@ -71,7 +72,7 @@ func TestBatchOfSeveralTraces(t *testing.T) {
 	refused, err := stream.DecodeEntry("7-2", stream.Values(again), 1)
 	require.NoError(t, err)
 	require.NoError(t, b.Handle(refused))
-	testkit.Eventually(t, 30*time.Second, "the spans", func() bool { return len(collector.Named("", "record order")) == 7 })
+	testkit.Eventually(t, 30*time.Second, "the spans", func() bool { return recorded() == 7 })
 	var text string
 	require.NoError(t, s.Pool.QueryRow(t.Context(),
 		"SELECT data ->> 'traceparent' FROM order_events WHERE type = 'OrderRejected'").Scan(&text))

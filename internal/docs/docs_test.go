@@ -29,7 +29,7 @@ var valid = map[string]string{
 	"shop/problem.go": "package shop\n\nvar sold = kind{409, \"sold-out\", \"Sold out\"}\n",
 	"shop/metrics.go": "package shop\n\nvar total = counter(\"stampede_total\", \"All.\")\n\nconst field = " +
 		"\"stampede_field\"\n",
-	"shop/shop.go":       "package shop\n\ntype Shop struct{}\n\nfunc (s *Shop) Sell() {}\n",
+	"shop/shop.go": "package shop\n\ntype Shop struct{}\n\nfunc (s *Shop) Sell() {}\n",
 	"shop/log.go": `package shop
 
 func log(ctx context.Context, l *slog.Logger, fields []any) {
@@ -47,7 +47,8 @@ func log(ctx context.Context, l *slog.Logger, fields []any) {
 	"docs/http-api.md":   "# API\n\n## Problems: all\n\n| status | slugs |\n|---|---|\n| 409 | `sold-out` |\n",
 }
 
-const logs = "\n## Logs\n\n| field | of |\n|---|---|\n| `order`, `units` | `no_field` |\n| `took` | x |\n\n## Next\n\n| `x` |\n"
+const logs = "\n## Logs\n\n| field | of |\n|---|---|\n| `order`, `units` | `no_field` |\n| `took` | x |\n\n" +
+	"## Next\n\n| `x` |\n"
 
 func TestCheckFindsContradictions(t *testing.T) {
 	t.Parallel()
