@@ -27,3 +27,16 @@ HEALTHCHECK --interval=5s --timeout=3s --start-period=30s --retries=3 \
     CMD ["/stampede", "healthcheck"]
 ENTRYPOINT ["/stampede"]
 CMD ["serve"]
+
+# What the image is. They change with each build, so they come last.
+ARG VERSION=dev
+ARG REVISION=unknown
+ARG CREATED
+ARG SOURCE
+LABEL org.opencontainers.image.title="stampede" \
+      org.opencontainers.image.description="Sells a limited stock to a crowd" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="$VERSION" \
+      org.opencontainers.image.revision="$REVISION" \
+      org.opencontainers.image.created="$CREATED" \
+      org.opencontainers.image.source="$SOURCE"

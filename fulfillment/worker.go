@@ -27,6 +27,7 @@ import (
 	"stampede/fulfillment/survey"
 	"stampede/internal/retry"
 	"stampede/internal/telemetry"
+	"stampede/internal/tracing"
 	"stampede/lock"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
@@ -66,6 +67,8 @@ type WorkerConfig struct {
 	Logger *slog.Logger
 	// Registerer receives the metrics; nil for none.
 	Registerer prometheus.Registerer
+	// Tracer traces the orders of traced purchases; nil for none.
+	Tracer *tracing.Tracer
 }
 
 func (c *WorkerConfig) setDefaults() {
@@ -221,8 +224,8 @@ func newWorkerSubscriber(config *WorkerConfig) (*stream.Subscriber, error) {
 }
 
 // Run works until ctx ends, then finishes work in progress within DrainTimeout and returns nil. It
-// returns an error that wraps sql.ErrNotMigrated or sql.ErrSchemaAhead if the database's schema is
-// not this program's. It may be called once. While Redis or Postgres is away it waits.
+// returns an error that wraps sql.ErrNotMigrated or sql.ErrSchemaAhead if it cannot work with the database's
+// schema. It may be called once. While Redis or Postgres is away it waits.
 func (w *Worker) Run(ctx context.Context) error {
 	partitions, err := w.awaitPostgres(ctx)
 	if ctx.Err() != nil {
@@ -300,7 +303,7 @@ func (w *Worker) fulfil(ctx context.Context, partition int) error {
 	b := batch.New(batch.Config{
 		Ledger: w.ledger, Store: w.config.Store, Locker: locker,
 		Keys: w.config.Keys, Partition: partition, BatchMax: w.config.BatchMax, Lease: batch.LockLease(w.config.MinIdle),
-		Logger: w.config.Logger, Metrics: w.metrics, Rebuilder: w.rebuilder,
+		Logger: w.config.Logger, Metrics: w.metrics, Rebuilder: w.rebuilder, Tracer: w.config.Tracer,
 	})
 	router.AddConsumerHandler("fulfil "+key, key, subscriber, b.Handle)
 	defer context.AfterFunc(ctx, b.Drain)()

@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"stampede/internal/ratelimit"
+	"stampede/internal/tracing"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"
@@ -39,6 +40,7 @@ type Sales interface {
 	Resume(ctx context.Context, sale uuid.UUID) (catalog.CountedSale, error)
 	End(ctx context.Context, sale uuid.UUID) (catalog.CountedSale, error)
 	Restock(ctx context.Context, sale uuid.UUID, units int64, key string) (catalog.CountedSale, error)
+	History(ctx context.Context, sale uuid.UUID, limit int) ([]catalog.Change, error)
 }
 
 // Orders are the orders in Postgres: *ledger.Ledger. A missing order is order.ErrNotFound.
@@ -122,6 +124,8 @@ type Config struct {
 	// AwaitedOrders (Orders) looks up orders for purchases that wait or are repeated. Give it connections of
 	// its own, so that purchases take none from buyers who pay, cancel, or look at their orders.
 	AwaitedOrders AwaitedOrders
+	// Tracer traces requests that have a sampled parent; nil for none.
+	Tracer *tracing.Tracer
 	// OperatorsOrders (Orders) serves operators' calls on orders. Give it connections of its own, so that operators take
 	// none from buyers.
 	OperatorsOrders OperatorsOrders

@@ -315,6 +315,7 @@ func TestRolesOfOperators(t *testing.T) {
 	for _, call := range []struct{ path, body, lowest string }{
 		{"/v1/admin/orders?user=ada", "-", "viewer"},
 		{adminPath(path), "-", "viewer"},
+		{"/v1/admin/sales/" + sale.String() + "/history", "-", "viewer"},
 		{of + "/pause", "", "operator"},
 		{of + "/resume", "", "operator"},
 		{of + "/restock", `{"units":1}`, "operator"},

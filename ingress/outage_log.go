@@ -24,12 +24,12 @@ type outageLog struct {
 	skipped  atomic.Int64
 }
 
-func (l *outageLog) log(ctx context.Context, log *slog.Logger, route string, err error) {
+func (l *outageLog) log(ctx context.Context, log *slog.Logger, route string, err error, ids func() []any) {
 	if !l.cooldown.start(outageLogInterval) {
 		l.skipped.Add(1)
 		return
 	}
-	log.ErrorContext(ctx, "request failed", "route", route, "error", err, "skipped", l.skipped.Swap(0))
+	log.With(ids()...).ErrorContext(ctx, "request failed", "route", route, "error", err, "skipped", l.skipped.Swap(0))
 }
 
 // cooldown is a time in which something is not repeated.

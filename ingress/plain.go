@@ -14,7 +14,9 @@ func (s *Server) newPlainFront(ctx context.Context, addr net.Addr) *PlainFront {
 	if s.config.Auth == AuthJWT {
 		buyer = "Authorization"
 	}
-	return NewPlainFront(ctx, addr, PlainConfig{Buyer: buyer, Handler: s.plainHandler, Logger: s.log})
+	return NewPlainFront(ctx, addr, PlainConfig{
+		Buyer: buyer, Handler: s.plainHandler, Traced: s.config.Tracer != nil, Logger: s.log,
+	})
 }
 
 // plainHandler answers the plain purchases of a connection by the handler of their route.

@@ -59,7 +59,8 @@ func (c *plainConn) serve() {
 	keep := false
 	defer func() {
 		if cause := recover(); cause != nil && cause != http.ErrAbortHandler { //nolint:errorlint // as in net/http
-			c.front.config.Logger.Error("a plain purchase panicked", "panic", cause, "stack", string(debug.Stack()))
+			c.front.config.Logger.Error("a plain purchase panicked", "sale", c.request.sale, "panic", cause,
+				"stack", string(debug.Stack()))
 		}
 		if !keep {
 			_ = c.conn.Close()

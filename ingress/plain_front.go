@@ -23,7 +23,9 @@ type PlainConfig struct {
 	// Handler is called once for each connection, with the writer and the request of all its purchases. What it
 	// returns answers one of them, in the sale of its path, and must not keep the request's body.
 	Handler func(w http.ResponseWriter, r *http.Request) func(sale string)
-	Logger  *slog.Logger
+	// Traced is set if the handler reads the header traceparent.
+	Traced bool
+	Logger *slog.Logger
 }
 
 // PlainFront answers plain purchases in front of an http.Server, for which it is the listener: it accepts connections,
@@ -43,7 +45,7 @@ type PlainFront struct {
 // NewPlainFront returns nil if no request can be a plain purchase, because the buyer's header has another meaning. The
 // context is that of the requests.
 func NewPlainFront(ctx context.Context, addr net.Addr, config PlainConfig) *PlainFront {
-	allowed := plainAllowList(config.Buyer)
+	allowed := plainAllowList(config.Buyer, config.Traced)
 	if allowed == nil {
 		return nil
 	}

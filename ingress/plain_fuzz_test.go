@@ -417,3 +417,7 @@ func (noSales) End(context.Context, uuid.UUID) (catalog.CountedSale, error) {
 func (noSales) Restock(context.Context, uuid.UUID, int64, string) (catalog.CountedSale, error) {
 	return catalog.CountedSale{}, errStub
 }
+
+func (noSales) History(context.Context, uuid.UUID, int) ([]catalog.Change, error) {
+	return nil, reservation.ErrUnavailable
+}

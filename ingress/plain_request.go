@@ -30,6 +30,7 @@ const (
 	plainForwarded                     // X-Forwarded-For
 	plainKey                           // Idempotency-Key
 	plainOrigin                        // Origin
+	plainTrace                         // traceparent, if requests are traced
 	plainBuyer                         // names the buyer, or proves who it is
 	plainHeaders                       // the number of kinds
 )
@@ -50,13 +51,16 @@ var plainNoise = []string{
 
 // plainAllowList returns the headers that a plain purchase may have, by their names in lower case. It is nil if the
 // header that names the buyer is not like others: then there are no plain purchases.
-func plainAllowList(buyer string) map[string]plainHeader {
+func plainAllowList(buyer string, traced bool) map[string]plainHeader {
 	allowed := make(map[string]plainHeader)
 	for _, name := range plainNoise {
 		allowed[name] = plainIgnored
 	}
 	for name, meaning := range plainMeanings {
 		allowed[name] = meaning
+	}
+	if traced {
+		allowed["traceparent"] = plainTrace
 	}
 	name := strings.ToLower(buyer)
 	// A name that is not allowed otherwise may have a meaning for net/http or the purchase, as "Expect" and "Prefer"
@@ -231,12 +235,26 @@ func (r *plainRequest) set(sale []byte, values *[plainHeaders][]byte, body []byt
 	r.setHeader("X-Forwarded-For", plainForwarded, values)
 	r.setHeader("Idempotency-Key", plainKey, values)
 	r.setHeader("Origin", plainOrigin, values)
+	if values[plainTrace] != nil && !mayBeSampled(values[plainTrace]) {
+		values[plainTrace] = nil // a proxy may add one to every request
+	}
+	r.setHeader("Traceparent", plainTrace, values)
 	r.setHeader(r.buyerName, plainBuyer, values)
 	r.ContentLength, r.Body = int64(len(body)), http.NoBody
 	if len(body) > 0 {
 		r.body.Reset(body)
 		r.Body = &r.body
 	}
+}
+
+// mayBeSampled reports whether the lowest bit of the flags of a traceparent is set.
+func mayBeSampled(traceparent []byte) bool {
+	const flags = 54
+	if len(traceparent) <= flags {
+		return false
+	}
+	c := traceparent[flags]
+	return c <= '9' && c&1 == 1 || c >= 'a' && c&1 == 0
 }
 
 func (r *plainRequest) setHeader(name string, header plainHeader, values *[plainHeaders][]byte) {

@@ -9,9 +9,15 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"stampede/internal/tracing"
 )
 
-const plainSale = "01910b0e-7d70-7cc0-8000-00000000abcd"
+const (
+	plainSale = "01910b0e-7d70-7cc0-8000-00000000abcd"
+
+	sampledParent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+)
 
 // plainHead is the text of a plain purchase's head, after changes: "Name: value" replaces the line of that name or is a
 // new one, "-Name" removes it.
@@ -65,6 +71,10 @@ var (
 		"largest":               plainHead("Content-Length: 3500") + plainJSON + strings.Repeat(" ", 3486),
 		"body like a request":   plainHead("Content-Length: 5") + "GET /" + plainHead() + plainJSON,
 		"no length in the body": plainHead("Content-Length: 0") + plainJSON,
+		"sampled trace":         plainHead("traceparent: "+sampledParent) + plainJSON,
+		"trace of more flags":   plainHead("traceparent: "+sampledParent[:54]+"b", "tracestate: a=b") + plainJSON,
+		"unsampled trace":       plainHead("traceparent: "+sampledParent[:54]+"a") + plainJSON,
+		"trace of no sense":     plainHead("traceparent: "+strings.Repeat("1", 200)) + plainJSON,
 	}
 	otherRequests = map[string]string{
 		"nothing":                    "",
@@ -177,6 +187,7 @@ var (
 		"preflight of a DELETE":   preflightHead("DELETE"),
 		"two media types":         plainHead("Content-Type: application/json\r\nContent-Type: text/plain") + plainJSON,
 		"two paths of proxies":    plainHead("X-Forwarded-For: a\r\nX-Forwarded-For: b") + plainJSON,
+		"two traces":              plainHead("Traceparent: a\r\nTraceparent: b") + plainJSON,
 		"huge head":               plainHead("Cookie: "+strings.Repeat("a", 5000)) + plainJSON,
 		"head over the limit":     plainHead("Cookie: "+strings.Repeat("a", 16<<10)) + plainJSON,
 		"TLS":                     "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + strings.Repeat("\x00", 100),
@@ -228,7 +239,7 @@ func lowerNames(head string) string {
 
 func plainReaderOf(t *testing.T, buyer string) *plainRequest {
 	t.Helper()
-	allowed := plainAllowList(buyer)
+	allowed := plainAllowList(buyer, true)
 	require.NotNil(t, allowed)
 	return newPlainRequest(t.Context(), allowed, buyer, "192.0.2.1:4000")
 }
@@ -282,6 +293,11 @@ func readsAsNetHTTP(t *testing.T, text []byte) {
 	} {
 		require.Equal(t, theirs.Header[name], ours.Header[name], name)
 	}
+	// One without the sampled flag has no meaning for the purchase.
+	ourTrace, theirTrace := ours.Header["Traceparent"], theirs.Header["Traceparent"]
+	if len(theirTrace) != 1 || tracing.Sampled(theirTrace[0]) || ourTrace != nil {
+		require.Equal(t, theirTrace, ourTrace)
+	}
 }
 
 // The next request does not change what the last one's handler has kept.
@@ -304,7 +320,7 @@ func TestPlainAllowListNeedsOrdinaryBuyerHeader(t *testing.T) {
 	for _, buyer := range []string{
 		"X-User-ID", "x-forwarded-user", "X-Forwarded-Proto", "Remote-User", "Authorization", "Cookie",
 	} {
-		require.NotNil(t, plainAllowList(buyer), buyer)
+		require.NotNil(t, plainAllowList(buyer, false), buyer)
 	}
 	for _, buyer := range []string{
 		"Host", "Content-Length", "Transfer-Encoding", "Connection", "Expect", "Prefer", "Content-Type", "Content-Encoding",
@@ -312,7 +328,7 @@ func TestPlainAllowListNeedsOrdinaryBuyerHeader(t *testing.T) {
 		"User",
 		"X-" + strings.Repeat("a", plainNameMax),
 	} {
-		require.Nil(t, plainAllowList(buyer), buyer)
+		require.Nil(t, plainAllowList(buyer, false), buyer)
 	}
 	// With another header for the buyer, this one is not allowed any more.
 	require.Zero(t, plainReaderOf(t, "X-Buyer").read([]byte(plainHead()+plainJSON)))
@@ -331,7 +347,7 @@ func BenchmarkPlainRequest(b *testing.B) {
 	} {
 		text := []byte(text)
 		b.Run(name+"/reader", func(b *testing.B) {
-			r := newPlainRequest(b.Context(), plainAllowList("X-User-ID"), "X-User-ID", "")
+			r := newPlainRequest(b.Context(), plainAllowList("X-User-ID", false), "X-User-ID", "")
 			b.ReportAllocs()
 			for b.Loop() {
 				if r.read(text) == 0 {

@@ -53,7 +53,11 @@ func (s *Server) purchase(c echo.Context) error {
 		defer s.waitSlots.release()
 	}
 	request := reservation.Request{Sale: sale, User: user, IdempotencyKey: key, Quantity: quantity}
-	answer, err := s.reserve(request, began)
+	span := s.spanOf(r)
+	answer, err := s.reserve(detached(span), request, began)
+	if span.On() {
+		noteAnswer(span, answer)
+	}
 	if answer, err = s.orPastAnswer(c, request, answer, err); err != nil {
 		return err
 	}
@@ -152,7 +156,9 @@ func clampQuantity(digits []byte) int64 {
 // reserve has Redis decide. It takes a slot after the body was read, so that clients who send slowly hold
 // none. It does not end when the buyer leaves: the answer is nearly due, and watching the connection would
 // cost as much as the rest of the work.
-func (s *Server) reserve(r reservation.Request, began time.Time) (reservation.Answer, error) {
+func (s *Server) reserve(
+	ctx context.Context, r reservation.Request, began time.Time,
+) (reservation.Answer, error) {
 	if !s.inFlight.purchases.acquire() {
 		s.metrics.countPurchase(r.Sale, verdictOverloaded, began)
 		return reservation.Answer{}, problemNotReserved
@@ -163,7 +169,7 @@ func (s *Server) reserve(r reservation.Request, began time.Time) (reservation.An
 		err    error = problemNoSecret
 	)
 	if s.signer.Load() != nil { // no purchase is accepted without a receipt
-		answer, err = s.config.Reservations.Reserve(context.Background(), r)
+		answer, err = s.config.Reservations.Reserve(ctx, r)
 	}
 	verdict := answer.Verdict
 	if err != nil {

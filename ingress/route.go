@@ -57,10 +57,11 @@ func (s *Server) routes() error {
 	operate("/v1/sales/:sale/end", s.operateSale(operators.Admin, s.config.Sales.End))
 	operate("/v1/sales/:sale/restock", s.restockSale)
 
-	// Looks at orders have slots of their own, so that they keep no operator from pausing a sale.
+	// Looks at orders and at histories have slots of their own, so that they keep no operator from pausing a sale.
 	s.handleGet("/v1/admin/orders", limited(s.inFlight.desk.admit(s.listAnyOrders)))
 	s.handleGet("/v1/admin/orders/:order", limited(s.inFlight.desk.admit(s.showAnyOrder)))
 	operate("/v1/admin/orders/:order/cancel", s.cancelAnyOrder)
+	s.handleGet("/v1/admin/sales/:sale/history", limited(s.inFlight.desk.admit(s.showSaleHistory)))
 
 	// These take no slot, so that a full server can be monitored.
 	s.handleGet("/livez", s.live)
@@ -105,6 +106,9 @@ func (s *Server) handle(method, path string, h echo.HandlerFunc) echo.HandlerFun
 		}
 		return nil
 	}
+	if s.config.Tracer != nil {
+		served = s.traced(method+" "+path, method, path, served)
+	}
 	s.echo.Add(method, path, served)
 	return served
 }
@@ -122,9 +126,19 @@ func (s *Server) fail(c echo.Context, err error) {
 	p := problemOf(err)
 	r := c.Request()
 	if isOutage(r.Context(), p) {
-		s.outages.log(r.Context(), s.log, r.Method+" "+c.Path(), err)
+		s.outages.log(r.Context(), s.log, r.Method+" "+c.Path(), err, func() []any { return idsOf(c) })
 	}
 	writeProblem(c, p)
+}
+
+// idsOf returns the ids in the path of a request, for the log: its order or its sale.
+func idsOf(c echo.Context) (fields []any) {
+	for i, name := range c.ParamNames() {
+		if id, ok := parseID(c.ParamValues()[i]); ok {
+			fields = append(fields, name, id)
+		}
+	}
+	return fields
 }
 
 // answerPanic answers a panic with an id that finds the stack in the log.
@@ -134,7 +148,7 @@ func (s *Server) answerPanic(c echo.Context, cause any) {
 	}
 	r := c.Request()
 	id := uuid.NewString()
-	s.log.ErrorContext(r.Context(), "request panicked", "request_id", id, "method", r.Method, "route", c.Path(),
+	s.log.With(idsOf(c)...).ErrorContext(r.Context(), "request panicked", "request_id", id, "method", r.Method, "route", c.Path(),
 		"panic", fmt.Sprint(cause), "stack", string(debug.Stack()))
 	if c.Response().Committed {
 		// A partial answer must not look like a complete one.

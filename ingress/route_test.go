@@ -37,7 +37,7 @@ func TestUnknownRoutesAndMethods(t *testing.T) {
 		"/v1/sales/", "/v1/sales//orders", "/v1/sales//events", "/v1/sales//pause", "/v1/sales//restock", "/v1/orders/",
 		"/v1/orders//pay", "/v1/orders//cancel",
 		"/v1/orders//events", "/v1/orders//events/ticket", "/v1/sales//events/ticket", "/v1/admin/orders/",
-		"/v1/admin/orders//cancel", "/problems/",
+		"/v1/admin/orders//cancel", "/v1/admin/sales//history", "/problems/",
 	} {
 		for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete} {
 			for _, headers := range [][]reqHeader{nil, {as("ada"), operator}} {
@@ -67,6 +67,7 @@ func TestUnknownRoutesAndMethods(t *testing.T) {
 		"/v1/admin/orders":           "OPTIONS, GET, HEAD",
 		"/v1/admin/orders/x":         "OPTIONS, GET, HEAD",
 		"/v1/admin/orders/x/cancel":  "OPTIONS, POST",
+		"/v1/admin/sales/x/history":  "OPTIONS, GET, HEAD",
 		"/openapi.yaml":              "OPTIONS, GET, HEAD",
 		"/openapi.json":              "OPTIONS, GET, HEAD",
 		"/docs":                      "OPTIONS, GET, HEAD",

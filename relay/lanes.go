@@ -32,6 +32,7 @@ type lanes struct {
 	delivered int64
 	inFlight  int
 	failure   error
+	failed    feed.Event // whose delivery has the failure
 	probing   bool
 	closed    bool
 }
@@ -93,7 +94,7 @@ func (l *lanes) finish(e *entry, err error) {
 	if err != nil {
 		heap.Push(&l.ready, e)
 		if l.failure == nil || isFinal(err) {
-			l.failure = err
+			l.failure, l.failed = err, e.Event
 		}
 	} else {
 		l.deliver(e)
@@ -159,6 +160,7 @@ type progress struct {
 	delivered int64
 	// failure is set when an event has failed and none is in flight any more.
 	failure error
+	failed  feed.Event // whose delivery has the failure
 }
 
 func (l *lanes) progress() progress {
@@ -166,7 +168,7 @@ func (l *lanes) progress() progress {
 	defer l.mu.Unlock()
 	p := progress{passed: l.passed, waiting: len(l.window), delivered: l.delivered}
 	if l.inFlight == 0 {
-		p.failure = l.failure
+		p.failure, p.failed = l.failure, l.failed
 	}
 	return p
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"stampede/internal/retry"
+	"stampede/internal/tracing"
 	"stampede/lock"
 	"stampede/relay/target"
 	"stampede/reservation"
@@ -48,6 +49,8 @@ type Config struct {
 	Agent      string
 	Logger     *slog.Logger
 	Registerer prometheus.Registerer
+	// Tracer traces the deliveries of traced events; nil for none.
+	Tracer *tracing.Tracer
 }
 
 func (c *Config) setDefaults() {

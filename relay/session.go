@@ -12,6 +12,7 @@ import (
 
 	"stampede/internal/crashpoint"
 	"stampede/internal/retry"
+	"stampede/internal/tracing"
 	"stampede/relay/feed"
 	"stampede/relay/target"
 )
@@ -58,6 +59,9 @@ func (r *Relay) newSession(t *target.Target, conn *pgx.Conn) (*session, error) {
 	to, err := r.open(t)
 	if err != nil {
 		return nil, err
+	}
+	if r.config.Tracer != nil {
+		to = &tracedSender{to, r.config.Tracer, t.Name}
 	}
 	m := r.metrics.of(t.Name)
 	return &session{
@@ -199,11 +203,13 @@ func (s *session) handle(ctx context.Context, p progress, now time.Time) error {
 		return err
 	}
 	if final {
-		s.log.Error("a receiver wants no more events: its target is disabled", "error", p.failure)
+		s.log.Error("a receiver wants no more events: its target is disabled", "event", p.failed.ID,
+			"trace_id", tracing.ID(p.failed.TraceParent), "error", p.failure)
 		return fmt.Errorf("%w: it is disabled", target.ErrNotFound)
 	}
 	if s.target.Failures == 1 || pause > time.Minute {
-		s.log.Warn("a delivery failed", "error", p.failure, "failures", s.target.Failures, "again_in", pause)
+		s.log.Warn("a delivery failed", "event", p.failed.ID, "trace_id", tracing.ID(p.failed.TraceParent),
+			"error", p.failure, "failures", s.target.Failures, "again_in", pause)
 	}
 	return nil
 }

@@ -1,5 +1,7 @@
 package reservation
 
+import "github.com/google/uuid"
+
 // What the simulation of many shards (shards_simulation_test.go) uses as the Store does.
 type (
 	SaleCount  = saleCount
@@ -23,3 +25,11 @@ func (g Gift) To() int      { return g.to }
 func (g Gift) Total() int64 { return g.total }
 
 func (g Gift) With(total int64) Gift { return gift{g.from, g.to, total} }
+
+// Waiting is how many requests wait for the first shard of a sale.
+func (s *Store) Waiting(sale uuid.UUID) int {
+	q := s.knownSeller(sale).queues[0]
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.waiting)
+}

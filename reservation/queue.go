@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"stampede/internal/tracing"
 	"stampede/reservation/order"
 )
 
@@ -38,8 +39,11 @@ type queue struct {
 // call is one request in progress. Its strings are made once, by the goroutine of the request, so
 // that the queue's own goroutine has little left to do per request.
 type call struct {
-	request  Request
-	asked    int64 // Store.sinceStart when the request came
+	request Request
+	asked   int64 // Store.sinceStart when the request came
+	// span is that of the request, and wait the one of its wait in the queue.
+	span, wait tracing.Span
+
 	order    uuid.UUID
 	orderID  string // the CompactID of order
 	key      string // fingerprint of the idempotency key, or noKey
@@ -71,6 +75,7 @@ func newCall(r Request, asked int64) *call {
 	}
 	c.phase.Store(phaseWaiting)
 	c.answer, c.err = Answer{}, nil
+	c.span, c.wait = tracing.Span{}, tracing.Span{}
 	return c
 }
 
@@ -86,7 +91,12 @@ func (r Request) KeyFingerprint() string {
 
 func (q *queue) reserve(ctx context.Context, r Request, asked int64) (Answer, error) {
 	c := newCall(r, asked)
+	if c.span = tracing.Of(ctx); c.span.On() {
+		c.wait = c.span.Start(tracing.Internal, "wait in line")
+	}
 	if err := q.join(c); err != nil {
+		c.wait.Fail(err)
+		c.wait.End()
 		return Answer{}, err
 	}
 	if err := c.await(ctx); err != nil {
@@ -110,6 +120,8 @@ func (c *call) await(ctx context.Context) error {
 	case <-ended:
 	}
 	if c.phase.CompareAndSwap(phaseWaiting, phaseAbandoned) {
+		c.wait.Fail(ctx.Err())
+		c.wait.End()
 		return ctx.Err()
 	}
 	select {
@@ -191,6 +203,7 @@ func (q *queue) decide(script *reserveScript, batch []*call) {
 		if !c.phase.CompareAndSwap(phaseWaiting, phaseSent) {
 			continue
 		}
+		c.wait.End()
 		if c.asked < tooOld {
 			c.err = ErrOverloaded
 			c.done <- struct{}{}

@@ -31,6 +31,7 @@ type saleReply struct {
 
 // target is one shard of a sale in one epoch, as the script's arguments. It is safe for concurrent use.
 type target struct {
+	sale      uuid.UUID
 	partition int
 	epoch     int64
 	// The arguments are strings.
@@ -43,7 +44,7 @@ type target struct {
 
 func newTarget(k Keys, sale uuid.UUID, partition int, epoch int64) *target {
 	return &target{
-		partition: partition, epoch: epoch,
+		sale: sale, partition: partition, epoch: epoch,
 		keys:     [4]any{k.Sale(partition, sale), k.Buyers(partition, sale), k.Orders(partition), k.Ended(partition, sale)},
 		epochArg: strconv.FormatInt(epoch, 10),
 		metadata: order.ReservedMetadataPrefix(sale, epoch),
@@ -67,10 +68,17 @@ const tries = 3
 
 // run runs the script for all calls and sets their answers. Its error is for all of them, and wraps
 // ErrUnavailable if certainly nothing was reserved, or else ErrOutcomeUnknown.
-func (rs *reserveScript) run(ctx context.Context, s *Store, t *target, batch []*call) (saleReply, error) {
+func (rs *reserveScript) run(
+	ctx context.Context, s *Store, t *target, batch []*call,
+) (sale saleReply, err error) {
 	rs.seen = strconv.FormatInt(t.seen.Load(), 10)
+	metadata := t.metadata
+	if traced := traceCall(t, batch); traced != nil {
+		metadata = order.ReservedMetadataPrefix(t.sale, t.epoch, traced.traces...)
+		defer func() { traced.end(err) }()
+	}
 	rs.args = append(rs.args[:0], "evalsha", nil, len(t.keys), t.keys[0], t.keys[1], t.keys[2], t.keys[3], t.epochArg,
-		&rs.seen, t.metadata)
+		&rs.seen, metadata)
 	for _, c := range batch {
 		rs.args = append(rs.args, &c.request.User, &c.orderID, &c.key, &c.quantity)
 	}
@@ -80,7 +88,7 @@ func (rs *reserveScript) run(ctx context.Context, s *Store, t *target, batch []*
 	if err != nil {
 		return saleReply{}, err
 	}
-	sale, err := readAnswers(reply.answers, batch, t.epoch)
+	sale, err = readAnswers(reply.answers, batch, t.epoch)
 	t.see(sale.sequence)
 	if !reply.replicated {
 		for _, c := range batch {

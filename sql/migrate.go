@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -22,10 +24,9 @@ import (
 var (
 	// ErrNotMigrated is wrapped by Check's error for a database that lacks migrations.
 	ErrNotMigrated = errors.New("the database is not migrated: run `stampede migrate up`")
-	// ErrSchemaAhead is wrapped by Check's error for a database with migrations that this program
-	// lacks.
-	ErrSchemaAhead = errors.New("the database was migrated by a newer stampede: run that one, or `stampede migrate " +
-		"down` with it")
+	// ErrSchemaAhead is wrapped by Check's error for a database in which a later migration has removed
+	// what this program needs.
+	ErrSchemaAhead = errors.New("a newer stampede has removed from the database what this one needs")
 	// ErrNothingToUndo is returned by Down when no migration is applied.
 	ErrNothingToUndo = errors.New("no migration is applied")
 	// ErrHoldsSales is returned by Down if it would delete sales.
@@ -60,12 +61,50 @@ type Migration struct {
 // Up applies all missing migrations. Concurrent processes wait for each other, and only one of them
 // applies each migration.
 func Up(ctx context.Context, databaseURL string) error {
-	return withProvider(databaseURL, func(p *goose.Provider) error {
-		if _, err := p.Up(ctx); err != nil {
-			return fmt.Errorf("migrate up: %w", err)
+	_, err := UpEach(ctx, databaseURL, func(int, int) {})
+	return err
+}
+
+// UpEach is Up that calls applied with the number of migrations that it has applied so far, and with how many of them
+// were missing at its start; first with 0. It returns the names of those that it has applied.
+func UpEach(ctx context.Context, databaseURL string, applied func(n, missing int)) (names []string, err error) {
+	err = withProvider(databaseURL, func(p *goose.Provider) error {
+		missing, err := missingOf(ctx, p)
+		if err != nil || missing == 0 {
+			return err
 		}
-		return nil
+		applied(0, missing)
+		for {
+			result, err := p.UpByOne(ctx)
+			if errors.Is(err, goose.ErrNoNextVersion) {
+				return nil // also if another process has applied the rest
+			}
+			if err != nil {
+				return fmt.Errorf("migrate up: %w", err)
+			}
+			names = append(names, nameOf(result.Source))
+			applied(len(names), missing)
+		}
 	})
+	return names, err
+}
+
+func missingOf(ctx context.Context, p *goose.Provider) (n int, err error) {
+	states, err := p.Status(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("migrate up: %w", err)
+	}
+	for _, s := range states {
+		if s.State != goose.StateApplied {
+			n++
+		}
+	}
+	return n, nil
+}
+
+// nameOf is the name of a migration.
+func nameOf(source *goose.Source) string {
+	return strings.TrimSuffix(filepath.Base(source.Path), ".sql")
 }
 
 // Down undoes the latest migration in a database without sales, and otherwise returns
@@ -114,10 +153,10 @@ func isUndefinedTable(err error) bool {
 	return errors.As(err, &pgErr) && pgErr.Code == undefinedTable
 }
 
-// Status returns all migrations of this program, oldest first.
+// Status returns all migrations of this program, oldest first, and then those that a newer one has applied.
 func Status(ctx context.Context, databaseURL string) ([]Migration, error) {
 	var all []Migration
-	err := withProvider(databaseURL, func(p *goose.Provider) error {
+	err := withDatabase(databaseURL, func(db *stdsql.DB, p *goose.Provider) error {
 		states, err := p.Status(ctx)
 		if err != nil {
 			return fmt.Errorf("migration status: %w", err)
@@ -125,42 +164,101 @@ func Status(ctx context.Context, databaseURL string) ([]Migration, error) {
 		for _, s := range states {
 			all = append(all, Migration{
 				Version:   s.Source.Version,
-				Name:      strings.TrimSuffix(filepath.Base(s.Source.Path), ".sql"),
+				Name:      nameOf(s.Source),
 				Applied:   s.State == goose.StateApplied,
 				AppliedAt: s.AppliedAt,
 			})
 		}
-		return nil
+		newer, err := newerMigrations(ctx, db, all)
+		all = append(all, newer...)
+		return err
 	})
 	return all, err
 }
 
-// Check compares the schema of the database with that of this program in one query. The error wraps
-// ErrNotMigrated or ErrSchemaAhead, or is that of the query.
+// newerMigrations returns the applied migrations that are not among the known ones.
+func newerMigrations(ctx context.Context, db *stdsql.DB, known []Migration) (newer []Migration, err error) {
+	rows, err := db.QueryContext(ctx, schemaVersions)
+	if isUndefinedTable(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the schema's version: %w", err)
+	}
+	defer func() { err = errors.Join(err, rows.Close()) }()
+	for rows.Next() {
+		m := Migration{Applied: true}
+		if err := rows.Scan(&m.Version, &m.AppliedAt); err != nil {
+			return nil, err
+		}
+		if !slices.ContainsFunc(known, func(k Migration) bool { return k.Version == m.Version }) {
+			m.Name = fmt.Sprintf("%05d of a newer version", m.Version)
+			newer = append(newer, m)
+		}
+	}
+	return newer, rows.Err()
+}
+
+// Check compares the schema of the database with that of this program. The error wraps ErrNotMigrated or
+// ErrSchemaAhead, or is that of a query.
+//
+// Migrations that this program does not know are no error, because processes of two versions run side by
+// side during an upgrade. They only add to the schema, except contracts: those record which migrations a
+// program must know to work after them (CONTRIBUTING.md, "A migration").
 func Check(ctx context.Context, pool *pgxpool.Pool) error {
+	_, err := Compare(ctx, pool)
+	return err
+}
+
+// Compare is Check. It also returns the migrations that this program does not know, oldest first.
+func Compare(ctx context.Context, pool *pgxpool.Pool) (newer []int64, err error) {
 	known, err := versions()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	rows, _ := pool.Query(ctx, schemaVersions) // its error comes with the rows
-	applied, err := pgx.CollectRows(rows, pgx.RowTo[int64])
-	all := len(known)
+	var applied []int64
+	var version int64
+	_, err = pgx.ForEachRow(rows, []any{&version, nil}, func() error {
+		applied = append(applied, version)
+		return nil
+	})
 	if isUndefinedTable(err) {
-		return fmt.Errorf("%w (migrations applied: 0 of %d)", ErrNotMigrated, all)
+		return nil, fmt.Errorf("%w (migrations applied: 0 of %d)", ErrNotMigrated, len(known))
 	}
 	if err != nil {
-		return fmt.Errorf("read the schema's version: %w", err)
+		return nil, fmt.Errorf("read the schema's version: %w", err)
 	}
+	missing := maps.Clone(known)
 	for _, v := range applied {
 		if !known[v] {
-			return fmt.Errorf("%w (it has migration %d, which this one does not know)", ErrSchemaAhead, v)
+			newer = append(newer, v)
 		}
-		delete(known, v)
+		delete(missing, v)
 	}
-	if len(known) > 0 {
-		return fmt.Errorf("%w (migrations applied: %d of %d)", ErrNotMigrated, all-len(known), all)
+	if len(missing) > 0 {
+		return newer, fmt.Errorf("%w (migrations applied: %d of %d)", ErrNotMigrated, len(known)-len(missing), len(known))
 	}
-	return nil
+	if len(newer) == 0 {
+		return nil, nil
+	}
+	return newer, checkContracts(ctx, pool, slices.Max(slices.Collect(maps.Keys(known))))
+}
+
+// checkContracts returns an error that wraps ErrSchemaAhead if a migration has removed what a program needs whose newest
+// one is known.
+func checkContracts(ctx context.Context, pool *pgxpool.Pool, known int64) error {
+	var migration int64
+	var release string
+	err := pool.QueryRow(ctx, schemaContracts, known).Scan(&migration, &release)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows), isUndefinedTable(err):
+		return nil
+	case err != nil:
+		return fmt.Errorf("read what was removed from the schema: %w", err)
+	}
+	return fmt.Errorf("%w: run %s or later (removed by migration %d; this one knows them up to %d)",
+		ErrSchemaAhead, release, migration, known)
 }
 
 // versions returns the versions of the embedded migrations.

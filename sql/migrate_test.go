@@ -2,6 +2,7 @@ package sql_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -168,14 +169,40 @@ func TestStatusListsMigrations(t *testing.T) {
 	require.Equal(t, "00001_orders", first.Name)
 }
 
-func TestCheckRejectsNewerSchema(t *testing.T) {
+// A process of this version runs beside newer ones, on their schema.
+func TestCheckAcceptsNewerSchemaUntilItIsContracted(t *testing.T) {
 	t.Parallel()
-	pool := testkit.Pool(t)
-	_, err := pool.Exec(t.Context(), "INSERT INTO goose_db_version (version_id, is_applied) VALUES (99999, true)")
+	url, pool := testkit.DatabaseURL(t), testkit.Pool(t)
+	exec := func(statement string, args ...any) {
+		t.Helper()
+		_, err := pool.Exec(t.Context(), statement, args...)
+		require.NoError(t, err)
+	}
+	all := status(t, url)
+	last := all[len(all)-1].Version
+	exec("INSERT INTO goose_db_version (version_id, is_applied) VALUES (99999, true), (88888, true)")
+	newer, err := sql.Compare(t.Context(), pool)
 	require.NoError(t, err)
+	require.Equal(t, []int64{88888, 99999}, newer)
+	require.NoError(t, sql.Check(t.Context(), pool))
+	require.NoError(t, sql.Up(t.Context(), url), "it has nothing to add")
+	names := status(t, url)[len(all):]
+	require.Len(t, names, 2, "migrate status names them")
+	require.Equal(t, "88888 of a newer version", names[0].Name)
+	require.False(t, names[0].AppliedAt.IsZero())
+
+	exec(contractsTable)
+	require.NoError(t, sql.Check(t.Context(), pool), "nothing was removed yet")
+	exec("INSERT INTO schema_contracts (migration, works_from, release) VALUES (88888, $1, 'v1.2.0')", last)
+	require.NoError(t, sql.Check(t.Context(), pool), "this version does not need what was removed")
+	exec("INSERT INTO schema_contracts (migration, works_from, release) VALUES (99999, 88888, 'v1.3.0')")
 	err = sql.Check(t.Context(), pool)
 	require.ErrorIs(t, err, sql.ErrSchemaAhead)
-	require.ErrorContains(t, err, "99999")
+	require.ErrorContains(t, err, fmt.Sprintf("run v1.3.0 or later (removed by migration 99999; this one knows them up to %d)",
+		last))
+
+	exec("DELETE FROM goose_db_version WHERE version_id = $1", last)
+	require.ErrorIs(t, sql.Check(t.Context(), pool), sql.ErrNotMigrated, "an older schema is refused in any case")
 }
 
 func TestCheckDistinguishesOutageFromOldSchema(t *testing.T) {

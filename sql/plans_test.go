@@ -162,6 +162,10 @@ func plansOf(t *testing.T, pool *pgxpool.Pool, sale uuid.UUID) []plan {
 			"Scan (using|on) orders_2031_02_pkey", 1,
 		},
 		{sql.LedgerLogRefusals, []any{sale, ids}, "Index Scan using order_events_2031_02_pkey on order_events", 1},
+		{
+			sql.LedgerNoteTraces, []any{sale, ids, make([]string, len(ids)), 2},
+			"Index Scan using order_events_2031_02_pkey on order_events", 1,
+		},
 		{sql.RebuildEndedOrders, []any{sale}, "Index Only Scan using orders_2031_02_ended on orders", 1},
 		{sql.RebuildHolders, []any{sale}, "Scan (using|on) orders_2031_02_pkey", 1},
 		{sql.RebuildNewestOrders, []any{sale, 4}, "Index Scan Backward using orders_2031_02_pkey on orders", 1},
@@ -185,6 +189,7 @@ func plansOf(t *testing.T, pool *pgxpool.Pool, sale uuid.UUID) []plan {
 		{sql.ArchiveMark, []any{sale, "{}", 1, 1, 1}, "Scan (using|on) order_events_2031_02_pkey", 1},
 		{sql.ArchiveDeleteSome, []any{sale, uuid.Nil, 100}, "Scan using orders_2031_02_pkey", 1},
 		{sql.ArchiveDeleteRest, []any{sale}, "Scan (using|on) order_events_2031_02_pkey", 1},
+		{sql.FleetFunnel, []any{[]uuid.UUID{sale}}, "Scan (using|on) orders_2031_02_pkey", 0},
 		{sql.CrowdSaleOrders, []any{sale}, "Scan (using|on) orders_2031_02_pkey", 1},
 	}
 }

@@ -162,6 +162,11 @@ var (
 	//go:embed queries/doctor/units_on_sale.sql
 	DoctorUnitsOnSale string
 
+	//go:embed queries/fleet/desk.sql
+	FleetDesk string
+	//go:embed queries/fleet/funnel.sql
+	FleetFunnel string
+
 	//go:embed queries/ledger/add_sold.sql
 	LedgerAddSold string
 	//go:embed queries/ledger/archived_sale.sql
@@ -196,6 +201,8 @@ var (
 	LedgerNextSale string
 	//go:embed queries/ledger/note_releases.sql
 	LedgerNoteReleases string
+	//go:embed queries/ledger/note_traces.sql
+	LedgerNoteTraces string
 	//go:embed queries/ledger/overdue_sale.sql
 	LedgerOverdueSale string
 	//go:embed queries/ledger/past_orders.sql
@@ -247,18 +254,24 @@ var (
 	//go:embed queries/projection/withdraw.sql
 	ProjectionWithdraw string
 
+	//go:embed queries/rebuild/end_progress.sql
+	RebuildEndProgress string
 	//go:embed queries/rebuild/ended_orders.sql
 	RebuildEndedOrders string
 	//go:embed queries/rebuild/holders.sql
 	RebuildHolders string
 	//go:embed queries/rebuild/newest_orders.sql
 	RebuildNewestOrders string
+	//go:embed queries/rebuild/note_progress.sql
+	RebuildNoteProgress string
 	//go:embed queries/rebuild/raise_epoch.sql
 	RebuildRaiseEpoch string
 	//go:embed queries/rebuild/sales_in_redis.sql
 	RebuildSalesInRedis string
 	//go:embed queries/rebuild/save_server.sql
 	RebuildSaveServer string
+	//go:embed queries/rebuild/timeline.sql
+	RebuildTimeline string
 	//go:embed queries/rebuild/wait.sql
 	RebuildWait string
 
@@ -331,6 +344,8 @@ var (
 	RetireMatchOrders string
 	//go:embed queries/retire/open_orders.sql
 	RetireOpenOrders string
+	//go:embed queries/schema/contracts.sql
+	schemaContracts string
 	//go:embed queries/schema/guards.sql
 	schemaGuards string
 	//go:embed queries/schema/has_sales.sql

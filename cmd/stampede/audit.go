@@ -16,10 +16,11 @@ import (
 )
 
 type auditCmd struct {
+	look
 	redisFlag
 	databaseFlag
 	keysFlags
-	jsonFlag
+	outputFlag
 	operatorFlag
 	Sale    uuid.UUID     `env:"STAMPEDE_AUDIT_SALE" placeholder:"ID" help:"Sale to audit (default: all)."`
 	Archive []string      `env:"STAMPEDE_AUDIT_ARCHIVE" placeholder:"FILE" type:"existingfile" help:"Audit this file of an archived sale instead; may be repeated."`
@@ -37,7 +38,7 @@ func (c *auditCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) err
 	}
 	defer b.Close()
 	if len(c.Archive) > 0 {
-		return auditArchives(ctx, s.out, b, c.Archive, c.JSON)
+		return auditArchives(ctx, s.out, b, c.Archive, c.json())
 	}
 	report, err := lookAtPromises(ctx, b, c.keysFlags, c.Sale, c.Wait)
 	if err != nil {
@@ -46,10 +47,10 @@ func (c *auditCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) err
 	if c.Sale == uuid.Nil {
 		// The verdict counts, and is printed, also if it cannot be stored.
 		if err := recordAudit(ctx, b, report, operator); err != nil {
-			logger.Warn("the verdict is not recorded, so that workers show an older one", "err", err)
+			logger.Warn("the verdict is not recorded, so that workers show an older one", "error", err)
 		}
 	}
-	return printVerdict(s.out, report, c.JSON)
+	return printVerdict(s.out, report, c.json())
 }
 
 // auditArchives prints a report of each file and returns errBroken if a promise is broken in one of them.

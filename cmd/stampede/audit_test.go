@@ -32,7 +32,7 @@ func TestWholeAuditIsRecorded(t *testing.T) {
 
 	_, err := s.pool.Exec(t.Context(), "ALTER TABLE sales RENAME CONSTRAINT sales_not_oversold TO aside")
 	require.NoError(t, err)
-	status, output = s.run("audit", "--operator=bob", "--json")
+	status, output = s.run("audit", "--operator=bob", "--output=json")
 	require.Equal(t, exitFailed, status, output)
 	require.Equal(t, &audit.Recorded{Operator: "bob", Broken: []string{"DB"}, Unchecked: []string{}}, latest())
 

@@ -59,8 +59,8 @@ func (b *backend) Close() {
 	b.pool.Close()
 }
 
-// rebuilder returns the rebuilder for manual rebuilds of the stock in Redis. It returns an error if the schema is not
-// the one of this version.
+// rebuilder returns the rebuilder for manual rebuilds of the stock in Redis. It returns an error if
+// this version cannot work with the schema.
 func (b *backend) rebuilder(
 	ctx context.Context, keys reservation.Keys, logger *slog.Logger,
 ) (*rebuild.Rebuilder, error) {
@@ -81,16 +81,20 @@ func (b *backend) ready(ctx context.Context) error {
 // askTimeout bounds the checks of a server before a command starts its work.
 const askTimeout = 5 * time.Second
 
-// checkSchema returns an error if the schema is not the one of this version. If Postgres does not answer, it only
-// logs that: accepted orders wait in Redis until a worker can write them.
+// checkSchema returns an error if this version cannot work with the schema, and logs if the schema is newer. If Postgres
+// does not answer, it only logs that: accepted orders wait in Redis until a worker can write them.
 func checkSchema(ctx context.Context, pool *pgxpool.Pool, logger *slog.Logger) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	err := sql.Check(ctx, pool)
+	newer, err := sql.Compare(ctx, pool)
+	if err == nil && len(newer) > 0 {
+		logger.Info("the schema is that of a newer version, and this one works with it", "migrations", newer)
+	}
 	if err == nil || errors.Is(err, sql.ErrNotMigrated) || errors.Is(err, sql.ErrSchemaAhead) {
 		return err
 	}
-	logger.Warn("Postgres does not answer, so its schema is unchecked; orders wait in Redis until it answers", "err", err)
+	logger.Warn("Postgres does not answer, so its schema is unchecked; orders wait in Redis until it answers",
+		"error", err)
 	return nil
 }
 
@@ -100,7 +104,7 @@ func warnOfSettings(ctx context.Context, b *backend, rights reservation.Rights, 
 	defer cancel()
 	findings, err := doctor.Redis(ctx, b.redis, rights)
 	if err != nil {
-		logger.Warn("Redis does not answer, so its settings are unchecked", "err", err)
+		logger.Warn("Redis does not answer, so its settings are unchecked", "error", err)
 	}
 	more, err := doctor.Postgres(ctx, b.pool)
 	if err == nil { // else checkSchema has reported it

@@ -143,7 +143,7 @@ func TestCreateIsIdempotentByKey(t *testing.T) {
 	closes := time.Now().Add(time.Hour).UTC().Format(time.RFC3339)
 	create := func(flags ...string) (int, string) {
 		return s.run(append([]string{
-			"sale", "create", "--json", "--name=x", "--idempotency-key=autumn",
+			"sale", "create", "--output=json", "--name=x", "--idempotency-key=autumn",
 			"--closes-at=" + closes,
 		}, flags...)...)
 	}
@@ -185,7 +185,7 @@ func TestDoctorComparesMemoryWithUnitsOnSale(t *testing.T) {
 	fits()
 	fits(small)
 	huge := sale(order.MaxStock)
-	for _, c := range []struct{ flag, units string }{{huge, "100,000,000"}, {"--json", "100,001,000"}} {
+	for _, c := range []struct{ flag, units string }{{huge, "100,000,000"}, {"--output=json", "100,001,000"}} {
 		status, output := s.run("doctor", c.flag)
 		assert.Equal(t, exitFailed, status)
 		assert.Contains(t, output, c.units+" units are on sale, which take about 47,")

@@ -219,11 +219,12 @@ func TestMissingMigrationsAreReported(t *testing.T) {
 		c.Setenv("DATABASE_URL", server.URL)
 		c.Setenv("STAMPEDE_KEY_PREFIX", testkit.Keys(t).Prefix)
 		c.Setenv("STAMPEDE_AUTH", "header")
+		c.Setenv("STAMPEDE_YES", "true")
 		return c
 	}
 	for args, status := range map[string]int{
-		"serve": exitFailed, "work": exitFailed, "sale list": exitFailed, "dlq list": exitFailed, "doctor": exitFailed,
-		"audit": exitUnknown,
+		"serve": exitFailed, "work": exitFailed, "sale list": exitUnknown, "dlq list": exitUnknown,
+		"doctor": exitFailed, "audit": exitUnknown, "rebuild": exitFailed,
 	} {
 		c := command(strings.Fields(args)...)
 		c.Start()
@@ -287,7 +288,7 @@ func TestDoctorAndServeWarnOfEvictingRedis(t *testing.T) {
 
 func TestDoctorAcceptsShippedConfiguration(t *testing.T) {
 	t.Parallel()
-	status, output := newShop(t).run("doctor", "--json")
+	status, output := newShop(t).run("doctor", "--output=json")
 	assert.Equal(t, exitOK, status)
 	var findings []struct{ Severity string }
 	require.NoError(t, json.Unmarshal([]byte(output), &findings), output)
@@ -307,7 +308,7 @@ func TestSaleCommands(t *testing.T) {
 	}
 	sale := func(args ...string) (sale shown) {
 		t.Helper()
-		status, output := s.run(append([]string{"sale"}, append(args, "--json")...)...)
+		status, output := s.run(append([]string{"sale"}, append(args, "--output=json")...)...)
 		require.Equal(t, exitOK, status, output)
 		require.NoError(t, json.Unmarshal([]byte(output), &sale), output)
 		return sale
@@ -371,13 +372,13 @@ func TestDeadLetterCommands(t *testing.T) {
 	assert.Contains(t, output, "replayed before as entry "+entry)
 	_, err := s.pool.Exec(t.Context(), `UPDATE dead_letters SET status = 'parked'`)
 	require.NoError(t, err)
-	status, output = s.run("dlq", "list", "--json")
+	status, output = s.run("dlq", "list", "--output=json")
 	assert.Equal(t, exitOK, status)
 	assert.Contains(t, output, `"replays":1,"replayed_as":"`+entry+`"`)
 	status, output = s.run("dlq", "discard", "1", "--reason=a joke", "--operator=ann")
 	assert.Equal(t, exitOK, status, output)
 	assert.Contains(t, output, "a joke")
-	status, output = s.run("dlq", "list", "--status=discarded", "--json")
+	status, output = s.run("dlq", "list", "--status=discarded", "--output=json")
 	assert.Equal(t, exitOK, status)
 	assert.Contains(t, output, `"operator":"ann"`)
 	status, output = s.run("dlq", "discard", "1", "--reason=again")

@@ -32,7 +32,7 @@ func consumerName(given string, logger *slog.Logger) (name string, free func(), 
 		return "", nil, fmt.Errorf("%w: set STAMPEDE_CONSUMER to a name for this worker", err)
 	case err != nil:
 		// For example in a container with a read-only file system, which has its own host name.
-		logger.Warn("cannot see whether other workers run on this host; if so, set STAMPEDE_CONSUMER for each", "err", err)
+		logger.Warn("cannot see whether other workers run on this host; if so, set STAMPEDE_CONSUMER for each", "error", err)
 		return host + "-0", func() {}, nil
 	}
 	return host + "-" + strconv.Itoa(lane), free, nil

@@ -16,6 +16,7 @@ import (
 
 type demoCmd struct {
 	optionalServers
+	outputFlag
 	Stock        int64         `env:"STAMPEDE_DEMO_STOCK" default:"10000" placeholder:"UNITS" help:"Units for sale, at least 100 (${default})."`
 	Shards       int           `env:"STAMPEDE_DEMO_SHARDS" default:"1" placeholder:"N" help:"Partitions that share the stock (${default})."`
 	Buyers       int           `env:"STAMPEDE_DEMO_BUYERS" default:"50000" placeholder:"N" help:"Number of buyers, at least 100 (${default})."`
@@ -43,10 +44,16 @@ func (c *demoCmd) Run(ctx context.Context, s *streams) error {
 	if c.Cluster {
 		partitions = clusterPartitions
 	}
-	err := demo.Run(ctx, demo.Config{
+	config := demo.Config{
 		Stock: c.Stock, Shards: c.Shards, Buyers: c.Buyers, Over: c.Over, DoubleClicks: c.DoubleClicks,
-		Servers: c.wanted(), Partitions: partitions, Out: s.out, Terminal: isTerminal(s.out),
-	})
+		Servers: c.wanted(), Partitions: partitions, Out: s.out,
+	}
+	if c.json() {
+		config.Out = s.err
+		config.Verdict = func(v demo.Verdict) error { return writeJSON(s.out, v) }
+	}
+	config.Terminal = isTerminal(config.Out)
+	err := demo.Run(ctx, config)
 	switch {
 	case errors.Is(err, demo.ErrBroken):
 		return errBroken

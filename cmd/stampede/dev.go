@@ -16,6 +16,7 @@ import (
 	"stampede/internal/accept"
 	"stampede/internal/connect"
 	"stampede/internal/localserver"
+	"stampede/internal/operators"
 	"stampede/internal/telemetry"
 	"stampede/relay"
 	"stampede/reservation"
@@ -33,19 +34,27 @@ type devCmd struct {
 	replicaFlag
 	workerFlags
 	relayFlags
+	traceFlag
+	profileFlag
+	optionalMetricsAddr
 	HTTPAddr      string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:"127.0.0.1:8080" placeholder:"HOST:PORT" help:"Address to listen on (${default}). Keep it local: with --auth=header anybody can be any buyer."`
 	Auth          string `default:"header" enum:"header,jwt" placeholder:"MODE" help:"How buyers are identified: header or jwt (${default})."`
 	AuthHeader    string `default:"X-User-ID" placeholder:"NAME" help:"Header that names the buyer with --auth=header (${default})."`
 	AdminToken    string `placeholder:"TOKEN" help:"Bearer token of the operator admin, who may do everything (default: random)."`
 	OperatorsFile string `placeholder:"FILE" help:"Further operators, one a line: name, role (viewer, operator or admin), SHA-256 of the token in hex. Changes are in force within ten seconds."`
+	DashboardAddr string `placeholder:"HOST:PORT" help:"Address of the dashboard; off: none (default: 127.0.0.1:8090, or another port if it is in use)."`
 }
+
+// noDashboard is the address that dev takes for none.
+const noDashboard = "off"
 
 // Validate is called by kong.
 func (c *devCmd) Validate() error {
 	return cmp.Or(
 		c.optionalServers.Validate(), c.keysFlags.Validate(), c.limitFlags.Validate(), c.clientFlags.Validate(),
 		c.receiptFlag.Validate(),
-		c.replicaFlag.Validate(), c.workerFlags.Validate(), c.relayFlags.Validate(),
+		c.replicaFlag.Validate(), c.workerFlags.Validate(), c.relayFlags.Validate(), c.traceFlag.Validate(),
+		c.profileFlag.check(c.MetricsAddr),
 		wantHeader("--auth-header", c.AuthHeader),
 	)
 }
@@ -73,14 +82,20 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 	}
 
 	registry := telemetry.NewRegistry()
+	tracer, err := c.tracer(ctx, "stampede", registry, logger)
+	if err != nil {
+		return err
+	}
+	defer tracer.Close()
 	front, err := openIngressBackend(ctx, servers.RedisURL, servers.DatabaseURL, c.keysFlags,
-		c.storeOptions(logger), registry)
+		c.storeOptions(logger), registry, tracer)
 	if err != nil {
 		return err
 	}
 	defer front.Close()
 	back, err := openControl(ctx, servers.RedisURL, servers.DatabaseURL, c.keysFlags,
-		workerPostgresConns+relayPostgresConns, logger, connect.Service("work"))
+		workerPostgresConns+relayPostgresConns, logger, connect.Service("work"),
+		connect.Traced(tracer))
 	if err != nil {
 		return err
 	}
@@ -88,6 +103,7 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 	warnOfSettings(ctx, front.backend, reservation.OperatorRights, logger)
 
 	config := ingressConfig(front, servers.RedisURL, c.keysFlags, c.limitFlags, c.receiptFlag, registry, logger)
+	config.Tracer = tracer
 	outcomes, err := front.serveOrders(&config, c.keysFlags)
 	if err != nil {
 		return err
@@ -107,19 +123,30 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 		return &usageError{err}
 	}
 	work := workerConfig(back, c.keysFlags, c.workerFlags, config.Metrics, logger)
-	work.Consumer, work.DrainTimeout = consumer, c.DrainTimeout
+	work.Consumer, work.DrainTimeout, work.Tracer = consumer, c.DrainTimeout, tracer
 	runWorker, err := newWorker(servers.RedisURL, work)
 	if err != nil {
 		server.Close()
 		_ = config.Listener.Close()
 		return err
 	}
-	hand, err := relay.New(relayConfig(back, c.keysFlags, c.relayFlags, s.out, config.Metrics, logger))
+	handing := relayConfig(back, c.keysFlags, c.relayFlags, s.out, config.Metrics, logger)
+	handing.Tracer = tracer
+	hand, err := relay.New(handing)
 	if err != nil {
 		server.Close()
 		_ = config.Listener.Close()
 		return err
 	}
+
+	ingressURL := "http://" + config.Listener.Addr().String()
+	desk, deskURL, closeDesk, err := c.openDesk(ctx, servers, ingressURL, logger)
+	if err != nil {
+		server.Close()
+		_ = config.Listener.Close()
+		return err
+	}
+	defer closeDesk()
 
 	together, ctx := errgroup.WithContext(ctx)
 	together.Go(func() error { return servers.Watch(ctx) })
@@ -127,14 +154,44 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 	together.Go(func() error { return front.heartbeat(logger).Run(ctx) })
 	together.Go(func() error { return runWorker(ctx) })
 	together.Go(func() error { return hand.Run(ctx) })
-	if err := c.welcome(s.out, "http://"+config.Listener.Addr().String(), servers); err != nil {
+	together.Go(func() error { return desk(ctx) })
+	if c.MetricsAddr != "" {
+		together.Go(func() error { return c.serve(ctx, c.MetricsAddr, registry, server.Ready) })
+	}
+	if err := c.welcome(s.out, ingressURL, deskURL, servers); err != nil {
 		return err
 	}
 	return together.Wait()
 }
 
+// openDesk returns the function that runs the dashboard of this process, and its URL.
+func (c *devCmd) openDesk(
+	ctx context.Context, servers *localserver.Pair, ingressURL string, logger *slog.Logger,
+) (run func(context.Context) error, url string, closeAll func(), err error) {
+	if c.DashboardAddr == noDashboard {
+		return func(context.Context) error { return nil }, "none", func() {}, nil
+	}
+	b, err := openDashboardBackend(ctx, servers.RedisURL, servers.DatabaseURL, c.keysFlags, logger)
+	if err != nil {
+		return nil, "", nil, err
+	}
+	desk, err := newDesk(b, scrapeFlags{Scrape: []string{ingressURL + "/metrics"}}, c.keysFlags, operators.Config{
+		File: c.OperatorsFile, AdminToken: c.AdminToken, Logger: logger,
+	}, c.TrustedProxies, logger)
+	if err != nil {
+		b.Close()
+		return nil, "", nil, err
+	}
+	listener, err := localDashboard(ctx, c.DashboardAddr)
+	if err != nil {
+		b.Close()
+		return nil, "", nil, err
+	}
+	return func(ctx context.Context) error { return desk(ctx, listener) }, "http://" + listener.Addr().String(), b.Close, nil
+}
+
 // welcome prints the addresses, and commands to paste.
-func (c *devCmd) welcome(w io.Writer, url string, servers *localserver.Pair) error {
+func (c *devCmd) welcome(w io.Writer, url, deskURL string, servers *localserver.Pair) error {
 	kept := "deleted when this ends"
 	if c.RedisURL != "" || c.DatabaseURL != "" {
 		kept = "deleted when this ends, except on the servers that were given"
@@ -150,9 +207,10 @@ func (c *devCmd) welcome(w io.Writer, url string, servers *localserver.Pair) err
 	_, err := fmt.Fprintf(w, `Stampede is up. All data is %s (Ctrl-C).
 
   ingress       %s
-  redis         %s
-  postgres      %s
-  admin token   %s
+  dashboard     %[8]s
+  redis         %[3]s
+  postgres      %[4]s
+  admin token   %[5]s
 
 Create a sale of 100 units:
 
@@ -168,7 +226,7 @@ Run other commands in a second terminal, such as stampede sale list, after
 
   export %[7]s
 
-`, kept, url, servers.RedisURL, servers.DatabaseURL, c.AdminToken, buyer, environment)
+`, kept, url, servers.RedisURL, servers.DatabaseURL, c.AdminToken, buyer, environment, deskURL)
 	return err
 }
 

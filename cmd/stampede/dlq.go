@@ -48,8 +48,9 @@ type letterArg struct {
 }
 
 type dlqListCmd struct {
+	look
 	dlqFlags
-	jsonFlag
+	outputFlag
 	Status string `default:"parked" enum:"parked,replayed,discarded,all" env:"STAMPEDE_DLQ_STATUS" placeholder:"STATUS" help:"Status of the letters to list: parked, replayed, discarded or all (${default})."`
 	Limit  int    `default:"50" env:"STAMPEDE_DLQ_LIMIT" placeholder:"N" help:"Most letters to list (${default})."`
 }
@@ -67,7 +68,7 @@ func (c *dlqListCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) e
 		if err != nil {
 			return err
 		}
-		if c.JSON {
+		if c.json() {
 			return writeLettersJSON(s.out, letters)
 		}
 		t := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
@@ -81,8 +82,9 @@ func (c *dlqListCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) e
 }
 
 type dlqShowCmd struct {
+	look
 	dlqFlags
-	jsonFlag
+	outputFlag
 	letterArg
 }
 
@@ -92,7 +94,7 @@ func (c *dlqShowCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) e
 		if err != nil {
 			return err
 		}
-		if c.JSON {
+		if c.json() {
 			return writeLettersJSON(s.out, []deadletter.Letter{l})
 		}
 		t := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
@@ -123,6 +125,7 @@ func (c *dlqShowCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) e
 
 type dlqReplayCmd struct {
 	dlqFlags
+	outputFlag
 	operatorFlag
 	letterArg
 }
@@ -137,18 +140,26 @@ func (c *dlqReplayCmd) Run(ctx context.Context, s *streams, logger *slog.Logger)
 		if err != nil {
 			return err
 		}
+		became := "dead letter %d is in its stream again, as entry %s\n"
 		if !appended {
-			_, err = fmt.Fprintf(s.out,
-				"dead letter %d was replayed before as entry %s and is not parked again: nothing was done\n", c.ID, entry)
-			return err
+			became = "dead letter %d was replayed before as entry %s and is not parked again: nothing was done\n"
 		}
-		_, err = fmt.Fprintf(s.out, "dead letter %d is in its stream again, as entry %s\n", c.ID, entry)
-		return err
+		return c.print(s.out, replayed{c.ID, entry, appended}, became, c.ID, entry)
 	})
+}
+
+// replayed is the result of a replay as JSON.
+type replayed struct {
+	ID      int64  `json:"id"`
+	EntryID string `json:"entry_id"`
+	// Appended is false if it was replayed before and is not parked again.
+	Appended bool `json:"appended"`
 }
 
 type dlqDiscardCmd struct {
 	dlqFlags
+	outputFlag
+	yesFlag
 	operatorFlag
 	letterArg
 	Reason string `required:"" env:"STAMPEDE_DLQ_REASON" placeholder:"TEXT" help:"Why the letter is discarded; stored with it."`
@@ -164,10 +175,16 @@ func (c *dlqDiscardCmd) Validate() error {
 
 func (c *dlqDiscardCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
 	name, err := c.name()
+	if err == nil {
+		err = c.askable(s)
+	}
 	if err != nil {
 		return err
 	}
 	return c.with(ctx, logger, func(d *deadletter.Store) error {
+		if err := c.confirm(ctx, s, func() (string, error) { return c.question(ctx, d) }); err != nil {
+			return err
+		}
 		if err := d.Discard(ctx, c.ID, c.Reason, name); err != nil {
 			return err
 		}
@@ -175,9 +192,24 @@ func (c *dlqDiscardCmd) Run(ctx context.Context, s *streams, logger *slog.Logger
 		if err != nil {
 			return err
 		}
+		if c.json() {
+			return writeLettersJSON(s.out, []deadletter.Letter{l})
+		}
 		_, err = fmt.Fprintf(s.out, "dead letter %d is discarded: %s\n", c.ID, printable(l.Resolution))
 		return err
 	})
+}
+
+func (c *dlqDiscardCmd) question(ctx context.Context, d *deadletter.Store) (string, error) {
+	l, err := d.Get(ctx, c.ID)
+	if err != nil {
+		return "", err
+	}
+	becomes := "It names no order."
+	if l.OrderID != uuid.Nil {
+		becomes = "Its order " + l.OrderID.String() + " is rejected, and the units go back to the sale."
+	}
+	return fmt.Sprintf("Dead letter %d (%s) is discarded. %s", l.ID, printable(l.Reason), becomes), nil
 }
 
 // orderOf is the order of a letter, or "-" for a whole entry.

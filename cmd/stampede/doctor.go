@@ -13,9 +13,10 @@ import (
 )
 
 type doctorCmd struct {
+	look
 	redisFlag
 	databaseFlag
-	jsonFlag
+	outputFlag
 	Sale uuid.UUID `env:"STAMPEDE_DOCTOR_SALE" placeholder:"ID" help:"Sale for whose orders Redis must have enough memory (default: all sales together)."`
 }
 
@@ -26,7 +27,7 @@ func (c *doctorCmd) Run(ctx context.Context, s *streams) error {
 	if err != nil {
 		return err
 	}
-	if c.JSON {
+	if c.json() {
 		err = writeJSON(s.out, append([]doctor.Finding{}, findings...)) // [] rather than null
 	} else {
 		_, _ = fmt.Fprintln(s.out, servers)

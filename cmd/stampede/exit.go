@@ -4,10 +4,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 
+	"github.com/alecthomas/kong"
+
+	"stampede/fulfillment/archive"
+	"stampede/fulfillment/deadletter"
 	"stampede/internal/connect"
 	"stampede/internal/operators"
+	"stampede/reservation"
 	"stampede/reservation/order"
 	"stampede/sql"
 )
@@ -21,6 +27,42 @@ const (
 	// is in order.
 	exitUnknown = 3
 )
+
+// exitStatuses is part of the help.
+const exitStatuses = "Exit status: 0, all is well; 1, a promise is broken, a setting is unsafe or the command failed; " +
+	"2, the command line or a setting is wrong, and nothing was done; 3, something could not be looked at, for example " +
+	"because a server does not answer."
+
+// look is embedded by commands that change nothing. If they cannot read what they show, their exit status is
+// exitUnknown, because nothing is known to be wrong.
+type look struct{}
+
+func (look) onlyLooks() {}
+
+// onlyLooks reports whether a command embeds look.
+func onlyLooks(command *kong.Node) bool {
+	if command == nil || !command.Target.CanAddr() {
+		return false
+	}
+	_, looks := command.Target.Addr().Interface().(interface{ onlyLooks() })
+	return looks
+}
+
+// unseen wraps the error of a command that only looks, unless the error is what it found: that there is no such thing,
+// or that a file is damaged or cannot be written.
+func unseen(err error) error {
+	for _, found := range []error{
+		errBroken, reservation.ErrSaleNotFound, order.ErrNotFound, deadletter.ErrNotFound, archive.ErrDamagedFile,
+	} {
+		if errors.Is(err, found) {
+			return err
+		}
+	}
+	if _, file := errors.AsType[*fs.PathError](err); file {
+		return err
+	}
+	return unchecked(err)
+}
 
 // errBroken ends a command whose output already shows what is wrong.
 var errBroken = errors.New("a promise is broken")

@@ -36,7 +36,7 @@ func TestUnverifiableCommandsExitWithThree(t *testing.T) {
 	} {
 		assert.Contains(t, output, line)
 	}
-	status, output = redis(s, "audit", "--json")
+	status, output = redis(s, "audit", "--output=json")
 	assert.Equal(t, exitUnknown, status, output)
 	assert.Contains(t, output, `"unchecked":["`)
 	status, output = redis(s, "reconcile")

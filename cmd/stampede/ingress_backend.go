@@ -14,6 +14,7 @@ import (
 	"stampede/ingress"
 	"stampede/internal/connect"
 	"stampede/internal/telemetry"
+	"stampede/internal/tracing"
 	"stampede/reservation"
 	"stampede/reservation/order"
 )
@@ -45,13 +46,14 @@ type ingressBackend struct {
 
 func openIngressBackend(
 	ctx context.Context, redisURL, databaseURL string, keys keysFlags, storeOptions reservation.StoreOptions,
-	registry *prometheus.Registry,
+	registry *prometheus.Registry, tracer *tracing.Tracer,
 ) (f *ingressBackend, err error) {
+	service := connect.Service("serve")
 	if storeOptions.Observer, err = ingress.ObserveScripts(registry); err != nil {
 		return nil, err
 	}
 	b, err := openBackend(ctx, connect.Ingress, redisURL, databaseURL, keys, otherPostgresConns, storeOptions,
-		connect.Service("serve"))
+		service, connect.Traced(tracer))
 	if err != nil {
 		return nil, err
 	}
@@ -62,10 +64,10 @@ func openIngressBackend(
 		}
 	}()
 	var errs [6]error
-	f.duty, errs[0] = connect.Postgres(ctx, databaseURL, dutyPostgresConns, connect.Service("serve"))
-	f.changes, errs[1] = connect.Postgres(ctx, databaseURL, changePostgresConns, connect.Service("serve"))
-	f.looks, errs[2] = connect.Postgres(ctx, databaseURL, lookPostgresConns, connect.Service("serve"))
-	f.desk, errs[3] = connect.Postgres(ctx, databaseURL, deskPostgresConns, connect.Service("serve"))
+	f.duty, errs[0] = connect.Postgres(ctx, databaseURL, dutyPostgresConns, service, connect.Traced(tracer))
+	f.changes, errs[1] = connect.Postgres(ctx, databaseURL, changePostgresConns, service, connect.Traced(tracer))
+	f.looks, errs[2] = connect.Postgres(ctx, databaseURL, lookPostgresConns, service, connect.Traced(tracer))
+	f.desk, errs[3] = connect.Postgres(ctx, databaseURL, deskPostgresConns, service, connect.Traced(tracer))
 	f.guardRedis, errs[4] = connect.Ingress(redisURL)
 	f.guardAge, errs[5] = telemetry.NewGuardAge(registry, "ingress")
 	if err = errors.Join(errs[:]...); err != nil {

@@ -18,7 +18,7 @@ import (
 // payableSale creates a sale with a payment window.
 func (s *shop) payableSale(stock, window string) uuid.UUID {
 	s.t.Helper()
-	status, output := s.run("sale", "create", "--name=test", "--stock="+stock, "--payment-window="+window, "--json")
+	status, output := s.run("sale", "create", "--name=test", "--stock="+stock, "--payment-window="+window, "--output=json")
 	require.Equal(s.t, exitOK, status, output)
 	var sale struct{ ID uuid.UUID }
 	require.NoError(s.t, json.Unmarshal([]byte(output), &sale), output)

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -22,6 +24,7 @@ import (
 
 type loadCmd struct {
 	keysFlags
+	outputFlag
 	URLs         []string       `name:"url" env:"STAMPEDE_LOAD_URL" default:"http://127.0.0.1:8080" placeholder:"URL" help:"Ingresses, separated by commas; buyers use them in turn (${default})."`
 	Sale         uuid.UUID      `env:"STAMPEDE_LOAD_SALE" placeholder:"ID" help:"Sale to buy from. Without it a sale is created, which needs the admin token."`
 	Stock        int64          `env:"STAMPEDE_LOAD_STOCK" default:"10000" placeholder:"UNITS" help:"Units of the created sale (${default})."`
@@ -127,9 +130,12 @@ func (c *loadCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) erro
 	if err != nil {
 		return err
 	}
-	_, _ = fmt.Fprintln(s.err) // between the progress and the report
-	if err := report.WriteText(s.out); err != nil {
-		return err
+	result := loadResult{Sale: config.Sale, Crowd: report}
+	if !c.json() {
+		_, _ = fmt.Fprintln(s.err) // between the progress and the report
+		if err := report.WriteText(s.out); err != nil {
+			return err
+		}
 	}
 	// A crowd that was stopped by a signal is still verified.
 	verifyCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*c.Patience)
@@ -138,15 +144,43 @@ func (c *loadCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) erro
 	if err != nil {
 		return err
 	}
-	judged := c.judge(s.out, report, comparison)
+	result.Checked = comparison
+	out := s.out
+	if c.json() {
+		out = io.Discard
+	}
+	judged := c.judge(out, report, comparison)
 	if servers.backend == nil {
-		return judged
+		return c.finish(s, result, judged)
 	}
 	// The audit checks all orders of the sale, not only those of this crowd.
-	if _, err := fmt.Fprintln(s.out); err != nil {
+	var audited bytes.Buffer
+	if c.json() {
+		out = &audited
+	} else if _, err := fmt.Fprintln(s.out); err != nil {
 		return errors.Join(judged, err)
 	}
-	return alsoAudited(judged, runAudit(verifyCtx, s.out, servers.backend, c.keysFlags, config.Sale, c.Patience, false))
+	auditErr := runAudit(verifyCtx, out, servers.backend, c.keysFlags, config.Sale, c.Patience, c.json())
+	result.Audit = audited.Bytes()
+	return c.finish(s, result, alsoAudited(judged, auditErr))
+}
+
+// loadResult is the result of load as JSON.
+type loadResult struct {
+	Sale  uuid.UUID    `json:"sale_id"`
+	Crowd crowd.Report `json:"crowd"`
+	// Checked compares the answers with the orders.
+	Checked crowd.Comparison `json:"checked"`
+	// Audit is what stampede audit prints, absent without Redis and Postgres.
+	Audit json.RawMessage `json:"audit,omitempty"`
+}
+
+// finish prints the result if it is wanted as JSON, and returns err.
+func (c *loadCmd) finish(s *streams, result loadResult, err error) error {
+	if !c.json() {
+		return err
+	}
+	return errors.Join(err, writeJSON(s.out, result))
 }
 
 // alsoAudited adds the error of an audit to that of the verification. If both failed, the exit status is that of the
@@ -252,7 +286,8 @@ func (c *loadCmd) judge(w io.Writer, report crowd.Report, comparison crowd.Compa
 	return nil
 }
 
-func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
+// isTerminal takes a reader or a writer.
+func isTerminal(stream any) bool {
+	f, ok := stream.(*os.File)
 	return ok && isatty.IsTerminal(f.Fd())
 }

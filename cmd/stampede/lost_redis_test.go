@@ -101,7 +101,7 @@ func TestKilledRedisVoidsNothing(t *testing.T) {
 func TestRebuildCommand(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
-	status, output := s.run("sale", "create", "--name=test", "--stock=10", "--json")
+	status, output := s.run("sale", "create", "--name=test", "--stock=10", "--output=json")
 	require.Equal(t, exitOK, status, output)
 	var sale struct{ ID uuid.UUID }
 	require.NoError(t, json.Unmarshal([]byte(output), &sale), output)
@@ -114,7 +114,7 @@ func TestRebuildCommand(t *testing.T) {
 	require.Contains(t, output, "partition 0 was rebuilt in ")
 	require.Contains(t, output, "confirmed now: 1")
 	require.Regexp(t, sale.ID.String()+` +2 +1 +10 +9 +1 +1 +1 `, output)
-	status, output = s.run("rebuild", "--sale="+sale.ID.String(), "--json", "--log-level=error")
+	status, output = s.run("rebuild", "--sale="+sale.ID.String(), "--output=json", "--log-level=error")
 	require.Equal(t, exitOK, status, output)
 	var report struct {
 		Reason string
@@ -156,7 +156,7 @@ func TestRebuildCommand(t *testing.T) {
 func TestRebuildCommandOpensShardedSales(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
-	status, output := s.run("sale", "create", "--name=test", "--stock=10", "--shards=3", "--partitions=8", "--json")
+	status, output := s.run("sale", "create", "--name=test", "--stock=10", "--shards=3", "--partitions=8", "--output=json")
 	require.Equal(t, exitOK, status, output)
 	var sale struct{ ID uuid.UUID }
 	require.NoError(t, json.Unmarshal([]byte(output), &sale), output)

@@ -36,15 +36,20 @@ type cli struct {
 	Doctor      doctorCmd      `cmd:"" help:"Check Redis, each node of a cluster, and Postgres for unsafe settings, and Redis for enough memory for the units on sale. Exit status 1 if a finding is unsafe, 3 if a server does not answer."`
 	DLQ         dlqCmd         `cmd:"" name:"dlq" help:"List, show, replay and discard dead letters."`
 	Relay       relayCmd       `cmd:"" help:"Hand the events of orders and sales on to webhooks, Redis streams, Kafka or standard output."`
+	Dashboard   dashboardCmd   `cmd:"" help:"Run the operators' dashboard: what the installation does, what is wrong, and what to do."`
+	Top         topCmd         `cmd:"" help:"Watch the installation in the terminal: what is wrong, sales, rates and processes. Exit status 3 if nothing could be looked at."`
 	Healthcheck healthcheckCmd `cmd:"" help:"Ask a running ingress or worker whether it is ready. Exit status 1 if it is not."`
+	Completion  completionCmd  `cmd:"" help:"Print a script that completes commands, flags and values in a shell."`
+	Complete    completeCmd    `cmd:"" hidden:"" help:"Complete the last word, for the scripts of stampede completion."`
 	Version     versionCmd     `cmd:"" help:"Print the version of this program."`
 
 	ShowVersion kong.VersionFlag `name:"version" env:"-" help:"Print the version of this program."`
 }
 
-// streams is where a command writes: its result to out, everything else to err.
+// streams is where a command writes: its result to out, everything else to err. From in it reads answers to questions.
 type streams struct {
 	out, err io.Writer
+	in       *os.File
 }
 
 // run runs one command and returns the exit status. The first SIGINT or SIGTERM asks the command to
@@ -65,7 +70,7 @@ func run(args []string, stdout, stderr io.Writer) (status int) {
 			panic(r)
 		}
 	}()
-	s := &streams{stdout, stderr}
+	s := &streams{out: stdout, err: stderr, in: os.Stdin}
 	var flags cli
 	parser := newParser(&flags,
 		kong.Writers(stdout, stderr),
@@ -85,7 +90,11 @@ func run(args []string, stdout, stderr io.Writer) (status int) {
 		return reportError(stderr, &usageError{err})
 	}
 	command.Bind(logger)
-	return reportError(stderr, command.Run())
+	err = command.Run()
+	if onlyLooks(command.Selected()) {
+		err = unseen(err)
+	}
+	return reportError(stderr, err)
 }
 
 // newParser returns the command line of the program.
@@ -93,10 +102,12 @@ func newParser(flags *cli, options ...kong.Option) *kong.Kong {
 	parser, err := kong.New(flags, append([]kong.Option{
 		kong.Name("stampede"),
 		kong.Description("Sell a limited stock to a crowd: decided in memory in one atomic step, answered immediately, " +
-			"written to Postgres exactly once."),
+			"written to Postgres exactly once.\n\n" + exitStatuses),
 		kong.DefaultEnvars("STAMPEDE"),
 		kong.Vars{"version": "stampede " + telemetry.BuildVersion()},
 		saleIDs,
+		kong.Resolvers(secretsFromFiles),
+		kong.ValueFormatter(secretsHelp),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),
 	}, options...)...)
 	if err != nil {

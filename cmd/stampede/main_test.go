@@ -30,8 +30,8 @@ type shop struct {
 	t    *testing.T
 	keys reservation.Keys
 	pool *pgxpool.Pool
-	// redisURL is that of the test's own Redis, "" for the shared one.
-	redisURL string
+	// redisURL and databaseURL are those of the test's own servers, "" for the shared ones.
+	redisURL, databaseURL string
 }
 
 func newShop(t *testing.T) *shop {
@@ -44,9 +44,13 @@ func (s *shop) command(args ...string) *testkit.Cmd {
 	s.t.Helper()
 	c := testkit.Command(s.t, args...)
 	c.UseServers(s.keys)
+	c.Setenv("STAMPEDE_YES", "true")
 	c.Setenv("STAMPEDE_PARTITIONS", strconv.Itoa(s.keys.Partitions))
 	if s.redisURL != "" {
 		c.Setenv("REDIS_URL", s.redisURL)
+	}
+	if s.databaseURL != "" {
+		c.Setenv("DATABASE_URL", s.databaseURL)
 	}
 	return c
 }
@@ -62,14 +66,21 @@ func (s *shop) run(args ...string) (status int, output string) {
 // serve starts an ingress without a stop delay, and returns it with its URL.
 func (s *shop) serve(flags ...string) (*testkit.Cmd, string) {
 	s.t.Helper()
+	c := s.ingress(flags...)
+	c.Start()
+	return c, "http://" + loggedAddr(c, "ingress listens")
+}
+
+// ingress prepares an ingress.
+func (s *shop) ingress(flags ...string) *testkit.Cmd {
+	s.t.Helper()
 	c := s.command(append([]string{"serve"}, flags...)...)
 	c.Setenv("STAMPEDE_STOP_DELAY", "0s")
 	c.Setenv("STAMPEDE_USER_RATE", "0") // tests poll their orders
 	c.Setenv("STAMPEDE_AUTH", "header")
 	c.Setenv("STAMPEDE_ADMIN_TOKEN", adminToken)
 	c.Setenv("STAMPEDE_HTTP_ADDR", "127.0.0.1:0")
-	c.Start()
-	return c, "http://" + loggedAddr(c, "ingress listens")
+	return c
 }
 
 // worker prepares a worker with small batches that takes over pending orders after a short time.

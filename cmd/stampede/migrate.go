@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"text/tabwriter"
 	"time"
 
@@ -14,78 +15,147 @@ import (
 type migrateCmd struct {
 	Up     migrateUpCmd     `cmd:"" help:"Apply all missing migrations. Several processes may run it at the same time."`
 	Down   migrateDownCmd   `cmd:"" help:"Undo the latest migration and delete its data. Refused if there are sales, unless --discard-data is given."`
-	Status migrateStatusCmd `cmd:"" help:"List the migrations, and missing constraints and indexes. Exit status 1 if one is missing, 3 if Postgres does not answer."`
+	Status migrateStatusCmd `cmd:"" help:"List the migrations, also those of a newer version, and missing constraints and indexes. Exit status 1 if one is missing, 3 if Postgres does not answer."`
 }
 
-type migrateUpCmd struct{ databaseFlag }
+type migrateUpCmd struct {
+	databaseFlag
+	outputFlag
+}
 
 func (c *migrateUpCmd) Run(ctx context.Context, s *streams) error {
-	if err := sql.Up(ctx, c.DatabaseURL); err != nil {
+	applied, err := sql.UpEach(ctx, c.DatabaseURL, func(int, int) {})
+	if err != nil {
 		return err
 	}
-	_, err := fmt.Fprintln(s.out, "the schema is up to date")
-	return err
+	return c.print(s.out, struct {
+		Applied []string `json:"applied"`
+	}{append([]string{}, applied...)}, "the schema is up to date\n")
 }
 
 type migrateDownCmd struct {
 	databaseFlag
-	DiscardData bool `env:"STAMPEDE_MIGRATE_DISCARD_DATA" help:"Delete the sales and orders in the database."`
+	outputFlag
+	yesFlag
+	DiscardData bool `env:"STAMPEDE_MIGRATE_DISCARD_DATA" help:"Delete the sales and orders in the database. Asks before it does."`
 }
 
 func (c *migrateDownCmd) Run(ctx context.Context, s *streams) error {
 	down := sql.Down
 	if c.DiscardData {
 		down = sql.DownWithData
+		if err := c.askable(s); err != nil {
+			return err
+		}
+	}
+	latest, err := latestMigration(ctx, c.DatabaseURL)
+	if err == nil && c.DiscardData {
+		err = c.confirm(ctx, s, func() (string, error) {
+			return fmt.Sprintf("Migration %s is undone, and the sales and orders in what it made are deleted.", latest), nil
+		})
+	}
+	if err != nil {
+		return err
 	}
 	if err := down(ctx, c.DatabaseURL); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintln(s.out, "one migration is undone")
-	return err
+	return c.print(s.out, struct {
+		Undone string `json:"undone"`
+	}{latest}, "one migration is undone: %s\n", latest)
 }
 
-type migrateStatusCmd struct{ databaseFlag }
+// latestMigration is the name of the one that migrate down undoes, empty without any.
+func latestMigration(ctx context.Context, databaseURL string) (name string, err error) {
+	all, err := sql.Status(ctx, databaseURL)
+	for _, m := range all {
+		if m.Applied {
+			name = m.Name
+		}
+	}
+	return name, err
+}
+
+type migrateStatusCmd struct {
+	look
+	databaseFlag
+	outputFlag
+}
+
+// schemaStatus is the result of migrate status as JSON.
+type schemaStatus struct {
+	Migrations []migrationStatus `json:"migrations"`
+	// Missing is empty while a migration is.
+	Missing []missingGuard `json:"missing"`
+}
+
+type migrationStatus struct {
+	Name      string    `json:"name"`
+	Applied   bool      `json:"applied"`
+	AppliedAt time.Time `json:"applied_at,omitzero"`
+}
+
+type missingGuard struct {
+	What string `json:"what"`
+	Mend string `json:"mend"`
+}
 
 func (c *migrateStatusCmd) Run(ctx context.Context, s *streams) error {
 	migrations, err := sql.Status(ctx, c.DatabaseURL)
 	if err != nil {
 		return unchecked(err)
 	}
-	t := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(t, "NAME\tAPPLIED") // Flush returns the error
+	missing, missingErr := c.missing(ctx)
+	status := schemaStatus{[]migrationStatus{}, []missingGuard{}}
 	for _, m := range migrations {
-		at := "-"
-		if m.Applied {
-			at = m.AppliedAt.UTC().Format(time.RFC3339)
-		}
-		_, _ = fmt.Fprintf(t, "%s\t%s\n", m.Name, at)
+		status.Migrations = append(status.Migrations, migrationStatus{m.Name, m.Applied, utc(m.AppliedAt)})
+	}
+	for _, m := range missing {
+		status.Missing = append(status.Missing, missingGuard{m.What, m.Mend})
+	}
+	if c.json() {
+		err = writeJSON(s.out, status)
+	} else {
+		err = status.writeText(s.out)
+	}
+	switch {
+	case err != nil:
+		return err
+	case len(missing) > 0:
+		return errBroken
+	}
+	return unchecked(missingErr)
+}
+
+func (status schemaStatus) writeText(w io.Writer) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintln(t, "NAME\tAPPLIED") // Flush returns the error
+	for _, m := range status.Migrations {
+		_, _ = fmt.Fprintf(t, "%s\t%s\n", m.Name, orDash(m.AppliedAt))
 	}
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	return c.guards(ctx, s)
-}
-
-// guards lists missing constraints and indexes of a schema that has all migrations.
-func (c *migrateStatusCmd) guards(ctx context.Context, s *streams) error {
-	pool, err := connect.Postgres(ctx, c.DatabaseURL, 1)
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
-	if err := sql.Check(ctx, pool); errors.Is(err, sql.ErrNotMigrated) || errors.Is(err, sql.ErrSchemaAhead) {
-		return nil // the list shows it
-	} else if err != nil {
-		return unchecked(err)
-	}
-	_, missing, err := sql.Guards(ctx, pool)
-	for _, m := range missing {
-		if _, err := fmt.Fprintf(s.out, "%s: restore it with\n    %s\n", m.What, m.Mend); err != nil {
+	for _, m := range status.Missing {
+		if _, err := fmt.Fprintf(w, "%s: restore it with\n    %s\n", m.What, m.Mend); err != nil {
 			return err
 		}
 	}
-	if len(missing) > 0 {
-		return errBroken
+	return nil
+}
+
+// missing returns the missing constraints and indexes of a schema that has all migrations.
+func (c *migrateStatusCmd) missing(ctx context.Context) ([]sql.MissingGuard, error) {
+	pool, err := connect.Postgres(ctx, c.DatabaseURL, 1)
+	if err != nil {
+		return nil, err
 	}
-	return unchecked(err)
+	defer pool.Close()
+	if err := sql.Check(ctx, pool); errors.Is(err, sql.ErrNotMigrated) {
+		return nil, nil // the list shows it
+	} else if err != nil {
+		return nil, err
+	}
+	_, missing, err := sql.Guards(ctx, pool)
+	return missing, err
 }

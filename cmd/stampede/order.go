@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"stampede/fulfillment/ledger"
+	"stampede/internal/apiclient"
 	"stampede/internal/connect"
 	"stampede/reservation/order"
 	"stampede/sql"
@@ -81,37 +83,57 @@ func onLedger(ctx context.Context, pool *pgxpool.Pool, do func(*ledger.Ledger) e
 }
 
 type orderShowCmd struct {
-	redisFlag
-	databaseFlag
+	look
+	optionalDatabases
+	serverFlag
 	keysFlags
-	jsonFlag
+	outputFlag
 	orderArg
 	User string `env:"STAMPEDE_ORDER_USER" placeholder:"USER" help:"Its buyer: with it, an order that is reserved and not in Postgres yet is found in Redis."`
 }
 
+// Validate is called by kong.
+func (c *orderShowCmd) Validate() error {
+	return cmp.Or(c.keysFlags.Validate(), c.validate(&c.optionalDatabases))
+}
+
 func (c *orderShowCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	o, err := c.find(ctx, logger)
+	switch {
+	case err != nil:
+		return withHint(err)
+	case c.json():
+		return writeJSON(s.out, o)
+	}
+	return writeHistoryText(s.out, o)
+}
+
+func (c *orderShowCmd) find(ctx context.Context, logger *slog.Logger) (o order.HistoryView, err error) {
+	if c.Server != "" {
+		err = c.withClient(func(client *apiclient.Client) (err error) {
+			o, err = client.Order(ctx, c.Order.UUID, c.User)
+			return err
+		})
+		return o, err
+	}
 	b, err := openControl(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, 2, logger)
 	if err != nil {
-		return err
+		return o, err
 	}
 	defer b.Close()
-	return onLedger(ctx, b.pool, func(l *ledger.Ledger) error {
-		o, log, err := l.History(ctx, c.Order.UUID)
+	err = onLedger(ctx, b.pool, func(l *ledger.Ledger) error {
+		found, log, err := l.History(ctx, c.Order.UUID)
 		if errors.Is(err, order.ErrNotFound) && c.User != "" {
-			if o.Order, err = b.store.FindReserved(ctx, c.Order.UUID, c.User); err == nil {
+			if found.Order, err = b.store.FindReserved(ctx, c.Order.UUID, c.User); err == nil {
 				log = []order.Logged{{
-					Version: o.Version, Type: order.EventReserved, OccurredAt: o.ReservedAt, Data: []byte("{}"),
+					Version: found.Version, Type: order.EventReserved, OccurredAt: found.ReservedAt, Data: []byte("{}"),
 				}}
 			}
 		}
-		if err != nil {
-			return withHint(err)
-		}
-		if c.JSON {
-			return writeHistoryJSON(s.out, o, log)
-		}
-		return writeHistoryText(s.out, o, log)
+		o = found.ViewWith(log)
+		return err
 	})
+	return o, err
 }
 
 // withHint adds to the error for a missing order where else it may be.
@@ -124,8 +146,9 @@ func withHint(err error) error {
 }
 
 type orderListCmd struct {
-	databaseFlag
-	jsonFlag
+	look
+	postgresOrServer
+	outputFlag
 	orderFilter
 	Limit int `default:"50" env:"STAMPEDE_ORDER_LIMIT" placeholder:"N" help:"Most orders to list (${default})."`
 }
@@ -141,29 +164,48 @@ func (c *orderListCmd) Run(ctx context.Context, s *streams) error {
 	if of.User == "" && of.Sale == uuid.Nil {
 		return usagef("missing flags: --user or --sale; `stampede order export` reads the orders of all users and sales")
 	}
+	var all []order.PlacedView
+	if c.Server != "" {
+		err = c.withClient(func(client *apiclient.Client) (err error) {
+			all, err = client.Orders(ctx, of, c.Limit)
+			return err
+		})
+	} else {
+		all, err = c.read(ctx, of)
+	}
+	switch {
+	case err != nil:
+		return err
+	case c.json():
+		return writeOrdersJSON(s.out, all)
+	}
+	return writeOrdersText(s.out, all)
+}
+
+func (c *orderListCmd) read(ctx context.Context, of order.Filter) (all []order.PlacedView, err error) {
 	const pageMax = 1000
-	return c.withLedger(ctx, func(l *ledger.Ledger) error {
-		var all []order.Placed
+	err = c.databaseFlag().withLedger(ctx, func(l *ledger.Ledger) error {
 		for before := uuid.Nil; len(all) < c.Limit; {
 			page, next, err := l.ListOrders(ctx, of, before, min(c.Limit-len(all), pageMax))
 			if err != nil {
 				return err
 			}
-			all = append(all, page...)
+			for _, o := range page {
+				all = append(all, o.View())
+			}
 			if before = next; next == uuid.Nil {
 				break
 			}
 		}
-		if c.JSON {
-			return writeOrdersJSON(s.out, all)
-		}
-		return writeOrdersText(s.out, all)
+		return nil
 	})
+	return all, err
 }
 
 type orderCancelCmd struct {
-	databaseFlag
-	jsonFlag
+	postgresOrServer
+	outputFlag
+	yesFlag
 	operatorFlag
 	orderArg
 	Reason string `required:"" env:"STAMPEDE_ORDER_REASON" placeholder:"TEXT" help:"Why the order is cancelled, at most 500 characters; recorded with it and not shown to its buyer."`
@@ -174,22 +216,59 @@ func (c *orderCancelCmd) Run(ctx context.Context, s *streams) error {
 	if err == nil {
 		err = order.ValidateReason(c.Reason)
 	}
+	if err == nil {
+		err = c.askable(s)
+	}
 	if err != nil {
 		return err
 	}
-	return c.withLedger(ctx, func(l *ledger.Ledger) error {
-		o, err := l.Withdraw(ctx, c.Order.UUID, c.Reason, name)
-		switch {
-		case err != nil:
-			return withHint(err)
-		case c.JSON:
-			return writeOrdersJSON(s.out, []order.Placed{o})
-		}
-		text := fmt.Sprintf("order %s is cancelled; its units go back to the sale\n", o.ID)
-		if o.PaymentReference != "" {
-			text += fmt.Sprintf("refund the payment %s\n", printable(o.PaymentReference))
-		}
-		_, err = fmt.Fprint(s.out, text)
-		return err
-	})
+	var o order.PlacedView
+	if c.Server != "" {
+		err = c.withClient(func(client *apiclient.Client) error {
+			err := c.confirm(ctx, s, func() (string, error) {
+				o, err := client.Order(ctx, c.Order.UUID, "")
+				return c.question(o.PlacedView), err
+			})
+			if err == nil {
+				o, err = client.CancelOrder(ctx, c.Order.UUID, c.Reason)
+			}
+			return err
+		})
+	} else {
+		err = c.databaseFlag().withLedger(ctx, func(l *ledger.Ledger) error {
+			err := c.confirm(ctx, s, func() (string, error) {
+				o, _, err := l.History(ctx, c.Order.UUID)
+				return c.question(o.View()), err
+			})
+			if err != nil {
+				return err
+			}
+			cancelled, err := l.Withdraw(ctx, c.Order.UUID, c.Reason, name)
+			o = cancelled.View()
+			return err
+		})
+	}
+	switch {
+	case errors.Is(err, apiclient.ErrUnknown):
+		return fmt.Errorf("%w; it may be repeated", err)
+	case err != nil:
+		return withHint(err)
+	case c.json():
+		return writeOrdersJSON(s.out, []order.PlacedView{o})
+	}
+	text := fmt.Sprintf("order %s is cancelled; its units go back to the sale\n", o.OrderID)
+	if o.PaymentReference != "" {
+		text += fmt.Sprintf("refund the payment %s\n", printable(o.PaymentReference))
+	}
+	_, err = fmt.Fprint(s.out, text)
+	return err
+}
+
+func (c *orderCancelCmd) question(o order.PlacedView) string {
+	text := fmt.Sprintf("Order %s of %s (%s) is cancelled; its %d units go back to the sale.", o.OrderID,
+		printable(o.UserID), o.Status, o.Quantity)
+	if o.PaymentReference != "" {
+		text += fmt.Sprintf(" Its payment %s has to be refunded.", printable(o.PaymentReference))
+	}
+	return text
 }

@@ -20,12 +20,14 @@ import (
 )
 
 type orderExportCmd struct {
+	look
 	databaseFlag
+	outputFlag
 	orderFilter
 	Since  moment `env:"STAMPEDE_ORDER_SINCE" placeholder:"TIME" help:"Only orders reserved at this time or later, RFC 3339."`
 	Until  moment `env:"STAMPEDE_ORDER_UNTIL" placeholder:"TIME" help:"Only orders reserved before this time, RFC 3339."`
-	Format string `default:"csv" enum:"csv,jsonl" env:"STAMPEDE_ORDER_FORMAT" placeholder:"FORMAT" help:"csv, where cells that a spreadsheet would take for a formula begin with an apostrophe, or jsonl, which has all values as they are (${default})."`
-	Output string `env:"STAMPEDE_ORDER_OUTPUT" placeholder:"FILE" help:"File to write, which appears when it is complete (default: standard output)."`
+	Format string `enum:",csv,jsonl" default:"" env:"STAMPEDE_ORDER_FORMAT" placeholder:"FORMAT" help:"csv, where cells that a spreadsheet would take for a formula begin with an apostrophe, or jsonl, which has all values as they are (default: csv, with --output json jsonl)."`
+	To     string `env:"STAMPEDE_ORDER_TO" placeholder:"FILE" help:"File to write, which appears when it is complete (default: standard output)."`
 }
 
 func (c *orderExportCmd) Run(ctx context.Context, s *streams) error {
@@ -34,22 +36,31 @@ func (c *orderExportCmd) Run(ctx context.Context, s *streams) error {
 		return err
 	}
 	return c.withLedger(ctx, func(l *ledger.Ledger) error {
-		return writeWhole(c.Output, s.out, func(w io.Writer) error {
-			progress := newExportProgress(s, c.Output)
+		var written int64
+		err := writeWhole(c.To, s.out, func(w io.Writer) error {
+			progress := newExportProgress(s, c.To)
 			defer progress.end()
 			each, flush := c.writer(w)
 			err := l.Export(ctx, of, c.Since.Time, c.Until.Time, func(o order.Placed) error {
+				written++
 				progress.count()
 				return each(o)
 			})
 			return errors.Join(err, flush())
 		})
+		if err != nil || c.To == "" {
+			return err
+		}
+		return c.print(s.out, struct {
+			Path   string `json:"path"`
+			Orders int64  `json:"orders"`
+		}{c.To, written}, "%s orders are in %s\n", figure.Count(written), c.To)
 	})
 }
 
 // writer returns what writes an order, and what completes the text.
 func (c *orderExportCmd) writer(w io.Writer) (each func(order.Placed) error, flush func() error) {
-	if c.Format == "jsonl" {
+	if c.Format == "jsonl" || c.Format == "" && c.json() {
 		buffered := bufio.NewWriterSize(w, 1<<16)
 		lines := json.NewEncoder(buffered)
 		return func(o order.Placed) error { return lines.Encode(o.View()) }, buffered.Flush

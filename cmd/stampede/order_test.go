@@ -62,7 +62,7 @@ func TestOrderCommands(t *testing.T) {
 	assert.Equal(t, exitOK, status, output)
 	assert.Equal(t, 3, strings.Count(output, "\n"), output)
 	assert.NotContains(t, output, ann, "it is the oldest of three")
-	status, output = s.run("order", "list", "--user=ann", "--status=paid", "--json")
+	status, output = s.run("order", "list", "--user=ann", "--status=paid", "--output=json")
 	assert.Equal(t, exitOK, status, output)
 	assert.Contains(t, output, `"payment_reference":"pi_1"`)
 	assert.Contains(t, output, `"sequence":1,"epoch":1}`)
@@ -74,7 +74,7 @@ func TestOrderCommands(t *testing.T) {
 	status, again := s.run("order", "cancel", ann, "--reason=again")
 	assert.Equal(t, exitOK, status, again)
 	assert.Equal(t, output, again)
-	status, output = s.run("order", "cancel", orders["bob"].String(), "--reason=r", "--json")
+	status, output = s.run("order", "cancel", orders["bob"].String(), "--reason=r", "--output=json")
 	assert.Equal(t, exitOK, status, output)
 	assert.Contains(t, output, `"status":"cancelled"`)
 
@@ -86,7 +86,7 @@ func TestOrderCommands(t *testing.T) {
 	} {
 		assert.Contains(t, output, want)
 	}
-	status, output = s.run("order", "show", "--json", orders["bob"].String())
+	status, output = s.run("order", "show", "--output=json", orders["bob"].String())
 	assert.Equal(t, exitOK, status, output)
 	var shown struct {
 		Version int
@@ -148,7 +148,7 @@ func TestOrderShowFindsReservation(t *testing.T) {
 func TestSaleHistoryNamesOperators(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
-	status, output := s.run("sale", "create", "--json", "--name=x", "--stock=5", "--operator=ann")
+	status, output := s.run("sale", "create", "--output=json", "--name=x", "--stock=5", "--operator=ann")
 	require.Equal(t, exitOK, status, output)
 	var created struct{ ID string }
 	require.NoError(t, json.Unmarshal([]byte(output), &created))
@@ -178,7 +178,7 @@ func TestSaleHistoryNamesOperators(t *testing.T) {
 		{"5", "restocked", "cid", "lowering=4", "stock=3"},
 		{"6", "ended", "dan", "stock=3"},
 	}, got)
-	status, output = s.run("sale", "history", created.ID, "--json", "--limit=1")
+	status, output = s.run("sale", "history", created.ID, "--output=json", "--limit=1")
 	require.Equal(t, exitOK, status, output)
 	assert.Regexp(t, `^\{"revision":6,"change":"ended","occurred_at":".*Z","operator":"dan","data":\{"stock": ?3\}\}\n$`, output)
 	status, output = s.run("sale", "history", uuid.NewString())
@@ -200,9 +200,9 @@ func TestExportWritesAllOrders(t *testing.T) {
 	require.NoError(t, err)
 
 	file := filepath.Join(t.TempDir(), "orders.csv")
-	status, output := s.run("order", "export", "--output="+file)
+	status, output := s.run("order", "export", "--to="+file)
 	require.Equal(t, exitOK, status, output)
-	assert.Empty(t, output, "no progress, because there is no terminal")
+	assert.Equal(t, "5,005 orders are in "+file+"\n", output, "no progress, because there is no terminal")
 	text, err := os.ReadFile(file)
 	require.NoError(t, err)
 	rows, err := csv.NewReader(bytes.NewReader(text)).ReadAll()
@@ -234,7 +234,7 @@ func TestExportWritesAllOrders(t *testing.T) {
 	require.Equal(t, exitOK, status, output)
 	assert.Equal(t, 1, strings.Count(output, "\n"), "the header only")
 
-	status, output = s.run("order", "export", "--output="+filepath.Join(t.TempDir(), "none", "x.csv"))
+	status, output = s.run("order", "export", "--to="+filepath.Join(t.TempDir(), "none", "x.csv"))
 	assert.Equal(t, exitFailed, status)
 	assert.Contains(t, output, "no such file")
 }
@@ -275,7 +275,7 @@ func TestInterruptedExportLeavesNothing(t *testing.T) {
 	_, err = tx.Exec(t.Context(), "LOCK TABLE orders IN ACCESS EXCLUSIVE MODE")
 	require.NoError(t, err)
 	other := t.TempDir()
-	c := s.command("order", "export", "--output="+filepath.Join(other, "x.csv"))
+	c := s.command("order", "export", "--to="+filepath.Join(other, "x.csv"))
 	c.Start()
 	testkit.Eventually(t, within, "the export has begun", func() bool {
 		names, err := os.ReadDir(other)

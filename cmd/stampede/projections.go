@@ -20,7 +20,7 @@ type projectionsCmd struct {
 
 type projectionsRebuildCmd struct {
 	databaseFlag
-	jsonFlag
+	outputFlag
 	Archive string `env:"STAMPEDE_PROJECTIONS_ARCHIVE" placeholder:"FILE" type:"existingfile" help:"Bring the events of an archived sale back from this file, and make its orders from them. Others stay as they are."`
 }
 
@@ -40,7 +40,7 @@ func (c *projectionsRebuildCmd) Run(ctx context.Context, s *streams) error {
 	if err != nil {
 		return err
 	}
-	if c.JSON {
+	if c.json() {
 		return writeJSON(s.out, report)
 	}
 	_, err = fmt.Fprintf(s.out,
@@ -60,7 +60,7 @@ func (c *projectionsRebuildCmd) restore(ctx context.Context, s *streams, pool *p
 	if err != nil {
 		return err
 	}
-	if c.JSON {
+	if c.json() {
 		return writeJSON(s.out, restored)
 	}
 	_, err = fmt.Fprintf(s.out, "sale %s: %s orders with %s events are back in Postgres, in %v\n", restored.Sale,

@@ -46,7 +46,7 @@ func TestKilledProjectionRebuildChangesNothing(t *testing.T) {
 			damaged := orders()
 
 			rebuild := func() *testkit.Cmd {
-				process := testkit.Command(t, "projections", "rebuild", "--json")
+				process := testkit.Command(t, "projections", "rebuild", "--output=json")
 				process.Setenv("DATABASE_URL", testkit.DatabaseURL(t))
 				return process
 			}

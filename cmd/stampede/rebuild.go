@@ -17,7 +17,8 @@ type rebuildCmd struct {
 	redisFlag
 	databaseFlag
 	keysFlags
-	jsonFlag
+	outputFlag
+	yesFlag
 	Sale      uuid.UUID `env:"STAMPEDE_REBUILD_SALE" placeholder:"ID" help:"Sale to rebuild; the others continue. Without it and --partition, everything is rebuilt."`
 	Shards    *int      `env:"STAMPEDE_REBUILD_SHARDS" placeholder:"N" help:"Raise the number of shards of the sale to N, at most the number of partitions at its creation. It is never lowered. Only with --sale."`
 	Partition *int      `env:"STAMPEDE_REBUILD_PARTITION" placeholder:"N" help:"Rebuild the sales of this partition, and mark its Redis server as verified."`
@@ -50,6 +51,9 @@ func (c *rebuildCmd) Validate() error {
 // Run rebuilds partitions at the same time and prints a report for each when it is done. An error in one partition
 // stops no other. Sales with several shards that had to wait for another partition come last.
 func (c *rebuildCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	if err := c.confirm(ctx, s, func() (string, error) { return c.question(), nil }); err != nil {
+		return err
+	}
 	b, err := openControl(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, 4, logger)
 	if err != nil {
 		return err
@@ -104,8 +108,20 @@ func (c *rebuildCmd) print(s *streams, report rebuild.Report, err error) error {
 	if err != nil {
 		return err
 	}
-	if c.JSON {
+	if c.json() {
 		return writeJSON(s.out, report)
 	}
 	return report.WriteText(s.out)
+}
+
+func (c *rebuildCmd) question() string {
+	what := salesOrAll(c.Sale)
+	if c.Partition != nil {
+		what = fmt.Sprintf("all sales of partition %d", *c.Partition)
+	}
+	if c.Shards != nil {
+		what += fmt.Sprintf(", with %d shards from now on", *c.Shards)
+	}
+	return "The stock in Redis is rebuilt from Postgres: " + what + ". They are closed meanwhile, and orders that neither " +
+		"Postgres nor the stream has are voided."
 }

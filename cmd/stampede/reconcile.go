@@ -21,13 +21,23 @@ type reconcileCmd struct {
 	redisFlag
 	databaseFlag
 	keysFlags
-	jsonFlag
+	outputFlag
+	yesFlag
 	Sale    uuid.UUID `env:"STAMPEDE_RECONCILE_SALE" placeholder:"ID" help:"Sale to reconcile (default: all)."`
 	DryRun  bool      `env:"STAMPEDE_RECONCILE_DRY_RUN" help:"Change nothing; only report what would be done."`
 	Explain bool      `env:"STAMPEDE_RECONCILE_EXPLAIN" help:"List each difference with its order, the last event, and the remedy."`
 }
 
 func (c *reconcileCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	if !c.DryRun {
+		err := c.confirm(ctx, s, func() (string, error) {
+			return "Differences between Redis and Postgres are repaired in " + salesOrAll(c.Sale) +
+				"; stampede reconcile --dry-run --explain shows them first.", nil
+		})
+		if err != nil {
+			return err
+		}
+	}
 	b, err := openControl(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, 4, logger)
 	if err != nil {
 		return err
@@ -43,7 +53,7 @@ func (c *reconcileCmd) Run(ctx context.Context, s *streams, logger *slog.Logger)
 	}
 	if c.Explain {
 		config.Explain = func(f audit.Finding) error {
-			if c.JSON {
+			if c.json() {
 				return writeJSON(s.out, f)
 			}
 			_, err := fmt.Fprintf(s.out, "%s\n    → %s\n", printable(f.String()), f.Remedy.Says())
@@ -56,7 +66,7 @@ func (c *reconcileCmd) Run(ctx context.Context, s *streams, logger *slog.Logger)
 	} else if err != nil {
 		return unchecked(err)
 	}
-	if c.JSON {
+	if c.json() {
 		err = writeJSON(s.out, report)
 	} else {
 		err = writeReconciled(s.out, report)
@@ -100,4 +110,12 @@ func writeReconciled(w io.Writer, report audit.ReconcileReport) (err error) {
 	}
 	_, err = fmt.Fprintf(w, "%s remain\n", figure.Count(report.Remaining))
 	return err
+}
+
+// salesOrAll says which sales a command is about.
+func salesOrAll(sale uuid.UUID) string {
+	if sale == uuid.Nil {
+		return "all sales"
+	}
+	return "the sale " + sale.String()
 }

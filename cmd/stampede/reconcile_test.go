@@ -19,7 +19,7 @@ func TestReconcileReportsActionsAndExitsWithOne(t *testing.T) {
 	keys, pool := testkit.Keys(t), testkit.Pool(t)
 	reconcile := func(flags ...string) (status int, out string) {
 		t.Helper()
-		process := testkit.Command(t, append([]string{"reconcile", "--log-level=error"}, flags...)...)
+		process := testkit.Command(t, append([]string{"reconcile", "--yes", "--log-level=error"}, flags...)...)
 		process.UseServers(keys)
 		process.Start()
 		state := process.Wait(within)
@@ -55,7 +55,7 @@ func TestReconcileReportsActionsAndExitsWithOne(t *testing.T) {
 		require.Contains(t, out, line)
 	}
 
-	status, out = reconcile("--explain", "--json")
+	status, out = reconcile("--explain", "--output=json")
 	require.Equal(t, exitFailed, status, out)
 	lines := strings.Split(strings.TrimSpace(out), "\n")
 	require.Len(t, lines, 3)

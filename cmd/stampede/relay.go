@@ -46,18 +46,25 @@ type relayRunCmd struct {
 	databaseFlag
 	keysFlags
 	relayFlags
+	profileFlag
 	DrainTimeout time.Duration `default:"10s" placeholder:"DURATION" help:"How long a stopping relay waits for receivers to answer (${default})."`
 	MetricsAddr  string        `default:":9091" placeholder:"HOST:PORT" help:"Address for /metrics, /livez and /readyz (${default})."`
 }
 
 // Validate is called by kong.
 func (c *relayRunCmd) Validate() error {
-	return cmp.Or(c.keysFlags.Validate(), c.relayFlags.Validate(),
+	return cmp.Or(c.keysFlags.Validate(), c.relayFlags.Validate(), c.profileFlag.check(c.MetricsAddr),
 		wantAtLeast("--drain-timeout", c.DrainTimeout, time.Millisecond))
 }
 
 func (c *relayRunCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
 	collectLess()
+	registry := telemetry.NewRegistry()
+	tracer, err := traceFlag{}.tracer(ctx, "stampede-relay", registry, logger)
+	if err != nil {
+		return err
+	}
+	defer tracer.Close()
 	b, err := openControl(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, relayPostgresConns, logger,
 		connect.Service("relay"))
 	if err != nil {
@@ -67,7 +74,6 @@ func (c *relayRunCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) 
 	if err := checkSchema(ctx, b.pool, logger); err != nil {
 		return err
 	}
-	registry := telemetry.NewRegistry()
 	pools := connect.NewPools("relay")
 	pools.Redis("control", b.redis)
 	pools.Postgres("relay", b.pool)
@@ -75,15 +81,14 @@ func (c *relayRunCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) 
 		return err
 	}
 	config := relayConfig(b, c.keysFlags, c.relayFlags, s.out, registry, logger)
+	config.Tracer = tracer
 	config.DrainTimeout = c.DrainTimeout
 	r, err := relay.New(config)
 	if err != nil {
 		return err
 	}
 	together, ctx := errgroup.WithContext(ctx)
-	together.Go(func() error {
-		return listenError(telemetry.Serve(ctx, c.MetricsAddr, registry, b.ready), "STAMPEDE_METRICS_ADDR", "--metrics-addr")
-	})
+	together.Go(func() error { return c.serve(ctx, c.MetricsAddr, registry, b.ready) })
 	together.Go(func() error { return r.Run(ctx) })
 	return together.Wait()
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -55,8 +56,24 @@ func (a targetArg) named(err error) error {
 	return fmt.Errorf("target %s: %w", a.Name, err)
 }
 
+// changed prints what became of the target: as JSON its new standing, as relay list does.
+func (a targetArg) changed(
+	ctx context.Context, s *streams, output outputFlag, targets *target.Store, became string,
+) error {
+	if !output.json() {
+		_, err := fmt.Fprintf(s.out, "target %s %s\n", a.Name, became)
+		return err
+	}
+	all, err := targets.List(ctx)
+	if err != nil {
+		return err
+	}
+	return writeTargetsJSON(s.out, slices.DeleteFunc(all, func(t target.Standing) bool { return t.Name != a.Name }))
+}
+
 type relayAddCmd struct {
 	databaseFlag
+	outputFlag
 	targetArg
 	URL          string `arg:"" name:"url" help:"https://host/path, redis-stream://host:6379/0?stream=NAME, rediss-stream://…, kafka://host:9092,host:9092/TOPIC or stdout."`
 	SecretFile   string `env:"STAMPEDE_RELAY_SECRET_FILE" placeholder:"FILE" help:"Secrets that sign webhooks, one a line, the newest first: whsec_ and 24 to 64 bytes in base64."`
@@ -76,9 +93,8 @@ func (c *relayAddCmd) Run(ctx context.Context, s *streams) error {
 	return c.withTargets(ctx, func(pool *pgxpool.Pool, targets *target.Store) error {
 		switch err := targets.Renew(ctx, c.Name, to, secrets, c.AllowPrivate); {
 		case err == nil:
-			_, err := fmt.Fprintf(s.out, "target %s has its new settings and %d secrets; it continues where it was\n", c.Name,
-				len(secrets))
-			return err
+			return c.changed(ctx, s, c.outputFlag, targets,
+				fmt.Sprintf("has its new settings and %d secrets; it continues where it was", len(secrets)))
 		case !errors.Is(err, target.ErrNotFound):
 			return err
 		}
@@ -89,8 +105,7 @@ func (c *relayAddCmd) Run(ctx context.Context, s *streams) error {
 		if err := targets.Add(ctx, c.Name, to, secrets, c.AllowPrivate, position); err != nil {
 			return c.named(err)
 		}
-		_, err = fmt.Fprintf(s.out, "target %s gets the %s\n", c.Name, eventsAfter(position))
-		return err
+		return c.changed(ctx, s, c.outputFlag, targets, "gets the "+eventsAfter(position))
 	})
 }
 
@@ -130,8 +145,9 @@ func placeError(err error) error {
 }
 
 type relayListCmd struct {
+	look
 	databaseFlag
-	jsonFlag
+	outputFlag
 }
 
 func (c *relayListCmd) Run(ctx context.Context, s *streams) error {
@@ -140,7 +156,7 @@ func (c *relayListCmd) Run(ctx context.Context, s *streams) error {
 		if err != nil {
 			return err
 		}
-		if c.JSON {
+		if c.json() {
 			return writeTargetsJSON(s.out, all)
 		}
 		t := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
@@ -205,6 +221,7 @@ func utc(t time.Time) time.Time {
 
 type relayPauseCmd struct {
 	databaseFlag
+	outputFlag
 	targetArg
 }
 
@@ -213,13 +230,13 @@ func (c *relayPauseCmd) Run(ctx context.Context, s *streams) error {
 		if err := targets.SetState(ctx, c.Name, target.Paused); err != nil {
 			return c.named(err)
 		}
-		_, err := fmt.Fprintf(s.out, "target %s is paused\n", c.Name)
-		return err
+		return c.changed(ctx, s, c.outputFlag, targets, "is paused")
 	})
 }
 
 type relayResumeCmd struct {
 	databaseFlag
+	outputFlag
 	targetArg
 }
 
@@ -228,13 +245,13 @@ func (c *relayResumeCmd) Run(ctx context.Context, s *streams) error {
 		if err := targets.SetState(ctx, c.Name, target.Active); err != nil {
 			return c.named(err)
 		}
-		_, err := fmt.Fprintf(s.out, "target %s gets events\n", c.Name)
-		return err
+		return c.changed(ctx, s, c.outputFlag, targets, "gets events")
 	})
 }
 
 type relayReplayCmd struct {
 	databaseFlag
+	outputFlag
 	targetArg
 	From  string `env:"STAMPEDE_RELAY_REPLAY_FROM" xor:"place" required:"" placeholder:"PLACE" help:"First event: start, now, a time such as 2026-11-23T20:00:00Z, or the id of an event."`
 	After string `env:"STAMPEDE_RELAY_REPLAY_AFTER" xor:"place" required:"" placeholder:"EVENT" help:"Continue behind this event, for example because the receiver can never take it."`
@@ -255,22 +272,44 @@ func (c *relayReplayCmd) Run(ctx context.Context, s *streams) error {
 		if err := targets.SetPosition(ctx, c.Name, position); err != nil {
 			return c.named(err)
 		}
-		_, err = fmt.Fprintf(s.out, "target %s gets the %s, some of them again\n", c.Name, eventsAfter(position))
-		return err
+		return c.changed(ctx, s, c.outputFlag, targets, "gets the "+eventsAfter(position)+", some of them again")
 	})
 }
 
 type relayRemoveCmd struct {
 	databaseFlag
+	outputFlag
+	yesFlag
 	targetArg
 }
 
 func (c *relayRemoveCmd) Run(ctx context.Context, s *streams) error {
+	if err := c.askable(s); err != nil {
+		return err
+	}
 	return c.withTargets(ctx, func(_ *pgxpool.Pool, targets *target.Store) error {
+		if err := c.confirm(ctx, s, func() (string, error) { return c.question(ctx, targets) }); err != nil {
+			return err
+		}
 		if err := targets.Remove(ctx, c.Name); err != nil {
 			return c.named(err)
 		}
-		_, err := fmt.Fprintf(s.out, "target %s is removed\n", c.Name)
-		return err
+		return c.print(s.out, struct {
+			Name    string `json:"name"`
+			Removed bool   `json:"removed"`
+		}{c.Name, true}, "target %s is removed\n", c.Name)
 	})
+}
+
+func (c *relayRemoveCmd) question(ctx context.Context, targets *target.Store) (string, error) {
+	all, err := targets.List(ctx)
+	if err != nil {
+		return "", err
+	}
+	i := slices.IndexFunc(all, func(t target.Standing) bool { return t.Name == c.Name })
+	if i < 0 {
+		return "", c.named(target.ErrNotFound)
+	}
+	return fmt.Sprintf("Target %s (%s) is removed, with its secrets and its position %d; it lacks %d positions.", c.Name,
+		target.Redacted(all[i].URL), all[i].Position, all[i].Lag()), nil
 }

@@ -197,7 +197,7 @@ func TestRelayCommands(t *testing.T) {
 		Position, Secrets int
 		LagEvents         int `json:"lag_events"`
 	}
-	lines := strings.Split(strings.TrimSpace(run(exitOK, "list", "--json")), "\n")
+	lines := strings.Split(strings.TrimSpace(run(exitOK, "list", "--output=json")), "\n")
 	require.Len(t, lines, 2)
 	require.NoError(t, json.Unmarshal([]byte(lines[1]), &listed))
 	require.Equal(t, "shop paused", listed.Name+" "+listed.State)

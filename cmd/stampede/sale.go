@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,8 @@ import (
 
 	"github.com/google/uuid"
 
+	"stampede/internal/apiclient"
+	"stampede/internal/figure"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/sql"
@@ -27,19 +30,38 @@ type saleCmd struct {
 	Archive saleArchiveCmd `cmd:"" help:"Move the orders of sales that are over from Postgres into files. A repeat finishes what was interrupted."`
 }
 
-// catalogFlags are what every command on sales needs.
-type catalogFlags struct {
-	redisFlag
-	databaseFlag
-	keysFlags
-	jsonFlag
+// saleStore is where sales are: the databases, or an ingress in front of them.
+type saleStore interface {
+	CreateOnce(
+		ctx context.Context, terms reservation.Terms, key string,
+	) (sale catalog.CountedSale, replayed bool, err error)
+	List(ctx context.Context, after uuid.UUID, limit int) ([]catalog.CountedSale, error)
+	Show(ctx context.Context, id uuid.UUID) (catalog.CountedSale, error)
+	Pause(ctx context.Context, id uuid.UUID) (catalog.CountedSale, error)
+	Resume(ctx context.Context, id uuid.UUID) (catalog.CountedSale, error)
+	End(ctx context.Context, id uuid.UUID) (catalog.CountedSale, error)
+	Restock(ctx context.Context, id uuid.UUID, units int64, key string) (catalog.CountedSale, error)
+	History(ctx context.Context, id uuid.UUID, limit int) ([]catalog.Change, error)
 }
 
-// with opens the catalog, calls do with it and prints the sales that do returns.
-func (f *catalogFlags) with(
-	ctx context.Context, s *streams, logger *slog.Logger,
-	do func(context.Context, *catalog.Catalog) ([]catalog.CountedSale, error),
-) error {
+// catalogFlags are what every command on sales needs.
+type catalogFlags struct {
+	optionalDatabases
+	serverFlag
+	keysFlags
+	outputFlag
+}
+
+// Validate is called by kong.
+func (f *catalogFlags) Validate() error {
+	return cmp.Or(f.keysFlags.Validate(), f.validate(&f.optionalDatabases))
+}
+
+// open calls do with the sales.
+func (f *catalogFlags) open(ctx context.Context, logger *slog.Logger, do func(saleStore) error) error {
+	if f.Server != "" {
+		return f.withClient(func(client *apiclient.Client) error { return do(client) })
+	}
 	b, err := openControl(ctx, f.RedisURL, f.DatabaseURL, f.keysFlags, 2, logger)
 	if err != nil {
 		return err
@@ -48,22 +70,32 @@ func (f *catalogFlags) with(
 	if err := sql.Check(ctx, b.pool); err != nil {
 		return err
 	}
-	sales, err := do(ctx, b.catalog)
-	if err != nil {
-		return err
-	}
-	if f.JSON {
-		return writeSalesJSON(s.out, sales)
-	}
-	return writeSalesText(s.out, sales)
+	return do(b.catalog)
+}
+
+// with opens the sales, calls do with them and prints the sales that do returns.
+func (f *catalogFlags) with(
+	ctx context.Context, s *streams, logger *slog.Logger,
+	do func(context.Context, saleStore) ([]catalog.CountedSale, error),
+) error {
+	return f.open(ctx, logger, func(store saleStore) error {
+		sales, err := do(ctx, store)
+		switch {
+		case err != nil:
+			return err
+		case f.json():
+			return writeSalesJSON(s.out, sales)
+		}
+		return writeSalesText(s.out, sales)
+	})
 }
 
 func (f *catalogFlags) withOne(
 	ctx context.Context, s *streams, logger *slog.Logger,
-	do func(context.Context, *catalog.Catalog) (catalog.CountedSale, error),
+	do func(context.Context, saleStore) (catalog.CountedSale, error),
 ) error {
-	return f.with(ctx, s, logger, func(ctx context.Context, c *catalog.Catalog) ([]catalog.CountedSale, error) {
-		sale, err := do(ctx, c)
+	return f.with(ctx, s, logger, func(ctx context.Context, sales saleStore) ([]catalog.CountedSale, error) {
+		sale, err := do(ctx, sales)
 		return []catalog.CountedSale{sale}, err
 	})
 }
@@ -77,7 +109,7 @@ type changeFlags struct {
 // withOne is that of catalogFlags, for a change by the operator.
 func (f *changeFlags) withOne(
 	ctx context.Context, s *streams, logger *slog.Logger,
-	do func(context.Context, *catalog.Catalog) (catalog.CountedSale, error),
+	do func(context.Context, saleStore) (catalog.CountedSale, error),
 ) error {
 	name, err := f.name()
 	if err != nil {
@@ -128,7 +160,7 @@ func (c *saleCreateCmd) Run(ctx context.Context, s *streams, logger *slog.Logger
 	if err := wantAtLeast("--shards", c.Shards, 1); err != nil {
 		return err
 	}
-	return c.withOne(ctx, s, logger, func(ctx context.Context, sales *catalog.Catalog) (catalog.CountedSale, error) {
+	return c.withOne(ctx, s, logger, func(ctx context.Context, sales saleStore) (catalog.CountedSale, error) {
 		key := c.key()
 		sale, _, err := sales.CreateOnce(ctx, reservation.Terms{
 			Name: c.Name, Stock: c.Stock, PerOrderLimit: c.PerOrderLimit,
@@ -139,6 +171,7 @@ func (c *saleCreateCmd) Run(ctx context.Context, s *streams, logger *slog.Logger
 }
 
 type saleListCmd struct {
+	look
 	catalogFlags
 	After uuid.UUID `env:"STAMPEDE_SALE_AFTER" placeholder:"ID" help:"List sales older than this one."`
 	Limit int       `default:"50" env:"STAMPEDE_SALE_LIMIT" placeholder:"N" help:"Most sales to list (${default})."`
@@ -148,18 +181,19 @@ func (c *saleListCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) 
 	if err := wantAtLeast("--limit", c.Limit, 1); err != nil {
 		return err
 	}
-	return c.with(ctx, s, logger, func(ctx context.Context, sales *catalog.Catalog) ([]catalog.CountedSale, error) {
+	return c.with(ctx, s, logger, func(ctx context.Context, sales saleStore) ([]catalog.CountedSale, error) {
 		return sales.List(ctx, c.After, c.Limit)
 	})
 }
 
 type saleShowCmd struct {
+	look
 	catalogFlags
 	saleArg
 }
 
 func (c *saleShowCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
-	return c.withOne(ctx, s, logger, func(ctx context.Context, sales *catalog.Catalog) (catalog.CountedSale, error) {
+	return c.withOne(ctx, s, logger, func(ctx context.Context, sales saleStore) (catalog.CountedSale, error) {
 		return sales.Show(ctx, c.Sale)
 	})
 }
@@ -170,7 +204,7 @@ type salePauseCmd struct {
 }
 
 func (c *salePauseCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
-	return c.withOne(ctx, s, logger, func(ctx context.Context, sales *catalog.Catalog) (catalog.CountedSale, error) {
+	return c.withOne(ctx, s, logger, func(ctx context.Context, sales saleStore) (catalog.CountedSale, error) {
 		return sales.Pause(ctx, c.Sale)
 	})
 }
@@ -181,18 +215,30 @@ type saleResumeCmd struct {
 }
 
 func (c *saleResumeCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
-	return c.withOne(ctx, s, logger, func(ctx context.Context, sales *catalog.Catalog) (catalog.CountedSale, error) {
+	return c.withOne(ctx, s, logger, func(ctx context.Context, sales saleStore) (catalog.CountedSale, error) {
 		return sales.Resume(ctx, c.Sale)
 	})
 }
 
 type saleEndCmd struct {
 	changeFlags
+	yesFlag
 	saleArg
 }
 
 func (c *saleEndCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
-	return c.withOne(ctx, s, logger, func(ctx context.Context, sales *catalog.Catalog) (catalog.CountedSale, error) {
+	if err := c.askable(s); err != nil {
+		return err
+	}
+	return c.withOne(ctx, s, logger, func(ctx context.Context, sales saleStore) (catalog.CountedSale, error) {
+		err := c.confirm(ctx, s, func() (string, error) {
+			sale, err := sales.Show(ctx, c.Sale)
+			return fmt.Sprintf("The sale %q ends: of %s units %s are sold, %s held, %s unsold.", printable(sale.Name),
+				figure.Count(sale.Stock), figure.Count(sale.Sold), figure.Count(sale.Held), figure.Count(sale.Available)), err
+		})
+		if err != nil {
+			return catalog.CountedSale{}, err
+		}
 		return sales.End(ctx, c.Sale)
 	})
 }
@@ -205,7 +251,7 @@ type saleRestockCmd struct {
 }
 
 func (c *saleRestockCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
-	return c.withOne(ctx, s, logger, func(ctx context.Context, sales *catalog.Catalog) (catalog.CountedSale, error) {
+	return c.withOne(ctx, s, logger, func(ctx context.Context, sales saleStore) (catalog.CountedSale, error) {
 		key := c.key()
 		sale, err := sales.Restock(ctx, c.Sale, c.Units, key)
 		return sale, mayBeDone(err, key)
@@ -226,7 +272,8 @@ func (f keyFlag) key() string {
 
 // mayBeDone adds how to repeat the request to an error after which it may still have taken effect.
 func mayBeDone(err error, key string) error {
-	if errors.Is(err, reservation.ErrUnavailable) || errors.Is(err, catalog.ErrChangeUnknown) {
+	if errors.Is(err, reservation.ErrUnavailable) || errors.Is(err, catalog.ErrChangeUnknown) ||
+		errors.Is(err, apiclient.ErrUnknown) {
 		return fmt.Errorf("%w; repeat it with --idempotency-key=%s, or it may be done twice", err, key)
 	}
 	return err

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,13 +16,19 @@ import (
 )
 
 type saleArchiveCmd struct {
+	noServerFlag
 	redisFlag
 	databaseFlag
 	keysFlags
-	jsonFlag
+	outputFlag
 	Sale uuid.UUID     `arg:"" optional:"" help:"Id of the sale (default: all that can be archived)."`
 	Dir  string        `required:"" env:"STAMPEDE_SALE_DIR" placeholder:"DIR" type:"existingdir" help:"Where the files are written, one for each sale."`
 	Keep time.Duration `default:"2160h" env:"STAMPEDE_SALE_KEEP" placeholder:"DURATION" help:"How long ago the end of a sale and the last change of its orders must be (${default})."`
+}
+
+// Validate is called by kong.
+func (c *saleArchiveCmd) Validate() error {
+	return cmp.Or(c.keysFlags.Validate(), c.validate("it moves orders from Postgres into files on this machine"))
 }
 
 // Run archives one sale, or all that can be archived. Of all sales, one that cannot be archived yet stops no other.
@@ -57,7 +64,7 @@ func (c *saleArchiveCmd) Run(ctx context.Context, s *streams, logger *slog.Logge
 		switch {
 		case err == nil:
 			archived = append(archived, done)
-			if !c.JSON {
+			if !c.json() {
 				const line = "sale %s: %s orders with %s events are in %s (%s bytes), and were deleted, in %v\n"
 				_, err = fmt.Fprintf(s.out, line, sale, figure.Count(done.Orders), figure.Count(done.Events), done.Path,
 					figure.Count(done.Bytes), done.Took.Round(time.Millisecond))
@@ -67,7 +74,7 @@ func (c *saleArchiveCmd) Run(ctx context.Context, s *streams, logger *slog.Logge
 		}
 		failed = append(failed, err)
 	}
-	if c.JSON {
+	if c.json() {
 		failed = append(failed, writeJSON(s.out, archived))
 	}
 	return errors.Join(failed...)

@@ -9,12 +9,12 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
-	"time"
 
-	"stampede/sql"
+	"stampede/reservation/catalog"
 )
 
 type saleHistoryCmd struct {
+	look
 	catalogFlags
 	saleArg
 	Limit int `default:"1000" env:"STAMPEDE_SALE_LIMIT" placeholder:"N" help:"Most changes to show, the newest ones (${default})."`
@@ -24,28 +24,17 @@ func (c *saleHistoryCmd) Run(ctx context.Context, s *streams, logger *slog.Logge
 	if err := wantAtLeast("--limit", c.Limit, 1); err != nil {
 		return err
 	}
-	b, err := openControl(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, 2, logger)
+	var changes []catalog.Change
+	err := c.open(ctx, logger, func(sales saleStore) (err error) {
+		changes, err = sales.History(ctx, c.Sale, c.Limit)
+		return err
+	})
 	if err != nil {
 		return err
 	}
-	defer b.Close()
-	if err := sql.Check(ctx, b.pool); err != nil {
-		return err
-	}
-	changes, err := b.catalog.History(ctx, c.Sale, c.Limit)
-	if err != nil {
-		return err
-	}
-	if c.JSON {
+	if c.json() {
 		for _, change := range changes {
-			err := writeJSON(s.out, struct {
-				Revision   int64           `json:"revision"`
-				Change     string          `json:"change"`
-				OccurredAt time.Time       `json:"occurred_at"`
-				Operator   string          `json:"operator,omitempty"`
-				Data       json.RawMessage `json:"data"`
-			}{change.Revision, change.Name(), change.OccurredAt.UTC(), change.Operator, change.Data})
-			if err != nil {
+			if err := writeJSON(s.out, change.View()); err != nil {
 				return err
 			}
 		}

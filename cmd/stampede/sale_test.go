@@ -62,7 +62,7 @@ func TestRestockCommandLowersStock(t *testing.T) {
 	sale, err := catalog.New(s.pool, store).Create(t.Context(),
 		reservation.Terms{Name: "a sale", Stock: 10, PerOrderLimit: 1})
 	require.NoError(t, err)
-	status, output := s.run("sale", "restock", sale.ID.String(), "--json", "--", "-7")
+	status, output := s.run("sale", "restock", sale.ID.String(), "--output=json", "--", "-7")
 	assert.Equal(t, exitOK, status, output)
 	assert.Contains(t, output, `"stock":3,"available":3,`)
 	_, err = store.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "ann", Quantity: 1})

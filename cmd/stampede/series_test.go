@@ -103,8 +103,10 @@ func TestEachSeriesExistsFromFirstScrape(t *testing.T) {
 			}
 			assert.ElementsMatch(t, expected, got)
 		}
-		of, pools := "ingress", []string{"postgres others", "postgres duty", "postgres changes", "postgres looks",
-			"postgres desk", "redis purchases", "redis guard"}
+		of, pools := "ingress", []string{
+			"postgres others", "postgres duty", "postgres changes", "postgres looks",
+			"postgres desk", "redis purchases", "redis guard",
+		}
 		if url == work {
 			of, pools = "worker", []string{"postgres worker", "redis control", "redis reads"}
 		}

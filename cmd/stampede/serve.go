@@ -67,6 +67,9 @@ type serveCmd struct {
 	tokenFlags
 	receiptFlag
 	replicaFlag
+	traceFlag
+	profileFlag
+	optionalMetricsAddr
 	HTTPAddr      string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:":8080" placeholder:"HOST:PORT" help:"Address to listen on (${default})."`
 	Auth          string `default:"jwt" enum:"jwt,header" placeholder:"MODE" help:"How buyers are identified: jwt, or header behind a gateway that sets it (${default})."`
 	AuthHeader    string `default:"X-User-ID" placeholder:"NAME" help:"Header that names the buyer with --auth=header (${default})."`
@@ -81,7 +84,7 @@ type serveCmd struct {
 // Validate is called by kong.
 func (c *serveCmd) Validate() error {
 	return cmp.Or(c.keysFlags.Validate(), c.limitFlags.Validate(), c.clientFlags.Validate(), c.receiptFlag.Validate(),
-		c.replicaFlag.Validate(),
+		c.replicaFlag.Validate(), c.traceFlag.Validate(), c.profileFlag.check(c.MetricsAddr),
 		wantHeader("--auth-header", c.AuthHeader),
 		wantAtLeast("--stop-delay", c.StopDelay, 0))
 }
@@ -90,12 +93,18 @@ func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	collectLess()
 	uuid.EnableRandPool() // reads the random bytes of 16 order ids together
 	registry := telemetry.NewRegistry()
-	f, err := openIngressBackend(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, c.storeOptions(logger), registry)
+	tracer, err := c.tracer(ctx, "stampede-ingress", registry, logger)
+	if err != nil {
+		return err
+	}
+	defer tracer.Close()
+	f, err := openIngressBackend(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, c.storeOptions(logger), registry, tracer)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
 	config := ingressConfig(f, c.RedisURL, c.keysFlags, c.limitFlags, c.receiptFlag, registry, logger)
+	config.Tracer = tracer
 	outcomes, err := f.serveOrders(&config, c.keysFlags)
 	if err != nil {
 		return err
@@ -126,8 +135,16 @@ func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	logger.Info("ingress listens", "addr", config.Listener.Addr().String(), "auth", c.Auth, "connections_max",
 		config.MaxConnections)
 	together, ctx := errgroup.WithContext(ctx)
-	together.Go(func() error { return runIngress(ctx, server, outcomes, f.guard(logger)) })
+	// A stopping ingress is still watched.
+	watched, stopWatching := context.WithCancel(context.WithoutCancel(ctx))
+	together.Go(func() error {
+		defer stopWatching()
+		return runIngress(ctx, server, outcomes, f.guard(logger))
+	})
 	together.Go(func() error { return f.heartbeat(logger).Run(ctx) })
+	if c.MetricsAddr != "" {
+		together.Go(func() error { return c.serve(watched, c.MetricsAddr, registry, server.Ready) })
+	}
 	return together.Wait()
 }
 

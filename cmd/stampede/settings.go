@@ -105,8 +105,3 @@ func (f keysFlags) Validate() error {
 func (f keysFlags) keys() reservation.Keys {
 	return reservation.Keys{Prefix: f.KeyPrefix, Partitions: f.Partitions}
 }
-
-// jsonFlag is for commands that print a result.
-type jsonFlag struct {
-	JSON bool `name:"json" help:"Print the result as JSON."`
-}

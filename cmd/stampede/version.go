@@ -1,14 +1,14 @@
 package main
 
 import (
-	"fmt"
-
 	"stampede/internal/telemetry"
 )
 
-type versionCmd struct{}
+type versionCmd struct{ outputFlag }
 
 func (c *versionCmd) Run(s *streams) error {
-	_, err := fmt.Fprintln(s.out, "stampede", telemetry.BuildVersion())
-	return err
+	version := telemetry.BuildVersion()
+	return c.print(s.out, struct {
+		Version string `json:"version"`
+	}{version}, "stampede %s\n", version)
 }

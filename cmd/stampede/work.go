@@ -44,13 +44,14 @@ type workCmd struct {
 	databaseFlag
 	keysFlags
 	workerFlags
+	profileFlag
 	DrainTimeout time.Duration `default:"10s" placeholder:"DURATION" help:"How long a stopping worker may take to finish started work (${default})."`
 	MetricsAddr  string        `default:":9090" placeholder:"HOST:PORT" help:"Address for /metrics, /livez and /readyz (${default})."`
 }
 
 // Validate is called by kong.
 func (c *workCmd) Validate() error {
-	return cmp.Or(c.keysFlags.Validate(), c.workerFlags.Validate(),
+	return cmp.Or(c.keysFlags.Validate(), c.workerFlags.Validate(), c.profileFlag.check(c.MetricsAddr),
 		wantAtLeast("--drain-timeout", c.DrainTimeout, time.Millisecond))
 }
 
@@ -61,8 +62,14 @@ func (c *workCmd) Run(ctx context.Context, logger *slog.Logger) error {
 		return err
 	}
 	defer free()
+	registry := telemetry.NewRegistry()
+	tracer, err := traceFlag{}.tracer(ctx, "stampede-worker", registry, logger)
+	if err != nil {
+		return err
+	}
+	defer tracer.Close()
 	b, err := openControl(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, workerPostgresConns, logger,
-		connect.Service("work"))
+		connect.Service("work"), connect.Traced(tracer))
 	if err != nil {
 		return err
 	}
@@ -71,8 +78,8 @@ func (c *workCmd) Run(ctx context.Context, logger *slog.Logger) error {
 		return err
 	}
 	warnOfSettings(ctx, b, reservation.WorkerRights, logger)
-	registry := telemetry.NewRegistry()
 	config := workerConfig(b, c.keysFlags, c.workerFlags, registry, logger)
+	config.Tracer = tracer
 	config.Consumer, config.DrainTimeout = consumer, c.DrainTimeout
 	// Create the worker before serving /metrics: it registers the series.
 	runWorker, err := newWorker(c.RedisURL, config)
@@ -81,9 +88,7 @@ func (c *workCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	}
 
 	together, ctx := errgroup.WithContext(ctx)
-	together.Go(func() error {
-		return listenError(telemetry.Serve(ctx, c.MetricsAddr, registry, b.ready), "STAMPEDE_METRICS_ADDR", "--metrics-addr")
-	})
+	together.Go(func() error { return c.serve(ctx, c.MetricsAddr, registry, b.ready) })
 	together.Go(func() error { return runWorker(ctx) })
 	return together.Wait()
 }

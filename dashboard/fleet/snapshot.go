@@ -109,11 +109,14 @@ type Sale struct {
 	// Shut says why the sale sells nothing although it is open: "" if it sells.
 	Shut string `json:"shut,omitempty"`
 
-	// Rates are those of this sale: Offered to Failed only.
-	Rates Rates `json:"rates"`
+	// Rates are those of this sale: Offered to Failed only. RatesKnown is false if no ingress that answers counts by sale.
+	Rates      Rates `json:"rates"`
+	RatesKnown bool  `json:"rates_known"`
 	// Funnel counts the orders of the sale in Postgres by what became of them; FunnelKnown is false before the first look.
-	Funnel      Funnel `json:"funnel"`
-	FunnelKnown bool   `json:"funnel_known"`
+	// FunnelAt is when they were counted: the more orders, the less often.
+	Funnel      Funnel    `json:"funnel"`
+	FunnelKnown bool      `json:"funnel_known"`
+	FunnelAt    time.Time `json:"funnel_at,omitzero"`
 }
 
 // Funnel counts orders.

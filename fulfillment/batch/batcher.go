@@ -11,11 +11,14 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/google/uuid"
+
 	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/metrics"
 	"stampede/fulfillment/rebuild"
 	"stampede/internal/crashpoint"
 	"stampede/internal/retry"
+	"stampede/internal/tracing"
 	"stampede/lock"
 	"stampede/reservation"
 	"stampede/reservation/order"
@@ -52,6 +55,8 @@ type Config struct {
 	Metrics *metrics.Worker
 	// Rebuilder receives evidence that Redis lacks orders. It may be nil.
 	Rebuilder *rebuild.Rebuilder
+	// Tracer traces the orders of traced purchases. It may be nil.
+	Tracer *tracing.Tracer
 }
 
 // Batcher makes batches of the messages that the Router hands out one by one. Messages that arrive
@@ -96,9 +101,12 @@ func (b *Batcher) Drain() { b.drainOnce.Do(func() { close(b.draining) }) }
 // process handles a batch, except the messages that have to wait for a later one.
 func (b *Batcher) process(ctx context.Context, f *inFlightBatch) {
 	started := time.Now()
+	ctx, traced := b.trace(ctx, f.batch)
+	defer traced.end()
 	defer func() {
 		if p := recover(); p != nil {
-			b.Logger.Error("panic in a batch; its messages are delivered again", "panic", p, "stack", string(debug.Stack()))
+			b.Logger.ErrorContext(ctx, "panic in a batch; its messages are delivered again", "orders", len(f.batch),
+				"order_ids", orderIDs(f.batch), "panic", p, "stack", string(debug.Stack()))
 			// All of them, deferred ones included: nothing else resolves them.
 			for _, s := range f.batch {
 				s.resolve(fmt.Errorf("%w: %v", ledger.ErrPanicked, p))
@@ -128,16 +136,30 @@ func (b *Batcher) process(ctx context.Context, f *inFlightBatch) {
 		switch out := outcomes[i]; {
 		case errors.Is(out.Err, ledger.ErrBlocked):
 			f.blocked, f.why = append(f.blocked, s), out.Err
+			s.span.Fail(out.Err)
 		case ledger.NeedsRelease(out) && !released:
 			// Its units are not released: a later batch finds the order recorded and retries.
 			f.deferred = append(f.deferred, s)
 		default:
+			noteOutcome(s.span, out)
 			b.Metrics.Count(out)
 			s.resolve(out.Err)
 		}
 	}
 	b.Metrics.BatchOrders.Observe(float64(len(ready)))
 	b.Metrics.BatchSeconds.Observe(time.Since(started).Seconds())
+}
+
+// loggedMax bounds the ids in a line of the log.
+const loggedMax = 10
+
+// orderIDs returns the orders of a batch, or the first of them, for the log.
+func orderIDs(batch []*submission) []uuid.UUID {
+	ids := make([]uuid.UUID, 0, loggedMax)
+	for _, s := range batch[:min(len(batch), loggedMax)] {
+		ids = append(ids, s.event.OrderID)
+	}
+	return ids
 }
 
 // observeDurable measures how long the orders that have just been recorded were on their way.
@@ -156,6 +178,9 @@ func inSaleOrder(batch []*submission) []order.OrderReserved {
 	events := make([]order.OrderReserved, len(batch))
 	for i, s := range batch {
 		events[i] = s.event
+		if s.span.On() { // others continue below it
+			events[i].TraceParent = s.span.Parent()
+		}
 	}
 	return events
 }

@@ -51,7 +51,8 @@ func (d *dispatch) block(messages []*submission, why error) {
 		if b == nil {
 			b = &blockedSale{since: time.Now()}
 			d.blocked[s.event.SaleID] = b
-			d.Logger.Warn("orders of a sale are blocked; other sales continue", "sale", s.event.SaleID, "error", why)
+			d.Logger.Warn("orders of a sale are blocked; other sales continue", "sale", s.event.SaleID,
+				"orders", len(messages), "order_ids", orderIDs(messages), "error", why)
 			d.Metrics.Failing.WithLabelValues(metrics.StepBlocked).Inc()
 			d.scheduleRetry(b)
 		}

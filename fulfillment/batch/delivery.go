@@ -8,6 +8,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"stampede/fulfillment/stream"
+	"stampede/internal/tracing"
 	"stampede/reservation/order"
 )
 
@@ -31,6 +32,7 @@ func (b *Batcher) handle(msg *message.Message) error {
 		return fmt.Errorf("message %s: %w", msg.UUID, err)
 	}
 	d, orders := newDelivery(events)
+	d.entry = msg.Metadata.Get(order.MetaEntryID)
 	if !b.queue.add(orders, moreFollow) {
 		return stream.ErrStopping
 	}
@@ -39,7 +41,8 @@ func (b *Batcher) handle(msg *message.Message) error {
 
 // delivery is a message whose orders are not all done.
 type delivery struct {
-	done chan error // receives one value
+	done  chan error // receives one value
+	entry string     // the id of the message in its stream
 
 	mu   sync.Mutex
 	open int // orders that are not done
@@ -52,7 +55,8 @@ type delivery struct {
 // submission is an order of a message that waits for its batch. It belongs to one goroutine at a time.
 type submission struct {
 	event    order.OrderReserved
-	delivery *delivery // nil once resolved
+	delivery *delivery    // nil once resolved
+	span     tracing.Span // of the batch in which it is now
 }
 
 func newDelivery(events []order.OrderReserved) (*delivery, []*submission) {

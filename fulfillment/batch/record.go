@@ -25,7 +25,7 @@ func (b *Batcher) record(ctx context.Context, events []order.OrderReserved, oneS
 	switch {
 	case r.Slow:
 		b.recordMax.Store(int64(r.Limit))
-		b.Logger.Warn("recording orders took too long; fewer are recorded at a time", "orders", r.Limit,
+		b.Logger.WarnContext(ctx, "recording orders took too long; fewer are recorded at a time", "orders", r.Limit,
 			"before", limit)
 	case limit < b.BatchMax:
 		b.recordMax.Store(int64(min(2*limit, b.BatchMax)))

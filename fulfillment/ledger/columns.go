@@ -20,6 +20,13 @@ type Columns struct {
 	reservedAt                    []timeCell
 	keys                          []textCell
 	firsts                        []int // index in the batch of the row's first event
+	traces                        []tracedRow
+}
+
+// tracedRow is a row of an order that is traced.
+type tracedRow struct {
+	row    int
+	parent string
 }
 
 // ColumnsOf returns the columns and each event's row in them.
@@ -42,6 +49,9 @@ func ColumnsOf(events []order.OrderReserved) (*Columns, []int) {
 			c.quantities, c.sequences = append(c.quantities, numberCell(e.Quantity)), append(c.sequences, numberCell(e.Sequence))
 			c.epochs, c.reservedAt = append(c.epochs, numberCell(e.Epoch)), append(c.reservedAt, timeCell(e.ReservedAt))
 			c.keys, c.firsts = append(c.keys, textCell(e.KeyFingerprint)), append(c.firsts, i)
+			if e.TraceParent != "" {
+				c.traces = append(c.traces, tracedRow{row, e.TraceParent})
+			}
 		}
 		rows[i] = row
 	}

@@ -106,7 +106,7 @@ func (l *Ledger) write(ctx context.Context, c *Columns, refusal *string) ([]stri
 	}
 	defer conn.Release()
 	if refusal == nil {
-		err := l.confirmFresh(ctx, conn, c)
+		err := inSpan(ctx, c, func(ctx context.Context) error { return l.confirmFresh(ctx, conn, c) })
 		if err == nil {
 			return slices.Repeat([]string{wordConfirmed}, len(c.orders)), nil, nil
 		}
@@ -115,7 +115,12 @@ func (l *Ledger) write(ctx context.Context, c *Columns, refusal *string) ([]stri
 			return nil, nil, err
 		}
 	}
-	words, found, err := l.recordOn(ctx, conn, c, refusal)
+	var words []string
+	var found map[uuid.UUID]order.Order
+	err = inSpan(ctx, c, func(ctx context.Context) (err error) {
+		words, found, err = l.recordOn(ctx, conn, c, refusal)
+		return err
+	})
 	if err != nil {
 		rollBack(conn)
 	}
@@ -129,11 +134,15 @@ func (l *Ledger) confirmFresh(ctx context.Context, conn *pgxpool.Conn, c *Column
 	l.queueBegin(batch)
 	batch.Queue(sql.LedgerRecordFresh, c.Arguments()...)
 	sold := c.unitsOf(func(int) bool { return true })
+	traced := c.tracesOf(func(int) bool { return true })
+	queueTraces(batch, traced)
 	queueEnd(batch, sold)
 	answers := conn.SendBatch(ctx, batch)
 	err := readBegin(answers)
-	if err == nil {
-		err = readAnswer(answers)
+	for range 1 + len(traced) {
+		if err == nil {
+			err = readAnswer(answers)
+		}
 	}
 	if err == nil {
 		err = finish(answers, sold)
@@ -162,7 +171,9 @@ func (l *Ledger) recordOn(
 	for _, of := range repeated {
 		batch.Queue(sql.LedgerFindOrders, of.sale, of.orders)
 	}
+	traced := c.tracesOf(func(row int) bool { return isFresh(words[row]) })
 	sold := c.unitsOf(func(row int) bool { return words[row] == wordConfirmed })
+	queueTraces(batch, traced)
 	queueEnd(batch, sold)
 	answers = conn.SendBatch(ctx, batch)
 	for range refused {
@@ -173,6 +184,11 @@ func (l *Ledger) recordOn(
 	found := map[uuid.UUID]order.Order{}
 	for range repeated {
 		if err := readOrders(answers, found); err != nil {
+			return nil, nil, closed(answers, err)
+		}
+	}
+	for range traced {
+		if err := readAnswer(answers); err != nil {
 			return nil, nil, closed(answers, err)
 		}
 	}

@@ -183,7 +183,7 @@ func (r *BatchRecording) refuse(ctx context.Context, events []order.OrderReserve
 func Attempt(ctx context.Context, log *slog.Logger, t Transaction) (outcomes []Outcome, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			log.Error("panic while recording a batch", "panic", p, "stack", string(debug.Stack()))
+			log.ErrorContext(ctx, "panic while recording a batch", "panic", p, "stack", string(debug.Stack()))
 			err = fmt.Errorf("%w: %v", ErrPanicked, p)
 		}
 	}()

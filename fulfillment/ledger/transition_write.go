@@ -96,8 +96,10 @@ func (l *Ledger) change(ctx context.Context, id uuid.UUID, c change) (next order
 			return err
 		}
 		changed = []order.Order{o.Order}
-		next.UpdatedAt, err = writeChange(ctx, tx, c, changed, next.Order)
-		return err
+		if next.UpdatedAt, err = writeChange(ctx, tx, c, changed, next.Order); err != nil {
+			return err
+		}
+		return noteTrace(ctx, tx, next.Order)
 	})
 	switch {
 	case err == nil:

@@ -15,6 +15,7 @@ import (
 	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/stream"
 	"stampede/internal/retry"
+	"stampede/internal/tracing"
 	"stampede/reservation/order"
 	"stampede/sql"
 )
@@ -72,7 +73,7 @@ func (r *refusals) in(sale uuid.UUID, epoch int64) bool {
 func (r *Rebuilder) NoteRefused(out ledger.Outcome) {
 	if e := out.Event; r.refused.note(e.SaleID, e.Epoch) {
 		r.config.Logger.Error(logOrderRefused, "sale", e.SaleID, "epoch", e.Epoch, "order", e.OrderID, "user", e.UserID,
-			"rejected", out.Reason)
+			"trace_id", tracing.ID(e.TraceParent), "reason", out.Reason)
 	}
 }
 

@@ -214,6 +214,8 @@ type build struct {
 	log       *slog.Logger
 	began     time.Time
 	report    Report
+	// salesDone of salesTotal are rebuilt in this try; 0 before they are counted.
+	salesDone, salesTotal atomic.Int64
 }
 
 func (r *Rebuilder) newBuild(s *lockSession, n Need) *build {
@@ -227,10 +229,13 @@ func (r *Rebuilder) newBuild(s *lockSession, n Need) *build {
 
 // retryWhileLost calls do again if Redis was lost meanwhile, at most triesMax times.
 func (b *build) retryWhileLost(ctx context.Context, do func(context.Context) error) error {
+	defer b.note(ctx)()
 	defer b.watch(ctx)()
 	for try := 1; ; try++ {
 		b.token = reservation.NewRebuildToken()
 		b.report = Report{Partition: b.partition, Reason: b.of.Reason, Tries: try}
+		b.salesDone.Store(0)
+		b.salesTotal.Store(0)
 		err := do(ctx)
 		if !errors.Is(err, reservation.ErrServerChanged) || try == triesMax {
 			return err

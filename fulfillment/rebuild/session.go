@@ -129,6 +129,9 @@ func (s *lockSession) raiseEpoch(
 	for _, c := range sale.closed {
 		known.Sequence, known.Epoch = max(known.Sequence, c.Sequence), max(known.Epoch, c.Epoch)
 	}
+	// Some services that speak Postgres' protocol do not tell it. Then it is 0, and decision 35 does not hold there.
+	var timeline int64
+	_ = s.conn.QueryRow(ctx, sql.RebuildTimeline).Scan(&timeline)
 	err := pgx.BeginTxFunc(ctx, s.conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		locked, err := tx.Exec(ctx, sql.CatalogLockSale, sale.id)
 		if err != nil {
@@ -137,7 +140,7 @@ func (s *lockSession) raiseEpoch(
 			return reservation.ErrSaleNotFound
 		}
 		rows, _ := tx.Query(ctx, sql.RebuildRaiseEpoch, // its error comes with the rows
-			sale.id, known.Sequence, known.Epoch, reason, sale.epoch, shards)
+			sale.id, known.Sequence, known.Epoch, reason, sale.epoch, shards, timeline)
 		row, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[struct {
 			reservation.SaleRow
 			LastGiven int64

@@ -49,6 +49,7 @@ func (b *build) wholePartition(ctx context.Context) error {
 			live = append(live, sale)
 		}
 	}
+	b.salesTotal.Store(int64(len(live) + len(ended)))
 	// A sale that cannot be rebuilt stays closed and delays no other.
 	failed := b.rebuildSales(ctx, live)
 	b.at("mark the Redis server as verified")
@@ -86,6 +87,7 @@ func (b *build) oneSale(ctx context.Context, id uuid.UUID) error {
 	if err := b.closeAndDrain(ctx, sales, partitions...); err != nil {
 		return err
 	}
+	b.salesTotal.Store(1)
 	return b.rebuildSales(ctx, sales)
 }
 
@@ -131,6 +133,7 @@ func (b *build) rebuildSales(ctx context.Context, sales []requiredSale) error {
 			continue
 		}
 		b.report.Sales = append(b.report.Sales, rebuilt)
+		b.salesDone.Add(1)
 	}
 	return errors.Join(failed...)
 }

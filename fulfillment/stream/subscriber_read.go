@@ -255,5 +255,5 @@ func (s *subscription) reportLost(ids []string) {
 	}
 	s.metrics.lost.Add(float64(len(ids)))
 	s.log.Error("entries were deleted from the stream before they were handled", slog.Int("entries", len(ids)),
-		slog.Any("ids", ids))
+		slog.Any("entry_ids", ids))
 }

@@ -12,8 +12,10 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/google/uuid"
 
 	"stampede/internal/retry"
+	"stampede/reservation/order"
 )
 
 // subscription is one stream being read, from Subscribe to the end of its channel.
@@ -222,8 +224,25 @@ func (s *subscription) tryDeadLetter(d *delivery, reason error) (delay time.Dura
 	s.deadLetterOutage.Over()
 	s.metrics.deadLettered.Inc()
 	s.log.Warn("entry became a dead letter", slog.String("entry", d.id), slog.Int64("deliveries", d.deliveries),
-		slog.Any("reason", reason))
+		slog.Any("order_ids", ordersOf(entry, reason)), slog.Any("reason", reason))
 	return 0, true
+}
+
+// loggedMax bounds the ids in a line of the log.
+const loggedMax = 10
+
+// ordersOf returns the orders of an entry that could not be recorded, or the first of them, for the log. An entry that
+// cannot be read may still name its first order.
+func ordersOf(entry Entry, reason error) (ids []uuid.UUID) {
+	var refused OrderErrors
+	if errors.As(reason, &refused) {
+		for _, of := range refused[:min(len(refused), loggedMax)] {
+			ids = append(ids, of.OrderID)
+		}
+	} else if id, err := order.ParseCompactID(entry.Field(FieldUUID)); err == nil {
+		ids = append(ids, id)
+	}
+	return ids
 }
 
 // ackCollector collects the ids of acknowledged entries until they can be sent.

@@ -16,15 +16,16 @@ var may = map[string][]string{
 	"lock":              {"lua"},
 	"reservation/order": {},
 	"reservation": {
-		"lua", "sql", "reservation/order", "internal/crashpoint", "internal/retry", "internal/telemetry",
+		"lua", "sql", "reservation/order", "internal/crashpoint", "internal/retry", "internal/telemetry", "internal/tracing",
 	},
 	"reservation/catalog": {"lua", "sql", "reservation", "reservation/order", "internal/crashpoint", "internal/retry"},
 	// ingress and fulfillment communicate only through Redis and Postgres, so that each runs without the other.
 	"ingress": {
 		"reservation", "reservation/catalog", "reservation/order", "ingress/apidoc", "internal/accept",
-		"internal/operators", "internal/ratelimit", "internal/retry", "internal/telemetry",
+		"internal/operators", "internal/ratelimit", "internal/retry", "internal/telemetry", "internal/tracing",
 	},
-	"ingress/apidoc": {},
+	"ingress/apidoc":     {},
+	"internal/apiclient": {"internal/retry", "reservation", "reservation/catalog", "reservation/order"},
 	"fulfillment": {
 		"sql",
 		"lock",
@@ -40,6 +41,7 @@ var may = map[string][]string{
 		"internal/pg",
 		"internal/retry",
 		"internal/telemetry",
+		"internal/tracing",
 		"reservation/catalog",
 		"reservation/order",
 	},
@@ -55,6 +57,7 @@ var may = map[string][]string{
 		"internal/crashpoint",
 		"internal/retry",
 		"internal/telemetry",
+		"internal/tracing",
 		"reservation/catalog",
 		"reservation/order",
 	},
@@ -75,6 +78,7 @@ var may = map[string][]string{
 		"internal/pg",
 		"internal/retry",
 		"internal/telemetry",
+		"internal/tracing",
 		"reservation/order",
 	},
 	"fulfillment/retire": {
@@ -97,6 +101,7 @@ var may = map[string][]string{
 		"fulfillment/stream",
 		"internal/crashpoint",
 		"internal/retry",
+		"internal/tracing",
 		"reservation/order",
 	},
 	"fulfillment/deadletter": {
@@ -110,11 +115,33 @@ var may = map[string][]string{
 		"internal/retry",
 		"reservation/order",
 	},
-	"dashboard/fleet": {"reservation"},
-	"relay/feed":      {"sql", "reservation/order"},
-	"relay/target":    {"sql", "relay/feed"},
-	"relay/webhook":   {"relay/feed"},
-	"relay/broker":    {"relay/feed"},
+	"dashboard/fleet":   {"sql", "internal/figure", "reservation", "reservation/catalog"},
+	"dashboard/session": {"internal/operators"},
+	"dashboard/live":    {},
+	"dashboard": {
+		"sql",
+		"reservation",
+		"dashboard/fleet",
+		"dashboard/live",
+		"dashboard/session",
+		"docs",
+		"fulfillment/audit",
+		"fulfillment/deadletter",
+		"fulfillment/ledger",
+		"fulfillment/rebuild",
+		"fulfillment/stream",
+		"internal/figure",
+		"internal/operators",
+		"internal/ratelimit",
+		"internal/telemetry",
+		"reservation/catalog",
+		"reservation/order",
+	},
+	"docs":          {},
+	"relay/feed":    {"sql", "reservation/order"},
+	"relay/target":  {"sql", "relay/feed"},
+	"relay/webhook": {"relay/feed"},
+	"relay/broker":  {"relay/feed"},
 	"relay": {
 		"lock",
 		"reservation",
@@ -122,6 +149,7 @@ var may = map[string][]string{
 		"internal/crashpoint",
 		"internal/retry",
 		"internal/telemetry",
+		"internal/tracing",
 		"relay/broker",
 		"relay/feed",
 		"relay/target",
@@ -157,11 +185,12 @@ var may = map[string][]string{
 var wirers = []string{"internal/demo"}
 
 // roles may only be imported by wirers and commands.
-var roles = []string{"ingress", "fulfillment", "relay"}
+var roles = []string{"ingress", "fulfillment", "relay", "dashboard"}
 
 // forTests are never part of a program.
 var forTests = []string{
-	"internal/testkit", "internal/testsale", "internal/testshop", "internal/testwork", "internal/arch", "internal/docs",
+	"internal/testkit", "internal/testsale", "internal/testshop", "internal/testwork", "internal/testbrowser", "internal/arch",
+	"internal/docs",
 }
 
 // banned are functions that no file may call, each with its alternative.

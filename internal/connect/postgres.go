@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"stampede/internal/tracing"
 	"stampede/sql"
 )
 
@@ -58,6 +59,15 @@ func Service(name string) PostgresOption {
 		setDefault(config.ConnConfig.RuntimeParams, "application_name", "stampede "+name)
 		if _, given := config.ConnConfig.RuntimeParams["transaction_timeout"]; !given {
 			config.AfterConnect = limitTransactions
+		}
+	}
+}
+
+// Traced makes spans of the statements of traced requests and orders.
+func Traced(tracer *tracing.Tracer) PostgresOption {
+	return func(config *pgxpool.Config) {
+		if tracer != nil {
+			config.ConnConfig.Tracer = tracer.Postgres(sql.NameOf)
 		}
 	}
 }

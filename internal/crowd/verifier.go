@@ -33,14 +33,22 @@ type Comparison struct {
 	// Accepted is how many orders the ledger has. Found of them are stored and live, with the same buyer and quantity.
 	// The others ended in a way that their buyers can see: refused after the 202, voided because Redis lost them,
 	// cancelled, or expired.
-	Accepted, Found, Refused, Voided, Cancelled, Expired int
+	Accepted  int `json:"accepted"`
+	Found     int `json:"found"`
+	Refused   int `json:"refused"`
+	Voided    int `json:"voided"`
+	Cancelled int `json:"cancelled"`
+	Expired   int `json:"expired"`
 	// Broken promises: accepted orders that are not stored, or are stored with another buyer or quantity; live orders
 	// that the crowd does not know; contradictory answers.
-	Missing, Altered, Unexpected, Contradictions int
+	Missing        int `json:"missing"`
+	Altered        int `json:"altered"`
+	Unexpected     int `json:"unexpected"`
+	Contradictions int `json:"contradictions"`
 	// Recovered counts live orders of buyers who got no answer.
-	Recovered int
+	Recovered int `json:"recovered"`
 	// Examples describe a few of the broken promises.
-	Examples []string
+	Examples []string `json:"examples,omitempty"`
 }
 
 // maxExamples bounds Comparison.Examples.

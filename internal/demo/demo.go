@@ -10,7 +10,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -42,6 +44,8 @@ type Config struct {
 	// Out gets the story. Terminal means that lines on Out can be rewritten.
 	Out      io.Writer
 	Terminal bool
+	// Verdict gets the verdict as well, good or bad, unless it is nil.
+	Verdict func(Verdict) error
 }
 
 var (
@@ -224,7 +228,15 @@ func (d *demo) open(ctx context.Context) error {
 
 // env is the environment of the processes: that of this process, with the settings of the demo.
 func (d *demo) env() []string {
-	return append(os.Environ(),
+	kept := slices.DeleteFunc(os.Environ(), func(setting string) bool {
+		name, _, _ := strings.Cut(setting, "=")
+		switch name {
+		case "REDIS_URL_FILE", "DATABASE_URL_FILE", "STAMPEDE_ADMIN_TOKEN_FILE":
+			return true // the variables themselves are set below
+		}
+		return false
+	})
+	return append(kept,
 		"REDIS_URL="+d.servers.RedisURL,
 		"DATABASE_URL="+d.servers.DatabaseURL,
 		"STAMPEDE_KEY_PREFIX="+d.keys.Prefix,

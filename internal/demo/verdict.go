@@ -6,19 +6,31 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/google/uuid"
+
 	"stampede/fulfillment/audit"
 	"stampede/internal/crowd"
 	"stampede/internal/figure"
 )
 
-// promiseLine is one promise of the verdict, with its figures or what breaks it.
-type promiseLine struct {
-	promise string
-	says    string
-	figures string
-	broken  []string
-	// unchecked lists why it could not be checked completely.
-	unchecked []string
+// Verdict is what the audit and the crowd found.
+type Verdict struct {
+	Sale uuid.UUID `json:"sale_id"`
+	// Kept is whether every promise was checked and kept.
+	Kept     bool             `json:"kept"`
+	Promises []Promise        `json:"promises"`
+	Crowd    crowd.Report     `json:"crowd"`
+	Checked  crowd.Comparison `json:"checked"`
+}
+
+// Promise is one promise of the verdict, with its figures or what breaks it.
+type Promise struct {
+	Name    string   `json:"name"`
+	Says    string   `json:"says"`
+	Figures string   `json:"figures"`
+	Broken  []string `json:"broken,omitempty"`
+	// Unchecked lists why it could not be checked completely.
+	Unchecked []string `json:"unchecked,omitempty"`
 }
 
 // judge audits the sale after the crowd, adds the comparison, and prints the verdict.
@@ -29,21 +41,21 @@ func (d *demo) judge(ctx context.Context, report crowd.Report, comparison crowd.
 	if err != nil {
 		return err
 	}
-	var lines []promiseLine
+	var lines []Promise
 	for _, p := range audited.Promises {
-		l := promiseLine{promise: p.Name, says: p.Says, figures: audited.Figures(p.Name), unchecked: p.Unchecked}
+		l := Promise{Name: p.Name, Says: p.Says, Figures: audited.Figures(p.Name), Unchecked: p.Unchecked}
 		for _, f := range p.Findings {
-			l.broken = append(l.broken, f.String())
+			l.Broken = append(l.Broken, f.String())
 		}
 		switch p.Name {
 		case "S2":
-			l.figures += fmt.Sprintf("; of %s double clicks none bought twice", figure.Count(report.SecondClicks))
+			l.Figures += fmt.Sprintf("; of %s double clicks none bought twice", figure.Count(report.SecondClicks))
 			if comparison.Contradictions > 0 {
-				l.broken = append(l.broken, fmt.Sprintf("%d buyers got more than one order", comparison.Contradictions))
+				l.Broken = append(l.Broken, fmt.Sprintf("%d buyers got more than one order", comparison.Contradictions))
 			}
 		case "S5":
-			l.figures = d.crashFigures(comparison)
-			l.broken = append(l.broken, lost(report, comparison)...)
+			l.Figures = d.crashFigures(comparison)
+			l.Broken = append(l.Broken, lost(report, comparison)...)
 		case "S7", "DB":
 			if p.Kept() {
 				continue // the demo does not show these; report them only if they are not kept
@@ -51,7 +63,11 @@ func (d *demo) judge(ctx context.Context, report crowd.Report, comparison crowd.
 		}
 		lines = append(lines, l)
 	}
-	return d.story.verdict(lines)
+	err = d.story.verdict(lines)
+	if d.config.Verdict != nil {
+		err = cmp.Or(d.config.Verdict(Verdict{d.sale, err == nil, lines, report, comparison}), err)
+	}
+	return err
 }
 
 // crashFigures returns the figures that show that the killed worker lost no order.
@@ -79,23 +95,23 @@ func lost(report crowd.Report, c crowd.Comparison) (broken []string) {
 
 // verdict prints the lines. It returns ErrBroken if a promise is broken, and otherwise ErrUnchecked if
 // one could not be checked.
-func (s *story) verdict(lines []promiseLine) error {
+func (s *story) verdict(lines []Promise) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var err error
 	for _, l := range lines {
 		mark := "✓"
 		switch {
-		case len(l.broken) > 0:
+		case len(l.Broken) > 0:
 			mark, err = "✗", ErrBroken
-		case len(l.unchecked) > 0:
+		case len(l.Unchecked) > 0:
 			mark, err = "?", cmp.Or(err, ErrUnchecked)
 		}
-		_, _ = fmt.Fprintf(s.out, "%s %s  %-34s %s\n", mark, l.promise, l.says, l.figures)
-		for _, b := range l.broken {
+		_, _ = fmt.Fprintf(s.out, "%s %s  %-34s %s\n", mark, l.Name, l.Says, l.Figures)
+		for _, b := range l.Broken {
 			_, _ = fmt.Fprintf(s.out, "      - %s\n", b)
 		}
-		for _, why := range l.unchecked {
+		for _, why := range l.Unchecked {
 			_, _ = fmt.Fprintf(s.out, "      ? not checked: %s\n", figure.Printable(why))
 		}
 	}

@@ -208,6 +208,9 @@ func (c *checker) reference() {
 			}
 		}
 	}
+	if p := c.pages[referencePage]; p != nil {
+		c.logs(p)
+	}
 	if p := c.pages[problemsPage]; p != nil {
 		for _, slug := range p.problems() {
 			if !c.slugs[slug.text] {

@@ -27,6 +27,8 @@ type source struct {
 	declared  map[string]map[string]bool
 	functions map[string]map[string]bool
 	tests     map[string]bool
+	// fields are those of the log.
+	fields map[string]bool
 }
 
 func readSource(root fs.FS) (*source, error) {
@@ -34,6 +36,7 @@ func readSource(root fs.FS) (*source, error) {
 		variables: map[string]bool{}, metrics: map[string]bool{}, names: map[string]bool{}, slugs: map[string]bool{},
 		tasks: map[string]bool{}, files: map[string]bool{}, bases: map[string]bool{},
 		declared: map[string]map[string]bool{}, functions: map[string]map[string]bool{}, tests: map[string]bool{},
+		fields: map[string]bool{},
 	}
 	err := fs.WalkDir(root, ".", func(name string, entry fs.DirEntry, err error) error {
 		switch {
@@ -101,6 +104,9 @@ func (c *source) readGo(root fs.FS, name string) error {
 	}
 	inTest := strings.HasSuffix(name, "_test.go")
 	c.declarations(name, file, inTest)
+	if !inTest && logsFor(name) {
+		c.logFields(file)
+	}
 	constants := map[*ast.BasicLit]bool{}
 	ast.Inspect(file, func(n ast.Node) bool {
 		switch n := n.(type) {
@@ -131,6 +137,12 @@ func (c *source) readGo(root fs.FS, name string) error {
 		return true
 	})
 	return nil
+}
+
+// logsFor reports whether a file is part of a service: benchmarks, examples and tools log for their users only.
+func logsFor(name string) bool {
+	first, _, _ := strings.Cut(name, "/")
+	return first != "bench" && first != "examples" && first != "tools" && !strings.HasPrefix(name, "internal/test")
 }
 
 // stringValue returns the value of a string literal, "" for anything else.

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"time"
@@ -21,10 +22,13 @@ func Postgres(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 	}
 	findings := p.findings()
 	if err := sql.Check(ctx, pool); err != nil {
+		mend := "stampede migrate up"
+		if errors.Is(err, sql.ErrSchemaAhead) {
+			mend = "run the version that is named here"
+		}
 		findings = append(findings, Finding{
 			Severity: Unsafe, Server: "postgres", What: err.Error(),
-			Why:  "ingresses and workers need the schema of their own version",
-			Mend: "stampede migrate up",
+			Why: "ingresses and workers need the schema of their own version, or one that only adds to it", Mend: mend,
 		})
 		return findings, nil //nolint:nilerr // it is a finding
 	}

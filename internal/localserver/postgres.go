@@ -20,6 +20,8 @@ import (
 type PostgresOptions struct {
 	// Settings add to or replace the defaults, as in postgresql.conf ("log_statement": "all").
 	Settings map[string]string
+	// Archive keeps the log of all changes, for Backup and Restore.
+	Archive bool
 }
 
 // Postgres is a private Postgres server with fsync on. Every local user has full access to it: it is for
@@ -48,10 +50,17 @@ func StartPostgres(ctx context.Context, o PostgresOptions) (*Postgres, error) {
 		folder.remove()
 		return nil, err
 	}
+	settings := o.Settings
+	if o.Archive {
+		if settings, err = archiveSettings(folder, a, o.Settings); err != nil {
+			folder.remove()
+			return nil, err
+		}
+	}
 	s := &server{
 		name: "Postgres", binary: filepath.Join(programs, "postgres"), account: a, folder: folder, orderly: syscall.SIGINT,
 		readyMark: readyMark,
-		args:      func(port int) []string { return postgresArgs(data, port, o.Settings) },
+		args:      func(port int) []string { return postgresArgs(data, port, settings) },
 	}
 	if err := s.start(ctx, freePort); err != nil {
 		return nil, err

@@ -96,6 +96,15 @@ func (r *Registry) Find(token string) (Person, bool) {
 	return inFile, known
 }
 
+// FindHash is Find for a token of which only the SHA-256 was kept, as that of a session.
+func (r *Registry) FindHash(hash [sha256.Size]byte) (Person, bool) {
+	inFile, known := r.inFile.Load().findHash(hash)
+	if admin, isAdmin := r.admin.findHash(hash); isAdmin {
+		return admin, true
+	}
+	return inFile, known
+}
+
 // Run reads the file again and again until ctx ends. A version that cannot be used is logged as an error, and again
 // every minute; meanwhile nobody gets a right, and who is missing in it loses theirs. While the file cannot be read,
 // nothing changes.

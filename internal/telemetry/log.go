@@ -20,18 +20,22 @@ func NewLogger(w io.Writer, format, level string) (*slog.Logger, error) {
 	if err := lowest.UnmarshalText([]byte(level)); err != nil {
 		return nil, fmt.Errorf("log level %q: want debug, info, warn or error", level)
 	}
-	options := &slog.HandlerOptions{Level: lowest, ReplaceAttr: onlyMessage}
+	options := &slog.HandlerOptions{Level: lowest, ReplaceAttr: plain}
 	switch format {
 	case formatText:
-		return slog.New(slog.NewTextHandler(w, options)), nil
+		return slog.New(withTrace{slog.NewTextHandler(w, options)}), nil
 	case formatJSON:
-		return slog.New(slog.NewJSONHandler(w, options)), nil
+		return slog.New(withTrace{slog.NewJSONHandler(w, options)}), nil
 	}
 	return nil, fmt.Errorf("log format %q: want %s or %s", format, formatText, formatJSON)
 }
 
-// onlyMessage writes an error as its message. The text format would write the stack of some errors.
-func onlyMessage(_ []string, a slog.Attr) slog.Attr {
+// plain writes an error as its message: the text format would write the stack of some errors. It leaves out the trace of
+// what is not traced.
+func plain(_ []string, a slog.Attr) slog.Attr {
+	if a.Key == traceID && a.Value.String() == "" {
+		return slog.Attr{}
+	}
 	if err, ok := a.Value.Any().(error); ok {
 		a.Value = slog.StringValue(err.Error())
 	}

@@ -21,15 +21,20 @@ const (
 	maxHeaderBytes  = 8 << 10
 )
 
+// Option adds to what Serve answers.
+type Option func(*http.ServeMux)
+
 // Serve answers /metrics, /livez and /readyz on addr until ctx is done, and then finishes running
 // requests. It returns nil after such a stop, and immediately an error if it cannot listen.
-func Serve(ctx context.Context, addr string, registry *prometheus.Registry, ready func(context.Context) error) error {
+func Serve(
+	ctx context.Context, addr string, registry *prometheus.Registry, ready func(context.Context) error, options ...Option,
+) error {
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", addr)
 	if err != nil {
 		return fmt.Errorf("metrics: %w", err)
 	}
 	slog.InfoContext(ctx, "metrics are served", "addr", listener.Addr().String())
-	return serve(ctx, listener, newHandler(registry, ready))
+	return serve(ctx, listener, newHandler(registry, ready, options...))
 }
 
 func serve(ctx context.Context, listener net.Listener, handler http.Handler) error {
@@ -61,7 +66,9 @@ func serve(ctx context.Context, listener net.Listener, handler http.Handler) err
 
 // newHandler answers /metrics from the registry, /livez always, and /readyz with the result of ready,
 // within readyTimeout. It is for the operators' network: if ready fails, the answer is 503 with the error.
-func newHandler(registry *prometheus.Registry, ready func(context.Context) error) http.Handler {
+func newHandler(
+	registry *prometheus.Registry, ready func(context.Context) error, options ...Option,
+) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{Registry: registry}))
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { writeText(w, http.StatusOK, "ok") })
@@ -74,6 +81,9 @@ func newHandler(registry *prometheus.Registry, ready func(context.Context) error
 		}
 		writeText(w, http.StatusOK, "ok")
 	})
+	for _, option := range options {
+		option(mux)
+	}
 	return mux
 }
 

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/creack/pty"
+
 	"stampede/internal/child"
 	"stampede/reservation"
 )
@@ -26,7 +28,9 @@ type Cmd struct {
 	t       testing.TB
 	cmd     *exec.Cmd
 	output  lines
+	stdout  lines
 	input   io.Writer
+	tty     *os.File // the process's end of its terminal
 	process *child.Process
 }
 
@@ -39,16 +43,25 @@ func Command(t testing.TB, args ...string) *Cmd {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &Cmd{t: t, cmd: exec.Command(self, args...)}
+	c := Program(t, self, args...)
+	c.Setenv(envReexec, "1")
+	return c
+}
+
+// Program prepares to run another program, as Command does with the test binary.
+func Program(t testing.TB, path string, args ...string) *Cmd {
+	t.Helper()
+	c := &Cmd{t: t, cmd: exec.Command(path, args...)}
 	c.cmd.Stdout, c.cmd.Stderr = &c.output, &c.output
-	c.cmd.Env = append(slices.DeleteFunc(os.Environ(), func(kv string) bool {
-		return strings.HasPrefix(kv, "STAMPEDE_")
-	}), envReexec+"=1")
+	c.cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, "STAMPEDE_") })
 	return c
 }
 
 // Setenv sets a variable of the process's environment.
 func (c *Cmd) Setenv(name, value string) { c.cmd.Env = append(c.cmd.Env, name+"="+value) }
+
+// UseTerminal makes a terminal the standard output of the process. Output has its standard error only.
+func (c *Cmd) UseTerminal(terminal *os.File) { c.cmd.Stdout = terminal }
 
 // LimitFiles bounds the open files of the process. Call it once, before Start.
 func (c *Cmd) LimitFiles(n int) {
@@ -83,6 +96,30 @@ func (c *Cmd) WriteLine(line string) {
 	}
 }
 
+// KeepStdout keeps what the process writes to standard output for Stdout. Call it before Start.
+func (c *Cmd) KeepStdout() { c.cmd.Stdout = io.MultiWriter(&c.stdout, &c.output) }
+
+// Stdout is what the process wrote so far to standard output, after KeepStdout.
+func (c *Cmd) Stdout() string { return c.stdout.String() }
+
+// Terminal gives the process a terminal, whose input WriteLine types. Call it before Start.
+func (c *Cmd) Terminal() {
+	c.t.Helper()
+	master, tty, err := pty.Open()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.input, c.tty = master, tty
+	c.cmd.Stdin, c.cmd.Stdout, c.cmd.Stderr = tty, tty, tty
+	var reading sync.WaitGroup
+	reading.Go(func() { _, _ = io.Copy(&c.output, master) }) // ends with an error when the process has closed its end
+	c.t.Cleanup(func() {
+		_ = tty.Close()
+		reading.Wait()
+		_ = master.Close()
+	})
+}
+
 // Start starts the process.
 func (c *Cmd) Start() {
 	c.t.Helper()
@@ -91,6 +128,9 @@ func (c *Cmd) Start() {
 		c.t.Fatal(err)
 	}
 	c.process = process
+	if c.tty != nil {
+		_ = c.tty.Close() // so that the terminal ends with the process
+	}
 	c.t.Cleanup(func() {
 		c.Kill()
 		if c.t.Failed() {

@@ -35,6 +35,8 @@ const (
 const (
 	metaContentType  = "content-type"
 	metaPartitionKey = "partitionkey"
+	// metaTraceParent is only in the messages of events that are traced.
+	metaTraceParent = "traceparent"
 )
 
 // Publisher sends each event as a message whose id is that of the event. It is safe for concurrent use.
@@ -85,6 +87,9 @@ func (p *Publisher) InFlight() int { return p.inFlight }
 func (p *Publisher) Send(ctx context.Context, e *feed.Event) error {
 	m := message.NewMessageWithContext(ctx, e.ID, e.Body)
 	m.Metadata = message.Metadata{metaContentType: feed.ContentType, metaPartitionKey: e.Subject}
+	if e.TraceParent != "" {
+		m.Metadata[metaTraceParent] = e.TraceParent
+	}
 	return p.to.Publish(p.topic, m)
 }
 

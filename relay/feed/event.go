@@ -33,9 +33,12 @@ type Event struct {
 	OccurredAt time.Time
 	// Body is a CloudEvent in structured JSON.
 	Body []byte
+	// TraceParent is the span below which the event is sent, as W3C Trace Context has it; empty unless it is traced.
+	TraceParent string
 }
 
-// cloudEvent has the attributes of CloudEvents 1.0, and its extensions partitionkey and sequence.
+// cloudEvent has the attributes of CloudEvents 1.0, and its extensions partitionkey, sequence and traceparent, which is
+// that of the change: it stays the same when the event is sent again.
 type cloudEvent struct {
 	SpecVersion     string  `json:"specversion"`
 	ID              string  `json:"id"`
@@ -47,6 +50,7 @@ type cloudEvent struct {
 	DataSchema      string  `json:"dataschema"`
 	PartitionKey    string  `json:"partitionkey"`
 	Sequence        string  `json:"sequence"`
+	TraceParent     string  `json:"traceparent,omitempty"`
 	Data            any     `json:"data"`
 }
 
@@ -73,6 +77,7 @@ type orderRow struct {
 	ExpiresAt        *time.Time
 	PaymentReference string
 	Reason, Operator string
+	TraceParent      string
 }
 
 type orderData struct {
@@ -95,7 +100,7 @@ type orderData struct {
 func (r *Reader) orderEvent(row *orderRow) (Event, error) {
 	status := strings.ToLower(strings.TrimPrefix(row.Type, "Order"))
 	return r.event("stampede.order."+status, fmt.Sprintf("%s.%d", row.OrderID, row.Version), row.OrderID, row.Position,
-		row.OccurredAt, orderSchema, orderData{
+		row.OccurredAt, row.TraceParent, orderSchema, orderData{
 			SchemaVersion: schemaVersion, Position: row.Position, OrderID: row.OrderID, SaleID: row.SaleID,
 			UserID: row.UserID, Quantity: row.Quantity, Status: status, Version: row.Version,
 			ReservedAt: instantOf(row.ReservedAt), OccurredAt: instant(row.OccurredAt), ExpiresAt: instantOf(row.ExpiresAt),
@@ -141,7 +146,7 @@ type saleData struct {
 func (r *Reader) saleEvent(row *saleRow) (Event, error) {
 	change := strings.ToLower(strings.TrimPrefix(row.Type, "Sale"))
 	return r.event("stampede.sale."+change, fmt.Sprintf("%s.r%d", row.SaleID, row.Revision), row.SaleID, row.Position,
-		row.OccurredAt, saleSchema, saleData{
+		row.OccurredAt, "", saleSchema, saleData{
 			SchemaVersion: schemaVersion, Position: row.Position, SaleID: row.SaleID, Revision: row.Revision, Change: change,
 			OccurredAt: instant(row.OccurredAt), Operator: row.Operator, Name: row.Name, State: row.State, Stock: row.Stock,
 			PerOrderLimit: row.PerOrderLimit, OpensAt: instantOf(row.OpensAt), ClosesAt: instantOf(row.ClosesAt),
@@ -150,18 +155,20 @@ func (r *Reader) saleEvent(row *saleRow) (Event, error) {
 }
 
 func (r *Reader) event(
-	kind, id string, subject uuid.UUID, position int64, at time.Time, schema string, data any,
+	kind, id string, subject uuid.UUID, position int64, at time.Time, traceParent, schema string, data any,
 ) (Event, error) {
 	key := subject.String()
 	body, err := json.Marshal(cloudEvent{
 		SpecVersion: specVersion, ID: id, Source: r.source, Type: kind, Subject: key, Time: instant(at),
 		DataContentType: dataType, DataSchema: schema, PartitionKey: key, Sequence: strconv.FormatInt(position, 10),
-		Data: data,
+		TraceParent: traceParent, Data: data,
 	})
 	if err != nil {
 		return Event{}, fmt.Errorf("encode the event %s: %w", id, err)
 	}
-	return Event{Position: position, ID: id, Subject: key, OccurredAt: at, Body: body}, nil
+	return Event{
+		Position: position, ID: id, Subject: key, OccurredAt: at, Body: body, TraceParent: traceParent,
+	}, nil
 }
 
 func instantOf(t *time.Time) instant {

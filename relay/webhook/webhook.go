@@ -120,6 +120,9 @@ func (s *Sender) Send(ctx context.Context, e *feed.Event) error {
 		"Webhook-Timestamp": {strconv.FormatInt(at.Unix(), 10)},
 		"Webhook-Signature": {sign(s.secrets, e.ID, at, e.Body)},
 	}
+	if e.TraceParent != "" {
+		request.Header["Traceparent"] = []string{e.TraceParent}
+	}
 	answer, err := s.client.Do(request)
 	if err != nil {
 		var outer *url.Error

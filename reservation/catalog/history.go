@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"strings"
 	"time"
@@ -41,6 +42,20 @@ type Change struct {
 
 // Name returns the type without its prefix, in lower case: created, paused and so on.
 func (c Change) Name() string { return strings.ToLower(strings.TrimPrefix(c.Type, "Sale")) }
+
+// ChangeView is a change as the HTTP API and the commands show it.
+type ChangeView struct {
+	Revision   int64           `json:"revision"`
+	Change     string          `json:"change"`
+	OccurredAt string          `json:"occurred_at"`
+	Operator   string          `json:"operator,omitempty"`
+	Data       json.RawMessage `json:"data"`
+}
+
+// View returns the change as it is shown.
+func (c Change) View() ChangeView {
+	return ChangeView{c.Revision, c.Name(), timestamp(c.OccurredAt), c.Operator, c.Data}
+}
 
 // History returns the newest changes of a sale, at most limit, oldest first. It returns ErrSaleNotFound for an
 // unknown sale.

@@ -17,4 +17,6 @@ type CountedSale struct {
 	Sold int64
 	// Retired is true if Redis has no buyers of the sale any more: Postgres has all of it.
 	Retired bool
+	// Archived is true if the orders of the sale are no longer in Postgres.
+	Archived bool
 }

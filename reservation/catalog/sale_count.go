@@ -16,29 +16,60 @@ import (
 	"stampede/sql"
 )
 
+// saleView is a sale in JSON.
+type saleView struct {
+	ID                   uuid.UUID         `json:"id"`
+	Name                 string            `json:"name"`
+	State                reservation.State `json:"state"`
+	Stock                int64             `json:"stock"`
+	Available            int64             `json:"available"`
+	Held                 int64             `json:"held"`
+	Sold                 int64             `json:"sold"`
+	PerOrderLimit        int64             `json:"per_order_limit"`
+	OpensAt              string            `json:"opens_at,omitempty"`
+	ClosesAt             string            `json:"closes_at,omitempty"`
+	PaymentWindowSeconds int64             `json:"payment_window_seconds"`
+	Shards               int               `json:"shards"`
+	CreatedAt            string            `json:"created_at"`
+}
+
 // MarshalJSON writes a sale as the HTTP API and the commands show it. Times that are not set are left
 // out.
 func (s CountedSale) MarshalJSON() ([]byte, error) {
-	return json.Marshal(struct {
-		ID                   uuid.UUID         `json:"id"`
-		Name                 string            `json:"name"`
-		State                reservation.State `json:"state"`
-		Stock                int64             `json:"stock"`
-		Available            int64             `json:"available"`
-		Held                 int64             `json:"held"`
-		Sold                 int64             `json:"sold"`
-		PerOrderLimit        int64             `json:"per_order_limit"`
-		OpensAt              string            `json:"opens_at,omitempty"`
-		ClosesAt             string            `json:"closes_at,omitempty"`
-		PaymentWindowSeconds int64             `json:"payment_window_seconds"`
-		Shards               int               `json:"shards"`
-		CreatedAt            string            `json:"created_at"`
-	}{
+	return json.Marshal(saleView{
 		ID: s.ID, Name: s.Name, State: s.State, Stock: s.Stock, Available: s.Available, Held: s.Held, Sold: s.Sold,
 		PerOrderLimit: s.PerOrderLimit, OpensAt: timestamp(s.OpensAt), ClosesAt: timestamp(s.ClosesAt),
 		PaymentWindowSeconds: int64(s.PaymentWindow / time.Second), Shards: s.Shards,
 		CreatedAt: timestamp(s.CreatedAt),
 	})
+}
+
+// UnmarshalJSON reads what MarshalJSON writes. All else of the sale is zero.
+func (s *CountedSale) UnmarshalJSON(text []byte) error {
+	var v saleView
+	if err := json.Unmarshal(text, &v); err != nil {
+		return err
+	}
+	*s = CountedSale{
+		Sale: reservation.Sale{ID: v.ID, Terms: reservation.Terms{
+			Name: v.Name, Stock: v.Stock, PerOrderLimit: v.PerOrderLimit,
+			PaymentWindow: time.Duration(v.PaymentWindowSeconds) * time.Second, Shards: v.Shards,
+		}},
+		State: v.State, Available: v.Available, Held: v.Held, Sold: v.Sold,
+	}
+	for _, at := range []struct {
+		to   *time.Time
+		text string
+	}{{&s.OpensAt, v.OpensAt}, {&s.ClosesAt, v.ClosesAt}, {&s.CreatedAt, v.CreatedAt}} {
+		if at.text == "" {
+			continue
+		}
+		var err error
+		if *at.to, err = time.Parse(time.RFC3339, at.text); err != nil {
+			return fmt.Errorf("a time of the sale: %w", err)
+		}
+	}
+	return nil
 }
 
 func timestamp(t time.Time) string {
@@ -122,7 +153,7 @@ type storedSale struct {
 	reservation.Sale
 	publishedRevision int64
 	final             int64 // units of orders that are final, if they were counted
-	retired           bool
+	retired, archived bool
 }
 
 type querier interface {
@@ -147,9 +178,11 @@ func findSales(
 		r, err := pgx.RowToStructByName[struct {
 			reservation.SaleRow
 			Sold, PublishedRevision, Final int64
-			Retired                        bool
+			Retired, Archived              bool
 		}](row)
-		s := storedSale{Sale: r.Sale(), publishedRevision: r.PublishedRevision, final: r.Final, retired: r.Retired}
+		s := storedSale{
+			Sale: r.Sale(), publishedRevision: r.PublishedRevision, final: r.Final, retired: r.Retired, archived: r.Archived,
+		}
 		s.Sold = r.Sold
 		return s, err
 	})
@@ -186,7 +219,9 @@ func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]CountResult,
 	counted := make([]CountResult, len(sales))
 	for i, s := range sales {
 		sale := &counted[i].CountedSale
-		*sale = CountedSale{Sale: s.Sale, State: s.StateAt(now), Sold: s.final, Retired: s.retired}
+		*sale = CountedSale{
+			Sale: s.Sale, State: s.StateAt(now), Sold: s.final, Retired: s.retired, Archived: s.archived,
+		}
 		taken, whole := takenIn(asked[i])
 		switch {
 		case whole:

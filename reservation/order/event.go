@@ -21,6 +21,9 @@ const (
 	metaEpoch   = "epoch"
 	// metaCount is how many orders the message holds.
 	metaCount = "count"
+	// metaTraceParent and metaTraces are only in a message of which a purchase is traced (trace.go).
+	metaTraceParent = "traceparent"
+	metaTraces      = "traces"
 	// MetaEntryID and MetaDeliveries are set by the subscriber: the position of the entry in its
 	// stream, and how often it has been delivered, this time included.
 	MetaEntryID    = "stampede_entry_id"
@@ -51,28 +54,38 @@ type OrderReserved struct {
 	Sequence   int64
 	// KeyFingerprint stands for the idempotency key of the purchase; it is empty if there was none.
 	KeyFingerprint string
+	// TraceParent is the span below which the order is recorded; it is empty unless the purchase is traced.
+	TraceParent string
 }
 
 // ReservedMetadata is the metadata of a message with so many orders of a sale in that epoch, a
-// msgpack map of strings.
-func ReservedMetadata(sale uuid.UUID, epoch int64, count int) string {
+// msgpack map of strings. Traces are those of orders that are traced.
+func ReservedMetadata(sale uuid.UUID, epoch int64, count int, traces ...Trace) string {
 	text := strconv.Itoa(count)
-	return ReservedMetadataPrefix(sale, epoch) + string([]byte{shortText + byte(len(text))}) + text
+	return ReservedMetadataPrefix(sale, epoch, traces...) + string([]byte{shortText + byte(len(text))}) + text
 }
 
 // ReservedMetadataPrefix is ReservedMetadata without the last value, the number of orders, which the
 // script appends.
-func ReservedMetadataPrefix(sale uuid.UUID, epoch int64) string {
-	const mapOfFive, shortTextMax, text8 = 0x85, 31, 0xd9
-	packed := []byte{mapOfFive}
-	for _, text := range []string{
+func ReservedMetadataPrefix(sale uuid.UUID, epoch int64, traces ...Trace) string {
+	const shortMap, shortTextMax, text8Max, text8, text16 = 0x80, 31, 255, 0xd9, 0xda
+	texts := []string{
 		MetaEvent, string(EventReserved), metaVersion, reservedVersion, metaSale, sale.String(),
-		metaEpoch, strconv.FormatInt(epoch, 10), metaCount,
-	} {
-		if len(text) <= shortTextMax {
-			packed = append(packed, shortText+byte(len(text)))
-		} else {
-			packed = append(packed, text8, byte(len(text)))
+		metaEpoch, strconv.FormatInt(epoch, 10),
+	}
+	if len(traces) > 0 {
+		texts = append(texts, metaTraceParent, traces[0].Parent, metaTraces, textOf(traces))
+	}
+	texts = append(texts, metaCount)
+	packed := []byte{shortMap + byte((len(texts)+1)/2)}
+	for _, text := range texts {
+		switch n := len(text); {
+		case n <= shortTextMax:
+			packed = append(packed, shortText+byte(n))
+		case n <= text8Max:
+			packed = append(packed, text8, byte(n))
+		default:
+			packed = append(packed, text16, byte(n>>8), byte(n))
 		}
 		packed = append(packed, text...)
 	}
@@ -126,6 +139,7 @@ func ReadReserved(msg *message.Message) (events []OrderReserved, err error) {
 		return nil, fmt.Errorf("%w: %d orders are more than %d", ErrUndecodable, n, MaxPerMessage)
 	}
 	lines := strings.Split(payload, "\n")
+	traces := tracesIn(msg.Metadata.Get(metaTraces))
 	if err == nil && len(lines) != 2*count {
 		err = fmt.Errorf("%d lines for %d orders", len(lines), count)
 	}
@@ -146,7 +160,7 @@ func ReadReserved(msg *message.Message) (events []OrderReserved, err error) {
 		}
 		events = append(events, OrderReserved{
 			OrderID: r.OrderID, SaleID: sale, UserID: lines[i-1], Quantity: r.Quantity, Epoch: r.Epoch,
-			ReservedAt: r.ReservedAt, Sequence: r.Sequence, KeyFingerprint: key,
+			ReservedAt: r.ReservedAt, Sequence: r.Sequence, KeyFingerprint: key, TraceParent: traces[r.OrderID],
 		})
 	}
 	if err != nil {

@@ -91,3 +91,26 @@ func TestImageHoldsOnlyBinaryAndCertificates(t *testing.T) {
 		t.Error("RUN in the final stage, which has no shell")
 	}
 }
+
+// A registry and a scanner read what an image is from its labels.
+func TestImageHasLabels(t *testing.T) {
+	all := stages(t)
+	final := all[len(all)-1]
+	for name, value := range map[string]string{
+		"title": "stampede", "licenses": "Apache-2.0", "version": "$VERSION", "revision": "$REVISION",
+		"created": "$CREATED", "source": "$SOURCE",
+	} {
+		if !has(final, "LABEL", `org.opencontainers.image.`+name+`="`+value+`"`) {
+			t.Errorf("no label %s with %s", name, value)
+		}
+		if argument, ok := strings.CutPrefix(value, "$"); ok && !has(final, "ARG "+argument) {
+			t.Errorf("the last stage has no ARG %s, so the label %s is empty", argument, name)
+		}
+	}
+	build := service(t, loadWithSecrets(t), "ingress").Build
+	for _, argument := range []string{"VERSION", "REVISION"} {
+		if build.Args[argument] == nil {
+			t.Errorf("compose.yaml does not pass %s on", argument)
+		}
+	}
+}

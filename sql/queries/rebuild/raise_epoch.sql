@@ -8,7 +8,9 @@
 -- If the sale has left the epoch $5, another rebuild has raised it: nothing is changed and no row is returned. The other
 -- rebuild could have opened the sale meanwhile, and what was accepted since would be void.
 --
--- Redis may be ahead if Postgres was restored: an ingress never goes back to an earlier epoch.
+-- Redis may be ahead if Postgres was restored: an ingress never goes back to an earlier epoch. If Redis is lost as well,
+-- nothing shows which epochs there were after the point of the restore. So the first epoch of another timeline is far
+-- above those of the one before: otherwise orders of an epoch that was forgotten would count as orders of this one.
 --
 -- The caller has locked the sale (catalog/lock_sale.sql) in a statement of its own: this one must see what the
 -- previous holder of the lock has committed.
@@ -22,14 +24,18 @@ WITH live AS MATERIALIZED (
     FROM orders WHERE sale_id = $1 AND status IN ('confirmed', 'paid')
 ), raised AS (
     -- The log has the latest revision, even if the counters of the sale were changed manually.
-    UPDATE sales SET epoch = greatest(epoch, $3::bigint) + 1, shards = greatest(shards, $6::int), revision = log.last + 1, published_revision = least(published_revision, log.last)
-    FROM live, (SELECT coalesce(max(revision), 0) AS last FROM sale_events WHERE sale_id = $1) AS log WHERE id = $1 AND epoch = $5
+    UPDATE sales SET epoch = greatest(epoch, $3::bigint) + CASE WHEN $7::bigint IN (0, log.timeline) THEN 1 ELSE 100000 END, shards = greatest(shards, $6::int), revision = log.last + 1, published_revision = least(published_revision, log.last)
+    FROM live, (
+        SELECT coalesce(max(revision), 0) AS last,
+               coalesce((array_agg((data ->> 'timeline')::bigint ORDER BY revision DESC) FILTER (WHERE type = 'SaleRebuilt'))[1], 1) AS timeline
+        FROM sale_events WHERE sale_id = $1
+    ) AS log WHERE id = $1 AND epoch = $5
     RETURNING sales.*, greatest(last_sequence, last_place, $2::bigint) AS last_given, units, orders
 ), event AS (
     INSERT INTO sale_events (sale_id, revision, type, data)
     SELECT id, revision, 'SaleRebuilt', jsonb_build_object(
         'epoch', epoch, 'sequence', last_given, 'reason', $4::text, 'stock', stock, 'held', units, 'orders', orders,
-        'shards', shards)
+        'shards', shards, 'timeline', nullif($7::bigint, 0))
     FROM raised
 ), dropped AS (
     DELETE FROM releases WHERE order_id IN (

@@ -1,0 +1,112 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"syscall"
+
+	"golang.org/x/sync/errgroup"
+
+	"stampede/dashboard"
+	"stampede/internal/connect"
+	"stampede/internal/operators"
+	"stampede/internal/telemetry"
+)
+
+// dashboardPostgresConns are those of the fleet, three for a reconcile, and those of the pages.
+const dashboardPostgresConns = fleetPostgresConns + 6
+
+type dashboardCmd struct {
+	redisFlag
+	databaseFlag
+	keysFlags
+	scrapeFlags
+	Addr           string  `env:"STAMPEDE_DASHBOARD_ADDR" default:"127.0.0.1:8090" placeholder:"HOST:PORT" help:"Address to listen on (${default}). Behind a proxy with TLS only."`
+	AdminToken     string  `placeholder:"TOKEN" help:"Token of the operator admin, who may do everything; without it and without --operators-file nobody can log in."`
+	OperatorsFile  string  `placeholder:"FILE" help:"Further operators, one a line: name, role (viewer, operator or admin), SHA-256 of the token in hex. Changes are in force within ten seconds, and end the sessions of who lost a role."`
+	TrustedProxies proxies `placeholder:"PREFIXES" help:"Proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted, such as 10.0.0.0/8,192.0.2.1."`
+}
+
+// Validate is called by kong.
+func (c *dashboardCmd) Validate() error { return c.keysFlags.Validate() }
+
+func (c *dashboardCmd) Run(ctx context.Context, logger *slog.Logger) error {
+	b, err := openDashboardBackend(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, logger)
+	if err != nil {
+		return err
+	}
+	defer b.Close()
+	if err := checkSchema(ctx, b.pool, logger); err != nil {
+		return err
+	}
+	desk, err := newDesk(b, c.scrapeFlags, c.keysFlags, operators.Config{
+		File: c.OperatorsFile, AdminToken: c.AdminToken, Logger: logger,
+	}, c.TrustedProxies, logger)
+	if err != nil {
+		return err
+	}
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", c.Addr)
+	if err != nil {
+		return listenError(err, "STAMPEDE_DASHBOARD_ADDR", "--addr")
+	}
+	logger.Info("dashboard listens", "addr", listener.Addr().String(), "watches", len(c.Scrape))
+	return desk(ctx, listener)
+}
+
+func openDashboardBackend(
+	ctx context.Context, redisURL, databaseURL string, keys keysFlags, logger *slog.Logger,
+) (*backend, error) {
+	return openControl(ctx, redisURL, databaseURL, keys, dashboardPostgresConns, logger, connect.Service("dashboard"))
+}
+
+// newDesk returns the function that runs a dashboard, with its fleet and its operators, until its context ends.
+func newDesk(
+	b *backend, watched scrapeFlags, keys keysFlags, who operators.Config, trusted proxies, logger *slog.Logger,
+) (run func(context.Context, net.Listener) error, err error) {
+	metrics := telemetry.NewRegistry()
+	who.Registerer = metrics
+	registry, err := operators.New(who)
+	if err != nil {
+		return nil, err
+	}
+	seen, err := watched.fleet(b, logger)
+	if err != nil {
+		return nil, err
+	}
+	desk, err := dashboard.New(dashboard.Config{
+		Fleet: seen, Pool: b.pool, Redis: b.redis, Keys: keys.keys(), Store: b.store, Catalog: b.catalog,
+		Operators: registry, TrustedProxies: trusted, Ready: b.ready, Metrics: metrics, Logger: logger,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context, listener net.Listener) error {
+		together, ctx := errgroup.WithContext(ctx)
+		together.Go(func() error { registry.Run(ctx); return nil })
+		together.Go(func() error { return seen.Run(ctx) })
+		together.Go(func() error { return desk.Serve(ctx, listener) })
+		return together.Wait()
+	}, nil
+}
+
+// localDashboard listens for the dashboard of stampede dev: on the address, or without one on the usual port, or
+// another if that is in use.
+func localDashboard(ctx context.Context, addr string) (net.Listener, error) {
+	const usual, free = "127.0.0.1:8090", "127.0.0.1:0"
+	var config net.ListenConfig
+	if addr != "" {
+		listener, err := config.Listen(ctx, "tcp", addr)
+		return listener, listenError(err, "STAMPEDE_DASHBOARD_ADDR", "--dashboard-addr")
+	}
+	listener, err := config.Listen(ctx, "tcp", usual)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		listener, err = config.Listen(ctx, "tcp", free)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("dashboard: %w", err)
+	}
+	return listener, nil
+}

@@ -1,0 +1,125 @@
+package main
+
+import (
+	"bytes"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+)
+
+// deadEnds are all commands, with arguments and the exit status when no server answers. A new command has to be added.
+var deadEnds = map[string]struct {
+	args   string
+	status int
+	// runs is why a command is not run without servers.
+	runs string
+}{
+	"audit":               {status: exitUnknown},
+	"doctor":              {status: exitUnknown},
+	"reconcile":           {"--yes", exitUnknown, ""},
+	"top":                 {"--once", exitUnknown, ""},
+	"healthcheck":         {"--url=http://127.0.0.1:1", exitUnknown, ""},
+	"migrate status":      {status: exitUnknown},
+	"sale list":           {status: exitUnknown},
+	"sale show":           {"SALE", exitUnknown, ""},
+	"sale history":        {"SALE", exitUnknown, ""},
+	"order show":          {"SALE", exitUnknown, ""},
+	"order list":          {"--user=ann", exitUnknown, ""},
+	"order export":        {status: exitUnknown},
+	"dlq list":            {status: exitUnknown},
+	"dlq show":            {"1", exitUnknown, ""},
+	"relay list":          {status: exitUnknown},
+	"migrate up":          {status: exitFailed},
+	"migrate down":        {status: exitFailed},
+	"sale create":         {"--name=x --stock=1", exitFailed, ""},
+	"sale pause":          {"SALE", exitFailed, ""},
+	"sale resume":         {"SALE", exitFailed, ""},
+	"sale end":            {"SALE --yes", exitFailed, ""},
+	"sale restock":        {"SALE 1", exitFailed, ""},
+	"sale archive":        {"SALE --dir=DIR", exitFailed, ""},
+	"order cancel":        {"SALE --reason=r --yes", exitFailed, ""},
+	"rebuild":             {"--yes", exitFailed, ""},
+	"projections rebuild": {status: exitFailed},
+	"dlq replay":          {"1", exitFailed, ""},
+	"dlq discard":         {"1 --reason=r --yes", exitFailed, ""},
+	"relay add":           {"x stdout", exitFailed, ""},
+	"relay pause":         {"x", exitFailed, ""},
+	"relay resume":        {"x", exitFailed, ""},
+	"relay replay":        {"x --from=start", exitFailed, ""},
+	"relay remove":        {"x --yes", exitFailed, ""},
+	"load":                {"--url=http://127.0.0.1:1 --sale=SALE", exitFailed, ""},
+	"demo":                {status: exitFailed},
+	"completion":          {"bash", exitOK, ""},
+	"top":                 {"--once", exitUnknown, ""},
+	"version":             {status: exitOK},
+	"dev":                 {runs: "it waits for Redis, and has a test of its own"},
+	"serve":               {runs: "it starts, and sells when Redis answers"},
+	"work":                {runs: "it starts, and works when both answer"},
+	"relay run":           {runs: "it starts, and sends when Postgres answers"},
+}
+
+func TestEachCommandHasExitStatusWithoutServers(t *testing.T) {
+	t.Parallel()
+	all := map[string]bool{}
+	for _, leaf := range leaves(t) {
+		all[strings.Join(words(leaf), " ")] = true
+	}
+	for command := range deadEnds {
+		assert.True(t, all[command], "there is no command %s", command)
+	}
+	replace := strings.NewReplacer("SALE", uuid.NewString(), "DIR", filepath.ToSlash(t.TempDir()))
+	for command := range all {
+		want, known := deadEnds[command]
+		if !assert.True(t, known, "%s is missing in deadEnds", command) || want.runs != "" {
+			continue
+		}
+		t.Run(command, func(t *testing.T) {
+			t.Parallel()
+			args := append(strings.Fields(command), strings.Fields(replace.Replace(want.args))...)
+			c := testkit.Command(t, args...)
+			c.Setenv("REDIS_URL", "redis://127.0.0.1:1")
+			c.Setenv("DATABASE_URL", "postgres://127.0.0.1:1/none?connect_timeout=2")
+			c.Start()
+			assert.Equal(t, want.status, c.Wait(within).ExitCode())
+			output := c.Output()
+			if want.status == exitUnknown {
+				assert.Regexp(t, `refused|answers|not checked`, output)
+			}
+		})
+	}
+}
+
+// A wrong flag, a wrong format and a value too many are usage errors of each command, before it does anything.
+func TestEachCommandRejectsWrongUsage(t *testing.T) {
+	t.Setenv("REDIS_URL", "redis://127.0.0.1:1")
+	t.Setenv("DATABASE_URL", "postgres://127.0.0.1:1/none")
+	replace := strings.NewReplacer("SALE", uuid.NewString(), "DIR", t.TempDir())
+	for _, leaf := range leaves(t) {
+		command := strings.Join(words(leaf), " ")
+		args := append(strings.Fields(command), strings.Fields(replace.Replace(deadEnds[command].args))...)
+		for _, wrong := range []string{"--no-such-flag", "--log-level=loud", "--output=yaml", "one-too-many more"} {
+			if strings.HasPrefix(wrong, "--output") && withoutOutput[command] != "" {
+				wrong = "--output=json"
+			}
+			var out, errs bytes.Buffer
+			status := run(append(args[:len(args):len(args)], strings.Fields(wrong)...), &out, &errs)
+			require.Equal(t, exitUsage, status, "%s %s: %s", command, wrong, errs.String())
+			assert.Empty(t, out.String())
+			assert.Regexp(t, `^stampede: (unknown flag --|--\w+: |--[a-z-]+ must be one of|unexpected argument)`, errs.String(),
+				"%s %s", command, wrong)
+		}
+	}
+}
+
+func TestHelpListsExitStatuses(t *testing.T) {
+	t.Parallel()
+	var out, errs bytes.Buffer
+	require.Equal(t, exitOK, run([]string{"--help"}, &out, &errs))
+	assert.Contains(t, strings.Join(strings.Fields(out.String()), " "), exitStatuses)
+}

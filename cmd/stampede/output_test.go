@@ -1,0 +1,173 @@
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/alecthomas/kong"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// withoutOutput are the commands that print no result, with the reason. All others take --output.
+var withoutOutput = map[string]string{
+	"dev":        "runs until it is stopped; prints addresses and commands to paste",
+	"serve":      "runs until it is stopped",
+	"work":       "runs until it is stopped",
+	"relay run":  "runs until it is stopped",
+	"completion": "prints a script for a shell",
+}
+
+func TestEachCommandTakesOutput(t *testing.T) {
+	t.Parallel()
+	found := map[string]bool{}
+	for _, leaf := range leaves(t) {
+		command := strings.Join(words(leaf), " ")
+		found[command] = true
+		var output *kong.Flag
+		for _, group := range leaf.AllFlags(false) {
+			for _, flag := range group {
+				assert.NotEqual(t, "json", flag.Name, command)
+				if flag.Name == "output" {
+					output = flag
+				}
+			}
+		}
+		if withoutOutput[command] != "" {
+			assert.Nil(t, output, "%s has --output: remove it from the list", command)
+			continue
+		}
+		if assert.NotNil(t, output, "%s has no --output: embed outputFlag, or say why not in withoutOutput", command) {
+			assert.Equal(t, "text,json", output.Enum, command)
+			assert.Equal(t, []string{"STAMPEDE_OUTPUT"}, output.Envs, command)
+		}
+	}
+	for command := range withoutOutput {
+		assert.True(t, found[command], "there is no command %s", command)
+	}
+}
+
+// leaves are all commands of the program.
+func leaves(t *testing.T) []*kong.Node {
+	t.Helper()
+	all := newParser(&cli{}).Model.Leaves(true)
+	require.Greater(t, len(all), 25)
+	return all
+}
+
+// runJSON runs a command with --output json, and returns the objects that it prints, one a line.
+func (s *shop) runJSON(want int, args ...string) []map[string]any {
+	s.t.Helper()
+	c := s.command(args...)
+	c.Setenv("STAMPEDE_OUTPUT", "json")
+	c.KeepStdout()
+	c.Start()
+	require.Equal(s.t, want, c.Wait(within).ExitCode(), "%v: %s", args, c.Output())
+	return objects(s.t, c.Stdout())
+}
+
+func objects(t *testing.T, text string) (all []map[string]any) {
+	t.Helper()
+	for line := range strings.Lines(text) {
+		var object map[string]any
+		require.NoError(t, json.Unmarshal([]byte(line), &object), text)
+		all = append(all, object)
+	}
+	return all
+}
+
+func TestVersionAsJSON(t *testing.T) {
+	t.Parallel()
+	var out, text, errs strings.Builder
+	require.Equal(t, exitOK, run([]string{"version", "--output=json"}, &out, &errs), errs.String())
+	require.Equal(t, exitOK, run([]string{"version"}, &text, &errs), errs.String())
+	assert.Equal(t, text.String(), "stampede "+objects(t, out.String())[0]["version"].(string)+"\n")
+}
+
+func TestMigrateCommandsPrintJSON(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	assert.Empty(t, s.runJSON(exitOK, "migrate", "up")[0]["applied"])
+	undone := s.runJSON(exitOK, "migrate", "down")[0]["undone"]
+	assert.NotEmpty(t, undone)
+	status := s.runJSON(exitOK, "migrate", "status")[0]
+	all := status["migrations"].([]any)
+	assert.Equal(t, map[string]any{"name": undone, "applied": false}, all[len(all)-1])
+	assert.Equal(t, []any{}, status["missing"])
+	assert.Equal(t, []any{undone}, s.runJSON(exitOK, "migrate", "up")[0]["applied"])
+
+	_, err := s.pool.Exec(t.Context(), "DROP INDEX orders_one_live_per_user")
+	require.NoError(t, err)
+	missing := s.runJSON(exitFailed, "migrate", "status")[0]["missing"].([]any)
+	require.Len(t, missing, 1)
+	assert.Contains(t, missing[0].(map[string]any)["mend"], "CREATE UNIQUE INDEX")
+}
+
+func TestRelayCommandsPrintTargetAsJSON(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	for _, c := range []struct {
+		args, state string
+	}{
+		{"add one redis-stream://localhost:1/0?stream=s --from=start", "active"},
+		{"pause one", "paused"},
+		{"resume one", "active"},
+		{"replay one --from=start", "active"},
+		{"list", "active"},
+	} {
+		got := s.runJSON(exitOK, append([]string{"relay"}, strings.Fields(c.args)...)...)
+		require.Len(t, got, 1, c.args)
+		assert.Equal(t, "one", got[0]["name"], c.args)
+		assert.Equal(t, c.state, got[0]["state"], c.args)
+		assert.Contains(t, got[0], "position", c.args)
+	}
+	assert.Equal(t, map[string]any{"name": "one", "removed": true}, s.runJSON(exitOK, "relay", "remove", "one")[0])
+	assert.Empty(t, s.runJSON(exitOK, "relay", "list"))
+}
+
+func TestHealthcheckPrintsJSON(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	_, url := s.serve()
+	for path, want := range map[string]map[string]any{
+		"/readyz": {"ready": true, "status": 200.0}, "/none": {"ready": false, "status": 404.0},
+	} {
+		want["url"] = url + path
+		status := map[bool]int{true: exitOK, false: exitFailed}[want["ready"].(bool)]
+		assert.Equal(t, want, s.runJSON(status, "healthcheck", "--url="+url+path)[0])
+	}
+}
+
+func TestLoadPrintsJSON(t *testing.T) {
+	t.Parallel()
+	_, load := loadCommand(t)
+	load.Setenv("STAMPEDE_OUTPUT", "json")
+	load.KeepStdout()
+	load.Start()
+	assert.Equal(t, exitOK, load.Wait(within).ExitCode())
+	got := objects(t, load.Stdout())
+	require.Len(t, got, 1)
+	crowd := got[0]["crowd"].(map[string]any)
+	assert.Equal(t, 50.0, crowd["accepted"])
+	assert.Equal(t, 200.0, crowd["buyers"])
+	assert.Positive(t, crowd["winners_ms"].(map[string]any)["p50"])
+	assert.Equal(t, 50.0, crowd["durable"].(map[string]any)["orders"])
+	assert.Equal(t, 50.0, got[0]["checked"].(map[string]any)["found"])
+	assert.Len(t, got[0]["audit"].(map[string]any)["promises"], 7)
+}
+
+func TestDemoPrintsVerdictAsJSON(t *testing.T) {
+	t.Parallel()
+	c := demoCommand(t)
+	c.Setenv("STAMPEDE_OUTPUT", "json")
+	c.KeepStdout()
+	c.Start()
+	assert.Equal(t, exitOK, c.Wait(within).ExitCode())
+	got := objects(t, c.Stdout())
+	require.Len(t, got, 1, c.Stdout())
+	assert.Equal(t, true, got[0]["kept"])
+	assert.Len(t, got[0]["promises"], 5)
+	assert.Equal(t, 500.0, got[0]["checked"].(map[string]any)["found"])
+	assert.Contains(t, c.Output(), "kill -9 of worker-", "the story goes to standard error")
+}

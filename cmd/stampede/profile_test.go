@@ -1,0 +1,96 @@
+package main
+
+import (
+	"bytes"
+	"compress/gzip"
+	"io"
+	"net/http"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+)
+
+// get returns the status and the body at a URL.
+func get(t *testing.T, url string) (status int, body []byte) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+	require.NoError(t, err)
+	res, err := http.DefaultClient.Do(r)
+	require.NoError(t, err)
+	defer func() { _ = res.Body.Close() }()
+	body, err = io.ReadAll(res.Body)
+	require.NoError(t, err)
+	return res.StatusCode, body
+}
+
+// Profiles are for operators: on request, and never where buyers are.
+func TestProfilesAreServedToOperatorsOnly(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	const heap, processor, commandLine = "/debug/pprof/heap", "/debug/pprof/profile?seconds=1", "/debug/pprof/cmdline"
+	services := map[string]func() *testkit.Cmd{
+		"ingress": func() *testkit.Cmd { return s.ingress() },
+		"worker":  func() *testkit.Cmd { return s.worker("worker") },
+		"relay":   s.relay,
+		"dev": func() *testkit.Cmd {
+			c := s.command("dev")
+			c.Setenv("STAMPEDE_HTTP_ADDR", "127.0.0.1:0")
+			return c
+		},
+	}
+	for name, service := range services {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			without := service()
+			without.Setenv("STAMPEDE_METRICS_ADDR", "127.0.0.1:0")
+			without.Start()
+			operators := "http://" + loggedAddr(without, "metrics are served")
+			status, _ := get(t, operators+heap)
+			require.Equal(t, http.StatusNotFound, status)
+
+			with := service()
+			with.Setenv("STAMPEDE_CONSUMER", name) // two workers on one host
+			with.Setenv("STAMPEDE_METRICS_ADDR", "127.0.0.1:0")
+			with.Setenv("STAMPEDE_PPROF", "true")
+			with.Start()
+			operators = "http://" + loggedAddr(with, "metrics are served")
+			for path, unit := range map[string]string{heap: "inuse_space", processor: "nanoseconds"} {
+				status, profile := get(t, operators+path)
+				require.Equal(t, http.StatusOK, status)
+				unpacked, err := gzip.NewReader(bytes.NewReader(profile))
+				require.NoError(t, err)
+				text, err := io.ReadAll(unpacked)
+				require.NoError(t, err)
+				require.Contains(t, string(text), unit)
+			}
+			status, _ = get(t, operators+commandLine)
+			require.Equal(t, http.StatusNotFound, status, "it may hold secrets")
+			if name == "ingress" {
+				testkit.Eventually(t, within, "it is ready", func() bool {
+					status, _ := get(t, operators+"/readyz")
+					return status == http.StatusOK
+				})
+				require.NotEmpty(t, scrape(t, operators))
+				buyers := "http://" + loggedAddr(with, "ingress listens")
+				for _, path := range []string{heap, processor, "/debug/pprof/", commandLine} {
+					status, _ := get(t, buyers+path)
+					require.Equal(t, http.StatusNotFound, status, path)
+				}
+			}
+		})
+	}
+}
+
+func TestProfilesNeedListenerOfOperators(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	for _, command := range []string{"serve", "dev"} {
+		c := s.command(command, "--pprof")
+		c.Setenv("STAMPEDE_AUTH", "header")
+		c.Start()
+		require.Equal(t, exitUsage, c.Wait(within).ExitCode())
+		require.Contains(t, c.Output(), "set STAMPEDE_METRICS_ADDR or --metrics-addr")
+	}
+}

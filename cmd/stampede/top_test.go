@@ -1,0 +1,272 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"stampede/dashboard/fleet"
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// snapshot runs top once.
+func (s *shop) snapshot(targets ...string) fleet.Snapshot {
+	s.t.Helper()
+	c := s.command("top", "--output=json", "--scrape="+strings.Join(targets, ","))
+	c.Start()
+	require.Equal(s.t, exitOK, c.Wait(within).ExitCode(), c.Output())
+	var found fleet.Snapshot
+	require.NoError(s.t, json.Unmarshal([]byte(c.Output()), &found), c.Output())
+	return found
+}
+
+// buying buys through the ingresses in turn until the test ends.
+func buying(t *testing.T, sale uuid.UUID, urls ...string) {
+	t.Helper()
+	stop := make(chan struct{})
+	var buyers sync.WaitGroup
+	t.Cleanup(func() {
+		close(stop)
+		buyers.Wait()
+	})
+	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	for _, url := range urls {
+		buyers.Go(func() {
+			for n := 0; ; n++ {
+				select {
+				case <-stop:
+					return
+				case <-time.After(10 * time.Millisecond):
+				}
+				r, err := http.NewRequest(http.MethodPost, url+"/v1/sales/"+sale.String()+"/orders", strings.NewReader("{}"))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				r.Header.Set("X-User-ID", fmt.Sprintf("user-%d-%s", n, url))
+				r.Header.Set("Content-Type", "application/json")
+				if res, err := client.Do(r); err == nil { // one of the ingresses is killed
+					_ = res.Body.Close()
+				}
+			}
+		})
+	}
+}
+
+// Real ingresses and a real worker are summed, and a killed one is shown as gone.
+func TestTopSumsRealProcesses(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	_, one := s.serve()
+	victim, two := s.serve()
+	worker := s.worker("w")
+	worker.Start()
+	sale := s.sale(one, 1_000_000)
+	targets := []string{one + "/metrics", two + "/metrics", "http://" + loggedAddr(worker, "metrics") + "/metrics"}
+	buying(t, sale, one, two)
+	var found fleet.Snapshot
+	testkit.Eventually(t, 2*within, "both ingresses sell, and the worker records", func() bool {
+		found = s.snapshot(targets...)
+		p := found.Processes
+		return p[0].PerSecond > 0 && p[1].PerSecond > 0 && p[2].PerSecond > 0 && found.Sales[0].UnitsKnown
+	})
+	require.InEpsilon(t, found.Processes[0].PerSecond+found.Processes[1].PerSecond, found.Rates.Accepted, 1e-6)
+	require.InEpsilon(t, found.Processes[2].PerSecond, found.Rates.Durable, 1e-6)
+	require.Positive(t, found.Rates.AnswerP99)
+	require.GreaterOrEqual(t, found.Rates.AnswerP99, found.Rates.AnswerP50)
+	require.True(t, found.Rates.BacklogKnown)
+	require.Equal(t, []string{"ingress", "ingress", "worker"},
+		[]string{found.Processes[0].Kind, found.Processes[1].Kind, found.Processes[2].Kind})
+	require.Len(t, found.Processes[2].Readers, 1)
+	for _, p := range found.Processes {
+		require.Positive(t, p.MemoryBytes, p.Target)
+		require.NotEmpty(t, p.Version, p.Target)
+	}
+	of := found.Sales[0]
+	require.Equal(t, of.Stock, of.Available+of.Held+of.Sold)
+	require.Positive(t, of.Sold)
+
+	victim.Kill()
+	worker.Kill()
+	found = s.snapshot(targets...)
+	require.False(t, found.Processes[1].Up)
+	require.NotEmpty(t, found.Processes[1].Error)
+	require.Zero(t, found.Processes[1].PerSecond)
+	require.False(t, found.Rates.BacklogKnown, "nobody knows")
+	var troubles []string
+	for _, trouble := range found.Troubles {
+		troubles = append(troubles, trouble.Runbook)
+	}
+	require.Contains(t, troubles, "target-gone")
+}
+
+// terminal is a pseudo-terminal of that size, and what was written to it.
+type terminal struct {
+	screen *os.File
+	mu     sync.Mutex
+	text   strings.Builder
+}
+
+func newTerminal(t *testing.T, columns, rows uint16) *terminal {
+	t.Helper()
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	require.NoError(t, err)
+	require.NoError(t, unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0))
+	number, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
+	require.NoError(t, err)
+	screen, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
+	require.NoError(t, err)
+	require.NoError(t, unix.IoctlSetWinsize(int(screen.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Col: columns, Row: rows}))
+	terminal := &terminal{screen: screen}
+	var reading sync.WaitGroup
+	reading.Go(func() {
+		part := make([]byte, 4096)
+		for {
+			n, err := master.Read(part)
+			terminal.mu.Lock()
+			terminal.text.Write(part[:n])
+			terminal.mu.Unlock()
+			if err != nil {
+				return // the last process has closed it
+			}
+		}
+	})
+	t.Cleanup(func() {
+		_ = screen.Close()
+		reading.Wait()
+		_ = master.Close()
+	})
+	return terminal
+}
+
+func (s *terminal) written() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.String()
+}
+
+var attributes = regexp.MustCompile("\x1b\\[[0-9;]*[mKJ]")
+
+// frames are the whole screens that were drawn, without attributes.
+func (s *terminal) frames() (frames []string) {
+	parts := strings.Split(s.written(), goHome)
+	for _, part := range parts[1:max(1, len(parts)-1)] {
+		frames = append(frames, attributes.ReplaceAllString(part, ""))
+	}
+	return frames
+}
+
+func TestTopDrawsInPlaceAndRestoresTerminal(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	_, url := s.serve()
+	sale := s.sale(url, 100)
+	const hostile = "evil\x1b[2J\u202e"
+	_, err := s.pool.Exec(t.Context(), "UPDATE sales SET name = $2 WHERE id = $1", sale, hostile+strings.Repeat("界", 60))
+	require.NoError(t, err)
+	for signal, colored := range map[unix.Signal]bool{unix.SIGINT: true, unix.SIGTERM: false} {
+		screen := newTerminal(t, 80, 24)
+		c := s.command("top", "--scrape="+url+"/metrics,http://127.0.0.1:1/metrics")
+		c.UseTerminal(screen.screen)
+		if !colored {
+			c.Setenv("NO_COLOR", "1")
+		}
+		c.Start()
+		testkit.Eventually(t, within, "the sale and its ingress are drawn twice", func() bool {
+			found := 0
+			for _, frame := range screen.frames() {
+				if strings.Contains(frame, "evil") && strings.Contains(frame, "ingress") && strings.Contains(frame, "100") {
+					found++
+				}
+			}
+			return found >= 2
+		})
+		require.NoError(t, unix.Kill(c.Pid(), signal))
+		require.Equal(t, exitOK, c.Wait(within).ExitCode(), c.Output())
+		testkit.Eventually(t, within, "the terminal is restored", func() bool {
+			return strings.HasSuffix(screen.written(), leaveScreen)
+		})
+		text := screen.written()
+		require.True(t, strings.HasPrefix(text, enterScreen))
+		require.NotContains(t, text, "\x1b[2J")
+		require.NotContains(t, text, "\u202e")
+		require.Equal(t, colored, strings.Contains(text, "\x1b[32m"))
+		for _, frame := range screen.frames() {
+			lines := strings.Split(strings.TrimRight(frame, "\r\n"), "\n")
+			require.LessOrEqual(t, len(lines), 24)
+			for _, line := range lines {
+				require.LessOrEqual(t, widthOf(strings.Trim(line, "\r")), 80, line)
+			}
+		}
+		require.Contains(t, screen.frames()[0], "GONE", "nothing was asked yet")
+	}
+}
+
+func TestTopRefusesFaultyTarget(t *testing.T) {
+	t.Parallel()
+	status, output := newShop(t).run("top", "--once", "--scrape=http://127.0.0.1:1/metrics,ftp://ann:secret@host/")
+	assert.Equal(t, exitUsage, status)
+	assert.Contains(t, output, "--scrape: target 2")
+	assert.NotContains(t, output, "secret")
+}
+
+// crowded is a snapshot with more than a screen holds.
+func crowded() *fleet.Snapshot {
+	now := time.Date(2026, 11, 27, 12, 0, 0, 0, time.UTC)
+	s := &fleet.Snapshot{
+		At: now, Postgres: fleet.Server{Reachable: true}, Redis: fleet.Server{Since: now.Add(-90 * time.Second)},
+		Rates: fleet.Rates{Offered: 12_345, Accepted: 9.4, Shed: 1e6, BacklogKnown: true, Backlog: 77, OldestWaiting: time.Minute},
+		Audit: &fleet.Audit{At: now.Add(-3 * time.Hour)},
+	}
+	for i := range 40 {
+		s.Sales = append(s.Sales, fleet.Sale{
+			Name: fmt.Sprintf("sale %d %s", i, strings.Repeat("🎉", i)), State: reservation.StateOpen, Stock: 1000, Available: 900,
+			Held: 99, Sold: 1, UnitsKnown: i != 1, RatesKnown: true,
+		})
+		s.Processes = append(s.Processes, fleet.Process{Target: fmt.Sprintf("http://worker-%d:9090/metrics", i), Up: i != 1})
+		s.Troubles = append(s.Troubles, fleet.Trouble{Severity: fleet.Warning, Text: strings.Repeat("trouble ", 40)})
+	}
+	s.Sales[0].Shut = "a rebuild"
+	s.Troubles[0] = fleet.Trouble{Severity: fleet.Critical, Text: "nobody works", Since: now.Add(-time.Hour), Runbook: "no-worker"}
+	s.Rebuilds = []fleet.Rebuild{{Partition: 3, Reason: "server", Since: now, Step: "close", SalesDone: 2, SalesTotal: 5}}
+	return s
+}
+
+func TestTopFitsScreen(t *testing.T) {
+	t.Parallel()
+	for _, size := range [][2]int{{40, 10}, {80, 24}, {200, 60}, {80, 0}, {20, 5}, {1, 1}} {
+		view := topView{width: size[0], height: size[1]}
+		text := view.text(crowded())
+		lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
+		if size[1] > 0 {
+			assert.LessOrEqual(t, len(lines), size[1], size)
+		}
+		for _, line := range lines {
+			assert.LessOrEqual(t, widthOf(line), size[0], line)
+		}
+	}
+	text := topView{width: 80, height: 24}.text(crowded())
+	for _, want := range []string{
+		"Redis GONE 90s", "processes 39 of 40", "audit 3h ago", "CRIT  60m nobody works  runbook.md#no-worker", "more",
+		"REBUILD partition 3 (server) for 0s: close, 2 of 5 sales", "shed 1.0M", "12,345: accepted 9.4", "backlog 77, oldest 60 s",
+		"SHUT",
+	} {
+		assert.Contains(t, text, want)
+	}
+	wide := topView{width: 120}.text(crowded())
+	assert.Contains(t, wide, "worker-39:9090")
+	assert.Regexp(t, `sale 1 .* \?{8,} +\? +\? +\?`, wide, "units that are not known are no zeros")
+	assert.Regexp(t, `sale 2 .*█▒▒·{10,} +900 +99 +1`, wide)
+}

@@ -1,0 +1,431 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/google/uuid"
+
+	"stampede/dashboard/fleet"
+	"stampede/internal/figure"
+)
+
+// topView draws a snapshot for a terminal. Lines are cut to width.
+type topView struct {
+	width  int
+	height int // 0 for any number of lines
+	color  bool
+	live   bool
+}
+
+// styles are the attributes of a text.
+type style string
+
+const (
+	plain  style = ""
+	bold   style = "1"
+	dim    style = "2"
+	red    style = "1;31"
+	yellow style = "33"
+	green  style = "32"
+)
+
+// span is a text in one style. It has no control characters.
+type span struct {
+	style style
+	text  string
+}
+
+type topLine []span
+
+func (l *topLine) add(s style, format string, a ...any) {
+	*l = append(*l, span{s, fmt.Sprintf(format, a...)})
+}
+
+// frame is the snapshot in the place of the one before.
+func (v topView) frame(s *fleet.Snapshot) string {
+	return goHome + strings.ReplaceAll(v.text(s), "\n", clearLine+"\r\n") + clearBelow
+}
+
+func (v topView) text(s *fleet.Snapshot) string {
+	sections := [][]topLine{{v.head(s)}, v.troubles(s), v.rates(s), v.sales(s), v.processes(s)}
+	lines := v.fit(sections)
+	var text strings.Builder
+	for i, line := range lines {
+		v.write(&text, line)
+		if !v.live || i < len(lines)-1 { // a last line feed would scroll the screen
+			text.WriteByte('\n')
+		}
+	}
+	if v.live {
+		text.WriteString(clearLine)
+	}
+	return text.String()
+}
+
+// fit joins the sections, and leaves out the last lines of the longest ones if they are too many.
+func (v topView) fit(sections [][]topLine) (lines []topLine) {
+	total := 0
+	for _, section := range sections {
+		total += len(section)
+	}
+	cut := make([]int, len(sections))
+	for v.height > 0 && total > v.height {
+		longest := 0
+		for i := range sections {
+			if len(sections[i]) > len(sections[longest]) {
+				longest = i
+			}
+		}
+		kept := len(sections[longest]) - 1
+		if kept < 2 {
+			break // the screen is too low for anything
+		}
+		sections[longest] = sections[longest][:kept]
+		cut[longest]++
+		total--
+	}
+	for i, section := range sections {
+		if cut[i] > 0 {
+			section[len(section)-1] = topLine{{dim, fmt.Sprintf("  … %d more", cut[i]+1)}}
+		}
+		lines = append(lines, section...)
+	}
+	if v.height > 0 && len(lines) > v.height {
+		lines = lines[:v.height]
+	}
+	return lines
+}
+
+// write writes a line, cut to the width.
+func (v topView) write(to *strings.Builder, line topLine) {
+	left := v.width
+	for _, part := range line {
+		text, used := cutTo(part.text, left)
+		left -= used
+		if text == "" {
+			continue
+		}
+		if v.color && part.style != plain {
+			fmt.Fprintf(to, "\x1b[%sm%s\x1b[0m", part.style, text)
+		} else {
+			to.WriteString(text)
+		}
+	}
+}
+
+func (v topView) head(s *fleet.Snapshot) topLine {
+	var l topLine
+	l.add(bold, "stampede")
+	l.add(plain, " %s", s.At.Local().Format(time.TimeOnly))
+	server := func(name string, of fleet.Server) {
+		l.add(plain, "  %s ", name)
+		if of.Reachable {
+			l.add(green, "ok")
+		} else {
+			l.add(red, "GONE %s", ago(s.At, of.Since))
+		}
+	}
+	server("Postgres", s.Postgres)
+	server("Redis", s.Redis)
+	up := 0
+	for i := range s.Processes {
+		if s.Processes[i].Up {
+			up++
+		}
+	}
+	l.add(plain, "  processes ")
+	l.add(okIf(up == len(s.Processes)), "%d of %d", up, len(s.Processes))
+	switch {
+	case s.Audit == nil:
+	case len(s.Audit.Broken) > 0:
+		l.add(red, "  audit BROKEN")
+	default:
+		l.add(plain, "  audit %s ago", ago(s.At, s.Audit.At))
+	}
+	return l
+}
+
+func (v topView) troubles(s *fleet.Snapshot) (lines []topLine) {
+	lines = append(lines, nil)
+	for _, r := range s.Rebuilds {
+		var l topLine
+		what := fmt.Sprintf("partition %d", r.Partition)
+		if r.Sale != uuid.Nil {
+			what = "sale " + r.Sale.String()
+		}
+		l.add(yellow, "REBUILD")
+		l.add(plain, " %s (%s) for %s: %s, %d of %d sales", what, safe(r.Reason), ago(s.At, r.Since), safe(r.Step),
+			r.SalesDone, r.SalesTotal)
+		lines = append(lines, l)
+	}
+	for _, t := range s.Troubles {
+		how, word := yellow, "WARN"
+		if t.Severity == fleet.Critical {
+			how, word = red, "CRIT"
+		}
+		var l topLine
+		l.add(how, "%s", word)
+		l.add(dim, " %4s ", ago(s.At, t.Since))
+		text := safe(t.Text)
+		if runbook := "  runbook.md#" + t.Runbook; v.width >= widthOf(text)+widthOf(runbook)+10 {
+			l.add(plain, "%s", text)
+			l.add(dim, "%s", runbook)
+		} else {
+			l.add(plain, "%s", text)
+		}
+		lines = append(lines, l)
+	}
+	if len(s.Troubles) == 0 {
+		lines = append(lines, topLine{{green, "Nothing is wrong."}})
+	}
+	return lines
+}
+
+func (v topView) rates(s *fleet.Snapshot) []topLine {
+	r := &s.Rates
+	var purchases, answers, orders topLine
+	purchases.add(dim, "purchases/s ")
+	purchases.add(plain, "%s: accepted %s, refused %s", rate(r.Offered), rate(r.Accepted), rate(r.Refused))
+	purchases.add(plain, ", ")
+	purchases.add(badIf(r.Shed > 0), "shed %s", rate(r.Shed))
+	purchases.add(plain, ", ")
+	purchases.add(badIf(r.Failed > 0), "failed %s", rate(r.Failed))
+	answers.add(dim, "answers     ")
+	answers.add(plain, "p50 %s, p99 %s", took(r.AnswerP50), took(r.AnswerP99))
+	orders.add(dim, "orders      ")
+	orders.add(plain, "%s/s recorded", rate(r.Durable))
+	if r.DurableP99 > 0 {
+		orders.add(plain, " (p50 %s p99 %s after accepted)", took(r.DurableP50), took(r.DurableP99))
+	}
+	if r.BacklogKnown {
+		orders.add(plain, ", backlog %s", figure.Count(r.Backlog))
+		if r.Backlog > 0 {
+			orders.add(plain, ", oldest %s", took(r.OldestWaiting))
+		}
+	} else {
+		orders.add(yellow, ", backlog unknown")
+	}
+	if s.Postgres.Reachable {
+		orders.add(plain, ", dead letters ")
+		orders.add(badIf(s.DeadLetters > 0), "%s", figure.Count(s.DeadLetters))
+	}
+	return []topLine{nil, purchases, answers, orders}
+}
+
+func (v topView) sales(s *fleet.Snapshot) []topLine {
+	const figures = "%9s %9s %9s %7s %7s"
+	wide := max(24, v.width-47) // what is left of the line
+	bar := min(24, wide/3)
+	name := wide - bar - 12
+	lines := []topLine{nil, {{dim, fmt.Sprintf("%-*s  %-9s %-*s "+figures,
+		name, "SALE", "STATE", bar, "", "AVAILABLE", "HELD", "SOLD", "OFFER/S", "TAKEN/S")}}}
+	if !s.SalesRead {
+		lines = append(lines, topLine{{yellow, "  as of " + s.SalesAt.Local().Format(time.TimeOnly)}})
+	}
+	for i := range s.Sales {
+		sale := &s.Sales[i]
+		var l topLine
+		state, how := string(sale.State), plain
+		if sale.Shut != "" {
+			state, how = "SHUT", red
+		}
+		l.add(plain, "%s  ", padded(safe(sale.Name), name))
+		l.add(how, "%-9s ", state)
+		units := []any{"?", "?", "?"}
+		if sale.UnitsKnown {
+			for at, n := range []int64{sale.Available, sale.Held, sale.Sold} {
+				units[at] = figure.Count(n)
+			}
+			l = append(l, barOf(sale, bar)...)
+		} else {
+			l.add(dim, "%-*s", bar, strings.Repeat("?", bar))
+		}
+		rates := []any{"-", "-"}
+		if sale.RatesKnown {
+			rates = []any{rate(sale.Rates.Offered), rate(sale.Rates.Accepted)}
+		}
+		l.add(plain, " "+figures, slices.Concat(units, rates)...)
+		lines = append(lines, l)
+	}
+	if len(s.Sales) == 0 {
+		lines = append(lines, topLine{{dim, "  none"}})
+	}
+	return lines
+}
+
+// barOf draws the stock: sold, held and available units. What is not zero has at least one place.
+func barOf(sale *fleet.Sale, width int) []span {
+	parts := []int64{sale.Sold, sale.Held, sale.Available}
+	cells := make([]int, len(parts))
+	used := 0
+	for i, n := range parts[:2] {
+		if sale.Stock > 0 {
+			cells[i] = int(math.Round(float64(n) / float64(sale.Stock) * float64(width)))
+		}
+		if n > 0 {
+			cells[i] = max(1, cells[i])
+		}
+		cells[i] = min(cells[i], width-used)
+		used += cells[i]
+	}
+	if sale.Available > 0 && used == width && width > 1 {
+		cells[slices.Index(cells, max(cells[0], cells[1]))]--
+		used--
+	}
+	return []span{
+		{green, strings.Repeat("█", cells[0])},
+		{yellow, strings.Repeat("▒", cells[1])},
+		{dim, strings.Repeat("·", width-used)},
+	}
+}
+
+func (v topView) processes(s *fleet.Snapshot) []topLine {
+	const figures = "%-16s %5s %7s %6s %7s"
+	name := max(10, v.width-48)
+	lines := []topLine{nil, {{dim, fmt.Sprintf("%-*s  "+figures, name, "PROCESS", "KIND", "CPU", "MEMORY", "CONNS", "/S")}}}
+	for i := range s.Processes {
+		p := &s.Processes[i]
+		var l topLine
+		target := strings.TrimSuffix(strings.TrimPrefix(safe(p.Target), "http://"), "/metrics")
+		l.add(plain, "%s  ", padded(target, name))
+		if !p.Up {
+			l.add(red, "%s gone %s", p.Kind, ago(s.At, p.Since))
+			if p.Error != "" {
+				l.add(plain, ": %s", safe(p.Error))
+			}
+			lines = append(lines, l)
+			continue
+		}
+		kind := p.Kind
+		if len(kind) > 16 {
+			kind = strings.ReplaceAll(kind, ", ", ",")[:16]
+		}
+		l.add(plain, figures, kind, fmt.Sprintf("%.2f", p.CPU), bytesOf(p.MemoryBytes), rate(p.Connections), rate(p.PerSecond))
+		if len(p.Failing) > 0 {
+			l.add(red, " fails: %s", strings.Join(p.Failing, ", "))
+		}
+		lines = append(lines, l)
+	}
+	if len(s.Processes) == 0 {
+		lines = append(lines, topLine{{dim, "  none: name their metrics with --scrape"}})
+	}
+	return lines
+}
+
+func okIf(ok bool) style {
+	if ok {
+		return green
+	}
+	return red
+}
+
+func badIf(bad bool) style {
+	if bad {
+		return red
+	}
+	return plain
+}
+
+// rate formats a figure in at most seven places.
+func rate(perSecond float64) string {
+	switch {
+	case perSecond >= 999_500:
+		return fmt.Sprintf("%.1fM", perSecond/1e6)
+	case perSecond > 0 && perSecond < 9.95:
+		return fmt.Sprintf("%.1f", perSecond)
+	}
+	return figure.Count(int64(math.Round(perSecond)))
+}
+
+func bytesOf(n float64) string {
+	if n >= 1<<30 {
+		return fmt.Sprintf("%.1f GB", n/(1<<30))
+	}
+	return fmt.Sprintf("%.0f MB", n/(1<<20))
+}
+
+func took(d time.Duration) string {
+	switch {
+	case d >= 10*time.Second:
+		return fmt.Sprintf("%.0f s", d.Seconds())
+	case d >= time.Second:
+		return fmt.Sprintf("%.1f s", d.Seconds())
+	case d >= 10*time.Millisecond:
+		return fmt.Sprintf("%d ms", d.Milliseconds())
+	}
+	return fmt.Sprintf("%.1f ms", float64(d.Microseconds())/1000)
+}
+
+// ago says how long ago a time is, in at most four places.
+func ago(now, then time.Time) string {
+	d := max(0, now.Sub(then))
+	switch {
+	case d < 100*time.Second:
+		return fmt.Sprintf("%ds", int(d.Seconds()))
+	case d < 100*time.Minute:
+		return fmt.Sprintf("%dm", int(d.Minutes()))
+	case d < 72*time.Hour:
+		return fmt.Sprintf("%dh", int(d.Hours()))
+	}
+	return fmt.Sprintf("%dd", int(d.Hours()/24))
+}
+
+// safe makes an untrusted text safe for a terminal: without control characters, and without those that reorder or hide
+// others.
+func safe(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.In(r, unicode.Cf, unicode.Zl, unicode.Zp, unicode.Co) {
+			return '\uFFFD'
+		}
+		return r
+	}, figure.Printable(text))
+}
+
+// widthOf is how many places a text takes.
+func widthOf(text string) (places int) {
+	for _, r := range text {
+		places += runeWidth(r)
+	}
+	return places
+}
+
+// cutTo cuts a text to so many places, and returns how many it takes.
+func cutTo(text string, most int) (string, int) {
+	places := 0
+	for at, r := range text {
+		w := runeWidth(r)
+		if places+w > most {
+			return text[:at], places
+		}
+		places += w
+	}
+	return text, places
+}
+
+// padded cuts a text to so many places, or fills it up.
+func padded(text string, places int) string {
+	if widthOf(text) > places && places > 1 {
+		text, _ = cutTo(text, places-1)
+		text += "…"
+	}
+	text, used := cutTo(text, places)
+	return text + strings.Repeat(" ", max(0, places-used))
+}
+
+// runeWidth is 2 for characters of East Asia and emoji, which take two places, and 0 for marks, which take none.
+func runeWidth(r rune) int {
+	switch {
+	case unicode.In(r, unicode.Mn, unicode.Me):
+		return 0
+	case r >= 0x1100 && r <= 0x115f, r >= 0x2e80 && r <= 0xa4cf, r >= 0xac00 && r <= 0xd7a3, r >= 0xf900 && r <= 0xfaff,
+		r >= 0xfe30 && r <= 0xfe6f, r >= 0xff00 && r <= 0xff60, r >= 0xffe0 && r <= 0xffe6, r >= 0x1f300 && r <= 0x1faff,
+		r >= 0x20000 && r <= 0x3fffd:
+		return 2
+	}
+	return 1
+}

@@ -1,0 +1,134 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/alecthomas/kong"
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+)
+
+// forGood are the commands that cannot be undone, with arguments that make them so.
+var forGood = map[string]string{
+	"sale end":     uuid.Nil.String(),
+	"order cancel": uuid.Nil.String() + " --reason=r",
+	"dlq discard":  "1 --reason=r",
+	"reconcile":    "",
+	"rebuild":      "",
+	"migrate down": "--discard-data",
+	"relay remove": "x",
+}
+
+// Without a terminal nobody can be asked: that is found before a server is.
+func TestCommandsThatCannotBeUndoneNeedYes(t *testing.T) {
+	t.Parallel()
+	for _, leaf := range leaves(t) {
+		command := strings.Join(words(leaf), " ")
+		_, listed := forGood[command]
+		assert.Equal(t, flagOf(leaf, "yes") != nil, listed, "%s: does it have --yes, and is it in forGood?", command)
+	}
+	for command, args := range forGood {
+		t.Run(command, func(t *testing.T) {
+			t.Parallel()
+			run := func(more ...string) (int, string) {
+				c := testkit.Command(t, append(append(strings.Fields(command), strings.Fields(args)...), more...)...)
+				c.Setenv("REDIS_URL", "redis://127.0.0.1:1")
+				c.Setenv("DATABASE_URL", "postgres://127.0.0.1:1/none?connect_timeout=2")
+				c.Start()
+				return c.Wait(within).ExitCode(), c.Output()
+			}
+			status, output := run()
+			assert.Equal(t, exitUsage, status, output)
+			assert.Contains(t, output, "add --yes (STAMPEDE_YES); nothing was done")
+			status, output = run("--yes")
+			assert.NotEqual(t, exitUsage, status, output)
+			assert.Contains(t, output, "refused")
+		})
+	}
+}
+
+func flagOf(leaf *kong.Node, name string) *kong.Flag {
+	for _, group := range leaf.AllFlags(false) {
+		for _, flag := range group {
+			if flag.Name == name {
+				return flag
+			}
+		}
+	}
+	return nil
+}
+
+// On a terminal each of them names what happens, and does nothing unless the answer is yes.
+func TestCommandsThatCannotBeUndoneAskOnTerminal(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	sale, orders := s.recorded("ann", "bob")
+	_, err := s.pool.Exec(t.Context(), `INSERT INTO dead_letters (stream, entry_id, fields, reason, deliveries)
+		VALUES ('s', '1-1', '[]', 'rubbish', 1)`)
+	require.NoError(t, err)
+	status, output := s.run("relay", "add", "shop", "redis-stream://localhost:1/0?stream=s")
+	require.Equal(t, exitOK, status, output)
+	count := func(query string, args ...any) (n int) {
+		require.NoError(t, s.pool.QueryRow(t.Context(), query, args...).Scan(&n))
+		return n
+	}
+	done := "SELECT (SELECT count(*) FROM orders WHERE status = 'cancelled') + " +
+		"(SELECT count(*) FROM dead_letters WHERE status = 'discarded') + (SELECT 1 - count(*) FROM relay_targets) + " +
+		"(SELECT count(*) FROM sale_events WHERE type IN ('SaleEnded', 'SaleRebuilt'))"
+	for i, c := range []struct{ args, question, result string }{
+		{
+			"order cancel " + orders["ann"].String() + " --reason=r",
+			"Order " + orders["ann"].String() + " of ann (confirmed) is cancelled; its 1 units go back to the sale.",
+			"is cancelled",
+		},
+		{"dlq discard 1 --reason=r", "Dead letter 1 (rubbish) is discarded. It names no order.", "is discarded"},
+		{"relay remove shop", "Target shop (redis-stream://localhost:1/0?stream=s) is removed, with its secrets", "is removed"},
+		{"rebuild", "The stock in Redis is rebuilt from Postgres: all sales.", "rebuilt"},
+		{
+			"sale end " + sale.String(), `The sale "a sale" ends: of 100 units 0 are sold, 1 held, 99 unsold.`,
+			"ended",
+		},
+		{"reconcile", "Differences between Redis and Postgres are repaired in all sales", "difference"},
+	} {
+		ask := func(answer, result string) int {
+			cmd := s.command(strings.Fields(c.args)...)
+			cmd.Setenv("STAMPEDE_YES", "false")
+			cmd.Terminal()
+			cmd.Start()
+			cmd.WaitOutput(within, "This cannot be undone. Go on? [y/N]")
+			assert.Contains(t, cmd.Output(), c.question)
+			cmd.WriteLine(answer)
+			cmd.WaitOutput(within, result)
+			return cmd.Wait(within).ExitCode()
+		}
+		before := count(done)
+		for _, answer := range []string{"", "no", "yes, but not now"} {
+			assert.Equal(t, exitFailed, ask(answer, "not confirmed; nothing was done"), c.args)
+			assert.Equal(t, before, count(done), c.args)
+		}
+		assert.Equal(t, exitOK, ask([]string{"y", "YES"}[i%2], c.result), c.args)
+		if c.args != "reconcile" {
+			assert.Greater(t, count(done), before, c.args)
+		}
+	}
+}
+
+// A question can be interrupted.
+func TestQuestionEndsBySignal(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	cmd := s.command("migrate", "down", "--discard-data")
+	cmd.Setenv("STAMPEDE_YES", "false")
+	cmd.Terminal()
+	cmd.Start()
+	cmd.WaitOutput(within, "[y/N]")
+	assert.Contains(t, cmd.Output(), "is undone, and the sales and orders in what it made are deleted.")
+	assert.Equal(t, exitFailed, cmd.Stop().ExitCode())
+	cmd.WaitOutput(within, "nothing was done")
+	status, output := s.run("sale", "list")
+	assert.Equal(t, exitOK, status, output)
+}

@@ -1,0 +1,234 @@
+package dashboard
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+
+	"stampede/dashboard/fleet"
+	"stampede/dashboard/live"
+	"stampede/reservation"
+)
+
+// fragments are the parts of pages whose rows come and go.
+var fragments = []string{"wrong", "troubles", "rebuilds", "sales", "processes", "servers"}
+
+// boardOf is a snapshot as it is shown. It is made once, whoever asks.
+func (d *Dashboard) boardOf(s *fleet.Snapshot) *live.Board {
+	d.rendered.Lock()
+	defer d.rendered.Unlock()
+	if b := d.rendered.board; b != nil && b.Number == s.Number && s.Number > 0 {
+		return b
+	}
+	values := valuesOf(s)
+	values["check.state"] = d.checks.state()
+	b := &live.Board{Number: s.Number, At: s.At, Values: values, Points: d.pointsNow(s), Fragments: make(map[string]string)}
+	for _, name := range fragments {
+		b.Fragments[name] = d.fragment(name, s, nil)
+	}
+	for _, sale := range s.Sales {
+		b.Fragments["state."+sale.ID.String()] = d.fragment("state", s, sale)
+	}
+	d.rendered.board = b
+	return b
+}
+
+// fragment renders a part without its figures, which are values of their own: it changes when its rows do.
+func (d *Dashboard) fragment(name string, s *fleet.Snapshot, body any) string {
+	var b bytes.Buffer
+	if err := d.parts.ExecuteTemplate(&b, name, view{Snapshot: &shown{s}, Body: body, dash: d}); err != nil {
+		panic(err) // a template is wrong, which the tests of all pages show
+	}
+	return b.String()
+}
+
+// valuesOf are all figures of a snapshot, by the names that templates use.
+func valuesOf(s *fleet.Snapshot) map[string]string {
+	v := map[string]string{
+		"at":           moment(s.At),
+		"troubles":     count(len(s.Troubles)),
+		"dead_letters": count(s.DeadLetters),
+		"say":          saying(s),
+	}
+	rateValues(v, "all", s.Rates)
+	r := s.Rates
+	v["all.durable"] = perSecond(r.Durable)
+	v["all.answer_p50"], v["all.answer_p99"] = latency(r.AnswerP50), latency(r.AnswerP99)
+	v["all.durable_p50"], v["all.durable_p99"] = latency(r.DurableP50), latency(r.DurableP99)
+	v["all.backlog"], v["all.oldest"] = unknown, unknown
+	if r.BacklogKnown {
+		v["all.backlog"], v["all.oldest"] = count(r.Backlog), "0 s"
+		if r.Backlog > 0 {
+			v["all.oldest"] = latency(r.OldestWaiting)
+		}
+	}
+	for _, sale := range s.Sales {
+		saleValues(v, sale, s.At)
+	}
+	for i, p := range s.Processes {
+		processValues(v, "process."+strconv.Itoa(i)+".", p, s.At)
+	}
+	for i, t := range s.Troubles {
+		v["trouble."+strconv.Itoa(i)+".since"] = lasting(s.At.Sub(t.Since))
+	}
+	for i, r := range s.Rebuilds {
+		key := "rebuild." + strconv.Itoa(i) + "."
+		v[key+"since"] = lasting(s.At.Sub(r.Since))
+		v[key+"done"], v[key+"total"] = count(r.SalesDone), unknown
+		if r.SalesTotal > 0 {
+			v[key+"total"] = count(r.SalesTotal)
+		}
+		v[key+"width"] = percent(int64(r.SalesDone), int64(r.SalesTotal))
+	}
+	v["postgres.since"], v["redis.since"] = lasting(s.At.Sub(s.Postgres.Since)), lasting(s.At.Sub(s.Redis.Since))
+	if s.Audit != nil {
+		v["audit.since"] = lasting(s.At.Sub(s.Audit.At))
+	}
+	return v
+}
+
+func rateValues(v map[string]string, of string, r fleet.Rates) {
+	for name, n := range map[string]float64{
+		"offered": r.Offered, "accepted": r.Accepted, "refused": r.Refused, "shed": r.Shed, "failed": r.Failed,
+	} {
+		v[of+"."+name] = perSecond(n)
+	}
+}
+
+func saleValues(v map[string]string, s fleet.Sale, now time.Time) {
+	key := s.ID.String()
+	rateValues(v, key, s.Rates)
+	v[key+".state"] = string(s.State)
+	v[key+".stock"] = count(s.Stock)
+	v[key+".countdown"] = countdown(s, now)
+	for name, n := range map[string]int64{"available": s.Available, "held": s.Held, "sold": s.Sold} {
+		v[key+"."+name], v[key+"."+name+".share"], v[key+"."+name+".width"] = unknown, unknown, "0%"
+		if s.UnitsKnown {
+			v[key+"."+name], v[key+"."+name+".share"] = count(n), share(n, s.Stock)
+			v[key+"."+name+".width"] = percent(n, s.Stock)
+		}
+	}
+	v[key+".held.x"] = "0%"
+	if s.UnitsKnown {
+		v[key+".held.x"] = percent(s.Sold, s.Stock)
+	}
+	f := s.Funnel
+	for name, n := range map[string]int64{
+		"accepted": f.Accepted, "confirmed": f.Confirmed, "paid": f.Paid, "cancelled": f.Cancelled,
+		"expired": f.Expired, "rejected": f.Rejected, "voided": f.Voided,
+	} {
+		at := key + ".orders." + name
+		v[at], v[at+".share"], v[at+".width"] = unknown, unknown, "0%"
+		if s.FunnelKnown {
+			v[at], v[at+".share"], v[at+".width"] = count(n), share(n, f.Accepted), percent(n, f.Accepted)
+		}
+	}
+}
+
+// countdown says what comes next for a sale, and when.
+func countdown(s fleet.Sale, now time.Time) string {
+	switch {
+	case s.State == reservation.StateEnded && !s.ClosesAt.IsZero() && s.ClosesAt.Before(now):
+		return "closed " + lasting(now.Sub(s.ClosesAt)) + " ago"
+	case s.State == reservation.StateEnded:
+		return "ended"
+	case s.State == reservation.StateScheduled || s.OpensAt.After(now):
+		return "opens in " + clock(s.OpensAt.Sub(now))
+	case !s.ClosesAt.IsZero():
+		return "closes in " + clock(s.ClosesAt.Sub(now))
+	}
+	return "open until it is ended"
+}
+
+func processValues(v map[string]string, key string, p fleet.Process, now time.Time) {
+	v[key+"since"] = lasting(now.Sub(p.Since))
+	for _, name := range []string{"cpu", "memory", "connections", "in_flight", "per_second"} {
+		v[key+name] = unknown // the last figures of a process that is gone say nothing of now
+	}
+	if !p.Up {
+		return
+	}
+	v[key+"cpu"] = strconv.FormatFloat(100*p.CPU, 'f', 0, 64) + " %"
+	v[key+"memory"] = bytesText(p.MemoryBytes)
+	v[key+"connections"] = count(int64(p.Connections))
+	v[key+"in_flight"] = count(int64(p.InFlight))
+	v[key+"per_second"] = perSecond(p.PerSecond)
+}
+
+// saying is what a screen reader hears of a change: what is wrong, and the state of what sells.
+func saying(s *fleet.Snapshot) string {
+	var b strings.Builder
+	switch n := len(s.Troubles); n {
+	case 0:
+		b.WriteString("Nothing is wrong.")
+	default:
+		fmt.Fprintf(&b, "%d things are wrong: ", n)
+		if n == 1 {
+			b.Reset()
+			b.WriteString("One thing is wrong: ")
+		}
+		for i, t := range s.Troubles {
+			if i > 0 {
+				b.WriteString("; ")
+			}
+			b.WriteString(t.Text)
+		}
+		b.WriteString(".")
+	}
+	for _, sale := range s.Sales {
+		if sale.State == reservation.StateOpen && sale.UnitsKnown {
+			fmt.Fprintf(&b, " %s: %s of %s available.", sale.Name, count(sale.Available), count(sale.Stock))
+		}
+	}
+	return b.String()
+}
+
+// The charts have columns in this order; desk.js knows them by the same numbers.
+const allScope = "all"
+
+func allPoint(r fleet.Rates) []live.Figure {
+	backlog, oldest := live.Figure(math.NaN()), live.Figure(math.NaN())
+	if r.BacklogKnown {
+		backlog, oldest = live.Figure(r.Backlog), live.Figure(r.OldestWaiting.Seconds())
+	}
+	return append(ratePoint(r), live.Figure(r.Durable), measured(r.AnswerP50), measured(r.AnswerP99),
+		measured(r.DurableP50), measured(r.DurableP99), backlog, oldest)
+}
+
+func ratePoint(r fleet.Rates) []live.Figure {
+	return []live.Figure{
+		live.Figure(r.Offered), live.Figure(r.Accepted), live.Figure(r.Refused), live.Figure(r.Shed), live.Figure(r.Failed),
+	}
+}
+
+// measured is in milliseconds, not known if nothing was measured.
+func measured(d time.Duration) live.Figure {
+	if d <= 0 {
+		return live.Figure(math.NaN())
+	}
+	return live.Figure(float64(d) / float64(time.Millisecond))
+}
+
+func salePoint(r fleet.Rates, known bool, available, held, sold int64) []live.Figure {
+	units := []live.Figure{live.Figure(available), live.Figure(held), live.Figure(sold)}
+	if !known {
+		for i := range units {
+			units[i] = live.Figure(math.NaN())
+		}
+	}
+	return append(ratePoint(r), units...)
+}
+
+// pointsNow are the newest points: of the whole, and of the sales that sell.
+func (d *Dashboard) pointsNow(s *fleet.Snapshot) map[string][]live.Figure {
+	points := map[string][]live.Figure{allScope: allPoint(s.Rates)}
+	for _, sale := range s.Sales {
+		if sale.State != reservation.StateEnded || sale.Rates.Offered > 0 {
+			points[sale.ID.String()] = salePoint(sale.Rates, sale.UnitsKnown, sale.Available, sale.Held, sale.Sold)
+		}
+	}
+	return points
+}

@@ -1,0 +1,144 @@
+package dashboard
+
+import (
+	"math"
+	"net/url"
+	"strconv"
+	"time"
+
+	"stampede/internal/figure"
+)
+
+// unknown stands where a figure is not known, which is not zero.
+const unknown = "–"
+
+// place is where a process is, short: the address in its target.
+func place(target string) string {
+	if u, err := url.Parse(target); err == nil && u.Host != "" {
+		return u.Host
+	}
+	return target
+}
+
+// count is a whole number for people.
+func count[N int | int64](n N) string { return figure.Count(n) }
+
+// perSecond is a rate: whole numbers, and a digit below ten.
+func perSecond(n float64) string {
+	switch {
+	case math.IsNaN(n) || math.IsInf(n, 0):
+		return unknown
+	case n > 0 && n < 0.05:
+		return "<0.1"
+	case n < 9.95 && n != math.Trunc(n):
+		return strconv.FormatFloat(n, 'f', 1, 64)
+	}
+	return count(int64(math.Round(n)))
+}
+
+// latency is a short time; 0 means that nothing was measured.
+func latency(d time.Duration) string {
+	ms := float64(d) / float64(time.Millisecond)
+	switch {
+	case d <= 0:
+		return unknown
+	case ms < 1:
+		return strconv.FormatFloat(ms, 'f', 2, 64) + " ms"
+	case ms < 10:
+		return strconv.FormatFloat(ms, 'f', 1, 64) + " ms"
+	case ms < 1000:
+		return strconv.FormatFloat(ms, 'f', 0, 64) + " ms"
+	case ms < 60_000:
+		return strconv.FormatFloat(ms/1000, 'f', 1, 64) + " s"
+	}
+	return lasting(d)
+}
+
+// lasting is a time in its largest unit.
+func lasting(d time.Duration) string {
+	d = max(d, 0)
+	switch {
+	case d < time.Minute:
+		return count(int64(d/time.Second)) + " s"
+	case d < time.Hour:
+		return count(int64(d/time.Minute)) + " min"
+	case d < 48*time.Hour:
+		return count(int64(d/time.Hour)) + " h"
+	}
+	return count(int64(d/(24*time.Hour))) + " days"
+}
+
+// gap is the time between two steps of an order.
+func gap(d time.Duration) string {
+	if d < 0 {
+		return "−" + gap(-d)
+	}
+	if d == 0 {
+		return "0 ms"
+	}
+	return latency(d)
+}
+
+// clock is a countdown: 1:02:03, or 02:03.
+func clock(d time.Duration) string {
+	s := int64(max(d, 0).Round(time.Second) / time.Second)
+	pad := func(n int64) string {
+		if n < 10 {
+			return "0" + strconv.FormatInt(n, 10)
+		}
+		return strconv.FormatInt(n, 10)
+	}
+	switch {
+	case s >= 48*3600:
+		return count(s/86400) + " days"
+	case s >= 3600:
+		return strconv.FormatInt(s/3600, 10) + ":" + pad(s/60%60) + ":" + pad(s%60)
+	}
+	return pad(s/60) + ":" + pad(s%60)
+}
+
+func bytesText(n float64) string {
+	switch {
+	case n <= 0:
+		return unknown
+	case n < 1e9:
+		return strconv.FormatFloat(n/1e6, 'f', 0, 64) + " MB"
+	}
+	return strconv.FormatFloat(n/1e9, 'f', 1, 64) + " GB"
+}
+
+// percent is a share of a whole as SVG takes it.
+func percent(part, whole int64) string {
+	if whole <= 0 || part <= 0 {
+		return "0%"
+	}
+	return strconv.FormatFloat(math.Min(100*float64(part)/float64(whole), 100), 'f', 2, 64) + "%"
+}
+
+// share is percent for people.
+func share(part, whole int64) string {
+	if whole <= 0 {
+		return unknown
+	}
+	p := 100 * float64(part) / float64(whole)
+	if p > 0 && p < 1 {
+		return "<1 %"
+	}
+	return strconv.FormatFloat(p, 'f', 0, 64) + " %"
+}
+
+// moment is a time in UTC, to the second.
+func moment(t time.Time) string {
+	if t.IsZero() {
+		return unknown
+	}
+	return t.UTC().Format("2006-01-02 15:04:05")
+}
+
+// exact is a time in UTC, to the millisecond.
+func exact(t time.Time) string {
+	if t.IsZero() {
+		return unknown
+	}
+	return t.UTC().Format("2006-01-02 15:04:05.000")
+}

@@ -1,0 +1,109 @@
+package fleet
+
+import (
+	"maps"
+	"slices"
+	"time"
+)
+
+// windowRounds is over how many rounds quantiles are taken: ten seconds.
+const windowRounds = 10
+
+// window holds what the last rounds have measured, of all processes together.
+type window struct {
+	ring [windowRounds]measured
+	next int
+}
+
+type measured struct{ answers, durable histogram }
+
+func (w *window) add(m measured) {
+	w.ring[w.next] = m
+	w.next = (w.next + 1) % windowRounds
+}
+
+func (w *window) sum() (all measured) {
+	for _, m := range w.ring {
+		all.answers, all.durable = all.answers.plus(m.answers), all.durable.plus(m.durable)
+	}
+	return all
+}
+
+// snapshot says what is known now. It ends a round: what processes have gained is counted once.
+func (f *Fleet) snapshot(now time.Time) *Snapshot {
+	s := &Snapshot{
+		At: now, Postgres: f.postgres.shown(), Redis: f.redis.shown(),
+		DeadLetters: f.desk.letters, Rebuilds: []Rebuild{}, Audit: f.desk.audit,
+		Processes: make([]Process, 0, len(f.processes)), Troubles: []Trouble{},
+	}
+	if f.postgres.up { // else nobody can say what they are doing
+		s.Rebuilds = append(s.Rebuilds, f.desk.rebuilds...)
+	}
+	var gained increase
+	var fresh measured
+	var ended orderEnds
+	salesCounted := false
+	for _, p := range f.processes {
+		s.Processes = append(s.Processes, p.shown())
+		if !p.up {
+			continue
+		}
+		gained.add(&p.gained)
+		salesCounted = salesCounted || p.last.salesCounted
+		if p.fresh {
+			p.fresh = false
+			fresh.answers, fresh.durable = fresh.answers.plus(p.gained.answers), fresh.durable.plus(p.gained.durable)
+			ended.rejected, ended.voided = ended.rejected+p.gained.rejected, ended.voided+p.gained.voided
+		}
+	}
+	for _, n := range f.names {
+		if n.err != "" {
+			s.Processes = append(s.Processes, n.shown())
+		}
+	}
+	f.window.add(fresh)
+	s.Rates = gained.purchases.rates()
+	s.Rates.Durable = gained.recorded
+	all := f.window.sum()
+	s.Rates.AnswerP50, s.Rates.AnswerP99 = all.answers.quantile(0.5), all.answers.quantile(0.99)
+	s.Rates.DurableP50, s.Rates.DurableP99 = all.durable.quantile(0.5), all.durable.quantile(0.99)
+	streams := f.streams()
+	s.Rates.Backlog, s.Rates.OldestWaiting, s.Rates.BacklogKnown = backlogOf(streams)
+	f.showSales(s, &gained, salesCounted)
+	f.troubles.update(f, s, round{gained: &gained, ended: ended, streams: streams})
+	return s
+}
+
+// streams says of each stream what its workers say. They all report all streams, so their figures are not added.
+func (f *Fleet) streams() map[string]streamSample {
+	streams := map[string]streamSample{}
+	for _, p := range f.processes {
+		if !p.up {
+			continue
+		}
+		for name, says := range p.last.streams {
+			of := streams[name]
+			of.reads = of.reads || says.reads
+			if says.known {
+				of.known = true
+				of.waiting, of.oldest = max(of.waiting, says.waiting), max(of.oldest, says.oldest)
+			}
+			streams[name] = of
+		}
+	}
+	return streams
+}
+
+// backlogOf adds up the streams. It is unknown if no worker can say it of a stream.
+func backlogOf(streams map[string]streamSample) (orders int64, oldest time.Duration, known bool) {
+	known = len(streams) > 0
+	for _, name := range slices.Sorted(maps.Keys(streams)) {
+		of := streams[name]
+		known = known && of.known
+		orders += int64(of.waiting)
+		if of.waiting > 0 { // else the first entry is one that is done and not trimmed yet
+			oldest = max(oldest, seconds(of.oldest))
+		}
+	}
+	return orders, oldest, known
+}

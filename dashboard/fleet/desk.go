@@ -1,0 +1,186 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"stampede/reservation"
+	"stampede/reservation/catalog"
+	"stampede/sql"
+)
+
+const (
+	// rebuildSilence is after which silence a rebuild counts as dead. It writes each second.
+	rebuildSilence = 10 * time.Second
+	// deskTrusted is how old the verified servers may be that Redis is compared with.
+	deskTrusted = 5 * time.Second
+)
+
+// desk is what Postgres says beside the sales. It is guarded by Fleet.mu.
+type desk struct {
+	at time.Time // zero before the first look
+
+	letters      int64
+	oldestLetter time.Time
+	audit        *Audit
+	rebuilds     []Rebuild
+	servers      map[int]string // the run ids of the verified servers by partition
+	err          string
+}
+
+// lookAtDesk reads the desk in Postgres.
+func (f *Fleet) lookAtDesk(ctx context.Context) {
+	limited, cancel := context.WithTimeout(ctx, roundTimeout)
+	defer cancel()
+	rows, _ := f.config.Pool.Query(limited, sql.FleetDesk, rebuildSilence.Seconds()) // its error comes with the row
+	row, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[struct {
+		Letters   int64
+		Oldest    *time.Time
+		AuditedAt *time.Time
+		Operator  *string
+		Broken    []string
+		Unchecked []string
+		Servers   map[int]string
+		Rebuilds  []Rebuild
+	}])
+	if ctx.Err() != nil {
+		return
+	}
+	now := time.Now()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err != nil {
+		if f.postgres.up && !isTimeout(err) && f.desk.err == "" {
+			f.config.Logger.Warn("cannot read the dead letters, audits and rebuilds in Postgres", "error", err)
+			f.desk.err = err.Error()
+		}
+		return
+	}
+	f.desk = desk{at: now, letters: row.Letters, servers: row.Servers, rebuilds: row.Rebuilds}
+	for i := range f.desk.rebuilds {
+		f.desk.rebuilds[i].Step = shortened(f.desk.rebuilds[i].Step, errorMax)
+	}
+	if row.Oldest != nil {
+		f.desk.oldestLetter = *row.Oldest
+	}
+	if row.AuditedAt != nil {
+		f.desk.audit = &Audit{At: *row.AuditedAt, Operator: printable(*row.Operator), Broken: row.Broken, Unchecked: row.Unchecked}
+	}
+}
+
+const (
+	// funnelOrdersMax bounds the orders that one look counts, if it counts more than one sale.
+	funnelOrdersMax = 20_000
+	// funnelShare is the share of the time in which Postgres counts orders: a look of 100 ms is followed by a pause of
+	// five seconds.
+	funnelShare = 50
+	// funnelIdle is how often the orders of sales are counted that do not sell.
+	funnelIdle = time.Minute
+	// funnelTimeout bounds a look.
+	funnelTimeout = 10 * time.Second
+)
+
+// funnels are the counted orders of sales. They are guarded by Fleet.mu.
+type funnels struct {
+	of    map[uuid.UUID]countedFunnel
+	after time.Time // the time of the next look
+	// turn is true if the last look was at the desk.
+	turn bool
+}
+
+type countedFunnel struct {
+	counted   Funnel
+	paidUnits int64
+	at        time.Time
+}
+
+// paid returns the paid units of the sales whose orders are counted.
+func (k *funnels) paid() map[uuid.UUID]int64 {
+	units := make(map[uuid.UUID]int64, len(k.of))
+	for id := range k.of {
+		units[id] = k.of[id].paidUnits
+	}
+	return units
+}
+
+// lookAtFunnels counts the orders of these sales.
+func (f *Fleet) lookAtFunnels(ctx context.Context, ids []uuid.UUID) {
+	limited, cancel := context.WithTimeout(ctx, funnelTimeout)
+	defer cancel()
+	began := time.Now()
+	rows, _ := f.config.Pool.Query(limited, sql.FleetFunnel, ids) // its error comes with the rows
+	type row struct {
+		ID        uuid.UUID
+		PaidUnits int64
+		Funnel
+	}
+	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[row])
+	now := time.Now()
+	if ctx.Err() != nil {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.funnels.after = now.Add(funnelShare * now.Sub(began))
+	if err != nil {
+		if errors.Is(err, context.DeadlineExceeded) {
+			f.config.Logger.Warn("counting the orders of a sale takes too long", "sales", ids)
+		}
+		return
+	}
+	if f.funnels.of == nil {
+		f.funnels.of = map[uuid.UUID]countedFunnel{}
+	}
+	for _, r := range found {
+		f.funnels.of[r.ID] = countedFunnel{r.Funnel, r.PaidUnits, now}
+	}
+}
+
+// due returns the sales whose orders are to be counted now, if any: those that were counted longest ago. Every other
+// turn is the desk's. Sales that are no longer listed are forgotten.
+func (k *funnels) due(listed []catalog.CountedSale, now time.Time) []uuid.UUID {
+	k.turn = !k.turn
+	if k.turn || now.Before(k.after) {
+		return nil
+	}
+	type candidate struct {
+		id     uuid.UUID
+		at     time.Time
+		orders int64
+	}
+	var candidates []candidate
+	kept := make(map[uuid.UUID]countedFunnel, len(listed))
+	for i := range listed {
+		sale := &listed[i]
+		was, isCounted := k.of[sale.ID]
+		if isCounted {
+			kept[sale.ID] = was
+		}
+		interval := roundInterval
+		if sale.State == reservation.StateEnded && was.counted.Confirmed == 0 || sale.State == reservation.StateScheduled {
+			interval = funnelIdle
+		}
+		switch {
+		case sale.Archived, sale.Retired && isCounted: // its orders do not change any more
+		case now.Sub(was.at) >= interval:
+			// Before the first count, the units of live orders say about how many there are.
+			candidates = append(candidates, candidate{sale.ID, was.at, max(was.counted.Accepted, sale.Sale.Sold)})
+		}
+	}
+	k.of = kept
+	slices.SortStableFunc(candidates, func(a, b candidate) int { return a.at.Compare(b.at) })
+	var ids []uuid.UUID
+	var orders int64
+	for _, c := range candidates {
+		if orders += c.orders; orders > funnelOrdersMax && len(ids) > 0 {
+			break
+		}
+		ids = append(ids, c.id)
+	}
+	return ids
+}

@@ -1,0 +1,215 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"stampede/reservation"
+	"stampede/reservation/catalog"
+)
+
+const (
+	// roundInterval is the time between two snapshots.
+	roundInterval = time.Second
+	// roundTimeout bounds what a snapshot waits for: a scrape, a look into Redis, a look into Postgres.
+	roundTimeout = 800 * time.Millisecond
+	// salesMax bounds the sales of a snapshot: the newest ones.
+	salesMax = 50
+)
+
+// Config configures a Fleet.
+type Config struct {
+	// Pool and Catalog read Postgres, Store and Catalog read Redis. They have no default.
+	Pool    *pgxpool.Pool
+	Catalog *catalog.Catalog
+	Store   *reservation.Store
+	// Targets are the URLs of metrics, such as http://worker-1:9090/metrics. The scheme dns+http resolves the host every
+	// few seconds and scrapes each of its addresses as a process.
+	Targets []string
+	Logger  *slog.Logger
+}
+
+// Fleet collects snapshots of an installation. It is safe for concurrent use.
+type Fleet struct {
+	config Config
+	newest atomic.Pointer[Snapshot]
+
+	background sync.WaitGroup // looks that are under way
+
+	// mu guards all fields below, and those of processes and servers.
+	mu      sync.Mutex
+	changed chan struct{} // closed with the next snapshot
+	history history
+
+	names     []*named
+	processes []*process
+	window    window
+	postgres  server
+	redis     server
+	pageBusy  atomic.Bool
+	redisBusy atomic.Bool
+	slowBusy  atomic.Bool
+	sales     knownSales
+	funnels   funnels
+	desk      desk
+	nodes     []node
+	nodesAt   time.Time
+	troubles  troubles
+}
+
+// New returns a Fleet. It connects to nothing before Run. The error wraps ErrTarget for a target that is no URL.
+func New(config Config) (*Fleet, error) {
+	if config.Pool == nil || config.Catalog == nil || config.Store == nil {
+		return nil, errors.New("a fleet needs Postgres, a catalog and Redis")
+	}
+	if config.Logger == nil {
+		config.Logger = slog.Default()
+	}
+	now := time.Now()
+	f := &Fleet{config: config, changed: make(chan struct{})}
+	f.postgres.since, f.redis.since = now, now
+	for i, text := range config.Targets {
+		t, err := parseTarget(text)
+		switch {
+		case err != nil:
+			return nil, fmt.Errorf("target %d: %w", i+1, err)
+		case t.dns:
+			f.names = append(f.names, &named{target: t, place: i})
+		case len(f.processes) == processesMax:
+			return nil, fmt.Errorf("%w: more than %d targets", ErrTarget, processesMax)
+		default:
+			f.processes = append(f.processes, t.process(netip.Addr{}, i))
+		}
+	}
+	f.newest.Store(&Snapshot{At: now})
+	return f, nil
+}
+
+// Run collects until ctx ends, and returns nil then.
+func (f *Fleet) Run(ctx context.Context) error {
+	defer f.close()
+	ticks := time.NewTicker(roundInterval)
+	defer ticks.Stop()
+	for {
+		f.round(ctx)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticks.C:
+		}
+	}
+}
+
+// close waits for what is under way, which ends with the context of Run.
+func (f *Fleet) close() {
+	f.background.Wait()
+	for _, p := range f.processes {
+		p.of.client.CloseIdleConnections()
+	}
+}
+
+// round looks at everything once and publishes a snapshot. It waits for what answered the last time; what did not is
+// asked again, and delays nothing.
+func (f *Fleet) round(ctx context.Context) {
+	began := time.Now()
+	f.resolve(ctx, began)
+	waits := f.scrapeAll(ctx)
+	waits = append(waits, f.lookIntoServers(ctx, began)...)
+	late := time.NewTimer(roundTimeout)
+	defer late.Stop()
+	for _, done := range waits {
+		select {
+		case <-done:
+		case <-late.C:
+			late.Reset(0)
+		case <-ctx.Done():
+			return
+		}
+	}
+	f.publish(time.Now())
+}
+
+// start calls do in the background, unless it is still under way there. The channel is closed when do has ended; it is
+// nil if it was not called.
+func (f *Fleet) start(busy *atomic.Bool, do func()) <-chan struct{} {
+	if !busy.CompareAndSwap(false, true) {
+		return nil
+	}
+	done := make(chan struct{})
+	f.background.Go(func() {
+		defer close(done)
+		defer busy.Store(false)
+		do()
+	})
+	return done
+}
+
+// scrapeAll begins to scrape all processes, and returns what to wait for.
+func (f *Fleet) scrapeAll(ctx context.Context) (waits []<-chan struct{}) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, p := range f.processes {
+		done := f.start(&p.busy, func() {
+			limited, cancel := context.WithTimeout(ctx, roundTimeout)
+			defer cancel()
+			s, err := p.of.scrape(limited, p.url)
+			if ctx.Err() != nil {
+				return
+			}
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			p.seen(s, err, time.Now())
+		})
+		if done != nil && (p.up || p.misses == 0) {
+			waits = append(waits, done)
+		}
+	}
+	return waits
+}
+
+// Snapshot returns the newest one. Before the first round it is empty and its Number is 0.
+func (f *Fleet) Snapshot() *Snapshot { return f.newest.Load() }
+
+// Next waits for a snapshot with a Number above after and returns it. The error is that of ctx.
+func (f *Fleet) Next(ctx context.Context, after uint64) (*Snapshot, error) {
+	for {
+		f.mu.Lock()
+		changed := f.changed
+		f.mu.Unlock()
+		if s := f.newest.Load(); s.Number > after {
+			return s, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// History returns the last fifteen minutes, one point a second, oldest first. The points must not be changed.
+func (f *Fleet) History() []Point {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.history.points()
+}
+
+// publish makes a snapshot of what is known now the newest one.
+func (f *Fleet) publish(now time.Time) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := f.snapshot(now)
+	s.Number = f.newest.Load().Number + 1
+	f.history.add(pointOf(s))
+	f.newest.Store(s)
+	close(f.changed)
+	f.changed = make(chan struct{})
+}

@@ -1,0 +1,88 @@
+package fleet
+
+import (
+	"errors"
+	"net/netip"
+	"sync/atomic"
+	"time"
+)
+
+// missesMax is how many scrapes in a row may run into the time-out until a process counts as gone: one that is busy for a
+// moment is not. Any other error is a process that is gone.
+const missesMax = 2
+
+// process is one scraped process. All fields below busy are guarded by Fleet.mu.
+type process struct {
+	of    *target
+	place int        // of its target in the configuration
+	addr  netip.Addr // the zero value for the target's host
+	url   string
+	name  string // url without user and password
+
+	busy atomic.Bool
+
+	listedAt time.Time // when its target last had this address
+
+	up       bool
+	since    time.Time // of up
+	lastSeen time.Time
+	err      string
+	misses   int
+
+	last *sample // as of lastSeen; nil before the first one
+	// gained is what has increased between the last two samples; zero after the first one. It is fresh until a snapshot
+	// has counted it.
+	gained increase
+	fresh  bool
+}
+
+// seen notes a scrape that was made at that time.
+func (p *process) seen(s *sample, err error, at time.Time) {
+	if err != nil {
+		p.missed(err, at)
+		return
+	}
+	// What a process did while it did not answer is no rate of now.
+	p.gained, p.fresh = increase{}, false
+	if p.up && at.After(p.lastSeen) {
+		p.gained, p.fresh = s.since(p.last, at.Sub(p.lastSeen)), true
+	}
+	if !p.up {
+		p.up, p.since = true, at
+	}
+	p.last, p.lastSeen, p.err, p.misses = s, at, "", 0
+}
+
+func (p *process) missed(err error, at time.Time) {
+	p.misses++
+	if isTimeout(err) {
+		err = errors.New("it does not answer in time")
+		if p.up && p.misses < missesMax {
+			return // the next answer tells what has increased since the last one
+		}
+	}
+	p.err = printable(err.Error())
+	p.gained, p.fresh = increase{}, false
+	if p.up {
+		p.up, p.since = false, at
+	}
+}
+
+// shown is the process in a snapshot.
+func (p *process) shown() Process {
+	s := Process{
+		Target: p.name, Up: p.up, Since: p.since, LastSeen: p.lastSeen, Error: p.err,
+	}
+	if p.last == nil {
+		return s
+	}
+	s.Kind, s.Version = p.last.kind(), p.last.version
+	s.MemoryBytes, s.Connections = p.last.memory, p.last.connections
+	s.InFlight, s.InFlightLimit = p.last.inFlight, p.last.inFlightLimit
+	s.Readers, s.Failing = p.last.readers(), p.last.failing
+	s.CPU = p.gained.perSecond(p.gained.cpu)
+	for _, most := range []float64{p.gained.purchases.total(), p.gained.recorded, p.gained.delivered} {
+		s.PerSecond = max(s.PerSecond, p.gained.perSecond(most))
+	}
+	return s
+}

@@ -1,0 +1,110 @@
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+
+	"stampede/reservation"
+	"stampede/reservation/catalog"
+)
+
+// knownSales are the newest sales, as they were last read. They are guarded by Fleet.mu.
+type knownSales struct {
+	page   catalog.Page
+	listed []catalog.CountedSale // the sales of page, without units
+	readAt time.Time             // when Postgres listed them
+
+	counted map[uuid.UUID]catalog.CountResult
+	states  map[int]reservation.ServerState
+}
+
+// lookAtSales reads the newest sales in Postgres.
+func (f *Fleet) lookAtSales(ctx context.Context) {
+	limited, cancel := context.WithTimeout(ctx, roundTimeout)
+	defer cancel()
+	page, err := f.config.Catalog.ReadPage(limited, salesMax)
+	if ctx.Err() != nil {
+		return
+	}
+	now := time.Now()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.postgres.note(err, now)
+	if err == nil {
+		f.sales.page, f.sales.listed, f.sales.readAt = page, page.Sales(), now
+	}
+}
+
+// count stores the count of the sales, and the servers of their partitions.
+func (k *knownSales) count(counted []catalog.CountResult, states map[int]reservation.ServerState) {
+	k.counted = make(map[uuid.UUID]catalog.CountResult, len(counted))
+	for _, c := range counted {
+		k.counted[c.ID] = c
+	}
+	k.states = states
+}
+
+// showSales fills in the sales of a snapshot. Rates are known if an ingress counts purchases by sale.
+func (f *Fleet) showSales(s *Snapshot, gained *increase, ratesKnown bool) {
+	s.SalesRead, s.SalesAt = f.postgres.up || f.redis.up, f.sales.readAt
+	s.Sales = make([]Sale, 0, len(f.sales.listed))
+	for i := range f.sales.listed {
+		listed := &f.sales.listed[i]
+		sale := Sale{
+			ID: listed.ID, Name: listed.Name, State: listed.StateAt(s.At), Shards: max(1, listed.Shards),
+			PerOrderLimit: listed.PerOrderLimit, OpensAt: listed.OpensAt, ClosesAt: listed.ClosesAt,
+			PaymentWindow: listed.PaymentWindow, Stock: listed.Stock,
+			Rates: gained.sales[listed.ID].rates(), RatesKnown: ratesKnown,
+		}
+		funnel, funnelKnown := f.funnels.of[listed.ID]
+		if funnelKnown {
+			sale.Funnel, sale.FunnelKnown, sale.FunnelAt = funnel.counted, true, funnel.at
+		}
+		counted, isCounted := f.sales.counted[listed.ID]
+		if isCounted && counted.Err == nil && f.postgres.up && f.redis.up &&
+			(funnelKnown || !counted.AwaitsPayment()) {
+			sale.Stock, sale.UnitsKnown = counted.Stock, true
+			sale.Available, sale.Held, sale.Sold = counted.Available, counted.Held, counted.Sold
+		}
+		if sale.State == reservation.StateOpen && f.redis.up && isCounted {
+			sale.Shut = f.whyShut(&counted, s.Rebuilds)
+		}
+		s.Sales = append(s.Sales, sale)
+	}
+}
+
+// whyShut returns why an open sale sells nothing, "" if it sells.
+func (f *Fleet) whyShut(sale *catalog.CountResult, rebuilds []Rebuild) string {
+	layout := sale.Layout()
+	why := ""
+	for shard := range layout.Shards {
+		p := layout.Partition(shard)
+		state, inspected := f.sales.states[p]
+		verified, recorded := f.desk.servers[p]
+		switch {
+		case !inspected:
+		case !state.Recorded:
+			why = "no worker has published it to Redis"
+		case !state.Known:
+			why = fmt.Sprintf("the Redis server of partition %d is not verified: it was restarted, replaced or set back", p)
+		case recorded && f.desk.at.After(state.Now.Add(-deskTrusted)) && verified != state.RunID:
+			why = fmt.Sprintf("the Redis server of partition %d is not the one that workers have verified", p)
+		}
+	}
+	if why == "" && sale.Err != nil {
+		why = "its stock in Redis is missing, or closed for a rebuild"
+	}
+	if why == "" {
+		return ""
+	}
+	for _, r := range rebuilds {
+		_, inPartition := layout.ShardIn(r.Partition)
+		if r.Sale == sale.ID || r.Sale == uuid.Nil && inPartition {
+			return "its stock is being rebuilt: " + r.Step
+		}
+	}
+	return why
+}

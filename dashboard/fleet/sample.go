@@ -1,0 +1,348 @@
+package fleet
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/google/uuid"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+)
+
+// The metrics that are read. All others are skipped before they are parsed, which makes a round several times cheaper.
+const (
+	metricBuild           = "stampede_build_info"
+	metricStart           = "process_start_time_seconds"
+	metricCPU             = "process_cpu_seconds_total"
+	metricMemory          = "process_resident_memory_bytes"
+	metricPurchases       = "stampede_purchases_total"
+	metricPurchaseSeconds = "stampede_purchase_duration_seconds"
+	metricSalePurchases   = "stampede_sale_purchases_total"
+	metricInFlight        = "stampede_http_requests_in_flight"
+	metricInFlightLimit   = "stampede_http_requests_in_flight_limit"
+	metricConnections     = "stampede_connections"
+	metricOperatorsFile   = "stampede_operators_file_current"
+	metricOrders          = "stampede_orders_total"
+	metricDurableSeconds  = "stampede_accept_to_durable_seconds"
+	metricWaiting         = "stampede_stream_waiting_orders"
+	metricOldest          = "stampede_stream_oldest_entry_age_seconds"
+	metricReachable       = "stampede_stream_reachable"
+	metricReaders         = "stampede_stream_readers"
+	metricFailing         = "stampede_worker_failing"
+	metricRelayDelivered  = "stampede_relay_deliveries_total"
+	metricRelayLag        = "stampede_relay_lag_seconds"
+	metricRelayFailing    = "stampede_relay_failing"
+	metricRelayState      = "stampede_relay_target_state"
+	metricRelayServing    = "stampede_relay_serving"
+	metricRelayHeld       = "stampede_relay_held_seconds"
+)
+
+// wanted has the names of all of them, and of the series of histograms.
+var wanted = func() map[string]bool {
+	names := map[string]bool{}
+	for _, name := range []string{
+		metricBuild, metricStart, metricCPU, metricMemory, metricPurchases, metricSalePurchases, metricInFlight,
+		metricInFlightLimit, metricConnections, metricOperatorsFile, metricOrders, metricWaiting, metricOldest,
+		metricReachable, metricReaders, metricFailing, metricRelayDelivered, metricRelayLag, metricRelayFailing,
+		metricRelayState, metricRelayServing, metricRelayHeld,
+	} {
+		names[name] = true
+	}
+	for _, histogram := range []string{metricPurchaseSeconds, metricDurableSeconds} {
+		for _, suffix := range []string{"", "_bucket", "_sum", "_count"} {
+			names[histogram+suffix] = true
+		}
+	}
+	return names
+}()
+
+const (
+	// seriesMax bounds the series that are kept of one metric of one process.
+	seriesMax = 512
+	// labelMax bounds a label value that is shown.
+	labelMax = 100
+)
+
+// errNotStampede is the error of a target that answers with something else.
+var errNotStampede = errors.New("it answers, but not with the metrics of Stampede")
+
+// Places in outcomes.
+const (
+	accepted = iota
+	refused
+	shed
+	failed
+	outcomesCount
+)
+
+// outcomes counts purchases by what came of them.
+type outcomes [outcomesCount]float64
+
+// sample is what one scrape of a process says.
+type sample struct {
+	version string
+	start   float64 // of the process, in seconds since 1970; 0 if unknown
+
+	ingress, worker, relay bool
+
+	cpu, memory, connections, inFlight, inFlightLimit float64
+
+	purchases  outcomes
+	overloaded float64 // a part of purchases[shed]
+	sales      map[uuid.UUID]outcomes
+	// salesCounted is true if it counts purchases by sale.
+	salesCounted bool
+	answers      histogram
+
+	recorded, rejected, voided float64 // orders
+	durable                    histogram
+	streams                    map[string]streamSample
+	failing                    []string
+
+	delivered     float64
+	relayTargets  map[string]relaySample
+	operatorsFile bool // it has a fault
+}
+
+// streamSample is what a worker says of a stream.
+type streamSample struct {
+	waiting, oldest float64
+	known, reads    bool
+}
+
+// relaySample is what a relay says of a target.
+type relaySample struct {
+	lag, failing, held float64
+	disabled           bool
+}
+
+// read reads a page of metrics.
+func read(page []byte) (s *sample, err error) {
+	defer func() {
+		if r := recover(); r != nil { // expfmt is given what strangers may have written
+			s, err = nil, fmt.Errorf("its metrics cannot be parsed: %v", r)
+		}
+	}()
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(bytes.NewReader(keepWanted(page)))
+	if err != nil {
+		return nil, fmt.Errorf("its metrics cannot be parsed: %s", printable(err.Error()))
+	}
+	if families[metricBuild] == nil && families[metricPurchases] == nil && families[metricFailing] == nil {
+		return nil, errNotStampede
+	}
+	return sampleOf(families), nil
+}
+
+// keepWanted returns the lines with metrics that are read, and with their types.
+func keepWanted(page []byte) []byte {
+	kept := make([]byte, 0, len(page)/4)
+	for line := range bytes.Lines(page) {
+		name := line
+		if typed, is := bytes.CutPrefix(line, []byte("# TYPE ")); is {
+			name = typed
+		}
+		if end := bytes.IndexAny(name, "{ \t\r\n"); end >= 0 {
+			name = name[:end]
+		}
+		if wanted[string(name)] {
+			kept = append(kept, line...)
+		}
+	}
+	if len(kept) > 0 && kept[len(kept)-1] != '\n' {
+		kept = append(kept, '\n')
+	}
+	return kept
+}
+
+func sampleOf(families map[string]*dto.MetricFamily) *sample {
+	s := &sample{sales: map[uuid.UUID]outcomes{}, streams: map[string]streamSample{}, relayTargets: map[string]relaySample{}}
+	each(families[metricBuild], func(l labels, _ float64) { s.version = l.of("version") })
+	s.start, s.cpu, s.memory = sum(families[metricStart]), sum(families[metricCPU]), sum(families[metricMemory])
+	s.readIngress(families)
+	s.readWorker(families)
+	s.readRelay(families)
+	// A relay without targets has no metrics of its own.
+	s.relay = len(s.relayTargets) > 0 || families[metricRelayServing] != nil || !s.ingress && !s.worker
+	return s
+}
+
+func (s *sample) readIngress(families map[string]*dto.MetricFamily) {
+	s.ingress = families[metricPurchases] != nil
+	s.connections, s.inFlight = sum(families[metricConnections]), sum(families[metricInFlight])
+	s.inFlightLimit = sum(families[metricInFlightLimit])
+	each(families[metricPurchases], func(l labels, v float64) {
+		switch l.of("verdict") {
+		case "reserved", "replayed":
+			s.purchases[accepted] += v
+		case "overloaded":
+			s.purchases[shed] += v
+			s.overloaded += v
+		case "rate-limited":
+			s.purchases[shed] += v
+		case "unavailable", "unknown":
+			s.purchases[failed] += v
+		default:
+			s.purchases[refused] += v
+		}
+	})
+	s.salesCounted = families[metricSalePurchases] != nil
+	each(families[metricSalePurchases], func(l labels, v float64) {
+		id, err := uuid.Parse(l.of("sale"))
+		place := slices.Index([]string{"accepted", "refused", "shed", "failed"}, l.of("outcome"))
+		if err != nil || place < 0 {
+			return // all other sales together, or of a newer version
+		}
+		of := s.sales[id]
+		of[place] += v
+		s.sales[id] = of
+	})
+	s.answers = histogramOf(families[metricPurchaseSeconds])
+	each(families[metricOperatorsFile], func(_ labels, v float64) { s.operatorsFile = v == 0 })
+}
+
+func (s *sample) readWorker(families map[string]*dto.MetricFamily) {
+	s.worker = families[metricFailing] != nil
+	each(families[metricOrders], func(l labels, v float64) {
+		switch l.of("outcome") {
+		case "confirmed":
+			s.recorded += v
+		case "rejected":
+			s.recorded, s.rejected = s.recorded+v, s.rejected+v
+		case "voided":
+			s.recorded, s.voided = s.recorded+v, s.voided+v
+		}
+	})
+	s.durable = histogramOf(families[metricDurableSeconds])
+	stream := func(name string, set func(of *streamSample, v float64)) {
+		each(families[name], func(l labels, v float64) {
+			of := s.streams[l.of("stream")]
+			set(&of, v)
+			s.streams[l.of("stream")] = of
+		})
+	}
+	stream(metricWaiting, func(of *streamSample, v float64) { of.waiting, of.known = v, true })
+	stream(metricOldest, func(of *streamSample, v float64) { of.oldest = v })
+	stream(metricReachable, func(of *streamSample, v float64) { of.known = of.known && v != 0 })
+	stream(metricReaders, func(of *streamSample, v float64) { of.reads = v != 0 })
+	each(families[metricFailing], func(l labels, v float64) {
+		if v > 0 {
+			s.failing = append(s.failing, l.of("step"))
+		}
+	})
+	slices.Sort(s.failing)
+}
+
+func (s *sample) readRelay(families map[string]*dto.MetricFamily) {
+	each(families[metricRelayDelivered], func(_ labels, v float64) { s.delivered += v })
+	target := func(name string, set func(of *relaySample, l labels, v float64)) {
+		each(families[name], func(l labels, v float64) {
+			of := s.relayTargets[l.of("target")]
+			set(&of, l, v)
+			s.relayTargets[l.of("target")] = of
+		})
+	}
+	target(metricRelayLag, func(of *relaySample, _ labels, v float64) { of.lag = v })
+	target(metricRelayFailing, func(of *relaySample, _ labels, v float64) { of.failing = v })
+	target(metricRelayHeld, func(of *relaySample, _ labels, v float64) { of.held = v })
+	target(metricRelayState, func(of *relaySample, l labels, v float64) {
+		of.disabled = of.disabled || l.of("state") == "disabled" && v == 1
+	})
+}
+
+// kind names the parts of Stampede that run in the process.
+func (s *sample) kind() string {
+	var parts []string
+	for name, runs := range map[string]bool{"ingress": s.ingress, "worker": s.worker, "relay": s.relay} {
+		if runs {
+			parts = append(parts, name)
+		}
+	}
+	slices.Sort(parts)
+	if len(parts) == 3 {
+		parts = []string{"ingress", "worker", "relay"}
+	} else if len(parts) == 2 && parts[0] == "relay" {
+		slices.Reverse(parts)
+	}
+	return strings.Join(parts, ", ")
+}
+
+// readers are the streams that the process reads.
+func (s *sample) readers() []string {
+	var streams []string
+	for _, name := range slices.Sorted(maps.Keys(s.streams)) {
+		if s.streams[name].reads {
+			streams = append(streams, name)
+		}
+	}
+	return streams
+}
+
+type labels []*dto.LabelPair
+
+// of returns the value of a label, bounded and printable.
+func (l labels) of(name string) string {
+	for _, pair := range l {
+		if pair.GetName() == name {
+			return printable(pair.GetValue())
+		}
+	}
+	return ""
+}
+
+// each calls do for the series of a counter, a gauge or an untyped metric, with a finite value that is not negative.
+func each(family *dto.MetricFamily, do func(l labels, value float64)) {
+	for i, m := range family.GetMetric() {
+		if i == seriesMax {
+			return
+		}
+		var v float64
+		switch {
+		case m.Counter != nil:
+			v = m.Counter.GetValue()
+		case m.Gauge != nil:
+			v = m.Gauge.GetValue()
+		default:
+			v = m.Untyped.GetValue()
+		}
+		do(m.Label, figureOf(v))
+	}
+}
+
+func sum(family *dto.MetricFamily) (total float64) {
+	each(family, func(_ labels, v float64) { total += v })
+	return total
+}
+
+// figureOf makes a number of a stranger one that can be shown and added: what is infinite, negative or not a number
+// counts as nothing.
+func figureOf(v float64) float64 {
+	const most = 1e15 // is exact in a float64, with room to add
+	if math.IsNaN(v) || v < 0 || math.IsInf(v, 0) {
+		return 0
+	}
+	return min(v, most)
+}
+
+// printable makes a text of a stranger one that can be shown.
+func printable(text string) string { return shortened(text, labelMax) }
+
+// shortened is printable, with at most so many runes.
+func shortened(text string, runesMax int) string {
+	text = strings.ToValidUTF8(text, "\uFFFD")
+	if runes := []rune(text); len(runes) > runesMax {
+		text = string(runes[:runesMax]) + "…"
+	}
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r >= 0x7f && r < 0xa0 {
+			return ' '
+		}
+		return r
+	}, text)
+}

@@ -1,0 +1,315 @@
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"stampede/fulfillment/rebuild"
+	"stampede/internal/connect"
+	"stampede/internal/testkit"
+	"stampede/internal/testshop"
+	"stampede/internal/testwork"
+	"stampede/reservation"
+)
+
+// saleIn is the sale in a snapshot, or an empty one.
+func saleIn(s *Snapshot, id uuid.UUID) Sale {
+	for _, sale := range s.Sales {
+		if sale.ID == id {
+			return sale
+		}
+	}
+	return Sale{}
+}
+
+func TestSalesAreShownWithUnitsAndFunnel(t *testing.T) {
+	t.Parallel()
+	f, s := newFleet(t)
+	plain := s.Open(t, 10)
+	paid, err := s.Catalog.Create(t.Context(), reservation.Terms{
+		Name: "to be paid", Stock: 20, PerOrderLimit: 5, PaymentWindow: time.Hour, OpensAt: time.Now().Add(-time.Hour),
+	})
+	require.NoError(t, err)
+	s.Buy(t, plain, "ann")
+	s.Buy(t, plain, "bob")
+	s.Buy(t, paid.ID, "ann")
+	s.Buy(t, paid.ID, "bob")
+	testwork.Fulfil(s, t)
+	s.Buy(t, plain, "cid") // not recorded yet
+	require.NoError(t, testshop.ExecSQL(t, s, "UPDATE orders SET status = 'paid' WHERE user_id = 'ann' AND sale_id = '"+paid.ID.String()+"'"))
+
+	snapshot := f.play(t, "both sales are counted", func(x *Snapshot) bool {
+		return saleIn(x, plain).UnitsKnown && saleIn(x, plain).FunnelKnown && saleIn(x, paid.ID).UnitsKnown
+	})
+	require.True(t, snapshot.Postgres.Reachable)
+	require.True(t, snapshot.Redis.Reachable)
+	require.True(t, snapshot.SalesRead)
+	require.Equal(t, paid.ID, snapshot.Sales[0].ID, "the newest first")
+	of := saleIn(snapshot, plain)
+	require.Equal(t, []int64{10, 7, 1, 2}, []int64{of.Stock, of.Available, of.Held, of.Sold})
+	require.Equal(t, Funnel{Accepted: 2, Confirmed: 2}, of.Funnel)
+	require.Equal(t, reservation.StateOpen, of.State)
+	require.Empty(t, of.Shut)
+	of = saleIn(snapshot, paid.ID)
+	require.Equal(t, []int64{20, 18, 1, 1}, []int64{of.Stock, of.Available, of.Held, of.Sold})
+	require.Equal(t, Funnel{Accepted: 2, Confirmed: 1, Paid: 1}, of.Funnel)
+	require.Equal(t, "to be paid", of.Name)
+	require.Equal(t, time.Hour, of.PaymentWindow)
+
+	points := f.History()
+	require.Equal(t, SalePoint{Available: 7, Held: 1, Sold: 2, Known: true}, points[len(points)-1].Sales[plain])
+}
+
+// A look more would be a look a second for each of the operators who watch.
+func TestWatchersAddNoLooks(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t, testkit.Pool(t))
+	s.Open(t, 10)
+	looksOf := func(watchers int) (perSnapshot float64) {
+		pool, count := countedPool(t)
+		f := fleetOf(t, pool, s)
+		running(t, f)
+		const snapshots = 8
+		var watching sync.WaitGroup
+		for range watchers {
+			watching.Go(func() {
+				for seen := uint64(0); seen < snapshots; {
+					next, err := f.Next(context.Background(), seen)
+					if err != nil || next.Number <= seen {
+						t.Error("a watcher got no newer snapshot", err)
+						return
+					}
+					seen = next.Number
+					_ = f.History()
+				}
+			})
+		}
+		watching.Wait()
+		return float64(count.statements.Load()) / float64(f.Snapshot().Number+1)
+	}
+	one, fifty := looksOf(1), looksOf(50)
+	require.Greater(t, one, 1.0)
+	require.LessOrEqual(t, one, 2.0)
+	require.LessOrEqual(t, fifty, 2.0)
+}
+
+func TestNextWaitsForNewerSnapshot(t *testing.T) {
+	t.Parallel()
+	f, _ := newFleet(t)
+	require.Zero(t, f.Snapshot().Number)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	_, err := f.Next(ctx, 0)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	got := make(chan *Snapshot, 1)
+	go func() {
+		next, _ := f.Next(context.Background(), 1)
+		got <- next
+	}()
+	f.publish(noon)
+	f.publish(noon)
+	require.EqualValues(t, 2, (<-got).Number)
+}
+
+func TestHistoryIsBounded(t *testing.T) {
+	t.Parallel()
+	f, s := newFleet(t)
+	for range 3 {
+		s.Open(t, 5)
+	}
+	f.round(t.Context())
+	for i := range historyMax + 50 {
+		f.publish(at(float64(i)))
+	}
+	points := f.History()
+	require.Len(t, points, historyMax)
+	require.Equal(t, at(50), points[0].At)
+	require.Equal(t, at(historyMax+49), points[historyMax-1].At)
+	require.Len(t, points[5].Sales, 3)
+	require.Len(t, f.Snapshot().Sales, 3)
+}
+
+func TestNewestSalesAreShown(t *testing.T) {
+	t.Parallel()
+	f, s := newFleet(t)
+	first := s.Open(t, 5)
+	for range salesMax {
+		s.Open(t, 5)
+	}
+	snapshot := f.play(t, "the sales are read", func(x *Snapshot) bool { return len(x.Sales) > 0 })
+	require.Len(t, snapshot.Sales, salesMax)
+	require.Equal(t, uuid.Nil, saleIn(snapshot, first).ID)
+}
+
+func TestPostgresGoneAndBack(t *testing.T) {
+	t.Parallel()
+	own := testkit.OwnPostgres(t)
+	pool, err := connect.Postgres(t.Context(), own.URL, 4)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	s := testshop.NewShop(t, pool)
+	sale := s.Open(t, 10)
+	f := fleetOf(t, pool, s)
+	known := func(x *Snapshot) bool { return saleIn(x, sale).UnitsKnown }
+	f.play(t, "the sale is counted", known)
+
+	own.StopImmediate()
+	snapshot := f.play(t, "Postgres is gone", func(x *Snapshot) bool { return !x.Postgres.Reachable })
+	since := snapshot.Postgres.Since
+	require.NotEmpty(t, snapshot.Postgres.Error)
+	require.True(t, snapshot.Redis.Reachable)
+	of := saleIn(snapshot, sale)
+	require.Equal(t, int64(10), of.Stock, "as it was last read")
+	require.False(t, of.UnitsKnown)
+	require.Equal(t, atPostgresGone, snapshot.Troubles[0].Runbook)
+	require.Equal(t, Critical, snapshot.Troubles[0].Severity)
+	f.round(t.Context())
+	require.Equal(t, since, f.Snapshot().Postgres.Since)
+	points := f.History()
+	require.False(t, points[len(points)-1].Sales[sale].Known)
+
+	require.NoError(t, own.Restart(t.Context()))
+	snapshot = f.play(t, "Postgres is back", known)
+	require.True(t, snapshot.Postgres.Since.After(since))
+	require.NotContains(t, troublesOf(snapshot), atPostgresGone)
+}
+
+func TestRedisGoneAndBack(t *testing.T) {
+	t.Parallel()
+	own := testkit.OwnRedis(t)
+	s := testshop.NewShopOn(t, testkit.Pool(t), own.URL, testkit.Keys(t))
+	sale := s.Open(t, 10)
+	f := fleetOf(t, s.Pool, s)
+	known := func(x *Snapshot) bool { return saleIn(x, sale).UnitsKnown }
+	f.play(t, "the sale is counted", known)
+	require.NotEmpty(t, f.nodes)
+
+	own.Kill()
+	snapshot := f.play(t, "Redis is gone", func(x *Snapshot) bool { return !x.Redis.Reachable })
+	require.True(t, snapshot.Postgres.Reachable)
+	require.True(t, snapshot.SalesRead)
+	require.False(t, saleIn(snapshot, sale).UnitsKnown)
+	require.Contains(t, troublesOf(snapshot), atRedisGone)
+
+	// It is back with all of its data, and sells nothing until a worker has verified it.
+	require.NoError(t, own.Restart(t.Context()))
+	snapshot = f.play(t, "the sale is shut", func(x *Snapshot) bool { return saleIn(x, sale).Shut != "" })
+	require.Contains(t, saleIn(snapshot, sale).Shut, "not verified")
+	f.play(t, "that is a trouble", func(x *Snapshot) bool {
+		for _, trouble := range x.Troubles {
+			if trouble.Runbook == atSaleShut && trouble.Severity == Critical {
+				return true
+			}
+		}
+		return false
+	})
+	testkit.VerifyServer(t, s.Pool, s.Store, 0)
+	f.play(t, "the sale sells", func(x *Snapshot) bool { return saleIn(x, sale).Shut == "" && known(x) })
+}
+
+func TestFrozenRedisDelaysNoSnapshot(t *testing.T) {
+	t.Parallel()
+	own := testkit.OwnRedis(t)
+	s := testshop.NewShopOn(t, testkit.Pool(t), own.URL, testkit.Keys(t))
+	s.Open(t, 10)
+	f := fleetOf(t, s.Pool, s)
+	f.play(t, "Redis answers", func(x *Snapshot) bool { return x.Redis.Reachable })
+	own.Freeze()
+	t.Cleanup(own.Thaw)
+	snapshot := f.play(t, "Redis is gone", func(x *Snapshot) bool { return !x.Redis.Reachable })
+	require.Contains(t, snapshot.Redis.Error, "in time")
+	require.True(t, snapshot.Postgres.Reachable)
+	own.Thaw()
+	f.play(t, "Redis is back", func(x *Snapshot) bool { return x.Redis.Reachable })
+}
+
+// A real rebuild waits for the row of its sale, and is seen with its reason and its step.
+func TestRebuildIsSeen(t *testing.T) {
+	t.Parallel()
+	f, s := newFleet(t)
+	sale := s.Open(t, 10)
+	f.play(t, "the sale is counted", func(x *Snapshot) bool { return saleIn(x, sale).UnitsKnown })
+	hold := s.HoldSale(t, sale)
+	r, err := rebuild.New(rebuild.Config{
+		Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Store: s.Store, Logger: testkit.Logger(t),
+	})
+	require.NoError(t, err)
+	done := make(chan error, 1)
+	go func() {
+		_, err := r.Partition(context.Background(), 0, rebuild.ReasonByHand)
+		done <- err
+	}()
+	snapshot := f.play(t, "the rebuild is seen", func(x *Snapshot) bool {
+		return len(x.Rebuilds) == 1 && x.Rebuilds[0].SalesTotal == 1 && saleIn(x, sale).Shut != ""
+	})
+	require.Equal(t, rebuild.ReasonByHand, snapshot.Rebuilds[0].Reason)
+	require.Zero(t, snapshot.Rebuilds[0].Sale)
+	require.Zero(t, snapshot.Rebuilds[0].SalesDone)
+	require.WithinDuration(t, time.Now(), snapshot.Rebuilds[0].Since, time.Minute)
+	require.Contains(t, snapshot.Rebuilds[0].Step, "raise the epoch")
+	require.Contains(t, saleIn(snapshot, sale).Shut, "is being rebuilt: raise the epoch")
+	require.False(t, saleIn(snapshot, sale).UnitsKnown)
+
+	require.NoError(t, hold.Rollback(t.Context()))
+	require.NoError(t, <-done)
+	f.play(t, "the rebuild is over, and the sale sells", func(x *Snapshot) bool {
+		return len(x.Rebuilds) == 0 && saleIn(x, sale).Shut == "" && saleIn(x, sale).UnitsKnown
+	})
+}
+
+func TestDeskIsShown(t *testing.T) {
+	t.Parallel()
+	f, s := newFleet(t)
+	for _, statement := range []string{
+		`INSERT INTO dead_letters (stream, entry_id, fields, reason, deliveries, created_at)
+			VALUES ('s', '1-0', '[]', 'broken', 5, now() - interval '1 hour')`,
+		`INSERT INTO audits (at, operator, broken, unchecked, moving)
+			VALUES (now() - interval '2 days', 'ann', '{S4}', '{S5}', false)`,
+		`INSERT INTO rebuilds (id, partition, reason, process, began_at, beat_at, step, sales_done, sales_total)
+			VALUES (gen_random_uuid(), 3, 'server', 'a process that died', now() - interval '1 hour', now() - interval '11 s',
+				'close', 0, 0)`,
+	} {
+		require.NoError(t, testshop.ExecSQL(t, s, statement))
+	}
+	snapshot := f.play(t, "the desk is read", func(x *Snapshot) bool { return x.Audit != nil })
+	require.EqualValues(t, 1, snapshot.DeadLetters)
+	require.Equal(t, []string{"S4"}, snapshot.Audit.Broken)
+	require.Equal(t, []string{"S5"}, snapshot.Audit.Unchecked)
+	require.Equal(t, "ann", snapshot.Audit.Operator)
+	require.Empty(t, snapshot.Rebuilds, "that of a dead process")
+	require.Equal(t, []string{atPromiseBroken, atAuditOld, atDeadLetterParked}, troublesOf(snapshot))
+	require.WithinDuration(t, time.Now().Add(-time.Hour), snapshot.Troubles[2].Since, time.Minute)
+}
+
+func TestFunnelsAreCountedWithinTheirShare(t *testing.T) {
+	t.Parallel()
+	f, s := newFleet(t)
+	for range 5 {
+		s.Open(t, 100_000)
+	}
+	f.play(t, "the sales are read", func(x *Snapshot) bool { return len(x.Sales) == 5 })
+	listed := f.sales.listed
+	const first = 2
+	listed[first].Sale.Sold = 90_000
+	f.funnels = funnels{turn: true}
+	require.Len(t, f.funnels.due(listed, noon), first, "a large sale is counted by itself")
+	require.Nil(t, f.funnels.due(listed, noon), "the turn of the desk")
+	for i, sale := range listed[:first] {
+		if f.funnels.of == nil {
+			f.funnels.of = map[uuid.UUID]countedFunnel{}
+		}
+		f.funnels.of[sale.ID] = countedFunnel{at: at(float64(-i))}
+	}
+	require.Equal(t, []uuid.UUID{listed[first].ID}, f.funnels.due(listed, noon), "never counted before")
+	f.funnels.after = at(5)
+	f.funnels.turn = true
+	require.Nil(t, f.funnels.due(listed, at(4)), fmt.Sprintf("it counts one %dth of the time", funnelShare))
+	f.funnels.turn = true
+	require.NotNil(t, f.funnels.due(listed, at(5)))
+}

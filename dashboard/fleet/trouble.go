@@ -1,0 +1,303 @@
+package fleet
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"stampede/internal/figure"
+	"stampede/reservation"
+)
+
+// The sections of docs/runbook.md, which are the names of the alerts.
+const (
+	atPurchasesShed       = "purchases-shed"
+	atPurchasesFail       = "purchases-fail"
+	atBacklogGrows        = "backlog-grows"
+	atOrderWaits          = "order-waits"
+	atNoWorker            = "no-worker"
+	atStepFails           = "step-fails"
+	atDeadLetterParked    = "dead-letter-parked"
+	atOrderRejected       = "order-rejected"
+	atOrderVoided         = "order-voided"
+	atSaleShut            = "sale-shut"
+	atRedisMemory         = "redis-memory"
+	atRedisSync           = "redis-sync"
+	atAuditOld            = "audit-old"
+	atPromiseBroken       = "promise-broken"
+	atTargetGone          = "target-gone"
+	atPostgresGone        = "postgres-gone"
+	atRedisGone           = "redis-gone"
+	atRelayLags           = "relay-lags"
+	atOperatorsFileFaulty = "operators-file-faulty"
+)
+
+const (
+	// holdRates is how long a trouble is shown after the last second in which it was seen, if it comes and goes.
+	holdRates = 10 * time.Second
+	// holdEnds is how long it is shown that orders were rejected or voided.
+	holdEnds = 5 * time.Minute
+	// delayed is how long a state must last that is also passed in ordinary operation, such as the restart of a worker.
+	delayedStep, delayedReader, delayedShut = 5 * time.Second, 15 * time.Second, 3 * time.Second
+
+	// waitsMax is how long an order may wait for its worker.
+	waitsMax = 30 * time.Second
+	// backlogLeast is how many orders may wait while more and more do, and backlogFor is for how long they must become
+	// more.
+	backlogLeast, backlogFor = 1000, 30
+	auditAgeMax              = 24 * time.Hour
+
+	relayLagMax, relayFailuresMax, relayHeldMax = 60, 5, 30
+	memoryWarning, memoryCritical               = 0.8, 0.95
+	// troublesMax bounds the troubles of a snapshot.
+	troublesMax = 200
+)
+
+// orderEnds are the orders that ended badly in one round.
+type orderEnds struct{ rejected, voided float64 }
+
+// round is what one round has found beside its snapshot.
+type round struct {
+	gained  *increase
+	ended   orderEnds
+	streams map[string]streamSample
+}
+
+// troubles remembers since when something is wrong. It is guarded by Fleet.mu.
+type troubles struct {
+	known map[string]*lasting
+	// backlog is the backlog of the last rounds, oldest first.
+	backlog []int64
+	// rejected and voided are the orders since the trouble was first shown.
+	ended orderEnds
+	now   time.Time
+}
+
+// lasting is a trouble that was seen, at the latest at seen.
+type lasting struct {
+	Trouble
+	seen time.Time
+	// after is how long it must last to be shown, hold how long it is shown after it was last seen.
+	after, hold time.Duration
+}
+
+// is notes a trouble that is seen now. The key tells it from others; the text may change.
+func (t *troubles) is(key string, severity Severity, runbook string, text string, a ...any) *lasting {
+	key = runbook + " " + key
+	of := t.known[key]
+	if of == nil {
+		of = &lasting{Trouble: Trouble{Since: t.now, Runbook: runbook}}
+		t.known[key] = of
+	}
+	of.Severity, of.Text, of.seen = severity, fmt.Sprintf(text, a...), t.now
+	return of
+}
+
+// from sets since when the trouble lasts, if that is known better.
+func (l *lasting) from(since time.Time) *lasting {
+	l.Since = since
+	return l
+}
+
+// update finds what is wrong now, and stores it in the snapshot, the worst first.
+func (t *troubles) update(f *Fleet, s *Snapshot, r round) {
+	t.now = s.At
+	if t.known == nil {
+		t.known = map[string]*lasting{}
+	}
+	t.ofServers(f, s)
+	t.ofProcesses(f, s, r)
+	t.ofPurchases(s, r)
+	t.ofOrders(f, s, r)
+	t.ofSales(s)
+	t.ofAudit(f, s)
+	for key, of := range t.known {
+		if t.now.Sub(of.seen) > of.hold {
+			delete(t.known, key)
+			continue
+		}
+		if t.now.Sub(of.Since) >= of.after {
+			s.Troubles = append(s.Troubles, of.Trouble)
+		}
+	}
+	slices.SortFunc(s.Troubles, func(a, b Trouble) int {
+		return cmp.Or(cmp.Compare(a.Severity, b.Severity), a.Since.Compare(b.Since), cmp.Compare(a.Text, b.Text))
+	})
+	if len(s.Troubles) > troublesMax {
+		s.Troubles = s.Troubles[:troublesMax]
+	}
+}
+
+func (t *troubles) ofServers(f *Fleet, s *Snapshot) {
+	if !s.Postgres.Reachable && s.Postgres.Error != "" {
+		t.is("", Critical, atPostgresGone, "Postgres does not answer: %s", s.Postgres.Error).from(s.Postgres.Since)
+	}
+	if !s.Redis.Reachable && s.Redis.Error != "" {
+		t.is("", Critical, atRedisGone, "Redis does not answer: %s", s.Redis.Error).from(s.Redis.Since)
+	}
+	if !s.Redis.Reachable {
+		return
+	}
+	for _, n := range f.nodes {
+		if n.memoryMax > 0 {
+			share := float64(n.used) / float64(n.memoryMax)
+			severity := Warning
+			if share >= memoryCritical {
+				severity = Critical
+			}
+			if share >= memoryWarning {
+				t.is(n.addr, severity, atRedisMemory, "Redis %s uses %.0f %% of its memory: without memory it sells nothing",
+					n.addr, 100*share)
+			}
+		}
+		if n.logFails {
+			t.is(n.addr, Critical, atRedisSync, "Redis %s cannot write its log to the disk", n.addr)
+		} else if !n.delayedAt.IsZero() && t.now.Sub(n.delayedAt) < time.Minute {
+			t.is(n.addr, Warning, atRedisSync, "Redis %s waits for its disk: it delays purchases to sync its log", n.addr)
+		}
+	}
+}
+
+func (t *troubles) ofProcesses(f *Fleet, s *Snapshot, r round) {
+	upOf, knownOf := map[string]int{}, map[string]int{}
+	for i := range s.Processes {
+		p := &s.Processes[i]
+		for part := range strings.SplitSeq(p.Kind, ", ") {
+			knownOf[part]++
+			if p.Up {
+				upOf[part]++
+			}
+		}
+		if p.Up || p.Error == "" { // without an error it was not asked yet
+			continue
+		}
+		what := cmp.Or(p.Kind, "target")
+		t.is(p.Target, Warning, atTargetGone, "%s %s is gone: %s", what, p.Target, p.Error).from(p.Since)
+	}
+	if knownOf["ingress"] > 0 && upOf["ingress"] == 0 {
+		t.is("ingresses", Critical, atTargetGone, "no ingress answers")
+	}
+	if knownOf["worker"] > 0 && upOf["worker"] == 0 {
+		t.is("", Critical, atNoWorker, "no worker answers: orders wait in Redis until one does")
+	}
+	for name, of := range r.streams {
+		if !of.reads {
+			t.is(name, Critical, atNoWorker, "no worker reads the stream %s", name).after = delayedReader
+		}
+	}
+	for _, p := range f.processes {
+		if !p.up {
+			continue
+		}
+		for _, step := range p.last.failing {
+			t.is(p.url+step, Warning, atStepFails, "the step %s of %s fails and is retried", step, p.name).after = delayedStep
+		}
+		if p.last.operatorsFile {
+			t.is(p.url, Warning, atOperatorsFileFaulty, "the operators' file of %s has a fault, or cannot be read", p.name)
+		}
+		for name, of := range p.last.relayTargets {
+			t.ofRelay(name, of)
+		}
+	}
+}
+
+func (t *troubles) ofRelay(name string, of relaySample) {
+	switch {
+	case of.disabled:
+		t.is(name, Warning, atRelayLags, "the relay's target %s is disabled: its receiver has answered 410", name)
+	case of.failing > relayFailuresMax:
+		t.is(name, Warning, atRelayLags, "the relay's target %s fails, %.0f times in a row", name, of.failing)
+	case of.lag > relayLagMax:
+		t.is(name, Warning, atRelayLags, "the relay's target %s is %v behind", name, seconds(of.lag).Round(time.Second))
+	case of.held > relayHeldMax:
+		t.is(name, Warning, atRelayLags, "an open transaction has held up the events for %s for %v", name,
+			seconds(of.held).Round(time.Second))
+	}
+}
+
+func (t *troubles) ofPurchases(s *Snapshot, r round) {
+	// A client that is rate-limited is no trouble of the shop.
+	if r.gained.overloaded > 0 {
+		t.is("", Critical, atPurchasesShed, "%.0f of %.0f purchases a second are shed, because there are too many",
+			r.gained.overloaded, s.Rates.Offered).hold = holdRates
+	}
+	if s.Rates.Failed > 0 {
+		t.is("", Critical, atPurchasesFail, "%.0f of %.0f purchases a second fail: Redis is not reached, or does not answer",
+			s.Rates.Failed, s.Rates.Offered).hold = holdRates
+	}
+}
+
+func (t *troubles) ofOrders(f *Fleet, s *Snapshot, r round) {
+	if s.Rates.BacklogKnown {
+		if t.backlog = append(t.backlog, s.Rates.Backlog); len(t.backlog) > backlogFor {
+			t.backlog = t.backlog[1:]
+			first, middle := t.backlog[0], t.backlog[backlogFor/2]
+			if s.Rates.Backlog >= backlogLeast && s.Rates.Backlog > middle && middle > first {
+				t.is("", Warning, atBacklogGrows, "%s orders wait for a worker, and they become more",
+					figure.Count(s.Rates.Backlog)).hold = holdRates
+			}
+		}
+		if s.Rates.OldestWaiting > waitsMax {
+			t.is("", Critical, atOrderWaits, "an accepted order has waited for %v", s.Rates.OldestWaiting.Round(time.Second))
+		}
+	} else {
+		t.backlog = nil
+	}
+	if s.DeadLetters > 0 && s.Postgres.Reachable {
+		t.is("", Warning, atDeadLetterParked, "%s parked: their orders wait for an operator",
+			several(s.DeadLetters, "dead letter is", "dead letters are")).from(f.desk.oldestLetter)
+	}
+	end := func(key, what string, more float64, total *float64) {
+		if t.known[key+" "] == nil {
+			*total = 0
+		}
+		if *total += more; more > 0 {
+			t.is("", Critical, key, "%s %s: Redis and Postgres disagreed",
+				several(int64(*total), "order was", "orders were"), what).hold = holdEnds
+		}
+	}
+	end(atOrderRejected, "rejected", r.ended.rejected, &t.ended.rejected)
+	end(atOrderVoided, "voided", r.ended.voided, &t.ended.voided)
+}
+
+func (t *troubles) ofSales(s *Snapshot) {
+	for i := range s.Sales {
+		if sale := &s.Sales[i]; sale.Shut != "" {
+			t.is(sale.ID.String(), Critical, atSaleShut, "the sale %s sells nothing: %s", printable(sale.Name), sale.Shut).
+				after = delayedShut
+		}
+	}
+}
+
+func (t *troubles) ofAudit(f *Fleet, s *Snapshot) {
+	if f.desk.at.IsZero() || !s.Postgres.Reachable {
+		return
+	}
+	if s.Audit == nil {
+		for i := range f.sales.listed {
+			sale := &f.sales.listed[i]
+			if t.now.Sub(sale.CreatedAt) > auditAgeMax && sale.State != reservation.StateEnded {
+				t.is("", Warning, atAuditOld, "no audit was ever recorded").from(sale.CreatedAt.Add(auditAgeMax))
+				return
+			}
+		}
+		return
+	}
+	if age := t.now.Sub(s.Audit.At); age > auditAgeMax {
+		t.is("", Warning, atAuditOld, "the newest audit is %d hours old", int(age.Hours())).from(s.Audit.At.Add(auditAgeMax))
+	}
+	if len(s.Audit.Broken) > 0 {
+		t.is("", Critical, atPromiseBroken, "the newest audit has found %s broken", strings.Join(s.Audit.Broken, ", ")).
+			from(s.Audit.At)
+	}
+}
+
+// several is a number with its noun.
+func several(n int64, one, more string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return figure.Count(n) + " " + more
+}

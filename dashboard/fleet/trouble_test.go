@@ -1,0 +1,202 @@
+package fleet
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"stampede/reservation"
+	"stampede/reservation/catalog"
+)
+
+// healthy is a fleet in which nothing is wrong, and its snapshot.
+func healthy() (*Fleet, *Snapshot, round) {
+	f := &Fleet{}
+	f.desk.at = noon
+	f.processes = []*process{{up: true, name: "http://one/metrics", last: &sample{ingress: true, worker: true}}}
+	s := &Snapshot{
+		At: noon, Postgres: Server{Reachable: true}, Redis: Server{Reachable: true},
+		Processes: []Process{{Target: "http://one/metrics", Kind: "ingress, worker", Up: true}},
+		Rates:     Rates{BacklogKnown: true}, Audit: &Audit{At: at(-3600)},
+		Sales: []Sale{{ID: uuid.UUID{1}, Name: "shoes", State: reservation.StateOpen}},
+	}
+	return f, s, round{gained: &increase{}, streams: map[string]streamSample{"a": {known: true, reads: true}}}
+}
+
+func TestEachTroubleIsFound(t *testing.T) {
+	t.Parallel()
+	f, s, r := healthy()
+	f.troubles.update(f, s, r)
+	require.Empty(t, s.Troubles)
+
+	for name, test := range map[string]struct {
+		change   func(f *Fleet, s *Snapshot, r *round)
+		want     string
+		severity Severity
+		text     string
+		lasts    time.Duration // how long it must last to be shown
+	}{
+		"shed": {func(_ *Fleet, s *Snapshot, r *round) {
+			r.gained.overloaded, s.Rates.Offered = 30, 100
+		}, atPurchasesShed, Critical, "30 of 100", 0},
+		"fail": {func(_ *Fleet, s *Snapshot, _ *round) { s.Rates.Failed = 3 }, atPurchasesFail, Critical, "3 of", 0},
+		"waits": {func(_ *Fleet, s *Snapshot, _ *round) {
+			s.Rates.OldestWaiting = 31 * time.Second
+		}, atOrderWaits, Critical, "31s", 0},
+		"no worker answers": {func(_ *Fleet, s *Snapshot, _ *round) {
+			s.Processes[0].Kind = "ingress"
+			s.Processes = append(s.Processes, Process{Kind: "worker"})
+		}, atNoWorker, Critical, "no worker answers", 0},
+		"no reader": {func(_ *Fleet, _ *Snapshot, r *round) {
+			r.streams["b"] = streamSample{known: true}
+		}, atNoWorker, Critical, "stream b", delayedReader},
+		"failing step": {func(f *Fleet, _ *Snapshot, _ *round) {
+			f.processes[0].last.failing = []string{"record"}
+		}, atStepFails, Warning, "record", delayedStep},
+		"dead letter": {func(_ *Fleet, s *Snapshot, _ *round) { s.DeadLetters = 1234 }, atDeadLetterParked, Warning, "1,234", 0},
+		"rejected":    {func(_ *Fleet, _ *Snapshot, r *round) { r.ended.rejected = 2 }, atOrderRejected, Critical, "2 orders", 0},
+		"voided":      {func(_ *Fleet, _ *Snapshot, r *round) { r.ended.voided = 2 }, atOrderVoided, Critical, "2 orders", 0},
+		"shut": {func(_ *Fleet, s *Snapshot, _ *round) {
+			s.Sales[0].Shut = "a reason"
+		}, atSaleShut, Critical, "shoes sells nothing: a reason", delayedShut},
+		"target gone": {func(_ *Fleet, s *Snapshot, _ *round) {
+			s.Processes = append(s.Processes, Process{Target: "http://two/metrics", Kind: "relay", Error: "refused"})
+		}, atTargetGone, Warning, "relay http://two/metrics is gone: refused", 0},
+		"no ingress": {func(_ *Fleet, s *Snapshot, _ *round) {
+			s.Processes[0].Kind = "worker"
+			s.Processes = append(s.Processes, Process{Kind: "ingress"})
+		}, atTargetGone, Critical, "no ingress", 0},
+		"Postgres": {func(_ *Fleet, s *Snapshot, _ *round) {
+			s.Postgres = Server{Error: "refused"}
+		}, atPostgresGone, Critical, "refused", 0},
+		"Redis": {func(_ *Fleet, s *Snapshot, _ *round) {
+			s.Redis = Server{Error: "refused"}
+		}, atRedisGone, Critical, "refused", 0},
+		"audit is old": {func(_ *Fleet, s *Snapshot, _ *round) {
+			s.Audit.At = noon.Add(-50 * time.Hour)
+		}, atAuditOld, Warning, "50 hours", 0},
+		"never audited": {func(f *Fleet, s *Snapshot, _ *round) {
+			s.Audit = nil
+			f.sales.listed = []catalog.CountedSale{{
+				Sale:  reservation.Sale{CreatedAt: noon.Add(-25 * time.Hour)},
+				State: reservation.StateOpen,
+			}}
+		}, atAuditOld, Warning, "no audit", 0},
+		"broken": {func(_ *Fleet, s *Snapshot, _ *round) {
+			s.Audit.Broken = []string{"S1", "S4"}
+		}, atPromiseBroken, Critical, "S1, S4", 0},
+		"relay lags": {func(f *Fleet, _ *Snapshot, _ *round) {
+			f.processes[0].last.relayTargets = map[string]relaySample{"shop": {lag: 61}}
+		}, atRelayLags, Warning, "shop is 1m1s behind", 0},
+		"relay fails": {func(f *Fleet, _ *Snapshot, _ *round) {
+			f.processes[0].last.relayTargets = map[string]relaySample{"shop": {failing: 6}}
+		}, atRelayLags, Warning, "6 times", 0},
+		"relay disabled": {func(f *Fleet, _ *Snapshot, _ *round) {
+			f.processes[0].last.relayTargets = map[string]relaySample{"shop": {disabled: true}}
+		}, atRelayLags, Warning, "disabled", 0},
+		"relay held": {func(f *Fleet, _ *Snapshot, _ *round) {
+			f.processes[0].last.relayTargets = map[string]relaySample{"shop": {held: 31}}
+		}, atRelayLags, Warning, "transaction", 0},
+		"operators' file": {func(f *Fleet, _ *Snapshot, _ *round) {
+			f.processes[0].last.operatorsFile = true
+		}, atOperatorsFileFaulty, Warning, "operators' file", 0},
+		"memory": {func(f *Fleet, _ *Snapshot, _ *round) {
+			f.nodes = []node{{addr: "a:1", used: 81, memoryMax: 100}}
+		}, atRedisMemory, Warning, "81 %", 0},
+		"no memory": {func(f *Fleet, _ *Snapshot, _ *round) {
+			f.nodes = []node{{addr: "a:1", used: 96, memoryMax: 100}, {addr: "b:1", used: 1 << 40}}
+		}, atRedisMemory, Critical, "96 %", 0},
+		"log fails": {func(f *Fleet, _ *Snapshot, _ *round) {
+			f.nodes = []node{{addr: "a:1", logFails: true}}
+		}, atRedisSync, Critical, "cannot write", 0},
+		"log is slow": {func(f *Fleet, _ *Snapshot, _ *round) {
+			f.noteNodes([]node{{addr: "a:1", delayed: 3}}, at(-9))
+			f.noteNodes([]node{{addr: "a:1", delayed: 4}}, at(-5))
+		}, atRedisSync, Warning, "delays purchases", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f, s, r := healthy()
+			test.change(f, s, &r)
+			f.troubles.update(f, s, r)
+			if test.lasts > 0 {
+				require.Empty(t, s.Troubles)
+				s.At = noon.Add(test.lasts)
+				f.troubles.update(f, s, r)
+			}
+			require.Len(t, s.Troubles, 1)
+			require.Equal(t, test.want, s.Troubles[0].Runbook)
+			require.Equal(t, test.severity, s.Troubles[0].Severity)
+			require.Contains(t, s.Troubles[0].Text, test.text)
+		})
+	}
+}
+
+func TestBacklogThatGrowsIsTrouble(t *testing.T) {
+	t.Parallel()
+	f, s, r := healthy()
+	grows := func(seconds int, backlog int64) bool {
+		s.At, s.Troubles, s.Rates.Backlog = at(float64(seconds)), nil, backlog
+		f.troubles.update(f, s, r)
+		return slices.Contains(troublesOf(s), atBacklogGrows)
+	}
+	for i := range backlogFor {
+		require.False(t, grows(i, int64(100*i)), "it must last")
+	}
+	require.True(t, grows(backlogFor, 100*backlogFor))
+	for i := range 2 * backlogFor {
+		grows(backlogFor+1+i, 3000)
+	}
+	require.False(t, grows(100, 3000), "it is the same")
+	require.False(t, grows(101, 10), "it is done")
+}
+
+func TestTroubleLastsUntilItIsOver(t *testing.T) {
+	t.Parallel()
+	f, s, r := healthy()
+	update := func(seconds float64, failed float64, voided float64) []Trouble {
+		s.At, s.Troubles, s.Rates.Failed, r.ended.voided = at(seconds), nil, failed, voided
+		f.troubles.update(f, s, r)
+		return s.Troubles
+	}
+	update(0, 1, 0)
+	found := update(5, 0, 0)
+	require.Len(t, found, 1, "it comes and goes")
+	require.Equal(t, noon, found[0].Since)
+	update(9, 2, 0)
+	require.Equal(t, noon, update(15, 0, 0)[0].Since)
+	require.Empty(t, update(20, 0, 0))
+	require.Equal(t, at(30), update(30, 1, 0)[0].Since, "another one")
+
+	update(50, 0, 3)
+	found = update(60, 0, 4)
+	require.Contains(t, found[0].Text, "7 orders")
+	require.Equal(t, at(50), found[0].Since)
+	require.Empty(t, update(60+holdEnds.Seconds()+1, 0, 0))
+	require.Contains(t, update(500, 0, 1)[0].Text, "1 order was voided")
+}
+
+func TestWorstTroubleComesFirst(t *testing.T) {
+	t.Parallel()
+	f, s, r := healthy()
+	s.DeadLetters, s.Rates.Failed = 1, 1
+	f.desk.oldestLetter = at(-1000)
+	s.Postgres = Server{Reachable: true}
+	s.Redis = Server{Error: "refused", Since: at(-10)}
+	f.troubles.update(f, s, r)
+	require.Equal(t, []string{atRedisGone, atPurchasesFail, atDeadLetterParked}, troublesOf(s))
+	for _, trouble := range s.Troubles {
+		require.False(t, strings.HasSuffix(trouble.Text, "."))
+	}
+}
+
+func TestNodeIsParsed(t *testing.T) {
+	t.Parallel()
+	n := parseNode("# Memory\r\nused_memory:1048576\r\nused_memory_human:1M\r\nmaxmemory:2097152\r\n" +
+		"# Persistence\r\naof_last_write_status:err\r\naof_delayed_fsync:7\r\n")
+	require.Equal(t, node{used: 1 << 20, memoryMax: 2 << 20, logFails: true, delayed: 7}, n)
+}

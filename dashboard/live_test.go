@@ -1,0 +1,255 @@
+package dashboard
+
+import (
+	"bufio"
+	"encoding/json"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+
+	"stampede/dashboard/fleet"
+	"stampede/dashboard/live"
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// follower reads the stream of a page.
+type follower struct {
+	t      *testing.T
+	answer *http.Response
+	lines  *bufio.Scanner
+}
+
+type told struct {
+	id, event string
+	data      struct {
+		N uint64                `json:"n"`
+		V map[string]string     `json:"v"`
+		F map[string]string     `json:"f"`
+		P map[string][]*float64 `json:"p"`
+	}
+}
+
+func (b *browser) follow(lastSeen string) *follower {
+	b.t.Helper()
+	r, err := http.NewRequestWithContext(b.t.Context(), http.MethodGet, b.desk.url+"/live", nil)
+	require.NoError(b.t, err)
+	if lastSeen != "" {
+		r.Header.Set("Last-Event-ID", lastSeen)
+	}
+	answer, err := b.Do(r)
+	require.NoError(b.t, err)
+	b.t.Cleanup(func() { _ = answer.Body.Close() })
+	require.Equal(b.t, http.StatusOK, answer.StatusCode)
+	require.Equal(b.t, "text/event-stream", answer.Header.Get("Content-Type"))
+	lines := bufio.NewScanner(answer.Body)
+	lines.Buffer(nil, 1<<20)
+	return &follower{b.t, answer, lines}
+}
+
+// next returns the next event; ok is false at the end of the stream.
+func (f *follower) next() (e told, ok bool) {
+	f.t.Helper()
+	for f.lines.Scan() {
+		name, value, _ := strings.Cut(f.lines.Text(), ": ")
+		switch name {
+		case "id":
+			e.id = value
+		case "event":
+			e.event = value
+		case "data":
+			require.NoError(f.t, json.Unmarshal([]byte(value), &e.data))
+		case "":
+			if e.event != "" {
+				return e, true
+			}
+		}
+	}
+	return e, false
+}
+
+func TestStreamHasAllAndThenChanges(t *testing.T) {
+	t.Parallel()
+	d := openDesk(t)
+	id := uuid.New()
+	d.fleet.publish(func(s *fleet.Snapshot) {
+		s.Sales = []fleet.Sale{{ID: id, Name: hostile, State: reservation.StateOpen, Stock: 10, Available: 10, UnitsKnown: true}}
+	})
+	b := d.as("vic")
+	f := b.follow("")
+	first, ok := f.next()
+	require.True(t, ok)
+	require.Equal(t, "all", first.event)
+	require.Equal(t, "10", first.data.V[id.String()+".available"])
+	require.Contains(t, first.data.F["sales"], "&lt;script&gt;document.title=&#34;X&#34;")
+	require.NotContains(t, first.data.F["sales"], "<script>")
+	require.Len(t, first.data.P[id.String()], 8)
+
+	d.fleet.publish(func(s *fleet.Snapshot) {
+		sale := s.Sales[0]
+		sale.Available, sale.Held = 9, 1
+		s.Sales = []fleet.Sale{sale}
+	})
+	second, ok := f.next()
+	require.True(t, ok)
+	require.Equal(t, "change", second.event)
+	require.Equal(t, "9", second.data.V[id.String()+".available"])
+	require.NotContains(t, second.data.V, id.String()+".stock", "only what has changed")
+	require.Empty(t, second.data.F, "figures are no part of fragments")
+
+	// Whoever comes back gets what was missed, and everything if that is not known.
+	d.fleet.publish(func(s *fleet.Snapshot) { s.DeadLetters = 3 })
+	third, ok := f.next()
+	require.True(t, ok)
+	again, ok := b.follow(second.id).next()
+	require.True(t, ok)
+	require.Equal(t, third, again)
+	for _, unknown := range []string{"x", "", strings.Replace(second.id, second.id[:3], "AAA", 1), second.id + "0"} {
+		whole, ok := b.follow(unknown).next()
+		require.True(t, ok)
+		require.Equal(t, "all", whole.event, unknown)
+		require.Equal(t, "3", whole.data.V["dead_letters"])
+	}
+}
+
+func TestStreamEndsWithItsSession(t *testing.T) {
+	t.Parallel()
+	d := openDesk(t)
+	b := d.as("vic")
+	f := b.follow("")
+	_, ok := f.next()
+	require.True(t, ok)
+	d.operators(lineOf("ada", "admin"))
+	testkit.Eventually(t, within, "the end of the session", func() bool {
+		_, page := d.browser().do(http.MethodGet, "/", nil, map[string]string{"Cookie": cookie + "=" + b.cookie()})
+		return strings.Contains(page, "operator's token")
+	})
+	d.fleet.publish(func(*fleet.Snapshot) {})
+	last, ok := f.next()
+	require.True(t, ok)
+	require.Equal(t, "over", last.event)
+	_, ok = f.next()
+	require.False(t, ok)
+}
+
+func TestNumberOfStreamsIsBounded(t *testing.T) {
+	t.Parallel()
+	d := openDesk(t)
+	b := d.as("vic")
+	for range 24 {
+		b.follow("")
+	}
+	status, text := b.get("/live")
+	require.Equal(t, http.StatusTooManyRequests, status)
+	require.Contains(t, text, "too many open pages")
+	require.EqualValues(t, 24, testutil.ToFloat64(d.metrics.watchers))
+	// Other operators are not kept out.
+	_, ok := d.as("ann").follow("").next()
+	require.True(t, ok)
+	require.Greater(t, live.WatchersMax, 3*24)
+}
+
+// A browser that opens a stream and reads nothing must not grow the process, nor hold up the others or the end.
+func TestSlowBrowserHoldsUpNobody(t *testing.T) {
+	t.Parallel()
+	d := openDesk(t)
+	b := d.as("vic")
+	conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", strings.TrimPrefix(d.url, "http://"))
+	require.NoError(t, err)
+	defer func() { _ = conn.Close() }()
+	require.NoError(t, conn.(*net.TCPConn).SetReadBuffer(1))
+	_, err = conn.Write([]byte("GET /live HTTP/1.1\r\nHost: localhost\r\nCookie: " + cookie + "=" + b.cookie() + "\r\n\r\n"))
+	require.NoError(t, err)
+	testkit.Eventually(t, within, "the stream", func() bool { return testutil.ToFloat64(d.metrics.watchers) == 1 })
+	f := b.follow("")
+	_, ok := f.next()
+	require.True(t, ok)
+	text := strings.Repeat("x", 200<<10)
+	for i := range 40 { // more than the buffers of a connection
+		d.fleet.publish(func(s *fleet.Snapshot) {
+			s.Troubles = []fleet.Trouble{{Text: text[i:], Severity: fleet.Warning}}
+		})
+		_, ok := f.next()
+		require.True(t, ok)
+	}
+	testkit.Eventually(t, within, "the end of the slow one", func() bool { return testutil.ToFloat64(d.metrics.watchers) == 1 })
+}
+
+// Bodies and heads that come drop by drop end by the time limits of the server.
+func TestSlowHeadIsEnded(t *testing.T) {
+	t.Parallel()
+	d := openDesk(t)
+	conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", strings.TrimPrefix(d.url, "http://"))
+	require.NoError(t, err)
+	defer func() { _ = conn.Close() }()
+	_, err = conn.Write([]byte("POST /login HTTP/1.1\r\nHost: localhost\r\n"))
+	require.NoError(t, err)
+	require.NoError(t, conn.SetReadDeadline(time.Now().Add(within)))
+	began := time.Now()
+	_, err = conn.Read(make([]byte, 1000))
+	require.Error(t, err)
+	require.Less(t, time.Since(began), within)
+}
+
+func TestHistoryOfCharts(t *testing.T) {
+	t.Parallel()
+	d := openDesk(t)
+	id := uuid.New()
+	now := time.Now()
+	d.fleet.history = []fleet.Point{
+		{At: now.Add(-time.Second), Rates: fleet.Rates{Offered: 3, BacklogKnown: true, Backlog: 7}},
+		{At: now, Rates: fleet.Rates{Offered: 5}, Sales: map[uuid.UUID]fleet.SalePoint{id: {Available: 4}}},
+	}
+	b := d.as("vic")
+	_, all := b.get("/history?of=all")
+	require.Contains(t, all, `"points":[[3,0,0,0,0,0,null,null,null,null,7,0],[5,0,0,0,0,0,null,null,null,null,null,null]]`)
+	_, of := b.get("/history?of=" + id.String())
+	require.Contains(t, of, `"points":[[0,0,0,0,0,null,null,null]]`, "what is not known is not zero")
+	status, _ := b.get("/history?of=x")
+	require.Equal(t, http.StatusBadRequest, status)
+}
+
+// A process that is gone has no figures: its last ones are not of now.
+func TestGoneProcessIsNotZero(t *testing.T) {
+	t.Parallel()
+	d := openDesk(t)
+	d.fleet.publish(func(s *fleet.Snapshot) {
+		s.Processes = []fleet.Process{
+			{Target: "http://a:1/metrics", Kind: "ingress", Since: time.Now(), CPU: .5, MemoryBytes: 1e8, PerSecond: 777},
+			{Target: "http://b:1/metrics", Kind: "worker", Up: true, Since: time.Now()},
+		}
+	})
+	_, page := d.as("vic").get("/")
+	require.Regexp(t, `(?s)a:1.*● gone.*data-live="process.0.per_second">–<.*b:1.*✓ up.*data-live="process.1.per_second">0<`, page)
+	require.NotContains(t, page, "777")
+}
+
+// What every page says without script, and every book with its links.
+func TestPagesAreReadableWithoutScript(t *testing.T) {
+	t.Parallel()
+	d := openDesk(t)
+	id := d.sale("drop", 40)
+	d.show(id)
+	b := d.as("vic")
+	_, page := b.get("/")
+	require.Contains(t, page, `<noscript><meta http-equiv="refresh" content="5"></noscript>`)
+	require.Regexp(t, `(?s)drop.*open until it is ended.*available">40<`, page)
+	_, page = b.get("/sales/" + id.String() + "?refresh=5")
+	require.Contains(t, page, `http-equiv="refresh"`)
+	_, page = b.get("/sales/" + id.String())
+	require.NotContains(t, page, `http-equiv="refresh"`, "a form is filled in there")
+	_, page = b.get("/docs/operations")
+	require.Contains(t, page, `<h2 id="memory">`)
+	require.Contains(t, page, `href="/docs/http-api#operators"`)
+	require.NotContains(t, page, `href="../`, "there is no such page here")
+	older := d.sale("older", 7)
+	_, page = b.get("/sales/" + older.String())
+	require.Contains(t, page, "load the page again for new figures")
+	require.Contains(t, page, `.available">7<`)
+}

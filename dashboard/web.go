@@ -1,0 +1,247 @@
+package dashboard
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strings"
+	"time"
+
+	"stampede/dashboard/session"
+	"stampede/internal/operators"
+)
+
+// headers are set on every answer. Nothing runs and nothing is shown that is not a file of this program.
+var headers = map[string]string{
+	"Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
+		"form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+	"X-Content-Type-Options":       "nosniff",
+	"X-Frame-Options":              "DENY",
+	"Referrer-Policy":              "same-origin", // with no-referrer, forms would come from the origin null
+	"Cross-Origin-Opener-Policy":   "same-origin",
+	"Cross-Origin-Resource-Policy": "same-origin",
+	"Permissions-Policy":           "camera=(), geolocation=(), microphone=()",
+	"Cache-Control":                "no-store",
+}
+
+// routes are all pages and actions, each with the role that it takes.
+func (d *Dashboard) routes() http.Handler {
+	mux := http.NewServeMux()
+	open := func(pattern string, h http.HandlerFunc) { mux.HandleFunc(pattern, h) }
+	open("GET /livez", func(w http.ResponseWriter, _ *http.Request) { writeText(w, http.StatusOK, "ok") })
+	open("GET /readyz", d.ready)
+	mux.Handle("GET /metrics", d.metrics.scrape)
+	open("GET /assets/{file}", d.asset)
+	open("GET /login", d.showLogin)
+	open("POST /login", d.login)
+
+	for pattern, route := range map[string]struct {
+		role operators.Role
+		h    sessionHandler
+	}{
+		"POST /logout":             {operators.Viewer, d.logout},
+		"GET /{$}":                 {operators.Viewer, d.showOverview},
+		"GET /live":                {operators.Viewer, d.follow},
+		"GET /history":             {operators.Viewer, d.history},
+		"GET /sales":               {operators.Viewer, d.showSales},
+		"POST /sales":              {operators.Admin, d.createSale},
+		"GET /sales/{sale}":        {operators.Viewer, d.showSale},
+		"POST /sales/{sale}/pause": {operators.Operator, d.pauseSale}, "POST /sales/{sale}/resume": {operators.Operator, d.resumeSale},
+		"POST /sales/{sale}/restock": {operators.Operator, d.restockSale},
+		"POST /sales/{sale}/end":     {operators.Admin, d.endSale},
+		"GET /orders":                {operators.Viewer, d.showOrders},
+		"GET /orders/{order}":        {operators.Viewer, d.showOrder},
+		"POST /orders/{order}/cancel": {
+			operators.Operator, d.cancelOrder,
+		},
+		"GET /letters":          {operators.Viewer, d.showLetters},
+		"POST /letters":         {operators.Operator, d.resolveLetters},
+		"GET /letters/{letter}": {operators.Viewer, d.showLetter},
+		"GET /audit":            {operators.Viewer, d.showChecks},
+		"POST /audit/run":       {operators.Operator, d.runAudit},
+		"POST /audit/dry-run":   {operators.Operator, d.runDryRun},
+		"POST /audit/apply":     {operators.Operator, d.runReconcile},
+		"GET /docs/{page}":      {operators.Viewer, d.showBook},
+	} {
+		mux.HandleFunc(pattern, d.withSession(route.role, route.h))
+	}
+	mux.HandleFunc("/", d.withSession(operators.Viewer, func(w http.ResponseWriter, r *http.Request, s *session.Session) {
+		d.showError(w, r, s, http.StatusNotFound, "There is no such page.")
+	}))
+	return mux
+}
+
+// protect is in front of every route.
+func (d *Dashboard) protect(next http.Handler) http.Handler {
+	origins := http.NewCrossOriginProtection()
+	origins.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		d.metrics.actions.WithLabelValues(actionDenied).Inc()
+		writeText(w, http.StatusForbidden, "This form was sent by a page of another origin. Nothing was done.")
+	}))
+	next = origins.Handler(next)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		for name, value := range headers {
+			w.Header().Set(name, value)
+		}
+		if !d.isOwnHost(r) {
+			writeText(w, http.StatusMisdirectedRequest, "This dashboard listens on this machine only, as localhost or by its "+
+				"address. Behind a proxy, name the proxy in STAMPEDE_TRUSTED_PROXIES.")
+			return
+		}
+		r.Body = http.MaxBytesReader(w, r.Body, maxFormBytes)
+		next.ServeHTTP(w, r)
+	})
+}
+
+// isOwnHost refuses names of other people's domains that lead to this machine (DNS rebinding): on a loopback address
+// only its own names are meant, unless a proxy is in front.
+func (d *Dashboard) isOwnHost(r *http.Request) bool {
+	local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+	if !ok || d.behindProxy(r) {
+		return true
+	}
+	addr, err := netip.ParseAddrPort(local.String())
+	if err != nil || !addr.Addr().Unmap().IsLoopback() {
+		return true
+	}
+	host := r.Host
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	host = strings.Trim(host, "[]")
+	_, err = netip.ParseAddr(host)
+	return err == nil || strings.EqualFold(host, "localhost")
+}
+
+type sessionHandler func(http.ResponseWriter, *http.Request, *session.Session)
+
+// withSession asks for a login where there is none, and refuses a role that is too low.
+func (d *Dashboard) withSession(role operators.Role, h sessionHandler) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		s, ok := d.sessionOf(r)
+		switch {
+		case !ok && r.Method == http.MethodGet && r.URL.Path != "/live" && r.URL.Path != "/history":
+			to := "/login"
+			if r.URL.Path != "/" {
+				to += "?next=" + url.QueryEscape(r.URL.RequestURI())
+			}
+			http.Redirect(w, r, to, http.StatusSeeOther)
+		case !ok && r.Method != http.MethodGet:
+			d.metrics.actions.WithLabelValues(actionDenied).Inc()
+			http.Redirect(w, r, "/login?over=1", http.StatusSeeOther)
+		case !ok:
+			writeText(w, http.StatusUnauthorized, "Log in first.")
+		case s.Person().Role < role:
+			d.metrics.actions.WithLabelValues(actionDenied).Inc()
+			d.Logger.WarnContext(r.Context(), "an operator was denied an action", "operator", s.Person().Name,
+				"role", s.Person().Role.String(), "method", r.Method, "path", r.URL.Path)
+			d.showError(w, r, s, http.StatusForbidden,
+				"This takes the role "+role.String()+", and you are "+s.Person().Role.String()+". Nothing was done.")
+		default:
+			h(w, r, s)
+		}
+	}
+}
+
+// cookie is the name of the cookie; browsers refuse one with the prefix __Host- from anything but this host over TLS.
+const (
+	cookie       = "stampede-session"
+	secureCookie = "__Host-" + cookie
+)
+
+func (d *Dashboard) cookieName(r *http.Request) string {
+	if d.isSecure(r) {
+		return secureCookie
+	}
+	return cookie
+}
+
+func (d *Dashboard) sessionOf(r *http.Request) (*session.Session, bool) {
+	c, err := r.Cookie(d.cookieName(r))
+	if err != nil {
+		return nil, false
+	}
+	return d.sessions.Find(c.Value)
+}
+
+func (d *Dashboard) setCookie(w http.ResponseWriter, r *http.Request, value string, seconds int) {
+	http.SetCookie(w, &http.Cookie{
+		Name: d.cookieName(r), Value: value, Path: "/", MaxAge: seconds,
+		HttpOnly: true, Secure: d.isSecure(r), SameSite: http.SameSiteStrictMode,
+	})
+}
+
+// isSecure is true over TLS, which a trusted proxy says of its own side.
+func (d *Dashboard) isSecure(r *http.Request) bool {
+	return r.TLS != nil || d.behindProxy(r) && r.Header.Get("X-Forwarded-Proto") == "https"
+}
+
+func (d *Dashboard) behindProxy(r *http.Request) bool {
+	peer, err := netip.ParseAddrPort(r.RemoteAddr)
+	return err == nil && d.trusts(peer.Addr())
+}
+
+func (d *Dashboard) trusts(addr netip.Addr) bool {
+	for _, p := range d.TrustedProxies {
+		if p.Contains(addr.Unmap()) {
+			return true
+		}
+	}
+	return false
+}
+
+// clientOf is the address that a login counts for: the last one that no trusted proxy has, and of IPv6 its /64.
+func (d *Dashboard) clientOf(r *http.Request) string {
+	peer, err := netip.ParseAddrPort(r.RemoteAddr)
+	if err != nil {
+		return r.RemoteAddr
+	}
+	client := peer.Addr().Unmap()
+	hops := strings.Split(strings.Join(r.Header.Values("X-Forwarded-For"), ","), ",")
+	for i := len(hops) - 1; i >= 0 && d.trusts(client); i-- {
+		hop, err := netip.ParseAddr(strings.TrimSpace(hops[i]))
+		if err != nil {
+			break
+		}
+		client = hop.Unmap()
+	}
+	if client.Is6() {
+		if net, err := client.WithZone("").Prefix(64); err == nil {
+			return net.String()
+		}
+	}
+	return client.String()
+}
+
+const readyTimeout = 2 * time.Second
+
+func (d *Dashboard) ready(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), readyTimeout)
+	defer cancel()
+	if d.Ready(ctx) != nil { // the pages say what is wrong, to operators only
+		writeText(w, http.StatusServiceUnavailable, "not ready: Redis or Postgres does not answer")
+		return
+	}
+	writeText(w, http.StatusOK, "ok")
+}
+
+// follow is the one stream of a page.
+func (d *Dashboard) follow(w http.ResponseWriter, r *http.Request, s *session.Session) {
+	done, ok := s.OpenStream()
+	if !ok {
+		writeText(w, http.StatusTooManyRequests, "You have too many open pages.")
+		return
+	}
+	defer done()
+	if err := d.hub.Serve(d.stopping, w, r, s.Alive); err != nil {
+		writeText(w, http.StatusServiceUnavailable, err.Error())
+	}
+}
+
+func writeText(w http.ResponseWriter, status int, text string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.WriteHeader(status)
+	_, _ = w.Write([]byte(text + "\n"))
+}

@@ -1,0 +1,167 @@
+package testkit
+
+import (
+	"encoding/hex"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
+	common "go.opentelemetry.io/proto/otlp/common/v1"
+	"google.golang.org/protobuf/proto"
+)
+
+// Span is a span as a Collector has received it.
+type Span struct {
+	Service, Name, Trace, ID, Parent string
+	// Links are the traceparents of the linked spans.
+	Links      []string
+	Attributes map[string]string
+	Failed     bool
+	begun      uint64
+}
+
+// TraceParent is the span as its children name it.
+func (s Span) TraceParent() string { return "00-" + s.Trace + "-" + s.ID + "-01" }
+
+// Collector receives spans by OTLP over HTTP, as a collector of OpenTelemetry does.
+type Collector struct {
+	// URL is the value of OTEL_EXPORTER_OTLP_ENDPOINT.
+	URL string
+
+	mu    sync.Mutex
+	spans []Span
+	wrong []error
+}
+
+// NewCollector starts a Collector. It fails the test if something else than spans arrives.
+func NewCollector(t testing.TB) *Collector {
+	t.Helper()
+	c := &Collector{}
+	server := httptest.NewServer(c)
+	c.URL = server.URL
+	t.Cleanup(func() {
+		server.Close()
+		for _, err := range c.wrong {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+// ServeHTTP implements http.Handler.
+func (c *Collector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	spans, err := readSpans(r)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err != nil {
+		c.wrong = append(c.wrong, err)
+		w.WriteHeader(http.StatusBadRequest)
+		return
+	}
+	c.spans = append(c.spans, spans...)
+	w.Header().Set("Content-Type", "application/x-protobuf")
+}
+
+func readSpans(r *http.Request) (spans []Span, err error) {
+	if r.Method != http.MethodPost || r.URL.Path != "/v1/traces" {
+		return nil, fmt.Errorf("the collector got %s %s", r.Method, r.URL.Path)
+	}
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return nil, err
+	}
+	var request collector.ExportTraceServiceRequest
+	if err := proto.Unmarshal(body, &request); err != nil {
+		return nil, fmt.Errorf("the collector got no spans: %w", err)
+	}
+	for _, of := range request.GetResourceSpans() {
+		service := texts(of.GetResource().GetAttributes())["service.name"]
+		for _, scope := range of.GetScopeSpans() {
+			for _, s := range scope.GetSpans() {
+				span := Span{
+					Service: service, Name: s.GetName(), Trace: hex.EncodeToString(s.GetTraceId()),
+					ID: hex.EncodeToString(s.GetSpanId()), Parent: hex.EncodeToString(s.GetParentSpanId()),
+					Attributes: texts(s.GetAttributes()), Failed: s.GetStatus().GetCode() == 2, begun: s.GetStartTimeUnixNano(),
+				}
+				for _, link := range s.GetLinks() {
+					span.Links = append(span.Links,
+						"00-"+hex.EncodeToString(link.GetTraceId())+"-"+hex.EncodeToString(link.GetSpanId())+"-01")
+				}
+				spans = append(spans, span)
+			}
+		}
+	}
+	return spans, nil
+}
+
+func texts(attributes []*common.KeyValue) map[string]string {
+	found := make(map[string]string, len(attributes))
+	for _, a := range attributes {
+		switch value := a.GetValue().GetValue().(type) {
+		case *common.AnyValue_StringValue:
+			found[a.GetKey()] = value.StringValue
+		case *common.AnyValue_IntValue:
+			found[a.GetKey()] = fmt.Sprint(value.IntValue)
+		}
+	}
+	return found
+}
+
+// Spans returns all spans so far, in the order in which they began.
+func (c *Collector) Spans() []Span {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	spans := slices.Clone(c.spans)
+	slices.SortStableFunc(spans, func(a, b Span) int {
+		if a.begun < b.begun {
+			return -1
+		}
+		return 1
+	})
+	return spans
+}
+
+// Named returns the spans of a trace with this name; of all traces if that is empty.
+func (c *Collector) Named(trace, name string) (found []Span) {
+	for _, s := range c.Spans() {
+		if (trace == "" || s.Trace == trace) && s.Name == name {
+			found = append(found, s)
+		}
+	}
+	return found
+}
+
+// Tree shows the spans of a trace, each below its parent.
+func (c *Collector) Tree(trace string) string {
+	var text strings.Builder
+	spans := slices.DeleteFunc(c.Spans(), func(s Span) bool { return s.Trace != trace })
+	known := map[string]bool{}
+	for _, s := range spans {
+		known[s.ID] = true
+	}
+	var show func(parent Span, depth int)
+	show = func(parent Span, depth int) {
+		_, _ = fmt.Fprintf(&text, "%s%s [%s] %v", strings.Repeat("  ", depth), parent.Name, parent.Service, parent.Attributes)
+		if len(parent.Links) > 0 {
+			_, _ = fmt.Fprintf(&text, " links to %v", parent.Links)
+		}
+		_ = text.WriteByte('\n') // never fails
+		for _, s := range spans {
+			if s.Parent == parent.ID {
+				show(s, depth+1)
+			}
+		}
+	}
+	for _, s := range spans {
+		if !known[s.Parent] {
+			show(s, 0)
+		}
+	}
+	return text.String()
+}

@@ -1,0 +1,7 @@
+-- Adds the traces in which orders were changed to their events, for whoever is told of them (read_orders.sql): $3 are the
+-- traceparents of the orders $2 of the sale $1, whose events have the version $4. It runs in the transaction that has written these
+-- events, and only for orders that are traced.
+UPDATE order_events AS e
+SET data = e.data || jsonb_build_object('traceparent', traced.traceparent)
+FROM unnest($2::uuid[], $3::text[]) AS traced (order_id, traceparent)
+WHERE e.sale_id = $1 AND e.order_id = traced.order_id AND e.version = $4

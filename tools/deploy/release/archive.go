@@ -1,0 +1,99 @@
+package main
+
+import (
+	"archive/tar"
+	"compress/gzip"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// checksums is the file with the SHA-256 of all others, as sha256sum reads it.
+const checksums = "SHA256SUMS"
+
+// filesOfArchive are the paths in the repository that an archive has beside the program, sorted: what an installation
+// needs, and the pages to which it refers.
+func (r *release) filesOfArchive(ctx context.Context) ([]string, error) {
+	list, err := r.git(ctx, "ls-files", "--", "LICENSE", "README.md", "CHANGELOG.md", "compose*.yaml", "deploy", "docs")
+	if err != nil {
+		return nil, err
+	}
+	files := strings.Split(list, "\n")
+	slices.Sort(files)
+	return files, nil
+}
+
+// writeArchive packs the program and the files into a folder. Order, times, owners and modes are always the same.
+func (r *release) writeArchive(to, folder, program string, files []string) (err error) {
+	out, err := os.Create(to)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, out.Close()) }()
+	packed, err := gzip.NewWriterLevel(out, gzip.BestCompression)
+	if err != nil {
+		return err
+	}
+	archive := tar.NewWriter(packed)
+	if err := r.add(archive, path.Join(folder, "stampede"), program, 0o755); err != nil {
+		return err
+	}
+	for _, file := range files {
+		if err := r.add(archive, path.Join(folder, file), filepath.Join(r.root, file), 0o644); err != nil {
+			return err
+		}
+	}
+	return errors.Join(archive.Close(), packed.Close())
+}
+
+func (r *release) add(archive *tar.Writer, name, from string, mode int64) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = in.Close() }()
+	info, err := in.Stat()
+	if err != nil {
+		return err
+	}
+	if err := archive.WriteHeader(&tar.Header{
+		Typeflag: tar.TypeReg, Name: name, Size: info.Size(), Mode: mode, ModTime: r.at, Uname: "root", Gname: "root",
+	}); err != nil {
+		return err
+	}
+	_, err = io.Copy(archive, in)
+	return err
+}
+
+func writeChecksums(folder string, names []string) error {
+	var lines strings.Builder
+	for _, name := range names {
+		sum, err := sumOf(filepath.Join(folder, name))
+		if err != nil {
+			return err
+		}
+		_, _ = fmt.Fprintf(&lines, "%s  %s\n", sum, name) // never fails
+	}
+	return os.WriteFile(filepath.Join(folder, checksums), []byte(lines.String()), 0o644)
+}
+
+func sumOf(file string) (string, error) {
+	in, err := os.Open(file)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = in.Close() }()
+	hash := sha256.New()
+	if _, err := io.Copy(hash, in); err != nil {
+		return "", err
+	}
+	return hex.EncodeToString(hash.Sum(nil)), nil
+}
