@@ -240,7 +240,7 @@ func (d *Dashboard) recordAudit(ctx context.Context, c *check) {
 		return
 	}
 	if err := audit.Record(ctx, d.Pool, *c.Report, c.Operator); err != nil {
-		d.Logger.Warn("the verdict of an audit could not be recorded", "check", c.ID, "err", err)
+		d.Logger.Warn("the verdict of an audit could not be recorded", "check", c.ID, "error", err)
 		c.Problem, c.Hint = "The verdict could not be recorded.", "It is shown here only. Run the audit again when Postgres answers."
 	}
 }

@@ -34,6 +34,9 @@ func (d *Dashboard) routes() http.Handler {
 	open("GET /readyz", d.ready)
 	mux.Handle("GET /metrics", d.metrics.scrape)
 	open("GET /assets/{file}", d.asset)
+	open("GET /favicon.ico", func(w http.ResponseWriter, r *http.Request) { // of answers without a page
+		http.Redirect(w, r, d.assets["icon.svg"].url, http.StatusFound)
+	})
 	open("GET /login", d.showLogin)
 	open("POST /login", d.login)
 

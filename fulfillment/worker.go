@@ -350,6 +350,10 @@ func (w *Worker) shutSales(ctx context.Context) (int, error) {
 	return w.rebuilder.Shut(ctx, int(w.partitions.Load()))
 }
 
+// backlogWait bounds how long a scrape waits for Redis. stampede top and the dashboard scrape each second, and a worker
+// whose Redis hangs must not look like one that is gone.
+const backlogWait = 500 * time.Millisecond
+
 // registerBacklog adds the backlog of all streams to the metrics while the worker runs, whichever
 // worker reads them.
 func (w *Worker) registerBacklog() (unregister func(), err error) {
@@ -358,7 +362,7 @@ func (w *Worker) registerBacklog() (unregister func(), err error) {
 	}
 	behind := func(name string) int64 { return w.rebuilder.Behind(slices.Index(w.streams(), name)) }
 	backlog := stream.NewBacklogCollector(
-		w.config.Control, reservation.Group, w.streams, behind, time.Second, w.config.Logger)
+		w.config.Control, reservation.Group, w.streams, behind, backlogWait, w.config.Logger)
 	if err := w.config.Registerer.Register(backlog); err != nil {
 		return nil, fmt.Errorf("register the backlog's metrics: %w", err)
 	}

@@ -369,3 +369,22 @@ func BenchmarkPlainRequest(b *testing.B) {
 		})
 	}
 }
+
+// A plain purchase is read without an allocation, also if it has a traceparent that is not sampled.
+func TestPlainReaderAllocatesNothing(t *testing.T) {
+	for name, traced := range map[string]bool{"traces off": false, "traces on": true} {
+		for _, parent := range []string{sampledParent[:53] + "00", sampledParent} {
+			if traced && parent == sampledParent {
+				continue // its header is needed
+			}
+			text := []byte(plainHead("Traceparent: "+parent) + plainJSON)
+			r := newPlainRequest(t.Context(), plainAllowList("X-User-ID", traced), "X-User-ID", "")
+			require.Zero(t, testing.AllocsPerRun(100, func() {
+				if r.read(text) == 0 {
+					panic("not plain")
+				}
+			}), "%s %s", name, parent)
+			require.Nil(t, r.Header["Traceparent"])
+		}
+	}
+}

@@ -104,10 +104,10 @@ func (d *memoryQueue) record(ctx context.Context, o front.Order) error {
 			return err
 		case isRefused(err):
 			// A retry would fail in the same way and block all other orders.
-			slog.Error("order dropped: Postgres refuses its values", "order", o.ID, "user", o.User, "err", err)
+			slog.Error("order dropped: Postgres refuses its values", "order", o.ID, "user", o.User, "error", err)
 			return nil
 		}
-		slog.Warn("writing an order failed; it will be retried", "order", o.ID, "err", err)
+		slog.Warn("writing an order failed; it will be retried", "order", o.ID, "error", err)
 		if !retry.Pause(recordRetryDelay, ctx.Done()) {
 			return err
 		}

@@ -115,7 +115,7 @@ func (d *setnx) unlock(ctx context.Context, sale uuid.UUID, owner string) {
 	released, err := unlockScript.Run(ctx, d.rdb, []string{d.lockKey(sale)}, owner).Int()
 	switch {
 	case err != nil && !errors.Is(err, redis.Nil):
-		slog.Warn("releasing the lock failed; its lease will expire", "sale", sale, "err", err)
+		slog.Warn("releasing the lock failed; its lease will expire", "sale", sale, "error", err)
 	case released == 0:
 		slog.Warn("the lease ended before the purchase", "sale", sale)
 	}

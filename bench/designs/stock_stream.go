@@ -141,7 +141,7 @@ func (d *stockStream) consume(ctx context.Context, subscriber *redisstream.Subsc
 	if err == nil {
 		for m := range messages {
 			if err := d.record(m); err != nil {
-				slog.Warn("writing an order failed; it will be delivered again", "order", m.UUID, "err", err)
+				slog.Warn("writing an order failed; it will be delivered again", "order", m.UUID, "error", err)
 				m.Nack()
 				continue
 			}

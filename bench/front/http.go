@@ -125,7 +125,7 @@ func (h *handler) buy(c echo.Context) error {
 	verdict, err := h.design.Buy(c.Request().Context(), order)
 	if err != nil {
 		if h.logged.Add(1) <= failuresLogged {
-			slog.Error("purchase failed", "order", id, "user", user, "err", err)
+			slog.Error("purchase failed", "order", id, "user", user, "error", err)
 		}
 		return refuse(c, http.StatusInternalServerError, "internal", "Internal error")
 	}

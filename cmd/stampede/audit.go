@@ -11,6 +11,7 @@ import (
 
 	"stampede/fulfillment/archive"
 	"stampede/fulfillment/audit"
+	"stampede/internal/progress"
 	"stampede/reservation"
 	"stampede/sql"
 )
@@ -37,6 +38,8 @@ func (c *auditCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) err
 		return err
 	}
 	defer b.Close()
+	ctx, stop := s.watch(ctx, "looking for sales")
+	defer stop()
 	if len(c.Archive) > 0 {
 		return auditArchives(ctx, s.out, b, c.Archive, c.json())
 	}
@@ -59,7 +62,9 @@ func auditArchives(ctx context.Context, w io.Writer, b *backend, paths []string,
 		return unchecked(err)
 	}
 	reports, broken := []archive.Report{}, false
-	for _, path := range paths {
+	for i, path := range paths {
+		progress.Step(ctx, "reading archives")
+		progress.At(ctx, int64(i), int64(len(paths)), "files")
 		report, err := archive.Audit(ctx, b.pool, path)
 		if errors.Is(err, archive.ErrDamagedFile) {
 			return err

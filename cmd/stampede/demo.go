@@ -21,6 +21,7 @@ type demoCmd struct {
 	Shards       int           `env:"STAMPEDE_DEMO_SHARDS" default:"1" placeholder:"N" help:"Partitions that share the stock (${default})."`
 	Buyers       int           `env:"STAMPEDE_DEMO_BUYERS" default:"50000" placeholder:"N" help:"Number of buyers, at least 100 (${default})."`
 	Over         time.Duration `env:"STAMPEDE_DEMO_OVER" default:"8s" placeholder:"DURATION" help:"Time over which the buyers arrive, evenly spread (${default})."`
+	Dashboard    bool          `env:"STAMPEDE_DEMO_DASHBOARD" help:"Run a dashboard too, and keep everything running after the verdict, until Ctrl-C."`
 	DoubleClicks float64       `env:"STAMPEDE_DEMO_DOUBLE_CLICKS" default:"0.05" placeholder:"SHARE" help:"Share of buyers who click twice at the same time, 0 to 1 (${default})."`
 }
 
@@ -46,7 +47,7 @@ func (c *demoCmd) Run(ctx context.Context, s *streams) error {
 	}
 	config := demo.Config{
 		Stock: c.Stock, Shards: c.Shards, Buyers: c.Buyers, Over: c.Over, DoubleClicks: c.DoubleClicks,
-		Servers: c.wanted(), Partitions: partitions, Out: s.out,
+		Servers: c.wanted(), Partitions: partitions, Dashboard: c.Dashboard, Out: s.out,
 	}
 	if c.json() {
 		config.Out = s.err

@@ -9,6 +9,7 @@ import (
 
 	"stampede/internal/connect"
 	"stampede/internal/doctor"
+	"stampede/internal/progress"
 	"stampede/reservation"
 )
 
@@ -23,6 +24,8 @@ type doctorCmd struct {
 func (c *doctorCmd) Run(ctx context.Context, s *streams) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*askTimeout)
 	defer cancel()
+	ctx, stop := s.watch(ctx, "asking Redis")
+	defer stop()
 	findings, servers, err := c.examine(ctx)
 	if err != nil {
 		return err
@@ -59,11 +62,13 @@ func (c *doctorCmd) examine(ctx context.Context) (findings []doctor.Finding, ser
 	if err != nil {
 		findings = append(findings, away("redis", "REDIS_URL", "nothing can be sold", err))
 	}
+	progress.Step(ctx, "asking Postgres")
 	more, err := doctor.Postgres(ctx, pool)
 	if err != nil {
 		more = append(more, away("postgres", "DATABASE_URL", "accepted orders wait in Redis, unconfirmed", err))
 	}
 	findings = append(findings, more...)
+	progress.Step(ctx, "counting the units on sale")
 	more, err = doctor.Memory(ctx, rdb, pool, c.Sale)
 	if errors.Is(err, reservation.ErrSaleNotFound) {
 		return nil, "", err

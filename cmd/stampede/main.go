@@ -11,6 +11,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"stampede/internal/progress"
 	"stampede/internal/telemetry"
 )
 
@@ -19,7 +20,8 @@ func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
 // cli is the command line. Every flag can also be set by an environment variable: its env tag, or
 // else STAMPEDE_ and its name.
 type cli struct {
-	Log logFlags `embed:"" prefix:"log-"`
+	Log      logFlags `embed:"" prefix:"log-"`
+	Progress string   `default:"on" enum:"on,off" placeholder:"MODE" help:"Show on standard error what a command does that takes longer than two seconds: on or off (${default})."`
 
 	Dev         devCmd         `cmd:"" help:"Run everything on this machine: ingress and worker in one process, with private Redis and Postgres unless URLs are given."`
 	Demo        demoCmd        `cmd:"" help:"Run a sale with a crowd and a crash, and print the audit's verdict. Starts private servers unless REDIS_URL and DATABASE_URL are set."`
@@ -50,6 +52,13 @@ type cli struct {
 type streams struct {
 	out, err io.Writer
 	in       *os.File
+	progress *progress.Line // nil to show none
+}
+
+// watch shows on standard error what is done with the context that it returns, until stop is called, if it takes long.
+func (s *streams) watch(ctx context.Context, doing string) (_ context.Context, stop func()) {
+	s.out = s.progress.Over(s.out)
+	return s.progress.Start(ctx, doing)
 }
 
 // run runs one command and returns the exit status. The first SIGINT or SIGTERM asks the command to
@@ -85,7 +94,10 @@ func run(args []string, stdout, stderr io.Writer) (status int) {
 	if err != nil {
 		return reportError(stderr, unparsed(err))
 	}
-	logger, err := flags.Log.logger(stderr)
+	if flags.Progress == "on" {
+		s.progress = progress.New(stderr, isTerminal(stderr))
+	}
+	logger, err := flags.Log.logger(s.progress.Over(stderr))
 	if err != nil {
 		return reportError(stderr, &usageError{err})
 	}

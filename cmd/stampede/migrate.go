@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"stampede/internal/connect"
+	"stampede/internal/progress"
 	"stampede/sql"
 )
 
@@ -24,7 +25,12 @@ type migrateUpCmd struct {
 }
 
 func (c *migrateUpCmd) Run(ctx context.Context, s *streams) error {
-	applied, err := sql.UpEach(ctx, c.DatabaseURL, func(int, int) {})
+	ctx, stop := s.watch(ctx, "looking at the schema")
+	defer stop()
+	applied, err := sql.UpEach(ctx, c.DatabaseURL, func(n, missing int) {
+		progress.Step(ctx, "migrating")
+		progress.At(ctx, int64(n), int64(missing), "migrations")
+	})
 	if err != nil {
 		return err
 	}

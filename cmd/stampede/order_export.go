@@ -12,10 +12,10 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"time"
 
 	"stampede/fulfillment/ledger"
 	"stampede/internal/figure"
+	"stampede/internal/progress"
 	"stampede/reservation/order"
 )
 
@@ -35,15 +35,18 @@ func (c *orderExportCmd) Run(ctx context.Context, s *streams) error {
 	if err != nil {
 		return err
 	}
+	if c.To != "" || !isTerminal(s.out) {
+		var stop func()
+		ctx, stop = s.watch(ctx, "exporting")
+		defer stop()
+	}
 	return c.withLedger(ctx, func(l *ledger.Ledger) error {
 		var written int64
 		err := writeWhole(c.To, s.out, func(w io.Writer) error {
-			progress := newExportProgress(s, c.To)
-			defer progress.end()
 			each, flush := c.writer(w)
 			err := l.Export(ctx, of, c.Since.Time, c.Until.Time, func(o order.Placed) error {
 				written++
-				progress.count()
+				progress.At(ctx, written, 0, "orders")
 				return each(o)
 			})
 			return errors.Join(err, flush())
@@ -117,42 +120,4 @@ func writeWhole(name string, out io.Writer, write func(io.Writer) error) (err er
 		return fmt.Errorf("write %s: %w", name, err)
 	}
 	return nil
-}
-
-// exportProgress shows on a terminal how many orders were read.
-type exportProgress struct {
-	w     io.Writer // nil to show nothing
-	began time.Time
-	n     int64
-	shown time.Time
-}
-
-const progressInterval = 200 * time.Millisecond
-
-// newExportProgress returns one that shows nothing unless standard error is a terminal and the orders go elsewhere.
-func newExportProgress(s *streams, output string) *exportProgress {
-	p := &exportProgress{began: time.Now()}
-	if isTerminal(s.err) && (output != "" || !isTerminal(s.out)) {
-		p.w = s.err
-	}
-	return p
-}
-
-func (p *exportProgress) count() {
-	if p.n++; p.w == nil || p.n%1000 != 0 || time.Since(p.shown) < progressInterval {
-		return
-	}
-	p.shown = time.Now()
-	p.show("\r")
-}
-
-func (p *exportProgress) end() {
-	if p.w != nil {
-		p.show("\r")
-		_, _ = fmt.Fprintln(p.w)
-	}
-}
-
-func (p *exportProgress) show(begin string) {
-	_, _ = fmt.Fprintf(p.w, "%s%s orders in %s", begin, figure.Count(p.n), time.Since(p.began).Round(progressInterval))
 }

@@ -13,6 +13,7 @@ import (
 // withoutOutput are the commands that print no result, with the reason. All others take --output.
 var withoutOutput = map[string]string{
 	"dev":        "runs until it is stopped; prints addresses and commands to paste",
+	"dashboard":  "runs until it is stopped",
 	"serve":      "runs until it is stopped",
 	"work":       "runs until it is stopped",
 	"relay run":  "runs until it is stopped",

@@ -30,6 +30,8 @@ func (c *projectionsRebuildCmd) Run(ctx context.Context, s *streams) error {
 		return err
 	}
 	defer pool.Close()
+	ctx, stop := s.watch(ctx, "looking at the log")
+	defer stop()
 	if err := sql.Check(ctx, pool); err != nil {
 		return err
 	}

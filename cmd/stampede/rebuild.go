@@ -59,6 +59,8 @@ func (c *rebuildCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) e
 		return err
 	}
 	defer b.Close()
+	ctx, stop := s.watch(ctx, "looking for sales")
+	defer stop()
 	rebuilder, err := b.rebuilder(ctx, c.keys(), logger)
 	if err != nil {
 		return err

@@ -43,6 +43,8 @@ func (c *reconcileCmd) Run(ctx context.Context, s *streams, logger *slog.Logger)
 		return err
 	}
 	defer b.Close()
+	ctx, stop := s.watch(ctx, "looking for sales")
+	defer stop()
 	rebuilder, err := b.rebuilder(ctx, c.keys(), logger)
 	if err != nil {
 		return unchecked(err)

@@ -36,13 +36,13 @@ func TestReconcileAfterRestoreOfPostgresLosesNoOrder(t *testing.T) {
 				require.True(t, worker.Stop().Success())
 			}
 			s.restore(t)
-			status, output := s.run("reconcile")
+			status, output := s.run("reconcile", "--yes")
 			t.Log(output)
 			require.Contains(t, output, "append ")
 			if test.rebuild {
 				require.Equal(t, exitFailed, status)
 				require.Contains(t, output, "the whole partition has to be rebuilt")
-				status, output = s.run("rebuild")
+				status, output = s.run("rebuild", "--yes")
 			}
 			require.Equal(t, exitOK, status, output)
 			s.work()
@@ -132,7 +132,7 @@ func (s *restoredShop) rebuilt(t *testing.T) {
 
 func (s *restoredShop) rebuiltSale(t *testing.T) {
 	t.Helper()
-	status, output := s.run("rebuild", "--sale="+s.sale.String())
+	status, output := s.run("rebuild", "--yes", "--sale="+s.sale.String())
 	require.Equal(t, exitOK, status, output)
 	s.sell(t, 50, "orders are accepted in another epoch")
 }

@@ -51,6 +51,8 @@ func (c *saleArchiveCmd) Run(ctx context.Context, s *streams, logger *slog.Logge
 		return err
 	}
 	defer archiver.Close()
+	ctx, stop := s.watch(ctx, "looking for sales")
+	defer stop()
 	due := []uuid.UUID{c.Sale}
 	if c.Sale == uuid.Nil {
 		if due, err = archiver.Due(ctx); err != nil {

@@ -57,6 +57,8 @@ func TestEachSeriesExistsFromFirstScrape(t *testing.T) {
 			"stampede_outcome_lookups_total":                         nil,
 			"stampede_outcomes_published_total":                      nil,
 			"stampede_outcomes_dropped_total":                        nil,
+			"stampede_traces_over_rate_total":                        nil,
+			"stampede_trace_spans_total{result":                      {"exported", "dropped"},
 		},
 		work: {
 			"stampede_orders_total{outcome": {
@@ -85,6 +87,8 @@ func TestEachSeriesExistsFromFirstScrape(t *testing.T) {
 			"stampede_accept_to_durable_seconds_count":    nil,
 			"stampede_outcomes_published_total":           nil,
 			"stampede_outcomes_dropped_total":             nil,
+			"stampede_traces_over_rate_total":             nil,
+			"stampede_trace_spans_total{result":           {"exported", "dropped"},
 		},
 	} {
 		shown := scrape(t, url)

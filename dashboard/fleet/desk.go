@@ -79,6 +79,8 @@ const (
 	// funnelShare is the share of the time in which Postgres counts orders: a look of 100 ms is followed by a pause of
 	// five seconds.
 	funnelShare = 50
+	// funnelPauseMax bounds the pause.
+	funnelPauseMax = 30 * time.Second
 	// funnelIdle is how often the orders of sales are counted that do not sell.
 	funnelIdle = time.Minute
 	// funnelTimeout bounds a look.
@@ -126,7 +128,7 @@ func (f *Fleet) lookAtFunnels(ctx context.Context, ids []uuid.UUID) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.funnels.after = now.Add(funnelShare * now.Sub(began))
+	f.funnels.after = now.Add(min(funnelShare*now.Sub(began), funnelPauseMax))
 	if err != nil {
 		if errors.Is(err, context.DeadlineExceeded) {
 			f.config.Logger.Warn("counting the orders of a sale takes too long", "sales", ids)

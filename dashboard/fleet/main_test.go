@@ -27,7 +27,6 @@ func TestMain(m *testing.M) { testwork.Main(m) }
 type page struct {
 	*httptest.Server
 	text   atomic.Pointer[string]
-	scrape atomic.Int64
 	handle atomic.Pointer[http.HandlerFunc] // if set, it answers instead
 }
 
@@ -36,7 +35,6 @@ func newPage(t testing.TB, text string) *page {
 	p := &page{}
 	p.set(text)
 	p.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		p.scrape.Add(1)
 		if handle := p.handle.Load(); handle != nil {
 			(*handle)(w, r)
 			return

@@ -213,6 +213,16 @@ func TestRedisGoneAndBack(t *testing.T) {
 	f.play(t, "the sale sells", func(x *Snapshot) bool { return saleIn(x, sale).Shut == "" && known(x) })
 }
 
+// requireNoDelay fails if no round is faster than the time-out of what does not answer.
+func requireNoDelay(t *testing.T, f *Fleet) {
+	t.Helper()
+	testkit.Eventually(t, time.Minute, "a round that waits for no time-out", func() bool {
+		began := time.Now()
+		f.round(t.Context())
+		return time.Since(began) < roundTimeout/2
+	})
+}
+
 func TestFrozenRedisDelaysNoSnapshot(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
@@ -225,6 +235,7 @@ func TestFrozenRedisDelaysNoSnapshot(t *testing.T) {
 	snapshot := f.play(t, "Redis is gone", func(x *Snapshot) bool { return !x.Redis.Reachable })
 	require.Contains(t, snapshot.Redis.Error, "in time")
 	require.True(t, snapshot.Postgres.Reachable)
+	requireNoDelay(t, f)
 	own.Thaw()
 	f.play(t, "Redis is back", func(x *Snapshot) bool { return x.Redis.Reachable })
 }

@@ -1,6 +1,7 @@
 package archive
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -19,6 +20,7 @@ import (
 
 	"stampede/internal/crashpoint"
 	"stampede/internal/pg"
+	"stampede/internal/progress"
 	"stampede/internal/retry"
 	"stampede/reservation"
 	"stampede/sql"
@@ -217,8 +219,10 @@ func (a *Archiver) writeTemporary(ctx context.Context, id uuid.UUID, s state, pa
 			return err
 		}
 		events := strings.ReplaceAll(sql.ArchiveEvents, "$1", "'"+id.String()+"'") // COPY takes no parameters
+		progress.Step(ctx, "writing the events of sale "+id.String())
 		end, err = writeFile(file, h, f, func(w io.Writer) error {
-			_, err := tx.Conn().PgConn().CopyTo(ctx, w, "COPY ("+events+") TO STDOUT")
+			counted := &countedLines{Writer: w, ctx: ctx, of: f.Events}
+			_, err := tx.Conn().PgConn().CopyTo(ctx, counted, "COPY ("+events+") TO STDOUT")
 			return err
 		})
 		return err
@@ -227,6 +231,20 @@ func (a *Archiver) writeTemporary(ctx context.Context, id uuid.UUID, s state, pa
 		err = file.Sync()
 	}
 	return end, err
+}
+
+// countedLines counts what passes, a line for each event.
+type countedLines struct {
+	io.Writer
+	ctx   context.Context //nolint:containedctx // of the copy that it counts
+	n, of int64
+}
+
+// Write implements io.Writer.
+func (c *countedLines) Write(p []byte) (int, error) {
+	c.n += int64(bytes.Count(p, []byte{'\n'}))
+	progress.At(c.ctx, c.n, c.of, "events")
+	return c.Writer.Write(p)
 }
 
 // syncDir makes the names in a folder durable.
@@ -264,7 +282,10 @@ func (a *Archiver) mark(ctx context.Context, id uuid.UUID, s state, done Archive
 
 // delete deletes the orders of an archived sale in Postgres, and what is left of the sale in Redis.
 func (a *Archiver) delete(ctx context.Context, id uuid.UUID, s state) error {
-	for last := uuid.Nil; ; {
+	progress.Step(ctx, "deleting the orders of sale "+id.String())
+	deleted := int64(0)
+	for last := uuid.Nil; ; deleted += deletedAtOnce {
+		progress.At(ctx, deleted, 0, "orders")
 		err := a.conn.QueryRow(ctx, sql.ArchiveDeleteSome, id, last, deletedAtOnce).Scan(&last)
 		if errors.Is(err, pgx.ErrNoRows) {
 			break

@@ -13,6 +13,7 @@ import (
 
 	"stampede/fulfillment/projection"
 	"stampede/internal/crashpoint"
+	"stampede/internal/progress"
 	"stampede/sql"
 )
 
@@ -65,6 +66,7 @@ func restore(ctx context.Context, pool *pgxpool.Pool, path string) (Restored, er
 		if _, err := tx.Exec(ctx, insert); err != nil {
 			return fmt.Errorf("insert the events: %w", err)
 		}
+		progress.Step(ctx, "making the orders")
 		if _, err := projection.RebuildSale(ctx, tx, id); err != nil {
 			return fmt.Errorf("make the orders: %w", err)
 		}
@@ -114,6 +116,7 @@ func load(ctx context.Context, tx pgx.Tx, path string) error {
 		return err
 	}
 	defer func() { _ = file.Close() }()
+	progress.Step(ctx, "copying the events of "+path)
 	into := "COPY archived_events (" + columnList(file.Columns) + ") FROM STDIN"
 	if _, err := tx.Conn().PgConn().CopyFrom(ctx, file, into); err != nil {
 		return fmt.Errorf("copy the events of %s: %w", path, err)

@@ -16,6 +16,7 @@ import (
 
 	"stampede/fulfillment/stream"
 	"stampede/internal/figure"
+	"stampede/internal/progress"
 	"stampede/internal/retry"
 	"stampede/reservation"
 	"stampede/reservation/order"
@@ -295,6 +296,8 @@ func (l *look) awaitRest(ctx context.Context, deadline time.Time) error {
 			l.report.Streams, l.report.EntriesWaiting = len(l.streams), waiting
 			return nil
 		}
+		progress.Step(ctx, "waiting until no order is in flight")
+		progress.At(ctx, waiting, 0, "entries left")
 		// After a slow check Redis gets a pause of the same length.
 		if !retry.Pause(max(restPause, time.Since(began)), ctx.Done()) {
 			return ctx.Err()

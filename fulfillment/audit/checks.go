@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype/zeronull"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/internal/progress"
 	"stampede/sql"
 )
 
@@ -67,7 +68,9 @@ var checks = []check{
 // eachCheck makes all checks, each in a nested transaction of tx. A failed one is noted and stops no
 // other.
 func (l *look) eachCheck(ctx context.Context, tx pgx.Tx, do func(context.Context, pgx.Tx, check) error) error {
-	for _, c := range checks {
+	progress.Step(ctx, "comparing Redis, the log and the orders")
+	for i, c := range checks {
+		progress.At(ctx, int64(i), int64(len(checks)), "checks")
 		if why := l.unreadError(c.needs); why != nil {
 			l.noteUnchecked(c.promise, why)
 			continue

@@ -18,6 +18,7 @@ import (
 	"stampede/fulfillment/deadletter"
 	"stampede/fulfillment/rebuild"
 	"stampede/internal/pg"
+	"stampede/internal/progress"
 	"stampede/internal/retry"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
@@ -121,7 +122,9 @@ func (r *reconciler) run(ctx context.Context) (err error) {
 	if err := r.explain(ctx); err != nil {
 		return err
 	}
-	for _, t := range todo {
+	for i, t := range todo {
+		progress.Step(ctx, "repairing")
+		progress.At(ctx, int64(i), int64(len(todo)), "kinds of differences")
 		r.repair(ctx, t)
 		if ctx.Err() != nil {
 			return ctx.Err()

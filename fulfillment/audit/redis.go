@@ -15,6 +15,7 @@ import (
 	"stampede/fulfillment/deadletter"
 	"stampede/fulfillment/stream"
 	"stampede/internal/pg"
+	"stampede/internal/progress"
 	"stampede/reservation"
 	"stampede/reservation/order"
 	"stampede/sql"
@@ -48,9 +49,11 @@ func (l *look) loadRedis(ctx context.Context) error {
 			return fmt.Errorf("make the tables: %w", err)
 		}
 	}
+	progress.Step(ctx, "reading Redis")
 	var all []redisShard
 	err := l.eachShard(ctx, auditedShard.fields, func(s auditedShard, fields []any, err error) {
 		all = append(all, l.readShard(s, fields, err))
+		progress.At(ctx, int64(len(all)), int64(len(l.readable)), "shards of sales")
 	})
 	if err := l.noteUnread(ctx, theSales, err); err != nil {
 		return err

@@ -14,6 +14,7 @@ import (
 	"stampede/fulfillment/ledger"
 	"stampede/internal/crashpoint"
 	"stampede/internal/pg"
+	"stampede/internal/progress"
 	"stampede/reservation/order"
 	"stampede/sql"
 )
@@ -86,12 +87,16 @@ func (p *projector) run(ctx context.Context, pool *pgxpool.Pool) (err error) {
 	if err != nil {
 		return err
 	}
-	for _, m := range months {
+	for i, m := range months {
+		progress.Step(ctx, "checking the log")
+		progress.At(ctx, int64(i), int64(len(months)), "months")
 		if err := p.checkLog(ctx, p.conn, m); err != nil {
 			return err
 		}
 	}
-	for _, m := range months {
+	for i, m := range months {
+		progress.Step(ctx, "comparing orders with the log")
+		progress.At(ctx, int64(i), int64(len(months)), "months")
 		err := pgx.BeginTxFunc(ctx, p.conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 			return p.replaceWrong(ctx, tx, m)
 		})
@@ -99,6 +104,7 @@ func (p *projector) run(ctx context.Context, pool *pgxpool.Pool) (err error) {
 			return err
 		}
 	}
+	progress.Step(ctx, "counting what is sold")
 	p.report.Recounted, err = RecountSales(ctx, p.conn, nil, nil)
 	return err
 }

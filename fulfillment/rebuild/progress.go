@@ -44,6 +44,8 @@ func (b *build) at(doing string) { b.atSale(doing, uuid.Nil) }
 
 func (b *build) atSale(doing string, sale uuid.UUID) {
 	b.step.Store(&step{doing, sale, time.Now()})
+	b.line.Step(doing)
+	b.line.At(b.salesDone.Load(), b.salesTotal.Load(), "sales")
 }
 
 // watch logs slow steps until stop is called.

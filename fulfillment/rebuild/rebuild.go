@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"stampede/fulfillment/ledger"
+	"stampede/internal/progress"
 	"stampede/internal/telemetry"
 	"stampede/reservation"
 	"stampede/reservation/order"
@@ -211,6 +212,7 @@ type build struct {
 	session   *lockSession
 	token     string // of the current try
 	step      atomic.Pointer[step]
+	line      *progress.Line // of the command, if it is one
 	log       *slog.Logger
 	began     time.Time
 	report    Report
@@ -229,6 +231,7 @@ func (r *Rebuilder) newBuild(s *lockSession, n Need) *build {
 
 // retryWhileLost calls do again if Redis was lost meanwhile, at most triesMax times.
 func (b *build) retryWhileLost(ctx context.Context, do func(context.Context) error) error {
+	b.line = progress.From(ctx)
 	defer b.note(ctx)()
 	defer b.watch(ctx)()
 	for try := 1; ; try++ {

@@ -48,7 +48,7 @@ func (d *demo) killWorker(ctx context.Context, buyers *crowd.Crowd) error {
 	if !retry.Pause(replaceAfter, ctx.Done()) {
 		return context.Cause(ctx)
 	}
-	if err := d.fleet.startWorker("worker-3", d.env()); err != nil {
+	if _, err := d.fleet.startWorker(ctx, "worker-3", d.env()); err != nil {
 		return err
 	}
 	err = await(ctx, "the claim of the orders of "+victim, func() (bool, error) {

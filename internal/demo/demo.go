@@ -41,6 +41,8 @@ type Config struct {
 	Servers localserver.Wanted
 	// Partitions is the number of partitions.
 	Partitions int
+	// Dashboard starts a dashboard too. Run then returns when ctx ends.
+	Dashboard bool
 	// Out gets the story. Terminal means that lines on Out can be rewritten.
 	Out      io.Writer
 	Terminal bool
@@ -154,7 +156,11 @@ func (d *demo) run(ctx context.Context) error {
 	defer end(nil)
 	d.fleet.onLoss = end
 	err := d.play(ctx)
-	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, ErrBroken) && !errors.Is(err, ErrUnchecked) {
+	if err == nil || errors.Is(err, ErrBroken) || errors.Is(err, ErrUnchecked) {
+		d.stay(ctx)
+		return err
+	}
+	if cause := context.Cause(ctx); cause != nil {
 		return cause
 	}
 	return err
@@ -206,10 +212,16 @@ func (d *demo) open(ctx context.Context) error {
 		return err
 	}
 	d.ingress = "http://" + addr
+	watched := []string{d.ingress + "/metrics"}
 	for _, name := range workers {
-		if err := d.fleet.startWorker(name, d.env()); err != nil {
+		addr, err := d.fleet.startWorker(ctx, name, d.env())
+		if err != nil {
 			return err
 		}
+		watched = append(watched, "http://"+addr+"/metrics")
+	}
+	if err := d.openDashboard(ctx, watched); err != nil {
+		return err
 	}
 	d.sale, err = crowd.CreateSale(ctx, d.ingress, d.token,
 		crowd.SaleTerms{Name: "demo", Stock: d.config.Stock, Shards: d.config.Shards})
@@ -224,6 +236,26 @@ func (d *demo) open(ctx context.Context) error {
 	d.story.add("%s buyers arrive within %g s; %g %% of them click twice", figure.Count(d.config.Buyers),
 		d.config.Over.Seconds(), 100*d.config.DoubleClicks)
 	return nil
+}
+
+// openDashboard starts a dashboard, if one is wanted.
+func (d *demo) openDashboard(ctx context.Context, watched []string) error {
+	if !d.config.Dashboard {
+		return nil
+	}
+	addr, err := d.fleet.startDashboard(ctx, d.env(), watched)
+	if err == nil {
+		d.story.add("the dashboard: http://%s, token %s", addr, d.token)
+	}
+	return err
+}
+
+// stay leaves the dashboard and all processes running after the verdict, until ctx ends.
+func (d *demo) stay(ctx context.Context) {
+	if d.config.Dashboard {
+		d.story.add("the dashboard stays until Ctrl-C")
+		<-ctx.Done()
+	}
 }
 
 // env is the environment of the processes: that of this process, with the settings of the demo.

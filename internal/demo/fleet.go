@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -87,26 +88,32 @@ func (f *fleet) start(name string, env []string, watch io.Writer, args ...string
 
 // startIngress returns the address at which the ingress listens.
 func (f *fleet) startIngress(ctx context.Context, env []string) (addr string, err error) {
-	found := newAddrWatch()
+	found := newAddrWatch("ingress listens")
 	if _, err := f.start("ingress", env, found, "serve"); err != nil {
 		return "", err
 	}
-	select {
-	case addr = <-found.addr:
-		return addr, nil
-	case <-ctx.Done():
-		return "", context.Cause(ctx)
-	case <-time.After(patience):
-		return "", fmt.Errorf("the ingress does not listen after %s", patience)
-	}
+	return found.await(ctx, "the ingress")
 }
 
-func (f *fleet) startWorker(name string, env []string) error {
-	p, err := f.start(name, append(slices.Clone(env), "STAMPEDE_CONSUMER="+name), nil, "work")
-	if err == nil {
-		f.workers[name] = p
+// startWorker returns the address of its metrics.
+func (f *fleet) startWorker(ctx context.Context, name string, env []string) (addr string, err error) {
+	found := newAddrWatch("metrics are served")
+	p, err := f.start(name, append(slices.Clone(env), "STAMPEDE_CONSUMER="+name), found, "work")
+	if err != nil {
+		return "", err
 	}
-	return err
+	f.workers[name] = p
+	return found.await(ctx, name)
+}
+
+// startDashboard returns the address of a dashboard that watches processes by the URLs of their metrics.
+func (f *fleet) startDashboard(ctx context.Context, env, watched []string) (addr string, err error) {
+	found := newAddrWatch("dashboard listens")
+	if _, err := f.start("dashboard", env, found, "dashboard", "--addr=127.0.0.1:0",
+		"--scrape="+strings.Join(watched, ",")); err != nil {
+		return "", err
+	}
+	return found.await(ctx, "the dashboard")
 }
 
 // stop ends all processes, at the same time.
@@ -122,14 +129,28 @@ func (f *fleet) stop() {
 	f.watchers.Wait()
 }
 
-// addrWatch finds the address at which an ingress listens in its log.
+// addrWatch finds the address at which a process listens in its log, by the message.
 type addrWatch struct {
-	addr chan string
-	rest []byte
-	done bool
+	message string
+	addr    chan string
+	rest    []byte
+	done    bool
 }
 
-func newAddrWatch() *addrWatch { return &addrWatch{addr: make(chan string, 1)} }
+func newAddrWatch(message string) *addrWatch {
+	return &addrWatch{message: message, addr: make(chan string, 1)}
+}
+
+func (w *addrWatch) await(ctx context.Context, name string) (addr string, err error) {
+	select {
+	case addr = <-w.addr:
+		return addr, nil
+	case <-ctx.Done():
+		return "", context.Cause(ctx)
+	case <-time.After(patience):
+		return "", fmt.Errorf("%s does not listen after %s", name, patience)
+	}
+}
 
 // Write implements io.Writer.
 func (w *addrWatch) Write(p []byte) (int, error) {
@@ -144,7 +165,7 @@ func (w *addrWatch) Write(p []byte) (int, error) {
 		}
 		w.rest = rest
 		var record struct{ Msg, Addr string }
-		if json.Unmarshal(line, &record) == nil && record.Msg == "ingress listens" {
+		if json.Unmarshal(line, &record) == nil && record.Msg == w.message {
 			w.addr <- record.Addr
 			w.done, w.rest = true, nil
 			return len(p), nil

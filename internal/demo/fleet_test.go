@@ -13,7 +13,7 @@ func TestAddrWatchFindsAddressAcrossWrites(t *testing.T) {
 	const log = "not JSON\n" + `{"level":"WARN","msg":"other","addr":"no"}` + "\n" +
 		`{"level":"INFO","msg":"ingress listens","addr":"127.0.0.1:4711","auth":"header"}` + "\n" + `{"msg":"later"}` + "\n"
 	for size := 1; size <= len(log); size++ {
-		w := newAddrWatch()
+		w := newAddrWatch("ingress listens")
 		for rest := log; rest != ""; {
 			piece := rest[:min(size, len(rest))]
 			n, err := w.Write([]byte(piece))

@@ -30,10 +30,24 @@ var valid = map[string]string{
 	"shop/metrics.go": "package shop\n\nvar total = counter(\"stampede_total\", \"All.\")\n\nconst field = " +
 		"\"stampede_field\"\n",
 	"shop/shop.go":       "package shop\n\ntype Shop struct{}\n\nfunc (s *Shop) Sell() {}\n",
+	"shop/log.go": `package shop
+
+func log(ctx context.Context, l *slog.Logger, fields []any) {
+	l.Info("sold", "order", 1, slog.Int("units", 2))
+	l.With("order", 1).WarnContext(ctx, "late", append(fields, "took", 3)...)
+	fields = []any{"order", 1}
+	args := []any{"xadd", 1}
+	args = append(args, "block", 2)
+	rdb.Info(ctx, "memory", "server")
+	l.Error(err.Error())
+}
+`,
 	"shop/shop_test.go":  "package shop_test\n\nfunc TestSells() {}\n\nvar _ = os.Getenv(\"STAMPEDE_TEST_ONLY\")\n",
-	"docs/operations.md": "# Operations\n\n`STAMPEDE_LIMIT` (`--limit`): `stampede_total`\n",
+	"docs/operations.md": "# Operations\n\n`STAMPEDE_LIMIT` (`--limit`): `stampede_total`\n" + logs,
 	"docs/http-api.md":   "# API\n\n## Problems: all\n\n| status | slugs |\n|---|---|\n| 409 | `sold-out` |\n",
 }
+
+const logs = "\n## Logs\n\n| field | of |\n|---|---|\n| `order`, `units` | `no_field` |\n| `took` | x |\n\n## Next\n\n| `x` |\n"
 
 func TestCheckFindsContradictions(t *testing.T) {
 	t.Parallel()
@@ -127,12 +141,20 @@ func TestCheckFindsMissingNames(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ file, text, want string }{
 		"setting": {
-			"docs/operations.md", "`stampede_total`\n",
+			"docs/operations.md", "`stampede_total`\n" + logs,
 			"docs/operations.md:1: the setting STAMPEDE_LIMIT is missing",
 		},
 		"metric": {
-			"docs/operations.md", "`STAMPEDE_LIMIT`\n",
+			"docs/operations.md", "`STAMPEDE_LIMIT`\n" + logs,
 			"docs/operations.md:1: the metric stampede_total is missing",
+		},
+		"field of the log": {
+			"docs/operations.md", "`STAMPEDE_LIMIT`, `stampede_total`\n" + strings.Replace(logs, "`took`", "`order`", 1),
+			"docs/operations.md:1: the field took of the log is missing",
+		},
+		"unknown field of the log": {
+			"docs/operations.md", "`STAMPEDE_LIMIT`, `stampede_total`\n" + strings.Replace(logs, "`took`", "`took`, `gone`", 1),
+			"docs/operations.md:8: no code logs the field gone",
 		},
 		"problem": {"docs/http-api.md", "# API\n", "docs/http-api.md:1: the problem sold-out is missing"},
 		"unknown problem": {

@@ -35,7 +35,8 @@ func (c *source) logFields(file *ast.File) {
 					c.addFields(n.Args[1:])
 				}
 			case *ast.SelectorExpr:
-				if first, logs := firstField[called.Sel.Name]; logs && len(n.Args) >= first {
+				first, logs := firstField[called.Sel.Name]
+				if logs && len(n.Args) >= first && (first != 1 || !isContext(n.Args[0])) {
 					c.addFields(n.Args[first:])
 				}
 				if from, ok := called.X.(*ast.Ident); ok && from.Name == "slog" && len(n.Args) == 2 {
@@ -58,6 +59,12 @@ func isArguments(e ast.Expr) bool {
 		return isArguments(e.X)
 	}
 	return false
+}
+
+// isContext reports whether a call begins with a context, as Info of a client of Redis does.
+func isContext(e ast.Expr) bool {
+	name, ok := e.(*ast.Ident)
+	return ok && name.Name == "ctx"
 }
 
 func isAny(e ast.Expr) bool {

@@ -63,6 +63,8 @@ type Tab struct {
 	t   testing.TB
 	ctx context.Context
 
+	noScript bool
+
 	mu sync.Mutex
 	// errors are what a developer would see in red.
 	errors []string
@@ -139,6 +141,7 @@ func (b *Tab) Scheme(scheme string) {
 // WithoutScript switches scripts of pages off.
 func (b *Tab) WithoutScript() {
 	b.t.Helper()
+	b.noScript = true
 	b.do(func(ctx context.Context) error {
 		_, err := chromedp.Call(ctx, emulation.SetScriptExecutionDisabled, emulation.SetScriptExecutionDisabledParams{
 			Value: true,
@@ -285,7 +288,9 @@ func (b *Tab) CheckLayout(name string) {
 		b.Scheme(scheme)
 		for _, width := range Widths {
 			b.Resize(width)
-			Evaluate[bool](b, `new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))`)
+			if !b.noScript { // there are no frames to wait for
+				Evaluate[bool](b, `new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))`)
+			}
 			if found := Evaluate[[]string](b, faults); len(found) > 0 {
 				b.t.Errorf("%s, %s, %d wide:\n  %s", name, scheme, width, strings.Join(found[:min(len(found), 12)], "\n  "))
 			}

@@ -19,7 +19,11 @@ import (
 
 func eventNumber(n int) *feed.Event {
 	id := fmt.Sprintf("order-%d", n)
-	return &feed.Event{ID: id + ".2", Subject: id, Body: fmt.Appendf(nil, `{"id":"%s.2"}`, id)}
+	e := &feed.Event{ID: id + ".2", Subject: id, Body: fmt.Appendf(nil, `{"id":"%s.2"}`, id)}
+	if n%2 == 1 {
+		e.TraceParent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+	}
+	return e
 }
 
 func TestStockSubscriberReadsStream(t *testing.T) {
@@ -48,6 +52,9 @@ func TestStockSubscriberReadsStream(t *testing.T) {
 			require.Equal(t, string(want.Body), string(m.Payload))
 			require.Equal(t, want.Subject, m.Metadata.Get("partitionkey"))
 			require.Equal(t, "application/cloudevents+json", m.Metadata.Get("content-type"))
+			parent, traced := m.Metadata["traceparent"]
+			require.Equal(t, want.TraceParent, parent)
+			require.Equal(t, n%2 == 1, traced)
 			m.Ack()
 		case <-time.After(time.Minute):
 			t.Fatal("no message")

@@ -61,6 +61,10 @@ func TestEventsFitTheirDescription(t *testing.T) {
 		},
 		{{"OrderConfirmed", confirmed}, {"OrderCancelled", `{}`}},
 		{{"OrderConfirmed", confirmed}, {"OrderExpired", `{}`}},
+		{{
+			"OrderConfirmed",
+			`{"sequence": 1, "epoch": 1, "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}`,
+		}},
 		{{"OrderRejected", `{"sequence": 1, "epoch": 1, "reason": "sold-out"}`}},
 		{{"OrderVoided", `{"sequence": 1, "epoch": 1, "reason": "sale-rebuilt"}`}},
 	} {
@@ -76,7 +80,8 @@ func TestEventsFitTheirDescription(t *testing.T) {
 	look(t, r)
 	events, _, err := r.Read(t.Context(), 0, 1000)
 	require.NoError(t, err)
-	require.Len(t, events, 9+10)
+	require.Len(t, events, 9+11)
+	traced := 0
 	for _, e := range events {
 		event, err := jsonschema.UnmarshalJSON(bytes.NewReader(e.Body))
 		require.NoError(t, err)
@@ -85,7 +90,12 @@ func TestEventsFitTheirDescription(t *testing.T) {
 			schema = sales
 		}
 		require.NoError(t, schema.Validate(event), "%s", e.Body)
+		if e.TraceParent != "" {
+			traced++
+			require.Contains(t, string(e.Body), `"traceparent":"`+e.TraceParent+`"`)
+		}
 	}
+	require.Equal(t, 1, traced)
 	renamed := bytes.Replace(events[9].Body, []byte(`"user_id"`), []byte(`"user"`), 1)
 	wrong, err := jsonschema.UnmarshalJSON(bytes.NewReader(renamed))
 	require.NoError(t, err)

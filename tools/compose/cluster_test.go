@@ -18,7 +18,7 @@ var nodes = []string{"redis-1", "redis-2", "redis-3", "redis-4", "redis-5", "red
 func TestClusterHasSixNodesInPlaceOfRedis(t *testing.T) {
 	project := loadCluster(t)
 	want := slices.Sorted(slices.Values(append([]string{
-		"cluster", "ingress", "migrate", "postgres", "proxy", "relay", "worker",
+		"cluster", "dashboard", "ingress", "migrate", "postgres", "proxy", "relay", "worker",
 	}, nodes...)))
 	if got := slices.Sorted(slices.Values(project.ServiceNames())); !slices.Equal(got, want) {
 		t.Errorf("services %v, want %v", got, want)
@@ -33,7 +33,7 @@ func TestClusterHasSixNodesInPlaceOfRedis(t *testing.T) {
 func TestClientsKnowAllNodes(t *testing.T) {
 	project := loadCluster(t)
 	want := "redis+cluster://" + strings.Join(nodes, ":6379,") + ":6379"
-	for _, name := range []string{"ingress", "worker", "relay", "migrate"} {
+	for _, name := range []string{"ingress", "worker", "relay", "dashboard", "migrate"} {
 		env := service(t, project, name).Environment
 		if got := env["REDIS_URL"]; got == nil || *got != want {
 			t.Errorf("%s: REDIS_URL is not %s", name, want)
@@ -75,7 +75,7 @@ func TestClusterStartOrder(t *testing.T) {
 			t.Errorf("the cluster is created when %s is %q", name, got)
 		}
 	}
-	for _, name := range []string{"ingress", "worker", "relay"} {
+	for _, name := range []string{"ingress", "worker", "relay", "dashboard"} {
 		on := service(t, project, name).DependsOn
 		if got := on["cluster"].Condition; len(on) != 3 || got != types.ServiceConditionCompletedSuccessfully {
 			t.Errorf("%s depends on %v", name, on)

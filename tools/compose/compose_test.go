@@ -106,7 +106,7 @@ func service(t *testing.T, project *types.Project, name string) *types.ServiceCo
 }
 
 func TestServices(t *testing.T) {
-	want := []string{"ingress", "migrate", "postgres", "proxy", "redis", "relay", "worker"}
+	want := []string{"dashboard", "ingress", "migrate", "postgres", "proxy", "redis", "relay", "worker"}
 	if got := slices.Sorted(slices.Values(loadWithSecrets(t).ServiceNames())); !slices.Equal(got, want) {
 		t.Errorf("services %v, want %v", got, want)
 	}
@@ -135,7 +135,7 @@ func TestImages(t *testing.T) {
 			t.Errorf("%s runs %s, want %s", name, got, image)
 		}
 	}
-	for _, name := range []string{"ingress", "worker", "relay", "migrate"} {
+	for _, name := range []string{"ingress", "worker", "relay", "dashboard", "migrate"} {
 		s := service(t, project, name)
 		if s.Build == nil || s.Image != "stampede:dev" {
 			t.Errorf("%s runs %s, want stampede:dev with a build", name, s.Image)
@@ -147,7 +147,8 @@ func TestCommands(t *testing.T) {
 	project := loadWithSecrets(t)
 	for name, want := range map[string][]string{
 		"ingress": {"serve"}, "worker": {"work"}, "relay": {"relay", "run"}, "migrate": {"migrate", "up"},
-		"postgres": {"postgres", "-c", "max_connections=200"},
+		"dashboard": {"dashboard"},
+		"postgres":  {"postgres", "-c", "max_connections=200"},
 	} {
 		if got := service(t, project, name).Command; !slices.Equal(got, want) {
 			t.Errorf("%s runs %v, want %v", name, got, want)
@@ -158,7 +159,7 @@ func TestCommands(t *testing.T) {
 func TestReplicas(t *testing.T) {
 	project := loadWithSecrets(t)
 	for name, want := range map[string]int{
-		"ingress": 2, "worker": 3, "relay": 1, "migrate": 1, "proxy": 1, "redis": 1,
+		"ingress": 2, "worker": 3, "relay": 1, "dashboard": 1, "migrate": 1, "proxy": 1, "redis": 1,
 		"postgres": 1,
 	} {
 		if got := service(t, project, name).GetScale(); got != want {
@@ -202,7 +203,7 @@ func TestLongRunningServicesHaveHealthChecks(t *testing.T) {
 	project := loadWithSecrets(t)
 	for name, want := range map[string]string{
 		"redis": "redis-cli ping", "postgres": "pg_isready", "ingress": "/stampede healthcheck",
-		"worker": "/stampede healthcheck", "relay": "/stampede healthcheck", "proxy": "/readyz",
+		"worker": "/stampede healthcheck", "relay": "/stampede healthcheck", "dashboard": "/stampede healthcheck", "proxy": "/readyz",
 	} {
 		check := service(t, project, name).HealthCheck
 		if check == nil || check.Disable || !strings.Contains(strings.Join(check.Test, " "), want) {
@@ -237,13 +238,14 @@ func TestStartOrder(t *testing.T) {
 	project := loadWithSecrets(t)
 	const healthy, completed = types.ServiceConditionHealthy, types.ServiceConditionCompletedSuccessfully
 	for name, want := range map[string]map[string]string{
-		"redis":    {},
-		"postgres": {},
-		"migrate":  {"postgres": healthy},
-		"ingress":  {"redis": healthy, "postgres": healthy, "migrate": completed},
-		"worker":   {"redis": healthy, "postgres": healthy, "migrate": completed},
-		"relay":    {"redis": healthy, "postgres": healthy, "migrate": completed},
-		"proxy":    {"ingress": healthy},
+		"redis":     {},
+		"postgres":  {},
+		"migrate":   {"postgres": healthy},
+		"ingress":   {"redis": healthy, "postgres": healthy, "migrate": completed},
+		"worker":    {"redis": healthy, "postgres": healthy, "migrate": completed},
+		"relay":     {"redis": healthy, "postgres": healthy, "migrate": completed},
+		"dashboard": {"redis": healthy, "postgres": healthy, "migrate": completed},
+		"proxy":     {"ingress": healthy},
 	} {
 		got := service(t, project, name).DependsOn
 		if len(got) != len(want) {
@@ -325,12 +327,12 @@ func TestRedisMemoryLimitAllowsAOFRewrite(t *testing.T) {
 	})
 }
 
-func TestOnlyProxyPublishesPorts(t *testing.T) {
+func TestOnlyProxyAndDashboardPublishPorts(t *testing.T) {
 	project := loadWithSecrets(t)
 	for name, s := range project.Services {
-		if name == "proxy" {
-			if len(s.Ports) != 1 || s.Ports[0].Target != 8080 || s.Ports[0].HostIP != "127.0.0.1" {
-				t.Errorf("the proxy publishes %+v, want 8080 on the loopback interface", s.Ports)
+		if want := map[string]uint32{"proxy": 8080, "dashboard": 8090}[name]; want > 0 {
+			if len(s.Ports) != 1 || s.Ports[0].Target != want || s.Ports[0].HostIP != "127.0.0.1" {
+				t.Errorf("%s publishes %+v, want %d on the loopback interface", name, s.Ports, want)
 			}
 			continue
 		}
@@ -343,7 +345,8 @@ func TestOnlyProxyPublishesPorts(t *testing.T) {
 	}
 	for name, want := range map[string][]string{
 		"proxy": {"front"}, "ingress": {"back", "front"}, "worker": {"back"}, "relay": {"back", "front"},
-		"migrate": {"back"}, "redis": {"back"}, "postgres": {"back"},
+		"dashboard": {"back", "desk"},
+		"migrate":   {"back"}, "redis": {"back"}, "postgres": {"back"},
 	} {
 		s := service(t, project, name)
 		if got := slices.Sorted(slices.Values(s.NetworksByPriority())); !slices.Equal(got, want) {

@@ -59,7 +59,10 @@ func (r *release) make(ctx context.Context) error {
 		return err
 	}
 	notes, err := notesOf(filepath.Join(r.root, "CHANGELOG.md"), r.section())
-	if err != nil {
+	switch {
+	case err != nil && r.isSnapshot: // nothing may have been written yet since the last release
+		notes = []byte("A snapshot.\n")
+	case err != nil:
 		return err
 	}
 	if r.dist == "" {
@@ -80,7 +83,7 @@ func (r *release) make(ctx context.Context) error {
 		}
 		made = append(made, names...)
 	}
-	if err := os.WriteFile(filepath.Join(r.dist, "NOTES.md"), notes, 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(r.dist, "NOTES.txt"), notes, 0o644); err != nil {
 		return err
 	}
 	slices.Sort(made)

@@ -107,7 +107,7 @@ func TestRelease(t *testing.T) {
 	second := makeRelease(t, checkout(t))
 	of := files(t, first.dist)
 	name := "stampede_" + tag + "_" + strings.ReplaceAll(host, "/", "_")
-	for _, want := range []string{name + ".tar.gz", name + ".cdx.json", "SHA256SUMS", "NOTES.md"} {
+	for _, want := range []string{name + ".tar.gz", name + ".cdx.json", "SHA256SUMS", "NOTES.txt"} {
 		if of[want] == nil {
 			t.Fatalf("there is no %s", want)
 		}
@@ -117,7 +117,7 @@ func TestRelease(t *testing.T) {
 			t.Errorf("%s is another one in another folder", name)
 		}
 	}
-	if got := string(of["NOTES.md"]); got != "The notes of the test.\n" {
+	if got := string(of["NOTES.txt"]); got != "The notes of the test.\n" {
 		t.Errorf("the notes are %q", got)
 	}
 
