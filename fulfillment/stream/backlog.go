@@ -225,7 +225,7 @@ func NewBacklogCollector(
 	}
 	return &BacklogCollector{
 		rdb: rdb, group: group, streams: streams, behind: behind, timeout: timeout, log: log,
-		counted:   map[string]readBacklog{},
+		counted: map[string]readBacklog{},
 		reachable: desc("stampede_stream_reachable",
 			"1 if Redis answered this worker for the stream, else 0. To find an outage, use min by (stream)."),
 		length: desc("stampede_stream_length_entries",
