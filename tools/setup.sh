@@ -26,6 +26,9 @@ have_postgres() {
 	return 1
 }
 
+# have_promtool: tests check metrics and alerts with it, and run the server of the same package.
+have_promtool() { command -v promtool >/dev/null && command -v prometheus >/dev/null; }
+
 have_chromium() {
 	for name in chromium chromium-browser google-chrome google-chrome-stable; do
 		command -v "$name" >/dev/null && return
@@ -74,13 +77,21 @@ servers | chromium) ;;
 esac
 
 packages=$(missing | paste -s -d ' ' -)
-[ -n "$packages" ] || exit 0
+# Prometheus is only for tests: setup does not fail without it.
+optional=
+if [ "$wanted" = servers ] && ! have_promtool && command -v apt-get >/dev/null; then
+	optional=prometheus
+fi
+[ -n "$packages$optional" ] || exit 0
 
 command -v apt-get >/dev/null || fail "apt-get is not available."
 if [ "$(id -u)" = 0 ]; then
 	as_root="env"
 elif command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
 	as_root="sudo -n env"
+elif [ -z "$packages" ]; then
+	echo "setup: the tests of metrics and alerts need promtool: install the package prometheus" >&2
+	exit 0
 else
 	fail "the installation needs root, or sudo without a password."
 fi
@@ -104,17 +115,21 @@ if [ ! -e "$policy" ]; then
 	$as_root sh -c 'printf "#!/bin/sh\nexit 101\n" >"$1" && chmod 755 "$1"' sh "$policy"
 fi
 
-echo "setup: installing $packages"
+echo "setup: installing $packages $optional"
 # A failed update may concern an unrelated source, so only the installation decides.
 # shellcheck disable=SC2086 # $as_root and $packages are lists of words
 {
 	$as_root apt-get -q update >"$log" 2>&1 || :
-	$as_root DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends $packages >>"$log" 2>&1 || {
+	[ -z "$packages" ] || $as_root DEBIAN_FRONTEND=noninteractive \
+		apt-get -q install -y --no-install-recommends $packages >>"$log" 2>&1 || {
 		cat "$log" >&2
 		fail "apt-get could not install the packages."
 	}
+	[ -z "$optional" ] || $as_root DEBIAN_FRONTEND=noninteractive \
+		apt-get -q install -y --no-install-recommends $optional >>"$log" 2>&1 ||
+		echo "setup: apt-get could not install $optional; the tests of metrics and alerts need its promtool" >&2
 	# Do not start them at boot either. Each unit has the name of its package; without systemd this does nothing.
-	$as_root systemctl --quiet disable $packages >/dev/null 2>&1 || :
+	$as_root systemctl --quiet disable $packages $optional >/dev/null 2>&1 || :
 }
 
 packages=$(missing | paste -s -d ' ' -)

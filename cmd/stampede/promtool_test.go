@@ -17,8 +17,9 @@ func promtool(t *testing.T) string {
 	return path
 }
 
-// scrapes starts an ingress, a worker and a relay, lets an order pass through them, and returns their metrics.
-func (s *shop) scrapes() map[string][]string {
+// scrapes starts an ingress, a worker and a relay, lets an order pass through them, and returns their metrics
+// and their URLs.
+func (s *shop) scrapes() (lines map[string][]string, urls map[string]string) {
 	t := s.t
 	t.Helper()
 	_, ingress := s.serve()
@@ -36,9 +37,12 @@ func (s *shop) scrapes() map[string][]string {
 		"stampede_postgres_up 1", "stampede_audit_promise_broken{")
 	relaying := "http://" + loggedAddr(relay, "metrics are served")
 	s.awaitSeries(relaying, "stampede_relay_lag_seconds{")
-	return map[string][]string{
-		"ingress": scrape(t, ingress), "worker": scrape(t, work), "relay": scrape(t, relaying),
+	urls = map[string]string{"ingress": ingress, "worker": work, "relay": relaying}
+	lines = map[string][]string{}
+	for process, url := range urls {
+		lines[process] = scrape(t, url)
 	}
+	return lines, urls
 }
 
 // The names, types, units and help texts follow the conventions of Prometheus.
@@ -49,7 +53,8 @@ func TestMetricsFollowConventions(t *testing.T) {
 		c.Stdin = strings.NewReader(strings.Join(lines, "\n"))
 		return c.CombinedOutput()
 	}
-	for process, lines := range newShop(t).scrapes() {
+	scraped, _ := newShop(t).scrapes()
+	for process, lines := range scraped {
 		output, err := check(lines)
 		require.NoError(t, err, "%s: %s", process, output)
 		require.Empty(t, bytes.TrimSpace(output), process)

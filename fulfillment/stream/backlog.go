@@ -121,7 +121,8 @@ func ReadBacklog(ctx context.Context, rdb redis.UniversalClient, stream, group s
 
 // undeliveredAge returns how long ago the first entry was appended that was not delivered to the group.
 func undeliveredAge(
-	ctx context.Context, rdb redis.UniversalClient, stream string, g redis.XInfoGroup, s *redis.XInfoStream, now time.Time,
+	ctx context.Context, rdb redis.UniversalClient, stream string, g redis.XInfoGroup, s *redis.XInfoStream,
+	now time.Time,
 ) (time.Duration, error) {
 	if EntryAfter(s.FirstEntry.ID, g.LastDeliveredID) {
 		return entryAge(s.FirstEntry.ID, now), nil
@@ -224,8 +225,9 @@ func NewBacklogCollector(
 	}
 	return &BacklogCollector{
 		rdb: rdb, group: group, streams: streams, behind: behind, timeout: timeout, log: log,
-		counted:   map[string]readBacklog{},
-		reachable: desc("stampede_stream_reachable", "1 if Redis answered this worker for the stream, else 0. To find an outage, use min by (stream)."),
+		counted: map[string]readBacklog{},
+		reachable: desc("stampede_stream_reachable",
+			"1 if Redis answered this worker for the stream, else 0. To find an outage, use min by (stream)."),
 		length: desc("stampede_stream_length_entries",
 			"Entries in the stream, handled ones that were not trimmed yet included."),
 		lag: desc("stampede_stream_lag_entries",

@@ -17,7 +17,8 @@ type descs struct {
 
 func newDescs() descs {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
-		return prometheus.NewDesc(name, help+" The same in each worker: use max. Absent while it cannot be read.", labels, nil)
+		help += " The same in each worker: use max. Absent while it cannot be read."
+		return prometheus.NewDesc(name, help, labels, nil)
 	}
 	return descs{
 		parked: desc("stampede_dead_letters_parked", "Dead letters that wait for an operator, counted up to 10000."),

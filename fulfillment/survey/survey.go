@@ -22,9 +22,11 @@ import (
 const (
 	// salesMax bounds the sales with gauges.
 	salesMax = 50
-	// share: a worker spends at most one part in share of the time on looks. The newest sales are counted in Postgres.
+	// share: at most one part in share of the time is spent on counting units. Paid ones are counted in Postgres.
 	share = 20
-	// validLooks is how many intervals a result is shown.
+	// pauseMax bounds the pause that follows from it.
+	pauseMax = time.Minute
+	// validLooks is how many looks may be missed before a result is not shown any more.
 	validLooks = 3
 )
 
@@ -94,16 +96,26 @@ func New(config Config) (*Survey, error) {
 	return s, nil
 }
 
-// Run looks until ctx ends.
+// Run looks until ctx ends. Redis is asked apart, so that neither server delays the look at the other.
 func (s *Survey) Run(ctx context.Context) {
 	if s.config.Registerer == nil {
 		return
 	}
+	var looking sync.WaitGroup
+	looking.Go(func() {
+		s.every(ctx, func() time.Duration {
+			set(s, &s.servers, readServers(ctx, s.config.Redis), nil, s.config.Interval)
+			return s.config.Interval
+		})
+	})
+	looking.Go(func() { s.every(ctx, func() time.Duration { return s.lookInPostgres(ctx) }) })
+	looking.Wait()
+}
+
+// every looks until ctx ends. A look returns how long to pause after it.
+func (s *Survey) every(ctx context.Context, look func() (pause time.Duration)) {
 	for {
-		began := time.Now()
-		s.look(ctx)
-		pause := max(s.config.Interval, share*time.Since(began))
-		if !retry.Pause(retry.Delay(1, pause, pause), ctx.Done()) {
+		if pause := look(); !retry.Pause(retry.Delay(1, pause, pause), ctx.Done()) {
 			return
 		}
 	}
@@ -113,41 +125,44 @@ func (s *Survey) Run(ctx context.Context) {
 func (s *Survey) NoteWorkers(alive int, interval time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.workers = seen[int]{alive, time.Now().Add(validLooks * max(interval, time.Second))}
-}
-
-func (s *Survey) look(ctx context.Context) {
-	var asking sync.WaitGroup
-	asking.Go(func() {
-		servers := readServers(ctx, s.config.Redis)
-		set(s, &s.servers, servers, nil, time.Now())
-	})
-	// One query at a time, so that a look takes one connection.
-	began := time.Now()
-	limited, cancel := context.WithTimeout(ctx, lookTimeout)
-	found, err := s.askPostgres(limited)
-	cancel()
-	if ctx.Err() == nil {
-		s.asking.Note(err)
-		set(s, &s.postgres, found, err, began)
-		set(s, &s.postgresUp, err == nil, nil, began)
-	}
-	limited, cancel = context.WithTimeout(ctx, lookTimeout)
-	units, err := s.countUnits(limited)
-	cancel()
-	s.note("count the units of the newest sales", err)
-	set(s, &s.units, units, err, began)
-
-	limited, cancel = context.WithTimeout(ctx, lookTimeout)
-	shut, err := s.config.Shut(limited)
-	cancel()
-	s.note("look for sales that await a rebuild", err)
-	set(s, &s.shut, shut, err, began)
-	asking.Wait()
+	s.workers = seen[int]{alive, time.Now().Add(validLooks * (interval + lookTimeout))}
 }
 
 // lookTimeout bounds each part of a look.
 const lookTimeout = 5 * time.Second
+
+// lookInPostgres makes one query at a time, so that it takes one connection.
+func (s *Survey) lookInPostgres(ctx context.Context) (pause time.Duration) {
+	pause = s.config.Interval
+	found, err := within(ctx, s.askPostgres)
+	if ctx.Err() != nil {
+		return pause
+	}
+	s.asking.Note(err)
+	set(s, &s.postgres, found, err, pause)
+	set(s, &s.postgresUp, err == nil, nil, pause)
+	if err != nil {
+		set(s, &s.units, nil, err, pause)
+		set(s, &s.shut, 0, err, pause)
+		return pause
+	}
+	began := time.Now()
+	units, err := within(ctx, s.countUnits)
+	if s.note("count the units of the newest sales", err); err == nil {
+		pause = min(max(pause, share*time.Since(began)), max(pause, pauseMax))
+	}
+	set(s, &s.units, units, err, pause)
+	shut, err := within(ctx, s.config.Shut)
+	s.note("look for sales that await a rebuild", err)
+	set(s, &s.shut, shut, err, pause)
+	return pause
+}
+
+func within[T any](ctx context.Context, ask func(context.Context) (T, error)) (T, error) {
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	return ask(ctx)
+}
 
 // note logs for the details only: the worker itself reports servers that do not answer, and sales that need a rebuild.
 func (s *Survey) note(doing string, err error) {
@@ -156,16 +171,15 @@ func (s *Survey) note(doing string, err error) {
 	}
 }
 
-// set stores a result, or forgets the last one because of an error.
-func set[T any](s *Survey, result *seen[T], value T, err error, began time.Time) {
+// set stores a result until validLooks looks were missed, or forgets the last one because of an error.
+func set[T any](s *Survey, result *seen[T], value T, err error, pause time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil {
 		*result = seen[T]{}
 		return
 	}
-	valid := validLooks * max(s.config.Interval, share*time.Since(began))
-	*result = seen[T]{value, time.Now().Add(valid)}
+	*result = seen[T]{value, time.Now().Add(validLooks * (pause + lookTimeout))}
 }
 
 func (s *Survey) askPostgres(ctx context.Context) (postgresLook, error) {

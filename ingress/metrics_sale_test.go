@@ -1,0 +1,51 @@
+package ingress
+
+import (
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+)
+
+// newSales returns ids in the order of creation.
+func newSales(n int) []uuid.UUID {
+	ids := make([]uuid.UUID, n)
+	for i := range ids {
+		ids[i] = uuid.UUID{1, byte(i >> 8), byte(i)}
+	}
+	return ids
+}
+
+func (m *saleMetrics) counted(sale string, outcome saleOutcome) float64 {
+	return testutil.ToFloat64(m.purchases.WithLabelValues(sale, saleOutcomeLabels[outcome]))
+}
+
+func TestNewestSalesHaveSeries(t *testing.T) {
+	t.Parallel()
+	m, sales := newSaleMetrics(), newSales(saleSeriesMax+2)
+	require.Equal(t, 4, testutil.CollectAndCount(m.purchases), "the others")
+	m.count(sales[1], saleAccepted, true)
+	m.count(sales[1], saleShed, false)
+	require.EqualValues(t, 1, m.counted(sales[1].String(), saleAccepted))
+	require.EqualValues(t, 1, m.counted(sales[1].String(), saleShed))
+	m.count(uuid.UUID{9}, saleRefused, false)
+	require.EqualValues(t, 1, m.counted(otherSales, saleRefused), "a sale that may not exist gets no series")
+	require.Equal(t, 2*4, testutil.CollectAndCount(m.purchases))
+
+	m.add(sales...)
+	require.Equal(t, (saleSeriesMax+1)*4, testutil.CollectAndCount(m.purchases))
+	m.count(sales[0], saleFailed, true)
+	m.count(sales[1], saleAccepted, true)
+	require.EqualValues(t, 1, m.counted(otherSales, saleFailed))
+	require.EqualValues(t, 1, m.counted(otherSales, saleAccepted))
+	require.Equal(t, (saleSeriesMax+1)*4, testutil.CollectAndCount(m.purchases), "old sales have lost their series")
+}
+
+func TestCountOfPurchaseAllocatesNothing(t *testing.T) {
+	m, sale := newSaleMetrics(), newSales(1)[0]
+	require.NoError(t, register(prometheus.NewRegistry(), m.purchases))
+	m.add(sale)
+	require.Zero(t, testing.AllocsPerRun(100, func() { m.count(sale, saleRefused, true) }))
+}
