@@ -1,8 +1,10 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"strconv"
+	"syscall"
 	"testing"
 	"time"
 
@@ -17,8 +19,19 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testkit.Main(m, testkit.WithCommand(func() int { return run(os.Args[1:], os.Stdout, os.Stderr) }))
+	testkit.Main(m, testkit.WithCommand(func() int {
+		if program := os.Getenv(otherProgram); program != "" {
+			_ = os.Unsetenv(otherProgram)
+			err := syscall.Exec(program, append([]string{program}, os.Args[1:]...), os.Environ())
+			fmt.Fprintln(os.Stderr, err)
+			return exitFailed
+		}
+		return run(os.Args[1:], os.Stdout, os.Stderr)
+	}))
 }
+
+// otherProgram is a variable with the path of a program that a command runs in place of the test binary.
+const otherProgram = "STAMPEDE_TEST_OTHER_PROGRAM"
 
 // within bounds each wait of a test; it is long because many tests run in parallel.
 const within = 60 * time.Second

@@ -160,12 +160,8 @@ func newUpgrade(t *testing.T, from, to version) *upgrade {
 
 func (u *upgrade) command(v version, args ...string) *testkit.Cmd {
 	u.t.Helper()
-	if v.program == "" {
-		return u.shop.command(args...)
-	}
-	c := testkit.Program(u.t, v.program, args...)
-	c.UseServers(u.keys)
-	c.Setenv("REDIS_URL", u.redisURL)
+	c := u.shop.command(args...)
+	c.Setenv(otherProgram, v.program)
 	return c
 }
 
