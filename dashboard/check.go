@@ -63,6 +63,14 @@ type check struct {
 	More int
 }
 
+// wait waits for the running check, after the last one has begun.
+func (c *checks) wait() {
+	c.mu.Lock()
+	running := &c.running // whoever began before has been counted
+	c.mu.Unlock()
+	running.Wait()
+}
+
 // state changes when a page of checks has something new to show.
 func (c *checks) state() string {
 	c.mu.Lock()

@@ -149,9 +149,7 @@ func (d *Dashboard) ServeHTTP(w http.ResponseWriter, r *http.Request) { d.handle
 func (d *Dashboard) Run(ctx context.Context) error {
 	err := d.hub.Run(ctx)
 	d.stop()
-	d.checks.mu.Lock() // who began before has been counted
-	d.checks.mu.Unlock()
-	d.checks.running.Wait()
+	d.checks.wait()
 	return err
 }
 
