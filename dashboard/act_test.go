@@ -116,10 +116,13 @@ func TestViewerChangesNothing(t *testing.T) {
 	testwork.FulfilAll(d.Shop, t)
 	letter := d.park(1)[0]
 	b := d.as("vic")
-	for _, path := range []string{"/", "/sales", "/sales/" + id.String(), "/orders/" + o.String(), "/letters", fmt.Sprint("/letters/", letter), "/audit"} {
+	for _, path := range []string{
+		"/", "/sales", "/sales/" + id.String(), "/orders/" + o.String(), "/letters", fmt.Sprint("/letters/", letter), "/audit",
+	} {
 		status, shown := b.get(path)
 		require.Equal(t, http.StatusOK, status, path)
-		require.NotRegexp(t, `method="post" action="/(sales|orders|letters|audit)`, strings.ReplaceAll(shown, `<form method="post" action="/letters"><section`, ""), path)
+		shown = strings.ReplaceAll(shown, `<form method="post" action="/letters"><section`, "")
+		require.NotRegexp(t, `method="post" action="/(sales|orders|letters|audit)`, shown, path)
 	}
 	for path, fields := range map[string][]string{
 		"/sales/" + id.String() + "/pause":   {},

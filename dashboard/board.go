@@ -25,7 +25,9 @@ func (d *Dashboard) boardOf(s *fleet.Snapshot) *live.Board {
 	}
 	values := valuesOf(s)
 	values["check.state"] = d.checks.state()
-	b := &live.Board{Number: s.Number, At: s.At, Values: values, Points: d.pointsNow(s), Fragments: make(map[string]string)}
+	b := &live.Board{
+		Number: s.Number, At: s.At, Values: values, Points: d.pointsNow(s), Fragments: make(map[string]string),
+	}
 	for _, name := range fragments {
 		b.Fragments[name] = d.fragment(name, s, nil)
 	}

@@ -115,7 +115,9 @@ func (d *testDesk) fill() uuid.UUID {
 	d.fleet.publish(func(s *fleet.Snapshot) {
 		s.Sales, s.SalesRead, s.SalesAt, s.Rates, s.DeadLetters = sales, true, now, all, 3
 		s.Postgres = fleet.Server{Reachable: true, Since: now.Add(-90 * time.Minute)}
-		s.Redis = fleet.Server{Since: now.Add(-42 * time.Second), Error: "dial tcp 10.0.3.7:6379: connect: connection refused"}
+		s.Redis = fleet.Server{
+			Since: now.Add(-42 * time.Second), Error: "dial tcp 10.0.3.7:6379: connect: connection refused",
+		}
 		s.Processes = []fleet.Process{
 			{
 				Target: "http://ingress-1.shop.internal:8080/metrics", Kind: "ingress", Up: true, Since: now.Add(-time.Hour),
@@ -134,12 +136,19 @@ func (d *testDesk) fill() uuid.UUID {
 			{Target: "http://worker-2.shop.internal:9090/metrics", Since: now.Add(-3 * time.Second), Error: "no such host"},
 		}
 		s.Troubles = []fleet.Trouble{
-			{Severity: fleet.Critical, Text: "An accepted order waits for 32 seconds to be recorded", Since: now.Add(-40 * time.Second), Runbook: "order-waits"},
+			{
+				Severity: fleet.Critical, Text: "An accepted order waits for 32 seconds to be recorded",
+				Since: now.Add(-40 * time.Second), Runbook: "order-waits",
+			},
 			{Severity: fleet.Critical, Text: "http://ingress-2.shop.internal:8080/metrics does not answer", Since: now.Add(-75 * time.Second), Runbook: "target-gone"},
-			{Severity: fleet.Warning, Text: "3 dead letters are parked", Since: now.Add(-26 * time.Hour), Runbook: "dead-letter-parked"},
+			{
+				Severity: fleet.Warning, Text: "3 dead letters are parked",
+				Since: now.Add(-26 * time.Hour), Runbook: "dead-letter-parked",
+			},
 		}
 		s.Rebuilds = []fleet.Rebuild{{
-			Partition: 1, Reason: "server", Since: now.Add(-9 * time.Second), Step: "copying the buyers", SalesDone: 3, SalesTotal: 11,
+			Partition: 1, Reason: "server", Since: now.Add(-9 * time.Second), Step: "copying the buyers",
+			SalesDone: 3, SalesTotal: 11,
 		}}
 		s.Audit = &fleet.Audit{At: now.Add(-26 * time.Hour), Operator: "ann", Broken: []string{"S4"}}
 	})

@@ -50,7 +50,10 @@ var explanations = []struct {
 		order.ErrNotFound, http.StatusNotFound, "Postgres has no such order.",
 		"An order of the last seconds may be in Redis: give its user as well.",
 	},
-	{order.ErrArchived, http.StatusGone, "The orders of this sale are archived.", "stampede audit --archive reads the file."},
+	{
+		order.ErrArchived, http.StatusGone,
+		"The orders of this sale are archived.", "stampede audit --archive reads the file.",
+	},
 	{order.ErrTooWide, http.StatusBadRequest, "A list of orders needs a user or a sale.", "Fill in one of them."},
 	{deadletter.ErrNotFound, http.StatusNotFound, "There is no such dead letter.", "Look for it in the list."},
 	{
@@ -62,7 +65,8 @@ var explanations = []struct {
 		"It cannot be replayed. Discard it, and run a dry run of reconcile.",
 	},
 	{
-		audit.ErrRunning, http.StatusConflict, "Another process is reconciling.", "Wait for its end, and begin again with a dry run.",
+		audit.ErrRunning, http.StatusConflict,
+		"Another process is reconciling.", "Wait for its end, and begin again with a dry run.",
 	},
 	{rebuild.ErrRunning, http.StatusConflict, "A rebuild is under way.", "Wait for its end, and try again."},
 	{
@@ -104,7 +108,8 @@ func explain(err error) (text, hint string, status int) {
 		return "So many units cannot be removed: " + count(taken.Taken) + " are taken, which is the lowest possible stock.",
 			"Nothing was done. Remove fewer.", http.StatusConflict
 	case errors.As(err, &step):
-		return "The order is " + string(step.Status) + ", which does not allow this.", "Nothing was done.", http.StatusConflict
+		what := "The order is " + string(step.Status) + ", which does not allow this."
+		return what, "Nothing was done.", http.StatusConflict
 	}
 	for _, e := range explanations {
 		if errors.Is(err, e.err) {

@@ -136,7 +136,9 @@ func letterIDs(texts []string) (ids []int64, err error) {
 	case len(ids) == 0:
 		return nil, &refusal{"No dead letter is selected.", "Nothing was done. Select some, up to " + count(bulkMax) + "."}
 	case len(ids) > bulkMax:
-		return nil, &refusal{"Too many dead letters are selected.", "Nothing was done. Select at most " + count(bulkMax) + "."}
+		return nil, &refusal{
+			"Too many dead letters are selected.", "Nothing was done. Select at most " + count(bulkMax) + ".",
+		}
 	}
 	return ids, nil
 }

@@ -79,7 +79,9 @@ func TestStreamHasAllAndThenChanges(t *testing.T) {
 	d := openDesk(t)
 	id := uuid.New()
 	d.fleet.publish(func(s *fleet.Snapshot) {
-		s.Sales = []fleet.Sale{{ID: id, Name: hostile, State: reservation.StateOpen, Stock: 10, Available: 10, UnitsKnown: true}}
+		s.Sales = []fleet.Sale{{
+			ID: id, Name: hostile, State: reservation.StateOpen, Stock: 10, Available: 10, UnitsKnown: true,
+		}}
 	})
 	b := d.as("vic")
 	f := b.follow("")
@@ -164,7 +166,8 @@ func TestSlowBrowserHoldsUpNobody(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { _ = conn.Close() }()
 	require.NoError(t, conn.(*net.TCPConn).SetReadBuffer(1))
-	_, err = conn.Write([]byte("GET /live HTTP/1.1\r\nHost: localhost\r\nCookie: " + cookie + "=" + b.cookie() + "\r\n\r\n"))
+	request := "GET /live HTTP/1.1\r\nHost: localhost\r\nCookie: " + cookie + "=" + b.cookie() + "\r\n\r\n"
+	_, err = conn.Write([]byte(request))
 	require.NoError(t, err)
 	testkit.Eventually(t, within, "the stream", func() bool { return testutil.ToFloat64(d.metrics.watchers) == 1 })
 	f := b.follow("")
@@ -178,7 +181,9 @@ func TestSlowBrowserHoldsUpNobody(t *testing.T) {
 		_, ok := f.next()
 		require.True(t, ok)
 	}
-	testkit.Eventually(t, within, "the end of the slow one", func() bool { return testutil.ToFloat64(d.metrics.watchers) == 1 })
+	testkit.Eventually(t, within, "the end of the slow one", func() bool {
+		return testutil.ToFloat64(d.metrics.watchers) == 1
+	})
 }
 
 // Bodies and heads that come drop by drop end by the time limits of the server.

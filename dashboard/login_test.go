@@ -47,7 +47,9 @@ func TestNothingIsShownWithoutLogin(t *testing.T) {
 		require.Contains(t, page, "Your session is over", path)
 	}
 	require.EqualValues(t, "open", d.stateOf(id))
-	for path, want := range map[string]string{"/livez": "ok", "/readyz": "ok", "/metrics": "stampede_dashboard_watchers 0"} {
+	for path, want := range map[string]string{
+		"/livez": "ok", "/readyz": "ok", "/metrics": "stampede_dashboard_watchers 0",
+	} {
 		status, text := b.get(path)
 		require.Equal(t, http.StatusOK, status)
 		require.Contains(t, text, want)
@@ -221,7 +223,9 @@ func TestHeadersOfEveryAnswer(t *testing.T) {
 	t.Parallel()
 	d := openDesk(t)
 	b := d.as("ann")
-	for _, path := range []string{"/", "/login", "/none", "/live?x", "/history?of=all", "/assets/desk.css", "/assets/none", "/livez"} {
+	for _, path := range []string{
+		"/", "/login", "/none", "/live?x", "/history?of=all", "/assets/desk.css", "/assets/none", "/livez",
+	} {
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodHead, d.url+path, nil)
 		require.NoError(t, err)
 		if path == "/live?x" {

@@ -185,7 +185,9 @@ func stepsOf(o order.Placed, log []order.Logged, e *entry) (steps []step) {
 		}
 	}
 	if o.Status == order.StatusConfirmed && !o.ExpiresAt.IsZero() {
-		steps = append(steps, step{At: o.ExpiresAt, Where: "worker and Postgres", What: "expires, unless it is paid", Rest: true})
+		steps = append(steps, step{
+			At: o.ExpiresAt, Where: "worker and Postgres", What: "expires, unless it is paid", Rest: true,
+		})
 	}
 	for i := 1; i < len(steps); i++ {
 		steps[i].Gap = steps[i].At.Sub(steps[i-1].At)

@@ -136,7 +136,8 @@ var (
 
 // marks say a state without its colour.
 var marks = map[reservation.State]string{
-	reservation.StateOpen: "▶", reservation.StatePaused: "❚❚", reservation.StateScheduled: "◷", reservation.StateEnded: "■",
+	reservation.StateOpen: "▶", reservation.StatePaused: "❚❚",
+	reservation.StateScheduled: "◷", reservation.StateEnded: "■",
 }
 
 // bar is a row of the funnel.

@@ -44,14 +44,15 @@ func (d *Dashboard) routes() http.Handler {
 		role operators.Role
 		h    sessionHandler
 	}{
-		"POST /logout":             {operators.Viewer, d.logout},
-		"GET /{$}":                 {operators.Viewer, d.showOverview},
-		"GET /live":                {operators.Viewer, d.follow},
-		"GET /history":             {operators.Viewer, d.history},
-		"GET /sales":               {operators.Viewer, d.showSales},
-		"POST /sales":              {operators.Admin, d.createSale},
-		"GET /sales/{sale}":        {operators.Viewer, d.showSale},
-		"POST /sales/{sale}/pause": {operators.Operator, d.pauseSale}, "POST /sales/{sale}/resume": {operators.Operator, d.resumeSale},
+		"POST /logout":               {operators.Viewer, d.logout},
+		"GET /{$}":                   {operators.Viewer, d.showOverview},
+		"GET /live":                  {operators.Viewer, d.follow},
+		"GET /history":               {operators.Viewer, d.history},
+		"GET /sales":                 {operators.Viewer, d.showSales},
+		"POST /sales":                {operators.Admin, d.createSale},
+		"GET /sales/{sale}":          {operators.Viewer, d.showSale},
+		"POST /sales/{sale}/pause":   {operators.Operator, d.pauseSale},
+		"POST /sales/{sale}/resume":  {operators.Operator, d.resumeSale},
 		"POST /sales/{sale}/restock": {operators.Operator, d.restockSale},
 		"POST /sales/{sale}/end":     {operators.Admin, d.endSale},
 		"GET /orders":                {operators.Viewer, d.showOrders},

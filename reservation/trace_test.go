@@ -68,7 +68,8 @@ func TestCallOfSeveralTracedPurchases(t *testing.T) {
 	}
 
 	testkit.Eventually(t, 30*time.Second, "the spans", func() bool {
-		return len(collector.Named("", "reserve.lua")) == order.MaxTraces && len(collector.Named("", "wait in line")) == traced
+		return len(collector.Named("", "reserve.lua")) == order.MaxTraces &&
+			len(collector.Named("", "wait in line")) == traced
 	})
 	calls := map[string]testkit.Span{} // by trace
 	links := map[string]int{}

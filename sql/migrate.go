@@ -245,8 +245,8 @@ func Compare(ctx context.Context, pool *pgxpool.Pool) (newer []int64, err error)
 	return newer, checkContracts(ctx, pool, slices.Max(slices.Collect(maps.Keys(known))))
 }
 
-// checkContracts returns an error that wraps ErrSchemaAhead if a migration has removed what a program needs whose newest
-// one is known.
+// checkContracts returns an error that wraps ErrSchemaAhead if a migration has removed what a program needs whose
+// newest one is known.
 func checkContracts(ctx context.Context, pool *pgxpool.Pool, known int64) error {
 	var migration int64
 	var release string

@@ -81,8 +81,8 @@ func (b *backend) ready(ctx context.Context) error {
 // askTimeout bounds the checks of a server before a command starts its work.
 const askTimeout = 5 * time.Second
 
-// checkSchema returns an error if this version cannot work with the schema, and logs if the schema is newer. If Postgres
-// does not answer, it only logs that: accepted orders wait in Redis until a worker can write them.
+// checkSchema returns an error if this version cannot work with the schema, and logs if the schema is newer. If
+// Postgres does not answer, it only logs that: accepted orders wait in Redis until a worker can write them.
 func checkSchema(ctx context.Context, pool *pgxpool.Pool, logger *slog.Logger) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()

@@ -127,7 +127,8 @@ func dashboardShowsTheMinute(t *testing.T, browser *testbrowser.Browser) {
 		}
 	}()
 	b.Until(fmt.Sprintf(`((all, one, two) => one > 0 && two > 0 && all > 1.4 * Math.max(one, two))(%s, %s, %s)`,
-		figureOf("all.offered"), figureOf("process.0.per_second"), figureOf("process.1.per_second")), "the sum of two ingresses")
+		figureOf("all.offered"), figureOf("process.0.per_second"), figureOf("process.1.per_second")),
+		"the sum of two ingresses")
 	close(stop)
 	<-buyers
 

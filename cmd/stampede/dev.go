@@ -187,7 +187,8 @@ func (c *devCmd) openDesk(
 		b.Close()
 		return nil, "", nil, err
 	}
-	return func(ctx context.Context) error { return desk(ctx, listener) }, "http://" + listener.Addr().String(), b.Close, nil
+	run = func(ctx context.Context) error { return desk(ctx, listener) }
+	return run, "http://" + listener.Addr().String(), b.Close, nil
 }
 
 // welcome prints the addresses, and commands to paste.

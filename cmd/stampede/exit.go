@@ -52,7 +52,8 @@ func onlyLooks(command *kong.Node) bool {
 // that a process is not ready, or that a file is damaged or cannot be written.
 func unseen(err error) error {
 	for _, found := range []error{
-		errBroken, errNotReady, reservation.ErrSaleNotFound, order.ErrNotFound, deadletter.ErrNotFound, archive.ErrDamagedFile,
+		errBroken, errNotReady, reservation.ErrSaleNotFound, order.ErrNotFound, deadletter.ErrNotFound,
+		archive.ErrDamagedFile,
 	} {
 		if errors.Is(err, found) {
 			return err

@@ -152,7 +152,8 @@ func (b *balancer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		tried[backend.url] = true
-		request, err := http.NewRequestWithContext(r.Context(), r.Method, backend.url+r.URL.RequestURI(), bytes.NewReader(body))
+		to := backend.url + r.URL.RequestURI()
+		request, err := http.NewRequestWithContext(r.Context(), r.Method, to, bytes.NewReader(body))
 		if err != nil {
 			panic(http.ErrAbortHandler)
 		}

@@ -38,7 +38,8 @@ type version struct {
 	program string // "" for this tree, which is the test binary
 }
 
-// TestRollingUpgrade replaces the processes of one version by those of the next, one after the other, while a crowd buys.
+// TestRollingUpgrade replaces the processes of one version by those of the next, one after the other, while a crowd
+// buys.
 func TestRollingUpgrade(t *testing.T) {
 	// Always the same folder for this checkout: then Go finds there what it has compiled before.
 	root, err := filepath.Abs("../..")

@@ -105,7 +105,7 @@ func (h *Hub) Run(ctx context.Context) error {
 		board, err := h.config.Next(ctx, after)
 		if err != nil {
 			if ctx.Err() != nil {
-				return nil
+				return nil //nolint:nilerr // the end of ctx is how it is stopped
 			}
 			return fmt.Errorf("dashboard: %w", err)
 		}

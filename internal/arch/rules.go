@@ -194,7 +194,8 @@ var roles = []string{"ingress", "fulfillment", "relay", "dashboard"}
 
 // forTests are never part of a program.
 var forTests = []string{
-	"internal/testkit", "internal/testsale", "internal/testshop", "internal/testwork", "internal/testbrowser", "internal/arch",
+	"internal/testkit", "internal/testsale", "internal/testshop", "internal/testwork", "internal/testbrowser",
+	"internal/arch",
 	"internal/docs",
 }
 

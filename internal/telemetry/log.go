@@ -30,8 +30,8 @@ func NewLogger(w io.Writer, format, level string) (*slog.Logger, error) {
 	return nil, fmt.Errorf("log format %q: want %s or %s", format, formatText, formatJSON)
 }
 
-// plain writes an error as its message: the text format would write the stack of some errors. It leaves out the trace of
-// what is not traced.
+// plain writes an error as its message: the text format would write the stack of some errors. It leaves out the
+// trace of what is not traced.
 func plain(_ []string, a slog.Attr) slog.Attr {
 	if a.Key == traceID && a.Value.String() == "" {
 		return slog.Attr{}

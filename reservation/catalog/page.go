@@ -37,9 +37,9 @@ func (p Page) Sales() []CountedSale {
 // CountPageOf has to know.
 func (s CountedSale) AwaitsPayment() bool { return s.PaymentWindow > 0 && !s.Archived }
 
-// CountPageOf asks Redis for the units of the sales of a page, and returns them in its order. Paid are the paid units
-// of the sales that await payments, as of before the call. Postgres is not asked. The error wraps ErrUnavailable, and so
-// does that of a single sale that requires a rebuild.
+// CountPageOf asks Redis for the units of the sales of a page, and returns them in its order. Paid are the paid
+// units of the sales that await payments, as of before the call. Postgres is not asked. The error wraps
+// ErrUnavailable, and so does that of a single sale that requires a rebuild.
 func (c *Catalog) CountPageOf(ctx context.Context, p Page, paid map[uuid.UUID]int64) ([]CountResult, error) {
 	sales := make([]storedSale, len(p.sales))
 	for i, s := range p.sales {

@@ -49,8 +49,8 @@ func tracesIn(text string) map[uuid.UUID]string {
 	return traces
 }
 
-// isTraceParent reports whether text may be a traceparent of version 00: it can be stored and sent as it is. Who uses it
-// reads it.
+// isTraceParent reports whether text may be a traceparent of version 00: it can be stored and sent as it is. Who
+// uses it reads it.
 func isTraceParent(text string) bool {
 	return len(text) == parentChars && strings.HasPrefix(text, "00-") && strings.Trim(text, "0123456789abcdef-") == ""
 }

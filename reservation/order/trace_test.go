@@ -69,7 +69,8 @@ func TestDamagedTracesAreNone(t *testing.T) {
 	event := eventsOf(1)[0]
 	id := order.CompactID(event.OrderID)
 	for _, traces := range []string{
-		" ", "\n\n", id, id + " ", id + " " + traceParent[:54], id + " " + traceParent + "0", id + " '; DROP TABLE orders; --",
+		" ", "\n\n", id, id + " ", id + " " + traceParent[:54], id + " " + traceParent + "0",
+		id + " '; DROP TABLE orders; --",
 		id + " " + strings.Replace(traceParent, "4", "é", 1), id + " " + strings.ToUpper(traceParent), "x " + traceParent,
 		order.CompactID(uuid.New()) + " " + traceParent, strings.Repeat("x", 100_000),
 		strings.Repeat(order.CompactID(uuid.New())+" "+traceParent+"\n", 1000), id + " 01" + traceParent[2:],
