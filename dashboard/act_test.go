@@ -117,7 +117,8 @@ func TestViewerChangesNothing(t *testing.T) {
 	letter := d.park(1)[0]
 	b := d.as("vic")
 	for _, path := range []string{
-		"/", "/sales", "/sales/" + id.String(), "/orders/" + o.String(), "/letters", fmt.Sprint("/letters/", letter), "/audit",
+		"/", "/sales", "/sales/" + id.String(), "/orders/" + o.String(), "/letters",
+		fmt.Sprint("/letters/", letter), "/audit",
 	} {
 		status, shown := b.get(path)
 		require.Equal(t, http.StatusOK, status, path)

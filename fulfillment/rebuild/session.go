@@ -129,7 +129,7 @@ func (s *lockSession) raiseEpoch(
 	for _, c := range sale.closed {
 		known.Sequence, known.Epoch = max(known.Sequence, c.Sequence), max(known.Epoch, c.Epoch)
 	}
-	// Some services that speak Postgres' protocol do not tell it. Then it is 0, and decision 35 does not hold there.
+	// Some services that speak Postgres' protocol do not tell it. Then it is 0, and decision 31 does not hold there.
 	var timeline int64
 	_ = s.conn.QueryRow(ctx, sql.RebuildTimeline).Scan(&timeline)
 	err := pgx.BeginTxFunc(ctx, s.conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {

@@ -203,7 +203,8 @@ func TestLongRunningServicesHaveHealthChecks(t *testing.T) {
 	project := loadWithSecrets(t)
 	for name, want := range map[string]string{
 		"redis": "redis-cli ping", "postgres": "pg_isready", "ingress": "/stampede healthcheck",
-		"worker": "/stampede healthcheck", "relay": "/stampede healthcheck", "dashboard": "/stampede healthcheck", "proxy": "/readyz",
+		"worker": "/stampede healthcheck", "relay": "/stampede healthcheck", "dashboard": "/stampede healthcheck",
+		"proxy": "/readyz",
 	} {
 		check := service(t, project, name).HealthCheck
 		if check == nil || check.Disable || !strings.Contains(strings.Join(check.Test, " "), want) {
