@@ -54,8 +54,8 @@ const (
 	retryAfter = time.Second
 )
 
-// ErrFull is returned when WatchersMax browsers watch.
-var ErrFull = errors.New("too many open pages")
+// errFull is returned when WatchersMax browsers watch.
+var errFull = errors.New("too many open pages")
 
 // Config says what a Hub tells.
 type Config struct {
@@ -199,7 +199,7 @@ func (h *Hub) enter() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.watchers >= WatchersMax {
-		return ErrFull
+		return errFull
 	}
 	h.watchers++
 	if h.watchers == 1 {

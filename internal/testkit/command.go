@@ -43,18 +43,11 @@ func Command(t testing.TB, args ...string) *Cmd {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := Program(t, self, args...)
-	c.Setenv(envReexec, "1")
-	c.Setenv("STAMPEDE_PROGRESS", "off") // a slow machine would add lines to the output
-	return c
-}
-
-// Program prepares to run another program, as Command does with the test binary.
-func Program(t testing.TB, path string, args ...string) *Cmd {
-	t.Helper()
-	c := &Cmd{t: t, cmd: exec.Command(path, args...)}
+	c := &Cmd{t: t, cmd: exec.Command(self, args...)}
 	c.cmd.Stdout, c.cmd.Stderr = &c.output, &c.output
 	c.cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, "STAMPEDE_") })
+	c.Setenv(envReexec, "1")
+	c.Setenv("STAMPEDE_PROGRESS", "off") // a slow machine would add lines to the output
 	return c
 }
 
