@@ -58,8 +58,8 @@ func TestWorkerFulfillsEveryReservation(t *testing.T) {
 	})
 	require.Zero(t, testshop.ValueOf(t, registry, "stampede_locks_total", "lost"))
 	require.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(`
-# HELP stampede_orders_total Orders by outcome: confirmed, rejected, voided or expired; and deliveries `+
-		`that were duplicate (recorded before) or unusable.
+# HELP stampede_orders_total Orders by outcome. Workers count confirmed, rejected, voided and expired ones, and `+
+		`deliveries that were duplicate (recorded before) or unusable; ingresses count paid and cancelled ones.
 # TYPE stampede_orders_total counter
 stampede_orders_total{outcome="confirmed"} 300
 stampede_orders_total{outcome="duplicate"} 0

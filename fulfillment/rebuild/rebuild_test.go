@@ -114,7 +114,8 @@ func TestRebuildRestoresStockFromPostgres(t *testing.T) {
 	s.RequireSound(t)
 	var event string
 	require.NoError(t, s.Pool.QueryRow(t.Context(),
-		"SELECT data::text FROM sale_events WHERE sale_id = $1 AND type = 'SaleRebuilt'", sale).Scan(&event))
+		"SELECT (data - 'timeline')::text FROM sale_events WHERE sale_id = $1 AND type = 'SaleRebuilt' AND data ? 'timeline'",
+		sale).Scan(&event))
 	require.JSONEq(t, `{"epoch": 2, "sequence": 5, "reason": "by-hand", "stock": 20, "held": 5, "orders": 3, "shards": 1}`,
 		event)
 }
