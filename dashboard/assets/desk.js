@@ -198,7 +198,7 @@ class Chart {
     let first = all.findIndex(([at]) => at >= since);
     if (first < 0) first = all.length;
     const points = all.slice(Math.max(0, first - 1));
-    const left = 52, right = 8, above = 6, below = 20;
+    const left = 60, right = 8, above = 6, below = 20;
     const x = (at) => left + (width - left - right) * (at - since) / span;
     const {ticks, share} = this.scale(points);
     const y = (n) => above + (height - above - below) * (1 - share(n));
