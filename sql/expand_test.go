@@ -165,10 +165,9 @@ func TestMigrationsThatBreakPreviousVersionAreFound(t *testing.T) {
 
 // migration is what the check of a migration has seen so far.
 type migration struct {
-	version int
-	// contract is true if it says that it is one; recorded once it is in the database.
-	contract, recorded bool
-	transaction        bool
+	version     int
+	contract    bool // it says that it is one
+	transaction bool
 	// patient is true until a bound for waiting for locks is set: what waits for a lock of orders makes all others wait.
 	patient bool
 	created map[string]bool
