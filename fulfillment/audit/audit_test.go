@@ -453,6 +453,13 @@ func TestAuditReportsSaleMissingInPostgres(t *testing.T) {
 	report := testwork.Audit(s, t, uuid.Nil)
 	require.Equal(t, "S7", testwork.Broken(report), testwork.TextOf(t, report))
 	require.Contains(t, testwork.TextOf(t, report), "Redis has this sale, with 3 buyers, and Postgres does not know it")
+	remedies := []audit.Remedy{}
+	for _, p := range report.Promises {
+		for _, f := range p.Findings {
+			remedies = append(remedies, f.Remedy)
+		}
+	}
+	require.Equal(t, []audit.Remedy{"unknown-sale"}, remedies, "a rebuild needs the sale in Postgres")
 }
 
 func TestAuditTerminatesOnForgedPlace(t *testing.T) {

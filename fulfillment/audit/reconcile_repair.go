@@ -24,7 +24,7 @@ import (
 // which reads only Postgres and the stream.
 var remedyOrder = []Remedy{
 	remedyAside, remedyAppend, remedyForget, remedyRelease, remedyRecount, RemedyRebuild,
-	remedyWorker, remedyProjections, remedyDLQ, remedyGuard, remedyOperator,
+	remedyWorker, remedyProjections, remedyDLQ, remedyGuard, remedyUnknownSale, remedyOperator,
 }
 
 // says are the texts of Remedy.Says.
@@ -40,6 +40,8 @@ var says = map[Remedy]string{
 		"the sale is repaired",
 	remedyDLQ:   "for you: run `stampede dlq show`, then replay or discard the dead letter",
 	remedyGuard: "for you: run the SQL of the finding; until then Postgres may accept rows that break a promise",
+	remedyUnknownSale: "for you: delete its keys in Redis, which ends it; if Postgres was restored, create it again, with " +
+		"another id",
 	remedyOperator: "for you: no record shows what would be right; `stampede rebuild --sale` makes Redis follow " +
 		"Postgres",
 }

@@ -235,7 +235,7 @@ func (l *look) reportUnknownSales(ctx context.Context, inRedis []reservation.Loc
 			what = "Redis still has this sale, with %s, and its orders are archived: repeat `stampede sale archive`, " +
 				"or delete its keys"
 		}
-		l.note("S7", Finding{Sale: &id, Remedy: remedyOperator, What: fmt.Sprintf(what, plural(buyers[id], "buyer"))})
+		l.note("S7", Finding{Sale: &id, Remedy: remedyUnknownSale, What: fmt.Sprintf(what, plural(buyers[id], "buyer"))})
 	}
 	return nil
 }

@@ -81,6 +81,8 @@ const (
 	remedyDLQ Remedy = "dlq"
 	// remedyGuard: an operator runs the SQL of the finding.
 	remedyGuard Remedy = "guard"
+	// remedyUnknownSale: an operator creates the sale again, and deletes the keys of this one.
+	remedyUnknownSale Remedy = "unknown-sale"
 	// remedyOperator: the records do not show what is right.
 	remedyOperator Remedy = "operator"
 )
