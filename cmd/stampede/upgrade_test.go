@@ -25,6 +25,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment/stream"
 	"stampede/internal/crowd"
 	"stampede/internal/retry"
 	"stampede/internal/testkit"
@@ -205,19 +206,28 @@ func (u *upgrade) ingress(v version) *testkit.Cmd {
 	return c
 }
 
-func (u *upgrade) workerOf(v version) *testkit.Cmd {
-	u.t.Helper()
-	c := u.command(v, "work")
-	c.Setenv("STAMPEDE_METRICS_ADDR", "127.0.0.1:0")
-	c.Setenv("STAMPEDE_MIN_IDLE", "2s")
-	c.Start()
-	return c
+// consumers are names of two workers, of which each reads a part of the partitions.
+func (u *upgrade) consumers() (names [2]string) {
+	for n := 0; ; n += 2 {
+		names = [2]string{fmt.Sprint("worker-", n), fmt.Sprint("worker-", n+1)}
+		shares := make(map[string]int)
+		for p := range u.keys.Partitions {
+			shares[stream.First(u.keys.Orders(p), names[:])]++
+		}
+		if len(shares) == len(names) {
+			return names
+		}
+	}
 }
 
 // work starts a worker and waits until it is ready.
-func (u *upgrade) work(v version) *testkit.Cmd {
+func (u *upgrade) work(v version, consumer string) *testkit.Cmd {
 	u.t.Helper()
-	c := u.workerOf(v)
+	c := u.command(v, "work")
+	c.Setenv("STAMPEDE_CONSUMER", consumer)
+	c.Setenv("STAMPEDE_METRICS_ADDR", "127.0.0.1:0")
+	c.Setenv("STAMPEDE_MIN_IDLE", "2s")
+	c.Start()
 	url := "http://" + loggedAddr(c, "metrics are served")
 	u.urls[c] = url
 	testkit.Eventually(u.t, within, "the worker is ready", func() bool { return u.isReady(u.t.Context(), url) })
@@ -243,11 +253,11 @@ func (u *upgrade) replaceIngress(old *testkit.Cmd, v version) *testkit.Cmd {
 	return u.ingress(v)
 }
 
-func (u *upgrade) replaceWorker(old *testkit.Cmd, is, v version) *testkit.Cmd {
+func (u *upgrade) replaceWorker(old *testkit.Cmd, is, v version, consumer string) *testkit.Cmd {
 	u.t.Helper()
 	u.recorded[is.name] += u.confirmed(old)
 	require.Zero(u.t, old.Stop().ExitCode(), old.Output())
-	return u.work(v)
+	return u.work(v, consumer)
 }
 
 // sideBySide waits until ingresses and workers of both versions have handled orders at the same time.
@@ -268,7 +278,8 @@ func (u *upgrade) roll() {
 	t := u.t
 	u.run(u.old, "migrate", "up")
 	ingresses := []*testkit.Cmd{u.ingress(u.old), u.ingress(u.old)}
-	workers := []*testkit.Cmd{u.work(u.old), u.work(u.old)}
+	names := u.consumers()
+	workers := []*testkit.Cmd{u.work(u.old, names[0]), u.work(u.old, names[1])}
 	relay := u.command(u.old, "relay", "run")
 	relay.Setenv("STAMPEDE_METRICS_ADDR", "127.0.0.1:0")
 	relay.Start()
@@ -308,10 +319,10 @@ func (u *upgrade) roll() {
 		u.remove(u.urls[ingresses[1]])
 		ingresses[1] = u.ingress(u.old)
 		workers[1].Kill()
-		workers[1] = u.work(u.old)
+		workers[1] = u.work(u.old, names[1])
 		step("an old ingress and an old worker were killed, and are back")
 	}
-	workers[0] = u.replaceWorker(workers[0], u.old, u.new)
+	workers[0] = u.replaceWorker(workers[0], u.old, u.new, names[0])
 	ingresses[0] = u.replaceIngress(ingresses[0], u.new)
 	u.sideBySide(workers...)
 	step("side by side")
@@ -322,22 +333,22 @@ func (u *upgrade) roll() {
 	u.remove(u.urls[ingresses[0]])
 	u.recorded[u.new.name] += u.confirmed(workers[0])
 	workers[0].Kill()
-	ingresses[0], workers[0] = u.ingress(u.new), u.work(u.new)
+	ingresses[0], workers[0] = u.ingress(u.new), u.work(u.new, names[0])
 	u.sideBySide(workers...)
 	step("side by side after kill -9 of a new ingress and a new worker")
 
 	if back { // a bad release
-		workers[0] = u.replaceWorker(workers[0], u.new, u.old)
+		workers[0] = u.replaceWorker(workers[0], u.new, u.old, names[0])
 		ingresses[0] = u.replaceIngress(ingresses[0], u.old)
 		before := u.acceptedBy(u.old.name)
 		testkit.Eventually(t, within, "the old version sells", func() bool { return u.acceptedBy(u.old.name) > before+100 })
 		step("back to the old version")
-		workers[0] = u.replaceWorker(workers[0], u.old, u.new)
+		workers[0] = u.replaceWorker(workers[0], u.old, u.new, names[0])
 		ingresses[0] = u.replaceIngress(ingresses[0], u.new)
 		u.sideBySide(workers...)
 		step("forward again")
 	}
-	workers[1] = u.replaceWorker(workers[1], u.old, u.new)
+	workers[1] = u.replaceWorker(workers[1], u.old, u.new, names[1])
 	ingresses[1] = u.replaceIngress(ingresses[1], u.new)
 	require.Zero(t, relay.Stop().ExitCode())
 	relay = u.command(u.new, "relay", "run")
