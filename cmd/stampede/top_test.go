@@ -88,7 +88,8 @@ func TestTopSumsRealProcesses(t *testing.T) {
 	require.GreaterOrEqual(t, found.Rates.AnswerP99, found.Rates.AnswerP50)
 	require.Positive(t, found.Rates.DurableP99)
 	require.True(t, found.Sales[0].RatesKnown)
-	require.InEpsilon(t, found.Rates.Offered, found.Sales[0].Rates.Offered, 1e-6)
+	// Two counters, one of which a scrape may find ahead.
+	require.InEpsilon(t, found.Rates.Offered, found.Sales[0].Rates.Offered, 0.3)
 	require.True(t, found.Rates.BacklogKnown)
 	require.Equal(t, []string{"ingress", "ingress", "worker"},
 		[]string{found.Processes[0].Kind, found.Processes[1].Kind, found.Processes[2].Kind})
