@@ -65,7 +65,29 @@ offsets.topic.replication.factor=1
 	require.NoError(t, err, string(out))
 	k.start(t)
 	t.Cleanup(k.kill)
+	k.createTopic(t)
 	return k
+}
+
+// createTopic returns when every partition has a leader: for some seconds after their creation a busy broker does not
+// know them. The relay tries again then.
+func (k *kafkaBroker) createTopic(t *testing.T) {
+	t.Helper()
+	const partitions = 4
+	client, err := sarama.NewClient([]string{k.addr}, nil)
+	require.NoError(t, err)
+	admin, err := sarama.NewClusterAdminFromClient(client) // closes the client, too
+	require.NoError(t, err)
+	defer func() { require.NoError(t, admin.Close()) }()
+	require.NoError(t, admin.CreateTopic(topic, &sarama.TopicDetail{NumPartitions: partitions, ReplicationFactor: 1}, false))
+	testkit.Eventually(t, time.Minute, "leaders of all partitions", func() bool {
+		for p := range int32(partitions) {
+			if _, err := client.GetOffset(topic, p, sarama.OffsetNewest); err != nil {
+				return false
+			}
+		}
+		return true
+	})
 }
 
 func (k *kafkaBroker) java(args ...string) *exec.Cmd {
