@@ -96,6 +96,7 @@ func (a *arrivals) receive(fd uintptr) bool {
 		}
 		if a.n, a.errno = int(n), errno; errno == 0 && n > 0 {
 			a.note()
+			noteForRaceDetector(fd)
 		}
 		return true
 	}
