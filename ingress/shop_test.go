@@ -340,6 +340,10 @@ func (s *shop) lock(table string) (unlock func()) {
 	require.NoError(s.t, err)
 	unlock = sync.OnceFunc(func() { _ = tx.Rollback(context.Background()) })
 	s.t.Cleanup(unlock)
+	// On a slow machine a test needs its lock for longer than sessions may be idle or transactions may take.
+	_, err = tx.Exec(s.t.Context(), "SELECT set_config(name, '0', true) FROM pg_settings "+
+		"WHERE name IN ('idle_in_transaction_session_timeout', 'transaction_timeout')")
+	require.NoError(s.t, err)
 	_, err = tx.Exec(s.t.Context(), "LOCK TABLE "+table+" IN ACCESS EXCLUSIVE MODE")
 	require.NoError(s.t, err)
 	return unlock
