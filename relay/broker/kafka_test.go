@@ -79,7 +79,8 @@ func (k *kafkaBroker) createTopic(t *testing.T) {
 	admin, err := sarama.NewClusterAdminFromClient(client) // closes the client, too
 	require.NoError(t, err)
 	defer func() { require.NoError(t, admin.Close()) }()
-	require.NoError(t, admin.CreateTopic(topic, &sarama.TopicDetail{NumPartitions: partitions, ReplicationFactor: 1}, false))
+	detail := &sarama.TopicDetail{NumPartitions: partitions, ReplicationFactor: 1}
+	require.NoError(t, admin.CreateTopic(topic, detail, false))
 	testkit.Eventually(t, time.Minute, "leaders of all partitions", func() bool {
 		for p := range int32(partitions) {
 			if _, err := client.GetOffset(topic, p, sarama.OffsetNewest); err != nil {
