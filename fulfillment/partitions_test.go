@@ -40,7 +40,9 @@ func TestWorkerDetectsAddedPartitions(t *testing.T) {
 	partition := wide.Partition(sale)
 	_, err := pool.Exec(t.Context(), "UPDATE sales SET stock = 249 WHERE id = $1", sale)
 	require.NoError(t, err)
-	more.Crowd(t, sale, 250)
+	for i := range 250 { // one after the other: an entry for each, so that there is something to trim
+		more.Buy(t, sale, fmt.Sprint("user-", i))
+	}
 	s.Buy(t, before, "bob")
 	s.AwaitConfirmed(t, 251)
 
