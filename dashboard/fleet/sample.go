@@ -261,16 +261,13 @@ func (s *sample) readRelay(families map[string]*dto.MetricFamily) {
 // kind names the parts of Stampede that run in the process.
 func (s *sample) kind() string {
 	var parts []string
-	for name, runs := range map[string]bool{"ingress": s.ingress, "worker": s.worker, "relay": s.relay} {
-		if runs {
-			parts = append(parts, name)
+	for _, part := range []struct {
+		name string
+		runs bool
+	}{{"ingress", s.ingress}, {"worker", s.worker}, {"relay", s.relay}} {
+		if part.runs {
+			parts = append(parts, part.name)
 		}
-	}
-	slices.Sort(parts)
-	if len(parts) == 3 {
-		parts = []string{"ingress", "worker", "relay"}
-	} else if len(parts) == 2 && parts[0] == "relay" {
-		slices.Reverse(parts)
 	}
 	return strings.Join(parts, ", ")
 }
