@@ -2,7 +2,7 @@
 # Makes sure that Redis and Postgres can be started here, for development, demo and tests. Installs what is
 # missing with apt if allowed (root, or sudo without a password). Otherwise it prints what to install and fails.
 # Servers that REDIS_URL and DATABASE_URL name need no packages. "setup.sh chromium" does the same for Chromium, which
-# only the tests of examples/shop need.
+# only the tests of the dashboard and of examples/shop need.
 set -eu
 
 # have_redis and have_postgres search where internal/localserver does.
@@ -52,7 +52,7 @@ fail() {
 	if [ "$wanted" = chromium ]; then
 		cat >&2 <<-MESSAGE
 			setup: $1
-			The tests of examples/shop need Chromium. Do one of these:
+			The tests of the dashboard and of examples/shop need Chromium. Do one of these:
 			  Debian (as root):  apt-get update && apt-get install -y --no-install-recommends chromium
 			  elsewhere:         install Chromium or Google Chrome, and put it into PATH
 		MESSAGE
