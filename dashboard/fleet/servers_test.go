@@ -247,10 +247,7 @@ func TestRebuildIsSeen(t *testing.T) {
 	sale := s.Open(t, 10)
 	f.play(t, "the sale is counted", func(x *Snapshot) bool { return saleIn(x, sale).UnitsKnown })
 	hold := s.HoldSale(t, sale)
-	r, err := rebuild.New(rebuild.Config{
-		Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Store: s.Store, Logger: testkit.Logger(t),
-	})
-	require.NoError(t, err)
+	r := testwork.Rebuilder(s, t)
 	done := make(chan error, 1)
 	go func() {
 		_, err := r.Partition(context.Background(), 0, rebuild.ReasonByHand)

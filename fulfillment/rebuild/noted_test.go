@@ -20,10 +20,7 @@ func held(t *testing.T, s *testshop.Shop) (release func() error) {
 	t.Helper()
 	sale := s.Open(t, 10)
 	hold := s.HoldSale(t, sale)
-	r, err := rebuild.New(rebuild.Config{
-		Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Store: s.Store, Logger: testkit.Logger(t),
-	})
-	require.NoError(t, err)
+	r := testwork.Rebuilder(s, t)
 	done := make(chan error, 1)
 	go func() {
 		_, err := r.Partition(context.Background(), 0, rebuild.ReasonByHand)
