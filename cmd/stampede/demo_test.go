@@ -11,7 +11,7 @@ import (
 
 func demoCommand(t *testing.T) *testkit.Cmd {
 	t.Helper()
-	c := testkit.Command(t, "demo", "--stock=500", "--buyers=2000", "--over=2s", "--double-clicks=0.1")
+	c := testkit.Command(t, "demo", "--stock=500", "--buyers=1000", "--over=4s", "--double-clicks=0.1")
 	c.Setenv("REDIS_URL", testkit.RedisURL(t))
 	c.Setenv("DATABASE_URL", testkit.DatabaseURL(t))
 	c.Setenv("TMPDIR", t.TempDir()) // for its logs

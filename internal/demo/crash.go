@@ -2,13 +2,19 @@ package demo
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"slices"
 	"syscall"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"stampede/fulfillment/stream"
 	"stampede/internal/crowd"
 	"stampede/internal/figure"
 	"stampede/internal/retry"
+	"stampede/reservation"
 )
 
 // crash holds the figures of the killed worker.
@@ -17,11 +23,10 @@ type crash struct {
 	takenOver time.Duration // from the kill until other workers had claimed all of them
 }
 
-// A frozen worker that gets no pending orders within frozenFor is thawed for thawedFor and frozen again.
-const (
-	frozenFor = 200 * time.Millisecond
-	thawedFor = 50 * time.Millisecond
-)
+// thawedFor is how long a worker that was frozen while it was not reading may go on before it is frozen again.
+const thawedFor = 5 * time.Millisecond
+
+var errTooShort = errors.New("the sale ended before a worker had pending orders: use more --stock or a longer --over")
 
 // killWorker waits until part of the stock is sold, and then kills a worker that has pending orders, by SIGKILL.
 func (d *demo) killWorker(ctx context.Context, buyers *crowd.Crowd) error {
@@ -33,7 +38,8 @@ func (d *demo) killWorker(ctx context.Context, buyers *crowd.Crowd) error {
 	victim := stream.First(d.stream(), workers) // it reads the stream
 	worker := d.fleet.workers[victim]
 	worker.expectEnd()
-	err = await(ctx, "pending orders of "+victim, func() (bool, error) { return d.freezeWithOrders(ctx, worker) })
+	over := func() bool { return d.soldOut(buyers) }
+	err = await(ctx, "pending orders of "+victim, func() (bool, error) { return d.freezeWithOrders(ctx, worker, over) })
 	if err != nil {
 		return err
 	}
@@ -64,18 +70,50 @@ func (d *demo) killWorker(ctx context.Context, buyers *crowd.Crowd) error {
 }
 
 // freezeWithOrders freezes a worker and reports whether it has pending orders, which it cannot process while frozen.
-// Redis delivers entries to a waiting reader even then. A worker that was frozen while it was not reading gets none and
-// is thawed.
-func (d *demo) freezeWithOrders(ctx context.Context, worker *process) (bool, error) {
+// Redis delivers entries to a waiting reader even then. A worker that was frozen while it was not reading leaves the
+// next entry unread, and is thawed. It returns errTooShort if there are no such orders and the sale is over.
+func (d *demo) freezeWithOrders(ctx context.Context, worker *process, over func() bool) (bool, error) {
 	worker.Signal(syscall.SIGSTOP)
-	for frozen := time.Now(); time.Since(frozen) < frozenFor; {
+	for {
+		last := over()
 		pending, err := d.pendingOf(ctx, worker.name)
 		if pending > 0 || err != nil {
 			return true, err
 		}
-		retry.Pause(time.Millisecond, ctx.Done())
+		unread, err := d.hasUnread(ctx)
+		switch {
+		case err != nil:
+			return false, err
+		case unread:
+			worker.Signal(syscall.SIGCONT)
+			retry.Pause(thawedFor, ctx.Done())
+			return false, nil
+		case last:
+			return false, errTooShort
+		}
+		if !retry.Pause(time.Millisecond, ctx.Done()) {
+			return false, context.Cause(ctx)
+		}
 	}
-	worker.Signal(syscall.SIGCONT)
-	retry.Pause(thawedFor, ctx.Done())
-	return false, nil
+}
+
+// hasUnread reports whether the stream has an entry that was not delivered to the group.
+func (d *demo) hasUnread(ctx context.Context) (bool, error) {
+	info, err := d.redis.XInfoStreamFull(ctx, d.stream(), 1).Result()
+	if err != nil {
+		return false, fmt.Errorf("read the state of %s: %w", d.stream(), err)
+	}
+	return slices.ContainsFunc(info.Groups, func(g redis.XInfoStreamGroup) bool {
+		return g.Name == reservation.Group && stream.EntryAfter(info.LastGeneratedID, g.LastDeliveredID)
+	}), nil
+}
+
+// soldOut reports whether the crowd gets no more orders.
+func (d *demo) soldOut(buyers *crowd.Crowd) bool {
+	select {
+	case <-buyers.Done():
+		return true
+	default:
+		return int64(buyers.Progress().Accepted) >= d.config.Stock
+	}
 }
