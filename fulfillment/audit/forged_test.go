@@ -39,55 +39,58 @@ func TestAuditReportsMissingPlacesAndRebuildCoversThem(t *testing.T) {
 	s.RequireSound(t)
 }
 
-// requireReportedAndRepaired requires that the audit reports damage and that Reconcile repairs it.
-func requireReportedAndRepaired(s *testshop.Shop, t testing.TB, what string) {
+// requireReportedAndRepaired requires that the audit of each sale reports its damage, and that Reconcile repairs all.
+func requireReportedAndRepaired(s *testshop.Shop, t testing.TB, damage map[uuid.UUID]string) {
 	t.Helper()
-	report, err := audit.Run(t.Context(), audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys})
-	require.NoError(t, err, what)
-	require.True(t, report.Broken(), "%s: %s", what, testwork.TextOf(t, report))
-	require.False(t, report.Unchecked(), "%s: %s", what, testwork.TextOf(t, report))
+	reported := make(map[uuid.UUID]string, len(damage))
+	for sale, what := range damage {
+		report, err := audit.Run(t.Context(), audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: sale})
+		require.NoError(t, err, what)
+		reported[sale] = testwork.TextOf(t, report)
+		require.True(t, report.Broken(), "%s: %s", what, reported[sale])
+		require.False(t, report.Unchecked(), "%s: %s", what, reported[sale])
+	}
 	reconciled := testwork.Reconcile(s, t)
-	require.Zero(t, reconciled.Remaining, "%s: %+v\n%s", what, reconciled, testwork.TextOf(t, report))
-	require.NoError(t, testwork.Heal(s, t, testwork.Rebuilder(s, t), 1), what)
+	require.Zero(t, reconciled.Remaining, "%+v\n%v\nwere: %v", reconciled, damage, reported)
+	require.NoError(t, testwork.Heal(s, t, testwork.Rebuilder(s, t), 1), damage)
 	testwork.ProcessWaiting(s, t)
 	// The event of a rebuilt sale may have been appended.
 	if reconciled = testwork.Reconcile(s, t); len(reconciled.Remedies) > 0 {
 		testwork.ProcessWaiting(s, t)
 	}
 	after := testwork.Audit(s, t, uuid.Nil)
-	require.False(t, after.Broken() || after.Unchecked(), "%s:\n%s\nwas:\n%s", what, testwork.TextOf(t, after),
-		testwork.TextOf(t, report))
+	require.False(t, after.Broken() || after.Unchecked(), "%s\n%v\nwere:\n%v", testwork.TextOf(t, after), damage, reported)
 	testwork.RequireNoNeeds(s, t, 1)
 }
 
 func TestAuditReportsAndReconcileRepairsForgedSaleFields(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
-	sale := termed(s, t)
-	key := s.Keys.Sale(0, sale)
+	forged := map[uuid.UUID]string{}
 	for _, field := range audit.SaleFields {
-		require.NoError(t, s.Rdb.HDel(t.Context(), key, field).Err())
-		requireReportedAndRepaired(s, t, field+" is missing")
+		missing := termed(s, t)
+		require.NoError(t, s.Rdb.HDel(t.Context(), s.Keys.Sale(0, missing), field).Err())
+		forged[missing] = field + " is missing"
 		values := []string{"-7", "x", "9223372036854775807"}
 		if field == "left" {
 			values = forgedNumbers
 		}
 		for _, value := range values {
-			if is := s.Rdb.HGet(t.Context(), key, field).Val(); is == value {
-				continue
-			}
+			sale := termed(s, t)
+			key := s.Keys.Sale(0, sale)
+			require.NotEqual(t, value, s.Rdb.HGet(t.Context(), key, field).Val())
 			require.NoError(t, s.Rdb.HSet(t.Context(), key, field, value).Err())
-			requireReportedAndRepaired(s, t, fmt.Sprintf("%s is %q", field, value))
+			forged[sale] = fmt.Sprintf("%s is %q", field, value)
 		}
 	}
+	requireReportedAndRepaired(s, t, forged)
 }
 
-// The user user-1 has an order, ghost has none.
+// The user user-1 has an order in each sale, ghost has none.
 func TestAuditReportsAndReconcileRepairsForgedReservations(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
-	sale := termed(s, t)
-	buyers := s.Keys.Buyers(0, sale)
+	forged := map[uuid.UUID]string{}
 	const at = "1a0c2d3e4f5"
 	for _, form := range []string{
 		"", " ", "rubbish", "$order", "$order 1", "$order 1 $place", "$order 1 $place " + at + " 5", "$uuid 1 $place " + at,
@@ -105,29 +108,19 @@ func TestAuditReportsAndReconcileRepairsForgedReservations(t *testing.T) {
 			users = append(users, "ghost")
 		}
 		for _, user := range users {
-			id := order.NewOrderID(sale)
-			place := int64(99)
+			sale := termed(s, t)
+			id, place := order.NewOrderID(sale), int64(99)
 			if user == "user-1" {
 				require.NoError(t, s.Pool.QueryRow(t.Context(),
-					"SELECT id, sequence FROM orders WHERE user_id = $1 AND status = 'confirmed'", user).Scan(&id, &place))
+					"SELECT id, sequence FROM orders WHERE sale_id = $1 AND user_id = $2", sale, user).Scan(&id, &place))
 			}
 			text := strings.NewReplacer("$order", order.CompactID(id), "$uuid", id.String(), "$place",
 				fmt.Sprint(place)).Replace(form)
-			require.NoError(t, s.Rdb.HSet(t.Context(), buyers, user, text).Err())
-			requireReportedAndRepaired(s, t, fmt.Sprintf("%q holds %q", user, form))
-			if user == "ghost" { // a readable reservation was recorded, because Redis is trusted
-				_, err := s.Pool.Exec(t.Context(), "DELETE FROM order_events WHERE user_id = 'ghost'")
-				require.NoError(t, err)
-				_, err = s.Pool.Exec(t.Context(), "DELETE FROM orders WHERE user_id = 'ghost'")
-				require.NoError(t, err)
-				_, err = s.Pool.Exec(t.Context(),
-					"UPDATE sales SET sold = (SELECT sum(quantity) FROM orders WHERE status = 'confirmed')")
-				require.NoError(t, err)
-				_, err = testwork.Rebuilder(s, t).Sale(t.Context(), sale, rebuild.ReasonByHand)
-				require.NoError(t, err)
-			}
+			require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Buyers(0, sale), user, text).Err())
+			forged[sale] = fmt.Sprintf("%q holds %q", user, form)
 		}
 	}
+	requireReportedAndRepaired(s, t, forged)
 }
 
 // A reservation beyond the last place is no concurrent one.
@@ -161,7 +154,7 @@ func TestAuditReportsAndReconcileRepairsKeysOfWrongType(t *testing.T) {
 			}
 			require.NoError(t, s.Rdb.Del(t.Context(), key).Err())
 			require.NoError(t, write(t.Context()))
-			requireReportedAndRepaired(s.Shop, t, key+" is a "+kind)
+			requireReportedAndRepaired(s.Shop, t, map[uuid.UUID]string{sale: key + " is a " + kind})
 			require.Equal(t, order.StatusConfirmed, testwork.OrderOfID(t, s.Pool, o).Status)
 			s.Buy(t, sale, fmt.Sprintf("after-%d-%s", i, kind))
 			testwork.ProcessWaiting(s.Shop, t)
@@ -178,7 +171,7 @@ func TestAuditReportsAndReconcileRepairsUnlistedSale(t *testing.T) {
 	sale := termed(s, t)
 	require.NoError(t, s.Rdb.SRem(t.Context(), s.Keys.Sales(0), sale.String()).Err())
 	require.Contains(t, testwork.TextOf(t, testwork.Audit(s, t, sale)), "Redis has the sale, and does not list it")
-	requireReportedAndRepaired(s, t, "not listed")
+	requireReportedAndRepaired(s, t, map[uuid.UUID]string{sale: "not listed"})
 }
 
 // Forged rows do not stop the audit, and each has a command that repairs it.

@@ -350,7 +350,7 @@ type buyerScan struct {
 	ctx    context.Context // of the copy, which takes a function without one
 	shards []redisShard
 
-	shard  redisShard // the shard of the page
+	shard  *redisShard // that of the page; findings keep a pointer to its id
 	page   []string   // user, reservation, user, …
 	cursor uint64     // 0 before the first page of a shard and after its last one
 	err    error      // an error of Redis
@@ -370,7 +370,7 @@ func (b *buyerScan) next() ([]any, error) {
 			if len(b.shards) == 0 {
 				return nil, nil
 			}
-			b.shard, b.shards = b.shards[0], b.shards[1:]
+			b.shard, b.shards = &b.shards[0], b.shards[1:]
 		}
 		if b.err = b.nextPage(); b.err != nil {
 			return nil, b.err
@@ -398,7 +398,7 @@ func (b *buyerScan) nextPage() (err error) {
 // row returns nil for an unreadable buyer. A buyer is late if the shard had not assigned the place
 // when it was read.
 func (b *buyerScan) row(user, text string) []any {
-	s := &b.shard
+	s := b.shard
 	r, _, err := order.ParseReservation(text)
 	if err != nil || deadletter.Storable(text) != text || !r.CanBeOf(user) ||
 		!order.MayBelongTo(r.OrderID, s.id) {
@@ -419,7 +419,7 @@ func (b *buyerScan) row(user, text string) []any {
 // findStray reports a reservation that is not in the shard of its user, or not at a place of that shard. Reservations
 // of earlier epochs may have any place.
 func (b *buyerScan) findStray(user string, r order.Reservation) {
-	s, what := &b.shard, ""
+	s, what := b.shard, ""
 	home := s.layout.ShardOf(user)
 	placed := int((r.Sequence - 1) % int64(s.layout.Shards))
 	switch {
