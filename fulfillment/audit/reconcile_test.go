@@ -19,6 +19,7 @@ import (
 	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/stream"
 	"stampede/internal/connect"
+	"stampede/internal/retry"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
@@ -302,6 +303,7 @@ func TestReconcileDuringRunningSaleChangesNothingElse(t *testing.T) {
 	ctx, over := context.WithCancel(t.Context())
 	defer over()
 	orders := ledger.New(s.Pool)
+	const thinkTime = 5 * time.Millisecond
 	var cancelled, sold atomic.Int64
 	var crowd errgroup.Group
 	for b := range 4 {
@@ -320,6 +322,7 @@ func TestReconcileDuringRunningSaleChangesNothingElse(t *testing.T) {
 				if other.Verdict == reservation.Reserved {
 					sold.Add(1)
 				}
+				retry.Pause(thinkTime, ctx.Done()) // so that a slow reconcile does not meet ever more orders
 				for answer.Verdict == reservation.Reserved && ctx.Err() == nil {
 					if _, err := orders.Cancel(t.Context(), answer.Reservation.OrderID, user); err == nil {
 						cancelled.Add(1)

@@ -177,14 +177,14 @@ func TestClaimedPartitionWithoutServerNeedsRebuild(t *testing.T) {
 func TestConcurrentRebuildersVoidNothing(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
-	rivalsVoidNothing(t, s, 24, func() uuid.UUID { return s.Open(t, 10_000) }, func(uuid.UUID) { s.RequireSound(t) })
+	rivalsVoidNothing(t, s, 12, func() uuid.UUID { return s.Open(t, 10_000) }, func(uuid.UUID) { s.RequireSound(t) })
 }
 
 // The same with a sale over several shards, which several rebuilds of partitions and of the sale close and open.
 func TestConcurrentRebuildersOfShardsVoidNothing(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShardedShop(t).Shop
-	rivalsVoidNothing(t, s, 12, func() uuid.UUID { return s.OpenSharded(t, 10_000, 3) },
+	rivalsVoidNothing(t, s, 6, func() uuid.UUID { return s.OpenSharded(t, 10_000, 3) },
 		func(sale uuid.UUID) { s.RequireShards(t, sale) })
 }
 

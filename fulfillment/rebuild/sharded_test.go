@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment/rebuild"
+	"stampede/internal/retry"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
@@ -207,7 +208,10 @@ func TestPartitionRebuildEndsWithItsShardedSales(t *testing.T) {
 func TestRaiseOfShardsKeepsSelling(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShardedShop(t)
-	const stock = 100_000
+	const (
+		stock     = 100_000
+		thinkTime = 5 * time.Millisecond // so that a slow rebuild does not meet ever more orders
+	)
 	sale := s.OpenSharded(t, stock, 2)
 	r := testwork.Rebuilder(s.Shop, t)
 	ctx, stop := context.WithCancel(t.Context())
@@ -226,6 +230,7 @@ func TestRaiseOfShardsKeepsSelling(t *testing.T) {
 				case answer.Verdict == reservation.Reserved, answer.Verdict == reservation.Replayed:
 					bought.Add(1)
 					i++
+					retry.Pause(thinkTime, ctx.Done())
 				default:
 					t.Errorf("the answer is %v", answer)
 					return

@@ -216,8 +216,9 @@ func TestSaleWithDifferencesStays(t *testing.T) {
 func TestClosedSaleIsRetiredAfterAWhile(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
+	const window = 8 * time.Second // within which a busy machine creates the sale and buys
 	closing, err := s.Catalog.Create(t.Context(), reservation.Terms{
-		Name: "closing", Stock: 10, PerOrderLimit: 1, ClosesAt: time.Now().Add(time.Second),
+		Name: "closing", Stock: 10, PerOrderLimit: 1, ClosesAt: time.Now().Add(window),
 	})
 	require.NoError(t, err)
 	s.Buy(t, closing.ID, "ann")
