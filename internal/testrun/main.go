@@ -43,6 +43,7 @@ func run(ctx context.Context, args []string, out io.Writer) (passed bool, err er
 	// Task lint vets, each package once.
 	cmd := exec.CommandContext(ctx, "go", append([]string{"test", "-json", "-vet=off"}, args...)...)
 	cmd.Dir = folder
+	cmd.Env = append(os.Environ(), "TMPDIR="+temporaryFolder())
 	cmd.Cancel = func() error { return nil } // the interrupt reaches go test too, in the same process group
 	cmd.Stderr = os.Stderr
 	events, err := cmd.StdoutPipe()

@@ -133,3 +133,25 @@ func TestReportNamesCachedPackages(t *testing.T) {
 			"\n"), time.Minute))
 	assert.Equal(t, "1/1  0:00  ok (cached) a  0.0 s\n", out.String())
 }
+
+func TestTestsKeepTemporaryFilesWhereThereIsRoom(t *testing.T) {
+	wanted := t.TempDir()
+	t.Setenv("TMPDIR", wanted)
+	_, text := runIn(t, map[string]string{"go.mod": module["go.mod"], "good/good_test.go": `package good
+
+import (
+	"os"
+	"testing"
+)
+
+func TestShow(t *testing.T) { t.Error("files are kept in", os.TempDir()) }
+`}, "./...")
+	assert.Contains(t, text, "files are kept in "+wanted+"\n")
+
+	t.Setenv("TMPDIR", "")
+	if folder := temporaryFolder(); folder != os.TempDir() {
+		made, err := os.MkdirTemp(folder, "testrun-")
+		require.NoError(t, err)
+		require.NoError(t, os.Remove(made))
+	}
+}
