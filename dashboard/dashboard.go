@@ -54,16 +54,15 @@ type Config struct {
 	Operators *operators.Registry
 	// TrustedProxies are the proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted.
 	TrustedProxies []netip.Prefix
-	// Ready returns nil if the servers answer.
-	Ready   func(context.Context) error
-	Metrics *prometheus.Registry
-	Logger  *slog.Logger
+	Metrics        *prometheus.Registry
+	Logger         *slog.Logger
 }
 
 // The limits of a server for people. An open page has its own limit of time: that of each write (dashboard/live).
 const (
 	readHeaderTimeout = 5 * time.Second
 	readTimeout       = 10 * time.Second
+	writeTimeout      = bulkTimeout + 15*time.Second // the longest action, and the answer
 	idleTimeout       = 60 * time.Second
 	stopTimeout       = 5 * time.Second
 	maxHeaderBytes    = 16 << 10
@@ -155,10 +154,7 @@ func (d *Dashboard) Run(ctx context.Context) error {
 
 // Serve runs the dashboard on a listener until ctx ends, and then finishes running requests.
 func (d *Dashboard) Serve(ctx context.Context, listener net.Listener) error {
-	server := &http.Server{
-		Handler: d, ReadHeaderTimeout: readHeaderTimeout, ReadTimeout: readTimeout, IdleTimeout: idleTimeout,
-		MaxHeaderBytes: maxHeaderBytes, ErrorLog: slog.NewLogLogger(d.Logger.Handler(), slog.LevelDebug),
-	}
+	server := d.server()
 	together, ctx := errgroup.WithContext(ctx)
 	together.Go(func() error { return d.Run(ctx) })
 	together.Go(func() error {
@@ -178,6 +174,14 @@ func (d *Dashboard) Serve(ctx context.Context, listener net.Listener) error {
 		return nil
 	})
 	return together.Wait()
+}
+
+func (d *Dashboard) server() *http.Server {
+	return &http.Server{
+		Handler: d, ReadHeaderTimeout: readHeaderTimeout, ReadTimeout: readTimeout, WriteTimeout: writeTimeout,
+		IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
+		ErrorLog: slog.NewLogLogger(d.Logger.Handler(), slog.LevelDebug),
+	}
 }
 
 // metrics are those of the dashboard itself.

@@ -134,7 +134,7 @@ func openDesk(t testing.TB, change ...func(*Config)) *testDesk {
 	require.NoError(t, err)
 	config := Config{
 		Fleet: d.fleet, Pool: d.Shop.Pool, Redis: d.Rdb, Keys: d.Shop.Keys, Store: d.Shop.Store, Catalog: d.Shop.Catalog,
-		Operators: registry, Ready: d.Shop.Pool.Ping, Metrics: prometheus.NewRegistry(), Logger: logger,
+		Operators: registry, Metrics: prometheus.NewRegistry(), Logger: logger,
 	}
 	for _, c := range change {
 		c(&config)

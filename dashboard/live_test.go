@@ -3,9 +3,12 @@ package dashboard
 import (
 	"bufio"
 	"encoding/json"
+	"fmt"
 	"net"
 	"net/http"
+	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -200,6 +203,63 @@ func TestSlowHeadIsEnded(t *testing.T) {
 	_, err = conn.Read(make([]byte, 1000))
 	require.Error(t, err)
 	require.Less(t, time.Since(began), within)
+}
+
+// A call without a login must take no connection to the servers.
+func TestReadyAsksNoServer(t *testing.T) {
+	t.Parallel()
+	d := openDesk(t)
+	d.Dashboard.Pool.Close()
+	for _, up := range []bool{true, false} {
+		d.fleet.publish(func(s *fleet.Snapshot) { s.Postgres.Reachable, s.Redis.Reachable = true, up })
+		status, text := d.browser().get("/readyz")
+		require.Equal(t, map[bool]int{true: http.StatusOK, false: http.StatusServiceUnavailable}[up], status, text)
+	}
+}
+
+// A client that reads no answers is ended; a stream goes on for as long as its events are read.
+func TestTimeLimitOfAnswers(t *testing.T) {
+	t.Parallel()
+	d := openDesk(t)
+	cookieOfVic := d.as("vic").cookie()
+	server := d.server()
+	require.Greater(t, server.WriteTimeout, bulkTimeout, "the longest action is answered")
+	server.WriteTimeout = 100 * time.Millisecond
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = server.Serve(listener) })
+	t.Cleanup(func() { _ = server.Close(); serving.Wait() })
+
+	conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", listener.Addr().String())
+	require.NoError(t, err)
+	defer func() { _ = conn.Close() }()
+	require.NoError(t, conn.SetDeadline(time.Now().Add(within)))
+	_, err = fmt.Fprintf(conn, "GET /live HTTP/1.1\r\nHost: localhost\r\nCookie: %s=%s\r\n\r\n", cookie, cookieOfVic)
+	require.NoError(t, err)
+	stream := bufio.NewScanner(conn)
+	stream.Buffer(nil, 1<<20)
+	await := func(line string) {
+		for stream.Scan() {
+			if strings.Contains(stream.Text(), line) {
+				return
+			}
+		}
+		require.Fail(t, "the stream has ended before "+line, stream.Err())
+	}
+	await("event: all")
+
+	deaf, err := new(net.Dialer).DialContext(t.Context(), "tcp", listener.Addr().String())
+	require.NoError(t, err)
+	defer func() { _ = deaf.Close() }()
+	require.NoError(t, deaf.SetDeadline(time.Now().Add(within)))
+	for err == nil {
+		_, err = deaf.Write([]byte("GET /assets/desk.js HTTP/1.1\r\nHost: localhost\r\n\r\n"))
+	}
+	require.NotErrorIs(t, err, os.ErrDeadlineExceeded)
+
+	d.fleet.publish(func(*fleet.Snapshot) {})
+	await("event: change") // long after the time limit of an answer
 }
 
 func TestHistoryOfCharts(t *testing.T) {

@@ -48,7 +48,7 @@ func TestNothingIsShownWithoutLogin(t *testing.T) {
 	}
 	require.EqualValues(t, "open", d.stateOf(id))
 	for path, want := range map[string]string{
-		"/livez": "ok", "/readyz": "ok", "/metrics": "stampede_dashboard_watchers 0",
+		"/livez": "ok", "/metrics": "stampede_dashboard_watchers 0",
 	} {
 		status, text := b.get(path)
 		require.Equal(t, http.StatusOK, status)

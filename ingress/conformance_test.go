@@ -118,7 +118,7 @@ func TestHeadFollowsRFC9110(t *testing.T) {
 		"/livez", "/readyz", "/v1/sales", "/v1/sales/" + sale.String(), "/v1/orders", path, "/docs", "/openapi.yaml",
 		"/openapi.json", "/problems", "/problems/sold-out", "/problems/x", "/v1/sales/x", "/v1/sales?limit=0",
 	} {
-		testkit.Eventually(t, 10*time.Second, path+" is the same for GET and HEAD", func() bool {
+		testkit.Eventually(t, 30*time.Second, path+" is the same for GET and HEAD", func() bool {
 			get, head := s.get(path, as("ada")), s.ask(http.MethodHead, path, nil, as("ada"))
 			get.header.Del("Date")
 			head.header.Del("Date")

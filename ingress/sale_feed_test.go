@@ -163,7 +163,7 @@ func TestFeedForgetsPages(t *testing.T) {
 	s.server.laterPagesFeed.mu.Unlock()
 	page := func() string { return "/v1/sales?cursor=" + cursorAfter(uuid.Must(uuid.NewV7())) }
 	s.get(page()).is(http.StatusOK)
-	testkit.Eventually(t, 5*time.Second, "another page is shown", func() bool {
+	testkit.Eventually(t, 30*time.Second, "another page is shown", func() bool {
 		return s.get(page()).status == http.StatusOK
 	})
 }

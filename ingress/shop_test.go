@@ -352,7 +352,7 @@ func (s *shop) lock(table string) (unlock func()) {
 // dial opens a connection on which a test writes raw HTTP.
 func (s *shop) dial() net.Conn {
 	s.t.Helper()
-	conn, err := net.DialTimeout("tcp", strings.TrimPrefix(s.url, "http://"), 5*time.Second)
+	conn, err := net.DialTimeout("tcp", strings.TrimPrefix(s.url, "http://"), 30*time.Second)
 	require.NoError(s.t, err)
 	s.t.Cleanup(func() { _ = conn.Close() })
 	require.NoError(s.t, conn.SetDeadline(time.Now().Add(15*time.Second)))

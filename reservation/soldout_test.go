@@ -112,7 +112,7 @@ func TestSoldOutMemoryEndsWithoutRedis(t *testing.T) {
 	s.Buy(sale, "ann")
 	s.RememberSoldOut(sale)
 	own.Kill()
-	testkit.Eventually(t, 5*time.Second, "the store is unavailable", func() bool {
+	testkit.Eventually(t, 30*time.Second, "the store is unavailable", func() bool {
 		_, err := s.Reserve(t.Context(), reservation.Request{Sale: sale, User: "bob", Quantity: 1})
 		return err != nil
 	})

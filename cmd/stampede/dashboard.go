@@ -78,7 +78,7 @@ func newDesk(
 	}
 	desk, err := dashboard.New(dashboard.Config{
 		Fleet: seen, Pool: b.pool, Redis: b.redis, Keys: keys.keys(), Store: b.store, Catalog: b.catalog,
-		Operators: registry, TrustedProxies: trusted, Ready: b.ready, Metrics: metrics, Logger: logger,
+		Operators: registry, TrustedProxies: trusted, Metrics: metrics, Logger: logger,
 	})
 	if err != nil {
 		return nil, err

@@ -315,5 +315,5 @@ func TestServeReadsOperatorsFile(t *testing.T) {
 	}
 	require.Equal(t, http.StatusOK, look())
 	require.NoError(t, os.WriteFile(file, []byte("# nobody\n"), 0o600))
-	testkit.Eventually(t, 20*time.Second, "ann is revoked", func() bool { return look() == http.StatusUnauthorized })
+	testkit.Eventually(t, within, "ann is revoked", func() bool { return look() == http.StatusUnauthorized })
 }

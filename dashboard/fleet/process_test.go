@@ -277,8 +277,8 @@ func TestHostileTargetsAreErrorsOfTheirOwn(t *testing.T) {
 	}
 	f, _ := newFleet(t, targets...)
 	s := f.play(t, "each has its error", func(s *Snapshot) bool {
-		for i := range names {
-			if s.Processes[i+1].Error == "" {
+		for i, name := range names {
+			if !strings.Contains(s.Processes[i+1].Error, hostile[name].want) {
 				return false
 			}
 		}
@@ -287,7 +287,6 @@ func TestHostileTargetsAreErrorsOfTheirOwn(t *testing.T) {
 	for i, name := range names {
 		p := s.Processes[i+1]
 		require.False(t, p.Up, name)
-		require.Contains(t, p.Error, hostile[name].want, name)
 		require.NotContains(t, p.Error+p.Target, "secret", name)
 		require.NotContains(t, p.Target, "ann", name)
 		require.NotContains(t, p.Error, "http://", name)
@@ -307,11 +306,11 @@ stampede_purchases_total{verdict="sold-out"} +Inf
 stampede_purchases_total{verdict="paused"} -5
 stampede_purchases_total{verdict="ended"} 1e300
 # TYPE stampede_worker_failing gauge
-stampede_worker_failing{step="a\nb"} 1
+stampede_worker_failing{step="a\nb`+"\u202e\u009bc"+`"} 1
 `)
 	require.Less(t, len(s.version), 200)
 	require.Equal(t, outcomes{0, 1e15, 0, 0}, s.purchases)
-	require.Equal(t, []string{"a b"}, s.failing)
+	require.Equal(t, []string{"a b  c"}, s.failing)
 }
 
 func FuzzRead(f *testing.F) {

@@ -8,6 +8,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"unicode"
 
 	"github.com/google/uuid"
 	dto "github.com/prometheus/client_model/go"
@@ -339,7 +340,7 @@ func shortened(text string, runesMax int) string {
 		text = string(runes[:runesMax]) + "…"
 	}
 	return strings.Map(func(r rune) rune {
-		if r < ' ' || r >= 0x7f && r < 0xa0 {
+		if unicode.In(r, unicode.Cc, unicode.Zl, unicode.Zp, unicode.Bidi_Control) { // the last reorder what is behind them
 			return ' '
 		}
 		return r

@@ -94,7 +94,7 @@ func TestWatchersAddNoLooks(t *testing.T) {
 		return float64(count.statements.Load()) / float64(f.Snapshot().Number+1)
 	}
 	one, fifty := looksOf(1), looksOf(50)
-	require.Greater(t, one, 1.0)
+	require.Positive(t, one)
 	require.LessOrEqual(t, one, 2.0)
 	require.LessOrEqual(t, fifty, 2.0)
 }
@@ -160,10 +160,11 @@ func TestPostgresGoneAndBack(t *testing.T) {
 	f.play(t, "the sale is counted", known)
 
 	own.StopImmediate()
-	snapshot := f.play(t, "Postgres is gone", func(x *Snapshot) bool { return !x.Postgres.Reachable })
+	snapshot := f.play(t, "Postgres is gone", func(x *Snapshot) bool {
+		return !x.Postgres.Reachable && x.Redis.Reachable
+	})
 	since := snapshot.Postgres.Since
 	require.NotEmpty(t, snapshot.Postgres.Error)
-	require.True(t, snapshot.Redis.Reachable)
 	of := saleIn(snapshot, sale)
 	require.Equal(t, int64(10), of.Stock, "as it was last read")
 	require.False(t, of.UnitsKnown)
@@ -191,8 +192,9 @@ func TestRedisGoneAndBack(t *testing.T) {
 	require.NotEmpty(t, f.nodes)
 
 	own.Kill()
-	snapshot := f.play(t, "Redis is gone", func(x *Snapshot) bool { return !x.Redis.Reachable })
-	require.True(t, snapshot.Postgres.Reachable)
+	snapshot := f.play(t, "Redis is gone", func(x *Snapshot) bool {
+		return !x.Redis.Reachable && x.Postgres.Reachable
+	})
 	require.True(t, snapshot.SalesRead)
 	require.False(t, saleIn(snapshot, sale).UnitsKnown)
 	require.Contains(t, troublesOf(snapshot), atRedisGone)
@@ -232,9 +234,10 @@ func TestFrozenRedisDelaysNoSnapshot(t *testing.T) {
 	f.play(t, "Redis answers", func(x *Snapshot) bool { return x.Redis.Reachable })
 	own.Freeze()
 	t.Cleanup(own.Thaw)
-	snapshot := f.play(t, "Redis is gone", func(x *Snapshot) bool { return !x.Redis.Reachable })
+	snapshot := f.play(t, "Redis is gone", func(x *Snapshot) bool {
+		return !x.Redis.Reachable && x.Postgres.Reachable
+	})
 	require.Contains(t, snapshot.Redis.Error, "in time")
-	require.True(t, snapshot.Postgres.Reachable)
 	requireNoDelay(t, f)
 	own.Thaw()
 	f.play(t, "Redis is back", func(x *Snapshot) bool { return x.Redis.Reachable })

@@ -43,7 +43,7 @@ func (f Figure) MarshalJSON() ([]byte, error) {
 const (
 	// WatchersMax bounds the browsers that watch at the same time.
 	WatchersMax = 256
-	// framesKept is how many changes a browser may have missed and still resume: the newer ones.
+	// framesKept is how many changes a browser may have missed and still get: the newer ones.
 	framesKept = 60
 	// writeMax bounds one write: a browser that reads slower is dropped, and comes back.
 	writeMax = 10 * time.Second
@@ -236,10 +236,26 @@ func (h *Hub) begin(lastSeen string) (at *frame, first []byte) {
 			}
 		}
 	}
+	return h.newest, h.everything()
+}
+
+// after returns the frame behind one, and its event; or the newest one and everything, if the watcher has missed more
+// than is kept: what it has not got yet is in memory for it alone.
+func (h *Hub) after(at *frame) (*frame, []byte) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if next := at.next; next.number >= h.kept[0].number {
+		return next, next.text
+	}
+	return h.newest, h.everything()
+}
+
+// everything is the board as an event. The caller holds h.mu.
+func (h *Hub) everything() []byte {
 	if h.whole == nil {
 		h.whole = h.encode("all", whole(h.board))
 	}
-	return h.newest, h.whole
+	return h.whole
 }
 
 // Serve streams to a browser until it leaves, alive returns false, or ctx ends. An error was not answered yet.
@@ -251,7 +267,7 @@ func (h *Hub) Serve(ctx context.Context, w http.ResponseWriter, r *http.Request,
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(r.Context(), cancel)()
-	s := stream{w: w, control: http.NewResponseController(w), alive: alive}
+	s := stream{hub: h, w: w, control: http.NewResponseController(w), alive: alive}
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("X-Accel-Buffering", "no")
 	w.WriteHeader(http.StatusOK)
@@ -269,6 +285,7 @@ func (h *Hub) Serve(ctx context.Context, w http.ResponseWriter, r *http.Request,
 
 // stream is one browser.
 type stream struct {
+	hub     *Hub
 	w       http.ResponseWriter
 	control *http.ResponseController
 	alive   func() bool
@@ -280,12 +297,13 @@ func (s stream) follow(ctx context.Context, at **frame) bool {
 	defer silence.Stop()
 	select {
 	case <-(*at).more:
-		*at = (*at).next
 		if !s.alive() {
 			_ = s.send([]byte("event: over\ndata: {}\n\n"))
 			return false
 		}
-		return s.send((*at).text)
+		var text []byte
+		*at, text = s.hub.after(*at)
+		return s.send(text)
 	case <-silence.C:
 		return s.alive() && s.send([]byte(": beat\n\n"))
 	case <-ctx.Done():

@@ -95,24 +95,23 @@ func (a *arrivals) receive(fd uintptr) bool {
 			return false
 		}
 		if a.n, a.errno = int(n), errno; errno == 0 && n > 0 {
-			a.note()
+			a.at.Store(a.stamp())
 			noteForRaceDetector(fd)
 		}
 		return true
 	}
 }
 
-// note reads the time of the message.
-func (a *arrivals) note() {
+// stamp is the time of the message, in nanoseconds since 1970; 0 if it has none.
+func (a *arrivals) stamp() int64 {
 	if int(a.header.Controllen) < unix.CmsgLen(int(unsafe.Sizeof(unix.Timespec{}))) {
-		return
+		return 0
 	}
 	control := (*unix.Cmsghdr)(unsafe.Pointer(&a.control))
 	if control.Level != unix.SOL_SOCKET || control.Type != unix.SO_TIMESTAMPNS {
-		return
+		return 0
 	}
-	at := (*unix.Timespec)(unsafe.Add(unsafe.Pointer(&a.control), unix.CmsgLen(0)))
-	a.at.Store(at.Nano())
+	return (*unix.Timespec)(unsafe.Add(unsafe.Pointer(&a.control), unix.CmsgLen(0))).Nano()
 }
 
 // arrived returns when the newest bytes of the last read arrived; zero if that is unknown.

@@ -21,7 +21,7 @@ import (
 )
 
 // stopWithin is how long a command may take to stop before the test kills it.
-const stopWithin = 10 * time.Second
+const stopWithin = time.Minute
 
 // Cmd is the test binary, run as the program: with the code under test, and with -race if the tests have it.
 type Cmd struct {

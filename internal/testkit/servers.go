@@ -126,7 +126,7 @@ func VerifyServer(t testing.TB, pool *pgxpool.Pool, store *reservation.Store, pa
 	t.Helper()
 	ctx := t.Context()
 	var state reservation.ServerState
-	Eventually(t, 10*time.Second, "Redis returns its identity", func() bool {
+	Eventually(t, 30*time.Second, "Redis returns its identity", func() bool {
 		var err error
 		state, err = store.Inspect(ctx, partition)
 		return err == nil
