@@ -90,11 +90,10 @@ func (c *checks) state() string {
 
 // checksPage is the body of the page of audits.
 type checksPage struct {
-	Running              *check
-	Audit, Dry, Applied  *check
-	Token                string
-	Sale                 string
-	FindingsMax, WaitMax string
+	Running             *check
+	Audit, Dry, Applied *check
+	Token               string
+	Sale                string
 }
 
 func (d *Dashboard) showChecks(w http.ResponseWriter, r *http.Request, s *session.Session) {
@@ -257,9 +256,6 @@ func (d *Dashboard) recordAudit(ctx context.Context, c *check) {
 func (c *check) Bad() bool {
 	return c.Problem != "" || c.Report != nil && c.Report.Broken() || c.Reconciled != nil && c.Reconciled.Remaining > 0
 }
-
-// Figures is the line of figures of a promise.
-func (c *check) Figures(promise string) string { return c.Report.Figures(promise) }
 
 // Took is how long it ran.
 func (c *check) Took() time.Duration { return c.Ended.Sub(c.Began) }

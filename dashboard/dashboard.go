@@ -1,8 +1,8 @@
 // Package dashboard is the operators' desk: pages that show an installation while it sells, and the actions of its
 // operators. It reads what dashboard/fleet collects, and acts through the same packages as the commands.
 //
-// A request passes web.go (headers, origin, session, role), then the handler of its page (overview.go, sale.go,
-// order.go, letter.go, check.go, book.go), which renders a template of the folder pages. What changes while a page is
+// A request passes web.go (headers, origin, session, role), then the handler of its page (page.go, sale.go, order.go,
+// letter.go, check.go, book.go), which renders a template of the folder pages. What changes while a page is
 // open is made once for all browsers in board.go, and sent by dashboard/live.
 package dashboard
 

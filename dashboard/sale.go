@@ -135,7 +135,7 @@ func (v view) Once(s fleet.Sale) view {
 	return v
 }
 
-// change runs an action on a sale, as the operator.
+// changeSale runs an action on a sale, as the operator.
 func (d *Dashboard) changeSale(
 	w http.ResponseWriter, r *http.Request, s *session.Session, what string,
 	do func(ctx context.Context, sale uuid.UUID) (string, error),

@@ -144,6 +144,15 @@ func dashboardShowsTheMinute(t *testing.T, browser *testbrowser.Browser) {
 	require.True(t, desk.Stop().Success(), "with an open stream")
 	b.Expect("net::ERR_")
 	b.Shows("#stale", "Stale since")
+
+	// Another one in its place has no sessions: the page asks for a login, and comes back.
+	again := s.command("dashboard", "--addr="+strings.TrimPrefix(url, "http://"))
+	again.Setenv("STAMPEDE_ADMIN_TOKEN", adminToken)
+	again.Start()
+	b.Expect("401")
+	b.Until(`document.activeElement.id === "token"`, "the login")
+	b.Type(adminToken + "\r")
+	b.Shows(".who", "Log out")
 }
 
 // Log in, open a sale, pause and resume it, and never touch a mouse.

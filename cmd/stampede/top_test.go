@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"net/http"
 	"os"
 	"regexp"
@@ -80,7 +81,12 @@ func TestTopSumsRealProcesses(t *testing.T) {
 	testkit.Eventually(t, 2*within, "both ingresses sell, and the worker records", func() bool {
 		found = s.snapshot(targets...)
 		p := found.Processes
-		return p[0].PerSecond > 0 && p[1].PerSecond > 0 && p[2].PerSecond > 0 && found.Sales[0].UnitsKnown
+		if len(found.Sales) == 0 || !found.Sales[0].UnitsKnown || found.Sales[0].Sold == 0 || !found.Rates.BacklogKnown {
+			return false // nothing is recorded yet, or a server did not answer in time
+		}
+		// A purchase is counted twice, and a scrape may find one of the counters ahead.
+		apart := math.Abs(found.Sales[0].Rates.Offered/found.Rates.Offered - 1)
+		return p[0].PerSecond > 0 && p[1].PerSecond > 0 && p[2].PerSecond > 0 && apart < 0.3
 	})
 	require.InEpsilon(t, found.Processes[0].PerSecond+found.Processes[1].PerSecond, found.Rates.Accepted, 1e-6)
 	require.InEpsilon(t, found.Processes[2].PerSecond, found.Rates.Durable, 1e-6)
@@ -88,9 +94,6 @@ func TestTopSumsRealProcesses(t *testing.T) {
 	require.GreaterOrEqual(t, found.Rates.AnswerP99, found.Rates.AnswerP50)
 	require.Positive(t, found.Rates.DurableP99)
 	require.True(t, found.Sales[0].RatesKnown)
-	// Two counters, one of which a scrape may find ahead.
-	require.InEpsilon(t, found.Rates.Offered, found.Sales[0].Rates.Offered, 0.3)
-	require.True(t, found.Rates.BacklogKnown)
 	require.Equal(t, []string{"ingress", "ingress", "worker"},
 		[]string{found.Processes[0].Kind, found.Processes[1].Kind, found.Processes[2].Kind})
 	require.Len(t, found.Processes[2].Readers, 1)

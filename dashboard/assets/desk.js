@@ -87,17 +87,23 @@ function take(event) {
   }
 }
 
+function logIn() {
+  location.assign("/login?over=1&next=" + encodeURIComponent(location.pathname + location.search));
+}
+
 let source;
 function connect() {
   source?.close();
   source = new EventSource("/live");
   source.addEventListener("all", (event) => { take(event); charts.load(); });
   source.addEventListener("change", take);
-  source.addEventListener("over", () => { source.close(); location.assign("/login?over=1"); });
-  source.onerror = () => {
+  source.addEventListener("over", () => { source.close(); logIn(); });
+  source.onerror = async () => {
     // The browser comes back by itself, unless the answer was no stream: the session is over, or there are too many.
-    if (source.readyState !== EventSource.CLOSED) return;
+    if (source?.readyState !== EventSource.CLOSED) return;
     source = undefined;
+    const answer = await fetch("/history?of=all").catch(() => undefined);
+    if (answer?.status === 401) return logIn();
     setTimeout(() => { if (!source && !document.hidden) connect(); }, 5000);
   };
 }

@@ -43,10 +43,15 @@ type queue struct {
 	sdk.SpanProcessor
 	metrics *metrics
 	waiting atomic.Int64
+	// hurry ends when a stop has waited long enough: so do all exports. ended is closed when there are no more.
+	hurry context.Context //nolint:containedctx // of exports that the SDK starts
+	stop  context.CancelFunc
+	ended chan struct{}
 }
 
 func newQueue(exporter sdk.SpanExporter, m *metrics) *queue {
-	q := &queue{metrics: m}
+	q := &queue{metrics: m, ended: make(chan struct{})}
+	q.hurry, q.stop = context.WithCancel(context.Background())
 	q.SpanProcessor = sdk.NewBatchSpanProcessor(&countedExporter{exporter, q},
 		sdk.WithMaxQueueSize(queueMax+batchMax), sdk.WithMaxExportBatchSize(batchMax), sdk.WithExportTimeout(exportTimeout))
 	return q
@@ -62,10 +67,12 @@ func (q *queue) OnEnd(span sdk.ReadOnlySpan) {
 	q.SpanProcessor.OnEnd(span)
 }
 
-// Shutdown implements sdk.SpanProcessor. What is left then is dropped.
+// Shutdown implements sdk.SpanProcessor. What is not exported when ctx ends is dropped. The SDK would go on in the
+// background, for ten seconds with each batch.
 func (q *queue) Shutdown(ctx context.Context) error {
 	err := q.SpanProcessor.Shutdown(ctx)
-	q.metrics.dropped.Add(float64(q.waiting.Swap(0)))
+	q.stop()
+	<-q.ended
 	return err
 }
 
@@ -77,7 +84,13 @@ type countedExporter struct {
 
 // ExportSpans implements sdk.SpanExporter.
 func (e *countedExporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) error {
-	err := e.SpanExporter.ExportSpans(ctx, spans)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(e.queue.hurry, cancel)()
+	err := e.queue.hurry.Err()
+	if err == nil {
+		err = e.SpanExporter.ExportSpans(ctx, spans)
+	}
 	e.queue.waiting.Add(-int64(len(spans)))
 	if err == nil {
 		e.queue.metrics.exported.Add(float64(len(spans)))
@@ -85,4 +98,10 @@ func (e *countedExporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlyS
 		e.queue.metrics.dropped.Add(float64(len(spans)))
 	}
 	return err
+}
+
+// Shutdown implements sdk.SpanExporter. It is called behind the last export.
+func (e *countedExporter) Shutdown(ctx context.Context) error {
+	defer close(e.queue.ended)
+	return e.SpanExporter.Shutdown(ctx)
 }

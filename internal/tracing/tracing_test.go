@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -15,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"stampede/internal/testkit"
 	"stampede/internal/tracing"
@@ -188,6 +190,7 @@ func TestCollectorThatHangsDelaysNothing(t *testing.T) {
 	const spans = 20_000
 	called, goOn := make(chan struct{}, 10), make(chan struct{})
 	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body) // else the end of the connection is not seen
 		called <- struct{}{}
 		select {
 		case <-goOn:
@@ -196,6 +199,7 @@ func TestCollectorThatHangsDelaysNothing(t *testing.T) {
 	}))
 	t.Cleanup(server.Close)
 	t.Cleanup(func() { close(goOn) })
+	others := goleak.IgnoreCurrent()
 	tracer, registry := start(t, server.URL, 1)
 	began := time.Now()
 	for i := range spans {
@@ -212,4 +216,5 @@ func TestCollectorThatHangsDelaysNothing(t *testing.T) {
 	tracer.Close()
 	require.Less(t, time.Since(began), 20*time.Second)
 	requireSpans(t, registry, 0, spans)
+	testkit.Eventually(t, 30*time.Second, "nothing goes on", func() bool { return goleak.Find(others) == nil })
 }
