@@ -95,7 +95,7 @@ func (c *orderShowCmd) Run(ctx context.Context, s *streams, logger *slog.Logger)
 	o, err := c.find(ctx, logger)
 	switch {
 	case err != nil:
-		return withHint(err)
+		return withHint(err, c.User)
 	case c.json():
 		return writeJSON(s.out, o)
 	}
@@ -133,13 +133,18 @@ func (c *orderShowCmd) find(ctx context.Context, logger *slog.Logger) (o order.H
 	return o, err
 }
 
-// withHint adds to the error for a missing order where else it may be.
-func withHint(err error) error {
-	if errors.Is(err, order.ErrNotFound) {
+// withHint adds to the error for a missing order where else it may be. With a user Redis was asked as well.
+func withHint(err error, user string) error {
+	switch {
+	case !errors.Is(err, order.ErrNotFound):
+		return err
+	case user != "":
+		return fmt.Errorf("%w in Postgres, nor in Redis for this user; if it was lost with Redis, its receipt says so: "+
+			"GET /v1/orders/ORDER?receipt=RECEIPT", err)
+	default:
 		return fmt.Errorf("%w in Postgres; an order of the last seconds may be in Redis: "+
 			"`stampede order show ORDER --user USER` finds it there", err)
 	}
-	return err
 }
 
 type orderListCmd struct {
@@ -255,7 +260,7 @@ func (c *orderCancelCmd) Run(ctx context.Context, s *streams) error {
 	case errors.Is(err, apiclient.ErrUnknown):
 		return fmt.Errorf("%w; it may be repeated", err)
 	case err != nil:
-		return withHint(err)
+		return withHint(err, "")
 	case c.json():
 		return writeOrdersJSON(s.out, []order.PlacedView{o})
 	}

@@ -143,6 +143,22 @@ func TestOrderShowFindsReservation(t *testing.T) {
 	assert.Equal(t, exitOK, status, output)
 	assert.Contains(t, output, "reserved")
 	assert.Contains(t, output, "OrderReserved")
+	status, output = s.run("order", "show", id, "--user=bob")
+	assert.Equal(t, exitFailed, status)
+	assert.Contains(t, output, "receipt")
+	assert.NotContains(t, output, "--user", "Redis was asked")
+}
+
+func TestDetailsShortenLists(t *testing.T) {
+	t.Parallel()
+	for data, want := range map[string]string{
+		`{"b": "x y", "a": 1}`:               `a=1 b="x y"`,
+		`{"appended": ["a", "b", "c"]}`:      `appended=["a", "b", "c"]`,
+		`{"appended": ["a", "b", "c", "d"]}`: `appended=["a","b","c"… (4 in all)`,
+		`{"n": {"a": [1, 2, 3, 4]}}`:         `n={"a": [1, 2, 3, 4]}`,
+	} {
+		assert.Equal(t, want, details([]byte(data)))
+	}
 }
 
 func TestSaleHistoryNamesOperators(t *testing.T) {

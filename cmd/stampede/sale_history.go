@@ -10,6 +10,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"stampede/internal/figure"
 	"stampede/reservation/catalog"
 )
 
@@ -49,7 +50,11 @@ func (c *saleHistoryCmd) Run(ctx context.Context, s *streams, logger *slog.Logge
 	return t.Flush()
 }
 
-// details returns the members of a JSON object for people, in the order of their names.
+// listedMax is how many members of a list details shows: a reconcile may have appended thousands of orders.
+const listedMax = 3
+
+// details returns the members of a JSON object for people, in the order of their names. Of a list it shows the first
+// members and how many there are; --output json has all.
 func details(data []byte) string {
 	var members map[string]json.RawMessage
 	if err := json.Unmarshal(data, &members); err != nil {
@@ -59,6 +64,13 @@ func details(data []byte) string {
 	for _, name := range slices.Sorted(maps.Keys(members)) {
 		value := string(members[name])
 		var text string
+		var list []json.RawMessage
+		if json.Unmarshal(members[name], &list) == nil && len(list) > listedMax {
+			first, err := json.Marshal(list[:listedMax])
+			if err == nil {
+				value = fmt.Sprintf("%s… (%s in all)", strings.TrimSuffix(string(first), "]"), figure.Count(int64(len(list))))
+			}
+		}
 		if json.Unmarshal(members[name], &text) == nil {
 			value = printable(text)
 			if strings.ContainsAny(text, " ,=") {
