@@ -85,6 +85,9 @@ func valuesOf(s *fleet.Snapshot) map[string]string {
 		}
 		v[key+"width"] = percent(int64(r.SalesDone), int64(r.SalesTotal))
 	}
+	for i, n := range s.RedisNodes {
+		v["redis."+strconv.Itoa(i)+".memory"] = memoryText(n)
+	}
 	v["postgres.since"], v["redis.since"] = lasting(s.At.Sub(s.Postgres.Since)), lasting(s.At.Sub(s.Redis.Since))
 	if s.Audit != nil {
 		v["audit.since"] = lasting(s.At.Sub(s.Audit.At))
@@ -128,6 +131,14 @@ func saleValues(v map[string]string, s fleet.Sale, now time.Time) {
 			v[at], v[at+".share"], v[at+".width"] = count(n), share(n, f.Accepted), percent(n, f.Accepted)
 		}
 	}
+}
+
+// memoryText is the memory that a server of Redis uses.
+func memoryText(n fleet.RedisNode) string {
+	if n.MaxBytes == 0 {
+		return bytesText(float64(n.UsedBytes)) + " of memory, without a limit"
+	}
+	return bytesText(float64(n.UsedBytes)) + " of " + bytesText(float64(n.MaxBytes)) + " memory"
 }
 
 // countdown says what comes next for a sale, and when.

@@ -20,7 +20,7 @@ import (
 func TestBrowser(t *testing.T) {
 	b := testbrowser.Start(t)
 	for name, test := range map[string]func(*testing.T, *testbrowser.Browser){
-		"EveryPageKeepsItsLayout": everyPageKeepsItsLayout,
+		"EveryPageKeepsItsLayout": everyPageKeepsItsLayout, "TableFollowsTheCharts": tableFollowsTheCharts,
 	} {
 		t.Run(name, func(t *testing.T) { t.Parallel(); test(t, b) })
 	}
@@ -58,6 +58,48 @@ func everyPageKeepsItsLayout(t *testing.T, browser *testbrowser.Browser) {
 		b.Go(d.url + path)
 		b.CheckLayout(name)
 	}
+}
+
+// The table beside the charts of a sale follows while it is open, and asks for nothing while it is not.
+func tableFollowsTheCharts(t *testing.T, browser *testbrowser.Browser) {
+	d := openDesk(t)
+	sale := d.fill()
+	b := browser.Open(t)
+	logIn(d, b, "vic")
+	sell := func(available int64) {
+		now := time.Now()
+		d.fleet.mu.Lock()
+		d.fleet.history = append(d.fleet.history, fleet.Point{At: now, Sales: map[uuid.UUID]fleet.SalePoint{
+			sale: {Available: available, Known: true},
+		}})
+		d.fleet.mu.Unlock()
+		d.fleet.publish(func(s *fleet.Snapshot) { s.At = now })
+	}
+	b.Go(d.url + "/sales/" + sale.String())
+	b.Until(`document.querySelectorAll("path.l-available").length > 0`, "charts")
+	const asked = `performance.getEntriesByType("resource").filter((e) => e.name.includes("/minutes")).length`
+	sell(617)
+	b.Until(`document.querySelector("path.l-available").getAttribute("d")`, "a path")
+	require.Zero(t, testbrowser.Evaluate[int](b, asked), "nobody sees the table")
+	b.Click("details.table > summary")
+	b.Shows("details.table tbody tr:first-child", "617")
+	stop, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for tick := time.NewTicker(100 * time.Millisecond); ; {
+			select {
+			case <-tick.C:
+				sell(615)
+			case <-stop:
+				tick.Stop()
+				return
+			}
+		}
+	}()
+	t.Cleanup(func() { close(stop); <-ended })
+	b.Shows("details.table tbody tr:first-child", "615")
+	require.True(t, testbrowser.Evaluate[bool](b, asked+` <= 2 + performance.now() / 5000`), "not with each point")
+	b.CheckLayout("table")
 }
 
 // fill makes a sale with orders and dead letters, and a fleet in trouble. It returns the sale.

@@ -2,6 +2,7 @@ package dashboard
 
 import (
 	"encoding/json"
+	"io"
 	"net/http"
 	"time"
 
@@ -14,10 +15,8 @@ import (
 
 // history answers with all points of a chart that are in memory; what follows comes by the stream.
 func (d *Dashboard) history(w http.ResponseWriter, r *http.Request, _ *session.Session) {
-	scope := r.URL.Query().Get("of")
-	sale, err := uuid.Parse(scope)
-	if err != nil && scope != allScope {
-		writeText(w, http.StatusBadRequest, "of is all, or the id of a sale")
+	scope, sale, ok := scopeOf(w, r)
+	if !ok {
 		return
 	}
 	answer := struct {
@@ -37,6 +36,27 @@ func (d *Dashboard) history(w http.ResponseWriter, r *http.Request, _ *session.S
 	}
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(answer) // an error is that of the browser
+}
+
+// scopeOf reads whose figures are wanted: of all, or of a sale.
+func scopeOf(w http.ResponseWriter, r *http.Request) (scope string, sale uuid.UUID, ok bool) {
+	scope = r.URL.Query().Get("of")
+	sale, err := uuid.Parse(scope)
+	if err != nil && scope != allScope {
+		writeText(w, http.StatusBadRequest, "of is all, or the id of a sale")
+		return "", uuid.Nil, false
+	}
+	return scope, sale, true
+}
+
+// minutes answers with the rows of the table beside the charts, which an open table asks for every few seconds.
+func (d *Dashboard) minutes(w http.ResponseWriter, r *http.Request, _ *session.Session) {
+	scope, _, ok := scopeOf(w, r)
+	if !ok {
+		return
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	_, _ = io.WriteString(w, d.fragment("minuterows", d.Fleet.Snapshot(), tableOf(d.Fleet.History(), scope)))
 }
 
 // chart is one drawing: its series are columns of the points of its scope.
@@ -140,6 +160,7 @@ func minutesOf(points []fleet.Point, scope string) []minute {
 		mean(&row.Failed, rates.Failed)
 		mean(&row.Durable, rates.Durable)
 		row.AnswerP99, row.DurableP99 = max(row.AnswerP99, rates.AnswerP99), max(row.DurableP99, rates.DurableP99)
+		row.BacklogKnown = row.BacklogKnown || rates.BacklogKnown
 		row.Backlog, row.OldestWaiting = max(row.Backlog, rates.Backlog), max(row.OldestWaiting, rates.OldestWaiting)
 	}
 	return rows

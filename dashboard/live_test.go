@@ -276,8 +276,14 @@ func TestHistoryOfCharts(t *testing.T) {
 	require.Contains(t, all, `"points":[[3,0,0,0,0,0,null,null,null,null,7,0],[5,0,0,0,0,0,null,null,null,null,null,null]]`)
 	_, of := b.get("/history?of=" + id.String())
 	require.Contains(t, of, `"points":[[0,0,0,0,0,null,null,null]]`, "what is not known is not zero")
-	status, _ := b.get("/history?of=x")
-	require.Equal(t, http.StatusBadRequest, status)
+	for _, path := range []string{"/history?of=x", "/minutes?of=x"} {
+		status, _ := b.get(path)
+		require.Equal(t, http.StatusBadRequest, status)
+	}
+	_, rows := b.get("/minutes?of=all")
+	require.Contains(t, rows, `<td class="n">7</td>`)
+	_, rows = b.get("/minutes?of=" + id.String())
+	require.Contains(t, rows, `<td class="n">–</td>`)
 }
 
 // A process that is gone has no figures: its last ones are not of now.

@@ -38,7 +38,7 @@ func TestNothingIsShownWithoutLogin(t *testing.T) {
 		require.Contains(t, page, "Your operator's token", path)
 		require.NotContains(t, page, "secret sale", path)
 	}
-	for _, path := range []string{"/live", "/history?of=all"} {
+	for _, path := range []string{"/live", "/history?of=all", "/minutes?of=all"} {
 		status, _ := b.get(path)
 		require.Equal(t, http.StatusUnauthorized, status)
 	}

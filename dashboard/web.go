@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 
 	"stampede/dashboard/session"
@@ -46,6 +47,7 @@ func (d *Dashboard) routes() http.Handler {
 		"GET /{$}":                   {operators.Viewer, d.showOverview},
 		"GET /live":                  {operators.Viewer, d.follow},
 		"GET /history":               {operators.Viewer, d.history},
+		"GET /minutes":               {operators.Viewer, d.minutes},
 		"GET /sales":                 {operators.Viewer, d.showSales},
 		"POST /sales":                {operators.Admin, d.createSale},
 		"GET /sales/{sale}":          {operators.Viewer, d.showSale},
@@ -124,7 +126,7 @@ func (d *Dashboard) withSession(role operators.Role, h sessionHandler) http.Hand
 	return func(w http.ResponseWriter, r *http.Request) {
 		s, ok := d.sessionOf(r)
 		switch {
-		case !ok && r.Method == http.MethodGet && r.URL.Path != "/live" && r.URL.Path != "/history":
+		case !ok && r.Method == http.MethodGet && !slices.Contains([]string{"/live", "/history", "/minutes"}, r.URL.Path):
 			to := "/login"
 			if r.URL.Path != "/" {
 				to += "?next=" + url.QueryEscape(r.URL.RequestURI())

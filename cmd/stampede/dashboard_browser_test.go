@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/crowd"
@@ -50,30 +49,6 @@ func logIn(b *testbrowser.Tab, url string) {
 	b.Until(`document.activeElement.id === "token"`, "the focus on the token")
 	b.Type(adminToken + "\r")
 	b.Shows(".who", "Log out")
-}
-
-func (s *shop) buy(url string, sale uuid.UUID, user string) {
-	s.t.Helper()
-	require.NoError(s.t, s.tryBuy(url, sale, user))
-}
-
-func (s *shop) tryBuy(url string, sale uuid.UUID, user string) error {
-	r, err := http.NewRequestWithContext(s.t.Context(), http.MethodPost, url+"/v1/sales/"+sale.String()+"/orders",
-		strings.NewReader(`{"quantity":1}`))
-	if err != nil {
-		return err
-	}
-	r.Header.Set("X-User-ID", user)
-	r.Header.Set("Content-Type", "application/json")
-	answer, err := http.DefaultClient.Do(r)
-	if err != nil {
-		return err
-	}
-	_ = answer.Body.Close()
-	if answer.StatusCode != http.StatusAccepted {
-		return fmt.Errorf("bought: %s", answer.Status)
-	}
-	return nil
 }
 
 // figureOf is a number of a page.

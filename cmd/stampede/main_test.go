@@ -2,8 +2,10 @@ package main
 
 import (
 	"fmt"
+	"net/http"
 	"os"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -118,6 +120,31 @@ func (s *shop) saleOf(url string, terms crowd.SaleTerms) uuid.UUID {
 	sale, err := crowd.CreateSale(s.t.Context(), url, adminToken, terms)
 	require.NoError(s.t, err)
 	return sale
+}
+
+// buy buys a unit.
+func (s *shop) buy(url string, sale uuid.UUID, user string) {
+	s.t.Helper()
+	require.NoError(s.t, s.tryBuy(url, sale, user))
+}
+
+func (s *shop) tryBuy(url string, sale uuid.UUID, user string) error {
+	r, err := http.NewRequestWithContext(s.t.Context(), http.MethodPost, url+"/v1/sales/"+sale.String()+"/orders",
+		strings.NewReader(`{"quantity":1}`))
+	if err != nil {
+		return err
+	}
+	r.Header.Set("X-User-ID", user)
+	r.Header.Set("Content-Type", "application/json")
+	answer, err := http.DefaultClient.Do(r)
+	if err != nil {
+		return err
+	}
+	_ = answer.Body.Close()
+	if answer.StatusCode != http.StatusAccepted {
+		return fmt.Errorf("bought: %s", answer.Status)
+	}
+	return nil
 }
 
 // crowd prepares buyers and the verifier of their orders.

@@ -132,6 +132,15 @@ func (v topView) head(s *fleet.Snapshot) topLine {
 	}
 	server("Postgres", s.Postgres)
 	server("Redis", s.Redis)
+	if n := len(s.RedisNodes); n > 1 && s.Redis.Reachable {
+		answer := 0
+		for _, node := range s.RedisNodes {
+			if node.Reachable {
+				answer++
+			}
+		}
+		l.add(okIf(answer == n), " (%d of %d)", answer, n)
+	}
 	up := 0
 	for i := range s.Processes {
 		if s.Processes[i].Up {

@@ -80,6 +80,7 @@ function take(event) {
   mark(false);
   for (const [scope, point] of Object.entries(data.p ?? {})) charts.add(scope, data.at, point);
   charts.draw();
+  follow();
   const reload = document.querySelector("[data-reload]");
   if (reload && reload.dataset.was !== values.get(reload.dataset.reload)) {
     reload.removeAttribute("data-reload");
@@ -169,6 +170,24 @@ const charts = {
 
   draw() { for (const chart of this.all) chart.draw(); },
 };
+
+// --- the table of the charts, of which the server makes the rows: an open one asks for them every few seconds
+
+const everyMinutes = 5000;
+const tables = [...$$("details[data-minutes]")].map((details) => ({details, at: 0}));
+
+async function follow() {
+  for (const table of tables) {
+    if (!table.details.open || document.hidden || Date.now() - table.at < everyMinutes) continue;
+    table.at = Date.now();
+    const answer = await fetch("/minutes?of=" + table.details.dataset.minutes).catch(() => undefined);
+    const rows = answer?.ok ? await answer.text() : table.rows;
+    if (rows === table.rows) continue;
+    table.rows = rows;
+    table.details.querySelector("tbody").innerHTML = rows;
+  }
+}
+for (const {details} of tables) details.addEventListener("toggle", follow);
 
 // nice is the least round number that is not below n.
 function nice(n) {

@@ -3,6 +3,7 @@ package fleet
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -21,7 +22,10 @@ import (
 	"stampede/reservation/catalog"
 )
 
-func TestMain(m *testing.M) { testwork.Main(m) }
+func TestMain(m *testing.M) {
+	net.DefaultResolver = &net.Resolver{PreferGo: true, Dial: names.dial}
+	testwork.Main(m)
+}
 
 // page is a process whose metrics the test writes.
 type page struct {

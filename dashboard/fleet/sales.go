@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -94,8 +95,12 @@ func (f *Fleet) whyShut(sale *catalog.CountResult, rebuilds []Rebuild) string {
 			why = fmt.Sprintf("the Redis server of partition %d is not the one that workers have verified", p)
 		}
 	}
-	if why == "" && sale.Err != nil {
+	switch {
+	case why != "" || sale.Err == nil:
+	case errors.Is(sale.Err, reservation.ErrLostSale):
 		why = "its stock in Redis is missing, or closed for a rebuild"
+	default:
+		why = "its Redis server does not answer"
 	}
 	if why == "" {
 		return ""

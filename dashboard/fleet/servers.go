@@ -1,19 +1,17 @@
 package fleet
 
 import (
-	"bufio"
+	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"net"
-	"strconv"
-	"strings"
+	"slices"
 	"sync"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
+	"stampede/internal/redisinfo"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 )
@@ -50,6 +48,9 @@ func (s *server) note(err error, at time.Time) {
 		if s.up && s.misses < missesMax {
 			return
 		}
+	}
+	if of := (*net.OpError)(nil); errors.As(err, &of) {
+		err = of // without what was wanted of the server
 	}
 	s.err = shortened(err.Error(), errorMax)
 	if s.up {
@@ -103,52 +104,49 @@ func (f *Fleet) lookIntoServers(ctx context.Context, now time.Time) (waits []<-c
 }
 
 // lookIntoRedis counts the units of the sales that are known, asks whether the servers of open sales are verified, and
-// from time to time how each node is.
+// from time to time how each server is. In a cluster some of this is known while a master does not answer.
 func (f *Fleet) lookIntoRedis(ctx context.Context) {
 	limited, cancel := context.WithTimeout(ctx, roundTimeout)
 	defer cancel()
 	f.mu.Lock()
 	page, listed, paid := f.sales.page, f.sales.listed, f.funnels.paid()
-	askNodes := time.Since(f.nodesAt) >= infoInterval
+	askNodes := time.Since(f.nodesAt) >= infoInterval || slices.ContainsFunc(f.nodes, func(n node) bool { return n.Err != nil })
 	f.mu.Unlock()
 
-	err := f.config.Store.Ping(limited)
+	var pinged, uncounted error
 	var states map[int]reservation.ServerState
 	var counted []catalog.CountResult
-	if err == nil {
-		counted, err = f.config.Catalog.CountPageOf(limited, page, paid)
+	var nodes []redisinfo.Server
+	var asking sync.WaitGroup
+	asking.Go(func() { pinged = f.config.Store.Ping(limited) })
+	asking.Go(func() { counted, uncounted = f.config.Catalog.CountPageOf(limited, page, paid) })
+	asking.Go(func() { states = f.inspect(limited, listed) })
+	if askNodes {
+		asking.Go(func() { nodes = redisinfo.Masters(limited, f.config.Store.Redis) })
 	}
-	if err == nil {
-		states, err = f.inspect(limited, listed)
-	}
-	var nodes []node
-	if err == nil && askNodes {
-		nodes, err = readNodes(limited, f.config.Store.Redis)
-	}
+	asking.Wait()
 	if ctx.Err() != nil {
 		return
 	}
 	now := time.Now()
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	err := cmp.Or(pinged, uncounted)
 	f.redis.note(err, now)
-	if err != nil {
-		return
-	}
-	f.sales.count(counted, states)
 	if nodes != nil {
 		f.nodesAt = now
 		f.noteNodes(nodes, now)
+	}
+	if err == nil {
+		f.sales.count(counted, states)
 	}
 }
 
 // inspectionsMax bounds the partitions that are asked at the same time.
 const inspectionsMax = 8
 
-// inspect asks the servers of the partitions in which a sale is open who they are.
-func (f *Fleet) inspect(
-	ctx context.Context, sales []catalog.CountedSale,
-) (map[int]reservation.ServerState, error) {
+// inspect asks the servers of the partitions in which a sale is open who they are. Those that do not answer are missing.
+func (f *Fleet) inspect(ctx context.Context, sales []catalog.CountedSale) map[int]reservation.ServerState {
 	var asking errgroup.Group
 	asking.SetLimit(inspectionsMax)
 	var mu sync.Mutex
@@ -165,83 +163,45 @@ func (f *Fleet) inspect(
 			}
 			asked[partition] = true
 			asking.Go(func() error {
-				state, err := f.config.Store.Inspect(ctx, partition)
-				mu.Lock()
-				defer mu.Unlock()
-				states[partition] = state
-				return err
+				if state, err := f.config.Store.Inspect(ctx, partition); err == nil {
+					mu.Lock()
+					defer mu.Unlock()
+					states[partition] = state
+				}
+				return nil
 			})
 		}
 	}
-	return states, asking.Wait()
+	_ = asking.Wait() // it is nil
+	return states
 }
 
-// node is the state of a Redis server.
+// node is a server of Redis: the only one, or a master of a cluster.
 type node struct {
-	addr            string
-	used, memoryMax int64
-	logFails        bool  // the last write of its log failed
-	delayed         int64 // writes that waited for a sync of the log, since its start
-	delayedAt       time.Time
+	redisinfo.Server
+	health    server
+	delayedAt time.Time // when it was last seen to have delayed syncs of its log
 }
 
-// noteNodes replaces the nodes, and notes which of them delayed writes since they were last asked.
-func (f *Fleet) noteNodes(nodes []node, now time.Time) {
-	for i := range nodes {
+// noteNodes replaces the nodes, and notes which of them delayed syncs since they were last asked.
+func (f *Fleet) noteNodes(found []redisinfo.Server, now time.Time) {
+	nodes := make([]node, len(found))
+	for i, s := range found {
+		nodes[i] = node{Server: s, health: server{since: now}}
 		for _, before := range f.nodes {
-			if before.addr != nodes[i].addr {
+			if before.Name != s.Name {
 				continue
 			}
-			nodes[i].delayedAt = before.delayedAt
-			if nodes[i].delayed > before.delayed {
+			nodes[i].health, nodes[i].delayedAt = before.health, before.delayedAt
+			if s.DelayedSyncs > before.DelayedSyncs && before.Err == nil {
 				nodes[i].delayedAt = now
 			}
 		}
+		nodes[i].health.note(s.Err, now)
 	}
 	f.nodes = nodes
 }
 
-// readNodes asks each master.
-func readNodes(ctx context.Context, rdb redis.UniversalClient) ([]node, error) {
-	var mu sync.Mutex
-	var nodes []node
-	ask := func(ctx context.Context, c *redis.Client) error {
-		info, err := c.Info(ctx, "memory", "persistence").Result()
-		if err != nil {
-			return fmt.Errorf("ask %s: %w", c.Options().Addr, err)
-		}
-		n := parseNode(info)
-		n.addr = c.Options().Addr
-		mu.Lock()
-		defer mu.Unlock()
-		nodes = append(nodes, n)
-		return nil
-	}
-	switch c := rdb.(type) {
-	case *redis.ClusterClient:
-		return nodes, errors.Join(c.ForEachMaster(ctx, ask), nil)
-	case *redis.Client:
-		err := ask(ctx, c)
-		return nodes, err
-	}
-	return nil, nil
-}
-
-func parseNode(info string) (n node) {
-	lines := bufio.NewScanner(strings.NewReader(info))
-	for lines.Scan() {
-		name, value, _ := strings.Cut(strings.TrimSpace(lines.Text()), ":")
-		number, _ := strconv.ParseInt(value, 10, 64) // 0 for a text
-		switch name {
-		case "used_memory":
-			n.used = number
-		case "maxmemory":
-			n.memoryMax = number
-		case "aof_last_write_status":
-			n.logFails = value != "ok"
-		case "aof_delayed_fsync":
-			n.delayed = number
-		}
-	}
-	return n
+func (n *node) shown() RedisNode {
+	return RedisNode{Name: n.Name, Server: n.health.shown(), UsedBytes: n.UsedBytes, MaxBytes: n.MaxBytes}
 }

@@ -16,6 +16,8 @@ type Snapshot struct {
 
 	Postgres Server `json:"postgres"`
 	Redis    Server `json:"redis"`
+	// RedisNodes are its servers: one, or the masters of a cluster. Redis is reachable if one of them answers.
+	RedisNodes []RedisNode `json:"redis_nodes"`
 	// Processes are the scraped ones, in the order of their targets.
 	Processes []Process `json:"processes"`
 	// Troubles are what is wrong now, the worst first.
@@ -40,6 +42,16 @@ type Server struct {
 	Reachable bool      `json:"reachable"`
 	Since     time.Time `json:"since"` // when Reachable became what it is
 	Error     string    `json:"error,omitempty"`
+}
+
+// RedisNode is a server of Redis.
+type RedisNode struct {
+	// Name is its address, or that of the master at its Sentinels.
+	Name string `json:"name"`
+	Server
+	// UsedBytes is its memory in use, MaxBytes its maxmemory, 0 if that is unlimited. Both are 0 while it does not answer.
+	UsedBytes int64 `json:"used_bytes"`
+	MaxBytes  int64 `json:"max_bytes"`
 }
 
 // Process is one scraped process.

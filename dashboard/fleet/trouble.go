@@ -141,21 +141,25 @@ func (t *troubles) ofServers(f *Fleet, s *Snapshot) {
 		return
 	}
 	for _, n := range f.nodes {
-		if n.memoryMax > 0 {
-			share := float64(n.used) / float64(n.memoryMax)
+		if !n.health.up && n.health.err != "" {
+			t.is(n.Name, Critical, atRedisGone, "Redis %s does not answer, and its sales sell nothing: %s", n.Name, n.health.err).
+				from(n.health.since)
+		}
+		if n.MaxBytes > 0 {
+			share := float64(n.UsedBytes) / float64(n.MaxBytes)
 			severity := Warning
 			if share >= memoryCritical {
 				severity = Critical
 			}
 			if share >= memoryWarning {
-				t.is(n.addr, severity, atRedisMemory, "Redis %s uses %.0f %% of its memory: without memory it sells nothing",
-					n.addr, 100*share)
+				t.is(n.Name, severity, atRedisMemory, "Redis %s uses %.0f %% of its memory: without memory it sells nothing",
+					n.Name, 100*share)
 			}
 		}
-		if n.logFails {
-			t.is(n.addr, Critical, atRedisSync, "Redis %s cannot write its log to the disk", n.addr)
+		if n.LogFails {
+			t.is(n.Name, Critical, atRedisSync, "Redis %s cannot write its log to the disk", n.Name)
 		} else if !n.delayedAt.IsZero() && t.now.Sub(n.delayedAt) < time.Minute {
-			t.is(n.addr, Warning, atRedisSync, "Redis %s waits for its disk: it delays purchases to sync its log", n.addr)
+			t.is(n.Name, Warning, atRedisSync, "Redis %s waits for its disk: it delays purchases to sync its log", n.Name)
 		}
 	}
 }

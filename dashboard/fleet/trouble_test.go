@@ -9,6 +9,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
+	"stampede/internal/redisinfo"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 )
@@ -109,17 +110,19 @@ func TestEachTroubleIsFound(t *testing.T) {
 			f.processes[0].last.operatorsFile = true
 		}, atOperatorsFileFaulty, Warning, "operators' file", 0},
 		"memory": {func(f *Fleet, _ *Snapshot, _ *round) {
-			f.nodes = []node{{addr: "a:1", used: 81, memoryMax: 100}}
+			f.nodes = []node{{Server: redisinfo.Server{Name: "a:1", UsedBytes: 81, MaxBytes: 100}}}
 		}, atRedisMemory, Warning, "81 %", 0},
 		"no memory": {func(f *Fleet, _ *Snapshot, _ *round) {
-			f.nodes = []node{{addr: "a:1", used: 96, memoryMax: 100}, {addr: "b:1", used: 1 << 40}}
+			f.nodes = []node{
+				{Server: redisinfo.Server{Name: "a:1", UsedBytes: 96, MaxBytes: 100}}, {Server: redisinfo.Server{UsedBytes: 1 << 40}},
+			}
 		}, atRedisMemory, Critical, "96 %", 0},
 		"log fails": {func(f *Fleet, _ *Snapshot, _ *round) {
-			f.nodes = []node{{addr: "a:1", logFails: true}}
+			f.nodes = []node{{Server: redisinfo.Server{Name: "a:1", LogFails: true}}}
 		}, atRedisSync, Critical, "cannot write", 0},
 		"log is slow": {func(f *Fleet, _ *Snapshot, _ *round) {
-			f.noteNodes([]node{{addr: "a:1", delayed: 3}}, at(-9))
-			f.noteNodes([]node{{addr: "a:1", delayed: 4}}, at(-5))
+			f.noteNodes([]redisinfo.Server{{Name: "a:1", DelayedSyncs: 3}}, at(-9))
+			f.noteNodes([]redisinfo.Server{{Name: "a:1", DelayedSyncs: 4}}, at(-5))
 		}, atRedisSync, Warning, "delays purchases", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -196,11 +199,4 @@ func TestWorstTroubleComesFirst(t *testing.T) {
 	for _, trouble := range s.Troubles {
 		require.False(t, strings.HasSuffix(trouble.Text, "."))
 	}
-}
-
-func TestNodeIsParsed(t *testing.T) {
-	t.Parallel()
-	n := parseNode("# Memory\r\nused_memory:1048576\r\nused_memory_human:1M\r\nmaxmemory:2097152\r\n" +
-		"# Persistence\r\naof_last_write_status:err\r\naof_delayed_fsync:7\r\n")
-	require.Equal(t, node{used: 1 << 20, memoryMax: 2 << 20, logFails: true, delayed: 7}, n)
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"stampede/fulfillment/audit"
+	"stampede/internal/redisinfo"
 )
 
 type descs struct {
@@ -110,21 +111,21 @@ func (s *Survey) collectUnits(u saleUnits, gauge func(*prometheus.Desc, float64,
 }
 
 func (s *Survey) collectServer(
-	out chan<- prometheus.Metric, r redisServer, gauge func(*prometheus.Desc, float64, ...string),
+	out chan<- prometheus.Metric, r redisinfo.Server, gauge func(*prometheus.Desc, float64, ...string),
 ) {
-	gauge(s.descs.redisUp, number(r.up), r.node)
-	if r.usedBytes == 0 {
-		return // it answered nothing
+	gauge(s.descs.redisUp, number(r.Up()), r.Name)
+	if r.Err != nil {
+		return
 	}
-	ratio := 0.0
-	if r.maxBytes > 0 {
-		ratio = r.usedBytes / r.maxBytes
+	used, most, ratio := float64(r.UsedBytes), float64(r.MaxBytes), 0.0
+	if most > 0 {
+		ratio = used / most
 	}
-	gauge(s.descs.usedBytes, r.usedBytes, r.node)
-	gauge(s.descs.maxBytes, r.maxBytes, r.node)
-	gauge(s.descs.usedRatio, ratio, r.node)
-	gauge(s.descs.logged, number(r.logged), r.node)
-	out <- prometheus.MustNewConstMetric(s.descs.delayedFsyncs, prometheus.CounterValue, r.delayedFsyncs, r.node)
+	gauge(s.descs.usedBytes, used, r.Name)
+	gauge(s.descs.maxBytes, most, r.Name)
+	gauge(s.descs.usedRatio, ratio, r.Name)
+	gauge(s.descs.logged, number(r.LogOn && !r.LogFails), r.Name)
+	out <- prometheus.MustNewConstMetric(s.descs.delayedFsyncs, prometheus.CounterValue, float64(r.DelayedSyncs), r.Name)
 }
 
 func number(yes bool) float64 {

@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/internal/redisinfo"
 	"stampede/internal/retry"
 	"stampede/reservation/catalog"
 	"stampede/sql"
@@ -55,7 +56,7 @@ type Survey struct {
 	units    seen[[]saleUnits]
 	shut     seen[int]
 	workers  seen[int]
-	servers  seen[[]redisServer]
+	servers  seen[[]redisinfo.Server]
 	// postgresUp is whether Postgres answered the last look.
 	postgresUp seen[bool]
 }
@@ -104,7 +105,9 @@ func (s *Survey) Run(ctx context.Context) {
 	var looking sync.WaitGroup
 	looking.Go(func() {
 		s.every(ctx, func() time.Duration {
-			set(s, &s.servers, readServers(ctx, s.config.Redis), nil, s.config.Interval)
+			limited, cancel := context.WithTimeout(ctx, retry.CallTimeout)
+			defer cancel()
+			set(s, &s.servers, redisinfo.Masters(limited, s.config.Redis), nil, s.config.Interval)
 			return s.config.Interval
 		})
 	})

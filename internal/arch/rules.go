@@ -47,7 +47,8 @@ var may = map[string][]string{
 		"reservation/order",
 	},
 	"fulfillment/survey": {
-		"sql", "reservation", "internal/retry", "internal/telemetry", "fulfillment/audit", "reservation/catalog",
+		"sql", "reservation", "internal/redisinfo", "internal/retry", "internal/telemetry", "fulfillment/audit",
+		"reservation/catalog",
 	},
 	"fulfillment/stream": {"lua", "internal/retry", "internal/telemetry", "reservation/order"},
 	"fulfillment/ledger": {
@@ -118,7 +119,7 @@ var may = map[string][]string{
 		"internal/retry",
 		"reservation/order",
 	},
-	"dashboard/fleet":   {"sql", "internal/figure", "reservation", "reservation/catalog"},
+	"dashboard/fleet":   {"sql", "internal/figure", "internal/redisinfo", "reservation", "reservation/catalog"},
 	"dashboard/session": {"internal/operators"},
 	"dashboard/live":    {},
 	"dashboard": {

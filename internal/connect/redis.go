@@ -112,7 +112,11 @@ func openSentinels(target redisTarget, o *redis.Options) redis.UniversalClient {
 	options := universal(target, o).Failover()
 	options.MasterName = target.masterName
 	options.SentinelUsername, options.SentinelPassword = target.sentinelUsername, target.sentinelPassword
-	return redis.NewFailoverClient(options)
+	client := redis.NewFailoverClient(options)
+	// It dials the address that the Sentinels tell. The name is for metrics and messages, which would call every master
+	// FailoverClient.
+	client.Options().Addr = target.masterName
+	return client
 }
 
 // universal returns the options that are the same for Sentinel and for a cluster.

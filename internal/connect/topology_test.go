@@ -59,6 +59,7 @@ func TestSentinelSurvivesMasterKill(t *testing.T) {
 		require.Equal(t, name, client.ClientGetName(t.Context()).Val())
 	}
 	client := open(t, connect.Ingress, sentinels.URL)
+	require.Equal(t, "mymaster", client.(*redis.Client).Options().Addr, "its name in metrics")
 	testkit.Eventually(t, 30*time.Second, "the replica has the write", func() bool {
 		return client.(*redis.Client).Wait(t.Context(), 1, time.Second).Val() == 1
 	})

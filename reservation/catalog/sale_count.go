@@ -3,7 +3,6 @@ package catalog
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"time"
 
@@ -199,28 +198,34 @@ func nullUUID(id uuid.UUID) *uuid.UUID {
 // unit in transit counts as held, and never twice. Units on their way between two shards are available.
 //
 // If Redis lacks a shard of a published sale, or it is closed for a rebuild, the held units are unknown
-// and the sale gets an error, unless it has ended.
+// and the sale gets an error, unless it has ended. So does a sale whose master of a cluster does not answer. If
+// that is true of all published sales, the call fails.
 func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]CountResult, error) {
 	asked := make([][]*redis.SliceCmd, len(sales))
-	unpublished := true
 	pipe := c.store.Redis.Pipeline()
 	for i, s := range sales {
 		for shard := range s.Shards {
 			key := c.store.Keys.Sale(s.Layout().Partition(shard), s.ID)
 			asked[i] = append(asked[i], pipe.HMGet(ctx, key, "stock", "left", "epoch"))
 		}
-		unpublished = unpublished && s.publishedRevision == 0
 	}
-	// Skip sales that were never published.
-	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) && !unpublished {
-		return nil, err
-	}
+	_, failed := pipe.Exec(ctx)
 	now := time.Now()
+	published, unanswered := 0, 0
 	counted := make([]CountResult, len(sales))
 	for i, s := range sales {
 		sale := &counted[i].CountedSale
 		*sale = CountedSale{
 			Sale: s.Sale, State: s.StateAt(now), Sold: s.final, Retired: s.retired, Archived: s.archived,
+		}
+		err := errorIn(asked[i])
+		if s.publishedRevision > 0 { // else it is not in Redis
+			published++
+			if err != nil {
+				unanswered++
+				counted[i].Err = fmt.Errorf("count sale=%s: %w: %w", s.ID, reservation.ErrUnavailable, err)
+				continue
+			}
 		}
 		taken, whole := takenIn(asked[i])
 		switch {
@@ -235,7 +240,23 @@ func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]CountResult,
 		}
 		sale.Available = s.Stock - sale.Held - s.final
 	}
+	if published > 0 && unanswered == published {
+		return nil, failed
+	}
 	return counted, nil
+}
+
+// errorIn returns the first error of shards that were not answered. The client of a cluster sets the error of one master
+// in the answers of the others as well.
+func errorIn(shards []*redis.SliceCmd) error {
+	for _, shard := range shards {
+		if len(shard.Val()) > 0 {
+			shard.SetErr(nil)
+		} else if err := shard.Err(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // takenIn returns how many units are reserved in all shards, and false if one is missing or closed.
