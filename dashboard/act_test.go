@@ -273,6 +273,19 @@ func (b *browser) awaitCheck() (page string) {
 	return page
 }
 
+// Sales are in both servers: who cannot reach Postgres must not be sent to Redis.
+func TestActionWithoutPostgresBlamesNoOtherServer(t *testing.T) {
+	t.Parallel()
+	d := openDesk(t)
+	id := d.sale("drop", 5)
+	b := d.as("ann")
+	d.Dashboard.Pool.Close()
+	_, shown := b.post("/sales/" + id.String() + "/pause")
+	require.Contains(t, shown, "Not done.")
+	require.NotContains(t, shown, "Redis does not answer")
+	require.EqualValues(t, 1, testutil.ToFloat64(d.metrics.actions.WithLabelValues(actionFailed)))
+}
+
 func TestAuditIsRunAndRecorded(t *testing.T) {
 	t.Parallel()
 	d := openDesk(t)

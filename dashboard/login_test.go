@@ -38,6 +38,9 @@ func TestNothingIsShownWithoutLogin(t *testing.T) {
 		require.Contains(t, page, "Your operator's token", path)
 		require.NotContains(t, page, "secret sale", path)
 	}
+	status, _ := b.do(http.MethodHead, "/", nil, nil)
+	require.Equal(t, http.StatusOK, status)
+	require.Zero(t, testutil.ToFloat64(d.metrics.actions.WithLabelValues(actionDenied)), "nothing was to be done")
 	for _, path := range []string{"/live", "/history?of=all", "/minutes?of=all"} {
 		status, _ := b.get(path)
 		require.Equal(t, http.StatusUnauthorized, status)

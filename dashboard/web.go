@@ -125,14 +125,15 @@ type sessionHandler func(http.ResponseWriter, *http.Request, *session.Session)
 func (d *Dashboard) withSession(role operators.Role, h sessionHandler) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		s, ok := d.sessionOf(r)
+		acts := r.Method != http.MethodGet && r.Method != http.MethodHead
 		switch {
-		case !ok && r.Method == http.MethodGet && !slices.Contains([]string{"/live", "/history", "/minutes"}, r.URL.Path):
+		case !ok && !acts && !slices.Contains([]string{"/live", "/history", "/minutes"}, r.URL.Path):
 			to := "/login"
 			if r.URL.Path != "/" {
 				to += "?next=" + url.QueryEscape(r.URL.RequestURI())
 			}
 			http.Redirect(w, r, to, http.StatusSeeOther)
-		case !ok && r.Method != http.MethodGet:
+		case !ok && acts:
 			d.metrics.actions.WithLabelValues(actionDenied).Inc()
 			http.Redirect(w, r, "/login?over=1", http.StatusSeeOther)
 		case !ok:

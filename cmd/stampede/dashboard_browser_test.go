@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/crowd"
+	"stampede/internal/figure"
 	"stampede/internal/testbrowser"
 	"stampede/internal/testkit"
 )
@@ -69,17 +70,17 @@ func dashboardShowsTheMinute(t *testing.T, browser *testbrowser.Browser) {
 	b.Shows("[data-fragment=sales]", "test")
 	b.Until(`document.querySelectorAll("[data-fragment=processes] .good").length === 3`, "three processes")
 
-	// A purchase is on the page within seconds of its answer: the page does not wait for its next load.
+	// A purchase is on the page within two seconds of its answer. A busy machine may take longer for some of them.
 	available := fmt.Sprintf("[data-live='%s.available']", sale)
 	b.Shows(available, "100,000")
 	testbrowser.Evaluate[bool](b, fmt.Sprintf(`(window.seen = {}, new MutationObserver(() => {
 		window.seen[document.querySelector(%q).textContent] ??= Date.now();
 	}).observe(document.body, {subtree: true, childList: true, characterData: true}), true)`, available))
-	const soon = 10 * time.Second // 2 s on a quiet machine
+	const soon, tries = 2 * time.Second, 30
 	best := time.Hour
-	for try := 1; try <= 3 && best > soon; try++ {
+	for try := 1; try <= tries && best > soon; try++ {
 		s.buy(one, sale, fmt.Sprint("ann-", try))
-		bought, left := time.Now(), fmt.Sprint("99,99", 10-try)
+		bought, left := time.Now(), figure.Count(int64(100_000-try))
 		b.Until(fmt.Sprintf(`window.seen[%q]`, left), "the unit that is gone")
 		best = min(best, time.UnixMilli(testbrowser.Evaluate[int64](b, fmt.Sprintf(`window.seen[%q]`, left))).Sub(bought))
 	}
