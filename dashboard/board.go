@@ -136,9 +136,9 @@ func saleValues(v map[string]string, s fleet.Sale, now time.Time) {
 // memoryText is the memory that a server of Redis uses.
 func memoryText(n fleet.RedisNode) string {
 	if n.MaxBytes == 0 {
-		return bytesText(float64(n.UsedBytes)) + " of memory, without a limit"
+		return bytesText(float64(n.UsedBytes)) + ", without a limit"
 	}
-	return bytesText(float64(n.UsedBytes)) + " of " + bytesText(float64(n.MaxBytes)) + " memory"
+	return bytesText(float64(n.UsedBytes)) + " of " + bytesText(float64(n.MaxBytes))
 }
 
 // countdown says what comes next for a sale, and when.

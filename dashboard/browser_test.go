@@ -160,6 +160,10 @@ func (d *testDesk) fill() uuid.UUID {
 		s.Redis = fleet.Server{
 			Since: now.Add(-42 * time.Second), Error: "dial tcp 10.0.3.7:6379: connect: connection refused",
 		}
+		s.RedisNodes = []fleet.RedisNode{
+			{Name: "10.0.3.6:6379", Server: fleet.Server{Reachable: true, Since: now}, UsedBytes: 2_910_000_000, MaxBytes: 4_000_000_000},
+			{Name: "10.0.3.7:6379", Server: fleet.Server{Since: now, Error: "connection refused"}},
+		}
 		s.Processes = []fleet.Process{
 			{
 				Target: "http://ingress-1.shop.internal:8080/metrics", Kind: "ingress", Up: true, Since: now.Add(-time.Hour),

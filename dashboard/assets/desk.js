@@ -263,7 +263,7 @@ class Chart {
 
   label(n) {
     if (this.unit === "ms") return n >= 1000 ? plain.format(n / 1000) + " s" : plain.format(n) + " ms";
-    return plain.format(n);
+    return plain.format(n) + (this.unit === "s" ? " s" : "");
   }
 
   // path leaves a gap where a figure is not known or points are missing.
@@ -286,7 +286,7 @@ class Chart {
     svg("line", {class: "cursor", x1: at, x2: at, y1: y(0), y2: 6}, this.root);
     const rows = [hours.format(near[0]) + " UTC", ...this.series.map((s) => {
       const n = near[1][s.column];
-      return `${s.label} ${n === null || n === undefined ? "–" : this.unit === "ms" ? this.label(n) : plain.format(n) + (this.unit === "s" ? " s" : this.unit)}`;
+      return `${s.label} ${n === null || n === undefined ? "–" : this.label(n)}${this.unit === "/s" ? "/s" : ""}`;
     })];
     const box = svg("g", {class: "readout"}, this.root);
     const w = Math.max(...rows.map((r) => r.length)) * 6.6 + 14, h = rows.length * 16 + 8;

@@ -54,7 +54,11 @@ func (d *demo) killWorker(ctx context.Context, buyers *crowd.Crowd) error {
 	if !retry.Pause(replaceAfter, ctx.Done()) {
 		return context.Cause(ctx)
 	}
-	if _, err := d.fleet.startWorker(ctx, "worker-3", d.env()); err != nil {
+	env := d.env()
+	if d.config.Dashboard { // which knows the address of the killed one
+		env = append(env, "STAMPEDE_METRICS_ADDR="+worker.metrics)
+	}
+	if _, err := d.fleet.startWorker(ctx, "worker-3", env); err != nil {
 		return err
 	}
 	err = await(ctx, "the claim of the orders of "+victim, func() (bool, error) {

@@ -42,6 +42,7 @@ var errStatus0 = errors.New("exit status 0")
 type process struct {
 	*child.Process
 	name     string
+	metrics  string // its address, of a worker
 	log      *os.File
 	expected atomic.Bool
 }
@@ -103,7 +104,8 @@ func (f *fleet) startWorker(ctx context.Context, name string, env []string) (add
 		return "", err
 	}
 	f.workers[name] = p
-	return found.await(ctx, name)
+	p.metrics, err = found.await(ctx, name)
+	return p.metrics, err
 }
 
 // startDashboard returns the address of a dashboard that watches processes by the URLs of their metrics.
