@@ -48,10 +48,10 @@ const (
 var wanted = func() map[string]bool {
 	names := map[string]bool{}
 	for _, name := range []string{
-		metricRebuilds, metricBuild, metricStart, metricCPU, metricMemory, metricPurchases, metricSalePurchases, metricInFlight,
+		metricBuild, metricStart, metricCPU, metricMemory, metricPurchases, metricSalePurchases, metricInFlight,
 		metricInFlightLimit, metricConnections, metricOperatorsFile, metricOrders, metricWaiting, metricOldest,
 		metricReachable, metricReaders, metricFailing, metricRelayDelivered, metricRelayLag, metricRelayFailing,
-		metricRelayState, metricRelayServing, metricRelayHeld,
+		metricRelayState, metricRelayServing, metricRelayHeld, metricRebuilds,
 	} {
 		names[name] = true
 	}
