@@ -53,6 +53,7 @@ func (f *Fleet) snapshot(now time.Time) *Snapshot {
 		}
 		gained.add(&p.gained)
 		salesCounted = salesCounted || p.last.salesCounted
+		ended.rebuilds, p.rebuilds = ended.rebuilds+p.rebuilds, 0
 		if p.fresh {
 			p.fresh = false
 			fresh.answers, fresh.durable = fresh.answers.plus(p.gained.answers), fresh.durable.plus(p.gained.durable)

@@ -34,6 +34,8 @@ type process struct {
 	// has counted it.
 	gained increase
 	fresh  bool
+	// rebuilds are those of a lost Redis that no snapshot has counted yet.
+	rebuilds float64
 }
 
 // seen notes a scrape that was made at that time.
@@ -50,6 +52,7 @@ func (p *process) seen(s *sample, err error, at time.Time) {
 	if !p.up {
 		p.up, p.since = true, at
 	}
+	p.rebuilds += s.rebuildsSince(p.last)
 	p.last, p.lastSeen, p.err, p.misses = s, at, "", 0
 }
 

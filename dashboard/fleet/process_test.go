@@ -7,6 +7,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -86,6 +87,31 @@ func TestProcessThatComesBackCountsFromItsNewValue(t *testing.T) {
 	require.Zero(t, p.shown().PerSecond, "what it did meanwhile is no rate of now")
 	p.seen(mustRead(t, ingressPage(1, 907, 0, 0, 0)), nil, at(101))
 	require.EqualValues(t, 7, p.shown().PerSecond)
+}
+
+func TestRebuildOfRestartedWorkerIsTrouble(t *testing.T) {
+	t.Parallel()
+	rebuilt := func(start, lost, byHand int) string {
+		return workerPage(start, 0, 0, 0, "a") + fmt.Sprintf("# TYPE stampede_rebuilds_total counter\n"+
+			"stampede_rebuilds_total{reason=\"server\"} %d\nstampede_rebuilds_total{reason=\"by-hand\"} %d\n", lost, byHand)
+	}
+	var p process
+	p.seen(mustRead(t, rebuilt(1, 1, 0)), nil, at(0))
+	require.Zero(t, p.rebuilds, "that was before")
+	p.seen(mustRead(t, rebuilt(1, 1, 1)), nil, at(1))
+	require.Zero(t, p.rebuilds, "an operator asked for it")
+
+	worker := newPage(t, rebuilt(1, 1, 0))
+	f, _ := newFleet(t, worker.target())
+	s := f.play(t, "it answers", func(s *Snapshot) bool { return s.Processes[0].Up })
+	require.NotContains(t, troublesOf(s), atStockRebuilt)
+	worker.answer(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) })
+	f.play(t, "it is gone", func(s *Snapshot) bool { return !s.Processes[0].Up })
+	worker.handle.Store(nil)
+	worker.set(rebuilt(2, 1, 0))
+	f.play(t, "the rebuild of the new process is shown", func(s *Snapshot) bool {
+		return slices.Contains(troublesOf(s), atStockRebuilt)
+	})
 }
 
 func TestOneTimeoutIsNotTheEndOfProcess(t *testing.T) {

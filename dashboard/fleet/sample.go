@@ -30,6 +30,7 @@ const (
 	metricConnections     = "stampede_connections"
 	metricOperatorsFile   = "stampede_operators_file_current"
 	metricOrders          = "stampede_orders_total"
+	metricRebuilds        = "stampede_rebuilds_total"
 	metricDurableSeconds  = "stampede_accept_to_durable_seconds"
 	metricWaiting         = "stampede_stream_waiting_orders"
 	metricOldest          = "stampede_stream_oldest_entry_age_seconds"
@@ -51,7 +52,7 @@ var wanted = func() map[string]bool {
 		metricBuild, metricStart, metricCPU, metricMemory, metricPurchases, metricSalePurchases, metricInFlight,
 		metricInFlightLimit, metricConnections, metricOperatorsFile, metricOrders, metricWaiting, metricOldest,
 		metricReachable, metricReaders, metricFailing, metricRelayDelivered, metricRelayLag, metricRelayFailing,
-		metricRelayState, metricRelayServing, metricRelayHeld,
+		metricRelayState, metricRelayServing, metricRelayHeld, metricRebuilds,
 	} {
 		names[name] = true
 	}
@@ -102,6 +103,7 @@ type sample struct {
 	answers      histogram
 
 	recorded, rejected, voided float64 // orders
+	rebuilds                   float64 // of stock, but those that operators asked for
 	durable                    histogram
 	streams                    map[string]streamSample
 	failing                    []string
@@ -220,6 +222,11 @@ func (s *sample) readWorker(families map[string]*dto.MetricFamily) {
 			s.recorded, s.rejected = s.recorded+v, s.rejected+v
 		case "voided":
 			s.recorded, s.voided = s.recorded+v, s.voided+v
+		}
+	})
+	each(families[metricRebuilds], func(l labels, v float64) {
+		if reason := l.of("reason"); reason != "by-hand" && reason != "reconciled" {
+			s.rebuilds += v
 		}
 	})
 	s.durable = histogramOf(families[metricDurableSeconds])

@@ -22,6 +22,7 @@ const (
 	atDeadLetterParked    = "dead-letter-parked"
 	atOrderRejected       = "order-rejected"
 	atOrderVoided         = "order-voided"
+	atStockRebuilt        = "stock-rebuilt"
 	atSaleShut            = "sale-shut"
 	atRedisMemory         = "redis-memory"
 	atRedisSync           = "redis-sync"
@@ -37,7 +38,7 @@ const (
 const (
 	// holdRates is how long a trouble is shown after the last second in which it was seen, if it comes and goes.
 	holdRates = 10 * time.Second
-	// holdEnds is how long it is shown that orders were rejected or voided.
+	// holdEnds is how long it is shown that orders were rejected or voided, and that the stock was rebuilt.
 	holdEnds = 5 * time.Minute
 	// delayed is how long a state must last that is also passed in ordinary operation, such as the restart of a worker.
 	delayedStep, delayedReader, delayedShut = 5 * time.Second, 15 * time.Second, 3 * time.Second
@@ -55,8 +56,9 @@ const (
 	troublesMax = 200
 )
 
-// orderEnds are the orders that ended badly in one round.
-type orderEnds struct{ rejected, voided float64 }
+// orderEnds are the orders that ended badly in one round, and the rebuilds of stock whose Redis was lost: orders that
+// only that Redis had are counted nowhere.
+type orderEnds struct{ rejected, voided, rebuilds float64 }
 
 // round is what one round has found beside its snapshot.
 type round struct {
@@ -253,17 +255,21 @@ func (t *troubles) ofOrders(f *Fleet, s *Snapshot, r round) {
 		t.is("", Warning, atDeadLetterParked, "%s parked: their orders wait for an operator",
 			several(s.DeadLetters, "dead letter is", "dead letters are")).from(f.desk.oldestLetter)
 	}
-	end := func(key, what string, more float64, total *float64) {
+	end := func(key, what, why string, more float64, total *float64) {
 		if t.known[key+" "] == nil {
 			*total = 0
 		}
 		if *total += more; more > 0 {
-			t.is("", Critical, key, "%s %s: Redis and Postgres disagreed",
-				several(int64(*total), "order was", "orders were"), what).hold = holdEnds
+			t.is("", Critical, key, "%s %s: %s",
+				several(int64(*total), "order was", "orders were"), what, why).hold = holdEnds
 		}
 	}
-	end(atOrderRejected, "rejected", r.ended.rejected, &t.ended.rejected)
-	end(atOrderVoided, "voided", r.ended.voided, &t.ended.voided)
+	end(atOrderRejected, "rejected", "Redis and Postgres disagreed", r.ended.rejected, &t.ended.rejected)
+	end(atOrderVoided, "voided", "they were lost with Redis", r.ended.voided, &t.ended.voided)
+	if r.ended.rebuilds > 0 {
+		t.is("", Warning, atStockRebuilt, "workers rebuilt the stock: orders that only the lost Redis had are voided").
+			hold = holdEnds
+	}
 }
 
 func (t *troubles) ofSales(s *Snapshot) {

@@ -65,6 +65,9 @@ func TestEachTroubleIsFound(t *testing.T) {
 			r.ended.rejected = 2
 		}, atOrderRejected, Critical, "2 orders", 0},
 		"voided": {func(_ *Fleet, _ *Snapshot, r *round) { r.ended.voided = 2 }, atOrderVoided, Critical, "2 orders", 0},
+		"rebuilt": {func(_ *Fleet, _ *Snapshot, r *round) {
+			r.ended.rebuilds = 1
+		}, atStockRebuilt, Warning, "workers rebuilt the stock", 0},
 		"shut": {func(_ *Fleet, s *Snapshot, _ *round) {
 			s.Sales[0].Shut = "a reason"
 		}, atSaleShut, Critical, "shoes sells nothing: a reason", delayedShut},
