@@ -161,7 +161,7 @@ func (d *testDesk) fill() uuid.UUID {
 			Since: now.Add(-42 * time.Second), Error: "dial tcp 10.0.3.7:6379: connect: connection refused",
 		}
 		s.RedisNodes = []fleet.RedisNode{
-			{Name: "10.0.3.6:6379", Server: fleet.Server{Reachable: true, Since: now}, UsedBytes: 2_910_000_000, MaxBytes: 4_000_000_000},
+			{Name: "10.0.3.6:6379", Server: fleet.Server{Reachable: true, Since: now}, UsedBytes: 29e8, MaxBytes: 40e8},
 			{Name: "10.0.3.7:6379", Server: fleet.Server{Since: now, Error: "connection refused"}},
 		}
 		s.Processes = []fleet.Process{

@@ -70,7 +70,8 @@ func TestDemoKeepsDashboard(t *testing.T) {
 	read(http.MethodPost, "/login", url.Values{"token": {token}, "next": {"/"}})
 	testkit.Eventually(t, within, "the sale is sold out, and all processes are up", func() bool {
 		page := read(http.MethodGet, "/", nil)
-		return strings.Contains(page, ">demo<") && strings.Contains(page, ".sold\">500<") && strings.Count(page, "✓ up") >= 3
+		return strings.Contains(page, ">demo<") && strings.Contains(page, ".sold\">500<") &&
+			strings.Count(page, "✓ up") >= 3
 	})
 
 	require.NoError(t, unix.Kill(c.Pid(), unix.SIGINT))

@@ -93,5 +93,6 @@ func TestTopOnCluster(t *testing.T) {
 		}
 		beginnings = append(beginnings, fmt.Sprintf("stampede_redis_up{node=%q} %d", node, up))
 	}
-	s.awaitSeries(targets[1], append(beginnings, fmt.Sprintf("stampede_sale_units{kind=%q,sale=%q} ", "available", whole))...)
+	beginnings = append(beginnings, fmt.Sprintf("stampede_sale_units{kind=%q,sale=%q} ", "available", whole))
+	s.awaitSeries(targets[1], beginnings...)
 }

@@ -110,7 +110,8 @@ func (f *Fleet) lookIntoRedis(ctx context.Context) {
 	defer cancel()
 	f.mu.Lock()
 	page, listed, paid := f.sales.page, f.sales.listed, f.funnels.paid()
-	askNodes := time.Since(f.nodesAt) >= infoInterval || slices.ContainsFunc(f.nodes, func(n node) bool { return n.Err != nil })
+	askNodes := time.Since(f.nodesAt) >= infoInterval ||
+		slices.ContainsFunc(f.nodes, func(n node) bool { return n.Err != nil })
 	f.mu.Unlock()
 
 	var pinged, uncounted error
@@ -145,7 +146,8 @@ func (f *Fleet) lookIntoRedis(ctx context.Context) {
 // inspectionsMax bounds the partitions that are asked at the same time.
 const inspectionsMax = 8
 
-// inspect asks the servers of the partitions in which a sale is open who they are. Those that do not answer are missing.
+// inspect asks the servers of the partitions in which a sale is open who they are. Those that do not answer are
+// missing.
 func (f *Fleet) inspect(ctx context.Context, sales []catalog.CountedSale) map[int]reservation.ServerState {
 	var asking errgroup.Group
 	asking.SetLimit(inspectionsMax)

@@ -144,8 +144,8 @@ func (t *troubles) ofServers(f *Fleet, s *Snapshot) {
 	}
 	for _, n := range f.nodes {
 		if !n.health.up && n.health.err != "" {
-			t.is(n.Name, Critical, atRedisGone, "Redis %s does not answer, and its sales sell nothing: %s", n.Name, n.health.err).
-				from(n.health.since)
+			t.is(n.Name, Critical, atRedisGone, "Redis %s does not answer, and its sales sell nothing: %s",
+				n.Name, n.health.err).from(n.health.since)
 		}
 		if n.MaxBytes > 0 {
 			share := float64(n.UsedBytes) / float64(n.MaxBytes)

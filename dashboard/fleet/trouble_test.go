@@ -117,7 +117,8 @@ func TestEachTroubleIsFound(t *testing.T) {
 		}, atRedisMemory, Warning, "81 %", 0},
 		"no memory": {func(f *Fleet, _ *Snapshot, _ *round) {
 			f.nodes = []node{
-				{Server: redisinfo.Server{Name: "a:1", UsedBytes: 96, MaxBytes: 100}}, {Server: redisinfo.Server{UsedBytes: 1 << 40}},
+				{Server: redisinfo.Server{Name: "a:1", UsedBytes: 96, MaxBytes: 100}},
+				{Server: redisinfo.Server{UsedBytes: 1 << 40}},
 			}
 		}, atRedisMemory, Critical, "96 %", 0},
 		"log fails": {func(f *Fleet, _ *Snapshot, _ *round) {

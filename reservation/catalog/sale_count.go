@@ -246,8 +246,8 @@ func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]CountResult,
 	return counted, nil
 }
 
-// errorIn returns the first error of shards that were not answered. The client of a cluster sets the error of one master
-// in the answers of the others as well.
+// errorIn returns the first error of shards that were not answered. The client of a cluster sets the error of one
+// master in the answers of the others as well.
 func errorIn(shards []*redis.SliceCmd) error {
 	for _, shard := range shards {
 		if len(shard.Val()) > 0 {
