@@ -76,7 +76,8 @@ var explanations = []struct {
 		sql.ErrSchemaAhead, http.StatusServiceUnavailable, "The database is of a newer version.", "Run a newer dashboard.",
 	},
 	{
-		reservation.ErrUnavailable, http.StatusServiceUnavailable, "A server does not answer, or the sale waits for a rebuild.",
+		reservation.ErrUnavailable, http.StatusServiceUnavailable,
+		"A server does not answer, or the sale waits for a rebuild.",
 		"Look at the overview: it says which. Nothing is known to have been done.",
 	},
 	{

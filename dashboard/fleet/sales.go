@@ -19,7 +19,9 @@ type knownSales struct {
 	readAt time.Time             // when Postgres listed them
 
 	counted map[uuid.UUID]catalog.CountResult
-	states  map[int]reservation.ServerState
+	// paid are the paid units that were known when the sales were counted.
+	paid   map[uuid.UUID]int64
+	states map[int]reservation.ServerState
 }
 
 // lookAtSales reads the newest sales in Postgres.
@@ -39,13 +41,15 @@ func (f *Fleet) lookAtSales(ctx context.Context) {
 	}
 }
 
-// count stores the count of the sales, and the servers of their partitions.
-func (k *knownSales) count(counted []catalog.CountResult, states map[int]reservation.ServerState) {
+// count stores the count of the sales, the paid units that went into it, and the servers of their partitions.
+func (k *knownSales) count(
+	counted []catalog.CountResult, paid map[uuid.UUID]int64, states map[int]reservation.ServerState,
+) {
 	k.counted = make(map[uuid.UUID]catalog.CountResult, len(counted))
 	for _, c := range counted {
 		k.counted[c.ID] = c
 	}
-	k.states = states
+	k.paid, k.states = paid, states
 }
 
 // showSales fills in the sales of a snapshot. Rates are known if an ingress counts purchases by sale.
@@ -65,8 +69,9 @@ func (f *Fleet) showSales(s *Snapshot, gained *increase, ratesKnown bool) {
 			sale.Funnel, sale.FunnelKnown, sale.FunnelAt = funnel.counted, true, funnel.at
 		}
 		counted, isCounted := f.sales.counted[listed.ID]
+		_, paidKnown := f.sales.paid[listed.ID]
 		if isCounted && counted.Err == nil && f.postgres.up && f.redis.up &&
-			(funnelKnown || !counted.AwaitsPayment()) {
+			(paidKnown || !counted.AwaitsPayment()) {
 			sale.Stock, sale.UnitsKnown = counted.Stock, true
 			sale.Available, sale.Held, sale.Sold = counted.Available, counted.Held, counted.Sold
 		}

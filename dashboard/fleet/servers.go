@@ -139,7 +139,7 @@ func (f *Fleet) lookIntoRedis(ctx context.Context) {
 		f.noteNodes(nodes, now)
 	}
 	if err == nil {
-		f.sales.count(counted, states)
+		f.sales.count(counted, paid, states)
 	}
 }
 

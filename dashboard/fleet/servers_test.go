@@ -45,7 +45,8 @@ func TestSalesAreShownWithUnitsAndFunnel(t *testing.T) {
 	require.NoError(t, testshop.ExecSQL(t, s, "UPDATE orders SET status = 'paid' WHERE user_id = 'ann' AND sale_id = '"+paid.ID.String()+"'"))
 
 	snapshot := f.play(t, "both sales are counted", func(x *Snapshot) bool {
-		return saleIn(x, plain).UnitsKnown && saleIn(x, plain).FunnelKnown && saleIn(x, paid.ID).UnitsKnown
+		return saleIn(x, plain).UnitsKnown && saleIn(x, plain).FunnelKnown && saleIn(x, paid.ID).UnitsKnown &&
+			saleIn(x, paid.ID).FunnelKnown
 	})
 	require.True(t, snapshot.Postgres.Reachable)
 	require.True(t, snapshot.Redis.Reachable)

@@ -351,9 +351,9 @@ type buyerScan struct {
 	shards []redisShard
 
 	shard  *redisShard // that of the page; findings keep a pointer to its id
-	page   []string   // user, reservation, user, …
-	cursor uint64     // 0 before the first page of a shard and after its last one
-	err    error      // an error of Redis
+	page   []string    // user, reservation, user, …
+	cursor uint64      // 0 before the first page of a shard and after its last one
+	err    error       // an error of Redis
 }
 
 // next returns the next buyer as a row, nil after the last one.
