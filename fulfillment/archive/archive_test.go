@@ -2,6 +2,7 @@ package archive_test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -27,10 +28,18 @@ import (
 
 func archiver(s *testshop.Shop, t testing.TB, dir string, keep time.Duration) *archive.Archiver {
 	t.Helper()
-	a, err := archive.New(t.Context(), archive.Config{
-		Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Dir: dir, Keep: keep, Logger: testkit.Logger(t),
+	var a *archive.Archiver
+	testkit.Eventually(t, testshop.Soon, "the session of a killed archiver has ended", func() (ended bool) {
+		var err error
+		a, err = archive.New(t.Context(), archive.Config{
+			Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Dir: dir, Keep: keep, Logger: testkit.Logger(t),
+		})
+		if errors.Is(err, archive.ErrRunning) {
+			return false
+		}
+		require.NoError(t, err)
+		return true
 	})
-	require.NoError(t, err)
 	t.Cleanup(a.Close)
 	return a
 }
