@@ -42,7 +42,7 @@ func TestWorkerIsFrozenWithOrders(t *testing.T) {
 	found, err := freeze()
 	require.NoError(t, err)
 	assert.False(t, found, "the entry is unread")
-	assert.False(t, stopped(t, started.Pid()))
+	awaitStopped(t, started.Pid(), false)
 
 	read := func() error {
 		return d.redis.XReadGroup(t.Context(), &redis.XReadGroupArgs{
@@ -53,7 +53,7 @@ func TestWorkerIsFrozenWithOrders(t *testing.T) {
 	found, err = freeze()
 	require.NoError(t, err)
 	assert.True(t, found)
-	assert.True(t, stopped(t, started.Pid()))
+	awaitStopped(t, started.Pid(), true)
 
 	entries, err := d.redis.XRange(t.Context(), d.stream(), "-", "+").Result()
 	require.NoError(t, err)
@@ -63,9 +63,13 @@ func TestWorkerIsFrozenWithOrders(t *testing.T) {
 	require.ErrorIs(t, err, errTooShort)
 }
 
-func stopped(t *testing.T, pid int) bool {
-	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	require.NoError(t, err)
-	_, state, _ := strings.Cut(string(stat), ") ")
-	return strings.HasPrefix(state, "T")
+// awaitStopped waits until a process is stopped, or not. A signal takes effect after kill(2) has returned.
+func awaitStopped(t *testing.T, pid int, want bool) {
+	t.Helper()
+	testkit.Eventually(t, patience, "the process stops, or continues", func() bool {
+		stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+		require.NoError(t, err)
+		_, state, _ := strings.Cut(string(stat), ") ")
+		return strings.HasPrefix(state, "T") == want
+	})
 }
