@@ -31,15 +31,19 @@ var errTooShort = errors.New("the sale ended before a worker had pending orders:
 // killWorker waits until part of the stock is sold, and then kills a worker that has pending orders, by SIGKILL.
 func (d *demo) killWorker(ctx context.Context, buyers *crowd.Crowd) error {
 	enough := int(killAt * float64(min(d.config.Stock, int64(d.config.Buyers))))
-	err := await(ctx, "the middle of the sale", func() (bool, error) { return buyers.Progress().Accepted >= enough, nil })
-	if err != nil {
-		return err
+	for buyers.Progress().Accepted < enough {
+		if d.soldOut(buyers) {
+			return errTooShort
+		}
+		if !retry.Pause(time.Millisecond, ctx.Done()) {
+			return context.Cause(ctx)
+		}
 	}
 	victim := stream.First(d.stream(), workers) // it reads the stream
 	worker := d.fleet.workers[victim]
 	worker.expectEnd()
 	over := func() bool { return d.soldOut(buyers) }
-	err = await(ctx, "pending orders of "+victim, func() (bool, error) { return d.freezeWithOrders(ctx, worker, over) })
+	err := await(ctx, "pending orders of "+victim, func() (bool, error) { return d.freezeWithOrders(ctx, worker, over) })
 	if err != nil {
 		return err
 	}
