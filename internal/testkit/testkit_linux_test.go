@@ -1,8 +1,6 @@
 package testkit_test
 
 import (
-	"fmt"
-	"os"
 	"testing"
 	"time"
 
@@ -21,13 +19,7 @@ func TestFrozenCommandReadsInputAfterThaw(t *testing.T) {
 
 	echo.Freeze()
 	testkit.Eventually(t, 30*time.Second, "the process is stopped", func() bool {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", echo.Pid()))
-		require.NoError(t, err)
-		var pid int
-		var name, state string
-		_, err = fmt.Sscan(string(stat), &pid, &name, &state)
-		require.NoError(t, err)
-		return state == "T"
+		return testkit.Stopped(t, echo.Pid())
 	})
 	echo.WriteLine("two")
 	require.NotContains(t, echo.Output(), "two")

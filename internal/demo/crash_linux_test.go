@@ -1,10 +1,7 @@
 package demo
 
 import (
-	"os"
 	"os/exec"
-	"strconv"
-	"strings"
 	"syscall"
 	"testing"
 
@@ -42,7 +39,7 @@ func TestWorkerIsFrozenWithOrders(t *testing.T) {
 	found, err := freeze()
 	require.NoError(t, err)
 	assert.False(t, found, "the entry is unread")
-	awaitStopped(t, started.Pid(), false)
+	testkit.Eventually(t, patience, "the worker goes on", func() bool { return !testkit.Stopped(t, started.Pid()) })
 
 	read := func() error {
 		return d.redis.XReadGroup(t.Context(), &redis.XReadGroupArgs{
@@ -53,7 +50,7 @@ func TestWorkerIsFrozenWithOrders(t *testing.T) {
 	found, err = freeze()
 	require.NoError(t, err)
 	assert.True(t, found)
-	awaitStopped(t, started.Pid(), true)
+	testkit.Eventually(t, patience, "the worker is stopped", func() bool { return testkit.Stopped(t, started.Pid()) })
 
 	entries, err := d.redis.XRange(t.Context(), d.stream(), "-", "+").Result()
 	require.NoError(t, err)
@@ -61,15 +58,4 @@ func TestWorkerIsFrozenWithOrders(t *testing.T) {
 	over = true
 	_, err = freeze()
 	require.ErrorIs(t, err, errTooShort)
-}
-
-// awaitStopped waits until a process is stopped, or not. A signal takes effect after kill(2) has returned.
-func awaitStopped(t *testing.T, pid int, want bool) {
-	t.Helper()
-	testkit.Eventually(t, patience, "the process stops, or continues", func() bool {
-		stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-		require.NoError(t, err)
-		_, state, _ := strings.Cut(string(stat), ") ")
-		return strings.HasPrefix(state, "T") == want
-	})
 }
