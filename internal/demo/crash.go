@@ -3,12 +3,8 @@ package demo
 import (
 	"context"
 	"errors"
-	"fmt"
-	"slices"
 	"syscall"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"stampede/fulfillment/stream"
 	"stampede/internal/crowd"
@@ -62,7 +58,7 @@ func (d *demo) killWorker(ctx context.Context, buyers *crowd.Crowd) error {
 	if d.config.Dashboard { // which knows the address of the killed one
 		env = append(env, "STAMPEDE_METRICS_ADDR="+worker.metrics)
 	}
-	if _, err := d.fleet.startWorker(ctx, "worker-3", env); err != nil {
+	if err := d.fleet.startWorker(ctx, "worker-3", env); err != nil {
 		return err
 	}
 	err = await(ctx, "the claim of the orders of "+victim, func() (bool, error) {
@@ -88,11 +84,11 @@ func (d *demo) freezeWithOrders(ctx context.Context, worker *process, over func(
 		if pending > 0 || err != nil {
 			return true, err
 		}
-		unread, err := d.hasUnread(ctx)
+		backlog, err := stream.ReadBacklog(ctx, d.redis, d.stream(), reservation.Group)
 		switch {
 		case err != nil:
 			return false, err
-		case unread:
+		case backlog.Lag > 0:
 			worker.Signal(syscall.SIGCONT)
 			retry.Pause(thawedFor, ctx.Done())
 			return false, nil
@@ -103,17 +99,6 @@ func (d *demo) freezeWithOrders(ctx context.Context, worker *process, over func(
 			return false, context.Cause(ctx)
 		}
 	}
-}
-
-// hasUnread reports whether the stream has an entry that was not delivered to the group.
-func (d *demo) hasUnread(ctx context.Context) (bool, error) {
-	info, err := d.redis.XInfoStreamFull(ctx, d.stream(), 1).Result()
-	if err != nil {
-		return false, fmt.Errorf("read the state of %s: %w", d.stream(), err)
-	}
-	return slices.ContainsFunc(info.Groups, func(g redis.XInfoStreamGroup) bool {
-		return g.Name == reservation.Group && stream.EntryAfter(info.LastGeneratedID, g.LastDeliveredID)
-	}), nil
 }
 
 // soldOut reports whether the crowd gets no more orders.

@@ -214,11 +214,10 @@ func (d *demo) open(ctx context.Context) error {
 	d.ingress = "http://" + addr
 	watched := []string{d.ingress + "/metrics"}
 	for _, name := range workers {
-		addr, err := d.fleet.startWorker(ctx, name, d.env())
-		if err != nil {
+		if err := d.fleet.startWorker(ctx, name, d.env()); err != nil {
 			return err
 		}
-		watched = append(watched, "http://"+addr+"/metrics")
+		watched = append(watched, "http://"+d.fleet.workers[name].metrics+"/metrics")
 	}
 	if err := d.openDashboard(ctx, watched); err != nil {
 		return err

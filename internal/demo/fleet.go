@@ -96,16 +96,16 @@ func (f *fleet) startIngress(ctx context.Context, env []string) (addr string, er
 	return found.await(ctx, "the ingress")
 }
 
-// startWorker returns the address of its metrics.
-func (f *fleet) startWorker(ctx context.Context, name string, env []string) (addr string, err error) {
+// startWorker adds a worker, and waits for the address of its metrics.
+func (f *fleet) startWorker(ctx context.Context, name string, env []string) error {
 	found := newAddrWatch("metrics are served")
 	p, err := f.start(name, append(slices.Clone(env), "STAMPEDE_CONSUMER="+name), found, "work")
 	if err != nil {
-		return "", err
+		return err
 	}
 	f.workers[name] = p
 	p.metrics, err = found.await(ctx, name)
-	return p.metrics, err
+	return err
 }
 
 // startDashboard returns the address of a dashboard that watches processes by the URLs of their metrics.
