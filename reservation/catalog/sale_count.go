@@ -218,7 +218,7 @@ func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]CountResult,
 		*sale = CountedSale{
 			Sale: s.Sale, State: s.StateAt(now), Sold: s.final, Retired: s.retired, Archived: s.archived,
 		}
-		err := errorIn(asked[i])
+		taken, whole, err := takenIn(asked[i])
 		if s.publishedRevision > 0 { // else it is not in Redis
 			published++
 			if err != nil {
@@ -227,7 +227,6 @@ func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]CountResult,
 				continue
 			}
 		}
-		taken, whole := takenIn(asked[i])
 		switch {
 		case whole:
 			sale.Held = max(0, taken-s.final)
@@ -246,22 +245,15 @@ func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]CountResult,
 	return counted, nil
 }
 
-// errorIn returns the first error of shards that were not answered. The client of a cluster sets the error of one
-// master in the answers of the others as well.
-func errorIn(shards []*redis.SliceCmd) error {
+// takenIn returns how many units are reserved in all shards. It is not whole if one is missing or closed. The error is
+// that of the first shard whose server did not answer.
+func takenIn(shards []*redis.SliceCmd) (taken int64, whole bool, err error) {
+	whole = true
 	for _, shard := range shards {
-		if len(shard.Val()) > 0 {
-			shard.SetErr(nil)
-		} else if err := shard.Err(); err != nil {
-			return err
+		if err := shard.Err(); err != nil && len(shard.Val()) == 0 {
+			return 0, false, err
 		}
-	}
-	return nil
-}
-
-// takenIn returns how many units are reserved in all shards, and false if one is missing or closed.
-func takenIn(shards []*redis.SliceCmd) (taken int64, whole bool) {
-	for _, shard := range shards {
+		shard.SetErr(nil) // the client of a cluster sets the error of one master in the answers of the others as well
 		var has struct {
 			Stock *int64 `redis:"stock"`
 			Left  int64  `redis:"left"`
@@ -269,9 +261,10 @@ func takenIn(shards []*redis.SliceCmd) (taken int64, whole bool) {
 		}
 		_ = shard.Scan(&has) // zero for a missing sale
 		if has.Stock == nil || has.Epoch == 0 {
-			return 0, false
+			whole = false
+			continue
 		}
 		taken += *has.Stock - has.Left
 	}
-	return taken, true
+	return taken, whole, nil
 }
