@@ -119,6 +119,9 @@ func (d *Dashboard) isOwnHost(r *http.Request) bool {
 	return err == nil || strings.EqualFold(host, "localhost")
 }
 
+// fetched are what the script of a page asks for. Without a session it gets an error; a page leads to the login.
+var fetched = []string{"/live", "/history", "/minutes"}
+
 type sessionHandler func(http.ResponseWriter, *http.Request, *session.Session)
 
 // withSession asks for a login where there is none, and refuses a role that is too low.
@@ -127,7 +130,7 @@ func (d *Dashboard) withSession(role operators.Role, h sessionHandler) http.Hand
 		s, ok := d.sessionOf(r)
 		acts := r.Method != http.MethodGet && r.Method != http.MethodHead
 		switch {
-		case !ok && !acts && !slices.Contains([]string{"/live", "/history", "/minutes"}, r.URL.Path):
+		case !ok && !acts && !slices.Contains(fetched, r.URL.Path):
 			to := "/login"
 			if r.URL.Path != "/" {
 				to += "?next=" + url.QueryEscape(r.URL.RequestURI())

@@ -65,19 +65,22 @@ func details(data []byte) string {
 		value := string(members[name])
 		var text string
 		var list []json.RawMessage
-		if json.Unmarshal(members[name], &list) == nil && len(list) > listedMax {
-			first, err := json.Marshal(list[:listedMax])
-			if err == nil {
-				value = fmt.Sprintf("%s… (%s in all)", strings.TrimSuffix(string(first), "]"), figure.Count(int64(len(list))))
-			}
-		}
-		if json.Unmarshal(members[name], &text) == nil {
+		switch {
+		case json.Unmarshal(members[name], &text) == nil:
 			value = printable(text)
 			if strings.ContainsAny(text, " ,=") {
 				value = fmt.Sprintf("%q", text)
 			}
+		case json.Unmarshal(members[name], &list) == nil && len(list) > listedMax:
+			value = beginning(list)
 		}
 		texts = append(texts, name+"="+value)
 	}
 	return strings.Join(texts, " ")
+}
+
+// beginning returns the first members of a long list.
+func beginning(list []json.RawMessage) string {
+	first, _ := json.Marshal(list[:listedMax]) // they were JSON
+	return fmt.Sprintf("%s… (%s in all)", strings.TrimSuffix(string(first), "]"), figure.Count(int64(len(list))))
 }
