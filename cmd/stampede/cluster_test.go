@@ -32,12 +32,18 @@ const (
 	clusterPace  = 20 * time.Millisecond // so that the crowds leave CPU time to the servers
 )
 
+// newShopOnCluster returns a shop with four partitions on a cluster of its own.
+func newShopOnCluster(t *testing.T) (*shop, *localserver.Cluster, *testkit.ClusterOperator) {
+	t.Helper()
+	s, cluster := newShop(t), testkit.OwnCluster(t)
+	s.keys.Partitions, s.redisURL = 4, cluster.URL
+	return s, cluster, testkit.Operate(t, cluster)
+}
+
 func newClusterShop(t *testing.T) *clusterShop {
 	t.Helper()
-	s := &clusterShop{shop: newShop(t), cluster: testkit.OwnCluster(t)}
-	s.operator = testkit.Operate(t, s.cluster)
-	s.keys.Partitions = 4
-	s.redisURL = s.cluster.URL
+	s := &clusterShop{}
+	s.shop, s.cluster, s.operator = newShopOnCluster(t)
 	_, url := s.serve()
 	s.hurt, s.unharmed = s.rushOn(url, onLastMaster), s.rushOn(url, onFirstMaster)
 	require.NotEqual(t, s.master(onLastMaster), s.master(onFirstMaster))
@@ -203,11 +209,7 @@ func TestSentinelReplacesMasters(t *testing.T) {
 // TestClusterSellsShardsToTheLastUnit: a master with a shard of the sale dies while the crowd buys.
 func TestClusterSellsShardsToTheLastUnit(t *testing.T) {
 	t.Parallel()
-	s := newShop(t)
-	cluster := testkit.OwnCluster(t)
-	operator := testkit.Operate(t, cluster)
-	s.keys.Partitions = 4
-	s.redisURL = cluster.URL
+	s, cluster, operator := newShopOnCluster(t)
 	_, url := s.serve()
 	const stock = 2000
 	r := newRush(s, url, s.saleOf(url, crowd.SaleTerms{Name: "sharded", Stock: stock, Shards: 4}))

@@ -18,11 +18,7 @@ import (
 // TestTopOnCluster: the figures of all masters are one, and a master that is gone hides none of the others.
 func TestTopOnCluster(t *testing.T) {
 	t.Parallel()
-	s := newShop(t)
-	cluster := testkit.OwnCluster(t)
-	operator := testkit.Operate(t, cluster)
-	s.keys.Partitions = 4
-	s.redisURL = cluster.URL
+	s, cluster, operator := newShopOnCluster(t)
 	_, ingress := s.serve()
 	targets := []string{ingress}
 	for _, name := range []string{"one", "two"} {

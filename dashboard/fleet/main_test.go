@@ -36,15 +36,25 @@ type page struct {
 
 func newPage(t testing.TB, text string) *page {
 	t.Helper()
+	return newPageAt(t, "127.0.0.1:0", text)
+}
+
+func newPageAt(t testing.TB, addr, text string) *page {
+	t.Helper()
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", addr)
+	require.NoError(t, err)
 	p := &page{}
 	p.set(text)
-	p.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	p.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if handle := p.handle.Load(); handle != nil {
 			(*handle)(w, r)
 			return
 		}
 		_, _ = w.Write([]byte(*p.text.Load()))
 	}))
+	_ = p.Listener.Close() // its own
+	p.Listener = listener
+	p.Start()
 	t.Cleanup(func() {
 		p.CloseClientConnections()
 		p.Close()

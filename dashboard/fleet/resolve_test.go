@@ -3,8 +3,6 @@ package fleet
 import (
 	"context"
 	"net"
-	"net/http"
-	"net/http/httptest"
 	"net/netip"
 	"slices"
 	"strings"
@@ -72,24 +70,6 @@ func (n *nameServer) set(name string, addrs ...string) {
 	for _, addr := range addrs {
 		n.addrs[name] = append(n.addrs[name], netip.MustParseAddr(addr))
 	}
-}
-
-// newPageAt is newPage with an address.
-func newPageAt(t *testing.T, addr, text string) *page {
-	t.Helper()
-	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", addr)
-	require.NoError(t, err)
-	p := &page{}
-	p.set(text)
-	p.Server = &httptest.Server{Listener: listener, Config: &http.Server{ //nolint:gosec // of a test
-		Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(*p.text.Load())) }),
-	}}
-	p.Start()
-	t.Cleanup(func() {
-		p.CloseClientConnections()
-		p.Close()
-	})
-	return p
 }
 
 // Processes come and go behind one name: one that is gone is shown as gone, and not as one that does nothing.
