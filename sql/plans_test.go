@@ -181,7 +181,7 @@ func plansOf(t *testing.T, pool *pgxpool.Pool, sale uuid.UUID) []plan {
 		{sql.RelayPositionOfOrder, []any{id, 2}, "Index Scan using order_events_.*_pkey", 0},
 		{sql.LedgerPastOrders, []any{sale, "user-5", "key1"}, "Scan (using|on) orders_2031_02_(one_live_per_user|ended)", 1},
 		{sql.CatalogRetireSale, []any{sale, 1, 1}, "orders_2031_02_(due|pkey)", 1},
-		{sql.RetireOpenOrders, []any{sale}, "orders_2031_02_(due|pkey)", 1},
+		{sql.RetireOpenSale, []any{sale}, "orders_2031_02_(due|pkey)", 1},
 		{sql.RetireLiveOrders, []any{sale}, "Scan (using|on) orders_2031_02_pkey", 1},
 		{sql.RetireMatchOrders, []any{sale, ids, []string{"user-5"}}, "Index Scan using orders_2031_02_pkey on orders", 1},
 		{sql.ArchiveEvents, []any{sale}, "Scan (using|on) order_events_2031_02_pkey", 1},

@@ -342,8 +342,8 @@ var (
 	RetireLiveOrders string
 	//go:embed queries/retire/match_orders.sql
 	RetireMatchOrders string
-	//go:embed queries/retire/open_orders.sql
-	RetireOpenOrders string
+	//go:embed queries/retire/open_sale.sql
+	RetireOpenSale string
 	//go:embed queries/schema/contracts.sql
 	schemaContracts string
 	//go:embed queries/schema/guards.sql

@@ -21,8 +21,8 @@ import (
 )
 
 // The checks whether a sale is at rest. Each returns why it is not, or an error if it could not look. A sale that is
-// over gets no new buyers, so what is at rest stays so, except that an operator may cancel an order:
-// catalog/retire_sale.sql looks for that again.
+// over gets no new buyers, so what is at rest stays so, except that an operator may cancel an order, and that an entry
+// may become a dead letter: catalog/retire_sale.sql looks for what is open again.
 
 const (
 	// buyersPerTrip is how many buyers one HSCAN asks for.
@@ -32,21 +32,15 @@ const (
 	entriesPerTrip, entriesMax = 50, 10_000
 )
 
-// openOrders looks for orders that are not final.
-func (r *Retirer) openOrders(ctx context.Context, s *candidate) (string, error) {
+// open looks for what may still change in Postgres.
+func (r *Retirer) open(ctx context.Context, s *candidate) (why string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
-	var unpaid, releasing bool
-	err := r.Pool.QueryRow(ctx, sql.RetireOpenOrders, s.ID).Scan(&unpaid, &releasing)
-	switch {
-	case err != nil:
-		return "", fmt.Errorf("look for open orders: %w", err)
-	case unpaid:
-		return "an order awaits payment", nil
-	case releasing:
-		return "units of an order are not released", nil
+	err = r.Pool.QueryRow(ctx, sql.RetireOpenSale, s.ID).Scan(&why)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return "", fmt.Errorf("look for what is open: %w", err)
 	}
-	return "", nil
+	return why, nil
 }
 
 // servers compares the servers of the sale with those that Postgres names.
@@ -121,28 +115,6 @@ func (r *Retirer) waitingIn(ctx context.Context, sale uuid.UUID, key string) (st
 func mayHoldOrderOf(sale uuid.UUID, entry stream.Entry) bool {
 	events, err := deadletter.OrdersOf(entry)
 	return err != nil || slices.ContainsFunc(events, func(e order.OrderReserved) bool { return e.SaleID == sale })
-}
-
-// parkedLetters looks for dead letters with orders of the sale that wait for an operator's decision.
-func (r *Retirer) parkedLetters(ctx context.Context, s *candidate) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
-	defer cancel()
-	rows, _ := r.Pool.Query(ctx, sql.AuditParked) // its error comes with the rows
-	defer rows.Close()
-	for rows.Next() {
-		letter, err := deadletter.ScanLetter(rows)
-		if err != nil {
-			return "", fmt.Errorf("read the dead letters: %w", err)
-		}
-		if letter.Damage != "" {
-			continue // it names no order
-		}
-		events, _ := deadletter.OrdersOf(letter.Entry)
-		if slices.ContainsFunc(events, func(e order.OrderReserved) bool { return e.SaleID == s.ID }) {
-			return fmt.Sprintf("dead letter %d waits for a decision", letter.ID), nil
-		}
-	}
-	return "", rows.Err()
 }
 
 // differences compares the buyers in Redis with the live orders in Postgres: they must be the same.

@@ -147,7 +147,7 @@ func (r *Retirer) postpone(id uuid.UUID, why string) {
 // retire retires a sale, or returns why it cannot be retired yet.
 func (r *Retirer) retire(ctx context.Context, s *candidate) (why string, err error) {
 	for _, check := range []func(context.Context, *candidate) (string, error){
-		r.openOrders, r.servers, r.waitingEntries, r.parkedLetters, r.differences,
+		r.open, r.servers, r.waitingEntries, r.differences,
 	} {
 		if why, err := check(ctx, s); err != nil || why != "" {
 			return why, err

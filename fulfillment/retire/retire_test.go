@@ -2,7 +2,6 @@ package retire_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"sync/atomic"
@@ -14,7 +13,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
-	"stampede/fulfillment/deadletter"
 	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/retire"
 	"stampede/fulfillment/stream"
@@ -185,16 +183,6 @@ func TestSaleWithDifferencesStays(t *testing.T) {
 			require.NoError(t, s.Rdb.XAdd(t.Context(), &redis.XAddArgs{
 				Stream: s.Keys.Orders(0), Values: stream.Values(testshop.Reserved(sale, "zoe", 4)),
 			}).Err())
-		},
-		"a dead letter": func(t *testing.T, s testshop.LostShop, sale uuid.UUID) {
-			letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
-			values := stream.Values(testshop.Reserved(sale, "zoe", 9))
-			require.NoError(t, letters.Park(t.Context(), stream.Entry{
-				Stream: s.Keys.Orders(0), ID: "1-1", Fields: stream.FieldsOf(values), Deliveries: 1,
-			}, errors.New("damaged")))
-		},
-		"an unpublished change": func(t *testing.T, s testshop.LostShop, _ uuid.UUID) {
-			require.NoError(t, testshop.ExecSQL(t, s.Shop, "UPDATE sales SET published_revision = revision - 1"))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
