@@ -4,8 +4,14 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
+	"math"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -100,7 +106,7 @@ func endedSale(s *testshop.Shop, t testing.TB, shards int) (uuid.UUID, order.Rec
 func rows(s *testshop.Shop, t testing.TB, sale uuid.UUID) (all []string) {
 	t.Helper()
 	for _, query := range []string{
-		"SELECT (to_jsonb(s) - '{archived_at,archive}'::text[])::text FROM sales AS s WHERE id = $1",
+		"SELECT (to_jsonb(s) - '{archived_at,archive,idempotency_key}'::text[])::text FROM sales AS s WHERE id = $1",
 		"SELECT row_to_json(e)::text FROM sale_events AS e WHERE sale_id = $1 ORDER BY revision",
 		"SELECT row_to_json(e)::text FROM order_events AS e WHERE sale_id = $1 ORDER BY order_id, version",
 		"SELECT row_to_json(o)::text FROM orders AS o WHERE sale_id = $1 ORDER BY id",
@@ -209,17 +215,55 @@ func TestArchivedSaleComesBack(t *testing.T) {
 			require.ErrorIs(t, err, archive.ErrNotArchived)
 			require.Equal(t, before, rows(s, t, sale))
 
+			require.NoError(t, testshop.ExecSQL(t, s, "UPDATE sales SET idempotency_key = 'key' WHERE id = $1", sale))
 			_, err = archiveSale(s, t, dir, sale)
 			require.NoError(t, err)
 			requireArchived(s, t, sale, receipt)
-
-			// Another database takes it as well.
-			other := testshop.NewShop(t, testkit.Pool(t))
-			_, err = archive.Restore(t.Context(), other.Pool, done.Path)
-			require.NoError(t, err)
-			require.Equal(t, before, rows(other, t, sale))
+			t.Run("in another database", func(t *testing.T) { requireTakenByOther(t, done.Path, sale, before) })
 		})
 	}
+}
+
+// requireTakenByOther checks that another database takes a sale as well, and that the numbers which databases give out
+// are those of the other one.
+func requireTakenByOther(t *testing.T, path string, sale uuid.UUID, before []string) {
+	t.Helper()
+	other := testshop.NewLostShop(t).Shop
+	other.Buy(t, other.Open(t, 10), "ann")
+	testwork.Fulfil(other, t)
+	require.NoError(t, testshop.ExecSQL(t, other, "UPDATE sales SET idempotency_key = 'key'"))
+	newest := other.Count(t, "SELECT newest_position()")
+	_, err := archive.Restore(t.Context(), other.Pool, path)
+	require.NoError(t, err)
+
+	position := regexp.MustCompile(`"position":(-?\d+)`)
+	after := rows(other, t, sale)
+	require.Len(t, after, len(before))
+	moved := map[int]int{} // the positions of orders' events
+	for i := range before {
+		require.Equal(t, position.ReplaceAllString(before[i], ""), position.ReplaceAllString(after[i], ""))
+		if was := position.FindStringSubmatch(before[i]); was != nil && strings.Contains(before[i], `"order_id"`) {
+			from, err := strconv.Atoi(was[1])
+			require.NoError(t, err)
+			moved[from], err = strconv.Atoi(position.FindStringSubmatch(after[i])[1])
+			require.NoError(t, err)
+		}
+	}
+	last := math.MinInt
+	for _, from := range slices.Sorted(maps.Keys(moved)) {
+		require.Greater(t, moved[from], last, "they keep their order")
+		last = moved[from]
+	}
+	const events = "(SELECT position, sale_id FROM order_events UNION ALL SELECT position, sale_id FROM sale_events) AS e"
+	require.Zero(t, other.Count(t, "SELECT count(*) FROM "+events+" WHERE sale_id = $1 AND position >= 0", sale),
+		"no target lacks them")
+	require.Zero(t, other.Count(t, "SELECT count(*) - count(DISTINCT position) FROM "+events))
+	require.EqualValues(t, 1, other.Count(t, sql.RelayPositionOfTime, time.Unix(0, 0)))
+	for range 20 {
+		other.Open(t, 10)
+	}
+	require.Greater(t, other.Count(t, "SELECT max(position) FROM "+events), newest)
+	requireSound(other, t)
 }
 
 // A sale stays while anything of it may change or is to be read.

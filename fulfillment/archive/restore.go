@@ -2,8 +2,11 @@ package archive
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -29,8 +32,8 @@ type Restored struct {
 }
 
 // Restore brings the events of a file back, and makes the orders from them, in one transaction. The sale stays out of
-// Redis. A sale that Postgres does not have is created. The error may be ErrRunning, ErrDamagedFile or
-// ErrNotArchived.
+// Redis. A sale that Postgres does not have is created, and its events get positions of this database, which no target
+// of the relay lacks. The error may be ErrRunning, ErrDamagedFile or ErrNotArchived.
 func Restore(ctx context.Context, pool *pgxpool.Pool, path string) (Restored, error) {
 	began := time.Now()
 	restored, err := restore(ctx, pool, path)
@@ -53,7 +56,8 @@ func restore(ctx context.Context, pool *pgxpool.Pool, path string) (Restored, er
 	defer conn.End()
 	id := header.SaleID
 	err = pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-		if err := lockArchived(ctx, tx, header, trailer); err != nil {
+		foreign, err := lockArchived(ctx, tx, header, trailer)
+		if err != nil {
 			return err
 		}
 		if _, err := tx.Exec(ctx, sql.LedgerMakeMonths, []uuid.UUID{id}); err != nil {
@@ -62,8 +66,7 @@ func restore(ctx context.Context, pool *pgxpool.Pool, path string) (Restored, er
 		if err := load(ctx, tx, path); err != nil {
 			return err
 		}
-		insert := strings.ReplaceAll(sql.ArchiveInsertEvents, "{{columns}}", columnList(header.Columns))
-		if _, err := tx.Exec(ctx, insert); err != nil {
+		if _, err := tx.Exec(ctx, insert(sql.ArchiveInsertEvents, header.Columns, foreign)); err != nil {
 			return fmt.Errorf("insert the events: %w", err)
 		}
 		progress.Step(ctx, "making the orders")
@@ -76,34 +79,54 @@ func restore(ctx context.Context, pool *pgxpool.Pool, path string) (Restored, er
 	return Restored{Sale: id, Figures: trailer.Figures}, err
 }
 
-// lockArchived locks the sale of a file, and marks it as not archived. A sale that Postgres lacks is created.
-func lockArchived(ctx context.Context, tx pgx.Tx, h Header, end Trailer) error {
+// lockArchived locks the sale of a file, and marks it as not archived. A sale that Postgres lacks is created: then the
+// file is of another database, or of this one after a time to which it was restored, and so are the positions in it.
+func lockArchived(ctx context.Context, tx pgx.Tx, h Header, end Trailer) (foreign bool, err error) {
+	var row map[string]any
+	var events []map[string]any
+	if err := errors.Join(json.Unmarshal(h.Sale, &row), json.Unmarshal(h.SaleEvents, &events)); err != nil {
+		return false, fmt.Errorf("%w: its sale: %w", ErrDamagedFile, err)
+	}
 	locked, err := tx.Exec(ctx, sql.CatalogLockSale, h.SaleID)
 	if err != nil {
-		return err
+		return false, err
 	}
 	if locked.RowsAffected() == 0 {
-		if _, err := tx.Exec(ctx, sql.ArchiveInsertSale, h.Sale); err != nil {
-			return fmt.Errorf("create the sale: %w", err)
+		foreign = true
+		if _, err := tx.Exec(ctx, insert(sql.ArchiveInsertSale, slices.Collect(maps.Keys(row)), false), h.Sale); err != nil {
+			return false, fmt.Errorf("create the sale: %w", err)
 		}
 	} else {
 		s, err := stateOf(ctx, tx, h.SaleID)
 		switch {
 		case err != nil:
-			return err
+			return false, err
 		case !s.InFile && s.Archived:
-			return fmt.Errorf("%w: it is archived with its month", ErrNotArchived)
+			return false, fmt.Errorf("%w: it is archived with its month", ErrNotArchived)
 		case !s.InFile:
-			return fmt.Errorf("%w: its orders are in Postgres", ErrNotArchived)
+			return false, fmt.Errorf("%w: its orders are in Postgres", ErrNotArchived)
 		case s.SHA256 != end.SHA256:
-			return fmt.Errorf("%w: Postgres names %s", ErrNotArchived, s.Path)
+			return false, fmt.Errorf("%w: Postgres names %s", ErrNotArchived, s.Path)
 		}
 	}
-	if _, err := tx.Exec(ctx, sql.ArchiveInsertSaleEvents, h.SaleEvents); err != nil {
-		return fmt.Errorf("add the events of the sale: %w", err)
+	if len(events) > 0 {
+		into := insert(sql.ArchiveInsertSaleEvents, slices.Collect(maps.Keys(events[0])), foreign)
+		if _, err := tx.Exec(ctx, into, h.SaleEvents); err != nil {
+			return false, fmt.Errorf("add the events of the sale: %w", err)
+		}
 	}
 	_, err = tx.Exec(ctx, sql.ArchiveMarkRestored, h.SaleID)
-	return err
+	return foreign, err
+}
+
+// insert returns a statement for the columns that a file has: others of this version get their defaults.
+func insert(statement string, columns []string, foreign bool) string {
+	list := columnList(columns)
+	values := list
+	if foreign {
+		values = strings.Replace(list, `"position"`, "-next_position()", 1)
+	}
+	return strings.NewReplacer("{{columns}}", list, "{{values}}", values).Replace(statement)
 }
 
 // load copies the events of a file to the table archived_events.

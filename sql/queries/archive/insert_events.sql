@@ -1,4 +1,6 @@
--- Brings the events of a file back. Those that were not deleted stay.
+-- Brings the events of a file back. Those that were not deleted stay. {{values}} are {{columns}}; for events of another
+-- database without the position, which is -next_position() then: unique, below that of every target of the relay, and
+-- in the order of the file, because the last event comes first.
 INSERT INTO order_events ({{columns}}) OVERRIDING SYSTEM VALUE
-SELECT {{columns}} FROM archived_events
+SELECT {{values}} FROM (SELECT * FROM archived_events ORDER BY position DESC) AS events
 ON CONFLICT (sale_id, order_id, version) DO NOTHING
