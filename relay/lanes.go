@@ -131,6 +131,9 @@ func (l *lanes) deliver(e *entry) {
 		first++
 	}
 	l.window = l.window[first:]
+	if len(l.window) > 0 { // it may have the same position, if archives of other databases were brought back
+		l.passed = min(l.passed, l.window[0].Position-1)
+	}
 }
 
 // add takes the next events, which have higher positions than those before.

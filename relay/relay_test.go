@@ -12,12 +12,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
 	"stampede/internal/testkit"
 	"stampede/relay"
 	"stampede/relay/target"
+	"stampede/sql"
 )
 
 func TestEachTargetGetsAllEvents(t *testing.T) {
@@ -96,6 +99,39 @@ func TestFailureStopsTargetAtItsEvent(t *testing.T) {
 	b.rest(t, "shop")
 	require.Zero(t, r.repeats())
 	require.Zero(t, b.standing(t, "shop").Failures)
+}
+
+// A position that several events have, from archives of other databases, is passed when all of them are delivered.
+func TestPositionOfTwoEventsIsNotPassedByOne(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for _, position := range []int{1, 2, 2} {
+		_, err := b.pool.Exec(t.Context(), `INSERT INTO order_events
+			(position, order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at)
+			OVERRIDING SYSTEM VALUE
+			SELECT $1, $2, 2, 'OrderConfirmed', $2, 'ann', 1, now(), now() WHERE next_position() > 0`,
+			position, uuid.Must(uuid.NewV7()))
+		require.NoError(t, err)
+	}
+	rows, _ := b.pool.Query(t.Context(), sql.RelayReadOrders, 0, 2, 3) // its error comes with the rows
+	events, err := pgx.CollectRows(rows, pgx.RowToMap)
+	require.NoError(t, err)
+	last := uuid.UUID(events[2]["order_id"].([16]byte)).String() + ".2"
+	r := newReceiver(t)
+	r.respond(func(_ http.ResponseWriter, id string) int {
+		if id == last {
+			testkit.Eventually(t, within, "the others are delivered", func() bool { return len(r.got()) == 2 })
+			return http.StatusBadGateway
+		}
+		return http.StatusNoContent
+	})
+	b.add(t, "shop", r.url)
+	b.run(t, nil)
+	testkit.Eventually(t, within, "a noted failure", func() bool { return b.standing(t, "shop").Failures > 0 })
+	require.EqualValues(t, 1, b.standing(t, "shop").Position)
+	r.respond(nil)
+	b.rest(t, "shop")
+	require.Contains(t, r.got(), last)
 }
 
 func TestGoneDisablesTarget(t *testing.T) {

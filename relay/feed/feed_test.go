@@ -449,3 +449,33 @@ func TestEventsOfSalesAndOrdersAreOneOrder(t *testing.T) {
 		}, short, "%d at a time", limit)
 	}
 }
+
+// Events with one position, which archives of other databases had once, are in one page: the next one begins behind it.
+func TestPageEndsWithAllEventsOfPosition(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	var want []string
+	for _, position := range []int{1, 1, 2, 2} {
+		id := uuid.Must(uuid.NewV7())
+		_, err := pool.Exec(t.Context(), `INSERT INTO order_events
+			(position, order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at)
+			OVERRIDING SYSTEM VALUE VALUES ($2, $1, 2, 'OrderConfirmed', $1, 'ann', 1, now(), now())`, id, position)
+		require.NoError(t, err)
+		want = append(want, id.String()+".2")
+	}
+	_, err := pool.Exec(t.Context(), "SELECT next_position(), next_position()")
+	require.NoError(t, err)
+	r := feed.NewReader(session(t, pool), "/test")
+	look(t, r)
+	var ids []string
+	for after := int64(0); len(ids) < len(want); {
+		events, through, err := r.Read(t.Context(), after, 1)
+		require.NoError(t, err)
+		require.Greater(t, through, after)
+		for _, e := range events {
+			ids = append(ids, e.ID)
+		}
+		after = through
+	}
+	require.ElementsMatch(t, want, ids)
+}

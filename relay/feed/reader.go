@@ -20,7 +20,7 @@ type Reader struct {
 // NewReader returns a Reader whose events have that source.
 func NewReader(conn *pgx.Conn, source string) *Reader { return &Reader{conn: conn, source: source} }
 
-// Read returns at most limit events after a position, in the order of their positions, and the position up to which
+// Read returns about limit events after a position, in the order of their positions, and the position up to which
 // there are no others. It reads nothing that is not settled.
 func (r *Reader) Read(ctx context.Context, after int64, limit int) (events []Event, through int64, err error) {
 	through = r.horizon.settled
@@ -40,11 +40,11 @@ func (r *Reader) Read(ctx context.Context, after int64, limit int) (events []Eve
 	if err != nil {
 		return nil, 0, fmt.Errorf("read the events of sales: %w", err)
 	}
-	if len(orders) == limit {
-		through = orders[limit-1].Position
+	if n := len(orders); n >= limit {
+		through = orders[n-1].Position
 	}
-	if len(sales) == limit {
-		through = min(through, sales[limit-1].Position)
+	if n := len(sales); n >= limit {
+		through = min(through, sales[n-1].Position)
 	}
 	events = make([]Event, 0, len(orders)+len(sales))
 	for len(orders)+len(sales) > 0 {

@@ -1,4 +1,5 @@
--- The events of orders after the position $1, up to $2, at most $3 of them, in the order of their positions.
+-- The events of orders after the position $1, up to $2, in the order of their positions: at most $3 of them, and others
+-- at the position of the last one.
 -- A later event of an order has its reservation's time from the first one. An order that was never decided
 -- (OrderReserved) has no event for others.
 SELECT e.position, e.order_id, e.sale_id, e.user_id, e.quantity, e.version, e.type, e.occurred_at,
@@ -10,7 +11,7 @@ SELECT e.position, e.order_id, e.sale_id, e.user_id, e.quantity, e.version, e.ty
        coalesce(e.data ->> 'reference', '') AS payment_reference, coalesce(e.data ->> 'reason', '') AS reason,
        coalesce(e.data ->> 'operator', '') AS operator, coalesce(e.data ->> 'traceparent', '') AS trace_parent
 FROM (
-    SELECT * FROM order_events WHERE position > $1 AND position <= $2 AND type <> 'OrderReserved' ORDER BY position LIMIT $3
+    SELECT * FROM order_events WHERE position > $1 AND position <= $2 AND type <> 'OrderReserved' ORDER BY position FETCH FIRST $3 ROWS WITH TIES
 ) AS e
 LEFT JOIN pulse AS p ON true
 ORDER BY e.position

@@ -1,5 +1,5 @@
--- The events of sales after the position $1, up to $2, at most $3 of them, in the order of their positions, with the
--- terms that the sale had from this revision on.
+-- The events of sales after the position $1, up to $2, in the order of their positions, with the terms that the sale had
+-- from this revision on: at most $3 of them, and others at the position of the last one.
 SELECT e.position, e.sale_id, e.revision, e.type, e.occurred_at, coalesce(e.operator, '') AS operator,
        s.name, s.per_order_limit, s.opens_at, s.closes_at, s.payment_window_seconds,
        coalesce((
@@ -14,6 +14,6 @@ SELECT e.position, e.sale_id, e.revision, e.type, e.occurred_at, coalesce(e.oper
            SELECT CASE b.type WHEN 'SalePaused' THEN 'paused' WHEN 'SaleEnded' THEN 'ended' ELSE 'open' END FROM sale_events AS b
            WHERE b.sale_id = e.sale_id AND b.revision <= e.revision AND b.type IN ('SaleCreated', 'SalePaused', 'SaleResumed', 'SaleEnded')
            ORDER BY b.revision DESC LIMIT 1), s.state) AS state
-FROM (SELECT * FROM sale_events WHERE position > $1 AND position <= $2 ORDER BY position LIMIT $3) AS e
+FROM (SELECT * FROM sale_events WHERE position > $1 AND position <= $2 ORDER BY position FETCH FIRST $3 ROWS WITH TIES) AS e
 JOIN sales AS s ON s.id = e.sale_id
 ORDER BY e.position
