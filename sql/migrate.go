@@ -32,6 +32,10 @@ var (
 	// ErrHoldsSales is returned by Down if it would delete sales.
 	ErrHoldsSales = errors.New("the database holds sales, and undoing a migration deletes them with all their orders: " +
 		"repeat it with --discard-data if they may go")
+	// ErrDetachedMonths is returned by Down while the schema has the tables of an archived month, whose names
+	// migrations give to new tables.
+	ErrDetachedMonths = errors.New("months are detached, and migrations make tables of these names: attach them, " +
+		"or store and drop them (docs/operations.md, Archiving old months)")
 	// ErrDatabaseURL is returned for an invalid URL. It gives no details, because the URL contains a
 	// password.
 	ErrDatabaseURL = errors.New("DATABASE_URL must look like postgres://user:password@host:5432/database, special " +
@@ -120,7 +124,7 @@ func DownWithData(ctx context.Context, databaseURL string) error {
 
 func down(ctx context.Context, databaseURL string, allow func(context.Context, *stdsql.DB) error) error {
 	return withDatabase(databaseURL, func(db *stdsql.DB, p *goose.Provider) error {
-		if err := allow(ctx, db); err != nil {
+		if err := errors.Join(allow(ctx, db), refuseWithDetached(ctx, db)); err != nil {
 			return err
 		}
 		_, err := p.Down(ctx)
@@ -144,6 +148,17 @@ func refuseWithSales(ctx context.Context, db *stdsql.DB) error {
 		return fmt.Errorf("look for sales: %w", err)
 	case found:
 		return ErrHoldsSales
+	}
+	return nil
+}
+
+func refuseWithDetached(ctx context.Context, db *stdsql.DB) error {
+	var tables string
+	if err := db.QueryRowContext(ctx, schemaDetachedMonths).Scan(&tables); err != nil {
+		return fmt.Errorf("look for detached months: %w", err)
+	}
+	if tables != "" {
+		return fmt.Errorf("%w: %s", ErrDetachedMonths, tables)
 	}
 	return nil
 }

@@ -162,6 +162,34 @@ func TestDownKeepsSalesUnlessForced(t *testing.T) {
 	require.ErrorIs(t, sql.Check(t.Context(), pool), sql.ErrNotMigrated)
 }
 
+// Nothing is undone while the tables of a detached month would be in the way of the next migrations.
+func TestDownWaitsForDetachedMonths(t *testing.T) {
+	t.Parallel()
+	url, pool := testkit.DatabaseURL(t), testkit.Pool(t)
+	exec := func(statement string) {
+		t.Helper()
+		_, err := pool.Exec(t.Context(), statement)
+		require.NoError(t, err)
+	}
+	var part, bounds string
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT events, format('FROM (%L) TO (%L)', first, until) FROM order_months
+		ORDER BY first DESC LIMIT 1`).Scan(&part, &bounds))
+	exec("ALTER TABLE orders DETACH PARTITION orders_first")
+	exec("ALTER TABLE order_events DETACH PARTITION " + part)
+	for _, down := range []func(context.Context, string) error{sql.Down, sql.DownWithData} {
+		err := down(t.Context(), url)
+		require.ErrorIs(t, err, sql.ErrDetachedMonths)
+		require.ErrorContains(t, err, part+", orders_first")
+		require.NoError(t, sql.Check(t.Context(), pool), "nothing was undone")
+	}
+	exec("DROP TABLE orders_first")
+	exec("ALTER TABLE order_events ATTACH PARTITION " + part + " FOR VALUES " + bounds)
+	for status(t, url)[0].Applied {
+		require.NoError(t, sql.Down(t.Context(), url))
+	}
+	require.NoError(t, sql.Up(t.Context(), url))
+}
+
 func TestStatusListsMigrations(t *testing.T) {
 	t.Parallel()
 	first := status(t, testkit.DatabaseURL(t))[0]

@@ -346,6 +346,8 @@ var (
 	RetireOpenSale string
 	//go:embed queries/schema/contracts.sql
 	schemaContracts string
+	//go:embed queries/schema/detached_months.sql
+	schemaDetachedMonths string
 	//go:embed queries/schema/guards.sql
 	schemaGuards string
 	//go:embed queries/schema/has_sales.sql
