@@ -197,6 +197,10 @@ func (t *troubles) ofProcesses(f *Fleet, s *Snapshot, r round) {
 		if !p.up {
 			continue
 		}
+		if !p.othersAt.IsZero() && t.now.Sub(p.othersAt) < holdOthers {
+			t.is(p.url+" others", Warning, atTargetGone, "several processes answer at %s, so its figures are those of one or the "+
+				"other: name each of them", p.name)
+		}
 		for _, step := range p.last.failing {
 			t.is(p.url+step, Warning, atStepFails, "the step %s of %s fails and is retried", step, p.name).after = delayedStep
 		}
