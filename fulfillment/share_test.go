@@ -66,7 +66,7 @@ func TestWorkersWithOneNameAreTrouble(t *testing.T) {
 		testkit.Eventually(t, testshop.Soon, "a trouble", func() bool { return failing(registry) == 1 })
 	}
 	stop()
-	testkit.Eventually(t, testshop.Soon, "the other has its name alone", func() bool { return failing(registries[0]) == 0 })
+	testkit.Eventually(t, testshop.Soon, "the other is alone", func() bool { return failing(registries[0]) == 0 })
 }
 
 func TestWorkersKeepTheirPartitionsWithoutRedis(t *testing.T) {

@@ -174,7 +174,8 @@ func TestRelayCommands(t *testing.T) {
 
 	require.Contains(t, run(exitOK, "add", "shop", hook.url, "--secret-file", hook.secretFile, "--allow-private"),
 		"target shop gets the events after position 0")
-	require.Contains(t, run(exitOK, "add", "shop", "--url-file", address, "--secret-file", hook.secretFile, "--allow-private"),
+	require.Contains(t,
+		run(exitOK, "add", "shop", "--url-file", address, "--secret-file", hook.secretFile, "--allow-private"),
 		"has its new settings and 1 secrets")
 	require.Contains(t, run(exitFailed, "add", "shop", "stdout"), "another URL")
 	run(exitOK, "add", "lines", "stdout", "--from", "start")
