@@ -14,7 +14,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/netip"
 	"sync"
 	"time"
 
@@ -30,6 +29,7 @@ import (
 	"stampede/dashboard/session"
 	"stampede/fulfillment/deadletter"
 	"stampede/fulfillment/ledger"
+	"stampede/internal/forwarded"
 	"stampede/internal/operators"
 	"stampede/internal/ratelimit"
 	"stampede/reservation"
@@ -53,7 +53,7 @@ type Config struct {
 	Catalog   *catalog.Catalog
 	Operators *operators.Registry
 	// TrustedProxies are the proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted.
-	TrustedProxies []netip.Prefix
+	TrustedProxies forwarded.Proxies
 	Metrics        *prometheus.Registry
 	Logger         *slog.Logger
 }

@@ -103,7 +103,7 @@ func (d *Dashboard) protect(next http.Handler) http.Handler {
 // only its own names are meant, unless a proxy is in front.
 func (d *Dashboard) isOwnHost(r *http.Request) bool {
 	local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
-	if !ok || d.behindProxy(r) {
+	if !ok || d.TrustedProxies.Sent(r) {
 		return true
 	}
 	addr, err := netip.ParseAddrPort(local.String())
@@ -183,45 +183,11 @@ func (d *Dashboard) setCookie(w http.ResponseWriter, r *http.Request, value stri
 
 // isSecure is true over TLS, which a trusted proxy says of its own side.
 func (d *Dashboard) isSecure(r *http.Request) bool {
-	return r.TLS != nil || d.behindProxy(r) && r.Header.Get("X-Forwarded-Proto") == "https"
+	return r.TLS != nil || d.TrustedProxies.Sent(r) && r.Header.Get("X-Forwarded-Proto") == "https"
 }
 
-func (d *Dashboard) behindProxy(r *http.Request) bool {
-	peer, err := netip.ParseAddrPort(r.RemoteAddr)
-	return err == nil && d.trusts(peer.Addr())
-}
-
-func (d *Dashboard) trusts(addr netip.Addr) bool {
-	for _, p := range d.TrustedProxies {
-		if p.Contains(addr.Unmap()) {
-			return true
-		}
-	}
-	return false
-}
-
-// clientOf is the address that a login counts for: the last one that no trusted proxy has, and of IPv6 its /64.
-func (d *Dashboard) clientOf(r *http.Request) string {
-	peer, err := netip.ParseAddrPort(r.RemoteAddr)
-	if err != nil {
-		return r.RemoteAddr
-	}
-	client := peer.Addr().Unmap()
-	hops := strings.Split(strings.Join(r.Header.Values("X-Forwarded-For"), ","), ",")
-	for i := len(hops) - 1; i >= 0 && d.trusts(client); i-- {
-		hop, err := netip.ParseAddr(strings.TrimSpace(hops[i]))
-		if err != nil {
-			break
-		}
-		client = hop.Unmap()
-	}
-	if client.Is6() {
-		if net, err := client.WithZone("").Prefix(64); err == nil {
-			return net.String()
-		}
-	}
-	return client.String()
-}
+// clientOf is what a login counts for.
+func (d *Dashboard) clientOf(r *http.Request) string { return d.TrustedProxies.Key(r).String() }
 
 // ready tells what the last look has found. It needs no login, so it asks no server itself.
 func (d *Dashboard) ready(w http.ResponseWriter, _ *http.Request) {

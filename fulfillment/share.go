@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"stampede/fulfillment/metrics"
 	"stampede/fulfillment/stream"
 	"stampede/internal/retry"
 	"stampede/reservation"
@@ -20,7 +21,11 @@ const (
 	// A worker that has missed looksMissed looks is not present any more. So its partitions have
 	// another reader within half of MinIdle.
 	looksMissed = 3
+	// twinLooks is how many looks more with a twin than without make it certain.
+	twinLooks = 3
 )
+
+var errTwin = errors.New("another process uses this worker's name: give each worker its own STAMPEDE_CONSUMER")
 
 // sharing decides which partitions this worker reads: those in which it comes first among the
 // workers that are present. Two readers of a partition do no harm, because the consumer group gives
@@ -35,6 +40,10 @@ type sharing struct {
 	others map[int][]string
 	// readers are the partitions that are read, and those whose reader drains.
 	readers map[int]*reader
+	// twins counts the looks that found a process of this worker's name, less those that found none. Such processes
+	// deliver each other's pending entries, and count as one reader.
+	twins int
+	twin  *metrics.Trouble
 }
 
 // reader reads one partition.
@@ -69,6 +78,7 @@ func (w *Worker) share(ctx context.Context) error {
 			SilentMax: looksMissed * interval,
 		},
 		others: make(map[int][]string), readers: make(map[int]*reader),
+		twin: metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepName, "have the name of this worker alone"),
 	}
 	readers, reading := errgroup.WithContext(context.WithoutCancel(ctx)) // it continues during the hand-over
 	ctx, end := context.WithCancel(ctx)
@@ -97,11 +107,14 @@ func (w *Worker) share(ctx context.Context) error {
 // look announces this worker in all partitions, and finds the others.
 func (s *sharing) look(ctx context.Context) error {
 	var failed []error
+	twin := false
 	for partition, found := range s.presence.Announce(ctx, s.streams()) {
 		if failed = append(failed, found.Err); found.Err == nil {
 			s.others[partition] = slices.Collect(maps.Keys(found.Others))
 		}
+		twin = twin || found.Twin
 	}
+	s.noteTwin(twin)
 	err := errors.Join(failed...)
 	if err == nil {
 		alive := map[string]bool{s.config.Consumer: true}
@@ -113,6 +126,20 @@ func (s *sharing) look(ctx context.Context) error {
 		s.survey.NoteWorkers(len(alive), s.interval)
 	}
 	return err
+}
+
+func (s *sharing) noteTwin(found bool) {
+	if found {
+		s.twins = min(s.twins+1, 2*twinLooks)
+	} else {
+		s.twins = max(s.twins-1, 0)
+	}
+	switch {
+	case s.twins >= twinLooks:
+		s.twin.Failed(errTwin)
+	case s.twins == 0:
+		s.twin.Over()
+	}
 }
 
 // assign starts and drains readers.

@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment/metrics"
 	"stampede/fulfillment/stream"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
@@ -44,6 +45,28 @@ func TestWorkerWithoutPostgresIsReplaced(t *testing.T) {
 	pool.Close()
 	testkit.Eventually(t, testshop.Soon, "the other one reads", reads[other])
 	require.True(t, reads[first](), "a worker that cannot look keeps what it reads")
+}
+
+// Two workers with one name deliver each other's pending entries, and each takes the other for itself.
+func TestWorkersWithOneNameAreTrouble(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t, testkit.Pool(t))
+	failing := func(registry *prometheus.Registry) float64 {
+		return testshop.ValueOf(t, registry, "stampede_worker_failing", metrics.StepName)
+	}
+	var registries []*prometheus.Registry
+	var stop func()
+	for range 2 {
+		config, registry := testwork.Config(s, t), prometheus.NewRegistry()
+		config.Consumer, config.Registerer, config.MinIdle = "ann", registry, 2*time.Second
+		registries = append(registries, registry)
+		stop = testwork.Work(t, config)
+	}
+	for _, registry := range registries {
+		testkit.Eventually(t, testshop.Soon, "a trouble", func() bool { return failing(registry) == 1 })
+	}
+	stop()
+	testkit.Eventually(t, testshop.Soon, "the other is alone", func() bool { return failing(registries[0]) == 0 })
 }
 
 func TestWorkersKeepTheirPartitionsWithoutRedis(t *testing.T) {

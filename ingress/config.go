@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/netip"
 	"net/url"
 	"time"
 
@@ -14,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/internal/forwarded"
 	"stampede/internal/ratelimit"
 	"stampede/internal/tracing"
 	"stampede/reservation"
@@ -174,7 +174,7 @@ type Config struct {
 	// address, and as many streams of sales; it is at most a quarter of MaxStreams. 0 is unlimited.
 	UserStreams, AddressStreams int
 	// TrustedProxies are the proxies whose X-Forwarded-For is trusted.
-	TrustedProxies []netip.Prefix
+	TrustedProxies forwarded.Proxies
 	// MaxConnections bounds the open connections (0: unlimited), so that files are left for connections to Redis and
 	// Postgres. At the bound the connections that have been idle for longest are closed, and new ones wait while
 	// none is idle. Waiting purchases, streams of orders and streams of sales get a quarter each.

@@ -8,6 +8,7 @@ import (
 	"github.com/labstack/echo/v4"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"stampede/internal/forwarded"
 	"stampede/internal/ratelimit"
 )
 
@@ -25,15 +26,15 @@ var problemRateLimited = fixed(problem{
 // clientLimits bounds each client. Each kind of call has buckets of its own, so that a buyer who purchases too
 // often can still pay.
 type clientLimits struct {
-	addresses clientAddresses
+	proxies   forwarded.Proxies
 	purchases callLimits
 	orders    callLimits // paying, cancelling, and looking at orders
 	others    callLimits // everything else
 
 	// Open streams.
 	orderStreamsOfUser    keyedSlots[string]
-	orderStreamsOfAddress keyedSlots[clientKey]
-	saleStreamsOfAddress  keyedSlots[clientKey]
+	orderStreamsOfAddress keyedSlots[forwarded.Key]
+	saleStreamsOfAddress  keyedSlots[forwarded.Key]
 
 	log          *slog.Logger
 	proxyWarning cooldown
@@ -44,7 +45,7 @@ func newClientLimits(c Config, registry *prometheus.Registry) (*clientLimits, er
 		Name: "stampede_rate_limited_total",
 		Help: "Requests answered rate-limited, by the kind of limit (user or address) and of call.",
 	}, []string{"by", "calls"})
-	l := &clientLimits{addresses: clientAddresses{c.TrustedProxies}, log: c.Logger}
+	l := &clientLimits{proxies: c.TrustedProxies, log: c.Logger}
 	collectors := []prometheus.Collector{refused}
 	newRateLimit := func(limit Limit, by, calls string) rateLimit {
 		made := rateLimit{refused: refused.WithLabelValues(by, calls)}
@@ -68,10 +69,10 @@ func newClientLimits(c Config, registry *prometheus.Registry) (*clientLimits, er
 	l.orderStreamsOfUser = keyedSlots[string]{
 		limit: c.UserStreams, refused: refused.WithLabelValues("user", "order-streams"),
 	}
-	l.orderStreamsOfAddress = keyedSlots[clientKey]{
+	l.orderStreamsOfAddress = keyedSlots[forwarded.Key]{
 		limit: c.AddressStreams, refused: refused.WithLabelValues("address", "order-streams"),
 	}
-	l.saleStreamsOfAddress = keyedSlots[clientKey]{
+	l.saleStreamsOfAddress = keyedSlots[forwarded.Key]{
 		limit: c.AddressStreams, refused: refused.WithLabelValues("address", "sale-streams"),
 	}
 	return l, register(registry, collectors...)
@@ -115,7 +116,7 @@ func (l *clientLimits) admitAddress(calls *callLimits, r *http.Request, now time
 	if calls.address.limiter == nil {
 		return nil
 	}
-	key := l.addresses.keyOf(r)
+	key := l.proxies.Key(r)
 	if wait, ok := calls.address.limiter.TakeBytes(key[:], now); !ok {
 		l.warnOfProxy(r)
 		return calls.address.refuse(wait)
@@ -137,10 +138,10 @@ func (l *clientLimits) admitUser(calls *callLimits, user string, now time.Time) 
 // warnOfProxy logs that a refused address forwards requests and is not trusted: it may be a proxy, by whose
 // address all clients are limited together.
 func (l *clientLimits) warnOfProxy(r *http.Request) {
-	if r.Header["X-Forwarded-For"] != nil && l.addresses.of(r) == (clientAddresses{}).of(r) &&
+	if r.Header["X-Forwarded-For"] != nil && l.proxies.Client(r) == forwarded.Proxies(nil).Client(r) &&
 		l.proxyWarning.start(time.Minute) {
 		l.log.WarnContext(r.Context(), "rate-limited an address that forwards requests and is not in "+
 			"STAMPEDE_TRUSTED_PROXIES: if it is a proxy, all its clients share one limit",
-			"address", l.addresses.of(r).String())
+			"address", l.proxies.Client(r).String())
 	}
 }

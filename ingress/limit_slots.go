@@ -128,7 +128,7 @@ var problemTooManyStreams = fixed(problem{
 // acquireOrderStream takes a slot for a stream of an order.
 func (s *Server) acquireOrderStream(r *http.Request, user string) (release func(), err error) {
 	l := s.limits
-	address := l.addresses.keyOf(r)
+	address := l.proxies.Key(r)
 	if !l.orderStreamsOfUser.acquire(user) {
 		return nil, problemTooManyStreams
 	}
@@ -152,7 +152,7 @@ func (s *Server) acquireOrderStream(r *http.Request, user string) (release func(
 // acquireSaleStream takes a slot for a stream of a sale.
 func (s *Server) acquireSaleStream(r *http.Request) (release func(), err error) {
 	l := s.limits
-	address := l.addresses.keyOf(r)
+	address := l.proxies.Key(r)
 	if !l.saleStreamsOfAddress.acquire(address) {
 		l.warnOfProxy(r)
 		return nil, problemTooManyStreams

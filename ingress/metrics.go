@@ -58,6 +58,8 @@ type metrics struct {
 
 	sales *saleMetrics
 	wait  prometheus.Histogram
+	// receiptSecret gets its label when the secret was read.
+	receiptSecret *prometheus.GaugeVec
 
 	plainPurchases, outcomeMessages, outcomeLookups prometheus.Counter
 }
@@ -94,6 +96,10 @@ func newMetrics(registry *prometheus.Registry, from gaugeSources) (*metrics, err
 				"until its connection is accepted, and until a processor is free. Only on Linux.",
 			Buckets: purchaseBuckets,
 		})),
+		receiptSecret: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "stampede_receipt_secret_info",
+			Help: "A fingerprint of the secret for receipts. It must be the same in each ingress.",
+		}, []string{"fingerprint"}),
 		plainPurchases: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "stampede_plain_purchases_total", Help: "Purchases that were read in front of net/http.",
 		}),
@@ -118,7 +124,7 @@ func newMetrics(registry *prometheus.Registry, from gaugeSources) (*metrics, err
 	}), []string{"outcome"})
 	collectors := append(from.collectors(),
 		m.requests, m.plainPurchases, m.outcomeMessages, m.outcomeLookups, byVerdict, seconds, m.wait,
-		m.sales.purchases)
+		m.receiptSecret, m.sales.purchases)
 	if err := register(registry, collectors...); err != nil {
 		return nil, err
 	}

@@ -77,6 +77,7 @@ func (s *Server) setSecret(secret []byte) error {
 	if err == nil {
 		s.tickets.setSecret(secret)
 		s.signer.Store(signer)
+		s.metrics.receiptSecret.WithLabelValues(signer.Fingerprint()).Set(1)
 	}
 	return err
 }

@@ -3,6 +3,7 @@ package ingress
 import (
 	"net/http"
 	"net/url"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -156,6 +157,12 @@ func TestReceiptSecretIsShared(t *testing.T) {
 	require.Equal(t, receipt, replayed)
 	other.get(withReceipt(path, receipt), as("ada")).is(http.StatusOK)
 	stranger.get(withReceipt(path, receipt), as("ada")).isProblem(http.StatusBadRequest, "invalid-request")
+	fingerprint := func(s *shop) string {
+		return regexp.MustCompile(`stampede_receipt_secret_info\{fingerprint="[0-9a-f]{8}"\} 1\n`).FindString(s.get("/metrics").body)
+	}
+	require.NotEmpty(t, fingerprint(s))
+	require.Equal(t, fingerprint(s), fingerprint(other), "what monitoring compares")
+	require.NotEqual(t, fingerprint(s), fingerprint(stranger))
 
 	path, _, receipt = stranger.purchased(sale, "bob")
 	stranger.get(withReceipt(path, receipt), as("bob")).is(http.StatusOK)

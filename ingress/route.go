@@ -17,7 +17,7 @@ const purchasePath = "/v1/sales/:sale/orders"
 func (s *Server) routes() error {
 	s.echo = echo.New()
 	// Echo would trust any client's X-Forwarded-For.
-	s.echo.IPExtractor = func(r *http.Request) string { return s.limits.addresses.of(r).String() }
+	s.echo.IPExtractor = func(r *http.Request) string { return s.limits.proxies.Client(r).String() }
 	unmatched := s.metrics.route("unmatched")
 	s.echo.HTTPErrorHandler = func(err error, c echo.Context) {
 		s.closeIfStopping(c)

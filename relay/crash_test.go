@@ -146,6 +146,32 @@ func TestFrozenRelayIsReplaced(t *testing.T) {
 	r.await(t, events)
 }
 
+// A process that was frozen while its target was removed and added again, for another receiver, knows the name only.
+func TestFrozenRelayLeavesTargetThatWasAddedAgain(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	removed, added := newReceiver(t), newReceiver(t)
+	b.add(t, "shop", removed.url)
+	events := b.write(t, 5)
+	old := b.process(t)
+	old.Setenv(crashpoint.FreezeEnv, crashpoint.BeforeRelayMove)
+	old.Start()
+	old.WaitOutput(within, "frozen at")
+	require.NoError(t, b.targets.Remove(t.Context(), "shop"))
+	added.respond(func(http.ResponseWriter, string) int { return http.StatusServiceUnavailable })
+	b.add(t, "shop", added.url)
+	next := b.process(t)
+	next.Start()
+	testkit.Eventually(t, within, "a failure", func() bool { return b.standing(t, "shop").Failures > 0 })
+	old.Thaw()
+	old.WaitOutput(within, "was changed")
+	require.Zero(t, b.standing(t, "shop").Position, "the new receiver has taken nothing")
+	next.Kill()
+	added.respond(nil)
+	b.process(t).Start()
+	added.await(t, events)
+}
+
 func TestRelayOutlivesOutagesOfItsServers(t *testing.T) {
 	t.Parallel()
 	postgres, rdb := testkit.OwnPostgres(t), testkit.OwnRedis(t)

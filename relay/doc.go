@@ -2,8 +2,8 @@
 // standard output. Each target gets every event at least once, those of one order in the order in which they were
 // decided, and none before its transaction is committed.
 //
-// Several processes share the targets. The one that has the lock of a target claims it by raising the fence in its row
-// of relay_targets, and moves its position only under that fence. So the lock saves double work, and the row decides: a
+// Several processes share the targets. The one that has the lock of a target claims it by a new fence in its row of
+// relay_targets, and moves its position only under that fence. So the lock saves double work, and the row decides: a
 // process that was replaced can send an event again, but not move the position.
 //
 // # Reading order

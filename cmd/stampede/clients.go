@@ -3,21 +3,21 @@ package main
 import (
 	"cmp"
 	"fmt"
-	"net/netip"
 
 	"stampede/ingress"
+	"stampede/internal/forwarded"
 	"stampede/internal/ratelimit"
 )
 
 // clientFlags limit what each client may use of an ingress.
 type clientFlags struct {
-	UserRate       ratelimit.Rate `default:"5/s" placeholder:"N/s" help:"Purchases that a user may make, and as many requests that pay, cancel or read orders; more get 429; 0: no limit (${default})."`
-	UserBurst      int            `default:"20" placeholder:"N" help:"How many of these may come in one burst (${default})."`
-	AddressRate    ratelimit.Rate `default:"0" placeholder:"N/s" help:"The same limits for a client address, checked before authentication, and as many for all other calls together. Offices and mobile networks share addresses; 0: no limit (${default})."`
-	AddressBurst   int            `default:"200" placeholder:"N" help:"How many of these may come in one burst (${default})."`
-	UserStreams    int            `default:"16" placeholder:"N" help:"Streams of orders that a user may have open at the same time; 0: no limit (${default})."`
-	AddressStreams int            `default:"1000" placeholder:"N" help:"Streams of orders, and as many of sales, that a client address may have open at the same time, at most a quarter of all streams; 0: no limit (${default})."`
-	TrustedProxies proxies        `placeholder:"PREFIXES" help:"Proxies whose X-Forwarded-For is trusted, such as 10.0.0.0/8,192.0.2.1. Without it the client address is that of the connection."`
+	UserRate       ratelimit.Rate    `default:"5/s" placeholder:"N/s" help:"Purchases that a user may make, and as many requests that pay, cancel or read orders; more get 429; 0: no limit (${default})."`
+	UserBurst      int               `default:"20" placeholder:"N" help:"How many of these may come in one burst (${default})."`
+	AddressRate    ratelimit.Rate    `default:"0" placeholder:"N/s" help:"The same limits for a client address, checked before authentication, and as many for all other calls together. Offices and mobile networks share addresses; 0: no limit (${default})."`
+	AddressBurst   int               `default:"200" placeholder:"N" help:"How many of these may come in one burst (${default})."`
+	UserStreams    int               `default:"16" placeholder:"N" help:"Streams of orders that a user may have open at the same time; 0: no limit (${default})."`
+	AddressStreams int               `default:"1000" placeholder:"N" help:"Streams of orders, and as many of sales, that a client address may have open at the same time, at most a quarter of all streams; 0: no limit (${default})."`
+	TrustedProxies forwarded.Proxies `placeholder:"PREFIXES" help:"Proxies whose X-Forwarded-For is trusted, such as 10.0.0.0/8,192.0.2.1. Without it the client address is that of the connection."`
 }
 
 func (f clientFlags) Validate() error {
@@ -64,14 +64,5 @@ type origins []string
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (o *origins) UnmarshalText(text []byte) (err error) {
 	*o, err = ingress.ParseOrigins(string(text))
-	return err
-}
-
-// proxies are the value of a flag.
-type proxies []netip.Prefix
-
-// UnmarshalText implements encoding.TextUnmarshaler.
-func (p *proxies) UnmarshalText(text []byte) (err error) {
-	*p, err = ingress.ParseTrustedProxies(string(text))
 	return err
 }

@@ -12,6 +12,7 @@ import (
 
 	"stampede/dashboard"
 	"stampede/internal/connect"
+	"stampede/internal/forwarded"
 	"stampede/internal/operators"
 	"stampede/internal/telemetry"
 )
@@ -24,10 +25,10 @@ type dashboardCmd struct {
 	databaseFlag
 	keysFlags
 	scrapeFlags
-	Addr           string  `env:"STAMPEDE_DASHBOARD_ADDR" default:"127.0.0.1:8090" placeholder:"HOST:PORT" help:"Address to listen on (${default}). Behind a proxy with TLS only."`
-	AdminToken     string  `placeholder:"TOKEN" help:"Token of the operator admin, who may do everything; without it and without --operators-file nobody can log in."`
-	OperatorsFile  string  `placeholder:"FILE" help:"Further operators, one a line: name, role (viewer, operator or admin), SHA-256 of the token in hex. Changes are in force within ten seconds, and end the sessions of who lost a role."`
-	TrustedProxies proxies `placeholder:"PREFIXES" help:"Proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted, such as 10.0.0.0/8,192.0.2.1."`
+	Addr           string            `env:"STAMPEDE_DASHBOARD_ADDR" default:"127.0.0.1:8090" placeholder:"HOST:PORT" help:"Address to listen on (${default}). Behind a proxy with TLS only."`
+	AdminToken     string            `placeholder:"TOKEN" help:"Token of the operator admin, who may do everything; without it and without --operators-file nobody can log in."`
+	OperatorsFile  string            `placeholder:"FILE" help:"Further operators, one a line: name, role (viewer, operator or admin), SHA-256 of the token in hex. Changes are in force within ten seconds, and end the sessions of who lost a role."`
+	TrustedProxies forwarded.Proxies `placeholder:"PREFIXES" help:"Proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted, such as 10.0.0.0/8,192.0.2.1."`
 }
 
 // Validate is called by kong.
@@ -64,7 +65,7 @@ func openDashboardBackend(
 
 // newDesk returns the function that runs a dashboard, with its fleet and its operators, until its context ends.
 func newDesk(
-	b *backend, watched scrapeFlags, keys keysFlags, who operators.Config, trusted proxies, logger *slog.Logger,
+	b *backend, watched scrapeFlags, keys keysFlags, who operators.Config, trusted forwarded.Proxies, logger *slog.Logger,
 ) (run func(context.Context, net.Listener) error, err error) {
 	metrics := telemetry.NewRegistry()
 	who.Registerer = metrics

@@ -75,14 +75,15 @@ type relayAddCmd struct {
 	databaseFlag
 	outputFlag
 	targetArg
-	URL          string `arg:"" name:"url" help:"https://host/path, redis-stream://host:6379/0?stream=NAME, rediss-stream://…, kafka://host:9092,host:9092/TOPIC or stdout."`
+	URL          string `arg:"" optional:"" name:"url" help:"https://host/path, redis-stream://host:6379/0?stream=NAME, rediss-stream://…, kafka://host:9092,host:9092/TOPIC or stdout."`
+	URLFile      string `env:"STAMPEDE_RELAY_URL_FILE" placeholder:"FILE" help:"File with the URL, in place of the argument, which others on this host can see; /dev/stdin for standard input."`
 	SecretFile   string `env:"STAMPEDE_RELAY_SECRET_FILE" placeholder:"FILE" help:"Secrets that sign webhooks, one a line, the newest first: whsec_ and 24 to 64 bytes in base64."`
 	AllowPrivate bool   `env:"STAMPEDE_RELAY_ALLOW_PRIVATE" help:"Allow a webhook on http:// and on addresses that are not of the public internet."`
 	From         string `default:"now" env:"STAMPEDE_RELAY_FROM" placeholder:"PLACE" help:"First event: now, start, a time such as 2026-11-23T20:00:00Z, or the id of an event (${default})."`
 }
 
 func (c *relayAddCmd) Run(ctx context.Context, s *streams) error {
-	to, err := target.ParseAddress(c.URL)
+	to, err := c.address()
 	if err != nil {
 		return &usageError{err}
 	}
@@ -107,6 +108,20 @@ func (c *relayAddCmd) Run(ctx context.Context, s *streams) error {
 		}
 		return c.changed(ctx, s, c.outputFlag, targets, "gets the "+eventsAfter(position))
 	})
+}
+
+func (c *relayAddCmd) address() (*target.Address, error) {
+	url := c.URL
+	switch {
+	case (url == "") == (c.URLFile == ""):
+		return nil, errors.New("want either a URL or a --url-file")
+	case url == "":
+		var err error
+		if url, err = readSecret(c.URLFile); err != nil {
+			return nil, err
+		}
+	}
+	return target.ParseAddress(url)
 }
 
 func (c *relayAddCmd) secrets(to *target.Address) ([][]byte, error) {

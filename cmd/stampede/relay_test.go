@@ -147,7 +147,12 @@ func TestRelayCommands(t *testing.T) {
 	}
 	short := filepath.Join(t.TempDir(), "short")
 	require.NoError(t, os.WriteFile(short, []byte("whsec_c2hvcnQ=\n"), 0o600))
+	address := file(t, hook.url+"\n")
 	for want, args := range map[string][]string{
+		"either a URL":         {"add", "shop"},
+		"a --url-file":         {"add", "shop", hook.url, "--url-file", address},
+		"is empty":             {"add", "shop", "--url-file", file(t, "")},
+		"visible ASCII":        {"add", "shop", "--url-file", file(t, hook.url+"\n"+hook.url)},
 		"--secret-file":        {"add", "shop", hook.url, "--allow-private"},
 		"--allow-private":      {"add", "shop", hook.url, "--secret-file", hook.secretFile},
 		"24 to 64 bytes":       {"add", "shop", "https://shop.example/", "--secret-file", short},
@@ -169,7 +174,8 @@ func TestRelayCommands(t *testing.T) {
 
 	require.Contains(t, run(exitOK, "add", "shop", hook.url, "--secret-file", hook.secretFile, "--allow-private"),
 		"target shop gets the events after position 0")
-	require.Contains(t, run(exitOK, "add", "shop", hook.url, "--secret-file", hook.secretFile, "--allow-private"),
+	require.Contains(t,
+		run(exitOK, "add", "shop", "--url-file", address, "--secret-file", hook.secretFile, "--allow-private"),
 		"has its new settings and 1 secrets")
 	require.Contains(t, run(exitFailed, "add", "shop", "stdout"), "another URL")
 	run(exitOK, "add", "lines", "stdout", "--from", "start")

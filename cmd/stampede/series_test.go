@@ -65,8 +65,10 @@ func TestEachSeriesExistsFromFirstScrape(t *testing.T) {
 				"confirmed", "rejected", "voided", "expired", "duplicate",
 				"unusable",
 			},
-			"stampede_locks_total{outcome":  {"acquired", "busy", "released", "lost"},
-			"stampede_worker_failing{step":  {"record", "lock", "release", "expire", "rebuild", "retire", "unblock", "held"},
+			"stampede_locks_total{outcome": {"acquired", "busy", "released", "lost"},
+			"stampede_worker_failing{step": {
+				"record", "lock", "release", "expire", "rebuild", "retire", "unblock", "held", "name",
+			},
 			"stampede_sessions_ended_total": nil,
 			"stampede_sales_retired_total":  nil,
 			"stampede_rebuilds_total{reason": {

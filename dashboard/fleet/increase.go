@@ -27,11 +27,8 @@ func (i *increase) perSecond(gained float64) float64 {
 	return gained / i.seconds
 }
 
-// since returns what the process has gained since its sample before. After a restart it counts from zero.
+// since returns what the process has gained since its sample before.
 func (s *sample) since(before *sample, elapsed time.Duration) increase {
-	if s.restarted(before) {
-		before = &sample{}
-	}
 	i := increase{
 		seconds:    elapsed.Seconds(),
 		cpu:        gained(before.cpu, s.cpu),
@@ -54,24 +51,6 @@ func (s *sample) since(before *sample, elapsed time.Duration) increase {
 		}
 	}
 	return i
-}
-
-// restarted reports whether the sample before was of another process at the same address.
-func (s *sample) restarted(before *sample) bool {
-	return s.start != before.start && s.start > 0 && before.start > 0
-}
-
-// rebuildsSince returns the rebuilds that the process has finished since its sample before, also while it did not
-// answer: a worker that finds a lost Redis when it starts has rebuilt the stock before it is asked.
-func (s *sample) rebuildsSince(before *sample) float64 {
-	switch {
-	case before == nil:
-		return 0
-	case s.restarted(before):
-		return s.rebuilds
-	default:
-		return gained(before.rebuilds, s.rebuilds)
-	}
 }
 
 // gained returns the increase of a counter. One that is lower than before was reset.

@@ -11,6 +11,13 @@ import (
 // a moment is not. Any other error is a process that is gone.
 const missesMax = 2
 
+const (
+	// clocksApart is how much the clocks of two hosts may differ.
+	clocksApart = time.Minute
+	// holdOthers is how long it is shown that several processes answered at one address.
+	holdOthers = time.Minute
+)
+
 // process is one scraped process. All fields below busy are guarded by Fleet.mu.
 type process struct {
 	of    *target
@@ -36,6 +43,8 @@ type process struct {
 	fresh  bool
 	// rebuilds are those of a lost Redis that no snapshot has counted yet.
 	rebuilds float64
+	// othersAt is when another process answered than the one before, which had not ended.
+	othersAt time.Time
 }
 
 // seen notes a scrape that was made at that time.
@@ -46,14 +55,31 @@ func (p *process) seen(s *sample, err error, at time.Time) {
 	}
 	// What a process did while it did not answer is no rate of now.
 	p.gained, p.fresh = increase{}, false
-	if p.up && at.After(p.lastSeen) {
-		p.gained, p.fresh = s.since(p.last, at.Sub(p.lastSeen)), true
+	if before := p.before(s, at); before != nil {
+		if p.up && at.After(p.lastSeen) {
+			p.gained, p.fresh = s.since(before, at.Sub(p.lastSeen)), true
+		}
+		// Also while it did not answer: a worker that finds a lost Redis when it starts has rebuilt the stock before it is
+		// asked.
+		p.rebuilds += gained(before.rebuilds, s.rebuilds)
 	}
 	if !p.up {
 		p.up, p.since = true, at
 	}
-	p.rebuilds += s.rebuildsSince(p.last)
 	p.last, p.lastSeen, p.err, p.misses = s, at, "", 0
+}
+
+// before returns the sample from which the process has counted on. It is empty after a restart. It is nil for the first
+// sample, and if another process answered before that has not ended: both are behind one address.
+func (p *process) before(s *sample, at time.Time) *sample {
+	switch {
+	case p.last == nil || s.start == p.last.start || s.start == 0 || p.last.start == 0:
+		return p.last
+	case s.start > p.last.start && s.start > float64(p.lastSeen.Add(-clocksApart).Unix()):
+		return &sample{}
+	}
+	p.othersAt = at
+	return nil
 }
 
 func (p *process) missed(err error, at time.Time) {

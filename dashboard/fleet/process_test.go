@@ -33,7 +33,7 @@ func at(seconds float64) time.Time { return noon.Add(time.Duration(seconds * flo
 
 func TestIncreasesOfProcess(t *testing.T) {
 	t.Parallel()
-	first := ingressPage(1, 100, 200, 10, 5)
+	first, started := ingressPage(1, 100, 200, 10, 5), int(at(1).Unix())
 	for name, test := range map[string]struct {
 		next    string
 		seconds float64
@@ -42,9 +42,9 @@ func TestIncreasesOfProcess(t *testing.T) {
 		"counts what was added":              {ingressPage(1, 150, 220, 14, 6), 1, outcomes{50, 20, 4, 1}},
 		"counts per second":                  {ingressPage(1, 150, 220, 14, 6), 2, outcomes{25, 10, 2, 0.5}},
 		"nothing was added":                  {first, 1, outcomes{}},
-		"restarted, with lower counters":     {ingressPage(2, 40, 3, 0, 0), 1, outcomes{40, 3, 0, 0}},
+		"restarted, with lower counters":     {ingressPage(started, 40, 3, 0, 0), 1, outcomes{40, 3, 0, 0}},
 		"lower counters of the same start":   {ingressPage(1, 40, 3, 0, 0), 1, outcomes{40, 3, 0, 0}},
-		"restarted, and counted beyond them": {ingressPage(2, 140, 300, 10, 5), 1, outcomes{140, 300, 10, 5}},
+		"restarted, and counted beyond them": {ingressPage(started, 140, 300, 10, 5), 1, outcomes{140, 300, 10, 5}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -89,6 +89,37 @@ func TestProcessThatComesBackCountsFromItsNewValue(t *testing.T) {
 	require.EqualValues(t, 7, p.shown().PerSecond)
 }
 
+// A load balancer, or one name with several addresses: each look may reach another process.
+func TestSeveralProcessesBehindOneAddressAreTrouble(t *testing.T) {
+	t.Parallel()
+	p := &process{name: "http://balanced/metrics"}
+	f, s, r := healthy()
+	f.processes = append(f.processes, p)
+	look := func(second, start, sold int) float64 {
+		p.seen(mustRead(t, ingressPage(start, sold, 0, 0, 0)), nil, at(float64(second)))
+		s.At, s.Troubles = at(float64(second)), nil
+		f.troubles.update(f, s, r)
+		return p.gained.perSecond(p.gained.purchases.total())
+	}
+	older, newer := int(at(-86400).Unix()), int(at(-86000).Unix())
+	require.Zero(t, look(0, older, 5_000_000))
+	require.EqualValues(t, 7, look(1, older, 5_000_007))
+	require.Empty(t, s.Troubles)
+	for second := 2; second < 10; second += 2 {
+		require.Zero(t, look(second, newer, 6_000_000), "nobody has bought anything")
+		require.Zero(t, look(second+1, older, 5_000_007))
+	}
+	require.Equal(t, []string{atTargetGone}, troublesOf(s))
+	require.Contains(t, s.Troubles[0].Text, "several processes answer at http://balanced/metrics")
+	require.Zero(t, p.rebuilds)
+	require.EqualValues(t, 3, look(10, older, 5_000_010))
+	require.NotEmpty(t, s.Troubles, "the next one may be the other again")
+	look(80, older, 5_000_010)
+	require.Empty(t, s.Troubles)
+	require.EqualValues(t, 5, look(81, int(at(80).Unix()), 5), "a restart")
+	require.Empty(t, s.Troubles)
+}
+
 func TestRebuildOfRestartedWorkerIsTrouble(t *testing.T) {
 	t.Parallel()
 	rebuilt := func(start, lost, byHand int) string {
@@ -108,7 +139,7 @@ func TestRebuildOfRestartedWorkerIsTrouble(t *testing.T) {
 	worker.answer(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) })
 	f.play(t, "it is gone", func(s *Snapshot) bool { return !s.Processes[0].Up })
 	worker.handle.Store(nil)
-	worker.set(rebuilt(2, 1, 0))
+	worker.set(rebuilt(int(time.Now().Unix()), 1, 0))
 	f.play(t, "the rebuild of the new process is shown", func(s *Snapshot) bool {
 		return slices.Contains(troublesOf(s), atStockRebuilt)
 	})

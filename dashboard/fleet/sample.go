@@ -29,6 +29,7 @@ const (
 	metricInFlightLimit   = "stampede_http_requests_in_flight_limit"
 	metricConnections     = "stampede_connections"
 	metricOperatorsFile   = "stampede_operators_file_current"
+	metricReceiptSecret   = "stampede_receipt_secret_info"
 	metricOrders          = "stampede_orders_total"
 	metricRebuilds        = "stampede_rebuilds_total"
 	metricDurableSeconds  = "stampede_accept_to_durable_seconds"
@@ -52,7 +53,7 @@ var wanted = func() map[string]bool {
 		metricBuild, metricStart, metricCPU, metricMemory, metricPurchases, metricSalePurchases, metricInFlight,
 		metricInFlightLimit, metricConnections, metricOperatorsFile, metricOrders, metricWaiting, metricOldest,
 		metricReachable, metricReaders, metricFailing, metricRelayDelivered, metricRelayLag, metricRelayFailing,
-		metricRelayState, metricRelayServing, metricRelayHeld, metricRebuilds,
+		metricRelayState, metricRelayServing, metricRelayHeld, metricRebuilds, metricReceiptSecret,
 	} {
 		names[name] = true
 	}
@@ -95,9 +96,10 @@ type sample struct {
 
 	cpu, memory, connections, inFlight, inFlightLimit float64
 
-	purchases  outcomes
-	overloaded float64 // a part of purchases[shed]
-	sales      map[uuid.UUID]outcomes
+	purchases     outcomes
+	overloaded    float64 // a part of purchases[shed]
+	sales         map[uuid.UUID]outcomes
+	receiptSecret string // its fingerprint; "" if unknown
 	// salesCounted is true if it counts purchases by sale.
 	salesCounted bool
 	answers      histogram
@@ -197,6 +199,7 @@ func (s *sample) readIngress(families map[string]*dto.MetricFamily) {
 			s.purchases[refused] += v
 		}
 	})
+	each(families[metricReceiptSecret], func(l labels, _ float64) { s.receiptSecret = l.of("fingerprint") })
 	s.salesCounted = families[metricSalePurchases] != nil
 	each(families[metricSalePurchases], func(l labels, v float64) {
 		id, err := uuid.Parse(l.of("sale"))

@@ -3,6 +3,7 @@ package fleet
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -33,6 +34,7 @@ const (
 	atRedisGone           = "redis-gone"
 	atRelayLags           = "relay-lags"
 	atOperatorsFileFaulty = "operators-file-faulty"
+	atReceiptsRefused     = "receipts-refused"
 )
 
 const (
@@ -52,6 +54,8 @@ const (
 
 	relayLagMax, relayFailuresMax, relayHeldMax = 60, 5, 30
 	memoryWarning, memoryCritical               = 0.8, 0.95
+	// stepName is the step of a worker whose name another process uses.
+	stepName = "name"
 	// troublesMax bounds the troubles of a snapshot.
 	troublesMax = 200
 )
@@ -193,12 +197,24 @@ func (t *troubles) ofProcesses(f *Fleet, s *Snapshot, r round) {
 			t.is(name, Critical, atNoWorker, "no worker reads the stream %s", name).after = delayedReader
 		}
 	}
+	signer := map[string]string{} // an ingress for each secret
 	for _, p := range f.processes {
 		if !p.up {
 			continue
 		}
+		if p.last.receiptSecret != "" {
+			signer[p.last.receiptSecret] = p.name
+		}
+		if !p.othersAt.IsZero() && t.now.Sub(p.othersAt) < holdOthers {
+			t.is(p.url+" others", Warning, atTargetGone, "several processes answer at %s, so its figures are those of one or the "+
+				"other: name each of them", p.name)
+		}
 		for _, step := range p.last.failing {
-			t.is(p.url+step, Warning, atStepFails, "the step %s of %s fails and is retried", step, p.name).after = delayedStep
+			text := fmt.Sprintf("the step %s of %s fails and is retried", step, p.name)
+			if step == stepName {
+				text = fmt.Sprintf("another worker has the name of %s: give each its own STAMPEDE_CONSUMER", p.name)
+			}
+			t.is(p.url+step, Warning, atStepFails, "%s", text).after = delayedStep
 		}
 		if p.last.operatorsFile {
 			t.is(p.url, Warning, atOperatorsFileFaulty, "the operators' file of %s has a fault, or cannot be read", p.name)
@@ -206,6 +222,10 @@ func (t *troubles) ofProcesses(f *Fleet, s *Snapshot, r round) {
 		for name, of := range p.last.relayTargets {
 			t.ofRelay(name, of)
 		}
+	}
+	if len(signer) > 1 {
+		t.is("", Critical, atReceiptsRefused, "ingresses have different secrets for receipts, and refuse each other's: %s",
+			strings.Join(slices.Sorted(maps.Values(signer)), ", "))
 	}
 }
 

@@ -58,6 +58,16 @@ func TestEachTroubleIsFound(t *testing.T) {
 		"failing step": {func(f *Fleet, _ *Snapshot, _ *round) {
 			f.processes[0].last.failing = []string{"record"}
 		}, atStepFails, Warning, "record", delayedStep},
+		"one name": {func(f *Fleet, _ *Snapshot, _ *round) {
+			f.processes[0].last.failing = []string{stepName}
+		}, atStepFails, Warning, "another worker has the name of http://one/metrics", delayedStep},
+		"two secrets": {func(f *Fleet, _ *Snapshot, _ *round) {
+			for _, secret := range []string{"aa", "aa", "bb"} {
+				page := ingressPage(1, 0, 0, 0, 0) + "stampede_receipt_secret_info{fingerprint=\"" + secret + "\"} 1\n"
+				p := &process{up: true, name: "http://" + secret + "/metrics", last: mustRead(t, page)}
+				f.processes = append(f.processes, p)
+			}
+		}, atReceiptsRefused, Critical, "refuse each other's: http://aa/metrics, http://bb/metrics", 0},
 		"dead letter": {func(_ *Fleet, s *Snapshot, _ *round) {
 			s.DeadLetters = 1234
 		}, atDeadLetterParked, Warning, "1,234", 0},

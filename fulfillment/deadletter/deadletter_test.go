@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -64,6 +65,29 @@ func TestDeadLetterIsStoredOnceWithAllFields(t *testing.T) {
 	require.Equal(t, kept, byID)
 	_, err = letters.Get(t.Context(), kept.ID+1)
 	require.ErrorIs(t, err, deadletter.ErrNotFound)
+}
+
+// A flushed Redis whose clock was set back, or a promoted replica that lacks the last entries, gives ids a second time.
+func TestEntriesWithOneIDAreTwoDeadLetters(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t, testkit.Pool(t))
+	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
+	entry := testwork.AppendUnreadable(s, t)
+	other := entry
+	other.Fields = append(slices.Clone(entry.Fields), stream.Field{Name: "other", Value: "content"})
+	for range 2 {
+		require.NoError(t, letters.Park(t.Context(), entry, errors.New("rubbish")))
+		require.NoError(t, letters.Park(t.Context(), other, errors.New("rubbish")))
+	}
+	all, err := letters.List(t.Context(), "", 10)
+	require.NoError(t, err)
+	require.Len(t, all, 2)
+	require.Equal(t, entry, all[1].Entry)
+	require.Equal(t, other.Fields, all[0].Entry.Fields)
+	require.True(t, strings.HasPrefix(all[0].Entry.ID, entry.ID+"/"), all[0].Entry.ID)
+	_, appended, err := letters.Replay(t.Context(), all[0].ID, "ann")
+	require.NoError(t, err)
+	require.True(t, appended)
 }
 
 func TestDeadLettersAreListedNewestFirst(t *testing.T) {

@@ -47,6 +47,7 @@ const (
 	StepBlocked = "held"
 	StepRebuild = "rebuild"
 	StepRetire  = "retire"
+	StepName    = "name"
 )
 
 // New registers the metrics at reg; nil for none.
@@ -71,7 +72,8 @@ func New(reg prometheus.Registerer) (*Worker, error) {
 	failing, err4 := telemetry.RegisterOnce(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "stampede_worker_failing",
 		Help: "Steps (record, lock and release in each partition; expire, release, unblock, rebuild and retire in each worker) " +
-			"that fail and are retried; held: sales whose orders are blocked by a lock or a time limit.",
+			"that fail and are retried; held: sales whose orders are blocked by a lock or a time limit; " +
+			"name: another process uses the name of this worker.",
 	}, []string{"step"}))
 	locks, err5 := telemetry.RegisterOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "stampede_locks_total",
@@ -103,7 +105,7 @@ func New(reg prometheus.Registerer) (*Worker, error) {
 		return nil, fmt.Errorf("register metrics: %w", err)
 	}
 	for _, step := range []string{
-		StepRecord, StepLock, StepRelease, StepExpire, StepUnblock, StepRebuild, StepRetire, StepBlocked,
+		StepRecord, StepLock, StepRelease, StepExpire, StepUnblock, StepRebuild, StepRetire, StepBlocked, StepName,
 	} {
 		failing.WithLabelValues(step)
 	}

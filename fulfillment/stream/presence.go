@@ -30,12 +30,21 @@ type Presence struct {
 	Group, Consumer string
 	// SilentMax is how long ago a present worker has announced itself at most.
 	SilentMax time.Duration
+
+	// announced is when Redis had answered the last Announce.
+	announced time.Time
 }
+
+// clockRounding is by how much two measures of one time may differ.
+const clockRounding = 20 * time.Millisecond
 
 // Present is what was found in one stream.
 type Present struct {
 	// Others are the other workers that are present, and how long ago each announced itself.
 	Others map[string]time.Duration
+	// Twin is true if another process has announced itself under this worker's name since this one did. So it seems once
+	// when the clock of Redis was set back.
+	Twin bool
 	// Err is not nil if Redis could not be asked for this stream. A missing group is no error.
 	Err error
 }
@@ -43,6 +52,7 @@ type Present struct {
 // Announce shows this worker in the streams, and returns who else is present in each of them. The
 // streams may be on several servers: each has its own result.
 func (p *Presence) Announce(ctx context.Context, streams []string) []Present {
+	defer func() { p.announced = time.Now() }()
 	return p.look(ctx, streams, true)
 }
 
@@ -58,14 +68,15 @@ func (p *Presence) look(ctx context.Context, streams []string, announce bool) []
 	defer cancel()
 	announced := make([]*redis.XStreamSliceCmd, len(streams))
 	listed := make([]*redis.XInfoConsumersCmd, len(streams))
+	alone := time.Since(p.announced) - clockRounding
 	_, _ = p.Control.Pipelined(ctx, func(pipe redis.Pipeliner) error { // each command's own error counts
 		for i, stream := range streams {
+			listed[i] = pipe.XInfoConsumers(ctx, stream, p.Group)
 			if announce {
 				announced[i] = pipe.XReadGroup(ctx, &redis.XReadGroupArgs{
 					Group: p.Group, Consumer: p.Consumer + presentSuffix, Streams: []string{stream, "0"}, Count: 1, Block: -1,
 				})
 			}
-			listed[i] = pipe.XInfoConsumers(ctx, stream, p.Group)
 		}
 		return nil
 	})
@@ -80,6 +91,9 @@ func (p *Presence) look(ctx context.Context, streams []string, announce bool) []
 			continue
 		}
 		found[i].Others = p.others(listed[i].Val())
+		found[i].Twin = !p.announced.IsZero() && slices.ContainsFunc(listed[i].Val(), func(c redis.XInfoConsumer) bool {
+			return c.Name == p.Consumer+presentSuffix && c.Idle < alone
+		})
 	}
 	return found
 }

@@ -61,6 +61,26 @@ func TestSilentWorkerIsNotPresent(t *testing.T) {
 	require.Equal(t, []string{"silent"}, othersIn(t, b.presence("other", time.Minute).Look(t.Context(), streams)[0]))
 }
 
+func TestTwinIsProcessOfSameName(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	require.NoError(t, stream.CreateGroup(t.Context(), b.rdb, b.stream, reservation.Group))
+	streams := []string{b.stream}
+	ann, bob, twin := b.presence("ann", time.Minute), b.presence("bob", time.Minute), b.presence("ann", time.Minute)
+	for range 5 {
+		require.False(t, ann.Announce(t.Context(), streams)[0].Twin)
+		<-time.After(30 * time.Millisecond)
+		bob.Announce(t.Context(), streams)
+	}
+	testkit.Eventually(t, testshop.Soon, "both see each other", func() bool {
+		<-time.After(30 * time.Millisecond)
+		theirs := twin.Announce(t.Context(), streams)[0].Twin
+		<-time.After(30 * time.Millisecond)
+		return ann.Announce(t.Context(), streams)[0].Twin && theirs
+	})
+	require.False(t, b.presence("ann", time.Minute).Announce(t.Context(), streams)[0].Twin, "a restarted process")
+}
+
 func TestPresenceReportsStreamThatCannotBeRead(t *testing.T) {
 	t.Parallel()
 	b, wrong := newStreamBench(t), newStreamBench(t)

@@ -22,7 +22,8 @@ var may = map[string][]string{
 	// ingress and fulfillment communicate only through Redis and Postgres, so that each runs without the other.
 	"ingress": {
 		"reservation", "reservation/catalog", "reservation/order", "ingress/apidoc", "internal/accept",
-		"internal/operators", "internal/ratelimit", "internal/retry", "internal/telemetry", "internal/tracing",
+		"internal/forwarded", "internal/operators", "internal/ratelimit", "internal/retry", "internal/telemetry",
+		"internal/tracing",
 	},
 	"ingress/apidoc":     {},
 	"internal/progress":  {"internal/figure"},
@@ -135,6 +136,7 @@ var may = map[string][]string{
 		"fulfillment/rebuild",
 		"fulfillment/stream",
 		"internal/figure",
+		"internal/forwarded",
 		"internal/operators",
 		"internal/ratelimit",
 		"internal/telemetry",

@@ -52,7 +52,7 @@ type Target struct {
 	State State
 	// All events up to and including Position are delivered.
 	Position int64
-	// Fence is raised by each process that begins to deliver, and by each change of an operator.
+	// Fence is another number after each claim of a process and each change of an operator.
 	Fence  int64
 	Holder string
 	// Secrets sign webhooks. The newest comes first.

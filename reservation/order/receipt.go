@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"hash"
@@ -60,6 +61,13 @@ func NewSigner(secret []byte) (*Signer, error) {
 	}
 	secret = append([]byte(nil), secret...)
 	return &Signer{pool: sync.Pool{New: func() any { return &signing{mac: hmac.New(sha256.New, secret)} }}}, nil
+}
+
+// Fingerprint tells the secret from others. Like a receipt, it does not reveal it.
+func (s *Signer) Fingerprint() string {
+	work := s.pool.Get().(*signing)
+	defer s.pool.Put(work)
+	return hex.EncodeToString(work.sum([]byte("fingerprint"))[:4])
 }
 
 // Sign appends the receipt to dst: letters, digits, - and _. The user must pass ValidateUser, and

@@ -30,7 +30,7 @@ WHERE p.sale_id = e.sale_id AND p.revision = e.revision;
 ALTER TABLE sale_events ALTER COLUMN position SET DEFAULT next_position(), ALTER COLUMN position SET NOT NULL,
     ADD CONSTRAINT sale_events_position UNIQUE (position);
 
--- The receivers of events. Every change by an operator raises the fence, which stops the process that delivers.
+-- The receivers of events. Every change by an operator changes the fence, which stops the process that delivers.
 CREATE TABLE relay_targets (
     name          text PRIMARY KEY,
     url           text NOT NULL,
@@ -38,7 +38,7 @@ CREATE TABLE relay_targets (
     state         text NOT NULL DEFAULT 'active' CHECK (state IN ('active', 'paused', 'disabled')),
     -- All events up to and including this position are delivered.
     position      bigint NOT NULL CHECK (position >= 0),
-    -- The delivery that may move the position: a process that was replaced has a lower number.
+    -- The delivery that may move the position: a process that was replaced has another number.
     fence         bigint NOT NULL DEFAULT 0,
     -- The process that delivers, for people who look.
     holder        text,
