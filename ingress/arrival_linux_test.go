@@ -1,7 +1,6 @@
 package ingress
 
 import (
-	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -9,24 +8,10 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
+	"stampede/internal/testkit"
 	"stampede/reservation"
 )
-
-// sendsLast sends text and leaves, in one packet, so that the server cannot read the text before it could know that.
-func (c caller) sendsLast(text string) {
-	c.t.Helper()
-	tcp := c.Conn.(*net.TCPConn)
-	raw, err := tcp.SyscallConn()
-	require.NoError(c.t, err)
-	require.NoError(c.t, raw.Control(func(fd uintptr) {
-		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_CORK, 1)
-	}))
-	require.NoError(c.t, err)
-	c.sends(text)
-	require.NoError(c.t, tcp.CloseWrite())
-}
 
 func (c caller) receivesOverloaded(what string) {
 	c.t.Helper()
@@ -53,7 +38,7 @@ func TestNothingIsDoneForClientThatLeft(t *testing.T) {
 		text := "POST " + ids.Replace(route.Path) + " HTTP/1.1\r\nHost: shop\r\nX-User-ID: ann\r\n" +
 			"Authorization: Bearer " + adminToken + "\r\nContent-Type: application/json\r\nContent-Length: "
 		c := s.call(t)
-		c.sendsLast(text + "0\r\n\r\n")
+		testkit.SendLast(t, c.Conn, text+"0\r\n\r\n")
 		c.receivesOverloaded(route.Path)
 	}
 	require.Greater(t, calls, 8)
@@ -65,7 +50,7 @@ func TestNothingIsDoneForClientThatLeft(t *testing.T) {
 		c.sends("POST " + path + " HTTP/1.1\r\nHost: shop\r\nX-User-ID: ann\r\nAuthorization: Bearer " + adminToken +
 			"\r\nContent-Type: application/json\r\nContent-Length: 100\r\nExpect: 100-continue\r\n\r\n")
 		c.receives(http.StatusContinue) // the body is read
-		c.sendsLast(body + strings.Repeat(" ", 100-len(body)))
+		testkit.SendLast(t, c.Conn, body+strings.Repeat(" ", 100-len(body)))
 		c.receivesOverloaded(path + ", whose body comes later")
 	}
 	require.Zero(t, s.stock(sale).Orders)

@@ -134,6 +134,7 @@ var may = map[string][]string{
 		"fulfillment/ledger",
 		"fulfillment/rebuild",
 		"fulfillment/stream",
+		"internal/accept",
 		"internal/figure",
 		"internal/operators",
 		"internal/ratelimit",
