@@ -29,6 +29,7 @@ import (
 	"stampede/dashboard/session"
 	"stampede/fulfillment/deadletter"
 	"stampede/fulfillment/ledger"
+	"stampede/internal/accept"
 	"stampede/internal/forwarded"
 	"stampede/internal/operators"
 	"stampede/internal/ratelimit"
@@ -158,7 +159,7 @@ func (d *Dashboard) Serve(ctx context.Context, listener net.Listener) error {
 	together, ctx := errgroup.WithContext(ctx)
 	together.Go(func() error { return d.Run(ctx) })
 	together.Go(func() error {
-		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		if err := server.Serve(accept.New(listener, 0)); !errors.Is(err, http.ErrServerClosed) {
 			return fmt.Errorf("dashboard: %w", err)
 		}
 		return nil
@@ -179,7 +180,7 @@ func (d *Dashboard) Serve(ctx context.Context, listener net.Listener) error {
 func (d *Dashboard) server() *http.Server {
 	return &http.Server{
 		Handler: d, ReadHeaderTimeout: readHeaderTimeout, ReadTimeout: readTimeout, WriteTimeout: writeTimeout,
-		IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
+		IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes, ConnContext: accept.ConnContext,
 		ErrorLog: slog.NewLogLogger(d.Logger.Handler(), slog.LevelDebug),
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"stampede/dashboard/session"
+	"stampede/internal/accept"
 	"stampede/internal/operators"
 )
 
@@ -124,7 +125,7 @@ var fetched = []string{"/live", "/history", "/minutes"}
 
 type sessionHandler func(http.ResponseWriter, *http.Request, *session.Session)
 
-// withSession asks for a login where there is none, and refuses a role that is too low.
+// withSession asks for a login where there is none, and refuses a role that is too low, and an action that comes late.
 func (d *Dashboard) withSession(role operators.Role, h sessionHandler) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		s, ok := d.sessionOf(r)
@@ -147,6 +148,9 @@ func (d *Dashboard) withSession(role operators.Role, h sessionHandler) http.Hand
 				"role", s.Person().Role.String(), "method", r.Method, "path", r.URL.Path)
 			d.showError(w, r, s, http.StatusForbidden,
 				"This takes the role "+role.String()+", and you are "+s.Person().Role.String()+". Nothing was done.")
+		case acts && accept.ArrivalOf(r).IsLate(): // as of an ingress
+			d.metrics.actions.WithLabelValues(actionFailed).Inc()
+			d.showError(w, r, s, http.StatusServiceUnavailable, "The dashboard did not answer in time. Nothing was done.")
 		default:
 			h(w, r, s)
 		}

@@ -1,47 +1,29 @@
 package ingress
 
 import (
-	"context"
-	"net"
-	"time"
+	"net/http"
 
 	"github.com/labstack/echo/v4"
+
+	"stampede/internal/accept"
 )
 
-// arrivingConn is a connection that knows when the bytes arrived that were read last, as those of package accept do.
-type arrivingConn interface{ Arrived() time.Time }
-
-type arrivingConnKey struct{}
-
-// withArrivals is for http.Server.ConnContext: requests find their connection.
-func withArrivals(ctx context.Context, c net.Conn) context.Context {
-	if c, ok := c.(arrivingConn); ok {
-		return context.WithValue(ctx, arrivingConnKey{}, c)
-	}
-	return ctx
-}
-
-// beginning is when the request had been read, and how long the newest bytes of the connection have waited for that
-// since they arrived at this machine: in the kernel for the connection to be accepted and to be read, and for a
-// processor. It is negative if that is unknown. A plain purchase has the clock that was read for it.
-func beginning(c echo.Context) (began time.Time, waited time.Duration) {
+// arrivalOf is the arrival of what has been read of a request. A plain purchase has been read whole, and has the clock
+// that was read for it.
+func arrivalOf(c echo.Context) accept.Arrival {
 	if a, ok := c.Response().Writer.(*plainAnswer); ok {
-		return a.began, a.waited
+		return a.arrival
 	}
-	began = time.Now()
-	conn, _ := c.Request().Context().Value(arrivingConnKey{}).(arrivingConn)
-	return began, waitedUntil(began, conn)
+	return accept.ArrivalOf(c.Request())
 }
 
-const waitUnknown = -1
-
-func waitedUntil(began time.Time, conn arrivingConn) time.Duration {
-	if conn == nil {
-		return waitUnknown
-	}
-	arrived := conn.Arrived()
-	if arrived.IsZero() {
-		return waitUnknown
-	}
-	return max(0, began.Sub(arrived)) // the clock may have been set back
+// handlePost serves a call that changes something. It is not carried out late, as by an ingress that was frozen: its
+// client may have done the opposite through another one since. Purchases are decided in a queue, which looks then.
+func (s *Server) handlePost(path string, h echo.HandlerFunc) {
+	s.handle(http.MethodPost, path, func(c echo.Context) error {
+		if arrivalOf(c).IsLate() {
+			return problemOverloaded
+		}
+		return h(c)
+	})
 }

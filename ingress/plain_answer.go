@@ -5,15 +5,16 @@ import (
 	"strconv"
 	"sync/atomic"
 	"time"
+
+	"stampede/internal/accept"
 )
 
 // plainAnswer is the http.ResponseWriter of a plain purchase. It holds the answer until the handler is done.
 type plainAnswer struct {
-	began  time.Time     // when the request had been read
-	waited time.Duration // for that, or waitUnknown
-	header http.Header
-	status int
-	body   []byte
+	arrival accept.Arrival // of the request
+	header  http.Header
+	status  int
+	body    []byte
 }
 
 func (a *plainAnswer) Header() http.Header { return a.header }
@@ -25,8 +26,8 @@ func (a *plainAnswer) Write(body []byte) (int, error) {
 	return len(body), nil
 }
 
-func (a *plainAnswer) reset(began time.Time, waited time.Duration) {
-	a.began, a.waited = began, waited
+func (a *plainAnswer) reset(arrival accept.Arrival) {
+	a.arrival = arrival
 	clear(a.header)
 	a.status, a.body = http.StatusOK, a.body[:0]
 }

@@ -1,10 +1,11 @@
 package ingress
 
 import (
-	"net"
 	"net/http"
 	"runtime/debug"
 	"time"
+
+	"stampede/internal/accept"
 )
 
 const (
@@ -15,18 +16,11 @@ const (
 	peekBytes = 4
 )
 
-// statefulConn is a connection that receives its state from http.Server, as those of package accept do.
-type statefulConn interface {
-	net.Conn
-	Changed(state http.ConnState)
-}
-
 // plainConn answers plain purchases on a connection until something else arrives. All its memory is its own and used
 // for each request again, so it is for one goroutine.
 type plainConn struct {
-	front    *PlainFront
-	conn     statefulConn
-	arriving arrivingConn // conn, or nil if it does not know
+	front *PlainFront
+	conn  accept.Conn
 
 	request *plainRequest
 	answer  plainAnswer
@@ -42,13 +36,12 @@ type plainConn struct {
 	readBy, writeBy time.Time
 }
 
-func newPlainConn(front *PlainFront, conn statefulConn) *plainConn {
+func newPlainConn(front *PlainFront, conn accept.Conn) *plainConn {
 	c := &plainConn{
 		front: front, conn: conn,
 		request: newPlainRequest(front.ctx, front.allowed, front.config.Buyer, conn.RemoteAddr().String()),
 		answer:  plainAnswer{header: make(http.Header)},
 	}
-	c.arriving, _ = conn.(arrivingConn)
 	c.handle = front.config.Handler(&c.answer, c.request.Request)
 	return c
 }
@@ -116,8 +109,7 @@ func (c *plainConn) skipLineEnds() {
 
 // serveRequest has the handler of the route answer the request. It is false if the connection is not to be kept.
 func (c *plainConn) serveRequest() bool {
-	began := time.Now()
-	c.answer.reset(began, waitedUntil(began, c.arriving))
+	c.answer.reset(accept.ArrivalOn(c.conn))
 	c.handle(c.request.sale)
 	c.out = c.answer.append(c.out[:0], time.Now())
 	c.allowWrite()
@@ -138,7 +130,7 @@ func (c *plainConn) allowIdle() {
 
 // allowWrite gives the client time to take the answer.
 func (c *plainConn) allowWrite() {
-	if by := c.answer.began.Add(writeTimeout); c.writeBy.Before(by) {
+	if by := c.answer.arrival.Read.Add(writeTimeout); c.writeBy.Before(by) {
 		c.writeBy = by.Add(deadlineSlack)
 		_ = c.conn.SetWriteDeadline(c.writeBy) // as in allowIdle
 	}

@@ -75,7 +75,7 @@ func (f *PlainFront) Run(connections *accept.Listener) error {
 }
 
 func (f *PlainFront) serve(conn net.Conn) {
-	if conn, ok := conn.(statefulConn); ok {
+	if conn, ok := conn.(accept.Conn); ok {
 		newPlainConn(f, conn).serve()
 		return
 	}
@@ -86,7 +86,7 @@ func (f *PlainFront) serve(conn net.Conn) {
 
 // handOver gives a connection to the http.Server, which reads the unread bytes first. It is false if that server is
 // closed.
-func (f *PlainFront) handOver(conn statefulConn, unread []byte) bool {
+func (f *PlainFront) handOver(conn accept.Conn, unread []byte) bool {
 	// The server sets deadlines of its own.
 	_ = conn.SetDeadline(time.Time{})
 	return f.give(&handedConn{conn, unread})
@@ -122,14 +122,14 @@ func (f *PlainFront) Addr() net.Addr { return f.addr }
 
 // handedConn is a connection whose first bytes were read before it was handed over.
 type handedConn struct {
-	statefulConn
+	accept.Conn
 	unread []byte
 }
 
 // Read implements net.Conn. http.Server has one read at a time.
 func (c *handedConn) Read(p []byte) (int, error) {
 	if len(c.unread) == 0 {
-		return c.statefulConn.Read(p)
+		return c.Conn.Read(p)
 	}
 	n := copy(p, c.unread)
 	if c.unread = c.unread[n:]; len(c.unread) == 0 {
@@ -138,17 +138,9 @@ func (c *handedConn) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Arrived returns when the newest bytes that were read arrived; zero if that is unknown.
-func (c *handedConn) Arrived() time.Time {
-	if arriving, ok := c.statefulConn.(arrivingConn); ok {
-		return arriving.Arrived()
-	}
-	return time.Time{}
-}
-
 // CloseWrite is called by http.Server when it closes the connection of a client that still sends.
 func (c *handedConn) CloseWrite() error {
-	if tcp, ok := c.statefulConn.(interface{ CloseWrite() error }); ok {
+	if tcp, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return tcp.CloseWrite()
 	}
 	return nil

@@ -262,6 +262,8 @@ func (c *scriptedConn) SetReadDeadline(t time.Time) error {
 func (c *scriptedConn) SetDeadline(t time.Time) error    { return c.SetReadDeadline(t) }
 func (c *scriptedConn) SetWriteDeadline(time.Time) error { return nil }
 func (c *scriptedConn) Changed(http.ConnState)           {}
+func (c *scriptedConn) Arrived() (time.Time, bool)       { return time.Time{}, false }
+func (c *scriptedConn) HasLeft() bool                    { return false }
 func (c *scriptedConn) LocalAddr() net.Addr              { return pipeListener{}.Addr() }
 func (c *scriptedConn) RemoteAddr() net.Addr             { return pipeListener{}.Addr() }
 
@@ -310,6 +312,7 @@ type decidedByName struct {
 func (d *decidedByName) Reserve(_ context.Context, r reservation.Request) (reservation.Answer, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	r.Arrived, r.Client = time.Time{}, nil // they differ
 	d.made = append(d.made, r)
 	id := uuid.NewSHA1(r.Sale, fmt.Append(nil, r.User, " ", r.IdempotencyKey, " ", r.Quantity))
 	answer := reservation.Answer{Verdict: reservation.Reserved, Reservation: order.Reservation{

@@ -18,9 +18,10 @@ import (
 // purchase serves POST /v1/sales/{sale}/orders.
 func (s *Server) purchase(c echo.Context) error {
 	r := c.Request()
-	began, waited := beginning(c)
-	if waited >= 0 {
-		s.metrics.wait.Observe(waited.Seconds())
+	arrival := arrivalOf(c)
+	began := arrival.Read
+	if arrival.Known {
+		s.metrics.wait.Observe(began.Sub(arrival.At).Seconds())
 	}
 	sale, ok := parseID(c.Param("sale"))
 	if err := s.limits.admitAddress(&s.limits.purchases, r, began); err != nil {
@@ -52,9 +53,12 @@ func (s *Server) purchase(c echo.Context) error {
 		// the wait.
 		defer s.waitSlots.release()
 	}
-	request := reservation.Request{Sale: sale, User: user, IdempotencyKey: key, Quantity: quantity}
+	arrival = arrivalOf(c) // the body may have come later than the head
+	request := reservation.Request{
+		Sale: sale, User: user, IdempotencyKey: key, Quantity: quantity, Arrived: arrival.At, Client: arrival.Conn,
+	}
 	span := s.spanOf(r)
-	answer, err := s.reserve(detached(span), request, began)
+	answer, err := s.reserve(detached(span), request, arrival.Left, began)
 	if span.On() {
 		noteAnswer(span, answer)
 	}
@@ -154,12 +158,12 @@ func clampQuantity(digits []byte) int64 {
 }
 
 // reserve has Redis decide. It takes a slot after the body was read, so that clients who send slowly hold
-// none. It does not end when the buyer leaves: the answer is nearly due, and watching the connection would
-// cost as much as the rest of the work.
+// none. If the buyer had left by then, nothing is decided. Later it does not end when the buyer leaves: the answer is
+// nearly due, and watching the connection would cost as much as the rest of the work.
 func (s *Server) reserve(
-	ctx context.Context, r reservation.Request, began time.Time,
+	ctx context.Context, r reservation.Request, left bool, began time.Time,
 ) (reservation.Answer, error) {
-	if !s.inFlight.purchases.acquire() {
+	if left || !s.inFlight.purchases.acquire() {
 		s.metrics.countPurchase(r.Sale, verdictOverloaded, began)
 		return reservation.Answer{}, problemNotReserved
 	}

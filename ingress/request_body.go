@@ -11,6 +11,8 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
+
+	"stampede/internal/accept"
 )
 
 // readObject reads the body of a request into a struct.
@@ -18,8 +20,11 @@ func readObject(r *http.Request, into any) error {
 	buf := scratchPool.Get().(*scratch)
 	defer scratchPool.Put(buf)
 	body, err := buf.readBody(r)
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
+	case accept.ArrivalOf(r).IsLate(): // its end came later than its head
+		return problemOverloaded
 	}
 	return decodeStrict(body, into)
 }

@@ -38,18 +38,18 @@ func (s *Server) routes() error {
 	limited := s.limits.limitAddress
 	s.handleGet("/v1/orders", s.inFlight.orders.admit(s.listOrders))
 	s.handleGet("/v1/orders/:order", s.inFlight.orders.admit(s.showOrder))
-	s.handle(http.MethodPost, "/v1/orders/:order/pay", s.payOrder)
-	s.handle(http.MethodPost, "/v1/orders/:order/cancel", s.cancelOrder)
+	s.handlePost("/v1/orders/:order/pay", s.payOrder)
+	s.handlePost("/v1/orders/:order/cancel", s.cancelOrder)
 	// Streams do not end, so they are not served to HEAD.
 	s.handle(http.MethodGet, "/v1/orders/:order/events", s.streamOrder)
 	s.handle(http.MethodGet, "/v1/sales/:sale/events", limited(s.streamSale))
-	s.handle(http.MethodPost, "/v1/orders/:order/events/ticket", s.createOrderTicket)
-	s.handle(http.MethodPost, "/v1/sales/:sale/events/ticket", limited(s.createSaleTicket))
+	s.handlePost("/v1/orders/:order/events/ticket", s.createOrderTicket)
+	s.handlePost("/v1/sales/:sale/events/ticket", limited(s.createSaleTicket))
 	s.handleGet("/v1/sales", limited(s.yieldToBuyers(s.inFlight.sales.admit(s.listSales))))
 	s.handleGet("/v1/sales/:sale", limited(s.yieldToBuyers(s.inFlight.sales.admit(s.showSale))))
 
 	operate := func(path string, h echo.HandlerFunc) {
-		s.handle(http.MethodPost, path, limited(s.inFlight.operators.admit(h)))
+		s.handlePost(path, limited(s.inFlight.operators.admit(h)))
 	}
 	operate("/v1/sales", s.createSale)
 	operate("/v1/sales/:sale/pause", s.operateSale(operators.Operator, s.config.Sales.Pause))

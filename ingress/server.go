@@ -174,7 +174,7 @@ func (s *Server) Run(ctx context.Context) error {
 	server := &http.Server{
 		Handler:           s.echo,
 		BaseContext:       func(net.Listener) context.Context { return base },
-		ConnContext:       withArrivals,
+		ConnContext:       accept.ConnContext,
 		ConnState:         accept.ConnState,
 		ReadHeaderTimeout: readHeaderTimeout,
 		ReadTimeout:       readTimeout,

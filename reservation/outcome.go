@@ -43,7 +43,7 @@ const (
 
 var (
 	// ErrOverloaded is returned when too many requests wait for Redis, or this one has waited too
-	// long. Nothing was reserved.
+	// long, or its client has left. Nothing was reserved.
 	ErrOverloaded = errors.New("too many reservations are waiting")
 	// ErrUnavailable is returned when Redis could not be reached or refused the call. Nothing was reserved.
 	ErrUnavailable = errors.New("the sale cannot be reached")
@@ -65,6 +65,16 @@ type Request struct {
 	IdempotencyKey string
 	// Quantity is the number of units, at least 1.
 	Quantity int64
+	// Arrived is when the request came, of a monotonic clock; the zero time is that of the call of Reserve.
+	Arrived time.Time
+	// Client waits for the answer. It may be nil.
+	Client Client
+}
+
+// Client is who sent a request.
+type Client interface {
+	// HasLeft reports whether the client no longer waits for an answer. It is asked seldom, and must not block.
+	HasLeft() bool
 }
 
 // Answer is the outcome of a request.

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -19,6 +20,10 @@ import (
 
 // callsInFlightMax is 2: one call is decided while the other one is made or answered. More would only wait in Redis.
 const callsInFlightMax = 2
+
+// askClientAfter is the age from which on a client is asked whether it still waits. No client gives up before, and most
+// requests are younger, so that the system call is seldom made.
+const askClientAfter = 100 * time.Millisecond
 
 // queue holds the requests to one shard of a sale. Requests that arrive during a call of the script leave together
 // in the next one. A second call starts during another one only for a full batch. There is no timer: a
@@ -40,7 +45,7 @@ type queue struct {
 // that the queue's own goroutine has little left to do per request.
 type call struct {
 	request Request
-	asked   int64 // Store.sinceStart when the request came
+	arrived int64 // Store.sinceStart when the request came
 	// span is that of the request, and wait the one of its wait in the queue.
 	span, wait tracing.Span
 
@@ -64,9 +69,9 @@ const (
 
 var calls = sync.Pool{New: func() any { return &call{done: make(chan struct{}, 1)} }}
 
-func newCall(r Request, asked int64) *call {
+func newCall(r Request, arrived int64) *call {
 	c := calls.Get().(*call)
-	c.request, c.asked, c.order = r, asked, order.NewOrderID(r.Sale)
+	c.request, c.arrived, c.order = r, arrived, order.NewOrderID(r.Sale)
 	c.orderID, c.key = order.CompactID(c.order), order.NoKey
 	// The script has doubles for numbers: this one is above every limit, and exact.
 	c.quantity = strconv.FormatInt(min(r.Quantity, order.MaxPerOrder+1), 10)
@@ -89,8 +94,8 @@ func (r Request) KeyFingerprint() string {
 	return base64.RawURLEncoding.EncodeToString(sum[:order.FingerprintBytes])
 }
 
-func (q *queue) reserve(ctx context.Context, r Request, asked int64) (Answer, error) {
-	c := newCall(r, asked)
+func (q *queue) reserve(ctx context.Context, r Request, arrived int64) (Answer, error) {
+	c := newCall(r, arrived)
 	if c.span = tracing.Of(ctx); c.span.On() {
 		c.wait = c.span.Start(tracing.Internal, "wait in line")
 	}
@@ -194,17 +199,22 @@ func (q *queue) take(batch []*call) []*call {
 	return batch
 }
 
-// decide runs the script for a batch and answers every call of it. It skips abandoned calls and rejects calls
-// that have waited too long.
+// isLate reports whether a call of this age must not be decided any more: its client may have been told otherwise by
+// another process since.
+func (c *call) isLate(age, most time.Duration) bool {
+	return age > most || age > askClientAfter && c.request.Client != nil && c.request.Client.HasLeft()
+}
+
+// decide runs the script for a batch and answers every call of it. It skips abandoned calls and rejects late ones.
 func (q *queue) decide(script *reserveScript, batch []*call) {
 	sent := batch[:0:len(batch)]
-	tooOld := q.store.sinceStart() - int64(q.store.options.WaitMax)
+	now := q.store.sinceStart()
 	for _, c := range batch {
 		if !c.phase.CompareAndSwap(phaseWaiting, phaseSent) {
 			continue
 		}
 		c.wait.End()
-		if c.asked < tooOld {
+		if c.isLate(time.Duration(now-c.arrived), q.store.options.WaitMax) {
 			c.err = ErrOverloaded
 			c.done <- struct{}{}
 			continue

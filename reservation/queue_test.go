@@ -3,8 +3,10 @@ package reservation_test
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
@@ -77,4 +79,34 @@ func TestFullBatchStartsSecondCall(t *testing.T) {
 	release()
 	requireReserved(4)
 	require.Equal(t, "92", s.Left(sale.ID))
+}
+
+// leaving is a client that is still there, or has left.
+type leaving bool
+
+func (l leaving) HasLeft() bool { return bool(l) }
+
+// A request may have waited before Reserve is called, and its client may leave meanwhile.
+func TestReserveDecidesNoLateRequest(t *testing.T) {
+	t.Parallel()
+	s := testsale.NewShop(t)
+	sale := s.Sale(10)
+	for name, c := range map[string]struct {
+		age  time.Duration
+		gone leaving
+		err  error
+	}{
+		"new":           {0, false, nil},
+		"new, and gone": {0, true, nil}, // the caller knows it
+		"has waited":    {reservation.DefaultWaitMax / 4, false, nil},
+		"has gone":      {reservation.DefaultWaitMax / 4, true, reservation.ErrOverloaded},
+		"is too old":    {reservation.DefaultWaitMax + time.Millisecond, false, reservation.ErrOverloaded},
+	} {
+		_, err := s.Reserve(t.Context(), reservation.Request{
+			Sale: sale.ID, User: strings.ReplaceAll(name, " ", "-"), Quantity: 1,
+			Arrived: time.Now().Add(-c.age), Client: c.gone,
+		})
+		require.ErrorIs(t, err, c.err, name)
+	}
+	require.Equal(t, "7", s.Left(sale.ID))
 }

@@ -167,7 +167,10 @@ func (s *Store) Ping(ctx context.Context) error {
 // SoldOut is the answer only if all shards together have too few units left.
 // Reserve returns within WaitMax and CallTimeout; ctx needs no deadline.
 func (s *Store) Reserve(ctx context.Context, r Request) (Answer, error) {
-	asked := s.sinceStart()
+	arrived := s.sinceStart()
+	if !r.Arrived.IsZero() {
+		arrived = int64(r.Arrived.Sub(s.started))
+	}
 	if err := r.validate(); err != nil {
 		return Answer{}, err
 	}
@@ -184,7 +187,7 @@ func (s *Store) Reserve(ctx context.Context, r Request) (Answer, error) {
 	if of.remembersSoldOut(r.User) {
 		return Answer{Verdict: SoldOut}, nil
 	}
-	answer, err := q.reserve(ctx, r, asked)
+	answer, err := q.reserve(ctx, r, arrived)
 	if err != nil {
 		return Answer{}, fmt.Errorf("reserve sale=%s user=%s: %w", r.Sale, r.User, err)
 	}

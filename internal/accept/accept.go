@@ -308,12 +308,12 @@ type acceptedConn struct {
 
 // ConnState is for http.Server.ConnState.
 func ConnState(c net.Conn, state http.ConnState) {
-	if c, ok := c.(interface{ Changed(state http.ConnState) }); ok {
+	if c, ok := c.(Conn); ok {
 		c.Changed(state)
 	}
 }
 
-// Changed receives the connection's state in the server.
+// Changed implements Conn.
 func (c *acceptedConn) Changed(state http.ConnState) {
 	if state == http.StateIdle {
 		c.quiet.Store(true)
@@ -339,9 +339,11 @@ func (c *acceptedConn) Read(p []byte) (n int, err error) {
 	return n, err
 }
 
-// Arrived returns when the newest bytes that were read arrived at this machine, also if they waited for the connection
-// to be accepted; zero if that is unknown.
-func (c *acceptedConn) Arrived() time.Time { return c.arrivals.arrived() }
+// Arrived implements Conn.
+func (c *acceptedConn) Arrived() (at time.Time, left bool) { return c.arrivals.arrived() }
+
+// HasLeft implements Conn.
+func (c *acceptedConn) HasLeft() bool { return c.arrivals.hasLeft() }
 
 // Close implements net.Conn.
 func (c *acceptedConn) Close() error {

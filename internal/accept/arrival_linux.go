@@ -41,7 +41,8 @@ type arrivals struct {
 	n       int
 	errno   syscall.Errno
 
-	at atomic.Int64 // in nanoseconds since 1970; 0 if unknown
+	at   atomic.Int64 // in nanoseconds since 1970; 0 if unknown
+	left atomic.Bool  // the client has closed the connection, or its side of it
 }
 
 func (a *arrivals) init(conn *net.TCPConn) {
@@ -50,6 +51,8 @@ func (a *arrivals) init(conn *net.TCPConn) {
 		return
 	}
 	a.raw, a.call = raw, a.receive
+	// Each read tells how much is left to read. This is not inherited from the listener.
+	_ = raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_INQ, 1) })
 }
 
 // read reads as conn.Read does.
@@ -94,30 +97,57 @@ func (a *arrivals) receive(fd uintptr) bool {
 		case syscall.EAGAIN:
 			return false
 		}
-		if a.n, a.errno = int(n), errno; errno == 0 && n > 0 {
-			a.at.Store(a.stamp())
-			noteForRaceDetector(fd)
+		if a.n, a.errno = int(n), errno; errno != 0 || n == 0 {
+			a.left.Store(true)
+			return true
 		}
+		stamp, more := a.messages()
+		a.at.Store(stamp)
+		if more {
+			a.ask(fd)
+		}
+		noteForRaceDetector(fd)
 		return true
 	}
 }
 
-// stamp is the time of the message, in nanoseconds since 1970; 0 if it has none.
-func (a *arrivals) stamp() int64 {
-	if int(a.header.Controllen) < unix.CmsgLen(int(unsafe.Sizeof(unix.Timespec{}))) {
-		return 0
+// messages returns the time of the bytes, in nanoseconds since 1970 and 0 if unknown, and whether there is more to
+// read, be it the end of the stream.
+func (a *arrivals) messages() (stamp int64, more bool) {
+	const align = unix.SizeofPtr - 1
+	for at := 0; at+unix.SizeofCmsghdr <= int(a.header.Controllen); {
+		control := (*unix.Cmsghdr)(unsafe.Add(unsafe.Pointer(&a.control), at))
+		data := unsafe.Add(unsafe.Pointer(control), unix.CmsgLen(0))
+		switch {
+		case control.Level == unix.SOL_SOCKET && control.Type == unix.SO_TIMESTAMPNS:
+			stamp = (*unix.Timespec)(data).Nano()
+		case control.Level == unix.SOL_TCP && control.Type == unix.TCP_CM_INQ:
+			more = *(*int32)(data) != 0
+		}
+		at += (int(control.Len) + align) &^ align
 	}
-	control := (*unix.Cmsghdr)(unsafe.Pointer(&a.control))
-	if control.Level != unix.SOL_SOCKET || control.Type != unix.SO_TIMESTAMPNS {
-		return 0
-	}
-	return (*unix.Timespec)(unsafe.Add(unsafe.Pointer(&a.control), unix.CmsgLen(0))).Nano()
+	return stamp, more
 }
 
-// arrived returns when the newest bytes of the last read arrived; zero if that is unknown.
-func (a *arrivals) arrived() time.Time {
-	if at := a.at.Load(); at != 0 {
-		return time.Unix(0, at)
+// ask asks the kernel whether the client has left. Then the time of the last read may be that of its FIN, but the
+// kernel knows that of the last bytes.
+func (a *arrivals) ask(fd uintptr) {
+	info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+	if err == nil && info.State != unix.BPF_TCP_ESTABLISHED {
+		a.at.Store(time.Now().Add(-time.Duration(info.Last_data_recv) * time.Millisecond).UnixNano())
+		a.left.Store(true)
 	}
-	return time.Time{}
+}
+
+func (a *arrivals) hasLeft() bool {
+	return a.left.Load() || a.raw != nil && (a.raw.Control(a.ask) != nil || a.left.Load())
+}
+
+// arrived returns when the newest bytes of the last read arrived, zero if that is unknown, and whether the client is
+// known to have left.
+func (a *arrivals) arrived() (at time.Time, left bool) {
+	if stamp := a.at.Load(); stamp != 0 {
+		at = time.Unix(0, stamp)
+	}
+	return at, a.left.Load()
 }

@@ -1,6 +1,7 @@
 package accept
 
 import (
+	"errors"
 	"io"
 	"net"
 	"os"
@@ -56,15 +57,19 @@ func TestArrivedIsTimeInKernel(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { _ = conn.Close() }()
 	c := conn.(*acceptedConn)
-	require.Zero(t, c.Arrived(), "nothing was read")
+	at, left := c.Arrived()
+	require.Zero(t, at, "nothing was read")
+	require.False(t, left)
 	read(t, c, "first")
-	require.WithinRange(t, c.Arrived(), sent.Add(-inaccuracy), accepted)
+	at, _ = c.Arrived()
+	require.WithinRange(t, at, sent.Add(-inaccuracy), accepted)
 
 	again := time.Now()
 	_, err = io.WriteString(client, "second")
 	require.NoError(t, err)
 	read(t, c, "second")
-	require.GreaterOrEqual(t, c.Arrived().Sub(again), -inaccuracy)
+	at, _ = c.Arrived()
+	require.GreaterOrEqual(t, at.Sub(again), -inaccuracy)
 
 	raw, err := c.SyscallConn()
 	require.NoError(t, err)
@@ -75,7 +80,62 @@ func TestArrivedIsTimeInKernel(t *testing.T) {
 	_, err = io.WriteString(client, "third")
 	require.NoError(t, err)
 	read(t, c, "third")
-	require.Zero(t, c.Arrived(), "not the time of what was read before")
+	at, left = c.Arrived()
+	require.Zero(t, at, "not the time of what was read before")
+	require.False(t, left)
+}
+
+// A read tells that the client has left, and does not take the time at which it left for that of its bytes.
+func TestReadTellsThatClientHasLeft(t *testing.T) {
+	t.Parallel()
+	for name, leave := range map[string]func(c *net.TCPConn) error{
+		"closes":      (*net.TCPConn).Close,
+		"half-closes": (*net.TCPConn).CloseWrite,
+		"resets":      func(c *net.TCPConn) error { return errors.Join(c.SetLinger(0), c.Close()) },
+		"stays":       func(*net.TCPConn) error { return nil },
+		"sends more":  func(c *net.TCPConn) error { _, err := io.WriteString(c, "more"); return err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c, client := accepted(t)
+			_, err := io.WriteString(client, "request")
+			require.NoError(t, err)
+			sent := time.Now()
+			<-time.After(300 * time.Millisecond) // the age of the request
+			require.NoError(t, leave(client.(*net.TCPConn)))
+			// The buffer has no room for anything behind the request.
+			_, err = io.ReadFull(c, make([]byte, len("request")))
+			require.NoError(t, err)
+			at, left := c.Arrived()
+			if name == "sends more" {
+				require.False(t, left)
+				return // later bytes of a client that is still there
+			}
+			const jiffy = 10 * time.Millisecond
+			require.WithinRange(t, at, sent.Add(-time.Second), sent.Add(jiffy))
+			// After a reset the bytes can be read, and the read does not tell more; the kernel does.
+			require.Equal(t, name == "closes" || name == "half-closes", left)
+			require.Equal(t, name != "stays", c.HasLeft())
+		})
+	}
+}
+
+// A client that leaves after the last read is found by asking.
+func TestHasLeftAsksTheKernel(t *testing.T) {
+	t.Parallel()
+	c, client := accepted(t)
+	_, err := io.WriteString(client, "request")
+	require.NoError(t, err)
+	read(t, c, "request")
+	require.False(t, c.HasLeft())
+	require.NoError(t, client.Close())
+	require.True(t, c.HasLeft())
+	_, left := c.Arrived()
+	require.True(t, left, "it does not come back")
+
+	c, _ = accepted(t)
+	require.NoError(t, c.Close())
+	require.True(t, c.HasLeft(), "the connection was closed by the server")
 }
 
 // Reads end as those of a net.TCPConn, for which http.Server is written.

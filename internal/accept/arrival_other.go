@@ -16,4 +16,6 @@ func (*arrivals) init(*net.TCPConn) {}
 
 func (*arrivals) read(conn *net.TCPConn, p []byte) (int, error) { return conn.Read(p) }
 
-func (*arrivals) arrived() time.Time { return time.Time{} }
+func (*arrivals) arrived() (at time.Time, left bool) { return time.Time{}, false }
+
+func (*arrivals) hasLeft() bool { return false }

@@ -135,6 +135,7 @@ var may = map[string][]string{
 		"fulfillment/ledger",
 		"fulfillment/rebuild",
 		"fulfillment/stream",
+		"internal/accept",
 		"internal/figure",
 		"internal/forwarded",
 		"internal/operators",

@@ -135,3 +135,10 @@ func TestIngressTrustsOnlyTheProxy(t *testing.T) {
 		t.Error("the proxy does not replace X-Forwarded-For")
 	}
 }
+
+// An ingress must learn that a client has left, so that it does not decide the purchase.
+func TestProxyClosesConnectionsOfClientsThatLeft(t *testing.T) {
+	if !slices.Contains(directives(t), "option abortonclose") {
+		t.Error("the proxy keeps the connections of clients that have left")
+	}
+}

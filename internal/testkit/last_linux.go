@@ -1,0 +1,26 @@
+package testkit
+
+import (
+	"io"
+	"net"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// SendLast sends text and closes this side of the connection, in one packet: who has read the text could know both.
+func SendLast(t testing.TB, conn net.Conn, text string) {
+	t.Helper()
+	tcp := conn.(*net.TCPConn)
+	raw, err := tcp.SyscallConn()
+	require.NoError(t, err)
+	var failed error
+	require.NoError(t, raw.Control(func(fd uintptr) {
+		failed = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_CORK, 1)
+	}))
+	require.NoError(t, failed)
+	_, err = io.WriteString(conn, text)
+	require.NoError(t, err)
+	require.NoError(t, tcp.CloseWrite())
+}
