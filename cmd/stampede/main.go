@@ -63,8 +63,8 @@ func (s *streams) watch(ctx context.Context, doing string) (_ context.Context, s
 
 // untilAsked returns a context that ends when the process is asked to stop: by SIGINT, SIGTERM or, unless nohup has it
 // ignored, SIGHUP. The next SIGINT or SIGTERM ends the process immediately, as without a handler. A further SIGHUP does
-// not: a terminal that closes sends several, and systemd may send one behind SIGTERM. The other signals keep what Go does
-// with them: SIGQUIT prints the stacks and ends the process, SIGTSTP, SIGTTIN and SIGTTOU stop it until SIGCONT.
+// not: a terminal that closes sends several, and systemd may send one behind SIGTERM. The other signals keep what Go
+// does with them: SIGQUIT prints the stacks and ends the process, SIGTSTP, SIGTTIN and SIGTTOU stop it until SIGCONT.
 func untilAsked() (ctx context.Context, restore func()) {
 	ctx, hangups := context.Background(), func() {}
 	if !signal.Ignored(syscall.SIGHUP) {

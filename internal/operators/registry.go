@@ -22,7 +22,7 @@ import (
 var ErrFile = errors.New("the file of operators cannot be used")
 
 const (
-	// readInterval is the pause between two reads of the file. Both must find a change, so it is in force within ten seconds.
+	// readInterval is the pause between two reads of the file. Both must find a change: it is in force within ten seconds.
 	readInterval = 4 * time.Second
 	// remindInterval is the pause between two log lines about a file that still cannot be used.
 	remindInterval = time.Minute
@@ -163,8 +163,8 @@ func (r *Registry) reread(ctx context.Context) {
 	}
 }
 
-// cut returns an error for what a write leaves that did not come to its end, as on a full disk: no line, or a part of the
-// last one.
+// cut returns an error for what a write leaves that did not come to its end, as on a full disk: no line, or a part of
+// the last one.
 func (r *Registry) cut(text []byte) error {
 	last := string(text[bytes.LastIndexByte(text, '\n')+1:])
 	_, err := parseLine(last)

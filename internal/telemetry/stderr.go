@@ -56,8 +56,8 @@ func NewStderr(w io.Writer) *Stderr {
 	return s
 }
 
-// Unbroken returns w, or if it is a file the same one under another number: the runtime of Go ends a process that writes
-// to a pipe without a reader under the numbers 1 and 2. Under another one the write returns an error.
+// Unbroken returns w, or if it is a file the same one under another number: the runtime of Go ends a process that
+// writes to a pipe without a reader under the numbers 1 and 2. Under another one the write returns an error.
 func Unbroken(w io.Writer) io.Writer {
 	f, isFile := w.(*os.File)
 	if !isFile {
@@ -179,7 +179,8 @@ func countLost(p []byte) int {
 func lossOf(lines int, format string) []byte {
 	var line bytes.Buffer
 	if logger, err := NewLogger(&line, format, "warn"); err == nil {
-		logger.Warn("lines of this log were lost here: its reader was too slow or had gone, or its disk was full", "lines", lines)
+		logger.Warn("lines of this log were lost here: its reader was too slow or had gone, or its disk was full",
+			"lines", lines)
 	}
 	return line.Bytes()
 }
