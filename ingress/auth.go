@@ -1,9 +1,12 @@
 package ingress
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"strings"
@@ -72,6 +75,7 @@ const (
 	jwksMissInterval = 10 * time.Second
 	// jwksMissWait bounds how long a request with an unknown key waits for its fetch.
 	jwksMissWait = 2 * time.Second
+	jwksBytesMax = 1 << 20
 )
 
 // clockLeeway bounds how far the clock of a token's issuer may differ from ours.
@@ -108,7 +112,7 @@ func newJWTAuth(ctx context.Context, c Config) (*jwtAuth, error) {
 		}, nil
 	}
 	keys, err := keyfunc.NewDefaultOverrideCtx(ctx, []string{c.JWKSURL}, keyfunc.Override{
-		HTTPTimeout: jwksTimeout, RefreshInterval: jwksRefresh,
+		Client: &http.Client{Transport: keySets{}}, HTTPTimeout: jwksTimeout, RefreshInterval: jwksRefresh,
 		RefreshUnknownKID: rate.NewLimiter(rate.Every(jwksMissInterval), 1), RateLimitWaitMax: jwksMissWait,
 		RefreshErrorHandlerFunc: func(u string) func(context.Context, error) {
 			return func(ctx context.Context, err error) {
@@ -127,6 +131,28 @@ func newJWTAuth(ctx context.Context, c Config) (*jwtAuth, error) {
 			return err != nil || len(known) == 0
 		},
 	}, nil
+}
+
+// keySets makes an answer without keys an error, as that of a proxy in maintenance: it would replace the known keys.
+type keySets struct{}
+
+// RoundTrip implements http.RoundTripper.
+func (keySets) RoundTrip(r *http.Request) (*http.Response, error) {
+	answer, err := http.DefaultTransport.RoundTrip(r)
+	if err != nil || answer.StatusCode != http.StatusOK {
+		return answer, err
+	}
+	body, err := io.ReadAll(io.LimitReader(answer.Body, jwksBytesMax))
+	err = errors.Join(err, answer.Body.Close())
+	var set struct{ Keys []json.RawMessage }
+	if err == nil {
+		err = json.Unmarshal(body, &set)
+	}
+	if err == nil && len(set.Keys) == 0 {
+		err = errors.New("the answer has no keys")
+	}
+	answer.Body = io.NopCloser(bytes.NewReader(body))
+	return answer, err
 }
 
 func (a *jwtAuth) user(r *http.Request) (string, error) {

@@ -235,7 +235,7 @@ func TestAuthVerifiesTokensWithKeySet(t *testing.T) {
 }
 
 // Without any keys the answer is 503, because the token may be valid. Fetched keys stay valid while the
-// issuer is down.
+// issuer is down, or answers without keys.
 func TestAuthKeepsKeysWhileIssuerIsDown(t *testing.T) {
 	t.Parallel()
 	i := newIssuer(t)
@@ -250,6 +250,12 @@ func TestAuthKeepsKeysWhileIssuerIsDown(t *testing.T) {
 	i.down.Store(true)
 	sale = later.sale(reservation.Terms{Stock: 10})
 	later.buy(sale, "", token).is(http.StatusAccepted)
+
+	i.down.Store(false)
+	i.keys.Store(&[]map[string]string{})
+	unknown := bearing(sign(t, jwt.SigningMethodRS256, i.rsa, "rsa-2", tokenClaims())) // has the keys fetched
+	later.buy(sale, "", unknown).isProblem(http.StatusUnauthorized, "unauthorized")
+	later.buy(sale, "", token).isProblem(http.StatusConflict, "already-purchased")
 }
 
 func TestAuthFetchesNewKeys(t *testing.T) {

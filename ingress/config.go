@@ -25,7 +25,8 @@ import (
 type Reservations interface {
 	Reserve(ctx context.Context, r reservation.Request) (reservation.Answer, error)
 	FindReserved(ctx context.Context, id uuid.UUID, user string) (order.Order, error)
-	Ping(ctx context.Context) error
+	// Writable returns nil if purchases can be decided in any partition.
+	Writable(ctx context.Context) error
 }
 
 // Sales are the sales that operators create and change: *catalog.Catalog.

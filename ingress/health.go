@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/labstack/echo/v4"
+
+	"stampede/reservation"
 )
 
 // pingTimeout bounds a ping. It is below the few seconds after which health checks time out.
@@ -26,8 +28,8 @@ func (s *Server) live(c echo.Context) error {
 	return nil
 }
 
-// ready serves GET /readyz: the server takes requests, Redis answers a PING, and the secret for receipts was read.
-// Whether Redis accepts writes is not checked. Postgres is reported, but not required: a sale goes on without it.
+// ready serves GET /readyz: the server takes requests, Redis takes the writes of a purchase, and the secret for
+// receipts was read. Postgres is reported, but not required: a sale goes on without it.
 func (s *Server) ready(c echo.Context) error {
 	redisState, postgresState, err := s.readiness()
 	if err != nil {
@@ -52,13 +54,16 @@ func (s *Server) readiness() (redisState, postgresState string, err error) {
 		return "", "", &problem{kind: kindNotReady, detail: "This server is stopping.", retryAfter: retrySoon}
 	}
 	var pinging sync.WaitGroup
-	pinging.Go(func() { postgresState = s.ping("postgres", s.config.Postgres) })
-	redisState = s.ping("redis", s.config.Reservations)
+	pinging.Go(func() { postgresState, _ = s.ping("postgres", s.config.Postgres.Ping) })
+	redisState, err = s.ping("redis", s.config.Reservations.Writable)
 	pinging.Wait()
-	if redisState == stateDown {
+	if err != nil {
+		detail := "Redis does not answer."
+		if code := reservation.RefusalCode(err); code != "" {
+			detail = "Redis refuses writes: " + code + "."
+		}
 		return redisState, postgresState, &problem{
-			kind: kindNotReady, retryAfter: retrySoon, redis: redisState, postgres: postgresState,
-			detail: "Redis does not answer.",
+			kind: kindNotReady, retryAfter: retrySoon, redis: redisState, postgres: postgresState, detail: detail,
 		}
 	}
 	if s.signer.Load() == nil {
@@ -70,15 +75,15 @@ func (s *Server) readiness() (redisState, postgresState string, err error) {
 	return redisState, postgresState, nil
 }
 
-// ping pings a server once for all concurrent calls, because the route needs no authentication.
-func (s *Server) ping(name string, p Pinger) string {
-	answer, _, _ := s.pings.Do(name, func() (any, error) {
+// ping asks a server once for all concurrent calls, because the route needs no authentication.
+func (s *Server) ping(name string, ask func(context.Context) error) (state string, err error) {
+	_, err, _ = s.pings.Do(name, func() (any, error) {
 		ctx, cancel := context.WithTimeout(s.background.ctx, pingTimeout)
 		defer cancel()
-		if p.Ping(ctx) != nil {
-			return stateDown, nil
-		}
-		return stateUp, nil
+		return nil, ask(ctx)
 	})
-	return answer.(string)
+	if err != nil {
+		return stateDown, err
+	}
+	return stateUp, nil
 }

@@ -339,7 +339,7 @@ func (d *decidedByName) FindReserved(context.Context, uuid.UUID, string) (order.
 	return order.Order{}, errStub
 }
 
-func (*decidedByName) Ping(context.Context) error { return nil }
+func (*decidedByName) Writable(context.Context) error { return nil }
 
 func (d *decidedByName) take() []reservation.Request {
 	d.mu.Lock()

@@ -17,6 +17,7 @@ import (
 	"stampede/internal/retry"
 	"stampede/internal/tracing"
 	"stampede/lock"
+	"stampede/relay/broker"
 	"stampede/relay/target"
 	"stampede/reservation"
 )
@@ -77,6 +78,7 @@ type Relay struct {
 	targets *target.Store
 	locker  *lock.Locker
 	metrics *metrics
+	stdout  *broker.Lines
 
 	mu      sync.Mutex
 	serving map[string]struct{}
@@ -94,6 +96,7 @@ func New(config Config) (*Relay, error) {
 	}
 	return &Relay{
 		config: config, targets: target.NewStore(config.Pool), metrics: m,
+		stdout:  broker.NewLines(config.Stdout),
 		locker:  lock.New(config.Redis, lock.WithPrefix(config.Keys.RelayLocker()), lock.WithLease(config.Lease)),
 		serving: map[string]struct{}{}, outages: map[string]*retry.Outage{}, ended: make(chan struct{}, 1),
 	}, nil

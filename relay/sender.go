@@ -41,7 +41,7 @@ func (r *Relay) open(t *target.Target) (sender, error) {
 	case target.Kafka:
 		return &lazyKafka{brokers: to.Brokers, topic: to.Topic, client: r.config.Agent}, nil
 	case target.Stdout:
-		return broker.NewLines(r.config.Stdout), nil
+		return r.stdout, nil
 	}
 	return nil, fmt.Errorf("a target of the kind %s", to.Kind)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/maphash"
 	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -141,9 +142,41 @@ func (s *Store) goBackground(f func()) bool {
 
 // Ping returns nil if the server of any partition answers, also if it is full or a replica and refuses writes.
 func (s *Store) Ping(ctx context.Context) error {
+	return s.anyPartition(func(p int) error { return s.Redis.HLen(ctx, s.Keys.Server(p)).Err() })
+}
+
+// Writable returns nil if the server of any partition takes the writes of a purchase.
+func (s *Store) Writable(ctx context.Context) error {
+	return s.anyPartition(func(p int) error { return TryWrite(ctx, s.Redis, s.Keys, p) })
+}
+
+// TryWrite returns the error with which the server of a partition would refuse the first write of a purchase. Without
+// one it changes nothing: it appends to a stream that is not there.
+func TryWrite(ctx context.Context, rdb redis.Cmdable, keys Keys, partition int) error {
+	err := rdb.XAdd(ctx, &redis.XAddArgs{
+		Stream: keys.in(partition, "no-stream"), NoMkStream: true, Values: []string{"f", "v"},
+	}).Err()
+	if errors.Is(err, redis.Nil) {
+		return nil
+	}
+	return err
+}
+
+// RefusalCode returns the first word of an answer of Redis that is an error, such as OOM; it is empty for other errors.
+func RefusalCode(err error) string {
+	var answer redis.Error
+	if !errors.As(err, &answer) {
+		return ""
+	}
+	code, _, _ := strings.Cut(answer.Error(), " ")
+	return code
+}
+
+// anyPartition returns nil as soon as ask does for a partition.
+func (s *Store) anyPartition(ask func(partition int) error) error {
 	answers := make(chan error, s.Keys.Partitions)
 	for partition := range s.Keys.Partitions {
-		if !s.goBackground(func() { answers <- s.Redis.HLen(ctx, s.Keys.Server(partition)).Err() }) {
+		if !s.goBackground(func() { answers <- ask(partition) }) {
 			return errClosed
 		}
 	}

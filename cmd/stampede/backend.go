@@ -73,9 +73,9 @@ func (b *backend) rebuilder(
 	})
 }
 
-// ready returns nil if both servers answer.
+// ready returns nil if Redis takes writes and Postgres answers.
 func (b *backend) ready(ctx context.Context) error {
-	return errors.Join(b.store.Ping(ctx), b.pool.Ping(ctx))
+	return errors.Join(b.store.Writable(ctx), b.pool.Ping(ctx))
 }
 
 // askTimeout bounds the checks of a server before a command starts its work.

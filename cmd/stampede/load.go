@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"os"
 	"time"
 
 	"github.com/google/uuid"
@@ -288,6 +287,6 @@ func (c *loadCmd) judge(w io.Writer, report crowd.Report, comparison crowd.Compa
 
 // isTerminal takes a reader or a writer.
 func isTerminal(stream any) bool {
-	f, ok := stream.(*os.File)
+	f, ok := stream.(interface{ Fd() uintptr })
 	return ok && isatty.IsTerminal(f.Fd())
 }

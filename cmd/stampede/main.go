@@ -61,12 +61,29 @@ func (s *streams) watch(ctx context.Context, doing string) (_ context.Context, s
 	return s.progress.Start(ctx, doing)
 }
 
-// run runs one command and returns the exit status. The first SIGINT or SIGTERM asks the command to
-// stop cleanly; the second ends the process immediately, as without a handler.
-func run(args []string, stdout, stderr io.Writer) (status int) {
-	ctx, restore := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+// untilAsked returns a context that ends when the process is asked to stop: by SIGINT, SIGTERM or, unless nohup has it
+// ignored, SIGHUP. The next SIGINT or SIGTERM ends the process immediately, as without a handler. A further SIGHUP does
+// not: a terminal that closes sends several, and systemd may send one behind SIGTERM. The other signals keep what Go
+// does with them: SIGQUIT prints the stacks and ends the process, SIGTSTP, SIGTTIN and SIGTTOU stop it until SIGCONT.
+func untilAsked() (ctx context.Context, restore func()) {
+	ctx, hangups := context.Background(), func() {}
+	if !signal.Ignored(syscall.SIGHUP) {
+		ctx, hangups = signal.NotifyContext(ctx, syscall.SIGHUP)
+	}
+	ctx, others := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
+	context.AfterFunc(ctx, others)
+	return ctx, func() {
+		others()
+		hangups()
+	}
+}
+
+// run runs one command and returns the exit status.
+func run(args []string, stdout, to io.Writer) (status int) {
+	ctx, restore := untilAsked()
 	defer restore()
-	context.AfterFunc(ctx, restore)
+	stderr := telemetry.NewStderr(to)
+	defer stderr.Close()
 
 	// kong ends the process after --help; here it ends the call.
 	type exit int
@@ -97,6 +114,7 @@ func run(args []string, stdout, stderr io.Writer) (status int) {
 	if flags.Progress == "on" {
 		s.progress = progress.New(stderr, isTerminal(stderr))
 	}
+	stderr.SetFormat(flags.Log.Format)
 	logger, err := flags.Log.logger(s.progress.Over(stderr))
 	if err != nil {
 		return reportError(stderr, &usageError{err})

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -232,10 +231,7 @@ func startPrometheus(t *testing.T, targets map[string]string) prometheusServer {
 		config += fmt.Sprintf("  - { job_name: stampede-%s, static_configs: [{ targets: ['%s'] }] }\n", process, address)
 	}
 	require.NoError(t, os.WriteFile(folder+"/prometheus.yml", []byte(config), 0o600))
-	listener, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // it is closed at once
-	require.NoError(t, err)
-	address := listener.Addr().String()
-	require.NoError(t, listener.Close())
+	address := freeAddr(t)
 	c := exec.Command(program, "--config.file="+folder+"/prometheus.yml", "--storage.tsdb.path="+folder+"/data",
 		"--web.listen-address="+address, "--log.level=warn")
 	var output strings.Builder

@@ -99,8 +99,8 @@ func relayConfig(
 	host, _ := os.Hostname() // an empty one is only less telling
 	return relay.Config{
 		Pool: b.pool, Redis: b.redis, Keys: keys.keys(), Name: host + "-" + strconv.Itoa(os.Getpid()),
-		Source: flags.RelaySource, Stdout: out, Agent: "stampede/" + telemetry.BuildVersion(), Logger: logger,
-		Registerer: registry,
+		Source: flags.RelaySource, Stdout: telemetry.Unbroken(out), Agent: "stampede/" + telemetry.BuildVersion(),
+		Logger: logger, Registerer: registry,
 	}
 }
 

@@ -58,6 +58,7 @@ func TestEachSeriesExistsFromFirstScrape(t *testing.T) {
 			"stampede_outcomes_published_total":                      nil,
 			"stampede_outcomes_dropped_total":                        nil,
 			"stampede_traces_over_rate_total":                        nil,
+			"stampede_log_lines_lost_total":                          nil,
 			"stampede_trace_spans_total{result":                      {"exported", "dropped"},
 		},
 		work: {
@@ -90,6 +91,7 @@ func TestEachSeriesExistsFromFirstScrape(t *testing.T) {
 			"stampede_outcomes_published_total":           nil,
 			"stampede_outcomes_dropped_total":             nil,
 			"stampede_traces_over_rate_total":             nil,
+			"stampede_log_lines_lost_total":               nil,
 			"stampede_trace_spans_total{result":           {"exported", "dropped"},
 		},
 	} {

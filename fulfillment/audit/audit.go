@@ -319,7 +319,7 @@ func unfinishedEntries(
 		switch {
 		case !known:
 			findings = append(findings, Finding{Remedy: remedyWorker, What: fmt.Sprintf(
-				"the number of unread entries in %s is unknown: some were deleted, and more than %s are unread; %d pending", key,
+				"the number of unread entries in %s is unknown: Redis has lost count, and more than %s are unread; %d pending", key,
 				figure.Count(stream.LagCountMax), b.Pending)})
 		case entries > 0:
 			findings = append(findings, Finding{Remedy: remedyWorker, What: fmt.Sprintf(

@@ -39,9 +39,8 @@ func EntryAfter(x, y string) bool {
 type Backlog struct {
 	// Length is how many entries the stream holds, handled ones that were not trimmed yet included.
 	Length int64
-	// Lag is how many entries were not delivered to the group yet. Redis cannot report it after
-	// entries were deleted from the middle of the stream; then they are counted, up to LagCountMax.
-	// It is valid only if LagKnown.
+	// Lag is how many entries were not delivered to the group yet. Few are counted. For more, Redis's own figure counts
+	// if it can be right; else they are counted up to LagCountMax. It is valid only if LagKnown.
 	Lag      int64
 	LagKnown bool
 	// Pending is how many entries were given to a consumer and are not acknowledged.
@@ -54,8 +53,11 @@ type Backlog struct {
 	counted bool // entry by entry
 }
 
-// LagCountMax bounds the entries of a stream that are counted one by one.
-const LagCountMax = 1000
+// LagCountMax bounds the entries of a stream that are counted one by one. fewEntries are counted in any case.
+const (
+	LagCountMax = 1000
+	fewEntries  = 16
+)
 
 // Waiting is how many entries are not acknowledged; known is false if Redis cannot report it.
 func (b Backlog) Waiting() (entries int64, known bool) { return b.Lag + b.Pending, b.LagKnown }
@@ -95,75 +97,64 @@ func ReadBacklog(ctx context.Context, rdb redis.UniversalClient, stream, group s
 
 	now := time.UnixMilli(ms)
 	b := Backlog{LagKnown: true}
-	if s := info.Val(); s != nil && info.Err() == nil {
-		b.Length, b.Lag = s.Length, s.Length
-		// The group may not exist yet: then no entry was delivered.
-		reading := redis.XInfoGroup{LastDeliveredID: "0-0"}
-		if i := slices.IndexFunc(groups.Val(), func(g redis.XInfoGroup) bool { return g.Name == group }); i >= 0 {
-			reading = groups.Val()[i]
-			if err := b.findLag(ctx, rdb, stream, reading, s); err != nil {
-				return Backlog{}, fmt.Errorf("read backlog of %s: %w", stream, err)
-			}
-		}
-		if b.Lag > 0 || !b.LagKnown {
-			if b.OldestWaitingAge, err = undeliveredAge(ctx, rdb, stream, reading, s, now); err != nil {
-				return Backlog{}, fmt.Errorf("read backlog of %s: %w", stream, err)
-			}
-		}
-	}
 	if p := pending.Val(); p != nil && p.Count > 0 {
 		b.Pending = p.Count
 		b.OldestPendingAge = entryAge(p.Lower, now)
+	}
+	if s := info.Val(); s != nil && info.Err() == nil {
+		b.Length = s.Length
+		// The group may not exist yet: then no entry was delivered.
+		reading := redis.XInfoGroup{LastDeliveredID: "0-0", Lag: s.Length}
+		if i := slices.IndexFunc(groups.Val(), func(g redis.XInfoGroup) bool { return g.Name == group }); i >= 0 {
+			reading = groups.Val()[i]
+		}
+		first, err := b.findLag(ctx, rdb, stream, reading, s)
+		if err != nil {
+			return Backlog{}, fmt.Errorf("read backlog of %s: %w", stream, err)
+		}
+		b.OldestWaitingAge = entryAge(first, now)
+	}
+	if b.Pending > 0 {
 		b.OldestWaitingAge = b.OldestPendingAge // entries are delivered in their order
 	}
 	return b, nil
 }
 
-// undeliveredAge returns how long ago the first entry was appended that was not delivered to the group.
-func undeliveredAge(
-	ctx context.Context, rdb redis.UniversalClient, stream string, g redis.XInfoGroup, s *redis.XInfoStream,
-	now time.Time,
-) (time.Duration, error) {
-	if EntryAfter(s.FirstEntry.ID, g.LastDeliveredID) {
-		return entryAge(s.FirstEntry.ID, now), nil
-	}
-	first, err := rdb.XRangeN(ctx, stream, "("+g.LastDeliveredID, "+", 1).Result()
-	if err != nil || len(first) == 0 {
-		return 0, err
-	}
-	return entryAge(first[0].ID, now), nil
-}
-
-// findLag finds how many entries follow the last one delivered to the group.
+// findLag finds how many entries follow the last one delivered to the group, and returns the id of the first of them.
 //
-// Redis 7.0 computes the lag from counters, which stay wrong after an undelivered entry was deleted.
-// They are ignored for a stream with deletions.
+// Redis 7.0 computes the lag from counters. The one of the entries that the group has read stays wrong after an
+// undelivered entry was deleted, and after a restart from the AOF, which does not hold it.
 func (b *Backlog) findLag(
 	ctx context.Context, rdb redis.UniversalClient, stream string, g redis.XInfoGroup, s *redis.XInfoStream,
-) error {
+) (first string, err error) {
 	switch {
 	case !EntryAfter(s.LastGeneratedID, g.LastDeliveredID):
-		b.Lag = 0
-		return nil
-	case g.Lag >= 0 && s.MaxDeletedEntryID == "0-0":
-		b.Lag = g.Lag
-		return nil
+		return "", nil
+	case EntryAfter(s.FirstEntry.ID, g.LastDeliveredID):
+		b.Lag = s.Length
+		return s.FirstEntry.ID, nil
 	}
-	b.counted = true
-	after := "(" + g.LastDeliveredID
-	for b.Lag = 0; ; {
-		page, err := rdb.XRangeN(ctx, stream, after, "+", EntriesPerTrip).Result()
+	after, count := g.LastDeliveredID, int64(fewEntries)
+	for {
+		page, err := rdb.XRangeN(ctx, stream, "("+after, "+", count).Result()
 		if err != nil {
-			return err
+			return "", err
 		}
-		if b.Lag += int64(len(page)); b.Lag > LagCountMax {
+		if len(page) > 0 && first == "" {
+			first = page[0].ID
+		}
+		b.Lag += int64(len(page))
+		switch {
+		case b.Lag > LagCountMax:
 			b.Lag, b.LagKnown = 0, false
-			return nil
+			return first, nil
+		case int64(len(page)) < count:
+			return first, nil
+		case !b.counted && s.MaxDeletedEntryID == "0-0" && g.Lag >= b.Lag && g.Lag <= s.Length-max(1, b.Pending):
+			b.Lag = g.Lag
+			return first, nil
 		}
-		if len(page) < EntriesPerTrip {
-			return nil
-		}
-		after = "(" + page[len(page)-1].ID
+		after, count, b.counted = page[len(page)-1].ID, EntriesPerTrip, true
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 
 const (
 	CountedFor   = countedFor
+	FewEntries   = fewEntries
 	ReadInterval = readInterval
 )
 

@@ -112,6 +112,7 @@ func readNode(
 	if redis.HasErrorPrefix(err, "MOVED") {
 		err = nil // the partition has just moved
 	}
+	r.refusal = reservation.TryWrite(ctx, node, doctorKeys, partitions[0])
 	return r, err
 }
 

@@ -32,6 +32,7 @@ func Redis(ctx context.Context, rdb redis.UniversalClient, rights reservation.Ri
 	r, err := readServer(ctx, rdb, info)
 	if err == nil {
 		r.missing, err = rights.Missing(ctx, rdb, doctorKeys, 0, false)
+		r.refusal = reservation.TryWrite(ctx, rdb, doctorKeys, 0)
 	}
 	if err != nil {
 		return nil, err
@@ -63,6 +64,7 @@ type redisServer struct {
 	node         string
 	info, config map[string]string
 	missing      []string // commands that the user may not run or the server lacks
+	refusal      error    // of a write as a purchase makes it
 }
 
 func parseInfo(text string) map[string]string {
@@ -77,7 +79,7 @@ func parseInfo(text string) map[string]string {
 
 // findings checks a server of its own, or a master of a cluster.
 func (r redisServer) findings() []Finding {
-	return append(r.run(role, rights, replicas), r.durable()...)
+	return append(r.run(role, rights, writes, replicas), r.durable()...)
 }
 
 // durable checks what a replica needs as well, because it may replace its master.
@@ -130,6 +132,29 @@ func rights(r redisServer) *Finding {
 			"the stream",
 		Mend: "ACL SETUSER of the user in REDIS_URL with these commands, the keys " + reservation.DefaultPrefix +
 			":* and the channels redisson_lock__channel:*",
+	}
+}
+
+// writes tries what the settings promise.
+func writes(r redisServer) *Finding {
+	mend := "check the server's log and its disk"
+	switch reservation.RefusalCode(r.refusal) {
+	case "READONLY", "NOPERM", "MOVED": // reported by role and rights, or the partition has just moved
+		return nil
+	case "MISCONF":
+		mend += ": it is probably full; orders need the AOF only, so CONFIG SET save \"\" does without snapshots"
+	case "OOM":
+		mend = "raise maxmemory; workers free memory as they record orders"
+	case "NOREPLICAS":
+		mend = "start the replicas again, or lower min-replicas-to-write"
+	}
+	if r.refusal == nil {
+		return nil
+	}
+	return &Finding{
+		Severity: Unsafe, What: "the server refuses writes: " + r.refusal.Error(),
+		Why:  "nothing is sold, and accepted orders are not confirmed, until it takes writes again",
+		Mend: mend,
 	}
 }
 

@@ -101,11 +101,13 @@ func open(t *testing.T, text string) *written {
 	return w
 }
 
-// change writes another version of the file and has it read.
+// change writes another version of the file and has it read, as often as it has to be found.
 func (w *written) change(text string) {
 	w.t.Helper()
 	require.NoError(w.t, os.WriteFile(w.file, []byte(text), 0o600))
 	w.log.Reset()
+	w.reread(context.Background())
+	require.Empty(w.t, w.log.String(), "it may be in the middle of a write")
 	w.reread(context.Background())
 }
 
@@ -134,8 +136,33 @@ func TestChangesOfFileAreInForce(t *testing.T) {
 	w.log.Reset()
 	w.reread(t.Context())
 	require.Empty(t, w.log.String(), "nothing has changed")
-	w.change("")
+	w.change("# nobody")
 	w.has(map[string]Role{"ann": None, "cid": None})
+	require.EqualValues(t, 1, testutil.ToFloat64(w.current))
+}
+
+// A file that is being written, or that was not written to its end, revokes nobody.
+func TestFileInTheMiddleOfAWrite(t *testing.T) {
+	t.Parallel()
+	before := line("ann", "admin") + line("bob", "operator")
+	w := open(t, before)
+	want := map[string]Role{"ann": Admin, "bob": Operator, "cid": None}
+	after := "# the team\n" + line("ann", "viewer") + line("cid", "viewer")
+	for end := range after { // each read finds another part
+		require.NoError(t, os.WriteFile(w.file, []byte(after[:end]), 0o600))
+		w.reread(t.Context())
+		w.has(want)
+	}
+	require.Empty(t, w.log.String())
+	for _, left := range []string{"", line("ann", "admin") + "bob oper", " \n\n", line("cid", "admin")[:40]} {
+		w.change(left)
+		w.has(want)
+		require.Contains(t, w.log.String(), "level=ERROR")
+		require.Contains(t, w.log.String(), "nothing changes")
+		require.Zero(t, testutil.ToFloat64(w.current))
+	}
+	w.change(after)
+	w.has(map[string]Role{"ann": Viewer, "bob": None, "cid": Viewer})
 	require.EqualValues(t, 1, testutil.ToFloat64(w.current))
 }
 

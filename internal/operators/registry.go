@@ -22,8 +22,8 @@ import (
 var ErrFile = errors.New("the file of operators cannot be used")
 
 const (
-	// readInterval is the pause between two reads of the file, so that a change is in force within ten seconds.
-	readInterval = 5 * time.Second
+	// readInterval is the pause between two reads of the file. Both must find a change: it is in force within ten seconds.
+	readInterval = 4 * time.Second
 	// remindInterval is the pause between two log lines about a file that still cannot be used.
 	remindInterval = time.Minute
 )
@@ -47,8 +47,9 @@ type Registry struct {
 	// current is whether the operators in force are those of the file as it is.
 	current prometheus.Gauge
 
-	// Of the goroutine that reads the file: its text, and when its fault was logged last.
+	// Of the goroutine that reads the file: the text in force, the last one read, and when a fault was logged last.
 	text     []byte
+	seen     []byte
 	faulty   error
 	remindAt time.Time
 }
@@ -79,7 +80,7 @@ func New(config Config) (*Registry, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.text = text
+	r.text, r.seen = text, text
 	r.inFile.Store(&operators)
 	return r, nil
 }
@@ -105,9 +106,10 @@ func (r *Registry) FindHash(hash [sha256.Size]byte) (Person, bool) {
 	return inFile, known
 }
 
-// Run reads the file again and again until ctx ends. A version that cannot be used is logged as an error, and again
-// every minute; meanwhile nobody gets a right, and who is missing in it loses theirs. While the file cannot be read,
-// nothing changes.
+// Run reads the file again and again until ctx ends. A version counts when two reads in a row find it: others may be in
+// the middle of a write. One that cannot be used is logged as an error, and again every minute; meanwhile nobody gets a
+// right, and who is missing in it loses theirs. While the file cannot be read or was not written to its end, nothing
+// changes.
 func (r *Registry) Run(ctx context.Context) {
 	if r.config.File == "" {
 		return
@@ -126,14 +128,23 @@ func (r *Registry) Run(ctx context.Context) {
 
 func (r *Registry) reread(ctx context.Context) {
 	text, err := r.read()
+	if err == nil && !bytes.Equal(text, r.seen) {
+		r.seen = text
+		return
+	}
 	if err == nil && bytes.Equal(text, r.text) && r.faulty == nil {
 		return
 	}
 	before := *r.inFile.Load()
 	operators := before
+	fault := "the file of operators cannot be read, or was not written to its end: nothing changes"
+	if err == nil {
+		err = r.cut(text)
+	}
 	if err == nil {
 		if operators, err = r.parse(text); err != nil {
 			operators = before.restricted(text)
+			fault = "the file of operators has a fault: nobody gets a right from it, and who is missing in it has lost theirs"
 		}
 	}
 	isNews := err == nil || r.faulty == nil || err.Error() != r.faulty.Error()
@@ -148,10 +159,24 @@ func (r *Registry) reread(ctx context.Context) {
 	r.current.Set(0)
 	if isNews || len(changes) > 0 || time.Now().After(r.remindAt) {
 		r.remindAt = time.Now().Add(remindInterval)
-		r.config.Logger.ErrorContext(ctx,
-			"the file of operators has a fault: nobody gets a right from it, and who is missing in it has lost theirs",
-			"file", r.config.File, "error", err, "changes", changes)
+		r.config.Logger.ErrorContext(ctx, fault, "file", r.config.File, "error", err, "changes", changes)
 	}
+}
+
+// cut returns an error for what a write leaves that did not come to its end, as on a full disk: no line, or a part of
+// the last one.
+func (r *Registry) cut(text []byte) error {
+	last := string(text[bytes.LastIndexByte(text, '\n')+1:])
+	_, err := parseLine(last)
+	switch {
+	case len(bytes.TrimSpace(text)) == 0:
+		err = errors.New("it is empty; a line that begins with # says that nobody is in it")
+	case isComment(last) || err == nil:
+		return nil
+	default:
+		err = fmt.Errorf("its last line has no end: %w", err)
+	}
+	return fmt.Errorf("%w: %s: %w", ErrFile, r.config.File, err)
 }
 
 // changesOf names the operators whose rights differ.

@@ -24,6 +24,10 @@ func NewRegistry() *prometheus.Registry {
 			Help:        "Always 1; the labels identify the build.",
 			ConstLabels: prometheus.Labels{"version": BuildVersion(), "go_version": runtime.Version()},
 		}, func() float64 { return 1 }),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "stampede_log_lines_lost_total",
+			Help: "Lines of the log that were lost because their reader was too slow or had gone, or the disk was full.",
+		}, func() float64 { return float64(linesLost.Load()) }),
 	)
 	return registry
 }

@@ -57,10 +57,15 @@ func (c *Cmd) Setenv(name, value string) { c.cmd.Env = append(c.cmd.Env, name+"=
 // UseTerminal makes a terminal the standard output of the process. Output has its standard error only.
 func (c *Cmd) UseTerminal(terminal *os.File) { c.cmd.Stdout = terminal }
 
-// LimitFiles bounds the open files of the process. Call it once, before Start.
-func (c *Cmd) LimitFiles(n int) {
-	c.cmd.Args = append([]string{"sh", "-c", fmt.Sprintf(`ulimit -n %d && exec "$0" "$@"`, n), c.cmd.Path},
-		c.cmd.Args[1:]...)
+// UseOutput makes a file the standard output and standard error of the process. Output has nothing then.
+func (c *Cmd) UseOutput(f *os.File) { c.cmd.Stdout, c.cmd.Stderr = f, f }
+
+// LimitFiles bounds the open files of the process. Call it before Start.
+func (c *Cmd) LimitFiles(n int) { c.FromShell(fmt.Sprintf("ulimit -n %d", n)) }
+
+// FromShell has the process started by a shell, behind this command. Call it once, before Start.
+func (c *Cmd) FromShell(first string) {
+	c.cmd.Args = append([]string{"sh", "-c", first + ` && exec "$0" "$@"`, c.cmd.Path}, c.cmd.Args[1:]...)
 	c.cmd.Path = "/bin/sh"
 }
 

@@ -6,7 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"sync"
+	"slices"
 	"time"
 
 	"github.com/IBM/sarama"
@@ -98,29 +98,50 @@ func (p *Publisher) Close() error { return p.to.Close() }
 
 // Lines writes each event as a line of JSON.
 type Lines struct {
-	mu     sync.Mutex
-	to     io.Writer
-	failed bool
+	// turn is full while a line is written: a Mutex could not be left at the end of a context.
+	turn chan struct{}
+	to   io.Writer
+	torn bool
 }
 
-// NewLines returns a Lines that writes to w.
-func NewLines(w io.Writer) *Lines { return &Lines{to: w} }
+// NewLines returns a Lines that writes to w, which no other may write to: a line that nobody reads is written later.
+func NewLines(w io.Writer) *Lines { return &Lines{turn: make(chan struct{}, 1), to: w} }
 
 // InFlight is 1: lines are in the order of their positions.
 func (*Lines) InFlight() int { return 1 }
 
-// Send writes an event.
-func (l *Lines) Send(_ context.Context, e *feed.Event) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	line := make([]byte, 0, len(e.Body)+2)
-	if l.failed {
-		line = append(line, '\n') // ends what may have been written of the line that failed
+// Send writes an event. While nobody reads the output it waits, until ctx ends.
+func (l *Lines) Send(ctx context.Context, e *feed.Event) error {
+	select {
+	case l.turn <- struct{}{}:
+	case <-ctx.Done():
+		return fmt.Errorf("%w: %w", errStdout, ctx.Err())
 	}
-	n, err := l.to.Write(append(append(line, e.Body...), '\n'))
-	l.failed = err != nil && (n > 0 || l.failed)
+	line, written := slices.Concat(e.Body, []byte{'\n'}), make(chan error, 1)
+	go func() { // nothing can end a write to a pipe that is full
+		written <- l.write(line)
+		<-l.turn
+	}()
+	select {
+	case err := <-written:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("%w: %w", errStdout, ctx.Err())
+	}
+}
+
+var errStdout = errors.New("write to standard output")
+
+func (l *Lines) write(line []byte) error {
+	if l.torn {
+		line = append([]byte{'\n'}, line...) // ends what was written of the line that failed
+	}
+	n, err := l.to.Write(line)
+	if n > 0 {
+		l.torn = line[n-1] != '\n'
+	}
 	if err != nil {
-		return errors.Join(errors.New("write to standard output"), err)
+		return errors.Join(errStdout, err)
 	}
 	return nil
 }

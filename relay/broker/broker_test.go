@@ -1,9 +1,12 @@
 package broker_test
 
 import (
+	"bufio"
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"testing"
 	"time"
 
@@ -102,4 +105,24 @@ func TestLinesAfterTornLine(t *testing.T) {
 	require.ErrorContains(t, l.Send(t.Context(), eventNumber(2)), "disk full")
 	require.NoError(t, l.Send(t.Context(), eventNumber(2)))
 	require.Equal(t, "{\"id\":\"order-1.2\"}\n{\"id\":\"or\n{\"id\":\"order-2.2\"}\n", w.String())
+}
+
+// Nobody reads the output: a delivery ends with its context, and what was written comes later.
+func TestLinesThatNobodyReads(t *testing.T) {
+	t.Parallel()
+	reader, writer := io.Pipe()
+	l := broker.NewLines(writer)
+	for n := range 2 {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		require.ErrorIs(t, l.Send(ctx, eventNumber(n+1)), context.DeadlineExceeded)
+		cancel()
+	}
+	sent := make(chan error, 1)
+	go func() { sent <- l.Send(t.Context(), eventNumber(2)) }()
+	lines := bufio.NewScanner(reader)
+	for _, want := range []string{`{"id":"order-1.2"}`, `{"id":"order-2.2"}`} {
+		require.True(t, lines.Scan())
+		require.Equal(t, want, lines.Text())
+	}
+	require.NoError(t, <-sent)
 }
