@@ -46,6 +46,8 @@ func TestReleaseWaitsUntilRedisHasSale(t *testing.T) {
 	other, _ := cancelledOrders(s, t, 3)
 	_, err := s.Pool.Exec(t.Context(), "UPDATE releases SET again_at = again_at - interval '1 h' WHERE sale_id = $1", lost)
 	require.NoError(t, err) // so that the lost sale comes first
+	_, err = s.Pool.Exec(t.Context(), "UPDATE releases SET again_at = again_at + interval '1 h' WHERE sale_id = $1", other)
+	require.NoError(t, err) // the clock was set back since
 	restore := s.Lose(t, lost)
 
 	released, err := testwork.ReleaseUnits(s, t.Context())

@@ -1,11 +1,13 @@
 package main
 
 import (
+	"errors"
 	"net/http"
 	"os"
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -14,8 +16,8 @@ import (
 	"stampede/internal/testkit"
 )
 
-// TestUsersOfACLFilesSuffice runs ingress, worker, relay and the operators' commands as the users of the files in
-// deploy/acl. Redis logs what it refuses.
+// TestUsersOfACLFilesSuffice runs migration, ingress, worker, relay, dashboard and the operators' commands as the users
+// and roles of the files in deploy/acl. Redis and the processes log what is refused.
 func TestUsersOfACLFilesSuffice(t *testing.T) {
 	t.Parallel()
 	t.Run("single", func(t *testing.T) {
@@ -50,15 +52,43 @@ func runAsUsers(t *testing.T, url string, nodes ...*localserver.Redis) {
 	}
 	s := newShop(t)
 	s.keys.Prefix, s.keys.Partitions = "stampede", 4
-	become := func(role string) {
-		s.redisURL = strings.Replace(url, "://", "://stampede-"+role+":p%40ss@", 1)
+	database := testkit.OwnPostgres(t).URL + "&search_path=shop"
+	execute(t, database, "CREATE SCHEMA shop; GRANT CREATE ON SCHEMA shop TO PUBLIC")
+	applyRoles(t, database)
+	become := func(user, role string) {
+		s.redisURL = strings.Replace(url, "://", "://stampede-"+user+":p%40ss@", 1)
+		s.databaseURL = strings.Replace(database, "://stampede@", "://stampede_"+role+"@", 1)
 	}
-	become("worker")
-	worker := s.worker("worker")
-	worker.Start()
-	become("ingress")
-	_, ingress := s.serve()
-	become("operator")
+	var running []*testkit.Cmd
+	start := func(c *testkit.Cmd) *testkit.Cmd {
+		c.Start()
+		running = append(running, c)
+		return c
+	}
+	operate := func(args ...string) {
+		t.Helper()
+		status, output := s.run(args...)
+		require.Equal(t, exitOK, status, "%v: %s", args, output)
+		assert.NotContains(t, output, "permission denied", args)
+	}
+	become("operator", "migrator")
+	operate("migrate", "up")
+	applyRoles(t, database)
+	execute(t, database, `DO $$ DECLARE missing text := (
+			SELECT string_agg(relname, ' ') FROM pg_class
+			WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p', 'v') AND NOT relispartition
+			  AND NOT EXISTS (SELECT FROM aclexplode(relacl) WHERE grantee <> relowner));
+		BEGIN ASSERT missing IS NULL, 'postgres.sql gives nobody a right to ' || missing; END $$`)
+	become("worker", "worker")
+	worker := start(s.worker("worker"))
+	become("ingress", "ingress")
+	serving := start(s.ingress())
+	ingress := "http://" + loggedAddr(serving, "ingress listens")
+	become("operator", "desk")
+	desk := s.command("dashboard", "--addr=127.0.0.1:0")
+	desk.Setenv("STAMPEDE_ADMIN_TOKEN", adminToken)
+	desk.Setenv("STAMPEDE_SCRAPE", ingress+"/metrics")
+	start(desk).WaitOutput(within, "dashboard listens")
 
 	sale := s.sale(ingress, 5).String()
 	at := ingress + "/v1/sales/" + sale
@@ -66,21 +96,32 @@ func runAsUsers(t *testing.T, url string, nodes ...*localserver.Redis) {
 	for _, user := range []string{"ann", "bob", "cid"} {
 		require.Equal(t, http.StatusAccepted, buy(user).HTTP)
 	}
-	operate := func(args ...string) {
-		t.Helper()
-		status, output := s.run(args...)
-		require.Equal(t, exitOK, status, "%v: %s", args, output)
-	}
 	operate("audit", "--wait=60s")
 	worker.Kill()
 	require.Equal(t, http.StatusAccepted, buy("dan").HTTP)
-	become("worker")
-	s.worker("other").Start()
+	become("worker", "worker")
+	start(s.worker("other"))
+	become("worker", "desk")
 	operate("relay", "add", "lines", "stdout", "--from=start")
-	relay := s.relay()
-	relay.Start()
+	become("worker", "relay")
+	relay := start(s.relay())
 	relay.WaitOutput(within, "stampede.order.confirmed")
-	become("operator")
+	become("operator", "desk")
+	payable := s.payableSale("5", "1h").String()
+	body := map[string]string{"pay": `{"reference":"pi_1"}`}
+	for user, step := range map[string]string{"ann": "pay", "bob": "cancel"} {
+		bought := ask(t, http.MethodPost, ingress+"/v1/sales/"+payable+"/orders", user, "")
+		require.Equal(t, http.StatusAccepted, bought.HTTP)
+		testkit.Eventually(t, within, step, func() bool {
+			return ask(t, http.MethodPost, ingress+"/v1/orders/"+bought.OrderID+"/"+step, user, body[step]).HTTP == http.StatusOK
+		})
+	}
+	relay.WaitOutput(within, "stampede.order.paid")
+	relay.WaitOutput(within, "stampede.order.cancelled")
+	operate("order", "list", "--user=ann")
+	become("operator", "reader")
+	operate("order", "export", "--sale="+payable)
+	become("operator", "desk")
 	operate("audit", "--wait=60s")
 	for _, step := range []string{"pause", "resume"} {
 		operate("sale", step, sale)
@@ -97,6 +138,31 @@ func runAsUsers(t *testing.T, url string, nodes ...*localserver.Redis) {
 	operate("audit", "--wait=60s")
 	_, output := s.run("doctor") // its exit status depends on the machine's settings
 	assert.NotContains(t, output, "not allowed")
+	assert.NotContains(t, output, "permission denied")
+	for _, c := range running {
+		assert.NotContains(t, c.Output(), "permission denied")
+	}
+	for role, statements := range map[string][]string{
+		"ingress": {"DELETE FROM orders", "UPDATE relay_targets SET fence = 0", "CREATE TABLE mine ()"},
+		"worker":  {"SELECT secret FROM receipt_key", "INSERT INTO sales DEFAULT VALUES", "CREATE TABLE mine ()"},
+		"relay": {
+			"SELECT secret FROM receipt_key", "SELECT FROM orders", "UPDATE sales SET stock = 9", "SELECT next_position()",
+			"CREATE TABLE mine ()",
+		},
+		"desk": {
+			"SELECT secret FROM receipt_key", "DELETE FROM order_events", "UPDATE pulse SET lost = '1 h'", "CREATE TABLE mine ()",
+		},
+		"reader": {
+			"SELECT secret FROM receipt_key", "SELECT secrets FROM relay_targets", "UPDATE orders SET status = 'paid'",
+			"INSERT INTO sales DEFAULT VALUES", "SELECT newest_position()", "SELECT make_month(first_sale(now()::timestamp))",
+			"CREATE TABLE mine ()",
+		},
+	} {
+		become("", role)
+		for _, statement := range statements {
+			require.ErrorContains(t, tryExecute(t, s.databaseURL, statement), "permission denied", "%s: %s", role, statement)
+		}
+	}
 	for i, admin := range admins {
 		refused, err := admin.ACLLog(t.Context(), 100).Result()
 		require.NoError(t, err)
@@ -107,4 +173,25 @@ func runAsUsers(t *testing.T, url string, nodes ...*localserver.Redis) {
 			t.Errorf("node %d refused user %s: %s (%s, %s)", i, entry.Username, entry.Object, entry.Reason, entry.Context)
 		}
 	}
+}
+
+// applyRoles runs the file of the roles of Postgres, as its first lines say.
+func applyRoles(t *testing.T, databaseURL string) {
+	t.Helper()
+	file, err := os.ReadFile("../../deploy/acl/postgres.sql")
+	require.NoError(t, err)
+	execute(t, databaseURL, string(file))
+}
+
+func execute(t *testing.T, databaseURL, statements string) {
+	t.Helper()
+	require.NoError(t, tryExecute(t, databaseURL, statements))
+}
+
+func tryExecute(t *testing.T, databaseURL, statements string) error {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), databaseURL)
+	require.NoError(t, err)
+	_, err = conn.Exec(t.Context(), statements)
+	return errors.Join(err, conn.Close(t.Context()))
 }

@@ -22,7 +22,7 @@ const (
 
 // Heartbeat records in Postgres that an ingress runs, so that buyers can pay. Every ingress runs one.
 // After an outage of all ingresses or of Postgres, the first heartbeat postpones the deadlines by the
-// length of the outage.
+// length of the outage. Deadlines move with the clock of Postgres if that is set.
 type Heartbeat struct {
 	Pool   *pgxpool.Pool
 	Logger *slog.Logger
@@ -38,8 +38,11 @@ func (h Heartbeat) Run(ctx context.Context) error {
 			return nil //nolint:nilerr // a stop is no failure
 		}
 		sending.Note(err)
-		if lasted > 0 {
+		switch {
+		case lasted > 0: // a clock that was set forward looks the same
 			h.Logger.Warn("buyers could not pay for a while: deadlines are postponed", "outage", lasted)
+		case lasted < 0:
+			h.Logger.Warn("the clock of Postgres was set back: deadlines move with it", "outage", lasted)
 		}
 		if !retry.Pause(heartbeatInterval, ctx.Done()) {
 			return nil
@@ -47,7 +50,8 @@ func (h Heartbeat) Run(ctx context.Context) error {
 	}
 }
 
-// Send records a heartbeat. It returns the length of the outage that it ended, or 0.
+// Send records a heartbeat. It returns the length of the outage that it ended, or 0; below 0 if the clock of Postgres
+// was set back.
 func (h Heartbeat) Send(ctx context.Context) (lasted time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, heartbeatTimeout)
 	defer cancel()

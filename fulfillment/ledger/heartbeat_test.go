@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
+	"pgregory.net/rapid"
 
 	"stampede/fulfillment/ledger"
 	"stampede/internal/connect"
@@ -265,23 +266,30 @@ func TestConsecutiveOutagesAddUp(t *testing.T) {
 	require.WithinDuration(t, deadline.Add(outage), testwork.OrderOfID(t, pool, between).ExpiresAt, time.Millisecond)
 }
 
+// moveClock moves the clock of Postgres, forward or back, as time and settings of the clock do: what is stored of it
+// moves the other way. Deadlines are on the pay clock.
+func moveClock(t require.TestingT, pool *pgxpool.Pool, by time.Duration) {
+	_, err := pool.Exec(context.Background(), "UPDATE pulse SET seen_at = seen_at - $1::interval, lost = lost - $1", by)
+	require.NoError(t, err)
+}
+
 // The clock of Postgres was an hour ahead and is corrected.
-func TestClockSetBackIsNoOutage(t *testing.T) {
+func TestClockSetBackKeepsTimeToPay(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	testwork.Heartbeat(t, pool)
 	orders := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 2)
-	before := testshop.QueryInt(t, pool, outages)
-	setHeartbeatBack(t, pool, "-1 h")
+	expiresIn(t, pool, orders[1], "-1 min")
+	moveClock(t, pool, -time.Hour)
 	late := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 1)[0]
-	require.WithinDuration(t, time.Now().Add(testshop.PaymentWindow), testwork.OrderOfID(t, pool, late).ExpiresAt,
-		time.Minute)
-	expiresIn(t, pool, orders[1], "-1 ms")
-	require.Zero(t, testwork.Heartbeat(t, pool))
+	require.InDelta(t, -time.Hour, testwork.Heartbeat(t, pool), float64(time.Minute))
 	require.Zero(t, testshop.QueryInt(t, pool, "SELECT count(*) FROM pulse WHERE seen_at > now()"),
 		"otherwise the next outage would not be detected")
 	require.Zero(t, testwork.Heartbeat(t, pool))
-	require.Equal(t, before, testshop.QueryInt(t, pool, outages))
+	for _, id := range []uuid.UUID{orders[0], late} {
+		require.WithinDuration(t, time.Now().Add(testshop.PaymentWindow), testwork.OrderOfID(t, pool, id).ExpiresAt,
+			time.Minute)
+	}
 	_, n, err := ledger.NewExpirer(ledger.New(pool), testkit.Logger(t)).ExpireSome(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
@@ -289,6 +297,76 @@ func TestClockSetBackIsNoOutage(t *testing.T) {
 
 	setHeartbeatBack(t, pool, "60 s")
 	require.Greater(t, testwork.Heartbeat(t, pool), 60*time.Second, "a later outage is recorded")
+}
+
+// Time passes, ingresses restart and fail, and the clock of Postgres is set, forward and back. The pay clock advances by
+// the time that passes except in outages, with an error of pulse.outage_after at most for each time that the clock is
+// set. It is so between two heartbeats too, and if the row of pulse is lost.
+func TestPayClockIsContinuous(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	const outageAfter = 60.0 // a busy machine is no outage
+	exec := func(r require.TestingT, statement string, args ...any) {
+		_, err := pool.Exec(t.Context(), statement, args...)
+		require.NoError(r, err)
+	}
+	exec(t, "UPDATE pulse SET outage_after = make_interval(secs => $1)", outageAfter)
+	testwork.Heartbeat(t, pool)
+	seconds := func(r *rapid.T, least, most float64) float64 {
+		return rapid.Float64Range(least, most).Draw(r, "seconds")
+	}
+	var moved time.Duration
+	rapid.Check(t, func(r *rapid.T) {
+		payClock := func() (at float64) {
+			require.NoError(r, pool.QueryRow(t.Context(), "SELECT extract(epoch FROM pay_clock())::float8").Scan(&at))
+			return at
+		}
+		began, first := time.Now(), payClock()
+		passed, tolerance := 0.0, 1.0
+		pass := func(real, step float64) {
+			by := time.Duration((real + step) * float64(time.Second)).Round(time.Microsecond)
+			moveClock(r, pool, by)
+			moved += by
+		}
+		agree := func() {
+			require.InDelta(r, passed+time.Since(began).Seconds(), payClock()-first, tolerance)
+		}
+		beat := func() {
+			testwork.Heartbeat(t, pool)
+			agree()
+		}
+		r.Repeat(map[string]func(*rapid.T){
+			"time passes": func(r *rapid.T) {
+				real := seconds(r, 0, outageAfter/2)
+				passed += real
+				pass(real, 0)
+				beat()
+			},
+			"the clock is set": func(r *rapid.T) {
+				real := seconds(r, 0, 1)
+				passed, tolerance = passed+real, tolerance+outageAfter+real
+				pass(real, seconds(r, -40_000, 40_000))
+				agree()
+				beat()
+			},
+			"an outage": func(r *rapid.T) {
+				step := 0.0
+				if rapid.Bool().Draw(r, "the clock is set") {
+					step = seconds(r, -40_000, 40_000)
+					tolerance += outageAfter
+				}
+				pass(seconds(r, outageAfter+1, 40_000), step)
+				agree()
+				beat()
+			},
+			"the row is lost": func(r *rapid.T) {
+				exec(r, "DELETE FROM pulse")
+				testwork.Heartbeat(t, pool)
+				exec(r, "UPDATE pulse SET outage_after = make_interval(secs => $1), lost = lost - $2::interval", outageAfter, moved)
+				agree()
+			},
+		})
+	})
 }
 
 func TestHeartbeatInsertsMissingRow(t *testing.T) {

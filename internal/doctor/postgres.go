@@ -93,6 +93,11 @@ func (p postgresServer) findings() []Finding {
 			add(Unsafe, s.name+" is off", s.why, fmt.Sprintf("ALTER SYSTEM SET %s = on; SELECT pg_reload_conf();", s.name))
 		}
 	}
+	if p.settings["public_create"] == "on" {
+		add(Warning, "every role may create objects in the schema of Stampede",
+			"its processes, and functions with the rights of the tables' owner, can find those in place of others",
+			"REVOKE CREATE ON SCHEMA … FROM PUBLIC")
+	}
 	const shortest = 10 * time.Second
 	if ms, err := strconv.Atoi(p.settings["statement_timeout"]); err == nil && ms > 0 &&
 		time.Duration(ms)*time.Millisecond < shortest {

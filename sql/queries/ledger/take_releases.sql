@@ -4,7 +4,7 @@
 SELECT r.sale_id, r.order_id, r.user_id, r.quantity, coalesce(o.key_fingerprint, '') AS key_fingerprint,
        coalesce(o.status, '') AS status
 FROM releases AS r LEFT JOIN orders AS o ON o.sale_id = $1 AND o.id = r.order_id
-WHERE r.sale_id = $1 AND r.again_at <= now()
+WHERE r.sale_id = $1 AND (r.again_at <= now() OR r.again_at > now() + interval '1 minute')
 ORDER BY r.again_at
 LIMIT $2
 FOR UPDATE OF r SKIP LOCKED

@@ -15,12 +15,16 @@ import (
 // secretValues stand for the secret of an installation.
 func secretValues(servers program.Servers) map[string]string {
 	return map[string]string{
-		"redis-url-ingress":  servers.RedisURL,
-		"redis-url-worker":   servers.RedisURL,
-		"redis-url-operator": servers.RedisURL,
-		"database-url":       servers.DatabaseURL,
-		"admin-token":        "token-of-the-tests",
-		"jwt-secret":         "a secret of the tests, 32 bytes or more",
+		"redis-url-ingress":     servers.RedisURL,
+		"redis-url-worker":      servers.RedisURL,
+		"redis-url-operator":    servers.RedisURL,
+		"database-url-migrator": servers.DatabaseURL,
+		"database-url-ingress":  servers.DatabaseURL,
+		"database-url-worker":   servers.DatabaseURL,
+		"database-url-relay":    servers.DatabaseURL,
+		"database-url-desk":     servers.DatabaseURL,
+		"admin-token":           "token-of-the-tests",
+		"jwt-secret":            "a secret of the tests, 32 bytes or more",
 	}
 }
 

@@ -266,7 +266,9 @@ func TestUnitsRun(t *testing.T) {
 	servers := program.Start(t)
 	values := map[string]string{
 		"redis-url-ingress": servers.RedisURL, "redis-url-worker": servers.RedisURL,
-		"redis-url-operator": servers.RedisURL, "database-url": servers.DatabaseURL,
+		"redis-url-operator": servers.RedisURL, "database-url-migrator": servers.DatabaseURL,
+		"database-url-ingress": servers.DatabaseURL, "database-url-worker": servers.DatabaseURL,
+		"database-url-relay": servers.DatabaseURL, "database-url-desk": servers.DatabaseURL,
 		"admin-token": "token-of-the-tests", "jwt-secret": "a secret of the tests, 32 bytes or more",
 	}
 	for _, u := range units(t) {
