@@ -48,6 +48,8 @@ func TestRetireGivesEveryAnswer(t *testing.T) {
 	require.Equal(t, []string{"retired", "retired"}, b.reserve(ann, b.buy("eve")), "whoever asks, Postgres has the answer")
 	require.Equal(t, "not-held", b.end("ann", "order-ann", "key-1", "1 c"), "an order that is cancelled later")
 	require.Equal(t, "unchanged", b.open(), "a late publisher does not open it again")
+	require.Equal(t, "unchanged", b.take(1, 5), "nor do late units that another shard has given")
+	require.Equal(t, "told 0", b.give(1, 0, 1))
 	require.Equal(t, before, b.state())
 }
 

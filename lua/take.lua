@@ -14,15 +14,16 @@
 --   and so on: two values for every further shard
 -- Answers
 --   taken         units that were on their way are here
---   unchanged     all of them had been taken before
+--   unchanged     all of them had been taken before, or the sale is retired (retire.lua): it sells nothing more
 --   unknown-sale  there is no such sale
 --   stale-epoch   the sale's stock was rebuilt since the caller last looked, or is being rebuilt
 
 local givers = (#ARGV - 1) / 2
 if givers < 1 or givers ~= math.floor(givers) then return redis.error_reply('ERR take takes an epoch and two values for each shard') end
-local sale = redis.call('HMGET', KEYS[1], 'epoch', 'left', 'stock', 'quiet_since_ms')
+local sale = redis.call('HMGET', KEYS[1], 'epoch', 'left', 'stock', 'quiet_since_ms', 'state')
 if not sale[1] then return 'unknown-sale' end
 if sale[1] ~= ARGV[1] or ARGV[1] == '0' then return 'stale-epoch' end
+if sale[5] == 'retired' then return 'unchanged' end
 
 local units, changes = 0, {}
 for i = 1, givers do

@@ -66,6 +66,11 @@ func (k Keys) Ended(partition int, sale uuid.UUID) string {
 	return k.in(partition, "ended:"+sale.String())
 }
 
+// OfShard returns the keys of a sale in one of its partitions.
+func (k Keys) OfShard(partition int, sale uuid.UUID) []string {
+	return []string{k.Sale(partition, sale), k.Buyers(partition, sale), k.Ended(partition, sale)}
+}
+
 // StagedEnded is the hash in which a rebuild stages Ended.
 func (k Keys) StagedEnded(partition int, sale uuid.UUID, token string) string {
 	return k.Ended(partition, sale) + ":" + token

@@ -138,7 +138,7 @@ func (s *Store) releaseSome(
 			args, r.UserID, order.CompactID(r.OrderID), cmp.Or(r.KeyFingerprint, order.NoKey), ending(r.Quantity, r.Status),
 		)
 	}
-	keys := []string{s.Keys.Sale(partition, sale), s.Keys.Buyers(partition, sale), s.Keys.Ended(partition, sale)}
+	keys := s.Keys.OfShard(partition, sale)
 	answers, err := lua.Release.Run(ctx, s.Redis, keys, args...).StringSlice()
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)

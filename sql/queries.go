@@ -21,8 +21,6 @@ var (
 	ArchiveEvents string
 	//go:embed queries/archive/figures.sql
 	ArchiveFigures string
-	//go:embed queries/archive/histories.sql
-	ArchiveHistories string
 	//go:embed queries/archive/insert_events.sql
 	ArchiveInsertEvents string
 	//go:embed queries/archive/insert_sale.sql
@@ -73,8 +71,6 @@ var (
 	AuditParked string
 	//go:embed queries/audit/progress.sql
 	AuditProgress string
-	//go:embed queries/audit/projection.sql
-	AuditProjection string
 	//go:embed queries/audit/read_figures.sql
 	AuditReadFigures string
 	//go:embed queries/audit/rebuilds.sql
@@ -237,12 +233,16 @@ var (
 
 	//go:embed queries/projection/compare.sql
 	ProjectionCompare string
-	//go:embed queries/projection/histories.sql
-	ProjectionHistories string
+	//go:embed queries/projection/counted.sql
+	ProjectionCounted string
+	//go:embed queries/projection/differences.sql
+	ProjectionDifferences string
 	//go:embed queries/projection/miscounted.sql
 	ProjectionMiscounted string
 	//go:embed queries/projection/months.sql
 	ProjectionMonths string
+	//go:embed queries/projection/orders.sql
+	ProjectionOrders string
 	//go:embed queries/projection/recount.sql
 	ProjectionRecount string
 	//go:embed queries/projection/replace.sql
@@ -253,6 +253,8 @@ var (
 	ProjectionTable string
 	//go:embed queries/projection/withdraw.sql
 	ProjectionWithdraw string
+	//go:embed queries/projection/wrong_sales.sql
+	ProjectionWrongSales string
 
 	//go:embed queries/rebuild/end_progress.sql
 	RebuildEndProgress string

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -38,22 +40,23 @@ func (c *projectionsRebuildCmd) Run(ctx context.Context, s *streams) error {
 	if c.Archive != "" {
 		return c.restore(ctx, s, pool)
 	}
-	report, err := projection.Rebuild(ctx, pool)
-	if err != nil {
-		return err
+	report, damaged := projection.Rebuild(ctx, pool)
+	if damaged != nil && !errors.Is(damaged, projection.ErrDamagedLog) {
+		return damaged
 	}
 	if c.json() {
-		return writeJSON(s.out, report)
+		return cmp.Or(writeJSON(s.out, report), damaged)
 	}
 	_, err = fmt.Fprintf(s.out,
 		"%s orders compared with their events in %v; %s of them differed and were replaced\n",
 		figure.Count(report.Orders), report.Took.Round(time.Millisecond), figure.Count(report.Replaced))
 	for _, r := range report.Recounted {
 		if err == nil {
-			_, err = fmt.Fprintf(s.out, "sale %s: sold was %s and is %s\n", r.Sale, figure.Count(r.Was), figure.Count(r.Is))
+			_, err = fmt.Fprintf(s.out, "sale %s: sold was %s and is %s, the last place was %s and is %s\n", r.Sale,
+				figure.Count(r.Was), figure.Count(r.Is), figure.Count(r.LastWas), figure.Count(r.LastIs))
 		}
 	}
-	return err
+	return cmp.Or(err, damaged)
 }
 
 // restore brings an archived sale back.

@@ -34,8 +34,8 @@ func TestKilledProjectionRebuildChangesNothing(t *testing.T) {
 				100, 100);
 				INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at,
 				key_fingerprint)
-					SELECT gen_random_uuid(), sales.id, n, 1, 'confirmed', 2, n, 1, now(), now(), NULL FROM sales, generate_series(1,
-					100) AS n;
+					SELECT (left(gen_random_uuid()::text, 32) || '0001')::uuid, sales.id, n, 1, 'confirmed', 2, n, 1, now(), now(),
+					NULL FROM sales, generate_series(1, 100) AS n;
 				INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at, data)
 					SELECT id, 2, 'OrderConfirmed', sale_id, user_id, quantity, updated_at, reserved_at,
 					jsonb_build_object('sequence', sequence, 'epoch', epoch) FROM orders`)

@@ -304,7 +304,7 @@ func (a *Archiver) delete(ctx context.Context, id uuid.UUID, s state) error {
 		k := a.Keys
 		return errors.Join(
 			a.Redis.SRem(ctx, k.Sales(partition), id.String()).Err(),
-			a.Redis.Unlink(ctx, k.Sale(partition, id), k.Buyers(partition, id), k.Ended(partition, id)).Err(),
+			a.Redis.Unlink(ctx, k.OfShard(partition, id)...).Err(),
 		)
 	})
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype/zeronull"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/fulfillment/projection"
 	"stampede/internal/progress"
 	"stampede/sql"
 )
@@ -46,6 +47,9 @@ const (
 	theStreams
 )
 
+// audited is the condition of sale_id that selects the audited sales.
+const audited = "sale_id IN (SELECT sale_id FROM audit_sales)"
+
 // checks are the queries that run once the temporary tables hold Redis's data.
 var checks = []check{
 	{"S1", sql.AuditOversold, 0},
@@ -53,10 +57,10 @@ var checks = []check{
 	{"S3", sql.AuditUnfinishedBuyers, theSales | theStreams},
 	{"S3", sql.AuditDeadlines, 0},
 	{"S3", sql.AuditDeadLetters, 0},
-	{"S4", sql.AuditCounters, 0},
+	{"S4", projection.Counted(sql.AuditCounters, audited), 0},
 	{"S4", sql.AuditConservation, theSales},
 	{"S4", sql.AuditReservations, theSales | theStreams},
-	{"S5", sql.AuditProjection, 0},
+	{"S5", projection.Differences(audited), 0},
 	{"S5", sql.AuditSequence, theSales},
 	{"S5", sql.AuditRevisions, 0},
 	{"S7", sql.AuditRedis, theSales},

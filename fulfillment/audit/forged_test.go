@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
@@ -172,6 +173,44 @@ func TestAuditReportsAndReconcileRepairsUnlistedSale(t *testing.T) {
 	require.NoError(t, s.Rdb.SRem(t.Context(), s.Keys.Sales(0), sale.String()).Err())
 	require.Contains(t, testwork.TextOf(t, testwork.Audit(s, t, sale)), "Redis has the sale, and does not list it")
 	requireReportedAndRepaired(s, t, map[uuid.UUID]string{sale: "not listed"})
+}
+
+func TestAuditTerminatesOnForgedPlace(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t, testkit.Pool(t))
+	sale := s.Open(t, 10)
+	s.Crowd(t, sale, 3)
+	testwork.Fulfil(s, t)
+	_, err := s.Pool.Exec(t.Context(), "UPDATE orders SET sequence = 1000000000000 WHERE sequence = 3")
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	report, err := audit.Run(ctx, audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: sale})
+	require.NoError(t, err)
+	require.Contains(t, testwork.TextOf(t, report),
+		"places 4 to 999999999999 of the sale were given out and no order has them")
+}
+
+func TestAuditReportsSaleMissingInPostgres(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t, testkit.Pool(t))
+	sale := s.Open(t, 10)
+	s.Crowd(t, sale, 3)
+	testwork.Fulfil(s, t)
+	for _, table := range []string{"orders", "order_events", "sale_events", "sales"} {
+		_, err := s.Pool.Exec(t.Context(), "DELETE FROM "+table)
+		require.NoError(t, err)
+	}
+	report := testwork.Audit(s, t, uuid.Nil)
+	require.Equal(t, "S7", testwork.Broken(report), testwork.TextOf(t, report))
+	require.Contains(t, testwork.TextOf(t, report), "Redis has this sale, with 3 buyers, and Postgres does not know it")
+	remedies := []audit.Remedy{}
+	for _, p := range report.Promises {
+		for _, f := range p.Findings {
+			remedies = append(remedies, f.Remedy)
+		}
+	}
+	require.Equal(t, []audit.Remedy{"unknown-sale"}, remedies, "a rebuild needs the sale in Postgres")
 }
 
 // Forged rows do not stop the audit, and each has a command that repairs it.

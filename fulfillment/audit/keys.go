@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 
@@ -36,11 +37,13 @@ func (l *look) reportForeignKeys(ctx context.Context) error {
 			wanted = append(wanted, sharedKeys(l.Keys, p)...)
 		}
 	}
-	asked := make([]*redis.StatusCmd, len(wanted))
+	asked, keys := make([]*redis.StatusCmd, len(wanted)), make([]string, len(wanted))
+	var ends []*redis.DurationCmd
 	_, _ = l.Redis.Pipelined(ctx, func(p redis.Pipeliner) error { // each command's own error counts
 		for i, k := range wanted {
-			asked[i] = p.Type(ctx, k.key)
+			asked[i], keys[i] = p.Type(ctx, k.key), k.key
 		}
+		ends = askTimeLimits(ctx, p, keys)
 		return nil
 	})
 	for i, k := range wanted {
@@ -53,6 +56,48 @@ func (l *look) reportForeignKeys(ctx context.Context) error {
 				What: fmt.Sprintf("the key %s in Redis has a wrong type: %s instead of %s", k.key, kind, k.kind),
 			})
 		}
+	}
+	return l.noteUnread(ctx, theSales|theStreams, l.reportTimeLimits(nil, keys, ends))
+}
+
+func askTimeLimits(ctx context.Context, p redis.Pipeliner, keys []string) []*redis.DurationCmd {
+	asked := make([]*redis.DurationCmd, len(keys))
+	for i, key := range keys {
+		asked[i] = p.PTTL(ctx, key)
+	}
+	return asked
+}
+
+// reportTimeLimits reports keys that Redis will delete by itself. Stampede sets no limit on them.
+func (l *look) reportTimeLimits(sale *uuid.UUID, keys []string, asked []*redis.DurationCmd) error {
+	for i, key := range keys {
+		left, err := asked[i].Result()
+		if err != nil {
+			return fmt.Errorf("read the time limit of %s: %w", key, err)
+		}
+		if left > 0 { // else a constant
+			l.note("S7", Finding{
+				Sale: sale, Remedy: remedyPersist, Key: key,
+				What: fmt.Sprintf("Redis will delete the key %s: somebody has given it a time limit (TTL), of which %v are left",
+					key, left.Round(time.Second)),
+			})
+		}
+	}
+	return nil
+}
+
+// persist removes the time limits that were found.
+func (r *reconciler) persist(ctx context.Context) error {
+	rows, _ := r.conn.Query(ctx, sql.ReconcileKeys, remedyPersist) // its error comes with the rows
+	keys, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return err
+	}
+	for _, key := range keys {
+		if err := r.Redis.Persist(ctx, key).Err(); err != nil {
+			return fmt.Errorf("remove the time limit of %s: %w", key, err)
+		}
+		r.Logger.Warn("removed the time limit of a key of Redis: find who sets it", "key", key)
 	}
 	return nil
 }

@@ -23,12 +23,13 @@ import (
 // remedyOrder is the order of repairs. Accepted orders that Postgres lacks come before a rebuild,
 // which reads only Postgres and the stream.
 var remedyOrder = []Remedy{
-	remedyAside, remedyAppend, remedyForget, remedyRelease, remedyRecount, RemedyRebuild,
+	remedyPersist, remedyAside, remedyAppend, remedyForget, remedyRelease, remedyRecount, RemedyRebuild,
 	remedyWorker, remedyProjections, remedyDLQ, remedyGuard, remedyUnknownSale, remedyOperator,
 }
 
 // says are the texts of Remedy.Says.
 var says = map[Remedy]string{
+	remedyPersist: "remove the time limit (TTL) of the key of Redis",
 	remedyAside:   "rename the key of Redis, which has a wrong type",
 	remedyAppend:  "append the event of the accepted order to its stream again, for a worker to record",
 	remedyForget:  "delete the release: the order has not ended",
@@ -80,6 +81,8 @@ func (r *reconciler) repair(ctx context.Context, d saleDifferences) {
 	}
 	var err error
 	switch d.Remedy {
+	case remedyPersist:
+		err = r.persist(ctx)
 	case remedyAside:
 		err = r.setAside(ctx)
 	case remedyAppend:

@@ -113,7 +113,7 @@ func (l *look) loadBuyers(ctx context.Context, all []redisShard) error {
 	}
 	scan := buyerScan{ctx: ctx, look: l, shards: all}
 	_, err := l.conn.CopyFrom(ctx, pgx.Identifier{"audit_scan"},
-		[]string{"sale_id", "shard", "user_id", "order_id", "quantity", "sequence", "epoch", "reserved_at", "late"},
+		[]string{"sale_id", "shard", "user_id", "order_id", "quantity", "sequence", "epoch", "reserved_at", "key_fingerprint", "late"},
 		pgx.CopyFromFunc(scan.next))
 	if scan.err != nil {
 		return scan.err
@@ -128,12 +128,13 @@ func (l *look) loadBuyers(ctx context.Context, all []redisShard) error {
 
 // findUnlisted reports shards that Redis has and does not list, so that their orders are not found by
 // id. It also reports shards whose ended orders are ignored, so that a used idempotency key would buy
-// again.
+// again, and keys with a time limit.
 func (l *look) findUnlisted(ctx context.Context, all []redisShard) error {
 	type asked struct {
 		listed *redis.BoolCmd
 		ended  *redis.StatusCmd
 		flag   *redis.StringCmd
+		ends   []*redis.DurationCmd // of the keys of the shard
 	}
 	for ; len(all) > 0; all = all[min(len(all), salesPerTrip):] {
 		page := all[:min(len(all), salesPerTrip)]
@@ -144,13 +145,16 @@ func (l *look) findUnlisted(ctx context.Context, all []redisShard) error {
 					p.SIsMember(ctx, l.Keys.Sales(s.partition), s.id.String()),
 					p.Type(ctx, l.Keys.Ended(s.partition, s.id)),
 					p.HGet(ctx, l.Keys.Sale(s.partition, s.id), "ended"), // after its hash, which is written with it
+					askTimeLimits(ctx, p, l.Keys.OfShard(s.partition, s.id)),
 				}
 			}
 			return nil
 		})
 		for i, s := range page {
 			a := answers[i]
-			for _, err := range []error{a.listed.Err(), a.ended.Err(), a.flag.Err()} {
+			for _, err := range []error{
+				a.listed.Err(), a.ended.Err(), a.flag.Err(), l.reportTimeLimits(&s.id, l.Keys.OfShard(s.partition, s.id), a.ends),
+			} {
 				if err != nil && !errors.Is(err, redis.Nil) &&
 					!stream.IsWrongType(err) { // wrong types are reported as foreign keys
 					return fmt.Errorf("look up sale %s in Redis: %w", s.id, err)
@@ -399,7 +403,7 @@ func (b *buyerScan) nextPage() (err error) {
 // when it was read.
 func (b *buyerScan) row(user, text string) []any {
 	s := b.shard
-	r, _, err := order.ParseReservation(text)
+	r, key, err := order.ParseReservation(text)
 	if err != nil || deadletter.Storable(text) != text || !r.CanBeOf(user) ||
 		!order.MayBelongTo(r.OrderID, s.id) {
 		b.note("S4", Finding{
@@ -413,7 +417,7 @@ func (b *buyerScan) row(user, text string) []any {
 	if r.Epoch == 0 && s.epoch != nil {
 		r.Epoch = *s.epoch
 	}
-	return []any{s.id, s.shard, user, r.OrderID, r.Quantity, r.Sequence, r.Epoch, r.ReservedAt, late}
+	return []any{s.id, s.shard, user, r.OrderID, r.Quantity, r.Sequence, r.Epoch, r.ReservedAt, key, late}
 }
 
 // findStray reports a reservation that is not in the shard of its user, or not at a place of that shard. Reservations

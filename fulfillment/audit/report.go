@@ -51,7 +51,7 @@ type Finding struct {
 	LastEvent string `json:"last_event,omitempty"`
 	// Remedy is its repair. It is empty if the repair of other findings includes it.
 	Remedy Remedy `json:"remedy,omitempty"`
-	// Key is the key of Redis to rename.
+	// Key is the key of Redis to repair.
 	Key string `json:"key,omitempty"`
 }
 
@@ -62,6 +62,8 @@ type Remedy string
 const (
 	// remedyRelease: the units of an ended order are released.
 	remedyRelease Remedy = "release"
+	// remedyPersist: the time limit of a key of Redis is removed.
+	remedyPersist Remedy = "persist"
 	// remedyAside: a key of Redis with a wrong type is renamed.
 	remedyAside Remedy = "set-aside"
 	// remedyForget: the release of an order that has not ended is deleted.

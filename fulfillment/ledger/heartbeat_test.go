@@ -37,10 +37,7 @@ const outageAfter = 5 * time.Second
 // expiresIn sets the deadline of an order, relative to now.
 func expiresIn(t testing.TB, pool *pgxpool.Pool, id uuid.UUID, fromNow string) {
 	t.Helper()
-	tag, err := pool.Exec(t.Context(), "UPDATE orders SET due = now() - lost_time() + $2::interval WHERE id = $1", id,
-		fromNow)
-	require.NoError(t, err)
-	require.EqualValues(t, 1, tag.RowsAffected())
+	require.NoError(t, testwork.MoveDue(t.Context(), pool, "now() - lost_time() + interval '"+fromNow+"'", id))
 }
 
 // lastOutage returns the outage that ended last.
@@ -449,9 +446,7 @@ func TestOrderDoesNotExpireDuringPostgresOutage(t *testing.T) {
 		heartbeats.Go(func() error { return ledger.Heartbeat{Pool: own, Logger: slog.New(log)}.Run(ctx) })
 	}
 	before := s.Count(t, outages)
-	_, err = pool.Exec(t.Context(), "UPDATE orders SET due = pay_clock() + interval '8 s' WHERE id IN ($1, $2)", unlucky,
-		absent)
-	require.NoError(t, err)
+	require.NoError(t, testwork.MoveDue(t.Context(), pool, "pay_clock() + interval '8 s'", unlucky, absent))
 	_, err = ledger.New(pool).Pay(t.Context(), punctual, "ann", "pi_1")
 	require.NoError(t, err)
 

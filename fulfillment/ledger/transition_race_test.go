@@ -159,9 +159,7 @@ func TestConcurrentPayAndExpiryHaveOneWinner(t *testing.T) {
 	ingress := ledger.Heartbeat{Pool: r.Pool, Logger: testkit.Logger(t)}
 	var won sync.Map
 	r.each(t, func(o order.Order) error {
-		if _, err := r.Pool.Exec(
-			context.Background(), "UPDATE orders SET due = pay_clock() WHERE id = $1 AND status = 'confirmed'", o.ID,
-		); err != nil {
+		if err := testwork.MoveDue(context.Background(), r.Pool, "pay_clock()", o.ID); err != nil {
 			return err
 		}
 		var sides errgroup.Group

@@ -157,8 +157,9 @@ func lockOrderOf(
 	return locked.placed(), locked.Overdue, err
 }
 
-// errNotLocked is returned when an order was changed while another transaction had its row locked.
-var errNotLocked = errors.New("an order was changed without its lock")
+// errNotLocked is returned when an order was changed while another transaction had its row locked, or by hand: the
+// version of its row is not that of its last event.
+var errNotLocked = errors.New("an order was changed without its lock, or without its log")
 
 // writeChange writes the event of these orders of one sale, given as they were read, which all change to next. It
 // returns the time of the change.

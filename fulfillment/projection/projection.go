@@ -4,15 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"stampede/fulfillment/ledger"
 	"stampede/internal/crashpoint"
+	"stampede/internal/figure"
 	"stampede/internal/pg"
 	"stampede/internal/progress"
 	"stampede/reservation/order"
@@ -22,7 +26,7 @@ import (
 var (
 	// ErrRunning is returned while another process rebuilds the projections of the same database.
 	ErrRunning = errors.New("another process is rebuilding the projections")
-	// ErrDamagedLog is returned when order_events holds an impossible history, from which nothing can be rebuilt.
+	// ErrDamagedLog is returned for sales of which order_events holds an impossible history.
 	ErrDamagedLog = errors.New("the log of orders is damaged")
 )
 
@@ -33,24 +37,38 @@ type Report struct {
 	Replaced int64 `json:"replaced"`
 	// Recounted holds the sales whose counters were wrong.
 	Recounted []Recount `json:"recounted"`
+	// Damaged holds the sales whose rows stay as they are, because no rows follow from their log.
+	Damaged []Damage `json:"damaged,omitempty"`
 	// Took is the duration of the rebuild.
 	Took time.Duration `json:"took_ns"`
 }
 
-// Recount is a sale whose counter was corrected.
+// Recount is a sale whose counters were corrected.
 type Recount struct {
 	Sale uuid.UUID `json:"sale_id"`
-	// Was and Is are sales.sold before and after.
-	Was int64 `json:"was"`
-	Is  int64 `json:"is"`
+	// Was and Is are sales.sold before and after, LastWas and LastIs sales.last_sequence.
+	Was     int64 `json:"was"`
+	Is      int64 `json:"is"`
+	LastWas int64 `json:"last_sequence_was"`
+	LastIs  int64 `json:"last_sequence_is"`
+}
+
+// Damage is a sale whose log is damaged.
+type Damage struct {
+	Sale uuid.UUID `json:"sale_id"`
+	// Orders counts the orders with a damaged log.
+	Orders int64 `json:"orders"`
+	// Example is one of them, and what is wrong with it.
+	Example string `json:"example"`
 }
 
 // Rebuild makes the rows of orders and the counters of sales those of order_events, month by month, while orders are
 // recorded, paid and cancelled. A row is written in the transaction of its event, so in one snapshot only wrong rows
-// differ from the log. Only these are locked and replaced, in one transaction for each month. Archived months have no
+// differ from the log. Only these are locked and replaced, in one transaction for each sale. Archived months have no
 // tables and are left out.
 //
-// It needs one connection of the pool. The error may be ErrRunning, and wrap ErrDamagedLog: then no row is changed.
+// It needs one connection of the pool. The error may be ErrRunning. It wraps ErrDamagedLog if the log of some sales is
+// damaged: their rows stay as they are, all others are rebuilt.
 func Rebuild(ctx context.Context, pool *pgxpool.Pool) (Report, error) {
 	began := time.Now()
 	var p projector
@@ -71,6 +89,9 @@ type projector struct {
 // month is a part of the tables orders and order_events: the sales from First to before Until.
 type month struct{ First, Until uuid.UUID }
 
+// only is the part with one sale.
+func only(sale uuid.UUID) month { return month{First: sale, Until: after(sale)} }
+
 func (p *projector) run(ctx context.Context, pool *pgxpool.Pool) (err error) {
 	p.conn, err = pg.Begin(ctx, pool, pg.ProjectionLock, 0)
 	if errors.Is(err, pg.ErrLockHeld) {
@@ -88,48 +109,108 @@ func (p *projector) run(ctx context.Context, pool *pgxpool.Pool) (err error) {
 		return err
 	}
 	for i, m := range months {
-		progress.Step(ctx, "checking the log")
-		progress.At(ctx, int64(i), int64(len(months)), "months")
-		if err := p.checkLog(ctx, p.conn, m); err != nil {
-			return err
-		}
-	}
-	for i, m := range months {
 		progress.Step(ctx, "comparing orders with the log")
 		progress.At(ctx, int64(i), int64(len(months)), "months")
-		err := pgx.BeginTxFunc(ctx, p.conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-			return p.replaceWrong(ctx, tx, m)
-		})
-		if err != nil {
+		if err := p.rebuildMonth(ctx, m); err != nil {
 			return err
 		}
 	}
 	progress.Step(ctx, "counting what is sold")
 	p.report.Recounted, err = RecountSales(ctx, p.conn, nil, nil)
+	return errors.Join(p.report.damage(), err)
+}
+
+// rebuildMonth replaces the wrong rows of a month, sale by sale.
+func (p *projector) rebuildMonth(ctx context.Context, m month) error {
+	var orders int64
+	if err := p.conn.QueryRow(ctx, sql.ProjectionOrders, m.First, m.Until).Scan(&orders); err != nil {
+		return err
+	}
+	p.report.Orders += orders
+	wrong, err := findWrong(ctx, p.conn, m)
+	if err != nil {
+		return err
+	}
+	for _, w := range wrong {
+		err := pgx.BeginTxFunc(ctx, p.conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+			return p.replaceWrong(ctx, tx, w)
+		})
+		if ledger.FaultOf(err) == ledger.BadData { // such as two live orders of one user
+			p.report.Damaged = append(p.report.Damaged, Damage{w.SaleID, w.Orders, err.Error()})
+		} else if err != nil {
+			return err
+		}
+	}
+	_, err = p.conn.Exec(ctx, "TRUNCATE wrong_orders")
 	return err
 }
 
-// replaceWrong replaces the rows of a month that differ from the log.
-func (p *projector) replaceWrong(ctx context.Context, tx pgx.Tx, m month) error {
-	compare := strings.Replace(sql.ProjectionCompare, "{{replay}}", sql.ProjectionReplay, 1)
-	wrong, err := tx.Exec(ctx, compare, m.First, m.Until)
-	if err != nil || wrong.RowsAffected() == 0 {
-		return err
+// wrongSale is a sale with orders that differ from the log: Damaged of them have a damaged one.
+type wrongSale struct {
+	SaleID          uuid.UUID
+	Orders, Damaged int64
+	Example         zeronull.Text
+}
+
+// findWrong notes the orders that differ from the log.
+func findWrong(ctx context.Context, on pg.Querier, m month) ([]wrongSale, error) {
+	const ofMonth = "sale_id >= $1 AND sale_id < $2"
+	compare := strings.Replace(sql.ProjectionCompare, "{{differences}}", Differences(ofMonth), 1)
+	noted, _ := on.Query(ctx, compare, m.First, m.Until) // its error comes with the rows
+	if noted.Close(); noted.Err() != nil {
+		return nil, fmt.Errorf("compare orders with the log: %w", noted.Err())
 	}
+	rows, _ := on.Query(ctx, sql.ProjectionWrongSales) // its error comes with the rows
+	return pgx.CollectRows(rows, pgx.RowToStructByName[wrongSale])
+}
+
+// replaceWrong replaces the noted rows of a sale, unless its log is damaged.
+func (p *projector) replaceWrong(ctx context.Context, tx pgx.Tx, w wrongSale) error {
+	if w.Damaged > 0 {
+		p.report.Damaged = append(p.report.Damaged, Damage{w.SaleID, w.Damaged, string(w.Example)})
+		return nil
+	}
+	m := only(w.SaleID)
 	if _, err := tx.Exec(ctx, sql.ProjectionWithdraw, m.First, m.Until); err != nil {
 		return err
 	}
 	crashpoint.Hit(crashpoint.ProjectionsWithdrawn)
-	replace := strings.Replace(sql.ProjectionReplace, "{{replay}}", sql.ProjectionReplay, 1)
+	replace := strings.Replace(sql.ProjectionReplace, "{{replay}}",
+		Replayed("order_events WHERE sale_id >= $1 AND sale_id < $2"), 1)
 	if _, err := tx.Exec(ctx, replace, m.First, m.Until); err != nil {
-		return fmt.Errorf("replace %d orders: %w", wrong.RowsAffected(), err)
+		return fmt.Errorf("replace %d orders: %w", w.Orders, err)
 	}
 	crashpoint.Hit(crashpoint.ProjectionsReplaced)
-	if _, err := tx.Exec(ctx, "TRUNCATE wrong_orders"); err != nil {
-		return err
-	}
-	p.report.Replaced += wrong.RowsAffected()
+	p.report.Replaced += w.Orders
 	return nil
+}
+
+// Replayed returns the query for the orders as the log has them, whose events are a table, with a condition of sale_id.
+func Replayed(events string) string {
+	return strings.NewReplacer("{{events}}", events, "{{histories}}", histories).Replace(sql.ProjectionReplay)
+}
+
+// histories are the rows of a VALUES list.
+var histories = func() string {
+	all := order.Histories()
+	var rows []string
+	for _, history := range slices.Sorted(maps.Keys(all)) {
+		rows = append(rows, fmt.Sprintf("('%s', '%s')", history, all[history]))
+	}
+	return strings.Join(rows, ", ")
+}()
+
+// Differences returns the query for the orders that differ from their log, of the sales that the condition of sale_id
+// selects.
+func Differences(sales string) string {
+	return strings.NewReplacer("{{replay}}", Replayed("order_events WHERE "+sales), "{{sales}}", sales).
+		Replace(sql.ProjectionDifferences)
+}
+
+// Counted fills a query for the counters that follow from the orders of the sales that the condition of sale_id
+// selects.
+func Counted(query, sales string) string {
+	return strings.Replace(query, "{{counted}}", strings.Replace(sql.ProjectionCounted, "{{sales}}", sales, 1), 1)
 }
 
 // RebuildSale is Rebuild for one sale, in a transaction that has locked it.
@@ -138,15 +219,20 @@ func RebuildSale(ctx context.Context, tx pgx.Tx, sale uuid.UUID) (replaced int64
 	if err := pg.Run(ctx, tx.Conn(), sql.ProjectionTable); err != nil {
 		return 0, err
 	}
-	only := month{First: sale, Until: after(sale)}
-	if err := p.checkLog(ctx, tx, only); err != nil {
+	wrong, err := findWrong(ctx, tx, only(sale))
+	if err != nil {
 		return 0, err
 	}
-	if err := p.replaceWrong(ctx, tx, only); err != nil {
+	for _, w := range wrong {
+		if err := p.replaceWrong(ctx, tx, w); err != nil {
+			return 0, err
+		}
+	}
+	if err := p.report.damage(); err != nil {
 		return 0, err
 	}
-	err = tx.QueryRow(ctx, sql.ProjectionRecount, sale, 0).Scan(new(int64), new(int64))
-	if errors.Is(err, pgx.ErrNoRows) { // the counter was right
+	_, err = recount(ctx, tx, sale)
+	if errors.Is(err, pgx.ErrNoRows) { // the counters were right
 		err = nil
 	}
 	return p.report.Replaced, err
@@ -162,47 +248,20 @@ func after(id uuid.UUID) uuid.UUID {
 	return id
 }
 
-// damagedShown bounds how many impossible histories are named; the rest is counted.
+// damagedShown bounds how many sales an error names.
 const damagedShown = 10
 
-// checkLog checks the history of every order of the month against the transitions of order/transition.go, and counts
-// the orders.
-func (p *projector) checkLog(ctx context.Context, on pg.Querier, m month) error {
-	rows, _ := on.Query(ctx, sql.ProjectionHistories, m.First, m.Until) // its error comes with the rows
-	var (
-		types   []order.EventType
-		whole   bool
-		orders  int64
-		example uuid.UUID
-		damaged []string
-		total   int64
-	)
-	_, err := pgx.ForEachRow(rows, []any{&types, &whole, &orders, &example}, func() error {
-		p.report.Orders += orders
-		if whole && IsPossible(types) {
-			return nil
-		}
-		if total += orders; len(damaged) < damagedShown {
-			damaged = append(damaged, fmt.Sprintf("order %s (%d like it) has %v", example, orders, types))
-		}
+// damage returns an ErrDamagedLog that names damaged sales, if there are any.
+func (r *Report) damage() error {
+	if len(r.Damaged) == 0 {
 		return nil
-	})
-	if err == nil && total > 0 {
-		err = fmt.Errorf("%w: %d orders: %s", ErrDamagedLog, total, strings.Join(damaged, "; "))
 	}
-	return err
-}
-
-// IsPossible reports whether an order can have this history. Its first event is the outcome of its reservation.
-func IsPossible(types []order.EventType) bool {
-	status := order.StatusReserved
-	for _, event := range types {
-		var ok bool
-		if status, ok = status.After(event); !ok {
-			return false
-		}
+	var named []string
+	for _, d := range r.Damaged[:min(len(r.Damaged), damagedShown)] {
+		named = append(named, fmt.Sprintf("sale %s (%s of its orders): %s", d.Sale, figure.Count(d.Orders), d.Example))
 	}
-	return true
+	return fmt.Errorf("%w in %d of the sales, whose rows stay as they are until order_events is corrected, for example "+
+		"from a backup: %s", ErrDamagedLog, len(r.Damaged), strings.Join(named, "; "))
 }
 
 // RecountSales corrects the wrong counters of the sale, or of all if it is nil. It calls note for each correction,
@@ -210,24 +269,21 @@ func IsPossible(types []order.EventType) bool {
 func RecountSales(
 	ctx context.Context, on pg.Transactor, sale *uuid.UUID, note func(pgx.Tx, Recount) error,
 ) ([]Recount, error) {
-	type miscounted struct {
-		Sale         uuid.UUID
-		LastSequence int64
-	}
-	rows, _ := on.Query(ctx, sql.ProjectionMiscounted, sale) // its error comes with the rows
-	wrong, err := pgx.CollectRows(rows, pgx.RowToStructByPos[miscounted])
+	const all = "$1::uuid IS NULL OR sale_id = $1"
+	rows, _ := on.Query(ctx, Counted(sql.ProjectionMiscounted, all), sale) // its error comes with the rows
+	wrong, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
 	if err != nil {
 		return nil, fmt.Errorf("count: %w", err)
 	}
 	recounted := []Recount{}
 	var failed []error
-	for _, m := range wrong {
-		count := Recount{Sale: m.Sale}
+	for _, id := range wrong {
+		var count Recount
 		err := pgx.BeginTxFunc(ctx, on, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-			if _, err := tx.Exec(ctx, sql.CatalogLockSale, m.Sale); err != nil {
-				return err
+			_, err := tx.Exec(ctx, sql.CatalogLockSale, id)
+			if err == nil {
+				count, err = recount(ctx, tx, id)
 			}
-			err := tx.QueryRow(ctx, sql.ProjectionRecount, m.Sale, m.LastSequence).Scan(&count.Was, &count.Is)
 			if err == nil && note != nil {
 				err = note(tx, count)
 			}
@@ -236,10 +292,18 @@ func RecountSales(
 		switch {
 		case errors.Is(err, pgx.ErrNoRows): // corrected meanwhile
 		case err != nil:
-			failed = append(failed, fmt.Errorf("recount sale=%s: %w", m.Sale, ledger.TranslateError(err)))
+			failed = append(failed, fmt.Errorf("recount sale=%s: %w", id, ledger.TranslateError(err)))
 		default:
 			recounted = append(recounted, count)
 		}
 	}
 	return recounted, errors.Join(failed...)
+}
+
+// recount corrects the counters of a sale that the transaction has locked. It returns pgx.ErrNoRows if they are right.
+func recount(ctx context.Context, tx pgx.Tx, sale uuid.UUID) (Recount, error) {
+	r := Recount{Sale: sale}
+	err := tx.QueryRow(ctx, Counted(sql.ProjectionRecount, "sale_id = $1"), sale).
+		Scan(&r.Was, &r.Is, &r.LastWas, &r.LastIs)
+	return r, err
 }

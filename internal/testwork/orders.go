@@ -1,6 +1,8 @@
 package testwork
 
 import (
+	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -40,10 +42,20 @@ func Heartbeat(t testing.TB, pool *pgxpool.Pool) (outage time.Duration) {
 func EndWindow(t testing.TB, pool *pgxpool.Pool, orders ...uuid.UUID) {
 	t.Helper()
 	Heartbeat(t, pool) // may record an outage
-	tag, err := pool.Exec(t.Context(), "UPDATE orders SET due = pay_clock() - interval '1 ms' WHERE id = ANY ($1)", orders)
-	require.NoError(t, err)
-	require.EqualValues(t, len(orders), tag.RowsAffected())
+	require.NoError(t, MoveDue(t.Context(), pool, "pay_clock() - interval '1 ms'", orders...))
 	Heartbeat(t, pool)
+}
+
+// MoveDue sets the payment deadlines of these orders to an expression of SQL, in their rows and in their log.
+func MoveDue(ctx context.Context, pool *pgxpool.Pool, due string, orders ...uuid.UUID) error {
+	tag, err := pool.Exec(ctx, `
+		WITH moved AS (UPDATE orders SET due = `+due+` WHERE id = ANY ($1) RETURNING sale_id, id, due)
+		UPDATE order_events AS e SET data = data || jsonb_build_object('due', due) FROM moved
+		WHERE e.sale_id = moved.sale_id AND order_id = id AND version = 2`, orders)
+	if err == nil && tag.RowsAffected() != int64(len(orders)) {
+		err = fmt.Errorf("%d of %d deadlines were moved", tag.RowsAffected(), len(orders))
+	}
+	return err
 }
 
 func OrderOfID(t testing.TB, pool *pgxpool.Pool, id uuid.UUID) order.Order {

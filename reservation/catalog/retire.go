@@ -48,9 +48,7 @@ func (c *Catalog) Retire(ctx context.Context, id uuid.UUID, epoch, revision int6
 func (c *Catalog) retireShard(
 	ctx context.Context, sale uuid.UUID, partition int, epoch, revision string,
 ) *redis.Cmd {
-	k := c.store.Keys
-	keys := []string{k.Sale(partition, sale), k.Buyers(partition, sale), k.Ended(partition, sale)}
-	answer := lua.Retire.Run(ctx, c.store.Redis, keys, epoch, revision)
+	answer := lua.Retire.Run(ctx, c.store.Redis, c.store.Keys.OfShard(partition, sale), epoch, revision)
 	crashpoint.Hit(crashpoint.ShardRetired)
 	return answer
 }

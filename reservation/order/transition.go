@@ -3,6 +3,7 @@ package order
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -95,6 +96,22 @@ func mostSteps(from Status) (most int) {
 		most = max(most, 1+mostSteps(to))
 	}
 	return most
+}
+
+// Histories returns the status after each series of events that the log of an order can have. The types of the events
+// are separated by blanks.
+func Histories() map[string]Status {
+	all := map[string]Status{}
+	addHistories(all, StatusReserved, "")
+	return all
+}
+
+func addHistories(all map[string]Status, from Status, before string) {
+	for event, to := range transitions[from] {
+		history := strings.TrimSpace(before + " " + string(event))
+		all[history] = to
+		addHistories(all, to, history)
+	}
 }
 
 // Live is true if the order holds units in Postgres: they count in the sale's sold, and its user

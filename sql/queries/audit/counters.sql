@@ -1,7 +1,13 @@
--- S4: the sale's counter, its orders and its events disagree.
+-- S4: the counters of a sale, its orders and its events disagree. The caller puts projection/counted.sql where
+-- the braces are.
 SELECT sale_id, NULL::uuid AS order_id, NULL AS user_id,
-       format('sold is %s, the live orders hold %s units, and the events come to %s', sold, live_units, replayed_units) AS what,
-       CASE WHEN live_units <> replayed_units THEN 'projections' ELSE 'recount' END AS remedy,
-       format('%s %s', sold - live_units, sold - replayed_units) AS same
-FROM audit_figures
-WHERE sold <> live_units OR sold <> replayed_units
+       CASE WHEN (f.sold, f.sold) IS DISTINCT FROM (coalesce(c.sold, 0), replayed_units) THEN
+                format('sold is %s, the live orders hold %s units, and the events come to %s', f.sold, coalesce(c.sold, 0), replayed_units)
+            ELSE format('the last place of a confirmed order is %s in the sale, and %s among its orders', s.last_sequence, coalesce(c.last_sequence, 0))
+       END AS what,
+       CASE WHEN coalesce(c.sold, 0) <> replayed_units THEN 'projections' ELSE 'recount' END AS remedy,
+       format('%s %s %s', f.sold - coalesce(c.sold, 0), f.sold - replayed_units, s.last_sequence::numeric - coalesce(c.last_sequence, 0)) AS same
+FROM audit_figures AS f JOIN sales AS s ON s.id = f.sale_id LEFT JOIN (
+{{counted}}
+) AS c USING (sale_id)
+WHERE (f.sold, f.sold, s.last_sequence) IS DISTINCT FROM (coalesce(c.sold, 0), replayed_units, coalesce(c.last_sequence, 0))

@@ -20,9 +20,15 @@ SELECT b.sale_id, b.order_id, b.user_id,
        'rebuild'
 FROM audit_buyers AS b JOIN audit_shard_figures AS a USING (sale_id, shard) WHERE b.beyond
 UNION ALL
-SELECT b.sale_id, b.order_id, b.user_id, format('the reservation is at place %s, and the order at place %s', b.sequence, o.sequence), 'rebuild'
+-- What a rebuild writes (rebuild/holders.sql). Redis has milliseconds.
+SELECT b.sale_id, b.order_id, b.user_id,
+       CASE WHEN o.sequence <> b.sequence THEN format('the reservation is at place %s, and the order at place %s', b.sequence, o.sequence)
+            WHEN date_trunc('milliseconds', o.reserved_at) <> b.reserved_at THEN format('the reservation is of %s, and the order of %s', b.reserved_at, o.reserved_at)
+            ELSE 'the reservation and the order have different idempotency keys: a retry of the request is not recognized' END,
+       'rebuild'
 FROM audit_buyers AS b JOIN orders AS o ON o.sale_id = b.sale_id AND o.id = b.order_id
-WHERE o.sequence <> b.sequence AND (o.user_id, o.quantity) = (b.user_id, b.quantity) AND o.status IN ('confirmed', 'paid')
+WHERE (o.sequence, date_trunc('milliseconds', o.reserved_at), coalesce(o.key_fingerprint, '')) <> (b.sequence, b.reserved_at, b.key_fingerprint)
+  AND (o.user_id, o.quantity) = (b.user_id, b.quantity) AND o.status IN ('confirmed', 'paid')
 UNION ALL
 SELECT o.sale_id, o.id, o.user_id, format('the order is %s and Redis has no reservation of it', o.status), 'rebuild'
 FROM orders AS o JOIN audit_sales AS s USING (sale_id)

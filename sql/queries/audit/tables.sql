@@ -42,7 +42,7 @@ CREATE TEMP TABLE audit_shards (
 -- The hashes of buyers, each in a shard. HSCAN may return a buyer twice. Late: at a place that was not assigned when
 -- the shard was read.
 CREATE TEMP TABLE audit_scan (
-    sale_id uuid, shard integer, user_id text, order_id uuid, quantity bigint, sequence bigint, epoch bigint, reserved_at timestamptz, late boolean
+    sale_id uuid, shard integer, user_id text, order_id uuid, quantity bigint, sequence bigint, epoch bigint, reserved_at timestamptz, key_fingerprint text, late boolean
 );
 
 -- The hashes of ended orders, NULL for unreadable values. HSCAN may return one twice.

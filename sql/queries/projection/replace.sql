@@ -1,12 +1,14 @@
--- Writes the wrong rows of a month as the log has them by now. Whoever waits for a row gets it as it is then. The caller
--- puts replay.sql where the braces are.
+-- Writes the wrong rows as the log has them by now. Whoever waits for a row gets it as it is then. The caller puts
+-- replay.sql where the braces are.
 -- $1, $2 the sales from $1 to before $2
 WITH replayed AS (
 {{replay}}
 )
 INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at,
                     reason, due, payment_reference, key_fingerprint)
-SELECT r.* FROM replayed AS r JOIN wrong_orders USING (sale_id, id)
+SELECT id, sale_id, user_id, quantity, status, version, sequence::bigint, epoch::bigint, reserved_at, updated_at,
+       reason, due::timestamptz, payment_reference, key_fingerprint
+FROM replayed JOIN wrong_orders USING (sale_id, id)
 ON CONFLICT (sale_id, id) DO UPDATE SET (user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at,
                                          reason, due, payment_reference, key_fingerprint)
     = (excluded.user_id, excluded.quantity, excluded.status, excluded.version, excluded.sequence, excluded.epoch, excluded.reserved_at, excluded.updated_at,

@@ -1,19 +1,32 @@
--- The orders of a month as their log has them, with which two queries compare and replace rows.
--- $1, $2 the sales from $1 to before $2
-SELECT order_id AS id, sale_id,
-       (array_agg(user_id) FILTER (WHERE version = 2))[1] AS user_id,
-       (array_agg(quantity) FILTER (WHERE version = 2))[1] AS quantity,
-       lower(substr((array_agg(type ORDER BY version DESC))[1], length('Order') + 1)) AS status,
-       max(version) AS version,
-       (max(data ->> 'sequence') FILTER (WHERE version = 2))::bigint AS sequence,
-       (max(data ->> 'epoch') FILTER (WHERE version = 2))::bigint AS epoch,
-       max(reserved_at) FILTER (WHERE version = 2) AS reserved_at,
-       (array_agg(occurred_at ORDER BY version DESC))[1] AS updated_at,
-       -- An operator's reason for a cancellation is in the log only.
-       max(data ->> 'reason') FILTER (WHERE version = 2) AS reason,
-       (max(data ->> 'due'))::timestamptz AS due,
-       max(data ->> 'reference') AS payment_reference,
-       max(data ->> 'key_fingerprint') AS key_fingerprint
-FROM order_events
-WHERE sale_id >= $1 AND sale_id < $2
-GROUP BY sale_id, order_id
+-- The orders as their log has them: the one definition of what follows from it. differences.sql compares the rows with
+-- it, for the audit and for a rebuild, replace.sql writes it, and archive/audit.sql checks the events of a file by it.
+-- The caller puts where the braces are: the table of the events, with a condition of their sales, and each history that
+-- an order can have, with the status to which it leads.
+--
+-- What comes from data is text, so that a forged value fails only where it is written.
+--
+-- damage: why no row follows from the log of the order, or NULL. Such an order blocks its sale.
+SELECT sale_id, id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, reason, due, payment_reference, key_fingerprint,
+       CASE WHEN first <> 2 OR version <> events + 1 THEN format('the log of the order has %s of the versions from 2 to %s', events, version)
+            WHEN status IS NULL THEN format('the log of the order has an impossible history: %s', history)
+            WHEN reserved_at IS NULL THEN 'the log of the order has no reservation'
+            WHEN reservations > 1 THEN 'the log of the order has several reservations'
+            WHEN sequence IS NULL OR epoch IS NULL THEN 'the log of the order has no place in the sale'
+            WHEN user_id <> last_user OR quantity <> last_quantity OR payment_reference <> last_reference THEN 'the events of the order are of several users, quantities or payments'
+       END AS damage
+FROM (
+    SELECT sale_id, order_id AS id, count(*) AS events, min(version) AS first, max(version) AS version,
+           -- No order has a later version (order.LastVersion). An ordered aggregate would sort the events of each order.
+           concat_ws(' ', max(type) FILTER (WHERE version = 2), max(type) FILTER (WHERE version = 3), max(type) FILTER (WHERE version = 4)) AS history,
+           coalesce(max(occurred_at) FILTER (WHERE version = 4), max(occurred_at) FILTER (WHERE version = 3), max(occurred_at)) AS updated_at,
+           min(user_id) AS user_id, max(user_id) AS last_user, min(quantity) AS quantity, max(quantity) AS last_quantity,
+           max(reserved_at) FILTER (WHERE version = 2) AS reserved_at, count(reserved_at) AS reservations,
+           max(data ->> 'sequence') FILTER (WHERE version = 2) AS sequence,
+           max(data ->> 'epoch') FILTER (WHERE version = 2) AS epoch,
+           max(data ->> 'key_fingerprint') FILTER (WHERE version = 2) AS key_fingerprint,
+           max(data ->> 'due') FILTER (WHERE version = 2) AS due,
+           -- An operator's reason for a cancellation is in the log only.
+           max(data ->> 'reason') FILTER (WHERE version = 2) AS reason,
+           min(data ->> 'reference') AS payment_reference, max(data ->> 'reference') AS last_reference
+    FROM {{events}} GROUP BY sale_id, order_id
+) AS logged LEFT JOIN (VALUES {{histories}}) AS possible (history, status) USING (history)

@@ -1,5 +1,5 @@
--- Locks the wrong rows of a month until the end of the transaction, deletes those without a log, and withdraws the
--- others from the index of live orders: of two orders of one user, the wrong row may be the live one.
+-- Locks the wrong rows until the end of the transaction, deletes those without a log, and withdraws the others from the
+-- index of live orders: of two orders of one user, the wrong row may be the live one.
 -- $1, $2 the sales from $1 to before $2
 WITH deleted AS (
     DELETE FROM orders AS o USING wrong_orders AS w
