@@ -18,11 +18,11 @@ var may = map[string][]string{
 	"reservation": {
 		"lua", "sql", "reservation/order", "internal/crashpoint", "internal/retry", "internal/telemetry", "internal/tracing",
 	},
-	"reservation/catalog": {"lua", "sql", "reservation", "reservation/order", "internal/crashpoint", "internal/retry"},
+	"reservation/catalog": {"lua", "sql", "reservation", "reservation/order", "internal/crashpoint", "internal/pg"},
 	// ingress and fulfillment communicate only through Redis and Postgres, so that each runs without the other.
 	"ingress": {
 		"reservation", "reservation/catalog", "reservation/order", "ingress/apidoc", "internal/accept",
-		"internal/operators", "internal/ratelimit", "internal/retry", "internal/telemetry", "internal/tracing",
+		"internal/operators", "internal/pg", "internal/ratelimit", "internal/retry", "internal/telemetry", "internal/tracing",
 	},
 	"ingress/apidoc":     {},
 	"internal/progress":  {"internal/figure"},
@@ -47,7 +47,7 @@ var may = map[string][]string{
 		"reservation/order",
 	},
 	"fulfillment/survey": {
-		"sql", "reservation", "internal/redisinfo", "internal/retry", "internal/telemetry", "fulfillment/audit",
+		"sql", "reservation", "internal/pg", "internal/redisinfo", "internal/retry", "internal/telemetry", "fulfillment/audit",
 		"reservation/catalog",
 	},
 	"fulfillment/stream": {"lua", "internal/retry", "internal/telemetry", "reservation/order"},
@@ -136,6 +136,7 @@ var may = map[string][]string{
 		"fulfillment/stream",
 		"internal/figure",
 		"internal/operators",
+		"internal/pg",
 		"internal/ratelimit",
 		"internal/telemetry",
 		"reservation/catalog",
