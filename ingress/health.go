@@ -2,19 +2,23 @@ package ingress
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"sync"
 	"time"
 
 	"github.com/labstack/echo/v4"
+
+	"stampede/internal/pg"
 )
 
 // pingTimeout bounds a ping. It is below the few seconds after which health checks time out.
 const pingTimeout = 500 * time.Millisecond
 
 const (
-	stateUp   = "up"
-	stateDown = "down"
+	stateUp       = "up"
+	stateDown     = "down"
+	stateReadOnly = "read-only"
 )
 
 var aliveBody = []byte(`{"status":"alive"}` + "\n")
@@ -75,7 +79,10 @@ func (s *Server) ping(name string, p Pinger) string {
 	answer, _, _ := s.pings.Do(name, func() (any, error) {
 		ctx, cancel := context.WithTimeout(s.background.ctx, pingTimeout)
 		defer cancel()
-		if p.Ping(ctx) != nil {
+		switch err := p.Ping(ctx); {
+		case errors.Is(err, pg.ErrReadOnly):
+			return stateReadOnly, nil
+		case err != nil:
 			return stateDown, nil
 		}
 		return stateUp, nil

@@ -13,6 +13,7 @@ import (
 
 	"stampede/fulfillment/projection"
 	"stampede/internal/crashpoint"
+	"stampede/internal/pg"
 	"stampede/internal/progress"
 	"stampede/sql"
 )
@@ -52,7 +53,7 @@ func restore(ctx context.Context, pool *pgxpool.Pool, path string) (Restored, er
 	}
 	defer conn.End()
 	id := header.SaleID
-	err = pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+	err = pg.InTransaction(ctx, conn, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		if err := lockArchived(ctx, tx, header, trailer); err != nil {
 			return err
 		}

@@ -97,7 +97,7 @@ func (p *projector) run(ctx context.Context, pool *pgxpool.Pool) (err error) {
 	for i, m := range months {
 		progress.Step(ctx, "comparing orders with the log")
 		progress.At(ctx, int64(i), int64(len(months)), "months")
-		err := pgx.BeginTxFunc(ctx, p.conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		err := pg.InTransaction(ctx, p.conn, pgx.TxOptions{}, func(tx pgx.Tx) error {
 			return p.replaceWrong(ctx, tx, m)
 		})
 		if err != nil {
@@ -223,7 +223,7 @@ func RecountSales(
 	var failed []error
 	for _, m := range wrong {
 		count := Recount{Sale: m.Sale}
-		err := pgx.BeginTxFunc(ctx, on, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		err := pg.InTransaction(ctx, on, pgx.TxOptions{}, func(tx pgx.Tx) error {
 			if _, err := tx.Exec(ctx, sql.CatalogLockSale, m.Sale); err != nil {
 				return err
 			}
