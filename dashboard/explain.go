@@ -8,6 +8,7 @@ import (
 	"stampede/fulfillment/audit"
 	"stampede/fulfillment/deadletter"
 	"stampede/fulfillment/rebuild"
+	"stampede/internal/pg"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"
@@ -38,7 +39,7 @@ var explanations = []struct {
 		"Nothing was changed. Repeat it if it is still needed.",
 	},
 	{
-		catalog.ErrChangeUnknown, http.StatusServiceUnavailable, "Postgres did not answer: the change may have been made.",
+		pg.ErrChangeUnknown, http.StatusServiceUnavailable, "Postgres did not answer: the change may have been made.",
 		"Look at the history of the sale. To be sure, repeat it: a repeat changes nothing twice.",
 	},
 	{

@@ -2,7 +2,6 @@ package fulfillment
 
 import (
 	"context"
-	"errors"
 
 	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/rebuild"
@@ -16,7 +15,7 @@ func (w *Worker) awaitPostgres(ctx context.Context) (partitions int, err error) 
 	outage := retry.Outage{Log: w.config.Logger, Doing: "read the schema's version from Postgres"}
 	for {
 		partitions, err = w.checkPostgres(ctx)
-		if err == nil || errors.Is(err, sql.ErrNotMigrated) || errors.Is(err, sql.ErrSchemaAhead) {
+		if err == nil || sql.IsUnfit(err) {
 			outage.Over()
 			return partitions, err
 		}

@@ -2,12 +2,14 @@ package ingress
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"sync"
 	"time"
 
 	"github.com/labstack/echo/v4"
 
+	"stampede/internal/pg"
 	"stampede/reservation"
 )
 
@@ -15,8 +17,9 @@ import (
 const pingTimeout = 500 * time.Millisecond
 
 const (
-	stateUp   = "up"
-	stateDown = "down"
+	stateUp       = "up"
+	stateDown     = "down"
+	stateReadOnly = "read-only"
 )
 
 var aliveBody = []byte(`{"status":"alive"}` + "\n")
@@ -82,7 +85,10 @@ func (s *Server) ping(name string, ask func(context.Context) error) (state strin
 		defer cancel()
 		return nil, ask(ctx)
 	})
-	if err != nil {
+	switch {
+	case errors.Is(err, pg.ErrReadOnly):
+		return stateReadOnly, err
+	case err != nil:
 		return stateDown, err
 	}
 	return stateUp, nil

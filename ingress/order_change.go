@@ -10,7 +10,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/labstack/echo/v4"
 
-	"stampede/reservation/catalog"
+	"stampede/internal/pg"
 	"stampede/reservation/order"
 )
 
@@ -112,7 +112,7 @@ func (s *Server) changeInPostgres(
 		if ctx.Err() == nil {
 			s.postgres.failed(began)
 		}
-		if errors.Is(err, catalog.ErrChangeUnknown) {
+		if errors.Is(err, pg.ErrChangeUnknown) {
 			return order.Order{}, fmt.Errorf("%w: %w", problemChangeUnknown, err)
 		}
 		return order.Order{}, fmt.Errorf("%w: %w", problemNotChanged, err)

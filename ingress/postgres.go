@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"stampede/internal/pg"
 	"stampede/reservation/order"
 )
 
@@ -71,7 +72,7 @@ func (b *breaker) probeUntilAnswered(ctx context.Context) {
 		switch {
 		case ctx.Err() != nil:
 			return
-		case err == nil:
+		case err == nil, errors.Is(err, pg.ErrReadOnly): // it can be read
 			b.succeeded()
 			if b.isOpen.Swap(false) {
 				b.log.Info("Postgres answers again")

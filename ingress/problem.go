@@ -10,6 +10,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/labstack/echo/v4"
 
+	"stampede/internal/pg"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"
@@ -243,7 +244,7 @@ func problemOf(err error) *problem {
 		return problemRestockUndecided
 	case errors.Is(err, catalog.ErrRestockWithdrawn):
 		return problemRestockWithdrawn
-	case errors.Is(err, catalog.ErrChangeUnknown):
+	case errors.Is(err, pg.ErrChangeUnknown):
 		return problemSaleChangeUnknown
 	case errors.Is(err, catalog.ErrNotInForce):
 		return problemNotInForce

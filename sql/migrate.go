@@ -72,7 +72,7 @@ func Up(ctx context.Context, databaseURL string) error {
 // UpEach is Up that calls applied with the number of migrations that it has applied so far, and with how many of them
 // were missing at its start; first with 0. It returns the names of those that it has applied.
 func UpEach(ctx context.Context, databaseURL string, applied func(n, missing int)) (names []string, err error) {
-	err = withProvider(databaseURL, func(p *goose.Provider) error {
+	err = withProvider(ctx, databaseURL, func(p *goose.Provider) error {
 		missing, err := missingOf(ctx, p)
 		if err != nil || missing == 0 {
 			return err
@@ -123,7 +123,7 @@ func DownWithData(ctx context.Context, databaseURL string) error {
 }
 
 func down(ctx context.Context, databaseURL string, allow func(context.Context, *stdsql.DB) error) error {
-	return withDatabase(databaseURL, func(db *stdsql.DB, p *goose.Provider) error {
+	return withDatabase(ctx, databaseURL, func(db *stdsql.DB, p *goose.Provider) error {
 		if err := errors.Join(allow(ctx, db), refuseWithDetached(ctx, db)); err != nil {
 			return err
 		}
@@ -171,7 +171,7 @@ func isUndefinedTable(err error) bool {
 // Status returns all migrations of this program, oldest first, and then those that a newer one has applied.
 func Status(ctx context.Context, databaseURL string) ([]Migration, error) {
 	var all []Migration
-	err := withDatabase(databaseURL, func(db *stdsql.DB, p *goose.Provider) error {
+	err := withDatabase(ctx, databaseURL, func(db *stdsql.DB, p *goose.Provider) error {
 		states, err := p.Status(ctx)
 		if err != nil {
 			return fmt.Errorf("migration status: %w", err)
@@ -214,8 +214,8 @@ func newerMigrations(ctx context.Context, db *stdsql.DB, known []Migration) (new
 	return newer, rows.Err()
 }
 
-// Check compares the schema of the database with that of this program. The error wraps ErrNotMigrated or
-// ErrSchemaAhead, or is that of a query.
+// Check compares the schema of the database with that of this program. The error wraps ErrNotMigrated,
+// ErrSchemaAhead or ErrPooler, or is that of a query.
 //
 // Migrations that this program does not know are no error, because processes of two versions run side by
 // side during an upgrade. They only add to the schema, except contracts: those record which migrations a
@@ -225,8 +225,18 @@ func Check(ctx context.Context, pool *pgxpool.Pool) error {
 	return err
 }
 
+// IsUnfit reports whether an error of Check says that this program cannot work with the database, and not only that it
+// did not answer.
+func IsUnfit(err error) bool {
+	return errors.Is(err, ErrNotMigrated) || errors.Is(err, ErrSchemaAhead) || errors.Is(err, ErrPooler)
+}
+
 // Compare is Check. It also returns the migrations that this program does not know, oldest first.
 func Compare(ctx context.Context, pool *pgxpool.Pool) (newer []int64, err error) {
+	err = pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error { return checkPooler(ctx, conn.Conn()) })
+	if err != nil {
+		return nil, err
+	}
 	known, err := versions()
 	if err != nil {
 		return nil, err
@@ -314,17 +324,26 @@ func Fingerprint() (string, error) {
 	return fmt.Sprintf("%x", hash.Sum(nil)[:8]), nil
 }
 
-func withProvider(databaseURL string, do func(*goose.Provider) error) error {
-	return withDatabase(databaseURL, func(_ *stdsql.DB, p *goose.Provider) error { return do(p) })
+func withProvider(ctx context.Context, databaseURL string, do func(*goose.Provider) error) error {
+	return withDatabase(ctx, databaseURL, func(_ *stdsql.DB, p *goose.Provider) error { return do(p) })
 }
 
-func withDatabase(databaseURL string, do func(*stdsql.DB, *goose.Provider) error) (err error) {
+func withDatabase(ctx context.Context, databaseURL string, do func(*stdsql.DB, *goose.Provider) error) (err error) {
 	config, err := pgx.ParseConfig(databaseURL)
 	if databaseURL == "" || err != nil {
 		return ErrDatabaseURL
 	}
+	PrepareSessions(&config.Config, "")
 	db := stdlib.OpenDB(*config)
 	defer func() { err = errors.Join(err, db.Close()) }()
+	conn, err := db.Conn(ctx)
+	if err != nil {
+		return fmt.Errorf("connect to Postgres: %w", err)
+	}
+	err = conn.Raw(func(conn any) error { return checkPooler(ctx, conn.(*stdlib.Conn).Conn()) })
+	if err = errors.Join(err, conn.Close()); err != nil {
+		return err
+	}
 	provider, err := newProvider(db)
 	if err != nil {
 		return fmt.Errorf("read the migrations: %w", err)

@@ -228,6 +228,8 @@ var (
 	PGFindBlockers string
 	//go:embed queries/pg/lock_holder.sql
 	PGLockHolder string
+	//go:embed queries/pg/prepare_session.sql
+	PGPrepareSession string
 	//go:embed queries/pg/try_lock.sql
 	PGTryLock string
 

@@ -13,6 +13,7 @@ import (
 	"stampede/fulfillment/rebuild"
 	"stampede/internal/connect"
 	"stampede/internal/doctor"
+	"stampede/internal/pg"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/sql"
@@ -73,9 +74,9 @@ func (b *backend) rebuilder(
 	})
 }
 
-// ready returns nil if Redis takes writes and Postgres answers.
+// ready returns nil if both servers take writes.
 func (b *backend) ready(ctx context.Context) error {
-	return errors.Join(b.store.Writable(ctx), b.pool.Ping(ctx))
+	return errors.Join(b.store.Writable(ctx), pg.Writable(ctx, b.pool))
 }
 
 // askTimeout bounds the checks of a server before a command starts its work.
@@ -90,7 +91,7 @@ func checkSchema(ctx context.Context, pool *pgxpool.Pool, logger *slog.Logger) e
 	if err == nil && len(newer) > 0 {
 		logger.Info("the schema is that of a newer version, and this one works with it", "migrations", newer)
 	}
-	if err == nil || errors.Is(err, sql.ErrNotMigrated) || errors.Is(err, sql.ErrSchemaAhead) {
+	if err == nil || sql.IsUnfit(err) {
 		return err
 	}
 	logger.Warn("Postgres does not answer, so its schema is unchecked; orders wait in Redis until it answers",

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/connect"
+	"stampede/internal/pg"
 	"stampede/internal/testkit"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
@@ -207,7 +208,7 @@ func TestDoctorComparesMemoryWithUnitsOnSale(t *testing.T) {
 func TestUndecidedErrorsNameIdempotencyKey(t *testing.T) {
 	t.Parallel()
 	for err, repeat := range map[error]bool{
-		reservation.ErrUnavailable: true, catalog.ErrChangeUnknown: true, catalog.ErrRestockUndecided: true,
+		reservation.ErrUnavailable: true, pg.ErrChangeUnknown: true, catalog.ErrRestockUndecided: true,
 		catalog.ErrNotInForce:       true,
 		catalog.ErrRestockWithdrawn: false, reservation.ErrSaleNotFound: false,
 		catalog.ErrIdempotencyKeyReused: false,

@@ -12,6 +12,7 @@ import (
 
 	"stampede/internal/apiclient"
 	"stampede/internal/figure"
+	"stampede/internal/pg"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/sql"
@@ -269,7 +270,7 @@ func (f keyFlag) key() string {
 
 // mayBeDone adds how to repeat the request to an error after which it may still have taken effect.
 func mayBeDone(err error, key string) error {
-	if errors.Is(err, reservation.ErrUnavailable) || errors.Is(err, catalog.ErrChangeUnknown) ||
+	if errors.Is(err, reservation.ErrUnavailable) || errors.Is(err, pg.ErrChangeUnknown) ||
 		errors.Is(err, apiclient.ErrUnknown) {
 		return fmt.Errorf("%w; repeat it with --idempotency-key=%s, or it may be done twice", err, key)
 	}

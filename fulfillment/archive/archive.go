@@ -261,7 +261,7 @@ func (a *Archiver) mark(ctx context.Context, id uuid.UUID, s state, done Archive
 	file := map[string]any{
 		"format": formatVersion, "path": done.Path, "sha256": done.SHA256, "orders": done.Orders, "events": done.Events,
 	}
-	err := pgx.BeginTxFunc(ctx, a.conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+	err := pg.InTransaction(ctx, a.conn, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, sql.CatalogLockSale, id); err != nil {
 			return err
 		}

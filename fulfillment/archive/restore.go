@@ -16,6 +16,7 @@ import (
 
 	"stampede/fulfillment/projection"
 	"stampede/internal/crashpoint"
+	"stampede/internal/pg"
 	"stampede/internal/progress"
 	"stampede/sql"
 )
@@ -55,7 +56,7 @@ func restore(ctx context.Context, pool *pgxpool.Pool, path string) (Restored, er
 	}
 	defer conn.End()
 	id := header.SaleID
-	err = pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+	err = pg.InTransaction(ctx, conn, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		foreign, err := lockArchived(ctx, tx, header, trailer)
 		if err != nil {
 			return err

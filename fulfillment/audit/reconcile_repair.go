@@ -14,6 +14,7 @@ import (
 
 	"stampede/fulfillment/projection"
 	"stampede/fulfillment/rebuild"
+	"stampede/internal/pg"
 	"stampede/internal/retry"
 	"stampede/reservation"
 	"stampede/reservation/order"
@@ -184,7 +185,7 @@ func (r *reconciler) changeOrders(ctx context.Context, sale uuid.UUID, did, quer
 	for i, p := range page {
 		orders[i] = p.OrderID
 	}
-	return pgx.BeginTxFunc(ctx, r.conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+	return pg.InTransaction(ctx, r.conn, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, sql.ReconcileLockOrders, sale, orders); err != nil {
 			return err
 		}

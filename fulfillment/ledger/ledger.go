@@ -197,7 +197,7 @@ func (l *Ledger) recordOn(
 
 // beginRecording sets read committed, whatever the server's default is: find_orders must see what a
 // concurrent transaction committed while record_orders waited for it.
-const beginRecording = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
+const beginRecording = "BEGIN ISOLATION LEVEL READ COMMITTED"
 
 // queueBegin queues the first statements of every transaction.
 func (l *Ledger) queueBegin(batch *pgx.Batch) {

@@ -152,10 +152,13 @@ func (k *knownSales) of(ids []uuid.UUID) (bySale ordersBySale) {
 	return bySale
 }
 
-// Ping returns nil if Postgres answers a query for orders.
+// Ping returns nil if Postgres answers a query for orders and takes writes. The error is pg.ErrReadOnly if it only does
+// the former.
 func (l *Ledger) Ping(ctx context.Context) error {
-	_, err := l.pool.Exec(ctx, sql.LedgerFindOrders, uuid.Nil, []uuid.UUID{})
-	return err
+	if _, err := l.pool.Exec(ctx, sql.LedgerFindOrders, uuid.Nil, []uuid.UUID{}); err != nil {
+		return err
+	}
+	return pg.Writable(ctx, l.pool)
 }
 
 // ReceiptSecret returns the secret with which all ingresses on this database sign receipts by default.

@@ -118,6 +118,7 @@ func (l *Ledger) releaseSome(
 ) (sale uuid.UUID, released int, err error) {
 	var unreached error // why no release of a sale with several shards reached Redis; their next try is noted all the same
 	err = l.inTransaction(ctx, func(tx pgx.Tx) error {
+		released, unreached = 0, nil
 		var sharded bool
 		err := tx.QueryRow(ctx, sql.LedgerReleaseSale, among).Scan(&sale, &sharded)
 		if errors.Is(err, pgx.ErrNoRows) {

@@ -9,7 +9,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
-	"stampede/reservation/catalog"
+	"stampede/internal/pg"
 	"stampede/reservation/order"
 	"stampede/sql"
 )
@@ -86,6 +86,7 @@ type change struct {
 func (l *Ledger) change(ctx context.Context, id uuid.UUID, c change) (next order.Placed, err error) {
 	var changed []order.Order
 	err = l.inTransaction(ctx, func(tx pgx.Tx) error {
+		changed = nil
 		o, overdue, err := l.LockOrder(ctx, tx, id, c.user)
 		if err != nil {
 			return err
@@ -116,7 +117,7 @@ func (l *Ledger) change(ctx context.Context, id uuid.UUID, c change) (next order
 // inTransaction runs f in a transaction, and commits unless f fails. It is read committed, whatever the
 // server's default is: after a wait for a row's lock, f must see what was committed meanwhile.
 func (l *Ledger) inTransaction(ctx context.Context, f func(pgx.Tx) error) error {
-	return catalog.InTransaction(ctx, l.pool, pgx.TxOptions{BeginQuery: beginRecording + "; " + l.limitLocks}, f)
+	return pg.InTransaction(ctx, l.pool, pgx.TxOptions{BeginQuery: beginRecording + "; " + l.limitLocks}, f)
 }
 
 // LockOrder locks and returns the order of the user, or of any user if that is nil, and reports whether its deadline

@@ -279,7 +279,7 @@ func RecountSales(
 	var failed []error
 	for _, id := range wrong {
 		var count Recount
-		err := pgx.BeginTxFunc(ctx, on, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		err := pg.InTransaction(ctx, on, pgx.TxOptions{}, func(tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, sql.CatalogLockSale, id)
 			if err == nil {
 				count, err = recount(ctx, tx, id)

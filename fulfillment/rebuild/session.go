@@ -132,7 +132,7 @@ func (s *lockSession) raiseEpoch(
 	// Some services that speak Postgres' protocol do not tell it. Then it is 0, and decision 31 does not hold there.
 	var timeline int64
 	_ = s.conn.QueryRow(ctx, sql.RebuildTimeline).Scan(&timeline)
-	err := pgx.BeginTxFunc(ctx, s.conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+	err := pg.InTransaction(ctx, s.conn, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		locked, err := tx.Exec(ctx, sql.CatalogLockSale, sale.id)
 		if err != nil {
 			return err

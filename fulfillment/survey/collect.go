@@ -35,7 +35,7 @@ func newDescs() descs {
 		moving: desc("stampede_audit_moving",
 			"1 if units moved during the newest recorded audit, so that what it found may have been on its way, else 0."),
 		postgresUp: prometheus.NewDesc("stampede_postgres_up",
-			"1 if Postgres answered the last look of this worker, else 0. Use min.", nil, nil),
+			"1 if Postgres answered the last look of this worker and takes writes, else 0. Use min.", nil, nil),
 		redisUp: prometheus.NewDesc("stampede_redis_up",
 			"1 if the server of Redis, or master of a cluster, answered the last look of this worker, else 0. Use min by (node).",
 			[]string{"node"}, nil),

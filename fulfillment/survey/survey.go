@@ -3,6 +3,7 @@ package survey
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -14,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/internal/pg"
 	"stampede/internal/redisinfo"
 	"stampede/internal/retry"
 	"stampede/reservation/catalog"
@@ -57,7 +59,7 @@ type Survey struct {
 	shut     seen[int]
 	workers  seen[int]
 	servers  seen[[]redisinfo.Server]
-	// postgresUp is whether Postgres answered the last look.
+	// postgresUp is whether Postgres answered the last look, and takes writes.
 	postgresUp seen[bool]
 }
 
@@ -141,9 +143,12 @@ func (s *Survey) lookInPostgres(ctx context.Context) (pause time.Duration) {
 	if ctx.Err() != nil {
 		return pause
 	}
+	set(s, &s.postgresUp, err == nil, nil, pause)
+	if errors.Is(err, pg.ErrReadOnly) {
+		err = nil // it can be read
+	}
 	s.asking.Note(err)
 	set(s, &s.postgres, found, err, pause)
-	set(s, &s.postgresUp, err == nil, nil, pause)
 	if err != nil {
 		set(s, &s.units, nil, err, pause)
 		set(s, &s.shut, 0, err, pause)
@@ -187,7 +192,11 @@ func set[T any](s *Survey, result *seen[T], value T, err error, pause time.Durat
 
 func (s *Survey) askPostgres(ctx context.Context) (postgresLook, error) {
 	rows, _ := s.config.Pool.Query(ctx, sql.SurveyLook) // its error comes with the row
-	return pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[postgresLook])
+	found, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[postgresLook])
+	if err == nil {
+		err = pg.Writable(ctx, s.config.Pool)
+	}
+	return found, err
 }
 
 func (s *Survey) countUnits(ctx context.Context) ([]saleUnits, error) {

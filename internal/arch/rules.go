@@ -18,12 +18,12 @@ var may = map[string][]string{
 	"reservation": {
 		"lua", "sql", "reservation/order", "internal/crashpoint", "internal/retry", "internal/telemetry", "internal/tracing",
 	},
-	"reservation/catalog": {"lua", "sql", "reservation", "reservation/order", "internal/crashpoint", "internal/retry"},
+	"reservation/catalog": {"lua", "sql", "reservation", "reservation/order", "internal/crashpoint", "internal/pg"},
 	// ingress and fulfillment communicate only through Redis and Postgres, so that each runs without the other.
 	"ingress": {
 		"reservation", "reservation/catalog", "reservation/order", "ingress/apidoc", "internal/accept",
-		"internal/forwarded", "internal/operators", "internal/ratelimit", "internal/retry", "internal/telemetry",
-		"internal/tracing",
+		"internal/forwarded", "internal/operators", "internal/pg", "internal/ratelimit", "internal/retry",
+		"internal/telemetry", "internal/tracing",
 	},
 	"ingress/apidoc":     {},
 	"internal/progress":  {"internal/figure"},
@@ -48,7 +48,7 @@ var may = map[string][]string{
 		"reservation/order",
 	},
 	"fulfillment/survey": {
-		"sql", "reservation", "internal/redisinfo", "internal/retry", "internal/telemetry", "fulfillment/audit",
+		"sql", "reservation", "internal/pg", "internal/redisinfo", "internal/retry", "internal/telemetry", "fulfillment/audit",
 		"reservation/catalog",
 	},
 	"fulfillment/stream": {"lua", "internal/retry", "internal/telemetry", "reservation/order"},
@@ -139,6 +139,7 @@ var may = map[string][]string{
 		"internal/figure",
 		"internal/forwarded",
 		"internal/operators",
+		"internal/pg",
 		"internal/ratelimit",
 		"internal/telemetry",
 		"reservation/catalog",

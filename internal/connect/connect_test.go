@@ -5,11 +5,13 @@ import (
 	"context"
 	"log/slog"
 	"net"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
@@ -115,16 +117,52 @@ func TestPostgresPoolReconnects(t *testing.T) {
 	})
 }
 
+// The pool only reads, so no write of it tells that its server takes none.
+func TestPostgresPoolFollowsServerThatTakesWrites(t *testing.T) {
+	t.Parallel()
+	one, two := testkit.OwnPostgres(t), testkit.OwnPostgres(t)
+	host := func(url string) string { return strings.TrimPrefix(strings.Split(url, "/")[2], "stampede@") }
+	both := strings.Replace(one.URL, host(one.URL), host(one.URL)+","+host(two.URL), 1)
+	pool, err := connect.Postgres(t.Context(), both, 2)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	admin := func(url, statement string) {
+		t.Helper()
+		conn, err := pgx.Connect(t.Context(), url)
+		require.NoError(t, err)
+		for _, s := range []string{statement, "SELECT pg_reload_conf()"} {
+			_, err = conn.Exec(t.Context(), s)
+			require.NoError(t, err)
+		}
+		require.NoError(t, conn.Close(t.Context()))
+	}
+	isOn := func(url string) func() bool {
+		return func() bool {
+			var port int
+			err := pool.QueryRow(t.Context(), "SELECT inet_server_port()").Scan(&port)
+			return err == nil && strings.HasSuffix(host(url), ":"+strconv.Itoa(port))
+		}
+	}
+	testkit.Eventually(t, 30*time.Second, "the pool is on the first server", isOn(one.URL))
+	admin(one.URL, "ALTER SYSTEM SET default_transaction_read_only = on")
+	testkit.Eventually(t, 30*time.Second, "the pool is on the second server", isOn(two.URL))
+	admin(one.URL, "ALTER SYSTEM RESET default_transaction_read_only")
+	admin(two.URL, "ALTER SYSTEM SET default_transaction_read_only = on")
+	testkit.Eventually(t, 30*time.Second, "the pool is on the first server again", isOn(one.URL))
+}
+
 func TestPostgresURLOverridesSettings(t *testing.T) {
 	t.Parallel()
-	for query, want := range map[string][2]string{
-		"": {"stampede work", "10s"},
-		"&application_name=mine&idle_in_transaction_session_timeout=7000": {"mine", "7s"},
+	for query, want := range map[string][3]string{
+		"": {"stampede work", "10s", "UTC"},
+		"&application_name=mine&idle_in_transaction_session_timeout=7000&options=-c%20timezone%3DAsia/Tokyo": {
+			"mine", "7s", "Asia/Tokyo",
+		},
 	} {
 		pool, err := connect.Postgres(t.Context(), testkit.DatabaseURL(t)+query, 3, connect.Service("work"))
 		require.NoError(t, err)
 		t.Cleanup(pool.Close)
-		got := settings(t, pool, "application_name", "idle_in_transaction_session_timeout")
+		got := settings(t, pool, "application_name", "idle_in_transaction_session_timeout", "timezone")
 		require.Equal(t, want[:], got)
 		require.EqualValues(t, 3, pool.Config().MaxConns)
 	}

@@ -6,8 +6,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -20,34 +18,18 @@ import (
 const (
 	postgresDial = 3 * time.Second
 
-	// A session whose client has vanished may hold the lock on the row of a hot sale, which blocks all others. With these
-	// settings a server detects a vanished client within ten seconds: by keepalives while it waits for the client, and by
-	// tcp_user_timeout while an answer is not acknowledged.
+	// The client notices a vanished server as soon as pg/prepare_session.sql has the server notice a vanished client.
 	keepaliveIdle     = 5 * time.Second
 	keepaliveInterval = time.Second
 	keepaliveCount    = 5
-	// idleInTransactionMS, in milliseconds, is when Postgres ends a transaction whose client is idle between two
-	// statements. It does not apply within a batch: fulfillment/blockers.go ends such a session.
-	idleInTransactionMS = "10000"
 
 	// serviceTransactionMS, in milliseconds, bounds a whole transaction of a service in PostgreSQL 17 and
 	// later. A service cancels its own transactions earlier, after ten seconds at most.
 	serviceTransactionMS = "12000"
-	// transactionTimeoutSince is the first major version that has transaction_timeout. An older server refuses
-	// connections with this setting.
-	transactionTimeoutSince = 17
+	// readOnlySessionMax is how long a session with a server that takes no writes is used. The next one may be with
+	// another server: behind the same name, or of several hosts.
+	readOnlySessionMax = time.Second
 )
-
-// sessionSettings apply to all sessions. They end abandoned sessions.
-var sessionSettings = map[string]string{
-	"application_name":                    "stampede",
-	"idle_in_transaction_session_timeout": idleInTransactionMS,
-	"tcp_keepalives_idle":                 seconds(keepaliveIdle),
-	"tcp_keepalives_interval":             seconds(keepaliveInterval),
-	"tcp_keepalives_count":                strconv.Itoa(keepaliveCount),
-	"tcp_user_timeout": strconv.FormatInt((keepaliveIdle +
-		keepaliveCount*keepaliveInterval).Milliseconds(), 10),
-}
 
 // PostgresOption changes the configuration of a pool.
 type PostgresOption func(*pgxpool.Config)
@@ -57,9 +39,7 @@ type PostgresOption func(*pgxpool.Config)
 func Service(name string) PostgresOption {
 	return func(config *pgxpool.Config) {
 		setDefault(config.ConnConfig.RuntimeParams, "application_name", "stampede "+name)
-		if _, given := config.ConnConfig.RuntimeParams["transaction_timeout"]; !given {
-			config.AfterConnect = limitTransactions
-		}
+		sql.PrepareSessions(&config.ConnConfig.Config, serviceTransactionMS)
 	}
 }
 
@@ -70,16 +50,6 @@ func Traced(tracer *tracing.Tracer) PostgresOption {
 			config.ConnConfig.Tracer = tracer.Postgres(sql.NameOf)
 		}
 	}
-}
-
-// limitTransactions sets transaction_timeout if the server has it.
-func limitTransactions(ctx context.Context, conn *pgx.Conn) error {
-	version, _, _ := strings.Cut(conn.PgConn().ParameterStatus("server_version"), ".")
-	if major, err := strconv.Atoi(version); err != nil || major < transactionTimeoutSince {
-		return nil //nolint:nilerr // without a version the setting is left out
-	}
-	_, err := conn.Exec(ctx, "SET transaction_timeout = "+serviceTransactionMS)
-	return err
 }
 
 // Postgres returns a pool of at most maxConns connections, or sql.ErrDatabaseURL. Settings in the URL
@@ -95,17 +65,34 @@ func Postgres(
 	config.MinConns = 0
 	config.ConnConfig.ConnectTimeout = postgresDial
 	config.ConnConfig.DialFunc = dial
+	config.AfterConnect, config.PrepareConn = noteBegin, keep
+	sql.PrepareSessions(&config.ConnConfig.Config, "")
 	for _, option := range options {
 		option(config)
 	}
-	for name, value := range sessionSettings {
-		setDefault(config.ConnConfig.RuntimeParams, name, value)
-	}
+	setDefault(config.ConnConfig.RuntimeParams, "application_name", "stampede")
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return nil, fmt.Errorf("open Postgres: %w", err)
 	}
 	return pool, nil
+}
+
+const beganAt = "stampede.began_at"
+
+func noteBegin(_ context.Context, conn *pgx.Conn) error {
+	conn.PgConn().CustomData()[beganAt] = time.Now()
+	return nil
+}
+
+// keep reports whether the pool goes on with a session. It gives up a session whose server, at its last answer, took no
+// writes. So a pool that only reads also finds the server that took over.
+func keep(_ context.Context, conn *pgx.Conn) (bool, error) {
+	began, _ := conn.PgConn().CustomData()[beganAt].(time.Time)
+	session := conn.PgConn()
+	readOnly := session.ParameterStatus("default_transaction_read_only") == "on" ||
+		session.ParameterStatus("in_hot_standby") == "on"
+	return !readOnly || time.Since(began) < readOnlySessionMax, nil
 }
 
 // dial uses the same keepalives as the server, so that the client detects a vanished server.
@@ -115,8 +102,6 @@ func dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	}}
 	return dialer.DialContext(ctx, network, addr)
 }
-
-func seconds(d time.Duration) string { return strconv.Itoa(int(d / time.Second)) }
 
 func setDefault(params map[string]string, name, value string) {
 	if _, given := params[name]; !given {

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
@@ -143,6 +144,53 @@ func TestTLSAcceptsHostsOfURL(t *testing.T) {
 	}
 	client = open(t, connect.Ingress, cluster.URL)
 	require.ErrorContains(t, client.Get(t.Context(), "a").Err(), "certificate")
+}
+
+func TestPostgresTLSVerifiesHost(t *testing.T) {
+	t.Parallel()
+	certificate, key := selfSigned(t, t.TempDir(), "localhost")
+	own := testkit.OwnPostgres(t)
+	admin, err := pgx.Connect(t.Context(), own.URL)
+	require.NoError(t, err)
+	for _, statement := range []string{
+		"COPY (SELECT) TO PROGRAM 'umask 077; cat > /dev/null; cat " + certificate + " > server.crt; cat " + key + " > server.key'",
+		"ALTER SYSTEM SET ssl = on", "SELECT pg_reload_conf()",
+	} {
+		_, err := admin.Exec(t.Context(), statement)
+		require.NoError(t, err)
+	}
+	require.NoError(t, admin.Close(t.Context()))
+	encrypted := func(host string) (is bool, err error) {
+		url := strings.Replace(own.URL, "sslmode=disable", "sslmode=verify-full&sslrootcert="+certificate, 1)
+		pool, err := connect.Postgres(t.Context(), strings.Replace(url, "127.0.0.1", host, 1), 1)
+		require.NoError(t, err)
+		defer pool.Close()
+		err = pool.QueryRow(t.Context(), "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()").Scan(&is)
+		return is, err
+	}
+	testkit.Eventually(t, 30*time.Second, "the session is encrypted", func() bool {
+		is, err := encrypted("localhost")
+		return err == nil && is
+	})
+	_, err = encrypted("127.0.0.1")
+	require.ErrorContains(t, err, "certificate")
+}
+
+func TestRedisSocket(t *testing.T) {
+	t.Parallel()
+	folder, err := os.MkdirTemp("", "socket") // that of the test is too deep for the path of a socket
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(folder) })
+	require.NoError(t, os.Chmod(folder, 0o777)) //nolint:gosec // the server runs as another user
+	path := filepath.Join(folder, "redis")
+	own, err := localserver.StartRedis(t.Context(), localserver.RedisOptions{
+		Settings: map[string]string{"unixsocket": path, "unixsocketperm": "777"},
+	})
+	require.NoError(t, err)
+	t.Cleanup(own.Stop)
+	for name, newClient := range redisClients {
+		require.Equal(t, name, open(t, newClient, "unix://"+path).ClientGetName(t.Context()).Val())
+	}
 }
 
 // selfSigned writes a certificate for the host, and its key.

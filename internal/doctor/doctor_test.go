@@ -118,6 +118,7 @@ func TestPostgresFindsUnsafeSettings(t *testing.T) {
 	t.Parallel()
 	server, err := localserver.StartPostgres(t.Context(), localserver.PostgresOptions{Settings: map[string]string{
 		"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "statement_timeout": "2s",
+		"lock_timeout": "1s", "default_transaction_read_only": "on", "session_replication_role": "replica",
 	}})
 	require.NoError(t, err)
 	t.Cleanup(server.Stop)
@@ -130,13 +131,15 @@ func TestPostgresFindsUnsafeSettings(t *testing.T) {
 	findings, err := doctor.Postgres(t.Context(), pool)
 	require.NoError(t, err)
 	got := summaries(findings)
-	require.Len(t, got, 6)
+	require.Len(t, got, 9)
 	assert.Equal(t, []string{
+		"unsafe: the server takes no writes: default_transaction_read_only is on (command line)",
+		"unsafe: session_replication_role is replica",
 		"unsafe: fsync is off", "unsafe: full_page_writes is off", "unsafe: synchronous_commit is off",
 		"warning: every role may create objects in the schema of Stampede",
-		"warning: statement_timeout is 2000 ms",
-	}, got[:5])
-	assert.Contains(t, got[5], "stampede migrate up")
+		"warning: statement_timeout is 2000 ms", "warning: lock_timeout is 1000 ms",
+	}, got[:8])
+	assert.Contains(t, got[8], "stampede migrate up")
 }
 
 func TestWriteText(t *testing.T) {

@@ -16,18 +16,26 @@ import (
 // Postgres checks the server behind pool and the schema of its database. It fails only if the server
 // does not answer.
 func Postgres(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
+	unfit := sql.Check(ctx, pool)
+	if errors.Is(unfit, sql.ErrPooler) {
+		return []Finding{{
+			Severity: Unsafe, Server: "postgres", What: "a pooler in transaction or statement mode is in front of it",
+			Why:  "locks, settings and prepared statements last for a session: nothing starts, and nothing is rebuilt",
+			Mend: "pool_mode = session for this database (PgBouncer), or set DATABASE_URL to Postgres itself",
+		}}, nil
+	}
 	p, err := readPostgres(ctx, pool)
 	if err != nil {
 		return nil, fmt.Errorf("read the settings of Postgres: %w", err)
 	}
 	findings := p.findings()
-	if err := sql.Check(ctx, pool); err != nil {
+	if unfit != nil {
 		mend := "stampede migrate up"
-		if errors.Is(err, sql.ErrSchemaAhead) {
+		if errors.Is(unfit, sql.ErrSchemaAhead) {
 			mend = "run the version that is named here"
 		}
 		findings = append(findings, Finding{
-			Severity: Unsafe, Server: "postgres", What: err.Error(),
+			Severity: Unsafe, Server: "postgres", What: unfit.Error(),
 			Why: "ingresses and workers need the schema of their own version, or one that only adds to it", Mend: mend,
 		})
 		return findings, nil //nolint:nilerr // it is a finding
@@ -51,15 +59,17 @@ func Postgres(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 
 type postgresServer struct {
 	settings map[string]string
+	// sources say where a setting comes from: "configuration file", "database", "user".
+	sources  map[string]string
 	recovery bool
 }
 
 func readPostgres(ctx context.Context, pool *pgxpool.Pool) (postgresServer, error) {
-	p := postgresServer{settings: make(map[string]string)}
+	p := postgresServer{settings: make(map[string]string), sources: make(map[string]string)}
 	rows, _ := pool.Query(ctx, sql.DoctorServerSettings) // its error comes with the rows
-	var name, setting string
-	_, err := pgx.ForEachRow(rows, []any{&name, &setting, &p.recovery}, func() error {
-		p.settings[name] = setting
+	var name, setting, source string
+	_, err := pgx.ForEachRow(rows, []any{&name, &setting, &source, &p.recovery}, func() error {
+		p.settings[name], p.sources[name] = setting, source
 		return nil
 	})
 	return p, err
@@ -80,6 +90,16 @@ func (p postgresServer) findings() []Finding {
 	if p.recovery {
 		add(Unsafe, "the server is a standby", "it accepts no writes, so no order is ever confirmed",
 			"set DATABASE_URL to the primary")
+	} else if p.settings["default_transaction_read_only"] == "on" {
+		add(Unsafe, fmt.Sprintf("the server takes no writes: default_transaction_read_only is on (%s)",
+			p.sources["default_transaction_read_only"]),
+			"orders wait in Redis, and payments and cancellations are refused; all goes on by itself when it takes writes again",
+			"find out who set it, and why: a full disk, or a switch-over after which DATABASE_URL has to name another server. "+
+				"Then reset it where it was set: ALTER SYSTEM, ALTER DATABASE or ALTER ROLE … RESET default_transaction_read_only")
+	}
+	if role := p.settings["session_replication_role"]; role != "origin" {
+		add(Unsafe, "session_replication_role is "+role, "triggers and foreign keys do not work",
+			"reset it where it was set: ALTER SYSTEM, ALTER DATABASE or ALTER ROLE … RESET session_replication_role")
 	}
 	for _, s := range []struct{ name, why string }{
 		{"fsync", "a power loss can destroy the database"},
@@ -99,11 +119,12 @@ func (p postgresServer) findings() []Finding {
 			"REVOKE CREATE ON SCHEMA … FROM PUBLIC")
 	}
 	const shortest = 10 * time.Second
-	if ms, err := strconv.Atoi(p.settings["statement_timeout"]); err == nil && ms > 0 &&
-		time.Duration(ms)*time.Millisecond < shortest {
-		add(Warning, fmt.Sprintf("statement_timeout is %d ms", ms),
-			"a batch of orders that waits for a lock or a slow disk is cancelled and starts again",
-			"ALTER ROLE … SET statement_timeout = '30s' for the role of the workers")
+	for _, name := range []string{"statement_timeout", "lock_timeout"} {
+		if ms, err := strconv.Atoi(p.settings[name]); err == nil && ms > 0 && time.Duration(ms)*time.Millisecond < shortest {
+			add(Warning, fmt.Sprintf("%s is %d ms", name, ms),
+				"a batch of orders that waits for a lock or a slow disk is cancelled and starts again",
+				fmt.Sprintf("ALTER ROLE … SET %s = '30s' for the role of the workers", name))
+		}
 	}
 	return all
 }

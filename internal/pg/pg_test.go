@@ -1,10 +1,12 @@
 package pg_test
 
 import (
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/pg"
@@ -122,4 +124,39 @@ func TestTerminateEndsSilentBlocker(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, ended)
 	require.NoError(t, <-got, "the lock is free")
+}
+
+// Both change two rows, in opposite orders, and meet after the first one.
+func TestTransactionsInConflictAreRepeated(t *testing.T) {
+	t.Parallel()
+	for _, isolation := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.Serializable} {
+		pool := testkit.Pool(t)
+		_, err := pool.Exec(t.Context(), "CREATE TABLE counters AS SELECT n, 0 AS count FROM generate_series(1, 2) AS n")
+		require.NoError(t, err)
+		var both, met sync.WaitGroup
+		met.Add(2)
+		for _, order := range [][]int{{1, 2}, {2, 1}} {
+			meet := sync.OnceFunc(func() {
+				met.Done()
+				met.Wait()
+			})
+			both.Go(func() {
+				assert.NoError(t, pg.InTransaction(t.Context(), pool, pgx.TxOptions{IsoLevel: isolation}, func(tx pgx.Tx) error {
+					for _, n := range order {
+						if _, err := tx.Exec(t.Context(), "UPDATE counters SET count = count + 1 WHERE n = $1", n); err != nil {
+							return err
+						}
+						meet()
+					}
+					return nil
+				}))
+			})
+		}
+		both.Wait()
+		var sum int
+		require.NoError(t, pool.QueryRow(t.Context(), "SELECT sum(count) FROM counters").Scan(&sum))
+		require.Equal(t, 4, sum, isolation)
+		_, err = pool.Exec(t.Context(), "DROP TABLE counters")
+		require.NoError(t, err)
+	}
 }

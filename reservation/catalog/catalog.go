@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"stampede/internal/pg"
 	"stampede/reservation"
 	"stampede/reservation/order"
 	"stampede/sql"
@@ -85,7 +86,7 @@ func (c *Catalog) CreateOnce(
 	switch {
 	case errors.Is(err, ErrIdempotencyKeyReused), errors.As(err, &invalid):
 		return CountedSale{}, false, err
-	case errors.Is(err, ErrChangeUnknown):
+	case errors.Is(err, pg.ErrChangeUnknown):
 		return CountedSale{}, false, fmt.Errorf("create sale: %w", err)
 	case err != nil:
 		return CountedSale{}, false, fmt.Errorf("%w: create sale: %w", reservation.ErrUnavailable, err)
@@ -107,7 +108,7 @@ func (c *Catalog) insert(ctx context.Context, t reservation.Terms, idempotencyKe
 		return CountedSale{}, &order.InvalidError{Field: "shards", Reason: fmt.Sprintf(
 			"must be at most the number of partitions, which is %d (STAMPEDE_PARTITIONS)", sale.Partitions)}
 	}
-	err := inOneStatement(ctx, c.pool, []any{&sale.Epoch, &sale.Revision, &sale.CreatedAt},
+	err := pg.InOneStatement(ctx, c.pool, []any{&sale.Epoch, &sale.Revision, &sale.CreatedAt},
 		sql.CatalogInsertSale, sale.ID, t.Name, t.Stock, t.PerOrderLimit,
 		nullTime(t.OpensAt), nullTime(t.ClosesAt), int64(t.PaymentWindow/time.Second), sale.Partitions,
 		nullText(idempotencyKey), sale.Shards, nullText(operatorOf(ctx)))
@@ -189,12 +190,13 @@ type saleChange struct {
 
 // change makes the next revision of a sale in one transaction that excludes other changes of it,
 // and returns it; 0 if next changes nothing. The error is a refusal, or wraps ErrUnavailable or
-// ErrChangeUnknown.
+// pg.ErrChangeUnknown.
 func (c *Catalog) change(
 	ctx context.Context, id uuid.UUID, action, idempotencyKey string,
 	next func(context.Context, pgx.Tx, reservation.Sale) (saleChange, error),
 ) (revision int64, err error) {
-	err = InTransaction(ctx, c.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+	err = pg.InTransaction(ctx, c.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		revision = 0
 		if err := tx.QueryRow(ctx, sql.CatalogLockSale, id).Scan(new(uuid.UUID)); err != nil {
 			return err
 		}
@@ -217,7 +219,7 @@ func (c *Catalog) change(
 	case errors.As(err, &illegal), errors.As(err, &invalid),
 		errors.Is(err, ErrIdempotencyKeyReused), errors.Is(err, errLoweringOpen):
 		return 0, err
-	case errors.Is(err, ErrChangeUnknown):
+	case errors.Is(err, pg.ErrChangeUnknown):
 		return 0, fmt.Errorf("%s sale=%s: %w", action, id, err)
 	case err != nil:
 		return 0, fmt.Errorf("%w: %s sale=%s: %w", reservation.ErrUnavailable, action, id, err)

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"stampede/internal/crashpoint"
+	"stampede/internal/pg"
 	"stampede/lua"
 	"stampede/reservation"
 	"stampede/reservation/order"
@@ -291,7 +292,7 @@ func (c *Catalog) restock(
 func (c *Catalog) finishLowering(
 	ctx context.Context, granted reservation.Sale, wish publishedChange,
 ) (revision int64, err error) {
-	err = pgx.BeginFunc(ctx, c.pool, func(tx pgx.Tx) error {
+	err = pg.InTransaction(ctx, c.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		if err := tx.QueryRow(ctx, sql.CatalogLockSale, granted.ID).Scan(new(uuid.UUID)); err != nil {
 			return err
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"stampede/internal/crashpoint"
+	"stampede/internal/pg"
 	"stampede/lua"
 	"stampede/sql"
 )
@@ -25,7 +26,7 @@ var ErrNotRetired = errors.New("the sale cannot be retired now")
 // that epoch and revision the caller knows that it is over, and that Redis has the same orders as Postgres. After
 // ErrNotInForce a worker publishes the change.
 func (c *Catalog) Retire(ctx context.Context, id uuid.UUID, epoch, revision int64) error {
-	err := InTransaction(ctx, c.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+	err := pg.InTransaction(ctx, c.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		if err := tx.QueryRow(ctx, sql.CatalogLockSale, id).Scan(new(uuid.UUID)); err != nil {
 			return err
 		}

@@ -1,7 +1,9 @@
--- The settings of the server that decide what a crash loses, and whether each role may create objects in the schema of
--- Stampede (public_create); recovery is true for a standby.
-SELECT name, setting, pg_is_in_recovery() AS recovery
+-- The settings of the server that decide whether and how safely it is written to, and where they come from, and whether
+-- each role may create objects in the schema of Stampede (public_create); recovery is true for a standby.
+SELECT name, setting, source, pg_is_in_recovery() AS recovery
 FROM pg_settings
-WHERE name IN ('server_version_num', 'fsync', 'synchronous_commit', 'full_page_writes', 'statement_timeout')
+WHERE name IN ('server_version_num', 'fsync', 'synchronous_commit', 'full_page_writes', 'statement_timeout', 'lock_timeout',
+    'default_transaction_read_only', 'session_replication_role')
 UNION ALL
-SELECT 'public_create', CASE WHEN has_schema_privilege('public', current_schema(), 'CREATE') THEN 'on' ELSE 'off' END, pg_is_in_recovery()
+SELECT 'public_create', CASE WHEN has_schema_privilege('public', current_schema(), 'CREATE') THEN 'on' ELSE 'off' END, '',
+    pg_is_in_recovery()

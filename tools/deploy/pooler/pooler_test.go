@@ -1,0 +1,154 @@
+// Package pooler runs the program through PgBouncer, as Debian installs it: with the settings that a user has to give,
+// and no others.
+package pooler
+
+import (
+	"bytes"
+	"fmt"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"stampede/tools/deploy/program"
+)
+
+func TestMain(m *testing.M) { program.Main(m) }
+
+// start starts PgBouncer in front of a Postgres, and returns the URL of the database behind it.
+func start(t *testing.T, databaseURL, mode string) string {
+	t.Helper()
+	binary, err := exec.LookPath("pgbouncer")
+	if err != nil {
+		t.Fatal("no pgbouncer: `sh tools/setup.sh proxies` installs it")
+	}
+	u, err := url.Parse(databaseURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := program.FreePort(t)
+	settings := fmt.Sprintf(`[databases]
+%s = host=%s port=%s user=%s
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = %s
+unix_socket_dir =
+auth_type = any
+%s`, strings.TrimPrefix(u.Path, "/"), u.Hostname(), u.Port(), u.User.Username(), port, mode)
+	file := filepath.Join(t.TempDir(), "pgbouncer.ini")
+	if err := os.WriteFile(file, []byte(settings), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	args := []string{file}
+	if os.Geteuid() == 0 { // which PgBouncer refuses
+		args = append([]string{"--user=postgres"}, args...)
+	}
+	var log bytes.Buffer
+	pooler := exec.Command(binary, args...)
+	pooler.Stderr = &log
+	if err := pooler.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = pooler.Process.Signal(syscall.SIGTERM)
+		_ = pooler.Wait()
+		if t.Failed() {
+			t.Log(log.String())
+		}
+	})
+	u.Host = "127.0.0.1:" + port
+	return u.String()
+}
+
+// servers are those of the program, with a database that only a pooler's clients use.
+func servers(t *testing.T) (s program.Servers) {
+	t.Helper()
+	s = program.Start(t)
+	for _, server := range []struct {
+		url  *string
+		path string
+	}{{&s.RedisURL, "/1"}, {&s.DatabaseURL, "/pooled"}} {
+		u, err := url.Parse(*server.url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if u.Scheme == "postgres" {
+			if out, err := exec.Command("psql", u.String(), "-c", "CREATE DATABASE pooled").CombinedOutput(); err != nil {
+				t.Fatalf("psql: %v: %s", err, out)
+			}
+		}
+		u.Path = server.path
+		*server.url = u.String()
+	}
+	return s
+}
+
+func environment(servers program.Servers, databaseURL, port string) []string {
+	return []string{
+		"REDIS_URL=" + servers.RedisURL, "DATABASE_URL=" + databaseURL, "STAMPEDE_METRICS_ADDR=127.0.0.1:" + port,
+		"STAMPEDE_HTTP_ADDR=127.0.0.1:0", "STAMPEDE_AUTH=header", "STAMPEDE_ADMIN_TOKEN=operator", "STAMPEDE_STOP_DELAY=0s",
+	}
+}
+
+// The crowd buys through an ingress, a worker writes its orders, and the audit looks at them, all in session mode.
+func TestSessionModeWorks(t *testing.T) {
+	servers := servers(t)
+	databaseURL := start(t, servers.DatabaseURL, "")
+	run := func(env []string, command ...string) {
+		t.Helper()
+		p := program.Run(t, command, append(env, environment(servers, databaseURL, "0")...))
+		if err := p.Wait(); err != nil {
+			t.Fatalf("%v: %v\n%s", command, err, p.Output())
+		}
+	}
+	answers(t, environment(servers, databaseURL, "0"))
+	run(nil, "migrate", "up")
+	port := program.FreePort(t)
+	worker := program.Run(t, []string{"work"}, environment(servers, databaseURL, port))
+	worker.Answer("http://127.0.0.1:"+port+"/readyz", http.StatusOK)
+	ingress := program.Run(t, []string{"serve"}, environment(servers, databaseURL, program.FreePort(t)))
+	addr := ingress.WaitFor(regexp.MustCompile(`ingress listens" addr=(\S+)`))[1]
+	load := []string{"STAMPEDE_LOAD_URL=http://" + addr, "STAMPEDE_LOAD_OVER=2s"}
+	run(load, "load", "--buyers=500", "--stock=200")
+	run([]string{"STAMPEDE_YES=true"}, "projections", "rebuild")
+	run([]string{"STAMPEDE_YES=true"}, "rebuild")
+	run(nil, "audit", "--wait=60s")
+	run(nil, "doctor")
+}
+
+// answers waits until the pooler answers: doctor ends with 3 until then.
+func answers(t *testing.T, env []string) {
+	t.Helper()
+	for deadline := time.Now().Add(2 * time.Minute); ; {
+		p := program.Run(t, []string{"doctor"}, env)
+		if err := p.Wait(); err == nil || !strings.Contains(p.Output(), "connection refused") {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(p.Output())
+		}
+	}
+}
+
+// In the other modes nothing starts, and doctor says why.
+func TestOtherModesAreNamed(t *testing.T) {
+	servers := servers(t)
+	for _, mode := range []string{"transaction", "statement"} {
+		env := environment(servers, start(t, servers.DatabaseURL, "pool_mode = "+mode), program.FreePort(t))
+		answers(t, env)
+		for _, command := range [][]string{
+			{"doctor"}, {"migrate", "up"}, {"work"}, {"serve"}, {"relay", "run"}, {"dashboard"}, {"rebuild", "--yes"},
+		} {
+			p := program.Run(t, command, env)
+			if err := p.Wait(); err == nil || !strings.Contains(p.Output(), "a pooler in transaction or statement mode") {
+				t.Errorf("%s: %v: %v\n%s", mode, command, err, p.Output())
+			}
+		}
+	}
+}
