@@ -244,7 +244,7 @@ func TestProxiesDoNotGuessOutcome(t *testing.T) {
 	_ = made.Body.Close()
 	orders := made.Header.Get("Location") + "/orders"
 
-	large := strings.Repeat(" ", 1<<20)
+	large := strings.Repeat("x", 1<<20)
 	for _, proxy := range []struct {
 		name   string
 		args   []string
