@@ -19,6 +19,7 @@ import (
 	"stampede/internal/figure"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
+	"stampede/reservation/order"
 )
 
 const (
@@ -281,17 +282,19 @@ func termsOf(r *http.Request) (t reservation.Terms, err error) {
 			return time.Time{}
 		}
 		for _, layout := range []string{"2006-01-02T15:04", "2006-01-02T15:04:05", time.RFC3339} {
-			if t, e := time.Parse(layout, text); e == nil {
+			if t, e := time.Parse(layout, text); e == nil && !t.IsZero() { // which would stand for none
 				return t
 			}
 		}
 		err = &refusal{fmt.Sprintf("%q is not a time.", text), "Nothing was done. Times are in UTC, such as 2026-11-27T09:00."}
 		return time.Time{}
 	}
+	// A product that overflows could be in bounds.
+	window := min(max(number("window"), -1), int64(order.MaxPaymentWindow/time.Minute)+1)
 	t = reservation.Terms{
 		Name: strings.TrimSpace(r.PostForm.Get("name")), Stock: number("stock"), PerOrderLimit: number("limit"),
 		OpensAt: at("opens"), ClosesAt: at("closes"),
-		PaymentWindow: time.Duration(number("window")) * time.Minute, Shards: int(number("shards")),
+		PaymentWindow: time.Duration(window) * time.Minute, Shards: int(number("shards")),
 	}
 	return t, err
 }

@@ -39,8 +39,8 @@ func (s *Server) streamOrder(c echo.Context) error {
 	s.waiters.setSeen(w, o.Version)
 	seen := lastEventID(c.Request().Header)
 	switch {
-	case seen > order.LastVersion():
-		seen = 0 // not an id of ours
+	case seen > o.Version && (!o.mayBeBehind || seen > order.LastVersion()):
+		seen = 0 // no event has this id
 	case seen >= o.Version && o.Ended():
 		// After this answer, and no other, browsers stop reconnecting.
 		c.Response().Header()["Cache-Control"] = noStore

@@ -76,7 +76,7 @@ func TestOrderStreamResumesAfterLastEventID(t *testing.T) {
 	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
 	path, _ := s.confirm(sale, "ada")
 	since := func(id string) reqHeader { return reqHeader{"Last-Event-ID", id} }
-	for _, id := range []string{"1", "0", "-5", "99", "x"} {
+	for _, id := range []string{"1", "0", "-5", "3", "4", "99", "x"} {
 		s.watch(path+"/events", as("ada"), since(id)).receivesStatus(order.StatusConfirmed, 2)
 	}
 	w := s.watch(path+"/events", as("ada"), since("2"))

@@ -28,19 +28,20 @@ func (s *Server) createSale(c echo.Context) error {
 		return err
 	}
 	body := struct {
-		Name                 string    `json:"name"`
-		Stock                int64     `json:"stock"`
-		PerOrderLimit        *int64    `json:"per_order_limit"`
-		OpensAt              time.Time `json:"opens_at"`
-		ClosesAt             time.Time `json:"closes_at"`
-		PaymentWindowSeconds int64     `json:"payment_window_seconds"`
-		Shards               *int      `json:"shards"`
+		Name                 string     `json:"name"`
+		Stock                int64      `json:"stock"`
+		PerOrderLimit        *int64     `json:"per_order_limit"`
+		OpensAt              *time.Time `json:"opens_at"`
+		ClosesAt             *time.Time `json:"closes_at"`
+		PaymentWindowSeconds int64      `json:"payment_window_seconds"`
+		Shards               *int       `json:"shards"`
 	}{}
 	if err := readObject(c.Request(), &body); err != nil {
 		return err
 	}
 	terms := reservation.Terms{
-		Name: body.Name, Stock: body.Stock, PerOrderLimit: 1, OpensAt: body.OpensAt, ClosesAt: body.ClosesAt,
+		Name: body.Name, Stock: body.Stock, PerOrderLimit: 1,
+		OpensAt: givenTime(body.OpensAt), ClosesAt: givenTime(body.ClosesAt),
 		PaymentWindow: boundedSeconds(body.PaymentWindowSeconds),
 	}
 	if body.PerOrderLimit != nil {
@@ -64,6 +65,17 @@ func (s *Server) createSale(c echo.Context) error {
 	s.metrics.sales.add(sale.ID)
 	c.Response().Header()["Location"] = []string{"/v1/sales/" + sale.ID.String()}
 	return writeJSON(c, http.StatusCreated, sale)
+}
+
+// givenTime returns the zero time for none only: the first instant of the year 1 becomes another one, out of bounds too.
+func givenTime(t *time.Time) time.Time {
+	switch {
+	case t == nil:
+		return time.Time{}
+	case t.IsZero():
+		return t.Add(1)
+	}
+	return *t
 }
 
 // boundedSeconds returns n seconds, or a duration that is out of bounds if n is: the product could overflow.

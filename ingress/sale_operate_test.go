@@ -82,6 +82,11 @@ func TestCreateSaleRejectsInvalidTerms(t *testing.T) {
 
 		`{"name":"x","stock":1,"opens_at":"2030-01-01T00:00:00Z","closes_at":"2030-01-01T00:00:00Z"}`: "closes_at",
 
+		`{"name":"x","stock":1,"opens_at":"0001-01-01T00:00:00Z"}`:             "opens_at",
+		`{"name":"x","stock":1,"closes_at":"0001-01-01T00:00:00Z"}`:            "closes_at",
+		`{"name":"x","stock":1,"opens_at":"1970-01-01T00:00:00Z"}`:             "opens_at",
+		`{"name":"x","stock":1,"opens_at":"9999-12-31T23:59:59-01:00"}`:        "opens_at",
+		`{"name":"\u200b \u3164","stock":1}`:                                   "name",
 		`{"name":"x","stock":1,"payment_window_seconds":-1}`:                   "payment_window_seconds",
 		`{"name":"x","stock":1,"payment_window_seconds":9223372036854775807}`:  "payment_window_seconds",
 		`{"name":"x","stock":1,"payment_window_seconds":-9223372036854775808}`: "payment_window_seconds",

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"time"
-	"unicode/utf8"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgtype/zeronull"
@@ -54,15 +53,12 @@ type Terms struct {
 	Shards int
 }
 
-// Validate returns an *InvalidError for the first invalid term.
+// Validate returns an *InvalidError for the first invalid term. sql/queries/audit/terms.sql has the same bounds.
 func (t Terms) Validate() error {
+	if err := order.ValidateText("name", t.Name, order.MaxNameRunes); err != nil {
+		return err
+	}
 	switch {
-	case t.Name == "" || utf8.RuneCountInString(t.Name) > order.MaxNameRunes || !utf8.ValidString(t.Name):
-		return &order.InvalidError{
-			Field: "name", Reason: fmt.Sprintf("must be 1 to %d characters of UTF-8", order.MaxNameRunes),
-		}
-	case hasControl(t.Name):
-		return &order.InvalidError{Field: "name", Reason: "must not contain control characters"}
 	case t.Stock < 1 || t.Stock > order.MaxStock:
 		return &order.InvalidError{Field: "stock", Reason: fmt.Sprintf("must be a whole number from 1 to %d", order.MaxStock)}
 	case t.PerOrderLimit < 1 || t.PerOrderLimit > order.MaxPerOrder:
@@ -165,13 +161,4 @@ func (s Sale) StateAt(now time.Time) State {
 		return StateScheduled
 	}
 	return s.State
-}
-
-func hasControl(s string) bool {
-	for _, r := range s {
-		if r < ' ' || r == 0x7f {
-			return true
-		}
-	}
-	return false
 }

@@ -2,12 +2,13 @@
 # Makes sure that Redis and Postgres can be started here, for development, demo and tests. Installs what is
 # missing with apt if allowed (root, or sudo without a password). Otherwise it prints what to install and fails.
 # Servers that REDIS_URL and DATABASE_URL name need no packages. "setup.sh chromium" does the same for Chromium, which
-# only the tests of the dashboard and of examples/shop need.
+# only the tests of the dashboard and of examples/shop need, and "setup.sh proxies" for HAProxy, nginx and PgBouncer,
+# which only those of deploy need.
 set -eu
 
-# have_redis and have_postgres search where internal/localserver does.
-have_redis() {
-	for name in redis-server valkey-server; do
+# have searches for one of the programs. It and have_postgres search where internal/localserver does.
+have() {
+	for name in "$@"; do
 		command -v "$name" >/dev/null && return
 		for folder in /usr/bin /usr/local/bin /usr/sbin /opt/homebrew/bin; do
 			[ ! -x "$folder/$name" ] || return 0
@@ -29,32 +30,31 @@ have_postgres() {
 # have_promtool: tests check metrics and alerts with it, and run the server of the same package.
 have_promtool() { command -v promtool >/dev/null && command -v prometheus >/dev/null; }
 
-have_chromium() {
-	for name in chromium chromium-browser google-chrome google-chrome-stable; do
-		command -v "$name" >/dev/null && return
-	done
-	return 1
-}
-
 wanted=${1:-servers}
 
 # missing prints the required packages that are not installed.
 missing() {
-	if [ "$wanted" = chromium ]; then
-		have_chromium || echo chromium
-		return
-	fi
-	[ -n "${REDIS_URL:-}" ] || have_redis || echo redis-server
-	[ -n "${DATABASE_URL:-}" ] || have_postgres || echo postgresql
+	case $wanted in
+	chromium) have chromium chromium-browser google-chrome google-chrome-stable || echo chromium ;;
+	proxies)
+		have haproxy || echo haproxy
+		have nginx || echo nginx
+		have pgbouncer || echo pgbouncer
+		;;
+	*)
+		[ -n "${REDIS_URL:-}" ] || have redis-server valkey-server || echo redis-server
+		[ -n "${DATABASE_URL:-}" ] || have_postgres || echo postgresql
+		;;
+	esac
 }
 
 fail() {
-	if [ "$wanted" = chromium ]; then
+	if [ "$wanted" != servers ]; then
 		cat >&2 <<-MESSAGE
 			setup: $1
-			The tests of the dashboard and of examples/shop need Chromium. Do one of these:
-			  Debian (as root):  apt-get update && apt-get install -y --no-install-recommends chromium
-			  elsewhere:         install Chromium or Google Chrome, and put it into PATH
+			Some tests need more programs. Missing: $packages. Do one of these:
+			  Debian (as root):  apt-get update && apt-get install -y --no-install-recommends $packages
+			  elsewhere:         install them (Google Chrome does for Chromium), and put them into PATH
 		MESSAGE
 		exit 1
 	fi
@@ -69,9 +69,9 @@ fail() {
 }
 
 case $wanted in
-servers | chromium) ;;
+servers | chromium | proxies) ;;
 *)
-	echo "setup: unknown argument $wanted; the only one is chromium" >&2
+	echo "setup: unknown argument $wanted; want chromium or proxies" >&2
 	exit 2
 	;;
 esac

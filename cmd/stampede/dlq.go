@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -13,6 +12,7 @@ import (
 
 	"stampede/fulfillment/deadletter"
 	"stampede/internal/figure"
+	"stampede/reservation/order"
 	"stampede/sql"
 )
 
@@ -75,7 +75,7 @@ func (c *dlqListCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) e
 		_, _ = fmt.Fprintln(t, "ID\tSTATUS\tPARKED\tDELIVERIES\tREPLAYS\tSTREAM\tENTRY\tORDER\tREASON") // Flush returns the error
 		for _, l := range letters {
 			_, _ = fmt.Fprintf(t, "%d\t%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\n", l.ID, l.Status, orDash(l.CreatedAt),
-				l.Entry.Deliveries, l.Replays, l.Entry.Stream, l.Entry.ID, orderOf(l), printable(l.Reason))
+				l.Entry.Deliveries, l.Replays, printable(l.Entry.Stream), printable(l.Entry.ID), orderOf(l), printable(l.Reason))
 		}
 		return t.Flush()
 	})
@@ -109,9 +109,9 @@ func (c *dlqShowCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) e
 			{"changed", orDash(l.UpdatedAt)},
 			{"deliveries", fmt.Sprint(l.Entry.Deliveries)},
 			{"replays", fmt.Sprint(l.Replays)},
-			{"replayed as", l.ReplayedAs},
-			{"stream", l.Entry.Stream},
-			{"entry", l.Entry.ID},
+			{"replayed as", printable(l.ReplayedAs)},
+			{"stream", printable(l.Entry.Stream)},
+			{"entry", printable(l.Entry.ID)},
 			{"order", orderOf(l)},
 		} {
 			_, _ = fmt.Fprintf(t, "%s\t%s\n", row[0], row[1])
@@ -167,8 +167,8 @@ type dlqDiscardCmd struct {
 
 // Validate is called by kong.
 func (c *dlqDiscardCmd) Validate() error {
-	if strings.TrimSpace(c.Reason) == "" {
-		return usagef("--reason is empty, want why the dead letter is discarded")
+	if err := order.ValidateReason(c.Reason); err != nil {
+		return usagef("--reason is not why the dead letter is discarded: %v", err)
 	}
 	return nil
 }
@@ -262,5 +262,5 @@ func writeLettersJSON(w io.Writer, letters []deadletter.Letter) error {
 	return nil
 }
 
-// printable makes text from a stream, which may hold any bytes, safe for a terminal.
+// printable makes what others wrote safe for a terminal: it may have any bytes.
 func printable(text string) string { return figure.Printable(text) }

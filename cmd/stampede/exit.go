@@ -6,6 +6,7 @@ import (
 	"io"
 	"io/fs"
 	"net"
+	"strings"
 
 	"github.com/alecthomas/kong"
 
@@ -115,15 +116,24 @@ func reportError(stderr io.Writer, err error) int {
 		return exitFailed
 	case errors.As(err, &usage), errors.As(err, &invalid),
 		errors.Is(err, connect.ErrRedisURL), errors.Is(err, sql.ErrDatabaseURL), errors.Is(err, operators.ErrFile):
-		_, _ = fmt.Fprintln(stderr, "stampede:", err)
+		say(stderr, err)
 		return exitUsage
 	case errors.Is(err, errUnchecked):
 		return exitUnknown
 	case errors.As(err, &unknown):
-		_, _ = fmt.Fprintln(stderr, "stampede:", err)
+		say(stderr, err)
 		return exitUnknown
 	default:
-		_, _ = fmt.Fprintln(stderr, "stampede:", err)
+		say(stderr, err)
 		return exitFailed
 	}
+}
+
+// say prints an error, which may quote what others wrote.
+func say(stderr io.Writer, err error) {
+	lines := strings.Split(err.Error(), "\n")
+	for i := range lines {
+		lines[i] = printable(lines[i])
+	}
+	_, _ = fmt.Fprintln(stderr, "stampede:", strings.Join(lines, "\n"))
 }

@@ -49,6 +49,51 @@ func TestEachCommandTakesOutput(t *testing.T) {
 	}
 }
 
+// What others wrote controls and reorders nothing on an operator's terminal, whichever command shows it.
+func TestNoCommandPrintsMisleadingText(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	sale, orders := s.recorded("ann")
+	const hostile = "\u202eevil\u2066\u200b\u009b"
+	for _, forge := range []string{
+		"UPDATE sales SET name = $1",
+		"UPDATE sale_events SET operator = $1, data = jsonb_build_object('reason', $1::text, 'list', ARRAY[$1, $1, $1, $1], 'of', jsonb_build_object('x', $1))",
+		"UPDATE orders SET user_id = $1, payment_reference = $1",
+		"UPDATE order_events SET data = jsonb_build_object('reason', $1::text, 'operator', $1::text, 'by', ARRAY[$1])",
+		`INSERT INTO dead_letters (stream, entry_id, fields, deliveries, reason, resolution, operator)
+			VALUES ($1, $1, jsonb_build_array($1::text, $1::text), 1, $1, $1, $1)`,
+		`INSERT INTO relay_targets (name, url, state, position, last_error) VALUES ('t', 'https://shop.example/' || $1, 'paused', 0, $1)`,
+	} {
+		_, err := s.pool.Exec(t.Context(), forge, hostile)
+		require.NoError(t, err, forge)
+	}
+	var letter string
+	require.NoError(t, s.pool.QueryRow(t.Context(), "SELECT id::text FROM dead_letters").Scan(&letter))
+	id, order := sale.String(), orders["ann"].String()
+	for _, command := range [][]string{
+		{"sale", "list"},
+		{"sale", "show", id},
+		{"sale", "pause", id},
+		{"sale", "history", id},
+		{"sale", "end", id},
+		{"order", "list", "--sale", id},
+		{"order", "show", order},
+		{"order", "cancel", order, "--reason=r"},
+		{"dlq", "list"},
+		{"dlq", "show", letter},
+		{"dlq", "discard", letter, "--reason=" + hostile},
+		{"relay", "list"},
+		{"relay", "remove", "t"},
+		{"audit"},
+		{"reconcile", "--explain"},
+		{"top", "--once"},
+	} {
+		_, output := s.run(command...)
+		require.NotEmpty(t, output, command)
+		require.NotRegexp(t, `[^\P{C}\n\t]`, output, "%v", command)
+	}
+}
+
 // leaves are all commands of the program.
 func leaves(t *testing.T) []*kong.Node {
 	t.Helper()

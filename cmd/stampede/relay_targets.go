@@ -181,7 +181,7 @@ func (c *relayListCmd) Run(ctx context.Context, s *streams) error {
 			one := &all[i]
 			_, _ = fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%s\t%d\t%s\t%s\t%s\n", one.Name, one.State, one.Position, one.Lag(),
 				one.Waiting(now).Round(time.Second), one.Failures, orDash(time.Time(one.RetryAt)),
-				textOrDash(one.LastError), target.Redacted(one.URL))
+				textOrDash(one.LastError), printable(target.Redacted(one.URL)))
 		}
 		return t.Flush()
 	})
@@ -191,7 +191,7 @@ func textOrDash(text string) string {
 	if text == "" {
 		return "-"
 	}
-	return figure.Printable(text)
+	return printable(text)
 }
 
 func writeTargetsJSON(w io.Writer, all []target.Standing) error {

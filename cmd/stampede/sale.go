@@ -135,7 +135,7 @@ func (m *moment) UnmarshalText(text []byte) error {
 		return nil
 	}
 	t, err := time.Parse(time.RFC3339, string(text))
-	if err != nil {
+	if err != nil || t.IsZero() { // which would stand for none
 		return usagef("%q is not a time: want one like 2026-11-27T09:00:00Z, or +5m for five minutes from now", text)
 	}
 	m.Time = t
@@ -231,7 +231,7 @@ func (c *saleEndCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) e
 	return c.withOne(ctx, s, logger, func(ctx context.Context, sales saleStore) (catalog.CountedSale, error) {
 		err := c.confirm(ctx, s, func() (string, error) {
 			sale, err := sales.Show(ctx, c.Sale)
-			return fmt.Sprintf("The sale %q ends: of %s units %s are sold, %s held, %s unsold.", printable(sale.Name),
+			return fmt.Sprintf("The sale %q ends: of %s units %s are sold, %s held, %s unsold.", sale.Name,
 				figure.Count(sale.Stock), figure.Count(sale.Sold), figure.Count(sale.Held), figure.Count(sale.Available)), err
 		})
 		if err != nil {

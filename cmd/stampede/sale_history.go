@@ -62,7 +62,7 @@ func details(data []byte) string {
 	}
 	var texts []string
 	for _, name := range slices.Sorted(maps.Keys(members)) {
-		value := string(members[name])
+		value := printable(string(members[name]))
 		var text string
 		var list []json.RawMessage
 		switch {
@@ -82,5 +82,5 @@ func details(data []byte) string {
 // beginning returns the first members of a long list.
 func beginning(list []json.RawMessage) string {
 	first, _ := json.Marshal(list[:listedMax]) // they were JSON
-	return fmt.Sprintf("%s… (%s in all)", strings.TrimSuffix(string(first), "]"), figure.Count(int64(len(list))))
+	return fmt.Sprintf("%s… (%s in all)", printable(strings.TrimSuffix(string(first), "]")), figure.Count(int64(len(list))))
 }

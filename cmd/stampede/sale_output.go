@@ -24,7 +24,7 @@ func writeSalesText(w io.Writer, sales []catalog.CountedSale) error {
 	_, _ = fmt.Fprintln(t, "ID\tSTATE\tSTOCK\tAVAILABLE\tHELD\tSOLD\tOPENS\tCLOSES\tNAME") // Flush returns the error
 	for _, s := range sales {
 		_, _ = fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%d\t%d\t%s\t%s\t%s\n",
-			s.ID, s.State, s.Stock, s.Available, s.Held, s.Sold, orDash(s.OpensAt), orDash(s.ClosesAt), s.Name)
+			s.ID, s.State, s.Stock, s.Available, s.Held, s.Sold, orDash(s.OpensAt), orDash(s.ClosesAt), printable(s.Name))
 	}
 	return t.Flush()
 }

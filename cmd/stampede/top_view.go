@@ -168,7 +168,7 @@ func (v topView) troubles(s *fleet.Snapshot) (lines []topLine) {
 			what = "sale " + r.Sale.String()
 		}
 		l.add(yellow, "REBUILD")
-		l.add(plain, " %s (%s) for %s: %s, %d of %d sales", what, safe(r.Reason), ago(s.At, r.Since), safe(r.Step),
+		l.add(plain, " %s (%s) for %s: %s, %d of %d sales", what, printable(r.Reason), ago(s.At, r.Since), printable(r.Step),
 			r.SalesDone, r.SalesTotal)
 		lines = append(lines, l)
 	}
@@ -180,7 +180,7 @@ func (v topView) troubles(s *fleet.Snapshot) (lines []topLine) {
 		var l topLine
 		l.add(how, "%s", word)
 		l.add(dim, " %4s ", ago(s.At, t.Since))
-		text := safe(t.Text)
+		text := printable(t.Text)
 		if runbook := "  runbook.md#" + t.Runbook; v.width >= widthOf(text)+widthOf(runbook)+10 {
 			l.add(plain, "%s", text)
 			l.add(dim, "%s", runbook)
@@ -243,7 +243,7 @@ func (v topView) sales(s *fleet.Snapshot) []topLine {
 		if sale.Shut != "" {
 			state, how = "SHUT", red
 		}
-		l.add(plain, "%s  ", padded(safe(sale.Name), name))
+		l.add(plain, "%s  ", padded(printable(sale.Name), name))
 		l.add(how, "%-9s ", state)
 		units := []any{"?", "?", "?"}
 		if sale.UnitsKnown {
@@ -302,12 +302,12 @@ func (v topView) processes(s *fleet.Snapshot) []topLine {
 	for i := range s.Processes {
 		p := &s.Processes[i]
 		var l topLine
-		target := strings.TrimSuffix(strings.TrimPrefix(safe(p.Target), "http://"), "/metrics")
+		target := strings.TrimSuffix(strings.TrimPrefix(printable(p.Target), "http://"), "/metrics")
 		l.add(plain, "%s  ", padded(target, name))
 		if !p.Up {
 			l.add(red, "%s gone %s", p.Kind, ago(s.At, p.Since))
 			if p.Error != "" {
-				l.add(plain, ": %s", safe(p.Error))
+				l.add(plain, ": %s", printable(p.Error))
 			}
 			lines = append(lines, l)
 			continue
@@ -385,17 +385,6 @@ func ago(now, then time.Time) string {
 		return fmt.Sprintf("%dh", int(d.Hours()))
 	}
 	return fmt.Sprintf("%dd", int(d.Hours()/24))
-}
-
-// safe makes an untrusted text safe for a terminal: without control characters, and without those that reorder or hide
-// others.
-func safe(text string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.In(r, unicode.Cf, unicode.Zl, unicode.Zp, unicode.Co) {
-			return '\uFFFD'
-		}
-		return r
-	}, figure.Printable(text))
 }
 
 // widthOf is how many places a text takes.

@@ -8,12 +8,13 @@ import (
 	"math"
 	"slices"
 	"strings"
-	"unicode"
 
 	"github.com/google/uuid"
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+
+	"stampede/internal/figure"
 )
 
 // The metrics that are read. All others are skipped before they are parsed, which makes a round several times cheaper.
@@ -350,7 +351,7 @@ func shortened(text string, runesMax int) string {
 		text = string(runes[:runesMax]) + "…"
 	}
 	return strings.Map(func(r rune) rune {
-		if unicode.In(r, unicode.Cc, unicode.Zl, unicode.Zp, unicode.Bidi_Control) { // the last reorder what is behind them
+		if figure.Misleads(r) {
 			return ' '
 		}
 		return r

@@ -134,14 +134,15 @@ var refunded = []string{
 // pay marks the order as paid. A slug says why it never will be; an error, that nobody knows yet.
 func (p *payments) pay(ctx context.Context, paid payment) (slug string, err error) {
 	var answer struct {
-		Type string `json:"type"` // of a problem
+		Type   string `json:"type"`   // of a problem
+		Status any    `json:"status"` // of the order, or a problem's number
 	}
 	status, err := p.call(ctx, paid.user, http.MethodPost, paid.OrderID+"/pay", map[string]string{"reference": paid.ID},
 		&answer)
 	switch slug = strings.TrimPrefix(answer.Type, "/problems/"); {
 	case err != nil:
 		return "", err
-	case status == http.StatusOK:
+	case status == http.StatusOK && answer.Status == "paid":
 		return "", nil
 	case slices.Contains(refunded, slug):
 		return slug, nil
@@ -177,7 +178,7 @@ func (p *payments) call(ctx context.Context, user, method, path string, body, in
 	}
 	defer func() { _ = answer.Body.Close() }()
 	if !strings.Contains(answer.Header.Get("Content-Type"), "json") {
-		return answer.StatusCode, nil // from a proxy
+		return 0, fmt.Errorf("HTTP %d from a proxy: the outcome is unknown", answer.StatusCode)
 	}
 	return answer.StatusCode, json.NewDecoder(answer.Body).Decode(into)
 }

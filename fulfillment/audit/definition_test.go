@@ -6,7 +6,9 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
 
 	"stampede/fulfillment/audit"
 	"stampede/internal/testkit"
@@ -14,6 +16,7 @@ import (
 	"stampede/internal/testwork"
 	"stampede/reservation"
 	"stampede/reservation/order"
+	"stampede/sql"
 )
 
 // termed opens a sale in which no term has a default value, with 2 orders.
@@ -56,6 +59,77 @@ func TestAuditReportsEachWrongTermInRedis(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Terms that a sale is created with are right for Redis and for the audit, and the audit names all others, however they
+// came into Postgres.
+func TestBoundsOfTermsAgree(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t, testkit.Pool(t))
+	around := func(bounds ...int64) *rapid.Generator[int64] {
+		return rapid.Custom(func(t *rapid.T) int64 {
+			return rapid.SampledFrom(bounds).Draw(t, "bound") + rapid.Int64Range(-1, 1).Draw(t, "off")
+		})
+	}
+	micros := around(0, 1_000, 999_999, time.Now().Add(time.Hour).UnixMicro(), 253402214400_000_000, 253402300800_000_000)
+	moment := rapid.Custom(func(t *rapid.T) time.Time {
+		if rapid.Bool().Draw(t, "none") {
+			return time.Time{}
+		}
+		return time.UnixMicro(micros.Draw(t, "microseconds"))
+	})
+	terms := rapid.Custom(func(t *rapid.T) reservation.Terms {
+		return reservation.Terms{
+			Name: "bounds", Stock: around(1, 500, order.MaxStock).Draw(t, "stock"),
+			PerOrderLimit: around(1, 5, order.MaxPerOrder).Draw(t, "per order"),
+			OpensAt:       moment.Draw(t, "opens"), ClosesAt: moment.Draw(t, "closes"),
+			PaymentWindow: time.Duration(around(0, 600, int64(order.MaxPaymentWindow/time.Second)).Draw(t, "window")) * time.Second,
+		}
+	})
+	accepted, refused := map[uuid.UUID]reservation.Terms{}, map[uuid.UUID]reservation.Terms{}
+	for i := range 300 {
+		drawn := terms.Example(i)
+		sale, err := s.Catalog.Create(t.Context(), drawn)
+		if err == nil {
+			accepted[sale.ID] = drawn
+			continue
+		}
+		require.ErrorAs(t, err, new(*order.InvalidError), "%+v", drawn)
+		if drawn.Validate() == nil {
+			continue // its closing time has passed
+		}
+		id := uuid.Must(uuid.NewV7())
+		_, err = s.Pool.Exec(t.Context(), `INSERT INTO sales (id, name, stock, per_order_limit, opens_at, closes_at, payment_window_seconds)
+			VALUES ($1, 'forced', $2, $3, to_timestamp($4::numeric / 1000000), to_timestamp($5::numeric / 1000000), $6)`, id,
+			drawn.Stock, drawn.PerOrderLimit, microsOf(drawn.OpensAt), microsOf(drawn.ClosesAt), int64(drawn.PaymentWindow/time.Second))
+		if err == nil { // not refused by a CHECK
+			refused[id] = drawn
+		}
+	}
+	require.NotEmpty(t, accepted)
+	require.NotEmpty(t, refused)
+	rows, err := s.Pool.Query(t.Context(), "WITH audit_sales AS (SELECT id AS sale_id FROM sales)\n"+sql.AuditTerms)
+	require.NoError(t, err)
+	named, err := pgx.CollectRows(rows, pgx.RowToMap) // of all sales: a report names the first ones only
+	require.NoError(t, err)
+	for _, finding := range named {
+		id := uuid.UUID(finding["sale_id"].([16]byte))
+		require.Zero(t, accepted[id], "it was accepted, and %s", finding["what"])
+		delete(refused, id)
+	}
+	require.Empty(t, refused, "the audit does not name them")
+	_, err = s.Pool.Exec(t.Context(), "DELETE FROM sales WHERE name = 'forced'")
+	require.NoError(t, err)
+	report := testwork.Audit(s, t, uuid.Nil)
+	require.False(t, report.Broken(), testwork.TextOf(t, report))
+}
+
+func microsOf(t time.Time) *int64 {
+	if t.IsZero() {
+		return nil
+	}
+	n := t.UnixMicro()
+	return &n
 }
 
 // A missing term is damage. An unpublished one is not.

@@ -77,7 +77,7 @@ type call struct {
 }
 
 // do makes a call and decodes its answer. It repeats the call after an answer that says that a later try may succeed,
-// and after a lost connection.
+// after one that no ingress made, and after a lost connection.
 func (c *Client) do(ctx context.Context, of call, answer any) error {
 	var body []byte
 	if of.body != nil {
@@ -89,10 +89,7 @@ func (c *Client) do(ctx context.Context, of call, answer any) error {
 	unknown := false // whether an earlier try may have made the change
 	for try := 1; ; try++ {
 		got, err := c.try(ctx, of, body)
-		if err == nil && got.status/100 == 2 {
-			if err := json.Unmarshal(got.body, answer); err != nil {
-				return fmt.Errorf("%s: the server's answer cannot be read: %w", of.what, err)
-			}
+		if err == nil && got.status/100 == 2 && got.isAnswerTo(of) && json.Unmarshal(got.body, answer) == nil {
 			return nil
 		}
 		again, wait := try < tries && ctx.Err() == nil, time.Duration(try)*200*time.Millisecond
@@ -101,7 +98,7 @@ func (c *Client) do(ctx context.Context, of call, answer any) error {
 			again = again && got.mayPass()
 			wait = max(wait, got.retryAfter)
 		}
-		unknown = unknown || of.method != http.MethodGet && (got.status == 0 && !neverSent(err) || got.undecided())
+		unknown = unknown || of.method != http.MethodGet && got.undecided() && !neverSent(err)
 		if again && retry.Pause(min(wait, waitMax), ctx.Done()) {
 			continue
 		}

@@ -34,10 +34,17 @@ func server(t *testing.T, steps ...string) (*apiclient.Client, *atomic.Int64) {
 			w.Header().Set("Location", "/elsewhere")
 		}
 		w.WriteHeader(status)
-		if status/100 == 2 {
-			_, _ = fmt.Fprint(w, `{"name":"x","stock":5}`)
-		} else if slug != "-" {
-			_, _ = fmt.Fprintf(w, `{"type":"https://x/problems/%s","title":"title","detail":"the detail"}`, slug)
+		switch {
+		case slug == "html":
+			_, _ = fmt.Fprint(w, "<h1>a proxy's page</h1>")
+		case slug == "json":
+			_, _ = fmt.Fprint(w, `{"type":"https://proxy.example/errors/overloaded","status":"ok"}`)
+		case slug == "cut":
+			_, _ = fmt.Fprint(w, `{"id":"01a2027b-de9c-7adf-b6e6-5b263e1fb250","stock":`)
+		case status/100 == 2:
+			_, _ = fmt.Fprint(w, `{"id":"01a2027b-de9c-7adf-b6e6-5b263e1fb250","name":"x","stock":5}`)
+		case slug != "-":
+			_, _ = fmt.Fprintf(w, `{"type":"/problems/%s","title":"title","detail":"the detail"}`, slug)
 		}
 	}))
 	t.Cleanup(s.Close)
@@ -55,22 +62,26 @@ func TestClientRepeatsWhatMayPass(t *testing.T) {
 		want  error // nil: the call succeeds
 		text  string
 	}{
-		"at once":              {[]string{"201 -"}, 1, nil, ""},
-		"after an overload":    {[]string{"503 overloaded", "201 -"}, 2, nil, ""},
-		"after a lost answer":  {[]string{"", "201 -"}, 2, nil, ""},
-		"after a bad gateway":  {[]string{"502 -", "429 rate-limited", "201 -"}, 3, nil, ""},
-		"never":                {[]string{"503 overloaded"}, 4, nil, "the detail"},
-		"unknown":              {[]string{"", "503 overloaded"}, 4, apiclient.ErrUnknown, "the outcome is unknown"},
-		"not in force":         {[]string{"503 sale-unavailable"}, 4, apiclient.ErrUnknown, "the detail"},
-		"unknown by its word":  {[]string{"503 outcome-unknown"}, 4, apiclient.ErrUnknown, "the detail"},
-		"withdrawn":            {[]string{"503 restock-withdrawn"}, 4, catalog.ErrRestockWithdrawn, "the detail"},
-		"decided in the end":   {[]string{"", "409 illegal-transition"}, 2, apiclient.ErrRefused, "the detail"},
-		"key reused":           {[]string{"422 idempotency-key-reused"}, 1, catalog.ErrIdempotencyKeyReused, "the detail"},
-		"invalid":              {[]string{"400 invalid-request"}, 1, apiclient.ErrInvalid, "the detail"},
-		"missing":              {[]string{"404 sale-not-found"}, 1, reservation.ErrSaleNotFound, "the detail"},
-		"no role":              {[]string{"403 forbidden"}, 1, apiclient.ErrToken, "the detail"},
-		"redirect":             {[]string{"302 -"}, 1, nil, "HTTP 302, without a problem: is this the URL of an ingress?"},
-		"another kind of page": {[]string{"404 -"}, 1, nil, "is this the URL of an ingress?"},
+		"at once":             {[]string{"201 -"}, 1, nil, ""},
+		"after an overload":   {[]string{"503 overloaded", "201 -"}, 2, nil, ""},
+		"after a lost answer": {[]string{"", "201 -"}, 2, nil, ""},
+		"after a bad gateway": {[]string{"502 -", "429 rate-limited", "201 -"}, 3, nil, ""},
+		"never":               {[]string{"503 overloaded"}, 4, nil, "the detail"},
+		"unknown":             {[]string{"", "503 overloaded"}, 4, apiclient.ErrUnknown, "the outcome is unknown"},
+		"not in force":        {[]string{"503 sale-unavailable"}, 4, apiclient.ErrUnknown, "the detail"},
+		"unknown by its word": {[]string{"503 outcome-unknown"}, 4, apiclient.ErrUnknown, "the detail"},
+		"withdrawn":           {[]string{"503 restock-withdrawn"}, 4, catalog.ErrRestockWithdrawn, "the detail"},
+		"decided in the end":  {[]string{"", "409 illegal-transition"}, 2, apiclient.ErrRefused, "the detail"},
+		"key reused":          {[]string{"422 idempotency-key-reused"}, 1, catalog.ErrIdempotencyKeyReused, "the detail"},
+		"invalid":             {[]string{"400 invalid-request"}, 1, apiclient.ErrInvalid, "the detail"},
+		"missing":             {[]string{"404 sale-not-found"}, 1, reservation.ErrSaleNotFound, "the detail"},
+		"no role":             {[]string{"403 forbidden"}, 1, apiclient.ErrToken, "the detail"},
+		"gateway's own word":  {[]string{"502 overloaded"}, 4, apiclient.ErrUnknown, "the detail"},
+		"a proxy's page":      {[]string{"413 html"}, 4, apiclient.ErrUnknown, "HTTP 413, without a problem"},
+		"another's success":   {[]string{"200 json"}, 4, apiclient.ErrUnknown, "HTTP 200, without a problem"},
+		"redirect": {
+			[]string{"302 -"}, 4, apiclient.ErrUnknown, "HTTP 302, without a problem: is this the URL of an ingress?",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -90,6 +101,24 @@ func TestClientRepeatsWhatMayPass(t *testing.T) {
 				require.NotErrorIs(t, err, apiclient.ErrUnknown)
 			}
 		})
+	}
+}
+
+// What no ingress has answered says nothing about a change, whatever its status.
+func TestAnswersOfProxiesLeaveOutcomeUnknown(t *testing.T) {
+	t.Parallel()
+	for _, status := range []int{200, 201, 204, 302, 400, 401, 403, 404, 408, 413, 429, 431, 500, 502, 503, 504} {
+		for _, page := range []string{"html", "json", "cut"} {
+			answer := fmt.Sprint(status, " ", page)
+			t.Run(answer, func(t *testing.T) {
+				t.Parallel()
+				client, asked := server(t, answer, "201 -")
+				sale, _, err := client.CreateOnce(t.Context(), reservation.Terms{Name: "x", Stock: 5, PerOrderLimit: 1}, "key")
+				require.NoError(t, err)
+				require.Equal(t, int64(5), sale.Stock)
+				require.Equal(t, int64(2), asked.Load())
+			})
+		}
 	}
 }
 

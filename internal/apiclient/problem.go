@@ -1,11 +1,15 @@
 package apiclient
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
+	"strings"
 	"time"
+
+	"github.com/google/uuid"
 
 	"stampede/reservation"
 	"stampede/reservation/catalog"
@@ -21,26 +25,38 @@ type reply struct {
 	problem struct{ Type, Title, Detail string }
 }
 
-// slug is the last part of the problem's type.
+// slug is the last part of the problem's type, or "" for an answer that no ingress made: that of a proxy, for example.
 func (r reply) slug() string {
-	for i := len(r.problem.Type) - 1; i >= 0; i-- {
-		if r.problem.Type[i] == '/' {
-			return r.problem.Type[i+1:]
-		}
+	slug, ours := strings.CutPrefix(r.problem.Type, "/problems/")
+	if !ours {
+		return ""
 	}
-	return r.problem.Type
+	return slug
+}
+
+// isAnswerTo reports whether a success has what the answer to a change has: the id of its order or sale. A proxy may
+// answer 200 for others.
+func (r reply) isAnswerTo(of call) bool {
+	var changed struct {
+		ID      uuid.UUID `json:"id"`
+		OrderID uuid.UUID `json:"order_id"`
+	}
+	return of.method == http.MethodGet ||
+		json.Unmarshal(r.body, &changed) == nil && (changed.ID != uuid.Nil || changed.OrderID != uuid.Nil)
 }
 
 // mayPass reports whether a later try may succeed, also of a call without an answer.
 func (r reply) mayPass() bool {
-	return r.status == 0 || r.status == http.StatusTooManyRequests || r.status >= http.StatusInternalServerError
+	return r.slug() == "" || r.status == http.StatusTooManyRequests || r.status >= http.StatusInternalServerError
 }
 
-// undecided reports whether the server does not say that nothing was done.
+// undecided reports whether an ingress does not say that nothing was done.
 func (r reply) undecided() bool {
 	switch r.slug() {
 	case "overloaded", "rate-limited", "restock-withdrawn", "not-ready":
-		return false
+		return r.status == http.StatusBadGateway || r.status == http.StatusGatewayTimeout // no ingress answers so
+	case "":
+		return true
 	}
 	return r.status >= http.StatusInternalServerError
 }

@@ -22,6 +22,9 @@ const pageMax = 100
 func (c *Client) CreateOnce(
 	ctx context.Context, t reservation.Terms, key string,
 ) (sale catalog.CountedSale, replayed bool, err error) {
+	if err := t.Validate(); err != nil { // seconds would hide a fraction
+		return sale, false, err
+	}
 	err = c.do(ctx, call{
 		method: http.MethodPost, path: []string{"v1", "sales"}, key: key, what: "create a sale",
 		body: struct {

@@ -107,13 +107,14 @@ func parseAnswer(resp *http.Response, body []byte) answer {
 			a.outcome = replayed
 		}
 		a.order = orderIn(resp)
-		if a.order == uuid.Nil {
-			a.outcome, a.problem = failed, "acceptance without an order"
+		if a.order == uuid.Nil { // no ingress made it
+			return answer{outcome: unknown, problem: "acceptance without an order", retryable: true}
 		}
 		a.receipt = receiptIn(body)
 		return a
 	}
-	a.problem = problemIn(resp, body)
+	var ours bool
+	a.problem, ours = problemIn(resp, body)
 	switch {
 	case a.problem == "sold-out":
 		a.outcome = soldOut
@@ -122,7 +123,7 @@ func parseAnswer(resp *http.Response, body []byte) answer {
 		a.order = orderIn(resp)
 	case a.problem == "sale-ended", a.problem == "sale-paused", a.problem == "sale-not-open":
 		a.outcome = notOnSale
-	case resp.StatusCode == http.StatusTooManyRequests, resp.StatusCode >= http.StatusInternalServerError:
+	case !ours, resp.StatusCode == http.StatusTooManyRequests, resp.StatusCode >= http.StatusInternalServerError:
 		a.outcome, a.retryable = unknown, true
 		if s, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil && s > 0 {
 			a.retryAfter = time.Duration(s) * time.Second
@@ -153,17 +154,17 @@ func receiptIn(body []byte) string {
 	return purchase.Receipt
 }
 
-// problemIn returns the slug of an RFC 9457 problem, or the status for any other answer.
-func problemIn(resp *http.Response, body []byte) string {
+// problemIn returns the slug of a problem, or the status for an answer that no ingress made.
+func problemIn(resp *http.Response, body []byte) (slug string, ours bool) {
 	var problem struct {
 		Type string `json:"type"`
 	}
 	if err := json.Unmarshal(body, &problem); err == nil {
-		if slug, found := strings.CutPrefix(problem.Type, "/problems/"); found {
-			return slug
+		if slug, ours = strings.CutPrefix(problem.Type, "/problems/"); ours {
+			return slug, true
 		}
 	}
-	return "HTTP " + strconv.Itoa(resp.StatusCode)
+	return "HTTP " + strconv.Itoa(resp.StatusCode), false
 }
 
 func networkProblem(err error) string {

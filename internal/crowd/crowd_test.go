@@ -162,6 +162,13 @@ func TestUnknownOutcomeIsRetriedWithSameKey(t *testing.T) {
 		"the client is limited": func(_ *shop, w http.ResponseWriter, _ *http.Request) {
 			writeProblem(w, http.StatusTooManyRequests, "rate-limited")
 		},
+		"a proxy answers with its page": func(s *shop, w http.ResponseWriter, r *http.Request) {
+			s.sell(httptest.NewRecorder(), r)
+			http.Error(w, "<h1>Forbidden</h1>", http.StatusForbidden)
+		},
+		"another server accepts": func(_ *shop, w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(http.StatusAccepted)
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := &shop{stock: 50}

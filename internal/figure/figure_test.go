@@ -20,11 +20,13 @@ func TestCountSeparatesThousands(t *testing.T) {
 	require.Equal(t, "10,000", figure.Count(10_000))
 }
 
-func TestPrintableQuotesControlCharacters(t *testing.T) {
+func TestPrintableQuotesMisleadingCharacters(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
 		"": "", "Zoë, “the” one": "Zoë, “the” one", "\x1b[2J": `"\x1b[2J"`,
-		"a\nb": `"a\nb"`, "\u009b2J": `"\u009b2J"`,
+		"\u202egpj.exe": `"\u202egpj.exe"`, "a\u2066b": `"a\u2066b"`, "a\u200bb": `"a\u200bb"`, "a\u2028b": `"a\u2028b"`,
+		"\U0001F469\u200d\U0001F4BB": "\U0001F469\u200d\U0001F4BB",
+		"a\nb":                       `"a\nb"`, "\u009b2J": `"\u009b2J"`,
 		"\xff": `"\xff"`, "\x7f": `"\x7f"`, "a\x00": `"a\x00"`,
 	} {
 		require.Equal(t, want, figure.Printable(text))

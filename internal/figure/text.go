@@ -2,18 +2,23 @@ package figure
 
 import (
 	"fmt"
+	"strings"
+	"unicode"
 	"unicode/utf8"
 )
 
-// Printable makes untrusted text safe for a terminal: text with control characters or invalid UTF-8 is quoted as in Go.
+// Printable makes untrusted text safe for a terminal: text with characters that Misleads, or invalid UTF-8, is quoted as
+// in Go.
 func Printable(text string) string {
-	if !utf8.ValidString(text) {
+	if !utf8.ValidString(text) || strings.ContainsFunc(text, Misleads) {
 		return fmt.Sprintf("%q", text)
 	}
-	for _, r := range text {
-		if r < ' ' || r >= 0x7f && r < 0xa0 {
-			return fmt.Sprintf("%q", text)
-		}
-	}
 	return text
+}
+
+// Misleads is true for characters that control a terminal, reorder what is beside them, or are shown as nothing, except
+// for the joiners, which emoji and some scripts need.
+func Misleads(r rune) bool {
+	const nonJoiner, joiner = '\u200c', '\u200d'
+	return unicode.In(r, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp, unicode.Co) && r != nonJoiner && r != joiner
 }

@@ -166,10 +166,10 @@ func (c *Catalog) setState(
 ) (CountedSale, error) {
 	if _, err := c.change(ctx, id, action, "", func(_ context.Context, _ pgx.Tx, s reservation.Sale) (saleChange, error) {
 		switch {
-		case s.State == to:
-			return saleChange{}, nil
 		case to != reservation.StateEnded && s.StateAt(time.Now()) == reservation.StateEnded:
 			return saleChange{}, &reservation.IllegalTransitionError{Action: action, State: reservation.StateEnded}
+		case s.State == to:
+			return saleChange{}, nil
 		}
 		return saleChange{event, to, s.Stock, map[string]int64{"stock": s.Stock}}, nil
 	}); err != nil {

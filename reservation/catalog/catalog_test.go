@@ -50,6 +50,9 @@ func TestCreateRejectsInvalidTerms(t *testing.T) {
 		"name":                   func(x *reservation.Terms) { x.Name = "" },
 		"name ":                  func(x *reservation.Terms) { x.Name = strings.Repeat("n", 201) },
 		"name  ":                 func(x *reservation.Terms) { x.Name = "a\x00b" },
+		"name   ":                func(x *reservation.Terms) { x.Name = "a\u0085b" },
+		"name    ":               func(x *reservation.Terms) { x.Name = " \u00a0\u2003\u3000" },
+		"name     ":              func(x *reservation.Terms) { x.Name = "\u200b\u2060\u00ad\u3164\u034f\ufe0f\u2800\u202e\ufeff" },
 		"stock":                  func(x *reservation.Terms) { x.Stock = 0 },
 		"stock ":                 func(x *reservation.Terms) { x.Stock = order.MaxStock + 1 },
 		"per_order_limit":        func(x *reservation.Terms) { x.PerOrderLimit = 0 },
@@ -128,15 +131,21 @@ func TestOperatorChangesAreIdempotent(t *testing.T) {
 	ended := does(s.End, reservation.StateEnded)
 	require.EqualValues(t, 5, ended.Revision, "created, paused, resumed, restocked, ended")
 
-	for name, illegal := range map[string]func() error{
-		"pause":   func() error { _, err := s.Pause(ctx, sale.ID); return err },
-		"resume":  func() error { _, err := s.Resume(ctx, sale.ID); return err },
-		"restock": func() error { _, err := s.Restock(ctx, sale.ID, 1, ""); return err },
+	left, paused := s.Sale(5), s.Sale(5)
+	require.NoError(t, pausing(s, paused.ID))
+	_, err = s.Pool.Exec(ctx, "UPDATE sales SET closes_at = now() WHERE id IN ($1, $2)", left.ID, paused.ID)
+	require.NoError(t, err)
+	for over, id := range map[string]uuid.UUID{
+		"ended": sale.ID, "closed while open": left.ID, "closed while paused": paused.ID,
 	} {
-		err := illegal()
-		var transition *reservation.IllegalTransitionError
-		require.ErrorAs(t, err, &transition)
-		require.Equal(t, reservation.IllegalTransitionError{Action: name, State: reservation.StateEnded}, *transition)
+		for name, illegal := range map[string]func(*testsale.Shop, uuid.UUID) error{
+			"pause": pausing, "resume": resuming, "restock": restocking(1),
+		} {
+			var transition *reservation.IllegalTransitionError
+			require.ErrorAs(t, illegal(s, id), &transition, "%s a sale that %s", name, over)
+			require.Equal(t, reservation.IllegalTransitionError{Action: name, State: reservation.StateEnded}, *transition)
+		}
+		require.NoError(t, ending(s, id))
 	}
 	for _, units := range []int64{0, -order.MaxStock - 1, order.MaxStock + 1} {
 		_, err := s.Restock(ctx, sale.ID, units, "")

@@ -2,11 +2,7 @@ package order
 
 import (
 	"errors"
-	"fmt"
-	"strings"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/google/uuid"
 )
@@ -17,18 +13,8 @@ import (
 const maxReasonChars = 500
 
 // ValidateReason returns an *InvalidError for a reason of an operator's cancellation that is not 1 to 500 characters
-// of UTF-8 without control characters, or consists of spaces.
-func ValidateReason(reason string) error {
-	switch n := utf8.RuneCountInString(reason); {
-	case !utf8.ValidString(reason):
-		return &InvalidError{"reason", "must be UTF-8"}
-	case n > maxReasonChars || strings.TrimSpace(reason) == "":
-		return &InvalidError{"reason", fmt.Sprintf("must be 1 to %d characters, not only spaces", maxReasonChars)}
-	case strings.ContainsFunc(reason, unicode.IsControl):
-		return &InvalidError{"reason", "must not contain control characters"}
-	}
-	return nil
-}
+// of UTF-8 without control characters, or has only characters that nobody sees.
+func ValidateReason(reason string) error { return ValidateText("reason", reason, maxReasonChars) }
 
 // Filter selects orders. Empty members select all.
 type Filter struct {

@@ -19,7 +19,7 @@ class ProblemError(StampedeError):
     def __init__(
         self, status: int, members: Mapping[str, Any], retry_after: Optional[float] = None
     ) -> None:
-        kind = re.fullmatch(r"(?:.*/)?problems/([a-z-]+)", str(members.get("type", "")))
+        kind = re.fullmatch(r"/problems/([a-z-]+)", str(members.get("type", "")))
         self.status = status
         self.slug = kind.group(1) if kind else ""
         """One of PROBLEM_SLUGS; a newer server may have more. "" if Stampede did not make the answer."""

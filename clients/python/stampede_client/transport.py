@@ -39,7 +39,7 @@ class Repeats:
     tries: Optional[int] = None
     deadline: Optional[float] = None
     changes: bool = False
-    """The call changes something: after a try without an answer, its outcome is unknown."""
+    """The call changes an order: after a try without an answer of Stampede, its outcome is unknown."""
     key: Optional[str] = None
     also_repeat: str = ""
     """A problem that is worth a repeat in this call, beside those of is_temporary."""
@@ -55,9 +55,12 @@ def is_temporary(error: BaseException) -> bool:
 
 
 def _may_have_happened(error: StampedeError) -> bool:
-    """The request may have had its effect: nothing came back, or the answer says that it is not known."""
+    """The request may have had its effect: no answer of Stampede came back, or one that says so.
+
+    502 and 504 are a proxy's, whatever they say.
+    """
     if isinstance(error, ProblemError):
-        return error.status >= 500 and error.slug in ("", "outcome-unknown")
+        return error.status in (502, 504) or error.slug in ("", "outcome-unknown")
     return True
 
 
@@ -121,13 +124,19 @@ class Transport:
         while True:
             failures += 1
             try:
-                return self._try_once(request, min(self._timeout + extra, until - time.monotonic()))
+                timeout = min(self._timeout + extra, until - time.monotonic())
+                answer = self._try_once(request, timeout)
+                if repeats.changes and "order_id" not in answer.json:
+                    raise NetworkError("the answer is not Stampede's")
+                return answer
             except StampedeError as e:
                 error = e
-            unknown = unknown or _may_have_happened(error)
+            unsure = _may_have_happened(error)
+            unknown = unknown or unsure
             slug = error.slug if isinstance(error, ProblemError) else ""
             pause = pause_before(failures, error)
-            final = not is_temporary(error) and (slug == "" or slug != repeats.also_repeat)
+            again = is_temporary(error) or (unsure and repeats.changes)
+            final = not again and (slug == "" or slug != repeats.also_repeat)
             if slug == "sale-not-open" and repeats.wait_for_opening:
                 # The server's seconds, not opens_at: the clock of this machine may be wrong.
                 pause = cast(ProblemError, error).retry_after or 1.0
@@ -142,9 +151,9 @@ class Transport:
     def _try_once(self, request: Request, timeout: float) -> Answer:
         with self.open(request, timeout) as response:
             try:
-                return Answer(response.headers, json.loads(response.read()))
-            except (OSError, HTTPException, ValueError) as e:
-                raise NetworkError("the answer is incomplete, or not JSON") from e
+                return Answer(response.headers, dict(json.loads(response.read())))
+            except (OSError, HTTPException, TypeError, ValueError) as e:
+                raise NetworkError("the answer is incomplete, or not a JSON object") from e
 
     def open(self, request: Request, timeout: float) -> HTTPResponse:
         """Sends a request and returns its answer with an open body.

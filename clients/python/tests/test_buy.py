@@ -1,9 +1,24 @@
 import unittest
 from datetime import datetime, timedelta, timezone
+from typing import List
 
 from stampede_client import ConfirmedOrder, OutcomeUnknownError, new_key
 
-from .shop import Plan, ShopCase, buyer, create_sale, new_user, problem, taken, until
+from .shop import Fault, Plan, ShopCase, buyer, create_sale, new_user, problem, taken, until
+
+# What no Stampede has answered. 502 and 504 are a proxy's, whatever they say.
+answers_of_proxies: List[Fault] = [
+    *(
+        {"do": "answer", "status": status, "body": "<h1>A proxy</h1>"}
+        for status in (200, 302, 400, 403, 404, 408, 413, 429, 431, 500, 502, 503, 504)
+    ),
+    {"do": "answer", "status": 202, "body": '{"order_id":"01a2027b-de9c-7adf-b6e6-5b26'},
+    {"do": "answer", "status": 202, "body": '{"status":"reserved"}'},
+    {"do": "answer", "status": 200, "body": "[1]"},
+    {"do": "answer", "status": 409, "body": '{"type":"https://x.example/errors/conflict"}'},
+    problem(502, "sale-unavailable"),
+    problem(504, "overloaded"),
+]
 
 
 class BuyTest(ShopCase):
@@ -21,15 +36,11 @@ class BuyTest(ShopCase):
         until(lambda: taken(sale) > 0)
         self.assertEqual(taken(sale), 1)
 
-    def test_temporary_answers_are_repeated(self) -> None:
-        sale = create_sale(stock=5)
-        for fault in (
-            {"do": "refuse"},
-            {"do": "answer", "status": 502, "body": "<h1>Bad Gateway</h1>"},
-            problem(503, "overloaded"),
-            {"do": "answer", "status": 504},
-            problem(429, "rate-limited"),
-        ):
+    def test_temporary_answers_and_those_of_proxies_are_repeated(self) -> None:
+        faults = [{"do": "refuse"}, problem(503, "overloaded"), problem(429, "rate-limited")]
+        faults += answers_of_proxies
+        sale = create_sale(stock=len(faults))
+        for fault in faults:
             with self.subTest(fault=fault):
                 plan = Plan(fault)
                 self.assertFalse(plan.client.buy(sale.id).replayed)
@@ -71,6 +82,17 @@ class BuyTest(ShopCase):
         unknown = self.error_of(lambda: plan.client.buy(sale.id))
         self.assertIsInstance(unknown, OutcomeUnknownError)
         self.assertEqual(getattr(unknown.__cause__, "slug"), "unauthorized")
+
+    def test_answers_of_proxies_leave_the_outcome_unknown(self) -> None:
+        sale = create_sale()
+        for fault in answers_of_proxies:
+            with self.subTest(fault=fault):
+                plan = Plan(fault)
+                unknown = self.error_of(lambda: plan.client.buy(sale.id, tries=1))
+                self.assertIsInstance(unknown, OutcomeUnknownError)
+        plan = Plan({"do": "answer", "status": 413})
+        cancelled = self.error_of(lambda: plan.client.cancel(sale.id, tries=1))
+        self.assertIsInstance(cancelled, OutcomeUnknownError)
 
     def test_a_decision_after_a_lost_try_is_the_outcome(self) -> None:
         sale = create_sale(stock=1)

@@ -13,7 +13,7 @@ export class ProblemError extends Error {
   readonly members: Readonly<Record<string, unknown>>;
 
   constructor(status: number, members: Record<string, unknown>, retryAfter?: number) {
-    const slug = /^(?:.*\/)?problems\/([a-z-]+)$/.exec(text(members["type"]) ?? "")?.[1] ?? "";
+    const slug = /^\/problems\/([a-z-]+)$/.exec(text(members["type"]) ?? "")?.[1] ?? "";
     super(`${status} ${slug || "without a problem"}: ${text(members["detail"]) ?? text(members["title"]) ?? ""}`);
     this.status = status;
     this.slug = slug;

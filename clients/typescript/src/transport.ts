@@ -42,12 +42,12 @@ export interface Request {
 export interface Answer {
   status: number;
   headers: Headers;
-  json: unknown;
+  json: object;
 }
 
 /** How to repeat a call. */
 export interface Repeats extends CallOptions {
-  /** The call changes something: after a try without an answer, its outcome is unknown. */
+  /** The call changes an order: after a try without an answer of Stampede, its outcome is unknown. */
   changes?: boolean;
   key?: string;
   /** A problem that is worth a repeat in this call, beside those of `isTemporary`. */
@@ -62,10 +62,13 @@ export function isTemporary(error: unknown): error is ProblemError | NetworkErro
   return error instanceof NetworkError;
 }
 
-/** The request may have had its effect: nothing came back, or the answer says that it is not known. */
+/**
+ * The request may have had its effect: no answer of Stampede came back, or one that says so. 502 and 504 are a proxy's,
+ * whatever they say.
+ */
 function mayHaveHappened(error: unknown): boolean {
   if (!(error instanceof ProblemError)) return error instanceof NetworkError;
-  return error.status >= 500 && (error.slug === "" || error.slug === "outcome-unknown");
+  return [502, 504].includes(error.status) || error.slug === "" || error.slug === "outcome-unknown";
 }
 
 /** The answer knows of earlier tries of the same request; a refused token, for example, does not. */
@@ -95,11 +98,14 @@ export class Transport {
       signal?.throwIfAborted();
       let error: unknown;
       try {
-        return await this.#tryOnce(request, signal, Math.min(timeoutMs, until - Date.now()));
+        const answer = await this.#tryOnce(request, signal, Math.min(timeoutMs, until - Date.now()));
+        if (!repeats.changes || "order_id" in answer.json) return answer;
+        error = new NetworkError("the answer is not Stampede's");
       } catch (e) {
         error = e;
       }
-      unknown ||= mayHaveHappened(error) || signal?.aborted === true;
+      const unsure = mayHaveHappened(error);
+      unknown ||= unsure || signal?.aborted === true;
       const problem = error instanceof ProblemError ? error : undefined;
       let pause = pauseBefore(failures, problem?.retryAfter);
       if (problem?.slug === "sale-not-open" && repeats.waitForOpening) {
@@ -107,7 +113,11 @@ export class Transport {
         pause = (problem.retryAfter ?? 1) * 1000;
         until = Date.now() + pause + deadlineMs;
         failures = 0;
-      } else if (!isTemporary(error) && (problem === undefined || problem.slug !== repeats.alsoRepeat)) {
+      } else if (
+        !isTemporary(error) &&
+        !(unsure && repeats.changes) &&
+        (problem === undefined || problem.slug !== repeats.alsoRepeat)
+      ) {
         throw failed(error);
       }
       if (failures >= tries || Date.now() + pause >= until) throw failed(error);
@@ -162,21 +172,20 @@ export class Transport {
   }
 }
 
-async function readJSON(response: Response, signal: AbortSignal): Promise<unknown> {
-  try {
-    return await unlessAborted(response.json(), signal);
-  } catch (error) {
+async function readJSON(response: Response, signal: AbortSignal): Promise<object> {
+  const json: unknown = await unlessAborted(response.json(), signal).catch((error: unknown) => {
     throw new NetworkError("the answer is incomplete, or not JSON", { cause: error });
-  }
+  });
+  if (typeof json === "object" && json !== null) return json;
+  throw new NetworkError("the answer is not a JSON object");
 }
 
 async function readProblem(response: Response, signal: AbortSignal): Promise<ProblemError> {
-  const members: unknown = await readJSON(response, signal).catch(() => undefined);
-  const isObject = typeof members === "object" && members !== null;
+  const members = await readJSON(response, signal).catch(() => ({}));
   const seconds = Number(response.headers.get("Retry-After") ?? NaN);
   return new ProblemError(
     response.status,
-    isObject ? (members as Record<string, unknown>) : {},
+    members as Record<string, unknown>,
     Number.isFinite(seconds) && seconds >= 0 ? seconds : undefined,
   );
 }

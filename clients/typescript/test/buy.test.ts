@@ -26,15 +26,22 @@ test("a purchase whose answer was lost buys once", async () => {
   assert.equal(await until(async () => (await taken(sale)) > 0 && taken(sale)), 1);
 });
 
-test("network errors, 502, 503, 504 and 429 are repeated", async () => {
-  const sale = await createSale();
-  const faults: Fault[] = [
-    { do: "refuse" },
-    { do: "answer", status: 502, body: "<h1>Bad Gateway</h1>" },
-    problem(503, "overloaded"),
-    { do: "answer", status: 504 },
-    problem(429, "rate-limited"),
-  ];
+// What no Stampede has answered. 502 and 504 are a proxy's, whatever they say.
+const answersOfProxies: Fault[] = [
+  ...[200, 302, 400, 403, 404, 408, 413, 429, 431, 500, 502, 503, 504].map(
+    (status): Fault => ({ do: "answer", status, body: "<h1>A proxy</h1>" }),
+  ),
+  { do: "answer", status: 202, body: '{"order_id":"01a2027b-de9c-7adf-b6e6-5b26' },
+  { do: "answer", status: 202, body: '{"status":"reserved"}' },
+  { do: "answer", status: 200, body: "1" },
+  { do: "answer", status: 409, body: '{"type":"https://x.example/errors/conflict"}' },
+  problem(502, "sale-unavailable"),
+  problem(504, "overloaded"),
+];
+
+test("temporary answers and those of proxies are repeated", async () => {
+  const faults = [{ do: "refuse" } as Fault, problem(503, "overloaded"), problem(429, "rate-limited"), ...answersOfProxies];
+  const sale = await createSale({ stock: faults.length });
   for (const fault of faults) {
     const { client, seen } = await faulty([fault]);
     assert.equal((await client.buy(sale.id)).replayed, false, JSON.stringify(fault));
@@ -82,6 +89,16 @@ test("a refusal that does not know of the lost try leaves the outcome unknown", 
   const unknown = await client.buy(sale.id).catch((error: unknown) => error);
   assert.ok(unknown instanceof OutcomeUnknownError);
   assert.ok(isProblem("unauthorized")(unknown.cause));
+});
+
+test("answers of proxies leave the outcome unknown", async () => {
+  const sale = await createSale();
+  for (const fault of answersOfProxies) {
+    const { client } = await faulty([fault]);
+    await assert.rejects(client.buy(sale.id, { tries: 1 }), OutcomeUnknownError, JSON.stringify(fault));
+  }
+  const { client } = await faulty([{ do: "answer", status: 413 }]);
+  await assert.rejects(client.cancel(sale.id, { tries: 1 }), OutcomeUnknownError);
 });
 
 test("a decision after a lost try is the outcome", async () => {

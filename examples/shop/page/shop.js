@@ -9,7 +9,7 @@ const salePath = `/v1/sales/${config.sale}`;
 
 const ENDED = new Set(["paid", "cancelled", "expired", "rejected", "voided"]);
 const STATUSES = ["reserved", "confirmed", ...ENDED];
-const REPEATED = new Set([429, 502, 503, 504]); // and what gets no answer at all
+const REPEATED = new Set([429, 503]); // and what gets no answer of the API at all
 
 const pause = (ms) => new Promise((done) => setTimeout(done, ms));
 const jitter = (ms) => ms * (1 + Math.random() / 2); // so that a crowd does not come back at once
@@ -82,7 +82,9 @@ async function ask(method, path, body) {
   }
 }
 
-const slugOf = (answer) => (answer.body.type ?? "").replace("/problems/", "");
+// slugOf is "" for an answer that the API did not make. 502 and 504 are a proxy's, whatever they say.
+const slugOf = (answer) => [502, 504].includes(answer.status) ? ""
+  : /^\/problems\/([a-z-]+)$/.exec(answer.body?.type)?.[1] ?? "";
 
 // --- The sale -----------------------------------------------------------------------------------------------------
 
@@ -163,13 +165,13 @@ function decided(made, answer) {
   const slug = slugOf(answer);
   const seconds = Math.ceil(answer.after / 1000);
   made.after = answer.after;
-  if (answer.status === 202 || answer.status === 201) {
+  if ((answer.status === 202 || answer.status === 201) && answer.body?.order_id) {
     attempt.save({ ...made, order: answer.body.order_id, receipt: answer.body.receipt });
     say("good", made.quantity > 1 ? "The seats are reserved for you." : "The seat is reserved for you.", "order");
     follow(answer.body.order_id, answer.body.receipt, answer.body);
     return true;
   }
-  if (answer.status === 0 || slug === "outcome-unknown" || answer.status === 502 || answer.status === 504) {
+  if (slug === "" || slug === "outcome-unknown") {
     say("info", "No answer yet: we do not know whether the order was taken. Asking again, with the same key, so that " +
       "nothing is bought twice.");
     return false;
@@ -288,9 +290,9 @@ async function cancel() {
   $("cancel").disabled = true;
   for (;;) {
     const answer = await call("POST", `/v1/orders/${order.order_id}/cancel`);
-    if (answer.status === 200) take(answer.body);
-    else if (answer.status === 0 || answer.status === 401 || REPEATED.has(answer.status) ||
-      slugOf(answer) === "order-not-confirmed") {
+    const slug = slugOf(answer);
+    if (answer.status === 200 && answer.body?.order_id) take(answer.body);
+    else if (["", "unauthorized", "order-not-confirmed"].includes(slug) || REPEATED.has(answer.status)) {
       await pause(jitter(answer.after));
       continue;
     } else say("bad", answer.body.detail);
