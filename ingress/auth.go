@@ -151,8 +151,11 @@ func (keySets) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err == nil && len(set.Keys) == 0 {
 		err = errors.New("the answer has no keys")
 	}
+	if err != nil {
+		return nil, err
+	}
 	answer.Body = io.NopCloser(bytes.NewReader(body))
-	return answer, err
+	return answer, nil
 }
 
 func (a *jwtAuth) user(r *http.Request) (string, error) {

@@ -21,9 +21,9 @@ import (
 // callsInFlightMax is 2: one call is decided while the other one is made or answered. More would only wait in Redis.
 const callsInFlightMax = 2
 
-// askClientAfter is the age from which on a client is asked whether it still waits. No client gives up before, and most
-// requests are younger, so that the system call is seldom made.
-const askClientAfter = 100 * time.Millisecond
+// askClientAfter is the age from which on a client is asked whether it still waits. Few clients give up before, and
+// most requests are younger, so that the system call is seldom made.
+const askClientAfter = 250 * time.Millisecond
 
 // queue holds the requests to one shard of a sale. Requests that arrive during a call of the script leave together
 // in the next one. A second call starts during another one only for a full batch. There is no timer: a
@@ -108,6 +108,7 @@ func (q *queue) reserve(ctx context.Context, r Request, arrived int64) (Answer, 
 		return Answer{}, err
 	}
 	answer, err := c.answer, c.err
+	c.request = Request{}
 	calls.Put(c) // only here: the queue still owns an abandoned call
 	return answer, err
 }

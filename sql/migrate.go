@@ -124,7 +124,7 @@ func DownWithData(ctx context.Context, databaseURL string) error {
 
 func down(ctx context.Context, databaseURL string, allow func(context.Context, *stdsql.DB) error) error {
 	return withDatabase(ctx, databaseURL, func(db *stdsql.DB, p *goose.Provider) error {
-		if err := errors.Join(allow(ctx, db), refuseWithDetached(ctx, db)); err != nil {
+		if err := errors.Join(allow(ctx, db), refuseWithDetached(ctx, db, p)); err != nil {
 			return err
 		}
 		_, err := p.Down(ctx)
@@ -152,7 +152,13 @@ func refuseWithSales(ctx context.Context, db *stdsql.DB) error {
 	return nil
 }
 
-func refuseWithDetached(ctx context.Context, db *stdsql.DB) error {
+// monthsMigration makes the tables of months. It cannot be undone and made again beside detached ones.
+const monthsMigration = 10
+
+func refuseWithDetached(ctx context.Context, db *stdsql.DB, p *goose.Provider) error {
+	if version, err := p.GetDBVersion(ctx); err != nil || version > monthsMigration {
+		return err
+	}
 	var tables string
 	if err := db.QueryRowContext(ctx, schemaDetachedMonths).Scan(&tables); err != nil {
 		return fmt.Errorf("look for detached months: %w", err)
@@ -334,6 +340,14 @@ func withDatabase(ctx context.Context, databaseURL string, do func(*stdsql.DB, *
 		return ErrDatabaseURL
 	}
 	PrepareSessions(&config.Config, "")
+	prepare := config.AfterConnect
+	config.AfterConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
+		if err := prepare(ctx, conn); err != nil {
+			return err
+		}
+		_, err := conn.Exec(ctx, schemaLiftLimits).ReadAll()
+		return err
+	}
 	db := stdlib.OpenDB(*config)
 	defer func() { err = errors.Join(err, db.Close()) }()
 	conn, err := db.Conn(ctx)

@@ -356,6 +356,8 @@ var (
 	schemaGuards string
 	//go:embed queries/schema/has_sales.sql
 	schemaHasSales string
+	//go:embed queries/schema/lift_limits.sql
+	schemaLiftLimits string
 	//go:embed queries/schema/versions.sql
 	schemaVersions string
 

@@ -183,7 +183,7 @@ func TestUsageErrorsNameMissingArguments(t *testing.T) {
 		},
 		"give --over or --rate, not both":         {"load", "--over=1s", "--rate=5"},
 		"write a negative number as -- -5":        {"sale", "restock", uuid.NewString(), "-5"},
-		"--reason is empty, want":                 {"dlq", "discard", "1", "--reason", " "},
+		"reason must be 1 to 500 characters":      {"dlq", "discard", "1", "--reason", " "},
 		"or --admin-token (STAMPEDE_ADMIN_TOKEN)": {"load"},
 	} {
 		status, errs := runRejected(t, args...)

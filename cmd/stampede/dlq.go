@@ -168,7 +168,7 @@ type dlqDiscardCmd struct {
 // Validate is called by kong.
 func (c *dlqDiscardCmd) Validate() error {
 	if err := order.ValidateReason(c.Reason); err != nil {
-		return usagef("--reason is not why the dead letter is discarded: %v", err)
+		return usagef("--%v", err)
 	}
 	return nil
 }

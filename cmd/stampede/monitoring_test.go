@@ -183,6 +183,8 @@ func TestMonitoringNamesMetricsThatExist(t *testing.T) {
 	for _, page := range []string{"runbook.md", "operations.md"} {
 		text, err := os.ReadFile("../../docs/" + page)
 		require.NoError(t, err)
+		roles := regexp.MustCompile(`stampede_(migrator|ingress|worker|relay|desk|reader)\b`)
+		text = roles.ReplaceAll(text, []byte("a role"))
 		for _, name := range regexp.MustCompile("`[^`]*stampede_[^`]*`").FindAllString(string(text), -1) {
 			for _, name := range namesIn(name) {
 				// A pattern is no name, and no dashboard runs here.

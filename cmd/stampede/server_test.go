@@ -119,7 +119,7 @@ func TestErrorsOfServer(t *testing.T) {
 		{"http://127.0.0.1:1", adminToken, "order list --user=ann", exitUnknown, "refused"},
 		{"http://127.0.0.1:1", adminToken, "sale pause " + id, exitFailed, "refused"},
 		{"ftp://x", adminToken, "sale list", exitUsage, "--server: want the URL of an ingress"},
-		{page.URL, adminToken, "sale list", exitUnknown, "cannot be read"},
+		{page.URL, adminToken, "sale list", exitUnknown, "is this the URL of an ingress?"},
 		{page.URL + "/%zz", adminToken, "sale list", exitUsage, "--server"},
 		{url, adminToken, "sale archive --server=" + url + " --dir=.", exitUsage, "this command has no --server: it moves"},
 		{"", adminToken, "sale list", exitUsage, "missing flags: --redis-url=URL (or REDIS_URL), --database-url=URL (or " +

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/signal"
 	"strings"
 	"syscall"
 	"testing"
@@ -69,6 +70,10 @@ func TestProcessesDoNotDependOnWhoReadsTheirOutput(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			// The processes must not inherit that SIGHUP is ignored, as in tests that nohup has started.
+			hangups := make(chan os.Signal, 1)
+			signal.Notify(hangups, syscall.SIGHUP)
+			t.Cleanup(func() { signal.Stop(hangups) })
 			s := newShop(t)
 			hook := newWebhookShop(t)
 			status, text := s.run("relay", "add", "shop", hook.url, "--secret-file", hook.secretFile, "--allow-private")

@@ -30,6 +30,7 @@ type desk struct {
 	audit        *Audit
 	rebuilds     []Rebuild
 	servers      map[int]string // the run ids of the verified servers by partition
+	readOnly     bool           // Postgres takes no writes
 	err          string
 }
 
@@ -39,6 +40,7 @@ func (f *Fleet) lookAtDesk(ctx context.Context) {
 	defer cancel()
 	rows, _ := f.config.Pool.Query(limited, sql.FleetDesk, rebuildSilence.Seconds()) // its error comes with the row
 	row, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[struct {
+		ReadOnly  bool
 		Letters   int64
 		Oldest    *time.Time
 		AuditedAt *time.Time
@@ -61,7 +63,7 @@ func (f *Fleet) lookAtDesk(ctx context.Context) {
 		}
 		return
 	}
-	f.desk = desk{at: now, letters: row.Letters, servers: row.Servers, rebuilds: row.Rebuilds}
+	f.desk = desk{at: now, letters: row.Letters, servers: row.Servers, rebuilds: row.Rebuilds, readOnly: row.ReadOnly}
 	for i := range f.desk.rebuilds {
 		f.desk.rebuilds[i].Step = shortened(f.desk.rebuilds[i].Step, errorMax)
 	}

@@ -43,8 +43,10 @@ type process struct {
 	fresh  bool
 	// rebuilds are those of a lost Redis that no snapshot has counted yet.
 	rebuilds float64
-	// othersAt is when another process answered than the one before, which had not ended.
-	othersAt time.Time
+	// othersAt is when another process answered than the one before, which had not ended. formerStart is the start of the
+	// one before.
+	othersAt    time.Time
+	formerStart float64
 }
 
 // seen notes a scrape that was made at that time.
@@ -72,10 +74,12 @@ func (p *process) seen(s *sample, err error, at time.Time) {
 // before returns the sample from which the process has counted on. It is empty after a restart. It is nil for the first
 // sample, and if another process answered before that has not ended: both are behind one address.
 func (p *process) before(s *sample, at time.Time) *sample {
-	switch {
-	case p.last == nil || s.start == p.last.start || s.start == 0 || p.last.start == 0:
+	if p.last == nil || s.start == p.last.start || s.start == 0 || p.last.start == 0 {
 		return p.last
-	case s.start > p.last.start && s.start > float64(p.lastSeen.Add(-clocksApart).Unix()):
+	}
+	isKnown := s.start == p.formerStart
+	p.formerStart = p.last.start
+	if !isKnown && s.start > p.last.start && s.start > float64(p.lastSeen.Add(-clocksApart).Unix()) {
 		return &sample{}
 	}
 	p.othersAt = at

@@ -3,6 +3,7 @@ package fleet
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -159,6 +160,18 @@ func TestPostgresGoneAndBack(t *testing.T) {
 	f := fleetOf(t, pool, s)
 	known := func(x *Snapshot) bool { return saleIn(x, sale).UnitsKnown }
 	f.play(t, "the sale is counted", known)
+
+	for _, isReadOnly := range []bool{true, false} {
+		for _, statement := range []string{
+			fmt.Sprintf("ALTER SYSTEM SET default_transaction_read_only = %t", isReadOnly), "SELECT pg_reload_conf()",
+		} {
+			_, err := pool.Exec(t.Context(), statement)
+			require.NoError(t, err)
+		}
+		f.play(t, "it is shown whether Postgres takes writes", func(x *Snapshot) bool {
+			return x.Postgres.Reachable && slices.Contains(troublesOf(x), atPostgresGone) == isReadOnly
+		})
+	}
 
 	own.StopImmediate()
 	snapshot := f.play(t, "Postgres is gone", func(x *Snapshot) bool {

@@ -140,6 +140,9 @@ func (t *troubles) ofServers(f *Fleet, s *Snapshot) {
 	if !s.Postgres.Reachable && s.Postgres.Error != "" {
 		t.is("", Critical, atPostgresGone, "Postgres does not answer: %s", s.Postgres.Error).from(s.Postgres.Since)
 	}
+	if s.Postgres.Reachable && f.desk.readOnly {
+		t.is("", Critical, atPostgresGone, "Postgres takes no writes (stampede doctor says why)")
+	}
 	if !s.Redis.Reachable && s.Redis.Error != "" {
 		t.is("", Critical, atRedisGone, "Redis does not answer: %s", s.Redis.Error).from(s.Redis.Since)
 	}

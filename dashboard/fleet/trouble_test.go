@@ -91,6 +91,9 @@ func TestEachTroubleIsFound(t *testing.T) {
 		"Postgres": {func(_ *Fleet, s *Snapshot, _ *round) {
 			s.Postgres = Server{Error: "refused"}
 		}, atPostgresGone, Critical, "refused", 0},
+		"read-only Postgres": {func(f *Fleet, s *Snapshot, _ *round) {
+			s.Postgres.Reachable, f.desk.readOnly = true, true
+		}, atPostgresGone, Critical, "takes no writes", 0},
 		"Redis": {func(_ *Fleet, s *Snapshot, _ *round) {
 			s.Redis = Server{Error: "refused"}
 		}, atRedisGone, Critical, "refused", 0},

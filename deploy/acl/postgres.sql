@@ -33,7 +33,10 @@ BEGIN
             ('SELECT', 'ingress worker relay desk reader', 'goose_db_version schema_contracts sales sale_events order_events pulse outages'),
             ('SELECT', 'ingress worker desk reader', 'orders order_history order_months'),
             ('INSERT', 'ingress desk', 'sales'),
-            ('UPDATE', 'ingress worker desk', 'sales sale_events order_events orders'),
+            ('UPDATE', 'ingress worker desk', 'sales orders'),
+            -- The log stays as it is, but for what is added to its data.
+            ('UPDATE (idempotency_key, data)', 'ingress worker desk', 'sale_events'),
+            ('UPDATE (type, data)', 'ingress worker desk', 'order_events'),
             ('INSERT', 'ingress worker desk', 'sale_events order_events releases'),
             ('INSERT', 'worker desk', 'orders'),
             ('DELETE', 'desk', 'orders'),

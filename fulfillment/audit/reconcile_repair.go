@@ -200,9 +200,10 @@ func (r *reconciler) changeOrders(ctx context.Context, sale uuid.UUID, did, quer
 
 func (r *reconciler) recount(ctx context.Context, d saleDifferences) error {
 	sale := d.sale()
-	_, err := projection.RecountSales(ctx, r.conn, &sale, func(tx pgx.Tx, count projection.Recount) error {
-		_, err := tx.Exec(ctx, sql.ReconcileNote, d.sale(),
-			map[string]any{"recounted": map[string]int64{"was": count.Was, "is": count.Is}})
+	_, err := projection.RecountSales(ctx, r.conn, &sale, nil, func(tx pgx.Tx, count projection.Recount) error {
+		_, err := tx.Exec(ctx, sql.ReconcileNote, d.sale(), map[string]any{"recounted": map[string]int64{
+			"was": count.Was, "is": count.Is, "last_sequence_was": count.LastWas, "last_sequence_is": count.LastIs,
+		}})
 		return err
 	})
 	return err

@@ -263,7 +263,7 @@ func TestAuditReportsEachCorruptionOfShard(t *testing.T) {
 				r, _ := s.held(2, user)
 				for _, statement := range []string{
 					"DELETE FROM order_events WHERE order_id = $1", "DELETE FROM orders WHERE id = $1",
-					"UPDATE sales SET sold = sold - 1 WHERE $1::uuid IS NOT NULL",
+					"UPDATE sales SET sold = sold - 1, last_sequence = (SELECT max(sequence) FROM orders) WHERE $1::uuid IS NOT NULL",
 				} {
 					_, err := s.Pool.Exec(s.t.Context(), statement, r.OrderID)
 					require.NoError(s.t, err)

@@ -147,7 +147,7 @@ func (s *Store) Get(ctx context.Context, id int64) (Letter, error) {
 
 // withLocked calls do with a letter whose row is locked until the transaction ends; an error of do rolls it back.
 func (s *Store) withLocked(ctx context.Context, id int64, do func(pgx.Tx, Letter) error) error {
-	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+	return pg.InTransaction(ctx, s.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		letter, err := readLetter(ctx, tx, sql.DeadLetterLock, id)
 		if err != nil {
 			return err

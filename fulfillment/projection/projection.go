@@ -116,7 +116,11 @@ func (p *projector) run(ctx context.Context, pool *pgxpool.Pool) (err error) {
 		}
 	}
 	progress.Step(ctx, "counting what is sold")
-	p.report.Recounted, err = RecountSales(ctx, p.conn, nil, nil)
+	var damaged []uuid.UUID
+	for _, d := range p.report.Damaged {
+		damaged = append(damaged, d.Sale)
+	}
+	p.report.Recounted, err = RecountSales(ctx, p.conn, nil, damaged, nil)
 	return errors.Join(p.report.damage(), err)
 }
 
@@ -132,12 +136,16 @@ func (p *projector) rebuildMonth(ctx context.Context, m month) error {
 		return err
 	}
 	for _, w := range wrong {
-		err := pgx.BeginTxFunc(ctx, p.conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-			return p.replaceWrong(ctx, tx, w)
-		})
-		if ledger.FaultOf(err) == ledger.BadData { // such as two live orders of one user
+		if p.report.isDamaged(w) {
+			continue
+		}
+		err := pg.InTransaction(ctx, p.conn, pgx.TxOptions{}, func(tx pgx.Tx) error { return replaceWrong(ctx, tx, w) })
+		switch {
+		case err == nil:
+			p.report.Replaced += w.Orders
+		case ledger.FaultOf(err) == ledger.BadData: // such as two live orders of one user
 			p.report.Damaged = append(p.report.Damaged, Damage{w.SaleID, w.Orders, err.Error()})
-		} else if err != nil {
+		default:
 			return err
 		}
 	}
@@ -164,12 +172,8 @@ func findWrong(ctx context.Context, on pg.Querier, m month) ([]wrongSale, error)
 	return pgx.CollectRows(rows, pgx.RowToStructByName[wrongSale])
 }
 
-// replaceWrong replaces the noted rows of a sale, unless its log is damaged.
-func (p *projector) replaceWrong(ctx context.Context, tx pgx.Tx, w wrongSale) error {
-	if w.Damaged > 0 {
-		p.report.Damaged = append(p.report.Damaged, Damage{w.SaleID, w.Damaged, string(w.Example)})
-		return nil
-	}
+// replaceWrong replaces the noted rows of a sale, whose log is not damaged.
+func replaceWrong(ctx context.Context, tx pgx.Tx, w wrongSale) error {
 	m := only(w.SaleID)
 	if _, err := tx.Exec(ctx, sql.ProjectionWithdraw, m.First, m.Until); err != nil {
 		return err
@@ -181,7 +185,6 @@ func (p *projector) replaceWrong(ctx context.Context, tx pgx.Tx, w wrongSale) er
 		return fmt.Errorf("replace %d orders: %w", w.Orders, err)
 	}
 	crashpoint.Hit(crashpoint.ProjectionsReplaced)
-	p.report.Replaced += w.Orders
 	return nil
 }
 
@@ -224,9 +227,13 @@ func RebuildSale(ctx context.Context, tx pgx.Tx, sale uuid.UUID) (replaced int64
 		return 0, err
 	}
 	for _, w := range wrong {
-		if err := p.replaceWrong(ctx, tx, w); err != nil {
+		if p.report.isDamaged(w) {
+			break
+		}
+		if err := replaceWrong(ctx, tx, w); err != nil {
 			return 0, err
 		}
+		p.report.Replaced += w.Orders
 	}
 	if err := p.report.damage(); err != nil {
 		return 0, err
@@ -248,6 +255,14 @@ func after(id uuid.UUID) uuid.UUID {
 	return id
 }
 
+// isDamaged notes the sale if its log is damaged.
+func (r *Report) isDamaged(w wrongSale) bool {
+	if w.Damaged > 0 {
+		r.Damaged = append(r.Damaged, Damage{w.SaleID, w.Damaged, string(w.Example)})
+	}
+	return w.Damaged > 0
+}
+
 // damagedShown bounds how many sales an error names.
 const damagedShown = 10
 
@@ -264,10 +279,10 @@ func (r *Report) damage() error {
 		"from a backup: %s", ErrDamagedLog, len(r.Damaged), strings.Join(named, "; "))
 }
 
-// RecountSales corrects the wrong counters of the sale, or of all if it is nil. It calls note for each correction,
-// unless note is nil. Correct sales are not locked.
+// RecountSales corrects the wrong counters of the sale, or of all but some if it is nil. It calls note for each
+// correction, unless note is nil. Correct sales are not locked.
 func RecountSales(
-	ctx context.Context, on pg.Transactor, sale *uuid.UUID, note func(pgx.Tx, Recount) error,
+	ctx context.Context, on pg.Transactor, sale *uuid.UUID, but []uuid.UUID, note func(pgx.Tx, Recount) error,
 ) ([]Recount, error) {
 	const all = "$1::uuid IS NULL OR sale_id = $1"
 	rows, _ := on.Query(ctx, Counted(sql.ProjectionMiscounted, all), sale) // its error comes with the rows
@@ -278,6 +293,9 @@ func RecountSales(
 	recounted := []Recount{}
 	var failed []error
 	for _, id := range wrong {
+		if slices.Contains(but, id) {
+			continue
+		}
 		var count Recount
 		err := pg.InTransaction(ctx, on, pgx.TxOptions{}, func(tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, sql.CatalogLockSale, id)

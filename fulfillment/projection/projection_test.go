@@ -121,8 +121,9 @@ func TestProjectionRebuildRejectsDamagedLog(t *testing.T) {
 	var sale uuid.UUID
 	require.NoError(t, s.Pool.QueryRow(t.Context(), "SELECT sale_id FROM orders WHERE id = $1", damagedOrder).Scan(&sale))
 	rowsOf := func(is string) []string {
-		return testshop.RowsOf(t, s.Pool,
-			"SELECT row_to_json(o)::text FROM orders AS o WHERE sale_id "+is+" '"+sale.String()+"' ORDER BY id")
+		is += " '" + sale.String() + "'"
+		return testshop.RowsOf(t, s.Pool, "SELECT row_to_json(o)::text FROM orders AS o WHERE sale_id "+is+
+			" UNION ALL SELECT format('%s %s %s', id, sold, last_sequence) FROM sales WHERE id "+is+" ORDER BY 1")
 	}
 	before, others := rowsOf("="), rowsOf("<>")
 	for _, damage := range []string{
@@ -132,6 +133,10 @@ func TestProjectionRebuildRejectsDamagedLog(t *testing.T) {
 		"UPDATE order_events SET data = data - 'epoch' WHERE order_id = $1 AND version = 2",
 		`UPDATE order_events SET data = data || '{"epoch": 1e99}' WHERE order_id = $1 AND version = 2`,
 		`UPDATE order_events SET data = data || '{"due": "2026-02-31T00:00:00Z"}' WHERE order_id = $1 AND version = 2`,
+		`UPDATE order_events SET data = data || '{"due": "10:00:00"}' WHERE order_id = $1 AND version = 2`,
+		`INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, data)
+			SELECT order_id, n, 'OrderCancelled', sale_id, user_id, quantity, occurred_at, data
+			FROM order_events, generate_series(4, 5) AS n WHERE order_id = $1 AND version = 3`,
 		// Of two live orders of one user.
 		"UPDATE order_events SET user_id = 'user-4' WHERE order_id = $1",
 		"UPDATE order_events SET version = 4 WHERE order_id = $1 AND version = 2",
@@ -152,6 +157,8 @@ func TestProjectionRebuildRejectsDamagedLog(t *testing.T) {
 			_, err := s.Pool.Exec(t.Context(), damage, damagedOrder)
 			require.NoError(t, err)
 			_, err = s.Pool.Exec(t.Context(), "UPDATE orders SET updated_at = now() WHERE user_id = 'user-5'")
+			require.NoError(t, err)
+			_, err = s.Pool.Exec(t.Context(), "UPDATE sales SET last_sequence = last_sequence + 1 WHERE id = $1", sale)
 			require.NoError(t, err)
 			wrong := rowsOf("=")
 			report, err := projection.Rebuild(t.Context(), s.Pool)

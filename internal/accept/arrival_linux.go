@@ -32,8 +32,10 @@ func stampArrivals(l net.Listener) {
 // arrivals reads from a connection, and notes when the newest of the bytes arrived in the kernel. Its memory is used
 // for each read again. Reads follow one another, as those of http.Server do.
 type arrivals struct {
-	raw  syscall.RawConn
-	call func(fd uintptr) (done bool) // receive, made once
+	raw syscall.RawConn
+	// receive and ask, made once.
+	call   func(fd uintptr) (done bool)
+	asking func(fd uintptr)
 
 	header  unix.Msghdr
 	part    unix.Iovec
@@ -50,7 +52,7 @@ func (a *arrivals) init(conn *net.TCPConn) {
 	if err != nil {
 		return
 	}
-	a.raw, a.call = raw, a.receive
+	a.raw, a.call, a.asking = raw, a.receive, a.ask
 	// Each read tells how much is left to read. This is not inherited from the listener.
 	_ = raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_INQ, 1) })
 }
@@ -132,15 +134,18 @@ func (a *arrivals) messages() (stamp int64, more bool) {
 // ask asks the kernel whether the client has left. Then the time of the last read may be that of its FIN, but the
 // kernel knows that of the last bytes.
 func (a *arrivals) ask(fd uintptr) {
-	info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
-	if err == nil && info.State != unix.BPF_TCP_ESTABLISHED {
+	var info unix.TCPInfo
+	size := uint32(unsafe.Sizeof(info))
+	_, _, errno := syscall.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.IPPROTO_TCP, unix.TCP_INFO,
+		uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&size)), 0)
+	if errno == 0 && info.State != unix.BPF_TCP_ESTABLISHED {
 		a.at.Store(time.Now().Add(-time.Duration(info.Last_data_recv) * time.Millisecond).UnixNano())
 		a.left.Store(true)
 	}
 }
 
 func (a *arrivals) hasLeft() bool {
-	return a.left.Load() || a.raw != nil && (a.raw.Control(a.ask) != nil || a.left.Load())
+	return a.left.Load() || a.raw != nil && (a.raw.Control(a.asking) != nil || a.left.Load())
 }
 
 // arrived returns when the newest bytes of the last read arrived, zero if that is unknown, and whether the client is

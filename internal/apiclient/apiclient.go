@@ -102,7 +102,7 @@ func (c *Client) do(ctx context.Context, of call, answer any) error {
 		if again && retry.Pause(min(wait, waitMax), ctx.Done()) {
 			continue
 		}
-		if unknown && !errors.Is(err, ErrUnknown) && got.mayPass() {
+		if unknown && !errors.Is(err, ErrUnknown) && !got.decides() {
 			err = fmt.Errorf("%w: %w", ErrUnknown, err)
 		}
 		return fmt.Errorf("%s: %w", of.what, err)

@@ -50,6 +50,15 @@ func (r reply) mayPass() bool {
 	return r.slug() == "" || r.status == http.StatusTooManyRequests || r.status >= http.StatusInternalServerError
 }
 
+// decides reports whether an answer also tells what became of earlier tries of the same call.
+func (r reply) decides() bool {
+	switch r.status {
+	case http.StatusNotFound, http.StatusConflict, http.StatusGone, http.StatusUnprocessableEntity:
+		return r.slug() != ""
+	}
+	return false
+}
+
 // undecided reports whether an ingress does not say that nothing was done.
 func (r reply) undecided() bool {
 	switch r.slug() {

@@ -115,6 +115,7 @@ var may = map[string][]string{
 		"sql",
 		"fulfillment/ledger",
 		"internal/crashpoint",
+		"internal/figure",
 		"internal/pg",
 		"internal/progress",
 		"internal/retry",

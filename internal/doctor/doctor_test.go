@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -125,7 +126,8 @@ func TestPostgresFindsUnsafeSettings(t *testing.T) {
 	pool, err := connect.Postgres(t.Context(), server.URL, 2)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
-	_, err = pool.Exec(t.Context(), "GRANT CREATE ON SCHEMA public TO PUBLIC") // as before PostgreSQL 15
+	_, err = pool.Exec(t.Context(), "BEGIN READ WRITE; GRANT CREATE ON SCHEMA public TO PUBLIC; COMMIT", // as before PostgreSQL 15
+		pgx.QueryExecModeSimpleProtocol)
 	require.NoError(t, err)
 
 	findings, err := doctor.Postgres(t.Context(), pool)

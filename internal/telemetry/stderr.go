@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/mattn/go-isatty"
 	"golang.org/x/sys/unix"
 )
 
@@ -27,9 +28,11 @@ var linesLost atomic.Int64
 // lines only. They are counted, and the next line that is written follows one with their number. It is safe for
 // concurrent use.
 type Stderr struct {
-	to   io.Writer
-	wake chan struct{} // has room for one signal
-	done chan struct{}
+	to io.Writer
+	// atOnce: a terminal shows standard output as well, in the order in which both were written.
+	atOnce bool
+	wake   chan struct{} // has room for one signal
+	done   chan struct{}
 
 	mu      sync.Mutex
 	waiting []byte
@@ -46,6 +49,7 @@ type Stderr struct {
 // NewStderr returns a Stderr that writes to w. It needs a Close.
 func NewStderr(w io.Writer) *Stderr {
 	s := &Stderr{to: Unbroken(w), wake: make(chan struct{}, 1), done: make(chan struct{}), format: formatText}
+	s.atOnce = isatty.IsTerminal(s.Fd())
 	go func() {
 		defer close(s.done)
 		for range s.wake {
@@ -90,8 +94,11 @@ func (s *Stderr) SetFormat(format string) {
 	s.format = format
 }
 
-// Write takes one or more lines. It does not wait for their reader, and never fails.
+// Write takes one or more lines. It waits only for a terminal, and else never fails.
 func (s *Stderr) Write(p []byte) (int, error) {
+	if s.atOnce {
+		return s.to.Write(p)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed || s.dropped > 0 || len(s.waiting) > 0 && len(s.waiting)+len(p) > waitingMax {
@@ -146,13 +153,14 @@ func (s *Stderr) write(lines []byte) (rest []byte) {
 		lines = append([]byte{'\n'}, lines...)
 	}
 	n, err := s.to.Write(lines)
+	if err == nil {
+		s.torn = false
+		return nil
+	}
 	if n > 0 {
 		s.torn = lines[n-1] != '\n'
 	}
-	if err != nil {
-		return lines[n:]
-	}
-	return nil
+	return lines[n:]
 }
 
 // endOfPiece returns the end of the last line that ends within pieceMax, or of a longer one.

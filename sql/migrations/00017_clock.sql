@@ -9,7 +9,7 @@ ALTER TABLE outages ADD COLUMN back boolean NOT NULL DEFAULT false;
 CREATE OR REPLACE FUNCTION lost_time() RETURNS interval LANGUAGE sql STABLE AS $$
     SELECT coalesce((SELECT lost FROM pulse), (SELECT sum(CASE WHEN back THEN began_at - ended_at ELSE ended_at - began_at END) FROM outages), '0')
 $$;
--- It stands still until the next heartbeat counts what it stood still for as lost.
+-- After a move of the clock it stands still, until the next heartbeat adds the move to the lost time.
 CREATE OR REPLACE FUNCTION pay_clock() RETURNS timestamptz LANGUAGE sql STABLE AS $$
     SELECT coalesce((SELECT CASE WHEN now() - seen_at NOT BETWEEN -outage_after AND outage_after THEN seen_at END FROM pulse), now()) - lost_time()
 $$;

@@ -1,5 +1,5 @@
 -- +goose Up
--- What still needs a sale is in one list, and each way asks it by which a sale leaves Redis or its orders leave Postgres.
+-- One list says what still needs a sale. A sale leaves Redis, and its orders leave Postgres, only if the list is empty.
 
 -- What may still change of the sales from lowest to highest: it keeps them in Redis.
 CREATE FUNCTION open_sales(lowest uuid, highest uuid) RETURNS TABLE (sale uuid, reason text) LANGUAGE sql STABLE AS $$
@@ -28,7 +28,8 @@ CREATE FUNCTION sales_in_use(lowest uuid, highest uuid) RETURNS TABLE (sale uuid
     SELECT sale, reason FROM open_sales(lowest, highest)
 UNION ALL
     SELECT id, 'its buyers are still in Redis: a worker removes them when nothing of the sale is open, --retire-after after its end'
-    FROM sales WHERE id BETWEEN lowest AND highest AND retired_at IS NULL
+    -- An earlier version archived months with such sales, and then nothing removes them.
+    FROM sales WHERE id BETWEEN lowest AND highest AND retired_at IS NULL AND archived_at IS NULL
 UNION ALL
     SELECT last.sale_id, format('the target %s of the relay has not read it: it is at position %s, and the last event of the sale at %s',
                                 t.name, t.position, last.position)
@@ -59,13 +60,14 @@ BEGIN
         next := first_sale(month + interval '1 month');
     END IF;
     -- The sales are locked before they are looked at.
-    UPDATE sales SET archived_at = now() WHERE id >= lowest AND id < next AND archived_at IS NULL;
+    PERFORM FROM sales WHERE id >= lowest AND id < next ORDER BY id FOR NO KEY UPDATE;
     -- The highest id before that of the next month.
     highest := rpad(lpad(to_hex(('x' || left(replace(next::text, '-', ''), 12))::bit(48)::bigint - 1), 12, '0'), 32, 'f')::uuid;
     SELECT format('the sale %s is still needed: %s', sale, reason) INTO in_use FROM sales_in_use(lowest, highest) LIMIT 1;
     IF in_use IS NOT NULL THEN
         RAISE EXCEPTION '%', in_use;
     END IF;
+    UPDATE sales SET archived_at = now() WHERE id >= lowest AND id < next AND archived_at IS NULL;
     RETURN QUERY
     SELECT format('ALTER TABLE %s DETACH PARTITION %s %s', i.inhparent::regclass, i.inhrelid::regclass, CASE WHEN i.inhdetachpending THEN 'FINALIZE' ELSE 'CONCURRENTLY' END)
     FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid

@@ -33,4 +33,4 @@ WHERE r.damage IS NOT NULL
       (o.user_id, o.quantity, o.status, o.version, o.sequence::text, o.epoch::text, o.reserved_at, o.updated_at, o.reason, o.payment_reference, o.key_fingerprint)
    -- The same time has another text if the session that wrote it was in another time zone. Parsing each would be slow.
    OR r.due IS DISTINCT FROM to_jsonb(o.due) #>> '{}'
-      AND coalesce((jsonb_path_query_first_tz(to_jsonb(r.due), '$.datetime()', '{}', true) #>> '{}')::timestamptz <> o.due, true)
+      AND coalesce((jsonb_path_query_first_tz(to_jsonb(r.due), '$.datetime() ? (@.type() starts with "timestamp")', '{}', true) #>> '{}')::timestamptz <> o.due, true)

@@ -7,7 +7,7 @@
 --
 -- damage: why no row follows from the log of the order, or NULL. Such an order blocks its sale.
 SELECT sale_id, id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, reason, due, payment_reference, key_fingerprint,
-       CASE WHEN first <> 2 OR version <> events + 1 THEN format('the log of the order has %s of the versions from 2 to %s', events, version)
+       CASE WHEN first <> 2 OR version <> events + 1 OR version > 4 THEN format('the log of the order has %s of the versions from 2 to %s', events, version)
             WHEN status IS NULL THEN format('the log of the order has an impossible history: %s', history)
             WHEN reserved_at IS NULL THEN 'the log of the order has no reservation'
             WHEN reservations > 1 THEN 'the log of the order has several reservations'
@@ -16,7 +16,7 @@ SELECT sale_id, id, user_id, quantity, status, version, sequence, epoch, reserve
        END AS damage
 FROM (
     SELECT sale_id, order_id AS id, count(*) AS events, min(version) AS first, max(version) AS version,
-           -- No order has a later version (order.LastVersion). An ordered aggregate would sort the events of each order.
+           -- An order with a later version is damaged (order.LastVersion). An ordered aggregate would sort the events of each order.
            concat_ws(' ', max(type) FILTER (WHERE version = 2), max(type) FILTER (WHERE version = 3), max(type) FILTER (WHERE version = 4)) AS history,
            coalesce(max(occurred_at) FILTER (WHERE version = 4), max(occurred_at) FILTER (WHERE version = 3), max(occurred_at)) AS updated_at,
            min(user_id) AS user_id, max(user_id) AS last_user, min(quantity) AS quantity, max(quantity) AS last_quantity,
