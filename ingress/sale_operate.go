@@ -67,7 +67,8 @@ func (s *Server) createSale(c echo.Context) error {
 	return writeJSON(c, http.StatusCreated, sale)
 }
 
-// givenTime returns the zero time for none only: the first instant of the year 1 becomes another one, out of bounds too.
+// givenTime returns the zero time for none only: the first instant of the year 1 becomes another one that is out of
+// bounds.
 func givenTime(t *time.Time) time.Time {
 	switch {
 	case t == nil:

@@ -40,7 +40,8 @@ func fileOf(t *testing.T, query string) string {
 }
 
 // counting fills the queries that count the orders of one sale.
-var counting = strings.NewReplacer("{{counted}}", strings.Replace(sql.ProjectionCounted, "{{sales}}", "sale_id = $1", 1))
+var counting = strings.NewReplacer("{{counted}}",
+	strings.Replace(sql.ProjectionCounted, "{{sales}}", "sale_id = $1", 1))
 
 var monthOf = regexp.MustCompile(` on (?:orders|order_events)_(\d{4}_\d\d|first)\b`)
 

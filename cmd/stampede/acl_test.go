@@ -150,7 +150,8 @@ func runAsUsers(t *testing.T, url string, nodes ...*localserver.Redis) {
 			"CREATE TABLE mine ()",
 		},
 		"desk": {
-			"SELECT secret FROM receipt_key", "DELETE FROM order_events", "UPDATE pulse SET lost = '1 h'", "CREATE TABLE mine ()",
+			"SELECT secret FROM receipt_key", "DELETE FROM order_events", "UPDATE order_events SET user_id = 'eve'",
+			"UPDATE pulse SET lost = '1 h'", "CREATE TABLE mine ()",
 		},
 		"reader": {
 			"SELECT secret FROM receipt_key", "SELECT secrets FROM relay_targets", "UPDATE orders SET status = 'paid'",

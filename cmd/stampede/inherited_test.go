@@ -153,8 +153,8 @@ func read(t *testing.T, url string) (status int, body string) {
 	return answer.StatusCode, string(text)
 }
 
-// Sessions inherit settings from the server, the database and the role. Add one here before code relies on another value
-// than its default.
+// Sessions inherit settings from the server, the database and the role. Add one here before code relies on another
+// value than its default.
 func TestShopLivesUnderInheritedSettings(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnPostgres(t)
@@ -185,7 +185,8 @@ func TestShopLivesUnderInheritedSettings(t *testing.T) {
 				"DateStyle = 'SQL, DMY'", "IntervalStyle = sql_standard", "TimeZone = 'Asia/Kolkata'", "bytea_output = escape",
 				"array_nulls = off", "transform_null_equals = on", "extra_float_digits = -15", "xmloption = document",
 				"row_security = off", "check_function_bodies = off", "client_min_messages = debug1", "synchronous_commit = off",
-				"plan_cache_mode = force_generic_plan", "enable_seqscan = off", "enable_partition_pruning = off", "jit_above_cost = 0",
+				"plan_cache_mode = force_generic_plan", "enable_seqscan = off", "enable_partition_pruning = off",
+				"jit_above_cost = 0",
 				"client_encoding = LATIN1", "cursor_tuple_fraction = 1", "statement_timeout = '30s'", "lock_timeout = '10s'",
 				"idle_session_timeout = '1s'", "idle_in_transaction_session_timeout = '1s'",
 			},

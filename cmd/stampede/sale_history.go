@@ -82,5 +82,6 @@ func details(data []byte) string {
 // beginning returns the first members of a long list.
 func beginning(list []json.RawMessage) string {
 	first, _ := json.Marshal(list[:listedMax]) // they were JSON
-	return fmt.Sprintf("%s… (%s in all)", printable(strings.TrimSuffix(string(first), "]")), figure.Count(int64(len(list))))
+	shown := printable(strings.TrimSuffix(string(first), "]"))
+	return fmt.Sprintf("%s… (%s in all)", shown, figure.Count(int64(len(list))))
 }

@@ -83,7 +83,8 @@ func TestBoundsOfTermsAgree(t *testing.T) {
 			Name: "bounds", Stock: around(1, 500, order.MaxStock).Draw(t, "stock"),
 			PerOrderLimit: around(1, 5, order.MaxPerOrder).Draw(t, "per order"),
 			OpensAt:       moment.Draw(t, "opens"), ClosesAt: moment.Draw(t, "closes"),
-			PaymentWindow: time.Duration(around(0, 600, int64(order.MaxPaymentWindow/time.Second)).Draw(t, "window")) * time.Second,
+			PaymentWindow: time.Second *
+				time.Duration(around(0, 600, int64(order.MaxPaymentWindow/time.Second)).Draw(t, "window")),
 		}
 	})
 	accepted, refused := map[uuid.UUID]reservation.Terms{}, map[uuid.UUID]reservation.Terms{}
@@ -101,7 +102,8 @@ func TestBoundsOfTermsAgree(t *testing.T) {
 		id := uuid.Must(uuid.NewV7())
 		_, err = s.Pool.Exec(t.Context(), `INSERT INTO sales (id, name, stock, per_order_limit, opens_at, closes_at, payment_window_seconds)
 			VALUES ($1, 'forced', $2, $3, to_timestamp($4::numeric / 1000000), to_timestamp($5::numeric / 1000000), $6)`, id,
-			drawn.Stock, drawn.PerOrderLimit, microsOf(drawn.OpensAt), microsOf(drawn.ClosesAt), int64(drawn.PaymentWindow/time.Second))
+			drawn.Stock, drawn.PerOrderLimit, microsOf(drawn.OpensAt), microsOf(drawn.ClosesAt),
+			int64(drawn.PaymentWindow/time.Second))
 		if err == nil { // not refused by a CHECK
 			refused[id] = drawn
 		}

@@ -57,16 +57,16 @@ func TestEachColumnFollowsFromLog(t *testing.T) {
 	s := testshop.NewShop(t, testkit.Pool(t))
 	sale, orders := s.OpenPayable(t, 50), ledger.New(s.Pool)
 	s.Open(t, 5)
-	of := map[string]uuid.UUID{}
+	orderOf := map[string]uuid.UUID{}
 	for _, user := range []string{"ann", "bob"} {
-		of[user] = s.Reserve(t, sale, user, 2, "key-"+user).Reservation.OrderID
+		orderOf[user] = s.Reserve(t, sale, user, 2, "key-"+user).Reservation.OrderID
 	}
 	testwork.Fulfil(s, t)
-	for user, id := range of {
+	for user, id := range orderOf {
 		_, err := orders.Pay(t.Context(), id, user, "pi_"+user)
 		require.NoError(t, err)
 	}
-	_, err := orders.Withdraw(t.Context(), of["bob"], "a wish", "olga")
+	_, err := orders.Withdraw(t.Context(), orderOf["bob"], "a wish", "olga")
 	require.NoError(t, err)
 	_, err = testwork.ReleaseUnits(s, t.Context())
 	require.NoError(t, err)
@@ -91,7 +91,7 @@ func TestEachColumnFollowsFromLog(t *testing.T) {
 	}
 	before := rows(t)
 	for table, at := range map[string]string{
-		"orders": fmt.Sprintf("id = '%s'", of["ann"]), "sales": fmt.Sprintf("id = '%s'", sale),
+		"orders": fmt.Sprintf("id = '%s'", orderOf["ann"]), "sales": fmt.Sprintf("id = '%s'", sale),
 	} {
 		for _, c := range columns(table) {
 			column, kind, _ := strings.Cut(c, "/")
@@ -116,7 +116,7 @@ func TestEachColumnFollowsFromLog(t *testing.T) {
 			}
 		}
 		parts = append(parts, testshop.RowsOf(t, s.Pool, `SELECT '`+version+`/data.' || key || '/' || jsonb_typeof(value)
-			FROM order_events, jsonb_each(data) WHERE version = `+version+` AND order_id = '`+of["bob"].String()+`'`)...)
+			FROM order_events, jsonb_each(data) WHERE version = `+version+` AND order_id = '`+orderOf["bob"].String()+`'`)...)
 	}
 	log := testshop.RowsOf(t, s.Pool, "SELECT row_to_json(e)::text FROM order_events AS e")
 	for _, part := range parts {
@@ -127,7 +127,7 @@ func TestEachColumnFollowsFromLog(t *testing.T) {
 			if key, ok := strings.CutPrefix(column, "data."); ok {
 				set = fmt.Sprintf("data = data || jsonb_build_object('%[1]s', (data ->> '%[1]s') || '7')", key)
 			}
-			exec(t, fmt.Sprintf("UPDATE order_events SET %s WHERE version = %s AND order_id = $1", set, version), of["bob"])
+			exec(t, fmt.Sprintf("UPDATE order_events SET %s WHERE version = %s AND order_id = $1", set, version), orderOf["bob"])
 			require.Equal(t, inLogOnly[column+" "+version] != "", kept(t))
 			exec(t, "TRUNCATE order_events")
 			exec(t, `INSERT INTO order_events OVERRIDING SYSTEM VALUE
@@ -137,6 +137,7 @@ func TestEachColumnFollowsFromLog(t *testing.T) {
 	require.True(t, kept(t))
 	for part := range inLogOnly {
 		column, version, _ := strings.Cut(part, " ")
-		require.True(t, slices.ContainsFunc(parts, func(p string) bool { return strings.HasPrefix(p, version+"/"+column+"/") }), part)
+		isPart := func(p string) bool { return strings.HasPrefix(p, version+"/"+column+"/") }
+		require.True(t, slices.ContainsFunc(parts, isPart), part)
 	}
 }

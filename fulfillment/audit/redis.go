@@ -113,7 +113,9 @@ func (l *look) loadBuyers(ctx context.Context, all []redisShard) error {
 	}
 	scan := buyerScan{ctx: ctx, look: l, shards: all}
 	_, err := l.conn.CopyFrom(ctx, pgx.Identifier{"audit_scan"},
-		[]string{"sale_id", "shard", "user_id", "order_id", "quantity", "sequence", "epoch", "reserved_at", "key_fingerprint", "late"},
+		[]string{
+			"sale_id", "shard", "user_id", "order_id", "quantity", "sequence", "epoch", "reserved_at", "key_fingerprint", "late",
+		},
 		pgx.CopyFromFunc(scan.next))
 	if scan.err != nil {
 		return scan.err

@@ -296,9 +296,9 @@ func TestClockSetBackKeepsTimeToPay(t *testing.T) {
 	require.Greater(t, testwork.Heartbeat(t, pool), 60*time.Second, "a later outage is recorded")
 }
 
-// Time passes, ingresses restart and fail, and the clock of Postgres is set, forward and back. The pay clock advances by
-// the time that passes except in outages, with an error of pulse.outage_after at most for each time that the clock is
-// set. It is so between two heartbeats too, and if the row of pulse is lost.
+// Time passes, ingresses restart and fail, and the clock of Postgres is set, forward and back. The pay clock advances
+// by the time that passes except in outages, with an error of pulse.outage_after at most for each time that the clock
+// is set. It is so between two heartbeats too, and if the row of pulse is lost.
 func TestPayClockIsContinuous(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)

@@ -48,8 +48,8 @@ var may = map[string][]string{
 		"reservation/order",
 	},
 	"fulfillment/survey": {
-		"sql", "reservation", "internal/pg", "internal/redisinfo", "internal/retry", "internal/telemetry", "fulfillment/audit",
-		"reservation/catalog",
+		"sql", "reservation", "internal/pg", "internal/redisinfo", "internal/retry", "internal/telemetry",
+		"fulfillment/audit", "reservation/catalog",
 	},
 	"fulfillment/stream": {"lua", "internal/retry", "internal/telemetry", "reservation/order"},
 	"fulfillment/ledger": {

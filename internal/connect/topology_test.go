@@ -153,7 +153,8 @@ func TestPostgresTLSVerifiesHost(t *testing.T) {
 	admin, err := pgx.Connect(t.Context(), own.URL)
 	require.NoError(t, err)
 	for _, statement := range []string{
-		"COPY (SELECT) TO PROGRAM 'umask 077; cat > /dev/null; cat " + certificate + " > server.crt; cat " + key + " > server.key'",
+		"COPY (SELECT) TO PROGRAM 'umask 077; cat > /dev/null; cat " + certificate + " > server.crt; cat " + key +
+			" > server.key'",
 		"ALTER SYSTEM SET ssl = on", "SELECT pg_reload_conf()",
 	} {
 		_, err := admin.Exec(t.Context(), statement)

@@ -7,8 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// Printable makes untrusted text safe for a terminal: text with characters that Misleads, or invalid UTF-8, is quoted as
-// in Go.
+// Printable makes untrusted text safe for a terminal: text with characters that Misleads, or invalid UTF-8, is quoted
+// as in Go.
 func Printable(text string) string {
 	if !utf8.ValidString(text) || strings.ContainsFunc(text, Misleads) {
 		return fmt.Sprintf("%q", text)

@@ -124,5 +124,6 @@ func TestLinesThatNobodyReads(t *testing.T) {
 		require.True(t, lines.Scan())
 		require.Equal(t, want, lines.Text())
 	}
+	require.NoError(t, lines.Err())
 	require.NoError(t, <-sent)
 }
