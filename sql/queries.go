@@ -229,7 +229,7 @@ var (
 	//go:embed queries/pg/lock_holder.sql
 	PGLockHolder string
 	//go:embed queries/pg/prepare_session.sql
-	PGPrepareSession string
+	pgPrepareSession string
 	//go:embed queries/pg/try_lock.sql
 	PGTryLock string
 

@@ -30,7 +30,7 @@ func PrepareSessions(config *pgconn.Config, serviceLimit string) {
 	config.AfterConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
 		ctx, cancel := context.WithTimeout(ctx, sessionTimeout)
 		defer cancel()
-		return conn.ExecParams(ctx, PGPrepareSession, [][]byte{limit}, nil, nil, nil).Read().Err
+		return conn.ExecParams(ctx, pgPrepareSession, [][]byte{limit}, nil, nil, nil).Read().Err
 	}
 	for _, other := range config.Fallbacks {
 		if config.ValidateConnect == nil && (other.Host != config.Host || other.Port != config.Port) {
