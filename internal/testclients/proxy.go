@@ -178,7 +178,7 @@ func (p *proxy) next(name, path, body string, r *http.Request) (fault, *seen) {
 // plan returns the plan with this name; p.mu is held.
 func (p *proxy) plan(name string) *plan {
 	if p.plans[name] == nil {
-		p.plans[name] = &plan{}
+		p.plans[name] = &plan{seen: []*seen{}}
 	}
 	return p.plans[name]
 }
