@@ -124,7 +124,7 @@ func fill(b *testing.B, s *rig.System, orders int) {
 	require.NoError(b, err)
 }
 
-// confirmed inserts unpaid orders. They are due in half an hour, or spread over the given time.
+// confirmed inserts unpaid orders with their events. They are due in half an hour, or spread over the given time.
 func confirmed(b *testing.B, s *rig.System, user string, orders int, within time.Duration) []uuid.UUID {
 	b.Helper()
 	ctx := b.Context()
@@ -137,7 +137,11 @@ func confirmed(b *testing.B, s *rig.System, user string, orders int, within time
 				 'confirmed', 2, n, 1, now(), now(), NULL,
 				pay_clock() + CASE WHEN $4::float8 = 0 THEN interval '30 min' ELSE make_interval(secs => $4::float8 * n / $3::int)
 				END
-			FROM generate_series(1, $3::int) AS n RETURNING id, user_id)
+			FROM generate_series(1, $3::int) AS n RETURNING *),
+		logged AS (
+			INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at, data)
+			SELECT id, 2, 'OrderConfirmed', sale_id, user_id, 1, now(), now(),
+				jsonb_build_object('sequence', sequence, 'epoch', 1, 'due', due) FROM made)
 		SELECT id FROM made ORDER BY split_part(user_id, '-', 2)::int`, s.Sale, user, orders, within.Seconds())
 	require.NoError(b, err)
 	ids, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
