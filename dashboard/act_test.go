@@ -12,13 +12,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment/audit"
-	"stampede/fulfillment/deadletter"
-	"stampede/internal/testkit"
-	"stampede/internal/testshop"
-	"stampede/internal/testwork"
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
+	"stampede/internal/test/testwork"
+	"stampede/ledger/deadletter"
 	"stampede/reservation"
 	"stampede/reservation/order"
+	"stampede/upkeep/audit"
 )
 
 func (d *testDesk) stateOf(sale uuid.UUID) reservation.State {

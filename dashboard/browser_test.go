@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/dashboard/fleet"
-	"stampede/internal/testbrowser"
-	"stampede/internal/testwork"
+	"stampede/internal/test/testbrowser"
+	"stampede/internal/test/testwork"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 )

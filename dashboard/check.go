@@ -12,10 +12,10 @@ import (
 	"github.com/google/uuid"
 
 	"stampede/dashboard/session"
-	"stampede/fulfillment/audit"
-	"stampede/fulfillment/rebuild"
 	"stampede/reservation/catalog"
 	"stampede/sql"
+	"stampede/upkeep/audit"
+	"stampede/upkeep/rebuild"
 )
 
 // checkKind is what a check does.

@@ -24,11 +24,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/dashboard/fleet"
-	"stampede/fulfillment/deadletter"
 	"stampede/internal/operators"
-	"stampede/internal/testkit"
-	"stampede/internal/testshop"
-	"stampede/internal/testwork"
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
+	"stampede/internal/test/testwork"
+	"stampede/ledger/deadletter"
 	"stampede/reservation"
 )
 

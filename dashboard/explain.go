@@ -5,14 +5,14 @@ import (
 	"errors"
 	"net/http"
 
-	"stampede/fulfillment/audit"
-	"stampede/fulfillment/deadletter"
-	"stampede/fulfillment/rebuild"
 	"stampede/internal/pg"
+	"stampede/ledger/deadletter"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"
 	"stampede/sql"
+	"stampede/upkeep/audit"
+	"stampede/upkeep/rebuild"
 )
 
 // A refusal is an answer of the dashboard itself to what an operator wants.

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"stampede/dashboard/session"
-	"stampede/fulfillment/deadletter"
+	"stampede/ledger/deadletter"
 	"stampede/reservation/order"
 )
 

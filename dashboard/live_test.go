@@ -18,7 +18,7 @@ import (
 
 	"stampede/dashboard/fleet"
 	"stampede/dashboard/live"
-	"stampede/internal/testkit"
+	"stampede/internal/test/testkit"
 	"stampede/reservation"
 )
 

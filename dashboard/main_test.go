@@ -3,7 +3,7 @@ package dashboard
 import (
 	"testing"
 
-	"stampede/internal/testkit"
+	"stampede/internal/test/testkit"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }

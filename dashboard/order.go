@@ -15,11 +15,11 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"stampede/dashboard/session"
-	"stampede/fulfillment/deadletter"
-	"stampede/fulfillment/stream"
 	"stampede/internal/figure"
+	"stampede/ledger/deadletter"
 	"stampede/reservation"
 	"stampede/reservation/order"
+	"stampede/stream"
 )
 
 const ordersOnPage = 50

@@ -17,11 +17,11 @@ import (
 	"stampede/dashboard/fleet"
 	"stampede/dashboard/live"
 	"stampede/dashboard/session"
-	"stampede/fulfillment/audit"
 	"stampede/internal/figure"
 	"stampede/internal/operators"
 	"stampede/internal/telemetry"
 	"stampede/reservation"
+	"stampede/upkeep/audit"
 )
 
 //go:embed pages

@@ -9,12 +9,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment"
-	"stampede/fulfillment/ledger"
 	"stampede/internal/connect"
 	"stampede/internal/pg"
-	"stampede/internal/testkit"
-	"stampede/internal/testshop"
-	"stampede/internal/testwork"
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
+	"stampede/internal/test/testwork"
+	"stampede/ledger"
 )
 
 // vanishedWithin is how long a vanished client may block the commits of a sale.

@@ -9,11 +9,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment/stream"
-	"stampede/internal/testkit"
-	"stampede/internal/testshop"
-	"stampede/internal/testwork"
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
+	"stampede/internal/test/testwork"
 	"stampede/reservation"
+	"stampede/stream"
 )
 
 // A master and its replica freeze. What their partitions lack waits, and all work on other partitions continues. The

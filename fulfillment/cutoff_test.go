@@ -11,7 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/testkit"
+	"stampede/internal/test/testkit"
 )
 
 // cutOff is a proxy between clients and Postgres. After a certain statement it forwards nothing more of that

@@ -4,9 +4,9 @@ import (
 	"context"
 	"sync"
 
-	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/metrics"
 	"stampede/internal/retry"
+	"stampede/ledger"
 	"stampede/reservation/order"
 )
 

@@ -9,12 +9,12 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment/ledger"
-	"stampede/fulfillment/rebuild"
-	"stampede/internal/testshop"
-	"stampede/internal/testwork"
+	"stampede/internal/test/testshop"
+	"stampede/internal/test/testwork"
+	"stampede/ledger"
 	"stampede/reservation/order"
 	"stampede/sql"
+	"stampede/upkeep/rebuild"
 )
 
 // onlyMissingGuard returns the only constraint or index that the database lacks, with the statements that restore it.

@@ -16,14 +16,14 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
-	"stampede/fulfillment/ledger"
-	"stampede/fulfillment/rebuild"
-	"stampede/fulfillment/stream"
-	"stampede/internal/testkit"
-	"stampede/internal/testshop"
-	"stampede/internal/testwork"
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
+	"stampede/internal/test/testwork"
+	"stampede/ledger"
 	"stampede/reservation"
 	"stampede/reservation/order"
+	"stampede/stream"
+	"stampede/upkeep/rebuild"
 )
 
 const (

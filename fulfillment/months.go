@@ -4,8 +4,8 @@ import (
 	"context"
 	"time"
 
-	"stampede/fulfillment/ledger"
 	"stampede/internal/retry"
+	"stampede/ledger"
 	"stampede/sql"
 )
 

@@ -11,13 +11,13 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
-	"stampede/fulfillment/audit"
-	"stampede/fulfillment/ledger"
-	"stampede/internal/testkit"
-	"stampede/internal/testshop"
-	"stampede/internal/testwork"
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
+	"stampede/internal/test/testwork"
+	"stampede/ledger"
 	"stampede/reservation/order"
 	"stampede/sql"
+	"stampede/upkeep/audit"
 )
 
 // A worker creates the tables of the next month.

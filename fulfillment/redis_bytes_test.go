@@ -11,13 +11,13 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
-	"stampede/fulfillment/ledger"
-	"stampede/fulfillment/stream"
-	"stampede/internal/testkit"
-	"stampede/internal/testshop"
-	"stampede/internal/testwork"
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
+	"stampede/internal/test/testwork"
+	"stampede/ledger"
 	"stampede/reservation"
 	"stampede/reservation/order"
+	"stampede/stream"
 )
 
 // redisBytes returns the memory of Redis without the buffers of its connections.

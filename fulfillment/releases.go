@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 
-	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/metrics"
+	"stampede/ledger"
 )
 
 // releaseUnits releases the units of ended orders in Redis until ctx ends.

@@ -13,12 +13,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment/batch"
-	"stampede/fulfillment/rebuild"
-	"stampede/internal/testkit"
-	"stampede/internal/testshop"
-	"stampede/internal/testwork"
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
+	"stampede/internal/test/testwork"
 	"stampede/reservation"
 	"stampede/reservation/order"
+	"stampede/upkeep/rebuild"
 )
 
 // lostAnswer loses the answer to the next reservation, and delays the retry until resume is closed.

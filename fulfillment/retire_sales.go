@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"stampede/fulfillment/metrics"
-	"stampede/fulfillment/retire"
+	"stampede/upkeep/retire"
 )
 
 // retireSales lets sales that are over leave Redis until ctx ends.

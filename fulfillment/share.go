@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"stampede/fulfillment/metrics"
-	"stampede/fulfillment/stream"
 	"stampede/internal/retry"
 	"stampede/reservation"
+	"stampede/stream"
 )
 
 const (

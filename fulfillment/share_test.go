@@ -10,11 +10,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment/metrics"
-	"stampede/fulfillment/stream"
 	"stampede/internal/connect"
-	"stampede/internal/testkit"
-	"stampede/internal/testshop"
-	"stampede/internal/testwork"
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
+	"stampede/internal/test/testwork"
+	"stampede/stream"
 )
 
 // A worker that cannot reach Postgres, and holds orders that it cannot record, does not keep the rest of its partition.

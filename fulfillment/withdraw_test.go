@@ -13,13 +13,13 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
-	"stampede/fulfillment/ledger"
-	"stampede/fulfillment/rebuild"
-	"stampede/internal/testkit"
-	"stampede/internal/testshop"
-	"stampede/internal/testwork"
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
+	"stampede/internal/test/testwork"
+	"stampede/ledger"
 	"stampede/reservation"
 	"stampede/reservation/order"
+	"stampede/upkeep/rebuild"
 )
 
 // contested is an order that its buyer, an operator, and the end of its time to pay change at the same time.

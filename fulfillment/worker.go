@@ -19,19 +19,19 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"stampede/fulfillment/batch"
-	"stampede/fulfillment/deadletter"
-	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/metrics"
-	"stampede/fulfillment/rebuild"
-	"stampede/fulfillment/stream"
-	"stampede/fulfillment/survey"
 	"stampede/internal/retry"
 	"stampede/internal/telemetry"
 	"stampede/internal/tracing"
+	"stampede/ledger"
+	"stampede/ledger/deadletter"
 	"stampede/lock"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"
+	"stampede/stream"
+	"stampede/upkeep/rebuild"
+	"stampede/upkeep/survey"
 )
 
 // WorkerConfig configures a Worker. The first seven fields have no default.

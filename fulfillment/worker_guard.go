@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"stampede/fulfillment/metrics"
-	"stampede/fulfillment/rebuild"
 	"stampede/internal/retry"
+	"stampede/upkeep/rebuild"
 )
 
 const (

@@ -3,10 +3,10 @@ package fulfillment
 import (
 	"context"
 
-	"stampede/fulfillment/ledger"
-	"stampede/fulfillment/rebuild"
 	"stampede/internal/retry"
+	"stampede/ledger"
 	"stampede/sql"
+	"stampede/upkeep/rebuild"
 )
 
 // awaitPostgres waits until Postgres answers, checks its schema, and returns how many partitions to

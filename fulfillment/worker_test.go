@@ -20,17 +20,17 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment"
-	"stampede/fulfillment/deadletter"
-	"stampede/fulfillment/ledger"
-	"stampede/fulfillment/stream"
 	"stampede/internal/connect"
-	"stampede/internal/testkit"
-	"stampede/internal/testshop"
-	"stampede/internal/testwork"
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
+	"stampede/internal/test/testwork"
+	"stampede/ledger"
+	"stampede/ledger/deadletter"
 	"stampede/lock"
 	"stampede/reservation"
 	"stampede/reservation/order"
 	"stampede/sql"
+	"stampede/stream"
 )
 
 func TestWorkerFulfillsEveryReservation(t *testing.T) {

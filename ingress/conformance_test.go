@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/ratelimit"
-	"stampede/internal/testkit"
+	"stampede/internal/test/testkit"
 	"stampede/reservation"
 )
 

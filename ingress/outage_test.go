@@ -14,8 +14,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/localserver"
-	"stampede/internal/testkit"
+	"stampede/internal/dev/localserver"
+	"stampede/internal/test/testkit"
 	"stampede/reservation"
 	"stampede/reservation/order"
 )

@@ -13,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment/ledger"
+	"stampede/ledger"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 )

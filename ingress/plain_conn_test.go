@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/accept"
-	"stampede/internal/testkit"
+	"stampede/internal/test/testkit"
 	"stampede/reservation"
 )
 

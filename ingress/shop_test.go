@@ -20,9 +20,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment"
-	"stampede/fulfillment/ledger"
 	"stampede/internal/connect"
-	"stampede/internal/testkit"
+	"stampede/internal/test/testkit"
+	"stampede/ledger"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"

@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/localserver"
-	"stampede/internal/testkit"
+	"stampede/internal/dev/localserver"
+	"stampede/internal/test/testkit"
 	"stampede/lock"
 )
 

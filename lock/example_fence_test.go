@@ -9,7 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"stampede/internal/localserver"
+	"stampede/internal/dev/localserver"
 	"stampede/lock"
 )
 

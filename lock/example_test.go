@@ -10,7 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"stampede/internal/localserver"
+	"stampede/internal/dev/localserver"
 	"stampede/lock"
 )
 

@@ -16,7 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/redis/go-redis/v9"
 
-	"stampede/internal/testkit"
+	"stampede/internal/test/testkit"
 	"stampede/lock"
 )
 

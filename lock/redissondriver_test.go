@@ -17,8 +17,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/child"
-	"stampede/internal/testkit"
+	"stampede/internal/dev/child"
+	"stampede/internal/test/testkit"
 )
 
 // redisson is a Java process that uses Redisson's locks on command; see its Driver.java.

@@ -7,7 +7,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/testkit"
+	"stampede/internal/test/testkit"
 	"stampede/lua"
 )
 

@@ -15,7 +15,7 @@ import (
 
 	"stampede/internal/connect"
 	"stampede/internal/crashpoint"
-	"stampede/internal/testkit"
+	"stampede/internal/test/testkit"
 	"stampede/relay"
 	"stampede/relay/target"
 	"stampede/sql"

@@ -12,7 +12,7 @@ import (
 
 	"stampede/internal/connect"
 	"stampede/internal/crashpoint"
-	"stampede/internal/testkit"
+	"stampede/internal/test/testkit"
 	"stampede/relay"
 	"stampede/relay/target"
 	"stampede/reservation"

@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
-	"stampede/internal/testkit"
+	"stampede/internal/test/testkit"
 	"stampede/relay"
 	"stampede/relay/target"
 	"stampede/sql"

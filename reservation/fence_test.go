@@ -12,9 +12,9 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/localserver"
-	"stampede/internal/testkit"
-	"stampede/internal/testsale"
+	"stampede/internal/dev/localserver"
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testsale"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"

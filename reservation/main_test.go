@@ -8,7 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/testkit"
+	"stampede/internal/test/testkit"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m, testkit.WithRedisInMemory()) }

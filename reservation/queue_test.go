@@ -11,9 +11,9 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/testkit"
-	"stampede/internal/testsale"
-	"stampede/internal/testshop"
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testsale"
+	"stampede/internal/test/testshop"
 	"stampede/reservation"
 )
 

@@ -10,7 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/testsale"
+	"stampede/internal/test/testsale"
 	"stampede/reservation"
 	"stampede/reservation/order"
 )

@@ -6,8 +6,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/testkit"
-	"stampede/internal/testsale"
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testsale"
 	"stampede/reservation"
 	"stampede/reservation/order"
 )

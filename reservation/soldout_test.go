@@ -12,8 +12,8 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/testkit"
-	"stampede/internal/testsale"
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testsale"
 	"stampede/reservation"
 )
 

@@ -10,9 +10,9 @@ import (
 	"github.com/ThreeDotsLabs/watermill-redisstream/pkg/redisstream"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/testkit"
-	"stampede/internal/testsale"
-	"stampede/internal/testshop"
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testsale"
+	"stampede/internal/test/testshop"
 	"stampede/internal/tracing"
 	"stampede/reservation"
 	"stampede/reservation/order"

@@ -6,7 +6,7 @@
 # which only those of deploy need.
 set -eu
 
-# have searches for one of the programs. It and have_postgres search where internal/localserver does.
+# have searches for one of the programs. It and have_postgres search where internal/dev/localserver does.
 have() {
 	for name in "$@"; do
 		command -v "$name" >/dev/null && return

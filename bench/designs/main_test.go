@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"stampede/bench/front"
-	"stampede/internal/testkit"
+	"stampede/internal/test/testkit"
 )
 
 // The test binary also runs as a front, for tests that kill it.

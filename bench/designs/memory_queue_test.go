@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/bench/front"
-	"stampede/internal/testkit"
+	"stampede/internal/test/testkit"
 )
 
 func TestMemoryQueueSellsStockInManyProcesses(t *testing.T) {

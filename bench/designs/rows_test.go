@@ -7,7 +7,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment/ledger"
+	"stampede/ledger"
 	"stampede/reservation/order"
 )
 

@@ -18,7 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/bench/front"
-	"stampede/internal/testkit"
+	"stampede/internal/test/testkit"
 )
 
 // timeout bounds the wait for anything that is in progress.

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/bench/front"
-	"stampede/internal/testkit"
+	"stampede/internal/test/testkit"
 )
 
 func TestStreamSellsStockInManyProcesses(t *testing.T) {

@@ -6,9 +6,9 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment/stream"
 	"stampede/reservation"
 	"stampede/reservation/order"
+	"stampede/stream"
 )
 
 // readBatch is the most entries that a worker asks for.

@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/bench/designs/redisson"
-	"stampede/internal/child"
+	"stampede/internal/dev/child"
 )
 
 // redissonClasses is the class path of the program, empty if it cannot be built.

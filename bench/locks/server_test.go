@@ -12,7 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/localserver"
+	"stampede/internal/dev/localserver"
 )
 
 // persistence is what a Redis writes to disk.

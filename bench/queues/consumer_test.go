@@ -15,8 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/bench/rig"
-	"stampede/fulfillment/ledger"
 	"stampede/internal/connect"
+	"stampede/ledger"
 	"stampede/reservation/order"
 )
 

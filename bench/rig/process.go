@@ -13,7 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/child"
+	"stampede/internal/dev/child"
 )
 
 const (

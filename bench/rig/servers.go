@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/connect"
-	"stampede/internal/localserver"
+	"stampede/internal/dev/localserver"
 	"stampede/sql"
 )
 

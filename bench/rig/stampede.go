@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/bench/httpload"
-	"stampede/internal/crowd"
+	"stampede/internal/dev/crowd"
 )
 
 const adminToken = "token-of-the-operators"

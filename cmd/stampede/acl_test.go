@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/localserver"
-	"stampede/internal/testkit"
+	"stampede/internal/dev/localserver"
+	"stampede/internal/test/testkit"
 )
 
 // TestUsersOfACLFilesSuffice runs migration, ingress, worker, relay, dashboard and the operators' commands as the users

@@ -9,11 +9,11 @@ import (
 
 	"github.com/google/uuid"
 
-	"stampede/fulfillment/archive"
-	"stampede/fulfillment/audit"
 	"stampede/internal/progress"
 	"stampede/reservation"
 	"stampede/sql"
+	"stampede/upkeep/archive"
+	"stampede/upkeep/audit"
 )
 
 type auditCmd struct {

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment/audit"
+	"stampede/upkeep/audit"
 )
 
 func TestWholeAuditIsRecorded(t *testing.T) {

@@ -10,13 +10,13 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
-	"stampede/fulfillment/rebuild"
 	"stampede/internal/connect"
-	"stampede/internal/doctor"
 	"stampede/internal/pg"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/sql"
+	"stampede/upkeep/doctor"
+	"stampede/upkeep/rebuild"
 )
 
 // backend holds the Redis and Postgres clients and what uses both. Both connect on first use.

@@ -15,7 +15,7 @@ import (
 
 	"stampede/internal/connect"
 	"stampede/internal/pg"
-	"stampede/internal/testkit"
+	"stampede/internal/test/testkit"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"

@@ -6,9 +6,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/crowd"
-	"stampede/internal/localserver"
-	"stampede/internal/testkit"
+	"stampede/internal/dev/crowd"
+	"stampede/internal/dev/localserver"
+	"stampede/internal/test/testkit"
 )
 
 // Partitions on different masters of a cluster of three, by the slots of their hash tags.

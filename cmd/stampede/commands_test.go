@@ -20,8 +20,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/connect"
-	"stampede/internal/localserver"
-	"stampede/internal/testkit"
+	"stampede/internal/dev/localserver"
+	"stampede/internal/test/testkit"
 )
 
 func TestHelpListsEachFlagWithVariable(t *testing.T) {

@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/crashpoint"
-	"stampede/internal/crowd"
-	"stampede/internal/testkit"
+	"stampede/internal/dev/crowd"
+	"stampede/internal/test/testkit"
 )
 
 // If a worker dies at any of these points, every accepted order is in Postgres exactly once, whether

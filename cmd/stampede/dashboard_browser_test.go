@@ -12,10 +12,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/crowd"
+	"stampede/internal/dev/crowd"
 	"stampede/internal/figure"
-	"stampede/internal/testbrowser"
-	"stampede/internal/testkit"
+	"stampede/internal/test/testbrowser"
+	"stampede/internal/test/testkit"
 )
 
 // hostileName is a name that breaks out of HTML, of attributes, and of its line.

@@ -9,8 +9,8 @@ import (
 	"log/slog"
 	"time"
 
-	"stampede/internal/crowd"
-	"stampede/internal/demo"
+	"stampede/internal/dev/crowd"
+	"stampede/internal/dev/demo"
 	"stampede/reservation"
 )
 

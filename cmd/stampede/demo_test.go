@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"stampede/internal/testkit"
+	"stampede/internal/test/testkit"
 )
 
 func demoCommand(t *testing.T, flags ...string) *testkit.Cmd {

@@ -15,7 +15,7 @@ import (
 	"stampede/ingress"
 	"stampede/internal/accept"
 	"stampede/internal/connect"
-	"stampede/internal/localserver"
+	"stampede/internal/dev/localserver"
 	"stampede/internal/operators"
 	"stampede/internal/telemetry"
 	"stampede/relay"

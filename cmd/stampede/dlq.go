@@ -10,8 +10,8 @@ import (
 
 	"github.com/google/uuid"
 
-	"stampede/fulfillment/deadletter"
 	"stampede/internal/figure"
+	"stampede/ledger/deadletter"
 	"stampede/reservation/order"
 	"stampede/sql"
 )

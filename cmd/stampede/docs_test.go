@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/docs"
+	"stampede/internal/test/docs"
 )
 
 func TestDocumentationMatchesTheCode(t *testing.T) {

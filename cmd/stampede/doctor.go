@@ -8,9 +8,9 @@ import (
 	"github.com/google/uuid"
 
 	"stampede/internal/connect"
-	"stampede/internal/doctor"
 	"stampede/internal/progress"
 	"stampede/reservation"
+	"stampede/upkeep/doctor"
 )
 
 type doctorCmd struct {

@@ -10,13 +10,13 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"stampede/fulfillment/archive"
-	"stampede/fulfillment/deadletter"
 	"stampede/internal/connect"
 	"stampede/internal/operators"
+	"stampede/ledger/deadletter"
 	"stampede/reservation"
 	"stampede/reservation/order"
 	"stampede/sql"
+	"stampede/upkeep/archive"
 )
 
 // The exit statuses.

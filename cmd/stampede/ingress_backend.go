@@ -10,11 +10,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 
-	"stampede/fulfillment/ledger"
 	"stampede/ingress"
 	"stampede/internal/connect"
 	"stampede/internal/telemetry"
 	"stampede/internal/tracing"
+	"stampede/ledger"
 	"stampede/reservation"
 	"stampede/reservation/order"
 )

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/testkit"
+	"stampede/internal/test/testkit"
 )
 
 // payableSale creates a sale with a payment window.

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"stampede/internal/connect"
-	"stampede/internal/crowd"
+	"stampede/internal/dev/crowd"
 	"stampede/internal/figure"
 )
 

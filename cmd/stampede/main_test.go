@@ -15,8 +15,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/crowd"
-	"stampede/internal/testkit"
+	"stampede/internal/dev/crowd"
+	"stampede/internal/test/testkit"
 	"stampede/reservation"
 )
 

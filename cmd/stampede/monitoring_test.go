@@ -18,7 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.yaml.in/yaml/v3"
 
-	"stampede/internal/testkit"
+	"stampede/internal/test/testkit"
 )
 
 const deployed = "../../deploy"

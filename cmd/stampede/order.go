@@ -11,9 +11,9 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"stampede/fulfillment/ledger"
-	"stampede/internal/apiclient"
 	"stampede/internal/connect"
+	"stampede/internal/dev/apiclient"
+	"stampede/ledger"
 	"stampede/reservation/order"
 	"stampede/sql"
 )

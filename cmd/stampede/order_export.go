@@ -13,9 +13,9 @@ import (
 	"strconv"
 	"strings"
 
-	"stampede/fulfillment/ledger"
 	"stampede/internal/figure"
 	"stampede/internal/progress"
+	"stampede/ledger"
 	"stampede/reservation/order"
 )
 

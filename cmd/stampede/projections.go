@@ -9,11 +9,11 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"stampede/fulfillment/archive"
-	"stampede/fulfillment/projection"
 	"stampede/internal/connect"
 	"stampede/internal/figure"
 	"stampede/sql"
+	"stampede/upkeep/archive"
+	"stampede/upkeep/projection"
 )
 
 type projectionsCmd struct {

@@ -7,9 +7,9 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment/projection"
 	"stampede/internal/crashpoint"
-	"stampede/internal/testkit"
+	"stampede/internal/test/testkit"
+	"stampede/upkeep/projection"
 )
 
 // A rebuild that is killed at any of these points has changed nothing, and the next one succeeds.

@@ -9,8 +9,8 @@ import (
 
 	"github.com/google/uuid"
 
-	"stampede/fulfillment/rebuild"
 	"stampede/reservation"
+	"stampede/upkeep/rebuild"
 )
 
 type rebuildCmd struct {

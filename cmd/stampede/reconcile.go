@@ -9,9 +9,9 @@ import (
 
 	"github.com/google/uuid"
 
-	"stampede/fulfillment/audit"
 	"stampede/internal/figure"
 	"stampede/reservation"
+	"stampede/upkeep/audit"
 )
 
 // errRemaining ends a command whose output already shows the remaining differences.

@@ -8,10 +8,10 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment/audit"
-	"stampede/internal/testkit"
+	"stampede/internal/test/testkit"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
+	"stampede/upkeep/audit"
 )
 
 func TestReconcileReportsActionsAndExitsWithOne(t *testing.T) {

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/connect"
-	"stampede/internal/testkit"
+	"stampede/internal/test/testkit"
 )
 
 // Settings may all be right, and Redis still refuses every write. Readiness and doctor tell what purchases are told.

@@ -20,8 +20,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/crowd"
-	"stampede/internal/testkit"
+	"stampede/internal/dev/crowd"
+	"stampede/internal/test/testkit"
 )
 
 // webhookShop takes signed events, and drops repeats by their id.

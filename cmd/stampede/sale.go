@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"stampede/internal/apiclient"
+	"stampede/internal/dev/apiclient"
 	"stampede/internal/figure"
 	"stampede/internal/pg"
 	"stampede/reservation"

@@ -10,9 +10,9 @@ import (
 
 	"github.com/google/uuid"
 
-	"stampede/fulfillment/archive"
 	"stampede/internal/figure"
 	"stampede/sql"
+	"stampede/upkeep/archive"
 )
 
 type saleArchiveCmd struct {

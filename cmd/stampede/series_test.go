@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/testkit"
+	"stampede/internal/test/testkit"
 )
 
 // PromQL's increase() misses a counter that appears with its first event, so an idle process exports every series with

@@ -13,11 +13,11 @@ import (
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
-	"stampede/fulfillment/ledger"
 	"stampede/ingress"
 	"stampede/internal/accept"
 	"stampede/internal/connect"
 	"stampede/internal/telemetry"
+	"stampede/ledger"
 	"stampede/reservation"
 	"stampede/reservation/order"
 )

@@ -8,7 +8,7 @@ import (
 	"runtime/debug"
 	"time"
 
-	"stampede/internal/localserver"
+	"stampede/internal/dev/localserver"
 	"stampede/internal/telemetry"
 	"stampede/reservation"
 )

@@ -13,10 +13,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment/stream"
 	"stampede/internal/connect"
-	"stampede/internal/crowd"
-	"stampede/internal/testkit"
+	"stampede/internal/dev/crowd"
+	"stampede/internal/test/testkit"
+	"stampede/stream"
 )
 
 // sharedShop is a shop with its own Redis, an ingress, and workers that share its partitions.

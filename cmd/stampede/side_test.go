@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"stampede/internal/testkit"
+	"stampede/internal/test/testkit"
 )
 
 // fullPipe returns both ends of a pipe without room.

@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/dashboard/fleet"
-	"stampede/internal/crowd"
-	"stampede/internal/testkit"
+	"stampede/internal/dev/crowd"
+	"stampede/internal/test/testkit"
 )
 
 // TestTopOnCluster: the figures of all masters are one, and a master that is gone hides none of the others.

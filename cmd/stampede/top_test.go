@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stampede/dashboard/fleet"
-	"stampede/internal/testkit"
+	"stampede/internal/test/testkit"
 	"stampede/reservation"
 )
 

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/crashpoint"
-	"stampede/internal/testkit"
+	"stampede/internal/test/testkit"
 )
 
 // A worker dies before or after its COMMIT. Another one claims the entry, and the trace goes on.

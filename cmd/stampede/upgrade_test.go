@@ -25,10 +25,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment/stream"
-	"stampede/internal/crowd"
+	"stampede/internal/dev/crowd"
 	"stampede/internal/retry"
-	"stampede/internal/testkit"
+	"stampede/internal/test/testkit"
+	"stampede/stream"
 )
 
 const jwtSecret = "the secret of the tests, 32 bytes or more"

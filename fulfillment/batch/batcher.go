@@ -13,15 +13,15 @@ import (
 
 	"github.com/google/uuid"
 
-	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/metrics"
-	"stampede/fulfillment/rebuild"
 	"stampede/internal/crashpoint"
 	"stampede/internal/retry"
 	"stampede/internal/tracing"
+	"stampede/ledger"
 	"stampede/lock"
 	"stampede/reservation"
 	"stampede/reservation/order"
+	"stampede/upkeep/rebuild"
 )
 
 const (

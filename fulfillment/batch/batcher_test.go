@@ -13,15 +13,15 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment/batch"
-	"stampede/fulfillment/ledger"
-	"stampede/fulfillment/stream"
 	"stampede/internal/connect"
-	"stampede/internal/testkit"
-	"stampede/internal/testshop"
-	"stampede/internal/testwork"
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
+	"stampede/internal/test/testwork"
+	"stampede/ledger"
 	"stampede/lock"
 	"stampede/reservation"
 	"stampede/reservation/order"
+	"stampede/stream"
 )
 
 func TestBatcherGroupsMessagesThatArriveDuringTransaction(t *testing.T) {

@@ -7,9 +7,9 @@ import (
 	"github.com/google/uuid"
 
 	"stampede/fulfillment/metrics"
-	"stampede/fulfillment/stream"
 	"stampede/internal/retry"
 	"stampede/reservation/order"
+	"stampede/stream"
 )
 
 // The waits between retries of a blocked sale.

@@ -14,11 +14,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment/batch"
-	"stampede/fulfillment/ledger"
 	"stampede/internal/connect"
-	"stampede/internal/testkit"
-	"stampede/internal/testshop"
-	"stampede/internal/testwork"
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
+	"stampede/internal/test/testwork"
+	"stampede/ledger"
 )
 
 // lockFromOtherRole locks the row of a sale in a session of another role, which no worker may end,

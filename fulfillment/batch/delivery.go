@@ -7,9 +7,9 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
-	"stampede/fulfillment/stream"
 	"stampede/internal/tracing"
 	"stampede/reservation/order"
+	"stampede/stream"
 )
 
 // Handle is the Router's handler. It returns nil when every order of the message is final in Postgres

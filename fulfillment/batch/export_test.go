@@ -6,7 +6,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
-	"stampede/fulfillment/ledger"
+	"stampede/ledger"
 	"stampede/reservation/order"
 )
 

@@ -9,8 +9,8 @@ import (
 	"github.com/google/uuid"
 
 	"stampede/fulfillment/metrics"
-	"stampede/fulfillment/stream"
 	"stampede/internal/retry"
+	"stampede/stream"
 )
 
 // batchesInFlightMax is 2: one batch writes its rows while the other one waits for the disk. More

@@ -3,7 +3,7 @@ package batch_test
 import (
 	"testing"
 
-	"stampede/internal/testwork"
+	"stampede/internal/test/testwork"
 )
 
 func TestMain(m *testing.M) { testwork.Main(m) }

@@ -9,11 +9,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment/batch"
-	"stampede/fulfillment/stream"
-	"stampede/internal/testkit"
-	"stampede/internal/testshop"
-	"stampede/internal/testwork"
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
+	"stampede/internal/test/testwork"
 	"stampede/reservation"
+	"stampede/stream"
 )
 
 // openPage returns the messages of two orders that were read in one page.

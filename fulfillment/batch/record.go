@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 
-	"stampede/fulfillment/ledger"
-	"stampede/fulfillment/stream"
 	"stampede/internal/retry"
+	"stampede/ledger"
 	"stampede/reservation/order"
+	"stampede/stream"
 )
 
 // record returns the outcome of every event. A batch is retried while Postgres is away, and halved

@@ -3,8 +3,8 @@ package batch
 import (
 	"context"
 
-	"stampede/fulfillment/ledger"
 	"stampede/internal/tracing"
+	"stampede/ledger"
 )
 
 // tracedBatch holds the spans of a batch with traced orders: one for each of these, in the trace of its purchase, and

@@ -8,11 +8,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment/batch"
-	"stampede/fulfillment/stream"
-	"stampede/internal/testkit"
-	"stampede/internal/testshop"
-	"stampede/internal/testwork"
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
+	"stampede/internal/test/testwork"
 	"stampede/reservation/order"
+	"stampede/stream"
 )
 
 // A batch with orders of several traces: each trace has its order, and the first one the batch, with links both ways.

@@ -10,11 +10,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment/batch"
-	"stampede/fulfillment/deadletter"
-	"stampede/fulfillment/ledger"
-	"stampede/internal/testkit"
-	"stampede/internal/testshop"
-	"stampede/internal/testwork"
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
+	"stampede/internal/test/testwork"
+	"stampede/ledger"
+	"stampede/ledger/deadletter"
 	"stampede/reservation/order"
 )
 

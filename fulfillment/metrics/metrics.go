@@ -7,11 +7,11 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"stampede/fulfillment/ledger"
-	"stampede/fulfillment/stream"
 	"stampede/internal/telemetry"
+	"stampede/ledger"
 	"stampede/lock"
 	"stampede/reservation/order"
+	"stampede/stream"
 )
 
 // Worker holds the metrics that all batchers of a worker share.

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"sync"
 	"testing"
 	"time"
 
@@ -12,14 +13,58 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// accepted is a connection with both of its ends.
-func accepted(t *testing.T) (server *acceptedConn, client net.Conn) {
+// arrivalsNoted returns when the kernel notes arrivals: it begins a moment after the first socket wants that. The
+// listener, which is never closed, keeps it from ending.
+var arrivalsNoted = sync.OnceValues(func() (keep net.Listener, err error) {
+	inner, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // it stays until the process ends
+	if err != nil {
+		return nil, err
+	}
+	l := New(inner, 0)
+	for until := time.Now().Add(30 * time.Second); time.Now().Before(until); {
+		if noted, err := arrivalNoted(l); noted || err != nil {
+			return l, err
+		}
+	}
+	return l, errors.New("the kernel does not note when bytes arrive")
+})
+
+func arrivalNoted(l net.Listener) (bool, error) {
+	client, err := net.Dial("tcp", l.Addr().String()) //nolint:noctx // it ends here
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = client.Close() }()
+	conn, err := l.Accept()
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = conn.Close() }()
+	if _, err := io.WriteString(client, "x"); err != nil {
+		return false, err
+	}
+	_, err = conn.Read(make([]byte, 1))
+	at, _ := conn.(Conn).Arrived()
+	return !at.IsZero(), err
+}
+
+// listen returns a listener whose connections know when bytes arrive.
+func listen(t *testing.T) *Listener {
 	t.Helper()
+	_, err := arrivalsNoted()
+	require.NoError(t, err)
 	inner, err := Listen(t.Context(), "127.0.0.1:0")
 	require.NoError(t, err)
 	l := New(inner, 0)
 	t.Cleanup(func() { _ = l.Close() })
-	client, err = net.Dial("tcp", l.Addr().String()) //nolint:noctx // it ends with the test
+	return l
+}
+
+// accepted is a connection with both of its ends.
+func accepted(t *testing.T) (server *acceptedConn, client net.Conn) {
+	t.Helper()
+	l := listen(t)
+	client, err := net.Dial("tcp", l.Addr().String()) //nolint:noctx // it ends with the test
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = client.Close() })
 	conn, err := l.Accept()
@@ -39,10 +84,7 @@ func read(t *testing.T, c *acceptedConn, want string) {
 // Bytes that wait for the connection to be accepted, or to be read, have the time at which they arrived.
 func TestArrivedIsTimeInKernel(t *testing.T) {
 	t.Parallel()
-	inner, err := Listen(t.Context(), "127.0.0.1:0")
-	require.NoError(t, err)
-	l := New(inner, 0)
-	defer func() { _ = l.Close() }()
+	l := listen(t)
 	client, err := net.Dial("tcp", l.Addr().String()) //nolint:noctx // it ends with the test
 	require.NoError(t, err)
 	defer func() { _ = client.Close() }()

@@ -19,8 +19,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/connect"
-	"stampede/internal/localserver"
-	"stampede/internal/testkit"
+	"stampede/internal/dev/localserver"
+	"stampede/internal/test/testkit"
 )
 
 // TestClusterSurvivesMasterKill kills the master of a key: its replica takes over, and each client finds it.

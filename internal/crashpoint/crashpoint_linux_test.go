@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/crashpoint"
-	"stampede/internal/testkit"
+	"stampede/internal/test/testkit"
 )
 
 // The signal takes a moment to stop all threads; the thread that sent it must not continue meanwhile.

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/crashpoint"
-	"stampede/internal/testkit"
+	"stampede/internal/test/testkit"
 )
 
 const passes = 4

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/pg"
-	"stampede/internal/testkit"
+	"stampede/internal/test/testkit"
 )
 
 func TestBeginFailsOnHeldLock(t *testing.T) {

@@ -18,7 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"stampede/internal/testkit"
+	"stampede/internal/test/testkit"
 	"stampede/internal/tracing"
 )
 

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/connect"
-	"stampede/internal/testkit"
+	"stampede/internal/test/testkit"
 	"stampede/relay/broker"
 	"stampede/relay/feed"
 )

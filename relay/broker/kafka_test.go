@@ -20,7 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
-	"stampede/internal/testkit"
+	"stampede/internal/test/testkit"
 	"stampede/relay/broker"
 	"stampede/relay/feed"
 )

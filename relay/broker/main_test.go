@@ -5,7 +5,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"stampede/internal/testkit"
+	"stampede/internal/test/testkit"
 )
 
 // The metrics of Kafka's client have one goroutine, which never ends.

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/ingress/apidoc"
-	"stampede/internal/testkit"
+	"stampede/internal/test/testkit"
 	"stampede/relay/feed"
 )
 

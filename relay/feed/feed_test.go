@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
-	"stampede/internal/testkit"
+	"stampede/internal/test/testkit"
 	"stampede/relay/feed"
 	"stampede/sql"
 )

@@ -3,7 +3,7 @@ package catalog_test
 import (
 	"testing"
 
-	"stampede/internal/testkit"
+	"stampede/internal/test/testkit"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m, testkit.WithRedisInMemory()) }

@@ -15,8 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
-	"stampede/internal/testkit"
-	"stampede/internal/testsale"
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testsale"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"

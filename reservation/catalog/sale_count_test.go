@@ -6,7 +6,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/testsale"
+	"stampede/internal/test/testsale"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 )

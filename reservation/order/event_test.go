@@ -16,8 +16,8 @@ import (
 	"github.com/vmihailenco/msgpack"
 	"pgregory.net/rapid"
 
-	"stampede/internal/testkit"
-	"stampede/internal/testsale"
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testsale"
 	"stampede/reservation"
 	"stampede/reservation/order"
 )

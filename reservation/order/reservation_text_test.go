@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
-	"stampede/internal/testsale"
+	"stampede/internal/test/testsale"
 	"stampede/reservation"
 	"stampede/reservation/order"
 )

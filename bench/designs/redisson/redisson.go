@@ -15,7 +15,7 @@ import (
 	"syscall"
 	"time"
 
-	"stampede/internal/child"
+	"stampede/internal/dev/child"
 )
 
 // javaOptions select the fast compiler and a single collector thread. In turns of seconds the

@@ -1,0 +1,188 @@
+package docs_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/alecthomas/kong"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/test/docs"
+)
+
+// testCLI is a command line with subcommands.
+type testCLI struct {
+	Dead struct {
+		List struct {
+			Limit int `default:"1" help:"."`
+		} `cmd:""`
+		Show struct{} `cmd:""`
+	} `cmd:""`
+}
+
+// valid is a repository whose pages agree with its code. Each case below replaces a page.
+var valid = map[string]string{
+	"Taskfile.yml":    "version: \"3\"\n\ntasks:\n  test:\n    cmd: x\n  test:race:\n    cmd: x\n",
+	"shop/problem.go": "package shop\n\nvar sold = kind{409, \"sold-out\", \"Sold out\"}\n",
+	"shop/metrics.go": "package shop\n\nvar total = counter(\"stampede_total\", \"All.\")\n\nconst field = " +
+		"\"stampede_field\"\n",
+	"shop/shop.go": "package shop\n\ntype Shop struct{}\n\nfunc (s *Shop) Sell() {}\n",
+	"shop/log.go": `package shop
+
+func log(ctx context.Context, l *slog.Logger, fields []any) {
+	l.Info("sold", "order", 1, slog.Int("units", 2))
+	l.With("order", 1).WarnContext(ctx, "late", append(fields, "took", 3)...)
+	fields = []any{"order", 1}
+	args := []any{"xadd", 1}
+	args = append(args, "block", 2)
+	rdb.Info(ctx, "memory", "server")
+	l.Error(err.Error())
+}
+`,
+	"shop/shop_test.go":  "package shop_test\n\nfunc TestSells() {}\n\nvar _ = os.Getenv(\"STAMPEDE_TEST_ONLY\")\n",
+	"docs/operations.md": "# Operations\n\n`STAMPEDE_LIMIT` (`--limit`): `stampede_total`\n" + logs,
+	"docs/http-api.md":   "# API\n\n## Problems: all\n\n| status | slugs |\n|---|---|\n| 409 | `sold-out` |\n",
+}
+
+const logs = "\n## Logs\n\n| field | of |\n|---|---|\n| `order`, `units` | `no_field` |\n| `took` | x |\n\n" +
+	"## Next\n\n| `x` |\n"
+
+func TestCheckFindsContradictions(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct{ page, want string }{
+		"plain text":             {"Plain text.\n", ""},
+		"line too long":          {strings.Repeat("ä", 101) + "\n", "README.md:1: 101 columns, want at most 100"},
+		"line of maximum length": {strings.Repeat("ä", 100) + "\n", ""},
+		"long URL":               {"See https://example.org/" + strings.Repeat("x", 100) + "\n", ""},
+		"long line of output":    {"```console\n" + strings.Repeat("x", 101) + "\n```\n", ""},
+		"long command": {
+			"```sh\n" + strings.Repeat("x", 101) + "\n```\n",
+			"README.md:2: 101 columns, want at most 100",
+		},
+		"long table":           {"| " + strings.Repeat("x", 99) + "\n", "README.md:1: 101 columns, want at most 100"},
+		"long generated table": {"<!-- figures: written by the benchmark -->\n| " + strings.Repeat("x", 99) + "\n", ""},
+		"long generated chart": {
+			"<!-- figures: written by the benchmark -->\n<!-- " + strings.Repeat("x", 96) + "\n",
+			"README.md:2: 101 columns, want at most 100",
+		},
+		"valid links": {
+			"[API](docs/http-api.md#problems-all), [shop](shop), [site](https://example.org)\n",
+			"",
+		},
+		"broken link":  {"\n[API](docs/api.md)\n", "README.md:2: docs/api.md does not exist"},
+		"broken image": {"<img src=\"plot.svg\">\n", "README.md:1: plot.svg does not exist"},
+		"broken anchor": {
+			"[API](docs/http-api.md#slugs)\n",
+			"README.md:1: docs/http-api.md#slugs: no heading has this anchor",
+		},
+		"broken anchor on the same page": {"# A `b` c\n[a](#a-b-c) [b](#b)\n", "README.md:2: #b: no heading has this anchor"},
+		"link in code":                   {"`[a](b)`\n", ""},
+		"valid commands": {
+			"`stampede dead list --limit=2`, `stampede dead list|show`, `stampede`, `stampede …`\n",
+			"",
+		},
+		"unknown command":     {"`stampede live`\n", "README.md:1: stampede has no command live"},
+		"unknown alternative": {"`stampede dead list|hide`\n", "README.md:1: stampede dead has no command hide"},
+		"unknown subcommand": {
+			"```sh\nA=1 go run ./cmd/stampede dead hide # x\n```\n",
+			"README.md:2: stampede dead has no command hide",
+		},
+		"flag of another command": {
+			"`stampede dead show\n--limit=1`\n",
+			"README.md:1: stampede dead show has no flag --limit",
+		},
+		"flag on the next line": {
+			"```console\n$ stampede dead list \\\n    --most=1\n--any\n```\n",
+			"README.md:2: stampede dead list has no flag --most",
+		},
+		"valid flag":   {"`--limit`\n", ""},
+		"unknown flag": {"`--most`\n", "README.md:1: no command has the flag --most"},
+		"unknown variable": {
+			"STAMPEDE_MOST, STAMPEDE_TEST_ONLY\n",
+			"README.md:1: no code reads the environment variable STAMPEDE_MOST",
+		},
+		"valid task":                       {"`task test:race -- -run X ./shop`\n", ""},
+		"unknown task":                     {"`task tset`\n", "README.md:1: there is no task tset"},
+		"field with the prefix of metrics": {"`stampede_field`\n", ""},
+		"unknown metric":                   {"`stampede_most`\n", "README.md:1: there is no metric stampede_most"},
+		"valid paths":                      {"`shop`, `shop/*.go`, `metrics.go`, `docs/`, `text/plain`, `1/2`\n", ""},
+		"unknown path":                     {"`shop/buyer`\n", "README.md:1: shop/buyer does not exist"},
+		"unknown source file": {
+			"`buyer.go`, `till/till.go`\n",
+			"README.md:1: buyer.go does not exist\nREADME.md:1: till/till.go does not exist",
+		},
+		"valid Go names":  {"`shop.Shop`, `shop.Shop.Sell`, `TestSells`, `http.Server`\n", ""},
+		"unknown Go name": {"`shop.Buyer`\n", "README.md:1: package shop declares no Buyer"},
+		"unknown test":    {"`TestBuys`\n", "README.md:1: there is no test TestBuys"},
+		"walk": {
+			"```walk\n1 shop/shop.go: Shop.Sell\n2 shop/metrics.go: x\n3 shop/shop.go: Shop.Sell,\n         Shop.Sell\n```\n2 " +
+				"files, 3 visits, 1 returns\n",
+			"README.md:3: shop/metrics.go has no function x",
+		},
+		"walk with wrong counts": {
+			"```walk measured\n1 shop/old.go: Old\n```\n1 files, 1 visits, 1 returns\n",
+			"README.md:1: want the counts after this walk: 1 files, 1 visits, 0 returns",
+		},
+		"walk without a file": {
+			"```walk\nShop.Sell\n```\n0 files, 0 visits, 0 returns\n",
+			"README.md:2: want a number, a file and its functions",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			assert.Equal(t, test.want, strings.Join(check(t, map[string]string{"README.md": test.page}), "\n"))
+		})
+	}
+}
+
+func TestCheckFindsMissingNames(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct{ file, text, want string }{
+		"setting": {
+			"docs/operations.md", "`stampede_total`\n" + logs,
+			"docs/operations.md:1: the setting STAMPEDE_LIMIT is missing",
+		},
+		"metric": {
+			"docs/operations.md", "`STAMPEDE_LIMIT`\n" + logs,
+			"docs/operations.md:1: the metric stampede_total is missing",
+		},
+		"field of the log": {
+			"docs/operations.md", "`STAMPEDE_LIMIT`, `stampede_total`\n" + strings.Replace(logs, "`took`", "`order`", 1),
+			"docs/operations.md:1: the field took of the log is missing",
+		},
+		"unknown field of the log": {
+			"docs/operations.md", "`STAMPEDE_LIMIT`, `stampede_total`\n" + strings.Replace(logs, "`took`", "`took`, `gone`", 1),
+			"docs/operations.md:8: no code logs the field gone",
+		},
+		"problem": {"docs/http-api.md", "# API\n", "docs/http-api.md:1: the problem sold-out is missing"},
+		"unknown problem": {
+			"docs/http-api.md", "| 409 | `sold-out`, `sold-in` |\n",
+			"docs/http-api.md:1: there is no problem sold-in",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			assert.Equal(t, []string{test.want}, check(t, map[string]string{test.file: test.text}))
+		})
+	}
+}
+
+func check(t *testing.T, pages map[string]string) []string {
+	t.Helper()
+	root := t.TempDir()
+	for _, files := range []map[string]string{valid, pages} {
+		for name, text := range files {
+			at := filepath.Join(root, filepath.FromSlash(name))
+			require.NoError(t, os.MkdirAll(filepath.Dir(at), 0o755))
+			require.NoError(t, os.WriteFile(at, []byte(text), 0o644))
+		}
+	}
+	parser, err := kong.New(new(testCLI), kong.Name("stampede"), kong.DefaultEnvars("STAMPEDE"))
+	require.NoError(t, err)
+	found, err := docs.Check(root, parser.Model)
+	require.NoError(t, err)
+	return found
+}

@@ -1,0 +1,189 @@
+package testkit
+
+import (
+	"errors"
+	"net"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"stampede/internal/dev/localserver"
+)
+
+// ClusterOperator changes a cluster as its operators do. It belongs to one goroutine.
+type ClusterOperator struct {
+	t       testing.TB
+	cluster *localserver.Cluster
+	clients []*redis.Client // of the nodes, in their order
+	ids     []string
+}
+
+// Operate returns an operator, whose connections end with the test. All nodes must answer.
+func Operate(t testing.TB, cluster *localserver.Cluster) *ClusterOperator {
+	t.Helper()
+	o := &ClusterOperator{t: t, cluster: cluster}
+	for _, node := range cluster.Nodes {
+		client := redis.NewClient(&redis.Options{
+			Addr: node.Addr(), DialerRetries: 1, MaxRetries: -1, ReadTimeout: time.Second, WriteTimeout: 10 * time.Second,
+		})
+		t.Cleanup(func() { _ = client.Close() })
+		id, err := client.ClusterMyID(t.Context()).Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.clients, o.ids = append(o.clients, client), append(o.ids, id)
+	}
+	return o
+}
+
+// Client is a client of one node.
+func (o *ClusterOperator) Client(node int) *redis.Client { return o.clients[node] }
+
+// SlotOf is the slot of a key.
+func (o *ClusterOperator) SlotOf(key string) int {
+	o.t.Helper()
+	slot, err := o.clients[0].ClusterKeySlot(o.t.Context(), key).Result()
+	if err != nil {
+		o.t.Fatal(err)
+	}
+	return int(slot)
+}
+
+// MasterOf is the node that serves a slot, as one of the other masters sees it. It waits until there is one.
+func (o *ClusterOperator) MasterOf(slot int) (node int) {
+	o.t.Helper()
+	Eventually(o.t, 30*time.Second, "a master of the slot", func() bool {
+		for _, client := range o.clients {
+			shards, err := client.ClusterShards(o.t.Context()).Result()
+			if err != nil {
+				continue
+			}
+			for _, shard := range shards {
+				for _, r := range shard.Slots {
+					if r.Start <= int64(slot) && int64(slot) <= r.End {
+						node = o.masterIn(shard)
+						return node >= 0 && o.isMaster(node)
+					}
+				}
+			}
+		}
+		return false
+	})
+	return node
+}
+
+func (o *ClusterOperator) masterIn(shard redis.ClusterShard) (node int) {
+	for _, n := range shard.Nodes {
+		if n.Role == "master" && n.Health == "online" {
+			return slices.Index(o.ids, n.ID)
+		}
+	}
+	return -1
+}
+
+func (o *ClusterOperator) isMaster(node int) bool {
+	role, err := o.clients[node].Do(o.t.Context(), "ROLE").Slice()
+	return err == nil && role[0] == "master"
+}
+
+// ReplicaOf is a node that replicates a master.
+func (o *ClusterOperator) ReplicaOf(master int) (node int) {
+	o.t.Helper()
+	Eventually(o.t, 30*time.Second, "a replica in sync", func() bool {
+		for i, client := range o.clients {
+			role, err := client.Do(o.t.Context(), "ROLE").Slice()
+			if err != nil || role[0] != "slave" {
+				continue
+			}
+			_, port, err := net.SplitHostPort(o.cluster.Nodes[master].Addr())
+			if err == nil && role[3] == "connected" && port == portOf(role[2]) {
+				node = i
+				return true
+			}
+		}
+		return false
+	})
+	return node
+}
+
+func portOf(v any) string {
+	n, _ := v.(int64)
+	return (&net.TCPAddr{Port: int(n)}).String()[1:]
+}
+
+// MoveSlot moves a slot to another master key by key, as redis-cli does, and calls between after each key.
+func (o *ClusterOperator) MoveSlot(slot, from, to int, between func()) {
+	o.t.Helper()
+	ctx := o.t.Context()
+	host, port, err := net.SplitHostPort(o.cluster.Nodes[to].Addr())
+	must := func(err error) {
+		o.t.Helper()
+		if err != nil {
+			o.t.Fatalf("move slot %d: %v", slot, err)
+		}
+	}
+	must(err)
+	must(o.clients[to].Do(ctx, "CLUSTER", "SETSLOT", slot, "IMPORTING", o.ids[from]).Err())
+	must(o.clients[from].Do(ctx, "CLUSTER", "SETSLOT", slot, "MIGRATING", o.ids[to]).Err())
+	for {
+		keys, err := o.clients[from].ClusterGetKeysInSlot(ctx, slot, 1).Result()
+		must(err)
+		if len(keys) == 0 {
+			break
+		}
+		must(o.clients[from].Migrate(ctx, host, port, keys[0], 0, 5*time.Second).Err())
+		between()
+	}
+	o.own(slot, slot, from, to)
+}
+
+// MoveSlots moves a range of slots to another master. Only the slots of keys are moved key by key.
+func (o *ClusterOperator) MoveSlots(first, last, from, to int) {
+	o.t.Helper()
+	empty := first
+	for slot := first; slot <= last; slot++ {
+		n, err := o.clients[from].ClusterCountKeysInSlot(o.t.Context(), slot).Result()
+		if err != nil {
+			o.t.Fatal(err)
+		}
+		if n == 0 {
+			continue
+		}
+		o.own(empty, slot-1, from, to)
+		o.MoveSlot(slot, from, to, func() {})
+		empty = slot + 1
+	}
+	o.own(empty, last, from, to)
+}
+
+// own assigns slots without keys to a master: there first, then at the other masters. A slot that is imported gets a
+// new epoch, so that the news wins over that of its former master.
+func (o *ClusterOperator) own(first, last, from, to int) {
+	o.t.Helper()
+	assign := func(node int, imported bool) error {
+		ctx := o.t.Context()
+		pipe := o.clients[node].Pipeline()
+		for slot := first; slot <= last; slot++ {
+			if imported {
+				pipe.Do(ctx, "CLUSTER", "SETSLOT", slot, "IMPORTING", o.ids[from])
+			}
+			pipe.Do(ctx, "CLUSTER", "SETSLOT", slot, "NODE", o.ids[to])
+		}
+		if pipe.Len() == 0 {
+			return nil
+		}
+		_, err := pipe.Exec(ctx)
+		return err
+	}
+	errs := []error{assign(to, true)}
+	for node := range o.clients {
+		if node != to && o.isMaster(node) {
+			errs = append(errs, assign(node, false))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		o.t.Fatalf("assign slots %d to %d: %v", first, last, err)
+	}
+}

@@ -1,0 +1,194 @@
+package ledger_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill-redisstream/pkg/redisstream"
+	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/connect"
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
+	"stampede/internal/test/testwork"
+	"stampede/ledger"
+	"stampede/reservation"
+	"stampede/reservation/order"
+)
+
+// published returns the messages of the stream of outcomes, decoded as the stock subscriber does.
+func published(t testing.TB, rdb redis.UniversalClient, keys reservation.Keys) [][]order.OrderOutcome {
+	t.Helper()
+	entries, err := rdb.XRange(t.Context(), keys.Outcomes(0), "-", "+").Result()
+	require.NoError(t, err)
+	var messages [][]order.OrderOutcome
+	for _, entry := range entries {
+		msg, err := redisstream.DefaultMarshallerUnmarshaller{}.Unmarshal(entry.Values)
+		require.NoError(t, err)
+		outcomes, err := order.DecodeOutcomes(msg.Payload)
+		require.NoError(t, err)
+		messages = append(messages, outcomes)
+	}
+	return messages
+}
+
+func TestOutcomesOfEveryChangeArePublished(t *testing.T) {
+	t.Parallel()
+	pool, rdb, keys := testkit.Pool(t), testkit.Redis(t), testkit.Keys(t)
+	l, o, run := testwork.PublishingLedger(t, pool, rdb, keys)
+	defer run()()
+	sale := testshop.NewPayableSale(t, pool, 3)
+	requirePublished := func(want ...order.OrderOutcome) {
+		t.Helper()
+		testkit.Eventually(t, 10*time.Second, "a message is published",
+			func() bool { return len(published(t, rdb, keys)) > 0 })
+		require.Equal(t, [][]order.OrderOutcome{want}, published(t, rdb, keys))
+		require.NoError(t, rdb.Del(t.Context(), keys.Outcomes(0)).Err())
+	}
+	events := testshop.CrowdOf(sale, 2)
+	again := testshop.Reserved(sale, events[0].UserID, 3)
+	unknown := testshop.Reserved(uuid.New(), "stranger", 1)
+	_, err := l.Record(t.Context(), append(events, again, unknown))
+	require.NoError(t, err)
+	requirePublished(
+		order.OrderOutcome{OrderID: events[0].OrderID, Status: order.StatusConfirmed, Version: 2},
+		order.OrderOutcome{OrderID: events[1].OrderID, Status: order.StatusConfirmed, Version: 2},
+		order.OrderOutcome{OrderID: again.OrderID, Status: order.StatusRejected, Version: 2},
+	)
+	refused := testshop.Reserved(sale, "late", 4)
+	_, err = l.Refuse(t.Context(), []order.OrderReserved{refused}, order.RejectedSoldOut)
+	require.NoError(t, err)
+	requirePublished(order.OrderOutcome{OrderID: refused.OrderID, Status: order.StatusRejected, Version: 2})
+
+	testwork.Heartbeat(t, pool)
+	_, err = l.Pay(t.Context(), events[0].OrderID, events[0].UserID, "pi_1")
+	require.NoError(t, err)
+	paid := order.OrderOutcome{OrderID: events[0].OrderID, Status: order.StatusPaid, Version: 3}
+	requirePublished(paid)
+	_, err = l.Cancel(t.Context(), events[1].OrderID, events[1].UserID)
+	require.NoError(t, err)
+	requirePublished(order.OrderOutcome{OrderID: events[1].OrderID, Status: order.StatusCancelled, Version: 3})
+
+	// A retry changes nothing and is not published. A redelivered event is published again, because the
+	// first worker may have crashed before it published.
+	_, err = l.Pay(t.Context(), events[0].OrderID, events[0].UserID, "pi_1")
+	require.NoError(t, err)
+	_, err = l.Pay(t.Context(), events[1].OrderID, events[1].UserID, "pi_1")
+	require.ErrorIs(t, err, order.ErrIllegalTransition)
+	_, err = l.Record(t.Context(), events[:1])
+	require.NoError(t, err)
+	requirePublished(paid)
+
+	late := testshop.CrowdOf(sale, 1)
+	late[0].UserID = "slow"
+	_, err = l.Record(t.Context(), late)
+	require.NoError(t, err)
+	requirePublished(order.OrderOutcome{OrderID: late[0].OrderID, Status: order.StatusConfirmed, Version: 2})
+	testwork.EndWindow(t, pool, late[0].OrderID)
+	_, expired, err := ledger.NewExpirer(l, testkit.Logger(t)).ExpireSome(t.Context(), []uuid.UUID{})
+	require.NoError(t, err)
+	require.Equal(t, 1, expired)
+	requirePublished(order.OrderOutcome{OrderID: late[0].OrderID, Status: order.StatusExpired, Version: 3})
+	testkit.Eventually(t, testshop.Soon, "all are counted, which follows the answer of Redis",
+		func() bool { return testutil.ToFloat64(o.Published()) == 9 })
+	require.Zero(t, testutil.ToFloat64(o.Dropped()))
+
+	// A ledger without outcomes publishes nothing.
+	_, err = ledger.New(pool).Record(t.Context(), testshop.CrowdOf(testshop.NewSale(t, pool, 1), 1))
+	require.NoError(t, err)
+}
+
+func TestQueuedOutcomesAreSentTogether(t *testing.T) {
+	t.Parallel()
+	pool, rdb, keys := testkit.Pool(t), testkit.Redis(t), testkit.Keys(t)
+	_, o, run := testwork.PublishingLedger(t, pool, rdb, keys)
+	var all []order.OrderOutcome
+	for range 200 {
+		transaction := make([]order.OrderOutcome, 11)
+		for i := range transaction {
+			transaction[i] = order.OrderOutcome{OrderID: uuid.New(), Status: order.StatusConfirmed, Version: 2}
+		}
+		o.Enqueue(transaction)
+		all = append(all, transaction...)
+	}
+	// They are published when Run ends.
+	run()()
+	var got []order.OrderOutcome
+	messages := published(t, rdb, keys)
+	for _, message := range messages {
+		require.Less(t, len(message), ledger.OutcomesPerMessage+11)
+		got = append(got, message...)
+	}
+	require.Equal(t, all, got)
+	require.Len(t, messages, 3)
+}
+
+// Without Redis, outcomes that do not fit into the queue are dropped immediately.
+func TestFullOutcomeQueueDropsMessages(t *testing.T) {
+	t.Parallel()
+	own := testkit.OwnRedis(t)
+	rdb, err := connect.Control(own.URL)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = rdb.Close() })
+	keys := reservation.Keys{Prefix: "stampede", Partitions: 1}
+	pool := testkit.Pool(t)
+	l, o, run := testwork.PublishingLedger(t, pool, rdb, keys)
+	own.Kill()
+	for range 2 * ledger.OutcomesQueued {
+		o.Enqueue([]order.OrderOutcome{{OrderID: uuid.New(), Version: 2}})
+	}
+	require.EqualValues(t, ledger.OutcomesQueued, testutil.ToFloat64(o.Dropped()),
+		"those that did not fit into the queue")
+	_, err = l.Record(t.Context(), testshop.CrowdOf(testshop.NewSale(t, pool, 10), 3))
+	require.NoError(t, err)
+	stop := run()
+	testkit.Eventually(t, 30*time.Second, "all are dropped",
+		func() bool { return testutil.ToFloat64(o.Dropped()) == 2*ledger.OutcomesQueued+3 })
+	require.NoError(t, own.Restart(t.Context()))
+	testkit.Eventually(t, 30*time.Second, "outcomes are published again", func() bool {
+		o.Enqueue([]order.OrderOutcome{{OrderID: uuid.New(), Version: 2}})
+		return testutil.ToFloat64(o.Published()) > 0
+	})
+	stop()
+}
+
+func TestOutcomeStreamIsBounded(t *testing.T) {
+	t.Parallel()
+	pool, rdb, keys := testkit.Pool(t), testkit.Redis(t), testkit.Keys(t)
+	_, o, _ := testwork.PublishingLedger(t, pool, rdb, keys)
+	const node = 100 // entries, at most
+	for range 2 * (ledger.OutcomesKept + node) {
+		o.Publish(t.Context(), 0, []order.OrderOutcome{{OrderID: uuid.New(), Version: 2}})
+	}
+	length, err := rdb.XLen(t.Context(), keys.Outcomes(0)).Result()
+	require.NoError(t, err)
+	require.Less(t, length, int64(ledger.OutcomesKept+node), "whole nodes of the stream are freed")
+}
+
+// A worker publishes one message per batch, all of them before it stops.
+func TestWorkerPublishesOneMessagePerBatch(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t, testkit.Pool(t))
+	sale := s.Open(t, 100)
+	var want []uuid.UUID
+	for n := range 100 {
+		want = append(want, s.Buy(t, sale, fmt.Sprintf("user-%d", n)))
+	}
+	stop := testwork.Work(t, testwork.Config(s, t))
+	s.AwaitConfirmed(t, 100)
+	stop()
+	var got []uuid.UUID
+	messages := published(t, s.Rdb, s.Keys)
+	for _, message := range messages {
+		for _, outcome := range message {
+			require.Equal(t, []any{order.StatusConfirmed, 2}, []any{outcome.Status, outcome.Version})
+			got = append(got, outcome.OrderID)
+		}
+	}
+	require.ElementsMatch(t, want, got)
+	require.Less(t, len(messages), 50)
+}

@@ -1,0 +1,201 @@
+package ledger
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"slices"
+	"strings"
+
+	"github.com/google/uuid"
+
+	"stampede/reservation/order"
+	"stampede/stream"
+)
+
+// BySaleAndSequence is the order in which events are recorded, so that the earliest orders get the last
+// units.
+func BySaleAndSequence(x, y order.OrderReserved) int {
+	return cmp.Or(strings.Compare(string(x.SaleID[:]), string(y.SaleID[:])), cmp.Compare(x.Sequence, y.Sequence))
+}
+
+// Transaction records some events.
+type Transaction func(context.Context) ([]Outcome, error)
+
+// RecordWith records a batch with the given try. After a transient error of try, the events of that
+// transaction fail with it; any other error belongs to one event.
+func RecordWith(
+	ctx context.Context, ledger *Ledger, try func(context.Context, Transaction) ([]Outcome, error),
+	events []order.OrderReserved,
+) []Outcome {
+	r := BatchRecording{Ledger: ledger, Try: try, Limit: len(events)}
+	return r.Record(ctx, events)
+}
+
+// BatchRecording records one batch, in several transactions if some of its events cannot be recorded.
+type BatchRecording struct {
+	Ledger *Ledger
+	// Try runs a transaction, and may retry it.
+	Try func(context.Context, Transaction) ([]Outcome, error)
+	// SplitBlocked splits the events of a transaction that a lock or a time limit has blocked.
+	SplitBlocked bool
+	// OneSale says that all events are of one blocked sale.
+	OneSale bool
+	// Limit bounds the events of one transaction; Slow is set when a slow transaction has lowered it.
+	Limit int
+	Slow  bool
+
+	// tooMany is, by sale, a quantity that its stock in Postgres did not hold. It saves a batch for a
+	// sold-out sale from being halved down to single events.
+	tooMany map[uuid.UUID]int64
+	// blocked is, by sale, why its events are blocked.
+	blocked map[uuid.UUID]error
+	// stopped is set when the worker was stopped during the recording.
+	stopped error
+}
+
+// Record returns one outcome per event, in their order. The events of a sale are adjacent.
+func (r *BatchRecording) Record(ctx context.Context, events []order.OrderReserved) []Outcome {
+	switch {
+	case len(events) == 0:
+		return nil
+	case r.stopped != nil:
+		return allFailed(events, r.stopped)
+	}
+	for sale, err := range r.blocked {
+		if from, to := rangeOf(events, sale); from < to {
+			others := append(r.Record(ctx, events[:from:from]), allFailed(events[from:to], err)...)
+			return append(others, r.Record(ctx, events[to:])...)
+		}
+	}
+	if len(events) > r.Limit {
+		return r.inParts(ctx, events, r.Limit)
+	}
+	if r.isSoldOut(events) {
+		return r.refuse(ctx, events)
+	}
+	outcomes, err := r.Try(ctx, func(ctx context.Context) ([]Outcome, error) { return r.Ledger.Record(ctx, events) })
+	switch {
+	case err == nil:
+		return outcomes
+	case errors.Is(err, stream.ErrStopping):
+		r.stopped = err
+		return allFailed(events, err)
+	case r.SplitBlocked && (IsLocked(err) || IsTooSlow(err)):
+		return r.splitBlocked(ctx, events, err)
+	case FaultOf(err) == Transient:
+		return allFailed(events, err)
+	case len(events) > 1:
+		// The earlier half first: its orders have priority.
+		return r.inParts(ctx, events, len(events)/2)
+	case FaultOf(err) == oversold:
+		if r.tooMany == nil {
+			r.tooMany = make(map[uuid.UUID]int64)
+		}
+		r.tooMany[events[0].SaleID] = events[0].Quantity
+		return r.refuse(ctx, events)
+	default:
+		return allFailed(events, err)
+	}
+}
+
+func (r *BatchRecording) inParts(ctx context.Context, events []order.OrderReserved, n int) []Outcome {
+	return append(r.Record(ctx, events[:n:n]), r.Record(ctx, events[n:])...)
+}
+
+func (r *BatchRecording) bySale(ctx context.Context, events []order.OrderReserved) (outcomes []Outcome) {
+	for len(events) > 0 {
+		_, n := rangeOf(events, events[0].SaleID)
+		outcomes = append(outcomes, r.Record(ctx, events[:n:n])...)
+		events = events[n:]
+	}
+	return outcomes
+}
+
+// splitBlocked records events in smaller transactions after one with all of them was blocked.
+func (r *BatchRecording) splitBlocked(ctx context.Context, events []order.OrderReserved, err error) []Outcome {
+	blocked := fmt.Errorf("%w: %w", ErrBlocked, err)
+	var ofSale *saleError
+	if errors.As(err, &ofSale) && IsLocked(err) {
+		r.block(ofSale.sale, blocked)
+		return r.Record(ctx, events)
+	}
+	switch _, first := rangeOf(events, events[0].SaleID); {
+	case first < len(events):
+		return r.bySale(ctx, events)
+	case len(events) > 1 && IsTooSlow(err):
+		r.Limit, r.Slow = len(events)/2, true
+		return r.Record(ctx, events)
+	case len(events) > 1 && r.OneSale:
+		return r.inParts(ctx, events, len(events)/2)
+	case !r.OneSale:
+		r.block(events[0].SaleID, blocked)
+	}
+	return allFailed(events, blocked)
+}
+
+// block excludes the sale's events from the further transactions of this batch.
+func (r *BatchRecording) block(sale uuid.UUID, err error) {
+	if r.blocked == nil {
+		r.blocked = make(map[uuid.UUID]error)
+	}
+	r.blocked[sale] = err
+}
+
+// rangeOf returns the range of a sale's events, which are adjacent.
+func rangeOf(events []order.OrderReserved, sale uuid.UUID) (from, to int) {
+	ofSale := func(e order.OrderReserved) bool { return e.SaleID == sale }
+	if from = slices.IndexFunc(events, ofSale); from < 0 {
+		return 0, 0
+	}
+	for to = from + 1; to < len(events) && ofSale(events[to]); to++ {
+	}
+	return from, to
+}
+
+// isSoldOut reports whether the stock is known not to hold any of the events.
+func (r *BatchRecording) isSoldOut(events []order.OrderReserved) bool {
+	for _, e := range events {
+		if quantity, known := r.tooMany[e.SaleID]; !known || e.Quantity < quantity {
+			return false
+		}
+	}
+	return true
+}
+
+func (r *BatchRecording) refuse(ctx context.Context, events []order.OrderReserved) []Outcome {
+	outcomes, err := r.Try(ctx, func(ctx context.Context) ([]Outcome, error) {
+		return r.Ledger.Refuse(ctx, events, order.RejectedSoldOut)
+	})
+	if r.SplitBlocked && (IsLocked(err) || IsTooSlow(err)) {
+		err = fmt.Errorf("%w: %w", ErrBlocked, err)
+	}
+	if err != nil {
+		return allFailed(events, err)
+	}
+	return outcomes
+}
+
+// Attempt runs a transaction under RecordTimeout.
+func Attempt(ctx context.Context, log *slog.Logger, t Transaction) (outcomes []Outcome, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			log.ErrorContext(ctx, "panic while recording a batch", "panic", p, "stack", string(debug.Stack()))
+			err = fmt.Errorf("%w: %v", ErrPanicked, p)
+		}
+	}()
+	ctx, cancel := context.WithTimeout(ctx, RecordTimeout)
+	defer cancel()
+	return t(ctx)
+}
+
+func allFailed(events []order.OrderReserved, err error) []Outcome {
+	outcomes := make([]Outcome, len(events))
+	for i, e := range events {
+		outcomes[i] = Outcome{Event: e, Err: err}
+	}
+	return outcomes
+}

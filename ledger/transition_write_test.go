@@ -1,0 +1,268 @@
+package ledger_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
+	"stampede/internal/test/testwork"
+	"stampede/ledger"
+	"stampede/reservation/order"
+)
+
+func TestPaymentWindowStartsAtConfirmation(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	testwork.Heartbeat(t, pool)
+	payable, final := testshop.NewPayableSale(t, pool, 10), testshop.NewSale(t, pool, 10)
+	// Reserved long ago: they can be paid only after they are confirmed.
+	first, second := testshop.Reserved(payable, "alice", 1), testshop.Reserved(final, "alice", 1)
+	var before, after time.Time
+	require.NoError(t, pool.QueryRow(t.Context(), "SELECT now()").Scan(&before))
+	_, err := ledger.New(pool).Record(t.Context(), []order.OrderReserved{first, second})
+	require.NoError(t, err)
+	require.NoError(t, pool.QueryRow(t.Context(), "SELECT now()").Scan(&after))
+
+	o := testwork.OrderOfID(t, pool, first.OrderID)
+	require.Equal(t, time.UTC, o.ExpiresAt.Location())
+	require.WithinRange(t, o.ExpiresAt, before.Add(testshop.PaymentWindow), after.Add(testshop.PaymentWindow))
+	require.Zero(t, testwork.OrderOfID(t, pool, second.OrderID).ExpiresAt,
+		"without a payment window, a confirmed order is final")
+}
+
+func TestPayRecordsReferenceOnce(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	l := ledger.New(pool)
+	sale := testshop.NewPayableSale(t, pool, 10)
+	o := testwork.Confirm(t, pool, sale, 1)[0]
+	confirmed := testwork.OrderOfID(t, pool, o)
+
+	paid, err := l.Pay(t.Context(), o, "user-1", "pi_1")
+	require.NoError(t, err)
+	want := confirmed
+	want.Status, want.Version, want.PaymentReference, want.ExpiresAt = order.StatusPaid, 3, "pi_1", time.Time{}
+	require.True(t, paid.UpdatedAt.After(confirmed.UpdatedAt))
+	want.UpdatedAt = paid.UpdatedAt
+	require.Equal(t, want, paid)
+	require.Equal(t, want, testwork.OrderOfID(t, pool, o))
+	for range 3 {
+		again, err := l.Pay(t.Context(), o, "user-1", "pi_1")
+		require.NoError(t, err)
+		require.Equal(t, paid, again)
+	}
+	_, err = l.Pay(t.Context(), o, "user-1", "pi_2")
+	require.ErrorIs(t, err, order.ErrIllegalTransition)
+	require.ErrorContains(t, err, `it was paid with reference "pi_1"`)
+	_, err = l.Cancel(t.Context(), o, "user-1")
+	require.ErrorIs(t, err, order.ErrIllegalTransition)
+
+	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed", "3 OrderPaid"}, testshop.History(t, pool, o))
+	require.EqualValues(t, 1, testshop.QueryInt(t, pool,
+		`SELECT count(*) FROM order_events WHERE version = 3 AND data = '{"reference": "pi_1"}' AND (sale_id, user_id,
+			quantity) = ($1, 'user-1', 1)`, sale))
+	require.EqualValues(t, 1, testshop.SoldOf(t, pool, sale))
+	require.Zero(t, testshop.QueryInt(t, pool, "SELECT count(*) FROM releases"))
+}
+
+func TestCancelReleasesUnitsOnceAndAllowsNewOrder(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	l := ledger.New(pool)
+	sale := testshop.NewPayableSale(t, pool, 10)
+	event := testshop.Reserved(sale, "alice", 1)
+	event.Quantity = 3
+	_, err := l.Record(t.Context(), []order.OrderReserved{event, testshop.Reserved(sale, "bob", 2)})
+	require.NoError(t, err)
+
+	cancelled, err := l.Cancel(t.Context(), event.OrderID, "alice")
+	require.NoError(t, err)
+	require.Equal(t, order.StatusCancelled, cancelled.Status)
+	require.Equal(t, cancelled, testwork.OrderOfID(t, pool, event.OrderID))
+	again, err := l.Cancel(t.Context(), event.OrderID, "alice")
+	require.NoError(t, err)
+	require.Equal(t, cancelled, again)
+	_, err = l.Pay(t.Context(), event.OrderID, "alice", "pi_1")
+	require.ErrorIs(t, err, order.ErrIllegalTransition)
+
+	require.EqualValues(t, 1, testshop.SoldOf(t, pool, sale))
+	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed", "3 OrderCancelled"},
+		testshop.History(t, pool, event.OrderID))
+	require.EqualValues(t, 1, testshop.QueryInt(t, pool, "SELECT count(*) FROM releases"))
+	require.EqualValues(t, 1, testshop.QueryInt(t, pool,
+		"SELECT count(*) FROM releases WHERE (order_id, sale_id, user_id, quantity) = ($1, $2, 'alice', 3)", event.OrderID,
+		sale))
+
+	outcomes, err := l.Record(t.Context(), []order.OrderReserved{event, testshop.Reserved(sale, "alice", 3)})
+	require.NoError(t, err)
+	require.Equal(
+		t, ledger.Outcome{Event: event, Status: order.StatusCancelled}, outcomes[0], "a late delivery of its event",
+	)
+	require.Equal(t, order.StatusConfirmed, outcomes[1].Status)
+	require.EqualValues(t, 2, testshop.SoldOf(t, pool, sale))
+}
+
+func TestPayAndCancelRejectOrderOfAnotherUser(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	l := ledger.New(pool)
+	o := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 1)[0]
+	for name, id := range map[string]uuid.UUID{"another user's order": o, "an unknown order": uuid.Must(uuid.NewV7())} {
+		_, err := l.Pay(t.Context(), id, "mallory", "pi_1")
+		require.ErrorIs(t, err, order.ErrNotFound, name)
+		_, err = l.Cancel(t.Context(), id, "mallory")
+		require.ErrorIs(t, err, order.ErrNotFound, name)
+	}
+	var invalid *order.InvalidError
+	_, err := l.Pay(t.Context(), o, "user-1", "")
+	require.ErrorAs(t, err, &invalid)
+	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed"}, testshop.History(t, pool, o))
+}
+
+func TestPayAndCancelRejectOrderWithoutPaymentWindow(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	l := ledger.New(pool)
+	sale := testshop.NewSale(t, pool, 1)
+	o := testwork.Confirm(t, pool, sale, 1)[0]
+	testwork.Heartbeat(t, pool)
+	_, err := l.Pay(t.Context(), o, "user-1", "pi_1")
+	require.ErrorIs(t, err, order.ErrIllegalTransition)
+	_, err = l.Cancel(t.Context(), o, "user-1")
+	require.ErrorIs(t, err, order.ErrIllegalTransition)
+	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed"}, testshop.History(t, pool, o))
+	require.EqualValues(t, 1, testshop.SoldOf(t, pool, sale))
+}
+
+func TestPayAndCancelRejectOverdueOrderBeforeSweep(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	l := ledger.New(pool)
+	orders := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 2)
+	testwork.EndWindow(t, pool, orders[0])
+	_, err := l.Pay(t.Context(), orders[0], "user-1", "pi_1")
+	require.ErrorIs(t, err, order.ErrExpired)
+	_, err = l.Cancel(t.Context(), orders[0], "user-1")
+	require.ErrorIs(t, err, order.ErrExpired)
+	require.Equal(t, order.StatusConfirmed, testwork.OrderOfID(t, pool, orders[0]).Status,
+		"only the sweeper ends the order")
+
+	_, err = l.Pay(t.Context(), orders[1], "user-2", "pi_2")
+	require.NoError(t, err, "the other order is not overdue")
+}
+
+// Without an ingress no buyer can pay, so payments before the first heartbeat after an outage are in time.
+func TestPayIsAcceptedUntilHeartbeatAfterDeadline(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	l := ledger.New(pool)
+	orders := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 2)
+	_, err := pool.Exec(t.Context(), "UPDATE pulse SET seen_at = now() - interval '60 s'")
+	require.NoError(t, err)
+	_, err = pool.Exec(t.Context(),
+		"UPDATE orders SET due = now() - interval '61 s' + (interval '2 s') * (user_id = 'user-1')::int")
+	require.NoError(t, err)
+	_, err = l.Pay(t.Context(), orders[0], "user-1", "pi_1")
+	require.NoError(t, err, "it was in time when the outage began")
+	_, err = l.Pay(t.Context(), orders[1], "user-2", "pi_2")
+	require.ErrorIs(t, err, order.ErrExpired, "it was overdue before")
+}
+
+func TestOrdersOfListsNewestFirst(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	l := ledger.New(pool)
+	var events []order.OrderReserved
+	var want []uuid.UUID
+	for i := range 25 {
+		sale := testshop.NewPayableSale(t, pool, 10)
+		mine := testshop.Reserved(sale, "alice", 1)
+		events = append(events, mine, testshop.Reserved(sale, fmt.Sprintf("bob-%d", i), 2))
+		want = append([]uuid.UUID{mine.OrderID}, want...)
+	}
+	_, err := l.Record(t.Context(), events)
+	require.NoError(t, err)
+	paid, err := l.Pay(t.Context(), want[3], "alice", "pi_1")
+	require.NoError(t, err)
+	// Live and ended orders alternate, and there are more of each than a page holds.
+	for i := 0; i < len(want); i += 2 {
+		_, err := l.Cancel(t.Context(), want[i], "alice")
+		require.NoError(t, err)
+	}
+
+	var got []uuid.UUID
+	before := uuid.Nil
+	for _, size := range []int{10, 10, 5, 0} {
+		page, next, err := l.ListOrders(t.Context(), order.Filter{User: "alice"}, before, 10)
+		require.NoError(t, err)
+		require.Len(t, page, size)
+		if size < 10 {
+			require.Zero(t, next)
+		} else {
+			require.Equal(t, page[9].ID, next)
+		}
+		for _, o := range page {
+			require.Equal(t, "alice", o.UserID)
+			require.Equal(t, testwork.OrderOfID(t, pool, o.ID), o.Order)
+			got, before = append(got, o.ID), o.ID
+		}
+	}
+	require.Equal(t, want, got)
+	page, _, err := l.ListOrders(t.Context(), order.Filter{User: "alice"}, want[2], 1)
+	require.NoError(t, err)
+	require.Len(t, page, 1)
+	require.Equal(t, paid, page[0].Order)
+	page, _, err = l.ListOrders(t.Context(), order.Filter{User: "carol"}, uuid.Nil, 10)
+	require.NoError(t, err)
+	require.Empty(t, page)
+}
+
+// If one of the writes of a change fails, none of them is done.
+func TestOrderChangeIsAtomic(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	l := ledger.New(pool)
+	sale := testshop.NewPayableSale(t, pool, 10)
+	orders := testwork.Confirm(t, pool, sale, 2)
+	for name, breakage := range map[string]string{
+		"the event exists already": `INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity,
+			occurred_at)
+			SELECT $1, 3, 'OrderPaid', sale_id, 'x', 1, now() FROM orders WHERE id = $1`,
+		"the sale has no sold units": "UPDATE sales SET sold = 0 WHERE id = (SELECT sale_id FROM orders WHERE id = " +
+			"$1)",
+		"the row is ahead of its log": "UPDATE orders SET version = 9 WHERE id = $1",
+	} {
+		t.Run(name, func(t *testing.T) {
+			pool := testkit.Pool(t)
+			l := ledger.New(pool)
+			o := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 1)[0]
+			_, err := pool.Exec(t.Context(), breakage, o)
+			require.NoError(t, err)
+			events := testshop.History(t, pool, o)
+			_, err = l.Cancel(t.Context(), o, "user-1")
+			require.ErrorIs(t, err, order.ErrDamaged)
+			require.Equal(t, order.StatusConfirmed, testwork.OrderOfID(t, pool, o).Status)
+			require.Equal(t, events, testshop.History(t, pool, o))
+			require.Zero(t, testshop.QueryInt(t, pool, "SELECT count(*) FROM releases"))
+		})
+	}
+
+	tx, err := pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	stale := testwork.OrderOfID(t, pool, orders[0])
+	_, err = l.Cancel(t.Context(), orders[0], "user-1")
+	require.NoError(t, err)
+	next, err := stale.Expired()
+	require.NoError(t, err)
+	err = ledger.WriteExpiry(t.Context(), tx, []order.Order{stale}, next)
+	require.ErrorIs(t, err, ledger.ErrNotLocked)
+	require.True(t, strings.HasSuffix(err.Error(), "0 of 1 are unchanged since they were read"))
+}

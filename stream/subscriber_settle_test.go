@@ -1,0 +1,317 @@
+package stream_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
+	"stampede/reservation"
+	"stampede/reservation/order"
+	"stampede/stream"
+)
+
+// commandCounter is a redis hook that records the calls of one command.
+type commandCounter struct {
+	name  string
+	calls chan int // one value per call: the number of its arguments
+}
+
+func (c *commandCounter) process(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+	if cmd.Name() == c.name {
+		c.calls <- len(cmd.Args())
+	}
+	return next(ctx, cmd)
+}
+
+func TestAcksOfBatchAreSentTogether(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	counter := &commandCounter{name: "xack", calls: make(chan int, 1000)}
+	b.rdb.AddHook(testkit.Hook(counter.process))
+	const batch = 500
+	b.publish(batch)
+	messages := b.subscribe(b.subscriber("worker-1"))
+	held := make([]*message.Message, batch)
+	for i := range held {
+		held[i] = receive(t, messages)
+	}
+	for _, msg := range held {
+		msg.Ack()
+	}
+	b.awaitNonePending()
+	close(counter.calls)
+	calls, ids := 0, 0
+	for args := range counter.calls {
+		calls++
+		ids += args - len([]string{"xack", "stream", "group"})
+	}
+	require.Equal(t, batch, ids, "each entry is acknowledged once")
+	require.LessOrEqual(t, calls, 10, "%d acks went out in %d calls", ids, calls)
+}
+
+func TestEntryIsAcknowledgedAfterHandler(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	b.publish(2)
+	messages := b.subscribe(b.subscriber("worker-1"))
+	first, second := receive(t, messages), receive(t, messages)
+	second.Ack()
+	testkit.Eventually(t, testshop.Soon, "the second is acknowledged", func() bool { return len(b.pending()) == 1 })
+	require.Equal(t, first.Metadata.Get(order.MetaEntryID), b.pending()[0].ID)
+	require.NoError(t, first.Context().Err())
+	require.Error(t, second.Context().Err(), "the context of a settled message is cancelled")
+	first.Ack()
+	b.awaitNonePending()
+}
+
+func TestNackedMessageIsRetriedThenDeadLettered(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	registry := prometheus.NewRegistry()
+	sub := b.subscriber("worker-1", func(c *stream.Config) { c.MaxDeliveries, c.Registerer = 3, registry })
+	const metadata = "\x81\xa4name\xa5value" // msgpack
+	id := b.add(stream.FieldUUID, "poison", stream.FieldMetadata, metadata,
+		"zebra", "1", "ant", "2", "zebra", "3", "bytes", "\xff")
+	messages := b.subscribe(sub)
+	for want := 1; want <= 3; want++ {
+		msg := receive(t, messages)
+		require.Equal(t, want, deliveriesOf(t, msg))
+		require.EqualValues(t, want, b.pending()[0].RetryCount, "Redis counts every delivery")
+		require.Equal(t, "value", msg.Metadata.Get("name"), "changes of a handler are not redelivered")
+		msg.Metadata.Set("name", "changed")
+		msg.Nack()
+	}
+	entries, reasons := b.deadLetters.await(t, 1)
+	require.Equal(t, stream.Entry{Stream: b.stream, ID: id, Deliveries: 3, Fields: []stream.Field{
+		{stream.FieldUUID, "poison"},
+		{stream.FieldMetadata, metadata},
+		{"zebra", "1"},
+		{"ant", "2"},
+		{"zebra", "3"},
+		{"bytes", "\xff"},
+	}}, entries[0], "as the stream holds it")
+	require.ErrorContains(t, reasons[0], "3 deliveries")
+	b.awaitNonePending()
+	require.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(`
+# HELP stampede_entries_dead_lettered_total Stream entries stored as dead letters.
+# TYPE stampede_entries_dead_lettered_total counter
+stampede_entries_dead_lettered_total{stream="`+b.stream+`"} 1
+# HELP stampede_entries_redelivered_total Messages delivered again after their handler had refused them.
+# TYPE stampede_entries_redelivered_total counter
+stampede_entries_redelivered_total{stream="`+b.stream+`"} 2
+`), "stampede_entries_dead_lettered_total", "stampede_entries_redelivered_total"))
+}
+
+// Worker restarts raise Redis's count of deliveries. That alone must not make a healthy entry a dead letter.
+func TestDeliveryCountAloneMakesNoDeadLetter(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	uuids := b.publish(1)
+	id := b.takeAway("worker-0", 1)[0]
+	require.NoError(t, b.rdb.Do(t.Context(), "XCLAIM", b.stream, reservation.Group, "worker-1", 0, id, "RETRYCOUNT", 70,
+		"JUSTID").Err())
+
+	messages := b.subscribe(b.subscriber("worker-1", func(c *stream.Config) { c.MaxDeliveries = 3 }))
+	msg := receive(t, messages)
+	require.Equal(t, uuids[0], msg.UUID)
+	require.Equal(t, 71, deliveriesOf(t, msg))
+	msg.Ack()
+	b.awaitNonePending()
+	_, entries, _ := b.deadLetters.snapshot()
+	require.Empty(t, entries)
+}
+
+func TestNacksAreRetriedWithDelay(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	b.publish(1)
+	const delay = 50 * time.Millisecond
+	messages := b.subscribe(b.subscriber("worker-1", func(c *stream.Config) {
+		c.RedeliveryDelay, c.RedeliveryDelayMax, c.MaxDeliveries = delay, 2*delay, 100
+	}))
+	began := time.Now()
+	const nacks = 5
+	for range nacks {
+		receive(t, messages).Nack()
+	}
+	receive(t, messages).Ack()
+	// Waits of 50, 100, 100, 100, 100 ms, each of which may be halved.
+	require.GreaterOrEqual(t, time.Since(began), 9*delay/2)
+	b.awaitNonePending()
+}
+
+func TestUnreadableEntryIsDeadLettered(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	first := b.publish(1)
+	foreign := b.add("foo", "bar")
+	undecodable := b.add(stream.FieldUUID, "u", stream.FieldMetadata, "not msgpack")
+	second := b.publish(1)
+	messages := b.subscribe(b.subscriber("worker-1"))
+	require.Equal(t, append(first, second...), receiveUUIDs(t, messages, 2))
+
+	entries, reasons := b.deadLetters.await(t, 2)
+	for i := range entries {
+		require.ErrorIs(t, reasons[i], order.ErrUndecodable)
+		require.EqualValues(t, 1, entries[i].Deliveries)
+	}
+	require.ElementsMatch(t, []string{foreign, undecodable}, []string{entries[0].ID, entries[1].ID})
+	b.awaitNonePending()
+}
+
+func TestDeadLetterRetriesUntilStored(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	b.deadLetters.setAway(true)
+	foreign := b.add("foo", "bar")
+	messages := b.subscribe(b.subscriber("worker-1", func(c *stream.Config) { c.InFlightMax = 1 }))
+	testkit.Eventually(t, testshop.Soon, "storing has failed twice",
+		func() bool { tries, _, _ := b.deadLetters.snapshot(); return tries >= 2 })
+
+	uuids := b.publish(3)
+	require.Equal(t, uuids, receiveUUIDs(t, messages, 3), "with one in flight, while a dead letter waits to be stored")
+	testkit.Eventually(t, testshop.Soon, "only the foreign entry is pending", func() bool {
+		pending := b.pending()
+		return len(pending) == 1 && pending[0].ID == foreign
+	})
+	b.deadLetters.setAway(false)
+	b.deadLetters.await(t, 1)
+	b.awaitNonePending()
+}
+
+// A dead letter that could not be stored is stored after a restart.
+func TestUnstoredDeadLetterSurvivesRestart(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	b.deadLetters.setAway(true)
+	b.add("foo", "bar")
+	sub := b.subscriber("worker-1")
+	b.subscribe(sub)
+	testkit.Eventually(t, testshop.Soon, "storing has failed",
+		func() bool { tries, _, _ := b.deadLetters.snapshot(); return tries >= 1 })
+	require.NoError(t, sub.Close())
+	require.Len(t, b.pending(), 1)
+
+	b.deadLetters.setAway(false)
+	b.subscribe(b.subscriber("worker-1"))
+	entries, _ := b.deadLetters.await(t, 1)
+	require.EqualValues(t, 2, entries[0].Deliveries)
+	b.awaitNonePending()
+}
+
+func TestCloseWaitsForHandlersAndSendsAcks(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	b.publish(3)
+	sub := b.subscriber("worker-1", func(c *stream.Config) { c.MaxDeliveries = 1 })
+	messages := b.subscribe(sub)
+	acked, refused, third := receive(t, messages), receive(t, messages), receive(t, messages)
+
+	bothClosed := make(chan struct{})
+	for range 2 { // at the same time
+		go func() {
+			if err := sub.Close(); err != nil {
+				t.Error(err)
+			}
+			bothClosed <- struct{}{}
+		}()
+	}
+	testkit.Eventually(t, testshop.Soon, "subscribing is refused", func() bool {
+		_, err := sub.Subscribe(t.Context(), "other")
+		return err != nil
+	})
+	require.NoError(t, acked.Context().Err(), "handlers may finish their work")
+	acked.Ack()
+	refused.Nack() // not counted during Close
+	select {
+	case <-bothClosed:
+		require.Fail(t, "Close did not wait for the third message")
+	case <-third.Context().Done():
+		require.Fail(t, "the context was cancelled while draining")
+	case <-time.After(20 * time.Millisecond): // nothing happens
+	}
+	third.Ack()
+	<-bothClosed
+	<-bothClosed
+	_, open := <-messages
+	require.False(t, open)
+
+	pending := b.pending()
+	require.Len(t, pending, 1, "acks are in Redis when Close returns")
+	require.Equal(t, refused.Metadata.Get(order.MetaEntryID), pending[0].ID)
+	require.EqualValues(t, 1, pending[0].RetryCount)
+	tries, _, _ := b.deadLetters.snapshot()
+	require.Zero(t, tries, "the nack makes no dead letter")
+	require.NoError(t, sub.Close())
+	require.NoError(t, b.rdb.Ping(t.Context()).Err(), "the client is left open")
+	_, err := sub.Subscribe(t.Context(), b.stream)
+	require.ErrorIs(t, err, stream.ErrSubscriberClosed)
+}
+
+// The last acks may arrive while the previous call is running.
+func TestCloseSendsLastAcks(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	b.publish(1)
+	ids := b.takeAway("worker-1", 1)
+	sub := b.subscriber("worker-1")
+	sub.SendLastAck(t.Context(), b.stream, ids[0])
+	require.Empty(t, b.pending())
+}
+
+func TestCloseAbandonsHangingHandler(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	uuids := b.publish(2)
+	sub := b.subscriber("worker-1", func(c *stream.Config) { c.DrainTimeout = 5 * time.Millisecond })
+	messages := b.subscribe(sub)
+	hanging, done := receive(t, messages), receive(t, messages)
+	done.Ack()
+	require.NoError(t, sub.Close())
+	require.Error(t, hanging.Context().Err(), "its context is cancelled")
+	require.True(t, hanging.Ack(), "too late")
+
+	require.Len(t, b.pending(), 1, "the unsettled message stays pending")
+	msg := receive(t, b.subscribe(b.subscriber("worker-1")))
+	require.Equal(t, uuids[0], msg.UUID)
+	msg.Ack()
+	b.awaitNonePending()
+}
+
+// Cancelling the context of Subscribe ends that subscription as Close would, and no other.
+func TestCancelDrainsOneSubscription(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	other := newStreamBench(t)
+	b.publish(2)
+	type key struct{}
+	ctx, cancel := context.WithCancel(context.WithValue(t.Context(), key{}, "value"))
+	sub := b.subscriber("worker-1")
+	messages, err := sub.Subscribe(ctx, b.stream)
+	require.NoError(t, err)
+	others, err := sub.Subscribe(t.Context(), other.stream)
+	require.NoError(t, err)
+
+	msg := receive(t, messages)
+	require.Equal(t, "value", msg.Context().Value(key{}))
+	cancel()
+	require.NoError(t, msg.Context().Err())
+	msg.Ack()
+	for msg := range messages { // the second message may have been delivered already
+		msg.Ack()
+	}
+	require.LessOrEqual(t, len(b.pending()), 1, "the received message is acknowledged")
+
+	other.publish(1)
+	receive(t, others).Ack()
+	other.awaitNonePending()
+}

@@ -1,0 +1,446 @@
+package archive_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/crashpoint"
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
+	"stampede/internal/test/testwork"
+	"stampede/ledger"
+	"stampede/reservation"
+	"stampede/reservation/order"
+	"stampede/sql"
+	"stampede/upkeep/archive"
+	"stampede/upkeep/audit"
+	"stampede/upkeep/retire"
+)
+
+func archiver(s *testshop.Shop, t testing.TB, dir string, keep time.Duration) *archive.Archiver {
+	t.Helper()
+	var a *archive.Archiver
+	testkit.Eventually(t, testshop.Soon, "the session of a killed archiver has ended", func() (ended bool) {
+		var err error
+		a, err = archive.New(t.Context(), archive.Config{
+			Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Dir: dir, Keep: keep, Logger: testkit.Logger(t),
+		})
+		if errors.Is(err, archive.ErrRunning) {
+			return false
+		}
+		require.NoError(t, err)
+		return true
+	})
+	t.Cleanup(a.Close)
+	return a
+}
+
+// archiveSale archives a sale at once.
+func archiveSale(s *testshop.Shop, t testing.TB, dir string, sale uuid.UUID) (archive.Archived, error) {
+	t.Helper()
+	a := archiver(s, t, dir, 0)
+	defer a.Close()
+	return a.Sale(t.Context(), sale)
+}
+
+func retireAll(s *testshop.Shop, t testing.TB) int {
+	t.Helper()
+	retired, err := retire.New(retire.Config{
+		Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Store: s.Store, Catalog: s.Catalog, Logger: testkit.Logger(t),
+	}).Sweep(t.Context())
+	require.NoError(t, err)
+	return retired
+}
+
+// endedSale returns a sale with orders of all kinds, which has left Redis, and one of its receipts. No other sale of
+// the shop is over.
+func endedSale(s *testshop.Shop, t testing.TB, shards int) (uuid.UUID, order.Receipt) {
+	t.Helper()
+	l := ledger.New(s.Pool)
+	created, err := s.Catalog.Create(t.Context(), reservation.Terms{
+		Name: "autumn", Stock: 1000, PerOrderLimit: 10, PaymentWindow: testshop.PaymentWindow, Shards: shards,
+	})
+	require.NoError(t, err)
+	sale := created.ID
+	var receipt order.Receipt
+	for i := range 60 {
+		user := fmt.Sprintf("user-%d", i)
+		held := s.Reserve(t, sale, user, int64(i%3+1), "key-"+user).Reservation
+		testwork.FulfilAll(s, t)
+		if i%3 == 0 {
+			_, err = l.Cancel(t.Context(), held.OrderID, user)
+		} else {
+			_, err = l.Pay(t.Context(), held.OrderID, user, `pi\n"`+user)
+		}
+		require.NoError(t, err)
+		receipt = order.Receipt{SaleID: sale, OrderID: held.OrderID, User: user, Epoch: held.Epoch}
+	}
+	if shards == 1 { // which has place 61
+		_, err = l.Refuse(t.Context(), []order.OrderReserved{testshop.Reserved(sale, "refused", 61)}, order.RejectedSoldOut)
+		require.NoError(t, err)
+	}
+	_, err = l.SweepReleases(t.Context(), s.Store)
+	require.NoError(t, err)
+	_, err = s.Catalog.End(t.Context(), sale)
+	require.NoError(t, err)
+	require.Equal(t, 1, retireAll(s, t))
+	return sale, receipt
+}
+
+// rows returns everything that Postgres has of a sale, except where its orders are.
+func rows(s *testshop.Shop, t testing.TB, sale uuid.UUID) (all []string) {
+	t.Helper()
+	for _, query := range []string{
+		"SELECT (to_jsonb(s) - '{archived_at,archive,idempotency_key}'::text[])::text FROM sales AS s WHERE id = $1",
+		"SELECT row_to_json(e)::text FROM sale_events AS e WHERE sale_id = $1 ORDER BY revision",
+		"SELECT row_to_json(e)::text FROM order_events AS e WHERE sale_id = $1 ORDER BY order_id, version",
+		"SELECT row_to_json(o)::text FROM orders AS o WHERE sale_id = $1 ORDER BY id",
+	} {
+		found, _ := s.Pool.Query(t.Context(), query, sale) // its error comes with the rows
+		texts, err := pgx.CollectRows(found, pgx.RowTo[string])
+		require.NoError(t, err)
+		all = append(all, texts...)
+	}
+	return all
+}
+
+const ordersLeft = "SELECT (SELECT count(*) FROM orders WHERE sale_id = $1) + " +
+	"(SELECT count(*) FROM order_events WHERE sale_id = $1)"
+
+func requireArchived(s *testshop.Shop, t testing.TB, sale uuid.UUID, receipt order.Receipt) {
+	t.Helper()
+	l := ledger.New(s.Pool)
+	require.Zero(t, s.Count(t, ordersLeft, sale))
+	layout := s.LayoutOf(t, sale)
+	for shard := range layout.Shards {
+		p := layout.Partition(shard)
+		keys := []string{s.Keys.Sale(p, sale), s.Keys.Buyers(p, sale), s.Keys.Ended(p, sale)}
+		require.Zero(t, s.Rdb.Exists(t.Context(), keys...).Val())
+		require.False(t, s.Rdb.SIsMember(t.Context(), s.Keys.Sales(p), sale.String()).Val())
+	}
+	_, err := l.FindByReceipt(t.Context(), receipt)
+	require.ErrorIs(t, err, order.ErrArchived)
+	_, err = l.Order(t.Context(), receipt.OrderID)
+	require.ErrorIs(t, err, order.ErrNotFound)
+	shown, err := s.Catalog.Show(t.Context(), sale)
+	require.NoError(t, err)
+	require.Equal(t, "autumn", shown.Name)
+	require.EqualValues(t, 1000, shown.Available+shown.Sold)
+	require.NotZero(t, shown.Sold)
+
+	past, err := l.PastAnswer(t.Context(), reservation.Request{Sale: sale, User: "user-1", Quantity: 2})
+	require.NoError(t, err)
+	require.Equal(t, reservation.Ended, past.Verdict)
+	outcomes, err := l.Record(t.Context(), []order.OrderReserved{testshop.Reserved(sale, "late", 70)})
+	require.NoError(t, err)
+	require.ErrorIs(t, outcomes[0].Err, order.ErrArchived)
+	require.Equal(t, ledger.BadData, ledger.FaultOf(outcomes[0].Err), "it becomes a dead letter")
+	late := []order.OrderReserved{testshop.Reserved(sale, "late", 70)}
+	refused, err := l.Refuse(t.Context(), late, order.RejectedSoldOut)
+	require.NoError(t, err)
+	require.ErrorIs(t, refused[0].Err, order.ErrArchived)
+	var archived bool
+	require.NoError(t, s.Pool.QueryRow(t.Context(), sql.LedgerReturnSold, sale, 0).Scan(&archived))
+	require.True(t, archived, "an order of it cannot be cancelled any more")
+	require.Zero(t, s.Count(t, ordersLeft, sale))
+
+	require.Zero(t, testwork.RebuildProjections(s, t).Replaced)
+	_, err = audit.Run(t.Context(), audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: sale})
+	require.ErrorIs(t, err, order.ErrArchived)
+	requireSound(s, t)
+}
+
+func requireSound(s *testshop.Shop, t testing.TB) {
+	t.Helper()
+	report := testwork.Audit(s, t, uuid.Nil)
+	require.False(t, report.Broken(), testwork.TextOf(t, report))
+	require.False(t, report.Unchecked(), testwork.TextOf(t, report))
+}
+
+func requireFile(s *testshop.Shop, t testing.TB, path string, orders, events int) {
+	t.Helper()
+	report, err := archive.Audit(t.Context(), s.Pool, path)
+	require.NoError(t, err)
+	require.Empty(t, report.Findings)
+	require.Equal(t, []int64{int64(orders), int64(events)}, []int64{report.Orders, report.Events})
+}
+
+// A sale that was archived comes back as it was, and can be archived again.
+func TestArchivedSaleComesBack(t *testing.T) {
+	t.Parallel()
+	for name, shards := range map[string]int{"one shard": 1, "four shards": 4} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := testshop.NewShardedShop(t).Shop
+			sale, receipt := endedSale(s, t, shards)
+			before, dir := rows(s, t, sale), t.TempDir()
+
+			done, err := archiveSale(s, t, dir, sale)
+			require.NoError(t, err)
+			require.Equal(t, filepath.Join(dir, sale.String()+".stampede"), done.Path)
+			requireFile(s, t, done.Path, 61-shards/4, 121-shards/4)
+			requireArchived(s, t, sale, receipt)
+			_, err = archiveSale(s, t, dir, sale)
+			require.ErrorIs(t, err, archive.ErrRefused)
+			require.ErrorContains(t, err, "it is archived in "+done.Path)
+
+			// A rebuild of Redis does not bring it back.
+			for p := range s.Keys.Partitions {
+				_, err := testwork.Rebuilder(s, t).Partition(t.Context(), p, "by-hand")
+				require.NoError(t, err)
+			}
+			requireArchived(s, t, sale, receipt)
+
+			restored, err := archive.Restore(t.Context(), s.Pool, done.Path)
+			require.NoError(t, err)
+			require.Equal(t, done.Figures, restored.Figures)
+			require.Equal(t, before, rows(s, t, sale))
+			requireSound(s, t)
+			_, err = archive.Restore(t.Context(), s.Pool, done.Path)
+			require.ErrorIs(t, err, archive.ErrNotArchived)
+			require.Equal(t, before, rows(s, t, sale))
+
+			require.NoError(t, testshop.ExecSQL(t, s, "UPDATE sales SET idempotency_key = 'key' WHERE id = $1", sale))
+			_, err = archiveSale(s, t, dir, sale)
+			require.NoError(t, err)
+			requireArchived(s, t, sale, receipt)
+			t.Run("in another database", func(t *testing.T) { requireTakenByOther(t, done.Path, sale, before) })
+		})
+	}
+}
+
+// requireTakenByOther checks that another database takes a sale as well, and that the numbers which databases give out
+// are those of the other one.
+func requireTakenByOther(t *testing.T, path string, sale uuid.UUID, before []string) {
+	t.Helper()
+	other := testshop.NewLostShop(t).Shop
+	other.Buy(t, other.Open(t, 10), "ann")
+	testwork.Fulfil(other, t)
+	require.NoError(t, testshop.ExecSQL(t, other, "UPDATE sales SET idempotency_key = 'key'"))
+	newest := other.Count(t, "SELECT newest_position()")
+	_, err := archive.Restore(t.Context(), other.Pool, path)
+	require.NoError(t, err)
+
+	position := regexp.MustCompile(`"position":(-?\d+)`)
+	after := rows(other, t, sale)
+	require.Len(t, after, len(before))
+	moved := map[int]int{} // the positions of orders' events
+	for i := range before {
+		require.Equal(t, position.ReplaceAllString(before[i], ""), position.ReplaceAllString(after[i], ""))
+		if was := position.FindStringSubmatch(before[i]); was != nil && strings.Contains(before[i], `"order_id"`) {
+			from, err := strconv.Atoi(was[1])
+			require.NoError(t, err)
+			moved[from], err = strconv.Atoi(position.FindStringSubmatch(after[i])[1])
+			require.NoError(t, err)
+		}
+	}
+	last := math.MinInt
+	for _, from := range slices.Sorted(maps.Keys(moved)) {
+		require.Greater(t, moved[from], last, "they keep their order")
+		last = moved[from]
+	}
+	const events = "(SELECT position, sale_id FROM order_events UNION ALL SELECT position, sale_id FROM sale_events) AS e"
+	require.Zero(t, other.Count(t, "SELECT count(*) FROM "+events+" WHERE sale_id = $1 AND position >= 0", sale),
+		"no target lacks them")
+	require.Zero(t, other.Count(t, "SELECT count(*) - count(DISTINCT position) FROM "+events))
+	require.EqualValues(t, 1, other.Count(t, sql.RelayPositionOfTime, time.Unix(0, 0)))
+	for range 20 {
+		other.Open(t, 10)
+	}
+	require.Greater(t, other.Count(t, "SELECT max(position) FROM "+events), newest)
+	requireSound(other, t)
+}
+
+// A sale stays while anything of it may change or is to be read.
+func TestSaleIsNotArchivedTooEarly(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t, testkit.Pool(t))
+	dir := t.TempDir()
+	refused := func(sale uuid.UUID, keep time.Duration, reason string) {
+		t.Helper()
+		a := archiver(s, t, dir, keep)
+		defer a.Close()
+		_, err := a.Sale(t.Context(), sale)
+		require.ErrorIs(t, err, archive.ErrRefused)
+		require.ErrorContains(t, err, reason)
+		require.Zero(t, s.Count(t, "SELECT count(*) FROM sales WHERE archived_at IS NOT NULL"))
+	}
+	open := s.OpenPayable(t, 10)
+	id := s.Buy(t, open, "ann")
+	testwork.Fulfil(s, t)
+	refused(open, 0, "it is not over")
+	_, err := s.Catalog.End(t.Context(), open)
+	require.NoError(t, err)
+	refused(open, 0, "the order "+id.String()+" awaits payment")
+	_, err = ledger.New(s.Pool).Cancel(t.Context(), id, "ann")
+	require.NoError(t, err)
+	refused(open, 0, "the units of the order "+id.String()+" are not released")
+	_, err = ledger.New(s.Pool).SweepReleases(t.Context(), s.Store)
+	require.NoError(t, err)
+	refused(open, 0, "its buyers are still in Redis")
+	require.Equal(t, 1, retireAll(s, t))
+	refused(open, time.Hour, "its last change was at ")
+	last := s.Count(t, `SELECT max(position)
+		FROM (SELECT position FROM order_events UNION SELECT position FROM sale_events) AS e`)
+	require.NoError(t, testshop.ExecSQL(t, s,
+		"INSERT INTO relay_targets (name, url, state, position) VALUES ('shop', 'https://shop', 'paused', $1)", last-1))
+	refused(open, 0, fmt.Sprintf("the target shop of the relay has not read it: it is at position %d, and the "+
+		"last event of the sale at %d", last-1, last))
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Empty(t, entries)
+	require.NoError(t, testshop.ExecSQL(t, s, "UPDATE relay_targets SET position = $1", last))
+
+	a := archiver(s, t, dir, 0)
+	_, err = archive.New(t.Context(), archive.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Dir: dir})
+	require.ErrorIs(t, err, archive.ErrRunning)
+	due, err := a.Due(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, []uuid.UUID{open}, due)
+	_, err = a.Sale(t.Context(), open)
+	require.NoError(t, err)
+	_, err = a.Sale(t.Context(), uuid.New())
+	require.ErrorIs(t, err, reservation.ErrSaleNotFound)
+}
+
+// A process that dies at any step loses nothing: whatever is not in Postgres is in a whole file. The next one finishes
+// it.
+func TestArchivingIsFinishedAfterCrash(t *testing.T) {
+	t.Parallel()
+	for _, point := range []string{
+		crashpoint.ArchiveWritten, crashpoint.ArchiveNamed, crashpoint.ArchiveMarked, crashpoint.ArchiveDeleting,
+		crashpoint.ArchiveDeleted,
+	} {
+		t.Run(point, func(t *testing.T) {
+			t.Parallel()
+			s := testshop.NewShop(t, testkit.Pool(t))
+			sale, receipt := endedSale(s, t, 1)
+			before, dir := rows(s, t, sale), t.TempDir()
+			path := filepath.Join(dir, sale.String()+".stampede")
+
+			victim := s.Process(t)
+			victim.Setenv(testwork.ArchiveEnv, sale.String())
+			victim.Setenv(testwork.ArchiveDirEnv, dir)
+			victim.Setenv(crashpoint.Env, point)
+			victim.Start()
+			victim.WaitKilled(30 * time.Second)
+			if point != crashpoint.ArchiveWritten {
+				requireFile(s, t, path, 61, 121)
+			}
+			if point == crashpoint.ArchiveWritten || point == crashpoint.ArchiveNamed {
+				require.Equal(t, before, rows(s, t, sale), "nothing is deleted before Postgres names the file")
+			} else {
+				require.NoError(t, os.Rename(path, path+".away"))
+				_, err := archiveSale(s, t, dir, sale)
+				require.ErrorContains(t, err, "not deleted without the file")
+				require.NoError(t, os.Rename(path+".away", path))
+				require.Contains(t, testwork.TextOf(t, testwork.Audit(s, t, uuid.Nil)),
+					"Redis still has this sale, with 0 buyers, and its orders are archived: repeat `stampede sale archive`")
+			}
+
+			done, err := archiveSale(s, t, dir, sale)
+			require.NoError(t, err)
+			requireFile(s, t, done.Path, 61, 121)
+			requireArchived(s, t, sale, receipt)
+
+			for range 2 {
+				restorer := s.Process(t)
+				restorer.Setenv(testwork.RestoreEnv, path)
+				restorer.Setenv(crashpoint.Env, crashpoint.ArchiveRestoring)
+				restorer.Start()
+				restorer.WaitKilled(30 * time.Second)
+				requireArchived(s, t, sale, receipt)
+			}
+			_, err = archive.Restore(t.Context(), s.Pool, path)
+			require.NoError(t, err)
+			require.Equal(t, before, rows(s, t, sale))
+			requireSound(s, t)
+		})
+	}
+}
+
+// A change after the file was written is not lost with the orders.
+func TestSaleThatChangesIsNotArchived(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t, testkit.Pool(t))
+	sale, receipt := endedSale(s, t, 1)
+	dir := t.TempDir()
+	frozen := s.Process(t)
+	frozen.Setenv(testwork.ArchiveEnv, sale.String())
+	frozen.Setenv(testwork.ArchiveDirEnv, dir)
+	frozen.Setenv(crashpoint.FreezeEnv, crashpoint.ArchiveNamed)
+	frozen.Start()
+	frozen.WaitOutput(30*time.Second, "frozen at "+crashpoint.ArchiveNamed)
+	require.NoError(t, testshop.ExecSQL(t, s, `
+		INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at)
+		SELECT order_id, 4, 'OrderCancelled', sale_id, user_id, quantity, now()
+		FROM order_events WHERE order_id = $1 AND version = 3`, receipt.OrderID))
+	frozen.Thaw()
+	require.False(t, frozen.Wait(30*time.Second).Success())
+	require.Contains(t, frozen.Output(), "it has changed while its file was written")
+	require.EqualValues(t, 61+122, s.Count(t, ordersLeft, sale))
+}
+
+// A file of which a byte is missing or wrong is refused, and nothing is taken from it.
+func TestDamagedFileIsRefused(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t, testkit.Pool(t))
+	sale, receipt := endedSale(s, t, 1)
+	done, err := archiveSale(s, t, t.TempDir(), sale)
+	require.NoError(t, err)
+	whole, err := os.ReadFile(done.Path)
+	require.NoError(t, err)
+	path := filepath.Join(t.TempDir(), "damaged")
+	for n := 0; n < len(whole); n += 97 {
+		wrong := bytes.Clone(whole)
+		wrong[n] ^= 0x10
+		for _, content := range [][]byte{wrong, whole[:n], append(bytes.Clone(whole), whole[:n+1]...)} {
+			require.NoError(t, os.WriteFile(path, content, 0o600))
+			_, end, err := archive.Verify(path)
+			if err == nil { // the time in gzip's own header
+				require.Equal(t, done.Trailer, end)
+				continue
+			}
+			_, err = archive.Restore(t.Context(), s.Pool, path)
+			require.Error(t, err)
+			_, err = archive.Audit(t.Context(), s.Pool, path)
+			require.Error(t, err)
+		}
+	}
+	requireArchived(s, t, sale, receipt)
+}
+
+// A month goes on to work while a sale of it is archived by itself, and can be archived as a whole.
+func TestMonthOfArchivedSaleGoesOn(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t, testkit.Pool(t))
+	sale, receipt := endedSale(s, t, 1)
+	_, err := archiveSale(s, t, t.TempDir(), sale)
+	require.NoError(t, err)
+	_, err = s.Pool.Exec(t.Context(), `DO $$ DECLARE part text; BEGIN
+		FOR part IN SELECT unnest(ARRAY[orders, events]) FROM order_months LOOP EXECUTE 'DROP TABLE ' || part; END LOOP;
+		END $$`)
+	require.NoError(t, err)
+	_, err = s.Pool.Exec(t.Context(), sql.WorkerMakeMonths)
+	require.NoError(t, err)
+	other := s.Open(t, 10) // its month is created again
+	s.Buy(t, other, "ann")
+	testwork.Fulfil(s, t)
+	s.AwaitConfirmed(t, 1)
+	requireArchived(s, t, sale, receipt)
+}

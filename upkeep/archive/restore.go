@@ -1,0 +1,157 @@
+package archive
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"stampede/internal/crashpoint"
+	"stampede/internal/pg"
+	"stampede/internal/progress"
+	"stampede/sql"
+	"stampede/upkeep/projection"
+)
+
+// ErrNotArchived is returned by Restore for a sale whose orders are in Postgres, or in another file.
+var ErrNotArchived = errors.New("the sale is not archived in this file")
+
+// Restored is a sale whose orders are back in Postgres.
+type Restored struct {
+	Sale uuid.UUID `json:"sale_id"`
+	Figures
+	// Took is the duration.
+	Took time.Duration `json:"took_ns"`
+}
+
+// Restore brings the events of a file back, and makes the orders from them, in one transaction. The sale stays out of
+// Redis. A sale that Postgres does not have is created, and its events get positions of this database, which no target
+// of the relay lacks. The error may be ErrRunning, ErrDamagedFile or ErrNotArchived.
+func Restore(ctx context.Context, pool *pgxpool.Pool, path string) (Restored, error) {
+	began := time.Now()
+	restored, err := restore(ctx, pool, path)
+	if err != nil {
+		return Restored{}, fmt.Errorf("restore %s: %w", path, err)
+	}
+	restored.Took = time.Since(began)
+	return restored, nil
+}
+
+func restore(ctx context.Context, pool *pgxpool.Pool, path string) (Restored, error) {
+	header, trailer, err := Verify(path)
+	if err != nil {
+		return Restored{}, err
+	}
+	conn, err := begin(ctx, pool)
+	if err != nil {
+		return Restored{}, err
+	}
+	defer conn.End()
+	id := header.SaleID
+	err = pg.InTransaction(ctx, conn, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		foreign, err := lockArchived(ctx, tx, header, trailer)
+		if err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, sql.LedgerMakeMonths, []uuid.UUID{id}); err != nil {
+			return err
+		}
+		if err := load(ctx, tx, path); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, insert(sql.ArchiveInsertEvents, header.Columns, foreign)); err != nil {
+			return fmt.Errorf("insert the events: %w", err)
+		}
+		progress.Step(ctx, "making the orders")
+		if _, err := projection.RebuildSale(ctx, tx, id); err != nil {
+			return fmt.Errorf("make the orders: %w", err)
+		}
+		crashpoint.Hit(crashpoint.ArchiveRestoring)
+		return nil
+	})
+	return Restored{Sale: id, Figures: trailer.Figures}, err
+}
+
+// lockArchived locks the sale of a file, and marks it as not archived. A sale that Postgres lacks is created: then the
+// file is of another database, or of this one after a time to which it was restored, and so are the positions in it.
+func lockArchived(ctx context.Context, tx pgx.Tx, h Header, end Trailer) (foreign bool, err error) {
+	var row map[string]any
+	var events []map[string]any
+	if err := errors.Join(json.Unmarshal(h.Sale, &row), json.Unmarshal(h.SaleEvents, &events)); err != nil {
+		return false, fmt.Errorf("%w: its sale: %w", ErrDamagedFile, err)
+	}
+	locked, err := tx.Exec(ctx, sql.CatalogLockSale, h.SaleID)
+	if err != nil {
+		return false, err
+	}
+	if locked.RowsAffected() == 0 {
+		foreign = true
+		if _, err := tx.Exec(ctx, insert(sql.ArchiveInsertSale, slices.Collect(maps.Keys(row)), false), h.Sale); err != nil {
+			return false, fmt.Errorf("create the sale: %w", err)
+		}
+	} else {
+		s, err := stateOf(ctx, tx, h.SaleID)
+		switch {
+		case err != nil:
+			return false, err
+		case !s.InFile && s.Archived:
+			return false, fmt.Errorf("%w: it is archived with its month", ErrNotArchived)
+		case !s.InFile:
+			return false, fmt.Errorf("%w: its orders are in Postgres", ErrNotArchived)
+		case s.SHA256 != end.SHA256:
+			return false, fmt.Errorf("%w: Postgres names %s", ErrNotArchived, s.Path)
+		}
+	}
+	if len(events) > 0 {
+		into := insert(sql.ArchiveInsertSaleEvents, slices.Collect(maps.Keys(events[0])), foreign)
+		if _, err := tx.Exec(ctx, into, h.SaleEvents); err != nil {
+			return false, fmt.Errorf("add the events of the sale: %w", err)
+		}
+	}
+	_, err = tx.Exec(ctx, sql.ArchiveMarkRestored, h.SaleID)
+	return foreign, err
+}
+
+// insert returns a statement for the columns that a file has: others of this version get their defaults.
+func insert(statement string, columns []string, foreign bool) string {
+	list := columnList(columns)
+	values := list
+	if foreign {
+		values = strings.Replace(list, `"position"`, "-next_position()", 1)
+	}
+	return strings.NewReplacer("{{columns}}", list, "{{values}}", values).Replace(statement)
+}
+
+// load copies the events of a file to the table archived_events.
+func load(ctx context.Context, tx pgx.Tx, path string) error {
+	if _, err := tx.Exec(ctx, sql.ArchiveTable); err != nil {
+		return err
+	}
+	file, err := open(path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = file.Close() }()
+	progress.Step(ctx, "copying the events of "+path)
+	into := "COPY archived_events (" + columnList(file.Columns) + ") FROM STDIN"
+	if _, err := tx.Conn().PgConn().CopyFrom(ctx, file, into); err != nil {
+		return fmt.Errorf("copy the events of %s: %w", path, err)
+	}
+	return nil
+}
+
+func columnList(columns []string) string {
+	quoted := make([]string, len(columns))
+	for i, c := range columns {
+		quoted[i] = pgx.Identifier{c}.Sanitize()
+	}
+	return strings.Join(quoted, ", ")
+}

@@ -1,0 +1,261 @@
+package audit_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
+	"stampede/internal/test/testwork"
+	"stampede/reservation"
+	"stampede/reservation/order"
+	"stampede/sql"
+	"stampede/upkeep/audit"
+)
+
+// termed opens a sale in which no term has a default value, with 2 orders.
+func termed(s *testshop.Shop, t testing.TB) uuid.UUID {
+	t.Helper()
+	opens := time.Now().Add(-time.Hour).Truncate(time.Second).Add(123*time.Millisecond + 999*time.Microsecond)
+	sale, err := s.Catalog.Create(t.Context(), reservation.Terms{
+		Name: "termed", Stock: 20, PerOrderLimit: 7, PaymentWindow: testshop.PaymentWindow, OpensAt: opens,
+		ClosesAt: opens.Add(48 * time.Hour),
+	})
+	require.NoError(t, err)
+	require.Equal(t, 2, s.Crowd(t, sale.ID, 2))
+	testwork.Fulfil(s, t)
+	return sale.ID
+}
+
+func TestAuditReportsEachWrongTermInRedis(t *testing.T) {
+	t.Parallel()
+	for field, wrong := range map[string]any{
+		"state": "paused", "opens_at_ms": 0, "closes_at_ms": 0, "per_order_limit": 8, "payment_window_s": 0, "revision": 2,
+	} {
+		t.Run(field, func(t *testing.T) {
+			t.Parallel()
+			s := testshop.NewShop(t, testkit.Pool(t))
+			sale := termed(s, t)
+			report := testwork.Audit(s, t, sale)
+			require.False(t, report.Broken(), testwork.TextOf(t, report))
+			key := s.Keys.Sale(0, sale)
+			right := s.Rdb.HGet(t.Context(), key, field).Val()
+			require.NoError(t, s.Rdb.HSet(t.Context(), key, field, wrong).Err())
+
+			report = testwork.Audit(s, t, sale)
+			require.Equal(t, "S7", testwork.Broken(report), testwork.TextOf(t, report))
+			require.Contains(t, testwork.TextOf(t, report),
+				fmt.Sprintf("Redis has another definition of the sale than Postgres: %s is %v and not %s", field, wrong, right))
+			require.Equal(t, audit.RemedyRebuild, report.Promise("S7").Findings[0].Remedy)
+			testwork.RequireMended(s, t, sale, "")
+			if field != "revision" { // each repair raises it
+				require.Equal(t, right, s.Rdb.HGet(t.Context(), key, field).Val())
+			}
+		})
+	}
+}
+
+// Terms that a sale is created with are right for Redis and for the audit, and the audit names all others, however they
+// came into Postgres.
+func TestBoundsOfTermsAgree(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t, testkit.Pool(t))
+	around := func(bounds ...int64) *rapid.Generator[int64] {
+		return rapid.Custom(func(t *rapid.T) int64 {
+			return rapid.SampledFrom(bounds).Draw(t, "bound") + rapid.Int64Range(-1, 1).Draw(t, "off")
+		})
+	}
+	micros := around(0, 1_000, 999_999, time.Now().Add(time.Hour).UnixMicro(), 253402214400_000_000, 253402300800_000_000)
+	moment := rapid.Custom(func(t *rapid.T) time.Time {
+		if rapid.Bool().Draw(t, "none") {
+			return time.Time{}
+		}
+		return time.UnixMicro(micros.Draw(t, "microseconds"))
+	})
+	terms := rapid.Custom(func(t *rapid.T) reservation.Terms {
+		return reservation.Terms{
+			Name: "bounds", Stock: around(1, 500, order.MaxStock).Draw(t, "stock"),
+			PerOrderLimit: around(1, 5, order.MaxPerOrder).Draw(t, "per order"),
+			OpensAt:       moment.Draw(t, "opens"), ClosesAt: moment.Draw(t, "closes"),
+			PaymentWindow: time.Second *
+				time.Duration(around(0, 600, int64(order.MaxPaymentWindow/time.Second)).Draw(t, "window")),
+		}
+	})
+	accepted, refused := map[uuid.UUID]reservation.Terms{}, map[uuid.UUID]reservation.Terms{}
+	for i := range 300 {
+		drawn := terms.Example(i)
+		sale, err := s.Catalog.Create(t.Context(), drawn)
+		if err == nil {
+			accepted[sale.ID] = drawn
+			continue
+		}
+		require.ErrorAs(t, err, new(*order.InvalidError), "%+v", drawn)
+		if drawn.Validate() == nil {
+			continue // its closing time has passed
+		}
+		id := uuid.Must(uuid.NewV7())
+		_, err = s.Pool.Exec(t.Context(), `INSERT INTO sales (id, name, stock, per_order_limit, opens_at, closes_at, payment_window_seconds)
+			VALUES ($1, 'forced', $2, $3, to_timestamp($4::numeric / 1000000), to_timestamp($5::numeric / 1000000), $6)`, id,
+			drawn.Stock, drawn.PerOrderLimit, microsOf(drawn.OpensAt), microsOf(drawn.ClosesAt),
+			int64(drawn.PaymentWindow/time.Second))
+		if err == nil { // not refused by a CHECK
+			refused[id] = drawn
+		}
+	}
+	require.NotEmpty(t, accepted)
+	require.NotEmpty(t, refused)
+	rows, err := s.Pool.Query(t.Context(), "WITH audit_sales AS (SELECT id AS sale_id FROM sales)\n"+sql.AuditTerms)
+	require.NoError(t, err)
+	named, err := pgx.CollectRows(rows, pgx.RowToMap) // of all sales: a report names the first ones only
+	require.NoError(t, err)
+	for _, finding := range named {
+		id := uuid.UUID(finding["sale_id"].([16]byte))
+		require.Zero(t, accepted[id], "it was accepted, and %s", finding["what"])
+		delete(refused, id)
+	}
+	require.Empty(t, refused, "the audit does not name them")
+	_, err = s.Pool.Exec(t.Context(), "DELETE FROM sales WHERE name = 'forced'")
+	require.NoError(t, err)
+	report := testwork.Audit(s, t, uuid.Nil)
+	require.False(t, report.Broken(), testwork.TextOf(t, report))
+}
+
+func microsOf(t time.Time) *int64 {
+	if t.IsZero() {
+		return nil
+	}
+	n := t.UnixMicro()
+	return &n
+}
+
+// A missing term is damage. An unpublished one is not.
+func TestAuditIgnoresUnpublishedTerms(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t, testkit.Pool(t))
+	sale := termed(s, t)
+	_, err := s.Pool.Exec(t.Context(), `WITH s AS (UPDATE sales SET state = 'paused', revision = 2 WHERE id = $1)
+		INSERT INTO sale_events VALUES ($1, 2, 'SalePaused', '{}')`, sale)
+	require.NoError(t, err)
+	report := testwork.Audit(s, t, sale)
+	require.Equal(t, "S7", testwork.Broken(report), testwork.TextOf(t, report))
+	require.Contains(t, testwork.TextOf(t, report), "state is open and not paused, revision is 1 and not 2")
+	require.Equal(t, "worker", testwork.LeftOf(testwork.Reconcile(s, t)))
+
+	// A revision above that of Postgres is not in transit.
+	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "revision", 3).Err())
+	report = testwork.Audit(s, t, sale)
+	require.Equal(t, audit.RemedyRebuild, report.Promise("S7").Findings[0].Remedy)
+	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "revision", 1).Err())
+	_, err = s.Catalog.PublishPending(t.Context())
+	require.NoError(t, err)
+	report = testwork.Audit(s, t, sale)
+	require.False(t, report.Broken(), testwork.TextOf(t, report))
+
+	require.NoError(t, s.Rdb.HDel(t.Context(), s.Keys.Sale(0, sale), "state").Err())
+	require.Contains(t, testwork.TextOf(t, testwork.Audit(s, t, sale)), "its fields in Redis are damaged: ")
+	testwork.RequireMended(s, t, sale, "")
+	require.Equal(t, "paused", s.Rdb.HGet(t.Context(), s.Keys.Sale(0, sale), "state").Val())
+}
+
+// A user id must not control the terminal of the reader.
+func TestAuditEscapesControlCharacters(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t, testkit.Pool(t))
+	sale := s.Open(t, 10)
+	s.Buy(t, sale, "ann")
+	testwork.Fulfil(s, t)
+	forged := order.CompactID(uuid.New()) + " 1 1 1a0c2d3e4f5"
+	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Buyers(0, sale), "\x1b[2Jann\u009b", forged, "\x1b", "\x1b").Err())
+	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET name = E'\\x1b[2J'")
+	require.NoError(t, err)
+	report := testwork.Audit(s, t, sale)
+	text := testwork.TextOf(t, report)
+	require.Equal(t, "S4", testwork.Broken(report), text)
+	require.NotContains(t, text, "\x1b")
+	require.NotContains(t, text, "\u009b")
+	require.Contains(t, text, `user "\x1b[2Jann\u009b": the reservation in Redis is damaged`)
+	require.Equal(t, "\x1b[2Jann\u009b", report.Promise("S4").Findings[0].User, "the field is not escaped")
+}
+
+func TestAuditIgnoresDeletedUnreadEntry(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t, testkit.Pool(t))
+	sale, key := s.Open(t, 40), s.Keys.Orders(0)
+	s.Crowd(t, sale, 22)
+	testwork.Fulfil(s, t)
+	s.Buy(t, sale, "ann")
+	s.Buy(t, sale, "bob")
+	entries, err := s.Rdb.XRevRangeN(t.Context(), key, "+", "-", 2).Result()
+	require.NoError(t, err)
+	require.NoError(t, s.Rdb.XDel(t.Context(), key, entries[1].ID).Err())
+	report := testwork.Audit(s, t, sale)
+	require.Contains(t, testwork.TextOf(t, report), "1 unfinished entry in "+key+": 1 unread, 0 pending")
+	testwork.Fulfil(s, t)
+	// Redis 7 and Valkey 8 count the deleted entry as unread forever. The audit does not.
+	testwork.RequireMended(s, t, sale, "")
+}
+
+// A wrong revision keeps all later changes from Redis.
+func TestAuditReportsAndReconcileRepairsForgedRevisions(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ damage, what string }{
+		"raised": {"UPDATE sales SET revision = 9", "the sale is at revision 9, and its log ends with revision 3"},
+		"raised to the maximum": {
+			"UPDATE sales SET revision = 9223372036854775807",
+			"the sale is at revision 9223372036854775807, and its log ends with revision 3",
+		},
+		"raised and marked as published": {
+			"UPDATE sales SET revision = 9, published_revision = 9",
+			"the sale is at revision 9, and its log ends with revision 3",
+		},
+		"lowered": {
+			"UPDATE sales SET revision = 2, published_revision = 2",
+			"the sale is at revision 2, and its log ends with revision 3",
+		},
+		"published revision too high": {
+			"UPDATE sales SET published_revision = 9",
+			"the sale is at revision 3, and its published revision is 9",
+		},
+		"published revision negative": {
+			"UPDATE sales SET published_revision = -9",
+			"the sale is at revision 3, and its published revision is -9",
+		},
+		"gap in the log": {
+			"DELETE FROM sale_events WHERE revision = 2",
+			"the log of the sale has 2 events from revision 1 to 3",
+		},
+		"log without its last event": {
+			"DELETE FROM sale_events WHERE revision = 3",
+			"the sale is at revision 3, and its log ends with revision 2",
+		},
+		"no log": {"DELETE FROM sale_events", "the sale is at revision 3, and its log ends with revision 0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := testshop.NewShop(t, testkit.Pool(t))
+			sale := termed(s, t)
+			_, err := s.Catalog.Pause(t.Context(), sale)
+			require.NoError(t, err)
+			_, err = s.Catalog.Resume(t.Context(), sale)
+			require.NoError(t, err)
+			report := testwork.Audit(s, t, sale)
+			require.False(t, report.Broken(), testwork.TextOf(t, report))
+
+			_, err = s.Pool.Exec(t.Context(), c.damage)
+			require.NoError(t, err)
+			require.Contains(t, testwork.TextOf(t, testwork.Audit(s, t, sale)), c.what)
+			testwork.RequireMended(s, t, sale, "")
+			_, err = s.Catalog.Pause(t.Context(), sale)
+			require.NoError(t, err, "operators can change the sale again")
+			require.Equal(t, "paused", s.SaleInRedis(t, sale)["state"])
+			report = testwork.Audit(s, t, sale)
+			require.False(t, report.Broken(), testwork.TextOf(t, report))
+		})
+	}
+}

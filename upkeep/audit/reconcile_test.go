@@ -1,0 +1,387 @@
+package audit_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"stampede/internal/connect"
+	"stampede/internal/retry"
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
+	"stampede/internal/test/testwork"
+	"stampede/ledger"
+	"stampede/ledger/deadletter"
+	"stampede/reservation"
+	"stampede/reservation/order"
+	"stampede/stream"
+	"stampede/upkeep/audit"
+)
+
+const repairs = "SELECT count(*) FROM sale_events WHERE type IN ('SaleReconciled', 'SaleRebuilt')"
+
+func TestReconcileIgnoresPendingWork(t *testing.T) {
+	t.Parallel()
+	// deliver delivers an entry to a worker that does nothing.
+	deliver := func(t *testing.T, s *testshop.Shop) order.OrderReserved {
+		read, err := s.Rdb.XReadGroup(t.Context(), &redis.XReadGroupArgs{
+			Group: reservation.Group, Consumer: "hangs", Streams: []string{s.Keys.Orders(0), ">"}, Block: -1,
+		}).Result()
+		require.NoError(t, err)
+		entry := read[0].Messages[0]
+		events, err := deadletter.OrdersOf(stream.Entry{
+			Stream: s.Keys.Orders(0), ID: entry.ID,
+			Fields: stream.FieldsOf(entry.Values),
+		})
+		require.NoError(t, err)
+		return events[0]
+	}
+	for name, c := range map[string]struct {
+		happens func(*testing.T, *testshop.Shop, uuid.UUID)
+		left    string
+	}{
+		"nothing": {func(*testing.T, *testshop.Shop, uuid.UUID) {}, ""},
+		"an unread order": {
+			func(t *testing.T, s *testshop.Shop, sale uuid.UUID) { s.Buy(t, sale, "ann") },
+			"worker",
+		},
+		"a pending order": {func(t *testing.T, s *testshop.Shop,
+			sale uuid.UUID,
+		) {
+			s.Buy(t, sale, "ann")
+			deliver(t, s)
+		}, "worker"},
+		"a pending order and an unread one": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
+			s.Buy(t, sale, "ann")
+			deliver(t, s)
+			s.Buy(t, sale, "bob")
+		}, "worker"},
+		"a refused order before its release": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
+			s.Buy(t, sale, "ann")
+			_, err := ledger.New(s.Pool).Refuse(t.Context(), []order.OrderReserved{deliver(t, s)}, order.RejectedSoldOut)
+			require.NoError(t, err)
+		}, "worker"},
+		"a dead letter": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
+			s.Buy(t, sale, "ann")
+			deliver(t, s)
+			key := s.Keys.Orders(0)
+			last, err := s.Rdb.XRevRangeN(t.Context(), key, "+", "-", 1).Result()
+			require.NoError(t, err)
+			entry := stream.Entry{Stream: key, ID: last[0].ID, Fields: stream.FieldsOf(last[0].Values)}
+			require.NoError(t, deadletter.NewStore(s.Pool, s.Rdb, s.Store).Park(t.Context(), entry, fmt.Errorf("no reason")))
+			require.NoError(t, s.Rdb.XAck(t.Context(), key, reservation.Group, entry.ID).Err())
+		}, "dlq"},
+		"a cancelled order": {func(t *testing.T, s *testshop.Shop, _ uuid.UUID) {
+			sale := s.OpenPayable(t, 5)
+			s.Buy(t, sale, "ann")
+			id := testwork.Fulfil(s, t)[0].Event.OrderID
+			_, err := ledger.New(s.Pool).Cancel(t.Context(), id, "ann")
+			require.NoError(t, err)
+		}, ""},
+		"a higher stock": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
+			_, err := s.Pool.Exec(t.Context(), `WITH s AS (UPDATE sales SET stock = 50, revision = 2 WHERE id = $1)
+				INSERT INTO sale_events VALUES ($1, 2, 'SaleRestocked', '{"stock": 50}')`, sale)
+			require.NoError(t, err)
+		}, "worker"},
+		"an unpublished sale": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
+			require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Sale(0, sale), s.Keys.Buyers(0, sale)).Err())
+			_, err := s.Pool.Exec(t.Context(),
+				`DELETE FROM order_events; DELETE FROM orders; UPDATE sales SET sold = 0, last_sequence = 0, published_revision =
+					0`)
+			require.NoError(t, err)
+		}, "worker"},
+		"an ended sale with deleted keys": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
+			_, err := s.Catalog.End(t.Context(), sale)
+			require.NoError(t, err)
+			require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Sale(0, sale), s.Keys.Buyers(0, sale)).Err())
+			report := testwork.Audit(s, t, sale)
+			require.False(t, report.Broken(), testwork.TextOf(t, report))
+		}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := testshop.NewShop(t, testkit.Pool(t))
+			sale := s.Open(t, 40)
+			s.Buy(t, sale, "zoe")
+			testwork.Fulfil(s, t)
+			c.happens(t, s, sale)
+			before := s.Everything(t)
+			report := testwork.Reconcile(s, t)
+			require.Equal(t, c.left, testwork.LeftOf(report), "%+v", report)
+			require.Equal(t, before, s.Everything(t))
+		})
+	}
+}
+
+// afterHScan returns a hook that calls do after each HSCAN of buyers.
+func afterHScan(do func()) testkit.Hook {
+	return func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		if cmd.Name() == "hscan" && strings.Contains(cmd.String(), ":buyers:") {
+			do()
+		}
+		return err
+	}
+}
+
+// A difference of the first look that the second one does not find was in transit.
+func TestReconcileAuditsTwice(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t, testkit.Pool(t))
+	sale := s.OpenPayable(t, 10)
+	s.Crowd(t, sale, 3)
+	outcomes := testwork.Fulfil(s, t)
+	_, err := s.Pool.Exec(t.Context(), "INSERT INTO releases SELECT gen_random_uuid(), $1, 'ghost', 1", sale)
+	require.NoError(t, err)
+	config := testwork.ReconcileConfig(s, t)
+	rdb, err := connect.Control(testkit.RedisURL(t))
+	require.NoError(t, err)
+	defer func() { _ = rdb.Close() }()
+	// In each look an order ends after the buyers were read, and its units are released before Postgres is read.
+	rdb.AddHook(afterHScan(func() {
+		event := outcomes[0].Event
+		outcomes = outcomes[1:]
+		_, err := ledger.New(s.Pool).Cancel(t.Context(), event.OrderID, event.UserID)
+		require.NoError(t, err)
+		_, err = s.Pool.Exec(t.Context(), "DELETE FROM releases WHERE order_id = $1", event.OrderID)
+		require.NoError(t, err)
+		_, err = s.Store.Release(t.Context(),
+			[]reservation.Release{{SaleID: sale, OrderID: event.OrderID, UserID: event.UserID}})
+		require.NoError(t, err)
+	}))
+	config.Redis = rdb
+	looks := 0
+	config.Explain = func(f audit.Finding) error {
+		looks++
+		require.Equal(t, audit.RemedyForget, f.Remedy, "only lasting differences: %s", f)
+		return nil
+	}
+	report, err := audit.Reconcile(t.Context(), config)
+	require.NoError(t, err)
+	require.Equal(t, 1, looks)
+	require.Len(t, outcomes, 1, "two looks")
+	require.Zero(t, report.Remaining)
+	after := testwork.Audit(s, t, sale)
+	require.False(t, after.Broken(), testwork.TextOf(t, after))
+}
+
+// The appended event equals the lost one, which may still arrive.
+func TestReconcileAppendsLostEventOnce(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t, testkit.Pool(t))
+	sale, key := s.OpenPayable(t, 10), s.Keys.Orders(0)
+	s.Buy(t, sale, "before")
+	testwork.Fulfil(s, t)
+	lost := s.Reserve(t, sale, "ann", 3, "key").Reservation
+	entries, err := s.Rdb.XRevRangeN(t.Context(), key, "+", "-", 1).Result()
+	require.NoError(t, err)
+	// A consumer acknowledges the entry without recording it.
+	require.NoError(t, s.Rdb.XReadGroup(t.Context(),
+		&redis.XReadGroupArgs{Group: reservation.Group, Consumer: "lies", Streams: []string{key, ">"}, Block: -1}).Err())
+	require.NoError(t, s.Rdb.XAck(t.Context(), key, reservation.Group, entries[0].ID).Err())
+
+	report := testwork.Reconcile(s, t)
+	require.Len(t, report.Remedies, 1, "%+v", report)
+	require.Equal(t, audit.RemedyReport{Remedy: audit.RemedyAppend, Says: audit.RemedyAppend.Says(), Found: 1, Mended: 1},
+		report.Remedies[0])
+	require.Equal(t, []string{`{"appended": ["` + lost.OrderID.String() + `"]}`},
+		testshop.RowsOf(t, s.Pool, "SELECT data::text FROM sale_events WHERE type = 'SaleReconciled'"))
+	again, err := s.Rdb.XRevRangeN(t.Context(), key, "+", "-", 1).Result()
+	require.NoError(t, err)
+	require.Equal(t, entries[0].Values, again[0].Values)
+	length := s.Rdb.XLen(t.Context(), key).Val()
+	require.Equal(t, "worker", testwork.LeftOf(testwork.Reconcile(s, t)), "its event is in the stream")
+	require.Equal(t, length, s.Rdb.XLen(t.Context(), key).Val())
+
+	// The lost event arrives.
+	require.NoError(t, s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: key, Values: entries[0].Values}).Err())
+	testwork.Fulfil(s, t)
+	o := testwork.OrderOfID(t, s.Pool, lost.OrderID)
+	require.Equal(t, order.StatusConfirmed, o.Status)
+	require.Equal(t, lost.ReservedAt, o.ReservedAt)
+	require.EqualValues(t, 3, o.Quantity)
+	require.Equal(t, []string{fmt.Sprintf("%d 1 t", lost.Sequence)}, testshop.RowsOf(t, s.Pool,
+		"SELECT concat_ws(' ', sequence, epoch, key_fingerprint IS NOT NULL) FROM orders WHERE user_id = 'ann'"))
+	require.EqualValues(t, 4, testshop.SoldOf(t, s.Pool, sale))
+	after := testwork.Audit(s, t, uuid.Nil)
+	require.False(t, after.Broken(), testwork.TextOf(t, after))
+	require.Equal(t, reservation.Replayed, s.Reserve(t, sale, "ann", 3, "key").Verdict)
+
+	// Operators can still change the sale.
+	_, err = s.Catalog.Pause(t.Context(), sale)
+	require.NoError(t, err)
+	require.Equal(t, "paused", s.Rdb.HGet(t.Context(), s.Keys.Sale(0, sale), "state").Val())
+}
+
+func TestReconcileAppendsBeforeRebuild(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t, testkit.Pool(t))
+	sale := s.Open(t, 10)
+	s.Buy(t, sale, "before")
+	testwork.Fulfil(s, t)
+	o := s.Buy(t, sale, "ann")
+	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Orders(0)).Err())
+	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", 3).Err())
+	report := testwork.Reconcile(s, t)
+	require.Empty(t, testwork.LeftOf(report), "%+v", report)
+	require.Equal(t, order.StatusConfirmed, testwork.OrderOfID(t, s.Pool, o).Status)
+	require.EqualValues(t, 8, s.Left(t, sale))
+	testwork.ProcessWaiting(s, t)
+	after := testwork.Audit(s, t, uuid.Nil)
+	require.False(t, after.Broken(), testwork.TextOf(t, after))
+	require.Empty(t, testwork.Reconcile(s, t).Remedies)
+}
+
+func TestReconcileRequiresCorrectProjections(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t, testkit.Pool(t))
+	sale := s.Open(t, 40)
+	s.Crowd(t, sale, 20)
+	testwork.Fulfil(s, t)
+	_, err := s.Pool.Exec(t.Context(),
+		"DELETE FROM orders WHERE user_id = 'user-1'; UPDATE orders SET status = 'rejected' WHERE user_id = 'user-2'; "+
+			"UPDATE sales SET sold = 3")
+	require.NoError(t, err)
+	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", 3).Err())
+	before := s.Everything(t)
+	report := testwork.Reconcile(s, t)
+	require.Equal(t, "release rebuild projections", testwork.LeftOf(report))
+	require.Positive(t, report.Remaining)
+	require.Equal(t, before, s.Everything(t))
+	testwork.RebuildProjections(s, t)
+	testwork.RequireMended(s, t, sale, "")
+}
+
+func TestConcurrentReconcilesRepairOnce(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t, testkit.Pool(t))
+	const lost = 2*audit.RepairsPerTurn + 7
+	sale := s.Open(t, lost)
+	require.Equal(t, lost, s.Crowd(t, sale, lost))
+	require.NoError(t, s.Rdb.XTrimMaxLen(t.Context(), s.Keys.Orders(0), 0).Err())
+	var mended, refused atomic.Int64
+	var all sync.WaitGroup
+	config := testwork.ReconcileConfig(s, t)
+	for range 4 {
+		all.Go(func() {
+			report, err := audit.Reconcile(t.Context(), config)
+			if err != nil {
+				require.ErrorIs(t, err, audit.ErrRunning)
+				refused.Add(1)
+				return
+			}
+			for _, r := range report.Remedies {
+				mended.Add(r.Mended)
+			}
+		})
+	}
+	all.Wait()
+	require.Positive(t, refused.Load())
+	require.EqualValues(t, lost, mended.Load())
+	require.Len(t, testwork.Events(s, t), lost)
+	require.EqualValues(t, 3, s.Count(t, repairs))
+	testwork.Fulfil(s, t)
+	after := testwork.Audit(s, t, uuid.Nil)
+	require.False(t, after.Broken(), testwork.TextOf(t, after))
+}
+
+// During a sale with continuous purchases and cancellations, Reconcile repairs only real damage.
+func TestReconcileDuringRunningSaleChangesNothingElse(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t, testkit.Pool(t))
+	sales := []uuid.UUID{s.OpenPayable(t, 20), s.Open(t, 100_000)}
+	testwork.Work(t, testwork.Config(s, t))
+	ctx, over := context.WithCancel(t.Context())
+	defer over()
+	orders := ledger.New(s.Pool)
+	const thinkTime = 5 * time.Millisecond
+	var cancelled, sold atomic.Int64
+	var crowd errgroup.Group
+	for b := range 4 {
+		crowd.Go(func() error {
+			for n := 0; ctx.Err() == nil; n++ {
+				user := fmt.Sprintf("buyer-%d", b)
+				answer, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sales[0], User: user, Quantity: 3})
+				if err != nil {
+					return err
+				}
+				other, err := s.Store.Reserve(t.Context(),
+					reservation.Request{Sale: sales[1], User: fmt.Sprint(user, "-", n), Quantity: 1})
+				if err != nil {
+					return err
+				}
+				if other.Verdict == reservation.Reserved {
+					sold.Add(1)
+				}
+				retry.Pause(thinkTime, ctx.Done()) // so that a slow reconcile does not meet ever more orders
+				for answer.Verdict == reservation.Reserved && ctx.Err() == nil {
+					if _, err := orders.Cancel(t.Context(), answer.Reservation.OrderID, user); err == nil {
+						cancelled.Add(1)
+						break
+					}
+				}
+			}
+			return nil
+		})
+	}
+	config := testwork.ReconcileConfig(s, t)
+	for round := range 6 {
+		at := cancelled.Load()
+		report, err := audit.Reconcile(t.Context(), config)
+		require.NoError(t, err)
+		for _, r := range report.Remedies {
+			require.Equal(t, audit.RemedyWorker, r.Remedy, "round %d: %+v", round, report)
+		}
+		testkit.Eventually(t, 30*time.Second, "the sale continues", func() bool { return cancelled.Load() > at+10 })
+	}
+	require.Zero(t, s.Count(t, repairs))
+
+	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET sold = sold + 7 WHERE id = $1", sales[1])
+	require.NoError(t, err)
+	testkit.Eventually(t, 30*time.Second, "the counter is repaired", func() bool {
+		_, err := audit.Reconcile(t.Context(), config)
+		require.NoError(t, err)
+		return s.Count(t, repairs) > 0
+	})
+	require.EqualValues(t, 1, s.Count(t, repairs))
+	over()
+	require.NoError(t, crowd.Wait())
+	after, err := audit.Run(t.Context(), audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Wait: 30 * time.Second})
+	require.NoError(t, err)
+	require.False(t, after.Broken(), testwork.TextOf(t, after))
+	require.EqualValues(t, sold.Load(), testshop.SoldOf(t, s.Pool, sales[1]))
+}
+
+// requireFlushRepairedOnce empties Redis and requires that one rebuild of each sale repairs it.
+func requireFlushRepairedOnce(t *testing.T, s testshop.LostShop, sales int) {
+	t.Helper()
+	s.Flush(t)
+	report := testwork.Reconcile(s.Shop, t)
+	require.Empty(t, testwork.LeftOf(report), "%+v", report)
+	after := testwork.Audit(s.Shop, t, uuid.Nil)
+	require.False(t, after.Broken(), testwork.TextOf(t, after))
+	require.EqualValues(t, sales, s.Count(t, repairs))
+}
+
+func TestReconcileRebuildsEmptiedRedisOnce(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewLostShop(t)
+	sales := []uuid.UUID{s.Open(t, 10), s.Open(t, 10), s.Open(t, 10)}
+	for _, sale := range sales {
+		s.Crowd(t, sale, 4)
+	}
+	testwork.Fulfil(s.Shop, t)
+	requireFlushRepairedOnce(t, s, len(sales))
+	for _, sale := range sales {
+		require.EqualValues(t, 6, s.Left(t, sale))
+	}
+}

@@ -1,0 +1,500 @@
+package audit_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
+	"stampede/internal/test/testwork"
+	"stampede/ledger"
+	"stampede/reservation"
+	"stampede/reservation/order"
+	"stampede/upkeep/audit"
+	"stampede/upkeep/rebuild"
+)
+
+// sharded is a sale over 4 shards of a shop with 8 partitions.
+type sharded struct {
+	*testshop.Shop
+	t    testing.TB
+	sale uuid.UUID
+	at   reservation.Layout
+}
+
+func openSharded(t testing.TB, stock int64) sharded {
+	t.Helper()
+	keys := testkit.Keys(t)
+	keys.Partitions = 8
+	s := sharded{Shop: testshop.NewShopOn(t, testkit.Pool(t), testkit.RedisURL(t), keys), t: t}
+	s.sale = s.OpenSharded(t, stock, 4)
+	s.at = s.LayoutOf(t, s.sale)
+	return s
+}
+
+func (s sharded) key(shard int) string    { return s.Keys.Sale(s.at.Partition(shard), s.sale) }
+func (s sharded) buyers(shard int) string { return s.Keys.Buyers(s.at.Partition(shard), s.sale) }
+
+// number returns the number in a field of a shard, 0 if it is missing.
+func (s sharded) number(shard int, field string) int64 {
+	n, _ := strconv.ParseInt(s.Rdb.HGet(s.t.Context(), s.key(shard), field).Val(), 10, 64)
+	return n
+}
+
+func (s sharded) set(shard int, field string, value any) {
+	s.t.Helper()
+	require.NoError(s.t, s.Rdb.HSet(s.t.Context(), s.key(shard), field, value).Err())
+}
+
+func (s sharded) add(shard int, field string, n int64) {
+	s.t.Helper()
+	require.NoError(s.t, s.Rdb.HIncrBy(s.t.Context(), s.key(shard), field, n).Err())
+}
+
+// user returns the n-th user of a shard.
+func (s sharded) user(shard, n int) string {
+	for i := 0; ; i++ {
+		if user := fmt.Sprintf("user-%d", i); s.at.ShardOf(user) == shard {
+			if n--; n < 0 {
+				return user
+			}
+		}
+	}
+}
+
+// held returns what a user of a shard holds, and its text in Redis.
+func (s sharded) held(shard int, user string) (order.Reservation, string) {
+	s.t.Helper()
+	text := s.Rdb.HGet(s.t.Context(), s.buyers(shard), user).Val()
+	r, _, err := order.ParseReservation(text)
+	require.NoError(s.t, err, "%s: %q", user, text)
+	return r, text
+}
+
+// requireKept requires that the audit finds nothing, and returns the figures of the sale.
+func (s sharded) requireKept() audit.SaleFigures {
+	s.t.Helper()
+	report := testwork.Audit(s.Shop, s.t, uuid.Nil)
+	require.False(s.t, report.Broken() || report.Unchecked(), testwork.TextOf(s.t, report))
+	return report.Sales[0]
+}
+
+func TestAuditOfSaleOverShardsPassesEveryPromise(t *testing.T) {
+	t.Parallel()
+	s := openSharded(t, 200)
+	require.Equal(t, 150, s.Crowd(t, s.sale, 150))
+	testwork.FulfilAll(s.Shop, t)
+	figures := s.requireKept()
+	require.Equal(t, 4, figures.Shards)
+	require.Equal(t, []int64{50, 150, 150, 0, 150}, []int64{
+		figures.Available, figures.LiveUnits, figures.Places, figures.OnTheWay, figures.Buyers,
+	})
+	require.Equal(t, 200, 150+s.Crowd(t, s.sale, 300), "the whole stock is sold")
+	testwork.FulfilAll(s.Shop, t)
+	figures = s.requireKept()
+	require.EqualValues(t, 200, figures.Places)
+	report := testwork.Audit(s.Shop, t, s.sale)
+	require.Contains(t, testwork.TextOf(t, report), " test, over 4 shards\n")
+	encoded, err := json.Marshal(report)
+	require.NoError(t, err)
+	require.Contains(t, string(encoded), `"shards":4,`)
+}
+
+// Units that one shard has given and another has not taken are available.
+func TestAuditCountsUnitsOnTheirWayAsAvailable(t *testing.T) {
+	t.Parallel()
+	s := openSharded(t, 40)
+	s.Buy(t, s.sale, s.user(0, 0))
+	testwork.FulfilAll(s.Shop, t)
+	testwork.GiveUnits(s.Shop, t, s.sale, 1, 2)
+	figures := s.requireKept()
+	require.Equal(t, []int64{39, 5}, []int64{figures.Available, figures.OnTheWay})
+	require.Contains(t, testwork.TextOf(t, testwork.Audit(s.Shop, t, s.sale)), ", over 4 shards, 5 units on their way\n")
+	require.Equal(t, 39, s.Crowd(t, s.sale, 100))
+	testwork.FulfilAll(s.Shop, t)
+	figures = s.requireKept()
+	require.Equal(t, []int64{0, 0}, []int64{figures.Available, figures.OnTheWay})
+}
+
+// Places that a rebuild skips, because shards have not come equally far, are not lost.
+func TestAuditCountsPlacesOfShardsAfterRebuild(t *testing.T) {
+	t.Parallel()
+	s := openSharded(t, 100)
+	for n := range 9 {
+		s.Buy(t, s.sale, s.user(3, n))
+	}
+	s.Buy(t, s.sale, s.user(1, 0))
+	testwork.FulfilAll(s.Shop, t)
+	require.EqualValues(t, 10, s.requireKept().Places)
+	rebuilder := testwork.Rebuilder(s.Shop, t)
+	for n := range 2 {
+		_, err := rebuilder.Sale(t.Context(), s.sale, rebuild.ReasonByHand)
+		require.NoError(t, err)
+		figures := s.requireKept()
+		require.Equal(t, []int64{int64(10 + 2*n), 0}, []int64{figures.Places, figures.Lost})
+		s.Buy(t, s.sale, s.user(0, n))
+		s.Buy(t, s.sale, s.user(1, 1+n))
+		testwork.FulfilAll(s.Shop, t)
+		require.EqualValues(t, 12+2*n, s.requireKept().Places)
+	}
+	// An order is lost wholly, and the stock rebuilt without it.
+	lost, _ := s.held(3, s.user(3, 4))
+	for _, table := range []string{"orders WHERE id", "order_events WHERE order_id"} {
+		_, err := s.Pool.Exec(t.Context(), "DELETE FROM "+table+" = $1", lost.OrderID)
+		require.NoError(t, err)
+	}
+	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET sold = sold - 1")
+	require.NoError(t, err)
+	_, err = rebuilder.RaiseShards(t.Context(), s.sale, 7, rebuild.ReasonByHand)
+	require.NoError(t, err)
+	figures := s.requireKept()
+	require.Equal(t, []int64{14, 1}, []int64{figures.Places, figures.Lost})
+	require.Equal(t, 7, figures.Shards)
+}
+
+// broken lists the promises that the corruption breaks. No other may be broken. The sale has 30 orders of 40 units.
+func TestAuditReportsEachCorruptionOfShard(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name    string
+		corrupt func(s sharded) (says string)
+		broken  string
+		remedy  audit.Remedy // of the finding with that text
+		left    string       // the remedies that Reconcile does not apply
+	}{
+		{
+			"units missing in a shard", func(s sharded) string {
+				share, left := s.number(3, "stock"), s.number(3, "left")
+				s.add(3, "left", -2)
+				return fmt.Sprintf("shard 3: its share of the stock is %d: %d left, %d taken", share, left-2, share-left)
+			}, "S4", audit.RemedyRebuild, "",
+		},
+		{
+			"units on another shard without a move", func(s sharded) string {
+				s.add(0, "left", -1)
+				s.add(1, "left", 1)
+				return "shard 1: its share of the stock is "
+			}, "S4", audit.RemedyRebuild, "",
+		},
+		{
+			"fewer than 0 units left in a shard", func(s sharded) string {
+				s.add(0, "left", s.number(2, "left")+1)
+				s.add(0, "stock", s.number(2, "left")+1)
+				s.add(2, "stock", -s.number(2, "left")-1)
+				s.set(2, "left", -1)
+				return "shard 2: Redis has -1 units left"
+			}, "S1", audit.RemedyRebuild, "",
+		},
+		{
+			"more got than given", func(s sharded) string {
+				given := s.number(0, "given:1")
+				s.add(1, "got:0", 5)
+				s.add(1, "stock", 5)
+				s.add(1, "left", 5)
+				return fmt.Sprintf("shard 1: it has got %d units from shard 0, which has given it %d", given+5, given)
+			}, "S4", audit.RemedyRebuild, "",
+		},
+		{
+			"given units that no shard had", func(s sharded) string {
+				s.add(0, "given:1", 3)
+				return "the stock is 40 in Postgres and 43 in Redis"
+			}, "S4", audit.RemedyRebuild, "",
+		},
+		{
+			"a damaged total of given units", func(s sharded) string {
+				s.set(2, "given:1", "x")
+				return `shard 2: its fields in Redis are damaged: given:1 is "x"`
+			}, "S4 S7", audit.RemedyRebuild, "",
+		},
+		{
+			"a buyer in another shard", func(s sharded) string {
+				user := s.user(1, 0)
+				_, text := s.held(1, user)
+				require.NoError(s.t, s.Rdb.HDel(s.t.Context(), s.buyers(1), user).Err())
+				require.NoError(s.t, s.Rdb.HSet(s.t.Context(), s.buyers(2), user, text).Err())
+				return "user " + user + ": shard 2: the reservation is of a user of shard 1"
+			}, "S4", audit.RemedyRebuild, "",
+		},
+		{
+			"a buyer at a place of another shard", func(s sharded) string {
+				fast, slow := 0, 0
+				for shard := range 4 {
+					if s.number(shard, "sequence") > s.number(fast, "sequence") {
+						fast = shard
+					}
+					if s.number(shard, "sequence") < s.number(slow, "sequence") {
+						slow = shard
+					}
+				}
+				user, place := s.user(fast, 0), s.number(slow, "sequence")+1
+				r, text := s.held(fast, user)
+				text = strings.Replace(text, fmt.Sprintf(" 1 %d ", r.Sequence), fmt.Sprintf(" 1 %d ", place), 1)
+				require.NoError(s.t, s.Rdb.HSet(s.t.Context(), s.buyers(fast), user, text).Err())
+				return fmt.Sprintf("user %s: shard %d: the reservation is at place %d, which is one of shard %d",
+					user, fast, place, slow)
+			}, "S4", audit.RemedyRebuild, "",
+		},
+		{
+			"a buyer at a place that was not given out", func(s sharded) string {
+				s.Rdb.HSet(s.t.Context(), s.buyers(2), s.user(2, 90),
+					order.CompactID(order.NewOrderID(s.sale))+" 1 403 1a0c2d3e4f5")
+				return fmt.Sprintf("shard 2: the reservation is at place 403, and the next place is %d", s.number(2, "sequence")+1)
+			}, "S3 S4", audit.RemedyRebuild, "",
+		},
+		{
+			"a damaged reservation", func(s sharded) string {
+				require.NoError(s.t, s.Rdb.HSet(s.t.Context(), s.buyers(2), s.user(2, 0), "x").Err())
+				return `shard 2: the reservation in Redis is damaged: "x"`
+			}, "S4", audit.RemedyRebuild, "",
+		},
+		{
+			"an order lost in Postgres", func(s sharded) string {
+				user := s.user(2, 0)
+				r, _ := s.held(2, user)
+				for _, statement := range []string{
+					"DELETE FROM order_events WHERE order_id = $1", "DELETE FROM orders WHERE id = $1",
+					"UPDATE sales SET sold = sold - 1, last_sequence = (SELECT max(sequence) FROM orders) WHERE $1::uuid IS NOT NULL",
+				} {
+					_, err := s.Pool.Exec(s.t.Context(), statement, r.OrderID)
+					require.NoError(s.t, err)
+				}
+				return "user " + user + ": the order was accepted and is not in Postgres"
+			}, "S3", audit.RemedyAppend, "",
+		},
+		{
+			"the place of a shard in another one", func(s sharded) string {
+				s.set(2, "shard", "1 4 8")
+				return `shard 2: its place among the shards is "1 4 8" in Redis and "2 4 8" in Postgres`
+			}, "S7", audit.RemedyRebuild, "",
+		},
+		{
+			"a shard that is a sale of its own", func(s sharded) string {
+				require.NoError(s.t, s.Rdb.HDel(s.t.Context(), s.key(3), "shard").Err())
+				return `shard 3: its place among the shards is "" in Redis and "3 4 8" in Postgres`
+			}, "S7", audit.RemedyRebuild, "",
+		},
+		{
+			"a shard lost", func(s sharded) string {
+				require.NoError(s.t, s.Rdb.Del(s.t.Context(), s.key(1), s.buyers(1)).Err())
+				return "shard 1: Redis has lost it: nothing is sold to its users until the sale is rebuilt from Postgres"
+			}, "S4 S7", audit.RemedyRebuild, "",
+		},
+		{
+			"a shard of a wrong type", func(s sharded) string {
+				require.NoError(s.t, s.Rdb.Set(s.t.Context(), s.key(1), "x", 0).Err())
+				return "shard 1: its key in Redis has a wrong type"
+			}, "S4 S7", audit.RemedyRebuild, "",
+		},
+		{
+			"buyers of a wrong type", func(s sharded) string {
+				require.NoError(s.t, s.Rdb.Set(s.t.Context(), s.buyers(1), "x", 0).Err())
+				return "shard 1: the key of its buyers in Redis has a wrong type"
+			}, "S4 S7", audit.RemedyRebuild, "",
+		},
+		{
+			"a shard in another epoch", func(s sharded) string {
+				s.set(3, "epoch", 2)
+				return "shard 3: Redis has the stock of epoch 2, Postgres is in epoch 1"
+			}, "S7", audit.RemedyRebuild, "",
+		},
+		{
+			"a shard with other terms", func(s sharded) string {
+				s.set(2, "state", "paused")
+				s.set(2, "revision", 2)
+				return "shard 2: Redis has another definition of the sale than Postgres: state is paused and not open, " +
+					"revision is 2 and not 1"
+			}, "S7", audit.RemedyRebuild, "",
+		},
+		{
+			"a sequence of another shard", func(s sharded) string {
+				s.add(2, "sequence", 1)
+				return fmt.Sprintf("shard 2: its fields in Redis are damaged: sequence is %d, before a place of another shard",
+					s.number(2, "sequence"))
+			}, "S4 S7", audit.RemedyRebuild, "",
+		},
+		{
+			"places without orders", func(s sharded) string {
+				place := s.number(2, "sequence") + 1
+				s.add(2, "sequence", 8)
+				return fmt.Sprintf("shard 2: places %d to %d of the sale were given out and no order has them", place, place+4)
+			}, "S5", audit.RemedyOperator, "operator",
+		},
+		{
+			"a shard set back", func(s sharded) string {
+				last := s.number(1, "sequence") - 3
+				var user string
+				require.NoError(s.t, s.Pool.QueryRow(s.t.Context(), "SELECT user_id FROM orders WHERE sequence = $1", last).
+					Scan(&user))
+				require.NoError(s.t, s.Rdb.HDel(s.t.Context(), s.buyers(1), user).Err())
+				s.add(1, "sequence", -4)
+				s.add(1, "left", 1)
+				return fmt.Sprintf("shard 1: the next place is %d, and Postgres has an order at place %d: Redis was set back",
+					last, last)
+			}, "S4 S7", audit.RemedyRebuild, "",
+		},
+		{
+			"a shard that is not listed", func(s sharded) string {
+				require.NoError(s.t, s.Rdb.SRem(s.t.Context(), s.Keys.Sales(s.at.Partition(2)), s.sale.String()).Err())
+				return "shard 2: Redis has the sale, and does not list it among the sales of its partition"
+			}, "S7", audit.RemedyRebuild, "",
+		},
+		{
+			"a used idempotency key in another shard", func(s sharded) string {
+				user := s.user(1, 80)
+				id := s.Reserve(s.t, s.sale, user, 1, "key").Reservation.OrderID
+				testwork.FulfilAll(s.Shop, s.t)
+				_, err := ledger.New(s.Pool).Cancel(s.t.Context(), id, user)
+				require.NoError(s.t, err)
+				testwork.ProcessWaiting(s.Shop, s.t)
+				s.requireKept()
+				ended := s.Rdb.HGetAll(s.t.Context(), s.Keys.Ended(s.at.Partition(1), s.sale)).Val()
+				require.Len(s.t, ended, 1)
+				require.NoError(s.t, s.Rdb.Rename(s.t.Context(), s.Keys.Ended(s.at.Partition(1), s.sale),
+					"{other}"+s.Keys.Prefix).Err())
+				require.NoError(s.t, s.Rdb.HSet(s.t.Context(), s.Keys.Ended(s.at.Partition(2), s.sale), ended).Err())
+				s.set(2, "ended", 1)
+				return "the order is cancelled, and its idempotency key is missing in Redis: a retry would buy again"
+			}, "S7", audit.RemedyRebuild, "",
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			s := openSharded(t, 40)
+			require.Equal(t, 30, s.Crowd(t, s.sale, 30))
+			testwork.FulfilAll(s.Shop, t)
+			s.requireKept()
+			says := c.corrupt(s)
+			report := testwork.Audit(s.Shop, t, s.sale)
+			text := testwork.TextOf(t, report)
+			require.Equal(t, c.broken, testwork.Broken(report), text)
+			require.Contains(t, text, says)
+			remedies := map[audit.Remedy]bool{}
+			for _, p := range report.Promises {
+				for _, f := range p.Findings {
+					if strings.Contains(f.String(), says) {
+						remedies[f.Remedy] = true
+					}
+				}
+			}
+			require.Equal(t, map[audit.Remedy]bool{c.remedy: true}, remedies, text)
+			testwork.RequireMended(s.Shop, t, s.sale, c.left)
+			if c.left == "" {
+				s.RequireShards(t, s.sale)
+			}
+		})
+	}
+}
+
+func TestAuditReportsImpossibleShards(t *testing.T) {
+	t.Parallel()
+	s := openSharded(t, 40)
+	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET shards = 9")
+	require.NoError(t, err)
+	report := testwork.Audit(s.Shop, t, s.sale)
+	require.Contains(t, testwork.TextOf(t, report),
+		"sales.shards is 9, and sales.partitions is 8: nothing else of the sale is checked")
+	require.Equal(t, audit.RemedyOperator, report.Promise("S7").Findings[0].Remedy)
+}
+
+func TestReconcileRebuildsEmptiedRedisOfShardsOnce(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShardedShop(t)
+	sales := []uuid.UUID{s.OpenSharded(t, 40, 4), s.OpenSharded(t, 40, 8), s.Open(t, 40)}
+	for _, sale := range sales {
+		s.Crowd(t, sale, 30)
+	}
+	testwork.FulfilAll(s.Shop, t)
+	requireFlushRepairedOnce(t, s, len(sales))
+	s.RequireShards(t, sales[0])
+	s.RequireShards(t, sales[1])
+}
+
+// While buyers of one shard need the units of all others, and units return, no difference lasts.
+func TestReconcileDuringMovesChangesNothing(t *testing.T) {
+	t.Parallel()
+	s := openSharded(t, 12)
+	testwork.Work(t, testwork.Config(s.Shop, t))
+	ctx, over := context.WithCancel(t.Context())
+	defer over()
+	orders := ledger.New(s.Pool)
+	var cancelled atomic.Int64
+	var crowd errgroup.Group
+	for b := range 4 {
+		crowd.Go(func() error {
+			for n := 0; ctx.Err() == nil; n++ {
+				user := s.user((n/3)%4, b)
+				answer, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: s.sale, User: user, Quantity: 3})
+				if err != nil {
+					return err
+				}
+				for answer.Verdict == reservation.Reserved && ctx.Err() == nil {
+					if _, err := orders.Cancel(t.Context(), answer.Reservation.OrderID, user); err == nil {
+						cancelled.Add(1)
+						break
+					}
+				}
+			}
+			return nil
+		})
+	}
+	config := testwork.ReconcileConfig(s.Shop, t)
+	for round := range 8 {
+		at := cancelled.Load()
+		report, err := audit.Reconcile(t.Context(), config)
+		require.NoError(t, err)
+		for _, r := range report.Remedies {
+			require.Equal(t, audit.RemedyWorker, r.Remedy, "round %d: %+v", round, report)
+		}
+		testkit.Eventually(t, 30*time.Second, "the sale continues", func() bool { return cancelled.Load() > at+10 })
+	}
+	require.Zero(t, s.Count(t, repairs))
+	var given int64
+	for shard := range 4 {
+		for other := range 4 {
+			given += s.number(shard, fmt.Sprint("given:", other))
+		}
+	}
+	require.Positive(t, given, "units were moved")
+	over()
+	require.NoError(t, crowd.Wait())
+	after, err := audit.Run(t.Context(),
+		audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Wait: 30 * time.Second})
+	require.NoError(t, err)
+	require.False(t, after.Broken(), testwork.TextOf(t, after))
+}
+
+// A unit returns to one shard, and others give units, after the shards were read and before their buyers are.
+func TestAuditIgnoresUnitsThatMoveMeanwhile(t *testing.T) {
+	t.Parallel()
+	s := openSharded(t, 40)
+	user := s.user(2, 0)
+	id := s.Buy(t, s.sale, user)
+	s.Buy(t, s.sale, s.user(1, 0))
+	testwork.FulfilAll(s.Shop, t)
+	report, err := audit.Run(t.Context(), audit.Config{
+		Pool: s.Pool, Keys: s.Keys, Sale: s.sale,
+		Redis: movingRedis(t, func() {
+			_, err := ledger.New(s.Pool).Cancel(t.Context(), id, user)
+			require.NoError(t, err)
+			_, err = testwork.ReleaseUnits(s.Shop, t.Context())
+			require.NoError(t, err)
+			testwork.GiveUnits(s.Shop, t, s.sale, 0, 1)
+		}),
+	})
+	require.NoError(t, err)
+	require.True(t, report.Moved)
+	require.Equal(t, "S4", testwork.Broken(report), testwork.TextOf(t, report))
+	require.EqualValues(t, 1, report.Promise("S4").Found, testwork.TextOf(t, report))
+	require.Empty(t, report.Promise("S4").Findings[0].Remedy)
+	require.EqualValues(t, 39, s.requireKept().Available)
+}

@@ -1,0 +1,129 @@
+package rebuild_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/crashpoint"
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
+	"stampede/internal/test/testwork"
+	"stampede/reservation"
+)
+
+// restartPoints are the points at which a rebuild needs the stream that survives a restart.
+var restartPoints = []string{
+	crashpoint.RebuildDistrusted, crashpoint.RebuildDrained, crashpoint.RebuildRaised, crashpoint.RebuildOpened,
+	crashpoint.RebuildVerified,
+}
+
+// A worker that is killed at any step of a rebuild leaves no unfinished sale open, and the next one finishes it. At the
+// second pass of a point one sale is rebuilt and another is not.
+func TestRebuildIsFinishedAfterWorkerCrash(t *testing.T) {
+	t.Parallel()
+	for _, point := range []string{
+		crashpoint.RebuildBegun, crashpoint.RebuildDistrusted, crashpoint.RebuildClosed, crashpoint.RebuildDrained,
+		crashpoint.RebuildRaised, crashpoint.RebuildRaised + ":2", crashpoint.RebuildStaging, crashpoint.RebuildStaged,
+		crashpoint.RebuildOpened, crashpoint.RebuildPublished, crashpoint.RebuildPublished + ":2",
+		crashpoint.RebuildServerSaved, crashpoint.RebuildVerified, crashpoint.RebuildRaised + ":3",
+		crashpoint.RebuildOpened + ":3",
+	} {
+		for name, c := range map[string]struct {
+			lose func(t *testing.T, s testshop.LostShop) error
+			lost bool // Redis loses unread orders
+		}{
+			"emptied": {func(t *testing.T, s testshop.LostShop) error { return s.Rdb.FlushAll(t.Context()).Err() }, true},
+			"restarted": {func(t *testing.T,
+				s testshop.LostShop,
+			) error {
+				s.Server.Kill()
+				return s.Server.Restart(t.Context())
+			}, false},
+		} {
+			if !c.lost && !slices.Contains(restartPoints, point) {
+				continue
+			}
+			t.Run(point+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				const stock, written, unwritten = 40, 20, 10
+				s := testshop.NewLostShop(t)
+				sales := []uuid.UUID{s.Open(t, stock), s.OpenPayable(t, stock), s.Open(t, stock)}
+				for _, sale := range sales {
+					require.Equal(t, written, s.Crowd(t, sale, written))
+				}
+				testwork.Fulfil(s.Shop, t)
+				orders := map[uuid.UUID]bool{} // accepted and unread by workers
+				for _, sale := range sales {
+					for i := range unwritten {
+						orders[s.Buy(t, sale, fmt.Sprintf("late-%d", i))] = true
+					}
+				}
+				_, err := s.Catalog.End(t.Context(), sales[2])
+				require.NoError(t, err)
+				require.NoError(t, c.lose(t, s))
+
+				victim := process(s, t)
+				victim.Setenv(crashpoint.Env, point)
+				victim.Start()
+				victim.WaitKilled(30 * time.Second)
+				// A buyer gets a unit of the new epoch, or an error to retry on.
+				bought := 0
+				for _, sale := range sales {
+					answer, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: "between", Quantity: 1})
+					if err != nil {
+						require.ErrorIs(t, err, reservation.ErrUnavailable)
+					} else if answer.Verdict == reservation.Reserved {
+						bought++
+						orders[answer.Reservation.OrderID] = true
+						require.GreaterOrEqual(t, answer.Reservation.Epoch, int64(2))
+					} else {
+						require.Equal(t, reservation.Ended, answer.Verdict)
+					}
+				}
+
+				successor := process(s, t)
+				successor.Start()
+				r := testwork.Rebuilder(s.Shop, t)
+				testkit.Eventually(t, 60*time.Second, "Redis agrees with Postgres, and all revisions are published", func() bool {
+					found, err := r.Needs(t.Context(), 1, true)
+					return err == nil && len(found) == 0 && s.Count(t,
+						"SELECT count(*) FROM sales WHERE published_revision < revision") == 0
+				})
+				testwork.AwaitRest(s.Shop, t)
+				testkit.Eventually(t, 30*time.Second, "every order is confirmed", func() bool {
+					want := 3*written + bought
+					if !c.lost {
+						want += 3 * unwritten
+					}
+					return s.Count(t, testshop.ConfirmedOrders) == int64(want)
+				})
+				require.Zero(t, s.Count(t, "SELECT count(*) FROM orders WHERE status <> 'confirmed'"))
+				for _, sale := range sales {
+					require.GreaterOrEqual(t, s.EpochOf(t, sale), int64(2))
+					for i := range written { // holders cannot buy again
+						answer := s.Reserve(t, sale, fmt.Sprintf("user-%d", i), 1, "")
+						require.Equal(t, reservation.AlreadyPurchased, answer.Verdict)
+					}
+				}
+				s.RequireSound(t)
+				report := testwork.Audit(s.Shop, t, uuid.Nil)
+				require.False(t, report.Broken(), testwork.TextOf(t, report))
+				require.Empty(t, s.Rdb.Keys(t.Context(), s.Keys.Staged(0, sales[0], "*")).Val(), "no staged key is left")
+				require.True(t, successor.Stop().Success())
+			})
+		}
+	}
+}
+
+// process returns a worker of this shop in its own process.
+func process(s testshop.LostShop, t testing.TB) *testkit.Cmd {
+	t.Helper()
+	worker := s.Shop.Process(t)
+	worker.Setenv("REDIS_URL", s.Server.URL)
+	return worker
+}

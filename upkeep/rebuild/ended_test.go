@@ -1,0 +1,135 @@
+package rebuild_test
+
+import (
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
+	"stampede/internal/test/testwork"
+	"stampede/ledger"
+	"stampede/reservation"
+	"stampede/reservation/order"
+	"stampede/upkeep/audit"
+)
+
+// A retry of a request whose order has ended never makes another order.
+func TestRebuildRestoresKeysOfEndedOrders(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewLostShop(t)
+	sale := s.OpenPayable(t, 20)
+	made := map[order.Status]uuid.UUID{}
+	for _, status := range []order.Status{order.StatusRejected, order.StatusCancelled, order.StatusExpired} {
+		made[status] = s.Reserve(t, sale, string(status), 1, "k").Reservation.OrderID
+		s.Reserve(t, sale, string(status)+"-without-key", 1, "")
+		if status == order.StatusRejected {
+			refuseAll(s.Shop, t)
+		} else {
+			testwork.Fulfil(s.Shop, t)
+		}
+	}
+	cancel := func(id uuid.UUID, user string) {
+		t.Helper()
+		_, err := ledger.New(s.Pool).Cancel(t.Context(), id, user)
+		require.NoError(t, err)
+	}
+	cancel(made[order.StatusCancelled], "cancelled")
+	testwork.EndWindow(t, s.Pool, made[order.StatusExpired])
+	_, err := testwork.Expire(s.Shop, t.Context())
+	require.NoError(t, err)
+	_, err = testwork.ReleaseUnits(s.Shop, t.Context())
+	require.NoError(t, err)
+
+	late := s.Reserve(t, sale, "late", 1, "k").Reservation.OrderID
+	testwork.Fulfil(s.Shop, t)
+	voided := s.Reserve(t, sale, "voided", 1, "k").Reservation.OrderID // unread by workers
+	for range 2 {
+		require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Orders(0)).Err())
+		s.Flush(t)
+		testwork.Rebuild(s.Shop, t)
+		for status, id := range made {
+			again := s.Reserve(t, sale, string(status), 1, "k")
+			require.Equal(t, []any{reservation.OrderEnded, id, status},
+				[]any{again.Verdict, again.Reservation.OrderID, again.Status})
+		}
+	}
+	require.Equal(t, reservation.Replayed, s.Reserve(t, sale, "late", 1, "k").Verdict)
+	cancel(late, "late") // of a reservation of an earlier epoch
+	_, err = testwork.ReleaseUnits(s.Shop, t.Context())
+	require.NoError(t, err)
+	require.Equal(t, reservation.OrderEnded, s.Reserve(t, sale, "late", 1, "k").Verdict)
+	// The key of a voided order may buy again.
+	again := s.Reserve(t, sale, "voided", 1, "k")
+	require.Equal(t, reservation.Reserved, again.Verdict)
+	require.NotEqual(t, voided, again.Reservation.OrderID)
+	require.Equal(t, reservation.Reserved, s.Reserve(t, sale, "cancelled", 1, "another").Verdict)
+	require.EqualValues(t, -1, s.Rdb.TTL(t.Context(), s.Keys.Ended(0, sale)).Val(), "the staged key no longer expires")
+}
+
+// refuseAll rejects the orders in the stream and releases their units.
+func refuseAll(s *testshop.Shop, t testing.TB) {
+	t.Helper()
+	b := testwork.Batcher(s, t, nil)
+	outcomes, err := ledger.New(s.Pool).Refuse(t.Context(), testwork.Events(s, t), order.RejectedSoldOut)
+	require.NoError(t, err)
+	require.True(t, b.Release(t.Context(), outcomes))
+}
+
+// Without its record of ended orders Redis would accept used idempotency keys.
+func TestAuditReportsLostKeysOfEndedOrders(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		damage func(t *testing.T, s *testshop.Shop, sale uuid.UUID)
+		found  int64
+		what   string
+	}{
+		"hash deleted": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
+			require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Ended(0, sale)).Err())
+		}, 2, "its idempotency key is missing in Redis: a retry would buy again"},
+		"hash and mark deleted": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
+			require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Ended(0, sale)).Err())
+			require.NoError(t, s.Rdb.HDel(t.Context(), s.Keys.Sale(0, sale), "ended").Err())
+		}, 2, "its idempotency key is missing in Redis: a retry would buy again"},
+		"mark deleted": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
+			require.NoError(t, s.Rdb.HDel(t.Context(), s.Keys.Sale(0, sale), "ended").Err())
+		}, 1, "Redis has ended orders of the sale, and does not use them"},
+		"field deleted": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
+			names := s.Rdb.HKeys(t.Context(), s.Keys.Ended(0, sale)).Val()
+			require.NoError(t, s.Rdb.HDel(t.Context(), s.Keys.Ended(0, sale), names[0]).Err())
+		}, 1, "its idempotency key is missing in Redis: a retry would buy again"},
+		"value damaged": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
+			names := s.Rdb.HKeys(t.Context(), s.Keys.Ended(0, sale)).Val()
+			require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Ended(0, sale), names[0], "?", "\xff", "?").Err())
+		}, 1, "Redis has another record of its idempotency key"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := testshop.NewShop(t, testkit.Pool(t))
+			sale := s.OpenPayable(t, 20)
+			s.Reserve(t, sale, "rejected", 1, "k")
+			refuseAll(s, t)
+			require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Orders(0)).Err())
+			cancelled := s.Reserve(t, sale, "cancelled", 1, "k").Reservation.OrderID
+			s.Reserve(t, sale, "keyless", 1, "")
+			testwork.Fulfil(s, t)
+			_, err := ledger.New(s.Pool).Cancel(t.Context(), cancelled, "cancelled")
+			require.NoError(t, err)
+			require.NotContains(t, testwork.TextOf(t, testwork.Audit(s, t, sale)), "idempotency key", "its release is pending")
+			_, err = testwork.ReleaseUnits(s, t.Context())
+			require.NoError(t, err)
+			report := testwork.Audit(s, t, sale)
+			require.False(t, report.Broken(), testwork.TextOf(t, report))
+
+			c.damage(t, s, sale)
+			report = testwork.Audit(s, t, sale)
+			require.Equal(t, c.found, report.Promise("S7").Found, testwork.TextOf(t, report))
+			require.Contains(t, testwork.TextOf(t, report), c.what)
+			require.Equal(t, audit.RemedyRebuild, report.Promise("S7").Findings[0].Remedy)
+			testwork.RequireMended(s, t, sale, "")
+			require.Equal(t, reservation.OrderEnded, s.Reserve(t, sale, "cancelled", 1, "k").Verdict)
+			require.Equal(t, reservation.OrderEnded, s.Reserve(t, sale, "rejected", 1, "k").Verdict)
+		})
+	}
+}

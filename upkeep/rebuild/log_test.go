@@ -1,0 +1,135 @@
+package rebuild_test
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
+	"stampede/internal/test/testwork"
+	"stampede/reservation"
+	"stampede/upkeep/rebuild"
+)
+
+// logText is a log that can be read while it is written.
+type logText struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *logText) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+// lines returns the lines that contain all words.
+func (l *logText) lines(words ...string) (found []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for line := range strings.Lines(l.text.String()) {
+		has := true
+		for _, word := range words {
+			has = has && strings.Contains(line, word)
+		}
+		if has {
+			found = append(found, line)
+		}
+	}
+	return found
+}
+
+func (l *logText) await(t *testing.T, words ...string) string {
+	t.Helper()
+	testkit.Eventually(t, 30*time.Second, "the log says "+strings.Join(words, " … "),
+		func() bool { return len(l.lines(words...)) > 0 })
+	return l.lines(words...)[0]
+}
+
+// guardedLogging runs a worker and returns what it writes to its log.
+func guardedLogging(s *testshop.Shop, t *testing.T) *logText {
+	t.Helper()
+	log := &logText{}
+	config := testwork.Config(s, t)
+	config.GuardInterval, config.Logger = 20*time.Millisecond, slog.New(slog.NewTextHandler(log, nil))
+	testwork.Work(t, config)
+	return log
+}
+
+// Another session locks the row of the sale: the log names the step and that session while the rebuild waits.
+func TestWaitingRebuildLogsBlocker(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t, testkit.Pool(t))
+	sale := s.Open(t, 10)
+	hold, err := s.Pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = hold.Rollback(context.Background()) }()
+	var holder string
+	require.NoError(t, hold.QueryRow(t.Context(),
+		"SELECT 'session ' || pg_backend_pid() FROM sales WHERE id = $1 FOR UPDATE", sale).Scan(&holder))
+	done := make(chan error, 1)
+	log := &logText{}
+	r, err := rebuild.New(rebuild.Config{
+		Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Store: s.Store, Logger: slog.New(slog.NewTextHandler(log, nil)),
+	})
+	require.NoError(t, err)
+	go func() {
+		_, err := r.Sale(context.Background(), sale, rebuild.ReasonByHand)
+		done <- err
+	}()
+	line := log.await(t, rebuild.LogWaiting, "raise the epoch of the sale", holder)
+	require.Contains(t, line, "level=WARN")
+	require.Contains(t, line, sale.String())
+	require.NoError(t, hold.Rollback(t.Context()))
+	require.NoError(t, <-done)
+	s.RequireSound(t)
+}
+
+// A repeated error is logged once, and then with each new attempt.
+func TestFailingRebuildLogsReason(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t, testkit.Pool(t))
+	sale := s.Open(t, 10)
+	s.Buy(t, sale, "ann")
+	testwork.Fulfil(s, t)
+	// The entry is unread again, so the rebuild records it.
+	require.NoError(t, s.Rdb.XGroupSetID(t.Context(), s.Keys.Orders(0), reservation.Group, "0").Err())
+	require.NoError(t, testshop.ExecSQL(t, s, "DROP INDEX orders_one_live_per_user"))
+	require.NoError(t, s.Store.Distrust(t.Context(), 0))
+	log := guardedLogging(s, t)
+	const plain = "orders_one_live_per_user"
+	require.Contains(t, log.await(t, rebuild.LogFailed, plain, "is missing"), "level=ERROR")
+	log.await(t, rebuild.LogBegunPartition, "last_error=", plain, "failed_tries=2")
+	require.Len(t, log.lines(rebuild.LogFailed), 1, "the next attempt logs the same error")
+
+	require.NoError(t,
+		testshop.ExecSQL(t, s,
+			"CREATE UNIQUE INDEX orders_one_live_per_user ON orders (user_id, sale_id) WHERE status IN ('confirmed', 'paid')"))
+	log.await(t, "rebuilt the stock from Postgres")
+	testwork.RequireNoNeeds(s, t, 1)
+	s.RequireSound(t)
+}
+
+func TestWorkerLogsRebuildItWaitsFor(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t, testkit.Pool(t))
+	s.Open(t, 10)
+	session, err := testwork.Rebuilder(s, t).Begin(t.Context(), 0)
+	require.NoError(t, err)
+	var holder string
+	require.NoError(t, session.Conn().QueryRow(t.Context(), "SELECT 'session ' || pg_backend_pid()").Scan(&holder))
+	require.NoError(t, s.Store.Distrust(t.Context(), 0))
+	log := guardedLogging(s, t)
+	log.await(t, rebuild.LogOtherRebuild, holder, "reason=server")
+	session.End()
+	log.await(t, "rebuilt the stock from Postgres")
+	require.Len(t, log.lines(rebuild.LogOtherRebuild), 1, "not at each check")
+	testwork.RequireNoNeeds(s, t, 1)
+}

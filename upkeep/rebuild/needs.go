@@ -1,0 +1,287 @@
+package rebuild
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+
+	"stampede/internal/retry"
+	"stampede/stream"
+)
+
+// ErrOtherServer is returned for a Redis server whose record says that it is verified, while Postgres names another
+// server: an old one was put back, or one was cut off and replaced. Only an operator knows which one is right, and
+// rebuilds the partition on it.
+var ErrOtherServer = errors.New("this is not the Redis server that Postgres names")
+
+// Need is what has to be rebuilt: a partition, or one sale.
+type Need struct {
+	partition int // of a sale its home, under whose lock it is rebuilt
+	// sharded is true for a sale with several shards. Each of their partitions may notice that it has to be rebuilt.
+	sharded bool
+	Sale    uuid.UUID // uuid.Nil for the partition with all sales that have one shard
+	Reason  string
+}
+
+// Needs finds what has to be rebuilt in the first partitions: whole partitions whose server may have lost sales, and
+// single sales that Redis lacks or that differ from Postgres. Ended sales are checked only if withEnded, and may be
+// missing, because operators may delete their keys. A partition that cannot be checked is in the error, and hides no
+// need of the others.
+//
+// Sales are created and rebuilt concurrently, so only the holder of a partition's lock gets a lasting answer.
+func (r *Rebuilder) Needs(ctx context.Context, partitions int, withEnded bool) ([]Need, error) {
+	required, err := r.Required(ctx, withEnded)
+	if err != nil {
+		return nil, err
+	}
+	found := make([][]Need, partitions)
+	err = eachPartition(partitions, func(p int) (err error) {
+		found[p], err = r.needsOf(ctx, p, required)
+		return err
+	})
+	// Several partitions may notice the same sale.
+	named := map[Need]bool{}
+	return slices.DeleteFunc(slices.Concat(found...), func(n Need) (again bool) {
+		again, named[n.target()] = named[n.target()], true
+		return again
+	}), err
+}
+
+// Shut counts the sales that are not over and sell nothing until they are rebuilt, of the first partitions.
+func (r *Rebuilder) Shut(ctx context.Context, partitions int) (int, error) {
+	required, err := r.Required(ctx, false)
+	if err != nil {
+		return 0, err
+	}
+	shut := make([][]uuid.UUID, partitions)
+	err = eachPartition(partitions, func(p int) (err error) {
+		shut[p], err = r.shutIn(ctx, p, required)
+		return err
+	})
+	all := map[uuid.UUID]struct{}{} // a sale may have several shards
+	for _, sale := range slices.Concat(shut...) {
+		all[sale] = struct{}{}
+	}
+	return len(all), err
+}
+
+func (r *Rebuilder) shutIn(ctx context.Context, partition int, required *Required) (sales []uuid.UUID, err error) {
+	reason, err := r.needOfPartition(ctx, partition, required)
+	if err != nil && !errors.Is(err, ErrOtherServer) {
+		return nil, err
+	}
+	for page := range slices.Chunk(required.sales[partition], salesPerPage) {
+		var found []shardInRedis
+		if reason == "" && err == nil {
+			inRedis, err := r.readShards(ctx, page)
+			if err != nil {
+				return nil, err
+			}
+			found = inRedis
+		}
+		for i := range page {
+			if found == nil || needOfShard(&page[i], found[i]) != "" {
+				sales = append(sales, page[i].id)
+			}
+		}
+	}
+	return sales, nil
+}
+
+// eachPartition calls do for the first partitions, at the same time, and returns all errors.
+func eachPartition(partitions int, do func(partition int) error) error {
+	failed := make([]error, partitions)
+	var doing sync.WaitGroup
+	for p := range partitions {
+		doing.Go(func() { failed[p] = do(p) })
+	}
+	doing.Wait()
+	return errors.Join(failed...)
+}
+
+// needsOf finds what has to be rebuilt in one partition. The needs are also valid with an error.
+func (r *Rebuilder) needsOf(ctx context.Context, partition int, required *Required) (found []Need, err error) {
+	reason, err := r.needOfPartition(ctx, partition, required)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("partition %d: %w", partition, err)
+	case reason != "":
+		r.behind.set(partition, required.withEnded, map[bool]int64{})
+		return []Need{{partition: partition, Reason: reason}}, nil
+	}
+	counted := map[bool]int64{}
+	for page := range slices.Chunk(required.sales[partition], salesPerPage) {
+		needs, err := r.needsAmong(ctx, page, counted)
+		found = append(found, needs...)
+		if err != nil {
+			return found, fmt.Errorf("partition %d: %w", partition, err)
+		}
+	}
+	r.behind.set(partition, required.withEnded, counted)
+	return found, nil
+}
+
+// needsAmong finds because of which of these shards their sales have to be rebuilt. For the others it adds to counted
+// how far Postgres is behind, by whether the sale is over.
+func (r *Rebuilder) needsAmong(
+	ctx context.Context, shards []requiredShard, counted map[bool]int64,
+) (found []Need, err error) {
+	inRedis, err := r.readShards(ctx, shards)
+	if err != nil {
+		return nil, err
+	}
+	var agreeing []requiredShard
+	for i := range shards {
+		s := &shards[i]
+		if reason := needOfShard(s, inRedis[i]); reason != "" {
+			found = append(found, s.need(reason))
+		} else if inRedis[i].present {
+			counted[s.ended] += s.behind(inRedis[i].sequence)
+			if s.retired { // its orders prove nothing: Redis does not have them
+				r.Witnesses.forget(s)
+				continue
+			}
+			agreeing = append(agreeing, *s)
+		}
+	}
+	reasons, err := r.proofsIn(ctx, agreeing)
+	for i, reason := range reasons {
+		if reason != "" {
+			found = append(found, agreeing[i].need(reason))
+		}
+	}
+	return found, err
+}
+
+// need returns the need to rebuild a sale.
+func (s *requiredSale) need(reason string) Need {
+	return Need{s.layout.Home, s.isSharded(), s.id, reason}
+}
+
+// lastPlace returns the highest place in Postgres if the shard has given it out, and otherwise 0: the highest places
+// of the other shards are not known.
+func (s *requiredShard) lastPlace() int64 {
+	if int((s.lastSequence-1)%int64(s.layout.Shards)) != s.shard {
+		return 0
+	}
+	return s.lastSequence
+}
+
+// behind returns how many places a shard with this sequence has given out after the last one in Postgres.
+func (s *requiredShard) behind(sequence int64) int64 {
+	return max(0, sequence-s.lastSequence) / int64(s.layout.Shards)
+}
+
+// needOfPartition returns the reason to rebuild a partition, or "" if its server is the verified one.
+func (r *Rebuilder) needOfPartition(
+	ctx context.Context, partition int, required *Required,
+) (reason string, err error) {
+	limited, cancel := retry.ForCall(ctx)
+	defer cancel()
+	state, err := r.config.Store.Inspect(limited, partition)
+	if err != nil {
+		return "", err
+	}
+	runID, verified := required.servers[partition]
+	switch {
+	case verified && state.Known && state.RunID == runID:
+		return "", nil
+	case verified && state.Known:
+		return "", ErrOtherServer
+	}
+	used, err := required.used()
+	if err != nil {
+		return "", err
+	}
+	if verified && !used[partition] {
+		// Its first user may have recorded the server in Postgres, and not yet in Redis.
+		state, err = r.config.Store.AwaitFirstUse(limited, partition)
+		if err != nil || state.Known {
+			return "", err // the next call compares the servers
+		}
+	}
+	switch {
+	case verified:
+		return ReasonServer, nil
+	case !used[partition]:
+		return "", nil
+	}
+	// The server is recorded before the first sale is published: this may have happened since the first read.
+	servers, err := r.verifiedServers(ctx)
+	if err != nil {
+		return "", err
+	}
+	if _, verified = servers[partition]; verified {
+		return "", nil // the next call compares the servers
+	}
+	return ReasonUnverified, nil
+}
+
+// needOfShard returns the reason to rebuild the sale of a shard, or "" if its numbers agree or Redis need not have it.
+func needOfShard(s *requiredShard, found shardInRedis) (reason string) {
+	switch {
+	case found.present && (found.epoch != s.epoch || found.shard != s.layout.Field(s.shard)):
+		return ReasonUnfinished
+	case found.present && found.sequence < s.lastPlace():
+		return ReasonSetBack
+	case found.present:
+		return ""
+	case s.publishedRevision == 0 && s.epoch == 1:
+		return "" // never published: its creation publishes it
+	case s.ended && s.publishedRevision == s.revision:
+		return "" // deleted to free memory
+	}
+	return ReasonSaleLost
+}
+
+// shardInRedis are the fields of a shard in Redis that needOfShard compares.
+type shardInRedis struct {
+	present         bool
+	epoch, sequence int64
+	shard           string
+}
+
+// readShards reads shards from Redis, in their order. A number that cannot be read is -1.
+func (r *Rebuilder) readShards(ctx context.Context, shards []requiredShard) ([]shardInRedis, error) {
+	if len(shards) == 0 {
+		return nil, nil
+	}
+	ctx, cancel := retry.ForCall(ctx)
+	defer cancel()
+	asked := make([]*redis.SliceCmd, len(shards))
+	_, _ = r.config.Redis.Pipelined(ctx, func(p redis.Pipeliner) error { // each command's own error counts
+		for i := range shards {
+			s := &shards[i]
+			asked[i] = p.HMGet(ctx, r.config.Keys.Sale(s.partition(), s.id), "epoch", "sequence", "shard")
+		}
+		return nil
+	})
+	found := make([]shardInRedis, len(shards))
+	for i := range shards {
+		fields, err := asked[i].Result()
+		switch {
+		case stream.IsWrongType(err):
+			found[i] = shardInRedis{present: true, epoch: -1, sequence: -1}
+		case err != nil:
+			return nil, fmt.Errorf("look up sale=%s in Redis: %w", shards[i].id, err)
+		case fields[0] != nil || fields[1] != nil:
+			found[i] = shardInRedis{present: true, epoch: numberOf(fields[0]), sequence: numberOf(fields[1])}
+			found[i].shard, _ = fields[2].(string)
+		}
+	}
+	return found, nil
+}
+
+func numberOf(field any) int64 {
+	text, _ := field.(string)
+	if n, err := strconv.ParseInt(text, 10, 64); err == nil {
+		return n
+	}
+	return -1
+}

@@ -1,0 +1,137 @@
+package rebuild_test
+
+import (
+	"context"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/pg"
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
+	"stampede/internal/test/testwork"
+	"stampede/reservation"
+	"stampede/upkeep/rebuild"
+)
+
+// twoPartitions returns a shop with a sale in each of two partitions.
+func twoPartitions(t *testing.T) (s *testshop.Shop, sales [2]uuid.UUID) {
+	t.Helper()
+	pool, keys := testkit.Pool(t), testkit.Keys(t)
+	keys.Partitions = 2
+	s = testshop.NewShopOn(t, pool, testkit.RedisURL(t), keys)
+	for p := range sales {
+		sales[p] = s.OpenIn(t, p, 10)
+	}
+	return s, sales
+}
+
+func sells(s *testshop.Shop, t *testing.T, sale uuid.UUID, user string) bool {
+	t.Helper()
+	answer, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: user, Quantity: 1})
+	return err == nil && answer.Verdict == reservation.Reserved
+}
+
+// The rebuild of one partition waits for a lock in Postgres, and the other partition is rebuilt meanwhile.
+func TestPartitionsAreRebuiltAtTheSameTime(t *testing.T) {
+	t.Parallel()
+	s, sales := twoPartitions(t)
+	for p := range sales {
+		require.NoError(t, s.Store.Distrust(t.Context(), p))
+	}
+	held := s.HoldSale(t, sales[0])
+	healed := make(chan error, 1)
+	go func() { healed <- testwork.Heal(s, t, testwork.Rebuilder(s, t), 2) }()
+	testkit.Eventually(t, 30*time.Second, "the other partition sells", func() bool { return sells(s, t, sales[1], "ann") })
+	s.RequireClosed(t, sales[0])
+	testkit.Eventually(t, 30*time.Second, "the rebuild waits", func() bool { return s.TransactionsWaiting(t) == 1 })
+	_, err := testwork.Rebuilder(s, t).Partition(t.Context(), 0, rebuild.ReasonByHand)
+	require.ErrorIs(t, err, rebuild.ErrRunning, "each partition is rebuilt once at a time")
+	require.NoError(t, held.Rollback(t.Context()))
+	require.NoError(t, <-healed)
+	require.True(t, sells(s, t, sales[0], "ann"))
+	testwork.RequireNoNeeds(s, t, 2)
+}
+
+// The server of one partition does not answer. The other partition is checked and rebuilt before that is known.
+func TestSilentPartitionDelaysNoOther(t *testing.T) {
+	t.Parallel()
+	s, sales := twoPartitions(t)
+	silent := s.Keys.Server(0)
+	silent = silent[:strings.Index(silent, "}")+1]
+	answer := make(chan struct{})
+	var asked atomic.Int64
+	options := *s.Rdb.(*redis.Client).Options()
+	rdb := redis.NewClient(&options)
+	t.Cleanup(func() { _ = rdb.Close() })
+	rdb.AddHook(testkit.Hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+		for _, arg := range cmd.Args() {
+			if key, ok := arg.(string); ok && strings.HasPrefix(key, silent) {
+				asked.Add(1)
+				<-answer
+			}
+		}
+		return next(ctx, cmd)
+	}))
+	store := reservation.NewStore(rdb, s.Keys, reservation.StoreOptions{Logger: testkit.Logger(t)})
+	t.Cleanup(store.Close)
+	through := &testshop.Shop{Pool: s.Pool, Rdb: rdb, Keys: s.Keys, Store: store}
+	require.NoError(t, s.Store.Distrust(t.Context(), 1))
+	healed := make(chan error, 1)
+	go func() { healed <- testwork.Heal(through, t, testwork.Rebuilder(through, t), 2) }()
+	testkit.Eventually(t, 30*time.Second, "the other partition sells", func() bool { return sells(s, t, sales[1], "ann") })
+	require.EqualValues(t, 1, asked.Load(), "the silent one still waits for its first answer")
+	close(answer)
+	<-healed // perhaps an error: the context of the first call may have ended
+}
+
+// A version that rebuilds one partition at a time holds its lock alone, as does a swap of the table orders.
+func TestRebuildOfEarlierVersionExcludesOthers(t *testing.T) {
+	t.Parallel()
+	s, _ := twoPartitions(t)
+	r := testwork.Rebuilder(s, t)
+	earlier, err := pg.Begin(t.Context(), s.Pool, pg.RebuildLock, 0)
+	require.NoError(t, err)
+	_, err = r.Partition(t.Context(), 1, rebuild.ReasonByHand)
+	require.ErrorIs(t, err, rebuild.ErrRunning)
+	earlier.End()
+
+	session, err := r.Begin(t.Context(), 1)
+	require.NoError(t, err)
+	_, err = pg.Begin(t.Context(), s.Pool, pg.RebuildLock, 0)
+	require.ErrorIs(t, err, pg.ErrLockHeld)
+	_, err = r.Partition(t.Context(), 0, rebuild.ReasonByHand)
+	require.NoError(t, err, "rebuilds of this version share it")
+	session.End()
+}
+
+// A process rebuilds a bounded number of partitions at a time, because each takes a session of Postgres.
+func TestRebuildsOfOneProcessAreBounded(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t, testkit.Pool(t))
+	r := testwork.Rebuilder(s, t)
+	sessions := make([]*rebuild.Session, rebuild.RebuildsMax)
+	for p := range sessions {
+		var err error
+		sessions[p], err = r.Begin(t.Context(), p)
+		require.NoError(t, err)
+	}
+	ended, end := context.WithCancel(t.Context())
+	end()
+	for range 20 { // an attempt at Postgres would return another error
+		_, err := r.Begin(ended, rebuild.RebuildsMax)
+		require.Equal(t, context.Canceled, err)
+	}
+	sessions[0].End()
+	session, err := r.Begin(t.Context(), rebuild.RebuildsMax)
+	require.NoError(t, err)
+	session.End()
+	for _, s := range sessions[1:] {
+		s.End()
+	}
+}

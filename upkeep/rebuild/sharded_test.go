@@ -1,0 +1,403 @@
+package rebuild_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/retry"
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
+	"stampede/internal/test/testwork"
+	"stampede/reservation"
+	"stampede/reservation/order"
+	"stampede/upkeep/rebuild"
+)
+
+// shardedSale returns a sale of 100 units in 4 shards of a shop with 8 partitions. It has 30 recorded orders of
+// "user-…", one that was cancelled with the key "k", and 20 orders of "late-…" that no worker has read.
+func shardedSale(t *testing.T) (s testshop.LostShop, sale uuid.UUID) {
+	t.Helper()
+	s = testshop.NewShardedShop(t)
+	sale = s.OpenSharded(t, 100, 4)
+	require.Equal(t, 30, s.Crowd(t, sale, 30))
+	cancelled := s.Reserve(t, sale, "cancelled", 1, "k").Reservation.OrderID
+	testwork.FulfilAll(s.Shop, t)
+	_, err := testwork.Rebuilder(s.Shop, t).Ledger.Cancel(t.Context(), cancelled, "cancelled")
+	require.NoError(t, err)
+	_, err = testwork.ReleaseUnits(s.Shop, t.Context())
+	require.NoError(t, err)
+	for i := range 20 {
+		s.Buy(t, sale, fmt.Sprint("late-", i))
+	}
+	return s, sale
+}
+
+// lastPlace returns the highest place that Redis has given out or Postgres has.
+func lastPlace(s *testshop.Shop, t *testing.T, sale uuid.UUID) (last int64) {
+	t.Helper()
+	layout := s.LayoutOf(t, sale)
+	for shard := range layout.Shards {
+		for _, text := range s.Rdb.HGetAll(t.Context(), s.Keys.Buyers(layout.Partition(shard), sale)).Val() {
+			held, _, err := order.ParseReservation(text)
+			require.NoError(t, err)
+			last = max(last, held.Sequence)
+		}
+	}
+	return max(last, s.Count(t, "SELECT coalesce(max(sequence), 0) FROM orders WHERE sale_id = $1", sale))
+}
+
+// healAll rebuilds as workers do until nothing is left to rebuild.
+func healAll(s *testshop.Shop, t *testing.T) {
+	t.Helper()
+	r := testwork.Rebuilder(s, t)
+	testkit.Eventually(t, 60*time.Second, "nothing is left to rebuild", func() bool {
+		_ = testwork.Heal(s, t, r, s.Keys.Partitions) // Needs tells
+		found, err := r.Needs(t.Context(), s.Keys.Partitions, true)
+		return err == nil && len(found) == 0
+	})
+}
+
+// requireSells requires that users of all shards can buy, at new places in a new epoch, and holders cannot.
+func requireSells(s *testshop.Shop, t *testing.T, sale uuid.UUID, above int64) {
+	t.Helper()
+	testkit.Eventually(t, 30*time.Second, "the store knows the shards", func() bool {
+		_, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: "user-0", Quantity: 1})
+		return err == nil
+	})
+	for i := range 30 {
+		require.Equal(t, reservation.AlreadyPurchased, s.Reserve(t, sale, fmt.Sprintf("user-%d", i), 1, "").Verdict)
+	}
+	for i := range 20 {
+		answer := s.Reserve(t, sale, fmt.Sprint("new-", i), 1, "")
+		require.Equal(t, reservation.Reserved, answer.Verdict)
+		if answer.Reservation.Epoch > 1 {
+			require.Greater(t, answer.Reservation.Sequence, above, "a place was given out again")
+		}
+	}
+	require.Equal(t, reservation.OrderEnded, s.Reserve(t, sale, "cancelled", 1, "k").Verdict)
+	testwork.FulfilAll(s, t)
+	s.RequireShards(t, sale)
+	testwork.RequireNoNeeds(s, t, s.Keys.Partitions)
+}
+
+// dataOf returns the keys of a partition.
+func dataOf(s *testshop.Shop, t *testing.T, partition int) []string {
+	t.Helper()
+	server := s.Keys.Server(partition)
+	keys, err := s.Rdb.Keys(t.Context(), server[:len(server)-len("server")]+"*").Result()
+	require.NoError(t, err)
+	return keys
+}
+
+// A loss in one partition, or in all, ends with all shards in one new epoch, without a lost or doubled unit.
+func TestShardedSaleIsRebuiltAfterLoss(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		lose func(t *testing.T, s testshop.LostShop, sale uuid.UUID, partition int) error
+		kept bool // the orders that no worker has read
+	}{
+		"a shard is deleted": {func(t *testing.T, s testshop.LostShop, sale uuid.UUID, p int) error {
+			return s.Rdb.Del(t.Context(), s.Keys.Sale(p, sale), s.Keys.Buyers(p, sale), s.Keys.Ended(p, sale)).Err()
+		}, true},
+		"a partition is emptied": {func(t *testing.T, s testshop.LostShop, _ uuid.UUID, p int) error {
+			return s.Rdb.Del(t.Context(), dataOf(s.Shop, t, p)...).Err()
+		}, false},
+		"a server is distrusted": {func(t *testing.T, s testshop.LostShop, _ uuid.UUID, p int) error {
+			return s.Store.Distrust(t.Context(), p)
+		}, true},
+		"a shard is in a wrong layout": {func(t *testing.T, s testshop.LostShop, sale uuid.UUID, p int) error {
+			return s.Rdb.HSet(t.Context(), s.Keys.Sale(p, sale), "shard", "0 2 8").Err()
+		}, true},
+		"a number is damaged": {func(t *testing.T, s testshop.LostShop, sale uuid.UUID, p int) error {
+			return s.Rdb.HSet(t.Context(), s.Keys.Sale(p, sale), "sequence", "x").Err()
+		}, true},
+		"Redis is emptied": {func(t *testing.T, s testshop.LostShop, _ uuid.UUID, _ int) error {
+			return s.Rdb.FlushAll(t.Context()).Err()
+		}, false},
+		"Redis is restarted": {func(t *testing.T, s testshop.LostShop, _ uuid.UUID, _ int) error {
+			s.Server.Kill()
+			return s.Server.Restart(t.Context())
+		}, true},
+	} {
+		for shard := range 2 { // the home, and another one
+			t.Run(fmt.Sprint(name, "/", shard), func(t *testing.T) {
+				t.Parallel()
+				s, sale := shardedSale(t)
+				last := lastPlace(s.Shop, t, sale)
+				require.NoError(t, c.lose(t, s, sale, s.LayoutOf(t, sale).Partition(shard)))
+				healAll(s.Shop, t)
+				require.Greater(t, s.EpochOf(t, sale), int64(1))
+				if c.kept {
+					require.EqualValues(t, 50, s.Count(t, testshop.ConfirmedOrders))
+				} else {
+					last = 31 // of the lost orders, places may be given out again
+				}
+				requireSells(s.Shop, t, sale, last)
+			})
+		}
+	}
+}
+
+// Several partitions notice the same loss, and the sale is rebuilt once.
+func TestShardedSaleIsRebuiltOnce(t *testing.T) {
+	t.Parallel()
+	s, sale := shardedSale(t)
+	layout := s.LayoutOf(t, sale)
+	for shard := range layout.Shards {
+		require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Sale(layout.Partition(shard), sale)).Err())
+	}
+	r := testwork.Rebuilder(s.Shop, t)
+	found, err := r.Needs(t.Context(), 8, false)
+	require.NoError(t, err)
+	require.Len(t, found, 1)
+	require.Equal(t, []any{sale, rebuild.ReasonSaleLost}, []any{found[0].Sale, found[0].Reason})
+	before, err := r.Required(t.Context(), true)
+	require.NoError(t, err)
+	for p := range 8 { // each with what Postgres required before the first rebuild
+		_, err := r.HealPartition(t.Context(), p, before)
+		require.NoError(t, err)
+	}
+	require.EqualValues(t, 2, s.EpochOf(t, sale))
+	requireSells(s.Shop, t, sale, 51)
+}
+
+// The rebuild of a partition closes its shard, and the sale is open again when its other servers are verified as well.
+func TestPartitionRebuildEndsWithItsShardedSales(t *testing.T) {
+	t.Parallel()
+	s, sale := shardedSale(t)
+	other := s.OpenIn(t, s.LayoutOf(t, sale).Partition(1), 10)
+	layout, r := s.LayoutOf(t, sale), testwork.Rebuilder(s.Shop, t)
+	for shard := range 2 {
+		require.NoError(t, s.Store.Distrust(t.Context(), layout.Partition(shard)))
+	}
+	report, err := r.Partition(t.Context(), layout.Partition(1), rebuild.ReasonByHand)
+	require.NoError(t, err)
+	require.Equal(t, []uuid.UUID{sale}, report.Unfinished)
+	require.NotEmpty(t, report.Sales)
+	drained := report.Drained.Confirmed
+	s.Buy(t, other, "ann")
+	_, err = r.Sale(t.Context(), sale, rebuild.ReasonByHand)
+	require.ErrorIs(t, err, rebuild.ErrServerUnverified)
+	require.EqualValues(t, 1, s.EpochOf(t, sale))
+
+	report, err = r.Partition(t.Context(), layout.Home, rebuild.ReasonByHand)
+	require.NoError(t, err)
+	require.Empty(t, report.Unfinished)
+	rebuilt := report.Sales[len(report.Sales)-1]
+	require.Equal(t, sale, rebuilt.ID)
+	require.Equal(t, []int64{4, 100, 50, 50, 50},
+		[]int64{int64(rebuilt.Shards), rebuilt.Stock, rebuilt.Left, rebuilt.Held, rebuilt.Orders})
+	require.GreaterOrEqual(t, rebuilt.Sequence, int64(51))
+	require.EqualValues(t, 20, drained+report.Drained.Confirmed)
+	again, err := r.Finish(t.Context(), sale, rebuild.ReasonByHand)
+	require.NoError(t, err)
+	require.Empty(t, again, "another process has rebuilt it")
+	require.EqualValues(t, 2, s.EpochOf(t, sale))
+	testwork.FulfilAll(s.Shop, t)
+	requireSells(s.Shop, t, sale, 51)
+}
+
+// Buyers buy while the number of shards is raised. Each of them gets a unit once, or an error to retry on.
+func TestRaiseOfShardsKeepsSelling(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShardedShop(t)
+	const (
+		stock     = 100_000
+		thinkTime = 5 * time.Millisecond // so that a slow rebuild does not meet ever more orders
+	)
+	sale := s.OpenSharded(t, stock, 2)
+	r := testwork.Rebuilder(s.Shop, t)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var bought, refused atomic.Int64
+	var buyers sync.WaitGroup
+	for buyer := range 4 {
+		buyers.Go(func() {
+			for i := 0; ctx.Err() == nil; {
+				answer, err := s.Store.Reserve(context.Background(), reservation.Request{
+					Sale: sale, User: fmt.Sprint("user-", buyer, "-", i), Quantity: 1, IdempotencyKey: "k",
+				})
+				switch {
+				case err != nil:
+					refused.Add(1)
+				case answer.Verdict == reservation.Reserved, answer.Verdict == reservation.Replayed:
+					bought.Add(1)
+					i++
+					retry.Pause(thinkTime, ctx.Done())
+				default:
+					t.Errorf("the answer is %v", answer)
+					return
+				}
+			}
+		})
+	}
+	sells := func() {
+		before := bought.Load()
+		testkit.Eventually(t, 60*time.Second, "units are sold", func() bool { return bought.Load() >= before+50 })
+	}
+	sells()
+	for shards := 2; shards <= 4; shards++ {
+		last := lastPlace(s.Shop, t, sale)
+		report, err := r.RaiseShards(t.Context(), sale, shards, rebuild.ReasonByHand)
+		require.NoError(t, err)
+		require.Equal(t, shards, report.Sales[0].Shards)
+		require.GreaterOrEqual(t, report.Sales[0].Sequence, last)
+		sells()
+	}
+	stop()
+	buyers.Wait()
+	testwork.FulfilAll(s.Shop, t)
+	require.Positive(t, refused.Load(), "buyers met the rebuilds")
+	require.EqualValues(t, bought.Load(), s.Count(t, testshop.ConfirmedOrders))
+	require.Zero(t, s.Count(t, "SELECT count(*) FROM orders WHERE status <> 'confirmed'"))
+	s.RequireShards(t, sale)
+	testwork.RequireNoNeeds(s.Shop, t, 8)
+	require.EqualValues(t, 4, s.Count(t, `SELECT (data ->> 'shards')::int FROM sale_events
+		WHERE sale_id = $1 AND type = 'SaleRebuilt' ORDER BY revision DESC LIMIT 1`, sale))
+}
+
+// A sale with one shard gets more, and refuses fewer or too many.
+func TestNumberOfShardsIsOnlyRaised(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShardedShop(t)
+	sale := s.OpenPayable(t, 100)
+	require.Equal(t, 30, s.Crowd(t, sale, 30))
+	r := testwork.Rebuilder(s.Shop, t)
+	for _, step := range []struct {
+		shards int
+		reason string
+	}{{3, ""}, {2, "must be 3, as many as the sale has, to 8"}, {9, "to 8, the number of partitions"}, {3, ""}, {8, ""}} {
+		_, err := r.RaiseShards(t.Context(), sale, step.shards, rebuild.ReasonByHand)
+		if step.reason == "" {
+			require.NoError(t, err)
+			continue
+		}
+		var invalid *order.InvalidError
+		require.ErrorAs(t, err, &invalid)
+		require.ErrorContains(t, err, step.reason)
+	}
+	require.EqualValues(t, 4, s.EpochOf(t, sale), "a refused raise changes nothing")
+	require.Equal(t, 8, s.LayoutOf(t, sale).Shards)
+	s.RequireShards(t, sale)
+	testwork.RequireNoNeeds(s.Shop, t, 8)
+}
+
+// One shard is set back within the process of Redis. It is found by the highest place, or because it lacks an order
+// that this worker or an earlier one has recorded.
+func TestShardSetBackInPlaceIsFound(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		last     bool // the shard has the highest place
+		looked   bool // the worker has looked at the sale before
+		recorded bool // the worker has recorded the order
+	}{
+		"by place":                {last: true, looked: true},
+		"by witness":              {looked: true, recorded: true},
+		"by an order in Postgres": {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, sale := shardedSale(t)
+			layout := s.LayoutOf(t, sale)
+			users := map[int]string{} // a new one for each shard
+			for i := 0; len(users) < layout.Shards; i++ {
+				user := fmt.Sprint("fresh-", i)
+				users[layout.ShardOf(user)] = user
+			}
+			testwork.FulfilAll(s.Shop, t)
+			r := testwork.Rebuilder(s.Shop, t)
+			if c.looked {
+				required, err := r.Required(t.Context(), true)
+				require.NoError(t, err)
+				for p := range 8 {
+					tried, err := r.HealPartition(t.Context(), p, required)
+					require.NoError(t, err)
+					require.False(t, tried)
+				}
+			}
+			const shard = 1
+			partition := layout.Partition(shard)
+			before := takeSnapshot(s.Shop, t)
+			s.Buy(t, sale, users[shard])
+			// Another shard, or this one, gets the highest place of the sale.
+			highest := map[bool]int{false: 2, true: shard}[c.last]
+			for i := 0; int(lastPlace(s.Shop, t, sale)-1)%layout.Shards != highest || i < 20; i++ {
+				if user := fmt.Sprint("more-", i); layout.ShardOf(user) == highest {
+					s.Buy(t, sale, user)
+				}
+			}
+			events := testwork.EventsIn(s.Shop, t, partition)
+			testwork.FulfilAll(s.Shop, t)
+			if c.recorded {
+				outcomes, err := r.Ledger.Record(t.Context(), events)
+				require.NoError(t, err)
+				for i := range outcomes {
+					outcomes[i].Fresh = true // as when this worker records them
+				}
+				r.Witnesses.Note(partition, outcomes)
+			}
+			keys := []string{s.Keys.Sale(partition, sale), s.Keys.Buyers(partition, sale)}
+			for _, key := range keys {
+				require.NoError(t, s.Rdb.RestoreReplace(t.Context(), key, 0, before[key]).Err())
+			}
+			found, err := r.Needs(t.Context(), 8, false)
+			require.NoError(t, err)
+			require.Len(t, found, 1)
+			require.Equal(t, []any{sale, rebuild.ReasonSetBack}, []any{found[0].Sale, found[0].Reason})
+			require.NoError(t, testwork.Heal(s.Shop, t, r, 8))
+			require.EqualValues(t, 2, s.EpochOf(t, sale))
+			require.Equal(t, reservation.AlreadyPurchased, s.Reserve(t, sale, users[shard], 1, "").Verdict)
+			s.RequireShards(t, sale)
+			testwork.RequireNoNeeds(s.Shop, t, 8)
+		})
+	}
+}
+
+// The orders of one shard are lost with its stream, and only its sequence in Redis shows their places.
+func TestPlacesOfLostOrdersAreNotGivenOutAgain(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShardedShop(t)
+	sale := s.OpenSharded(t, 100, 4)
+	layout := s.LayoutOf(t, sale)
+	for i := 0; i < 60; i++ {
+		if user := fmt.Sprint("lost-", i); layout.ShardOf(user) == 2 {
+			s.Buy(t, sale, user)
+		}
+	}
+	last := lastPlace(s.Shop, t, sale)
+	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Orders(layout.Partition(2))).Err())
+	report, err := testwork.Rebuilder(s.Shop, t).Sale(t.Context(), sale, rebuild.ReasonByHand)
+	require.NoError(t, err)
+	require.Zero(t, report.Sales[0].Orders)
+	require.GreaterOrEqual(t, report.Sales[0].Sequence, last)
+	for i := range 8 {
+		require.Greater(t, s.Reserve(t, sale, fmt.Sprint("new-", i), 1, "").Reservation.Sequence, last)
+	}
+}
+
+// Stock that was moved between shards, units on their way included, is part of the new shares.
+func TestRebuildCountsUnitsOnTheirWay(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShardedShop(t)
+	sale := s.OpenSharded(t, 100, 4)
+	require.Equal(t, 40, s.Crowd(t, sale, 40))
+	testwork.FulfilAll(s.Shop, t)
+	testwork.GiveUnits(s.Shop, t, sale, 0, 1)
+	s.RequireShards(t, sale)
+	_, err := testwork.Rebuilder(s.Shop, t).Sale(t.Context(), sale, rebuild.ReasonByHand)
+	require.NoError(t, err)
+	s.RequireShards(t, sale)
+	layout := s.LayoutOf(t, sale)
+	for shard := range layout.Shards {
+		fields := s.Rdb.HGetAll(t.Context(), s.Keys.Sale(layout.Partition(shard), sale)).Val()
+		require.Equal(t, "15", fields["left"], "an even share")
+		require.NotContains(t, fields, "given:1")
+	}
+}

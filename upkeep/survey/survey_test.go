@@ -1,0 +1,164 @@
+package survey_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
+	"stampede/upkeep/audit"
+	"stampede/upkeep/survey"
+)
+
+// gauges returns the series of a registry as name{label values} and value.
+func gauges(t testing.TB, registry *prometheus.Registry) map[string]float64 {
+	t.Helper()
+	families, err := registry.Gather()
+	require.NoError(t, err)
+	found := map[string]float64{}
+	for _, family := range families {
+		for _, m := range family.GetMetric() {
+			var labels []string
+			for _, label := range m.GetLabel() {
+				labels = append(labels, label.GetValue())
+			}
+			name := strings.TrimPrefix(family.GetName(), "stampede_")
+			if len(labels) > 0 {
+				name += "{" + strings.Join(labels, ",") + "}"
+			}
+			found[name] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
+		}
+	}
+	return found
+}
+
+type running struct {
+	*testshop.Shop
+	survey   *survey.Survey
+	registry *prometheus.Registry
+	shut     atomic.Int64 // below 0: unknown
+}
+
+func start(t *testing.T) *running {
+	t.Helper()
+	r := &running{Shop: testshop.NewShop(t, testkit.Pool(t)), registry: prometheus.NewRegistry()}
+	var err error
+	r.survey, err = survey.New(survey.Config{
+		Pool: r.Pool, Redis: r.Rdb, Catalog: r.Catalog, Logger: testkit.Logger(t), Registerer: r.registry,
+		Interval: 10 * time.Millisecond,
+		Shut: func(context.Context) (int, error) {
+			if n := r.shut.Load(); n >= 0 {
+				return int(n), nil
+			}
+			return 0, errors.New("unknown")
+		},
+	})
+	require.NoError(t, err)
+	require.Empty(t, gauges(t, r.registry), "nothing is known yet")
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		r.survey.Run(ctx)
+	}()
+	t.Cleanup(func() { stop(); <-ended })
+	return r
+}
+
+// shows waits until the gauges have these values; a negative one is absent.
+func (r *running) shows(t *testing.T, want map[string]float64) {
+	t.Helper()
+	testkit.Eventually(t, testshop.Soon, "the gauges", func() bool {
+		found := gauges(t, r.registry)
+		for name, value := range want {
+			if got, known := found[name]; known != (value >= 0) || known && got != value {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+func TestSurveyShowsWhatIsShared(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	sale := r.OpenPayable(t, 50)
+	of := func(kind string) string { return "sale_units{" + kind + "," + sale.String() + "}" }
+	r.Crowd(t, sale, 7)
+	r.shows(t, map[string]float64{
+		of("stock"): 50, of("available"): 43, of("held"): 7, of("sold"): 0, "postgres_up": 1,
+		"dead_letters_parked": 0, "sales_shut": 0, "audit_timestamp_seconds": 0, "audit_promise_broken{S1}": 0,
+		"audit_promise_broken{DB}": 0, "workers_alive": -1,
+	})
+	_, err := r.Pool.Exec(t.Context(), `INSERT INTO dead_letters (stream, entry_id, fields, reason, deliveries, status)
+		SELECT 's', n || '-0', '[]', 'why', 1, CASE n WHEN 3 THEN 'discarded' ELSE 'parked' END FROM generate_series(1, 3) AS n`)
+	require.NoError(t, err)
+	moved := audit.Report{Moved: true, Promises: []audit.Promise{{Name: "S4", Found: 2}}}
+	require.NoError(t, audit.Record(t.Context(), r.Pool, moved, "ann"))
+	r.shut.Store(3)
+	r.survey.NoteWorkers(2, time.Minute)
+	r.shows(t, map[string]float64{
+		"dead_letters_parked": 2, "sales_shut": 3, "audit_promise_broken{S1}": 0, "audit_promise_broken{S4}": 1,
+		"audit_moving": 1, "workers_alive": 2,
+	})
+	require.InDelta(t, float64(time.Now().Unix()), gauges(t, r.registry)["audit_timestamp_seconds"], 600)
+}
+
+// An old value would say that all is well.
+func TestUnreadableValuesAreAbsent(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	sale := r.Open(t, 50)
+	stock := "sale_units{stock," + sale.String() + "}"
+	r.shows(t, map[string]float64{stock: 50, "postgres_up": 1, "dead_letters_parked": 0, "sales_shut": 0})
+	r.shut.Store(-1)
+	r.shows(t, map[string]float64{stock: 50, "dead_letters_parked": 0, "sales_shut": -1})
+	_, err := r.Pool.Exec(t.Context(), "ALTER TABLE dead_letters RENAME TO away; ALTER TABLE sales RENAME TO gone")
+	require.NoError(t, err)
+	r.shows(t, map[string]float64{
+		stock: -1, "dead_letters_parked": -1, "audit_timestamp_seconds": -1, "audit_promise_broken{S1}": -1, "postgres_up": 0,
+	})
+	_, err = r.Pool.Exec(t.Context(), "ALTER TABLE away RENAME TO dead_letters; ALTER TABLE gone RENAME TO sales")
+	require.NoError(t, err)
+	r.shut.Store(0)
+	r.shows(t, map[string]float64{stock: 50, "postgres_up": 1, "dead_letters_parked": 0, "sales_shut": 0})
+
+	// A sale that Redis has lost has no known units.
+	require.NoError(t, r.Rdb.Del(t.Context(), r.Keys.Sale(0, sale)).Err())
+	r.shows(t, map[string]float64{stock: 50, "sale_units{available," + sale.String() + "}": -1})
+}
+
+func TestNewestSalesHaveUnits(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	oldest := r.Open(t, 1)
+	r.shows(t, map[string]float64{"sale_units{stock," + oldest.String() + "}": 1})
+	var newest uuid.UUID
+	for range 50 {
+		newest = r.Open(t, 1)
+	}
+	r.shows(t, map[string]float64{
+		"sale_units{stock," + oldest.String() + "}": -1, "sale_units{stock," + newest.String() + "}": 1,
+	})
+}
+
+func TestRedisServersAreShown(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	client, ok := r.Rdb.(*redis.Client)
+	require.True(t, ok)
+	node := client.Options().Addr
+	testkit.Eventually(t, testshop.Soon, "the server is shown", func() bool {
+		found := gauges(t, r.registry)
+		return found["redis_up{"+node+"}"] == 1 && found["redis_memory_used_bytes{"+node+"}"] > 1e5
+	})
+}
