@@ -20,7 +20,7 @@ import (
 )
 
 // BenchmarkPositionIndex compares what Postgres does for an order with and without the index that the relay reads by
-// (docs/decisions/0026-the-writers-are-the-horizon.md): batches of 500 orders, in turns.
+// (docs/decisions/0026-relay-horizon.md): batches of 500 orders, in turns.
 func BenchmarkPositionIndex(b *testing.B) {
 	const size, batches, rounds = 500, 40, 6
 	server := testkit.OwnPostgres(b)
