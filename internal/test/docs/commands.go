@@ -14,9 +14,6 @@ func (c *checker) readCommands(node *kong.Node) {
 		c.flags[flag.Name] = true
 		for _, name := range flag.Envs {
 			c.variables[name] = true
-			if !flag.Hidden {
-				c.settings[name] = true
-			}
 		}
 	}
 	for _, child := range node.Children {

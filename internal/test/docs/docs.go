@@ -1,5 +1,5 @@
 // Package docs checks the Markdown of this repository against its code: links, line length, commands, flags,
-// environment variables, tasks, problem slugs, metrics, paths and Go names. It is for tests.
+// environment variables, tasks, metrics, paths and Go names, and writes the reference page. It is for tests.
 package docs
 
 import (
@@ -16,13 +16,7 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-const (
-	lineColumnsMax = 100
-	// referencePage lists every setting and every metric.
-	referencePage = "docs/operations.md"
-	// problemsPage lists every problem slug.
-	problemsPage = "docs/http-api.md"
-)
+const lineColumnsMax = 100
 
 // Check reads all Markdown below root and returns one line per contradiction to the code, with the page and
 // its line. Commands is the command line of the program.
@@ -32,10 +26,7 @@ func Check(root string, commands *kong.Application) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &checker{
-		source: src, commands: commands, pages: map[string]*page{}, flags: map[string]bool{},
-		settings: map[string]bool{},
-	}
+	c := &checker{source: src, commands: commands, pages: map[string]*page{}, flags: map[string]bool{}}
 	c.readCommands(commands.Node)
 	for name := range src.files {
 		if path.Ext(name) != ".md" {
@@ -50,7 +41,6 @@ func Check(root string, commands *kong.Application) ([]string, error) {
 	for _, name := range slices.Sorted(maps.Keys(c.pages)) {
 		c.page(c.pages[name])
 	}
-	c.reference()
 	return c.found, nil
 }
 
@@ -58,9 +48,7 @@ type checker struct {
 	*source
 	commands *kong.Application
 	pages    map[string]*page
-	// flags are the flags of all commands, and settings the environment variables of those that are not hidden.
-	flags    map[string]bool
-	settings map[string]bool
+	flags    map[string]bool // of all commands
 	found    []string
 }
 
@@ -72,6 +60,9 @@ func (c *checker) page(p *page) {
 	c.width(p)
 	c.links(p)
 	c.walks(p)
+	if p.name == "docs/"+MetricsPage {
+		c.metricsOf(p)
+	}
 	for _, s := range p.spans() {
 		c.inline(p, s)
 	}
@@ -80,7 +71,7 @@ func (c *checker) page(p *page) {
 	}
 	for i, line := range p.lines {
 		for _, name := range variable.FindAllString(line, -1) {
-			if !c.settings[name] && !c.variables[name] {
+			if !c.variables[name] {
 				c.report(p, i+1, "no code reads the environment variable %s", name)
 			}
 		}
@@ -89,8 +80,12 @@ func (c *checker) page(p *page) {
 
 var url = regexp.MustCompile(`https?://[^\s)]+`)
 
-// width checks the length of lines, except for output, URLs, and tables that a benchmark writes.
+// width checks the length of lines, except for output, URLs, tables that a benchmark writes, and pages that are written
+// from the code.
 func (c *checker) width(p *page) {
+	if strings.Contains(p.prose, Written) {
+		return
+	}
 	output := map[int]bool{}
 	for _, f := range p.fences {
 		for i := range f.lines {
@@ -181,62 +176,11 @@ func (c *checker) path(p *page, s span) {
 	c.report(p, s.line, "%s does not exist", s.text)
 }
 
-// reference checks that each page that lists names of the code is complete.
-func (c *checker) reference() {
-	for _, list := range []struct {
-		page, what string
-		names      map[string]bool
-	}{
-		{referencePage, "the setting", c.settings},
-		{referencePage, "the metric", c.metrics},
-		{problemsPage, "the problem", c.slugs},
-	} {
-		p := c.pages[list.page]
-		if p == nil {
-			c.found = append(c.found, list.page+" does not exist")
-			continue
-		}
-		named := map[string]bool{}
-		for _, s := range p.spans() {
-			for _, word := range strings.FieldsFunc(s.text, isNoWord) {
-				named[word] = true
-			}
-		}
-		for _, name := range slices.Sorted(maps.Keys(list.names)) {
-			if !named[name] {
-				c.report(p, 1, "%s %s is missing", list.what, name)
-			}
+// metricsOf checks that the page names each metric of the code.
+func (c *checker) metricsOf(p *page) {
+	for _, name := range slices.Sorted(maps.Keys(c.metrics)) {
+		if !strings.Contains(p.prose, "`"+name+"`") {
+			c.report(p, 1, "the metric %s is missing", name)
 		}
 	}
-	if p := c.pages[referencePage]; p != nil {
-		c.logs(p)
-	}
-	if p := c.pages[problemsPage]; p != nil {
-		for _, slug := range p.problems() {
-			if !c.slugs[slug.text] {
-				c.report(p, slug.line, "there is no problem %s", slug.text)
-			}
-		}
-	}
-}
-
-func isNoWord(r rune) bool {
-	return r != '_' && r != '-' && (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9')
-}
-
-var problemRow = regexp.MustCompile("^\\| *(?:`?[45]\\d\\d`?[, ]*)+ *\\| *([^|]*)\\|")
-
-// problems returns the slugs in the second column of tables whose first column is a status.
-func (p *page) problems() []span {
-	var slugs []span
-	for i, line := range p.lines {
-		if row := problemRow.FindStringSubmatch(line); row != nil {
-			for _, found := range codeSpan.FindAllStringSubmatch(row[1], -1) {
-				if strings.Trim(found[2], "abcdefghijklmnopqrstuvwxyz-") == "" {
-					slugs = append(slugs, span{i + 1, found[2]})
-				}
-			}
-		}
-	}
-	return slugs
 }

@@ -17,16 +17,21 @@ import (
 type testCLI struct {
 	Dead struct {
 		List struct {
-			Limit int `default:"1" help:"."`
-		} `cmd:""`
-		Show struct{} `cmd:""`
+			Sale  string `required:"" help:"Its sale."`
+			Limit int    `default:"1" help:"Most letters (${default})."`
+			Spare bool   `hidden:""`
+		} `cmd:"" help:"All."`
+		Show struct {
+			Sale string `required:"" help:"Its sale."`
+			ID   string `arg:""`
+		} `cmd:"" help:"One."`
 	} `cmd:""`
 }
 
 // valid is a repository whose pages agree with its code. Each case below replaces a page.
 var valid = map[string]string{
-	"Taskfile.yml":    "version: \"3\"\n\ntasks:\n  test:\n    cmd: x\n  test:race:\n    cmd: x\n",
-	"shop/problem.go": "package shop\n\nvar sold = kind{409, \"sold-out\", \"Sold out\"}\n",
+	"Taskfile.yml":    "version: \"3\"\n\ntasks:\n  test:\n    cmd: x\n  test:race:\n    cmd: x\n  docs:\n    cmd: x\n",
+	"shop/problem.go": "package shop\n\nvar sold = kind{http.StatusConflict, \"sold-out\", \"Sold out\"}\n",
 	"shop/metrics.go": "package shop\n\nvar total = counter(\"stampede_total\", \"All.\")\n\nconst field = " +
 		"\"stampede_field\"\n",
 	"shop/shop.go": "package shop\n\ntype Shop struct{}\n\nfunc (s *Shop) Sell() {}\n",
@@ -42,22 +47,20 @@ func log(ctx context.Context, l *slog.Logger, fields []any) {
 	l.Error(err.Error())
 }
 `,
-	"shop/shop_test.go":  "package shop_test\n\nfunc TestSells() {}\n\nvar _ = os.Getenv(\"STAMPEDE_TEST_ONLY\")\n",
-	"docs/operations.md": "# Operations\n\n`STAMPEDE_LIMIT` (`--limit`): `stampede_total`\n" + logs,
-	"docs/http-api.md":   "# API\n\n## Problems: all\n\n| status | slugs |\n|---|---|\n| 409 | `sold-out` |\n",
+	"shop/shop_test.go": "package shop_test\n\nfunc TestSells() {}\n\nvar _ = os.Getenv(\"STAMPEDE_TEST_ONLY\")\n",
+	"docs/metrics.md":   "# Metrics\n\n- `stampede_total`: All.\n",
+	"docs/http-api.md":  "# API\n\n## Problems: all\n",
 }
-
-const logs = "\n## Logs\n\n| field | of |\n|---|---|\n| `order`, `units` | `no_field` |\n| `took` | x |\n\n" +
-	"## Next\n\n| `x` |\n"
 
 func TestCheckFindsContradictions(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ page, want string }{
-		"plain text":             {"Plain text.\n", ""},
-		"line too long":          {strings.Repeat("ä", 101) + "\n", "README.md:1: 101 columns, want at most 100"},
-		"line of maximum length": {strings.Repeat("ä", 100) + "\n", ""},
-		"long URL":               {"See https://example.org/" + strings.Repeat("x", 100) + "\n", ""},
-		"long line of output":    {"```console\n" + strings.Repeat("x", 101) + "\n```\n", ""},
+		"plain text":                  {"Plain text.\n", ""},
+		"line too long":               {strings.Repeat("ä", 101) + "\n", "README.md:1: 101 columns, want at most 100"},
+		"line of maximum length":      {strings.Repeat("ä", 100) + "\n", ""},
+		"long line of a written page": {docs.Written + "\n" + strings.Repeat("x", 101) + "\n", ""},
+		"long URL":                    {"See https://example.org/" + strings.Repeat("x", 100) + "\n", ""},
+		"long line of output":         {"```console\n" + strings.Repeat("x", 101) + "\n```\n", ""},
 		"long command": {
 			"```sh\n" + strings.Repeat("x", 101) + "\n```\n",
 			"README.md:2: 101 columns, want at most 100",
@@ -138,51 +141,62 @@ func TestCheckFindsContradictions(t *testing.T) {
 	}
 }
 
-func TestCheckFindsMissingNames(t *testing.T) {
+func TestCheckFindsMissingMetric(t *testing.T) {
 	t.Parallel()
-	for name, test := range map[string]struct{ file, text, want string }{
-		"setting": {
-			"docs/operations.md", "`stampede_total`\n" + logs,
-			"docs/operations.md:1: the setting STAMPEDE_LIMIT is missing",
-		},
-		"metric": {
-			"docs/operations.md", "`STAMPEDE_LIMIT`\n" + logs,
-			"docs/operations.md:1: the metric stampede_total is missing",
-		},
-		"field of the log": {
-			"docs/operations.md", "`STAMPEDE_LIMIT`, `stampede_total`\n" + strings.Replace(logs, "`took`", "`order`", 1),
-			"docs/operations.md:1: the field took of the log is missing",
-		},
-		"unknown field of the log": {
-			"docs/operations.md", "`STAMPEDE_LIMIT`, `stampede_total`\n" + strings.Replace(logs, "`took`", "`took`, `gone`", 1),
-			"docs/operations.md:8: no code logs the field gone",
-		},
-		"problem": {"docs/http-api.md", "# API\n", "docs/http-api.md:1: the problem sold-out is missing"},
-		"unknown problem": {
-			"docs/http-api.md", "| 409 | `sold-out`, `sold-in` |\n",
-			"docs/http-api.md:1: there is no problem sold-in",
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			assert.Equal(t, []string{test.want}, check(t, map[string]string{test.file: test.text}))
-		})
-	}
+	require.Equal(t, []string{"docs/metrics.md:1: the metric stampede_total is missing"},
+		check(t, map[string]string{"docs/metrics.md": "None.\n"}))
+}
+
+func TestReferenceListsWhatTheCodeHas(t *testing.T) {
+	t.Parallel()
+	text, err := docs.Reference(write(t, valid), program(t))
+	require.NoError(t, err)
+	_, text, _ = strings.Cut(text, "lists all that it takes.\n")
+	require.Equal(t, `
+- `+"`stampede dead list`"+`: All.
+  - `+"`STAMPEDE_LIMIT`"+`: Most letters (1).
+- `+"`stampede dead show <id>`"+`: One.
+
+Of several commands:
+
+- `+"`STAMPEDE_SALE`"+`: Required. Its sale. (`+"`dead list`, `dead show`"+`)
+
+## Problems
+
+Each is a page of every ingress: `+"`/problems/SLUG`"+`.
+
+- 409 `+"`sold-out`"+`: Sold out.
+
+## Fields of the log
+
+`+"`order`, `took`, `units`"+`
+`, text)
 }
 
 func check(t *testing.T, pages map[string]string) []string {
 	t.Helper()
-	root := t.TempDir()
-	for _, files := range []map[string]string{valid, pages} {
+	found, err := docs.Check(write(t, valid, pages), program(t))
+	require.NoError(t, err)
+	return found
+}
+
+// write returns a folder with these files.
+func write(t *testing.T, all ...map[string]string) (root string) {
+	t.Helper()
+	root = t.TempDir()
+	for _, files := range all {
 		for name, text := range files {
 			at := filepath.Join(root, filepath.FromSlash(name))
 			require.NoError(t, os.MkdirAll(filepath.Dir(at), 0o755))
 			require.NoError(t, os.WriteFile(at, []byte(text), 0o644))
 		}
 	}
+	return root
+}
+
+func program(t *testing.T) *kong.Application {
+	t.Helper()
 	parser, err := kong.New(new(testCLI), kong.Name("stampede"), kong.DefaultEnvars("STAMPEDE"))
 	require.NoError(t, err)
-	found, err := docs.Check(root, parser.Model)
-	require.NoError(t, err)
-	return found
+	return parser.Model
 }

@@ -2,14 +2,8 @@ package docs
 
 import (
 	"go/ast"
-	"maps"
 	"regexp"
-	"slices"
-	"strings"
 )
-
-// logsHeading is the section of referencePage that explains every field of the log.
-const logsHeading = "## Logs"
 
 // firstField is the place of the first field in a call of a method of slog.Logger.
 var firstField = map[string]int{
@@ -82,36 +76,6 @@ func (c *source) addFields(list []ast.Expr) {
 			i++ // its value
 		} else if _, attribute := list[i].(*ast.CallExpr); !attribute {
 			return // no fields
-		}
-	}
-}
-
-var firstCell = regexp.MustCompile(`^\|([^|]*)\|`)
-
-// logs checks that the section names the fields of the log, and no others.
-func (c *checker) logs(p *page) {
-	documented := map[string]int{}
-	inside := false
-	for i, line := range p.lines {
-		if strings.HasPrefix(line, "## ") {
-			inside = line == logsHeading
-		}
-		cell := firstCell.FindStringSubmatch(line)
-		if !inside || cell == nil {
-			continue
-		}
-		for _, found := range codeSpan.FindAllStringSubmatch(cell[1], -1) {
-			documented[found[2]] = i + 1
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(c.fields)) {
-		if documented[name] == 0 {
-			c.report(p, 1, "the field %s of the log is missing", name)
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(documented)) {
-		if !c.fields[name] {
-			c.report(p, documented[name], "no code logs the field %s", name)
 		}
 	}
 }

@@ -18,7 +18,6 @@ type source struct {
 	metrics   map[string]bool
 	// names are other literals with the prefix of a metric.
 	names map[string]bool
-	slugs map[string]bool
 	tasks map[string]bool
 	// files are all paths, and bases the base names of all files.
 	files map[string]bool
@@ -27,13 +26,14 @@ type source struct {
 	declared  map[string]map[string]bool
 	functions map[string]map[string]bool
 	tests     map[string]bool
+	problems  []problem
 	// fields are those of the log.
 	fields map[string]bool
 }
 
 func readSource(root fs.FS) (*source, error) {
 	c := &source{
-		variables: map[string]bool{}, metrics: map[string]bool{}, names: map[string]bool{}, slugs: map[string]bool{},
+		variables: map[string]bool{}, metrics: map[string]bool{}, names: map[string]bool{},
 		tasks: map[string]bool{}, files: map[string]bool{}, bases: map[string]bool{},
 		declared: map[string]map[string]bool{}, functions: map[string]map[string]bool{}, tests: map[string]bool{},
 		fields: map[string]bool{},
@@ -120,8 +120,8 @@ func (c *source) readGo(root fs.FS, name string) error {
 				})
 			}
 		case *ast.CompositeLit:
-			if kind, ok := n.Type.(*ast.Ident); ok && kind.Name == "kind" && len(n.Elts) > 1 && path.Base(name) == "problem.go" {
-				c.slugs[stringValue(n.Elts[1])] = true
+			if kind, ok := n.Type.(*ast.Ident); ok && kind.Name == "kind" && path.Base(name) == "problem.go" {
+				c.addProblem(n.Elts)
 			}
 		case *ast.BasicLit:
 			switch value := stringValue(n); {

@@ -1,0 +1,134 @@
+package docs
+
+import (
+	"fmt"
+	"go/ast"
+	"maps"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/alecthomas/kong"
+)
+
+// Written is a line of each page that is written from the code.
+const Written = "Written from the code by `task docs`."
+
+// Pages that are written from the code, in the folder docs.
+const (
+	ReferencePage = "reference.md"
+	MetricsPage   = "metrics.md"
+)
+
+const referenceBegin = `# Reference
+
+` + Written + ` [Metrics](metrics.md) have a page of their own.
+
+## Commands and settings
+
+A setting is an environment variable, and a flag: the variable in lower case with hyphens, without
+` + "`STAMPEDE_`" + ` and the name of its command. ` + "`stampede dev`" + ` also takes the settings of
+` + "`serve`, `work` and `relay run`" + `. A command with ` + "`--help`" + ` lists all that it takes.
+
+`
+
+// setting is a variable and its help text, which differs between commands.
+type setting struct{ variable, help string }
+
+// takersMax is how many commands are listed at most that take the same setting.
+const takersMax = 9
+
+// Reference returns the page with the commands and settings of the program, the problems of the API, and the fields of
+// the log.
+func Reference(root string, program *kong.Application) (string, error) {
+	src, err := readSource(os.DirFS(root))
+	if err != nil {
+		return "", err
+	}
+	var b strings.Builder
+	b.WriteString(referenceBegin)
+	writeCommands(&b, program)
+	b.WriteString("\n## Problems\n\nEach is a page of every ingress: `/problems/SLUG`.\n\n")
+	slices.SortStableFunc(src.problems, func(p, q problem) int { return p.status - q.status })
+	for _, p := range src.problems {
+		fmt.Fprintf(&b, "- %d `%s`: %s.\n", p.status, p.slug, p.title)
+	}
+	fmt.Fprintf(&b, "\n## Fields of the log\n\n`%s`\n", strings.Join(slices.Sorted(maps.Keys(src.fields)), "`, `"))
+	return b.String(), nil
+}
+
+// writeCommands lists each command with the settings that only it takes, and then those of several commands.
+func writeCommands(b *strings.Builder, program *kong.Application) {
+	leaves := slices.DeleteFunc(program.Leaves(true), func(n *kong.Node) bool { return n.Name == "" })
+	takers := map[setting][]string{}
+	var all []setting
+	for _, node := range append([]*kong.Node{program.Node}, leaves...) {
+		for _, s := range settings(node) {
+			if takers[s] == nil {
+				all = append(all, s)
+			}
+			takers[s] = append(takers[s], node.Path())
+		}
+	}
+	for s, commands := range takers {
+		if len(commands) > 1 {
+			takers[s] = slices.DeleteFunc(commands, func(command string) bool { return command == "dev" })
+		}
+	}
+	for _, leaf := range leaves {
+		usage := leaf.FullPath()
+		for _, argument := range leaf.Positional {
+			usage += " " + argument.Summary()
+		}
+		fmt.Fprintf(b, "- `%s`: %s\n", usage, leaf.Help)
+		for _, s := range all {
+			if slices.Equal(takers[s], []string{leaf.Path()}) {
+				fmt.Fprintf(b, "  - `%s`: %s\n", s.variable, s.help)
+			}
+		}
+	}
+	b.WriteString("\nOf several commands:\n\n")
+	for _, s := range all {
+		switch commands := takers[s]; {
+		case slices.Equal(commands, []string{program.Path()}) || len(commands) > takersMax:
+			fmt.Fprintf(b, "- `%s`: %s\n", s.variable, s.help)
+		case len(commands) > 1:
+			fmt.Fprintf(b, "- `%s`: %s (`%s`)\n", s.variable, s.help, strings.Join(commands, "`, `"))
+		}
+	}
+}
+
+// settings returns the flags of a command that environment variables set.
+func settings(node *kong.Node) (all []setting) {
+	for _, flag := range node.Flags {
+		if flag.Hidden || len(flag.Envs) == 0 {
+			continue
+		}
+		help := flag.Help
+		if flag.Required && len(flag.Xor) == 0 {
+			help = "Required. " + help
+		}
+		all = append(all, setting{flag.Envs[0], help})
+	}
+	return all
+}
+
+// problem is a kind of problem of the API.
+type problem struct {
+	status      int
+	slug, title string
+}
+
+// addProblem adds a kind of problem from its fields: a constant of net/http, the slug and the title.
+func (c *source) addProblem(fields []ast.Expr) {
+	constant, ok := fields[0].(*ast.SelectorExpr)
+	if !ok || len(fields) != 3 {
+		return
+	}
+	for status := 400; status < 600; status++ {
+		if constant.Sel.Name == "Status"+strings.ReplaceAll(http.StatusText(status), " ", "") {
+			c.problems = append(c.problems, problem{status, stringValue(fields[1]), stringValue(fields[2])})
+		}
+	}
+}
