@@ -32,10 +32,8 @@ var (
 	// ErrHoldsSales is returned by Down if it would delete sales.
 	ErrHoldsSales = errors.New("the database holds sales, and undoing a migration deletes them with all their orders: " +
 		"repeat it with --discard-data if they may go")
-	// ErrDetachedMonths is returned by Down while the schema has the tables of an archived month, whose names
-	// migrations give to new tables.
-	ErrDetachedMonths = errors.New("months are detached, and migrations make tables of these names: attach them, " +
-		"or store and drop them (docs/operations.md, Archiving old months)")
+	// ErrUnreleased is returned for a database with tables from before the first release.
+	ErrUnreleased = errors.New("the database has the schema of an unreleased version: create a new database")
 	// ErrDatabaseURL is returned for an invalid URL. It gives no details, because the URL contains a
 	// password.
 	ErrDatabaseURL = errors.New("DATABASE_URL must look like postgres://user:password@host:5432/database, special " +
@@ -124,7 +122,7 @@ func DownWithData(ctx context.Context, databaseURL string) error {
 
 func down(ctx context.Context, databaseURL string, allow func(context.Context, *stdsql.DB) error) error {
 	return withDatabase(ctx, databaseURL, func(db *stdsql.DB, p *goose.Provider) error {
-		if err := errors.Join(allow(ctx, db), refuseWithDetached(ctx, db, p)); err != nil {
+		if err := allow(ctx, db); err != nil {
 			return err
 		}
 		_, err := p.Down(ctx)
@@ -148,23 +146,6 @@ func refuseWithSales(ctx context.Context, db *stdsql.DB) error {
 		return fmt.Errorf("look for sales: %w", err)
 	case found:
 		return ErrHoldsSales
-	}
-	return nil
-}
-
-// monthsMigration makes the tables of months. It cannot be undone and made again beside detached ones.
-const monthsMigration = 10
-
-func refuseWithDetached(ctx context.Context, db *stdsql.DB, p *goose.Provider) error {
-	if version, err := p.GetDBVersion(ctx); err != nil || version > monthsMigration {
-		return err
-	}
-	var tables string
-	if err := db.QueryRowContext(ctx, schemaDetachedMonths).Scan(&tables); err != nil {
-		return fmt.Errorf("look for detached months: %w", err)
-	}
-	if tables != "" {
-		return fmt.Errorf("%w: %s", ErrDetachedMonths, tables)
 	}
 	return nil
 }
@@ -221,7 +202,7 @@ func newerMigrations(ctx context.Context, db *stdsql.DB, known []Migration) (new
 }
 
 // Check compares the schema of the database with that of this program. The error wraps ErrNotMigrated,
-// ErrSchemaAhead or ErrPooler, or is that of a query.
+// ErrSchemaAhead, ErrUnreleased or ErrPooler, or is that of a query.
 //
 // Migrations that this program does not know are no error, because processes of two versions run side by
 // side during an upgrade. They only add to the schema, except contracts: those record which migrations a
@@ -234,7 +215,8 @@ func Check(ctx context.Context, pool *pgxpool.Pool) error {
 // IsUnfit reports whether an error of Check says that this program cannot work with the database, and not only that it
 // did not answer.
 func IsUnfit(err error) bool {
-	return errors.Is(err, ErrNotMigrated) || errors.Is(err, ErrSchemaAhead) || errors.Is(err, ErrPooler)
+	return errors.Is(err, ErrNotMigrated) || errors.Is(err, ErrSchemaAhead) || errors.Is(err, ErrUnreleased) ||
+		errors.Is(err, ErrPooler)
 }
 
 // Compare is Check. It also returns the migrations that this program does not know, oldest first.
@@ -245,6 +227,9 @@ func Compare(ctx context.Context, pool *pgxpool.Pool) (newer []int64, err error)
 	}
 	known, err := versions()
 	if err != nil {
+		return nil, err
+	}
+	if err := refuseUnreleased(pool.QueryRow(ctx, schemaUnreleased)); err != nil {
 		return nil, err
 	}
 	rows, _ := pool.Query(ctx, schemaVersions) // its error comes with the rows
@@ -358,11 +343,26 @@ func withDatabase(ctx context.Context, databaseURL string, do func(*stdsql.DB, *
 	if err = errors.Join(err, conn.Close()); err != nil {
 		return err
 	}
+	if err := refuseUnreleased(db.QueryRowContext(ctx, schemaUnreleased)); err != nil {
+		return err
+	}
 	provider, err := newProvider(db)
 	if err != nil {
 		return fmt.Errorf("read the migrations: %w", err)
 	}
 	return do(db, provider)
+}
+
+// refuseUnreleased returns ErrUnreleased if row, the answer to schemaUnreleased, is true.
+func refuseUnreleased(row interface{ Scan(into ...any) error }) error {
+	var unreleased bool
+	if err := row.Scan(&unreleased); err != nil {
+		return fmt.Errorf("look at the schema: %w", err)
+	}
+	if unreleased {
+		return ErrUnreleased
+	}
+	return nil
 }
 
 func newProvider(db *stdsql.DB) (*goose.Provider, error) {

@@ -350,14 +350,14 @@ var (
 	RetireOpenSale string
 	//go:embed queries/schema/contracts.sql
 	schemaContracts string
-	//go:embed queries/schema/detached_months.sql
-	schemaDetachedMonths string
 	//go:embed queries/schema/guards.sql
 	schemaGuards string
 	//go:embed queries/schema/has_sales.sql
 	schemaHasSales string
 	//go:embed queries/schema/lift_limits.sql
 	schemaLiftLimits string
+	//go:embed queries/schema/unreleased.sql
+	schemaUnreleased string
 	//go:embed queries/schema/versions.sql
 	schemaVersions string
 

@@ -116,11 +116,11 @@ func (a *Archiver) Sale(ctx context.Context, id uuid.UUID) (Archived, error) {
 
 // state is what archive/sale.sql returns.
 type state struct {
-	Row                       json.RawMessage
-	Revision                  int64
-	Partitions, Shards        int
-	Archived, InFile, Deleted bool
-	Path, SHA256              string
+	Row                json.RawMessage
+	Revision           int64
+	Partitions, Shards int
+	Archived, Deleted  bool
+	Path, SHA256       string
 }
 
 func (a *Archiver) archive(ctx context.Context, id uuid.UUID) (Archived, error) {
@@ -130,11 +130,9 @@ func (a *Archiver) archive(ctx context.Context, id uuid.UUID) (Archived, error) 
 	}
 	done := Archived{Path: s.Path}
 	switch {
-	case s.Archived && !s.InFile:
-		return done, fmt.Errorf("%w: it is archived with its month", ErrRefused)
 	case s.Deleted:
 		return done, fmt.Errorf("%w: it is archived in %s", ErrRefused, s.Path)
-	case s.InFile: // the rest of an interrupted call
+	case s.Archived: // the rest of an interrupted call
 		if _, done.Trailer, err = Verify(s.Path); err == nil && done.SHA256 != s.SHA256 {
 			err = ErrDamagedFile
 		}

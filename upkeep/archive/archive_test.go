@@ -137,6 +137,13 @@ func requireArchived(s *testshop.Shop, t testing.TB, sale uuid.UUID, receipt ord
 	require.ErrorIs(t, err, order.ErrArchived)
 	_, err = l.Order(t.Context(), receipt.OrderID)
 	require.ErrorIs(t, err, order.ErrNotFound)
+	_, _, err = l.History(t.Context(), receipt.OrderID)
+	require.ErrorIs(t, err, order.ErrArchived)
+	_, err = l.Withdraw(t.Context(), receipt.OrderID, "too late", "ann")
+	require.ErrorIs(t, err, order.ErrArchived)
+	listed, _, err := l.ListOrders(t.Context(), order.Filter{User: receipt.User}, uuid.Nil, 20)
+	require.NoError(t, err)
+	require.Empty(t, listed)
 	shown, err := s.Catalog.Show(t.Context(), sale)
 	require.NoError(t, err)
 	require.Equal(t, "autumn", shown.Name)
@@ -163,6 +170,9 @@ func requireArchived(s *testshop.Shop, t testing.TB, sale uuid.UUID, receipt ord
 	_, err = audit.Run(t.Context(), audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: sale})
 	require.ErrorIs(t, err, order.ErrArchived)
 	requireSound(s, t)
+	_, missing, err := sql.Guards(t.Context(), s.Pool)
+	require.NoError(t, err)
+	require.Empty(t, missing)
 }
 
 func requireSound(s *testshop.Shop, t testing.TB) {
@@ -425,7 +435,7 @@ func TestDamagedFileIsRefused(t *testing.T) {
 	requireArchived(s, t, sale, receipt)
 }
 
-// A month goes on to work while a sale of it is archived by itself, and can be archived as a whole.
+// The month of an archived sale goes on to work, also if its tables were removed.
 func TestMonthOfArchivedSaleGoesOn(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))

@@ -102,9 +102,7 @@ func lockArchived(ctx context.Context, tx pgx.Tx, h Header, end Trailer) (foreig
 		switch {
 		case err != nil:
 			return false, err
-		case !s.InFile && s.Archived:
-			return false, fmt.Errorf("%w: it is archived with its month", ErrNotArchived)
-		case !s.InFile:
+		case !s.Archived:
 			return false, fmt.Errorf("%w: its orders are in Postgres", ErrNotArchived)
 		case s.SHA256 != end.SHA256:
 			return false, fmt.Errorf("%w: Postgres names %s", ErrNotArchived, s.Path)

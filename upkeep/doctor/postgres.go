@@ -31,8 +31,11 @@ func Postgres(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 	findings := p.findings()
 	if unfit != nil {
 		mend := "stampede migrate up"
-		if errors.Is(unfit, sql.ErrSchemaAhead) {
+		switch {
+		case errors.Is(unfit, sql.ErrSchemaAhead):
 			mend = "run the version that is named here"
+		case errors.Is(unfit, sql.ErrUnreleased):
+			mend = "create a new database"
 		}
 		findings = append(findings, Finding{
 			Severity: Unsafe, Server: "postgres", What: unfit.Error(),

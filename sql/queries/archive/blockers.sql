@@ -4,7 +4,7 @@ WITH last AS (
                     (SELECT max(occurred_at) FROM sale_events WHERE sale_id = $1 AND type = 'SaleEnded'),
                     (SELECT closes_at FROM sales WHERE id = $1 AND closes_at <= now())) AS changed_at
 )
-SELECT reason FROM sales_in_use($1, $1)
+SELECT reason FROM sale_in_use($1)
 UNION ALL
 SELECT format('its last change was at %s', to_char(changed_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
 FROM last WHERE changed_at > now() - make_interval(secs => $2)

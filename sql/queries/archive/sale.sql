@@ -1,5 +1,5 @@
--- The sale $1 as its file has it, and what became of it: its row; its revision and layout; the month of its orders is
--- archived, or the sale by itself; and the path and the checksum of that file.
-SELECT to_jsonb(s) AS row, revision, partitions, shards, archived_at IS NOT NULL AS archived, archive IS NOT NULL AS in_file,
+-- The sale $1 as its file has it, and what became of it: its row; its revision and layout; whether it is archived, and
+-- the path and the checksum of that file.
+SELECT to_jsonb(s) AS row, revision, partitions, shards, archived_at IS NOT NULL AS archived,
        coalesce(archive ->> 'path', '') AS path, coalesce(archive ->> 'sha256', '') AS sha256, coalesce(archive ? 'deleted_at', false) AS deleted
 FROM sales AS s WHERE id = $1

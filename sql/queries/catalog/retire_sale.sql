@@ -8,8 +8,8 @@
 -- Returns: the revision; no row if the sale has changed, or something of it may still change.
 WITH sale AS (
     UPDATE sales SET state = 'ended', retired_at = now(), revision = revision + 1
-    WHERE id = $1 AND epoch = $2 AND revision = $3 AND retired_at IS NULL AND archived_at IS NULL
-      AND NOT EXISTS (SELECT FROM open_sales($1, $1))
+    WHERE id = $1 AND epoch = $2 AND revision = $3 AND retired_at IS NULL
+      AND NOT EXISTS (SELECT FROM open_sale($1))
     RETURNING id, revision, stock, sold
 )
 INSERT INTO sale_events (sale_id, revision, type, data)

@@ -16,7 +16,7 @@ WITH sale AS MATERIALIZED (
     SELECT id, epoch,
            -- The payment window begins now, not with the reservation: payments are impossible before.
            CASE WHEN payment_window_seconds > 0 THEN (SELECT pay_clock()) + make_interval(secs => payment_window_seconds) END AS due
-    FROM sales WHERE id = ANY ($2::uuid[]) AND archive IS NULL
+    FROM sales WHERE id = ANY ($2::uuid[]) AND archived_at IS NULL
 ), entry AS MATERIALIZED (
     -- Without its sale, or in a later epoch, an order has no sale_id, and no month. add_sold.sql checks that
     -- the epoch is still the same at the commit.

@@ -19,7 +19,7 @@
 -- So the event comes before the outcome is known. Who inserts it decides: another transaction with the same event
 -- waits here until this one ends, and has locked none of the orders that both would insert.
 WITH entry AS (
-    SELECT e.*, s.id IS NOT NULL AS sale_known, s.archive IS NOT NULL AS archived,
+    SELECT e.*, s.id IS NOT NULL AS sale_known, s.archived_at IS NOT NULL AS archived,
            -- add_sold.sql checks that the epoch is still the same at the commit.
            e.epoch < s.epoch AND $9::text IS NULL AS late,
            -- The payment window begins now, not with the reservation: payments are impossible before.

@@ -1,2 +1,2 @@
 -- What may still change of the sale $1; no row if nothing may.
-SELECT reason FROM open_sales($1, $1) LIMIT 1
+SELECT reason FROM open_sale($1) LIMIT 1
