@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -179,16 +180,28 @@ func (p *frontProcess) buy(t *testing.T, user string) int {
 	return response.StatusCode
 }
 
-// gate is a hook of go-redis. It holds the pipelines of a client that begin with one command, so that a
-// test decides what happens in between.
+// gate is a hook of go-redis that holds commands of a client, so that a test decides what happens in
+// between. A command whose context ends is not sent.
 type gate struct {
-	command string // the first one of the pipelines to hold
+	held    func(commands ...redis.Cmder) bool
 	reached chan struct{}
 	open    chan struct{}
 }
 
+// holdCommands holds the pipelines that begin with this command.
 func holdCommands(rdb redis.UniversalClient, command string) *gate {
-	g := &gate{command: command, reached: make(chan struct{}, 16), open: make(chan struct{})}
+	return hold(rdb, func(commands ...redis.Cmder) bool { return len(commands) > 1 && commands[0].Name() == command })
+}
+
+// holdSingle holds commands with these names that are sent by themselves.
+func holdSingle(rdb redis.UniversalClient, names ...string) *gate {
+	return hold(rdb, func(commands ...redis.Cmder) bool {
+		return len(commands) == 1 && slices.Contains(names, commands[0].Name())
+	})
+}
+
+func hold(rdb redis.UniversalClient, held func(...redis.Cmder) bool) *gate {
+	g := &gate{held: held, reached: make(chan struct{}, 16), open: make(chan struct{})}
 	rdb.AddHook(g)
 	return g
 }
@@ -197,20 +210,38 @@ func holdCommands(rdb redis.UniversalClient, command string) *gate {
 func (g *gate) DialHook(next redis.DialHook) redis.DialHook { return next }
 
 // ProcessHook implements redis.Hook.
-func (g *gate) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+func (g *gate) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, command redis.Cmder) error {
+		if err := g.wait(ctx, command); err != nil {
+			return err
+		}
+		return next(ctx, command)
+	}
+}
 
 // ProcessPipelineHook implements redis.Hook.
 func (g *gate) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, commands []redis.Cmder) error {
-		if commands[0].Name() == g.command {
-			g.reached <- struct{}{}
-			select {
-			case <-g.open:
-			case <-ctx.Done():
-				return ctx.Err()
-			}
+		if err := g.wait(ctx, commands...); err != nil {
+			return err
 		}
 		return next(ctx, commands)
+	}
+}
+
+func (g *gate) wait(ctx context.Context, commands ...redis.Cmder) error {
+	if !g.held(commands...) {
+		return nil
+	}
+	g.reached <- struct{}{}
+	select {
+	case <-g.open:
+		return nil
+	case <-ctx.Done():
+		for _, command := range commands {
+			command.SetErr(ctx.Err())
+		}
+		return ctx.Err()
 	}
 }
 

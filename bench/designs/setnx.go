@@ -20,8 +20,7 @@ import (
 // buyer that does not get it retries after a pause, until a deadline.
 //
 // What it gets right: several processes can sell, a dead process does not lock the sale forever, and no
-// process releases another owner's lock. (Earlier versions of the tutorial get the last two wrong:
-// SETNX and EXPIRE as two commands, and DEL without a check of the owner.)
+// process releases another owner's lock. setnx_wrong.go has the steps that tutorials get wrong before.
 //
 // How it fails: the lease ends by the clock, even if its holder has not finished. A holder that was
 // paused for longer (a garbage collection, a slow disk, a suspended machine) continues and stores the

@@ -1,0 +1,211 @@
+package designs
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/test/testkit"
+	"stampede/lock"
+)
+
+// shortLease is that of holders who die or are late.
+const shortLease = 50 * time.Millisecond
+
+// lockers are two processes with a client each, and the key of one lock.
+type lockers struct {
+	alice, bob wrongLock
+	// ours are stampede/lock on the same clients, with a key of their own.
+	ourAlice, ourBob *lock.Locker
+	ourKey           string
+}
+
+func newLockers(t *testing.T) lockers {
+	t.Helper()
+	prefix := testkit.Keys(t).Prefix
+	open := func(lease time.Duration) (wrongLock, *lock.Locker) {
+		rdb, err := openRedis(testkit.RedisURL(t), stockConnections)
+		require.NoError(t, err)
+		locker := lock.New(rdb)
+		t.Cleanup(func() {
+			_ = locker.Close(context.Background()) // reports the locks that dead holders have lost
+			require.NoError(t, rdb.Close())
+		})
+		return wrongLock{rdb, prefix + ":lock", lease}, locker
+	}
+	l := lockers{ourKey: prefix + ":our-lock"}
+	l.alice, l.ourAlice = open(shortLease)
+	l.bob, l.ourBob = open(time.Minute)
+	return l
+}
+
+// holder is the owner in Redis, or "".
+func (l lockers) holder(t *testing.T) string {
+	t.Helper()
+	owner, err := l.bob.rdb.Get(t.Context(), l.bob.key).Result()
+	if err != redis.Nil { //nolint:errorlint // go-redis returns it as it is
+		require.NoError(t, err)
+	}
+	return owner
+}
+
+// requireLockedForever checks that the lock is taken and has no lease that ends.
+func (l lockers) requireLockedForever(t *testing.T) {
+	t.Helper()
+	locked, err := l.bob.tryLock(t.Context(), "bob")
+	require.NoError(t, err)
+	require.False(t, locked)
+	const noExpiry = time.Duration(-1)
+	require.Equal(t, noExpiry, l.bob.rdb.PTTL(t.Context(), l.bob.key).Val())
+}
+
+// bobLocks waits until the lease of alice has ended and bob has the lock.
+func (l lockers) bobLocks(t *testing.T) {
+	t.Helper()
+	testkit.Eventually(t, timeout, "bob's lock", func() bool {
+		locked, err := l.bob.tryLock(t.Context(), "bob")
+		require.NoError(t, err)
+		return locked
+	})
+}
+
+// ourBobLocks does the same with our lock, whose Acquire waits.
+func (l lockers) ourBobLocks(t *testing.T) *lock.Lease {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
+	defer cancel()
+	lease, err := l.ourBob.Acquire(ctx, l.ourKey)
+	require.NoError(t, err)
+	return lease
+}
+
+// requireOurBobHolds checks that nobody else gets the lock of bob.
+func (l lockers) requireOurBobHolds(t *testing.T, lease *lock.Lease) {
+	t.Helper()
+	_, err := l.ourAlice.TryAcquire(t.Context(), l.ourKey)
+	require.ErrorIs(t, err, lock.ErrBusy)
+	require.NoError(t, lease.Release(t.Context()), "bob has not lost it")
+}
+
+func TestLockWithoutLeaseOutlivesItsHolder(t *testing.T) {
+	t.Parallel()
+	l := newLockers(t)
+	locked, err := l.alice.lockForever(t.Context(), "alice") // and alice dies
+	require.NoError(t, err)
+	require.True(t, locked)
+	l.requireLockedForever(t)
+
+	_, err = l.ourAlice.Acquire(t.Context(), l.ourKey, lock.For(shortLease))
+	require.NoError(t, err)
+	require.NoError(t, l.ourBobLocks(t).Release(t.Context()))
+}
+
+func TestCrashBetweenSetAndExpireLocksForever(t *testing.T) {
+	t.Parallel()
+	l := newLockers(t)
+	alive, crash := context.WithCancel(t.Context())
+	g := holdSingle(l.alice.rdb, "expire")
+	done := make(chan error, 1)
+	go func() {
+		_, err := l.alice.lockThenExpire(alive, "alice")
+		done <- err
+	}()
+	<-g.reached
+	crash()
+	require.ErrorIs(t, <-done, context.Canceled)
+	l.requireLockedForever(t)
+
+	// Ours takes lock and lease in one command: no other is sent after it.
+	loaded, err := l.ourAlice.Acquire(t.Context(), l.ourKey)
+	require.NoError(t, err)
+	require.NoError(t, loaded.Release(t.Context()))
+	var commands atomic.Int64
+	g = hold(l.alice.rdb, func(...redis.Cmder) bool { return commands.Add(1) > 1 })
+	defer close(g.open)
+	_, err = l.ourAlice.Acquire(t.Context(), l.ourKey, lock.For(shortLease))
+	require.NoError(t, err)
+	require.NoError(t, l.ourBobLocks(t).Release(t.Context()))
+}
+
+func TestDeleteWithoutOwnerReleasesLockOfAnother(t *testing.T) {
+	t.Parallel()
+	l := newLockers(t)
+	locked, err := l.alice.tryLock(t.Context(), "alice")
+	require.NoError(t, err)
+	require.True(t, locked)
+	l.bobLocks(t)
+	require.NoError(t, l.alice.unlockAny(t.Context()), "alice was slower than her lease")
+	require.Empty(t, l.holder(t), "bob still works, and anyone can lock")
+
+	late, err := l.ourAlice.Acquire(t.Context(), l.ourKey, lock.For(shortLease))
+	require.NoError(t, err)
+	bobs := l.ourBobLocks(t)
+	require.Error(t, late.Release(t.Context()), "alice hears that she lost the lock")
+	l.requireOurBobHolds(t, bobs)
+}
+
+func TestCompareAndDeleteInTwoCommandsReleasesLockOfAnother(t *testing.T) {
+	t.Parallel()
+	l := newLockers(t)
+	locked, err := l.alice.tryLock(t.Context(), "alice")
+	require.NoError(t, err)
+	require.True(t, locked)
+	// The lease must not end before GET, so alice has her lock again for a minute.
+	require.NoError(t, l.alice.rdb.Set(t.Context(), l.alice.key, "alice", time.Minute).Err())
+	g := holdSingle(l.alice.rdb, "del")
+	done := make(chan error, 1)
+	go func() { done <- l.alice.unlockCompared(t.Context(), "alice") }()
+	<-g.reached
+	require.NoError(t, l.bob.rdb.PExpire(t.Context(), l.bob.key, time.Millisecond).Err(), "the minute is over")
+	l.bobLocks(t)
+	close(g.open)
+	require.NoError(t, <-done)
+	require.Empty(t, l.holder(t), "bob still works, and anyone can lock")
+
+	late, err := l.ourAlice.Acquire(t.Context(), l.ourKey, lock.For(shortLease))
+	require.NoError(t, err)
+	g = holdSingle(l.alice.rdb, "evalsha", "eval")
+	go func() { done <- late.Release(t.Context()) }()
+	<-g.reached
+	bobs := l.ourBobLocks(t)
+	close(g.open)
+	require.Error(t, <-done)
+	l.requireOurBobHolds(t, bobs)
+}
+
+func TestLoserThatDoesNotWaitLeavesUnitUnsold(t *testing.T) {
+	t.Parallel()
+	l := newLockers(t)
+	l.alice.lease = time.Minute
+	const units = 2
+	sold := 0
+	both := func() {
+		sold++
+		bought, err := l.bob.sellOrFail(t.Context(), "bob", func() { sold++ })
+		require.NoError(t, err)
+		require.False(t, bought, "bob comes while alice buys")
+	}
+	bought, err := l.alice.sellOrFail(t.Context(), "alice", both)
+	require.NoError(t, err)
+	require.True(t, bought)
+	require.Less(t, sold, units, "a unit is left, and a buyer was refused")
+
+	sold = 0
+	alices, err := l.ourAlice.Acquire(t.Context(), l.ourKey)
+	require.NoError(t, err)
+	done := make(chan error, 1)
+	go func() {
+		done <- l.ourBob.Do(t.Context(), l.ourKey, func(context.Context) error {
+			sold++
+			return nil
+		})
+	}()
+	sold++
+	require.NoError(t, alices.Release(t.Context()))
+	require.NoError(t, <-done)
+	require.Equal(t, units, sold)
+}
