@@ -3,20 +3,16 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"time"
 )
-
-const folder = "internal/test/mutants"
 
 // mutant is a patch and the test that must fail with it.
 type mutant struct{ name, file, pkg, test, tags string }
@@ -26,7 +22,7 @@ var heading = regexp.MustCompile(`^Defence: \S.*\nCaught by: (\./\S+) ((Test\w+)
 
 // load returns the mutants of the tree at root whose names contain one of the parts, or all.
 func load(root string, parts []string) (found []mutant, err error) {
-	files, err := filepath.Glob(filepath.Join(root, folder, "*.patch"))
+	files, err := filepath.Glob(filepath.Join(root, "internal/test/mutants/*.patch"))
 	for _, file := range files {
 		m := mutant{name: strings.TrimSuffix(filepath.Base(file), ".patch"), file: file}
 		if len(parts) > 0 && !slices.ContainsFunc(parts, func(p string) bool { return strings.Contains(m.name, p) }) {
@@ -65,65 +61,58 @@ func tagsOf(pkg, test string) (string, error) {
 	return "", errors.Join(err, fmt.Errorf("%s has no %s", pkg, test))
 }
 
-// tree is a work tree.
-type tree string
-
-func (t tree) run(ctx context.Context, dir, name string, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, name, args...)
-	cmd.Dir = filepath.Join(string(t), dir)
-	output, err := cmd.CombinedOutput()
+// run runs a command in a folder. The error holds its output.
+func run(folder, name string, args ...string) (output string, err error) {
+	cmd := exec.Command(name, args...)
+	cmd.Dir = folder
+	both, err := cmd.CombinedOutput()
 	if err != nil {
-		err = fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err, output)
+		err = fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err, both)
 	}
-	return string(output), err
+	return string(both), err
 }
 
-// pass compiles the package of the mutants and reports whether their tests pass.
-func (t tree) pass(ctx context.Context, mutants ...mutant) (bool, error) {
-	binary := filepath.Join(string(t), "mutant.test")
-	pkg, tags := mutants[0].pkg, mutants[0].tags
-	var names []string
+var hasFailed = regexp.MustCompile("(?m)^(--- FAIL|panic): ")
+
+// pass compiles a package in the work tree and reports whether its tests, those of the mutants, pass.
+func pass(tree string, mutants ...mutant) (bool, error) {
+	pkg, tags, binary := mutants[0].pkg, mutants[0].tags, filepath.Join(tree, "mutant.test")
+	var tests []string
 	for _, m := range mutants {
-		names = append(names, "^"+strings.ReplaceAll(m.test, "/", "$/^")+"$")
+		tests = append(tests, "^"+strings.ReplaceAll(m.test, "/", "$/^")+"$")
 	}
-	tests := strings.Join(names, "|")
-	// -trimpath shares the build cache with the tree of HEAD. Nobody debugs the binary.
+	// -trimpath shares the build cache with other work trees. Nobody debugs the binary.
 	build := []string{"test", "-c", "-trimpath", "-vet=off", "-ldflags=-s -w", "-tags", tags, "-o", binary, pkg}
-	if _, err := t.run(ctx, "", "go", build...); err != nil {
+	if _, err := run(tree, "go", build...); err != nil {
 		return false, err
 	}
-	output, err := t.run(ctx, pkg, binary, "-test.v", "-test.timeout=5m", "-test.run", tests)
-	switch exit := new(exec.ExitError); {
+	test := []string{"-test.v", "-test.timeout=5m", "-test.run", strings.Join(tests, "|")}
+	output, err := run(filepath.Join(tree, pkg), binary, test...)
+	switch {
 	case err == nil && !strings.Contains(output, "--- PASS: "):
-		return false, fmt.Errorf("%s ran none of %s", pkg, tests)
-	case errors.As(err, &exit) && ctx.Err() == nil && regexp.MustCompile("(?m)^(--- FAIL|panic): ").MatchString(output):
+		return false, fmt.Errorf("%s has none of %s", pkg, tests)
+	case hasFailed.MatchString(output):
 		return false, nil
 	}
 	return err == nil, err
 }
 
-// try applies a mutant and reports whether its test catches it.
-func (t tree) try(ctx context.Context, m mutant) (caught bool, err error) {
-	if _, err := t.run(ctx, "", "git", "apply", m.file); err != nil {
-		return false, err
+// catch applies a mutant in the work tree, and returns nil if its test fails.
+func catch(tree string, m mutant) error {
+	if _, err := run(tree, "git", "apply", m.file); err != nil {
+		return err
 	}
-	passed, err := t.pass(ctx, m)
-	_, resetErr := t.run(ctx, "", "git", "checkout", "--quiet", ".")
-	return !passed, errors.Join(err, resetErr)
+	passed, err := pass(tree, m)
+	if passed {
+		err = errors.New("SURVIVED")
+	}
+	_, resetErr := run(tree, "git", "checkout", "--quiet", ".")
+	return errors.Join(err, resetErr)
 }
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
-	if err := run(ctx, os.Args[1:]); err != nil {
-		fmt.Fprintln(os.Stderr, "mutants:", err)
-		os.Exit(1)
-	}
-}
-
-// run tries the mutants in a work tree of HEAD. Without them their tests must pass, all those of a package at once.
-func run(ctx context.Context, parts []string) error {
-	root, err := filepath.Abs(".")
+// try tries the mutants in a work tree of HEAD. Without them their tests must pass: all those of a package at once.
+func try(parts []string) error {
+	root, err := os.Getwd()
 	if err != nil {
 		return err
 	}
@@ -131,48 +120,42 @@ func run(ctx context.Context, parts []string) error {
 	if err != nil {
 		return err
 	}
-	temporary, err := os.MkdirTemp("", "mutants")
+	tree, err := os.MkdirTemp("", "mutants")
 	if err != nil {
 		return err
 	}
-	t := tree(filepath.Join(temporary, "tree"))
-	defer func() {
-		_, _ = tree(root).run(context.Background(), "", "git", "worktree", "remove", "--force", string(t))
-		_ = os.RemoveAll(temporary)
-	}()
-	if _, err := tree(root).run(ctx, "", "git", "worktree", "add", "--detach", string(t), "HEAD"); err != nil {
+	defer func() { _, _ = run(root, "git", "worktree", "remove", "--force", tree) }()
+	if _, err := run(root, "git", "worktree", "add", "--detach", tree, "HEAD"); err != nil {
 		return err
 	}
-	byPackage := map[string][]mutant{}
+	together := map[string][]mutant{}
 	for _, m := range mutants {
-		key := m.pkg + " " + m.tags
-		byPackage[key] = append(byPackage[key], m)
+		together[m.pkg+" "+m.tags] = append(together[m.pkg+" "+m.tags], m)
 	}
-	for key, all := range byPackage {
-		if passed, err := t.pass(ctx, all...); !passed {
-			return errors.Join(err, fmt.Errorf("without a mutant the tests of %s fail", key))
+	for pkg, of := range together {
+		if passed, err := pass(tree, of...); !passed {
+			return errors.Join(fmt.Errorf("without a mutant, tests of %s fail", pkg), err)
 		}
 	}
 	missed := 0
 	for _, m := range mutants {
 		began, verdict := time.Now(), "caught"
-		caught, err := t.try(ctx, m)
-		if err != nil {
+		if err := catch(tree, m); err != nil {
 			verdict = err.Error()
-		} else if !caught {
-			verdict = "SURVIVED"
-		}
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		if verdict != "caught" {
 			missed++
 		}
-		fmt.Printf("%-42s %5.1f s  %s %s  %s\n", m.name, time.Since(began).Seconds(), m.pkg, m.test, verdict)
+		fmt.Printf("%-36s %6.1f s  %s %s: %s\n", m.name, time.Since(began).Seconds(), m.pkg, m.test, verdict)
 	}
 	if missed > 0 {
 		return fmt.Errorf("%d of %d mutants were not caught", missed, len(mutants))
 	}
 	fmt.Printf("all %d mutants were caught\n", len(mutants))
 	return nil
+}
+
+func main() {
+	if err := try(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "mutants:", err)
+		os.Exit(1)
+	}
 }

@@ -17,7 +17,7 @@ func TestPatchesApply(t *testing.T) {
 	require.NoError(t, err)
 	require.NotEmpty(t, mutants)
 	for _, m := range mutants {
-		_, err := tree(root).run(t.Context(), "", "git", "apply", "--check", m.file)
+		_, err := run(root, "git", "apply", "--check", m.file)
 		require.NoError(t, err)
 	}
 }
