@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -124,6 +125,8 @@ func try(parts []string) error {
 	if err != nil {
 		return err
 	}
+	interrupted := make(chan os.Signal, 1)
+	signal.Notify(interrupted, os.Interrupt) // which ends the commands, too
 	defer func() { _, _ = run(root, "git", "worktree", "remove", "--force", tree) }()
 	if _, err := run(root, "git", "worktree", "add", "--detach", tree, "HEAD"); err != nil {
 		return err
@@ -140,7 +143,11 @@ func try(parts []string) error {
 	missed := 0
 	for _, m := range mutants {
 		began, verdict := time.Now(), "caught"
-		if err := catch(tree, m); err != nil {
+		err := catch(tree, m)
+		if len(interrupted) > 0 {
+			return errors.New("interrupted")
+		}
+		if err != nil {
 			verdict = err.Error()
 			missed++
 		}
