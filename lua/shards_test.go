@@ -90,8 +90,9 @@ func TestUnitsMoveOnce(t *testing.T) {
 	require.Equal(t, "given 4", from.give(1, 0, 1), "all that is left, to another shard")
 	require.Equal(t, "told 6", from.give(2, 6, 3), "none are left")
 
+	require.Equal(t, "taken", to.take(0, 4))
 	require.Equal(t, "taken", to.take(0, 6))
-	require.Equal(t, []string{"16", "16"}, to.stocks())
+	require.Equal(t, []string{"16", "16"}, to.stocks(), "of a total what was not taken before")
 	require.Equal(t, "unchanged", to.take(0, 6), "a repeat")
 	require.Equal(t, "unchanged", to.take(0, 4), "a late call")
 	require.Equal(t, "taken", to.take(0, 6, 1, 2))

@@ -166,6 +166,9 @@ func TestReapAnswers(t *testing.T) {
 	names, err = reap(3_600_000)
 	require.NoError(t, err)
 	require.Empty(t, names, "no consumer was silent for that long")
+	require.NoError(t, b.rdb.XReadGroup(t.Context(), &redis.XReadGroupArgs{
+		Group: "g", Consumer: "with a pending entry", Streams: []string{b.stream, ">"}, Count: 1, Block: -1,
+	}).Err())
 	names, err = reap(0)
 	require.NoError(t, err)
 	require.ElementsMatch(t, []string{"other", "third"}, names)

@@ -148,6 +148,21 @@ func TestAcceptWaitsWhileNoConnectionIsIdle(t *testing.T) {
 	require.LessOrEqual(t, w.listener.Open(), 2)
 }
 
+// The server has not read the request yet.
+func TestConnectionWithUnreadRequestIsNotIdle(t *testing.T) {
+	t.Parallel()
+	w := open(t, 0)
+	c := w.dial()
+	conn, err := w.listener.Accept()
+	require.NoError(t, err)
+	defer func() { _ = conn.Close() }()
+	accepted := conn.(*acceptedConn)
+	accepted.idleSince.Store(1)
+	c.ask("/")
+	testkit.Eventually(t, 30*time.Second, "the request arrives", accepted.hasUnread)
+	require.False(t, accepted.closeIfIdle())
+}
+
 // The clients connect and send their requests before the server accepts any of them.
 func TestDrainServesQueuedConnections(t *testing.T) {
 	t.Parallel()

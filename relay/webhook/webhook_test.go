@@ -214,7 +214,7 @@ func TestIsPublic(t *testing.T) {
 		"172.31.255.255": false, "100.127.255.255": false, "198.19.0.1": false, "192.0.0.8": false, "203.0.113.9": false,
 		"::ffff:10.0.0.1": false, "::ffff:0:10.0.0.1": false, "64:ff9b::8.8.8.8": false, "2001:0:1::": false,
 		"2001:db8::1": false, "fc00::1": false, "fec0::1": false, "fe80::1%eth0": false, "168.63.129.16": false,
-		"240.0.0.1": false, "::": false,
+		"240.0.0.1": false, "::": false, "::ffff:100.64.0.1": false,
 	} {
 		require.Equal(t, want, webhook.IsPublic(netip.MustParseAddr(text)), text)
 	}

@@ -19,6 +19,7 @@ import (
 	"stampede/internal/test/testwork"
 	"stampede/ledger"
 	"stampede/reservation"
+	"stampede/reservation/catalog"
 	"stampede/reservation/order"
 	"stampede/stream"
 	"stampede/upkeep/retire"
@@ -104,8 +105,14 @@ func TestSaleWaitsUntilItsOrdersAreFinal(t *testing.T) {
 			require.NoError(t, err)
 		}
 		require.Zero(t, sweep(s.Shop, t), "units are not released")
-		_, err := l.SweepReleases(t.Context(), s.Store)
+		seen, err := s.Catalog.Show(t.Context(), sale)
 		require.NoError(t, err)
+		err = s.Catalog.Retire(t.Context(), sale, seen.Epoch, seen.Revision)
+		require.ErrorIs(t, err, catalog.ErrNotRetired, "the last look finds the releases, too")
+		_, err = l.SweepReleases(t.Context(), s.Store)
+		require.NoError(t, err)
+		err = s.Catalog.Retire(t.Context(), sale, seen.Epoch, seen.Revision-1)
+		require.ErrorIs(t, err, catalog.ErrNotRetired, "it has changed since")
 		before, err := s.Catalog.Show(t.Context(), sale)
 		require.NoError(t, err)
 

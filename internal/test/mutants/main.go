@@ -1,0 +1,168 @@
+// Command mutants holds the tests to what they are for. Each patch beside this file removes one defence and names the
+// cheapest test that must then fail. The arguments are parts of the names of patches; without any, all are tried.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// mutant is a patch and the test that must fail with it.
+type mutant struct{ name, file, pkg, test, tags string }
+
+// heading precedes the diff of each patch. The test may have a subtest: TestX/name.
+var heading = regexp.MustCompile(`^Defence: \S.*\nCaught by: (\./\S+) ((Test\w+)\S*)\ndiff `)
+
+// load returns the mutants of the tree at root whose names contain one of the parts, or all.
+func load(root string, parts []string) (found []mutant, err error) {
+	files, err := filepath.Glob(filepath.Join(root, "internal/test/mutants/*.patch"))
+	for _, file := range files {
+		m := mutant{name: strings.TrimSuffix(filepath.Base(file), ".patch"), file: file}
+		if len(parts) > 0 && !slices.ContainsFunc(parts, func(p string) bool { return strings.Contains(m.name, p) }) {
+			continue
+		}
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		head := heading.FindSubmatch(text)
+		if head == nil {
+			return nil, fmt.Errorf("%s: two lines before the diff must name the defence and its test", m.name)
+		}
+		m.pkg, m.test = string(head[1]), string(head[2])
+		if m.tags, err = tagsOf(filepath.Join(root, m.pkg), string(head[3])); err != nil {
+			return nil, fmt.Errorf("%s: %w", m.name, err)
+		}
+		found = append(found, m)
+	}
+	return found, err
+}
+
+// tagsOf returns the build tag of the file that declares a test.
+func tagsOf(pkg, test string) (string, error) {
+	declares := regexp.MustCompile(`(?s)^(?://go:build (\w+)\n)?.*\nfunc ` + test + `\(t `)
+	files, err := filepath.Glob(filepath.Join(pkg, "*_test.go"))
+	for _, file := range files {
+		source, err := os.ReadFile(file)
+		if err != nil {
+			return "", err
+		}
+		if found := declares.FindSubmatch(source); found != nil {
+			return string(found[1]), nil
+		}
+	}
+	return "", errors.Join(err, fmt.Errorf("%s has no %s", pkg, test))
+}
+
+// run runs a command in a folder. The error holds its output.
+func run(folder, name string, args ...string) (output string, err error) {
+	cmd := exec.Command(name, args...)
+	cmd.Dir = folder
+	both, err := cmd.CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err, both)
+	}
+	return string(both), err
+}
+
+var hasFailed = regexp.MustCompile("(?m)^(--- FAIL|panic): ")
+
+// pass compiles a package in the work tree and reports whether its tests, those of the mutants, pass.
+func pass(tree string, mutants ...mutant) (bool, error) {
+	pkg, tags, binary := mutants[0].pkg, mutants[0].tags, filepath.Join(tree, "mutant.test")
+	var tests []string
+	for _, m := range mutants {
+		tests = append(tests, "^"+strings.ReplaceAll(m.test, "/", "$/^")+"$")
+	}
+	// -trimpath shares the build cache with other work trees. Nobody debugs the binary.
+	build := []string{"test", "-c", "-trimpath", "-vet=off", "-ldflags=-s -w", "-tags", tags, "-o", binary, pkg}
+	if _, err := run(tree, "go", build...); err != nil {
+		return false, err
+	}
+	test := []string{"-test.v", "-test.timeout=5m", "-test.run", strings.Join(tests, "|")}
+	output, err := run(filepath.Join(tree, pkg), binary, test...)
+	switch {
+	case err == nil && !strings.Contains(output, "--- PASS: "):
+		return false, fmt.Errorf("%s has none of %s", pkg, tests)
+	case hasFailed.MatchString(output):
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// catch applies a mutant in the work tree, and returns nil if its test fails.
+func catch(tree string, m mutant) error {
+	if _, err := run(tree, "git", "apply", m.file); err != nil {
+		return err
+	}
+	passed, err := pass(tree, m)
+	if passed {
+		err = errors.New("SURVIVED")
+	}
+	_, resetErr := run(tree, "git", "checkout", "--quiet", ".")
+	return errors.Join(err, resetErr)
+}
+
+// try tries the mutants in a work tree of HEAD. Without them their tests must pass: all those of a package at once.
+func try(parts []string) error {
+	root, err := os.Getwd()
+	if err != nil {
+		return err
+	}
+	mutants, err := load(root, parts)
+	if err != nil {
+		return err
+	}
+	tree, err := os.MkdirTemp("", "mutants")
+	if err != nil {
+		return err
+	}
+	interrupted := make(chan os.Signal, 1)
+	signal.Notify(interrupted, os.Interrupt) // which ends the commands, too
+	defer func() { _, _ = run(root, "git", "worktree", "remove", "--force", tree) }()
+	if _, err := run(root, "git", "worktree", "add", "--detach", tree, "HEAD"); err != nil {
+		return err
+	}
+	together := map[string][]mutant{}
+	for _, m := range mutants {
+		together[m.pkg+" "+m.tags] = append(together[m.pkg+" "+m.tags], m)
+	}
+	for pkg, of := range together {
+		if passed, err := pass(tree, of...); !passed {
+			return errors.Join(fmt.Errorf("without a mutant, tests of %s fail", pkg), err)
+		}
+	}
+	missed := 0
+	for _, m := range mutants {
+		began, verdict := time.Now(), "caught"
+		err := catch(tree, m)
+		if len(interrupted) > 0 {
+			return errors.New("interrupted")
+		}
+		if err != nil {
+			verdict = err.Error()
+			missed++
+		}
+		fmt.Printf("%-36s %6.1f s  %s %s: %s\n", m.name, time.Since(began).Seconds(), m.pkg, m.test, verdict)
+	}
+	if missed > 0 {
+		return fmt.Errorf("%d of %d mutants were not caught", missed, len(mutants))
+	}
+	fmt.Printf("all %d mutants were caught\n", len(mutants))
+	return nil
+}
+
+func main() {
+	if err := try(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "mutants:", err)
+		os.Exit(1)
+	}
+}
