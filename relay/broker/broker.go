@@ -9,12 +9,11 @@ import (
 	"slices"
 	"time"
 
-	"github.com/IBM/sarama"
 	"github.com/ThreeDotsLabs/watermill"
-	"github.com/ThreeDotsLabs/watermill-kafka/v3/pkg/kafka"
 	"github.com/ThreeDotsLabs/watermill-redisstream/pkg/redisstream"
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/redis/go-redis/v9"
+	"github.com/twmb/franz-go/pkg/kgo"
 
 	"stampede/relay/feed"
 )
@@ -22,79 +21,99 @@ import (
 // Calls at the same time. A publisher has one answer for each message, so a single caller would wait for each of them.
 const (
 	redisInFlight = 16
-	// KafkaInFlight is the InFlight of a Kafka publisher.
-	KafkaInFlight = 256
+	kafkaInFlight = 256
 )
 
-const (
-	kafkaTimeout = 10 * time.Second
-	kafkaRetries = 3
-)
+// headerID is the header of Kafka that holds the id of a message in watermill-kafka.
+const headerID = "_watermill_message_uuid"
 
-// Metadata of a message.
-const (
-	metaContentType  = "content-type"
-	metaPartitionKey = "partitionkey"
-	// metaTraceParent is only in the messages of events that are traced.
-	metaTraceParent = "traceparent"
-)
-
-// Publisher sends each event as a message whose id is that of the event. It is safe for concurrent use.
-type Publisher struct {
-	to       message.Publisher
-	topic    string
-	inFlight int
+// metadata returns the metadata of an event's message.
+func metadata(e *feed.Event) message.Metadata {
+	all := message.Metadata{"content-type": feed.ContentType, "partitionkey": e.Subject}
+	if e.TraceParent != "" {
+		all["traceparent"] = e.TraceParent
+	}
+	return all
 }
 
-// Redis returns a Publisher for a stream, which keeps about so many of its newest entries, or all with 0. It owns the
-// client.
-func Redis(client redis.UniversalClient, stream string, maxLen int64) (*Publisher, error) {
+// Stream sends each event to a stream in Redis, as a message whose id is that of the event. It is safe for concurrent
+// use.
+type Stream struct {
+	to   message.Publisher
+	name string
+}
+
+// NewStream returns a Stream, which keeps about so many of its newest entries, or all with 0. It owns the client.
+func NewStream(client redis.UniversalClient, name string, maxLen int64) (*Stream, error) {
 	to, err := redisstream.NewPublisher(
 		redisstream.PublisherConfig{Client: client, DefaultMaxlen: maxLen}, watermill.NopLogger{})
 	if err != nil {
 		return nil, fmt.Errorf("publish to Redis: %w", err)
 	}
-	return &Publisher{to: to, topic: stream, inFlight: redisInFlight}, nil
-}
-
-// Kafka returns a Publisher for a topic. It connects to the brokers.
-func Kafka(brokers []string, topic, client string) (*Publisher, error) {
-	config := sarama.NewConfig()
-	config.ClientID = client
-	config.Version = sarama.V2_0_0_0
-	config.Producer.RequiredAcks = sarama.WaitForAll
-	config.Producer.Return.Successes = true
-	config.Producer.Retry.Max = kafkaRetries
-	config.Producer.Timeout = kafkaTimeout
-	config.Net.DialTimeout, config.Net.ReadTimeout, config.Net.WriteTimeout = kafkaTimeout, kafkaTimeout, kafkaTimeout
-	config.Metadata.Retry.Max = 1
-	to, err := kafka.NewPublisher(kafka.PublisherConfig{
-		Brokers: brokers, OverwriteSaramaConfig: config,
-		Marshaler: kafka.NewWithPartitioningMarshaler(func(_ string, m *message.Message) (string, error) {
-			return m.Metadata.Get(metaPartitionKey), nil
-		}),
-	}, watermill.NopLogger{})
-	if err != nil {
-		return nil, fmt.Errorf("publish to Kafka: %w", err)
-	}
-	return &Publisher{to: to, topic: topic, inFlight: KafkaInFlight}, nil
+	return &Stream{to: to, name: name}, nil
 }
 
 // InFlight is how many calls of Send are useful at the same time.
-func (p *Publisher) InFlight() int { return p.inFlight }
+func (*Stream) InFlight() int { return redisInFlight }
 
-// Send publishes an event and returns nil when the broker has it.
-func (p *Publisher) Send(ctx context.Context, e *feed.Event) error {
+// Send publishes an event and returns nil when Redis has it.
+func (s *Stream) Send(ctx context.Context, e *feed.Event) error {
 	m := message.NewMessageWithContext(ctx, e.ID, e.Body)
-	m.Metadata = message.Metadata{metaContentType: feed.ContentType, metaPartitionKey: e.Subject}
-	if e.TraceParent != "" {
-		m.Metadata[metaTraceParent] = e.TraceParent
-	}
-	return p.to.Publish(p.topic, m)
+	m.Metadata = metadata(e)
+	return s.to.Publish(s.name, m)
 }
 
 // Close closes the connections.
-func (p *Publisher) Close() error { return p.to.Close() }
+func (s *Stream) Close() error { return s.to.Close() }
+
+// Topic sends each event to a topic of Kafka, in the form of watermill-kafka. It is safe for concurrent use.
+type Topic struct {
+	client *kgo.Client
+	name   string
+}
+
+// NewTopic returns a Topic. It connects with its first event.
+func NewTopic(brokers []string, name, client string) (*Topic, error) {
+	to, err := kgo.NewClient(
+		kgo.SeedBrokers(brokers...), kgo.ClientID(client), kgo.AllowAutoTopicCreation(),
+		kgo.DialTimeout(kafkaTimeout), kgo.ProduceRequestTimeout(kafkaTimeout), kgo.RecordDeliveryTimeout(kafkaTimeout),
+		kgo.RetryTimeout(kafkaTimeout), kgo.RequestRetries(kafkaRetries), kgo.RecordRetries(kafkaRetries),
+		// The relay repeats what fails, so that duplicates are possible anyway; and this needs no rights to the cluster.
+		kgo.DisableIdempotentWrite(), kgo.MaxProduceRequestsInflightPerBroker(kafkaRequests),
+		// The events that wait for the requests in flight are a batch.
+		kgo.ProducerLinger(0), kgo.ProducerBatchCompression(kgo.NoCompression()),
+	)
+	if err != nil {
+		return nil, fmt.Errorf("publish to Kafka: %w", err)
+	}
+	return &Topic{client: to, name: name}, nil
+}
+
+const (
+	kafkaTimeout  = 10 * time.Second
+	kafkaRetries  = 3
+	kafkaRequests = 5
+)
+
+// InFlight is how many calls of Send are useful at the same time.
+func (*Topic) InFlight() int { return kafkaInFlight }
+
+// Send publishes an event and returns nil when all in-sync replicas have it. Its key is the subject, so that the events
+// of a subject are in one partition.
+func (t *Topic) Send(ctx context.Context, e *feed.Event) error {
+	headers := []kgo.RecordHeader{{Key: headerID, Value: []byte(e.ID)}}
+	for key, value := range metadata(e) {
+		headers = append(headers, kgo.RecordHeader{Key: key, Value: []byte(value)})
+	}
+	record := &kgo.Record{Topic: t.name, Key: []byte(e.Subject), Value: e.Body, Headers: headers}
+	return t.client.ProduceSync(ctx, record).FirstErr()
+}
+
+// Close closes the connections.
+func (t *Topic) Close() error {
+	t.client.Close()
+	return nil
+}
 
 // Lines writes each event as a line of JSON.
 type Lines struct {

@@ -34,7 +34,7 @@ func TestStockSubscriberReadsStream(t *testing.T) {
 	client, err := connect.Control(testkit.RedisURL(t))
 	require.NoError(t, err)
 	stream := testkit.Keys(t).Prefix + ":events"
-	p, err := broker.Redis(client, stream, 0)
+	p, err := broker.NewStream(client, stream, 0)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, p.Close()) })
 	const events = 10
@@ -71,7 +71,7 @@ func TestStreamKeepsItsNewestEntries(t *testing.T) {
 	client, err := connect.Control(testkit.RedisURL(t))
 	require.NoError(t, err)
 	stream := testkit.Keys(t).Prefix + ":events"
-	p, err := broker.Redis(client, stream, 100)
+	p, err := broker.NewStream(client, stream, 100)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, p.Close()) })
 	for n := range 1000 {

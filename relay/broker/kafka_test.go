@@ -11,13 +11,14 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
-	"github.com/IBM/sarama"
 	"github.com/stretchr/testify/require"
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 	"golang.org/x/sync/errgroup"
 
 	"stampede/internal/test/testkit"
@@ -25,7 +26,10 @@ import (
 	"stampede/relay/feed"
 )
 
-const topic = "orders"
+const (
+	topic      = "orders"
+	partitions = 4
+)
 
 // kafkaBroker is a single broker of its own, in KRaft mode. `task test:kafka` writes the class path of its jars.
 type kafkaBroker struct {
@@ -57,7 +61,7 @@ advertised.listeners=PLAINTEXT://127.0.0.1:%[1]s
 controller.listener.names=CONTROLLER
 listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
 log.dirs=%[3]s
-num.partitions=4
+num.partitions=1
 offsets.topic.replication.factor=1
 `, ports[0], ports[1], filepath.Join(folder, "logs")), 0o600))
 	format := k.java("kafka.tools.StorageTool", "format", "--cluster-id", "AAAAAAAAAAAAAAAAAAAAAA", "--config", k.config)
@@ -73,22 +77,34 @@ offsets.topic.replication.factor=1
 // know them. The relay tries again then.
 func (k *kafkaBroker) createTopic(t *testing.T) {
 	t.Helper()
-	const partitions = 4
-	client, err := sarama.NewClient([]string{k.addr}, nil)
+	client := k.client(t)
+	create := kmsg.NewPtrCreateTopicsRequest()
+	made := kmsg.NewCreateTopicsRequestTopic()
+	made.Topic, made.NumPartitions, made.ReplicationFactor = topic, partitions, 1
+	create.Topics = append(create.Topics, made)
+	answer, err := create.RequestWith(t.Context(), client)
 	require.NoError(t, err)
-	admin, err := sarama.NewClusterAdminFromClient(client) // closes the client, too
-	require.NoError(t, err)
-	defer func() { require.NoError(t, admin.Close()) }()
-	detail := &sarama.TopicDetail{NumPartitions: partitions, ReplicationFactor: 1}
-	require.NoError(t, admin.CreateTopic(topic, detail, false))
+	require.NoError(t, kerr.ErrorForCode(answer.Topics[0].ErrorCode))
 	testkit.Eventually(t, time.Minute, "leaders of all partitions", func() bool {
-		for p := range int32(partitions) {
-			if _, err := client.GetOffset(topic, p, sarama.OffsetNewest); err != nil {
+		answer, err := kmsg.NewPtrMetadataRequest().RequestWith(t.Context(), client)
+		if err != nil || len(answer.Topics) != 1 || len(answer.Topics[0].Partitions) != partitions {
+			return false
+		}
+		for _, p := range answer.Topics[0].Partitions {
+			if p.ErrorCode != 0 || p.Leader < 0 {
 				return false
 			}
 		}
 		return true
 	})
+}
+
+func (k *kafkaBroker) client(t *testing.T, options ...kgo.Opt) *kgo.Client {
+	t.Helper()
+	client, err := kgo.NewClient(append(options, kgo.SeedBrokers(k.addr))...)
+	require.NoError(t, err)
+	t.Cleanup(client.Close)
+	return client
 }
 
 func (k *kafkaBroker) java(args ...string) *exec.Cmd {
@@ -101,17 +117,7 @@ func (k *kafkaBroker) start(t *testing.T) {
 	t.Helper()
 	k.cmd = k.java("kafka.Kafka", k.config)
 	require.NoError(t, k.cmd.Start())
-	testkit.Eventually(t, 2*time.Minute, "Kafka", func() bool {
-		config := sarama.NewConfig()
-		config.Metadata.Retry.Max = 0
-		admin, err := sarama.NewClusterAdmin([]string{k.addr}, config)
-		if err != nil {
-			return false
-		}
-		defer func() { _ = admin.Close() }()
-		_, _, err = admin.DescribeCluster()
-		return err == nil
-	})
+	testkit.Eventually(t, 2*time.Minute, "Kafka", func() bool { return k.client(t).Ping(t.Context()) == nil })
 }
 
 func (k *kafkaBroker) kill() {
@@ -120,48 +126,26 @@ func (k *kafkaBroker) kill() {
 }
 
 // read returns all messages of the topic, by partition.
-func (k *kafkaBroker) read(t *testing.T, events int) (all [][]*sarama.ConsumerMessage) {
+func (k *kafkaBroker) read(t *testing.T, events int) [][]*kgo.Record {
 	t.Helper()
-	consumer, err := sarama.NewConsumer([]string{k.addr}, nil)
-	require.NoError(t, err)
-	defer func() { require.NoError(t, consumer.Close()) }()
-	partitions, err := consumer.Partitions(topic)
-	require.NoError(t, err)
-	messages := make(chan *sarama.ConsumerMessage)
-	all = make([][]*sarama.ConsumerMessage, len(partitions))
-	var readers sync.WaitGroup
-	done := make(chan struct{})
-	for _, partition := range partitions {
-		part, err := consumer.ConsumePartition(topic, partition, sarama.OffsetOldest)
-		require.NoError(t, err)
-		readers.Go(func() {
-			defer func() { _ = part.Close() }()
-			for {
-				select {
-				case m := <-part.Messages():
-					messages <- m
-				case <-done:
-					return
-				}
-			}
-		})
-	}
-	for range events {
-		select {
-		case m := <-messages:
+	consumer := k.client(t, kgo.ConsumeTopics(topic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	all := make([][]*kgo.Record, partitions)
+	for n := 0; n < events; {
+		fetches := consumer.PollFetches(ctx)
+		require.NoError(t, fetches.Err())
+		for _, m := range fetches.Records() {
 			all[m.Partition] = append(all[m.Partition], m)
-		case <-time.After(time.Minute):
-			t.Fatal("a message is missing")
+			n++
 		}
 	}
-	close(done)
-	readers.Wait()
 	return all
 }
 
 func TestKafkaGetsEventsOfSubjectInOrder(t *testing.T) {
 	k := startKafka(t)
-	p, err := broker.Kafka([]string{k.addr}, topic, "stampede-test")
+	p, err := broker.NewTopic([]string{k.addr}, topic, "stampede-test")
 	require.NoError(t, err)
 	defer func() { require.NoError(t, p.Close()) }()
 	const subjects, versions = 500, 4
@@ -192,17 +176,20 @@ func TestKafkaGetsEventsOfSubjectInOrder(t *testing.T) {
 		}
 		for _, m := range partition {
 			subject := string(m.Key)
+			require.Contains(t, m.Headers, kgo.RecordHeader{
+				Key: "_watermill_message_uuid", Value: fmt.Appendf(nil, "%s.%d", subject, next[subject]),
+			})
 			require.JSONEq(t, fmt.Sprintf(`{"version":%d}`, next[subject]), string(m.Value), subject)
 			next[subject]++
 		}
 	}
 	require.Len(t, next, subjects)
-	require.Equal(t, 4, used, "partitions")
+	require.Equal(t, partitions, used, "partitions")
 }
 
 func TestKafkaOutageIsError(t *testing.T) {
 	k := startKafka(t)
-	p, err := broker.Kafka([]string{k.addr}, topic, "stampede-test")
+	p, err := broker.NewTopic([]string{k.addr}, topic, "stampede-test")
 	require.NoError(t, err)
 	defer func() { require.NoError(t, p.Close()) }()
 	send := func() error {
@@ -211,8 +198,10 @@ func TestKafkaOutageIsError(t *testing.T) {
 	require.NoError(t, send())
 	k.kill()
 	require.Error(t, send())
-	_, err = broker.Kafka([]string{k.addr}, topic, "stampede-test")
-	require.Error(t, err)
+	fresh, err := broker.NewTopic([]string{k.addr}, topic, "stampede-test")
+	require.NoError(t, err)
+	defer func() { require.NoError(t, fresh.Close()) }()
+	require.Error(t, fresh.Send(t.Context(), &feed.Event{ID: "o.2", Subject: "o", Body: []byte("{}")}))
 	k.start(t)
 	testkit.Eventually(t, time.Minute, "a delivery", func() bool { return send() == nil })
 }
