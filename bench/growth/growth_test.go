@@ -16,9 +16,9 @@ func crowdDuration(b *testing.B) time.Duration {
 // BenchmarkGrowthStock sells stocks of growing size until they are sold out.
 func BenchmarkGrowthStock(b *testing.B) {
 	grow(b, series{
-		name: "stock", grows: "units",
-		note: "As many buyers as units, 256 connections, one worker.",
-		at:   rig.Scale(b, []int{1000, 10_000, 100_000, 1_000_000}, []int{500, 2000}),
+		grows: "units",
+		note:  "As many buyers as units, 256 connections, one worker.",
+		at:    rig.Scale(b, []int{1000, 10_000, 100_000, 1_000_000}, []int{500, 2000}),
 		plan: func(at int) plan {
 			p := defaultPlan()
 			p.stock, p.buyers = at, at
@@ -31,7 +31,7 @@ func BenchmarkGrowthStock(b *testing.B) {
 func BenchmarkGrowthBuyers(b *testing.B) {
 	stock := rig.Scale(b, 10_000, 500)
 	grow(b, series{
-		name: "buyers", grows: "buyers",
+		grows: "buyers",
 		note: fmt.Sprintf("A stock of %s units, 256 connections, one worker. Costs are for each buyer, winner or loser.",
 			rig.Count(float64(stock))),
 		at: rig.Scale(b, []int{10_000, 100_000, 1_000_000}, []int{500, 5000}),
@@ -46,9 +46,9 @@ func BenchmarkGrowthBuyers(b *testing.B) {
 // BenchmarkGrowthConnections sends requests over a growing number of connections.
 func BenchmarkGrowthConnections(b *testing.B) {
 	grow(b, series{
-		name: "connections", grows: "connections",
-		note: fmt.Sprintf("A closed loop for %v, one worker.", crowdDuration(b)),
-		at:   rig.Scale(b, []int{1, 4, 16, 64, 256}, []int{1, 256}),
+		grows: "connections",
+		note:  fmt.Sprintf("A closed loop for %v, one worker.", crowdDuration(b)),
+		at:    rig.Scale(b, []int{1, 4, 16, 64, 256}, []int{1, 256}),
 		plan: func(at int) plan {
 			p := defaultPlan()
 			p.duration, p.connections = crowdDuration(b), at
@@ -60,9 +60,9 @@ func BenchmarkGrowthConnections(b *testing.B) {
 // BenchmarkGrowthWorkers shares the orders of one sale among a growing number of processes.
 func BenchmarkGrowthWorkers(b *testing.B) {
 	grow(b, series{
-		name: "workers", grows: "workers",
-		note: fmt.Sprintf("A crowd on 256 connections for %v, on the same cores as the workers.", crowdDuration(b)),
-		at:   rig.Scale(b, []int{1, 2, 3, 4}, []int{1, 4}),
+		grows: "workers",
+		note:  fmt.Sprintf("A crowd on 256 connections for %v, on the same cores as the workers.", crowdDuration(b)),
+		at:    rig.Scale(b, []int{1, 2, 3, 4}, []int{1, 4}),
 		plan: func(at int) plan {
 			p := defaultPlan()
 			p.duration, p.workers = crowdDuration(b), at
@@ -75,7 +75,7 @@ func BenchmarkGrowthWorkers(b *testing.B) {
 func BenchmarkGrowthPartitions(b *testing.B) {
 	const sales = 16
 	grow(b, series{
-		name: "partitions", grows: "partitions",
+		grows: "partitions",
 		note: fmt.Sprintf("%d sales at the same time, evenly spread over the partitions; a crowd on 256 connections for %v, "+
 			"one worker.", sales, crowdDuration(b)),
 		at: rig.Scale(b, []int{1, 4, 16}, []int{1, 16}),
@@ -93,7 +93,7 @@ func BenchmarkGrowthUserIDs(b *testing.B) {
 	const short, long = 12, 36
 	stock := rig.Scale(b, 100_000, 1000)
 	grow(b, series{
-		name: "user-ids", grows: "characters of a user id",
+		grows: "characters of a user id",
 		note: fmt.Sprintf("A stock of %s units for as many buyers: `buyer-1`, `buyer-2` and so on with up to %d "+
 			"characters, as in all other series, and UUIDs with %d.", rig.Count(float64(stock)), short, long),
 		at: []int{short, long},

@@ -3,7 +3,6 @@ package growth
 import (
 	"context"
 	"fmt"
-	"os"
 	"strconv"
 	"strings"
 
@@ -65,25 +64,4 @@ func lentToClients(ctx context.Context, rdb redis.UniversalClient) (int64, error
 		sum += bytes
 	}
 	return sum, nil
-}
-
-// processMemory is the memory of a process in bytes: current and peak.
-type processMemory struct{ now, most int64 }
-
-func memoryOf(pid int) (processMemory, error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return processMemory{}, err
-	}
-	var m processMemory
-	for name, value := range map[string]*int64{"VmRSS:": &m.now, "VmHWM:": &m.most} {
-		_, rest, _ := strings.Cut(string(text), "\n"+name)
-		line, _, _ := strings.Cut(rest, "\n")
-		kilobytes, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(line), " kB"), 10, 64)
-		if err != nil {
-			return processMemory{}, fmt.Errorf("%s of process %d: %w", name, pid, err)
-		}
-		*value = kilobytes << 10
-	}
-	return m, nil
 }

@@ -3,11 +3,12 @@ package growth
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
+	"os"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -39,18 +40,11 @@ const (
 	cpu = "CPU"
 	// Bytes of Redis per order: at the peak, and when all orders are in Postgres and the streams
 	// trimmed.
-	redisMost  = "Redis at most"
-	redisAfter = "Redis after"
-	// The parts of redisAfter that exceed a few bytes.
-	buyersAfter   = "buyers"
-	outcomesAfter = "outcomes"
-	streamAfter   = "streams"
-	// The peak memory of all processes of a kind in bytes, and per buyer how much it exceeds the memory
-	// before the sale.
+	redisMost  = "Redis-at-most"
+	redisAfter = "Redis-after"
+	// The peak memory of all processes of a kind in bytes.
 	serveMemory = "serve"
 	workMemory  = "work"
-	servePer    = "serve for each"
-	workPer     = "work for each"
 )
 
 const (
@@ -76,8 +70,6 @@ func run(b *testing.B, p plan) rig.Values {
 	if p.sales > 1 {
 		sales = openSpread(b, s.Shop, keys, p.sales, stock)
 	}
-	serveBefore, workBefore := memoryOfAll(b, s.Fronts).now, memoryOfAll(b, s.Workers).now
-
 	redisPeak := watchMemory(b, s.Shop.Redis)
 	before := s.CPU()
 	// A crowd continues after the sale is sold out, so the last order can be in Postgres before the
@@ -109,22 +101,13 @@ func run(b *testing.B, p plan) rig.Values {
 		}
 	}
 	trim(b, s.Shop.Redis, keys)
-	serve, work := memoryOfAll(b, s.Fronts).most, memoryOfAll(b, s.Workers).most
-	values[serveMemory], values[workMemory] = float64(serve), float64(work)
-	values[servePer], values[workPer] = float64(serve-serveBefore)/buyers, float64(work-workBefore)/buyers
+	values[serveMemory], values[workMemory] = peakMemory(b, s.Fronts), peakMemory(b, s.Workers)
 
 	// The sale's share is what deleting its keys frees: Redis's own memory, such as cached scripts,
 	// stays.
 	s.Kill()
 	after, err := idleRedisMemory(b.Context(), s.Shop.Redis)
 	require.NoError(b, err)
-	for p := range keys.Partitions {
-		values[streamAfter] += keyMemory(b, s.Shop.Redis, keys.Orders(p)) / orders
-	}
-	for _, sale := range sales {
-		values[buyersAfter] += keyMemory(b, s.Shop.Redis, keys.Buyers(keys.Partition(sale), sale)) / orders
-	}
-	values[outcomesAfter] = keyMemory(b, s.Shop.Redis, keys.Outcomes(0)) / orders
 	s.Close()
 	without, err := idleRedisMemory(b.Context(), s.Shop.Redis)
 	require.NoError(b, err)
@@ -282,27 +265,16 @@ func trim(b *testing.B, rdb redis.UniversalClient, keys reservation.Keys) {
 	}
 }
 
-// keyMemory is the bytes of a key with all its fields; 0 without the key.
-func keyMemory(b *testing.B, rdb redis.UniversalClient, key string) float64 {
+// peakMemory is the sum over all processes (VmHWM), in bytes.
+func peakMemory(b *testing.B, processes []*rig.Process) (sum float64) {
 	b.Helper()
-	const all = 0 // counts every field instead of a sample
-	bytes, err := rdb.MemoryUsage(b.Context(), key, all).Result()
-	if errors.Is(err, redis.Nil) {
-		return 0
-	}
-	require.NoError(b, err)
-	return float64(bytes)
-}
-
-// memoryOfAll is the sum over all processes.
-func memoryOfAll(b *testing.B, processes []*rig.Process) processMemory {
-	b.Helper()
-	var sum processMemory
 	for _, p := range processes {
-		m, err := memoryOf(p.Pid())
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Pid()))
 		require.NoError(b, err)
-		sum.now += m.now
-		sum.most += m.most
+		_, rest, _ := strings.Cut(string(text), "\nVmHWM:")
+		kilobytes, err := strconv.ParseFloat(strings.Fields(rest)[0], 64)
+		require.NoError(b, err)
+		sum += kilobytes * 1024
 	}
 	return sum
 }

@@ -1,9 +1,6 @@
 package growth
 
-import (
-	"math"
-	"time"
-)
+import "time"
 
 // plan is one sale, or several at the same time.
 type plan struct {
@@ -23,30 +20,8 @@ func defaultPlan() plan { return plan{connections: 256, workers: 1, partitions: 
 
 // series varies one setting.
 type series struct {
-	name  string // of the benchmark, and of its plots
 	grows string
 	note  string
 	at    []int
 	plan  func(at int) plan
 }
-
-// straightness is the range of a cost over a series. Its ratio is 1 if the growth is linear.
-type straightness struct {
-	least, most     float64
-	leastAt, mostAt int
-}
-
-func straightnessOf(at []int, cost []float64) straightness {
-	s := straightness{least: math.Inf(1), most: math.Inf(-1)}
-	for i, c := range cost {
-		if c < s.least {
-			s.least, s.leastAt = c, at[i]
-		}
-		if c > s.most {
-			s.most, s.mostAt = c, at[i]
-		}
-	}
-	return s
-}
-
-func (s straightness) ratio() float64 { return s.most / s.least }

@@ -5,17 +5,8 @@ import (
 	"slices"
 	"testing"
 
-	"stampede/bench/page"
 	"stampede/bench/rig"
 )
-
-// crowdGoals are ratios for BenchmarkCrowd to reach.
-var crowdGoals = []goal{
-	{nothing, "", accepted, 0},
-	{evalsha, "", accepted, 0},
-	{postgresBatched, "", durable, 1.3},
-	{postgresBatchedReader, "", durable, 1},
-}
 
 // BenchmarkCrowd compares Stampede with its strongest rivals at four times as many connections.
 func BenchmarkCrowd(b *testing.B) {
@@ -34,24 +25,25 @@ func BenchmarkCrowd(b *testing.B) {
 		}})
 	}
 	results := rig.Compare(b, candidates...)
-	t := page.Table{
+	t := rig.Table{
 		Title: "With more connections",
-		Note: fmt.Sprintf("The closed loop again, with %s connections; %d rounds of %v.",
+		Note: fmt.Sprintf("The closed loop again, with %s connections; %d rounds of %v. The last column compares orders in "+
+			"Postgres, or, where none get there, the orders that the ingress alone accepts.",
 			rig.Count(float64(connections)), b.N, turnDuration(b)),
-		Head: []string{"design", "accepted/s", "p50", "p99", "p99.9", "orders in Postgres/s"},
+		Head: []string{"design", "accepted/s", "p50, ms", "p99, ms", "in Postgres/s", "Stampede ÷ it"},
 	}
 	for _, r := range all {
-		rate := results.Of(r.name, accepted).Format(rig.Count)
-		row := append([]string{r.title, rate}, latencies(results, r.name, closedLoop)...)
-		inPostgres := ""
-		if s := results.Of(r.name, durable); s.N > 0 {
-			inPostgres = s.Format(rig.Count)
+		row := append([]string{r.title, results.Of(r.name, accepted).Format(rig.Count)},
+			results.Medians(rig.Ratio, r.name, closedLoop+p50, closedLoop+p99)...)
+		ratio := results.Ratio(ingress, accepted, r.name, accepted)
+		if r.writes() {
+			ratio = results.Ratio(ours, durable, r.name, durable)
 		}
-		t.Rows = append(t.Rows, append(row, inPostgres))
+		cell := ""
+		if !r.isOurs() {
+			cell = ratio.Format(rig.Ratio)
+		}
+		t.Rows = append(t.Rows, append(row, results.Of(r.name, durable).Format(rig.Count), cell))
 	}
 	rig.Put(t)
-	putGoalTable(b, results, crowdGoals, page.Table{
-		Title: "What is to be reached with more connections",
-		Note:  fmt.Sprintf("Ratios of the table above, %d rounds.", b.N),
-	})
 }

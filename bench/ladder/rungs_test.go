@@ -26,8 +26,6 @@ const (
 	nothing         = "nothing"
 	nothingRaw      = "nothing-raw"
 	evalsha         = "evalsha"
-	lockedTx        = "lock-transaction"
-	postgresRow     = "postgres-row"
 	postgresBatched = "postgres-batched"
 	ours            = "Stampede"
 	// postgresBatchedReader is the rival with the reader of `stampede serve`.
@@ -51,8 +49,8 @@ const oursClaimDelay = 14 * time.Second
 // rungOrder is the order of the tables: from Echo alone, through the tutorials' designs, to ours.
 var rungOrder = []string{
 	nothing, nothingRaw,
-	"check-set", "mutex", "mutex-twice", "setnx", lockedTx, "lock-transaction-redisson", "memory-queue",
-	postgresRow, "postgres-units", postgresBatched, postgresBatchedReader,
+	"check-set", "mutex", "mutex-twice", "setnx", "lock-transaction", "lock-transaction-redisson", "memory-queue",
+	"postgres-row", "postgres-units", postgresBatched, postgresBatchedReader,
 	evalsha, "stock-stream",
 }
 

@@ -3,9 +3,9 @@ package limits
 import (
 	"fmt"
 	"math"
+	"slices"
 	"testing"
 
-	"stampede/bench/page"
 	"stampede/bench/rig"
 )
 
@@ -53,64 +53,35 @@ func BenchmarkLimits(b *testing.B) {
 	)
 	results := rig.Compare(b, candidates...)
 
-	rig.Put(stageTable(b, results))
-	rig.Put(candidateTable(b, results, candidates))
-	results.Report(b, oursAccept, perSecond, "accepted/s")
-	results.Report(b, oursRecord, perSecond, "durable/s")
-}
-
-// stageTable compares our figures with each limit.
-func stageTable(b *testing.B, results *rig.Results) page.Table {
-	b.Helper()
-	table := page.Table{
+	table := rig.Table{
 		Title: "Each stage and its limit",
-		Note: fmt.Sprintf("Medians of %d rounds, in brackets the least and the greatest; a share is the median of the "+
-			"shares of the rounds. Script calls of `serve` had %s "+
-			"buyers.", b.N, results.Of(oursAccept, perCall).Format(rig.Count)),
-		Head: []string{"stage", "its limit", "limit, orders/s", "ours", "orders/s", "share", "at least"},
+		Note: fmt.Sprintf("Orders a second, what ours reach of it, and the CPU time of an order by process in µs. “load” is "+
+			"the benchmark: the buyers, or, where there is no ingress and no worker, the client that makes the calls. Script "+
+			"calls of `serve` had %s buyers. Medians of %d rounds, with the least and the greatest.",
+			results.Of(oursAccept, perCall).Format(rig.Count), b.N),
+		Head: append([]string{"", "orders/s", "ours ÷ it"}, rig.Roles...),
 	}
-	for _, s := range []struct{ stage, ours, limit, target string }{
-		{"HTTP", oursAccept, echoNothing, "1.1"},
-		{"HTTP", oursAccept, echoRaw, ""},
-		{"decision", oursAccept, scriptSame, ""},
-		{"stream", oursRecord, readAck, ""},
-		{"Postgres", oursRecord, insertOne, "0.85"},
-		{"Postgres", oursRecord, insertTwo, ""},
-		{"Postgres", oursRecord, copyOne, ""},
-	} {
-		share := results.Ratio(s.ours, perSecond, s.limit, perSecond)
-		table.Rows = append(table.Rows, []string{
-			s.stage, s.limit, results.Of(s.limit, perSecond).Format(rig.Count),
-			s.ours, results.Of(s.ours, perSecond).Format(rig.Count), share.Format(rig.Ratio), s.target,
-		})
-	}
-	for _, s := range []struct{ limit, ours, unit string }{
-		{echoNothing, oursAccept, "accepted÷Echo-doing-nothing"},
-		{insertOne, oursRecord, "durable÷raw-batch-insert"},
-	} {
-		b.ReportMetric(results.Ratio(s.ours, perSecond, s.limit, perSecond).Median, s.unit)
-	}
-	return table
-}
-
-// candidateTable shows the cost of an order for every candidate, by process.
-func candidateTable(b *testing.B, results *rig.Results, candidates []rig.Candidate) page.Table {
-	b.Helper()
-	table := page.Table{
-		Title: "What an order costs",
-		Note: "CPU time in microseconds for each order, by process, beside the rate. “load” is the benchmark: " +
-			"the buyers, " +
-			"or, where there is no ingress and no worker, the client that makes the calls.",
-		Head: append([]string{"", "orders/s"}, rig.Roles...),
+	comparedWith := map[string]string{
+		echoNothing: oursAccept, echoRaw: oursAccept, scriptSame: oursAccept,
+		insertOne: oursRecord, insertTwo: oursRecord, copyOne: oursRecord, readAck: oursRecord,
 	}
 	for _, c := range candidates {
-		row := []string{c.Name, results.Of(c.Name, perSecond).Format(rig.Count)}
-		for _, role := range rig.Roles {
-			row = append(row, results.Of(c.Name, role).FormatMedian(rig.Ratio))
+		share := ""
+		if ours, found := comparedWith[c.Name]; found {
+			share = results.Ratio(ours, perSecond, c.Name, perSecond).Format(rig.Ratio)
 		}
-		table.Rows = append(table.Rows, row)
+		table.Rows = append(table.Rows, slices.Concat(
+			[]string{c.Name, results.Of(c.Name, perSecond).Format(rig.Count), share},
+			results.Medians(rig.Ratio, c.Name, rig.Roles...)))
 	}
-	return table
+	rig.Put(table)
+	results.Report(b, oursAccept, perSecond, "accepted/s")
+	results.Report(b, oursRecord, perSecond, "durable/s")
+	for limit, unit := range map[string]string{
+		echoNothing: "accepted÷Echo-doing-nothing", insertOne: "durable÷raw-batch-insert",
+	} {
+		b.ReportMetric(results.Ratio(comparedWith[limit], perSecond, limit, perSecond).Median, unit)
+	}
 }
 
 func plural(connections int) string {

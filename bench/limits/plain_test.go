@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"testing"
 
-	"stampede/bench/page"
 	"stampede/bench/rig"
 )
 
@@ -22,20 +21,17 @@ func BenchmarkPlainReader(b *testing.B) {
 	}
 	results := rig.Compare(b, rig.Candidate{Name: withReader, Turn: mode("on")},
 		rig.Candidate{Name: withoutReader, Turn: mode("off")})
-	table := page.Table{
+	ratio := results.Ratio(withReader, perSecond, withoutReader, perSecond)
+	table := rig.Table{
 		Title: "Plain purchases in front of net/http",
-		Note: fmt.Sprintf("Accepted orders, and CPU time for each in microseconds; medians of %d rounds. An ingress with "+
-			"the reader accepts %s times as many.", b.N,
-			results.Ratio(withReader, perSecond, withoutReader, perSecond).Format(rig.Ratio)),
+		Note: fmt.Sprintf("Accepted orders, and CPU time for each in µs; medians of %d rounds. An ingress with the reader "+
+			"accepts %s times as many.", b.N, ratio.Format(rig.Ratio)),
 		Head: append([]string{"", "orders/s"}, rig.Roles...),
 	}
 	for _, name := range []string{withReader, withoutReader} {
-		row := []string{name, results.Of(name, perSecond).Format(rig.Count)}
-		for _, role := range rig.Roles {
-			row = append(row, results.Of(name, role).FormatMedian(rig.Ratio))
-		}
-		table.Rows = append(table.Rows, row)
+		table.Rows = append(table.Rows, append([]string{name, results.Of(name, perSecond).Format(rig.Count)},
+			results.Medians(rig.Ratio, name, rig.Roles...)...))
 	}
 	rig.Put(table)
-	b.ReportMetric(results.Ratio(withReader, perSecond, withoutReader, perSecond).Median, "on÷off")
+	b.ReportMetric(ratio.Median, "on÷off")
 }

@@ -11,7 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"stampede/bench/page"
+	"stampede/bench/rig"
 )
 
 const (
@@ -22,67 +22,74 @@ const (
 	stallTimeout = 30 * time.Second
 )
 
+// The two ways to share clients, and a figure beside the times.
+const (
+	oneClient  = "one client"
+	ownClients = "own clients"
+	commands   = ", commands"
+)
+
 // BenchmarkHandover measures how long a released lock takes to reach the next of 32 waiters: from just
 // before the call of release until the next acquire returns. A participant that released the lock waits
-// again once the next one has it, so that it cannot take it back immediately and 32 always wait.
+// again once the next one has it, so that it cannot take it back immediately and 32 always wait. The
+// participants share a client, or each has its own, as if in another process.
 func BenchmarkHandover(b *testing.B) {
-	for _, mode := range []struct {
-		name, where string
-		alone       bool
-	}{
-		{"one-client", "goroutines (in Redisson: threads) that share a client", false},
-		{"own-clients", "each with its own client, as if in another process", true},
-	} {
-		b.Run(mode.name, func(b *testing.B) {
-			s := serverWith(b, inMemory)
-			waiters := scale(b, 32, 8)
-			var candidates []timed
-			for _, l := range contended {
-				c := crowd{b: b, name: l.name, events: make(chan event, 4*waiters)}
-				for i := range waiters + 1 {
-					if i == 0 || mode.alone {
-						c.clients = append(c.clients, s.open(b, l))
-					} else {
-						c.clients = append(c.clients, c.clients[0])
-					}
+	s := serverWith(b, inMemory)
+	waiters := rig.Scale(b, 32, 8)
+	turns, times := rig.Scale(b, 3, 1), rig.Scale(b, 100, 10)
+	measure := func(v rig.Values, mode string, handOvers func()) {
+		before := s.work(b)
+		handOvers()
+		v[mode+commands] = float64(s.work(b).since(before).commands) / float64(times)
+	}
+	var candidates []rig.Candidate
+	for _, l := range contended {
+		crowds := map[string]*crowd{}
+		for mode, clients := range map[string]int{oneClient: 1, ownClients: waiters + 1} {
+			c := &crowd{b: b, name: l.name, events: make(chan event, 4*waiters)}
+			for i := range waiters + 1 {
+				if i < clients {
+					c.clients = append(c.clients, s.open(b, l))
+				} else {
+					c.clients = append(c.clients, c.clients[0])
 				}
-				candidates = append(candidates, timed{Name: l.name, Times: c.handOvers})
 			}
-			if !mode.alone { // 33 Java processes would saturate the machine
-				candidates = s.withRedisson(b, candidates, func(key string, n int) string {
-					return fmt.Sprintf("bench-contended %s %d %d %d", key, waiters, n, ((holdMin + holdMax) / 2).Microseconds())
-				})
-			}
-			compareHandovers(b, s, mode.where, waiters, candidates)
-		})
-	}
-}
-
-func compareHandovers(b *testing.B, s *server, where string, waiters int, candidates []timed) {
-	b.Helper()
-	commands := make([]int, len(candidates))
-	for i := range candidates {
-		times := candidates[i].Times
-		candidates[i].Times = func(n int) sample {
-			before := s.work(b)
-			measured := times(n)
-			commands[i] += s.work(b).since(before).commands
-			return measured
+			crowds[mode] = c
 		}
+		candidates = append(candidates, rig.Candidate{Name: l.name, Turn: func(*testing.B, int) rig.Values {
+			v := rig.Values{}
+			for mode, c := range crowds {
+				measure(v, mode, func() { put(v, mode, c.handOvers(times)) })
+			}
+			return v
+		}})
 	}
-	turns, times := scale(b, 3, 1), scale(b, 100, 10)
-	timings := compareTimes(b, turns, times, candidates...)
-	rows := timingRows(timings)
-	for i := range rows {
-		rows[i] = append(rows[i], fmt.Sprintf("%.0f", float64(commands[i])/float64(b.N*turns*times)))
-	}
-	figures.Put(page.Table{
-		Title: "Hand-over: " + where,
-		Note: fmt.Sprintf("From just before the release until the next acquire returns, with %d waiters. "+
-			"The lock is held for %v to %v; persistence is off. %d rounds of %d hand-overs.",
-			waiters, holdMin, holdMax, b.N, turns*times),
-		Head: append(timingHead("hand-over"), "Redis commands per hand-over"), Rows: rows,
+	// Its waiters are threads that share a client: 33 Java processes would saturate the machine.
+	candidates = withRedisson(candidates, func(b *testing.B, v rig.Values) {
+		java := s.java(b)
+		measure(v, oneClient, func() {
+			java.run(b, v, oneClient, fmt.Sprintf("bench-contended %s %d %d %d", newKey(), waiters, times,
+				((holdMin+holdMax)/2).Microseconds()))
+		})
 	})
+	results := rig.CompareInTurns(b, turns, candidates...)
+	table := rig.Table{
+		Title: "Hand-over",
+		Note: fmt.Sprintf("From just before the release until the next acquire returns, with %d waiters: goroutines (in "+
+			"Redisson: threads) that share a client, and with a client each, as if in other processes. The median, and its "+
+			"ratio to the first (least–greatest over rounds); commands of Redis for each hand-over. The lock is held for %v "+
+			"to %v; persistence is off. %d rounds of %d hand-overs.", waiters, holdMin, holdMax, b.N, turns*times),
+		Head: []string{"", "shared client", "p99", "commands", "own clients", "p99", "commands"},
+	}
+	for _, c := range candidates {
+		row := []string{c.Name}
+		for _, mode := range []string{oneClient, ownClients} {
+			row = append(row, compared(results, c.Name, watched.name, mode+p50),
+				results.Of(c.Name, mode+p99).FormatMedian(micros), results.Of(c.Name, mode+commands).FormatMedian(rig.Count))
+		}
+		table.Rows = append(table.Rows, row)
+	}
+	rig.Put(table)
 }
 
 // crowd passes one lock around among waiters + 1 participants.
@@ -110,7 +117,7 @@ const (
 )
 
 // handOvers measures hand-overs, beginning with the release of the first holder.
-func (c *crowd) handOvers(times int) sample {
+func (c *crowd) handOvers(times int) []time.Duration {
 	key := newKey()
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
@@ -125,7 +132,7 @@ func (c *crowd) handOvers(times int) sample {
 	// they would poll at the same time.
 	arrivals := make([]time.Duration, len(c.clients)-1)
 	for i := range arrivals {
-		arrivals[i] = rand.N(time.Duration(scale(c.b, 250, 25)) * time.Millisecond)
+		arrivals[i] = rand.N(time.Duration(rig.Scale(c.b, 250, 25)) * time.Millisecond)
 	}
 	slices.Sort(arrivals)
 	began := time.Now()
@@ -148,7 +155,7 @@ func (c *crowd) handOvers(times int) sample {
 		for c.next(got, ended).did != ended {
 		}
 	}
-	return sum(took)
+	return took
 }
 
 // next waits for one of these events.

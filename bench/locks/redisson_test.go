@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/bench/designs/redisson"
+	"stampede/bench/rig"
 	"stampede/internal/dev/child"
 )
 
@@ -37,26 +38,29 @@ type javaProcess struct {
 }
 
 // withRedisson adds Redisson to the candidates if Java and Maven are installed.
-func (s *server) withRedisson(
-	b *testing.B, candidates []timed, command func(key string, n int) string,
-) []timed {
-	b.Helper()
-	classes := redissonClasses()
-	if classes == "" {
+func withRedisson(candidates []rig.Candidate, measure func(b *testing.B, v rig.Values)) []rig.Candidate {
+	if redissonClasses() == "" {
 		return candidates
 	}
+	return append(candidates, rig.Candidate{Name: "redisson", Turn: func(b *testing.B, _ int) rig.Values {
+		v := rig.Values{}
+		measure(b, v)
+		return v
+	}})
+}
+
+// java starts the program on first use.
+func (s *server) java(b *testing.B) *javaProcess {
+	b.Helper()
 	if s.redisson == nil {
-		s.redisson = startRedisson(b, classes, s.url)
+		s.redisson = startRedisson(b, redissonClasses(), s.url)
 	}
-	r := s.redisson
-	if b.N > 1 && !r.warm { // a smoke test may run cold Java
-		r.run(b, "bench-uncontended "+newKey()+" 4s")
-		r.run(b, "bench-contended "+newKey()+" 32 300 1000")
+	if r := s.redisson; b.N > 1 && !r.warm { // a smoke test may run cold Java
+		r.run(b, rig.Values{}, "", "bench-uncontended "+newKey()+" 4s")
+		r.run(b, rig.Values{}, "", "bench-contended "+newKey()+" 32 300 1000")
 		r.warm = true
 	}
-	return append(candidates, timed{Name: "redisson", Times: func(n int) sample {
-		return r.run(b, command(newKey(), n))
-	}})
+	return s.redisson
 }
 
 func startRedisson(b *testing.B, classes, url string) *javaProcess {
@@ -72,7 +76,7 @@ func startRedisson(b *testing.B, classes, url string) *javaProcess {
 	go func() {
 		_ = outWrite.CloseWithError(process.Wait())
 	}()
-	stops = append(stops, func() {
+	rig.AtExit(func() {
 		_ = in.Close() // ends the program
 		process.Stop(syscall.SIGTERM, 5*time.Second)
 	})
@@ -83,17 +87,18 @@ func startRedisson(b *testing.B, classes, url string) *javaProcess {
 }
 
 // run runs one command of the Java program.
-func (r *javaProcess) run(b *testing.B, command string) sample {
+func (r *javaProcess) run(b *testing.B, v rig.Values, what, command string) {
 	b.Helper()
 	_, err := fmt.Fprintln(r.in, "bench", command)
 	require.NoError(b, err)
 	require.True(b, r.out.Scan(), "Redisson does not answer %q: %v", command, r.out.Err())
 	var answer struct {
-		N        int           `json:"n"`
 		MedianNS time.Duration `json:"median_ns"`
 		P99NS    time.Duration `json:"p99_ns"`
 	}
 	line := strings.TrimPrefix(r.out.Text(), "bench ")
 	require.NoError(b, json.Unmarshal([]byte(line), &answer), "Redisson answers %q: %q", command, line)
-	return sample{N: answer.N, P50: answer.MedianNS, P99: answer.P99NS}
+	require.NotZero(b, answer.MedianNS, line)
+	put(v, what, []time.Duration{answer.MedianNS})
+	v[what+p99] = percentile([]time.Duration{answer.P99NS}, 99)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"stampede/bench/rig"
 	"stampede/internal/dev/localserver"
 )
 
@@ -24,6 +25,8 @@ type persistence struct {
 var (
 	inMemory  = persistence{"persistence off", map[string]string{"appendonly": "no"}}
 	aofAlways = persistence{"appendfsync always", nil} // the default of the private servers
+
+	persistences = []persistence{inMemory, aofAlways}
 )
 
 // server is a Redis for the benchmarks.
@@ -34,19 +37,8 @@ type server struct {
 	redisson *javaProcess
 }
 
-var (
-	// servers are shared by all benchmarks, which run one after another.
-	servers       = map[string]*server{}
-	serverVersion string
-	// stops are called after all benchmarks, the last one first.
-	stops []func()
-)
-
-func stopAll() {
-	for i := len(stops) - 1; i >= 0; i-- {
-		stops[i]()
-	}
-}
+// servers are shared by all benchmarks, which run one after another.
+var servers = map[string]*server{}
 
 func serverWith(b *testing.B, p persistence) *server {
 	b.Helper()
@@ -55,12 +47,14 @@ func serverWith(b *testing.B, p persistence) *server {
 	}
 	private, err := localserver.StartRedis(context.Background(), localserver.RedisOptions{Settings: p.settings})
 	require.NoError(b, err)
-	stops = append(stops, private.Stop)
+	rig.AtExit(private.Stop)
 	rdb, err := openRedis(private.URL)
 	require.NoError(b, err)
 	s := &server{url: private.URL, rdb: rdb}
-	stops = append(stops, func() { _ = s.rdb.Close() })
-	serverVersion = s.info(b, "server")["redis_version"]
+	rig.AtExit(func() { _ = s.rdb.Close() })
+	if len(servers) == 0 {
+		rig.MeasuredWith("Redis " + s.info(b, "server")["redis_version"])
+	}
 	servers[p.name] = s
 	return s
 }

@@ -11,25 +11,25 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
-	"stampede/bench/page"
+	"stampede/bench/rig"
 	"stampede/lock"
 )
 
-// held is the cost of holding and renewing many locks.
-type held struct {
-	goroutines float64 // besides those that ran before
-	bytes      float64 // of heap and stacks for each lock
-	commands   float64 // in Redis per second
-	redisCPU   float64 // of one core
-	processCPU float64
-}
+// The costs of holding and renewing many locks.
+const (
+	goroutines        = "goroutines"                    // besides those that ran before
+	bytesOfLock       = "bytes of the process per lock" // of heap and stacks
+	commandsPerSecond = "Redis commands/s"
+	redisCPU          = "Redis, % of a core"
+	ownCPU            = "process, % of a core"
+)
 
 // BenchmarkHeld measures the cost of locks that a watchdog renews. redsync and redislock have none;
 // their users write one, usually with a goroutine for each lock.
 func BenchmarkHeld(b *testing.B) {
 	// A lease is renewed at a third of it, so twice in the measured time.
-	lease := time.Duration(scale(b, 9_000, 1_500)) * time.Millisecond
-	number := scale(b, 10_000, 1_000)
+	lease := rig.Scale(b, 9*time.Second, 1500*time.Millisecond)
+	number := rig.Scale(b, 10_000, 1_000)
 	s := serverWith(b, inMemory)
 	libraries := []library{
 		{"stampede", func(url string) (client, error) {
@@ -38,52 +38,30 @@ func BenchmarkHeld(b *testing.B) {
 		}},
 		{"rueidislock", openRueidislock(lease)},
 	}
-	found := make([][]held, len(libraries))
-	for range b.N {
-		for i, l := range libraries {
-			found[i] = append(found[i], holdMany(b, s, l, number, 2*lease/3))
-		}
+	var candidates []rig.Candidate
+	for _, l := range libraries {
+		candidates = append(candidates, rig.Candidate{Name: l.name, Turn: func(b *testing.B, _ int) rig.Values {
+			return holdMany(b, s, l, number, 2*lease/3)
+		}})
 	}
-	b.ReportMetric(0, "ns/op") // a round is not an operation
-	var rows [][]string
-	for i, l := range libraries {
-		medianOf := func(of func(held) float64) float64 {
-			var values []float64
-			for _, h := range found[i] {
-				values = append(values, of(h))
-			}
-			slices.Sort(values)
-			return values[len(values)/2]
-		}
-		goroutines := medianOf(func(h held) float64 { return h.goroutines })
-		bytes := medianOf(func(h held) float64 { return h.bytes })
-		commands := medianOf(func(h held) float64 { return h.commands })
-		redisCPU := medianOf(func(h held) float64 { return h.redisCPU })
-		cpuOfProcess := medianOf(func(h held) float64 { return h.processCPU })
-		b.ReportMetric(goroutines, l.name+"_goroutines")
-		b.ReportMetric(bytes, l.name+"_B/lock")
-		b.ReportMetric(commands, l.name+"_commands/s")
-		rows = append(rows, []string{
-			l.name, fmt.Sprintf("%.0f", goroutines), fmt.Sprintf("%.0f", bytes), fmt.Sprintf("%.0f", commands),
-			fmt.Sprintf("%.2f %%", 100*redisCPU), fmt.Sprintf("%.2f %%", 100*cpuOfProcess),
-		})
-	}
-	figures.Put(page.Table{
+	results := rig.Compare(b, candidates...)
+	table := rig.Table{
 		Title: "Locks held and renewed",
 		Note: fmt.Sprintf("%d locks with a lease of %v, renewed every %v. With the default of 30 s all rates are lower "+
-			"in proportion. Persistence is off. Medians of %d rounds.",
-			number, lease, lease/3, b.N),
-		Head: []string{
-			"", "goroutines", "bytes of the process per lock", "Redis commands/s", "Redis, of one core",
-			"process, of one core",
-		},
-		Rows: rows,
-	})
+			"in proportion. Persistence is off. Medians of %d rounds.", number, lease, lease/3, b.N),
+		Head: []string{"", goroutines, bytesOfLock, commandsPerSecond, redisCPU, ownCPU},
+	}
+	for _, l := range libraries {
+		table.Rows = append(table.Rows, slices.Concat([]string{l.name},
+			results.Medians(rig.Count, l.name, goroutines, bytesOfLock, commandsPerSecond),
+			results.Medians(rig.Ratio, l.name, redisCPU, ownCPU)))
+	}
+	rig.Put(table)
 }
 
 // holdMany acquires locks and measures the cost of holding them for a time. All of them must still be
 // held at the end.
-func holdMany(b *testing.B, s *server, l library, number int, during time.Duration) held {
+func holdMany(b *testing.B, s *server, l library, number int, during time.Duration) rig.Values {
 	b.Helper()
 	keys := newKeys(number)
 	releases := make([]func() error, number)
@@ -93,7 +71,7 @@ func holdMany(b *testing.B, s *server, l library, number int, during time.Durati
 	release, err := c.acquire(b.Context(), newKey()) // opens connections and starts goroutines
 	require.NoError(b, err)
 	require.NoError(b, release())
-	goroutines, bytes := runtime.NumGoroutine(), inUse()
+	running, bytes := runtime.NumGoroutine(), inUse()
 
 	// Acquired in parallel, because the first locks must not be renewed before the last is
 	// acquired.
@@ -112,22 +90,22 @@ func holdMany(b *testing.B, s *server, l library, number int, during time.Durati
 	}
 	require.NoError(b, acquiring.Wait())
 
-	h := held{
-		goroutines: float64(runtime.NumGoroutine() - goroutines),
-		bytes:      float64(inUse()-bytes) / float64(number),
+	v := rig.Values{
+		goroutines:  float64(runtime.NumGoroutine() - running),
+		bytesOfLock: float64(inUse()-bytes) / float64(number),
 	}
 	before, cpu, began := s.work(b), processCPU(b), time.Now()
 	<-time.After(during)
 	took := time.Since(began).Seconds()
 	w := s.work(b).since(before)
-	h.commands = float64(w.commands) / took
-	h.redisCPU = w.cpu.Seconds() / took
-	h.processCPU = (processCPU(b) - cpu).Seconds() / took
+	v[commandsPerSecond] = float64(w.commands) / took
+	v[redisCPU] = 100 * w.cpu.Seconds() / took
+	v[ownCPU] = 100 * (processCPU(b) - cpu).Seconds() / took
 
 	for _, release := range releases {
 		require.NoError(b, release(), "a lock was lost while it was held")
 	}
-	return h
+	return v
 }
 
 // inUse is the memory of live objects and of stacks.

@@ -10,24 +10,17 @@ import (
 
 // buildBinary builds Stampede once, from the sources that this module's go.mod replaces it with.
 var buildBinary = sync.OnceValues(func() (path string, err error) {
-	if binaryFolder, err = os.MkdirTemp("", "stampede-bench-"); err != nil {
+	folder, err := os.MkdirTemp("", "stampede-bench-")
+	if err != nil {
 		return "", err
 	}
-	path = filepath.Join(binaryFolder, "stampede")
+	AtExit(func() { _ = os.RemoveAll(folder) })
+	path = filepath.Join(folder, "stampede")
 	build := exec.Command("go", "build", "-o", path, "./cmd/stampede")
 	build.Dir = "../.." // a package's benchmarks run in its folder
 	build.Stderr = os.Stderr
 	return path, build.Run()
 })
-
-// binaryFolder holds the binary after it was built.
-var binaryFolder string
-
-func removeBinary() {
-	if binaryFolder != "" {
-		_ = os.RemoveAll(binaryFolder)
-	}
-}
 
 // stampedeBinary returns the path of Stampede's binary.
 func stampedeBinary(b testing.TB) string {

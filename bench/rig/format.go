@@ -6,25 +6,25 @@ import (
 	"strconv"
 	"time"
 
-	"stampede/bench/page"
 	"stampede/internal/figure"
 )
 
-// Format writes the median and, with several rounds, the range.
+// Format writes the median, and the range if it reads differently.
 func (s Spread) Format(write func(float64) string) string {
-	switch s.N {
-	case 0:
-		return page.None
-	case 1:
-		return write(s.Median)
+	if s.N == 0 {
+		return none
 	}
-	return fmt.Sprintf("%s (%s–%s)", write(s.Median), write(s.least), write(s.greatest))
+	median, least, greatest := write(s.Median), write(s.least), write(s.greatest)
+	if least == greatest {
+		return median
+	}
+	return fmt.Sprintf("%s (%s–%s)", median, least, greatest)
 }
 
 // FormatMedian writes the median only.
 func (s Spread) FormatMedian(write func(float64) string) string {
 	if s.N == 0 {
-		return page.None
+		return none
 	}
 	return write(s.Median)
 }
@@ -45,6 +45,3 @@ func Ratio(v float64) string {
 
 // InMillis converts a time to milliseconds.
 func InMillis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
-
-// Millis writes a number of milliseconds.
-func Millis(v float64) string { return Ratio(v) + " ms" }

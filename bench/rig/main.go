@@ -8,30 +8,41 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
 	"stampede/bench/designs"
 	"stampede/bench/front"
-	"stampede/bench/page"
 )
 
 var (
-	figuresFolder = flag.String("figures", "",
-		"`folder` of the page NAME.md, to write the figures and their plots there as well")
-	only = flag.String("only", "",
+	figuresFolder = flag.String("figures", "", "`folder` of the page NAME.md, to write the figures there as well")
+	only          = flag.String("only", "",
 		"regular `expression`: runs only candidates whose names match, for profiling or development")
 )
 
-// figures are the results of the benchmarks of this process.
-var figures page.Figures
+var (
+	// figures are the results of the benchmarks of this process.
+	figures page
+	// measuredWith are the versions of the servers and programs that took part.
+	measuredWith []string
+	// atExit are called after all benchmarks, the last one first.
+	atExit []func()
+)
 
 // Put adds a table to the page, or replaces the one with the same title.
-func Put(t page.Table) { figures.Put(t) }
+func Put(t Table) { figures.put(t) }
+
+// MeasuredWith names a server or a program and its version on the page.
+func MeasuredWith(version string) { measuredWith = append(measuredWith, version) }
+
+// AtExit has stop called after all benchmarks.
+func AtExit(stop func()) { atExit = append(atExit, stop) }
 
 // Main is the body of a package's TestMain. If front.Env is set, it runs the front of a design instead
 // of the benchmarks. The page is NAME.md in the folder of -figures. The page names the versions of the
-// servers, and of modules whose paths contain one of the given names.
+// servers, and of the modules in go.mod whose paths contain one of the given names.
 func Main(m *testing.M, name string, modules ...string) {
 	if os.Getenv(front.Env) != "" {
 		os.Exit(front.Main(designs.Find))
@@ -42,34 +53,22 @@ func Main(m *testing.M, name string, modules ...string) {
 		os.Exit(2)
 	}
 	code := m.Run()
-	text, plots, err := figures.Write()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
+	text := figures.markdown()
 	if text != "" {
-		text = "Measured " + time.Now().UTC().Format(time.DateOnly) + " on " + page.Machine() + ", with " +
+		text = "Measured " + time.Now().UTC().Format(time.DateOnly) + " on " + machine() + ", with " +
 			versions(modules) + ".\n\n" + text
 		fmt.Printf("\n%s", text)
 	}
-	stopServers()
-	removeBinary()
+	for _, stop := range slices.Backward(atExit) {
+		stop()
+	}
 	if *figuresFolder != "" && text != "" && code == 0 {
-		if err := writePage(name, text, plots); err != nil {
+		if err := replaceFigures(filepath.Join(*figuresFolder, name+".md"), text); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = 1
 		}
 	}
 	os.Exit(code)
-}
-
-func writePage(name, text string, plots map[string][]byte) error {
-	for file, svg := range plots {
-		if err := os.WriteFile(filepath.Join(*figuresFolder, file), svg, 0o644); err != nil {
-			return err
-		}
-	}
-	return page.Replace(filepath.Join(*figuresFolder, name+".md"), text)
 }
 
 // Scale is the amount of something in a benchmark. A single round is a smoke run, or the warm-up before

@@ -27,17 +27,38 @@ type Results struct {
 // changes from round to round, so that a machine that becomes slower affects all of them alike.
 func Compare(b *testing.B, candidates ...Candidate) *Results {
 	b.Helper()
+	return CompareInTurns(b, 1, candidates...)
+}
+
+// CompareInTurns gives every candidate several turns in each round. The value of a round is the median
+// of its turns.
+func CompareInTurns(b *testing.B, turns int, candidates ...Candidate) *Results {
+	b.Helper()
 	candidates, err := chosen(candidates, *only)
 	if err != nil {
 		b.Fatal(err)
 	}
 	r := &Results{}
 	for round := range b.N {
+		found := make(map[string]map[string][]float64)
+		for turn := range turns {
+			for place := range candidates {
+				c := candidates[(place+turn+round)%len(candidates)]
+				if found[c.Name] == nil {
+					found[c.Name] = make(map[string][]float64)
+				}
+				for figure, v := range c.Turn(b, round) {
+					found[c.Name][figure] = append(found[c.Name][figure], v)
+				}
+			}
+		}
 		values := make(map[string]Values)
-		for place := range candidates {
-			c := candidates[(place+round)%len(candidates)]
-			values[c.Name] = c.Turn(b, round)
-			b.Logf("round %d: %s: %v", round, c.Name, values[c.Name])
+		for name, figures := range found {
+			values[name] = Values{}
+			for figure, all := range figures {
+				values[name][figure] = SpreadOf(all).Median
+			}
+			b.Logf("round %d: %s: %v", round, name, values[name])
 		}
 		r.rounds = append(r.rounds, values)
 	}
@@ -97,6 +118,15 @@ func (r *Results) Report(b *testing.B, candidate, figure, unit string) {
 	if s := r.Of(candidate, figure); s.N > 0 {
 		b.ReportMetric(s.Median, strings.ReplaceAll(candidate, " ", "-")+"_"+unit)
 	}
+}
+
+// Medians are the cells of a row: the medians of a candidate's figures, all in the same format.
+func (r *Results) Medians(write func(float64) string, candidate string, figures ...string) []string {
+	var cells []string
+	for _, figure := range figures {
+		cells = append(cells, r.Of(candidate, figure).FormatMedian(write))
+	}
+	return cells
 }
 
 // SpreadOf computes the spread of values.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -24,7 +25,6 @@ type servers struct {
 	redis    *localserver.Redis
 	postgres *localserver.Postgres
 	control  redis.UniversalClient // for cleanup and queries; no candidate uses it
-	version  string                // of both
 }
 
 var running *servers
@@ -44,6 +44,7 @@ func start(b testing.TB) *servers {
 	}})
 	require.NoError(b, err)
 	running = s
+	AtExit(s.stop)
 	s.postgres, err = localserver.StartPostgres(ctx, localserver.PostgresOptions{Settings: map[string]string{
 		// So would a timed checkpoint: Open makes one before each turn.
 		"checkpoint_timeout": "1h",
@@ -55,18 +56,15 @@ func start(b testing.TB) *servers {
 	require.NoError(b, err)
 	s.administer(b, "CREATE DATABASE "+templateDatabase)
 	require.NoError(b, sql.Up(ctx, databaseURL(s.postgres.URL, templateDatabase)))
-	s.version = s.versions(b)
+	MeasuredWith(s.versions(b))
 	return s
 }
 
-func stopServers() {
-	if running == nil {
-		return
+func (s *servers) stop() {
+	if s.control != nil {
+		_ = s.control.Close()
 	}
-	if running.control != nil {
-		_ = running.control.Close()
-	}
-	(&localserver.Pair{Redis: running.redis, Postgres: running.postgres}).Stop()
+	(&localserver.Pair{Redis: s.redis, Postgres: s.postgres}).Stop()
 }
 
 // administer runs a statement outside of the databases of the shops.
@@ -95,13 +93,10 @@ func (s *servers) versions(b testing.TB) string {
 		" (fsync and synchronous_commit on)"
 }
 
-// versions lists the versions of the servers and of the modules. It reads go.mod, because a test binary
-// does not know its modules.
+// versions lists what was named by MeasuredWith, and the versions of the modules. It reads go.mod,
+// because a test binary does not know its modules.
 func versions(modules []string) string {
-	var names []string
-	if running != nil && running.version != "" {
-		names = append(names, running.version)
-	}
+	names := slices.Clone(measuredWith)
 	mod, _ := os.ReadFile("../go.mod")
 	for _, found := range regexp.MustCompile(`(?m)^\s+(\S+) (v\S+)`).FindAllStringSubmatch(string(mod), -1) {
 		path, version := found[1], found[2]

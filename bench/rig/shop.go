@@ -155,16 +155,12 @@ func (s *Shop) Units() int64 {
 	return units
 }
 
-// Delays are percentiles of times in milliseconds.
-type Delays struct{ P50, P99, P999 float64 }
-
-// CommitDelays is how long orders took from the decision in Redis until the commit in Postgres, for all
-// orders decided since the given time.
-func (s *Shop) CommitDelays(since time.Time) Delays {
+// CommitDelays are percentiles of how long orders took from the decision in Redis until the commit in
+// Postgres, in milliseconds, for all orders decided since the given time.
+func (s *Shop) CommitDelays(since time.Time) (p50, p99 float64) {
 	s.b.Helper()
-	var d Delays
-	require.NoError(s.b, s.Pool.QueryRow(s.b.Context(), commitDelaysSQL, since).Scan(&d.P50, &d.P99, &d.P999))
-	return d
+	require.NoError(s.b, s.Pool.QueryRow(s.b.Context(), commitDelaysSQL, since).Scan(&p50, &p99))
+	return p50, p99
 }
 
 // databaseURL is the URL of a server with the name of another database.

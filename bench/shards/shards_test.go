@@ -16,7 +16,6 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/bench/page"
 	"stampede/bench/rig"
 	"stampede/internal/connect"
 	"stampede/lua"
@@ -48,7 +47,7 @@ const together = "together"
 func BenchmarkCost(b *testing.B) {
 	results := rig.Compare(b,
 		rig.Candidate{Name: together, Turn: func(b *testing.B, _ int) rig.Values { return costs(b) }})
-	t := page.Table{
+	t := rig.Table{
 		Title: "What an order costs Redis",
 		Note: fmt.Sprintf("CPU time of the process of Redis for an order, %d buyers in each call, one connection, all "+
 			"shards on this one Redis. The four sales take turns of %d calls. Medians of %d rounds, with the least and the "+
@@ -183,18 +182,18 @@ func BenchmarkSellOut(b *testing.B) {
 	}
 	results := rig.Compare(b, compared...)
 	stock := rig.Scale(b, 10_000, 1000)
-	calls := page.Table{
+	calls := rig.Table{
 		Title: "The calls of a sell-out",
 		Note: fmt.Sprintf("%s units and as many buyers, %d at a time, at two ingresses in one process. A count asks all "+
 			"shards, and is counted once for each. Medians of %d rounds, with the least and the greatest.",
 			rig.Count(float64(stock)), buying, b.N),
 		Head: []string{"", refused, counts, gives, takes, "units moved"},
 	}
-	times := page.Table{
+	times := rig.Table{
 		Title: "The times of a sell-out",
 		Note: fmt.Sprintf("From the request to the answer, of all buyers and of the last %d who got a unit, without HTTP. "+
 			"All shards share one Redis here, so that they are not faster together. The same rounds.", lastUnits),
-		Head: []string{"", perSecond, all50, all99, last50, last99},
+		Head: []string{"", perSecond, "all, ms: p50", "p99", "last, ms: p50", "p99"},
 	}
 	for _, c := range crowds {
 		row, timed := []string{c.name}, []string{c.name, results.Of(c.name, perSecond).Format(rig.Count)}
@@ -202,7 +201,7 @@ func BenchmarkSellOut(b *testing.B) {
 			row = append(row, results.Of(c.name, figure).Format(rig.Count))
 		}
 		for _, figure := range []string{all50, all99, last50, last99} {
-			timed = append(timed, results.Of(c.name, figure).Format(rig.Millis))
+			timed = append(timed, results.Of(c.name, figure).Format(rig.Ratio))
 		}
 		calls.Rows, times.Rows = append(calls.Rows, row), append(times.Rows, timed)
 	}

@@ -123,7 +123,7 @@ func TestCheckFindsContradictions(t *testing.T) {
 			"README.md:3: shop/metrics.go has no function x",
 		},
 		"walk with wrong counts": {
-			"```walk measured\n1 shop/old.go: Old\n```\n1 files, 1 visits, 1 returns\n",
+			"```walk\n1 shop/shop.go: Shop.Sell\n```\n1 files, 1 visits, 1 returns\n",
 			"README.md:1: want the counts after this walk: 1 files, 1 visits, 0 returns",
 		},
 		"walk without a file": {

@@ -6,12 +6,9 @@ import (
 	"strings"
 )
 
-// Fences with the walk of one order: each line is a visit to a file, with the functions that run there.
-// The functions of a measured walk are those of an older commit and may not exist.
-const (
-	walkNow      = "walk"
-	walkMeasured = "walk measured"
-)
+// walk is the language of fences with the walk of one order: each line is a visit to a file, with the
+// functions that run there.
+const walk = "walk"
 
 var (
 	visit     = regexp.MustCompile(`^ *\d+ +(\S+): +(\S.*)$`)
@@ -22,7 +19,7 @@ var (
 // files, visits and returns. A return is a visit to a file that was visited before.
 func (c *checker) walks(p *page) {
 	for _, f := range p.fences {
-		if f.language != walkNow && f.language != walkMeasured {
+		if f.language != walk {
 			continue
 		}
 		seen := map[string]bool{}
@@ -45,7 +42,6 @@ func (c *checker) walks(p *page) {
 			}
 			for _, function := range strings.FieldsFunc(functions, func(r rune) bool { return r == ',' || r == ' ' }) {
 				switch {
-				case f.language == walkMeasured:
 				case !c.files[file]:
 					c.report(p, f.first+i, "%s does not exist", file)
 				case c.functions[file] != nil && !c.functions[file][function]:

@@ -1,4 +1,4 @@
-package queues
+package limits
 
 import (
 	"fmt"
@@ -9,7 +9,6 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
-	"stampede/bench/page"
 	"stampede/bench/rig"
 )
 
@@ -18,14 +17,12 @@ const (
 	turnTimeout = 5 * time.Second
 	// pollInterval is how often Postgres is asked for progress: each query costs CPU time as well.
 	pollInterval = 5 * time.Millisecond
-	// fillConnections is the number of connections that fill Stampede's stream.
-	fillConnections = 256
 )
 
-// candidate is a queue with consumers.
-type candidate struct {
+// queue is a queue with a consumer process.
+type queue struct {
 	name string
-	turn func(b *testing.B, orders int) (*backlog, *rig.Process)
+	fill func(b *testing.B, orders int) (*backlog, *rig.Process)
 }
 
 // BenchmarkQueues measures how fast a backlog of orders becomes rows in Postgres, through one consumer
@@ -37,7 +34,7 @@ type candidate struct {
 // 8 and 16. Transactions with one order wait for the row of the sale: more handlers and connections
 // only add to the waiting, and cost more.
 func BenchmarkQueues(b *testing.B) {
-	compare(b, "Orders one by one", "queues-one-by-one.svg",
+	compareQueues(b, "Job queues: orders one by one",
 		"A handler writes one order in one transaction, which is what the queues are made for; Stampede's worker makes "+
 			"batches by itself.",
 		stampede,
@@ -56,7 +53,7 @@ func BenchmarkQueues(b *testing.B) {
 // servers with 32 or 256 handlers each for asynq, 500 to 2000 workers for River; one connection writes
 // as much as two, which would wait for the row of the sale.
 func BenchmarkQueuesBatched(b *testing.B) {
-	compare(b, "Orders in batches", "queues-batches.svg",
+	compareQueues(b, "Job queues: orders in batches",
 		"“Together”: handlers that run at the same time share a transaction, by some fifty lines of the user's own. "+
 			"“Groups”: asynq makes one task of many, once a second.",
 		stampede,
@@ -68,42 +65,33 @@ func BenchmarkQueuesBatched(b *testing.B) {
 	)
 }
 
-// rate is the compared figure.
-const rate = "orders/s"
-
-func compare(b *testing.B, title, plot, note string, candidates ...candidate) {
+func compareQueues(b *testing.B, title, note string, queues ...queue) {
 	b.Helper()
 	orders := rig.Scale(b, 20_000, 500)
-	var turns []rig.Candidate
-	for _, c := range candidates {
-		turns = append(turns, rig.Candidate{Name: c.name, Turn: func(b *testing.B, _ int) rig.Values {
-			q, process := c.turn(b, orders)
-			defer q.close()
-			return q.work(b, process)
+	var candidates []rig.Candidate
+	for _, q := range queues {
+		candidates = append(candidates, rig.Candidate{Name: q.name, Turn: func(b *testing.B, _ int) rig.Values {
+			full, process := q.fill(b, orders)
+			defer full.close()
+			return full.work(b, process)
 		}})
 	}
-	results := rig.Compare(b, turns...)
-	var rows [][]string
-	first := candidates[0].name
-	for _, c := range candidates {
-		results.Report(b, c.name, rate, rate)
-		row := []string{c.name, results.Of(c.name, rate).Format(rig.Count), "1"}
-		if c.name != first {
-			row[2] = "**" + results.Ratio(first, rate, c.name, rate).Format(rig.Ratio) + "**"
-		}
-		for _, role := range []string{rig.Worker, rig.Redis, rig.Postgres} {
-			row = append(row, results.Of(c.name, role).FormatMedian(rig.Ratio))
-		}
-		rows = append(rows, row)
-	}
-	table := page.Table{
+	results := rig.Compare(b, candidates...)
+	roles := []string{rig.Worker, rig.Redis, rig.Postgres}
+	table := rig.Table{
 		Title: title,
-		Note: fmt.Sprintf("%s A backlog of %d orders, or what is done of it in %v. %d rounds; CPU time is in microseconds "+
-			"for each order.",
-			note, orders, turnTimeout, b.N),
-		Plot: plot, Chart: &page.Chart{Kind: page.Bars, Columns: []string{"orders/s, median (min–max)"}, Unit: rate},
-		Head: []string{"", "orders/s, median (min–max)", "Stampede ÷ it (min–max)", "CPU: consumer", "Redis", "Postgres"},
-		Rows: rows,
+		Note: fmt.Sprintf("%s A backlog of %d orders, or what is done of it in %v. %d rounds; CPU time is in µs for each "+
+			"order.", note, orders, turnTimeout, b.N),
+		Head: append([]string{"", perSecond, "Stampede ÷ it"}, roles...),
+	}
+	for _, q := range queues {
+		results.Report(b, q.name, perSecond, perSecond)
+		ratio := "1"
+		if q.name != stampede.name {
+			ratio = results.Ratio(stampede.name, perSecond, q.name, perSecond).Format(rig.Ratio)
+		}
+		row := []string{q.name, results.Of(q.name, perSecond).Format(rig.Count), ratio}
+		table.Rows = append(table.Rows, append(row, results.Medians(rig.Ratio, q.name, roles...)...))
 	}
 	rig.Put(table)
 }
@@ -117,7 +105,7 @@ type backlog struct {
 }
 
 // stampede is `stampede work`, on a stream that its own ingress has filled.
-var stampede = candidate{name: "Stampede", turn: func(b *testing.B, orders int) (*backlog, *rig.Process) {
+var stampede = queue{name: "Stampede", fill: func(b *testing.B, orders int) (*backlog, *rig.Process) {
 	system := rig.Stampede{}.Start(b, int64(orders))
 	worker := system.Workers[0]
 	freeze(b, worker)
@@ -125,8 +113,8 @@ var stampede = candidate{name: "Stampede", turn: func(b *testing.B, orders int) 
 }}
 
 // fromStream is a consumer in place of Stampede's worker.
-func fromStream(name string, spec consumerSpec) candidate {
-	return candidate{name: name, turn: func(b *testing.B, orders int) (*backlog, *rig.Process) {
+func fromStream(name string, spec consumerSpec) queue {
+	return queue{name: name, fill: func(b *testing.B, orders int) (*backlog, *rig.Process) {
 		system := rig.Stampede{}.Start(b, int64(orders))
 		system.StopWorkers()
 		spec.RedisURL, spec.DatabaseURL = system.Shop.RedisURL, system.Shop.DatabaseURL
@@ -141,7 +129,7 @@ func fromStream(name string, spec consumerSpec) candidate {
 func fillStream(b *testing.B, system *rig.System, orders int) *backlog {
 	b.Helper()
 	crowd := system.Crowd(1)
-	crowd.Connections, crowd.For, crowd.Most = fillConnections, time.Minute, uint64(orders)
+	crowd.Connections, crowd.For, crowd.Most = crowdConnections, time.Minute, uint64(orders)
 	answers := system.Measure(crowd)
 	require.EqualValues(b, orders, answers.Wanted, "%s", answers)
 	for _, p := range system.Fronts {
@@ -150,8 +138,8 @@ func fillStream(b *testing.B, system *rig.System, orders int) *backlog {
 	return &backlog{shop: system.Shop, sale: system.Sale, orders: int64(orders), close: system.Close}
 }
 
-func fromAsynq(name string, spec consumerSpec) candidate {
-	return candidate{name: name, turn: func(b *testing.B, orders int) (*backlog, *rig.Process) {
+func fromAsynq(name string, spec consumerSpec) queue {
+	return queue{name: name, fill: func(b *testing.B, orders int) (*backlog, *rig.Process) {
 		q := openBacklog(b, orders)
 		spec.RedisURL, spec.DatabaseURL = q.shop.RedisURL, q.shop.DatabaseURL
 		process := spec.start(b)
@@ -165,8 +153,8 @@ func fromAsynq(name string, spec consumerSpec) candidate {
 	}}
 }
 
-func fromRiver(name string, spec consumerSpec) candidate {
-	return candidate{name: name, turn: func(b *testing.B, orders int) (*backlog, *rig.Process) {
+func fromRiver(name string, spec consumerSpec) queue {
+	return queue{name: name, fill: func(b *testing.B, orders int) (*backlog, *rig.Process) {
 		q := openBacklog(b, orders)
 		migrateRiver(b, q.shop.Pool)
 		spec.RedisURL, spec.DatabaseURL = q.shop.RedisURL, q.shop.DatabaseURL
@@ -207,11 +195,7 @@ func (q *backlog) work(b *testing.B, process *rig.Process) rig.Values {
 
 	process.Kill() // ends all writing
 	q.requireRows(b, sold)
-	values := rig.Values{rate: float64(sold) / took.Seconds()}
-	for role, micros := range cpu.PerOrder(sold) {
-		values[role] = micros
-	}
-	return values
+	return valuesOf(sold, took, cpu)
 }
 
 // await waits until all orders are in Postgres or the time is up, and returns how many are.
