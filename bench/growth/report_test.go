@@ -17,7 +17,6 @@ var columns = []struct {
 	{accepted, "accepted/s", rig.Count, true},
 	{soldOut, "sold out/s", rig.Count, false},
 	{durable, "durable/s", rig.Count, true},
-	{p50, "p50, ms", rig.Ratio, false},
 	{p99, "p99, ms", rig.Ratio, false},
 	{cpu, "CPU, µs", rig.Ratio, false},
 	{serveMemory, "`serve`, MiB", megabytes, false},

@@ -33,8 +33,7 @@ const (
 	accepted = "accepted/s"
 	soldOut  = "sold out/s"
 	durable  = "durable/s"
-	// Latencies of accepted requests, in milliseconds.
-	p50 = "p50"
+	// p99 is the latency of accepted requests, in milliseconds.
 	p99 = "p99"
 	// cpu is microseconds per buyer, with or without an order, of all processes except the load.
 	cpu = "CPU"
@@ -90,7 +89,7 @@ func run(b *testing.B, p plan) rig.Values {
 	orders, buyers := float64(crowd.Wanted), float64(crowd.Wanted+crowd.Others())
 	values := rig.Values{
 		accepted: orders / crowd.selling.Seconds(), durable: orders / all.at.Sub(crowd.began).Seconds(),
-		p50: rig.InMillis(crowd.Percentile(50)), p99: rig.InMillis(crowd.Percentile(99)),
+		p99: rig.InMillis(crowd.Percentile(99)),
 	}
 	if losers := buyers - orders; losers > 0 {
 		values[soldOut] = losers / (crowd.Took - crowd.selling).Seconds()

@@ -13,15 +13,19 @@ import (
 // writeTimeout bounds how long after the last answer orders may reach Postgres.
 const writeTimeout = 10 * time.Second
 
-// cpuOfAll is the CPU time of an order in all processes, the load included.
-const cpuOfAll = "CPU, µs, all"
+const (
+	answered = "answered, "
+	// cpuOfAll is the CPU time of an order in all processes, the load included.
+	cpuOfAll = cpu + "all"
+)
 
 // BenchmarkArrivals measures what an order costs, and how long it takes, when buyers arrive at a rate
 // well below the maximum: without an order behind it, with the strongest rival, and with Stampede.
 func BenchmarkArrivals(b *testing.B) {
 	rates := rig.Scale(b, []int{1000, 2500, 5000, 7500}, []int{1000, 2500})
 	all, _ := rungs()
-	all = slices.DeleteFunc(all, func(r rung) bool { return !slices.Contains([]string{nothing, postgresBatched, ours}, r.name) })
+	selected := []string{nothing, postgresBatched, ours}
+	all = slices.DeleteFunc(all, func(r rung) bool { return !slices.Contains(selected, r.name) })
 	var candidates []rig.Candidate
 	for _, r := range all {
 		candidates = append(candidates, rig.Candidate{Name: r.name, Turn: func(b *testing.B, round int) rig.Values {
@@ -45,7 +49,7 @@ func BenchmarkArrivals(b *testing.B) {
 				results.Medians(rig.Ratio, r.name, at(cpuFigures...)...)...)
 			row = append(row, results.Of(r.name, at(cpuOfAll)[0]).Format(rig.Count))
 			t.Rows = append(t.Rows, append(row,
-				results.Medians(rig.Ratio, r.name, at(halfLoad+p50, halfLoad+p99, committed+p50, committed+p99)...)...))
+				results.Medians(rig.Ratio, r.name, at(answered+p50, answered+p99, committed+p50, committed+p99)...)...))
 		}
 		results.Report(b, r.name, figuresAt(rates[0])(cpuOfAll)[0], "µs-of-few")
 	}
@@ -78,8 +82,8 @@ func (r rung) arrivals(b *testing.B, rates []int, round int) rig.Values {
 			b.Fatalf("%s at %d buyers a second: %s", r.name, perSecond, answers)
 		}
 		orders += answers.Wanted
-		if have := int64(0); r.writes() {
-			if have = s.Await(orders, writeTimeout); have < orders {
+		if r.writes() {
+			if have := s.Await(orders, writeTimeout); have < orders {
 				b.Fatalf("%s at %d buyers a second: %d orders in Postgres, want %d", r.name, perSecond, have, orders)
 			}
 		}
@@ -96,7 +100,7 @@ func (r rung) arrivals(b *testing.B, rates []int, round int) rig.Values {
 			now[cpu+role] = each
 			now[cpuOfAll] += each
 		}
-		recordLatencies(now, halfLoad, answers)
+		recordLatencies(now, answered, answers)
 		if r.isOurs() {
 			now[committed+p50], now[committed+p99] = s.Shop.CommitDelays(began)
 		}

@@ -2,7 +2,6 @@ package locks
 
 import (
 	"fmt"
-	"slices"
 	"testing"
 	"time"
 
@@ -156,11 +155,9 @@ func many(name string, numbers []int, most int, all func(b *testing.B, keys []st
 }
 
 func newKeys(n int) []string {
-	return slices.Collect(func(yield func(string) bool) {
-		for range n {
-			if !yield(newKey()) {
-				return
-			}
-		}
-	})
+	keys := make([]string, n)
+	for i := range keys {
+		keys[i] = newKey()
+	}
+	return keys
 }

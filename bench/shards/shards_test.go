@@ -126,8 +126,8 @@ func callsOf(b *testing.B, shop *rig.Shop, shards, n int) (calls [][]any) {
 		shard := len(calls) % shards
 		for ; len(users[shard]) < perCall; next++ {
 			user := "user-" + strconv.Itoa(next)
-			of := layout.ShardOf(user)
-			users[of] = append(users[of], user)
+			owner := layout.ShardOf(user)
+			users[owner] = append(users[owner], user)
 		}
 		p := layout.Partition(shard)
 		args := []any{
@@ -254,9 +254,9 @@ func sellOut(b *testing.B, c crowd) rig.Values {
 	took := time.Since(began)
 	require.Len(b, bought, stock, "every buyer gets a unit")
 	slices.SortFunc(bought, func(x, y answered) int { return x.ended.Compare(y.ended) })
-	percentile := func(of []answered, p int) float64 {
+	percentile := func(buyers []answered, p int) float64 {
 		var times []time.Duration
-		for _, a := range of {
+		for _, a := range buyers {
 			times = append(times, a.ended.Sub(a.began))
 		}
 		slices.Sort(times)
