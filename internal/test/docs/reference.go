@@ -37,7 +37,7 @@ A setting is an environment variable, and a flag: the variable in lower case wit
 type setting struct{ variable, help string }
 
 // takersMax is how many commands are listed at most that take the same setting.
-const takersMax = 9
+const takersMax = 3
 
 // Reference returns the page with the commands and settings of the program, the problems of the API, and the fields of
 // the log.
