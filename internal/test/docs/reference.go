@@ -21,6 +21,7 @@ const (
 	MetricsPage   = "metrics.md"
 )
 
+// referenceBegin is the text of the reference page in front of its lists.
 const referenceBegin = `# Reference
 
 ` + Written + ` [Metrics](metrics.md) have a page of their own.
@@ -28,8 +29,8 @@ const referenceBegin = `# Reference
 ## Commands and settings
 
 A setting is an environment variable, and a flag: the variable in lower case with hyphens, without
-` + "`STAMPEDE_`" + ` and the name of its command. ` + "`stampede dev`" + ` also takes the settings of
-` + "`serve`, `work` and `relay run`" + `. A command with ` + "`--help`" + ` lists all that it takes.
+` + "`STAMPEDE_`" + ` and the name of its command. A command with ` + "`--help`" + ` lists all that it takes.
+` + "`stampede dev`" + ` also takes most settings of ` + "`serve`, `work` and `relay run`" + `.
 
 `
 
