@@ -73,7 +73,7 @@ func writeCommands(b *strings.Builder, program *kong.Application) {
 		}
 	}
 	for s, commands := range takers {
-		if len(commands) > 1 {
+		if len(commands) > 1 { // dev takes most settings of other commands
 			takers[s] = slices.DeleteFunc(commands, func(command string) bool { return command == "dev" })
 		}
 	}
@@ -123,8 +123,11 @@ type problem struct {
 
 // addProblem adds a kind of problem from its fields: a constant of net/http, the slug and the title.
 func (c *source) addProblem(fields []ast.Expr) {
+	if len(fields) != 3 {
+		return
+	}
 	constant, ok := fields[0].(*ast.SelectorExpr)
-	if !ok || len(fields) != 3 {
+	if !ok {
 		return
 	}
 	for status := 400; status < 600; status++ {
