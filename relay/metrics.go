@@ -14,8 +14,8 @@ import (
 
 const labelTarget = "target"
 
-// sameInEach says how a gauge is to be aggregated.
-const sameInEach = "The same in each relay: use max by (target)."
+// sameInEach says how a gauge is to be aggregated that is the same in each relay.
+const sameInEach = "Use max by (target)."
 
 // metrics have series for each target, from the moment at which it is known.
 type metrics struct {

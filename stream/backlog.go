@@ -210,7 +210,7 @@ func NewBacklogCollector(
 ) *BacklogCollector {
 	desc := func(name, help string) *prometheus.Desc {
 		if name != "stampede_stream_reachable" {
-			help += " All workers report all streams: use max by (stream)."
+			help += " Use max by (stream)."
 		}
 		return prometheus.NewDesc(name, help, []string{"stream"}, prometheus.Labels{"group": group})
 	}

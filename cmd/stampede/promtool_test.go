@@ -112,7 +112,7 @@ func metricsPage(t *testing.T, scraped map[string][]string) string {
 	}
 	page := "# Metrics\n\n" + docs.Written + " Names in `_total` are counters; the others are gauges, if not marked.\n"
 	for _, processes := range slices.Sorted(maps.Keys(sections)) {
-		page += "\n## Of: " + processes + "\n\n" + sections[processes]
+		page += "\n## " + processes + "\n\n" + sections[processes]
 	}
 	return page
 }

@@ -81,7 +81,7 @@ func New(reg prometheus.Registerer) (*Worker, error) {
 	}, []string{"outcome"}))
 	releases, err6 := telemetry.RegisterOnce(reg, prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "stampede_releases_pending",
-		Help: "Ended orders whose units are not yet released in Redis, counted up to 10000. The same in each worker: use max.",
+		Help: "Ended orders whose units are not yet released in Redis, counted up to 10000. Use max.",
 	}))
 	ended, err7 := telemetry.RegisterOnce(reg, prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "stampede_sessions_ended_total",

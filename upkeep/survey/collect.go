@@ -18,7 +18,7 @@ type descs struct {
 
 func newDescs() descs {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
-		help += " The same in each worker: use max. Absent while it cannot be read."
+		help += " Use max; absent while unknown."
 		return prometheus.NewDesc(name, help, labels, nil)
 	}
 	return descs{

@@ -151,7 +151,7 @@ func TestReferenceListsWhatTheCodeHas(t *testing.T) {
 	t.Parallel()
 	text, err := docs.Reference(write(t, valid), program(t))
 	require.NoError(t, err)
-	_, text, _ = strings.Cut(text, "lists all that it takes.\n")
+	_, text, _ = strings.Cut(text, " and `relay run`.\n")
 	require.Equal(t, `
 - `+"`stampede dead list`"+`: All.
   - `+"`STAMPEDE_LIMIT`"+`: Most letters (1).

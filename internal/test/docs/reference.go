@@ -21,6 +21,7 @@ const (
 	MetricsPage   = "metrics.md"
 )
 
+// referenceBegin is the text of the reference page in front of its lists.
 const referenceBegin = `# Reference
 
 ` + Written + ` [Metrics](metrics.md) have a page of their own.
@@ -28,8 +29,8 @@ const referenceBegin = `# Reference
 ## Commands and settings
 
 A setting is an environment variable, and a flag: the variable in lower case with hyphens, without
-` + "`STAMPEDE_`" + ` and the name of its command. ` + "`stampede dev`" + ` also takes the settings of
-` + "`serve`, `work` and `relay run`" + `. A command with ` + "`--help`" + ` lists all that it takes.
+` + "`STAMPEDE_`" + ` and the name of its command. A command with ` + "`--help`" + ` lists all that it takes.
+` + "`stampede dev`" + ` also takes most settings of ` + "`serve`, `work` and `relay run`" + `.
 
 `
 
@@ -37,7 +38,7 @@ A setting is an environment variable, and a flag: the variable in lower case wit
 type setting struct{ variable, help string }
 
 // takersMax is how many commands are listed at most that take the same setting.
-const takersMax = 9
+const takersMax = 3
 
 // Reference returns the page with the commands and settings of the program, the problems of the API, and the fields of
 // the log.
@@ -72,7 +73,7 @@ func writeCommands(b *strings.Builder, program *kong.Application) {
 		}
 	}
 	for s, commands := range takers {
-		if len(commands) > 1 {
+		if len(commands) > 1 { // dev takes most settings of other commands
 			takers[s] = slices.DeleteFunc(commands, func(command string) bool { return command == "dev" })
 		}
 	}
@@ -122,8 +123,11 @@ type problem struct {
 
 // addProblem adds a kind of problem from its fields: a constant of net/http, the slug and the title.
 func (c *source) addProblem(fields []ast.Expr) {
+	if len(fields) != 3 {
+		return
+	}
 	constant, ok := fields[0].(*ast.SelectorExpr)
-	if !ok || len(fields) != 3 {
+	if !ok {
 		return
 	}
 	for status := 400; status < 600; status++ {
