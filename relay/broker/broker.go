@@ -39,7 +39,7 @@ const (
 	metaTraceParent = "traceparent"
 )
 
-// Publisher sends each event as a message whose id is that of the event. It is safe for concurrent use.
+// Publisher sends each event as a message whose id is the event's. It is safe for concurrent use.
 type Publisher struct {
 	to       message.Publisher
 	topic    string
@@ -110,7 +110,7 @@ func NewLines(w io.Writer) *Lines { return &Lines{turn: make(chan struct{}, 1), 
 // InFlight is 1: lines are in the order of their positions.
 func (*Lines) InFlight() int { return 1 }
 
-// Send writes an event. While nobody reads the output it waits, until ctx ends.
+// Send writes an event. While nobody reads the output it waits, until ctx is done.
 func (l *Lines) Send(ctx context.Context, e *feed.Event) error {
 	select {
 	case l.turn <- struct{}{}:
