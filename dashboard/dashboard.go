@@ -145,7 +145,7 @@ func New(config Config) (*Dashboard, error) {
 // ServeHTTP implements http.Handler.
 func (d *Dashboard) ServeHTTP(w http.ResponseWriter, r *http.Request) { d.handler.ServeHTTP(w, r) }
 
-// Run tells open pages what changes until ctx ends; then it ends their streams and waits for running checks.
+// Run sends changes to open pages until ctx is done; then it ends their streams and waits for running checks.
 func (d *Dashboard) Run(ctx context.Context) error {
 	err := d.hub.Run(ctx)
 	d.stop()
@@ -153,7 +153,7 @@ func (d *Dashboard) Run(ctx context.Context) error {
 	return err
 }
 
-// Serve runs the dashboard on a listener until ctx ends, and then finishes running requests.
+// Serve runs the dashboard on a listener until ctx is done, and then finishes running requests.
 func (d *Dashboard) Serve(ctx context.Context, listener net.Listener) error {
 	server := d.server()
 	together, ctx := errgroup.WithContext(ctx)
@@ -185,7 +185,7 @@ func (d *Dashboard) server() *http.Server {
 	}
 }
 
-// metrics are those of the dashboard itself.
+// metrics are the metrics of the dashboard itself.
 type metrics struct {
 	watchers prometheus.Gauge
 	logins   *prometheus.CounterVec

@@ -96,7 +96,7 @@ func (v view) Administers() bool { return v.Who != nil && may(*v.Who, operators.
 // Asset is the URL of a file.
 func (v view) Asset(name string) string { return v.dash.assets[name].url }
 
-// Version is that of the program.
+// Version is the version of the program.
 func (v view) Version() string { return telemetry.BuildVersion() }
 
 // functions are what templates call.

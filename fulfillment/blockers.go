@@ -32,7 +32,7 @@ const (
 )
 
 // endBlockers ends sessions of our role that block others while they wait for vanished clients,
-// until ctx ends. A worker or an ingress whose machine has crashed or hangs leaves the row of a sale
+// until ctx is done. A worker or an ingress whose machine has crashed or hangs leaves the row of a sale
 // or of an order locked, and Postgres does not end a session in the middle of a batch. Nothing is
 // lost: uncommitted work is redelivered.
 func (w *Worker) endBlockers(ctx context.Context) {

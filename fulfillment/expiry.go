@@ -10,7 +10,7 @@ import (
 	"stampede/reservation/order"
 )
 
-// sweepOrders expires unpaid orders and releases the units of ended ones until ctx ends. All
+// sweepOrders expires unpaid orders and releases the units of ended ones until ctx is done. All
 // workers do so, each on rows that no other has locked. Expiry continues while Redis is
 // slow or away.
 func (w *Worker) sweepOrders(ctx context.Context) {
@@ -20,7 +20,7 @@ func (w *Worker) sweepOrders(ctx context.Context) {
 	all.Wait()
 }
 
-// expireOrders ends overdue orders until ctx ends.
+// expireOrders ends overdue orders until ctx is done.
 func (w *Worker) expireOrders(ctx context.Context) {
 	e := ledger.NewExpirer(w.ledger, w.config.Logger)
 	expiring := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepExpire,

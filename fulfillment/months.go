@@ -12,8 +12,8 @@ import (
 // monthsInterval is how often a worker makes sure that the tables of the next month exist.
 const monthsInterval = time.Hour
 
-// makeMonths creates the tables for orders of sales of the next month ahead, until ctx ends. A new sale creates those
-// of its month if they are missing, but waits for others that change the tables.
+// makeMonths creates the tables of the next month ahead, until ctx is done. A new sale creates the tables of its month
+// if they are missing, but waits for other changes of these tables.
 func (w *Worker) makeMonths(ctx context.Context) {
 	making := retry.Outage{Log: w.config.Logger, Doing: "create the tables for orders of the next month"}
 	for {

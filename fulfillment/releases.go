@@ -8,7 +8,7 @@ import (
 	"stampede/ledger"
 )
 
-// releaseUnits releases the units of ended orders in Redis until ctx ends.
+// releaseUnits releases the units of ended orders in Redis until ctx is done.
 func (w *Worker) releaseUnits(ctx context.Context) {
 	releasing := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepRelease, "release the units of ended orders")
 	for w.nextSweep(ctx) {

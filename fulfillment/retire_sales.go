@@ -7,7 +7,7 @@ import (
 	"stampede/upkeep/retire"
 )
 
-// retireSales lets sales that are over leave Redis until ctx ends.
+// retireSales lets sales that are over leave Redis until ctx is done.
 func (w *Worker) retireSales(ctx context.Context) {
 	if w.config.RetireAfter == 0 {
 		return

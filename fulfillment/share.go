@@ -27,10 +27,10 @@ const (
 
 var errTwin = errors.New("another process uses this worker's name: give each worker its own STAMPEDE_CONSUMER")
 
-// sharing decides which partitions this worker reads: those in which it comes first among the
-// workers that are present. Two readers of a partition do no harm, because the consumer group gives
-// each entry to one of them. Only a partition without a reader would. So a worker that knows of no
-// other reads everything, and a worker that cannot look keeps what it reads.
+// sharing decides which partitions this worker reads: those in which it has the highest score of the workers that are
+// present. Two readers of a partition are safe, because the consumer group gives each entry to one of them. A partition
+// without a reader would be a fault. So a worker that sees no other reads everything, and a worker that cannot look
+// keeps what it reads.
 type sharing struct {
 	*Worker
 	presence stream.Presence
@@ -68,7 +68,7 @@ func (r *reader) hasDrained() bool {
 	}
 }
 
-// share reads this worker's share of the partitions until ctx ends, and then hands it over.
+// share reads this worker's share of the partitions until ctx is done, and then waits for the next readers.
 func (w *Worker) share(ctx context.Context) error {
 	interval := w.config.MinIdle / looksPerIdle
 	s := &sharing{

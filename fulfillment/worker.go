@@ -223,7 +223,7 @@ func newWorkerSubscriber(config *WorkerConfig) (*stream.Subscriber, error) {
 	return subscriber, nil
 }
 
-// Run works until ctx ends, then finishes work in progress within DrainTimeout and returns nil. Its error is one for
+// Run works until ctx is done, then finishes work in progress within DrainTimeout and returns nil. Its error is one for
 // which sql.IsUnfit is true if it cannot work with the database. It may be called once. While Redis or Postgres is away
 // it waits.
 func (w *Worker) Run(ctx context.Context) error {

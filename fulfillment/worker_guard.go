@@ -31,9 +31,8 @@ const (
 )
 
 // guard checks repeatedly whether Redis has all that Postgres requires in the partitions that this worker reads, and
-// rebuilds what is missing, until ctx ends. Postgres is read for all of them together. Each partition is then checked
-// on its own, so one whose server does not answer, or that is being rebuilt, delays no other. A partition with several
-// readers is rebuilt by one.
+// rebuilds what is missing, until ctx is done. One read of Postgres serves all partitions. Each is then checked alone,
+// so an unreachable server or a rebuild delays no other partition. A partition with several readers is rebuilt by one.
 func (w *Worker) guard(ctx context.Context) {
 	reading := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepRebuild,
 		"read from Postgres what Redis must have")

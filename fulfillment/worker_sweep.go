@@ -10,7 +10,7 @@ import (
 )
 
 // awaitPostgres waits until Postgres answers, checks its schema, and returns how many partitions to
-// serve: those of new sales, and those of sales created when there were more.
+// serve: the partitions of new sales, and of sales created when there were more.
 func (w *Worker) awaitPostgres(ctx context.Context) (partitions int, err error) {
 	outage := retry.Outage{Log: w.config.Logger, Doing: "read the schema's version from Postgres"}
 	for {
@@ -39,7 +39,7 @@ func (w *Worker) countPartitions(ctx context.Context) (int, error) {
 	return rebuild.CountPartitions(ctx, w.config.Pool, w.config.Keys)
 }
 
-// sweep publishes operators' changes that Redis does not have yet, until ctx ends. It also notices
+// sweep publishes operators' changes that Redis does not have yet, until ctx is done. It also notices
 // that sales have more partitions, which ingresses with a new setting cause.
 func (w *Worker) sweep(ctx context.Context) {
 	publishing := retry.Outage{Log: w.config.Logger, Doing: "publish changed sales to Redis"}

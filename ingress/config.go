@@ -48,7 +48,7 @@ type Sales interface {
 // Any error that is not listed here means that Postgres did not answer.
 type Orders interface {
 	Order(ctx context.Context, id uuid.UUID) (order.Order, error)
-	// FindOrders returns those of the orders that exist.
+	// FindOrders returns the orders that exist.
 	FindOrders(ctx context.Context, ids []uuid.UUID) ([]order.Order, error)
 	// FindByReceipt returns the order of a receipt, as voided if it is missing and always will be.
 	FindByReceipt(ctx context.Context, r order.Receipt) (order.Order, error)

@@ -32,7 +32,7 @@
 //	order_list.go                 GET /v1/orders (request_page.go)
 //	order_change.go               pay and cancel
 //	order_events.go               GET /v1/orders/{order}/events (event_stream.go)
-//	stream_ticket.go              tickets, by which browsers open streams
+//	stream_ticket.go              tickets with which browsers open streams
 //	order_waiters.go              requests that wait for a change of an order
 //	order_outcomes.go             workers announce changes of orders
 //

@@ -79,7 +79,7 @@ type gaugeSources struct {
 	maxConnections int
 }
 
-// purchaseBuckets are those of the times of a purchase.
+// purchaseBuckets are the buckets for the times of a purchase.
 var purchaseBuckets = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, 1, 5}
 
 func newMetrics(registry *prometheus.Registry, from gaugeSources) (*metrics, error) {

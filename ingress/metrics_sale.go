@@ -122,7 +122,7 @@ func (m *saleMetrics) add(sales ...uuid.UUID) {
 	}
 }
 
-// followNewest gives new sales their series, until ctx ends.
+// followNewest gives new sales their series, until ctx is done.
 func (m *saleMetrics) followNewest(
 	ctx context.Context, newest func(context.Context, int) ([]uuid.UUID, error), log *slog.Logger,
 ) {

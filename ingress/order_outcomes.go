@@ -20,7 +20,7 @@ const (
 	outcomesRetryPause = time.Second
 )
 
-// followOutcomes passes the announcements of workers to the waiters until ctx ends. Waiters that miss one are
+// followOutcomes passes the announcements of workers to the waiters until ctx is done. Waiters that miss one are
 // looked up every second.
 func (s *Server) followOutcomes(ctx context.Context) {
 	client, err := s.config.Outcomes()
@@ -42,7 +42,7 @@ func (s *Server) followOutcomes(ctx context.Context) {
 	<-closed
 }
 
-// followStream reads one stream until ctx ends.
+// followStream reads one stream until ctx is done.
 func (s *Server) followStream(ctx context.Context, client redis.UniversalClient, stream string) {
 	last, failing := "", false
 	for {

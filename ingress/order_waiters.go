@@ -149,7 +149,7 @@ func (ws *orderWaiters) schedule(id uuid.UUID) {
 	}
 }
 
-// run looks orders up until ctx ends.
+// run looks orders up until ctx is done.
 func (ws *orderWaiters) run(ctx context.Context) {
 	tick := time.NewTicker(overdueAfter)
 	defer tick.Stop()

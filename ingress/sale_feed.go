@@ -179,7 +179,7 @@ func (f *feed) invalidate() {
 	f.changedAt = time.Now()
 }
 
-// run refreshes items until ctx ends.
+// run refreshes items until ctx is done.
 func (f *feed) run(ctx context.Context) {
 	tick := time.NewTicker(sweepInterval)
 	defer tick.Stop()

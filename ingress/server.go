@@ -156,7 +156,7 @@ func (s *Server) setAddr(l net.Listener) {
 	s.addr.Store(&addr)
 }
 
-// Run listens and serves until ctx ends. Then it takes no more requests, finishes the accepted ones
+// Run listens and serves until ctx is done. Then it takes no more requests, finishes the accepted ones
 // within Config.DrainTimeout, closes the server, and returns nil. Call it once.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.Close()

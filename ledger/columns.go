@@ -75,7 +75,7 @@ type saleOrders struct {
 // ordersBySale are orders of several sales, for queries that each read the month of one sale.
 type ordersBySale []saleOrders
 
-// add adds an order. Sales are few, and mostly that of the previous order.
+// add adds an order. Sales are few; most orders have the sale of the previous one.
 func (all *ordersBySale) add(sale, id uuid.UUID) {
 	i := slices.IndexFunc(*all, func(of saleOrders) bool { return of.sale == sale })
 	if i < 0 {

@@ -28,7 +28,7 @@ type Heartbeat struct {
 	Logger *slog.Logger
 }
 
-// Run sends a heartbeat once a second until ctx ends, and then returns nil. It retries while Postgres is
+// Run sends a heartbeat once a second until ctx is done, and then returns nil. It retries while Postgres is
 // down.
 func (h Heartbeat) Run(ctx context.Context) error {
 	sending := retry.Outage{Log: h.Logger, Doing: "record a heartbeat in Postgres"}

@@ -18,7 +18,7 @@ import (
 // Outcome is the result of one OrderReserved event in Postgres.
 type Outcome struct {
 	Event order.OrderReserved
-	// Status and Reason are those of the order in Postgres. They are empty if Err is set.
+	// Status and Reason are the order's in Postgres. They are empty if Err is set.
 	Status order.Status
 	Reason string
 	// Fresh is true if this call recorded the order, and false if an earlier delivery did.

@@ -91,7 +91,7 @@ func NewOutcomes(c OutcomesConfig) (*Outcomes, error) {
 	}, nil
 }
 
-// Run publishes until ctx ends, and then drains the queues within the time-out of one call to Redis. Call
+// Run publishes until ctx is done, and then drains the queues within the time-out of one call to Redis. Call
 // it once.
 func (o *Outcomes) Run(ctx context.Context) {
 	var publishing sync.WaitGroup

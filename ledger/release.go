@@ -108,8 +108,8 @@ func (l *Ledger) dueReleases(ctx context.Context) (map[int][]uuid.UUID, error) {
 }
 
 // releaseSome is a SweepStep among some sales. It releases the units of at most SweepMax orders of one of them in Redis
-// and deletes their rows from the releases. Releases that Redis refuses are kept and retried after a while. So are
-// those of a shard that cannot be reached, soon: others of the sale come first then.
+// and deletes their rows from the releases. Releases that Redis refuses are kept and retried after a while. Releases of
+// an unreachable shard are retried soon, after the other releases of the sale.
 //
 // Rows are deleted after Redis has answered. After a crash another worker retries; lua/release.lua
 // releases a unit once, because it finds the reservation gone or replaced by another order.

@@ -11,7 +11,7 @@ import (
 	"stampede/sql"
 )
 
-// reservedVersion is that of the first event of an order in Postgres.
+// reservedVersion is the version of the first event of an order in Postgres.
 const reservedVersion = 2
 
 // saleTraces are the traces of orders of one sale.

@@ -37,7 +37,7 @@ func (l *Ledger) Pay(ctx context.Context, o uuid.UUID, user, reference string) (
 // Cancel cancels the user's order and returns it. Retries change nothing. Its units are on sale again,
 // and its user may buy again, as soon as a worker has released the units in Redis.
 //
-// The errors are those of Pay.
+// It returns the same errors as Pay.
 func (l *Ledger) Cancel(ctx context.Context, o uuid.UUID, user string) (order.Order, error) {
 	cancelled, err := l.change(ctx, o, change{
 		event: order.EventCancelled, user: &user, decide: order.Order.Cancelled,
@@ -78,7 +78,7 @@ type change struct {
 	decide func(o order.Order, overdue bool) (next order.Order, changed bool, err error)
 	// user is whose order it must be; nil for anybody's.
 	user *string
-	// reason and operator are those of an operator's cancellation.
+	// reason and operator are set for an operator's cancellation.
 	reason, operator *string
 }
 

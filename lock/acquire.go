@@ -73,7 +73,7 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireO
 // unless ctx has one.
 //
 // It returns ErrLost if the owner has lost one of the locks, because the caller relies on having
-// held it all the time. Other errors are those of TryAcquire without ErrBusy.
+// held it all the time. It returns the other errors of TryAcquire, except ErrBusy.
 func (l *Locker) TryEach(
 	ctx context.Context, keys []string, opts ...AcquireOption,
 ) (lease *Lease, busy []string, err error) {
@@ -85,8 +85,8 @@ func (l *Locker) TryEach(
 	return got.lease, got.busy, err
 }
 
-// Do calls f while it holds the lock of a key. The context of f is that of the lease and ends when
-// the lock is lost. The error joins that of f and that of Release.
+// Do calls f while it holds the lock of a key. The context of f is the lease's context and ends
+// when the lock is lost. The error joins the errors of f and Release.
 func (l *Locker) Do(
 	ctx context.Context, key string, f func(ctx context.Context) error, opts ...AcquireOption,
 ) (err error) {

@@ -220,7 +220,7 @@ func (l *Locker) abandonRequest(req *request) {
 	req.call = nil
 }
 
-// activate hands the lease to its holder, unless it is already lost.
+// activate gives the lease to its holder, unless it is already lost.
 func (l *Locker) activate(le *Lease, keys []string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

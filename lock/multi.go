@@ -69,7 +69,7 @@ func NewMulti(nodes []*Locker, opts ...MultiOption) (*Multi, error) {
 // released. It waits for a server that does not answer for a tenth of the lease, one second at
 // most.
 //
-// Options, reentry and errors are those of Locker.TryAcquire. If too many servers failed, the error
+// Options, reentry and errors are as in Locker.TryAcquire. If too many servers failed, the error
 // joins theirs.
 func (m *Multi) TryAcquire(ctx context.Context, key string, opts ...AcquireOption) (*MultiLease, error) {
 	lease, votes, err := m.attempt(ctx, key, opts)

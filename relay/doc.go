@@ -1,4 +1,4 @@
-// Package relay hands the events of orders and sales on to others: webhooks, streams in Redis, topics of Kafka,
+// Package relay delivers the events of orders and sales to others: webhooks, streams in Redis, topics of Kafka,
 // standard output. Each target gets every event at least once, those of one order in the order in which they were
 // decided, and none before its transaction is committed.
 //

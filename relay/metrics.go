@@ -27,7 +27,7 @@ type metrics struct {
 	known map[string]struct{}
 }
 
-// targetMetrics are those of one target.
+// targetMetrics are the metrics of one target.
 type targetMetrics struct {
 	deliveries, failures prometheus.Counter
 	seconds              prometheus.Observer

@@ -102,7 +102,7 @@ func New(config Config) (*Relay, error) {
 	}, nil
 }
 
-// Run serves targets until ctx ends, and then waits for the events in flight for at most DrainTimeout.
+// Run serves targets until ctx is done, and then waits for the events in flight for at most DrainTimeout.
 func (r *Relay) Run(ctx context.Context) error {
 	var sessions sync.WaitGroup
 	outage := retry.Outage{Log: r.config.Logger, Doing: "read the targets of the relay"}

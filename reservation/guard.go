@@ -45,7 +45,7 @@ type Guard struct {
 	Age *telemetry.GuardAge
 }
 
-// Run compares until ctx ends, and returns nil then. A server that does not answer changes nothing, and delays the
+// Run compares until ctx is done, and returns nil then. A server that does not answer changes nothing, and delays the
 // comparison of no other.
 func (g Guard) Run(ctx context.Context) error {
 	c := &comparison{Guard: g}

@@ -46,7 +46,7 @@ type queue struct {
 type call struct {
 	request Request
 	arrived int64 // Store.sinceStart when the request came
-	// span is that of the request, and wait the one of its wait in the queue.
+	// span is the span of the request, and wait the span of its wait in the queue.
 	span, wait tracing.Span
 
 	order    uuid.UUID

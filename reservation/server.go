@@ -69,7 +69,7 @@ const (
 )
 
 // AwaitFirstUse returns the server of a partition as soon as Redis has a record of one, or as it is
-// after a second. Its errors wrap ErrUnavailable, or are that of ctx.
+// after a second. Its errors wrap ErrUnavailable, or it returns the error of ctx.
 func (s *Store) AwaitFirstUse(ctx context.Context, partition int) (ServerState, error) {
 	for until := time.Now().Add(firstUseWait); ; {
 		state, err := s.Inspect(ctx, partition)

@@ -151,7 +151,7 @@ func (c *saleCount) wishes(to int, wanted int64) (wishes []gift) {
 	return wishes
 }
 
-// shards are those of a sale in one epoch.
+// shards are the shards of a sale in one epoch.
 type shards struct {
 	store *Store
 	sale  uuid.UUID

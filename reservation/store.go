@@ -44,11 +44,11 @@ type StoreOptions struct {
 	ReplicaAcks int
 	// Logger gets errors that have no caller. Default slog.Default().
 	Logger *slog.Logger
-	// Observer is told of the calls of the script.
+	// Observer receives each call of the script.
 	Observer Observer
 }
 
-// Observer is told of the calls of scripts, by the goroutines that make them. A function that is nil is not called.
+// Observer receives the calls of scripts, in the goroutines that make them. A function that is nil is not called.
 type Observer struct {
 	// Reserve gets each try of a call of lua/reserve.lua that was sent, also without an answer: for how many requests, and
 	// how long it took.

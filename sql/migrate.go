@@ -202,7 +202,7 @@ func newerMigrations(ctx context.Context, db *stdsql.DB, known []Migration) (new
 }
 
 // Check compares the schema of the database with that of this program. The error wraps ErrNotMigrated,
-// ErrSchemaAhead, ErrUnreleased or ErrPooler, or is that of a query.
+// ErrSchemaAhead, ErrUnreleased or ErrPooler, or is the error of a query.
 //
 // Migrations that this program does not know are no error, because processes of two versions run side by
 // side during an upgrade. They only add to the schema, except contracts: those record which migrations a

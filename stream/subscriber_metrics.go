@@ -16,7 +16,7 @@ type subscriberMetrics struct {
 	inFlight *prometheus.GaugeVec
 }
 
-// streamMetrics are those of one stream.
+// streamMetrics are the metrics of one stream.
 type streamMetrics struct {
 	acked, redelivered, claimed, taken, deadLettered, lost prometheus.Counter
 

@@ -133,7 +133,7 @@ func (d *stockStream) newSubscriber(log watermill.LoggerAdapter) (*redisstream.S
 	return subscriber, nil
 }
 
-// consume writes what the subscriber reads until ctx ends. If one subscriber ends early, the others
+// consume writes what the subscriber reads until ctx is done. If one subscriber ends early, the others
 // continue.
 func (d *stockStream) consume(ctx context.Context, subscriber *redisstream.Subscriber) error {
 	defer func() { _ = subscriber.Close() }() // closes its client as well
@@ -169,7 +169,7 @@ func (d *stockStream) record(m *message.Message) error {
 		unnumbered)
 }
 
-// errorLog logs errors until ctx ends; then the library reports the end of its connections as errors.
+// errorLog logs errors until ctx is done; then the library reports the end of its connections as errors.
 // It logs nothing else, because the library logs every message three times.
 type errorLog struct {
 	watermill.NopLogger

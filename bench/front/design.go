@@ -36,7 +36,7 @@ type Design interface {
 	Prepare(ctx context.Context, sale uuid.UUID, stock int64) error
 	// Buy is called concurrently. An error is answered 500.
 	Buy(ctx context.Context, o Order) (Verdict, error)
-	// Run does background work until ctx ends, and may then finish what it has begun: no Buy is running
+	// Run does background work until ctx is done, and may then finish what it has begun: no Buy is running
 	// any more. A design without such work waits for ctx.
 	Run(ctx context.Context) error
 }

@@ -80,7 +80,7 @@ func run(ctx context.Context, text string, find func(design string) (New, bool),
 	return serve(ctx, listener, design, spec)
 }
 
-// serve answers buyers until ctx ends or the design fails. The background work of the design is stopped
+// serve answers buyers until ctx is done or the design fails. The background work of the design is stopped
 // after the last answer, so that it can finish accepted orders.
 func serve(ctx context.Context, listener net.Listener, design Design, spec Spec) error {
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))

@@ -38,7 +38,7 @@ type consumerSpec struct {
 	Servers, Groups int
 }
 
-// consume takes orders from a queue and passes each of them to record, until ctx ends. It calls ready
+// consume takes orders from a queue and passes each of them to record, until ctx is done. It calls ready
 // when it is connected.
 type consume func(ctx context.Context, c consumer, ready func()) error
 

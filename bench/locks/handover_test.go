@@ -171,7 +171,7 @@ func (c *crowd) next(did ...string) event {
 	}
 }
 
-// participate acquires, holds and releases the lock, once more for each signal, until ctx ends. The
+// participate acquires, holds and releases the lock, once more for each signal, until ctx is done. The
 // first participant holds it until the signal.
 func (c *crowd) participate(ctx context.Context, who int, key string, again <-chan struct{}) {
 	emit := func(did string, took time.Duration) { c.events <- event{who, did, took} }

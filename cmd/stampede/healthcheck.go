@@ -22,7 +22,7 @@ var errNotReady = errors.New("not healthy")
 type health struct {
 	URL   string `json:"url"`
 	Ready bool   `json:"ready"`
-	// Status is that of the answer, 0 without one.
+	// Status is the status of the answer, 0 without one.
 	Status int `json:"status"`
 }
 

@@ -25,7 +25,7 @@ func (f profileFlag) check(metricsAddr string) error {
 	return nil
 }
 
-// serve answers operators at an address until ctx ends.
+// serve answers operators at an address until ctx is done.
 func (f profileFlag) serve(
 	ctx context.Context, addr string, registry *prometheus.Registry, ready func(context.Context) error,
 ) error {

@@ -92,7 +92,7 @@ func (s *shop) relay() *testkit.Cmd {
 	return c
 }
 
-// A crowd buys while two relays are killed at random instants: the shop hears of each order, in order.
+// A crowd buys while two relays are killed at random instants: the shop receives the events of each order in order.
 func TestKilledRelaysTellShopOfEveryOrder(t *testing.T) {
 	t.Parallel()
 	const stock, crowdSize = 1500, 2000

@@ -104,7 +104,7 @@ type changeFlags struct {
 	operatorFlag
 }
 
-// withOne is that of catalogFlags, for a change by the operator.
+// withOne is catalogFlags.withOne, for a change by the operator.
 func (f *changeFlags) withOne(
 	ctx context.Context, s *streams, logger *slog.Logger,
 	do func(context.Context, saleStore) (catalog.CountedSale, error),

@@ -167,8 +167,8 @@ func ingressConfig(
 	}
 }
 
-// runIngress serves until ctx ends and the last request is answered. The feed of outcomes and the guard end after the
-// server, because a stopping server still changes orders and sells.
+// runIngress serves until ctx is done and the last request is answered. The feed of outcomes and the guard end after
+// the server, because a stopping server still changes orders and sells.
 func runIngress(
 	ctx context.Context, server *ingress.Server, outcomes *ledger.Outcomes, guard reservation.Guard,
 ) error {

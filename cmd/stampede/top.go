@@ -100,7 +100,7 @@ func (c *topCmd) once(ctx context.Context, w io.Writer, watched *fleet.Fleet) er
 	return err
 }
 
-// live shows each snapshot in the place of the one before, until ctx ends.
+// live shows each snapshot in the place of the one before, until ctx is done.
 func (c *topCmd) live(ctx context.Context, screen *os.File, watched *fleet.Fleet) (err error) {
 	if _, err := screen.WriteString(enterScreen); err != nil {
 		return err

@@ -93,7 +93,7 @@ func New(config Config) (*Fleet, error) {
 	return f, nil
 }
 
-// Run collects until ctx ends, and returns nil then.
+// Run collects until ctx is done, and returns nil then.
 func (f *Fleet) Run(ctx context.Context) error {
 	defer f.close()
 	ticks := time.NewTicker(roundInterval)
@@ -178,7 +178,7 @@ func (f *Fleet) scrapeAll(ctx context.Context) (waits []<-chan struct{}) {
 // Snapshot returns the newest one. Before the first round it is empty and its Number is 0.
 func (f *Fleet) Snapshot() *Snapshot { return f.newest.Load() }
 
-// Next waits for a snapshot with a Number above after and returns it. The error is that of ctx.
+// Next waits for a snapshot with a Number above after and returns it. It returns the error of ctx.
 func (f *Fleet) Next(ctx context.Context, after uint64) (*Snapshot, error) {
 	for {
 		f.mu.Lock()

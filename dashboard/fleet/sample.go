@@ -131,7 +131,7 @@ type relaySample struct {
 // read reads a page of metrics.
 func read(page []byte) (s *sample, err error) {
 	defer func() {
-		if r := recover(); r != nil { // expfmt is given what strangers may have written
+		if r := recover(); r != nil { // expfmt reads what any process may have written
 			s, err = nil, fmt.Errorf("its metrics cannot be parsed: %v", r)
 		}
 	}()
@@ -331,7 +331,7 @@ func sum(family *dto.MetricFamily) (total float64) {
 	return total
 }
 
-// figureOf makes a number of a stranger one that can be shown and added: what is infinite, negative or not a number
+// figureOf makes a number of another process safe to show and to add: what is infinite, negative or not a number
 // counts as nothing.
 func figureOf(v float64) float64 {
 	const most = 1e15 // is exact in a float64, with room to add
@@ -341,7 +341,7 @@ func figureOf(v float64) float64 {
 	return min(v, most)
 }
 
-// printable makes a text of a stranger one that can be shown.
+// printable returns a text from another process in a form that is safe to show.
 func printable(text string) string { return shortened(text, labelMax) }
 
 // shortened is printable, with at most so many runes.

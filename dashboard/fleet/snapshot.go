@@ -27,7 +27,7 @@ type Snapshot struct {
 	Sales     []Sale    `json:"sales"`
 	SalesRead bool      `json:"sales_read"`
 	SalesAt   time.Time `json:"sales_at"`
-	// Rates are those of all processes together.
+	// Rates are the sums over all processes.
 	Rates Rates `json:"rates"`
 	// DeadLetters counts the parked ones.
 	DeadLetters int64 `json:"dead_letters"`
@@ -46,7 +46,7 @@ type Server struct {
 
 // RedisNode is a server of Redis.
 type RedisNode struct {
-	// Name is its address, or that of the master at its Sentinels.
+	// Name is its address, or the name of the master at its Sentinels.
 	Name string `json:"name"`
 	Server
 	// UsedBytes is its memory in use, MaxBytes its maxmemory, 0 if that is unlimited. Both are 0 while it does not answer.

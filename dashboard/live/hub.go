@@ -95,7 +95,7 @@ func New(config Config) *Hub {
 	return &Hub{config: config, run: rand.Text()[:8], arrived: make(chan struct{}), newest: newFrame(0)}
 }
 
-// Run tells until ctx ends, and then returns nil.
+// Run sends updates until ctx is done, and then returns nil.
 func (h *Hub) Run(ctx context.Context) error {
 	var after uint64
 	for {

@@ -151,7 +151,7 @@ func (s *shop) startPayment(w http.ResponseWriter, r *http.Request, user string)
 	writeJSON(w, http.StatusCreated, map[string]string{"payment_id": id, "pay_url": "/provider/payments/" + id})
 }
 
-// receiveWebhook hears of money. Its answer says whether the provider has to come back.
+// receiveWebhook handles payment webhooks. Its status says whether the provider must retry.
 func (s *shop) receiveWebhook(w http.ResponseWriter, r *http.Request) {
 	id, err := s.provider.verify(r)
 	if err != nil {

@@ -148,7 +148,7 @@ func (d *dispatch) completeBlocked(f *inFlightBatch) {
 	d.scheduleRetry(b)
 }
 
-// unblock moves the messages of a sale back to those of all other sales.
+// unblock moves the messages of a sale back to the messages of all other sales.
 func (d *dispatch) unblock(sale uuid.UUID, b *blockedSale) {
 	d.waiting -= len(b.waiting)
 	d.deferred = append(b.waiting, d.deferred...) // they are older

@@ -30,7 +30,7 @@ type inFlightBatch struct {
 	why               error
 }
 
-// Run processes messages until ctx ends. Messages that still wait then get ErrStopping.
+// Run processes messages until ctx is done. Messages that still wait then get ErrStopping.
 func (b *Batcher) Run(ctx context.Context) error {
 	defer func() {
 		leave(b.queue.close())

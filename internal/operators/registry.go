@@ -106,10 +106,9 @@ func (r *Registry) FindHash(hash [sha256.Size]byte) (Person, bool) {
 	return inFile, known
 }
 
-// Run reads the file again and again until ctx ends. A version counts when two reads in a row find it: others may be in
-// the middle of a write. One that cannot be used is logged as an error, and again every minute; meanwhile nobody gets a
-// right, and who is missing in it loses theirs. While the file cannot be read or was not written to its end, nothing
-// changes.
+// Run reads the file repeatedly until ctx is done. A version counts when two reads in a row find it, because a write
+// may be in progress. A version with a fault is logged as an error, and again every minute; meanwhile no operator gains
+// a right, and operators that it lacks lose theirs. While the file cannot be read or is incomplete, nothing changes.
 func (r *Registry) Run(ctx context.Context) {
 	if r.config.File == "" {
 		return

@@ -11,7 +11,7 @@ import (
 // set default_transaction_read_only. It is an outage that ends without us.
 var ErrReadOnly = errors.New("the server of Postgres takes no writes (stampede doctor says why)")
 
-// Writable returns nil if Postgres answers and takes writes. The error is ErrReadOnly, or that of the query.
+// Writable returns nil if Postgres answers and takes writes. The error is ErrReadOnly, or the error of the query.
 func Writable(ctx context.Context, pool *pgxpool.Pool) error {
 	var readOnly bool
 	err := pool.QueryRow(ctx, "SELECT current_setting('transaction_read_only')::boolean").Scan(&readOnly)

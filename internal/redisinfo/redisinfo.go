@@ -14,7 +14,7 @@ import (
 
 // Server is what INFO of a server says.
 type Server struct {
-	// Name is its address, or that of the master at its Sentinels.
+	// Name is its address, or the name of the master at its Sentinels.
 	Name string
 	// Err is why nothing is known of it, nil if it answered.
 	Err error

@@ -76,7 +76,7 @@ func (s Span) Link(parent string) {
 	}
 }
 
-// Parent returns the traceparent by which other processes continue below this span, "" if it is not recorded.
+// Parent returns the traceparent with which other processes continue below this span, "" if it is not recorded.
 func (s Span) Parent() string {
 	if s.of == nil {
 		return ""

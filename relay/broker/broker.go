@@ -36,7 +36,7 @@ func metadata(e *feed.Event) message.Metadata {
 	return all
 }
 
-// Stream sends each event to a stream in Redis, as a message whose id is that of the event. It is safe for concurrent
+// Stream sends each event to a stream in Redis, as a message whose id is the event's. It is safe for concurrent
 // use.
 type Stream struct {
 	to   message.Publisher

@@ -12,7 +12,7 @@ import (
 	"stampede/reservation/order"
 )
 
-// ContentType is that of the body of an event.
+// ContentType is the media type of the body of an event.
 const ContentType = "application/cloudevents+json"
 
 const (

@@ -77,7 +77,7 @@ func (h *horizon) pid() int32 {
 type State struct {
 	// Newest is the newest position, and Settled the one up to which events can be read.
 	Newest, Settled int64
-	// Fence is that of the target, or -1 if it is not active.
+	// Fence is the target's, or -1 if the target is not active.
 	Fence int64
 	// HeldFor is how long a transaction with the process HeldBy has kept positions from being settled.
 	HeldFor time.Duration

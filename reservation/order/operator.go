@@ -42,7 +42,7 @@ type Placed struct {
 
 // Logged is an event of an order as its log has it.
 type Logged struct {
-	// Version is that of the order after the event.
+	// Version is the version of the order after the event.
 	Version    int
 	Type       EventType
 	OccurredAt time.Time

@@ -43,7 +43,7 @@ type Header struct {
 	// Sale is the row of the sale, and SaleEvents are those of its events.
 	Sale       json.RawMessage `json:"sale"`
 	SaleEvents json.RawMessage `json:"sale_events"`
-	// Columns are those of the events of orders.
+	// Columns are the columns of the events of orders.
 	Columns []string `json:"columns"`
 }
 

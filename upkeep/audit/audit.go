@@ -111,7 +111,7 @@ type look struct {
 	// readable are the shards of the sales whose servers all answer, and streams those of answering partitions.
 	readable []auditedShard
 	streams  []string
-	// dark holds the errors of partitions whose server does not answer, while others do.
+	// dark holds the errors of unreachable partitions, while others answer.
 	dark map[int]error
 	// unread holds the errors of reading Redis.
 	unread map[source]error
@@ -165,7 +165,7 @@ func (l *look) selectSales(ctx context.Context) error {
 	return l.reportMissingGuards(ctx)
 }
 
-// listSales lists the sales in Redis. If only some partitions do not answer, these are dark.
+// listSales lists the sales in Redis. Partitions that do not answer, while others do, are in dark.
 func (l *look) listSales(ctx context.Context) ([]reservation.LocatedSale, error) {
 	limited, cancel := context.WithTimeout(ctx, retry.CallTimeout)
 	defer cancel()

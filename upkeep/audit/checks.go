@@ -19,7 +19,7 @@ import (
 
 // check is a query for violations of a promise. It returns the sale, order and user, the violation,
 // and the remedy. If the text has figures that change during a sale, the column same has a stable
-// text, by which a second look recognizes the difference.
+// text, so that a second look recognizes the difference.
 type check struct {
 	promise string
 	query   string

@@ -51,7 +51,7 @@ var says = map[Remedy]string{
 // Says describes the remedy for operators.
 func (r Remedy) Says() string { return says[r] }
 
-// saleDifferences are those of one sale with one remedy.
+// saleDifferences are the differences of one sale with one remedy.
 type saleDifferences struct {
 	SaleID             zeronull.UUID // zero for differences of no sale
 	Remedy             Remedy

@@ -14,7 +14,7 @@ import (
 
 // Report is what an audit found.
 type Report struct {
-	// Promises are those of docs/architecture.md that can be audited, in their order.
+	// Promises are the promises of the README that can be audited, in order.
 	Promises []Promise     `json:"promises"`
 	Sales    []SaleFigures `json:"sales"`
 	// Streams is how many streams were checked, and EntriesWaiting how many of their entries were
@@ -47,7 +47,7 @@ type Finding struct {
 	Order *uuid.UUID `json:"order_id,omitempty"`
 	User  string     `json:"user_id,omitempty"`
 	What  string     `json:"what"`
-	// LastEvent is that of the order, or of the sale where no order is named, with its version or revision.
+	// LastEvent is the last event of the order, or of the sale where no order is named, with its version or revision.
 	LastEvent string `json:"last_event,omitempty"`
 	// Remedy is its repair. It is empty if the repair of other findings includes it.
 	Remedy Remedy `json:"remedy,omitempty"`
@@ -58,7 +58,7 @@ type Finding struct {
 // Remedy is the repair of a difference.
 type Remedy string
 
-// The remedies. Reconcile applies those of the first group. The others need a worker or an operator.
+// The remedies. Reconcile applies the first group. The others need a worker or an operator.
 const (
 	// remedyRelease: the units of an ended order are released.
 	remedyRelease Remedy = "release"
@@ -101,7 +101,7 @@ type SaleFigures struct {
 	Orders     int64 `json:"orders"`
 	LiveOrders int64 `json:"live_orders"`
 	LiveUnits  int64 `json:"live_units"`
-	// UnpaidUnits are those of LiveUnits whose orders await payment. The API and the text count them as held.
+	// UnpaidUnits are the part of LiveUnits whose orders await payment. The API and the text count them as held.
 	UnpaidUnits int64 `json:"unpaid_units"`
 	Rejected    int64 `json:"rejected"`
 	// Voided counts orders that reached Postgres after the stock was rebuilt without them, and Lost

@@ -96,7 +96,7 @@ func readNodes(
 	return nodes, err
 }
 
-// readNode asks one node. Partitions are those of a master.
+// readNode reads one node. Partitions are the partitions of a master.
 func readNode(
 	ctx context.Context, node *redis.Client, partitions []int, rights reservation.Rights,
 ) (redisServer, error) {

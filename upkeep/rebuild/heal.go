@@ -36,7 +36,7 @@ func (r *Rebuilder) HealPartition(
 	return tried, errors.Join(failed...)
 }
 
-// healOwn rebuilds the partition, or those of its sales that have one shard.
+// healOwn rebuilds the partition, or its sales that have one shard.
 func (r *Rebuilder) healOwn(ctx context.Context, partition int, withEnded bool, first Need) (tried bool, err error) {
 	session, err := r.begin(ctx, partition)
 	if errors.Is(err, ErrRunning) {

@@ -99,7 +99,7 @@ func New(config Config) (*Survey, error) {
 	return s, nil
 }
 
-// Run looks until ctx ends. Redis is asked apart, so that neither server delays the look at the other.
+// Run looks until ctx is done. Redis is asked apart, so that neither server delays the look at the other.
 func (s *Survey) Run(ctx context.Context) {
 	if s.config.Registerer == nil {
 		return
@@ -117,7 +117,7 @@ func (s *Survey) Run(ctx context.Context) {
 	looking.Wait()
 }
 
-// every looks until ctx ends. A look returns how long to pause after it.
+// every looks until ctx is done. A look returns how long to pause after it.
 func (s *Survey) every(ctx context.Context, look func() (pause time.Duration)) {
 	for {
 		if pause := look(); !retry.Pause(retry.Delay(1, pause, pause), ctx.Done()) {

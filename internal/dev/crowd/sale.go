@@ -22,7 +22,7 @@ func CreateSale(ctx context.Context, baseURL, adminToken string, terms SaleTerms
 	return sale, nil
 }
 
-// SaleTerms are those of a sale that opens immediately. Zero stands for the default of the API.
+// SaleTerms are the terms of a sale that opens immediately. Zero stands for the default of the API.
 type SaleTerms struct {
 	Name          string `json:"name"`
 	Stock         int64  `json:"stock"`

@@ -249,7 +249,7 @@ func (d *demo) openDashboard(ctx context.Context, watched []string) error {
 	return err
 }
 
-// stay leaves the dashboard and all processes running after the verdict, until ctx ends.
+// stay leaves the dashboard and all processes running after the verdict, until ctx is done.
 func (d *demo) stay(ctx context.Context) {
 	if d.config.Dashboard {
 		d.story.add("the dashboard stays until Ctrl-C")

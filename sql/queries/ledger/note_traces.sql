@@ -1,4 +1,4 @@
--- Adds the traces in which orders were changed to their events, for whoever is told of them (read_orders.sql): $3 are the
+-- Adds the traces in which orders were changed to their events, for the receivers of the relay (read_orders.sql): $3 are the
 -- traceparents of the orders $2 of the sale $1, whose events have the version $4. It runs in the transaction that has written these
 -- events, and only for orders that are traced.
 UPDATE order_events AS e

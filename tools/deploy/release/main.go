@@ -19,7 +19,7 @@ import (
 	"time"
 )
 
-// platforms are those of a release.
+// platforms are the platforms of a release.
 var platforms = []string{"linux/amd64", "linux/arm64", "darwin/amd64", "darwin/arm64"}
 
 func main() {
