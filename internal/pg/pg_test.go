@@ -16,15 +16,15 @@ import (
 func TestBeginFailsOnHeldLock(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	first, err := pg.Begin(t.Context(), pool, pg.RebuildLock, 0)
+	first, err := pg.Begin(t.Context(), pool, pg.ProjectionLock, 0)
 	require.NoError(t, err)
-	_, err = pg.Begin(t.Context(), pool, pg.RebuildLock, 0)
+	_, err = pg.Begin(t.Context(), pool, pg.ProjectionLock, 0)
 	require.ErrorIs(t, err, pg.ErrLockHeld)
 	other, err := pg.Begin(t.Context(), pool, pg.ReconcileLock, 0)
 	require.NoError(t, err, "another lock is free")
 	other.End()
 	first.End()
-	again, err := pg.Begin(t.Context(), pool, pg.RebuildLock, 0)
+	again, err := pg.Begin(t.Context(), pool, pg.ProjectionLock, 0)
 	require.NoError(t, err)
 	again.End()
 }
@@ -32,10 +32,10 @@ func TestBeginFailsOnHeldLock(t *testing.T) {
 func TestBeginTakesSessionOutOfPool(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	s, err := pg.Begin(t.Context(), pool, pg.RebuildLock, 0)
+	s, err := pg.Begin(t.Context(), pool, pg.ProjectionLock, 0)
 	require.NoError(t, err)
 	require.Zero(t, pool.Stat().AcquiredConns())
-	_, err = pg.Begin(t.Context(), pool, pg.RebuildLock, 0)
+	_, err = pg.Begin(t.Context(), pool, pg.ProjectionLock, 0)
 	require.ErrorIs(t, err, pg.ErrLockHeld)
 	require.Zero(t, pool.Stat().AcquiredConns(), "a failed attempt must leave no connection")
 	s.End()
@@ -46,7 +46,7 @@ func TestBeginLimitsSilenceIfGiven(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	setting := func(silence time.Duration) (value string) {
-		s, err := pg.Begin(t.Context(), pool, pg.RebuildLock, silence)
+		s, err := pg.Begin(t.Context(), pool, pg.ProjectionLock, silence)
 		require.NoError(t, err)
 		defer s.End()
 		require.NoError(t, s.QueryRow(t.Context(), "SHOW idle_session_timeout").Scan(&value))
@@ -72,12 +72,12 @@ func TestSessionLocksUntilItEnds(t *testing.T) {
 func TestHolderReturnsSession(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	_, err := pg.Holder(t.Context(), pool, pg.RebuildLock)
+	_, err := pg.Holder(t.Context(), pool, pg.ProjectionLock)
 	require.ErrorIs(t, err, pgx.ErrNoRows)
-	s, err := pg.Begin(t.Context(), pool, pg.RebuildLock, 0)
+	s, err := pg.Begin(t.Context(), pool, pg.ProjectionLock, 0)
 	require.NoError(t, err)
 	defer s.End()
-	holder, err := pg.Holder(t.Context(), pool, pg.RebuildLock)
+	holder, err := pg.Holder(t.Context(), pool, pg.ProjectionLock)
 	require.NoError(t, err)
 	require.Equal(t, s.PgConn().PID(), uint32(holder.PID))
 	require.Contains(t, holder.String(), "idle")
@@ -86,7 +86,7 @@ func TestHolderReturnsSession(t *testing.T) {
 func TestTerminateEndsSilentBlocker(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	silent, err := pg.Begin(t.Context(), pool, pg.RebuildLock, 0)
+	silent, err := pg.Begin(t.Context(), pool, pg.ProjectionLock, 0)
 	require.NoError(t, err)
 	defer silent.End()
 	_, err = silent.Exec(t.Context(), "BEGIN")
@@ -96,7 +96,7 @@ func TestTerminateEndsSilentBlocker(t *testing.T) {
 		waiting, err := pg.Begin(t.Context(), pool, pg.ReconcileLock, 0)
 		if err == nil {
 			defer waiting.End()
-			_, err = waiting.Exec(t.Context(), "SELECT pg_advisory_lock($1)", pg.RebuildLock)
+			_, err = waiting.Exec(t.Context(), "SELECT pg_advisory_lock($1)", pg.ProjectionLock)
 		}
 		got <- err
 	}()

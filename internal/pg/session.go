@@ -19,9 +19,6 @@ type Lock int64
 
 // All advisory locks are listed here, so that no two have the same number.
 const (
-	// RebuildLock is shared by the rebuilds of Redis. Versions that rebuilt one partition at a time hold it alone during
-	// a rebuild.
-	RebuildLock Lock = 5_077_217_434
 	// ProjectionLock is held by a rebuild of the projections.
 	ProjectionLock Lock = 5_077_217_436
 	// ReconcileLock is held by a reconcile.
@@ -73,17 +70,6 @@ func Begin(ctx context.Context, pool *pgxpool.Pool, lock Lock, silence time.Dura
 		return Session{}, err
 	}
 	return s, nil
-}
-
-// Share holds another lock together with other sessions that share it, until the session ends. It does not wait: if a
-// session holds the lock alone, or waits for that, it returns ErrLockHeld.
-func (s Session) Share(ctx context.Context, lock Lock) error {
-	var taken bool
-	err := s.QueryRow(ctx, "SELECT pg_try_advisory_lock_shared($1)", lock).Scan(&taken)
-	if err == nil && !taken {
-		err = ErrLockHeld
-	}
-	return err
 }
 
 // Run runs several statements without parameters in one round trip.

@@ -11,7 +11,6 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/pg"
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
@@ -88,26 +87,6 @@ func TestSilentPartitionDelaysNoOther(t *testing.T) {
 	require.EqualValues(t, 1, asked.Load(), "the silent one still waits for its first answer")
 	close(answer)
 	<-healed // perhaps an error: the context of the first call may have ended
-}
-
-// A version that rebuilds one partition at a time holds its lock alone, as does a swap of the table orders.
-func TestRebuildOfEarlierVersionExcludesOthers(t *testing.T) {
-	t.Parallel()
-	s, _ := twoPartitions(t)
-	r := testwork.Rebuilder(s, t)
-	earlier, err := pg.Begin(t.Context(), s.Pool, pg.RebuildLock, 0)
-	require.NoError(t, err)
-	_, err = r.Partition(t.Context(), 1, rebuild.ReasonByHand)
-	require.ErrorIs(t, err, rebuild.ErrRunning)
-	earlier.End()
-
-	session, err := r.Begin(t.Context(), 1)
-	require.NoError(t, err)
-	_, err = pg.Begin(t.Context(), s.Pool, pg.RebuildLock, 0)
-	require.ErrorIs(t, err, pg.ErrLockHeld)
-	_, err = r.Partition(t.Context(), 0, rebuild.ReasonByHand)
-	require.NoError(t, err, "rebuilds of this version share it")
-	session.End()
 }
 
 // A process rebuilds a bounded number of partitions at a time, because each takes a session of Postgres.

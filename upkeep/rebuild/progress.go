@@ -171,9 +171,6 @@ func (r *Rebuilder) logRival(ctx context.Context, n Need) {
 	ctx, cancel := context.WithTimeout(ctx, retry.CallTimeout)
 	defer cancel()
 	holder, err := pg.Holder(ctx, r.config.Pool, pg.PartitionLock(n.partition))
-	if errors.Is(err, pgx.ErrNoRows) { // not a rebuild of this partition
-		holder, err = pg.Holder(ctx, r.config.Pool, pg.RebuildLock)
-	}
 	if errors.Is(err, pgx.ErrNoRows) {
 		return // the other rebuild has ended
 	}

@@ -342,4 +342,4 @@ func TestThawedRebuilderDoesNotOpenSaleClosedByAnother(t *testing.T) {
 
 const endRebuildSessions = `SELECT count(pg_terminate_backend(pid)) FROM pg_locks
 	WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-	  AND classid = 5077217434 >> 32 AND objid = 5077217434 & 4294967295`
+	  AND classid = 5077217500 >> 32 AND objid = 5077217500 & 4294967295`

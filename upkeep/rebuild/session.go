@@ -40,13 +40,9 @@ func (r *Rebuilder) begin(ctx context.Context, partition int) (_ *lockSession, e
 	defer cancel()
 	if s.conn, err = pg.Begin(limited, r.config.Pool, pg.PartitionLock(partition), silenceMax); err != nil {
 		s.free()
-	} else if err = s.conn.Share(limited, pg.RebuildLock); err != nil {
-		s.end()
-	}
-	switch {
-	case errors.Is(err, pg.ErrLockHeld):
-		return nil, ErrRunning
-	case err != nil:
+		if errors.Is(err, pg.ErrLockHeld) {
+			err = ErrRunning
+		}
 		return nil, err
 	}
 	return s, nil
