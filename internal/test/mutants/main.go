@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -46,18 +47,23 @@ func load(root string, parts []string) (found []mutant, err error) {
 	return found, err
 }
 
+var buildTag = regexp.MustCompile(`^//go:build (\w+)\n`)
+
 // tagsOf returns the build tag of the file that declares a test.
 func tagsOf(pkg, test string) (string, error) {
-	declares := regexp.MustCompile(`(?s)^(?://go:build (\w+)\n)?.*\nfunc ` + test + `\(t `)
 	files, err := filepath.Glob(filepath.Join(pkg, "*_test.go"))
 	for _, file := range files {
 		source, err := os.ReadFile(file)
 		if err != nil {
 			return "", err
 		}
-		if found := declares.FindSubmatch(source); found != nil {
+		if !bytes.Contains(source, []byte("\nfunc "+test+"(t ")) {
+			continue
+		}
+		if found := buildTag.FindSubmatch(source); found != nil {
 			return string(found[1]), nil
 		}
+		return "", nil
 	}
 	return "", errors.Join(err, fmt.Errorf("%s has no %s", pkg, test))
 }
