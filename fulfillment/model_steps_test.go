@@ -32,7 +32,7 @@ const (
 	modelPerOrder = 3
 )
 
-var modelSales = map[bool]int{false: 40, true: 20}[testkit.Race]
+var modelSales = testkit.Soak(10)
 
 // Random steps on real servers have the results of the model. After a failure rapid prints the seed and searches for a
 // shorter sequence with the same failure.

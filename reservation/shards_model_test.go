@@ -24,11 +24,12 @@ import (
 )
 
 const (
-	shardSales     = 40
 	shardSteps     = 50 // of each sale
 	shardUsers     = 60
 	shardIngresses = 3
 )
+
+var shardSales = testkit.Soak(12)
 
 // Random steps over one sale: purchases, returns, restocks and moves of units, by ingresses that are killed between any
 // two calls or lose answers, and calls that arrive late and twice. After each step every unit is in one place. After
