@@ -10,8 +10,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
-
-	"stampede/internal/test/testkit"
 )
 
 func (b *browser) cookie() string {
@@ -160,24 +158,6 @@ func TestLoginsAreLimitedByAddressBehindProxy(t *testing.T) {
 	}
 	require.Equal(t, http.StatusTooManyRequests, login("203.0.113.5:1", "ann"))
 	require.Equal(t, http.StatusOK, login("203.0.113.5, 198.51.100.7:50002", "ann"), "the redirection was followed")
-}
-
-func TestSessionEndsWithItsRights(t *testing.T) {
-	t.Parallel()
-	d := openDesk(t)
-	viewer, operator := d.as("vic"), d.as("ann")
-	d.operators(lineOf("vic", "viewer") + lineOf("ann", "viewer") + lineOf("ada", "admin"))
-	testkit.Eventually(t, within, "the end of the session whose role changed", func() bool {
-		_, page := operator.get("/")
-		return strings.Contains(page, "Your operator's token")
-	})
-	_, page := viewer.get("/")
-	require.Contains(t, page, "Log out", "who did not change goes on")
-	d.operators(lineOf("ada", "admin"))
-	testkit.Eventually(t, within, "the end of the session of who was revoked", func() bool {
-		_, page := viewer.get("/")
-		return strings.Contains(page, "Your operator's token")
-	})
 }
 
 func TestForeignFormsAreRefused(t *testing.T) {

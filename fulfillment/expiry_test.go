@@ -10,7 +10,6 @@ import (
 	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sync/errgroup"
 
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
@@ -76,49 +75,6 @@ func TestWorkersReleaseUnpaidAndCancelledUnits(t *testing.T) {
 	require.False(t, testwork.Audit(s, t, sale).Broken(), testwork.TextOf(t, testwork.Audit(s, t, sale)))
 	stop() // orders are counted after their commit
 	require.EqualValues(t, 2, testshop.ValueOf(t, registry, "stampede_orders_total", "expired"))
-}
-
-func TestConcurrentSweepersExpireAndReleaseOnce(t *testing.T) {
-	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
-	const perSale = 700 // more than one batch
-	sales := []uuid.UUID{s.OpenPayable(t, perSale), s.OpenPayable(t, perSale), s.OpenPayable(t, perSale)}
-	var orders []uuid.UUID
-	for _, sale := range sales {
-		require.Equal(t, perSale, s.Crowd(t, sale, perSale))
-		for _, out := range testwork.Fulfil(s, t) {
-			orders = append(orders, out.Event.OrderID)
-		}
-	}
-	testwork.EndWindow(t, s.Pool, orders...)
-	together := func(turn func(context.Context) (int, error)) {
-		done := make([]int, 4)
-		var all errgroup.Group
-		for i := range done {
-			all.Go(func() (err error) {
-				done[i], err = turn(t.Context())
-				return err
-			})
-		}
-		require.NoError(t, all.Wait())
-		left, err := turn(t.Context()) // a sweeper may stop while another one processes the rest
-		require.NoError(t, err)
-		require.Zero(t, left)
-		require.Equal(t, len(orders), done[0]+done[1]+done[2]+done[3])
-	}
-	together(func(ctx context.Context) (int, error) { return testwork.Expire(s, ctx) })
-	require.EqualValues(t, len(orders), s.Count(t, testshop.ExpiredOrders))
-	require.EqualValues(t, len(orders), s.Count(t, testshop.PendingReleases))
-	require.Zero(t, s.Count(t, testshop.BrokenLogs))
-	report := testwork.Audit(s, t, uuid.Nil)
-	require.False(t, report.Broken(), testwork.TextOf(t, report))
-	together(func(ctx context.Context) (int, error) { return testwork.ReleaseUnits(s, ctx) })
-	require.Zero(t, s.Count(t, testshop.PendingReleases))
-	for _, sale := range sales {
-		require.EqualValues(t, perSale, s.Left(t, sale))
-		require.Zero(t, testshop.SoldOf(t, s.Pool, sale))
-		require.Zero(t, s.Rdb.HLen(t.Context(), s.Keys.Buyers(0, sale)).Val())
-	}
 }
 
 func TestSweepIsBoundedAndOfOneSale(t *testing.T) {

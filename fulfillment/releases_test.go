@@ -3,7 +3,6 @@ package fulfillment_test
 import (
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
@@ -13,7 +12,6 @@ import (
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
 	"stampede/ledger"
-	"stampede/reservation"
 )
 
 // cancelledOrders opens a sale of 10 units and returns cancelled orders of one unit each, of so many users. Their units
@@ -144,34 +142,6 @@ func TestReleaseOfSaleWithFutureID(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 2, released)
 	require.EqualValues(t, 10, s.Left(t, future))
-}
-
-func TestHangingRedisDoesNotDelayExpiry(t *testing.T) {
-	t.Parallel()
-	server := testkit.OwnRedis(t)
-	s := testshop.NewShopOn(t, testkit.Pool(t), server.URL, reservation.Keys{Prefix: "test", Partitions: 1})
-	for range 6 {
-		cancelledOrders(s, t, 1)
-	}
-	overdue := s.Buy(t, s.OpenPayable(t, 1), "ann")
-	testwork.Fulfil(s, t)
-	server.Freeze()
-	defer server.Thaw()
-	config, registry := testwork.Config(s, t), prometheus.NewRegistry()
-	config.Registerer = registry
-	stop := testwork.Work(t, config)
-	testkit.Eventually(t, testshop.Soon, "the sweep of releases has waited for Redis", func() bool {
-		return testshop.ValueOf(t, registry, "stampede_worker_failing", "release") == 1
-	})
-	testwork.EndWindow(t, s.Pool, overdue)
-	testkit.Eventually(t, 20*time.Second, "the order expires",
-		func() bool { return s.Count(t, testshop.ExpiredOrders) == 1 })
-	require.EqualValues(t, 1, testshop.ValueOf(t, registry, "stampede_worker_failing", "release"),
-		"Redis still hangs")
-	server.Thaw()
-	testkit.Eventually(t, 30*time.Second, "all units are released",
-		func() bool { return s.Count(t, testshop.PendingReleases) == 0 })
-	stop()
 }
 
 // gaugeOf returns the value of a gauge without labels.

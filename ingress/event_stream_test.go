@@ -4,9 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
-	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"strconv"
 	"strings"
@@ -148,92 +146,4 @@ func TestStreamsAreRefused(t *testing.T) {
 		return s.server.orderStreamSlots.taken.Load() == 0 && s.server.saleStreamSlots.taken.Load() == 0
 	})
 	s.watch(path+"/events", as("ada")).receivesStatus(order.StatusReserved, 1)
-}
-
-func TestStreamsSurvivePostgresRestart(t *testing.T) {
-	t.Parallel()
-	postgres := testkit.OwnPostgres(t)
-	s := openShopOn(t, servers{testkit.RedisURL(t), postgres.URL, testkit.Keys(t)})
-	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
-	path, _ := s.confirm(sale, "ada")
-	reserved, _, _ := s.purchased(sale, "bob")
-	w, waiting := s.watch(path+"/events", as("ada")), s.watch(reserved+"/events", as("bob"))
-	sales := s.watch("/v1/sales/" + sale.String() + "/events")
-	w.receivesStatus(order.StatusConfirmed, 2)
-	waiting.receivesStatus(order.StatusReserved, 1)
-	_, ok := sales.next()
-	require.True(t, ok)
-	postgres.StopImmediate()
-	s.awaitUnavailable("/v1/sales/" + sale.String())
-	s.watch(reserved+"/events", as("bob")).receivesStatus(order.StatusReserved, 1)
-	require.NoError(t, postgres.Restart(t.Context()))
-	testkit.Eventually(t, 20*time.Second, "the order is paid", func() bool {
-		return s.post(path+"/pay", `{"reference":"pi_1"}`, as("ada")).status == http.StatusOK
-	})
-	w.receivesStatus(order.StatusPaid, 3)
-	w.receivesEnd()
-	s.recordReserved(sale, "bob", "")
-	waiting.receivesStatus(order.StatusConfirmed, 2)
-	e, ok := sales.next()
-	require.True(t, ok)
-	require.Equal(t, "sale", e.name)
-}
-
-func TestStopEndsThousandStreams(t *testing.T) {
-	t.Parallel()
-	s, stop, ended := runShop(t)
-	sale := s.sale(reservation.Terms{Stock: 10})
-	path, _ := s.order(sale, "ada")
-	const streams = 1000
-	conns := make([]net.Conn, streams)
-	for i := range conns {
-		target := path
-		if i%2 == 0 {
-			target = "/v1/sales/" + sale.String()
-		}
-		for line := ""; line != "HTTP/1.1 200 OK\r\n"; {
-			conns[i] = s.dial()
-			require.NoError(t, conns[i].SetDeadline(time.Now().Add(5*time.Minute)))
-			_, err := fmt.Fprintf(conns[i], "GET %s/events HTTP/1.1\r\nHost: shop\r\nX-User-ID: ada\r\n\r\n", target)
-			require.NoError(t, err)
-			line, err = bufio.NewReader(conns[i]).ReadString('\n')
-			require.NoError(t, err)
-			// On a busy machine Postgres may not answer in time.
-			require.Contains(t, []string{"HTTP/1.1 200 OK\r\n", "HTTP/1.1 503 Service Unavailable\r\n"}, line)
-		}
-	}
-	require.EqualValues(t, streams, s.server.saleStreamSlots.taken.Load()+s.server.orderStreamSlots.taken.Load())
-	began := time.Now()
-	stop()
-	require.NoError(t, <-ended)
-	took := time.Since(began)
-	t.Logf("stopped after %v", took)
-	require.Less(t, took, s.server.config.DrainTimeout/2)
-	for _, conn := range conns {
-		_, err := io.Copy(io.Discard, conn)
-		require.NoError(t, err)
-	}
-}
-
-func TestStreamOutlivesConnectionTimeouts(t *testing.T) {
-	t.Parallel()
-	s, _, _ := runShop(t)
-	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
-	path, _ := s.confirm(sale, "ada")
-	conn := s.dial()
-	require.NoError(t, conn.SetDeadline(time.Now().Add(3*heartbeatInterval)))
-	_, err := fmt.Fprintf(conn, "GET %s/events HTTP/1.1\r\nHost: shop\r\nX-User-ID: ada\r\n\r\n", path)
-	require.NoError(t, err)
-	began := time.Now()
-	lines := bufio.NewReader(conn)
-	for line := ""; line != ": \n"; {
-		line, err = lines.ReadString('\n')
-		require.NoError(t, err)
-	}
-	require.Greater(t, time.Since(began), max(readTimeout, writeTimeout))
-	s.post(path+"/pay", `{"reference":"pi_1"}`, as("ada")).is(http.StatusOK)
-	for line := ""; line != "event: paid\n"; {
-		line, err = lines.ReadString('\n')
-		require.NoError(t, err)
-	}
 }

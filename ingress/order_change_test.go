@@ -307,65 +307,6 @@ func TestPayFindsOrderRejectedMeanwhile(t *testing.T) {
 	require.Equal(t, 2, tries)
 }
 
-func TestChangeWithoutPostgres(t *testing.T) {
-	t.Parallel()
-	postgres := testkit.OwnPostgres(t)
-	s := openShopOn(t, servers{testkit.RedisURL(t), postgres.URL, testkit.Keys(t)})
-	sale := s.sale(reservation.Terms{Stock: 3, PaymentWindow: 10 * time.Minute})
-	paid, _ := s.confirm(sale, "ada")
-	cancelled, _ := s.confirm(sale, "bob")
-	postgres.StopImmediate()
-	for range 5 {
-		for _, r := range []reply{
-			s.pay(paid, "r-1", as("ada")), s.cancel(cancelled, as("bob")), s.get("/v1/orders", as("ada")),
-			s.pay(orderPath(uuid.New()), "r-1", as("ada")),
-		} {
-			require.Equal(t, http.StatusServiceUnavailable, r.status)
-			require.Equal(t, "1", r.header.Get("Retry-After"))
-			for _, text := range []string{"postgres", "dial", "refused", "127.0.0.1", "SQLSTATE"} {
-				require.NotContains(t, r.body, text)
-			}
-		}
-	}
-	// Once queries have opened the breaker, changes do not wait for Postgres.
-	testkit.Eventually(t, 20*time.Second, "a payment is refused without an attempt", func() bool {
-		s.get("/v1/orders", as("ada"))
-		return strings.Contains(s.pay(paid, "r-1", as("ada")).body, "Nothing was done")
-	})
-
-	require.NoError(t, postgres.Restart(t.Context()))
-	s.pool.Reset() // closes the old connections
-	testkit.Eventually(t, 20*time.Second, "the order can be paid", func() bool {
-		return s.pay(paid, "r-1", as("ada")).status == http.StatusOK
-	})
-	s.cancel(cancelled, as("bob")).is(http.StatusOK)
-	require.Len(t, s.get("/v1/orders", as("ada")).is(http.StatusOK)["orders"], 1)
-}
-
-// Redis is not needed to change a confirmed order.
-func TestChangeWithoutRedis(t *testing.T) {
-	t.Parallel()
-	own := testkit.OwnRedis(t)
-	s := openShopOn(t, servers{own.URL, testkit.DatabaseURL(t), reservation.Keys{Prefix: "stampede", Partitions: 1}})
-	sale := s.sale(reservation.Terms{Stock: 2, PaymentWindow: 10 * time.Minute})
-	paid, _ := s.confirm(sale, "ada")
-	cancelled, _ := s.confirm(sale, "bob")
-	own.Kill()
-	s.pay(paid, "r-1", as("ada")).is(http.StatusOK)
-	s.cancel(cancelled, as("bob")).is(http.StatusOK)
-	// The order may be in Redis, so the answer is not "not found".
-	r := s.pay(orderPath(order.NewOrderID(sale)), "r-1", as("ada"))
-	r.isProblem(http.StatusServiceUnavailable, "sale-unavailable")
-	require.Equal(t, "1", r.header.Get("Retry-After"))
-
-	require.NoError(t, own.Restart(t.Context()))
-	s.startWorker()
-	testkit.Eventually(t, 20*time.Second, "the unit is for sale again", func() bool {
-		return s.buy(sale, "", as("bob")).status == http.StatusAccepted
-	})
-	s.buy(sale, "", as("eve")).isProblem(http.StatusConflict, "sold-out")
-}
-
 // A change that waits for a locked order does not open the breaker.
 func TestBlockedChangeDelaysNoOther(t *testing.T) {
 	t.Parallel()

@@ -129,19 +129,3 @@ func TestOrderStreamSendsNoLowerVersion(t *testing.T) {
 	confirmed.receivesEnd()
 	require.Equal(t, http.StatusNoContent, s.watch(path+"/events", as("ada"), reqHeader{"Last-Event-ID", "3"}).status)
 }
-
-// No worker announces it: the stream looks it up.
-func TestOrderStreamSendsVoidedAfterRedisLoss(t *testing.T) {
-	t.Parallel()
-	s, _, _ := runShop(t)
-	sale := s.sale(reservation.Terms{Stock: 10})
-	path, _, receipt := s.purchased(sale, "ada")
-	w, without := s.watch(withReceipt(path+"/events", receipt), as("ada")), s.watch(path+"/events", as("ada"))
-	w.receivesStatus(order.StatusReserved, 1)
-	without.receivesStatus(order.StatusReserved, 1)
-	s.loseReservations(sale)
-	s.raiseEpoch(sale)
-	w.receivesStatus(order.StatusVoided, 2)
-	w.receivesEnd()
-	without.receivesEnd()
-}

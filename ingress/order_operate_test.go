@@ -1,7 +1,6 @@
 package ingress
 
 import (
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -390,27 +389,6 @@ func TestOperatorsWhoLookCrowdNobodyOut(t *testing.T) {
 	s.post("/v1/sales/"+sale.String()+"/pause", "", operator).is(http.StatusOK)
 	unlock()
 	hanging.Wait()
-	require.Equal(t, "confirmed", s.get(adminPath(path), operator).is(http.StatusOK)["status"])
-}
-
-// While Postgres does not answer, operators are told so, and nothing is cancelled.
-func TestOperatorsCallsWithoutPostgres(t *testing.T) {
-	t.Parallel()
-	postgres := testkit.OwnPostgres(t)
-	s := openShopOn(t, servers{testkit.RedisURL(t), postgres.URL, testkit.Keys(t)})
-	path, _ := s.confirm(s.sale(reservation.Terms{Stock: 10}), "ada")
-	postgres.StopImmediate()
-	for _, r := range []reply{
-		s.get(adminPath(path), operator), s.get("/v1/admin/orders?user=ada", operator),
-		s.post(adminPath(path)+"/cancel", `{"reason":"r"}`, operator),
-	} {
-		r.isProblem(http.StatusServiceUnavailable, "sale-unavailable")
-		require.Equal(t, "1", r.header.Get("Retry-After"))
-	}
-	require.NoError(t, postgres.Restart(context.WithoutCancel(t.Context())))
-	testkit.Eventually(t, 20*time.Second, "the order is shown", func() bool {
-		return s.get(adminPath(path), operator).status == http.StatusOK
-	})
 	require.Equal(t, "confirmed", s.get(adminPath(path), operator).is(http.StatusOK)["status"])
 }
 

@@ -4,12 +4,10 @@ import (
 	"context"
 	"net/http"
 	"testing"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/test/testkit"
 	"stampede/reservation"
 	"stampede/reservation/order"
 )
@@ -94,67 +92,4 @@ func TestShowOrderFindsOrderRejectedMeanwhile(t *testing.T) {
 	require.Equal(t, "rejected", s.get(path, as("ada")).is(http.StatusOK)["status"])
 	require.Equal(t, 2, lookups)
 	require.Equal(t, "10", s.stock(sale).Sale["left"])
-}
-
-func TestSaleGoesOnWithoutPostgres(t *testing.T) {
-	t.Parallel()
-	postgres := testkit.OwnPostgres(t)
-	s := openShopOn(t, servers{testkit.RedisURL(t), postgres.URL, testkit.Keys(t)})
-	sale := s.sale(reservation.Terms{Stock: 2})
-	earlier, _ := s.order(sale, "ada")
-	require.Equal(t, "up", s.get("/readyz").is(http.StatusOK)["postgres"])
-
-	postgres.StopImmediate()
-	path, _ := s.order(sale, "bob")
-	s.buy(sale, "", as("eve")).isProblem(http.StatusConflict, "sold-out")
-	for range 20 {
-		require.Equal(t, "reserved", s.get(path, as("bob")).is(http.StatusOK)["status"])
-		require.Equal(t, "reserved", s.get(earlier, as("ada")).is(http.StatusOK)["status"])
-	}
-	// The order may be in Postgres, so the answer is not "not found".
-	r := s.get("/v1/orders/"+uuid.NewString(), as("ada"))
-	r.isProblem(http.StatusServiceUnavailable, "sale-unavailable")
-	require.Equal(t, "1", r.header.Get("Retry-After"))
-	for _, text := range []string{"postgres", "dial", "127.0.0.1", "SQLSTATE"} {
-		require.NotContains(t, r.body, text)
-	}
-	s.get("/v1/sales/"+sale.String()).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
-	s.post("/v1/sales", `{"name":"x","stock":1}`, operator).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
-	ready := s.get("/readyz").is(http.StatusOK)
-	require.Equal(t, []any{"ready", "up", "down"}, []any{ready["status"], ready["redis"], ready["postgres"]})
-
-	require.NoError(t, postgres.Restart(t.Context()))
-	testkit.Eventually(t, 30*time.Second, "Postgres is queried again", func() bool {
-		return s.get("/v1/orders/"+uuid.NewString(), as("ada")).status == http.StatusNotFound
-	})
-}
-
-func TestIngressWithoutRedis(t *testing.T) {
-	t.Parallel()
-	own := testkit.OwnRedis(t)
-	s := openShopOn(t, servers{own.URL, testkit.DatabaseURL(t), reservation.Keys{Prefix: "stampede", Partitions: 1}})
-	sale := s.sale(reservation.Terms{Stock: 10})
-	path, id := s.order(sale, "ada")
-	s.record(id, sale, "ada", order.StatusConfirmed, "")
-	own.Kill()
-
-	r := s.buy(sale, "", as("bob"))
-	r.isProblem(http.StatusServiceUnavailable, "sale-unavailable")
-	require.Equal(t, "1", r.header.Get("Retry-After"))
-	for _, text := range []string{"redis", "dial", "refused", "127.0.0.1"} {
-		require.NotContains(t, r.body, text)
-	}
-	require.Equal(t, "confirmed", s.get(path, as("ada")).is(http.StatusOK)["status"])
-	s.get(orderPath(order.NewOrderID(sale)), as("ada")).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
-	p := s.get("/readyz").isProblem(http.StatusServiceUnavailable, "not-ready")
-	require.Equal(t, []any{"down", "up"}, []any{p["redis"], p["postgres"]})
-	s.get("/livez").is(http.StatusOK)
-
-	require.NoError(t, own.Restart(t.Context()))
-	s.buy(sale, "", as("bob")).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
-	testkit.VerifyServer(t, s.pool, s.store, 0)
-	testkit.Eventually(t, 30*time.Second, "the sale goes on", func() bool {
-		return s.buy(sale, "", as("bob")).status == http.StatusAccepted
-	})
-	s.get("/readyz").is(http.StatusOK)
 }

@@ -1,3 +1,5 @@
+//go:build system
+
 package ingress
 
 import (
@@ -11,7 +13,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/dev/localserver"
@@ -95,17 +96,6 @@ func TestShowOrderFailsOnceWhileRedisIsSilent(t *testing.T) {
 	require.Less(t, time.Since(began), reservation.DefaultCallTimeout, "the tries of the client take as long")
 }
 
-// reservedCounter counts lookups in Redis.
-type reservedCounter struct {
-	Reservations
-	lookups atomic.Int64
-}
-
-func (r *reservedCounter) FindReserved(ctx context.Context, id uuid.UUID, user string) (order.Order, error) {
-	r.lookups.Add(1)
-	return r.Reservations.FindReserved(ctx, id, user)
-}
-
 // lookupCounter counts lookups in Postgres.
 type lookupCounter struct {
 	Orders
@@ -154,22 +144,6 @@ func TestSilentPostgresOpensBreaker(t *testing.T) {
 		look()
 		return asked.lookups.Load() > before
 	})
-}
-
-// slowTogether takes longer to look up several orders than any request waits.
-type slowTogether struct {
-	Orders
-	pool   *pgxpool.Pool
-	failed atomic.Int64
-}
-
-func (o *slowTogether) FindOrders(ctx context.Context, ids []uuid.UUID) ([]order.Order, error) {
-	_, err := o.pool.Exec(ctx, "SELECT pg_sleep(60)")
-	if err == nil {
-		return o.Orders.FindOrders(ctx, ids)
-	}
-	o.failed.Add(1)
-	return nil, err
 }
 
 // The lookup for all waiters times out; a query for one order does not.

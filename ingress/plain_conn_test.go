@@ -6,8 +6,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -16,7 +14,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/accept"
 	"stampede/internal/test/testkit"
 	"stampede/reservation"
 )
@@ -209,24 +206,6 @@ func TestStopFinishesPlainPurchases(t *testing.T) {
 	require.EqualValues(t, 4, s.stock(sale).Orders)
 }
 
-// The connection is closed, though its purchase goes on.
-func TestStopClosesPlainConnAfterDrainTimeout(t *testing.T) {
-	t.Parallel()
-	held := heldReservations{entered: make(chan struct{}), goOn: make(chan struct{})}
-	s, stop, ended := runShop(t, withPlainReader, func(c *Config) {
-		held.Reservations, c.DrainTimeout = c.Reservations, 100*time.Millisecond
-		c.Reservations = held
-	})
-	defer close(held.goOn)
-	sale := s.sale(reservation.Terms{Stock: 10})
-	c := s.call(t)
-	c.sends(s.head(sale, "held", "Content-Length: 0\r\n"))
-	held.awaitEntered(t)
-	stop()
-	require.ErrorContains(t, <-ended, "1 requests were not finished after 100ms")
-	c.receivesEnd()
-}
-
 func TestIdlePlainConnsMakeRoom(t *testing.T) {
 	t.Parallel()
 	s := openShop(t, withPlainReader, func(c *Config) { c.MaxConnections = 2 })
@@ -335,35 +314,4 @@ func TestPlainConnKeepsDeadlines(t *testing.T) {
 	require.Equal(t, 101, c.reads)
 	require.LessOrEqual(t, c.readsSet, 10, "deadlines move once a second")
 	require.LessOrEqual(t, c.writesSet, 10)
-}
-
-// flakyListener fails at first for want of files, and its third connection is none of TCP.
-type flakyListener struct {
-	net.Listener
-	accepted atomic.Int64
-	other    net.Conn
-}
-
-func (l *flakyListener) Accept() (net.Conn, error) {
-	switch l.accepted.Add(1) {
-	case 1:
-		return nil, &net.OpError{Op: "accept", Err: syscall.EMFILE}
-	case 2:
-		return l.other, nil
-	}
-	return l.Listener.Accept()
-}
-
-func TestPlainFrontOutlivesShortageOfFiles(t *testing.T) {
-	t.Parallel()
-	inner, err := accept.Listen(t.Context(), "127.0.0.1:0")
-	require.NoError(t, err)
-	ours, theirs := net.Pipe()
-	defer func() { _ = ours.Close() }()
-	s := openShop(t, withPlainReader, func(c *Config) { c.Listener = &flakyListener{Listener: inner, other: theirs} })
-	s.get("/livez").is(http.StatusOK)
-	// A connection that is not TCP goes to net/http.
-	_, err = io.WriteString(ours, livez)
-	require.NoError(t, err)
-	caller{t, ours, bufio.NewReader(ours)}.receives(http.StatusOK)
 }

@@ -7,14 +7,12 @@ import (
 	"net/http"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/test/testkit"
@@ -239,18 +237,6 @@ func TestWaitTakesNoOperatorSlot(t *testing.T) {
 	(<-answered).is(http.StatusAccepted)
 }
 
-func TestWaitOutlivesConnectionTimeouts(t *testing.T) {
-	t.Parallel()
-	s, _, _ := runShop(t)
-	sale := s.sale(reservation.Terms{Stock: 10})
-	answered := s.inBackground(func() reply { return s.buy(sale, `{"quantity":1}`, as("ada"), prefer("wait=14")) })
-	began := time.Now()
-	r := <-answered
-	r.is(http.StatusAccepted)
-	require.Greater(t, time.Since(began), writeTimeout)
-	require.Equal(t, "wait=14", r.header.Get("Preference-Applied"))
-}
-
 func TestWaitEndsWhenClientLeaves(t *testing.T) {
 	t.Parallel()
 	s, _, _ := runShop(t, func(c *Config) { c.MaxWaiting, c.MaxInFlight = 2, 1 })
@@ -274,51 +260,6 @@ func TestWaitEndsWhenClientLeaves(t *testing.T) {
 	testkit.Eventually(t, 30*time.Second, "the slots are free", func() bool {
 		return s.server.waitSlots.taken.Load() == 0
 	})
-}
-
-// Other purchases are served meanwhile.
-func TestTwoThousandWaitersShareLookups(t *testing.T) {
-	t.Parallel()
-	s, _, _ := runShop(t)
-	const buyers = 2000
-	sale := s.sale(reservation.Terms{Stock: buyers + 10})
-	var (
-		client   = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: buyers}}
-		answers  sync.WaitGroup
-		statuses [600]atomic.Int64
-	)
-	defer client.CloseIdleConnections()
-	for n := range buyers {
-		answers.Go(func() {
-			status := http.StatusServiceUnavailable
-			for status == http.StatusServiceUnavailable { // on a busy machine some are refused
-				r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.url+ordersOf(sale), nil)
-				if !assert.NoError(t, err) {
-					return
-				}
-				r.Header.Set("X-User-ID", fmt.Sprint("buyer-", n))
-				r.Header.Set("Idempotency-Key", "only")
-				r.Header.Set("Prefer", "wait=30")
-				answer, err := client.Do(r)
-				if !assert.NoError(t, err) {
-					return
-				}
-				_ = answer.Body.Close()
-				status = answer.StatusCode
-			}
-			statuses[status].Add(1)
-		})
-	}
-	s.awaitWaiting(buyers)
-	s.buy(sale, "", as("another")).is(http.StatusAccepted)
-	before := s.counter("stampede_outcome_lookups_total")
-	s.startWorker()
-	answers.Wait()
-	require.EqualValues(t, buyers, statuses[http.StatusCreated].Load())
-	lookups := s.counter("stampede_outcome_lookups_total") - before
-	t.Logf("%.0f lookups for %d buyers, %.0f messages", lookups, buyers, s.counter("stampede_outcome_messages_total"))
-	require.Positive(t, s.counter("stampede_outcome_messages_total"))
-	require.Less(t, lookups, buyers/20.0)
 }
 
 // counter returns the value of a metric of the server.
@@ -372,26 +313,6 @@ func TestWaitSurvivesLostMessages(t *testing.T) {
 	})
 }
 
-// Later purchases get announcements again.
-func TestWaitSurvivesRedisRestart(t *testing.T) {
-	t.Parallel()
-	own := testkit.OwnRedis(t)
-	s := openShopOn(t, servers{own.URL, testkit.DatabaseURL(t), reservation.Keys{Prefix: "stampede", Partitions: 1}})
-	sale := s.sale(reservation.Terms{Stock: 10})
-	answered := s.inBackground(func() reply { return s.buy(sale, "", as("ada"), prefer("wait=25")) })
-	s.awaitWaiting(1)
-	own.Kill()
-	require.NoError(t, own.Restart(t.Context()))
-	s.recordReserved(sale, "ada", "")
-	(<-answered).is(http.StatusCreated)
-	s.startWorker() // a worker verifies the server, and the sale goes on
-	testkit.Eventually(t, 40*time.Second, "messages are read again", func() bool {
-		before := s.counter("stampede_outcome_messages_total")
-		return s.buy(s.sale(reservation.Terms{Stock: 1}), "", as("ada"), prefer("wait=5")).status == http.StatusCreated &&
-			s.counter("stampede_outcome_messages_total") > before
-	})
-}
-
 // A server without announcements looks orders up.
 func TestWaitWithoutOutcomes(t *testing.T) {
 	t.Parallel()
@@ -399,24 +320,6 @@ func TestWaitWithoutOutcomes(t *testing.T) {
 	sale := s.sale(reservation.Terms{Stock: 10})
 	s.startWorker()
 	s.buy(sale, "", as("ada"), prefer("wait=20")).is(http.StatusCreated)
-}
-
-// A wait that times out meanwhile is 202, not an error.
-func TestWaitSurvivesPostgresRestart(t *testing.T) {
-	t.Parallel()
-	postgres := testkit.OwnPostgres(t)
-	s := openShopOn(t, servers{testkit.RedisURL(t), postgres.URL, testkit.Keys(t)})
-	sale := s.sale(reservation.Terms{Stock: 10})
-	postgres.StopImmediate()
-	s.buy(sale, "", as("ada"), prefer("wait=2")).is(http.StatusAccepted)
-	answered := s.inBackground(func() reply { return s.buy(sale, "", as("bob"), prefer("wait=25")) })
-	s.awaitWaiting(1)
-	require.NoError(t, postgres.Restart(t.Context()))
-	testkit.Eventually(t, 20*time.Second, "Postgres takes the order", func() bool {
-		return s.pool.Ping(t.Context()) == nil
-	})
-	s.recordReserved(sale, "bob", "")
-	(<-answered).is(http.StatusCreated)
 }
 
 func TestStopAnswersWaitingPurchases(t *testing.T) {

@@ -11,7 +11,6 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/test/testkit"
 	"stampede/reservation"
 	"stampede/reservation/order"
 )
@@ -131,20 +130,6 @@ func TestReceiptProvesOrderThatRedisLost(t *testing.T) {
 	require.Equal(t, "confirmed", s.get(path, as("ada")).is(http.StatusOK)["status"])
 }
 
-// The order is shown as Redis holds it.
-func TestReceiptOfReservedOrderWithoutPostgres(t *testing.T) {
-	t.Parallel()
-	postgres := testkit.OwnPostgres(t)
-	s := openShopOn(t, servers{testkit.RedisURL(t), postgres.URL, testkit.Keys(t)})
-	sale := s.sale(reservation.Terms{Stock: 10})
-	path, _, receipt := s.purchased(sale, "ada")
-	gone, _, lost := s.purchased(sale, "bob")
-	require.NoError(t, s.rdb.HDel(t.Context(), s.keys.Buyers(0, sale), "bob").Err())
-	postgres.StopImmediate()
-	require.Equal(t, "reserved", s.get(withReceipt(path, receipt), as("ada")).is(http.StatusOK)["status"])
-	s.get(withReceipt(gone, lost), as("bob")).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
-}
-
 // A third server has a secret of its own.
 func TestReceiptSecretIsShared(t *testing.T) {
 	t.Parallel()
@@ -172,45 +157,4 @@ func TestReceiptSecretIsShared(t *testing.T) {
 		Config{Reservations: s.store, Sales: s.catalog, Orders: s.ledger, Auth: AuthHeader, ReceiptSecret: "short"},
 	)
 	require.ErrorContains(t, err, "STAMPEDE_RECEIPT_SECRET")
-}
-
-// No purchase is accepted without a receipt, so a server without the secret is not ready.
-func TestStartWithoutPostgresRefusesPurchases(t *testing.T) {
-	t.Parallel()
-	postgres := testkit.OwnPostgres(t)
-	on := servers{testkit.RedisURL(t), postgres.URL, testkit.Keys(t)}
-	before := openShopOn(t, on)
-	sale := before.sale(reservation.Terms{Stock: 10})
-	held, _, receipt := before.purchased(sale, "eve", withKey("k"))
-	postgres.StopImmediate()
-	s := openShopOn(t, on)
-	stock := s.stock(sale)
-	for _, wait := range []reqHeader{{"Prefer", "wait=0"}, {"Prefer", "wait=1"}} {
-		r := s.buy(sale, "", as("ada"), withKey("k"), wait)
-		require.Contains(t, r.isProblem(http.StatusServiceUnavailable, "sale-unavailable")["detail"], "Nothing was done")
-		require.Equal(t, "1", r.header.Get("Retry-After"))
-		s.buy(sale, "", as("eve"), withKey("k"), wait).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
-	}
-	require.Equal(t, stock, s.stock(sale))
-	p := s.get("/readyz").isProblem(http.StatusServiceUnavailable, "not-ready")
-	require.Equal(t, []any{"up", "down"}, []any{p["redis"], p["postgres"]})
-	require.Contains(t, p["detail"], "STAMPEDE_RECEIPT_SECRET")
-	s.get("/livez").is(http.StatusOK)
-	s.get(withReceipt(held, receipt), as("eve")).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
-
-	// A server that has read the secret goes on, and one that was given a secret needs no Postgres.
-	given := openShopOn(t, on, func(c *Config) { c.ReceiptSecret = strings.Repeat("z", 32) })
-	for user, open := range map[string]*shop{"bob": before, "cid": given} {
-		require.Equal(t, "down", open.get("/readyz").is(http.StatusOK)["postgres"])
-		path, _, receipt := open.purchased(sale, user)
-		open.get(withReceipt(path, receipt), as(user)).is(http.StatusOK)
-	}
-
-	require.NoError(t, postgres.Restart(t.Context()))
-	testkit.Eventually(t, 20*time.Second, "it is ready by itself", func() bool {
-		return s.get("/readyz").status == http.StatusOK
-	})
-	path, _, receipt := s.purchased(sale, "ada", withKey("k"))
-	s.get(withReceipt(path, receipt), as("ada")).is(http.StatusOK)
-	require.Equal(t, receipt, s.buy(sale, "", as("ada"), withKey("k")).is(http.StatusAccepted)["receipt"])
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -30,7 +31,7 @@ import (
 
 const adminToken = "operators-only"
 
-// plainReader reports whether shops read plain purchases in front of net/http. "task test" runs the tests in both ways:
+// plainReader reports whether shops read plain purchases in front of net/http. "task test:system" sets this:
 // Go caches results by the variables that tests read, but not by those that are read before the first test.
 func plainReader() bool { return os.Getenv("STAMPEDE_PLAIN_READER") != "off" }
 
@@ -144,8 +145,10 @@ type reply struct {
 // reqHeader is a header of a request. An empty value is sent as such.
 type reqHeader struct{ name, value string }
 
-func as(user string) reqHeader       { return reqHeader{"X-User-ID", user} }
-func withKey(key string) reqHeader   { return reqHeader{"Idempotency-Key", key} }
+func as(user string) reqHeader { return reqHeader{"X-User-ID", user} }
+
+func withKey(key string) reqHeader { return reqHeader{"Idempotency-Key", key} }
+
 func bearing(token string) reqHeader { return reqHeader{"Authorization", "Bearer " + token} }
 
 var (
@@ -363,4 +366,31 @@ func (s *shop) dial() net.Conn {
 func (s *shop) head(sale uuid.UUID, user string, headers ...string) string {
 	return fmt.Sprintf("POST %s HTTP/1.1\r\nHost: shop\r\nX-User-ID: %s\r\nContent-Type: application/json\r\n%s\r\n",
 		ordersOf(sale), user, strings.Join(headers, ""))
+}
+
+// reservedCounter counts lookups in Redis.
+type reservedCounter struct {
+	Reservations
+	lookups atomic.Int64
+}
+
+func (r *reservedCounter) FindReserved(ctx context.Context, id uuid.UUID, user string) (order.Order, error) {
+	r.lookups.Add(1)
+	return r.Reservations.FindReserved(ctx, id, user)
+}
+
+// slowTogether takes longer to look up several orders than any request waits.
+type slowTogether struct {
+	Orders
+	pool   *pgxpool.Pool
+	failed atomic.Int64
+}
+
+func (o *slowTogether) FindOrders(ctx context.Context, ids []uuid.UUID) ([]order.Order, error) {
+	_, err := o.pool.Exec(ctx, "SELECT pg_sleep(60)")
+	if err == nil {
+		return o.Orders.FindOrders(ctx, ids)
+	}
+	o.failed.Add(1)
+	return nil, err
 }

@@ -1,3 +1,5 @@
+//go:build system
+
 package ledger_test
 
 import (

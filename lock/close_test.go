@@ -191,49 +191,6 @@ func useLocks(ctx context.Context, l *lock.Locker, one, other string, what int) 
 	return errors.Join(err, lease.Release(ctx))
 }
 
-func TestCloseWithoutRedisEndsLeasesAndReturnsOnDeadline(t *testing.T) {
-	for name, hangs := range map[string]bool{"Redis is killed": false, "Redis hangs": true} {
-		t.Run(name, func(t *testing.T) {
-			server, b := ownServer(t)
-			const leases = 64 // more than Close releases at the same time
-			l := lock.New(b.rdb, lock.WithLease(lock.MaxLease))
-			inside := make([]context.Context, leases)
-			names := b.names(leases)
-			for i, key := range names {
-				lease, err := l.Acquire(t.Context(), key)
-				require.NoError(t, err)
-				inside[i] = lease.Context(t.Context())
-			}
-			if hangs {
-				server.Freeze()
-			} else {
-				server.Kill()
-			}
-			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-			defer cancel()
-			closed := make(chan error, 1)
-			go func() { closed <- l.Close(ctx) }()
-			err := await(t, closed, startsWithin, "Close returns") // the client's timeout is 3 s, for several attempts
-			require.Error(t, err)
-			require.NotErrorIs(t, err, lock.ErrLost, "the outcome is unknown")
-			if hangs {
-				require.ErrorIs(t, err, context.DeadlineExceeded)
-			}
-			for _, held := range inside {
-				require.ErrorIs(t, context.Cause(held), lock.ErrClosed, "its holder does not wait for Redis")
-			}
-			_, err = l.Acquire(t.Context(), names[0])
-			require.ErrorIs(t, err, lock.ErrClosed)
-			if hangs {
-				server.Thaw()
-				testkit.Eventually(t, startsWithin, "Redis answers again", func() bool {
-					return b.rdb.Ping(t.Context()).Err() == nil
-				})
-			}
-		})
-	}
-}
-
 func TestCloseWaitsForAnEarlierClose(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
@@ -303,30 +260,4 @@ func TestCloseOfAnUnusedLockerSucceeds(t *testing.T) {
 	require.NoError(t, l.Close(t.Context()))
 	_, err := l.TryAcquire(t.Context(), b.key("ann"))
 	require.ErrorIs(t, err, lock.ErrClosed)
-}
-
-func TestCloseRetriesFailedReleases(t *testing.T) {
-	server, b := ownServer(t)
-	ctx := t.Context()
-	l := lock.New(b.rdb)
-	lease, err := l.Acquire(ctx, b.key("ann"), lock.For(lock.MaxLease))
-	require.NoError(t, err)
-	server.Kill()
-	require.Error(t, lease.Release(ctx))
-	require.NoError(t, server.Restart(ctx))
-	require.Equal(t, 1, b.depth(b.key("ann")), "this Redis writes every command to disk")
-	require.NoError(t, l.Close(ctx))
-	assert.Zero(t, b.depth(b.key("ann")))
-}
-
-func TestDoReleasesItsLockAfterAnOutage(t *testing.T) {
-	server, b := ownServer(t)
-	ctx := t.Context()
-	err := b.Do(ctx, b.key("ann"), func(context.Context) error {
-		server.Kill()
-		return nil
-	}, lock.For(lock.MaxLease))
-	require.Error(t, err)
-	require.NoError(t, server.Restart(ctx))
-	testkit.Eventually(t, startsWithin, "the lock is released", func() bool { return b.depth(b.key("ann")) == 0 })
 }

@@ -1,3 +1,5 @@
+//go:build system
+
 package lock_test
 
 import (
@@ -11,26 +13,9 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/dev/localserver"
 	"stampede/internal/test/testkit"
 	"stampede/lock"
 )
-
-// startCluster returns a client of a Redis Cluster of n nodes without replicas.
-func startCluster(t *testing.T, n int) *redis.ClusterClient {
-	t.Helper()
-	t.Parallel()
-	cluster, err := localserver.StartCluster(t.Context(), localserver.ClusterOptions{Masters: n})
-	require.NoError(t, err)
-	t.Cleanup(cluster.Stop)
-	addrs := make([]string, n)
-	for i, node := range cluster.Nodes {
-		addrs[i] = node.Addr()
-	}
-	client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs})
-	t.Cleanup(func() { _ = client.Close() })
-	return client
-}
 
 func TestClusterLocks(t *testing.T) {
 	rdb := startCluster(t, 3)

@@ -230,31 +230,6 @@ func TestAnswerAfterTheLeaseIsALoss(t *testing.T) {
 	require.NoError(t, other.Release(t.Context()))
 }
 
-func TestLockerLeavesFewKeysWithExpiry(t *testing.T) {
-	b := setup(t)
-	ctx := t.Context()
-	prefix := b.key("locker")
-	b.Locker = newLocker(t, b.rdb, lock.WithPrefix(prefix))
-	for range 20 {
-		outer := b.take(ctx, time.Minute, b.key("ann"), b.key("bob"))
-		_, err := b.TryAcquire(ctx, b.key("ann"))
-		require.ErrorIs(t, err, lock.ErrBusy)
-		inner := b.take(outer.Context(ctx), time.Minute, b.key("ann"))
-		require.NoError(t, outer.Release(ctx))
-		require.NoError(t, inner.Release(ctx))
-	}
-
-	left, err := b.rdb.Keys(ctx, prefix+"*").Result()
-	require.NoError(t, err)
-	assert.Contains(t, left, prefix+":fence")
-	assert.Len(t, left, 3, "receipts are reused: %v", left)
-	for _, key := range left {
-		ttl := b.rdb.PTTL(ctx, key).Val()
-		assert.Positive(t, ttl, key)
-		assert.LessOrEqual(t, ttl, 24*time.Hour, key)
-	}
-}
-
 func TestLostErrorStaysShort(t *testing.T) {
 	b := setup(t)
 	names := b.names(300)
@@ -310,34 +285,6 @@ func TestReleaseWorksAfterItsContextEnded(t *testing.T) {
 
 	require.NoError(t, lease.Release(gone), "a release does not need the caller's context")
 	assert.Zero(t, b.depth(b.key("ann")))
-}
-
-func TestTryEachTakesOneCallForEvery512Keys(t *testing.T) {
-	b := setup(t)
-	ctx := t.Context()
-	var calls atomic.Int64
-	b.rdb.AddHook(testkit.Hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
-		if strings.HasPrefix(cmd.Name(), "eval") {
-			calls.Add(1)
-		}
-		return next(ctx, cmd)
-	}))
-	names := b.names(10_000)
-	other := b.take(ctx, time.Minute, names[9_999])
-
-	calls.Store(0)
-	lease, busy, err := b.TryEach(ctx, names, lock.For(time.Minute))
-	require.NoError(t, err)
-	assert.Equal(t, []string{names[9_999]}, busy)
-	assert.Equal(t, names[:9_999], lease.Keys())
-	assert.EqualValues(t, 20, calls.Load())
-
-	require.NoError(t, lease.Release(ctx))
-	assert.LessOrEqual(t, calls.Load(), int64(41), "and one NOSCRIPT at most")
-	require.NoError(t, other.Release(ctx))
-	left, err := b.rdb.Exists(ctx, names...).Result()
-	require.NoError(t, err)
-	assert.Zero(t, left)
 }
 
 func BenchmarkTryEachAndRelease(b *testing.B) {

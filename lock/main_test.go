@@ -15,7 +15,9 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
 
+	"stampede/internal/dev/localserver"
 	"stampede/internal/test/testkit"
 	"stampede/lock"
 )
@@ -133,4 +135,20 @@ func writeFenced(ctx context.Context, database interface {
 ) (bool, error) {
 	tag, err := database.Exec(ctx, `UPDATE fenced SET fence = $1, writes = writes + 1 WHERE fence <= $1`, token)
 	return tag.RowsAffected() == 1, err
+}
+
+// startCluster returns a client of a Redis Cluster of n nodes without replicas.
+func startCluster(t *testing.T, n int) *redis.ClusterClient {
+	t.Helper()
+	t.Parallel()
+	cluster, err := localserver.StartCluster(t.Context(), localserver.ClusterOptions{Masters: n})
+	require.NoError(t, err)
+	t.Cleanup(cluster.Stop)
+	addrs := make([]string, n)
+	for i, node := range cluster.Nodes {
+		addrs[i] = node.Addr()
+	}
+	client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs})
+	t.Cleanup(func() { _ = client.Close() })
+	return client
 }

@@ -397,34 +397,3 @@ func TestWaitersOfManyProcessesAllGetTheLock(t *testing.T) {
 	assert.Equal(t, processes*waiters*turns, counted)
 	assert.Zero(t, b.depth(b.key("ann")))
 }
-
-// Where many processes receive a message, most do not ask immediately. In some of these hand-overs
-// none does.
-func TestWaitersOfManyProcessesAreNotMissedAfterARelease(t *testing.T) {
-	b := setup(t)
-	ctx := t.Context()
-	const processes, rounds = 12, 12
-	c := countCalls(t, b.rdb)
-	lockers := make([]*lock.Locker, processes)
-	for i := range lockers {
-		lockers[i] = newLocker(t, b.rdb, lock.WithPoll(never))
-	}
-	for round := range rounds {
-		key := b.key(fmt.Sprint(round))
-		holder, err := b.Acquire(ctx, key, lock.For(never))
-		require.NoError(t, err)
-		before := c.of(acquireCalls)
-		got := make([]<-chan *lock.Lease, processes)
-		for i, l := range lockers {
-			got[i] = acquiring(t, l, key)
-		}
-		b.waitListening(key, processes)
-		testkit.Eventually(t, startsWithin, "two attempts of each", func() bool {
-			return c.of(acquireCalls) >= before+2*processes
-		})
-		require.NoError(t, holder.Release(ctx))
-		for range got {
-			require.NoError(t, b.firstOf(got).Release(ctx))
-		}
-	}
-}

@@ -1,3 +1,5 @@
+//go:build system
+
 package relay_test
 
 import (

@@ -14,7 +14,6 @@ import (
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testsale"
 	"stampede/reservation"
-	"stampede/reservation/order"
 )
 
 // guarded runs a guard of the shop's store until the test ends.
@@ -43,47 +42,6 @@ func awaitRefusal(s *testsale.Shop, sale uuid.UUID) {
 		}
 		return err != nil
 	})
-}
-
-// The old primary was frozen while it was replaced.
-func TestGuardRefusesThawedOldPrimary(t *testing.T) {
-	t.Parallel()
-	h := newReplicaPair(t)
-	front := guarded(testsale.NewShopOn(t, h.client(), testkit.Keys(t), reservation.StoreOptions{}))
-	misled := guarded(front.Next(h.atFirst)) // stays connected to the old primary
-	unguarded := front.Next(h.atFirst)       // stays connected to it, too
-	sale := front.Sale(1000)
-	front.Buy(sale.ID, "ann")
-	misled.Buy(sale.ID, "bob")
-	h.catchUp(h.atSecond, h.atFirst)
-
-	h.first.Freeze()
-	h.promote(h.atSecond)
-	h.address.Store(h.atSecond.Options().Addr)
-	front = guarded(front.Next(h.client()))
-	rebuild(front, sale.Sale, 2)
-	testkit.VerifyServer(t, front.Pool, front.Store, 0)
-	testkit.Eventually(t, 30*time.Second, "the sale resumes", func() bool {
-		a, err := front.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "ann", Quantity: 1})
-		return err == nil && a.Reservation.Epoch == 2
-	})
-	sold, err := h.atSecond.XLen(t.Context(), front.Keys.Orders(0)).Result()
-	require.NoError(t, err)
-
-	h.first.Thaw()
-	awaitRefusal(misled, sale.ID)
-	other, err := front.Create(t.Context(), reservation.Terms{Name: "another", Stock: 1, PerOrderLimit: 1})
-	require.NoError(t, err)
-	refuses(misled, other.ID, "eve")
-	_, err = misled.FindReserved(t.Context(), order.NewOrderID(sale.ID), "bob")
-	require.ErrorIs(t, err, reservation.ErrUnavailable)
-	_, err = misled.Release(t.Context(), []reservation.Release{{SaleID: sale.ID, OrderID: uuid.New(), UserID: "bob"}})
-	require.ErrorIs(t, err, reservation.ErrUnavailable)
-
-	// Without a guard an ingress sells in the old epoch.
-	require.EqualValues(t, 1, unguarded.Buy(sale.ID, "late").Reservation.Epoch)
-	require.Equal(t, reservation.Reserved, front.Buy(sale.ID, "dan").Verdict, "the new primary still sells")
-	require.EqualValues(t, sold+1, h.atSecond.XLen(t.Context(), front.Keys.Orders(0)).Val())
 }
 
 // The ingress has sold in the new epoch, and then reaches the old primary.
@@ -127,46 +85,6 @@ func TestGuardResumesServerNamedByPostgres(t *testing.T) {
 		_, err := s.Reserve(t.Context(), reservation.Request{Sale: sale, User: "bob", Quantity: 1})
 		return err == nil
 	})
-}
-
-// A rebuild of lost data takes a moment, which is no error.
-func TestGuardLogsOnlyLastingLossAsError(t *testing.T) {
-	t.Parallel()
-	s := testsale.NewShop(t)
-	sale := s.Sale(100).ID
-	s.Buy(sale, "ann")
-	said := make(records, 100)
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	guard := reservation.Guard{Store: s.Store, Pool: s.Pool, Logger: slog.New(said)}
-	go func() { ended <- guard.Run(ctx) }()
-	state, err := s.Inspect(t.Context(), 0)
-	require.NoError(t, err)
-	name := func(runID string) {
-		_, err := s.Pool.Exec(t.Context(), "UPDATE redis_servers SET run_id = $1", runID)
-		require.NoError(t, err)
-	}
-	for range 2 {
-		name("another")
-		warned := said.next(t)
-		require.Equal(t, slog.LevelWarn, warned.Level, warned.Message)
-		require.Contains(t, warned.Message, "a rebuild may be in progress")
-		refuses(s, sale, "eve")
-		failed := said.next(t)
-		require.Equal(t, slog.LevelError, failed.Level, failed.Message)
-		require.GreaterOrEqual(t, failed.Time.Sub(warned.Time), 3*time.Second)
-		select {
-		case more := <-said:
-			t.Fatalf("logged again: %s", more.Message)
-		case <-time.After(time.Second):
-		}
-		name(state.RunID)
-		again := said.next(t)
-		require.Equal(t, slog.LevelInfo, again.Level, again.Message)
-	}
-	cancel()
-	require.NoError(t, <-ended)
-	require.Empty(t, said)
 }
 
 // records is a slog.Handler that passes on all records of level Info and above.

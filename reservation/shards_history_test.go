@@ -19,12 +19,13 @@ import (
 )
 
 const (
-	historySales     = 30
 	historyIngresses = 3
 	historyBuyers    = 6 // of each ingress
 	historyRequests  = 20
 	historyRefusals  = 3 // until a buyer leaves
 )
+
+var historySales = testkit.Soak(8)
 
 // refusal is a request that got the answer that too little is left.
 type refusal struct {

@@ -24,11 +24,15 @@ import (
 )
 
 const (
-	shardSales     = 40
 	shardSteps     = 50 // of each sale
 	shardUsers     = 60
 	shardIngresses = 3
 )
+
+// shardSalesForEachStep is how many sales take each step at least once, as in task soak.
+const shardSalesForEachStep = 40
+
+var shardSales = testkit.Soak(12)
 
 // Random steps over one sale: purchases, returns, restocks and moves of units, by ingresses that are killed between any
 // two calls or lose answers, and calls that arrive late and twice. After each step every unit is in one place. After
@@ -44,9 +48,10 @@ func TestRandomShardedSaleKeepsEveryUnit(t *testing.T) {
 	}
 	rapid.Check(t, world.playSale)
 	t.Logf("%d sales: %v", world.sales, world.done)
-	if world.sales < shardSales {
-		// rapid begins no further sale when the deadline of the tests is near, and does not fail then.
-		t.Logf("the deadline of the tests left time for %d of %d sales", world.sales, shardSales)
+	if world.sales < max(shardSales, shardSalesForEachStep) {
+		// Few sales miss rare steps. rapid begins no further sale when the deadline of the tests is near, and does not
+		// fail then.
+		t.Logf("%d of %d sales are too few to require each step", world.sales, shardSales)
 		return
 	}
 	for _, step := range (&shardRun{}).steps() {

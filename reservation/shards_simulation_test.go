@@ -337,11 +337,15 @@ type event struct {
 type eventQueue []*event
 
 func (q eventQueue) Len() int { return len(q) }
+
 func (q eventQueue) Less(i, j int) bool {
 	return q[i].at < q[j].at || q[i].at == q[j].at && q[i].serial < q[j].serial
 }
+
 func (q eventQueue) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
-func (q *eventQueue) Push(x any)   { *q = append(*q, x.(*event)) }
+
+func (q *eventQueue) Push(x any) { *q = append(*q, x.(*event)) }
+
 func (q *eventQueue) Pop() any {
 	last := (*q)[len(*q)-1]
 	*q = (*q)[:len(*q)-1]
@@ -382,23 +386,6 @@ func (s *simulation) check(of simulatedCrowd) {
 	require.Len(s, s.refused, of.buyers-len(s.sold))
 	for _, at := range s.refused {
 		require.GreaterOrEqual(s, at, s.soldOutAt(), "a buyer was refused before the last unit was sold")
-	}
-}
-
-func TestSimulatedCrowdBuysFrom64Shards(t *testing.T) {
-	t.Parallel()
-	for name, of := range map[string]simulatedCrowd{
-		"even":        {shards: 64, ingresses: 2, buyers: 1_000, stock: 500, arriveWithin: 10 * time.Millisecond},
-		"as many":     {shards: 16, ingresses: 2, buyers: 500, stock: 500, arriveWithin: 10 * time.Millisecond},
-		"one shard's": {shards: 8, ingresses: 2, buyers: 900, stock: 600, arriveWithin: 50 * time.Millisecond, favorite: 1},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := simulate(t, of)
-			s.check(of)
-			t.Logf("%d reserve, %d count, %d give, %d take; %d units moved; sold out after %v, all answered after %v",
-				s.calls[callReserve], s.calls[callCount], s.calls[callGive], s.calls[callTake], s.moved(), s.soldOutAt(), s.now)
-		})
 	}
 }
 

@@ -104,20 +104,6 @@ func TestSoldOutMemoryEndsWithinASecondOnEveryIngress(t *testing.T) {
 	}
 }
 
-func TestSoldOutMemoryEndsWithoutRedis(t *testing.T) {
-	t.Parallel()
-	own := testkit.OwnRedis(t)
-	s := testsale.NewShopOn(t, testsale.OwnClient(t, own.URL), testkit.Keys(t), reservation.StoreOptions{})
-	sale := s.Sale(1).ID
-	s.Buy(sale, "ann")
-	s.RememberSoldOut(sale)
-	own.Kill()
-	testkit.Eventually(t, 30*time.Second, "the store is unavailable", func() bool {
-		_, err := s.Reserve(t.Context(), reservation.Request{Sale: sale, User: "bob", Quantity: 1})
-		return err != nil
-	})
-}
-
 func TestEndedSaleIsNotAnsweredSoldOut(t *testing.T) {
 	t.Parallel()
 	s := testsale.NewShop(t)

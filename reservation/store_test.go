@@ -349,29 +349,6 @@ func TestClientRetriesReserveOnce(t *testing.T) {
 	require.Len(t, s.Events(sale.ID), 2)
 }
 
-func TestReserveWithoutRedisIsUnavailable(t *testing.T) {
-	t.Parallel()
-	own := testkit.OwnRedis(t)
-	s := testsale.NewShopOn(t, testsale.OwnClient(t, own.URL), testkit.Keys(t), reservation.StoreOptions{})
-	sale := s.Sale(10)
-	s.Buy(sale.ID, "ann")
-
-	own.Kill()
-	_, err := s.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "bob", Quantity: 1})
-	require.ErrorIs(t, err, reservation.ErrUnavailable)
-	require.NotErrorIs(t, err, reservation.ErrOutcomeUnknown)
-	require.ErrorIs(t, s.Ping(t.Context()), reservation.ErrUnavailable)
-	_, err = s.FindReserved(t.Context(), order.NewOrderID(sale.ID), "bob")
-	require.ErrorIs(t, err, reservation.ErrUnavailable)
-
-	require.NoError(t, own.Restart(t.Context()))
-	testkit.VerifyServer(t, s.Pool, s.Store, 0)
-	require.Equal(
-		t, reservation.AlreadyPurchased, s.Buy(sale.ID, "ann").Verdict, "with appendfsync always a kill -9 loses nothing",
-	)
-	require.Equal(t, reservation.Reserved, s.Buy(sale.ID, "bob").Verdict)
-}
-
 func TestReserveOfLostSaleIsUnavailable(t *testing.T) {
 	t.Parallel()
 	s := testsale.NewShop(t)
@@ -414,54 +391,6 @@ func TestSaleIsFoundInPartitionOfItsCreation(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, sale.ID, found.SaleID)
 	}
-}
-
-func TestCachedSalesAreBounded(t *testing.T) {
-	t.Parallel()
-	s := testsale.NewShopOn(t, testkit.Redis(t), testkit.Keys(t), reservation.StoreOptions{SalesMax: 2})
-	var sales []uuid.UUID
-	for range 6 {
-		sales = append(sales, s.Sale(10_000).ID)
-	}
-	ctx := testsale.Soon(t)
-	// Many concurrently requested sales evict each other while their requests are in progress.
-	var reserved atomic.Int64
-	var wg sync.WaitGroup
-	for w := range 16 {
-		wg.Go(func() {
-			for i := range 200 {
-				request := reservation.Request{Sale: sales[(w+i)%len(sales)], User: fmt.Sprintf("u%d-%d", w, i), Quantity: 1}
-				switch _, err := s.Reserve(ctx, request); {
-				case err == nil:
-					reserved.Add(1)
-				default:
-					require.ErrorIs(t, err, reservation.ErrOverloaded)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	require.Positive(t, reserved.Load())
-	require.Len(t, s.Events(sales[0]), int(reserved.Load()))
-}
-
-func TestUnknownSalesAreCached(t *testing.T) {
-	t.Parallel()
-	own := testkit.OwnRedis(t)
-	rdb := testsale.OwnClient(t, own.URL)
-	s := testsale.NewShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{})
-	s.Sale(1)
-	require.Equal(t, reservation.UnknownSale, s.Buy(uuid.Must(uuid.NewV7()), "ann").Verdict)
-	before := commandsServed(t, rdb)
-	for range 1000 {
-		require.Equal(t, reservation.UnknownSale, s.Buy(uuid.New(), "ann").Verdict, "not a version 7")
-	}
-	require.Less(t, commandsServed(t, rdb)-before, 10)
-	for range 1000 {
-		require.Equal(t, reservation.UnknownSale, s.Buy(uuid.Must(uuid.NewV7()), "ann").Verdict)
-	}
-	// A lookup for each, which is a script with three commands inside, and the index about once a second.
-	require.Less(t, commandsServed(t, rdb)-before, 4*1000+20*reservation.MaxPartitions)
 }
 
 func TestFindReservedEndsWithContext(t *testing.T) {

@@ -120,61 +120,6 @@ func (b *streamBench) addMany(n int) {
 	require.NoError(b.t, err)
 }
 
-// The AOF of Redis 7.0 does not hold how many entries a group has read: after a restart the lag that Redis reports has
-// no bound.
-func TestBacklogAfterRestartOfRedis(t *testing.T) {
-	t.Parallel()
-	for _, rewritten := range []bool{false, true} {
-		t.Run(fmt.Sprintf("rewritten=%v", rewritten), func(t *testing.T) {
-			t.Parallel()
-			server := testkit.OwnRedis(t)
-			b := newStreamBenchAt(t, server.URL, "orders")
-			b.addMany(1)
-			handle := func(n int) {
-				t.Helper()
-				require.NoError(t, b.rdb.XAck(t.Context(), b.stream, reservation.Group, b.takeAway("worker-1", n)...).Err())
-			}
-			handle(1)
-			if rewritten {
-				require.NoError(t, b.rdb.BgRewriteAOF(t.Context()).Err())
-			}
-			const entries = 3000
-			b.addMany(entries)
-			handle(entries)
-			_, err := stream.TrimOnce(t.Context(), b.rdb, b.stream)
-			require.NoError(t, err)
-			b.addMany(300) // they stay in the stream when they are handled
-			handle(300)
-			server.Kill()
-			require.NoError(t, server.Restart(t.Context()))
-
-			waits := func(lag, pending int64) {
-				t.Helper()
-				backlog := b.backlog()
-				require.True(t, backlog.LagKnown)
-				require.Equal(t, []int64{lag, pending}, []int64{backlog.Lag, backlog.Pending})
-				require.Contains(t, scrape(t, b, testshop.Soon, 0),
-					fmt.Sprintf("stampede_stream_waiting_orders{group=\"fulfillment\",stream=%q} %d\n", b.stream, lag+pending))
-			}
-			testkit.Eventually(t, testshop.Soon, "Redis answers", func() bool { return b.rdb.Ping(t.Context()).Err() == nil })
-			waits(0, 0)
-			b.addMany(7)
-			waits(7, 0)
-			b.addMany(500)
-			waits(507, 0)
-			taken := b.takeAway("worker-1", 100)
-			waits(407, 100)
-			require.NoError(t, b.rdb.XAck(t.Context(), b.stream, reservation.Group, taken...).Err())
-			waits(407, 0)
-			_, err = stream.TrimOnce(t.Context(), b.rdb, b.stream)
-			require.NoError(t, err)
-			waits(407, 0)
-			handle(407)
-			waits(0, 0)
-		})
-	}
-}
-
 // Counting stops at LagCountMax entries.
 func TestBacklogReportsUnknownLag(t *testing.T) {
 	t.Parallel()
@@ -285,21 +230,4 @@ func TestBacklogCollectorCorrectsEstimateOfOrders(t *testing.T) {
 	require.Equal(t, strconv.Itoa(3*order.MaxPerMessage), waiting(5000), "entries have no more orders")
 	b.takeAway("worker-1", 1)
 	require.Equal(t, "500", waiting(500))
-}
-
-// A Redis that accepts connections and does not answer delays a scrape by its time-out only.
-func TestBacklogCollectorTimesOutWithoutRedis(t *testing.T) {
-	t.Parallel()
-	server := testkit.OwnRedis(t)
-	b := newStreamBenchAt(t, server.URL, "orders")
-	b.publish(1)
-	require.NoError(t, b.rdb.Do(t.Context(), "CLIENT", "PAUSE", 60_000, "ALL").Err())
-	began := time.Now()
-	text := scrape(t, b, 200*time.Millisecond, 0)
-	require.Less(t, time.Since(began), 10*time.Second, "the client's own retries take 12 s")
-	require.Contains(t, text, "stampede_stream_reachable")
-	require.NotContains(t, text, "stampede_stream_length_entries{")
-	require.True(t, strings.Contains(text, `stream="orders"} 0`), text)
-	server.Kill() // SIGTERM takes effect only after the pause
-	require.Error(t, b.rdb.Ping(t.Context()).Err())
 }

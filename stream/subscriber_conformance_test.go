@@ -99,10 +99,6 @@ func (c conformance) inOneGroup(t *testing.T) (message.Publisher, message.Subscr
 	return c.pair(t, t.Name())
 }
 
-func (c conformance) inOwnGroup(t *testing.T) (message.Publisher, message.Subscriber) {
-	return c.pair(t, rand.Text())
-}
-
 func (c conformance) context() tests.TestContext {
 	return tests.TestContext{TestID: tests.NewTestID(), Features: c.features}
 }
@@ -113,25 +109,4 @@ func TestSubscriberConformance(t *testing.T) {
 	t.Parallel()
 	c := newConformance(t, tests.Features{}, nil)
 	tests.TestPubSub(t, c.features, c.inOneGroup, c.pair)
-}
-
-func TestSubscriberConformanceInOrder(t *testing.T) {
-	t.Parallel()
-	c := newConformance(t, tests.Features{GuaranteedOrder: true, GuaranteedOrderWithSingleSubscriber: true},
-		func(config *Config) { config.InFlightMax = 1 })
-	t.Run("PublishSubscribeInOrder", func(t *testing.T) {
-		t.Parallel()
-		tests.TestPublishSubscribeInOrder(t, c.context(), c.inOneGroup)
-	})
-	t.Run("NoAck", func(t *testing.T) {
-		t.Parallel()
-		tests.TestNoAck(t, c.context(), c.inOneGroup)
-	})
-}
-
-// A new group receives everything that the stream holds.
-func TestSubscriberConformanceWithNewGroups(t *testing.T) {
-	t.Parallel()
-	c := newConformance(t, tests.Features{NewSubscriberReceivesOldMessages: true}, nil)
-	tests.TestNewSubscriberReceivesOldMessages(t, c.context(), c.inOwnGroup)
 }

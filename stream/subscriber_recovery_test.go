@@ -100,49 +100,6 @@ func TestSubscriberDeliversEntryOnceAtATime(t *testing.T) {
 	b.awaitNonePending()
 }
 
-// Subscribing works while Redis is away, and a crash of Redis during the work loses nothing.
-func TestSubscriberSurvivesRedisCrash(t *testing.T) {
-	t.Parallel()
-	server := testkit.OwnRedis(t)
-	b := newStreamBenchAt(t, server.URL, "orders")
-	const total = 4000
-	missing := make(map[string]bool, total)
-	for _, uuid := range b.publish(total) {
-		missing[uuid] = true
-	}
-	server.Kill()
-	messages := b.subscribe(b.subscriber("worker-1", func(c *stream.Config) { c.PageMax = 100 }))
-	require.NoError(t, server.Restart(t.Context()))
-
-	var crash sync.WaitGroup
-	for n := 0; len(missing) > 0; n++ {
-		if n == total/4 || n == total/2 {
-			crash.Wait()
-			crash.Go(func() {
-				server.Kill()
-				if err := server.Restart(context.WithoutCancel(t.Context())); err != nil {
-					t.Error(err)
-				}
-			})
-		}
-		msg := receive(t, messages)
-		delete(missing, msg.UUID)
-		msg.Ack()
-	}
-	crash.Wait()
-	// Entries whose ack or delivery was lost are delivered again.
-	drained := make(chan struct{})
-	go func() {
-		defer close(drained)
-		for msg := range messages {
-			msg.Ack()
-		}
-	}()
-	b.awaitNonePending()
-	_, entries, _ := b.deadLetters.snapshot()
-	require.Empty(t, entries)
-}
-
 // lostReply breaks the first XREADGROUP that returned entries: Redis has delivered them, and the
 // reader does not receive them.
 type lostReply struct {

@@ -1,10 +1,10 @@
+//go:build system
+
 package main
 
 import (
 	"encoding/json"
-	"io"
 	"net/http"
-	"strings"
 	"testing"
 	"time"
 
@@ -23,32 +23,6 @@ func (s *shop) payableSale(stock, window string) uuid.UUID {
 	var sale struct{ ID uuid.UUID }
 	require.NoError(s.t, json.Unmarshal([]byte(output), &sale), output)
 	return sale.ID
-}
-
-// apiAnswer holds the parts of an answer that these tests read.
-type apiAnswer struct {
-	HTTP      int
-	OrderID   string `json:"order_id"`
-	Status    any
-	ExpiresAt time.Time `json:"expires_at"`
-	Available int
-}
-
-func ask(t *testing.T, method, url, user, body string) apiAnswer {
-	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
-	require.NoError(t, err)
-	r.Header.Set("X-User-ID", user)
-	r.Header.Set("Content-Type", "application/json")
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	res, err := client.Do(r)
-	require.NoError(t, err)
-	defer func() { _ = res.Body.Close() }()
-	text, err := io.ReadAll(res.Body)
-	require.NoError(t, err)
-	a := apiAnswer{HTTP: res.StatusCode}
-	require.NoError(t, json.Unmarshal(text, &a), string(text))
-	return a
 }
 
 // The unit of an unpaid order goes to another buyer, who pays; the audit holds.

@@ -2,23 +2,15 @@ package main
 
 import (
 	"encoding/json"
-	"fmt"
-	"maps"
-	"net/http"
-	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.yaml.in/yaml/v3"
-
-	"stampede/internal/test/testkit"
 )
 
 const deployed = "../../deploy"
@@ -71,22 +63,6 @@ func dashboards(t *testing.T) map[string][]panel {
 	return boards
 }
 
-func TestAlertsFireAsTested(t *testing.T) {
-	t.Parallel()
-	c := exec.CommandContext(t.Context(), promtool(t), "test", "rules", "alerts_test.yml")
-	c.Dir = deployed + "/prometheus"
-	output, err := c.CombinedOutput()
-	require.NoError(t, err, "%s", output)
-
-	tests, err := os.ReadFile(deployed + "/prometheus/alerts_test.yml")
-	require.NoError(t, err)
-	for _, r := range alerts(t) {
-		for _, outcome := range []string{"fires", "is silent"} {
-			assert.Contains(t, string(tests), fmt.Sprintf("  - name: %s (%s) %s\n", r.Alert, r.Labels["severity"], outcome))
-		}
-	}
-}
-
 var capital = regexp.MustCompile(`([a-z])([A-Z])`)
 
 func TestEachAlertLeadsToRunbook(t *testing.T) {
@@ -130,149 +106,4 @@ func TestPanelsAreComplete(t *testing.T) {
 			assert.Equal(t, "${datasource}", p.Datasource.UID, "%s: %s", title, p.Title)
 		}
 	}
-}
-
-var (
-	metricName = regexp.MustCompile(`\b(stampede|go|process)_[a-z0-9_]+\b`)
-	ofSeries   = regexp.MustCompile(`_(bucket|sum|count)$`)
-	grouping   = regexp.MustCompile(`\b(by|on|without) \([^)]*\)`)
-	matchers   = regexp.MustCompile(`\{[^}]*\}`)
-)
-
-// namesIn returns the metrics that a query names.
-func namesIn(expr string) []string {
-	expr = matchers.ReplaceAllString(grouping.ReplaceAllString(expr, ""), "")
-	return metricName.FindAllString(expr, -1)
-}
-
-// Each metric that a panel, a rule, or a page names is one that a process really has, and Prometheus answers each
-// query. The queries without an answer are those about what does not happen here.
-func TestMonitoringNamesMetricsThatExist(t *testing.T) {
-	t.Parallel()
-	s := newShop(t)
-	addresses := map[string]string{}
-	shown := map[string]bool{"go_sched_latencies_seconds": false}
-	scraped, urls := s.scrapes()
-	for process, lines := range scraped {
-		addresses[process] = strings.TrimPrefix(urls[process], "http://")
-		for _, line := range lines {
-			if series, ok := strings.CutPrefix(line, "# TYPE "); ok {
-				name, _, _ := strings.Cut(series, " ")
-				shown[name] = true
-			}
-		}
-	}
-	queries := map[string]string{}
-	for _, r := range alerts(t) {
-		queries[r.Alert+" "+r.Labels["severity"]] = r.Expr
-	}
-	panels := map[string]string{}
-	for title, board := range dashboards(t) {
-		for _, p := range board {
-			for i, target := range p.Targets {
-				panels[fmt.Sprintf("%s: %s %d", title, p.Title, i)] = target.Expr
-			}
-		}
-	}
-	maps.Copy(queries, panels)
-	for where, expr := range queries {
-		for _, name := range namesIn(expr) {
-			assert.True(t, shown[name] || shown[ofSeries.ReplaceAllString(name, "")], "%s names %s", where, name)
-		}
-	}
-	for _, page := range []string{"runbook.md", "operations.md"} {
-		text, err := os.ReadFile("../../docs/" + page)
-		require.NoError(t, err)
-		roles := regexp.MustCompile(`stampede_(migrator|ingress|worker|relay|desk|reader)\b`)
-		text = roles.ReplaceAll(text, []byte("a role"))
-		for _, name := range regexp.MustCompile("`[^`]*stampede_[^`]*`").FindAllString(string(text), -1) {
-			for _, name := range namesIn(name) {
-				// A pattern is no name.
-				isKnown := strings.HasSuffix(name, "_") || shown[ofSeries.ReplaceAllString(name, "")] || shown[name]
-				assert.True(t, isKnown, "docs/%s names %s", page, name)
-			}
-		}
-	}
-
-	prometheus := startPrometheus(t, addresses)
-	var silent []string
-	for _, where := range slices.Sorted(maps.Keys(queries)) {
-		_, isPanel := panels[where]
-		testkit.Eventually(t, within, "an answer to "+where, func() bool {
-			series, err := prometheus.ask(t, queries[where])
-			require.NoError(t, err, where)
-			if isPanel && series == 0 && slices.Contains(quietPanels, where) {
-				silent = append(silent, where)
-				return true
-			}
-			return series > 0 || !isPanel
-		})
-	}
-	t.Log("without data:", silent)
-}
-
-// quietPanels show what does not happen in the test.
-var quietPanels = []string{
-	"Stampede: the fleet: Rebuilds and lost entries 0", "Stampede: the minute: Verdicts 0",
-}
-
-type prometheusServer struct{ url string }
-
-// startPrometheus runs the Prometheus of the package that promtool is from, with the alerts.
-func startPrometheus(t *testing.T, targets map[string]string) prometheusServer {
-	t.Helper()
-	program, err := exec.LookPath("prometheus")
-	require.NoError(t, err, "prometheus is missing: `sh tools/setup.sh` installs it")
-	folder := t.TempDir()
-	rules, err := filepath.Abs(deployed + "/prometheus/alerts.yml")
-	require.NoError(t, err)
-	config := "global: { scrape_interval: 1s, evaluation_interval: 1s }\nrule_files: [" + rules + "]\nscrape_configs:\n"
-	for process, address := range targets {
-		config += fmt.Sprintf("  - { job_name: stampede-%s, static_configs: [{ targets: ['%s'] }] }\n", process, address)
-	}
-	require.NoError(t, os.WriteFile(folder+"/prometheus.yml", []byte(config), 0o600))
-	address := freeAddr(t)
-	c := exec.Command(program, "--config.file="+folder+"/prometheus.yml", "--storage.tsdb.path="+folder+"/data",
-		"--web.listen-address="+address, "--log.level=warn")
-	var output strings.Builder
-	c.Stdout, c.Stderr = &output, &output
-	require.NoError(t, c.Start())
-	t.Cleanup(func() {
-		_ = c.Process.Kill()
-		_ = c.Wait()
-		if t.Failed() {
-			t.Log(output.String())
-		}
-	})
-	p := prometheusServer{"http://" + address}
-	testkit.Eventually(t, within, "Prometheus scrapes", func() bool {
-		series, err := p.ask(t, `count_over_time(up[1m]) > 3`)
-		return err == nil && series == len(targets)
-	})
-	return p
-}
-
-// ask returns how many series a query answers.
-func (p prometheusServer) ask(t *testing.T, expr string) (series int, err error) {
-	t.Helper()
-	expr = strings.NewReplacer("$__rate_interval", "30s", "$sale", ".*").Replace(expr)
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet,
-		p.url+"/api/v1/query?query="+url.QueryEscape(expr), nil)
-	require.NoError(t, err)
-	res, err := http.DefaultClient.Do(r)
-	if err != nil {
-		return 0, err
-	}
-	defer func() { _ = res.Body.Close() }()
-	var answer struct {
-		Error string
-		Data  struct{ Result []any }
-	}
-	if err := json.NewDecoder(res.Body).Decode(&answer); err != nil {
-		return 0, err
-	}
-	if answer.Error != "" {
-		return 0, fmt.Errorf("%s: %s", expr, answer.Error)
-	}
-	return len(answer.Data.Result), nil
 }

@@ -1,3 +1,5 @@
+//go:build system
+
 package main
 
 import (
@@ -14,41 +16,16 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/test/testkit"
-	"stampede/internal/test/testshop"
-	"stampede/internal/test/testwork"
 	"stampede/ledger"
 	"stampede/reservation"
-	"stampede/reservation/catalog"
 	"stampede/reservation/order"
 )
-
-// recorded creates a sale with a payment window and records an order for each user.
-func (s *shop) recorded(users ...string) (sale uuid.UUID, orders map[string]uuid.UUID) {
-	s.t.Helper()
-	store := reservation.NewStore(testkit.Redis(s.t), s.keys, reservation.StoreOptions{})
-	s.t.Cleanup(store.Close)
-	created, err := catalog.New(s.pool, store).Create(s.t.Context(), reservation.Terms{
-		Name: "a sale", Stock: 100, PerOrderLimit: 1, PaymentWindow: time.Hour,
-	})
-	require.NoError(s.t, err)
-	testwork.Heartbeat(s.t, s.pool)
-	orders = map[string]uuid.UUID{}
-	var events []order.OrderReserved
-	for i, user := range users {
-		event := testshop.Reserved(created.ID, user, int64(i+1))
-		events, orders[user] = append(events, event), event.OrderID
-	}
-	_, err = ledger.New(s.pool).Record(s.t.Context(), events)
-	require.NoError(s.t, err)
-	return created.ID, orders
-}
 
 func TestOrderCommands(t *testing.T) {
 	t.Parallel()

@@ -1,8 +1,9 @@
+//go:build system
+
 package main
 
 import (
 	"net/http"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -12,13 +13,6 @@ import (
 
 	"stampede/internal/test/testkit"
 )
-
-func file(t *testing.T, content string) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "secret")
-	require.NoError(t, os.WriteFile(path, []byte(content), 0o600))
-	return path
-}
 
 // Flags whose value must not be seen can be read from files.
 func TestEachSecretHasFile(t *testing.T) {

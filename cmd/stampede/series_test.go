@@ -1,3 +1,5 @@
+//go:build system
+
 package main
 
 import (
@@ -165,13 +167,6 @@ func scrape(t *testing.T, url string) (lines []string) {
 	text, err := io.ReadAll(res.Body)
 	require.NoError(t, err)
 	return strings.Split(string(text), "\n")
-}
-
-// loggedAddr returns the address in the first log line that contains text.
-func loggedAddr(c *testkit.Cmd, text string) string {
-	_, addr, _ := strings.Cut(c.WaitOutput(within, text), "addr=")
-	addr, _, _ = strings.Cut(addr, " ")
-	return addr
 }
 
 // awaitSeries waits until a process shows series that begin with these texts.

@@ -1,3 +1,5 @@
+//go:build system
+
 package main
 
 import (
@@ -44,9 +46,6 @@ func (s *tracedShop) serve(settings ...string) (*testkit.Cmd, string) {
 	c.Start()
 	return c, "http://" + loggedAddr(c, "ingress listens")
 }
-
-// client is the span of a client that buys, which is in no process of Stampede.
-type client struct{ trace, span string }
 
 func newClient() client {
 	id := make([]byte, 24)

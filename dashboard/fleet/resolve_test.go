@@ -1,76 +1,16 @@
+//go:build system
+
 package fleet
 
 import (
-	"context"
 	"net"
-	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/net/dns/dnsmessage"
 )
-
-// names is the name server of these tests.
-var names = &nameServer{addrs: map[string][]netip.Addr{}}
-
-type nameServer struct {
-	mu    sync.Mutex
-	addrs map[string][]netip.Addr // by name with a dot at its end
-}
-
-// dial connects a resolver that has one question.
-func (n *nameServer) dial(ctx context.Context, _, _ string) (net.Conn, error) {
-	server, err := new(net.ListenConfig).ListenPacket(ctx, "udp", "127.0.0.1:0")
-	if err != nil {
-		return nil, err
-	}
-	_ = server.SetDeadline(time.Now().Add(resolveInterval))
-	go func() {
-		defer func() { _ = server.Close() }()
-		question := make([]byte, 512)
-		if size, from, err := server.ReadFrom(question); err == nil {
-			_, _ = server.WriteTo(n.answer(question[:size]), from)
-		}
-	}()
-	return new(net.Dialer).DialContext(ctx, "udp", server.LocalAddr().String())
-}
-
-func (n *nameServer) answer(question []byte) (answer []byte) {
-	var m dnsmessage.Message
-	if m.Unpack(question) != nil || len(m.Questions) != 1 {
-		return nil
-	}
-	m.Response, m.Additionals = true, nil
-	asked := m.Questions[0]
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	addrs, known := n.addrs[asked.Name.String()]
-	if !known {
-		m.RCode = dnsmessage.RCodeNameError
-	}
-	for _, addr := range addrs {
-		if asked.Type == dnsmessage.TypeA {
-			m.Answers = append(m.Answers, dnsmessage.Resource{
-				Header: dnsmessage.ResourceHeader{Name: asked.Name, Class: asked.Class}, Body: &dnsmessage.AResource{A: addr.As4()},
-			})
-		}
-	}
-	answer, _ = m.Pack()
-	return answer
-}
-
-func (n *nameServer) set(name string, addrs ...string) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.addrs[name] = nil
-	for _, addr := range addrs {
-		n.addrs[name] = append(n.addrs[name], netip.MustParseAddr(addr))
-	}
-}
 
 // Processes come and go behind one name: one that is gone is shown as gone, and not as one that does nothing.
 func TestAddressesOfNameAreProcesses(t *testing.T) {

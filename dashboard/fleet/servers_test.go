@@ -3,15 +3,12 @@ package fleet
 import (
 	"context"
 	"fmt"
-	"slices"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/connect"
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
@@ -68,39 +65,6 @@ func TestSalesAreShownWithUnitsAndFunnel(t *testing.T) {
 	require.Equal(t, SalePoint{Available: 7, Held: 1, Sold: 2, Known: true}, points[len(points)-1].Sales[plain])
 }
 
-// A look more would be a look a second for each of the operators who watch.
-func TestWatchersAddNoLooks(t *testing.T) {
-	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
-	s.Open(t, 10)
-	looksOf := func(watchers int) (perSnapshot float64) {
-		pool, count := countedPool(t)
-		f := fleetOf(t, pool, s)
-		running(t, f)
-		const snapshots = 8
-		var watching sync.WaitGroup
-		for range watchers {
-			watching.Go(func() {
-				for seen := uint64(0); seen < snapshots; {
-					next, err := f.Next(context.Background(), seen)
-					if err != nil || next.Number <= seen {
-						t.Error("a watcher got no newer snapshot", err)
-						return
-					}
-					seen = next.Number
-					_ = f.History()
-				}
-			})
-		}
-		watching.Wait()
-		return float64(count.statements.Load()) / float64(f.Snapshot().Number+1)
-	}
-	one, fifty := looksOf(1), looksOf(50)
-	require.Positive(t, one)
-	require.LessOrEqual(t, one, 2.0)
-	require.LessOrEqual(t, fifty, 2.0)
-}
-
 func TestNextWaitsForNewerSnapshot(t *testing.T) {
 	t.Parallel()
 	f, _ := newFleet(t)
@@ -149,86 +113,6 @@ func TestNewestSalesAreShown(t *testing.T) {
 	require.Equal(t, uuid.Nil, saleIn(snapshot, first).ID)
 }
 
-func TestPostgresGoneAndBack(t *testing.T) {
-	t.Parallel()
-	own := testkit.OwnPostgres(t)
-	pool, err := connect.Postgres(t.Context(), own.URL, 4)
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
-	s := testshop.NewShop(t, pool)
-	sale := s.Open(t, 10)
-	f := fleetOf(t, pool, s)
-	known := func(x *Snapshot) bool { return saleIn(x, sale).UnitsKnown }
-	f.play(t, "the sale is counted", known)
-
-	for _, isReadOnly := range []bool{true, false} {
-		for _, statement := range []string{
-			fmt.Sprintf("ALTER SYSTEM SET default_transaction_read_only = %t", isReadOnly), "SELECT pg_reload_conf()",
-		} {
-			_, err := pool.Exec(t.Context(), statement)
-			require.NoError(t, err)
-		}
-		f.play(t, "it is shown whether Postgres takes writes", func(x *Snapshot) bool {
-			return x.Postgres.Reachable && slices.Contains(troublesOf(x), atPostgresGone) == isReadOnly
-		})
-	}
-
-	own.StopImmediate()
-	snapshot := f.play(t, "Postgres is gone", func(x *Snapshot) bool {
-		return !x.Postgres.Reachable && x.Redis.Reachable
-	})
-	since := snapshot.Postgres.Since
-	require.NotEmpty(t, snapshot.Postgres.Error)
-	of := saleIn(snapshot, sale)
-	require.Equal(t, int64(10), of.Stock, "as it was last read")
-	require.False(t, of.UnitsKnown)
-	require.Equal(t, atPostgresGone, snapshot.Troubles[0].Runbook)
-	require.Equal(t, Critical, snapshot.Troubles[0].Severity)
-	f.round(t.Context())
-	require.Equal(t, since, f.Snapshot().Postgres.Since)
-	points := f.History()
-	require.False(t, points[len(points)-1].Sales[sale].Known)
-
-	require.NoError(t, own.Restart(t.Context()))
-	snapshot = f.play(t, "Postgres is back", known)
-	require.True(t, snapshot.Postgres.Since.After(since))
-	require.NotContains(t, troublesOf(snapshot), atPostgresGone)
-}
-
-func TestRedisGoneAndBack(t *testing.T) {
-	t.Parallel()
-	own := testkit.OwnRedis(t)
-	s := testshop.NewShopOn(t, testkit.Pool(t), own.URL, testkit.Keys(t))
-	sale := s.Open(t, 10)
-	f := fleetOf(t, s.Pool, s)
-	known := func(x *Snapshot) bool { return saleIn(x, sale).UnitsKnown }
-	f.play(t, "the sale is counted", known)
-	require.NotEmpty(t, f.nodes)
-
-	own.Kill()
-	snapshot := f.play(t, "Redis is gone", func(x *Snapshot) bool {
-		return !x.Redis.Reachable && x.Postgres.Reachable
-	})
-	require.True(t, snapshot.SalesRead)
-	require.False(t, saleIn(snapshot, sale).UnitsKnown)
-	require.Contains(t, troublesOf(snapshot), atRedisGone)
-
-	// It is back with all of its data, and sells nothing until a worker has verified it.
-	require.NoError(t, own.Restart(t.Context()))
-	snapshot = f.play(t, "the sale is shut", func(x *Snapshot) bool { return saleIn(x, sale).Shut != "" })
-	require.Contains(t, saleIn(snapshot, sale).Shut, "not verified")
-	f.play(t, "that is a trouble", func(x *Snapshot) bool {
-		for _, trouble := range x.Troubles {
-			if trouble.Runbook == atSaleShut && trouble.Severity == Critical {
-				return true
-			}
-		}
-		return false
-	})
-	testkit.VerifyServer(t, s.Pool, s.Store, 0)
-	f.play(t, "the sale sells", func(x *Snapshot) bool { return saleIn(x, sale).Shut == "" && known(x) })
-}
-
 // requireNoDelay fails if no round is faster than the time-out of what does not answer.
 func requireNoDelay(t *testing.T, f *Fleet) {
 	t.Helper()
@@ -237,24 +121,6 @@ func requireNoDelay(t *testing.T, f *Fleet) {
 		f.round(t.Context())
 		return time.Since(began) < roundTimeout/2
 	})
-}
-
-func TestFrozenRedisDelaysNoSnapshot(t *testing.T) {
-	t.Parallel()
-	own := testkit.OwnRedis(t)
-	s := testshop.NewShopOn(t, testkit.Pool(t), own.URL, testkit.Keys(t))
-	s.Open(t, 10)
-	f := fleetOf(t, s.Pool, s)
-	f.play(t, "Redis answers", func(x *Snapshot) bool { return x.Redis.Reachable })
-	own.Freeze()
-	t.Cleanup(own.Thaw)
-	snapshot := f.play(t, "Redis is gone", func(x *Snapshot) bool {
-		return !x.Redis.Reachable && x.Postgres.Reachable
-	})
-	require.Contains(t, snapshot.Redis.Error, "in time")
-	requireNoDelay(t, f)
-	own.Thaw()
-	f.play(t, "Redis is back", func(x *Snapshot) bool { return x.Redis.Reachable })
 }
 
 // A real rebuild waits for the row of its sale, and is seen with its reason and its step.

@@ -11,7 +11,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sync/errgroup"
 
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testsale"
@@ -278,56 +277,4 @@ func TestChangeIsPublishedWhenAllShardsHaveIt(t *testing.T) {
 		published, _ = publishedRevision(s, sale)
 		require.Equal(t, revision, published)
 	}
-}
-
-// Operators restock a sale with shards while it sells, its users return units, and workers publish: the final stock is
-// the sum of the granted changes.
-func TestRestockOfShardsDuringRunningSaleNeverOversells(t *testing.T) {
-	t.Parallel()
-	s := testsale.NewShardShop(t)
-	sale := s.ShardedSale(100, 4)
-	var all errgroup.Group
-	changes := restockers{s: s, sale: sale.ID}
-	changes.start(&all, 15, 40, -30)
-	for range 2 {
-		all.Go(func() error {
-			for range 30 {
-				if _, err := s.PublishPending(context.Background()); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-	}
-	for buyer := range 4 {
-		all.Go(func() error {
-			for i := range 40 {
-				user := fmt.Sprintf("user-%d-%d", buyer, i)
-				answer, err := s.Reserve(context.Background(), reservation.Request{Sale: sale.ID, User: user, Quantity: 1})
-				if err != nil {
-					return err
-				}
-				if answer.Verdict == reservation.Reserved && i%3 == 0 {
-					_, err = s.Release(context.Background(),
-						[]reservation.Release{{SaleID: sale.ID, OrderID: answer.Reservation.OrderID, UserID: user, Quantity: 1}})
-				}
-				if err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-	}
-	require.NoError(t, all.Wait())
-	_, err := s.PublishPending(t.Context())
-	require.NoError(t, err)
-	require.NoError(t, s.HelpUnits(t.Context(), sale.ID, sale.Layout(), 1))
-	var buyers int64
-	for shard := range sale.Shards {
-		buyers += s.Redis.HLen(t.Context(), s.Keys.Buyers(sale.Layout().Partition(shard), sale.ID)).Val()
-	}
-	t.Logf("%d granted, %d refused, %d taken", changes.granted.Load(), changes.refused.Load(), buyers)
-	require.Positive(t, changes.granted.Load())
-	stock := 100 + changes.sum.Load()
-	require.Equal(t, []int64{stock, stock, stock - buyers}, shardStocks(s, sale))
 }

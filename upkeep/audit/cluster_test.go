@@ -1,3 +1,5 @@
+//go:build system
+
 package audit_test
 
 import (

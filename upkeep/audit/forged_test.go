@@ -2,8 +2,6 @@ package audit_test
 
 import (
 	"context"
-	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -17,12 +15,6 @@ import (
 	"stampede/upkeep/audit"
 	"stampede/upkeep/rebuild"
 )
-
-// forgedNumbers are invalid values of a number.
-var forgedNumbers = []string{
-	"", "-7", "x", "007", "1e2", forgedPlaces, "9223372036854775807", "99999999999999999999",
-	"\x00\xff",
-}
 
 // forgedPlaces is the highest count that a script reads: it may be true.
 const forgedPlaces = "999999999999999"
@@ -64,66 +56,6 @@ func requireReportedAndRepaired(s *testshop.Shop, t testing.TB, damage map[uuid.
 	testwork.RequireNoNeeds(s, t, 1)
 }
 
-func TestAuditReportsAndReconcileRepairsForgedSaleFields(t *testing.T) {
-	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
-	forged := map[uuid.UUID]string{}
-	for _, field := range audit.SaleFields {
-		missing := termed(s, t)
-		require.NoError(t, s.Rdb.HDel(t.Context(), s.Keys.Sale(0, missing), field).Err())
-		forged[missing] = field + " is missing"
-		values := []string{"-7", "x", "9223372036854775807"}
-		if field == "left" {
-			values = forgedNumbers
-		}
-		for _, value := range values {
-			sale := termed(s, t)
-			key := s.Keys.Sale(0, sale)
-			require.NotEqual(t, value, s.Rdb.HGet(t.Context(), key, field).Val())
-			require.NoError(t, s.Rdb.HSet(t.Context(), key, field, value).Err())
-			forged[sale] = fmt.Sprintf("%s is %q", field, value)
-		}
-	}
-	requireReportedAndRepaired(s, t, forged)
-}
-
-// The user user-1 has an order in each sale, ghost has none.
-func TestAuditReportsAndReconcileRepairsForgedReservations(t *testing.T) {
-	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
-	forged := map[uuid.UUID]string{}
-	const at = "1a0c2d3e4f5"
-	for _, form := range []string{
-		"", " ", "rubbish", "$order", "$order 1", "$order 1 $place", "$order 1 $place " + at + " 5", "$uuid 1 $place " + at,
-		"$order 0 $place " + at, "$order -1 $place " + at, "$order 5 $place " + at, "$order 1.5 $place " + at,
-		"$order 999999999999999 $place " + at, "$order 9223372036854775807 $place " + at,
-		"$order 1 -1 " + at, "$order 1 99 " + at, "$order 1 999999999999999 " + at, "$order 1 9223372036854775807 " + at,
-		"$order 1 99999999999999999999 " + at,
-		"$order 1 $place x", "$order 1 $place 7fffffffffffffff", "$order 1 $place -1",
-		"$order 1 $place " + at + ":", "$order 1 $place " + at + ":not a fingerprint", "$order 1 $place " + at + "@x",
-		"$order 1 $place " + at + "@-1",
-		"$order 1 $place " + at + "@99999999999999999999", "$order 1 $place " + at + "\x00\xff", "\x00\xff",
-	} {
-		users := []string{"user-1"}
-		if strings.HasPrefix(form, "$order 1 9") || form == "rubbish" || form == "$order 1 $place x" {
-			users = append(users, "ghost")
-		}
-		for _, user := range users {
-			sale := termed(s, t)
-			id, place := order.NewOrderID(sale), int64(99)
-			if user == "user-1" {
-				require.NoError(t, s.Pool.QueryRow(t.Context(),
-					"SELECT id, sequence FROM orders WHERE sale_id = $1 AND user_id = $2", sale, user).Scan(&id, &place))
-			}
-			text := strings.NewReplacer("$order", order.CompactID(id), "$uuid", id.String(), "$place",
-				fmt.Sprint(place)).Replace(form)
-			require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Buyers(0, sale), user, text).Err())
-			forged[sale] = fmt.Sprintf("%q holds %q", user, form)
-		}
-	}
-	requireReportedAndRepaired(s, t, forged)
-}
-
 // A reservation beyond the last place is no concurrent one.
 func TestAuditReportsReservationBeyondLastPlace(t *testing.T) {
 	t.Parallel()
@@ -134,36 +66,6 @@ func TestAuditReportsReservationBeyondLastPlace(t *testing.T) {
 	report := testwork.Audit(s, t, sale)
 	require.Contains(t, testwork.TextOf(t, report),
 		"user ghost: the reservation is at place 3, and the sale has given out 2")
-}
-
-func TestAuditReportsAndReconcileRepairsKeysOfWrongType(t *testing.T) {
-	t.Parallel()
-	s := testshop.NewLostShop(t)
-	sale := s.OpenPayable(t, 1000)
-	for i, key := range []string{
-		s.Keys.Orders(0), s.Keys.Sales(0), s.Keys.Server(0), s.Keys.Outcomes(0), s.Keys.Sale(0, sale), s.Keys.Buyers(0, sale),
-		s.Keys.Ended(0, sale),
-	} {
-		for kind, write := range map[string]func(ctx context.Context) error{
-			"string": func(ctx context.Context) error { return s.Rdb.Set(ctx, key, "x", 0).Err() },
-			"list":   func(ctx context.Context) error { return s.Rdb.LPush(ctx, key, "x").Err() },
-		} {
-			// An order that only Redis has loses its event with the stream. No other key loses an order.
-			o := s.Buy(t, sale, fmt.Sprintf("buyer-%d-%s", i, kind))
-			if key != s.Keys.Orders(0) {
-				testwork.ProcessWaiting(s.Shop, t)
-			}
-			require.NoError(t, s.Rdb.Del(t.Context(), key).Err())
-			require.NoError(t, write(t.Context()))
-			requireReportedAndRepaired(s.Shop, t, map[uuid.UUID]string{sale: key + " is a " + kind})
-			require.Equal(t, order.StatusConfirmed, testwork.OrderOfID(t, s.Pool, o).Status)
-			s.Buy(t, sale, fmt.Sprintf("after-%d-%s", i, kind))
-			testwork.ProcessWaiting(s.Shop, t)
-		}
-	}
-	aside, err := s.Rdb.Keys(t.Context(), "*:set-aside:*").Result()
-	require.NoError(t, err)
-	require.Len(t, aside, 8, "the wrong keys are kept")
 }
 
 func TestAuditReportsAndReconcileRepairsUnlistedSale(t *testing.T) {

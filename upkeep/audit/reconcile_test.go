@@ -7,15 +7,12 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sync/errgroup"
 
 	"stampede/internal/connect"
-	"stampede/internal/retry"
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
@@ -241,26 +238,6 @@ func TestReconcileAppendsBeforeRebuild(t *testing.T) {
 	require.Empty(t, testwork.Reconcile(s, t).Remedies)
 }
 
-func TestReconcileRequiresCorrectProjections(t *testing.T) {
-	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
-	sale := s.Open(t, 40)
-	s.Crowd(t, sale, 20)
-	testwork.Fulfil(s, t)
-	_, err := s.Pool.Exec(t.Context(),
-		"DELETE FROM orders WHERE user_id = 'user-1'; UPDATE orders SET status = 'rejected' WHERE user_id = 'user-2'; "+
-			"UPDATE sales SET sold = 3")
-	require.NoError(t, err)
-	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", 3).Err())
-	before := s.Everything(t)
-	report := testwork.Reconcile(s, t)
-	require.Equal(t, "release rebuild projections", testwork.LeftOf(report))
-	require.Positive(t, report.Remaining)
-	require.Equal(t, before, s.Everything(t))
-	testwork.RebuildProjections(s, t)
-	testwork.RequireMended(s, t, sale, "")
-}
-
 func TestConcurrentReconcilesRepairOnce(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -292,73 +269,6 @@ func TestConcurrentReconcilesRepairOnce(t *testing.T) {
 	testwork.Fulfil(s, t)
 	after := testwork.Audit(s, t, uuid.Nil)
 	require.False(t, after.Broken(), testwork.TextOf(t, after))
-}
-
-// During a sale with continuous purchases and cancellations, Reconcile repairs only real damage.
-func TestReconcileDuringRunningSaleChangesNothingElse(t *testing.T) {
-	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
-	sales := []uuid.UUID{s.OpenPayable(t, 20), s.Open(t, 100_000)}
-	testwork.Work(t, testwork.Config(s, t))
-	ctx, over := context.WithCancel(t.Context())
-	defer over()
-	orders := ledger.New(s.Pool)
-	const thinkTime = 5 * time.Millisecond
-	var cancelled, sold atomic.Int64
-	var crowd errgroup.Group
-	for b := range 4 {
-		crowd.Go(func() error {
-			for n := 0; ctx.Err() == nil; n++ {
-				user := fmt.Sprintf("buyer-%d", b)
-				answer, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sales[0], User: user, Quantity: 3})
-				if err != nil {
-					return err
-				}
-				other, err := s.Store.Reserve(t.Context(),
-					reservation.Request{Sale: sales[1], User: fmt.Sprint(user, "-", n), Quantity: 1})
-				if err != nil {
-					return err
-				}
-				if other.Verdict == reservation.Reserved {
-					sold.Add(1)
-				}
-				retry.Pause(thinkTime, ctx.Done()) // so that a slow reconcile does not meet ever more orders
-				for answer.Verdict == reservation.Reserved && ctx.Err() == nil {
-					if _, err := orders.Cancel(t.Context(), answer.Reservation.OrderID, user); err == nil {
-						cancelled.Add(1)
-						break
-					}
-				}
-			}
-			return nil
-		})
-	}
-	config := testwork.ReconcileConfig(s, t)
-	for round := range 6 {
-		at := cancelled.Load()
-		report, err := audit.Reconcile(t.Context(), config)
-		require.NoError(t, err)
-		for _, r := range report.Remedies {
-			require.Equal(t, audit.RemedyWorker, r.Remedy, "round %d: %+v", round, report)
-		}
-		testkit.Eventually(t, 30*time.Second, "the sale continues", func() bool { return cancelled.Load() > at+10 })
-	}
-	require.Zero(t, s.Count(t, repairs))
-
-	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET sold = sold + 7 WHERE id = $1", sales[1])
-	require.NoError(t, err)
-	testkit.Eventually(t, 30*time.Second, "the counter is repaired", func() bool {
-		_, err := audit.Reconcile(t.Context(), config)
-		require.NoError(t, err)
-		return s.Count(t, repairs) > 0
-	})
-	require.EqualValues(t, 1, s.Count(t, repairs))
-	over()
-	require.NoError(t, crowd.Wait())
-	after, err := audit.Run(t.Context(), audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Wait: 30 * time.Second})
-	require.NoError(t, err)
-	require.False(t, after.Broken(), testwork.TextOf(t, after))
-	require.EqualValues(t, sold.Load(), testshop.SoldOf(t, s.Pool, sales[1]))
 }
 
 // requireFlushRepairedOnce empties Redis and requires that one rebuild of each sale repairs it.

@@ -1,18 +1,14 @@
 package audit_test
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sync/errgroup"
 
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
@@ -42,7 +38,8 @@ func openSharded(t testing.TB, stock int64) sharded {
 	return s
 }
 
-func (s sharded) key(shard int) string    { return s.Keys.Sale(s.at.Partition(shard), s.sale) }
+func (s sharded) key(shard int) string { return s.Keys.Sale(s.at.Partition(shard), s.sale) }
+
 func (s sharded) buyers(shard int) string { return s.Keys.Buyers(s.at.Partition(shard), s.sale) }
 
 // number returns the number in a field of a shard, 0 if it is missing.
@@ -404,97 +401,4 @@ func TestAuditReportsImpossibleShards(t *testing.T) {
 	require.Contains(t, testwork.TextOf(t, report),
 		"sales.shards is 9, and sales.partitions is 8: nothing else of the sale is checked")
 	require.Equal(t, audit.RemedyOperator, report.Promise("S7").Findings[0].Remedy)
-}
-
-func TestReconcileRebuildsEmptiedRedisOfShardsOnce(t *testing.T) {
-	t.Parallel()
-	s := testshop.NewShardedShop(t)
-	sales := []uuid.UUID{s.OpenSharded(t, 40, 4), s.OpenSharded(t, 40, 8), s.Open(t, 40)}
-	for _, sale := range sales {
-		s.Crowd(t, sale, 30)
-	}
-	testwork.FulfilAll(s.Shop, t)
-	requireFlushRepairedOnce(t, s, len(sales))
-	s.RequireShards(t, sales[0])
-	s.RequireShards(t, sales[1])
-}
-
-// While buyers of one shard need the units of all others, and units return, no difference lasts.
-func TestReconcileDuringMovesChangesNothing(t *testing.T) {
-	t.Parallel()
-	s := openSharded(t, 12)
-	testwork.Work(t, testwork.Config(s.Shop, t))
-	ctx, over := context.WithCancel(t.Context())
-	defer over()
-	orders := ledger.New(s.Pool)
-	var cancelled atomic.Int64
-	var crowd errgroup.Group
-	for b := range 4 {
-		crowd.Go(func() error {
-			for n := 0; ctx.Err() == nil; n++ {
-				user := s.user((n/3)%4, b)
-				answer, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: s.sale, User: user, Quantity: 3})
-				if err != nil {
-					return err
-				}
-				for answer.Verdict == reservation.Reserved && ctx.Err() == nil {
-					if _, err := orders.Cancel(t.Context(), answer.Reservation.OrderID, user); err == nil {
-						cancelled.Add(1)
-						break
-					}
-				}
-			}
-			return nil
-		})
-	}
-	config := testwork.ReconcileConfig(s.Shop, t)
-	for round := range 8 {
-		at := cancelled.Load()
-		report, err := audit.Reconcile(t.Context(), config)
-		require.NoError(t, err)
-		for _, r := range report.Remedies {
-			require.Equal(t, audit.RemedyWorker, r.Remedy, "round %d: %+v", round, report)
-		}
-		testkit.Eventually(t, 30*time.Second, "the sale continues", func() bool { return cancelled.Load() > at+10 })
-	}
-	require.Zero(t, s.Count(t, repairs))
-	var given int64
-	for shard := range 4 {
-		for other := range 4 {
-			given += s.number(shard, fmt.Sprint("given:", other))
-		}
-	}
-	require.Positive(t, given, "units were moved")
-	over()
-	require.NoError(t, crowd.Wait())
-	after, err := audit.Run(t.Context(),
-		audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Wait: 30 * time.Second})
-	require.NoError(t, err)
-	require.False(t, after.Broken(), testwork.TextOf(t, after))
-}
-
-// A unit returns to one shard, and others give units, after the shards were read and before their buyers are.
-func TestAuditIgnoresUnitsThatMoveMeanwhile(t *testing.T) {
-	t.Parallel()
-	s := openSharded(t, 40)
-	user := s.user(2, 0)
-	id := s.Buy(t, s.sale, user)
-	s.Buy(t, s.sale, s.user(1, 0))
-	testwork.FulfilAll(s.Shop, t)
-	report, err := audit.Run(t.Context(), audit.Config{
-		Pool: s.Pool, Keys: s.Keys, Sale: s.sale,
-		Redis: movingRedis(t, func() {
-			_, err := ledger.New(s.Pool).Cancel(t.Context(), id, user)
-			require.NoError(t, err)
-			_, err = testwork.ReleaseUnits(s.Shop, t.Context())
-			require.NoError(t, err)
-			testwork.GiveUnits(s.Shop, t, s.sale, 0, 1)
-		}),
-	})
-	require.NoError(t, err)
-	require.True(t, report.Moved)
-	require.Equal(t, "S4", testwork.Broken(report), testwork.TextOf(t, report))
-	require.EqualValues(t, 1, report.Promise("S4").Found, testwork.TextOf(t, report))
-	require.Empty(t, report.Promise("S4").Findings[0].Remedy)
-	require.EqualValues(t, 39, s.requireKept().Available)
 }

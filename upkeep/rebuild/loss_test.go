@@ -3,10 +3,6 @@ package rebuild_test
 import (
 	"context"
 	"errors"
-	"fmt"
-	"net"
-	"strconv"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -24,102 +20,6 @@ import (
 	"stampede/sql"
 	"stampede/upkeep/rebuild"
 )
-
-// trap is a go-redis hook that calls spring before the left-th call.
-type trap struct {
-	left   atomic.Int64 // calls until it springs; 0 or less: never
-	spring func()
-}
-
-func (h *trap) step() {
-	if h.left.Add(-1) == 0 {
-		h.spring()
-	}
-}
-
-func (h *trap) DialHook(next redis.DialHook) redis.DialHook {
-	return func(ctx context.Context, network, addr string) (net.Conn, error) { return next(ctx, network, addr) }
-}
-
-func (h *trap) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		h.step()
-		return next(ctx, cmd)
-	}
-}
-
-func (h *trap) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		h.step()
-		return next(ctx, cmds)
-	}
-}
-
-// Redis is lost again before each call of a rebuild, one call per round.
-func TestRebuildSurvivesLossOfRedisAtEachCall(t *testing.T) {
-	t.Parallel()
-	for name, lose := range map[string]func(t *testing.T, s testshop.LostShop){
-		"emptied": func(t *testing.T, s testshop.LostShop) {
-			_, port, err := net.SplitHostPort(s.Rdb.(*redis.Client).Options().Addr)
-			require.NoError(t, err)
-			other := redis.NewClient(&redis.Options{Addr: "127.0.0.1:" + port})
-			defer func() { _ = other.Close() }()
-			require.NoError(t, other.FlushAll(context.Background()).Err())
-		},
-		"restarted": func(t *testing.T, s testshop.LostShop) {
-			s.Server.Kill()
-			require.NoError(t, s.Server.Restart(context.Background()))
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := testshop.NewLostShop(t)
-			hook := &trap{spring: func() { lose(t, s) }}
-			sales := []uuid.UUID{s.Open(t, 100), s.Open(t, 100), s.Open(t, 100)}
-			for _, sale := range sales {
-				s.Crowd(t, sale, 30)
-			}
-			testwork.Fulfil(s.Shop, t)
-			_, err := s.Catalog.End(t.Context(), sales[2])
-			require.NoError(t, err)
-			s.Rdb.AddHook(hook)
-			r := testwork.Rebuilder(s.Shop, t)
-			moments, again := 0, 0
-			for moment := int64(1); ; moment++ {
-				hook.left.Store(moment)
-				report, err := r.Partition(t.Context(), 0, rebuild.ReasonByHand)
-				sprung := hook.left.Load() <= 0
-				hook.left.Store(0)
-				again += report.Tries - 1
-				// In any case holders get no second unit, and no sale is reported missing.
-				for _, sale := range sales {
-					answer, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: "user-7", Quantity: 1})
-					if err != nil {
-						require.ErrorIs(t, err, reservation.ErrUnavailable)
-					} else {
-						require.Equal(t, reservation.AlreadyPurchased, answer.Verdict)
-					}
-				}
-				if !sprung {
-					require.NoError(t, err)
-					break
-				}
-				moments++
-				testkit.Eventually(t, 30*time.Second, "a worker finishes the rebuild", func() bool {
-					healErr := testwork.Heal(s.Shop, t, r, 1)
-					found, err := r.Needs(t.Context(), 1, true)
-					return healErr == nil && err == nil && len(found) == 0
-				})
-				_, err = s.Catalog.PublishPending(t.Context())
-				require.NoError(t, err)
-				s.RequireSound(t)
-			}
-			require.Greater(t, moments, 12, "the number of calls")
-			require.Positive(t, again, "some rebuilds were restarted")
-			require.Zero(t, s.Count(t, "SELECT count(*) FROM orders WHERE status <> 'confirmed'"))
-		})
-	}
-}
 
 // A worker processes entries that Redis has lost. An order that is recorded before the rebuild stays valid, a later one
 // is voided.
@@ -224,28 +124,6 @@ func TestPartitionsAreRebuiltIndependently(t *testing.T) {
 	require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM redis_servers WHERE partition = 63"))
 	s.Buy(t, sales[0], "bob")
 	s.Buy(t, sales[1], "bob")
-}
-
-// More orders than one call takes, some with several units.
-func TestRebuildCopiesManyOrders(t *testing.T) {
-	t.Parallel()
-	s := testshop.NewLostShop(t)
-	sale := s.Open(t, 100_000)
-	const orders = 5*rebuild.HoldersPerCall + 1
-	fill(s.Shop, t, sale, orders)
-	s.Flush(t)
-	report := testwork.Rebuild(s.Shop, t)
-	require.EqualValues(t, orders, report.Sales[0].Orders)
-	require.EqualValues(t, orders, s.Rdb.HLen(t.Context(), s.Keys.Buyers(0, sale)).Val())
-	for _, n := range []int{1, rebuild.HoldersPerCall, orders} {
-		answer := s.Reserve(t, sale, "user-"+strconv.Itoa(n), 1, "")
-		require.Equal(t, reservation.AlreadyPurchased, answer.Verdict)
-		require.EqualValues(t, n, answer.Reservation.Sequence)
-		require.EqualValues(t, 1+n%3, answer.Reservation.Quantity)
-	}
-	require.Equal(t, reservation.Reserved, s.Reserve(t, sale, fmt.Sprint("user-", orders+1), 1, "").Verdict)
-	testwork.Fulfil(s.Shop, t)
-	s.RequireSound(t)
 }
 
 // fill inserts confirmed orders of a sale into Postgres.

@@ -84,22 +84,3 @@ func TestRebuildWorksWithoutItsNotes(t *testing.T) {
 		s.RequireSound(t)
 	})
 }
-
-// The note of a process that was killed stays, and its heart does not beat.
-func TestNoteOfKilledRebuildIsSilent(t *testing.T) {
-	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
-	sale := s.Open(t, 10)
-	hold := s.HoldSale(t, sale)
-	process := s.Process(t)
-	process.Setenv(testwork.RebuildEnv, sale.String())
-	process.Start()
-	testkit.Eventually(t, 60*time.Second, "the rebuild is noted", func() bool {
-		return s.Count(t, countNotes+" WHERE sale_id IS NOT NULL") == 1
-	})
-	process.Kill()
-	require.NoError(t, hold.Rollback(t.Context()))
-	testkit.Eventually(t, 60*time.Second, "its heart does not beat", func() bool {
-		return s.Count(t, countNotes+" WHERE beat_at < now() - interval '3 s'") == 1
-	})
-}

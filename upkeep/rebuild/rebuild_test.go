@@ -405,33 +405,3 @@ func TestRebuildContinuesAfterLatestSeenEpoch(t *testing.T) {
 	require.EqualValues(t, 100, s.Reserve(t, sale, "bob", 1, "").Reservation.Epoch)
 	require.EqualValues(t, 1, s.Count(t, testshop.ConfirmedOrders), "the order in the stream")
 }
-
-// Redis fails while the stock is lowered. When it is back it is rebuilt from the stock in Postgres.
-func TestLoweringWithdrawnByRebuildCanBeRetried(t *testing.T) {
-	t.Parallel()
-	s := testshop.NewLostShop(t)
-	sale := s.Open(t, 10)
-	s.Buy(t, sale, "ann")
-	testwork.Fulfil(s.Shop, t)
-	s.Server.Kill()
-	_, err := s.Catalog.Restock(t.Context(), sale, -4, "returned")
-	require.ErrorIs(t, err, reservation.ErrUnavailable)
-	require.NotErrorIs(t, err, catalog.ErrNotInForce, "it may not take effect")
-
-	require.NoError(t, s.Server.Restart(t.Context()))
-	r := testwork.Rebuilder(s.Shop, t)
-	testkit.Eventually(t, 20*time.Second, "the stock is rebuilt",
-		func() bool { return testwork.Heal(s.Shop, t, r, 1) == nil })
-	_, err = s.Catalog.PublishPending(t.Context())
-	require.NoError(t, err)
-	require.Equal(t, []string{"10", "9"}, pick(s.SaleInRedis(t, sale), "stock", "left"), "the stock is unchanged")
-
-	for range 2 {
-		lowered, err := s.Catalog.Restock(t.Context(), sale, -4, "returned")
-		require.NoError(t, err)
-		require.Equal(t, []int64{6, 5}, []int64{lowered.Stock, lowered.Available})
-	}
-	_, err = s.Catalog.Restock(t.Context(), sale, -3, "returned")
-	require.ErrorIs(t, err, catalog.ErrIdempotencyKeyReused)
-	s.RequireSound(t)
-}

@@ -1,7 +1,6 @@
 package rebuild_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"testing"
@@ -17,7 +16,6 @@ import (
 	"stampede/internal/test/testwork"
 	"stampede/reservation"
 	"stampede/reservation/order"
-	"stampede/sql"
 	"stampede/stream"
 	"stampede/upkeep/rebuild"
 )
@@ -212,55 +210,4 @@ func forgedEntry(sale uuid.UUID, user string) map[string]any {
 	return stream.Values(order.OrderReserved{
 		OrderID: order.NewOrderID(sale), SaleID: sale, UserID: user, Quantity: 1, Epoch: 1, ReservedAt: time.UnixMilli(1),
 	})
-}
-
-// A client that can write to Redis can repeatedly make Postgres refuse orders that Redis holds. The first rebuild is
-// immediate, later ones are delayed more and more.
-func TestRebuildsForRejectedOrdersAreBounded(t *testing.T) {
-	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
-	sale := s.Open(t, 100)
-	s.Buy(t, sale, "ann")
-	registry, log := testwork.Guarded(s, t)
-	s.AwaitConfirmed(t, 1)
-	testwork.AwaitRest(s, t)
-	refused := 0
-	provoke := func() {
-		t.Helper()
-		// The reservation of ann is deleted, so she can buy again.
-		require.NoError(t, s.Rdb.HDel(t.Context(), s.Keys.Buyers(0, sale), "ann").Err())
-		newIngress(s, t).Buy(t, sale, "ann")
-		refused++
-		testkit.Eventually(t, 20*time.Second, "Postgres refuses it", func() bool {
-			return s.Count(t, "SELECT count(*) FROM orders WHERE status = 'rejected'") == int64(refused)
-		})
-	}
-	provoke()
-	awaitRebuilt(s, t, registry, sale, 2)
-	provoke()
-	testkit.Eventually(t, 20*time.Second, "the rebuild is delayed",
-		func() bool { return log.Times(rebuild.LogProofAgain) == 1 })
-	require.EqualValues(t, 2, s.EpochOf(t, sale))
-	require.NoError(
-		t, testshop.ExecSQL(
-			t, s, "UPDATE sale_events SET occurred_at = occurred_at - interval '2 minutes' WHERE type = 'SaleRebuilt'",
-		),
-	)
-	awaitRebuilt(s, t, registry, sale, 3)
-	require.Equal(t, 2.0, testwork.Rebuilds(t, registry))
-
-	var wait float64
-	for i, want := range []float64{0, 60, 120, 240, 480, 960, 1920, 3600, 3600} {
-		other := s.Open(t, 1)
-		require.NoError(t, testshop.ExecSQL(t, s, `INSERT INTO sale_events (sale_id, revision, type, data, occurred_at)
-			VALUES ($1, 99, 'SaleRebuilt', '{"reason": "refused"}', now() + interval '9 h')`, other))
-		// The clock was set back since.
-		for n := range i {
-			_, err := s.Pool.Exec(context.Background(), `INSERT INTO sale_events (sale_id, revision, type, data)
-				VALUES ($1, $2, 'SaleRebuilt', '{"reason": "refused"}')`, other, 100+n)
-			require.NoError(t, err)
-		}
-		require.NoError(t, s.Pool.QueryRow(t.Context(), sql.RebuildWait, other, rebuild.ReasonsOfProofs).Scan(&wait))
-		require.InDelta(t, want, wait, 30)
-	}
 }

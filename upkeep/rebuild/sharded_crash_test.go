@@ -1,3 +1,5 @@
+//go:build system
+
 package rebuild_test
 
 import (

@@ -1,17 +1,13 @@
 package rebuild_test
 
 import (
-	"context"
 	"fmt"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/retry"
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
@@ -202,65 +198,6 @@ func TestPartitionRebuildEndsWithItsShardedSales(t *testing.T) {
 	require.EqualValues(t, 2, s.EpochOf(t, sale))
 	testwork.FulfilAll(s.Shop, t)
 	requireSells(s.Shop, t, sale, 51)
-}
-
-// Buyers buy while the number of shards is raised. Each of them gets a unit once, or an error to retry on.
-func TestRaiseOfShardsKeepsSelling(t *testing.T) {
-	t.Parallel()
-	s := testshop.NewShardedShop(t)
-	const (
-		stock     = 100_000
-		thinkTime = 5 * time.Millisecond // so that a slow rebuild does not meet ever more orders
-	)
-	sale := s.OpenSharded(t, stock, 2)
-	r := testwork.Rebuilder(s.Shop, t)
-	ctx, stop := context.WithCancel(t.Context())
-	defer stop()
-	var bought, refused atomic.Int64
-	var buyers sync.WaitGroup
-	for buyer := range 4 {
-		buyers.Go(func() {
-			for i := 0; ctx.Err() == nil; {
-				answer, err := s.Store.Reserve(context.Background(), reservation.Request{
-					Sale: sale, User: fmt.Sprint("user-", buyer, "-", i), Quantity: 1, IdempotencyKey: "k",
-				})
-				switch {
-				case err != nil:
-					refused.Add(1)
-				case answer.Verdict == reservation.Reserved, answer.Verdict == reservation.Replayed:
-					bought.Add(1)
-					i++
-					retry.Pause(thinkTime, ctx.Done())
-				default:
-					t.Errorf("the answer is %v", answer)
-					return
-				}
-			}
-		})
-	}
-	sells := func() {
-		before := bought.Load()
-		testkit.Eventually(t, 60*time.Second, "units are sold", func() bool { return bought.Load() >= before+50 })
-	}
-	sells()
-	for shards := 2; shards <= 4; shards++ {
-		last := lastPlace(s.Shop, t, sale)
-		report, err := r.RaiseShards(t.Context(), sale, shards, rebuild.ReasonByHand)
-		require.NoError(t, err)
-		require.Equal(t, shards, report.Sales[0].Shards)
-		require.GreaterOrEqual(t, report.Sales[0].Sequence, last)
-		sells()
-	}
-	stop()
-	buyers.Wait()
-	testwork.FulfilAll(s.Shop, t)
-	require.Positive(t, refused.Load(), "buyers met the rebuilds")
-	require.EqualValues(t, bought.Load(), s.Count(t, testshop.ConfirmedOrders))
-	require.Zero(t, s.Count(t, "SELECT count(*) FROM orders WHERE status <> 'confirmed'"))
-	s.RequireShards(t, sale)
-	testwork.RequireNoNeeds(s.Shop, t, 8)
-	require.EqualValues(t, 4, s.Count(t, `SELECT (data ->> 'shards')::int FROM sale_events
-		WHERE sale_id = $1 AND type = 'SaleRebuilt' ORDER BY revision DESC LIMIT 1`, sale))
 }
 
 // A sale with one shard gets more, and refuses fewer or too many.

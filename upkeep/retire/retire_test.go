@@ -1,7 +1,6 @@
 package retire_test
 
 import (
-	"context"
 	"fmt"
 	"strconv"
 	"sync/atomic"
@@ -13,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
-	"stampede/internal/crashpoint"
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
@@ -267,59 +265,6 @@ func TestRebuildRespectsRetiredSale(t *testing.T) {
 	})
 }
 
-// A worker that dies at any step of it leaves a sale that the next one finishes. Meanwhile other sales go on.
-func TestRetirementIsFinishedAfterCrash(t *testing.T) {
-	t.Parallel()
-	for _, point := range []string{
-		crashpoint.SaleRetired, crashpoint.ShardRetired, crashpoint.ShardRetired + ":2", crashpoint.ShardRetired + ":4",
-	} {
-		t.Run(point, func(t *testing.T) {
-			t.Parallel()
-			s := testshop.NewShardedShop(t)
-			sale, err := s.Catalog.Create(t.Context(), reservation.Terms{
-				Name: "test", Stock: 300, PerOrderLimit: 10, Shards: 4,
-			})
-			require.NoError(t, err)
-			running := s.Open(t, 1_000_000)
-			require.Equal(t, 200, s.Crowd(t, sale.ID, 200))
-			end(s.Shop, t, sale.ID)
-
-			victim := process(s, t)
-			victim.Setenv(crashpoint.Env, point)
-			victim.Setenv(testwork.RetireEnv, "1ms")
-			victim.Start()
-			victim.WaitKilled(60 * time.Second)
-			require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM sales WHERE retired_at IS NOT NULL"))
-			if point == crashpoint.SaleRetired { // otherwise some shards, or all, had their script
-				require.Contains(t, testwork.TextOf(t, testwork.Audit(s.Shop, t, sale.ID)), "Redis still has 200 buyers")
-			}
-
-			crowd, stop := context.WithCancel(t.Context())
-			bought := make(chan int)
-			go func() {
-				n := 0
-				for ; crowd.Err() == nil; n++ {
-					s.Buy(t, running, fmt.Sprintf("late-%d", n))
-				}
-				bought <- n
-			}()
-			successor := process(s, t)
-			successor.Setenv(testwork.RetireEnv, "1ms")
-			successor.Start()
-			testkit.Eventually(t, 60*time.Second, "the retirement is published", func() bool {
-				return s.Count(t, "SELECT count(*) FROM sales WHERE id = $1 AND published_revision = revision", sale.ID) == 1
-			})
-			stop()
-			n := <-bought
-			s.AwaitConfirmed(t, 200+n)
-			testwork.AwaitRest(s.Shop, t)
-			requireRetired(s.Shop, t, sale.ID)
-			require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM sale_events WHERE type = 'SaleRetired'"))
-			require.True(t, successor.Stop().Success())
-		})
-	}
-}
-
 // Several workers retire each sale once.
 func TestWorkersRetireSaleOnce(t *testing.T) {
 	t.Parallel()
@@ -350,14 +295,6 @@ func TestWorkersRetireSaleOnce(t *testing.T) {
 	require.EqualValues(t, sales, retired.Load())
 	require.EqualValues(t, sales, s.Count(t, "SELECT count(*) FROM sale_events WHERE type = 'SaleRetired'"))
 	require.False(t, testwork.Audit(s, t, uuid.Nil).Broken())
-}
-
-// process returns a worker of this shop in its own process.
-func process(s testshop.LostShop, t testing.TB) *testkit.Cmd {
-	t.Helper()
-	worker := s.Shop.Process(t)
-	worker.Setenv("REDIS_URL", s.Server.URL)
-	return worker
 }
 
 // An old copy of Redis has the buyers again, and a restored Postgres lacks the retirement. The audit names both, and
@@ -400,29 +337,4 @@ func TestSaleWithoutKeysIsRetired(t *testing.T) {
 	require.Equal(t, 1, sweep(s.Shop, t))
 	require.NoError(t, testwork.Heal(s.Shop, t, testwork.Rebuilder(s.Shop, t), 1))
 	requireRetired(s.Shop, t, sale)
-}
-
-// The memory of a retired sale does not depend on its buyers.
-func TestRetiredSaleTakesConstantMemory(t *testing.T) {
-	t.Parallel()
-	s := testshop.NewLostShop(t)
-	size := func(sale uuid.UUID) (bytes int64) {
-		for _, key := range []string{s.Keys.Sale(0, sale), s.Keys.Buyers(0, sale), s.Keys.Ended(0, sale)} {
-			bytes += s.Rdb.MemoryUsage(t.Context(), key, 0).Val()
-		}
-		return bytes
-	}
-	var sizes []int64
-	for _, n := range []int{10, 2000} {
-		sale := s.Open(t, 10_000)
-		require.Equal(t, n, s.Crowd(t, sale, n))
-		testwork.Fulfil(s.Shop, t)
-		end(s.Shop, t, sale)
-		before := size(sale)
-		require.Equal(t, 1, sweep(s.Shop, t))
-		sizes = append(sizes, size(sale))
-		t.Logf("%d buyers: %d bytes before, %d after", n, before, size(sale))
-	}
-	require.Less(t, sizes[1], int64(1000))
-	require.InDelta(t, sizes[0], sizes[1], 64)
 }

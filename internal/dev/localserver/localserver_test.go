@@ -1,8 +1,9 @@
+//go:build system
+
 package localserver_test
 
 import (
 	"context"
-	"fmt"
 	"net"
 	"net/url"
 	"os"
@@ -22,20 +23,6 @@ import (
 	"stampede/internal/dev/localserver"
 	"stampede/internal/test/testkit"
 )
-
-func TestMain(m *testing.M) { testkit.Main(m, testkit.WithCommand(ownServers)) }
-
-// ownServers starts both servers, prints their URLs and process ids, and waits to be killed.
-func ownServers() int {
-	pair, err := localserver.Provide(context.Background(), localserver.Wanted{})
-	if err != nil {
-		fmt.Println(err)
-		return 1
-	}
-	fmt.Println("urls", pair.RedisURL, pair.DatabaseURL)
-	fmt.Println("pids", pair.Redis.Pid(), pair.Postgres.Pid())
-	select {}
-}
 
 func TestRedisKeepsWritesAfterSIGKILL(t *testing.T) {
 	t.Parallel()

@@ -13,8 +13,10 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 )
 
 // Check reads all Go files of the module in root, without nested modules, and returns one line per violation,
@@ -106,6 +108,7 @@ func (c *checker) file(name string, source []byte) error {
 	}
 	c.calls(name, files, file)
 	if strings.HasSuffix(name, "_test.go") {
+		c.tier(name, file)
 		return nil
 	}
 	folder := path.Dir(name)
@@ -115,6 +118,29 @@ func (c *checker) file(name string, source []byte) error {
 	c.documented[folder] = c.documented[folder] || file.Doc != nil
 	c.imports(name, file)
 	return nil
+}
+
+// tier checks that task test:system, which takes the tests of the files whose constraint begins with the tag system,
+// takes all that only run with that tag.
+func (c *checker) tier(name string, file *ast.File) {
+	var constraint string
+	for _, comments := range file.Comments {
+		if text, found := strings.CutPrefix(comments.List[0].Text, "//go:build "); found {
+			constraint = text
+		}
+	}
+	if !slices.Contains(strings.FieldsFunc(constraint, func(r rune) bool { return !unicode.IsLetter(r) }), "system") {
+		return
+	}
+	if !strings.HasPrefix(constraint, "system") {
+		c.report(name, "the constraint %q does not begin with system: no task runs these tests", constraint)
+	}
+	for _, declared := range file.Decls {
+		f, ok := declared.(*ast.FuncDecl)
+		if ok && (strings.HasPrefix(f.Name.Name, "Benchmark") || strings.HasPrefix(f.Name.Name, "Fuzz")) {
+			c.report(name, "%s has the tag system: no task runs it", f.Name.Name)
+		}
+	}
 }
 
 func (c *checker) imports(name string, file *ast.File) {

@@ -104,6 +104,15 @@ func TestCheckFindsViolations(t *testing.T) {
 		"Sleep of a variable called time": {
 			"ingress/more.go", "package ingress\n\nvar time struct{ Sleep int }\n\nvar f = time.Sleep\n", "",
 		},
+		"system test": {"ingress/more_test.go", "//go:build system && linux\n\npackage ingress\n\nfunc TestX() {}\n", ""},
+		"system test that no task finds": {
+			"ingress/more_test.go", "//go:build linux && system\n\npackage ingress\n",
+			`ingress/more_test.go: the constraint "linux && system" does not begin with system: no task runs these tests`,
+		},
+		"benchmark with the tag of system tests": {
+			"ingress/more_test.go", "//go:build system\n\npackage ingress\n\nfunc BenchmarkX() {}\n",
+			"ingress/more_test.go: BenchmarkX has the tag system: no task runs it",
+		},
 		"the exempted time.Sleep": {
 			"internal/test/testkit/eventually.go",
 			"// Package testkit is documented.\npackage testkit\n\nimport \"time\"\n\nfunc f() { time.Sleep(1) }\n", "",

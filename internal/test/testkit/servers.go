@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -33,10 +34,26 @@ func stopServers() {
 	(&localserver.Pair{Redis: private.redis, Postgres: private.postgres}).Stop()
 }
 
+// EnvRedis and EnvPostgres give test processes the servers that they share (internal/test/testservers).
+const (
+	EnvRedis    = "STAMPEDE_TEST_REDIS_URL"
+	EnvPostgres = "STAMPEDE_TEST_DATABASE_URL"
+)
+
+// given returns the URL of a server that runs for these tests. Go caches the result of a package by the variables that
+// it reads with os.Getenv: the address of a private server differs in each run and must not be one of them, but PATH,
+// which decides its version, must be.
+func given(private, public string) string {
+	if url, found := syscall.Getenv(private); found && os.Getenv("PATH") != "" {
+		return url
+	}
+	return os.Getenv(public)
+}
+
 // RedisURL returns the URL of the Redis that all tests share.
 func RedisURL(t testing.TB) string {
 	t.Helper()
-	if url := os.Getenv("REDIS_URL"); url != "" {
+	if url := given(EnvRedis, "REDIS_URL"); url != "" && private.redisOptions.Settings == nil {
 		return url
 	}
 	private.mu.Lock()
@@ -54,7 +71,7 @@ func RedisURL(t testing.TB) string {
 // postgresURL returns the URL of the Postgres for the databases of tests.
 func postgresURL(t testing.TB) string {
 	t.Helper()
-	if url := os.Getenv("DATABASE_URL"); url != "" {
+	if url := given(EnvPostgres, "DATABASE_URL"); url != "" {
 		return url
 	}
 	private.mu.Lock()

@@ -1,6 +1,7 @@
-// Package testkit gives tests real servers: one private Redis and one private Postgres per test process,
-// started on first use, or those that REDIS_URL and DATABASE_URL name. Each test has its own key prefix
-// and database, so tests run in parallel. A missing server fails the test; nothing is skipped.
+// Package testkit gives tests real servers: the Redis and the Postgres of internal/test/testservers, which runs all
+// packages on one pair, or those that REDIS_URL and DATABASE_URL name, or private ones of the test process, started on
+// first use. Each test has its own key prefix and database, so tests run in parallel. A missing server fails the test;
+// nothing is skipped.
 //
 // testkit imports reservation and sql, so tests of these packages and of their dependencies are in
 // external test packages (reservation_test).
@@ -33,8 +34,8 @@ type options struct {
 	redis   localserver.RedisOptions
 }
 
-// WithRedisInMemory makes the shared private Redis write nothing to disk, for tests that need no durability: a busy
-// disk would slow them down.
+// WithRedisInMemory gives the package a Redis of its own that writes nothing to disk, for crowds that need no
+// durability: they would slow others down, and a busy disk would slow them down.
 func WithRedisInMemory() Option {
 	return func(o *options) { o.redis.Settings = map[string]string{"appendonly": "no"} }
 }

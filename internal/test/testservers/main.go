@@ -1,32 +1,70 @@
-// Command testservers prints the versions of the servers that tests run on: those of REDIS_URL and DATABASE_URL, else
-// private ones, which it starts for that. So a missing server is found before the tests are compiled.
+// Command testservers runs a command, usually go test, with one Redis and one Postgres for all test processes: those
+// of REDIS_URL and DATABASE_URL, else private ones. It prints their versions first, so a missing server is found
+// before the tests are compiled. Without a command it only prints them.
 package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"os/signal"
 
 	"stampede/internal/connect"
 	"stampede/internal/dev/localserver"
+	"stampede/internal/test/testkit"
 	"stampede/upkeep/doctor"
 )
 
 func main() {
-	if err := run(context.Background()); err != nil {
-		fmt.Fprintln(os.Stderr, "the tests need Redis and Postgres:", err)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	err := run(ctx, os.Args[1:])
+	stop()
+	if failed := (*exec.ExitError)(nil); errors.As(err, &failed) {
+		os.Exit(max(failed.ExitCode(), 1)) // the command has said why; -1 after a signal
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "testservers:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context) error {
-	servers, err := localserver.Provide(ctx, localserver.Wanted{
-		RedisURL: os.Getenv("REDIS_URL"), DatabaseURL: os.Getenv("DATABASE_URL"),
-	})
-	if err != nil {
+// connectionsMax is for the tests of all packages that run at the same time.
+const connectionsMax = "500"
+
+func run(ctx context.Context, command []string) error {
+	if err := os.Setenv("TMPDIR", temporaryFolder()); err != nil {
 		return err
 	}
-	defer servers.Stop()
+	servers := localserver.Pair{RedisURL: os.Getenv("REDIS_URL"), DatabaseURL: os.Getenv("DATABASE_URL")}
+	defer func() { servers.Stop() }()
+	var err error
+	if servers.RedisURL == "" {
+		if servers.Redis, err = localserver.StartRedis(ctx, localserver.RedisOptions{}); err != nil {
+			return fmt.Errorf("the tests need Redis: %w", err)
+		}
+		servers.RedisURL = servers.Redis.URL
+	}
+	if servers.DatabaseURL == "" {
+		if servers.Postgres, err = localserver.StartPostgres(ctx, localserver.PostgresOptions{
+			Settings: map[string]string{"max_connections": connectionsMax},
+		}); err != nil {
+			return fmt.Errorf("the tests need Postgres: %w", err)
+		}
+		servers.DatabaseURL = servers.Postgres.URL
+	}
+	if err := printVersions(ctx, servers); err != nil || len(command) == 0 {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
+	cmd.Env = append(os.Environ(), testkit.EnvRedis+"="+servers.RedisURL, testkit.EnvPostgres+"="+servers.DatabaseURL)
+	cmd.Cancel = func() error { return nil } // the interrupt reaches the command too, in the same process group
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	return cmd.Run()
+}
+
+func printVersions(ctx context.Context, servers localserver.Pair) error {
 	rdb, err := connect.Control(servers.RedisURL)
 	if err != nil {
 		return err

@@ -1,0 +1,276 @@
+//go:build system
+
+package main
+
+import (
+	"encoding/json"
+	"net/http"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/connect"
+	"stampede/internal/dev/localserver"
+	"stampede/internal/test/testkit"
+)
+
+func TestMissingMigrationsAreReported(t *testing.T) {
+	t.Parallel()
+	server, err := localserver.StartPostgres(t.Context(), localserver.PostgresOptions{})
+	require.NoError(t, err)
+	t.Cleanup(server.Stop)
+	command := func(args ...string) *testkit.Cmd {
+		c := testkit.Command(t, args...)
+		c.Setenv("REDIS_URL", testkit.RedisURL(t))
+		c.Setenv("DATABASE_URL", server.URL)
+		c.Setenv("STAMPEDE_KEY_PREFIX", testkit.Keys(t).Prefix)
+		c.Setenv("STAMPEDE_AUTH", "header")
+		c.Setenv("STAMPEDE_YES", "true")
+		return c
+	}
+	for args, status := range map[string]int{
+		"serve": exitFailed, "work": exitFailed, "sale list": exitUnknown, "dlq list": exitUnknown,
+		"doctor": exitFailed, "audit": exitUnknown, "rebuild": exitFailed,
+	} {
+		c := command(strings.Fields(args)...)
+		c.Start()
+		assert.Equal(t, status, c.Wait(within).ExitCode(), args)
+		assert.Contains(t, c.Output(), "stampede migrate up", args)
+	}
+
+	for _, step := range []struct{ arg, want string }{
+		{"status", "-"}, {"up", "up to date"}, {"up", "up to date"}, {"status", "orders"}, {"down", "undone"},
+	} {
+		c := command("migrate", step.arg)
+		c.Start()
+		assert.Equal(t, exitOK, c.Wait(within).ExitCode())
+		assert.Contains(t, c.Output(), step.want)
+	}
+}
+
+func TestMigrateDownRequiresForceToDeleteSales(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	status, output := s.run("sale", "create", "--name=autumn", "--stock=1")
+	require.Equal(t, exitOK, status, output)
+	status, output = s.run("migrate", "down")
+	assert.Equal(t, exitFailed, status)
+	assert.Contains(t, output, "--discard-data")
+	status, output = s.run("sale", "list")
+	assert.Equal(t, exitOK, status)
+	assert.Contains(t, output, "autumn")
+	status, output = s.run("migrate", "down", "--discard-data")
+	assert.Equal(t, exitOK, status, output)
+}
+
+func TestDoctorAndServeWarnOfEvictingRedis(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	own := testkit.OwnRedis(t)
+	rdb, err := connect.Control(own.URL)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = rdb.Close() })
+	require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru").Err())
+	require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory", "0").Err())
+
+	doctor := s.command("doctor")
+	doctor.Setenv("REDIS_URL", own.URL)
+	doctor.Start()
+	assert.Equal(t, exitFailed, doctor.Wait(within).ExitCode())
+	assert.Contains(t, doctor.Output(), "maxmemory-policy is allkeys-lru")
+	assert.Contains(t, doctor.Output(), "mend:")
+	assert.Regexp(t, `(Redis|Valkey) \d+\.\S+, PostgreSQL \d+`, doctor.Output(), "names and versions of the servers")
+
+	serve := s.command("serve")
+	serve.Setenv("REDIS_URL", own.URL)
+	serve.Setenv("STAMPEDE_AUTH", "header")
+	serve.Setenv("STAMPEDE_HTTP_ADDR", "127.0.0.1:0")
+	serve.Start()
+	serve.WaitOutput(within, "ingress listens")
+	assert.Contains(t, serve.Output(), "level=ERROR msg=\"UNSAFE SETTING: maxmemory-policy is allkeys-lru\"")
+	assert.Contains(t, serve.Output(), "level=WARN msg=\"setting to check: maxmemory is not set\"")
+	assert.Equal(t, exitOK, serve.Stop().ExitCode())
+}
+
+func TestDoctorAcceptsShippedConfiguration(t *testing.T) {
+	t.Parallel()
+	status, output := newShop(t).run("doctor", "--output=json")
+	assert.Equal(t, exitOK, status)
+	var findings []struct{ Severity string }
+	require.NoError(t, json.Unmarshal([]byte(output), &findings), output)
+	for _, f := range findings {
+		assert.NotEqual(t, "unsafe", f.Severity)
+	}
+}
+
+func TestDeadLetterCommands(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	rdb := testkit.Redis(t)
+	require.NoError(t, rdb.XAdd(t.Context(), &redis.XAddArgs{
+		Stream: s.keys.Orders(0), Values: []any{"unknown", "\x1b[31mred\xff"},
+	}).Err())
+	s.worker("worker").Start()
+	parked := func() int {
+		var n int
+		require.NoError(t, s.pool.QueryRow(t.Context(), `SELECT count(*) FROM dead_letters WHERE status = 'parked'`).Scan(&n))
+		return n
+	}
+	testkit.Eventually(t, within, "the entry is parked", func() bool { return parked() == 1 })
+
+	status, output := s.run("dlq", "list")
+	assert.Equal(t, exitOK, status)
+	assert.Contains(t, output, "parked")
+	status, output = s.run("dlq", "show", "1")
+	assert.Equal(t, exitOK, status)
+	assert.Contains(t, output, `"\x1b[31mred\xff"`, "control characters of an entry must not reach the terminal")
+
+	status, output = s.run("dlq", "replay", "1")
+	assert.Equal(t, exitOK, status, output)
+	testkit.Eventually(t, within, "it is parked again", func() bool { return parked() == 1 })
+	// An entry that a worker has applied is not parked again.
+	var entry string
+	require.NoError(t, s.pool.QueryRow(t.Context(),
+		`UPDATE dead_letters SET status = 'replayed' RETURNING replayed_as`).Scan(&entry))
+	status, output = s.run("dlq", "replay", "1")
+	assert.Equal(t, exitOK, status, "a second replay is no failure")
+	assert.Contains(t, output, "replayed before as entry "+entry)
+	_, err := s.pool.Exec(t.Context(), `UPDATE dead_letters SET status = 'parked'`)
+	require.NoError(t, err)
+	status, output = s.run("dlq", "list", "--output=json")
+	assert.Equal(t, exitOK, status)
+	assert.Contains(t, output, `"replays":1,"replayed_as":"`+entry+`"`)
+	status, output = s.run("dlq", "discard", "1", "--reason=a joke", "--operator=ann")
+	assert.Equal(t, exitOK, status, output)
+	assert.Contains(t, output, "a joke")
+	status, output = s.run("dlq", "list", "--status=discarded", "--output=json")
+	assert.Equal(t, exitOK, status)
+	assert.Contains(t, output, `"operator":"ann"`)
+	status, output = s.run("dlq", "discard", "1", "--reason=again")
+	assert.Equal(t, exitFailed, status)
+	assert.Contains(t, output, "not parked")
+	status, _ = s.run("dlq", "discard", "1")
+	assert.Equal(t, exitUsage, status, "a reason is required")
+}
+
+func TestHealthcheck(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	_, url := s.serve()
+	var out, errs strings.Builder
+	assert.Equal(t, exitOK, run([]string{"healthcheck", "--url=" + url + "/readyz"}, &out, &errs), errs.String())
+	assert.Equal(t, exitFailed, run([]string{"healthcheck", "--url=" + url + "/no-such-page"}, &out, &errs))
+	assert.Equal(t, exitUnknown, run([]string{"healthcheck", "--url=http://127.0.0.1:1/"}, &out, &errs))
+	http.DefaultClient.CloseIdleConnections()
+}
+
+func TestDevServesAndCleansUp(t *testing.T) {
+	t.Parallel()
+	c := testkit.Command(t, "dev", "--http-addr=127.0.0.1:0", "--admin-token="+adminToken)
+	c.Setenv("REDIS_URL", "")
+	c.Setenv("DATABASE_URL", "")
+	c.Start()
+	url := strings.Fields(c.WaitOutput(within, "ingress  "))[1]
+	load := testkit.Command(t, "load", "--url="+url, "--admin-token="+adminToken, "--stock=20", "--buyers=60",
+		"--over=100ms")
+	load.Setenv("REDIS_URL", "")
+	load.Setenv("DATABASE_URL", "")
+	load.Start()
+	assert.Equal(t, exitOK, load.Wait(within).ExitCode())
+	assert.Contains(t, load.Output(), "20 accepted, 20 of them found")
+
+	pool, err := connect.Postgres(t.Context(), strings.Fields(c.WaitOutput(within, "  postgres  "))[1], 1)
+	require.NoError(t, err)
+	defer pool.Close()
+	begun := time.Now()
+	testkit.Eventually(t, within, "heartbeats reach Postgres", func() bool {
+		var seen time.Time
+		require.NoError(t, pool.QueryRow(t.Context(), `SELECT seen_at FROM pulse`).Scan(&seen))
+		return seen.After(begun)
+	})
+	assert.Equal(t, exitOK, c.Stop().ExitCode())
+	assert.NotContains(t, c.Output(), "SETTING")
+	assert.NotContains(t, c.Output(), "setting to check")
+}
+
+func TestDevEndsWithItsServers(t *testing.T) {
+	t.Parallel()
+	c := testkit.Command(t, "dev", "--http-addr=127.0.0.1:0")
+	c.Setenv("REDIS_URL", "")
+	c.Setenv("DATABASE_URL", "")
+	c.Start()
+	url := strings.Fields(c.WaitOutput(within, "  redis  "))[1]
+	rdb, err := connect.Control(url)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = rdb.Close() })
+	pid, err := strconv.Atoi(regexp.MustCompile(`process_id:(\d+)`).FindStringSubmatch(rdb.Info(t.Context(),
+		"server").Val())[1])
+	require.NoError(t, err)
+	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+	assert.Equal(t, exitFailed, c.Wait(within).ExitCode())
+	assert.Contains(t, c.Output(), "the private Redis ended unexpectedly (signal: killed)")
+}
+
+func TestSecondSignalEndsImmediately(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	c := s.command("serve", "--stop-delay=10m")
+	c.Setenv("STAMPEDE_AUTH", "header")
+	c.Setenv("STAMPEDE_HTTP_ADDR", "127.0.0.1:0")
+	c.Start()
+	c.WaitOutput(within, "ingress listens")
+	// A second signal that arrives before the first was handled has no effect, so they are repeated.
+	testkit.Eventually(t, within, "the process ends", func() bool {
+		return syscall.Kill(c.Pid(), syscall.SIGTERM) != nil
+	})
+	assert.Equal(t, syscall.SIGTERM, c.Wait(within).Sys().(syscall.WaitStatus).Signal())
+}
+
+func TestWorkersOfOneHostUseDistinctConsumers(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	one, freeOne, err := takeLane(folder)
+	require.NoError(t, err)
+	two, freeTwo, err := takeLane(folder)
+	require.NoError(t, err)
+	assert.Equal(t, []int{0, 1}, []int{one, two})
+	copyOpenFile(t, folder+"/0") // as a child has between its fork and its exec
+	freeOne()
+	again, freeAgain, err := takeLane(folder)
+	require.NoError(t, err)
+	assert.Equal(t, 0, again, "the first free lane, so a restarted worker gets its old name")
+	freeTwo()
+	freeAgain()
+
+	file := folder + "/no-folder"
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	_, _, err = takeLane(file)
+	assert.Error(t, err, "an error if the folder cannot be created")
+}
+
+// copyOpenFile keeps a second descriptor of a file that this process has open.
+func copyOpenFile(t *testing.T, path string) {
+	t.Helper()
+	const descriptors = "/proc/self/fd"
+	open, err := os.ReadDir(descriptors)
+	require.NoError(t, err)
+	for _, entry := range open {
+		if target, _ := os.Readlink(descriptors + "/" + entry.Name()); target == path {
+			fd, err := strconv.Atoi(entry.Name())
+			require.NoError(t, err)
+			twin, err := syscall.Dup(fd)
+			require.NoError(t, err)
+			t.Cleanup(func() { _ = syscall.Close(twin) })
+			return
+		}
+	}
+	t.Fatalf("%s is not open", path)
+}

@@ -1,0 +1,301 @@
+//go:build system
+
+package audit_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"stampede/internal/retry"
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
+	"stampede/internal/test/testwork"
+	"stampede/ledger"
+	"stampede/reservation"
+	"stampede/reservation/order"
+	"stampede/upkeep/audit"
+)
+
+// forgedNumbers are invalid values of a number.
+var forgedNumbers = []string{
+	"", "-7", "x", "007", "1e2", forgedPlaces, "9223372036854775807", "99999999999999999999",
+	"\x00\xff",
+}
+
+func TestAuditReportsAndReconcileRepairsForgedSaleFields(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t, testkit.Pool(t))
+	forged := map[uuid.UUID]string{}
+	for _, field := range audit.SaleFields {
+		missing := termed(s, t)
+		require.NoError(t, s.Rdb.HDel(t.Context(), s.Keys.Sale(0, missing), field).Err())
+		forged[missing] = field + " is missing"
+		values := []string{"-7", "x", "9223372036854775807"}
+		if field == "left" {
+			values = forgedNumbers
+		}
+		for _, value := range values {
+			sale := termed(s, t)
+			key := s.Keys.Sale(0, sale)
+			require.NotEqual(t, value, s.Rdb.HGet(t.Context(), key, field).Val())
+			require.NoError(t, s.Rdb.HSet(t.Context(), key, field, value).Err())
+			forged[sale] = fmt.Sprintf("%s is %q", field, value)
+		}
+	}
+	requireReportedAndRepaired(s, t, forged)
+}
+
+// The user user-1 has an order in each sale, ghost has none.
+func TestAuditReportsAndReconcileRepairsForgedReservations(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t, testkit.Pool(t))
+	forged := map[uuid.UUID]string{}
+	const at = "1a0c2d3e4f5"
+	for _, form := range []string{
+		"", " ", "rubbish", "$order", "$order 1", "$order 1 $place", "$order 1 $place " + at + " 5", "$uuid 1 $place " + at,
+		"$order 0 $place " + at, "$order -1 $place " + at, "$order 5 $place " + at, "$order 1.5 $place " + at,
+		"$order 999999999999999 $place " + at, "$order 9223372036854775807 $place " + at,
+		"$order 1 -1 " + at, "$order 1 99 " + at, "$order 1 999999999999999 " + at, "$order 1 9223372036854775807 " + at,
+		"$order 1 99999999999999999999 " + at,
+		"$order 1 $place x", "$order 1 $place 7fffffffffffffff", "$order 1 $place -1",
+		"$order 1 $place " + at + ":", "$order 1 $place " + at + ":not a fingerprint", "$order 1 $place " + at + "@x",
+		"$order 1 $place " + at + "@-1",
+		"$order 1 $place " + at + "@99999999999999999999", "$order 1 $place " + at + "\x00\xff", "\x00\xff",
+	} {
+		users := []string{"user-1"}
+		if strings.HasPrefix(form, "$order 1 9") || form == "rubbish" || form == "$order 1 $place x" {
+			users = append(users, "ghost")
+		}
+		for _, user := range users {
+			sale := termed(s, t)
+			id, place := order.NewOrderID(sale), int64(99)
+			if user == "user-1" {
+				require.NoError(t, s.Pool.QueryRow(t.Context(),
+					"SELECT id, sequence FROM orders WHERE sale_id = $1 AND user_id = $2", sale, user).Scan(&id, &place))
+			}
+			text := strings.NewReplacer("$order", order.CompactID(id), "$uuid", id.String(), "$place",
+				fmt.Sprint(place)).Replace(form)
+			require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Buyers(0, sale), user, text).Err())
+			forged[sale] = fmt.Sprintf("%q holds %q", user, form)
+		}
+	}
+	requireReportedAndRepaired(s, t, forged)
+}
+
+func TestAuditReportsAndReconcileRepairsKeysOfWrongType(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewLostShop(t)
+	sale := s.OpenPayable(t, 1000)
+	for i, key := range []string{
+		s.Keys.Orders(0), s.Keys.Sales(0), s.Keys.Server(0), s.Keys.Outcomes(0), s.Keys.Sale(0, sale), s.Keys.Buyers(0, sale),
+		s.Keys.Ended(0, sale),
+	} {
+		for kind, write := range map[string]func(ctx context.Context) error{
+			"string": func(ctx context.Context) error { return s.Rdb.Set(ctx, key, "x", 0).Err() },
+			"list":   func(ctx context.Context) error { return s.Rdb.LPush(ctx, key, "x").Err() },
+		} {
+			// An order that only Redis has loses its event with the stream. No other key loses an order.
+			o := s.Buy(t, sale, fmt.Sprintf("buyer-%d-%s", i, kind))
+			if key != s.Keys.Orders(0) {
+				testwork.ProcessWaiting(s.Shop, t)
+			}
+			require.NoError(t, s.Rdb.Del(t.Context(), key).Err())
+			require.NoError(t, write(t.Context()))
+			requireReportedAndRepaired(s.Shop, t, map[uuid.UUID]string{sale: key + " is a " + kind})
+			require.Equal(t, order.StatusConfirmed, testwork.OrderOfID(t, s.Pool, o).Status)
+			s.Buy(t, sale, fmt.Sprintf("after-%d-%s", i, kind))
+			testwork.ProcessWaiting(s.Shop, t)
+		}
+	}
+	aside, err := s.Rdb.Keys(t.Context(), "*:set-aside:*").Result()
+	require.NoError(t, err)
+	require.Len(t, aside, 8, "the wrong keys are kept")
+}
+
+func TestReconcileRequiresCorrectProjections(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t, testkit.Pool(t))
+	sale := s.Open(t, 40)
+	s.Crowd(t, sale, 20)
+	testwork.Fulfil(s, t)
+	_, err := s.Pool.Exec(t.Context(),
+		"DELETE FROM orders WHERE user_id = 'user-1'; UPDATE orders SET status = 'rejected' WHERE user_id = 'user-2'; "+
+			"UPDATE sales SET sold = 3")
+	require.NoError(t, err)
+	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", 3).Err())
+	before := s.Everything(t)
+	report := testwork.Reconcile(s, t)
+	require.Equal(t, "release rebuild projections", testwork.LeftOf(report))
+	require.Positive(t, report.Remaining)
+	require.Equal(t, before, s.Everything(t))
+	testwork.RebuildProjections(s, t)
+	testwork.RequireMended(s, t, sale, "")
+}
+
+// During a sale with continuous purchases and cancellations, Reconcile repairs only real damage.
+func TestReconcileDuringRunningSaleChangesNothingElse(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t, testkit.Pool(t))
+	sales := []uuid.UUID{s.OpenPayable(t, 20), s.Open(t, 100_000)}
+	testwork.Work(t, testwork.Config(s, t))
+	ctx, over := context.WithCancel(t.Context())
+	defer over()
+	orders := ledger.New(s.Pool)
+	const thinkTime = 5 * time.Millisecond
+	var cancelled, sold atomic.Int64
+	var crowd errgroup.Group
+	for b := range 4 {
+		crowd.Go(func() error {
+			for n := 0; ctx.Err() == nil; n++ {
+				user := fmt.Sprintf("buyer-%d", b)
+				answer, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sales[0], User: user, Quantity: 3})
+				if err != nil {
+					return err
+				}
+				other, err := s.Store.Reserve(t.Context(),
+					reservation.Request{Sale: sales[1], User: fmt.Sprint(user, "-", n), Quantity: 1})
+				if err != nil {
+					return err
+				}
+				if other.Verdict == reservation.Reserved {
+					sold.Add(1)
+				}
+				retry.Pause(thinkTime, ctx.Done()) // so that a slow reconcile does not meet ever more orders
+				for answer.Verdict == reservation.Reserved && ctx.Err() == nil {
+					if _, err := orders.Cancel(t.Context(), answer.Reservation.OrderID, user); err == nil {
+						cancelled.Add(1)
+						break
+					}
+				}
+			}
+			return nil
+		})
+	}
+	config := testwork.ReconcileConfig(s, t)
+	for round := range 6 {
+		at := cancelled.Load()
+		report, err := audit.Reconcile(t.Context(), config)
+		require.NoError(t, err)
+		for _, r := range report.Remedies {
+			require.Equal(t, audit.RemedyWorker, r.Remedy, "round %d: %+v", round, report)
+		}
+		testkit.Eventually(t, 30*time.Second, "the sale continues", func() bool { return cancelled.Load() > at+10 })
+	}
+	require.Zero(t, s.Count(t, repairs))
+
+	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET sold = sold + 7 WHERE id = $1", sales[1])
+	require.NoError(t, err)
+	testkit.Eventually(t, 30*time.Second, "the counter is repaired", func() bool {
+		_, err := audit.Reconcile(t.Context(), config)
+		require.NoError(t, err)
+		return s.Count(t, repairs) > 0
+	})
+	require.EqualValues(t, 1, s.Count(t, repairs))
+	over()
+	require.NoError(t, crowd.Wait())
+	after, err := audit.Run(t.Context(), audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Wait: 30 * time.Second})
+	require.NoError(t, err)
+	require.False(t, after.Broken(), testwork.TextOf(t, after))
+	require.EqualValues(t, sold.Load(), testshop.SoldOf(t, s.Pool, sales[1]))
+}
+
+func TestReconcileRebuildsEmptiedRedisOfShardsOnce(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShardedShop(t)
+	sales := []uuid.UUID{s.OpenSharded(t, 40, 4), s.OpenSharded(t, 40, 8), s.Open(t, 40)}
+	for _, sale := range sales {
+		s.Crowd(t, sale, 30)
+	}
+	testwork.FulfilAll(s.Shop, t)
+	requireFlushRepairedOnce(t, s, len(sales))
+	s.RequireShards(t, sales[0])
+	s.RequireShards(t, sales[1])
+}
+
+// While buyers of one shard need the units of all others, and units return, no difference lasts.
+func TestReconcileDuringMovesChangesNothing(t *testing.T) {
+	t.Parallel()
+	s := openSharded(t, 12)
+	testwork.Work(t, testwork.Config(s.Shop, t))
+	ctx, over := context.WithCancel(t.Context())
+	defer over()
+	orders := ledger.New(s.Pool)
+	var cancelled atomic.Int64
+	var crowd errgroup.Group
+	for b := range 4 {
+		crowd.Go(func() error {
+			for n := 0; ctx.Err() == nil; n++ {
+				user := s.user((n/3)%4, b)
+				answer, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: s.sale, User: user, Quantity: 3})
+				if err != nil {
+					return err
+				}
+				for answer.Verdict == reservation.Reserved && ctx.Err() == nil {
+					if _, err := orders.Cancel(t.Context(), answer.Reservation.OrderID, user); err == nil {
+						cancelled.Add(1)
+						break
+					}
+				}
+			}
+			return nil
+		})
+	}
+	config := testwork.ReconcileConfig(s.Shop, t)
+	for round := range 8 {
+		at := cancelled.Load()
+		report, err := audit.Reconcile(t.Context(), config)
+		require.NoError(t, err)
+		for _, r := range report.Remedies {
+			require.Equal(t, audit.RemedyWorker, r.Remedy, "round %d: %+v", round, report)
+		}
+		testkit.Eventually(t, 30*time.Second, "the sale continues", func() bool { return cancelled.Load() > at+10 })
+	}
+	require.Zero(t, s.Count(t, repairs))
+	var given int64
+	for shard := range 4 {
+		for other := range 4 {
+			given += s.number(shard, fmt.Sprint("given:", other))
+		}
+	}
+	require.Positive(t, given, "units were moved")
+	over()
+	require.NoError(t, crowd.Wait())
+	after, err := audit.Run(t.Context(),
+		audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Wait: 30 * time.Second})
+	require.NoError(t, err)
+	require.False(t, after.Broken(), testwork.TextOf(t, after))
+}
+
+// A unit returns to one shard, and others give units, after the shards were read and before their buyers are.
+func TestAuditIgnoresUnitsThatMoveMeanwhile(t *testing.T) {
+	t.Parallel()
+	s := openSharded(t, 40)
+	user := s.user(2, 0)
+	id := s.Buy(t, s.sale, user)
+	s.Buy(t, s.sale, s.user(1, 0))
+	testwork.FulfilAll(s.Shop, t)
+	report, err := audit.Run(t.Context(), audit.Config{
+		Pool: s.Pool, Keys: s.Keys, Sale: s.sale,
+		Redis: movingRedis(t, func() {
+			_, err := ledger.New(s.Pool).Cancel(t.Context(), id, user)
+			require.NoError(t, err)
+			_, err = testwork.ReleaseUnits(s.Shop, t.Context())
+			require.NoError(t, err)
+			testwork.GiveUnits(s.Shop, t, s.sale, 0, 1)
+		}),
+	})
+	require.NoError(t, err)
+	require.True(t, report.Moved)
+	require.Equal(t, "S4", testwork.Broken(report), testwork.TextOf(t, report))
+	require.EqualValues(t, 1, report.Promise("S4").Found, testwork.TextOf(t, report))
+	require.Empty(t, report.Promise("S4").Findings[0].Remedy)
+	require.EqualValues(t, 39, s.requireKept().Available)
+}

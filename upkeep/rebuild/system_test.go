@@ -1,0 +1,182 @@
+//go:build system
+
+package rebuild_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/retry"
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
+	"stampede/internal/test/testwork"
+	"stampede/reservation"
+	"stampede/reservation/catalog"
+	"stampede/sql"
+	"stampede/upkeep/rebuild"
+)
+
+// The note of a process that was killed stays, and its heart does not beat.
+func TestNoteOfKilledRebuildIsSilent(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t, testkit.Pool(t))
+	sale := s.Open(t, 10)
+	hold := s.HoldSale(t, sale)
+	process := s.Process(t)
+	process.Setenv(testwork.RebuildEnv, sale.String())
+	process.Start()
+	testkit.Eventually(t, 60*time.Second, "the rebuild is noted", func() bool {
+		return s.Count(t, countNotes+" WHERE sale_id IS NOT NULL") == 1
+	})
+	process.Kill()
+	require.NoError(t, hold.Rollback(t.Context()))
+	testkit.Eventually(t, 60*time.Second, "its heart does not beat", func() bool {
+		return s.Count(t, countNotes+" WHERE beat_at < now() - interval '3 s'") == 1
+	})
+}
+
+// Redis fails while the stock is lowered. When it is back it is rebuilt from the stock in Postgres.
+func TestLoweringWithdrawnByRebuildCanBeRetried(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewLostShop(t)
+	sale := s.Open(t, 10)
+	s.Buy(t, sale, "ann")
+	testwork.Fulfil(s.Shop, t)
+	s.Server.Kill()
+	_, err := s.Catalog.Restock(t.Context(), sale, -4, "returned")
+	require.ErrorIs(t, err, reservation.ErrUnavailable)
+	require.NotErrorIs(t, err, catalog.ErrNotInForce, "it may not take effect")
+
+	require.NoError(t, s.Server.Restart(t.Context()))
+	r := testwork.Rebuilder(s.Shop, t)
+	testkit.Eventually(t, 20*time.Second, "the stock is rebuilt",
+		func() bool { return testwork.Heal(s.Shop, t, r, 1) == nil })
+	_, err = s.Catalog.PublishPending(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, []string{"10", "9"}, pick(s.SaleInRedis(t, sale), "stock", "left"), "the stock is unchanged")
+
+	for range 2 {
+		lowered, err := s.Catalog.Restock(t.Context(), sale, -4, "returned")
+		require.NoError(t, err)
+		require.Equal(t, []int64{6, 5}, []int64{lowered.Stock, lowered.Available})
+	}
+	_, err = s.Catalog.Restock(t.Context(), sale, -3, "returned")
+	require.ErrorIs(t, err, catalog.ErrIdempotencyKeyReused)
+	s.RequireSound(t)
+}
+
+// A client that can write to Redis can repeatedly make Postgres refuse orders that Redis holds. The first rebuild is
+// immediate, later ones are delayed more and more.
+func TestRebuildsForRejectedOrdersAreBounded(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t, testkit.Pool(t))
+	sale := s.Open(t, 100)
+	s.Buy(t, sale, "ann")
+	registry, log := testwork.Guarded(s, t)
+	s.AwaitConfirmed(t, 1)
+	testwork.AwaitRest(s, t)
+	refused := 0
+	provoke := func() {
+		t.Helper()
+		// The reservation of ann is deleted, so she can buy again.
+		require.NoError(t, s.Rdb.HDel(t.Context(), s.Keys.Buyers(0, sale), "ann").Err())
+		newIngress(s, t).Buy(t, sale, "ann")
+		refused++
+		testkit.Eventually(t, 20*time.Second, "Postgres refuses it", func() bool {
+			return s.Count(t, "SELECT count(*) FROM orders WHERE status = 'rejected'") == int64(refused)
+		})
+	}
+	provoke()
+	awaitRebuilt(s, t, registry, sale, 2)
+	provoke()
+	testkit.Eventually(t, 20*time.Second, "the rebuild is delayed",
+		func() bool { return log.Times(rebuild.LogProofAgain) == 1 })
+	require.EqualValues(t, 2, s.EpochOf(t, sale))
+	require.NoError(
+		t, testshop.ExecSQL(
+			t, s, "UPDATE sale_events SET occurred_at = occurred_at - interval '2 minutes' WHERE type = 'SaleRebuilt'",
+		),
+	)
+	awaitRebuilt(s, t, registry, sale, 3)
+	require.Equal(t, 2.0, testwork.Rebuilds(t, registry))
+
+	var wait float64
+	for i, want := range []float64{0, 60, 120, 240, 480, 960, 1920, 3600, 3600} {
+		other := s.Open(t, 1)
+		require.NoError(t, testshop.ExecSQL(t, s, `INSERT INTO sale_events (sale_id, revision, type, data, occurred_at)
+			VALUES ($1, 99, 'SaleRebuilt', '{"reason": "refused"}', now() + interval '9 h')`, other))
+		// The clock was set back since.
+		for n := range i {
+			_, err := s.Pool.Exec(context.Background(), `INSERT INTO sale_events (sale_id, revision, type, data)
+				VALUES ($1, $2, 'SaleRebuilt', '{"reason": "refused"}')`, other, 100+n)
+			require.NoError(t, err)
+		}
+		require.NoError(t, s.Pool.QueryRow(t.Context(), sql.RebuildWait, other, rebuild.ReasonsOfProofs).Scan(&wait))
+		require.InDelta(t, want, wait, 30)
+	}
+}
+
+// Buyers buy while the number of shards is raised. Each of them gets a unit once, or an error to retry on.
+func TestRaiseOfShardsKeepsSelling(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShardedShop(t)
+	const (
+		stock     = 100_000
+		thinkTime = 5 * time.Millisecond // so that a slow rebuild does not meet ever more orders
+	)
+	sale := s.OpenSharded(t, stock, 2)
+	r := testwork.Rebuilder(s.Shop, t)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var bought, refused atomic.Int64
+	var buyers sync.WaitGroup
+	for buyer := range 4 {
+		buyers.Go(func() {
+			for i := 0; ctx.Err() == nil; {
+				answer, err := s.Store.Reserve(context.Background(), reservation.Request{
+					Sale: sale, User: fmt.Sprint("user-", buyer, "-", i), Quantity: 1, IdempotencyKey: "k",
+				})
+				switch {
+				case err != nil:
+					refused.Add(1)
+				case answer.Verdict == reservation.Reserved, answer.Verdict == reservation.Replayed:
+					bought.Add(1)
+					i++
+					retry.Pause(thinkTime, ctx.Done())
+				default:
+					t.Errorf("the answer is %v", answer)
+					return
+				}
+			}
+		})
+	}
+	sells := func() {
+		before := bought.Load()
+		testkit.Eventually(t, 60*time.Second, "units are sold", func() bool { return bought.Load() >= before+50 })
+	}
+	sells()
+	for shards := 2; shards <= 4; shards++ {
+		last := lastPlace(s.Shop, t, sale)
+		report, err := r.RaiseShards(t.Context(), sale, shards, rebuild.ReasonByHand)
+		require.NoError(t, err)
+		require.Equal(t, shards, report.Sales[0].Shards)
+		require.GreaterOrEqual(t, report.Sales[0].Sequence, last)
+		sells()
+	}
+	stop()
+	buyers.Wait()
+	testwork.FulfilAll(s.Shop, t)
+	require.Positive(t, refused.Load(), "buyers met the rebuilds")
+	require.EqualValues(t, bought.Load(), s.Count(t, testshop.ConfirmedOrders))
+	require.Zero(t, s.Count(t, "SELECT count(*) FROM orders WHERE status <> 'confirmed'"))
+	s.RequireShards(t, sale)
+	testwork.RequireNoNeeds(s.Shop, t, 8)
+	require.EqualValues(t, 4, s.Count(t, `SELECT (data ->> 'shards')::int FROM sale_events
+		WHERE sale_id = $1 AND type = 'SaleRebuilt' ORDER BY revision DESC LIMIT 1`, sale))
+}
