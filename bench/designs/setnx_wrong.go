@@ -45,11 +45,11 @@ func (l wrongLock) unlockAny(ctx context.Context) error {
 // the lock of the next holder all the same.
 func (l wrongLock) unlockCompared(ctx context.Context, owner string) error {
 	holder, err := l.rdb.Get(ctx, l.key).Result()
-	if errors.Is(err, redis.Nil) || holder != owner {
-		return nil
-	}
-	if err != nil {
+	if err != nil && !errors.Is(err, redis.Nil) {
 		return err
+	}
+	if holder != owner {
+		return nil
 	}
 	return l.rdb.Del(ctx, l.key).Err()
 }

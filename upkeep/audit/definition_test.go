@@ -140,7 +140,7 @@ func TestAuditIgnoresUnpublishedTerms(t *testing.T) {
 	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := termed(s, t)
 	_, err := s.Pool.Exec(t.Context(), `WITH s AS (UPDATE sales SET state = 'paused', revision = 2 WHERE id = $1)
-		INSERT INTO sale_events VALUES ($1, 2, 'SalePaused', '{}')`, sale)
+		INSERT INTO sale_events (sale_id, revision, type, data) VALUES ($1, 2, 'SalePaused', '{}')`, sale)
 	require.NoError(t, err)
 	report := testwork.Audit(s, t, sale)
 	require.Equal(t, "S7", testwork.Broken(report), testwork.TextOf(t, report))

@@ -135,7 +135,7 @@ func TestAuditReportsForgedRows(t *testing.T) {
 		"UPDATE orders SET user_id = E'\\u001b[31m' WHERE user_id = 'user-1'":       "projections",
 		"UPDATE orders SET status = 'paid' WHERE user_id = 'user-1'":                "projections",
 		"UPDATE orders SET version = 2147483647 WHERE user_id = 'user-1'":           "projections",
-		"UPDATE orders SET sale_id = '01700000-0000-7000-8000-000000000000' WHERE " +
+		"UPDATE orders SET sale_id = overlay(sale_id::text PLACING 'ffff' FROM 33)::uuid WHERE " +
 			"user_id = 'user-1'": "projections",
 		"DELETE FROM orders WHERE user_id = 'user-1'":                              "projections",
 		"UPDATE order_events SET quantity = 9223372036854775807 WHERE version = 2": "operator",
@@ -147,11 +147,11 @@ func TestAuditReportsForgedRows(t *testing.T) {
 		"INSERT INTO releases SELECT gen_random_uuid(), id, 'ghost', " +
 			"9223372036854775807 FROM sales": "reconcile",
 		"INSERT INTO releases SELECT id, sale_id, user_id, quantity FROM orders": "reconcile",
-		"INSERT INTO sale_events SELECT id, 2, 'SaleRebuilt', '{\"sequence\": " +
+		"INSERT INTO sale_events (sale_id, revision, type, data) SELECT id, 2, 'SaleRebuilt', '{\"sequence\": " +
 			"\"x\"}' FROM sales": "reconcile",
-		"INSERT INTO sale_events SELECT id, 2, 'SaleRebuilt', '[]' FROM sales": "reconcile",
-		"INSERT INTO sale_events SELECT id, 2, 'Nonsense', '\"\"' FROM sales":  "reconcile",
-		"WITH forged AS (INSERT INTO sale_events SELECT id, 2, 'Nonsense', '{}' " +
+		"INSERT INTO sale_events (sale_id, revision, type, data) SELECT id, 2, 'SaleRebuilt', '[]' FROM sales": "reconcile",
+		"INSERT INTO sale_events (sale_id, revision, type, data) SELECT id, 2, 'Nonsense', '\"\"' FROM sales":  "reconcile",
+		"WITH forged AS (INSERT INTO sale_events (sale_id, revision, type, data) SELECT id, 2, 'Nonsense', '{}' " +
 			"FROM sales) UPDATE sales SET revision = 2": "operator",
 	} {
 		t.Run(damage, func(t *testing.T) {

@@ -86,7 +86,7 @@ func TestReconcileIgnoresPendingWork(t *testing.T) {
 		}, ""},
 		"a higher stock": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
 			_, err := s.Pool.Exec(t.Context(), `WITH s AS (UPDATE sales SET stock = 50, revision = 2 WHERE id = $1)
-				INSERT INTO sale_events VALUES ($1, 2, 'SaleRestocked', '{"stock": 50}')`, sale)
+				INSERT INTO sale_events (sale_id, revision, type, data) VALUES ($1, 2, 'SaleRestocked', '{"stock": 50}')`, sale)
 			require.NoError(t, err)
 		}, "worker"},
 		"an unpublished sale": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {

@@ -39,7 +39,7 @@ func load(root string, parts []string) (found []mutant, err error) {
 			return nil, fmt.Errorf("%s: two lines before the diff must name the defence and its test", m.name)
 		}
 		m.pkg, m.test = string(head[1]), string(head[2])
-		if m.tags, err = tagsOf(filepath.Join(root, m.pkg), string(head[3])); err != nil {
+		if m.tags, err = declaredTag(filepath.Join(root, m.pkg), string(head[3])); err != nil {
 			return nil, fmt.Errorf("%s: %w", m.name, err)
 		}
 		found = append(found, m)
@@ -49,8 +49,8 @@ func load(root string, parts []string) (found []mutant, err error) {
 
 var buildTag = regexp.MustCompile(`^//go:build (\w+)\n`)
 
-// tagsOf returns the build tag of the file that declares a test.
-func tagsOf(pkg, test string) (string, error) {
+// declaredTag returns the build tag of the file that declares a test.
+func declaredTag(pkg, test string) (string, error) {
 	files, err := filepath.Glob(filepath.Join(pkg, "*_test.go"))
 	for _, file := range files {
 		source, err := os.ReadFile(file)
@@ -137,12 +137,12 @@ func try(parts []string) error {
 	if _, err := run(root, "git", "worktree", "add", "--detach", tree, "HEAD"); err != nil {
 		return err
 	}
-	together := map[string][]mutant{}
+	byPackage := map[string][]mutant{}
 	for _, m := range mutants {
-		together[m.pkg+" "+m.tags] = append(together[m.pkg+" "+m.tags], m)
+		byPackage[m.pkg+" "+m.tags] = append(byPackage[m.pkg+" "+m.tags], m)
 	}
-	for pkg, of := range together {
-		if passed, err := pass(tree, of...); !passed {
+	for pkg, group := range byPackage {
+		if passed, err := pass(tree, group...); !passed {
 			return errors.Join(fmt.Errorf("without a mutant, tests of %s fail", pkg), err)
 		}
 	}
