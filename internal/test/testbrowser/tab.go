@@ -278,15 +278,15 @@ const faults = `(() => {
 	return out;
 })()`
 
-// Widths are those of a phone, a tablet and a desk.
-var Widths = []int64{360, 768, 1280}
+// widths are those of a phone, a tablet and a desk.
+var widths = []int64{360, 768, 1280}
 
 // CheckLayout fails the test for faults of the layout in every width and scheme, and takes the pictures.
 func (b *Tab) CheckLayout(name string) {
 	b.t.Helper()
 	for _, scheme := range []string{"light", "dark"} {
 		b.Scheme(scheme)
-		for _, width := range Widths {
+		for _, width := range widths {
 			b.Resize(width)
 			if !b.noScript { // there are no frames to wait for
 				Evaluate[bool](b, `new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))`)

@@ -1,6 +1,0 @@
-//go:build race
-
-package testkit
-
-// Race is whether the race detector is on: random tests, which take twice as long with it, then play fewer rounds.
-const Race = true
