@@ -59,7 +59,6 @@ func (c *checker) report(p *page, line int, format string, args ...any) {
 func (c *checker) page(p *page) {
 	c.width(p)
 	c.links(p)
-	c.walks(p)
 	if p.name == "docs/"+MetricsPage {
 		c.metricsOf(p)
 	}

@@ -120,19 +120,6 @@ func TestCheckFindsContradictions(t *testing.T) {
 		"valid Go names":  {"`shop.Shop`, `shop.Shop.Sell`, `TestSells`, `http.Server`\n", ""},
 		"unknown Go name": {"`shop.Buyer`\n", "README.md:1: package shop declares no Buyer"},
 		"unknown test":    {"`TestBuys`\n", "README.md:1: there is no test TestBuys"},
-		"walk": {
-			"```walk\n1 shop/shop.go: Shop.Sell\n2 shop/metrics.go: x\n3 shop/shop.go: Shop.Sell,\n         Shop.Sell\n```\n2 " +
-				"files, 3 visits, 1 returns\n",
-			"README.md:3: shop/metrics.go has no function x",
-		},
-		"walk with wrong counts": {
-			"```walk\n1 shop/shop.go: Shop.Sell\n```\n1 files, 1 visits, 1 returns\n",
-			"README.md:1: want the counts after this walk: 1 files, 1 visits, 0 returns",
-		},
-		"walk without a file": {
-			"```walk\nShop.Sell\n```\n0 files, 0 visits, 0 returns\n",
-			"README.md:2: want a number, a file and its functions",
-		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -22,11 +22,10 @@ type source struct {
 	// files are all paths, and bases the base names of all files.
 	files map[string]bool
 	bases map[string]bool
-	// declared holds declared names by package, and functions the functions by file.
-	declared  map[string]map[string]bool
-	functions map[string]map[string]bool
-	tests     map[string]bool
-	problems  []problem
+	// declared holds declared names by package.
+	declared map[string]map[string]bool
+	tests    map[string]bool
+	problems []problem
 	// fields are those of the log.
 	fields map[string]bool
 }
@@ -35,7 +34,7 @@ func readSource(root fs.FS) (*source, error) {
 	c := &source{
 		variables: map[string]bool{}, metrics: map[string]bool{}, names: map[string]bool{},
 		tasks: map[string]bool{}, files: map[string]bool{}, bases: map[string]bool{},
-		declared: map[string]map[string]bool{}, functions: map[string]map[string]bool{}, tests: map[string]bool{},
+		declared: map[string]map[string]bool{}, tests: map[string]bool{},
 		fields: map[string]bool{},
 	}
 	err := fs.WalkDir(root, ".", func(name string, entry fs.DirEntry, err error) error {
@@ -103,7 +102,7 @@ func (c *source) readGo(root fs.FS, name string) error {
 		return nil //nolint:nilerr // test data; the compiler checks the rest
 	}
 	inTest := strings.HasSuffix(name, "_test.go")
-	c.declarations(name, file, inTest)
+	c.declarations(file, inTest)
 	if !inTest && logsFor(name) {
 		c.logFields(file)
 	}
@@ -155,12 +154,11 @@ func stringValue(n ast.Node) string {
 	return value
 }
 
-func (c *source) declarations(name string, file *ast.File, inTest bool) {
+func (c *source) declarations(file *ast.File, inTest bool) {
 	pkg := strings.TrimSuffix(file.Name.Name, "_test")
 	if c.declared[pkg] == nil {
 		c.declared[pkg] = map[string]bool{}
 	}
-	c.functions[name] = map[string]bool{}
 	for _, decl := range file.Decls {
 		switch decl := decl.(type) {
 		case *ast.FuncDecl:
@@ -171,7 +169,6 @@ func (c *source) declarations(name string, file *ast.File, inTest bool) {
 			if receiver := receiverName(decl); receiver != "" {
 				function = receiver + "." + function
 			}
-			c.functions[name][function] = true
 			c.declared[pkg][function] = true
 		case *ast.GenDecl:
 			for _, spec := range decl.Specs {
