@@ -136,7 +136,7 @@ func (p *projector) rebuildMonth(ctx context.Context, m month) error {
 		return err
 	}
 	for _, w := range wrong {
-		if p.report.isDamaged(w) {
+		if p.report.noteDamage(w) {
 			continue
 		}
 		err := pg.InTransaction(ctx, p.conn, pgx.TxOptions{}, func(tx pgx.Tx) error { return replaceWrong(ctx, tx, w) })
@@ -227,7 +227,7 @@ func RebuildSale(ctx context.Context, tx pgx.Tx, sale uuid.UUID) (replaced int64
 		return 0, err
 	}
 	for _, w := range wrong {
-		if p.report.isDamaged(w) {
+		if p.report.noteDamage(w) {
 			break
 		}
 		if err := replaceWrong(ctx, tx, w); err != nil {
@@ -255,8 +255,8 @@ func after(id uuid.UUID) uuid.UUID {
 	return id
 }
 
-// isDamaged notes the sale if its log is damaged.
-func (r *Report) isDamaged(w wrongSale) bool {
+// noteDamage notes the sale if its log is damaged, and reports whether it is.
+func (r *Report) noteDamage(w wrongSale) bool {
 	if w.Damaged > 0 {
 		r.Damaged = append(r.Damaged, Damage{w.SaleID, w.Damaged, string(w.Example)})
 	}
