@@ -12,7 +12,6 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/connect"
 	"stampede/internal/retry"
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
@@ -32,11 +31,7 @@ func TestSaleSurvivesMinuteWithoutPostgres(t *testing.T) {
 		perSecond    = 20
 		buyersMin    = 500
 	)
-	server := testkit.OwnPostgres(t)
-	pool, err := connect.Postgres(t.Context(), server.URL, 8)
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
-	s := testshop.NewShop(t, pool)
+	s, server := testshop.OnOwnPostgres(t)
 	sale, err := s.Catalog.Create(t.Context(), reservation.Terms{
 		Name: "test", Stock: 5000, PerOrderLimit: 1,
 		PaymentWindow: window,
@@ -44,7 +39,7 @@ func TestSaleSurvivesMinuteWithoutPostgres(t *testing.T) {
 	require.NoError(t, err)
 	ctx, stopHeartbeats := context.WithCancel(context.Background())
 	var heartbeats sync.WaitGroup
-	heartbeats.Go(func() { _ = ledger.Heartbeat{Pool: pool, Logger: testkit.Logger(t)}.Run(ctx) }) // returns nil
+	heartbeats.Go(func() { _ = ledger.Heartbeat{Pool: s.Pool, Logger: testkit.Logger(t)}.Run(ctx) }) // returns nil
 	t.Cleanup(func() { stopHeartbeats(); heartbeats.Wait() })
 	testwork.Work(t, testwork.Config(s, t))
 
@@ -71,10 +66,10 @@ func TestSaleSurvivesMinuteWithoutPostgres(t *testing.T) {
 		return s.Count(t, "SELECT count(*) FROM outages") == 1
 	})
 	for user, o := range early {
-		paid, err := ledger.New(pool).Pay(t.Context(), o, user, "after the outage")
+		paid, err := ledger.New(s.Pool).Pay(t.Context(), o, user, "after the outage")
 		require.NoError(t, err)
 		require.Equal(t, order.StatusPaid, paid.Status)
 	}
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM order_events WHERE type = 'OrderExpired'"))
-	require.EqualValues(t, len(early)+late, testshop.SoldOf(t, pool, sale.ID))
+	require.EqualValues(t, len(early)+late, testshop.SoldOf(t, s.Pool, sale.ID))
 }

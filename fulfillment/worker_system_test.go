@@ -15,7 +15,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment"
-	"stampede/internal/connect"
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
@@ -66,11 +65,7 @@ func TestRollingWorkersLoseAndDuplicateNothing(t *testing.T) {
 
 func TestWorkerWaitsForPostgresWithoutDeadLetters(t *testing.T) {
 	t.Parallel()
-	server := testkit.OwnPostgres(t)
-	pool, err := connect.Postgres(t.Context(), server.URL, 8)
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
-	s := testshop.NewShop(t, pool)
+	s, server := testshop.OnOwnPostgres(t)
 	sale := s.Open(t, 2000)
 	log := &testshop.CountingLog{}
 	registry := prometheus.NewRegistry()
@@ -95,7 +90,7 @@ func TestWorkerWaitsForPostgresWithoutDeadLetters(t *testing.T) {
 	s.AwaitConfirmed(t, 1500)
 	testwork.AwaitRest(s, t)
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM dead_letters"))
-	require.EqualValues(t, 1500, testshop.SoldOf(t, pool, sale))
+	require.EqualValues(t, 1500, testshop.SoldOf(t, s.Pool, sale))
 	require.Zero(t, failing())
 	require.Equal(t, 1, log.Times("cannot record orders in Postgres, trying again"), "an outage is logged once")
 	require.Equal(t, 1, log.Times("can record orders in Postgres again"))
@@ -104,11 +99,7 @@ func TestWorkerWaitsForPostgresWithoutDeadLetters(t *testing.T) {
 
 func TestWorkerStopsPromptlyWithoutPostgres(t *testing.T) {
 	t.Parallel()
-	server := testkit.OwnPostgres(t)
-	pool, err := connect.Postgres(t.Context(), server.URL, 8)
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
-	s := testshop.NewShop(t, pool)
+	s, server := testshop.OnOwnPostgres(t)
 	sale := s.Open(t, 100)
 	config := testwork.Config(s, t)
 	config.MaxDeliveries = 1 // one counted nack would make a dead letter
@@ -141,11 +132,7 @@ func TestWorkerStopsPromptlyWithoutPostgres(t *testing.T) {
 
 func TestWorkerStartsWithoutPostgres(t *testing.T) {
 	t.Parallel()
-	server := testkit.OwnPostgres(t)
-	pool, err := connect.Postgres(t.Context(), server.URL, 8)
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
-	s := testshop.NewShop(t, pool)
+	s, server := testshop.OnOwnPostgres(t)
 	sale := s.Open(t, 10)
 	s.Buy(t, sale, "alice")
 	server.StopImmediate()

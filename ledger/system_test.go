@@ -23,16 +23,12 @@ import (
 // pays afterwards.
 func TestOrderDoesNotExpireDuringPostgresOutage(t *testing.T) {
 	t.Parallel()
-	server := testkit.OwnPostgres(t)
-	pool, err := connect.Postgres(t.Context(), server.URL, 8)
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
-	s := testshop.NewShop(t, pool)
+	s, server := testshop.OnOwnPostgres(t)
 	sale := s.OpenPayable(t, 10)
 	stop := testwork.Work(t, testwork.Config(s, t))
 	punctual, unlucky, absent := s.Buy(t, sale, "ann"), s.Buy(t, sale, "bob"), s.Buy(t, sale, "cid")
 	s.AwaitConfirmed(t, 3)
-	testwork.Heartbeat(t, pool) // there was no heartbeat since the migration
+	testwork.Heartbeat(t, s.Pool) // there was no heartbeat since the migration
 
 	ctx, cancel := context.WithCancel(context.Background())
 	var heartbeats errgroup.Group
@@ -44,8 +40,8 @@ func TestOrderDoesNotExpireDuringPostgresOutage(t *testing.T) {
 		heartbeats.Go(func() error { return ledger.Heartbeat{Pool: own, Logger: slog.New(log)}.Run(ctx) })
 	}
 	before := s.Count(t, outages)
-	require.NoError(t, testwork.MoveDue(t.Context(), pool, "pay_clock() + interval '8 s'", unlucky, absent))
-	_, err = ledger.New(pool).Pay(t.Context(), punctual, "ann", "pi_1")
+	require.NoError(t, testwork.MoveDue(t.Context(), s.Pool, "pay_clock() + interval '8 s'", unlucky, absent))
+	_, err := ledger.New(s.Pool).Pay(t.Context(), punctual, "ann", "pi_1")
 	require.NoError(t, err)
 
 	server.StopImmediate()
@@ -56,15 +52,15 @@ func TestOrderDoesNotExpireDuringPostgresOutage(t *testing.T) {
 	s.Restart(t, server)
 	testkit.Eventually(t, 20*time.Second, "the outage is recorded",
 		func() bool { return s.Count(t, outages) == before+1 })
-	_, err = ledger.New(pool).Pay(t.Context(), unlucky, "bob", "pi_2")
+	_, err = ledger.New(s.Pool).Pay(t.Context(), unlucky, "bob", "pi_2")
 	require.NoError(t, err)
 	require.Zero(t, s.Count(t, testshop.ExpiredOrders))
-	remaining := time.Until(testwork.OrderOfID(t, pool, absent).ExpiresAt)
+	remaining := time.Until(testwork.OrderOfID(t, s.Pool, absent).ExpiresAt)
 	require.Positive(t, remaining)
 	testkit.Eventually(t, 20*time.Second, "an order that is not paid in the remaining time expires", func() bool {
 		return s.Count(t, testshop.ExpiredOrders) == 1
 	})
-	require.Equal(t, order.StatusExpired, testwork.OrderOfID(t, pool, absent).Status)
+	require.Equal(t, order.StatusExpired, testwork.OrderOfID(t, s.Pool, absent).Status)
 	testkit.Eventually(t, 20*time.Second, "its unit is released", func() bool { return s.Left(t, sale) == 8 })
 	cancel()
 	require.NoError(t, heartbeats.Wait())

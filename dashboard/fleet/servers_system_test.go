@@ -11,7 +11,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/connect"
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 )
@@ -51,13 +50,9 @@ func TestWatchersAddNoLooks(t *testing.T) {
 
 func TestPostgresGoneAndBack(t *testing.T) {
 	t.Parallel()
-	own := testkit.OwnPostgres(t)
-	pool, err := connect.Postgres(t.Context(), own.URL, 4)
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
-	s := testshop.NewShop(t, pool)
+	s, own := testshop.OnOwnPostgres(t)
 	sale := s.Open(t, 10)
-	f := fleetOf(t, pool, s)
+	f := fleetOf(t, s.Pool, s)
 	known := func(x *Snapshot) bool { return saleIn(x, sale).UnitsKnown }
 	f.play(t, "the sale is counted", known)
 
@@ -65,7 +60,7 @@ func TestPostgresGoneAndBack(t *testing.T) {
 		for _, statement := range []string{
 			fmt.Sprintf("ALTER SYSTEM SET default_transaction_read_only = %t", isReadOnly), "SELECT pg_reload_conf()",
 		} {
-			_, err := pool.Exec(t.Context(), statement)
+			_, err := s.Pool.Exec(t.Context(), statement)
 			require.NoError(t, err)
 		}
 		f.play(t, "it is shown whether Postgres takes writes", func(x *Snapshot) bool {

@@ -37,6 +37,16 @@ func NewShop(t testing.TB, pool *pgxpool.Pool) *Shop {
 	return NewShopOn(t, pool, testkit.RedisURL(t), testkit.Keys(t))
 }
 
+// OnOwnPostgres returns a shop on a Postgres for this test only, which it may stop and restart.
+func OnOwnPostgres(t testing.TB) (*Shop, *localserver.Postgres) {
+	t.Helper()
+	server := testkit.OwnPostgres(t)
+	pool, err := connect.Postgres(t.Context(), server.URL, 8)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	return NewShop(t, pool), server
+}
+
 func NewShopOn(t testing.TB, pool *pgxpool.Pool, redisURL string, keys reservation.Keys) *Shop {
 	t.Helper()
 	blocking, err := connect.Blocking(redisURL)
