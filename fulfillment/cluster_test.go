@@ -27,7 +27,7 @@ func TestWorkerContinuesApartFromFrozenMaster(t *testing.T) {
 	apart := s.PartitionApart(t, frozen)
 	stuck, other, lost := s.OpenIn(t, frozen, 10), s.OpenIn(t, apart, 10), s.OpenIn(t, apart, 10)
 	big := s.OpenIn(t, apart, 1000) // now: another new sale may lie in a frozen partition
-	config, registry := testwork.Config(s.Shop, t), prometheus.NewRegistry()
+	config, registry := testwork.Config(t, s.Shop), prometheus.NewRegistry()
 	config.GuardInterval, config.Registerer = 20*time.Millisecond, registry
 	testwork.Work(t, config)
 	s.Buy(t, stuck, "ann")
@@ -61,7 +61,7 @@ func TestWorkerContinuesApartFromFrozenMaster(t *testing.T) {
 	t.Logf("units were released %v later, beside %d frozen sales", time.Since(began), len(many))
 
 	began = time.Now()
-	require.NoError(t, testshop.ExecSQL(t, s.Shop, "UPDATE sales SET published_revision = 1 WHERE id = $1", other))
+	require.NoError(t, s.Shop.Exec(t, "UPDATE sales SET published_revision = 1 WHERE id = $1", other))
 	testkit.Eventually(t, 60*time.Second, "a change is published elsewhere", func() bool {
 		return s.Count(t, "SELECT revision - published_revision FROM sales WHERE id = $1", other) == 0
 	})
@@ -72,7 +72,7 @@ func TestWorkerContinuesApartFromFrozenMaster(t *testing.T) {
 		require.NoError(t, err)
 	}
 	reachable := func(partition int) float64 {
-		return testshop.ValueOf(t, registry, "stampede_stream_reachable", s.Keys.Orders(partition))
+		return testshop.Metric(t, registry, "stampede_stream_reachable", s.Keys.Orders(partition))
 	}
 	require.Equal(t, 1.0, reachable(apart))
 	require.Zero(t, reachable(frozen))
@@ -81,13 +81,13 @@ func TestWorkerContinuesApartFromFrozenMaster(t *testing.T) {
 		s.Buy(t, big, fmt.Sprint("user-", i))
 	}
 	testkit.Eventually(t, 60*time.Second, "entries are trimmed elsewhere", func() bool {
-		return testshop.ValueOf(t, registry, "stampede_entries_trimmed_total", s.Keys.Orders(apart)) > 0
+		return testshop.Metric(t, registry, "stampede_entries_trimmed_total", s.Keys.Orders(apart)) > 0
 	})
 
 	t.Logf("entries were trimmed %v later", time.Since(began))
 	began = time.Now()
-	require.NoError(t, testshop.ExecSQL(t, s.Shop, "DELETE FROM releases"))
-	require.NoError(t, testshop.ExecSQL(t, s.Shop, "DELETE FROM sales WHERE id = ANY ($1)", many))
+	require.NoError(t, s.Shop.Exec(t, "DELETE FROM releases"))
+	require.NoError(t, s.Shop.Exec(t, "DELETE FROM sales WHERE id = ANY ($1)", many))
 	thaw()
 	testkit.Eventually(t, 60*time.Second, "the frozen partition sells again", func() bool { return sells(stuck) })
 	s.AwaitConfirmed(t, 205)

@@ -19,12 +19,12 @@ import (
 // its log, one whose row is ahead of it, and one whose deadline is -infinity, which expires nevertheless.
 func TestExpirySkipsContradictoryOrder(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale, other := s.OpenPayable(t, 100), s.OpenPayable(t, 100)
 	s.Crowd(t, sale, 40)
 	s.Crowd(t, other, 10)
 	var orders []uuid.UUID
-	for _, out := range testwork.Fulfil(s, t) {
+	for _, out := range testwork.Fulfil(t, s) {
 		orders = append(orders, out.Event.OrderID)
 	}
 	testwork.EndWindow(t, s.Pool, orders...)
@@ -40,26 +40,26 @@ func TestExpirySkipsContradictoryOrder(t *testing.T) {
 		require.NoError(t, err)
 	}
 
-	config, log, registry := testwork.Config(s, t), &testshop.CountingLog{}, prometheus.NewRegistry()
+	config, log, registry := testwork.Config(t, s), &testshop.CountingLog{}, prometheus.NewRegistry()
 	config.Logger, config.Registerer = slog.New(log), registry
 	stop := testwork.Work(t, config)
 	testkit.Eventually(t, testshop.Soon, "all others have expired",
 		func() bool { return s.Count(t, testshop.ExpiredOrders) == 47 })
 	testkit.Eventually(t, testshop.Soon, "the metrics count the three contradictory orders", func() bool {
-		return testshop.ValueOf(t, registry, "stampede_orders_set_aside", "") == 3
+		return testshop.Metric(t, registry, "stampede_orders_set_aside", "") == 3
 	})
 	stop()
 	require.Equal(t, 3, log.Times(ledger.SetAsideMessage), "each is logged once")
 	for _, o := range []uuid.UUID{paid, behind, ahead} {
-		require.Equal(t, order.StatusConfirmed, testwork.OrderOfID(t, s.Pool, o).Status)
-		require.Contains(t, testwork.TextOf(t, testwork.Audit(s, t, uuid.Nil)), o.String())
+		require.Equal(t, order.StatusConfirmed, testwork.Order(t, s.Pool, o).Status)
+		require.Contains(t, testwork.Text(t, testwork.Audit(t, s, uuid.Nil)), o.String())
 	}
 
 	// They expire after the repair.
 	_, err := s.Pool.Exec(t.Context(), "DELETE FROM order_events WHERE order_id = $1 AND version = 3", paid)
 	require.NoError(t, err)
-	testwork.RebuildProjections(s, t)
-	expired, err := testwork.Expire(s, t.Context())
+	testwork.RebuildProjections(t, s)
+	expired, err := testwork.Expire(t.Context(), s)
 	require.NoError(t, err)
 	require.Equal(t, 3, expired)
 	require.Zero(t, s.Count(t, testshop.BrokenLogs))

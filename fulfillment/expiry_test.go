@@ -21,9 +21,9 @@ import (
 
 func TestWorkersReleaseUnpaidAndCancelledUnits(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.OpenPayable(t, 5)
-	config, registry := testwork.Config(s, t), prometheus.NewRegistry()
+	config, registry := testwork.Config(t, s), prometheus.NewRegistry()
 	config.Registerer = registry
 	stop := testwork.Work(t, config)
 	users := []string{"ann", "bob", "cid", "dan", "eve"}
@@ -32,7 +32,7 @@ func TestWorkersReleaseUnpaidAndCancelledUnits(t *testing.T) {
 		orders[user] = s.Buy(t, sale, user)
 	}
 	s.AwaitConfirmed(t, 5)
-	testwork.AwaitRest(s, t)
+	testwork.AwaitRest(t, s)
 	answer, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: "fay", Quantity: 1})
 	require.NoError(t, err)
 	require.Equal(t, reservation.SoldOut, answer.Verdict)
@@ -50,13 +50,13 @@ func TestWorkersReleaseUnpaidAndCancelledUnits(t *testing.T) {
 	require.Equal(
 		t, []string{"1 OrderReserved", "2 OrderConfirmed", "3 OrderExpired"}, testshop.History(t, s.Pool, orders["cid"]),
 	)
-	expired := testwork.OrderOfID(t, s.Pool, orders["cid"])
+	expired := testwork.Order(t, s.Pool, orders["cid"])
 	require.NotZero(t, expired.UpdatedAt)
 	require.Equal(t, order.Order{
 		ID: orders["cid"], SaleID: sale, UserID: "cid", Quantity: 1, Status: order.StatusExpired, Version: 3,
 		ReservedAt: expired.ReservedAt, UpdatedAt: expired.UpdatedAt,
 	}, expired)
-	require.EqualValues(t, 2, testshop.SoldOf(t, s.Pool, sale))
+	require.EqualValues(t, 2, testshop.Sold(t, s.Pool, sale))
 	counted, err := s.Catalog.Show(t.Context(), sale)
 	require.NoError(t, err)
 	require.Equal(t, []int64{3, 1, 1}, []int64{counted.Available, counted.Held, counted.Sold})
@@ -70,16 +70,16 @@ func TestWorkersReleaseUnpaidAndCancelledUnits(t *testing.T) {
 		})
 	}
 	s.AwaitConfirmed(t, 4) // and ann has paid
-	testwork.AwaitRest(s, t)
-	require.EqualValues(t, 5, testshop.SoldOf(t, s.Pool, sale))
-	require.False(t, testwork.Audit(s, t, sale).Broken(), testwork.TextOf(t, testwork.Audit(s, t, sale)))
+	testwork.AwaitRest(t, s)
+	require.EqualValues(t, 5, testshop.Sold(t, s.Pool, sale))
+	testwork.RequireUnbroken(t, s, sale)
 	stop() // orders are counted after their commit
-	require.EqualValues(t, 2, testshop.ValueOf(t, registry, "stampede_orders_total", "expired"))
+	require.EqualValues(t, 2, testshop.Metric(t, registry, "stampede_orders_total", "expired"))
 }
 
 func TestSweepIsBoundedAndOfOneSale(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	first, second := testshop.NewPayableSale(t, s.Pool, 2000), testshop.NewPayableSale(t, s.Pool, 2000)
 	orders := append(testwork.Confirm(t, s.Pool, first, ledger.SweepMax+1), testwork.Confirm(t, s.Pool, second, 1)...)
 	testwork.EndWindow(t, s.Pool, orders...)
@@ -99,13 +99,13 @@ func TestSweepIsBoundedAndOfOneSale(t *testing.T) {
 
 func TestFaultySaleDoesNotBlockExpiryOfOtherSales(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	var sales, orders []uuid.UUID
 	for range 5 {
 		sale := s.OpenPayable(t, 10)
 		sales = append(sales, sale)
 		s.Crowd(t, sale, 10)
-		for _, out := range testwork.Fulfil(s, t) {
+		for _, out := range testwork.Fulfil(t, s) {
 			orders = append(orders, out.Event.OrderID)
 		}
 	}
@@ -114,12 +114,12 @@ func TestFaultySaleDoesNotBlockExpiryOfOtherSales(t *testing.T) {
 	// More units than sold cannot be taken back.
 	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET sold = 0 WHERE id = $1", broken)
 	require.NoError(t, err)
-	expired, err := testwork.Expire(s, t.Context())
+	expired, err := testwork.Expire(t.Context(), s)
 	require.ErrorContains(t, err, "sale="+broken.String())
 	require.Equal(t, 40, expired)
 	_, err = s.Pool.Exec(t.Context(), "UPDATE sales SET sold = 10 WHERE id = $1", broken)
 	require.NoError(t, err)
-	expired, err = testwork.Expire(s, t.Context())
+	expired, err = testwork.Expire(t.Context(), s)
 	require.NoError(t, err)
 	require.Equal(t, 10, expired)
 
@@ -127,13 +127,13 @@ func TestFaultySaleDoesNotBlockExpiryOfOtherSales(t *testing.T) {
 	key := s.Keys.Sale(0, broken)
 	kept := s.Rdb.Dump(t.Context(), key).Val()
 	require.NoError(t, s.Rdb.Set(t.Context(), key, "not a sale", 0).Err())
-	released, err := testwork.ReleaseUnits(s, t.Context())
+	released, err := testwork.ReleaseUnits(t.Context(), s)
 	require.ErrorContains(t, err, "sale="+broken.String())
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
 	require.Equal(t, 40, released)
 	require.EqualValues(t, 10, s.Count(t, "SELECT count(*) FROM releases WHERE sale_id = $1", broken))
 	require.NoError(t, s.Rdb.RestoreReplace(t.Context(), key, 0, kept).Err())
-	released, err = testwork.ReleaseUnits(s, t.Context())
+	released, err = testwork.ReleaseUnits(t.Context(), s)
 	require.NoError(t, err)
 	require.Equal(t, 10, released)
 	for _, sale := range sales {
@@ -143,26 +143,25 @@ func TestFaultySaleDoesNotBlockExpiryOfOtherSales(t *testing.T) {
 
 func TestReleasesRetryUntilRedisAnswers(t *testing.T) {
 	t.Parallel()
-	server := testkit.OwnRedis(t)
-	s := testshop.NewShopOn(t, testkit.Pool(t), server.URL, reservation.Keys{Prefix: "test", Partitions: 1})
+	s := testshop.OnOwnRedis(t, 1)
 	sale := s.OpenPayable(t, 10)
 	orders := []uuid.UUID{s.Buy(t, sale, "ann"), s.Buy(t, sale, "bob")}
-	testwork.Fulfil(s, t)
-	config, registry := testwork.Config(s, t), prometheus.NewRegistry()
+	testwork.Fulfil(t, s)
+	config, registry := testwork.Config(t, s), prometheus.NewRegistry()
 	config.Registerer = registry
 	stop := testwork.Work(t, config)
-	server.Kill()
+	s.Server.Kill()
 	_, err := ledger.New(s.Pool).Cancel(t.Context(), orders[0], "ann")
 	require.NoError(t, err, "an order can be cancelled without Redis")
 	testwork.EndWindow(t, s.Pool, orders[1])
-	failing := func() float64 { return testshop.ValueOf(t, registry, "stampede_worker_failing", "release") }
+	failing := func() float64 { return testshop.Metric(t, registry, "stampede_worker_failing", "release") }
 	testkit.Eventually(t, 30*time.Second, "orders expire without Redis, and their release is tried", func() bool {
 		return s.Count(t, testshop.ExpiredOrders) == 1 && failing() == 1
 	})
 	require.EqualValues(t, 2, s.Count(t, testshop.PendingReleases))
 	testkit.Eventually(t, 30*time.Second, "the metrics count the releases",
 		func() bool { return gaugeOf(t, registry, "stampede_releases_pending") == 2 })
-	require.NoError(t, server.Restart(t.Context()))
+	require.NoError(t, s.Server.Restart(t.Context()))
 	testkit.Eventually(t, 30*time.Second, "the units are released",
 		func() bool { return s.Count(t, testshop.PendingReleases) == 0 })
 	// A rebuild deletes the releases before it opens the sale with their units.
@@ -176,10 +175,10 @@ func TestReleasesRetryUntilRedisAnswers(t *testing.T) {
 // A worker crashes after it has released the units in Redis and before it records so; the user buys before the retry.
 func TestRepeatedReleaseKeepsNextOrderOfUser(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.OpenPayable(t, 3)
 	first := s.Buy(t, sale, "ann")
-	testwork.Fulfil(s, t)
+	testwork.Fulfil(t, s)
 	_, err := ledger.New(s.Pool).Cancel(t.Context(), first, "ann")
 	require.NoError(t, err)
 	release := reservation.Release{SaleID: sale, OrderID: first, UserID: "ann"}
@@ -188,20 +187,20 @@ func TestRepeatedReleaseKeepsNextOrderOfUser(t *testing.T) {
 	require.EqualValues(t, 1, s.Count(t, testshop.PendingReleases))
 
 	second := s.Buy(t, sale, "ann")
-	testwork.Fulfil(s, t)
-	released, err := testwork.ReleaseUnits(s, t.Context())
+	testwork.Fulfil(t, s)
+	released, err := testwork.ReleaseUnits(t.Context(), s)
 	require.NoError(t, err)
 	require.Equal(t, 1, released)
 	require.EqualValues(t, 2, s.Left(t, sale))
 	held, err := s.Store.FindReserved(t.Context(), second, "ann")
 	require.NoError(t, err)
 	require.Equal(t, second, held.ID)
-	require.False(t, testwork.Audit(s, t, sale).Broken(), testwork.TextOf(t, testwork.Audit(s, t, sale)))
+	testwork.RequireUnbroken(t, s, sale)
 }
 
 func TestExpiryRequiresHeartbeatAfterDeadline(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := testshop.NewPayableSale(t, s.Pool, 10)
 	orders := testwork.Confirm(t, s.Pool, sale, 3)
 	for name, c := range map[string]struct {

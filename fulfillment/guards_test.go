@@ -13,7 +13,7 @@ import (
 	"stampede/upkeep/rebuild"
 )
 
-func run(s *testshop.Shop, t testing.TB, statements ...string) {
+func run(t testing.TB, s *testshop.Shop, statements ...string) {
 	t.Helper()
 	for _, statement := range statements {
 		_, err := s.Pool.Exec(t.Context(), statement)
@@ -24,11 +24,11 @@ func run(s *testshop.Shop, t testing.TB, statements ...string) {
 // A rebuild that could not finish closes no sale.
 func TestRebuildWithMissingGuardClosesNoSale(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewLostShop(t)
+	s := testshop.OnOwnRedis(t, 1)
 	sale := s.Open(t, 40)
 	s.Crowd(t, sale, 3)
-	testwork.Fulfil(s.Shop, t)
-	run(s.Shop, t, "DROP INDEX orders_one_live_per_user")
+	testwork.Fulfil(t, s)
+	run(t, s, "DROP INDEX orders_one_live_per_user")
 	before := s.SaleInRedis(t, sale)
 	for _, rebuildWith := range []func(*rebuild.Rebuilder) error{
 		func(r *rebuild.Rebuilder) error {
@@ -40,7 +40,7 @@ func TestRebuildWithMissingGuardClosesNoSale(t *testing.T) {
 			return err
 		},
 	} {
-		require.ErrorIs(t, rebuildWith(testwork.Rebuilder(s.Shop, t)), ledger.ErrGuardMissing)
+		require.ErrorIs(t, rebuildWith(testwork.Rebuilder(t, s)), ledger.ErrGuardMissing)
 		require.Equal(t, before, s.SaleInRedis(t, sale))
 	}
 	s.Buy(t, sale, "meanwhile")
@@ -49,12 +49,12 @@ func TestRebuildWithMissingGuardClosesNoSale(t *testing.T) {
 // The error of an order that cannot be recorded names the missing guard. The order does not become a dead letter.
 func TestOrderWaitsWhileGuardIsMissing(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewLostShop(t)
+	s := testshop.OnOwnRedis(t, 1)
 	sale := s.Open(t, 40)
 	o := testshop.Reserved(sale, "ann", 1)
 	_, err := ledger.New(s.Pool).Record(t.Context(), []order.OrderReserved{o})
 	require.NoError(t, err)
-	run(s.Shop, t, "ALTER TABLE order_events DROP CONSTRAINT order_events_pkey")
+	run(t, s, "ALTER TABLE order_events DROP CONSTRAINT order_events_pkey")
 	_, err = ledger.New(s.Pool).Record(t.Context(), []order.OrderReserved{o})
 	require.ErrorIs(t, err, ledger.ErrGuardMissing)
 	require.Equal(t, ledger.Transient, ledger.FaultOf(err))

@@ -43,7 +43,7 @@ func TestRandomSaleMatchesModel(t *testing.T) {
 	t.Parallel()
 	require.NoError(t, flag.Set("rapid.checks", fmt.Sprint(modelSales)))
 	require.NoError(t, flag.Set("rapid.nofailfile", "true"))
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	world := &modelWorld{Shop: s, t: t, ledger: ledger.New(s.Pool), done: map[string]int{}}
 	world.startWorker()
 	rapid.Check(t, world.playSale)
@@ -75,7 +75,7 @@ type modelWorld struct {
 }
 
 func (w *modelWorld) startWorker() {
-	config := testwork.Config(w.Shop, w.t)
+	config := testwork.Config(w.t, w.Shop)
 	config.SweepInterval, config.GuardInterval = 5*time.Millisecond, 20*time.Millisecond
 	w.stop = testwork.Work(w.t, config)
 }
@@ -295,7 +295,7 @@ func (r *modelRun) resume(ctx context.Context) {
 // rebuild rebuilds an intact sale, as an operator might.
 func (r *modelRun) rebuild(ctx context.Context) {
 	r.awaitOpen(ctx, func() error {
-		_, err := testwork.Rebuilder(r.modelWorld.Shop, r.t).Sale(ctx, r.sale, "model")
+		_, err := testwork.Rebuilder(r.t, r.modelWorld.Shop).Sale(ctx, r.sale, "model")
 		return err
 	})
 }

@@ -18,7 +18,7 @@ import (
 // A worker creates the tables of the next month.
 func TestWorkerMakesMonthsAhead(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	const complete = "SELECT count(*) FROM order_months WHERE first > '01800000-0000-0000-0000-000000000000' AND " +
 		"orders IS NOT NULL AND events IS NOT NULL"
 	made := s.Count(t, complete)
@@ -30,19 +30,19 @@ func TestWorkerMakesMonthsAhead(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, missing, 1)
 	require.Contains(t, missing[0].What, "the table order_events has no part for the sales of")
-	testwork.Work(t, testwork.Config(s, t))
+	testwork.Work(t, testwork.Config(t, s))
 	testkit.Eventually(t, testshop.Soon, "the month is complete", func() bool { return s.Count(t, complete) == made })
 }
 
 // The tables of a sale were removed manually: the next order creates them.
 func TestOrderIsRecordedWithoutTables(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	l := ledger.New(s.Pool)
 	sale := oldSale(t, s)
 	_, err := s.Pool.Exec(t.Context(), "DROP TABLE orders_2026_03, order_events_2026_03")
 	require.NoError(t, err)
-	outcomes, err := l.Record(t.Context(), testshop.CrowdOf(sale, 3))
+	outcomes, err := l.Record(t.Context(), testshop.ReservedCrowd(sale, 3))
 	require.NoError(t, err)
 	require.Equal(t, order.StatusConfirmed, outcomes[2].Status)
 

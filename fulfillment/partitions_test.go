@@ -20,10 +20,10 @@ import (
 func TestWorkerDetectsAddedPartitions(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	s := testshop.NewShop(t, pool)
+	s := testshop.NewShopOn(t, testshop.Options{Pool: pool})
 	log := &testshop.CountingLog{}
 	registry := prometheus.NewRegistry()
-	config := testwork.Config(s, t)
+	config := testwork.Config(t, s)
 	config.Logger, config.Registerer = slog.New(log), registry
 	stop := testwork.Work(t, config)
 	before := s.Open(t, 10)
@@ -32,7 +32,7 @@ func TestWorkerDetectsAddedPartitions(t *testing.T) {
 
 	wide := s.Keys
 	wide.Partitions = 4
-	more := testshop.NewShopOn(t, pool, testkit.RedisURL(t), wide)
+	more := testshop.NewShopOn(t, testshop.Options{Pool: pool, Keys: wide})
 	sale := more.Open(t, 250)
 	for wide.Partition(sale) == 0 {
 		sale = more.Open(t, 250)
@@ -50,11 +50,11 @@ func TestWorkerDetectsAddedPartitions(t *testing.T) {
 		return s.Rdb.HGet(t.Context(), wide.Sale(partition, sale), "left").Val() == "1"
 	})
 	require.Equal(t, 1, log.Times("sales have more partitions"))
-	require.Equal(t, float64(1), testshop.ValueOf(t, registry, "stampede_stream_reachable", wide.Orders(partition)),
+	require.Equal(t, float64(1), testshop.Metric(t, registry, "stampede_stream_reachable", wide.Orders(partition)),
 		"the backlog is measured")
 	testkit.Eventually(t, 30*time.Second, "handled entries are trimmed", func() bool {
 		return s.Rdb.XLen(t.Context(), wide.Orders(partition)).Val() <= 100 &&
-			testshop.ValueOf(t, registry, "stampede_entries_trimmed_total", wide.Orders(partition)) > 0
+			testshop.Metric(t, registry, "stampede_entries_trimmed_total", wide.Orders(partition)) > 0
 	})
 	stop()
 	for p := range wide.Partitions {

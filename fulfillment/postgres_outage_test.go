@@ -41,7 +41,7 @@ func TestSaleSurvivesMinuteWithoutPostgres(t *testing.T) {
 	var heartbeats sync.WaitGroup
 	heartbeats.Go(func() { _ = ledger.Heartbeat{Pool: s.Pool, Logger: testkit.Logger(t)}.Run(ctx) }) // returns nil
 	t.Cleanup(func() { stopHeartbeats(); heartbeats.Wait() })
-	testwork.Work(t, testwork.Config(s, t))
+	testwork.Work(t, testwork.Config(t, s))
 
 	early := map[string]uuid.UUID{}
 	for i := range 100 {
@@ -60,7 +60,7 @@ func TestSaleSurvivesMinuteWithoutPostgres(t *testing.T) {
 
 	s.Restart(t, server)
 	s.AwaitConfirmed(t, len(early)+late) // within 30 s
-	testwork.AwaitRest(s, t)
+	testwork.AwaitRest(t, s)
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM dead_letters"))
 	testkit.Eventually(t, testshop.Soon, "the next heartbeat records the outage", func() bool {
 		return s.Count(t, "SELECT count(*) FROM outages") == 1
@@ -71,5 +71,5 @@ func TestSaleSurvivesMinuteWithoutPostgres(t *testing.T) {
 		require.Equal(t, order.StatusPaid, paid.Status)
 	}
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM order_events WHERE type = 'OrderExpired'"))
-	require.EqualValues(t, len(early)+late, testshop.SoldOf(t, s.Pool, sale.ID))
+	require.EqualValues(t, len(early)+late, testshop.Sold(t, s.Pool, sale.ID))
 }

@@ -8,7 +8,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
 	"stampede/ledger"
@@ -16,13 +15,13 @@ import (
 
 // cancelledOrders opens a sale of 10 units and returns cancelled orders of one unit each, of so many users. Their units
 // are not released yet.
-func cancelledOrders(s *testshop.Shop, t testing.TB, users int) (sale uuid.UUID, orders []uuid.UUID) {
+func cancelledOrders(t testing.TB, s *testshop.Shop, users int) (sale uuid.UUID, orders []uuid.UUID) {
 	t.Helper()
 	sale = s.OpenPayable(t, 10)
 	for n := range users {
 		orders = append(orders, s.Buy(t, sale, fmt.Sprintf("user-%d", n)))
 	}
-	testwork.Fulfil(s, t)
+	testwork.Fulfil(t, s)
 	for n, id := range orders {
 		_, err := ledger.New(s.Pool).Cancel(t.Context(), id, fmt.Sprintf("user-%d", n))
 		require.NoError(t, err)
@@ -31,7 +30,7 @@ func cancelledOrders(s *testshop.Shop, t testing.TB, users int) (sale uuid.UUID,
 }
 
 // retryReleasesNow makes the releases that Redis refused due immediately.
-func retryReleasesNow(s *testshop.Shop, t testing.TB) {
+func retryReleasesNow(t testing.TB, s *testshop.Shop) {
 	t.Helper()
 	_, err := s.Pool.Exec(t.Context(), "UPDATE releases SET again_at = now()")
 	require.NoError(t, err)
@@ -39,16 +38,16 @@ func retryReleasesNow(s *testshop.Shop, t testing.TB) {
 
 func TestReleaseWaitsUntilRedisHasSale(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
-	lost, _ := cancelledOrders(s, t, 2)
-	other, _ := cancelledOrders(s, t, 3)
+	s := testshop.NewShop(t)
+	lost, _ := cancelledOrders(t, s, 2)
+	other, _ := cancelledOrders(t, s, 3)
 	_, err := s.Pool.Exec(t.Context(), "UPDATE releases SET again_at = again_at - interval '1 h' WHERE sale_id = $1", lost)
 	require.NoError(t, err) // so that the lost sale comes first
 	_, err = s.Pool.Exec(t.Context(), "UPDATE releases SET again_at = again_at + interval '1 h' WHERE sale_id = $1", other)
 	require.NoError(t, err) // the clock was set back since
 	restore := s.Lose(t, lost)
 
-	released, err := testwork.ReleaseUnits(s, t.Context())
+	released, err := testwork.ReleaseUnits(t.Context(), s)
 	require.NoError(t, err)
 	require.Equal(t, 3, released, "the lost sale does not block another one")
 	require.EqualValues(t, 10, s.Left(t, other))
@@ -59,17 +58,17 @@ func TestReleaseWaitsUntilRedisHasSale(t *testing.T) {
 	require.Equal(t, 2, pending)
 	before := s.Count(t, "SELECT extract(epoch FROM min(again_at) - now())::bigint FROM releases")
 	for range 4 {
-		retryReleasesNow(s, t)
-		_, err = testwork.ReleaseUnits(s, t.Context())
+		retryReleasesNow(t, s)
+		_, err = testwork.ReleaseUnits(t.Context(), s)
 		require.NoError(t, err)
 	}
 	require.Greater(t, s.Count(t, "SELECT extract(epoch FROM min(again_at) - now())::bigint FROM releases"), before+5,
 		"the retries become less frequent")
 
 	restore()
-	retryReleasesNow(s, t)
+	retryReleasesNow(t, s)
 	for _, want := range []int{2, 0} {
-		released, err = testwork.ReleaseUnits(s, t.Context())
+		released, err = testwork.ReleaseUnits(t.Context(), s)
 		require.NoError(t, err)
 		require.Equal(t, want, released)
 		require.EqualValues(t, 10, s.Left(t, lost))
@@ -89,16 +88,16 @@ func TestReleaseOfEndedSaleCompletesWithoutRedis(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := testshop.NewShop(t, testkit.Pool(t))
-			sale, _ := cancelledOrders(s, t, 2)
+			s := testshop.NewShop(t)
+			sale, _ := cancelledOrders(t, s, 2)
 			s.Lose(t, sale)
-			_, err := testwork.ReleaseUnits(s, t.Context())
+			_, err := testwork.ReleaseUnits(t.Context(), s)
 			require.NoError(t, err)
 			require.EqualValues(t, 2, s.Count(t, testshop.PendingReleases))
 			_, err = s.Pool.Exec(t.Context(), over, sale)
 			require.NoError(t, err)
-			retryReleasesNow(s, t)
-			released, err := testwork.ReleaseUnits(s, t.Context())
+			retryReleasesNow(t, s)
+			released, err := testwork.ReleaseUnits(t.Context(), s)
 			require.NoError(t, err)
 			require.Equal(t, 2, released)
 			require.Zero(t, s.Count(t, testshop.PendingReleases))
@@ -109,16 +108,16 @@ func TestReleaseOfEndedSaleCompletesWithoutRedis(t *testing.T) {
 // Redis has one unit too many, so the last release would exceed the stock.
 func TestReleaseBeyondStockIsRefused(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
-	sale, _ := cancelledOrders(s, t, 3)
+	s := testshop.NewShop(t)
+	sale, _ := cancelledOrders(t, s, 3)
 	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", 1).Err())
-	released, err := testwork.ReleaseUnits(s, t.Context())
+	released, err := testwork.ReleaseUnits(t.Context(), s)
 	require.NoError(t, err)
 	require.Equal(t, 2, released)
 	require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM releases WHERE refusals = 1"))
 	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", -1).Err())
-	retryReleasesNow(s, t)
-	released, err = testwork.ReleaseUnits(s, t.Context())
+	retryReleasesNow(t, s)
+	released, err = testwork.ReleaseUnits(t.Context(), s)
 	require.NoError(t, err)
 	require.Equal(t, 1, released)
 	require.EqualValues(t, 10, s.Left(t, sale))
@@ -127,8 +126,8 @@ func TestReleaseBeyondStockIsRefused(t *testing.T) {
 // The clock of the sale's creator was ahead, so the time in its id is in the future.
 func TestReleaseOfSaleWithFutureID(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
-	sale, _ := cancelledOrders(s, t, 2)
+	s := testshop.NewShop(t)
+	sale, _ := cancelledOrders(t, s, 2)
 	future := sale
 	future[0]++ // half a year
 	rename := func(key func(int, uuid.UUID) string) {
@@ -138,7 +137,7 @@ func TestReleaseOfSaleWithFutureID(t *testing.T) {
 	rename(s.Keys.Buyers)
 	_, err := s.Pool.Exec(t.Context(), "UPDATE releases SET sale_id = $1", future)
 	require.NoError(t, err)
-	released, err := testwork.ReleaseUnits(s, t.Context())
+	released, err := testwork.ReleaseUnits(t.Context(), s)
 	require.NoError(t, err)
 	require.Equal(t, 2, released)
 	require.EqualValues(t, 10, s.Left(t, future))
@@ -160,7 +159,7 @@ func gaugeOf(t testing.TB, from prometheus.Gatherer, name string) float64 {
 
 func TestPendingReleasesAreCounted(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	l := ledger.New(s.Pool)
 	_, err := s.Pool.Exec(t.Context(), `INSERT INTO releases (order_id, sale_id, user_id, quantity)
 		SELECT gen_random_uuid(), gen_random_uuid(), 'ann', 1 FROM generate_series(1, $1)`, ledger.ReleasesCountMax-1)

@@ -26,12 +26,12 @@ import (
 // The workers are stopped and replaced continuously. Each finishes what its predecessor has read and not finished.
 func TestRollingWorkersLoseAndDuplicateNothing(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 2000)
 	done := make(chan struct{})
 	var workers sync.WaitGroup
 	for lane := range 2 {
-		config := testwork.Config(s, t)
+		config := testwork.Config(t, s)
 		config.Consumer, config.BatchMax, config.MinIdle = fmt.Sprintf("worker-%d", lane), 20, 200*time.Millisecond
 		workers.Go(func() {
 			for {
@@ -55,10 +55,10 @@ func TestRollingWorkersLoseAndDuplicateNothing(t *testing.T) {
 	}
 	accepted := s.Crowd(t, sale, 2000)
 	s.AwaitConfirmed(t, accepted)
-	testwork.AwaitRest(s, t)
+	testwork.AwaitRest(t, s)
 	close(done)
 	workers.Wait()
-	require.EqualValues(t, accepted, testshop.SoldOf(t, s.Pool, sale))
+	require.EqualValues(t, accepted, testshop.Sold(t, s.Pool, sale))
 	require.EqualValues(t, accepted, s.Count(t, "SELECT count(*) FROM order_events"))
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM dead_letters"))
 }
@@ -69,7 +69,7 @@ func TestWorkerWaitsForPostgresWithoutDeadLetters(t *testing.T) {
 	sale := s.Open(t, 2000)
 	log := &testshop.CountingLog{}
 	registry := prometheus.NewRegistry()
-	config := testwork.Config(s, t)
+	config := testwork.Config(t, s)
 	config.Logger, config.Registerer = slog.New(log), registry
 	config.BatchMax, config.MaxDeliveries = 10, 1
 	stop := testwork.Work(t, config)
@@ -80,7 +80,7 @@ func TestWorkerWaitsForPostgresWithoutDeadLetters(t *testing.T) {
 	for i := range 1400 {
 		s.Buy(t, sale, fmt.Sprintf("later-%d", i))
 	}
-	failing := func() float64 { return testshop.ValueOf(t, registry, "stampede_worker_failing", "record") }
+	failing := func() float64 { return testshop.Metric(t, registry, "stampede_worker_failing", "record") }
 	testkit.Eventually(t, 30*time.Second, "the metrics show the outage", func() bool { return failing() == 1 })
 	// An outage does not fill the process: it stops reading at a bound.
 	testkit.Eventually(t, 30*time.Second, "the worker has stopped reading", func() bool {
@@ -88,9 +88,9 @@ func TestWorkerWaitsForPostgresWithoutDeadLetters(t *testing.T) {
 	})
 	s.Restart(t, server)
 	s.AwaitConfirmed(t, 1500)
-	testwork.AwaitRest(s, t)
+	testwork.AwaitRest(t, s)
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM dead_letters"))
-	require.EqualValues(t, 1500, testshop.SoldOf(t, s.Pool, sale))
+	require.EqualValues(t, 1500, testshop.Sold(t, s.Pool, sale))
 	require.Zero(t, failing())
 	require.Equal(t, 1, log.Times("cannot record orders in Postgres, trying again"), "an outage is logged once")
 	require.Equal(t, 1, log.Times("can record orders in Postgres again"))
@@ -101,7 +101,7 @@ func TestWorkerStopsPromptlyWithoutPostgres(t *testing.T) {
 	t.Parallel()
 	s, server := testshop.OnOwnPostgres(t)
 	sale := s.Open(t, 100)
-	config := testwork.Config(s, t)
+	config := testwork.Config(t, s)
 	config.MaxDeliveries = 1 // one counted nack would make a dead letter
 	config.DrainTimeout = 2 * time.Minute
 	registry := prometheus.NewRegistry()
@@ -114,7 +114,7 @@ func TestWorkerStopsPromptlyWithoutPostgres(t *testing.T) {
 		s.Buy(t, sale, fmt.Sprintf("later-%d", i))
 	}
 	testkit.Eventually(t, 30*time.Second, "the metrics show the outage", func() bool {
-		return testshop.ValueOf(t, registry, "stampede_worker_failing", "record") == 1
+		return testshop.Metric(t, registry, "stampede_worker_failing", "record") == 1
 	})
 	started := time.Now()
 	stop()
@@ -137,7 +137,7 @@ func TestWorkerStartsWithoutPostgres(t *testing.T) {
 	s.Buy(t, sale, "alice")
 	server.StopImmediate()
 	log := &testshop.CountingLog{}
-	config := testwork.Config(s, t)
+	config := testwork.Config(t, s)
 	config.Logger = slog.New(log)
 	testwork.Work(t, config)
 	testkit.Eventually(t, 30*time.Second, "the log names what the worker waits for", func() bool {

@@ -28,16 +28,16 @@ import (
 
 func TestWorkerFulfillsEveryReservation(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 300)
 	registry := prometheus.NewRegistry()
-	config := testwork.Config(s, t)
+	config := testwork.Config(t, s)
 	config.Registerer = registry
 	stop := testwork.Work(t, config)
 	require.Equal(t, 300, s.Crowd(t, sale, 500))
 	s.AwaitConfirmed(t, 300)
-	testwork.AwaitRest(s, t)
-	require.EqualValues(t, 300, testshop.SoldOf(t, s.Pool, sale))
+	testwork.AwaitRest(t, s)
+	require.EqualValues(t, 300, testshop.Sold(t, s.Pool, sale))
 	require.EqualValues(t, 300, s.Count(t, "SELECT count(*) FROM order_events"))
 	testkit.Eventually(t, 30*time.Second, "handled entries are trimmed, except for one node of the stream", func() bool {
 		return s.Rdb.XLen(t.Context(), s.Keys.Orders(0)).Val() <= 100
@@ -45,11 +45,11 @@ func TestWorkerFulfillsEveryReservation(t *testing.T) {
 	testkit.Eventually(t, 30*time.Second, "all locks of users are released", func() bool {
 		return len(s.Rdb.Keys(t.Context(), s.Keys.Prefix+":*:lock:*").Val()) == 0
 	})
-	require.EqualValues(t, 300, testshop.ValueOf(t, registry, "stampede_locks_total", "acquired"))
+	require.EqualValues(t, 300, testshop.Metric(t, registry, "stampede_locks_total", "acquired"))
 	testkit.Eventually(t, testshop.Soon, "all releases are counted, which follows the answer of Redis", func() bool {
-		return testshop.ValueOf(t, registry, "stampede_locks_total", "released") == 300
+		return testshop.Metric(t, registry, "stampede_locks_total", "released") == 300
 	})
-	require.Zero(t, testshop.ValueOf(t, registry, "stampede_locks_total", "lost"))
+	require.Zero(t, testshop.Metric(t, registry, "stampede_locks_total", "lost"))
 	require.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(`
 # HELP stampede_orders_total Orders by outcome. Workers count confirmed, rejected, voided and expired ones, and `+
 		`deliveries that were duplicate (recorded before) or unusable; ingresses count paid and cancelled ones.
@@ -66,9 +66,9 @@ stampede_orders_total{outcome="voided"} 0
 
 func TestWorkerRejectsWrongSchema(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	require.NoError(t, sql.Down(t.Context(), testkit.DatabaseURL(t)))
-	worker, err := fulfillment.NewWorker(testwork.Config(s, t))
+	worker, err := fulfillment.NewWorker(testwork.Config(t, s))
 	require.NoError(t, err)
 	err = worker.Run(t.Context())
 	require.ErrorIs(t, err, sql.ErrNotMigrated)
@@ -77,15 +77,15 @@ func TestWorkerRejectsWrongSchema(t *testing.T) {
 
 func TestWorkerRejectsSecondOrderAndReleasesUnit(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 10)
-	testwork.Work(t, testwork.Config(s, t))
+	testwork.Work(t, testwork.Config(t, s))
 	first := s.Buy(t, sale, "alice")
 	s.AwaitConfirmed(t, 1)
 	// Redis loses the buyer, as after it was set back.
 	require.NoError(t, s.Rdb.HDel(t.Context(), s.Keys.Buyers(0, sale), "alice").Err())
 	second := s.Buy(t, sale, "alice")
-	testwork.AwaitRest(s, t)
+	testwork.AwaitRest(t, s)
 	o, err := ledger.New(s.Pool).Order(t.Context(), second)
 	require.NoError(t, err)
 	require.Equal(t, order.StatusRejected, o.Status)
@@ -93,25 +93,25 @@ func TestWorkerRejectsSecondOrderAndReleasesUnit(t *testing.T) {
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderRejected"}, testshop.History(t, s.Pool, second))
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed"}, testshop.History(t, s.Pool, first))
 	require.Equal(t, "9", s.Rdb.HGet(t.Context(), s.Keys.Sale(0, sale), "left").Val(), "one unit is sold")
-	require.EqualValues(t, 1, testshop.SoldOf(t, s.Pool, sale))
+	require.EqualValues(t, 1, testshop.Sold(t, s.Pool, sale))
 }
 
 func TestWorkerRejectsOrdersBeyondStockInSaleOrder(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 100)
 	require.Equal(t, 100, s.Crowd(t, sale, 100))
 	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET stock = 37 WHERE id = $1", sale)
 	require.NoError(t, err)
 	// Messages may be handled in any order, so all orders are in one, the latest first.
-	events := testwork.Events(s, t)
+	events := s.Events(t, 0)
 	slices.SortFunc(events, func(x, y order.OrderReserved) int { return cmp.Compare(y.Sequence, x.Sequence) })
 	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Orders(0)).Err())
 	require.NoError(t, s.Rdb.XAdd(t.Context(),
 		&redis.XAddArgs{Stream: s.Keys.Orders(0), Values: stream.Values(events...)}).Err())
-	testwork.Work(t, testwork.Config(s, t))
-	testwork.AwaitRest(s, t)
-	require.EqualValues(t, 37, testshop.SoldOf(t, s.Pool, sale))
+	testwork.Work(t, testwork.Config(t, s))
+	testwork.AwaitRest(t, s)
+	require.EqualValues(t, 37, testshop.Sold(t, s.Pool, sale))
 	require.EqualValues(t, 37, s.Count(t, testshop.ConfirmedOrders+" AND sequence <= 37"),
 		"the first orders are confirmed")
 	require.EqualValues(t, 63,
@@ -123,16 +123,16 @@ func TestWorkerRejectsOrdersBeyondStockInSaleOrder(t *testing.T) {
 
 func TestWorkerFinishesRejectionAfterCrash(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 10)
 	o := s.Buy(t, sale, "alice")
-	event := testwork.Events(s, t)[0]
+	event := s.Events(t, 0)[0]
 	// The worker crashed after the commit, before the unit was released.
 	_, err := ledger.New(s.Pool).Refuse(t.Context(), []order.OrderReserved{event}, order.RejectedSoldOut)
 	require.NoError(t, err)
 
-	testwork.Work(t, testwork.Config(s, t))
-	testwork.AwaitRest(s, t)
+	testwork.Work(t, testwork.Config(t, s))
+	testwork.AwaitRest(t, s)
 	require.Equal(t, "10", s.Rdb.HGet(t.Context(), s.Keys.Sale(0, sale), "left").Val())
 	require.False(t, s.Rdb.HExists(t.Context(), s.Keys.Buyers(0, sale), "alice").Val())
 	require.Len(t, testshop.History(t, s.Pool, o), 2)
@@ -140,9 +140,9 @@ func TestWorkerFinishesRejectionAfterCrash(t *testing.T) {
 
 func TestWorkerDeadLettersUnusableEntries(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 100)
-	config := testwork.Config(s, t)
+	config := testwork.Config(t, s)
 	config.MaxDeliveries = 2
 	key := s.Keys.Orders(0)
 	s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: key, Values: []any{"foo", "bar"}})
@@ -160,7 +160,7 @@ func TestWorkerDeadLettersUnusableEntries(t *testing.T) {
 
 	testwork.Work(t, config)
 	s.AwaitConfirmed(t, 20)
-	testwork.AwaitRest(s, t)
+	testwork.AwaitRest(t, s)
 	letters, err := deadletter.NewStore(s.Pool, s.Rdb, s.Store).List(t.Context(), deadletter.StatusParked, 50)
 	require.NoError(t, err)
 	wholes, reasons := 0, ""
@@ -178,24 +178,24 @@ func TestWorkerDeadLettersUnusableEntries(t *testing.T) {
 // An order that contradicts the ledger is stored alone; the rest of its entry is recorded.
 func TestWorkerDeadLettersOnlyTheFaultyOrderOfAnEntry(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 100)
-	events := testshop.CrowdOf(sale, 20)
+	events := testshop.ReservedCrowd(sale, 20)
 	contradicted := events[7]
 	contradicted.UserID = "another"
 	_, err := ledger.New(s.Pool).Record(t.Context(), []order.OrderReserved{contradicted})
 	require.NoError(t, err)
-	config := testwork.Config(s, t)
+	config := testwork.Config(t, s)
 	config.MaxDeliveries, config.BatchMax = 2, 6 // the entry takes several batches
 	key := s.Keys.Orders(0)
 	s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: key, Values: stream.Values(events...)})
 	testwork.Work(t, config)
-	testwork.AwaitRest(s, t)
+	testwork.AwaitRest(t, s)
 
 	// Redis lacks the order that Postgres has, so the sale may be rebuilt meanwhile, which voids some.
 	require.EqualValues(t, 19, s.Count(t, "SELECT count(*) FROM orders WHERE user_id LIKE 'user-%'"))
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
-	letter := testwork.OnlyLetter(s, t, letters)
+	letter := testwork.OnlyLetter(t, s, letters)
 	require.Equal(t, events[7].OrderID, letter.OrderID)
 	require.Contains(t, letter.Reason, "contradicts the ledger")
 	held, err := deadletter.OrdersOf(letter.Entry)
@@ -205,21 +205,21 @@ func TestWorkerDeadLettersOnlyTheFaultyOrderOfAnEntry(t *testing.T) {
 
 func TestWorkerDefersLockedUsers(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 10)
 	other, busy, err := lock.New(s.Rdb).TryEach(t.Context(), []string{s.Keys.Lock(0, "alice")}, lock.For(30*time.Second))
 	require.NoError(t, err)
 	require.Empty(t, busy)
 	deferred := s.Buy(t, sale, "alice")
 	s.Buy(t, sale, "bob")
-	config, registry := testwork.Config(s, t), prometheus.NewRegistry()
+	config, registry := testwork.Config(t, s), prometheus.NewRegistry()
 	config.Registerer = registry
 	testwork.Work(t, config)
 	s.AwaitConfirmed(t, 1)
 	_, err = ledger.New(s.Pool).Order(t.Context(), deferred)
 	require.ErrorIs(t, err, order.ErrNotFound)
 	testkit.Eventually(t, 30*time.Second, "the order of alice is deferred", func() bool {
-		return testshop.ValueOf(t, registry, "stampede_locks_total", "busy") > 0
+		return testshop.Metric(t, registry, "stampede_locks_total", "busy") > 0
 	})
 	require.NoError(t, other.Release(t.Context()))
 	s.AwaitConfirmed(t, 2)

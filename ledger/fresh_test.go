@@ -67,8 +67,8 @@ func TestLedgerFastPathWritesSameRows(t *testing.T) {
 		require.Equal(t, Outcome{Event: twoSteps[i], Status: order.StatusConfirmed, Fresh: true}, out)
 	}
 
-	require.EqualValues(t, 12, testshop.SoldOf(t, pool, plain))
-	require.EqualValues(t, 8, testshop.SoldOf(t, pool, timed))
+	require.EqualValues(t, 12, testshop.Sold(t, pool, plain))
+	require.EqualValues(t, 8, testshop.Sold(t, pool, timed))
 	require.EqualValues(t, 22, testshop.QueryInt(t, pool, "SELECT last_sequence FROM sales WHERE id = $1", timed))
 	for i := range oneStep {
 		require.JSONEq(t, written(t, pool, oneStep[i]), written(t, pool, twoSteps[i]), "event %d", i)
@@ -118,7 +118,7 @@ func TestLedgerFallsBackForBatchThatIsNotFresh(t *testing.T) {
 			holder.Epoch = 2
 			_, err := ledger.Record(t.Context(), []order.OrderReserved{holder})
 			require.NoError(t, err)
-			events := testshop.CrowdOf(sale, 5)
+			events := testshop.ReservedCrowd(sale, 5)
 			for i := range events {
 				events[i].Epoch = 2
 			}
@@ -134,7 +134,7 @@ func TestLedgerFallsBackForBatchThatIsNotFresh(t *testing.T) {
 				require.Equal(t, want, out.Status, "event %d", i)
 				require.Equal(t, want != "", out.Fresh, "event %d", i)
 			}
-			require.EqualValues(t, 5, testshop.SoldOf(t, pool, sale))
+			require.EqualValues(t, 5, testshop.Sold(t, pool, sale))
 			require.EqualValues(t, 5, testshop.QueryInt(t, pool, "SELECT count(*) FROM orders WHERE status = 'confirmed'"))
 			require.Zero(t, testshop.QueryInt(t, pool,
 				"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in transaction%'"))

@@ -69,7 +69,7 @@ func TestFirstHeartbeatAfterOutageExtendsDeadlines(t *testing.T) {
 	before := testshop.QueryInt(t, pool, outages)
 	var deadlines []time.Time
 	for _, id := range orders {
-		deadlines = append(deadlines, testwork.OrderOfID(t, pool, id).ExpiresAt)
+		deadlines = append(deadlines, testwork.Order(t, pool, id).ExpiresAt)
 	}
 
 	// All ingresses come back at the same time. One of them records the outage, and the others send their
@@ -111,12 +111,12 @@ func TestFirstHeartbeatAfterOutageExtendsDeadlines(t *testing.T) {
 	require.Greater(t, outage, 60*time.Second)
 	require.Less(t, outage, 120*time.Second)
 
-	after := func(i int) time.Time { return testwork.OrderOfID(t, pool, orders[i]).ExpiresAt }
+	after := func(i int) time.Time { return testwork.Order(t, pool, orders[i]).ExpiresAt }
 	for _, i := range []int{0, 1, 2, 4} {
 		require.Equal(t, deadlines[i].Add(outage), after(i))
 	}
 	require.Zero(t, after(3), "a paid order has no deadline")
-	require.Zero(t, testwork.OrderOfID(t, pool, final).ExpiresAt)
+	require.Zero(t, testwork.Order(t, pool, final).ExpiresAt)
 
 	_, err = l.Pay(t.Context(), orders[0], "user-1", "pi_1")
 	require.NoError(t, err)
@@ -125,7 +125,7 @@ func TestFirstHeartbeatAfterOutageExtendsDeadlines(t *testing.T) {
 	_, n, err := ledger.NewExpirer(l, testkit.Logger(t)).ExpireSome(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
-	require.Equal(t, order.StatusExpired, testwork.OrderOfID(t, pool, orders[2]).Status)
+	require.Equal(t, order.StatusExpired, testwork.Order(t, pool, orders[2]).Status)
 }
 
 func TestMissedHeartbeatsAreNoOutage(t *testing.T) {
@@ -133,19 +133,19 @@ func TestMissedHeartbeatsAreNoOutage(t *testing.T) {
 	pool := testkit.Pool(t)
 	testwork.Heartbeat(t, pool)
 	id := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 1)[0]
-	deadline := testwork.OrderOfID(t, pool, id).ExpiresAt
+	deadline := testwork.Order(t, pool, id).ExpiresAt
 	before := testshop.QueryInt(t, pool, outages)
 	setHeartbeatBack(t, pool, "3 s")
 	require.Zero(t, testwork.Heartbeat(t, pool))
 	require.Equal(t, before, testshop.QueryInt(t, pool, outages))
-	require.Equal(t, deadline, testwork.OrderOfID(t, pool, id).ExpiresAt)
+	require.Equal(t, deadline, testwork.Order(t, pool, id).ExpiresAt)
 	require.Less(t, testshop.QueryInt(t, pool, "SELECT extract(epoch FROM now() - seen_at)::bigint FROM pulse"), int64(3),
 		"the heartbeat was recorded")
 
 	setHeartbeatBack(t, pool, "6 s")
 	outage := testwork.Heartbeat(t, pool)
 	require.Greater(t, outage, 6*time.Second)
-	require.WithinDuration(t, deadline.Add(outage), testwork.OrderOfID(t, pool, id).ExpiresAt, time.Millisecond)
+	require.WithinDuration(t, deadline.Add(outage), testwork.Order(t, pool, id).ExpiresAt, time.Millisecond)
 }
 
 // An outage is recorded in one row, so locked orders neither prevent nor repeat that.
@@ -154,7 +154,7 @@ func TestOutageIsRecordedOnceWhileOrdersAreLocked(t *testing.T) {
 	pool := testkit.Pool(t)
 	testwork.Heartbeat(t, pool)
 	orders := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 3)
-	deadline := testwork.OrderOfID(t, pool, orders[0]).ExpiresAt
+	deadline := testwork.Order(t, pool, orders[0]).ExpiresAt
 	before := testshop.QueryInt(t, pool, outages)
 	setHeartbeatBack(t, pool, "60 s")
 	paying, err := pool.Begin(t.Context())
@@ -172,7 +172,7 @@ func TestOutageIsRecordedOnceWhileOrdersAreLocked(t *testing.T) {
 	require.NoError(t, paying.Rollback(t.Context()))
 	require.Zero(t, testwork.Heartbeat(t, pool))
 	require.Equal(t, before+1, testshop.QueryInt(t, pool, outages))
-	require.WithinDuration(t, deadline.Add(outage), testwork.OrderOfID(t, pool, orders[0]).ExpiresAt, time.Millisecond)
+	require.WithinDuration(t, deadline.Add(outage), testwork.Order(t, pool, orders[0]).ExpiresAt, time.Millisecond)
 }
 
 // Recording an outage changes no order, however many there are.
@@ -215,7 +215,7 @@ func TestOrderConfirmedDuringOutageGetsWholeWindow(t *testing.T) {
 	id := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 1)[0]
 	testwork.Heartbeat(t, pool)
 	_, ended := lastOutage(t, pool)
-	require.Equal(t, ended.Add(testshop.PaymentWindow), testwork.OrderOfID(t, pool, id).ExpiresAt)
+	require.Equal(t, ended.Add(testshop.PaymentWindow), testwork.Order(t, pool, id).ExpiresAt)
 }
 
 func TestConsecutiveOutagesAddUp(t *testing.T) {
@@ -226,8 +226,8 @@ func TestConsecutiveOutagesAddUp(t *testing.T) {
 	orders := testwork.Confirm(t, pool, sale, 3)
 	expiresIn(t, pool, orders[1], "45 s")
 	deadlines := []time.Time{
-		testwork.OrderOfID(t, pool, orders[0]).ExpiresAt,
-		testwork.OrderOfID(t, pool, orders[1]).ExpiresAt,
+		testwork.Order(t, pool, orders[0]).ExpiresAt,
+		testwork.Order(t, pool, orders[1]).ExpiresAt,
 	}
 	expiresIn(t, pool, orders[2], "-3 h")
 	var lost time.Duration
@@ -237,7 +237,7 @@ func TestConsecutiveOutagesAddUp(t *testing.T) {
 		require.NotZero(t, outage)
 		lost += outage
 		for i, deadline := range deadlines {
-			require.WithinDuration(t, deadline.Add(lost), testwork.OrderOfID(t, pool, orders[i]).ExpiresAt, time.Millisecond)
+			require.WithinDuration(t, deadline.Add(lost), testwork.Order(t, pool, orders[i]).ExpiresAt, time.Millisecond)
 		}
 	}
 	l := ledger.New(pool)
@@ -245,7 +245,7 @@ func TestConsecutiveOutagesAddUp(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
 	require.Equal(
-		t, order.StatusExpired, testwork.OrderOfID(t, pool, orders[2]).Status, "it was overdue before the outages",
+		t, order.StatusExpired, testwork.Order(t, pool, orders[2]).Status, "it was overdue before the outages",
 	)
 	require.EqualValues(
 		t, 1, testshop.QueryInt(
@@ -255,11 +255,11 @@ func TestConsecutiveOutagesAddUp(t *testing.T) {
 
 	// An order that is confirmed between two outages is postponed by the second one only.
 	between := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 1)[0]
-	deadline := testwork.OrderOfID(t, pool, between).ExpiresAt
+	deadline := testwork.Order(t, pool, between).ExpiresAt
 	require.WithinDuration(t, time.Now().Add(testshop.PaymentWindow), deadline, time.Minute)
 	setHeartbeatBack(t, pool, "2 h")
 	outage := testwork.Heartbeat(t, pool)
-	require.WithinDuration(t, deadline.Add(outage), testwork.OrderOfID(t, pool, between).ExpiresAt, time.Millisecond)
+	require.WithinDuration(t, deadline.Add(outage), testwork.Order(t, pool, between).ExpiresAt, time.Millisecond)
 }
 
 // moveClock moves the clock of Postgres, forward or back, as time and settings of the clock do: what is stored of it
@@ -283,13 +283,13 @@ func TestClockSetBackKeepsTimeToPay(t *testing.T) {
 		"otherwise the next outage would not be detected")
 	require.Zero(t, testwork.Heartbeat(t, pool))
 	for _, id := range []uuid.UUID{orders[0], late} {
-		require.WithinDuration(t, time.Now().Add(testshop.PaymentWindow), testwork.OrderOfID(t, pool, id).ExpiresAt,
+		require.WithinDuration(t, time.Now().Add(testshop.PaymentWindow), testwork.Order(t, pool, id).ExpiresAt,
 			time.Minute)
 	}
 	_, n, err := ledger.NewExpirer(ledger.New(pool), testkit.Logger(t)).ExpireSome(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
-	require.Equal(t, order.StatusConfirmed, testwork.OrderOfID(t, pool, orders[0]).Status)
+	require.Equal(t, order.StatusConfirmed, testwork.Order(t, pool, orders[0]).Status)
 
 	setHeartbeatBack(t, pool, "60 s")
 	require.Greater(t, testwork.Heartbeat(t, pool), 60*time.Second, "a later outage is recorded")
@@ -376,17 +376,17 @@ func TestHeartbeatInsertsMissingRow(t *testing.T) {
 	sale := testshop.NewPayableSale(t, pool, 10)
 	orders := testwork.Confirm(t, pool, sale, 2)
 	expiresIn(t, pool, orders[1], "-1 h")
-	deadline := testwork.OrderOfID(t, pool, orders[0]).ExpiresAt
+	deadline := testwork.Order(t, pool, orders[0]).ExpiresAt
 	_, err := pool.Exec(t.Context(), "DELETE FROM pulse")
 	require.NoError(t, err)
 
-	require.Equal(t, deadline, testwork.OrderOfID(t, pool, orders[0]).ExpiresAt, "the order is returned without the row")
+	require.Equal(t, deadline, testwork.Order(t, pool, orders[0]).ExpiresAt, "the order is returned without the row")
 	listed, _, err := l.ListOrders(t.Context(), order.Filter{User: "user-1"}, uuid.Nil, 10)
 	require.NoError(t, err)
 	require.Len(t, listed, 1)
 	require.Equal(t, deadline, listed[0].ExpiresAt)
 	later := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 1)[0]
-	require.WithinDuration(t, time.Now().Add(testshop.PaymentWindow), testwork.OrderOfID(t, pool, later).ExpiresAt,
+	require.WithinDuration(t, time.Now().Add(testshop.PaymentWindow), testwork.Order(t, pool, later).ExpiresAt,
 		time.Minute)
 	_, n, err := ledger.NewExpirer(l, testkit.Logger(t)).ExpireSome(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
@@ -395,13 +395,13 @@ func TestHeartbeatInsertsMissingRow(t *testing.T) {
 	require.Zero(t, testwork.Heartbeat(t, pool))
 	require.EqualValues(t, 1, testshop.QueryInt(t, pool,
 		"SELECT count(*) FROM pulse WHERE lost = (SELECT sum(ended_at - began_at) FROM outages)"))
-	require.Equal(t, deadline, testwork.OrderOfID(t, pool, orders[0]).ExpiresAt)
+	require.Equal(t, deadline, testwork.Order(t, pool, orders[0]).ExpiresAt)
 	_, err = l.Pay(t.Context(), orders[0], "user-1", "pi_1")
 	require.NoError(t, err)
 	_, n, err = ledger.NewExpirer(l, testkit.Logger(t)).ExpireSome(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
-	require.Equal(t, order.StatusExpired, testwork.OrderOfID(t, pool, orders[1]).Status)
+	require.Equal(t, order.StatusExpired, testwork.Order(t, pool, orders[1]).Status)
 }
 
 func TestHeartbeatDoesNotWaitForAnother(t *testing.T) {

@@ -36,7 +36,7 @@ func TestLedgerConfirmsOrderWithFieldsOfEvent(t *testing.T) {
 		Status: order.StatusConfirmed, Version: 2, ReservedAt: event.ReservedAt, UpdatedAt: o.UpdatedAt,
 	}, o)
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed"}, testshop.History(t, pool, event.OrderID))
-	require.EqualValues(t, 3, testshop.SoldOf(t, pool, sale))
+	require.EqualValues(t, 3, testshop.Sold(t, pool, sale))
 	require.EqualValues(t, 1, testshop.QueryInt(t, pool,
 		`SELECT count(*) FROM order_events WHERE version = 2 AND data = '{"sequence": 7, "epoch": 1}' AND reserved_at = $1`,
 		event.ReservedAt))
@@ -66,7 +66,7 @@ func TestLedgerRepeatReturnsFirstOutcome(t *testing.T) {
 			require.Equal(t, first[i].Reason, out.Reason)
 		}
 	}
-	require.EqualValues(t, 3, testshop.SoldOf(t, pool, sale))
+	require.EqualValues(t, 3, testshop.Sold(t, pool, sale))
 	require.EqualValues(t, 4, testshop.QueryInt(t, pool, "SELECT count(*) FROM order_events"))
 }
 
@@ -82,7 +82,7 @@ func TestLedgerRecordsDuplicateInBatchOnce(t *testing.T) {
 	require.Equal(t, Outcome{Event: event, Status: order.StatusConfirmed, Fresh: true}, outcomes[0])
 	require.Equal(t, Outcome{Event: event, Status: order.StatusConfirmed}, outcomes[1])
 	require.ErrorIs(t, outcomes[2].Err, ErrContradiction)
-	require.EqualValues(t, 1, testshop.SoldOf(t, pool, sale))
+	require.EqualValues(t, 1, testshop.Sold(t, pool, sale))
 }
 
 func TestLedgerRecordsOtherEventsOfBatchWithUnknownSale(t *testing.T) {
@@ -124,11 +124,11 @@ func TestLedgerNeverExceedsStock(t *testing.T) {
 	pool := testkit.Pool(t)
 	ledger := New(pool)
 	sale := testshop.NewSale(t, pool, 2)
-	_, err := ledger.Record(t.Context(), testshop.CrowdOf(sale, 3))
+	_, err := ledger.Record(t.Context(), testshop.ReservedCrowd(sale, 3))
 	require.ErrorIs(t, err, errOversold)
 	require.Equal(t, oversold, FaultOf(err))
 	require.Zero(t, testshop.QueryInt(t, pool, "SELECT count(*) FROM order_events"), "all or nothing")
-	require.Zero(t, testshop.SoldOf(t, pool, sale))
+	require.Zero(t, testshop.Sold(t, pool, sale))
 }
 
 func TestLedgerRejectionKeepsSaleUnchanged(t *testing.T) {
@@ -150,7 +150,7 @@ func TestLedgerRejectionKeepsSaleUnchanged(t *testing.T) {
 		require.True(t, out.Fresh)
 	}
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderRejected"}, testshop.History(t, pool, refused.OrderID))
-	require.EqualValues(t, 1, testshop.SoldOf(t, pool, sale))
+	require.EqualValues(t, 1, testshop.Sold(t, pool, sale))
 }
 
 func TestConcurrentLedgersNeverExceedStock(t *testing.T) {
@@ -173,7 +173,7 @@ func TestConcurrentLedgersNeverExceedStock(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	require.EqualValues(t, stock, testshop.SoldOf(t, pool, sale))
+	require.EqualValues(t, stock, testshop.Sold(t, pool, sale))
 	require.EqualValues(t, stock, testshop.QueryInt(t, pool, "SELECT count(*) FROM orders WHERE status = 'confirmed'"))
 }
 
@@ -182,7 +182,7 @@ func TestLedgerErrorLeavesNoTransactionOpen(t *testing.T) {
 	pool := testkit.Pool(t)
 	sale := testshop.NewSale(t, pool, 1)
 	for range 20 {
-		_, err := New(pool).Record(t.Context(), testshop.CrowdOf(sale, 2))
+		_, err := New(pool).Record(t.Context(), testshop.ReservedCrowd(sale, 2))
 		require.ErrorIs(t, err, errOversold)
 	}
 	require.EqualValues(t, 1, pool.Stat().NewConnsCount(), "a failed batch does not close its connection")
@@ -203,7 +203,7 @@ func BenchmarkLedger(b *testing.B) {
 			for w := range workers {
 				wg.Go(func() {
 					for i := w; i < b.N; i += workers {
-						events := testshop.CrowdOf(sale, size)
+						events := testshop.ReservedCrowd(sale, size)
 						for j := range events {
 							events[j].UserID = fmt.Sprintf("user-%d-%d", i, j)
 						}

@@ -34,7 +34,7 @@ func TestFindByReceiptReturnsRecordedOrVoidedOrder(t *testing.T) {
 	require.NoError(t, err)
 	confirmed, err := l.FindByReceipt(t.Context(), receiptOf(here))
 	require.NoError(t, err)
-	require.Equal(t, testwork.OrderOfID(t, pool, here.OrderID), confirmed)
+	require.Equal(t, testwork.Order(t, pool, here.OrderID), confirmed)
 	_, err = l.FindByReceipt(t.Context(), receiptOf(lost))
 	require.ErrorIs(t, err, order.ErrNotFound)
 
@@ -161,7 +161,7 @@ func TestFindOrdersReturnsRecordedOrders(t *testing.T) {
 	require.Len(t, orders, 3)
 	for _, o := range orders {
 		require.Contains(t, ids, o.ID)
-		require.Equal(t, testwork.OrderOfID(t, pool, o.ID), o)
+		require.Equal(t, testwork.Order(t, pool, o.ID), o)
 		require.False(t, o.ExpiresAt.Before(time.Now()))
 	}
 	orders, err = ledger.New(pool).FindOrders(t.Context(), nil)

@@ -49,7 +49,7 @@ func TestOutcomesOfEveryChangeArePublished(t *testing.T) {
 		require.Equal(t, [][]order.OrderOutcome{want}, published(t, rdb, keys))
 		require.NoError(t, rdb.Del(t.Context(), keys.Outcomes(0)).Err())
 	}
-	events := testshop.CrowdOf(sale, 2)
+	events := testshop.ReservedCrowd(sale, 2)
 	again := testshop.Reserved(sale, events[0].UserID, 3)
 	unknown := testshop.Reserved(uuid.New(), "stranger", 1)
 	_, err := l.Record(t.Context(), append(events, again, unknown))
@@ -83,7 +83,7 @@ func TestOutcomesOfEveryChangeArePublished(t *testing.T) {
 	require.NoError(t, err)
 	requirePublished(paid)
 
-	late := testshop.CrowdOf(sale, 1)
+	late := testshop.ReservedCrowd(sale, 1)
 	late[0].UserID = "slow"
 	_, err = l.Record(t.Context(), late)
 	require.NoError(t, err)
@@ -98,7 +98,7 @@ func TestOutcomesOfEveryChangeArePublished(t *testing.T) {
 	require.Zero(t, testutil.ToFloat64(o.Dropped()))
 
 	// A ledger without outcomes publishes nothing.
-	_, err = ledger.New(pool).Record(t.Context(), testshop.CrowdOf(testshop.NewSale(t, pool, 1), 1))
+	_, err = ledger.New(pool).Record(t.Context(), testshop.ReservedCrowd(testshop.NewSale(t, pool, 1), 1))
 	require.NoError(t, err)
 }
 
@@ -143,7 +143,7 @@ func TestFullOutcomeQueueDropsMessages(t *testing.T) {
 	}
 	require.EqualValues(t, ledger.OutcomesQueued, testutil.ToFloat64(o.Dropped()),
 		"those that did not fit into the queue")
-	_, err = l.Record(t.Context(), testshop.CrowdOf(testshop.NewSale(t, pool, 10), 3))
+	_, err = l.Record(t.Context(), testshop.ReservedCrowd(testshop.NewSale(t, pool, 10), 3))
 	require.NoError(t, err)
 	stop := run()
 	testkit.Eventually(t, 30*time.Second, "all are dropped",
@@ -172,13 +172,13 @@ func TestOutcomeStreamIsBounded(t *testing.T) {
 // A worker publishes one message per batch, all of them before it stops.
 func TestWorkerPublishesOneMessagePerBatch(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 100)
 	var want []uuid.UUID
 	for n := range 100 {
 		want = append(want, s.Buy(t, sale, fmt.Sprintf("user-%d", n)))
 	}
-	stop := testwork.Work(t, testwork.Config(s, t))
+	stop := testwork.Work(t, testwork.Config(t, s))
 	s.AwaitConfirmed(t, 100)
 	stop()
 	var got []uuid.UUID

@@ -40,7 +40,7 @@ func BenchmarkPositionIndex(b *testing.B) {
 		began := testshop.QueryInt(b, pool, "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn")
 		cpu = -cpuOf(b, server.Pid())
 		for range batches {
-			events := testshop.CrowdOf(sale, size)
+			events := testshop.ReservedCrowd(sale, size)
 			for j := range events {
 				events[j].UserID = fmt.Sprintf("user-%d-%d", next, j)
 			}

@@ -25,7 +25,7 @@ func TestOrderDoesNotExpireDuringPostgresOutage(t *testing.T) {
 	t.Parallel()
 	s, server := testshop.OnOwnPostgres(t)
 	sale := s.OpenPayable(t, 10)
-	stop := testwork.Work(t, testwork.Config(s, t))
+	stop := testwork.Work(t, testwork.Config(t, s))
 	punctual, unlucky, absent := s.Buy(t, sale, "ann"), s.Buy(t, sale, "bob"), s.Buy(t, sale, "cid")
 	s.AwaitConfirmed(t, 3)
 	testwork.Heartbeat(t, s.Pool) // there was no heartbeat since the migration
@@ -55,12 +55,12 @@ func TestOrderDoesNotExpireDuringPostgresOutage(t *testing.T) {
 	_, err = ledger.New(s.Pool).Pay(t.Context(), unlucky, "bob", "pi_2")
 	require.NoError(t, err)
 	require.Zero(t, s.Count(t, testshop.ExpiredOrders))
-	remaining := time.Until(testwork.OrderOfID(t, s.Pool, absent).ExpiresAt)
+	remaining := time.Until(testwork.Order(t, s.Pool, absent).ExpiresAt)
 	require.Positive(t, remaining)
 	testkit.Eventually(t, 20*time.Second, "an order that is not paid in the remaining time expires", func() bool {
 		return s.Count(t, testshop.ExpiredOrders) == 1
 	})
-	require.Equal(t, order.StatusExpired, testwork.OrderOfID(t, s.Pool, absent).Status)
+	require.Equal(t, order.StatusExpired, testwork.Order(t, s.Pool, absent).Status)
 	testkit.Eventually(t, 20*time.Second, "its unit is released", func() bool { return s.Left(t, sale) == 8 })
 	cancel()
 	require.NoError(t, heartbeats.Wait())
@@ -68,5 +68,5 @@ func TestOrderDoesNotExpireDuringPostgresOutage(t *testing.T) {
 	require.Equal(t, 1, log.Times("buyers could not pay for a while: deadlines are postponed"))
 	require.Equal(t, 2, log.Times("cannot record a heartbeat in Postgres, trying again"))
 	stop()
-	require.False(t, testwork.Audit(s, t, sale).Broken(), testwork.TextOf(t, testwork.Audit(s, t, sale)))
+	testwork.RequireUnbroken(t, s, sale)
 }

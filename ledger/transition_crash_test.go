@@ -31,12 +31,12 @@ func TestUnitIsReleasedOnceAfterWorkerCrash(t *testing.T) {
 			t.Run(fmt.Sprintf("%s:%d", point, pass), func(t *testing.T) {
 				t.Parallel()
 				const stock, buyers = 20, 10
-				s := testshop.NewShop(t, testkit.Pool(t))
+				s := testshop.NewShop(t)
 				sales := []uuid.UUID{s.OpenPayable(t, stock), s.OpenPayable(t, stock)}
 				var overdue []uuid.UUID
 				for _, sale := range sales {
 					require.Equal(t, buyers, s.Crowd(t, sale, buyers))
-					for _, out := range testwork.Fulfil(s, t) {
+					for _, out := range testwork.Fulfil(t, s) {
 						switch id, user := out.Event.OrderID, out.Event.UserID; user {
 						case "user-0":
 							_, err := ledger.New(s.Pool).Pay(t.Context(), id, user, "pi")
@@ -51,13 +51,12 @@ func TestUnitIsReleasedOnceAfterWorkerCrash(t *testing.T) {
 				}
 				testwork.EndWindow(t, s.Pool, overdue...)
 
-				victim := s.Process(t)
+				victim := s.Process(t, "worker")
 				victim.Setenv(crashpoint.Env, fmt.Sprintf("%s:%d", point, pass))
 				victim.Start()
 				victim.WaitKilled(30 * time.Second)
 				// At any point the audit finds nothing, and a buyer whose order has ended can buy again.
-				report := testwork.Audit(s, t, uuid.Nil)
-				require.False(t, report.Broken(), testwork.TextOf(t, report))
+				testwork.RequireUnbroken(t, s, uuid.Nil)
 				bought := map[string]bool{}
 				buy := func() {
 					for i, sale := range sales {
@@ -74,7 +73,7 @@ func TestUnitIsReleasedOnceAfterWorkerCrash(t *testing.T) {
 				}
 				buy()
 
-				successor := s.Process(t)
+				successor := s.Process(t, "worker")
 				successor.Start()
 				testkit.Eventually(t, 30*time.Second, "all units are released", func() bool {
 					return s.Count(t, testshop.ExpiredOrders) == int64(len(overdue)) && s.Count(t, testshop.PendingReleases) == 0
@@ -91,14 +90,13 @@ func TestUnitIsReleasedOnceAfterWorkerCrash(t *testing.T) {
 				buy()
 				require.Len(t, bought, 2*(buyers-1), "every buyer whose order ended can buy again")
 				s.AwaitConfirmed(t, len(bought))
-				testwork.AwaitRest(s, t)
+				testwork.AwaitRest(t, s)
 				for _, sale := range sales {
 					require.EqualValues(t, stock-buyers, s.Left(t, sale))
-					require.EqualValues(t, buyers, testshop.SoldOf(t, s.Pool, sale))
+					require.EqualValues(t, buyers, testshop.Sold(t, s.Pool, sale))
 				}
 				require.Zero(t, s.Count(t, testshop.BrokenLogs))
-				report = testwork.Audit(s, t, uuid.Nil)
-				require.False(t, report.Broken(), testwork.TextOf(t, report))
+				testwork.RequireUnbroken(t, s, uuid.Nil)
 				require.True(t, successor.Stop().Success())
 			})
 		}

@@ -32,11 +32,11 @@ type racedSale struct {
 
 func newRacedSale(t *testing.T) *racedSale {
 	t.Helper()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	r := &racedSale{Shop: s, sale: s.OpenPayable(t, races), ledger: ledger.New(s.Pool)}
 	require.Equal(t, races, s.Crowd(t, r.sale, races))
-	for _, out := range testwork.Fulfil(s, t) {
-		r.orders = append(r.orders, testwork.OrderOfID(t, s.Pool, out.Event.OrderID))
+	for _, out := range testwork.Fulfil(t, s) {
+		r.orders = append(r.orders, testwork.Order(t, s.Pool, out.Event.OrderID))
 	}
 	require.Len(t, r.orders, races)
 	testwork.Heartbeat(t, s.Pool)
@@ -75,7 +75,7 @@ func (r *racedSale) requireOneWinner(t *testing.T, won *sync.Map, loser order.St
 	t.Helper()
 	paid := 0
 	for _, o := range r.orders {
-		now := testwork.OrderOfID(t, r.Pool, o.ID)
+		now := testwork.Order(t, r.Pool, o.ID)
 		status, ok := won.Load(o.ID)
 		require.True(t, ok)
 		require.Equal(t, status, now.Status, "order %s", o.ID)
@@ -92,15 +92,13 @@ func (r *racedSale) requireOneWinner(t *testing.T, won *sync.Map, loser order.St
 	require.Less(t, paid, races-races/50, "both sides must win some of the races")
 	require.Zero(t, r.Count(t, testshop.BrokenLogs))
 	require.EqualValues(t, 2*races, r.Count(t, "SELECT count(*) FROM order_events"))
-	require.EqualValues(t, paid, testshop.SoldOf(t, r.Pool, r.sale))
+	require.EqualValues(t, paid, testshop.Sold(t, r.Pool, r.sale))
 	require.EqualValues(t, races-paid, r.Count(t, testshop.PendingReleases))
-	report := testwork.Audit(r.Shop, t, r.sale)
-	require.False(t, report.Broken(), testwork.TextOf(t, report))
-	_, err := testwork.ReleaseUnits(r.Shop, t.Context())
+	testwork.RequireUnbroken(t, r.Shop, r.sale)
+	_, err := testwork.ReleaseUnits(t.Context(), r.Shop)
 	require.NoError(t, err)
 	require.EqualValues(t, races-paid, r.Left(t, r.sale))
-	report = testwork.Audit(r.Shop, t, r.sale)
-	require.False(t, report.Broken(), testwork.TextOf(t, report))
+	testwork.RequireUnbroken(t, r.Shop, r.sale)
 }
 
 func (r *racedSale) pay(o order.Order) (order.Order, error) {
@@ -178,13 +176,13 @@ func TestConcurrentPayAndExpiryHaveOneWinner(t *testing.T) {
 			if _, err := ingress.Send(context.Background()); err != nil {
 				return err
 			}
-			_, err := testwork.Expire(r.Shop, context.Background())
+			_, err := testwork.Expire(context.Background(), r.Shop)
 			return err
 		})
 		return sides.Wait()
 	})
 	// Orders that a late payment had locked during the sweep.
-	_, err := testwork.Expire(r.Shop, t.Context())
+	_, err := testwork.Expire(t.Context(), r.Shop)
 	require.NoError(t, err)
 	for _, o := range r.orders {
 		won.LoadOrStore(o.ID, order.StatusExpired)

@@ -30,10 +30,10 @@ func TestPaymentWindowStartsAtConfirmation(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, pool.QueryRow(t.Context(), "SELECT now()").Scan(&after))
 
-	o := testwork.OrderOfID(t, pool, first.OrderID)
+	o := testwork.Order(t, pool, first.OrderID)
 	require.Equal(t, time.UTC, o.ExpiresAt.Location())
 	require.WithinRange(t, o.ExpiresAt, before.Add(testshop.PaymentWindow), after.Add(testshop.PaymentWindow))
-	require.Zero(t, testwork.OrderOfID(t, pool, second.OrderID).ExpiresAt,
+	require.Zero(t, testwork.Order(t, pool, second.OrderID).ExpiresAt,
 		"without a payment window, a confirmed order is final")
 }
 
@@ -43,7 +43,7 @@ func TestPayRecordsReferenceOnce(t *testing.T) {
 	l := ledger.New(pool)
 	sale := testshop.NewPayableSale(t, pool, 10)
 	o := testwork.Confirm(t, pool, sale, 1)[0]
-	confirmed := testwork.OrderOfID(t, pool, o)
+	confirmed := testwork.Order(t, pool, o)
 
 	paid, err := l.Pay(t.Context(), o, "user-1", "pi_1")
 	require.NoError(t, err)
@@ -52,7 +52,7 @@ func TestPayRecordsReferenceOnce(t *testing.T) {
 	require.True(t, paid.UpdatedAt.After(confirmed.UpdatedAt))
 	want.UpdatedAt = paid.UpdatedAt
 	require.Equal(t, want, paid)
-	require.Equal(t, want, testwork.OrderOfID(t, pool, o))
+	require.Equal(t, want, testwork.Order(t, pool, o))
 	for range 3 {
 		again, err := l.Pay(t.Context(), o, "user-1", "pi_1")
 		require.NoError(t, err)
@@ -68,7 +68,7 @@ func TestPayRecordsReferenceOnce(t *testing.T) {
 	require.EqualValues(t, 1, testshop.QueryInt(t, pool,
 		`SELECT count(*) FROM order_events WHERE version = 3 AND data = '{"reference": "pi_1"}' AND (sale_id, user_id,
 			quantity) = ($1, 'user-1', 1)`, sale))
-	require.EqualValues(t, 1, testshop.SoldOf(t, pool, sale))
+	require.EqualValues(t, 1, testshop.Sold(t, pool, sale))
 	require.Zero(t, testshop.QueryInt(t, pool, "SELECT count(*) FROM releases"))
 }
 
@@ -85,14 +85,14 @@ func TestCancelReleasesUnitsOnceAndAllowsNewOrder(t *testing.T) {
 	cancelled, err := l.Cancel(t.Context(), event.OrderID, "alice")
 	require.NoError(t, err)
 	require.Equal(t, order.StatusCancelled, cancelled.Status)
-	require.Equal(t, cancelled, testwork.OrderOfID(t, pool, event.OrderID))
+	require.Equal(t, cancelled, testwork.Order(t, pool, event.OrderID))
 	again, err := l.Cancel(t.Context(), event.OrderID, "alice")
 	require.NoError(t, err)
 	require.Equal(t, cancelled, again)
 	_, err = l.Pay(t.Context(), event.OrderID, "alice", "pi_1")
 	require.ErrorIs(t, err, order.ErrIllegalTransition)
 
-	require.EqualValues(t, 1, testshop.SoldOf(t, pool, sale))
+	require.EqualValues(t, 1, testshop.Sold(t, pool, sale))
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed", "3 OrderCancelled"},
 		testshop.History(t, pool, event.OrderID))
 	require.EqualValues(t, 1, testshop.QueryInt(t, pool, "SELECT count(*) FROM releases"))
@@ -106,7 +106,7 @@ func TestCancelReleasesUnitsOnceAndAllowsNewOrder(t *testing.T) {
 		t, ledger.Outcome{Event: event, Status: order.StatusCancelled}, outcomes[0], "a late delivery of its event",
 	)
 	require.Equal(t, order.StatusConfirmed, outcomes[1].Status)
-	require.EqualValues(t, 2, testshop.SoldOf(t, pool, sale))
+	require.EqualValues(t, 2, testshop.Sold(t, pool, sale))
 }
 
 func TestPayAndCancelRejectOrderOfAnotherUser(t *testing.T) {
@@ -138,7 +138,7 @@ func TestPayAndCancelRejectOrderWithoutPaymentWindow(t *testing.T) {
 	_, err = l.Cancel(t.Context(), o, "user-1")
 	require.ErrorIs(t, err, order.ErrIllegalTransition)
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed"}, testshop.History(t, pool, o))
-	require.EqualValues(t, 1, testshop.SoldOf(t, pool, sale))
+	require.EqualValues(t, 1, testshop.Sold(t, pool, sale))
 }
 
 func TestPayAndCancelRejectOverdueOrderBeforeSweep(t *testing.T) {
@@ -151,7 +151,7 @@ func TestPayAndCancelRejectOverdueOrderBeforeSweep(t *testing.T) {
 	require.ErrorIs(t, err, order.ErrExpired)
 	_, err = l.Cancel(t.Context(), orders[0], "user-1")
 	require.ErrorIs(t, err, order.ErrExpired)
-	require.Equal(t, order.StatusConfirmed, testwork.OrderOfID(t, pool, orders[0]).Status,
+	require.Equal(t, order.StatusConfirmed, testwork.Order(t, pool, orders[0]).Status,
 		"only the sweeper ends the order")
 
 	_, err = l.Pay(t.Context(), orders[1], "user-2", "pi_2")
@@ -210,7 +210,7 @@ func TestOrdersOfListsNewestFirst(t *testing.T) {
 		}
 		for _, o := range page {
 			require.Equal(t, "alice", o.UserID)
-			require.Equal(t, testwork.OrderOfID(t, pool, o.ID), o.Order)
+			require.Equal(t, testwork.Order(t, pool, o.ID), o.Order)
 			got, before = append(got, o.ID), o.ID
 		}
 	}
@@ -248,7 +248,7 @@ func TestOrderChangeIsAtomic(t *testing.T) {
 			events := testshop.History(t, pool, o)
 			_, err = l.Cancel(t.Context(), o, "user-1")
 			require.ErrorIs(t, err, order.ErrDamaged)
-			require.Equal(t, order.StatusConfirmed, testwork.OrderOfID(t, pool, o).Status)
+			require.Equal(t, order.StatusConfirmed, testwork.Order(t, pool, o).Status)
 			require.Equal(t, events, testshop.History(t, pool, o))
 			require.Zero(t, testshop.QueryInt(t, pool, "SELECT count(*) FROM releases"))
 		})
@@ -257,7 +257,7 @@ func TestOrderChangeIsAtomic(t *testing.T) {
 	tx, err := pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = tx.Rollback(context.Background()) }()
-	stale := testwork.OrderOfID(t, pool, orders[0])
+	stale := testwork.Order(t, pool, orders[0])
 	_, err = l.Cancel(t.Context(), orders[0], "user-1")
 	require.NoError(t, err)
 	next, err := stale.Expired()

@@ -12,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/test/testkit"
-	"stampede/internal/test/testsale"
 	"stampede/internal/test/testshop"
 	"stampede/reservation"
 )
@@ -35,9 +34,9 @@ func (h heldCalls) process(next redis.ProcessHook, ctx context.Context, cmd redi
 func TestFullBatchStartsSecondCall(t *testing.T) {
 	t.Parallel()
 	rdb := testkit.Redis(t)
-	s := testsale.NewShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{BatchMax: 2, QueueMax: 2})
-	sale := s.Sale(100)
-	s.Buy(sale.ID, "warm-up")
+	s := testshop.NewShopOn(t, testshop.Options{Redis: rdb, Store: reservation.StoreOptions{BatchMax: 2, QueueMax: 2}})
+	sale := s.Sale(t, 100)
+	s.Buy(t, sale.ID, "warm-up")
 	held := heldCalls{requests: make(chan int, 100), released: make(chan struct{})}
 	release := sync.OnceFunc(func() { close(held.released) })
 	defer release()
@@ -78,7 +77,7 @@ func TestFullBatchStartsSecondCall(t *testing.T) {
 
 	release()
 	requireReserved(4)
-	require.Equal(t, "92", s.Left(sale.ID))
+	require.EqualValues(t, 92, s.Left(t, sale.ID))
 }
 
 // leaving is a client that is still there, or has left.
@@ -89,8 +88,8 @@ func (l leaving) HasLeft() bool { return bool(l) }
 // A request may have waited before Reserve is called, and its client may leave meanwhile.
 func TestReserveDecidesNoLateRequest(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShop(t)
-	sale := s.Sale(10)
+	s := testshop.NewShop(t)
+	sale := s.Sale(t, 10)
 	for name, c := range map[string]struct {
 		age  time.Duration
 		gone leaving
@@ -108,5 +107,5 @@ func TestReserveDecidesNoLateRequest(t *testing.T) {
 		})
 		require.ErrorIs(t, err, c.err, name)
 	}
-	require.Equal(t, "7", s.Left(sale.ID))
+	require.EqualValues(t, 7, s.Left(t, sale.ID))
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/test/testkit"
-	"stampede/internal/test/testsale"
+	"stampede/internal/test/testshop"
 	"stampede/reservation"
 )
 
@@ -17,16 +17,16 @@ import (
 // the time, and the count shows one.
 func TestOneCountDoesNotProveThatTooLittleIsLeft(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShardShop(t)
-	sale := s.ShardedSale(6, 2)
+	s := testshop.NewShardedShop(t)
+	sale := s.ShardedSale(t, 6, 2)
 	first, second := usersOf(sale, 0, 3), usersOf(sale, 1, 3)
-	returned := s.Buy(sale.ID, first[0]).Reservation.OrderID
+	returned := s.Ask(t, sale.ID, first[0]).Reservation.OrderID
 	for _, user := range []string{first[1], second[0], second[1]} {
-		s.Buy(sale.ID, user)
+		s.Buy(t, sale.ID, user)
 	}
 	counted := make(chan struct{})
 	var change, count sync.Once
-	rdb := testsale.OwnClient(t, testkit.RedisURL(t))
+	rdb := testkit.Client(t, testkit.RedisURL(t))
 	rdb.AddHook(testkit.Hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
 		const ofCount = 6 // arguments
 		args := cmd.Args()
@@ -41,15 +41,15 @@ func TestOneCountDoesNotProveThatTooLittleIsLeft(t *testing.T) {
 				})
 				require.NoError(t, err)
 				require.Equal(t, []reservation.ReleaseResult{reservation.Released}, released)
-				require.Equal(t, reservation.Reserved, s.Buy(sale.ID, second[2]).Verdict)
+				s.Buy(t, sale.ID, second[2])
 			})
 		}
 		return next(ctx, cmd)
 	}))
-	answer, err := s.Next(rdb).Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: first[2], Quantity: 2})
+	answer, err := s.Next(t, rdb).Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: first[2], Quantity: 2})
 	require.NoError(t, err)
 	require.Equal(t, reservation.Reserved, answer.Verdict)
-	require.Zero(t, shardHas(s, sale, 1, "left"), "the change came between the two")
+	require.Zero(t, shardHas(t, s, sale, 1, "left"), "the change came between the two")
 }
 
 // One shard is set back to an earlier state, as no Redis does that keeps its process: its units were sold meanwhile. An
@@ -57,29 +57,29 @@ func TestOneCountDoesNotProveThatTooLittleIsLeft(t *testing.T) {
 // left.
 func TestSetBackShardSellsNothing(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShardShop(t)
-	sale := s.ShardedSale(8, 2)
-	other := s.Next(s.Redis)
+	s := testshop.NewShardedShop(t)
+	sale := s.ShardedSale(t, 8, 2)
+	other := s.Next(t, s.Rdb)
 	partition := sale.Layout().Partition(0)
 	keys := []string{s.Keys.Sale(partition, sale.ID), s.Keys.Buyers(partition, sale.ID)}
 	users, others := usersOf(sale, 0, 6), usersOf(sale, 1, 6)
-	s.Buy(sale.ID, users[0])
+	s.Buy(t, sale.ID, users[0])
 	var dumps []string
 	for _, key := range keys {
-		dump, err := s.Redis.Dump(t.Context(), key).Result()
+		dump, err := s.Rdb.Dump(t.Context(), key).Result()
 		require.NoError(t, err)
 		dumps = append(dumps, dump)
 	}
 	for _, user := range append(others[:4:4], users[1:3]...) {
-		require.Equal(t, reservation.Reserved, s.Buy(sale.ID, user).Verdict)
+		s.Buy(t, sale.ID, user)
 	}
 	for i, key := range keys {
-		require.NoError(t, s.Redis.RestoreReplace(t.Context(), key, 0, dumps[i]).Err())
+		require.NoError(t, s.Rdb.RestoreReplace(t.Context(), key, 0, dumps[i]).Err())
 	}
 	before := lookNow(t, s, sale.Sale)
 	_, err := s.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: users[3], Quantity: 1})
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
-	for _, ingress := range []*testsale.Shop{s, other} {
+	for _, ingress := range []*testshop.Shop{s, other} {
 		for _, user := range []string{users[4], others[4]} {
 			_, err := ingress.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: user, Quantity: 1})
 			require.ErrorIs(t, err, reservation.ErrUnavailable, user)
@@ -92,19 +92,19 @@ func TestSetBackShardSellsNothing(t *testing.T) {
 // A shard that forgot what it gave would give the same units again.
 func TestShardThatForgotAGiftIsDistrusted(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShardShop(t)
-	sale := s.ShardedSale(8, 2)
+	s := testshop.NewShardedShop(t)
+	sale := s.ShardedSale(t, 8, 2)
 	users, ctx := usersOf(sale, 0, 8), t.Context()
 	giver := sale.Layout().Partition(1)
-	before, err := s.Redis.Dump(ctx, s.Keys.Sale(giver, sale.ID)).Result()
+	before, err := s.Rdb.Dump(ctx, s.Keys.Sale(giver, sale.ID)).Result()
 	require.NoError(t, err)
 	for _, user := range users[:5] {
-		require.Equal(t, reservation.Reserved, s.Buy(sale.ID, user).Verdict)
+		s.Buy(t, sale.ID, user)
 	}
 	// The count that shows the gift.
 	_, err = s.Reserve(ctx, reservation.Request{Sale: sale.ID, User: users[5], Quantity: 4})
 	require.NoError(t, err)
-	require.NoError(t, s.Redis.RestoreReplace(ctx, s.Keys.Sale(giver, sale.ID), 0, before).Err())
+	require.NoError(t, s.Rdb.RestoreReplace(ctx, s.Keys.Sale(giver, sale.ID), 0, before).Err())
 	_, err = s.Reserve(ctx, reservation.Request{Sale: sale.ID, User: users[6], Quantity: 4})
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
 	state, err := s.Inspect(ctx, giver)

@@ -13,7 +13,7 @@ import (
 
 	"stampede/internal/retry"
 	"stampede/internal/test/testkit"
-	"stampede/internal/test/testsale"
+	"stampede/internal/test/testshop"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 )
@@ -43,21 +43,21 @@ func TestEveryRefusalWasTrueAtAnInstant(t *testing.T) {
 	own := testkit.OwnRedis(t)
 	keys := testkit.Keys(t)
 	keys.Partitions = 8
-	shop := testsale.NewShopOn(t, testsale.OwnClient(t, own.URL), keys, reservation.StoreOptions{})
+	shop := testshop.NewShopOn(t, testshop.Options{Redis: testkit.Client(t, own.URL), Keys: keys})
 	log := recordWrites(t, shop, own.URL)
-	var ingresses []*testsale.Shop
-	var wires []*testsale.Wire
+	var ingresses []*testshop.Shop
+	var wires []*testshop.Wire
 	for range historyIngresses {
-		rdb, wire := testsale.Wired(t, own.URL)
+		rdb, wire := testshop.Wired(t, own.URL)
 		wire.Set(unreliable())
-		ingresses, wires = append(ingresses, shop.Next(rdb)), append(wires, wire)
+		ingresses, wires = append(ingresses, shop.Next(t, rdb)), append(wires, wire)
 	}
 	var mu sync.Mutex
 	var refused []refusal
 	var reserved int
 	var failed []error
 	for n := range historySales {
-		sale := shop.ShardedSale(rand.Int64N(40)+10, n%7+2)
+		sale := shop.ShardedSale(t, rand.Int64N(40)+10, n%7+2)
 		log.watch(sale)
 		var crowd sync.WaitGroup
 		for i, ingress := range ingresses {
@@ -92,7 +92,7 @@ func TestEveryRefusalWasTrueAtAnInstant(t *testing.T) {
 		}
 		done := make(chan struct{})
 		var ghost sync.WaitGroup
-		ghost.Go(func() { repeatLate(shop.Redis, wires, done) })
+		ghost.Go(func() { repeatLate(shop.Rdb, wires, done) })
 		crowd.Wait()
 		close(done)
 		ghost.Wait()
@@ -101,7 +101,7 @@ func TestEveryRefusalWasTrueAtAnInstant(t *testing.T) {
 	require.NotEmpty(t, failed)
 	require.Greater(t, reserved, 10*historySales)
 	require.Greater(t, len(refused), 10*historySales)
-	log.end()
+	log.end(t)
 	for _, sale := range log.sales {
 		sale.requireWhole(t)
 	}
@@ -116,29 +116,29 @@ func TestEveryRefusalWasTrueAtAnInstant(t *testing.T) {
 }
 
 // unreliable is the fate of the calls on a bad network: some are late, some are lost, and at times all.
-func unreliable() func() testsale.Fate {
+func unreliable() func() testshop.Fate {
 	cut := 0
-	return func() testsale.Fate {
+	return func() testshop.Fate {
 		switch chance := rand.IntN(1000); {
 		case cut > 0:
 			cut--
-			return testsale.Lost
+			return testshop.Lost
 		case chance < 2:
 			cut = rand.IntN(20)
-			return testsale.Lost
+			return testshop.Lost
 		case chance < 7:
-			return testsale.Lost
+			return testshop.Lost
 		case chance < 12:
-			return testsale.Unanswered
+			return testshop.Unanswered
 		case chance < 300:
-			return testsale.Late
+			return testshop.Late
 		}
-		return testsale.Passes
+		return testshop.Passes
 	}
 }
 
 // repeatLate repeats calls of the ingresses at any later time.
-func repeatLate(rdb redis.UniversalClient, wires []*testsale.Wire, done <-chan struct{}) {
+func repeatLate(rdb redis.UniversalClient, wires []*testshop.Wire, done <-chan struct{}) {
 	for retry.Pause(time.Duration(rand.IntN(int(2*time.Millisecond))), done) {
 		if calls := wires[rand.IntN(len(wires))].Calls(); len(calls) > 0 {
 			_ = rdb.Do(context.Background(), calls[rand.IntN(len(calls))]...).Err()

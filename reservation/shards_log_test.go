@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/test/testkit"
-	"stampede/internal/test/testsale"
+	"stampede/internal/test/testshop"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"
@@ -24,7 +24,7 @@ import (
 
 // writeLog holds all states of some sales, from what the command MONITOR shows of the scripts.
 type writeLog struct {
-	shop   *testsale.Shop
+	shop   *testshop.Shop
 	conn   net.Conn
 	reader sync.WaitGroup
 	sales  map[uuid.UUID]*saleLog
@@ -64,7 +64,7 @@ type unitsReturned struct {
 }
 
 // recordWrites logs what the scripts write from now on. The test has the server for itself.
-func recordWrites(t *testing.T, shop *testsale.Shop, at string) *writeLog {
+func recordWrites(t *testing.T, shop *testshop.Shop, at string) *writeLog {
 	t.Helper()
 	server, err := url.Parse(at)
 	require.NoError(t, err)
@@ -125,10 +125,9 @@ func (l *writeLog) watch(sale catalog.CountedSale) {
 }
 
 // end waits for the whole log and reads the states of the sales from it.
-func (l *writeLog) end() {
-	t := l.shop.T
+func (l *writeLog) end(t testing.TB) {
 	t.Helper()
-	require.NoError(t, l.shop.Redis.Echo(t.Context(), "the end").Err())
+	require.NoError(t, l.shop.Rdb.Echo(t.Context(), "the end").Err())
 	testkit.Eventually(t, 30*time.Second, "the log is complete", func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -173,7 +172,7 @@ func (l *saleLog) next(from time.Time) saleState {
 	return state
 }
 
-func (s *saleState) apply(t *testing.T, layout reservation.Layout, keys reservation.Keys, sale uuid.UUID, w write) {
+func (s *saleState) apply(t testing.TB, layout reservation.Layout, keys reservation.Keys, sale uuid.UUID, w write) {
 	t.Helper()
 	var at int
 	for shard := range s.shards {

@@ -10,7 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/test/testsale"
+	"stampede/internal/test/testshop"
 	"stampede/reservation"
 	"stampede/reservation/order"
 )
@@ -28,11 +28,11 @@ type shardNow struct {
 type saleNow []shardNow
 
 // lookNow reads all shards in one transaction.
-func lookNow(t require.TestingT, s *testsale.Shop, sale reservation.Sale) (now saleNow) {
+func lookNow(t require.TestingT, s *testshop.Shop, sale reservation.Sale) (now saleNow) {
 	layout := sale.Layout()
 	hashes, buyers := make([]*redis.MapStringStringCmd, layout.Shards), make([]*redis.MapStringStringCmd, layout.Shards)
 	var clock *redis.TimeCmd
-	_, err := s.Redis.TxPipelined(context.Background(), func(p redis.Pipeliner) error {
+	_, err := s.Rdb.TxPipelined(context.Background(), func(p redis.Pipeliner) error {
 		clock = p.Time(context.Background())
 		for shard := range hashes {
 			partition := layout.Partition(shard)

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/test/testkit"
-	"stampede/internal/test/testsale"
+	"stampede/internal/test/testshop"
 	"stampede/reservation"
 	"stampede/reservation/order"
 )
@@ -15,26 +15,26 @@ import (
 // One ingress remembers the sale as sold out while another one sells a returned unit.
 func TestBuyerOfReturnedUnitIsNotAnsweredSoldOut(t *testing.T) {
 	t.Parallel()
-	for name, returnUnit := range map[string]func(s *testsale.Shop, sale reservation.Sale, held order.Reservation){
-		"release": func(s *testsale.Shop, sale reservation.Sale, held order.Reservation) {
-			_, err := s.Release(s.T.Context(), []reservation.Release{{SaleID: sale.ID, OrderID: held.OrderID, UserID: "ann"}})
-			require.NoError(s.T, err)
+	for name, returnUnit := range map[string]func(s *testshop.Shop, sale reservation.Sale, held order.Reservation){
+		"release": func(s *testshop.Shop, sale reservation.Sale, held order.Reservation) {
+			_, err := s.Release(t.Context(), []reservation.Release{{SaleID: sale.ID, OrderID: held.OrderID, UserID: "ann"}})
+			require.NoError(t, err)
 		},
-		"restock": func(s *testsale.Shop, sale reservation.Sale, _ order.Reservation) {
-			_, err := s.Restock(s.T.Context(), sale.ID, 1, "")
-			require.NoError(s.T, err)
+		"restock": func(s *testshop.Shop, sale reservation.Sale, _ order.Reservation) {
+			_, err := s.Restock(t.Context(), sale.ID, 1, "")
+			require.NoError(t, err)
 		},
-		"rebuild": func(s *testsale.Shop, sale reservation.Sale, _ order.Reservation) { rebuild(s, sale, 2) },
+		"rebuild": func(s *testshop.Shop, sale reservation.Sale, _ order.Reservation) { rebuild(t, s, sale, 2) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s, sale := testsale.SoldOutShop(t)
+			s, sale := testshop.SoldOutShop(t)
 			counted, err := s.Show(t.Context(), sale)
 			require.NoError(t, err)
-			held := s.Buy(sale, "ann").Reservation
-			selling := s.Next(s.Redis) // without a memory of sold-out sales
+			held := s.Ask(t, sale, "ann").Reservation
+			selling := s.Next(t, s.Rdb) // without a memory of sold-out sales
 			bob := reservation.Request{Sale: sale, User: "bob", Quantity: 1, IdempotencyKey: "k"}
-			s.RememberSoldOut(sale)
+			s.RememberSoldOut(t, sale)
 			returnUnit(s, counted.Sale, held)
 			testkit.Eventually(t, 30*time.Second, "the unit is sold", func() bool {
 				answer, err := selling.Reserve(t.Context(), bob)
@@ -51,8 +51,8 @@ func TestBuyerOfReturnedUnitIsNotAnsweredSoldOut(t *testing.T) {
 // The memory of a sold-out sale includes the keys of ended orders.
 func TestSoldOutMemoryKeepsKeysOfEndedOrders(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShopOn(t, testsale.OwnClient(t, testkit.OwnRedis(t).URL), testkit.Keys(t), reservation.StoreOptions{})
-	sale := s.Sale(1).ID
+	s := testshop.NewShopOn(t, testshop.Options{Redis: testkit.Client(t, testkit.OwnRedis(t).URL)})
+	sale := s.Sale(t, 1).ID
 	request := reservation.Request{Sale: sale, User: "ann", Quantity: 1, IdempotencyKey: "k"}
 	made, err := s.Reserve(t.Context(), request)
 	require.NoError(t, err)
@@ -65,10 +65,10 @@ func TestSoldOutMemoryKeepsKeysOfEndedOrders(t *testing.T) {
 	require.NoError(t, err)
 	testkit.Eventually(
 		t, 30*time.Second, "the unit is sold again",
-		func() bool { return s.Buy(sale, "bob").Verdict == reservation.Reserved },
+		func() bool { return s.Ask(t, sale, "bob").Verdict == reservation.Reserved },
 	)
-	for _, ingress := range []*testsale.Shop{s, s.Next(s.Redis)} {
-		ingress.RememberSoldOut(sale)
+	for _, ingress := range []*testshop.Shop{s, s.Next(t, s.Rdb)} {
+		ingress.RememberSoldOut(t, sale)
 		again, err := ingress.Reserve(t.Context(), request)
 		require.NoError(t, err)
 		require.Equal(t, reservation.Answer{

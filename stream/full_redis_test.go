@@ -17,8 +17,7 @@ import (
 // A full Redis gets room only from workers, so they must be able to start while it is full.
 func TestWorkerDrainsFullRedis(t *testing.T) {
 	t.Parallel()
-	server := testkit.OwnRedis(t)
-	s := testshop.NewShopOn(t, testkit.Pool(t), server.URL, reservation.Keys{Prefix: "test", Partitions: 1})
+	s := testshop.OnOwnRedis(t, 1)
 	sale := s.Open(t, 5)
 	for _, user := range []string{"ann", "bob", "cid", "dan", "eve"} {
 		s.Buy(t, sale, user)
@@ -29,9 +28,9 @@ func TestWorkerDrainsFullRedis(t *testing.T) {
 	require.NoError(t, s.Rdb.ConfigSet(t.Context(), "maxmemory", "1").Err())
 	require.ErrorContains(t, s.Rdb.Set(t.Context(), "some", "thing", 0).Err(), "OOM")
 
-	testwork.Work(t, testwork.Config(s, t))
+	testwork.Work(t, testwork.Config(t, s))
 	s.AwaitConfirmed(t, 4)
-	testwork.AwaitRest(s, t)
+	testwork.AwaitRest(t, s)
 	require.Equal(t, "1", s.Rdb.HGet(t.Context(), s.Keys.Sale(0, sale), "left").Val(),
 		"the rejected order's unit is released")
 }

@@ -18,7 +18,7 @@ import (
 // A look more would be a look a second for each of the operators who watch.
 func TestWatchersAddNoLooks(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	s.Open(t, 10)
 	looksOf := func(watchers int) (perSnapshot float64) {
 		pool, count := countedPool(t)
@@ -93,7 +93,7 @@ func TestPostgresGoneAndBack(t *testing.T) {
 func TestRedisGoneAndBack(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
-	s := testshop.NewShopOn(t, testkit.Pool(t), own.URL, testkit.Keys(t))
+	s := testshop.NewShopOn(t, testshop.Options{RedisURL: own.URL})
 	sale := s.Open(t, 10)
 	f := fleetOf(t, s.Pool, s)
 	known := func(x *Snapshot) bool { return saleIn(x, sale).UnitsKnown }
@@ -127,7 +127,7 @@ func TestRedisGoneAndBack(t *testing.T) {
 func TestFrozenRedisDelaysNoSnapshot(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
-	s := testshop.NewShopOn(t, testkit.Pool(t), own.URL, testkit.Keys(t))
+	s := testshop.NewShopOn(t, testshop.Options{RedisURL: own.URL})
 	s.Open(t, 10)
 	f := fleetOf(t, s.Pool, s)
 	f.play(t, "Redis answers", func(x *Snapshot) bool { return x.Redis.Reachable })

@@ -19,18 +19,17 @@ import (
 	"stampede/internal/test/testwork"
 	"stampede/ledger"
 	"stampede/lock"
-	"stampede/reservation"
 	"stampede/reservation/order"
 	"stampede/stream"
 )
 
 func TestBatcherGroupsMessagesThatArriveDuringTransaction(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 100)
 	s.Crowd(t, sale, 41)
-	msgs := testwork.Messages(s, t)
-	b := testwork.Batch(s, t, nil)
+	msgs := testwork.Messages(t, s)
+	b := testwork.Batch(t, s, nil)
 
 	hold, err := s.Pool.Begin(t.Context())
 	require.NoError(t, err)
@@ -56,10 +55,10 @@ func TestBatcherGroupsMessagesThatArriveDuringTransaction(t *testing.T) {
 
 func TestBatcherRecordsGoodEventsBesideBadEvent(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := testshop.NewSale(t, s.Pool, 100)
-	b := testwork.Batch(s, t, nil)
-	events := testshop.CrowdOf(sale, 20)
+	b := testwork.Batch(t, s, nil)
+	events := testshop.ReservedCrowd(sale, 20)
 	events[7].UserID = "a\x00b" // rejected by every decoder and every text column
 
 	outcomes := b.Record(t.Context(), events)
@@ -72,12 +71,12 @@ func TestBatcherRecordsGoodEventsBesideBadEvent(t *testing.T) {
 			require.Equal(t, order.StatusConfirmed, out.Status)
 		}
 	}
-	require.EqualValues(t, 19, testshop.SoldOf(t, s.Pool, sale))
+	require.EqualValues(t, 19, testshop.Sold(t, s.Pool, sale))
 }
 
 func TestBatcherConfirmsLastUnitsInSaleOrder(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	full, roomy := testshop.NewSale(t, s.Pool, 5), testshop.NewSale(t, s.Pool, 100)
 	trips := &testshop.TripCounter{}
 	config := s.Pool.Config()
@@ -85,8 +84,8 @@ func TestBatcherConfirmsLastUnitsInSaleOrder(t *testing.T) {
 	counted, err := pgxpool.NewWithConfig(t.Context(), config)
 	require.NoError(t, err)
 	t.Cleanup(counted.Close)
-	b := testwork.Batch(s, t, func(c *batch.Config) { c.Ledger = ledger.New(counted) })
-	events := append(testshop.CrowdOf(full, 40), testshop.CrowdOf(roomy, 40)...)
+	b := testwork.Batch(t, s, func(c *batch.Config) { c.Ledger = ledger.New(counted) })
+	events := append(testshop.ReservedCrowd(full, 40), testshop.ReservedCrowd(roomy, 40)...)
 	events[10].Quantity = 3
 
 	outcomes := b.Record(t.Context(), events)
@@ -99,19 +98,19 @@ func TestBatcherConfirmsLastUnitsInSaleOrder(t *testing.T) {
 		}
 		require.Equal(t, want, out.Status, "event %d", i)
 	}
-	require.EqualValues(t, 5, testshop.SoldOf(t, s.Pool, full))
-	require.EqualValues(t, 40, testshop.SoldOf(t, s.Pool, roomy))
+	require.EqualValues(t, 5, testshop.Sold(t, s.Pool, full))
+	require.EqualValues(t, 40, testshop.Sold(t, s.Pool, roomy))
 	require.Less(t, trips.N.Load(), int64(60), "it does not try the events one by one")
 }
 
 func TestBatcherSurvivesPanic(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 10)
 	s.Crowd(t, sale, 3)
-	b := testwork.Batch(s, t, func(c *batch.Config) { c.Ledger = ledger.New(nil) })
+	b := testwork.Batch(t, s, func(c *batch.Config) { c.Ledger = ledger.New(nil) })
 	for range 2 {
-		for _, a := range testwork.Handle(b, testwork.Messages(s, t)...) {
+		for _, a := range testwork.Handle(b, testwork.Messages(t, s)...) {
 			require.ErrorIs(t, testshop.Answer(t, a), ledger.ErrPanicked)
 		}
 	}
@@ -120,12 +119,12 @@ func TestBatcherSurvivesPanic(t *testing.T) {
 // One message is deferred, and recording the others panics: the deferred message is resolved as well.
 func TestBatcherResolvesDeferredMessagesAfterPanic(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := testshop.NewSale(t, s.Pool, 1)
 	_, _, err := lock.New(s.Rdb).TryEach(t.Context(), []string{s.Keys.Lock(0, "user-1")}, lock.For(30*time.Second))
 	require.NoError(t, err)
-	b := testwork.Batch(s, t, func(c *batch.Config) { c.Store = nil }) // releasing a rejected order's unit panics
-	events := testshop.CrowdOf(sale, 3)
+	b := testwork.Batch(t, s, func(c *batch.Config) { c.Store = nil }) // releasing a rejected order's unit panics
+	events := testshop.ReservedCrowd(sale, 3)
 	require.Equal(t, "user-1", events[0].UserID)
 	answers, deferred := b.ProcessBatch(t.Context(), events...)
 	require.Zero(t, deferred)
@@ -137,7 +136,7 @@ func TestBatcherResolvesDeferredMessagesAfterPanic(t *testing.T) {
 // A lease that expires because Postgres is slow is no outage of Redis.
 func TestBatcherExpiredLeaseReportsNoOutage(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 10)
 	user := s.Keys.Lock(0, "alice")
 	s.Buy(t, sale, "alice")
@@ -148,8 +147,8 @@ func TestBatcherExpiredLeaseReportsNoOutage(t *testing.T) {
 	require.NoError(t, err)
 
 	log := &testshop.CountingLog{}
-	b := testwork.Batch(s, t, func(c *batch.Config) { c.Lease, c.Logger = time.Second, slog.New(log) })
-	answers := testwork.Handle(b, testwork.Messages(s, t)...)
+	b := testwork.Batch(t, s, func(c *batch.Config) { c.Lease, c.Logger = time.Second, slog.New(log) })
+	answers := testwork.Handle(b, testwork.Messages(t, s)...)
 	locked := func() bool { return s.Rdb.Exists(t.Context(), user).Val() == 1 }
 	testkit.Eventually(t, 30*time.Second, "the user is locked", locked)
 	testkit.Eventually(t, 30*time.Second, "the lease expires", func() bool { return !locked() })
@@ -164,13 +163,13 @@ func TestBatcherExpiredLeaseReportsNoOutage(t *testing.T) {
 
 func TestBatcherRecordsWithoutLocks(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 10)
 	s.Crowd(t, sale, 3)
 	gone := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
 	t.Cleanup(func() { _ = gone.Close() })
-	b := testwork.Batch(s, t, func(c *batch.Config) { c.Locker = lock.New(gone) })
-	for _, a := range testwork.Handle(b, testwork.Messages(s, t)...) {
+	b := testwork.Batch(t, s, func(c *batch.Config) { c.Locker = lock.New(gone) })
+	for _, a := range testwork.Handle(b, testwork.Messages(t, s)...) {
 		require.NoError(t, testshop.Answer(t, a))
 	}
 	require.EqualValues(t, 3, s.Count(t, testshop.ConfirmedOrders))
@@ -178,21 +177,21 @@ func TestBatcherRecordsWithoutLocks(t *testing.T) {
 
 func TestBatcherRejectsUndecodableMessage(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
-	b := testwork.Batch(s, t, nil)
+	s := testshop.NewShop(t)
+	b := testwork.Batch(t, s, nil)
 	require.ErrorIs(t, b.Handle(message.NewMessage("1", []byte("{}"))), order.ErrUndecodable)
 }
 
 func TestBatcherStopLeavesUnfinishedMessages(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 10)
 	s.Crowd(t, sale, 3)
 	gone, err := connect.Postgres(t.Context(), "postgres://nobody@127.0.0.1:1/nothing", 1)
 	require.NoError(t, err)
 	t.Cleanup(gone.Close)
-	b := testwork.Batch(s, t, func(c *batch.Config) { c.Ledger = ledger.New(gone) })
-	answers := testwork.Handle(b, testwork.Messages(s, t)...)
+	b := testwork.Batch(t, s, func(c *batch.Config) { c.Ledger = ledger.New(gone) })
+	answers := testwork.Handle(b, testwork.Messages(t, s)...)
 	b.Drain()
 	for _, a := range answers {
 		require.ErrorIs(t, testshop.Answer(t, a), stream.ErrStopping)
@@ -202,18 +201,17 @@ func TestBatcherStopLeavesUnfinishedMessages(t *testing.T) {
 // While units cannot be released, only the rejected orders wait: the rest of their batch is done.
 func TestBatcherRetriesRejectedOrderUntilUnitIsReleased(t *testing.T) {
 	t.Parallel()
-	server := testkit.OwnRedis(t)
-	s := testshop.NewShopOn(t, testkit.Pool(t), server.URL, reservation.Keys{Prefix: "test", Partitions: 1})
+	s := testshop.OnOwnRedis(t, 1)
 	sale := s.Open(t, 3)
 	for i := range 3 {
 		s.Buy(t, sale, fmt.Sprintf("user-%d", i))
 	}
 	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET stock = 2 WHERE id = $1", sale)
 	require.NoError(t, err)
-	msgs := testwork.Messages(s, t)
-	server.Kill()
+	msgs := testwork.Messages(t, s)
+	s.Server.Kill()
 
-	b := testwork.Batch(s, t, nil)
+	b := testwork.Batch(t, s, nil)
 	answers := testwork.Handle(b, msgs...)
 	// Which of the three is rejected depends on the order in which they are batched.
 	countAnswers := func() (n int) {
@@ -227,7 +225,7 @@ func TestBatcherRetriesRejectedOrderUntilUnitIsReleased(t *testing.T) {
 		err := s.Pool.QueryRow(t.Context(), "SELECT count(*) FROM orders WHERE status = 'rejected'").Scan(&n)
 		return err == nil && n == 1 && countAnswers() == 2
 	})
-	require.NoError(t, server.Restart(t.Context()))
+	require.NoError(t, s.Server.Restart(t.Context()))
 	testkit.VerifyServer(t, s.Pool, s.Store, 0)
 	for _, a := range answers {
 		require.NoError(t, testshop.Answer(t, a))

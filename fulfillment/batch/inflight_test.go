@@ -18,11 +18,11 @@ import (
 
 func TestBatcherRunsAtMostTwoTransactions(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 100)
 	s.Crowd(t, sale, 31)
-	msgs := testwork.Messages(s, t)
-	b := testwork.Batch(s, t, func(c *batch.Config) { c.BatchMax = 10 })
+	msgs := testwork.Messages(t, s)
+	b := testwork.Batch(t, s, func(c *batch.Config) { c.BatchMax = 10 })
 	hold := s.HoldSale(t, sale)
 
 	answers := testwork.Handle(b, msgs[0])
@@ -45,23 +45,23 @@ func TestBatcherRunsAtMostTwoTransactions(t *testing.T) {
 	require.EqualValues(t, 4, s.Count(t, "SELECT count(DISTINCT updated_at) FROM orders"),
 		"one order, and three batches of ten")
 	require.EqualValues(t, 31, s.Count(t, testshop.ConfirmedOrders))
-	require.EqualValues(t, 31, testshop.SoldOf(t, s.Pool, sale))
+	require.EqualValues(t, 31, testshop.Sold(t, s.Pool, sale))
 }
 
 // The batcher also separates the orders of a user without the locks in Redis.
 func TestBatcherKeepsUserOutOfSecondTransaction(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	slow, fast := s.Open(t, 100), s.Open(t, 100)
 	s.Buy(t, slow, "ann")
 	s.Buy(t, fast, "ann")
 	for i := range 9 {
 		s.Buy(t, fast, fmt.Sprint("user-", i))
 	}
-	msgs := testwork.Messages(s, t)
+	msgs := testwork.Messages(t, s)
 	gone := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
 	t.Cleanup(func() { _ = gone.Close() })
-	b := testwork.Batch(s, t, func(c *batch.Config) { c.BatchMax, c.Locker = 10, lock.New(gone) })
+	b := testwork.Batch(t, s, func(c *batch.Config) { c.BatchMax, c.Locker = 10, lock.New(gone) })
 	hold := s.HoldSale(t, slow)
 
 	first := testwork.Handle(b, msgs[0])
@@ -71,23 +71,23 @@ func TestBatcherKeepsUserOutOfSecondTransaction(t *testing.T) {
 	for _, a := range others[1:] {
 		require.NoError(t, testshop.Answer(t, a), "an order of another user")
 	}
-	require.EqualValues(t, 9, testshop.SoldOf(t, s.Pool, fast))
+	require.EqualValues(t, 9, testshop.Sold(t, s.Pool, fast))
 	require.Empty(t, others[0], "the order waits for the other order of its user")
 	require.NoError(t, hold.Rollback(t.Context()))
 	require.NoError(t, testshop.Answer(t, first[0]))
 	require.NoError(t, testshop.Answer(t, others[0]))
-	require.EqualValues(t, 10, testshop.SoldOf(t, s.Pool, fast))
+	require.EqualValues(t, 10, testshop.Sold(t, s.Pool, fast))
 }
 
 func TestBatcherDrainWaitsForInFlightBatches(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 100)
 	s.Crowd(t, sale, 12)
-	msgs := testwork.Messages(s, t)
+	msgs := testwork.Messages(t, s)
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
-	b := testwork.Batcher(s, t, func(c *batch.Config) { c.BatchMax = 5 })
+	b := testwork.Batcher(t, s, func(c *batch.Config) { c.BatchMax = 5 })
 	ended := make(chan error, 1)
 	go func() { ended <- b.Run(ctx) }()
 	hold := s.HoldSale(t, sale)
@@ -113,14 +113,14 @@ func TestBatcherDrainWaitsForInFlightBatches(t *testing.T) {
 
 func TestBatcherStopLeavesInFlightAndDeferredMessages(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	one, other := s.Open(t, 10), s.Open(t, 10)
 	s.Buy(t, one, "ann")
 	s.Buy(t, other, "ann")
-	msgs := testwork.Messages(s, t)
+	msgs := testwork.Messages(t, s)
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
-	b := testwork.Batcher(s, t, func(c *batch.Config) { c.BatchMax = 1 })
+	b := testwork.Batcher(t, s, func(c *batch.Config) { c.BatchMax = 1 })
 	ended := make(chan error, 1)
 	go func() { ended <- b.Run(ctx) }()
 	s.HoldSale(t, one)

@@ -19,7 +19,7 @@ import (
 // openPage returns the messages of two orders that were read in one page.
 func openPage(t *testing.T) (s *testshop.Shop, page []*message.Message) {
 	t.Helper()
-	s = testshop.NewShop(t, testkit.Pool(t))
+	s = testshop.NewShop(t)
 	sale := s.Open(t, 10)
 	s.Buy(t, sale, "ann")
 	s.Buy(t, sale, "bob")
@@ -41,7 +41,7 @@ func openPage(t *testing.T) (s *testshop.Shop, page []*message.Message) {
 func TestBatchWaitsForTheRestOfItsPage(t *testing.T) {
 	t.Parallel()
 	s, page := openPage(t)
-	b := testwork.Batcher(s, t, nil)
+	b := testwork.Batcher(t, s, nil)
 	b.SetPageWait(testshop.Soon)
 	testwork.RunBatcher(t, b)
 	first := testwork.Handle(b, page[0])
@@ -56,7 +56,7 @@ func TestBatchWaitsForTheRestOfItsPage(t *testing.T) {
 func TestBatchDoesNotWaitLongForItsPage(t *testing.T) {
 	t.Parallel()
 	s, page := openPage(t)
-	b := testwork.Batch(s, t, nil)
+	b := testwork.Batch(t, s, nil)
 	require.NoError(t, testshop.Answer(t, testwork.Handle(b, page[0])[0]))
 	require.EqualValues(t, 1, s.Count(t, testshop.ConfirmedOrders))
 }
@@ -64,7 +64,7 @@ func TestBatchDoesNotWaitLongForItsPage(t *testing.T) {
 func TestFullBatchDoesNotWaitForItsPage(t *testing.T) {
 	t.Parallel()
 	s, page := openPage(t)
-	b := testwork.Batcher(s, t, func(c *batch.Config) { c.BatchMax = 1 })
+	b := testwork.Batcher(t, s, func(c *batch.Config) { c.BatchMax = 1 })
 	b.SetPageWait(time.Hour)
 	testwork.RunBatcher(t, b)
 	require.NoError(t, testshop.Answer(t, testwork.Handle(b, page[0])[0]))

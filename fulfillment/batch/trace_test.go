@@ -18,17 +18,17 @@ import (
 // A batch with orders of several traces: each trace has its order, and the first one the batch, with links both ways.
 func TestBatchOfSeveralTraces(t *testing.T) {
 	tracer, collector := testkit.Tracer(t)
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 10)
 	parent := func(n int) string { return fmt.Sprintf("00-%032x-00f067aa0ba902b7-01", n) }
 	for i := range 4 {
 		s.Buy(t, sale, fmt.Sprint("user-", i))
 	}
-	events := testwork.Events(s, t)
+	events := s.Events(t, 0)
 	for i := range events[:3] {
 		events[i].TraceParent = parent(i + 1)
 	}
-	b := testwork.Batch(s, t, func(c *batch.Config) { c.Tracer = tracer })
+	b := testwork.Batch(t, s, func(c *batch.Config) { c.Tracer = tracer })
 	message, err := stream.DecodeEntry("7-1", stream.Values(events...), 1)
 	require.NoError(t, err)
 	require.NoError(t, b.Handle(message))

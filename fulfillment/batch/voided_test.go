@@ -49,8 +49,8 @@ func TestLedgerVoidsOrdersOfOlderEpoch(t *testing.T) {
 		ReservedAt: late.ReservedAt, UpdatedAt: o.UpdatedAt, Reason: order.VoidedSaleRebuilt,
 	}, o)
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderVoided"}, testshop.History(t, pool, late.OrderID))
-	require.EqualValues(t, 2, testshop.SoldOf(t, pool, sale))
-	require.EqualValues(t, 1, testshop.SoldOf(t, pool, other))
+	require.EqualValues(t, 2, testshop.Sold(t, pool, sale))
+	require.EqualValues(t, 1, testshop.Sold(t, pool, other))
 	require.EqualValues(t, 2, testshop.QueryInt(t, pool, "SELECT last_sequence FROM sales WHERE id = $1", sale))
 
 	// The buyer of a voided order can order again, and an operator can reject an order of the old epoch.
@@ -69,12 +69,12 @@ func TestLedgerVoidsOrdersOfOlderEpoch(t *testing.T) {
 // decided again.
 func TestLedgerConfirmsNothingInEndedEpoch(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	testkit.VerifyServer(t, s.Pool, s.Store, 0)
 	sale, other := testshop.NewSale(t, s.Pool, 10), testshop.NewSale(t, s.Pool, 10)
-	events := append(testshop.CrowdOf(sale, 2), testshop.CrowdOf(other, 2)...)
+	events := append(testshop.ReservedCrowd(sale, 2), testshop.ReservedCrowd(other, 2)...)
 	log := &testshop.CountingLog{}
-	b := testwork.Batch(s, t, func(c *batch.Config) { c.Logger = slog.New(log) })
+	b := testwork.Batch(t, s, func(c *batch.Config) { c.Logger = slog.New(log) })
 
 	rebuilder, err := s.Pool.Begin(t.Context())
 	require.NoError(t, err)
@@ -106,8 +106,8 @@ func TestLedgerConfirmsNothingInEndedEpoch(t *testing.T) {
 		}
 		require.Equal(t, []string{"1 OrderReserved", want}, testshop.History(t, s.Pool, events[i].OrderID))
 	}
-	require.Zero(t, testshop.SoldOf(t, s.Pool, sale))
-	require.EqualValues(t, 2, testshop.SoldOf(t, s.Pool, other))
+	require.Zero(t, testshop.Sold(t, s.Pool, sale))
+	require.EqualValues(t, 2, testshop.Sold(t, s.Pool, other))
 	require.EqualValues(t, 2,
 		s.Count(t, "SELECT count(*) FROM orders WHERE status = 'voided' AND reason = 'sale-rebuilt'"))
 	require.Equal(t, 2.0, testutil.ToFloat64(b.Metrics.Orders.WithLabelValues("voided")))
@@ -119,19 +119,19 @@ func TestLedgerConfirmsNothingInEndedEpoch(t *testing.T) {
 	require.Zero(t, deferred)
 	require.NoError(t, testshop.Answer(t, answers[0]))
 	require.Equal(t, 2.0, testutil.ToFloat64(b.Metrics.Orders.WithLabelValues("voided")))
-	require.Zero(t, testshop.SoldOf(t, s.Pool, sale))
+	require.Zero(t, testshop.Sold(t, s.Pool, sale))
 }
 
 // The units of a voided order were not counted when the sale was rebuilt, so they are not released.
 func TestVoidedOrderReleasesNothing(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 10)
 	s.Buy(t, sale, "alice")
-	msgs := testwork.Messages(s, t)
+	msgs := testwork.Messages(t, s)
 	testshop.RaiseEpoch(t, s.Pool, sale)
 	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "epoch", 2).Err())
-	b := testwork.Batch(s, t, nil)
+	b := testwork.Batch(t, s, nil)
 	for _, a := range testwork.Handle(b, msgs...) {
 		require.NoError(t, testshop.Answer(t, a))
 	}

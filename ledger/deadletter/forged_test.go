@@ -10,7 +10,6 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
 	"stampede/ledger/deadletter"
@@ -43,11 +42,11 @@ var forgedFields = []string{
 // A damaged dead letter stops neither the audit nor Get nor Discard, and the accepted order still ends.
 func TestAuditReportsForgedDeadLettersAndDiscardRemovesThem(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	sale := s.OpenPayable(t, 10)
 	o := s.Buy(t, sale, "ann")
-	testwork.TakeOut(s, t) // its event is lost
+	testwork.TakeOut(t, s) // its event is lost
 	entries := []string{"1-1", "", "rubbish", "99999999999999999999-0", "9223372036854775807-0", "-1-1"}
 	streams := []string{s.Keys.Orders(0), "", "another stream"}
 	ids := make([]int64, len(forgedFields))
@@ -64,10 +63,10 @@ func TestAuditReportsForgedDeadLettersAndDiscardRemovesThem(t *testing.T) {
 				map[bool]string{true: "", false: fmt.Sprint(i)}[i < len(entries)]), fields).Scan(&ids[i])
 		require.NoError(t, err, fields)
 	}
-	report := testwork.Audit(s, t, uuid.Nil)
-	require.False(t, report.Unchecked(), testwork.TextOf(t, report))
+	report := testwork.Audit(t, s, uuid.Nil)
+	require.False(t, report.Unchecked(), testwork.Text(t, report))
 	require.GreaterOrEqual(t, report.Promise("S3").Found, int64(len(ids)))
-	require.Contains(t, testwork.LeftOf(testwork.Reconcile(s, t)), "dlq")
+	require.Contains(t, testwork.Unmended(testwork.Reconcile(t, s)), "dlq")
 	listed, err := letters.List(t.Context(), deadletter.StatusParked, 1000)
 	require.NoError(t, err)
 	require.Len(t, listed, len(ids))
@@ -86,12 +85,12 @@ func TestAuditReportsForgedDeadLettersAndDiscardRemovesThem(t *testing.T) {
 	}
 	require.Positive(t, damaged)
 	require.NotEqual(t, len(ids), damaged)
-	testwork.Reconcile(s, t)
-	testwork.ProcessWaiting(s, t)
-	testwork.Reconcile(s, t)
-	testwork.ProcessWaiting(s, t)
-	got := testwork.OrderOfID(t, s.Pool, o)
+	testwork.Reconcile(t, s)
+	testwork.ProcessWaiting(t, s)
+	testwork.Reconcile(t, s)
+	testwork.ProcessWaiting(t, s)
+	got := testwork.Order(t, s.Pool, o)
 	require.Contains(t, []order.Status{order.StatusConfirmed, order.StatusRejected}, got.Status, "the order ends")
-	report = testwork.Audit(s, t, sale)
-	require.Zero(t, report.Promise("S3").Found, testwork.TextOf(t, report))
+	report = testwork.Audit(t, s, sale)
+	require.Zero(t, report.Promise("S3").Found, testwork.Text(t, report))
 }

@@ -9,7 +9,6 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
 	"stampede/ledger"
@@ -20,9 +19,9 @@ import (
 
 func TestRefusedOrdersBecomeDeadLettersOfTheirOwn(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
-	events := testshop.CrowdOf(s.Open(t, 5), 3)
+	events := testshop.ReservedCrowd(s.Open(t, 5), 3)
 	key := s.Keys.Orders(0)
 	id, err := s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: key, Values: stream.Values(events...)}).Result()
 	require.NoError(t, err)
@@ -78,21 +77,21 @@ func TestRefusedOrdersBecomeDeadLettersOfTheirOwn(t *testing.T) {
 
 func TestDiscardOfWholeEntryRejectsItsReadableOrders(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	sale := s.Open(t, 5)
 	for _, user := range []string{"ann", "bob", "cid"} {
 		s.Buy(t, sale, user)
 	}
-	events := testwork.Events(s, t)
+	events := s.Events(t, 0)
 	values := stream.Values(events...)
 	values[stream.FieldPayload] = replacing("cid\n", "{cid}\n")(values[stream.FieldPayload].(string))
 	entry := stream.Entry{Stream: s.Keys.Orders(0), ID: "1-1", Fields: stream.FieldsOf(values)}
 	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Orders(0)).Err())
 	require.NoError(t, letters.Park(t.Context(), entry, order.ErrUndecodable))
-	id := testwork.OnlyLetter(s, t, letters).ID
+	id := testwork.OnlyLetter(t, s, letters).ID
 	require.NoError(t, letters.Discard(t.Context(), id, "damaged", "ann"))
-	resolution := testwork.OnlyLetter(s, t, letters).Resolution
+	resolution := testwork.OnlyLetter(t, s, letters).Resolution
 	for _, event := range events[:2] {
 		o, err := ledger.New(s.Pool).Order(t.Context(), event.OrderID)
 		require.NoError(t, err)
@@ -100,6 +99,6 @@ func TestDiscardOfWholeEntryRejectsItsReadableOrders(t *testing.T) {
 		require.Contains(t, resolution, "order "+event.OrderID.String()+" is rejected and its units are back in the sale")
 	}
 	require.Contains(t, resolution, "if it was accepted, `stampede reconcile` records it from its reservation")
-	testwork.RequireMended(s, t, sale, "")
-	require.Equal(t, order.StatusConfirmed, testwork.OrderOfID(t, s.Pool, events[2].OrderID).Status)
+	testwork.RequireMended(t, s, sale, "")
+	require.Equal(t, order.StatusConfirmed, testwork.Order(t, s.Pool, events[2].OrderID).Status)
 }

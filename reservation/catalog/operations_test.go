@@ -7,7 +7,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/test/testsale"
+	"stampede/internal/test/testshop"
 	"stampede/reservation"
 )
 
@@ -17,8 +17,8 @@ func TestOperatorChangesReachEveryIngressWithinASecond(t *testing.T) {
 	for name, c := range map[string]struct {
 		// before prepares the sale. With a stock of 1 the ingresses remember it as sold out.
 		stock  int64
-		before func(s *testsale.Shop, sale uuid.UUID) error
-		does   func(s *testsale.Shop, sale uuid.UUID) error
+		before func(t testing.TB, s *testshop.Shop, sale uuid.UUID) error
+		does   func(t testing.TB, s *testshop.Shop, sale uuid.UUID) error
 		want   reservation.Verdict
 	}{
 		"pause":                     {5, nil, pausing, reservation.Paused},
@@ -33,25 +33,25 @@ func TestOperatorChangesReachEveryIngressWithinASecond(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s, _ := testsale.SoldOutShop(t) // on its own Redis, which counts no other calls
-			sale := s.Sale(c.stock).ID
-			require.Equal(t, reservation.Reserved, s.Buy(sale, "ann").Verdict)
+			s, _ := testshop.SoldOutShop(t) // on its own Redis, which counts no other calls
+			sale := s.Sale(t, c.stock).ID
+			s.Buy(t, sale, "ann")
 			if c.before != nil {
-				require.NoError(t, c.before(s, sale))
+				require.NoError(t, c.before(t, s, sale))
 			}
-			ingresses := []*testsale.Shop{s.Next(s.Redis), s.Next(s.Redis)}
+			ingresses := []*testshop.Shop{s.Next(t, s.Rdb), s.Next(t, s.Rdb)}
 			for _, ingress := range ingresses {
-				require.Equal(t, reservation.AlreadyPurchased, ingress.Buy(sale, "ann").Verdict, "it has looked up the sale")
-				if s.Left(sale) == "0" {
-					ingress.RememberSoldOut(sale)
+				require.Equal(t, reservation.AlreadyPurchased, ingress.Ask(t, sale, "ann").Verdict, "it has looked up the sale")
+				if s.Left(t, sale) == 0 {
+					ingress.RememberSoldOut(t, sale)
 				}
 			}
-			require.NoError(t, c.does(s, sale))
+			require.NoError(t, c.does(t, s, sale))
 			changed := time.Now()
 			for i, ingress := range ingresses {
 				for {
 					asked := time.Now()
-					if ingress.Buy(sale, []string{"bob", "cid"}[i]).Verdict == c.want {
+					if ingress.Ask(t, sale, []string{"bob", "cid"}[i]).Verdict == c.want {
 						break
 					}
 					require.Less(t, asked.Sub(changed), time.Second)
@@ -61,24 +61,24 @@ func TestOperatorChangesReachEveryIngressWithinASecond(t *testing.T) {
 	}
 }
 
-func pausing(s *testsale.Shop, sale uuid.UUID) error {
-	_, err := s.Pause(s.T.Context(), sale)
+func pausing(t testing.TB, s *testshop.Shop, sale uuid.UUID) error {
+	_, err := s.Pause(t.Context(), sale)
 	return err
 }
 
-func resuming(s *testsale.Shop, sale uuid.UUID) error {
-	_, err := s.Resume(s.T.Context(), sale)
+func resuming(t testing.TB, s *testshop.Shop, sale uuid.UUID) error {
+	_, err := s.Resume(t.Context(), sale)
 	return err
 }
 
-func ending(s *testsale.Shop, sale uuid.UUID) error {
-	_, err := s.End(s.T.Context(), sale)
+func ending(t testing.TB, s *testshop.Shop, sale uuid.UUID) error {
+	_, err := s.End(t.Context(), sale)
 	return err
 }
 
-func restocking(units int64) func(*testsale.Shop, uuid.UUID) error {
-	return func(s *testsale.Shop, sale uuid.UUID) error {
-		_, err := s.Restock(s.T.Context(), sale, units, "")
+func restocking(units int64) func(testing.TB, *testshop.Shop, uuid.UUID) error {
+	return func(t testing.TB, s *testshop.Shop, sale uuid.UUID) error {
+		_, err := s.Restock(t.Context(), sale, units, "")
 		return err
 	}
 }

@@ -97,6 +97,19 @@ func Redis(t testing.TB) redis.UniversalClient {
 	return client
 }
 
+// Client returns a client of the server at the URL, which is closed when the test ends.
+func Client(t testing.TB, url string) *redis.Client {
+	t.Helper()
+	o, err := redis.ParseURL(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.DialerRetries = 1 // as the clients of package connect: otherwise a refused call takes most of CallTimeout
+	client := redis.NewClient(o)
+	t.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
 // Keys returns keys with the test's own prefix, in one partition. They are deleted when the test ends.
 func Keys(t testing.TB) reservation.Keys {
 	t.Helper()

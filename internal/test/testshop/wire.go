@@ -1,4 +1,4 @@
-package testsale
+package testshop
 
 import (
 	"context"
@@ -36,10 +36,10 @@ type Wire struct {
 	calls [][]any     // the arguments of all calls, also of lost ones: any of them may arrive late
 }
 
-// Wired returns a client and its wire.
-func Wired(t *testing.T, url string) (*redis.Client, *Wire) {
+// Wired returns a client of the server at the URL, and its wire.
+func Wired(t testing.TB, url string) (*redis.Client, *Wire) {
 	t.Helper()
-	rdb, w := OwnClient(t, url), &Wire{}
+	rdb, w := testkit.Client(t, url), &Wire{}
 	rdb.AddHook(testkit.Hook(w.process))
 	return rdb, w
 }
