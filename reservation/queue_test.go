@@ -88,7 +88,7 @@ func (l leaving) HasLeft() bool { return bool(l) }
 // A request may have waited before Reserve is called, and its client may leave meanwhile.
 func TestReserveDecidesNoLateRequest(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t)
+	s := testshop.NewShopOn(t, testshop.Options{Store: reservation.StoreOptions{WaitMax: reservation.DefaultWaitMax}})
 	sale := s.Sale(t, 10)
 	for name, c := range map[string]struct {
 		age  time.Duration
