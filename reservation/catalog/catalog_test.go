@@ -224,3 +224,131 @@ func TestPublishDoesNotRefillLostSale(t *testing.T) {
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
 	require.Zero(t, s.Rdb.Exists(t.Context(), s.Keys.Sale(0, sale.ID)).Val())
 }
+
+// The operator calls another ingress than the two that remember the sale.
+func TestOperatorChangesReachEveryIngressWithinASecond(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		// before prepares the sale. With a stock of 1 the ingresses remember it as sold out.
+		stock  int64
+		before func(t testing.TB, s *testshop.Shop, sale uuid.UUID) error
+		does   func(t testing.TB, s *testshop.Shop, sale uuid.UUID) error
+		want   reservation.Verdict
+	}{
+		"pause":                     {5, nil, pausing, reservation.Paused},
+		"pause when sold out":       {1, nil, pausing, reservation.Paused},
+		"resume":                    {5, pausing, resuming, reservation.Reserved},
+		"end":                       {5, nil, ending, reservation.Ended},
+		"end when sold out":         {1, nil, ending, reservation.Ended},
+		"end when paused":           {5, pausing, ending, reservation.Ended},
+		"restock up when sold out":  {1, nil, restocking(3), reservation.Reserved},
+		"restock down to the taken": {5, nil, restocking(-4), reservation.SoldOut},
+		"restock up after that":     {5, restocking(-4), restocking(3), reservation.Reserved},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, _ := testshop.SoldOutShop(t) // on its own Redis, which counts no other calls
+			sale := s.Sale(t, c.stock).ID
+			s.Buy(t, sale, "ann")
+			if c.before != nil {
+				require.NoError(t, c.before(t, s, sale))
+			}
+			ingresses := []*testshop.Shop{s.Next(t, s.Rdb), s.Next(t, s.Rdb)}
+			for _, ingress := range ingresses {
+				require.Equal(t, reservation.AlreadyPurchased, ingress.Ask(t, sale, "ann").Verdict, "it has looked up the sale")
+				if s.Left(t, sale) == 0 {
+					ingress.RememberSoldOut(t, sale)
+				}
+			}
+			require.NoError(t, c.does(t, s, sale))
+			changed := time.Now()
+			for i, ingress := range ingresses {
+				for {
+					asked := time.Now()
+					if ingress.Ask(t, sale, []string{"bob", "cid"}[i]).Verdict == c.want {
+						break
+					}
+					require.Less(t, asked.Sub(changed), time.Second)
+				}
+			}
+		})
+	}
+}
+
+func pausing(t testing.TB, s *testshop.Shop, sale uuid.UUID) error {
+	_, err := s.Pause(t.Context(), sale)
+	return err
+}
+
+func resuming(t testing.TB, s *testshop.Shop, sale uuid.UUID) error {
+	_, err := s.Resume(t.Context(), sale)
+	return err
+}
+
+func ending(t testing.TB, s *testshop.Shop, sale uuid.UUID) error {
+	_, err := s.End(t.Context(), sale)
+	return err
+}
+
+func restocking(units int64) func(testing.TB, *testshop.Shop, uuid.UUID) error {
+	return func(t testing.TB, s *testshop.Shop, sale uuid.UUID) error {
+		_, err := s.Restock(t.Context(), sale, units, "")
+		return err
+	}
+}
+
+// Units that Redis lost belong to no buyer, so they must not be counted as held.
+func TestCountRefusesSaleThatAwaitsRebuild(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t)
+	sale, other := s.Sale(t, 10), s.Sale(t, 5)
+	s.Buy(t, sale.ID, "ann")
+	unknown := func() {
+		t.Helper()
+		_, err := s.Show(t.Context(), sale.ID)
+		require.ErrorIs(t, err, reservation.ErrUnavailable)
+		_, err = s.List(t.Context(), uuid.Nil, 10)
+		require.ErrorIs(t, err, reservation.ErrUnavailable)
+		_, err = s.Pause(t.Context(), sale.ID)
+		require.ErrorIs(t, err, catalog.ErrNotInForce)
+		counted, err := s.Show(t.Context(), other.ID)
+		require.NoError(t, err)
+		require.EqualValues(t, 5, counted.Available)
+	}
+	key := s.Keys.Sale(0, sale.ID)
+	require.NoError(t, s.Rdb.Copy(t.Context(), key, key+"-kept", 0, false).Err())
+	_, err := s.CloseSale(t.Context(), sale.ID, 0, testshop.Token, 0)
+	require.NoError(t, err)
+	unknown()
+	require.NoError(t, s.Rdb.Del(t.Context(), key).Err())
+	unknown()
+	_, err = s.CloseSale(t.Context(), sale.ID, 0, testshop.Token, 0)
+	require.NoError(t, err)
+	unknown()
+
+	require.NoError(t, s.Rdb.Rename(t.Context(), key+"-kept", key).Err())
+	_, err = s.PublishPending(t.Context())
+	require.NoError(t, err)
+	sales, err := s.List(t.Context(), uuid.Nil, 10)
+	require.NoError(t, err)
+	require.Len(t, sales, 2)
+	require.Equal(t, []int64{10, 9, 1, 0}, []int64{sales[1].Stock, sales[1].Available, sales[1].Held, sales[1].Sold})
+	require.Equal(t, reservation.StatePaused, sales[1].State, "the recorded change is published")
+}
+
+// Operators may delete the keys of ended sales to free memory.
+func TestEndedSaleIsCountedWithoutRedis(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t)
+	sale := s.Sale(t, 10)
+	_, err := s.End(t.Context(), sale.ID)
+	require.NoError(t, err)
+	_, err = s.Pool.Exec(t.Context(), "UPDATE sales SET sold = 3 WHERE id = $1", sale.ID)
+	require.NoError(t, err)
+	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Sale(0, sale.ID)).Err())
+	sales, err := s.List(t.Context(), uuid.Nil, 10)
+	require.NoError(t, err)
+	require.Equal(t, []int64{10, 7, 0, 3}, []int64{sales[0].Stock, sales[0].Available, sales[0].Held, sales[0].Sold})
+}
+
+func TestMain(m *testing.M) { testkit.Main(m, testkit.WithRedisInMemory()) }

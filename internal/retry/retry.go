@@ -1,3 +1,5 @@
+// Package retry holds pauses and the delays between retries, and logs an outage as two lines: one when
+// it begins, one when it ends.
 package retry
 
 import (
@@ -101,4 +103,25 @@ const CallTimeout = 3 * time.Second
 // that has begun should finish.
 func ForCall(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), CallTimeout)
+}
+
+// Pause waits for d. It returns false if done is closed before d has passed, and immediately if done
+// is already closed.
+func Pause(d time.Duration, done <-chan struct{}) bool {
+	select {
+	case <-done:
+		return false
+	default:
+	}
+	if d <= 0 {
+		return true
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-done:
+		return false
+	}
 }
