@@ -21,6 +21,7 @@ import (
 	"stampede/ledger"
 	"stampede/ledger/deadletter"
 	"stampede/lock"
+	"stampede/reservation"
 	"stampede/reservation/order"
 	"stampede/sql"
 	"stampede/stream"
@@ -223,4 +224,23 @@ func TestWorkerDefersLockedUsers(t *testing.T) {
 	})
 	require.NoError(t, other.Release(t.Context()))
 	s.AwaitConfirmed(t, 2)
+}
+
+// A full Redis gets room only from workers, so they must be able to start while it is full.
+func TestWorkerDrainsFullRedis(t *testing.T) {
+	t.Parallel()
+	s := testshop.OnOwnRedis(t, 1)
+	sale := s.Open(t, 5)
+	for _, user := range []string{"ann", "bob", "cid", "dan", "eve"} {
+		s.Buy(t, sale, user)
+	}
+	require.NoError(t, s.Exec(t, "UPDATE sales SET stock = 4 WHERE id = $1", sale))
+	require.NoError(t, stream.CreateGroup(t.Context(), s.Rdb, s.Keys.Orders(0), reservation.Group))
+	require.NoError(t, s.Rdb.ConfigSet(t.Context(), "maxmemory", "1").Err())
+	require.ErrorContains(t, s.Rdb.Set(t.Context(), "some", "thing", 0).Err(), "OOM")
+
+	testwork.Work(t, testwork.Config(t, s))
+	s.AwaitConfirmed(t, 4)
+	testwork.AwaitRest(t, s)
+	require.EqualValues(t, 1, s.Left(t, sale), "the rejected order's unit is released")
 }

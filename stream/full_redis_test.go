@@ -9,31 +9,8 @@ import (
 
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
-	"stampede/internal/test/testwork"
-	"stampede/reservation"
 	"stampede/stream"
 )
-
-// A full Redis gets room only from workers, so they must be able to start while it is full.
-func TestWorkerDrainsFullRedis(t *testing.T) {
-	t.Parallel()
-	s := testshop.OnOwnRedis(t, 1)
-	sale := s.Open(t, 5)
-	for _, user := range []string{"ann", "bob", "cid", "dan", "eve"} {
-		s.Buy(t, sale, user)
-	}
-	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET stock = 4 WHERE id = $1", sale)
-	require.NoError(t, err)
-	require.NoError(t, stream.CreateGroup(t.Context(), s.Rdb, s.Keys.Orders(0), reservation.Group))
-	require.NoError(t, s.Rdb.ConfigSet(t.Context(), "maxmemory", "1").Err())
-	require.ErrorContains(t, s.Rdb.Set(t.Context(), "some", "thing", 0).Err(), "OOM")
-
-	testwork.Work(t, testwork.Config(t, s))
-	s.AwaitConfirmed(t, 4)
-	testwork.AwaitRest(t, s)
-	require.Equal(t, "1", s.Rdb.HGet(t.Context(), s.Keys.Sale(0, sale), "left").Val(),
-		"the rejected order's unit is released")
-}
 
 func TestSubscriberCreatesGroupOnceFullRedisHasRoom(t *testing.T) {
 	t.Parallel()

@@ -15,7 +15,6 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
-	"go.uber.org/goleak"
 
 	"stampede/fulfillment"
 	"stampede/internal/connect"
@@ -27,17 +26,9 @@ import (
 	"stampede/upkeep/rebuild"
 )
 
-// suiteReader is the goroutine of Watermill's conformance suite that reads from many subscriptions. It never ends if a
-// message is redelivered after the suite has received enough, as happens on a busy machine.
-const suiteReader = "github.com/ThreeDotsLabs/watermill/internal/subscriber.(*multiplier).Subscribe"
-
 // Main runs the tests of a package on their own servers. A test may start the same binary as a process of its shop,
 // which it kills.
-func Main(m *testing.M) {
-	testkit.Main(m, testkit.WithCommand(command), testkit.IgnoreLeaks(
-		goleak.IgnoreAnyFunction(suiteReader+".func2"), goleak.IgnoreAnyFunction(suiteReader+".func3"),
-	))
-}
+func Main(m *testing.M) { testkit.Main(m, testkit.WithCommand(command)) }
 
 func command() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
