@@ -51,10 +51,9 @@ func TestWorkerContinuesApartFromFrozenMaster(t *testing.T) {
 
 	many := insertSales(t, s.Shop, frozen, 100)
 	began = time.Now()
-	_, err := s.Pool.Exec(t.Context(), `INSERT INTO releases (order_id, sale_id, user_id, quantity, again_at)
+	require.NoError(t, s.Exec(t, `INSERT INTO releases (order_id, sale_id, user_id, quantity, again_at)
 		SELECT gen_random_uuid(), id, 'eve', 1, now() - interval '1 minute' FROM sales WHERE id = ANY ($1)
-		UNION ALL SELECT gen_random_uuid(), $2, 'eve', 1, now()`, many, other)
-	require.NoError(t, err)
+		UNION ALL SELECT gen_random_uuid(), $2, 'eve', 1, now()`, many, other))
 	testkit.Eventually(t, 60*time.Second, "units are released elsewhere", func() bool {
 		return s.Count(t, "SELECT count(*) FROM releases WHERE sale_id = $1", other) == 0
 	})
@@ -68,7 +67,7 @@ func TestWorkerContinuesApartFromFrozenMaster(t *testing.T) {
 	t.Logf("a change was published %v later", time.Since(began))
 
 	for range 20 { // the clock is that of the stream's own server
-		_, err = stream.ReadBacklog(t.Context(), s.Rdb, s.Keys.Orders(apart), reservation.Group)
+		_, err := stream.ReadBacklog(t.Context(), s.Rdb, s.Keys.Orders(apart), reservation.Group)
 		require.NoError(t, err)
 	}
 	reachable := func(partition int) float64 {

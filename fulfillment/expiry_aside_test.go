@@ -36,8 +36,7 @@ func TestExpirySkipsContradictoryOrder(t *testing.T) {
 		"UPDATE orders SET version = 9 WHERE id = $1":       ahead,
 		"UPDATE orders SET due = '-infinity' WHERE id = $1": timeless,
 	} {
-		_, err := s.Pool.Exec(t.Context(), query, id)
-		require.NoError(t, err)
+		require.NoError(t, s.Exec(t, query, id))
 	}
 
 	config, log, registry := testwork.Config(t, s), &testshop.CountingLog{}, prometheus.NewRegistry()
@@ -56,11 +55,9 @@ func TestExpirySkipsContradictoryOrder(t *testing.T) {
 	}
 
 	// They expire after the repair.
-	_, err := s.Pool.Exec(t.Context(), "DELETE FROM order_events WHERE order_id = $1 AND version = 3", paid)
-	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, "DELETE FROM order_events WHERE order_id = $1 AND version = 3", paid))
 	testwork.RebuildProjections(t, s)
-	expired, err := testwork.Expire(t.Context(), s)
-	require.NoError(t, err)
+	expired := testwork.Expire(t, s)
 	require.Equal(t, 3, expired)
 	require.Zero(t, s.Count(t, testshop.BrokenLogs))
 }

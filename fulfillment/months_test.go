@@ -22,10 +22,9 @@ func TestWorkerMakesMonthsAhead(t *testing.T) {
 	const complete = "SELECT count(*) FROM order_months WHERE first > '01800000-0000-0000-0000-000000000000' AND " +
 		"orders IS NOT NULL AND events IS NOT NULL"
 	made := s.Count(t, complete)
-	_, err := s.Pool.Exec(t.Context(), `DO $$
+	require.NoError(t, s.Exec(t, `DO $$
 		DECLARE part text := (SELECT events FROM order_months ORDER BY first DESC LIMIT 1);
-		BEGIN EXECUTE 'DROP TABLE ' || part; END $$`)
-	require.NoError(t, err)
+		BEGIN EXECUTE 'DROP TABLE ' || part; END $$`))
 	_, missing, err := sql.Guards(t.Context(), s.Pool)
 	require.NoError(t, err)
 	require.Len(t, missing, 1)
@@ -40,8 +39,7 @@ func TestOrderIsRecordedWithoutTables(t *testing.T) {
 	s := testshop.NewShop(t)
 	l := ledger.New(s.Pool)
 	sale := oldSale(t, s)
-	_, err := s.Pool.Exec(t.Context(), "DROP TABLE orders_2026_03, order_events_2026_03")
-	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, "DROP TABLE orders_2026_03, order_events_2026_03"))
 	outcomes, err := l.Record(t.Context(), testshop.ReservedCrowd(sale, 3))
 	require.NoError(t, err)
 	require.Equal(t, order.StatusConfirmed, outcomes[2].Status)
@@ -60,7 +58,6 @@ func oldSale(t *testing.T, s *testshop.Shop) uuid.UUID {
 	for i := range 6 {
 		id[i] = byte(ms >> (8 * (5 - i)))
 	}
-	_, err := s.Pool.Exec(t.Context(), "INSERT INTO sales (id, name, stock) VALUES ($1, 'old', 1000)", id)
-	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, "INSERT INTO sales (id, name, stock) VALUES ($1, 'old', 1000)", id))
 	return id
 }

@@ -32,8 +32,7 @@ func cancelledOrders(t testing.TB, s *testshop.Shop, users int) (sale uuid.UUID,
 // retryReleasesNow makes the releases that Redis refused due immediately.
 func retryReleasesNow(t testing.TB, s *testshop.Shop) {
 	t.Helper()
-	_, err := s.Pool.Exec(t.Context(), "UPDATE releases SET again_at = now()")
-	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, "UPDATE releases SET again_at = now()"))
 }
 
 func TestReleaseWaitsUntilRedisHasSale(t *testing.T) {
@@ -47,8 +46,7 @@ func TestReleaseWaitsUntilRedisHasSale(t *testing.T) {
 	require.NoError(t, err) // the clock was set back since
 	restore := s.Lose(t, lost)
 
-	released, err := testwork.ReleaseUnits(t.Context(), s)
-	require.NoError(t, err)
+	released := testwork.ReleaseUnits(t, s)
 	require.Equal(t, 3, released, "the lost sale does not block another one")
 	require.EqualValues(t, 10, s.Left(t, other))
 	require.EqualValues(t, 2, s.Count(t, "SELECT count(*) FROM releases WHERE sale_id = $1 AND refusals = 1", lost))
@@ -59,8 +57,7 @@ func TestReleaseWaitsUntilRedisHasSale(t *testing.T) {
 	before := s.Count(t, "SELECT extract(epoch FROM min(again_at) - now())::bigint FROM releases")
 	for range 4 {
 		retryReleasesNow(t, s)
-		_, err = testwork.ReleaseUnits(t.Context(), s)
-		require.NoError(t, err)
+		testwork.ReleaseUnits(t, s)
 	}
 	require.Greater(t, s.Count(t, "SELECT extract(epoch FROM min(again_at) - now())::bigint FROM releases"), before+5,
 		"the retries become less frequent")
@@ -68,8 +65,7 @@ func TestReleaseWaitsUntilRedisHasSale(t *testing.T) {
 	restore()
 	retryReleasesNow(t, s)
 	for _, want := range []int{2, 0} {
-		released, err = testwork.ReleaseUnits(t.Context(), s)
-		require.NoError(t, err)
+		released = testwork.ReleaseUnits(t, s)
 		require.Equal(t, want, released)
 		require.EqualValues(t, 10, s.Left(t, lost))
 	}
@@ -91,14 +87,11 @@ func TestReleaseOfEndedSaleCompletesWithoutRedis(t *testing.T) {
 			s := testshop.NewShop(t)
 			sale, _ := cancelledOrders(t, s, 2)
 			s.Lose(t, sale)
-			_, err := testwork.ReleaseUnits(t.Context(), s)
-			require.NoError(t, err)
+			testwork.ReleaseUnits(t, s)
 			require.EqualValues(t, 2, s.Count(t, testshop.PendingReleases))
-			_, err = s.Pool.Exec(t.Context(), over, sale)
-			require.NoError(t, err)
+			require.NoError(t, s.Exec(t, over, sale))
 			retryReleasesNow(t, s)
-			released, err := testwork.ReleaseUnits(t.Context(), s)
-			require.NoError(t, err)
+			released := testwork.ReleaseUnits(t, s)
 			require.Equal(t, 2, released)
 			require.Zero(t, s.Count(t, testshop.PendingReleases))
 		})
@@ -111,14 +104,12 @@ func TestReleaseBeyondStockIsRefused(t *testing.T) {
 	s := testshop.NewShop(t)
 	sale, _ := cancelledOrders(t, s, 3)
 	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", 1).Err())
-	released, err := testwork.ReleaseUnits(t.Context(), s)
-	require.NoError(t, err)
+	released := testwork.ReleaseUnits(t, s)
 	require.Equal(t, 2, released)
 	require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM releases WHERE refusals = 1"))
 	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", -1).Err())
 	retryReleasesNow(t, s)
-	released, err = testwork.ReleaseUnits(t.Context(), s)
-	require.NoError(t, err)
+	released = testwork.ReleaseUnits(t, s)
 	require.Equal(t, 1, released)
 	require.EqualValues(t, 10, s.Left(t, sale))
 }
@@ -135,10 +126,8 @@ func TestReleaseOfSaleWithFutureID(t *testing.T) {
 	}
 	rename(s.Keys.Sale)
 	rename(s.Keys.Buyers)
-	_, err := s.Pool.Exec(t.Context(), "UPDATE releases SET sale_id = $1", future)
-	require.NoError(t, err)
-	released, err := testwork.ReleaseUnits(t.Context(), s)
-	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, "UPDATE releases SET sale_id = $1", future))
+	released := testwork.ReleaseUnits(t, s)
 	require.Equal(t, 2, released)
 	require.EqualValues(t, 10, s.Left(t, future))
 }
@@ -161,15 +150,12 @@ func TestPendingReleasesAreCounted(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t)
 	l := ledger.New(s.Pool)
-	_, err := s.Pool.Exec(t.Context(), `INSERT INTO releases (order_id, sale_id, user_id, quantity)
-		SELECT gen_random_uuid(), gen_random_uuid(), 'ann', 1 FROM generate_series(1, $1)`, ledger.ReleasesCountMax-1)
-	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, `INSERT INTO releases (order_id, sale_id, user_id, quantity)
+		SELECT gen_random_uuid(), gen_random_uuid(), 'ann', 1 FROM generate_series(1, $1)`, ledger.ReleasesCountMax-1))
 	pending, err := l.PendingReleases(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, ledger.ReleasesCountMax-1, pending)
-	_, err = s.Pool.Exec(t.Context(),
-		"INSERT INTO releases SELECT gen_random_uuid(), sale_id, user_id, quantity FROM releases LIMIT 2")
-	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, "INSERT INTO releases SELECT gen_random_uuid(), sale_id, user_id, quantity FROM releases LIMIT 2"))
 	pending, err = l.PendingReleases(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, ledger.ReleasesCountMax, pending, "the count is bounded")

@@ -64,13 +64,10 @@ func TestRetryOfEndedReservationHoldsNothing(t *testing.T) {
 			for _, a := range testwork.Handle(b, testwork.Messages(t, s)...) {
 				require.NoError(t, testshop.Answer(t, a))
 			}
-			_, err := s.Pool.Exec(t.Context(), "UPDATE orders SET due = due - interval '1 day' WHERE user_id = 'alice'")
-			require.NoError(t, err)
+			require.NoError(t, s.Exec(t, "UPDATE orders SET due = due - interval '1 day' WHERE user_id = 'alice'"))
 			testwork.Heartbeat(t, s.Pool)
-			_, err = testwork.Expire(t.Context(), s)
-			require.NoError(t, err)
-			_, err = testwork.ReleaseUnits(t.Context(), s)
-			require.NoError(t, err)
+			testwork.Expire(t, s)
+			testwork.ReleaseUnits(t, s)
 		}, order.StatusExpired, reservation.Reserved, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -119,8 +116,7 @@ func TestOnlyRebuildVerifiesUsedPartition(t *testing.T) {
 	t.Parallel()
 	s := testshop.OnOwnRedis(t, 1)
 	sale := s.Open(t, 10)
-	_, err := s.Pool.Exec(t.Context(), "DELETE FROM redis_servers")
-	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, "DELETE FROM redis_servers"))
 	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Server(0)).Err())
 	require.NoError(t, s.Rdb.ScriptFlush(t.Context()).Err())
 	s.RequireClosed(t, sale)

@@ -102,8 +102,7 @@ func TestWorkerRejectsOrdersBeyondStockInSaleOrder(t *testing.T) {
 	s := testshop.NewShop(t)
 	sale := s.Open(t, 100)
 	require.Equal(t, 100, s.Crowd(t, sale, 100))
-	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET stock = 37 WHERE id = $1", sale)
-	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, "UPDATE sales SET stock = 37 WHERE id = $1", sale))
 	// Messages may be handled in any order, so all orders are in one, the latest first.
 	events := s.Events(t, 0)
 	slices.SortFunc(events, func(x, y order.OrderReserved) int { return cmp.Compare(y.Sequence, x.Sequence) })

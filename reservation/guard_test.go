@@ -79,8 +79,7 @@ func TestGuardResumesServerNamedByPostgres(t *testing.T) {
 	state, err := s.Inspect(t.Context(), 0)
 	require.NoError(t, err)
 	name := func(runID string) {
-		_, err := s.Pool.Exec(t.Context(), "UPDATE redis_servers SET run_id = $1", runID)
-		require.NoError(t, err)
+		require.NoError(t, s.Exec(t, "UPDATE redis_servers SET run_id = $1", runID))
 	}
 	name("another")
 	awaitRefusal(t, s, sale)
@@ -121,8 +120,7 @@ func TestGuardRefusalIsNotSoldOut(t *testing.T) {
 	t.Parallel()
 	s, sale := testshop.SoldOutShop(t)
 	guarded(t, s)
-	_, err := s.Pool.Exec(t.Context(), "UPDATE redis_servers SET run_id = 'another'")
-	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, "UPDATE redis_servers SET run_id = 'another'"))
 	awaitRefusal(t, s, sale)
 	refuses(t, s, sale, "loser")
 }
@@ -133,10 +131,8 @@ func TestGuardKeepsSellingWithoutPostgres(t *testing.T) {
 	s := testshop.NewShop(t)
 	sale := s.Sale(t, 1000).ID
 	s.Buy(t, sale, "ann")
-	_, err := s.Pool.Exec(t.Context(), "ALTER TABLE redis_servers RENAME TO away")
-	require.NoError(t, err)
-	_, err = s.Pool.Exec(t.Context(), "UPDATE away SET run_id = 'another'")
-	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, "ALTER TABLE redis_servers RENAME TO away"))
+	require.NoError(t, s.Exec(t, "UPDATE away SET run_id = 'another'"))
 
 	var warned sync.WaitGroup
 	warned.Add(1)
@@ -146,8 +142,7 @@ func TestGuardKeepsSellingWithoutPostgres(t *testing.T) {
 	go func() { ended <- guard.Run(ctx) }()
 	warned.Wait()
 	s.Buy(t, sale, "bob")
-	_, err = s.Pool.Exec(t.Context(), "ALTER TABLE away RENAME TO redis_servers")
-	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, "ALTER TABLE away RENAME TO redis_servers"))
 	awaitRefusal(t, s, sale)
 	cancel()
 	require.NoError(t, <-ended)

@@ -78,8 +78,7 @@ func TestGuardLogsOnlyLastingLossAsError(t *testing.T) {
 	state, err := s.Inspect(t.Context(), 0)
 	require.NoError(t, err)
 	name := func(runID string) {
-		_, err := s.Pool.Exec(t.Context(), "UPDATE redis_servers SET run_id = $1", runID)
-		require.NoError(t, err)
+		require.NoError(t, s.Exec(t, "UPDATE redis_servers SET run_id = $1", runID))
 	}
 	for range 2 {
 		name("another")

@@ -60,8 +60,7 @@ func TestPostgresGoneAndBack(t *testing.T) {
 		for _, statement := range []string{
 			fmt.Sprintf("ALTER SYSTEM SET default_transaction_read_only = %t", isReadOnly), "SELECT pg_reload_conf()",
 		} {
-			_, err := s.Pool.Exec(t.Context(), statement)
-			require.NoError(t, err)
+			require.NoError(t, s.Exec(t, statement))
 		}
 		f.play(t, "it is shown whether Postgres takes writes", func(x *Snapshot) bool {
 			return x.Postgres.Reachable && slices.Contains(troublesOf(x), atPostgresGone) == isReadOnly

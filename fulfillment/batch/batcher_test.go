@@ -206,8 +206,7 @@ func TestBatcherRetriesRejectedOrderUntilUnitIsReleased(t *testing.T) {
 	for i := range 3 {
 		s.Buy(t, sale, fmt.Sprintf("user-%d", i))
 	}
-	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET stock = 2 WHERE id = $1", sale)
-	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, "UPDATE sales SET stock = 2 WHERE id = $1", sale))
 	msgs := testwork.Messages(t, s)
 	s.Server.Kill()
 

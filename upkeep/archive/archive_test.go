@@ -383,12 +383,10 @@ func TestMonthOfArchivedSaleGoesOn(t *testing.T) {
 	sale, receipt := endedSale(t, s, 1)
 	_, err := archiveSale(t, s, t.TempDir(), sale)
 	require.NoError(t, err)
-	_, err = s.Pool.Exec(t.Context(), `DO $$ DECLARE part text; BEGIN
+	require.NoError(t, s.Exec(t, `DO $$ DECLARE part text; BEGIN
 		FOR part IN SELECT unnest(ARRAY[orders, events]) FROM order_months LOOP EXECUTE 'DROP TABLE ' || part; END LOOP;
-		END $$`)
-	require.NoError(t, err)
-	_, err = s.Pool.Exec(t.Context(), sql.WorkerMakeMonths)
-	require.NoError(t, err)
+		END $$`))
+	require.NoError(t, s.Exec(t, sql.WorkerMakeMonths))
 	other := s.Open(t, 10) // its month is created again
 	s.Buy(t, other, "ann")
 	testwork.Fulfil(t, s)

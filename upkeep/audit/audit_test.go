@@ -70,8 +70,7 @@ func TestAuditCountsUnreleasedUnitsAsHeld(t *testing.T) {
 		require.NoError(t, err)
 	}
 	testwork.EndWindow(t, s.Pool, overdue...)
-	_, err := testwork.Expire(t.Context(), s)
-	require.NoError(t, err)
+	testwork.Expire(t, s)
 
 	equation := func(available, held, sold int64) {
 		t.Helper()
@@ -97,11 +96,10 @@ func TestAuditCountsUnreleasedUnitsAsHeld(t *testing.T) {
 	var first reservation.Release
 	require.NoError(t, s.Pool.QueryRow(t.Context(),
 		"SELECT sale_id, order_id, user_id FROM releases LIMIT 1").Scan(&first.SaleID, &first.OrderID, &first.UserID))
-	_, err = s.Store.Release(t.Context(), []reservation.Release{first})
+	_, err := s.Store.Release(t.Context(), []reservation.Release{first})
 	require.NoError(t, err)
 	equation(11, 9, 30)
-	_, err = testwork.ReleaseUnits(t.Context(), s)
-	require.NoError(t, err)
+	testwork.ReleaseUnits(t, s)
 	equation(20, 0, 30)
 }
 
@@ -117,8 +115,7 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 		return func(t testing.TB, s scene) {
 			query := strings.NewReplacer("$order", "'"+s.order.String()+"'", "$sale", "'"+s.sale.String()+"'").Replace(query)
 			for _, statement := range strings.Split(query, ";") {
-				_, err := s.Pool.Exec(t.Context(), statement)
-				require.NoError(t, err)
+				require.NoError(t, s.Exec(t, statement))
 			}
 		}
 	}
@@ -459,8 +456,7 @@ func TestAuditBoundsFindingsAndCountsTheRest(t *testing.T) {
 	sale := s.Open(t, 100)
 	s.Crowd(t, sale, 50)
 	testwork.Fulfil(t, s)
-	_, err := s.Pool.Exec(t.Context(), "UPDATE orders SET status = 'paid'")
-	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, "UPDATE orders SET status = 'paid'"))
 	report := testwork.Audit(t, s, sale)
 	require.EqualValues(t, 50, report.Promise("S5").Found)
 	require.Len(t, report.Promise("S5").Findings, audit.FindingsShown)

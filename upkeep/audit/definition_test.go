@@ -118,8 +118,7 @@ func TestBoundsOfTermsAgree(t *testing.T) {
 		delete(refused, id)
 	}
 	require.Empty(t, refused, "the audit does not name them")
-	_, err = s.Pool.Exec(t.Context(), "DELETE FROM sales WHERE name = 'forced'")
-	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, "DELETE FROM sales WHERE name = 'forced'"))
 	testwork.RequireUnbroken(t, s, uuid.Nil)
 }
 
@@ -136,9 +135,8 @@ func TestAuditIgnoresUnpublishedTerms(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t)
 	sale := termed(t, s)
-	_, err := s.Pool.Exec(t.Context(), `WITH s AS (UPDATE sales SET state = 'paused', revision = 2 WHERE id = $1)
-		INSERT INTO sale_events (sale_id, revision, type, data) VALUES ($1, 2, 'SalePaused', '{}')`, sale)
-	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, `WITH s AS (UPDATE sales SET state = 'paused', revision = 2 WHERE id = $1)
+		INSERT INTO sale_events (sale_id, revision, type, data) VALUES ($1, 2, 'SalePaused', '{}')`, sale))
 	report := testwork.Audit(t, s, sale)
 	require.Equal(t, "S7", testwork.Broken(report), testwork.Text(t, report))
 	require.Contains(t, testwork.Text(t, report), "state is open and not paused, revision is 1 and not 2")
@@ -149,7 +147,7 @@ func TestAuditIgnoresUnpublishedTerms(t *testing.T) {
 	report = testwork.Audit(t, s, sale)
 	require.Equal(t, audit.RemedyRebuild, report.Promise("S7").Findings[0].Remedy)
 	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "revision", 1).Err())
-	_, err = s.Catalog.PublishPending(t.Context())
+	_, err := s.Catalog.PublishPending(t.Context())
 	require.NoError(t, err)
 	report = testwork.RequireUnbroken(t, s, sale)
 
@@ -168,8 +166,7 @@ func TestAuditEscapesControlCharacters(t *testing.T) {
 	testwork.Fulfil(t, s)
 	forged := order.CompactID(uuid.New()) + " 1 1 1a0c2d3e4f5"
 	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Buyers(0, sale), "\x1b[2Jann\u009b", forged, "\x1b", "\x1b").Err())
-	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET name = E'\\x1b[2J'")
-	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, "UPDATE sales SET name = E'\\x1b[2J'"))
 	report := testwork.Audit(t, s, sale)
 	text := testwork.Text(t, report)
 	require.Equal(t, "S4", testwork.Broken(report), text)
@@ -242,8 +239,7 @@ func TestAuditReportsAndReconcileRepairsForgedRevisions(t *testing.T) {
 			require.NoError(t, err)
 			testwork.RequireUnbroken(t, s, sale)
 
-			_, err = s.Pool.Exec(t.Context(), c.damage)
-			require.NoError(t, err)
+			require.NoError(t, s.Exec(t, c.damage))
 			require.Contains(t, testwork.Text(t, testwork.Audit(t, s, sale)), c.what)
 			testwork.RequireMended(t, s, sale, "")
 			_, err = s.Catalog.Pause(t.Context(), sale)

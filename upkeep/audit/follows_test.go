@@ -69,11 +69,9 @@ func TestEachColumnFollowsFromLog(t *testing.T) {
 	}
 	_, err := orders.Withdraw(t.Context(), orderOf["bob"], "a wish", "olga")
 	require.NoError(t, err)
-	_, err = testwork.ReleaseUnits(t.Context(), s)
-	require.NoError(t, err)
+	testwork.ReleaseUnits(t, s)
 	exec := func(t *testing.T, query string, args ...any) {
-		_, err := s.Pool.Exec(t.Context(), query, args...)
-		require.NoError(t, err)
+		require.NoError(t, s.Exec(t, query, args...))
 	}
 	kept := func(t *testing.T) bool {
 		report := testwork.Audit(t, s, uuid.Nil)

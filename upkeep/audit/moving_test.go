@@ -75,16 +75,14 @@ func TestAuditReportsPayableOrdersWithoutDeadline(t *testing.T) {
 	sale := s.OpenPayable(t, 10)
 	s.Crowd(t, sale, 3)
 	id := testwork.Fulfil(t, s)[0].Event.OrderID
-	_, err := s.Pool.Exec(t.Context(), "UPDATE orders SET due = NULL WHERE id = $1", id)
-	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, "UPDATE orders SET due = NULL WHERE id = $1", id))
 	report := testwork.Audit(t, s, sale)
 	require.Equal(t, "S3 S5", testwork.Broken(report), testwork.Text(t, report))
 	finding := report.Promise("S3").Findings[0]
 	require.Equal(t, id, *finding.Order)
 	require.Equal(t, audit.RemedyProjections, finding.Remedy)
 	require.Equal(t, "OrderConfirmed at version 2", finding.LastEvent)
-	_, err = s.Pool.Exec(t.Context(), "UPDATE order_events SET data = '{}' WHERE order_id = $1 AND version = 2", id)
-	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, "UPDATE order_events SET data = '{}' WHERE order_id = $1 AND version = 2", id))
 	report = testwork.Audit(t, s, sale)
 	require.Equal(t, audit.RemedyOperator, report.Promise("S3").Findings[0].Remedy)
 }
@@ -97,12 +95,10 @@ func TestAuditReportsLastEventOfEachDifference(t *testing.T) {
 	event := testwork.Fulfil(t, s)[0].Event
 	_, err := ledger.New(s.Pool).Cancel(t.Context(), event.OrderID, event.UserID)
 	require.NoError(t, err)
-	_, err = s.Pool.Exec(t.Context(), "DELETE FROM releases")
-	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, "DELETE FROM releases"))
 	_, err = s.Catalog.Pause(t.Context(), sale)
 	require.NoError(t, err)
-	_, err = s.Pool.Exec(t.Context(), "UPDATE sales SET sold = 3")
-	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, "UPDATE sales SET sold = 3"))
 	text := testwork.Text(t, testwork.Audit(t, s, sale))
 	require.Contains(t, text, "order "+event.OrderID.String()+", user "+event.UserID+
 		": the order is cancelled and its units are still taken in Redis (last event: OrderCancelled at version 3)")
@@ -121,8 +117,7 @@ func TestAuditReportsEquationOfEachSale(t *testing.T) {
 	text := testwork.Text(t, testwork.Audit(t, s, uuid.Nil))
 	require.Equal(t, audit.EquationsShown, strings.Count(text, "      5 = 4 available + 1 held + 0 sold   sale "))
 	require.Contains(t, text, "      … and 2 more sales\n")
-	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET sold = 1")
-	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, "UPDATE sales SET sold = 1"))
 	require.Contains(t, testwork.Text(t, testwork.Audit(t, s, uuid.Nil)),
 		"      5 ≠ 4 available + 1 held + 1 sold   sale ")
 }
@@ -157,8 +152,7 @@ func TestAuditRetriesAfterConcurrentChange(t *testing.T) {
 				Redis: movingRedis(t, func() {
 					_, err := ledger.New(s.Pool).Cancel(t.Context(), event.OrderID, event.UserID)
 					require.NoError(t, err)
-					_, err = testwork.ReleaseUnits(t.Context(), s)
-					require.NoError(t, err)
+					testwork.ReleaseUnits(t, s)
 				}),
 			})
 			require.NoError(t, err)
@@ -204,8 +198,7 @@ func TestAuditReportsLastingDifferenceWithoutWaiting(t *testing.T) {
 	sale := s.Open(t, 10)
 	s.Crowd(t, sale, 3)
 	testwork.Fulfil(t, s)
-	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET sold = 1")
-	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, "UPDATE sales SET sold = 1"))
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	report, err := audit.Run(ctx, audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: sale, Wait: time.Hour})

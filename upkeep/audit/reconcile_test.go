@@ -85,16 +85,13 @@ func TestReconcileIgnoresPendingWork(t *testing.T) {
 			require.NoError(t, err)
 		}, ""},
 		"a higher stock": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
-			_, err := s.Pool.Exec(t.Context(), `WITH s AS (UPDATE sales SET stock = 50, revision = 2 WHERE id = $1)
-				INSERT INTO sale_events (sale_id, revision, type, data) VALUES ($1, 2, 'SaleRestocked', '{"stock": 50}')`, sale)
-			require.NoError(t, err)
+			require.NoError(t, s.Exec(t, `WITH s AS (UPDATE sales SET stock = 50, revision = 2 WHERE id = $1)
+				INSERT INTO sale_events (sale_id, revision, type, data) VALUES ($1, 2, 'SaleRestocked', '{"stock": 50}')`, sale))
 		}, "worker"},
 		"an unpublished sale": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
 			require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Sale(0, sale), s.Keys.Buyers(0, sale)).Err())
-			_, err := s.Pool.Exec(t.Context(),
-				`DELETE FROM order_events; DELETE FROM orders; UPDATE sales SET sold = 0, last_sequence = 0, published_revision =
-					0`)
-			require.NoError(t, err)
+			require.NoError(t, s.Exec(t, `DELETE FROM order_events; DELETE FROM orders; UPDATE sales SET sold = 0, last_sequence = 0, published_revision =
+					0`))
 		}, "worker"},
 		"an ended sale with deleted keys": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
 			_, err := s.Catalog.End(t.Context(), sale)
@@ -136,8 +133,7 @@ func TestReconcileAuditsTwice(t *testing.T) {
 	sale := s.OpenPayable(t, 10)
 	s.Crowd(t, sale, 3)
 	outcomes := testwork.Fulfil(t, s)
-	_, err := s.Pool.Exec(t.Context(), "INSERT INTO releases SELECT gen_random_uuid(), $1, 'ghost', 1", sale)
-	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, "INSERT INTO releases SELECT gen_random_uuid(), $1, 'ghost', 1", sale))
 	config := testwork.ReconcileConfig(t, s)
 	rdb, err := connect.Control(testkit.RedisURL(t))
 	require.NoError(t, err)
@@ -148,8 +144,7 @@ func TestReconcileAuditsTwice(t *testing.T) {
 		outcomes = outcomes[1:]
 		_, err := ledger.New(s.Pool).Cancel(t.Context(), event.OrderID, event.UserID)
 		require.NoError(t, err)
-		_, err = s.Pool.Exec(t.Context(), "DELETE FROM releases WHERE order_id = $1", event.OrderID)
-		require.NoError(t, err)
+		require.NoError(t, s.Exec(t, "DELETE FROM releases WHERE order_id = $1", event.OrderID))
 		_, err = s.Store.Release(t.Context(),
 			[]reservation.Release{{SaleID: sale, OrderID: event.OrderID, UserID: event.UserID}})
 		require.NoError(t, err)

@@ -147,12 +147,10 @@ func TestAuditCountsPlacesOfShardsAfterRebuild(t *testing.T) {
 	// An order is lost wholly, and the stock rebuilt without it.
 	lost, _ := s.held(3, s.user(3, 4))
 	for _, table := range []string{"orders WHERE id", "order_events WHERE order_id"} {
-		_, err := s.Pool.Exec(t.Context(), "DELETE FROM "+table+" = $1", lost.OrderID)
-		require.NoError(t, err)
+		require.NoError(t, s.Exec(t, "DELETE FROM "+table+" = $1", lost.OrderID))
 	}
-	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET sold = sold - 1")
-	require.NoError(t, err)
-	_, err = rebuilder.RaiseShards(t.Context(), s.sale, 7, rebuild.ReasonByHand)
+	require.NoError(t, s.Exec(t, "UPDATE sales SET sold = sold - 1"))
+	_, err := rebuilder.RaiseShards(t.Context(), s.sale, 7, rebuild.ReasonByHand)
 	require.NoError(t, err)
 	figures := s.requireKept()
 	require.Equal(t, []int64{14, 1}, []int64{figures.Places, figures.Lost})
@@ -395,8 +393,7 @@ func TestAuditReportsEachCorruptionOfShard(t *testing.T) {
 func TestAuditReportsImpossibleShards(t *testing.T) {
 	t.Parallel()
 	s := openSharded(t, 40)
-	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET shards = 9")
-	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, "UPDATE sales SET shards = 9"))
 	report := testwork.Audit(t, s.Shop, s.sale)
 	require.Contains(t, testwork.Text(t, report),
 		"sales.shards is 9, and sales.partitions is 8: nothing else of the sale is checked")

@@ -191,8 +191,7 @@ func TestReconcileDuringRunningSaleChangesNothingElse(t *testing.T) {
 	}
 	require.Zero(t, s.Count(t, repairs))
 
-	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET sold = sold + 7 WHERE id = $1", sales[1])
-	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, "UPDATE sales SET sold = sold + 7 WHERE id = $1", sales[1]))
 	testkit.Eventually(t, 30*time.Second, "the counter is repaired", func() bool {
 		_, err := audit.Reconcile(t.Context(), config)
 		require.NoError(t, err)
@@ -287,8 +286,7 @@ func TestAuditIgnoresUnitsThatMoveMeanwhile(t *testing.T) {
 		Redis: movingRedis(t, func() {
 			_, err := ledger.New(s.Pool).Cancel(t.Context(), id, user)
 			require.NoError(t, err)
-			_, err = testwork.ReleaseUnits(t.Context(), s.Shop)
-			require.NoError(t, err)
+			testwork.ReleaseUnits(t, s.Shop)
 			testwork.GiveUnits(t, s.Shop, s.sale, 0, 1)
 		}),
 	})

@@ -50,18 +50,14 @@ func makeOrders(t testing.TB, s *testshop.Shop) (orders map[string]uuid.UUID) {
 	_, err = orderLedger.Cancel(t.Context(), orders["user-2/0"], "user-2")
 	require.NoError(t, err)
 	testwork.EndWindow(t, s.Pool, orders["user-3/0"])
-	_, err = s.Pool.Exec(t.Context(),
-		`UPDATE order_events SET data = order_events.data || jsonb_build_object('due', o.due) FROM orders AS o
-		WHERE o.id = order_id AND type = 'OrderConfirmed' AND o.id = $1`, orders["user-3/0"])
-	require.NoError(t, err)
-	expired, err := testwork.Expire(t.Context(), s)
-	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, `UPDATE order_events SET data = order_events.data || jsonb_build_object('due', o.due) FROM orders AS o
+		WHERE o.id = order_id AND type = 'OrderConfirmed' AND o.id = $1`, orders["user-3/0"]))
+	expired := testwork.Expire(t, s)
 	require.Equal(t, 1, expired)
 	refused := testshop.Reserved(sales[0], "refused", 99)
 	_, err = orderLedger.Refuse(t.Context(), []order.OrderReserved{refused}, order.RejectedSoldOut)
 	require.NoError(t, err)
-	_, err = s.Pool.Exec(t.Context(), "UPDATE sales SET epoch = 2 WHERE id = $1", sales[1])
-	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, "UPDATE sales SET epoch = 2 WHERE id = $1", sales[1]))
 	late := testshop.Reserved(sales[1], "late", 99)
 	outcomes, err := orderLedger.Record(t.Context(), []order.OrderReserved{late})
 	require.NoError(t, err)
@@ -101,8 +97,7 @@ func TestProjectionRebuildRestoresEachRow(t *testing.T) {
 			"DELETE FROM sales WHERE name = 'x'",
 		"UPDATE orders SET sale_id = (SELECT id FROM sales ORDER BY id DESC LIMIT 1) WHERE status = 'expired'",
 	} {
-		_, err := s.Pool.Exec(t.Context(), damage)
-		require.NoError(t, err)
+		require.NoError(t, s.Exec(t, damage))
 		testwork.RebuildProjections(t, s)
 		require.Equal(t, rows, testshop.Rows(t, s.Pool, allOrders), damage)
 		require.Equal(t, counters, testshop.Rows(t, s.Pool, allCounters), damage)
@@ -154,12 +149,9 @@ func TestProjectionRebuildRejectsDamagedLog(t *testing.T) {
 	} {
 		t.Run(damage, func(t *testing.T) {
 			saved := testshop.Rows(t, s.Pool, "SELECT row_to_json(e)::text FROM order_events AS e ORDER BY position")
-			_, err := s.Pool.Exec(t.Context(), damage, damagedOrder)
-			require.NoError(t, err)
-			_, err = s.Pool.Exec(t.Context(), "UPDATE orders SET updated_at = now() WHERE user_id = 'user-5'")
-			require.NoError(t, err)
-			_, err = s.Pool.Exec(t.Context(), "UPDATE sales SET last_sequence = last_sequence + 1 WHERE id = $1", sale)
-			require.NoError(t, err)
+			require.NoError(t, s.Exec(t, damage, damagedOrder))
+			require.NoError(t, s.Exec(t, "UPDATE orders SET updated_at = now() WHERE user_id = 'user-5'"))
+			require.NoError(t, s.Exec(t, "UPDATE sales SET last_sequence = last_sequence + 1 WHERE id = $1", sale))
 			wrong := rowsOf("=")
 			report, err := projection.Rebuild(t.Context(), s.Pool)
 			require.ErrorIs(t, err, projection.ErrDamagedLog)
@@ -168,12 +160,9 @@ func TestProjectionRebuildRejectsDamagedLog(t *testing.T) {
 			if len(report.Damaged) == 1 { // events may have moved to the other sale
 				require.Equal(t, others, rowsOf("<>"))
 			}
-			_, err = s.Pool.Exec(t.Context(), `TRUNCATE order_events`)
-			require.NoError(t, err)
-			_, err = s.Pool.Exec(t.Context(),
-				`INSERT INTO order_events OVERRIDING SYSTEM VALUE SELECT e.* FROM unnest($1::json[]) AS row,
-					json_populate_record(NULL::order_events, row) AS e`, saved)
-			require.NoError(t, err)
+			require.NoError(t, s.Exec(t, `TRUNCATE order_events`))
+			require.NoError(t, s.Exec(t, `INSERT INTO order_events OVERRIDING SYSTEM VALUE SELECT e.* FROM unnest($1::json[]) AS row,
+					json_populate_record(NULL::order_events, row) AS e`, saved))
 			testwork.RebuildProjections(t, s)
 			require.Equal(t, before, rowsOf("="))
 			require.Equal(t, others, rowsOf("<>"))
@@ -293,8 +282,7 @@ func TestProjectionRebuildLocksWrongRowsOnly(t *testing.T) {
 	orders := makeOrders(t, s)
 	rows := testshop.Rows(t, s.Pool, allOrders)
 	wrong := []uuid.UUID{orders["user-4/0"], orders["user-5/0"]}
-	_, err := s.Pool.Exec(t.Context(), "UPDATE orders SET sequence = 0 WHERE id = ANY ($1)", wrong)
-	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, "UPDATE orders SET sequence = 0 WHERE id = ANY ($1)", wrong))
 	holder, err := s.Pool.Begin(t.Context())
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = holder.Rollback(context.WithoutCancel(t.Context())) }) // else a failed test waits for its pool

@@ -120,4 +120,3 @@ func TestRebuildIsFinishedAfterWorkerCrash(t *testing.T) {
 		}
 	}
 }
-

@@ -139,8 +139,7 @@ func fill(t testing.TB, s *testshop.Shop, sale uuid.UUID, orders int) {
 		FROM orders WHERE sale_id = $1 AND $2::int > 0`,
 		`UPDATE sales SET sold = (SELECT sum(quantity) FROM orders WHERE sale_id = $1), last_sequence = $2 WHERE id = $1`,
 	} {
-		_, err := s.Pool.Exec(t.Context(), query, sale, orders)
-		require.NoError(t, err)
+		require.NoError(t, s.Exec(t, query, sale, orders))
 	}
 }
 

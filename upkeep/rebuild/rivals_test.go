@@ -109,8 +109,7 @@ func claimPartition(t *testing.T, s *testshop.Shop) reservation.ServerState {
 	t.Helper()
 	server, err := s.Store.Inspect(t.Context(), 0)
 	require.NoError(t, err)
-	_, err = s.Pool.Exec(t.Context(), sql.CatalogClaimPartition, 0, server.RunID, server.ReplicationID)
-	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, sql.CatalogClaimPartition, 0, server.RunID, server.ReplicationID))
 	return server
 }
 

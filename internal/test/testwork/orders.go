@@ -112,14 +112,30 @@ func fulfilPartition(t testing.TB, s *testshop.Shop, partition int) []ledger.Out
 	return outcomes
 }
 
-// Expire expires overdue orders, as a sweep of a worker does.
-func Expire(ctx context.Context, s *testshop.Shop) (int, error) {
+// TryExpire expires overdue orders, as a sweep of a worker does.
+func TryExpire(ctx context.Context, s *testshop.Shop) (expired int, err error) {
 	return ledger.SweepSales(ctx, ledger.NewExpirer(ledger.New(s.Pool), slog.Default()).ExpireSome)
 }
 
-// ReleaseUnits releases the units of ended orders, as a sweep of a worker does.
-func ReleaseUnits(ctx context.Context, s *testshop.Shop) (int, error) {
+// Expire is TryExpire without an error.
+func Expire(t testing.TB, s *testshop.Shop) (expired int) {
+	t.Helper()
+	expired, err := TryExpire(t.Context(), s)
+	require.NoError(t, err)
+	return expired
+}
+
+// TryReleaseUnits releases the units of ended orders, as a sweep of a worker does.
+func TryReleaseUnits(ctx context.Context, s *testshop.Shop) (released int, err error) {
 	return ledger.New(s.Pool).SweepReleases(ctx, s.Store)
+}
+
+// ReleaseUnits is TryReleaseUnits without an error.
+func ReleaseUnits(t testing.TB, s *testshop.Shop) (released int) {
+	t.Helper()
+	released, err := TryReleaseUnits(t.Context(), s)
+	require.NoError(t, err)
+	return released
 }
 
 // PublishingLedger returns a ledger and its outcomes, which are published after a call of run, until stop.
