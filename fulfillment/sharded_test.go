@@ -16,7 +16,6 @@ import (
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
 	"stampede/ledger"
-	"stampede/reservation"
 )
 
 // darken returns the shop as a process sees it to which the server of a partition does not answer until light is
@@ -39,10 +38,7 @@ func darken(t *testing.T, s *testshop.Shop, partition int) (seen *testshop.Shop,
 		}
 		return next(ctx, cmd)
 	}))
-	store := reservation.NewStore(rdb, s.Keys, reservation.StoreOptions{Logger: testkit.Logger(t)})
-	t.Cleanup(store.Close)
-	seen = &testshop.Shop{Pool: s.Pool, Rdb: rdb, Blocking: s.Blocking, Keys: s.Keys, Store: store, Catalog: s.Catalog}
-	return seen, func() { isDark.Store(false) }
+	return s.Next(t, rdb), func() { isDark.Store(false) }
 }
 
 // The shard of most releases is dark, also if it is that of the home partition. The releases of the other shards do not

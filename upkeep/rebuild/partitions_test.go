@@ -77,9 +77,7 @@ func TestSilentPartitionDelaysNoOther(t *testing.T) {
 		}
 		return next(ctx, cmd)
 	}))
-	store := reservation.NewStore(rdb, s.Keys, reservation.StoreOptions{Logger: testkit.Logger(t)})
-	t.Cleanup(store.Close)
-	through := &testshop.Shop{Pool: s.Pool, Rdb: rdb, Keys: s.Keys, Store: store}
+	through := s.Next(t, rdb)
 	require.NoError(t, s.Store.Distrust(t.Context(), 1))
 	healed := make(chan error, 1)
 	go func() { healed <- testwork.Heal(t, through, testwork.Rebuilder(t, through), 2) }()

@@ -10,7 +10,6 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
 	"stampede/reservation"
@@ -78,9 +77,7 @@ func newRival(t *testing.T, s *testshop.Shop) *rival {
 	rdb := redis.NewClient(&options)
 	rdb.AddHook(r.gate)
 	t.Cleanup(func() { _ = rdb.Close() })
-	store := reservation.NewStore(rdb, s.Keys, reservation.StoreOptions{Logger: testkit.Logger(t)})
-	t.Cleanup(store.Close)
-	r.shop = &testshop.Shop{Pool: s.Pool, Rdb: rdb, Keys: s.Keys, Store: store}
+	r.shop = s.Next(t, rdb)
 	r.Rebuilder = testwork.Rebuilder(t, r.shop)
 	return r
 }
