@@ -156,14 +156,14 @@ func TestReleasesRetryUntilRedisAnswers(t *testing.T) {
 	})
 	require.EqualValues(t, 2, s.Count(t, testshop.PendingReleases))
 	testkit.Eventually(t, 30*time.Second, "the metrics count the releases",
-		func() bool { return gaugeOf(t, registry, "stampede_releases_pending") == 2 })
+		func() bool { return testshop.Metric(t, registry, "stampede_releases_pending", "") == 2 })
 	require.NoError(t, s.Server.Restart(t.Context()))
 	testkit.Eventually(t, 30*time.Second, "the units are released",
 		func() bool { return s.Count(t, testshop.PendingReleases) == 0 })
 	// A rebuild deletes the releases before it opens the sale with their units.
 	testkit.Eventually(t, 30*time.Second, "the units are for sale", func() bool { return s.Left(t, sale) == 10 })
 	testkit.Eventually(t, 30*time.Second, "the metrics show it", func() bool {
-		return failing() == 0 && gaugeOf(t, registry, "stampede_releases_pending") == 0
+		return failing() == 0 && testshop.Metric(t, registry, "stampede_releases_pending", "") == 0
 	})
 	stop()
 }

@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	"github.com/google/uuid"
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/test/testshop"
@@ -130,20 +129,6 @@ func TestReleaseOfSaleWithFutureID(t *testing.T) {
 	released := testwork.ReleaseUnits(t, s)
 	require.Equal(t, 2, released)
 	require.EqualValues(t, 10, s.Left(t, future))
-}
-
-// gaugeOf returns the value of a gauge without labels.
-func gaugeOf(t testing.TB, from prometheus.Gatherer, name string) float64 {
-	t.Helper()
-	families, err := from.Gather()
-	require.NoError(t, err)
-	for _, family := range families {
-		if family.GetName() == name {
-			return family.GetMetric()[0].GetGauge().GetValue()
-		}
-	}
-	require.Fail(t, "no such metric", name)
-	return 0
 }
 
 func TestPendingReleasesAreCounted(t *testing.T) {

@@ -63,10 +63,10 @@ func TestDarkShardDelaysNoOtherRelease(t *testing.T) {
 			buy(shard, dark)
 			buy(1-shard, others)
 			testwork.FulfilAll(t, s)
-			release := func(of int, age string) {
+			release := func(shard int, age string) {
 				_, err := s.Pool.Exec(t.Context(), `INSERT INTO releases (order_id, sale_id, user_id, quantity, again_at)
 					SELECT id, sale_id, user_id, quantity, now() - $2::interval FROM orders WHERE user_id LIKE $1`,
-					fmt.Sprint("user-", of, "-%"), age)
+					fmt.Sprint("user-", shard, "-%"), age)
 				require.NoError(t, err)
 			}
 			release(shard, "1 hour") // they come first

@@ -185,8 +185,8 @@ func TestReplicasConfirmOnCluster(t *testing.T) {
 	keys := reservation.Keys{Prefix: "stampede", Partitions: 1}
 	s := testshop.NewShopOn(t, testshop.Options{Redis: rdb, Keys: keys, Store: reservation.StoreOptions{ReplicaAcks: 1}})
 	operator := testkit.Operate(t, cluster)
-	master := operator.MasterOf(operator.SlotOf(keys.Orders(0)))
-	replica := operator.Client(operator.ReplicaOf(master))
+	master := operator.Master(operator.Slot(keys.Orders(0)))
+	replica := operator.Client(operator.Replica(master))
 	sale := s.Sale(t, 100)
 	for i := range 20 {
 		user := fmt.Sprintf("user-%d", i)

@@ -191,11 +191,11 @@ func (b *Batcher) lockUsers(
 	ctx context.Context, batch []*submission,
 ) (lease *lock.Lease, ready, deferred []*submission) {
 	keys := make([]string, 0, len(batch))
-	keyOf := make(map[string]string, len(batch))
+	userKeys := make(map[string]string, len(batch))
 	for _, s := range batch {
-		if _, known := keyOf[s.event.UserID]; !known {
+		if _, known := userKeys[s.event.UserID]; !known {
 			key := b.Keys.Lock(b.Partition, s.event.UserID)
-			keyOf[s.event.UserID] = key
+			userKeys[s.event.UserID] = key
 			keys = append(keys, key)
 		}
 	}
@@ -215,7 +215,7 @@ func (b *Batcher) lockUsers(
 		isBusy[key] = true
 	}
 	for _, s := range batch {
-		if isBusy[keyOf[s.event.UserID]] {
+		if isBusy[userKeys[s.event.UserID]] {
 			deferred = append(deferred, s)
 		} else {
 			ready = append(ready, s)

@@ -52,7 +52,7 @@ func lockFromOtherRole(t testing.TB, s *testshop.Shop, sale uuid.UUID) (release 
 	}
 }
 
-const confirmedOf = testshop.ConfirmedOrders + " AND sale_id = $1"
+const confirmedInSale = testshop.ConfirmedOrders + " AND sale_id = $1"
 
 func TestLockedSaleDoesNotBlockOtherSales(t *testing.T) {
 	t.Parallel()
@@ -78,7 +78,7 @@ func TestLockedSaleDoesNotBlockOtherSales(t *testing.T) {
 	}
 	testkit.Eventually(t, testshop.Soon, "later orders are confirmed",
 		func() bool { return s.Count(t, testshop.ConfirmedOrders) == 55 })
-	require.Zero(t, s.Count(t, confirmedOf, locked))
+	require.Zero(t, s.Count(t, confirmedInSale, locked))
 	release()
 	s.AwaitConfirmed(t, 65)
 	testwork.AwaitRest(t, s)
@@ -98,9 +98,9 @@ func TestBacklogOfLockedSaleDoesNotBlockOtherSales(t *testing.T) {
 	release := lockFromOtherRole(t, s, locked)
 	testwork.Work(t, config)
 	testkit.Eventually(t, testshop.Soon, "the orders of the other sale are confirmed", func() bool {
-		return s.Count(t, confirmedOf, other) == 20
+		return s.Count(t, confirmedInSale, other) == 20
 	})
-	require.Zero(t, s.Count(t, confirmedOf, locked))
+	require.Zero(t, s.Count(t, confirmedInSale, locked))
 	release()
 	s.AwaitConfirmed(t, 220)
 	testwork.AwaitRest(t, s)
@@ -132,7 +132,7 @@ func TestLockedOrderBlocksOnlyItsSale(t *testing.T) {
 	answers := testwork.Handle(b, testwork.Messages(t, s)...)
 	testkit.Eventually(t, testshop.Soon, "all others are confirmed",
 		func() bool { return s.Count(t, testshop.ConfirmedOrders) == 5 })
-	require.EqualValues(t, 2, s.Count(t, confirmedOf, locked), "the other orders of its sale are confirmed as well")
+	require.EqualValues(t, 2, s.Count(t, confirmedInSale, locked), "the other orders of its sale are confirmed as well")
 	require.NoError(t, hold.Rollback(t.Context()))
 	for _, a := range answers {
 		require.NoError(t, testshop.Answer(t, a))

@@ -25,10 +25,10 @@ const (
 
 // Span is a part of a trace. The methods of the zero Span, which is not recorded, do nothing. It is safe for concurrent
 // use.
-type Span struct{ of trace.Span }
+type Span struct{ span trace.Span }
 
-// Of returns the span that is recorded in this context.
-func Of(ctx context.Context) Span {
+// Current returns the span that is recorded in this context.
+func Current(ctx context.Context) Span {
 	if span := trace.SpanFromContext(ctx); span.IsRecording() {
 		return Span{span}
 	}
@@ -36,23 +36,23 @@ func Of(ctx context.Context) Span {
 }
 
 // On reports whether the span is recorded.
-func (s Span) On() bool { return s.of != nil }
+func (s Span) On() bool { return s.span != nil }
 
 // In returns a context below ctx with the span in it.
 func (s Span) In(ctx context.Context) context.Context {
-	if s.of == nil {
+	if s.span == nil {
 		return ctx
 	}
-	return trace.ContextWithSpan(ctx, s.of)
+	return trace.ContextWithSpan(ctx, s.span)
 }
 
 // Start starts a span below this one, with links to the spans of other traceparents.
 func (s Span) Start(kind Kind, name string, links ...string) Span {
-	if s.of == nil {
+	if s.span == nil {
 		return Span{}
 	}
-	ctx := trace.ContextWithSpan(context.Background(), s.of)
-	_, span := s.of.TracerProvider().Tracer(scope).Start(ctx, name, options(kind, links)...)
+	ctx := trace.ContextWithSpan(context.Background(), s.span)
+	_, span := s.span.TracerProvider().Tracer(scope).Start(ctx, name, options(kind, links)...)
 	return Span{span}
 }
 
@@ -68,47 +68,47 @@ func options(kind Kind, links []string) []trace.SpanStartOption {
 
 // Link adds a link to the span of a traceparent.
 func (s Span) Link(parent string) {
-	if s.of == nil {
+	if s.span == nil {
 		return
 	}
 	if to, ok := parse(parent); ok {
-		s.of.AddLink(trace.Link{SpanContext: to})
+		s.span.AddLink(trace.Link{SpanContext: to})
 	}
 }
 
 // Parent returns the traceparent with which other processes continue below this span, "" if it is not recorded.
 func (s Span) Parent() string {
-	if s.of == nil {
+	if s.span == nil {
 		return ""
 	}
-	of := s.of.SpanContext()
-	return "00-" + of.TraceID().String() + "-" + of.SpanID().String() + "-" + of.TraceFlags().String()
+	at := s.span.SpanContext()
+	return "00-" + at.TraceID().String() + "-" + at.SpanID().String() + "-" + at.TraceFlags().String()
 }
 
 // Text sets an attribute.
 func (s Span) Text(name, value string) {
-	if s.of != nil {
-		s.of.SetAttributes(attribute.String(name, value))
+	if s.span != nil {
+		s.span.SetAttributes(attribute.String(name, value))
 	}
 }
 
 // Number sets an attribute.
 func (s Span) Number(name string, value int64) {
-	if s.of != nil {
-		s.of.SetAttributes(attribute.Int64(name, value))
+	if s.span != nil {
+		s.span.SetAttributes(attribute.Int64(name, value))
 	}
 }
 
 // Fail marks the span as failed, unless the error is nil.
 func (s Span) Fail(err error) {
-	if s.of != nil && err != nil {
-		s.of.SetStatus(codes.Error, err.Error())
+	if s.span != nil && err != nil {
+		s.span.SetStatus(codes.Error, err.Error())
 	}
 }
 
 // End ends the span, once.
 func (s Span) End() {
-	if s.of != nil {
-		s.of.End()
+	if s.span != nil {
+		s.span.End()
 	}
 }

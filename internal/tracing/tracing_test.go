@@ -92,7 +92,7 @@ func TestWhatIsNotTracedAllocatesNothing(t *testing.T) {
 		} {
 			allocations := testing.AllocsPerRun(100, func() {
 				span := tracer.Request(h, "name")
-				other := tracing.Of(span.In(ctx))
+				other := tracing.Current(span.In(ctx))
 				child := other.Start(tracing.Client, "child")
 				child.Text("name", "value")
 				child.Number("number", 1)
@@ -147,7 +147,7 @@ func TestOnlySampledParentsAreTraced(t *testing.T) {
 	require.False(t, tracer.Request(header(sampled[:53]+"00"), "request").On())
 	span := tracer.Request(header(sampled), "request")
 	require.True(t, span.On())
-	child := tracing.Of(span.In(t.Context())).Start(tracing.Internal, "child", sampled)
+	child := tracing.Current(span.In(t.Context())).Start(tracing.Internal, "child", sampled)
 	child.Fail(errors.ErrUnsupported)
 	child.Text("long", strings.Repeat("x", 5000))
 	child.End()

@@ -59,7 +59,7 @@ func newDatabase(t testing.TB) (string, error) {
 	t.Cleanup(func() { databases.Delete(t) })
 	server := postgresURL(t)
 	ctx := context.Background() // the test's own context ends before its cleanups
-	template, err := templateOf(ctx, server)
+	template, err := template(ctx, server)
 	if err != nil {
 		return "", err
 	}
@@ -75,9 +75,9 @@ func newDatabase(t testing.TB) (string, error) {
 	return inDatabase(server, name)
 }
 
-// templateOf returns the name of a migrated database to copy. Each server has one per schema, named after
+// template returns the name of a migrated database to copy. Each server has one per schema, named after
 // the schema, so that checkouts with different schemas can share a server.
-func templateOf(ctx context.Context, server string) (string, error) {
+func template(ctx context.Context, server string) (string, error) {
 	templated.Lock()
 	defer templated.Unlock()
 	if name := templated.name[server]; name != "" {
