@@ -145,9 +145,7 @@ func TestOnlySilentBlockerIsTerminated(t *testing.T) {
 	awaitSilent()
 	require.Equal(t, 1, endSilent())
 	require.Equal(t, 1, log.Times(fulfillment.EndedSession))
-	for _, a := range answers {
-		require.NoError(t, testshop.Answer(t, a))
-	}
+	testwork.RequireDone(t, answers)
 	_, err = hold.Exec(t.Context(), "SELECT 1")
 	require.Error(t, err)
 }

@@ -56,14 +56,10 @@ func TestRetryOfEndedReservationHoldsNothing(t *testing.T) {
 			messages := testwork.Messages(t, s) // a worker has read them
 			s.Flush(t)
 			testwork.Rebuild(t, s)
-			for _, a := range testwork.Handle(b, messages...) {
-				require.NoError(t, testshop.Answer(t, a))
-			}
+			testwork.RequireDone(t, testwork.Handle(b, messages...))
 		}, order.StatusVoided, "", reservation.ErrOutcomeUnknown},
 		"it expired": {func(t *testing.T, s *testshop.Shop, b *batch.Batcher) {
-			for _, a := range testwork.Handle(b, testwork.Messages(t, s)...) {
-				require.NoError(t, testshop.Answer(t, a))
-			}
+			testwork.RequireDone(t, testwork.Handle(b, testwork.Messages(t, s)...))
 			require.NoError(t, s.Exec(t, "UPDATE orders SET due = due - interval '1 day' WHERE user_id = 'alice'"))
 			testwork.Heartbeat(t, s.Pool)
 			testwork.Expire(t, s)
@@ -76,9 +72,7 @@ func TestRetryOfEndedReservationHoldsNothing(t *testing.T) {
 			sale := s.OpenPayable(t, 10)
 			b := testwork.Batch(t, s, nil)
 			s.Buy(t, sale, "ann")
-			for _, a := range testwork.Handle(b, testwork.Messages(t, s)...) {
-				require.NoError(t, testshop.Answer(t, a))
-			}
+			testwork.RequireDone(t, testwork.Handle(b, testwork.Messages(t, s)...))
 			hook := &lostAnswer{orders: s.Keys.Orders(0), resume: make(chan struct{})}
 			resume := sync.OnceFunc(func() { close(hook.resume) })
 			defer resume()
@@ -99,9 +93,7 @@ func TestRetryOfEndedReservationHoldsNothing(t *testing.T) {
 			resume()
 			require.ErrorIs(t, testshop.Answer(t, reserved), end.err)
 			require.Equal(t, end.verdict, again.Verdict)
-			for _, a := range testwork.Handle(b, testwork.Messages(t, s)...) {
-				require.NoError(t, testshop.Answer(t, a))
-			}
+			testwork.RequireDone(t, testwork.Handle(b, testwork.Messages(t, s)...))
 			var status order.Status
 			require.NoError(t, s.Pool.QueryRow(t.Context(), "SELECT status FROM orders WHERE user_id = 'alice'").Scan(&status))
 			require.Equal(t, end.status, status)

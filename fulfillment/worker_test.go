@@ -93,7 +93,7 @@ func TestWorkerRejectsSecondOrderAndReleasesUnit(t *testing.T) {
 	require.Equal(t, order.RejectedAlreadyPurchased, o.Reason)
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderRejected"}, testshop.History(t, s.Pool, second))
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed"}, testshop.History(t, s.Pool, first))
-	require.Equal(t, "9", s.Rdb.HGet(t.Context(), s.Keys.Sale(0, sale), "left").Val(), "one unit is sold")
+	require.EqualValues(t, 9, s.Left(t, sale), "one unit is sold")
 	require.EqualValues(t, 1, testshop.Sold(t, s.Pool, sale))
 }
 
@@ -116,7 +116,7 @@ func TestWorkerRejectsOrdersBeyondStockInSaleOrder(t *testing.T) {
 		"the first orders are confirmed")
 	require.EqualValues(t, 63,
 		s.Count(t, "SELECT count(*) FROM orders WHERE status = 'rejected' AND reason = 'sold-out' AND version = 2"))
-	require.Equal(t, "63", s.Rdb.HGet(t.Context(), s.Keys.Sale(0, sale), "left").Val())
+	require.EqualValues(t, 63, s.Left(t, sale))
 	require.EqualValues(t, 37, s.Rdb.HLen(t.Context(), s.Keys.Buyers(0, sale)).Val())
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM dead_letters"))
 }
@@ -133,7 +133,7 @@ func TestWorkerFinishesRejectionAfterCrash(t *testing.T) {
 
 	testwork.Work(t, testwork.Config(t, s))
 	testwork.AwaitRest(t, s)
-	require.Equal(t, "10", s.Rdb.HGet(t.Context(), s.Keys.Sale(0, sale), "left").Val())
+	require.EqualValues(t, 10, s.Left(t, sale))
 	require.False(t, s.Rdb.HExists(t.Context(), s.Keys.Buyers(0, sale), "alice").Val())
 	require.Len(t, testshop.History(t, s.Pool, o), 2)
 }

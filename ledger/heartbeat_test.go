@@ -99,8 +99,7 @@ func TestFirstHeartbeatAfterOutageExtendsDeadlines(t *testing.T) {
 	}
 	testkit.Eventually(t, 20*time.Second, "one ingress records the outage, and the others do not wait", func() bool {
 		return done.Load() == ingresses-1 &&
-			testshop.QueryInt(t, pool,
-				"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 1
+			testshop.TransactionsWaiting(t, pool) == 1
 	})
 	require.NoError(t, hold.Rollback(t.Context()))
 	require.NoError(t, all.Wait())

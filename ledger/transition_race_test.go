@@ -239,10 +239,7 @@ func TestLedgerWaitsForTransactionWithSameEvent(t *testing.T) {
 					outcomes, err = ledger.New(pool).WithLockTimeout(time.Minute).Record(context.Background(), []order.OrderReserved{event})
 					return err
 				})
-				testkit.Eventually(t, testshop.Soon, "the second transaction waits for the first", func() bool {
-					return testshop.QueryInt(t, pool, "SELECT count(*) FROM pg_stat_activity WHERE datname = "+
-						"current_database() AND wait_event_type = 'Lock'") == 1
-				})
+				testshop.AwaitWaiting(t, pool, 1)
 				want := ledger.Outcome{Event: event, Status: order.StatusConfirmed, Fresh: true}
 				if commit {
 					require.NoError(t, tx.Commit(t.Context()))

@@ -1,7 +1,6 @@
 package batch_test
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"testing"
@@ -31,22 +30,13 @@ func TestBatcherGroupsMessagesThatArriveDuringTransaction(t *testing.T) {
 	msgs := testwork.Messages(t, s)
 	b := testwork.Batch(t, s, nil)
 
-	hold, err := s.Pool.Begin(t.Context())
-	require.NoError(t, err)
-	defer func() { _ = hold.Rollback(context.WithoutCancel(t.Context())) }()
-	_, err = hold.Exec(t.Context(), "SELECT FROM sales WHERE id = $1 FOR UPDATE", sale)
-	require.NoError(t, err)
+	hold := s.HoldSale(t, sale)
 	answers := testwork.Handle(b, msgs[0])
-	testkit.Eventually(t, 30*time.Second, "the first transaction waits for the sale", func() bool {
-		return s.Count(t,
-			"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 1
-	})
+	s.AwaitWaiting(t, 1)
 	answers = append(answers, testwork.Handle(b, msgs[1:]...)...)
 	testkit.Eventually(t, 30*time.Second, "the others wait", func() bool { return b.Queued() == 40 })
 	require.NoError(t, hold.Rollback(t.Context()))
-	for _, a := range answers {
-		require.NoError(t, testshop.Answer(t, a))
-	}
+	testwork.RequireDone(t, answers)
 	// now() is the start of the transaction.
 	require.EqualValues(t, 2, s.Count(t, "SELECT count(DISTINCT updated_at) FROM orders"),
 		"one transaction for one order, one for forty")
@@ -110,9 +100,7 @@ func TestBatcherSurvivesPanic(t *testing.T) {
 	s.Crowd(t, sale, 3)
 	b := testwork.Batch(t, s, func(c *batch.Config) { c.Ledger = ledger.New(nil) })
 	for range 2 {
-		for _, a := range testwork.Handle(b, testwork.Messages(t, s)...) {
-			require.ErrorIs(t, testshop.Answer(t, a), ledger.ErrPanicked)
-		}
+		testwork.RequireAllFail(t, testwork.Handle(b, testwork.Messages(t, s)...), ledger.ErrPanicked)
 	}
 }
 
@@ -128,9 +116,7 @@ func TestBatcherResolvesDeferredMessagesAfterPanic(t *testing.T) {
 	require.Equal(t, "user-1", events[0].UserID)
 	answers, deferred := b.ProcessBatch(t.Context(), events...)
 	require.Zero(t, deferred)
-	for _, a := range answers {
-		require.ErrorIs(t, testshop.Answer(t, a), ledger.ErrPanicked)
-	}
+	testwork.RequireAllFail(t, answers, ledger.ErrPanicked)
 }
 
 // A lease that expires because Postgres is slow is no outage of Redis.
@@ -140,11 +126,7 @@ func TestBatcherExpiredLeaseReportsNoOutage(t *testing.T) {
 	sale := s.Open(t, 10)
 	user := s.Keys.Lock(0, "alice")
 	s.Buy(t, sale, "alice")
-	hold, err := s.Pool.Begin(t.Context())
-	require.NoError(t, err)
-	defer func() { _ = hold.Rollback(context.WithoutCancel(t.Context())) }()
-	_, err = hold.Exec(t.Context(), "SELECT FROM sales WHERE id = $1 FOR UPDATE", sale)
-	require.NoError(t, err)
+	hold := s.HoldSale(t, sale)
 
 	log := &testshop.CountingLog{}
 	b := testwork.Batch(t, s, func(c *batch.Config) { c.Lease, c.Logger = time.Second, slog.New(log) })
@@ -169,9 +151,7 @@ func TestBatcherRecordsWithoutLocks(t *testing.T) {
 	gone := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
 	t.Cleanup(func() { _ = gone.Close() })
 	b := testwork.Batch(t, s, func(c *batch.Config) { c.Locker = lock.New(gone) })
-	for _, a := range testwork.Handle(b, testwork.Messages(t, s)...) {
-		require.NoError(t, testshop.Answer(t, a))
-	}
+	testwork.RequireDone(t, testwork.Handle(b, testwork.Messages(t, s)...))
 	require.EqualValues(t, 3, s.Count(t, testshop.ConfirmedOrders))
 }
 
@@ -193,9 +173,7 @@ func TestBatcherStopLeavesUnfinishedMessages(t *testing.T) {
 	b := testwork.Batch(t, s, func(c *batch.Config) { c.Ledger = ledger.New(gone) })
 	answers := testwork.Handle(b, testwork.Messages(t, s)...)
 	b.Drain()
-	for _, a := range answers {
-		require.ErrorIs(t, testshop.Answer(t, a), stream.ErrStopping)
-	}
+	testwork.RequireAllFail(t, answers, stream.ErrStopping)
 }
 
 // While units cannot be released, only the rejected orders wait: the rest of their batch is done.
@@ -226,10 +204,8 @@ func TestBatcherRetriesRejectedOrderUntilUnitIsReleased(t *testing.T) {
 	})
 	require.NoError(t, s.Server.Restart(t.Context()))
 	testkit.VerifyServer(t, s.Pool, s.Store, 0)
-	for _, a := range answers {
-		require.NoError(t, testshop.Answer(t, a))
-	}
-	require.Equal(t, "1", s.Rdb.HGet(t.Context(), s.Keys.Sale(0, sale), "left").Val())
+	testwork.RequireDone(t, answers)
+	require.EqualValues(t, 1, s.Left(t, sale))
 }
 
 func TestBatchLockLeaseEndsBeforeClaim(t *testing.T) {

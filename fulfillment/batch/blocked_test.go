@@ -134,9 +134,7 @@ func TestLockedOrderBlocksOnlyItsSale(t *testing.T) {
 		func() bool { return s.Count(t, testshop.ConfirmedOrders) == 5 })
 	require.EqualValues(t, 2, s.Count(t, confirmedInSale, locked), "the other orders of its sale are confirmed as well")
 	require.NoError(t, hold.Rollback(t.Context()))
-	for _, a := range answers {
-		require.NoError(t, testshop.Answer(t, a))
-	}
+	testwork.RequireDone(t, answers)
 	require.EqualValues(t, 6, s.Count(t, testshop.ConfirmedOrders))
 }
 

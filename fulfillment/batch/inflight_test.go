@@ -26,22 +26,19 @@ func TestBatcherRunsAtMostTwoTransactions(t *testing.T) {
 	hold := s.HoldSale(t, sale)
 
 	answers := testwork.Handle(b, msgs[0])
-	testkit.Eventually(t, testshop.Soon, "the first transaction is running",
-		func() bool { return s.TransactionsWaiting(t) == 1 })
+	s.AwaitWaiting(t, 1)
 	answers = append(answers, testwork.Handle(b, msgs[1:10]...)...)
 	testkit.Eventually(t, testshop.Soon, "nine messages wait for a tenth", func() bool { return b.Queued() == 9 })
-	require.EqualValues(t, 1, s.TransactionsWaiting(t))
+	require.EqualValues(t, 1, testshop.TransactionsWaiting(t, s.Pool))
 	answers = append(answers, testwork.Handle(b, msgs[10])...)
 	testkit.Eventually(t, testshop.Soon, "the second transaction is running",
-		func() bool { return s.TransactionsWaiting(t) == 2 && b.Queued() == 0 })
+		func() bool { return testshop.TransactionsWaiting(t, s.Pool) == 2 && b.Queued() == 0 })
 	answers = append(answers, testwork.Handle(b, msgs[11:]...)...)
 	testkit.Eventually(t, testshop.Soon, "two full batches wait", func() bool { return b.Queued() == 20 })
-	require.EqualValues(t, 2, s.TransactionsWaiting(t))
+	require.EqualValues(t, 2, testshop.TransactionsWaiting(t, s.Pool))
 
 	require.NoError(t, hold.Rollback(t.Context()))
-	for _, a := range answers {
-		require.NoError(t, testshop.Answer(t, a))
-	}
+	testwork.RequireDone(t, answers)
 	require.EqualValues(t, 4, s.Count(t, "SELECT count(DISTINCT updated_at) FROM orders"),
 		"one order, and three batches of ten")
 	require.EqualValues(t, 31, s.Count(t, testshop.ConfirmedOrders))
@@ -65,8 +62,7 @@ func TestBatcherKeepsUserOutOfSecondTransaction(t *testing.T) {
 	hold := s.HoldSale(t, slow)
 
 	first := testwork.Handle(b, msgs[0])
-	testkit.Eventually(t, testshop.Soon, "the first transaction is running",
-		func() bool { return s.TransactionsWaiting(t) == 1 })
+	s.AwaitWaiting(t, 1)
 	others := testwork.Handle(b, msgs[1:]...)
 	for _, a := range others[1:] {
 		require.NoError(t, testshop.Answer(t, a), "an order of another user")
@@ -92,20 +88,16 @@ func TestBatcherDrainWaitsForInFlightBatches(t *testing.T) {
 	go func() { ended <- b.Run(ctx) }()
 	hold := s.HoldSale(t, sale)
 	answers := testwork.Handle(b, msgs[0])
-	testkit.Eventually(t, testshop.Soon, "the first transaction is running",
-		func() bool { return s.TransactionsWaiting(t) == 1 })
+	s.AwaitWaiting(t, 1)
 	answers = append(answers, testwork.Handle(b, msgs[1:6]...)...)
-	testkit.Eventually(t, testshop.Soon, "the second transaction is running",
-		func() bool { return s.TransactionsWaiting(t) == 2 })
+	s.AwaitWaiting(t, 2)
 	answers = append(answers, testwork.Handle(b, msgs[6:]...)...)
 	testkit.Eventually(t, testshop.Soon, "the other messages wait", func() bool { return b.Queued() == 6 })
 
 	b.Drain()
 	require.Empty(t, ended, "Run waits for the batches")
 	require.NoError(t, hold.Rollback(t.Context()))
-	for _, a := range answers {
-		require.NoError(t, testshop.Answer(t, a), "running batches and queued messages are finished")
-	}
+	testwork.RequireDone(t, answers, "running batches and queued messages are finished")
 	stop()
 	require.NoError(t, testshop.Answer(t, ended))
 	require.ErrorIs(t, b.Handle(msgs[0]), stream.ErrStopping)
@@ -125,8 +117,7 @@ func TestBatcherStopLeavesInFlightAndDeferredMessages(t *testing.T) {
 	go func() { ended <- b.Run(ctx) }()
 	s.HoldSale(t, one)
 	answers := testwork.Handle(b, msgs[0])
-	testkit.Eventually(t, testshop.Soon, "the first transaction is running",
-		func() bool { return s.TransactionsWaiting(t) == 1 })
+	s.AwaitWaiting(t, 1)
 	later, accepted := b.Submit(msgs[1])
 	require.True(t, accepted)
 	answers = append(answers, later)
@@ -135,8 +126,6 @@ func TestBatcherStopLeavesInFlightAndDeferredMessages(t *testing.T) {
 
 	stop()
 	require.NoError(t, testshop.Answer(t, ended))
-	for _, a := range answers {
-		require.ErrorIs(t, testshop.Answer(t, a), stream.ErrStopping)
-	}
+	testwork.RequireAllFail(t, answers, stream.ErrStopping)
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM order_events"))
 }

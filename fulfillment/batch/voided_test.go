@@ -4,7 +4,6 @@ import (
 	"context"
 	"log/slog"
 	"testing"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
@@ -88,10 +87,7 @@ func TestLedgerConfirmsNothingInEndedEpoch(t *testing.T) {
 		defer close(done)
 		answers, deferred = b.ProcessBatch(t.Context(), events...)
 	}()
-	testkit.Eventually(t, 30*time.Second, "the orders wait to be counted", func() bool {
-		return s.Count(t,
-			"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 1
-	})
+	s.AwaitWaiting(t, 1)
 	_, err = rebuilder.Exec(t.Context(), "UPDATE sales SET epoch = 2 WHERE id = $1", sale)
 	require.NoError(t, err)
 	require.NoError(t, rebuilder.Commit(t.Context()))
@@ -132,9 +128,7 @@ func TestVoidedOrderReleasesNothing(t *testing.T) {
 	testshop.RaiseEpoch(t, s.Pool, sale)
 	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "epoch", 2).Err())
 	b := testwork.Batch(t, s, nil)
-	for _, a := range testwork.Handle(b, msgs...) {
-		require.NoError(t, testshop.Answer(t, a))
-	}
+	testwork.RequireDone(t, testwork.Handle(b, msgs...))
 	require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM orders WHERE status = 'voided'"))
 	require.EqualValues(t, 9, s.Left(t, sale), "the unit of this reservation is not released")
 	require.True(t, s.Rdb.HExists(t.Context(), s.Keys.Buyers(0, sale), "alice").Val())

@@ -416,10 +416,7 @@ func TestReplayWaitsForRunningDiscard(t *testing.T) {
 	defer func() { _ = hold.Rollback(context.WithoutCancel(t.Context())) }()
 	_, err = hold.Exec(t.Context(), "LOCK TABLE orders") // Discard locks it while it holds the letter
 	require.NoError(t, err)
-	waiting := func() int64 {
-		return s.Count(t,
-			"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
-	}
+	waiting := func() int64 { return testshop.TransactionsWaiting(t, s.Pool) }
 	discarded, replayed := make(chan error, 1), make(chan error, 1)
 	go func() { discarded <- letters.Discard(context.Background(), id, "the operator said so", "ann") }()
 	testkit.Eventually(t, testshop.Soon, "Discard waits for the table", func() bool { return waiting() == 1 })

@@ -262,13 +262,7 @@ func TestRebuildWithdrawsGrantedLowering(t *testing.T) {
 		_, err := s.PublishPending(context.Background())
 		published <- err
 	}()
-	testkit.Eventually(t, 20*time.Second, "the lowering waits for the sale's row", func() bool {
-		var waiting int
-		require.NoError(t, pool.QueryRow(t.Context(),
-			"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'").Scan(
-			&waiting))
-		return waiting == 1
-	})
+	testshop.AwaitWaiting(t, pool, 1)
 	require.NoError(t, rebuilding.Commit(t.Context()))
 	require.ErrorIs(t, <-published, reservation.ErrUnavailable)
 	require.EqualValues(t, 10, stocks(t, s, sale)[0])

@@ -297,8 +297,7 @@ func TestProjectionRebuildLocksWrongRowsOnly(t *testing.T) {
 	})
 	waiting := func(n int) func() bool {
 		return func() bool {
-			return s.Count(t, "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = "+
-				"current_database()") >= int64(n)
+			return testshop.TransactionsWaiting(t, s.Pool) >= int64(n)
 		}
 	}
 	testkit.Eventually(t, 30*time.Second, "the rebuild waits for the lock", waiting(1))

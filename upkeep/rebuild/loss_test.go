@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"testing"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
@@ -224,10 +223,7 @@ func TestRaiseEpochCountsUncommittedOrder(t *testing.T) {
 		report, err = testwork.Rebuilder(t, s).Partition(context.Background(), 0, rebuild.ReasonByHand)
 		done <- err
 	}()
-	testkit.Eventually(t, 20*time.Second, "the rebuild waits for the order", func() bool {
-		return s.Count(t,
-			"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 1
-	})
+	s.AwaitWaiting(t, 1)
 	require.NoError(t, recording.Commit(t.Context()))
 	require.NoError(t, <-done)
 	require.EqualValues(t, 1, report.Sales[0].Orders)

@@ -77,7 +77,7 @@ func TestRebuildWorksWithoutItsNotes(t *testing.T) {
 		require.NoError(t, s.Exec(t, "ALTER TABLE rebuilds RENAME TO hidden"))
 		release := held(t, s)
 		testkit.Eventually(t, 30*time.Second, "the rebuild waits for the row", func() bool {
-			return s.TransactionsWaiting(t) == 1
+			return testshop.TransactionsWaiting(t, s.Pool) == 1
 		})
 		require.NoError(t, release())
 		require.NoError(t, s.Exec(t, "ALTER TABLE hidden RENAME TO rebuilds"))

@@ -48,7 +48,7 @@ func TestPartitionsAreRebuiltAtTheSameTime(t *testing.T) {
 	go func() { healed <- testwork.Heal(t, s, testwork.Rebuilder(t, s), 2) }()
 	testkit.Eventually(t, 30*time.Second, "the other partition sells", func() bool { return sells(t, s, sales[1], "ann") })
 	s.RequireClosed(t, sales[0])
-	testkit.Eventually(t, 30*time.Second, "the rebuild waits", func() bool { return s.TransactionsWaiting(t) == 1 })
+	s.AwaitWaiting(t, 1)
 	_, err := testwork.Rebuilder(t, s).Partition(t.Context(), 0, rebuild.ReasonByHand)
 	require.ErrorIs(t, err, rebuild.ErrRunning, "each partition is rebuilt once at a time")
 	require.NoError(t, held.Rollback(t.Context()))

@@ -297,9 +297,23 @@ func (s *Shop) HoldSale(t testing.TB, sale uuid.UUID) pgx.Tx {
 	return hold
 }
 
-// TransactionsWaiting returns the number of transactions that wait for a lock.
-func (s *Shop) TransactionsWaiting(t testing.TB) int64 {
+// AwaitWaiting waits until n transactions of the shop's database wait for a lock.
+func (s *Shop) AwaitWaiting(t testing.TB, n int64) {
 	t.Helper()
-	return s.Count(t,
+	AwaitWaiting(t, s.Pool, n)
+}
+
+// AwaitWaiting waits until n transactions of the database wait for a lock.
+func AwaitWaiting(t testing.TB, pool *pgxpool.Pool, n int64) {
+	t.Helper()
+	testkit.Eventually(t, Soon, fmt.Sprintf("%d transactions wait for a lock", n), func() bool {
+		return TransactionsWaiting(t, pool) == n
+	})
+}
+
+// TransactionsWaiting returns the number of transactions of the database that wait for a lock.
+func TransactionsWaiting(t testing.TB, pool *pgxpool.Pool) int64 {
+	t.Helper()
+	return QueryInt(t, pool,
 		"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
 }

@@ -165,3 +165,19 @@ func Handle(b *batch.Batcher, msgs ...*message.Message) []chan error {
 	}
 	return answers
 }
+
+// RequireDone waits for the results of Handle, which are no errors.
+func RequireDone(t testing.TB, answers []chan error, why ...any) {
+	t.Helper()
+	for _, a := range answers {
+		require.NoError(t, testshop.Answer(t, a), why...)
+	}
+}
+
+// RequireAllFail waits for the results of Handle, which are this error.
+func RequireAllFail(t testing.TB, answers []chan error, err error) {
+	t.Helper()
+	for _, a := range answers {
+		require.ErrorIs(t, testshop.Answer(t, a), err)
+	}
+}
