@@ -45,7 +45,7 @@ func TestLedgerConfirmsOrderWithFieldsOfEvent(t *testing.T) {
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed"}, testshop.History(t, pool, event.OrderID))
 	require.EqualValues(t, 3, testshop.Sold(t, pool, sale))
 	require.EqualValues(t, 1, testshop.QueryInt(t, pool,
-		`SELECT count(*) FROM order_events WHERE version = 2 AND data = '{"sequence": 7, "epoch": 1}' AND reserved_at = $1`,
+		`SELECT count(*) FROM order_events WHERE version = 2 AND sequence = 7 AND epoch = 1 AND reserved_at = $1`,
 		event.ReservedAt))
 }
 
@@ -299,9 +299,8 @@ func written(t testing.TB, pool *pgxpool.Pool, e order.OrderReserved) (rows stri
 			                 jsonb_build_object('same', o.user_id = $2 AND o.sequence = $3 AND o.reserved_at = $4 AND
 			o.updated_at > now() - interval '1 hour')
 			          FROM orders AS o WHERE id = $1),
-			'events', (SELECT jsonb_agg(to_jsonb(e) - '{position,order_id,user_id,occurred_at,reserved_at}'::text[] || jsonb_build_object(
-			                  'same', e.user_id = $2 AND e.reserved_at = $4 AND e.occurred_at = o.updated_at,
-			                  'data', e.data || jsonb_build_object('sequence', e.data -> 'sequence' = to_jsonb($3::bigint)))
+			'events', (SELECT jsonb_agg(to_jsonb(e) - '{position,order_id,user_id,occurred_at,reserved_at,sequence}'::text[] || jsonb_build_object(
+			                  'same', e.user_id = $2 AND e.reserved_at = $4 AND e.occurred_at = o.updated_at AND e.sequence = $3)
 			                  ORDER BY e.version)
 			           FROM order_events AS e JOIN orders AS o ON o.id = e.order_id WHERE order_id = $1))`,
 		e.OrderID, e.UserID, e.Sequence, e.ReservedAt).Scan(&rows))

@@ -82,7 +82,7 @@ func TestAuditReportsPayableOrdersWithoutDeadline(t *testing.T) {
 	require.Equal(t, id, *finding.Order)
 	require.Equal(t, audit.RemedyProjections, finding.Remedy)
 	require.Equal(t, "OrderConfirmed at version 2", finding.LastEvent)
-	require.NoError(t, s.Exec(t, "UPDATE order_events SET data = '{}' WHERE order_id = $1 AND version = 2", id))
+	require.NoError(t, s.Exec(t, "UPDATE order_events SET due = NULL WHERE order_id = $1 AND version = 2", id))
 	report = testwork.Audit(t, s, sale)
 	require.Equal(t, audit.RemedyOperator, report.Promise("S3").Findings[0].Remedy)
 }
