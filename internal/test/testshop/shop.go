@@ -130,7 +130,7 @@ const PaymentWindow = 10 * time.Minute
 
 func (s *Shop) create(t testing.TB, terms reservation.Terms) catalog.CountedSale {
 	t.Helper()
-	terms.Name, terms.PerOrderLimit = "a sale", 10
+	terms.Name, terms.PerOrderLimit = "test", 10
 	sale, err := s.Create(t.Context(), terms)
 	require.NoError(t, err)
 	return sale
