@@ -38,10 +38,8 @@ func TestWorkersReleaseUnpaidAndCancelledUnits(t *testing.T) {
 	require.Equal(t, reservation.SoldOut, answer.Verdict)
 
 	l := ledger.New(s.Pool)
-	_, err = l.Pay(t.Context(), orders["ann"], "ann", "pi_1")
-	require.NoError(t, err)
-	_, err = l.Cancel(t.Context(), orders["bob"], "bob")
-	require.NoError(t, err)
+	testwork.Pay(t, l, orders["ann"], "ann", "pi_1")
+	testwork.Cancel(t, l, orders["bob"], "bob")
 	testwork.EndWindow(t, s.Pool, orders["cid"], orders["dan"])
 	testkit.Eventually(t, 30*time.Second, "three units are for sale again", func() bool { return s.Left(t, sale) == 3 })
 	testkit.Eventually(
@@ -175,10 +173,9 @@ func TestRepeatedReleaseKeepsNextOrderOfUser(t *testing.T) {
 	sale := s.OpenPayable(t, 3)
 	first := s.Buy(t, sale, "ann")
 	testwork.Fulfil(t, s)
-	_, err := ledger.New(s.Pool).Cancel(t.Context(), first, "ann")
-	require.NoError(t, err)
+	testwork.Cancel(t, ledger.New(s.Pool), first, "ann")
 	release := reservation.Release{SaleID: sale, OrderID: first, UserID: "ann"}
-	_, err = s.Store.Release(t.Context(), []reservation.Release{release})
+	_, err := s.Store.Release(t.Context(), []reservation.Release{release})
 	require.NoError(t, err)
 	require.EqualValues(t, 1, s.Count(t, testshop.PendingReleases))
 

@@ -40,12 +40,11 @@ func TestOrderIsRecordedWithoutTables(t *testing.T) {
 	l := ledger.New(s.Pool)
 	sale := oldSale(t, s)
 	require.NoError(t, s.Exec(t, "DROP TABLE orders_2026_03, order_events_2026_03"))
-	outcomes, err := l.Record(t.Context(), testshop.ReservedCrowd(sale, 3))
-	require.NoError(t, err)
+	outcomes := testwork.Record(t, l, testshop.ReservedCrowd(sale, 3))
 	require.Equal(t, order.StatusConfirmed, outcomes[2].Status)
 
 	unknown := testshop.Reserved(uuid.MustParse("01c30000-0000-7000-8000-000000001234"), "stranger", 1)
-	outcomes, err = l.Refuse(t.Context(), []order.OrderReserved{unknown}, order.RejectedSoldOut)
+	outcomes, err := l.Refuse(t.Context(), []order.OrderReserved{unknown}, order.RejectedSoldOut)
 	require.NoError(t, err, "of a sale that Postgres never had")
 	require.Equal(t, order.StatusRejected, outcomes[0].Status)
 }

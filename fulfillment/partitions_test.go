@@ -38,8 +38,7 @@ func TestWorkerDetectsAddedPartitions(t *testing.T) {
 		sale = more.Open(t, 250)
 	}
 	partition := wide.Partition(sale)
-	_, err := pool.Exec(t.Context(), "UPDATE sales SET stock = 249 WHERE id = $1", sale)
-	require.NoError(t, err)
+	testshop.Exec(t, pool, "UPDATE sales SET stock = 249 WHERE id = $1", sale)
 	for i := range 250 { // one after the other: an entry for each, so that there is something to trim
 		more.Buy(t, sale, fmt.Sprint("user-", i))
 	}

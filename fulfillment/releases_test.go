@@ -22,8 +22,7 @@ func cancelledOrders(t testing.TB, s *testshop.Shop, users int) (sale uuid.UUID,
 	}
 	testwork.Fulfil(t, s)
 	for n, id := range orders {
-		_, err := ledger.New(s.Pool).Cancel(t.Context(), id, fmt.Sprintf("user-%d", n))
-		require.NoError(t, err)
+		testwork.Cancel(t, ledger.New(s.Pool), id, fmt.Sprintf("user-%d", n))
 	}
 	return sale, orders
 }
@@ -140,7 +139,8 @@ func TestPendingReleasesAreCounted(t *testing.T) {
 	pending, err := l.PendingReleases(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, ledger.ReleasesCountMax-1, pending)
-	require.NoError(t, s.Exec(t, "INSERT INTO releases SELECT gen_random_uuid(), sale_id, user_id, quantity FROM releases LIMIT 2"))
+	require.NoError(t, s.Exec(t,
+		"INSERT INTO releases SELECT gen_random_uuid(), sale_id, user_id, quantity FROM releases LIMIT 2"))
 	pending, err = l.PendingReleases(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, ledger.ReleasesCountMax, pending, "the count is bounded")

@@ -13,7 +13,6 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/connect"
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
@@ -55,9 +54,7 @@ func TestGuardStartsNoNeedlessRebuild(t *testing.T) {
 	require.NoError(t, err)
 	host, port, err := net.SplitHostPort(of.Addr)
 	require.NoError(t, err)
-	rdb, err := connect.Control(replica.URL)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = rdb.Close() })
+	rdb := testkit.Control(t, replica.URL)
 	require.NoError(t, rdb.ReplicaOf(t.Context(), host, port).Err())
 	testkit.Eventually(t, 20*time.Second, "the first replica is connected", func() bool {
 		return s.Rdb.InfoMap(t.Context(), "replication").Item("Replication", "connected_slaves") == "1" &&

@@ -183,8 +183,7 @@ func TestWorkerDeadLettersOnlyTheFaultyOrderOfAnEntry(t *testing.T) {
 	events := testshop.ReservedCrowd(sale, 20)
 	contradicted := events[7]
 	contradicted.UserID = "another"
-	_, err := ledger.New(s.Pool).Record(t.Context(), []order.OrderReserved{contradicted})
-	require.NoError(t, err)
+	testwork.Record(t, ledger.New(s.Pool), []order.OrderReserved{contradicted})
 	config := testwork.Config(t, s)
 	config.MaxDeliveries, config.BatchMax = 2, 6 // the entry takes several batches
 	key := s.Keys.Orders(0)

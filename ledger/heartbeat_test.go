@@ -23,8 +23,7 @@ import (
 // setHeartbeatBack sets the last heartbeat back by ago.
 func setHeartbeatBack(t testing.TB, pool *pgxpool.Pool, ago string) {
 	t.Helper()
-	_, err := pool.Exec(t.Context(), "UPDATE pulse SET seen_at = now() - $1::interval", ago)
-	require.NoError(t, err)
+	testshop.Exec(t, pool, "UPDATE pulse SET seen_at = now() - $1::interval", ago)
 }
 
 const outages = "SELECT count(*) FROM outages"
@@ -55,8 +54,7 @@ func TestFirstHeartbeatAfterOutageExtendsDeadlines(t *testing.T) {
 	orders := testwork.Confirm(t, pool, sale, 5)
 	final := testwork.Confirm(t, pool, testshop.NewSale(t, pool, 10), 1)[0]
 	l := ledger.New(pool)
-	_, err := l.Pay(t.Context(), orders[3], "user-4", "pi_4")
-	require.NoError(t, err)
+	testwork.Pay(t, l, orders[3], "user-4", "pi_4")
 	setHeartbeatBack(t, pool, "60 s")
 	// The deadline of each order, from now.
 	for i, fromNow := range []string{
@@ -77,11 +75,10 @@ func TestFirstHeartbeatAfterOutageExtendsDeadlines(t *testing.T) {
 	hold, err := pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = hold.Rollback(context.Background()) }()
-	_, err = pool.Exec(t.Context(),
+	testshop.Exec(t, pool,
 		`CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_xact_lock(1); RETURN NEW;
 			END $$;
 		CREATE TRIGGER wait BEFORE INSERT ON outages FOR EACH ROW EXECUTE FUNCTION wait()`)
-	require.NoError(t, err)
 	_, err = hold.Exec(t.Context(), "SELECT pg_advisory_xact_lock(1)")
 	require.NoError(t, err)
 	const ingresses = 6
@@ -117,8 +114,7 @@ func TestFirstHeartbeatAfterOutageExtendsDeadlines(t *testing.T) {
 	require.Zero(t, after(3), "a paid order has no deadline")
 	require.Zero(t, testwork.Order(t, pool, final).ExpiresAt)
 
-	_, err = l.Pay(t.Context(), orders[0], "user-1", "pi_1")
-	require.NoError(t, err)
+	testwork.Pay(t, l, orders[0], "user-1", "pi_1")
 	_, err = l.Pay(t.Context(), orders[2], "user-3", "pi_3")
 	require.ErrorIs(t, err, order.ErrExpired)
 	_, n, err := ledger.NewExpirer(l, testkit.Logger(t)).ExpireSome(t.Context(), []uuid.UUID{})
@@ -181,12 +177,11 @@ func TestOutageWritesNoOrder(t *testing.T) {
 	testwork.Heartbeat(t, pool)
 	sale := testshop.NewPayableSale(t, pool, 1_000_000)
 	const n = 200_000
-	_, err := pool.Exec(t.Context(),
+	testshop.Exec(t, pool,
 		`INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, due)
 		SELECT gen_random_uuid(), $1, 'user-' || n, 1, 'confirmed', 2, n, 1, now(), now(), (SELECT pay_clock()) +
 		make_interval(secs => n)
 		FROM generate_series(1, $2) AS n`, sale, n)
-	require.NoError(t, err)
 	const versions = "SELECT md5(string_agg(ctid::text || xmin::text || xmax::text, ' ' ORDER BY id)) FROM orders"
 	const deadlines = "SELECT sum(extract(epoch FROM due + (SELECT lost_time())))::bigint FROM orders"
 	var before, after string
@@ -376,8 +371,7 @@ func TestHeartbeatInsertsMissingRow(t *testing.T) {
 	orders := testwork.Confirm(t, pool, sale, 2)
 	expiresIn(t, pool, orders[1], "-1 h")
 	deadline := testwork.Order(t, pool, orders[0]).ExpiresAt
-	_, err := pool.Exec(t.Context(), "DELETE FROM pulse")
-	require.NoError(t, err)
+	testshop.Exec(t, pool, "DELETE FROM pulse")
 
 	require.Equal(t, deadline, testwork.Order(t, pool, orders[0]).ExpiresAt, "the order is returned without the row")
 	listed, _, err := l.ListOrders(t.Context(), order.Filter{User: "user-1"}, uuid.Nil, 10)
@@ -395,8 +389,7 @@ func TestHeartbeatInsertsMissingRow(t *testing.T) {
 	require.EqualValues(t, 1, testshop.QueryInt(t, pool,
 		"SELECT count(*) FROM pulse WHERE lost = (SELECT sum(ended_at - began_at) FROM outages)"))
 	require.Equal(t, deadline, testwork.Order(t, pool, orders[0]).ExpiresAt)
-	_, err = l.Pay(t.Context(), orders[0], "user-1", "pi_1")
-	require.NoError(t, err)
+	testwork.Pay(t, l, orders[0], "user-1", "pi_1")
 	_, n, err = ledger.NewExpirer(l, testkit.Logger(t)).ExpireSome(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
 	require.Equal(t, 1, n)

@@ -119,8 +119,7 @@ func TestLedgerRejectsContradictingEvent(t *testing.T) {
 	outcomes, err := l.Record(t.Context(), []order.OrderReserved{event})
 	require.NoError(t, err)
 	require.ErrorIs(t, outcomes[0].Err, ledger.ErrContradiction)
-	_, err = pool.Exec(t.Context(), "DELETE FROM orders")
-	require.NoError(t, err)
+	testshop.Exec(t, pool, "DELETE FROM orders")
 	outcomes, err = l.Record(t.Context(), []order.OrderReserved{event})
 	require.NoError(t, err)
 	require.ErrorIs(t, outcomes[0].Err, ledger.ErrContradiction, "events without an order")
@@ -245,11 +244,9 @@ func TestLedgerFastPathWritesSameRows(t *testing.T) {
 	pool, trips := countingTrips(t, testkit.Pool(t))
 	l := ledger.New(pool)
 	plain, timed := testshop.NewSale(t, pool, 100), testshop.NewSale(t, pool, 100)
-	_, err := pool.Exec(t.Context(), "UPDATE sales SET payment_window_seconds = 600 WHERE id = $1", timed)
-	require.NoError(t, err)
+	testshop.Exec(t, pool, "UPDATE sales SET payment_window_seconds = 600 WHERE id = $1", timed)
 	// Without heartbeats the clock of deadlines stands still.
-	_, err = pool.Exec(t.Context(), "UPDATE pulse SET seen_at = now() - interval '1 hour'")
-	require.NoError(t, err)
+	testshop.Exec(t, pool, "UPDATE pulse SET seen_at = now() - interval '1 hour'")
 	// batch returns the same events for other users and sequences.
 	batch := func(group int64) []order.OrderReserved {
 		var events []order.OrderReserved

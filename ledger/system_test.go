@@ -13,7 +13,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
-	"stampede/internal/connect"
 	"stampede/internal/crashpoint"
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
@@ -38,15 +37,12 @@ func TestOrderDoesNotExpireDuringPostgresOutage(t *testing.T) {
 	var heartbeats errgroup.Group
 	log := &testshop.CountingLog{}
 	for range 2 {
-		own, err := connect.Postgres(t.Context(), server.URL, 2)
-		require.NoError(t, err)
-		t.Cleanup(own.Close)
+		own := testkit.PoolAt(t, server.URL, 2)
 		heartbeats.Go(func() error { return ledger.Heartbeat{Pool: own, Logger: slog.New(log)}.Run(ctx) })
 	}
 	before := s.Count(t, outages)
 	require.NoError(t, testwork.MoveDue(t.Context(), s.Pool, "pay_clock() + interval '8 s'", unlucky, absent))
-	_, err := ledger.New(s.Pool).Pay(t.Context(), punctual, "ann", "pi_1")
-	require.NoError(t, err)
+	testwork.Pay(t, ledger.New(s.Pool), punctual, "ann", "pi_1")
 
 	server.StopImmediate()
 	stopped := time.Now()
@@ -56,8 +52,7 @@ func TestOrderDoesNotExpireDuringPostgresOutage(t *testing.T) {
 	s.Restart(t, server)
 	testkit.Eventually(t, 20*time.Second, "the outage is recorded",
 		func() bool { return s.Count(t, outages) == before+1 })
-	_, err = ledger.New(s.Pool).Pay(t.Context(), unlucky, "bob", "pi_2")
-	require.NoError(t, err)
+	testwork.Pay(t, ledger.New(s.Pool), unlucky, "bob", "pi_2")
 	require.Zero(t, s.Count(t, testshop.ExpiredOrders))
 	remaining := time.Until(testwork.Order(t, s.Pool, absent).ExpiresAt)
 	require.Positive(t, remaining)
@@ -96,11 +91,9 @@ func TestUnitIsReleasedOnceAfterWorkerCrash(t *testing.T) {
 					for _, out := range testwork.Fulfil(t, s) {
 						switch id, user := out.Event.OrderID, out.Event.UserID; user {
 						case "user-0":
-							_, err := ledger.New(s.Pool).Pay(t.Context(), id, user, "pi")
-							require.NoError(t, err)
+							testwork.Pay(t, ledger.New(s.Pool), id, user, "pi")
 						case "user-1":
-							_, err := ledger.New(s.Pool).Cancel(t.Context(), id, user)
-							require.NoError(t, err)
+							testwork.Cancel(t, ledger.New(s.Pool), id, user)
 						default:
 							overdue = append(overdue, id)
 						}

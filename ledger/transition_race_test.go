@@ -326,8 +326,7 @@ func TestConcurrentRecordAndRefuseOfSameEvents(t *testing.T) {
 			}
 			events = append(events, testshop.Reserved(sale, user, int64(2*i+1)))
 		}
-		_, err := l.Record(t.Context(), held)
-		require.NoError(t, err)
+		testwork.Record(t, l, held)
 
 		results := make([][]ledger.Outcome, workers)
 		var all errgroup.Group
@@ -378,9 +377,8 @@ func TestConcurrentRecordAndRefuseOfSameEvents(t *testing.T) {
 			require.Equal(t, 1, n, "order %s", id)
 		}
 	}
-	_, err := pool.Exec(t.Context(), `DELETE FROM orders WHERE status = 'cancelled';
+	testshop.Exec(t, pool, `DELETE FROM orders WHERE status = 'cancelled';
 		DELETE FROM order_events AS e WHERE NOT EXISTS (SELECT FROM orders WHERE id = e.order_id)`)
-	require.NoError(t, err)
 	requireLogEndsAsOrders(t, pool, rounds*size)
 	require.Equal(t, testshop.QueryInt(t, pool, "SELECT sum(sold) FROM sales"),
 		testshop.QueryInt(t, pool, "SELECT count(*) FROM orders WHERE status = 'confirmed'"))

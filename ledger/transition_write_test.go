@@ -26,8 +26,7 @@ func TestPaymentWindowStartsAtConfirmation(t *testing.T) {
 	first, second := testshop.Reserved(payable, "alice", 1), testshop.Reserved(final, "alice", 1)
 	var before, after time.Time
 	require.NoError(t, pool.QueryRow(t.Context(), "SELECT now()").Scan(&before))
-	_, err := ledger.New(pool).Record(t.Context(), []order.OrderReserved{first, second})
-	require.NoError(t, err)
+	testwork.Record(t, ledger.New(pool), []order.OrderReserved{first, second})
 	require.NoError(t, pool.QueryRow(t.Context(), "SELECT now()").Scan(&after))
 
 	o := testwork.Order(t, pool, first.OrderID)
@@ -79,8 +78,7 @@ func TestCancelReleasesUnitsOnceAndAllowsNewOrder(t *testing.T) {
 	sale := testshop.NewPayableSale(t, pool, 10)
 	event := testshop.Reserved(sale, "alice", 1)
 	event.Quantity = 3
-	_, err := l.Record(t.Context(), []order.OrderReserved{event, testshop.Reserved(sale, "bob", 2)})
-	require.NoError(t, err)
+	testwork.Record(t, l, []order.OrderReserved{event, testshop.Reserved(sale, "bob", 2)})
 
 	cancelled, err := l.Cancel(t.Context(), event.OrderID, "alice")
 	require.NoError(t, err)
@@ -100,8 +98,7 @@ func TestCancelReleasesUnitsOnceAndAllowsNewOrder(t *testing.T) {
 		"SELECT count(*) FROM releases WHERE (order_id, sale_id, user_id, quantity) = ($1, $2, 'alice', 3)", event.OrderID,
 		sale))
 
-	outcomes, err := l.Record(t.Context(), []order.OrderReserved{event, testshop.Reserved(sale, "alice", 3)})
-	require.NoError(t, err)
+	outcomes := testwork.Record(t, l, []order.OrderReserved{event, testshop.Reserved(sale, "alice", 3)})
 	require.Equal(
 		t, ledger.Outcome{Event: event, Status: order.StatusCancelled}, outcomes[0], "a late delivery of its event",
 	)
@@ -164,12 +161,10 @@ func TestPayIsAcceptedUntilHeartbeatAfterDeadline(t *testing.T) {
 	pool := testkit.Pool(t)
 	l := ledger.New(pool)
 	orders := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 2)
-	_, err := pool.Exec(t.Context(), "UPDATE pulse SET seen_at = now() - interval '60 s'")
-	require.NoError(t, err)
-	_, err = pool.Exec(t.Context(),
+	testshop.Exec(t, pool, "UPDATE pulse SET seen_at = now() - interval '60 s'")
+	testshop.Exec(t, pool,
 		"UPDATE orders SET due = now() - interval '61 s' + (interval '2 s') * (user_id = 'user-1')::int")
-	require.NoError(t, err)
-	_, err = l.Pay(t.Context(), orders[0], "user-1", "pi_1")
+	_, err := l.Pay(t.Context(), orders[0], "user-1", "pi_1")
 	require.NoError(t, err, "it was in time when the outage began")
 	_, err = l.Pay(t.Context(), orders[1], "user-2", "pi_2")
 	require.ErrorIs(t, err, order.ErrExpired, "it was overdue before")
@@ -187,14 +182,12 @@ func TestOrdersOfListsNewestFirst(t *testing.T) {
 		events = append(events, mine, testshop.Reserved(sale, fmt.Sprintf("bob-%d", i), 2))
 		want = append([]uuid.UUID{mine.OrderID}, want...)
 	}
-	_, err := l.Record(t.Context(), events)
-	require.NoError(t, err)
+	testwork.Record(t, l, events)
 	paid, err := l.Pay(t.Context(), want[3], "alice", "pi_1")
 	require.NoError(t, err)
 	// Live and ended orders alternate, and there are more of each than a page holds.
 	for i := 0; i < len(want); i += 2 {
-		_, err := l.Cancel(t.Context(), want[i], "alice")
-		require.NoError(t, err)
+		testwork.Cancel(t, l, want[i], "alice")
 	}
 
 	var got []uuid.UUID
@@ -243,10 +236,9 @@ func TestOrderChangeIsAtomic(t *testing.T) {
 			pool := testkit.Pool(t)
 			l := ledger.New(pool)
 			o := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 1)[0]
-			_, err := pool.Exec(t.Context(), breakage, o)
-			require.NoError(t, err)
+			testshop.Exec(t, pool, breakage, o)
 			events := testshop.History(t, pool, o)
-			_, err = l.Cancel(t.Context(), o, "user-1")
+			_, err := l.Cancel(t.Context(), o, "user-1")
 			require.ErrorIs(t, err, order.ErrDamaged)
 			require.Equal(t, order.StatusConfirmed, testwork.Order(t, pool, o).Status)
 			require.Equal(t, events, testshop.History(t, pool, o))
@@ -258,8 +250,7 @@ func TestOrderChangeIsAtomic(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { _ = tx.Rollback(context.Background()) }()
 	stale := testwork.Order(t, pool, orders[0])
-	_, err = l.Cancel(t.Context(), orders[0], "user-1")
-	require.NoError(t, err)
+	testwork.Cancel(t, l, orders[0], "user-1")
 	next, err := stale.Expired()
 	require.NoError(t, err)
 	err = ledger.WriteExpiry(t.Context(), tx, []order.Order{stale}, next)
@@ -278,17 +269,13 @@ func TestHistoryShowsEveryEventOfOrder(t *testing.T) {
 	second, refused := testshop.Reserved(sale, "ann", 3), testshop.Reserved(sale, "cid", 4)
 	late := testshop.Reserved(sale, "dan", 5)
 	paid.KeyFingerprint = "AAAAAAAAAAAAAAAAAAAAAA"
-	_, err := l.Record(t.Context(), []order.OrderReserved{paid, cancelled, second})
-	require.NoError(t, err)
-	_, err = l.Pay(t.Context(), paid.OrderID, "ann", "pi_1")
-	require.NoError(t, err)
-	_, err = l.Cancel(t.Context(), cancelled.OrderID, "bob")
-	require.NoError(t, err)
-	_, err = l.Refuse(t.Context(), []order.OrderReserved{refused}, order.RejectedSoldOut)
+	testwork.Record(t, l, []order.OrderReserved{paid, cancelled, second})
+	testwork.Pay(t, l, paid.OrderID, "ann", "pi_1")
+	testwork.Cancel(t, l, cancelled.OrderID, "bob")
+	_, err := l.Refuse(t.Context(), []order.OrderReserved{refused}, order.RejectedSoldOut)
 	require.NoError(t, err)
 	testshop.RaiseEpoch(t, pool, sale)
-	_, err = l.Record(t.Context(), []order.OrderReserved{late})
-	require.NoError(t, err)
+	testwork.Record(t, l, []order.OrderReserved{late})
 
 	for _, c := range []struct {
 		event order.OrderReserved

@@ -9,7 +9,6 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/connect"
 	"stampede/internal/dev/localserver"
 	"stampede/internal/test/testkit"
 	"stampede/lock"
@@ -25,9 +24,7 @@ type failover struct {
 
 func (f failover) client(t *testing.T) redis.UniversalClient {
 	t.Helper()
-	client, err := connect.Control(f.url)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = client.Close() })
+	client := testkit.Control(t, f.url)
 	return client
 }
 

@@ -12,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment/batch"
-	"stampede/internal/connect"
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
@@ -167,9 +166,7 @@ func TestBatcherStopLeavesUnfinishedMessages(t *testing.T) {
 	s := testshop.NewShop(t)
 	sale := s.Open(t, 10)
 	s.Crowd(t, sale, 3)
-	gone, err := connect.Postgres(t.Context(), "postgres://nobody@127.0.0.1:1/nothing", 1)
-	require.NoError(t, err)
-	t.Cleanup(gone.Close)
+	gone := testkit.PoolAt(t, "postgres://nobody@127.0.0.1:1/nothing", 1)
 	b := testwork.Batch(t, s, func(c *batch.Config) { c.Ledger = ledger.New(gone) })
 	answers := testwork.Handle(b, testwork.Messages(t, s)...)
 	b.Drain()

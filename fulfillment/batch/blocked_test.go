@@ -14,7 +14,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment/batch"
-	"stampede/internal/connect"
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
@@ -150,9 +149,7 @@ func TestSlowBatchIsHalved(t *testing.T) {
 	}
 	sale := s.Open(t, 1000)
 	s.Crowd(t, sale, 100)
-	limited, err := connect.Postgres(t.Context(), testkit.DatabaseURL(t)+"&statement_timeout=250", 8)
-	require.NoError(t, err)
-	t.Cleanup(limited.Close)
+	limited := testkit.PoolAt(t, testkit.DatabaseURL(t)+"&statement_timeout=250", 8)
 	config := testwork.Config(t, s)
 	config.Pool = limited
 	testwork.Work(t, config)

@@ -23,16 +23,14 @@ func TestLedgerVoidsOrdersOfOlderEpoch(t *testing.T) {
 	l := ledger.New(pool)
 	sale, other := testshop.NewSale(t, pool, 10), testshop.NewSale(t, pool, 10)
 	early := testshop.Reserved(sale, "alice", 1)
-	_, err := l.Record(t.Context(), []order.OrderReserved{early})
-	require.NoError(t, err)
+	testwork.Record(t, l, []order.OrderReserved{early})
 	testshop.RaiseEpoch(t, pool, sale)
 	late, current, elsewhere := testshop.Reserved(sale, "bob", 2), testshop.Reserved(sale, "carol", 2),
 		testshop.Reserved(other, "dave", 1)
 	current.Epoch = 2
 
 	for _, fresh := range []bool{true, false} {
-		outcomes, err := l.Record(t.Context(), []order.OrderReserved{early, late, current, elsewhere})
-		require.NoError(t, err)
+		outcomes := testwork.Record(t, l, []order.OrderReserved{early, late, current, elsewhere})
 		require.Equal(t, []ledger.Outcome{
 			{Event: early, Status: order.StatusConfirmed},
 			{Event: late, Status: order.StatusVoided, Reason: order.VoidedSaleRebuilt, Fresh: fresh},
@@ -55,8 +53,7 @@ func TestLedgerVoidsOrdersOfOlderEpoch(t *testing.T) {
 	// The buyer of a voided order can order again, and an operator can reject an order of the old epoch.
 	again := testshop.Reserved(sale, "bob", 3)
 	again.Epoch = 2
-	outcomes, err := l.Record(t.Context(), []order.OrderReserved{again})
-	require.NoError(t, err)
+	outcomes := testwork.Record(t, l, []order.OrderReserved{again})
 	require.Equal(t, order.StatusConfirmed, outcomes[0].Status)
 	refused := testshop.Reserved(sale, "erin", 4)
 	outcomes, err = l.Refuse(t.Context(), []order.OrderReserved{refused}, deadletter.RejectedDiscarded)

@@ -116,13 +116,10 @@ func TestStockIsNotLoweredBelowTakenUnits(t *testing.T) {
 // returns a function that allows the step again.
 func breakAt(t testing.TB, pool *pgxpool.Pool, step string) (mend func()) {
 	t.Helper()
-	_, err := pool.Exec(t.Context(),
-		`CREATE FUNCTION broken() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'broken'; END $$;
+	testshop.Exec(t, pool, `CREATE FUNCTION broken() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'broken'; END $$;
 		CREATE TRIGGER broken BEFORE `+step+` EXECUTE FUNCTION broken()`)
-	require.NoError(t, err)
 	return func() {
-		_, err := pool.Exec(t.Context(), "DROP FUNCTION broken CASCADE")
-		require.NoError(t, err)
+		testshop.Exec(t, pool, "DROP FUNCTION broken CASCADE")
 	}
 }
 

@@ -12,7 +12,6 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/connect"
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
@@ -55,8 +54,7 @@ func TestAuditCountsOrdersLostBeforeRebuild(t *testing.T) {
 
 	// Two lost orders arrive late. The place of the second one was assigned again.
 	late := []order.OrderReserved{testshop.Reserved(sale, "late", 35), testshop.Reserved(sale, "later", 41)}
-	_, err := ledger.New(s.Pool).Record(t.Context(), late)
-	require.NoError(t, err)
+	testwork.Record(t, ledger.New(s.Pool), late)
 	report = testwork.RequireUnbroken(t, s, sale)
 	require.EqualValues(t, 9, report.Sales[0].Lost)
 	require.EqualValues(t, 2, report.Sales[0].Voided)
@@ -93,10 +91,9 @@ func TestAuditReportsLastEventOfEachDifference(t *testing.T) {
 	sale := s.OpenPayable(t, 10)
 	s.Crowd(t, sale, 3)
 	event := testwork.Fulfil(t, s)[0].Event
-	_, err := ledger.New(s.Pool).Cancel(t.Context(), event.OrderID, event.UserID)
-	require.NoError(t, err)
+	testwork.Cancel(t, ledger.New(s.Pool), event.OrderID, event.UserID)
 	require.NoError(t, s.Exec(t, "DELETE FROM releases"))
-	_, err = s.Catalog.Pause(t.Context(), sale)
+	_, err := s.Catalog.Pause(t.Context(), sale)
 	require.NoError(t, err)
 	require.NoError(t, s.Exec(t, "UPDATE sales SET sold = 3"))
 	text := testwork.Text(t, testwork.Audit(t, s, sale))
@@ -125,9 +122,7 @@ func TestAuditReportsEquationOfEachSale(t *testing.T) {
 // movingRedis returns a client of the shop's Redis that calls do once, before buyers are read.
 func movingRedis(t testing.TB, do func()) redis.UniversalClient {
 	t.Helper()
-	rdb, err := connect.Control(testkit.RedisURL(t))
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = rdb.Close() })
+	rdb := testkit.Control(t, testkit.RedisURL(t))
 	var once sync.Once
 	rdb.AddHook(testkit.Hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
 		if cmd.Name() == "hscan" { // a sale was read, and its buyers are not
@@ -150,8 +145,7 @@ func TestAuditRetriesAfterConcurrentChange(t *testing.T) {
 			report, err := audit.Run(t.Context(), audit.Config{
 				Pool: s.Pool, Keys: s.Keys, Sale: sale, Wait: wait,
 				Redis: movingRedis(t, func() {
-					_, err := ledger.New(s.Pool).Cancel(t.Context(), event.OrderID, event.UserID)
-					require.NoError(t, err)
+					testwork.Cancel(t, ledger.New(s.Pool), event.OrderID, event.UserID)
 					testwork.ReleaseUnits(t, s)
 				}),
 			})
@@ -180,8 +174,7 @@ func TestAuditIgnoresConcurrentOrders(t *testing.T) {
 			require.NoError(t, err)
 			late := testshop.Reserved(sale, uuid.NewString(), last+1)
 			late.OrderID = s.Buy(t, sale, late.UserID)
-			_, err = ledger.New(s.Pool).Record(t.Context(), []order.OrderReserved{late})
-			require.NoError(t, err)
+			testwork.Record(t, ledger.New(s.Pool), []order.OrderReserved{late})
 		})
 	}
 	report, err := audit.Run(t.Context(), audit.Config{Pool: s.Pool, Redis: moving(), Keys: s.Keys, Sale: sale})

@@ -55,9 +55,8 @@ func TestLatestIsNewestRecordedAudit(t *testing.T) {
 func TestRecordKeepsNewestThousand(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	_, err := pool.Exec(t.Context(), `INSERT INTO audits (operator, broken, unchecked, moving)
+	testshop.Exec(t, pool, `INSERT INTO audits (operator, broken, unchecked, moving)
 		SELECT 'old ' || n, '{}', '{}', false FROM generate_series(1, 1005) AS n`)
-	require.NoError(t, err)
 	require.NoError(t, audit.Record(t.Context(), pool, audit.Report{}, "new"))
 	var kept int
 	var oldest string

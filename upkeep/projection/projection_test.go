@@ -158,7 +158,8 @@ func TestProjectionRebuildRejectsDamagedLog(t *testing.T) {
 				require.Equal(t, others, rowsOf("<>"))
 			}
 			require.NoError(t, s.Exec(t, `TRUNCATE order_events`))
-			require.NoError(t, s.Exec(t, `INSERT INTO order_events OVERRIDING SYSTEM VALUE SELECT e.* FROM unnest($1::json[]) AS row,
+			require.NoError(t, s.Exec(t,
+				`INSERT INTO order_events OVERRIDING SYSTEM VALUE SELECT e.* FROM unnest($1::json[]) AS row,
 					json_populate_record(NULL::order_events, row) AS e`, saved))
 			testwork.RebuildProjections(t, s)
 			require.Equal(t, before, rowsOf("="))

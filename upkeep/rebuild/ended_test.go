@@ -31,8 +31,7 @@ func TestRebuildRestoresKeysOfEndedOrders(t *testing.T) {
 	}
 	cancel := func(id uuid.UUID, user string) {
 		t.Helper()
-		_, err := ledger.New(s.Pool).Cancel(t.Context(), id, user)
-		require.NoError(t, err)
+		testwork.Cancel(t, ledger.New(s.Pool), id, user)
 	}
 	cancel(made[order.StatusCancelled], "cancelled")
 	testwork.EndWindow(t, s.Pool, made[order.StatusExpired])
@@ -110,8 +109,7 @@ func TestAuditReportsLostKeysOfEndedOrders(t *testing.T) {
 			cancelled := s.Attempt(t, sale, "cancelled", 1, "k").Reservation.OrderID
 			s.Ask(t, sale, "keyless")
 			testwork.Fulfil(t, s)
-			_, err := ledger.New(s.Pool).Cancel(t.Context(), cancelled, "cancelled")
-			require.NoError(t, err)
+			testwork.Cancel(t, ledger.New(s.Pool), cancelled, "cancelled")
 			require.NotContains(t, testwork.Text(t, testwork.Audit(t, s, sale)), "idempotency key", "its release is pending")
 			testwork.ReleaseUnits(t, s)
 			report := testwork.RequireUnbroken(t, s, sale)

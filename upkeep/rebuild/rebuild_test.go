@@ -40,14 +40,12 @@ func TestRebuildRestoresStockFromPostgres(t *testing.T) {
 		}
 	}
 	l := ledger.New(s.Pool)
-	_, err := l.Pay(t.Context(), orders["bob"], "bob", "pi")
-	require.NoError(t, err)
-	_, err = l.Cancel(t.Context(), orders["carol"], "carol")
-	require.NoError(t, err)
+	testwork.Pay(t, l, orders["bob"], "bob", "pi")
+	testwork.Cancel(t, l, orders["carol"], "carol")
 	testwork.EndWindow(t, s.Pool, orders["dave"])
 	testwork.Expire(t, s)
 	require.EqualValues(t, 2, s.Count(t, testshop.PendingReleases))
-	_, err = s.Catalog.Pause(t.Context(), paused)
+	_, err := s.Catalog.Pause(t.Context(), paused)
 	require.NoError(t, err)
 	_, err = s.Catalog.End(t.Context(), ended)
 	require.NoError(t, err)
@@ -324,8 +322,7 @@ func TestOrderEndedDuringRebuildReleasesUnit(t *testing.T) {
 	testwork.Fulfil(t, s)
 	l, r := ledger.New(s.Pool), testwork.Rebuilder(t, s)
 	cancel := func(user string) {
-		_, err := l.Cancel(t.Context(), orders[user], user)
-		require.NoError(t, err)
+		testwork.Cancel(t, l, orders[user], user)
 	}
 	session, err := r.Begin(t.Context(), 0)
 	require.NoError(t, err)

@@ -35,7 +35,13 @@ var (
 // Pool returns a pool on the test's own database, which is migrated. It is closed when the test ends.
 func Pool(t testing.TB) *pgxpool.Pool {
 	t.Helper()
-	pool, err := connect.Postgres(t.Context(), DatabaseURL(t), poolConnections)
+	return PoolAt(t, DatabaseURL(t), poolConnections)
+}
+
+// PoolAt returns a pool of so many connections to the database at the URL. It is closed when the test ends.
+func PoolAt(t testing.TB, url string, connections int32, options ...connect.PostgresOption) *pgxpool.Pool {
+	t.Helper()
+	pool, err := connect.Postgres(t.Context(), url, connections, options...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -30,8 +30,7 @@ const (
 func NewSale(t testing.TB, pool *pgxpool.Pool, stock int64) uuid.UUID {
 	t.Helper()
 	id := uuid.Must(uuid.NewV7())
-	_, err := pool.Exec(t.Context(), "INSERT INTO sales (id, name, stock) VALUES ($1, 'test', $2)", id, stock)
-	require.NoError(t, err)
+	Exec(t, pool, "INSERT INTO sales (id, name, stock) VALUES ($1, 'test', $2)", id, stock)
 	return id
 }
 
@@ -39,16 +38,13 @@ func NewSale(t testing.TB, pool *pgxpool.Pool, stock int64) uuid.UUID {
 func NewPayableSale(t testing.TB, pool *pgxpool.Pool, stock int64) uuid.UUID {
 	t.Helper()
 	sale := NewSale(t, pool, stock)
-	_, err := pool.Exec(t.Context(), "UPDATE sales SET payment_window_seconds = $2 WHERE id = $1", sale,
-		int64(PaymentWindow/time.Second))
-	require.NoError(t, err)
+	Exec(t, pool, "UPDATE sales SET payment_window_seconds = $2 WHERE id = $1", sale, int64(PaymentWindow/time.Second))
 	return sale
 }
 
 func RaiseEpoch(t testing.TB, pool *pgxpool.Pool, sale uuid.UUID) {
 	t.Helper()
-	_, err := pool.Exec(t.Context(), "UPDATE sales SET epoch = epoch + 1 WHERE id = $1", sale)
-	require.NoError(t, err)
+	Exec(t, pool, "UPDATE sales SET epoch = epoch + 1 WHERE id = $1", sale)
 }
 
 // Reserved makes an event as the script would have appended it.
@@ -99,6 +95,13 @@ func History(t testing.TB, pool *pgxpool.Pool, id uuid.UUID) []string {
 }
 
 // Exec runs a statement.
+func Exec(t testing.TB, pool *pgxpool.Pool, statement string, args ...any) {
+	t.Helper()
+	_, err := pool.Exec(t.Context(), statement, args...)
+	require.NoError(t, err)
+}
+
+// Exec runs a statement, and returns its error.
 func (s *Shop) Exec(t testing.TB, query string, args ...any) error {
 	t.Helper()
 	_, err := s.Pool.Exec(t.Context(), query, args...)

@@ -16,7 +16,6 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/connect"
 	"stampede/internal/dev/localserver"
 	"stampede/internal/test/testkit"
 	"stampede/reservation"
@@ -72,10 +71,7 @@ func OnOwnRedis(t testing.TB, partitions int) *Shop {
 func OnOwnPostgres(t testing.TB) (*Shop, *localserver.Postgres) {
 	t.Helper()
 	server := testkit.OwnPostgres(t)
-	pool, err := connect.Postgres(t.Context(), server.URL, 8)
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
-	return NewShopOn(t, Options{Pool: pool}), server
+	return NewShopOn(t, Options{Pool: testkit.PoolAt(t, server.URL, 8)}), server
 }
 
 // NewShopOn returns a shop where the options say.
@@ -95,17 +91,9 @@ func NewShopOn(t testing.TB, o Options) *Shop {
 		if o.Store.WaitMax == 0 {
 			o.Store.WaitMax = time.Minute // many buyers on a busy machine wait long
 		}
-		s.Rdb, s.Blocking = client(t, connect.Control, o.RedisURL), client(t, connect.Blocking, o.RedisURL)
+		s.Rdb, s.Blocking = testkit.Control(t, o.RedisURL), testkit.Blocking(t, o.RedisURL)
 	}
 	return s.sell(t, o.Store)
-}
-
-func client[C redis.UniversalClient](t testing.TB, connect func(url string) (C, error), url string) C {
-	t.Helper()
-	rdb, err := connect(url)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = rdb.Close() })
-	return rdb
 }
 
 // sell adds the store and the catalog to the shop.

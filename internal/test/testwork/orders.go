@@ -36,6 +36,28 @@ func Confirm(t testing.TB, pool *pgxpool.Pool, sale uuid.UUID, n int) []uuid.UUI
 	return ids
 }
 
+// Record records orders.
+func Record(t testing.TB, l *ledger.Ledger, events []order.OrderReserved) []ledger.Outcome {
+	t.Helper()
+	outcomes, err := l.Record(t.Context(), events)
+	require.NoError(t, err)
+	return outcomes
+}
+
+// Pay records the payment of an order.
+func Pay(t testing.TB, l *ledger.Ledger, id uuid.UUID, user, reference string) {
+	t.Helper()
+	_, err := l.Pay(t.Context(), id, user, reference)
+	require.NoError(t, err)
+}
+
+// Cancel cancels an order of a user.
+func Cancel(t testing.TB, l *ledger.Ledger, id uuid.UUID, user string) {
+	t.Helper()
+	_, err := l.Cancel(t.Context(), id, user)
+	require.NoError(t, err)
+}
+
 // Heartbeat records that an ingress runs.
 func Heartbeat(t testing.TB, pool *pgxpool.Pool) (outage time.Duration) {
 	t.Helper()
