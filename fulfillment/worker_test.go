@@ -2,6 +2,9 @@ package fulfillment_test
 
 import (
 	"cmp"
+	"errors"
+	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -25,7 +28,10 @@ import (
 	"stampede/reservation/order"
 	"stampede/sql"
 	"stampede/stream"
+	"stampede/upkeep/rebuild"
 )
+
+func TestMain(m *testing.M) { testwork.Main(m) }
 
 func TestWorkerFulfillsEveryReservation(t *testing.T) {
 	t.Parallel()
@@ -241,4 +247,144 @@ func TestWorkerDrainsFullRedis(t *testing.T) {
 	s.AwaitConfirmed(t, 4)
 	testwork.AwaitRest(t, s)
 	require.EqualValues(t, 1, s.Left(t, sale), "the rejected order's unit is released")
+}
+
+// An operator raises STAMPEDE_PARTITIONS and restarts the ingresses before the workers.
+func TestWorkerDetectsAddedPartitions(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	s := testshop.NewShopOn(t, testshop.Options{Pool: pool})
+	log := &testshop.CountingLog{}
+	registry := prometheus.NewRegistry()
+	config := testwork.Config(t, s)
+	config.Logger, config.Registerer = slog.New(log), registry
+	stop := testwork.Work(t, config)
+	before := s.Open(t, 10)
+	s.Buy(t, before, "alice")
+	s.AwaitConfirmed(t, 1)
+
+	wide := s.Keys
+	wide.Partitions = 4
+	more := testshop.NewShopOn(t, testshop.Options{Pool: pool, Keys: wide})
+	sale := more.Open(t, 250)
+	for wide.Partition(sale) == 0 {
+		sale = more.Open(t, 250)
+	}
+	partition := wide.Partition(sale)
+	testshop.Exec(t, pool, "UPDATE sales SET stock = 249 WHERE id = $1", sale)
+	for i := range 250 { // one after the other: an entry for each, so that there is something to trim
+		more.Buy(t, sale, fmt.Sprint("user-", i))
+	}
+	s.Buy(t, before, "bob")
+	s.AwaitConfirmed(t, 251)
+
+	testkit.Eventually(t, 30*time.Second, "the rejected order's unit is released in the new partition", func() bool {
+		return s.Rdb.HGet(t.Context(), wide.Sale(partition, sale), "left").Val() == "1"
+	})
+	require.Equal(t, 1, log.Times("sales have more partitions"))
+	require.Equal(t, float64(1), testshop.Metric(t, registry, "stampede_stream_reachable", wide.Orders(partition)),
+		"the backlog is measured")
+	testkit.Eventually(t, 30*time.Second, "handled entries are trimmed", func() bool {
+		return s.Rdb.XLen(t.Context(), wide.Orders(partition)).Val() <= 100 &&
+			testshop.Metric(t, registry, "stampede_entries_trimmed_total", wide.Orders(partition)) > 0
+	})
+	stop()
+	for p := range wide.Partitions {
+		b, err := stream.ReadBacklog(t.Context(), s.Rdb, wide.Orders(p), reservation.Group)
+		require.NoError(t, err)
+		require.Zero(t, b.Pending, fmt.Sprint(p))
+	}
+}
+
+// A worker creates the tables of the next month.
+func TestWorkerMakesMonthsAhead(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t)
+	const complete = "SELECT count(*) FROM order_months WHERE first > '01800000-0000-0000-0000-000000000000' AND " +
+		"orders IS NOT NULL AND events IS NOT NULL"
+	made := s.Count(t, complete)
+	require.NoError(t, s.Exec(t, `DO $$
+		DECLARE part text := (SELECT events FROM order_months ORDER BY first DESC LIMIT 1);
+		BEGIN EXECUTE 'DROP TABLE ' || part; END $$`))
+	_, missing, err := sql.Guards(t.Context(), s.Pool)
+	require.NoError(t, err)
+	require.Len(t, missing, 1)
+	require.Contains(t, missing[0].What, "the table order_events has no part for the sales of")
+	testwork.Work(t, testwork.Config(t, s))
+	testkit.Eventually(t, testshop.Soon, "the month is complete", func() bool { return s.Count(t, complete) == made })
+}
+
+// The tables of a sale were removed manually: the next order creates them.
+func TestOrderIsRecordedWithoutTables(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t)
+	l := ledger.New(s.Pool)
+	sale := oldSale(t, s)
+	require.NoError(t, s.Exec(t, "DROP TABLE orders_2026_03, order_events_2026_03"))
+	outcomes := testwork.Record(t, l, testshop.ReservedCrowd(sale, 3))
+	require.Equal(t, order.StatusConfirmed, outcomes[2].Status)
+
+	unknown := testshop.Reserved(uuid.MustParse("01c30000-0000-7000-8000-000000001234"), "stranger", 1)
+	outcomes, err := l.Refuse(t.Context(), []order.OrderReserved{unknown}, order.RejectedSoldOut)
+	require.NoError(t, err, "of a sale that Postgres never had")
+	require.Equal(t, order.StatusRejected, outcomes[0].Status)
+}
+
+// oldSale makes an open sale of March 2026, which is in tables of its own.
+func oldSale(t *testing.T, s *testshop.Shop) uuid.UUID {
+	t.Helper()
+	id := uuid.Must(uuid.NewV7())
+	ms := time.Date(2026, time.March, 7, 0, 0, 0, 0, time.UTC).UnixMilli()
+	for i := range 6 {
+		id[i] = byte(ms >> (8 * (5 - i)))
+	}
+	require.NoError(t, s.Exec(t, "INSERT INTO sales (id, name, stock) VALUES ($1, 'old', 1000)", id))
+	return id
+}
+
+func run(t testing.TB, s *testshop.Shop, statements ...string) {
+	t.Helper()
+	for _, statement := range statements {
+		_, err := s.Pool.Exec(t.Context(), statement)
+		require.NoError(t, err, statement)
+	}
+}
+
+// A rebuild that could not finish closes no sale.
+func TestRebuildWithMissingGuardClosesNoSale(t *testing.T) {
+	t.Parallel()
+	s := testshop.OnOwnRedis(t, 1)
+	sale := s.Open(t, 40)
+	s.Crowd(t, sale, 3)
+	testwork.Fulfil(t, s)
+	run(t, s, "DROP INDEX orders_one_live_per_user")
+	before := s.SaleInRedis(t, sale)
+	for _, rebuildWith := range []func(*rebuild.Rebuilder) error{
+		func(r *rebuild.Rebuilder) error {
+			_, err := r.Partition(t.Context(), 0, rebuild.ReasonByHand)
+			return err
+		},
+		func(r *rebuild.Rebuilder) error {
+			_, err := r.Sale(t.Context(), sale, rebuild.ReasonByHand)
+			return err
+		},
+	} {
+		require.ErrorIs(t, rebuildWith(testwork.Rebuilder(t, s)), ledger.ErrGuardMissing)
+		require.Equal(t, before, s.SaleInRedis(t, sale))
+	}
+	s.Buy(t, sale, "meanwhile")
+}
+
+// The error of an order that cannot be recorded names the missing guard. The order does not become a dead letter.
+func TestOrderWaitsWhileGuardIsMissing(t *testing.T) {
+	t.Parallel()
+	s := testshop.OnOwnRedis(t, 1)
+	sale := s.Open(t, 40)
+	o := testshop.Reserved(sale, "ann", 1)
+	testwork.Record(t, ledger.New(s.Pool), []order.OrderReserved{o})
+	run(t, s, "ALTER TABLE order_events DROP CONSTRAINT order_events_pkey")
+	_, err := ledger.New(s.Pool).Record(t.Context(), []order.OrderReserved{o})
+	require.ErrorIs(t, err, ledger.ErrGuardMissing)
+	require.Equal(t, ledger.Transient, ledger.FaultOf(err))
+	require.False(t, errors.Is(err, ledger.ErrContradiction))
 }

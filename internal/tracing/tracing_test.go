@@ -22,6 +22,8 @@ import (
 	"stampede/internal/tracing"
 )
 
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
 const (
 	trace   = "4bf92f3577b34da6a3ce929d0e0e4736"
 	sampled = "00-" + trace + "-00f067aa0ba902b7-01"
