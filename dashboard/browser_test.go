@@ -120,7 +120,7 @@ func (d *testDesk) fill() uuid.UUID {
 	counted, err := d.Shop.Catalog.Show(t.Context(), id)
 	require.NoError(t, err)
 	now := time.Now()
-	rich := saleOf(counted)
+	rich := countedSale(counted)
 	rich.Available, rich.Held, rich.Sold, rich.ClosesAt = 630, 120, 500, now.Add(754*time.Second)
 	rich.Rates = fleet.Rates{Offered: 12345, Accepted: 912.4, Refused: 11234, Shed: 187, Failed: 1.6}
 	rich.FunnelKnown, rich.Funnel = true, fleet.Funnel{
@@ -130,7 +130,7 @@ func (d *testDesk) fill() uuid.UUID {
 	for i, state := range []reservation.State{
 		reservation.StateScheduled, reservation.StatePaused, reservation.StateEnded, reservation.StateOpen,
 	} {
-		s := saleOf(counted)
+		s := countedSale(counted)
 		s.ID, s.Name, s.State, s.OpensAt = uuid.New(), fmt.Sprintf("Sneaker drop %d", i+1), state, now.Add(time.Hour)
 		if state == reservation.StateOpen {
 			s.OpensAt, s.Shut, s.UnitsKnown = time.Time{}, "its stock is rebuilt: the Redis server was replaced", false
