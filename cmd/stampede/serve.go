@@ -17,6 +17,7 @@ import (
 	"stampede/internal/accept"
 	"stampede/internal/connect"
 	"stampede/internal/telemetry"
+	"stampede/internal/tracing"
 	"stampede/ledger"
 	"stampede/reservation"
 	"stampede/reservation/order"
@@ -57,16 +58,52 @@ func (f replicaFlag) storeOptions(logger *slog.Logger) reservation.StoreOptions 
 
 func (f replicaFlag) Validate() error { return wantAtLeast("--replica-acks", f.ReplicaAcks, 0) }
 
-type serveCmd struct {
-	redisFlag
-	databaseFlag
-	keysFlags
+// ingressFlags are common to serve and dev.
+type ingressFlags struct {
 	limitFlags
 	clientFlags
 	browserFlags
 	tokenFlags
 	receiptFlag
 	replicaFlag
+}
+
+func (f ingressFlags) Validate() error {
+	return cmp.Or(f.limitFlags.Validate(), f.clientFlags.Validate(), f.receiptFlag.Validate(), f.replicaFlag.Validate())
+}
+
+// config is that of an ingress on the servers of b, for the buyers and operators who are given.
+func (f ingressFlags) config(
+	b *ingressBackend, auth, authHeader, adminToken, operatorsFile string, registry *prometheus.Registry,
+	tracer *tracing.Tracer, logger *slog.Logger,
+) ingress.Config {
+	config := ingress.Config{
+		Reservations:  b.store,
+		Sales:         b.catalog,
+		ReceiptSecret: f.ReceiptSecret,
+		// A read blocks, so its client must not be shared.
+		Outcomes:        func() (redis.UniversalClient, error) { return connect.Blocking(b.redisURL) },
+		OutcomesStreams: b.keys.AllOutcomes(),
+		MaxInFlight:     f.MaxInFlight,
+		DrainTimeout:    f.DrainTimeout,
+		PlainReader:     true,
+		Auth:            ingress.AuthMode(auth),
+		AuthHeader:      authHeader,
+		AdminToken:      adminToken,
+		OperatorsFile:   operatorsFile,
+		CORSOrigins:     f.CORSOrigins,
+		Metrics:         registry,
+		Tracer:          tracer,
+		Logger:          logger,
+	}
+	f.bound(&config)
+	f.verifyBy(&config)
+	return config
+}
+
+type serveCmd struct {
+	storesFlags
+	ingressFlags
 	traceFlag
 	profileFlag
 	optionalMetricsAddr
@@ -83,9 +120,8 @@ type serveCmd struct {
 
 // Validate is called by kong.
 func (c *serveCmd) Validate() error {
-	return cmp.Or(c.keysFlags.Validate(), c.limitFlags.Validate(), c.clientFlags.Validate(), c.receiptFlag.Validate(),
-		c.replicaFlag.Validate(), c.traceFlag.Validate(), c.profileFlag.check(c.MetricsAddr),
-		wantHeader("--auth-header", c.AuthHeader),
+	return cmp.Or(c.keysFlags.Validate(), c.ingressFlags.Validate(), c.traceFlag.Validate(),
+		c.profileFlag.check(c.MetricsAddr), wantHeader("--auth-header", c.AuthHeader),
 		wantAtLeast("--stop-delay", c.StopDelay, 0))
 }
 
@@ -98,24 +134,18 @@ func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 		return err
 	}
 	defer tracer.Close()
-	f, err := openIngressBackend(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, c.storeOptions(logger), registry, tracer)
+	f, err := openIngressBackend(ctx, c.storesFlags, c.storeOptions(logger), registry, tracer)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	config := ingressConfig(f, c.RedisURL, c.keysFlags, c.limitFlags, c.receiptFlag, registry, logger)
-	config.Tracer = tracer
-	outcomes, err := f.serveOrders(&config, c.keysFlags)
+	config := c.config(f, c.Auth, c.AuthHeader, c.AdminToken, c.OperatorsFile, registry, tracer, logger)
+	outcomes, err := f.serveOrders(&config)
 	if err != nil {
 		return err
 	}
 	config.StopDelay, config.PlainReader = c.StopDelay, c.PlainReader == "on"
-	c.bound(&config)
 	config.MaxConnections = maxConnections(ingressFiles)
-	config.Auth, config.AuthHeader = ingress.AuthMode(c.Auth), c.AuthHeader
-	config.AdminToken, config.OperatorsFile = c.AdminToken, c.OperatorsFile
-	config.CORSOrigins = c.CORSOrigins
-	c.verifyBy(&config)
 	if err := config.Validate(); err != nil {
 		return &usageError{err}
 	}
@@ -134,37 +164,18 @@ func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	}
 	logger.Info("ingress listens", "addr", config.Listener.Addr().String(), "auth", c.Auth, "connections_max",
 		config.MaxConnections)
-	together, ctx := errgroup.WithContext(ctx)
+	running, ctx := errgroup.WithContext(ctx)
 	// A stopping ingress is still watched.
 	watched, stopWatching := context.WithCancel(context.WithoutCancel(ctx))
-	together.Go(func() error {
+	running.Go(func() error {
 		defer stopWatching()
 		return runIngress(ctx, server, outcomes, f.guard(logger))
 	})
-	together.Go(func() error { return f.heartbeat(logger).Run(ctx) })
+	running.Go(func() error { return f.heartbeat(logger).Run(ctx) })
 	if c.MetricsAddr != "" {
-		together.Go(func() error { return c.serve(watched, c.MetricsAddr, registry, server.Ready) })
+		running.Go(func() error { return c.serve(watched, c.MetricsAddr, registry, server.Ready) })
 	}
-	return together.Wait()
-}
-
-func ingressConfig(
-	f *ingressBackend, redisURL string, keys keysFlags, limits limitFlags, receipt receiptFlag,
-	registry *prometheus.Registry, logger *slog.Logger,
-) ingress.Config {
-	return ingress.Config{
-		Reservations:  f.store,
-		Sales:         f.catalog,
-		ReceiptSecret: receipt.ReceiptSecret,
-		// A read blocks, so its client must not be shared.
-		Outcomes:        func() (redis.UniversalClient, error) { return connect.Blocking(redisURL) },
-		OutcomesStreams: keys.keys().AllOutcomes(),
-		MaxInFlight:     limits.MaxInFlight,
-		DrainTimeout:    limits.DrainTimeout,
-		PlainReader:     true,
-		Metrics:         registry,
-		Logger:          logger,
-	}
+	return running.Wait()
 }
 
 // runIngress serves until ctx is done and the last request is answered. The feed of outcomes and the guard end after
