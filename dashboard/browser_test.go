@@ -142,15 +142,15 @@ func (d *testDesk) fill() uuid.UUID {
 	all.DurableP50, all.DurableP99 = 11*time.Millisecond, 1400*time.Millisecond
 	all.Backlog, all.OldestWaiting, all.BacklogKnown = 1234, 32*time.Second, true
 	for i := range 900 {
-		r, of := all, rich.Rates
+		r, selling := all, rich.Rates
 		f := float64(i%300) / 300
 		r.Offered, r.Accepted, r.Refused = 12000*f, 900*f*(1-f)*4, 11000*f
-		of.Offered, of.Accepted, of.Refused = r.Offered, r.Accepted, r.Refused
+		selling.Offered, selling.Accepted, selling.Refused = r.Offered, r.Accepted, r.Refused
 		r.AnswerP99 = time.Duration(float64(2*time.Millisecond) * (1 + f))
 		d.fleet.history = append(d.fleet.history, fleet.Point{
 			At: now.Add(time.Duration(i-900) * time.Second), Rates: r,
 			Sales: map[uuid.UUID]fleet.SalePoint{id: {
-				Rates: of, Available: int64(1250 - 620*f), Held: int64(120 * f), Sold: int64(500 * f), Known: i < 700 || i > 740,
+				Rates: selling, Available: int64(1250 - 620*f), Held: int64(120 * f), Sold: int64(500 * f), Known: i < 700 || i > 740,
 			}},
 		})
 	}

@@ -1,10 +1,10 @@
 // Package dashboard is the operators' desk: pages that show an installation while it sells, and the actions of its
 // operators. It reads what dashboard/fleet collects, and acts through the same packages as the commands.
 //
-// A request passes the gate (web.go: headers, origin, session, role), and then a handler of its part: sale.go, order.go,
-// letter.go, check.go or files.go. The handler returns the body of a page, or an action, and the site (site.go) renders
-// the template of the page, or runs the action. What changes while a page is open is rendered once for all browsers in
-// board.go, and sent by dashboard/live.
+// A request passes the gate (web.go: headers, origin, session, role), and then a handler of its part: sale.go,
+// order.go, letter.go, check.go or files.go. The handler returns the body of a page, or an action, and the site
+// (site.go) renders the template of the page, or runs the action. What changes while a page is open is rendered once
+// for all browsers in board.go, and sent by dashboard/live.
 package dashboard
 
 import (

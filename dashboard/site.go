@@ -272,8 +272,8 @@ type action struct {
 	do func() (string, error)
 }
 
-// act returns the handler of a form: it runs the action that read returns, logs it, and keeps what it has to say for the
-// page that follows. An operator who closes the page does not take back what was begun.
+// act returns the handler of a form: it runs the action that read returns, logs it, and keeps what it has to say for
+// the page that follows. An operator who closes the page does not take back what was begun.
 func (d *site) act(
 	timeout time.Duration, read func(ctx context.Context, r *http.Request, operator string) (action, error),
 ) sessionHandler {

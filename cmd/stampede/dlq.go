@@ -32,7 +32,9 @@ func (f *dlqFlags) with(ctx context.Context, logger *slog.Logger, do func(*deadl
 	})
 }
 
-func (f *dlqFlags) print(w io.Writer, letters []deadletter.Letter, text func(io.Writer, []deadletter.Letter) error) error {
+func (f *dlqFlags) print(
+	w io.Writer, letters []deadletter.Letter, text func(io.Writer, []deadletter.Letter) error,
+) error {
 	return writeAll(f.outputFlag, w, letters, letterJSON, text)
 }
 

@@ -19,8 +19,7 @@ func TestCommandsReportMissingGuard(t *testing.T) {
 		mend = "CREATE UNIQUE INDEX orders_one_live_per_user ON ONLY orders USING btree (user_id, sale_id)"
 	)
 	for _, args := range [][]string{{"doctor"}, {"audit"}, {"reconcile", "--explain"}, {"migrate", "status"}} {
-		status, output := s.run(args...)
-		require.Equal(t, exitFailed, status, "%v: %s", args, output)
+		output := s.ends(exitFailed, args...)
 		require.Contains(t, output, what)
 		require.Contains(t, output, mend)
 	}

@@ -18,8 +18,7 @@ import (
 // payableSale creates a sale with a payment window.
 func (s *shop) payableSale(stock, window string) uuid.UUID {
 	s.t.Helper()
-	status, output := s.run("sale", "create", "--name=test", "--stock="+stock, "--payment-window="+window, "--output=json")
-	require.Equal(s.t, exitOK, status, output)
+	output := s.ends(exitOK, "sale", "create", "--name=test", "--stock="+stock, "--payment-window="+window, "--output=json")
 	var sale struct{ ID uuid.UUID }
 	require.NoError(s.t, json.Unmarshal([]byte(output), &sale), output)
 	return sale.ID
@@ -56,8 +55,7 @@ func TestUnpaidOrderReleasesUnitToNextBuyer(t *testing.T) {
 		return paid.HTTP == http.StatusOK
 	})
 	assert.Zero(t, ask(t, http.MethodGet, url+"/v1/sales/"+sale.String(), "bob", "").Available)
-	status, output := s.run("audit", "--wait=30s", "--sale="+sale.String())
-	assert.Equal(t, exitOK, status, output)
+	s.ends(exitOK, "audit", "--wait=30s", "--sale="+sale.String())
 }
 
 // Time without a running ingress does not count towards the payment window.

@@ -103,21 +103,18 @@ func TestKilledRedisVoidsNothing(t *testing.T) {
 func TestRebuildCommand(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
-	status, output := s.run("sale", "create", "--name=test", "--stock=10", "--output=json")
-	require.Equal(t, exitOK, status, output)
+	output := s.ends(exitOK, "sale", "create", "--name=test", "--stock=10", "--output=json")
 	var sale struct{ ID uuid.UUID }
 	require.NoError(t, json.Unmarshal([]byte(output), &sale), output)
 	_, url := s.serve()
 	require.Equal(t, http.StatusAccepted, ask(t, http.MethodPost, url+"/v1/sales/"+sale.ID.String()+"/orders", "ann",
 		"").HTTP)
 
-	status, output = s.run("rebuild")
-	require.Equal(t, exitOK, status, output)
+	output = s.ends(exitOK, "rebuild")
 	require.Contains(t, output, "partition 0 was rebuilt in ")
 	require.Contains(t, output, "confirmed now: 1")
 	require.Regexp(t, sale.ID.String()+` +2 +1 +10 +9 +1 +1 +1 `, output)
-	status, output = s.run("rebuild", "--sale="+sale.ID.String(), "--output=json", "--log-level=error")
-	require.Equal(t, exitOK, status, output)
+	output = s.ends(exitOK, "rebuild", "--sale="+sale.ID.String(), "--output=json", "--log-level=error")
 	var report struct {
 		Reason string
 		Sales  []struct {
@@ -130,13 +127,10 @@ func TestRebuildCommand(t *testing.T) {
 	require.Len(t, report.Sales, 1)
 	require.EqualValues(t, 3, report.Sales[0].Epoch)
 	require.EqualValues(t, 9, report.Sales[0].Left)
-	status, output = s.run("rebuild", "--partition=0")
-	require.Equal(t, exitOK, status, output)
-	status, output = s.run("audit", "--wait=0s")
-	require.Equal(t, exitFailed, status, "no worker has handled the entry: "+output)
+	s.ends(exitOK, "rebuild", "--partition=0")
+	s.ends(exitFailed, "audit", "--wait=0s")
 	s.worker("worker").Start()
-	status, output = s.run("audit", "--wait=30s")
-	require.Equal(t, exitOK, status, output)
+	s.ends(exitOK, "audit", "--wait=30s")
 
 	for args, exit := range map[string]int{
 		"--sale=" + uuid.Must(uuid.NewV7()).String(): exitFailed,
@@ -158,18 +152,14 @@ func TestRebuildCommand(t *testing.T) {
 func TestRebuildCommandOpensShardedSales(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
-	status, output := s.run("sale", "create", "--name=test", "--stock=10", "--shards=3", "--partitions=8", "--output=json")
-	require.Equal(t, exitOK, status, output)
+	output := s.ends(exitOK, "sale", "create", "--name=test", "--stock=10", "--shards=3", "--partitions=8", "--output=json")
 	var sale struct{ ID uuid.UUID }
 	require.NoError(t, json.Unmarshal([]byte(output), &sale), output)
-	status, output = s.run("rebuild", "--partitions=8")
-	require.Equal(t, exitOK, status, output)
+	output = s.ends(exitOK, "rebuild", "--partitions=8")
 	require.Regexp(t, sale.ID.String()+` +\d+ +3 +10 +10 +0 +0 `, output)
-	status, output = s.run("rebuild", "--partitions=8", "--sale="+sale.ID.String(), "--shards=2")
-	require.Equal(t, exitUsage, status, output)
+	output = s.ends(exitUsage, "rebuild", "--partitions=8", "--sale="+sale.ID.String(), "--shards=2")
 	require.Contains(t, output, "must be 3, as many as the sale has, to 8")
-	status, output = s.run("rebuild", "--partitions=8", "--sale="+sale.ID.String(), "--shards=5")
-	require.Equal(t, exitOK, status, output)
+	output = s.ends(exitOK, "rebuild", "--partitions=8", "--sale="+sale.ID.String(), "--shards=5")
 	require.Regexp(t, sale.ID.String()+` +\d+ +5 +10 +10 +0 +0 `, output)
 	_, url := s.serve()
 	require.Equal(t, http.StatusAccepted, ask(t, http.MethodPost, url+"/v1/sales/"+sale.ID.String()+"/orders", "ann",

@@ -40,7 +40,9 @@ func (f outputFlag) write(w io.Writer, v any, text func(io.Writer) error) error 
 func writeJSON(w io.Writer, v any) error { return json.NewEncoder(w).Encode(v) }
 
 // writeAll prints the view of each as a line of JSON, or else calls text.
-func writeAll[T, View any](f outputFlag, w io.Writer, all []T, view func(T) View, text func(io.Writer, []T) error) error {
+func writeAll[T, View any](
+	f outputFlag, w io.Writer, all []T, view func(T) View, text func(io.Writer, []T) error,
+) error {
 	if !f.json() {
 		return text(w, all)
 	}

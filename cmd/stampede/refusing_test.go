@@ -3,7 +3,6 @@
 package main
 
 import (
-	"io"
 	"net/http"
 	"os"
 	"strings"
@@ -28,14 +27,7 @@ func TestRedisThatRefusesWritesIsNamed(t *testing.T) {
 	worker := s.worker("worker")
 	worker.Start()
 	ready := []string{ingress + "/readyz", "http://" + loggedAddr(worker, "metrics are served") + "/readyz"}
-	readiness := func(url string) (int, string) {
-		res, err := http.Get(url) //nolint:noctx // it ends with the test
-		require.NoError(t, err)
-		defer func() { _ = res.Body.Close() }()
-		body, err := io.ReadAll(res.Body)
-		require.NoError(t, err)
-		return res.StatusCode, string(body)
-	}
+	readiness := func(url string) (int, string) { return call(t, http.MethodGet, url, "") }
 	areReady := func() {
 		for _, url := range ready {
 			testkit.Eventually(t, within, url, func() bool { status, _ := readiness(url); return status == http.StatusOK })

@@ -48,8 +48,7 @@ func TestReconcileAfterRestoreOfPostgresLosesNoOrder(t *testing.T) {
 				require.Equal(t, exitFailed, status)
 				require.Contains(t, output, test.left)
 			}
-			status, output = s.run("rebuild", "--yes")
-			require.Equal(t, exitOK, status, output)
+			s.ends(exitOK, "rebuild", "--yes")
 			s.work()
 			s.sell(t, 50, "the sale continues")
 			assert.Zero(t, s.requireEnds(restoredStock), "voided")
@@ -137,8 +136,7 @@ func (s *restoredShop) rebuilt(t *testing.T) {
 
 func (s *restoredShop) rebuiltSale(t *testing.T) {
 	t.Helper()
-	status, output := s.run("rebuild", "--yes", "--sale="+s.sale.String())
-	require.Equal(t, exitOK, status, output)
+	s.ends(exitOK, "rebuild", "--yes", "--sale="+s.sale.String())
 	s.sell(t, 50, "orders are accepted in another epoch")
 }
 

@@ -21,7 +21,7 @@ func TestEachSecretHasFile(t *testing.T) {
 	for _, leaf := range leaves(t) {
 		for _, group := range leaf.AllFlags(true) {
 			for _, flag := range group {
-				_, file := fileOf(flag)
+				_, file := secretFile(flag)
 				found[file] = true
 				secret := strings.HasSuffix(flag.Name, "-secret") || strings.HasSuffix(flag.Name, "-token") ||
 					flag.Name == "redis-url" || flag.Name == "database-url"
@@ -52,13 +52,8 @@ func TestSecretsAreReadFromFiles(t *testing.T) {
 	c.Start()
 	url := "http://" + loggedAddr(c, "ingress listens")
 	for token, want := range map[string]int{"from-a-file": http.StatusOK, "another": http.StatusUnauthorized} {
-		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+"/v1/admin/orders?user=ann", nil)
-		require.NoError(t, err)
-		request.Header.Set("Authorization", "Bearer "+token)
-		answer, err := http.DefaultClient.Do(request)
-		require.NoError(t, err)
-		require.NoError(t, answer.Body.Close())
-		assert.Equal(t, want, answer.StatusCode)
+		status, text := call(t, http.MethodGet, url+"/v1/admin/orders?user=ann", "", "Authorization", "Bearer "+token)
+		assert.Equal(t, want, status, text)
 	}
 
 	// A flag wins, also over a file that cannot be read.

@@ -23,21 +23,14 @@ func TestStoppingIngressRefusesReplacedRedis(t *testing.T) {
 	buy := func() int {
 		t.Helper()
 		buyer++
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, purchases, http.NoBody)
-		require.NoError(t, err)
-		r.Header.Set("X-User-ID", strconv.Itoa(buyer))
-		answer, err := http.DefaultClient.Do(r)
-		require.NoError(t, err)
-		require.NoError(t, answer.Body.Close())
-		return answer.StatusCode
+		status, _ := call(t, http.MethodPost, purchases, "", "X-User-ID", strconv.Itoa(buyer))
+		return status
 	}
 	testkit.Eventually(t, within, "the sale is open", func() bool { return buy() == http.StatusAccepted })
 	require.NoError(t, syscall.Kill(ingress.Pid(), syscall.SIGTERM))
 	testkit.Eventually(t, within, "the ingress is stopping", func() bool {
-		answer, err := http.Get(url + "/readyz") //nolint:noctx // it ends with the test
-		require.NoError(t, err)
-		require.NoError(t, answer.Body.Close())
-		return answer.StatusCode == http.StatusServiceUnavailable
+		status, _ := call(t, http.MethodGet, url+"/readyz", "")
+		return status == http.StatusServiceUnavailable
 	})
 	require.Equal(t, http.StatusAccepted, buy())
 	_, err := s.pool.Exec(t.Context(), "UPDATE redis_servers SET run_id = 'another'")

@@ -28,7 +28,7 @@ func TestTopOnCluster(t *testing.T) {
 		worker.Start()
 		targets = append(targets, "http://"+loggedAddr(worker, "metrics are served"))
 	}
-	sharded := s.saleOf(ingress, crowd.SaleTerms{Name: "sharded", Stock: 1000, Shards: 4})
+	sharded := s.createSale(ingress, crowd.SaleTerms{Name: "sharded", Stock: 1000, Shards: 4})
 	whole := s.sale(ingress, 1000)
 	for s.keys.Partition(whole) != onFirstMaster {
 		whole = s.sale(ingress, 1000)
@@ -43,7 +43,7 @@ func TestTopOnCluster(t *testing.T) {
 		s.buy(ingress, sharded, fmt.Sprint("user-", i))
 	}
 	var found fleet.Snapshot
-	of := func(id uuid.UUID) fleet.Sale {
+	look := func(id uuid.UUID) fleet.Sale {
 		return found.Sales[slices.IndexFunc(found.Sales, func(sale fleet.Sale) bool { return sale.ID == id })]
 	}
 	testkit.Eventually(t, within, "all orders wait, in all partitions, each of which is read", func() bool {
@@ -53,10 +53,10 @@ func TestTopOnCluster(t *testing.T) {
 			streams = append(streams, p.Readers...)
 		}
 		slices.Sort(streams)
-		return found.Rates.Backlog == orders && of(sharded).Held == orders && len(found.RedisNodes) == 3 &&
+		return found.Rates.Backlog == orders && look(sharded).Held == orders && len(found.RedisNodes) == 3 &&
 			slices.Equal(s.orderStreams(4), streams)
 	})
-	require.EqualValues(t, 1000-orders, of(sharded).Available)
+	require.EqualValues(t, 1000-orders, look(sharded).Available)
 	var masters []string
 	for _, node := range found.RedisNodes {
 		masters = append(masters, node.Name)
@@ -76,10 +76,10 @@ func TestTopOnCluster(t *testing.T) {
 	cluster.Nodes[lost].Freeze()
 	testkit.Eventually(t, within, "the lost master is shown, and the others are not lost", func() bool {
 		found = s.snapshot(targets...)
-		return found.Redis.Reachable && of(whole).UnitsKnown && len(found.RedisNodes) == 3 &&
+		return found.Redis.Reachable && look(whole).UnitsKnown && len(found.RedisNodes) == 3 &&
 			slices.ContainsFunc(found.RedisNodes, func(n fleet.RedisNode) bool { return n.Name == gone && !n.Reachable })
 	})
-	require.False(t, of(sharded).UnitsKnown)
+	require.False(t, look(sharded).UnitsKnown)
 	require.True(t, slices.ContainsFunc(found.Troubles, func(trouble fleet.Trouble) bool {
 		return trouble.Severity == fleet.Critical && strings.Contains(trouble.Text, gone)
 	}), found.Troubles)

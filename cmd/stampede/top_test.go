@@ -103,9 +103,9 @@ func TestTopSumsRealProcesses(t *testing.T) {
 		require.Positive(t, p.MemoryBytes, p.Target)
 		require.NotEmpty(t, p.Version, p.Target)
 	}
-	of := found.Sales[0]
-	require.Equal(t, of.Stock, of.Available+of.Held+of.Sold)
-	require.Positive(t, of.Sold)
+	shown := found.Sales[0]
+	require.Equal(t, shown.Stock, shown.Available+shown.Held+shown.Sold)
+	require.Positive(t, shown.Sold)
 
 	victim.Kill()
 	worker.Kill()
@@ -216,7 +216,7 @@ func TestTopDrawsInPlaceAndRestoresTerminal(t *testing.T) {
 			lines := strings.Split(strings.TrimRight(frame, "\r\n"), "\n")
 			require.LessOrEqual(t, len(lines), 24)
 			for _, line := range lines {
-				require.LessOrEqual(t, widthOf(strings.Trim(line, "\r")), 80, line)
+				require.LessOrEqual(t, textWidth(strings.Trim(line, "\r")), 80, line)
 			}
 		}
 	}
@@ -266,7 +266,7 @@ func TestTopFitsScreen(t *testing.T) {
 			assert.LessOrEqual(t, len(lines), size[1], size)
 		}
 		for _, line := range lines {
-			assert.LessOrEqual(t, widthOf(line), size[0], line)
+			assert.LessOrEqual(t, textWidth(line), size[0], line)
 		}
 	}
 	text := topView{width: 80, height: 24}.text(crowded())

@@ -59,19 +59,11 @@ func (c client) parent() string { return "00-" + c.trace + "-" + c.span + "-01" 
 // request makes a request with this traceparent, unless that is empty.
 func request(t testing.TB, method, url, user, parent, body string) (status int, text string) {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
-	require.NoError(t, err)
-	r.Header.Set("X-User-ID", user)
-	r.Header.Set("Content-Type", "application/json")
+	headers := []string{"X-User-ID", user}
 	if parent != "" {
-		r.Header.Set("traceparent", parent)
+		headers = append(headers, "traceparent", parent)
 	}
-	res, err := http.DefaultClient.Do(r)
-	require.NoError(t, err)
-	defer func() { _ = res.Body.Close() }()
-	answer, err := io.ReadAll(res.Body)
-	require.NoError(t, err)
-	return res.StatusCode, string(answer)
+	return call(t, method, url, body, headers...)
 }
 
 // buys buys a unit and returns the order.
@@ -118,8 +110,7 @@ func (s *tracedShop) hears() *receiver {
 	s.t.Helper()
 	hook := newWebhookShop(s.t)
 	r := newReceiver(s.t)
-	status, out := s.run("relay", "add", "shop", r.url, "--secret-file", hook.secretFile, "--allow-private")
-	require.Equal(s.t, exitOK, status, out)
+	s.ends(exitOK, "relay", "add", "shop", r.url, "--secret-file", hook.secretFile, "--allow-private")
 	s.traced(s.relay()).Start()
 	return r
 }
@@ -205,6 +196,6 @@ func TestPurchaseIsOneTraceThroughAllProcesses(t *testing.T) {
 }
 
 // requests is how many purchases of this client the collector has.
-func (s *tracedShop) requests(of client) int {
-	return len(s.collector.Named(of.trace, "POST /v1/sales/:sale/orders"))
+func (s *tracedShop) requests(by client) int {
+	return len(s.collector.Named(by.trace, "POST /v1/sales/:sale/orders"))
 }

@@ -93,8 +93,8 @@ const (
 
 // funnels are the counted orders of sales. They are guarded by Fleet.mu.
 type funnels struct {
-	of    map[uuid.UUID]countedFunnel
-	after time.Time // the time of the next look
+	counted map[uuid.UUID]countedFunnel
+	after   time.Time // the time of the next look
 	// turn is true if the last look was at the desk.
 	turn bool
 }
@@ -107,9 +107,9 @@ type countedFunnel struct {
 
 // paid returns the paid units of the sales whose orders are counted.
 func (k *funnels) paid() map[uuid.UUID]int64 {
-	units := make(map[uuid.UUID]int64, len(k.of))
-	for id := range k.of {
-		units[id] = k.of[id].paidUnits
+	units := make(map[uuid.UUID]int64, len(k.counted))
+	for id := range k.counted {
+		units[id] = k.counted[id].paidUnits
 	}
 	return units
 }
@@ -139,11 +139,11 @@ func (f *Fleet) lookAtFunnels(ctx context.Context, ids []uuid.UUID) {
 		}
 		return
 	}
-	if f.funnels.of == nil {
-		f.funnels.of = map[uuid.UUID]countedFunnel{}
+	if f.funnels.counted == nil {
+		f.funnels.counted = map[uuid.UUID]countedFunnel{}
 	}
 	for _, r := range found {
-		f.funnels.of[r.ID] = countedFunnel{r.Funnel, r.PaidUnits, now}
+		f.funnels.counted[r.ID] = countedFunnel{r.Funnel, r.PaidUnits, now}
 	}
 }
 
@@ -163,7 +163,7 @@ func (k *funnels) due(listed []catalog.CountedSale, now time.Time) []uuid.UUID {
 	kept := make(map[uuid.UUID]countedFunnel, len(listed))
 	for i := range listed {
 		sale := &listed[i]
-		was, isCounted := k.of[sale.ID]
+		was, isCounted := k.counted[sale.ID]
 		if isCounted {
 			kept[sale.ID] = was
 		}
@@ -178,7 +178,7 @@ func (k *funnels) due(listed []catalog.CountedSale, now time.Time) []uuid.UUID {
 			candidates = append(candidates, candidate{sale.ID, was.at, max(was.counted.Accepted, sale.Sale.Sold)})
 		}
 	}
-	k.of = kept
+	k.counted = kept
 	slices.SortStableFunc(candidates, func(a, b candidate) int { return a.at.Compare(b.at) })
 	var ids []uuid.UUID
 	var orders int64

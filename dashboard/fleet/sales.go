@@ -64,7 +64,7 @@ func (f *Fleet) showSales(s *Snapshot, gained *increase, ratesKnown bool) {
 			PaymentWindow: listed.PaymentWindow, Stock: listed.Stock,
 			Rates: gained.sales[listed.ID].rates(), RatesKnown: ratesKnown,
 		}
-		funnel, funnelKnown := f.funnels.of[listed.ID]
+		funnel, funnelKnown := f.funnels.counted[listed.ID]
 		if funnelKnown {
 			sale.Funnel, sale.FunnelKnown, sale.FunnelAt = funnel.counted, true, funnel.at
 		}

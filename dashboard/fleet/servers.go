@@ -49,8 +49,8 @@ func (s *server) note(err error, at time.Time) {
 			return
 		}
 	}
-	if of := (*net.OpError)(nil); errors.As(err, &of) {
-		err = of // without what was wanted of the server
+	if network := (*net.OpError)(nil); errors.As(err, &network) {
+		err = network // without what was wanted of the server
 	}
 	s.err = shortened(err.Error(), errorMax)
 	if s.up {
@@ -61,8 +61,8 @@ func (s *server) note(err error, at time.Time) {
 func (s *server) shown() Server { return Server{Reachable: s.up, Since: s.since, Error: s.err} }
 
 func isTimeout(err error) bool {
-	var of net.Error
-	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &of) && of.Timeout()
+	var network net.Error
+	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &network) && network.Timeout()
 }
 
 // lookIntoServers begins the looks of a round, and returns what to wait for. Postgres is asked for the sales, and for

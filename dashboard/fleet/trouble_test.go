@@ -166,7 +166,7 @@ func TestBacklogThatGrowsIsTrouble(t *testing.T) {
 	grows := func(seconds int, backlog int64) bool {
 		s.At, s.Troubles, s.Rates.Backlog = at(float64(seconds)), nil, backlog
 		f.troubles.update(f, s, r)
-		return slices.Contains(troublesOf(s), atBacklogGrows)
+		return slices.Contains(anchors(s), atBacklogGrows)
 	}
 	for i := range backlogFor {
 		require.False(t, grows(i, int64(100*i)), "it must last")
@@ -212,7 +212,7 @@ func TestWorstTroubleComesFirst(t *testing.T) {
 	s.Postgres = Server{Reachable: true}
 	s.Redis = Server{Error: "refused", Since: at(-10)}
 	f.troubles.update(f, s, r)
-	require.Equal(t, []string{atRedisGone, atPurchasesFail, atDeadLetterParked}, troublesOf(s))
+	require.Equal(t, []string{atRedisGone, atPurchasesFail, atDeadLetterParked}, anchors(s))
 	for _, trouble := range s.Troubles {
 		require.False(t, strings.HasSuffix(trouble.Text, "."))
 	}

@@ -148,7 +148,7 @@ func (r *Registry) reread(ctx context.Context) {
 	}
 	isNews := err == nil || r.faulty == nil || err.Error() != r.faulty.Error()
 	r.text, r.faulty = text, err
-	changes := changesOf(before, operators)
+	changes := changedRights(before, operators)
 	r.inFile.Store(&operators)
 	if err == nil {
 		r.current.Set(1)
@@ -178,8 +178,8 @@ func (r *Registry) cut(text []byte) error {
 	return fmt.Errorf("%w: %s: %w", ErrFile, r.config.File, err)
 }
 
-// changesOf names the operators whose rights differ.
-func changesOf(before, after list) []string {
+// changedRights names the operators whose rights differ.
+func changedRights(before, after list) []string {
 	changes := []string{}
 	for _, e := range before {
 		if i := slices.IndexFunc(after, func(o entry) bool { return o.hash == e.hash }); i < 0 {

@@ -115,17 +115,17 @@ func perSecond(n float64) string {
 }
 
 // counts lists the nonzero counts, the largest first.
-func counts(of map[string]int) string {
-	names := slices.SortedFunc(maps.Keys(of), func(a, b string) int {
-		if of[a] != of[b] {
-			return of[b] - of[a]
+func counts(found map[string]int) string {
+	names := slices.SortedFunc(maps.Keys(found), func(a, b string) int {
+		if found[a] != found[b] {
+			return found[b] - found[a]
 		}
 		return strings.Compare(a, b)
 	})
 	var parts []string
 	for _, name := range names {
-		if of[name] > 0 {
-			parts = append(parts, name+" "+figure.Count(of[name]))
+		if found[name] > 0 {
+			parts = append(parts, name+" "+figure.Count(found[name]))
 		}
 	}
 	return strings.Join(parts, ", ")

@@ -288,8 +288,8 @@ func (d *demo) stream() string { return d.keys.Orders(d.keys.Partition(d.sale)) 
 // pendingMax is more entries than a worker holds.
 const pendingMax = 10_000
 
-// pendingOf returns the number of orders in the pending entries of a worker.
-func (d *demo) pendingOf(ctx context.Context, worker string) (orders int64, err error) {
+// pendingOrders returns the number of orders in the pending entries of a worker.
+func (d *demo) pendingOrders(ctx context.Context, worker string) (orders int64, err error) {
 	pending, err := d.redis.XPendingExt(ctx, &redis.XPendingExtArgs{
 		Stream: d.stream(), Group: reservation.Group, Consumer: worker, Start: "-", End: "+", Count: pendingMax,
 	}).Result()
