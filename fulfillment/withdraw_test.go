@@ -149,7 +149,7 @@ func contest(t *testing.T, s *testshop.Shop, sale uuid.UUID, orders []*contested
 			_, err := s.Pool.Exec(background, "UPDATE orders SET due = now() - interval '1 h' WHERE id = $1 AND due IS NOT NULL",
 				o.id)
 			if err == nil {
-				_, err = s.Pool.Exec(background, `UPDATE order_events SET data = data || jsonb_build_object('due', o.due)
+				_, err = s.Pool.Exec(background, `UPDATE order_events SET due = o.due
 					FROM orders AS o WHERE o.id = $1 AND order_id = o.id AND order_events.version = 2 AND o.due IS NOT NULL`, o.id)
 			}
 			if err != nil {

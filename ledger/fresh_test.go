@@ -85,9 +85,8 @@ func written(t testing.TB, pool *pgxpool.Pool, e order.OrderReserved) (rows stri
 			                 jsonb_build_object('same', o.user_id = $2 AND o.sequence = $3 AND o.reserved_at = $4 AND
 			o.updated_at > now() - interval '1 hour')
 			          FROM orders AS o WHERE id = $1),
-			'events', (SELECT jsonb_agg(to_jsonb(e) - '{position,order_id,user_id,occurred_at,reserved_at}'::text[] || jsonb_build_object(
-			                  'same', e.user_id = $2 AND e.reserved_at = $4 AND e.occurred_at = o.updated_at,
-			                  'data', e.data || jsonb_build_object('sequence', e.data -> 'sequence' = to_jsonb($3::bigint)))
+			'events', (SELECT jsonb_agg(to_jsonb(e) - '{position,order_id,user_id,occurred_at,reserved_at,sequence}'::text[] || jsonb_build_object(
+			                  'same', e.user_id = $2 AND e.reserved_at = $4 AND e.occurred_at = o.updated_at AND e.sequence = $3)
 			                  ORDER BY e.version)
 			           FROM order_events AS e JOIN orders AS o ON o.id = e.order_id WHERE order_id = $1))`,
 		e.OrderID, e.UserID, e.Sequence, e.ReservedAt).Scan(&rows))

@@ -38,7 +38,7 @@ func TestLedgerConfirmsOrderWithFieldsOfEvent(t *testing.T) {
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed"}, testshop.History(t, pool, event.OrderID))
 	require.EqualValues(t, 3, testshop.SoldOf(t, pool, sale))
 	require.EqualValues(t, 1, testshop.QueryInt(t, pool,
-		`SELECT count(*) FROM order_events WHERE version = 2 AND data = '{"sequence": 7, "epoch": 1}' AND reserved_at = $1`,
+		`SELECT count(*) FROM order_events WHERE version = 2 AND sequence = 7 AND epoch = 1 AND reserved_at = $1`,
 		event.ReservedAt))
 }
 

@@ -38,9 +38,8 @@ func TestKilledProjectionRebuildChangesNothing(t *testing.T) {
 				key_fingerprint)
 					SELECT (left(gen_random_uuid()::text, 32) || '0001')::uuid, sales.id, n, 1, 'confirmed', 2, n, 1, now(), now(),
 					NULL FROM sales, generate_series(1, 100) AS n;
-				INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at, data)
-					SELECT id, 2, 'OrderConfirmed', sale_id, user_id, quantity, updated_at, reserved_at,
-					jsonb_build_object('sequence', sequence, 'epoch', epoch) FROM orders`)
+				INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at, sequence,
+				epoch) SELECT id, 2, 'OrderConfirmed', sale_id, user_id, quantity, updated_at, reserved_at, sequence, epoch FROM orders`)
 			require.NoError(t, err)
 			whole := orders()
 			_, err = pool.Exec(t.Context(), "DELETE FROM orders WHERE sequence > 50; UPDATE sales SET sold = 50")

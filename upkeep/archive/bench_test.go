@@ -23,9 +23,9 @@ func BenchmarkArchiveOfAMillionOrders(b *testing.B) {
 				payment_reference, key_fingerprint, due)
 			SELECT (left(gen_random_uuid()::text, 32) || right($1::uuid::text, 4))::uuid, $1::uuid, gen_random_uuid()::text,
 				1, 'paid', 3, n, 1, now(), now(), 'pi-' || n, left(md5(n::text), 16), now() FROM generate_series(1, 1000000) AS n`,
-		`INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at, data)
-			SELECT id, 2, 'OrderConfirmed', sale_id, user_id, quantity, updated_at, reserved_at,
-				jsonb_build_object('sequence', sequence, 'epoch', epoch, 'key_fingerprint', key_fingerprint, 'due', due)
+		`INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at,
+				sequence, epoch, due, key_fingerprint)
+			SELECT id, 2, 'OrderConfirmed', sale_id, user_id, quantity, updated_at, reserved_at, sequence, epoch, due, key_fingerprint
 			FROM orders WHERE sale_id = $1`,
 		`INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, data)
 			SELECT id, 3, 'OrderPaid', sale_id, user_id, quantity, updated_at, jsonb_build_object('reference', payment_reference)

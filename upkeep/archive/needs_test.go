@@ -34,8 +34,8 @@ func restingShop(t *testing.T) *testshop.Shop {
 		`INSERT INTO sale_events (sale_id, revision, type) VALUES ($1, 1, 'SaleCreated'), ($1, 2, 'SaleEnded')`,
 		`INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at)
 			VALUES ($1, $1, 'ann', 1, 'confirmed', 2, 1, 1, now(), now())`,
-		`INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at, data)
-			VALUES ($1, 2, 'OrderConfirmed', $1, 'ann', 1, now(), now(), '{"sequence": 1, "epoch": 1}')`,
+		`INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at,
+				sequence, epoch) VALUES ($1, 2, 'OrderConfirmed', $1, 'ann', 1, now(), now(), 1, 1)`,
 	} {
 		require.NoError(t, testshop.ExecSQL(t, s, statement, march))
 	}

@@ -143,7 +143,8 @@ func TestAuditReportsForgedRows(t *testing.T) {
 		"UPDATE order_events SET version = 2147483647 WHERE version = 2":           "operator",
 		"UPDATE order_events SET data = '[]' WHERE version = 2":                    "operator",
 		"UPDATE order_events SET data = '\"x\"' WHERE version = 2":                 "operator",
-		"UPDATE order_events SET data = '{\"sequence\": {}}' WHERE version = 2":    "operator",
+		"UPDATE order_events SET sequence = NULL WHERE version = 2":                "operator",
+		"UPDATE order_events SET epoch = NULL WHERE version = 2":                   "operator",
 		"INSERT INTO releases SELECT gen_random_uuid(), id, 'ghost', " +
 			"9223372036854775807 FROM sales": "reconcile",
 		"INSERT INTO releases SELECT id, sale_id, user_id, quantity FROM orders": "reconcile",

@@ -85,7 +85,7 @@ func TestAuditReportsPayableOrdersWithoutDeadline(t *testing.T) {
 	require.Equal(t, id, *finding.Order)
 	require.Equal(t, audit.RemedyProjections, finding.Remedy)
 	require.Equal(t, "OrderConfirmed at version 2", finding.LastEvent)
-	_, err = s.Pool.Exec(t.Context(), "UPDATE order_events SET data = '{}' WHERE order_id = $1 AND version = 2", id)
+	_, err = s.Pool.Exec(t.Context(), "UPDATE order_events SET due = NULL WHERE order_id = $1 AND version = 2", id)
 	require.NoError(t, err)
 	report = testwork.Audit(s, t, sale)
 	require.Equal(t, audit.RemedyOperator, report.Promise("S3").Findings[0].Remedy)

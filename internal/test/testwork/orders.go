@@ -51,7 +51,7 @@ func EndWindow(t testing.TB, pool *pgxpool.Pool, orders ...uuid.UUID) {
 func MoveDue(ctx context.Context, pool *pgxpool.Pool, due string, orders ...uuid.UUID) error {
 	tag, err := pool.Exec(ctx, `
 		WITH moved AS (UPDATE orders SET due = `+due+` WHERE id = ANY ($1) RETURNING sale_id, id, due)
-		UPDATE order_events AS e SET data = data || jsonb_build_object('due', due) FROM moved
+		UPDATE order_events AS e SET due = moved.due FROM moved
 		WHERE e.sale_id = moved.sale_id AND order_id = id AND version = 2`, orders)
 	if err == nil && tag.RowsAffected() != int64(len(orders)) {
 		err = fmt.Errorf("%d of %d deadlines were moved", tag.RowsAffected(), len(orders))
