@@ -8,9 +8,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/dev/crowd"
 	"stampede/internal/dev/localserver"
 	"stampede/internal/test/testkit"
+	"stampede/reservation"
 )
 
 // Partitions on different masters of a cluster of three, by the slots of their hash tags.
@@ -212,7 +212,7 @@ func TestClusterSellsShardsToTheLastUnit(t *testing.T) {
 	s, cluster, operator := newShopOnCluster(t)
 	_, url := s.serve()
 	const stock = 2000
-	r := newRush(s, url, s.createSale(url, crowd.SaleTerms{Name: "sharded", Stock: stock, Shards: 4}))
+	r := newRush(s, url, s.createSale(url, reservation.Terms{Name: "sharded", Stock: stock, Shards: 4}))
 	for _, name := range []string{"first", "second"} {
 		worker := s.worker(name)
 		worker.Setenv("STAMPEDE_MIN_IDLE", "3s")

@@ -12,10 +12,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/dev/crowd"
 	"stampede/internal/figure"
 	"stampede/internal/test/testbrowser"
 	"stampede/internal/test/testkit"
+	"stampede/reservation"
 )
 
 // hostileName is a name that breaks out of HTML, of attributes, and of its line.
@@ -136,7 +136,7 @@ func dashboardByKeyboard(t *testing.T, browser *testbrowser.Browser) {
 	s := newShop(t)
 	_, ingress := s.serve()
 	_, url := s.dashboard(ingress)
-	sale := s.createSale(ingress, crowd.SaleTerms{Name: hostileName, Stock: 10})
+	sale := s.createSale(ingress, reservation.Terms{Name: hostileName, Stock: 10})
 	b := browser.Open(t)
 	b.Scheme("dark")
 	logIn(b, url)

@@ -19,6 +19,7 @@ import (
 	"stampede/internal/connect"
 	"stampede/internal/dev/crowd"
 	"stampede/internal/figure"
+	"stampede/reservation"
 )
 
 type loadCmd struct {
@@ -111,7 +112,7 @@ func (c *loadCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) erro
 	}
 	defer servers.close()
 	if config.Sale == uuid.Nil {
-		terms := crowd.SaleTerms{Name: "load test", Stock: c.Stock, PerOrderLimit: c.Quantity, Shards: c.Shards}
+		terms := reservation.Terms{Name: "load test", Stock: c.Stock, PerOrderLimit: c.Quantity, Shards: c.Shards}
 		if config.Sale, err = crowd.CreateSale(ctx, c.URLs[0], c.AdminToken, terms); err != nil {
 			return err
 		}

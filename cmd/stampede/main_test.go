@@ -128,10 +128,10 @@ func (s *shop) worker(name string) *testkit.Cmd {
 // sale creates a sale through an ingress.
 func (s *shop) sale(url string, stock int64) uuid.UUID {
 	s.t.Helper()
-	return s.createSale(url, crowd.SaleTerms{Name: "test", Stock: stock})
+	return s.createSale(url, reservation.Terms{Name: "test", Stock: stock})
 }
 
-func (s *shop) createSale(url string, terms crowd.SaleTerms) uuid.UUID {
+func (s *shop) createSale(url string, terms reservation.Terms) uuid.UUID {
 	s.t.Helper()
 	sale, err := crowd.CreateSale(s.t.Context(), url, adminToken, terms)
 	require.NoError(s.t, err)

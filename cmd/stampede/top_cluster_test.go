@@ -13,8 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/dashboard/fleet"
-	"stampede/internal/dev/crowd"
 	"stampede/internal/test/testkit"
+	"stampede/reservation"
 )
 
 // TestTopOnCluster: the figures of all masters are one, and a master that is gone hides none of the others.
@@ -28,7 +28,7 @@ func TestTopOnCluster(t *testing.T) {
 		worker.Start()
 		targets = append(targets, "http://"+loggedAddr(worker, "metrics are served"))
 	}
-	sharded := s.createSale(ingress, crowd.SaleTerms{Name: "sharded", Stock: 1000, Shards: 4})
+	sharded := s.createSale(ingress, reservation.Terms{Name: "sharded", Stock: 1000, Shards: 4})
 	whole := s.sale(ingress, 1000)
 	for s.keys.Partition(whole) != onFirstMaster {
 		whole = s.sale(ingress, 1000)
