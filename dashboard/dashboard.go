@@ -1,4 +1,4 @@
-// Package dashboard is the operators' desk: pages that show an installation while it sells, and the actions of its
+// Package dashboard serves the pages of operators: what an installation does while it sells, and the actions of its
 // operators. It reads what dashboard/fleet collects, and acts through the same packages as the commands.
 //
 // A request passes the gate (web.go: headers, origin, session, role), and then a handler of its part: sale.go,
@@ -67,7 +67,7 @@ const (
 	maxFormBytes      = 64 << 10
 )
 
-// Dashboard is the operators' desk. It joins its parts to one server, and each of them has its own pages.
+// Dashboard joins the parts to one server. Each part has its own pages.
 type Dashboard struct {
 	*site
 	hub     *live.Hub

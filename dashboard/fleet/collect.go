@@ -33,14 +33,14 @@ func (w *window) sum() (all measured) {
 func (f *Fleet) snapshot(now time.Time) *Snapshot {
 	s := &Snapshot{
 		At: now, Postgres: f.postgres.shown(), Redis: f.redis.shown(),
-		DeadLetters: f.desk.letters, Rebuilds: []Rebuild{}, Audit: f.desk.audit,
+		DeadLetters: f.records.letters, Rebuilds: []Rebuild{}, Audit: f.records.audit,
 		Processes: make([]Process, 0, len(f.processes)), Troubles: []Trouble{}, RedisNodes: []RedisNode{},
 	}
 	for i := range f.nodes {
 		s.RedisNodes = append(s.RedisNodes, f.nodes[i].shown())
 	}
 	if f.postgres.up { // else nobody can say what they are doing
-		s.Rebuilds = append(s.Rebuilds, f.desk.rebuilds...)
+		s.Rebuilds = append(s.Rebuilds, f.records.rebuilds...)
 	}
 	var gained increase
 	var fresh measured

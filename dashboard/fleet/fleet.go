@@ -59,7 +59,7 @@ type Fleet struct {
 	slowBusy  atomic.Bool
 	sales     knownSales
 	funnels   funnels
-	desk      desk
+	records   records
 	nodes     []node
 	nodesAt   time.Time
 	troubles  troubles

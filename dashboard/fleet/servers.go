@@ -66,7 +66,7 @@ func isTimeout(err error) bool {
 }
 
 // lookIntoServers begins the looks of a round, and returns what to wait for. Postgres is asked for the sales, and for
-// either the desk or the funnels of some sales: two looks at most.
+// either the records or the funnels of some sales: two looks at most.
 func (f *Fleet) lookIntoServers(ctx context.Context, now time.Time) (waits []<-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -79,7 +79,7 @@ func (f *Fleet) lookIntoServers(ctx context.Context, now time.Time) (waits []<-c
 		if len(due) > 0 {
 			f.lookAtFunnels(ctx, due)
 		} else {
-			f.lookAtDesk(ctx)
+			f.lookAtRecords(ctx)
 		}
 	})
 	if slow != nil && len(due) == 0 && f.postgres.up {

@@ -140,7 +140,7 @@ func (t *troubles) checkServers(f *Fleet, s *Snapshot) {
 	if !s.Postgres.Reachable && s.Postgres.Error != "" {
 		t.raise("", Critical, atPostgresGone, "Postgres does not answer: %s", s.Postgres.Error).since(s.Postgres.Since)
 	}
-	if s.Postgres.Reachable && f.desk.readOnly {
+	if s.Postgres.Reachable && f.records.readOnly {
 		t.raise("", Critical, atPostgresGone, "Postgres takes no writes (stampede doctor says why)")
 	}
 	if !s.Redis.Reachable && s.Redis.Error != "" {
@@ -209,8 +209,8 @@ func (t *troubles) checkProcesses(f *Fleet, s *Snapshot, r round) {
 			signer[p.last.receiptSecret] = p.name
 		}
 		if !p.othersAt.IsZero() && t.now.Sub(p.othersAt) < holdOthers {
-			t.raise(p.url+" others", Warning, atTargetGone, "several processes answer at %s, so its figures are those of one or the "+
-				"other: name each of them", p.name)
+			t.raise(p.url+" others", Warning, atTargetGone, "several processes answer at %s, so its figures are those of one "+
+				"or the other: name each of them", p.name)
 		}
 		for _, step := range p.last.failing {
 			text := fmt.Sprintf("the step %s of %s fails and is retried", step, p.name)
@@ -253,8 +253,8 @@ func (t *troubles) checkPurchases(s *Snapshot, r round) {
 			r.gained.overloaded, s.Rates.Offered).hold = holdRates
 	}
 	if s.Rates.Failed > 0 {
-		t.raise("", Critical, atPurchasesFail, "%.0f of %.0f purchases a second fail: Redis is not reached, or does not answer",
-			s.Rates.Failed, s.Rates.Offered).hold = holdRates
+		t.raise("", Critical, atPurchasesFail, "%.0f of %.0f purchases a second fail: Redis is not reached, or does not "+
+			"answer", s.Rates.Failed, s.Rates.Offered).hold = holdRates
 	}
 }
 
@@ -276,7 +276,7 @@ func (t *troubles) checkOrders(f *Fleet, s *Snapshot, r round) {
 	}
 	if s.DeadLetters > 0 && s.Postgres.Reachable {
 		t.raise("", Warning, atDeadLetterParked, "%s parked: their orders wait for an operator",
-			several(s.DeadLetters, "dead letter is", "dead letters are")).since(f.desk.oldestLetter)
+			several(s.DeadLetters, "dead letter is", "dead letters are")).since(f.records.oldestLetter)
 	}
 	end := func(key, what, why string, more float64, total *float64) {
 		if t.known[key+" "] == nil {
@@ -305,7 +305,7 @@ func (t *troubles) checkSales(s *Snapshot) {
 }
 
 func (t *troubles) checkAudit(f *Fleet, s *Snapshot) {
-	if f.desk.at.IsZero() || !s.Postgres.Reachable {
+	if f.records.at.IsZero() || !s.Postgres.Reachable {
 		return
 	}
 	if s.Audit == nil {
@@ -319,7 +319,8 @@ func (t *troubles) checkAudit(f *Fleet, s *Snapshot) {
 		return
 	}
 	if age := t.now.Sub(s.Audit.At); age > auditAgeMax {
-		t.raise("", Warning, atAuditOld, "the newest audit is %d hours old", int(age.Hours())).since(s.Audit.At.Add(auditAgeMax))
+		t.raise("", Warning, atAuditOld, "the newest audit is %d hours old", int(age.Hours())).
+			since(s.Audit.At.Add(auditAgeMax))
 	}
 	if len(s.Audit.Broken) > 0 {
 		t.raise("", Critical, atPromiseBroken, "the newest audit has found %s broken", strings.Join(s.Audit.Broken, ", ")).

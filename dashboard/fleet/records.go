@@ -17,12 +17,12 @@ import (
 const (
 	// rebuildSilence is after which silence a rebuild counts as dead. It writes each second.
 	rebuildSilence = 10 * time.Second
-	// deskTrusted is how old the verified servers may be that Redis is compared with.
-	deskTrusted = 5 * time.Second
+	// recordsTrusted is how old the verified servers may be that Redis is compared with.
+	recordsTrusted = 5 * time.Second
 )
 
-// desk is what Postgres says beside the sales. It is guarded by Fleet.mu.
-type desk struct {
+// records is what Postgres says beside the sales. It is guarded by Fleet.mu.
+type records struct {
 	at time.Time // zero before the first look
 
 	letters      int64
@@ -34,8 +34,8 @@ type desk struct {
 	err          string
 }
 
-// lookAtDesk reads the desk in Postgres.
-func (f *Fleet) lookAtDesk(ctx context.Context) {
+// lookAtRecords reads the records in Postgres.
+func (f *Fleet) lookAtRecords(ctx context.Context) {
 	limited, cancel := context.WithTimeout(ctx, roundTimeout)
 	defer cancel()
 	rows, _ := f.config.Pool.Query(limited, sql.FleetDesk, rebuildSilence.Seconds()) // its error comes with the row
@@ -57,21 +57,21 @@ func (f *Fleet) lookAtDesk(ctx context.Context) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if err != nil {
-		if f.postgres.up && !isTimeout(err) && f.desk.err == "" {
+		if f.postgres.up && !isTimeout(err) && f.records.err == "" {
 			f.config.Logger.Warn("cannot read the dead letters, audits and rebuilds in Postgres", "error", err)
-			f.desk.err = err.Error()
+			f.records.err = err.Error()
 		}
 		return
 	}
-	f.desk = desk{at: now, letters: row.Letters, servers: row.Servers, rebuilds: row.Rebuilds, readOnly: row.ReadOnly}
-	for i := range f.desk.rebuilds {
-		f.desk.rebuilds[i].Step = shortened(f.desk.rebuilds[i].Step, errorMax)
+	f.records = records{at: now, letters: row.Letters, servers: row.Servers, rebuilds: row.Rebuilds, readOnly: row.ReadOnly}
+	for i := range f.records.rebuilds {
+		f.records.rebuilds[i].Step = shortened(f.records.rebuilds[i].Step, errorMax)
 	}
 	if row.Oldest != nil {
-		f.desk.oldestLetter = *row.Oldest
+		f.records.oldestLetter = *row.Oldest
 	}
 	if row.AuditedAt != nil {
-		f.desk.audit = &Audit{
+		f.records.audit = &Audit{
 			At: *row.AuditedAt, Operator: printable(*row.Operator), Broken: row.Broken, Unchecked: row.Unchecked,
 		}
 	}
@@ -95,7 +95,7 @@ const (
 type funnels struct {
 	counted map[uuid.UUID]countedFunnel
 	after   time.Time // the time of the next look
-	// turn is true if the last look was at the desk.
+	// turn is true if the last look was at the records.
 	turn bool
 }
 
@@ -148,7 +148,7 @@ func (f *Fleet) lookAtFunnels(ctx context.Context, ids []uuid.UUID) {
 }
 
 // due returns the sales whose orders are to be counted now, if any: those that were counted longest ago. Every other
-// turn is the desk's. Sales that are no longer listed are forgotten.
+// turn is that of the records. Sales that are no longer listed are forgotten.
 func (k *funnels) due(listed []catalog.CountedSale, now time.Time) []uuid.UUID {
 	k.turn = !k.turn
 	if k.turn || now.Before(k.after) {
