@@ -8,9 +8,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/dev/crowd"
 	"stampede/internal/dev/localserver"
 	"stampede/internal/test/testkit"
+	"stampede/reservation"
 )
 
 // Partitions on different masters of a cluster of three, by the slots of their hash tags.
@@ -116,8 +116,7 @@ func (s *clusterShop) requireKept() (voided int) {
 	s.t.Helper()
 	s.hurt.endCrowd()
 	s.unharmed.endCrowd()
-	status, output := s.run("audit", "--wait=60s")
-	require.Equal(s.t, exitOK, status, output)
+	s.ends(exitOK, "audit", "--wait=60s")
 	require.Zero(s.t, s.unharmed.requireTruth()["voided"], "orders of the sale whose master was not hurt")
 	return s.hurt.requireTruth()["voided"]
 }
@@ -203,8 +202,7 @@ func TestSentinelReplacesMasters(t *testing.T) {
 		require.NoError(t, master.Restart(t.Context()))
 	}
 	r.endCrowd()
-	status, output := s.run("audit", "--wait=60s")
-	require.Equal(t, exitOK, status, output)
+	s.ends(exitOK, "audit", "--wait=60s")
 	r.requireTruth()
 }
 
@@ -214,7 +212,7 @@ func TestClusterSellsShardsToTheLastUnit(t *testing.T) {
 	s, cluster, operator := newShopOnCluster(t)
 	_, url := s.serve()
 	const stock = 2000
-	r := newRush(s, url, s.saleOf(url, crowd.SaleTerms{Name: "sharded", Stock: stock, Shards: 4}))
+	r := newRush(s, url, s.createSale(url, reservation.Terms{Name: "sharded", Stock: stock, Shards: 4}))
 	for _, name := range []string{"first", "second"} {
 		worker := s.worker(name)
 		worker.Setenv("STAMPEDE_MIN_IDLE", "3s")

@@ -182,8 +182,8 @@ func countedPool(t testing.TB) (*pgxpool.Pool, *counting) {
 	return pool, count
 }
 
-// troublesOf are the anchors of the troubles.
-func troublesOf(s *Snapshot) (anchors []string) {
+// anchors are the anchors of the troubles.
+func anchors(s *Snapshot) (anchors []string) {
 	for _, trouble := range s.Troubles {
 		anchors = append(anchors, trouble.Runbook)
 	}

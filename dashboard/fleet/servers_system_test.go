@@ -63,7 +63,7 @@ func TestPostgresGoneAndBack(t *testing.T) {
 			require.NoError(t, s.Exec(t, statement))
 		}
 		f.play(t, "it is shown whether Postgres takes writes", func(x *Snapshot) bool {
-			return x.Postgres.Reachable && slices.Contains(troublesOf(x), atPostgresGone) == isReadOnly
+			return x.Postgres.Reachable && slices.Contains(anchors(x), atPostgresGone) == isReadOnly
 		})
 	}
 
@@ -73,9 +73,9 @@ func TestPostgresGoneAndBack(t *testing.T) {
 	})
 	since := snapshot.Postgres.Since
 	require.NotEmpty(t, snapshot.Postgres.Error)
-	of := saleIn(snapshot, sale)
-	require.Equal(t, int64(10), of.Stock, "as it was last read")
-	require.False(t, of.UnitsKnown)
+	shown := saleIn(snapshot, sale)
+	require.Equal(t, int64(10), shown.Stock, "as it was last read")
+	require.False(t, shown.UnitsKnown)
 	require.Equal(t, atPostgresGone, snapshot.Troubles[0].Runbook)
 	require.Equal(t, Critical, snapshot.Troubles[0].Severity)
 	f.round(t.Context())
@@ -86,7 +86,7 @@ func TestPostgresGoneAndBack(t *testing.T) {
 	require.NoError(t, own.Restart(t.Context()))
 	snapshot = f.play(t, "Postgres is back", known)
 	require.True(t, snapshot.Postgres.Since.After(since))
-	require.NotContains(t, troublesOf(snapshot), atPostgresGone)
+	require.NotContains(t, anchors(snapshot), atPostgresGone)
 }
 
 func TestRedisGoneAndBack(t *testing.T) {
@@ -105,7 +105,7 @@ func TestRedisGoneAndBack(t *testing.T) {
 	})
 	require.True(t, snapshot.SalesRead)
 	require.False(t, saleIn(snapshot, sale).UnitsKnown)
-	require.Contains(t, troublesOf(snapshot), atRedisGone)
+	require.Contains(t, anchors(snapshot), atRedisGone)
 
 	// It is back with all of its data, and sells nothing until a worker has verified it.
 	require.NoError(t, own.Restart(t.Context()))

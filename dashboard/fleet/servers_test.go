@@ -49,16 +49,16 @@ func TestSalesAreShownWithUnitsAndFunnel(t *testing.T) {
 	require.True(t, snapshot.Redis.Reachable)
 	require.True(t, snapshot.SalesRead)
 	require.Equal(t, paid.ID, snapshot.Sales[0].ID, "the newest first")
-	of := saleIn(snapshot, plain)
-	require.Equal(t, []int64{10, 7, 1, 2}, []int64{of.Stock, of.Available, of.Held, of.Sold})
-	require.Equal(t, Funnel{Accepted: 2, Confirmed: 2}, of.Funnel)
-	require.Equal(t, reservation.StateOpen, of.State)
-	require.Empty(t, of.Shut)
-	of = saleIn(snapshot, paid.ID)
-	require.Equal(t, []int64{20, 18, 1, 1}, []int64{of.Stock, of.Available, of.Held, of.Sold})
-	require.Equal(t, Funnel{Accepted: 2, Confirmed: 1, Paid: 1}, of.Funnel)
-	require.Equal(t, "to be paid", of.Name)
-	require.Equal(t, time.Hour, of.PaymentWindow)
+	shown := saleIn(snapshot, plain)
+	require.Equal(t, []int64{10, 7, 1, 2}, []int64{shown.Stock, shown.Available, shown.Held, shown.Sold})
+	require.Equal(t, Funnel{Accepted: 2, Confirmed: 2}, shown.Funnel)
+	require.Equal(t, reservation.StateOpen, shown.State)
+	require.Empty(t, shown.Shut)
+	shown = saleIn(snapshot, paid.ID)
+	require.Equal(t, []int64{20, 18, 1, 1}, []int64{shown.Stock, shown.Available, shown.Held, shown.Sold})
+	require.Equal(t, Funnel{Accepted: 2, Confirmed: 1, Paid: 1}, shown.Funnel)
+	require.Equal(t, "to be paid", shown.Name)
+	require.Equal(t, time.Hour, shown.PaymentWindow)
 
 	points := f.History()
 	require.Equal(t, SalePoint{Available: 7, Held: 1, Sold: 2, Known: true}, points[len(points)-1].Sales[plain])
@@ -173,7 +173,7 @@ func TestDeskIsShown(t *testing.T) {
 	require.Equal(t, []string{"S5"}, snapshot.Audit.Unchecked)
 	require.Equal(t, "ann", snapshot.Audit.Operator)
 	require.Empty(t, snapshot.Rebuilds, "that of a dead process")
-	require.Equal(t, []string{atPromiseBroken, atAuditOld, atDeadLetterParked}, troublesOf(snapshot))
+	require.Equal(t, []string{atPromiseBroken, atAuditOld, atDeadLetterParked}, anchors(snapshot))
 	require.WithinDuration(t, time.Now().Add(-time.Hour), snapshot.Troubles[2].Since, time.Minute)
 }
 
@@ -191,10 +191,10 @@ func TestFunnelsAreCountedWithinTheirShare(t *testing.T) {
 	require.Len(t, f.funnels.due(listed, noon), first, "a large sale is counted by itself")
 	require.Nil(t, f.funnels.due(listed, noon), "the turn of the desk")
 	for i, sale := range listed[:first] {
-		if f.funnels.of == nil {
-			f.funnels.of = map[uuid.UUID]countedFunnel{}
+		if f.funnels.counted == nil {
+			f.funnels.counted = map[uuid.UUID]countedFunnel{}
 		}
-		f.funnels.of[sale.ID] = countedFunnel{at: at(float64(-i))}
+		f.funnels.counted[sale.ID] = countedFunnel{at: at(float64(-i))}
 	}
 	require.Equal(t, []uuid.UUID{listed[first].ID}, f.funnels.due(listed, noon), "never counted before")
 	f.funnels.after = at(5)

@@ -2,12 +2,17 @@ package dashboard
 
 import (
 	"bytes"
+	"context"
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
 	"html/template"
 	"io/fs"
 	"net/http"
 	"net/url"
 	"path"
 	"strings"
+	"time"
 
 	"github.com/yuin/goldmark"
 	"github.com/yuin/goldmark/ast"
@@ -16,9 +21,50 @@ import (
 	"github.com/yuin/goldmark/text"
 	"github.com/yuin/goldmark/util"
 
-	"stampede/dashboard/session"
 	"stampede/docs"
 )
+
+//go:embed assets
+var assetFiles embed.FS
+
+// asset is a file for browsers. Its URL has a part of its hash, so that it can be kept for ever.
+type asset struct {
+	text []byte
+	url  string
+}
+
+// assets are the files by name.
+type assets map[string]asset
+
+func readAssets() (assets, error) {
+	found := make(assets)
+	files, err := assetFiles.ReadDir("assets")
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range files {
+		text, err := assetFiles.ReadFile(path.Join("assets", f.Name()))
+		if err != nil {
+			return nil, err
+		}
+		hash := sha256.Sum256(text)
+		found[f.Name()] = asset{text, "/assets/" + f.Name() + "?v=" + hex.EncodeToString(hash[:6])}
+	}
+	return found, nil
+}
+
+// ServeHTTP implements http.Handler.
+func (all assets) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	a, ok := all[r.PathValue("file")]
+	if !ok {
+		writeText(w, http.StatusNotFound, "There is no such file.")
+		return
+	}
+	if r.URL.RequestURI() == a.url {
+		w.Header().Set("Cache-Control", "public, max-age=31536000, immutable")
+	}
+	http.ServeContent(w, r, r.PathValue("file"), time.Time{}, bytes.NewReader(a.text))
+}
 
 const runbook = "runbook"
 
@@ -28,18 +74,21 @@ type book struct {
 	HTML  template.HTML
 }
 
+// books are the pages of docs/ by name.
+type books map[string]book
+
 // bookURL is the place of a section of the runbook.
 func bookURL(anchor string) string {
 	return (&url.URL{Path: "/docs/" + runbook, Fragment: anchor}).String()
 }
 
 // readBooks renders all pages of docs/, so that their links to each other work.
-func readBooks() (map[string]book, error) {
+func readBooks() (books, error) {
 	markdown := goldmark.New(
 		goldmark.WithExtensions(extension.GFM),
 		goldmark.WithParserOptions(parser.WithAutoHeadingID(), parser.WithASTTransformers(util.Prioritized(links{}, 1))),
 	)
-	books := make(map[string]book)
+	found := make(books)
 	files, err := fs.Glob(docs.Pages, "*.md")
 	if err != nil {
 		return nil, err
@@ -54,9 +103,9 @@ func readBooks() (map[string]book, error) {
 			return nil, err
 		}
 		title, _, _ := strings.Cut(strings.TrimPrefix(string(source), "# "), "\n")
-		books[strings.TrimSuffix(file, ".md")] = book{title, template.HTML(b.String())} // without HTML of its own
+		found[strings.TrimSuffix(file, ".md")] = book{title, template.HTML(b.String())} // without HTML of its own
 	}
-	return books, nil
+	return found, nil
 }
 
 // links changes the links between pages of docs/ to those of the dashboard. Other files of the sources are not here:
@@ -96,11 +145,10 @@ func (links) Transform(doc *ast.Document, reader text.Reader, _ parser.Context) 
 	}
 }
 
-func (d *Dashboard) showBook(w http.ResponseWriter, r *http.Request, s *session.Session) {
-	page, known := d.books[r.PathValue("page")]
+func (all books) show(_ context.Context, r *http.Request) (page, error) {
+	b, known := all[r.PathValue("page")]
 	if !known {
-		d.showError(w, r, s, http.StatusNotFound, "There is no such page of the documentation.")
-		return
+		return problemPage(http.StatusNotFound, "There is no such page of the documentation.", ""), nil
 	}
-	d.render(w, r, s, http.StatusOK, "book", page.Title, page)
+	return page{template: "book", title: b.Title, body: b}, nil
 }

@@ -17,12 +17,12 @@ import (
 const (
 	// rebuildSilence is after which silence a rebuild counts as dead. It writes each second.
 	rebuildSilence = 10 * time.Second
-	// deskTrusted is how old the verified servers may be that Redis is compared with.
-	deskTrusted = 5 * time.Second
+	// recordsTrusted is how old the verified servers may be that Redis is compared with.
+	recordsTrusted = 5 * time.Second
 )
 
-// desk is what Postgres says beside the sales. It is guarded by Fleet.mu.
-type desk struct {
+// records is what Postgres says beside the sales. It is guarded by Fleet.mu.
+type records struct {
 	at time.Time // zero before the first look
 
 	letters      int64
@@ -34,8 +34,8 @@ type desk struct {
 	err          string
 }
 
-// lookAtDesk reads the desk in Postgres.
-func (f *Fleet) lookAtDesk(ctx context.Context) {
+// lookAtRecords reads the records in Postgres.
+func (f *Fleet) lookAtRecords(ctx context.Context) {
 	limited, cancel := context.WithTimeout(ctx, roundTimeout)
 	defer cancel()
 	rows, _ := f.config.Pool.Query(limited, sql.FleetDesk, rebuildSilence.Seconds()) // its error comes with the row
@@ -57,21 +57,21 @@ func (f *Fleet) lookAtDesk(ctx context.Context) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if err != nil {
-		if f.postgres.up && !isTimeout(err) && f.desk.err == "" {
+		if f.postgres.up && !isTimeout(err) && f.records.err == "" {
 			f.config.Logger.Warn("cannot read the dead letters, audits and rebuilds in Postgres", "error", err)
-			f.desk.err = err.Error()
+			f.records.err = err.Error()
 		}
 		return
 	}
-	f.desk = desk{at: now, letters: row.Letters, servers: row.Servers, rebuilds: row.Rebuilds, readOnly: row.ReadOnly}
-	for i := range f.desk.rebuilds {
-		f.desk.rebuilds[i].Step = shortened(f.desk.rebuilds[i].Step, errorMax)
+	f.records = records{at: now, letters: row.Letters, servers: row.Servers, rebuilds: row.Rebuilds, readOnly: row.ReadOnly}
+	for i := range f.records.rebuilds {
+		f.records.rebuilds[i].Step = shortened(f.records.rebuilds[i].Step, errorMax)
 	}
 	if row.Oldest != nil {
-		f.desk.oldestLetter = *row.Oldest
+		f.records.oldestLetter = *row.Oldest
 	}
 	if row.AuditedAt != nil {
-		f.desk.audit = &Audit{
+		f.records.audit = &Audit{
 			At: *row.AuditedAt, Operator: printable(*row.Operator), Broken: row.Broken, Unchecked: row.Unchecked,
 		}
 	}
@@ -93,9 +93,9 @@ const (
 
 // funnels are the counted orders of sales. They are guarded by Fleet.mu.
 type funnels struct {
-	of    map[uuid.UUID]countedFunnel
-	after time.Time // the time of the next look
-	// turn is true if the last look was at the desk.
+	counted map[uuid.UUID]countedFunnel
+	after   time.Time // the time of the next look
+	// turn is true if the last look was at the records.
 	turn bool
 }
 
@@ -107,9 +107,9 @@ type countedFunnel struct {
 
 // paid returns the paid units of the sales whose orders are counted.
 func (k *funnels) paid() map[uuid.UUID]int64 {
-	units := make(map[uuid.UUID]int64, len(k.of))
-	for id := range k.of {
-		units[id] = k.of[id].paidUnits
+	units := make(map[uuid.UUID]int64, len(k.counted))
+	for id := range k.counted {
+		units[id] = k.counted[id].paidUnits
 	}
 	return units
 }
@@ -139,16 +139,16 @@ func (f *Fleet) lookAtFunnels(ctx context.Context, ids []uuid.UUID) {
 		}
 		return
 	}
-	if f.funnels.of == nil {
-		f.funnels.of = map[uuid.UUID]countedFunnel{}
+	if f.funnels.counted == nil {
+		f.funnels.counted = map[uuid.UUID]countedFunnel{}
 	}
 	for _, r := range found {
-		f.funnels.of[r.ID] = countedFunnel{r.Funnel, r.PaidUnits, now}
+		f.funnels.counted[r.ID] = countedFunnel{r.Funnel, r.PaidUnits, now}
 	}
 }
 
 // due returns the sales whose orders are to be counted now, if any: those that were counted longest ago. Every other
-// turn is the desk's. Sales that are no longer listed are forgotten.
+// turn is that of the records. Sales that are no longer listed are forgotten.
 func (k *funnels) due(listed []catalog.CountedSale, now time.Time) []uuid.UUID {
 	k.turn = !k.turn
 	if k.turn || now.Before(k.after) {
@@ -163,7 +163,7 @@ func (k *funnels) due(listed []catalog.CountedSale, now time.Time) []uuid.UUID {
 	kept := make(map[uuid.UUID]countedFunnel, len(listed))
 	for i := range listed {
 		sale := &listed[i]
-		was, isCounted := k.of[sale.ID]
+		was, isCounted := k.counted[sale.ID]
 		if isCounted {
 			kept[sale.ID] = was
 		}
@@ -178,7 +178,7 @@ func (k *funnels) due(listed []catalog.CountedSale, now time.Time) []uuid.UUID {
 			candidates = append(candidates, candidate{sale.ID, was.at, max(was.counted.Accepted, sale.Sale.Sold)})
 		}
 	}
-	k.of = kept
+	k.counted = kept
 	slices.SortStableFunc(candidates, func(a, b candidate) int { return a.at.Compare(b.at) })
 	var ids []uuid.UUID
 	var orders int64

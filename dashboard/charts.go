@@ -1,21 +1,45 @@
 package dashboard
 
 import (
+	"context"
 	"encoding/json"
-	"io"
+	"math"
 	"net/http"
+	"slices"
 	"time"
+
+	"github.com/google/uuid"
 
 	"stampede/dashboard/fleet"
 	"stampede/dashboard/live"
 	"stampede/dashboard/session"
-
-	"github.com/google/uuid"
+	"stampede/reservation"
 )
 
+// feed is what the script of a page asks for.
+type feed struct {
+	*site
+	hub *live.Hub
+	// stopping ends the streams.
+	stopping context.Context
+}
+
+// follow is the one stream of a page.
+func (d feed) follow(w http.ResponseWriter, r *http.Request, s *session.Session) {
+	done, ok := s.OpenStream()
+	if !ok {
+		writeText(w, http.StatusTooManyRequests, "You have too many open pages.")
+		return
+	}
+	defer done()
+	if err := d.hub.Serve(d.stopping, w, r, s.Alive); err != nil {
+		writeText(w, http.StatusServiceUnavailable, err.Error())
+	}
+}
+
 // history answers with all points of a chart that are in memory; what follows comes by the stream.
-func (d *Dashboard) history(w http.ResponseWriter, r *http.Request, _ *session.Session) {
-	scope, sale, ok := scopeOf(w, r)
+func (d feed) history(w http.ResponseWriter, r *http.Request, _ *session.Session) {
+	scope, sale, ok := readScope(w, r)
 	if !ok {
 		return
 	}
@@ -26,11 +50,11 @@ func (d *Dashboard) history(w http.ResponseWriter, r *http.Request, _ *session.S
 	for _, p := range d.Fleet.History() {
 		point := allPoint(p.Rates)
 		if scope != allScope {
-			of, known := p.Sales[sale]
+			s, known := p.Sales[sale]
 			if !known {
 				continue
 			}
-			point = salePoint(of.Rates, of.Known, of.Available, of.Held, of.Sold)
+			point = salePoint(s.Rates, s.Known, s.Available, s.Held, s.Sold)
 		}
 		answer.At, answer.Points = append(answer.At, p.At.UnixMilli()), append(answer.Points, point)
 	}
@@ -38,8 +62,8 @@ func (d *Dashboard) history(w http.ResponseWriter, r *http.Request, _ *session.S
 	_ = json.NewEncoder(w).Encode(answer) // an error is that of the browser
 }
 
-// scopeOf reads whose figures are wanted: of all, or of a sale.
-func scopeOf(w http.ResponseWriter, r *http.Request) (scope string, sale uuid.UUID, ok bool) {
+// readScope reads whose figures are wanted: of all, or of a sale.
+func readScope(w http.ResponseWriter, r *http.Request) (scope string, sale uuid.UUID, ok bool) {
 	scope = r.URL.Query().Get("of")
 	sale, err := uuid.Parse(scope)
 	if err != nil && scope != allScope {
@@ -50,13 +74,60 @@ func scopeOf(w http.ResponseWriter, r *http.Request) (scope string, sale uuid.UU
 }
 
 // minutes answers with the rows of the table beside the charts, which an open table asks for every few seconds.
-func (d *Dashboard) minutes(w http.ResponseWriter, r *http.Request, _ *session.Session) {
-	scope, _, ok := scopeOf(w, r)
+func (d feed) minutes(w http.ResponseWriter, r *http.Request, _ *session.Session) {
+	scope, _, ok := readScope(w, r)
 	if !ok {
 		return
 	}
-	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	_, _ = io.WriteString(w, d.fragment("minuterows", d.Fleet.Snapshot(), tableOf(d.Fleet.History(), scope)))
+	rows := fragment(d.parts, "minuterows", d.Fleet.Snapshot(), newTable(d.Fleet.History(), scope))
+	writeHTML(w, http.StatusOK, []byte(rows))
+}
+
+// The charts have columns in this order; desk.js knows them by the same numbers.
+const allScope = "all"
+
+func allPoint(r fleet.Rates) []live.Figure {
+	backlog, oldest := live.Figure(math.NaN()), live.Figure(math.NaN())
+	if r.BacklogKnown {
+		backlog, oldest = live.Figure(r.Backlog), live.Figure(r.OldestWaiting.Seconds())
+	}
+	return append(ratePoint(r), live.Figure(r.Durable), measured(r.AnswerP50), measured(r.AnswerP99),
+		measured(r.DurableP50), measured(r.DurableP99), backlog, oldest)
+}
+
+func ratePoint(r fleet.Rates) []live.Figure {
+	return []live.Figure{
+		live.Figure(r.Offered), live.Figure(r.Accepted), live.Figure(r.Refused), live.Figure(r.Shed), live.Figure(r.Failed),
+	}
+}
+
+// measured is in milliseconds, not known if nothing was measured.
+func measured(d time.Duration) live.Figure {
+	if d <= 0 {
+		return live.Figure(math.NaN())
+	}
+	return live.Figure(float64(d) / float64(time.Millisecond))
+}
+
+func salePoint(r fleet.Rates, known bool, available, held, sold int64) []live.Figure {
+	units := []live.Figure{live.Figure(available), live.Figure(held), live.Figure(sold)}
+	if !known {
+		for i := range units {
+			units[i] = live.Figure(math.NaN())
+		}
+	}
+	return append(ratePoint(r), units...)
+}
+
+// newestPoints are the newest points: of the whole, and of the sales that sell.
+func newestPoints(s *fleet.Snapshot) map[string][]live.Figure {
+	points := map[string][]live.Figure{allScope: allPoint(s.Rates)}
+	for _, sale := range s.Sales {
+		if sale.State != reservation.StateEnded || sale.Rates.Offered > 0 {
+			points[sale.ID.String()] = salePoint(sale.Rates, sale.UnitsKnown, sale.Available, sale.Held, sale.Sold)
+		}
+	}
+	return points
 }
 
 // chart is one drawing: its series are columns of the points of its scope.
@@ -75,13 +146,13 @@ type series struct {
 	Live   string `json:"-"`
 }
 
-// chartsOf are the charts of the whole, or of a sale with the latencies and the backlog of the whole.
-func chartsOf(scope string) []chart {
-	of := func(key, label string, column int) series { return series{key, label, column, scope + "." + key} }
+// scopeCharts are the charts of the whole, or of a sale with the latencies and the backlog of the whole.
+func scopeCharts(scope string) []chart {
+	own := func(key, label string, column int) series { return series{key, label, column, scope + "." + key} }
 	all := func(key, label string, column int) series { return series{key, label, column, allScope + "." + key} }
 	rates := chart{"rates", "Purchases per second", "/s", scope, false, []series{
-		of("offered", "offered", 0), of("accepted", "accepted", 1), of("refused", "refused", 2), of("shed", "shed", 3),
-		of("failed", "failed", 4),
+		own("offered", "offered", 0), own("accepted", "accepted", 1), own("refused", "refused", 2), own("shed", "shed", 3),
+		own("failed", "failed", 4),
 	}}
 	latencies := chart{"latency", "Time to the answer, and to Postgres", "ms", allScope, true, []series{
 		all("answer_p50", "answer p50", 6), all("answer_p99", "answer p99", 7),
@@ -98,7 +169,7 @@ func chartsOf(scope string) []chart {
 		return []chart{rates, latencies, durable, backlog}
 	}
 	units := chart{"units", "Units", "", scope, false, []series{
-		of("available", "available", 5), of("held", "held", 6), of("sold", "sold", 7),
+		own("available", "available", 5), own("held", "held", 6), own("sold", "sold", 7),
 	}}
 	return []chart{rates, units, latencies, backlog, oldest}
 }
@@ -126,28 +197,27 @@ type table struct {
 	Rows  []minute
 }
 
-func tableOf(points []fleet.Point, scope string) table {
-	return table{scope, scope != allScope, minutesOf(points, scope)}
+func newTable(points []fleet.Point, scope string) table {
+	return table{scope, scope != allScope, minutes(points, scope)}
 }
 
-// minutesOf are the last minutes, the newest first.
-func minutesOf(points []fleet.Point, scope string) []minute {
+// minutes are the last minutes, the newest first.
+func minutes(points []fleet.Point, scope string) []minute {
 	sale, _ := uuid.Parse(scope)
 	var rows []minute
 	seconds := 0.0
-	for i := len(points) - 1; i >= 0; i-- {
-		p := points[i]
-		rates, of := p.Rates, fleet.SalePoint{}
+	for _, p := range slices.Backward(points) {
+		rates, units := p.Rates, fleet.SalePoint{}
 		if scope != allScope {
 			var known bool
-			if of, known = p.Sales[sale]; !known {
+			if units, known = p.Sales[sale]; !known {
 				continue
 			}
-			rates = of.Rates
+			rates = units.Rates
 		}
 		if start := p.At.Truncate(time.Minute); len(rows) == 0 || !rows[len(rows)-1].At.Equal(start) {
 			rows, seconds = append(rows, minute{
-				At: start, Known: of.Known, Available: of.Available, Held: of.Held, Sold: of.Sold,
+				At: start, Known: units.Known, Available: units.Available, Held: units.Held, Sold: units.Sold,
 			}), 0
 		}
 		row := &rows[len(rows)-1].Rates
