@@ -129,6 +129,15 @@ func (r *Results) Medians(write func(float64) string, candidate string, figures 
 	return cells
 }
 
+// Ranges are the same cells with the range of each figure.
+func (r *Results) Ranges(write func(float64) string, candidate string, figures ...string) []string {
+	var cells []string
+	for _, figure := range figures {
+		cells = append(cells, r.Of(candidate, figure).Format(write))
+	}
+	return cells
+}
+
 // SpreadOf computes the spread of values.
 func SpreadOf(values []float64) Spread {
 	n := len(values)

@@ -196,14 +196,10 @@ func BenchmarkSellOut(b *testing.B) {
 		Head: []string{"", perSecond, "all, ms: p50", "p99", "last, ms: p50", "p99"},
 	}
 	for _, c := range crowds {
-		row, timed := []string{c.name}, []string{c.name, results.Of(c.name, perSecond).Format(rig.Count)}
-		for _, figure := range []string{refused, counts, gives, takes, moved} {
-			row = append(row, results.Of(c.name, figure).Format(rig.Count))
-		}
-		for _, figure := range []string{all50, all99, last50, last99} {
-			timed = append(timed, results.Of(c.name, figure).Format(rig.Ratio))
-		}
-		calls.Rows, times.Rows = append(calls.Rows, row), append(times.Rows, timed)
+		calls.Rows = append(calls.Rows,
+			append([]string{c.name}, results.Ranges(rig.Count, c.name, refused, counts, gives, takes, moved)...))
+		times.Rows = append(times.Rows, append([]string{c.name, results.Of(c.name, perSecond).Format(rig.Count)},
+			results.Ranges(rig.Ratio, c.name, all50, all99, last50, last99)...))
 	}
 	rig.Put(calls)
 	rig.Put(times)
