@@ -47,10 +47,10 @@ func BenchmarkAllocations(b *testing.B) {
 			beyond, bytesBeyond = append(beyond, ours.objects-echoes.objects), append(bytesBeyond, ours.bytes-echoes.bytes)
 		}
 		table.Rows = append(table.Rows, []string{
-			strconv.Itoa(connections), rig.SpreadOf(own).Format(rig.Ratio), rig.SpreadOf(total).Format(rig.Ratio),
-			rig.SpreadOf(beyond).Format(rig.Ratio), rig.SpreadOf(bytesBeyond).Format(rig.Count),
+			strconv.Itoa(connections), rig.Summarize(own).Format(rig.Ratio), rig.Summarize(total).Format(rig.Ratio),
+			rig.Summarize(beyond).Format(rig.Ratio), rig.Summarize(bytesBeyond).Format(rig.Count),
 		})
-		b.ReportMetric(rig.SpreadOf(beyond).Median, "allocations-beyond-Echo_"+strconv.Itoa(connections)+"-connections")
+		b.ReportMetric(rig.Summarize(beyond).Median, "allocations-beyond-Echo_"+strconv.Itoa(connections)+"-connections")
 	}
 	b.ReportMetric(0, "ns/op") // a round has no meaning as an operation
 	rig.Put(table)

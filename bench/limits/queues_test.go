@@ -195,7 +195,7 @@ func (q queue) work(b *testing.B, orders int) rig.Values {
 
 	process.Kill() // ends all writing
 	full.requireRows(b, done)
-	return valuesOf(done, took, cpu)
+	return newValues(done, took, cpu)
 }
 
 // requireRows checks that the counted work was done: a row for each order, and its event.

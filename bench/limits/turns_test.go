@@ -67,7 +67,7 @@ func turnDuration(b *testing.B) time.Duration {
 }
 func backlogOrders(b *testing.B) int { return rig.Scale(b, 60_000, 6000) }
 
-func valuesOf(orders int64, took time.Duration, used rig.Usage) rig.Values {
+func newValues(orders int64, took time.Duration, used rig.Usage) rig.Values {
 	values := rig.Values{perSecond: float64(orders) / took.Seconds()}
 	for role, each := range used.PerOrder(orders) {
 		values[role] = each
@@ -107,7 +107,7 @@ func accept(b *testing.B, s *rig.System) (values rig.Values, orders int64) {
 	answers := s.Measure(load)
 	used := s.CPU().Since(before)
 	require.Zero(b, answers.Others(), "answers: %s", answers)
-	values = valuesOf(answers.Wanted, answers.Took, used)
+	values = newValues(answers.Wanted, answers.Took, used)
 	values[perSecond] = answers.PerSecond()
 	return values, answers.Wanted
 }
@@ -138,7 +138,7 @@ func script(batch func() int, connections int) turn {
 		before, began := s.CPU(), time.Now()
 		orders := s.reserveAll(b, prepared, size, connections, within)
 		took := time.Since(began)
-		return valuesOf(orders, took, s.CPU().Since(before))
+		return newValues(orders, took, s.CPU().Since(before))
 	}
 }
 
@@ -147,13 +147,13 @@ func insert(how inserter, connections int) turn {
 	return func(b *testing.B, _ int) rig.Values {
 		s := openShop(b)
 		defer s.Close()
-		orders := columnsOf(newRequests(s.sale, backlogOrders(b)))
+		orders := newColumns(newRequests(s.sale, backlogOrders(b)))
 		before, began := s.CPU(), time.Now()
 		s.insertAll(b, orders, connections, how)
 		took := time.Since(began)
 		used := s.CPU().Since(before)
 		require.EqualValues(b, backlogOrders(b), s.Units())
-		return valuesOf(int64(backlogOrders(b)), took, used)
+		return newValues(int64(backlogOrders(b)), took, used)
 	}
 }
 
@@ -170,7 +170,7 @@ func read(b *testing.B, _ int) rig.Values {
 	orders := readStream(b, s.Redis, key)
 	took := time.Since(began)
 	require.Equal(b, backlogOrders(b), orders)
-	return valuesOf(int64(orders), took, s.CPU().Since(before))
+	return newValues(int64(orders), took, s.CPU().Since(before))
 }
 
 // readBatch is the most entries that a worker asks for.

@@ -95,7 +95,7 @@ func costs(b *testing.B) rig.Values {
 	slicesOfEach := rig.Scale(b, 100, 2)
 	calls := make([][][]any, len(candidates))
 	for i, shards := range candidates {
-		calls[i] = callsOf(b, shop, shards, slicesOfEach*callsPerSlice)
+		calls[i] = makeCalls(b, shop, shards, slicesOfEach*callsPerSlice)
 	}
 	used := make([]float64, len(candidates))
 	for slice := range slicesOfEach {
@@ -115,8 +115,8 @@ func costs(b *testing.B) rig.Values {
 	return values
 }
 
-// callsOf opens a sale and makes n calls for its shards in turn.
-func callsOf(b *testing.B, shop *rig.Shop, shards, n int) (calls [][]any) {
+// makeCalls opens a sale and makes n calls for its shards in turn.
+func makeCalls(b *testing.B, shop *rig.Shop, shards, n int) (calls [][]any) {
 	b.Helper()
 	_, sale := openSale(b, shop, int64(2*n*perCall), shards)
 	keys, layout := shop.Keys(partitions), sale.Layout()

@@ -145,7 +145,7 @@ func TestLatePaymentIsRefunded(t *testing.T) {
 			b.Click("#capture")
 			b.Shows("#status", test.want)
 			b.Shows("#history-list", test.status)
-			made := r.shop.payments.of("ada" + r.suffix)
+			made := r.shop.payments.byUser("ada" + r.suffix)
 			require.Len(t, made, 1)
 			require.Equal(t, "refunded", made[0].Status)
 			charged, _ := r.shop.provider.find(made[0].ID)
@@ -176,7 +176,7 @@ func TestLostPaymentIsRepeated(t *testing.T) {
 	b.Shows("#payments", "Paid with pay_")
 	require.Greater(t, tries.Load(), int32(3))
 	require.Equal(t, "paid", r.onlyOrder("ada")["status"])
-	require.Equal(t, "paid", r.shop.payments.of("ada" + r.suffix)[0].Status)
+	require.Equal(t, "paid", r.shop.payments.byUser("ada" + r.suffix)[0].Status)
 }
 
 func TestCancelledOrderCanBeBoughtAgain(t *testing.T) {
