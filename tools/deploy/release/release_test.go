@@ -318,17 +318,3 @@ func TestNotesOfChangelog(t *testing.T) {
 		}
 	}
 }
-
-// The image has the same program: it is built with the same flags.
-func TestDockerfileBuildsTheSameProgram(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join(root, "Dockerfile"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	flat := strings.Join(strings.Fields(strings.ReplaceAll(string(text), "\\\n", " ")), " ")
-	const want = `CGO_ENABLED=0 GOOS=$TARGETOS GOARCH=$TARGETARCH go build -trimpath -buildvcs=false ` +
-		`-ldflags "-s -w -X stampede/internal/telemetry.version=$VERSION"`
-	if !strings.Contains(flat, want) {
-		t.Errorf("the Dockerfile has no %s", want)
-	}
-}
