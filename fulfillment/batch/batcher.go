@@ -32,6 +32,9 @@ import (
 )
 
 const (
+	// DefaultMax is the default of Config.BatchMax.
+	DefaultMax = 500
+
 	// lockLeaseMax bounds leases: when a worker was killed and restarts, the users of its own entries
 	// stay locked until their leases end.
 	lockLeaseMax = 3 * time.Second
@@ -54,7 +57,7 @@ type Config struct {
 	Locker    *lock.Locker
 	Keys      reservation.Keys
 	Partition int
-	BatchMax  int
+	BatchMax  int // orders of one transaction
 	// Lease is how long a batch may keep its users locked. A slower transaction continues without
 	// the locks: they save double work, and correctness does not depend on them.
 	Lease   time.Duration
