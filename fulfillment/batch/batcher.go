@@ -69,7 +69,7 @@ type Config struct {
 	Tracer *tracing.Tracer
 }
 
-// Batcher makes batches of the messages that the Router hands out one by one. Messages that arrive
+// Batcher makes batches of the messages that the Router passes one by one. Messages that arrive
 // during a transaction form the next batch. A batch waits only for the rest of a page of entries.
 //
 // A second transaction starts during another one only for a full batch: its rows are written while
