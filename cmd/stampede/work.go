@@ -21,8 +21,8 @@ const workerPostgresConns = 8
 // workerFlags are common to work and dev.
 type workerFlags struct {
 	Consumer      string        `placeholder:"NAME" help:"Name of this worker, unique and stable across restarts (default: host name and lane)."`
-	BatchMax      int           `default:"500" placeholder:"ORDERS" help:"Most orders per transaction (${default})."`
-	MinIdle       time.Duration `default:"10s" placeholder:"DURATION" help:"How long another worker may be inactive on an order before this one takes it over; a lost worker is replaced within half of it; the same for all workers (${default})."`
+	BatchMax      int           `default:"${batch_max}" placeholder:"ORDERS" help:"Most orders per transaction (${default})."`
+	MinIdle       time.Duration `default:"${min_idle}" placeholder:"DURATION" help:"How long another worker may be inactive on an order before this one takes it over; a lost worker is replaced within half of it; the same for all workers (${default})."`
 	MaxDeliveries int64         `default:"5" placeholder:"N" help:"Deliveries of a failing entry before it becomes a dead letter (${default})."`
 	RetireAfter   time.Duration `default:"1h" placeholder:"DURATION" help:"How long after its end a sale leaves Redis, once all of its orders are final; 0s: never (${default})."`
 }
@@ -43,7 +43,7 @@ type workCmd struct {
 	storesFlags
 	workerFlags
 	profileFlag
-	DrainTimeout time.Duration `default:"10s" placeholder:"DURATION" help:"How long a stopping worker may take to finish started work (${default})."`
+	DrainTimeout time.Duration `default:"${work_drain}" placeholder:"DURATION" help:"How long a stopping worker may take to finish started work (${default})."`
 	MetricsAddr  string        `default:":9090" placeholder:"HOST:PORT" help:"Address for /metrics, /livez and /readyz (${default})."`
 }
 
