@@ -107,7 +107,7 @@ func TestViewerChangesNothing(t *testing.T) {
 	id := d.sale("drop", 5)
 	d.show(id)
 	o := d.Buy(t, id, "ann")
-	testwork.FulfilAll(d.Shop, t)
+	testwork.FulfilAll(t, d.Shop)
 	letter := d.park(1)[0]
 	b := d.as("vic")
 	for _, path := range []string{
@@ -175,7 +175,7 @@ func TestOrderIsShownAndCancelled(t *testing.T) {
 	d := openDesk(t)
 	id := d.OpenPayable(t, 5)
 	const user = `<b>user</b>`
-	o := d.Reserve(t, id, user, 2, "").Reservation.OrderID
+	o := d.Attempt(t, id, user, 2, "").Reservation.OrderID
 	b := d.as("ann")
 	path := "/orders/" + o.String()
 	status, shown := b.get(path)
@@ -183,7 +183,7 @@ func TestOrderIsShownAndCancelled(t *testing.T) {
 	require.Contains(t, shown, "give its user as well")
 	_, shown = b.get(path + "?user=%3Cb%3Euser%3C/b%3E")
 	require.Regexp(t, `(?s)reserved: units taken, entry appended.*its entry waits for a worker.*orders in it`, shown)
-	testwork.FulfilAll(d.Shop, t)
+	testwork.FulfilAll(t, d.Shop)
 	_, shown = b.get("/orders?order=" + o.String())
 	require.Regexp(t, `(?s)reserved: units taken.*its entry is finished.*stream in Redis.*recorded: confirmed.*expires, unless it is paid`, shown)
 	require.Contains(t, shown, `&lt;b&gt;user&lt;/b&gt;`)
@@ -285,7 +285,7 @@ func TestAuditIsRunAndRecorded(t *testing.T) {
 	d := openDesk(t)
 	id := d.sale("drop", 5)
 	d.Buy(t, id, "ann")
-	testwork.FulfilAll(d.Shop, t)
+	testwork.FulfilAll(t, d.Shop)
 	b := d.as("ann")
 	_, shown := b.post("/audit/run")
 	require.Contains(t, shown, "The audit has begun")
@@ -307,9 +307,9 @@ func TestReconcileTakesTheDryRunThatWasRead(t *testing.T) {
 	d := openDesk(t)
 	id := d.sale("drop", 50)
 	d.Buy(t, id, "ann")
-	testwork.FulfilAll(d.Shop, t)
+	testwork.FulfilAll(t, d.Shop)
 	// A counter that somebody changed.
-	testshop.ExecSQL(t, d.Shop, "UPDATE sales SET sold = 7 WHERE id = $1", id)
+	d.Shop.Exec(t, "UPDATE sales SET sold = 7 WHERE id = $1", id)
 	b := d.as("ann")
 	for _, token := range []string{"", "guessed"} {
 		_, shown := b.post("/audit/apply", "token", token)
@@ -319,14 +319,14 @@ func TestReconcileTakesTheDryRunThatWasRead(t *testing.T) {
 	shown := b.awaitCheck()
 	require.Contains(t, shown, "recount")
 	require.Contains(t, shown, "● not in order")
-	require.EqualValues(t, 7, testshop.SoldOf(t, d.Shop.Pool, id), "a dry run changes nothing")
+	require.EqualValues(t, 7, testshop.Sold(t, d.Shop.Pool, id), "a dry run changes nothing")
 	token := regexp.MustCompile(`name="token" value="([^"]+)"`).FindStringSubmatch(shown)[1]
 	_, shown = b.post("/audit/apply", "token", token[1:]+"A")
 	require.Contains(t, shown, "Begin with a dry run, and read it.")
 	_, shown = b.post("/audit/apply", "token", token)
 	require.Contains(t, shown, "The reconcile has begun")
 	require.Contains(t, b.awaitCheck(), "The latest reconcile")
-	require.EqualValues(t, 1, testshop.SoldOf(t, d.Shop.Pool, id))
+	require.EqualValues(t, 1, testshop.Sold(t, d.Shop.Pool, id))
 	_, shown = b.post("/audit/apply", "token", token)
 	require.Contains(t, shown, "this is not the latest one", "the form is sent again")
 }

@@ -113,7 +113,7 @@ func (d *testDesk) fill() uuid.UUID {
 	for i := range 20 {
 		d.Reserve(t, id, fmt.Sprintf("user-%d@example.com", i), 1, "")
 	}
-	testwork.FulfilAll(d.Shop, t)
+	testwork.FulfilAll(t, d.Shop)
 	_, err = d.Shop.Catalog.Restock(catalog.WithOperator(t.Context(), "ann"), id, 250, "key")
 	require.NoError(t, err)
 	d.park(3)

@@ -25,7 +25,6 @@ import (
 
 	"stampede/dashboard/fleet"
 	"stampede/internal/operators"
-	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
 	"stampede/ledger/deadletter"
@@ -125,7 +124,7 @@ func line(name, role string) string {
 func openDesk(t testing.TB, change ...func(*Config)) *testDesk {
 	t.Helper()
 	d := &testDesk{
-		Shop: testshop.NewShop(t, testkit.Pool(t)), t: t, log: &syncBuffer{},
+		Shop: testshop.NewShop(t), t: t, log: &syncBuffer{},
 		fleet: &fakeFleet{now: &fleet.Snapshot{Number: 1, At: time.Now()}, more: make(chan struct{})},
 		file:  filepath.Join(t.TempDir(), "operators"),
 	}
@@ -234,7 +233,7 @@ func (d *testDesk) sale(name string, stock int64) uuid.UUID {
 func (d *testDesk) park(n int) (ids []int64) {
 	d.t.Helper()
 	for range n {
-		entry := testwork.AppendUnreadable(d.Shop, d.t)
+		entry := testwork.AppendUnreadable(d.t, d.Shop)
 		require.NoError(d.t, d.letters.Park(d.t.Context(), entry, fmt.Errorf("unreadable: %q", hostile)))
 	}
 	rows, err := d.letters.List(d.t.Context(), deadletter.StatusParked, n)

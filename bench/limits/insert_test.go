@@ -37,7 +37,7 @@ type orderColumns struct {
 	at        time.Time
 }
 
-func columnsOf(requests []request) []orderColumns {
+func newColumns(requests []request) []orderColumns {
 	var all []orderColumns
 	for first := 0; first < len(requests); first += insertBatch {
 		c := orderColumns{at: time.Now()}

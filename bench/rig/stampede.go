@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"os/exec"
+	"strings"
 	"testing"
 	"time"
 
@@ -73,9 +74,7 @@ func (c Stampede) awaitOpen(s *System) {
 		probe := httpload.Load{
 			Addrs: []string{p.Addr}, Connections: 1, For: time.Second, Most: 1, Status: refused,
 			Request: func(dst []byte, _ uint64) []byte {
-				return fmt.Appendf(dst,
-					"POST /v1/sales/%s/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"+
-						"Content-Length: 14\r\nX-User-ID: probe\r\n\r\n{\"quantity\":2}", s.Sale)
+				return append(dst, PurchaseHead(s.Sale)+"probe"+strings.Replace(PurchaseEnd, "1", "2", 1)...)
 			},
 		}
 		for answers := s.Measure(probe); answers.Wanted == 0; answers = s.Measure(probe) {

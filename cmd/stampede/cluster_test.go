@@ -73,13 +73,13 @@ func (s *clusterShop) rushOn(url string, partition int) *rush {
 
 func (s *clusterShop) slot(partition int) int {
 	s.t.Helper()
-	return s.operator.SlotOf(s.keys.Orders(partition))
+	return s.operator.Slot(s.keys.Orders(partition))
 }
 
 // master is the node of a partition.
 func (s *clusterShop) master(partition int) int {
 	s.t.Helper()
-	return s.operator.MasterOf(s.slot(partition))
+	return s.operator.Master(s.slot(partition))
 }
 
 // sell lets both crowds buy.
@@ -130,19 +130,19 @@ func TestClusterLosesMasters(t *testing.T) {
 		s.cluster.Nodes[old].Kill()
 	})
 	require.NoError(t, s.cluster.Nodes[old].Restart(t.Context()))
-	s.operator.ReplicaOf(s.master(onLastMaster)) // the old master, in sync
+	s.operator.Replica(s.master(onLastMaster)) // the old master, in sync
 
 	s.survive("a master frozen beyond the node time-out", func() {
 		old = s.master(onLastMaster)
 		s.cluster.Nodes[old].Freeze()
 	})
 	s.cluster.Nodes[old].Thaw()
-	s.operator.ReplicaOf(s.master(onLastMaster))
+	s.operator.Replica(s.master(onLastMaster))
 	s.sell("the sale continues after the thaw")
 
 	s.survive("replication cut before the kill", func() {
 		old = s.master(onLastMaster)
-		replica := s.operator.Client(s.operator.ReplicaOf(old))
+		replica := s.operator.Client(s.operator.Replica(old))
 		s.first.Freeze()
 		s.second.Freeze()
 		require.NoError(t, replica.ConfigSet(t.Context(), "masteruser", "nobody").Err())
@@ -222,7 +222,7 @@ func TestClusterSellsShardsToTheLastUnit(t *testing.T) {
 	r.sell(t, stock/4, "orders are accepted before the kill")
 	epoch := r.epoch()
 	r.allow(stock)
-	cluster.Nodes[operator.MasterOf(operator.SlotOf(s.keys.Orders(onLastMaster)))].Kill()
+	cluster.Nodes[operator.Master(operator.Slot(s.keys.Orders(onLastMaster)))].Kill()
 	testkit.Eventually(t, within, "a rebuild of the whole sale", func() bool { return r.epoch() > epoch })
 	require.Zero(t, r.requireEnds(stock), "voided orders: the replicas had all")
 }

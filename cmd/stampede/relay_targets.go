@@ -264,7 +264,7 @@ func (c *relayReplayCmd) Run(ctx context.Context, s *streams) error {
 		if c.From != "" {
 			position, err = target.PositionAt(ctx, pool, c.From)
 		} else {
-			position, err = target.PositionOf(ctx, pool, c.After)
+			position, err = target.EventPosition(ctx, pool, c.After)
 		}
 		if err != nil {
 			return placeError(err)

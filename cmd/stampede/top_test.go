@@ -337,10 +337,10 @@ func TestTopOnCluster(t *testing.T) {
 	s.awaitSeries(targets[2], fmt.Sprintf("stampede_sale_units{kind=%q,sale=%q} %d", "held", sharded, orders))
 	require.NoError(t, hold.Rollback(t.Context()))
 
-	lost := operator.MasterOf(operator.SlotOf(s.keys.Orders(onLastMaster)))
+	lost := operator.Master(operator.Slot(s.keys.Orders(onLastMaster)))
 	gone := cluster.Nodes[lost].Addr()
 	require.Contains(t, masters, gone)
-	cluster.Nodes[operator.ReplicaOf(lost)].Freeze()
+	cluster.Nodes[operator.Replica(lost)].Freeze()
 	cluster.Nodes[lost].Freeze()
 	testkit.Eventually(t, within, "the lost master is shown, and the others are not lost", func() bool {
 		found = s.snapshot(targets...)

@@ -18,7 +18,7 @@ import (
 // A look more would be a look a second for each of the operators who watch.
 func TestWatchersAddNoLooks(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	s.Open(t, 10)
 	looksOf := func(watchers int) (perSnapshot float64) {
 		pool, count := countedPool(t)
@@ -60,8 +60,7 @@ func TestPostgresGoneAndBack(t *testing.T) {
 		for _, statement := range []string{
 			fmt.Sprintf("ALTER SYSTEM SET default_transaction_read_only = %t", isReadOnly), "SELECT pg_reload_conf()",
 		} {
-			_, err := s.Pool.Exec(t.Context(), statement)
-			require.NoError(t, err)
+			require.NoError(t, s.Exec(t, statement))
 		}
 		f.play(t, "it is shown whether Postgres takes writes", func(x *Snapshot) bool {
 			return x.Postgres.Reachable && slices.Contains(anchors(x), atPostgresGone) == isReadOnly
@@ -93,7 +92,7 @@ func TestPostgresGoneAndBack(t *testing.T) {
 func TestRedisGoneAndBack(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
-	s := testshop.NewShopOn(t, testkit.Pool(t), own.URL, testkit.Keys(t))
+	s := testshop.NewShopOn(t, testshop.Options{RedisURL: own.URL})
 	sale := s.Open(t, 10)
 	f := fleetOf(t, s.Pool, s)
 	known := func(x *Snapshot) bool { return saleIn(x, sale).UnitsKnown }
@@ -127,7 +126,7 @@ func TestRedisGoneAndBack(t *testing.T) {
 func TestFrozenRedisDelaysNoSnapshot(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
-	s := testshop.NewShopOn(t, testkit.Pool(t), own.URL, testkit.Keys(t))
+	s := testshop.NewShopOn(t, testshop.Options{RedisURL: own.URL})
 	s.Open(t, 10)
 	f := fleetOf(t, s.Pool, s)
 	f.play(t, "Redis answers", func(x *Snapshot) bool { return x.Redis.Reachable })

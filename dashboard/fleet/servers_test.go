@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/test/testkit"
-	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
 	"stampede/reservation"
 	"stampede/upkeep/rebuild"
@@ -38,9 +37,9 @@ func TestSalesAreShownWithUnitsAndFunnel(t *testing.T) {
 	s.Buy(t, plain, "bob")
 	s.Buy(t, paid.ID, "ann")
 	s.Buy(t, paid.ID, "bob")
-	testwork.Fulfil(s, t)
+	testwork.Fulfil(t, s)
 	s.Buy(t, plain, "cid") // not recorded yet
-	require.NoError(t, testshop.ExecSQL(t, s, "UPDATE orders SET status = 'paid' WHERE user_id = 'ann' AND sale_id = '"+paid.ID.String()+"'"))
+	require.NoError(t, s.Exec(t, "UPDATE orders SET status = 'paid' WHERE user_id = 'ann' AND sale_id = $1", paid.ID))
 
 	snapshot := f.play(t, "both sales are counted", func(x *Snapshot) bool {
 		return saleIn(x, plain).UnitsKnown && saleIn(x, plain).FunnelKnown && saleIn(x, paid.ID).UnitsKnown &&
@@ -130,7 +129,7 @@ func TestRebuildIsSeen(t *testing.T) {
 	sale := s.Open(t, 10)
 	f.play(t, "the sale is counted", func(x *Snapshot) bool { return saleIn(x, sale).UnitsKnown })
 	hold := s.HoldSale(t, sale)
-	r := testwork.Rebuilder(s, t)
+	r := testwork.Rebuilder(t, s)
 	done := make(chan error, 1)
 	go func() {
 		_, err := r.Partition(context.Background(), 0, rebuild.ReasonByHand)
@@ -166,7 +165,7 @@ func TestDeskIsShown(t *testing.T) {
 			VALUES (gen_random_uuid(), 3, 'server', 'a process that died', now() - interval '1 hour', now() - interval '11 s',
 				'close', 0, 0)`,
 	} {
-		require.NoError(t, testshop.ExecSQL(t, s, statement))
+		require.NoError(t, s.Exec(t, statement))
 	}
 	snapshot := f.play(t, "the desk is read", func(x *Snapshot) bool { return x.Audit != nil })
 	require.EqualValues(t, 1, snapshot.DeadLetters)

@@ -27,13 +27,13 @@ func TestEventsFitTheirDescription(t *testing.T) {
 	compiler.DefaultDraft(jsonschema.Draft2020)
 	compiler.AssertFormat()
 	require.NoError(t, compiler.AddResource("openapi.json", document))
-	schemaOf := func(webhook string) *jsonschema.Schema {
+	schema := func(webhook string) *jsonschema.Schema {
 		schema, err := compiler.Compile("openapi.json#/webhooks/" + webhook +
 			"/post/requestBody/content/application~1cloudevents+json/schema")
 		require.NoError(t, err)
 		return schema
 	}
-	orders, sales := schemaOf("order"), schemaOf("sale")
+	orders, sales := schema("order"), schema("sale")
 
 	pool := testkit.Pool(t)
 	exec := func(query string, args ...any) {

@@ -18,6 +18,8 @@ import (
 	"stampede/relay/feed"
 )
 
+func TestMain(m *testing.M) { testkit.Main(m) }
+
 // insert writes the event of an order, and returns its position.
 func insert(ctx context.Context, tx pgx.Tx, order uuid.UUID, version int) (position int64, err error) {
 	err = tx.QueryRow(ctx, `INSERT INTO order_events

@@ -7,7 +7,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/upkeep/archive"
 )
@@ -16,7 +15,7 @@ import (
 // archive, to audit in its file, and to bring back; and the memory of the process. -benchtime=1x.
 func BenchmarkArchiveOfAMillionOrders(b *testing.B) {
 	const orders = 1_000_000
-	s := testshop.NewShop(b, testkit.Pool(b))
+	s := testshop.NewShop(b)
 	sale := s.OpenPayable(b, orders)
 	for _, statement := range []string{
 		`INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at,
@@ -40,7 +39,7 @@ func BenchmarkArchiveOfAMillionOrders(b *testing.B) {
 	require.NoError(b, err)
 	dir := b.TempDir()
 	for b.Loop() {
-		done, err := archiveSale(s, b, dir, sale)
+		done, err := archiveSale(b, s, dir, sale)
 		require.NoError(b, err)
 		b.ReportMetric(done.Took.Seconds(), "s/archive")
 		b.ReportMetric(float64(done.Bytes)/orders, "B/order")
