@@ -150,7 +150,8 @@ func (d *testDesk) fill() uuid.UUID {
 		d.fleet.history = append(d.fleet.history, fleet.Point{
 			At: now.Add(time.Duration(i-900) * time.Second), Rates: r,
 			Sales: map[uuid.UUID]fleet.SalePoint{id: {
-				Rates: selling, Available: int64(1250 - 620*f), Held: int64(120 * f), Sold: int64(500 * f), Known: i < 700 || i > 740,
+				Rates: selling, Available: int64(1250 - 620*f), Held: int64(120 * f), Sold: int64(500 * f),
+				Known: i < 700 || i > 740,
 			}},
 		})
 	}

@@ -152,7 +152,8 @@ func TestRebuildCommand(t *testing.T) {
 func TestRebuildCommandOpensShardedSales(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
-	output := s.ends(exitOK, "sale", "create", "--name=test", "--stock=10", "--shards=3", "--partitions=8", "--output=json")
+	output := s.ends(exitOK, "sale", "create", "--name=test", "--stock=10", "--shards=3", "--partitions=8",
+		"--output=json")
 	var sale struct{ ID uuid.UUID }
 	require.NoError(t, json.Unmarshal([]byte(output), &sale), output)
 	output = s.ends(exitOK, "rebuild", "--partitions=8")
