@@ -41,7 +41,7 @@ func (f *Fleet) snapshot(now time.Time) *Snapshot {
 	for i := range f.nodes {
 		s.RedisNodes = append(s.RedisNodes, f.nodes[i].shown())
 	}
-	if f.postgres.up { // else nobody can say what they are doing
+	if f.postgres.up { // otherwise their progress is unknown
 		s.Rebuilds = append(s.Rebuilds, f.records.rebuilds...)
 	}
 	var gained increase

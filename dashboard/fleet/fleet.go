@@ -1,8 +1,8 @@
-// Package fleet looks at a whole installation once a second: it scrapes the metrics of all processes, asks Redis and
-// Postgres, and publishes what it found as a Snapshot. However many watch, each server is asked as if one did.
+// Package fleet observes an installation once a second: it scrapes the metrics of all processes, reads Redis and
+// Postgres, and publishes the result as a Snapshot. The number of watchers adds no load on the servers.
 //
 // It changes nothing in either server. A process or a server that does not answer is shown as gone, with the time
-// since when, and delays nothing else.
+// since when, and does not delay the others.
 package fleet
 
 import (
