@@ -19,7 +19,6 @@ import (
 	"stampede/internal/dev/localserver"
 	"stampede/internal/operators"
 	"stampede/internal/telemetry"
-	"stampede/relay"
 	"stampede/reservation"
 	"stampede/sql"
 )
@@ -110,15 +109,11 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 		return &usageError{err}
 	}
 	defer server.Close()
-	work := workerConfig(back, c.workerFlags, registry, logger)
-	work.Consumer, work.DrainTimeout, work.Tracer = consumer, c.DrainTimeout, tracer
-	runWorker, err := newWorker(servers.RedisURL, work)
+	runWorker, err := c.worker(back, consumer, c.DrainTimeout, registry, tracer, logger)
 	if err != nil {
 		return err
 	}
-	forwarding := relayConfig(back, c.relayFlags, s.out, registry, logger)
-	forwarding.Tracer = tracer
-	forwarder, err := relay.New(forwarding)
+	forwarder, err := c.relay(back, 0, s.out, registry, tracer, logger)
 	if err != nil {
 		return err
 	}

@@ -39,7 +39,6 @@ const (
 // anonymous requests.
 type ingressBackend struct {
 	*backend
-	redisURL                        string
 	duty, changes, looks, operators *pgxpool.Pool
 	guardRedis                      redis.UniversalClient
 	guardAge                        *telemetry.GuardAge
@@ -57,7 +56,7 @@ func openIngressBackend(
 	if err != nil {
 		return nil, err
 	}
-	f = &ingressBackend{backend: b, redisURL: stores.RedisURL}
+	f = &ingressBackend{backend: b}
 	defer func() {
 		if err != nil {
 			f.Close()

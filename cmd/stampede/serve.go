@@ -80,10 +80,9 @@ func (f ingressFlags) config(
 	tracer *tracing.Tracer, logger *slog.Logger,
 ) ingress.Config {
 	config := ingress.Config{
-		Reservations:  b.store,
-		Sales:         b.catalog,
-		ReceiptSecret: f.ReceiptSecret,
-		// A read blocks, so its client must not be shared.
+		Reservations:    b.store,
+		Sales:           b.catalog,
+		ReceiptSecret:   f.ReceiptSecret,
 		Outcomes:        func() (redis.UniversalClient, error) { return connect.Blocking(b.redisURL) },
 		OutcomesStreams: b.keys.AllOutcomes(),
 		MaxInFlight:     f.MaxInFlight,
