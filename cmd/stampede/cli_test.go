@@ -268,7 +268,7 @@ func TestSecretFileErrorsNameVariableAndPath(t *testing.T) {
 func TestDefaultLimits(t *testing.T) {
 	t.Parallel()
 	var flags cli
-	parser, err := kong.New(&flags)
+	parser, err := kong.New(&flags, defaults)
 	require.NoError(t, err)
 	_, err = parser.Parse([]string{"serve", "--redis-url=redis://localhost", "--database-url=postgres://localhost"})
 	require.NoError(t, err)
