@@ -89,8 +89,8 @@ func (all *ordersBySale) add(sale, id uuid.UUID) {
 	(*all)[i].orders = append((*all)[i].orders, id)
 }
 
-// idsOf returns the orders whose word is one of these.
-func (c *Columns) idsOf(words []string, wanted ...string) (found ordersBySale) {
+// ordersWith returns the orders whose word is one of these.
+func (c *Columns) ordersWith(words []string, wanted ...string) (found ordersBySale) {
 	for row, word := range words {
 		if slices.Contains(wanted, word) {
 			found.add(uuid.UUID(c.sales[row]), uuid.UUID(c.orders[row]))
@@ -108,8 +108,8 @@ type saleUnits struct {
 	lastSequence, epoch int64
 }
 
-// unitsOf sums the units of confirmed rows by sale, sorted by sale id.
-func (c *Columns) unitsOf(confirmed func(row int) bool) []saleUnits {
+// sumUnits sums the units of confirmed rows by sale, sorted by sale id.
+func (c *Columns) sumUnits(confirmed func(row int) bool) []saleUnits {
 	sums := map[uuid.UUID]saleUnits{}
 	for row := range c.orders {
 		if !confirmed(row) {
@@ -178,8 +178,8 @@ type saleTraces struct {
 	parents []string
 }
 
-// tracesOf returns the traces of the rows that are recorded now, by sale. A batch is sorted by sale.
-func (c *Columns) tracesOf(recorded func(row int) bool) (traces []saleTraces) {
+// tracesBySale returns the traces of the rows that are recorded now, by sale. A batch is sorted by sale.
+func (c *Columns) tracesBySale(recorded func(row int) bool) (traces []saleTraces) {
 	for _, t := range c.traces {
 		if !recorded(t.row) {
 			continue

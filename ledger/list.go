@@ -86,7 +86,7 @@ func (l *Ledger) History(ctx context.Context, id uuid.UUID) (order.Placed, []ord
 			return o, log, err
 		}
 	}
-	others, err := otherSalesOf(ctx, l.pool, []uuid.UUID{id}, known)
+	others, err := findOtherSales(ctx, l.pool, []uuid.UUID{id}, known)
 	if err != nil {
 		return order.Placed{}, nil, fmt.Errorf("find order %s: %w", id, err)
 	}

@@ -89,7 +89,7 @@ func (l *Ledger) findOrders(ctx context.Context, ids []uuid.UUID) (map[uuid.UUID
 		_, ok := found[id]
 		return ok
 	})
-	others, err := otherSalesOf(ctx, l.pool, missing, known)
+	others, err := findOtherSales(ctx, l.pool, missing, known)
 	if err == nil {
 		err = l.readOrders(ctx, others, found)
 	}
@@ -117,9 +117,9 @@ func (l *Ledger) readOrders(ctx context.Context, bySale ordersBySale, found map[
 	return closed(answers, err)
 }
 
-// otherSalesOf returns the sales to which orders may belong, with those orders, except the known ones. It is mostly
+// findOtherSales returns the sales to which orders may belong, with those orders, except the known ones. It is mostly
 // one sale for each order (order.NewOrderID). With the sale, Postgres reads one month of orders, and without it all.
-func otherSalesOf(
+func findOtherSales(
 	ctx context.Context, on pg.Querier, ids []uuid.UUID, known ordersBySale,
 ) (bySale ordersBySale, err error) {
 	rows, _ := on.Query(ctx, sql.LedgerSalesOfOrders, ids) // rows carry the error
@@ -141,14 +141,14 @@ type knownSales struct{ byTag sync.Map }
 // knownToAll is shared by all ledgers of the process: an ingress has several, each with its connections.
 var knownToAll knownSales
 
-func tagOf(id uuid.UUID) [2]byte { return [2]byte(id[14:]) }
+func saleTag(id uuid.UUID) [2]byte { return [2]byte(id[14:]) }
 
-func (k *knownSales) add(sale uuid.UUID) { k.byTag.Store(tagOf(sale), sale) }
+func (k *knownSales) add(sale uuid.UUID) { k.byTag.Store(saleTag(sale), sale) }
 
 // of returns the known sales to which the orders may belong.
 func (k *knownSales) of(ids []uuid.UUID) (bySale ordersBySale) {
 	for _, id := range ids {
-		if sale, ok := k.byTag.Load(tagOf(id)); ok {
+		if sale, ok := k.byTag.Load(saleTag(id)); ok {
 			bySale.add(sale.(uuid.UUID), id)
 		}
 	}

@@ -17,7 +17,7 @@ import (
 	"stampede/reservation/order"
 )
 
-func receiptOf(e order.OrderReserved) order.Receipt {
+func receiptFor(e order.OrderReserved) order.Receipt {
 	return order.Receipt{
 		OrderID: e.OrderID, SaleID: e.SaleID, User: e.UserID, Epoch: e.Epoch, Sequence: e.Sequence,
 		Quantity: e.Quantity, ReservedAt: e.ReservedAt,
@@ -32,18 +32,18 @@ func TestFindByReceiptReturnsRecordedOrVoidedOrder(t *testing.T) {
 	here, lost := testshop.Reserved(sale, "alice", 1), testshop.Reserved(sale, "bob", 2)
 	_, err := l.Record(t.Context(), []order.OrderReserved{here})
 	require.NoError(t, err)
-	confirmed, err := l.FindByReceipt(t.Context(), receiptOf(here))
+	confirmed, err := l.FindByReceipt(t.Context(), receiptFor(here))
 	require.NoError(t, err)
 	require.Equal(t, testwork.OrderOfID(t, pool, here.OrderID), confirmed)
-	_, err = l.FindByReceipt(t.Context(), receiptOf(lost))
+	_, err = l.FindByReceipt(t.Context(), receiptFor(lost))
 	require.ErrorIs(t, err, order.ErrNotFound)
 
 	_, err = pool.Exec(t.Context(), "UPDATE sales SET epoch = epoch + 1 WHERE id = $1", sale)
 	require.NoError(t, err)
-	got, err := l.FindByReceipt(t.Context(), receiptOf(here))
+	got, err := l.FindByReceipt(t.Context(), receiptFor(here))
 	require.NoError(t, err)
 	require.Equal(t, confirmed, got, "a recorded order is returned whatever its epoch")
-	got, err = l.FindByReceipt(t.Context(), receiptOf(lost))
+	got, err = l.FindByReceipt(t.Context(), receiptFor(lost))
 	require.NoError(t, err)
 	require.Equal(t, order.Order{
 		ID: lost.OrderID, SaleID: sale, UserID: "bob", Quantity: lost.Quantity, Status: order.StatusVoided, Version: 2,
@@ -53,20 +53,20 @@ func TestFindByReceiptReturnsRecordedOrVoidedOrder(t *testing.T) {
 	// Its late event is recorded with the same result.
 	_, err = l.Record(t.Context(), []order.OrderReserved{lost})
 	require.NoError(t, err)
-	late, err := l.FindByReceipt(t.Context(), receiptOf(lost))
+	late, err := l.FindByReceipt(t.Context(), receiptFor(lost))
 	require.NoError(t, err)
 	require.Equal(t, []any{got.Status, got.Version, got.Reason}, []any{late.Status, late.Version, late.Reason})
 
 	// An order of the new epoch is not voided.
 	fresh := testshop.Reserved(sale, "carol", 3)
 	fresh.Epoch = 2
-	_, err = l.FindByReceipt(t.Context(), receiptOf(fresh))
+	_, err = l.FindByReceipt(t.Context(), receiptFor(fresh))
 	require.ErrorIs(t, err, order.ErrNotFound)
-	_, err = l.FindByReceipt(t.Context(), receiptOf(testshop.Reserved(uuid.New(), "dave", 1)))
+	_, err = l.FindByReceipt(t.Context(), receiptFor(testshop.Reserved(uuid.New(), "dave", 1)))
 	require.ErrorIs(t, err, order.ErrNotFound)
 	cancelled, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err = l.FindByReceipt(cancelled, receiptOf(lost))
+	_, err = l.FindByReceipt(cancelled, receiptFor(lost))
 	require.Error(t, err)
 	require.False(t, errors.Is(err, order.ErrNotFound))
 }
@@ -87,11 +87,11 @@ func TestVoidedOrderIsNeverConfirmed(t *testing.T) {
 		}()
 		_, err := pool.Exec(t.Context(), "UPDATE sales SET epoch = epoch + 1 WHERE id = $1", sale)
 		require.NoError(t, err)
-		first, err := l.FindByReceipt(t.Context(), receiptOf(event))
+		first, err := l.FindByReceipt(t.Context(), receiptFor(event))
 		require.NoError(t, err, "an ended epoch decides the order")
 		<-recorded
 		_, _ = l.Record(t.Context(), []order.OrderReserved{event}) // delivered again
-		then, err := l.FindByReceipt(t.Context(), receiptOf(event))
+		then, err := l.FindByReceipt(t.Context(), receiptFor(event))
 		require.NoError(t, err)
 		require.Equal(t, first.Status, then.Status)
 	}
@@ -108,7 +108,7 @@ func TestFindByReceiptReadsEpochFirst(t *testing.T) {
 	one, err := connect.Postgres(t.Context(), testkit.DatabaseURL(t), 1)
 	require.NoError(t, err)
 	t.Cleanup(one.Close)
-	_, err = ledger.New(one).FindByReceipt(t.Context(), receiptOf(event))
+	_, err = ledger.New(one).FindByReceipt(t.Context(), receiptFor(event))
 	require.ErrorIs(t, err, order.ErrNotFound)
 	tx, err := pool.Begin(t.Context())
 	require.NoError(t, err)
@@ -121,7 +121,7 @@ func TestFindByReceiptReadsEpochFirst(t *testing.T) {
 	}
 	found := make(chan answer, 1)
 	go func() {
-		o, err := ledger.New(one).FindByReceipt(context.Background(), receiptOf(event))
+		o, err := ledger.New(one).FindByReceipt(context.Background(), receiptFor(event))
 		found <- answer{o, err}
 	}()
 	testkit.Eventually(t, 10*time.Second, "the query waits for the sale", func() bool {

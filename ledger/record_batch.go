@@ -66,7 +66,7 @@ func (r *BatchRecording) Record(ctx context.Context, events []order.OrderReserve
 		return allFailed(events, r.stopped)
 	}
 	for sale, err := range r.blocked {
-		if from, to := rangeOf(events, sale); from < to {
+		if from, to := saleRange(events, sale); from < to {
 			others := append(r.Record(ctx, events[:from:from]), allFailed(events[from:to], err)...)
 			return append(others, r.Record(ctx, events[to:])...)
 		}
@@ -108,7 +108,7 @@ func (r *BatchRecording) inParts(ctx context.Context, events []order.OrderReserv
 
 func (r *BatchRecording) bySale(ctx context.Context, events []order.OrderReserved) (outcomes []Outcome) {
 	for len(events) > 0 {
-		_, n := rangeOf(events, events[0].SaleID)
+		_, n := saleRange(events, events[0].SaleID)
 		outcomes = append(outcomes, r.Record(ctx, events[:n:n])...)
 		events = events[n:]
 	}
@@ -123,7 +123,7 @@ func (r *BatchRecording) splitBlocked(ctx context.Context, events []order.OrderR
 		r.block(ofSale.sale, blocked)
 		return r.Record(ctx, events)
 	}
-	switch _, first := rangeOf(events, events[0].SaleID); {
+	switch _, first := saleRange(events, events[0].SaleID); {
 	case first < len(events):
 		return r.bySale(ctx, events)
 	case len(events) > 1 && IsTooSlow(err):
@@ -145,8 +145,8 @@ func (r *BatchRecording) block(sale uuid.UUID, err error) {
 	r.blocked[sale] = err
 }
 
-// rangeOf returns the range of a sale's events, which are adjacent.
-func rangeOf(events []order.OrderReserved, sale uuid.UUID) (from, to int) {
+// saleRange returns the range of a sale's events, which are adjacent.
+func saleRange(events []order.OrderReserved, sale uuid.UUID) (from, to int) {
 	ofSale := func(e order.OrderReserved) bool { return e.SaleID == sale }
 	if from = slices.IndexFunc(events, ofSale); from < 0 {
 		return 0, 0

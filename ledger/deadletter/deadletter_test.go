@@ -318,8 +318,8 @@ func TestDiscardMarksEntryWithoutOrder(t *testing.T) {
 	require.ErrorIs(t, letters.Discard(t.Context(), 12345, "x", "ann"), deadletter.ErrNotFound)
 }
 
-// letterOf parks the only entry of the stream, with some of its fields changed, and returns its letter.
-func letterOf(
+// findLetter parks the only entry of the stream, with some of its fields changed, and returns its letter.
+func findLetter(
 	s *testshop.Shop, t testing.TB, letters *deadletter.Store, changed map[string]func(string) string,
 ) deadletter.Letter {
 	t.Helper()
@@ -351,7 +351,7 @@ func TestDiscardRejectsOrderOfUnknownVersion(t *testing.T) {
 			letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 			sale := s.Open(t, 5)
 			o := s.Buy(t, sale, "alice")
-			letter := letterOf(s, t, letters, changed)
+			letter := findLetter(s, t, letters, changed)
 			require.NoError(t, letters.Discard(t.Context(), letter.ID, "rolled back", "ann"))
 			got, err := ledger.New(s.Pool).Order(t.Context(), o)
 			require.NoError(t, err)
@@ -381,7 +381,7 @@ func TestReconcileRecordsOrderOfDiscardedUnreadableDeadLetter(t *testing.T) {
 			letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 			sale := s.Open(t, 5)
 			o := s.Buy(t, sale, "alice")
-			letter := letterOf(s, t, letters, changed)
+			letter := findLetter(s, t, letters, changed)
 			require.Contains(t, testwork.Broken(testwork.Audit(s, t, sale)), "S3")
 			require.NoError(t, letters.Discard(t.Context(), letter.ID, "unreadable", "ann"))
 			require.Contains(t, testwork.OnlyLetter(s, t, letters).Resolution,
@@ -398,7 +398,7 @@ func TestDiscardOfOtherEventRecordsNoOrder(t *testing.T) {
 	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	o := s.Buy(t, s.Open(t, 5), "alice")
-	letter := letterOf(s, t, letters, map[string]func(string) string{
+	letter := findLetter(s, t, letters, map[string]func(string) string{
 		"metadata": replacing(string(order.EventReserved), strings.Repeat("x", len(order.EventReserved))),
 	})
 	require.NoError(t, letters.Discard(t.Context(), letter.ID, "stray", "ann"))

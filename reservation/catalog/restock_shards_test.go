@@ -53,8 +53,8 @@ func publishedRevision(s *testsale.Shop, sale catalog.CountedSale) (published, r
 	return published, revision
 }
 
-// tenOf returns a sale of 10 units in 4 shards, of which 6 are taken.
-func tenOf(s *testsale.Shop) catalog.CountedSale {
+// tenUnits returns a sale of 10 units in 4 shards, of which 6 are taken.
+func tenUnits(s *testsale.Shop) catalog.CountedSale {
 	s.T.Helper()
 	sale := s.ShardedSale(10, 4)
 	for i := range 6 {
@@ -66,7 +66,7 @@ func tenOf(s *testsale.Shop) catalog.CountedSale {
 func TestRestockOfShards(t *testing.T) {
 	t.Parallel()
 	s := testsale.NewShardShop(t)
-	sale := tenOf(s)
+	sale := tenUnits(s)
 	before := shardFields(s, sale, "left")
 	_, err := s.Restock(t.Context(), sale.ID, -5, "too-many")
 	require.EqualValues(t, 6, taken(s, err))
@@ -149,7 +149,7 @@ func TestInterruptedRestockOfShardsIsFinishedOnce(t *testing.T) {
 			}
 			rdb, wire := testsale.Wired(t, testkit.RedisURL(t))
 			for cut := 0; ; cut++ {
-				sale, ingress := tenOf(s), s.Next(rdb)
+				sale, ingress := tenUnits(s), s.Next(rdb)
 				wire.Set(testsale.KilledAfter(cut))
 				_, err := ingress.Restock(t.Context(), sale.ID, c.units, "key")
 				if !errors.Is(err, reservation.ErrUnavailable) && !errors.Is(err, catalog.ErrNotInForce) {
@@ -169,7 +169,7 @@ func TestInterruptedRestockOfShardsIsFinishedOnce(t *testing.T) {
 				"UPDATE OF data ON sale_events FOR EACH ROW",
 				"UPDATE OF published_revision ON sales FOR EACH ROW",
 			} {
-				sale, repair := tenOf(s), breakAt(t, s.Pool, step)
+				sale, repair := tenUnits(s), breakAt(t, s.Pool, step)
 				_, _ = s.Restock(t.Context(), sale.ID, c.units, "key")
 				repair()
 				finish(sale, cut)
@@ -203,7 +203,7 @@ func TestRebuildWithdrawsLoweringOfShards(t *testing.T) {
 			s := testsale.NewShardShop(t)
 			rdb, wire := testsale.Wired(t, testkit.RedisURL(t))
 			for cut := 0; ; cut++ {
-				sale := tenOf(s)
+				sale := tenUnits(s)
 				wire.Set(testsale.KilledAfter(cut))
 				_, err := s.Next(rdb).Restock(t.Context(), sale.ID, units, "key")
 				if !errors.Is(err, catalog.ErrRestockUndecided) {
@@ -238,7 +238,7 @@ func TestRebuildWithdrawsLoweringOfShards(t *testing.T) {
 func TestChangeIsPublishedWhenAllShardsHaveIt(t *testing.T) {
 	// Not parallel: a server that is distrusted loses its scripts, which the other tests of this package need.
 	s := testsale.NewShardShop(t)
-	sale := tenOf(s)
+	sale := tenUnits(s)
 	unreachable := testsale.OwnClient(t, testkit.RedisURL(t))
 	unreachable.AddHook(testkit.Hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
 		for _, arg := range cmd.Args() {

@@ -44,13 +44,13 @@ func TestRebuildVoidsExactlyTheLostTailOfAOF(t *testing.T) {
 				buy()
 			}
 			file := appendOnlyFile(t, s)
-			size := sizeOf(t, file)
+			size := fileSize(t, file)
 			for range cut {
 				buy()
 			}
 			s.Server.Kill()
 			// Inside a command: Redis truncates the incomplete one.
-			require.NoError(t, os.Truncate(file, size+(sizeOf(t, file)-size)/2+1))
+			require.NoError(t, os.Truncate(file, size+(fileSize(t, file)-size)/2+1))
 			require.NoError(t, s.Server.Restart(t.Context()))
 			survived := map[uuid.UUID]bool{}
 			for _, event := range testwork.Events(s.Shop, t) {
@@ -103,7 +103,7 @@ func appendOnlyFile(t testing.TB, s testshop.LostShop) string {
 	return found[0]
 }
 
-func sizeOf(t testing.TB, file string) int64 {
+func fileSize(t testing.TB, file string) int64 {
 	t.Helper()
 	info, err := os.Stat(file)
 	require.NoError(t, err)

@@ -14,7 +14,7 @@ import (
 func (r *Rebuilder) HealPartition(
 	ctx context.Context, partition int, required *Required,
 ) (tried bool, err error) {
-	found, err := r.needsOf(ctx, partition, required)
+	found, err := r.findNeeds(ctx, partition, required)
 	if err == nil {
 		r.attempts.keep(partition, found)
 	}
@@ -60,7 +60,7 @@ func (r *Rebuilder) healLocked(
 	if err != nil {
 		return Report{}, false, err
 	}
-	found, err := r.needsOf(ctx, partition, required)
+	found, err := r.findNeeds(ctx, partition, required)
 	failed := []error{err}
 	for _, n := range found {
 		switch {

@@ -98,7 +98,7 @@ func (b *build) logStep(ctx context.Context, current *step, now time.Time) {
 	case len(found) == 0:
 		b.log.Warn(logSlowStep, fields...)
 	default:
-		b.log.Warn(logWaiting, append(fields, "held_by", namesOf(found))...)
+		b.log.Warn(logWaiting, append(fields, "held_by", sessionNames(found))...)
 	}
 }
 
@@ -203,7 +203,7 @@ func (t *attempts) rivalDue(partition int) bool {
 // blockersLogged bounds the sessions that a line of the log names.
 const blockersLogged = 5
 
-func namesOf(found []pg.Activity) []string {
+func sessionNames(found []pg.Activity) []string {
 	names := make([]string, 0, blockersLogged)
 	for i := range found[:min(len(found), blockersLogged)] {
 		names = append(names, found[i].String())

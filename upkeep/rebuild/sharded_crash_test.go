@@ -91,7 +91,7 @@ func TestRebuildOfShardsIsFinishedAfterWorkerCrash(t *testing.T) {
 			layout := s.LayoutOf(t, sale)
 			testwork.FulfilAll(s.Shop, t)
 			last := lastPlace(s.Shop, t, sale)
-			require.NoError(t, s.Rdb.Del(t.Context(), dataOf(s.Shop, t, layout.Partition(2))...).Err())
+			require.NoError(t, s.Rdb.Del(t.Context(), dataIn(s.Shop, t, layout.Partition(2))...).Err())
 			victim := process(s, t)
 			victim.Setenv(crashpoint.Env, point)
 			victim.Start()

@@ -83,8 +83,8 @@ func requireSells(s *testshop.Shop, t *testing.T, sale uuid.UUID, above int64) {
 	testwork.RequireNoNeeds(s, t, s.Keys.Partitions)
 }
 
-// dataOf returns the keys of a partition.
-func dataOf(s *testshop.Shop, t *testing.T, partition int) []string {
+// dataIn returns the keys of a partition.
+func dataIn(s *testshop.Shop, t *testing.T, partition int) []string {
 	t.Helper()
 	server := s.Keys.Server(partition)
 	keys, err := s.Rdb.Keys(t.Context(), server[:len(server)-len("server")]+"*").Result()
@@ -103,7 +103,7 @@ func TestShardedSaleIsRebuiltAfterLoss(t *testing.T) {
 			return s.Rdb.Del(t.Context(), s.Keys.Sale(p, sale), s.Keys.Buyers(p, sale), s.Keys.Ended(p, sale)).Err()
 		}, true},
 		"a partition is emptied": {func(t *testing.T, s testshop.LostShop, _ uuid.UUID, p int) error {
-			return s.Rdb.Del(t.Context(), dataOf(s.Shop, t, p)...).Err()
+			return s.Rdb.Del(t.Context(), dataIn(s.Shop, t, p)...).Err()
 		}, false},
 		"a server is distrusted": {func(t *testing.T, s testshop.LostShop, _ uuid.UUID, p int) error {
 			return s.Store.Distrust(t.Context(), p)

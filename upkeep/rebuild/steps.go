@@ -30,7 +30,7 @@ func (b *build) wholePartition(ctx context.Context) error {
 	}
 	crashpoint.Hit(crashpoint.RebuildDistrusted)
 	// Read after distrust: a sale that is created later is published only to a verified server.
-	sales, err := b.salesOf(ctx, b.partition)
+	sales, err := b.salesIn(ctx, b.partition)
 	if err != nil {
 		return err
 	}
@@ -213,7 +213,7 @@ func (b *build) rebuildSale(ctx context.Context, sale requiredSale) (SaleReport,
 		}
 	}
 	crashpoint.Hit(crashpoint.RebuildStaged)
-	all := sumOf(shards)
+	all := addUp(shards)
 	left := raised.Stock - all.units
 	if raised.retired {
 		left = 0
