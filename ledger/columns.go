@@ -208,7 +208,7 @@ func queueTraces(batch *pgx.Batch, traces []saleTraces) {
 
 // noteTrace notes the trace in which an order changes to this, if there is one.
 func noteTrace(ctx context.Context, tx pgx.Tx, o order.Order) error {
-	parent := tracing.Of(ctx).Parent()
+	parent := tracing.Current(ctx).Parent()
 	if parent == "" {
 		return nil
 	}
@@ -218,7 +218,7 @@ func noteTrace(ctx context.Context, tx pgx.Tx, o order.Order) error {
 
 // inSpan runs a transaction in a span of its own, below the one of the context.
 func inSpan(ctx context.Context, c *Columns, transaction func(context.Context) error) error {
-	span := tracing.Of(ctx).Start(tracing.Internal, "transaction")
+	span := tracing.Current(ctx).Start(tracing.Internal, "transaction")
 	defer span.End()
 	span.Number("stampede.orders", int64(len(c.orders)))
 	err := transaction(span.In(ctx))

@@ -43,9 +43,9 @@ func TestLedgerConfirmsOrderWithFieldsOfEvent(t *testing.T) {
 		Status: order.StatusConfirmed, Version: 2, ReservedAt: event.ReservedAt, UpdatedAt: o.UpdatedAt,
 	}, o)
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed"}, testshop.History(t, pool, event.OrderID))
-	require.EqualValues(t, 3, testshop.SoldOf(t, pool, sale))
+	require.EqualValues(t, 3, testshop.Sold(t, pool, sale))
 	require.EqualValues(t, 1, testshop.QueryInt(t, pool,
-		`SELECT count(*) FROM order_events WHERE version = 2 AND data = '{"sequence": 7, "epoch": 1}' AND reserved_at = $1`,
+		`SELECT count(*) FROM order_events WHERE version = 2 AND sequence = 7 AND epoch = 1 AND reserved_at = $1`,
 		event.ReservedAt))
 }
 
@@ -73,7 +73,7 @@ func TestLedgerRepeatReturnsFirstOutcome(t *testing.T) {
 			require.Equal(t, first[i].Reason, out.Reason)
 		}
 	}
-	require.EqualValues(t, 3, testshop.SoldOf(t, pool, sale))
+	require.EqualValues(t, 3, testshop.Sold(t, pool, sale))
 	require.EqualValues(t, 4, testshop.QueryInt(t, pool, "SELECT count(*) FROM order_events"))
 }
 
@@ -89,7 +89,7 @@ func TestLedgerRecordsDuplicateInBatchOnce(t *testing.T) {
 	require.Equal(t, ledger.Outcome{Event: event, Status: order.StatusConfirmed, Fresh: true}, outcomes[0])
 	require.Equal(t, ledger.Outcome{Event: event, Status: order.StatusConfirmed}, outcomes[1])
 	require.ErrorIs(t, outcomes[2].Err, ledger.ErrContradiction)
-	require.EqualValues(t, 1, testshop.SoldOf(t, pool, sale))
+	require.EqualValues(t, 1, testshop.Sold(t, pool, sale))
 }
 
 func TestLedgerRecordsOtherEventsOfBatchWithUnknownSale(t *testing.T) {
@@ -119,8 +119,7 @@ func TestLedgerRejectsContradictingEvent(t *testing.T) {
 	outcomes, err := l.Record(t.Context(), []order.OrderReserved{event})
 	require.NoError(t, err)
 	require.ErrorIs(t, outcomes[0].Err, ledger.ErrContradiction)
-	_, err = pool.Exec(t.Context(), "DELETE FROM orders")
-	require.NoError(t, err)
+	testshop.Exec(t, pool, "DELETE FROM orders")
 	outcomes, err = l.Record(t.Context(), []order.OrderReserved{event})
 	require.NoError(t, err)
 	require.ErrorIs(t, outcomes[0].Err, ledger.ErrContradiction, "events without an order")
@@ -131,11 +130,11 @@ func TestLedgerNeverExceedsStock(t *testing.T) {
 	pool := testkit.Pool(t)
 	l := ledger.New(pool)
 	sale := testshop.NewSale(t, pool, 2)
-	_, err := l.Record(t.Context(), testshop.CrowdOf(sale, 3))
+	_, err := l.Record(t.Context(), testshop.ReservedCrowd(sale, 3))
 	require.ErrorIs(t, err, ledger.ErrOversold)
 	require.Equal(t, ledger.Oversold, ledger.FaultOf(err))
 	require.Zero(t, testshop.QueryInt(t, pool, "SELECT count(*) FROM order_events"), "all or nothing")
-	require.Zero(t, testshop.SoldOf(t, pool, sale))
+	require.Zero(t, testshop.Sold(t, pool, sale))
 }
 
 func TestLedgerRejectionKeepsSaleUnchanged(t *testing.T) {
@@ -157,7 +156,7 @@ func TestLedgerRejectionKeepsSaleUnchanged(t *testing.T) {
 		require.True(t, out.Fresh)
 	}
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderRejected"}, testshop.History(t, pool, refused.OrderID))
-	require.EqualValues(t, 1, testshop.SoldOf(t, pool, sale))
+	require.EqualValues(t, 1, testshop.Sold(t, pool, sale))
 }
 
 func TestConcurrentLedgersNeverExceedStock(t *testing.T) {
@@ -180,7 +179,7 @@ func TestConcurrentLedgersNeverExceedStock(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	require.EqualValues(t, stock, testshop.SoldOf(t, pool, sale))
+	require.EqualValues(t, stock, testshop.Sold(t, pool, sale))
 	require.EqualValues(t, stock, testshop.QueryInt(t, pool, "SELECT count(*) FROM orders WHERE status = 'confirmed'"))
 }
 
@@ -189,7 +188,7 @@ func TestLedgerErrorLeavesNoTransactionOpen(t *testing.T) {
 	pool := testkit.Pool(t)
 	sale := testshop.NewSale(t, pool, 1)
 	for range 20 {
-		_, err := ledger.New(pool).Record(t.Context(), testshop.CrowdOf(sale, 2))
+		_, err := ledger.New(pool).Record(t.Context(), testshop.ReservedCrowd(sale, 2))
 		require.ErrorIs(t, err, ledger.ErrOversold)
 	}
 	require.EqualValues(t, 1, pool.Stat().NewConnsCount(), "a failed batch does not close its connection")
@@ -210,7 +209,7 @@ func BenchmarkLedger(b *testing.B) {
 			for w := range workers {
 				wg.Go(func() {
 					for i := w; i < b.N; i += workers {
-						events := testshop.CrowdOf(sale, size)
+						events := testshop.ReservedCrowd(sale, size)
 						for j := range events {
 							events[j].UserID = fmt.Sprintf("user-%d-%d", i, j)
 						}
@@ -245,11 +244,9 @@ func TestLedgerFastPathWritesSameRows(t *testing.T) {
 	pool, trips := countingTrips(t, testkit.Pool(t))
 	l := ledger.New(pool)
 	plain, timed := testshop.NewSale(t, pool, 100), testshop.NewSale(t, pool, 100)
-	_, err := pool.Exec(t.Context(), "UPDATE sales SET payment_window_seconds = 600 WHERE id = $1", timed)
-	require.NoError(t, err)
+	testshop.Exec(t, pool, "UPDATE sales SET payment_window_seconds = 600 WHERE id = $1", timed)
 	// Without heartbeats the clock of deadlines stands still.
-	_, err = pool.Exec(t.Context(), "UPDATE pulse SET seen_at = now() - interval '1 hour'")
-	require.NoError(t, err)
+	testshop.Exec(t, pool, "UPDATE pulse SET seen_at = now() - interval '1 hour'")
 	// batch returns the same events for other users and sequences.
 	batch := func(group int64) []order.OrderReserved {
 		var events []order.OrderReserved
@@ -281,8 +278,8 @@ func TestLedgerFastPathWritesSameRows(t *testing.T) {
 		require.Equal(t, ledger.Outcome{Event: twoSteps[i], Status: order.StatusConfirmed, Fresh: true}, out)
 	}
 
-	require.EqualValues(t, 12, testshop.SoldOf(t, pool, plain))
-	require.EqualValues(t, 8, testshop.SoldOf(t, pool, timed))
+	require.EqualValues(t, 12, testshop.Sold(t, pool, plain))
+	require.EqualValues(t, 8, testshop.Sold(t, pool, timed))
 	require.EqualValues(t, 22, testshop.QueryInt(t, pool, "SELECT last_sequence FROM sales WHERE id = $1", timed))
 	for i := range oneStep {
 		require.JSONEq(t, written(t, pool, oneStep[i]), written(t, pool, twoSteps[i]), "event %d", i)
@@ -299,9 +296,8 @@ func written(t testing.TB, pool *pgxpool.Pool, e order.OrderReserved) (rows stri
 			                 jsonb_build_object('same', o.user_id = $2 AND o.sequence = $3 AND o.reserved_at = $4 AND
 			o.updated_at > now() - interval '1 hour')
 			          FROM orders AS o WHERE id = $1),
-			'events', (SELECT jsonb_agg(to_jsonb(e) - '{position,order_id,user_id,occurred_at,reserved_at}'::text[] || jsonb_build_object(
-			                  'same', e.user_id = $2 AND e.reserved_at = $4 AND e.occurred_at = o.updated_at,
-			                  'data', e.data || jsonb_build_object('sequence', e.data -> 'sequence' = to_jsonb($3::bigint)))
+			'events', (SELECT jsonb_agg(to_jsonb(e) - '{position,order_id,user_id,occurred_at,reserved_at,sequence}'::text[] || jsonb_build_object(
+			                  'same', e.user_id = $2 AND e.reserved_at = $4 AND e.occurred_at = o.updated_at AND e.sequence = $3)
 			                  ORDER BY e.version)
 			           FROM order_events AS e JOIN orders AS o ON o.id = e.order_id WHERE order_id = $1))`,
 		e.OrderID, e.UserID, e.Sequence, e.ReservedAt).Scan(&rows))
@@ -332,7 +328,7 @@ func TestLedgerFallsBackForBatchThatIsNotFresh(t *testing.T) {
 			holder.Epoch = 2
 			_, err := l.Record(t.Context(), []order.OrderReserved{holder})
 			require.NoError(t, err)
-			events := testshop.CrowdOf(sale, 5)
+			events := testshop.ReservedCrowd(sale, 5)
 			for i := range events {
 				events[i].Epoch = 2
 			}
@@ -348,7 +344,7 @@ func TestLedgerFallsBackForBatchThatIsNotFresh(t *testing.T) {
 				require.Equal(t, want, out.Status, "event %d", i)
 				require.Equal(t, want != "", out.Fresh, "event %d", i)
 			}
-			require.EqualValues(t, 5, testshop.SoldOf(t, pool, sale))
+			require.EqualValues(t, 5, testshop.Sold(t, pool, sale))
 			require.EqualValues(t, 5, testshop.QueryInt(t, pool, "SELECT count(*) FROM orders WHERE status = 'confirmed'"))
 			require.Zero(t, testshop.QueryInt(t, pool,
 				"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in transaction%'"))

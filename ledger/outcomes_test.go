@@ -17,7 +17,6 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/connect"
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
@@ -56,44 +55,38 @@ func TestOutcomesOfEveryChangeArePublished(t *testing.T) {
 		require.Equal(t, [][]order.OrderOutcome{want}, published(t, rdb, keys))
 		require.NoError(t, rdb.Del(t.Context(), keys.Outcomes(0)).Err())
 	}
-	events := testshop.CrowdOf(sale, 2)
+	events := testshop.ReservedCrowd(sale, 2)
 	again := testshop.Reserved(sale, events[0].UserID, 3)
 	unknown := testshop.Reserved(uuid.New(), "stranger", 1)
-	_, err := l.Record(t.Context(), append(events, again, unknown))
-	require.NoError(t, err)
+	testwork.Record(t, l, append(events, again, unknown))
 	requirePublished(
 		order.OrderOutcome{OrderID: events[0].OrderID, Status: order.StatusConfirmed, Version: 2},
 		order.OrderOutcome{OrderID: events[1].OrderID, Status: order.StatusConfirmed, Version: 2},
 		order.OrderOutcome{OrderID: again.OrderID, Status: order.StatusRejected, Version: 2},
 	)
 	refused := testshop.Reserved(sale, "late", 4)
-	_, err = l.Refuse(t.Context(), []order.OrderReserved{refused}, order.RejectedSoldOut)
+	_, err := l.Refuse(t.Context(), []order.OrderReserved{refused}, order.RejectedSoldOut)
 	require.NoError(t, err)
 	requirePublished(order.OrderOutcome{OrderID: refused.OrderID, Status: order.StatusRejected, Version: 2})
 
 	testwork.Heartbeat(t, pool)
-	_, err = l.Pay(t.Context(), events[0].OrderID, events[0].UserID, "pi_1")
-	require.NoError(t, err)
+	testwork.Pay(t, l, events[0].OrderID, events[0].UserID, "pi_1")
 	paid := order.OrderOutcome{OrderID: events[0].OrderID, Status: order.StatusPaid, Version: 3}
 	requirePublished(paid)
-	_, err = l.Cancel(t.Context(), events[1].OrderID, events[1].UserID)
-	require.NoError(t, err)
+	testwork.Cancel(t, l, events[1].OrderID, events[1].UserID)
 	requirePublished(order.OrderOutcome{OrderID: events[1].OrderID, Status: order.StatusCancelled, Version: 3})
 
 	// A retry changes nothing and is not published. A redelivered event is published again, because the
 	// first worker may have crashed before it published.
-	_, err = l.Pay(t.Context(), events[0].OrderID, events[0].UserID, "pi_1")
-	require.NoError(t, err)
+	testwork.Pay(t, l, events[0].OrderID, events[0].UserID, "pi_1")
 	_, err = l.Pay(t.Context(), events[1].OrderID, events[1].UserID, "pi_1")
 	require.ErrorIs(t, err, order.ErrIllegalTransition)
-	_, err = l.Record(t.Context(), events[:1])
-	require.NoError(t, err)
+	testwork.Record(t, l, events[:1])
 	requirePublished(paid)
 
-	late := testshop.CrowdOf(sale, 1)
+	late := testshop.ReservedCrowd(sale, 1)
 	late[0].UserID = "slow"
-	_, err = l.Record(t.Context(), late)
-	require.NoError(t, err)
+	testwork.Record(t, l, late)
 	requirePublished(order.OrderOutcome{OrderID: late[0].OrderID, Status: order.StatusConfirmed, Version: 2})
 	testwork.EndWindow(t, pool, late[0].OrderID)
 	_, expired, err := ledger.NewExpirer(l, testkit.Logger(t)).ExpireSome(t.Context(), []uuid.UUID{})
@@ -105,8 +98,7 @@ func TestOutcomesOfEveryChangeArePublished(t *testing.T) {
 	require.Zero(t, testutil.ToFloat64(o.Dropped()))
 
 	// A ledger without outcomes publishes nothing.
-	_, err = ledger.New(pool).Record(t.Context(), testshop.CrowdOf(testshop.NewSale(t, pool, 1), 1))
-	require.NoError(t, err)
+	testwork.Record(t, ledger.New(pool), testshop.ReservedCrowd(testshop.NewSale(t, pool, 1), 1))
 }
 
 func TestQueuedOutcomesAreSentTogether(t *testing.T) {
@@ -138,9 +130,7 @@ func TestQueuedOutcomesAreSentTogether(t *testing.T) {
 func TestFullOutcomeQueueDropsMessages(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
-	rdb, err := connect.Control(own.URL)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = rdb.Close() })
+	rdb := testkit.Control(t, own.URL)
 	keys := reservation.Keys{Prefix: "stampede", Partitions: 1}
 	pool := testkit.Pool(t)
 	l, o, run := testwork.PublishingLedger(t, pool, rdb, keys)
@@ -150,8 +140,7 @@ func TestFullOutcomeQueueDropsMessages(t *testing.T) {
 	}
 	require.EqualValues(t, ledger.OutcomesQueued, testutil.ToFloat64(o.Dropped()),
 		"those that did not fit into the queue")
-	_, err = l.Record(t.Context(), testshop.CrowdOf(testshop.NewSale(t, pool, 10), 3))
-	require.NoError(t, err)
+	testwork.Record(t, l, testshop.ReservedCrowd(testshop.NewSale(t, pool, 10), 3))
 	stop := run()
 	testkit.Eventually(t, 30*time.Second, "all are dropped",
 		func() bool { return testutil.ToFloat64(o.Dropped()) == 2*ledger.OutcomesQueued+3 })
@@ -179,13 +168,13 @@ func TestOutcomeStreamIsBounded(t *testing.T) {
 // A worker publishes one message per batch, all of them before it stops.
 func TestWorkerPublishesOneMessagePerBatch(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 100)
 	var want []uuid.UUID
 	for n := range 100 {
 		want = append(want, s.Buy(t, sale, fmt.Sprintf("user-%d", n)))
 	}
-	stop := testwork.Work(t, testwork.Config(s, t))
+	stop := testwork.Work(t, testwork.Config(t, s))
 	s.AwaitConfirmed(t, 100)
 	stop()
 	var got []uuid.UUID
@@ -221,7 +210,7 @@ func BenchmarkPositionIndex(b *testing.B) {
 		began := testshop.QueryInt(b, pool, "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn")
 		cpu = -cpuTime(b, server.Pid())
 		for range batches {
-			events := testshop.CrowdOf(sale, size)
+			events := testshop.ReservedCrowd(sale, size)
 			for j := range events {
 				events[j].UserID = fmt.Sprintf("user-%d-%d", next, j)
 			}

@@ -36,11 +36,11 @@ type racedSale struct {
 
 func newRacedSale(t *testing.T) *racedSale {
 	t.Helper()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	r := &racedSale{Shop: s, sale: s.OpenPayable(t, races), ledger: ledger.New(s.Pool)}
 	require.Equal(t, races, s.Crowd(t, r.sale, races))
-	for _, out := range testwork.Fulfil(s, t) {
-		r.orders = append(r.orders, testwork.OrderOfID(t, s.Pool, out.Event.OrderID))
+	for _, out := range testwork.Fulfil(t, s) {
+		r.orders = append(r.orders, testwork.Order(t, s.Pool, out.Event.OrderID))
 	}
 	require.Len(t, r.orders, races)
 	testwork.Heartbeat(t, s.Pool)
@@ -79,7 +79,7 @@ func (r *racedSale) requireOneWinner(t *testing.T, won *sync.Map, loser order.St
 	t.Helper()
 	paid := 0
 	for _, o := range r.orders {
-		now := testwork.OrderOfID(t, r.Pool, o.ID)
+		now := testwork.Order(t, r.Pool, o.ID)
 		status, ok := won.Load(o.ID)
 		require.True(t, ok)
 		require.Equal(t, status, now.Status, "order %s", o.ID)
@@ -96,15 +96,12 @@ func (r *racedSale) requireOneWinner(t *testing.T, won *sync.Map, loser order.St
 	require.Less(t, paid, races-races/50, "both sides must win some of the races")
 	require.Zero(t, r.Count(t, testshop.BrokenLogs))
 	require.EqualValues(t, 2*races, r.Count(t, "SELECT count(*) FROM order_events"))
-	require.EqualValues(t, paid, testshop.SoldOf(t, r.Pool, r.sale))
+	require.EqualValues(t, paid, testshop.Sold(t, r.Pool, r.sale))
 	require.EqualValues(t, races-paid, r.Count(t, testshop.PendingReleases))
-	report := testwork.Audit(r.Shop, t, r.sale)
-	require.False(t, report.Broken(), testwork.TextOf(t, report))
-	_, err := testwork.ReleaseUnits(r.Shop, t.Context())
-	require.NoError(t, err)
+	testwork.RequireUnbroken(t, r.Shop, r.sale)
+	testwork.ReleaseUnits(t, r.Shop)
 	require.EqualValues(t, races-paid, r.Left(t, r.sale))
-	report = testwork.Audit(r.Shop, t, r.sale)
-	require.False(t, report.Broken(), testwork.TextOf(t, report))
+	testwork.RequireUnbroken(t, r.Shop, r.sale)
 }
 
 func (r *racedSale) pay(o order.Order) (order.Order, error) {
@@ -182,14 +179,13 @@ func TestConcurrentPayAndExpiryHaveOneWinner(t *testing.T) {
 			if _, err := ingress.Send(context.Background()); err != nil {
 				return err
 			}
-			_, err := testwork.Expire(r.Shop, context.Background())
+			_, err := testwork.TryExpire(context.Background(), r.Shop)
 			return err
 		})
 		return sides.Wait()
 	})
 	// Orders that a late payment had locked during the sweep.
-	_, err := testwork.Expire(r.Shop, t.Context())
-	require.NoError(t, err)
+	testwork.Expire(t, r.Shop)
 	for _, o := range r.orders {
 		won.LoadOrStore(o.ID, order.StatusExpired)
 	}
@@ -243,10 +239,7 @@ func TestLedgerWaitsForTransactionWithSameEvent(t *testing.T) {
 					outcomes, err = ledger.New(pool).WithLockTimeout(time.Minute).Record(context.Background(), []order.OrderReserved{event})
 					return err
 				})
-				testkit.Eventually(t, testshop.Soon, "the second transaction waits for the first", func() bool {
-					return testshop.QueryInt(t, pool, "SELECT count(*) FROM pg_stat_activity WHERE datname = "+
-						"current_database() AND wait_event_type = 'Lock'") == 1
-				})
+				testshop.AwaitWaiting(t, pool, 1)
 				want := ledger.Outcome{Event: event, Status: order.StatusConfirmed, Fresh: true}
 				if commit {
 					require.NoError(t, tx.Commit(t.Context()))
@@ -333,8 +326,7 @@ func TestConcurrentRecordAndRefuseOfSameEvents(t *testing.T) {
 			}
 			events = append(events, testshop.Reserved(sale, user, int64(2*i+1)))
 		}
-		_, err := l.Record(t.Context(), held)
-		require.NoError(t, err)
+		testwork.Record(t, l, held)
 
 		results := make([][]ledger.Outcome, workers)
 		var all errgroup.Group
@@ -385,9 +377,8 @@ func TestConcurrentRecordAndRefuseOfSameEvents(t *testing.T) {
 			require.Equal(t, 1, n, "order %s", id)
 		}
 	}
-	_, err := pool.Exec(t.Context(), `DELETE FROM orders WHERE status = 'cancelled';
+	testshop.Exec(t, pool, `DELETE FROM orders WHERE status = 'cancelled';
 		DELETE FROM order_events AS e WHERE NOT EXISTS (SELECT FROM orders WHERE id = e.order_id)`)
-	require.NoError(t, err)
 	requireLogEndsAsOrders(t, pool, rounds*size)
 	require.Equal(t, testshop.QueryInt(t, pool, "SELECT sum(sold) FROM sales"),
 		testshop.QueryInt(t, pool, "SELECT count(*) FROM orders WHERE status = 'confirmed'"))

@@ -16,33 +16,33 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/test/testkit"
-	"stampede/internal/test/testsale"
+	"stampede/internal/test/testshop"
 	"stampede/reservation"
 )
 
 // guarded runs a guard of the shop's store until the test ends.
-func guarded(s *testsale.Shop) *testsale.Shop {
-	s.T.Helper()
+func guarded(t testing.TB, s *testshop.Shop) *testshop.Shop {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	guard := reservation.Guard{Store: s.Store, Pool: s.Pool, Logger: testkit.Logger(s.T)}
+	guard := reservation.Guard{Store: s.Store, Pool: s.Pool, Logger: testkit.Logger(t)}
 	go func() { ended <- guard.Run(ctx) }()
-	s.T.Cleanup(func() {
+	t.Cleanup(func() {
 		cancel()
 		if err := <-ended; err != nil {
-			s.T.Errorf("guard: %v", err)
+			t.Errorf("guard: %v", err)
 		}
 	})
 	return s
 }
 
 // awaitRefusal waits until the store refuses the sale.
-func awaitRefusal(s *testsale.Shop, sale uuid.UUID) {
-	s.T.Helper()
-	testkit.Eventually(s.T, 30*time.Second, "the guard refuses", func() bool {
-		_, err := s.Reserve(s.T.Context(), reservation.Request{Sale: sale, User: uuid.NewString(), Quantity: 1})
+func awaitRefusal(t testing.TB, s *testshop.Shop, sale uuid.UUID) {
+	t.Helper()
+	testkit.Eventually(t, 30*time.Second, "the guard refuses", func() bool {
+		_, err := s.Reserve(t.Context(), reservation.Request{Sale: sale, User: uuid.NewString(), Quantity: 1})
 		if err != nil {
-			require.ErrorIs(s.T, err, reservation.ErrUnavailable)
+			require.ErrorIs(t, err, reservation.ErrUnavailable)
 		}
 		return err != nil
 	})
@@ -52,38 +52,37 @@ func awaitRefusal(s *testsale.Shop, sale uuid.UUID) {
 func TestIngressRefusesOlderEpoch(t *testing.T) {
 	t.Parallel()
 	h := newReplicaPair(t)
-	s := testsale.NewShopOn(t, h.client(), testkit.Keys(t), reservation.StoreOptions{})
-	sale := s.Sale(100)
-	s.Buy(sale.ID, "ann")
+	s := testshop.NewShopOn(t, testshop.Options{Redis: h.client()})
+	sale := s.Sale(t, 100)
+	s.Buy(t, sale.ID, "ann")
 	h.catchUp(h.atSecond, h.atFirst)
 	h.promote(h.atSecond)
 	h.move(h.atFirst, h.atSecond)
-	rebuild(s, sale.Sale, 2)
+	rebuild(t, s, sale.Sale, 2)
 	testkit.VerifyServer(t, s.Pool, s.Store, 0)
-	require.EqualValues(t, 2, s.Buy(sale.ID, "bob").Reservation.Epoch)
+	require.EqualValues(t, 2, s.Ask(t, sale.ID, "bob").Reservation.Epoch)
 
 	resetStats(t, h.atFirst)
 	h.move(h.atSecond, h.atFirst)
-	refuses(s, sale.ID, "eve")
-	refuses(s, sale.ID, "bob")
+	refuses(t, s, sale.ID, "eve")
+	refuses(t, s, sale.ID, "bob")
 	require.Equal(t, "nothing", appended(t, h.atFirst))
 	h.move(h.atFirst, h.atSecond)
-	require.Equal(t, reservation.AlreadyPurchased, s.Buy(sale.ID, "bob").Verdict)
+	require.Equal(t, reservation.AlreadyPurchased, s.Ask(t, sale.ID, "bob").Verdict)
 }
 
 func TestGuardResumesServerNamedByPostgres(t *testing.T) {
 	t.Parallel()
-	s := guarded(testsale.NewShop(t))
-	sale := s.Sale(100).ID
-	s.Buy(sale, "ann")
+	s := guarded(t, testshop.NewShop(t))
+	sale := s.Sale(t, 100).ID
+	s.Buy(t, sale, "ann")
 	state, err := s.Inspect(t.Context(), 0)
 	require.NoError(t, err)
 	name := func(runID string) {
-		_, err := s.Pool.Exec(t.Context(), "UPDATE redis_servers SET run_id = $1", runID)
-		require.NoError(t, err)
+		require.NoError(t, s.Exec(t, "UPDATE redis_servers SET run_id = $1", runID))
 	}
 	name("another")
-	awaitRefusal(s, sale)
+	awaitRefusal(t, s, sale)
 	name(state.RunID)
 	testkit.Eventually(t, 30*time.Second, "the sale resumes", func() bool {
 		_, err := s.Reserve(t.Context(), reservation.Request{Sale: sale, User: "bob", Quantity: 1})
@@ -119,24 +118,21 @@ func (r records) next(t *testing.T) slog.Record {
 // The server recorded in Postgres may have units left.
 func TestGuardRefusalIsNotSoldOut(t *testing.T) {
 	t.Parallel()
-	s, sale := testsale.SoldOutShop(t)
-	guarded(s)
-	_, err := s.Pool.Exec(t.Context(), "UPDATE redis_servers SET run_id = 'another'")
-	require.NoError(t, err)
-	awaitRefusal(s, sale)
-	refuses(s, sale, "loser")
+	s, sale := testshop.SoldOutShop(t)
+	guarded(t, s)
+	require.NoError(t, s.Exec(t, "UPDATE redis_servers SET run_id = 'another'"))
+	awaitRefusal(t, s, sale)
+	refuses(t, s, sale, "loser")
 }
 
 // Without Postgres the guard cannot compare the servers, and refuses nothing.
 func TestGuardKeepsSellingWithoutPostgres(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShop(t)
-	sale := s.Sale(1000).ID
-	s.Buy(sale, "ann")
-	_, err := s.Pool.Exec(t.Context(), "ALTER TABLE redis_servers RENAME TO away")
-	require.NoError(t, err)
-	_, err = s.Pool.Exec(t.Context(), "UPDATE away SET run_id = 'another'")
-	require.NoError(t, err)
+	s := testshop.NewShop(t)
+	sale := s.Sale(t, 1000).ID
+	s.Buy(t, sale, "ann")
+	require.NoError(t, s.Exec(t, "ALTER TABLE redis_servers RENAME TO away"))
+	require.NoError(t, s.Exec(t, "UPDATE away SET run_id = 'another'"))
 
 	var warned sync.WaitGroup
 	warned.Add(1)
@@ -145,10 +141,9 @@ func TestGuardKeepsSellingWithoutPostgres(t *testing.T) {
 	guard := reservation.Guard{Store: s.Store, Pool: s.Pool, Logger: onFirstWarning(warned.Done)}
 	go func() { ended <- guard.Run(ctx) }()
 	warned.Wait()
-	require.Equal(t, reservation.Reserved, s.Buy(sale, "bob").Verdict)
-	_, err = s.Pool.Exec(t.Context(), "ALTER TABLE away RENAME TO redis_servers")
-	require.NoError(t, err)
-	awaitRefusal(s, sale)
+	s.Buy(t, sale, "bob")
+	require.NoError(t, s.Exec(t, "ALTER TABLE away RENAME TO redis_servers"))
+	awaitRefusal(t, s, sale)
 	cancel()
 	require.NoError(t, <-ended)
 }
@@ -173,7 +168,7 @@ func (w warningWriter) Write(line []byte) (int, error) {
 // limitedUser returns a client with the rights of the rules, and a function that changes them.
 func limitedUser(t *testing.T, url string) (as *redis.Client, give func(rules ...any)) {
 	t.Helper()
-	operator := testsale.OwnClient(t, url)
+	operator := testkit.Client(t, url)
 	give = func(rules ...any) {
 		t.Helper()
 		require.NoError(t, operator.Do(t.Context(),
@@ -230,9 +225,9 @@ func TestGuardLogsMissingPermission(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
 	as, give := limitedUser(t, own.URL)
-	s := testsale.NewShopOn(t, as, testkit.Keys(t), reservation.StoreOptions{})
-	sale := s.Sale(10)
-	require.Equal(t, reservation.Reserved, s.Buy(sale.ID, "ann").Verdict)
+	s := testshop.NewShopOn(t, testshop.Options{Redis: as})
+	sale := s.Sale(t, 10)
+	s.Buy(t, sale.ID, "ann")
 	log := make(records, 100)
 	guard := reservation.Guard{Store: s.Store, Pool: s.Pool, Logger: slog.New(log)}
 	ctx, stop := context.WithCancel(t.Context())
@@ -253,7 +248,7 @@ func TestGuardLogsMissingPermission(t *testing.T) {
 	require.Equal(t, "HSET", found)
 	give()
 	require.Equal(t, slog.LevelInfo, log.next(t).Level)
-	require.Equal(t, reservation.Reserved, s.Buy(sale.ID, "bob").Verdict)
+	s.Buy(t, sale.ID, "bob")
 	stop()
 	require.NoError(t, <-stopped)
 }

@@ -14,7 +14,6 @@ import (
 
 	"stampede/internal/connect"
 	"stampede/internal/test/testkit"
-	"stampede/internal/test/testsale"
 	"stampede/internal/test/testshop"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
@@ -38,9 +37,9 @@ func (h heldCalls) process(next redis.ProcessHook, ctx context.Context, cmd redi
 func TestFullBatchStartsSecondCall(t *testing.T) {
 	t.Parallel()
 	rdb := testkit.Redis(t)
-	s := testsale.NewShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{BatchMax: 2, QueueMax: 2})
-	sale := s.Sale(100)
-	s.Buy(sale.ID, "warm-up")
+	s := testshop.NewShopOn(t, testshop.Options{Redis: rdb, Store: reservation.StoreOptions{BatchMax: 2, QueueMax: 2}})
+	sale := s.Sale(t, 100)
+	s.Buy(t, sale.ID, "warm-up")
 	held := heldCalls{requests: make(chan int, 100), released: make(chan struct{})}
 	release := sync.OnceFunc(func() { close(held.released) })
 	defer release()
@@ -81,7 +80,7 @@ func TestFullBatchStartsSecondCall(t *testing.T) {
 
 	release()
 	requireReserved(4)
-	require.Equal(t, "92", s.Left(sale.ID))
+	require.EqualValues(t, 92, s.Left(t, sale.ID))
 }
 
 // leaving is a client that is still there, or has left.
@@ -92,8 +91,8 @@ func (l leaving) HasLeft() bool { return bool(l) }
 // A request may have waited before Reserve is called, and its client may leave meanwhile.
 func TestReserveDecidesNoLateRequest(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShop(t)
-	sale := s.Sale(10)
+	s := testshop.NewShopOn(t, testshop.Options{Store: reservation.StoreOptions{WaitMax: reservation.DefaultWaitMax}})
+	sale := s.Sale(t, 10)
 	for name, c := range map[string]struct {
 		age  time.Duration
 		gone leaving
@@ -111,15 +110,15 @@ func TestReserveDecidesNoLateRequest(t *testing.T) {
 		})
 		require.ErrorIs(t, err, c.err, name)
 	}
-	require.Equal(t, "7", s.Left(sale.ID))
+	require.EqualValues(t, 7, s.Left(t, sale.ID))
 }
 
 // One damaged buyer must not fail the other requests of its batch.
 func TestDamagedBuyerDoesNotFailBatch(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShop(t)
-	sale := s.Sale(1000)
-	require.NoError(t, s.Redis.HSet(t.Context(), s.Keys.Buyers(0, sale.ID), "damaged", "?").Err())
+	s := testshop.NewShop(t)
+	sale := s.Sale(t, 1000)
+	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Buyers(0, sale.ID), "damaged", "?").Err())
 	const buyers = 200
 	errs := make([]error, buyers)
 	var all sync.WaitGroup
@@ -151,33 +150,33 @@ func TestDamagedBuyerDoesNotFailBatch(t *testing.T) {
 func TestScriptWithoutPermissionWritesNothing(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
-	operator := testsale.NewShopOn(t, testsale.OwnClient(t, own.URL), testkit.Keys(t), reservation.StoreOptions{})
-	sale := operator.Sale(10)
+	operator := testshop.NewShopOn(t, testshop.Options{Redis: testkit.Client(t, own.URL)})
+	sale := operator.Sale(t, 10)
 	acl := func(rules ...any) {
 		t.Helper()
 		require.NoError(
-			t, operator.Redis.Do(
+			t, operator.Rdb.Do(
 				t.Context(), append([]any{"ACL", "SETUSER", "ingress", "on", "nopass", "~*", "&*", "+@all"}, rules...)...,
 			).Err(),
 		)
 	}
 	acl()
-	o := *operator.Redis.(*redis.Client).Options()
+	o := *operator.Rdb.(*redis.Client).Options()
 	o.Username, o.Password = "ingress", "any"
-	rdb := testsale.OwnClient(t, own.URL)
+	rdb := testkit.Client(t, own.URL)
 	rdb.Options().Username, rdb.Options().Password = o.Username, o.Password
-	ingress := operator.Next(rdb)
-	require.Equal(t, reservation.Reserved, ingress.Buy(sale.ID, "before").Verdict)
+	ingress := operator.Next(t, rdb)
+	ingress.Buy(t, sale.ID, "before")
 
 	acl("-hset") // while it sells
 	_, err := ingress.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "ann", Quantity: 1})
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
 	require.NotErrorIs(t, err, reservation.ErrOutcomeUnknown)
-	require.Len(t, operator.Events(sale.ID), 1, "a refused request has no event")
-	require.Equal(t, "9", operator.Left(sale.ID))
+	require.Len(t, operator.Events(t, 0), 1, "a refused request has no event")
+	require.EqualValues(t, 9, operator.Left(t, sale.ID))
 
 	acl("+hset")
-	require.Equal(t, reservation.Reserved, ingress.Buy(sale.ID, "ann").Verdict)
+	ingress.Buy(t, sale.ID, "ann")
 }
 
 // afterLoss runs what happens to Redis between the try whose answer is lost and the next one.
@@ -222,9 +221,9 @@ func TestLostReplyStaysUnknownAfterRebuild(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			proxy, rdb := testkit.RedisThroughProxy(t)
-			s := testsale.NewShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{})
-			sale := s.Sale(10)
-			s.Buy(sale.ID, "warm-up")
+			s := testshop.NewShopOn(t, testshop.Options{Redis: rdb})
+			sale := s.Sale(t, 10)
+			s.Buy(t, sale.ID, "warm-up")
 			direct := testkit.Redis(t)
 			lost := &afterLoss{do: func() { require.NoError(t, change(t.Context(), direct, s.Keys, sale.ID)) }}
 			rdb.AddHook(testkit.Hook(lost.process))
@@ -235,7 +234,7 @@ func TestLostReplyStaysUnknownAfterRebuild(t *testing.T) {
 				IdempotencyKey: "k",
 			})
 			proxy.RequireLost(t)
-			require.Len(t, s.Events(sale.ID), 2, "the order of the first try is in the stream")
+			require.Len(t, s.Events(t, 0), 2, "the order of the first try is in the stream")
 			require.ErrorIs(t, err, reservation.ErrOutcomeUnknown, "%+v", answer)
 		})
 	}
@@ -244,14 +243,14 @@ func TestLostReplyStaysUnknownAfterRebuild(t *testing.T) {
 func TestUnknownSaleIsLookedUpOncePerMoment(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
-	rdb := testsale.OwnClient(t, own.URL)
-	s := testsale.NewShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{})
-	known := s.Sale(1).ID
-	require.Equal(t, reservation.Reserved, s.Buy(known, "ann").Verdict)
+	rdb := testkit.Client(t, own.URL)
+	s := testshop.NewShopOn(t, testshop.Options{Redis: rdb})
+	known := s.Sale(t, 1).ID
+	s.Buy(t, known, "ann")
 
 	unknown := uuid.Must(uuid.NewV7())
-	require.Equal(t, reservation.UnknownSale, s.Buy(unknown, "ann").Verdict)
-	before, began := testsale.ScriptCalls(t, rdb), time.Now()
+	require.Equal(t, reservation.UnknownSale, s.Ask(t, unknown, "ann").Verdict)
+	before, began := testshop.ScriptCalls(t, rdb), time.Now()
 	var all sync.WaitGroup
 	for range 50 {
 		all.Go(func() {
@@ -264,22 +263,22 @@ func TestUnknownSaleIsLookedUpOncePerMoment(t *testing.T) {
 		})
 	}
 	all.Wait()
-	looks := testsale.ScriptCalls(t, rdb) - before
+	looks := testshop.ScriptCalls(t, rdb) - before
 	// One for each quarter of a second that has begun, and one a second for each partition.
 	require.LessOrEqual(t, looks, int(4*time.Since(began)/time.Second)+int(time.Since(began)/time.Second)+8,
 		"lookups for 10,000 requests")
 
 	// A sale that is published meanwhile is found.
 	require.NoError(
-		t, s.Redis.HSet(t.Context(), s.Keys.Sale(0, unknown),
-			s.Redis.HGetAll(t.Context(), s.Keys.Sale(0, known)).Val()).Err(),
+		t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, unknown),
+			s.Rdb.HGetAll(t.Context(), s.Keys.Sale(0, known)).Val()).Err(),
 	)
-	require.NoError(t, s.Redis.HSet(t.Context(), s.Keys.Sale(0, unknown), "left", 1).Err())
-	testkit.Eventually(
-		t, 30*time.Second, "the sale is known", func() bool { return s.Buy(unknown, "ann").Verdict == reservation.Reserved },
-	)
+	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, unknown), "left", 1).Err())
+	testkit.Eventually(t, 30*time.Second, "the sale is known", func() bool {
+		return s.Ask(t, unknown, "ann").Verdict == reservation.Reserved
+	})
 	// This process has not looked up the sale that it creates.
-	require.Equal(t, reservation.Reserved, s.Buy(s.Sale(1).ID, "ann").Verdict)
+	s.Buy(t, s.Sale(t, 1).ID, "ann")
 }
 
 // BenchmarkReplicaAcks compares one reservation at a time with and without the confirmation of a replica.

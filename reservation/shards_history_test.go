@@ -21,7 +21,7 @@ import (
 
 	"stampede/internal/retry"
 	"stampede/internal/test/testkit"
-	"stampede/internal/test/testsale"
+	"stampede/internal/test/testshop"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"
@@ -52,21 +52,21 @@ func TestEveryRefusalWasTrueAtAnInstant(t *testing.T) {
 	own := testkit.OwnRedis(t)
 	keys := testkit.Keys(t)
 	keys.Partitions = 8
-	shop := testsale.NewShopOn(t, testsale.OwnClient(t, own.URL), keys, reservation.StoreOptions{})
+	shop := testshop.NewShopOn(t, testshop.Options{Redis: testkit.Client(t, own.URL), Keys: keys})
 	log := recordWrites(t, shop, own.URL)
-	var ingresses []*testsale.Shop
-	var wires []*testsale.Wire
+	var ingresses []*testshop.Shop
+	var wires []*testshop.Wire
 	for range historyIngresses {
-		rdb, wire := testsale.Wired(t, own.URL)
+		rdb, wire := testshop.Wired(t, own.URL)
 		wire.Set(unreliable())
-		ingresses, wires = append(ingresses, shop.Next(rdb)), append(wires, wire)
+		ingresses, wires = append(ingresses, shop.Next(t, rdb)), append(wires, wire)
 	}
 	var mu sync.Mutex
 	var refused []refusal
 	var reserved int
 	var failed []error
 	for n := range historySales {
-		sale := shop.ShardedSale(rand.Int64N(40)+10, n%7+2)
+		sale := shop.ShardedSale(t, rand.Int64N(40)+10, n%7+2)
 		log.watch(sale)
 		var crowd sync.WaitGroup
 		for i, ingress := range ingresses {
@@ -101,7 +101,7 @@ func TestEveryRefusalWasTrueAtAnInstant(t *testing.T) {
 		}
 		done := make(chan struct{})
 		var ghost sync.WaitGroup
-		ghost.Go(func() { repeatLate(shop.Redis, wires, done) })
+		ghost.Go(func() { repeatLate(shop.Rdb, wires, done) })
 		crowd.Wait()
 		close(done)
 		ghost.Wait()
@@ -110,7 +110,7 @@ func TestEveryRefusalWasTrueAtAnInstant(t *testing.T) {
 	require.NotEmpty(t, failed)
 	require.Greater(t, reserved, 10*historySales)
 	require.Greater(t, len(refused), 10*historySales)
-	log.end()
+	log.end(t)
 	for _, sale := range log.sales {
 		sale.requireWhole(t)
 	}
@@ -125,29 +125,29 @@ func TestEveryRefusalWasTrueAtAnInstant(t *testing.T) {
 }
 
 // unreliable is the fate of the calls on a bad network: some are late, some are lost, and at times all.
-func unreliable() func() testsale.Fate {
+func unreliable() func() testshop.Fate {
 	cut := 0
-	return func() testsale.Fate {
+	return func() testshop.Fate {
 		switch chance := rand.IntN(1000); {
 		case cut > 0:
 			cut--
-			return testsale.Lost
+			return testshop.Lost
 		case chance < 2:
 			cut = rand.IntN(20)
-			return testsale.Lost
+			return testshop.Lost
 		case chance < 7:
-			return testsale.Lost
+			return testshop.Lost
 		case chance < 12:
-			return testsale.Unanswered
+			return testshop.Unanswered
 		case chance < 300:
-			return testsale.Late
+			return testshop.Late
 		}
-		return testsale.Passes
+		return testshop.Passes
 	}
 }
 
 // repeatLate repeats calls of the ingresses at any later time.
-func repeatLate(rdb redis.UniversalClient, wires []*testsale.Wire, done <-chan struct{}) {
+func repeatLate(rdb redis.UniversalClient, wires []*testshop.Wire, done <-chan struct{}) {
 	for retry.Pause(time.Duration(rand.IntN(int(2*time.Millisecond))), done) {
 		if calls := wires[rand.IntN(len(wires))].Calls(); len(calls) > 0 {
 			_ = rdb.Do(context.Background(), calls[rand.IntN(len(calls))]...).Err()
@@ -157,7 +157,7 @@ func repeatLate(rdb redis.UniversalClient, wires []*testsale.Wire, done <-chan s
 
 // writeLog holds all states of some sales, from what the command MONITOR shows of the scripts.
 type writeLog struct {
-	shop   *testsale.Shop
+	shop   *testshop.Shop
 	conn   net.Conn
 	reader sync.WaitGroup
 	sales  map[uuid.UUID]*saleLog
@@ -197,7 +197,7 @@ type unitsReturned struct {
 }
 
 // recordWrites logs what the scripts write from now on. The test has the server for itself.
-func recordWrites(t *testing.T, shop *testsale.Shop, at string) *writeLog {
+func recordWrites(t *testing.T, shop *testshop.Shop, at string) *writeLog {
 	t.Helper()
 	server, err := url.Parse(at)
 	require.NoError(t, err)
@@ -258,10 +258,9 @@ func (l *writeLog) watch(sale catalog.CountedSale) {
 }
 
 // end waits for the whole log and reads the states of the sales from it.
-func (l *writeLog) end() {
-	t := l.shop.T
+func (l *writeLog) end(t testing.TB) {
 	t.Helper()
-	require.NoError(t, l.shop.Redis.Echo(t.Context(), "the end").Err())
+	require.NoError(t, l.shop.Rdb.Echo(t.Context(), "the end").Err())
 	testkit.Eventually(t, 30*time.Second, "the log is complete", func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -306,7 +305,7 @@ func (l *saleLog) next(from time.Time) saleState {
 	return state
 }
 
-func (s *saleState) apply(t *testing.T, layout reservation.Layout, keys reservation.Keys, sale uuid.UUID, w write) {
+func (s *saleState) apply(t testing.TB, layout reservation.Layout, keys reservation.Keys, sale uuid.UUID, w write) {
 	t.Helper()
 	var at int
 	for shard := range s.shards {

@@ -102,9 +102,7 @@ func TestPostgresURLOverridesSettings(t *testing.T) {
 			"mine", "7s", "Asia/Tokyo",
 		},
 	} {
-		pool, err := connect.Postgres(t.Context(), testkit.DatabaseURL(t)+query, 3, connect.Service("work"))
-		require.NoError(t, err)
-		t.Cleanup(pool.Close)
+		pool := testkit.PoolAt(t, testkit.DatabaseURL(t)+query, 3, connect.Service("work"))
 		got := settings(t, pool, "application_name", "idle_in_transaction_session_timeout", "timezone")
 		require.Equal(t, want[:], got)
 		require.EqualValues(t, 3, pool.Config().MaxConns)
@@ -114,9 +112,7 @@ func TestPostgresURLOverridesSettings(t *testing.T) {
 // Servers without the setting must still accept connections.
 func TestServiceLimitsTransactions(t *testing.T) {
 	t.Parallel()
-	service, err := connect.Postgres(t.Context(), testkit.DatabaseURL(t), 1, connect.Service("work"))
-	require.NoError(t, err)
-	t.Cleanup(service.Close)
+	service := testkit.PoolAt(t, testkit.DatabaseURL(t), 1, connect.Service("work"))
 	var major int
 	require.NoError(t, service.QueryRow(t.Context(),
 		"SELECT current_setting('server_version_num')::int / 10000").Scan(&major))

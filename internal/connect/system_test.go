@@ -35,9 +35,7 @@ func TestPostgresPoolReconnects(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnPostgres(t)
 	server.StopImmediate()
-	pool, err := connect.Postgres(t.Context(), server.URL, 2)
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
+	pool := testkit.PoolAt(t, server.URL, 2)
 	require.Error(t, pool.Ping(t.Context()))
 
 	require.NoError(t, server.Restart(t.Context()))
@@ -55,9 +53,7 @@ func TestPostgresPoolFollowsServerThatTakesWrites(t *testing.T) {
 	one, two := testkit.OwnPostgres(t), testkit.OwnPostgres(t)
 	host := func(url string) string { return strings.TrimPrefix(strings.Split(url, "/")[2], "stampede@") }
 	both := strings.Replace(one.URL, host(one.URL), host(one.URL)+","+host(two.URL), 1)
-	pool, err := connect.Postgres(t.Context(), both, 2)
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
+	pool := testkit.PoolAt(t, both, 2)
 	admin := func(url, statement string) {
 		t.Helper()
 		conn, err := pgx.Connect(t.Context(), url)

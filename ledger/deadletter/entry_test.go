@@ -11,7 +11,6 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
 	"stampede/ledger"
@@ -46,11 +45,11 @@ var forgedFields = []string{
 // A damaged dead letter stops neither the audit nor Get nor Discard, and the accepted order still ends.
 func TestAuditReportsForgedDeadLettersAndDiscardRemovesThem(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	sale := s.OpenPayable(t, 10)
 	o := s.Buy(t, sale, "ann")
-	testwork.TakeOut(s, t) // its event is lost
+	testwork.TakeOut(t, s) // its event is lost
 	entries := []string{"1-1", "", "rubbish", "99999999999999999999-0", "9223372036854775807-0", "-1-1"}
 	streams := []string{s.Keys.Orders(0), "", "another stream"}
 	ids := make([]int64, len(forgedFields))
@@ -67,10 +66,10 @@ func TestAuditReportsForgedDeadLettersAndDiscardRemovesThem(t *testing.T) {
 				map[bool]string{true: "", false: fmt.Sprint(i)}[i < len(entries)]), fields).Scan(&ids[i])
 		require.NoError(t, err, fields)
 	}
-	report := testwork.Audit(s, t, uuid.Nil)
-	require.False(t, report.Unchecked(), testwork.TextOf(t, report))
+	report := testwork.Audit(t, s, uuid.Nil)
+	require.False(t, report.Unchecked(), testwork.Text(t, report))
 	require.GreaterOrEqual(t, report.Promise("S3").Found, int64(len(ids)))
-	require.Contains(t, testwork.LeftOf(testwork.Reconcile(s, t)), "dlq")
+	require.Contains(t, testwork.Unmended(testwork.Reconcile(t, s)), "dlq")
 	listed, err := letters.List(t.Context(), deadletter.StatusParked, 1000)
 	require.NoError(t, err)
 	require.Len(t, listed, len(ids))
@@ -89,21 +88,21 @@ func TestAuditReportsForgedDeadLettersAndDiscardRemovesThem(t *testing.T) {
 	}
 	require.Positive(t, damaged)
 	require.NotEqual(t, len(ids), damaged)
-	testwork.Reconcile(s, t)
-	testwork.ProcessWaiting(s, t)
-	testwork.Reconcile(s, t)
-	testwork.ProcessWaiting(s, t)
-	got := testwork.OrderOfID(t, s.Pool, o)
+	testwork.Reconcile(t, s)
+	testwork.ProcessWaiting(t, s)
+	testwork.Reconcile(t, s)
+	testwork.ProcessWaiting(t, s)
+	got := testwork.Order(t, s.Pool, o)
 	require.Contains(t, []order.Status{order.StatusConfirmed, order.StatusRejected}, got.Status, "the order ends")
-	report = testwork.Audit(s, t, sale)
-	require.Zero(t, report.Promise("S3").Found, testwork.TextOf(t, report))
+	report = testwork.Audit(t, s, sale)
+	require.Zero(t, report.Promise("S3").Found, testwork.Text(t, report))
 }
 
 func TestRefusedOrdersBecomeDeadLettersOfTheirOwn(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
-	events := testshop.CrowdOf(s.Open(t, 5), 3)
+	events := testshop.ReservedCrowd(s.Open(t, 5), 3)
 	key := s.Keys.Orders(0)
 	id, err := s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: key, Values: stream.Values(events...)}).Result()
 	require.NoError(t, err)
@@ -159,21 +158,21 @@ func TestRefusedOrdersBecomeDeadLettersOfTheirOwn(t *testing.T) {
 
 func TestDiscardOfWholeEntryRejectsItsReadableOrders(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	sale := s.Open(t, 5)
 	for _, user := range []string{"ann", "bob", "cid"} {
 		s.Buy(t, sale, user)
 	}
-	events := testwork.Events(s, t)
+	events := s.Events(t, 0)
 	values := stream.Values(events...)
 	values[stream.FieldPayload] = replacing("cid\n", "{cid}\n")(values[stream.FieldPayload].(string))
 	entry := stream.Entry{Stream: s.Keys.Orders(0), ID: "1-1", Fields: stream.FieldsOf(values)}
 	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Orders(0)).Err())
 	require.NoError(t, letters.Park(t.Context(), entry, order.ErrUndecodable))
-	id := testwork.OnlyLetter(s, t, letters).ID
+	id := testwork.OnlyLetter(t, s, letters).ID
 	require.NoError(t, letters.Discard(t.Context(), id, "damaged", "ann"))
-	resolution := testwork.OnlyLetter(s, t, letters).Resolution
+	resolution := testwork.OnlyLetter(t, s, letters).Resolution
 	for _, event := range events[:2] {
 		o, err := ledger.New(s.Pool).Order(t.Context(), event.OrderID)
 		require.NoError(t, err)
@@ -181,6 +180,6 @@ func TestDiscardOfWholeEntryRejectsItsReadableOrders(t *testing.T) {
 		require.Contains(t, resolution, "order "+event.OrderID.String()+" is rejected and its units are back in the sale")
 	}
 	require.Contains(t, resolution, "if it was accepted, `stampede reconcile` records it from its reservation")
-	testwork.RequireMended(s, t, sale, "")
-	require.Equal(t, order.StatusConfirmed, testwork.OrderOfID(t, s.Pool, events[2].OrderID).Status)
+	testwork.RequireMended(t, s, sale, "")
+	require.Equal(t, order.StatusConfirmed, testwork.Order(t, s.Pool, events[2].OrderID).Status)
 }

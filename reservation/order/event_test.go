@@ -1,6 +1,7 @@
 package order_test
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"slices"
@@ -18,7 +19,7 @@ import (
 	"pgregory.net/rapid"
 
 	"stampede/internal/test/testkit"
-	"stampede/internal/test/testsale"
+	"stampede/internal/test/testshop"
 	"stampede/reservation"
 	"stampede/reservation/order"
 )
@@ -26,13 +27,13 @@ import (
 // The wire format is a contract with every deployed consumer: a change requires a new event version.
 func TestEventWireFormat(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShop(t)
-	sale := s.Sale(5)
-	a := s.Buy(sale.ID, "auth0|5f7c8e")
+	s := testshop.NewShop(t)
+	sale := s.Sale(t, 5)
+	a := s.Ask(t, sale.ID, "auth0|5f7c8e")
 	b, err := s.Reserve(t.Context(),
 		reservation.Request{Sale: sale.ID, User: "bob", Quantity: 1, IdempotencyKey: "click-1"})
 	require.NoError(t, err)
-	entries := s.Entries(sale.ID)
+	entries := s.Entries(t, 0)
 	require.Len(t, entries, 2)
 	values := entries[0].Values
 
@@ -61,17 +62,19 @@ func TestEventWireFormat(t *testing.T) {
 
 func TestStockWatermillReadsEvents(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShop(t)
-	sale := s.Sale(5)
-	a := s.Buy(sale.ID, "ann")
+	s := testshop.NewShop(t)
+	sale := s.Sale(t, 5)
+	a := s.Ask(t, sale.ID, "ann")
 
 	// The subscriber closes its client, so it gets its own.
-	client := testsale.OwnClient(t, testkit.RedisURL(t))
+	client := testkit.Client(t, testkit.RedisURL(t))
 	subscriber, err := redisstream.NewSubscriber(redisstream.SubscriberConfig{
 		Client: client, ConsumerGroup: "another-group", Consumer: "one", OldestId: "0",
 	}, watermill.NopLogger{})
 	require.NoError(t, err)
-	messages, err := subscriber.Subscribe(testsale.Soon(t), s.Keys.Orders(0))
+	soon, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	messages, err := subscriber.Subscribe(soon, s.Keys.Orders(0))
 	require.NoError(t, err)
 	msg, open := <-messages
 	require.True(t, open)
@@ -209,13 +212,13 @@ func TestDecodeReservedRejectsOtherMessages(t *testing.T) {
 
 func TestFindOrderByID(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShop(t)
+	s := testshop.NewShop(t)
 	ctx := t.Context()
 	for range 20 {
-		s.Sale(5)
+		s.Sale(t, 5)
 	}
-	sale := s.Sale(5)
-	a := s.Buy(sale.ID, "ann")
+	sale := s.Sale(t, 5)
+	a := s.Ask(t, sale.ID, "ann")
 	o, err := s.FindReserved(ctx, a.Reservation.OrderID, "ann")
 	require.NoError(t, err)
 	require.Equal(t, order.Order{
@@ -237,9 +240,9 @@ func TestFindOrderByID(t *testing.T) {
 	require.ErrorIs(t, err, order.ErrNotFound, "another user's order")
 
 	// A sale that was created after the ingress read the index.
-	elsewhere := testsale.NewShopOn(t, s.Redis, s.Keys, reservation.StoreOptions{})
-	later := elsewhere.Sale(5)
-	b := elsewhere.Buy(later.ID, "ann")
+	elsewhere := testshop.NewShopOn(t, testshop.Options{Redis: s.Rdb, Keys: s.Keys})
+	later := elsewhere.Sale(t, 5)
+	b := elsewhere.Ask(t, later.ID, "ann")
 	_, err = s.FindReserved(ctx, b.Reservation.OrderID, "ann")
 	require.NoError(t, err)
 }
