@@ -294,6 +294,17 @@ func tracedMessage(t *testing.T, events ...order.OrderReserved) *message.Message
 	return msg
 }
 
+// A call of the script makes a message of MaxPerMessage orders at most.
+func TestMessageOfTooManyOrdersIsRefused(t *testing.T) {
+	t.Parallel()
+	most := newEvents(order.MaxPerMessage + 1)
+	_, err := order.DecodeReserved(newMessage(most[0].SaleID, 1, most...))
+	require.ErrorIs(t, err, order.ErrUndecodable)
+	read, err := order.DecodeReserved(newMessage(most[0].SaleID, 1, most[1:]...))
+	require.NoError(t, err)
+	require.Equal(t, most[1:], read)
+}
+
 func newEvents(n int) (events []order.OrderReserved) {
 	sale := uuid.Must(uuid.NewV7())
 	for i := range n {
