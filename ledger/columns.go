@@ -81,7 +81,7 @@ type ordersBySale []saleOrders
 
 // add adds an order. Sales are few; most orders have the sale of the previous one.
 func (all *ordersBySale) add(sale, id uuid.UUID) {
-	i := slices.IndexFunc(*all, func(of saleOrders) bool { return of.sale == sale })
+	i := slices.IndexFunc(*all, func(group saleOrders) bool { return group.sale == sale })
 	if i < 0 {
 		i = len(*all)
 		*all = append(*all, saleOrders{sale: sale})
@@ -188,8 +188,8 @@ func (c *Columns) tracesBySale(recorded func(row int) bool) (traces []saleTraces
 		if last := len(traces) - 1; last < 0 || traces[last].sale != sale {
 			traces = append(traces, saleTraces{sale: sale})
 		}
-		of := &traces[len(traces)-1]
-		of.orders, of.parents = append(of.orders, uuid.UUID(c.orders[t.row])), append(of.parents, t.parent)
+		group := &traces[len(traces)-1]
+		group.orders, group.parents = append(group.orders, uuid.UUID(c.orders[t.row])), append(group.parents, t.parent)
 	}
 	return traces
 }
@@ -201,8 +201,8 @@ func isFresh(word string) bool {
 
 // queueTraces queues a statement for each sale with traced orders. There is none in nearly every batch.
 func queueTraces(batch *pgx.Batch, traces []saleTraces) {
-	for _, of := range traces {
-		batch.Queue(sql.LedgerNoteTraces, of.sale, of.orders, of.parents, reservedVersion)
+	for _, group := range traces {
+		batch.Queue(sql.LedgerNoteTraces, group.sale, group.orders, group.parents, reservedVersion)
 	}
 }
 

@@ -165,11 +165,11 @@ func (l *Ledger) recordOn(
 
 	batch := &pgx.Batch{}
 	refused, repeated := c.ordersWith(words, wordRejected, wordVoided), c.ordersWith(words, wordRecorded)
-	for _, of := range refused {
-		batch.Queue(sql.LedgerLogRefusals, of.sale, of.orders)
+	for _, group := range refused {
+		batch.Queue(sql.LedgerLogRefusals, group.sale, group.orders)
 	}
-	for _, of := range repeated {
-		batch.Queue(sql.LedgerFindOrders, of.sale, of.orders)
+	for _, group := range repeated {
+		batch.Queue(sql.LedgerFindOrders, group.sale, group.orders)
 	}
 	traced := c.tracesBySale(func(row int) bool { return isFresh(words[row]) })
 	sold := c.sumUnits(func(row int) bool { return words[row] == wordConfirmed })

@@ -81,7 +81,7 @@ func (l *Ledger) Order(ctx context.Context, id uuid.UUID) (order.Order, error) {
 // findOrders returns the orders with these ids by id.
 func (l *Ledger) findOrders(ctx context.Context, ids []uuid.UUID) (map[uuid.UUID]order.Order, error) {
 	found := make(map[uuid.UUID]order.Order, len(ids))
-	known := knownToAll.of(ids)
+	known := knownToAll.sales(ids)
 	if err := l.readOrders(ctx, known, found); err != nil || len(found) == len(ids) {
 		return found, err
 	}
@@ -105,8 +105,8 @@ func (l *Ledger) readOrders(ctx context.Context, bySale ordersBySale, found map[
 		return nil
 	}
 	batch := &pgx.Batch{}
-	for _, of := range bySale {
-		batch.Queue(sql.LedgerFindOrders, of.sale, of.orders)
+	for _, group := range bySale {
+		batch.Queue(sql.LedgerFindOrders, group.sale, group.orders)
 	}
 	answers := l.pool.SendBatch(ctx, batch)
 	for range bySale {
@@ -126,7 +126,7 @@ func findOtherSales(
 	var place int
 	var sale uuid.UUID
 	_, err = pgx.ForEachRow(rows, []any{&place, &sale}, func() error {
-		if !slices.ContainsFunc(known, func(of saleOrders) bool { return of.sale == sale }) {
+		if !slices.ContainsFunc(known, func(group saleOrders) bool { return group.sale == sale }) {
 			bySale.add(sale, ids[place-1])
 		}
 		return nil
@@ -145,8 +145,8 @@ func saleTag(id uuid.UUID) [2]byte { return [2]byte(id[14:]) }
 
 func (k *knownSales) add(sale uuid.UUID) { k.byTag.Store(saleTag(sale), sale) }
 
-// of returns the known sales to which the orders may belong.
-func (k *knownSales) of(ids []uuid.UUID) (bySale ordersBySale) {
+// sales returns the known sales to which the orders may belong.
+func (k *knownSales) sales(ids []uuid.UUID) (bySale ordersBySale) {
 	for _, id := range ids {
 		if sale, ok := k.byTag.Load(saleTag(id)); ok {
 			bySale.add(sale.(uuid.UUID), id)

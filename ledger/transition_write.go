@@ -125,9 +125,9 @@ func (l *Ledger) inTransaction(ctx context.Context, f func(pgx.Tx) error) error 
 func (l *Ledger) LockOrder(
 	ctx context.Context, tx pgx.Tx, id uuid.UUID, user *string,
 ) (o order.Placed, overdue bool, err error) {
-	known := knownToAll.of([]uuid.UUID{id})
-	for _, of := range known {
-		if o, overdue, err = lockOrderIn(ctx, tx, of.sale, id, user); !errors.Is(err, order.ErrNotFound) {
+	known := knownToAll.sales([]uuid.UUID{id})
+	for _, group := range known {
+		if o, overdue, err = lockOrderIn(ctx, tx, group.sale, id, user); !errors.Is(err, order.ErrNotFound) {
 			return o, overdue, err
 		}
 	}
@@ -135,9 +135,9 @@ func (l *Ledger) LockOrder(
 	if err != nil {
 		return order.Placed{}, false, err
 	}
-	for _, of := range others {
-		if o, overdue, err = lockOrderIn(ctx, tx, of.sale, id, user); !errors.Is(err, order.ErrNotFound) {
-			knownToAll.add(of.sale)
+	for _, group := range others {
+		if o, overdue, err = lockOrderIn(ctx, tx, group.sale, id, user); !errors.Is(err, order.ErrNotFound) {
+			knownToAll.add(group.sale)
 			return o, overdue, err
 		}
 	}

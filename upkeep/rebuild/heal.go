@@ -93,18 +93,19 @@ func (r *Rebuilder) healSharded(ctx context.Context, n Need) (tried bool, err er
 	return report.Tries > 0, err
 }
 
-// finishAll rebuilds the sales with several shards of which the rebuild of a partition has closed one.
-func (r *Rebuilder) finishAll(ctx context.Context, of *Report) error {
-	closed := of.Unfinished
-	of.Unfinished = nil
+// finishAll rebuilds the sales with several shards that the rebuild of a partition has closed. It adds them to that
+// rebuild's report.
+func (r *Rebuilder) finishAll(ctx context.Context, whole *Report) error {
+	closed := whole.Unfinished
+	whole.Unfinished = nil
 	var failed []error
 	for _, sale := range closed {
-		report, err := r.Finish(ctx, sale, of.Reason)
-		of.add(report)
+		report, err := r.Finish(ctx, sale, whole.Reason)
+		whole.add(report)
 		if err == nil {
 			continue
 		}
-		of.Unfinished = append(of.Unfinished, sale)
+		whole.Unfinished = append(whole.Unfinished, sale)
 		if !errors.Is(err, ErrRunning) && !errors.Is(err, ErrServerUnverified) {
 			failed = append(failed, err)
 		}

@@ -189,7 +189,7 @@ func (b *build) closeIn(ctx context.Context, sale *requiredSale, partition int) 
 func (b *build) rebuildSale(ctx context.Context, sale requiredSale) (SaleReport, error) {
 	began := time.Now()
 	b.atSale("raise the epoch of the sale, with its row locked", sale.id)
-	raised, err := b.session.raiseEpoch(ctx, sale, b.of.Reason, b.shards)
+	raised, err := b.session.raiseEpoch(ctx, sale, b.need.Reason, b.shards)
 	if err != nil {
 		return SaleReport{}, fmt.Errorf("raise the epoch: %w", err)
 	}
