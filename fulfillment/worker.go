@@ -78,7 +78,7 @@ const (
 )
 
 func (c *WorkerConfig) setDefaults() {
-	c.BatchMax = cmp.Or(c.BatchMax, batch.DefaultMax)
+	c.BatchMax = cmp.Or(c.BatchMax, ledger.BatchMax)
 	c.MinIdle = cmp.Or(c.MinIdle, DefaultMinIdle)
 	c.DrainTimeout = cmp.Or(c.DrainTimeout, DefaultDrainTimeout)
 	c.SweepInterval = cmp.Or(c.SweepInterval, 2*time.Second)

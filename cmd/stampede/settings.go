@@ -18,11 +18,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"stampede/fulfillment"
-	"stampede/fulfillment/batch"
 	"stampede/ingress"
 	"stampede/internal/dev/localserver"
 	"stampede/internal/telemetry"
 	"stampede/internal/tracing"
+	"stampede/ledger"
 	"stampede/reservation"
 )
 
@@ -33,7 +33,7 @@ var defaults = kong.Vars{
 	"max_in_flight": strconv.Itoa(ingress.DefaultMaxInFlight),
 	"serve_drain":   ingress.DefaultDrainTimeout.String(),
 	"key_prefix":    reservation.DefaultPrefix,
-	"batch_max":     strconv.Itoa(batch.DefaultMax),
+	"batch_max":     strconv.Itoa(ledger.BatchMax),
 	"min_idle":      fulfillment.DefaultMinIdle.String(),
 	"work_drain":    fulfillment.DefaultDrainTimeout.String(),
 }
