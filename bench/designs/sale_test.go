@@ -180,6 +180,14 @@ func (p *frontProcess) buy(t *testing.T, user string) int {
 	return response.StatusCode
 }
 
+// buyTimes lets user-0, user-1 and so on buy, n of them.
+func (p *frontProcess) buyTimes(t *testing.T, n int) {
+	t.Helper()
+	for i := range n {
+		require.Equal(t, http.StatusAccepted, p.buy(t, fmt.Sprintf("user-%d", i)))
+	}
+}
+
 // gate is a hook of go-redis that holds commands of a client, so that a test decides what happens in
 // between. A command whose context ends is not sent.
 type gate struct {

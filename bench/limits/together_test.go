@@ -13,7 +13,7 @@ import (
 	"stampede/reservation/order"
 )
 
-// togetherMax is the maximum of orders per transaction: that of Stampede's worker.
+// togetherMax is the maximum of orders per transaction, as in Stampede's worker.
 const togetherMax = 500
 
 // together is the batching that a user can add to any queue whose handlers run in one process: a

@@ -144,10 +144,14 @@ func TestServices(t *testing.T) {
 		if !maps.Equal(after, want.after) {
 			t.Errorf("%s starts after %v, want %v", name, after, want.after)
 		}
-		switch check := s.HealthCheck; {
-		case check == nil || check.Disable != (want.health == "") || !strings.Contains(strings.Join(check.Test, " "), want.health):
+		check := s.HealthCheck
+		if check == nil || check.Disable != (want.health == "") ||
+			!strings.Contains(strings.Join(check.Test, " "), want.health) {
 			t.Errorf("the health check of %s is %+v, want %s", name, check, want.health)
-		case !check.Disable && (check.Interval == nil || check.Timeout == nil || check.Retries == nil || check.StartPeriod == nil):
+			continue
+		}
+		if !check.Disable &&
+			(check.Interval == nil || check.Timeout == nil || check.Retries == nil || check.StartPeriod == nil) {
 			t.Errorf("the health check of %s does not set interval, timeout, retries and start period: %+v", name, check)
 		}
 	}
