@@ -23,7 +23,7 @@ func (s *testSale) requireRows(t *testing.T, orders, units int64) {
 	var events, confirmed int64
 	require.NoError(t, s.pool.QueryRow(t.Context(), `
 		SELECT count(*), count(*) FILTER (WHERE e.version = 2 AND e.type = 'OrderConfirmed' AND e.reserved_at = o.reserved_at
-		                                  AND e.data = jsonb_build_object('sequence', o.sequence, 'epoch', o.epoch))
+		                                  AND e.sequence = o.sequence AND e.epoch = o.epoch)
 		FROM order_events AS e JOIN orders AS o ON o.id = e.order_id AND o.user_id = e.user_id AND o.quantity = e.quantity
 		WHERE e.sale_id = $1`, s.id).Scan(&events, &confirmed))
 	require.Equal(t, []int64{orders, orders}, []int64{events, confirmed}, "events")

@@ -18,6 +18,7 @@ import (
 	"stampede/bench/front"
 	"stampede/bench/httpload"
 	"stampede/internal/dev/crowd"
+	"stampede/reservation"
 )
 
 const adminToken = "token-of-the-operators"
@@ -39,7 +40,7 @@ func (c Stampede) Start(b testing.TB, stock int64) *System {
 	b.Cleanup(s.Close)
 	var err error
 	s.Sale, err = crowd.CreateSale(b.Context(), "http://"+s.Fronts[0].Addr, adminToken,
-		crowd.SaleTerms{Name: "bench", Stock: stock})
+		reservation.Terms{Name: "bench", Stock: stock})
 	require.NoError(b, err)
 	c.awaitOpen(s)
 	return s
