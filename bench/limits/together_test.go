@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
 	"stampede/reservation/order"
 )
@@ -95,12 +96,9 @@ func TestConcurrentHandlersShareTransactions(t *testing.T) {
 		return nil
 	})
 	const handlers = 2*togetherMax + 1
-	failures := make([]error, handlers)
-	var running sync.WaitGroup
+	var running errgroup.Group
 	for i := range handlers {
-		running.Go(func() {
-			failures[i] = shared.record(t.Context(), order.OrderReserved{UserID: fmt.Sprint(i)})
-		})
+		running.Go(func() error { return shared.record(t.Context(), order.OrderReserved{UserID: fmt.Sprint(i)}) })
 	}
 	require.Eventually(t, func() bool {
 		shared.mu.Lock()
@@ -108,8 +106,7 @@ func TestConcurrentHandlersShareTransactions(t *testing.T) {
 		return len(shared.waiting) >= handlers-togetherMax
 	}, 10e9, 1e6)
 	close(first)
-	running.Wait()
-	require.NoError(t, errors.Join(failures...))
+	require.NoError(t, running.Wait())
 	require.EqualValues(t, handlers, written.Load())
 	require.Less(t, calls.Load(), int64(handlers/2))
 }
