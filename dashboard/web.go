@@ -1,6 +1,8 @@
 package dashboard
 
 import (
+	"context"
+	"errors"
 	"net"
 	"net/http"
 	"net/netip"
@@ -11,6 +13,7 @@ import (
 	"stampede/dashboard/session"
 	"stampede/internal/accept"
 	"stampede/internal/operators"
+	"stampede/internal/telemetry"
 )
 
 // headers are set on every answer. Nothing runs and nothing is shown that is not a file of this program.
@@ -30,8 +33,7 @@ var headers = map[string]string{
 func (d *Dashboard) routes() http.Handler {
 	mux := http.NewServeMux()
 	open := func(pattern string, h http.HandlerFunc) { mux.HandleFunc(pattern, h) }
-	open("GET /livez", func(w http.ResponseWriter, _ *http.Request) { writeText(w, http.StatusOK, "ok") })
-	open("GET /readyz", d.ready)
+	telemetry.Probe(mux, d.ready)
 	mux.Handle("GET /metrics", d.metrics.scrape)
 	open("GET /assets/{file}", d.asset)
 	open("GET /favicon.ico", func(w http.ResponseWriter, r *http.Request) { // of answers without a page
@@ -148,7 +150,7 @@ func (d *Dashboard) withSession(role operators.Role, h sessionHandler) http.Hand
 				"role", s.Person().Role.String(), "method", r.Method, "path", r.URL.Path)
 			d.showError(w, r, s, http.StatusForbidden,
 				"This takes the role "+role.String()+", and you are "+s.Person().Role.String()+". Nothing was done.")
-		case acts && accept.ArrivalOf(r).IsLate(): // as of an ingress
+		case acts && accept.Arrived(w, r).IsLate(): // as of an ingress
 			d.metrics.actions.WithLabelValues(actionFailed).Inc()
 			d.showError(w, r, s, http.StatusServiceUnavailable, "The dashboard did not answer in time. Nothing was done.")
 		default:
@@ -194,12 +196,11 @@ func (d *Dashboard) isSecure(r *http.Request) bool {
 func (d *Dashboard) clientOf(r *http.Request) string { return d.TrustedProxies.Key(r).String() }
 
 // ready tells what the last look has found. It needs no login, so it asks no server itself.
-func (d *Dashboard) ready(w http.ResponseWriter, _ *http.Request) {
+func (d *Dashboard) ready(context.Context) error {
 	if s := d.Fleet.Snapshot(); !s.Postgres.Reachable || !s.Redis.Reachable { // the pages say why, to operators only
-		writeText(w, http.StatusServiceUnavailable, "not ready: Redis or Postgres does not answer")
-		return
+		return errors.New("Redis or Postgres does not answer")
 	}
-	writeText(w, http.StatusOK, "ok")
+	return nil
 }
 
 // follow is the one stream of a page.

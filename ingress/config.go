@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/internal/accept"
 	"stampede/internal/forwarded"
 	"stampede/internal/ratelimit"
 	"stampede/internal/tracing"
@@ -70,7 +71,7 @@ type OperatorsOrders interface {
 	// ListOrders lists orders of a user or a sale that are older than before, newest first, and returns where the next
 	// page begins. A zero before lists the newest; a zero next ends the list.
 	ListOrders(
-		ctx context.Context, of order.Filter, before uuid.UUID, limit int,
+		ctx context.Context, filter order.Filter, before uuid.UUID, limit int,
 	) (orders []order.Placed, next uuid.UUID, err error)
 	// History returns an order with its log.
 	History(ctx context.Context, id uuid.UUID) (order.Placed, []order.Logged, error)
@@ -103,7 +104,6 @@ const (
 
 const (
 	defaultAddr         = ":8080"
-	defaultAuthHeader   = "X-User-ID"
 	defaultMaxInFlight  = 4096
 	defaultMaxWaiting   = 20_000
 	defaultMaxStreams   = 10_000
@@ -135,7 +135,7 @@ type Config struct {
 	Postgres Pinger
 
 	Auth AuthMode
-	// AuthHeader is the header that mode "header" trusts ("X-User-ID").
+	// AuthHeader is the header that mode "header" trusts (accept.UserHeader).
 	AuthHeader string
 	// Mode "jwt" takes exactly one of the two: a secret for HS256 of at least 32 bytes, or the URL of a
 	// JSON Web Key Set with public keys.
@@ -198,7 +198,7 @@ func (c *Config) setDefaults() {
 		c.Addr = defaultAddr
 	}
 	if c.AuthHeader == "" {
-		c.AuthHeader = defaultAuthHeader
+		c.AuthHeader = accept.UserHeader
 	}
 	if c.MaxInFlight == 0 {
 		c.MaxInFlight = defaultMaxInFlight

@@ -19,8 +19,7 @@ import (
 
 func TestHelpListsEachFlagWithVariable(t *testing.T) {
 	t.Parallel()
-	parser, err := kong.New(&cli{}, kong.DefaultEnvars("STAMPEDE"))
-	require.NoError(t, err)
+	parser := newParser(&cli{})
 	leaves := parser.Model.Leaves(false)
 	require.Greater(t, len(leaves), 15)
 	for _, leaf := range leaves {
@@ -54,8 +53,7 @@ func words(leaf *kong.Node) []string {
 // The names of the variables are a contract.
 func TestSettingsKeepTheirNames(t *testing.T) {
 	t.Parallel()
-	parser, err := kong.New(&cli{}, kong.DefaultEnvars("STAMPEDE"))
-	require.NoError(t, err)
+	parser := newParser(&cli{})
 	got := make(map[string]map[string]bool)
 	for _, leaf := range parser.Model.Leaves(false) {
 		names := make(map[string]bool)
