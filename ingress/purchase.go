@@ -125,7 +125,7 @@ func (s *purchaseService) span(r *http.Request) tracing.Span {
 	if s.config.Tracer == nil {
 		return tracing.Span{}
 	}
-	return tracing.Of(r.Context())
+	return tracing.Current(r.Context())
 }
 
 // noteAnswer notes what Redis has decided.

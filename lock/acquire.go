@@ -26,28 +26,27 @@ import (
 // password. On an error, everything that the call took or may have taken is released, as soon as
 // Redis can be reached.
 func (l *Locker) Acquire(ctx context.Context, key string, opts ...AcquireOption) (*Lease, error) {
-	req, err := l.newRequest(ctx, modeAll, []string{key}, opts)
-	if err != nil {
-		return nil, err
-	}
-	return l.await(ctx, req)
+	return l.AcquireAll(ctx, []string{key}, opts...)
 }
 
 // TryAcquire is Acquire without waiting: it returns ErrBusy if another owner holds the lock, and
 // the error if Redis is unavailable.
 func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...AcquireOption) (*Lease, error) {
-	req, err := l.newRequest(ctx, modeAll, []string{key}, opts)
+	lease, busy, err := l.tryAll(ctx, []string{key}, opts)
+	if len(busy) > 0 {
+		err = fmt.Errorf("%w: %s", ErrBusy, key)
+	}
+	return lease, err
+}
+
+// tryAll takes the locks of all keys without waiting, or returns which are busy.
+func (l *Locker) tryAll(ctx context.Context, keys []string, opts []AcquireOption) (*Lease, []string, error) {
+	req, err := l.newRequest(ctx, modeAll, keys, opts)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	got, err := l.attempt(ctx, req)
-	switch {
-	case err != nil:
-		return nil, err
-	case len(got.busy) > 0:
-		return nil, fmt.Errorf("%w: %s", ErrBusy, key)
-	}
-	return got.lease, nil
+	got, err := req.attempt(ctx)
+	return got.lease, got.busy, err
 }
 
 // AcquireAll takes the locks of all keys in one step. It waits until no other owner holds any of
@@ -62,7 +61,7 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireO
 	if err != nil {
 		return nil, err
 	}
-	return l.await(ctx, req)
+	return req.await(ctx)
 }
 
 // TryEach takes the lock of every key that is free, or held by the owner in ctx (see
@@ -81,7 +80,7 @@ func (l *Locker) TryEach(
 	if err != nil {
 		return nil, nil, err
 	}
-	got, err := l.attempt(ctx, req)
+	got, err := req.attempt(ctx)
 	return got.lease, got.busy, err
 }
 
@@ -94,7 +93,17 @@ func (l *Locker) Do(
 	if err != nil {
 		return err
 	}
-	defer func() { // also if f panics
+	return holding(ctx, lease, f)
+}
+
+// holding calls f and releases the lease, also if f panics.
+func holding(ctx context.Context, lease interface {
+	Context(ctx context.Context) context.Context
+	Release(ctx context.Context) error
+	abandon()
+}, f func(ctx context.Context) error,
+) (err error) {
+	defer func() {
 		if released := lease.Release(ctx); released != nil {
 			lease.abandon()
 			err = errors.Join(err, released)
@@ -105,6 +114,7 @@ func (l *Locker) Do(
 
 // request is what one acquire asks for, in all its attempts.
 type request struct {
+	*Locker
 	terms
 	owner *lockOwner
 	mode  string
@@ -127,7 +137,7 @@ func (l *Locker) newRequest(ctx context.Context, mode string, keys []string, opt
 	if keys, err = l.validate(keys); err != nil {
 		return nil, err
 	}
-	return &request{terms: t, owner: l.owner(ctx), mode: mode, keys: keys, since: time.Now()}, nil
+	return &request{Locker: l, terms: t, owner: l.owner(ctx), mode: mode, keys: keys, since: time.Now()}, nil
 }
 
 // validate returns the keys without duplicates.
@@ -139,7 +149,7 @@ func (l *Locker) validate(keys []string) ([]string, error) {
 		if err := l.validateKey(key); err != nil {
 			return nil, err
 		}
-		if l.clustered && hashTag(key) != hashTag(keys[0]) {
+		if l.scripts.slot(key) != l.scripts.slot(keys[0]) {
 			return nil, fmt.Errorf("%w: in a cluster, the keys of one call must share a hash tag: %q and %q do not",
 				ErrInvalid, keys[0], key)
 		}
@@ -159,13 +169,14 @@ func (l *Locker) validate(keys []string) ([]string, error) {
 }
 
 func (l *Locker) validateKey(key string) error {
+	clustered := l.scripts.clustered
 	switch {
 	case key == "" || len(key) > MaxKeyBytes:
 		return fmt.Errorf("%w: a key of %d bytes, want 1 to %d", ErrInvalid, len(key), MaxKeyBytes)
-	case l.clustered && hashTag(key) == key && strings.ContainsAny(key, "{}"):
+	case clustered && hashTag(key) == key && strings.ContainsAny(key, "{}"):
 		return fmt.Errorf("%w: in a cluster, key %q must have a hash tag or no braces: its channel would be in another slot",
 			ErrInvalid, key)
-	case l.clustered && hashTag(l.prefix) != l.prefix && hashTag(l.prefix) != hashTag(key):
+	case clustered && hashTag(l.prefix) != l.prefix && hashTag(l.prefix) != hashTag(key):
 		return fmt.Errorf("%w: in a cluster, key %q must have the hash tag of the prefix %q", ErrInvalid, key, l.prefix)
 	}
 	return nil

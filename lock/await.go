@@ -17,54 +17,41 @@ const (
 )
 
 // await retries until the request has all its locks.
-func (l *Locker) await(ctx context.Context, req *request) (*Lease, error) {
-	if !l.startTask() {
+func (req *request) await(ctx context.Context) (*Lease, error) {
+	if !req.startTask() {
 		return nil, ErrClosed
 	}
-	defer l.tasks.Done() // after abandonRequest
+	defer req.tasks.Done() // after abandonCall
+	req.waits = true
+	defer req.abandonCall()
 	var outage outageState
-	lease, err := l.acquireLoop(ctx, req, &outage)
+	lease, err := req.retry(ctx, &outage)
 	return lease, deadlineError(ctx, outage.annotate(err))
 }
 
-func (l *Locker) acquireLoop(ctx context.Context, req *request, outage *outageState) (*Lease, error) {
-	req.waits = true
-	defer l.abandonRequest(req)
-	var w *waiter
-	key, within := l.contendedKey(req)
-	if within > 0 {
-		if err := l.sleep(ctx, within); err != nil {
-			return nil, fmt.Errorf("wait for lock %s: %w", key, err)
-		}
-		key, _ = l.contendedKey(req)
-	}
-	if key != "" {
-		w = newWaiter(req.owner)
-		if first := l.joinQueue(w, key, 0, 0); !first {
-			if err := l.wait(ctx, w, key); err != nil {
-				return nil, err
-			}
-		}
+func (req *request) retry(ctx context.Context, outage *outageState) (*Lease, error) {
+	w := &waiter{owner: req.owner}
+	if err := req.letOthersFirst(ctx, w); err != nil {
+		return nil, err
 	}
 	for {
-		got, err := l.attempt(ctx, req)
-		within, retry := outage.note(ctx, err, isUnavailable(err))
-		if err != nil && !retry || err == nil && len(got.busy) == 0 {
-			l.leaveQueue(w, got.lease)
+		got, err := req.attempt(ctx)
+		within, again := outage.note(ctx, err, isUnavailable(err))
+		if err != nil && !again || got.lease != nil {
+			if w.queue != nil {
+				req.waiters.leave(w, got.lease.duration())
+			}
 			return got.lease, err
-		}
-		if w == nil {
-			w = newWaiter(req.owner)
 		}
 		candidates := got.busy
 		if err != nil {
-			l.observer.unreachable(len(req.keys), err)
-			candidates = l.notHeld(req)
+			req.observer.unreachable(len(req.keys), err)
+			candidates = req.notHeld()
 		} else {
 			within = got.wait
 		}
 		if len(candidates) == 0 { // it reenters: its owner holds all the keys, so it waits in no queue
-			if err := l.sleep(ctx, within); err != nil {
+			if err := pause(ctx, within, req.running.Done()); err != nil {
 				return nil, fmt.Errorf("acquire %s: %w", describe(req.keys), err)
 			}
 			continue
@@ -73,44 +60,36 @@ func (l *Locker) acquireLoop(ctx context.Context, req *request, outage *outageSt
 		if w.queue != nil && slices.Contains(candidates, w.queue.key) {
 			key = w.queue.key // it keeps its place
 		}
-		if first := l.joinQueue(w, key, within, got.listeners); !first {
+		if first := req.waiters.join(w, key, within, got.listeners); !first {
 			// Other waiters of this process come first now. An attempt that is still in progress must
 			// not take the lock for this one.
-			l.abandonRequest(req)
+			req.abandonCall()
 		}
-		if err := l.wait(ctx, w, key); err != nil {
+		if err := req.waiters.wait(ctx, w); err != nil {
 			return nil, err
 		}
 	}
 }
 
-// contendedKey returns a requested key that is left to others first: to waiters in this process or,
-// for the returned time, to another process. A key that the owner holds is not left to those who
-// wait for its release.
-func (l *Locker) contendedKey(req *request) (key string, elsewhere time.Duration) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed || len(l.waiting.queues)+len(l.waiting.yields) == 0 {
-		return "", 0
+// letOthersFirst waits while a key is left to other processes or to earlier waiters of this one.
+func (req *request) letOthersFirst(ctx context.Context, w *waiter) error {
+	key, within := req.waiters.contended(req.owner, req.keys)
+	if within > 0 {
+		if err := pause(ctx, within, req.running.Done()); err != nil {
+			return fmt.Errorf("wait for lock %s: %w", key, err)
+		}
+		key, _ = req.waiters.contended(req.owner, req.keys)
 	}
-	for _, k := range req.keys {
-		if req.owner.holds[k] != nil {
-			continue
-		}
-		if l.waiting.queues[k] != nil {
-			return k, 0
-		}
-		if elsewhere := l.waiting.yieldLeft(k); elsewhere > 0 {
-			return k, elsewhere
-		}
+	if key == "" || req.waiters.join(w, key, 0, 0) {
+		return nil
 	}
-	return "", 0
+	return req.waiters.wait(ctx, w)
 }
 
 // notHeld returns the requested keys that their owner does not hold.
-func (l *Locker) notHeld(req *request) []string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func (req *request) notHeld() []string {
+	req.mu.Lock()
+	defer req.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(req.keys), func(key string) bool { return req.owner.holds[key] != nil })
 }
 
@@ -153,26 +132,4 @@ func deadlineError(ctx context.Context, err error) error {
 		return fmt.Errorf("%w: %w (%w)", ErrBusy, err, ended)
 	}
 	return err
-}
-
-// sleep returns early if the Locker is closed; the next attempt reports it.
-func (l *Locker) sleep(ctx context.Context, d time.Duration) error {
-	closing, stop := context.WithCancel(ctx)
-	defer stop()
-	defer context.AfterFunc(l.running, stop)()
-	if err := pauseFor(closing, d); err != nil && ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	return nil
-}
-
-func pauseFor(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }

@@ -15,7 +15,7 @@ func WithYield(yield time.Duration) Option { return func(s *settings) { s.yield 
 func (l *Locker) Waiting(key string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if q := l.waiting.queues[key]; q != nil {
+	if q := l.waiters.queues[key]; q != nil {
 		return len(q.waiters)
 	}
 	return 0
@@ -26,7 +26,7 @@ func (l *Locker) Waiting(key string) int {
 func (l *Locker) Listeners(key string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if q := l.waiting.queues[key]; q != nil {
+	if q := l.waiters.queues[key]; q != nil {
 		return q.listeners
 	}
 	return 0
@@ -36,7 +36,7 @@ func (l *Locker) Listeners(key string) int {
 func (l *Locker) MayListen(key string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.waiting.channels[channelOf(key)] > 0
+	return l.waiters.channels[releaseChannel(key)] > 0
 }
 
 // Callbacks is how many contexts end with the lease.

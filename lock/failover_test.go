@@ -9,7 +9,6 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/connect"
 	"stampede/internal/dev/localserver"
 	"stampede/internal/test/testkit"
 	"stampede/lock"
@@ -25,9 +24,7 @@ type failover struct {
 
 func (f failover) client(t *testing.T) redis.UniversalClient {
 	t.Helper()
-	client, err := connect.Control(f.url)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = client.Close() })
+	client := testkit.Control(t, f.url)
 	return client
 }
 
@@ -49,13 +46,13 @@ func onCluster(t *testing.T) failover {
 	t.Helper()
 	cluster := testkit.OwnCluster(t)
 	operator := testkit.Operate(t, cluster)
-	of := func(key string) int { return operator.MasterOf(operator.SlotOf(key)) }
+	of := func(key string) int { return operator.Master(operator.Slot(key)) }
 	return failover{
 		url:    cluster.URL,
 		master: func(_ *testing.T, key string) *localserver.Redis { return cluster.Nodes[of(key)] },
 		copied: func(t *testing.T, key string) bool {
 			t.Helper()
-			replica := operator.Client(operator.ReplicaOf(of(key)))
+			replica := operator.Client(operator.Replica(of(key)))
 			found, err := replica.Pipelined(t.Context(), func(p redis.Pipeliner) error {
 				p.ReadOnly(t.Context()) // on this connection
 				p.Exists(t.Context(), key)

@@ -21,13 +21,20 @@ type Lease struct {
 	active bool
 	// endErr is why a released lease has ended: ErrReleased, ErrClosed, or what was lost by then.
 	endErr    error
-	callbacks map[*endCallback]struct{}
+	callbacks map[*func(cause error)]struct{} // called when the lease ends
 
 	// sem is held during a release and guards the fields below.
 	sem     chan struct{}
 	pending []pendingRelease
 	// lost are keys found lost and not yet reported.
 	lost []string
+}
+
+func newLease(req *request) *Lease {
+	return &Lease{
+		locker: req.Locker, owner: req.owner, length: req.lease, watched: req.watched, sem: make(chan struct{}, 1),
+		byKey: make(map[string]*hold, len(req.keys)), callbacks: make(map[*func(cause error)]struct{}),
+	}
 }
 
 // add requires mu.
@@ -39,12 +46,17 @@ func (le *Lease) add(h *hold) {
 	}
 }
 
-// orderBy sorts the holds in the order of the keys. Callers hold mu.
-func (le *Lease) orderBy(keys []string) {
-	if len(keys) == 1 {
-		return
+// activate gives the lease to its holder, unless it is already lost.
+func (le *Lease) activate(keys []string) error {
+	l := le.locker
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return ErrClosed
 	}
-	le.byKey = make(map[string]*hold, len(le.holds))
+	if err := le.err(time.Now()); err != nil {
+		return err
+	}
 	for _, h := range le.holds {
 		le.byKey[h.key] = h
 	}
@@ -54,34 +66,29 @@ func (le *Lease) orderBy(keys []string) {
 			le.holds = append(le.holds, h)
 		}
 	}
-}
-
-func (le *Lease) find(key string) *hold {
-	switch {
-	case le.byKey != nil:
-		return le.byKey[key]
-	case len(le.holds) == 1 && le.holds[0].key == key:
-		return le.holds[0]
+	le.active = true
+	if len(le.holds) > 0 {
+		l.leases[le] = struct{}{}
 	}
 	return nil
 }
 
-// Keys returns the keys that the lease got, in the order in which they were requested.
-func (le *Lease) Keys() []string { return keysOf(le.holds) }
-
-func keysOf(holds []*hold) []string {
-	keys := make([]string, len(holds))
-	for i, h := range holds {
-		keys[i] = h.key
+// duration is how long the lease was requested for, 0 for no lease.
+func (le *Lease) duration() time.Duration {
+	if le == nil {
+		return 0
 	}
-	return keys
+	return le.length
 }
+
+// Keys returns the keys that the lease got, in the order in which they were requested.
+func (le *Lease) Keys() []string { return holdKeys(le.holds) }
 
 // Token returns the fencing token of a key, or 0 if the lease did not get it. It is larger than the
 // token of any earlier acquire of the key, and the same for reentries. It fits a BIGINT. A store
 // that the lock protects should keep the largest token it has seen and refuse smaller ones.
 func (le *Lease) Token(key string) int64 {
-	if h := le.find(key); h != nil {
+	if h := le.byKey[key]; h != nil {
 		return h.token
 	}
 	return 0
@@ -90,7 +97,7 @@ func (le *Lease) Token(key string) int64 {
 // Holds reports whether the lease got this key, has not released it, and has not lost it as far as
 // this process knows; see Err.
 func (le *Lease) Holds(key string) bool {
-	h := le.find(key)
+	h := le.byKey[key]
 	if h == nil {
 		return false
 	}
@@ -149,36 +156,26 @@ func (le *Lease) withOwner(ctx context.Context) context.Context {
 	return context.WithValue(ctx, ownerKey{le.locker}, le.owner)
 }
 
-// endCallback runs when the lease ends.
-type endCallback struct{ call func(cause error) }
-
 // onEnd calls f when the lease ends, immediately if it has ended, and not after ctx has ended.
 func (le *Lease) onEnd(ctx context.Context, f func(cause error)) {
 	l := le.locker
-	e := &endCallback{}
-	forget := context.AfterFunc(ctx, func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		delete(le.callbacks, e)
-	})
-	e.call = func(cause error) {
-		forget()
-		f(cause)
-	}
 	l.mu.Lock()
 	err := le.err(time.Now())
 	if err == nil && ctx.Err() == nil {
-		if le.callbacks == nil {
-			le.callbacks = make(map[*endCallback]struct{}, 1)
-		}
-		le.callbacks[e] = struct{}{}
+		callback := &f
+		le.callbacks[callback] = struct{}{}
 		for _, h := range le.holds {
 			l.watchdog.watch(h)
 		}
+		context.AfterFunc(ctx, func() {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			delete(le.callbacks, callback)
+		})
 	}
 	l.mu.Unlock()
 	if err != nil {
-		e.call(err)
+		f(err)
 	}
 }
 
@@ -186,9 +183,9 @@ func (le *Lease) onEnd(ctx context.Context, f func(cause error)) {
 // hold mu.
 func (le *Lease) takeCallbacks(cause error) []func() {
 	callbacks := make([]func(), 0, len(le.callbacks))
-	for e := range le.callbacks {
-		callbacks = append(callbacks, func() { e.call(cause) })
+	for f := range le.callbacks {
+		callbacks = append(callbacks, func() { (*f)(cause) })
 	}
-	le.callbacks = nil
+	clear(le.callbacks)
 	return callbacks
 }

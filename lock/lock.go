@@ -35,17 +35,20 @@
 //
 // # Reading order
 //
-// Files in the order in which Acquire runs: lock, settings, observer, acquire, await, attempt,
-// owner, calls, scripts, queue, listener, yield, lease, watchdog, renew, release, abandoned, close.
-// The files operators and multi build on these.
+// Files in the order in which Acquire runs: lock, settings, acquire, await, attempt, owner, scripts,
+// calls, queue, listener, lease, watchdog, renew, release. The files operators and multi build on
+// these.
 package lock
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -109,29 +112,48 @@ func (e *LostError) Unwrap() error { return ErrLost }
 // call waits for a lock (in a Redis Cluster, one for each hash tag that is waited for). They stop
 // some seconds after the last lease or waiter, or on Close.
 type Locker struct {
-	rdb redis.UniversalClient
 	settings
-	clustered bool
-	id        string // unique among all processes
-	fence     string // name of the counter of fencing tokens
-	clientErr error  // every call returns it, if it is set
+	*lifetime
+	clientErr error // every call returns it, if it is set
+	scripts   scripts
 	watchdog  *watchdog
-	waiting   waitState
+	waiters   *waiters
+	calls     *calls
+	leases    map[*Lease]struct{} // not released; guarded by mu
+	closing   sync.Mutex          // held by the Close that releases
+}
 
-	// running ends with Close, which waits for tasks.
+// lifetime is shared by the parts of a Locker. No call to Redis and no function of the user runs
+// while mu is held.
+type lifetime struct {
+	mu sync.Mutex // also guards the state of owners, holds and leases
+	// closed is set when running ends, with Close, which waits for tasks.
+	closed  bool
 	running context.Context
 	stop    context.CancelFunc
 	tasks   sync.WaitGroup
+}
 
-	// mu guards the fields below and the state of owners, holds and leases. No call to Redis and no
-	// function of the user runs while it is held.
-	mu             sync.Mutex
-	closed         bool
-	serial         uint64
-	receipts       receipts
-	abandonedCalls abandonedCalls
-	leases         map[*Lease]struct{} // not released
-	closing        <-chan struct{}     // closed when the last Close is done; nil before the first Close
+// startTask makes Close wait until tasks.Done, and returns false if the Locker is closed.
+func (lt *lifetime) startTask() bool {
+	lt.mu.Lock()
+	defer lt.mu.Unlock()
+	if !lt.closed {
+		lt.tasks.Add(1)
+	}
+	return !lt.closed
+}
+
+// spawnTask runs f in a goroutine that Close waits for, unless the Locker is closed.
+func (lt *lifetime) spawnTask(f func()) bool {
+	if !lt.startTask() {
+		return false
+	}
+	go func() {
+		defer lt.tasks.Done()
+		f()
+	}()
+	return true
 }
 
 // New returns a Locker. It does not call Redis, and the Locker never closes the client. The client
@@ -143,20 +165,105 @@ type Locker struct {
 //
 // In a Redis Cluster, the keys of one call must share a hash tag.
 func New(rdb redis.UniversalClient, opts ...Option) *Locker {
-	l := &Locker{rdb: rdb, settings: defaults(), id: uuid.NewString(), leases: make(map[*Lease]struct{})}
-	switch rdb.(type) {
-	case *redis.Client:
-	case *redis.ClusterClient:
-		l.clustered = true
-	default:
-		l.clientErr = fmt.Errorf("%w: a client of type %T, want *redis.Client or *redis.ClusterClient", ErrInvalid, rdb)
-	}
+	l := &Locker{settings: defaults(), lifetime: &lifetime{}, leases: make(map[*Lease]struct{})}
 	for _, opt := range opts {
 		opt(&l.settings)
 	}
-	l.fence = l.prefix + ":fence"
+	l.scripts = scripts{rdb: rdb, prefix: l.prefix}
+	switch rdb.(type) {
+	case *redis.Client:
+	case *redis.ClusterClient:
+		l.scripts.clustered = true
+	default:
+		l.clientErr = fmt.Errorf("%w: a client of type %T, want *redis.Client or *redis.ClusterClient", ErrInvalid, rdb)
+	}
 	l.running, l.stop = context.WithCancel(context.Background())
 	l.watchdog = newWatchdog(&l.mu, l.lease.Truncate(time.Millisecond), l.renewRound, l.leasesExpired)
-	l.waiting = newWaiting(l.yield)
+	l.waiters = newWaiters(l.lifetime, l.scripts, l.settings)
+	l.calls = &calls{
+		lifetime: l.lifetime, scripts: l.scripts, id: uuid.NewString(), slots: make(chan struct{}, abandonedParallel),
+	}
 	return l
+}
+
+// closeParallel is how many leases Close releases at the same time.
+const closeParallel = 16
+
+// Close releases all leases of the Locker, ends their contexts with the cause ErrClosed, and makes
+// waiting acquires return ErrClosed. It returns when that is done, or with the cause of ctx. The
+// error names what could not be released; those locks end with their leases. Close may be called
+// again.
+func (l *Locker) Close(ctx context.Context) error {
+	l.mu.Lock()
+	l.closed = true
+	l.waiters.wakeAll()
+	l.mu.Unlock()
+	l.stop()
+	l.watchdog.stop()
+
+	done := make(chan error, 1)
+	go func() {
+		l.closing.Lock() // an earlier Close may still be releasing
+		defer l.closing.Unlock()
+		err := l.releaseAll(ctx)
+		l.tasks.Wait()
+		l.watchdog.wait()
+		done <- err
+	}()
+	var err error
+	select {
+	case err = <-done:
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("close the locker: %w", err)
+	}
+	return nil
+}
+
+// releaseAll ends all leases and then releases them in parallel, so that no holder waits for a slow
+// Redis to learn that its lease is no longer renewed.
+func (l *Locker) releaseAll(ctx context.Context) error {
+	l.mu.Lock()
+	leases := slices.Collect(maps.Keys(l.leases))
+	l.mu.Unlock()
+	for _, le := range leases {
+		select {
+		case le.sem <- struct{}{}:
+			le.end(ErrClosed)
+			<-le.sem
+		default: // it is being released
+		}
+	}
+	failed := make([]error, len(leases))
+	inParallel(len(leases), closeParallel, func(i int) { failed[i] = leases[i].release(ctx, ErrClosed) })
+	return errors.Join(failed...)
+}
+
+// inParallel calls f with 0 to n-1, at most limit of them at the same time.
+func inParallel(n, limit int, f func(i int)) {
+	var next atomic.Int64
+	var workers sync.WaitGroup
+	for range min(n, limit) {
+		workers.Go(func() {
+			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
+				f(i)
+			}
+		})
+	}
+	workers.Wait()
+}
+
+// pause waits, and returns early if stop is closed or, with its cause, when ctx is done.
+func pause(ctx context.Context, d time.Duration, stop <-chan struct{}) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-stop:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	return nil
 }

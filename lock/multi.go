@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -23,7 +24,7 @@ const (
 )
 
 // Multi takes locks on several independent Redis servers, after the algorithm that Redis's
-// documentation calls Redlock: the holder of a majority of the servers holds the lock. It works
+// documentation calls Redlock: the holder of a majority of the servers holds the locks. It works
 // while fewer than half of the servers are away, and a server that fails over or restarts empty
 // does not give a lock away.
 //
@@ -53,10 +54,10 @@ func NewMulti(nodes []*Locker, opts ...MultiOption) (*Multi, error) {
 	m := &Multi{nodes: slices.Clone(nodes), need: len(nodes)/2 + 1}
 	once := make(map[redis.UniversalClient]bool, len(nodes))
 	for _, node := range nodes {
-		if once[node.rdb] {
+		if once[node.scripts.rdb] {
 			return nil, fmt.Errorf("%w: two Lockers of a Multi have the same client", ErrInvalid)
 		}
-		once[node.rdb] = true
+		once[node.scripts.rdb] = true
 	}
 	for _, opt := range opts {
 		opt(m)
@@ -72,9 +73,15 @@ func NewMulti(nodes []*Locker, opts ...MultiOption) (*Multi, error) {
 // Options, reentry and errors are as in Locker.TryAcquire. If too many servers failed, the error
 // joins theirs.
 func (m *Multi) TryAcquire(ctx context.Context, key string, opts ...AcquireOption) (*MultiLease, error) {
-	lease, votes, err := m.attempt(ctx, key, opts)
+	return m.TryAcquireAll(ctx, []string{key}, opts...)
+}
+
+// TryAcquireAll is TryAcquire for 1 to MaxKeysAtOnce keys. Each server grants all of them or none.
+func (m *Multi) TryAcquireAll(ctx context.Context, keys []string, opts ...AcquireOption) (*MultiLease, error) {
+	lease, votes, err := m.attempt(ctx, keys, opts)
 	if err == nil && lease == nil {
-		err = fmt.Errorf("%w: %s on %d of %d servers", ErrBusy, key, len(votes.busy), len(m.nodes))
+		_, _, busy := votes.firstBusy()
+		err = fmt.Errorf("%w: %s on %d of %d servers", ErrBusy, strings.Join(keys, ", "), busy, len(m.nodes))
 	}
 	return lease, err
 }
@@ -83,8 +90,13 @@ func (m *Multi) TryAcquire(ctx context.Context, key string, opts ...AcquireOptio
 // Locker.Acquire. The waiters of one process are served in order, and a release on a server where
 // the lock is busy wakes the first.
 func (m *Multi) Acquire(ctx context.Context, key string, opts ...AcquireOption) (*MultiLease, error) {
+	return m.AcquireAll(ctx, []string{key}, opts...)
+}
+
+// AcquireAll is TryAcquireAll that waits like Acquire. It holds none of the locks while it waits.
+func (m *Multi) AcquireAll(ctx context.Context, keys []string, opts ...AcquireOption) (*MultiLease, error) {
 	var outage outageState
-	lease, err := m.acquireLoop(ctx, key, opts, &outage)
+	lease, err := m.retry(ctx, slices.Clone(keys), opts, &outage)
 	return lease, deadlineError(ctx, outage.annotate(err))
 }
 
@@ -96,147 +108,143 @@ func (m *Multi) Do(
 	if err != nil {
 		return err
 	}
-	defer func() { // also if f panics
-		if released := lease.Release(ctx); released != nil {
-			lease.undo(ctx)
-			err = errors.Join(err, released)
-		}
-	}()
-	return f(lease.Context(ctx))
+	return holding(ctx, lease, f)
 }
 
-func (m *Multi) acquireLoop(
-	ctx context.Context, key string, opts []AcquireOption, outage *outageState,
+func (m *Multi) retry(
+	ctx context.Context, keys []string, opts []AcquireOption, outage *outageState,
 ) (*MultiLease, error) {
-	w := newWaiter(nil)
+	w := &waiter{}
 	at := m.nodes[0] // the server whose queue it joins
 	for {
-		lease, votes, err := m.attempt(ctx, key, opts)
-		within, retry := outage.note(ctx, err, isUnavailable(err) && votes.allUnavailable())
-		if err != nil && !retry || lease != nil {
-			at.leaveQueue(w, lease.leaseOn(at))
+		lease, votes, err := m.attempt(ctx, keys, opts)
+		within, again := outage.note(ctx, err, isUnavailable(err) && votes.allUnavailable())
+		switch {
+		case err != nil && !again || lease != nil:
+			at.waiters.leave(w, lease.duration())
 			return lease, err
+		case err != nil:
+			at.waiters.leave(w, 0)
+			err = pause(ctx, within, nil)
+		default:
+			node, key, _ := votes.firstBusy()
+			if node != at {
+				at.waiters.leave(w, 0)
+				at = node
+			}
+			at.waiters.join(w, key, 0, 0)
+			if err := at.waiters.wait(ctx, w); err != nil {
+				return nil, err
+			}
+			if len(votes.leases()) > 0 { // releases of partly taken locks wake other waiters
+				err = pause(ctx, rand.N(splitDelayMax), nil)
+			}
 		}
 		if err != nil {
-			at.leaveQueue(w, nil)
-			if err := pauseFor(ctx, within); err != nil {
-				return nil, fmt.Errorf("wait for lock %s: %w", key, err)
-			}
-			continue
-		}
-		if busy := m.firstOf(votes.busy); busy != at {
-			at.leaveQueue(w, nil)
-			at = busy
-		}
-		at.joinQueue(w, key, 0, 0)
-		if err := at.wait(ctx, w, key); err != nil {
-			return nil, err
-		}
-		if len(votes.leases) > 0 { // releases of partly taken locks wake other waiters
-			if err := pauseFor(ctx, rand.N(splitDelayMax)); err != nil {
-				at.leaveQueue(w, nil)
-				return nil, fmt.Errorf("wait for lock %s: %w", key, err)
-			}
+			at.waiters.leave(w, 0)
+			return nil, fmt.Errorf("wait for %s: %w", describe(keys), err)
 		}
 	}
 }
 
-// firstOf returns the first of these servers, so that all waiters join the same queue.
-func (m *Multi) firstOf(busy []*Locker) *Locker {
-	return m.nodes[slices.IndexFunc(m.nodes, func(node *Locker) bool { return slices.Contains(busy, node) })]
-}
-
-// attempt asks all servers once. Without an error, it returns a lease, or nil if the lock is busy.
-func (m *Multi) attempt(ctx context.Context, key string, opts []AcquireOption) (*MultiLease, voteCount, error) {
+// attempt asks all servers once. Without an error, it returns a lease, or nil if a lock is busy.
+func (m *Multi) attempt(ctx context.Context, keys []string, opts []AcquireOption) (*MultiLease, votes, error) {
+	fail := func(v votes, err error) (*MultiLease, votes, error) {
+		return nil, v, fmt.Errorf("acquire %s: %w", describe(keys), err)
+	}
+	if len(keys) == 0 || len(keys) > MaxKeysAtOnce {
+		return fail(nil, fmt.Errorf("%w: %d keys at once, want 1 to %d", ErrInvalid, len(keys), MaxKeysAtOnce))
+	}
 	t, err := m.nodes[0].terms(opts)
 	if err != nil {
-		return nil, voteCount{}, err
+		return nil, nil, err
 	}
-	nodes, err := m.nodesToAsk(ctx, key)
+	nodes, err := m.nodesToAsk(ctx, keys)
 	if err != nil {
-		return nil, voteCount{}, fmt.Errorf("acquire lock %s: %w", key, err)
+		return fail(nil, err)
 	}
-	v := m.ask(ctx, nodes, key, opts, min(t.lease/nodeTimeoutDivisor, nodeTimeoutMax))
-	lease := &MultiLease{multi: m, key: key, leases: v.leases}
-	if len(v.leases) >= m.need && lease.Err() == nil {
+	v := ask(ctx, nodes, keys, opts, min(t.lease/nodeTimeoutDivisor, nodeTimeoutMax))
+	lease := &MultiLease{multi: m, keys: keys, leases: v.leases()}
+	if len(lease.leases) >= m.need && lease.Err() == nil {
 		return lease, v, nil
 	}
-	lease.undo(ctx)
+	_ = lease.Release(ctx)
+	lease.abandon()
+	_, _, busy := v.firstBusy()
 	switch {
-	case len(v.leases) >= m.need:
-		return nil, v, fmt.Errorf("acquire lock %s: %w", key, &LostError{Keys: []string{key}})
+	case len(lease.leases) >= m.need:
+		return fail(v, &LostError{Keys: keys})
 	case ctx.Err() != nil:
-		return nil, v, fmt.Errorf("acquire lock %s: %w", key, context.Cause(ctx))
-	case len(v.leases)+len(v.busy) < m.need:
-		return nil, v, fmt.Errorf("acquire lock %s on %d of %d servers: %w",
-			key, m.need, len(m.nodes), errors.Join(v.failed...))
+		return fail(v, context.Cause(ctx))
+	case len(lease.leases)+busy < m.need:
+		return nil, v, fmt.Errorf("acquire %s on %d of %d servers: %w", describe(keys), m.need, len(m.nodes), v.failed())
 	}
 	return nil, v, nil
 }
 
-// nodesToAsk returns all servers, or those on which the owner holds the lock, and ErrLost if these
-// are too few.
-func (m *Multi) nodesToAsk(ctx context.Context, key string) ([]*Locker, error) {
-	var held []*Locker
-	knows := false
-	for _, node := range m.nodes {
-		known, good := node.holds(ctx, key)
-		knows = knows || known
-		if good {
-			held = append(held, node)
+// nodesToAsk returns all servers, or those on which the owner still holds all the locks that it has
+// taken and not released, and ErrLost if these are too few.
+func (m *Multi) nodesToAsk(ctx context.Context, keys []string) ([]*Locker, error) {
+	var known []string
+	for _, key := range keys {
+		if slices.ContainsFunc(m.nodes, func(node *Locker) bool { return node.held(ctx, key) != nil }) {
+			known = append(known, key)
 		}
 	}
-	switch {
-	case !knows:
-		return m.nodes, nil
-	case len(held) < m.need:
-		return nil, &LostError{Keys: []string{key}}
+	now := time.Now()
+	nodes := slices.DeleteFunc(slices.Clone(m.nodes), func(node *Locker) bool {
+		return slices.ContainsFunc(known, func(key string) bool {
+			h := node.held(ctx, key)
+			if h == nil {
+				return true
+			}
+			node.mu.Lock()
+			defer node.mu.Unlock()
+			return !h.valid(now)
+		})
+	})
+	if len(nodes) < m.need {
+		return nil, &LostError{Keys: known}
 	}
-	return held, nil
+	return nodes, nil
 }
 
-// holds reports whether the owner in ctx has taken and not released the lock of a key, and whether
-// it still has it.
-func (l *Locker) holds(ctx context.Context, key string) (known, good bool) {
-	o, ok := ctx.Value(ownerKey{l}).(*lockOwner)
-	if !ok {
-		return false, false
-	}
+// held is what the owner in ctx has taken and not released, also if it has lost it.
+func (l *Locker) held(ctx context.Context, key string) *hold {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	h := o.holds[key]
-	return h != nil, h != nil && h.valid(time.Now())
+	return l.owner(ctx).holds[key]
 }
 
-// errNoAnswer is the error of a server that did not answer. unavailable accepts it.
+// errNoAnswer is the error of a server that did not answer. isUnavailable accepts it.
 var errNoAnswer = fmt.Errorf("no answer in time: %w", os.ErrDeadlineExceeded)
 
 // ask asks in parallel and waits for all answers, for at most the timeout. What servers take later
 // is released.
-func (m *Multi) ask(
-	ctx context.Context, nodes []*Locker, key string, opts []AcquireOption, timeout time.Duration,
-) voteCount {
-	answers := make(chan vote)
+func ask(ctx context.Context, nodes []*Locker, keys []string, opts []AcquireOption, timeout time.Duration) votes {
+	type answer struct {
+		from int
+		vote vote
+	}
+	answers := make(chan answer)
 	over := make(chan struct{})
 	defer close(over)
-	var v voteCount
+	all := make(votes, len(nodes))
 	waiting := 0
-	for _, node := range nodes {
-		ask := func() {
-			lease, err := node.TryAcquire(ctx, key, opts...)
+	for i, node := range nodes {
+		all[i] = vote{node: node, err: ErrClosed}
+		if node.spawnTask(func() {
+			lease, busy, err := node.tryAll(ctx, keys, opts)
 			select {
-			case answers <- vote{node, lease, err}:
+			case answers <- answer{i, vote{node, lease, busy, err}}:
 			case <-over:
-				if err == nil {
-					_ = lease.Release(ctx)
-					lease.abandon()
+				if lease != nil {
+					lease.undo(ctx)
 				}
 			}
-		}
-		if node.spawnTask(ask) {
+		}) {
+			all[i].err = errNoAnswer
 			waiting++
-		} else {
-			v.failed = append(v.failed, ErrClosed)
 		}
 	}
 	timer := time.NewTimer(timeout)
@@ -244,55 +252,77 @@ func (m *Multi) ask(
 	for ; waiting > 0; waiting-- {
 		select {
 		case a := <-answers:
-			v.count(a)
+			all[a.from] = a.vote
 		case <-timer.C:
-			v.failed = append(v.failed, fmt.Errorf("%d servers: %w", waiting, errNoAnswer))
-			return v
+			return all
 		case <-ctx.Done():
-			v.failed = append(v.failed, context.Cause(ctx))
-			return v
+			return all
 		}
 	}
-	return v
+	return all
 }
 
-// voteCount holds the answers of the servers.
-type voteCount struct {
-	leases []*Lease
-	busy   []*Locker
-	failed []error
-}
-
-func (v *voteCount) count(of vote) {
-	switch {
-	case of.err == nil:
-		v.leases = append(v.leases, of.lease)
-	case errors.Is(of.err, ErrBusy):
-		v.busy = append(v.busy, of.node)
-	default:
-		v.failed = append(v.failed, of.err)
-	}
-}
-
-// allUnavailable reports that a later attempt may succeed on all servers that failed.
-func (v *voteCount) allUnavailable() bool {
-	return !slices.ContainsFunc(v.failed, func(err error) bool { return !isUnavailable(err) })
-}
-
+// vote is the answer of one server: a lease, the keys that are busy, or an error.
 type vote struct {
 	node  *Locker
 	lease *Lease
+	busy  []string
 	err   error
 }
 
-// MultiLease is a lock that is held on enough servers. Release each. It is safe for concurrent use.
+// votes are in the order of the servers.
+type votes []vote
+
+func (v votes) leases() (leases []*Lease) {
+	for _, one := range v {
+		if one.lease != nil {
+			leases = append(leases, one.lease)
+		}
+	}
+	return leases
+}
+
+// firstBusy returns the first server with a busy lock, so that all waiters join the same queue, and
+// how many there are.
+func (v votes) firstBusy() (node *Locker, key string, servers int) {
+	for _, one := range slices.Backward(v) {
+		if len(one.busy) > 0 {
+			node, key = one.node, one.busy[0]
+			servers++
+		}
+	}
+	return node, key, servers
+}
+
+func (v votes) failed() error {
+	failed := make([]error, 0, len(v))
+	for _, one := range v {
+		failed = append(failed, one.err)
+	}
+	return errors.Join(failed...)
+}
+
+// allUnavailable reports that a later attempt may succeed on all servers that failed.
+func (v votes) allUnavailable() bool {
+	return !slices.ContainsFunc(v, func(one vote) bool { return one.err != nil && !isUnavailable(one.err) })
+}
+
+// MultiLease is a set of locks that is held on enough servers. Release each. It is safe for
+// concurrent use.
 type MultiLease struct {
 	multi  *Multi
-	key    string
+	keys   []string
 	leases []*Lease
 }
 
-// Err returns nil while enough servers hold the lock, and later a *LostError, ErrReleased or
+func (le *MultiLease) duration() time.Duration {
+	if le == nil {
+		return 0
+	}
+	return le.leases[0].duration()
+}
+
+// Err returns nil while enough servers hold all locks, and later a *LostError, ErrReleased or
 // ErrClosed; see Lease.Err. The lease on each server counts from when that server was asked, less
 // the drift of the clocks.
 func (le *MultiLease) Err() error {
@@ -312,7 +342,7 @@ func (le *MultiLease) Err() error {
 	case over != nil:
 		return over
 	}
-	return &LostError{Keys: []string{le.key}}
+	return &LostError{Keys: le.keys}
 }
 
 // Context returns a context that carries the owner of the lease and ends with the lease; see
@@ -333,9 +363,9 @@ func (le *MultiLease) Context(ctx context.Context) context.Context {
 	return ctx
 }
 
-// Release releases the lock on all servers in parallel; see Lease.Release. It returns when enough
-// servers have answered, and nil if they released it: on a server that is away the lock ends with
-// its lease. It returns a *LostError if fewer servers than needed still had it.
+// Release releases the locks on all servers in parallel; see Lease.Release. It returns when enough
+// servers have answered, and nil if they released it: on a server that is away they end with
+// their lease. It returns a *LostError if fewer servers than needed still had them.
 func (le *MultiLease) Release(ctx context.Context) error {
 	answers := make(chan error, len(le.leases))
 	var inline sync.WaitGroup
@@ -362,31 +392,14 @@ func (le *MultiLease) Release(ctx context.Context) error {
 		}
 	}
 	if len(le.leases)-lost < le.multi.need {
-		failed = append(failed, &LostError{Keys: []string{le.key}})
+		failed = append(failed, &LostError{Keys: le.keys})
 	}
 	return errors.Join(failed...)
 }
 
-// leaseOn returns the lease on one server, or nil.
-func (le *MultiLease) leaseOn(node *Locker) *Lease {
-	if le == nil {
-		return nil
-	}
+// abandon lets the background release the rest as soon as the servers can be reached.
+func (le *MultiLease) abandon() {
 	for _, lease := range le.leases {
-		if lease.locker == node {
-			return lease
-		}
-	}
-	return nil
-}
-
-// undo releases a lease that no caller has or releases again. The rest is released as soon as the
-// servers can be reached.
-func (le *MultiLease) undo(ctx context.Context) {
-	_ = le.Release(ctx)
-	for _, lease := range le.leases {
-		if !lease.locker.spawnTask(lease.abandon) {
-			lease.abandon()
-		}
+		lease.locker.spawnTask(lease.retryInBackground)
 	}
 }

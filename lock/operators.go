@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-
-	"stampede/lua"
 )
 
 // Holding describes the holder of a lock at the time of a Look. The zero value is a free lock.
@@ -42,7 +40,7 @@ func (l *Locker) Look(ctx context.Context, key string) (Holding, error) {
 	}
 	var fields *redis.ScanCmd
 	var left *redis.DurationCmd
-	_, err := l.rdb.TxPipelined(ctx, func(tx redis.Pipeliner) error { // in one step
+	_, err := l.scripts.rdb.TxPipelined(ctx, func(tx redis.Pipeliner) error { // in one step
 		fields = tx.HScan(ctx, key, 0, "", scanCount)
 		left = tx.PTTL(ctx, key)
 		return nil
@@ -57,22 +55,14 @@ func (l *Locker) Look(ctx context.Context, key string) (Holding, error) {
 			h = Holding{Owner: page[i], Depth: depth, Left: max(0, left.Val())}
 		}
 	}
-	if deep := l.depthOf(key, h.Owner); deep > 0 {
-		h.Depth, h.Mine = deep, true
-	}
-	return h, nil
-}
-
-// depthOf is how many leases here hold the lock as this owner.
-func (l *Locker) depthOf(key, owner string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for le := range l.leases {
-		if h := le.find(key); h != nil && h.owner == owner {
-			return len(h.leases)
+		if mine := le.byKey[key]; mine != nil && mine.owner == h.Owner {
+			h.Depth, h.Mine = len(mine.leases), true
 		}
 	}
-	return 0
+	return h, nil
 }
 
 // ForceRelease takes the lock of a key from its holder, which may be in another process or a Java
@@ -84,21 +74,22 @@ func (l *Locker) ForceRelease(ctx context.Context, key string) (held bool, err e
 		return false, err
 	}
 	l.mu.Lock()
-	c := l.newCall()
+	c := l.calls.next()
 	l.mu.Unlock()
-	answer, err := lua.LockForce.Run(ctx, l.rdb, []string{l.inSlotOf(key, string(c.receipt)), key},
-		decimal(c.serial), receiptMS, l.publishCommand()).Text()
-
+	held, err = l.scripts.sendForce(ctx, c, key)
+	open := l.startTask()
+	if open {
+		defer l.tasks.Done()
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if err != nil {
+	switch {
+	case err == nil:
+		l.calls.done(c)
+		return held, nil
+	case open:
 		// If the call is still in progress, it must not take the lock from a later holder.
-		l.abandonCall(0, abandonedCall{call: scriptCall{c.receipt, l.nextSerial()}, owner: "none", keys: []string{key}})
-		return false, fmt.Errorf("force the release of lock %q: %w", key, err)
+		l.calls.abandon(0, abandonedCall{l.calls.nextOn(c.receipt), "none", []string{key}})
 	}
-	l.freeReceipt(c)
-	if answer != answerReleased && answer != answerFree {
-		return false, fmt.Errorf("force the release of lock %q: unknown answer %q", key, answer)
-	}
-	return answer == answerReleased, nil
+	return false, fmt.Errorf("force the release of lock %q: %w", key, err)
 }

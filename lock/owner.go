@@ -82,7 +82,10 @@ type hold struct {
 	renewedAt time.Time
 	lost      bool
 	leases    []*Lease // not released
-	alarm              // set by the watchdog
+	// The watchdog sets renewing while a renewal is in progress, and notBefore, which delays the
+	// retry of a failed one.
+	renewing  bool
+	notBefore time.Time
 }
 
 // valid reports whether the owner still holds the lock, as far as this process knows.
@@ -107,4 +110,12 @@ func (h *hold) extend(sent time.Time, lease time.Duration) {
 	if ends := sent.Add(lease - drift(lease)); ends.After(h.ends) {
 		h.ends = ends
 	}
+}
+
+func holdKeys(holds []*hold) []string {
+	keys := make([]string, len(holds))
+	for i, h := range holds {
+		keys[i] = h.key
+	}
+	return keys
 }

@@ -3,32 +3,48 @@ package lock
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"time"
 )
 
-// waitState holds the waiters, in one queue for each key. Only the first of a queue asks Redis, so a
-// release wakes one waiter and not all. Guarded by Locker.mu.
-type waitState struct {
+const (
+	// immediateAskers is about how many of the processes that receive a message ask immediately. In
+	// one of twenty releases none does.
+	immediateAskers = 3
+	// askSpread is the time for each of the others, so that few of them ask while the lock is
+	// already taken.
+	askSpread = time.Millisecond
+	// yieldProcessesMax bounds a yield to that many other processes.
+	yieldProcessesMax = 5
+	// yieldsMax bounds waiters.yields.
+	yieldsMax = 1024
+)
+
+// waiters wait for locks, in one queue for each key. Only the first of a queue asks Redis, so a
+// release wakes one waiter and not all. A process that released a lock leaves it to the other
+// processes that listen for it: a message reaches a goroutine of this process before it wakes a
+// thread of Java, so without this yield the process would give the lock to itself again and again.
+//
+// Methods whose comment does not say otherwise lock mu.
+type waiters struct {
+	*lifetime
+	scripts
+	settings  settings
 	queues    map[string]*queue
-	listeners map[string]*listener // by the name that listenerOf returns
+	listeners map[string]*listener // by scripts.slot
 	// channels counts the subscriptions to each channel whose end Redis has not confirmed: until
-	// then Redis may count this process as a listener. ended holds channels whose count fell to 0,
-	// with the newest serial at that time: the answer to an earlier release may still count this
-	// process.
+	// then Redis may count this process as a listener.
 	channels map[string]int
-	ended    map[string]uint64
 	// yields holds until when a key without waiters here is left to other processes that were
 	// notified of its release.
 	yields map[string]time.Time
-	yield  time.Duration // for one other process
 }
 
-func newWaiting(yield time.Duration) waitState {
-	return waitState{
-		yield:  yield,
-		queues: make(map[string]*queue), listeners: make(map[string]*listener, 1),
-		channels: make(map[string]int), ended: make(map[string]uint64), yields: make(map[string]time.Time),
+func newWaiters(lt *lifetime, s scripts, config settings) *waiters {
+	return &waiters{
+		lifetime: lt, scripts: s, settings: config, queues: make(map[string]*queue),
+		listeners: make(map[string]*listener, 1), channels: make(map[string]int), yields: make(map[string]time.Time),
 	}
 }
 
@@ -51,95 +67,88 @@ type waiter struct {
 	// zero unless it is the first of its queue.
 	ask   bool
 	askAt time.Time
-	wake  chan struct{} // receives after a change of ask or askAt
+	wake  chan struct{} // receives after a change of ask or askAt; made with the first queue
 }
 
-func newWaiter(o *lockOwner) *waiter { return &waiter{owner: o, wake: make(chan struct{}, 1)} }
-
-// joinQueue appends the waiter to the queue of a key, unless it is already there, and reports
-// whether it is the first. The first asks again when the lock is released, after WithPoll, or when
-// within has passed, in which the lock ends unless it is renewed. listeners is how many connections
-// listen for the release, 0 if unknown.
-func (l *Locker) joinQueue(w *waiter, key string, within time.Duration, listeners int) (first bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+// join appends the waiter to the queue of a key, unless it is already there, and reports whether it
+// is the first. The first asks again when the lock is released, after WithPoll, or when within has
+// passed, in which the lock ends unless it is renewed. listened is how many connections listen for
+// the release, 0 if unknown.
+func (ws *waiters) join(w *waiter, key string, within time.Duration, listened int) (first bool) {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
 	if w.queue == nil || w.queue.key != key {
-		l.unqueue(w, 0)
-		q := l.waiting.queues[key]
+		ws.unqueue(w, 0)
+		if w.wake == nil {
+			w.wake = make(chan struct{}, 1)
+		}
+		q := ws.queues[key]
 		if q == nil {
 			q = &queue{key: key}
-			l.waiting.queues[key] = q
-			l.updateListener(key)
+			ws.queues[key] = q
+			ws.updateListener(key)
 		}
 		q.waiters = append(q.waiters, w)
 		// If its owner got the lock meanwhile, it must not wait for its own release.
 		w.queue, w.ask = q, w.owner != nil && w.owner.holds[key] != nil
 	}
-	if listeners > 0 {
-		w.queue.listeners = listeners
+	if listened > 0 {
+		w.queue.listeners = listened
 	}
 	first = w.queue.waiters[0] == w
 	if first {
-		w.askBy(time.Now().Add(l.recheckAfter(within)))
+		w.askBy(time.Now().Add(ws.recheckAfter(within)))
 	}
 	return first
 }
 
 // recheckAfter is how long a waiter sleeps without a message if the lock lasts for the given time;
 // 0 if that is unknown.
-func (l *Locker) recheckAfter(lasts time.Duration) time.Duration {
-	if lasts <= 0 || lasts > l.poll {
-		return l.poll
+func (ws *waiters) recheckAfter(lasts time.Duration) time.Duration {
+	if lasts <= 0 || lasts > ws.settings.poll {
+		return ws.settings.poll
 	}
 	return lasts
 }
 
 // wait returns nil when the waiter should ask for the lock again.
-func (l *Locker) wait(ctx context.Context, w *waiter, key string) error {
+func (ws *waiters) wait(ctx context.Context, w *waiter) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
-		l.mu.Lock()
+		ws.mu.Lock()
 		sleep := MaxLease
 		if !w.askAt.IsZero() {
 			sleep = time.Until(w.askAt)
 		}
-		if w.ask || l.closed || sleep <= 0 {
+		if w.ask || ws.closed || sleep <= 0 {
 			w.ask, w.askAt = false, time.Time{}
-			l.mu.Unlock()
+			ws.mu.Unlock()
 			return nil
 		}
-		l.mu.Unlock()
+		key := w.queue.key
+		ws.mu.Unlock()
 		timer.Reset(sleep)
 		select {
 		case <-w.wake:
 		case <-timer.C:
 		case <-ctx.Done():
-			l.leaveQueue(w, nil)
+			ws.leave(w, 0)
 			return fmt.Errorf("wait for lock %s: %w", key, context.Cause(ctx))
 		}
 	}
 }
 
-// leaveQueue is called by a waiter that got a lease or gives up.
-func (l *Locker) leaveQueue(w *waiter, got *Lease) {
-	if w == nil {
-		return
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	var lasts time.Duration
-	if got != nil && w.queue != nil {
-		if h := got.find(w.queue.key); h != nil {
-			lasts = time.Until(h.ends)
-		}
-	}
-	l.unqueue(w, lasts)
+// leave removes a waiter that took the lock for some time, or gives up with 0.
+func (ws *waiters) leave(w *waiter, taken time.Duration) {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	ws.unqueue(w, taken)
 }
 
 // unqueue removes a waiter from its queue. If it was the first, the next one asks: after the lease
 // if the lock was taken, and immediately otherwise. Callers hold mu.
-func (l *Locker) unqueue(w *waiter, taken time.Duration) {
+func (ws *waiters) unqueue(w *waiter, taken time.Duration) {
 	q := w.queue
 	if q == nil {
 		return
@@ -149,10 +158,10 @@ func (l *Locker) unqueue(w *waiter, taken time.Duration) {
 	w.queue, w.askAt = nil, time.Time{}
 	switch {
 	case len(q.waiters) == 0:
-		delete(l.waiting.queues, q.key)
-		l.updateListener(q.key)
+		delete(ws.queues, q.key)
+		ws.updateListener(q.key)
 	case first && taken > 0:
-		q.waiters[0].askBy(time.Now().Add(l.recheckAfter(taken)))
+		q.waiters[0].askBy(time.Now().Add(ws.recheckAfter(taken)))
 	case first:
 		q.waiters[0].askNow()
 	}
@@ -181,30 +190,116 @@ func signal(wake chan<- struct{}) {
 }
 
 // wakeFirst requires mu.
-func (ws *waitState) wakeFirst(key string) {
+func (ws *waiters) wakeFirst(key string) {
 	if q := ws.queues[key]; q != nil {
 		q.waiters[0].askNow()
 	}
 }
 
 // wakeOwner wakes the waiters of the owner that just got the lock: they share it. Callers hold mu.
-func (ws *waitState) wakeOwner(key string, o *lockOwner) {
-	q := ws.queues[key]
-	if q == nil {
-		return
-	}
-	for _, w := range q.waiters {
-		if w.owner == o {
-			w.askNow()
+func (ws *waiters) wakeOwner(key string, o *lockOwner) {
+	if q := ws.queues[key]; q != nil {
+		for _, w := range q.waiters {
+			if w.owner == o {
+				w.askNow()
+			}
 		}
 	}
 }
 
 // wakeAll requires mu.
-func (ws *waitState) wakeAll() {
+func (ws *waiters) wakeAll() {
 	for _, q := range ws.queues {
 		for _, w := range q.waiters {
 			w.askNow()
 		}
 	}
+}
+
+// onRelease wakes the first waiter of a released lock, now or later: other processes come first if
+// the lock was released here. Where many processes listen, few ask immediately: Redis answers
+// concurrent calls together, so the one that gets the lock would wait for the answers to the others.
+// Callers hold mu.
+func (ws *waiters) onRelease(key string) {
+	q := ws.queues[key]
+	if q == nil {
+		return
+	}
+	w := q.waiters[0]
+	here := q.releasedHere
+	q.releasedHere = false
+	if others := q.listeners - 1; here && others > 0 {
+		w.askBy(time.Now().Add(ws.yieldTime(others)))
+		return
+	}
+	if q.listeners <= immediateAskers || rand.IntN(q.listeners) < immediateAskers {
+		w.askNow()
+		return
+	}
+	w.askBy(time.Now().Add(rand.N(time.Duration(q.listeners) * askSpread)))
+}
+
+func (ws *waiters) yieldTime(processes int) time.Duration {
+	return time.Duration(min(processes, yieldProcessesMax)) * ws.settings.yield
+}
+
+// mayListen reports which of the keys Redis may count this process for as a listener, or nil for
+// none.
+func (ws *waiters) mayListen(keys []string) map[string]bool {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	if len(ws.channels) == 0 {
+		return nil
+	}
+	listens := make(map[string]bool, len(keys))
+	for _, key := range keys {
+		listens[key] = ws.channels[releaseChannel(key)] > 0
+	}
+	return listens
+}
+
+// noteReleased records how many connections were notified of a release. self is set if this process
+// may be among them. Waiters here know the number at the next release; an attempt, which also asks for
+// it, may be long ago, as one that gets the lock learns nothing. Without waiters here, the next acquire
+// comes after the other processes that were notified. Callers hold mu.
+func (ws *waiters) noteReleased(key string, notified int, self bool) {
+	others := notified
+	if self || ws.channels[releaseChannel(key)] > 0 {
+		others--
+	}
+	if q := ws.queues[key]; q != nil {
+		q.listeners = others + 1
+		return
+	}
+	if others <= 0 {
+		return
+	}
+	if len(ws.yields) >= yieldsMax {
+		clear(ws.yields) // entries matter for milliseconds
+	}
+	ws.yields[key] = time.Now().Add(ws.yieldTime(others))
+}
+
+// contended returns a requested key that is left to others first: to waiters in this process or, for
+// the returned time, to another process. A key that the owner holds is not left to those who wait
+// for its release.
+func (ws *waiters) contended(o *lockOwner, keys []string) (key string, elsewhere time.Duration) {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	if ws.closed || len(ws.queues)+len(ws.yields) == 0 {
+		return "", 0
+	}
+	for _, k := range keys {
+		until, yields := ws.yields[k]
+		switch {
+		case o.holds[k] != nil:
+		case ws.queues[k] != nil:
+			return k, 0
+		case yields && time.Until(until) > 0:
+			return k, time.Until(until)
+		default:
+			delete(ws.yields, k)
+		}
+	}
+	return "", 0
 }

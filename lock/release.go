@@ -39,39 +39,42 @@ func (le *Lease) release(ctx context.Context, cause error) error {
 	defer func() { <-le.sem }()
 
 	le.end(cause)
+	l := le.locker
 	var failed []error
 	left := le.pending[:0]
 	for _, p := range le.pending {
-		keys := keysOf(p.holds)
-		released, err := le.locker.sendRelease(ctx, p.call, p.grant.owner, keys)
+		keys := holdKeys(p.holds)
+		listens := l.waiters.mayListen(keys)
+		notified, err := l.scripts.sendRelease(ctx, p.call, p.grant.owner, keys)
 		if err != nil {
 			left = append(left, p)
 			failed = append(failed, fmt.Errorf("release %s: %w", describe(keys), err))
 			continue
 		}
-		le.locker.mu.Lock()
-		le.locker.freeReceipt(p.call)
-		le.locker.mu.Unlock()
 		inRedis, lost := 0, 0
+		l.mu.Lock()
+		l.calls.done(p.call)
 		for i, h := range p.holds {
 			switch {
-			case released[i]:
+			case notified[i] != lostLock:
 				inRedis++
+				l.waiters.noteReleased(h.key, notified[i], listens[h.key])
 			case !h.lost: // otherwise already reported
 				lost++
 				le.lost = append(le.lost, h.key)
 			}
 		}
+		l.mu.Unlock()
 		if le.active {
-			le.locker.observer.released(inRedis)
-			le.locker.observer.lost(lost)
+			l.observer.released(inRedis)
+			l.observer.lost(lost)
 		}
 	}
 	le.pending = left
 	if len(left) == 0 {
-		le.locker.mu.Lock()
-		delete(le.locker.leases, le)
-		le.locker.mu.Unlock()
+		l.mu.Lock()
+		delete(l.leases, le)
+		l.mu.Unlock()
 	}
 	if len(le.lost) > 0 {
 		failed = append(failed, &LostError{Keys: le.lost})
@@ -108,7 +111,7 @@ func (le *Lease) end(cause error) {
 			continue
 		}
 		l.watchdog.unwatch(h)
-		if q := l.waiting.queues[h.key]; q != nil {
+		if q := l.waiters.queues[h.key]; q != nil {
 			q.releasedHere = true
 		}
 		if le.owner.holds[h.key] == h {
@@ -117,7 +120,7 @@ func (le *Lease) end(cause error) {
 		i := slices.IndexFunc(le.pending, func(p pendingRelease) bool { return p.grant == h.grant })
 		if i < 0 {
 			i = len(le.pending)
-			le.pending = append(le.pending, pendingRelease{call: l.releaseCall(h.grant), grant: h.grant})
+			le.pending = append(le.pending, pendingRelease{call: l.calls.release(h.grant), grant: h.grant})
 		}
 		le.pending[i].holds = append(le.pending[i].holds, h)
 	}
@@ -125,16 +128,31 @@ func (le *Lease) end(cause error) {
 	l.reportLost(lost, callbacks)
 }
 
-// abandon passes pending releases to the retries in the background. The lease must not be released
-// after that.
+// undo releases a lease that no caller has. The caller runs as a task.
+func (le *Lease) undo(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer cancel()
+	_ = le.release(ctx, ErrReleased)
+	le.retryInBackground()
+}
+
+// abandon lets the background release what is left, unless the Locker is closed. The lease must not
+// be released after that.
 func (le *Lease) abandon() {
+	if le.locker.startTask() {
+		defer le.locker.tasks.Done()
+		le.retryInBackground()
+	}
+}
+
+func (le *Lease) retryInBackground() {
 	le.sem <- struct{}{}
 	defer func() { <-le.sem }()
 	l := le.locker
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, p := range le.pending {
-		l.abandonCall(le.length, abandonedCall{call: p.call, owner: p.grant.owner, keys: keysOf(p.holds)})
+		l.calls.abandon(le.length, abandonedCall{p.call, p.grant.owner, holdKeys(p.holds)})
 	}
 	le.pending = nil
 	delete(l.leases, le)

@@ -4,10 +4,7 @@ import (
 	"context"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 )
 
 // renewParallel is how many renewals run at the same time on one node. It leaves connections for
@@ -17,58 +14,23 @@ const renewParallel = 4
 // renewRound renews the holds of a round: few calls for each slot, several at the same time, and at
 // most renewParallel on one node, which may hang.
 func (l *Locker) renewRound(holds []*hold) {
-	byNode := make(map[string][][]*hold)
-	for _, group := range l.groupBySlot(holds) {
-		node := l.nodeOf(group[0].key)
-		for chunk := range slices.Chunk(group, renewalsPerCall) {
-			byNode[node] = append(byNode[node], chunk)
-		}
-	}
-	var workers sync.WaitGroup
-	for _, calls := range byNode {
-		next := new(atomic.Int64)
-		for range min(renewParallel, len(calls)) {
-			workers.Go(func() {
-				for i := next.Add(1) - 1; i < int64(len(calls)); i = next.Add(1) - 1 {
-					l.renewChunk(calls[i])
-				}
-			})
-		}
-	}
-	workers.Wait()
-}
-
-// groupBySlot returns groups of holds that one script call may name.
-func (l *Locker) groupBySlot(holds []*hold) [][]*hold {
-	if !l.clustered {
-		return [][]*hold{holds}
-	}
-	of := make(map[string]int)
-	var groups [][]*hold
+	bySlot := make(map[string][]*hold)
 	for _, h := range holds {
-		tag := hashTag(h.key)
-		i, known := of[tag]
-		if !known {
-			i = len(groups)
-			of[tag] = i
-			groups = append(groups, nil)
-		}
-		groups[i] = append(groups[i], h)
+		slot := l.scripts.slot(h.key)
+		bySlot[slot] = append(bySlot[slot], h)
 	}
-	return groups
-}
-
-// nodeOf names the node of a lock, as far as the client knows it.
-func (l *Locker) nodeOf(key string) string {
-	cluster, ok := l.rdb.(*redis.ClusterClient)
-	if !ok {
-		return ""
+	byNode := make(map[string][][]*hold)
+	for _, group := range bySlot {
+		node := l.scripts.node(l.running, group[0].key)
+		byNode[node] = slices.AppendSeq(byNode[node], slices.Chunk(group, renewalsPerCall))
 	}
-	node, err := cluster.MasterForKey(l.running, key)
-	if err != nil {
-		return ""
+	var nodes sync.WaitGroup
+	for _, chunks := range byNode {
+		nodes.Go(func() {
+			inParallel(len(chunks), renewParallel, func(i int) { l.renewChunk(chunks[i]) })
+		})
 	}
-	return node.Options().Addr
+	nodes.Wait()
 }
 
 func (l *Locker) renewChunk(holds []*hold) {
@@ -84,7 +46,7 @@ func (l *Locker) renewChunk(holds []*hold) {
 // Redis.
 func (l *Locker) renew(ctx context.Context, holds []*hold, lease time.Duration) error {
 	sent := time.Now()
-	renewed, err := l.sendRenew(ctx, holds, lease)
+	renewed, err := l.scripts.sendRenew(ctx, holds, lease)
 	l.observer.renewed(len(holds), sent, err)
 	if err != nil {
 		return err

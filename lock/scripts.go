@@ -38,10 +38,17 @@ const (
 	answerBusy     = "busy"
 	answerFree     = "free"
 	answerReleased = "released"
-	answerNotified = "notified " // followed by the number of connections
+	answerNotified = "notified" // followed by the number of connections
 	answerRenewed  = "renewed"
 	answerLost     = "lost"
 )
+
+// scripts are the calls to Redis. An error may leave the outcome unknown.
+type scripts struct {
+	rdb       redis.UniversalClient
+	clustered bool
+	prefix    string
+}
 
 // acquireReply is the answer to an acquire.
 type acquireReply struct {
@@ -51,19 +58,34 @@ type acquireReply struct {
 	answers   []string      // one for each key
 }
 
+// busy returns the keys of the call that others hold.
+func (r acquireReply) busy(keys []string) []string {
+	var busy []string
+	for i, answer := range r.answers {
+		if answer == answerBusy {
+			busy = append(busy, keys[i])
+		}
+	}
+	return busy
+}
+
 // sendAcquire asks for locks. A caller with waits set repeats the call, and releases it in the end.
-func (l *Locker) sendAcquire(
+// Only such a caller needs to know how many connections listen.
+func (s scripts) sendAcquire(
 	ctx context.Context, g *grant, mode string, waits bool, keys []string, lease time.Duration,
 ) (acquireReply, error) {
-	names := make([]string, 0, 2+len(keys))
-	names = append(names, l.inSlotOf(keys[0], string(g.acquireCall.receipt)), l.inSlotOf(keys[0], l.fence))
-	names = append(names, keys...)
-	receipt := receiptMS
-	if waits {
-		receipt = noReceipt
+	names := append([]string{
+		s.inSlotWith(keys[0], string(g.acquireCall.receipt)), s.inSlotWith(keys[0], s.prefix+":fence"),
+	}, keys...)
+	receipt, numsub := receiptMS, "none"
+	switch {
+	case waits && s.clustered:
+		receipt, numsub = noReceipt, "shardnumsub"
+	case waits:
+		receipt, numsub = noReceipt, "numsub"
 	}
-	reply, err := lua.LockAcquire.Run(ctx, l.rdb, names, decimal(g.acquireCall.serial), receipt, g.owner,
-		decimal(uint64(lease.Milliseconds())), mode, l.numsubCommand(waits)).Slice()
+	reply, err := lua.LockAcquire.Run(ctx, s.rdb, names, decimal(g.acquireCall.serial), receipt, g.owner,
+		decimal(uint64(lease.Milliseconds())), mode, numsub).Slice()
 	if err != nil {
 		return acquireReply{}, err
 	}
@@ -73,13 +95,10 @@ func (l *Locker) sendAcquire(
 	}
 	digits, _ := reply[0].(string)
 	token, err := strconv.ParseInt(digits, 10, 64)
-	if err != nil {
-		return acquireReply{}, fmt.Errorf("unexpected answer %v, want a token: %w", reply[0], err)
-	}
 	waitMS, isWait := reply[1].(int64)
 	listeners, isCount := reply[2].(int64)
-	if !isWait || !isCount {
-		return acquireReply{}, fmt.Errorf("unexpected answers %v and %v, want a time and a count", reply[1], reply[2])
+	if err != nil || !isWait || !isCount {
+		return acquireReply{}, fmt.Errorf("unexpected answers %v, want a token, a time and a count", reply[:before])
 	}
 	answers := make([]string, len(keys))
 	for i, answer := range reply[before:] {
@@ -94,80 +113,104 @@ func (l *Locker) sendAcquire(
 	}, nil
 }
 
-// numsubCommand counts the connections that listen for a release. Only waiters need the number.
-func (l *Locker) numsubCommand(waits bool) string {
-	switch {
-	case !waits:
-		return "none"
-	case l.clustered:
-		return "shardnumsub"
-	}
-	return "numsub"
-}
-
 // sendRenew reports for each hold whether it was renewed; otherwise it was lost.
-func (l *Locker) sendRenew(ctx context.Context, holds []*hold, lease time.Duration) ([]bool, error) {
-	names := make([]string, len(holds))
+func (s scripts) sendRenew(ctx context.Context, holds []*hold, lease time.Duration) ([]bool, error) {
 	args := make([]any, 0, 1+len(holds))
 	args = append(args, lease.Milliseconds())
-	for i, h := range holds {
-		names[i] = h.key
+	for _, h := range holds {
 		args = append(args, h.owner)
 	}
-	return parseAnswers(answerRenewed, len(holds), lua.LockRenew.Run(ctx, l.rdb, names, args...))
+	renewed := make([]bool, len(holds))
+	err := parseAnswers(lua.LockRenew.Run(ctx, s.rdb, holdKeys(holds), args...), len(holds),
+		func(i int, answer string) bool {
+			renewed[i] = answer == answerRenewed
+			return renewed[i]
+		})
+	return renewed, err
 }
 
-// sendRelease reports for each key whether it was released; otherwise it was lost.
-func (l *Locker) sendRelease(ctx context.Context, c scriptCall, owner string, keys []string) ([]bool, error) {
-	names := make([]string, 0, 1+len(keys))
-	names = append(append(names, l.inSlotOf(keys[0], string(c.receipt))), keys...)
-	cmd := lua.LockRelease.Run(ctx, l.rdb, names, decimal(c.serial), receiptMS, owner, l.publishCommand())
-	return parseAnswers(answerReleased, len(keys), cmd, func(i int, answer string) (is bool) {
-		digits, is := strings.CutPrefix(answer, answerNotified)
-		if listeners, err := strconv.Atoi(digits); is && err == nil {
-			l.noteListeners(keys[i], listeners, c.serial)
-		}
-		return is
-	})
+// lostLock stands for the number of listeners of a lock that was lost before its release.
+const lostLock = -1
+
+// sendRelease returns for each key how many connections were notified, or lostLock.
+func (s scripts) sendRelease(ctx context.Context, c scriptCall, owner string, keys []string) ([]int, error) {
+	names := append([]string{s.inSlotWith(keys[0], string(c.receipt))}, keys...)
+	notified := make([]int, len(keys))
+	err := parseAnswers(lua.LockRelease.Run(ctx, s.rdb, names, decimal(c.serial), receiptMS, owner, s.publish()),
+		len(keys), func(i int, answer string) bool {
+			word, digits, _ := strings.Cut(answer, " ")
+			notified[i], _ = strconv.Atoi(digits)
+			if answer == answerLost {
+				notified[i] = lostLock
+			}
+			return word == answerReleased || word == answerNotified
+		})
+	return notified, err
 }
 
-// publishCommand announces a release. In a cluster Redisson listens to sharded channels, whose
-// messages stay on the node of the lock.
-func (l *Locker) publishCommand() string {
-	if l.clustered {
+// sendForce reports whether the lock was held.
+func (s scripts) sendForce(ctx context.Context, c scriptCall, key string) (bool, error) {
+	answer, err := lua.LockForce.Run(ctx, s.rdb, []string{s.inSlotWith(key, string(c.receipt)), key},
+		decimal(c.serial), receiptMS, s.publish()).Text()
+	if err == nil && answer != answerReleased && answer != answerFree {
+		err = fmt.Errorf("unknown answer %q", answer)
+	}
+	return answer == answerReleased, err
+}
+
+// publish is the command that announces a release. In a cluster Redisson listens to sharded
+// channels, whose messages stay on the node of the lock.
+func (s scripts) publish() string {
+	if s.clustered {
 		return "spublish"
 	}
 	return "publish"
 }
 
-// parseAnswers reports which answers are good, or accepted by asGood, and fails on words that the
-// script's header does not list.
-func parseAnswers(good string, keys int, cmd *redis.Cmd, asGood ...func(i int, answer string) bool) ([]bool, error) {
+func decimal(n uint64) string { return strconv.FormatUint(n, 10) }
+
+// parseAnswers passes each answer to f. It fails on words that f refuses and that do not mean that
+// a lock was lost: the script's header does not list them.
+func parseAnswers(cmd *redis.Cmd, keys int, f func(i int, answer string) bool) error {
 	answers, err := cmd.StringSlice()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if len(answers) != keys {
-		return nil, fmt.Errorf("%d answers for %d keys", len(answers), keys)
+		return fmt.Errorf("%d answers for %d keys", len(answers), keys)
 	}
-	is := make([]bool, keys)
 	for i, answer := range answers {
-		is[i] = answer == good || slices.ContainsFunc(asGood, func(accepts func(int, string) bool) bool {
-			return accepts(i, answer)
-		})
-		if !is[i] && answer != answerLost {
-			return nil, fmt.Errorf("unknown answer %q", answer)
+		if !f(i, answer) && answer != answerLost {
+			return fmt.Errorf("unknown answer %q", answer)
 		}
 	}
-	return is, nil
+	return nil
 }
 
-// inSlotOf puts the name of one of the Locker's own keys into the slot of a lock.
-func (l *Locker) inSlotOf(first, name string) string {
-	if l.clustered && hashTag(l.prefix) == l.prefix {
-		return name + ":{" + hashTag(first) + "}"
+// inSlotWith puts the name of one of the Locker's own keys into the slot of a lock.
+func (s scripts) inSlotWith(lock, name string) string {
+	if s.clustered && hashTag(s.prefix) == s.prefix {
+		return name + ":{" + hashTag(lock) + "}"
 	}
 	return name
+}
+
+// slot names the keys that one script call, or one listener, may name.
+func (s scripts) slot(key string) string {
+	if s.clustered {
+		return hashTag(key)
+	}
+	return ""
+}
+
+// node names the node of a lock, as far as the client knows it.
+func (s scripts) node(ctx context.Context, key string) string {
+	if cluster, ok := s.rdb.(*redis.ClusterClient); ok {
+		if node, err := cluster.MasterForKey(ctx, key); err == nil {
+			return node.Options().Addr
+		}
+	}
+	return ""
 }
 
 // hashTag is the part of a key that decides its slot in a Redis Cluster: the text between the first
@@ -179,6 +222,16 @@ func hashTag(key string) string {
 		}
 	}
 	return key
+}
+
+const channelPrefix = "redisson_lock__channel:"
+
+// releaseChannel names the channel that announces a release, as Redisson does.
+func releaseChannel(key string) string {
+	if strings.Contains(key, "{") {
+		return channelPrefix + key
+	}
+	return channelPrefix + "{" + key + "}"
 }
 
 // rejected reports an error that proves that no attempt of the call did or will do anything: the

@@ -21,7 +21,7 @@ func TestOwnKeysAreInTheSlotOfTheLocks(t *testing.T) {
 		"ann":                   "lock:fence:{ann}",
 		"a{b}{c}":               "lock:fence:{b}",
 	} {
-		assert.Equal(t, want, l.inSlotOf(key, l.fence))
+		assert.Equal(t, want, l.scripts.inSlotWith(key, "lock:fence"))
 	}
 	for _, key := range []string{"{}ann", "a}b", "{ann"} {
 		_, err := l.TryAcquire(t.Context(), key)
@@ -31,7 +31,7 @@ func TestOwnKeysAreInTheSlotOfTheLocks(t *testing.T) {
 	alone := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
 	t.Cleanup(func() { _ = alone.Close() })
 	mine := New(alone, WithPrefix("mine"))
-	assert.Equal(t, "mine:fence", mine.inSlotOf("stampede:{0}:lock:ann", mine.fence))
+	assert.Equal(t, "mine:fence", mine.scripts.inSlotWith("stampede:{0}:lock:ann", "mine:fence"))
 }
 
 func TestChannelHasRedissonsName(t *testing.T) {
@@ -40,28 +40,20 @@ func TestChannelHasRedissonsName(t *testing.T) {
 		"stampede:{0}:lock:ann": "redisson_lock__channel:stampede:{0}:lock:ann",
 		"{ann":                  "redisson_lock__channel:{ann",
 	} {
-		assert.Equal(t, want, channelOf(key))
+		assert.Equal(t, want, releaseChannel(key))
 	}
 }
 
 func TestUnknownAnswerIsAnError(t *testing.T) {
-	of := func(answers ...any) *redis.Cmd {
+	reply := func(answers ...any) *redis.Cmd {
 		cmd := redis.NewCmd(t.Context())
 		cmd.SetVal(answers)
 		return cmd
 	}
-	is, err := parseAnswers(answerReleased, 2, of("released", "lost"))
-	assert.NoError(t, err)
-	assert.Equal(t, []bool{true, false}, is)
-	is, err = parseAnswers(answerReleased, 2, of("notified 3", "lost"), func(i int, answer string) bool {
-		return i == 0 && answer == "notified 3"
-	})
-	assert.NoError(t, err)
-	assert.Equal(t, []bool{true, false}, is)
-	_, err = parseAnswers(answerReleased, 2, of("released"))
-	assert.ErrorContains(t, err, "1 answers for 2 keys")
-	_, err = parseAnswers(answerReleased, 1, of("renewed"))
-	assert.ErrorContains(t, err, `unknown answer "renewed"`)
+	accepted := func(_ int, answer string) bool { return answer == answerReleased }
+	assert.NoError(t, parseAnswers(reply("released", "lost"), 2, accepted))
+	assert.ErrorContains(t, parseAnswers(reply("released"), 2, accepted), "1 answers for 2 keys")
+	assert.ErrorContains(t, parseAnswers(reply("renewed"), 1, accepted), `unknown answer "renewed"`)
 }
 
 // redisError is an error that Redis replied.

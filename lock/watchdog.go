@@ -1,41 +1,28 @@
 package lock
 
 import (
-	"container/heap"
 	"sync"
 	"time"
 )
 
-const (
-	// watchIdle bounds the watchdog's sleep, and so how long it lives without holds.
-	watchIdle = 5 * time.Second
-	// notInHeap is the index of a hold that the watchdog does not watch.
-	notInHeap = -1
-)
+// watchIdle bounds the watchdog's sleep, and so how long it lives without holds.
+const watchIdle = 5 * time.Second
 
-// alarm is when the watchdog acts on a hold. Guarded by Locker.mu.
-type alarm struct {
-	index int // in the heap
-	at    time.Time
-	// notBefore delays the retry of a failed renewal.
-	notBefore time.Time
-	renewing  bool // a renewal is in progress
-}
-
-// watchdog watches holds that are renewed, and holds with callbacks for their end: one heap, and
-// one goroutine while the heap is not empty.
+// watchdog watches holds that are renewed, and holds with callbacks for their end, in one goroutine
+// while there are any. It looks at all of them when something is due: about twenty times a lease,
+// as renewals are batched.
 //
 // Renewals that are due at about the same time run together, in a goroutine of their own. Meanwhile
 // the watchdog keeps reporting leases that end, however long Redis takes.
 type watchdog struct {
-	mu *sync.Mutex // the Locker's; guards the alarms and all fields below
+	mu *sync.Mutex // the Locker's; guards the state of holds and all fields below
 	// lease is the length of renewed leases. They are renewed when a third of it has passed.
 	lease time.Duration
 	// renew asks Redis, updates or removes each hold, and calls renewalDone. expired takes holds
 	// whose lease has ended. Both run without mu.
 	renew, expired func([]*hold)
 
-	heap       alarms
+	watched    map[*hold]struct{}
 	running    bool
 	stopped    bool
 	sleepUntil time.Time // nothing is due before
@@ -44,7 +31,10 @@ type watchdog struct {
 }
 
 func newWatchdog(mu *sync.Mutex, lease time.Duration, renew, expired func([]*hold)) *watchdog {
-	return &watchdog{mu: mu, lease: lease, renew: renew, expired: expired, wake: make(chan struct{}, 1)}
+	return &watchdog{
+		mu: mu, lease: lease, renew: renew, expired: expired,
+		watched: make(map[*hold]struct{}), wake: make(chan struct{}, 1),
+	}
 }
 
 // batchWindow is how much earlier than due a renewal may run together with others.
@@ -53,30 +43,24 @@ func (w *watchdog) batchWindow() time.Duration { return w.lease / 20 }
 // retryPause is the time between a failed renewal and the next attempt.
 func (w *watchdog) retryPause() time.Duration { return w.lease / 10 }
 
-// watch adds a hold, or updates it if it is already watched. Callers hold mu.
+// watch adds a hold. Callers hold mu.
 func (w *watchdog) watch(h *hold) {
 	if w.stopped || h.lost {
 		return
 	}
-	if h.index == notInHeap {
-		heap.Push(&w.heap, h)
-	}
+	w.watched[h] = struct{}{}
 	w.update(h)
 }
 
-// update recomputes the alarm of a watched hold. Callers hold mu.
+// update wakes the watchdog if a hold is due earlier than before. Callers hold mu.
 func (w *watchdog) update(h *hold) {
-	if h.index == notInHeap {
-		return
-	}
-	h.at = w.due(h)
-	heap.Fix(&w.heap, h.index)
+	_, watched := w.watched[h]
 	switch {
-	case w.stopped:
+	case !watched || w.stopped:
 	case !w.running:
 		w.running = true
 		w.tasks.Go(w.run)
-	case h.at.Before(w.sleepUntil):
+	case w.due(h).Before(w.sleepUntil):
 		signal(w.wake)
 	}
 }
@@ -101,11 +85,7 @@ func (w *watchdog) due(h *hold) time.Time {
 }
 
 // unwatch removes a hold. Callers hold mu.
-func (w *watchdog) unwatch(h *hold) {
-	if h.index != notInHeap {
-		heap.Remove(&w.heap, h.index)
-	}
-}
+func (w *watchdog) unwatch(h *hold) { delete(w.watched, h) }
 
 // run ends when it wakes and has no holds. It sleeps through short times without holds, so that
 // consecutive locks share one goroutine.
@@ -114,16 +94,12 @@ func (w *watchdog) run() {
 	defer timer.Stop()
 	for first := true; ; first = false {
 		w.mu.Lock()
-		if w.stopped || len(w.heap) == 0 && !first { // the first hold may already be released
+		if w.stopped || len(w.watched) == 0 && !first { // the first hold may already be released
 			w.running = false
 			w.mu.Unlock()
 			return
 		}
-		renew, expired := w.pop(time.Now())
-		w.sleepUntil = time.Now().Add(watchIdle)
-		if len(w.heap) > 0 {
-			w.sleepUntil = w.heap[0].at
-		}
+		renew, expired := w.takeDue(time.Now())
 		sleep := min(time.Until(w.sleepUntil), watchIdle)
 		w.mu.Unlock()
 
@@ -141,26 +117,24 @@ func (w *watchdog) run() {
 	}
 }
 
-// pop returns the holds to renew now, and the holds whose lease has ended, which it removes.
-// Callers hold mu.
-func (w *watchdog) pop(now time.Time) (renew, expired []*hold) {
+// takeDue returns the holds to renew now, and the holds whose lease has ended, which it removes. It
+// sets when the next one is due. Callers hold mu.
+func (w *watchdog) takeDue(now time.Time) (renew, expired []*hold) {
 	soon := now.Add(w.batchWindow())
-	var later []*hold
-	for len(w.heap) > 0 && hasEnded(w.heap[0].at, soon) {
-		h := heap.Pop(&w.heap).(*hold)
-		switch {
-		case hasEnded(h.ends, now):
+	w.sleepUntil = now.Add(watchIdle)
+	for h := range w.watched {
+		if hasEnded(h.ends, now) {
 			expired = append(expired, h)
+			w.unwatch(h)
 			continue
-		case !h.renewing && h.watched() && hasEnded(w.due(h), soon):
+		}
+		if !h.renewing && h.watched() && hasEnded(w.due(h), soon) {
 			h.renewing = true
 			renew = append(renew, h)
 		}
-		later = append(later, h)
-	}
-	for _, h := range later {
-		h.at = w.due(h)
-		heap.Push(&w.heap, h)
+		if due := w.due(h); due.Before(w.sleepUntil) {
+			w.sleepUntil = due
+		}
 	}
 	return renew, expired
 }
@@ -186,35 +160,3 @@ func (w *watchdog) stop() {
 }
 
 func (w *watchdog) wait() { w.tasks.Wait() }
-
-// alarms is a heap ordered by time.
-type alarms []*hold
-
-// Len implements heap.Interface.
-func (a alarms) Len() int { return len(a) }
-
-// Less implements heap.Interface.
-func (a alarms) Less(i, j int) bool { return a[i].at.Before(a[j].at) }
-
-// Swap implements heap.Interface.
-func (a alarms) Swap(i, j int) {
-	a[i], a[j] = a[j], a[i]
-	a[i].index, a[j].index = i, j
-}
-
-// Push implements heap.Interface.
-func (a *alarms) Push(x any) {
-	h := x.(*hold)
-	h.index = len(*a)
-	*a = append(*a, h)
-}
-
-// Pop implements heap.Interface.
-func (a *alarms) Pop() any {
-	last := len(*a) - 1
-	h := (*a)[last]
-	(*a)[last] = nil
-	*a = (*a)[:last]
-	h.index = notInHeap
-	return h
-}

@@ -1,17 +1,15 @@
 package lock
 
 import (
-	"bytes"
-	"context"
 	"fmt"
 	"maps"
-	"runtime/pprof"
+	"runtime"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -62,7 +60,7 @@ func (d *watchdogBench) now() time.Duration { return time.Since(d.start) }
 func (d *watchdogBench) renewAll(holds []*hold) {
 	sent := time.Now()
 	d.lock.Lock()
-	call := watchdogRound{at: d.now(), keys: keysOf(holds)}
+	call := watchdogRound{at: d.now(), keys: holdKeys(holds)}
 	slices.Sort(call.keys)
 	d.rounds = append(d.rounds, call)
 	redis := d.redis
@@ -108,7 +106,7 @@ func (d *watchdogBench) holdFor(key string, watched bool, lease time.Duration) *
 }
 
 func newHold(key string, watched bool) *hold {
-	return &hold{grant: &grant{}, key: key, alarm: alarm{index: notInHeap}, leases: []*Lease{{watched: watched}}}
+	return &hold{grant: &grant{}, key: key, leases: []*Lease{{watched: watched}}}
 }
 
 func (d *watchdogBench) answers(redis func(holds []*hold) bool) {
@@ -245,14 +243,14 @@ func TestHangingRenewalDelaysNoOther(t *testing.T) {
 		assert.Equal(t, benchEnd, reported["ann"], "at its end, not when Redis answers")
 		assert.Equal(t, 2*time.Second+20*time.Second-drift(20*time.Second), reported["explicit"])
 		assert.NotContains(t, reported, "bob", "renewed all the time")
-		of := make(map[string]int)
+		renewals := make(map[string]int)
 		for _, call := range d.calls() {
 			for _, key := range call.keys {
-				of[key]++
+				renewals[key]++
 			}
 		}
-		assert.Equal(t, 1, of["ann"], "one renewal at a time")
-		assert.Equal(t, 7, of["bob"])
+		assert.Equal(t, 1, renewals["ann"], "one renewal at a time")
+		assert.Equal(t, 7, renewals["bob"])
 	})
 }
 
@@ -273,7 +271,7 @@ func TestLateAnswerDoesNotReviveALease(t *testing.T) {
 
 		assert.Equal(t, map[string]time.Duration{"expired": benchEnd}, d.expiredAt())
 		for _, h := range []*hold{expired, released} {
-			assert.Equal(t, notInHeap, h.index, h.key)
+			assert.NotContains(t, d.watched, h, h.key)
 		}
 		assert.False(t, expired.valid(time.Now()), "a reported loss stays a loss")
 		d.until(2 * benchLease)
@@ -405,7 +403,7 @@ func TestStoppedWatchdogRenewsAndReportsNothing(t *testing.T) {
 		synctest.Wait()
 		assert.False(t, d.runs())
 		late := d.hold("bob", false)
-		assert.Equal(t, notInHeap, late.index)
+		assert.NotContains(t, d.watched, late)
 		assert.False(t, d.runs())
 		d.until(2 * benchLease)
 		assert.Empty(t, d.calls())
@@ -413,49 +411,102 @@ func TestStoppedWatchdogRenewsAndReportsNothing(t *testing.T) {
 	})
 }
 
+// Tests of package lock do not run in parallel, so that no other goroutines count.
 func TestTenThousandHoldsNeedOneGoroutine(t *testing.T) {
 	const holds = 10_000
-	// Goroutines inherit the label of the one that starts them, so those of other tests do not
-	// count.
-	pprof.Do(context.Background(), pprof.Labels("test", t.Name()), func(context.Context) {
-		bubble(t, func(t *testing.T, d *watchdogBench) {
-			before := goroutinesOf(t)
-			for i := range holds {
-				d.hold(fmt.Sprint(i), i%2 == 0)
-			}
-			synctest.Wait()
-			assert.Equal(t, before+1, goroutinesOf(t))
+	bubble(t, func(t *testing.T, d *watchdogBench) {
+		before := runtime.NumGoroutine()
+		for i := range holds {
+			d.hold(fmt.Sprint(i), i%2 == 0)
+		}
+		synctest.Wait()
+		assert.Equal(t, before+1, runtime.NumGoroutine())
 
-			during := 0
-			d.answers(func(holds []*hold) bool {
-				during = goroutinesOf(t)
-				return true
-			})
-			d.until(benchDue)
-			assert.Equal(t, before+2, during, "one more while Redis is asked")
-			require.Len(t, d.calls(), 1)
-			assert.Len(t, d.calls()[0].keys, holds/2)
-			d.until(benchEnd)
-			assert.Len(t, d.expiredAt(), holds/2)
+		during := 0
+		d.answers(func(holds []*hold) bool {
+			during = runtime.NumGoroutine()
+			return true
 		})
+		d.until(benchDue)
+		assert.Equal(t, before+2, during, "one more while Redis is asked")
+		require.Len(t, d.calls(), 1)
+		assert.Len(t, d.calls()[0].keys, holds/2)
+		d.until(benchEnd)
+		assert.Len(t, d.expiredAt(), holds/2)
 	})
 }
 
-// goroutinesOf counts the goroutines with the label of the test.
-func goroutinesOf(t *testing.T) int {
-	t.Helper()
-	var profile bytes.Buffer
-	require.NoError(t, pprof.Lookup("goroutine").WriteTo(&profile, 1))
-	count, of := 0, 0
-	for line := range strings.Lines(profile.String()) {
-		if strings.Contains(line, " @ ") {
-			_, err := fmt.Sscan(line, &of)
-			require.NoError(t, err)
-		}
-		if strings.HasPrefix(line, "# labels:") && strings.Contains(line, `"test":"`+t.Name()+`"`) {
-			count += of
-		}
+// A hold that another lease holds for longer is renewed as often. Otherwise its loss would be
+// reported late.
+func TestLongLeaseIsRenewedAsOftenAsOthers(t *testing.T) {
+	bubble(t, func(t *testing.T, d *watchdogBench) {
+		h := newHold("ann", true)
+		h.extend(time.Now(), MaxLease)
+		assert.Equal(t, time.Now().Add(benchLease/3-drift(benchLease)), d.due(h))
+		h.leases[0].watched = false
+		assert.Equal(t, h.ends, d.due(h))
+	})
+}
+
+func TestOvertakenAnswerDoesNotShortenALease(t *testing.T) {
+	h, sent := newHold("ann", true), time.Now()
+	h.extend(sent.Add(time.Second), benchLease)
+	h.extend(sent, benchLease)
+	assert.Equal(t, sent.Add(time.Second+benchEnd), h.ends)
+}
+
+// A suspended machine stops the monotonic clock and not the wall clock, and the wall clock may be
+// set back. A lease has ended as soon as one of the clocks says so.
+func TestLeaseEndsByTheClockThatIsAhead(t *testing.T) {
+	now := time.Now()
+	ends := now.Add(time.Minute)
+	for name, at := range map[string]struct {
+		monotonic, wall time.Duration // since now
+		want            bool
+	}{
+		"just before the end":           {time.Minute - 1, time.Minute - 1, false},
+		"at the end":                    {time.Minute, time.Minute, true},
+		"suspended for an hour":         {time.Second, time.Hour, true},
+		"suspended and resumed in time": {time.Second, 59 * time.Second, false},
+		"ended, wall clock set back":    {time.Minute, -time.Hour, true},
+		"valid, wall clock set back":    {time.Second, -time.Hour, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			then := clocks(now, at.monotonic, at.wall)
+			assert.Equal(t, at.want, hasEnded(ends, then))
+			assert.Equal(t, !at.want, (&hold{ends: ends}).valid(then))
+			assert.False(t, (&hold{ends: ends, lost: true}).valid(then), "a lost hold stays lost")
+		})
 	}
-	require.Positive(t, count, "the test's own goroutine was not found")
-	return count
+}
+
+// A watchdog that was suspended with its machine finds the leases that have ended, and renews the
+// others.
+func TestWatchdogReadsBothClocks(t *testing.T) {
+	w := newWatchdog(new(sync.Mutex), benchLease, nil, nil)
+	w.running = true // the test replaces the goroutine
+	now := time.Now()
+	gone, kept := newHold("gone", false), newHold("kept", true)
+	gone.extend(now, 10*time.Minute)
+	kept.extend(now, MaxLease)
+	w.watch(gone)
+	w.watch(kept)
+	renew, expired := w.takeDue(clocks(now, time.Second, 20*time.Minute))
+	assert.Equal(t, []*hold{kept}, renew)
+	assert.Equal(t, []*hold{gone}, expired)
+}
+
+// clocks returns a time at which the two clocks have advanced differently. Package time offers no
+// function for that, so this writes the field of the monotonic clock.
+func clocks(now time.Time, monotonic, wall time.Duration) time.Time {
+	then := now.Add(wall)
+	(*struct {
+		wall uint64
+		ext  int64
+		loc  *time.Location
+	})(unsafe.Pointer(&then)).ext += int64(monotonic - wall)
+	if then.Sub(now) != monotonic || then.Round(0).Sub(now.Round(0)) != wall {
+		panic("package time has changed how it stores the clocks")
+	}
+	return then
 }
