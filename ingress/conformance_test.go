@@ -78,7 +78,8 @@ func TestMethodsFollowRFC9110(t *testing.T) {
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 1})
 	before := s.stock(sale)
-	for _, method := range []string{http.MethodTrace, "QUERY", "post", "PROPFIND"} { // TestUnknownRoutesAndMethods has more
+	// TestUnknownRoutesAndMethods has more.
+	for _, method := range []string{http.MethodTrace, "QUERY", "post", "PROPFIND"} {
 		r := s.ask(method, ordersPath(sale), nil)
 		r.isProblem(http.StatusMethodNotAllowed, "method-not-allowed")
 		require.Equal(t, "OPTIONS, POST", r.header.Get("Allow"))

@@ -48,7 +48,8 @@ func TestCORSIsOffByDefault(t *testing.T) {
 	s := openShop(t)
 	require.Equal(t, noCORS, corsHeaders(s.get("/v1/sales", fromOrigin(shopOrigin))))
 	require.Equal(t, noCORS, corsHeaders(s.preflight("/v1/orders", http.MethodGet, shopOrigin)))
-	require.Equal(t, noCORS, corsHeaders(s.buy(s.sale(reservation.Terms{Stock: 1}), "", as("ada"), fromOrigin(shopOrigin))))
+	sale := s.sale(reservation.Terms{Stock: 1})
+	require.Equal(t, noCORS, corsHeaders(s.buy(sale, "", as("ada"), fromOrigin(shopOrigin))))
 }
 
 func TestCORSAllowsScriptsOfListedOrigins(t *testing.T) {
@@ -72,7 +73,7 @@ func TestCORSAllowsScriptsOfListedOrigins(t *testing.T) {
 		"wait":          s.buy(sale, "", as("bob"), fromOrigin(shopOrigin), reqHeader{"Prefer", "wait=1"}),
 		"too large":     s.buy(sale, strings.Repeat(" ", accept.MaxBodyBytes+1), as("ada"), fromOrigin(shopOrigin)),
 		"missing id":    s.get("/v1/orders//events", fromOrigin(shopOrigin)),
-		"not JSON":      s.ask(http.MethodPost, ordersPath(sale), strings.NewReader("a=b"), as("ada"), fromOrigin(shopOrigin)),
+		"not JSON":      s.ask("POST", ordersPath(sale), strings.NewReader("a=b"), as("ada"), fromOrigin(shopOrigin)),
 		"head of sales": s.ask(http.MethodHead, "/v1/sales", nil, fromOrigin(shopOrigin)),
 	} {
 		require.Equal(t, readable, corsHeaders(r), "%s: %d %s", what, r.status, r.body)

@@ -190,13 +190,16 @@ type slots struct {
 
 // admit wraps a handler to run in a slot.
 func (s *slots) admit(h echo.HandlerFunc) echo.HandlerFunc {
-	return func(c echo.Context) error {
-		if !s.acquire() {
-			return problemOverloaded
-		}
-		defer s.release()
-		return h(c)
+	return func(c echo.Context) error { return s.hold(func() error { return h(c) }) }
+}
+
+// hold runs a function in a slot.
+func (s *slots) hold(f func() error) error {
+	if !s.acquire() {
+		return problemOverloaded
 	}
+	defer s.release()
+	return f()
 }
 
 // acquire takes a slot, which release returns. It is false if none is free.

@@ -20,7 +20,7 @@ func pageHeaders() http.Header {
 	return http.Header{"Cache-Control": {"public, max-age=300"}, "X-Content-Type-Options": {"nosniff"}}
 }
 
-// documentation registers the pages. They come from memory, like sales, and have the limits of these, which public sets.
+// documentation registers the pages. They come from memory, like sales, and have the same limits, which public sets.
 func (s *router) documentation(public echo.MiddlewareFunc) error {
 	site, err := apidoc.New(openapi)
 	if err != nil {

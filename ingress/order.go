@@ -109,13 +109,13 @@ func (s *orderService) cancel(c echo.Context) error {
 func (s *orderService) answerChange(
 	c echo.Context, id uuid.UUID, user string, change func(context.Context) (order.Order, error),
 ) error {
-	return s.inFlight.orders.admit(func(c echo.Context) error {
+	return s.inFlight.orders.hold(func() error {
 		changed, err := s.orders.change(c.Request().Context(), id, user, change)
 		if err != nil {
 			return err
 		}
 		return writeJSON(c, http.StatusOK, s.orders.versions.latest(changed).View())
-	})(c)
+	})
 }
 
 // identify authenticates the buyer and reads which order the request is about. It does not check whose

@@ -87,10 +87,10 @@ func (s *orderService) stream(c echo.Context) error {
 func (s *orderService) findInSlot(
 	c echo.Context, id uuid.UUID, user string, receipt *order.Receipt,
 ) (found foundOrder, err error) {
-	err = s.inFlight.orders.admit(func(c echo.Context) (err error) {
+	err = s.inFlight.orders.hold(func() (err error) {
 		found, err = s.orders.find(c.Request().Context(), id, user, receipt)
 		return err
-	})(c)
+	})
 	return found, err
 }
 

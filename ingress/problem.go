@@ -143,7 +143,8 @@ func problemFor(err error) *problem {
 			detail: "The payment in payment_reference is valid. Refund the payment of this request.",
 		}
 	case errors.As(err, &step):
-		return &problem{Kind: problems.Transition, detail: "The order is " + string(step.Status) + ", which does not allow this."}
+		detail := "The order is " + string(step.Status) + ", which does not allow this."
+		return &problem{Kind: problems.Transition, detail: detail}
 	case errors.As(err, &routing) && routing.Code == http.StatusMethodNotAllowed:
 		return problemMethod
 	case errors.As(err, &routing) && routing.Code == http.StatusNotFound:

@@ -223,12 +223,12 @@ func (s *purchaseService) orPastAnswer(
 // pastAnswer returns the answer to a purchase in a sale that has ended and that Redis has retired, as Redis would have
 // given it before. Only requests that come long after the end need it. They take a slot and a connection of purchases.
 func (s *purchaseService) pastAnswer(c echo.Context, r reservation.Request) (answer reservation.Answer, err error) {
-	err = s.inFlight.purchases.admit(func(c echo.Context) error {
+	err = s.inFlight.purchases.hold(func() error {
 		return s.orders.query(c.Request().Context(), orderTimeout, func(ctx context.Context) (err error) {
 			answer, err = s.config.AwaitedOrders.PastAnswer(ctx, r)
 			return err
 		})
-	})(c)
+	})
 	if err != nil {
 		return reservation.Answer{}, fmt.Errorf("%w: sale %s: postgres: %w", problemPastUnknown, r.Sale, err)
 	}
@@ -262,12 +262,12 @@ func problemOrderEnded(id uuid.UUID, status order.Status) *problem {
 func (s *purchaseService) answerReplay(c echo.Context, r reservation.Request, answer reservation.Answer) error {
 	var found []order.Order
 	id := answer.Reservation.OrderID
-	err := s.inFlight.purchases.admit(func(c echo.Context) error {
+	err := s.inFlight.purchases.hold(func() error {
 		return s.orders.query(c.Request().Context(), orderTimeout, func(ctx context.Context) (err error) {
 			found, err = s.config.AwaitedOrders.FindOrders(ctx, []uuid.UUID{id})
 			return err
 		})
-	})(c)
+	})
 	forgotten := s.orders.versions.mayHaveForgotten(id)
 	shown, wasShown := s.orders.versions.recall(id)
 	switch {

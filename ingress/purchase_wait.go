@@ -61,7 +61,7 @@ func (s *purchaseService) answerAfterWait(
 func (s *purchaseService) findLost(
 	c echo.Context, r reservation.Request, held order.Reservation,
 ) (o order.Order, known bool) {
-	err := s.inFlight.purchases.admit(func(c echo.Context) (err error) {
+	err := s.inFlight.purchases.hold(func() (err error) {
 		ctx := c.Request().Context()
 		if _, err = s.orders.findReserved(ctx, held.OrderID, r.User); !errors.Is(err, order.ErrNotFound) {
 			return problemOrderUndecided
@@ -71,7 +71,7 @@ func (s *purchaseService) findLost(
 			return err
 		})
 		return err
-	})(c)
+	})
 	return o, err == nil
 }
 

@@ -110,9 +110,9 @@ func (s *orderService) createTicket(c echo.Context) error {
 	if err := readEmptyObject(c); err != nil {
 		return err
 	}
-	return s.inFlight.orders.admit(func(c echo.Context) error {
+	return s.inFlight.orders.hold(func() error {
 		return s.receipts.answerTicket(c, ticket{kind: orderTicket, id: id, user: user}, orderPath(id))
-	})(c)
+	})
 }
 
 // createTicket serves POST /v1/sales/{sale}/events/ticket. The stream of a sale is open to anyone; a ticket is for
@@ -125,9 +125,9 @@ func (s *saleService) createTicket(c echo.Context) error {
 	if err := readEmptyObject(c); err != nil {
 		return err
 	}
-	return s.inFlight.sales.admit(func(c echo.Context) error {
+	return s.inFlight.sales.hold(func() error {
 		return s.receipts.answerTicket(c, ticket{kind: saleTicket, id: id}, "/v1/sales/"+id.String())
-	})(c)
+	})
 }
 
 func (s *receipts) answerTicket(c echo.Context, t ticket, path string) error {

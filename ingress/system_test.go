@@ -77,7 +77,8 @@ func TestStopEndsThousandStreams(t *testing.T) {
 			require.Contains(t, []string{"HTTP/1.1 200 OK\r\n", "HTTP/1.1 503 Service Unavailable\r\n"}, line)
 		}
 	}
-	require.EqualValues(t, streams, s.server.limits.saleStreams.all.taken.Load()+s.server.limits.orderStreams.all.taken.Load())
+	l := s.server.limits
+	require.EqualValues(t, streams, l.saleStreams.all.taken.Load()+l.orderStreams.all.taken.Load())
 	began := time.Now()
 	stop()
 	require.NoError(t, <-ended)
