@@ -112,7 +112,7 @@ func TestBodiesAreReadStrictly(t *testing.T) {
 		}
 		malformed := map[string]string{
 			"null": "object", `"x"`: "object", "[]": "object", "1": "object", " ": "object", "\ufeff{}": "object",
-			"{": "JSON", valid + " x": "JSON", valid + "{}": "JSON", "{\"\xff\":1}": "JSON", "{\"a\"\x00:1}": "JSON",
+			"{": "JSON", valid + " x": "JSON", valid + "{}": "JSON", "{\"\xff\":1}": "JSON", "{\x00}": "JSON",
 			`{"new":1}`: "new", `{"` + strings.Repeat("y", 1000) + `":1}`: "yyy…",
 		}
 		if valid != "{}" {
