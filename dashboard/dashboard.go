@@ -28,6 +28,7 @@ import (
 	"stampede/internal/accept"
 	"stampede/internal/forwarded"
 	"stampede/internal/operators"
+	"stampede/internal/telemetry"
 	"stampede/ledger"
 	"stampede/ledger/deadletter"
 	"stampede/reservation"
@@ -119,8 +120,7 @@ func New(config Config) (*Dashboard, error) {
 // routes are all pages and actions, each with the role that it takes.
 func (d *Dashboard) routes(gate *gate, books books) http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { writeText(w, http.StatusOK, "ok") })
-	mux.HandleFunc("GET /readyz", d.ready)
+	telemetry.Probe(mux, d.ready)
 	mux.Handle("GET /metrics", d.metrics.scrape)
 	mux.Handle("GET /assets/{file}", d.assets)
 	mux.HandleFunc("GET /favicon.ico", func(w http.ResponseWriter, r *http.Request) { // of answers without a page

@@ -1,15 +1,14 @@
 package dashboard
 
 import (
-	"context"
 	"errors"
 	"net/http"
 
-	"stampede/internal/pg"
 	"stampede/ledger/deadletter"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"
+	"stampede/reservation/problems"
 	"stampede/sql"
 	"stampede/upkeep/audit"
 	"stampede/upkeep/rebuild"
@@ -20,42 +19,12 @@ type refusal struct{ text, hint string }
 
 func (r *refusal) Error() string { return r.text }
 
-// explanations are for errors without details, in this order: an error may be several.
+// explanations are for errors that only a dashboard meets. Those of sales and orders are in package problems.
 var explanations = []struct {
 	err        error
 	status     int
 	text, hint string
 }{
-	{
-		catalog.ErrIdempotencyKeyReused, http.StatusConflict, "This form was sent before with another number of units.",
-		"Nothing more was changed. Look at the stock and the history, and fill in the form again if it is still needed.",
-	},
-	{
-		catalog.ErrRestockUndecided, http.StatusServiceUnavailable, "Redis does not answer: the lower stock is recorded.",
-		"It takes effect when Redis grants it. The history shows what became of it.",
-	},
-	{
-		catalog.ErrRestockWithdrawn, http.StatusConflict, "The stock was rebuilt before it could be lowered.",
-		"Nothing was changed. Repeat it if it is still needed.",
-	},
-	{
-		pg.ErrChangeUnknown, http.StatusServiceUnavailable, "Postgres did not answer: the change may have been made.",
-		"Look at the history of the sale. To be sure, repeat it: a repeat changes nothing twice.",
-	},
-	{
-		catalog.ErrNotInForce, http.StatusServiceUnavailable, "The change is recorded, and Redis does not answer.",
-		"A worker puts it in force when Redis answers. You need not repeat it.",
-	},
-	{reservation.ErrSaleNotFound, http.StatusNotFound, "There is no such sale.", "Look for it in the list of sales."},
-	{
-		order.ErrNotFound, http.StatusNotFound, "Postgres has no such order.",
-		"An order of the last seconds may be in Redis: give its user as well.",
-	},
-	{
-		order.ErrArchived, http.StatusGone,
-		"The orders of this sale are archived.", "stampede audit --archive reads the file.",
-	},
-	{order.ErrTooWide, http.StatusBadRequest, "A list of orders needs a user or a sale.", "Fill in one of them."},
 	{deadletter.ErrNotFound, http.StatusNotFound, "There is no such dead letter.", "Look for it in the list."},
 	{
 		deadletter.ErrNotParked, http.StatusConflict, "This dead letter was replayed or discarded before.",
@@ -75,15 +44,6 @@ var explanations = []struct {
 	},
 	{
 		sql.ErrSchemaAhead, http.StatusServiceUnavailable, "The database is of a newer version.", "Run a newer dashboard.",
-	},
-	{
-		reservation.ErrUnavailable, http.StatusServiceUnavailable,
-		"A server does not answer, or the sale waits for a rebuild.",
-		"Look at the overview: it says which. Nothing is known to have been done.",
-	},
-	{
-		context.DeadlineExceeded, http.StatusServiceUnavailable, "The servers did not answer in time.",
-		"Look at the overview, and whether the change was made, before you repeat it.",
 	},
 }
 
@@ -117,6 +77,9 @@ func explain(err error) (text, hint string, status int) {
 		if errors.Is(err, e.err) {
 			return e.text, e.hint, e.status
 		}
+	}
+	if known, ok := problems.Find(err); ok && known.Text != "" {
+		return known.Text, known.Hint, known.Status
 	}
 	return "A server does not answer, or something unexpected happened.",
 		"Look at the overview for what is wrong, and at the log of the dashboard for details.", http.StatusServiceUnavailable

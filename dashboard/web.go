@@ -1,6 +1,8 @@
 package dashboard
 
 import (
+	"context"
+	"errors"
 	"net"
 	"net/http"
 	"net/netip"
@@ -115,7 +117,7 @@ func (d *gate) withSession(role operators.Role, h sessionHandler) http.HandlerFu
 				"role", s.Person().Role.String(), "method", r.Method, "path", r.URL.Path)
 			d.render(w, r, s, problemPage(http.StatusForbidden,
 				"This takes the role "+role.String()+", and you are "+s.Person().Role.String()+". Nothing was done.", ""))
-		case acts && accept.ArrivalOf(r).IsLate(): // as of an ingress
+		case acts && accept.Arrived(w, r).IsLate(): // as of an ingress
 			d.metrics.actions.WithLabelValues(actionFailed).Inc()
 			d.render(w, r, s, problemPage(http.StatusServiceUnavailable,
 				"The dashboard did not answer in time. Nothing was done.", ""))
@@ -159,12 +161,11 @@ func (d *gate) isSecure(r *http.Request) bool {
 }
 
 // ready tells what the last look has found. It needs no login, so it asks no server itself.
-func (d *Dashboard) ready(w http.ResponseWriter, _ *http.Request) {
+func (d *Dashboard) ready(context.Context) error {
 	if s := d.Fleet.Snapshot(); !s.Postgres.Reachable || !s.Redis.Reachable { // the pages say why, to operators only
-		writeText(w, http.StatusServiceUnavailable, "not ready: Redis or Postgres does not answer")
-		return
+		return errors.New("Redis or Postgres does not answer")
 	}
-	writeText(w, http.StatusOK, "ok")
+	return nil
 }
 
 func writeText(w http.ResponseWriter, status int, text string) {

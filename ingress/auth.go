@@ -19,6 +19,7 @@ import (
 	"stampede/internal/operators"
 	"stampede/reservation"
 	"stampede/reservation/order"
+	"stampede/reservation/problems"
 )
 
 // authenticator identifies the buyer of a request, by an id that order.ValidateUser accepts.
@@ -59,12 +60,12 @@ const (
 )
 
 func unauthorized(detail, challenge string) *problem {
-	return &problem{kind: kindUnauthorized, detail: detail, challenge: challenge}
+	return &problem{Kind: problems.Unauthorized, detail: detail, challenge: challenge}
 }
 
 // forbidden is for operators whose token does not suffice; scope is the end of the challenge.
 func forbidden(detail, scope string) *problem {
-	return &problem{kind: kindForbidden, detail: detail, challenge: challengeAdmin + errorScope + scope}
+	return &problem{Kind: problems.Forbidden, detail: detail, challenge: challengeAdmin + errorScope + scope}
 }
 
 // How the keys of a JWKS URL are kept fresh.
@@ -216,7 +217,7 @@ func bearer(h http.Header, challenge string) (string, error) {
 }
 
 func malformedCredentials(detail, challenge string) *problem {
-	return &problem{kind: kindInvalid, detail: detail, challenge: challenge + errorMalformed}
+	return &problem{Kind: problems.Invalid, detail: detail, challenge: challenge + errorMalformed}
 }
 
 // operatorsGate admits operators.

@@ -21,7 +21,6 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/test/testkit"
 	"stampede/reservation"
 )
 
@@ -277,7 +276,7 @@ func TestAuthFetchesNewKeys(t *testing.T) {
 
 func TestNewRejectsInvalidConfig(t *testing.T) {
 	t.Parallel()
-	s := prepareShop(t, servers{testkit.RedisURL(t), testkit.DatabaseURL(t), testkit.Keys(t)})
+	s := prepareShop(t, sharedServers(t))
 	for complaint, change := range map[string]func(*Config){
 		"STAMPEDE_JWT_SECRET or STAMPEDE_JWKS_URL": func(c *Config) { c.Auth = AuthJWT },
 		"not both": func(c *Config) {

@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/internal/accept"
 	"stampede/internal/forwarded"
 	"stampede/internal/ratelimit"
 	"stampede/internal/tracing"
@@ -70,7 +71,7 @@ type OperatorsOrders interface {
 	// ListOrders lists orders of a user or a sale that are older than before, newest first, and returns where the next
 	// page begins. A zero before lists the newest; a zero next ends the list.
 	ListOrders(
-		ctx context.Context, of order.Filter, before uuid.UUID, limit int,
+		ctx context.Context, filter order.Filter, before uuid.UUID, limit int,
 	) (orders []order.Placed, next uuid.UUID, err error)
 	// History returns an order with its log.
 	History(ctx context.Context, id uuid.UUID) (order.Placed, []order.Logged, error)
@@ -104,7 +105,6 @@ const (
 // Defaults of settings, also of those of the command line.
 const (
 	DefaultAddr         = ":8080"
-	DefaultAuthHeader   = "X-User-ID"
 	DefaultMaxInFlight  = 4096
 	DefaultDrainTimeout = 10 * time.Second
 )
@@ -139,7 +139,7 @@ type Config struct {
 	Postgres Pinger
 
 	Auth AuthMode
-	// AuthHeader is the header that mode "header" trusts ("X-User-ID").
+	// AuthHeader is the header that mode "header" trusts (accept.UserHeader).
 	AuthHeader string
 	// Mode "jwt" takes exactly one of the two: a secret for HS256 of at least 32 bytes, or the URL of a
 	// JSON Web Key Set with public keys.
@@ -202,7 +202,7 @@ func (c *Config) setDefaults() {
 		c.Addr = DefaultAddr
 	}
 	if c.AuthHeader == "" {
-		c.AuthHeader = DefaultAuthHeader
+		c.AuthHeader = accept.UserHeader
 	}
 	if c.MaxInFlight == 0 {
 		c.MaxInFlight = DefaultMaxInFlight

@@ -27,7 +27,7 @@ func TestProblemsFollowRFC9457(t *testing.T) {
 	p := r.isProblem(http.StatusUnprocessableEntity, "quantity-over-limit")
 	require.EqualValues(t, 2, p["limit"])
 	// A relative type is resolved with the URL of the request (section 3.1.1, RFC 3986, section 5).
-	base, err := url.Parse(ordersOf(sale))
+	base, err := url.Parse(ordersPath(sale))
 	require.NoError(t, err)
 	page, err := base.Parse(p["type"].(string))
 	require.NoError(t, err)
@@ -52,20 +52,9 @@ func TestPreferFollowsRFC7240(t *testing.T) {
 		prefer  []string
 		applied string
 	}{
-		{[]string{"wait=10"}, "wait=10"},
-		{[]string{"WAIT=10"}, "wait=10"},
-		{[]string{`wait="10"`}, "wait=10"},
-		{[]string{"wait = 10"}, "wait=10"},
-		{[]string{"respond-async, wait=10"}, "wait=10"},
+		{[]string{`foo="a, wait=3"; bar; wait=4, wait=10`}, "wait=10"}, // TestPreferredWait has more
 		{[]string{"respond-async", "wait=10"}, "wait=10"},
-		{[]string{`foo="a, wait=3"; bar; wait=4, wait=10`}, "wait=10"},
-		{[]string{"wait=10; strictly"}, "wait=10"},
-		{[]string{"wait=10, wait=20"}, "wait=10"},
-		{[]string{"wait=99999999999999999999"}, "wait=30"},
-		{[]string{"wait"}, ""},
 		{[]string{"wait=soon"}, ""},
-		{[]string{"wait=-1"}, ""},
-		{[]string{"handling=lenient"}, ""},
 		{[]string{""}, ""},
 	} {
 		headers := []reqHeader{as("buyer-" + strconv.Itoa(i))}
@@ -89,21 +78,11 @@ func TestMethodsFollowRFC9110(t *testing.T) {
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 1})
 	before := s.stock(sale)
-	for path, allow := range map[string]string{
-		ordersOf(sale): "OPTIONS, POST", "/v1/sales/" + sale.String(): "OPTIONS, GET, HEAD",
-		"/v1/sales/" + sale.String() + "/events": "OPTIONS, GET", "/docs": "OPTIONS, GET, HEAD",
-		"/problems/sold-out": "OPTIONS, GET, HEAD", "/openapi.yaml": "OPTIONS, GET, HEAD",
-		"/openapi.json": "OPTIONS, GET, HEAD", "/problems": "OPTIONS, GET, HEAD",
-	} {
-		options := s.ask(http.MethodOptions, path, nil)
-		require.Equal(t, []string{"204", allow, ""}, []string{
-			strconv.Itoa(options.status), options.header.Get("Allow"), options.body,
-		}, path)
-		for _, method := range []string{http.MethodTrace, http.MethodPatch, "QUERY", "get", "PROPFIND"} {
-			r := s.ask(method, path, nil)
-			r.isProblem(http.StatusMethodNotAllowed, "method-not-allowed")
-			require.Equal(t, allow, r.header.Get("Allow"), "%s %s", method, path)
-		}
+	// TestUnknownRoutesAndMethods has more.
+	for _, method := range []string{http.MethodTrace, "QUERY", "post", "PROPFIND"} {
+		r := s.ask(method, ordersPath(sale), nil)
+		r.isProblem(http.StatusMethodNotAllowed, "method-not-allowed")
+		require.Equal(t, "OPTIONS, POST", r.header.Get("Allow"))
 	}
 	require.Equal(t, before, s.stock(sale))
 }
@@ -246,6 +225,14 @@ func TestCredentialsFollowRFC6750(t *testing.T) {
 			`Bearer realm="stampede", error="invalid_request"`,
 		},
 		"no operator": {buyers.post("/v1/sales/"+sale+"/end", ""), 401, "unauthorized", `Bearer realm="stampede-admin"`},
+		"bad operator's token": {
+			buyers.post("/v1/sales/"+sale+"/end", "", token), 401, "unauthorized",
+			`Bearer realm="stampede-admin", error="invalid_token"`,
+		},
+		"two operators": {
+			buyers.post("/v1/sales/"+sale+"/end", "", operator, operator), 400, "invalid-request",
+			`Bearer realm="stampede-admin", error="invalid_request"`,
+		},
 		"no operators": {
 			off.post("/v1/sales/"+sale+"/end", "", operator), 403, "forbidden",
 			`Bearer realm="stampede-admin", error="insufficient_scope"`,
@@ -314,9 +301,11 @@ func TestIDsFollowRFC9562(t *testing.T) {
 	s.get("/v1/orders/"+strings.ToUpper(placed), as("ada")).is(http.StatusOK)
 	s.post("/v1/sales/"+strings.ToUpper(sale)+"/orders", "", as("bob")).is(http.StatusAccepted)
 	for _, form := range []string{
-		strings.ReplaceAll(sale, "-", ""), "%7B" + sale + "%7D", "urn:uuid:" + sale, sale[:35], sale + "0", "0",
+		strings.ReplaceAll(sale, "-", ""), "%7B" + sale + "%7D", "{" + sale + "}", "urn:uuid:" + sale, sale[:35], sale + "0",
+		"x", sale + "%00", "%0d%0a", "..%2f" + sale, sale[:35] + "%7d", strings.Repeat("a", 10<<10),
 		uuid.Nil.String(), uuid.Max.String(), uuid.NewString(),
 	} {
+		s.post("/v1/sales/"+form+"/pause", "", operator).isProblem(http.StatusNotFound, "sale-not-found")
 		s.get("/v1/sales/"+form).isProblem(http.StatusNotFound, "sale-not-found")
 		s.post("/v1/sales/"+form+"/orders", "", as("eve")).isProblem(http.StatusNotFound, "sale-not-found")
 		s.get("/v1/orders/"+form, as("ada")).isProblem(http.StatusNotFound, "order-not-found")

@@ -78,7 +78,7 @@ func forBrowsers(method, path string) bool {
 }
 
 // withCORS wraps all routes: it answers preflights, and sets the headers of all other answers.
-func (s *Server) withCORS(next echo.HandlerFunc) echo.HandlerFunc {
+func (s *router) withCORS(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		r := c.Request()
 		method := r.Method

@@ -1,8 +1,6 @@
 package ingress
 
 import (
-	"bufio"
-	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -10,6 +8,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
+	"stampede/internal/accept"
 	"stampede/reservation"
 )
 
@@ -27,8 +26,8 @@ func (s *shop) preflight(path, method, origin string) reply {
 		reqHeader{"Access-Control-Request-Headers", "authorization,content-type,idempotency-key"})
 }
 
-// corsOf returns the headers of CORS in an answer, and Vary.
-func corsOf(r reply) map[string]string {
+// corsHeaders returns the headers of CORS in an answer, and Vary.
+func corsHeaders(r reply) map[string]string {
 	found := map[string]string{}
 	for name := range r.header {
 		if strings.HasPrefix(name, "Access-Control-") || name == "Vary" {
@@ -47,9 +46,10 @@ var (
 func TestCORSIsOffByDefault(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
-	require.Equal(t, noCORS, corsOf(s.get("/v1/sales", fromOrigin(shopOrigin))))
-	require.Equal(t, noCORS, corsOf(s.preflight("/v1/orders", http.MethodGet, shopOrigin)))
-	require.Equal(t, noCORS, corsOf(s.buy(s.sale(reservation.Terms{Stock: 1}), "", as("ada"), fromOrigin(shopOrigin))))
+	require.Equal(t, noCORS, corsHeaders(s.get("/v1/sales", fromOrigin(shopOrigin))))
+	require.Equal(t, noCORS, corsHeaders(s.preflight("/v1/orders", http.MethodGet, shopOrigin)))
+	sale := s.sale(reservation.Terms{Stock: 1})
+	require.Equal(t, noCORS, corsHeaders(s.buy(sale, "", as("ada"), fromOrigin(shopOrigin))))
 }
 
 func TestCORSAllowsScriptsOfListedOrigins(t *testing.T) {
@@ -59,7 +59,7 @@ func TestCORSAllowsScriptsOfListedOrigins(t *testing.T) {
 	path := "/v1/sales/" + sale.String()
 	accepted := s.buy(sale, "", as("ada"), fromOrigin(shopOrigin))
 	accepted.is(http.StatusAccepted)
-	require.Equal(t, readable, corsOf(accepted))
+	require.Equal(t, readable, corsHeaders(accepted))
 
 	for what, r := range map[string]reply{
 		"sold out":      s.buy(sale, "", as("bob"), fromOrigin(shopOrigin)),
@@ -71,12 +71,12 @@ func TestCORSAllowsScriptsOfListedOrigins(t *testing.T) {
 		"no route":      s.get("/nowhere", fromOrigin(shopOrigin)),
 		"another verb":  s.ask(http.MethodDelete, "/v1/orders/x", nil, fromOrigin(shopOrigin)),
 		"wait":          s.buy(sale, "", as("bob"), fromOrigin(shopOrigin), reqHeader{"Prefer", "wait=1"}),
-		"too large":     s.buy(sale, strings.Repeat(" ", maxBodyBytes+1), as("ada"), fromOrigin(shopOrigin)),
+		"too large":     s.buy(sale, strings.Repeat(" ", accept.MaxBodyBytes+1), as("ada"), fromOrigin(shopOrigin)),
 		"missing id":    s.get("/v1/orders//events", fromOrigin(shopOrigin)),
-		"not JSON":      s.ask(http.MethodPost, ordersOf(sale), strings.NewReader("a=b"), as("ada"), fromOrigin(shopOrigin)),
+		"not JSON":      s.ask("POST", ordersPath(sale), strings.NewReader("a=b"), as("ada"), fromOrigin(shopOrigin)),
 		"head of sales": s.ask(http.MethodHead, "/v1/sales", nil, fromOrigin(shopOrigin)),
 	} {
-		require.Equal(t, readable, corsOf(r), "%s: %d %s", what, r.status, r.body)
+		require.Equal(t, readable, corsHeaders(r), "%s: %d %s", what, r.status, r.body)
 	}
 	for _, headers := range [][]reqHeader{
 		nil,
@@ -91,15 +91,15 @@ func TestCORSAllowsScriptsOfListedOrigins(t *testing.T) {
 		{fromOrigin("https://shop.example.evil")},
 		{fromOrigin("https://www.shop.example")},
 	} {
-		require.Equal(t, varies, corsOf(s.get(path, headers...)), "%v", headers)
-		require.Equal(t, varies, corsOf(s.buy(sale, "", append(headers, as("bob"))...)), "%v", headers)
+		require.Equal(t, varies, corsHeaders(s.get(path, headers...)), "%v", headers)
+		require.Equal(t, varies, corsHeaders(s.buy(sale, "", append(headers, as("bob"))...)), "%v", headers)
 	}
 }
 
 func TestCORSPreflights(t *testing.T) {
 	t.Parallel()
 	s := openShop(t, withOrigins(shopOrigin), func(c *Config) { c.AuthHeader = "x-buyer" })
-	orders := ordersOf(uuid.New())
+	orders := ordersPath(uuid.New())
 	for path, method := range map[string]string{
 		orders: http.MethodPost, "/v1/orders": http.MethodGet, "/v1/orders/x/pay": http.MethodPost,
 		"/v1/sales": http.MethodGet, "/v1/orders/x/events/ticket": http.MethodPost, orders[:len(orders)-len("/orders")] +
@@ -112,22 +112,19 @@ func TestCORSPreflights(t *testing.T) {
 			"Allow-Origin": shopOrigin, "Vary": "Origin", "Allow-Methods": "GET, HEAD, POST", "Max-Age": "7200",
 			"Allow-Headers":  "Authorization, Content-Type, Idempotency-Key, Last-Event-ID, Prefer, X-Buyer",
 			"Expose-Headers": exposedHeaders,
-		}, corsOf(r), path)
-		require.Equal(t, varies, corsOf(s.preflight(path, method, "https://evil.example")), path)
+		}, corsHeaders(r), path)
+		require.Equal(t, varies, corsHeaders(s.preflight(path, method, "https://evil.example")), path)
 		plain := s.ask(http.MethodOptions, path, nil, fromOrigin(shopOrigin))
-		require.Equal(t, readable, corsOf(plain), "not a preflight")
+		require.Equal(t, readable, corsHeaders(plain), "not a preflight")
 		require.NotEmpty(t, plain.header.Get("Allow"))
 	}
 	s.server.stopping.Store(true)
 	conn := s.dial()
-	_, err := io.WriteString(conn, "OPTIONS /v1/orders HTTP/1.1\r\nHost: shop\r\nOrigin: "+shopOrigin+
+	conn.sends("OPTIONS /v1/orders HTTP/1.1\r\nHost: shop\r\nOrigin: " + shopOrigin +
 		"\r\nAccess-Control-Request-Method: GET\r\n\r\n")
-	require.NoError(t, err)
-	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
-	require.NoError(t, err)
-	require.NoError(t, res.Body.Close())
-	require.True(t, res.Close, "a stopping server keeps the connection")
-	require.NotEmpty(t, res.Header.Get("Access-Control-Allow-Methods"))
+	r := conn.receives()
+	require.True(t, r.closes, "a stopping server keeps the connection")
+	require.NotEmpty(t, r.header.Get("Access-Control-Allow-Methods"))
 	require.NotContains(t, newCORS(Config{Auth: AuthJWT, CORSOrigins: []string{"*"}}).headers[0], "X-User-ID")
 }
 
@@ -142,14 +139,14 @@ func TestCORSIsNotForOperators(t *testing.T) {
 		if call == "" {
 			target = "/v1/sales"
 		}
-		require.Equal(t, noCORS, corsOf(s.preflight(target, http.MethodPost, shopOrigin)), target)
-		require.Equal(t, noCORS, corsOf(s.post(target, "{}", operator, fromOrigin(shopOrigin))), target)
+		require.Equal(t, noCORS, corsHeaders(s.preflight(target, http.MethodPost, shopOrigin)), target)
+		require.Equal(t, noCORS, corsHeaders(s.post(target, "{}", operator, fromOrigin(shopOrigin))), target)
 	}
-	require.NotContains(t, corsOf(s.get("/metrics", fromOrigin(shopOrigin))), "Allow-Origin")
-	require.Equal(t, noCORS, corsOf(s.get("/v1/admin/orders", fromOrigin(shopOrigin))))
-	require.Equal(t, noCORS, corsOf(s.preflight("/v1/admin/orders/x", http.MethodGet, shopOrigin)))
+	require.NotContains(t, corsHeaders(s.get("/metrics", fromOrigin(shopOrigin))), "Allow-Origin")
+	require.Equal(t, noCORS, corsHeaders(s.get("/v1/admin/orders", fromOrigin(shopOrigin))))
+	require.Equal(t, noCORS, corsHeaders(s.preflight("/v1/admin/orders/x", http.MethodGet, shopOrigin)))
 	// Every route that is served to operators, also those that come later.
-	for _, route := range s.server.echo.Routes() {
+	for _, route := range s.server.router.echo.Routes() {
 		if operators := s.post(route.Path, "{}").header.Get("WWW-Authenticate") == challengeAdmin; operators {
 			require.False(t, forBrowsers(route.Method, route.Path) && route.Method == http.MethodPost, route.Path)
 		}
@@ -158,7 +155,7 @@ func TestCORSIsNotForOperators(t *testing.T) {
 		"with an origin": s.get("/v1/sales", fromOrigin("https://a.example")), "without one": s.get("/v1/sales"),
 		"a purchase": s.buy(sale, "", as("ada")),
 	} {
-		require.Equal(t, map[string]string{"Allow-Origin": "*", "Expose-Headers": exposedHeaders}, corsOf(r), what)
+		require.Equal(t, map[string]string{"Allow-Origin": "*", "Expose-Headers": exposedHeaders}, corsHeaders(r), what)
 	}
 }
 

@@ -4,44 +4,36 @@
 // cannot carry, and has reservation reserve the units. A purchase never waits for Postgres, unless it is
 // repeated or its buyer prefers to wait. The files in running order:
 //
-//	config.go, server.go          what a server needs; how it starts, serves and stops
-//	plain.go, plain_front.go      plain purchases, answered in front of net/http (plain_conn.go)
-//	plain_request.go, …_answer.go how they are read, and answered
-//	route.go                      the routes, and what is done for every request
+//	config.go, server.go          what a server needs; its routes; how it starts, serves and stops (internal/accept)
+//	route.go                      what is done for every request
 //	cors.go                       which answers scripts of other origins may read
-//	limit_rate.go                 rate limits by user and by client address (request_address.go)
+//	limit.go                      rate limits by user and by address; bounds on requests in flight and on streams
 //	auth.go                       who sent the request
-//	request.go, request_body.go   reading headers, ids and JSON
-//	limit_slots.go                bounds on requests in flight, waiting purchases and streams
+//	request.go, request_body.go   reading headers, ids, pages and JSON
+//	response.go, problem.go       writing answers and event streams; each error becomes a problem of RFC 9457
 //
-// A purchase, which is written for speed because a crowd makes it (no reflection, no log line, pooled
-// buffers):
+// A purchase (purchaseService), which is written for speed because a crowd makes it:
 //
-//	purchase.go                   POST /v1/sales/{sale}/orders
-//	receipts.go                   the signed receipt in each accepted answer
+//	purchase.go                   POST /v1/sales/{sale}/orders, also repeated and after the end of the sale
 //	purchase_wait.go              Prefer: wait=N
-//	purchase_replay.go            a repeated request
-//	response.go, problem.go       writing answers; each error becomes one of RFC 9457
-//	outage_log.go                 logging failures of our own servers
+//	receipts.go                   the signed receipt in each accepted answer
 //
-// What buyers do with their orders:
+// What buyers do with their orders (orderService):
 //
-//	order_show.go                 GET /v1/orders/{order}
-//	postgres.go                   queries, and the breaker that keeps requests from a silent Postgres
+//	order.go                      show, list, pay and cancel
+//	order_events.go               GET /v1/orders/{order}/events
+//	order_store.go                orders in Postgres and in Redis; no request waits for a silent Postgres
 //	order_versions.go             no order is shown in a lower version than before
-//	order_list.go                 GET /v1/orders (request_page.go)
-//	order_change.go               pay and cancel
-//	order_events.go               GET /v1/orders/{order}/events (event_stream.go)
-//	stream_ticket.go              tickets with which browsers open streams
 //	order_waiters.go              requests that wait for a change of an order
 //	order_outcomes.go             workers announce changes of orders
+//	stream_ticket.go              tickets with which browsers open streams
 //
-// Sales:
+// Sales (saleService), and what operators do (operatorService):
 //
-//	sale_operate.go               operators create and change sales
-//	sale_show.go                  GET /v1/sales and /v1/sales/{sale}
+//	sale.go                       GET /v1/sales and /v1/sales/{sale}, and its events
 //	sale_feed.go                  one query for all requests for sales
-//	sale_events.go                GET /v1/sales/{sale}/events
+//	operate_sale.go               create, change and restock sales; their history
+//	operate_order.go              look at orders, and cancel them
 //
 // openapi.yaml describes the API, and openapi.go serves what package apidoc makes of it.
 //

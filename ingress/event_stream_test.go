@@ -143,7 +143,7 @@ func TestStreamsAreRefused(t *testing.T) {
 	orders.stop()
 	sales.stop()
 	testkit.Eventually(t, 30*time.Second, "the slots are free", func() bool {
-		return s.server.orderStreamSlots.taken.Load() == 0 && s.server.saleStreamSlots.taken.Load() == 0
+		return s.server.limits.orderStreams.all.taken.Load() == 0 && s.server.limits.saleStreams.all.taken.Load() == 0
 	})
 	s.watch(path+"/events", as("ada")).receivesStatus(order.StatusReserved, 1)
 }

@@ -8,78 +8,75 @@ import (
 	"time"
 
 	"github.com/labstack/echo/v4"
+	"golang.org/x/sync/singleflight"
 
 	"stampede/internal/pg"
 	"stampede/reservation"
+	"stampede/reservation/problems"
 )
 
 // pingTimeout bounds a ping. It is below the few seconds after which health checks time out.
 const pingTimeout = 500 * time.Millisecond
 
-const (
-	stateUp       = "up"
-	stateDown     = "down"
-	stateReadOnly = "read-only"
-)
+// health answers the probes of those who operate the server.
+type health struct {
+	*core
+	pings singleflight.Group
+}
 
-var aliveBody = []byte(`{"status":"alive"}` + "\n")
+// serverStates are the states of both servers, as /readyz shows them: up, down or read-only.
+type serverStates struct {
+	Status   string `json:"status"`
+	Redis    string `json:"redis"`
+	Postgres string `json:"postgres"`
+}
 
 // live serves GET /livez: the process runs.
-func (s *Server) live(c echo.Context) error {
-	c.Response().Header()["Content-Type"] = jsonContent
-	write(c, http.StatusOK, aliveBody)
-	return nil
+func (s *health) live(c echo.Context) error {
+	return writeJSON(c, http.StatusOK, struct {
+		Status string `json:"status"`
+	}{"alive"})
 }
 
 // ready serves GET /readyz: the server takes requests, Redis takes the writes of a purchase, and the secret for
 // receipts was read. Postgres is reported, but not required: a sale goes on without it.
-func (s *Server) ready(c echo.Context) error {
-	redisState, postgresState, err := s.readiness()
+func (s *health) ready(c echo.Context) error {
+	states, err := s.readiness()
 	if err != nil {
 		return err
 	}
-	return writeJSON(c, http.StatusOK, struct {
-		Status   string `json:"status"`
-		Redis    string `json:"redis"`
-		Postgres string `json:"postgres"`
-	}{"ready", redisState, postgresState})
-}
-
-// Ready returns nil if GET /readyz answers 200.
-func (s *Server) Ready(context.Context) error {
-	_, _, err := s.readiness()
-	return err
+	return writeJSON(c, http.StatusOK, states)
 }
 
 // readiness returns the states of both servers, and a problem if this one takes no requests.
-func (s *Server) readiness() (redisState, postgresState string, err error) {
+func (s *health) readiness() (serverStates, error) {
 	if s.stopping.Load() {
-		return "", "", &problem{kind: kindNotReady, detail: "This server is stopping.", retryAfter: retrySoon}
+		return serverStates{}, &problem{Kind: problems.NotReady, detail: "This server is stopping.", retryAfter: retrySoon}
 	}
+	states := serverStates{Status: "ready"}
 	var pinging sync.WaitGroup
-	pinging.Go(func() { postgresState, _ = s.ping("postgres", s.config.Postgres.Ping) })
-	redisState, err = s.ping("redis", s.config.Reservations.Writable)
+	pinging.Go(func() { states.Postgres, _ = s.ping("postgres", s.config.Postgres.Ping) })
+	redisState, err := s.ping("redis", s.config.Reservations.Writable)
 	pinging.Wait()
-	if err != nil {
-		detail := "Redis does not answer."
-		if code := reservation.RefusalCode(err); code != "" {
-			detail = "Redis refuses writes: " + code + "."
-		}
-		return redisState, postgresState, &problem{
-			kind: kindNotReady, retryAfter: retrySoon, redis: redisState, postgres: postgresState, detail: detail,
-		}
+	states.Redis = redisState
+	detail := ""
+	switch code := reservation.RefusalCode(err); {
+	case err == nil && s.receipts.signer.Load() != nil:
+		return states, nil
+	case err == nil:
+		detail = "The secret for receipts was not read from Postgres yet, and STAMPEDE_RECEIPT_SECRET is not set."
+	case code != "":
+		detail = "Redis refuses writes: " + code + "."
+	default:
+		detail = "Redis does not answer."
 	}
-	if s.signer.Load() == nil {
-		return redisState, postgresState, &problem{
-			kind: kindNotReady, retryAfter: retrySoon, redis: redisState, postgres: postgresState,
-			detail: "The secret for receipts was not read from Postgres yet, and STAMPEDE_RECEIPT_SECRET is not set.",
-		}
+	return states, &problem{
+		Kind: problems.NotReady, retryAfter: retrySoon, redis: states.Redis, postgres: states.Postgres, detail: detail,
 	}
-	return redisState, postgresState, nil
 }
 
 // ping asks a server once for all concurrent calls, because the route needs no authentication.
-func (s *Server) ping(name string, ask func(context.Context) error) (state string, err error) {
+func (s *health) ping(name string, ask func(context.Context) error) (state string, err error) {
 	_, err, _ = s.pings.Do(name, func() (any, error) {
 		ctx, cancel := context.WithTimeout(s.background.ctx, pingTimeout)
 		defer cancel()
@@ -87,9 +84,9 @@ func (s *Server) ping(name string, ask func(context.Context) error) (state strin
 	})
 	switch {
 	case errors.Is(err, pg.ErrReadOnly):
-		return stateReadOnly, err
+		return "read-only", err
 	case err != nil:
-		return stateDown, err
+		return "down", err
 	}
-	return stateUp, nil
+	return "up", nil
 }

@@ -142,7 +142,7 @@ func TestStreamsAreLimitedByUserAndAddress(t *testing.T) {
 			return s.watch(path, headers...).status == http.StatusOK
 		})
 	}
-	require.Len(t, s.server.limits.saleStreamsOfAddress.taken, 2)
+	require.Len(t, s.server.limits.saleStreams.byAddress.taken, 2)
 }
 
 func TestEchoKnowsClientAddressBehindProxies(t *testing.T) {
@@ -153,5 +153,5 @@ func TestEchoKnowsClientAddressBehindProxies(t *testing.T) {
 		"X-Forwarded-For": {"8.8.8.8, 203.0.113.9"},
 		"X-Real-Ip":       {"8.8.4.4"},
 	}
-	require.Equal(t, "203.0.113.9", s.server.echo.NewContext(r, nil).RealIP())
+	require.Equal(t, "203.0.113.9", s.server.router.echo.NewContext(r, nil).RealIP())
 }

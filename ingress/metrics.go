@@ -67,7 +67,7 @@ type metrics struct {
 type verdictMetrics struct {
 	count   prometheus.Counter
 	seconds prometheus.Observer
-	ofSale  saleOutcome
+	sale    saleOutcome
 }
 
 // gaugeSources are the parts of a server that gauges read.
@@ -130,7 +130,7 @@ func newMetrics(registry *prometheus.Registry, from gaugeSources) (*metrics, err
 	}
 	for verdict, outcome := range outcomeByVerdict {
 		m.verdicts[verdict] = verdictMetrics{
-			byVerdict.WithLabelValues(string(verdict)), seconds.WithLabelValues(outcome), ofSale(verdict, outcome),
+			byVerdict.WithLabelValues(string(verdict)), seconds.WithLabelValues(outcome), saleOutcomeFor(verdict, outcome),
 		}
 	}
 	return m, nil
@@ -146,10 +146,10 @@ func (s gaugeSources) collectors() []prometheus.Collector {
 		Help: "Connections beyond which idle ones are closed and new ones wait; 0 is unlimited.",
 	})
 	connectionsLimit.Set(float64(s.maxConnections))
-	streams := func(of string, taken *slots) prometheus.Collector {
+	streams := func(kind string, taken *slots) prometheus.Collector {
 		return taken.gauge(prometheus.GaugeOpts{
 			Name: "stampede_event_streams", Help: "Open event streams, of orders and of sales.",
-			ConstLabels: prometheus.Labels{"of": of},
+			ConstLabels: prometheus.Labels{"of": kind},
 		})
 	}
 	listening := func(value func(*accept.Listener) float64) func() float64 {
@@ -205,8 +205,8 @@ func (c *routeCounters) count(status int) {
 	}
 }
 
-// ofSale is what the metrics of a sale call the outcome of a verdict.
-func ofSale(verdict reservation.Verdict, outcome string) saleOutcome {
+// saleOutcomeFor is what the metrics of a sale call the outcome of a verdict.
+func saleOutcomeFor(verdict reservation.Verdict, outcome string) saleOutcome {
 	switch {
 	case verdict == verdictOverloaded || verdict == verdictRateLimited:
 		return saleShed
@@ -226,12 +226,12 @@ func (m *metrics) countPurchase(sale uuid.UUID, verdict reservation.Verdict, beg
 	}
 	counted.count.Inc()
 	counted.seconds.Observe(time.Since(began).Seconds())
-	decided := counted.ofSale == saleAccepted || counted.ofSale == saleRefused && verdict != reservation.UnknownSale
-	m.sales.count(sale, counted.ofSale, decided)
+	decided := counted.sale == saleAccepted || counted.sale == saleRefused && verdict != reservation.UnknownSale
+	m.sales.count(sale, counted.sale, decided)
 }
 
-// verdictOf is the verdict for an error of Reservations.Reserve.
-func verdictOf(err error) reservation.Verdict {
+// verdictFor is the verdict for an error of Reservations.Reserve.
+func verdictFor(err error) reservation.Verdict {
 	switch {
 	case errors.Is(err, reservation.ErrOverloaded):
 		return verdictOverloaded
@@ -243,4 +243,26 @@ func verdictOf(err error) reservation.Verdict {
 
 func (m *metrics) handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
+}
+
+// ObserveScripts registers the metrics of the calls of scripts, for the Store of an ingress.
+func ObserveScripts(reg *prometheus.Registry) (reservation.Observer, error) {
+	seconds := prometheus.NewHistogramVec(telemetry.Native(prometheus.HistogramOpts{
+		Name:    "stampede_script_duration_seconds",
+		Help:    "Round trip of one try to call a script in Redis, tries without an answer included.",
+		Buckets: []float64{.00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, 1, 3},
+	}), []string{"script"})
+	orders := prometheus.NewHistogram(telemetry.Native(prometheus.HistogramOpts{
+		Name:    "stampede_script_batch_orders",
+		Help:    "Purchases that one call of the script reserve decides.",
+		Buckets: prometheus.ExponentialBuckets(1, 2, 9),
+	}))
+	if err := register(reg, seconds, orders); err != nil {
+		return reservation.Observer{}, err
+	}
+	reserve := seconds.WithLabelValues("reserve")
+	return reservation.Observer{Reserve: func(requests int, took time.Duration) {
+		reserve.Observe(took.Seconds())
+		orders.Observe(float64(requests))
+	}}, nil
 }

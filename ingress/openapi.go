@@ -20,15 +20,13 @@ func pageHeaders() http.Header {
 	return http.Header{"Cache-Control": {"public, max-age=300"}, "X-Content-Type-Options": {"nosniff"}}
 }
 
-// documentation registers the pages. They come from memory, like sales, and have the limits of these.
-func (s *Server) documentation() error {
+// documentation registers the pages. They come from memory, like sales, and have the same limits, which public sets.
+func (s *router) documentation(public echo.MiddlewareFunc) error {
 	site, err := apidoc.New(openapi)
 	if err != nil {
 		return err
 	}
-	show := func(path string, h echo.HandlerFunc) {
-		s.handleGet(path, s.limits.limitAddress(s.yieldToBuyers(s.inFlight.sales.admit(h))))
-	}
+	show := func(path string, h echo.HandlerFunc) { s.handleGet(path, public(h)) }
 	html := pageHeaders()
 	html.Set("Content-Security-Policy", site.ContentSecurityPolicy)
 	show("/openapi.yaml", showPage(site.YAML, pageHeaders()))

@@ -28,7 +28,7 @@ import (
 func holdToContract(t testing.TB, s *Server) {
 	t.Helper()
 	c := theContract()
-	s.echo.Pre(func(next echo.HandlerFunc) echo.HandlerFunc {
+	s.router.echo.Pre(func(next echo.HandlerFunc) echo.HandlerFunc {
 		return func(ctx echo.Context) error {
 			written := &writtenAnswer{ResponseWriter: ctx.Response().Writer}
 			ctx.Response().Writer = written
@@ -39,11 +39,11 @@ func holdToContract(t testing.TB, s *Server) {
 			return nil
 		}
 	})
-	purchase := s.servePurchase
-	s.servePurchase = func(ctx echo.Context) error {
+	purchase := s.router.servePurchase
+	s.router.servePurchase = func(ctx echo.Context) error {
 		err := purchase(ctx)
-		if plain, ok := ctx.Response().Writer.(*plainAnswer); ok {
-			c.hold(t, ctx.Request(), plain.status, plain.header, plain.body)
+		if plain, ok := ctx.Response().Writer.(interface{ Body() []byte }); ok {
+			c.hold(t, ctx.Request(), ctx.Response().Status, ctx.Response().Header(), plain.Body())
 		}
 		return err
 	}
@@ -139,8 +139,8 @@ func (c *contract) validate(schema part, value any) error {
 	return compiled.Validate(value)
 }
 
-// pathOf returns the path of the document that a request has, and its item.
-func (c *contract) pathOf(requested string) (item part, found bool) {
+// findPath returns the path of the document that a request has, and its item.
+func (c *contract) findPath(requested string) (item part, found bool) {
 	paths := c.at(c.root(), "paths")
 	if paths.members[requested] != nil {
 		return c.at(paths, requested), true
@@ -170,7 +170,7 @@ func (c *contract) hold(t testing.TB, r *http.Request, status int, header http.H
 }
 
 func (c *contract) check(r *http.Request, status int, header http.Header, body []byte) error {
-	item, found := c.pathOf(r.URL.EscapedPath())
+	item, found := c.findPath(r.URL.EscapedPath())
 	method := strings.ToLower(r.Method)
 	if r.Method != strings.ToUpper(r.Method) {
 		method = "" // methods are case-sensitive

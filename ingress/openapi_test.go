@@ -2,9 +2,6 @@ package ingress
 
 import (
 	"fmt"
-	"go/ast"
-	"go/parser"
-	"go/token"
 	"maps"
 	"net/http"
 	"path"
@@ -16,6 +13,8 @@ import (
 	"github.com/getkin/kin-openapi/openapi3"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"stampede/reservation/problems"
 )
 
 func TestDocumentIsValid(t *testing.T) {
@@ -40,7 +39,7 @@ func TestRoutesAreThePathsOfTheDocument(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	var routes, documented []string
-	for _, r := range s.server.echo.Routes() {
+	for _, r := range s.server.router.echo.Routes() {
 		segments := strings.Split(r.Path, "/")
 		for i, segment := range segments {
 			if name, ok := strings.CutPrefix(segment, ":"); ok {
@@ -65,32 +64,6 @@ func TestRoutesAreThePathsOfTheDocument(t *testing.T) {
 	require.Equal(t, routes, documented)
 }
 
-// kinds returns title and status of each kind of problem in problem.go, by slug.
-func kinds(t *testing.T) map[string]kind {
-	t.Helper()
-	file, err := parser.ParseFile(token.NewFileSet(), "problem.go", nil, parser.SkipObjectResolution)
-	require.NoError(t, err)
-	statuses := map[string]int{}
-	for status := range 600 {
-		statuses["Status"+strings.NewReplacer(" ", "", "-", "").Replace(http.StatusText(status))] = status
-	}
-	found := map[string]kind{}
-	ast.Inspect(file, func(n ast.Node) bool {
-		if literal, ok := n.(*ast.CompositeLit); ok {
-			if name, ok := literal.Type.(*ast.Ident); ok && name.Name == "kind" {
-				slug, err := strconv.Unquote(literal.Elts[1].(*ast.BasicLit).Value)
-				require.NoError(t, err)
-				title, err := strconv.Unquote(literal.Elts[2].(*ast.BasicLit).Value)
-				require.NoError(t, err)
-				found[slug] = kind{statuses[literal.Elts[0].(*ast.SelectorExpr).Sel.Name], slug, title}
-			}
-		}
-		return true
-	})
-	require.Greater(t, len(found), 25)
-	return found
-}
-
 // Each problem is in the enumeration of all, has a schema with the title and status of the code and a page, and can be
 // the answer of an operation (or of the router).
 func TestEachProblemIsDescribed(t *testing.T) {
@@ -98,18 +71,21 @@ func TestEachProblemIsDescribed(t *testing.T) {
 	s := openShop(t)
 	c := theContract()
 	schemas := c.at(c.root(), "components", "schemas")
-	described := map[string]kind{}
+	described := map[string]problems.Kind{}
 	names := map[string]string{}
 	for name := range schemas.members {
 		properties := c.at(schemas, name, "properties")
 		if slug, ok := strings.CutPrefix(text(c.at(properties, "type").members["const"]), "/problems/"); ok {
 			status, err := strconv.Atoi(text(c.at(properties, "status").members["const"]))
 			require.NoError(t, err, name)
-			described[slug] = kind{status, slug, text(c.at(properties, "title").members["const"])}
+			described[slug] = problems.Kind{Status: status, Slug: slug, Title: text(c.at(properties, "title").members["const"])}
 			names[slug] = name
 		}
 	}
-	code := kinds(t)
+	code := map[string]problems.Kind{}
+	for _, k := range problems.Kinds() {
+		code[k.Slug] = k
+	}
 	require.Equal(t, code, described)
 
 	var listed []string
@@ -124,7 +100,7 @@ func TestEachProblemIsDescribed(t *testing.T) {
 		for method := range c.at(paths, route).members {
 			responses := c.at(paths, route, method, "responses")
 			for status := range responses.members {
-				for _, name := range schemasOf(c.at(responses, status, "content", "application/problem+json")) {
+				for _, name := range schemaNames(c.at(responses, status, "content", "application/problem+json")) {
 					answers[name] = true
 				}
 			}
@@ -147,8 +123,8 @@ func TestEachProblemIsDescribed(t *testing.T) {
 // text returns a scalar of the document as text.
 func text(scalar any) string { return fmt.Sprint(scalar) }
 
-// schemasOf returns the names of the schemas that a content may have.
-func schemasOf(content part) (names []string) {
+// schemaNames returns the names of the schemas that a content may have.
+func schemaNames(content part) (names []string) {
 	schema, _ := content.members["schema"].(map[string]any)
 	alternatives, _ := schema["oneOf"].([]any)
 	for _, one := range append(alternatives, schema) {

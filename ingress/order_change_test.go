@@ -1,10 +1,8 @@
 package ingress
 
 import (
-	"bufio"
 	"context"
 	"fmt"
-	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -178,46 +176,20 @@ func TestOrdersOfOthersCannotBeChanged(t *testing.T) {
 	require.Equal(t, before.body, s.get(path, as("ada")).body)
 }
 
-func TestChangeRejectsInvalidBodies(t *testing.T) {
+func TestPayRejectsInvalidReferences(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	path, _ := s.confirm(s.sale(reservation.Terms{Stock: 1, PaymentWindow: 10 * time.Minute}), "ada")
 	before := s.get(path, as("ada"))
-	for body, detail := range map[string]string{
-		``:                                      "object",
-		`null`:                                  "object",
-		`"r-1"`:                                 "object",
-		`[]`:                                    "object",
-		`{"reference":"r-1"`:                    "JSON",
-		`{}`:                                    "reference",
-		`{"reference":""}`:                      "reference",
-		`{"reference":null}`:                    "reference",
-		`{"reference":"  "}`:                    "reference",
-		`{"reference":1}`:                       "reference",
-		`{"reference":["r"]}`:                   "reference",
-		`{"Reference":"r-1"}`:                   "Reference",
-		`{"reference":"r-1","reference":"r-1"}`: "reference",
-		`{"reference":"r-1","amount":1}`:        "amount",
-		`{"reference":"r\n1"}`:                  "reference",
-		`{"reference":"r\u00001"}`:              "reference",
-		"{\"reference\":\"\xff\"}":              "reference",
-		`{"reference":"` + strings.Repeat("r", 256) + `"}`: "reference",
-		`{"reference":"r-1"} x`:                            "JSON",
+	for _, reference := range []string{
+		`""`, `null`, `"  "`, `1`, `["r"]`, `"r\n1"`, `"r\u00001"`, "\"\xff\"", `"` + strings.Repeat("r", 256) + `"`,
 	} {
-		p := s.post(path+"/pay", body, as("ada")).isProblem(http.StatusBadRequest, "invalid-request")
-		require.Contains(t, p["detail"], detail, body)
-	}
-	for body, detail := range map[string]string{
-		`null`: "object", `[]`: "object", ` `: "object", `{"reason":"x"}`: "reason", `{`: "JSON",
-	} {
-		p := s.post(path+"/cancel", body, as("ada")).isProblem(http.StatusBadRequest, "invalid-request")
-		require.Contains(t, p["detail"], detail, body)
+		p := s.post(path+"/pay", `{"reference":`+reference+`}`, as("ada")).
+			isProblem(http.StatusBadRequest, "invalid-request")
+		require.Contains(t, p["detail"], "reference", reference)
 	}
 	for _, action := range []string{"/pay", "/cancel"} {
-		s.post(path+action, strings.Repeat(" ", 5000), as("ada")).
-			isProblem(http.StatusRequestEntityTooLarge, "body-too-large")
-		s.ask(http.MethodPost, path+action, strings.NewReader("reference=r"), as("ada")).
-			isProblem(http.StatusUnsupportedMediaType, "unsupported-media-type")
+		s.post(path+action, `{"reason":"x"}`, as("ada")).isProblem(http.StatusBadRequest, "invalid-request")
 	}
 	require.Equal(t, before.body, s.get(path, as("ada")).body)
 
@@ -259,13 +231,8 @@ func TestSlowChangeBodiesTakeNoSlot(t *testing.T) {
 	for _, action := range []string{"/pay", "/pay", "/pay", "/cancel", "/cancel", "/cancel"} {
 		conn := s.dial()
 		head := s.head(sale, "ada", "Content-Length: 2\r\nExpect: 100-continue\r\n")
-		_, err := io.WriteString(conn, strings.Replace(head, ordersOf(sale), path+action, 1))
-		require.NoError(t, err)
-		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
-		require.NoError(t, err)
-		require.NoError(t, res.Body.Close())
-		// net/http sends this when the handler begins to read the body.
-		require.Equal(t, http.StatusContinue, res.StatusCode)
+		conn.sends(strings.Replace(head, ordersPath(sale), path+action, 1))
+		conn.receivesContinue()
 	}
 	s.pay(path, "r-1", as("ada")).is(http.StatusOK)
 }

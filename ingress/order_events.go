@@ -11,20 +11,20 @@ import (
 	"stampede/reservation/order"
 )
 
-// streamOrder serves GET /v1/orders/{order}/events: the order as it is, and every change until the last. An event
+// stream serves GET /v1/orders/{order}/events: the order as it is, and every change until the last. An event
 // is named after the status and its id is the order's version. Changes in quick succession may arrive as one
 // event. While Postgres does not answer, another server may have shown the client a later version than can be
 // found here: the stream is then silent until there is a later one.
-func (s *Server) streamOrder(c echo.Context) error {
-	user, id, err := s.identifyOrderBy(c, s.holder)
+func (s *orderService) stream(c echo.Context) error {
+	user, id, err := s.identifyBy(c, s.ticketHolder)
 	if err != nil {
 		return err
 	}
-	receipt, err := s.verifyReceipt(c, id, user)
+	receipt, err := s.receipts.verify(c, id, user)
 	if err != nil {
 		return err
 	}
-	release, err := s.acquireOrderStream(c.Request(), user)
+	release, err := s.limits.openStream(&s.limits.orderStreams, c.Request(), user)
 	if err != nil {
 		return err
 	}
@@ -32,7 +32,7 @@ func (s *Server) streamOrder(c echo.Context) error {
 	// Waiting begins before the lookup, so that no change between the two is missed.
 	w := s.waiters.add(id, 0, false)
 	defer s.waiters.remove(w)
-	o, err := s.findOrderInSlot(c, id, user, receipt)
+	o, err := s.findInSlot(c, id, user, receipt)
 	if err != nil {
 		return err
 	}
@@ -62,7 +62,7 @@ func (s *Server) streamOrder(c echo.Context) error {
 		select {
 		case next := <-w.updates:
 			if next.Version > o.Version {
-				o = foundOrder{Order: s.versions.latest(next)}
+				o = foundOrder{Order: s.orders.versions.latest(next)}
 			}
 		case <-stream.heartbeats.C:
 			if stream.sendHeartbeat() != nil {
@@ -83,23 +83,23 @@ func (s *Server) streamOrder(c echo.Context) error {
 	}
 }
 
-// findOrderInSlot is findOrder in a slot of buyers' calls.
-func (s *Server) findOrderInSlot(
+// findInSlot is findOrder in a slot of buyers' calls.
+func (s *orderService) findInSlot(
 	c echo.Context, id uuid.UUID, user string, receipt *order.Receipt,
 ) (found foundOrder, err error) {
-	err = s.inFlight.orders.admit(func(c echo.Context) (err error) {
-		found, err = s.findOrder(c.Request().Context(), id, user, receipt)
+	err = s.inFlight.orders.hold(func() (err error) {
+		found, err = s.orders.find(c.Request().Context(), id, user, receipt)
 		return err
-	})(c)
+	})
 	return found, err
 }
 
 // recheckReserved looks a reserved order up again. Its only error is order.ErrNotFound; after any other
 // the order stays as it was.
-func (s *Server) recheckReserved(
+func (s *orderService) recheckReserved(
 	c echo.Context, id uuid.UUID, user string, receipt *order.Receipt, reserved foundOrder,
 ) (foundOrder, error) {
-	o, err := s.findOrderInSlot(c, id, user, receipt)
+	o, err := s.findInSlot(c, id, user, receipt)
 	switch {
 	case err == nil:
 		return o, nil

@@ -36,7 +36,7 @@ func TestOrderStreamSendsEachChange(t *testing.T) {
 	w.receivesEnd()
 	other.receivesEnd()
 	testkit.Eventually(t, 30*time.Second, "the slots are free", func() bool {
-		return s.server.orderStreamSlots.taken.Load() == 0 && s.server.waiters.isEmpty()
+		return s.server.limits.orderStreams.all.taken.Load() == 0 && s.server.waiters.isEmpty()
 	})
 	require.Zero(t, s.server.inFlight.taken())
 }
@@ -110,7 +110,7 @@ func TestOrderStreamSendsHeadImmediately(t *testing.T) {
 func TestOrderStreamSendsNoLowerVersion(t *testing.T) {
 	t.Parallel()
 	postgres := testkit.OwnPostgres(t)
-	s := openShopOn(t, servers{testkit.RedisURL(t), postgres.URL, testkit.Keys(t)})
+	s := openShopOn(t, onPostgres(t, postgres))
 	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
 	path, id := s.confirm(sale, "ada")
 	other, _ := s.confirm(sale, "bob")

@@ -20,9 +20,16 @@ const (
 	outcomesRetryPause = time.Second
 )
 
-// followOutcomes passes the announcements of workers to the waiters until ctx is done. Waiters that miss one are
+// outcomeReader passes the announcements of workers to the waiters.
+type outcomeReader struct {
+	*core
+	// malformed bounds the log lines about messages that cannot be decoded.
+	malformed cooldown
+}
+
+// run passes the announcements of workers to the waiters until ctx is done. Waiters that miss one are
 // looked up every second.
-func (s *Server) followOutcomes(ctx context.Context) {
+func (s *outcomeReader) run(ctx context.Context) {
 	client, err := s.config.Outcomes()
 	if err != nil {
 		s.log.Error("cannot read the streams of outcomes: the orders of waiting buyers are looked up every second",
@@ -36,21 +43,21 @@ func (s *Server) followOutcomes(ctx context.Context) {
 	})
 	var following sync.WaitGroup
 	for _, stream := range s.config.OutcomesStreams {
-		following.Go(func() { s.followStream(ctx, client, stream) })
+		following.Go(func() { s.follow(ctx, client, stream) })
 	}
 	following.Wait()
 	<-closed
 }
 
-// followStream reads one stream until ctx is done.
-func (s *Server) followStream(ctx context.Context, client redis.UniversalClient, stream string) {
+// follow reads one stream until ctx is done.
+func (s *outcomeReader) follow(ctx context.Context, client redis.UniversalClient, stream string) {
 	last, failing := "", false
 	for {
 		var err error
 		if last == "" {
 			last, err = lastEntry(ctx, client, stream)
 		} else {
-			last, err = s.readOutcomes(ctx, client, stream, last)
+			last, err = s.read(ctx, client, stream, last)
 		}
 		if ctx.Err() != nil {
 			return
@@ -70,8 +77,8 @@ func (s *Server) followStream(ctx context.Context, client redis.UniversalClient,
 	}
 }
 
-// readOutcomes reads the messages after the entry last, and returns their last entry.
-func (s *Server) readOutcomes(
+// read reads the messages after the entry last, and returns their last entry.
+func (s *outcomeReader) read(
 	ctx context.Context, client redis.UniversalClient, stream, last string,
 ) (string, error) {
 	found, err := client.XRead(ctx, &redis.XReadArgs{Streams: []string{stream, last}, Block: outcomesBlock}).Result()
@@ -82,14 +89,14 @@ func (s *Server) readOutcomes(
 		return last, err
 	}
 	for _, entry := range found[0].Messages {
-		s.handleOutcomes(entry)
+		s.handle(entry)
 		last = entry.ID
 	}
 	return last, nil
 }
 
-// handleOutcomes ignores messages while no request waits, or is about to.
-func (s *Server) handleOutcomes(entry redis.XMessage) {
+// handle ignores messages while no request waits, or is about to.
+func (s *outcomeReader) handle(entry redis.XMessage) {
 	s.metrics.outcomeMessages.Inc()
 	if s.waitSlots.taken.Load() == 0 && s.waiters.isEmpty() {
 		return
@@ -100,7 +107,7 @@ func (s *Server) handleOutcomes(entry redis.XMessage) {
 		outcomes, err = order.DecodeOutcomes(msg.Payload)
 	}
 	if err != nil {
-		if s.badOutcomes.start(outageLogInterval) {
+		if s.malformed.start(outageLogInterval) {
 			s.log.Warn("skipped a message of a stream of outcomes", "entry", entry.ID, "error", err)
 		}
 		return

@@ -133,7 +133,7 @@ func TestForgottenVersionIsUnavailable(t *testing.T) {
 		t, "confirmed", s.buy(sale, "", as("cid"), withKey("k"), prefer("wait=20")).is(http.StatusCreated)["status"],
 	)
 	for range 3 * versionsMin {
-		s.server.versions.latest(order.Order{ID: uuid.Must(uuid.NewV7()), Version: 2})
+		s.server.orders.versions.latest(order.Order{ID: uuid.Must(uuid.NewV7()), Version: 2})
 	}
 	require.Equal(
 		t, "confirmed", s.buy(sale, "", as("eve"), withKey("k")).is(http.StatusAccepted)["status"], "Postgres is queried",

@@ -55,15 +55,6 @@ type waiter struct {
 	updates chan order.Order
 }
 
-// findForWaiters is the find of the server's waiters.
-func (s *Server) findForWaiters(ctx context.Context, ids []uuid.UUID) (orders []order.Order, err error) {
-	err = s.queryPostgres(ctx, lookupTimeout, func(ctx context.Context) (err error) {
-		orders, err = s.config.AwaitedOrders.FindOrders(ctx, ids)
-		return err
-	})
-	return orders, err
-}
-
 func newOrderWaiters(
 	find func(context.Context, []uuid.UUID) ([]order.Order, error), lookups prometheus.Counter,
 ) *orderWaiters {

@@ -35,7 +35,7 @@ func silence(t *testing.T, r *localserver.Redis) (speak func()) {
 func TestPurchasesFailTogetherWhileRedisIsSilent(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
-	s := openShopOn(t, servers{own.URL, testkit.DatabaseURL(t), reservation.Keys{Prefix: "stampede", Partitions: 1}})
+	s := openShopOn(t, onRedis(t, own))
 	sale := s.sale(reservation.Terms{Stock: 10_000})
 	s.buy(sale, "", as("first")).is(http.StatusAccepted)
 	speak := silence(t, own)
@@ -81,7 +81,7 @@ func TestShowOrderFailsOnceWhileRedisIsSilent(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
 	asked := new(reservedCounter)
-	s := openShopOn(t, servers{own.URL, testkit.DatabaseURL(t), reservation.Keys{Prefix: "stampede", Partitions: 1}},
+	s := openShopOn(t, onRedis(t, own),
 		func(c *Config) {
 			asked.Reservations = c.Reservations
 			c.Reservations = asked
@@ -130,7 +130,7 @@ func TestSilentPostgresOpensBreaker(t *testing.T) {
 	unlock := s.lock("orders")
 	testkit.Eventually(t, 30*time.Second, "the breaker is open", func() bool {
 		look()
-		return s.server.postgres.isOpen.Load()
+		return s.server.orders.postgres.isOpen.Load()
 	})
 	before := asked.lookups.Load()
 	for range 1000 {

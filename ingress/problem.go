@@ -4,56 +4,17 @@ import (
 	"errors"
 	"net/http"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/google/uuid"
 	"github.com/labstack/echo/v4"
 
-	"stampede/internal/pg"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"
-)
-
-// kind is a kind of problem. Clients tell kinds apart by the slug.
-type kind struct {
-	status int
-	slug   string
-	title  string
-}
-
-var (
-	kindInvalid          = kind{http.StatusBadRequest, "invalid-request", "The request is not valid"}
-	kindUnauthorized     = kind{http.StatusUnauthorized, "unauthorized", "Authentication is required"}
-	kindForbidden        = kind{http.StatusForbidden, "forbidden", "The call is not allowed"}
-	kindNotFound         = kind{http.StatusNotFound, "not-found", "The path does not exist"}
-	kindSaleNotFound     = kind{http.StatusNotFound, "sale-not-found", "The sale does not exist"}
-	kindOrderNotFound    = kind{http.StatusNotFound, "order-not-found", "The order does not exist"}
-	kindMethod           = kind{http.StatusMethodNotAllowed, "method-not-allowed", "The method is not allowed"}
-	kindSoldOut          = kind{http.StatusConflict, "sold-out", "The sale is sold out"}
-	kindAlreadyPurchased = kind{http.StatusConflict, "already-purchased", "You already have an order in this sale"}
-	kindOrderEnded       = kind{http.StatusConflict, "order-ended", "The order of this purchase has ended"}
-	kindNotOpen          = kind{http.StatusConflict, "sale-not-open", "The sale is not open yet"}
-	kindPaused           = kind{http.StatusConflict, "sale-paused", "The sale is paused"}
-	kindTransition       = kind{http.StatusConflict, "illegal-transition", "The current state does not allow this"}
-	kindAlreadyPaid      = kind{http.StatusConflict, "already-paid", "The order was paid with another reference"}
-	kindNotConfirmed     = kind{http.StatusConflict, "order-not-confirmed", "The order is not confirmed yet"}
-	kindEnded            = kind{http.StatusGone, "sale-ended", "The sale has ended"}
-	kindExpired          = kind{http.StatusGone, "order-expired", "The order has expired"}
-	kindArchived         = kind{http.StatusGone, "order-archived", "The order is archived"}
-	kindPrecondition     = kind{http.StatusPreconditionFailed, "precondition-failed", "The precondition failed"}
-	kindTooLarge         = kind{http.StatusRequestEntityTooLarge, "body-too-large", "The body is too large"}
-	kindMediaType        = kind{http.StatusUnsupportedMediaType, "unsupported-media-type", "The body is not JSON"}
-	kindKeyReused        = kind{http.StatusUnprocessableEntity, "idempotency-key-reused", "The idempotency key was reused"}
-	kindOverLimit        = kind{http.StatusUnprocessableEntity, "quantity-over-limit", "The quantity is over the limit"}
-	kindRateLimited      = kind{http.StatusTooManyRequests, "rate-limited", "Too many requests"}
-	kindInternal         = kind{http.StatusInternalServerError, "internal-error", "Internal error"}
-	kindUnavailable      = kind{http.StatusServiceUnavailable, "sale-unavailable", "Temporarily unavailable"}
-	kindOutcomeUnknown   = kind{http.StatusServiceUnavailable, "outcome-unknown", "The outcome is unknown"}
-	kindOverloaded       = kind{http.StatusServiceUnavailable, "overloaded", "The server is overloaded"}
-	kindWithdrawn        = kind{http.StatusServiceUnavailable, "restock-withdrawn", "The restock was withdrawn"}
-	kindNotReady         = kind{http.StatusServiceUnavailable, "not-ready", "The server is not ready"}
+	"stampede/reservation/problems"
 )
 
 // How many seconds a client is asked to wait.
@@ -66,7 +27,7 @@ const (
 
 // problem is an answer of RFC 9457. It is an error, so that a handler can return it.
 type problem struct {
-	kind
+	problems.Kind
 	// detail is for people. It never holds the text of an error from below.
 	detail string
 
@@ -95,104 +56,69 @@ type problem struct {
 
 // Problems without a member that varies. They must not be changed.
 var (
-	problemRouteNotFound = fixed(problem{kind: kindNotFound, detail: "No route has this path."})
-	problemNoSuchProblem = fixed(problem{kind: kindNotFound, detail: "No problem has this slug: GET /problems lists all."})
-	problemPrecondition  = fixed(problem{kind: kindPrecondition, detail: "The current entity tag is not in If-Match."})
-	problemMethod        = fixed(problem{kind: kindMethod, detail: "The Allow header lists the methods of this path."})
-	problemTooLarge      = fixed(problem{kind: kindTooLarge, detail: "A body may have at most 4096 bytes.", closes: true})
-	problemBodyBroken    = fixed(problem{
-		kind: kindInvalid, closes: true, detail: "The body is incomplete, or arrived too slowly.",
+	problemRouteNotFound = fixed(problem{Kind: problems.NotFound, detail: "No route has this path."})
+	problemNoSuchProblem = fixed(problem{
+		Kind: problems.NotFound, detail: "No problem has this slug: GET /problems lists all.",
+	})
+	problemPrecondition = fixed(problem{
+		Kind: problems.Precondition, detail: "The current entity tag is not in If-Match.",
+	})
+	problemMethod = fixed(problem{
+		Kind: problems.Method, detail: "The Allow header lists the methods of this path.",
+	})
+	problemTooLarge = fixed(problem{
+		Kind: problems.TooLarge, detail: "A body may have at most 4096 bytes.", closes: true,
+	})
+	problemBodyBroken = fixed(problem{
+		Kind: problems.Invalid, closes: true, detail: "The body is incomplete, or arrived too slowly.",
 	})
 	problemMediaType = fixed(problem{
-		kind:   kindMediaType,
-		detail: "Send the body as application/json in UTF-8, without a Content-Encoding.",
-	})
-	problemKeyReused = fixed(problem{
-		kind: kindKeyReused, detail: "This Idempotency-Key was used before, for a different request.",
+		Kind: problems.MediaType, detail: "Send the body as application/json in UTF-8, without a Content-Encoding.",
 	})
 	problemOverloaded = fixed(problem{
-		kind: kindOverloaded, retryAfter: retrySoon, detail: "Nothing was done. Retry after a moment.",
+		Kind: problems.Overloaded, retryAfter: retrySoon, detail: "Nothing was done. Retry after a moment.",
 	})
-	problemUnavailable = fixed(problem{
-		kind: kindUnavailable, retryAfter: retrySoon,
-		detail: "A server that the request needs does not answer. Retry after a moment.",
-	})
-
-	problemSaleNotFound = fixed(problem{kind: kindSaleNotFound, detail: "No sale has this id."})
-	problemSoldOut      = fixed(problem{kind: kindSoldOut, detail: "Fewer units are left than you asked for."})
-	problemPaused       = fixed(problem{
-		kind: kindPaused, retryAfter: retryPaused, detail: "An operator paused the sale. Retry later.",
+	problemSoldOut = fixed(problem{Kind: problems.SoldOut, detail: "Fewer units are left than you asked for."})
+	problemPaused  = fixed(problem{
+		Kind: problems.Paused, retryAfter: retryPaused, detail: "An operator paused the sale. Retry later.",
 	})
 	problemEnded = fixed(problem{
-		kind: kindEnded, detail: "An operator ended the sale, or its closing time has passed.",
+		Kind: problems.Ended, detail: "An operator ended the sale, or its closing time has passed.",
 	})
 
+	problemSaleNotFound  = problemFor(reservation.ErrSaleNotFound)
+	problemOrderNotFound = problemFor(order.ErrNotFound)
+	problemUnavailable   = problemFor(reservation.ErrUnavailable)
+	problemKeyReused     = problemFor(catalog.ErrIdempotencyKeyReused)
 	// problemNotReserved is problemOverloaded for a purchase.
-	problemNotReserved = fixed(problem{
-		kind: kindOverloaded, retryAfter: retrySoon, detail: "Nothing was reserved. Retry after a moment.",
-	})
-	problemPurchaseUnknown = fixed(problem{
-		kind: kindOutcomeUnknown, retryAfter: retrySoon,
-		detail: "The outcome is unknown: no answer came back in time, and the order may have been accepted. " +
-			"Repeat the request with the same Idempotency-Key to find out: it cannot reserve twice.",
-	})
-	problemReservationDamaged = fixed(problem{
-		kind: kindInternal,
-		detail: "The stored data of your reservation in this sale cannot be read. " +
-			"This request reserved nothing, and a retry will not help until the data is repaired.",
-	})
-
-	problemArchived      = fixed(problem{kind: kindArchived, detail: "The orders of this sale are archived."})
-	problemOrderNotFound = fixed(problem{kind: kindOrderNotFound, detail: "You have no order with this id."})
-	problemNotConfirmed  = fixed(problem{
-		kind: kindNotConfirmed, retryAfter: retrySoon,
-		detail: "The order is reserved and will be confirmed in a moment. Retry then.",
-	})
-	problemExpired = fixed(problem{
-		kind: kindExpired, detail: "The order was not paid in time. Its units go back on sale.",
-	})
-	problemOrderDamaged = fixed(problem{
-		kind:   kindInternal,
-		detail: "The stored data of the order is inconsistent. Nothing was done, and a retry will not help.",
-	})
-
-	// problemSaleChangeUnknown is problemChangeUnknown for operators: not all of their requests can be repeated safely.
-	problemSaleChangeUnknown = fixed(problem{
-		kind: kindOutcomeUnknown, retryAfter: retrySoon,
-		detail: "The outcome is unknown: no answer came back in time, and the change may have been made. " +
-			"Repeat the request to find out. Without an Idempotency-Key, a repeated restock is another restock, " +
-			"and a repeated sale is another sale.",
-	})
-	problemNotInForce = fixed(problem{
-		kind: kindUnavailable, retryAfter: retrySoon,
-		detail: "The change is recorded and takes effect as soon as Redis answers. You need not repeat it. " +
-			"Without the same Idempotency-Key, a repeated restock is another restock.",
-	})
-	problemRestockUndecided = fixed(problem{
-		kind: kindOutcomeUnknown, retryAfter: retrySoon,
-		detail: "The lower stock is recorded and takes effect if Redis grants it, which is not decided yet. " +
-			"Repeat the request with the same Idempotency-Key to learn the outcome. " +
-			"Without the key, it is another restock.",
-	})
-	problemRestockWithdrawn = fixed(problem{
-		kind: kindWithdrawn, retryAfter: retrySoon,
-		detail: "The stock in Redis was rebuilt before it could be lowered: nothing was changed. " +
-			"The same request is a new attempt, also with the same Idempotency-Key.",
-	})
+	problemNotReserved = problemFor(reservation.ErrOverloaded)
 )
+
+// knownProblems has the problem of each error that package problems knows.
+var knownProblems = sync.OnceValue(func() map[error]*problem {
+	known := make(map[error]*problem)
+	for _, k := range problems.All() {
+		p := problem{Kind: k.Kind, detail: k.Detail}
+		if k.Status == http.StatusServiceUnavailable || k.Kind == problems.NotConfirmed {
+			p.retryAfter = retrySoon
+		}
+		known[k.Err] = fixed(p)
+	}
+	return known
+})
 
 func fixed(p problem) *problem {
 	p.body = p.appendJSON(nil)
 	return &p
 }
 
-func invalid(detail string) *problem { return &problem{kind: kindInvalid, detail: detail} }
+func invalid(detail string) *problem { return &problem{Kind: problems.Invalid, detail: detail} }
 
-func (p *problem) Error() string { return p.slug + ": " + p.detail }
+func (p *problem) Error() string { return p.Slug + ": " + p.detail }
 
-// problemOf is the only place that turns errors into answers. An error that it does not know comes from a
+// problemFor is the only place that turns errors into answers. An error that it does not know comes from a
 // store that could not do its work; its text goes to the log only.
-func problemOf(err error) *problem {
+func problemFor(err error) *problem {
 	var (
 		known   *problem
 		input   *order.InvalidError
@@ -208,69 +134,44 @@ func problemOf(err error) *problem {
 	case errors.As(err, &input):
 		return invalid(input.Error() + ".")
 	case errors.As(err, &illegal):
-		return &problem{kind: kindTransition, detail: illegal.Error() + "."}
+		return &problem{Kind: problems.Transition, detail: illegal.Error() + "."}
 	case errors.As(err, &taken):
-		return &problem{kind: kindTransition, detail: taken.Error() + "."}
+		return &problem{Kind: problems.Transition, detail: taken.Error() + "."}
 	case errors.As(err, &paid):
 		return &problem{
-			kind: kindAlreadyPaid, paymentReference: paid.Reference,
+			Kind: problems.AlreadyPaid, paymentReference: paid.Reference,
 			detail: "The payment in payment_reference is valid. Refund the payment of this request.",
 		}
 	case errors.As(err, &step):
-		return &problem{kind: kindTransition, detail: "The order is " + string(step.Status) + ", which does not allow this."}
-	case errors.Is(err, reservation.ErrSaleNotFound):
-		return problemSaleNotFound
-	case errors.Is(err, order.ErrNotFound):
-		return problemOrderNotFound
-	case errors.Is(err, order.ErrTooWide):
-		return problemListTooWide
-	case errors.Is(err, order.ErrArchived):
-		return problemArchived
-	case errors.Is(err, order.ErrNotConfirmed):
-		return problemNotConfirmed
-	case errors.Is(err, order.ErrExpired):
-		return problemExpired
-	case errors.Is(err, order.ErrDamaged):
-		return problemOrderDamaged
-	case errors.Is(err, reservation.ErrReservationDamaged):
-		return problemReservationDamaged
-	case errors.Is(err, catalog.ErrIdempotencyKeyReused):
-		return problemKeyReused
-	case errors.Is(err, reservation.ErrOverloaded):
-		return problemNotReserved
-	case errors.Is(err, reservation.ErrOutcomeUnknown):
-		return problemPurchaseUnknown
-	case errors.Is(err, catalog.ErrRestockUndecided):
-		return problemRestockUndecided
-	case errors.Is(err, catalog.ErrRestockWithdrawn):
-		return problemRestockWithdrawn
-	case errors.Is(err, pg.ErrChangeUnknown):
-		return problemSaleChangeUnknown
-	case errors.Is(err, catalog.ErrNotInForce):
-		return problemNotInForce
+		detail := "The order is " + string(step.Status) + ", which does not allow this."
+		return &problem{Kind: problems.Transition, detail: detail}
 	case errors.As(err, &routing) && routing.Code == http.StatusMethodNotAllowed:
 		return problemMethod
 	case errors.As(err, &routing) && routing.Code == http.StatusNotFound:
 		return problemRouteNotFound
 	}
-	return problemUnavailable
+	k, found := problems.Find(err)
+	if !found {
+		k.Err = reservation.ErrUnavailable
+	}
+	return knownProblems()[k.Err]
 }
 
-// problemOfVerdict is the problem for a verdict that reserves nothing.
-func problemOfVerdict(a reservation.Answer, now time.Time) *problem {
+// problemForVerdict is the problem for a verdict that reserves nothing.
+func problemForVerdict(a reservation.Answer, now time.Time) *problem {
 	switch a.Verdict {
 	case reservation.SoldOut:
 		return problemSoldOut
 	case reservation.AlreadyPurchased:
 		return &problem{
-			kind: kindAlreadyPurchased, location: orderPath(a.Reservation.OrderID),
+			Kind: problems.AlreadyPurchased, location: orderPath(a.Reservation.OrderID),
 			detail: "A buyer may have one order per sale. The Location header names yours.",
 		}
 	case reservation.OrderEnded:
 		return problemOrderEnded(a.Reservation.OrderID, a.Status)
 	case reservation.NotOpen:
 		return &problem{
-			kind: kindNotOpen, detail: "The sale opens at the time in opens_at.",
+			Kind: problems.NotOpen, detail: "The sale opens at the time in opens_at.",
 			opensAt: a.OpensAt, retryAfter: secondsUntil(a.OpensAt, now),
 		}
 	case reservation.Paused:
@@ -279,7 +180,7 @@ func problemOfVerdict(a reservation.Answer, now time.Time) *problem {
 		return problemEnded
 	case reservation.OverLimit:
 		return &problem{
-			kind: kindOverLimit, limit: a.Limit,
+			Kind: problems.OverLimit, limit: a.Limit,
 			detail: "In this sale an order may hold at most " + strconv.FormatInt(a.Limit, 10) + " units.",
 		}
 	case reservation.KeyReused:
@@ -299,11 +200,11 @@ func secondsUntil(t, now time.Time) int {
 // appendJSON appends the body. It avoids the encoder because most purchases of a crowd are answered with a problem.
 func (p *problem) appendJSON(dst []byte) []byte {
 	dst = append(dst, `{"type":"/problems/`...)
-	dst = append(dst, p.slug...)
+	dst = append(dst, p.Slug...)
 	dst = append(dst, '"')
-	dst = appendText(dst, "title", p.title)
+	dst = appendText(dst, "title", p.Title)
 	dst = append(dst, `,"status":`...)
-	dst = strconv.AppendInt(dst, int64(p.status), 10)
+	dst = strconv.AppendInt(dst, int64(p.Status), 10)
 	dst = appendText(dst, "detail", p.detail)
 	if !p.opensAt.IsZero() {
 		dst = append(dst, `,"opens_at":"`...)

@@ -1,24 +1,33 @@
 package ingress
 
 import (
-	"bytes"
 	"context"
+	"errors"
+	"fmt"
 	"net/http"
 	"strconv"
 	"time"
 
-	"github.com/go-json-experiment/json/jsontext"
 	"github.com/google/uuid"
 	"github.com/labstack/echo/v4"
 
+	"stampede/internal/tracing"
 	"stampede/reservation"
 	"stampede/reservation/order"
+	"stampede/reservation/problems"
 )
 
-// purchase serves POST /v1/sales/{sale}/orders.
-func (s *Server) purchase(c echo.Context) error {
+// purchaseService takes purchases. It is written for speed because a crowd makes them: no reflection, no log line,
+// pooled buffers.
+type purchaseService struct {
+	*core
+	sales *saleService
+}
+
+// serve serves POST /v1/sales/{sale}/orders.
+func (s *purchaseService) serve(c echo.Context) error {
 	r := c.Request()
-	arrival := arrivalOf(c)
+	arrival := arrived(c)
 	began := arrival.Read
 	if arrival.Known {
 		s.metrics.wait.Observe(began.Sub(arrival.At).Seconds())
@@ -53,11 +62,11 @@ func (s *Server) purchase(c echo.Context) error {
 		// the wait.
 		defer s.waitSlots.release()
 	}
-	arrival = arrivalOf(c) // the body may have come later than the head
+	arrival = arrived(c) // the body may have come later than the head
 	request := reservation.Request{
 		Sale: sale, User: user, IdempotencyKey: key, Quantity: quantity, Arrived: arrival.At, Client: arrival.Conn,
 	}
-	span := s.spanOf(r)
+	span := s.span(r)
 	answer, err := s.reserve(detached(span), request, arrival.Left, began)
 	if span.On() {
 		noteAnswer(span, answer)
@@ -72,7 +81,7 @@ func (s *Server) purchase(c echo.Context) error {
 		return nil
 	case reservation.Reserved, reservation.Replayed:
 	default:
-		return problemOfVerdict(answer, time.Now())
+		return problemForVerdict(answer, time.Now())
 	}
 	if waits {
 		c.Response().Header()["Preference-Applied"] = preferenceApplied(wait)
@@ -85,82 +94,10 @@ func (s *Server) purchase(c echo.Context) error {
 	return nil
 }
 
-var (
-	problemQuantity = fixed(problem{
-		kind: kindInvalid, detail: "quantity must be a whole number, 1 or more, in digits only.",
-	})
-
-	quantityStart = []byte(`{"quantity":`)
-)
-
-// readQuantity reads the body of a purchase.
-func readQuantity(r *http.Request) (int64, error) {
-	buf := scratchPool.Get().(*scratch)
-	defer scratchPool.Put(buf)
-	body, err := buf.readBody(r)
-	if err != nil {
-		return 0, err
-	}
-	return parseQuantity(body)
-}
-
-// parseQuantity reads how many units a body requests; an empty body requests one. It parses the usual form
-// without the strict decoder, in a tenth of its time; the decoder gets everything else.
-func parseQuantity(body []byte) (int64, error) {
-	if len(body) == 0 {
-		return 1, nil
-	}
-	if rest, ok := bytes.CutPrefix(body, quantityStart); ok {
-		digits := bytes.TrimPrefix(bytes.TrimSuffix(rest, []byte{'}'}), []byte{' '})
-		if len(rest) > 0 && rest[len(rest)-1] == '}' && isPositiveInteger(digits) {
-			return clampQuantity(digits), nil
-		}
-	}
-	var wanted struct {
-		Quantity jsontext.Value `json:"quantity"`
-	}
-	if err := decodeStrict(body, &wanted); err != nil {
-		return 0, err
-	}
-	switch {
-	case wanted.Quantity == nil:
-		return 1, nil
-	case !isPositiveInteger(wanted.Quantity):
-		return 0, problemQuantity
-	}
-	return clampQuantity(wanted.Quantity), nil
-}
-
-// isPositiveInteger accepts a positive JSON number without sign, fraction or exponent.
-func isPositiveInteger(digits []byte) bool {
-	if len(digits) == 0 || digits[0] == '0' {
-		return false
-	}
-	for _, c := range digits {
-		if c < '0' || c > '9' {
-			return false
-		}
-	}
-	return true
-}
-
-// clampQuantity makes every number above the highest limit of any sale the same one. It is over the limit in
-// every sale, and small enough for the script, whose numbers are doubles: 2^53+1 would not be.
-func clampQuantity(digits []byte) int64 {
-	const most = order.MaxPerOrder + 1
-	var n int64
-	for _, c := range digits {
-		if n = n*10 + int64(c-'0'); n > most {
-			return most
-		}
-	}
-	return n
-}
-
 // reserve has Redis decide. It takes a slot after the body was read, so that clients who send slowly hold
 // none. If the buyer had left by then, nothing is decided. Later it does not end when the buyer leaves: the answer is
 // nearly due, and watching the connection would cost as much as the rest of the work.
-func (s *Server) reserve(
+func (s *purchaseService) reserve(
 	ctx context.Context, r reservation.Request, left bool, began time.Time,
 ) (reservation.Answer, error) {
 	if left || !s.inFlight.purchases.acquire() {
@@ -172,19 +109,38 @@ func (s *Server) reserve(
 		answer reservation.Answer
 		err    error = problemNoSecret
 	)
-	if s.signer.Load() != nil { // no purchase is accepted without a receipt
+	if s.receipts.signer.Load() != nil { // no purchase is accepted without a receipt
 		answer, err = s.config.Reservations.Reserve(ctx, r)
 	}
 	verdict := answer.Verdict
 	if err != nil {
-		verdict = verdictOf(err)
+		verdict = verdictFor(err)
 	}
 	s.metrics.countPurchase(r.Sale, verdict, began)
 	return answer, err
 }
 
+// span returns the span of a request.
+func (s *purchaseService) span(r *http.Request) tracing.Span {
+	if s.config.Tracer == nil {
+		return tracing.Span{}
+	}
+	return tracing.Current(r.Context())
+}
+
+// noteAnswer notes what Redis has decided.
+func noteAnswer(span tracing.Span, answer reservation.Answer) {
+	span.Text("stampede.verdict", string(answer.Verdict))
+	if answer.Reservation.OrderID != uuid.Nil {
+		span.Text("stampede.order_id", answer.Reservation.OrderID.String())
+	}
+}
+
+// detached returns a context with the span only: it does not end with the request.
+func detached(span tracing.Span) context.Context { return span.In(context.Background()) }
+
 // answerAccepted answers 202. With mayBeBehind the answer says that the order may be in a later state.
-func (s *Server) answerAccepted(
+func (s *purchaseService) answerAccepted(
 	c echo.Context, r reservation.Request, answer reservation.Answer, mayBeBehind bool,
 ) {
 	h := c.Response().Header()
@@ -206,7 +162,7 @@ func setOrderHeaders(h http.Header, answer reservation.Answer) {
 }
 
 // appendReservation appends the body of a 202. It avoids the encoder because it runs once per accepted purchase.
-func (s *Server) appendReservation(
+func (s *purchaseService) appendReservation(
 	dst []byte, r reservation.Request, held order.Reservation, mayBeBehind bool,
 ) []byte {
 	dst = append(dst, `{"order_id":"`...)
@@ -218,7 +174,7 @@ func (s *Server) appendReservation(
 	dst = append(dst, `,"reserved_at":"`...)
 	dst = order.AppendTime(dst, held.ReservedAt)
 	dst = append(dst, `","receipt":"`...)
-	dst = s.appendReceipt(dst, r, held)
+	dst = s.receipts.append(dst, r, held)
 	if mayBeBehind {
 		return append(dst, "\",\"may_be_behind\":true}\n"...)
 	}
@@ -229,4 +185,99 @@ func orderPath(id uuid.UUID) string {
 	const prefix = "/v1/orders/"
 	var path [len(prefix) + 36]byte
 	return string(order.AppendID(append(path[:0], prefix...), id))
+}
+
+// problemPastUnknown is for a purchase in a sale of which only Postgres knows the buyers, while it does not answer.
+var problemPastUnknown = fixed(problem{
+	Kind: problems.Unavailable, retryAfter: retrySoon,
+	detail: "Nothing was reserved: the sale has ended. Whether this purchase was made before cannot be looked up now. " +
+		"Retry after a moment.",
+})
+
+// orPastAnswer returns the answer of Redis, or that of Postgres if Redis has no buyers of the sale any more. Redis may
+// not have the sale at all: then its orders are archived, or its keys were deleted.
+func (s *purchaseService) orPastAnswer(
+	c echo.Context, r reservation.Request, answer reservation.Answer, err error,
+) (reservation.Answer, error) {
+	isLost := errors.Is(err, reservation.ErrLostSale)
+	switch {
+	case err != nil && !isLost:
+		return answer, err
+	case answer.Verdict == reservation.Retired:
+		return s.pastAnswer(c, r)
+	case answer.Verdict != reservation.UnknownSale && !isLost:
+		return answer, nil
+	}
+	ctx, cancel := context.WithTimeout(c.Request().Context(), catalogTimeout)
+	defer cancel()
+	switch current, feedErr := s.sales.feed.get(ctx, r.Sale); {
+	case feedErr == nil && current.sales[0].Retired:
+		return s.pastAnswer(c, r)
+	case isLost || errors.Is(feedErr, reservation.ErrSaleNotFound):
+		return answer, err
+	default: // it exists, or that is unknown
+		return answer, problemUnavailable
+	}
+}
+
+// pastAnswer returns the answer to a purchase in a sale that has ended and that Redis has retired, as Redis would have
+// given it before. Only requests that come long after the end need it. They take a slot and a connection of purchases.
+func (s *purchaseService) pastAnswer(c echo.Context, r reservation.Request) (answer reservation.Answer, err error) {
+	err = s.inFlight.purchases.hold(func() error {
+		return s.orders.query(c.Request().Context(), orderTimeout, func(ctx context.Context) (err error) {
+			answer, err = s.config.AwaitedOrders.PastAnswer(ctx, r)
+			return err
+		})
+	})
+	if err != nil {
+		return reservation.Answer{}, fmt.Errorf("%w: sale %s: postgres: %w", problemPastUnknown, r.Sale, err)
+	}
+	return answer, nil
+}
+
+// problemStateUnknown is for a replay whose order may have been shown in a later version than can be found now.
+var problemStateUnknown = fixed(problem{
+	Kind: problems.Unavailable, retryAfter: retrySoon,
+	detail: "This purchase has made an order, and its state cannot be looked up now. Retry after a moment: " +
+		"the same request with the same Idempotency-Key cannot reserve twice.",
+})
+
+// problemOrderEnded answers a repeated purchase whose order has ended: the request that made an order never
+// makes another one.
+func problemOrderEnded(id uuid.UUID, status order.Status) *problem {
+	return &problem{
+		Kind: problems.OrderEnded, location: orderPath(id), orderID: id, orderStatus: status,
+		detail: "The order of this request is " + string(status) + ", and the request does not make another one. " +
+			"A purchase with another Idempotency-Key does.",
+	}
+}
+
+// answerReplay answers a repeated purchase whose order Redis still holds. Postgres may know that the order has
+// ended before Redis does, so it is asked. The answer is the first one, unless the order has ended or may have
+// been shown in a later state. While Postgres does not answer, the reply says that it may be behind; if a
+// later version may have been shown and forgotten, it is problemStateUnknown.
+//
+// Replays are rare. They take a slot and a connection of purchases, so that none is taken from buyers who look
+// at their orders.
+func (s *purchaseService) answerReplay(c echo.Context, r reservation.Request, answer reservation.Answer) error {
+	var found []order.Order
+	id := answer.Reservation.OrderID
+	err := s.inFlight.purchases.hold(func() error {
+		return s.orders.query(c.Request().Context(), orderTimeout, func(ctx context.Context) (err error) {
+			found, err = s.config.AwaitedOrders.FindOrders(ctx, []uuid.UUID{id})
+			return err
+		})
+	})
+	forgotten := s.orders.versions.mayHaveForgotten(id)
+	shown, wasShown := s.orders.versions.recall(id)
+	switch {
+	case len(found) == 1 && (wasShown || forgotten || !found[0].Status.Live()):
+		return s.answerWithOrder(c, http.StatusAccepted, r, answer, foundOrder{s.orders.versions.latest(found[0]), false})
+	case wasShown:
+		return s.answerWithOrder(c, http.StatusAccepted, r, answer, foundOrder{shown, err != nil})
+	case forgotten && err != nil:
+		return fmt.Errorf("%w: order %s: postgres: %w; else: %w", problemStateUnknown, id, err, errVersionForgotten)
+	}
+	s.answerAccepted(c, r, answer, err != nil)
+	return nil
 }

@@ -9,12 +9,14 @@ import (
 
 	"github.com/labstack/echo/v4"
 
+	"stampede/internal/accept"
 	"stampede/reservation"
 	"stampede/reservation/order"
+	"stampede/reservation/problems"
 )
 
 var problemVoided = fixed(problem{
-	kind: kindUnavailable, retryAfter: retrySoon,
+	Kind: problems.Unavailable, retryAfter: retrySoon,
 	detail: "The accepted order was lost: nothing is reserved for you. Retry after a moment.",
 })
 
@@ -27,11 +29,11 @@ func preferenceApplied(wait time.Duration) []string {
 // refused or has ended meanwhile. After until, or when the server stops, it is 202 as without waiting.
 //
 // The request waits without a slot of inFlight; the caller holds one of waitSlots.
-func (s *Server) answerAfterWait(
+func (s *purchaseService) answerAfterWait(
 	c echo.Context, r reservation.Request, answer reservation.Answer, until time.Time,
 ) error {
-	// Extends the server's writeTimeout. It fails if the connection has no deadlines.
-	_ = http.NewResponseController(c.Response()).SetWriteDeadline(until.Add(writeTimeout))
+	// Extends the server's accept.WriteTimeout. It fails if the connection has no deadlines.
+	_ = http.NewResponseController(c.Response()).SetWriteDeadline(until.Add(accept.WriteTimeout))
 	// A replayed order may be in Postgres for long, so it is looked up immediately; a new one is not there yet.
 	w := s.waiters.add(answer.Reservation.OrderID, 1, answer.Verdict == reservation.Replayed)
 	defer s.waiters.remove(w)
@@ -39,10 +41,10 @@ func (s *Server) answerAfterWait(
 	defer timer.Stop()
 	select {
 	case o := <-w.updates:
-		return s.answerWithOrder(c, http.StatusCreated, r, answer, foundOrder{Order: s.versions.latest(o)})
+		return s.answerWithOrder(c, http.StatusCreated, r, answer, foundOrder{Order: s.orders.versions.latest(o)})
 	case <-timer.C:
 		if o, known := s.findLost(c, r, answer.Reservation); known {
-			return s.answerWithOrder(c, http.StatusCreated, r, answer, foundOrder{Order: s.versions.latest(o)})
+			return s.answerWithOrder(c, http.StatusCreated, r, answer, foundOrder{Order: s.orders.versions.latest(o)})
 		}
 	case <-s.waitsEnd:
 	case <-c.Request().Context().Done():
@@ -56,51 +58,51 @@ func (s *Server) answerAfterWait(
 
 // findLost returns what became of an order that Redis has lost while its buyer waited: then no worker will ever
 // announce it. It is not known if Redis still holds the order, or if Redis or Postgres does not answer.
-func (s *Server) findLost(
+func (s *purchaseService) findLost(
 	c echo.Context, r reservation.Request, held order.Reservation,
 ) (o order.Order, known bool) {
-	err := s.inFlight.purchases.admit(func(c echo.Context) (err error) {
+	err := s.inFlight.purchases.hold(func() (err error) {
 		ctx := c.Request().Context()
-		if _, err = s.findReserved(ctx, held.OrderID, r.User); !errors.Is(err, order.ErrNotFound) {
+		if _, err = s.orders.findReserved(ctx, held.OrderID, r.User); !errors.Is(err, order.ErrNotFound) {
 			return problemOrderUndecided
 		}
-		err = s.queryPostgres(ctx, orderTimeout, func(ctx context.Context) (err error) {
-			o, err = s.config.AwaitedOrders.FindByReceipt(ctx, receiptOf(r, held))
+		err = s.orders.query(ctx, orderTimeout, func(ctx context.Context) (err error) {
+			o, err = s.config.AwaitedOrders.FindByReceipt(ctx, newReceipt(r, held))
 			return err
 		})
 		return err
-	})(c)
+	})
 	return o, err == nil
 }
 
 // answerWithOrder answers a purchase whose order is in Postgres: with the status while the buyer has the
 // units, otherwise with a problem.
-func (s *Server) answerWithOrder(
+func (s *purchaseService) answerWithOrder(
 	c echo.Context, status int, r reservation.Request, answer reservation.Answer, o foundOrder,
 ) error {
 	switch {
 	case o.Status == order.StatusVoided:
 		return problemVoided
 	case o.Status == order.StatusRejected && answer.Verdict == reservation.Reserved:
-		return problemOfRejection(o.Order)
+		return problemForRejection(o.Order)
 	case !o.Status.Live():
 		return problemOrderEnded(o.ID, o.Status)
 	}
 	view := o.view()
-	view.Receipt = string(s.appendReceipt(nil, r, answer.Reservation))
+	view.Receipt = string(s.receipts.append(nil, r, answer.Reservation))
 	setOrderHeaders(c.Response().Header(), answer)
 	return writeJSON(c, status, view)
 }
 
-// problemOfRejection is the problem of an order that Redis has just reserved and Postgres has refused.
-func problemOfRejection(o order.Order) *problem {
+// problemForRejection is the problem of an order that Redis has just reserved and Postgres has refused.
+func problemForRejection(o order.Order) *problem {
 	switch o.Reason {
 	case order.RejectedSoldOut:
 		return problemSoldOut
 	case order.RejectedAlreadyPurchased:
 		// The id of the other order is not known here.
 		return &problem{
-			kind: kindAlreadyPurchased, detail: "A buyer may have one order per sale. GET /v1/orders lists yours.",
+			Kind: problems.AlreadyPurchased, detail: "A buyer may have one order per sale. GET /v1/orders lists yours.",
 		}
 	}
 	return problemOrderEnded(o.ID, o.Status)

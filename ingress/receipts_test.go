@@ -49,7 +49,7 @@ func TestAcceptedPurchaseHasReceipt(t *testing.T) {
 	receipt := o["receipt"].(string)
 	require.True(t, strings.HasSuffix(first.body, `,"receipt":"`+receipt+"\"}\n"), first.body)
 
-	got, err := s.server.signer.Load().Verify(receipt)
+	got, err := s.server.receipts.signer.Load().Verify(receipt)
 	require.NoError(t, err)
 	reservedAt, err := time.Parse(time.RFC3339, o["reserved_at"].(string))
 	require.NoError(t, err)
@@ -75,17 +75,15 @@ func TestInvalidReceiptsAreRejected(t *testing.T) {
 	_, _, otherReceipt := s.purchased(s.sale(reservation.Terms{Stock: 10}), "ada")
 	forger, err := order.NewSigner([]byte(strings.Repeat("x", 32)))
 	require.NoError(t, err)
-	genuine, err := s.server.signer.Load().Verify(receipt)
+	genuine, err := s.server.receipts.signer.Load().Verify(receipt)
 	require.NoError(t, err)
 
-	for name, bad := range map[string]string{
-		"nonsense": "x", "cut off": receipt[:len(receipt)-1], "too long": receipt + "A",
-		"of another order": otherReceipt, "of another secret": string(forger.Sign(nil, genuine)),
-		"huge": strings.Repeat("A", 4000),
+	for _, bad := range []string{
+		"x", receipt[:len(receipt)-1], receipt + "A", otherReceipt, string(forger.Sign(nil, genuine)),
+		strings.Repeat("A", 4000),
 	} {
 		s.get(withReceipt(path, bad), as("ada")).isProblem(http.StatusBadRequest, "invalid-request")
 		s.get(withReceipt(path+"/events", bad), as("ada")).isProblem(http.StatusBadRequest, "invalid-request")
-		_ = name
 	}
 	for i := range receipt {
 		tampered := []byte(receipt)

@@ -1,14 +1,20 @@
 package ingress
 
 import (
+	"encoding/base64"
+	"maps"
 	"net/http"
+	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/labstack/echo/v4"
 
 	"stampede/reservation/order"
+	"stampede/reservation/problems"
 )
 
 // parseID accepts an id in the form in which our answers write it, and none of the other forms of uuid.Parse
@@ -45,7 +51,7 @@ func idempotencyKey(h http.Header) (string, error) {
 }
 
 var problemKeyForm = fixed(problem{
-	kind: kindInvalid,
+	Kind: problems.Invalid,
 	detail: `Idempotency-Key must be one key, bare or as a quoted string. A bare key has no quotes, backslashes, commas ` +
 		`and semicolons, and does not begin with ":", "?", "@", "%" or "(".`,
 })
@@ -176,3 +182,98 @@ func cutUnquoted(s string, separator byte) (before, after string) {
 }
 
 func trimOWS(s string) string { return strings.Trim(s, " \t") }
+
+// pageMax bounds the items of a page.
+const pageMax = 100
+
+// pageRequest is the part of a list that a request asks for.
+type pageRequest struct {
+	limit int
+	// after is the last item of the previous page; zero asks for the first page.
+	after uuid.UUID
+}
+
+// readPage reads the query of a list: limit, cursor and the given filters.
+func readPage(
+	c echo.Context, defaultLimit int, filters map[string]func(text string) error,
+) (p pageRequest, err error) {
+	p.limit = defaultLimit
+	parameters := map[string]func(string) error{
+		"limit":  limitParameter(&p.limit, pageMax),
+		"cursor": func(text string) (err error) { p.after, err = parseCursor(text); return err },
+	}
+	maps.Copy(parameters, filters)
+	err = readQuery(c, parameters)
+	return p, err
+}
+
+// readQuery reads the parameters of a call, each at most once. It refuses others: if a misspelled cursor were ignored,
+// the client would read the first page forever.
+func readQuery(c echo.Context, parameters map[string]func(text string) error) error {
+	query, err := url.ParseQuery(c.Request().URL.RawQuery)
+	if err != nil {
+		return invalid("The query of the URL is not valid.")
+	}
+	for name, values := range query {
+		read, known := parameters[name]
+		switch {
+		case !known:
+			takes := strings.Join(slices.Sorted(maps.Keys(parameters)), ", ")
+			return &order.InvalidError{Field: truncate(name), Reason: "is not known; this call takes " + takes}
+		case len(values) > 1:
+			return &order.InvalidError{Field: name, Reason: "must be given once"}
+		}
+		if err := read(values[0]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// limitParameter reads a limit into n, unless it is empty.
+func limitParameter(n *int, most int) func(text string) error {
+	return func(text string) error {
+		if text == "" {
+			return nil
+		}
+		given, err := strconv.Atoi(text)
+		if err != nil || given < 1 || given > most {
+			reason := "must be a whole number from 1 to " + strconv.Itoa(most)
+			return &order.InvalidError{Field: "limit", Reason: reason}
+		}
+		*n = given
+		return nil
+	}
+}
+
+// parseSaleFilter reads the id of a sale. An empty one is refused, like any other that is none: it may come from an
+// empty variable of a client, which would get orders of all sales.
+func parseSaleFilter(name, text string, sale *uuid.UUID) error {
+	id, ok := parseID(text)
+	if !ok || id == uuid.Nil {
+		return &order.InvalidError{Field: name, Reason: "must be the id of a sale"}
+	}
+	*sale = id
+	return nil
+}
+
+// cursorAfter returns the cursor of the page after the item with this id. It is opaque to clients.
+func cursorAfter(last uuid.UUID) string { return base64.RawURLEncoding.EncodeToString(last[:]) }
+
+// parseCursor reads a cursor of cursorAfter; no cursor is the zero id.
+func parseCursor(text string) (uuid.UUID, error) {
+	if text == "" {
+		return uuid.Nil, nil
+	}
+	var last uuid.UUID
+	raw, err := base64.RawURLEncoding.DecodeString(text)
+	if err == nil && len(raw) == len(last) {
+		last = uuid.UUID(raw)
+	}
+	// Sales and orders have ids of version 7. Encoding the id again refuses line ends and stray bits, which the
+	// decoder ignores.
+	if last.Version() != 7 || cursorAfter(last) != text {
+		return uuid.Nil, &order.InvalidError{Field: "cursor", Reason: `must be the "next_cursor" of another page`}
+	}
+	return last, nil
+}

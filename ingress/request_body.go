@@ -1,6 +1,7 @@
 package ingress
 
 import (
+	"bytes"
 	"errors"
 	"io"
 	"mime"
@@ -11,39 +12,114 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
+	"github.com/labstack/echo/v4"
 
 	"stampede/internal/accept"
+	"stampede/reservation/order"
+	"stampede/reservation/problems"
 )
 
 // readObject reads the body of a request into a struct.
-func readObject(r *http.Request, into any) error {
+func readObject(c echo.Context, into any) error {
 	buf := scratchPool.Get().(*scratch)
 	defer scratchPool.Put(buf)
-	body, err := buf.readBody(r)
+	body, err := buf.readBody(c.Request())
 	switch {
 	case err != nil:
 		return err
-	case accept.ArrivalOf(r).IsLate(): // its end came later than its head
+	case arrived(c).IsLate(): // its end came later than its head
 		return problemOverloaded
 	}
 	return decodeStrict(body, into)
 }
 
 // readEmptyObject reads the body of a request without members: none, or an empty object.
-func readEmptyObject(r *http.Request) error {
+func readEmptyObject(c echo.Context) error {
 	buf := scratchPool.Get().(*scratch)
 	defer scratchPool.Put(buf)
-	body, err := buf.readBody(r)
+	body, err := buf.readBody(c.Request())
 	if err != nil || len(body) == 0 {
 		return err
 	}
 	return decodeStrict(body, &struct{}{})
 }
 
+var (
+	problemQuantity = fixed(problem{
+		Kind: problems.Invalid, detail: "quantity must be a whole number, 1 or more, in digits only.",
+	})
+
+	quantityStart = []byte(`{"quantity":`)
+)
+
+// readQuantity reads the body of a purchase.
+func readQuantity(r *http.Request) (int64, error) {
+	buf := scratchPool.Get().(*scratch)
+	defer scratchPool.Put(buf)
+	body, err := buf.readBody(r)
+	if err != nil {
+		return 0, err
+	}
+	return parseQuantity(body)
+}
+
+// parseQuantity reads how many units a body requests; an empty body requests one. It parses the usual form
+// without the strict decoder, in a tenth of its time; the decoder gets everything else.
+func parseQuantity(body []byte) (int64, error) {
+	if len(body) == 0 {
+		return 1, nil
+	}
+	if rest, ok := bytes.CutPrefix(body, quantityStart); ok {
+		digits := bytes.TrimPrefix(bytes.TrimSuffix(rest, []byte{'}'}), []byte{' '})
+		if len(rest) > 0 && rest[len(rest)-1] == '}' && isPositiveInteger(digits) {
+			return clampQuantity(digits), nil
+		}
+	}
+	var wanted struct {
+		Quantity jsontext.Value `json:"quantity"`
+	}
+	if err := decodeStrict(body, &wanted); err != nil {
+		return 0, err
+	}
+	switch {
+	case wanted.Quantity == nil:
+		return 1, nil
+	case !isPositiveInteger(wanted.Quantity):
+		return 0, problemQuantity
+	}
+	return clampQuantity(wanted.Quantity), nil
+}
+
+// isPositiveInteger accepts a positive JSON number without sign, fraction or exponent.
+func isPositiveInteger(digits []byte) bool {
+	if len(digits) == 0 || digits[0] == '0' {
+		return false
+	}
+	for _, c := range digits {
+		if c < '0' || c > '9' {
+			return false
+		}
+	}
+	return true
+}
+
+// clampQuantity makes every number above the highest limit of any sale the same one. It is over the limit in
+// every sale, and small enough for the script, whose numbers are doubles: 2^53+1 would not be.
+func clampQuantity(digits []byte) int64 {
+	const most = order.MaxPerOrder + 1
+	var n int64
+	for _, c := range digits {
+		if n = n*10 + int64(c-'0'); n > most {
+			return most
+		}
+	}
+	return n
+}
+
 // scratch has the buffers of a request and its answer.
 type scratch struct {
 	// body has room for one byte more than is allowed, by which a body is found to be too large.
-	body [maxBodyBytes + 1]byte
+	body [accept.MaxBodyBytes + 1]byte
 	out  []byte
 }
 
@@ -61,7 +137,7 @@ func (s *scratch) readBody(r *http.Request) ([]byte, error) {
 		n += more
 	}
 	switch {
-	case n > maxBodyBytes:
+	case n > accept.MaxBodyBytes:
 		return nil, problemTooLarge
 	case err != io.EOF: //nolint:errorlint // io.ErrUnexpectedEOF, a body that broke off, is another error
 		return nil, problemBodyBroken

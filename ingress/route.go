@@ -1,21 +1,37 @@
 package ingress
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"runtime/debug"
 	"strings"
+	"sync/atomic"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/labstack/echo/v4"
 
-	"stampede/internal/operators"
+	"stampede/internal/accept"
+	"stampede/reservation/problems"
 )
 
 const purchasePath = "/v1/sales/:sale/orders"
 
-func (s *Server) routes() error {
-	s.echo = echo.New()
+// router serves the routes. It does for each request what is middleware elsewhere.
+type router struct {
+	*core
+	echo *echo.Echo
+	cors *cors // nil if no origin is allowed
+	// servePurchase is the route of purchases. It answers its errors.
+	servePurchase echo.HandlerFunc
+	outages       outageLog
+}
+
+func newRouter(c *core) *router {
+	s := &router{core: c, echo: echo.New(), cors: newCORS(c.config)}
 	// Echo would trust any client's X-Forwarded-For.
 	s.echo.IPExtractor = func(r *http.Request) string { return s.limits.proxies.Client(r).String() }
 	unmatched := s.metrics.route("unmatched")
@@ -29,49 +45,14 @@ func (s *Server) routes() error {
 		s.fail(c, err)
 		unmatched.count(c.Response().Status)
 	}
-
 	if s.cors != nil {
 		s.echo.Pre(s.withCORS)
 	}
-	s.servePurchase = s.handle(http.MethodPost, purchasePath, s.purchase)
-
-	limited := s.limits.limitAddress
-	s.handleGet("/v1/orders", s.inFlight.orders.admit(s.listOrders))
-	s.handleGet("/v1/orders/:order", s.inFlight.orders.admit(s.showOrder))
-	s.handlePost("/v1/orders/:order/pay", s.payOrder)
-	s.handlePost("/v1/orders/:order/cancel", s.cancelOrder)
-	// Streams do not end, so they are not served to HEAD.
-	s.handle(http.MethodGet, "/v1/orders/:order/events", s.streamOrder)
-	s.handle(http.MethodGet, "/v1/sales/:sale/events", limited(s.streamSale))
-	s.handlePost("/v1/orders/:order/events/ticket", s.createOrderTicket)
-	s.handlePost("/v1/sales/:sale/events/ticket", limited(s.createSaleTicket))
-	s.handleGet("/v1/sales", limited(s.yieldToBuyers(s.inFlight.sales.admit(s.listSales))))
-	s.handleGet("/v1/sales/:sale", limited(s.yieldToBuyers(s.inFlight.sales.admit(s.showSale))))
-
-	operate := func(path string, h echo.HandlerFunc) {
-		s.handlePost(path, limited(s.inFlight.operators.admit(h)))
-	}
-	operate("/v1/sales", s.createSale)
-	operate("/v1/sales/:sale/pause", s.operateSale(operators.Operator, s.config.Sales.Pause))
-	operate("/v1/sales/:sale/resume", s.operateSale(operators.Operator, s.config.Sales.Resume))
-	operate("/v1/sales/:sale/end", s.operateSale(operators.Admin, s.config.Sales.End))
-	operate("/v1/sales/:sale/restock", s.restockSale)
-
-	// Looks at orders and at histories have slots of their own, so that they keep no operator from pausing a sale.
-	s.handleGet("/v1/admin/orders", limited(s.inFlight.desk.admit(s.listAnyOrders)))
-	s.handleGet("/v1/admin/orders/:order", limited(s.inFlight.desk.admit(s.showAnyOrder)))
-	operate("/v1/admin/orders/:order/cancel", s.cancelAnyOrder)
-	s.handleGet("/v1/admin/sales/:sale/history", limited(s.inFlight.desk.admit(s.showSaleHistory)))
-
-	// These take no slot, so that a full server can be monitored.
-	s.handleGet("/livez", s.live)
-	s.handleGet("/readyz", s.ready)
-	s.handleGet("/metrics", echo.WrapHandler(s.metrics.handler()))
-	return s.documentation()
+	return s
 }
 
 // handleGet serves GET and HEAD; for HEAD net/http leaves the body out.
-func (s *Server) handleGet(path string, h echo.HandlerFunc) {
+func (s *router) handleGet(path string, h echo.HandlerFunc) {
 	get := func(c echo.Context) error {
 		c.Response().Header()["Cache-Control"] = noStore
 		return h(c)
@@ -80,10 +61,24 @@ func (s *Server) handleGet(path string, h echo.HandlerFunc) {
 	s.handle(http.MethodHead, path, get)
 }
 
+// handlePost serves a call that changes something. It is not carried out late, as by an ingress that was frozen: its
+// client may have done the opposite through another one since. Purchases are decided in a queue, which looks then.
+func (s *router) handlePost(path string, h echo.HandlerFunc) {
+	s.handle(http.MethodPost, path, func(c echo.Context) error {
+		if arrived(c).IsLate() {
+			return problemOverloaded
+		}
+		return h(c)
+	})
+}
+
+// arrived returns the arrival of what has been read of a request.
+func arrived(c echo.Context) accept.Arrival { return accept.Arrived(c.Response().Writer, c.Request()) }
+
 // handle registers a route. It does for each request what is middleware elsewhere: it recovers panics,
 // counts, refuses a body that is too large, and answers errors. It returns the handler of the route, which never
 // returns an error.
-func (s *Server) handle(method, path string, h echo.HandlerFunc) echo.HandlerFunc {
+func (s *router) handle(method, path string, h echo.HandlerFunc) echo.HandlerFunc {
 	counters := s.metrics.route(method + " " + path)
 	served := func(c echo.Context) error {
 		defer func() {
@@ -93,7 +88,7 @@ func (s *Server) handle(method, path string, h echo.HandlerFunc) echo.HandlerFun
 			counters.count(c.Response().Status)
 		}()
 		s.closeIfStopping(c)
-		if c.Request().ContentLength > maxBodyBytes {
+		if c.Request().ContentLength > accept.MaxBodyBytes {
 			s.fail(c, problemTooLarge)
 			return nil
 		}
@@ -113,26 +108,44 @@ func (s *Server) handle(method, path string, h echo.HandlerFunc) echo.HandlerFun
 	return served
 }
 
+// plainHandler answers the plain purchases of a connection by the handler of their route.
+func (s *router) plainHandler(w http.ResponseWriter, r *http.Request) func(sale string) {
+	c := s.echo.NewContext(r, w)
+	names, values := []string{"sale"}, []string{""}
+	return func(sale string) {
+		s.metrics.plainPurchases.Inc()
+		if s.cors != nil {
+			s.cors.allow(w.Header(), r.Header["Origin"])
+		}
+		c.Reset(r, w)
+		c.SetPath(purchasePath)
+		values[0] = sale
+		c.SetParamNames(names...)
+		c.SetParamValues(values...)
+		_ = s.servePurchase(c) // it answers its errors itself
+	}
+}
+
 // closeIfStopping closes the connection behind the answer of a stopping server, so that the client's next
 // request goes to another server.
-func (s *Server) closeIfStopping(c echo.Context) {
+func (s *router) closeIfStopping(c echo.Context) {
 	if s.stopping.Load() {
 		c.Response().Header()["Connection"] = closeConnection
 	}
 }
 
 // fail answers an error with its problem, and logs it if our own servers are at fault.
-func (s *Server) fail(c echo.Context, err error) {
-	p := problemOf(err)
+func (s *router) fail(c echo.Context, err error) {
+	p := problemFor(err)
 	r := c.Request()
 	if isOutage(r.Context(), p) {
-		s.outages.log(r.Context(), s.log, r.Method+" "+c.Path(), err, func() []any { return idsOf(c) })
+		s.outages.log(r.Context(), s.log, r.Method+" "+c.Path(), err, func() []any { return pathIDs(c) })
 	}
 	writeProblem(c, p)
 }
 
-// idsOf returns the ids in the path of a request, for the log: its order or its sale.
-func idsOf(c echo.Context) (fields []any) {
+// pathIDs returns the ids in the path of a request, for the log: its order or its sale.
+func pathIDs(c echo.Context) (fields []any) {
 	for i, name := range c.ParamNames() {
 		if id, ok := parseID(c.ParamValues()[i]); ok {
 			fields = append(fields, name, id)
@@ -142,18 +155,83 @@ func idsOf(c echo.Context) (fields []any) {
 }
 
 // answerPanic answers a panic with an id that finds the stack in the log.
-func (s *Server) answerPanic(c echo.Context, cause any) {
+func (s *router) answerPanic(c echo.Context, cause any) {
 	if cause == http.ErrAbortHandler { //nolint:errorlint // net/http compares it like this
 		panic(cause)
 	}
 	r := c.Request()
 	id := uuid.NewString()
-	s.log.With(idsOf(c)...).ErrorContext(r.Context(), "request panicked", "request_id", id, "method", r.Method,
+	s.log.With(pathIDs(c)...).ErrorContext(r.Context(), "request panicked", "request_id", id, "method", r.Method,
 		"route", c.Path(),
 		"panic", fmt.Sprint(cause), "stack", string(debug.Stack()))
 	if c.Response().Committed {
 		// A partial answer must not look like a complete one.
 		panic(http.ErrAbortHandler)
 	}
-	writeProblem(c, &problem{kind: kindInternal, requestID: id, detail: "See the server's log for this request_id."})
+	writeProblem(c, &problem{Kind: problems.Internal, requestID: id, detail: "See the server's log for this request_id."})
+}
+
+// errServer is the status of a span whose request was answered 5xx. The log has the cause.
+var errServer = errors.New("the server is at fault")
+
+// traced makes the span of a request that has a sampled parent. It is not called if tracing is off.
+func (s *router) traced(name, method, path string, h echo.HandlerFunc) echo.HandlerFunc {
+	return func(c echo.Context) error {
+		r := c.Request()
+		span := s.config.Tracer.Request(r.Header, name)
+		if !span.On() {
+			return h(c)
+		}
+		span.Text("http.request.method", method)
+		span.Text("http.route", path)
+		for i, param := range c.ParamNames() {
+			if id, ok := parseID(c.ParamValues()[i]); ok {
+				span.Text("stampede."+param+"_id", id.String())
+			}
+		}
+		c.SetRequest(r.WithContext(span.In(r.Context())))
+		defer func() {
+			status := c.Response().Status
+			span.Number("http.response.status_code", int64(status))
+			if status >= http.StatusInternalServerError {
+				span.Fail(errServer)
+			}
+			span.End()
+		}()
+		return h(c)
+	}
+}
+
+// isOutage reports whether a problem is worth a log line, because our own servers are at fault: a refusal, a
+// client that has left, and an overload, which the metrics count, are not.
+func isOutage(ctx context.Context, p *problem) bool {
+	return p.Status >= http.StatusInternalServerError && p.Slug != problems.Overloaded.Slug &&
+		p.Kind != problems.Withdrawn && ctx.Err() == nil
+}
+
+// outageLogInterval bounds the log lines of an outage, which a crowd would write a thousand times a second.
+const outageLogInterval = time.Second
+
+// outageLog logs the first error of each interval, and how many it skipped before.
+type outageLog struct {
+	cooldown cooldown
+	skipped  atomic.Int64
+}
+
+func (l *outageLog) log(ctx context.Context, log *slog.Logger, route string, err error, ids func() []any) {
+	if !l.cooldown.start(outageLogInterval) {
+		l.skipped.Add(1)
+		return
+	}
+	log.With(ids()...).ErrorContext(ctx, "request failed", "route", route, "error", err, "skipped", l.skipped.Swap(0))
+}
+
+// cooldown is a time in which something is not repeated.
+type cooldown struct{ untilNanos atomic.Int64 }
+
+// start returns false during a cooldown; otherwise it starts one.
+func (c *cooldown) start(length time.Duration) bool {
+	now := time.Now()
+	until := c.untilNanos.Load()
+	return now.UnixNano() >= until && c.untilNanos.CompareAndSwap(until, now.Add(length).UnixNano())
 }

@@ -1,7 +1,6 @@
 package ingress
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"fmt"
@@ -18,6 +17,7 @@ import (
 	"github.com/labstack/echo/v4"
 	"github.com/stretchr/testify/require"
 
+	"stampede/internal/accept"
 	"stampede/internal/test/testkit"
 	"stampede/reservation"
 	"stampede/reservation/order"
@@ -93,18 +93,45 @@ func TestUnknownRoutesAndMethods(t *testing.T) {
 	}
 }
 
-func TestHeadIsGetWithoutBody(t *testing.T) {
+// Each call reads its body in the same way: one JSON object, of whose members each is known, spelled exactly and sent
+// once.
+func TestBodiesAreReadStrictly(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
-	sale := s.sale(reservation.Terms{Stock: 1})
-	for _, path := range []string{"/livez", "/readyz", "/v1/sales", "/v1/sales/" + sale.String()} {
-		get, head := s.get(path), s.ask(http.MethodHead, path, nil)
-		require.Equal(t, http.StatusOK, head.status, path)
-		require.Empty(t, head.body)
-		require.Equal(t, get.header.Get("Content-Type"), head.header.Get("Content-Type"))
-		require.Equal(t, get.header.Get("Cache-Control"), head.header.Get("Cache-Control"))
+	id := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
+	path, _ := s.confirm(id, "ada")
+	before, stock := s.get(path, as("ada")).body, s.stock(id)
+	for call, valid := range map[string]string{
+		ordersPath(id): `{"quantity":1}`, path + "/pay": `{"reference":"r-1"}`, path + "/cancel": "{}",
+		adminPath(path) + "/cancel": `{"reason":"r"}`, "/v1/sales": `{"name":"x","stock":1}`,
+		"/v1/sales/" + id.String() + "/restock": `{"units":1}`, path + "/events/ticket": "{}",
+	} {
+		caller := as("ada")
+		if strings.Contains(call, "admin") || strings.HasSuffix(call, "sales") || strings.HasSuffix(call, "restock") {
+			caller = operator
+		}
+		malformed := map[string]string{
+			"null": "object", `"x"`: "object", "[]": "object", "1": "object", " ": "object", "\ufeff{}": "object",
+			"{": "JSON", valid + " x": "JSON", valid + "{}": "JSON", "{\"\xff\":1}": "JSON", "{\x00}": "JSON",
+			`{"new":1}`: "new", `{"` + strings.Repeat("y", 1000) + `":1}`: "yyy…",
+		}
+		if valid != "{}" {
+			malformed[valid[:len(valid)-1]] = "JSON"
+			malformed[valid[:len(valid)-1]+","+valid[1:]] = "twice"
+			malformed[`{"`+strings.ToUpper(valid[2:3])+valid[3:]] = strings.ToUpper(valid[2:3])
+		}
+		for body, detail := range malformed {
+			p := s.post(call, body, caller).isProblem(http.StatusBadRequest, "invalid-request")
+			require.Contains(t, p["detail"], detail, "%s %s", call, body)
+		}
+		s.post(call, valid+strings.Repeat(" ", 4097-len(valid)), caller).
+			isProblem(http.StatusRequestEntityTooLarge, "body-too-large")
+		s.ask(http.MethodPost, call, strings.NewReader("quantity=1"), caller).
+			isProblem(http.StatusUnsupportedMediaType, "unsupported-media-type")
 	}
-	require.Equal(t, http.StatusNotFound, s.ask(http.MethodHead, "/v1/sales/x", nil).status)
+	require.Equal(t, before, s.get(path, as("ada")).body)
+	require.Equal(t, stock, s.stock(id))
+	require.Len(t, s.get("/v1/sales").is(http.StatusOK)["sales"], 1)
 }
 
 // No HTTP client would send these.
@@ -142,14 +169,9 @@ func TestMalformedBodiesAreRejected(t *testing.T) {
 		go func() {
 			_, _ = io.WriteString(conn, test.request)
 			// The request ends here, even if its head announced more.
-			_ = conn.(interface{ CloseWrite() error }).CloseWrite()
+			_ = conn.Conn.(*net.TCPConn).CloseWrite()
 		}()
-		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
-		require.NoError(t, err, name)
-		body, err := io.ReadAll(res.Body)
-		require.NoError(t, err, name)
-		require.NoError(t, res.Body.Close())
-		reply{t, res.StatusCode, res.Header, string(body)}.isProblem(test.status, test.slug)
+		conn.receives().isProblem(test.status, test.slug)
 		require.Equal(t, before, s.stock(sale), name)
 	}
 }
@@ -161,7 +183,7 @@ func TestExpectContinue(t *testing.T) {
 	sale := s.sale(reservation.Terms{Stock: 10})
 	const expect = "Expect: 100-continue\r\n"
 	const first, last = `{"quantity":`, `1}`
-	chunk := fmt.Sprintf("%x\r\n%s\r\n", maxBodyBytes+1, strings.Repeat(" ", maxBodyBytes+1))
+	chunk := fmt.Sprintf("%x\r\n%s\r\n", accept.MaxBodyBytes+1, strings.Repeat(" ", accept.MaxBodyBytes+1))
 
 	for name, test := range map[string]struct {
 		length, body string
@@ -174,29 +196,20 @@ func TestExpectContinue(t *testing.T) {
 		"an expectation of others": {"Content-Length: 14\r\nExpect: tea\r\n", "", false, http.StatusExpectationFailed},
 	} {
 		conn := s.dial()
-		in := bufio.NewReader(conn)
 		asks := expect
 		if strings.Contains(test.length, "Expect") {
 			asks = ""
 		}
-		_, err := io.WriteString(conn, s.head(sale, "ada", asks, test.length))
-		require.NoError(t, err)
-		res, err := http.ReadResponse(in, nil)
-		require.NoError(t, err, name)
+		conn.sends(s.head(sale, "ada", asks, test.length))
 		if test.continues {
-			require.Equal(t, http.StatusContinue, res.StatusCode, name)
-			_, err = io.WriteString(conn, test.body)
-			require.NoError(t, err)
-			res, err = http.ReadResponse(in, nil)
-			require.NoError(t, err, name)
+			conn.receivesContinue()
+			conn.sends(test.body)
 		}
-		body, err := io.ReadAll(res.Body)
-		require.NoError(t, err, name)
-		require.NoError(t, res.Body.Close())
-		require.Equal(t, test.status, res.StatusCode, name)
+		r := conn.receives()
+		require.Equal(t, test.status, r.status, name)
 		if test.status == http.StatusRequestEntityTooLarge {
-			reply{t, res.StatusCode, res.Header, string(body)}.isProblem(test.status, "body-too-large")
-			require.True(t, res.Close, "%s: the connection is kept for the rest of the body", name)
+			r.isProblem(test.status, "body-too-large")
+			require.True(t, r.closes, "%s: the connection is kept for the rest of the body", name)
 		}
 	}
 	require.EqualValues(t, 1, s.stock(sale).Orders)
@@ -206,7 +219,7 @@ func TestExpectContinue(t *testing.T) {
 func TestRequestsInFlightAreBounded(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
-	s := openShopOn(t, servers{own.URL, testkit.DatabaseURL(t), testkit.Keys(t)}, func(c *Config) { c.MaxInFlight = 2 })
+	s := openShopOn(t, onRedis(t, own), func(c *Config) { c.MaxInFlight = 2 })
 	sale := s.sale(reservation.Terms{Stock: 10})
 	paid, _ := s.confirm(s.sale(reservation.Terms{Stock: 1, PaymentWindow: time.Hour}), "eve")
 	s.buy(sale, "", as("warm-up")).is(http.StatusAccepted)
@@ -244,19 +257,14 @@ func TestSlowBodiesTakeNoSlot(t *testing.T) {
 	t.Parallel()
 	s := openShop(t, func(c *Config) { c.MaxInFlight = 2 })
 	sale := s.sale(reservation.Terms{Stock: 10})
-	slow := make([]net.Conn, 5)
+	slow := make([]caller, 5)
 	for i := range slow {
 		slow[i] = s.dial()
-		_, err := io.WriteString(slow[i], s.head(sale, fmt.Sprint("slow-", i), "Content-Length: 2\r\n")+"{")
-		require.NoError(t, err)
+		slow[i].sends(s.head(sale, fmt.Sprint("slow-", i), "Content-Length: 2\r\n") + "{")
 	}
 	s.buy(sale, "", as("ada")).is(http.StatusAccepted)
-	_, err := io.WriteString(slow[0], "}")
-	require.NoError(t, err)
-	res, err := http.ReadResponse(bufio.NewReader(slow[0]), nil)
-	require.NoError(t, err)
-	require.NoError(t, res.Body.Close())
-	require.Equal(t, http.StatusAccepted, res.StatusCode)
+	slow[0].sends("}")
+	slow[0].receives().is(http.StatusAccepted)
 }
 
 // A kind that is full takes no slot from another.
@@ -305,10 +313,10 @@ func TestPanicIsAnsweredAndLogged(t *testing.T) {
 	t.Parallel()
 	var log syncBuffer
 	s := openShop(t, func(c *Config) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
-	s.server.handle(
+	s.server.router.handle(
 		http.MethodGet, "/panics", s.server.inFlight.operators.admit(func(echo.Context) error { panic("the secret is 42") }),
 	)
-	s.server.handle(http.MethodGet, "/panics-late", func(c echo.Context) error {
+	s.server.router.handle(http.MethodGet, "/panics-late", func(c echo.Context) error {
 		c.Response().WriteHeader(http.StatusOK)
 		_, _ = c.Response().Write([]byte("half"))
 		panic("too late")

@@ -81,9 +81,9 @@ func TestSaleStreamSendsEachChange(t *testing.T) {
 		t.Fatalf("nothing has changed: %v", e)
 	case <-time.After(4 * refreshInterval):
 	}
-	s.server.saleFeed.mu.Lock()
-	require.Len(t, s.server.saleFeed.items, 1)
-	s.server.saleFeed.mu.Unlock()
+	s.server.sales.feed.mu.Lock()
+	require.Len(t, s.server.sales.feed.items, 1)
+	s.server.sales.feed.mu.Unlock()
 }
 
 func TestFeedForgetsSaleWithoutSubscribers(t *testing.T) {
@@ -96,15 +96,15 @@ func TestFeedForgetsSaleWithoutSubscribers(t *testing.T) {
 		require.True(t, ok)
 		w.stop()
 		testkit.Eventually(t, 30*time.Second, "no subscriber is left", func() bool {
-			s.server.saleFeed.mu.Lock()
-			defer s.server.saleFeed.mu.Unlock()
-			item, known := s.server.saleFeed.items[sale]
+			s.server.sales.feed.mu.Lock()
+			defer s.server.sales.feed.mu.Unlock()
+			item, known := s.server.sales.feed.items[sale]
 			return !known || len(item.subscribers) == 0
 		})
 	}
 	testkit.Eventually(t, 20*time.Second, "the item is forgotten", func() bool {
-		s.server.saleFeed.mu.Lock()
-		defer s.server.saleFeed.mu.Unlock()
-		return len(s.server.saleFeed.items) == 0
+		s.server.sales.feed.mu.Lock()
+		defer s.server.sales.feed.mu.Unlock()
+		return len(s.server.sales.feed.items) == 0
 	})
 }

@@ -322,7 +322,7 @@ func (f *feed) unsubscribe(sale uuid.UUID, sub *saleSubscriber) {
 // publish sends the result of a query to the subscribers. It does not block. The feed's mu is held.
 func (i *feedItem) publish(result *snapshot) {
 	if len(i.subscribers) > 0 {
-		i.send(updateOf(result))
+		i.send(newSaleUpdate(result))
 	}
 }
 

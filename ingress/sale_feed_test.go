@@ -118,9 +118,9 @@ func TestFeedBatchesUnknownSales(t *testing.T) {
 		})
 	}
 	testkit.Eventually(t, 30*time.Second, "all are requested", func() bool {
-		s.server.saleFeed.mu.Lock()
-		defer s.server.saleFeed.mu.Unlock()
-		return len(s.server.saleFeed.items) >= unknown
+		s.server.sales.feed.mu.Lock()
+		defer s.server.sales.feed.mu.Unlock()
+		return len(s.server.sales.feed.items) >= unknown
 	})
 	release()
 	for range 50 {
@@ -132,9 +132,9 @@ func TestFeedBatchesUnknownSales(t *testing.T) {
 	require.Less(t, made, unknown/2)
 	require.EqualValues(t, 1, queries.most.Load(), "concurrent queries")
 	testkit.Eventually(t, 10*refreshInterval, "the items are forgotten", func() bool {
-		s.server.saleFeed.mu.Lock()
-		defer s.server.saleFeed.mu.Unlock()
-		return len(s.server.saleFeed.items) <= 1
+		s.server.sales.feed.mu.Lock()
+		defer s.server.sales.feed.mu.Unlock()
+		return len(s.server.sales.feed.items) <= 1
 	})
 }
 
@@ -144,9 +144,9 @@ func TestFullFeedRefusesNewItems(t *testing.T) {
 	s, _ := openCounted(t)
 	sale, other := s.sale(reservation.Terms{Stock: 10}), s.sale(reservation.Terms{Stock: 10})
 	s.get("/v1/sales/" + sale.String()).is(http.StatusOK)
-	s.server.saleFeed.mu.Lock()
-	s.server.saleFeed.itemsMax = 1
-	s.server.saleFeed.mu.Unlock()
+	s.server.sales.feed.mu.Lock()
+	s.server.sales.feed.itemsMax = 1
+	s.server.sales.feed.mu.Unlock()
 	r := s.get("/v1/sales/" + other.String())
 	r.isProblem(http.StatusServiceUnavailable, "overloaded")
 	require.Equal(t, "no-store", r.header.Get("Cache-Control"))
@@ -158,9 +158,9 @@ func TestFullFeedRefusesNewItems(t *testing.T) {
 func TestFeedForgetsPages(t *testing.T) {
 	t.Parallel()
 	s, _ := openCounted(t)
-	s.server.laterPagesFeed.mu.Lock()
-	s.server.laterPagesFeed.itemsMax = 1
-	s.server.laterPagesFeed.mu.Unlock()
+	s.server.sales.laterPagesFeed.mu.Lock()
+	s.server.sales.laterPagesFeed.itemsMax = 1
+	s.server.sales.laterPagesFeed.mu.Unlock()
 	page := func() string { return "/v1/sales?cursor=" + cursorAfter(uuid.Must(uuid.NewV7())) }
 	s.get(page()).is(http.StatusOK)
 	testkit.Eventually(t, 30*time.Second, "another page is shown", func() bool {
@@ -207,7 +207,7 @@ func TestFeedShowsOperatorsChanges(t *testing.T) {
 	s := openShop(t)
 	other := openShopOn(t, s.on)
 	sale := "/v1/sales/" + s.sale(reservation.Terms{Stock: 10}).String()
-	state := func(of *shop) any { return of.get(sale).is(http.StatusOK)["state"] }
+	state := func(on *shop) any { return on.get(sale).is(http.StatusOK)["state"] }
 	for range 3 {
 		for _, c := range [][2]string{{"/pause", "paused"}, {"/resume", "open"}} {
 			state(other)

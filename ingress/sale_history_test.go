@@ -14,10 +14,10 @@ func TestHistoryShowsChangesAndOperators(t *testing.T) {
 	t.Parallel()
 	s := openShop(t, withOperators(t))
 	sale := s.sale(reservation.Terms{Stock: 10})
-	of := "/v1/sales/" + sale.String()
+	base := "/v1/sales/" + sale.String()
 	viewer := bearing("token-viewer")
-	s.post(of+"/pause", "", bearing("token-operator")).is(http.StatusOK)
-	s.post(of+"/restock", `{"units":5}`, bearing("token-admin")).is(http.StatusOK)
+	s.post(base+"/pause", "", bearing("token-operator")).is(http.StatusOK)
+	s.post(base+"/restock", `{"units":5}`, bearing("token-admin")).is(http.StatusOK)
 	history := "/v1/admin/sales/" + sale.String() + "/history"
 	r := s.get(history, viewer)
 	changes := r.is(http.StatusOK)["changes"].([]any)

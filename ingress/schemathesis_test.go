@@ -30,7 +30,7 @@ func TestSchemathesis(t *testing.T) {
 	program, err := filepath.Abs("../bin/schemathesis/bin/st")
 	require.NoError(t, err)
 	s := openShop(t, withJWT) // in the other mode every user id is a credential
-	s.server.echo.Pre(func(next echo.HandlerFunc) echo.HandlerFunc {
+	s.server.router.echo.Pre(func(next echo.HandlerFunc) echo.HandlerFunc {
 		return func(c echo.Context) error {
 			if !strings.HasSuffix(c.Request().URL.Path, "/events") {
 				return next(c)
@@ -66,7 +66,7 @@ func TestSchemathesis(t *testing.T) {
 	t.Logf("%s", output)
 	// It must have come to where something happens.
 	metrics := s.get("/metrics").body
-	for _, r := range s.server.echo.Routes() {
+	for _, r := range s.server.router.echo.Routes() {
 		if r.Method != http.MethodHead {
 			none := `stampede_http_requests_total{route="` + r.Method + " " + r.Path + `",status="2xx"} 0` + "\n"
 			assert.False(t, strings.Contains(metrics, none), "no success: %s %s", r.Method, r.Path)

@@ -12,70 +12,49 @@ import (
 	"time"
 
 	"github.com/labstack/echo/v4"
-	"golang.org/x/sync/singleflight"
 
 	"stampede/internal/accept"
 	"stampede/internal/operators"
-	"stampede/reservation/order"
 )
 
-// Limits of a connection. A purchase is a few hundred bytes each way.
-const (
-	readHeaderTimeout = 2 * time.Second
-	readTimeout       = 5 * time.Second
-	// writeTimeout starts at the end of the request's head. It covers the slowest body (readTimeout) and
-	// the longest work after it: net/http discards a later answer.
-	writeTimeout   = 12 * time.Second
-	idleTimeout    = 60 * time.Second
-	maxHeaderBytes = 8 << 10
-	maxBodyBytes   = 4 << 10
-
-	// cancelGrace is how long cancelled requests may take to answer when a drain has timed out.
-	cancelGrace = time.Second
-)
+// cancelGrace is how long cancelled requests may take to answer when a drain has timed out.
+const cancelGrace = time.Second
 
 // Server is the HTTP server. Make it with New; it is safe for concurrent use.
 type Server struct {
-	config Config
-	log    *slog.Logger
-	echo   *echo.Echo
-	// servePurchase is the route of purchases. It answers its errors.
-	servePurchase echo.HandlerFunc
+	*core
+	router *router
+	health *health
+	sales  *saleService
 
+	addr atomic.Pointer[string]
+	// connections is nil until Run listens.
+	connections  atomic.Pointer[accept.Listener]
+	waitsEndOnce sync.Once
+}
+
+// core is what calls of all kinds share.
+type core struct {
+	config  Config
+	log     *slog.Logger
 	auth    authenticator
-	admin   operatorsGate
-	cors    *cors // nil if no origin is allowed
 	metrics *metrics
 	limits  *clientLimits
 
 	// Every request under /v1 takes a slot of inFlight; a purchase, a payment and a cancellation take it
 	// after their body was read.
 	inFlight inFlightSlots
-	// A request that only waits holds one of these instead.
-	waitSlots, orderStreamSlots, saleStreamSlots slots
+	// A purchase that only waits holds one of waitSlots instead.
+	waitSlots slots
 
-	// signer is nil until the secret for receipts was read. Without it no purchase is accepted.
-	signer   atomic.Pointer[order.Signer]
-	tickets  ticketSigner // with the same secret
-	postgres breaker
-	versions *orderVersions
+	receipts *receipts
+	orders   *orderStore
 	waiters  *orderWaiters
-	// The feeds answer all requests for sales.
-	saleFeed, firstPageFeed, laterPagesFeed *feed
 
-	outages outageLog
-	// badOutcomes bounds the log lines about outcomes that cannot be decoded.
-	badOutcomes cooldown
-	pings       singleflight.Group
-
-	addr atomic.Pointer[string]
-	// connections is nil until Run listens.
-	connections atomic.Pointer[accept.Listener]
-	stopping    atomic.Bool
-	background  *background
+	background *background
+	stopping   atomic.Bool
 	// waitsEnd is closed to end waiting purchases and streams.
-	waitsEnd     chan struct{}
-	waitsEndOnce sync.Once
+	waitsEnd chan struct{}
 }
 
 // New returns a server that is ready to serve through Handler or Run. With a JWKS URL it fetches the
@@ -85,17 +64,13 @@ func New(config Config) (*Server, error) {
 	if err := config.Validate(); err != nil {
 		return nil, fmt.Errorf("ingress: %w", err)
 	}
-	s := &Server{
-		config: config, log: config.Logger, cors: newCORS(config),
-		inFlight:         newInFlightSlots(config.MaxInFlight),
-		waitSlots:        slots{limit: int64(config.MaxWaiting)},
-		orderStreamSlots: slots{limit: int64(config.MaxStreams)},
-		saleStreamSlots:  slots{limit: int64(config.MaxStreams)},
-		versions:         newOrderVersions(),
-		background:       newBackground(),
-		waitsEnd:         make(chan struct{}),
-	}
-	s.postgres.probe, s.postgres.background, s.postgres.log = config.Postgres.Ping, s.background, s.log
+	s := &Server{core: &core{
+		config: config, log: config.Logger,
+		inFlight:   newInFlightSlots(config.MaxInFlight),
+		waitSlots:  slots{limit: int64(config.MaxWaiting)},
+		background: newBackground(),
+		waitsEnd:   make(chan struct{}),
+	}}
 	if err := s.init(); err != nil {
 		s.Close()
 		return nil, fmt.Errorf("ingress: %w", err)
@@ -104,44 +79,100 @@ func New(config Config) (*Server, error) {
 }
 
 func (s *Server) init() (err error) {
-	if s.auth, err = newAuthenticator(s.background.ctx, s.config); err != nil {
+	c, background := s.core, s.background
+	if c.auth, err = newAuthenticator(background.ctx, c.config); err != nil {
 		return err
 	}
-	s.metrics, err = newMetrics(s.config.Metrics, gaugeSources{
-		&s.inFlight, &s.waitSlots, &s.orderStreamSlots, &s.saleStreamSlots, s.connections.Load, s.config.MaxConnections,
+	if c.limits, err = newClientLimits(c.config, c.config.Metrics); err != nil {
+		return err
+	}
+	c.metrics, err = newMetrics(c.config.Metrics, gaugeSources{
+		&c.inFlight, &c.waitSlots, &c.limits.orderStreams.all, &c.limits.saleStreams.all, s.connections.Load,
+		c.config.MaxConnections,
 	})
 	if err != nil {
 		return err
 	}
 	known, err := operators.New(operators.Config{
-		File: s.config.OperatorsFile, AdminToken: s.config.AdminToken, Logger: s.log, Registerer: s.config.Metrics,
+		File: c.config.OperatorsFile, AdminToken: c.config.AdminToken, Logger: c.log, Registerer: c.config.Metrics,
 	})
 	if err != nil {
 		return err
 	}
-	s.admin = operatorsGate{known}
-	s.background.start(known.Run)
-	if s.limits, err = newClientLimits(s.config, s.config.Metrics); err != nil {
+	background.start(known.Run)
+	c.receipts = &receipts{info: c.metrics.receiptSecret}
+	if err := c.receipts.start(c.config, background); err != nil {
 		return err
 	}
-	if err := s.initSigner(); err != nil {
-		return err
+	c.orders = newOrderStore(c.config, background)
+	c.waiters = newOrderWaiters(c.orders.findAwaited, c.metrics.outcomeLookups)
+	background.start(c.waiters.run)
+	background.start(func(ctx context.Context) { c.metrics.sales.followNewest(ctx, c.config.Sales.Newest, c.log) })
+	if c.config.Outcomes != nil {
+		background.start((&outcomeReader{core: c}).run)
 	}
-	s.waiters = newOrderWaiters(s.findForWaiters, s.metrics.outcomeLookups)
-	s.background.start(s.waiters.run)
-	s.background.start(func(ctx context.Context) { s.metrics.sales.followNewest(ctx, s.config.Sales.Newest, s.log) })
-	if s.config.Outcomes != nil {
-		s.background.start(s.followOutcomes)
+	if c.config.Listener != nil {
+		s.setAddr(c.config.Listener)
 	}
-	s.startFeeds()
-	if s.config.Listener != nil {
-		s.setAddr(s.config.Listener)
+	s.health, s.sales, s.router = &health{core: c}, newSaleService(c), newRouter(c)
+	return s.routes(&operatorService{c, operatorsGate{known}, s.sales})
+}
+
+// routes registers every call with its slot and its limits.
+func (s *Server) routes(operate *operatorService) error {
+	r, limited := s.router, s.limits.limitAddress
+	r.servePurchase = r.handle(http.MethodPost, purchasePath, (&purchaseService{s.core, s.sales}).serve)
+
+	orders, inFlight := &orderService{s.core}, &s.inFlight
+	r.handleGet("/v1/orders", inFlight.orders.admit(orders.list))
+	r.handleGet("/v1/orders/:order", inFlight.orders.admit(orders.show))
+	r.handlePost("/v1/orders/:order/pay", orders.pay)
+	r.handlePost("/v1/orders/:order/cancel", orders.cancel)
+	// Streams do not end, so they are not served to HEAD.
+	r.handle(http.MethodGet, "/v1/orders/:order/events", orders.stream)
+	r.handlePost("/v1/orders/:order/events/ticket", orders.createTicket)
+
+	public := func(h echo.HandlerFunc) echo.HandlerFunc {
+		return limited(s.sales.yieldToBuyers(inFlight.sales.admit(h)))
 	}
-	return s.routes()
+	r.handleGet("/v1/sales", public(s.sales.list))
+	r.handleGet("/v1/sales/:sale", public(s.sales.show))
+	r.handle(http.MethodGet, "/v1/sales/:sale/events", limited(s.sales.stream))
+	r.handlePost("/v1/sales/:sale/events/ticket", limited(s.sales.createTicket))
+
+	change := func(path string, lowest operators.Role, call operatorCall) {
+		r.handlePost(path, limited(inFlight.operators.admit(operate.by(lowest, call))))
+	}
+	change("/v1/sales", operators.Admin, operate.createSale)
+	change("/v1/sales/:sale/pause", operators.Operator, operate.operateSale(s.config.Sales.Pause))
+	change("/v1/sales/:sale/resume", operators.Operator, operate.operateSale(s.config.Sales.Resume))
+	change("/v1/sales/:sale/end", operators.Admin, operate.operateSale(s.config.Sales.End))
+	change("/v1/sales/:sale/restock", operators.Operator, operate.restockSale)
+	change("/v1/admin/orders/:order/cancel", operators.Operator, operate.cancelOrder)
+
+	// Looks at orders and at histories have slots of their own, so that they keep no operator from pausing a sale.
+	look := func(path string, call operatorCall) {
+		r.handleGet(path, limited(inFlight.looks.admit(operate.by(operators.Viewer, call))))
+	}
+	look("/v1/admin/orders", operate.listOrders)
+	look("/v1/admin/orders/:order", operate.showOrder)
+	look("/v1/admin/sales/:sale/history", operate.showSaleHistory)
+
+	// These take no slot, so that a full server can be monitored.
+	r.handleGet("/livez", s.health.live)
+	r.handleGet("/readyz", s.health.ready)
+	r.handleGet("/metrics", echo.WrapHandler(s.metrics.handler()))
+	return r.documentation(public)
 }
 
 // Handler serves all routes.
-func (s *Server) Handler() http.Handler { return s.echo }
+func (s *Server) Handler() http.Handler { return s.router.echo }
+
+// Ready returns nil if GET /readyz answers 200.
+func (s *Server) Ready(context.Context) error {
+	_, err := s.health.readiness()
+	return err
+}
 
 // listenAddr is where the server listens, host:port; empty until it does.
 func (s *Server) listenAddr() string {
@@ -171,25 +202,10 @@ func (s *Server) Run(ctx context.Context) error {
 	// Requests do not end with ctx: those that were accepted are finished.
 	base, cancelRequests := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancelRequests()
-	server := &http.Server{
-		Handler:           s.echo,
-		BaseContext:       func(net.Listener) context.Context { return base },
-		ConnContext:       accept.ConnContext,
-		ConnState:         accept.ConnState,
-		ReadHeaderTimeout: readHeaderTimeout,
-		ReadTimeout:       readTimeout,
-		WriteTimeout:      writeTimeout,
-		IdleTimeout:       idleTimeout,
-		MaxHeaderBytes:    maxHeaderBytes,
-		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelWarn),
-	}
 	connections := accept.New(listener, s.config.MaxConnections)
 	s.connections.Store(connections)
-	served := make(chan error, 1)
-	go func() {
-		defer close(served)
-		s.accept(base, server, connections, served)
-	}()
+	server := accept.NewServer(s.router.echo, s.log)
+	served := accept.Serve(base, server, connections, s.plainReader())
 	err := errors.Join(s.serve(ctx, served), s.drain(base, cancelRequests, connections))
 	_ = server.Close()
 	for range served { // net.ErrClosed, unless serve has taken the error
@@ -198,21 +214,18 @@ func (s *Server) Run(ctx context.Context) error {
 	return err
 }
 
-// accept accepts connections and serves requests until the listener fails, whose error it sends to served, and the
-// server is closed.
-func (s *Server) accept(
-	base context.Context, server *http.Server, connections *accept.Listener, served chan<- error,
-) {
-	if s.config.PlainReader {
-		if front := s.newPlainFront(base, connections.Addr()); front != nil {
-			var behind sync.WaitGroup
-			behind.Go(func() { _ = server.Serve(front) }) // ends when the server is closed
-			defer behind.Wait()
-			served <- front.Run(connections)
-			return
-		}
+// plainReader has plain purchases answered by the handler of their route.
+func (s *Server) plainReader() *accept.PlainConfig {
+	if !s.config.PlainReader {
+		return nil
 	}
-	served <- server.Serve(connections)
+	buyer := s.config.AuthHeader
+	if s.config.Auth == AuthJWT {
+		buyer = "Authorization"
+	}
+	return &accept.PlainConfig{
+		Buyer: buyer, Handler: s.router.plainHandler, Traced: s.config.Tracer != nil, Logger: s.log,
+	}
 }
 
 // serve returns nil when it is time to drain, and the error of a listener that fails before.

@@ -1,8 +1,6 @@
 package ingress
 
 import (
-	"bufio"
-	"context"
 	"io"
 	"net"
 	"net/http"
@@ -11,32 +9,19 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"stampede/internal/accept"
 	"stampede/internal/test/testkit"
 	"stampede/reservation"
 )
 
 // runShop starts a shop by Run. It returns what stops it, and the channel of Run's error.
-func runShop(t *testing.T, change ...func(*Config)) (*shop, context.CancelFunc, <-chan error) {
-	t.Helper()
-	s := prepareShop(t, servers{testkit.RedisURL(t), testkit.DatabaseURL(t), testkit.Keys(t)},
-		append([]func(*Config){func(c *Config) { c.Addr = "127.0.0.1:0" }}, change...)...)
-	stop, ended := s.run()
-	return s, stop, ended
-}
-
 func TestStopFinishesAcceptedRequests(t *testing.T) {
 	t.Parallel()
 	s, stop, ended := runShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10})
 	idle, conn := s.dial(), s.dial()
-	_, err := io.WriteString(conn, s.head(sale, "ada", "Content-Length: 2\r\nExpect: 100-continue\r\n"))
-	require.NoError(t, err)
-	// net/http sends this when the handler begins to read the body.
-	const goOn = "HTTP/1.1 100 Continue\r\n\r\n"
-	received := make([]byte, len(goOn))
-	_, err = io.ReadFull(conn, received)
-	require.NoError(t, err)
-	require.Equal(t, goOn, string(received))
+	conn.sends(s.head(sale, "ada", "Content-Length: 2\r\nExpect: 100-continue\r\n"))
+	conn.receivesContinue()
 	stop()
 	testkit.Eventually(t, 30*time.Second, "connections are refused", func() bool {
 		c, err := net.Dial("tcp", s.server.listenAddr()) //nolint:noctx // closed immediately
@@ -47,12 +32,8 @@ func TestStopFinishesAcceptedRequests(t *testing.T) {
 	})
 	require.Empty(t, ended)
 
-	_, err = io.WriteString(conn, `{}`)
-	require.NoError(t, err)
-	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
-	require.NoError(t, err)
-	require.NoError(t, res.Body.Close())
-	require.Equal(t, http.StatusAccepted, res.StatusCode)
+	conn.sends("{}")
+	conn.receives().is(http.StatusAccepted)
 	require.NoError(t, idle.Close())
 	require.NoError(t, <-ended)
 	require.EqualValues(t, 1, s.stock(sale).Orders)
@@ -64,17 +45,13 @@ func TestStopCancelsRequestsAfterDrainTimeout(t *testing.T) {
 	s, stop, ended := runShop(t, func(c *Config) { c.DrainTimeout = 100 * time.Millisecond })
 	s.lock("sales")
 	conn := s.dial()
-	_, err := io.WriteString(conn, "GET /v1/sales HTTP/1.1\r\nHost: shop\r\n\r\n")
-	require.NoError(t, err)
+	conn.sends("GET /v1/sales HTTP/1.1\r\nHost: shop\r\n\r\n")
 	testkit.Eventually(t, 30*time.Second, "a request hangs in Postgres", func() bool {
 		return s.server.inFlight.taken() == 1
 	})
 	stop()
 	require.ErrorContains(t, <-ended, "1 requests were not finished after 100ms")
-	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
-	require.NoError(t, err)
-	require.NoError(t, res.Body.Close())
-	require.Equal(t, http.StatusServiceUnavailable, res.StatusCode)
+	require.Equal(t, http.StatusServiceUnavailable, conn.receives().status)
 	require.Zero(t, s.server.inFlight.taken())
 }
 
@@ -85,6 +62,7 @@ func TestStoppingServerIsNotReady(t *testing.T) {
 	require.NoError(t, err)
 	s, stop, ended := runShop(t, func(c *Config) { c.Listener, c.StopDelay = listener, time.Minute })
 	sale := s.sale(reservation.Terms{Stock: 1})
+	require.Equal(t, listener.Addr().String(), s.server.listenAddr())
 	s.get("/readyz").is(http.StatusOK)
 	stop()
 	testkit.Eventually(t, 30*time.Second, "it is not ready", func() bool {
@@ -93,13 +71,10 @@ func TestStoppingServerIsNotReady(t *testing.T) {
 	s.get("/readyz").isProblem(http.StatusServiceUnavailable, "not-ready")
 	s.get("/livez").is(http.StatusOK)
 	conn := s.dial()
-	_, err = io.WriteString(conn, s.head(sale, "ada"))
-	require.NoError(t, err)
-	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
-	require.NoError(t, err)
-	require.NoError(t, res.Body.Close())
-	require.Equal(t, http.StatusAccepted, res.StatusCode)
-	require.True(t, res.Close, "the next request goes to another server")
+	conn.sends(s.head(sale, "ada"))
+	r := conn.receives()
+	r.is(http.StatusAccepted)
+	require.True(t, r.closes, "the next request goes to another server")
 
 	// A listener that fails ends the server before StopDelay is over.
 	require.NoError(t, listener.Close())
@@ -111,37 +86,20 @@ func TestRunFailsIfAddressIsInUse(t *testing.T) {
 	s, _, _ := runShop(t)
 	other := prepareShop(
 		t,
-		servers{testkit.RedisURL(t), testkit.DatabaseURL(t), testkit.Keys(t)},
+		sharedServers(t),
 		func(c *Config) { c.Addr = s.server.listenAddr() },
 	)
 	require.ErrorContains(t, other.server.Run(t.Context()), "address already in use")
 }
 
-func TestRunServesGivenListener(t *testing.T) {
-	t.Parallel()
-	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	s := prepareShop(
-		t, servers{testkit.RedisURL(t), testkit.DatabaseURL(t), testkit.Keys(t)}, func(c *Config) { c.Listener = listener },
-	)
-	require.Equal(t, listener.Addr().String(), s.server.listenAddr())
-	s.url = "http://" + s.server.listenAddr()
-	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- s.server.Run(ctx) }()
-	s.get("/livez").is(http.StatusOK)
-	stop()
-	require.NoError(t, <-ended)
-}
-
-// net/http discards what is written later than writeTimeout after the head.
+// net/http discards what is written later than accept.WriteTimeout after the head.
 func TestWriteTimeoutCoversLongestWork(t *testing.T) {
 	t.Parallel()
 	for what, work := range map[string]time.Duration{
 		"a purchase": reservation.DefaultWaitMax + reservation.DefaultCallTimeout, "an operator's call": catalogTimeout,
 		"a look at an order": 2*orderTimeout + reservedTimeout,
 	} {
-		require.Greater(t, writeTimeout, readTimeout+work+time.Second, what)
+		require.Greater(t, accept.WriteTimeout, accept.ReadTimeout+work+time.Second, what)
 	}
 }
 
@@ -149,12 +107,11 @@ func TestSlowHeadIsCutOff(t *testing.T) {
 	t.Parallel()
 	s, _, _ := runShop(t)
 	conn := s.dial()
-	_, err := io.WriteString(conn, "GET /livez HTTP/1.1\r\nHost: shop\r\nX-Slow: ")
-	require.NoError(t, err)
+	conn.sends("GET /livez HTTP/1.1\r\nHost: shop\r\nX-Slow: ")
 	began := time.Now()
-	_, err = io.ReadAll(conn)
+	_, err := io.ReadAll(conn)
 	require.NoError(t, err)
-	require.Less(t, time.Since(began), readTimeout)
+	require.Less(t, time.Since(began), accept.ReadTimeout)
 }
 
 func TestMetrics(t *testing.T) {

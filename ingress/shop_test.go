@@ -1,13 +1,13 @@
 package ingress
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
-	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -22,6 +22,7 @@ import (
 
 	"stampede/fulfillment"
 	"stampede/internal/connect"
+	"stampede/internal/dev/localserver"
 	"stampede/internal/test/testkit"
 	"stampede/ledger"
 	"stampede/reservation"
@@ -30,10 +31,6 @@ import (
 )
 
 const adminToken = "operators-only"
-
-// plainReader reports whether shops read plain purchases in front of net/http. "task test:system" sets this:
-// Go caches results by the variables that tests read, but not by those that are read before the first test.
-func plainReader() bool { return os.Getenv("STAMPEDE_PLAIN_READER") != "off" }
 
 // purchases keeps connections of their own for purchases: net/http keeps those on which it has served anything else.
 var purchases = http.DefaultTransport.(*http.Transport).Clone()
@@ -58,14 +55,39 @@ type servers struct {
 	keys                  reservation.Keys
 }
 
+func sharedServers(t testing.TB) servers {
+	t.Helper()
+	return servers{testkit.RedisURL(t), testkit.DatabaseURL(t), testkit.Keys(t)}
+}
+
+// onRedis are servers with a Redis of the test's own.
+func onRedis(t testing.TB, own *localserver.Redis) servers {
+	t.Helper()
+	return servers{own.URL, testkit.DatabaseURL(t), reservation.Keys{Prefix: "stampede", Partitions: 1}}
+}
+
+// onPostgres are servers with a Postgres of the test's own.
+func onPostgres(t testing.TB, own *localserver.Postgres) servers {
+	t.Helper()
+	return servers{testkit.RedisURL(t), own.URL, testkit.Keys(t)}
+}
+
 func openShop(t testing.TB, change ...func(*Config)) *shop {
 	t.Helper()
-	return openShopOn(t, servers{testkit.RedisURL(t), testkit.DatabaseURL(t), testkit.Keys(t)}, change...)
+	return openShopOn(t, sharedServers(t), change...)
+}
+
+// runShop is openShop for a test that stops the server.
+func runShop(t testing.TB, change ...func(*Config)) (s *shop, stop context.CancelFunc, ended <-chan error) {
+	t.Helper()
+	s = prepareShop(t, sharedServers(t), change...)
+	stop, ended = s.run()
+	return s, stop, ended
 }
 
 func openShopOn(t testing.TB, on servers, change ...func(*Config)) *shop {
 	t.Helper()
-	s := prepareShop(t, on, append([]func(*Config){func(c *Config) { c.Addr = "127.0.0.1:0" }}, change...)...)
+	s := prepareShop(t, on, change...)
 	s.run()
 	return s
 }
@@ -103,7 +125,7 @@ func prepareShop(t testing.TB, on servers, change ...func(*Config)) *shop {
 	sales := catalog.New(pool, store)
 	l := ledger.New(pool)
 	config := Config{
-		PlainReader:  plainReader(),
+		Addr: "127.0.0.1:0", PlainReader: true,
 		Reservations: store, Sales: sales, Orders: l, Postgres: ledger.New(apart),
 		Auth: AuthHeader, AdminToken: adminToken, Logger: testkit.Logger(t), OutcomesStreams: on.keys.AllOutcomes(),
 		Outcomes: func() (redis.UniversalClient, error) { return connect.Blocking(on.redisURL) },
@@ -140,6 +162,15 @@ type reply struct {
 	status int
 	header http.Header
 	body   string
+	closes bool // the connection
+}
+
+func readReply(t testing.TB, res *http.Response) reply {
+	t.Helper()
+	body, err := io.ReadAll(res.Body)
+	require.NoError(t, err)
+	require.NoError(t, res.Body.Close())
+	return reply{t, res.StatusCode, res.Header, string(body), res.Close}
 }
 
 // reqHeader is a header of a request. An empty value is sent as such.
@@ -172,10 +203,7 @@ func (s *shop) ask(method, path string, body io.Reader, headers ...reqHeader) re
 	}
 	res, err := transport.RoundTrip(r)
 	require.NoError(s.t, err)
-	defer func() { _ = res.Body.Close() }()
-	text, err := io.ReadAll(res.Body)
-	require.NoError(s.t, err)
-	return reply{s.t, res.StatusCode, res.Header, string(text)}
+	return readReply(s.t, res)
 }
 
 func (s *shop) get(path string, headers ...reqHeader) reply {
@@ -194,10 +222,10 @@ func (s *shop) post(path, body string, headers ...reqHeader) reply {
 
 func (s *shop) buy(sale uuid.UUID, body string, headers ...reqHeader) reply {
 	s.t.Helper()
-	return s.post(ordersOf(sale), body, headers...)
+	return s.post(ordersPath(sale), body, headers...)
 }
 
-func ordersOf(sale uuid.UUID) string { return "/v1/sales/" + sale.String() + "/orders" }
+func ordersPath(sale uuid.UUID) string { return "/v1/sales/" + sale.String() + "/orders" }
 
 func (r reply) json() map[string]any {
 	r.t.Helper()
@@ -352,20 +380,46 @@ func (s *shop) lock(table string) (unlock func()) {
 	return unlock
 }
 
-// dial opens a connection on which a test writes raw HTTP.
-func (s *shop) dial() net.Conn {
+// caller is a connection on which a test writes HTTP by hand.
+type caller struct {
+	t testing.TB
+	net.Conn
+	answers *bufio.Reader
+}
+
+func (s *shop) dial() caller {
 	s.t.Helper()
 	conn, err := net.DialTimeout("tcp", strings.TrimPrefix(s.url, "http://"), 30*time.Second)
 	require.NoError(s.t, err)
 	s.t.Cleanup(func() { _ = conn.Close() })
 	require.NoError(s.t, conn.SetDeadline(time.Now().Add(15*time.Second)))
-	return conn
+	return caller{s.t, conn, bufio.NewReader(conn)}
+}
+
+func (c caller) sends(text string) {
+	c.t.Helper()
+	_, err := io.WriteString(c, text)
+	require.NoError(c.t, err)
+}
+
+// receives returns the next answer.
+func (c caller) receives() reply {
+	c.t.Helper()
+	res, err := http.ReadResponse(c.answers, nil)
+	require.NoError(c.t, err)
+	return readReply(c.t, res)
+}
+
+// receivesContinue waits until the server reads the body: net/http sends 100 when the handler begins to.
+func (c caller) receivesContinue() {
+	c.t.Helper()
+	require.Equal(c.t, http.StatusContinue, c.receives().status)
 }
 
 // head is the text of a purchase's head.
 func (s *shop) head(sale uuid.UUID, user string, headers ...string) string {
 	return fmt.Sprintf("POST %s HTTP/1.1\r\nHost: shop\r\nX-User-ID: %s\r\nContent-Type: application/json\r\n%s\r\n",
-		ordersOf(sale), user, strings.Join(headers, ""))
+		ordersPath(sale), user, strings.Join(headers, ""))
 }
 
 // reservedCounter counts lookups in Redis.

@@ -27,8 +27,8 @@ const (
 
 // Kinds of streams that a ticket opens.
 const (
-	ticketOfOrder = 'o'
-	ticketOfSale  = 's'
+	orderTicket = 'o'
+	saleTicket  = 's'
 )
 
 var problemTicketInvalid = unauthorized(
@@ -65,7 +65,7 @@ func (s *ticketSigner) sign(t ticket) (string, error) {
 	raw = append(raw, t.id[:]...)
 	raw = binary.AppendUvarint(raw, uint64(t.expires.Unix()))
 	raw = append(raw, t.user...)
-	return base64.RawURLEncoding.EncodeToString(append(raw, ticketTagOf(*key, raw)...)), nil
+	return base64.RawURLEncoding.EncodeToString(append(raw, ticketMAC(*key, raw)...)), nil
 }
 
 // verify returns whose ticket of this kind for this id a text is.
@@ -82,7 +82,7 @@ func (s *ticketSigner) verify(text string, kind byte, id uuid.UUID, now time.Tim
 		return "", problemTicketInvalid
 	}
 	signed, tag := raw[:len(raw)-ticketTag], raw[len(raw)-ticketTag:]
-	if !hmac.Equal(tag, ticketTagOf(*key, signed)) {
+	if !hmac.Equal(tag, ticketMAC(*key, signed)) {
 		return "", problemTicketInvalid
 	}
 	// It is ours, so that it has all parts.
@@ -93,44 +93,44 @@ func (s *ticketSigner) verify(text string, kind byte, id uuid.UUID, now time.Tim
 	return string(signed[1+len(id)+length:]), nil
 }
 
-func ticketTagOf(key, signed []byte) []byte {
+func ticketMAC(key, signed []byte) []byte {
 	mac := hmac.New(sha256.New, key)
 	_, _ = mac.Write(signed) // never fails
 	return mac.Sum(nil)[:ticketTag]
 }
 
-// createOrderTicket serves POST /v1/orders/{order}/events/ticket. It signs what the caller asks for, without a look at
+// createTicket serves POST /v1/orders/{order}/events/ticket. It signs what the caller asks for, without a look at
 // the order: the stream looks whose order it is, so that a ticket says nothing about orders of others, costs neither
 // Redis nor Postgres anything, and is there while they are not.
-func (s *Server) createOrderTicket(c echo.Context) error {
-	user, id, err := s.identifyOrder(c)
+func (s *orderService) createTicket(c echo.Context) error {
+	user, id, err := s.identify(c)
 	if err != nil {
 		return err
 	}
-	if err := readEmptyObject(c.Request()); err != nil {
+	if err := readEmptyObject(c); err != nil {
 		return err
 	}
-	return s.inFlight.orders.admit(func(c echo.Context) error {
-		return s.answerTicket(c, ticket{kind: ticketOfOrder, id: id, user: user}, orderPath(id))
-	})(c)
+	return s.inFlight.orders.hold(func() error {
+		return s.receipts.answerTicket(c, ticket{kind: orderTicket, id: id, user: user}, orderPath(id))
+	})
 }
 
-// createSaleTicket serves POST /v1/sales/{sale}/events/ticket. The stream of a sale is open to anyone; a ticket is for
+// createTicket serves POST /v1/sales/{sale}/events/ticket. The stream of a sale is open to anyone; a ticket is for
 // clients that treat both kinds of streams alike.
-func (s *Server) createSaleTicket(c echo.Context) error {
+func (s *saleService) createTicket(c echo.Context) error {
 	id, ok := parseID(c.Param("sale"))
 	if !ok {
 		return problemSaleNotFound
 	}
-	if err := readEmptyObject(c.Request()); err != nil {
+	if err := readEmptyObject(c); err != nil {
 		return err
 	}
-	return s.inFlight.sales.admit(func(c echo.Context) error {
-		return s.answerTicket(c, ticket{kind: ticketOfSale, id: id}, "/v1/sales/"+id.String())
-	})(c)
+	return s.inFlight.sales.hold(func() error {
+		return s.receipts.answerTicket(c, ticket{kind: saleTicket, id: id}, "/v1/sales/"+id.String())
+	})
 }
 
-func (s *Server) answerTicket(c echo.Context, t ticket, path string) error {
+func (s *receipts) answerTicket(c echo.Context, t ticket, path string) error {
 	t.expires = time.Now().Add(ticketLife).Truncate(time.Second)
 	text, err := s.tickets.sign(t)
 	if err != nil {
@@ -155,8 +155,8 @@ func ticketIn(c echo.Context) (text string, given bool, err error) {
 	return "", false, invalid("ticket must be given once.")
 }
 
-// holder authenticates the buyer of a stream: by the ticket, if there is one, or as for every call.
-func (s *Server) holder(c echo.Context) (user string, err error) {
+// ticketHolder authenticates the buyer of a stream: by the ticket, if there is one, or as for every call.
+func (s *orderService) ticketHolder(c echo.Context) (user string, err error) {
 	text, given, err := ticketIn(c)
 	if err != nil {
 		return "", err
@@ -168,15 +168,15 @@ func (s *Server) holder(c echo.Context) (user string, err error) {
 	if !ok {
 		return "", problemOrderNotFound
 	}
-	return s.tickets.verify(text, ticketOfOrder, id, time.Now())
+	return s.receipts.tickets.verify(text, orderTicket, id, time.Now())
 }
 
-// checkSaleTicket checks the ticket of a stream of a sale, which needs none.
-func (s *Server) checkSaleTicket(c echo.Context, sale uuid.UUID) error {
+// checkTicket checks the ticket of a stream of a sale, which needs none.
+func (s *saleService) checkTicket(c echo.Context, sale uuid.UUID) error {
 	text, given, err := ticketIn(c)
 	if err != nil || !given {
 		return err
 	}
-	_, err = s.tickets.verify(text, ticketOfSale, sale, time.Now())
+	_, err = s.receipts.tickets.verify(text, saleTicket, sale, time.Now())
 	return err
 }

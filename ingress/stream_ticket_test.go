@@ -32,7 +32,7 @@ func (s *shop) ticketFor(path string, headers ...reqHeader) string {
 	return got["events_url"].(string)
 }
 
-func jwtOf(t *testing.T, user string) reqHeader {
+func tokenFor(t *testing.T, user string) reqHeader {
 	t.Helper()
 	return bearing(sign(t, jwt.SigningMethodHS256, []byte(jwtSecret), "", tokenClaims(withClaim("sub", user))))
 }
@@ -43,7 +43,7 @@ func TestTicketOpensStreamWithoutToken(t *testing.T) {
 	s := openShop(t, withJWT)
 	s.startWorker()
 	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
-	ada := jwtOf(t, "ada")
+	ada := tokenFor(t, "ada")
 	r := s.buy(sale, "", ada)
 	path := r.header.Get("Location")
 	receipt := r.is(http.StatusAccepted)["receipt"].(string)
@@ -77,20 +77,20 @@ func TestTicketOpensOnlyItsStream(t *testing.T) {
 	t.Parallel()
 	s := openShop(t, withJWT)
 	sale := s.sale(reservation.Terms{Stock: 10})
-	ada, bob := jwtOf(t, "ada"), jwtOf(t, "bob")
+	ada, bob := tokenFor(t, "ada"), tokenFor(t, "bob")
 	path := s.buy(sale, "", ada).header.Get("Location")
 	mine := s.ticketFor(path, ada)
 	ticketIn := func(events string) string { return events[strings.Index(events, "=")+1:] }
 	sales := "/v1/sales/" + sale.String()
 	ofSale := ticketIn(s.ticketFor(sales))
 	id := uuid.MustParse(strings.TrimPrefix(path, "/v1/orders/"))
-	late, err := s.server.tickets.sign(ticket{kind: ticketOfOrder, id: id, user: "ada", expires: time.Now()})
+	late, err := s.server.receipts.tickets.sign(ticket{kind: orderTicket, id: id, user: "ada", expires: time.Now()})
 	require.NoError(t, err)
-	saleAsOrder, err := s.server.tickets.sign(
-		ticket{kind: ticketOfOrder, id: sale, expires: time.Now().Add(ticketLife)})
+	saleAsOrder, err := s.server.receipts.tickets.sign(
+		ticket{kind: orderTicket, id: sale, expires: time.Now().Add(ticketLife)})
 	require.NoError(t, err)
-	orderAsSale, err := s.server.tickets.sign(
-		ticket{kind: ticketOfSale, id: id, user: "ada", expires: time.Now().Add(ticketLife)})
+	orderAsSale, err := s.server.receipts.tickets.sign(
+		ticket{kind: saleTicket, id: id, user: "ada", expires: time.Now().Add(ticketLife)})
 	require.NoError(t, err)
 	receipt := s.buy(sale, "", bob).is(http.StatusAccepted)["receipt"].(string)
 	raw, err := base64.RawURLEncoding.DecodeString(ticketIn(mine))
@@ -173,7 +173,7 @@ func TestTicketsNeedTheSecret(t *testing.T) {
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10})
 	path, _, _ := s.purchased(sale, "ada")
-	s.server.tickets.key.Store(nil)
+	s.server.receipts.tickets.key.Store(nil)
 	s.post(path+"/events/ticket", "", as("ada")).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
 	s.get(path+"/events?ticket=x").isProblem(http.StatusServiceUnavailable, "sale-unavailable")
 
@@ -187,15 +187,15 @@ func TestTicketsNeedTheSecret(t *testing.T) {
 func FuzzTicket(f *testing.F) {
 	var signer ticketSigner
 	signer.setSecret([]byte(jwtSecret))
-	id := uuid.MustParse(plainSale)
+	id := uuid.UUID{1, 2, 3}
 	now := time.Unix(1_800_000_000, 0)
-	valid, err := signer.sign(ticket{kind: ticketOfOrder, id: id, user: "ada", expires: now.Add(ticketLife)})
+	valid, err := signer.sign(ticket{kind: orderTicket, id: id, user: "ada", expires: now.Add(ticketLife)})
 	require.NoError(f, err)
 	for _, seed := range []string{"", "A", valid, valid[1:], valid + "A", valid + "\n", strings.ToUpper(valid)} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		user, err := signer.verify(text, ticketOfOrder, id, now)
+		user, err := signer.verify(text, orderTicket, id, now)
 		if strings.NewReplacer("\r", "", "\n", "").Replace(text) == valid {
 			require.NoError(t, err)
 			require.Equal(t, "ada", user)

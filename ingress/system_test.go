@@ -12,7 +12,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -29,7 +28,7 @@ import (
 func TestStreamsSurvivePostgresRestart(t *testing.T) {
 	t.Parallel()
 	postgres := testkit.OwnPostgres(t)
-	s := openShopOn(t, servers{testkit.RedisURL(t), postgres.URL, testkit.Keys(t)})
+	s := openShopOn(t, onPostgres(t, postgres))
 	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
 	path, _ := s.confirm(sale, "ada")
 	reserved, _, _ := s.purchased(sale, "bob")
@@ -78,7 +77,8 @@ func TestStopEndsThousandStreams(t *testing.T) {
 			require.Contains(t, []string{"HTTP/1.1 200 OK\r\n", "HTTP/1.1 503 Service Unavailable\r\n"}, line)
 		}
 	}
-	require.EqualValues(t, streams, s.server.saleStreamSlots.taken.Load()+s.server.orderStreamSlots.taken.Load())
+	l := s.server.limits
+	require.EqualValues(t, streams, l.saleStreams.all.taken.Load()+l.orderStreams.all.taken.Load())
 	began := time.Now()
 	stop()
 	require.NoError(t, <-ended)
@@ -106,7 +106,7 @@ func TestStreamOutlivesConnectionTimeouts(t *testing.T) {
 		line, err = lines.ReadString('\n')
 		require.NoError(t, err)
 	}
-	require.Greater(t, time.Since(began), max(readTimeout, writeTimeout))
+	require.Greater(t, time.Since(began), max(accept.ReadTimeout, accept.WriteTimeout))
 	s.post(path+"/pay", `{"reference":"pi_1"}`, as("ada")).is(http.StatusOK)
 	for line := ""; line != "event: paid\n"; {
 		line, err = lines.ReadString('\n')
@@ -117,7 +117,7 @@ func TestStreamOutlivesConnectionTimeouts(t *testing.T) {
 func TestChangeWithoutPostgres(t *testing.T) {
 	t.Parallel()
 	postgres := testkit.OwnPostgres(t)
-	s := openShopOn(t, servers{testkit.RedisURL(t), postgres.URL, testkit.Keys(t)})
+	s := openShopOn(t, onPostgres(t, postgres))
 	sale := s.sale(reservation.Terms{Stock: 3, PaymentWindow: 10 * time.Minute})
 	paid, _ := s.confirm(sale, "ada")
 	cancelled, _ := s.confirm(sale, "bob")
@@ -153,7 +153,7 @@ func TestChangeWithoutPostgres(t *testing.T) {
 func TestChangeWithoutRedis(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
-	s := openShopOn(t, servers{own.URL, testkit.DatabaseURL(t), reservation.Keys{Prefix: "stampede", Partitions: 1}})
+	s := openShopOn(t, onRedis(t, own))
 	sale := s.sale(reservation.Terms{Stock: 2, PaymentWindow: 10 * time.Minute})
 	paid, _ := s.confirm(sale, "ada")
 	cancelled, _ := s.confirm(sale, "bob")
@@ -193,7 +193,7 @@ func TestOrderStreamSendsVoidedAfterRedisLoss(t *testing.T) {
 func TestOperatorsCallsWithoutPostgres(t *testing.T) {
 	t.Parallel()
 	postgres := testkit.OwnPostgres(t)
-	s := openShopOn(t, servers{testkit.RedisURL(t), postgres.URL, testkit.Keys(t)})
+	s := openShopOn(t, onPostgres(t, postgres))
 	path, _ := s.confirm(s.sale(reservation.Terms{Stock: 10}), "ada")
 	postgres.StopImmediate()
 	for _, r := range []reply{
@@ -213,7 +213,7 @@ func TestOperatorsCallsWithoutPostgres(t *testing.T) {
 func TestSaleGoesOnWithoutPostgres(t *testing.T) {
 	t.Parallel()
 	postgres := testkit.OwnPostgres(t)
-	s := openShopOn(t, servers{testkit.RedisURL(t), postgres.URL, testkit.Keys(t)})
+	s := openShopOn(t, onPostgres(t, postgres))
 	sale := s.sale(reservation.Terms{Stock: 2})
 	earlier, _ := s.order(sale, "ada")
 	require.Equal(t, "up", s.get("/readyz").is(http.StatusOK)["postgres"])
@@ -246,7 +246,7 @@ func TestSaleGoesOnWithoutPostgres(t *testing.T) {
 func TestIngressWithoutRedis(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
-	s := openShopOn(t, servers{own.URL, testkit.DatabaseURL(t), reservation.Keys{Prefix: "stampede", Partitions: 1}})
+	s := openShopOn(t, onRedis(t, own))
 	sale := s.sale(reservation.Terms{Stock: 10})
 	path, id := s.order(sale, "ada")
 	s.record(id, sale, "ada", order.StatusConfirmed, "")
@@ -273,55 +273,6 @@ func TestIngressWithoutRedis(t *testing.T) {
 	s.get("/readyz").is(http.StatusOK)
 }
 
-// The connection is closed, though its purchase goes on.
-func TestStopClosesPlainConnAfterDrainTimeout(t *testing.T) {
-	t.Parallel()
-	held := heldReservations{entered: make(chan struct{}), goOn: make(chan struct{})}
-	s, stop, ended := runShop(t, withPlainReader, func(c *Config) {
-		held.Reservations, c.DrainTimeout = c.Reservations, 100*time.Millisecond
-		c.Reservations = held
-	})
-	defer close(held.goOn)
-	sale := s.sale(reservation.Terms{Stock: 10})
-	c := s.call(t)
-	c.sends(s.head(sale, "held", "Content-Length: 0\r\n"))
-	held.awaitEntered(t)
-	stop()
-	require.ErrorContains(t, <-ended, "1 requests were not finished after 100ms")
-	c.receivesEnd()
-}
-
-// flakyListener fails at first for want of files, and its third connection is none of TCP.
-type flakyListener struct {
-	net.Listener
-	accepted atomic.Int64
-	other    net.Conn
-}
-
-func (l *flakyListener) Accept() (net.Conn, error) {
-	switch l.accepted.Add(1) {
-	case 1:
-		return nil, &net.OpError{Op: "accept", Err: syscall.EMFILE}
-	case 2:
-		return l.other, nil
-	}
-	return l.Listener.Accept()
-}
-
-func TestPlainFrontOutlivesShortageOfFiles(t *testing.T) {
-	t.Parallel()
-	inner, err := accept.Listen(t.Context(), "127.0.0.1:0")
-	require.NoError(t, err)
-	ours, theirs := net.Pipe()
-	defer func() { _ = ours.Close() }()
-	s := openShop(t, withPlainReader, func(c *Config) { c.Listener = &flakyListener{Listener: inner, other: theirs} })
-	s.get("/livez").is(http.StatusOK)
-	// A connection that is not TCP goes to net/http.
-	_, err = io.WriteString(ours, livez)
-	require.NoError(t, err)
-	caller{t, ours, bufio.NewReader(ours)}.receives(http.StatusOK)
-}
-
 func TestWaitOutlivesConnectionTimeouts(t *testing.T) {
 	t.Parallel()
 	s, _, _ := runShop(t)
@@ -330,7 +281,7 @@ func TestWaitOutlivesConnectionTimeouts(t *testing.T) {
 	began := time.Now()
 	r := <-answered
 	r.is(http.StatusAccepted)
-	require.Greater(t, time.Since(began), writeTimeout)
+	require.Greater(t, time.Since(began), accept.WriteTimeout)
 	require.Equal(t, "wait=14", r.header.Get("Preference-Applied"))
 }
 
@@ -350,7 +301,7 @@ func TestTwoThousandWaitersShareLookups(t *testing.T) {
 		answers.Go(func() {
 			status := http.StatusServiceUnavailable
 			for status == http.StatusServiceUnavailable { // on a busy machine some are refused
-				r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.url+ordersOf(sale), nil)
+				r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.url+ordersPath(sale), nil)
 				if !assert.NoError(t, err) {
 					return
 				}
@@ -383,7 +334,7 @@ func TestTwoThousandWaitersShareLookups(t *testing.T) {
 func TestWaitSurvivesRedisRestart(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
-	s := openShopOn(t, servers{own.URL, testkit.DatabaseURL(t), reservation.Keys{Prefix: "stampede", Partitions: 1}})
+	s := openShopOn(t, onRedis(t, own))
 	sale := s.sale(reservation.Terms{Stock: 10})
 	answered := s.inBackground(func() reply { return s.buy(sale, "", as("ada"), prefer("wait=25")) })
 	s.awaitWaiting(1)
@@ -403,7 +354,7 @@ func TestWaitSurvivesRedisRestart(t *testing.T) {
 func TestWaitSurvivesPostgresRestart(t *testing.T) {
 	t.Parallel()
 	postgres := testkit.OwnPostgres(t)
-	s := openShopOn(t, servers{testkit.RedisURL(t), postgres.URL, testkit.Keys(t)})
+	s := openShopOn(t, onPostgres(t, postgres))
 	sale := s.sale(reservation.Terms{Stock: 10})
 	postgres.StopImmediate()
 	s.buy(sale, "", as("ada"), prefer("wait=2")).is(http.StatusAccepted)
@@ -421,7 +372,7 @@ func TestWaitSurvivesPostgresRestart(t *testing.T) {
 func TestReceiptOfReservedOrderWithoutPostgres(t *testing.T) {
 	t.Parallel()
 	postgres := testkit.OwnPostgres(t)
-	s := openShopOn(t, servers{testkit.RedisURL(t), postgres.URL, testkit.Keys(t)})
+	s := openShopOn(t, onPostgres(t, postgres))
 	sale := s.sale(reservation.Terms{Stock: 10})
 	path, _, receipt := s.purchased(sale, "ada")
 	gone, _, lost := s.purchased(sale, "bob")
@@ -435,7 +386,7 @@ func TestReceiptOfReservedOrderWithoutPostgres(t *testing.T) {
 func TestStartWithoutPostgresRefusesPurchases(t *testing.T) {
 	t.Parallel()
 	postgres := testkit.OwnPostgres(t)
-	on := servers{testkit.RedisURL(t), postgres.URL, testkit.Keys(t)}
+	on := onPostgres(t, postgres)
 	before := openShopOn(t, on)
 	sale := before.sale(reservation.Terms{Stock: 10})
 	held, _, receipt := before.purchased(sale, "eve", withKey("k"))
@@ -478,17 +429,17 @@ func TestSlowReaderDelaysNoOtherStream(t *testing.T) {
 	s, _, _ := runShop(t)
 	sale := s.sale(reservation.Terms{Stock: 5000})
 	slow := s.dial()
-	require.NoError(t, slow.(*net.TCPConn).SetReadBuffer(1))
+	require.NoError(t, slow.Conn.(*net.TCPConn).SetReadBuffer(1))
 	_, err := fmt.Fprintf(slow, "GET /v1/sales/%s/events HTTP/1.1\r\nHost: shop\r\n\r\n", sale)
 	require.NoError(t, err)
 	testkit.Eventually(t, 30*time.Second, "the stream is open", func() bool {
-		return s.server.saleStreamSlots.taken.Load() == 1
+		return s.server.limits.saleStreams.all.taken.Load() == 1
 	})
 	w := s.watch("/v1/sales/" + sale.String() + "/events")
 	_, ok := w.next()
 	require.True(t, ok)
 	// The test makes the updates, because a sale does not change often enough to fill the socket.
-	sales := s.server.saleFeed
+	sales := s.server.sales.feed
 	give := func(news saleUpdate) {
 		sales.mu.Lock()
 		defer sales.mu.Unlock()
@@ -517,12 +468,12 @@ func TestSlowReaderDelaysNoOtherStream(t *testing.T) {
 			}
 		}
 	})
-	require.EqualValues(t, 2, s.server.saleStreamSlots.taken.Load())
+	require.EqualValues(t, 2, s.server.limits.saleStreams.all.taken.Load())
 	another := last
 	// A client that reads nothing for eventTimeout is cut off.
 	testkit.Eventually(t, 6*eventTimeout, "the slow one is cut off", func() bool {
 		another++
 		give(sold(another))
-		return s.server.saleStreamSlots.taken.Load() == 1
+		return s.server.limits.saleStreams.all.taken.Load() == 1
 	})
 }

@@ -1,7 +1,6 @@
 package front
 
 import (
-	"context"
 	"log/slog"
 	"net"
 	"net/http"
@@ -13,24 +12,12 @@ import (
 	"github.com/labstack/echo/v4"
 	"github.com/labstack/echo/v4/middleware"
 
-	"stampede/ingress"
 	"stampede/internal/accept"
-)
-
-// Limits of a connection, as in ingress/server.go.
-const (
-	readHeaderTimeout = 2 * time.Second
-	readTimeout       = 5 * time.Second
-	writeTimeout      = 12 * time.Second
-	idleTimeout       = 60 * time.Second
-	maxHeaderBytes    = 8 << 10
 )
 
 // failuresLogged is how many failures a process logs. Some designs fail for most of their buyers, and
 // logging each failure would be measured as well.
 const failuresLogged = 10
-
-const userHeader = "X-User-ID"
 
 // handler serves one sale of a design.
 type handler struct {
@@ -50,26 +37,17 @@ func newServer(design Design, sale uuid.UUID) *http.Server {
 		e.Use(middleware.Recover(), middleware.RequestID())
 		e.POST(route, newHandler(design, sale).buy)
 	}
-	return &http.Server{
-		ConnState:         accept.ConnState,
-		Handler:           e,
-		ReadHeaderTimeout: readHeaderTimeout,
-		ReadTimeout:       readTimeout,
-		WriteTimeout:      writeTimeout,
-		IdleTimeout:       idleTimeout,
-		MaxHeaderBytes:    maxHeaderBytes,
-		ErrorLog:          slog.NewLogLogger(slog.Default().Handler(), slog.LevelWarn),
-	}
+	return accept.NewServer(e, slog.Default())
 }
 
 func newHandler(design Design, sale uuid.UUID) *handler { return &handler{design: design, sale: sale} }
 
-// newPlainFront reads plain purchases in front of the server, and has the design answer them. Its reader recovers from
+// plainReader has plain purchases read in front of the server, and answered by the design. Its reader recovers from
 // panics; request ids are not made, as `stampede serve` makes none for them.
-func newPlainFront(ctx context.Context, design Design, sale uuid.UUID, addr net.Addr) *ingress.PlainFront {
+func plainReader(design Design, sale uuid.UUID) *accept.PlainConfig {
 	h, e := newHandler(design, sale), echo.New()
-	return ingress.NewPlainFront(ctx, addr, ingress.PlainConfig{
-		Buyer: userHeader, Logger: slog.Default(),
+	return &accept.PlainConfig{
+		Buyer: accept.UserHeader, Logger: slog.Default(),
 		Handler: func(w http.ResponseWriter, r *http.Request) func(sale string) {
 			c := e.NewContext(r, w)
 			return func(sale string) {
@@ -82,7 +60,7 @@ func newPlainFront(ctx context.Context, design Design, sale uuid.UUID, addr net.
 				}
 			}
 		},
-	})
+	}
 }
 
 type purchase struct {
@@ -106,7 +84,7 @@ type problem struct {
 }
 
 func (h *handler) buy(c echo.Context) error {
-	user := c.Request().Header.Get(userHeader)
+	user := c.Request().Header.Get(accept.UserHeader)
 	if user == "" {
 		return refuse(c, http.StatusUnauthorized, "unauthorized", "The request has no user id")
 	}

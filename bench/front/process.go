@@ -89,25 +89,26 @@ func serve(ctx context.Context, listener net.Listener, design Design, spec Spec)
 	go func() { worked <- design.Run(background) }()
 
 	server := newServer(design, spec.Sale)
-	shutdown, served := server.Shutdown, make(chan error, 2)
+	var served <-chan error
+	shutdown := server.Shutdown
 	if spec.Backend.Options[PlainReader] == "on" {
 		connections := accept.New(listener, 0)
-		plain := newPlainFront(background, design, spec.Sale, connections.Addr())
-		go func() { served <- plain.Run(connections) }()
-		listener = plain
+		served = accept.Serve(background, server, connections, plainReader(design, spec.Sale))
 		shutdown = func(ctx context.Context) error {
 			return errors.Join(connections.Drain(ctx), server.Shutdown(ctx))
 		}
+	} else {
+		ended := make(chan error, 1)
+		go func() { ended <- server.Serve(listener); close(ended) }()
+		served = ended
 	}
-	go func() { served <- server.Serve(listener) }()
 
 	var failed error
 	select {
 	case err := <-worked:
 		worked <- err
 		failed = errors.New("the design's background work ended early")
-	case err := <-served:
-		served <- err
+	case failed = <-served:
 	case <-ctx.Done():
 	}
 	draining, cancel := context.WithTimeout(background, drainTimeout)
@@ -117,8 +118,10 @@ func serve(ctx context.Context, listener net.Listener, design Design, spec Spec)
 		_ = server.Close()
 	}
 	stop()
-	return errors.Join(failed, unfinished, ignore(<-worked, context.Canceled),
-		ignore(ignore(<-served, http.ErrServerClosed), net.ErrClosed))
+	if failed == nil {
+		failed = ignore(ignore(<-served, http.ErrServerClosed), net.ErrClosed)
+	}
+	return errors.Join(failed, unfinished, ignore(<-worked, context.Canceled))
 }
 
 // ignore returns err unless it is the expected one.

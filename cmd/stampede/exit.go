@@ -6,6 +6,7 @@ import (
 	"io"
 	"io/fs"
 	"net"
+	"net/http"
 	"strings"
 
 	"github.com/alecthomas/kong"
@@ -13,8 +14,8 @@ import (
 	"stampede/internal/connect"
 	"stampede/internal/operators"
 	"stampede/ledger/deadletter"
-	"stampede/reservation"
 	"stampede/reservation/order"
+	"stampede/reservation/problems"
 	"stampede/sql"
 	"stampede/upkeep/archive"
 )
@@ -52,10 +53,10 @@ func onlyLooks(command *kong.Node) bool {
 // unseen wraps the error of a command that only looks, unless the error is what it found: that there is no such thing,
 // that a process is not ready, or that a file is damaged or cannot be written.
 func unseen(err error) error {
-	for _, found := range []error{
-		errBroken, errNotReady, reservation.ErrSaleNotFound, order.ErrNotFound, deadletter.ErrNotFound,
-		archive.ErrDamagedFile,
-	} {
+	if known, ok := problems.Find(err); ok && known.Status == http.StatusNotFound {
+		return err
+	}
+	for _, found := range []error{errBroken, errNotReady, deadletter.ErrNotFound, archive.ErrDamagedFile} {
 		if errors.Is(err, found) {
 			return err
 		}

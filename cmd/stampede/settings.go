@@ -19,6 +19,7 @@ import (
 
 	"stampede/fulfillment"
 	"stampede/ingress"
+	"stampede/internal/accept"
 	"stampede/internal/dev/localserver"
 	"stampede/internal/telemetry"
 	"stampede/internal/tracing"
@@ -29,7 +30,7 @@ import (
 // defaults are the variables in the tags of flags: each default that a package has as well stands there.
 var defaults = kong.Vars{
 	"http_addr":     ingress.DefaultAddr,
-	"auth_header":   ingress.DefaultAuthHeader,
+	"auth_header":   accept.UserHeader,
 	"max_in_flight": strconv.Itoa(ingress.DefaultMaxInFlight),
 	"serve_drain":   ingress.DefaultDrainTimeout.String(),
 	"key_prefix":    reservation.DefaultPrefix,

@@ -4,8 +4,8 @@ import (
 	"strings"
 )
 
-// typeOf says in a few words what a schema allows.
-func typeOf(schema value) typeView {
+// newTypeView says in a few words what a schema allows.
+func newTypeView(schema value) typeView {
 	if ref := schema.ref(); ref != "" {
 		return typeView{Ref: ref, Text: ref}
 	}
@@ -24,7 +24,7 @@ func typeOf(schema value) typeView {
 		add(kind.text())
 	}
 	if of := schema.get("items"); of.exists() {
-		add("of " + typeOf(of).Text)
+		add("of " + newTypeView(of).Text)
 	}
 	add(strings.Join(texts(schema.get("enum")), ", "))
 	add(schema.get("format").text())

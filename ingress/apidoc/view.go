@@ -128,7 +128,7 @@ func newDocsView(doc document) (*docsView, error) {
 	for _, tag := range doc.get("tags").items() {
 		group := groupView{Name: tag.get("name").text(), Intro: markdown(tag.get("description").text())}
 		for _, path := range doc.get("paths").members() {
-			for _, o := range operationsOf(path, bySchema) {
+			for _, o := range newOperations(path, bySchema) {
 				if o.tag == group.Name {
 					group.Operations = append(group.Operations, o.operationView)
 				}
@@ -137,7 +137,7 @@ func newDocsView(doc document) (*docsView, error) {
 		v.Groups = append(v.Groups, group)
 	}
 	for _, hook := range doc.get("webhooks").members() {
-		for _, o := range operationsOf(hook, bySchema) {
+		for _, o := range newOperations(hook, bySchema) {
 			v.Webhooks = append(v.Webhooks, o.operationView)
 		}
 	}
@@ -156,7 +156,7 @@ type taggedOperation struct {
 	tag string
 }
 
-func operationsOf(path member, problems map[string]problemView) (operations []taggedOperation) {
+func newOperations(path member, problems map[string]problemView) (operations []taggedOperation) {
 	for _, m := range path.members() {
 		if !slices.Contains(methods, m.name) {
 			continue
@@ -175,13 +175,13 @@ func operationsOf(path member, problems map[string]problemView) (operations []ta
 		for _, p := range append(path.get("parameters").items(), m.get("parameters").items()...) {
 			o.Parameters = append(o.Parameters, memberView{
 				Name: p.get("name").text(), In: p.get("in").text(), Required: p.get("required").text() == "true",
-				Type: typeOf(p.get("schema")), Intro: markdown(p.get("description").text()),
+				Type: newTypeView(p.get("schema")), Intro: markdown(p.get("description").text()),
 			})
 		}
 		if body := m.get("requestBody"); body.exists() {
 			o.Body = &bodyView{
 				Required: body.get("required").text() == "true", Intro: markdown(body.get("description").text()),
-				Contents: contentsOf(body.get("content")),
+				Contents: newContents(body.get("content")),
 			}
 		}
 		for _, r := range m.get("responses").members() {
@@ -208,10 +208,10 @@ func newResponseView(r member, problems map[string]problemView) responseView {
 			often = "always"
 		}
 		view.Headers = append(view.Headers, memberView{
-			Name: h.name, In: often, Type: typeOf(h.get("schema")), Intro: markdown(h.get("description").text()),
+			Name: h.name, In: often, Type: newTypeView(h.get("schema")), Intro: markdown(h.get("description").text()),
 		})
 	}
-	for _, content := range contentsOf(r.get("content")) {
+	for _, content := range newContents(r.get("content")) {
 		if content.Type != problemType {
 			view.Contents = append(view.Contents, content)
 			continue
@@ -228,20 +228,20 @@ const (
 	problemPath = "/problems/"
 )
 
-func contentsOf(v value) (contents []contentView) {
+func newContents(v value) (contents []contentView) {
 	for _, media := range v.members() {
 		content := contentView{Type: media.name}
 		schema := media.get("schema")
 		data := schema.get("properties", "data", "contentSchema")
 		if data.exists() {
-			events := typeOf(data)
+			events := newTypeView(data)
 			content.Events = &events
 		} else if alternatives := schema.get("oneOf").items(); alternatives != nil {
 			for _, alternative := range alternatives {
-				content.Schemas = append(content.Schemas, typeOf(alternative.value))
+				content.Schemas = append(content.Schemas, newTypeView(alternative.value))
 			}
 		} else {
-			content.Schemas = []typeView{typeOf(schema)}
+			content.Schemas = []typeView{newTypeView(schema)}
 		}
 		contents = append(contents, content)
 	}
@@ -250,10 +250,10 @@ func contentsOf(v value) (contents []contentView) {
 
 func newSchemaView(schema member) (schemaView, error) {
 	view := schemaView{
-		Name: schema.name, Intro: markdown(schema.get("description").text()), Members: membersOf(schema.value),
+		Name: schema.name, Intro: markdown(schema.get("description").text()), Members: newMembers(schema.value),
 	}
 	if view.Members == nil {
-		view.Type = typeOf(value{schema.doc, schema.resolve()})
+		view.Type = newTypeView(value{schema.doc, schema.resolve()})
 	}
 	if examples := schema.get("examples").items(); len(examples) > 0 {
 		var err error
@@ -264,11 +264,11 @@ func newSchemaView(schema member) (schemaView, error) {
 	return view, nil
 }
 
-// membersOf returns the members of an object, those of the schemas that it extends first. Of a member that is named
+// newMembers returns the members of an object, those of the schemas that it extends first. Of a member that is named
 // again the later one counts.
-func membersOf(schema value) (members []memberView) {
+func newMembers(schema value) (members []memberView) {
 	for _, base := range schema.get("allOf").items() {
-		members = append(members, membersOf(base.value)...)
+		members = append(members, newMembers(base.value)...)
 	}
 	required := map[string]bool{}
 	for _, name := range schema.get("required").items() {
@@ -276,7 +276,7 @@ func membersOf(schema value) (members []memberView) {
 	}
 	for _, p := range schema.get("properties").members() {
 		view := memberView{
-			Name: p.name, Required: required[p.name], Type: typeOf(p.value), Intro: markdown(p.beside("description")),
+			Name: p.name, Required: required[p.name], Type: newTypeView(p.value), Intro: markdown(p.beside("description")),
 		}
 		if at := slices.IndexFunc(members, func(m memberView) bool { return m.Name == p.name }); at >= 0 {
 			view.Required = view.Required || members[at].Required
@@ -303,7 +303,7 @@ func newProblemView(schema member) (problemView, error) {
 		return v, fmt.Errorf("status of %s: %w", schema.name, err)
 	}
 	v.StatusText = http.StatusText(v.Status)
-	for _, m := range membersOf(schema.value) {
+	for _, m := range newMembers(schema.value) {
 		if m.Name != "type" && m.Name != "title" && m.Name != "status" && m.Name != "detail" {
 			v.Members = append(v.Members, m)
 		}

@@ -1,9 +1,15 @@
-// Package accept accepts TCP connections for an http.Server: no more than the limit of open files allows, and
+// Package accept takes connections and requests from clients: no more connections than the limit of open files allows,
 // without losing a request when the server stops.
 //
-// At the limit, the connections that have been idle for longest are closed to make room; while none is idle, new
-// ones wait in the kernel. Drain replaces http.Server.Shutdown, which drops requests that arrive after the call.
-// Drain stops accepting connections, and closes each one when it has no request in progress or unread.
+//	accept.go         Listener: at the limit, the connections that have been idle for longest are closed to make room
+//	                  (while none is idle, new ones wait in the kernel); Drain ends it without a lost request
+//	arrival.go        when a request came (socket_linux.go: the kernel knows)
+//	server.go         the limits of a connection; serving with and without the plain reader
+//	plain.go          the plain reader: most purchases are answered in front of net/http
+//	plain_request.go  what it reads: a strict subset of HTTP
+//
+// The contract of the plain reader: what it takes, net/http would have read and answered in the same way
+// (plain_contract_test.go).
 package accept
 
 import (
@@ -35,7 +41,8 @@ const (
 	evictShare = 32
 )
 
-// Listener is a net.Listener of TCP connections. It is safe for concurrent use, except that Accept is for one
+// Listener is a net.Listener of TCP connections. Its Drain replaces http.Server.Shutdown, which drops requests that
+// arrive after the call. It is safe for concurrent use, except that Accept is for one
 // goroutine.
 type Listener struct {
 	inner net.Listener

@@ -38,8 +38,8 @@ type Arrival struct {
 	Conn Conn
 }
 
-// ArrivalOn returns the arrival of a request that has been read from a connection right now.
-func ArrivalOn(c Conn) Arrival {
+// arrivalOn returns the arrival of a request that has been read from a connection right now.
+func arrivalOn(c Conn) Arrival {
 	a := Arrival{Read: time.Now(), Conn: c}
 	a.At = a.Read
 	if c == nil {
@@ -59,7 +59,7 @@ func (a Arrival) IsLate() bool { return a.Left || time.Since(a.At) > LateAfter }
 
 type connKey struct{}
 
-// ConnContext is for http.Server.ConnContext, so that ArrivalOf finds the connection of a request.
+// ConnContext is for http.Server.ConnContext, so that Arrived finds the connection of a request.
 func ConnContext(ctx context.Context, c net.Conn) context.Context {
 	if c, ok := c.(Conn); ok {
 		return context.WithValue(ctx, connKey{}, c)
@@ -67,8 +67,12 @@ func ConnContext(ctx context.Context, c net.Conn) context.Context {
 	return ctx
 }
 
-// ArrivalOf returns the arrival of what an http.Server has read of a request until now.
-func ArrivalOf(r *http.Request) Arrival {
+// Arrived returns the arrival of what has been read of a request until now. A plain purchase has been read whole, and
+// has the clock that was read for it.
+func Arrived(w http.ResponseWriter, r *http.Request) Arrival {
+	if a, ok := w.(*plainAnswer); ok {
+		return a.arrival
+	}
 	c, _ := r.Context().Value(connKey{}).(Conn)
-	return ArrivalOn(c)
+	return arrivalOn(c)
 }

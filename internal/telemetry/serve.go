@@ -64,13 +64,22 @@ func serve(ctx context.Context, listener net.Listener, handler http.Handler) err
 	return nil
 }
 
-// newHandler answers /metrics from the registry, /livez always, and /readyz with the result of ready,
-// within readyTimeout. It is for the operators' network: if ready fails, the answer is 503 with the error.
+// newHandler answers /metrics from the registry, and the probes.
 func newHandler(
 	registry *prometheus.Registry, ready func(context.Context) error, options ...Option,
 ) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{Registry: registry}))
+	Probe(mux, ready)
+	for _, option := range options {
+		option(mux)
+	}
+	return mux
+}
+
+// Probe answers /livez always, and /readyz with the result of ready, within readyTimeout: if that fails, the answer is
+// 503 with the error, which is for the operators' network.
+func Probe(mux *http.ServeMux, ready func(context.Context) error) {
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { writeText(w, http.StatusOK, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithTimeout(r.Context(), readyTimeout)
@@ -81,10 +90,6 @@ func newHandler(
 		}
 		writeText(w, http.StatusOK, "ok")
 	})
-	for _, option := range options {
-		option(mux)
-	}
-	return mux
 }
 
 func writeText(w http.ResponseWriter, status int, text string) {

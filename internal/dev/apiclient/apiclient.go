@@ -78,18 +78,18 @@ type call struct {
 
 // do makes a call and decodes its answer. It repeats the call after an answer that says that a later try may succeed,
 // after one that no ingress made, and after a lost connection.
-func (c *Client) do(ctx context.Context, of call, answer any) error {
+func (c *Client) do(ctx context.Context, request call, answer any) error {
 	var body []byte
-	if of.body != nil {
+	if request.body != nil {
 		var err error
-		if body, err = json.Marshal(of.body); err != nil {
+		if body, err = json.Marshal(request.body); err != nil {
 			return err
 		}
 	}
 	unknown := false // whether an earlier try may have made the change
 	for try := 1; ; try++ {
-		got, err := c.try(ctx, of, body)
-		if err == nil && got.status/100 == 2 && got.isAnswerTo(of) && json.Unmarshal(got.body, answer) == nil {
+		got, err := c.try(ctx, request, body)
+		if err == nil && got.status/100 == 2 && got.isAnswerTo(request) && json.Unmarshal(got.body, answer) == nil {
 			return nil
 		}
 		again, wait := try < tries && ctx.Err() == nil, time.Duration(try)*200*time.Millisecond
@@ -98,22 +98,22 @@ func (c *Client) do(ctx context.Context, of call, answer any) error {
 			again = again && got.mayPass()
 			wait = max(wait, got.retryAfter)
 		}
-		unknown = unknown || of.method != http.MethodGet && got.undecided() && !neverSent(err)
+		unknown = unknown || request.method != http.MethodGet && got.undecided() && !neverSent(err)
 		if again && retry.Pause(min(wait, waitMax), ctx.Done()) {
 			continue
 		}
 		if unknown && !errors.Is(err, ErrUnknown) && !got.decides() {
 			err = fmt.Errorf("%w: %w", ErrUnknown, err)
 		}
-		return fmt.Errorf("%s: %w", of.what, err)
+		return fmt.Errorf("%s: %w", request.what, err)
 	}
 }
 
 // try makes a call once.
-func (c *Client) try(ctx context.Context, of call, body []byte) (reply, error) {
-	target := c.base.JoinPath(of.path...)
-	target.RawQuery = of.query.Encode()
-	req, err := http.NewRequestWithContext(ctx, of.method, target.String(), bytes.NewReader(body))
+func (c *Client) try(ctx context.Context, request call, body []byte) (reply, error) {
+	target := c.base.JoinPath(request.path...)
+	target.RawQuery = request.query.Encode()
+	req, err := http.NewRequestWithContext(ctx, request.method, target.String(), bytes.NewReader(body))
 	if err != nil {
 		return reply{}, err
 	}
@@ -122,10 +122,10 @@ func (c *Client) try(ctx context.Context, of call, body []byte) (reply, error) {
 	if c.token != "" {
 		req.Header.Set("Authorization", "Bearer "+c.token)
 	}
-	if of.key != "" {
-		req.Header.Set("Idempotency-Key", of.key)
+	if request.key != "" {
+		req.Header.Set("Idempotency-Key", request.key)
 	}
-	if of.body != nil {
+	if request.body != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
 	resp, err := c.http.Do(req)

@@ -26,16 +26,16 @@ func (c *Client) Order(ctx context.Context, id uuid.UUID, user string) (o order.
 }
 
 // Orders returns at most limit orders of a user or a sale, newest first.
-func (c *Client) Orders(ctx context.Context, of order.Filter, limit int) (all []order.PlacedView, err error) {
+func (c *Client) Orders(ctx context.Context, filter order.Filter, limit int) (all []order.PlacedView, err error) {
 	query := url.Values{}
-	if of.User != "" {
-		query.Set("user", of.User)
+	if filter.User != "" {
+		query.Set("user", filter.User)
 	}
-	if of.Sale != uuid.Nil {
-		query.Set("sale", of.Sale.String())
+	if filter.Sale != uuid.Nil {
+		query.Set("sale", filter.Sale.String())
 	}
-	if of.Status != "" {
-		query.Set("status", string(of.Status))
+	if filter.Status != "" {
+		query.Set("status", string(filter.Status))
 	}
 	for {
 		var page struct {

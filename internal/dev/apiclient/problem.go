@@ -11,9 +11,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"stampede/reservation"
-	"stampede/reservation/catalog"
-	"stampede/reservation/order"
+	"stampede/reservation/problems"
 )
 
 // reply is the answer of a server; its zero value is none.
@@ -36,12 +34,12 @@ func (r reply) slug() string {
 
 // isAnswerTo reports whether a success has what the answer to a change has: the id of its order or sale. A proxy may
 // answer 200 for others.
-func (r reply) isAnswerTo(of call) bool {
+func (r reply) isAnswerTo(request call) bool {
 	var changed struct {
 		ID      uuid.UUID `json:"id"`
 		OrderID uuid.UUID `json:"order_id"`
 	}
-	return of.method == http.MethodGet ||
+	return request.method == http.MethodGet ||
 		json.Unmarshal(r.body, &changed) == nil && (changed.ID != uuid.Nil || changed.OrderID != uuid.Nil)
 }
 
@@ -62,7 +60,7 @@ func (r reply) decides() bool {
 // undecided reports whether an ingress does not say that nothing was done.
 func (r reply) undecided() bool {
 	switch r.slug() {
-	case "overloaded", "rate-limited", "restock-withdrawn", "not-ready":
+	case problems.Overloaded.Slug, problems.RateLimited.Slug, problems.Withdrawn.Slug, problems.NotReady.Slug:
 		return r.status == http.StatusBadGateway || r.status == http.StatusGatewayTimeout // no ingress answers so
 	case "":
 		return true
@@ -81,24 +79,21 @@ func (r reply) failure() error {
 	default:
 		says += ", without a problem: is this the URL of an ingress?"
 	}
-	for slug, err := range map[string]error{
-		"unauthorized":           ErrToken,
-		"forbidden":              ErrToken,
-		"sale-not-found":         reservation.ErrSaleNotFound,
-		"order-not-found":        order.ErrNotFound,
-		"order-archived":         order.ErrArchived,
-		"invalid-request":        ErrInvalid,
-		"idempotency-key-reused": catalog.ErrIdempotencyKeyReused,
-		"restock-withdrawn":      catalog.ErrRestockWithdrawn,
-		"illegal-transition":     ErrRefused,
-		"order-not-confirmed":    ErrRefused,
-		"outcome-unknown":        ErrUnknown,
-	} {
-		if r.slug() == slug {
-			return fmt.Errorf("%w: %s", err, says)
-		}
+	err := problems.FindBySlug(r.slug())
+	switch r.slug() {
+	case problems.Unauthorized.Slug, problems.Forbidden.Slug:
+		err = ErrToken
+	case problems.Invalid.Slug:
+		err = ErrInvalid
+	case problems.Transition.Slug, problems.NotConfirmed.Slug:
+		err = ErrRefused
+	case problems.OutcomeUnknown.Slug:
+		err = ErrUnknown
 	}
-	return errors.New(says)
+	if err == nil {
+		return errors.New(says)
+	}
+	return fmt.Errorf("%w: %s", err, says)
 }
 
 // neverSent reports whether a try failed before anything was sent.

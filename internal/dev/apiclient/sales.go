@@ -62,8 +62,8 @@ func (c *Client) List(ctx context.Context, after uuid.UUID, limit int) (sales []
 			NextCursor string                `json:"next_cursor"`
 		}
 		query := url.Values{"limit": {strconv.Itoa(min(limit-len(sales), pageMax))}, "cursor": {cursor}}
-		of := call{method: http.MethodGet, path: []string{"v1", "sales"}, query: query, what: "list the sales"}
-		if err := c.do(ctx, of, &page); err != nil {
+		list := call{method: http.MethodGet, path: []string{"v1", "sales"}, query: query, what: "list the sales"}
+		if err := c.do(ctx, list, &page); err != nil {
 			return nil, err
 		}
 		sales = append(sales, page.Sales...)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"stampede/internal/accept"
 	"stampede/internal/dev/apiclient"
 	"stampede/internal/retry"
 	"stampede/reservation"
@@ -52,7 +53,7 @@ type Config struct {
 	// Patience is how long after its due time a buyer retries with the same key while the outcome is
 	// unknown or the server is too busy; 0 means 30 s.
 	Patience time.Duration
-	// Auth signs a request as its buyer; nil means HeaderAuth("X-User-ID").
+	// Auth signs a request as its buyer; nil means HeaderAuth(accept.UserHeader).
 	Auth Auth
 }
 
@@ -70,7 +71,7 @@ func (c *Config) setDefaults() {
 		c.Patience = 30 * time.Second
 	}
 	if c.Auth == nil {
-		c.Auth = HeaderAuth("X-User-ID")
+		c.Auth = HeaderAuth(accept.UserHeader)
 	}
 }
 

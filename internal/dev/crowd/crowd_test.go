@@ -57,7 +57,7 @@ func (s *shop) sell(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case holds && h.key == key:
 		w.Header().Set("Idempotency-Replayed", "true")
-		accept(w, h.order)
+		acceptOrder(w, h.order)
 	case holds:
 		w.Header().Set("Location", "/v1/orders/"+h.order.String())
 		writeProblem(w, http.StatusConflict, "already-purchased")
@@ -67,11 +67,11 @@ func (s *shop) sell(w http.ResponseWriter, r *http.Request) {
 		s.stock--
 		h = held{key, uuid.New()}
 		s.holds[user] = h
-		accept(w, h.order)
+		acceptOrder(w, h.order)
 	}
 }
 
-func accept(w http.ResponseWriter, order uuid.UUID) {
+func acceptOrder(w http.ResponseWriter, order uuid.UUID) {
 	w.Header().Set("Location", "/v1/orders/"+order.String())
 	w.WriteHeader(http.StatusAccepted)
 	_ = json.NewEncoder(w).Encode(map[string]any{"order_id": order, "receipt": receiptOf(order)})

@@ -1,4 +1,4 @@
-package ingress
+package accept
 
 import (
 	"bytes"
@@ -205,7 +205,7 @@ func plainBodyLength(digits []byte) (length int, ok bool) {
 		}
 		length = length*10 + int(c-'0')
 	}
-	return length, length <= maxBodyBytes
+	return length, length <= MaxBodyBytes
 }
 
 // isPlainHost accepts names and addresses, with and without a port.

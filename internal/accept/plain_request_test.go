@@ -1,4 +1,4 @@
-package ingress
+package accept
 
 import (
 	"bufio"
@@ -237,7 +237,7 @@ func lowerNames(head string) string {
 	return strings.Join(lines, "")
 }
 
-func plainReaderOf(t *testing.T, buyer string) *plainRequest {
+func newPlainReader(t *testing.T, buyer string) *plainRequest {
 	t.Helper()
 	allowed := plainAllowList(buyer, true)
 	require.NotNil(t, allowed)
@@ -247,12 +247,12 @@ func plainReaderOf(t *testing.T, buyer string) *plainRequest {
 func TestPlainPurchasesAreRecognized(t *testing.T) {
 	t.Parallel()
 	for name, text := range plainRequests {
-		require.Positive(t, plainReaderOf(t, "X-User-ID").read([]byte(text)), name)
+		require.Positive(t, newPlainReader(t, "X-User-ID").read([]byte(text)), name)
 	}
 	for name, text := range otherRequests {
 		text, _ = strings.CutPrefix(text, plainHead()+plainJSON) // what follows the first is the matter
 		text = text[:min(len(text), plainRequestMax)]            // the buffer of a connection
-		require.Zero(t, plainReaderOf(t, "X-User-ID").read([]byte(text)), name)
+		require.Zero(t, newPlainReader(t, "X-User-ID").read([]byte(text)), name)
 	}
 }
 
@@ -266,7 +266,7 @@ func TestPlainPurchasesAreReadAsByNetHTTP(t *testing.T) {
 
 func readsAsNetHTTP(t *testing.T, text []byte) {
 	t.Helper()
-	ours := plainReaderOf(t, "X-User-ID")
+	ours := newPlainReader(t, "X-User-ID")
 	length := ours.read(text)
 	if length == 0 {
 		return
@@ -303,7 +303,7 @@ func readsAsNetHTTP(t *testing.T, text []byte) {
 // The next request does not change what the last one's handler has kept.
 func TestPlainRequestsShareNoMemory(t *testing.T) {
 	t.Parallel()
-	r := plainReaderOf(t, "X-User-ID")
+	r := newPlainReader(t, "X-User-ID")
 	buffer := []byte(plainHead("Idempotency-Key: first") + plainJSON)
 	require.Positive(t, r.read(buffer))
 	user, key, media := r.Header["X-User-Id"][0], r.Header["Idempotency-Key"][0], r.Header["Content-Type"][0]
@@ -331,12 +331,12 @@ func TestPlainAllowListNeedsOrdinaryBuyerHeader(t *testing.T) {
 		require.Nil(t, plainAllowList(buyer, false), buyer)
 	}
 	// With another header for the buyer, this one is not allowed any more.
-	require.Zero(t, plainReaderOf(t, "X-Buyer").read([]byte(plainHead()+plainJSON)))
+	require.Zero(t, newPlainReader(t, "X-Buyer").read([]byte(plainHead()+plainJSON)))
 	text := plainHead("-X-User-ID", "Authorization: Bearer a.b.c") + plainJSON
-	r := plainReaderOf(t, "Authorization")
+	r := newPlainReader(t, "Authorization")
 	require.Equal(t, len(text), r.read([]byte(text)))
 	require.Equal(t, []string{"Bearer a.b.c"}, r.Header["Authorization"])
-	r = plainReaderOf(t, "X-User-ID")
+	r = newPlainReader(t, "X-User-ID")
 	require.Equal(t, len(text), r.read([]byte(text)))
 	require.Empty(t, r.Header["Authorization"])
 }

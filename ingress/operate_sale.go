@@ -2,6 +2,7 @@ package ingress
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"time"
 
@@ -14,15 +15,32 @@ import (
 	"stampede/reservation/order"
 )
 
-// catalogTimeout bounds an operator's call. It is shorter than the server's writeTimeout.
+// catalogTimeout bounds an operator's call. It is shorter than the server's accept.WriteTimeout.
 const catalogTimeout = 5 * time.Second
 
-// createSale serves POST /v1/sales.
-func (s *Server) createSale(c echo.Context) error {
-	name, err := s.admin.admit(c.Request(), operators.Admin)
-	if err != nil {
-		return err
+// operatorService serves the calls of operators.
+type operatorService struct {
+	*core
+	admin operatorsGate
+	sales *saleService
+}
+
+// operatorCall is the handler of a call, for the operator with this name.
+type operatorCall func(c echo.Context, operator string) error
+
+// by makes the handler of a call by an operator who has this role, or a higher one.
+func (s *operatorService) by(lowest operators.Role, call operatorCall) echo.HandlerFunc {
+	return func(c echo.Context) error {
+		operator, err := s.admin.admit(c.Request(), lowest)
+		if err != nil {
+			return err
+		}
+		return call(c, operator)
 	}
+}
+
+// createSale serves POST /v1/sales.
+func (s *operatorService) createSale(c echo.Context, operator string) error {
 	key, err := idempotencyKey(c.Request().Header)
 	if err != nil {
 		return err
@@ -36,7 +54,7 @@ func (s *Server) createSale(c echo.Context) error {
 		PaymentWindowSeconds int64      `json:"payment_window_seconds"`
 		Shards               *int       `json:"shards"`
 	}{}
-	if err := readObject(c.Request(), &body); err != nil {
+	if err := readObject(c, &body); err != nil {
 		return err
 	}
 	terms := reservation.Terms{
@@ -52,10 +70,10 @@ func (s *Server) createSale(c echo.Context) error {
 			return &order.InvalidError{Field: "shards", Reason: "must be at least 1"}
 		}
 	}
-	ctx, cancel := context.WithTimeout(catalog.WithOperator(c.Request().Context(), name), catalogTimeout)
+	ctx, cancel := context.WithTimeout(catalog.WithOperator(c.Request().Context(), operator), catalogTimeout)
 	defer cancel()
 	sale, replayed, err := s.config.Sales.CreateOnce(ctx, terms, key)
-	s.invalidateFeeds()
+	s.sales.invalidate()
 	if err != nil {
 		return err
 	}
@@ -85,25 +103,15 @@ func boundedSeconds(n int64) time.Duration {
 	return time.Duration(min(max(n, -1), beyond)) * time.Second
 }
 
-// operateSale serves POST /v1/sales/{sale}/pause, resume and end, for operators with a role.
-func (s *Server) operateSale(
-	lowest operators.Role, change func(context.Context, uuid.UUID) (catalog.CountedSale, error),
-) echo.HandlerFunc {
-	return func(c echo.Context) error {
-		name, err := s.admin.admit(c.Request(), lowest)
-		if err != nil {
-			return err
-		}
-		return s.answerSaleChange(c, name, change)
-	}
+// operateSale serves POST /v1/sales/{sale}/pause, resume and end.
+func (s *operatorService) operateSale(
+	change func(context.Context, uuid.UUID) (catalog.CountedSale, error),
+) operatorCall {
+	return func(c echo.Context, operator string) error { return s.answerSaleChange(c, operator, change) }
 }
 
 // restockSale serves POST /v1/sales/{sale}/restock.
-func (s *Server) restockSale(c echo.Context) error {
-	name, err := s.admin.admit(c.Request(), operators.Operator)
-	if err != nil {
-		return err
-	}
+func (s *operatorService) restockSale(c echo.Context, operator string) error {
 	key, err := idempotencyKey(c.Request().Header)
 	if err != nil {
 		return err
@@ -111,19 +119,19 @@ func (s *Server) restockSale(c echo.Context) error {
 	var body struct {
 		Units int64 `json:"units"`
 	}
-	if err := readObject(c.Request(), &body); err != nil {
+	if err := readObject(c, &body); err != nil {
 		return err
 	}
 	if body.Units == 0 {
 		return &order.InvalidError{Field: "units", Reason: "must be a whole number, below zero to remove units"}
 	}
-	return s.answerSaleChange(c, name, func(ctx context.Context, sale uuid.UUID) (catalog.CountedSale, error) {
+	return s.answerSaleChange(c, operator, func(ctx context.Context, sale uuid.UUID) (catalog.CountedSale, error) {
 		return s.config.Sales.Restock(ctx, sale, body.Units, key)
 	})
 }
 
 // answerSaleChange changes the sale in the path for an operator, and answers with it.
-func (s *Server) answerSaleChange(
+func (s *operatorService) answerSaleChange(
 	c echo.Context, operator string, change func(context.Context, uuid.UUID) (catalog.CountedSale, error),
 ) error {
 	id, ok := parseID(c.Param("sale"))
@@ -133,9 +141,46 @@ func (s *Server) answerSaleChange(
 	ctx, cancel := context.WithTimeout(catalog.WithOperator(c.Request().Context(), operator), catalogTimeout)
 	defer cancel()
 	sale, err := change(ctx, id)
-	s.invalidateFeeds()
+	s.sales.invalidate()
 	if err != nil {
 		return err
 	}
 	return writeJSON(c, http.StatusOK, sale)
+}
+
+// historyMax bounds the changes of an answer, and is how many there are without a limit. Few sales have more than ten.
+const historyMax = 1000
+
+// showSaleHistory serves GET /v1/admin/sales/{sale}/history.
+func (s *operatorService) showSaleHistory(c echo.Context, _ string) error {
+	limit := historyMax
+	err := readQuery(c, map[string]func(string) error{"limit": limitParameter(&limit, historyMax)})
+	if err != nil {
+		return err
+	}
+	id, ok := parseID(c.Param("sale"))
+	if !ok {
+		return problemSaleNotFound
+	}
+	answer := struct {
+		Changes []catalog.ChangeView `json:"changes"`
+	}{[]catalog.ChangeView{}}
+	found := true
+	err = s.orders.query(c.Request().Context(), operatorTimeout, func(ctx context.Context) error {
+		changes, err := s.config.Sales.History(ctx, id, limit)
+		if found = !errors.Is(err, reservation.ErrSaleNotFound); !found {
+			return nil // Postgres has answered
+		}
+		for _, change := range changes {
+			answer.Changes = append(answer.Changes, change.View())
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if !found {
+		return problemSaleNotFound
+	}
+	return writeJSON(c, http.StatusOK, answer)
 }

@@ -4,34 +4,23 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"net/url"
 	"slices"
 
 	"github.com/google/uuid"
 	"github.com/labstack/echo/v4"
 
-	"stampede/internal/operators"
 	"stampede/reservation/order"
+	"stampede/reservation/problems"
 )
 
-// This file serves operators' calls on orders.
+var problemNoSuchOrder = fixed(problem{
+	Kind: problems.OrderNotFound,
+	detail: "No order in Postgres has this id. It may have been reserved a moment ago: " +
+		"with ?user= it is also looked up in Redis, which finds orders by their buyer.",
+})
 
-var (
-	problemNoSuchOrder = fixed(problem{
-		kind: kindOrderNotFound,
-		detail: "No order in Postgres has this id. It may have been reserved a moment ago: " +
-			"with ?user= it is also looked up in Redis, which finds orders by their buyer.",
-	})
-	problemListTooWide = fixed(problem{
-		kind: kindInvalid, detail: "A list of orders needs user or sale; status alone would read all orders.",
-	})
-)
-
-// showAnyOrder serves GET /v1/admin/orders/{order}.
-func (s *Server) showAnyOrder(c echo.Context) error {
-	if _, err := s.admin.admit(c.Request(), operators.Viewer); err != nil {
-		return err
-	}
+// showOrder serves GET /v1/admin/orders/{order}.
+func (s *operatorService) showOrder(c echo.Context, _ string) error {
 	id, user, err := anyOrder(c)
 	if err != nil {
 		return err
@@ -47,21 +36,11 @@ func (s *Server) showAnyOrder(c echo.Context) error {
 
 // anyOrder reads which order a call is about, and whose it is, if the call says so.
 func anyOrder(c echo.Context) (id uuid.UUID, user string, err error) {
-	query, err := url.ParseQuery(c.Request().URL.RawQuery)
+	err = readQuery(c, map[string]func(string) error{
+		"user": func(text string) error { user = text; return order.ValidateUser(text) },
+	})
 	if err != nil {
-		return uuid.Nil, "", invalid("The query of the URL is not valid.")
-	}
-	for name, values := range query {
-		switch {
-		case name != "user":
-			return uuid.Nil, "", &order.InvalidError{Field: truncate(name), Reason: "is not known; this call takes user"}
-		case len(values) > 1:
-			return uuid.Nil, "", &order.InvalidError{Field: name, Reason: "must be given once"}
-		}
-		user = values[0]
-		if err := order.ValidateUser(user); err != nil {
-			return uuid.Nil, "", err
-		}
+		return uuid.Nil, "", err
 	}
 	id, ok := parseID(c.Param("order"))
 	if !ok {
@@ -71,12 +50,12 @@ func anyOrder(c echo.Context) (id uuid.UUID, user string, err error) {
 }
 
 // findHistory looks the order up in Postgres, and then, if its user is known, among the reservations in Redis. If both
-// miss it, it may have been recorded between the two lookups, as in findOrder.
-func (s *Server) findHistory(
+// miss it, it may have been recorded between the two lookups, as in orderStore.find.
+func (s *operatorService) findHistory(
 	ctx context.Context, id uuid.UUID, user string,
 ) (o order.Placed, log []order.Logged, err error) {
 	inPostgres := func() error {
-		return s.queryPostgres(ctx, operatorTimeout, func(ctx context.Context) (err error) {
+		return s.orders.query(ctx, operatorTimeout, func(ctx context.Context) (err error) {
 			o, log, err = s.config.OperatorsOrders.History(ctx, id)
 			return err
 		})
@@ -84,7 +63,7 @@ func (s *Server) findHistory(
 	if err = inPostgres(); !errors.Is(err, order.ErrNotFound) || user == "" {
 		return o, log, err
 	}
-	reserved, err := s.findReserved(ctx, id, user)
+	reserved, err := s.orders.findReserved(ctx, id, user)
 	switch {
 	case errors.Is(err, order.ErrNotFound):
 		err = inPostgres()
@@ -97,17 +76,14 @@ func (s *Server) findHistory(
 	}}, nil
 }
 
-// listAnyOrders serves GET /v1/admin/orders.
-func (s *Server) listAnyOrders(c echo.Context) error {
-	if _, err := s.admin.admit(c.Request(), operators.Viewer); err != nil {
-		return err
-	}
-	var of order.Filter
+// listOrders serves GET /v1/admin/orders.
+func (s *operatorService) listOrders(c echo.Context, _ string) error {
+	var filter order.Filter
 	p, err := readPage(c, defaultOrders, map[string]func(string) error{
-		"user": func(text string) error { of.User = text; return order.ValidateUser(text) },
-		"sale": func(text string) error { return parseSaleFilter("sale", text, &of.Sale) },
+		"user": func(text string) error { filter.User = text; return order.ValidateUser(text) },
+		"sale": func(text string) error { return parseSaleFilter("sale", text, &filter.Sale) },
 		"status": func(text string) error {
-			if of.Status = order.Status(text); !slices.Contains(order.Recorded(), of.Status) {
+			if filter.Status = order.Status(text); !slices.Contains(order.Recorded(), filter.Status) {
 				return &order.InvalidError{Field: "status", Reason: "must be that of an order in Postgres"}
 			}
 			return nil
@@ -120,8 +96,8 @@ func (s *Server) listAnyOrders(c echo.Context) error {
 		Orders     []order.PlacedView `json:"orders"`
 		NextCursor string             `json:"next_cursor,omitempty"`
 	}
-	err = s.queryPostgres(c.Request().Context(), operatorTimeout, func(ctx context.Context) error {
-		orders, next, err := s.config.OperatorsOrders.ListOrders(ctx, of, p.after, p.limit)
+	err = s.orders.query(c.Request().Context(), operatorTimeout, func(ctx context.Context) error {
+		orders, next, err := s.config.OperatorsOrders.ListOrders(ctx, filter, p.after, p.limit)
 		answer.Orders = make([]order.PlacedView, len(orders))
 		for i, o := range orders {
 			answer.Orders[i] = o.View()
@@ -137,12 +113,8 @@ func (s *Server) listAnyOrders(c echo.Context) error {
 	return writeJSON(c, http.StatusOK, answer)
 }
 
-// cancelAnyOrder serves POST /v1/admin/orders/{order}/cancel.
-func (s *Server) cancelAnyOrder(c echo.Context) error {
-	name, err := s.admin.admit(c.Request(), operators.Operator)
-	if err != nil {
-		return err
-	}
+// cancelOrder serves POST /v1/admin/orders/{order}/cancel.
+func (s *operatorService) cancelOrder(c echo.Context, operator string) error {
 	id, user, err := anyOrder(c)
 	if err != nil {
 		return err
@@ -150,7 +122,7 @@ func (s *Server) cancelAnyOrder(c echo.Context) error {
 	var body struct {
 		Reason string `json:"reason"`
 	}
-	if err := readObject(c.Request(), &body); err != nil {
+	if err := readObject(c, &body); err != nil {
 		return err
 	}
 	if err := order.ValidateReason(body.Reason); err != nil {
@@ -158,19 +130,19 @@ func (s *Server) cancelAnyOrder(c echo.Context) error {
 	}
 	var cancelled order.Placed
 	withdraw := func(ctx context.Context) (_ order.Order, err error) {
-		cancelled, err = s.config.OperatorsOrders.Withdraw(ctx, id, body.Reason, name)
+		cancelled, err = s.config.OperatorsOrders.Withdraw(ctx, id, body.Reason, operator)
 		return cancelled.Order, err
 	}
 	if ctx := c.Request().Context(); user == "" {
-		_, err = s.changeInPostgres(ctx, withdraw)
+		_, err = s.orders.changeInPostgres(ctx, withdraw)
 	} else {
-		_, err = s.changeOrder(ctx, id, user, withdraw)
+		_, err = s.orders.change(ctx, id, user, withdraw)
 	}
 	if errors.Is(err, order.ErrNotFound) {
 		return problemNoSuchOrder
 	} else if err != nil {
 		return err
 	}
-	cancelled.Order = s.versions.latest(cancelled.Order) // from now on its buyer sees it
+	cancelled.Order = s.orders.versions.latest(cancelled.Order) // from now on its buyer sees it
 	return writeJSON(c, http.StatusOK, cancelled.View())
 }

@@ -3,6 +3,7 @@
 package accept
 
 import (
+	"errors"
 	"net"
 	"time"
 )
@@ -19,3 +20,5 @@ func (*arrivals) read(conn *net.TCPConn, p []byte) (int, error) { return conn.Re
 func (*arrivals) arrived() (at time.Time, left bool) { return time.Time{}, false }
 
 func (*arrivals) hasLeft() bool { return false }
+
+func refuseHandshakes(*net.TCPListener) error { return errors.ErrUnsupported }

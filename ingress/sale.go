@@ -1,0 +1,232 @@
+package ingress
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/google/uuid"
+	"github.com/labstack/echo/v4"
+
+	"stampede/reservation"
+	"stampede/reservation/catalog"
+)
+
+const (
+	// defaultSales is the length of a page if the request has no limit.
+	defaultSales = 50
+
+	// yieldPause is how much longer looking at sales takes while buyers are served.
+	yieldPause = 50 * time.Millisecond
+
+	// salesBatchMax bounds the sales of one query, and salesMax those in memory.
+	salesBatchMax = 1000
+	salesMax      = 10_000
+	// pagesMax bounds the later pages of the list in memory.
+	pagesMax = 100
+)
+
+// publicSecond are the headers of answers about sales. They must not be changed.
+var publicSecond = http.Header{"Cache-Control": {"public, max-age=1"}}
+
+// saleService shows sales to everybody, from memory.
+type saleService struct {
+	*core
+	// The feeds answer all requests. The first page of the list has one of its own, so that it never waits for later
+	// pages, of which anybody can request any number.
+	feed, firstPageFeed, laterPagesFeed *feed
+}
+
+func newSaleService(c *core) *saleService {
+	s := &saleService{core: c}
+	s.feed = startFeed(c.background, salesBatchMax, salesMax, s.countSales)
+	s.firstPageFeed = startFeed(c.background, 1, 1, s.countPages)
+	s.laterPagesFeed = startFeed(c.background, 1, pagesMax, s.countPages)
+	return s
+}
+
+// yieldToBuyers delays anonymous requests while buyers pay, cancel or look at their orders. A payment waits for
+// the CPU several times, each time behind all requests that are answered from memory: a crowd of those would
+// make it take a quarter of a second. The delay comes before the slot, so that refused requests wait as well.
+func (s *saleService) yieldToBuyers(h echo.HandlerFunc) echo.HandlerFunc {
+	return func(c echo.Context) error {
+		if s.inFlight.orders.taken.Load() > 0 {
+			select {
+			case <-time.After(yieldPause):
+			case <-s.waitsEnd:
+			case <-c.Request().Context().Done():
+			}
+		}
+		return h(c)
+	}
+}
+
+// show serves GET /v1/sales/{sale}.
+func (s *saleService) show(c echo.Context) error {
+	id, ok := parseID(c.Param("sale"))
+	if !ok {
+		return problemSaleNotFound
+	}
+	return s.answerFromFeed(c, s.feed, id, 0, func(sales []catalog.CountResult) (any, error) {
+		return sales[0].CountedSale, sales[0].Err
+	})
+}
+
+// list serves GET /v1/sales, newest first.
+func (s *saleService) list(c echo.Context) error {
+	p, err := readPage(c, defaultSales, nil)
+	if err != nil {
+		return err
+	}
+	pages := s.laterPagesFeed
+	if p.after == uuid.Nil {
+		pages = s.firstPageFeed
+	}
+	return s.answerFromFeed(c, pages, p.after, p.limit, func(sales []catalog.CountResult) (any, error) {
+		var answer struct {
+			Sales      []catalog.CountedSale `json:"sales"`
+			NextCursor string                `json:"next_cursor,omitempty"`
+		}
+		answer.Sales = make([]catalog.CountedSale, min(len(sales), p.limit))
+		for i := range answer.Sales {
+			if sales[i].Err != nil {
+				return nil, sales[i].Err
+			}
+			answer.Sales[i] = sales[i].CountedSale
+		}
+		if len(sales) > p.limit {
+			answer.NextCursor = cursorAfter(sales[p.limit-1].ID)
+		}
+		return answer, nil
+	})
+}
+
+// answerFromFeed answers with the JSON of what view makes of an item, for clients and caches.
+func (s *saleService) answerFromFeed(
+	c echo.Context, from *feed, key uuid.UUID, variant int, view func([]catalog.CountResult) (any, error),
+) error {
+	ctx, cancel := context.WithTimeout(c.Request().Context(), catalogTimeout)
+	defer cancel()
+	current, err := from.get(ctx, key)
+	if err != nil {
+		return err
+	}
+	answer, err := current.render(variant, func() (any, error) { return view(current.sales) })
+	if err != nil {
+		return err
+	}
+	return writeTagged(c, publicSecond, answer.etag, jsonContent[0], answer.body)
+}
+
+// invalidate has this server show an operator's change immediately.
+func (s *saleService) invalidate() {
+	for _, f := range []*feed{s.feed, s.firstPageFeed, s.laterPagesFeed} {
+		f.invalidate()
+	}
+}
+
+func (s *saleService) countSales(ctx context.Context, ids []uuid.UUID) (map[uuid.UUID][]catalog.CountResult, error) {
+	sales, err := s.config.Sales.CountSales(ctx, ids)
+	found := make(map[uuid.UUID][]catalog.CountResult, len(sales))
+	for _, sale := range sales {
+		found[sale.ID] = []catalog.CountResult{sale}
+	}
+	return found, err
+}
+
+func (s *saleService) countPages(ctx context.Context, after []uuid.UUID) (map[uuid.UUID][]catalog.CountResult, error) {
+	found := make(map[uuid.UUID][]catalog.CountResult, len(after))
+	for _, key := range after {
+		// One more sale than a page can have tells whether there is a next page.
+		sales, err := s.config.Sales.CountPage(ctx, key, pageMax+1)
+		if err != nil {
+			return nil, err
+		}
+		found[key] = sales
+	}
+	return found, nil
+}
+
+// stream serves GET /v1/sales/{sale}/events: the sale as it is, and every change.
+func (s *saleService) stream(c echo.Context) error {
+	sale, ok := parseID(c.Param("sale"))
+	if !ok {
+		return problemSaleNotFound
+	}
+	if err := s.checkTicket(c, sale); err != nil {
+		return err
+	}
+	release, err := s.limits.openStream(&s.limits.saleStreams, c.Request(), "")
+	if err != nil {
+		return err
+	}
+	defer release()
+	sub, err := s.feed.subscribe(sale)
+	if err != nil {
+		return err
+	}
+	defer s.feed.unsubscribe(sale, sub)
+	left := c.Request().Context().Done()
+	timeout := time.NewTimer(catalogTimeout)
+	defer timeout.Stop()
+	var update saleUpdate
+	select {
+	case update = <-sub.updates:
+	case <-timeout.C:
+		return problemUnavailable
+	case <-s.waitsEnd:
+		return problemOverloaded
+	case <-left:
+		return nil
+	}
+	if update.err != nil {
+		return update.err
+	}
+	stream := openStream(c)
+	defer stream.close()
+	for err := stream.send("sale", 0, update.data); err == nil; {
+		select {
+		case update = <-sub.updates:
+			if err = update.err; err == nil {
+				err = stream.send("sale", 0, update.data)
+			}
+		case <-stream.heartbeats.C:
+			err = stream.sendHeartbeat()
+		case <-s.waitsEnd:
+			return nil
+		case <-left:
+			return nil
+		}
+	}
+	return nil // the client has left, or the sale is gone
+}
+
+// saleUpdate is the JSON of a saleView, or an error.
+type saleUpdate struct {
+	data []byte
+	err  error
+}
+
+// saleView is a sale in the data of an event.
+type saleView struct {
+	State     reservation.State `json:"state"`
+	Stock     int64             `json:"stock"`
+	Available int64             `json:"available"`
+	Held      int64             `json:"held"`
+	Sold      int64             `json:"sold"`
+}
+
+func newSaleUpdate(result *snapshot) saleUpdate {
+	if result.err != nil {
+		return saleUpdate{err: result.err}
+	}
+	now := result.sales[0]
+	if now.Err != nil {
+		return saleUpdate{err: now.Err}
+	}
+	data, err := json.Marshal(saleView{
+		State: now.State, Stock: now.Stock, Available: now.Available, Held: now.Held, Sold: now.Sold,
+	})
+	return saleUpdate{data: data, err: err}
+}

@@ -1,0 +1,68 @@
+package accept
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// Limits of a connection. A purchase is a few hundred bytes each way.
+const (
+	readHeaderTimeout = 2 * time.Second
+	ReadTimeout       = 5 * time.Second
+	// WriteTimeout starts at the end of the request's head. It covers the slowest body (ReadTimeout) and the longest
+	// work after it: net/http discards a later answer.
+	WriteTimeout   = 12 * time.Second
+	idleTimeout    = 60 * time.Second
+	maxHeaderBytes = 8 << 10
+	// MaxBodyBytes bounds the body of a request. The handler enforces it; a plain purchase has no longer one.
+	MaxBodyBytes = 4 << 10
+)
+
+// UserHeader names the buyer of a request if a gateway has authenticated it, unless another header is configured.
+const UserHeader = "X-User-ID"
+
+// NewServer returns an http.Server with the limits of a connection.
+func NewServer(handler http.Handler, log *slog.Logger) *http.Server {
+	return &http.Server{
+		Handler:           handler,
+		ConnContext:       ConnContext,
+		ConnState:         ConnState,
+		ReadHeaderTimeout: readHeaderTimeout,
+		ReadTimeout:       ReadTimeout,
+		WriteTimeout:      WriteTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    maxHeaderBytes,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+	}
+}
+
+// Serve has the server serve the connections, whose requests have the context ctx. With plain, purchases are read in
+// front of the server, unless none can be plain because the buyer's header has another meaning. The channel receives
+// the error with which the listener ends, and is closed when the server is.
+func Serve(ctx context.Context, server *http.Server, connections *Listener, plain *PlainConfig) <-chan error {
+	server.BaseContext = func(net.Listener) context.Context { return ctx }
+	var front *plainFront
+	if plain != nil {
+		front = newPlainFront(ctx, connections.Addr(), *plain)
+	}
+	served := make(chan error, 1)
+	go func() {
+		defer close(served)
+		if front == nil {
+			served <- server.Serve(connections)
+			return
+		}
+		var behind sync.WaitGroup
+		behind.Go(func() {
+			_ = server.Serve(front) // ends when the server is closed
+			_ = connections.Close()
+		})
+		defer behind.Wait()
+		served <- front.run(connections)
+	}()
+	return served
+}

@@ -1,0 +1,193 @@
+// Package problems says what errors of sales and orders mean to those outside: to clients of the API (RFC 9457), to
+// operators on the dashboard, and to commands. Each role turns them into answers of its own form.
+package problems
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"slices"
+
+	"stampede/internal/pg"
+	"stampede/reservation"
+	"stampede/reservation/catalog"
+	"stampede/reservation/order"
+)
+
+// Kind is a kind of problem. Clients tell kinds apart by the slug.
+type Kind struct {
+	Status int
+	Slug   string
+	Title  string
+}
+
+// The kinds of the API.
+var (
+	Invalid          = newKind(http.StatusBadRequest, "invalid-request", "The request is not valid")
+	Unauthorized     = newKind(http.StatusUnauthorized, "unauthorized", "Authentication is required")
+	Forbidden        = newKind(http.StatusForbidden, "forbidden", "The call is not allowed")
+	NotFound         = newKind(http.StatusNotFound, "not-found", "The path does not exist")
+	SaleNotFound     = newKind(http.StatusNotFound, "sale-not-found", "The sale does not exist")
+	OrderNotFound    = newKind(http.StatusNotFound, "order-not-found", "The order does not exist")
+	Method           = newKind(http.StatusMethodNotAllowed, "method-not-allowed", "The method is not allowed")
+	SoldOut          = newKind(http.StatusConflict, "sold-out", "The sale is sold out")
+	AlreadyPurchased = newKind(http.StatusConflict, "already-purchased", "You already have an order in this sale")
+	OrderEnded       = newKind(http.StatusConflict, "order-ended", "The order of this purchase has ended")
+	NotOpen          = newKind(http.StatusConflict, "sale-not-open", "The sale is not open yet")
+	Paused           = newKind(http.StatusConflict, "sale-paused", "The sale is paused")
+	Transition       = newKind(http.StatusConflict, "illegal-transition", "The current state does not allow this")
+	AlreadyPaid      = newKind(http.StatusConflict, "already-paid", "The order was paid with another reference")
+	NotConfirmed     = newKind(http.StatusConflict, "order-not-confirmed", "The order is not confirmed yet")
+	Ended            = newKind(http.StatusGone, "sale-ended", "The sale has ended")
+	Expired          = newKind(http.StatusGone, "order-expired", "The order has expired")
+	Archived         = newKind(http.StatusGone, "order-archived", "The order is archived")
+	Precondition     = newKind(http.StatusPreconditionFailed, "precondition-failed", "The precondition failed")
+	TooLarge         = newKind(http.StatusRequestEntityTooLarge, "body-too-large", "The body is too large")
+	MediaType        = newKind(http.StatusUnsupportedMediaType, "unsupported-media-type", "The body is not JSON")
+	KeyReused        = newKind(http.StatusUnprocessableEntity, "idempotency-key-reused", "The idempotency key was reused")
+	OverLimit        = newKind(http.StatusUnprocessableEntity, "quantity-over-limit", "The quantity is over the limit")
+	RateLimited      = newKind(http.StatusTooManyRequests, "rate-limited", "Too many requests")
+	Internal         = newKind(http.StatusInternalServerError, "internal-error", "Internal error")
+	Unavailable      = newKind(http.StatusServiceUnavailable, "sale-unavailable", "Temporarily unavailable")
+	OutcomeUnknown   = newKind(http.StatusServiceUnavailable, "outcome-unknown", "The outcome is unknown")
+	Overloaded       = newKind(http.StatusServiceUnavailable, "overloaded", "The server is overloaded")
+	Withdrawn        = newKind(http.StatusServiceUnavailable, "restock-withdrawn", "The restock was withdrawn")
+	NotReady         = newKind(http.StatusServiceUnavailable, "not-ready", "The server is not ready")
+)
+
+var kinds []Kind
+
+func newKind(status int, slug, title string) Kind {
+	kinds = append(kinds, Kind{status, slug, title})
+	return kinds[len(kinds)-1]
+}
+
+// Kinds returns all kinds.
+func Kinds() []Kind { return slices.Clone(kinds) }
+
+// Known is an error that a caller can act on.
+type Known struct {
+	Err error
+	Kind
+	// Detail is for clients of the API.
+	Detail string
+	// Text and Hint are for operators: what is wrong, and what to do. Both are empty if no operator's call ends so.
+	Text, Hint string
+}
+
+// table has the errors in this order: an error may be several.
+var table = []Known{
+	{
+		reservation.ErrSaleNotFound, SaleNotFound, "No sale has this id.",
+		"There is no such sale.", "Look for it in the list of sales.",
+	},
+	{
+		order.ErrNotFound, OrderNotFound, "You have no order with this id.",
+		"Postgres has no such order.", "An order of the last seconds may be in Redis: give its user as well.",
+	},
+	{
+		order.ErrTooWide, Invalid, "A list of orders needs user or sale; status alone would read all orders.",
+		"A list of orders needs a user or a sale.", "Fill in one of them.",
+	},
+	{
+		order.ErrArchived, Archived, "The orders of this sale are archived.",
+		"The orders of this sale are archived.", "stampede audit --archive reads the file.",
+	},
+	{
+		Err: order.ErrNotConfirmed, Kind: NotConfirmed,
+		Detail: "The order is reserved and will be confirmed in a moment. Retry then.",
+	},
+	{
+		Err: order.ErrExpired, Kind: Expired, Detail: "The order was not paid in time. Its units go back on sale.",
+	},
+	{
+		Err: order.ErrDamaged, Kind: Internal,
+		Detail: "The stored data of the order is inconsistent. Nothing was done, and a retry will not help.",
+	},
+	{
+		Err: reservation.ErrReservationDamaged, Kind: Internal,
+		Detail: "The stored data of your reservation in this sale cannot be read. " +
+			"This request reserved nothing, and a retry will not help until the data is repaired.",
+	},
+	{
+		catalog.ErrIdempotencyKeyReused, KeyReused, "This Idempotency-Key was used before, for a different request.",
+		"This form was sent before with another number of units.",
+		"Nothing more was changed. Look at the stock and the history, and fill in the form again if it is still needed.",
+	},
+	{
+		Err: reservation.ErrOverloaded, Kind: Overloaded, Detail: "Nothing was reserved. Retry after a moment.",
+	},
+	{
+		Err: reservation.ErrOutcomeUnknown, Kind: OutcomeUnknown,
+		Detail: "The outcome is unknown: no answer came back in time, and the order may have been accepted. " +
+			"Repeat the request with the same Idempotency-Key to find out: it cannot reserve twice.",
+	},
+	{
+		catalog.ErrRestockUndecided, OutcomeUnknown,
+		"The lower stock is recorded and takes effect if Redis grants it, which is not decided yet. " +
+			"Repeat the request with the same Idempotency-Key to learn the outcome. " +
+			"Without the key, it is another restock.",
+		"Redis does not answer: the lower stock is recorded.",
+		"It takes effect when Redis grants it. The history shows what became of it.",
+	},
+	{
+		catalog.ErrRestockWithdrawn, Withdrawn,
+		"The stock in Redis was rebuilt before it could be lowered: nothing was changed. " +
+			"The same request is a new attempt, also with the same Idempotency-Key.",
+		"The stock was rebuilt before it could be lowered.", "Nothing was changed. Repeat it if it is still needed.",
+	},
+	{
+		// Not all operators' requests can be repeated safely.
+		pg.ErrChangeUnknown, OutcomeUnknown,
+		"The outcome is unknown: no answer came back in time, and the change may have been made. " +
+			"Repeat the request to find out. Without an Idempotency-Key, a repeated restock is another restock, " +
+			"and a repeated sale is another sale.",
+		"Postgres did not answer: the change may have been made.",
+		"Look at the history of the sale. To be sure, repeat it: a repeat changes nothing twice.",
+	},
+	{
+		catalog.ErrNotInForce, Unavailable,
+		"The change is recorded and takes effect as soon as Redis answers. You need not repeat it. " +
+			"Without the same Idempotency-Key, a repeated restock is another restock.",
+		"The change is recorded, and Redis does not answer.",
+		"A worker puts it in force when Redis answers. You need not repeat it.",
+	},
+	{
+		reservation.ErrUnavailable, Unavailable,
+		"A server that the request needs does not answer. Retry after a moment.",
+		"A server does not answer, or the sale waits for a rebuild.",
+		"Look at the overview: it says which. Nothing is known to have been done.",
+	},
+	{
+		context.DeadlineExceeded, Unavailable,
+		"A server that the request needs does not answer. Retry after a moment.",
+		"The servers did not answer in time.",
+		"Look at the overview, and whether the change was made, before you repeat it.",
+	},
+}
+
+// All returns all known errors.
+func All() []Known { return slices.Clone(table) }
+
+// Find returns what is known of an error.
+func Find(err error) (k Known, found bool) {
+	for _, k := range table {
+		if errors.Is(err, k.Err) {
+			return k, true
+		}
+	}
+	return Known{}, false
+}
+
+// FindBySlug returns the error that the API answers with a slug. It is nil if there is none, or more than one.
+func FindBySlug(slug string) (err error) {
+	for _, k := range table {
+		if k.Slug == slug && err != nil {
+			return nil
+		}
+		if k.Slug == slug {
+			err = k.Err
+		}
+	}
+	return err
+}
