@@ -13,31 +13,11 @@ import (
 	"stampede/lock"
 )
 
-// acquiringAll runs AcquireAll in a goroutine that ends with the test. The test fails if it gets no
-// lease.
-func acquiringAll(t *testing.T, l *lock.Locker, ctx context.Context, keys ...string) <-chan *lock.Lease {
-	t.Helper()
-	leases, ended := make(chan *lock.Lease, 1), make(chan struct{})
-	ctx, cancel := context.WithCancel(ctx)
-	t.Cleanup(func() {
-		cancel()
-		<-ended
-	})
-	go func() {
-		defer close(ended)
-		defer close(leases)
-		if lease, err := l.AcquireAll(ctx, keys); ctx.Err() == nil && assert.NoError(t, err) {
-			leases <- lease
-		}
-	}()
-	return leases
-}
-
 func TestAcquireAllTakesAllKeysOrNone(t *testing.T) {
 	b, holder := setupWaiting(t, "bob")
 	ctx, c := t.Context(), countCalls(t, b.rdb)
 	ann, bob, cid := b.key("ann"), b.key("bob"), b.key("cid")
-	got := acquiringAll(t, b.Locker, ctx, cid, bob, ann, bob)
+	got := acquiringIn(ctx, t, b.Locker, []string{cid, bob, ann, bob})
 	b.waitQueued(bob, 1)
 	b.waitCalls(c, 2)
 
@@ -71,7 +51,7 @@ func TestAcquireAllWaitsForOneKeyAtATime(t *testing.T) {
 	holdsBob, err := other.Acquire(ctx, bob, lock.For(never))
 	require.NoError(t, err)
 
-	got := acquiringAll(t, b.Locker, ctx, ann, bob)
+	got := acquiringIn(ctx, t, b.Locker, []string{ann, bob})
 	b.waitQueued(ann, 1)
 	require.NoError(t, holdsAnn.Release(ctx))
 	b.waitQueued(bob, 1)
@@ -92,7 +72,7 @@ func TestAcquireAllKeepsItsPlaceWhenMoreKeysAreTaken(t *testing.T) {
 	ctx, ann, bob := t.Context(), b.key("ann"), b.key("bob")
 	c := countCalls(t, b.rdb)
 	b.Locker = newLocker(t, b.rdb, lock.WithPoll(20*time.Millisecond))
-	both := acquiringAll(t, b.Locker, ctx, ann, bob)
+	both := acquiringIn(ctx, t, b.Locker, []string{ann, bob})
 	b.waitQueued(bob, 1)
 	holdsAnn, err := newLocker(t, b.rdb).TryAcquire(ctx, ann, lock.For(never))
 	require.NoError(t, err)
@@ -111,7 +91,7 @@ func TestAcquireAllLeavesAFreeLockToTheNextWaiter(t *testing.T) {
 	ctx, ann, bob := t.Context(), b.key("ann"), b.key("bob")
 	holdsBob, err := newLocker(t, b.rdb).Acquire(ctx, bob, lock.For(never))
 	require.NoError(t, err)
-	both := acquiringAll(t, b.Locker, ctx, ann, bob)
+	both := acquiringIn(ctx, t, b.Locker, []string{ann, bob})
 	b.waitQueued(ann, 1)
 	one := acquiring(t, b.Locker, ann)
 	b.waitQueued(ann, 2)
@@ -171,7 +151,7 @@ func TestAcquireAllWaitsOnlyForKeysThatItsOwnerDoesNotHold(t *testing.T) {
 	stranger := acquiring(t, b.Locker, ann)
 	b.waitQueued(ann, 1)
 
-	got := acquiringAll(t, b.Locker, outer.Context(ctx), ann, bob)
+	got := acquiringIn(outer.Context(ctx), t, b.Locker, []string{ann, bob})
 	b.waitQueued(bob, 1)
 	require.NoError(t, outer.Err())
 	assert.Equal(t, 1, b.Waiting(ann), "it does not queue behind the waiter for its own lock")
@@ -204,13 +184,15 @@ func TestCancelledAcquireAllLeavesNoLock(t *testing.T) {
 	require.NoError(t, holder.Release(t.Context()))
 }
 
-func TestAcquireAllAcceptsNoKeys(t *testing.T) {
+func TestNoKeysMakeNoCall(t *testing.T) {
 	b := setup(t)
 	c := countCalls(t, b.rdb)
-	lease, err := b.AcquireAll(t.Context(), nil)
+	all, err := b.AcquireAll(t.Context(), nil)
 	require.NoError(t, err)
-	assert.Empty(t, lease.Keys())
-	require.NoError(t, lease.Err())
-	require.NoError(t, lease.Release(t.Context()))
+	for _, lease := range []*lock.Lease{all, b.take(t.Context(), time.Second)} {
+		assert.Empty(t, lease.Keys())
+		require.NoError(t, lease.Err())
+		require.NoError(t, lease.Release(t.Context()))
+	}
 	assert.Zero(t, c.all())
 }

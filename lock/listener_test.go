@@ -73,7 +73,7 @@ func TestWaiterFollowsFromBareKeyToKeyInBraces(t *testing.T) {
 	require.NoError(t, err)
 	holdsBraced, err := other.TryAcquire(ctx, braced, lock.For(never))
 	require.NoError(t, err)
-	gets := acquiringAll(t, b.Locker, ctx, bare, braced)
+	gets := acquiringIn(ctx, t, b.Locker, []string{bare, braced})
 	b.waitQueued(bare, 1)
 	require.NoError(t, holdsBare.Release(ctx))
 	b.waitQueued(braced, 1)

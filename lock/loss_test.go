@@ -124,25 +124,6 @@ func TestLossIsReportedToAllLeasesOfALock(t *testing.T) {
 	}
 }
 
-func TestReleaseOfOneLeaseKeepsTheOther(t *testing.T) {
-	b := setup(t)
-	ctx := t.Context()
-	outer := b.take(ctx, time.Minute, b.key("ann"), b.key("bob"))
-	first := outer.Context(ctx)
-	inner := b.take(first, time.Minute, b.key("ann"))
-	second := inner.Context(ctx)
-	require.NoError(t, outer.Release(ctx))
-	require.ErrorIs(t, context.Cause(first), lock.ErrReleased)
-	require.NoError(t, second.Err())
-	require.NoError(t, inner.Err())
-	assert.True(t, inner.Holds(b.key("ann")))
-	assert.False(t, outer.Holds(b.key("ann")))
-	assert.False(t, inner.Holds(b.key("bob")), "it never had this key")
-	assert.Zero(t, inner.Token(b.key("bob")))
-	require.NoError(t, inner.Release(ctx))
-	require.ErrorIs(t, context.Cause(second), lock.ErrReleased)
-}
-
 func TestEndOfAParentContextDoesNotEndTheLease(t *testing.T) {
 	b := setup(t)
 	lease := b.take(t.Context(), time.Minute, b.key("ann"))

@@ -3,7 +3,6 @@ package lock_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -15,38 +14,6 @@ import (
 	"stampede/internal/test/testkit"
 	"stampede/lock"
 )
-
-// setupWaiting returns a bench whose Locker learns of a release by its message only, and a lease of
-// another process on some keys.
-func setupWaiting(t *testing.T, keys ...string) (bench, *lock.Lease) {
-	t.Helper()
-	b := setup(t)
-	b.Locker = newLocker(t, b.rdb, lock.WithPoll(never))
-	for i, key := range keys {
-		keys[i] = b.key(key)
-	}
-	holder, err := newLocker(t, b.rdb).AcquireAll(t.Context(), keys, lock.For(never))
-	require.NoError(t, err)
-	return b, holder
-}
-
-// waitQueued waits for so many waiters for a key, and for the listener.
-func (b bench) waitQueued(key string, waiters int) {
-	b.t.Helper()
-	testkit.Eventually(b.t, startsWithin, fmt.Sprintf("%d waiters for %s", waiters, key), func() bool {
-		return b.Waiting(key) == waiters
-	})
-	b.waitListening(key, 1)
-}
-
-// waitCalls waits for so many attempts.
-func (b bench) waitCalls(c *callCounter, asked int) {
-	b.t.Helper()
-	testkit.Eventually(b.t, startsWithin, fmt.Sprintf("%d calls to acquire", asked), func() bool {
-		return c.of(acquireCalls) >= asked
-	})
-	require.Equal(b.t, asked, c.of(acquireCalls))
-}
 
 func TestWaiterIsWokenByTheRelease(t *testing.T) {
 	for name, test := range map[string]struct {
@@ -160,36 +127,6 @@ func TestNextWaiterTakesALockWhenItsLeaseEnds(t *testing.T) {
 	assert.GreaterOrEqual(t, grantedAfter(key, silent, next), length)
 	require.ErrorIs(t, silent.Err(), lock.ErrLost)
 	require.NoError(t, next.Release(ctx))
-}
-
-func TestWaitersOfOneProcessAreServedInOrder(t *testing.T) {
-	b, holder := setupWaiting(t, "ann")
-	ctx, key := t.Context(), b.key("ann")
-	const waiters = 12
-	var mu sync.Mutex
-	var served []int
-	var all sync.WaitGroup
-	for i := range waiters {
-		all.Go(func() {
-			lease, err := b.Acquire(ctx, key)
-			if !assert.NoError(t, err) {
-				return
-			}
-			mu.Lock()
-			served = append(served, i)
-			mu.Unlock()
-			assert.NoError(t, lease.Release(ctx))
-		})
-		b.waitQueued(key, i+1)
-	}
-	require.NoError(t, holder.Release(ctx))
-	all.Wait()
-	want := make([]int, waiters)
-	for i := range want {
-		want[i] = i
-	}
-	assert.Equal(t, want, served)
-	assert.Zero(t, b.Waiting(key))
 }
 
 func TestOnlyTheFirstOfAQueueAsksRedis(t *testing.T) {
