@@ -85,7 +85,8 @@ func TestRejectedOnlyForErrorsInTheCall(t *testing.T) {
 
 func TestLostErrorStaysShort(t *testing.T) {
 	assert.EqualError(t, &LostError{Keys: []string{"a", "b"}}, "lock lost: a, b")
-	assert.EqualError(t, &LostError{Keys: []string{"a", "b", "c", "d", "e", "f", "g"}}, "lock lost: a, b, c, d, e and 2 more")
+	long := &LostError{Keys: []string{"a", "b", "c", "d", "e", "f", "g"}}
+	assert.EqualError(t, long, "lock lost: a, b, c, d, e and 2 more")
 }
 
 func TestUnavailableErrors(t *testing.T) {

@@ -211,7 +211,8 @@ func TestLockReleaseGivesEveryAnswer(t *testing.T) {
 	require.NoError(t, b.rdb.Del(t.Context(), b.key("bob")).Err())
 	require.NoError(t, b.rdb.Set(t.Context(), b.key("dan"), "not a lock", 0).Err())
 	for range 3 {
-		require.Equal(t, []string{"lost", "released", "lost", "lost"}, b.release("r1", 3, "first", "dan", "ann", "bob", "cid"))
+		require.Equal(t, []string{"lost", "released", "lost", "lost"},
+			b.release("r1", 3, "first", "dan", "ann", "bob", "cid"))
 		require.Empty(t, b.owners("ann"))
 		require.Equal(t, map[string]string{"second": "1"}, b.owners("cid"))
 	}
