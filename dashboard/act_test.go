@@ -15,24 +15,18 @@ import (
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
+	"stampede/ledger"
 	"stampede/ledger/deadletter"
-	"stampede/reservation"
+	"stampede/reservation/catalog"
 	"stampede/reservation/order"
 	"stampede/upkeep/audit"
 )
 
-func (d *testDesk) stateOf(sale uuid.UUID) reservation.State {
+func (d *testDesk) shown(sale uuid.UUID) catalog.CountedSale {
 	d.t.Helper()
 	found, err := d.Shop.Catalog.Show(d.t.Context(), sale)
 	require.NoError(d.t, err)
-	return found.State
-}
-
-func (d *testDesk) stockOf(sale uuid.UUID) int64 {
-	d.t.Helper()
-	found, err := d.Shop.Catalog.Show(d.t.Context(), sale)
-	require.NoError(d.t, err)
-	return found.Stock
+	return found
 }
 
 func TestOperatorPausesAndResumes(t *testing.T) {
@@ -43,13 +37,13 @@ func TestOperatorPausesAndResumes(t *testing.T) {
 	page := "/sales/" + id.String()
 	_, shown := b.post(page + "/pause")
 	require.Contains(t, shown, "The sale is paused")
-	require.EqualValues(t, "paused", d.stateOf(id))
+	require.EqualValues(t, "paused", d.shown(id).State)
 	_, shown = b.get(page)
 	require.NotContains(t, shown, "The sale is paused", "a note is shown once")
 	require.Regexp(t, `(?s)paused.*#2.*<bdi>ann</bdi>`, shown)
 	_, shown = b.post(page + "/resume")
 	require.Contains(t, shown, "The sale is resumed: it is open")
-	require.EqualValues(t, "open", d.stateOf(id))
+	require.EqualValues(t, "open", d.shown(id).State)
 	require.Regexp(t, `an operator acted.*operator=ann.*action=pause.*sale=`+id.String(), d.log.String())
 	_, shown = b.post("/sales/" + uuid.NewString() + "/pause")
 	require.Contains(t, shown, "There is no such sale")
@@ -68,7 +62,7 @@ func TestRestockFormTakesEffectOnce(t *testing.T) {
 		_, shown = b.post(page+"/restock", "key", key, "units", " 50 ")
 		require.Contains(t, shown, "50 units were added: the stock is 55")
 	}
-	require.EqualValues(t, 55, d.stockOf(id))
+	require.EqualValues(t, 55, d.shown(id).Stock)
 	_, shown = b.post(page+"/restock", "key", key, "units", "60")
 	require.Contains(t, shown, "This form was sent before with another number of units")
 	for _, units := range []string{"", "0", "x", "1.5", "99999999999999999999"} {
@@ -81,7 +75,7 @@ func TestRestockFormTakesEffectOnce(t *testing.T) {
 	require.Contains(t, shown, "Not done.")
 	_, shown = b.post(page+"/restock", "key", uuid.NewString(), "units", "-5")
 	require.Contains(t, shown, "5 units were removed: the stock is 50")
-	require.EqualValues(t, 50, d.stockOf(id))
+	require.EqualValues(t, 50, d.shown(id).Stock)
 }
 
 func TestEndTakesItsNameAndTheRole(t *testing.T) {
@@ -98,10 +92,10 @@ func TestEndTakesItsNameAndTheRole(t *testing.T) {
 		_, shown = admin.post(page+"/end", "name", name)
 		require.Contains(t, shown, "That is not the name of this sale")
 	}
-	require.EqualValues(t, "open", d.stateOf(id))
+	require.EqualValues(t, "open", d.shown(id).State)
 	_, shown = admin.post(page+"/end", "name", hostile+" ")
 	require.Contains(t, shown, "The sale is ended, permanently.")
-	require.EqualValues(t, "ended", d.stateOf(id))
+	require.EqualValues(t, "ended", d.shown(id).State)
 	_, shown = admin.post(page + "/resume")
 	require.Contains(t, shown, "cannot resume a sale that is ended")
 }
@@ -113,7 +107,7 @@ func TestViewerChangesNothing(t *testing.T) {
 	id := d.sale("drop", 5)
 	d.show(id)
 	o := d.Buy(t, id, "ann")
-	testwork.FulfilAll(d.Shop, t)
+	testwork.FulfilAll(t, d.Shop)
 	letter := d.park(1)[0]
 	b := d.as("vic")
 	for _, path := range []string{
@@ -142,9 +136,9 @@ func TestViewerChangesNothing(t *testing.T) {
 		require.Contains(t, shown, "you are viewer. Nothing was done.")
 	}
 	require.EqualValues(t, 10, testutil.ToFloat64(d.metrics.actions.WithLabelValues(actionDenied)))
-	require.EqualValues(t, "open", d.stateOf(id))
-	require.EqualValues(t, 5, d.stockOf(id))
-	found, err := d.ledger.Order(t.Context(), o)
+	require.EqualValues(t, "open", d.shown(id).State)
+	require.EqualValues(t, 5, d.shown(id).Stock)
+	found, err := ledger.New(d.Shop.Pool).Order(t.Context(), o)
 	require.NoError(t, err)
 	require.Equal(t, order.StatusConfirmed, found.Status)
 	l, err := d.letters.Get(t.Context(), letter)
@@ -181,7 +175,7 @@ func TestOrderIsShownAndCancelled(t *testing.T) {
 	d := openDesk(t)
 	id := d.OpenPayable(t, 5)
 	const user = `<b>user</b>`
-	o := d.Reserve(t, id, user, 2, "").Reservation.OrderID
+	o := d.Attempt(t, id, user, 2, "").Reservation.OrderID
 	b := d.as("ann")
 	path := "/orders/" + o.String()
 	status, shown := b.get(path)
@@ -189,7 +183,7 @@ func TestOrderIsShownAndCancelled(t *testing.T) {
 	require.Contains(t, shown, "give its user as well")
 	_, shown = b.get(path + "?user=%3Cb%3Euser%3C/b%3E")
 	require.Regexp(t, `(?s)reserved: units taken, entry appended.*its entry waits for a worker.*orders in it`, shown)
-	testwork.FulfilAll(d.Shop, t)
+	testwork.FulfilAll(t, d.Shop)
 	_, shown = b.get("/orders?order=" + o.String())
 	require.Regexp(t, `(?s)reserved: units taken.*its entry is finished.*stream in Redis.*recorded: confirmed.*expires, unless it is paid`, shown)
 	require.Contains(t, shown, `&lt;b&gt;user&lt;/b&gt;`)
@@ -210,7 +204,7 @@ func TestOrderIsShownAndCancelled(t *testing.T) {
 	require.Contains(t, shown, "Say why the order is cancelled")
 	_, shown = b.post(path+"/cancel", "reason", strings.Repeat("x", reasonMax+1))
 	require.Contains(t, shown, "Not done.")
-	_, err := d.ledger.Pay(t.Context(), o, user, "payment-7")
+	_, err := ledger.New(d.Shop.Pool).Pay(t.Context(), o, user, "payment-7")
 	require.NoError(t, err)
 	for range 2 {
 		_, shown = b.post(path+"/cancel", "reason", `<i>fraud</i>`)
@@ -291,7 +285,7 @@ func TestAuditIsRunAndRecorded(t *testing.T) {
 	d := openDesk(t)
 	id := d.sale("drop", 5)
 	d.Buy(t, id, "ann")
-	testwork.FulfilAll(d.Shop, t)
+	testwork.FulfilAll(t, d.Shop)
 	b := d.as("ann")
 	_, shown := b.post("/audit/run")
 	require.Contains(t, shown, "The audit has begun")
@@ -313,9 +307,9 @@ func TestReconcileTakesTheDryRunThatWasRead(t *testing.T) {
 	d := openDesk(t)
 	id := d.sale("drop", 50)
 	d.Buy(t, id, "ann")
-	testwork.FulfilAll(d.Shop, t)
+	testwork.FulfilAll(t, d.Shop)
 	// A counter that somebody changed.
-	testshop.ExecSQL(t, d.Shop, "UPDATE sales SET sold = 7 WHERE id = $1", id)
+	d.Shop.Exec(t, "UPDATE sales SET sold = 7 WHERE id = $1", id)
 	b := d.as("ann")
 	for _, token := range []string{"", "guessed"} {
 		_, shown := b.post("/audit/apply", "token", token)
@@ -325,14 +319,14 @@ func TestReconcileTakesTheDryRunThatWasRead(t *testing.T) {
 	shown := b.awaitCheck()
 	require.Contains(t, shown, "recount")
 	require.Contains(t, shown, "● not in order")
-	require.EqualValues(t, 7, testshop.SoldOf(t, d.Shop.Pool, id), "a dry run changes nothing")
+	require.EqualValues(t, 7, testshop.Sold(t, d.Shop.Pool, id), "a dry run changes nothing")
 	token := regexp.MustCompile(`name="token" value="([^"]+)"`).FindStringSubmatch(shown)[1]
 	_, shown = b.post("/audit/apply", "token", token[1:]+"A")
 	require.Contains(t, shown, "Begin with a dry run, and read it.")
 	_, shown = b.post("/audit/apply", "token", token)
 	require.Contains(t, shown, "The reconcile has begun")
 	require.Contains(t, b.awaitCheck(), "The latest reconcile")
-	require.EqualValues(t, 1, testshop.SoldOf(t, d.Shop.Pool, id))
+	require.EqualValues(t, 1, testshop.Sold(t, d.Shop.Pool, id))
 	_, shown = b.post("/audit/apply", "token", token)
 	require.Contains(t, shown, "this is not the latest one", "the form is sent again")
 }

@@ -3,9 +3,10 @@ package dashboard
 import (
 	"bytes"
 	"fmt"
-	"math"
+	"html/template"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"stampede/dashboard/fleet"
@@ -16,39 +17,47 @@ import (
 // fragments are the parts of pages whose rows come and go.
 var fragments = []string{"wrong", "troubles", "rebuilds", "sales", "processes", "servers"}
 
-// boardOf is a snapshot as it is shown. It is made once, whoever asks.
-func (d *Dashboard) boardOf(s *fleet.Snapshot) *live.Board {
-	d.rendered.Lock()
-	defer d.rendered.Unlock()
-	if b := d.rendered.board; b != nil && b.Number == s.Number && s.Number > 0 {
+// boards renders snapshots, each once, however many ask for it.
+type boards struct {
+	parts *template.Template
+	// checks changes when the page of checks has something new to show.
+	checks func() string
+
+	mu     sync.Mutex
+	newest *live.Board
+}
+
+func (d *boards) render(s *fleet.Snapshot) *live.Board {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if b := d.newest; b != nil && b.Number == s.Number && s.Number > 0 {
 		return b
 	}
-	values := valuesOf(s)
-	values["check.state"] = d.checks.state()
 	b := &live.Board{
-		Number: s.Number, At: s.At, Values: values, Points: d.pointsNow(s), Fragments: make(map[string]string),
+		Number: s.Number, At: s.At, Values: boardValues(s), Points: newestPoints(s), Fragments: make(map[string]string),
 	}
+	b.Values["check.state"] = d.checks()
 	for _, name := range fragments {
-		b.Fragments[name] = d.fragment(name, s, nil)
+		b.Fragments[name] = fragment(d.parts, name, s, nil)
 	}
 	for _, sale := range s.Sales {
-		b.Fragments["state."+sale.ID.String()] = d.fragment("state", s, sale)
+		b.Fragments["state."+sale.ID.String()] = fragment(d.parts, "state", s, sale)
 	}
-	d.rendered.board = b
+	d.newest = b
 	return b
 }
 
 // fragment renders a part without its figures, which are values of their own: it changes when its rows do.
-func (d *Dashboard) fragment(name string, s *fleet.Snapshot, body any) string {
+func fragment(parts *template.Template, name string, s *fleet.Snapshot, body any) string {
 	var b bytes.Buffer
-	if err := d.parts.ExecuteTemplate(&b, name, view{Snapshot: &shown{s}, Body: body, dash: d}); err != nil {
+	if err := parts.ExecuteTemplate(&b, name, view{Snapshot: &shown{s}, Body: body}); err != nil {
 		panic(err) // a template is wrong, which the tests of all pages show
 	}
 	return b.String()
 }
 
-// valuesOf are all figures of a snapshot, by the names that templates use.
-func valuesOf(s *fleet.Snapshot) map[string]string {
+// boardValues are all figures of a snapshot, by the names that templates use.
+func boardValues(s *fleet.Snapshot) map[string]string {
 	v := map[string]string{
 		"at":           moment(s.At),
 		"troubles":     count(len(s.Troubles)),
@@ -95,11 +104,11 @@ func valuesOf(s *fleet.Snapshot) map[string]string {
 	return v
 }
 
-func rateValues(v map[string]string, of string, r fleet.Rates) {
+func rateValues(v map[string]string, scope string, r fleet.Rates) {
 	for name, n := range map[string]float64{
 		"offered": r.Offered, "accepted": r.Accepted, "refused": r.Refused, "shed": r.Shed, "failed": r.Failed,
 	} {
-		v[of+"."+name] = perSecond(n)
+		v[scope+"."+name] = perSecond(n)
 	}
 }
 
@@ -197,51 +206,4 @@ func saying(s *fleet.Snapshot) string {
 		}
 	}
 	return b.String()
-}
-
-// The charts have columns in this order; desk.js knows them by the same numbers.
-const allScope = "all"
-
-func allPoint(r fleet.Rates) []live.Figure {
-	backlog, oldest := live.Figure(math.NaN()), live.Figure(math.NaN())
-	if r.BacklogKnown {
-		backlog, oldest = live.Figure(r.Backlog), live.Figure(r.OldestWaiting.Seconds())
-	}
-	return append(ratePoint(r), live.Figure(r.Durable), measured(r.AnswerP50), measured(r.AnswerP99),
-		measured(r.DurableP50), measured(r.DurableP99), backlog, oldest)
-}
-
-func ratePoint(r fleet.Rates) []live.Figure {
-	return []live.Figure{
-		live.Figure(r.Offered), live.Figure(r.Accepted), live.Figure(r.Refused), live.Figure(r.Shed), live.Figure(r.Failed),
-	}
-}
-
-// measured is in milliseconds, not known if nothing was measured.
-func measured(d time.Duration) live.Figure {
-	if d <= 0 {
-		return live.Figure(math.NaN())
-	}
-	return live.Figure(float64(d) / float64(time.Millisecond))
-}
-
-func salePoint(r fleet.Rates, known bool, available, held, sold int64) []live.Figure {
-	units := []live.Figure{live.Figure(available), live.Figure(held), live.Figure(sold)}
-	if !known {
-		for i := range units {
-			units[i] = live.Figure(math.NaN())
-		}
-	}
-	return append(ratePoint(r), units...)
-}
-
-// pointsNow are the newest points: of the whole, and of the sales that sell.
-func (d *Dashboard) pointsNow(s *fleet.Snapshot) map[string][]live.Figure {
-	points := map[string][]live.Figure{allScope: allPoint(s.Rates)}
-	for _, sale := range s.Sales {
-		if sale.State != reservation.StateEnded || sale.Rates.Offered > 0 {
-			points[sale.ID.String()] = salePoint(sale.Rates, sale.UnitsKnown, sale.Available, sale.Held, sale.Sold)
-		}
-	}
-	return points
 }

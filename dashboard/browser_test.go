@@ -113,14 +113,14 @@ func (d *testDesk) fill() uuid.UUID {
 	for i := range 20 {
 		d.Reserve(t, id, fmt.Sprintf("user-%d@example.com", i), 1, "")
 	}
-	testwork.FulfilAll(d.Shop, t)
+	testwork.FulfilAll(t, d.Shop)
 	_, err = d.Shop.Catalog.Restock(catalog.WithOperator(t.Context(), "ann"), id, 250, "key")
 	require.NoError(t, err)
 	d.park(3)
 	counted, err := d.Shop.Catalog.Show(t.Context(), id)
 	require.NoError(t, err)
 	now := time.Now()
-	rich := saleOf(counted)
+	rich := countedSale(counted)
 	rich.Available, rich.Held, rich.Sold, rich.ClosesAt = 630, 120, 500, now.Add(754*time.Second)
 	rich.Rates = fleet.Rates{Offered: 12345, Accepted: 912.4, Refused: 11234, Shed: 187, Failed: 1.6}
 	rich.FunnelKnown, rich.Funnel = true, fleet.Funnel{
@@ -130,7 +130,7 @@ func (d *testDesk) fill() uuid.UUID {
 	for i, state := range []reservation.State{
 		reservation.StateScheduled, reservation.StatePaused, reservation.StateEnded, reservation.StateOpen,
 	} {
-		s := saleOf(counted)
+		s := countedSale(counted)
 		s.ID, s.Name, s.State, s.OpensAt = uuid.New(), fmt.Sprintf("Sneaker drop %d", i+1), state, now.Add(time.Hour)
 		if state == reservation.StateOpen {
 			s.OpensAt, s.Shut, s.UnitsKnown = time.Time{}, "its stock is rebuilt: the Redis server was replaced", false
@@ -142,15 +142,15 @@ func (d *testDesk) fill() uuid.UUID {
 	all.DurableP50, all.DurableP99 = 11*time.Millisecond, 1400*time.Millisecond
 	all.Backlog, all.OldestWaiting, all.BacklogKnown = 1234, 32*time.Second, true
 	for i := range 900 {
-		r, of := all, rich.Rates
+		r, selling := all, rich.Rates
 		f := float64(i%300) / 300
 		r.Offered, r.Accepted, r.Refused = 12000*f, 900*f*(1-f)*4, 11000*f
-		of.Offered, of.Accepted, of.Refused = r.Offered, r.Accepted, r.Refused
+		selling.Offered, selling.Accepted, selling.Refused = r.Offered, r.Accepted, r.Refused
 		r.AnswerP99 = time.Duration(float64(2*time.Millisecond) * (1 + f))
 		d.fleet.history = append(d.fleet.history, fleet.Point{
 			At: now.Add(time.Duration(i-900) * time.Second), Rates: r,
 			Sales: map[uuid.UUID]fleet.SalePoint{id: {
-				Rates: of, Available: int64(1250 - 620*f), Held: int64(120 * f), Sold: int64(500 * f), Known: i < 700 || i > 740,
+				Rates: selling, Available: int64(1250 - 620*f), Held: int64(120 * f), Sold: int64(500 * f), Known: i < 700 || i > 740,
 			}},
 		})
 	}

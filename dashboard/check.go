@@ -11,7 +11,6 @@ import (
 
 	"github.com/google/uuid"
 
-	"stampede/dashboard/session"
 	"stampede/reservation/catalog"
 	"stampede/sql"
 	"stampede/upkeep/audit"
@@ -42,7 +41,7 @@ type checks struct {
 	running sync.WaitGroup
 
 	mu     sync.Mutex
-	now    *check
+	now    *check // the running one
 	latest map[checkKind]*check
 	// token is that of the latest dry run; it is used once.
 	token string
@@ -96,47 +95,39 @@ type checksPage struct {
 	Sale                string
 }
 
-func (d *Dashboard) showChecks(w http.ResponseWriter, r *http.Request, s *session.Session) {
-	c := &d.checks
+// checkPages are the page of audits, and the actions that run them. They run in the background until stopping is done.
+type checkPages struct {
+	*site
+	checks   *checks
+	stopping context.Context
+}
+
+func (d checkPages) show(_ context.Context, r *http.Request) (page, error) {
+	c := d.checks
 	c.mu.Lock()
-	page := checksPage{
+	p := checksPage{
 		Running: c.now, Audit: c.latest[checkAudit], Dry: c.latest[checkDry], Applied: c.latest[checkApply], Token: c.token,
 		Sale: r.URL.Query().Get("sale"),
 	}
 	c.mu.Unlock()
-	if page.Dry != nil && time.Since(page.Dry.Ended) > dryRunKept {
-		page.Token = ""
+	if p.Dry != nil && time.Since(p.Dry.Ended) > dryRunKept {
+		p.Token = ""
 	}
-	d.render(w, r, s, http.StatusOK, "audit", "Audit", page)
+	return page{template: "audit", title: "Audit", body: p}, nil
 }
 
-func (d *Dashboard) runAudit(w http.ResponseWriter, r *http.Request, s *session.Session) {
-	d.startCheck(w, r, s, checkAudit, func(ctx context.Context, c *check) error {
-		report, err := audit.Run(ctx, audit.Config{
-			Pool: d.Pool, Redis: d.Redis, Keys: d.Keys, Wait: auditWait, Sale: c.Sale,
-		})
-		if err != nil {
-			return err
-		}
+func (d checkPages) audit(ctx context.Context, c *check) error {
+	report, err := audit.Run(ctx, audit.Config{
+		Pool: d.Pool, Redis: d.Redis, Keys: d.Keys, Wait: auditWait, Sale: c.Sale,
+	})
+	if err == nil {
 		c.Report = &report
-		return nil
-	})
+	}
+	return err
 }
 
-func (d *Dashboard) runDryRun(w http.ResponseWriter, r *http.Request, s *session.Session) {
-	d.startCheck(w, r, s, checkDry, func(ctx context.Context, c *check) error {
-		return d.reconcile(ctx, c, true)
-	})
-}
-
-// runReconcile applies what a dry run has shown: its form has the token of that, which is used up.
-func (d *Dashboard) runReconcile(w http.ResponseWriter, r *http.Request, s *session.Session) {
-	d.startCheck(w, r, s, checkApply, func(ctx context.Context, c *check) error {
-		return d.reconcile(ctx, c, false)
-	})
-}
-
-func (d *Dashboard) reconcile(ctx context.Context, c *check, dry bool) error {
+// reconcile repairs differences, or only shows them in a dry run.
+func (d checkPages) reconcile(ctx context.Context, c *check) error {
 	rebuilder, err := rebuild.New(rebuild.Config{
 		Pool: d.Pool, Redis: d.Redis, Keys: d.Keys, Store: d.Store, Logger: d.Logger,
 	})
@@ -145,7 +136,7 @@ func (d *Dashboard) reconcile(ctx context.Context, c *check, dry bool) error {
 	}
 	report, err := audit.Reconcile(ctx, audit.ReconcileConfig{
 		Pool: d.Pool, Redis: d.Redis, Keys: d.Keys, Store: d.Store, Catalog: d.Catalog, Rebuilder: rebuilder,
-		Sale: c.Sale, DryRun: dry, Logger: d.Logger,
+		Sale: c.Sale, DryRun: c.Kind == checkDry, Logger: d.Logger,
 		Explain: func(f audit.Finding) error {
 			if len(c.Findings) < findingsMax {
 				c.Findings = append(c.Findings, f)
@@ -155,34 +146,33 @@ func (d *Dashboard) reconcile(ctx context.Context, c *check, dry bool) error {
 			return nil
 		},
 	})
-	if err != nil {
-		return err
+	if err == nil {
+		c.Reconciled = &report
 	}
-	c.Reconciled = &report
-	return nil
+	return err
 }
 
-// startCheck begins a check, unless one is running. It goes on when the page is closed.
-func (d *Dashboard) startCheck(
-	w http.ResponseWriter, r *http.Request, s *session.Session, kind checkKind, do func(context.Context, *check) error,
-) {
-	if !d.readForm(w, r, s) {
-		return
-	}
-	c := &check{ID: rand.Text()[:8], Kind: kind, Operator: s.Person().Name, Began: time.Now()}
-	d.act(w, r, s, string(kind), "/audit", []any{"check", c.ID}, func() (string, error) {
-		if text := r.PostForm.Get("sale"); text != "" {
-			sale, err := uuid.Parse(text)
-			if err != nil {
-				return "", &refusal{"That is not the id of a sale.", "Nothing was done. It is at the top of the page of each sale."}
+// start returns the handler of a form that begins a check, unless one is running. It goes on when the page is closed.
+// The form of a reconcile has the token of the dry run that it applies, which is used up.
+func (d checkPages) start(kind checkKind, run func(context.Context, *check) error) sessionHandler {
+	return d.act(actTimeout, func(_ context.Context, r *http.Request, operator string) (action, error) {
+		c := &check{ID: rand.Text()[:8], Kind: kind, Operator: operator, Began: time.Now()}
+		return action{string(kind), []any{"check", c.ID}, "/audit", func() (string, error) {
+			if text := r.PostForm.Get("sale"); text != "" {
+				sale, err := uuid.Parse(text)
+				if err != nil {
+					return "", &refusal{
+						"That is not the id of a sale.", "Nothing was done. It is at the top of the page of each sale.",
+					}
+				}
+				c.Sale = sale
 			}
-			c.Sale = sale
-		}
-		if err := d.checks.begin(c, r.PostForm.Get("token"), d.stopping); err != nil {
-			return "", err
-		}
-		go d.runCheck(c, do)
-		return "The " + string(kind) + " has begun. This page shows its result when it has ended.", nil
+			if err := d.checks.begin(c, r.PostForm.Get("token"), d.stopping); err != nil {
+				return "", err
+			}
+			go d.run(c, run)
+			return "The " + string(kind) + " has begun. This page shows its result when it has ended.", nil
+		}}, nil
 	})
 }
 
@@ -213,7 +203,7 @@ func (c *checks) begin(next *check, token string, stopping context.Context) erro
 	return nil
 }
 
-func (d *Dashboard) runCheck(c *check, do func(context.Context, *check) error) {
+func (d checkPages) run(c *check, do func(context.Context, *check) error) {
 	defer d.checks.running.Done()
 	ctx, cancel := context.WithTimeout(catalog.WithOperator(d.stopping, c.Operator), checkTimeout)
 	defer cancel()
@@ -231,7 +221,7 @@ func (d *Dashboard) runCheck(c *check, do func(context.Context, *check) error) {
 	} else {
 		log.Info("a check has ended")
 	}
-	d.recordAudit(ctx, c)
+	d.record(ctx, c)
 	d.checks.mu.Lock()
 	defer d.checks.mu.Unlock()
 	c.Ended = time.Now()
@@ -241,8 +231,8 @@ func (d *Dashboard) runCheck(c *check, do func(context.Context, *check) error) {
 	}
 }
 
-// recordAudit keeps the verdict of an audit of all sales.
-func (d *Dashboard) recordAudit(ctx context.Context, c *check) {
+// record keeps the verdict of an audit of all sales.
+func (d checkPages) record(ctx context.Context, c *check) {
 	if c.Report == nil || c.Sale != uuid.Nil {
 		return
 	}

@@ -77,9 +77,9 @@ func TestSnapshotIsRenderedOnce(t *testing.T) {
 	d := openDesk(t)
 	b := d.as("vic")
 	rendered := func() bool {
-		d.rendered.Lock()
-		defer d.rendered.Unlock()
-		return d.rendered.board != nil && d.rendered.board.Number == d.fleet.Snapshot().Number
+		d.boards.mu.Lock()
+		defer d.boards.mu.Unlock()
+		return d.boards.newest != nil && d.boards.newest.Number == d.fleet.Snapshot().Number
 	}
 	d.fleet.publish(func(*fleet.Snapshot) {})
 	select {
@@ -99,7 +99,7 @@ func TestSnapshotIsRenderedOnce(t *testing.T) {
 	second, ok := two.next()
 	require.True(t, ok)
 	require.Equal(t, first, second)
-	before := d.rendered.board
+	before := d.boards.newest
 	_, _ = b.get("/")
-	require.Same(t, before, d.rendered.board, "a page takes what is rendered")
+	require.Same(t, before, d.boards.newest, "a page takes what is rendered")
 }

@@ -1,20 +1,19 @@
-// Package dashboard is the operators' desk: pages that show an installation while it sells, and the actions of its
+// Package dashboard serves the pages of operators: what an installation does while it sells, and the actions of its
 // operators. It reads what dashboard/fleet collects, and acts through the same packages as the commands.
 //
-// A request passes web.go (headers, origin, session, role), then the handler of its page (page.go, sale.go, order.go,
-// letter.go, check.go, book.go), which renders a template of the folder pages. What changes while a page is
-// open is made once for all browsers in board.go, and sent by dashboard/live.
+// A request passes the gate (web.go: headers, origin, session, role), and then a handler of its part: sale.go,
+// order.go, letter.go, check.go or files.go. The handler returns the body of a page, or an action, and the site
+// (site.go) renders the template of the page, or runs the action. What changes while a page is open is rendered once
+// for all browsers in board.go, and sent by dashboard/live.
 package dashboard
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"html/template"
 	"log/slog"
 	"net"
 	"net/http"
-	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -22,7 +21,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/time/rate"
 
 	"stampede/dashboard/fleet"
 	"stampede/dashboard/live"
@@ -30,7 +28,6 @@ import (
 	"stampede/internal/accept"
 	"stampede/internal/forwarded"
 	"stampede/internal/operators"
-	"stampede/internal/ratelimit"
 	"stampede/ledger"
 	"stampede/ledger/deadletter"
 	"stampede/reservation"
@@ -70,51 +67,25 @@ const (
 	maxFormBytes      = 64 << 10
 )
 
-// Logins: of one address, and of all together.
-const (
-	loginRate, loginBurst = 10.0 / 60, 10
-	loginsRate            = 10
-	loginsBurst           = 50
-)
-
-// Dashboard is the operators' desk.
+// Dashboard joins the parts to one server. Each part has its own pages.
 type Dashboard struct {
-	Config
-	sessions *session.Sessions
-	hub      *live.Hub
-	ledger   *ledger.Ledger
-	letters  *deadletter.Store
-	pages    map[string]*template.Template
-	parts    *template.Template // of fragments
-	assets   map[string]asset
-	books    map[string]book
-	handler  http.Handler
-	metrics  *metrics
-	checks   checks
-	logins   *rate.Limiter
-	byAddr   *ratelimit.Limiter
+	*site
+	hub     *live.Hub
+	checks  *checks
+	handler http.Handler
 
 	// stopping ends with Run: streams and checks end with it.
 	stopping context.Context
 	stop     context.CancelFunc
-
-	rendered struct {
-		sync.Mutex
-		board *live.Board
-	}
 }
 
 // New returns a Dashboard. Run makes it live; its Handler answers before that, too.
 func New(config Config) (*Dashboard, error) {
 	d := &Dashboard{
-		Config: config, sessions: session.New(config.Operators),
-		ledger:  ledger.New(config.Pool),
-		letters: deadletter.NewStore(config.Pool, config.Redis, config.Store),
-		logins:  rate.NewLimiter(loginsRate, loginsBurst),
-		byAddr:  ratelimit.New(loginRate, loginBurst),
+		site:   &site{Config: config},
+		checks: &checks{latest: make(map[checkKind]*check)},
 	}
 	d.stopping, d.stop = context.WithCancel(context.Background())
-	d.checks.latest = make(map[checkKind]*check)
 	var err error
 	if d.metrics, err = newMetrics(config.Metrics); err != nil {
 		return nil, err
@@ -122,24 +93,85 @@ func New(config Config) (*Dashboard, error) {
 	if d.assets, err = readAssets(); err != nil {
 		return nil, err
 	}
-	if d.books, err = readBooks(); err != nil {
+	if d.templates, err = readTemplates(); err != nil {
 		return nil, err
 	}
-	if d.pages, d.parts, err = d.readPages(); err != nil {
+	books, err := readBooks()
+	if err != nil {
 		return nil, err
 	}
+	d.boards = &boards{parts: d.parts, checks: d.checks.state}
 	d.hub = live.New(live.Config{
 		Next: func(ctx context.Context, after uint64) (*live.Board, error) {
 			s, err := d.Fleet.Next(ctx, after)
 			if err != nil {
 				return nil, err
 			}
-			return d.boardOf(s), nil
+			return d.boards.render(s), nil
 		},
 		Watching: func(n int) { d.metrics.watchers.Set(float64(n)) },
 	})
-	d.handler = d.protect(d.routes())
+	gate := newGate(d.site)
+	d.handler = gate.protect(d.routes(gate, books))
 	return d, nil
+}
+
+// routes are all pages and actions, each with the role that it takes.
+func (d *Dashboard) routes(gate *gate, books books) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { writeText(w, http.StatusOK, "ok") })
+	mux.HandleFunc("GET /readyz", d.ready)
+	mux.Handle("GET /metrics", d.metrics.scrape)
+	mux.Handle("GET /assets/{file}", d.assets)
+	mux.HandleFunc("GET /favicon.ico", func(w http.ResponseWriter, r *http.Request) { // of answers without a page
+		http.Redirect(w, r, d.assets["icon.svg"].url, http.StatusFound)
+	})
+	mux.HandleFunc("GET /login", gate.showLogin)
+	mux.HandleFunc("POST /login", gate.login)
+
+	feed := feed{d.site, d.hub, d.stopping}
+	sales := salePages{d.site}
+	orders := orderPages{d.site, ledger.New(d.Pool)}
+	letters := letterPages{d.site, deadletter.NewStore(d.Pool, d.Redis, d.Store)}
+	checks := checkPages{d.site, d.checks, d.stopping}
+	for pattern, route := range map[string]struct {
+		role operators.Role
+		h    sessionHandler
+	}{
+		"POST /logout":                {operators.Viewer, gate.logout},
+		"GET /{$}":                    {operators.Viewer, d.look(d.overview)},
+		"GET /live":                   {operators.Viewer, feed.follow},
+		"GET /history":                {operators.Viewer, feed.history},
+		"GET /minutes":                {operators.Viewer, feed.minutes},
+		"GET /sales":                  {operators.Viewer, d.look(sales.list)},
+		"POST /sales":                 {operators.Admin, d.act(actTimeout, sales.create)},
+		"GET /sales/{sale}":           {operators.Viewer, d.look(sales.show)},
+		"POST /sales/{sale}/pause":    {operators.Operator, sales.change("pause", sales.pause)},
+		"POST /sales/{sale}/resume":   {operators.Operator, sales.change("resume", sales.resume)},
+		"POST /sales/{sale}/restock":  {operators.Operator, sales.change("restock", sales.restock)},
+		"POST /sales/{sale}/end":      {operators.Admin, sales.change("end", sales.end)},
+		"GET /orders":                 {operators.Viewer, d.look(orders.list)},
+		"GET /orders/{order}":         {operators.Viewer, d.look(orders.show)},
+		"POST /orders/{order}/cancel": {operators.Operator, d.act(actTimeout, orders.cancel)},
+		"GET /letters":                {operators.Viewer, d.look(letters.list)},
+		"POST /letters":               {operators.Operator, d.act(bulkTimeout, letters.resolve)},
+		"GET /letters/{letter}":       {operators.Viewer, d.look(letters.show)},
+		"GET /audit":                  {operators.Viewer, d.look(checks.show)},
+		"POST /audit/run":             {operators.Operator, checks.start(checkAudit, checks.audit)},
+		"POST /audit/dry-run":         {operators.Operator, checks.start(checkDry, checks.reconcile)},
+		"POST /audit/apply":           {operators.Operator, checks.start(checkApply, checks.reconcile)},
+		"GET /docs/{page}":            {operators.Viewer, d.look(books.show)},
+		"/": {operators.Viewer, func(w http.ResponseWriter, r *http.Request, s *session.Session) {
+			d.render(w, r, s, problemPage(http.StatusNotFound, "There is no such page.", ""))
+		}},
+	} {
+		mux.HandleFunc(pattern, gate.withSession(route.role, route.h))
+	}
+	return mux
+}
+
+func (d *Dashboard) overview(context.Context, *http.Request) (page, error) {
+	return page{template: "overview", title: "Overview", body: newTable(d.Fleet.History(), allScope)}, nil
 }
 
 // ServeHTTP implements http.Handler.
@@ -156,15 +188,15 @@ func (d *Dashboard) Run(ctx context.Context) error {
 // Serve runs the dashboard on a listener until ctx is done, and then finishes running requests.
 func (d *Dashboard) Serve(ctx context.Context, listener net.Listener) error {
 	server := d.server()
-	together, ctx := errgroup.WithContext(ctx)
-	together.Go(func() error { return d.Run(ctx) })
-	together.Go(func() error {
+	running, ctx := errgroup.WithContext(ctx)
+	running.Go(func() error { return d.Run(ctx) })
+	running.Go(func() error {
 		if err := server.Serve(accept.New(listener, 0)); !errors.Is(err, http.ErrServerClosed) {
 			return fmt.Errorf("dashboard: %w", err)
 		}
 		return nil
 	})
-	together.Go(func() error {
+	running.Go(func() error {
 		<-ctx.Done()
 		d.stop() // the streams end, for which Shutdown would wait
 		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
@@ -174,7 +206,7 @@ func (d *Dashboard) Serve(ctx context.Context, listener net.Listener) error {
 		}
 		return nil
 	})
-	return together.Wait()
+	return running.Wait()
 }
 
 func (d *Dashboard) server() *http.Server {

@@ -25,7 +25,6 @@ import (
 
 	"stampede/dashboard/fleet"
 	"stampede/internal/operators"
-	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
 	"stampede/ledger/deadletter"
@@ -91,11 +90,12 @@ func (f *fakeFleet) publish(change func(*fleet.Snapshot)) {
 type testDesk struct {
 	*Dashboard
 	*testshop.Shop
-	t     testing.TB
-	url   string
-	fleet *fakeFleet
-	file  string // of operators
-	log   *syncBuffer
+	t       testing.TB
+	url     string
+	letters *deadletter.Store
+	fleet   *fakeFleet
+	file    string // of operators
+	log     *syncBuffer
 }
 
 type syncBuffer struct {
@@ -115,7 +115,7 @@ func (b *syncBuffer) String() string {
 	return b.b.String()
 }
 
-func lineOf(name, role string) string {
+func line(name, role string) string {
 	hash := sha256.Sum256([]byte(name))
 	return name + " " + role + " " + hex.EncodeToString(hash[:]) + "\n"
 }
@@ -124,11 +124,11 @@ func lineOf(name, role string) string {
 func openDesk(t testing.TB, change ...func(*Config)) *testDesk {
 	t.Helper()
 	d := &testDesk{
-		Shop: testshop.NewShop(t, testkit.Pool(t)), t: t, log: &syncBuffer{},
+		Shop: testshop.NewShop(t), t: t, log: &syncBuffer{},
 		fleet: &fakeFleet{now: &fleet.Snapshot{Number: 1, At: time.Now()}, more: make(chan struct{})},
 		file:  filepath.Join(t.TempDir(), "operators"),
 	}
-	d.operators(lineOf("vic", "viewer") + lineOf("ann", "operator") + lineOf("ada", "admin"))
+	d.operators(line("vic", "viewer") + line("ann", "operator") + line("ada", "admin"))
 	logger := slog.New(slog.NewTextHandler(d.log, nil))
 	registry, err := operators.New(operators.Config{File: d.file, AdminToken: "root-token", Logger: logger})
 	require.NoError(t, err)
@@ -141,6 +141,7 @@ func openDesk(t testing.TB, change ...func(*Config)) *testDesk {
 	}
 	d.Dashboard, err = New(config)
 	require.NoError(t, err)
+	d.letters = deadletter.NewStore(d.Shop.Pool, d.Rdb, d.Shop.Store)
 	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	d.url = "http://" + listener.Addr().String()
@@ -218,9 +219,7 @@ func (b *browser) do(method, path string, body io.Reader, headers map[string]str
 // show has the fleet show the sale as it is.
 func (d *testDesk) show(id uuid.UUID) {
 	d.t.Helper()
-	counted, err := d.Shop.Catalog.Show(d.t.Context(), id)
-	require.NoError(d.t, err)
-	d.fleet.publish(func(s *fleet.Snapshot) { s.Sales = []fleet.Sale{saleOf(counted)} })
+	d.fleet.publish(func(s *fleet.Snapshot) { s.Sales = []fleet.Sale{countedSale(d.shown(id))} })
 }
 
 func (d *testDesk) sale(name string, stock int64) uuid.UUID {
@@ -234,7 +233,7 @@ func (d *testDesk) sale(name string, stock int64) uuid.UUID {
 func (d *testDesk) park(n int) (ids []int64) {
 	d.t.Helper()
 	for range n {
-		entry := testwork.AppendUnreadable(d.Shop, d.t)
+		entry := testwork.AppendUnreadable(d.t, d.Shop)
 		require.NoError(d.t, d.letters.Park(d.t.Context(), entry, fmt.Errorf("unreadable: %q", hostile)))
 	}
 	rows, err := d.letters.List(d.t.Context(), deadletter.StatusParked, n)

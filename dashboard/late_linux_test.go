@@ -26,5 +26,5 @@ func TestNothingIsDoneForBrowserThatLeft(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, res.Body.Close())
 	require.Equal(t, http.StatusServiceUnavailable, res.StatusCode)
-	require.EqualValues(t, "open", d.stateOf(id))
+	require.EqualValues(t, "open", d.shown(id).State)
 }

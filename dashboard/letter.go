@@ -2,7 +2,6 @@ package dashboard
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -10,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"stampede/dashboard/session"
 	"stampede/ledger/deadletter"
 	"stampede/reservation/order"
 )
@@ -33,25 +31,25 @@ type lettersPage struct {
 // letterStatuses are those that can be listed, the first by default.
 var letterStatuses = []string{"parked", "replayed", "discarded", "all"}
 
-func (d *Dashboard) showLetters(w http.ResponseWriter, r *http.Request, s *session.Session) {
-	page := lettersPage{Status: r.URL.Query().Get("status"), Statuses: letterStatuses, Max: bulkMax}
-	if !slices.Contains(letterStatuses, page.Status) {
-		page.Status = letterStatuses[0]
+// letterPages are the pages of dead letters, and the actions on them.
+type letterPages struct {
+	*site
+	letters *deadletter.Store
+}
+
+func (d letterPages) list(ctx context.Context, r *http.Request) (page, error) {
+	p := lettersPage{Status: r.URL.Query().Get("status"), Statuses: letterStatuses, Max: bulkMax}
+	if !slices.Contains(letterStatuses, p.Status) {
+		p.Status = letterStatuses[0]
 	}
-	page.Parked = page.Status == letterStatuses[0]
-	status := deadletter.Status(page.Status)
-	if page.Status == "all" {
+	p.Parked = p.Status == letterStatuses[0]
+	status := deadletter.Status(p.Status)
+	if p.Status == "all" {
 		status = ""
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), lookTimeout)
-	defer cancel()
-	rows, err := d.letters.List(ctx, status, bulkMax)
-	if err != nil {
-		d.fail(w, r, s, err)
-		return
-	}
-	page.Rows = rows
-	d.render(w, r, s, http.StatusOK, "letters", "Dead letters", page)
+	var err error
+	p.Rows, err = d.letters.List(ctx, status, bulkMax)
+	return page{template: "letters", title: "Dead letters", body: p}, err
 }
 
 // letterPage is the body of the page of a dead letter.
@@ -61,54 +59,43 @@ type letterPage struct {
 	Parked bool
 }
 
-func (d *Dashboard) showLetter(w http.ResponseWriter, r *http.Request, s *session.Session) {
+func (d letterPages) show(ctx context.Context, r *http.Request) (page, error) {
 	id, err := strconv.ParseInt(r.PathValue("letter"), 10, 64)
 	if err != nil {
-		d.fail(w, r, s, deadletter.ErrNotFound)
-		return
+		return page{}, deadletter.ErrNotFound
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), lookTimeout)
-	defer cancel()
 	l, err := d.letters.Get(ctx, id)
-	if err != nil {
-		d.fail(w, r, s, err)
-		return
+	p := letterPage{Letter: l, Parked: l.Status == deadletter.StatusParked}
+	if err == nil && l.Damage == "" {
+		p.Orders, _ = deadletter.OrdersOf(l.Entry) // of one that names no order, none
 	}
-	page := letterPage{Letter: l, Parked: l.Status == deadletter.StatusParked}
-	if l.Damage == "" {
-		page.Orders, _ = deadletter.OrdersOf(l.Entry) // of one that names no order, none
-	}
-	d.render(w, r, s, http.StatusOK, "letter", fmt.Sprintf("Dead letter %d", id), page)
+	return page{template: "letter", title: fmt.Sprintf("Dead letter %d", id), body: p}, err
 }
 
-// resolveLetters replays or discards letters. Each is an action of its own: one that fails does not stop the others.
-func (d *Dashboard) resolveLetters(w http.ResponseWriter, r *http.Request, s *session.Session) {
-	if !d.readForm(w, r, s) {
-		return
-	}
+// resolve replays or discards letters. Each is an action of its own: one that fails does not stop the others.
+func (d letterPages) resolve(ctx context.Context, r *http.Request, operator string) (action, error) {
+	form := r.PostForm
 	to := "/letters"
-	if id, err := strconv.ParseInt(r.PostForm.Get("back"), 10, 64); err == nil {
+	if id, err := strconv.ParseInt(form.Get("back"), 10, 64); err == nil {
 		to += "/" + strconv.FormatInt(id, 10)
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), bulkTimeout)
-	defer cancel()
-	what := r.PostForm.Get("do")
-	d.act(w, r, s, what+" letters", to, []any{"letters", strings.Join(r.PostForm["id"], ",")}, func() (string, error) {
-		ids, err := letterIDs(r.PostForm["id"])
+	what := form.Get("do")
+	return action{what + " letters", []any{"letters", strings.Join(form["id"], ",")}, to, func() (string, error) {
+		ids, err := letterIDs(form["id"])
 		if err != nil {
 			return "", err
 		}
-		switch reason := strings.TrimSpace(r.PostForm.Get("reason")); {
+		switch reason := field(form, "reason"); {
 		case what == "replay":
 			return eachLetter(ids, "is in its stream again", "are in their streams again", func(id int64) error {
-				_, appended, err := d.letters.Replay(ctx, id, s.Person().Name)
+				_, appended, err := d.letters.Replay(ctx, id, operator)
 				if err == nil && !appended {
 					return &refusal{"it was replayed before, and is not parked again.", ""}
 				}
 				return err
 			})
 		case what != "discard":
-			return "", &refusal{"The form is damaged.", "Nothing was done. Load the page again."}
+			return "", errForm
 		case reason == "":
 			return "", &refusal{"Say why they are discarded.", "Nothing was done. The reason is stored with each."}
 		default:
@@ -116,17 +103,17 @@ func (d *Dashboard) resolveLetters(w http.ResponseWriter, r *http.Request, s *se
 				return "", err
 			}
 			return eachLetter(ids, "is discarded", "are discarded", func(id int64) error {
-				return d.letters.Discard(ctx, id, reason, s.Person().Name)
+				return d.letters.Discard(ctx, id, reason, operator)
 			})
 		}
-	})
+	}}, nil
 }
 
 func letterIDs(texts []string) (ids []int64, err error) {
 	for _, text := range texts {
 		id, err := strconv.ParseInt(text, 10, 64)
 		if err != nil {
-			return nil, &refusal{"The form is damaged.", "Nothing was done. Load the page again."}
+			return nil, errForm
 		}
 		ids = append(ids, id)
 	}
@@ -155,9 +142,6 @@ func eachLetter(ids []int64, one, more string, do func(id int64) error) (string,
 			continue
 		}
 		text, _, _ := explain(err)
-		if own, ok := errors.AsType[*refusal](err); ok {
-			text = own.text
-		}
 		failed = append(failed, fmt.Sprintf("%d: %s", id, text))
 	}
 	said := fmt.Sprintf("%s dead letters %s.", count(done), more)

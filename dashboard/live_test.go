@@ -208,8 +208,8 @@ func TestHistoryOfCharts(t *testing.T) {
 	b := d.as("vic")
 	_, all := b.get("/history?of=all")
 	require.Contains(t, all, `"points":[[3,0,0,0,0,0,null,null,null,null,7,0],[5,0,0,0,0,0,null,null,null,null,null,null]]`)
-	_, of := b.get("/history?of=" + id.String())
-	require.Contains(t, of, `"points":[[0,0,0,0,0,null,null,null]]`, "what is not known is not zero")
+	_, units := b.get("/history?of=" + id.String())
+	require.Contains(t, units, `"points":[[0,0,0,0,0,null,null,null]]`, "what is not known is not zero")
 	for _, path := range []string{"/history?of=x", "/minutes?of=x"} {
 		status, _ := b.get(path)
 		require.Equal(t, http.StatusBadRequest, status)

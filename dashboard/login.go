@@ -7,7 +7,13 @@ import (
 	"time"
 
 	"stampede/dashboard/session"
-	"stampede/internal/operators"
+)
+
+// Logins: of one address, and of all of them.
+const (
+	loginRate, loginBurst = 10.0 / 60, 10
+	loginsRate            = 10
+	loginsBurst           = 50
 )
 
 // loginPage is the body of the login.
@@ -17,38 +23,42 @@ type loginPage struct {
 	Disabled bool
 }
 
-func (d *Dashboard) showLogin(w http.ResponseWriter, r *http.Request) {
+func (d *gate) showLogin(w http.ResponseWriter, r *http.Request) {
 	body := loginPage{Next: localPath(r.URL.Query().Get("next")), Disabled: !d.Operators.Configured()}
 	if r.URL.Query().Has("over") {
 		body.Problem = "Your session is over. Log in, and repeat what you did: nothing was done."
 	}
-	d.render(w, r, nil, http.StatusOK, "login", "Log in", body)
+	d.renderLogin(w, r, http.StatusOK, body)
+}
+
+func (d *gate) renderLogin(w http.ResponseWriter, r *http.Request, status int, body loginPage) {
+	d.render(w, r, nil, page{template: "login", title: "Log in", body: body, status: status})
 }
 
 // login makes a new session: one that the browser had before is never taken over.
-func (d *Dashboard) login(w http.ResponseWriter, r *http.Request) {
+func (d *gate) login(w http.ResponseWriter, r *http.Request) {
 	if err := r.ParseForm(); err != nil {
 		writeText(w, http.StatusBadRequest, "The form cannot be read.")
 		return
 	}
 	body := loginPage{Next: localPath(r.PostForm.Get("next"))}
-	client := d.clientOf(r)
+	client := d.TrustedProxies.Key(r).String()
 	if _, ok := d.byAddr.Take(client, time.Now()); !ok || !d.logins.Allow() {
 		d.metrics.logins.WithLabelValues(loginLimited).Inc()
 		body.Problem = "Too many logins. Wait a minute, and try again."
 		w.Header().Set("Retry-After", "60")
-		d.render(w, r, nil, http.StatusTooManyRequests, "login", "Log in", body)
+		d.renderLogin(w, r, http.StatusTooManyRequests, body)
 		return
 	}
-	id, who, ok := d.sessions.Login(strings.TrimSpace(r.PostForm.Get("token")))
+	id, who, ok := d.sessions.Login(field(r.PostForm, "token"))
 	if !ok {
 		d.metrics.logins.WithLabelValues(loginRefused).Inc()
 		d.Logger.WarnContext(r.Context(), "a login was refused", "client", client)
 		body.Problem = "This is the token of no operator."
-		d.render(w, r, nil, http.StatusUnauthorized, "login", "Log in", body)
+		d.renderLogin(w, r, http.StatusUnauthorized, body)
 		return
 	}
-	if old, ok := d.sessionOf(r); ok {
+	if old, ok := d.session(r); ok {
 		old.End()
 	}
 	d.metrics.logins.WithLabelValues(loginOK).Inc()
@@ -58,7 +68,7 @@ func (d *Dashboard) login(w http.ResponseWriter, r *http.Request) {
 	http.Redirect(w, r, body.Next, http.StatusSeeOther)
 }
 
-func (d *Dashboard) logout(w http.ResponseWriter, r *http.Request, s *session.Session) {
+func (d *gate) logout(w http.ResponseWriter, r *http.Request, s *session.Session) {
 	s.End()
 	d.setCookie(w, r, "", -1)
 	http.Redirect(w, r, "/login", http.StatusSeeOther)
@@ -74,6 +84,3 @@ func localPath(text string) string {
 	local := url.URL{Path: u.Path, RawQuery: u.RawQuery}
 	return local.RequestURI()
 }
-
-// may reports whether the operator has at least this role.
-func may(who operators.Person, role operators.Role) bool { return who.Role >= role }

@@ -47,7 +47,7 @@ func TestNothingIsShownWithoutLogin(t *testing.T) {
 		_, page := b.post(path)
 		require.Contains(t, page, "Your session is over", path)
 	}
-	require.EqualValues(t, "open", d.stateOf(id))
+	require.EqualValues(t, "open", d.shown(id).State)
 	for path, want := range map[string]string{
 		"/livez": "ok", "/metrics": "stampede_dashboard_watchers 0",
 	} {
@@ -179,7 +179,7 @@ func TestForeignFormsAreRefused(t *testing.T) {
 			require.Contains(t, page, "another origin")
 		}
 	}
-	require.EqualValues(t, "open", d.stateOf(id))
+	require.EqualValues(t, "open", d.shown(id).State)
 	_, page := b.get("/")
 	require.Contains(t, page, "Log out")
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
-	"stampede/dashboard/session"
 	"stampede/internal/figure"
+	"stampede/ledger"
 	"stampede/ledger/deadletter"
 	"stampede/reservation"
 	"stampede/reservation/order"
@@ -35,60 +35,65 @@ type ordersPage struct {
 	Problem, Hint string
 }
 
-func (d *Dashboard) showOrders(w http.ResponseWriter, r *http.Request, s *session.Session) {
-	q := r.URL.Query()
-	page := ordersPage{
-		Order: strings.TrimSpace(q.Get("order")), User: strings.TrimSpace(q.Get("user")),
-		Sale: strings.TrimSpace(q.Get("sale")), Status: q.Get("status"), Statuses: order.Recorded(),
-	}
-	if page.Order != "" {
-		if id, err := uuid.Parse(page.Order); err == nil {
-			to := "/orders/" + id.String()
-			if page.User != "" {
-				to += "?user=" + url.QueryEscape(page.User)
-			}
-			http.Redirect(w, r, to, http.StatusSeeOther)
-			return
-		}
-		page.Problem = "That is not the id of an order: it is like 01a1fef0-cb72-76d5-818b-64550bc6ed90."
-	}
-	status := http.StatusOK
-	if page.Searched = page.Problem == "" && (page.User != "" || page.Sale != ""); page.Searched {
-		if err := d.findOrders(r, &page); err != nil {
-			page.Problem, page.Hint, status = explain(err)
-		}
-	}
-	d.render(w, r, s, status, "orders", "Orders", page)
+// orderPages are the pages of orders, and the action on one.
+type orderPages struct {
+	*site
+	ledger *ledger.Ledger
 }
 
-func (d *Dashboard) findOrders(r *http.Request, page *ordersPage) (err error) {
-	of := order.Filter{User: page.User}
-	if page.Sale != "" {
-		if of.Sale, err = uuid.Parse(page.Sale); err != nil {
+func (d orderPages) list(ctx context.Context, r *http.Request) (page, error) {
+	q := r.URL.Query()
+	body := ordersPage{
+		Order: field(q, "order"), User: field(q, "user"), Sale: field(q, "sale"), Status: q.Get("status"),
+		Statuses: order.Recorded(),
+	}
+	if body.Order != "" {
+		if id, err := uuid.Parse(body.Order); err == nil {
+			to := "/orders/" + id.String()
+			if body.User != "" {
+				to += "?user=" + url.QueryEscape(body.User)
+			}
+			return page{moved: to}, nil
+		}
+		body.Problem = "That is not the id of an order: it is like 01a1fef0-cb72-76d5-818b-64550bc6ed90."
+	}
+	p := page{template: "orders", title: "Orders"}
+	if body.Searched = body.Problem == "" && (body.User != "" || body.Sale != ""); body.Searched {
+		if err := d.find(ctx, q.Get("before"), &body); err != nil {
+			body.Problem, body.Hint, p.status = explain(err)
+		}
+	}
+	p.body = body
+	return p, nil
+}
+
+// find reads the rows of the page, those older than the order before.
+func (d orderPages) find(ctx context.Context, before string, p *ordersPage) (err error) {
+	filter := order.Filter{User: p.User}
+	if p.Sale != "" {
+		if filter.Sale, err = uuid.Parse(p.Sale); err != nil {
 			return &refusal{"That is not the id of a sale.", "It is at the top of the page of each sale."}
 		}
 	}
-	if page.User != "" {
-		if err := order.ValidateUser(page.User); err != nil {
+	if p.User != "" {
+		if err := order.ValidateUser(p.User); err != nil {
 			return err
 		}
 	}
-	if page.Status != "" {
-		if of.Status = order.Status(page.Status); !slices.Contains(page.Statuses, of.Status) {
+	if p.Status != "" {
+		if filter.Status = order.Status(p.Status); !slices.Contains(p.Statuses, filter.Status) {
 			return &refusal{"There is no such status.", ""}
 		}
 	}
-	before, _ := uuid.Parse(r.URL.Query().Get("before")) // without one, the newest
-	ctx, cancel := context.WithTimeout(r.Context(), lookTimeout)
-	defer cancel()
-	rows, next, err := d.ledger.ListOrders(ctx, of, before, ordersOnPage)
+	newer, _ := uuid.Parse(before) // without one, the newest
+	rows, next, err := d.ledger.ListOrders(ctx, filter, newer, ordersOnPage)
 	if err != nil {
 		return err
 	}
-	page.Rows = rows
+	p.Rows = rows
 	if next != uuid.Nil {
-		page.Next = "/orders?" + url.Values{
-			"user": {page.User}, "sale": {page.Sale}, "status": {page.Status}, "before": {next.String()},
+		p.Next = "/orders?" + url.Values{
+			"user": {p.User}, "sale": {p.Sale}, "status": {p.Status}, "before": {next.String()},
 		}.Encode()
 	}
 	return nil
@@ -115,7 +120,7 @@ type step struct {
 	Rest bool // it is where the order is now
 }
 
-func orderArg(r *http.Request) (uuid.UUID, error) {
+func orderID(r *http.Request) (uuid.UUID, error) {
 	id, err := uuid.Parse(r.PathValue("order"))
 	if err != nil {
 		return uuid.Nil, order.ErrNotFound
@@ -123,76 +128,66 @@ func orderArg(r *http.Request) (uuid.UUID, error) {
 	return id, nil
 }
 
-func (d *Dashboard) showOrder(w http.ResponseWriter, r *http.Request, s *session.Session) {
-	id, err := orderArg(r)
+func (d orderPages) show(ctx context.Context, r *http.Request) (page, error) {
+	id, err := orderID(r)
 	if err != nil {
-		d.fail(w, r, s, err)
-		return
+		return page{}, err
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), lookTimeout)
-	defer cancel()
 	o, log, err := d.ledger.History(ctx, id)
-	if user := strings.TrimSpace(r.URL.Query().Get("user")); errors.Is(err, order.ErrNotFound) && user != "" {
+	if user := field(r.URL.Query(), "user"); errors.Is(err, order.ErrNotFound) && user != "" {
 		if o.Order, err = d.Store.FindReserved(ctx, id, user); err == nil {
 			log = []order.Logged{{Version: 1, Type: order.EventReserved, OccurredAt: o.ReservedAt, Data: []byte("{}")}}
 		}
 	}
 	if err != nil {
-		d.fail(w, r, s, err)
-		return
+		return page{}, err
 	}
-	page := orderPage{Placed: o, ReasonMax: reasonMax}
+	p := orderPage{Placed: o, ReasonMax: reasonMax}
 	for _, sale := range d.Fleet.Snapshot().Sales {
 		if sale.ID == o.SaleID {
-			page.SaleName = sale.Name
+			p.SaleName = sale.Name
 		}
 	}
 	_, changed, err := o.Withdrawn()
-	page.Cancellable = err == nil && changed && o.Status != order.StatusReserved
-	page.Steps = stepsOf(o, log, d.entryOf(ctx, o))
-	d.render(w, r, s, http.StatusOK, "order", "Order "+id.String()[:8], page)
+	p.Cancellable = err == nil && changed && o.Status != order.StatusReserved
+	p.Steps = steps(o, log, d.findEntry(ctx, o))
+	return page{template: "order", title: "Order " + id.String()[:8], body: p}, nil
 }
 
-// whereOf says which process writes an event.
-var whereOf = map[order.EventType]string{
-	order.EventReserved: "ingress and Redis", order.EventConfirmed: "worker and Postgres",
-	order.EventRejected: "worker and Postgres", order.EventVoided: "worker and Postgres",
-	order.EventPaid: "ingress and Postgres", order.EventExpired: "worker and Postgres",
+// eventSteps says which process writes an event, and what it means.
+var eventSteps = map[order.EventType]step{
+	order.EventReserved:  {Where: "ingress and Redis", What: "reserved: units taken, entry appended"},
+	order.EventConfirmed: {Where: "worker and Postgres", What: "recorded: confirmed"},
+	order.EventRejected:  {Where: "worker and Postgres", What: "recorded: rejected"},
+	order.EventVoided:    {Where: "worker and Postgres", What: "recorded: voided"},
+	order.EventPaid:      {Where: "ingress and Postgres", What: "paid"},
+	order.EventCancelled: {Where: "ingress and Postgres", What: "cancelled"},
+	order.EventExpired:   {Where: "worker and Postgres", What: "expired: not paid in time"},
 }
 
-var whatOf = map[order.EventType]string{
-	order.EventReserved: "reserved: units taken, entry appended", order.EventConfirmed: "recorded: confirmed",
-	order.EventRejected: "recorded: rejected", order.EventVoided: "recorded: voided",
-	order.EventPaid: "paid", order.EventCancelled: "cancelled", order.EventExpired: "expired: not paid in time",
-}
-
-func stepsOf(o order.Placed, log []order.Logged, e *entry) (steps []step) {
+// steps are the events of an order, with its entry between them, and what comes next.
+func steps(o order.Placed, log []order.Logged, e *entry) (all []step) {
 	for _, event := range log {
-		s := step{
-			At: event.OccurredAt, Where: whereOf[event.Type], What: whatOf[event.Type], Details: detailsOf(event.Data),
+		s := eventSteps[event.Type]
+		s.At, s.Details = event.OccurredAt, details(event.Data)
+		if event.Type == order.EventCancelled &&
+			slices.ContainsFunc(s.Details, func(d detail) bool { return d.Name == "operator" }) {
+			s.Where, s.What = "an operator", "cancelled by an operator"
 		}
-		if event.Type == order.EventCancelled {
-			s.Where = "ingress and Postgres"
-			for _, detail := range s.Details {
-				if detail.Name == "operator" {
-					s.Where, s.What = "an operator", "cancelled by an operator"
-				}
-			}
-		}
-		steps = append(steps, s)
+		all = append(all, s)
 		if event.Type == order.EventReserved && e != nil {
-			steps = append(steps, e.step(o))
+			all = append(all, e.step(o))
 		}
 	}
 	if o.Status == order.StatusConfirmed && !o.ExpiresAt.IsZero() {
-		steps = append(steps, step{
+		all = append(all, step{
 			At: o.ExpiresAt, Where: "worker and Postgres", What: "expires, unless it is paid", Rest: true,
 		})
 	}
-	for i := 1; i < len(steps); i++ {
-		steps[i].Gap = steps[i].At.Sub(steps[i-1].At)
+	for i := 1; i < len(all); i++ {
+		all[i].Gap = all[i].At.Sub(all[i-1].At)
 	}
-	return steps
+	return all
 }
 
 // entry is the entry of the stream that has an order, if Redis still has it.
@@ -232,8 +227,8 @@ const (
 	entriesMax  = 200
 )
 
-// entryOf looks for the entry of an order. It is a detail: without an answer there is none.
-func (d *Dashboard) entryOf(ctx context.Context, o order.Placed) *entry {
+// findEntry looks for the entry of an order. It is a detail: without an answer there is none.
+func (d orderPages) findEntry(ctx context.Context, o order.Placed) *entry {
 	if o.ReservedAt.IsZero() {
 		return nil
 	}
@@ -251,13 +246,14 @@ func (d *Dashboard) entryOf(ctx context.Context, o order.Placed) *entry {
 			if !slices.ContainsFunc(orders, func(e order.OrderReserved) bool { return e.OrderID == o.ID }) {
 				continue
 			}
-			return d.stateOf(ctx, &entry{stream: key, id: m.ID, orders: len(orders)})
+			return d.readState(ctx, &entry{stream: key, id: m.ID, orders: len(orders)})
 		}
 	}
 	return nil
 }
 
-func (d *Dashboard) stateOf(ctx context.Context, e *entry) *entry {
+// readState reads whether a worker has the entry.
+func (d orderPages) readState(ctx context.Context, e *entry) *entry {
 	pending, err := d.Redis.XPendingExt(ctx, &redis.XPendingExtArgs{
 		Stream: e.stream, Group: reservation.Group, Start: e.id, End: e.id, Count: 1,
 	}).Result()
@@ -276,27 +272,18 @@ func (d *Dashboard) stateOf(ctx context.Context, e *entry) *entry {
 
 const reasonMax = 500
 
-// cancelOrder cancels an order for an operator, as stampede order cancel does.
-func (d *Dashboard) cancelOrder(w http.ResponseWriter, r *http.Request, s *session.Session) {
-	if !d.readForm(w, r, s) {
-		return
-	}
-	id, err := orderArg(r)
-	if err != nil {
-		d.fail(w, r, s, err)
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), actTimeout)
-	defer cancel()
-	d.act(w, r, s, "cancel", "/orders/"+id.String(), []any{"order", id}, func() (string, error) {
-		reason := strings.TrimSpace(r.PostForm.Get("reason"))
+// cancel cancels an order for an operator, as stampede order cancel does.
+func (d orderPages) cancel(ctx context.Context, r *http.Request, operator string) (action, error) {
+	id, err := orderID(r)
+	return action{"cancel", []any{"order", id}, "/orders/" + id.String(), func() (string, error) {
+		reason := field(r.PostForm, "reason")
 		if reason == "" {
 			return "", &refusal{"Say why the order is cancelled.", "Nothing was done. The reason is recorded with it."}
 		}
 		if err := order.ValidateReason(reason); err != nil {
 			return "", err
 		}
-		o, err := d.ledger.Withdraw(ctx, id, reason, s.Person().Name)
+		o, err := d.ledger.Withdraw(ctx, id, reason, operator)
 		if err != nil {
 			return "", err
 		}
@@ -305,5 +292,5 @@ func (d *Dashboard) cancelOrder(w http.ResponseWriter, r *http.Request, s *sessi
 			text += fmt.Sprintf(" Refund the payment %s.", figure.Printable(o.PaymentReference))
 		}
 		return text, nil
-	})
+	}}, err
 }

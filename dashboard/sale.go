@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,7 +16,6 @@ import (
 
 	"stampede/dashboard/fleet"
 	"stampede/dashboard/live"
-	"stampede/dashboard/session"
 	"stampede/internal/figure"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
@@ -23,9 +23,6 @@ import (
 )
 
 const (
-	// lookTimeout bounds what a page asks the servers, actTimeout what an action does.
-	lookTimeout = 5 * time.Second
-	actTimeout  = 15 * time.Second
 	historyMax  = 200
 	salesOnPage = 50
 )
@@ -53,8 +50,8 @@ type change struct {
 // detail is a member of the data of an event.
 type detail struct{ Name, Value string }
 
-// detailsOf returns the members of a JSON object, in the order of their names.
-func detailsOf(data []byte) (found []detail) {
+// details returns the members of a JSON object, in the order of their names.
+func details(data []byte) (found []detail) {
 	var members map[string]json.RawMessage
 	if json.Unmarshal(data, &members) != nil {
 		return []detail{{"data", figure.Printable(string(data))}}
@@ -78,46 +75,45 @@ func saleID(r *http.Request) (uuid.UUID, error) {
 	return id, nil
 }
 
-func (d *Dashboard) showSale(w http.ResponseWriter, r *http.Request, s *session.Session) {
+// salePages are the pages of sales, and the actions on them.
+type salePages struct{ *site }
+
+func (d salePages) show(ctx context.Context, r *http.Request) (page, error) {
 	id, err := saleID(r)
 	if err != nil {
-		d.fail(w, r, s, err)
-		return
+		return page{}, err
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), lookTimeout)
-	defer cancel()
 	snapshot := d.Fleet.Snapshot()
-	page := salePage{Key: uuid.NewString(), Table: tableOf(d.Fleet.History(), id.String())}
+	p := salePage{Key: uuid.NewString(), Table: newTable(d.Fleet.History(), id.String())}
 	for _, sale := range snapshot.Sales {
 		if sale.ID == id {
-			page.Sale, page.Watched = sale, true
+			p.Sale, p.Watched = sale, true
 		}
 	}
-	if !page.Watched {
+	if !p.Watched {
 		counted, err := d.Catalog.Show(ctx, id)
 		if err != nil {
-			d.fail(w, r, s, err)
-			return
+			return page{}, err
 		}
-		page.Sale = saleOf(counted)
+		p.Sale = countedSale(counted)
 	}
 	for _, rebuild := range snapshot.Rebuilds {
 		if rebuild.Sale == id || rebuild.Sale == uuid.Nil {
-			page.Rebuilds = append(page.Rebuilds, rebuild)
+			p.Rebuilds = append(p.Rebuilds, rebuild)
 		}
 	}
 	changes, err := d.Catalog.History(ctx, id, historyMax)
 	if err != nil {
-		page.HistoryProblem, _, _ = explain(err)
+		p.HistoryProblem, _, _ = explain(err)
 	}
 	for _, c := range slices.Backward(changes) {
-		page.History = append(page.History, change{c, detailsOf(c.Data)})
+		p.History = append(p.History, change{c, details(c.Data)})
 	}
-	d.render(w, r, s, http.StatusOK, "sale", page.Name, page)
+	return page{template: "sale", title: p.Name, body: p}, nil
 }
 
-// saleOf is a sale as the fleet has it, without rates.
-func saleOf(c catalog.CountedSale) fleet.Sale {
+// countedSale is a sale as the fleet has it, without rates.
+func countedSale(c catalog.CountedSale) fleet.Sale {
 	return fleet.Sale{
 		ID: c.ID, Name: c.Name, State: c.State, Shards: max(c.Shards, 1), PerOrderLimit: c.PerOrderLimit,
 		OpensAt: c.OpensAt, ClosesAt: c.ClosesAt, PaymentWindow: c.PaymentWindow,
@@ -136,79 +132,70 @@ func (v view) Once(s fleet.Sale) view {
 	return v
 }
 
-// changeSale runs an action on a sale, as the operator.
-func (d *Dashboard) changeSale(
-	w http.ResponseWriter, r *http.Request, s *session.Session, what string,
-	do func(ctx context.Context, sale uuid.UUID) (string, error),
-) {
-	if !d.readForm(w, r, s) {
-		return
+// change returns the handler of a form that changes a sale.
+func (d salePages) change(
+	name string, do func(ctx context.Context, form url.Values, sale uuid.UUID) (string, error),
+) sessionHandler {
+	return d.act(actTimeout, func(ctx context.Context, r *http.Request, _ string) (action, error) {
+		id, err := saleID(r)
+		return action{name, []any{"sale", id}, "/sales/" + id.String(), func() (string, error) {
+			return do(ctx, r.PostForm, id)
+		}}, err
+	})
+}
+
+func (d salePages) pause(ctx context.Context, _ url.Values, id uuid.UUID) (string, error) {
+	_, err := d.Catalog.Pause(ctx, id)
+	return "The sale is paused: purchases are refused until it is resumed.", err
+}
+
+func (d salePages) resume(ctx context.Context, _ url.Values, id uuid.UUID) (string, error) {
+	sale, err := d.Catalog.Resume(ctx, id)
+	return "The sale is resumed: it is " + string(sale.State) + ".", err
+}
+
+func (d salePages) restock(ctx context.Context, form url.Values, id uuid.UUID) (string, error) {
+	units, err := strconv.ParseInt(field(form, "units"), 10, 64)
+	if err != nil || units == 0 {
+		return "", &refusal{
+			"Restock takes a whole number of units, such as 50, or -50 to remove unsold ones.", "Nothing was done.",
+		}
 	}
-	id, err := saleID(r)
+	key, err := formKey(form)
 	if err != nil {
-		d.fail(w, r, s, err)
-		return
+		return "", err
 	}
-	// An operator who closes the page does not take back what was begun.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), actTimeout)
-	defer cancel()
-	d.act(w, r, s, what, "/sales/"+id.String(), []any{"sale", id}, func() (string, error) {
-		return do(catalog.WithOperator(ctx, s.Person().Name), id)
-	})
+	sale, err := d.Catalog.Restock(ctx, id, units, key)
+	if err != nil {
+		return "", err
+	}
+	if units < 0 {
+		return fmt.Sprintf("%s units were removed: the stock is %s.", count(-units), count(sale.Stock)), nil
+	}
+	return fmt.Sprintf("%s units were added: the stock is %s.", count(units), count(sale.Stock)), nil
 }
 
-func (d *Dashboard) pauseSale(w http.ResponseWriter, r *http.Request, s *session.Session) {
-	d.changeSale(w, r, s, "pause", func(ctx context.Context, id uuid.UUID) (string, error) {
-		_, err := d.Catalog.Pause(ctx, id)
-		return "The sale is paused: purchases are refused until it is resumed.", err
-	})
+// formKey is the idempotency key that the page of a form has made.
+func formKey(form url.Values) (string, error) {
+	key := form.Get("key")
+	if _, err := uuid.Parse(key); err != nil {
+		return "", errForm
+	}
+	return key, nil
 }
 
-func (d *Dashboard) resumeSale(w http.ResponseWriter, r *http.Request, s *session.Session) {
-	d.changeSale(w, r, s, "resume", func(ctx context.Context, id uuid.UUID) (string, error) {
-		sale, err := d.Catalog.Resume(ctx, id)
-		return "The sale is resumed: it is " + string(sale.State) + ".", err
-	})
-}
-
-func (d *Dashboard) restockSale(w http.ResponseWriter, r *http.Request, s *session.Session) {
-	d.changeSale(w, r, s, "restock", func(ctx context.Context, id uuid.UUID) (string, error) {
-		units, err := strconv.ParseInt(strings.TrimSpace(r.PostForm.Get("units")), 10, 64)
-		if err != nil || units == 0 {
-			return "", &refusal{
-				"Restock takes a whole number of units, such as 50, or -50 to remove unsold ones.", "Nothing was done.",
-			}
+func (d salePages) end(ctx context.Context, form url.Values, id uuid.UUID) (string, error) {
+	sale, err := d.Catalog.Show(ctx, id)
+	if err != nil {
+		return "", err
+	}
+	if field(form, "name") != strings.TrimSpace(sale.Name) {
+		return "", &refusal{
+			"That is not the name of this sale.", "Nothing was done. Type the name as it stands at the top of the page.",
 		}
-		key := r.PostForm.Get("key")
-		if _, err := uuid.Parse(key); err != nil {
-			return "", &refusal{"The form is damaged.", "Nothing was done. Load the page again."}
-		}
-		sale, err := d.Catalog.Restock(ctx, id, units, key)
-		if err != nil {
-			return "", err
-		}
-		if units < 0 {
-			return fmt.Sprintf("%s units were removed: the stock is %s.", count(-units), count(sale.Stock)), nil
-		}
-		return fmt.Sprintf("%s units were added: the stock is %s.", count(units), count(sale.Stock)), nil
-	})
-}
-
-func (d *Dashboard) endSale(w http.ResponseWriter, r *http.Request, s *session.Session) {
-	d.changeSale(w, r, s, "end", func(ctx context.Context, id uuid.UUID) (string, error) {
-		sale, err := d.Catalog.Show(ctx, id)
-		if err != nil {
-			return "", err
-		}
-		// A browser trims nothing, and people copy with a blank.
-		if strings.TrimSpace(r.PostForm.Get("name")) != strings.TrimSpace(sale.Name) {
-			return "", &refusal{
-				"That is not the name of this sale.", "Nothing was done. Type the name as it stands at the top of the page.",
-			}
-		}
-		_, err = d.Catalog.End(ctx, id)
-		return "The sale is ended, permanently.", err
-	})
+	}
+	_, err = d.Catalog.End(ctx, id)
+	return "The sale is ended, permanently.", err
 }
 
 // salesPage is the body of the list of all sales.
@@ -218,56 +205,48 @@ type salesPage struct {
 	Key  string
 }
 
-func (d *Dashboard) showSales(w http.ResponseWriter, r *http.Request, s *session.Session) {
+func (d salePages) list(ctx context.Context, r *http.Request) (page, error) {
 	after, err := uuid.Parse(r.URL.Query().Get("after"))
 	if err != nil {
 		after = uuid.Nil
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), lookTimeout)
-	defer cancel()
 	found, err := d.Catalog.CountPage(ctx, after, salesOnPage)
-	if err != nil {
-		d.fail(w, r, s, err)
-		return
-	}
-	page := salesPage{Key: uuid.NewString()}
+	p := salesPage{Key: uuid.NewString()}
 	for _, c := range found {
-		sale := saleOf(c.CountedSale)
+		sale := countedSale(c.CountedSale)
 		sale.UnitsKnown = c.Err == nil
-		page.Rows = append(page.Rows, sale)
+		p.Rows = append(p.Rows, sale)
 	}
 	if len(found) == salesOnPage {
-		page.Next = found[len(found)-1].ID
+		p.Next = found[len(found)-1].ID
 	}
-	d.render(w, r, s, http.StatusOK, "sales", "All sales", page)
+	return page{template: "sales", title: "All sales", body: p}, err
 }
 
-// createSale makes a sale; a second sending of the form makes no second one.
-func (d *Dashboard) createSale(w http.ResponseWriter, r *http.Request, s *session.Session) {
-	if !d.readForm(w, r, s) {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), actTimeout)
-	defer cancel()
-	d.act(w, r, s, "create", "/sales", []any{"name", r.PostForm.Get("name")}, func() (string, error) {
-		terms, err := termsOf(r)
+// create makes a sale; a second sending of the form makes no second one.
+func (d salePages) create(ctx context.Context, r *http.Request, _ string) (action, error) {
+	form := r.PostForm
+	return action{"create", []any{"name", form.Get("name")}, "/sales", func() (string, error) {
+		key, err := formKey(form)
 		if err != nil {
 			return "", err
 		}
-		sale, _, err := d.Catalog.CreateOnce(catalog.WithOperator(ctx, s.Person().Name), terms, r.PostForm.Get("key"))
+		terms, err := formTerms(form)
+		if err != nil {
+			return "", err
+		}
+		sale, _, err := d.Catalog.CreateOnce(ctx, terms, key)
 		if err != nil {
 			return "", err
 		}
 		return fmt.Sprintf("The sale %s is created, with %s units: it is %s.", sale.Name, count(sale.Stock), sale.State), nil
-	})
+	}}, nil
 }
 
-func termsOf(r *http.Request) (t reservation.Terms, err error) {
-	if _, err := uuid.Parse(r.PostForm.Get("key")); err != nil {
-		return t, &refusal{"The form is damaged.", "Nothing was done. Load the page again."}
-	}
+// formTerms reads the terms of a new sale.
+func formTerms(form url.Values) (t reservation.Terms, err error) {
 	number := func(name string) (n int64) {
-		text := strings.TrimSpace(r.PostForm.Get(name))
+		text := field(form, name)
 		if n, e := strconv.ParseInt(text, 10, 64); e == nil {
 			return n
 		}
@@ -277,7 +256,7 @@ func termsOf(r *http.Request) (t reservation.Terms, err error) {
 		return 0
 	}
 	at := func(name string) time.Time {
-		text := strings.TrimSpace(r.PostForm.Get(name))
+		text := field(form, name)
 		if text == "" {
 			return time.Time{}
 		}
@@ -292,7 +271,7 @@ func termsOf(r *http.Request) (t reservation.Terms, err error) {
 	// A product that overflows could be in bounds.
 	window := min(max(number("window"), -1), int64(order.MaxPaymentWindow/time.Minute)+1)
 	t = reservation.Terms{
-		Name: strings.TrimSpace(r.PostForm.Get("name")), Stock: number("stock"), PerOrderLimit: number("limit"),
+		Name: field(form, "name"), Stock: number("stock"), PerOrderLimit: number("limit"),
 		OpensAt: at("opens"), ClosesAt: at("closes"),
 		PaymentWindow: time.Duration(window) * time.Minute, Shards: int(number("shards")),
 	}

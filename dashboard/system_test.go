@@ -23,7 +23,7 @@ func TestStreamEndsWithItsSession(t *testing.T) {
 	f := b.follow("")
 	_, ok := f.next()
 	require.True(t, ok)
-	d.operators(lineOf("ada", "admin"))
+	d.operators(line("ada", "admin"))
 	testkit.Eventually(t, within, "the end of the session", func() bool {
 		_, page := d.browser().do(http.MethodGet, "/", nil, map[string]string{"Cookie": cookie + "=" + b.cookie()})
 		return strings.Contains(page, "operator's token")
@@ -85,14 +85,14 @@ func TestSessionEndsWithItsRights(t *testing.T) {
 	t.Parallel()
 	d := openDesk(t)
 	viewer, operator := d.as("vic"), d.as("ann")
-	d.operators(lineOf("vic", "viewer") + lineOf("ann", "viewer") + lineOf("ada", "admin"))
+	d.operators(line("vic", "viewer") + line("ann", "viewer") + line("ada", "admin"))
 	testkit.Eventually(t, within, "the end of the session whose role changed", func() bool {
 		_, page := operator.get("/")
 		return strings.Contains(page, "Your operator's token")
 	})
 	_, page := viewer.get("/")
 	require.Contains(t, page, "Log out", "who did not change goes on")
-	d.operators(lineOf("ada", "admin"))
+	d.operators(line("ada", "admin"))
 	testkit.Eventually(t, within, "the end of the session of who was revoked", func() bool {
 		_, page := viewer.get("/")
 		return strings.Contains(page, "Your operator's token")

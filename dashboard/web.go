@@ -8,9 +8,12 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/time/rate"
+
 	"stampede/dashboard/session"
 	"stampede/internal/accept"
 	"stampede/internal/operators"
+	"stampede/internal/ratelimit"
 )
 
 // headers are set on every answer. Nothing runs and nothing is shown that is not a file of this program.
@@ -26,60 +29,23 @@ var headers = map[string]string{
 	"Cache-Control":                "no-store",
 }
 
-// routes are all pages and actions, each with the role that it takes.
-func (d *Dashboard) routes() http.Handler {
-	mux := http.NewServeMux()
-	open := func(pattern string, h http.HandlerFunc) { mux.HandleFunc(pattern, h) }
-	open("GET /livez", func(w http.ResponseWriter, _ *http.Request) { writeText(w, http.StatusOK, "ok") })
-	open("GET /readyz", d.ready)
-	mux.Handle("GET /metrics", d.metrics.scrape)
-	open("GET /assets/{file}", d.asset)
-	open("GET /favicon.ico", func(w http.ResponseWriter, r *http.Request) { // of answers without a page
-		http.Redirect(w, r, d.assets["icon.svg"].url, http.StatusFound)
-	})
-	open("GET /login", d.showLogin)
-	open("POST /login", d.login)
+// gate is in front of all routes: it lets in whoever has a session, with the rights of its operator.
+type gate struct {
+	*site
+	sessions *session.Sessions
+	logins   *rate.Limiter
+	byAddr   *ratelimit.Limiter
+}
 
-	for pattern, route := range map[string]struct {
-		role operators.Role
-		h    sessionHandler
-	}{
-		"POST /logout":               {operators.Viewer, d.logout},
-		"GET /{$}":                   {operators.Viewer, d.showOverview},
-		"GET /live":                  {operators.Viewer, d.follow},
-		"GET /history":               {operators.Viewer, d.history},
-		"GET /minutes":               {operators.Viewer, d.minutes},
-		"GET /sales":                 {operators.Viewer, d.showSales},
-		"POST /sales":                {operators.Admin, d.createSale},
-		"GET /sales/{sale}":          {operators.Viewer, d.showSale},
-		"POST /sales/{sale}/pause":   {operators.Operator, d.pauseSale},
-		"POST /sales/{sale}/resume":  {operators.Operator, d.resumeSale},
-		"POST /sales/{sale}/restock": {operators.Operator, d.restockSale},
-		"POST /sales/{sale}/end":     {operators.Admin, d.endSale},
-		"GET /orders":                {operators.Viewer, d.showOrders},
-		"GET /orders/{order}":        {operators.Viewer, d.showOrder},
-		"POST /orders/{order}/cancel": {
-			operators.Operator, d.cancelOrder,
-		},
-		"GET /letters":          {operators.Viewer, d.showLetters},
-		"POST /letters":         {operators.Operator, d.resolveLetters},
-		"GET /letters/{letter}": {operators.Viewer, d.showLetter},
-		"GET /audit":            {operators.Viewer, d.showChecks},
-		"POST /audit/run":       {operators.Operator, d.runAudit},
-		"POST /audit/dry-run":   {operators.Operator, d.runDryRun},
-		"POST /audit/apply":     {operators.Operator, d.runReconcile},
-		"GET /docs/{page}":      {operators.Viewer, d.showBook},
-	} {
-		mux.HandleFunc(pattern, d.withSession(route.role, route.h))
+func newGate(d *site) *gate {
+	return &gate{
+		site: d, sessions: session.New(d.Operators), logins: rate.NewLimiter(loginsRate, loginsBurst),
+		byAddr: ratelimit.New(loginRate, loginBurst),
 	}
-	mux.HandleFunc("/", d.withSession(operators.Viewer, func(w http.ResponseWriter, r *http.Request, s *session.Session) {
-		d.showError(w, r, s, http.StatusNotFound, "There is no such page.")
-	}))
-	return mux
 }
 
 // protect is in front of every route.
-func (d *Dashboard) protect(next http.Handler) http.Handler {
+func (d *gate) protect(next http.Handler) http.Handler {
 	origins := http.NewCrossOriginProtection()
 	origins.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		d.metrics.actions.WithLabelValues(actionDenied).Inc()
@@ -102,7 +68,7 @@ func (d *Dashboard) protect(next http.Handler) http.Handler {
 
 // isOwnHost refuses names of other people's domains that lead to this machine (DNS rebinding): on a loopback address
 // only its own names are meant, unless a proxy is in front.
-func (d *Dashboard) isOwnHost(r *http.Request) bool {
+func (d *gate) isOwnHost(r *http.Request) bool {
 	local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 	if !ok || d.TrustedProxies.Sent(r) {
 		return true
@@ -126,9 +92,9 @@ var fetched = []string{"/live", "/history", "/minutes"}
 type sessionHandler func(http.ResponseWriter, *http.Request, *session.Session)
 
 // withSession asks for a login where there is none, and refuses a role that is too low, and an action that comes late.
-func (d *Dashboard) withSession(role operators.Role, h sessionHandler) http.HandlerFunc {
+func (d *gate) withSession(role operators.Role, h sessionHandler) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		s, ok := d.sessionOf(r)
+		s, ok := d.session(r)
 		acts := r.Method != http.MethodGet && r.Method != http.MethodHead
 		switch {
 		case !ok && !acts && !slices.Contains(fetched, r.URL.Path):
@@ -146,11 +112,12 @@ func (d *Dashboard) withSession(role operators.Role, h sessionHandler) http.Hand
 			d.metrics.actions.WithLabelValues(actionDenied).Inc()
 			d.Logger.WarnContext(r.Context(), "an operator was denied an action", "operator", s.Person().Name,
 				"role", s.Person().Role.String(), "method", r.Method, "path", r.URL.Path)
-			d.showError(w, r, s, http.StatusForbidden,
-				"This takes the role "+role.String()+", and you are "+s.Person().Role.String()+". Nothing was done.")
+			d.render(w, r, s, problemPage(http.StatusForbidden,
+				"This takes the role "+role.String()+", and you are "+s.Person().Role.String()+". Nothing was done.", ""))
 		case acts && accept.ArrivalOf(r).IsLate(): // as of an ingress
 			d.metrics.actions.WithLabelValues(actionFailed).Inc()
-			d.showError(w, r, s, http.StatusServiceUnavailable, "The dashboard did not answer in time. Nothing was done.")
+			d.render(w, r, s, problemPage(http.StatusServiceUnavailable,
+				"The dashboard did not answer in time. Nothing was done.", ""))
 		default:
 			h(w, r, s)
 		}
@@ -163,14 +130,14 @@ const (
 	secureCookie = "__Host-" + cookie
 )
 
-func (d *Dashboard) cookieName(r *http.Request) string {
+func (d *gate) cookieName(r *http.Request) string {
 	if d.isSecure(r) {
 		return secureCookie
 	}
 	return cookie
 }
 
-func (d *Dashboard) sessionOf(r *http.Request) (*session.Session, bool) {
+func (d *gate) session(r *http.Request) (*session.Session, bool) {
 	c, err := r.Cookie(d.cookieName(r))
 	if err != nil {
 		return nil, false
@@ -178,7 +145,7 @@ func (d *Dashboard) sessionOf(r *http.Request) (*session.Session, bool) {
 	return d.sessions.Find(c.Value)
 }
 
-func (d *Dashboard) setCookie(w http.ResponseWriter, r *http.Request, value string, seconds int) {
+func (d *gate) setCookie(w http.ResponseWriter, r *http.Request, value string, seconds int) {
 	http.SetCookie(w, &http.Cookie{
 		Name: d.cookieName(r), Value: value, Path: "/", MaxAge: seconds,
 		HttpOnly: true, Secure: d.isSecure(r), SameSite: http.SameSiteStrictMode,
@@ -186,12 +153,9 @@ func (d *Dashboard) setCookie(w http.ResponseWriter, r *http.Request, value stri
 }
 
 // isSecure is true over TLS, which a trusted proxy says of its own side.
-func (d *Dashboard) isSecure(r *http.Request) bool {
+func (d *gate) isSecure(r *http.Request) bool {
 	return r.TLS != nil || d.TrustedProxies.Sent(r) && r.Header.Get("X-Forwarded-Proto") == "https"
 }
-
-// clientOf is what a login counts for.
-func (d *Dashboard) clientOf(r *http.Request) string { return d.TrustedProxies.Key(r).String() }
 
 // ready tells what the last look has found. It needs no login, so it asks no server itself.
 func (d *Dashboard) ready(w http.ResponseWriter, _ *http.Request) {
@@ -200,19 +164,6 @@ func (d *Dashboard) ready(w http.ResponseWriter, _ *http.Request) {
 		return
 	}
 	writeText(w, http.StatusOK, "ok")
-}
-
-// follow is the one stream of a page.
-func (d *Dashboard) follow(w http.ResponseWriter, r *http.Request, s *session.Session) {
-	done, ok := s.OpenStream()
-	if !ok {
-		writeText(w, http.StatusTooManyRequests, "You have too many open pages.")
-		return
-	}
-	defer done()
-	if err := d.hub.Serve(d.stopping, w, r, s.Alive); err != nil {
-		writeText(w, http.StatusServiceUnavailable, err.Error())
-	}
 }
 
 func writeText(w http.ResponseWriter, status int, text string) {

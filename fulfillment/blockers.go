@@ -55,7 +55,7 @@ type blockerKey struct {
 	started, queried, changedAt int64
 }
 
-func keyOf(b *pg.Activity) blockerKey {
+func newBlockerKey(b *pg.Activity) blockerKey {
 	return blockerKey{
 		b.PID, b.BackendStart.UnixMicro(), time.Time(b.QueryStart).UnixMicro(), time.Time(b.StateChange).UnixMicro(),
 	}
@@ -111,10 +111,10 @@ func (l *blockers) endSilent(ctx context.Context) (ended int, err error) {
 }
 
 func (l *blockers) note(b *pg.Activity, now time.Time) *blockerSeen {
-	seen, known := l.seen[keyOf(b)]
+	seen, known := l.seen[newBlockerKey(b)]
 	if !known {
 		seen = &blockerSeen{first: now}
-		l.seen[keyOf(b)] = seen
+		l.seen[newBlockerKey(b)] = seen
 	}
 	seen.last = now
 	if b.Silent && seen.silent.IsZero() {

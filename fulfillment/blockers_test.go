@@ -30,9 +30,9 @@ const waitingForItsClient = `SELECT count(*) FROM pg_stat_activity
 // the sale's row is locked, and the COMMIT never arrives.
 func TestCommitsContinueAfterWorkerFreezesInBatch(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 100)
-	victim := s.Process(t)
+	victim := s.Process(t, "worker")
 	databaseURL, cut := cutOffAfter(t, "SET sold = sold +")
 	victim.Setenv("DATABASE_URL", databaseURL)
 	victim.Start()
@@ -47,7 +47,7 @@ func TestCommitsContinueAfterWorkerFreezesInBatch(t *testing.T) {
 		func() bool { return s.Count(t, waitingForItsClient) == 1 })
 
 	s.Crowd(t, sale, 50)
-	config := testwork.Config(s, t)
+	config := testwork.Config(t, s)
 	config.Consumer, config.MinIdle = "survivor", time.Second
 	log := &testshop.CountingLog{}
 	config.Logger = slog.New(log)
@@ -57,7 +57,7 @@ func TestCommitsContinueAfterWorkerFreezesInBatch(t *testing.T) {
 		return s.Count(t, testshop.ConfirmedOrders) == 51
 	})
 	t.Logf("committed %v after the worker had vanished", time.Since(began))
-	require.EqualValues(t, 51, testshop.SoldOf(t, s.Pool, sale))
+	require.EqualValues(t, 51, testshop.Sold(t, s.Pool, sale))
 	testkit.Eventually(t, testshop.Soon, "the end of the session is logged, which does not delay the orders",
 		func() bool { return log.Times(fulfillment.EndedSession) == 1 })
 }
@@ -65,10 +65,10 @@ func TestCommitsContinueAfterWorkerFreezesInBatch(t *testing.T) {
 // TestCommitsContinueAfterIngressFreezesInChange does the same with a cancellation that has locked the sale's row.
 func TestCommitsContinueAfterIngressFreezesInChange(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.OpenPayable(t, 100)
 	s.Crowd(t, sale, 1)
-	orderID := testwork.Fulfil(s, t)[0].Event.OrderID
+	orderID := testwork.Fulfil(t, s)[0].Event.OrderID
 	databaseURL, cut := cutOffAfter(t, "SET sold = sold -")
 	pool, err := connect.Postgres(t.Context(), databaseURL, 1, connect.Service("serve"))
 	require.NoError(t, err)
@@ -88,7 +88,7 @@ func TestCommitsContinueAfterIngressFreezesInChange(t *testing.T) {
 	testkit.Eventually(t, testshop.Soon, "its session waits for the rest",
 		func() bool { return s.Count(t, waitingForItsClient) == 1 })
 	s.Buy(t, sale, "ann")
-	testwork.Work(t, testwork.Config(s, t))
+	testwork.Work(t, testwork.Config(t, s))
 	testkit.Eventually(t, vanishedWithin, "the other order of the sale is committed", func() bool {
 		return s.Count(t, testshop.ConfirmedOrders) == 2
 	})
@@ -101,7 +101,7 @@ func TestCommitsContinueAfterIngressFreezesInChange(t *testing.T) {
 // TestOnlySilentBlockerIsTerminated lets time pass by setting back when the sessions were seen.
 func TestOnlySilentBlockerIsTerminated(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 100)
 	s.Crowd(t, sale, 1)
 	log := &testshop.CountingLog{}
@@ -117,8 +117,8 @@ func TestOnlySilentBlockerIsTerminated(t *testing.T) {
 	require.Zero(t, endSilent(), "no session waits for the lock")
 	require.Zero(t, blockers.Seen())
 
-	b := testwork.Batch(s, t, nil)
-	answers := testwork.Handle(b, testwork.Messages(s, t)...)
+	b := testwork.Batch(t, s, nil)
+	answers := testwork.Handle(b, testwork.Messages(t, s)...)
 	// Postgres sends the answer before it records that the session waits for its client.
 	awaitSilent := func() {
 		t.Helper()
@@ -145,9 +145,7 @@ func TestOnlySilentBlockerIsTerminated(t *testing.T) {
 	awaitSilent()
 	require.Equal(t, 1, endSilent())
 	require.Equal(t, 1, log.Times(fulfillment.EndedSession))
-	for _, a := range answers {
-		require.NoError(t, testshop.Answer(t, a))
-	}
+	testwork.RequireDone(t, answers)
 	_, err = hold.Exec(t.Context(), "SELECT 1")
 	require.Error(t, err)
 }

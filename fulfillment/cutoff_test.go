@@ -18,15 +18,9 @@ import (
 // connection and keeps both sides open: for Postgres the client has vanished in the middle of a batch, although its
 // kernel still answers keepalives.
 type cutOff struct {
-	listener net.Listener
-	postgres string
 	after    string
 	happened chan struct{} // closed when a connection was cut off
 	once     sync.Once
-	tasks    sync.WaitGroup
-
-	mu    sync.Mutex
-	conns []net.Conn
 }
 
 // cutOffAfter returns a URL of the test's database. The connection that first executes a statement with this text
@@ -35,39 +29,19 @@ func cutOffAfter(t testing.TB, statement string) (databaseURL string, happened <
 	t.Helper()
 	u, err := url.Parse(testkit.DatabaseURL(t))
 	require.NoError(t, err)
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	c := &cutOff{listener: listener, postgres: u.Host, after: statement, happened: make(chan struct{})}
-	c.tasks.Go(c.accept)
-	t.Cleanup(c.close)
-	u.Host = listener.Addr().String()
-	return u.String(), c.happened
-}
-
-func (c *cutOff) accept() {
-	for {
-		client, err := c.listener.Accept()
-		if err != nil {
-			return
-		}
-		server, err := net.Dial("tcp", c.postgres)
-		if err != nil {
-			_ = client.Close()
-			continue
-		}
-		c.mu.Lock()
-		c.conns = append(c.conns, client, server)
-		c.mu.Unlock()
-		c.tasks.Go(func() {
-			_, _ = io.Copy(client, server)
-			_ = client.Close()
-		})
-		c.tasks.Go(func() {
+	c := &cutOff{after: statement, happened: make(chan struct{})}
+	u.Host = testkit.Proxy(t, u.Host, func(client, server net.Conn) {
+		var requests sync.WaitGroup
+		requests.Go(func() {
 			if !c.forward(server, client) {
 				_ = server.Close()
 			}
 		})
-	}
+		_, _ = io.Copy(client, server)
+		_ = client.Close()
+		requests.Wait()
+	})
+	return u.String(), c.happened
 }
 
 // forward forwards the messages of a client. It returns true if the connection was cut off.
@@ -121,14 +95,4 @@ func forwardMessage(server io.Writer, client io.Reader, kind []byte) ([]byte, er
 	}
 	_, err := server.Write(append(append(kind, length...), body...))
 	return body, err
-}
-
-func (c *cutOff) close() {
-	_ = c.listener.Close()
-	c.mu.Lock()
-	for _, conn := range c.conns {
-		_ = conn.Close()
-	}
-	c.mu.Unlock()
-	c.tasks.Wait()
 }

@@ -11,10 +11,10 @@
 //     can apply.
 //
 // The loops of a worker are files of this package: share.go decides which partitions it reads,
-// worker_sweep.go publishes changed sales, expiry.go expires overdue orders, releases.go releases
-// units, worker_guard.go has package rebuild find and restore what Redis lost, retire_sales.go removes
-// ended sales from Redis, months.go creates the tables of the next month, and blockers.go ends silent
-// database sessions. Package survey collects the figures that all workers share.
+// sweeps.go publishes changed sales, expires overdue orders, releases units, removes ended sales from
+// Redis and creates the tables of the next month, worker_guard.go has package rebuild find and restore
+// what Redis lost, and blockers.go ends silent database sessions. Package survey collects the figures
+// that all workers share.
 //
 // Everything here may happen twice, in any process. An event has one effect because of the unique
 // keys in Postgres and because a reservation is released once, not because of a lock or of timing.

@@ -48,8 +48,9 @@ func redisBytes(t testing.TB, rdb redis.UniversalClient) int64 {
 func TestConfirmedOrderTakesAtMost150BytesOfRedis(t *testing.T) {
 	t.Parallel()
 	const orders, concurrent, bytesMax = 100_000, 512, 150
-	s := testshop.NewShopOn(t, testkit.Pool(t), testkit.OwnRedis(t).URL,
-		reservation.Keys{Prefix: reservation.DefaultPrefix, Partitions: 1})
+	s := testshop.NewShopOn(t, testshop.Options{
+		RedisURL: testkit.OwnRedis(t).URL, Keys: reservation.Keys{Prefix: reservation.DefaultPrefix, Partitions: 1},
+	})
 	sale, key := s.Open(t, orders), s.Keys.Orders(0)
 	s.Buy(t, sale, "first") // loads the scripts into Redis
 	before := redisBytes(t, s.Rdb)

@@ -46,42 +46,33 @@ func (h *lostAnswer) process(next redis.ProcessHook, ctx context.Context, cmd re
 func TestRetryOfEndedReservationHoldsNothing(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]struct {
-		how    func(t *testing.T, s testshop.LostShop, b *batch.Batcher)
+		how    func(t *testing.T, s *testshop.Shop, b *batch.Batcher)
 		status order.Status
 		// The answer of the retry.
 		verdict reservation.Verdict
 		err     error
 	}{
-		"Redis lost it": {func(t *testing.T, s testshop.LostShop, b *batch.Batcher) {
-			messages := testwork.Messages(s.Shop, t) // a worker has read them
+		"Redis lost it": {func(t *testing.T, s *testshop.Shop, b *batch.Batcher) {
+			messages := testwork.Messages(t, s) // a worker has read them
 			s.Flush(t)
-			testwork.Rebuild(s.Shop, t)
-			for _, a := range testwork.Handle(b, messages...) {
-				require.NoError(t, testshop.Answer(t, a))
-			}
+			testwork.Rebuild(t, s)
+			testwork.RequireDone(t, testwork.Handle(b, messages...))
 		}, order.StatusVoided, "", reservation.ErrOutcomeUnknown},
-		"it expired": {func(t *testing.T, s testshop.LostShop, b *batch.Batcher) {
-			for _, a := range testwork.Handle(b, testwork.Messages(s.Shop, t)...) {
-				require.NoError(t, testshop.Answer(t, a))
-			}
-			_, err := s.Pool.Exec(t.Context(), "UPDATE orders SET due = due - interval '1 day' WHERE user_id = 'alice'")
-			require.NoError(t, err)
+		"it expired": {func(t *testing.T, s *testshop.Shop, b *batch.Batcher) {
+			testwork.RequireDone(t, testwork.Handle(b, testwork.Messages(t, s)...))
+			require.NoError(t, s.Exec(t, "UPDATE orders SET due = due - interval '1 day' WHERE user_id = 'alice'"))
 			testwork.Heartbeat(t, s.Pool)
-			_, err = testwork.Expire(s.Shop, t.Context())
-			require.NoError(t, err)
-			_, err = testwork.ReleaseUnits(s.Shop, t.Context())
-			require.NoError(t, err)
+			testwork.Expire(t, s)
+			testwork.ReleaseUnits(t, s)
 		}, order.StatusExpired, reservation.Reserved, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := testshop.NewLostShop(t)
+			s := testshop.OnOwnRedis(t, 1)
 			sale := s.OpenPayable(t, 10)
-			b := testwork.Batch(s.Shop, t, nil)
+			b := testwork.Batch(t, s, nil)
 			s.Buy(t, sale, "ann")
-			for _, a := range testwork.Handle(b, testwork.Messages(s.Shop, t)...) {
-				require.NoError(t, testshop.Answer(t, a))
-			}
+			testwork.RequireDone(t, testwork.Handle(b, testwork.Messages(t, s)...))
 			hook := &lostAnswer{orders: s.Keys.Orders(0), resume: make(chan struct{})}
 			resume := sync.OnceFunc(func() { close(hook.resume) })
 			defer resume()
@@ -102,14 +93,12 @@ func TestRetryOfEndedReservationHoldsNothing(t *testing.T) {
 			resume()
 			require.ErrorIs(t, testshop.Answer(t, reserved), end.err)
 			require.Equal(t, end.verdict, again.Verdict)
-			for _, a := range testwork.Handle(b, testwork.Messages(s.Shop, t)...) {
-				require.NoError(t, testshop.Answer(t, a))
-			}
+			testwork.RequireDone(t, testwork.Handle(b, testwork.Messages(t, s)...))
 			var status order.Status
 			require.NoError(t, s.Pool.QueryRow(t.Context(), "SELECT status FROM orders WHERE user_id = 'alice'").Scan(&status))
 			require.Equal(t, end.status, status)
 			require.EqualValues(t, 9, s.Left(t, sale), "the unit is released")
-			require.Equal(t, reservation.Reserved, s.Reserve(t, sale, "alice", 1, "").Verdict, "the user can buy")
+			require.Equal(t, reservation.Reserved, s.Ask(t, sale, "alice").Verdict, "the user can buy")
 		})
 	}
 }
@@ -117,22 +106,21 @@ func TestRetryOfEndedReservationHoldsNothing(t *testing.T) {
 // An operator's change does not verify a server.
 func TestOnlyRebuildVerifiesUsedPartition(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewLostShop(t)
+	s := testshop.OnOwnRedis(t, 1)
 	sale := s.Open(t, 10)
-	_, err := s.Pool.Exec(t.Context(), "DELETE FROM redis_servers")
-	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, "DELETE FROM redis_servers"))
 	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Server(0)).Err())
 	require.NoError(t, s.Rdb.ScriptFlush(t.Context()).Err())
 	s.RequireClosed(t, sale)
 
 	other := s.Open(t, 5)
 	s.RequireClosed(t, sale)
-	needs, err := testwork.Rebuilder(s.Shop, t).Needs(t.Context(), 1, true)
+	needs, err := testwork.Rebuilder(t, s).Needs(t.Context(), 1, true)
 	require.NoError(t, err)
 	require.Equal(t, []rebuild.Need{{Reason: rebuild.ReasonUnverified}}, needs)
-	testwork.Rebuild(s.Shop, t)
+	testwork.Rebuild(t, s)
 	_, err = s.Catalog.PublishPending(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, reservation.Reserved, s.Reserve(t, sale, "ann", 1, "").Verdict)
-	require.Equal(t, reservation.Reserved, s.Reserve(t, other, "ann", 1, "").Verdict)
+	require.Equal(t, reservation.Reserved, s.Ask(t, sale, "ann").Verdict)
+	require.Equal(t, reservation.Reserved, s.Ask(t, other, "ann").Verdict)
 }

@@ -16,12 +16,11 @@ import (
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
 	"stampede/ledger"
-	"stampede/reservation"
 )
 
 // darken returns the shop as a process sees it to which the server of a partition does not answer until light is
 // called.
-func darken(s *testshop.Shop, t *testing.T, partition int) (seen *testshop.Shop, light func()) {
+func darken(t *testing.T, s *testshop.Shop, partition int) (seen *testshop.Shop, light func()) {
 	t.Helper()
 	dark := s.Keys.Server(partition)
 	dark = dark[:strings.Index(dark, "}")+1]
@@ -39,10 +38,7 @@ func darken(s *testshop.Shop, t *testing.T, partition int) (seen *testshop.Shop,
 		}
 		return next(ctx, cmd)
 	}))
-	store := reservation.NewStore(rdb, s.Keys, reservation.StoreOptions{Logger: testkit.Logger(t)})
-	t.Cleanup(store.Close)
-	seen = &testshop.Shop{Pool: s.Pool, Rdb: rdb, Blocking: s.Blocking, Keys: s.Keys, Store: store, Catalog: s.Catalog}
-	return seen, func() { isDark.Store(false) }
+	return s.Next(t, rdb), func() { isDark.Store(false) }
 }
 
 // The shard of most releases is dark, also if it is that of the home partition. The releases of the other shards do not
@@ -52,9 +48,9 @@ func TestDarkShardDelaysNoOtherRelease(t *testing.T) {
 	for shard := range 2 {
 		t.Run(fmt.Sprint(shard), func(t *testing.T) {
 			t.Parallel()
-			s := testshop.NewShardedShop(t).Shop
+			s := testshop.OnOwnRedis(t, 8)
 			sale := s.OpenSharded(t, 2000, 2)
-			layout := s.LayoutOf(t, sale)
+			layout := s.Layout(t, sale)
 			const dark, others = ledger.SweepMax + 10, 10
 			buy := func(of, users int) {
 				for i := 0; users > 0; i++ {
@@ -66,20 +62,20 @@ func TestDarkShardDelaysNoOtherRelease(t *testing.T) {
 			}
 			buy(shard, dark)
 			buy(1-shard, others)
-			testwork.FulfilAll(s, t)
-			release := func(of int, age string) {
+			testwork.FulfilAll(t, s)
+			release := func(shard int, age string) {
 				_, err := s.Pool.Exec(t.Context(), `INSERT INTO releases (order_id, sale_id, user_id, quantity, again_at)
 					SELECT id, sale_id, user_id, quantity, now() - $2::interval FROM orders WHERE user_id LIKE $1`,
-					fmt.Sprint("user-", of, "-%"), age)
+					fmt.Sprint("user-", shard, "-%"), age)
 				require.NoError(t, err)
 			}
 			release(shard, "1 hour") // they come first
 			release(1-shard, "1 minute")
 
-			seen, light := darken(s, t, layout.Partition(shard))
+			seen, light := darken(t, s, layout.Partition(shard))
 			released := 0
 			testkit.Eventually(t, 20*time.Second, "the others are released", func() bool {
-				n, err := testwork.ReleaseUnits(seen, t.Context())
+				n, err := testwork.TryReleaseUnits(t.Context(), seen)
 				require.Error(t, err, "a partition does not answer")
 				released += n
 				return released == others
@@ -88,7 +84,7 @@ func TestDarkShardDelaysNoOtherRelease(t *testing.T) {
 			require.Zero(t, s.Count(t, "SELECT count(*) FROM releases WHERE refusals > 0"), "Redis has refused none")
 			light()
 			testkit.Eventually(t, 20*time.Second, "all are released", func() bool {
-				_, err := testwork.ReleaseUnits(seen, t.Context())
+				_, err := testwork.TryReleaseUnits(t.Context(), seen)
 				return err == nil && s.Count(t, testshop.PendingReleases) == 0
 			})
 			var left int64
@@ -106,16 +102,16 @@ func TestDarkShardDelaysNoOtherRelease(t *testing.T) {
 // shard.
 func TestWorkerCompletesMovesOfUnits(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShardedShop(t).Shop
+	s := testshop.OnOwnRedis(t, 8)
 	sale, other := s.OpenSharded(t, 100, 2), uuid.Nil
-	layout := s.LayoutOf(t, sale)
+	layout := s.Layout(t, sale)
 	dark := (layout.Home + 4) % 8
-	for other == uuid.Nil || s.LayoutOf(t, other).Partition(1) != dark {
+	for other == uuid.Nil || s.Layout(t, other).Partition(1) != dark {
 		other = s.OpenSharded(t, 10, 2)
 	}
-	testwork.GiveUnits(s, t, sale, 0, 1)
-	seen, _ := darken(s, t, dark)
-	config := testwork.Config(seen, t)
+	testwork.GiveUnits(t, s, sale, 0, 1)
+	seen, _ := darken(t, s, dark)
+	config := testwork.Config(t, seen)
 	config.GuardInterval = 20 * time.Millisecond
 	testwork.Work(t, config)
 	testkit.Eventually(t, 30*time.Second, "the other shard has got the units", func() bool {
@@ -127,14 +123,14 @@ func TestWorkerCompletesMovesOfUnits(t *testing.T) {
 // A worker rebuilds a sale with several shards after all of its partitions were lost.
 func TestWorkerRebuildsShardedSale(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShardedShop(t)
+	s := testshop.OnOwnRedis(t, 8)
 	sale := s.OpenSharded(t, 100, 4)
 	require.Equal(t, 40, s.Crowd(t, sale, 40))
-	testwork.FulfilAll(s.Shop, t)
-	testwork.Guarded(s.Shop, t)
+	testwork.FulfilAll(t, s)
+	testwork.Guarded(t, s)
 	s.Flush(t)
 	testkit.Eventually(t, 60*time.Second, "all shards are open", func() bool {
-		found, err := testwork.Rebuilder(s.Shop, t).Needs(t.Context(), 8, true)
+		found, err := testwork.Rebuilder(t, s).Needs(t.Context(), 8, true)
 		return err == nil && len(found) == 0
 	})
 	s.RequireShards(t, sale)

@@ -22,20 +22,20 @@ import (
 // A worker that cannot reach Postgres, and holds orders that it cannot record, does not keep the rest of its partition.
 func TestWorkerWithoutPostgresIsReplaced(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	pool, err := connect.Postgres(t.Context(), testkit.DatabaseURL(t), 8)
 	require.NoError(t, err)
 	names := []string{"ann", "bob"}
 	reads := map[string]func() bool{}
 	for _, name := range names {
-		config, registry := testwork.Config(s, t), prometheus.NewRegistry()
+		config, registry := testwork.Config(t, s), prometheus.NewRegistry()
 		config.Consumer, config.Registerer, config.MinIdle = name, registry, 2*time.Second
 		if name == stream.First(s.Keys.Orders(0), names) {
 			config.Pool = pool
 		}
 		testwork.Work(t, config)
 		reads[name] = func() bool {
-			return testshop.ValueOf(t, registry, "stampede_stream_readers", s.Keys.Orders(0)) == 1
+			return testshop.Metric(t, registry, "stampede_stream_readers", s.Keys.Orders(0)) == 1
 		}
 	}
 	first := stream.First(s.Keys.Orders(0), names)
@@ -52,14 +52,14 @@ func TestWorkerWithoutPostgresIsReplaced(t *testing.T) {
 // Two workers with one name deliver each other's pending entries, and each takes the other for itself.
 func TestWorkersWithOneNameAreTrouble(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	failing := func(registry *prometheus.Registry) float64 {
-		return testshop.ValueOf(t, registry, "stampede_worker_failing", metrics.StepName)
+		return testshop.Metric(t, registry, "stampede_worker_failing", metrics.StepName)
 	}
 	var registries []*prometheus.Registry
 	var stop func()
 	for range 2 {
-		config, registry := testwork.Config(s, t), prometheus.NewRegistry()
+		config, registry := testwork.Config(t, s), prometheus.NewRegistry()
 		config.Consumer, config.Registerer, config.MinIdle = "ann", registry, 2*time.Second
 		registries = append(registries, registry)
 		stop = testwork.Work(t, config)
@@ -77,12 +77,12 @@ func TestWorkersKeepTheirPartitionsWithoutRedis(t *testing.T) {
 	server := testkit.OwnRedis(t)
 	keys := testkit.Keys(t)
 	keys.Partitions = partitions
-	s := testshop.NewShopOn(t, testkit.Pool(t), server.URL, keys)
+	s := testshop.NewShopOn(t, testshop.Options{RedisURL: server.URL, Keys: keys})
 	s.Open(t, 10)
 	names := []string{"ann", "bob"}
 	registries, logs := map[string]*prometheus.Registry{}, map[string]*testshop.CountingLog{}
 	for _, name := range names {
-		config := testwork.Config(s, t)
+		config := testwork.Config(t, s)
 		registries[name], logs[name] = prometheus.NewRegistry(), &testshop.CountingLog{}
 		config.Consumer, config.Registerer, config.Logger = name, registries[name], slog.New(logs[name])
 		config.MinIdle = time.Second
@@ -92,7 +92,7 @@ func TestWorkersKeepTheirPartitionsWithoutRedis(t *testing.T) {
 	read := func() (readers string) {
 		for p := range partitions {
 			for _, name := range names {
-				if testshop.ValueOf(t, registries[name], "stampede_stream_readers", keys.Orders(p)) == 1 {
+				if testshop.Metric(t, registries[name], "stampede_stream_readers", keys.Orders(p)) == 1 {
 					readers += name[:1]
 				}
 			}

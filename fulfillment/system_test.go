@@ -18,20 +18,19 @@ import (
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
 	"stampede/ledger"
-	"stampede/reservation"
 	"stampede/sql"
 	"stampede/upkeep/rebuild"
 )
 
 func TestConcurrentSweepersExpireAndReleaseOnce(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	const perSale = 700 // more than one batch
 	sales := []uuid.UUID{s.OpenPayable(t, perSale), s.OpenPayable(t, perSale), s.OpenPayable(t, perSale)}
 	var orders []uuid.UUID
 	for _, sale := range sales {
 		require.Equal(t, perSale, s.Crowd(t, sale, perSale))
-		for _, out := range testwork.Fulfil(s, t) {
+		for _, out := range testwork.Fulfil(t, s) {
 			orders = append(orders, out.Event.OrderID)
 		}
 	}
@@ -51,23 +50,22 @@ func TestConcurrentSweepersExpireAndReleaseOnce(t *testing.T) {
 		require.Zero(t, left)
 		require.Equal(t, len(orders), done[0]+done[1]+done[2]+done[3])
 	}
-	together(func(ctx context.Context) (int, error) { return testwork.Expire(s, ctx) })
+	together(func(ctx context.Context) (int, error) { return testwork.TryExpire(ctx, s) })
 	require.EqualValues(t, len(orders), s.Count(t, testshop.ExpiredOrders))
 	require.EqualValues(t, len(orders), s.Count(t, testshop.PendingReleases))
 	require.Zero(t, s.Count(t, testshop.BrokenLogs))
-	report := testwork.Audit(s, t, uuid.Nil)
-	require.False(t, report.Broken(), testwork.TextOf(t, report))
-	together(func(ctx context.Context) (int, error) { return testwork.ReleaseUnits(s, ctx) })
+	testwork.RequireUnbroken(t, s, uuid.Nil)
+	together(func(ctx context.Context) (int, error) { return testwork.TryReleaseUnits(ctx, s) })
 	require.Zero(t, s.Count(t, testshop.PendingReleases))
 	for _, sale := range sales {
 		require.EqualValues(t, perSale, s.Left(t, sale))
-		require.Zero(t, testshop.SoldOf(t, s.Pool, sale))
+		require.Zero(t, testshop.Sold(t, s.Pool, sale))
 		require.Zero(t, s.Rdb.HLen(t.Context(), s.Keys.Buyers(0, sale)).Val())
 	}
 }
 
 // onlyMissingGuard returns the only constraint or index that the database lacks, with the statements that restore it.
-func onlyMissingGuard(s *testshop.Shop, t testing.TB) (sql.MissingGuard, []string) {
+func onlyMissingGuard(t testing.TB, s *testshop.Shop) (sql.MissingGuard, []string) {
 	t.Helper()
 	_, missing, err := sql.Guards(t.Context(), s.Pool)
 	require.NoError(t, err)
@@ -79,11 +77,11 @@ func onlyMissingGuard(s *testshop.Shop, t testing.TB) (sql.MissingGuard, []strin
 // immediately, or after the SQL in its error has restored the guard.
 func TestRebuildSucceedsOrNamesMissingGuard(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewLostShop(t)
+	s := testshop.OnOwnRedis(t, 1)
 	sale := s.Open(t, 40)
 	s.Crowd(t, sale, 3)
-	testwork.Fulfil(s.Shop, t)
-	guards := testshop.RowsOf(t, s.Pool,
+	testwork.Fulfil(t, s)
+	guards := testshop.Rows(t, s.Pool,
 		`SELECT conname::text FROM pg_constraint WHERE connamespace = 'public'::regnamespace AND contype IN ('p', 'u', 'c',
 			'f') AND coninhcount = 0 AND conrelid::regclass::text NOT IN ('goose_db_version', 'sales')
 		UNION ALL SELECT 'sales_not_oversold' UNION ALL SELECT 'orders_one_live_per_user' UNION ALL SELECT
@@ -92,59 +90,58 @@ func TestRebuildSucceedsOrNamesMissingGuard(t *testing.T) {
 	refused := 0
 	for _, guard := range guards {
 		t.Log(guard)
-		run(s.Shop, t, `DO $$ DECLARE t regclass := (SELECT conrelid::regclass FROM pg_constraint WHERE conname = '`+guard+
+		run(t, s, `DO $$ DECLARE t regclass := (SELECT conrelid::regclass FROM pg_constraint WHERE conname = '`+guard+
 			`' AND coninhcount = 0); BEGIN
 			IF t IS NULL THEN DROP INDEX IF EXISTS `+guard+`; ELSE EXECUTE format('ALTER TABLE %s DROP CONSTRAINT `+guard+
 			`', t); END IF; END $$`)
-		missing, mend := onlyMissingGuard(s.Shop, t)
+		missing, mend := onlyMissingGuard(t, s)
 		require.Equal(t, guard, missing.Name)
 
-		report := testwork.Audit(s.Shop, t, uuid.Nil)
-		require.Equal(t, "DB", testwork.Broken(report), testwork.TextOf(t, report))
-		require.Contains(t, testwork.TextOf(t, report), missing.What+": restore it with "+missing.Mend)
-		require.Equal(t, "guard", testwork.LeftOf(testwork.Reconcile(s.Shop, t)))
+		report := testwork.Audit(t, s, uuid.Nil)
+		require.Equal(t, "DB", testwork.Broken(report), testwork.Text(t, report))
+		require.Contains(t, testwork.Text(t, report), missing.What+": restore it with "+missing.Mend)
+		require.Equal(t, "guard", testwork.Unmended(testwork.Reconcile(t, s)))
 
 		s.Flush(t)
-		err := testwork.Heal(s.Shop, t, testwork.Rebuilder(s.Shop, t), 1)
+		err := testwork.Heal(t, s, testwork.Rebuilder(t, s), 1)
 		if slices.Contains(rebuild.NeededGuards, guard) {
 			refused++
 			require.ErrorIs(t, err, ledger.ErrGuardMissing)
 			require.ErrorContains(t, err, missing.Mend)
-			run(s.Shop, t, mend...)
-			err = testwork.Heal(s.Shop, t, testwork.Rebuilder(s.Shop, t), 1)
+			run(t, s, mend...)
+			err = testwork.Heal(t, s, testwork.Rebuilder(t, s), 1)
 		} else {
-			run(s.Shop, t, mend...)
+			run(t, s, mend...)
 		}
 		require.NoError(t, err)
 		s.RequireSound(t)
-		testwork.RequireNoNeeds(s.Shop, t, 1)
+		testwork.RequireNoNeeds(t, s, 1)
 	}
 	require.Equal(t, len(rebuild.NeededGuards), refused)
 }
 
 func TestHangingRedisDoesNotDelayExpiry(t *testing.T) {
 	t.Parallel()
-	server := testkit.OwnRedis(t)
-	s := testshop.NewShopOn(t, testkit.Pool(t), server.URL, reservation.Keys{Prefix: "test", Partitions: 1})
+	s := testshop.OnOwnRedis(t, 1)
 	for range 6 {
-		cancelledOrders(s, t, 1)
+		cancelledOrders(t, s, 1)
 	}
 	overdue := s.Buy(t, s.OpenPayable(t, 1), "ann")
-	testwork.Fulfil(s, t)
-	server.Freeze()
-	defer server.Thaw()
-	config, registry := testwork.Config(s, t), prometheus.NewRegistry()
+	testwork.Fulfil(t, s)
+	s.Server.Freeze()
+	defer s.Server.Thaw()
+	config, registry := testwork.Config(t, s), prometheus.NewRegistry()
 	config.Registerer = registry
 	stop := testwork.Work(t, config)
 	testkit.Eventually(t, testshop.Soon, "the sweep of releases has waited for Redis", func() bool {
-		return testshop.ValueOf(t, registry, "stampede_worker_failing", "release") == 1
+		return testshop.Metric(t, registry, "stampede_worker_failing", "release") == 1
 	})
 	testwork.EndWindow(t, s.Pool, overdue)
 	testkit.Eventually(t, 20*time.Second, "the order expires",
 		func() bool { return s.Count(t, testshop.ExpiredOrders) == 1 })
-	require.EqualValues(t, 1, testshop.ValueOf(t, registry, "stampede_worker_failing", "release"),
+	require.EqualValues(t, 1, testshop.Metric(t, registry, "stampede_worker_failing", "release"),
 		"Redis still hangs")
-	server.Thaw()
+	s.Server.Thaw()
 	testkit.Eventually(t, 30*time.Second, "all units are released",
 		func() bool { return s.Count(t, testshop.PendingReleases) == 0 })
 	stop()

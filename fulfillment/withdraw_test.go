@@ -13,7 +13,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
-	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
 	"stampede/ledger"
@@ -49,12 +48,12 @@ func TestOperatorsCancelAgainstEverything(t *testing.T) {
 	for name, window := range map[string]time.Duration{"with a payment window": time.Hour, "confirmed is final": 0} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := testshop.NewShop(t, testkit.Pool(t))
+			s := testshop.NewShop(t)
 			sale, err := s.Catalog.Create(t.Context(), reservation.Terms{
 				Name: "contested", Stock: buyers, PerOrderLimit: 1, PaymentWindow: window,
 			})
 			require.NoError(t, err)
-			config := testwork.Config(s, t)
+			config := testwork.Config(t, s)
 			config.SweepInterval, config.GuardInterval = 5*time.Millisecond, 20*time.Millisecond
 			stop := testwork.Work(t, config)
 			defer stop()
@@ -67,7 +66,7 @@ func TestOperatorsCancelAgainstEverything(t *testing.T) {
 			s.AwaitConfirmed(t, buyers)
 
 			contest(t, s, sale.ID, orders, seconds*time.Second)
-			testwork.AwaitRest(s, t)
+			testwork.AwaitRest(t, s)
 			live := 0
 			ends := map[string]int{}
 			for _, o := range orders {
@@ -82,12 +81,11 @@ func TestOperatorsCancelAgainstEverything(t *testing.T) {
 			t.Logf("%d rebuilds; %v", rebuilds, ends)
 			require.NotZero(t, rebuilds)
 			require.NotZero(t, live, "some orders are left alone")
-			require.EqualValues(t, live, testshop.SoldOf(t, s.Pool, sale.ID))
+			require.EqualValues(t, live, testshop.Sold(t, s.Pool, sale.ID))
 			require.EqualValues(t, buyers-live, s.Left(t, sale.ID))
 			require.Zero(t, s.Count(t, testshop.BrokenLogs))
-			report := testwork.Audit(s, t, sale.ID)
-			require.False(t, report.Broken(), testwork.TextOf(t, report))
-			require.Zero(t, testwork.RebuildProjections(s, t).Replaced, "rows are what their log says")
+			testwork.RequireUnbroken(t, s, sale.ID)
+			require.Zero(t, testwork.RebuildProjections(t, s).Replaced, "rows are what their log says")
 			for _, o := range orders {
 				if o.withdrawn {
 					s.Buy(t, sale.ID, o.user) // again
@@ -149,7 +147,7 @@ func contest(t *testing.T, s *testshop.Shop, sale uuid.UUID, orders []*contested
 			_, err := s.Pool.Exec(background, "UPDATE orders SET due = now() - interval '1 h' WHERE id = $1 AND due IS NOT NULL",
 				o.id)
 			if err == nil {
-				_, err = s.Pool.Exec(background, `UPDATE order_events SET data = data || jsonb_build_object('due', o.due)
+				_, err = s.Pool.Exec(background, `UPDATE order_events SET due = o.due
 					FROM orders AS o WHERE o.id = $1 AND order_id = o.id AND order_events.version = 2 AND o.due IS NOT NULL`, o.id)
 			}
 			if err != nil {
@@ -160,7 +158,7 @@ func contest(t *testing.T, s *testshop.Shop, sale uuid.UUID, orders []*contested
 	})
 	sides.Go(func() error {
 		for ctx.Err() == nil {
-			_, err := testwork.Rebuilder(s, t).Sale(background, sale, "a test")
+			_, err := testwork.Rebuilder(t, s).Sale(background, sale, "a test")
 			if err != nil && !errors.Is(err, rebuild.ErrRunning) && !errors.Is(err, reservation.ErrUnavailable) {
 				return err
 			}

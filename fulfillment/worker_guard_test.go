@@ -14,14 +14,14 @@ import (
 
 func TestWorkerReportsWaitingOrders(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 100)
-	registry, _ := testwork.Guarded(s, t)
+	registry, _ := testwork.Guarded(t, s)
 	held := s.HoldSale(t, sale)
 	require.Equal(t, 100, s.Crowd(t, sale, 100))
 	waiting := func(orders float64) {
 		testkit.Eventually(t, 20*time.Second, fmt.Sprintf("%g orders wait", orders), func() bool {
-			return testshop.ValueOf(t, registry, "stampede_stream_waiting_orders", s.Keys.Orders(0)) == orders
+			return testshop.Metric(t, registry, "stampede_stream_waiting_orders", s.Keys.Orders(0)) == orders
 		})
 	}
 	waiting(100)

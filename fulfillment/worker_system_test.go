@@ -11,13 +11,16 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment"
+	"stampede/internal/retry"
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
+	"stampede/ledger"
 	"stampede/reservation"
 	"stampede/reservation/order"
 	"stampede/stream"
@@ -26,12 +29,12 @@ import (
 // The workers are stopped and replaced continuously. Each finishes what its predecessor has read and not finished.
 func TestRollingWorkersLoseAndDuplicateNothing(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 2000)
 	done := make(chan struct{})
 	var workers sync.WaitGroup
 	for lane := range 2 {
-		config := testwork.Config(s, t)
+		config := testwork.Config(t, s)
 		config.Consumer, config.BatchMax, config.MinIdle = fmt.Sprintf("worker-%d", lane), 20, 200*time.Millisecond
 		workers.Go(func() {
 			for {
@@ -55,10 +58,10 @@ func TestRollingWorkersLoseAndDuplicateNothing(t *testing.T) {
 	}
 	accepted := s.Crowd(t, sale, 2000)
 	s.AwaitConfirmed(t, accepted)
-	testwork.AwaitRest(s, t)
+	testwork.AwaitRest(t, s)
 	close(done)
 	workers.Wait()
-	require.EqualValues(t, accepted, testshop.SoldOf(t, s.Pool, sale))
+	require.EqualValues(t, accepted, testshop.Sold(t, s.Pool, sale))
 	require.EqualValues(t, accepted, s.Count(t, "SELECT count(*) FROM order_events"))
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM dead_letters"))
 }
@@ -69,7 +72,7 @@ func TestWorkerWaitsForPostgresWithoutDeadLetters(t *testing.T) {
 	sale := s.Open(t, 2000)
 	log := &testshop.CountingLog{}
 	registry := prometheus.NewRegistry()
-	config := testwork.Config(s, t)
+	config := testwork.Config(t, s)
 	config.Logger, config.Registerer = slog.New(log), registry
 	config.BatchMax, config.MaxDeliveries = 10, 1
 	stop := testwork.Work(t, config)
@@ -80,7 +83,7 @@ func TestWorkerWaitsForPostgresWithoutDeadLetters(t *testing.T) {
 	for i := range 1400 {
 		s.Buy(t, sale, fmt.Sprintf("later-%d", i))
 	}
-	failing := func() float64 { return testshop.ValueOf(t, registry, "stampede_worker_failing", "record") }
+	failing := func() float64 { return testshop.Metric(t, registry, "stampede_worker_failing", "record") }
 	testkit.Eventually(t, 30*time.Second, "the metrics show the outage", func() bool { return failing() == 1 })
 	// An outage does not fill the process: it stops reading at a bound.
 	testkit.Eventually(t, 30*time.Second, "the worker has stopped reading", func() bool {
@@ -88,9 +91,9 @@ func TestWorkerWaitsForPostgresWithoutDeadLetters(t *testing.T) {
 	})
 	s.Restart(t, server)
 	s.AwaitConfirmed(t, 1500)
-	testwork.AwaitRest(s, t)
+	testwork.AwaitRest(t, s)
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM dead_letters"))
-	require.EqualValues(t, 1500, testshop.SoldOf(t, s.Pool, sale))
+	require.EqualValues(t, 1500, testshop.Sold(t, s.Pool, sale))
 	require.Zero(t, failing())
 	require.Equal(t, 1, log.Times("cannot record orders in Postgres, trying again"), "an outage is logged once")
 	require.Equal(t, 1, log.Times("can record orders in Postgres again"))
@@ -101,7 +104,7 @@ func TestWorkerStopsPromptlyWithoutPostgres(t *testing.T) {
 	t.Parallel()
 	s, server := testshop.OnOwnPostgres(t)
 	sale := s.Open(t, 100)
-	config := testwork.Config(s, t)
+	config := testwork.Config(t, s)
 	config.MaxDeliveries = 1 // one counted nack would make a dead letter
 	config.DrainTimeout = 2 * time.Minute
 	registry := prometheus.NewRegistry()
@@ -114,7 +117,7 @@ func TestWorkerStopsPromptlyWithoutPostgres(t *testing.T) {
 		s.Buy(t, sale, fmt.Sprintf("later-%d", i))
 	}
 	testkit.Eventually(t, 30*time.Second, "the metrics show the outage", func() bool {
-		return testshop.ValueOf(t, registry, "stampede_worker_failing", "record") == 1
+		return testshop.Metric(t, registry, "stampede_worker_failing", "record") == 1
 	})
 	started := time.Now()
 	stop()
@@ -137,7 +140,7 @@ func TestWorkerStartsWithoutPostgres(t *testing.T) {
 	s.Buy(t, sale, "alice")
 	server.StopImmediate()
 	log := &testshop.CountingLog{}
-	config := testwork.Config(s, t)
+	config := testwork.Config(t, s)
 	config.Logger = slog.New(log)
 	testwork.Work(t, config)
 	testkit.Eventually(t, 30*time.Second, "the log names what the worker waits for", func() bool {
@@ -145,4 +148,147 @@ func TestWorkerStartsWithoutPostgres(t *testing.T) {
 	})
 	s.Restart(t, server)
 	s.AwaitConfirmed(t, 1)
+}
+
+// A minute without Postgres shows defects that a short outage hides: deadlines that pass during the outage, deliveries
+// that are counted, full readers.
+func TestSaleSurvivesMinuteWithoutPostgres(t *testing.T) {
+	t.Parallel()
+	const (
+		outageLength = time.Minute
+		window       = 30 * time.Second // over in the middle of the outage
+		perSecond    = 20
+		buyersMin    = 500
+	)
+	s, server := testshop.OnOwnPostgres(t)
+	sale, err := s.Catalog.Create(t.Context(), reservation.Terms{
+		Name: "test", Stock: 5000, PerOrderLimit: 1,
+		PaymentWindow: window,
+	})
+	require.NoError(t, err)
+	ctx, stopHeartbeats := context.WithCancel(context.Background())
+	var heartbeats sync.WaitGroup
+	heartbeats.Go(func() { _ = ledger.Heartbeat{Pool: s.Pool, Logger: testkit.Logger(t)}.Run(ctx) }) // returns nil
+	t.Cleanup(func() { stopHeartbeats(); heartbeats.Wait() })
+	testwork.Work(t, testwork.Config(t, s))
+
+	early := map[string]uuid.UUID{}
+	for i := range 100 {
+		user := fmt.Sprintf("early-%d", i)
+		early[user] = s.Buy(t, sale.ID, user)
+	}
+	s.AwaitConfirmed(t, len(early))
+
+	server.StopImmediate()
+	stopped, late := time.Now(), 0
+	for ; time.Since(stopped) < outageLength || late <= buyersMin; late++ {
+		require.Less(t, time.Since(stopped), 3*outageLength, "buyers are served during the outage")
+		s.Buy(t, sale.ID, fmt.Sprintf("late-%d", late))
+		require.True(t, retry.Pause(time.Second/perSecond, t.Context().Done()))
+	}
+
+	s.Restart(t, server)
+	s.AwaitConfirmed(t, len(early)+late) // within 30 s
+	testwork.AwaitRest(t, s)
+	require.Zero(t, s.Count(t, "SELECT count(*) FROM dead_letters"))
+	testkit.Eventually(t, testshop.Soon, "the next heartbeat records the outage", func() bool {
+		return s.Count(t, "SELECT count(*) FROM outages") == 1
+	})
+	for user, o := range early {
+		paid, err := ledger.New(s.Pool).Pay(t.Context(), o, user, "after the outage")
+		require.NoError(t, err)
+		require.Equal(t, order.StatusPaid, paid.Status)
+	}
+	require.Zero(t, s.Count(t, "SELECT count(*) FROM order_events WHERE type = 'OrderExpired'"))
+	require.EqualValues(t, len(early)+late, testshop.Sold(t, s.Pool, sale.ID))
+}
+
+// A master and its replica freeze. What their partitions lack waits, and all work on other partitions continues. The
+// steps follow each other on one cluster.
+func TestWorkerContinuesApartFromFrozenMaster(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewClusterShop(t)
+	const frozen = 0
+	apart := s.PartitionApart(t, frozen)
+	stuck, other, lost := s.OpenIn(t, frozen, 10), s.OpenIn(t, apart, 10), s.OpenIn(t, apart, 10)
+	big := s.OpenIn(t, apart, 1000) // now: another new sale may lie in a frozen partition
+	config, registry := testwork.Config(t, s.Shop), prometheus.NewRegistry()
+	config.GuardInterval, config.Registerer = 20*time.Millisecond, registry
+	testwork.Work(t, config)
+	s.Buy(t, stuck, "ann")
+	s.Buy(t, other, "ann")
+	s.AwaitConfirmed(t, 2)
+	sells := func(sale uuid.UUID) bool {
+		answer, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: "bob", Quantity: 1})
+		return err == nil && answer.Verdict == reservation.Reserved
+	}
+
+	thaw := s.Freeze(t, frozen)
+	began := time.Now()
+	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Sale(apart, lost)).Err())
+	testkit.Eventually(t, 60*time.Second, "a sale that was lost elsewhere sells again", func() bool { return sells(lost) })
+	t.Logf("a sale was rebuilt %v after another master froze", time.Since(began))
+	began = time.Now()
+	require.NoError(t, s.Store.Distrust(t.Context(), apart))
+	testkit.Eventually(t, 60*time.Second, "another partition sells again", func() bool { return sells(other) })
+	t.Logf("a partition was rebuilt %v after its server was distrusted", time.Since(began))
+	s.AwaitConfirmed(t, 4)
+
+	many := insertSales(t, s.Shop, frozen, 100)
+	began = time.Now()
+	require.NoError(t, s.Exec(t, `INSERT INTO releases (order_id, sale_id, user_id, quantity, again_at)
+		SELECT gen_random_uuid(), id, 'eve', 1, now() - interval '1 minute' FROM sales WHERE id = ANY ($1)
+		UNION ALL SELECT gen_random_uuid(), $2, 'eve', 1, now()`, many, other))
+	testkit.Eventually(t, 60*time.Second, "units are released elsewhere", func() bool {
+		return s.Count(t, "SELECT count(*) FROM releases WHERE sale_id = $1", other) == 0
+	})
+	t.Logf("units were released %v later, beside %d frozen sales", time.Since(began), len(many))
+
+	began = time.Now()
+	require.NoError(t, s.Shop.Exec(t, "UPDATE sales SET published_revision = 1 WHERE id = $1", other))
+	testkit.Eventually(t, 60*time.Second, "a change is published elsewhere", func() bool {
+		return s.Count(t, "SELECT revision - published_revision FROM sales WHERE id = $1", other) == 0
+	})
+	t.Logf("a change was published %v later", time.Since(began))
+
+	for range 20 { // the clock is that of the stream's own server
+		_, err := stream.ReadBacklog(t.Context(), s.Rdb, s.Keys.Orders(apart), reservation.Group)
+		require.NoError(t, err)
+	}
+	reachable := func(partition int) float64 {
+		return testshop.Metric(t, registry, "stampede_stream_reachable", s.Keys.Orders(partition))
+	}
+	require.Equal(t, 1.0, reachable(apart))
+	require.Zero(t, reachable(frozen))
+	began = time.Now()
+	for i := range 200 {
+		s.Buy(t, big, fmt.Sprint("user-", i))
+	}
+	testkit.Eventually(t, 60*time.Second, "entries are trimmed elsewhere", func() bool {
+		return testshop.Metric(t, registry, "stampede_entries_trimmed_total", s.Keys.Orders(apart)) > 0
+	})
+
+	t.Logf("entries were trimmed %v later", time.Since(began))
+	began = time.Now()
+	require.NoError(t, s.Shop.Exec(t, "DELETE FROM releases"))
+	require.NoError(t, s.Shop.Exec(t, "DELETE FROM sales WHERE id = ANY ($1)", many))
+	thaw()
+	testkit.Eventually(t, 60*time.Second, "the frozen partition sells again", func() bool { return sells(stuck) })
+	s.AwaitConfirmed(t, 205)
+	t.Logf("the frozen partition continued %v after it was thawed", time.Since(began))
+}
+
+// insertSales inserts sales of a partition that are not published.
+func insertSales(t *testing.T, s *testshop.Shop, partition, n int) (sales []uuid.UUID) {
+	t.Helper()
+	for len(sales) < n {
+		if id := uuid.Must(uuid.NewV7()); s.Keys.Partition(id) == partition {
+			sales = append(sales, id)
+		}
+	}
+	_, err := s.Pool.Exec(t.Context(),
+		"INSERT INTO sales (id, name, stock, partitions) SELECT id, 'test', 10, $2 FROM unnest($1::uuid[]) AS all_ids (id)",
+		sales, s.Keys.Partitions)
+	require.NoError(t, err)
+	return sales
 }

@@ -48,7 +48,7 @@ func (s *Server) spanOf(r *http.Request) tracing.Span {
 	if s.config.Tracer == nil {
 		return tracing.Span{}
 	}
-	return tracing.Of(r.Context())
+	return tracing.Current(r.Context())
 }
 
 // noteAnswer notes what Redis has decided.

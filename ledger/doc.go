@@ -6,7 +6,7 @@
 //     errors.go classifies errors.
 //   - Ledger.Pay and Ledger.Cancel (transition_write.go) are a buyer's actions; package order
 //     decides whether they are legal.
-//   - Expirer (expire.go, aside.go) ends orders that were not paid in time, and release.go releases
+//   - Expirer (expire.go) ends orders that were not paid in time, and release.go releases
 //     the units of ended orders in Redis. Heartbeat (heartbeat.go) is the payment clock: time
 //     without an ingress or without Postgres does not count.
 //   - Outcomes (outcomes.go) publishes what was written to the ingresses.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/google/uuid"
@@ -64,4 +65,121 @@ func LockOverdue(ctx context.Context, tx pgx.Tx, except, aside []uuid.UUID, limi
 	}
 	rows, _ := tx.Query(ctx, sql.LedgerLockOverdue, sale, limit, aside) // rows carry the error
 	return pgx.CollectRows(rows, scanOrder)
+}
+
+const (
+	// asideMax bounds the orders that a worker sets aside. Beyond it the whole sale waits for the next
+	// turn.
+	asideMax = 1000
+	// asideFor is the time after which an order that was set aside is retried.
+	asideFor = time.Minute
+)
+
+// SetAsideMessage is logged for an order that cannot be ended. The audit reports what is wrong with it.
+const SetAsideMessage = "an overdue order contradicts other records of it and is set aside"
+
+// Expirer ends overdue orders. It finds an order that cannot be ended by halving the batch, and sets it
+// aside, so that it does not block the others of its sale.
+type Expirer struct {
+	ledger *Ledger
+	log    *slog.Logger
+	// Aside holds, for each order set aside, the time until which it is skipped.
+	Aside map[uuid.UUID]time.Time
+	// limit bounds the orders of one transaction. It is halved when an order is at fault or the
+	// transaction takes too long, and returns to SweepMax when the order at fault is found.
+	limit int
+}
+
+// NewExpirer returns an Expirer that has set no order aside.
+func NewExpirer(ledger *Ledger, log *slog.Logger) *Expirer {
+	return &Expirer{ledger: ledger, log: log, Aside: make(map[uuid.UUID]time.Time), limit: SweepMax}
+}
+
+// ExpireSome is a SweepStep that ends overdue orders.
+func (e *Expirer) ExpireSome(ctx context.Context, except []uuid.UUID) (sale uuid.UUID, expired int, err error) {
+	for {
+		orders, err := e.ledger.expireSome(ctx, except, e.skipped(), e.limit)
+		if len(orders) > 0 {
+			sale = orders[0].SaleID
+		}
+		switch {
+		case err == nil:
+			e.limit = min(2*e.limit, SweepMax)
+			for _, o := range orders {
+				delete(e.Aside, o.ID)
+			}
+			return sale, len(orders), nil
+		case len(orders) > 1 && (IsTooSlow(err) || causedByOrder(err)):
+			e.limit = len(orders) / 2
+		case len(orders) == 1 && causedByOrder(err) && e.setAside(orders[0], err):
+			e.limit = SweepMax
+		default:
+			return sale, 0, err
+		}
+		if ctx.Err() != nil {
+			return sale, 0, err
+		}
+	}
+}
+
+// causedByOrder reports whether one of the orders causes the error, and not their sale or Postgres.
+func causedByOrder(err error) bool {
+	var ofSale *saleError
+	return !errors.As(err, &ofSale) &&
+		(FaultOf(err) == BadData || errors.Is(err, errNotLocked) || errors.Is(err, order.ErrIllegalTransition))
+}
+
+// setAside returns false if too many orders are set aside already.
+func (e *Expirer) setAside(o order.Order, why error) bool {
+	_, known := e.Aside[o.ID]
+	if len(e.Aside) >= asideMax && !known {
+		return false
+	}
+	e.Aside[o.ID] = time.Now().Add(asideFor)
+	if !known {
+		e.log.Error(SetAsideMessage, "order", o.ID, "sale", o.SaleID, "error", why)
+	}
+	return true
+}
+
+// skipped returns the orders that are set aside and not yet due for a retry.
+func (e *Expirer) skipped() []uuid.UUID {
+	orders := []uuid.UUID{} // not nil, which would be NULL
+	now := time.Now()
+	for id, until := range e.Aside {
+		switch {
+		case now.Before(until):
+			orders = append(orders, id)
+		case now.Sub(until) > asideFor: // not overdue any more
+			delete(e.Aside, id)
+		}
+	}
+	return orders
+}
+
+// SweepStep works on some orders of one sale that is not in except. It returns the sale, or uuid.Nil if
+// there is none, and how many orders it finished. Orders that it cannot finish are postponed.
+type SweepStep func(ctx context.Context, except []uuid.UUID) (sale uuid.UUID, done int, err error)
+
+// SweepSales repeats step until nothing is left or sweepTurn is over. A sale in which step fails waits
+// for the next turn, so that it does not block others.
+func SweepSales(ctx context.Context, step SweepStep) (done int, err error) {
+	except := []uuid.UUID{} // not nil, which would be NULL
+	var failed []error
+	for began := time.Now(); time.Since(began) < sweepTurn; {
+		limited, cancel := context.WithTimeout(ctx, RecordTimeout)
+		sale, n, err := step(limited, except)
+		cancel()
+		switch {
+		case err != nil && sale == uuid.Nil:
+			return done, errors.Join(append(failed, err)...)
+		case err != nil:
+			except = append(except, sale)
+			failed = append(failed, fmt.Errorf("sale=%s: %w", sale, err))
+		case sale == uuid.Nil:
+			return done, errors.Join(failed...)
+		}
+		done += n
+	}
+	return done, errors.Join(failed...)
 }

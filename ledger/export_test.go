@@ -26,4 +26,10 @@ func WriteExpiry(ctx context.Context, tx pgx.Tx, orders []order.Order, next orde
 	return err
 }
 
-var ErrNotLocked = errNotLocked
+const Oversold = oversold
+
+var (
+	ErrNotLocked   = errNotLocked
+	ErrOversold    = errOversold
+	ErrUnknownSale = errUnknownSale
+)

@@ -23,8 +23,7 @@ import (
 // setHeartbeatBack sets the last heartbeat back by ago.
 func setHeartbeatBack(t testing.TB, pool *pgxpool.Pool, ago string) {
 	t.Helper()
-	_, err := pool.Exec(t.Context(), "UPDATE pulse SET seen_at = now() - $1::interval", ago)
-	require.NoError(t, err)
+	testshop.Exec(t, pool, "UPDATE pulse SET seen_at = now() - $1::interval", ago)
 }
 
 const outages = "SELECT count(*) FROM outages"
@@ -55,8 +54,7 @@ func TestFirstHeartbeatAfterOutageExtendsDeadlines(t *testing.T) {
 	orders := testwork.Confirm(t, pool, sale, 5)
 	final := testwork.Confirm(t, pool, testshop.NewSale(t, pool, 10), 1)[0]
 	l := ledger.New(pool)
-	_, err := l.Pay(t.Context(), orders[3], "user-4", "pi_4")
-	require.NoError(t, err)
+	testwork.Pay(t, l, orders[3], "user-4", "pi_4")
 	setHeartbeatBack(t, pool, "60 s")
 	// The deadline of each order, from now.
 	for i, fromNow := range []string{
@@ -69,7 +67,7 @@ func TestFirstHeartbeatAfterOutageExtendsDeadlines(t *testing.T) {
 	before := testshop.QueryInt(t, pool, outages)
 	var deadlines []time.Time
 	for _, id := range orders {
-		deadlines = append(deadlines, testwork.OrderOfID(t, pool, id).ExpiresAt)
+		deadlines = append(deadlines, testwork.Order(t, pool, id).ExpiresAt)
 	}
 
 	// All ingresses come back at the same time. One of them records the outage, and the others send their
@@ -77,11 +75,10 @@ func TestFirstHeartbeatAfterOutageExtendsDeadlines(t *testing.T) {
 	hold, err := pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = hold.Rollback(context.Background()) }()
-	_, err = pool.Exec(t.Context(),
+	testshop.Exec(t, pool,
 		`CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_xact_lock(1); RETURN NEW;
 			END $$;
 		CREATE TRIGGER wait BEFORE INSERT ON outages FOR EACH ROW EXECUTE FUNCTION wait()`)
-	require.NoError(t, err)
 	_, err = hold.Exec(t.Context(), "SELECT pg_advisory_xact_lock(1)")
 	require.NoError(t, err)
 	const ingresses = 6
@@ -99,8 +96,7 @@ func TestFirstHeartbeatAfterOutageExtendsDeadlines(t *testing.T) {
 	}
 	testkit.Eventually(t, 20*time.Second, "one ingress records the outage, and the others do not wait", func() bool {
 		return done.Load() == ingresses-1 &&
-			testshop.QueryInt(t, pool,
-				"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 1
+			testshop.TransactionsWaiting(t, pool) == 1
 	})
 	require.NoError(t, hold.Rollback(t.Context()))
 	require.NoError(t, all.Wait())
@@ -111,21 +107,20 @@ func TestFirstHeartbeatAfterOutageExtendsDeadlines(t *testing.T) {
 	require.Greater(t, outage, 60*time.Second)
 	require.Less(t, outage, 120*time.Second)
 
-	after := func(i int) time.Time { return testwork.OrderOfID(t, pool, orders[i]).ExpiresAt }
+	after := func(i int) time.Time { return testwork.Order(t, pool, orders[i]).ExpiresAt }
 	for _, i := range []int{0, 1, 2, 4} {
 		require.Equal(t, deadlines[i].Add(outage), after(i))
 	}
 	require.Zero(t, after(3), "a paid order has no deadline")
-	require.Zero(t, testwork.OrderOfID(t, pool, final).ExpiresAt)
+	require.Zero(t, testwork.Order(t, pool, final).ExpiresAt)
 
-	_, err = l.Pay(t.Context(), orders[0], "user-1", "pi_1")
-	require.NoError(t, err)
+	testwork.Pay(t, l, orders[0], "user-1", "pi_1")
 	_, err = l.Pay(t.Context(), orders[2], "user-3", "pi_3")
 	require.ErrorIs(t, err, order.ErrExpired)
 	_, n, err := ledger.NewExpirer(l, testkit.Logger(t)).ExpireSome(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
-	require.Equal(t, order.StatusExpired, testwork.OrderOfID(t, pool, orders[2]).Status)
+	require.Equal(t, order.StatusExpired, testwork.Order(t, pool, orders[2]).Status)
 }
 
 func TestMissedHeartbeatsAreNoOutage(t *testing.T) {
@@ -133,19 +128,19 @@ func TestMissedHeartbeatsAreNoOutage(t *testing.T) {
 	pool := testkit.Pool(t)
 	testwork.Heartbeat(t, pool)
 	id := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 1)[0]
-	deadline := testwork.OrderOfID(t, pool, id).ExpiresAt
+	deadline := testwork.Order(t, pool, id).ExpiresAt
 	before := testshop.QueryInt(t, pool, outages)
 	setHeartbeatBack(t, pool, "3 s")
 	require.Zero(t, testwork.Heartbeat(t, pool))
 	require.Equal(t, before, testshop.QueryInt(t, pool, outages))
-	require.Equal(t, deadline, testwork.OrderOfID(t, pool, id).ExpiresAt)
+	require.Equal(t, deadline, testwork.Order(t, pool, id).ExpiresAt)
 	require.Less(t, testshop.QueryInt(t, pool, "SELECT extract(epoch FROM now() - seen_at)::bigint FROM pulse"), int64(3),
 		"the heartbeat was recorded")
 
 	setHeartbeatBack(t, pool, "6 s")
 	outage := testwork.Heartbeat(t, pool)
 	require.Greater(t, outage, 6*time.Second)
-	require.WithinDuration(t, deadline.Add(outage), testwork.OrderOfID(t, pool, id).ExpiresAt, time.Millisecond)
+	require.WithinDuration(t, deadline.Add(outage), testwork.Order(t, pool, id).ExpiresAt, time.Millisecond)
 }
 
 // An outage is recorded in one row, so locked orders neither prevent nor repeat that.
@@ -154,7 +149,7 @@ func TestOutageIsRecordedOnceWhileOrdersAreLocked(t *testing.T) {
 	pool := testkit.Pool(t)
 	testwork.Heartbeat(t, pool)
 	orders := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 3)
-	deadline := testwork.OrderOfID(t, pool, orders[0]).ExpiresAt
+	deadline := testwork.Order(t, pool, orders[0]).ExpiresAt
 	before := testshop.QueryInt(t, pool, outages)
 	setHeartbeatBack(t, pool, "60 s")
 	paying, err := pool.Begin(t.Context())
@@ -172,7 +167,7 @@ func TestOutageIsRecordedOnceWhileOrdersAreLocked(t *testing.T) {
 	require.NoError(t, paying.Rollback(t.Context()))
 	require.Zero(t, testwork.Heartbeat(t, pool))
 	require.Equal(t, before+1, testshop.QueryInt(t, pool, outages))
-	require.WithinDuration(t, deadline.Add(outage), testwork.OrderOfID(t, pool, orders[0]).ExpiresAt, time.Millisecond)
+	require.WithinDuration(t, deadline.Add(outage), testwork.Order(t, pool, orders[0]).ExpiresAt, time.Millisecond)
 }
 
 // Recording an outage changes no order, however many there are.
@@ -182,12 +177,11 @@ func TestOutageWritesNoOrder(t *testing.T) {
 	testwork.Heartbeat(t, pool)
 	sale := testshop.NewPayableSale(t, pool, 1_000_000)
 	const n = 200_000
-	_, err := pool.Exec(t.Context(),
+	testshop.Exec(t, pool,
 		`INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, due)
 		SELECT gen_random_uuid(), $1, 'user-' || n, 1, 'confirmed', 2, n, 1, now(), now(), (SELECT pay_clock()) +
 		make_interval(secs => n)
 		FROM generate_series(1, $2) AS n`, sale, n)
-	require.NoError(t, err)
 	const versions = "SELECT md5(string_agg(ctid::text || xmin::text || xmax::text, ' ' ORDER BY id)) FROM orders"
 	const deadlines = "SELECT sum(extract(epoch FROM due + (SELECT lost_time())))::bigint FROM orders"
 	var before, after string
@@ -215,7 +209,7 @@ func TestOrderConfirmedDuringOutageGetsWholeWindow(t *testing.T) {
 	id := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 1)[0]
 	testwork.Heartbeat(t, pool)
 	_, ended := lastOutage(t, pool)
-	require.Equal(t, ended.Add(testshop.PaymentWindow), testwork.OrderOfID(t, pool, id).ExpiresAt)
+	require.Equal(t, ended.Add(testshop.PaymentWindow), testwork.Order(t, pool, id).ExpiresAt)
 }
 
 func TestConsecutiveOutagesAddUp(t *testing.T) {
@@ -226,8 +220,8 @@ func TestConsecutiveOutagesAddUp(t *testing.T) {
 	orders := testwork.Confirm(t, pool, sale, 3)
 	expiresIn(t, pool, orders[1], "45 s")
 	deadlines := []time.Time{
-		testwork.OrderOfID(t, pool, orders[0]).ExpiresAt,
-		testwork.OrderOfID(t, pool, orders[1]).ExpiresAt,
+		testwork.Order(t, pool, orders[0]).ExpiresAt,
+		testwork.Order(t, pool, orders[1]).ExpiresAt,
 	}
 	expiresIn(t, pool, orders[2], "-3 h")
 	var lost time.Duration
@@ -237,7 +231,7 @@ func TestConsecutiveOutagesAddUp(t *testing.T) {
 		require.NotZero(t, outage)
 		lost += outage
 		for i, deadline := range deadlines {
-			require.WithinDuration(t, deadline.Add(lost), testwork.OrderOfID(t, pool, orders[i]).ExpiresAt, time.Millisecond)
+			require.WithinDuration(t, deadline.Add(lost), testwork.Order(t, pool, orders[i]).ExpiresAt, time.Millisecond)
 		}
 	}
 	l := ledger.New(pool)
@@ -245,7 +239,7 @@ func TestConsecutiveOutagesAddUp(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
 	require.Equal(
-		t, order.StatusExpired, testwork.OrderOfID(t, pool, orders[2]).Status, "it was overdue before the outages",
+		t, order.StatusExpired, testwork.Order(t, pool, orders[2]).Status, "it was overdue before the outages",
 	)
 	require.EqualValues(
 		t, 1, testshop.QueryInt(
@@ -255,11 +249,11 @@ func TestConsecutiveOutagesAddUp(t *testing.T) {
 
 	// An order that is confirmed between two outages is postponed by the second one only.
 	between := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 1)[0]
-	deadline := testwork.OrderOfID(t, pool, between).ExpiresAt
+	deadline := testwork.Order(t, pool, between).ExpiresAt
 	require.WithinDuration(t, time.Now().Add(testshop.PaymentWindow), deadline, time.Minute)
 	setHeartbeatBack(t, pool, "2 h")
 	outage := testwork.Heartbeat(t, pool)
-	require.WithinDuration(t, deadline.Add(outage), testwork.OrderOfID(t, pool, between).ExpiresAt, time.Millisecond)
+	require.WithinDuration(t, deadline.Add(outage), testwork.Order(t, pool, between).ExpiresAt, time.Millisecond)
 }
 
 // moveClock moves the clock of Postgres, forward or back, as time and settings of the clock do: what is stored of it
@@ -283,13 +277,13 @@ func TestClockSetBackKeepsTimeToPay(t *testing.T) {
 		"otherwise the next outage would not be detected")
 	require.Zero(t, testwork.Heartbeat(t, pool))
 	for _, id := range []uuid.UUID{orders[0], late} {
-		require.WithinDuration(t, time.Now().Add(testshop.PaymentWindow), testwork.OrderOfID(t, pool, id).ExpiresAt,
+		require.WithinDuration(t, time.Now().Add(testshop.PaymentWindow), testwork.Order(t, pool, id).ExpiresAt,
 			time.Minute)
 	}
 	_, n, err := ledger.NewExpirer(ledger.New(pool), testkit.Logger(t)).ExpireSome(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
-	require.Equal(t, order.StatusConfirmed, testwork.OrderOfID(t, pool, orders[0]).Status)
+	require.Equal(t, order.StatusConfirmed, testwork.Order(t, pool, orders[0]).Status)
 
 	setHeartbeatBack(t, pool, "60 s")
 	require.Greater(t, testwork.Heartbeat(t, pool), 60*time.Second, "a later outage is recorded")
@@ -376,17 +370,16 @@ func TestHeartbeatInsertsMissingRow(t *testing.T) {
 	sale := testshop.NewPayableSale(t, pool, 10)
 	orders := testwork.Confirm(t, pool, sale, 2)
 	expiresIn(t, pool, orders[1], "-1 h")
-	deadline := testwork.OrderOfID(t, pool, orders[0]).ExpiresAt
-	_, err := pool.Exec(t.Context(), "DELETE FROM pulse")
-	require.NoError(t, err)
+	deadline := testwork.Order(t, pool, orders[0]).ExpiresAt
+	testshop.Exec(t, pool, "DELETE FROM pulse")
 
-	require.Equal(t, deadline, testwork.OrderOfID(t, pool, orders[0]).ExpiresAt, "the order is returned without the row")
+	require.Equal(t, deadline, testwork.Order(t, pool, orders[0]).ExpiresAt, "the order is returned without the row")
 	listed, _, err := l.ListOrders(t.Context(), order.Filter{User: "user-1"}, uuid.Nil, 10)
 	require.NoError(t, err)
 	require.Len(t, listed, 1)
 	require.Equal(t, deadline, listed[0].ExpiresAt)
 	later := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 1)[0]
-	require.WithinDuration(t, time.Now().Add(testshop.PaymentWindow), testwork.OrderOfID(t, pool, later).ExpiresAt,
+	require.WithinDuration(t, time.Now().Add(testshop.PaymentWindow), testwork.Order(t, pool, later).ExpiresAt,
 		time.Minute)
 	_, n, err := ledger.NewExpirer(l, testkit.Logger(t)).ExpireSome(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
@@ -395,13 +388,12 @@ func TestHeartbeatInsertsMissingRow(t *testing.T) {
 	require.Zero(t, testwork.Heartbeat(t, pool))
 	require.EqualValues(t, 1, testshop.QueryInt(t, pool,
 		"SELECT count(*) FROM pulse WHERE lost = (SELECT sum(ended_at - began_at) FROM outages)"))
-	require.Equal(t, deadline, testwork.OrderOfID(t, pool, orders[0]).ExpiresAt)
-	_, err = l.Pay(t.Context(), orders[0], "user-1", "pi_1")
-	require.NoError(t, err)
+	require.Equal(t, deadline, testwork.Order(t, pool, orders[0]).ExpiresAt)
+	testwork.Pay(t, l, orders[0], "user-1", "pi_1")
 	_, n, err = ledger.NewExpirer(l, testkit.Logger(t)).ExpireSome(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
-	require.Equal(t, order.StatusExpired, testwork.OrderOfID(t, pool, orders[1]).Status)
+	require.Equal(t, order.StatusExpired, testwork.Order(t, pool, orders[1]).Status)
 }
 
 func TestHeartbeatDoesNotWaitForAnother(t *testing.T) {

@@ -9,7 +9,6 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/connect"
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
@@ -30,16 +29,14 @@ func TestFindByReceiptReturnsRecordedOrVoidedOrder(t *testing.T) {
 	l := ledger.New(pool)
 	sale := testshop.NewSale(t, pool, 10)
 	here, lost := testshop.Reserved(sale, "alice", 1), testshop.Reserved(sale, "bob", 2)
-	_, err := l.Record(t.Context(), []order.OrderReserved{here})
-	require.NoError(t, err)
+	testwork.Record(t, l, []order.OrderReserved{here})
 	confirmed, err := l.FindByReceipt(t.Context(), receiptOf(here))
 	require.NoError(t, err)
-	require.Equal(t, testwork.OrderOfID(t, pool, here.OrderID), confirmed)
+	require.Equal(t, testwork.Order(t, pool, here.OrderID), confirmed)
 	_, err = l.FindByReceipt(t.Context(), receiptOf(lost))
 	require.ErrorIs(t, err, order.ErrNotFound)
 
-	_, err = pool.Exec(t.Context(), "UPDATE sales SET epoch = epoch + 1 WHERE id = $1", sale)
-	require.NoError(t, err)
+	testshop.Exec(t, pool, "UPDATE sales SET epoch = epoch + 1 WHERE id = $1", sale)
 	got, err := l.FindByReceipt(t.Context(), receiptOf(here))
 	require.NoError(t, err)
 	require.Equal(t, confirmed, got, "a recorded order is returned whatever its epoch")
@@ -51,8 +48,7 @@ func TestFindByReceiptReturnsRecordedOrVoidedOrder(t *testing.T) {
 	}, got)
 
 	// Its late event is recorded with the same result.
-	_, err = l.Record(t.Context(), []order.OrderReserved{lost})
-	require.NoError(t, err)
+	testwork.Record(t, l, []order.OrderReserved{lost})
 	late, err := l.FindByReceipt(t.Context(), receiptOf(lost))
 	require.NoError(t, err)
 	require.Equal(t, []any{got.Status, got.Version, got.Reason}, []any{late.Status, late.Version, late.Reason})
@@ -85,8 +81,7 @@ func TestVoidedOrderIsNeverConfirmed(t *testing.T) {
 			defer close(recorded)
 			_, _ = l.Record(context.Background(), []order.OrderReserved{event}) // it may fail because the epoch has just ended
 		}()
-		_, err := pool.Exec(t.Context(), "UPDATE sales SET epoch = epoch + 1 WHERE id = $1", sale)
-		require.NoError(t, err)
+		testshop.Exec(t, pool, "UPDATE sales SET epoch = epoch + 1 WHERE id = $1", sale)
 		first, err := l.FindByReceipt(t.Context(), receiptOf(event))
 		require.NoError(t, err, "an ended epoch decides the order")
 		<-recorded
@@ -105,10 +100,8 @@ func TestFindByReceiptReadsEpochFirst(t *testing.T) {
 	event := testshop.Reserved(sale, "alice", 1)
 	// One connection, on which the statements are prepared already: preparing them would wait for the
 	// lock as well.
-	one, err := connect.Postgres(t.Context(), testkit.DatabaseURL(t), 1)
-	require.NoError(t, err)
-	t.Cleanup(one.Close)
-	_, err = ledger.New(one).FindByReceipt(t.Context(), receiptOf(event))
+	one := testkit.PoolAt(t, testkit.DatabaseURL(t), 1)
+	_, err := ledger.New(one).FindByReceipt(t.Context(), receiptOf(event))
 	require.ErrorIs(t, err, order.ErrNotFound)
 	tx, err := pool.Begin(t.Context())
 	require.NoError(t, err)
@@ -161,7 +154,7 @@ func TestFindOrdersReturnsRecordedOrders(t *testing.T) {
 	require.Len(t, orders, 3)
 	for _, o := range orders {
 		require.Contains(t, ids, o.ID)
-		require.Equal(t, testwork.OrderOfID(t, pool, o.ID), o)
+		require.Equal(t, testwork.Order(t, pool, o.ID), o)
 		require.False(t, o.ExpiresAt.Before(time.Now()))
 	}
 	orders, err = ledger.New(pool).FindOrders(t.Context(), nil)

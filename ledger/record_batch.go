@@ -59,37 +59,35 @@ type BatchRecording struct {
 
 // Record returns one outcome per event, in their order. The events of a sale are adjacent.
 func (r *BatchRecording) Record(ctx context.Context, events []order.OrderReserved) []Outcome {
-	switch {
+	switch blocked, from, to := r.firstBlocked(events); {
 	case len(events) == 0:
 		return nil
 	case r.stopped != nil:
 		return allFailed(events, r.stopped)
-	}
-	for sale, err := range r.blocked {
-		if from, to := rangeOf(events, sale); from < to {
-			others := append(r.Record(ctx, events[:from:from]), allFailed(events[from:to], err)...)
-			return append(others, r.Record(ctx, events[to:])...)
-		}
-	}
-	if len(events) > r.Limit {
+	case blocked != nil:
+		return slices.Concat(
+			r.Record(ctx, events[:from]), allFailed(events[from:to], blocked), r.Record(ctx, events[to:]))
+	case len(events) > r.Limit:
 		return r.inParts(ctx, events, r.Limit)
-	}
-	if r.isSoldOut(events) {
+	case r.isSoldOut(events):
 		return r.refuse(ctx, events)
 	}
 	outcomes, err := r.Try(ctx, func(ctx context.Context) ([]Outcome, error) { return r.Ledger.Record(ctx, events) })
+	if err != nil {
+		return r.failed(ctx, events, err)
+	}
+	return outcomes
+}
+
+// failed handles the error of a transaction. It belongs to all events, or to some that smaller transactions find.
+func (r *BatchRecording) failed(ctx context.Context, events []order.OrderReserved, err error) []Outcome {
 	switch {
-	case err == nil:
-		return outcomes
 	case errors.Is(err, stream.ErrStopping):
 		r.stopped = err
-		return allFailed(events, err)
 	case r.SplitBlocked && (IsLocked(err) || IsTooSlow(err)):
 		return r.splitBlocked(ctx, events, err)
 	case FaultOf(err) == Transient:
-		return allFailed(events, err)
 	case len(events) > 1:
-		// The earlier half first: its orders have priority.
 		return r.inParts(ctx, events, len(events)/2)
 	case FaultOf(err) == oversold:
 		if r.tooMany == nil {
@@ -97,18 +95,18 @@ func (r *BatchRecording) Record(ctx context.Context, events []order.OrderReserve
 		}
 		r.tooMany[events[0].SaleID] = events[0].Quantity
 		return r.refuse(ctx, events)
-	default:
-		return allFailed(events, err)
 	}
+	return allFailed(events, err)
 }
 
+// inParts records the first n events before the others: the earlier orders have priority.
 func (r *BatchRecording) inParts(ctx context.Context, events []order.OrderReserved, n int) []Outcome {
 	return append(r.Record(ctx, events[:n:n]), r.Record(ctx, events[n:])...)
 }
 
 func (r *BatchRecording) bySale(ctx context.Context, events []order.OrderReserved) (outcomes []Outcome) {
 	for len(events) > 0 {
-		_, n := rangeOf(events, events[0].SaleID)
+		_, n := saleRange(events, events[0].SaleID)
 		outcomes = append(outcomes, r.Record(ctx, events[:n:n])...)
 		events = events[n:]
 	}
@@ -118,12 +116,12 @@ func (r *BatchRecording) bySale(ctx context.Context, events []order.OrderReserve
 // splitBlocked records events in smaller transactions after one with all of them was blocked.
 func (r *BatchRecording) splitBlocked(ctx context.Context, events []order.OrderReserved, err error) []Outcome {
 	blocked := fmt.Errorf("%w: %w", ErrBlocked, err)
-	var ofSale *saleError
-	if errors.As(err, &ofSale) && IsLocked(err) {
-		r.block(ofSale.sale, blocked)
+	var inSale *saleError
+	if errors.As(err, &inSale) && IsLocked(err) {
+		r.block(inSale.sale, blocked)
 		return r.Record(ctx, events)
 	}
-	switch _, first := rangeOf(events, events[0].SaleID); {
+	switch _, first := saleRange(events, events[0].SaleID); {
 	case first < len(events):
 		return r.bySale(ctx, events)
 	case len(events) > 1 && IsTooSlow(err):
@@ -145,13 +143,24 @@ func (r *BatchRecording) block(sale uuid.UUID, err error) {
 	r.blocked[sale] = err
 }
 
-// rangeOf returns the range of a sale's events, which are adjacent.
-func rangeOf(events []order.OrderReserved, sale uuid.UUID) (from, to int) {
-	ofSale := func(e order.OrderReserved) bool { return e.SaleID == sale }
-	if from = slices.IndexFunc(events, ofSale); from < 0 {
+// firstBlocked returns why a sale with some of the events is blocked, and the range of its events. The error is nil if
+// no such sale is blocked.
+func (r *BatchRecording) firstBlocked(events []order.OrderReserved) (why error, from, to int) {
+	for sale, why := range r.blocked {
+		if from, to := saleRange(events, sale); from < to {
+			return why, from, to
+		}
+	}
+	return nil, 0, 0
+}
+
+// saleRange returns the range of a sale's events, which are adjacent.
+func saleRange(events []order.OrderReserved, sale uuid.UUID) (from, to int) {
+	belongs := func(e order.OrderReserved) bool { return e.SaleID == sale }
+	if from = slices.IndexFunc(events, belongs); from < 0 {
 		return 0, 0
 	}
-	for to = from + 1; to < len(events) && ofSale(events[to]); to++ {
+	for to = from + 1; to < len(events) && belongs(events[to]); to++ {
 	}
 	return from, to
 }

@@ -4,18 +4,21 @@ package ledger_test
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
-	"stampede/internal/connect"
+	"stampede/internal/crashpoint"
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
 	"stampede/ledger"
+	"stampede/reservation"
 	"stampede/reservation/order"
 )
 
@@ -25,7 +28,7 @@ func TestOrderDoesNotExpireDuringPostgresOutage(t *testing.T) {
 	t.Parallel()
 	s, server := testshop.OnOwnPostgres(t)
 	sale := s.OpenPayable(t, 10)
-	stop := testwork.Work(t, testwork.Config(s, t))
+	stop := testwork.Work(t, testwork.Config(t, s))
 	punctual, unlucky, absent := s.Buy(t, sale, "ann"), s.Buy(t, sale, "bob"), s.Buy(t, sale, "cid")
 	s.AwaitConfirmed(t, 3)
 	testwork.Heartbeat(t, s.Pool) // there was no heartbeat since the migration
@@ -34,15 +37,12 @@ func TestOrderDoesNotExpireDuringPostgresOutage(t *testing.T) {
 	var heartbeats errgroup.Group
 	log := &testshop.CountingLog{}
 	for range 2 {
-		own, err := connect.Postgres(t.Context(), server.URL, 2)
-		require.NoError(t, err)
-		t.Cleanup(own.Close)
+		own := testkit.PoolAt(t, server.URL, 2)
 		heartbeats.Go(func() error { return ledger.Heartbeat{Pool: own, Logger: slog.New(log)}.Run(ctx) })
 	}
 	before := s.Count(t, outages)
 	require.NoError(t, testwork.MoveDue(t.Context(), s.Pool, "pay_clock() + interval '8 s'", unlucky, absent))
-	_, err := ledger.New(s.Pool).Pay(t.Context(), punctual, "ann", "pi_1")
-	require.NoError(t, err)
+	testwork.Pay(t, ledger.New(s.Pool), punctual, "ann", "pi_1")
 
 	server.StopImmediate()
 	stopped := time.Now()
@@ -52,15 +52,14 @@ func TestOrderDoesNotExpireDuringPostgresOutage(t *testing.T) {
 	s.Restart(t, server)
 	testkit.Eventually(t, 20*time.Second, "the outage is recorded",
 		func() bool { return s.Count(t, outages) == before+1 })
-	_, err = ledger.New(s.Pool).Pay(t.Context(), unlucky, "bob", "pi_2")
-	require.NoError(t, err)
+	testwork.Pay(t, ledger.New(s.Pool), unlucky, "bob", "pi_2")
 	require.Zero(t, s.Count(t, testshop.ExpiredOrders))
-	remaining := time.Until(testwork.OrderOfID(t, s.Pool, absent).ExpiresAt)
+	remaining := time.Until(testwork.Order(t, s.Pool, absent).ExpiresAt)
 	require.Positive(t, remaining)
 	testkit.Eventually(t, 20*time.Second, "an order that is not paid in the remaining time expires", func() bool {
 		return s.Count(t, testshop.ExpiredOrders) == 1
 	})
-	require.Equal(t, order.StatusExpired, testwork.OrderOfID(t, s.Pool, absent).Status)
+	require.Equal(t, order.StatusExpired, testwork.Order(t, s.Pool, absent).Status)
 	testkit.Eventually(t, 20*time.Second, "its unit is released", func() bool { return s.Left(t, sale) == 8 })
 	cancel()
 	require.NoError(t, heartbeats.Wait())
@@ -68,5 +67,88 @@ func TestOrderDoesNotExpireDuringPostgresOutage(t *testing.T) {
 	require.Equal(t, 1, log.Times("buyers could not pay for a while: deadlines are postponed"))
 	require.Equal(t, 2, log.Times("cannot record a heartbeat in Postgres, trying again"))
 	stop()
-	require.False(t, testwork.Audit(s, t, sale).Broken(), testwork.TextOf(t, testwork.Audit(s, t, sale)))
+	testwork.RequireUnbroken(t, s, sale)
+}
+
+// If a worker is killed at any of these points between the expiry of an order and the release of its
+// unit, the next worker releases the unit, once. In the second pass of a point, the orders of one sale
+// are finished and those of the other are not.
+func TestUnitIsReleasedOnceAfterWorkerCrash(t *testing.T) {
+	t.Parallel()
+	for _, point := range []string{
+		crashpoint.BeforeExpire, crashpoint.BeforeExpireCommit, crashpoint.AfterExpire,
+		crashpoint.BeforeRelease, crashpoint.AfterRelease, crashpoint.AfterReleaseCommit,
+	} {
+		for pass := 1; pass <= 2; pass++ {
+			t.Run(fmt.Sprintf("%s:%d", point, pass), func(t *testing.T) {
+				t.Parallel()
+				const stock, buyers = 20, 10
+				s := testshop.NewShop(t)
+				sales := []uuid.UUID{s.OpenPayable(t, stock), s.OpenPayable(t, stock)}
+				var overdue []uuid.UUID
+				for _, sale := range sales {
+					require.Equal(t, buyers, s.Crowd(t, sale, buyers))
+					for _, out := range testwork.Fulfil(t, s) {
+						switch id, user := out.Event.OrderID, out.Event.UserID; user {
+						case "user-0":
+							testwork.Pay(t, ledger.New(s.Pool), id, user, "pi")
+						case "user-1":
+							testwork.Cancel(t, ledger.New(s.Pool), id, user)
+						default:
+							overdue = append(overdue, id)
+						}
+					}
+				}
+				testwork.EndWindow(t, s.Pool, overdue...)
+
+				victim := s.Process(t, "worker")
+				victim.Setenv(crashpoint.Env, fmt.Sprintf("%s:%d", point, pass))
+				victim.Start()
+				victim.WaitKilled(30 * time.Second)
+				// At any point the audit finds nothing, and a buyer whose order has ended can buy again.
+				testwork.RequireUnbroken(t, s, uuid.Nil)
+				bought := map[string]bool{}
+				buy := func() {
+					for i, sale := range sales {
+						for n := 1; n < buyers; n++ {
+							user := fmt.Sprintf("user-%d", n)
+							result, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: user, Quantity: 1})
+							require.NoError(t, err)
+							if result.Verdict == reservation.Reserved {
+								require.False(t, bought[fmt.Sprint(i, user)], "%s bought twice", user)
+								bought[fmt.Sprint(i, user)] = true
+							}
+						}
+					}
+				}
+				buy()
+
+				successor := s.Process(t, "worker")
+				successor.Start()
+				testkit.Eventually(t, 30*time.Second, "all units are released", func() bool {
+					return s.Count(t, testshop.ExpiredOrders) == int64(len(overdue)) && s.Count(t, testshop.PendingReleases) == 0
+				})
+				for i, sale := range sales {
+					taken := 1 // the paid unit
+					for n := range buyers {
+						if bought[fmt.Sprint(i, fmt.Sprintf("user-%d", n))] {
+							taken++
+						}
+					}
+					require.EqualValues(t, stock-taken, s.Left(t, sale))
+				}
+				buy()
+				require.Len(t, bought, 2*(buyers-1), "every buyer whose order ended can buy again")
+				s.AwaitConfirmed(t, len(bought))
+				testwork.AwaitRest(t, s)
+				for _, sale := range sales {
+					require.EqualValues(t, stock-buyers, s.Left(t, sale))
+					require.EqualValues(t, buyers, testshop.Sold(t, s.Pool, sale))
+				}
+				require.Zero(t, s.Count(t, testshop.BrokenLogs))
+				testwork.RequireUnbroken(t, s, uuid.Nil)
+				require.True(t, successor.Stop().Success())
+			})
+		}
+	}
 }

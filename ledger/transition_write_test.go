@@ -26,14 +26,13 @@ func TestPaymentWindowStartsAtConfirmation(t *testing.T) {
 	first, second := testshop.Reserved(payable, "alice", 1), testshop.Reserved(final, "alice", 1)
 	var before, after time.Time
 	require.NoError(t, pool.QueryRow(t.Context(), "SELECT now()").Scan(&before))
-	_, err := ledger.New(pool).Record(t.Context(), []order.OrderReserved{first, second})
-	require.NoError(t, err)
+	testwork.Record(t, ledger.New(pool), []order.OrderReserved{first, second})
 	require.NoError(t, pool.QueryRow(t.Context(), "SELECT now()").Scan(&after))
 
-	o := testwork.OrderOfID(t, pool, first.OrderID)
+	o := testwork.Order(t, pool, first.OrderID)
 	require.Equal(t, time.UTC, o.ExpiresAt.Location())
 	require.WithinRange(t, o.ExpiresAt, before.Add(testshop.PaymentWindow), after.Add(testshop.PaymentWindow))
-	require.Zero(t, testwork.OrderOfID(t, pool, second.OrderID).ExpiresAt,
+	require.Zero(t, testwork.Order(t, pool, second.OrderID).ExpiresAt,
 		"without a payment window, a confirmed order is final")
 }
 
@@ -43,7 +42,7 @@ func TestPayRecordsReferenceOnce(t *testing.T) {
 	l := ledger.New(pool)
 	sale := testshop.NewPayableSale(t, pool, 10)
 	o := testwork.Confirm(t, pool, sale, 1)[0]
-	confirmed := testwork.OrderOfID(t, pool, o)
+	confirmed := testwork.Order(t, pool, o)
 
 	paid, err := l.Pay(t.Context(), o, "user-1", "pi_1")
 	require.NoError(t, err)
@@ -52,7 +51,7 @@ func TestPayRecordsReferenceOnce(t *testing.T) {
 	require.True(t, paid.UpdatedAt.After(confirmed.UpdatedAt))
 	want.UpdatedAt = paid.UpdatedAt
 	require.Equal(t, want, paid)
-	require.Equal(t, want, testwork.OrderOfID(t, pool, o))
+	require.Equal(t, want, testwork.Order(t, pool, o))
 	for range 3 {
 		again, err := l.Pay(t.Context(), o, "user-1", "pi_1")
 		require.NoError(t, err)
@@ -68,7 +67,7 @@ func TestPayRecordsReferenceOnce(t *testing.T) {
 	require.EqualValues(t, 1, testshop.QueryInt(t, pool,
 		`SELECT count(*) FROM order_events WHERE version = 3 AND data = '{"reference": "pi_1"}' AND (sale_id, user_id,
 			quantity) = ($1, 'user-1', 1)`, sale))
-	require.EqualValues(t, 1, testshop.SoldOf(t, pool, sale))
+	require.EqualValues(t, 1, testshop.Sold(t, pool, sale))
 	require.Zero(t, testshop.QueryInt(t, pool, "SELECT count(*) FROM releases"))
 }
 
@@ -79,20 +78,19 @@ func TestCancelReleasesUnitsOnceAndAllowsNewOrder(t *testing.T) {
 	sale := testshop.NewPayableSale(t, pool, 10)
 	event := testshop.Reserved(sale, "alice", 1)
 	event.Quantity = 3
-	_, err := l.Record(t.Context(), []order.OrderReserved{event, testshop.Reserved(sale, "bob", 2)})
-	require.NoError(t, err)
+	testwork.Record(t, l, []order.OrderReserved{event, testshop.Reserved(sale, "bob", 2)})
 
 	cancelled, err := l.Cancel(t.Context(), event.OrderID, "alice")
 	require.NoError(t, err)
 	require.Equal(t, order.StatusCancelled, cancelled.Status)
-	require.Equal(t, cancelled, testwork.OrderOfID(t, pool, event.OrderID))
+	require.Equal(t, cancelled, testwork.Order(t, pool, event.OrderID))
 	again, err := l.Cancel(t.Context(), event.OrderID, "alice")
 	require.NoError(t, err)
 	require.Equal(t, cancelled, again)
 	_, err = l.Pay(t.Context(), event.OrderID, "alice", "pi_1")
 	require.ErrorIs(t, err, order.ErrIllegalTransition)
 
-	require.EqualValues(t, 1, testshop.SoldOf(t, pool, sale))
+	require.EqualValues(t, 1, testshop.Sold(t, pool, sale))
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed", "3 OrderCancelled"},
 		testshop.History(t, pool, event.OrderID))
 	require.EqualValues(t, 1, testshop.QueryInt(t, pool, "SELECT count(*) FROM releases"))
@@ -100,13 +98,12 @@ func TestCancelReleasesUnitsOnceAndAllowsNewOrder(t *testing.T) {
 		"SELECT count(*) FROM releases WHERE (order_id, sale_id, user_id, quantity) = ($1, $2, 'alice', 3)", event.OrderID,
 		sale))
 
-	outcomes, err := l.Record(t.Context(), []order.OrderReserved{event, testshop.Reserved(sale, "alice", 3)})
-	require.NoError(t, err)
+	outcomes := testwork.Record(t, l, []order.OrderReserved{event, testshop.Reserved(sale, "alice", 3)})
 	require.Equal(
 		t, ledger.Outcome{Event: event, Status: order.StatusCancelled}, outcomes[0], "a late delivery of its event",
 	)
 	require.Equal(t, order.StatusConfirmed, outcomes[1].Status)
-	require.EqualValues(t, 2, testshop.SoldOf(t, pool, sale))
+	require.EqualValues(t, 2, testshop.Sold(t, pool, sale))
 }
 
 func TestPayAndCancelRejectOrderOfAnotherUser(t *testing.T) {
@@ -138,7 +135,7 @@ func TestPayAndCancelRejectOrderWithoutPaymentWindow(t *testing.T) {
 	_, err = l.Cancel(t.Context(), o, "user-1")
 	require.ErrorIs(t, err, order.ErrIllegalTransition)
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed"}, testshop.History(t, pool, o))
-	require.EqualValues(t, 1, testshop.SoldOf(t, pool, sale))
+	require.EqualValues(t, 1, testshop.Sold(t, pool, sale))
 }
 
 func TestPayAndCancelRejectOverdueOrderBeforeSweep(t *testing.T) {
@@ -151,7 +148,7 @@ func TestPayAndCancelRejectOverdueOrderBeforeSweep(t *testing.T) {
 	require.ErrorIs(t, err, order.ErrExpired)
 	_, err = l.Cancel(t.Context(), orders[0], "user-1")
 	require.ErrorIs(t, err, order.ErrExpired)
-	require.Equal(t, order.StatusConfirmed, testwork.OrderOfID(t, pool, orders[0]).Status,
+	require.Equal(t, order.StatusConfirmed, testwork.Order(t, pool, orders[0]).Status,
 		"only the sweeper ends the order")
 
 	_, err = l.Pay(t.Context(), orders[1], "user-2", "pi_2")
@@ -164,12 +161,10 @@ func TestPayIsAcceptedUntilHeartbeatAfterDeadline(t *testing.T) {
 	pool := testkit.Pool(t)
 	l := ledger.New(pool)
 	orders := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 2)
-	_, err := pool.Exec(t.Context(), "UPDATE pulse SET seen_at = now() - interval '60 s'")
-	require.NoError(t, err)
-	_, err = pool.Exec(t.Context(),
+	testshop.Exec(t, pool, "UPDATE pulse SET seen_at = now() - interval '60 s'")
+	testshop.Exec(t, pool,
 		"UPDATE orders SET due = now() - interval '61 s' + (interval '2 s') * (user_id = 'user-1')::int")
-	require.NoError(t, err)
-	_, err = l.Pay(t.Context(), orders[0], "user-1", "pi_1")
+	_, err := l.Pay(t.Context(), orders[0], "user-1", "pi_1")
 	require.NoError(t, err, "it was in time when the outage began")
 	_, err = l.Pay(t.Context(), orders[1], "user-2", "pi_2")
 	require.ErrorIs(t, err, order.ErrExpired, "it was overdue before")
@@ -187,14 +182,12 @@ func TestOrdersOfListsNewestFirst(t *testing.T) {
 		events = append(events, mine, testshop.Reserved(sale, fmt.Sprintf("bob-%d", i), 2))
 		want = append([]uuid.UUID{mine.OrderID}, want...)
 	}
-	_, err := l.Record(t.Context(), events)
-	require.NoError(t, err)
+	testwork.Record(t, l, events)
 	paid, err := l.Pay(t.Context(), want[3], "alice", "pi_1")
 	require.NoError(t, err)
 	// Live and ended orders alternate, and there are more of each than a page holds.
 	for i := 0; i < len(want); i += 2 {
-		_, err := l.Cancel(t.Context(), want[i], "alice")
-		require.NoError(t, err)
+		testwork.Cancel(t, l, want[i], "alice")
 	}
 
 	var got []uuid.UUID
@@ -210,7 +203,7 @@ func TestOrdersOfListsNewestFirst(t *testing.T) {
 		}
 		for _, o := range page {
 			require.Equal(t, "alice", o.UserID)
-			require.Equal(t, testwork.OrderOfID(t, pool, o.ID), o.Order)
+			require.Equal(t, testwork.Order(t, pool, o.ID), o.Order)
 			got, before = append(got, o.ID), o.ID
 		}
 	}
@@ -243,12 +236,11 @@ func TestOrderChangeIsAtomic(t *testing.T) {
 			pool := testkit.Pool(t)
 			l := ledger.New(pool)
 			o := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 1)[0]
-			_, err := pool.Exec(t.Context(), breakage, o)
-			require.NoError(t, err)
+			testshop.Exec(t, pool, breakage, o)
 			events := testshop.History(t, pool, o)
-			_, err = l.Cancel(t.Context(), o, "user-1")
+			_, err := l.Cancel(t.Context(), o, "user-1")
 			require.ErrorIs(t, err, order.ErrDamaged)
-			require.Equal(t, order.StatusConfirmed, testwork.OrderOfID(t, pool, o).Status)
+			require.Equal(t, order.StatusConfirmed, testwork.Order(t, pool, o).Status)
 			require.Equal(t, events, testshop.History(t, pool, o))
 			require.Zero(t, testshop.QueryInt(t, pool, "SELECT count(*) FROM releases"))
 		})
@@ -257,12 +249,69 @@ func TestOrderChangeIsAtomic(t *testing.T) {
 	tx, err := pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = tx.Rollback(context.Background()) }()
-	stale := testwork.OrderOfID(t, pool, orders[0])
-	_, err = l.Cancel(t.Context(), orders[0], "user-1")
-	require.NoError(t, err)
+	stale := testwork.Order(t, pool, orders[0])
+	testwork.Cancel(t, l, orders[0], "user-1")
 	next, err := stale.Expired()
 	require.NoError(t, err)
 	err = ledger.WriteExpiry(t.Context(), tx, []order.Order{stale}, next)
 	require.ErrorIs(t, err, ledger.ErrNotLocked)
 	require.True(t, strings.HasSuffix(err.Error(), "0 of 1 are unchanged since they were read"))
+}
+
+// The log has a row for the reservation of an order and its outcome, and the view order_history a row for each event.
+func TestHistoryShowsEveryEventOfOrder(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	l := ledger.New(pool)
+	sale := testshop.NewPayableSale(t, pool, 10)
+	testwork.Heartbeat(t, pool)
+	paid, cancelled := testshop.Reserved(sale, "ann", 1), testshop.Reserved(sale, "bob", 2)
+	second, refused := testshop.Reserved(sale, "ann", 3), testshop.Reserved(sale, "cid", 4)
+	late := testshop.Reserved(sale, "dan", 5)
+	paid.KeyFingerprint = "AAAAAAAAAAAAAAAAAAAAAA"
+	testwork.Record(t, l, []order.OrderReserved{paid, cancelled, second})
+	testwork.Pay(t, l, paid.OrderID, "ann", "pi_1")
+	testwork.Cancel(t, l, cancelled.OrderID, "bob")
+	_, err := l.Refuse(t.Context(), []order.OrderReserved{refused}, order.RejectedSoldOut)
+	require.NoError(t, err)
+	testshop.RaiseEpoch(t, pool, sale)
+	testwork.Record(t, l, []order.OrderReserved{late})
+
+	for _, c := range []struct {
+		event order.OrderReserved
+		want  []string
+	}{
+		{paid, []string{
+			`1 OrderReserved {"epoch": 1, "sequence": 1, "key_fingerprint": "AAAAAAAAAAAAAAAAAAAAAA"}`,
+			`2 OrderConfirmed {"due": true}`, `3 OrderPaid {"reference": "pi_1"}`,
+		}},
+		{cancelled, []string{
+			`1 OrderReserved {"epoch": 1, "sequence": 2}`, `2 OrderConfirmed {"due": true}`, `3 OrderCancelled {}`,
+		}},
+		{second, []string{
+			`1 OrderReserved {"epoch": 1, "sequence": 3}`, `2 OrderRejected {"reason": "already-purchased"}`,
+		}},
+		{refused, []string{`1 OrderReserved {"epoch": 1, "sequence": 4}`, `2 OrderRejected {"reason": "sold-out"}`}},
+		{late, []string{`1 OrderReserved {"epoch": 1, "sequence": 5}`, `2 OrderVoided {"reason": "sale-rebuilt"}`}},
+	} {
+		require.EqualValues(t, len(c.want)-1, testshop.QueryInt(t, pool,
+			"SELECT count(*) FROM order_events WHERE order_id = $1", c.event.OrderID))
+		rows, err := pool.Query(t.Context(), `SELECT format('%s %s %s', version, type, data || CASE WHEN data ? 'due'
+			THEN jsonb_build_object('due', (data ->> 'due')::timestamptz > now()) ELSE '{}' END),
+			sale_id, user_id, quantity, occurred_at FROM order_history WHERE order_id = $1 ORDER BY version`, c.event.OrderID)
+		require.NoError(t, err)
+		var events []string
+		for rows.Next() {
+			var event, user string
+			var of uuid.UUID
+			var quantity int64
+			var at time.Time
+			require.NoError(t, rows.Scan(&event, &of, &user, &quantity, &at))
+			require.Equal(t, []any{sale, c.event.UserID, int64(1)}, []any{of, user, quantity})
+			require.Equal(t, len(events) == 0, at.Equal(c.event.ReservedAt), "only the reservation has its time")
+			events = append(events, event)
+		}
+		require.NoError(t, rows.Err())
+		require.Equal(t, c.want, events)
+	}
 }

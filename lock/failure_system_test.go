@@ -13,7 +13,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/connect"
 	"stampede/internal/dev/localserver"
 	"stampede/internal/test/testkit"
 	"stampede/lock"
@@ -157,10 +156,7 @@ type failover struct {
 
 func (f failover) client(t *testing.T) redis.UniversalClient {
 	t.Helper()
-	client, err := connect.Control(f.url)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = client.Close() })
-	return client
+	return testkit.Control(t, f.url)
 }
 
 func onSentinel(t *testing.T) failover {
@@ -181,13 +177,13 @@ func onCluster(t *testing.T) failover {
 	t.Helper()
 	cluster := testkit.OwnCluster(t)
 	operator := testkit.Operate(t, cluster)
-	of := func(key string) int { return operator.MasterOf(operator.SlotOf(key)) }
+	master := func(key string) int { return operator.Master(operator.Slot(key)) }
 	return failover{
 		url:    cluster.URL,
-		master: func(_ *testing.T, key string) *localserver.Redis { return cluster.Nodes[of(key)] },
+		master: func(_ *testing.T, key string) *localserver.Redis { return cluster.Nodes[master(key)] },
 		copied: func(t *testing.T, key string) bool {
 			t.Helper()
-			replica := operator.Client(operator.ReplicaOf(of(key)))
+			replica := operator.Client(operator.Replica(master(key)))
 			found, err := replica.Pipelined(t.Context(), func(p redis.Pipeliner) error {
 				p.ReadOnly(t.Context()) // on this connection
 				p.Exists(t.Context(), key)

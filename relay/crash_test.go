@@ -15,7 +15,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
-	"stampede/internal/connect"
 	"stampede/internal/crashpoint"
 	"stampede/internal/test/testkit"
 	"stampede/relay"
@@ -181,9 +180,7 @@ func TestRelayOutlivesOutagesOfItsServers(t *testing.T) {
 	pool, err := pgxpool.New(t.Context(), postgres.URL)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
-	control, err := connect.Control(rdb.URL)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = control.Close() })
+	control := testkit.Control(t, rdb.URL)
 	b := &bundle{pool, control, testkit.Keys(t), target.NewStore(pool)}
 	r := newReceiver(t)
 	b.add(t, "shop", r.url)

@@ -163,7 +163,7 @@ func (r *Relay) end(name string) {
 // serve serves a target if no other process does, until another one has claimed it, an operator has changed it, an
 // error ends the session, or ctx ends.
 func (r *Relay) serve(ctx context.Context, name string) {
-	outage := r.outageOf(name)
+	outage := r.targetOutage(name)
 	key := r.config.Keys.RelayLock(name)
 	lease, err := r.locker.TryAcquire(ctx, key)
 	if errors.Is(err, lock.ErrBusy) || errors.Is(err, context.Canceled) {
@@ -191,8 +191,8 @@ func (r *Relay) serve(ctx context.Context, name string) {
 	}
 }
 
-// outageOf returns the outage of a target, which only the one session of the target uses.
-func (r *Relay) outageOf(name string) *retry.Outage {
+// targetOutage returns the outage of a target, which only the one session of the target uses.
+func (r *Relay) targetOutage(name string) *retry.Outage {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.outages[name] == nil {

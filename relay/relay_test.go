@@ -2,13 +2,18 @@ package relay_test
 
 import (
 	"context"
+	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"os/signal"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -17,11 +22,52 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
+	"stampede/internal/connect"
+	"stampede/internal/crashpoint"
 	"stampede/internal/test/testkit"
 	"stampede/relay"
 	"stampede/relay/target"
+	"stampede/reservation"
 	"stampede/sql"
 )
+
+func TestMain(m *testing.M) { testkit.Main(m, testkit.WithCommand(command)) }
+
+// command runs a relay, in a process that a test kills.
+func command() int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	if err := runRelay(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+func runRelay(ctx context.Context) error {
+	if err := crashpoint.Check(); err != nil {
+		return err
+	}
+	pool, err := connect.Postgres(ctx, os.Getenv("DATABASE_URL"), target.Max)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	rdb, err := connect.Control(os.Getenv("REDIS_URL"))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = rdb.Close() }()
+	r, err := relay.New(relay.Config{
+		Pool: pool, Redis: rdb, Keys: reservation.Keys{Prefix: os.Getenv("STAMPEDE_KEY_PREFIX")},
+		Name: fmt.Sprint(os.Getpid()), Source: "/test", Scan: 50 * time.Millisecond, Lease: time.Second, Stdout: os.Stdout,
+		Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+	})
+	if err != nil {
+		return err
+	}
+	return r.Run(ctx)
+}
 
 func TestEachTargetGetsAllEvents(t *testing.T) {
 	t.Parallel()

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/test/testkit"
-	"stampede/internal/test/testsale"
+	"stampede/internal/test/testshop"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"
@@ -69,13 +69,13 @@ func TestServerWithPossibleLossSellsNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			h := newReplicaPair(t)
-			selling := testsale.NewShopOn(t, h.client(), testkit.Keys(t), reservation.StoreOptions{})
-			idle, fresh := selling.Next(h.client()), selling.Next(h.client())
-			sale := selling.Sale(1_000_000).ID
-			held := selling.Buy(sale, "ann").Reservation
-			require.Equal(t, reservation.Reserved, idle.Buy(sale, "bob").Verdict)
+			selling := testshop.NewShopOn(t, testshop.Options{Redis: h.client()})
+			idle, fresh := selling.Next(t, h.client()), selling.Next(t, h.client())
+			sale := selling.Sale(t, 1_000_000).ID
+			held := selling.Ask(t, sale, "ann").Reservation
+			idle.Buy(t, sale, "bob")
 			h.catchUp(h.atSecond, h.atFirst)
-			stop := crowd(selling, sale)
+			stop := crowd(t, selling, sale)
 
 			tc.lose(h)
 			stop()
@@ -85,8 +85,8 @@ func TestServerWithPossibleLossSellsNothing(t *testing.T) {
 			} else {
 				require.Zero(t, now.Exists(t.Context(), selling.Keys.Orders(0)).Val())
 			}
-			for _, s := range []*testsale.Shop{selling, idle, fresh} {
-				refuses(s, sale, "eve")
+			for _, s := range []*testshop.Shop{selling, idle, fresh} {
+				refuses(t, s, sale, "eve")
 				_, err := s.Release(t.Context(), []reservation.Release{{SaleID: sale, OrderID: held.OrderID, UserID: "ann"}})
 				require.ErrorIs(t, err, reservation.ErrUnavailable)
 				_, err = s.FindReserved(t.Context(), order.NewOrderID(sale), "nobody")
@@ -95,7 +95,7 @@ func TestServerWithPossibleLossSellsNothing(t *testing.T) {
 				require.ErrorIs(t, err, catalog.ErrNotInForce)
 				created, err := s.Create(t.Context(), reservation.Terms{Name: "opens later", Stock: 1, PerOrderLimit: 1})
 				require.NoError(t, err)
-				refuses(s, created.ID, "eve")
+				refuses(t, s, created.ID, "eve")
 			}
 			state, err := selling.Inspect(t.Context(), 0)
 			require.NoError(t, err)
@@ -107,11 +107,11 @@ func TestServerWithPossibleLossSellsNothing(t *testing.T) {
 			}
 			// Nothing was lost: Redis runs with appendfsync always, and the replica had caught up.
 			testkit.VerifyServer(t, selling.Pool, selling.Store, 0)
-			for _, s := range []*testsale.Shop{selling, idle, fresh} {
+			for _, s := range []*testshop.Shop{selling, idle, fresh} {
 				_, err := s.Resume(t.Context(), sale)
 				require.NoError(t, err)
-				require.Equal(t, held, s.Buy(sale, "ann").Reservation)
-				require.Equal(t, reservation.Reserved, s.Buy(sale, uuid.NewString()).Verdict)
+				require.Equal(t, held, s.Ask(t, sale, "ann").Reservation)
+				s.Buy(t, sale, uuid.NewString())
 			}
 		})
 	}
@@ -121,34 +121,34 @@ func TestServerWithPossibleLossSellsNothing(t *testing.T) {
 func TestReturningServerIsUnverified(t *testing.T) {
 	t.Parallel()
 	h := newReplicaPair(t)
-	s := testsale.NewShopOn(t, h.client(), testkit.Keys(t), reservation.StoreOptions{})
-	idle := s.Next(h.client())
-	sale := s.Sale(100)
-	s.Buy(sale.ID, "ann")
-	idle.Buy(sale.ID, "bob")
+	s := testshop.NewShopOn(t, testshop.Options{Redis: h.client()})
+	idle := s.Next(t, h.client())
+	sale := s.Sale(t, 100)
+	s.Buy(t, sale.ID, "ann")
+	idle.Buy(t, sale.ID, "bob")
 	h.catchUp(h.atSecond, h.atFirst)
 
 	h.promote(h.atSecond)
 	h.move(h.atFirst, h.atSecond)
-	refuses(s, sale.ID, "eve")
-	rebuild(s, sale.Sale, 2)
+	refuses(t, s, sale.ID, "eve")
+	rebuild(t, s, sale.Sale, 2)
 	testkit.VerifyServer(t, s.Pool, s.Store, 0)
-	require.Equal(t, reservation.Reserved, s.Buy(sale.ID, "ann").Verdict)
+	s.Buy(t, sale.ID, "ann")
 
 	h.follow(h.atFirst, h.atSecond)
 	h.second.Kill()
 	resetStats(t, h.atFirst)
 	h.promote(h.atFirst)
 	h.address.Store(h.atFirst.Options().Addr)
-	for _, ingress := range []*testsale.Shop{s, idle, s.Next(h.client())} {
-		refuses(ingress, sale.ID, "eve")
-		refuses(ingress, sale.ID, "ann")
+	for _, ingress := range []*testshop.Shop{s, idle, s.Next(t, h.client())} {
+		refuses(t, ingress, sale.ID, "eve")
+		refuses(t, ingress, sale.ID, "ann")
 	}
 	require.Equal(t, "nothing", appended(t, h.atFirst))
 
 	testkit.VerifyServer(t, s.Pool, s.Store, 0)
-	for _, ingress := range []*testsale.Shop{s, idle} {
-		require.EqualValues(t, 2, ingress.Buy(sale.ID, uuid.NewString()).Reservation.Epoch)
+	for _, ingress := range []*testshop.Shop{s, idle} {
+		require.EqualValues(t, 2, ingress.Ask(t, sale.ID, uuid.NewString()).Reservation.Epoch)
 	}
 }
 
@@ -159,21 +159,21 @@ func TestPromotedPrimaryIsUnverified(t *testing.T) {
 		t.Run(fmt.Sprintf("used as a replica: %t", asReplica), func(t *testing.T) {
 			t.Parallel()
 			h := newReplicaPair(t)
-			s := testsale.NewShopOn(t, h.atFirst, testkit.Keys(t), reservation.StoreOptions{})
-			sale := s.Sale(100).ID
-			s.Buy(sale, "ann")
+			s := testshop.NewShopOn(t, testshop.Options{Redis: h.atFirst})
+			sale := s.Sale(t, 100).ID
+			s.Buy(t, sale, "ann")
 			h.catchUp(h.atSecond, h.atFirst)
 			h.promote(h.atSecond)
 			h.follow(h.atFirst, h.atSecond)
 			if asReplica {
-				refuses(s, sale, "eve")
+				refuses(t, s, sale, "eve")
 			}
 			resetStats(t, h.atFirst)
 			h.promote(h.atFirst)
 			if !asReplica {
-				refuses(s.Next(h.atFirst), sale, "eve") // and distrusts the server for all
+				refuses(t, s.Next(t, h.atFirst), sale, "eve") // and distrusts the server for all
 			}
-			refuses(s, sale, "eve")
+			refuses(t, s, sale, "eve")
 			require.Equal(t, "nothing", appended(t, h.atFirst))
 		})
 	}
@@ -183,25 +183,25 @@ func TestPromotedPrimaryIsUnverified(t *testing.T) {
 func TestIngressOnPromotedReplicaSellsNothing(t *testing.T) {
 	t.Parallel()
 	h := newReplicaPair(t)
-	s := testsale.NewShopOn(t, h.client(), testkit.Keys(t), reservation.StoreOptions{})
-	sale := s.Sale(100_000).ID
-	s.Buy(sale, "ann")
+	s := testshop.NewShopOn(t, testshop.Options{Redis: h.client()})
+	sale := s.Sale(t, 100_000).ID
+	s.Buy(t, sale, "ann")
 	h.catchUp(h.atSecond, h.atFirst)
-	misled := s.Next(h.atSecond)
-	refuses(misled, sale, "eve")
-	stop := crowd(misled, sale)
+	misled := s.Next(t, h.atSecond)
+	refuses(t, misled, sale, "eve")
+	stop := crowd(t, misled, sale)
 	resetStats(t, h.atSecond)
 	h.promote(h.atSecond)
 	stop()
 	require.Equal(t, "nothing", appended(t, h.atSecond))
-	require.Equal(t, reservation.Reserved, s.Buy(sale, "bob").Verdict, "the primary still sells")
+	require.Equal(t, reservation.Reserved, s.Ask(t, sale, "bob").Verdict, "the primary still sells")
 }
 
 func TestHarmlessEventsKeepServerVerified(t *testing.T) {
 	t.Parallel()
 	for name, happen := range map[string]func(t *testing.T, rdb *redis.Client){
 		"first replica connects": func(t *testing.T, rdb *redis.Client) {
-			replica := testsale.OwnClient(t, testkit.OwnRedis(t).URL)
+			replica := testkit.Client(t, testkit.OwnRedis(t).URL)
 			before, err := rdb.InfoMap(t.Context(), "replication").Result()
 			require.NoError(t, err)
 			(&replicaPair{t: t}).follow(replica, rdb)
@@ -225,17 +225,17 @@ func TestHarmlessEventsKeepServerVerified(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			rdb := testsale.OwnClient(t, testkit.OwnRedis(t).URL)
-			s := testsale.NewShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{})
-			sale := s.Sale(100).ID
-			s.Buy(sale, "ann")
+			rdb := testkit.Client(t, testkit.OwnRedis(t).URL)
+			s := testshop.NewShopOn(t, testshop.Options{Redis: rdb})
+			sale := s.Sale(t, 100).ID
+			s.Buy(t, sale, "ann")
 			happen(t, rdb)
-			require.Equal(t, reservation.Reserved, s.Buy(sale, "bob").Verdict)
-			fresh := s.Next(rdb)
-			require.Equal(t, reservation.Reserved, fresh.Buy(sale, "cid").Verdict)
+			s.Buy(t, sale, "bob")
+			fresh := s.Next(t, rdb)
+			fresh.Buy(t, sale, "cid")
 			require.NoError(t, rdb.ScriptFlush(t.Context()).Err())
-			require.Equal(t, reservation.Reserved, fresh.Buy(sale, "dan").Verdict)
-			require.Equal(t, "96", s.Left(sale))
+			fresh.Buy(t, sale, "dan")
+			require.EqualValues(t, 96, s.Left(t, sale))
 		})
 	}
 }

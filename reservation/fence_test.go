@@ -14,7 +14,7 @@ import (
 
 	"stampede/internal/dev/localserver"
 	"stampede/internal/test/testkit"
-	"stampede/internal/test/testsale"
+	"stampede/internal/test/testshop"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 )
@@ -32,7 +32,7 @@ type replicaPair struct {
 func newReplicaPair(t *testing.T) *replicaPair {
 	t.Helper()
 	h := &replicaPair{t: t, first: testkit.OwnRedis(t), second: testkit.OwnRedis(t)}
-	h.atFirst, h.atSecond = testsale.OwnClient(t, h.first.URL), testsale.OwnClient(t, h.second.URL)
+	h.atFirst, h.atSecond = testkit.Client(t, h.first.URL), testkit.Client(t, h.second.URL)
 	h.follow(h.atSecond, h.atFirst)
 	h.address.Store(h.atFirst.Options().Addr)
 	return h
@@ -112,18 +112,18 @@ func resetStats(t *testing.T, rdb *redis.Client) {
 }
 
 // refuses fails the test unless the store is unavailable to the user.
-func refuses(s *testsale.Shop, sale uuid.UUID, user string) {
-	s.T.Helper()
-	a, err := s.Reserve(s.T.Context(), reservation.Request{Sale: sale, User: user, Quantity: 1})
-	require.ErrorIs(s.T, err, reservation.ErrUnavailable, "%s got %v", user, a)
-	require.NotErrorIs(s.T, err, reservation.ErrOutcomeUnknown)
+func refuses(t testing.TB, s *testshop.Shop, sale uuid.UUID, user string) {
+	t.Helper()
+	a, err := s.Reserve(t.Context(), reservation.Request{Sale: sale, User: user, Quantity: 1})
+	require.ErrorIs(t, err, reservation.ErrUnavailable, "%s got %v", user, a)
+	require.NotErrorIs(t, err, reservation.ErrOutcomeUnknown)
 }
 
 // crowd buys without a pause until stop, which waits until its buyers were refused 20 times each on average.
-func crowd(s *testsale.Shop, sale uuid.UUID) (stop func()) {
-	s.T.Helper()
+func crowd(t testing.TB, s *testshop.Shop, sale uuid.UUID) (stop func()) {
+	t.Helper()
 	const buyers = 8
-	ctx, cancel := context.WithCancel(s.T.Context())
+	ctx, cancel := context.WithCancel(t.Context())
 	var refused atomic.Int64
 	done := make(chan struct{}, buyers)
 	for buyer := range buyers {
@@ -131,21 +131,21 @@ func crowd(s *testsale.Shop, sale uuid.UUID) (stop func()) {
 			defer func() { done <- struct{}{} }()
 			for n := 0; ctx.Err() == nil; n++ {
 				a, err := s.Reserve(
-					s.T.Context(), reservation.Request{Sale: sale, User: fmt.Sprintf("crowd-%d-%d", buyer, n), Quantity: 1},
+					t.Context(), reservation.Request{Sale: sale, User: fmt.Sprintf("crowd-%d-%d", buyer, n), Quantity: 1},
 				)
 				if err != nil {
 					refused.Add(1)
 				} else if a.Verdict != reservation.Reserved {
-					s.T.Errorf("a buyer got %s", a.Verdict)
+					t.Errorf("a buyer got %s", a.Verdict)
 				}
 			}
 		}()
 	}
 	return func() {
-		s.T.Helper()
+		t.Helper()
 		before := refused.Load()
 		testkit.Eventually(
-			s.T, 20*time.Second, "the crowd is refused", func() bool { return refused.Load() > before+20*buyers },
+			t, 20*time.Second, "the crowd is refused", func() bool { return refused.Load() > before+20*buyers },
 		)
 		cancel()
 		for range buyers {
@@ -155,12 +155,12 @@ func crowd(s *testsale.Shop, sale uuid.UUID) (stop func()) {
 }
 
 // rebuild rebuilds a sale as a worker does, but without Postgres.
-func rebuild(s *testsale.Shop, sale reservation.Sale, epoch int64, holders ...reservation.Holder) {
-	s.T.Helper()
-	ctx, p := s.T.Context(), sale.Layout().Partition(0)
-	closed, err := s.CloseSale(ctx, sale.ID, p, testsale.Token, 0)
-	require.NoError(s.T, err)
-	require.NoError(s.T, s.StageBuyers(ctx, p, sale.ID, testsale.Token, epoch, holders))
+func rebuild(t testing.TB, s *testshop.Shop, sale reservation.Sale, epoch int64, holders ...reservation.Holder) {
+	t.Helper()
+	ctx, p := t.Context(), sale.Layout().Partition(0)
+	closed, err := s.CloseSale(ctx, sale.ID, p, testshop.Token, 0)
+	require.NoError(t, err)
+	require.NoError(t, s.StageBuyers(ctx, p, sale.ID, testshop.Token, epoch, holders))
 	var held int64
 	for _, h := range holders {
 		held += h.Reservation.Quantity
@@ -168,10 +168,10 @@ func rebuild(s *testsale.Shop, sale reservation.Sale, epoch int64, holders ...re
 	sale.Epoch = epoch
 	sale.Revision++
 	require.NoError(
-		s.T, s.OpenRebuilt(
+		t, s.OpenRebuilt(
 			ctx, reservation.Rebuilt{
 				Sale: sale, Left: sale.Stock - held, Held: held, LastPlace: closed.Sequence, Holders: int64(len(holders)),
-				Token: testsale.Token,
+				Token: testshop.Token,
 			},
 		),
 	)
@@ -182,24 +182,24 @@ func TestPartitionsAreVerifiedIndependently(t *testing.T) {
 	t.Parallel()
 	keys := testkit.Keys(t)
 	keys.Partitions = 2
-	s := testsale.NewShopOn(t, testkit.Redis(t), keys, reservation.StoreOptions{})
+	s := testshop.NewShopOn(t, testshop.Options{Keys: keys})
 	var sales [2]catalog.CountedSale
 	for sales[0].ID == uuid.Nil || sales[1].ID == uuid.Nil {
-		sale := s.Sale(10)
+		sale := s.Sale(t, 10)
 		sales[sale.Layout().Partition(0)] = sale
 	}
 	for _, sale := range sales {
-		s.Buy(sale.ID, "ann")
+		s.Buy(t, sale.ID, "ann")
 	}
 	require.NoError(t, s.Distrust(t.Context(), 1))
-	fresh := s.Next(s.Redis)
+	fresh := s.Next(t, s.Rdb)
 	for range 3 { // with the script of partition 0 loaded
-		for n, ingress := range []*testsale.Shop{s, fresh} {
-			require.Equal(t, reservation.Reserved, ingress.Buy(sales[0].ID, uuid.NewString()).Verdict, n)
-			refuses(ingress, sales[1].ID, "eve")
+		for n, ingress := range []*testshop.Shop{s, fresh} {
+			require.Equal(t, reservation.Reserved, ingress.Ask(t, sales[0].ID, uuid.NewString()).Verdict, n)
+			refuses(t, ingress, sales[1].ID, "eve")
 		}
 	}
 	testkit.VerifyServer(t, s.Pool, s.Store, 1)
-	require.Equal(t, reservation.Reserved, fresh.Buy(sales[1].ID, "bob").Verdict)
-	require.Equal(t, reservation.Reserved, s.Buy(sales[1].ID, "cid").Verdict)
+	fresh.Buy(t, sales[1].ID, "bob")
+	s.Buy(t, sales[1].ID, "cid")
 }

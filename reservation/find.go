@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -198,4 +199,184 @@ func ListInRedis(
 		}
 	}
 	return sales, failed
+}
+
+const (
+	// unknownTrust is how long a missing sale is not looked up again, even if it is published
+	// meanwhile.
+	unknownTrust = 250 * time.Millisecond
+	// unknownMax bounds how many missing sales are cached: about twice as many, of 24 bytes each.
+	unknownMax = 4096
+)
+
+// saleLooks are the lookups of sales without a queue: one at a time per sale, and none for a sale
+// that was missing less than unknownTrust ago. The zero value is ready; it is safe for concurrent use.
+type saleLooks struct {
+	mu         sync.Mutex
+	inProgress map[uuid.UUID]*saleLook
+	// young and old are the start times of lookups that found no sale. A full young becomes old.
+	young, old map[uuid.UUID]time.Time
+}
+
+// saleLook is one lookup, whose place and err are set when done is closed.
+type saleLook struct {
+	done  chan struct{}
+	place place
+	err   error
+}
+
+// lookOnce finds a sale in Redis for a buyer, as find does.
+func (s *Store) lookOnce(ctx context.Context, sale uuid.UUID) (place, error) {
+	if !mayExist(sale, time.Now()) {
+		return place{}, ErrSaleNotFound
+	}
+	look := s.joinLook(sale)
+	select {
+	case <-look.done:
+		return look.place, look.err
+	case <-ctx.Done():
+		return place{}, ctx.Err()
+	}
+}
+
+var unknownSale = func() *saleLook {
+	look := &saleLook{done: make(chan struct{}), err: ErrSaleNotFound}
+	close(look.done)
+	return look
+}()
+
+// joinLook returns the lookup of a sale in progress, or unknownSale if the sale was just found
+// missing, or begins a lookup.
+func (s *Store) joinLook(sale uuid.UUID) *saleLook {
+	x := &s.looks
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if look := x.inProgress[sale]; look != nil {
+		return look
+	}
+	began := time.Now()
+	for _, seen := range []map[uuid.UUID]time.Time{x.young, x.old} {
+		if at, there := seen[sale]; there && began.Sub(at) < unknownTrust {
+			return unknownSale
+		}
+	}
+	look := &saleLook{done: make(chan struct{})}
+	if x.inProgress == nil {
+		x.inProgress = make(map[uuid.UUID]*saleLook)
+	}
+	x.inProgress[sale] = look
+	started := s.goBackground(func() {
+		ctx, cancel := context.WithTimeout(s.ctx, s.options.CallTimeout)
+		defer cancel()
+		look.place, look.err = s.find(ctx, sale)
+		x.end(sale, look, began)
+	})
+	if !started {
+		look.err = errClosed
+		delete(x.inProgress, sale)
+		close(look.done)
+	}
+	return look
+}
+
+// end publishes the result of a lookup to its waiters.
+func (x *saleLooks) end(sale uuid.UUID, look *saleLook, began time.Time) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	delete(x.inProgress, sale)
+	if errors.Is(look.err, ErrSaleNotFound) {
+		if x.young == nil || len(x.young) >= unknownMax {
+			x.young, x.old = make(map[uuid.UUID]time.Time), x.young
+		}
+		x.young[sale] = began
+	}
+	close(look.done)
+}
+
+// shared lets concurrent callers share readings of a value. One reading is in progress at a time. The zero value is
+// ready; it is safe for concurrent use.
+type shared[T any] struct {
+	mu   sync.Mutex
+	last *reading[T] // the last one started
+	good *reading[T] // the last successful one
+}
+
+// reading is one reading of a value, in progress or done.
+type reading[T any] struct {
+	begun time.Time
+	done  chan struct{}
+	// The others are set when done is closed.
+	value T
+	err   error
+}
+
+// latest returns the latest value that was read, and false if there is none.
+func (x *shared[T]) latest() (value T, ok bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.good == nil {
+		return value, false
+	}
+	return x.good.value, true
+}
+
+// since returns a value whose reading began at that time or later; a time in the future counts as now. A new reading
+// is one call of read in the background of the store, within the timeout. Waiting callers share one reading and its
+// failure, and each waits no longer than its own ctx.
+func (x *shared[T]) since(
+	ctx context.Context, s *Store, earliest time.Time, timeout time.Duration, read func(context.Context) (T, error),
+) (value T, err error) {
+	if now := time.Now(); earliest.After(now) {
+		earliest = now
+	}
+	for {
+		r := x.join(s, earliest, timeout, read)
+		select {
+		case <-r.done:
+		case <-ctx.Done():
+			return value, ctx.Err()
+		}
+		if !r.begun.Before(earliest) {
+			return r.value, r.err
+		}
+	}
+}
+
+// join returns the reading in progress, or the latest successful one if it is recent enough; otherwise it starts one.
+func (x *shared[T]) join(
+	s *Store, earliest time.Time, timeout time.Duration, read func(context.Context) (T, error),
+) *reading[T] {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.good != nil && !x.good.begun.Before(earliest) {
+		return x.good
+	}
+	if x.last != nil {
+		select {
+		case <-x.last.done:
+		default:
+			return x.last
+		}
+	}
+	r := &reading[T]{begun: time.Now(), done: make(chan struct{})}
+	x.last = r
+	started := s.goBackground(func() {
+		defer close(r.done)
+		ctx, cancel := context.WithTimeout(s.ctx, timeout)
+		defer cancel()
+		r.value, r.err = read(ctx)
+		if s.ctx.Err() != nil {
+			r.err = errClosed
+		}
+		if r.err == nil {
+			x.mu.Lock()
+			x.good = r
+			x.mu.Unlock()
+		}
+	})
+	if !started {
+		r.err = errClosed
+		close(r.done)
+	}
+	return r
 }

@@ -61,7 +61,7 @@ func (k Keys) Staged(partition int, sale uuid.UUID, token string) string {
 	return k.Buyers(partition, sale) + ":" + token
 }
 
-// Ended is the hash of the ended orders that were made with an idempotency key (ended.go).
+// Ended is the hash of the ended orders that were made with an idempotency key (release.go).
 func (k Keys) Ended(partition int, sale uuid.UUID) string {
 	return k.in(partition, "ended:"+sale.String())
 }

@@ -96,7 +96,7 @@ func (r Request) KeyFingerprint() string {
 
 func (q *queue) reserve(ctx context.Context, r Request, arrived int64) (Answer, error) {
 	c := newCall(r, arrived)
-	if c.span = tracing.Of(ctx); c.span.On() {
+	if c.span = tracing.Current(ctx); c.span.On() {
 		c.wait = c.span.Start(tracing.Internal, "wait in line")
 	}
 	if err := q.join(c); err != nil {

@@ -8,13 +8,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"stampede/internal/connect"
 	"stampede/internal/test/testkit"
-	"stampede/internal/test/testsale"
 	"stampede/internal/test/testshop"
 	"stampede/reservation"
+	"stampede/reservation/catalog"
 )
 
 // heldCalls holds each call of the reserve script until a value is sent, and reports how many requests it has.
@@ -35,9 +37,9 @@ func (h heldCalls) process(next redis.ProcessHook, ctx context.Context, cmd redi
 func TestFullBatchStartsSecondCall(t *testing.T) {
 	t.Parallel()
 	rdb := testkit.Redis(t)
-	s := testsale.NewShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{BatchMax: 2, QueueMax: 2})
-	sale := s.Sale(100)
-	s.Buy(sale.ID, "warm-up")
+	s := testshop.NewShopOn(t, testshop.Options{Redis: rdb, Store: reservation.StoreOptions{BatchMax: 2, QueueMax: 2}})
+	sale := s.Sale(t, 100)
+	s.Buy(t, sale.ID, "warm-up")
 	held := heldCalls{requests: make(chan int, 100), released: make(chan struct{})}
 	release := sync.OnceFunc(func() { close(held.released) })
 	defer release()
@@ -78,7 +80,7 @@ func TestFullBatchStartsSecondCall(t *testing.T) {
 
 	release()
 	requireReserved(4)
-	require.Equal(t, "92", s.Left(sale.ID))
+	require.EqualValues(t, 92, s.Left(t, sale.ID))
 }
 
 // leaving is a client that is still there, or has left.
@@ -89,8 +91,8 @@ func (l leaving) HasLeft() bool { return bool(l) }
 // A request may have waited before Reserve is called, and its client may leave meanwhile.
 func TestReserveDecidesNoLateRequest(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShop(t)
-	sale := s.Sale(10)
+	s := testshop.NewShopOn(t, testshop.Options{Store: reservation.StoreOptions{WaitMax: reservation.DefaultWaitMax}})
+	sale := s.Sale(t, 10)
 	for name, c := range map[string]struct {
 		age  time.Duration
 		gone leaving
@@ -108,5 +110,200 @@ func TestReserveDecidesNoLateRequest(t *testing.T) {
 		})
 		require.ErrorIs(t, err, c.err, name)
 	}
-	require.Equal(t, "7", s.Left(sale.ID))
+	require.EqualValues(t, 7, s.Left(t, sale.ID))
+}
+
+// One damaged buyer must not fail the other requests of its batch.
+func TestDamagedBuyerDoesNotFailBatch(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t)
+	sale := s.Sale(t, 1000)
+	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Buyers(0, sale.ID), "damaged", "?").Err())
+	const buyers = 200
+	errs := make([]error, buyers)
+	var all sync.WaitGroup
+	for i := range buyers {
+		all.Go(func() {
+			user := fmt.Sprint("buyer-", i)
+			if i%20 == 0 {
+				user = "damaged"
+			}
+			_, errs[i] = s.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: user, Quantity: 1})
+		})
+	}
+	all.Wait()
+	failed := 0
+	for i, err := range errs {
+		if i%20 != 0 {
+			if err != nil {
+				failed++
+			}
+			continue
+		}
+		require.ErrorIs(t, err, reservation.ErrReservationDamaged)
+		require.NotErrorIs(t, err, reservation.ErrUnavailable)
+	}
+	require.Zero(t, failed, "failed requests of %d other buyers", buyers-buyers/20)
+}
+
+// Redis does not roll back the writes of a script that fails at a command without permission.
+func TestScriptWithoutPermissionWritesNothing(t *testing.T) {
+	t.Parallel()
+	own := testkit.OwnRedis(t)
+	operator := testshop.NewShopOn(t, testshop.Options{Redis: testkit.Client(t, own.URL)})
+	sale := operator.Sale(t, 10)
+	acl := func(rules ...any) {
+		t.Helper()
+		require.NoError(
+			t, operator.Rdb.Do(
+				t.Context(), append([]any{"ACL", "SETUSER", "ingress", "on", "nopass", "~*", "&*", "+@all"}, rules...)...,
+			).Err(),
+		)
+	}
+	acl()
+	o := *operator.Rdb.(*redis.Client).Options()
+	o.Username, o.Password = "ingress", "any"
+	rdb := testkit.Client(t, own.URL)
+	rdb.Options().Username, rdb.Options().Password = o.Username, o.Password
+	ingress := operator.Next(t, rdb)
+	ingress.Buy(t, sale.ID, "before")
+
+	acl("-hset") // while it sells
+	_, err := ingress.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "ann", Quantity: 1})
+	require.ErrorIs(t, err, reservation.ErrUnavailable)
+	require.NotErrorIs(t, err, reservation.ErrOutcomeUnknown)
+	require.Len(t, operator.Events(t, 0), 1, "a refused request has no event")
+	require.EqualValues(t, 9, operator.Left(t, sale.ID))
+
+	acl("+hset")
+	ingress.Buy(t, sale.ID, "ann")
+}
+
+// afterLoss runs what happens to Redis between the try whose answer is lost and the next one.
+type afterLoss struct {
+	once sync.Once
+	do   func()
+}
+
+func (a *afterLoss) process(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+	err := next(ctx, cmd)
+	if err != nil && cmd.Name() == "evalsha" {
+		a.once.Do(a.do)
+	}
+	return err
+}
+
+// An answer about a rebuilt stock does not show what an earlier try did.
+func TestLostReplyStaysUnknownAfterRebuild(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(ctx context.Context, rdb redis.UniversalClient, keys reservation.Keys,
+		sale uuid.UUID) error{
+		"in another epoch, without the order": func(ctx context.Context, rdb redis.UniversalClient, keys reservation.Keys,
+			sale uuid.UUID,
+		) error {
+			if err := rdb.Del(ctx, keys.Buyers(0, sale)).Err(); err != nil {
+				return err
+			}
+			return rdb.HSet(ctx, keys.Sale(0, sale), "epoch", 2, "state", "paused").Err()
+		},
+		"closed for a rebuild": func(ctx context.Context, rdb redis.UniversalClient, keys reservation.Keys,
+			sale uuid.UUID,
+		) error {
+			return rdb.HSet(ctx, keys.Sale(0, sale), "epoch", 0).Err()
+		},
+		"lost": func(ctx context.Context, rdb redis.UniversalClient, keys reservation.Keys, sale uuid.UUID) error {
+			return rdb.Del(ctx, keys.Sale(0, sale)).Err()
+		},
+		"set back": func(ctx context.Context, rdb redis.UniversalClient, keys reservation.Keys, sale uuid.UUID) error {
+			return rdb.HSet(ctx, keys.Sale(0, sale), "sequence", 0).Err()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			proxy, rdb := testkit.RedisThroughProxy(t)
+			s := testshop.NewShopOn(t, testshop.Options{Redis: rdb})
+			sale := s.Sale(t, 10)
+			s.Buy(t, sale.ID, "warm-up")
+			direct := testkit.Redis(t)
+			lost := &afterLoss{do: func() { require.NoError(t, change(t.Context(), direct, s.Keys, sale.ID)) }}
+			rdb.AddHook(testkit.Hook(lost.process))
+
+			proxy.Lose(1)
+			answer, err := s.Reserve(t.Context(), reservation.Request{
+				Sale: sale.ID, User: "ann", Quantity: 1,
+				IdempotencyKey: "k",
+			})
+			proxy.RequireLost(t)
+			require.Len(t, s.Events(t, 0), 2, "the order of the first try is in the stream")
+			require.ErrorIs(t, err, reservation.ErrOutcomeUnknown, "%+v", answer)
+		})
+	}
+}
+
+func TestUnknownSaleIsLookedUpOncePerMoment(t *testing.T) {
+	t.Parallel()
+	own := testkit.OwnRedis(t)
+	rdb := testkit.Client(t, own.URL)
+	s := testshop.NewShopOn(t, testshop.Options{Redis: rdb})
+	known := s.Sale(t, 1).ID
+	s.Buy(t, known, "ann")
+
+	unknown := uuid.Must(uuid.NewV7())
+	require.Equal(t, reservation.UnknownSale, s.Ask(t, unknown, "ann").Verdict)
+	before, began := testshop.ScriptCalls(t, rdb), time.Now()
+	var all sync.WaitGroup
+	for range 50 {
+		all.Go(func() {
+			for range 200 {
+				a, err := s.Reserve(t.Context(), reservation.Request{Sale: unknown, User: "ann", Quantity: 1})
+				if err != nil || a.Verdict != reservation.UnknownSale {
+					t.Error(a, err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	looks := testshop.ScriptCalls(t, rdb) - before
+	// One for each quarter of a second that has begun, and one a second for each partition.
+	require.LessOrEqual(t, looks, int(4*time.Since(began)/time.Second)+int(time.Since(began)/time.Second)+8,
+		"lookups for 10,000 requests")
+
+	// A sale that is published meanwhile is found.
+	require.NoError(
+		t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, unknown),
+			s.Rdb.HGetAll(t.Context(), s.Keys.Sale(0, known)).Val()).Err(),
+	)
+	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, unknown), "left", 1).Err())
+	testkit.Eventually(t, 30*time.Second, "the sale is known", func() bool {
+		return s.Ask(t, unknown, "ann").Verdict == reservation.Reserved
+	})
+	// This process has not looked up the sale that it creates.
+	s.Buy(t, s.Sale(t, 1).ID, "ann")
+}
+
+// BenchmarkReplicaAcks compares one reservation at a time with and without the confirmation of a replica.
+func BenchmarkReplicaAcks(b *testing.B) {
+	cluster := testkit.OwnCluster(b)
+	rdb, err := connect.Ingress(cluster.URL)
+	require.NoError(b, err)
+	b.Cleanup(func() { _ = rdb.Close() })
+	pool := testkit.Pool(b)
+	for _, acks := range []int{0, 1} {
+		b.Run(fmt.Sprint(acks), func(b *testing.B) {
+			store := reservation.NewStore(rdb, reservation.Keys{Prefix: "stampede", Partitions: 1},
+				reservation.StoreOptions{ReplicaAcks: acks, Logger: testkit.Logger(b)})
+			b.Cleanup(store.Close)
+			sale, err := catalog.New(pool, store).Create(b.Context(), reservation.Terms{
+				Name: "test", Stock: int64(b.N), PerOrderLimit: 1,
+			})
+			require.NoError(b, err)
+			b.ResetTimer()
+			for i := range b.N {
+				_, err := store.Reserve(b.Context(), reservation.Request{
+					Sale: sale.ID, User: fmt.Sprintf("user-%d", i), Quantity: 1,
+				})
+				require.NoError(b, err)
+			}
+		})
+	}
 }

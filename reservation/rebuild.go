@@ -1,10 +1,12 @@
 package reservation
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -203,4 +205,55 @@ func (s *Store) OpenRebuilt(ctx context.Context, r Rebuilt) error {
 		return fmt.Errorf("open the rebuilt sale=%s: %w: %s, want %d buyers and %d ended orders", sale.ID,
 			ErrHoldersMissing, answer, r.Holders, r.Ended)
 	}
+}
+
+// OpenShard adds a new shard of a sale with that stock to Redis. A shard that exists in the same epoch stays unchanged.
+// The error wraps ErrLostSale if Redis has lost the shard.
+func (s *Store) OpenShard(ctx context.Context, sale Sale, shard int, revision, stock int64) error {
+	layout := sale.Layout()
+	p := layout.Partition(shard)
+	keys := []string{s.Keys.Sale(p, sale.ID), s.Keys.Buyers(p, sale.ID), s.Keys.Sales(p)}
+	answer, err := lua.Open.Run(ctx, s.Redis, keys,
+		sale.ID.String(), sale.Epoch, revision, stock, sale.PerOrderLimit, unixMilli(sale.OpensAt), unixMilli(sale.ClosesAt),
+		int64(sale.PaymentWindow/time.Second), layout.FirstSequence(0, shard), layout.Field(shard)).Text()
+	switch {
+	case err != nil:
+		return err
+	case answer == "opened" || answer == "unchanged":
+		return nil
+	case answer == "buyers-remain":
+		return fmt.Errorf("%w (%s)", ErrLostSale, answer)
+	}
+	return fmt.Errorf("sale=%s: it was not opened in Redis: %s", sale.ID, answer)
+}
+
+// AppendReserved appends lost orders of one sale to the stream again; duplicates are harmless. It
+// returns for each order whether it was appended, which needs a readable reservation that is in
+// force. After an error some may be appended. Errors wrap ErrUnavailable.
+func (s *Store) AppendReserved(
+	ctx context.Context, partition int, sale uuid.UUID, events []order.OrderReserved,
+) ([]bool, error) {
+	appended := make([]bool, 0, len(events))
+	for len(events) > 0 {
+		n := min(len(events), s.options.BatchMax)
+		// Reservations of earlier epochs than the sale's say so themselves.
+		last := slices.MaxFunc(events[:n], func(x, y order.OrderReserved) int { return cmp.Compare(x.Epoch, y.Epoch) })
+		args := append(make([]any, 0, 1+2*n), order.ReservedMetadataPrefix(sale, last.Epoch))
+		for _, e := range events[:n] {
+			args = append(args, e.UserID, order.CompactID(e.OrderID))
+		}
+		keys := []string{s.Keys.Buyers(partition, sale), s.Keys.Orders(partition)}
+		answers, err := lua.Append.Run(ctx, s.Redis, keys, args...).StringSlice()
+		if err == nil && len(answers) != n {
+			err = fmt.Errorf("the script returned %d answers for %d orders", len(answers), n)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%w: append events of sale=%s: %w", ErrUnavailable, sale, err)
+		}
+		for _, answer := range answers {
+			appended = append(appended, answer == "appended")
+		}
+		events = events[n:]
+	}
+	return appended, nil
 }

@@ -1,21 +1,30 @@
 package reservation_test
 
 import (
+	"bufio"
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"net"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/retry"
 	"stampede/internal/test/testkit"
-	"stampede/internal/test/testsale"
+	"stampede/internal/test/testshop"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
+	"stampede/reservation/order"
 )
 
 const (
@@ -43,21 +52,21 @@ func TestEveryRefusalWasTrueAtAnInstant(t *testing.T) {
 	own := testkit.OwnRedis(t)
 	keys := testkit.Keys(t)
 	keys.Partitions = 8
-	shop := testsale.NewShopOn(t, testsale.OwnClient(t, own.URL), keys, reservation.StoreOptions{})
+	shop := testshop.NewShopOn(t, testshop.Options{Redis: testkit.Client(t, own.URL), Keys: keys})
 	log := recordWrites(t, shop, own.URL)
-	var ingresses []*testsale.Shop
-	var wires []*testsale.Wire
+	var ingresses []*testshop.Shop
+	var wires []*testshop.Wire
 	for range historyIngresses {
-		rdb, wire := testsale.Wired(t, own.URL)
+		rdb, wire := testshop.Wired(t, own.URL)
 		wire.Set(unreliable())
-		ingresses, wires = append(ingresses, shop.Next(rdb)), append(wires, wire)
+		ingresses, wires = append(ingresses, shop.Next(t, rdb)), append(wires, wire)
 	}
 	var mu sync.Mutex
 	var refused []refusal
 	var reserved int
 	var failed []error
 	for n := range historySales {
-		sale := shop.ShardedSale(rand.Int64N(40)+10, n%7+2)
+		sale := shop.ShardedSale(t, rand.Int64N(40)+10, n%7+2)
 		log.watch(sale)
 		var crowd sync.WaitGroup
 		for i, ingress := range ingresses {
@@ -92,7 +101,7 @@ func TestEveryRefusalWasTrueAtAnInstant(t *testing.T) {
 		}
 		done := make(chan struct{})
 		var ghost sync.WaitGroup
-		ghost.Go(func() { repeatLate(shop.Redis, wires, done) })
+		ghost.Go(func() { repeatLate(shop.Rdb, wires, done) })
 		crowd.Wait()
 		close(done)
 		ghost.Wait()
@@ -101,7 +110,7 @@ func TestEveryRefusalWasTrueAtAnInstant(t *testing.T) {
 	require.NotEmpty(t, failed)
 	require.Greater(t, reserved, 10*historySales)
 	require.Greater(t, len(refused), 10*historySales)
-	log.end()
+	log.end(t)
 	for _, sale := range log.sales {
 		sale.requireWhole(t)
 	}
@@ -116,32 +125,296 @@ func TestEveryRefusalWasTrueAtAnInstant(t *testing.T) {
 }
 
 // unreliable is the fate of the calls on a bad network: some are late, some are lost, and at times all.
-func unreliable() func() testsale.Fate {
+func unreliable() func() testshop.Fate {
 	cut := 0
-	return func() testsale.Fate {
+	return func() testshop.Fate {
 		switch chance := rand.IntN(1000); {
 		case cut > 0:
 			cut--
-			return testsale.Lost
+			return testshop.Lost
 		case chance < 2:
 			cut = rand.IntN(20)
-			return testsale.Lost
+			return testshop.Lost
 		case chance < 7:
-			return testsale.Lost
+			return testshop.Lost
 		case chance < 12:
-			return testsale.Unanswered
+			return testshop.Unanswered
 		case chance < 300:
-			return testsale.Late
+			return testshop.Late
 		}
-		return testsale.Passes
+		return testshop.Passes
 	}
 }
 
 // repeatLate repeats calls of the ingresses at any later time.
-func repeatLate(rdb redis.UniversalClient, wires []*testsale.Wire, done <-chan struct{}) {
+func repeatLate(rdb redis.UniversalClient, wires []*testshop.Wire, done <-chan struct{}) {
 	for retry.Pause(time.Duration(rand.IntN(int(2*time.Millisecond))), done) {
 		if calls := wires[rand.IntN(len(wires))].Calls(); len(calls) > 0 {
 			_ = rdb.Do(context.Background(), calls[rand.IntN(len(calls))]...).Err()
 		}
 	}
+}
+
+// writeLog holds all states of some sales, from what the command MONITOR shows of the scripts.
+type writeLog struct {
+	shop   *testshop.Shop
+	conn   net.Conn
+	reader sync.WaitGroup
+	sales  map[uuid.UUID]*saleLog
+
+	mu     sync.Mutex
+	shards map[string]*saleLog // by the keys of their hashes
+	writes []write
+}
+
+// write is a command of a script.
+type write struct {
+	at   time.Time
+	args []string
+}
+
+// saleLog is all states of a sale.
+type saleLog struct {
+	sale   reservation.Sale
+	states []saleState
+}
+
+type saleState struct {
+	from   time.Time
+	shards []shardState
+	taken  int64
+}
+
+type shardState struct {
+	shardNow
+	quietSince int64 // in milliseconds
+	returned   []unitsReturned
+}
+
+type unitsReturned struct {
+	at    time.Time
+	units int64
+}
+
+// recordWrites logs what the scripts write from now on. The test has the server for itself.
+func recordWrites(t *testing.T, shop *testshop.Shop, at string) *writeLog {
+	t.Helper()
+	server, err := url.Parse(at)
+	require.NoError(t, err)
+	conn, err := net.Dial("tcp", server.Host)
+	require.NoError(t, err)
+	l := &writeLog{shop: shop, conn: conn, sales: map[uuid.UUID]*saleLog{}, shards: map[string]*saleLog{}}
+	t.Cleanup(func() { _ = conn.Close(); l.reader.Wait() })
+	_, err = conn.Write([]byte("MONITOR\r\n"))
+	require.NoError(t, err)
+	lines := bufio.NewReader(conn)
+	ok, err := lines.ReadString('\n')
+	require.NoError(t, err)
+	require.Equal(t, "+OK\r\n", ok)
+	l.reader.Go(func() {
+		for {
+			line, err := lines.ReadString('\n')
+			if err != nil {
+				return
+			}
+			l.read(t, line)
+		}
+	})
+	return l
+}
+
+// read reads a line like: +1339518083.107412 [0 lua] "HSET" "key" "field" "value". The commands of a script follow it.
+func (l *writeLog) read(t *testing.T, line string) {
+	head, rest, _ := strings.Cut(strings.TrimPrefix(line, "+"), " [0 ")
+	source, rest, _ := strings.Cut(rest, "] ")
+	var args []string
+	if source == "lua" || strings.HasPrefix(rest, `"echo"`) {
+		for rest != "\r\n" {
+			quoted, err := strconv.QuotedPrefix(rest)
+			if err != nil {
+				t.Errorf("%v: %s", err, line)
+				return
+			}
+			arg, _ := strconv.Unquote(quoted)
+			args, rest = append(args, arg), strings.TrimPrefix(rest[len(quoted):], " ")
+		}
+	}
+	seconds, micros, _ := strings.Cut(head, ".")
+	s, _ := strconv.ParseInt(seconds, 10, 64)
+	us, _ := strconv.ParseInt(micros, 10, 64)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.writes = append(l.writes, write{time.Unix(s, us*1000), args})
+}
+
+// watch adds a new sale.
+func (l *writeLog) watch(sale catalog.CountedSale) {
+	log := &saleLog{sale: sale.Sale}
+	l.sales[sale.ID] = log
+	for shard := range sale.Shards {
+		partition := sale.Layout().Partition(shard)
+		l.shards[l.shop.Keys.Sale(partition, sale.ID)], l.shards[l.shop.Keys.Buyers(partition, sale.ID)] = log, log
+	}
+}
+
+// end waits for the whole log and reads the states of the sales from it.
+func (l *writeLog) end(t testing.TB) {
+	t.Helper()
+	require.NoError(t, l.shop.Rdb.Echo(t.Context(), "the end").Err())
+	testkit.Eventually(t, 30*time.Second, "the log is complete", func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return slices.ContainsFunc(l.writes[max(0, len(l.writes)-100):], func(w write) bool {
+			return slices.Equal(w.args, []string{"echo", "the end"})
+		})
+	})
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var changed *saleLog // by the present script
+	for _, w := range l.writes {
+		if len(w.args) == 0 || w.args[0] == "echo" { // the next script
+			changed = nil
+			continue
+		}
+		log := l.shards[w.args[min(1, len(w.args)-1)]]
+		if log == nil || w.args[0] != "HSET" && w.args[0] != "HDEL" {
+			continue
+		}
+		if changed == nil {
+			log.states = append(log.states, log.next(w.at))
+			changed = log
+		}
+		require.Same(t, changed, log, "a script changes one sale")
+		log.states[len(log.states)-1].apply(t, log.sale.Layout(), l.shop.Keys, log.sale.ID, w)
+	}
+}
+
+// next returns a copy of the last state.
+func (l *saleLog) next(from time.Time) saleState {
+	state := saleState{shards: make([]shardState, l.sale.Shards)}
+	for shard := range state.shards {
+		one := &state.shards[shard]
+		one.given, one.got = make([]int64, l.sale.Shards), make([]int64, l.sale.Shards)
+		one.holders = map[string]order.Reservation{}
+	}
+	if len(l.states) > 0 {
+		state = l.states[len(l.states)-1]
+		state.shards = slices.Clone(state.shards)
+	}
+	state.from = from
+	return state
+}
+
+func (s *saleState) apply(t testing.TB, layout reservation.Layout, keys reservation.Keys, sale uuid.UUID, w write) {
+	t.Helper()
+	var at int
+	for shard := range s.shards {
+		if partition := layout.Partition(shard); w.args[1] == keys.Sale(partition, sale) ||
+			w.args[1] == keys.Buyers(partition, sale) {
+			at = shard
+		}
+	}
+	shard := &s.shards[at]
+	shard.holders, shard.given, shard.got = maps.Clone(shard.holders), slices.Clone(shard.given), slices.Clone(shard.got)
+	isBuyers := strings.Contains(w.args[1], "}:buyers:")
+	switch {
+	case w.args[0] == "HDEL" && isBuyers:
+		for _, user := range w.args[2:] {
+			s.taken -= shard.holders[user].Quantity
+			delete(shard.holders, user)
+		}
+	case w.args[0] == "HSET" && isBuyers:
+		for i := 2; i < len(w.args); i += 2 {
+			held, _, err := order.ParseReservation(w.args[i+1])
+			require.NoError(t, err)
+			require.Empty(t, shard.holders[w.args[i]].OrderID, "%s buys twice", w.args[i])
+			shard.holders[w.args[i]] = held
+			s.taken += held.Quantity
+		}
+	case w.args[0] == "HSET":
+		left, moved := shard.left, false
+		for i := 2; i < len(w.args); i += 2 {
+			field, other, _ := strings.Cut(w.args[i], ":")
+			n, _ := strconv.ParseInt(w.args[i+1], 10, 64) // 0 for the fields that are no numbers
+			to, _ := strconv.Atoi(other)
+			switch field {
+			case "left":
+				shard.left = n
+			case "stock":
+				shard.stock = n
+			case "quiet_since_ms":
+				shard.quietSince = n
+			case "given":
+				shard.given[to], moved = n, true
+			case "got":
+				shard.got[to], moved = n, true
+			}
+		}
+		if shard.left > left && !moved {
+			shard.returned = append(slices.Clone(shard.returned), unitsReturned{w.at, shard.left - left})
+		}
+	}
+}
+
+func (s *saleState) moving() int64 {
+	var now saleNow
+	for _, shard := range s.shards {
+		now = append(now, shard.shardNow)
+	}
+	return now.moving()
+}
+
+// requireWhole fails the test unless the sale has its stock in each state.
+func (l *saleLog) requireWhole(t *testing.T) {
+	t.Helper()
+	require.NotEmpty(t, l.states)
+	for i, state := range l.states {
+		if i < l.sale.Shards { // the shards are opened one by one
+			continue
+		}
+		units := state.taken + state.moving()
+		for to, shard := range state.shards {
+			require.GreaterOrEqual(t, shard.left, int64(0))
+			units += shard.left
+			for from, giver := range state.shards {
+				require.GreaterOrEqual(t, giver.given[to], shard.got[from], "state %d: from %d to %d", i, from, to)
+			}
+		}
+		require.Equal(t, l.sale.Stock, units, "state %d: %+v", i, state)
+	}
+}
+
+// least returns the lowest number of units that were for sale at a time between the two. A unit is for sale in the
+// second after its return as well, if its shard sells.
+func (l *saleLog) least(begun, end time.Time) (least int64) {
+	first, _ := slices.BinarySearchFunc(l.states, begun, func(s saleState, at time.Time) int { return s.from.Compare(at) })
+	least = l.sale.Stock
+	for i := max(0, first-1); i < len(l.states) && !l.states[i].from.After(end); i++ {
+		least = min(least, l.states[i].forSale(later(l.states[i].from, begun)))
+	}
+	return least
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// forSale is the number of units that were for sale at that time.
+func (s *saleState) forSale(at time.Time) int64 {
+	units := s.moving()
+	for _, shard := range s.shards {
+		quiet := int64(0)
+		if at.UnixMilli()-shard.quietSince < 1000 {
+			for _, back := range shard.returned {
+				if at.Sub(back.at) < time.Second {
+					quiet += back.units
+				}
+			}
+		}
+		units += max(0, shard.left-quiet)
+	}
+	return units
 }

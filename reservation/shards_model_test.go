@@ -1,6 +1,7 @@
 package reservation_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -8,6 +9,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"testing"
 
 	"github.com/google/uuid"
@@ -17,7 +19,7 @@ import (
 	"pgregory.net/rapid"
 
 	"stampede/internal/test/testkit"
-	"stampede/internal/test/testsale"
+	"stampede/internal/test/testshop"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"
@@ -41,9 +43,9 @@ func TestRandomShardedSaleKeepsEveryUnit(t *testing.T) {
 	t.Parallel()
 	require.NoError(t, flag.Set("rapid.checks", fmt.Sprint(shardSales)))
 	require.NoError(t, flag.Set("rapid.nofailfile", "true"))
-	world := &shardWorld{Shop: testsale.NewShardShop(t), done: map[string]int{}}
+	world := &shardWorld{t: t, Shop: testshop.NewShardedShop(t), done: map[string]int{}}
 	for range shardIngresses {
-		rdb, wire := testsale.Wired(t, testkit.RedisURL(t))
+		rdb, wire := testshop.Wired(t, testkit.RedisURL(t))
 		world.clients, world.wires = append(world.clients, rdb), append(world.wires, wire)
 	}
 	rapid.Check(t, world.playSale)
@@ -64,9 +66,10 @@ func TestRandomShardedSaleKeepsEveryUnit(t *testing.T) {
 
 // shardWorld is shared by the sales of all checks.
 type shardWorld struct {
-	*testsale.Shop // a worker that nothing happens to
+	t              testing.TB
+	*testshop.Shop // a worker that nothing happens to
 	clients        []*redis.Client
-	wires          []*testsale.Wire
+	wires          []*testshop.Wire
 	sales          int            // finished
 	done           map[string]int // steps and what came of them, by their name
 }
@@ -76,7 +79,7 @@ type shardRun struct {
 	*shardWorld
 	*rapid.T
 	sale      reservation.Sale
-	ingresses []*testsale.Shop
+	ingresses []*testshop.Shop
 	places    map[int64]uuid.UUID // orders by their place
 	orders    int
 }
@@ -84,9 +87,9 @@ type shardRun struct {
 func (w *shardWorld) playSale(rt *rapid.T) {
 	ctx := context.Background()
 	shards := rapid.IntRange(2, 8).Draw(rt, "shards")
-	created := w.ShardedSale(rapid.Int64Range(2, 16).Draw(rt, "stock"), shards)
+	created := w.ShardedSale(w.t, rapid.Int64Range(2, 16).Draw(rt, "stock"), shards)
 	r := &shardRun{
-		shardWorld: w, T: rt, sale: created.Sale, ingresses: make([]*testsale.Shop, shardIngresses),
+		shardWorld: w, T: rt, sale: created.Sale, ingresses: make([]*testshop.Shop, shardIngresses),
 		places: map[int64]uuid.UUID{},
 	}
 	for i, wire := range w.wires {
@@ -120,10 +123,7 @@ func (r *shardRun) restart(i int) {
 		r.ingresses[i].Close()
 	}
 	r.wires[i].Set(nil)
-	store := reservation.NewStore(r.clients[i], r.Keys, reservation.StoreOptions{Logger: testkit.Logger(r.Shop.T)})
-	r.ingresses[i] = &testsale.Shop{
-		Store: store, Catalog: catalog.New(r.Pool, store), T: r.Shop.T, Redis: r.clients[i], Keys: r.Keys, Pool: r.Pool,
-	}
+	r.ingresses[i] = r.Next(r.t, r.clients[i])
 }
 
 type shardStep struct {
@@ -148,19 +148,19 @@ func (r *shardRun) steps() []shardStep {
 
 // through does something at an ingress. Sound is false if calls or answers were lost meanwhile; a killed ingress is
 // replaced.
-func (r *shardRun) through(do func(ingress *testsale.Shop, sound bool)) {
+func (r *shardRun) through(do func(ingress *testshop.Shop, sound bool)) {
 	i := rapid.IntRange(0, shardIngresses-1).Draw(r.T, "ingress")
 	switch rapid.SampledFrom([]string{"sound", "sound", "lossy", "killed"}).Draw(r.T, "wire") {
 	case "sound":
 		do(r.ingresses[i], true)
 	case "killed":
 		r.done["killed"]++
-		r.wires[i].Set(testsale.KilledAfter(r.uniform(3 * len(r.now()))))
+		r.wires[i].Set(testshop.KilledAfter(r.uniform(3 * len(r.now()))))
 		do(r.ingresses[i], false)
 		r.restart(i)
 	case "lossy":
 		r.done["lossy"]++
-		r.wires[i].Set(testsale.Losing(r.uniform(20), r.uniform(20), r.uniform(20)))
+		r.wires[i].Set(testshop.Losing(r.uniform(20), r.uniform(20), r.uniform(20)))
 		do(r.ingresses[i], false)
 		r.wires[i].Set(nil)
 	}
@@ -173,7 +173,7 @@ func (r *shardRun) buy(ctx context.Context) {
 	if r.orders++; rapid.Bool().Draw(r.T, "key") {
 		request.IdempotencyKey = fmt.Sprint("key-", r.orders)
 	}
-	r.through(func(ingress *testsale.Shop, sound bool) { r.request(ctx, ingress, request, sound) })
+	r.through(func(ingress *testshop.Shop, sound bool) { r.request(ctx, ingress, request, sound) })
 }
 
 // user draws a user: often one without an order, in the shard that has the least left.
@@ -198,7 +198,7 @@ func (r *shardRun) uniform(n int) int {
 	return rand.New(rand.NewPCG(0, rapid.Uint64().Draw(r.T, "random"))).IntN(n)
 }
 
-func (r *shardRun) request(ctx context.Context, ingress *testsale.Shop, request reservation.Request, sound bool) {
+func (r *shardRun) request(ctx context.Context, ingress *testshop.Shop, request reservation.Request, sound bool) {
 	before := r.now()
 	shard := &before[r.sale.Layout().ShardOf(request.User)]
 	answer, err := ingress.Reserve(ctx, request)
@@ -242,7 +242,7 @@ func (r *shardRun) release(ctx context.Context) {
 	slices.SortFunc(releases, func(a, b reservation.Release) int { return slices.Compare(a.OrderID[:], b.OrderID[:]) })
 	first := rapid.IntRange(0, len(releases)-1).Draw(r.T, "order")
 	releases = releases[first:min(len(releases), first+rapid.IntRange(1, 3).Draw(r.T, "orders"))]
-	r.through(func(ingress *testsale.Shop, sound bool) {
+	r.through(func(ingress *testshop.Shop, sound bool) {
 		results, err := ingress.Release(ctx, releases)
 		if sound {
 			require.NoError(r.T, err)
@@ -258,7 +258,7 @@ func (r *shardRun) restock(ctx context.Context) {
 	if r.uniform(2) == 0 {
 		units = -max(1, r.now().left()+int64(r.uniform(5)-2)) // about as many as can be removed
 	}
-	r.through(func(ingress *testsale.Shop, sound bool) {
+	r.through(func(ingress *testshop.Shop, sound bool) {
 		if !sound {
 			_, _ = ingress.Restock(ctx, r.sale.ID, units, "")
 			return
@@ -285,15 +285,15 @@ func (r *shardRun) restock(ctx context.Context) {
 }
 
 func (r *shardRun) pause(ctx context.Context) {
-	r.operate(func(ingress *testsale.Shop) error { _, err := ingress.Pause(ctx, r.sale.ID); return err })
+	r.operate(func(ingress *testshop.Shop) error { _, err := ingress.Pause(ctx, r.sale.ID); return err })
 }
 
 func (r *shardRun) resume(ctx context.Context) {
-	r.operate(func(ingress *testsale.Shop) error { _, err := ingress.Resume(ctx, r.sale.ID); return err })
+	r.operate(func(ingress *testshop.Shop) error { _, err := ingress.Resume(ctx, r.sale.ID); return err })
 }
 
-func (r *shardRun) operate(do func(*testsale.Shop) error) {
-	r.through(func(ingress *testsale.Shop, sound bool) {
+func (r *shardRun) operate(do func(*testshop.Shop) error) {
+	r.through(func(ingress *testshop.Shop, sound bool) {
 		var illegal *reservation.IllegalTransitionError
 		if err := do(ingress); sound && !errors.As(err, &illegal) {
 			require.NoError(r.T, err)
@@ -302,7 +302,7 @@ func (r *shardRun) operate(do func(*testsale.Shop) error) {
 }
 
 func (r *shardRun) help(ctx context.Context) {
-	r.through(func(ingress *testsale.Shop, sound bool) {
+	r.through(func(ingress *testshop.Shop, sound bool) {
 		if err := ingress.HelpUnits(ctx, r.sale.ID, r.sale.Layout(), r.sale.Epoch); sound {
 			require.NoError(r.T, err)
 			require.Zero(r.T, r.now().moving())
@@ -318,7 +318,7 @@ func (r *shardRun) waitSecond(ctx context.Context) {
 	for shard, at := range r.now() {
 		if at.quiet {
 			key := r.Keys.Sale(r.sale.Layout().Partition(shard), r.sale.ID)
-			require.NoError(r.T, r.Redis.HSet(ctx, key, "quiet_since_ms", 0).Err())
+			require.NoError(r.T, r.Rdb.HSet(ctx, key, "quiet_since_ms", 0).Err())
 		}
 	}
 }
@@ -327,7 +327,7 @@ func (r *shardRun) waitSecond(ctx context.Context) {
 func (r *shardRun) lateCalls(context.Context) {
 	calls := r.wires[rapid.IntRange(0, shardIngresses-1).Draw(r.T, "ingress")].Calls()
 	for range min(len(calls), rapid.IntRange(1, 4).Draw(r.T, "calls")) {
-		testsale.Repeat(r.T, r.Redis, calls[r.uniform(len(calls))])
+		testshop.Repeat(r.T, r.Rdb, calls[r.uniform(len(calls))])
 	}
 }
 
@@ -401,4 +401,121 @@ func (r *shardRun) sellRest(ctx context.Context) {
 	require.Zero(r.T, r.now().left())
 	r.compare(ctx)
 	r.request(ctx, r.ingresses[0], reservation.Request{Sale: r.sale.ID, User: "late", Quantity: 1}, true)
+}
+
+// shardNow is one shard in Redis.
+type shardNow struct {
+	stock, left, revision int64
+	quiet                 bool
+	state, restocked      string
+	given, got            []int64
+	holders               map[string]order.Reservation
+}
+
+// saleNow is all shards of a sale at one moment.
+type saleNow []shardNow
+
+// lookNow reads all shards in one transaction.
+func lookNow(t require.TestingT, s *testshop.Shop, sale reservation.Sale) (now saleNow) {
+	layout := sale.Layout()
+	hashes, buyers := make([]*redis.MapStringStringCmd, layout.Shards), make([]*redis.MapStringStringCmd, layout.Shards)
+	var clock *redis.TimeCmd
+	_, err := s.Rdb.TxPipelined(context.Background(), func(p redis.Pipeliner) error {
+		clock = p.Time(context.Background())
+		for shard := range hashes {
+			partition := layout.Partition(shard)
+			hashes[shard] = p.HGetAll(context.Background(), s.Keys.Sale(partition, sale.ID))
+			buyers[shard] = p.HGetAll(context.Background(), s.Keys.Buyers(partition, sale.ID))
+		}
+		return nil
+	})
+	require.NoError(t, err)
+	for shard := range hashes {
+		fields := hashes[shard].Val()
+		number := func(name string) int64 {
+			n, err := strconv.ParseInt(fields[name], 10, 64)
+			if fields[name] != "" {
+				require.NoError(t, err)
+			}
+			return n
+		}
+		one := shardNow{
+			stock: number("stock"), left: number("left"), revision: number("revision"), state: fields["state"],
+			restocked: fields["restocked"], holders: map[string]order.Reservation{},
+			quiet: clock.Val().UnixMilli()-number("quiet_since_ms") < 1000,
+		}
+		for other := range layout.Shards {
+			one.given = append(one.given, number("given:"+strconv.Itoa(other)))
+			one.got = append(one.got, number("got:"+strconv.Itoa(other)))
+		}
+		for user, text := range buyers[shard].Val() {
+			held, _, err := order.ParseReservation(text)
+			require.NoError(t, err)
+			one.holders[user] = held
+		}
+		now = append(now, one)
+	}
+	return now
+}
+
+// taken is the number of units that buyers hold.
+func (now saleNow) taken() (units int64) {
+	for _, shard := range now {
+		for held := range maps.Values(shard.holders) {
+			units += held.Quantity
+		}
+	}
+	return units
+}
+
+// left is the number of units that nobody holds, with those on their way.
+func (now saleNow) left() (units int64) {
+	for _, shard := range now {
+		units += shard.left
+	}
+	return units + now.moving()
+}
+
+// forSale is the number of units that can be sold now.
+func (now saleNow) forSale() (units int64) {
+	for _, shard := range now {
+		if !shard.quiet {
+			units += shard.left
+		}
+	}
+	return units + now.moving()
+}
+
+// least is the lowest number of units left in a shard.
+func (now saleNow) least() int64 {
+	return slices.MinFunc(now, func(a, b shardNow) int { return cmp.Compare(a.left, b.left) }).left
+}
+
+// moving is the number of units on their way.
+func (now saleNow) moving() (units int64) {
+	for from, giver := range now {
+		for to, taker := range now {
+			units += giver.given[to] - taker.got[from]
+		}
+	}
+	return units
+}
+
+// requireWhole fails the test unless these shards have this stock together, and no unit twice.
+func (now saleNow) requireWhole(t require.TestingT, layout reservation.Layout, stock int64) {
+	require.Equal(t, stock, now.left()+now.taken(), "stock = left + taken + on their way: %+v", now)
+	places := map[int64]string{}
+	for at, shard := range now {
+		require.GreaterOrEqual(t, shard.left, int64(0))
+		require.Equal(t, shard.stock, shard.left+now[at:at+1].taken(), "shard %d: %+v", at, shard)
+		for from, giver := range now {
+			require.GreaterOrEqual(t, giver.given[at], shard.got[from], "from %d to %d", from, at)
+		}
+		for user, held := range shard.holders {
+			require.Equal(t, at, layout.ShardOf(user), user)
+			require.EqualValues(t, at, (held.Sequence-1)%int64(layout.Shards), user)
+			require.Empty(t, places[held.Sequence], "place %d of %s", held.Sequence, user)
+			places[held.Sequence] = user
+		}
+	}
 }

@@ -1,8 +1,10 @@
 package reservation_test
 
 import (
+	"context"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -13,17 +15,17 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/test/testkit"
-	"stampede/internal/test/testsale"
+	"stampede/internal/test/testshop"
 	"stampede/lua"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 )
 
 // shardHas returns the number in a field of a shard.
-func shardHas(s *testsale.Shop, sale catalog.CountedSale, shard int, field string) int64 {
-	s.T.Helper()
-	n, err := s.Redis.HGet(s.T.Context(), s.Keys.Sale(sale.Layout().Partition(shard), sale.ID), field).Int64()
-	require.NoError(s.T, err, field)
+func shardHas(t testing.TB, s *testshop.Shop, sale catalog.CountedSale, shard int, field string) int64 {
+	t.Helper()
+	n, err := s.Rdb.HGet(t.Context(), s.Keys.Sale(sale.Layout().Partition(shard), sale.ID), field).Int64()
+	require.NoError(t, err, field)
 	return n
 }
 
@@ -40,9 +42,9 @@ func usersOf(sale catalog.CountedSale, shard, n int) (users []string) {
 // TestCrowdBuysWholeStockOfAllShards: two ingresses, and more buyers than units.
 func TestCrowdBuysWholeStockOfAllShards(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShardShop(t)
-	sale := s.ShardedSale(203, 8)
-	ingresses := []*testsale.Shop{s, s.Next(s.Redis)}
+	s := testshop.NewShardedShop(t)
+	sale := s.ShardedSale(t, 203, 8)
+	ingresses := []*testshop.Shop{s, s.Next(t, s.Rdb)}
 	var mu sync.Mutex
 	places := map[int64]bool{}
 	var refused atomic.Int64
@@ -72,9 +74,9 @@ func TestCrowdBuysWholeStockOfAllShards(t *testing.T) {
 	require.EqualValues(t, 197, refused.Load())
 	var left, stock, sequence int64
 	for shard := range 8 {
-		left += shardHas(s, sale, shard, "left")
-		stock += shardHas(s, sale, shard, "stock")
-		sequence += (shardHas(s, sale, shard, "sequence") - int64(shard)) / 8
+		left += shardHas(t, s, sale, shard, "left")
+		stock += shardHas(t, s, sale, shard, "stock")
+		sequence += (shardHas(t, s, sale, shard, "sequence") - int64(shard)) / 8
 	}
 	require.Equal(t, []int64{0, 203, 203}, []int64{left, stock, sequence})
 	shown, err := s.Show(t.Context(), sale.ID)
@@ -85,8 +87,8 @@ func TestCrowdBuysWholeStockOfAllShards(t *testing.T) {
 // One shard's users buy all units, and several at once.
 func TestUsersOfOneShardBuyUnitsOfOthers(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShardShop(t)
-	sale := s.ShardedSale(20, 4)
+	s := testshop.NewShardedShop(t)
+	sale := s.ShardedSale(t, 20, 4)
 	buy := func(user string, units int64) reservation.Verdict {
 		answer, err := s.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: user, Quantity: units})
 		require.NoError(t, err)
@@ -106,30 +108,30 @@ func TestUsersOfOneShardBuyUnitsOfOthers(t *testing.T) {
 // What was given before a crash is taken by whoever comes next: a buyer, or a worker.
 func TestUnitsOnTheirWayAreSold(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShardShop(t)
+	s := testshop.NewShardedShop(t)
 	for name, complete := range map[string]func(sale catalog.CountedSale){
 		"by the buyer": func(catalog.CountedSale) {},
 		"by a worker": func(sale catalog.CountedSale) {
 			require.NoError(t, s.HelpUnits(t.Context(), sale.ID, sale.Layout(), 1))
-			require.EqualValues(t, 4, shardHas(s, sale, 1, "left"))
+			require.EqualValues(t, 4, shardHas(t, s, sale, 1, "left"))
 			require.NoError(t, s.HelpUnits(t.Context(), sale.ID, sale.Layout(), 1), "again")
-			require.EqualValues(t, 4, shardHas(s, sale, 1, "left"))
+			require.EqualValues(t, 4, shardHas(t, s, sale, 1, "left"))
 			require.ErrorIs(t, s.HelpUnits(t.Context(), sale.ID, sale.Layout(), 2), reservation.ErrUnavailable, "another epoch")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			sale := s.ShardedSale(4, 2)
+			sale := s.ShardedSale(t, 4, 2)
 			giver := []string{s.Keys.Sale(sale.Layout().Partition(0), sale.ID)}
 			give := redis.NewScript(lua.FencedBy("").Give.Source)
-			require.Equal(t, "given 2", give.Run(t.Context(), s.Redis, giver, 1, 1, 0, 1).Val())
+			require.Equal(t, "given 2", give.Run(t.Context(), s.Rdb, giver, 1, 1, 0, 1).Val())
 			shown, err := s.Show(t.Context(), sale.ID)
 			require.NoError(t, err)
 			require.Equal(t, []int64{4, 0}, []int64{shown.Available, shown.Held}, "units on their way are available")
 			complete(sale)
 			for _, user := range usersOf(sale, 0, 4) {
-				require.Equal(t, reservation.Reserved, s.Buy(sale.ID, user).Verdict)
+				s.Buy(t, sale.ID, user)
 			}
-			require.Equal(t, reservation.SoldOut, s.Buy(sale.ID, usersOf(sale, 1, 1)[0]).Verdict)
+			require.Equal(t, reservation.SoldOut, s.Ask(t, sale.ID, usersOf(sale, 1, 1)[0]).Verdict)
 		})
 	}
 }
@@ -137,35 +139,35 @@ func TestUnitsOnTheirWayAreSold(t *testing.T) {
 // A shard that cannot be asked makes no buyer of another one hear that nothing is left.
 func TestSilentShardIsNotSoldOut(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShardShop(t)
-	sale := s.ShardedSale(4, 2)
-	other := s.Next(s.Redis)
+	s := testshop.NewShardedShop(t)
+	sale := s.ShardedSale(t, 4, 2)
+	other := s.Next(t, s.Rdb)
 	require.NoError(t, s.Distrust(t.Context(), sale.Layout().Partition(1)))
 	users := usersOf(sale, 0, 4)
 	for _, user := range users[:2] {
-		require.Equal(t, reservation.Reserved, s.Buy(sale.ID, user).Verdict)
+		s.Buy(t, sale.ID, user)
 	}
-	for _, shop := range []*testsale.Shop{s, other} {
+	for _, shop := range []*testshop.Shop{s, other} {
 		for _, user := range []string{users[2], usersOf(sale, 1, 1)[0]} {
 			_, err := shop.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: user, Quantity: 1})
 			require.ErrorIs(t, err, reservation.ErrUnavailable)
 		}
 	}
-	found, err := other.FindReserved(t.Context(), s.Buy(sale.ID, users[0]).Reservation.OrderID, users[0])
+	found, err := other.FindReserved(t.Context(), s.Ask(t, sale.ID, users[0]).Reservation.OrderID, users[0])
 	require.NoError(t, err, "an order of a shard that answers is found")
 	require.EqualValues(t, 1, found.Quantity)
 }
 
 func TestOrdersOfAllShardsAreFoundAndReleased(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShardShop(t)
-	sale := s.ShardedSale(8, 8)
-	other := s.Next(s.Redis)
+	s := testshop.NewShardedShop(t)
+	sale := s.ShardedSale(t, 8, 8)
+	other := s.Next(t, s.Rdb)
 	var releases []reservation.Release
 	for shard := range 8 {
 		user := usersOf(sale, shard, 1)[0]
-		id := s.Buy(sale.ID, user).Reservation.OrderID
-		for _, shop := range []*testsale.Shop{s, other} {
+		id := s.Ask(t, sale.ID, user).Reservation.OrderID
+		for _, shop := range []*testshop.Shop{s, other} {
 			found, err := shop.FindReserved(t.Context(), id, user)
 			require.NoError(t, err)
 			require.Equal(t, sale.ID, found.SaleID)
@@ -194,22 +196,22 @@ func TestSoldOutIsRememberedOverAllShards(t *testing.T) {
 	t.Parallel()
 	keys := testkit.Keys(t)
 	keys.Partitions = 4
-	s := testsale.NewShopOn(t, testsale.OwnClient(t, testkit.OwnRedis(t).URL), keys, reservation.StoreOptions{})
-	sale := s.ShardedSale(4, 4)
+	s := testshop.NewShopOn(t, testshop.Options{Redis: testkit.Client(t, testkit.OwnRedis(t).URL), Keys: keys})
+	sale := s.ShardedSale(t, 4, 4)
 	buyer := usersOf(sale, 3, 2)
-	bought := s.Buy(sale.ID, buyer[0]).Reservation.OrderID
+	bought := s.Ask(t, sale.ID, buyer[0]).Reservation.OrderID
 	for i := range 3 {
-		s.Buy(sale.ID, usersOf(sale, i, 1)[0])
+		s.Buy(t, sale.ID, usersOf(sale, i, 1)[0])
 	}
-	require.Equal(t, reservation.SoldOut, s.Buy(sale.ID, buyer[1]).Verdict)
-	s.RememberSoldOut(sale.ID)
-	require.Equal(t, reservation.AlreadyPurchased, s.Buy(sale.ID, buyer[0]).Verdict, "a buyer is not")
+	require.Equal(t, reservation.SoldOut, s.Ask(t, sale.ID, buyer[1]).Verdict)
+	s.RememberSoldOut(t, sale.ID)
+	require.Equal(t, reservation.AlreadyPurchased, s.Ask(t, sale.ID, buyer[0]).Verdict, "a buyer is not")
 	released, err := s.Release(t.Context(),
 		[]reservation.Release{{SaleID: sale.ID, OrderID: bought, UserID: buyer[0], Quantity: 1}})
 	require.NoError(t, err)
 	require.Equal(t, []reservation.ReleaseResult{reservation.Released}, released)
 	testkit.Eventually(t, 30*time.Second, "the unit is sold to a user of another shard",
-		func() bool { return s.Buy(sale.ID, usersOf(sale, 0, 2)[1]).Verdict == reservation.Reserved })
+		func() bool { return s.Ask(t, sale.ID, usersOf(sale, 0, 2)[1]).Verdict == reservation.Reserved })
 }
 
 func TestLayoutSpreadsUsersAndUnits(t *testing.T) {
@@ -251,16 +253,130 @@ func TestLayoutSpreadsUsersAndUnits(t *testing.T) {
 // meanwhile: those were never sold out.
 func TestReturnedUnitHidesNoUnitsOfOtherShards(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShardShop(t)
-	sale := s.ShardedSale(12, 4)
+	s := testshop.NewShardedShop(t)
+	sale := s.ShardedSale(t, 12, 4)
 	users := usersOf(sale, 0, 2)
 	answer, err := s.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: users[0], Quantity: 3})
 	require.NoError(t, err)
-	require.Zero(t, shardHas(s, sale, 0, "left"))
+	require.Zero(t, shardHas(t, s, sale, 0, "left"))
 	released, err := s.Release(t.Context(), []reservation.Release{
 		{SaleID: sale.ID, OrderID: answer.Reservation.OrderID, UserID: users[0], Quantity: 3},
 	})
 	require.NoError(t, err)
 	require.Equal(t, []reservation.ReleaseResult{reservation.Released}, released)
-	require.Equal(t, reservation.Reserved, s.Buy(sale.ID, users[1]).Verdict)
+	s.Buy(t, sale.ID, users[1])
+}
+
+// A unit returns to a shard that is counted, and one is sold in a shard that is not yet. Two units were for sale all
+// the time, and the count shows one.
+func TestOneCountDoesNotProveThatTooLittleIsLeft(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShardedShop(t)
+	sale := s.ShardedSale(t, 6, 2)
+	first, second := usersOf(sale, 0, 3), usersOf(sale, 1, 3)
+	returned := s.Ask(t, sale.ID, first[0]).Reservation.OrderID
+	for _, user := range []string{first[1], second[0], second[1]} {
+		s.Buy(t, sale.ID, user)
+	}
+	counted := make(chan struct{})
+	var change, count sync.Once
+	rdb := testkit.Client(t, testkit.RedisURL(t))
+	rdb.AddHook(testkit.Hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+		const ofCount = 6 // arguments
+		args := cmd.Args()
+		switch isCount := cmd.Name() == "evalsha" && len(args) == ofCount && args[2] == 1; {
+		case isCount && args[3] == s.Keys.Sale(sale.Layout().Partition(0), sale.ID):
+			defer count.Do(func() { close(counted) })
+		case isCount:
+			<-counted
+			change.Do(func() {
+				released, err := s.Release(t.Context(), []reservation.Release{
+					{SaleID: sale.ID, OrderID: returned, UserID: first[0], Quantity: 1},
+				})
+				require.NoError(t, err)
+				require.Equal(t, []reservation.ReleaseResult{reservation.Released}, released)
+				s.Buy(t, sale.ID, second[2])
+			})
+		}
+		return next(ctx, cmd)
+	}))
+	answer, err := s.Next(t, rdb).Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: first[2], Quantity: 2})
+	require.NoError(t, err)
+	require.Equal(t, reservation.Reserved, answer.Verdict)
+	require.Zero(t, shardHas(t, s, sale, 1, "left"), "the change came between the two")
+}
+
+// One shard is set back to an earlier state, as no Redis does that keeps its process: its units were sold meanwhile. An
+// ingress that has sold later places distrusts it, and from then on nobody sells from it, or hears that nothing is
+// left.
+func TestSetBackShardSellsNothing(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShardedShop(t)
+	sale := s.ShardedSale(t, 8, 2)
+	other := s.Next(t, s.Rdb)
+	partition := sale.Layout().Partition(0)
+	keys := []string{s.Keys.Sale(partition, sale.ID), s.Keys.Buyers(partition, sale.ID)}
+	users, others := usersOf(sale, 0, 6), usersOf(sale, 1, 6)
+	s.Buy(t, sale.ID, users[0])
+	var dumps []string
+	for _, key := range keys {
+		dump, err := s.Rdb.Dump(t.Context(), key).Result()
+		require.NoError(t, err)
+		dumps = append(dumps, dump)
+	}
+	for _, user := range append(others[:4:4], users[1:3]...) {
+		s.Buy(t, sale.ID, user)
+	}
+	for i, key := range keys {
+		require.NoError(t, s.Rdb.RestoreReplace(t.Context(), key, 0, dumps[i]).Err())
+	}
+	before := lookNow(t, s, sale.Sale)
+	_, err := s.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: users[3], Quantity: 1})
+	require.ErrorIs(t, err, reservation.ErrUnavailable)
+	for _, ingress := range []*testshop.Shop{s, other} {
+		for _, user := range []string{users[4], others[4]} {
+			_, err := ingress.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: user, Quantity: 1})
+			require.ErrorIs(t, err, reservation.ErrUnavailable, user)
+		}
+		require.ErrorIs(t, ingress.HelpUnits(t.Context(), sale.ID, sale.Layout(), 1), reservation.ErrUnavailable)
+	}
+	require.Equal(t, before, lookNow(t, s, sale.Sale))
+}
+
+// A shard that forgot what it gave would give the same units again.
+func TestShardThatForgotAGiftIsDistrusted(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShardedShop(t)
+	sale := s.ShardedSale(t, 8, 2)
+	users, ctx := usersOf(sale, 0, 8), t.Context()
+	giver := sale.Layout().Partition(1)
+	before, err := s.Rdb.Dump(ctx, s.Keys.Sale(giver, sale.ID)).Result()
+	require.NoError(t, err)
+	for _, user := range users[:5] {
+		s.Buy(t, sale.ID, user)
+	}
+	// The count that shows the gift.
+	_, err = s.Reserve(ctx, reservation.Request{Sale: sale.ID, User: users[5], Quantity: 4})
+	require.NoError(t, err)
+	require.NoError(t, s.Rdb.RestoreReplace(ctx, s.Keys.Sale(giver, sale.ID), 0, before).Err())
+	_, err = s.Reserve(ctx, reservation.Request{Sale: sale.ID, User: users[6], Quantity: 4})
+	require.ErrorIs(t, err, reservation.ErrUnavailable)
+	state, err := s.Inspect(ctx, giver)
+	require.NoError(t, err)
+	require.False(t, state.Known, "its server is distrusted")
+}
+
+// TestPartitionNamesAreUnique: they never change either, so that data in Redis is found again.
+func TestPartitionNamesAreUnique(t *testing.T) {
+	t.Parallel()
+	keys := reservation.Keys{Prefix: "test", Partitions: reservation.MaxPartitions}
+	require.Equal(t, "test:{0}:orders", keys.Orders(0))
+	require.Equal(t, "test:{1ac}:orders", keys.Orders(1))
+	seen := make(map[string]bool)
+	for p := range reservation.MaxPartitions {
+		name := keys.Orders(p)
+		require.False(t, seen[name], name)
+		require.Equal(t, 1, strings.Count(name, "{"), name)
+		seen[name] = true
+	}
 }

@@ -13,14 +13,15 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/test/testkit"
-	"stampede/internal/test/testsale"
+	"stampede/internal/test/testshop"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 func TestSoldOutAnswersCostRedisNothing(t *testing.T) {
 	t.Parallel()
-	s, sale := testsale.SoldOutShop(t)
-	usedBefore, callsBefore := usedMemory(t, s.Redis), testsale.ScriptCalls(t, s.Redis)
+	s, sale := testshop.SoldOutShop(t)
+	usedBefore, callsBefore := usedMemory(t, s.Rdb), testshop.ScriptCalls(t, s.Rdb)
 
 	const losers = 1_000_000
 	workers := runtime.GOMAXPROCS(0)
@@ -39,8 +40,8 @@ func TestSoldOutAnswersCostRedisNothing(t *testing.T) {
 	wg.Wait()
 	require.EqualValues(t, losers, answered.Load())
 	// A process that was paused for long may have to check once more.
-	require.LessOrEqual(t, testsale.ScriptCalls(t, s.Redis)-callsBefore, losers/1000)
-	require.InDelta(t, usedBefore, usedMemory(t, s.Redis), 256<<10, "bytes of Redis before and after a million refusals")
+	require.LessOrEqual(t, testshop.ScriptCalls(t, s.Rdb)-callsBefore, losers/1000)
+	require.InDelta(t, usedBefore, usedMemory(t, s.Rdb), 256<<10, "bytes of Redis before and after a million refusals")
 }
 
 func usedMemory(t *testing.T, rdb redis.UniversalClient) int64 {
@@ -55,46 +56,46 @@ func usedMemory(t *testing.T, rdb redis.UniversalClient) int64 {
 
 func TestBuyerOfSoldOutSaleGetsOrder(t *testing.T) {
 	t.Parallel()
-	s, sale := testsale.SoldOutShop(t)
-	require.Equal(t, reservation.AlreadyPurchased, s.Buy(sale, "ann").Verdict)
-	other := testsale.NewShopOn(t, s.Redis, s.Keys, reservation.StoreOptions{})
-	other.RememberSoldOut(sale)
-	require.Equal(t, reservation.AlreadyPurchased, other.Buy(sale, "ann").Verdict, "on another ingress")
+	s, sale := testshop.SoldOutShop(t)
+	require.Equal(t, reservation.AlreadyPurchased, s.Ask(t, sale, "ann").Verdict)
+	other := testshop.NewShopOn(t, testshop.Options{Redis: s.Rdb, Keys: s.Keys})
+	other.RememberSoldOut(t, sale)
+	require.Equal(t, reservation.AlreadyPurchased, other.Ask(t, sale, "ann").Verdict, "on another ingress")
 }
 
 func TestSoldOutMemoryEndsWithinASecondOnEveryIngress(t *testing.T) {
 	t.Parallel()
-	for name, change := range map[string]func(s *testsale.Shop, sale uuid.UUID){
-		"restock": func(s *testsale.Shop, sale uuid.UUID) {
-			_, err := s.Restock(s.T.Context(), sale, 1, "")
-			require.NoError(s.T, err)
+	for name, change := range map[string]func(s *testshop.Shop, sale uuid.UUID){
+		"restock": func(s *testshop.Shop, sale uuid.UUID) {
+			_, err := s.Restock(t.Context(), sale, 1, "")
+			require.NoError(t, err)
 		},
-		"release": func(s *testsale.Shop, sale uuid.UUID) {
-			held := s.Buy(sale, "ann").Reservation
-			_, err := s.Release(s.T.Context(), []reservation.Release{{SaleID: sale, OrderID: held.OrderID, UserID: "ann"}})
-			require.NoError(s.T, err)
+		"release": func(s *testshop.Shop, sale uuid.UUID) {
+			held := s.Ask(t, sale, "ann").Reservation
+			_, err := s.Release(t.Context(), []reservation.Release{{SaleID: sale, OrderID: held.OrderID, UserID: "ann"}})
+			require.NoError(t, err)
 		},
-		"resume": func(s *testsale.Shop, sale uuid.UUID) {
-			_, err := s.Pause(s.T.Context(), sale)
-			require.NoError(s.T, err)
-			_, err = s.Restock(s.T.Context(), sale, 1, "")
-			require.NoError(s.T, err)
-			_, err = s.Resume(s.T.Context(), sale)
-			require.NoError(s.T, err)
+		"resume": func(s *testshop.Shop, sale uuid.UUID) {
+			_, err := s.Pause(t.Context(), sale)
+			require.NoError(t, err)
+			_, err = s.Restock(t.Context(), sale, 1, "")
+			require.NoError(t, err)
+			_, err = s.Resume(t.Context(), sale)
+			require.NoError(t, err)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s, sale := testsale.SoldOutShop(t)
+			s, sale := testshop.SoldOutShop(t)
 			// Another ingress, which learns of the change only from Redis.
-			ingress := testsale.NewShopOn(t, s.Redis, s.Keys, reservation.StoreOptions{})
-			ingress.RememberSoldOut(sale)
+			ingress := testshop.NewShopOn(t, testshop.Options{Redis: s.Rdb, Keys: s.Keys})
+			ingress.RememberSoldOut(t, sale)
 
 			change(s, sale)
 			changed := time.Now()
 			for {
 				asked := time.Now()
-				if ingress.Buy(sale, "bob").Verdict == reservation.Reserved {
+				if ingress.Ask(t, sale, "bob").Verdict == reservation.Reserved {
 					break
 				}
 				// A second, and as long again for a slow machine.
@@ -106,20 +107,86 @@ func TestSoldOutMemoryEndsWithinASecondOnEveryIngress(t *testing.T) {
 
 func TestEndedSaleIsNotAnsweredSoldOut(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShop(t)
+	s := testshop.NewShop(t)
 	closesAt := time.Now().Add(4 * time.Second)
 	sale, err := s.Create(t.Context(), reservation.Terms{Name: "short", Stock: 1, PerOrderLimit: 1, ClosesAt: closesAt})
 	require.NoError(t, err)
-	require.Equal(t, reservation.Reserved, s.Buy(sale.ID, "ann").Verdict)
-	require.Equal(t, reservation.SoldOut, s.Buy(sale.ID, "bob").Verdict)
+	s.Ask(t, sale.ID, "ann")
+	require.Equal(t, reservation.SoldOut, s.Ask(t, sale.ID, "bob").Verdict)
 	testkit.Eventually(t, 20*time.Second, "the sale has ended", func() bool {
 		asked := time.Now()
-		if s.Buy(sale.ID, "bob").Verdict == reservation.Ended {
+		if s.Ask(t, sale.ID, "bob").Verdict == reservation.Ended {
 			return true
 		}
 		require.Less(t, asked, closesAt.Add(time.Second))
 		return false
 	})
 	require.GreaterOrEqual(t, time.Now(), closesAt)
-	require.Equal(t, reservation.Ended, s.Buy(sale.ID, "bob").Verdict, "later requests, too")
+	require.Equal(t, reservation.Ended, s.Ask(t, sale.ID, "bob").Verdict, "later requests, too")
+}
+
+// One ingress remembers the sale as sold out while another one sells a returned unit.
+func TestBuyerOfReturnedUnitIsNotAnsweredSoldOut(t *testing.T) {
+	t.Parallel()
+	for name, returnUnit := range map[string]func(s *testshop.Shop, sale reservation.Sale, held order.Reservation){
+		"release": func(s *testshop.Shop, sale reservation.Sale, held order.Reservation) {
+			_, err := s.Release(t.Context(), []reservation.Release{{SaleID: sale.ID, OrderID: held.OrderID, UserID: "ann"}})
+			require.NoError(t, err)
+		},
+		"restock": func(s *testshop.Shop, sale reservation.Sale, _ order.Reservation) {
+			_, err := s.Restock(t.Context(), sale.ID, 1, "")
+			require.NoError(t, err)
+		},
+		"rebuild": func(s *testshop.Shop, sale reservation.Sale, _ order.Reservation) { rebuild(t, s, sale, 2) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, sale := testshop.SoldOutShop(t)
+			counted, err := s.Show(t.Context(), sale)
+			require.NoError(t, err)
+			held := s.Ask(t, sale, "ann").Reservation
+			selling := s.Next(t, s.Rdb) // without a memory of sold-out sales
+			bob := reservation.Request{Sale: sale, User: "bob", Quantity: 1, IdempotencyKey: "k"}
+			s.RememberSoldOut(t, sale)
+			returnUnit(s, counted.Sale, held)
+			testkit.Eventually(t, 30*time.Second, "the unit is sold", func() bool {
+				answer, err := selling.Reserve(t.Context(), bob)
+				require.NoError(t, err)
+				return answer.Verdict == reservation.Reserved
+			})
+			answer, err := s.Reserve(t.Context(), bob)
+			require.NoError(t, err)
+			require.Equal(t, reservation.Replayed, answer.Verdict)
+		})
+	}
+}
+
+// The memory of a sold-out sale includes the keys of ended orders.
+func TestSoldOutMemoryKeepsKeysOfEndedOrders(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShopOn(t, testshop.Options{Redis: testkit.Client(t, testkit.OwnRedis(t).URL)})
+	sale := s.Sale(t, 1).ID
+	request := reservation.Request{Sale: sale, User: "ann", Quantity: 1, IdempotencyKey: "k"}
+	made, err := s.Reserve(t.Context(), request)
+	require.NoError(t, err)
+	o := made.Reservation.OrderID
+	_, err = s.Release(
+		t.Context(), []reservation.Release{
+			{SaleID: sale, OrderID: o, UserID: "ann", Quantity: 1, Status: order.StatusExpired},
+		},
+	)
+	require.NoError(t, err)
+	testkit.Eventually(
+		t, 30*time.Second, "the unit is sold again",
+		func() bool { return s.Ask(t, sale, "bob").Verdict == reservation.Reserved },
+	)
+	for _, ingress := range []*testshop.Shop{s, s.Next(t, s.Rdb)} {
+		ingress.RememberSoldOut(t, sale)
+		again, err := ingress.Reserve(t.Context(), request)
+		require.NoError(t, err)
+		require.Equal(t, reservation.Answer{
+			Verdict: reservation.OrderEnded, Status: order.StatusExpired,
+			Reservation: order.Reservation{OrderID: o, Quantity: 1, Epoch: 1},
+		}, again)
+	}
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/test/testkit"
-	"stampede/internal/test/testsale"
+	"stampede/internal/test/testshop"
 	"stampede/lua"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
@@ -26,9 +26,9 @@ import (
 
 func TestReserveReturnsEveryVerdict(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShop(t)
+	s := testshop.NewShop(t)
 	ctx := t.Context()
-	sale := s.Sale(4)
+	sale := s.Sale(t, 4)
 
 	request := reservation.Request{Sale: sale.ID, User: "ann", Quantity: 2, IdempotencyKey: "click-1"}
 	first, err := s.Reserve(ctx, request)
@@ -54,37 +54,37 @@ func TestReserveReturnsEveryVerdict(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, reservation.Answer{Verdict: reservation.AlreadyPurchased, Reservation: first.Reservation}, purchased)
 
-	for _, quantity := range []int64{3, 1 << 53, math.MaxInt64} {
+	for _, quantity := range []int64{11, 1 << 53, math.MaxInt64} {
 		over, err := s.Reserve(ctx, reservation.Request{Sale: sale.ID, User: "bob", Quantity: quantity})
 		require.NoError(t, err)
-		require.Equal(t, reservation.Answer{Verdict: reservation.OverLimit, Limit: 2}, over)
+		require.Equal(t, reservation.Answer{Verdict: reservation.OverLimit, Limit: 10}, over)
 	}
-	require.Equal(t, reservation.Reserved, s.Buy(sale.ID, "dan").Verdict)
+	s.Buy(t, sale.ID, "dan")
 	short, err := s.Reserve(ctx, reservation.Request{Sale: sale.ID, User: "bob", Quantity: 2})
 	require.NoError(t, err)
 	require.Equal(t, reservation.SoldOut, short.Verdict, "one is left, and two were requested")
 
 	_, err = s.Pause(ctx, sale.ID)
 	require.NoError(t, err)
-	require.Equal(t, reservation.Paused, s.Buy(sale.ID, "bob").Verdict)
+	require.Equal(t, reservation.Paused, s.Ask(t, sale.ID, "bob").Verdict)
 	_, err = s.Resume(ctx, sale.ID)
 	require.NoError(t, err)
 	_, err = s.End(ctx, sale.ID)
 	require.NoError(t, err)
-	require.Equal(t, reservation.Ended, s.Buy(sale.ID, "cid").Verdict)
+	require.Equal(t, reservation.Ended, s.Ask(t, sale.ID, "cid").Verdict)
 
 	opensAt := time.Now().Add(time.Hour).UTC().Truncate(time.Millisecond)
 	future, err := s.Create(ctx, reservation.Terms{Name: "tomorrow", Stock: 1, PerOrderLimit: 1, OpensAt: opensAt})
 	require.NoError(t, err)
-	require.Equal(t, reservation.Answer{Verdict: reservation.NotOpen, OpensAt: opensAt}, s.Buy(future.ID, "ann"))
+	require.Equal(t, reservation.Answer{Verdict: reservation.NotOpen, OpensAt: opensAt}, s.Ask(t, future.ID, "ann"))
 
-	require.Equal(t, reservation.UnknownSale, s.Buy(uuid.New(), "ann").Verdict)
+	require.Equal(t, reservation.UnknownSale, s.Ask(t, uuid.New(), "ann").Verdict)
 }
 
 func TestReserveRejectsInvalidInputWithoutRedis(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShop(t)
-	sale := s.Sale(3)
+	s := testshop.NewShop(t)
+	sale := s.Sale(t, 3)
 	for name, r := range map[string]reservation.Request{
 		"user missing":                  {Quantity: 1},
 		"braces":                        {User: "{0}", Quantity: 1},
@@ -102,16 +102,16 @@ func TestReserveRejectsInvalidInputWithoutRedis(t *testing.T) {
 		var invalid *order.InvalidError
 		require.ErrorAs(t, err, &invalid, name)
 	}
-	require.Equal(t, "3", s.Left(sale.ID))
-	require.Empty(t, s.Events(sale.ID))
+	require.EqualValues(t, 3, s.Left(t, sale.ID))
+	require.Empty(t, s.Events(t, 0))
 }
 
 func TestReserveSellsExactlyTheStockToTenThousandBuyers(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShop(t)
+	s := testshop.NewShop(t)
 	const stock, buyers = 100, 10_000
-	sale := s.Sale(stock + 1)
-	s.Buy(sale.ID, "warm-up") // loads the script before many goroutines compete for the processor
+	sale := s.Sale(t, stock+1)
+	s.Buy(t, sale.ID, "warm-up") // loads the script before many goroutines compete for the processor
 
 	var won sync.Map
 	var winners, refused atomic.Int64
@@ -136,8 +136,8 @@ func TestReserveSellsExactlyTheStockToTenThousandBuyers(t *testing.T) {
 	wg.Wait()
 	require.EqualValues(t, stock, winners.Load())
 	require.EqualValues(t, buyers-stock, refused.Load())
-	require.Equal(t, "0", s.Left(sale.ID))
-	require.Len(t, s.Events(sale.ID), stock+1)
+	require.EqualValues(t, 0, s.Left(t, sale.ID))
+	require.Len(t, s.Events(t, 0), stock+1)
 }
 
 // whilePaused lets a call, and the requests behind it, wait for a Redis that pauses.
@@ -157,10 +157,10 @@ func pauseWrites(t *testing.T, rdb redis.UniversalClient) (resume func()) {
 func TestConcurrentRequestsShareCalls(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
-	rdb := testsale.OwnClient(t, own.URL)
-	s := testsale.NewShopOn(t, rdb, testkit.Keys(t), whilePaused)
-	sale := s.Sale(1000)
-	s.Buy(sale.ID, "warm-up")
+	rdb := testkit.Client(t, own.URL)
+	s := testshop.NewShopOn(t, testshop.Options{Redis: rdb, Store: whilePaused})
+	sale := s.Sale(t, 1000)
+	s.Buy(t, sale.ID, "warm-up")
 
 	before := commandsServed(t, rdb)
 	// While Redis pauses, all others wait behind the first request.
@@ -170,7 +170,7 @@ func TestConcurrentRequestsShareCalls(t *testing.T) {
 		asking.Add(1)
 		wg.Go(func() {
 			asking.Done()
-			s.Buy(sale.ID, fmt.Sprintf("u%d", i))
+			s.Buy(t, sale.ID, fmt.Sprintf("u%d", i))
 		})
 	}
 	asking.Wait()
@@ -187,10 +187,10 @@ func TestConcurrentRequestsShareCalls(t *testing.T) {
 func TestCancelBeforeSendReservesNothing(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
-	rdb := testsale.OwnClient(t, own.URL)
-	s := testsale.NewShopOn(t, rdb, testkit.Keys(t), whilePaused)
-	sale := s.Sale(10)
-	s.Buy(sale.ID, "warm-up")
+	rdb := testkit.Client(t, own.URL)
+	s := testshop.NewShopOn(t, testshop.Options{Redis: rdb, Store: whilePaused})
+	sale := s.Sale(t, 10)
+	s.Buy(t, sale.ID, "warm-up")
 
 	resume := pauseWrites(t, rdb)
 	sent := make(chan error, 1)
@@ -216,19 +216,19 @@ func TestCancelBeforeSendReservesNothing(t *testing.T) {
 	})
 	require.NoError(t, err)
 	require.Equal(t, reservation.Replayed, again.Verdict, "a retry with the same key")
-	require.Equal(t, "8", s.Left(sale.ID), "the warm-up and the sent request, not the queued one")
+	require.EqualValues(t, 8, s.Left(t, sale.ID), "the warm-up and the sent request, not the queued one")
 }
 
 func TestRequestOlderThanWaitMaxIsOverloaded(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
-	rdb := testsale.OwnClient(t, own.URL)
+	rdb := testkit.Client(t, own.URL)
 	const waitMax = time.Second
-	s := testsale.NewShopOn(
-		t, rdb, testkit.Keys(t), reservation.StoreOptions{WaitMax: waitMax, CallTimeout: whilePaused.CallTimeout},
-	)
-	sale := s.Sale(10)
-	s.Buy(sale.ID, "warm-up")
+	s := testshop.NewShopOn(t, testshop.Options{
+		Redis: rdb, Store: reservation.StoreOptions{WaitMax: waitMax, CallTimeout: whilePaused.CallTimeout},
+	})
+	sale := s.Sale(t, 10)
+	s.Buy(t, sale.ID, "warm-up")
 
 	resume := pauseWrites(t, rdb)
 	var buyers sync.WaitGroup
@@ -253,8 +253,8 @@ func TestRequestOlderThanWaitMaxIsOverloaded(t *testing.T) {
 	<-time.After(2 * waitMax)
 	resume()
 	buyers.Wait()
-	require.Equal(t, "8", s.Left(sale.ID))
-	require.Equal(t, reservation.Reserved, s.Buy(sale.ID, "late-0").Verdict, "later requests are served again")
+	require.EqualValues(t, 8, s.Left(t, sale.ID))
+	require.Equal(t, reservation.Reserved, s.Ask(t, sale.ID, "late-0").Verdict, "later requests are served again")
 }
 
 func awaitBlocked(t *testing.T, rdb redis.UniversalClient, what string) {
@@ -277,12 +277,12 @@ func containsLine(text, line string) bool {
 func TestFullQueueIsOverloaded(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
-	rdb := testsale.OwnClient(t, own.URL)
+	rdb := testkit.Client(t, own.URL)
 	options := whilePaused
 	options.QueueMax, options.BatchMax = 4, 2
-	s := testsale.NewShopOn(t, rdb, testkit.Keys(t), options)
-	sale := s.Sale(100)
-	s.Buy(sale.ID, "warm-up")
+	s := testshop.NewShopOn(t, testshop.Options{Redis: rdb, Store: options})
+	sale := s.Sale(t, 100)
+	s.Buy(t, sale.ID, "warm-up")
 
 	resume := pauseWrites(t, rdb)
 	var overloaded, reserved atomic.Int64
@@ -301,22 +301,22 @@ func TestFullQueueIsOverloaded(t *testing.T) {
 	testkit.Eventually(t, 20*time.Second, "requests are refused", func() bool { return overloaded.Load() > 0 })
 	resume()
 	wg.Wait()
-	require.Equal(t, fmt.Sprint(100-1-reserved.Load()), s.Left(sale.ID), "refused requests took nothing")
+	require.Equal(t, 100-1-reserved.Load(), s.Left(t, sale.ID), "refused requests took nothing")
 }
 
 func TestLostReplyIsRetriedOnce(t *testing.T) {
 	t.Parallel()
 	proxy, rdb := testkit.RedisThroughProxy(t)
-	s := testsale.NewShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{})
-	sale := s.Sale(10)
-	s.Buy(sale.ID, "warm-up")
+	s := testshop.NewShopOn(t, testshop.Options{Redis: rdb})
+	sale := s.Sale(t, 10)
+	s.Buy(t, sale.ID, "warm-up")
 
 	proxy.Lose(2)
-	a := s.Buy(sale.ID, "ann")
+	a := s.Ask(t, sale.ID, "ann")
 	proxy.RequireLost(t)
 	require.Equal(t, reservation.Replayed, a.Verdict, "the third try gets the first answer")
-	require.Equal(t, "8", s.Left(sale.ID))
-	require.Len(t, s.Events(sale.ID), 2)
+	require.EqualValues(t, 8, s.Left(t, sale.ID))
+	require.Len(t, s.Events(t, 0), 2)
 
 	proxy.Lose(3)
 	request := reservation.Request{Sale: sale.ID, User: "bob", Quantity: 1, IdempotencyKey: "k"}
@@ -326,16 +326,16 @@ func TestLostReplyIsRetriedOnce(t *testing.T) {
 	again, err := s.Reserve(t.Context(), request)
 	require.NoError(t, err)
 	require.Equal(t, reservation.Replayed, again.Verdict)
-	require.Equal(t, "7", s.Left(sale.ID))
-	require.Len(t, s.Events(sale.ID), 3)
+	require.EqualValues(t, 7, s.Left(t, sale.ID))
+	require.Len(t, s.Events(t, 0), 3)
 }
 
 func TestClientRetriesReserveOnce(t *testing.T) {
 	t.Parallel()
 	proxy, rdb := testkit.RedisThroughProxy(t)
-	s := testsale.NewShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{})
-	sale := s.Sale(10)
-	s.Buy(sale.ID, "warm-up")
+	s := testshop.NewShopOn(t, testshop.Options{Redis: rdb})
+	sale := s.Sale(t, 10)
+	s.Buy(t, sale.ID, "warm-up")
 
 	keys := []string{s.Keys.Sale(0, sale.ID), s.Keys.Buyers(0, sale.ID), s.Keys.Orders(0), s.Keys.Ended(0, sale.ID)}
 	require.NoError(t, lua.Reserve.Load(t.Context(), rdb).Err())
@@ -345,30 +345,30 @@ func TestClientRetriesReserveOnce(t *testing.T) {
 	require.NoError(t, err, "go-redis tried four times")
 	proxy.RequireLost(t)
 	require.Contains(t, answers[3], "replayed ")
-	require.Equal(t, "8", s.Left(sale.ID))
-	require.Len(t, s.Events(sale.ID), 2)
+	require.EqualValues(t, 8, s.Left(t, sale.ID))
+	require.Len(t, s.Events(t, 0), 2)
 }
 
 func TestReserveOfLostSaleIsUnavailable(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShop(t)
-	sale := s.Sale(10)
-	s.Buy(sale.ID, "ann")
-	require.NoError(t, s.Redis.Del(t.Context(), s.Keys.Sale(0, sale.ID)).Err())
+	s := testshop.NewShop(t)
+	sale := s.Sale(t, 10)
+	s.Buy(t, sale.ID, "ann")
+	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Sale(0, sale.ID)).Err())
 	_, err := s.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "bob", Quantity: 1})
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
-	require.Len(t, s.Events(sale.ID), 1)
+	require.Len(t, s.Events(t, 0), 1)
 }
 
 func TestRebuiltSaleIsServedInNewEpoch(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShop(t)
-	sale := s.Sale(10)
-	s.Buy(sale.ID, "ann")
-	require.NoError(t, s.Redis.HSet(t.Context(), s.Keys.Sale(0, sale.ID), "epoch", 2).Err())
+	s := testshop.NewShop(t)
+	sale := s.Sale(t, 10)
+	s.Buy(t, sale.ID, "ann")
+	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale.ID), "epoch", 2).Err())
 
-	require.Equal(t, reservation.Reserved, s.Buy(sale.ID, "bob").Verdict)
-	events := s.Events(sale.ID)
+	s.Buy(t, sale.ID, "bob")
+	events := s.Events(t, 0)
 	require.Len(t, events, 2)
 	require.EqualValues(t, 2, events[1].Epoch)
 }
@@ -377,15 +377,15 @@ func TestSaleIsFoundInPartitionOfItsCreation(t *testing.T) {
 	t.Parallel()
 	keys := testkit.Keys(t)
 	keys.Partitions = 8
-	before := testsale.NewShopOn(t, testkit.Redis(t), keys, reservation.StoreOptions{})
+	before := testshop.NewShopOn(t, testshop.Options{Keys: keys})
 	var sales []catalog.CountedSale
 	for range 8 {
-		sales = append(sales, before.Sale(5))
+		sales = append(sales, before.Sale(t, 5))
 	}
 	keys.Partitions = 1
-	after := testsale.NewShopOn(t, testkit.Redis(t), keys, reservation.StoreOptions{})
+	after := testshop.NewShopOn(t, testshop.Options{Keys: keys})
 	for _, sale := range sales {
-		a := after.Buy(sale.ID, "ann")
+		a := after.Ask(t, sale.ID, "ann")
 		require.Equal(t, reservation.Reserved, a.Verdict)
 		found, err := after.FindReserved(t.Context(), a.Reservation.OrderID, "ann")
 		require.NoError(t, err)
@@ -396,9 +396,9 @@ func TestSaleIsFoundInPartitionOfItsCreation(t *testing.T) {
 func TestFindReservedEndsWithContext(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
-	rdb := testsale.OwnClient(t, own.URL)
-	s := testsale.NewShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{})
-	sale := s.Sale(5)
+	rdb := testkit.Client(t, own.URL)
+	s := testshop.NewShopOn(t, testshop.Options{Redis: rdb})
+	sale := s.Sale(t, 5)
 	require.NoError(t, syscall.Kill(own.Pid(), syscall.SIGSTOP))
 	defer func() { require.NoError(t, syscall.Kill(own.Pid(), syscall.SIGCONT)) }()
 	began := time.Now()
@@ -417,8 +417,8 @@ func TestFindReservedEndsWithContext(t *testing.T) {
 
 func TestClosedStoreReturnsError(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShop(t)
-	sale := s.Sale(1)
+	s := testshop.NewShop(t)
+	sale := s.Sale(t, 1)
 	s.Close()
 	_, err := s.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "ann", Quantity: 1})
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
@@ -426,9 +426,9 @@ func TestClosedStoreReturnsError(t *testing.T) {
 
 func TestReleaseReturnsUnitsOnce(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShop(t)
-	one, two := s.Sale(5), s.Sale(5)
-	a, b := s.Buy(one.ID, "ann"), s.Buy(two.ID, "ann")
+	s := testshop.NewShop(t)
+	one, two := s.Sale(t, 5), s.Sale(t, 5)
+	a, b := s.Ask(t, one.ID, "ann"), s.Ask(t, two.ID, "ann")
 	releases := []reservation.Release{
 		{SaleID: one.ID, OrderID: a.Reservation.OrderID, UserID: "ann"},
 		{SaleID: two.ID, OrderID: b.Reservation.OrderID, UserID: "ann"},
@@ -437,10 +437,10 @@ func TestReleaseReturnsUnitsOnce(t *testing.T) {
 	for range 2 {
 		_, err := s.Release(t.Context(), releases)
 		require.NoError(t, err)
-		require.Equal(t, []string{"5", "5"}, []string{s.Left(one.ID), s.Left(two.ID)})
+		require.Equal(t, []int64{5, 5}, []int64{s.Left(t, one.ID), s.Left(t, two.ID)})
 	}
-	require.Equal(t, reservation.Reserved, s.Buy(one.ID, "ann").Verdict)
+	s.Buy(t, one.ID, "ann")
 	_, err := s.Release(t.Context(), releases)
 	require.NoError(t, err, "the former order, not the current one")
-	require.Equal(t, "4", s.Left(one.ID))
+	require.EqualValues(t, 4, s.Left(t, one.ID))
 }

@@ -18,7 +18,7 @@ import (
 
 	"stampede/internal/connect"
 	"stampede/internal/test/testkit"
-	"stampede/internal/test/testsale"
+	"stampede/internal/test/testshop"
 	"stampede/reservation"
 	"stampede/reservation/order"
 )
@@ -27,19 +27,19 @@ import (
 func TestGuardRefusesThawedOldPrimary(t *testing.T) {
 	t.Parallel()
 	h := newReplicaPair(t)
-	front := guarded(testsale.NewShopOn(t, h.client(), testkit.Keys(t), reservation.StoreOptions{}))
-	misled := guarded(front.Next(h.atFirst)) // stays connected to the old primary
-	unguarded := front.Next(h.atFirst)       // stays connected to it, too
-	sale := front.Sale(1000)
-	front.Buy(sale.ID, "ann")
-	misled.Buy(sale.ID, "bob")
+	front := guarded(t, testshop.NewShopOn(t, testshop.Options{Redis: h.client()}))
+	misled := guarded(t, front.Next(t, h.atFirst)) // stays connected to the old primary
+	unguarded := front.Next(t, h.atFirst)          // stays connected to it, too
+	sale := front.Sale(t, 1000)
+	front.Buy(t, sale.ID, "ann")
+	misled.Buy(t, sale.ID, "bob")
 	h.catchUp(h.atSecond, h.atFirst)
 
 	h.first.Freeze()
 	h.promote(h.atSecond)
 	h.address.Store(h.atSecond.Options().Addr)
-	front = guarded(front.Next(h.client()))
-	rebuild(front, sale.Sale, 2)
+	front = guarded(t, front.Next(t, h.client()))
+	rebuild(t, front, sale.Sale, 2)
 	testkit.VerifyServer(t, front.Pool, front.Store, 0)
 	testkit.Eventually(t, 30*time.Second, "the sale resumes", func() bool {
 		a, err := front.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "ann", Quantity: 1})
@@ -49,27 +49,27 @@ func TestGuardRefusesThawedOldPrimary(t *testing.T) {
 	require.NoError(t, err)
 
 	h.first.Thaw()
-	awaitRefusal(misled, sale.ID)
+	awaitRefusal(t, misled, sale.ID)
 	other, err := front.Create(t.Context(), reservation.Terms{Name: "another", Stock: 1, PerOrderLimit: 1})
 	require.NoError(t, err)
-	refuses(misled, other.ID, "eve")
+	refuses(t, misled, other.ID, "eve")
 	_, err = misled.FindReserved(t.Context(), order.NewOrderID(sale.ID), "bob")
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
 	_, err = misled.Release(t.Context(), []reservation.Release{{SaleID: sale.ID, OrderID: uuid.New(), UserID: "bob"}})
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
 
 	// Without a guard an ingress sells in the old epoch.
-	require.EqualValues(t, 1, unguarded.Buy(sale.ID, "late").Reservation.Epoch)
-	require.Equal(t, reservation.Reserved, front.Buy(sale.ID, "dan").Verdict, "the new primary still sells")
+	require.EqualValues(t, 1, unguarded.Ask(t, sale.ID, "late").Reservation.Epoch)
+	require.Equal(t, reservation.Reserved, front.Ask(t, sale.ID, "dan").Verdict, "the new primary still sells")
 	require.EqualValues(t, sold+1, h.atSecond.XLen(t.Context(), front.Keys.Orders(0)).Val())
 }
 
 // A rebuild of lost data takes a moment, which is no error.
 func TestGuardLogsOnlyLastingLossAsError(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShop(t)
-	sale := s.Sale(100).ID
-	s.Buy(sale, "ann")
+	s := testshop.NewShop(t)
+	sale := s.Sale(t, 100).ID
+	s.Buy(t, sale, "ann")
 	said := make(records, 100)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -78,15 +78,14 @@ func TestGuardLogsOnlyLastingLossAsError(t *testing.T) {
 	state, err := s.Inspect(t.Context(), 0)
 	require.NoError(t, err)
 	name := func(runID string) {
-		_, err := s.Pool.Exec(t.Context(), "UPDATE redis_servers SET run_id = $1", runID)
-		require.NoError(t, err)
+		require.NoError(t, s.Exec(t, "UPDATE redis_servers SET run_id = $1", runID))
 	}
 	for range 2 {
 		name("another")
 		warned := said.next(t)
 		require.Equal(t, slog.LevelWarn, warned.Level, warned.Message)
 		require.Contains(t, warned.Message, "a rebuild may be in progress")
-		refuses(s, sale, "eve")
+		refuses(t, s, sale, "eve")
 		failed := said.next(t)
 		require.Equal(t, slog.LevelError, failed.Level, failed.Message)
 		require.GreaterOrEqual(t, failed.Time.Sub(warned.Time), 3*time.Second)
@@ -137,12 +136,12 @@ func TestPartitionsSpreadOverMasters(t *testing.T) {
 func TestUnconfirmedReservationIsUnknown(t *testing.T) {
 	t.Parallel()
 	h := newReplicaPair(t)
-	s := testsale.NewShopOn(t, h.client(), testkit.Keys(t), reservation.StoreOptions{ReplicaAcks: 1})
-	sale := s.Sale(2)
+	s := testshop.NewShopOn(t, testshop.Options{Redis: h.client(), Store: reservation.StoreOptions{ReplicaAcks: 1}})
+	sale := s.Sale(t, 2)
 	buy := func(user string) (reservation.Answer, error) {
 		return s.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: user, Quantity: 1, IdempotencyKey: "key"})
 	}
-	buyConfirmed(s, sale.ID, "ann")
+	buyConfirmed(t, s, sale.ID, "ann")
 	held, err := h.atSecond.HGet(t.Context(), s.Keys.Buyers(0, sale.ID), "ann").Result()
 	require.NoError(t, err, "the replica has the reservation when its buyer gets the answer")
 	require.NotEmpty(t, held)
@@ -157,21 +156,21 @@ func TestUnconfirmedReservationIsUnknown(t *testing.T) {
 	require.Equal(t, reservation.SoldOut, answer.Verdict)
 
 	h.mend()
-	buyConfirmed(s, sale.ID, "bob")
+	buyConfirmed(t, s, sale.ID, "bob")
 	require.NoError(t, h.atSecond.HGet(t.Context(), s.Keys.Buyers(0, sale.ID), "bob").Err())
 }
 
 // buyConfirmed buys until the replicas confirm it: on a busy machine they may take longer than an ingress waits.
-func buyConfirmed(s *testsale.Shop, sale uuid.UUID, user string) {
-	s.T.Helper()
-	testkit.Eventually(s.T, 30*time.Second, "the replicas confirm the order of "+user, func() bool {
-		answer, err := s.Reserve(s.T.Context(),
+func buyConfirmed(t testing.TB, s *testshop.Shop, sale uuid.UUID, user string) {
+	t.Helper()
+	testkit.Eventually(t, 30*time.Second, "the replicas confirm the order of "+user, func() bool {
+		answer, err := s.Reserve(t.Context(),
 			reservation.Request{Sale: sale, User: user, Quantity: 1, IdempotencyKey: "key"})
 		if errors.Is(err, reservation.ErrOutcomeUnknown) {
 			return false
 		}
-		require.NoError(s.T, err)
-		require.Contains(s.T, []reservation.Verdict{reservation.Reserved, reservation.Replayed}, answer.Verdict)
+		require.NoError(t, err)
+		require.Contains(t, []reservation.Verdict{reservation.Reserved, reservation.Replayed}, answer.Verdict)
 		return true
 	})
 }
@@ -184,14 +183,14 @@ func TestReplicasConfirmOnCluster(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = rdb.Close() })
 	keys := reservation.Keys{Prefix: "stampede", Partitions: 1}
-	s := testsale.NewShopOn(t, rdb, keys, reservation.StoreOptions{ReplicaAcks: 1})
+	s := testshop.NewShopOn(t, testshop.Options{Redis: rdb, Keys: keys, Store: reservation.StoreOptions{ReplicaAcks: 1}})
 	operator := testkit.Operate(t, cluster)
-	master := operator.MasterOf(operator.SlotOf(keys.Orders(0)))
-	replica := operator.Client(operator.ReplicaOf(master))
-	sale := s.Sale(100)
+	master := operator.Master(operator.Slot(keys.Orders(0)))
+	replica := operator.Client(operator.Replica(master))
+	sale := s.Sale(t, 100)
 	for i := range 20 {
 		user := fmt.Sprintf("user-%d", i)
-		buyConfirmed(s, sale.ID, user)
+		buyConfirmed(t, s, sale.ID, user)
 		_, err := replica.Pipelined(t.Context(), func(p redis.Pipeliner) error {
 			p.ReadOnly(t.Context()) // for the connection
 			p.HGet(t.Context(), keys.Buyers(0, sale.ID), user)
@@ -221,10 +220,10 @@ func TestSimulatedCrowdBuysFrom64Shards(t *testing.T) {
 func TestSoldOutMemoryEndsWithoutRedis(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
-	s := testsale.NewShopOn(t, testsale.OwnClient(t, own.URL), testkit.Keys(t), reservation.StoreOptions{})
-	sale := s.Sale(1).ID
-	s.Buy(sale, "ann")
-	s.RememberSoldOut(sale)
+	s := testshop.NewShopOn(t, testshop.Options{Redis: testkit.Client(t, own.URL)})
+	sale := s.Sale(t, 1).ID
+	s.Buy(t, sale, "ann")
+	s.RememberSoldOut(t, sale)
 	own.Kill()
 	testkit.Eventually(t, 30*time.Second, "the store is unavailable", func() bool {
 		_, err := s.Reserve(t.Context(), reservation.Request{Sale: sale, User: "bob", Quantity: 1})
@@ -235,9 +234,9 @@ func TestSoldOutMemoryEndsWithoutRedis(t *testing.T) {
 func TestReserveWithoutRedisIsUnavailable(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
-	s := testsale.NewShopOn(t, testsale.OwnClient(t, own.URL), testkit.Keys(t), reservation.StoreOptions{})
-	sale := s.Sale(10)
-	s.Buy(sale.ID, "ann")
+	s := testshop.NewShopOn(t, testshop.Options{Redis: testkit.Client(t, own.URL)})
+	sale := s.Sale(t, 10)
+	s.Buy(t, sale.ID, "ann")
 
 	own.Kill()
 	_, err := s.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "bob", Quantity: 1})
@@ -250,19 +249,20 @@ func TestReserveWithoutRedisIsUnavailable(t *testing.T) {
 	require.NoError(t, own.Restart(t.Context()))
 	testkit.VerifyServer(t, s.Pool, s.Store, 0)
 	require.Equal(
-		t, reservation.AlreadyPurchased, s.Buy(sale.ID, "ann").Verdict, "with appendfsync always a kill -9 loses nothing",
+		t, reservation.AlreadyPurchased, s.Ask(t, sale.ID, "ann").Verdict, "with appendfsync always a kill -9 loses nothing",
 	)
-	require.Equal(t, reservation.Reserved, s.Buy(sale.ID, "bob").Verdict)
+	s.Buy(t, sale.ID, "bob")
 }
 
 func TestCachedSalesAreBounded(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShopOn(t, testkit.Redis(t), testkit.Keys(t), reservation.StoreOptions{SalesMax: 2})
+	s := testshop.NewShopOn(t, testshop.Options{Store: reservation.StoreOptions{SalesMax: 2}})
 	var sales []uuid.UUID
 	for range 6 {
-		sales = append(sales, s.Sale(10_000).ID)
+		sales = append(sales, s.Sale(t, 10_000).ID)
 	}
-	ctx := testsale.Soon(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
 	// Many concurrently requested sales evict each other while their requests are in progress.
 	var reserved atomic.Int64
 	var wg sync.WaitGroup
@@ -281,23 +281,23 @@ func TestCachedSalesAreBounded(t *testing.T) {
 	}
 	wg.Wait()
 	require.Positive(t, reserved.Load())
-	require.Len(t, s.Events(sales[0]), int(reserved.Load()))
+	require.Len(t, s.Events(t, 0), int(reserved.Load()))
 }
 
 func TestUnknownSalesAreCached(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
-	rdb := testsale.OwnClient(t, own.URL)
-	s := testsale.NewShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{})
-	s.Sale(1)
-	require.Equal(t, reservation.UnknownSale, s.Buy(uuid.Must(uuid.NewV7()), "ann").Verdict)
+	rdb := testkit.Client(t, own.URL)
+	s := testshop.NewShopOn(t, testshop.Options{Redis: rdb})
+	s.Sale(t, 1)
+	require.Equal(t, reservation.UnknownSale, s.Ask(t, uuid.Must(uuid.NewV7()), "ann").Verdict)
 	before := commandsServed(t, rdb)
 	for range 1000 {
-		require.Equal(t, reservation.UnknownSale, s.Buy(uuid.New(), "ann").Verdict, "not a version 7")
+		require.Equal(t, reservation.UnknownSale, s.Ask(t, uuid.New(), "ann").Verdict, "not a version 7")
 	}
 	require.Less(t, commandsServed(t, rdb)-before, 10)
 	for range 1000 {
-		require.Equal(t, reservation.UnknownSale, s.Buy(uuid.Must(uuid.NewV7()), "ann").Verdict)
+		require.Equal(t, reservation.UnknownSale, s.Ask(t, uuid.Must(uuid.NewV7()), "ann").Verdict)
 	}
 	// A lookup for each, which is a script with three commands inside, and the index about once a second.
 	require.Less(t, commandsServed(t, rdb)-before, 4*1000+20*reservation.MaxPartitions)

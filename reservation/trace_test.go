@@ -11,7 +11,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/test/testkit"
-	"stampede/internal/test/testsale"
 	"stampede/internal/test/testshop"
 	"stampede/internal/tracing"
 	"stampede/reservation"
@@ -23,9 +22,9 @@ import (
 func TestCallOfSeveralTracedPurchases(t *testing.T) {
 	tracer, collector := testkit.Tracer(t)
 	rdb := testkit.Redis(t)
-	s := testsale.NewShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{})
-	sale := s.Sale(100)
-	s.Buy(sale.ID, "warm-up")
+	s := testshop.NewShopOn(t, testshop.Options{Redis: rdb})
+	sale := s.Sale(t, 100)
+	s.Buy(t, sale.ID, "warm-up")
 	held := heldCalls{requests: make(chan int, 100), released: make(chan struct{})}
 	rdb.AddHook(testkit.Hook(held.process))
 
@@ -90,7 +89,7 @@ func TestCallOfSeveralTracedPurchases(t *testing.T) {
 	}
 	require.Equal(t, 1, ofFirst)
 
-	entries := s.Entries(sale.ID)
+	entries := s.Entries(t, 0)
 	require.Len(t, entries, 3)
 	require.Less(t, len(entries[1].Values["metadata"].(string)), 150, "an entry without traces")
 	require.Less(t, len(entries[2].Values["metadata"].(string)), 1500)

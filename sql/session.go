@@ -1,9 +1,14 @@
+// Package sql holds the schema and the queries as files, and brings a database to that schema.
 package sql
 
 import (
 	"context"
+	"embed"
 	"errors"
 	"fmt"
+	"io/fs"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -76,3 +81,32 @@ func processOf(ctx context.Context, conn *pgconn.PgConn) (string, error) {
 	}
 	return string(answers[0].Rows[0][0]), nil
 }
+
+//go:embed queries
+var files embed.FS
+
+// names has the name of each query, by its text.
+var names = sync.OnceValue(func() map[string]string {
+	named := map[string]string{}
+	_ = fs.WalkDir(files, "queries", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		text, err := files.ReadFile(path)
+		named[string(text)] = strings.TrimSuffix(strings.TrimPrefix(path, "queries/"), ".sql")
+		return err
+	}) // what is embedded can be read
+	return named
+})
+
+// NameOf names a statement for people: by its file ("ledger/record_fresh"), or else by its first word ("COMMIT").
+func NameOf(statement string) string {
+	if name, known := names()[statement]; known {
+		return name
+	}
+	word, _, _ := strings.Cut(strings.TrimSpace(statement), " ")
+	return strings.TrimRight(word, ";")
+}
+
+//go:embed migrations/*.sql
+var migrations embed.FS

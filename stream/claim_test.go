@@ -46,8 +46,8 @@ func TestSubscriberClaimsOrphansAmongNewEntries(t *testing.T) {
 	}
 	require.ElementsMatch(t, append(orphans, fresh...), got, "each message once")
 	b.awaitNonePending()
-	claimed := testutil.ToFloat64(first.MetricsOf(b.stream).Claimed) +
-		testutil.ToFloat64(second.MetricsOf(b.stream).Claimed)
+	claimed := testutil.ToFloat64(first.Metrics(b.stream).Claimed) +
+		testutil.ToFloat64(second.Metrics(b.stream).Claimed)
 	require.EqualValues(t, 25, claimed)
 }
 
@@ -66,7 +66,7 @@ func TestClaimContinuesAfterDeletedEntries(t *testing.T) {
 		func() bool { return b.pending()[59].Idle >= sub.Config().MinIdle })
 	require.Equal(t, uuids[59:], receiveUUIDs(t, b.subscribe(sub), 1))
 	b.awaitNonePending()
-	require.EqualValues(t, 59, testutil.ToFloat64(sub.MetricsOf(b.stream).Lost))
+	require.EqualValues(t, 59, testutil.ToFloat64(sub.Metrics(b.stream).Lost))
 }
 
 // A handler may take many times MinIdle: neither another subscriber nor its own claims the entry, and
@@ -107,15 +107,15 @@ func TestEntryClaimedByAnotherConsumerIsNotClaimedBack(t *testing.T) {
 		Stream: b.stream, Group: reservation.Group, Consumer: "other", Messages: []string{id},
 	}).Err())
 	testkit.Eventually(t, testshop.Soon, "the claim is noticed",
-		func() bool { return testutil.ToFloat64(sub.MetricsOf(b.stream).Taken) == 1 })
+		func() bool { return testutil.ToFloat64(sub.Metrics(b.stream).Taken) == 1 })
 	taken.Nack()
 	kept.Ack()
 	testkit.Eventually(t, testshop.Soon, "both entries are released",
-		func() bool { return testutil.ToFloat64(sub.MetricsOf(b.stream).InFlight) == 0 })
+		func() bool { return testutil.ToFloat64(sub.Metrics(b.stream).InFlight) == 0 })
 	pending := b.pending()
 	require.Len(t, pending, 1)
 	require.Equal(t, "other", pending[0].Consumer)
-	require.Zero(t, testutil.ToFloat64(sub.MetricsOf(b.stream).Redelivered))
+	require.Zero(t, testutil.ToFloat64(sub.Metrics(b.stream).Redelivered))
 }
 
 func TestSilentConsumersAreDeleted(t *testing.T) {

@@ -7,7 +7,7 @@
 //     many come (pace.go), keeps those in flight in a table (subscriber_table.go), claims the
 //     entries of consumers that have gone silent (claim.go), and acknowledges handled entries or
 //     stores them as dead letters (subscriber_settle.go).
-//   - notes.go is what subscriber and handler tell each other about a message.
+//   - handler.go is what a handler and the subscriber exchange about a message.
 //   - entry.go is the wire format: Watermill's, as watermill-redisstream writes it.
 //   - Trimmer (trim.go) removes entries that all consumers have acknowledged; BacklogCollector
 //     (backlog.go) measures the rest.

@@ -76,13 +76,13 @@ func ReadEntry(ctx context.Context, rdb redis.UniversalClient, stream, id string
 	}
 	if pair, ok := reply[0].([]any); ok && len(pair) == 2 {
 		if flat, ok := pair[1].([]any); ok {
-			return Entry{Stream: stream, ID: id, Fields: pairsOf(flat)}, nil
+			return Entry{Stream: stream, ID: id, Fields: pairs(flat)}, nil
 		}
 	}
 	return Entry{}, fmt.Errorf("read entry %s of %s: unexpected reply %T", id, stream, reply[0])
 }
 
-func pairsOf(flat []any) []Field {
+func pairs(flat []any) []Field {
 	fields := make([]Field, 0, len(flat)/2)
 	for i := 0; i+1 < len(flat); i += 2 {
 		name, _ := flat[i].(string)

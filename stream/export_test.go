@@ -33,7 +33,7 @@ type Metrics struct {
 	InFlight prometheus.Gauge
 }
 
-func (s *Subscriber) MetricsOf(stream string) Metrics {
+func (s *Subscriber) Metrics(stream string) Metrics {
 	m := s.metrics.of(stream)
 	return Metrics{
 		Redelivered: m.redelivered, Claimed: m.claimed, Taken: m.taken, Lost: m.lost, InFlight: m.inFlight,

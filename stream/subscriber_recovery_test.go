@@ -214,7 +214,7 @@ func TestSubscriberReportsLostEntries(t *testing.T) {
 	messages := b.subscribe(sub)
 	require.ElementsMatch(t, []string{uuids[1], uuids[3]}, receiveUUIDs(t, messages, 2))
 	b.awaitNonePending()
-	require.EqualValues(t, 2, testutil.ToFloat64(sub.MetricsOf(b.stream).Lost))
+	require.EqualValues(t, 2, testutil.ToFloat64(sub.Metrics(b.stream).Lost))
 }
 
 func TestSubscribeInitializeCreatesTheGroup(t *testing.T) {

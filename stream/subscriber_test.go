@@ -44,9 +44,7 @@ func newStreamBench(t *testing.T) *streamBench {
 
 func newStreamBenchAt(t *testing.T, url, name string) *streamBench {
 	t.Helper()
-	rdb, err := connect.Control(url)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = rdb.Close() })
+	rdb := testkit.Control(t, url)
 	return &streamBench{
 		t: t, ctx: t.Context(), url: url, rdb: rdb, stream: name, deadLetters: &deadLetterStore{},
 	}

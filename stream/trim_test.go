@@ -3,6 +3,8 @@ package stream_test
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -10,12 +12,23 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/lua"
 	"stampede/stream"
 )
+
+// suiteReader is the goroutine of Watermill's conformance suite that reads from many subscriptions. It never ends if a
+// message is redelivered after the suite has received enough, as happens on a busy machine.
+const suiteReader = "github.com/ThreeDotsLabs/watermill/internal/subscriber.(*multiplier).Subscribe"
+
+func TestMain(m *testing.M) {
+	testkit.Main(m, testkit.IgnoreLeaks(
+		goleak.IgnoreAnyFunction(suiteReader+".func2"), goleak.IgnoreAnyFunction(suiteReader+".func3"),
+	))
+}
 
 // trimBench is a stream of 1000 entries. Trimming frees whole nodes of 100 entries, so the first entry
 // that is left is a multiple of 100.
@@ -176,3 +189,50 @@ func TestTrimmerDeletesAcknowledgedEntries(t *testing.T) {
 	_, err = stream.NewTrimmer(stream.TrimmerConfig{Control: b.rdb})
 	require.ErrorContains(t, err, "Stream")
 }
+
+func TestSubscriberCreatesGroupOnceFullRedisHasRoom(t *testing.T) {
+	t.Parallel()
+	server := testkit.OwnRedis(t)
+	b := newStreamBenchAt(t, server.URL, "orders")
+	uuids := b.publish(1)
+	require.NoError(t, b.rdb.ConfigSet(b.ctx, "maxmemory", "1").Err())
+	log := &testshop.CountingLog{}
+	messages := b.subscribe(b.subscriber("worker-1", withLog(log)))
+	testkit.Eventually(t, testshop.Soon, "the error is logged", func() bool { return log.Times(cannotRead) == 1 })
+	require.NoError(t, b.rdb.ConfigSet(b.ctx, "maxmemory", "0").Err())
+	require.Equal(t, uuids, receiveUUIDs(t, messages, 1))
+	b.awaitNonePending()
+}
+
+func TestSubscriberCreatesGroupOncePerOutage(t *testing.T) {
+	t.Parallel()
+	server := testkit.OwnRedis(t)
+	b := newStreamBenchAt(t, server.URL, "orders")
+	log := &testshop.CountingLog{}
+	messages := b.subscribe(b.subscriber("worker-1", withLog(log)))
+	b.publish(1)
+	receive(t, messages).Ack()
+	for lost := 1; lost <= 3; lost++ {
+		testkit.Eventually(t, testshop.Soon, "a read is interrupted", func() bool {
+			require.NoError(t, b.rdb.ClientKillByFilter(b.ctx, "TYPE", "normal").Err())
+			return log.Times(cannotRead) >= lost
+		})
+		uuids := b.publish(1)
+		require.Equal(t, uuids, receiveUUIDs(t, messages, 1))
+	}
+	b.awaitNonePending()
+	for line := range strings.Lines(b.rdb.Info(b.ctx, "commandstats").Val()) {
+		if strings.HasPrefix(line, "cmdstat_xgroup|create:") {
+			require.Contains(t, line, ":calls=1,")
+			return
+		}
+	}
+	t.Fatal("the group was never created")
+}
+
+func withLog(log slog.Handler) func(*stream.Config) {
+	return func(c *stream.Config) { c.Logger = slog.New(log) }
+}
+
+// cannotRead is what a subscriber logs at the first of several failures in a row.
+const cannotRead = "cannot read the stream, trying again"

@@ -43,10 +43,7 @@ func openCheckSet(ctx context.Context, b front.Backend) (*checkSet, error) {
 
 // Buy implements front.Design.
 func (d *checkSet) Buy(ctx context.Context, o front.Order) (front.Verdict, error) {
-	if refusal, err := d.take(ctx, o); refusal != none || err != nil {
-		return refusal, err
-	}
-	return d.confirm(ctx, o)
+	return d.sell(ctx, o, d.take)
 }
 
 // take takes the units, or returns why not. It is correct only if no other buyer runs between its two

@@ -159,13 +159,13 @@ func (d *lockTransaction) close() {
 	d.postgresStock.close()
 }
 
-func (d *lockTransaction) lockOf(user string) string { return d.prefix + ":lock:" + user }
+func (d *lockTransaction) lockKey(user string) string { return d.prefix + ":lock:" + user }
 
 // Buy implements front.Design.
 func (d *lockTransaction) Buy(ctx context.Context, o front.Order) (verdict front.Verdict, err error) {
 	waiting, cancel := context.WithTimeout(ctx, lockTimeout)
 	defer cancel()
-	unlock, err := d.locks.Lock(waiting, d.lockOf(o.User))
+	unlock, err := d.locks.Lock(waiting, d.lockKey(o.User))
 	if err != nil {
 		return none, fmt.Errorf("lock user=%s: %w", o.User, err)
 	}

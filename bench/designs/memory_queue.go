@@ -2,16 +2,23 @@ package designs
 
 import (
 	"context"
+	_ "embed"
 	"errors"
 	"fmt"
 	"log/slog"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/redis/go-redis/v9"
 
 	"stampede/bench/front"
 	"stampede/internal/retry"
 )
+
+//go:embed lua/take.lua
+var takeSource string
+
+var takeScript = redis.NewScript(takeSource)
 
 // memoryQueue is where most tutorials end: one Lua script decides in Redis who gets a unit, the order
 // goes into a blocking queue in the memory of the process, the buyer is answered immediately, and one

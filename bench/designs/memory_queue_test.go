@@ -11,16 +11,6 @@ import (
 	"stampede/internal/test/testkit"
 )
 
-func TestMemoryQueueSellsStockInManyProcesses(t *testing.T) {
-	t.Parallel()
-	s := newSale(t, 10, All["memory-queue"].Guarded)
-	here, there := openDesign[*memoryQueue](t, s, newMemoryQueue), openDesign[*memoryQueue](t, s, newMemoryQueue)
-	run(t, here)
-	run(t, there)
-	require.Equal(t, map[front.Verdict]int{front.Reserved: 10, front.SoldOut: 54}, s.crowd(t, 64, here, there))
-	s.requireOrders(t, 10)
-}
-
 func TestMemoryQueueIsLostWithProcess(t *testing.T) {
 	t.Parallel()
 	const accepted = 10

@@ -33,10 +33,7 @@ func newMutex(ctx context.Context, b front.Backend) (front.Design, error) {
 
 // Buy implements front.Design.
 func (d *mutex) Buy(ctx context.Context, o front.Order) (front.Verdict, error) {
-	if refusal, err := d.take(ctx, o); refusal != none || err != nil {
-		return refusal, err
-	}
-	return d.confirm(ctx, o)
+	return d.sell(ctx, o, d.take)
 }
 
 func (d *mutex) take(ctx context.Context, o front.Order) (front.Verdict, error) {

@@ -8,14 +8,6 @@ import (
 	"stampede/bench/front"
 )
 
-func TestMutexSellsStockInOneProcess(t *testing.T) {
-	t.Parallel()
-	s := newSale(t, 10, All["mutex"].Guarded)
-	d := openDesign[*mutex](t, s, newMutex)
-	require.Equal(t, map[front.Verdict]int{front.Confirmed: 10, front.SoldOut: 54}, s.crowd(t, 64, d))
-	require.Equal(t, 10, s.orders(t))
-}
-
 func TestMutexOversellsInTwoProcesses(t *testing.T) {
 	t.Parallel()
 	s := newSale(t, 1, All["mutex"].Guarded)

@@ -35,9 +35,6 @@ var (
 // do. While it is unavailable or slow, nothing is sold, and buyers get only errors.
 type postgresBatched struct {
 	postgresStock
-	batchMax int
-	// inFlight is the maximum of concurrent transactions, each on its own connection.
-	inFlight int
 
 	mu      sync.Mutex
 	waiting []*purchase
@@ -55,7 +52,8 @@ type postgresBatched struct {
 // of the statement's parts (an arbiter index, no ON CONFLICT, two inserts of events, JSON made from
 // text) make no difference: nearly all of its cost is the rows and their indexes.
 const (
-	batchedMax      = 256
+	batchedMax = 256
+	// batchedInFlight is the maximum of concurrent transactions, each on its own connection.
 	batchedInFlight = 2
 	// batchedQueueMax bounds the waiting purchases, as ours does.
 	batchedQueueMax = 8192
@@ -66,19 +64,11 @@ const (
 var errOverloaded = errors.New("too many buyers are waiting")
 
 func newPostgresBatched(ctx context.Context, b front.Backend) (front.Design, error) {
-	inFlight, err := option(b, "postgres-connections", batchedInFlight)
+	stock, err := openPostgresStock(ctx, b, batchedInFlight)
 	if err != nil {
 		return nil, err
 	}
-	batchMax, err := option(b, "batch", batchedMax)
-	if err != nil {
-		return nil, err
-	}
-	stock, err := openPostgresStock(ctx, b, inFlight)
-	if err != nil {
-		return nil, err
-	}
-	return &postgresBatched{postgresStock: stock, batchMax: batchMax, inFlight: inFlight}, nil
+	return &postgresBatched{postgresStock: stock}, nil
 }
 
 // Run implements front.Design.
@@ -123,7 +113,7 @@ func (d *postgresBatched) join(p *purchase) error {
 		return errOverloaded
 	}
 	d.waiting = append(d.waiting, p)
-	if d.sending < d.inFlight {
+	if d.sending < batchedInFlight {
 		d.sending++
 		d.senders.Go(d.send)
 	}
@@ -132,7 +122,7 @@ func (d *postgresBatched) join(p *purchase) error {
 
 // send sends batches until no purchase is waiting.
 func (d *postgresBatched) send() {
-	b := newBatch(d.batchMax)
+	b := newBatch(batchedMax)
 	for d.take(b) {
 		d.decide(b)
 	}

@@ -23,13 +23,8 @@ type postgresStock struct {
 	pool *pgxpool.Pool
 }
 
-// openPostgresStock opens the number of connections that suits the design best, or that the benchmark
-// sets.
-func openPostgresStock(ctx context.Context, b front.Backend, best int) (postgresStock, error) {
-	connections, err := option(b, "postgres-connections", best)
-	if err != nil {
-		return postgresStock{}, err
-	}
+// openPostgresStock opens the number of connections that suits the design best.
+func openPostgresStock(ctx context.Context, b front.Backend, connections int) (postgresStock, error) {
 	pool, err := connect.Postgres(ctx, b.DatabaseURL, int32(connections))
 	return postgresStock{pool}, err
 }

@@ -30,14 +30,7 @@ const stockConnections = 64
 
 // openRedisStock opens both, with as many connections to Postgres as the design can use.
 func openRedisStock(ctx context.Context, b front.Backend, writers int) (*redisStock, error) {
-	connections, err := option(b, "redis-connections", stockConnections)
-	if err != nil {
-		return nil, err
-	}
-	if writers, err = option(b, "postgres-connections", writers); err != nil {
-		return nil, err
-	}
-	rdb, err := openRedis(b.RedisURL, connections)
+	rdb, err := openRedis(b.RedisURL, stockConnections)
 	if err != nil {
 		return nil, err
 	}
@@ -80,8 +73,13 @@ func (s *redisStock) Run(ctx context.Context) error {
 	return nil
 }
 
-// confirm writes an order whose units are taken. If Postgres refuses it, the units are lost.
-func (s *redisStock) confirm(ctx context.Context, o front.Order) (front.Verdict, error) {
+// sell takes the units of an order, and then writes it. If Postgres refuses it, the units are lost.
+func (s *redisStock) sell(
+	ctx context.Context, o front.Order, take func(context.Context, front.Order) (front.Verdict, error),
+) (front.Verdict, error) {
+	if refusal, err := take(ctx, o); refusal != none || err != nil {
+		return refusal, err
+	}
 	if err := recordOrder(ctx, s.pool, o, unnumbered); err != nil {
 		return none, err
 	}

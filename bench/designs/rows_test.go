@@ -11,8 +11,8 @@ import (
 	"stampede/reservation/order"
 )
 
-// rowsOf returns the rows of all orders without the columns that differ each time.
-func rowsOf(t *testing.T, pool *pgxpool.Pool) []string {
+// allRows returns the rows of all orders without the columns that differ each time.
+func allRows(t *testing.T, pool *pgxpool.Pool) []string {
 	t.Helper()
 	const query = `
 		SELECT (to_jsonb(o) - 'updated_at')::text FROM orders AS o
@@ -32,7 +32,7 @@ func TestRecordedOrderHasRowsOfLedger(t *testing.T) {
 	o := s.order("alice")
 	o.Quantity = 2
 	require.NoError(t, recordOrder(t.Context(), s.pool, o, 7))
-	ours := rowsOf(t, s.pool)
+	ours := allRows(t, s.pool)
 	require.Len(t, ours, 2)
 
 	_, err := s.pool.Exec(t.Context(), "TRUNCATE orders, order_events")
@@ -42,7 +42,7 @@ func TestRecordedOrderHasRowsOfLedger(t *testing.T) {
 		Sequence: 7, Epoch: 1, ReservedAt: reservedAt(o.ID),
 	}})
 	require.NoError(t, err)
-	require.Equal(t, rowsOf(t, s.pool), ours)
+	require.Equal(t, allRows(t, s.pool), ours)
 }
 
 func TestRecordingOrderTwiceChangesNothing(t *testing.T) {
@@ -50,7 +50,7 @@ func TestRecordingOrderTwiceChangesNothing(t *testing.T) {
 	s := newSale(t, 10, true)
 	o := s.order("alice")
 	require.NoError(t, recordOrder(t.Context(), s.pool, o, unnumbered))
-	first := rowsOf(t, s.pool)
+	first := allRows(t, s.pool)
 	require.NoError(t, recordOrder(t.Context(), s.pool, o, unnumbered))
-	require.Equal(t, first, rowsOf(t, s.pool))
+	require.Equal(t, first, allRows(t, s.pool))
 }

@@ -2,6 +2,7 @@ package designs
 
 import (
 	"context"
+	_ "embed"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -14,6 +15,12 @@ import (
 	"stampede/bench/front"
 	"stampede/internal/retry"
 )
+
+//go:embed lua/unlock.lua
+var unlockSource string
+
+// unlockScript is called by SHA-1, and sent as source if Redis does not know it; so are all scripts here.
+var unlockScript = redis.NewScript(unlockSource)
 
 // setnx is the third step: the mutex moves into Redis, where all processes see it. SET NX PX takes it
 // for a lease, with a random owner as its value; a script releases it if that is still the owner; a
@@ -32,9 +39,7 @@ import (
 // As with the mutex, the lock covers the check and the write of the stock, and not the order.
 type setnx struct {
 	*checkSet
-	lease    time.Duration
-	timeout  time.Duration
-	pauseMax time.Duration
+	lease, timeout time.Duration
 }
 
 const (
@@ -45,8 +50,7 @@ const (
 	setnxTimeout = 8 * time.Second
 	// The pause between two attempts begins short, for sales without a crowd, and doubles up to a
 	// length at which hundreds of polling buyers do not saturate Redis.
-	setnxPauseMin   = time.Millisecond
-	setnxPauseMaxMS = 64
+	setnxPauseMin, setnxPauseMax = time.Millisecond, 64 * time.Millisecond
 )
 
 // errLockBusy is returned when the lock was not free before the deadline. The buyer may retry.
@@ -57,22 +61,12 @@ func newSetNX(ctx context.Context, b front.Backend) (front.Design, error) {
 	if err != nil {
 		return nil, err
 	}
-	pauseMaxMS, err := option(b, "pause-max-ms", setnxPauseMaxMS)
-	if err != nil {
-		return nil, err
-	}
-	return &setnx{
-		checkSet: unlocked, lease: setnxLease, timeout: setnxTimeout,
-		pauseMax: time.Duration(pauseMaxMS) * time.Millisecond,
-	}, nil
+	return &setnx{checkSet: unlocked, lease: setnxLease, timeout: setnxTimeout}, nil
 }
 
 // Buy implements front.Design.
 func (d *setnx) Buy(ctx context.Context, o front.Order) (front.Verdict, error) {
-	if refusal, err := d.take(ctx, o); refusal != none || err != nil {
-		return refusal, err
-	}
-	return d.confirm(ctx, o)
+	return d.sell(ctx, o, d.take)
 }
 
 func (d *setnx) take(ctx context.Context, o front.Order) (front.Verdict, error) {
@@ -90,7 +84,7 @@ func (d *setnx) lockKey(sale uuid.UUID) string { return d.prefix + ":lock:" + sa
 
 func (d *setnx) lock(ctx context.Context, sale uuid.UUID, owner string) error {
 	deadline := time.Now().Add(d.timeout)
-	for wait := setnxPauseMin; ; wait = min(2*wait, d.pauseMax) {
+	for wait := setnxPauseMin; ; wait = min(2*wait, setnxPauseMax) {
 		locked, err := d.rdb.SetNX(ctx, d.lockKey(sale), owner, d.lease).Result()
 		if err != nil {
 			return fmt.Errorf("lock the sale: %w", err)

@@ -2,6 +2,7 @@ package designs
 
 import (
 	"context"
+	_ "embed"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,10 +13,16 @@ import (
 	"github.com/ThreeDotsLabs/watermill-redisstream/pkg/redisstream"
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
 	"stampede/bench/front"
 )
+
+//go:embed lua/take_stream.lua
+var takeStreamSource string
+
+var takeStreamScript = redis.NewScript(takeStreamSource)
 
 // stockStream is the end of better tutorials: the same script also appends the order to a Redis stream,
 // and a consumer group writes what it reads to the database. Here the consumers are the subscribers of
@@ -31,9 +38,8 @@ import (
 // entry that cannot be decoded stops its subscriber.
 type stockStream struct {
 	*redisStock
-	redisURL    string
-	subscribers int
-	maxIdle     time.Duration
+	redisURL string
+	maxIdle  time.Duration
 }
 
 const (
@@ -55,21 +61,16 @@ const (
 )
 
 func newStockStream(ctx context.Context, b front.Backend) (front.Design, error) {
-	subscribers, err := option(b, "subscribers", stockSubscribers)
-	if err != nil {
-		return nil, err
-	}
 	maxIdleMS, err := option(b, "max-idle-ms", stockMaxIdleMS)
 	if err != nil {
 		return nil, err
 	}
-	stock, err := openRedisStock(ctx, b, subscribers)
+	stock, err := openRedisStock(ctx, b, stockSubscribers)
 	if err != nil {
 		return nil, err
 	}
 	return &stockStream{
-		redisStock: stock, redisURL: b.RedisURL, subscribers: subscribers,
-		maxIdle: time.Duration(maxIdleMS) * time.Millisecond,
+		redisStock: stock, redisURL: b.RedisURL, maxIdle: time.Duration(maxIdleMS) * time.Millisecond,
 	}, nil
 }
 
@@ -102,7 +103,7 @@ func (d *stockStream) Buy(ctx context.Context, o front.Order) (front.Verdict, er
 // Run implements front.Design: it is this process's part of the consumer group.
 func (d *stockStream) Run(ctx context.Context) error {
 	var consumers errgroup.Group
-	for range d.subscribers {
+	for range stockSubscribers {
 		subscriber, err := d.newSubscriber(errorLog{ctx: ctx})
 		if err != nil {
 			return err
@@ -185,3 +186,21 @@ func (l errorLog) Error(what string, err error, fields watermill.LogFields) {
 
 // With implements watermill.LoggerAdapter.
 func (l errorLog) With(watermill.LogFields) watermill.LoggerAdapter { return l }
+
+// evalsha is stockStream without its consumers: the cost of accepting each order with its own script
+// call. Our script, which decides a whole batch in a call, is compared with it.
+type evalsha struct{ *stockStream }
+
+func newEvalsha(ctx context.Context, b front.Backend) (front.Design, error) {
+	stock, err := openRedisStock(ctx, b, 1)
+	if err != nil {
+		return nil, err
+	}
+	return evalsha{&stockStream{redisStock: stock}}, nil
+}
+
+// Run implements front.Design.
+func (evalsha) Run(ctx context.Context) error {
+	<-ctx.Done()
+	return nil
+}

@@ -15,16 +15,6 @@ import (
 	"stampede/internal/test/testkit"
 )
 
-func TestStreamSellsStockInManyProcesses(t *testing.T) {
-	t.Parallel()
-	s := newSale(t, 10, All["stock-stream"].Guarded)
-	here, there := openDesign[*stockStream](t, s, newStockStream), openDesign[*stockStream](t, s, newStockStream)
-	run(t, here)
-	run(t, there)
-	require.Equal(t, map[front.Verdict]int{front.Reserved: 10, front.SoldOut: 54}, s.crowd(t, 64, here, there))
-	s.requireOrders(t, 10)
-}
-
 func TestStreamKeepsAcceptedOrdersAfterKill(t *testing.T) {
 	t.Parallel()
 	const accepted = 2 * stockSubscribers // some are being written, and some are not read yet

@@ -2,11 +2,38 @@ package growth
 
 import (
 	"fmt"
+	"strconv"
 	"testing"
 	"time"
 
 	"stampede/bench/rig"
 )
+
+func TestMain(m *testing.M) { rig.Main(m, "growth") }
+
+// plan is one sale, or several at the same time.
+type plan struct {
+	// stock is the units of all sales together, and buyers the number of buyers, who each buy one unit
+	// once. If both are 0, stock and buyers are unlimited within the duration.
+	stock, buyers int
+	duration      time.Duration
+	connections   int
+	workers       int // processes of `stampede work`
+	partitions    int
+	sales         int
+	longIDs       bool // user ids are UUIDs, instead of a word and a number
+}
+
+// defaultPlan holds the settings that a series does not vary.
+func defaultPlan() plan { return plan{connections: 256, workers: 1, partitions: 1, sales: 1} }
+
+// series varies one setting.
+type series struct {
+	grows string
+	note  string
+	at    []int
+	plan  func(at int) plan
+}
 
 // crowdDuration is how long an unlimited crowd sends requests.
 func crowdDuration(b *testing.B) time.Duration {
@@ -104,3 +131,70 @@ func BenchmarkGrowthUserIDs(b *testing.B) {
 		},
 	})
 }
+
+// columns are the figures of a series, in the order of its table.
+var columns = []struct {
+	figure, head string
+	write        func(float64) string
+	spread       bool // with the least and the greatest
+}{
+	{accepted, "accepted/s", rig.Count, true},
+	{soldOut, "sold out/s", rig.Count, false},
+	{durable, "durable/s", rig.Count, true},
+	{p99, "p99, ms", rig.Ratio, false},
+	{cpu, "CPU, µs", rig.Ratio, false},
+	{serveMemory, "`serve`, MiB", megabytes, false},
+	{workMemory, "`work`, MiB", megabytes, false},
+	{redisMost, "Redis at most, B", rig.Count, false},
+	{redisAfter, "after, B", rig.Count, false},
+}
+
+// grow runs the sales of a series in turns and puts the results on the page. Figures that the series
+// does not have are left out.
+func grow(b *testing.B, s series) {
+	b.Helper()
+	var candidates []rig.Candidate
+	for _, at := range s.at {
+		p := s.plan(at)
+		candidates = append(candidates, rig.Candidate{
+			Name: strconv.Itoa(at),
+			Turn: func(b *testing.B, _ int) rig.Values { return run(b, p) },
+		})
+	}
+	results := rig.Compare(b, candidates...)
+	table := rig.Table{
+		Title: "Growth in " + s.grows, Note: fmt.Sprintf("%s Medians of %d rounds.", s.note, b.N), Head: []string{s.grows},
+	}
+	for _, at := range s.at {
+		table.Rows = append(table.Rows, []string{rig.Count(float64(at))})
+	}
+	for _, c := range columns {
+		measured := false
+		for _, at := range s.at {
+			measured = measured || results.Of(strconv.Itoa(at), c.figure).N > 0
+		}
+		if !measured {
+			continue
+		}
+		if c.figure == durable {
+			table.Bars = len(table.Head)
+		}
+		table.Head = append(table.Head, c.head)
+		for i, at := range s.at {
+			cell := results.Of(strconv.Itoa(at), c.figure)
+			if !c.spread {
+				table.Rows[i] = append(table.Rows[i], cell.FormatMedian(c.write))
+				continue
+			}
+			table.Rows[i] = append(table.Rows[i], cell.Format(c.write))
+		}
+	}
+	rig.Put(table)
+	for _, at := range s.at {
+		for _, figure := range []string{accepted, durable, redisAfter} {
+			results.Report(b, strconv.Itoa(at), figure, figure)
+		}
+	}
+}
+
+func megabytes(v float64) string { return rig.Count(v / (1 << 20)) }

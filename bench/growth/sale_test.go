@@ -16,6 +16,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
 	"stampede/bench/httpload"
 	"stampede/bench/rig"
@@ -73,22 +74,32 @@ func run(b *testing.B, p plan) rig.Values {
 	before := s.CPU()
 	// A crowd continues after the sale is sold out, so the last order can be in Postgres before the
 	// last answer.
-	soldOutAt := make(chan sold, 1)
+	var soldOutAt time.Time
+	var waiting errgroup.Group
+	awaitSold := func(units int64) {
+		waiting.Go(func() error {
+			have, err := s.Shop.AwaitSold(b.Context(), units, saleTimeout+recordTimeout)
+			soldOutAt = time.Now()
+			if err == nil && have < units {
+				err = fmt.Errorf("only %d of %d units are in Postgres", have, units)
+			}
+			return err
+		})
+	}
 	if p.stock > 0 {
-		go func() { soldOutAt <- awaitSold(b.Context(), s.Shop, int64(min(p.stock, p.buyers))) }()
+		awaitSold(int64(min(p.stock, p.buyers)))
 	}
 	crowd := sendCrowd(b, s, sales, p)
 	if p.stock == 0 {
-		soldOutAt <- awaitSold(b.Context(), s.Shop, crowd.Wanted)
+		awaitSold(crowd.Wanted)
 	}
-	all := <-soldOutAt
-	require.NoError(b, all.err)
+	require.NoError(b, waiting.Wait())
 	used := s.CPU().Since(before)
 	peak := redisPeak()
 
 	orders, buyers := float64(crowd.Wanted), float64(crowd.Wanted+crowd.Others())
 	values := rig.Values{
-		accepted: orders / crowd.selling.Seconds(), durable: orders / all.at.Sub(crowd.began).Seconds(),
+		accepted: orders / crowd.selling.Seconds(), durable: orders / soldOutAt.Sub(crowd.began).Seconds(),
 		p99: rig.InMillis(crowd.Percentile(99)),
 	}
 	if losers := buyers - orders; losers > 0 {
@@ -174,8 +185,7 @@ func openSpread(b *testing.B, shop *rig.Shop, keys reservation.Keys, n int, stoc
 func purchases(sales []uuid.UUID, longIDs bool) func(dst []byte, n uint64) []byte {
 	var heads []string
 	for _, sale := range sales {
-		heads = append(heads, "POST /v1/sales/"+sale.String()+"/orders HTTP/1.1\r\nHost: localhost\r\n"+
-			"Content-Type: application/json\r\nContent-Length: 14\r\nX-User-ID: ")
+		heads = append(heads, rig.PurchaseHead(sale))
 	}
 	base := uuid.New()
 	return func(dst []byte, n uint64) []byte {
@@ -187,30 +197,7 @@ func purchases(sales []uuid.UUID, longIDs bool) func(dst []byte, n uint64) []byt
 		} else {
 			dst = strconv.AppendUint(append(dst, "buyer-"...), n, 10)
 		}
-		return append(dst, "\r\n\r\n{\"quantity\":1}"...)
-	}
-}
-
-// sold is when all units were sold in Postgres.
-type sold struct {
-	at  time.Time
-	err error
-}
-
-// awaitSold waits until so many units are sold in Postgres. It reads the counters of the sales, because
-// counting orders would load Postgres.
-func awaitSold(ctx context.Context, shop *rig.Shop, units int64) sold {
-	ctx, cancel := context.WithTimeout(ctx, saleTimeout+recordTimeout)
-	defer cancel()
-	for {
-		var have int64
-		if err := shop.Pool.QueryRow(ctx, "SELECT sum(sold)::bigint FROM sales").Scan(&have); err != nil {
-			return sold{err: fmt.Errorf("wait for %d units in Postgres, have %d: %w", units, have, err)}
-		}
-		if have == units {
-			return sold{at: time.Now()}
-		}
-		retry.Pause(pollInterval, ctx.Done())
+		return append(dst, rig.PurchaseEnd...)
 	}
 }
 
@@ -276,4 +263,58 @@ func peakMemory(b *testing.B, processes []*rig.Process) (sum float64) {
 		sum += kilobytes * 1024
 	}
 	return sum
+}
+
+// redisMemory is the memory that Redis uses in bytes (used_memory).
+func redisMemory(ctx context.Context, rdb redis.UniversalClient) (int64, error) {
+	return rig.InfoNumber(ctx, rdb, "Memory", "used_memory")
+}
+
+// idleRedisMemory is the same after Redis has freed what it can, without the buffers of this process's
+// connections. The processes that used Redis must have ended.
+func idleRedisMemory(ctx context.Context, rdb redis.UniversalClient) (int64, error) {
+	for {
+		clients, err := rig.InfoNumber(ctx, rdb, "Clients", "connected_clients")
+		if err != nil {
+			return 0, err
+		}
+		if clients <= int64(rdb.PoolStats().TotalConns) {
+			break
+		}
+		if !retry.Pause(pollInterval, ctx.Done()) {
+			return 0, ctx.Err()
+		}
+	}
+	// The slow log keeps the arguments of slow commands.
+	for _, command := range [][]any{{"slowlog", "reset"}, {"memory", "purge"}} {
+		if err := rdb.Do(ctx, command...).Err(); err != nil {
+			return 0, err
+		}
+	}
+	held, err := redisMemory(ctx, rdb)
+	if err != nil {
+		return 0, err
+	}
+	lent, err := lentToClients(ctx, rdb)
+	return held - lent, err
+}
+
+// lentToClients is the memory of all client connections in Redis, including ours. Their buffers grow
+// and shrink.
+func lentToClients(ctx context.Context, rdb redis.UniversalClient) (int64, error) {
+	list, err := rdb.ClientList(ctx).Result()
+	if err != nil {
+		return 0, err
+	}
+	var sum int64
+	for client := range strings.Lines(list) {
+		_, rest, _ := strings.Cut(client, " tot-mem=")
+		value, _, _ := strings.Cut(rest, " ")
+		bytes, err := strconv.ParseInt(value, 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("CLIENT LIST: tot-mem: %w", err)
+		}
+		sum += bytes
+	}
+	return sum, nil
 }

@@ -23,16 +23,8 @@ const (
 // well below the maximum: without an order behind it, with the strongest rival, and with Stampede.
 func BenchmarkArrivals(b *testing.B) {
 	rates := rig.Scale(b, []int{1000, 2500, 5000, 7500}, []int{1000, 2500})
-	all, _ := rungs()
-	selected := []string{nothing, postgresBatched, ours}
-	all = slices.DeleteFunc(all, func(r rung) bool { return !slices.Contains(selected, r.name) })
-	var candidates []rig.Candidate
-	for _, r := range all {
-		candidates = append(candidates, rig.Candidate{Name: r.name, Turn: func(b *testing.B, round int) rig.Values {
-			return r.arrivals(b, rates, round)
-		}})
-	}
-	results := rig.Compare(b, candidates...)
+	all := pick(nothing, postgresBatched, ours)
+	results := compare(b, all, func(r rung, b *testing.B, round int) rig.Values { return r.arrivals(b, rates, round) })
 	t := rig.Table{
 		Title: "Below full load",
 		Note: fmt.Sprintf("Open loop over %d connections for %v at each rate; CPU time for an order in µs, with the least "+

@@ -37,9 +37,8 @@ func BenchmarkConfirmed(b *testing.B) {
 		measureWaits(b, s, v, v[durable]/2)
 		return v
 	}})
-	commits := results.Of(ours, committed+p99)
-	b.ReportMetric(commits.Median, "committed_p99_ms")
-	b.ReportMetric(results.Of(ours, waiting+p99).Median, "waiting_p99_ms")
+	results.Report(b, ours, committed+p99, "committed_p99_ms")
+	results.Report(b, ours, waiting+p99, "waiting_p99_ms")
 	rig.Put(rig.Table{
 		Title: "From the request to the order in Postgres",
 		Note: fmt.Sprintf("Open loop at half of the orders that reached Postgres in a closed loop of the same round. "+
@@ -47,14 +46,10 @@ func BenchmarkConfirmed(b *testing.B) {
 			"Answered 201: all buyers send `Prefer: wait=10`. %d rounds of %v.", b.N, turnDuration(b)),
 		Head: []string{"", "orders/s", "p50, ms", "p99, ms"},
 		Rows: [][]string{
-			{
-				"committed", results.Of(ours, waiting+"due").Format(rig.Count),
-				results.Of(ours, committed+p50).Format(rig.Ratio), commits.Format(rig.Ratio),
-			},
-			{
-				"answered 201", results.Of(ours, waiting+rate).Format(rig.Count),
-				results.Of(ours, waiting+p50).Format(rig.Ratio), results.Of(ours, waiting+p99).Format(rig.Ratio),
-			},
+			append([]string{"committed", results.Of(ours, waiting+"due").Format(rig.Count)},
+				results.Ranges(rig.Ratio, ours, committed+p50, committed+p99)...),
+			append([]string{"answered 201", results.Of(ours, waiting+rate).Format(rig.Count)},
+				results.Ranges(rig.Ratio, ours, waiting+p50, waiting+p99)...),
 		},
 	})
 }

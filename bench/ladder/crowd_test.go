@@ -2,7 +2,6 @@ package ladder
 
 import (
 	"fmt"
-	"slices"
 	"testing"
 
 	"stampede/bench/rig"
@@ -11,20 +10,14 @@ import (
 // BenchmarkCrowd compares Stampede with its strongest rivals at four times as many connections.
 func BenchmarkCrowd(b *testing.B) {
 	connections := rig.Scale(b, 1024, 64)
-	selected := []string{nothing, evalsha, postgresBatched, postgresBatchedReader, ingress, ours}
-	all, _ := rungs()
-	all = slices.DeleteFunc(all, func(r rung) bool { return !slices.Contains(selected, r.name) })
-	var candidates []rig.Candidate
-	for _, r := range all {
-		candidates = append(candidates, rig.Candidate{Name: r.name, Turn: func(b *testing.B, _ int) rig.Values {
-			v := rig.Values{}
-			s := r.start(b, r.plenty(b))
-			defer s.Close()
-			r.closedLoop(b, s, v, connections)
-			return v
-		}})
-	}
-	results := rig.Compare(b, candidates...)
+	all := pick(nothing, evalsha, postgresBatched, postgresBatchedReader, ingress, ours)
+	results := compare(b, all, func(r rung, b *testing.B, _ int) rig.Values {
+		v := rig.Values{}
+		s := r.start(b, r.plenty(b))
+		defer s.Close()
+		r.closedLoop(b, s, v, connections)
+		return v
+	})
 	t := rig.Table{
 		Title: "With more connections",
 		Note: fmt.Sprintf("The closed loop again, with %s connections; %d rounds of %v. The last column compares orders in "+
@@ -33,13 +26,9 @@ func BenchmarkCrowd(b *testing.B) {
 		Head: []string{"design", "accepted/s", "p99, ms", "in Postgres/s", "Stampede ÷ it"},
 	}
 	for _, r := range all {
-		ratio := results.Ratio(ingress, accepted, r.name, accepted)
+		cell := ratioTo(results, ingress, r, accepted)
 		if r.writes() {
-			ratio = results.Ratio(ours, durable, r.name, durable)
-		}
-		cell := ""
-		if !r.isOurs() {
-			cell = ratio.Format(rig.Ratio)
+			cell = ratioTo(results, ours, r, durable)
 		}
 		t.Rows = append(t.Rows, []string{
 			r.title, results.Of(r.name, accepted).Format(rig.Count),

@@ -12,6 +12,10 @@ import (
 	"stampede/bench/rig"
 )
 
+func TestMain(m *testing.M) {
+	rig.Main(m, "ladder", "labstack/echo", "redis/go-redis", "jackc/pgx", "watermill-redisstream")
+}
+
 // rung is a compared design, or Stampede.
 type rung struct {
 	name   string // for -only
@@ -72,6 +76,26 @@ func rungs() (all []rung, leftOut string) {
 		all = append(all, rung{name: name, title: entry.Title, design: name})
 	}
 	return append(all, rung{name: ingress, title: ingress, alone: true}, rung{name: ours, title: ours}), leftOut
+}
+
+// pick returns those of these rungs that can run here, in the order of the tables.
+func pick(names ...string) []rung {
+	all, _ := rungs()
+	return slices.DeleteFunc(all, func(r rung) bool { return !slices.Contains(names, r.name) })
+}
+
+// compare gives each rung its turns.
+func compare(
+	b *testing.B, all []rung, turn func(r rung, b *testing.B, round int) rig.Values,
+) *rig.Results {
+	b.Helper()
+	var candidates []rig.Candidate
+	for _, r := range all {
+		candidates = append(candidates, rig.Candidate{Name: r.name, Turn: func(b *testing.B, round int) rig.Values {
+			return turn(r, b, round)
+		}})
+	}
+	return rig.Compare(b, candidates...)
 }
 
 // isOurs reports whether the rung is Stampede.

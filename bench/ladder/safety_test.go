@@ -1,14 +1,17 @@
 package ladder
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"net/http"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"stampede/bench/rig"
@@ -32,19 +35,15 @@ const (
 func BenchmarkSafety(b *testing.B) {
 	all, leftOut := rungs()
 	all = slices.DeleteFunc(all, func(r rung) bool { return !r.writes() })
-	var candidates []rig.Candidate
-	for _, r := range all {
-		candidates = append(candidates, rig.Candidate{Name: r.name, Turn: func(b *testing.B, _ int) rig.Values {
-			v := rig.Values{}
-			r.rush(b, v)
-			r.crash(b, v)
-			if r.isOurs() {
-				requirePromisesKept(b, v)
-			}
-			return v
-		}})
-	}
-	results := rig.Compare(b, candidates...)
+	results := compare(b, all, func(r rung, b *testing.B, _ int) rig.Values {
+		v := rig.Values{}
+		r.rush(b, v)
+		r.crash(b, v)
+		if r.isOurs() {
+			requirePromisesKept(b, v)
+		}
+		return v
+	})
 	t := rig.Table{
 		Title: "What becomes of the promises",
 		Note: fmt.Sprintf("Medians of %d rounds, with the least and the greatest. First %d buyers come for %d units, each "+
@@ -60,11 +59,8 @@ func BenchmarkSafety(b *testing.B) {
 		},
 	}
 	for _, r := range all {
-		row := []string{r.title}
-		for _, figure := range []string{oversold, doubleBuyers, crashPromised, crashSold, crashLeft, lost} {
-			row = append(row, results.Of(r.name, figure).Format(rig.Count))
-		}
-		t.Rows = append(t.Rows, row)
+		t.Rows = append(t.Rows, append([]string{r.title},
+			results.Ranges(rig.Count, r.name, oversold, doubleBuyers, crashPromised, crashSold, crashLeft, lost)...))
 		results.Report(b, r.name, lost, "lost")
 	}
 	rig.Put(t)
@@ -173,21 +169,14 @@ func baseQuietTime(b *testing.B) time.Duration {
 	return rig.Scale(b, 4*time.Second, 500*time.Millisecond)
 }
 
-// quietTime is how long a design may write nothing until its writes are taken to be complete: longer
-// than its claim delay.
-func (r rung) quietTime(b *testing.B) time.Duration {
-	return r.claimDelay(b) + baseQuietTime(b)
-}
-
 // awaitWrites waits until the design writes no more: until all promised orders and at least so many
-// units are in Postgres and nothing follows for a moment, or until nothing was written for quietTime. A
-// design cannot write more than was bought, so this ends. It returns the units in Postgres, and the
+// units are in Postgres and nothing follows for a moment, or until nothing was written for so long that
+// no claim can follow. A design cannot write more than was bought, so this ends. It returns the units in Postgres, and the
 // number of promised orders that are missing.
 func (r rung) awaitWrites(b *testing.B, s *rig.System, l *ledger, least int64) (units, missing int64) {
 	b.Helper()
-	const pollInterval = 50 * time.Millisecond
-	most := r.quietTime(b)
-	const moment = 250 * time.Millisecond
+	const pollInterval, moment = 50 * time.Millisecond, 250 * time.Millisecond
+	most := r.claimDelay(b) + baseQuietTime(b) // a longer wait than any claim
 	units, since := s.Shop.Units(), time.Now()
 	for {
 		retry.Pause(pollInterval, b.Context().Done())
@@ -204,4 +193,65 @@ func (r rung) awaitWrites(b *testing.B, s *rig.System, l *ledger, least int64) (
 			return units, missing
 		}
 	}
+}
+
+// ledger records what the buyers of a sale were promised.
+type ledger struct {
+	accepted atomic.Int64
+
+	mu         sync.Mutex
+	orders     []string       // ids
+	acceptedBy map[uint64]int // by buyer
+}
+
+func newLedger() *ledger { return &ledger{acceptedBy: make(map[uint64]int)} }
+
+// onAnswer returns a callback that records the answers of a crowd in which each buyer sends so many
+// requests. The number of the crowd separates the buyers of several crowds.
+func (l *ledger) onAnswer(crowd, clicks uint64) func(n uint64, status int, body []byte) {
+	return func(n uint64, status int, body []byte) {
+		if status < 200 || status > 299 {
+			return
+		}
+		l.accepted.Add(1)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.acceptedBy[crowd<<32|(n-1)/clicks]++
+		if id := orderID(body); id != "" {
+			l.orders = append(l.orders, id)
+		}
+	}
+}
+
+// orderID is the order's id in an accepting answer, or "".
+func orderID(body []byte) string {
+	const idBytes = 36
+	_, rest, found := bytes.Cut(body, []byte(`"order_id":"`))
+	if !found || len(rest) < idBytes {
+		return ""
+	}
+	return string(rest[:idBytes])
+}
+
+// doubleBuyers counts buyers who were promised more than one order.
+func (l *ledger) doubleBuyers() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	doubles := 0
+	for _, times := range l.acceptedBy {
+		if times > 1 {
+			doubles++
+		}
+	}
+	return doubles
+}
+
+// missing counts promised orders that are not in Postgres.
+func (l *ledger) missing(ctx context.Context, pool *pgxpool.Pool) (missing int64, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	err = pool.QueryRow(ctx, `SELECT count(*) FROM unnest($1::uuid[]) AS promised (id)
+		WHERE NOT EXISTS (SELECT FROM orders AS o WHERE o.id = promised.id AND o.status IN ('confirmed', 'paid'))`,
+		l.orders).Scan(&missing)
+	return missing, err
 }

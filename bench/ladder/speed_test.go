@@ -41,16 +41,14 @@ var cpuFigures = []string{cpu + rig.Load, cpu + rig.Front, cpu + rig.Redis, cpu 
 // BenchmarkLadder compares how fast the rungs sell and how long a buyer waits.
 func BenchmarkLadder(b *testing.B) {
 	all, leftOut := rungs()
-	var candidates []rig.Candidate
-	for _, r := range all {
-		candidates = append(candidates, rig.Candidate{Name: r.name, Turn: r.speed})
-	}
-	results := rig.Compare(b, candidates...)
+	results := compare(b, all, rung.speed)
 	for _, r := range all {
 		results.Report(b, r.name, accepted, "accepted/s")
 		results.Report(b, r.name, durable, "durable/s")
 	}
-	putTables(b, results, all, leftOut)
+	putRateTables(b, results, all, leftOut)
+	putLatencyTable(b, results, all)
+	putCPUTable(b, results, all)
 }
 
 // speed is a turn of BenchmarkLadder. Each load has its own shop, so that none is affected by the

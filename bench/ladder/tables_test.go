@@ -8,14 +8,6 @@ import (
 	"stampede/bench/rig"
 )
 
-// putTables puts the results of BenchmarkLadder on the page.
-func putTables(b *testing.B, results *rig.Results, all []rung, leftOut string) {
-	b.Helper()
-	putRateTables(b, results, all, leftOut)
-	putLatencyTable(b, results, all)
-	putCPUTable(b, results, all)
-}
-
 func putRateTables(b *testing.B, results *rig.Results, all []rung, leftOut string) {
 	b.Helper()
 	acceptedOrders := rig.Table{
@@ -32,24 +24,26 @@ func putRateTables(b *testing.B, results *rig.Results, all []rung, leftOut strin
 			"Postgres and the load share the cores.",
 		Head: []string{"design", "in Postgres/s", "Stampede ÷ it"}, Bars: 1,
 	}
-	ratio := func(system string, r rung, figure string) string {
-		if r.isOurs() {
-			return ""
-		}
-		return results.Ratio(system, figure, r.name, figure).Format(rig.Ratio)
-	}
 	for _, r := range all {
 		acceptedOrders.Rows = append(acceptedOrders.Rows, []string{
 			r.title, results.Of(r.name, accepted).Format(rig.Count),
-			results.Of(r.name, closedLoop+p99).FormatMedian(rig.Ratio), ratio(ingress, r, accepted),
+			results.Of(r.name, closedLoop+p99).FormatMedian(rig.Ratio), ratioTo(results, ingress, r, accepted),
 		})
 		if s := results.Of(r.name, durable); s.N > 0 {
 			durableOrders.Rows = append(durableOrders.Rows,
-				[]string{r.title, s.Format(rig.Count), ratio(ours, r, durable)})
+				[]string{r.title, s.Format(rig.Count), ratioTo(results, ours, r, durable)})
 		}
 	}
 	rig.Put(acceptedOrders)
 	rig.Put(durableOrders)
+}
+
+// ratioTo is the cell with a figure of ours ÷ that of a rung; it is empty for our own rungs.
+func ratioTo(results *rig.Results, system string, r rung, figure string) string {
+	if r.isOurs() {
+		return ""
+	}
+	return results.Ratio(system, figure, r.name, figure).Format(rig.Ratio)
 }
 
 // otherAnswers names the designs that gave other answers than those of acceptance.

@@ -22,7 +22,6 @@ import (
 	"stampede/ledger"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
-	"stampede/reservation/order"
 )
 
 // BenchmarkAllocations counts the allocations of an accepted purchase in a whole ingress, including the
@@ -48,10 +47,10 @@ func BenchmarkAllocations(b *testing.B) {
 			beyond, bytesBeyond = append(beyond, ours.objects-echoes.objects), append(bytesBeyond, ours.bytes-echoes.bytes)
 		}
 		table.Rows = append(table.Rows, []string{
-			strconv.Itoa(connections), rig.SpreadOf(own).Format(rig.Ratio), rig.SpreadOf(total).Format(rig.Ratio),
-			rig.SpreadOf(beyond).Format(rig.Ratio), rig.SpreadOf(bytesBeyond).Format(rig.Count),
+			strconv.Itoa(connections), rig.Summarize(own).Format(rig.Ratio), rig.Summarize(total).Format(rig.Ratio),
+			rig.Summarize(beyond).Format(rig.Ratio), rig.Summarize(bytesBeyond).Format(rig.Count),
 		})
-		b.ReportMetric(rig.SpreadOf(beyond).Median, "allocations-beyond-Echo_"+strconv.Itoa(connections)+"-connections")
+		b.ReportMetric(rig.Summarize(beyond).Median, "allocations-beyond-Echo_"+strconv.Itoa(connections)+"-connections")
 	}
 	b.ReportMetric(0, "ns/op") // a round has no meaning as an operation
 	rig.Put(table)
@@ -107,16 +106,13 @@ func allocations(b *testing.B, h http.Handler, sale uuid.UUID, connections int) 
 		<-served
 	}()
 
+	head := rig.PurchaseHead(sale) + "buyer-"
 	crowd := func(most uint64) (requests int64, objects, bytes uint64) {
 		load := httpload.Load{
 			Addrs: []string{listener.Addr().String()}, Connections: connections, For: time.Minute, Most: most,
 			Request: func(dst []byte, _ uint64) []byte {
-				dst = append(dst, "POST /v1/sales/"...)
-				dst = order.AppendID(dst, sale)
-				dst = append(dst, "/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"...)
-				dst = append(dst, "Content-Length: 14\r\nX-User-ID: buyer-"...)
-				dst = strconv.AppendUint(dst, buyerSerial.Add(1), 10)
-				return append(dst, "\r\n\r\n{\"quantity\":1}"...)
+				dst = strconv.AppendUint(append(dst, head...), buyerSerial.Add(1), 10)
+				return append(dst, rig.PurchaseEnd...)
 			},
 			Status: http.StatusAccepted,
 		}

@@ -10,7 +10,9 @@ import (
 	"runtime/debug"
 	"syscall"
 	"testing"
+	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
@@ -19,6 +21,15 @@ import (
 	"stampede/ledger"
 	"stampede/reservation/order"
 )
+
+// The test binary also runs as a consumer process.
+func TestMain(m *testing.M) {
+	if os.Getenv(consumerEnv) != "" {
+		os.Exit(consumerMain())
+	}
+	rig.Main(m, "limits", "labstack/echo", "redis/go-redis", "jackc/pgx", "hibiken/asynq", "riverdriver/riverpgxv5",
+		"watermill-redisstream")
+}
 
 // consumerEnv is the environment variable with the consumerSpec of a consumer process, in JSON.
 const consumerEnv = "STAMPEDE_BENCH_CONSUMER"
@@ -108,4 +119,38 @@ func (c consumerSpec) start(b *testing.B) *rig.Process {
 	self, err := os.Executable()
 	require.NoError(b, err)
 	return rig.Run(b, c.Queue, consumesLine, exec.Command(self), consumerEnv+"="+string(text))
+}
+
+// job is an order in asynq and River: the same data as the event in Stampede's stream.
+type job struct {
+	OrderID    uuid.UUID `json:"order_id"`
+	SaleID     uuid.UUID `json:"sale_id"`
+	UserID     string    `json:"user_id"`
+	Quantity   int64     `json:"quantity"`
+	Epoch      int64     `json:"epoch"`
+	Sequence   int64     `json:"sequence"`
+	ReservedAt int64     `json:"reserved_at_ms"`
+}
+
+// Kind implements river.JobArgs.
+func (job) Kind() string { return "order" }
+
+func (j job) event() order.OrderReserved {
+	at := time.UnixMilli(j.ReservedAt).UTC()
+	return order.OrderReserved{
+		OrderID: j.OrderID, SaleID: j.SaleID, UserID: j.UserID, Quantity: j.Quantity,
+		Epoch: j.Epoch, Sequence: j.Sequence, ReservedAt: at,
+	}
+}
+
+// jobs returns orders of distinct buyers for one unit each.
+func jobs(sale uuid.UUID, number int) []job {
+	all := make([]job, number)
+	for i := range all {
+		all[i] = job{
+			OrderID: order.NewOrderID(sale), SaleID: sale, UserID: "buyer-" + uuid.NewString(), Quantity: 1,
+			Epoch: 1, Sequence: int64(i + 1), ReservedAt: time.Now().UnixMilli(),
+		}
+	}
+	return all
 }

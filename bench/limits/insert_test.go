@@ -19,8 +19,8 @@ const insertBatch = 500
 // whether an event was recorded before, whether the user has another order.
 const (
 	insertEvents = `INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at,
-		reserved_at, data)
-		SELECT order_id, 2, 'OrderConfirmed', $2, user_id, 1, now(), $5, jsonb_build_object('sequence', sequence, 'epoch', 1)
+		reserved_at, sequence, epoch)
+		SELECT order_id, 2, 'OrderConfirmed', $2, user_id, 1, now(), $5, sequence, 1
 		FROM unnest($1::uuid[], $3::text[], $4::bigint[]) AS e (order_id, user_id, sequence)`
 	insertOrders = `INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at,
 		updated_at, key_fingerprint)
@@ -37,7 +37,7 @@ type orderColumns struct {
 	at        time.Time
 }
 
-func columnsOf(requests []request) []orderColumns {
+func newColumns(requests []request) []orderColumns {
 	var all []orderColumns
 	for first := 0; first < len(requests); first += insertBatch {
 		c := orderColumns{at: time.Now()}
@@ -96,11 +96,11 @@ func insertCopy(ctx context.Context, conn *pgx.Conn, sale uuid.UUID, c orderColu
 		}
 		events := pgx.CopyFromSlice(len(c.ids), func(i int) ([]any, error) {
 			return []any{
-				c.ids[i], 2, "OrderConfirmed", sale, c.users[i], 1, c.at, c.at, reservedData{c.sequences[i], 1},
+				c.ids[i], 2, "OrderConfirmed", sale, c.users[i], 1, c.at, c.at, c.sequences[i], 1,
 			}, nil
 		})
 		_, err := tx.CopyFrom(ctx, pgx.Identifier{"order_events"}, []string{
-			"order_id", "version", "type", "sale_id", "user_id", "quantity", "occurred_at", "reserved_at", "data",
+			"order_id", "version", "type", "sale_id", "user_id", "quantity", "occurred_at", "reserved_at", "sequence", "epoch",
 		}, events)
 		if err != nil {
 			return err

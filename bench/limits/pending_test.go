@@ -36,10 +36,8 @@ func BenchmarkPending(b *testing.B) {
 	}
 	results := rig.Compare(b, candidates...)
 	for _, length := range lengths {
-		table.Rows = append(table.Rows, []string{
-			name(length), results.Of(name(length), aofBytes).Format(rig.Count),
-			results.Of(name(length), redisBytes).Format(rig.Count),
-		})
+		table.Rows = append(table.Rows,
+			append([]string{name(length)}, results.Ranges(rig.Count, name(length), aofBytes, redisBytes)...))
 	}
 	results.Report(b, name(lengths[0]), aofBytes, "AOF-B/order")
 	results.Report(b, name(lengths[0]), redisBytes, "Redis-B/order")

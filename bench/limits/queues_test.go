@@ -12,12 +12,8 @@ import (
 	"stampede/bench/rig"
 )
 
-const (
-	// turnTimeout ends the turn of a candidate that has not finished its backlog.
-	turnTimeout = 5 * time.Second
-	// pollInterval is how often Postgres is asked for progress: each query costs CPU time as well.
-	pollInterval = 5 * time.Millisecond
-)
+// turnTimeout ends the turn of a candidate that has not finished its backlog.
+const turnTimeout = 5 * time.Second
 
 // queue is a queue with a consumer process.
 type queue struct {
@@ -71,9 +67,7 @@ func compareQueues(b *testing.B, title, note string, queues ...queue) {
 	var candidates []rig.Candidate
 	for _, q := range queues {
 		candidates = append(candidates, rig.Candidate{Name: q.name, Turn: func(b *testing.B, _ int) rig.Values {
-			full, process := q.fill(b, orders)
-			defer full.close()
-			return full.work(b, process)
+			return q.work(b, orders)
 		}})
 	}
 	results := rig.Compare(b, candidates...)
@@ -98,10 +92,9 @@ func compareQueues(b *testing.B, title, note string, queues ...queue) {
 
 // backlog is a queue full of orders for one consumer.
 type backlog struct {
-	shop   *rig.Shop
-	sale   uuid.UUID
-	orders int64
-	close  func()
+	shop  *rig.Shop
+	sale  uuid.UUID
+	close func()
 }
 
 // stampede is `stampede work`, on a stream that its own ingress has filled.
@@ -135,7 +128,7 @@ func fillStream(b *testing.B, system *rig.System, orders int) *backlog {
 	for _, p := range system.Fronts {
 		p.Kill()
 	}
-	return &backlog{shop: system.Shop, sale: system.Sale, orders: int64(orders), close: system.Close}
+	return &backlog{shop: system.Shop, sale: system.Sale, close: system.Close}
 }
 
 func fromAsynq(name string, spec consumerSpec) queue {
@@ -169,7 +162,7 @@ func fromRiver(name string, spec consumerSpec) queue {
 func openBacklog(b *testing.B, orders int) *backlog {
 	b.Helper()
 	shop := rig.Open(b)
-	return &backlog{shop: shop, sale: shop.InsertSale(int64(orders)), orders: int64(orders), close: shop.Close}
+	return &backlog{shop: shop, sale: shop.InsertSale(int64(orders)), close: shop.Close}
 }
 
 // freeze suspends a consumer while its queue is filled, when it is connected and idle: so it neither
@@ -179,48 +172,30 @@ func freeze(b *testing.B, p *rig.Process) {
 	require.NoError(b, syscall.Kill(p.Pid(), syscall.SIGSTOP))
 }
 
-// work lets the consumer work on the backlog, and ends it.
-func (q *backlog) work(b *testing.B, process *rig.Process) rig.Values {
+// work fills the queue, and lets its consumer work on it.
+func (q queue) work(b *testing.B, orders int) rig.Values {
 	b.Helper()
+	full, process := q.fill(b, orders)
+	defer full.close()
 	defer process.Kill()
-	require.Zero(b, q.sold(b), "the consumer wrote orders before the start")
-	cpu, consumed := q.shop.CPU(), rig.ProcessCPU(b, process.Pid())
+	sold := func(units int, within time.Duration) int64 {
+		n, err := full.shop.AwaitSold(b.Context(), int64(units), within)
+		require.NoError(b, err)
+		return n
+	}
+	require.Zero(b, sold(0, 0), "the consumer wrote orders before the start")
+	cpu, consumed := full.shop.CPU(), rig.ProcessCPU(b, process.Pid())
 	began := time.Now()
 	require.NoError(b, syscall.Kill(process.Pid(), syscall.SIGCONT))
-	sold := q.await(b)
+	done := sold(orders, turnTimeout)
 	took := time.Since(began)
-	cpu = q.shop.CPU().Since(cpu)
+	cpu = full.shop.CPU().Since(cpu)
 	cpu[rig.Worker] = rig.ProcessCPU(b, process.Pid()) - consumed
-	require.NotZero(b, sold, "the consumer wrote no orders")
+	require.NotZero(b, done, "the consumer wrote no orders")
 
 	process.Kill() // ends all writing
-	q.requireRows(b, sold)
-	return valuesOf(sold, took, cpu)
-}
-
-// await waits until all orders are in Postgres or the time is up, and returns how many are.
-func (q *backlog) await(b *testing.B) int64 {
-	b.Helper()
-	until := time.After(turnTimeout)
-	poll := time.NewTicker(pollInterval)
-	defer poll.Stop()
-	for {
-		select {
-		case <-poll.C:
-			if sold := q.sold(b); sold >= q.orders {
-				return sold
-			}
-		case <-until:
-			return q.sold(b)
-		}
-	}
-}
-
-func (q *backlog) sold(b *testing.B) int64 {
-	b.Helper()
-	var sold int64
-	require.NoError(b, q.shop.Pool.QueryRow(b.Context(), "SELECT sold FROM sales WHERE id = $1", q.sale).Scan(&sold))
-	return sold
+	full.requireRows(b, done)
+	return newValues(done, took, cpu)
 }
 
 // requireRows checks that the counted work was done: a row for each order, and its event.

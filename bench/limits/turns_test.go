@@ -1,17 +1,23 @@
 package limits
 
 import (
+	"log/slog"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"stampede/bench/rig"
-	"stampede/internal/retry"
+	"stampede/lua"
 	"stampede/reservation"
+	"stampede/reservation/catalog"
+	"stampede/reservation/order"
+	"stampede/stream"
 )
 
 // The figures of a turn, beside the CPU time of each role under the role's name.
@@ -19,6 +25,37 @@ const (
 	perSecond = "orders/s"
 	perCall   = "orders in a call of the script"
 )
+
+const (
+	// hugeStock is more than any turn can sell.
+	hugeStock = 50_000_000
+	// callGrace is how much longer than the turn its last call may take.
+	callGrace = 10 * time.Second
+)
+
+// buyerSerial numbers buyers who have bought nothing yet.
+var buyerSerial atomic.Uint64
+
+// shop is a turn's own servers with a sale, for use without an ingress.
+type shop struct {
+	*rig.Shop
+	keys reservation.Keys
+	sale uuid.UUID
+}
+
+// openShop opens a shop and a sale without processes.
+func openShop(b *testing.B) shop {
+	b.Helper()
+	on := rig.Open(b)
+	store := reservation.NewStore(on.Redis, on.Keys(1), reservation.StoreOptions{Logger: slog.New(slog.DiscardHandler)})
+	defer store.Close()
+	sale, err := catalog.New(on.Pool, store).Create(b.Context(), reservation.Terms{
+		Name: "limits", Stock: hugeStock, PerOrderLimit: 1,
+	})
+	require.NoError(b, err)
+	require.NoError(b, lua.Reserve.Load(b.Context(), on.Redis).Err()) // calls use only its hash
+	return shop{on, on.Keys(1), sale.ID}
+}
 
 // turn is a candidate's work in a round.
 type turn func(b *testing.B, round int) rig.Values
@@ -30,7 +67,7 @@ func turnDuration(b *testing.B) time.Duration {
 }
 func backlogOrders(b *testing.B) int { return rig.Scale(b, 60_000, 6000) }
 
-func valuesOf(orders int64, took time.Duration, used rig.Usage) rig.Values {
+func newValues(orders int64, took time.Duration, used rig.Usage) rig.Values {
 	values := rig.Values{perSecond: float64(orders) / took.Seconds()}
 	for role, each := range used.PerOrder(orders) {
 		values[role] = each
@@ -70,7 +107,7 @@ func accept(b *testing.B, s *rig.System) (values rig.Values, orders int64) {
 	answers := s.Measure(load)
 	used := s.CPU().Since(before)
 	require.Zero(b, answers.Others(), "answers: %s", answers)
-	values = valuesOf(answers.Wanted, answers.Took, used)
+	values = newValues(answers.Wanted, answers.Took, used)
 	values[perSecond] = answers.PerSecond()
 	return values, answers.Wanted
 }
@@ -101,7 +138,7 @@ func script(batch func() int, connections int) turn {
 		before, began := s.CPU(), time.Now()
 		orders := s.reserveAll(b, prepared, size, connections, within)
 		took := time.Since(began)
-		return valuesOf(orders, took, s.CPU().Since(before))
+		return newValues(orders, took, s.CPU().Since(before))
 	}
 }
 
@@ -110,13 +147,13 @@ func insert(how inserter, connections int) turn {
 	return func(b *testing.B, _ int) rig.Values {
 		s := openShop(b)
 		defer s.Close()
-		orders := columnsOf(newRequests(s.sale, backlogOrders(b)))
+		orders := newColumns(newRequests(s.sale, backlogOrders(b)))
 		before, began := s.CPU(), time.Now()
 		s.insertAll(b, orders, connections, how)
 		took := time.Since(began)
 		used := s.CPU().Since(before)
 		require.EqualValues(b, backlogOrders(b), s.Units())
-		return valuesOf(int64(backlogOrders(b)), took, used)
+		return newValues(int64(backlogOrders(b)), took, used)
 	}
 }
 
@@ -124,53 +161,43 @@ func insert(how inserter, connections int) turn {
 func read(b *testing.B, _ int) rig.Values {
 	s := openShop(b)
 	defer s.Close()
-	stream := s.keys.Orders(0)
-	require.NoError(b, s.Redis.XGroupCreateMkStream(b.Context(), stream, reservation.Group, "0").Err())
-	s.fill(b, backlogOrders(b))
+	key := s.keys.Orders(0)
+	require.NoError(b, s.Redis.XGroupCreateMkStream(b.Context(), key, reservation.Group, "0").Err())
+	const batch, within = 256, time.Minute
+	reserved := s.reserveAll(b, newRequests(s.sale, backlogOrders(b)), batch, 1, within)
+	require.EqualValues(b, backlogOrders(b), reserved)
 	before, began := s.CPU(), time.Now()
-	orders := readStream(b, s.Redis, stream)
+	orders := readStream(b, s.Redis, key)
 	took := time.Since(began)
 	require.Equal(b, backlogOrders(b), orders)
-	return valuesOf(int64(orders), took, s.CPU().Since(before))
+	return newValues(int64(orders), took, s.CPU().Since(before))
 }
 
-// work is one `stampede work` that starts with a backlog.
-func work(b *testing.B, _ int) rig.Values {
-	system := rig.Stampede{}.Start(b, hugeStock)
-	defer system.Close()
-	system.Kill()
-	s := shopOf(b, system.Shop, system.Sale)
-	s.fill(b, backlogOrders(b))
+// readBatch is the most entries that a worker asks for.
+const readBatch = 64
 
-	// The processes must have started before the first orders become durable. So the row that every
-	// transaction needs is locked until then.
-	tx, err := s.Pool.Begin(b.Context())
-	require.NoError(b, err)
-	_, err = tx.Exec(b.Context(), "SELECT FROM sales FOR UPDATE")
-	require.NoError(b, err)
-	system.Restart()
-	require.NoError(b, tx.Rollback(b.Context()))
-
-	// The measurement starts when the worker is running.
-	sold := s.awaitSold(b, 1)
-	before, began := system.CPU(), time.Now()
-	orders := s.awaitSold(b, int64(backlogOrders(b))) - sold
-	took := time.Since(began)
-	return valuesOf(orders, took, system.CPU().Since(before))
-}
-
-// awaitSold waits until at least so many units are sold in Postgres, and returns how many are.
-func (s shop) awaitSold(b *testing.B, units int64) int64 {
+// readStream reads and acknowledges a stream to its end, as one consumer that does nothing with the
+// entries, and returns the number of their orders.
+func readStream(b *testing.B, rdb redis.UniversalClient, key string) int {
 	b.Helper()
-	const timeout, pollInterval = time.Minute, 5 * time.Millisecond
-	deadline := time.Now().Add(timeout)
+	ctx := b.Context()
+	count := 0
 	for {
-		var sold int64
-		require.NoError(b, s.Pool.QueryRow(b.Context(), "SELECT sold FROM sales").Scan(&sold))
-		if sold >= units {
-			return sold
+		streams, err := rdb.XReadGroup(ctx, &redis.XReadGroupArgs{
+			Group: reservation.Group, Consumer: "limits", Streams: []string{key, ">"}, Count: readBatch,
+			Block: -1, // no wait for new entries
+		}).Result()
+		if err == redis.Nil { //nolint:errorlint // go-redis returns it as it is
+			return count
 		}
-		require.True(b, time.Now().Before(deadline), "only %d of %d units sold within %v", sold, units, timeout)
-		retry.Pause(pollInterval, b.Context().Done())
+		require.NoError(b, err)
+		ids := make([]string, len(streams[0].Messages))
+		for i, message := range streams[0].Messages {
+			ids[i] = message.ID
+			count += order.CountReserved(message.Values[stream.FieldPayload].(string))
+		}
+		acked, err := rdb.XAck(ctx, key, reservation.Group, ids...).Result()
+		require.NoError(b, err)
+		require.EqualValues(b, len(ids), acked)
 	}
 }

@@ -72,7 +72,7 @@ func treeCPU(b testing.TB, pid int) time.Duration {
 	b.Helper()
 	root, err := readStat(pid)
 	require.NoError(b, err)
-	sum := root.used + root.ofEnded
+	sum := root.used + root.usedByEnded
 	all, err := filepath.Glob("/proc/[0-9]*")
 	require.NoError(b, err)
 	for _, folder := range all {
@@ -86,8 +86,8 @@ func treeCPU(b testing.TB, pid int) time.Duration {
 
 // stat is a part of /proc/PID/stat.
 type stat struct {
-	parent        int
-	used, ofEnded time.Duration
+	parent            int
+	used, usedByEnded time.Duration
 }
 
 // tick is the unit of /proc/PID/stat: Linux reports 100 per second to programs, whatever its own clock
@@ -111,6 +111,6 @@ func readStat(pid int) (stat, error) {
 	}
 	s := stat{parent: field(4)}
 	s.used = time.Duration(field(14)+field(15)) * tick
-	s.ofEnded = time.Duration(field(16)+field(17)) * tick
+	s.usedByEnded = time.Duration(field(16)+field(17)) * tick
 	return s, err
 }

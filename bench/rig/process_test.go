@@ -7,8 +7,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-
-	"stampede/bench/httpload"
 )
 
 // A loop in the shell is work in user mode. Waiting for a child is not.
@@ -31,22 +29,4 @@ func TestCPUTimeIncludesChildren(t *testing.T) {
 			assert.Greater(t, treeCPU(t, p.Pid()), 50*time.Millisecond)
 		})
 	}
-}
-
-func TestDesignRunsInOwnProcess(t *testing.T) {
-	t.Parallel()
-	s := StartDesign(t, "nothing", nil, 10)
-	load := s.Crowd(1)
-	load.Connections, load.For, load.Most = 2, time.Minute, 100
-	answers := s.Measure(load)
-	assert.Equal(t, map[int]int64{202: 100}, answers.ByStatus)
-
-	broken := httpload.Load{Addrs: load.Addrs, Connections: 2, For: time.Minute, Request: load.Request}
-	broken.OnAnswer = func(uint64, int, []byte) { s.Kill() }
-	broken.Connections = 1
-	assert.Equal(t, int64(1), s.Measure(broken).Broken)
-	s.Restart()
-	load = s.Crowd(1)
-	load.Connections, load.For, load.Most = 1, time.Minute, 1
-	assert.Equal(t, int64(1), s.Measure(load).Wanted)
 }

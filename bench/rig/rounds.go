@@ -56,7 +56,7 @@ func CompareInTurns(b *testing.B, turns int, candidates ...Candidate) *Results {
 		for name, figures := range found {
 			values[name] = Values{}
 			for figure, all := range figures {
-				values[name][figure] = SpreadOf(all).Median
+				values[name][figure] = Summarize(all).Median
 			}
 			b.Logf("round %d: %s: %v", round, name, values[name])
 		}
@@ -97,7 +97,7 @@ func (r *Results) Of(candidate, figure string) Spread {
 			values = append(values, v)
 		}
 	}
-	return SpreadOf(values)
+	return Summarize(values)
 }
 
 // Ratio is the spread of a figure of one candidate ÷ a figure of another, computed per round.
@@ -110,7 +110,7 @@ func (r *Results) Ratio(candidate, figure, other, otherFigure string) Spread {
 			ratios = append(ratios, v/w)
 		}
 	}
-	return SpreadOf(ratios)
+	return Summarize(ratios)
 }
 
 // Report adds the median of a figure to the benchmark's line of output.
@@ -129,8 +129,17 @@ func (r *Results) Medians(write func(float64) string, candidate string, figures 
 	return cells
 }
 
-// SpreadOf computes the spread of values.
-func SpreadOf(values []float64) Spread {
+// Ranges are the same cells with the range of each figure.
+func (r *Results) Ranges(write func(float64) string, candidate string, figures ...string) []string {
+	var cells []string
+	for _, figure := range figures {
+		cells = append(cells, r.Of(candidate, figure).Format(write))
+	}
+	return cells
+}
+
+// Summarize computes the spread of values.
+func Summarize(values []float64) Spread {
 	n := len(values)
 	if n == 0 {
 		return Spread{}

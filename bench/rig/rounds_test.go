@@ -47,8 +47,8 @@ func TestOnlySelectsCandidates(t *testing.T) {
 func TestSpreadFormat(t *testing.T) {
 	t.Parallel()
 	assert.Equal(t, "–", Spread{}.Format(Count))
-	assert.Equal(t, "1,235", SpreadOf([]float64{1234.6}).Format(Count))
-	assert.Equal(t, "1.50 (0.12–123)", SpreadOf([]float64{1, 0.123, 2, 123.4}).Format(Ratio))
-	assert.Equal(t, "2", SpreadOf([]float64{2, 2.1, 1.9}).Format(Count))
-	assert.Equal(t, "12.3", SpreadOf([]float64{12.34}).FormatMedian(Ratio))
+	assert.Equal(t, "1,235", Summarize([]float64{1234.6}).Format(Count))
+	assert.Equal(t, "1.50 (0.12–123)", Summarize([]float64{1, 0.123, 2, 123.4}).Format(Ratio))
+	assert.Equal(t, "2", Summarize([]float64{2, 2.1, 1.9}).Format(Count))
+	assert.Equal(t, "12.3", Summarize([]float64{12.34}).FormatMedian(Ratio))
 }

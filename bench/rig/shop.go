@@ -155,6 +155,22 @@ func (s *Shop) Units() int64 {
 	return units
 }
 
+// soldPoll is the pause between two looks at the counters. Each look costs CPU time as well.
+const soldPoll = 10 * time.Millisecond
+
+// AwaitSold waits until at least so many units are sold, at most for the given time, and returns how many are. It reads
+// the counters of the sales, because counting orders would load Postgres.
+func (s *Shop) AwaitSold(ctx context.Context, units int64, within time.Duration) (sold int64, err error) {
+	for deadline := time.Now().Add(within); ; retry.Pause(soldPoll, ctx.Done()) {
+		if err := s.Pool.QueryRow(ctx, "SELECT sum(sold)::bigint FROM sales").Scan(&sold); err != nil {
+			return 0, fmt.Errorf("look for %d sold units: %w", units, err)
+		}
+		if sold >= units || time.Now().After(deadline) {
+			return sold, nil
+		}
+	}
+}
+
 // CommitDelays are percentiles of how long orders took from the decision in Redis until the commit in
 // Postgres, in milliseconds, for all orders decided since the given time.
 func (s *Shop) CommitDelays(since time.Time) (p50, p99 float64) {

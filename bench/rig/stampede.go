@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"os/exec"
+	"strings"
 	"testing"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 
 	"stampede/bench/httpload"
 	"stampede/internal/dev/crowd"
+	"stampede/reservation"
 )
 
 const adminToken = "token-of-the-operators"
@@ -32,7 +34,7 @@ func (c Stampede) Start(b testing.TB, stock int64) *System {
 	b.Cleanup(s.Close)
 	var err error
 	s.Sale, err = crowd.CreateSale(b.Context(), "http://"+s.Fronts[0].Addr, adminToken,
-		crowd.SaleTerms{Name: "bench", Stock: stock})
+		reservation.Terms{Name: "bench", Stock: stock})
 	require.NoError(b, err)
 	c.awaitOpen(s)
 	return s
@@ -72,9 +74,7 @@ func (c Stampede) awaitOpen(s *System) {
 		probe := httpload.Load{
 			Addrs: []string{p.Addr}, Connections: 1, For: time.Second, Most: 1, Status: refused,
 			Request: func(dst []byte, _ uint64) []byte {
-				return fmt.Appendf(dst,
-					"POST /v1/sales/%s/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"+
-						"Content-Length: 14\r\nX-User-ID: probe\r\n\r\n{\"quantity\":2}", s.Sale)
+				return append(dst, PurchaseHead(s.Sale)+"probe"+strings.Replace(PurchaseEnd, "1", "2", 1)...)
 			},
 		}
 		for answers := s.Measure(probe); answers.Wanted == 0; answers = s.Measure(probe) {

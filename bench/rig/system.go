@@ -75,13 +75,7 @@ func (s *System) CPU() Usage {
 // sets duration, connections and rate. Headers are additional header lines of each request.
 func (s *System) Crowd(clicks uint64, headers ...string) httpload.Load {
 	s.crowds++
-	head := "POST /v1/sales/" + s.Sale.String() +
-		"/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" +
-		"Content-Length: 14\r\n"
-	for _, line := range headers {
-		head += line + "\r\n"
-	}
-	head += "X-User-ID: buyer-" + strconv.Itoa(s.crowds) + "-"
+	head := PurchaseHead(s.Sale, headers...) + "buyer-" + strconv.Itoa(s.crowds) + "-"
 	var addrs []string
 	for _, p := range s.Fronts {
 		addrs = append(addrs, p.Addr)
@@ -91,10 +85,22 @@ func (s *System) Crowd(clicks uint64, headers ...string) httpload.Load {
 		Request: func(dst []byte, n uint64) []byte {
 			dst = append(dst, head...)
 			dst = strconv.AppendUint(dst, (n-1)/clicks, 10)
-			return append(dst, "\r\n\r\n{\"quantity\":1}"...)
+			return append(dst, PurchaseEnd...)
 		},
 	}
 }
+
+// PurchaseHead is the beginning of a request for one unit, and PurchaseEnd its end; the user's id is between them.
+func PurchaseHead(sale uuid.UUID, headers ...string) string {
+	head := "POST /v1/sales/" + sale.String() + "/orders HTTP/1.1\r\nHost: localhost\r\n"
+	for _, line := range append(headers, "Content-Type: application/json", "Content-Length: 14") {
+		head += line + "\r\n"
+	}
+	return head + "X-User-ID: "
+}
+
+// PurchaseEnd ends the request that PurchaseHead begins.
+const PurchaseEnd = "\r\n\r\n{\"quantity\":1}"
 
 // Warm lets the processes open their connections and grow their heaps, and returns the number of
 // accepted orders.

@@ -95,7 +95,7 @@ func costs(b *testing.B) rig.Values {
 	slicesOfEach := rig.Scale(b, 100, 2)
 	calls := make([][][]any, len(candidates))
 	for i, shards := range candidates {
-		calls[i] = callsOf(b, shop, shards, slicesOfEach*callsPerSlice)
+		calls[i] = makeCalls(b, shop, shards, slicesOfEach*callsPerSlice)
 	}
 	used := make([]float64, len(candidates))
 	for slice := range slicesOfEach {
@@ -115,8 +115,8 @@ func costs(b *testing.B) rig.Values {
 	return values
 }
 
-// callsOf opens a sale and makes n calls for its shards in turn.
-func callsOf(b *testing.B, shop *rig.Shop, shards, n int) (calls [][]any) {
+// makeCalls opens a sale and makes n calls for its shards in turn.
+func makeCalls(b *testing.B, shop *rig.Shop, shards, n int) (calls [][]any) {
 	b.Helper()
 	_, sale := openSale(b, shop, int64(2*n*perCall), shards)
 	keys, layout := shop.Keys(partitions), sale.Layout()
@@ -196,14 +196,10 @@ func BenchmarkSellOut(b *testing.B) {
 		Head: []string{"", perSecond, "all, ms: p50", "p99", "last, ms: p50", "p99"},
 	}
 	for _, c := range crowds {
-		row, timed := []string{c.name}, []string{c.name, results.Of(c.name, perSecond).Format(rig.Count)}
-		for _, figure := range []string{refused, counts, gives, takes, moved} {
-			row = append(row, results.Of(c.name, figure).Format(rig.Count))
-		}
-		for _, figure := range []string{all50, all99, last50, last99} {
-			timed = append(timed, results.Of(c.name, figure).Format(rig.Ratio))
-		}
-		calls.Rows, times.Rows = append(calls.Rows, row), append(times.Rows, timed)
+		calls.Rows = append(calls.Rows,
+			append([]string{c.name}, results.Ranges(rig.Count, c.name, refused, counts, gives, takes, moved)...))
+		times.Rows = append(times.Rows, append([]string{c.name, results.Of(c.name, perSecond).Format(rig.Count)},
+			results.Ranges(rig.Ratio, c.name, all50, all99, last50, last99)...))
 	}
 	rig.Put(calls)
 	rig.Put(times)

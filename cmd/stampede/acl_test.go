@@ -69,8 +69,7 @@ func runAsUsers(t *testing.T, url string, nodes ...*localserver.Redis) {
 	}
 	operate := func(args ...string) {
 		t.Helper()
-		status, output := s.run(args...)
-		require.Equal(t, exitOK, status, "%v: %s", args, output)
+		output := s.ends(exitOK, args...)
 		assert.NotContains(t, output, "permission denied", args)
 	}
 	become("operator", "migrator")

@@ -18,9 +18,7 @@ import (
 
 type auditCmd struct {
 	look
-	redisFlag
-	databaseFlag
-	keysFlags
+	storesFlags
 	outputFlag
 	operatorFlag
 	Sale    uuid.UUID     `env:"STAMPEDE_AUDIT_SALE" placeholder:"ID" help:"Sale to audit (default: all)."`
@@ -33,7 +31,7 @@ func (c *auditCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) err
 	if err != nil {
 		return err
 	}
-	b, err := openControl(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, 2, logger)
+	b, err := c.open(ctx, 2, logger)
 	if err != nil {
 		return err
 	}
@@ -41,9 +39,9 @@ func (c *auditCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) err
 	ctx, stop := s.watch(ctx, "looking for sales")
 	defer stop()
 	if len(c.Archive) > 0 {
-		return auditArchives(ctx, s.out, b, c.Archive, c.json())
+		return c.auditArchives(ctx, s.out, b)
 	}
-	report, err := lookAtPromises(ctx, b, c.keysFlags, c.Sale, c.Wait)
+	report, err := lookAtPromises(ctx, b, c.Sale, c.Wait)
 	if err != nil {
 		return err
 	}
@@ -53,18 +51,18 @@ func (c *auditCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) err
 			logger.Warn("the verdict is not recorded, so that workers show an older one", "error", err)
 		}
 	}
-	return printVerdict(s.out, report, c.json())
+	return c.printVerdict(s.out, report)
 }
 
 // auditArchives prints a report of each file and returns errBroken if a promise is broken in one of them.
-func auditArchives(ctx context.Context, w io.Writer, b *backend, paths []string, asJSON bool) error {
+func (c *auditCmd) auditArchives(ctx context.Context, w io.Writer, b *backend) error {
 	if err := sql.Check(ctx, b.pool); err != nil {
 		return unchecked(err)
 	}
 	reports, broken := []archive.Report{}, false
-	for i, path := range paths {
+	for i, path := range c.Archive {
 		progress.Step(ctx, "reading archives")
-		progress.At(ctx, int64(i), int64(len(paths)), "files")
+		progress.At(ctx, int64(i), int64(len(c.Archive)), "files")
 		report, err := archive.Audit(ctx, b.pool, path)
 		if errors.Is(err, archive.ErrDamagedFile) {
 			return err
@@ -72,42 +70,25 @@ func auditArchives(ctx context.Context, w io.Writer, b *backend, paths []string,
 			return unchecked(err)
 		}
 		reports, broken = append(reports, report), broken || report.Found > 0
-		if !asJSON {
+		if !c.json() {
 			if err := report.WriteText(w); err != nil {
 				return err
 			}
 		}
 	}
-	if asJSON {
-		if err := writeJSON(w, reports); err != nil {
-			return err
-		}
+	var err error
+	if c.json() {
+		err = writeJSON(w, reports)
 	}
-	if broken {
-		return errBroken
-	}
-	return nil
+	return verdict(err, broken, false)
 }
 
-// runAudit prints the report of an audit and returns errBroken if a promise is broken.
-func runAudit(
-	ctx context.Context, w io.Writer, b *backend, keys keysFlags, sale uuid.UUID, wait time.Duration, asJSON bool,
-) error {
-	report, err := lookAtPromises(ctx, b, keys, sale, wait)
-	if err != nil {
-		return err
-	}
-	return printVerdict(w, report, asJSON)
-}
-
-func lookAtPromises(
-	ctx context.Context, b *backend, keys keysFlags, sale uuid.UUID, wait time.Duration,
-) (audit.Report, error) {
+func lookAtPromises(ctx context.Context, b *backend, sale uuid.UUID, wait time.Duration) (audit.Report, error) {
 	if err := sql.Check(ctx, b.pool); err != nil {
 		return audit.Report{}, unchecked(err)
 	}
 	report, err := audit.Run(ctx, audit.Config{
-		Pool: b.pool, Redis: b.redis, Keys: keys.keys(), Wait: wait, Sale: sale,
+		Pool: b.pool, Redis: b.redis, Keys: b.keys, Wait: wait, Sale: sale,
 	})
 	if err != nil && !errors.Is(err, reservation.ErrSaleNotFound) {
 		err = unchecked(err)
@@ -122,18 +103,6 @@ func recordAudit(ctx context.Context, b *backend, report audit.Report, operator 
 }
 
 // printVerdict returns errBroken if a promise is broken.
-func printVerdict(w io.Writer, report audit.Report, asJSON bool) error {
-	var err error
-	if asJSON {
-		err = writeJSON(w, report)
-	} else {
-		err = report.WriteText(w)
-	}
-	switch {
-	case err == nil && report.Broken():
-		return errBroken
-	case err == nil && report.Unchecked():
-		return errUnchecked
-	}
-	return err
+func (f outputFlag) printVerdict(w io.Writer, report audit.Report) error {
+	return verdict(f.write(w, report, report.WriteText), report.Broken(), report.Unchecked())
 }

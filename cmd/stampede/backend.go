@@ -19,39 +19,60 @@ import (
 	"stampede/upkeep/rebuild"
 )
 
+// storesFlags are the stores of a command, and the names of the keys in Redis.
+type storesFlags struct {
+	redisFlag
+	databaseFlag
+	keysFlags
+}
+
+// open opens the backend of a worker or a command, with up to postgresConns connections to Postgres.
+func (f storesFlags) open(
+	ctx context.Context, postgresConns int32, logger *slog.Logger, options ...connect.PostgresOption,
+) (*backend, error) {
+	return f.openBackend(ctx, connect.Control, postgresConns, reservation.StoreOptions{Logger: logger}, options...)
+}
+
+// with calls do with a backend whose schema this version can work with.
+func (f storesFlags) with(
+	ctx context.Context, postgresConns int32, logger *slog.Logger, do func(*backend) error,
+) error {
+	b, err := f.open(ctx, postgresConns, logger)
+	if err != nil {
+		return err
+	}
+	defer b.Close()
+	if err := sql.Check(ctx, b.pool); err != nil {
+		return err
+	}
+	return do(b)
+}
+
 // backend holds the Redis and Postgres clients and what uses both. Both connect on first use.
 type backend struct {
+	keys    reservation.Keys
 	redis   redis.UniversalClient
 	pool    *pgxpool.Pool
 	store   *reservation.Store
 	catalog *catalog.Catalog
 }
 
-// openBackend creates the Redis client with open, and uses up to postgresConns connections to Postgres.
-func openBackend(
-	ctx context.Context, open func(url string) (redis.UniversalClient, error), redisURL, databaseURL string,
-	keys keysFlags, postgresConns int32, storeOptions reservation.StoreOptions, options ...connect.PostgresOption,
+// openBackend creates the Redis client with open.
+func (f storesFlags) openBackend(
+	ctx context.Context, open func(url string) (redis.UniversalClient, error), postgresConns int32,
+	storeOptions reservation.StoreOptions, options ...connect.PostgresOption,
 ) (*backend, error) {
-	pool, err := connect.Postgres(ctx, databaseURL, postgresConns, options...)
+	pool, err := connect.Postgres(ctx, f.DatabaseURL, postgresConns, options...)
 	if err != nil {
 		return nil, err
 	}
-	rdb, err := open(redisURL)
+	rdb, err := open(f.RedisURL)
 	if err != nil {
 		pool.Close()
 		return nil, err
 	}
-	store := reservation.NewStore(rdb, keys.keys(), storeOptions)
-	return &backend{redis: rdb, pool: pool, store: store, catalog: catalog.New(pool, store)}, nil
-}
-
-// openControl opens the backend of a worker or a command.
-func openControl(
-	ctx context.Context, redisURL, databaseURL string, keys keysFlags, postgresConns int32, logger *slog.Logger,
-	options ...connect.PostgresOption,
-) (*backend, error) {
-	return openBackend(ctx, connect.Control, redisURL, databaseURL, keys, postgresConns,
-		reservation.StoreOptions{Logger: logger}, options...)
+	store := reservation.NewStore(rdb, f.keys(), storeOptions)
+	return &backend{keys: f.keys(), redis: rdb, pool: pool, store: store, catalog: catalog.New(pool, store)}, nil
 }
 
 func (b *backend) Close() {
@@ -62,16 +83,11 @@ func (b *backend) Close() {
 
 // rebuilder returns the rebuilder for manual rebuilds of the stock in Redis. It returns an error if
 // this version cannot work with the schema.
-func (b *backend) rebuilder(
-	ctx context.Context, keys reservation.Keys, logger *slog.Logger,
-) (*rebuild.Rebuilder, error) {
+func (b *backend) rebuilder(ctx context.Context, logger *slog.Logger) (*rebuild.Rebuilder, error) {
 	if err := sql.Check(ctx, b.pool); err != nil {
 		return nil, err
 	}
-	return rebuild.New(rebuild.Config{
-		Pool: b.pool, Redis: b.redis, Keys: keys, Store: b.store,
-		Logger: logger,
-	})
+	return rebuild.New(rebuild.Config{Pool: b.pool, Redis: b.redis, Keys: b.keys, Store: b.store, Logger: logger})
 }
 
 // ready returns nil if both servers take writes.

@@ -6,11 +6,13 @@ import (
 	"bytes"
 	"net"
 	"net/http"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/alecthomas/kong"
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -116,48 +118,8 @@ func TestDevTakesTokensAndOrigins(t *testing.T) {
 	assert.Equal(t, "https://shop.example", answer.Header.Get("Access-Control-Allow-Origin"))
 	assert.Equal(t, exitOK, dev.Stop().ExitCode())
 
-	status, output := s.run("dev", "--http-addr=127.0.0.1:0", "--auth=jwt")
-	assert.Equal(t, exitUsage, status)
+	output := s.ends(exitUsage, "dev", "--http-addr=127.0.0.1:0", "--auth=jwt")
 	assert.Contains(t, output, "auth mode jwt needs STAMPEDE_JWT_SECRET")
-}
-
-func TestCreateRejectsSaleThatEndsBeforeStart(t *testing.T) {
-	t.Parallel()
-	s := newShop(t)
-	for flags, want := range map[string]string{
-		"--closes-at=2020-01-01T00:00:00Z":       "closes_at must be in the future",
-		"--closes-at=+0s":                        "closes_at must be in the future",
-		"--opens-at=+2h --closes-at=+1h":         "closes_at must be later than opens_at",
-		"--closes-at=yesterday":                  "is not a time",
-		"--closes-at=+1h --idempotency-key=a\tb": "Idempotency-Key must be visible ASCII",
-	} {
-		status, output := s.run(append([]string{"sale", "create", "--name=x", "--stock=1"}, strings.Split(flags, " ")...)...)
-		assert.Equal(t, exitUsage, status, output)
-		assert.Contains(t, output, want)
-	}
-	status, output := s.run("sale", "list")
-	assert.Equal(t, exitOK, status)
-	assert.Equal(t, 1, strings.Count(output, "\n"), output)
-}
-
-func TestCreateIsIdempotentByKey(t *testing.T) {
-	t.Parallel()
-	s := newShop(t)
-	closes := time.Now().Add(time.Hour).UTC().Format(time.RFC3339)
-	create := func(flags ...string) (int, string) {
-		return s.run(append([]string{
-			"sale", "create", "--output=json", "--name=x", "--idempotency-key=autumn",
-			"--closes-at=" + closes,
-		}, flags...)...)
-	}
-	status, first := create("--stock=5")
-	require.Equal(t, exitOK, status, first)
-	status, again := create("--stock=5")
-	require.Equal(t, exitOK, status, again)
-	assert.Equal(t, first, again)
-	status, output := create("--stock=6")
-	assert.Equal(t, exitFailed, status)
-	assert.Contains(t, output, "idempotency key was used for another")
 }
 
 // A Redis of 8 MB is too small for a hundred million units.
@@ -180,8 +142,7 @@ func TestDoctorComparesMemoryWithUnitsOnSale(t *testing.T) {
 	}
 	fits := func(flags ...string) {
 		t.Helper()
-		status, output := s.run(append([]string{"doctor"}, flags...)...)
-		assert.Equal(t, exitOK, status, output)
+		output := s.ends(exitOK, append([]string{"doctor"}, flags...)...)
 		assert.NotContains(t, output, "on sale, which")
 	}
 	small := sale(1000)
@@ -189,8 +150,7 @@ func TestDoctorComparesMemoryWithUnitsOnSale(t *testing.T) {
 	fits(small)
 	huge := sale(order.MaxStock)
 	for _, c := range []struct{ flag, units string }{{huge, "100,000,000"}, {"--output=json", "100,001,000"}} {
-		status, output := s.run("doctor", c.flag)
-		assert.Equal(t, exitFailed, status)
+		output := s.ends(exitFailed, "doctor", c.flag)
 		assert.Contains(t, output, c.units+" units are on sale, which take about 47,")
 		assert.Contains(t, output, "of maxmemory, 8 MB")
 	}
@@ -198,12 +158,10 @@ func TestDoctorComparesMemoryWithUnitsOnSale(t *testing.T) {
 	serve, _ := s.serve()
 	assert.Contains(t, serve.Output(), "UNSAFE SETTING: 100,001,000 units are on sale")
 
-	status, output := s.run("sale", "end", strings.TrimPrefix(huge, "--sale="))
-	require.Equal(t, exitOK, status, output)
+	s.ends(exitOK, "sale", "end", strings.TrimPrefix(huge, "--sale="))
 	fits()
 	fits(huge)
-	status, output = s.run("doctor", "--sale="+uuid.Must(uuid.NewV7()).String())
-	assert.Equal(t, exitFailed, status)
+	output := s.ends(exitFailed, "doctor", "--sale="+uuid.Must(uuid.NewV7()).String())
 	assert.Contains(t, output, "sale not found")
 }
 
@@ -220,4 +178,122 @@ func TestUndecidedErrorsNameIdempotencyKey(t *testing.T) {
 		assert.Equal(t, repeat, strings.Contains(got.Error(), "repeat it with --idempotency-key=k"), got)
 	}
 	assert.NoError(t, mayBeDone(nil, "k"))
+}
+
+// Flags whose value must not be seen can be read from files.
+func TestEachSecretHasFile(t *testing.T) {
+	t.Parallel()
+	found := map[string]bool{}
+	for _, leaf := range leaves(t) {
+		for _, group := range leaf.AllFlags(true) {
+			for _, flag := range group {
+				_, file := secretFile(flag)
+				found[file] = true
+				secret := strings.HasSuffix(flag.Name, "-secret") || strings.HasSuffix(flag.Name, "-token") ||
+					flag.Name == "redis-url" || flag.Name == "database-url"
+				assert.Equal(t, secret, file != "", "%s --%s", leaf.Path(), flag.Name)
+			}
+		}
+	}
+	for _, file := range secretFiles {
+		assert.True(t, found[file], "no flag has the variable of %s", file)
+	}
+	var out, errs strings.Builder
+	require.Equal(t, exitOK, run([]string{"serve", "--help"}, &out, &errs))
+	for _, file := range secretFiles {
+		assert.Contains(t, out.String(), "$"+file)
+	}
+}
+
+func TestSecretsAreReadFromFiles(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	c := testkit.Command(t, "serve", "--auth=header", "--http-addr=127.0.0.1:0", "--stop-delay=0s",
+		"--key-prefix="+s.keys.Prefix)
+	c.Setenv("REDIS_URL", "") // as compose passes on what is not set
+	c.Setenv("DATABASE_URL", "")
+	c.Setenv("REDIS_URL_FILE", file(t, testkit.RedisURL(t)+"\n"))
+	c.Setenv("DATABASE_URL_FILE", file(t, testkit.DatabaseURL(t)+"\r\n"))
+	c.Setenv("STAMPEDE_ADMIN_TOKEN_FILE", file(t, "from-a-file\n"))
+	c.Start()
+	url := "http://" + loggedAddr(c, "ingress listens")
+	for token, want := range map[string]int{"from-a-file": http.StatusOK, "another": http.StatusUnauthorized} {
+		status, text := call(t, http.MethodGet, url+"/v1/admin/orders?user=ann", "", "Authorization", "Bearer "+token)
+		assert.Equal(t, want, status, text)
+	}
+
+	// A flag wins, also over a file that cannot be read.
+	list := s.command("sale", "list", "--redis-url="+testkit.RedisURL(t), "--database-url="+testkit.DatabaseURL(t))
+	list.Setenv("REDIS_URL_FILE", "/none")
+	list.Setenv("DATABASE_URL_FILE", "/none")
+	list.Start()
+	assert.Equal(t, exitOK, list.Wait(within).ExitCode(), list.Output())
+}
+
+// The processes of a demo get its own servers and token, not the files.
+func TestDemoTakesSecretsFromFiles(t *testing.T) {
+	t.Parallel()
+	c := demoCommand(t)
+	c.Setenv("REDIS_URL", "")
+	c.Setenv("REDIS_URL_FILE", file(t, testkit.RedisURL(t)))
+	c.Setenv("STAMPEDE_ADMIN_TOKEN_FILE", file(t, "another"))
+	c.Start()
+	assert.Equal(t, exitOK, c.Wait(within).ExitCode())
+}
+
+func TestSecretFileErrorsNameVariableAndPath(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	none := filepath.Join(folder, "none")
+	for name, c := range map[string]struct {
+		path, other, want string
+	}{
+		"missing":   {none, "", "REDIS_URL_FILE: open " + none + ": no such file or directory"},
+		"folder":    {folder, "", "REDIS_URL_FILE: read " + folder + ": is a directory"},
+		"empty":     {file(t, " \n"), "", "/secret is empty"},
+		"too long":  {file(t, strings.Repeat("hunter2-", 2049)), "", "/secret is longer than 16384 bytes"},
+		"both":      {file(t, "redis://:hunter2@localhost"), "redis://:hunter2@localhost", "both REDIS_URL and REDIS_URL_FILE are set: unset one of them"},
+		"malformed": {file(t, "hunter2"), "", "REDIS_URL"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			run := testkit.Command(t, "sale", "list", "--database-url=postgres://localhost/none")
+			run.Setenv("REDIS_URL", c.other)
+			run.Setenv("REDIS_URL_FILE", c.path)
+			run.Start()
+			assert.Equal(t, exitUsage, run.Wait(within).ExitCode())
+			assert.Contains(t, run.Output(), c.want)
+			assert.NotContains(t, run.Output(), "hunter2")
+			assert.Equal(t, 1, strings.Count(run.Output(), "\n"), run.Output())
+		})
+	}
+}
+
+func TestDefaultLimits(t *testing.T) {
+	t.Parallel()
+	var flags cli
+	parser, err := kong.New(&flags)
+	require.NoError(t, err)
+	_, err = parser.Parse([]string{"serve", "--redis-url=redis://localhost", "--database-url=postgres://localhost"})
+	require.NoError(t, err)
+	assert.Equal(t, clientFlags{UserRate: 5, UserBurst: 20, AddressBurst: 200, UserStreams: 16, AddressStreams: 1000},
+		flags.Serve.clientFlags)
+	assert.Equal(t, 5*time.Second, flags.Serve.StopDelay)
+}
+
+func TestUserRateLimit(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	_, url := s.serve("--user-rate=5/s")
+	orders := url + "/v1/sales/" + s.sale(url, 10).String() + "/orders"
+	require.Equal(t, http.StatusAccepted, ask(t, http.MethodPost, orders, "ann", "").HTTP)
+	testkit.Eventually(t, within, "the user is limited", func() bool {
+		for range 30 { // without a pause; after a long pause of the test machine, Eventually tries again
+			if ask(t, http.MethodPost, orders, "ann", "").HTTP == http.StatusTooManyRequests {
+				return true
+			}
+		}
+		return false
+	})
+	assert.Equal(t, http.StatusAccepted, ask(t, http.MethodPost, orders, "bob", "").HTTP)
 }

@@ -8,9 +8,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/dev/crowd"
 	"stampede/internal/dev/localserver"
 	"stampede/internal/test/testkit"
+	"stampede/reservation"
 )
 
 // Partitions on different masters of a cluster of three, by the slots of their hash tags.
@@ -73,13 +73,13 @@ func (s *clusterShop) rushOn(url string, partition int) *rush {
 
 func (s *clusterShop) slot(partition int) int {
 	s.t.Helper()
-	return s.operator.SlotOf(s.keys.Orders(partition))
+	return s.operator.Slot(s.keys.Orders(partition))
 }
 
 // master is the node of a partition.
 func (s *clusterShop) master(partition int) int {
 	s.t.Helper()
-	return s.operator.MasterOf(s.slot(partition))
+	return s.operator.Master(s.slot(partition))
 }
 
 // sell lets both crowds buy.
@@ -116,8 +116,7 @@ func (s *clusterShop) requireKept() (voided int) {
 	s.t.Helper()
 	s.hurt.endCrowd()
 	s.unharmed.endCrowd()
-	status, output := s.run("audit", "--wait=60s")
-	require.Equal(s.t, exitOK, status, output)
+	s.ends(exitOK, "audit", "--wait=60s")
 	require.Zero(s.t, s.unharmed.requireTruth()["voided"], "orders of the sale whose master was not hurt")
 	return s.hurt.requireTruth()["voided"]
 }
@@ -131,19 +130,19 @@ func TestClusterLosesMasters(t *testing.T) {
 		s.cluster.Nodes[old].Kill()
 	})
 	require.NoError(t, s.cluster.Nodes[old].Restart(t.Context()))
-	s.operator.ReplicaOf(s.master(onLastMaster)) // the old master, in sync
+	s.operator.Replica(s.master(onLastMaster)) // the old master, in sync
 
 	s.survive("a master frozen beyond the node time-out", func() {
 		old = s.master(onLastMaster)
 		s.cluster.Nodes[old].Freeze()
 	})
 	s.cluster.Nodes[old].Thaw()
-	s.operator.ReplicaOf(s.master(onLastMaster))
+	s.operator.Replica(s.master(onLastMaster))
 	s.sell("the sale continues after the thaw")
 
 	s.survive("replication cut before the kill", func() {
 		old = s.master(onLastMaster)
-		replica := s.operator.Client(s.operator.ReplicaOf(old))
+		replica := s.operator.Client(s.operator.Replica(old))
 		s.first.Freeze()
 		s.second.Freeze()
 		require.NoError(t, replica.ConfigSet(t.Context(), "masteruser", "nobody").Err())
@@ -203,8 +202,7 @@ func TestSentinelReplacesMasters(t *testing.T) {
 		require.NoError(t, master.Restart(t.Context()))
 	}
 	r.endCrowd()
-	status, output := s.run("audit", "--wait=60s")
-	require.Equal(t, exitOK, status, output)
+	s.ends(exitOK, "audit", "--wait=60s")
 	r.requireTruth()
 }
 
@@ -214,7 +212,7 @@ func TestClusterSellsShardsToTheLastUnit(t *testing.T) {
 	s, cluster, operator := newShopOnCluster(t)
 	_, url := s.serve()
 	const stock = 2000
-	r := newRush(s, url, s.saleOf(url, crowd.SaleTerms{Name: "sharded", Stock: stock, Shards: 4}))
+	r := newRush(s, url, s.createSale(url, reservation.Terms{Name: "sharded", Stock: stock, Shards: 4}))
 	for _, name := range []string{"first", "second"} {
 		worker := s.worker(name)
 		worker.Setenv("STAMPEDE_MIN_IDLE", "3s")
@@ -224,7 +222,7 @@ func TestClusterSellsShardsToTheLastUnit(t *testing.T) {
 	r.sell(t, stock/4, "orders are accepted before the kill")
 	epoch := r.epoch()
 	r.allow(stock)
-	cluster.Nodes[operator.MasterOf(operator.SlotOf(s.keys.Orders(onLastMaster)))].Kill()
+	cluster.Nodes[operator.Master(operator.Slot(s.keys.Orders(onLastMaster)))].Kill()
 	testkit.Eventually(t, within, "a rebuild of the whole sale", func() bool { return r.epoch() > epoch })
 	require.Zero(t, r.requireEnds(stock), "voided orders: the replicas had all")
 }

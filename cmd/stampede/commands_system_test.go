@@ -4,7 +4,6 @@ package main
 
 import (
 	"encoding/json"
-	"net/http"
 	"os"
 	"regexp"
 	"strconv"
@@ -59,16 +58,12 @@ func TestMissingMigrationsAreReported(t *testing.T) {
 func TestMigrateDownRequiresForceToDeleteSales(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
-	status, output := s.run("sale", "create", "--name=autumn", "--stock=1")
-	require.Equal(t, exitOK, status, output)
-	status, output = s.run("migrate", "down")
-	assert.Equal(t, exitFailed, status)
+	s.ends(exitOK, "sale", "create", "--name=autumn", "--stock=1")
+	output := s.ends(exitFailed, "migrate", "down")
 	assert.Contains(t, output, "--discard-data")
-	status, output = s.run("sale", "list")
-	assert.Equal(t, exitOK, status)
+	output = s.ends(exitOK, "sale", "list")
 	assert.Contains(t, output, "autumn")
-	status, output = s.run("migrate", "down", "--discard-data")
-	assert.Equal(t, exitOK, status, output)
+	s.ends(exitOK, "migrate", "down", "--discard-data")
 }
 
 func TestDoctorAndServeWarnOfEvictingRedis(t *testing.T) {
@@ -126,50 +121,30 @@ func TestDeadLetterCommands(t *testing.T) {
 	}
 	testkit.Eventually(t, within, "the entry is parked", func() bool { return parked() == 1 })
 
-	status, output := s.run("dlq", "list")
-	assert.Equal(t, exitOK, status)
+	output := s.ends(exitOK, "dlq", "list")
 	assert.Contains(t, output, "parked")
-	status, output = s.run("dlq", "show", "1")
-	assert.Equal(t, exitOK, status)
+	output = s.ends(exitOK, "dlq", "show", "1")
 	assert.Contains(t, output, `"\x1b[31mred\xff"`, "control characters of an entry must not reach the terminal")
 
-	status, output = s.run("dlq", "replay", "1")
-	assert.Equal(t, exitOK, status, output)
+	s.ends(exitOK, "dlq", "replay", "1")
 	testkit.Eventually(t, within, "it is parked again", func() bool { return parked() == 1 })
 	// An entry that a worker has applied is not parked again.
 	var entry string
 	require.NoError(t, s.pool.QueryRow(t.Context(),
 		`UPDATE dead_letters SET status = 'replayed' RETURNING replayed_as`).Scan(&entry))
-	status, output = s.run("dlq", "replay", "1")
-	assert.Equal(t, exitOK, status, "a second replay is no failure")
+	output = s.ends(exitOK, "dlq", "replay", "1")
 	assert.Contains(t, output, "replayed before as entry "+entry)
 	_, err := s.pool.Exec(t.Context(), `UPDATE dead_letters SET status = 'parked'`)
 	require.NoError(t, err)
-	status, output = s.run("dlq", "list", "--output=json")
-	assert.Equal(t, exitOK, status)
+	output = s.ends(exitOK, "dlq", "list", "--output=json")
 	assert.Contains(t, output, `"replays":1,"replayed_as":"`+entry+`"`)
-	status, output = s.run("dlq", "discard", "1", "--reason=a joke", "--operator=ann")
-	assert.Equal(t, exitOK, status, output)
+	output = s.ends(exitOK, "dlq", "discard", "1", "--reason=a joke", "--operator=ann")
 	assert.Contains(t, output, "a joke")
-	status, output = s.run("dlq", "list", "--status=discarded", "--output=json")
-	assert.Equal(t, exitOK, status)
+	output = s.ends(exitOK, "dlq", "list", "--status=discarded", "--output=json")
 	assert.Contains(t, output, `"operator":"ann"`)
-	status, output = s.run("dlq", "discard", "1", "--reason=again")
-	assert.Equal(t, exitFailed, status)
+	output = s.ends(exitFailed, "dlq", "discard", "1", "--reason=again")
 	assert.Contains(t, output, "not parked")
-	status, _ = s.run("dlq", "discard", "1")
-	assert.Equal(t, exitUsage, status, "a reason is required")
-}
-
-func TestHealthcheck(t *testing.T) {
-	t.Parallel()
-	s := newShop(t)
-	_, url := s.serve()
-	var out, errs strings.Builder
-	assert.Equal(t, exitOK, run([]string{"healthcheck", "--url=" + url + "/readyz"}, &out, &errs), errs.String())
-	assert.Equal(t, exitFailed, run([]string{"healthcheck", "--url=" + url + "/no-such-page"}, &out, &errs))
-	assert.Equal(t, exitUnknown, run([]string{"healthcheck", "--url=http://127.0.0.1:1/"}, &out, &errs))
-	http.DefaultClient.CloseIdleConnections()
+	s.ends(exitUsage, "dlq", "discard", "1")
 }
 
 func TestDevServesAndCleansUp(t *testing.T) {

@@ -36,7 +36,7 @@ func complete(node *kong.Node, words []string) []string {
 	var waiting *kong.Flag // a flag whose value comes next
 	arguments := 0
 	for _, w := range before {
-		switch child := childOf(node, w); {
+		switch child := subcommand(node, w); {
 		case waiting != nil:
 			waiting = nil
 		case w == "--":
@@ -54,15 +54,15 @@ func complete(node *kong.Node, words []string) []string {
 	name, value, assigned := strings.Cut(word, "=")
 	switch {
 	case waiting != nil:
-		return valuesOf(waiting.Value, word, "")
+		return completeValue(waiting.Value, word, "")
 	case strings.HasPrefix(word, "-") && assigned:
 		flag := flagNamed(node, name)
 		if flag == nil || flag.IsBool() {
 			return nil
 		}
-		return valuesOf(flag.Value, value, name+"=")
+		return completeValue(flag.Value, value, name+"=")
 	case strings.HasPrefix(word, "-"):
-		return flagsOf(node, word)
+		return completeFlags(node, word)
 	}
 	var found []string
 	for _, child := range node.Children {
@@ -90,7 +90,7 @@ func joinedValues(words []string) (joined []string) {
 	return joined
 }
 
-func childOf(node *kong.Node, name string) *kong.Node {
+func subcommand(node *kong.Node, name string) *kong.Node {
 	for _, child := range node.Children {
 		if child.Name == name {
 			return child
@@ -111,7 +111,7 @@ func flagNamed(node *kong.Node, word string) *kong.Flag {
 	return nil
 }
 
-func flagsOf(node *kong.Node, prefix string) (found []string) {
+func completeFlags(node *kong.Node, prefix string) (found []string) {
 	for _, group := range node.AllFlags(true) {
 		for _, flag := range group {
 			if name := "--" + flag.Name; strings.HasPrefix(name, prefix) {
@@ -127,11 +127,11 @@ func positional(node *kong.Node, n int, word string) []string {
 	if n >= len(node.Positional) {
 		return nil
 	}
-	return valuesOf(node.Positional[n], word, "")
+	return completeValue(node.Positional[n], word, "")
 }
 
-// valuesOf completes a value that begins with word; before stands in front of it.
-func valuesOf(value *kong.Value, word, before string) (found []string) {
+// completeValue completes a value that begins with word; before stands in front of it.
+func completeValue(value *kong.Value, word, before string) (found []string) {
 	placeholder := value.Tag.PlaceHolder
 	switch {
 	case value.Enum != "":

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"stampede/dashboard"
+	"stampede/dashboard/fleet"
 	"stampede/internal/connect"
 	"stampede/internal/forwarded"
 	"stampede/internal/operators"
@@ -21,9 +22,7 @@ import (
 const dashboardPostgresConns = fleetPostgresConns + 6
 
 type dashboardCmd struct {
-	redisFlag
-	databaseFlag
-	keysFlags
+	storesFlags
 	scrapeFlags
 	Addr           string            `env:"STAMPEDE_DASHBOARD_ADDR" default:"127.0.0.1:8090" placeholder:"HOST:PORT" help:"Address to listen on (${default}). Behind a proxy with TLS only."`
 	AdminToken     string            `placeholder:"TOKEN" help:"Token of the operator admin, who may do everything; without it and without --operators-file nobody can log in."`
@@ -35,7 +34,7 @@ type dashboardCmd struct {
 func (c *dashboardCmd) Validate() error { return c.keysFlags.Validate() }
 
 func (c *dashboardCmd) Run(ctx context.Context, logger *slog.Logger) error {
-	b, err := openDashboardBackend(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, logger)
+	b, err := c.openDashboard(ctx, logger)
 	if err != nil {
 		return err
 	}
@@ -43,7 +42,7 @@ func (c *dashboardCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	if err := checkSchema(ctx, b.pool, logger); err != nil {
 		return err
 	}
-	desk, err := newDesk(b, c.scrapeFlags, c.keysFlags, operators.Config{
+	run, err := newDashboard(b, c.scrapeFlags, operators.Config{
 		File: c.OperatorsFile, AdminToken: c.AdminToken, Logger: logger,
 	}, c.TrustedProxies, logger)
 	if err != nil {
@@ -54,18 +53,16 @@ func (c *dashboardCmd) Run(ctx context.Context, logger *slog.Logger) error {
 		return listenError(err, "STAMPEDE_DASHBOARD_ADDR", "--addr")
 	}
 	logger.Info("dashboard listens", "addr", listener.Addr().String(), "watches", len(c.Scrape))
-	return desk(ctx, listener)
+	return run(ctx, listener)
 }
 
-func openDashboardBackend(
-	ctx context.Context, redisURL, databaseURL string, keys keysFlags, logger *slog.Logger,
-) (*backend, error) {
-	return openControl(ctx, redisURL, databaseURL, keys, dashboardPostgresConns, logger, connect.Service("dashboard"))
+func (f storesFlags) openDashboard(ctx context.Context, logger *slog.Logger) (*backend, error) {
+	return f.open(ctx, dashboardPostgresConns, logger, connect.Service("dashboard"))
 }
 
-// newDesk returns the function that runs a dashboard, with its fleet and its operators, until its context ends.
-func newDesk(
-	b *backend, watched scrapeFlags, keys keysFlags, who operators.Config, trusted forwarded.Proxies, logger *slog.Logger,
+// newDashboard returns the function that runs a dashboard, with its fleet and its operators, until its context ends.
+func newDashboard(
+	b *backend, watched scrapeFlags, who operators.Config, trusted forwarded.Proxies, logger *slog.Logger,
 ) (run func(context.Context, net.Listener) error, err error) {
 	metrics := telemetry.NewRegistry()
 	who.Registerer = metrics
@@ -78,18 +75,18 @@ func newDesk(
 		return nil, err
 	}
 	desk, err := dashboard.New(dashboard.Config{
-		Fleet: seen, Pool: b.pool, Redis: b.redis, Keys: keys.keys(), Store: b.store, Catalog: b.catalog,
+		Fleet: seen, Pool: b.pool, Redis: b.redis, Keys: b.keys, Store: b.store, Catalog: b.catalog,
 		Operators: registry, TrustedProxies: trusted, Metrics: metrics, Logger: logger,
 	})
 	if err != nil {
 		return nil, err
 	}
 	return func(ctx context.Context, listener net.Listener) error {
-		together, ctx := errgroup.WithContext(ctx)
-		together.Go(func() error { registry.Run(ctx); return nil })
-		together.Go(func() error { return seen.Run(ctx) })
-		together.Go(func() error { return desk.Serve(ctx, listener) })
-		return together.Wait()
+		running, ctx := errgroup.WithContext(ctx)
+		running.Go(func() error { registry.Run(ctx); return nil })
+		running.Go(func() error { return seen.Run(ctx) })
+		running.Go(func() error { return desk.Serve(ctx, listener) })
+		return running.Wait()
 	}, nil
 }
 
@@ -110,4 +107,23 @@ func localDashboard(ctx context.Context, addr string) (net.Listener, error) {
 		return nil, fmt.Errorf("dashboard: %w", err)
 	}
 	return listener, nil
+}
+
+// fleetPostgresConns is how many connections a fleet uses: one for the sales, one for the rest, which may be slower.
+const fleetPostgresConns = 2
+
+// scrapeFlags name the processes that a fleet watches.
+type scrapeFlags struct {
+	Scrape []string `env:"STAMPEDE_SCRAPE" placeholder:"URL,…" help:"Metrics of the ingresses, workers and relays to watch, such as http://10.0.0.7:9090/metrics. With dns+http://worker:9090/metrics each address of the name is a process. Without any, only Redis and Postgres are watched."`
+}
+
+// fleet returns a fleet that watches the processes and the servers of b.
+func (f scrapeFlags) fleet(b *backend, logger *slog.Logger) (*fleet.Fleet, error) {
+	watched, err := fleet.New(fleet.Config{
+		Pool: b.pool, Catalog: b.catalog, Store: b.store, Targets: f.Scrape, Logger: logger,
+	})
+	if err != nil {
+		return nil, &usageError{fmt.Errorf("--scrape: %w", err)}
+	}
+	return watched, nil
 }

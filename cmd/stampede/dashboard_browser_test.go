@@ -12,10 +12,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/dev/crowd"
 	"stampede/internal/figure"
 	"stampede/internal/test/testbrowser"
 	"stampede/internal/test/testkit"
+	"stampede/reservation"
 )
 
 // hostileName is a name that breaks out of HTML, of attributes, and of its line.
@@ -136,7 +136,7 @@ func dashboardByKeyboard(t *testing.T, browser *testbrowser.Browser) {
 	s := newShop(t)
 	_, ingress := s.serve()
 	_, url := s.dashboard(ingress)
-	sale := s.saleOf(ingress, crowd.SaleTerms{Name: hostileName, Stock: 10})
+	sale := s.createSale(ingress, reservation.Terms{Name: hostileName, Stock: 10})
 	b := browser.Open(t)
 	b.Scheme("dark")
 	logIn(b, url)
@@ -178,8 +178,7 @@ func dashboardByKeyboard(t *testing.T, browser *testbrowser.Browser) {
 	tabTo("name")
 	b.Type("something else\r")
 	b.Shows("main .banner.bad", "That is not the name of this sale")
-	status, output := s.run("sale", "show", sale.String())
-	require.Equal(t, exitOK, status)
+	output := s.ends(exitOK, "sale", "show", sale.String())
 	require.Contains(t, output, "open")
 
 	// Dark is dark, and every text has contrast.
@@ -228,8 +227,7 @@ func dashboardUnderAttack(t *testing.T, browser *testbrowser.Browser) {
 	require.Equal(t, "TypeError", testbrowser.Evaluate[string](b, `fetch("`+url+`/history?of=all").then(r => "status " + r.status, e => e.name)`))
 	b.Click("button")
 	b.Shows("body", "another origin. Nothing was done.")
-	status, output := s.run("sale", "show", sale.String())
-	require.Equal(t, exitOK, status)
+	output := s.ends(exitOK, "sale", "show", sale.String())
 	require.Contains(t, output, "open")
 	b.Go(url + "/sales/" + sale.String())
 	b.Shows(".badge", "open")

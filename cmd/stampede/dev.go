@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"strconv"
 	"strings"
 
@@ -26,12 +27,7 @@ import (
 type devCmd struct {
 	optionalServers
 	keysFlags
-	limitFlags
-	clientFlags
-	browserFlags
-	tokenFlags
-	receiptFlag
-	replicaFlag
+	ingressFlags
 	workerFlags
 	relayFlags
 	traceFlag
@@ -51,10 +47,8 @@ const noDashboard = "off"
 // Validate is called by kong.
 func (c *devCmd) Validate() error {
 	return cmp.Or(
-		c.optionalServers.Validate(), c.keysFlags.Validate(), c.limitFlags.Validate(), c.clientFlags.Validate(),
-		c.receiptFlag.Validate(),
-		c.replicaFlag.Validate(), c.workerFlags.Validate(), c.relayFlags.Validate(), c.traceFlag.Validate(),
-		c.profileFlag.check(c.MetricsAddr),
+		c.optionalServers.Validate(), c.keysFlags.Validate(), c.ingressFlags.Validate(), c.workerFlags.Validate(),
+		c.relayFlags.Validate(), c.traceFlag.Validate(), c.profileFlag.check(c.MetricsAddr),
 		wantHeader("--auth-header", c.AuthHeader),
 	)
 }
@@ -87,14 +81,13 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 		return err
 	}
 	defer tracer.Close()
-	front, err := openIngressBackend(ctx, servers.RedisURL, servers.DatabaseURL, c.keysFlags,
-		c.storeOptions(logger), registry, tracer)
+	stores := storesFlags{redisFlag{servers.RedisURL}, databaseFlag{servers.DatabaseURL}, c.keysFlags}
+	front, err := openIngressBackend(ctx, stores, c.storeOptions(logger), registry, tracer)
 	if err != nil {
 		return err
 	}
 	defer front.Close()
-	back, err := openControl(ctx, servers.RedisURL, servers.DatabaseURL, c.keysFlags,
-		workerPostgresConns+relayPostgresConns, logger, connect.Service("work"),
+	back, err := stores.open(ctx, workerPostgresConns+relayPostgresConns, logger, connect.Service("work"),
 		connect.Traced(tracer))
 	if err != nil {
 		return err
@@ -102,97 +95,84 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 	defer back.Close()
 	warnOfSettings(ctx, front.backend, reservation.OperatorRights, logger)
 
-	config := ingressConfig(front, servers.RedisURL, c.keysFlags, c.limitFlags, c.receiptFlag, registry, logger)
-	config.Tracer = tracer
-	outcomes, err := front.serveOrders(&config, c.keysFlags)
+	config := c.config(front, c.Auth, c.AuthHeader, c.AdminToken, c.OperatorsFile, registry, tracer, logger)
+	outcomes, err := front.serveOrders(&config)
 	if err != nil {
 		return err
 	}
-	c.bound(&config)
 	config.MaxConnections = maxConnections(ingressFiles + workerFiles)
-	config.Auth, config.AuthHeader = ingress.AuthMode(c.Auth), c.AuthHeader
-	config.AdminToken, config.OperatorsFile = c.AdminToken, c.OperatorsFile
-	config.CORSOrigins = c.CORSOrigins
-	c.verifyBy(&config)
 	if config.Listener, err = accept.Listen(ctx, c.HTTPAddr); err != nil {
 		return listenError(err, "STAMPEDE_HTTP_ADDR", "--http-addr")
 	}
+	defer func() { _ = config.Listener.Close() }() // without effect once the server has run
 	server, err := ingress.New(config)
 	if err != nil {
-		_ = config.Listener.Close()
 		return &usageError{err}
 	}
-	work := workerConfig(back, c.keysFlags, c.workerFlags, config.Metrics, logger)
+	defer server.Close()
+	work := workerConfig(back, c.workerFlags, registry, logger)
 	work.Consumer, work.DrainTimeout, work.Tracer = consumer, c.DrainTimeout, tracer
 	runWorker, err := newWorker(servers.RedisURL, work)
 	if err != nil {
-		server.Close()
-		_ = config.Listener.Close()
 		return err
 	}
-	handing := relayConfig(back, c.keysFlags, c.relayFlags, s.out, config.Metrics, logger)
-	handing.Tracer = tracer
-	hand, err := relay.New(handing)
+	forwarding := relayConfig(back, c.relayFlags, s.out, registry, logger)
+	forwarding.Tracer = tracer
+	forwarder, err := relay.New(forwarding)
 	if err != nil {
-		server.Close()
-		_ = config.Listener.Close()
 		return err
 	}
-
 	ingressURL := "http://" + config.Listener.Addr().String()
-	desk, deskURL, closeDesk, err := c.openDesk(ctx, servers, ingressURL, logger)
+	runDashboard, dashboardURL, closeDashboard, err := c.openDashboard(ctx, stores, ingressURL, logger)
 	if err != nil {
-		server.Close()
-		_ = config.Listener.Close()
 		return err
 	}
-	defer closeDesk()
+	defer closeDashboard()
 
-	together, ctx := errgroup.WithContext(ctx)
-	together.Go(func() error { return servers.Watch(ctx) })
-	together.Go(func() error { return runIngress(ctx, server, outcomes, front.guard(logger)) })
-	together.Go(func() error { return front.heartbeat(logger).Run(ctx) })
-	together.Go(func() error { return runWorker(ctx) })
-	together.Go(func() error { return hand.Run(ctx) })
-	together.Go(func() error { return desk(ctx) })
+	running, ctx := errgroup.WithContext(ctx)
+	running.Go(func() error { return servers.Watch(ctx) })
+	running.Go(func() error { return runIngress(ctx, server, outcomes, front.guard(logger)) })
+	running.Go(func() error { return front.heartbeat(logger).Run(ctx) })
+	running.Go(func() error { return runWorker(ctx) })
+	running.Go(func() error { return forwarder.Run(ctx) })
+	running.Go(func() error { return runDashboard(ctx) })
 	if c.MetricsAddr != "" {
-		together.Go(func() error { return c.serve(ctx, c.MetricsAddr, registry, server.Ready) })
+		running.Go(func() error { return c.serve(ctx, c.MetricsAddr, registry, server.Ready) })
 	}
-	if err := c.welcome(s.out, ingressURL, deskURL, servers); err != nil {
+	if err := c.welcome(s.out, ingressURL, dashboardURL, servers); err != nil {
 		return err
 	}
-	return together.Wait()
+	return running.Wait()
 }
 
-// openDesk returns the function that runs the dashboard of this process, and its URL.
-func (c *devCmd) openDesk(
-	ctx context.Context, servers *localserver.Pair, ingressURL string, logger *slog.Logger,
+// openDashboard returns the function that runs the dashboard of this process, and its URL.
+func (c *devCmd) openDashboard(
+	ctx context.Context, stores storesFlags, ingressURL string, logger *slog.Logger,
 ) (run func(context.Context) error, url string, closeAll func(), err error) {
 	if c.DashboardAddr == noDashboard {
 		return func(context.Context) error { return nil }, "none", func() {}, nil
 	}
-	b, err := openDashboardBackend(ctx, servers.RedisURL, servers.DatabaseURL, c.keysFlags, logger)
+	b, err := stores.openDashboard(ctx, logger)
 	if err != nil {
 		return nil, "", nil, err
 	}
-	desk, err := newDesk(b, scrapeFlags{Scrape: []string{ingressURL + "/metrics"}}, c.keysFlags, operators.Config{
+	serve, err := newDashboard(b, scrapeFlags{Scrape: []string{ingressURL + "/metrics"}}, operators.Config{
 		File: c.OperatorsFile, AdminToken: c.AdminToken, Logger: logger,
 	}, c.TrustedProxies, logger)
+	var listener net.Listener
+	if err == nil {
+		listener, err = localDashboard(ctx, c.DashboardAddr)
+	}
 	if err != nil {
 		b.Close()
 		return nil, "", nil, err
 	}
-	listener, err := localDashboard(ctx, c.DashboardAddr)
-	if err != nil {
-		b.Close()
-		return nil, "", nil, err
-	}
-	run = func(ctx context.Context) error { return desk(ctx, listener) }
+	run = func(ctx context.Context) error { return serve(ctx, listener) }
 	return run, "http://" + listener.Addr().String(), b.Close, nil
 }
 
 // welcome prints the addresses, and commands to paste.
-func (c *devCmd) welcome(w io.Writer, url, deskURL string, servers *localserver.Pair) error {
+func (c *devCmd) welcome(w io.Writer, url, dashboardURL string, servers *localserver.Pair) error {
 	kept := "deleted when this ends"
 	if c.RedisURL != "" || c.DatabaseURL != "" {
 		kept = "deleted when this ends, except on the servers that were given"
@@ -227,7 +207,7 @@ Run other commands in a second terminal, such as stampede sale list, after
 
   export %[7]s
 
-`, kept, url, servers.RedisURL, servers.DatabaseURL, c.AdminToken, buyer, environment, deskURL)
+`, kept, url, servers.RedisURL, servers.DatabaseURL, c.AdminToken, buyer, environment, dashboardURL)
 	return err
 }
 

@@ -5,15 +5,12 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"text/tabwriter"
 	"time"
 
 	"github.com/google/uuid"
 
-	"stampede/internal/figure"
 	"stampede/ledger/deadletter"
 	"stampede/reservation/order"
-	"stampede/sql"
 )
 
 type dlqCmd struct {
@@ -25,21 +22,20 @@ type dlqCmd struct {
 
 // dlqFlags are what every command on dead letters needs.
 type dlqFlags struct {
-	redisFlag
-	databaseFlag
-	keysFlags
+	storesFlags
+	outputFlag
 }
 
 func (f *dlqFlags) with(ctx context.Context, logger *slog.Logger, do func(*deadletter.Store) error) error {
-	b, err := openControl(ctx, f.RedisURL, f.DatabaseURL, f.keysFlags, 2, logger)
-	if err != nil {
-		return err
-	}
-	defer b.Close()
-	if err := sql.Check(ctx, b.pool); err != nil {
-		return err
-	}
-	return do(deadletter.NewStore(b.pool, b.redis, b.store))
+	return f.storesFlags.with(ctx, 2, logger, func(b *backend) error {
+		return do(deadletter.NewStore(b.pool, b.redis, b.store))
+	})
+}
+
+func (f *dlqFlags) print(
+	w io.Writer, letters []deadletter.Letter, text func(io.Writer, []deadletter.Letter) error,
+) error {
+	return writeAll(f.outputFlag, w, letters, letterJSON, text)
 }
 
 // letterArg names the dead letter that a command is about.
@@ -50,7 +46,6 @@ type letterArg struct {
 type dlqListCmd struct {
 	look
 	dlqFlags
-	outputFlag
 	Status string `default:"parked" enum:"parked,replayed,discarded,all" env:"STAMPEDE_DLQ_STATUS" placeholder:"STATUS" help:"Status of the letters to list: parked, replayed, discarded or all (${default})."`
 	Limit  int    `default:"50" env:"STAMPEDE_DLQ_LIMIT" placeholder:"N" help:"Most letters to list (${default})."`
 }
@@ -68,23 +63,22 @@ func (c *dlqListCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) e
 		if err != nil {
 			return err
 		}
-		if c.json() {
-			return writeLettersJSON(s.out, letters)
-		}
-		t := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
-		_, _ = fmt.Fprintln(t, "ID\tSTATUS\tPARKED\tDELIVERIES\tREPLAYS\tSTREAM\tENTRY\tORDER\tREASON") // Flush returns the error
-		for _, l := range letters {
-			_, _ = fmt.Fprintf(t, "%d\t%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\n", l.ID, l.Status, orDash(l.CreatedAt),
-				l.Entry.Deliveries, l.Replays, printable(l.Entry.Stream), printable(l.Entry.ID), orderOf(l), printable(l.Reason))
-		}
-		return t.Flush()
+		return c.print(s.out, letters, writeLetters)
 	})
+}
+
+func writeLetters(w io.Writer, letters []deadletter.Letter) error {
+	t := newTable(w, "ID", "STATUS", "PARKED", "DELIVERIES", "REPLAYS", "STREAM", "ENTRY", "ORDER", "REASON")
+	for _, l := range letters {
+		t.row(l.ID, l.Status, second(l.CreatedAt), l.Entry.Deliveries, l.Replays, printable(l.Entry.Stream),
+			printable(l.Entry.ID), letterOrder(l), printable(l.Reason))
+	}
+	return t.Flush()
 }
 
 type dlqShowCmd struct {
 	look
 	dlqFlags
-	outputFlag
 	letterArg
 }
 
@@ -94,38 +88,36 @@ func (c *dlqShowCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) e
 		if err != nil {
 			return err
 		}
-		if c.json() {
-			return writeLettersJSON(s.out, []deadletter.Letter{l})
-		}
-		t := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
-		for _, row := range [][2]string{
-			{"id", fmt.Sprint(l.ID)},
-			{"status", string(l.Status)},
-			{"reason", printable(l.Reason)},
-			{"damage", printable(l.Damage)},
-			{"resolution", printable(l.Resolution)},
-			{"operator", orNobody(l.Operator)},
-			{"parked", orDash(l.CreatedAt)},
-			{"changed", orDash(l.UpdatedAt)},
-			{"deliveries", fmt.Sprint(l.Entry.Deliveries)},
-			{"replays", fmt.Sprint(l.Replays)},
-			{"replayed as", printable(l.ReplayedAs)},
-			{"stream", printable(l.Entry.Stream)},
-			{"entry", printable(l.Entry.ID)},
-			{"order", orderOf(l)},
-		} {
-			_, _ = fmt.Fprintf(t, "%s\t%s\n", row[0], row[1])
-		}
-		for _, f := range l.Entry.Fields {
-			_, _ = fmt.Fprintf(t, "field %s\t%s\n", printable(f.Name), printable(f.Value))
-		}
-		return t.Flush()
+		return c.print(s.out, []deadletter.Letter{l}, writeLetter)
 	})
+}
+
+// writeLetter writes a letter with its fields.
+func writeLetter(w io.Writer, one []deadletter.Letter) error {
+	l := one[0]
+	t := newTable(w)
+	t.row("id", l.ID)
+	t.row("status", l.Status)
+	t.row("reason", printable(l.Reason))
+	t.row("damage", printable(l.Damage))
+	t.row("resolution", printable(l.Resolution))
+	t.row("operator", orDash(l.Operator))
+	t.row("parked", second(l.CreatedAt))
+	t.row("changed", second(l.UpdatedAt))
+	t.row("deliveries", l.Entry.Deliveries)
+	t.row("replays", l.Replays)
+	t.row("replayed as", printable(l.ReplayedAs))
+	t.row("stream", printable(l.Entry.Stream))
+	t.row("entry", printable(l.Entry.ID))
+	t.row("order", letterOrder(l))
+	for _, f := range l.Entry.Fields {
+		t.row("field "+printable(f.Name), printable(f.Value))
+	}
+	return t.Flush()
 }
 
 type dlqReplayCmd struct {
 	dlqFlags
-	outputFlag
 	operatorFlag
 	letterArg
 }
@@ -144,7 +136,7 @@ func (c *dlqReplayCmd) Run(ctx context.Context, s *streams, logger *slog.Logger)
 		if !appended {
 			became = "dead letter %d was replayed before as entry %s and is not parked again: nothing was done\n"
 		}
-		return c.print(s.out, replayed{c.ID, entry, appended}, became, c.ID, entry)
+		return c.outputFlag.print(s.out, replayed{c.ID, entry, appended}, became, c.ID, entry)
 	})
 }
 
@@ -158,7 +150,6 @@ type replayed struct {
 
 type dlqDiscardCmd struct {
 	dlqFlags
-	outputFlag
 	yesFlag
 	operatorFlag
 	letterArg
@@ -192,11 +183,10 @@ func (c *dlqDiscardCmd) Run(ctx context.Context, s *streams, logger *slog.Logger
 		if err != nil {
 			return err
 		}
-		if c.json() {
-			return writeLettersJSON(s.out, []deadletter.Letter{l})
-		}
-		_, err = fmt.Fprintf(s.out, "dead letter %d is discarded: %s\n", c.ID, printable(l.Resolution))
-		return err
+		return c.print(s.out, []deadletter.Letter{l}, func(w io.Writer, _ []deadletter.Letter) error {
+			_, err := fmt.Fprintf(w, "dead letter %d is discarded: %s\n", c.ID, printable(l.Resolution))
+			return err
+		})
 	})
 }
 
@@ -212,55 +202,45 @@ func (c *dlqDiscardCmd) question(ctx context.Context, d *deadletter.Store) (stri
 	return fmt.Sprintf("Dead letter %d (%s) is discarded. %s", l.ID, printable(l.Reason), becomes), nil
 }
 
-// orderOf is the order of a letter, or "-" for a whole entry.
-func orderOf(l deadletter.Letter) string {
+// letterOrder is the order of a letter, or "-" for a whole entry.
+func letterOrder(l deadletter.Letter) string {
 	if l.OrderID == uuid.Nil {
 		return "-"
 	}
 	return l.OrderID.String()
 }
 
-// writeLettersJSON writes one object per line. Bytes that are not UTF-8 are quoted by printable.
-func writeLettersJSON(w io.Writer, letters []deadletter.Letter) error {
-	type field struct {
-		Name  string `json:"name"`
-		Value string `json:"value"`
-	}
-	for _, l := range letters {
-		fields := make([]field, 0, len(l.Entry.Fields))
-		for _, f := range l.Entry.Fields {
-			fields = append(fields, field{printable(f.Name), printable(f.Value)})
-		}
-		var orderID *uuid.UUID
-		if l.OrderID != uuid.Nil {
-			orderID = &l.OrderID
-		}
-		err := writeJSON(w, struct {
-			ID         int64             `json:"id"`
-			Status     deadletter.Status `json:"status"`
-			Reason     string            `json:"reason"`
-			Damage     string            `json:"damage,omitempty"`
-			Resolution string            `json:"resolution,omitempty"`
-			Operator   string            `json:"operator,omitempty"`
-			Stream     string            `json:"stream"`
-			EntryID    string            `json:"entry_id"`
-			OrderID    *uuid.UUID        `json:"order_id,omitempty"`
-			Deliveries int64             `json:"deliveries"`
-			Replays    int               `json:"replays"`
-			ReplayedAs string            `json:"replayed_as,omitempty"`
-			Fields     []field           `json:"fields"`
-			CreatedAt  time.Time         `json:"created_at"`
-			UpdatedAt  time.Time         `json:"updated_at"`
-		}{
-			l.ID, l.Status, l.Reason, l.Damage, l.Resolution, l.Operator, l.Entry.Stream, l.Entry.ID, orderID,
-			l.Entry.Deliveries, l.Replays, l.ReplayedAs, fields, l.CreatedAt.UTC(), l.UpdatedAt.UTC(),
-		})
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+// letterView is a dead letter as JSON. Bytes that are not UTF-8 are quoted by printable.
+type letterView struct {
+	ID         int64             `json:"id"`
+	Status     deadletter.Status `json:"status"`
+	Reason     string            `json:"reason"`
+	Damage     string            `json:"damage,omitempty"`
+	Resolution string            `json:"resolution,omitempty"`
+	Operator   string            `json:"operator,omitempty"`
+	Stream     string            `json:"stream"`
+	EntryID    string            `json:"entry_id"`
+	OrderID    uuid.UUID         `json:"order_id,omitzero"`
+	Deliveries int64             `json:"deliveries"`
+	Replays    int               `json:"replays"`
+	ReplayedAs string            `json:"replayed_as,omitempty"`
+	Fields     []fieldView       `json:"fields"`
+	CreatedAt  time.Time         `json:"created_at"`
+	UpdatedAt  time.Time         `json:"updated_at"`
 }
 
-// printable makes what others wrote safe for a terminal: it may have any bytes.
-func printable(text string) string { return figure.Printable(text) }
+type fieldView struct {
+	Name  string `json:"name"`
+	Value string `json:"value"`
+}
+
+func letterJSON(l deadletter.Letter) letterView {
+	fields := make([]fieldView, 0, len(l.Entry.Fields))
+	for _, f := range l.Entry.Fields {
+		fields = append(fields, fieldView{printable(f.Name), printable(f.Value)})
+	}
+	return letterView{
+		l.ID, l.Status, l.Reason, l.Damage, l.Resolution, l.Operator, l.Entry.Stream, l.Entry.ID, l.OrderID,
+		l.Entry.Deliveries, l.Replays, l.ReplayedAs, fields, l.CreatedAt.UTC(), l.UpdatedAt.UTC(),
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 
 	"github.com/google/uuid"
 
@@ -30,19 +31,12 @@ func (c *doctorCmd) Run(ctx context.Context, s *streams) error {
 	if err != nil {
 		return err
 	}
-	if c.json() {
-		err = writeJSON(s.out, append([]doctor.Finding{}, findings...)) // [] rather than null
-	} else {
-		_, _ = fmt.Fprintln(s.out, servers)
-		err = doctor.WriteText(s.out, findings)
-	}
-	switch {
-	case err == nil && doctor.Any(findings, doctor.Unsafe):
-		return errBroken
-	case err == nil && doctor.Any(findings, doctor.Away):
-		return errUnchecked
-	}
-	return err
+	all := append([]doctor.Finding{}, findings...) // [] rather than null
+	err = c.write(s.out, all, func(w io.Writer) error {
+		_, _ = fmt.Fprintln(w, servers)
+		return doctor.WriteText(w, findings)
+	})
+	return verdict(err, doctor.Any(findings, doctor.Unsafe), doctor.Any(findings, doctor.Away))
 }
 
 // examine checks both servers. A server that does not answer is a finding; the other one is still checked.

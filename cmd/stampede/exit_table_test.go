@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"flag"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -10,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"stampede/internal/test/docs"
 	"stampede/internal/test/testkit"
 )
 
@@ -122,4 +125,31 @@ func TestHelpListsExitStatuses(t *testing.T) {
 	var out, errs bytes.Buffer
 	require.Equal(t, exitOK, run([]string{"--help"}, &out, &errs))
 	assert.Contains(t, strings.Join(strings.Fields(out.String()), " "), exitStatuses)
+}
+
+var update = flag.Bool("update", false, "write docs/reference.md and docs/metrics.md")
+
+func TestDocumentationMatchesTheCode(t *testing.T) {
+	t.Parallel()
+	program := newParser(new(cli)).Model
+	text, err := docs.Reference("../..", program)
+	require.NoError(t, err)
+	requirePage(t, docs.ReferencePage, text)
+	found, err := docs.Check("../..", program)
+	require.NoError(t, err)
+	for _, difference := range found {
+		assert.Fail(t, difference)
+	}
+}
+
+// requirePage compares a page of docs with what the code gives, or writes it.
+func requirePage(t *testing.T, name, want string) {
+	t.Helper()
+	name = "../../docs/" + name
+	if *update {
+		require.NoError(t, os.WriteFile(name, []byte(want), 0o644))
+	}
+	text, err := os.ReadFile(name)
+	require.NoError(t, err)
+	require.Equal(t, want, string(text), "the code gives another page: run `task docs`")
 }

@@ -39,36 +39,36 @@ const (
 // anonymous requests.
 type ingressBackend struct {
 	*backend
+	redisURL                   string
 	duty, changes, looks, desk *pgxpool.Pool
 	guardRedis                 redis.UniversalClient
 	guardAge                   *telemetry.GuardAge
 }
 
 func openIngressBackend(
-	ctx context.Context, redisURL, databaseURL string, keys keysFlags, storeOptions reservation.StoreOptions,
-	registry *prometheus.Registry, tracer *tracing.Tracer,
+	ctx context.Context, stores storesFlags, storeOptions reservation.StoreOptions, registry *prometheus.Registry,
+	tracer *tracing.Tracer,
 ) (f *ingressBackend, err error) {
-	service := connect.Service("serve")
 	if storeOptions.Observer, err = ingress.ObserveScripts(registry); err != nil {
 		return nil, err
 	}
-	b, err := openBackend(ctx, connect.Ingress, redisURL, databaseURL, keys, otherPostgresConns, storeOptions,
-		service, connect.Traced(tracer))
+	options := []connect.PostgresOption{connect.Service("serve"), connect.Traced(tracer)}
+	b, err := stores.openBackend(ctx, connect.Ingress, otherPostgresConns, storeOptions, options...)
 	if err != nil {
 		return nil, err
 	}
-	f = &ingressBackend{backend: b}
+	f = &ingressBackend{backend: b, redisURL: stores.RedisURL}
 	defer func() {
 		if err != nil {
 			f.Close()
 		}
 	}()
 	var errs [6]error
-	f.duty, errs[0] = connect.Postgres(ctx, databaseURL, dutyPostgresConns, service, connect.Traced(tracer))
-	f.changes, errs[1] = connect.Postgres(ctx, databaseURL, changePostgresConns, service, connect.Traced(tracer))
-	f.looks, errs[2] = connect.Postgres(ctx, databaseURL, lookPostgresConns, service, connect.Traced(tracer))
-	f.desk, errs[3] = connect.Postgres(ctx, databaseURL, deskPostgresConns, service, connect.Traced(tracer))
-	f.guardRedis, errs[4] = connect.Ingress(redisURL)
+	f.duty, errs[0] = connect.Postgres(ctx, stores.DatabaseURL, dutyPostgresConns, options...)
+	f.changes, errs[1] = connect.Postgres(ctx, stores.DatabaseURL, changePostgresConns, options...)
+	f.looks, errs[2] = connect.Postgres(ctx, stores.DatabaseURL, lookPostgresConns, options...)
+	f.desk, errs[3] = connect.Postgres(ctx, stores.DatabaseURL, deskPostgresConns, options...)
+	f.guardRedis, errs[4] = connect.Ingress(stores.RedisURL)
 	f.guardAge, errs[5] = telemetry.NewGuardAge(registry, "ingress")
 	if err = errors.Join(errs[:]...); err != nil {
 		return f, err
@@ -112,9 +112,9 @@ func (f *ingressBackend) guard(logger *slog.Logger) reservation.Guard {
 }
 
 // serveOrders gives the ingress the orders in Postgres. Payments and cancellations are published to all ingresses.
-func (f *ingressBackend) serveOrders(config *ingress.Config, keys keysFlags) (*ledger.Outcomes, error) {
+func (f *ingressBackend) serveOrders(config *ingress.Config) (*ledger.Outcomes, error) {
 	outcomes, err := ledger.NewOutcomes(ledger.OutcomesConfig{
-		Client: f.redis, Keys: keys.keys(), Logger: config.Logger, Registerer: config.Metrics,
+		Client: f.redis, Keys: f.keys, Logger: config.Logger, Registerer: config.Metrics,
 	})
 	if err != nil {
 		return nil, err

@@ -5,13 +5,11 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"net/http"
 	"strings"
 	"sync"
 	"testing"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -25,7 +23,7 @@ type administrator struct {
 	*pgx.Conn
 }
 
-func administratorOf(t *testing.T, url string) administrator {
+func connectAdministrator(t *testing.T, url string) administrator {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), url+"&default_transaction_read_only=off")
 	require.NoError(t, err)
@@ -58,7 +56,7 @@ const (
 func TestReadOnlyPostgresIsAnOutage(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnPostgres(t)
-	admin := administratorOf(t, own.URL)
+	admin := connectAdministrator(t, own.URL)
 	admin.run("ALTER SYSTEM SET autovacuum = off", reloadSettings) // it writes, too
 	s := &shop{t: t, keys: testkit.Keys(t), redisURL: testkit.OwnRedis(t).URL, databaseURL: own.URL}
 	_, url := s.serve()
@@ -113,15 +111,15 @@ func TestReadOnlyPostgresIsAnOutage(t *testing.T) {
 		assert.Equal(t, http.StatusServiceUnavailable, ask(t, http.MethodPost, paid+"/pay", "ann", `{"reference":"r"}`).HTTP)
 		assert.Equal(t, http.StatusServiceUnavailable, ask(t, http.MethodPost, cancelled+"/cancel", "bob", "").HTTP)
 		testkit.Eventually(t, within, "the ingress is ready, and names it", func() bool {
-			status, body := read(t, url+"/readyz")
+			status, body := call(t, http.MethodGet, url+"/readyz", "")
 			return status == http.StatusOK && strings.Contains(body, `"postgres":"read-only"`)
 		})
 		testkit.Eventually(t, within, "the worker is not ready, and names it", func() bool {
-			status, body := read(t, workerURL+"/readyz")
+			status, body := call(t, http.MethodGet, workerURL+"/readyz", "")
 			return status == http.StatusServiceUnavailable && strings.Contains(body, "Postgres takes no writes")
 		})
 		testkit.Eventually(t, within, "the worker has tried to record the order", func() bool {
-			_, metrics := read(t, workerURL+"/metrics")
+			_, metrics := call(t, http.MethodGet, workerURL+"/metrics", "")
 			return strings.Contains(metrics, `stampede_worker_failing{step="record"} 1`) &&
 				strings.Contains(metrics, "stampede_postgres_up 0")
 		})
@@ -136,23 +134,7 @@ func TestReadOnlyPostgresIsAnOutage(t *testing.T) {
 		})
 	}
 	assert.Zero(t, admin.count("SELECT count(*) FROM dead_letters"))
-	status, output := s.run("audit", "--wait=30s")
-	assert.Equal(t, exitOK, status, output)
-}
-
-// read returns the status and the body of an answer; 0 without one.
-func read(t *testing.T, url string) (status int, body string) {
-	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
-	require.NoError(t, err)
-	answer, err := http.DefaultClient.Do(r)
-	if err != nil {
-		return 0, err.Error()
-	}
-	defer func() { _ = answer.Body.Close() }()
-	text, err := io.ReadAll(answer.Body)
-	require.NoError(t, err)
-	return answer.StatusCode, string(text)
+	s.ends(exitOK, "audit", "--wait=30s")
 }
 
 // Sessions inherit settings from the server, the database and the role. Add one here before code relies on another
@@ -163,27 +145,27 @@ func TestShopLivesUnderInheritedSettings(t *testing.T) {
 	redis := testkit.OwnRedis(t)
 	for i, test := range []struct {
 		// of is what has the settings: "DATABASE %s", "ROLE stampede IN DATABASE %[1]s", "SYSTEM".
-		of       string
+		scope    string
 		settings []string
 		// named is what doctor says.
 		named string
 	}{
-		{of: "DATABASE %s", settings: []string{"standard_conforming_strings = off"}},
+		{scope: "DATABASE %s", settings: []string{"standard_conforming_strings = off"}},
 		{
-			of: "ROLE stampede IN DATABASE %s",
+			scope: "ROLE stampede IN DATABASE %s",
 			settings: []string{
 				"default_transaction_isolation = serializable", "default_transaction_deferrable = on", "search_path = shop, public",
 			},
 		},
-		{of: "DATABASE %s", settings: []string{"default_transaction_isolation = 'repeatable read'"}},
-		{of: "DATABASE %s", settings: []string{"quote_all_identifiers = on"}},
+		{scope: "DATABASE %s", settings: []string{"default_transaction_isolation = 'repeatable read'"}},
+		{scope: "DATABASE %s", settings: []string{"quote_all_identifiers = on"}},
 		{
-			of:       "DATABASE %s",
+			scope:    "DATABASE %s",
 			settings: []string{"session_replication_role = replica"},
 			named:    "session_replication_role is replica",
 		},
 		{
-			of: "SYSTEM", settings: []string{
+			scope: "SYSTEM", settings: []string{
 				"DateStyle = 'SQL, DMY'", "IntervalStyle = sql_standard", "TimeZone = 'Asia/Kolkata'", "bytea_output = escape",
 				"array_nulls = off", "transform_null_equals = on", "extra_float_digits = -15", "xmloption = document",
 				"row_security = off", "check_function_bodies = off", "client_min_messages = debug1", "synchronous_commit = off",
@@ -197,16 +179,16 @@ func TestShopLivesUnderInheritedSettings(t *testing.T) {
 	} {
 		name := fmt.Sprintf("shop%d", i)
 		url := strings.Replace(own.URL, "/postgres?", "/"+name+"?", 1)
-		admin := administratorOf(t, own.URL)
+		admin := connectAdministrator(t, own.URL)
 		admin.run("CREATE DATABASE " + name)
-		administratorOf(t, url).run("CREATE SCHEMA shop")
-		of := strings.ReplaceAll(test.of, "%s", name)
+		connectAdministrator(t, url).run("CREATE SCHEMA shop")
+		scope := strings.ReplaceAll(test.scope, "%s", name)
 		for _, setting := range test.settings {
-			admin.run("ALTER " + of + " SET " + setting)
+			admin.run("ALTER " + scope + " SET " + setting)
 		}
 		admin.run(reloadSettings)
 		s := &shop{t: t, keys: testkit.Keys(t), redisURL: redis.URL, databaseURL: url}
-		s.live(fmt.Sprint(of, " ", test.settings), test.named)
+		s.live(fmt.Sprint(scope, " ", test.settings), test.named)
 	}
 }
 
@@ -214,8 +196,7 @@ func TestShopLivesUnderInheritedSettings(t *testing.T) {
 // the commands find nothing wrong.
 func (s *shop) live(under, named string) {
 	s.t.Helper()
-	status, output := s.run("migrate", "up")
-	require.Equal(s.t, exitOK, status, "%s: %s", under, output)
+	s.ends(exitOK, "migrate", "up")
 	ingress, url := s.serve()
 	worker := s.worker("worker")
 	worker.Start()
@@ -225,7 +206,10 @@ func (s *shop) live(under, named string) {
 	const buyers = 8
 	var restocked [buyers]int
 	for i := range buyers {
-		crowd.Go(func() { restocked[i] = restock(s.t, url, sale) })
+		crowd.Go(func() {
+			restocked[i], _ = call(s.t, http.MethodPost, url+"/v1/sales/"+sale.String()+"/restock", `{"units":1}`,
+				"Authorization", "Bearer "+adminToken)
+		})
 		crowd.Go(func() { assert.NoError(s.t, s.tryBuy(url, sale, fmt.Sprint("buyer", i)), under) })
 	}
 	late := ask(s.t, http.MethodPost, url+"/v1/sales/"+short.String()+"/orders", "eve", "")
@@ -252,30 +236,13 @@ func (s *shop) live(under, named string) {
 		{"migrate", "status"},
 		{"audit", "--wait=30s"},
 	} {
-		status, output := s.run(command...)
-		assert.Equal(s.t, exitOK, status, "%s: %v: %s", under, command, output)
+		s.ends(exitOK, command...)
 	}
-	_, output = s.run("doctor")
+	_, output := s.run("doctor")
 	assert.NotContains(s.t, output, "differs", under)
 	assert.NotContains(s.t, output, "missing", under)
 	assert.Contains(s.t, output, named, under)
 	for _, c := range []*testkit.Cmd{worker, ingress} {
 		assert.Equal(s.t, exitOK, c.Stop().ExitCode(), under)
 	}
-}
-
-func restock(t *testing.T, url string, sale uuid.UUID) (status int) {
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+"/v1/sales/"+sale.String()+"/restock",
-		strings.NewReader(`{"units":1}`))
-	if err != nil {
-		return 0
-	}
-	r.Header.Set("Authorization", "Bearer "+adminToken)
-	r.Header.Set("Content-Type", "application/json")
-	answer, err := http.DefaultClient.Do(r)
-	if err != nil {
-		return 0
-	}
-	_ = answer.Body.Close()
-	return answer.StatusCode
 }

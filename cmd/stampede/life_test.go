@@ -4,7 +4,9 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
+	"sync"
 	"testing"
 	"time"
 
@@ -18,8 +20,8 @@ import (
 // payableSale creates a sale with a payment window.
 func (s *shop) payableSale(stock, window string) uuid.UUID {
 	s.t.Helper()
-	status, output := s.run("sale", "create", "--name=test", "--stock="+stock, "--payment-window="+window, "--output=json")
-	require.Equal(s.t, exitOK, status, output)
+	output := s.ends(exitOK, "sale", "create", "--name=test", "--stock="+stock, "--payment-window="+window,
+		"--output=json")
 	var sale struct{ ID uuid.UUID }
 	require.NoError(s.t, json.Unmarshal([]byte(output), &sale), output)
 	return sale.ID
@@ -56,8 +58,7 @@ func TestUnpaidOrderReleasesUnitToNextBuyer(t *testing.T) {
 		return paid.HTTP == http.StatusOK
 	})
 	assert.Zero(t, ask(t, http.MethodGet, url+"/v1/sales/"+sale.String(), "bob", "").Available)
-	status, output := s.run("audit", "--wait=30s", "--sale="+sale.String())
-	assert.Equal(t, exitOK, status, output)
+	s.ends(exitOK, "audit", "--wait=30s", "--sale="+sale.String())
 }
 
 // Time without a running ingress does not count towards the payment window.
@@ -100,4 +101,75 @@ func TestOutageExtendsPaymentWindow(t *testing.T) {
 	assert.False(t, after.ExpiresAt.Before(before.ExpiresAt))
 	assert.Equal(t, "paid", ask(t, http.MethodPost, url+"/v1/orders/"+bought.OrderID+"/pay", "ann",
 		`{"reference":"r-1"}`).Status)
+}
+
+// Anonymous readers hold every connection that they can get; heartbeats, the guard, payments, reads of orders and
+// purchases continue.
+func TestAnonymousReadersDoNotBlockPayments(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	_, url := s.serve()
+	s.worker("worker").Start()
+	sale := s.payableSale("1000", "30m")
+	page := url + "/v1/sales/" + sale.String()
+	bought := ask(t, http.MethodPost, page+"/orders", "ann", "")
+	require.Equal(t, http.StatusAccepted, bought.HTTP)
+	order := url + "/v1/orders/" + bought.OrderID
+	testkit.Eventually(t, within, "the order is confirmed",
+		func() bool { return ask(t, http.MethodGet, order, "ann", "").Status == "confirmed" })
+
+	outages := func() (n int) {
+		require.NoError(t, s.pool.QueryRow(t.Context(), "SELECT count(*) FROM outages").Scan(&n))
+		return n
+	}
+	before := outages()
+	// From now on every read of a sale blocks.
+	tx, err := s.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), "LOCK TABLE sales IN ACCESS EXCLUSIVE MODE")
+	require.NoError(t, err)
+	var readers sync.WaitGroup
+	done := make(chan struct{})
+	for n := range 40 {
+		readers.Go(func() {
+			for {
+				select {
+				case <-done:
+					return
+				default:
+					ask(t, http.MethodGet, []string{page, url + "/v1/sales", fmt.Sprintf("%s/v1/sales?limit=%d", url, n+1)}[n%3], "",
+						"")
+				}
+			}
+		})
+	}
+	blocked := func() (n int) {
+		require.NoError(t, s.pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity
+			WHERE datname = current_database() AND wait_event_type = 'Lock' AND application_name = 'stampede serve'`).Scan(&n))
+		return n
+	}
+	most := 0
+	testkit.Eventually(t, within, "readers hold all connections that they can get", func() bool {
+		before := most
+		most = max(most, blocked())
+		return most > 0 && most == before
+	})
+	seen := func() (at time.Time) {
+		require.NoError(t, s.pool.QueryRow(t.Context(), "SELECT seen_at FROM pulse").Scan(&at))
+		return at
+	}
+	for try := range 3 {
+		_, err := tx.Exec(t.Context(), "SELECT 1") // the worker ends a session that blocks others and is silent
+		require.NoError(t, err)
+		last := seen()
+		testkit.Eventually(t, within, "heartbeats arrive", func() bool { return seen().After(last) })
+		assert.Equal(t, http.StatusOK, ask(t, http.MethodPost, order+"/pay", "ann", `{"reference":"pi_1"}`).HTTP)
+		assert.Equal(t, "paid", ask(t, http.MethodGet, order, "ann", "").Status)
+		assert.Equal(t, http.StatusOK, ask(t, http.MethodGet, url+"/v1/orders", "ann", "").HTTP)
+		assert.Equal(t, http.StatusAccepted, ask(t, http.MethodPost, page+"/orders", fmt.Sprint("buyer-", try), "").HTTP)
+	}
+	assert.Equal(t, before, outages())
+	require.NoError(t, tx.Rollback(t.Context()))
+	close(done)
+	readers.Wait()
 }

@@ -19,6 +19,7 @@ import (
 	"stampede/internal/connect"
 	"stampede/internal/dev/crowd"
 	"stampede/internal/figure"
+	"stampede/reservation"
 )
 
 type loadCmd struct {
@@ -111,7 +112,7 @@ func (c *loadCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) erro
 	}
 	defer servers.close()
 	if config.Sale == uuid.Nil {
-		terms := crowd.SaleTerms{Name: "load test", Stock: c.Stock, PerOrderLimit: c.Quantity, Shards: c.Shards}
+		terms := reservation.Terms{Name: "load test", Stock: c.Stock, PerOrderLimit: c.Quantity, Shards: c.Shards}
 		if config.Sale, err = crowd.CreateSale(ctx, c.URLs[0], c.AdminToken, terms); err != nil {
 			return err
 		}
@@ -153,14 +154,17 @@ func (c *loadCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) erro
 		return c.finish(s, result, judged)
 	}
 	// The audit checks all orders of the sale, not only those of this crowd.
-	var audited bytes.Buffer
+	var auditJSON bytes.Buffer
 	if c.json() {
-		out = &audited
+		out = &auditJSON
 	} else if _, err := fmt.Fprintln(s.out); err != nil {
 		return errors.Join(judged, err)
 	}
-	auditErr := runAudit(verifyCtx, out, servers.backend, c.keysFlags, config.Sale, c.Patience, c.json())
-	result.Audit = audited.Bytes()
+	audited, auditErr := lookAtPromises(verifyCtx, servers.backend, config.Sale, c.Patience)
+	if auditErr == nil {
+		auditErr = c.printVerdict(out, audited)
+	}
+	result.Audit = auditJSON.Bytes()
 	return c.finish(s, result, alsoAudited(judged, auditErr))
 }
 
@@ -211,7 +215,8 @@ func (c *loadCmd) openServers(ctx context.Context, logger *slog.Logger) (loadSer
 		}
 		return loadServers{pool: pool, close: pool.Close}, nil
 	}
-	b, err := openControl(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, postgresConns, logger)
+	stores := storesFlags{redisFlag{c.RedisURL}, databaseFlag{c.DatabaseURL}, c.keysFlags}
+	b, err := stores.open(ctx, postgresConns, logger)
 	if err != nil {
 		return loadServers{}, err
 	}
@@ -245,14 +250,14 @@ func send(
 	ctx context.Context, w io.Writer, buyers *crowd.Crowd, verifier crowd.Verifier, patience time.Duration,
 ) (crowd.Report, error) {
 	var durable crowd.Durable
-	var together errgroup.Group
-	together.Go(func() error { buyers.Run(ctx); return nil })
-	together.Go(func() error { buyers.ShowProgress(ctx, w, isTerminal(w)); return nil })
-	together.Go(func() (err error) {
+	var running errgroup.Group
+	running.Go(func() error { buyers.Run(ctx); return nil })
+	running.Go(func() error { buyers.ShowProgress(ctx, w, isTerminal(w)); return nil })
+	running.Go(func() (err error) {
 		durable, err = buyers.WatchDurable(context.WithoutCancel(ctx), verifier, patience)
 		return err
 	})
-	err := together.Wait()
+	err := running.Wait()
 	report := buyers.Report()
 	switch {
 	case errors.Is(err, crowd.ErrPaymentWindow):

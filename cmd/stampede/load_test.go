@@ -3,11 +3,18 @@
 package main
 
 import (
+	"io"
+	"net"
+	"net/http"
+	"net/http/cookiejar"
+	"net/url"
+	"regexp"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"stampede/internal/test/testkit"
 )
@@ -59,4 +66,82 @@ func TestLoadFailsOnOrderOfAnotherUser(t *testing.T) {
 	assert.Contains(t, load.Output(), "1 altered")
 	assert.Contains(t, load.Output(), "thief")
 	assert.Contains(t, load.Output(), "BROKEN")
+}
+
+func demoCommand(t *testing.T, flags ...string) *testkit.Cmd {
+	t.Helper()
+	c := testkit.Command(t,
+		append([]string{"demo", "--stock=500", "--buyers=1000", "--over=4s", "--double-clicks=0.1"}, flags...)...)
+	c.Setenv("REDIS_URL", testkit.RedisURL(t))
+	c.Setenv("DATABASE_URL", testkit.DatabaseURL(t))
+	c.Setenv("TMPDIR", t.TempDir()) // for its logs
+	return c
+}
+
+func TestDemoPasses(t *testing.T) {
+	t.Parallel()
+	c := demoCommand(t)
+	c.Start()
+	state := c.Wait(within)
+	assert.Equal(t, exitOK, state.ExitCode())
+	out := c.Output()
+	assert.Regexp(t, "kill -9 of worker-[12] with", out)
+	for _, name := range []string{"S1", "S2", "S3", "S4", "S5"} {
+		assert.Contains(t, out, "✓ "+name)
+	}
+	assert.NotContains(t, out, "level=", "the story contains no log")
+}
+
+// The dashboard shows the sale after the verdict, until Ctrl-C.
+func TestDemoKeepsDashboard(t *testing.T) {
+	t.Parallel()
+	c := demoCommand(t, "--dashboard")
+	c.Start()
+	c.WaitOutput(2*within, "the dashboard stays until Ctrl-C")
+	require.Contains(t, c.Output(), "✓ S5")
+	found := regexp.MustCompile(`the dashboard: (http://\S+), token (\S+)`).FindStringSubmatch(c.Output())
+	require.NotNil(t, found, c.Output())
+	desk, token := found[1], found[2]
+	jar, err := cookiejar.New(nil)
+	require.NoError(t, err)
+	browser := &http.Client{Jar: jar, Timeout: within}
+	defer browser.CloseIdleConnections()
+	read := func(method, path string, form url.Values) string {
+		r, err := http.NewRequestWithContext(t.Context(), method, desk+path, strings.NewReader(form.Encode()))
+		require.NoError(t, err)
+		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		answer, err := browser.Do(r)
+		require.NoError(t, err)
+		defer func() { _ = answer.Body.Close() }()
+		page, err := io.ReadAll(answer.Body)
+		require.NoError(t, err)
+		return string(page)
+	}
+	require.Contains(t, read(http.MethodGet, "/", nil), "Your operator", "nothing is shown without the token")
+	read(http.MethodPost, "/login", url.Values{"token": {token}, "next": {"/"}})
+	testkit.Eventually(t, within, "the sale is sold out, and all processes are up", func() bool {
+		page := read(http.MethodGet, "/", nil)
+		return strings.Contains(page, ">demo<") && strings.Contains(page, ".sold\">500<") &&
+			strings.Count(page, "✓ up") >= 3
+	})
+
+	require.NoError(t, unix.Kill(c.Pid(), unix.SIGINT))
+	require.Equal(t, exitOK, c.Wait(within).ExitCode(), c.Output())
+	_, err = net.DialTimeout("tcp", strings.TrimPrefix(desk, "http://"), within) //nolint:noctx // of a test
+	require.Error(t, err, "its dashboard has ended as well")
+}
+
+// A Postgres that loses one row of a batch breaks a promise.
+func TestDemoFailsOnLostOrder(t *testing.T) {
+	t.Parallel()
+	_, err := testkit.Pool(t).Exec(t.Context(), `
+		CREATE FUNCTION lose() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
+		CREATE TRIGGER lose BEFORE INSERT ON orders FOR EACH ROW WHEN (NEW.sequence = 10) EXECUTE FUNCTION lose();`)
+	require.NoError(t, err)
+	c := demoCommand(t)
+	c.Start()
+	state := c.Wait(2 * within)
+	assert.Equal(t, exitFailed, state.ExitCode())
+	assert.Contains(t, c.Output(), "✗ S5")
+	assert.Contains(t, c.Output(), "the logs of all processes are in")
 }

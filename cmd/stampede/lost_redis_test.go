@@ -6,7 +6,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"os"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/uuid"
@@ -103,21 +106,18 @@ func TestKilledRedisVoidsNothing(t *testing.T) {
 func TestRebuildCommand(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
-	status, output := s.run("sale", "create", "--name=test", "--stock=10", "--output=json")
-	require.Equal(t, exitOK, status, output)
+	output := s.ends(exitOK, "sale", "create", "--name=test", "--stock=10", "--output=json")
 	var sale struct{ ID uuid.UUID }
 	require.NoError(t, json.Unmarshal([]byte(output), &sale), output)
 	_, url := s.serve()
 	require.Equal(t, http.StatusAccepted, ask(t, http.MethodPost, url+"/v1/sales/"+sale.ID.String()+"/orders", "ann",
 		"").HTTP)
 
-	status, output = s.run("rebuild")
-	require.Equal(t, exitOK, status, output)
+	output = s.ends(exitOK, "rebuild")
 	require.Contains(t, output, "partition 0 was rebuilt in ")
 	require.Contains(t, output, "confirmed now: 1")
 	require.Regexp(t, sale.ID.String()+` +2 +1 +10 +9 +1 +1 +1 `, output)
-	status, output = s.run("rebuild", "--sale="+sale.ID.String(), "--output=json", "--log-level=error")
-	require.Equal(t, exitOK, status, output)
+	output = s.ends(exitOK, "rebuild", "--sale="+sale.ID.String(), "--output=json", "--log-level=error")
 	var report struct {
 		Reason string
 		Sales  []struct {
@@ -130,13 +130,10 @@ func TestRebuildCommand(t *testing.T) {
 	require.Len(t, report.Sales, 1)
 	require.EqualValues(t, 3, report.Sales[0].Epoch)
 	require.EqualValues(t, 9, report.Sales[0].Left)
-	status, output = s.run("rebuild", "--partition=0")
-	require.Equal(t, exitOK, status, output)
-	status, output = s.run("audit", "--wait=0s")
-	require.Equal(t, exitFailed, status, "no worker has handled the entry: "+output)
+	s.ends(exitOK, "rebuild", "--partition=0")
+	s.ends(exitFailed, "audit", "--wait=0s")
 	s.worker("worker").Start()
-	status, output = s.run("audit", "--wait=30s")
-	require.Equal(t, exitOK, status, output)
+	s.ends(exitOK, "audit", "--wait=30s")
 
 	for args, exit := range map[string]int{
 		"--sale=" + uuid.Must(uuid.NewV7()).String(): exitFailed,
@@ -158,20 +155,105 @@ func TestRebuildCommand(t *testing.T) {
 func TestRebuildCommandOpensShardedSales(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
-	status, output := s.run("sale", "create", "--name=test", "--stock=10", "--shards=3", "--partitions=8", "--output=json")
-	require.Equal(t, exitOK, status, output)
+	output := s.ends(exitOK, "sale", "create", "--name=test", "--stock=10", "--shards=3", "--partitions=8", "--output=json")
 	var sale struct{ ID uuid.UUID }
 	require.NoError(t, json.Unmarshal([]byte(output), &sale), output)
-	status, output = s.run("rebuild", "--partitions=8")
-	require.Equal(t, exitOK, status, output)
+	output = s.ends(exitOK, "rebuild", "--partitions=8")
 	require.Regexp(t, sale.ID.String()+` +\d+ +3 +10 +10 +0 +0 `, output)
-	status, output = s.run("rebuild", "--partitions=8", "--sale="+sale.ID.String(), "--shards=2")
-	require.Equal(t, exitUsage, status, output)
+	output = s.ends(exitUsage, "rebuild", "--partitions=8", "--sale="+sale.ID.String(), "--shards=2")
 	require.Contains(t, output, "must be 3, as many as the sale has, to 8")
-	status, output = s.run("rebuild", "--partitions=8", "--sale="+sale.ID.String(), "--shards=5")
-	require.Equal(t, exitOK, status, output)
+	output = s.ends(exitOK, "rebuild", "--partitions=8", "--sale="+sale.ID.String(), "--shards=5")
 	require.Regexp(t, sale.ID.String()+` +\d+ +5 +10 +10 +0 +0 `, output)
 	_, url := s.serve()
 	require.Equal(t, http.StatusAccepted, ask(t, http.MethodPost, url+"/v1/sales/"+sale.ID.String()+"/orders", "ann",
 		"").HTTP)
+}
+
+// Settings may all be right, and Redis still refuses every write. Readiness and doctor tell what purchases are told.
+func TestRedisThatRefusesWritesIsNamed(t *testing.T) {
+	t.Parallel()
+	own := testkit.OwnRedis(t)
+	s := newShop(t)
+	s.redisURL = own.URL
+	rdb, err := connect.Control(own.URL)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = rdb.Close() })
+	_, ingress := s.serve()
+	worker := s.worker("worker")
+	worker.Start()
+	ready := []string{ingress + "/readyz", "http://" + loggedAddr(worker, "metrics are served") + "/readyz"}
+	readiness := func(url string) (int, string) { return call(t, http.MethodGet, url, "") }
+	areReady := func() {
+		for _, url := range ready {
+			testkit.Eventually(t, within, url, func() bool { status, _ := readiness(url); return status == http.StatusOK })
+		}
+		status, text := s.run("doctor")
+		require.Equal(t, exitOK, status, text)
+	}
+	set := func(name, value string) {
+		t.Helper()
+		require.NoError(t, rdb.ConfigSet(t.Context(), name, value).Err())
+	}
+	sale := s.sale(ingress, 10)
+	s.buy(ingress, sale, "ann")
+	areReady()
+	limit := rdb.ConfigGet(t.Context(), "maxmemory").Val()["maxmemory"]
+	for _, c := range []struct {
+		answer         string
+		refuse, accept func()
+	}{
+		{"NOREPLICAS", func() { set("min-replicas-to-write", "1") }, func() { set("min-replicas-to-write", "0") }},
+		{"OOM", func() { set("maxmemory", "1") }, func() { set("maxmemory", limit) }},
+		{
+			"MISCONF",
+			func() {
+				set("save", "3600 1")
+				require.NoError(t, os.RemoveAll(rdb.ConfigGet(t.Context(), "dir").Val()["dir"]))
+				require.NoError(t, rdb.BgSave(t.Context()).Err())
+				testkit.Eventually(t, within, "the snapshot has failed", func() bool {
+					return strings.Contains(rdb.Info(t.Context(), "persistence").Val(), "rdb_last_bgsave_status:err")
+				})
+			},
+			func() { set("save", "") },
+		},
+	} {
+		c.refuse()
+		require.ErrorContains(t, s.tryBuy(ingress, sale, "bob"), "503")
+		for _, url := range ready {
+			status, body := readiness(url)
+			require.Equal(t, http.StatusServiceUnavailable, status, body)
+			require.Contains(t, body, c.answer)
+		}
+		status, text := s.run("doctor")
+		require.Equal(t, exitFailed, status, text)
+		require.Contains(t, text, "refuses writes: "+c.answer)
+		c.accept()
+		areReady() // though nobody buys
+	}
+	s.buy(ingress, sale, "bob")
+}
+
+// A stopping ingress still sells, so the guard must still run.
+func TestStoppingIngressRefusesReplacedRedis(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	ingress, url := s.serve("--stop-delay=30s")
+	purchases := url + "/v1/sales/" + s.sale(url, 1_000_000).String() + "/orders"
+	buyer := 0
+	buy := func() int {
+		t.Helper()
+		buyer++
+		status, _ := call(t, http.MethodPost, purchases, "", "X-User-ID", strconv.Itoa(buyer))
+		return status
+	}
+	testkit.Eventually(t, within, "the sale is open", func() bool { return buy() == http.StatusAccepted })
+	require.NoError(t, syscall.Kill(ingress.Pid(), syscall.SIGTERM))
+	testkit.Eventually(t, within, "the ingress is stopping", func() bool {
+		status, _ := call(t, http.MethodGet, url+"/readyz", "")
+		return status == http.StatusServiceUnavailable
+	})
+	require.Equal(t, http.StatusAccepted, buy())
+	_, err := s.pool.Exec(t.Context(), "UPDATE redis_servers SET run_id = 'another'")
+	require.NoError(t, err)
+	testkit.Eventually(t, within, "nothing is sold", func() bool { return buy() == http.StatusServiceUnavailable })
 }

@@ -1,5 +1,5 @@
 // Command stampede sells a limited stock to a crowd. This package only wires: one file per
-// subcommand; what several of them share is in settings.go and backend.go.
+// subcommand; what several of them share is in settings.go, backend.go and output.go.
 package main
 
 import (

@@ -86,6 +86,14 @@ func (s *shop) run(args ...string) (status int, output string) {
 	return c.Wait(within).ExitCode(), c.Output()
 }
 
+// ends runs a command that must end with the exit status, and returns its output.
+func (s *shop) ends(status int, args ...string) (output string) {
+	s.t.Helper()
+	got, output := s.run(args...)
+	require.Equal(s.t, status, got, "%v: %s", args, output)
+	return output
+}
+
 // serve starts an ingress without a stop delay, and returns it with its URL.
 func (s *shop) serve(flags ...string) (*testkit.Cmd, string) {
 	s.t.Helper()
@@ -120,10 +128,10 @@ func (s *shop) worker(name string) *testkit.Cmd {
 // sale creates a sale through an ingress.
 func (s *shop) sale(url string, stock int64) uuid.UUID {
 	s.t.Helper()
-	return s.saleOf(url, crowd.SaleTerms{Name: "test", Stock: stock})
+	return s.createSale(url, reservation.Terms{Name: "test", Stock: stock})
 }
 
-func (s *shop) saleOf(url string, terms crowd.SaleTerms) uuid.UUID {
+func (s *shop) createSale(url string, terms reservation.Terms) uuid.UUID {
 	s.t.Helper()
 	sale, err := crowd.CreateSale(s.t.Context(), url, adminToken, terms)
 	require.NoError(s.t, err)
@@ -137,22 +145,35 @@ func (s *shop) buy(url string, sale uuid.UUID, user string) {
 }
 
 func (s *shop) tryBuy(url string, sale uuid.UUID, user string) error {
-	r, err := http.NewRequestWithContext(s.t.Context(), http.MethodPost, url+"/v1/sales/"+sale.String()+"/orders",
-		strings.NewReader(`{"quantity":1}`))
-	if err != nil {
-		return err
-	}
-	r.Header.Set("X-User-ID", user)
-	r.Header.Set("Content-Type", "application/json")
-	answer, err := http.DefaultClient.Do(r)
-	if err != nil {
-		return err
-	}
-	_ = answer.Body.Close()
-	if answer.StatusCode != http.StatusAccepted {
-		return fmt.Errorf("bought: %s", answer.Status)
+	status, text := call(s.t, http.MethodPost, url+"/v1/sales/"+sale.String()+"/orders", `{"quantity":1}`, "X-User-ID", user)
+	if status != http.StatusAccepted {
+		return fmt.Errorf("bought: %d %s", status, text)
 	}
 	return nil
+}
+
+// call makes a request with headers, given as names and values, on a connection of its own. It returns the status and
+// the body of the answer; 0 and the error without an answer.
+func call(t testing.TB, method, url, body string, headers ...string) (status int, text string) {
+	r, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
+	if err != nil {
+		return 0, err.Error()
+	}
+	r.Header.Set("Content-Type", "application/json")
+	for i := 0; i < len(headers); i += 2 {
+		r.Header.Set(headers[i], headers[i+1])
+	}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	answer, err := client.Do(r)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer func() { _ = answer.Body.Close() }()
+	read, err := io.ReadAll(answer.Body)
+	if err != nil {
+		return 0, err.Error()
+	}
+	return answer.StatusCode, string(read)
 }
 
 // crowd prepares buyers and the verifier of their orders.
@@ -181,8 +202,7 @@ func (s *shop) requireKept(buyers *crowd.Crowd, verifier *crowd.PostgresVerifier
 	assert.Equal(s.t, sold, comparison.Found)
 	assert.Empty(s.t, buyers.Report().Failures)
 
-	status, output := s.run("audit", "--wait=30s", "--sale="+sale.String())
-	assert.Equal(s.t, exitOK, status, output)
+	s.ends(exitOK, "audit", "--wait=30s", "--sale="+sale.String())
 }
 
 // apiAnswer holds the parts of an answer that these tests read.
@@ -196,18 +216,9 @@ type apiAnswer struct {
 
 func ask(t *testing.T, method, url, user, body string) apiAnswer {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
-	require.NoError(t, err)
-	r.Header.Set("X-User-ID", user)
-	r.Header.Set("Content-Type", "application/json")
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	res, err := client.Do(r)
-	require.NoError(t, err)
-	defer func() { _ = res.Body.Close() }()
-	text, err := io.ReadAll(res.Body)
-	require.NoError(t, err)
-	a := apiAnswer{HTTP: res.StatusCode}
-	require.NoError(t, json.Unmarshal(text, &a), string(text))
+	status, text := call(t, method, url, body, "X-User-ID", user)
+	a := apiAnswer{HTTP: status}
+	require.NoError(t, json.Unmarshal([]byte(text), &a), text)
 	return a
 }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"text/tabwriter"
 	"time"
 
 	"stampede/internal/connect"
@@ -119,25 +118,16 @@ func (c *migrateStatusCmd) Run(ctx context.Context, s *streams) error {
 	for _, m := range missing {
 		status.Missing = append(status.Missing, missingGuard{m.What, m.Mend})
 	}
-	if c.json() {
-		err = writeJSON(s.out, status)
-	} else {
-		err = status.writeText(s.out)
-	}
-	switch {
-	case err != nil:
+	if err := verdict(c.write(s.out, status, status.writeText), len(missing) > 0, false); err != nil {
 		return err
-	case len(missing) > 0:
-		return errBroken
 	}
 	return unchecked(missingErr)
 }
 
 func (status schemaStatus) writeText(w io.Writer) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(t, "NAME\tAPPLIED") // Flush returns the error
+	t := newTable(w, "NAME", "APPLIED")
 	for _, m := range status.Migrations {
-		_, _ = fmt.Fprintf(t, "%s\t%s\n", m.Name, orDash(m.AppliedAt))
+		t.row(m.Name, second(m.AppliedAt))
 	}
 	if err := t.Flush(); err != nil {
 		return err

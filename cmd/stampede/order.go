@@ -1,15 +1,17 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"stampede/internal/connect"
 	"stampede/internal/dev/apiclient"
@@ -48,20 +50,20 @@ type orderFilter struct {
 }
 
 func (f orderFilter) filter() (order.Filter, error) {
-	of := order.Filter{Sale: f.Sale, User: f.User, Status: order.Status(f.Status)}
+	filter := order.Filter{Sale: f.Sale, User: f.User, Status: order.Status(f.Status)}
 	if f.User != "" {
 		if err := order.ValidateUser(f.User); err != nil {
-			return of, err
+			return filter, err
 		}
 	}
-	if f.Status != "" && !slices.Contains(order.Recorded(), of.Status) {
+	if f.Status != "" && !slices.Contains(order.Recorded(), filter.Status) {
 		names := make([]string, len(order.Recorded()))
 		for i, status := range order.Recorded() {
 			names[i] = string(status)
 		}
-		return of, usagef("--status is %q, want one of %s", f.Status, strings.Join(names, ", "))
+		return filter, usagef("--status is %q, want one of %s", f.Status, strings.Join(names, ", "))
 	}
-	return of, nil
+	return filter, nil
 }
 
 // withLedger calls do with the orders in Postgres.
@@ -71,10 +73,6 @@ func (f databaseFlag) withLedger(ctx context.Context, do func(*ledger.Ledger) er
 		return err
 	}
 	defer pool.Close()
-	return onLedger(ctx, pool, do)
-}
-
-func onLedger(ctx context.Context, pool *pgxpool.Pool, do func(*ledger.Ledger) error) error {
 	if err := sql.Check(ctx, pool); err != nil {
 		return err
 	}
@@ -93,13 +91,33 @@ type orderShowCmd struct {
 
 func (c *orderShowCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
 	o, err := c.find(ctx, logger)
-	switch {
-	case err != nil:
+	if err != nil {
 		return withHint(err, c.User)
-	case c.json():
-		return writeJSON(s.out, o)
 	}
-	return writeHistoryText(s.out, o)
+	return c.write(s.out, o, func(w io.Writer) error { return writeHistory(w, o) })
+}
+
+func writeHistory(w io.Writer, o order.HistoryView) error {
+	t := newTable(w)
+	for _, row := range [][2]string{
+		{"order", o.OrderID.String()},
+		{"sale", o.SaleID.String()},
+		{"user", printable(o.UserID)},
+		{"units", fmt.Sprint(o.Quantity)},
+		{"status", string(o.Status)},
+		{"reason", printable(o.Reason)},
+		{"payment", printable(o.PaymentReference)},
+		{"pay until", o.ExpiresAt},
+	} {
+		if row[1] != "" {
+			t.row(row[0], row[1])
+		}
+	}
+	t.row("\nTIME", "VERSION", "EVENT", "DETAILS")
+	for _, e := range o.Events {
+		t.row(e.OccurredAt, e.Version, e.Type, details(e.Data))
+	}
+	return t.Flush()
 }
 
 func (c *orderShowCmd) find(ctx context.Context, logger *slog.Logger) (o order.HistoryView, err error) {
@@ -113,13 +131,8 @@ func (c *orderShowCmd) find(ctx context.Context, logger *slog.Logger) (o order.H
 		})
 		return o, err
 	}
-	b, err := openControl(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, 2, logger)
-	if err != nil {
-		return o, err
-	}
-	defer b.Close()
-	err = onLedger(ctx, b.pool, func(l *ledger.Ledger) error {
-		found, log, err := l.History(ctx, c.Order.UUID)
+	err = c.stores(c.keysFlags).with(ctx, 2, logger, func(b *backend) error {
+		found, log, err := ledger.New(b.pool).History(ctx, c.Order.UUID)
 		if errors.Is(err, order.ErrNotFound) && c.User != "" {
 			if found.Order, err = b.store.FindReserved(ctx, c.Order.UUID, c.User); err == nil {
 				log = []order.Logged{{
@@ -156,42 +169,47 @@ type orderListCmd struct {
 }
 
 func (c *orderListCmd) Run(ctx context.Context, s *streams) error {
-	of, err := c.filter()
+	filter, err := c.filter()
 	if err == nil {
-		err = c.checkPlace()
+		err = cmp.Or(c.checkPlace(), wantAtLeast("--limit", c.Limit, 1))
 	}
 	if err != nil {
 		return err
 	}
-	if err := wantAtLeast("--limit", c.Limit, 1); err != nil {
-		return err
-	}
-	if of.User == "" && of.Sale == uuid.Nil {
+	if filter.User == "" && filter.Sale == uuid.Nil {
 		return usagef("missing flags: --user or --sale; `stampede order export` reads the orders of all users and sales")
 	}
 	var all []order.PlacedView
 	if c.Server != "" {
 		err = c.withClient(func(client *apiclient.Client) (err error) {
-			all, err = client.Orders(ctx, of, c.Limit)
+			all, err = client.Orders(ctx, filter, c.Limit)
 			return err
 		})
 	} else {
-		all, err = c.read(ctx, of)
+		all, err = c.read(ctx, filter)
 	}
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
-	case c.json():
-		return writeOrdersJSON(s.out, all)
 	}
-	return writeOrdersText(s.out, all)
+	return writeAll(c.outputFlag, s.out, all, asIs, writeOrders)
 }
 
-func (c *orderListCmd) read(ctx context.Context, of order.Filter) (all []order.PlacedView, err error) {
+func writeOrders(w io.Writer, orders []order.PlacedView) error {
+	t := newTable(w, "ORDER", "STATUS", "UNITS", "USER", "SALE", "RESERVED", "CHANGED", "PAYMENT")
+	for _, o := range orders {
+		reserved, _ := time.Parse(time.RFC3339, o.ReservedAt) // "" is no time
+		changed, _ := time.Parse(time.RFC3339, o.UpdatedAt)
+		t.row(o.OrderID, o.Status, o.Quantity, printable(o.UserID), o.SaleID, second(reserved), second(changed),
+			orDash(o.PaymentReference))
+	}
+	return t.Flush()
+}
+
+func (c *orderListCmd) read(ctx context.Context, filter order.Filter) (all []order.PlacedView, err error) {
 	const pageMax = 1000
 	err = c.databaseFlag().withLedger(ctx, func(l *ledger.Ledger) error {
 		for before := uuid.Nil; len(all) < c.Limit; {
-			page, next, err := l.ListOrders(ctx, of, before, min(c.Limit-len(all), pageMax))
+			page, next, err := l.ListOrders(ctx, filter, before, min(c.Limit-len(all), pageMax))
 			if err != nil {
 				return err
 			}
@@ -218,16 +236,7 @@ type orderCancelCmd struct {
 
 func (c *orderCancelCmd) Run(ctx context.Context, s *streams) error {
 	name, err := c.name()
-	if err == nil {
-		err = order.ValidateReason(c.Reason)
-	}
-	if err == nil {
-		err = c.checkPlace()
-	}
-	if err == nil {
-		err = c.askable(s)
-	}
-	if err != nil {
+	if err := cmp.Or(err, order.ValidateReason(c.Reason), c.checkPlace(), c.askable(s)); err != nil {
 		return err
 	}
 	var o order.PlacedView
@@ -261,15 +270,12 @@ func (c *orderCancelCmd) Run(ctx context.Context, s *streams) error {
 		return fmt.Errorf("%w; it may be repeated", err)
 	case err != nil:
 		return withHint(err, "")
-	case c.json():
-		return writeOrdersJSON(s.out, []order.PlacedView{o})
 	}
 	text := fmt.Sprintf("order %s is cancelled; its units go back to the sale\n", o.OrderID)
 	if o.PaymentReference != "" {
 		text += fmt.Sprintf("refund the payment %s\n", printable(o.PaymentReference))
 	}
-	_, err = fmt.Fprint(s.out, text)
-	return err
+	return c.print(s.out, o, "%s", text)
 }
 
 func (c *orderCancelCmd) question(o order.PlacedView) string {

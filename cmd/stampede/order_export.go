@@ -31,7 +31,7 @@ type orderExportCmd struct {
 }
 
 func (c *orderExportCmd) Run(ctx context.Context, s *streams) error {
-	of, err := c.filter()
+	filter, err := c.filter()
 	if err != nil {
 		return err
 	}
@@ -44,7 +44,7 @@ func (c *orderExportCmd) Run(ctx context.Context, s *streams) error {
 		var written int64
 		err := writeWhole(c.To, s.out, func(w io.Writer) error {
 			each, flush := c.writer(w)
-			err := l.Export(ctx, of, c.Since.Time, c.Until.Time, func(o order.Placed) error {
+			err := l.Export(ctx, filter, c.Since.Time, c.Until.Time, func(o order.Placed) error {
 				written++
 				progress.At(ctx, written, 0, "orders")
 				return each(o)

@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -21,9 +22,11 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"stampede/internal/connect"
 	"stampede/internal/test/testkit"
 	"stampede/ledger"
 	"stampede/reservation"
+	"stampede/reservation/catalog"
 	"stampede/reservation/order"
 )
 
@@ -35,36 +38,30 @@ func TestOrderCommands(t *testing.T) {
 	require.NoError(t, err)
 	ann := orders["ann"].String()
 
-	status, output := s.run("order", "list", "--sale="+sale.String(), "--limit=2")
-	assert.Equal(t, exitOK, status, output)
+	output := s.ends(exitOK, "order", "list", "--sale="+sale.String(), "--limit=2")
 	assert.Equal(t, 3, strings.Count(output, "\n"), output)
 	assert.NotContains(t, output, ann, "it is the oldest of three")
-	status, output = s.run("order", "list", "--user=ann", "--status=paid", "--output=json")
-	assert.Equal(t, exitOK, status, output)
+	output = s.ends(exitOK, "order", "list", "--user=ann", "--status=paid", "--output=json")
 	assert.Contains(t, output, `"payment_reference":"pi_1"`)
 	assert.Contains(t, output, `"sequence":1,"epoch":1}`)
 
-	status, output = s.run("order", "cancel", ann, "--reason=bought twice", "--operator=eve")
-	assert.Equal(t, exitOK, status, output)
+	output = s.ends(exitOK, "order", "cancel", ann, "--reason=bought twice", "--operator=eve")
 	assert.Contains(t, output, "order "+ann+" is cancelled")
 	assert.Contains(t, output, "refund the payment pi_1")
 	status, again := s.run("order", "cancel", ann, "--reason=again")
 	assert.Equal(t, exitOK, status, again)
 	assert.Equal(t, output, again)
-	status, output = s.run("order", "cancel", orders["bob"].String(), "--reason=r", "--output=json")
-	assert.Equal(t, exitOK, status, output)
+	output = s.ends(exitOK, "order", "cancel", orders["bob"].String(), "--reason=r", "--output=json")
 	assert.Contains(t, output, `"status":"cancelled"`)
 
-	status, output = s.run("order", "show", ann)
-	assert.Equal(t, exitOK, status, output)
+	output = s.ends(exitOK, "order", "show", ann)
 	for _, want := range []string{
 		"cancelled", "pi_1", "OrderReserved", "OrderConfirmed", "OrderPaid", "OrderCancelled",
 		`operator=eve reason="bought twice" reference=pi_1`,
 	} {
 		assert.Contains(t, output, want)
 	}
-	status, output = s.run("order", "show", "--output=json", orders["bob"].String())
-	assert.Equal(t, exitOK, status, output)
+	output = s.ends(exitOK, "order", "show", "--output=json", orders["bob"].String())
 	var shown struct {
 		Version int
 		Events  []struct{ Data map[string]any }
@@ -80,8 +77,7 @@ func TestOrderCommands(t *testing.T) {
 	for _, args := range [][]string{
 		{"show", missing}, {"show", missing, "--user=ann"}, {"cancel", missing, "--reason=r"},
 	} {
-		status, output = s.run(append([]string{"order"}, args...)...)
-		assert.Equal(t, exitFailed, status, output)
+		output = s.ends(exitFailed, append([]string{"order"}, args...)...)
 		assert.Contains(t, output, "order not found")
 	}
 	for want, args := range map[string][]string{
@@ -97,8 +93,7 @@ func TestOrderCommands(t *testing.T) {
 		"is not a time":                         {"export", "--since=yesterday"},
 		`"nonsense" is not a sale id`:           {"export", "--sale=nonsense"},
 	} {
-		status, output = s.run(append([]string{"order"}, args...)...)
-		assert.Equal(t, exitUsage, status, output)
+		output = s.ends(exitUsage, append([]string{"order"}, args...)...)
 		assert.Contains(t, output, want)
 	}
 }
@@ -113,15 +108,12 @@ func TestOrderShowFindsReservation(t *testing.T) {
 	answer, err := store.Reserve(t.Context(), reservation.Request{Sale: sale, User: "ann", Quantity: 1})
 	require.NoError(t, err)
 	id := answer.Reservation.OrderID.String()
-	status, output := s.run("order", "show", id)
-	assert.Equal(t, exitFailed, status)
+	output := s.ends(exitFailed, "order", "show", id)
 	assert.Contains(t, output, "--user USER")
-	status, output = s.run("order", "show", id, "--user=ann")
-	assert.Equal(t, exitOK, status, output)
+	output = s.ends(exitOK, "order", "show", id, "--user=ann")
 	assert.Contains(t, output, "reserved")
 	assert.Contains(t, output, "OrderReserved")
-	status, output = s.run("order", "show", id, "--user=bob")
-	assert.Equal(t, exitFailed, status)
+	output = s.ends(exitFailed, "order", "show", id, "--user=bob")
 	assert.Contains(t, output, "receipt")
 	assert.NotContains(t, output, "--user", "Redis was asked")
 }
@@ -141,8 +133,7 @@ func TestDetailsShortenLists(t *testing.T) {
 func TestSaleHistoryNamesOperators(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
-	status, output := s.run("sale", "create", "--output=json", "--name=x", "--stock=5", "--operator=ann")
-	require.Equal(t, exitOK, status, output)
+	output := s.ends(exitOK, "sale", "create", "--output=json", "--name=x", "--stock=5", "--operator=ann")
 	var created struct{ ID string }
 	require.NoError(t, json.Unmarshal([]byte(output), &created))
 	for _, change := range [][]string{
@@ -151,11 +142,9 @@ func TestSaleHistoryNamesOperators(t *testing.T) {
 		{"restock", created.ID, "--operator=cid", "--", "-2"},
 		{"end", created.ID, "--operator=dan"},
 	} {
-		status, output = s.run(append([]string{"sale"}, change...)...)
-		require.Equal(t, exitOK, status, output)
+		s.ends(exitOK, append([]string{"sale"}, change...)...)
 	}
-	status, output = s.run("sale", "history", created.ID)
-	require.Equal(t, exitOK, status, output)
+	output = s.ends(exitOK, "sale", "history", created.ID)
 	name, err := operatorFlag{}.name()
 	require.NoError(t, err)
 	var got [][]string
@@ -171,11 +160,9 @@ func TestSaleHistoryNamesOperators(t *testing.T) {
 		{"5", "restocked", "cid", "lowering=4", "stock=3"},
 		{"6", "ended", "dan", "stock=3"},
 	}, got)
-	status, output = s.run("sale", "history", created.ID, "--output=json", "--limit=1")
-	require.Equal(t, exitOK, status, output)
+	output = s.ends(exitOK, "sale", "history", created.ID, "--output=json", "--limit=1")
 	assert.Regexp(t, `^\{"revision":6,"change":"ended","occurred_at":".*Z","operator":"dan","data":\{"stock": ?3\}\}\n$`, output)
-	status, output = s.run("sale", "history", uuid.NewString())
-	assert.Equal(t, exitFailed, status)
+	output = s.ends(exitFailed, "sale", "history", uuid.NewString())
 	assert.Contains(t, output, "sale not found")
 }
 
@@ -193,8 +180,7 @@ func TestExportWritesAllOrders(t *testing.T) {
 	require.NoError(t, err)
 
 	file := filepath.Join(t.TempDir(), "orders.csv")
-	status, output := s.run("order", "export", "--to="+file)
-	require.Equal(t, exitOK, status, output)
+	output := s.ends(exitOK, "order", "export", "--to="+file)
 	assert.Equal(t, "5,005 orders are in "+file+"\n", output, "no progress, because there is no terminal")
 	text, err := os.ReadFile(file)
 	require.NoError(t, err)
@@ -214,21 +200,17 @@ func TestExportWritesAllOrders(t *testing.T) {
 	assert.Equal(t, `'-2+3,"x"`, byUser["ann"][10])
 	assert.Equal(t, byUser["ann"][7], byUser["ann"][8], "paid_at is updated_at")
 
-	status, output = s.run("order", "export", "--format=jsonl", "--sale="+sale.String(), "--status=voided",
+	output = s.ends(exitOK, "order", "export", "--format=jsonl", "--sale="+sale.String(), "--status=voided",
 		"--since=2026-01-01T00:00:10Z", "--until=2026-01-01T00:01:00Z")
-	require.Equal(t, exitOK, status, output)
 	assert.Equal(t, 50, strings.Count(output, "\n"))
-	status, output = s.run("order", "export", "--format=jsonl", "--user==1+1")
-	require.Equal(t, exitOK, status, output)
+	output = s.ends(exitOK, "order", "export", "--format=jsonl", "--user==1+1")
 	var line order.PlacedView
 	require.NoError(t, json.Unmarshal([]byte(output), &line), output)
 	assert.Equal(t, "=1+1", line.UserID, "as it is")
-	status, output = s.run("order", "export", "--user=user-7", "--since=2026-01-01T00:00:08Z")
-	require.Equal(t, exitOK, status, output)
+	output = s.ends(exitOK, "order", "export", "--user=user-7", "--since=2026-01-01T00:00:08Z")
 	assert.Equal(t, 1, strings.Count(output, "\n"), "the header only")
 
-	status, output = s.run("order", "export", "--to="+filepath.Join(t.TempDir(), "none", "x.csv"))
-	assert.Equal(t, exitFailed, status)
+	output = s.ends(exitFailed, "order", "export", "--to="+filepath.Join(t.TempDir(), "none", "x.csv"))
 	assert.Contains(t, output, "no such file")
 }
 
@@ -291,22 +273,77 @@ func TestServeReadsOperatorsFile(t *testing.T) {
 	line := "ann viewer " + hex.EncodeToString(hash[:]) + "\n"
 	file := filepath.Join(t.TempDir(), "operators")
 	require.NoError(t, os.WriteFile(file, []byte("# team\n"+line+"bob\n"), 0o600))
-	status, output := s.run("serve", "--operators-file="+file, "--auth=header", "--http-addr=127.0.0.1:0")
-	assert.Equal(t, exitUsage, status, output)
+	output := s.ends(exitUsage, "serve", "--operators-file="+file, "--auth=header", "--http-addr=127.0.0.1:0")
 	assert.Contains(t, output, "line 3: 1 fields")
 
 	require.NoError(t, os.WriteFile(file, []byte(line), 0o600))
 	_, url := s.serve("--operators-file=" + file)
 	look := func() int {
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+"/v1/admin/orders?user=ann", nil)
-		require.NoError(t, err)
-		r.Header.Set("Authorization", "Bearer secret-of-ann")
-		answer, err := http.DefaultClient.Do(r)
-		require.NoError(t, err)
-		require.NoError(t, answer.Body.Close())
-		return answer.StatusCode
+		status, _ := call(t, http.MethodGet, url+"/v1/admin/orders?user=ann", "", "Authorization", "Bearer secret-of-ann")
+		return status
 	}
 	require.Equal(t, http.StatusOK, look())
 	require.NoError(t, os.WriteFile(file, []byte("# nobody\n"), 0o600))
 	testkit.Eventually(t, within, "ann is revoked", func() bool { return look() == http.StatusUnauthorized })
+}
+
+// A restock that fails halfway must be repeated with its key, even if the key was generated.
+func TestFailedRestockPrintsRetry(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	own := testkit.OwnRedis(t)
+	rdb, err := connect.Control(own.URL)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = rdb.Close() })
+	store := reservation.NewStore(rdb, s.keys, reservation.StoreOptions{})
+	t.Cleanup(store.Close)
+	sales := catalog.New(s.pool, store)
+	sale, err := sales.Create(t.Context(), reservation.Terms{Name: "a sale", Stock: 10, PerOrderLimit: 1})
+	require.NoError(t, err)
+	restock := func(flags ...string) (int, string) {
+		c := s.command(append([]string{"sale", "restock", sale.ID.String(), "5"}, flags...)...)
+		c.Setenv("REDIS_URL", own.URL)
+		c.Start()
+		return c.Wait(within).ExitCode(), c.Output()
+	}
+
+	own.Kill()
+	status, output := restock()
+	assert.Equal(t, exitFailed, status, output)
+	flag := regexp.MustCompile(`--idempotency-key=[0-9a-f-]{36}`).FindString(output)
+	require.NotEmpty(t, flag, output)
+	require.NoError(t, own.Restart(t.Context()))
+	testkit.VerifyServer(t, s.pool, store, 0)
+
+	testkit.Eventually(t, within, "the same restock succeeds", func() bool {
+		status, output = restock(flag)
+		return status == exitOK
+	})
+	shown, err := sales.Show(t.Context(), sale.ID)
+	require.NoError(t, err)
+	assert.EqualValues(t, 15, shown.Available)
+
+	status, output = restock("--idempotency-key=a space")
+	assert.Equal(t, exitUsage, status)
+	assert.NotContains(t, output, "repeat it", "nothing was added")
+}
+
+func TestRestockCommandLowersStock(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	store := reservation.NewStore(testkit.Redis(t), s.keys, reservation.StoreOptions{})
+	t.Cleanup(store.Close)
+	sale, err := catalog.New(s.pool, store).Create(t.Context(),
+		reservation.Terms{Name: "a sale", Stock: 10, PerOrderLimit: 1})
+	require.NoError(t, err)
+	output := s.ends(exitOK, "sale", "restock", sale.ID.String(), "--output=json", "--", "-7")
+	assert.Contains(t, output, `"stock":3,"available":3,`)
+	_, err = store.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "ann", Quantity: 1})
+	require.NoError(t, err)
+	_, err = store.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "bob", Quantity: 1})
+	require.NoError(t, err)
+	output = s.ends(exitFailed, "sale", "restock", sale.ID.String(), "--", "-2")
+	assert.Contains(t, output, "the 2 units that are taken")
+	assert.NotContains(t, output, "repeat it")
+	s.ends(exitUsage, "sale", "restock", sale.ID.String(), "--", "-3")
 }

@@ -4,6 +4,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"stampede/internal/figure"
 )
 
 // outputFlag is for commands that print a result. Errors are text on standard error, whatever the format.
@@ -15,12 +22,114 @@ func (f outputFlag) json() bool { return f.Output == "json" }
 
 // print prints v as a line of JSON, or else the text.
 func (f outputFlag) print(w io.Writer, v any, format string, a ...any) error {
+	return f.write(w, v, func(w io.Writer) error {
+		_, err := fmt.Fprintf(w, format, a...)
+		return err
+	})
+}
+
+// write prints v as a line of JSON, or else calls text.
+func (f outputFlag) write(w io.Writer, v any, text func(io.Writer) error) error {
 	if f.json() {
 		return writeJSON(w, v)
 	}
-	_, err := fmt.Fprintf(w, format, a...)
-	return err
+	return text(w)
 }
 
 // writeJSON prints v as one line of JSON: what every command prints with --output json.
 func writeJSON(w io.Writer, v any) error { return json.NewEncoder(w).Encode(v) }
+
+// writeAll prints the view of each as a line of JSON, or else calls text.
+func writeAll[T, View any](
+	f outputFlag, w io.Writer, all []T, view func(T) View, text func(io.Writer, []T) error,
+) error {
+	if !f.json() {
+		return text(w, all)
+	}
+	for _, one := range all {
+		if err := writeJSON(w, view(one)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// asIs is the view of what is printed as it is.
+func asIs[T any](v T) T { return v }
+
+// verdict ends a command that has printed what is wrong, and what could not be checked. Err is that of the printing.
+func verdict(err error, isBroken, isUnchecked bool) error {
+	switch {
+	case err != nil:
+		return err
+	case isBroken:
+		return errBroken
+	case isUnchecked:
+		return errUnchecked
+	}
+	return nil
+}
+
+// table writes rows in aligned columns. Flush returns the errors of all.
+type table struct{ *tabwriter.Writer }
+
+func newTable(w io.Writer, header ...any) table {
+	t := table{tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)}
+	if len(header) > 0 {
+		t.row(header...)
+	}
+	return t
+}
+
+func (t table) row(cells ...any) {
+	_, _ = fmt.Fprintf(t, strings.TrimSuffix(strings.Repeat("%v\t", len(cells)), "\t")+"\n", cells...)
+}
+
+// printable makes what others wrote safe for a terminal: it may have any bytes.
+func printable(text string) string { return figure.Printable(text) }
+
+// orDash is printable, with a dash for no text.
+func orDash(text string) string {
+	if text == "" {
+		return "-"
+	}
+	return printable(text)
+}
+
+// second is a time to the second, with a dash for none.
+func second(t time.Time) string {
+	if t.IsZero() {
+		return "-"
+	}
+	return t.UTC().Format(time.RFC3339)
+}
+
+// listedMax is how many members of a list details shows: a reconcile may have appended thousands of orders.
+const listedMax = 3
+
+// details returns the members of a JSON object for people, in the order of their names. Of a list it shows the first
+// members and how many there are; --output json has all.
+func details(data []byte) string {
+	var members map[string]json.RawMessage
+	if err := json.Unmarshal(data, &members); err != nil {
+		return printable(string(data))
+	}
+	var texts []string
+	for _, name := range slices.Sorted(maps.Keys(members)) {
+		value := printable(string(members[name]))
+		var text string
+		var list []json.RawMessage
+		switch {
+		case json.Unmarshal(members[name], &text) == nil:
+			value = printable(text)
+			if strings.ContainsAny(text, " ,=") {
+				value = fmt.Sprintf("%q", text)
+			}
+		case json.Unmarshal(members[name], &list) == nil && len(list) > listedMax:
+			first, _ := json.Marshal(list[:listedMax]) // they were JSON
+			value = fmt.Sprintf("%s… (%s in all)", printable(strings.TrimSuffix(string(first), "]")), figure.Count(len(list)))
+		}
+		texts = append(texts, name+"="+value)
+	}
+	return strings.Join(texts, " ")
+}

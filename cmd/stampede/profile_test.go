@@ -3,29 +3,16 @@
 package main
 
 import (
-	"bytes"
 	"compress/gzip"
 	"io"
 	"net/http"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/test/testkit"
 )
-
-// get returns the status and the body at a URL.
-func get(t *testing.T, url string) (status int, body []byte) {
-	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
-	require.NoError(t, err)
-	res, err := http.DefaultClient.Do(r)
-	require.NoError(t, err)
-	defer func() { _ = res.Body.Close() }()
-	body, err = io.ReadAll(res.Body)
-	require.NoError(t, err)
-	return res.StatusCode, body
-}
 
 // Profiles are for operators: on request, and never where buyers are.
 func TestProfilesAreServedToOperatorsOnly(t *testing.T) {
@@ -49,7 +36,7 @@ func TestProfilesAreServedToOperatorsOnly(t *testing.T) {
 			without.Setenv("STAMPEDE_METRICS_ADDR", "127.0.0.1:0")
 			without.Start()
 			operators := "http://" + loggedAddr(without, "metrics are served")
-			status, _ := get(t, operators+heap)
+			status, _ := call(t, http.MethodGet, operators+heap, "")
 			require.Equal(t, http.StatusNotFound, status)
 
 			with := service()
@@ -59,25 +46,25 @@ func TestProfilesAreServedToOperatorsOnly(t *testing.T) {
 			with.Start()
 			operators = "http://" + loggedAddr(with, "metrics are served")
 			for path, unit := range map[string]string{heap: "inuse_space", processor: "nanoseconds"} {
-				status, profile := get(t, operators+path)
+				status, profile := call(t, http.MethodGet, operators+path, "")
 				require.Equal(t, http.StatusOK, status)
-				unpacked, err := gzip.NewReader(bytes.NewReader(profile))
+				unpacked, err := gzip.NewReader(strings.NewReader(profile))
 				require.NoError(t, err)
 				text, err := io.ReadAll(unpacked)
 				require.NoError(t, err)
 				require.Contains(t, string(text), unit)
 			}
-			status, _ = get(t, operators+commandLine)
+			status, _ = call(t, http.MethodGet, operators+commandLine, "")
 			require.Equal(t, http.StatusNotFound, status, "it may hold secrets")
 			if name == "ingress" {
 				testkit.Eventually(t, within, "it is ready", func() bool {
-					status, _ := get(t, operators+"/readyz")
+					status, _ := call(t, http.MethodGet, operators+"/readyz", "")
 					return status == http.StatusOK
 				})
 				require.NotEmpty(t, scrape(t, operators))
 				buyers := "http://" + loggedAddr(with, "ingress listens")
 				for _, path := range []string{heap, processor, "/debug/pprof/", commandLine} {
-					status, _ := get(t, buyers+path)
+					status, _ := call(t, http.MethodGet, buyers+path, "")
 					require.Equal(t, http.StatusNotFound, status, path)
 				}
 			}

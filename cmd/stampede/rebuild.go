@@ -14,9 +14,7 @@ import (
 )
 
 type rebuildCmd struct {
-	redisFlag
-	databaseFlag
-	keysFlags
+	storesFlags
 	outputFlag
 	yesFlag
 	Sale      uuid.UUID `env:"STAMPEDE_REBUILD_SALE" placeholder:"ID" help:"Sale to rebuild; the others continue. Without it and --partition, everything is rebuilt."`
@@ -54,14 +52,14 @@ func (c *rebuildCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) e
 	if err := c.confirm(ctx, s, func() (string, error) { return c.question(), nil }); err != nil {
 		return err
 	}
-	b, err := openControl(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, 4, logger)
+	b, err := c.open(ctx, 4, logger)
 	if err != nil {
 		return err
 	}
 	defer b.Close()
 	ctx, stop := s.watch(ctx, "looking for sales")
 	defer stop()
-	rebuilder, err := b.rebuilder(ctx, c.keys(), logger)
+	rebuilder, err := b.rebuilder(ctx, logger)
 	if err != nil {
 		return err
 	}
@@ -110,10 +108,7 @@ func (c *rebuildCmd) print(s *streams, report rebuild.Report, err error) error {
 	if err != nil {
 		return err
 	}
-	if c.json() {
-		return writeJSON(s.out, report)
-	}
-	return report.WriteText(s.out)
+	return c.write(s.out, report, report.WriteText)
 }
 
 func (c *rebuildCmd) question() string {

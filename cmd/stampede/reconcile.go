@@ -18,9 +18,7 @@ import (
 var errRemaining = errors.New("differences remain")
 
 type reconcileCmd struct {
-	redisFlag
-	databaseFlag
-	keysFlags
+	storesFlags
 	outputFlag
 	yesFlag
 	Sale    uuid.UUID `env:"STAMPEDE_RECONCILE_SALE" placeholder:"ID" help:"Sale to reconcile (default: all)."`
@@ -38,19 +36,19 @@ func (c *reconcileCmd) Run(ctx context.Context, s *streams, logger *slog.Logger)
 			return err
 		}
 	}
-	b, err := openControl(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, 4, logger)
+	b, err := c.open(ctx, 4, logger)
 	if err != nil {
 		return err
 	}
 	defer b.Close()
 	ctx, stop := s.watch(ctx, "looking for sales")
 	defer stop()
-	rebuilder, err := b.rebuilder(ctx, c.keys(), logger)
+	rebuilder, err := b.rebuilder(ctx, logger)
 	if err != nil {
 		return unchecked(err)
 	}
 	config := audit.ReconcileConfig{
-		Pool: b.pool, Redis: b.redis, Keys: c.keys(), Store: b.store, Catalog: b.catalog, Rebuilder: rebuilder,
+		Pool: b.pool, Redis: b.redis, Keys: b.keys, Store: b.store, Catalog: b.catalog, Rebuilder: rebuilder,
 		Sale: c.Sale, DryRun: c.DryRun, Logger: logger,
 	}
 	if c.Explain {
@@ -68,18 +66,11 @@ func (c *reconcileCmd) Run(ctx context.Context, s *streams, logger *slog.Logger)
 	} else if err != nil {
 		return unchecked(err)
 	}
-	if c.json() {
-		err = writeJSON(s.out, report)
-	} else {
-		err = writeReconciled(s.out, report)
-	}
-	switch {
-	case err == nil && report.Remaining > 0:
+	err = c.write(s.out, report, func(w io.Writer) error { return writeReconciled(w, report) })
+	if err == nil && report.Remaining > 0 {
 		return errRemaining
-	case err == nil && len(report.Unchecked) > 0:
-		return errUnchecked
 	}
-	return err
+	return verdict(err, false, len(report.Unchecked) > 0)
 }
 
 func writeReconciled(w io.Writer, report audit.ReconcileReport) (err error) {

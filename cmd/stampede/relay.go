@@ -42,9 +42,7 @@ func (f relayFlags) Validate() error {
 }
 
 type relayRunCmd struct {
-	redisFlag
-	databaseFlag
-	keysFlags
+	storesFlags
 	relayFlags
 	profileFlag
 	DrainTimeout time.Duration `default:"10s" placeholder:"DURATION" help:"How long a stopping relay waits for receivers to answer (${default})."`
@@ -65,7 +63,7 @@ func (c *relayRunCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) 
 		return err
 	}
 	defer tracer.Close()
-	b, err := openControl(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, relayPostgresConns, logger,
+	b, err := c.open(ctx, relayPostgresConns, logger,
 		connect.Service("relay"))
 	if err != nil {
 		return err
@@ -80,25 +78,24 @@ func (c *relayRunCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) 
 	if err := pools.Register(registry); err != nil {
 		return err
 	}
-	config := relayConfig(b, c.keysFlags, c.relayFlags, s.out, registry, logger)
-	config.Tracer = tracer
-	config.DrainTimeout = c.DrainTimeout
+	config := relayConfig(b, c.relayFlags, s.out, registry, logger)
+	config.Tracer, config.DrainTimeout = tracer, c.DrainTimeout
 	r, err := relay.New(config)
 	if err != nil {
 		return err
 	}
-	together, ctx := errgroup.WithContext(ctx)
-	together.Go(func() error { return c.serve(ctx, c.MetricsAddr, registry, b.ready) })
-	together.Go(func() error { return r.Run(ctx) })
-	return together.Wait()
+	running, ctx := errgroup.WithContext(ctx)
+	running.Go(func() error { return c.serve(ctx, c.MetricsAddr, registry, b.ready) })
+	running.Go(func() error { return r.Run(ctx) })
+	return running.Wait()
 }
 
 func relayConfig(
-	b *backend, keys keysFlags, flags relayFlags, out io.Writer, registry prometheus.Registerer, logger *slog.Logger,
+	b *backend, flags relayFlags, out io.Writer, registry prometheus.Registerer, logger *slog.Logger,
 ) relay.Config {
 	host, _ := os.Hostname() // an empty one is only less telling
 	return relay.Config{
-		Pool: b.pool, Redis: b.redis, Keys: keys.keys(), Name: host + "-" + strconv.Itoa(os.Getpid()),
+		Pool: b.pool, Redis: b.redis, Keys: b.keys, Name: host + "-" + strconv.Itoa(os.Getpid()),
 		Source: flags.RelaySource, Stdout: telemetry.Unbroken(out), Agent: "stampede/" + telemetry.BuildVersion(),
 		Logger: logger, Registerer: registry,
 	}

@@ -8,13 +8,11 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"stampede/internal/connect"
-	"stampede/internal/figure"
 	"stampede/relay/target"
 	"stampede/sql"
 )
@@ -68,7 +66,8 @@ func (a targetArg) changed(
 	if err != nil {
 		return err
 	}
-	return writeTargetsJSON(s.out, slices.DeleteFunc(all, func(t target.Standing) bool { return t.Name != a.Name }))
+	all = slices.DeleteFunc(all, func(t target.Standing) bool { return t.Name != a.Name })
+	return writeAll(output, s.out, all, targetJSON, nil)
 }
 
 type relayAddCmd struct {
@@ -171,59 +170,46 @@ func (c *relayListCmd) Run(ctx context.Context, s *streams) error {
 		if err != nil {
 			return err
 		}
-		if c.json() {
-			return writeTargetsJSON(s.out, all)
-		}
-		t := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
-		_, _ = fmt.Fprintln(t, "NAME\tSTATE\tPOSITION\tLAG\tWAITING\tFAILURES\tNEXT TRY\tLAST ERROR\tURL") // Flush returns the error
-		now := time.Now()
-		for i := range all {
-			one := &all[i]
-			_, _ = fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%s\t%d\t%s\t%s\t%s\n", one.Name, one.State, one.Position, one.Lag(),
-				one.Waiting(now).Round(time.Second), one.Failures, orDash(time.Time(one.RetryAt)),
-				textOrDash(one.LastError), printable(target.Redacted(one.URL)))
-		}
-		return t.Flush()
+		return writeAll(c.outputFlag, s.out, all, targetJSON, writeTargets)
 	})
 }
 
-func textOrDash(text string) string {
-	if text == "" {
-		return "-"
-	}
-	return printable(text)
-}
-
-func writeTargetsJSON(w io.Writer, all []target.Standing) error {
+func writeTargets(w io.Writer, all []target.Standing) error {
+	t := newTable(w, "NAME", "STATE", "POSITION", "LAG", "WAITING", "FAILURES", "NEXT TRY", "LAST ERROR", "URL")
 	now := time.Now()
 	for i := range all {
 		one := &all[i]
-		err := writeJSON(w, struct {
-			Name         string       `json:"name"`
-			URL          string       `json:"url"`
-			State        target.State `json:"state"`
-			Position     int64        `json:"position"`
-			LagEvents    int64        `json:"lag_events"`
-			LagSeconds   float64      `json:"lag_seconds"`
-			Failures     int          `json:"failures"`
-			LastError    string       `json:"last_error,omitempty"`
-			LastErrorAt  time.Time    `json:"last_error_at,omitzero"`
-			RetryAt      time.Time    `json:"retry_at,omitzero"`
-			DeliveredAt  time.Time    `json:"delivered_at,omitzero"`
-			Holder       string       `json:"holder,omitempty"`
-			Secrets      int          `json:"secrets"`
-			AllowPrivate bool         `json:"allow_private"`
-			CreatedAt    time.Time    `json:"created_at"`
-		}{
-			one.Name, target.Redacted(one.URL), one.State, one.Position, one.Lag(), one.Waiting(now).Seconds(), one.Failures,
-			figure.Printable(one.LastError), utc(time.Time(one.LastErrorAt)), utc(time.Time(one.RetryAt)),
-			utc(time.Time(one.DeliveredAt)), one.Holder, len(one.Secrets), one.AllowPrivate, one.CreatedAt.UTC(),
-		})
-		if err != nil {
-			return err
-		}
+		t.row(one.Name, one.State, one.Position, one.Lag(), one.Waiting(now).Round(time.Second), one.Failures,
+			second(time.Time(one.RetryAt)), orDash(one.LastError), printable(target.Redacted(one.URL)))
 	}
-	return nil
+	return t.Flush()
+}
+
+// targetView is a target as JSON.
+type targetView struct {
+	Name         string       `json:"name"`
+	URL          string       `json:"url"`
+	State        target.State `json:"state"`
+	Position     int64        `json:"position"`
+	LagEvents    int64        `json:"lag_events"`
+	LagSeconds   float64      `json:"lag_seconds"`
+	Failures     int          `json:"failures"`
+	LastError    string       `json:"last_error,omitempty"`
+	LastErrorAt  time.Time    `json:"last_error_at,omitzero"`
+	RetryAt      time.Time    `json:"retry_at,omitzero"`
+	DeliveredAt  time.Time    `json:"delivered_at,omitzero"`
+	Holder       string       `json:"holder,omitempty"`
+	Secrets      int          `json:"secrets"`
+	AllowPrivate bool         `json:"allow_private"`
+	CreatedAt    time.Time    `json:"created_at"`
+}
+
+func targetJSON(t target.Standing) targetView {
+	return targetView{
+		t.Name, target.Redacted(t.URL), t.State, t.Position, t.Lag(), t.Waiting(time.Now()).Seconds(), t.Failures,
+		printable(t.LastError), utc(time.Time(t.LastErrorAt)), utc(time.Time(t.RetryAt)), utc(time.Time(t.DeliveredAt)),
+		t.Holder, len(t.Secrets), t.AllowPrivate, t.CreatedAt.UTC(),
+	}
 }
 
 // utc leaves the zero time as it is.
@@ -234,34 +220,33 @@ func utc(t time.Time) time.Time {
 	return t.UTC()
 }
 
-type relayPauseCmd struct {
+// targetChangeFlags are what the commands need that change a target.
+type targetChangeFlags struct {
 	databaseFlag
 	outputFlag
 	targetArg
 }
+
+// setState gives the target a state, and prints what became of it.
+func (c *targetChangeFlags) setState(ctx context.Context, s *streams, state target.State, became string) error {
+	return c.withTargets(ctx, func(_ *pgxpool.Pool, targets *target.Store) error {
+		if err := targets.SetState(ctx, c.Name, state); err != nil {
+			return c.named(err)
+		}
+		return c.changed(ctx, s, c.outputFlag, targets, became)
+	})
+}
+
+type relayPauseCmd struct{ targetChangeFlags }
 
 func (c *relayPauseCmd) Run(ctx context.Context, s *streams) error {
-	return c.withTargets(ctx, func(_ *pgxpool.Pool, targets *target.Store) error {
-		if err := targets.SetState(ctx, c.Name, target.Paused); err != nil {
-			return c.named(err)
-		}
-		return c.changed(ctx, s, c.outputFlag, targets, "is paused")
-	})
+	return c.setState(ctx, s, target.Paused, "is paused")
 }
 
-type relayResumeCmd struct {
-	databaseFlag
-	outputFlag
-	targetArg
-}
+type relayResumeCmd struct{ targetChangeFlags }
 
 func (c *relayResumeCmd) Run(ctx context.Context, s *streams) error {
-	return c.withTargets(ctx, func(_ *pgxpool.Pool, targets *target.Store) error {
-		if err := targets.SetState(ctx, c.Name, target.Active); err != nil {
-			return c.named(err)
-		}
-		return c.changed(ctx, s, c.outputFlag, targets, "gets events")
-	})
+	return c.setState(ctx, s, target.Active, "gets events")
 }
 
 type relayReplayCmd struct {
@@ -279,7 +264,7 @@ func (c *relayReplayCmd) Run(ctx context.Context, s *streams) error {
 		if c.From != "" {
 			position, err = target.PositionAt(ctx, pool, c.From)
 		} else {
-			position, err = target.PositionOf(ctx, pool, c.After)
+			position, err = target.EventPosition(ctx, pool, c.After)
 		}
 		if err != nil {
 			return placeError(err)

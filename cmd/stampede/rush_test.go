@@ -1,3 +1,5 @@
+//go:build system
+
 package main
 
 import (
@@ -203,8 +205,8 @@ func (s *rush) acceptedCount() int {
 func (s *rush) answered() (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, of := range s.answers {
-		n += of
+	for _, count := range s.answers {
+		n += count
 	}
 	return n
 }
@@ -234,8 +236,7 @@ func (s *rush) requireEnds(stock int) (voided int) {
 	s.soldOut.Store(false)
 	testkit.Eventually(s.t, within, "a buyer gets sold-out", s.soldOut.Load)
 	s.endCrowd()
-	status, output := s.run("audit", "--wait=60s", "--sale="+s.sale.String())
-	require.Equal(s.t, exitOK, status, output)
+	s.ends(exitOK, "audit", "--wait=60s", "--sale="+s.sale.String())
 
 	ends := s.requireTruth()
 	// A buyer without an answer may hold an order, and gets it by a retry.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"strings"
 	"time"
@@ -15,7 +16,6 @@ import (
 	"stampede/internal/pg"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
-	"stampede/sql"
 )
 
 type saleCmd struct {
@@ -60,15 +60,7 @@ func (f *catalogFlags) open(ctx context.Context, logger *slog.Logger, do func(sa
 	if f.Server != "" {
 		return f.withClient(func(client *apiclient.Client) error { return do(client) })
 	}
-	b, err := openControl(ctx, f.RedisURL, f.DatabaseURL, f.keysFlags, 2, logger)
-	if err != nil {
-		return err
-	}
-	defer b.Close()
-	if err := sql.Check(ctx, b.pool); err != nil {
-		return err
-	}
-	return do(b.catalog)
+	return f.stores(f.keysFlags).with(ctx, 2, logger, func(b *backend) error { return do(b.catalog) })
 }
 
 // with opens the sales, calls do with them and prints the sales that do returns.
@@ -78,14 +70,19 @@ func (f *catalogFlags) with(
 ) error {
 	return f.open(ctx, logger, func(store saleStore) error {
 		sales, err := do(ctx, store)
-		switch {
-		case err != nil:
+		if err != nil {
 			return err
-		case f.json():
-			return writeSalesJSON(s.out, sales)
 		}
-		return writeSalesText(s.out, sales)
+		return writeAll(f.outputFlag, s.out, sales, asIs, writeSales)
 	})
+}
+
+func writeSales(w io.Writer, sales []catalog.CountedSale) error {
+	t := newTable(w, "ID", "STATE", "STOCK", "AVAILABLE", "HELD", "SOLD", "OPENS", "CLOSES", "NAME")
+	for _, s := range sales {
+		t.row(s.ID, s.State, s.Stock, s.Available, s.Held, s.Sold, second(s.OpensAt), second(s.ClosesAt), printable(s.Name))
+	}
+	return t.Flush()
 }
 
 func (f *catalogFlags) withOne(
@@ -254,6 +251,36 @@ func (c *saleRestockCmd) Run(ctx context.Context, s *streams, logger *slog.Logge
 		sale, err := sales.Restock(ctx, c.Sale, c.Units, key)
 		return sale, mayBeDone(err, key)
 	})
+}
+
+type saleHistoryCmd struct {
+	look
+	catalogFlags
+	saleArg
+	Limit int `default:"1000" env:"STAMPEDE_SALE_LIMIT" placeholder:"N" help:"Most changes to show, the newest ones (${default})."`
+}
+
+func (c *saleHistoryCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	if err := wantAtLeast("--limit", c.Limit, 1); err != nil {
+		return err
+	}
+	var changes []catalog.Change
+	err := c.open(ctx, logger, func(sales saleStore) (err error) {
+		changes, err = sales.History(ctx, c.Sale, c.Limit)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return writeAll(c.outputFlag, s.out, changes, catalog.Change.View, writeChanges)
+}
+
+func writeChanges(w io.Writer, changes []catalog.Change) error {
+	t := newTable(w, "TIME", "REVISION", "CHANGE", "OPERATOR", "DETAILS")
+	for _, c := range changes {
+		t.row(second(c.OccurredAt), c.Revision, c.Name(), orDash(c.Operator), details(c.Data))
+	}
+	return t.Flush()
 }
 
 // keyFlag is for commands that take effect again if they are repeated without a key.

@@ -11,15 +11,12 @@ import (
 	"github.com/google/uuid"
 
 	"stampede/internal/figure"
-	"stampede/sql"
 	"stampede/upkeep/archive"
 )
 
 type saleArchiveCmd struct {
 	noServerFlag
-	redisFlag
-	databaseFlag
-	keysFlags
+	storesFlags
 	outputFlag
 	Sale uuid.UUID     `arg:"" optional:"" help:"Id of the sale (default: all that can be archived)."`
 	Dir  string        `required:"" env:"STAMPEDE_SALE_DIR" placeholder:"DIR" type:"existingdir" help:"Where the files are written, one for each sale."`
@@ -36,16 +33,12 @@ func (c *saleArchiveCmd) Run(ctx context.Context, s *streams, logger *slog.Logge
 	if err := wantAtLeast("--keep", c.Keep, 0); err != nil {
 		return err
 	}
-	b, err := openControl(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, 2, logger)
-	if err != nil {
-		return err
-	}
-	defer b.Close()
-	if err := sql.Check(ctx, b.pool); err != nil {
-		return err
-	}
+	return c.with(ctx, 2, logger, func(b *backend) error { return c.archive(ctx, s, b, logger) })
+}
+
+func (c *saleArchiveCmd) archive(ctx context.Context, s *streams, b *backend, logger *slog.Logger) error {
 	archiver, err := archive.New(ctx, archive.Config{
-		Pool: b.pool, Redis: b.redis, Keys: c.keys(), Dir: c.Dir, Keep: c.Keep, Logger: logger,
+		Pool: b.pool, Redis: b.redis, Keys: b.keys, Dir: c.Dir, Keep: c.Keep, Logger: logger,
 	})
 	if err != nil {
 		return err

@@ -19,8 +19,8 @@ var secretFiles = []string{
 // secretMax bounds a secret in a file.
 const secretMax = 16 << 10
 
-// fileOf returns the variable of the file for a flag, or "" if the flag is no secret.
-func fileOf(flag *kong.Flag) (variable, file string) {
+// secretFile returns the variable of the file for a flag, or "" if the flag is no secret.
+func secretFile(flag *kong.Flag) (variable, file string) {
 	for _, env := range flag.Envs {
 		if slices.Contains(secretFiles, env+"_FILE") {
 			return env, env + "_FILE"
@@ -32,7 +32,7 @@ func fileOf(flag *kong.Flag) (variable, file string) {
 // secretsFromFiles reads secrets that are given neither by a flag nor by a variable. An empty variable is none, because
 // compose files pass unset ones on as empty.
 var secretsFromFiles kong.ResolverFunc = func(_ *kong.Context, _ *kong.Path, flag *kong.Flag) (any, error) {
-	variable, file := fileOf(flag)
+	variable, file := secretFile(flag)
 	path := os.Getenv(file)
 	switch {
 	case file == "" || path == "":
@@ -71,7 +71,7 @@ func readSecret(path string) (string, error) {
 func secretsHelp(value *kong.Value) string {
 	text := kong.DefaultHelpValueFormatter(value)
 	if value.Flag != nil {
-		if variable, file := fileOf(value.Flag); file != "" {
+		if variable, file := secretFile(value.Flag); file != "" {
 			return strings.Replace(text, "$"+variable, "$"+variable+", $"+file, 1)
 		}
 	}

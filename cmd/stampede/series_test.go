@@ -3,7 +3,6 @@
 package main
 
 import (
-	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -113,18 +112,18 @@ func TestEachSeriesExistsFromFirstScrape(t *testing.T) {
 			}
 			assert.ElementsMatch(t, expected, got)
 		}
-		of, pools := "ingress", []string{
+		kind, pools := "ingress", []string{
 			"postgres others", "postgres duty", "postgres changes", "postgres looks",
 			"postgres desk", "redis purchases", "redis guard",
 		}
 		if url == work {
-			of, pools = "worker", []string{"postgres worker", "redis control", "redis reads"}
+			kind, pools = "worker", []string{"postgres worker", "redis control", "redis reads"}
 		}
 		for _, pool := range pools {
 			server, name, _ := strings.Cut(pool, " ")
 			for _, metric := range []string{"waits_total", "wait_seconds_total", "timeouts_total", "connections_limit"} {
 				assert.Contains(t, strings.Join(shown, "\n"),
-					"\nstampede_pool_"+metric+`{of="`+of+`",pool="`+name+`",server="`+server+`"} `)
+					"\nstampede_pool_"+metric+`{of="`+kind+`",pool="`+name+`",server="`+server+`"} `)
 			}
 		}
 		// The list above must have every counter.
@@ -159,14 +158,9 @@ func (s *shop) orderStreams(partitions int) (names []string) {
 
 func scrape(t *testing.T, url string) (lines []string) {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+"/metrics", nil)
-	require.NoError(t, err)
-	res, err := http.DefaultClient.Do(r)
-	require.NoError(t, err)
-	defer func() { _ = res.Body.Close() }()
-	text, err := io.ReadAll(res.Body)
-	require.NoError(t, err)
-	return strings.Split(string(text), "\n")
+	status, text := call(t, http.MethodGet, url+"/metrics", "")
+	require.Equal(t, http.StatusOK, status, text)
+	return strings.Split(text, "\n")
 }
 
 // awaitSeries waits until a process shows series that begin with these texts.

@@ -16,7 +16,10 @@ import (
 	"stampede/ingress"
 	"stampede/internal/accept"
 	"stampede/internal/connect"
+	"stampede/internal/forwarded"
+	"stampede/internal/ratelimit"
 	"stampede/internal/telemetry"
+	"stampede/internal/tracing"
 	"stampede/ledger"
 	"stampede/reservation"
 	"stampede/reservation/order"
@@ -57,16 +60,52 @@ func (f replicaFlag) storeOptions(logger *slog.Logger) reservation.StoreOptions 
 
 func (f replicaFlag) Validate() error { return wantAtLeast("--replica-acks", f.ReplicaAcks, 0) }
 
-type serveCmd struct {
-	redisFlag
-	databaseFlag
-	keysFlags
+// ingressFlags are common to serve and dev.
+type ingressFlags struct {
 	limitFlags
 	clientFlags
 	browserFlags
 	tokenFlags
 	receiptFlag
 	replicaFlag
+}
+
+func (f ingressFlags) Validate() error {
+	return cmp.Or(f.limitFlags.Validate(), f.clientFlags.Validate(), f.receiptFlag.Validate(), f.replicaFlag.Validate())
+}
+
+// config is that of an ingress on the servers of b, for the buyers and operators who are given.
+func (f ingressFlags) config(
+	b *ingressBackend, auth, authHeader, adminToken, operatorsFile string, registry *prometheus.Registry,
+	tracer *tracing.Tracer, logger *slog.Logger,
+) ingress.Config {
+	config := ingress.Config{
+		Reservations:  b.store,
+		Sales:         b.catalog,
+		ReceiptSecret: f.ReceiptSecret,
+		// A read blocks, so its client must not be shared.
+		Outcomes:        func() (redis.UniversalClient, error) { return connect.Blocking(b.redisURL) },
+		OutcomesStreams: b.keys.AllOutcomes(),
+		MaxInFlight:     f.MaxInFlight,
+		DrainTimeout:    f.DrainTimeout,
+		PlainReader:     true,
+		Auth:            ingress.AuthMode(auth),
+		AuthHeader:      authHeader,
+		AdminToken:      adminToken,
+		OperatorsFile:   operatorsFile,
+		CORSOrigins:     f.CORSOrigins,
+		Metrics:         registry,
+		Tracer:          tracer,
+		Logger:          logger,
+	}
+	f.bound(&config)
+	f.verifyBy(&config)
+	return config
+}
+
+type serveCmd struct {
+	storesFlags
+	ingressFlags
 	traceFlag
 	profileFlag
 	optionalMetricsAddr
@@ -83,9 +122,8 @@ type serveCmd struct {
 
 // Validate is called by kong.
 func (c *serveCmd) Validate() error {
-	return cmp.Or(c.keysFlags.Validate(), c.limitFlags.Validate(), c.clientFlags.Validate(), c.receiptFlag.Validate(),
-		c.replicaFlag.Validate(), c.traceFlag.Validate(), c.profileFlag.check(c.MetricsAddr),
-		wantHeader("--auth-header", c.AuthHeader),
+	return cmp.Or(c.keysFlags.Validate(), c.ingressFlags.Validate(), c.traceFlag.Validate(),
+		c.profileFlag.check(c.MetricsAddr), wantHeader("--auth-header", c.AuthHeader),
 		wantAtLeast("--stop-delay", c.StopDelay, 0))
 }
 
@@ -98,24 +136,18 @@ func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 		return err
 	}
 	defer tracer.Close()
-	f, err := openIngressBackend(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, c.storeOptions(logger), registry, tracer)
+	f, err := openIngressBackend(ctx, c.storesFlags, c.storeOptions(logger), registry, tracer)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	config := ingressConfig(f, c.RedisURL, c.keysFlags, c.limitFlags, c.receiptFlag, registry, logger)
-	config.Tracer = tracer
-	outcomes, err := f.serveOrders(&config, c.keysFlags)
+	config := c.config(f, c.Auth, c.AuthHeader, c.AdminToken, c.OperatorsFile, registry, tracer, logger)
+	outcomes, err := f.serveOrders(&config)
 	if err != nil {
 		return err
 	}
 	config.StopDelay, config.PlainReader = c.StopDelay, c.PlainReader == "on"
-	c.bound(&config)
 	config.MaxConnections = maxConnections(ingressFiles)
-	config.Auth, config.AuthHeader = ingress.AuthMode(c.Auth), c.AuthHeader
-	config.AdminToken, config.OperatorsFile = c.AdminToken, c.OperatorsFile
-	config.CORSOrigins = c.CORSOrigins
-	c.verifyBy(&config)
 	if err := config.Validate(); err != nil {
 		return &usageError{err}
 	}
@@ -134,37 +166,18 @@ func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	}
 	logger.Info("ingress listens", "addr", config.Listener.Addr().String(), "auth", c.Auth, "connections_max",
 		config.MaxConnections)
-	together, ctx := errgroup.WithContext(ctx)
+	running, ctx := errgroup.WithContext(ctx)
 	// A stopping ingress is still watched.
 	watched, stopWatching := context.WithCancel(context.WithoutCancel(ctx))
-	together.Go(func() error {
+	running.Go(func() error {
 		defer stopWatching()
 		return runIngress(ctx, server, outcomes, f.guard(logger))
 	})
-	together.Go(func() error { return f.heartbeat(logger).Run(ctx) })
+	running.Go(func() error { return f.heartbeat(logger).Run(ctx) })
 	if c.MetricsAddr != "" {
-		together.Go(func() error { return c.serve(watched, c.MetricsAddr, registry, server.Ready) })
+		running.Go(func() error { return c.serve(watched, c.MetricsAddr, registry, server.Ready) })
 	}
-	return together.Wait()
-}
-
-func ingressConfig(
-	f *ingressBackend, redisURL string, keys keysFlags, limits limitFlags, receipt receiptFlag,
-	registry *prometheus.Registry, logger *slog.Logger,
-) ingress.Config {
-	return ingress.Config{
-		Reservations:  f.store,
-		Sales:         f.catalog,
-		ReceiptSecret: receipt.ReceiptSecret,
-		// A read blocks, so its client must not be shared.
-		Outcomes:        func() (redis.UniversalClient, error) { return connect.Blocking(redisURL) },
-		OutcomesStreams: keys.keys().AllOutcomes(),
-		MaxInFlight:     limits.MaxInFlight,
-		DrainTimeout:    limits.DrainTimeout,
-		PlainReader:     true,
-		Metrics:         registry,
-		Logger:          logger,
-	}
+	return running.Wait()
 }
 
 // runIngress serves until ctx is done and the last request is answered. The feed of outcomes and the guard end after
@@ -179,4 +192,62 @@ func runIngress(
 	defer beside.Wait()
 	defer stop()
 	return server.Run(ctx)
+}
+
+// clientFlags limit what each client may use of an ingress.
+type clientFlags struct {
+	UserRate       ratelimit.Rate    `default:"5/s" placeholder:"N/s" help:"Purchases that a user may make, and as many requests that pay, cancel or read orders; more get 429; 0: no limit (${default})."`
+	UserBurst      int               `default:"20" placeholder:"N" help:"How many of these may come in one burst (${default})."`
+	AddressRate    ratelimit.Rate    `default:"0" placeholder:"N/s" help:"The same limits for a client address, checked before authentication, and as many for all other calls together. Offices and mobile networks share addresses; 0: no limit (${default})."`
+	AddressBurst   int               `default:"200" placeholder:"N" help:"How many of these may come in one burst (${default})."`
+	UserStreams    int               `default:"16" placeholder:"N" help:"Streams of orders that a user may have open at the same time; 0: no limit (${default})."`
+	AddressStreams int               `default:"1000" placeholder:"N" help:"Streams of orders, and as many of sales, that a client address may have open at the same time, at most a quarter of all streams; 0: no limit (${default})."`
+	TrustedProxies forwarded.Proxies `placeholder:"PREFIXES" help:"Proxies whose X-Forwarded-For is trusted, such as 10.0.0.0/8,192.0.2.1. Without it the client address is that of the connection."`
+}
+
+func (f clientFlags) Validate() error {
+	return cmp.Or(
+		wantBurst("--user-burst", f.UserBurst),
+		wantBurst("--address-burst", f.AddressBurst),
+		wantAtLeast("--user-streams", f.UserStreams, 0),
+		wantAtLeast("--address-streams", f.AddressStreams, 0),
+	)
+}
+
+func wantBurst(flag string, n int) error {
+	return checkFlag(n >= 1 && n <= ratelimit.MaxBurst, flag, n, fmt.Sprintf("1 to %d", ratelimit.MaxBurst))
+}
+
+func (f clientFlags) bound(config *ingress.Config) {
+	config.UserLimit = ingress.Limit{Rate: f.UserRate, Burst: f.UserBurst}
+	config.AddressLimit = ingress.Limit{Rate: f.AddressRate, Burst: f.AddressBurst}
+	config.UserStreams, config.AddressStreams = f.UserStreams, f.AddressStreams
+	config.TrustedProxies = f.TrustedProxies
+}
+
+// browserFlags open an ingress to the pages of other origins.
+type browserFlags struct {
+	CORSOrigins origins `name:"cors-origins" env:"STAMPEDE_CORS_ORIGINS" placeholder:"ORIGINS" help:"Origins whose pages may make buyers' calls, such as https://shop.example,http://localhost:3000; * allows all (default: none)."`
+}
+
+// tokenFlags say how the tokens of buyers are verified.
+type tokenFlags struct {
+	JWTSecret   string `name:"jwt-secret" env:"STAMPEDE_JWT_SECRET" placeholder:"SECRET" help:"Secret of the buyers' HS256 tokens, at least 32 bytes."`
+	JWKSURL     string `name:"jwks-url" env:"STAMPEDE_JWKS_URL" placeholder:"URL" help:"Key set for the buyers' tokens, instead of a secret."`
+	JWTIssuer   string `name:"jwt-issuer" env:"STAMPEDE_JWT_ISSUER" placeholder:"ISS" help:"Issuer that tokens must name (default: any)."`
+	JWTAudience string `name:"jwt-audience" env:"STAMPEDE_JWT_AUDIENCE" placeholder:"AUD" help:"Audience that tokens must name (default: any)."`
+}
+
+func (f tokenFlags) verifyBy(config *ingress.Config) {
+	config.JWTSecret, config.JWKSURL = f.JWTSecret, f.JWKSURL
+	config.JWTIssuer, config.JWTAudience = f.JWTIssuer, f.JWTAudience
+}
+
+// origins are the value of a flag.
+type origins []string
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (o *origins) UnmarshalText(text []byte) (err error) {
+	*o, err = ingress.ParseOrigins(string(text))
+	return err
 }

@@ -20,6 +20,10 @@ type serverFlag struct {
 	AdminToken string `placeholder:"TOKEN" help:"Bearer token of an operator, for --server."`
 }
 
+func (f optionalDatabases) stores(keys keysFlags) storesFlags {
+	return storesFlags{redisFlag{f.RedisURL}, databaseFlag{f.DatabaseURL}, keys}
+}
+
 // check says what is missing, as kong does for required flags.
 func (f *serverFlag) check(databases optionalDatabases) error {
 	if f.Server != "" {

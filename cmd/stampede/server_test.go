@@ -53,8 +53,7 @@ func TestSaleCommandsWorkThroughServer(t *testing.T) {
 	same := func(args ...string) {
 		t.Helper()
 		for _, format := range []string{"--output=text", "--output=json"} {
-			status, output := s.run(append(args, format)...)
-			require.Equal(t, exitOK, status, output)
+			output := s.ends(exitOK, append(args, format)...)
 			testkit.Eventually(t, within, strings.Join(args, " ")+" prints the same", func() bool {
 				return over(append(args, format)...) == output // an ingress shows sales as they were a second ago
 			})

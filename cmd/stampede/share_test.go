@@ -61,8 +61,8 @@ func (s *sharedShop) names() (names []string) {
 	return names
 }
 
-// partitionsOf returns the partitions of which a worker is the reader.
-func (s *sharedShop) partitionsOf(worker string) (partitions []int) {
+// share returns the partitions of which a worker is the reader.
+func (s *sharedShop) share(worker string) (partitions []int) {
 	for p := range s.keys.Partitions {
 		if stream.First(s.keys.Orders(p), s.names()) == worker {
 			partitions = append(partitions, p)
@@ -73,7 +73,7 @@ func (s *sharedShop) partitionsOf(worker string) (partitions []int) {
 
 // busiest returns the worker with the most partitions.
 func (s *sharedShop) busiest() string {
-	return slices.MaxFunc(s.names(), func(x, y string) int { return len(s.partitionsOf(x)) - len(s.partitionsOf(y)) })
+	return slices.MaxFunc(s.names(), func(x, y string) int { return len(s.share(x)) - len(s.share(y)) })
 }
 
 // blocked returns how many connections wait in a blocking read.
@@ -106,7 +106,7 @@ func (s *sharedShop) awaitReaders() {
 	s.t.Helper()
 	for name := range s.workers {
 		testkit.Eventually(s.t, within, name+" reads its share", func() bool {
-			return slices.Equal(s.read(name), s.partitionsOf(name))
+			return slices.Equal(s.read(name), s.share(name))
 		})
 	}
 	testkit.Eventually(s.t, within, "each partition has one connection that waits", func() bool {
@@ -122,7 +122,7 @@ func (s *sharedShop) lose(worker string, how func(*testkit.Cmd)) *testkit.Cmd {
 	delete(s.workers, worker)
 	for name := range s.workers {
 		testkit.Eventually(s.t, within, name+" reads its part of the lost share", func() bool {
-			return slices.Equal(s.read(name), s.partitionsOf(name))
+			return slices.Equal(s.read(name), s.share(name))
 		})
 	}
 	assert.Less(s.t, time.Since(began), s.minIdle)
@@ -177,7 +177,7 @@ func TestPartitionsOfLostWorkerGetNewReaders(t *testing.T) {
 			t.Parallel()
 			s := newSharedShop(t, 8, 4, 4*time.Second)
 			victim := s.busiest()
-			partitions := s.partitionsOf(victim)
+			partitions := s.share(victim)
 			var lost *testkit.Cmd
 			s.load(partitions, 200, 8*time.Second, func() {
 				testkit.Eventually(t, within, "the sale has begun", func() bool {
@@ -207,7 +207,7 @@ func TestWorkersJoinAndStopWithoutGap(t *testing.T) {
 		assert.Zero(t, s.workers[leaver].Stop().ExitCode())
 		delete(s.workers, leaver)
 		for name := range s.workers {
-			assert.Equal(t, s.partitionsOf(name), s.read(name), "%s has taken over", name)
+			assert.Equal(t, s.share(name), s.read(name), "%s has taken over", name)
 		}
 		s.awaitReaders()
 	})

@@ -78,10 +78,8 @@ func TestProcessesDoNotDependOnWhoReadsTheirOutput(t *testing.T) {
 			t.Cleanup(func() { signal.Stop(hangups) })
 			s := newShop(t)
 			hook := newWebhookShop(t)
-			status, text := s.run("relay", "add", "shop", hook.url, "--secret-file", hook.secretFile, "--allow-private")
-			require.Equal(t, exitOK, status, text)
-			status, text = s.run("relay", "add", "blocked", "stdout")
-			require.Equal(t, exitOK, status, text)
+			s.ends(exitOK, "relay", "add", "shop", hook.url, "--secret-file", hook.secretFile, "--allow-private")
+			s.ends(exitOK, "relay", "add", "blocked", "stdout")
 
 			output := c.output(t)
 			var processes []*testkit.Cmd
@@ -92,8 +90,8 @@ func TestProcessesDoNotDependOnWhoReadsTheirOutput(t *testing.T) {
 				p.Start()
 				processes = append(processes, p)
 				testkit.Eventually(t, within, variable+" is ready", func() bool {
-					res, err := http.Get("http://" + addr + "/readyz") //nolint:noctx // it ends with the test
-					return err == nil && res.Body.Close() == nil && res.StatusCode == http.StatusOK
+					status, _ := call(t, http.MethodGet, "http://"+addr+"/readyz", "")
+					return status == http.StatusOK
 				})
 				return "http://" + addr
 			}
@@ -127,8 +125,7 @@ func TestProcessesDoNotDependOnWhoReadsTheirOutput(t *testing.T) {
 				require.Equal(t, exitOK, p.Wait(within).ExitCode())
 			}
 			s.worker("another").Start()
-			status, text = s.run("audit", "--wait=30s")
-			require.Equal(t, exitOK, status, text)
+			s.ends(exitOK, "audit", "--wait=30s")
 		})
 	}
 }

@@ -19,9 +19,7 @@ import (
 )
 
 type topCmd struct {
-	redisFlag
-	databaseFlag
-	keysFlags
+	storesFlags
 	scrapeFlags
 	look
 	outputFlag
@@ -56,7 +54,7 @@ func (c *topCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 		logger = slog.New(slog.DiscardHandler) // it would be written across the screen
 		slog.SetDefault(logger)
 	}
-	b, err := openControl(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, fleetPostgresConns, logger, connect.Service("top"))
+	b, err := c.open(ctx, fleetPostgresConns, logger, connect.Service("top"))
 	if err != nil {
 		return err
 	}
@@ -66,16 +64,16 @@ func (c *topCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 		return err
 	}
 	ctx, stop := context.WithCancel(ctx)
-	together, ctx := errgroup.WithContext(ctx)
-	together.Go(func() error { return watched.Run(ctx) })
-	together.Go(func() error {
+	running, ctx := errgroup.WithContext(ctx)
+	running.Go(func() error { return watched.Run(ctx) })
+	running.Go(func() error {
 		defer stop()
 		if live {
 			return c.live(ctx, screen, watched)
 		}
 		return c.once(ctx, s.out, watched)
 	})
-	return together.Wait()
+	return running.Wait()
 }
 
 // once prints a snapshot.

@@ -3,12 +3,14 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"math"
 	"net/http"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -103,9 +105,9 @@ func TestTopSumsRealProcesses(t *testing.T) {
 		require.Positive(t, p.MemoryBytes, p.Target)
 		require.NotEmpty(t, p.Version, p.Target)
 	}
-	of := found.Sales[0]
-	require.Equal(t, of.Stock, of.Available+of.Held+of.Sold)
-	require.Positive(t, of.Sold)
+	shown := found.Sales[0]
+	require.Equal(t, shown.Stock, shown.Available+shown.Held+shown.Sold)
+	require.Positive(t, shown.Sold)
 
 	victim.Kill()
 	worker.Kill()
@@ -216,7 +218,7 @@ func TestTopDrawsInPlaceAndRestoresTerminal(t *testing.T) {
 			lines := strings.Split(strings.TrimRight(frame, "\r\n"), "\n")
 			require.LessOrEqual(t, len(lines), 24)
 			for _, line := range lines {
-				require.LessOrEqual(t, widthOf(strings.Trim(line, "\r")), 80, line)
+				require.LessOrEqual(t, textWidth(strings.Trim(line, "\r")), 80, line)
 			}
 		}
 	}
@@ -266,7 +268,7 @@ func TestTopFitsScreen(t *testing.T) {
 			assert.LessOrEqual(t, len(lines), size[1], size)
 		}
 		for _, line := range lines {
-			assert.LessOrEqual(t, widthOf(line), size[0], line)
+			assert.LessOrEqual(t, textWidth(line), size[0], line)
 		}
 	}
 	text := topView{width: 80, height: 24}.text(crowded())
@@ -281,4 +283,82 @@ func TestTopFitsScreen(t *testing.T) {
 	assert.Contains(t, wide, "worker-39:9090")
 	assert.Regexp(t, `sale 1 .* \?{8,} +\? +\? +\?`, wide, "units that are not known are no zeros")
 	assert.Regexp(t, `sale 2 .*█▒▒·{10,} +900 +99 +1`, wide)
+}
+
+// TestTopOnCluster: the figures of all masters are one, and a master that is gone hides none of the others.
+func TestTopOnCluster(t *testing.T) {
+	t.Parallel()
+	s, cluster, operator := newShopOnCluster(t)
+	_, ingress := s.serve()
+	targets := []string{ingress}
+	for _, name := range []string{"one", "two"} {
+		worker := s.worker(name)
+		worker.Start()
+		targets = append(targets, "http://"+loggedAddr(worker, "metrics are served"))
+	}
+	sharded := s.createSale(ingress, reservation.Terms{Name: "sharded", Stock: 1000, Shards: 4})
+	whole := s.sale(ingress, 1000)
+	for s.keys.Partition(whole) != onFirstMaster {
+		whole = s.sale(ingress, 1000)
+	}
+	hold, err := s.pool.Begin(t.Context())
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = hold.Rollback(context.Background()) })
+	_, err = hold.Exec(t.Context(), "SELECT FROM sales FOR UPDATE") // so that orders wait
+	require.NoError(t, err)
+	const orders = 40
+	for i := range orders {
+		s.buy(ingress, sharded, fmt.Sprint("user-", i))
+	}
+	var found fleet.Snapshot
+	look := func(id uuid.UUID) fleet.Sale {
+		return found.Sales[slices.IndexFunc(found.Sales, func(sale fleet.Sale) bool { return sale.ID == id })]
+	}
+	testkit.Eventually(t, within, "all orders wait, in all partitions, each of which is read", func() bool {
+		found = s.snapshot(targets...)
+		var streams []string
+		for _, p := range found.Processes {
+			streams = append(streams, p.Readers...)
+		}
+		slices.Sort(streams)
+		return found.Rates.Backlog == orders && look(sharded).Held == orders && len(found.RedisNodes) == 3 &&
+			slices.Equal(s.orderStreams(4), streams)
+	})
+	require.EqualValues(t, 1000-orders, look(sharded).Available)
+	var masters []string
+	for _, node := range found.RedisNodes {
+		masters = append(masters, node.Name)
+		require.True(t, node.Reachable)
+		require.Positive(t, node.UsedBytes)
+		require.Positive(t, node.MaxBytes)
+		s.awaitSeries(targets[1], fmt.Sprintf("stampede_redis_up{node=%q} 1", node.Name),
+			fmt.Sprintf("stampede_redis_memory_used_bytes{node=%q} ", node.Name))
+	}
+	s.awaitSeries(targets[2], fmt.Sprintf("stampede_sale_units{kind=%q,sale=%q} %d", "held", sharded, orders))
+	require.NoError(t, hold.Rollback(t.Context()))
+
+	lost := operator.Master(operator.Slot(s.keys.Orders(onLastMaster)))
+	gone := cluster.Nodes[lost].Addr()
+	require.Contains(t, masters, gone)
+	cluster.Nodes[operator.Replica(lost)].Freeze()
+	cluster.Nodes[lost].Freeze()
+	testkit.Eventually(t, within, "the lost master is shown, and the others are not lost", func() bool {
+		found = s.snapshot(targets...)
+		return found.Redis.Reachable && look(whole).UnitsKnown && len(found.RedisNodes) == 3 &&
+			slices.ContainsFunc(found.RedisNodes, func(n fleet.RedisNode) bool { return n.Name == gone && !n.Reachable })
+	})
+	require.False(t, look(sharded).UnitsKnown)
+	require.True(t, slices.ContainsFunc(found.Troubles, func(trouble fleet.Trouble) bool {
+		return trouble.Severity == fleet.Critical && strings.Contains(trouble.Text, gone)
+	}), found.Troubles)
+	var beginnings []string
+	for _, node := range masters {
+		up := 1
+		if node == gone {
+			up = 0
+		}
+		beginnings = append(beginnings, fmt.Sprintf("stampede_redis_up{node=%q} %d", node, up))
+	}
+	beginnings = append(beginnings, fmt.Sprintf("stampede_sale_units{kind=%q,sale=%q} ", "available", whole))
+	s.awaitSeries(targets[1], beginnings...)
 }

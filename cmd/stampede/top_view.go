@@ -122,12 +122,12 @@ func (v topView) head(s *fleet.Snapshot) topLine {
 	var l topLine
 	l.add(bold, "stampede")
 	l.add(plain, " %s", s.At.Local().Format(time.TimeOnly))
-	server := func(name string, of fleet.Server) {
+	server := func(name string, found fleet.Server) {
 		l.add(plain, "  %s ", name)
-		if of.Reachable {
+		if found.Reachable {
 			l.add(green, "ok")
 		} else {
-			l.add(red, "GONE %s", ago(s.At, of.Since))
+			l.add(red, "GONE %s", ago(s.At, found.Since))
 		}
 	}
 	server("Postgres", s.Postgres)
@@ -181,7 +181,7 @@ func (v topView) troubles(s *fleet.Snapshot) (lines []topLine) {
 		l.add(how, "%s", word)
 		l.add(dim, " %4s ", ago(s.At, t.Since))
 		text := printable(t.Text)
-		if runbook := "  runbook.md#" + t.Runbook; v.width >= widthOf(text)+widthOf(runbook)+10 {
+		if runbook := "  runbook.md#" + t.Runbook; v.width >= textWidth(text)+textWidth(runbook)+10 {
 			l.add(plain, "%s", text)
 			l.add(dim, "%s", runbook)
 		} else {
@@ -250,7 +250,7 @@ func (v topView) sales(s *fleet.Snapshot) []topLine {
 			for at, n := range []int64{sale.Available, sale.Held, sale.Sold} {
 				units[at] = figure.Count(n)
 			}
-			l = append(l, barOf(sale, bar)...)
+			l = append(l, stockBar(sale, bar)...)
 		} else {
 			l.add(dim, "%-*s", bar, strings.Repeat("?", bar))
 		}
@@ -267,8 +267,8 @@ func (v topView) sales(s *fleet.Snapshot) []topLine {
 	return lines
 }
 
-// barOf draws the stock: sold, held and available units. What is not zero has at least one place.
-func barOf(sale *fleet.Sale, width int) []span {
+// stockBar draws the stock: sold, held and available units. What is not zero has at least one place.
+func stockBar(sale *fleet.Sale, width int) []span {
 	parts := []int64{sale.Sold, sale.Held, sale.Available}
 	cells := make([]int, len(parts))
 	used := 0
@@ -317,7 +317,7 @@ func (v topView) processes(s *fleet.Snapshot) []topLine {
 			kind = strings.ReplaceAll(kind, ", ", ",")[:16]
 		}
 		l.add(plain, figures,
-			kind, fmt.Sprintf("%.2f", p.CPU), bytesOf(p.MemoryBytes), rate(p.Connections), rate(p.PerSecond))
+			kind, fmt.Sprintf("%.2f", p.CPU), megabytes(p.MemoryBytes), rate(p.Connections), rate(p.PerSecond))
 		if len(p.Failing) > 0 {
 			l.add(red, " fails: %s", strings.Join(p.Failing, ", "))
 		}
@@ -354,7 +354,7 @@ func rate(perSecond float64) string {
 	return figure.Count(int64(math.Round(perSecond)))
 }
 
-func bytesOf(n float64) string {
+func megabytes(n float64) string {
 	if n >= 1<<30 {
 		return fmt.Sprintf("%.1f GB", n/(1<<30))
 	}
@@ -387,8 +387,8 @@ func ago(now, then time.Time) string {
 	return fmt.Sprintf("%dd", int(d.Hours()/24))
 }
 
-// widthOf is how many places a text takes.
-func widthOf(text string) (places int) {
+// textWidth is how many places a text takes.
+func textWidth(text string) (places int) {
 	for _, r := range text {
 		places += runeWidth(r)
 	}
@@ -410,7 +410,7 @@ func cutTo(text string, most int) (string, int) {
 
 // padded cuts a text to so many places, or fills it up.
 func padded(text string, places int) string {
-	if widthOf(text) > places && places > 1 {
+	if textWidth(text) > places && places > 1 {
 		text, _ = cutTo(text, places-1)
 		text += "…"
 	}

@@ -25,7 +25,7 @@ type balancer struct {
 	client *http.Client
 
 	mu       sync.Mutex
-	backends []*backendOf
+	backends []*balanced
 	next     int
 	killed   map[string]bool
 	// lost are requests that no ingress answered although none was killed.
@@ -36,8 +36,8 @@ type balancer struct {
 	accepted, failed map[string]int
 }
 
-// backendOf is an ingress.
-type backendOf struct {
+// balanced is an ingress.
+type balanced struct {
 	url, version string
 	ready        bool
 }
@@ -94,16 +94,16 @@ func (b *balancer) isReady(ctx context.Context, url string) bool {
 	return res.StatusCode == http.StatusOK
 }
 
-func (b *balancer) all() []*backendOf {
+func (b *balancer) all() []*balanced {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return append([]*backendOf(nil), b.backends...)
+	return append([]*balanced(nil), b.backends...)
 }
 
 func (b *balancer) add(url, version string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.backends = append(b.backends, &backendOf{url: url, version: version})
+	b.backends = append(b.backends, &balanced{url: url, version: version})
 }
 
 // remove forgets an ingress that has ended.
@@ -126,7 +126,7 @@ func (b *balancer) willKill(url string) {
 }
 
 // choose returns the next ingress that is ready and was not tried.
-func (b *balancer) choose(tried map[string]bool) (backendOf, bool) {
+func (b *balancer) choose(tried map[string]bool) (balanced, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for range b.backends {
@@ -135,7 +135,7 @@ func (b *balancer) choose(tried map[string]bool) (backendOf, bool) {
 			return *c, true
 		}
 	}
-	return backendOf{}, false
+	return balanced{}, false
 }
 
 func (b *balancer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -173,7 +173,7 @@ func (b *balancer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func (b *balancer) pass(w http.ResponseWriter, answer *http.Response, backend backendOf) error {
+func (b *balancer) pass(w http.ResponseWriter, answer *http.Response, backend balanced) error {
 	body, err := io.ReadAll(answer.Body)
 	_ = answer.Body.Close()
 	if err != nil {
@@ -192,7 +192,7 @@ func (b *balancer) pass(w http.ResponseWriter, answer *http.Response, backend ba
 	return nil
 }
 
-func (b *balancer) breaks(backend backendOf, err error) {
+func (b *balancer) breaks(backend balanced, err error) {
 	b.mu.Lock()
 	killed := b.killed[backend.url]
 	if killed {

@@ -40,9 +40,7 @@ func (f workerFlags) Validate() error {
 }
 
 type workCmd struct {
-	redisFlag
-	databaseFlag
-	keysFlags
+	storesFlags
 	workerFlags
 	profileFlag
 	DrainTimeout time.Duration `default:"10s" placeholder:"DURATION" help:"How long a stopping worker may take to finish started work (${default})."`
@@ -68,7 +66,7 @@ func (c *workCmd) Run(ctx context.Context, logger *slog.Logger) error {
 		return err
 	}
 	defer tracer.Close()
-	b, err := openControl(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, workerPostgresConns, logger,
+	b, err := c.open(ctx, workerPostgresConns, logger,
 		connect.Service("work"), connect.Traced(tracer))
 	if err != nil {
 		return err
@@ -78,29 +76,27 @@ func (c *workCmd) Run(ctx context.Context, logger *slog.Logger) error {
 		return err
 	}
 	warnOfSettings(ctx, b, reservation.WorkerRights, logger)
-	config := workerConfig(b, c.keysFlags, c.workerFlags, registry, logger)
-	config.Tracer = tracer
-	config.Consumer, config.DrainTimeout = consumer, c.DrainTimeout
+	config := workerConfig(b, c.workerFlags, registry, logger)
+	config.Tracer, config.Consumer, config.DrainTimeout = tracer, consumer, c.DrainTimeout
 	// Create the worker before serving /metrics: it registers the series.
 	runWorker, err := newWorker(c.RedisURL, config)
 	if err != nil {
 		return err
 	}
 
-	together, ctx := errgroup.WithContext(ctx)
-	together.Go(func() error { return c.serve(ctx, c.MetricsAddr, registry, b.ready) })
-	together.Go(func() error { return runWorker(ctx) })
-	return together.Wait()
+	running, ctx := errgroup.WithContext(ctx)
+	running.Go(func() error { return c.serve(ctx, c.MetricsAddr, registry, b.ready) })
+	running.Go(func() error { return runWorker(ctx) })
+	return running.Wait()
 }
 
 func workerConfig(
-	b *backend, keys keysFlags, flags workerFlags, registry prometheus.Registerer, logger *slog.Logger,
+	b *backend, flags workerFlags, registry prometheus.Registerer, logger *slog.Logger,
 ) fulfillment.WorkerConfig {
 	return fulfillment.WorkerConfig{
-		Pool: b.pool, Control: b.redis, Keys: keys.keys(), Store: b.store, Catalog: b.catalog,
+		Pool: b.pool, Control: b.redis, Keys: b.keys, Store: b.store, Catalog: b.catalog,
 		BatchMax: flags.BatchMax, MinIdle: flags.MinIdle, MaxDeliveries: flags.MaxDeliveries,
-		RetireAfter: flags.RetireAfter,
-		Logger:      logger, Registerer: registry,
+		RetireAfter: flags.RetireAfter, Logger: logger, Registerer: registry,
 	}
 }
 

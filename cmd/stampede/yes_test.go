@@ -31,7 +31,7 @@ func TestCommandsThatCannotBeUndoneNeedYes(t *testing.T) {
 	for _, leaf := range leaves(t) {
 		command := strings.Join(words(leaf), " ")
 		_, listed := forGood[command]
-		assert.Equal(t, flagOf(leaf, "yes") != nil, listed, "%s: does it have --yes, and is it in forGood?", command)
+		assert.Equal(t, findFlag(leaf, "yes") != nil, listed, "%s: does it have --yes, and is it in forGood?", command)
 	}
 	for command, args := range forGood {
 		t.Run(command, func(t *testing.T) {
@@ -53,7 +53,7 @@ func TestCommandsThatCannotBeUndoneNeedYes(t *testing.T) {
 	}
 }
 
-func flagOf(leaf *kong.Node, name string) *kong.Flag {
+func findFlag(leaf *kong.Node, name string) *kong.Flag {
 	for _, group := range leaf.AllFlags(false) {
 		for _, flag := range group {
 			if flag.Name == name {
@@ -72,8 +72,7 @@ func TestCommandsThatCannotBeUndoneAskOnTerminal(t *testing.T) {
 	_, err := s.pool.Exec(t.Context(), `INSERT INTO dead_letters (stream, entry_id, fields, reason, deliveries)
 		VALUES ('s', '1-1', '[]', 'rubbish', 1)`)
 	require.NoError(t, err)
-	status, output := s.run("relay", "add", "shop", "redis-stream://localhost:1/0?stream=s")
-	require.Equal(t, exitOK, status, output)
+	s.ends(exitOK, "relay", "add", "shop", "redis-stream://localhost:1/0?stream=s")
 	count := func(query string, args ...any) (n int) {
 		require.NoError(t, s.pool.QueryRow(t.Context(), query, args...).Scan(&n))
 		return n
@@ -131,6 +130,30 @@ func TestQuestionEndsBySignal(t *testing.T) {
 	assert.Contains(t, cmd.Output(), "is undone, and the sales and orders in what it made are deleted.")
 	assert.Equal(t, exitFailed, cmd.Stop().ExitCode())
 	cmd.WaitOutput(within, "nothing was done")
-	status, output := s.run("sale", "list")
-	assert.Equal(t, exitOK, status, output)
+	s.ends(exitOK, "sale", "list")
+}
+
+// Commands that check the database report missing constraints and indexes, with the SQL that restores them.
+func TestCommandsReportMissingGuard(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	_, err := s.pool.Exec(t.Context(), "DROP INDEX orders_one_live_per_user, orders_ended_of_user")
+	require.NoError(t, err)
+	const (
+		what = "the unique index orders_one_live_per_user of the table orders is missing"
+		mend = "CREATE UNIQUE INDEX orders_one_live_per_user ON ONLY orders USING btree (user_id, sale_id)"
+	)
+	for _, args := range [][]string{{"doctor"}, {"audit"}, {"reconcile", "--explain"}, {"migrate", "status"}} {
+		output := s.ends(exitFailed, args...)
+		require.Contains(t, output, what)
+		require.Contains(t, output, mend)
+	}
+
+	worker := s.worker("worker")
+	worker.Start()
+	line := worker.WaitOutput(within, what)
+	require.Contains(t, line, "level=ERROR")
+	require.Contains(t, line, mend)
+	require.Contains(t, worker.WaitOutput(within, "the index orders_ended_of_user of the table orders is missing"), "level=WARN")
+	require.Equal(t, exitOK, worker.Stop().ExitCode(), "the worker runs without it")
 }

@@ -33,14 +33,14 @@ func (w *window) sum() (all measured) {
 func (f *Fleet) snapshot(now time.Time) *Snapshot {
 	s := &Snapshot{
 		At: now, Postgres: f.postgres.shown(), Redis: f.redis.shown(),
-		DeadLetters: f.desk.letters, Rebuilds: []Rebuild{}, Audit: f.desk.audit,
+		DeadLetters: f.records.letters, Rebuilds: []Rebuild{}, Audit: f.records.audit,
 		Processes: make([]Process, 0, len(f.processes)), Troubles: []Trouble{}, RedisNodes: []RedisNode{},
 	}
 	for i := range f.nodes {
 		s.RedisNodes = append(s.RedisNodes, f.nodes[i].shown())
 	}
 	if f.postgres.up { // else nobody can say what they are doing
-		s.Rebuilds = append(s.Rebuilds, f.desk.rebuilds...)
+		s.Rebuilds = append(s.Rebuilds, f.records.rebuilds...)
 	}
 	var gained increase
 	var fresh measured
@@ -72,7 +72,7 @@ func (f *Fleet) snapshot(now time.Time) *Snapshot {
 	s.Rates.AnswerP50, s.Rates.AnswerP99 = all.answers.quantile(0.5), all.answers.quantile(0.99)
 	s.Rates.DurableP50, s.Rates.DurableP99 = all.durable.quantile(0.5), all.durable.quantile(0.99)
 	streams := f.streams()
-	s.Rates.Backlog, s.Rates.OldestWaiting, s.Rates.BacklogKnown = backlogOf(streams)
+	s.Rates.Backlog, s.Rates.OldestWaiting, s.Rates.BacklogKnown = addBacklogs(streams)
 	f.showSales(s, &gained, salesCounted)
 	f.troubles.update(f, s, round{gained: &gained, ended: ended, streams: streams})
 	return s
@@ -86,27 +86,27 @@ func (f *Fleet) streams() map[string]streamSample {
 			continue
 		}
 		for name, says := range p.last.streams {
-			of := streams[name]
-			of.reads = of.reads || says.reads
+			sum := streams[name]
+			sum.reads = sum.reads || says.reads
 			if says.known {
-				of.known = true
-				of.waiting, of.oldest = max(of.waiting, says.waiting), max(of.oldest, says.oldest)
+				sum.known = true
+				sum.waiting, sum.oldest = max(sum.waiting, says.waiting), max(sum.oldest, says.oldest)
 			}
-			streams[name] = of
+			streams[name] = sum
 		}
 	}
 	return streams
 }
 
-// backlogOf adds up the streams. It is unknown if no worker can say it of a stream.
-func backlogOf(streams map[string]streamSample) (orders int64, oldest time.Duration, known bool) {
+// addBacklogs adds up the streams. It is unknown if no worker can say it of a stream.
+func addBacklogs(streams map[string]streamSample) (orders int64, oldest time.Duration, known bool) {
 	known = len(streams) > 0
 	for _, name := range slices.Sorted(maps.Keys(streams)) {
-		of := streams[name]
-		known = known && of.known
-		orders += int64(of.waiting)
-		if of.waiting > 0 { // else the first entry is one that is done and not trimmed yet
-			oldest = max(oldest, seconds(of.oldest))
+		stream := streams[name]
+		known = known && stream.known
+		orders += int64(stream.waiting)
+		if stream.waiting > 0 { // else the first entry is one that is done and not trimmed yet
+			oldest = max(oldest, seconds(stream.oldest))
 		}
 	}
 	return orders, oldest, known

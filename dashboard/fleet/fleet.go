@@ -59,7 +59,7 @@ type Fleet struct {
 	slowBusy  atomic.Bool
 	sales     knownSales
 	funnels   funnels
-	desk      desk
+	records   records
 	nodes     []node
 	nodesAt   time.Time
 	troubles  troubles
@@ -112,7 +112,7 @@ func (f *Fleet) Run(ctx context.Context) error {
 func (f *Fleet) close() {
 	f.background.Wait()
 	for _, p := range f.processes {
-		p.of.client.CloseIdleConnections()
+		p.target.client.CloseIdleConnections()
 	}
 }
 
@@ -160,7 +160,7 @@ func (f *Fleet) scrapeAll(ctx context.Context) (waits []<-chan struct{}) {
 		done := f.start(&p.busy, func() {
 			limited, cancel := context.WithTimeout(ctx, roundTimeout)
 			defer cancel()
-			s, err := p.of.scrape(limited, p.url)
+			s, err := p.target.scrape(limited, p.url)
 			if ctx.Err() != nil {
 				return
 			}
@@ -208,7 +208,7 @@ func (f *Fleet) publish(now time.Time) {
 	defer f.mu.Unlock()
 	s := f.snapshot(now)
 	s.Number = f.newest.Load().Number + 1
-	f.history.add(pointOf(s))
+	f.history.add(newPoint(s))
 	f.newest.Store(s)
 	close(f.changed)
 	f.changed = make(chan struct{})

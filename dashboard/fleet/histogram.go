@@ -17,8 +17,8 @@ type histogram struct {
 	bounds, counts []float64
 }
 
-// histogramOf adds up all series of a histogram.
-func histogramOf(family *dto.MetricFamily) histogram {
+// addHistograms adds up all series of a histogram.
+func addHistograms(family *dto.MetricFamily) histogram {
 	var total histogram
 	for i, m := range family.GetMetric() {
 		if i == seriesMax {
@@ -31,7 +31,7 @@ func histogramOf(family *dto.MetricFamily) histogram {
 		var one histogram
 		for _, b := range buckets {
 			one.bounds = append(one.bounds, b.GetUpperBound())
-			one.counts = append(one.counts, figureOf(float64(b.GetCumulativeCount())))
+			one.counts = append(one.counts, finite(float64(b.GetCumulativeCount())))
 		}
 		if one.valid() {
 			total = total.plus(one)

@@ -29,7 +29,7 @@ func (h *history) points() []Point {
 	return slices.Concat(h.ring[h.next:], h.ring[:h.next])
 }
 
-func pointOf(s *Snapshot) Point {
+func newPoint(s *Snapshot) Point {
 	p := Point{At: s.At, Rates: s.Rates, Sales: make(map[uuid.UUID]SalePoint, len(s.Sales))}
 	for i := range s.Sales {
 		sale := &s.Sales[i]

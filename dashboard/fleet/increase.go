@@ -89,11 +89,11 @@ func (i *increase) add(p *increase) {
 		if i.sales == nil {
 			i.sales = make(map[uuid.UUID]outcomes)
 		}
-		of := i.sales[id]
+		sum := i.sales[id]
 		for at := range more {
-			of[at] += p.perSecond(more[at])
+			sum[at] += p.perSecond(more[at])
 		}
-		i.sales[id] = of
+		i.sales[id] = sum
 	}
 }
 

@@ -119,7 +119,7 @@ stampede_orders_total{outcome="confirmed"} %d
 // newFleet returns a fleet of a shop with its own database and keys, which the test plays round by round.
 func newFleet(t testing.TB, targets ...string) (*Fleet, *testshop.Shop) {
 	t.Helper()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	return fleetOf(t, s.Pool, s, targets...), s
 }
 
@@ -182,8 +182,8 @@ func countedPool(t testing.TB) (*pgxpool.Pool, *counting) {
 	return pool, count
 }
 
-// troublesOf are the anchors of the troubles.
-func troublesOf(s *Snapshot) (anchors []string) {
+// anchors are the anchors of the troubles.
+func anchors(s *Snapshot) (anchors []string) {
 	for _, trouble := range s.Troubles {
 		anchors = append(anchors, trouble.Runbook)
 	}

@@ -20,11 +20,11 @@ const (
 
 // process is one scraped process. All fields below busy are guarded by Fleet.mu.
 type process struct {
-	of    *target
-	place int        // of its target in the configuration
-	addr  netip.Addr // the zero value for the target's host
-	url   string
-	name  string // url without user and password
+	target *target
+	place  int        // of its target in the configuration
+	addr   netip.Addr // the zero value for the target's host
+	url    string
+	name   string // url without user and password
 
 	busy atomic.Bool
 

@@ -59,7 +59,7 @@ func (f *Fleet) list(n *named, found []netip.Addr, err error, now time.Time) {
 	}
 	known := map[netip.Addr]*process{}
 	for _, p := range f.processes {
-		if p.of == n.target {
+		if p.target == n.target {
 			known[p.addr] = p
 		}
 	}
@@ -72,7 +72,7 @@ func (f *Fleet) list(n *named, found []netip.Addr, err error, now time.Time) {
 	}
 	if err == nil { // else the addresses are as before, as far as is known
 		f.processes = slices.DeleteFunc(f.processes, func(p *process) bool {
-			return p.of == n.target && !p.up && now.Sub(p.listedAt) > forgetAfter
+			return p.target == n.target && !p.up && now.Sub(p.listedAt) > forgetAfter
 		})
 	}
 	slices.SortStableFunc(f.processes, func(a, b *process) int {

@@ -64,7 +64,7 @@ func (f *Fleet) showSales(s *Snapshot, gained *increase, ratesKnown bool) {
 			PaymentWindow: listed.PaymentWindow, Stock: listed.Stock,
 			Rates: gained.sales[listed.ID].rates(), RatesKnown: ratesKnown,
 		}
-		funnel, funnelKnown := f.funnels.of[listed.ID]
+		funnel, funnelKnown := f.funnels.counted[listed.ID]
 		if funnelKnown {
 			sale.Funnel, sale.FunnelKnown, sale.FunnelAt = funnel.counted, true, funnel.at
 		}
@@ -89,14 +89,14 @@ func (f *Fleet) whyShut(sale *catalog.CountResult, rebuilds []Rebuild) string {
 	for shard := range layout.Shards {
 		p := layout.Partition(shard)
 		state, inspected := f.sales.states[p]
-		verified, recorded := f.desk.servers[p]
+		verified, recorded := f.records.servers[p]
 		switch {
 		case !inspected:
 		case !state.Recorded:
 			why = "no worker has published it to Redis"
 		case !state.Known:
 			why = fmt.Sprintf("the Redis server of partition %d is not verified: it was restarted, replaced or set back", p)
-		case recorded && f.desk.at.After(state.Now.Add(-deskTrusted)) && verified != state.RunID:
+		case recorded && f.records.at.After(state.Now.Add(-recordsTrusted)) && verified != state.RunID:
 			why = fmt.Sprintf("the Redis server of partition %d is not the one that workers have verified", p)
 		}
 	}

@@ -143,7 +143,7 @@ func read(page []byte) (s *sample, err error) {
 	if families[metricBuild] == nil && families[metricPurchases] == nil && families[metricFailing] == nil {
 		return nil, errNotStampede
 	}
-	return sampleOf(families), nil
+	return readSample(families), nil
 }
 
 // keepWanted returns the lines with metrics that are read, and with their types.
@@ -167,11 +167,11 @@ func keepWanted(page []byte) []byte {
 	return kept
 }
 
-func sampleOf(families map[string]*dto.MetricFamily) *sample {
+func readSample(families map[string]*dto.MetricFamily) *sample {
 	s := &sample{
 		sales: map[uuid.UUID]outcomes{}, streams: map[string]streamSample{}, relayTargets: map[string]relaySample{},
 	}
-	each(families[metricBuild], func(l labels, _ float64) { s.version = l.of("version") })
+	each(families[metricBuild], func(l labels, _ float64) { s.version = l.value("version") })
 	s.start, s.cpu, s.memory = sum(families[metricStart]), sum(families[metricCPU]), sum(families[metricMemory])
 	s.readIngress(families)
 	s.readWorker(families)
@@ -186,7 +186,7 @@ func (s *sample) readIngress(families map[string]*dto.MetricFamily) {
 	s.connections, s.inFlight = sum(families[metricConnections]), sum(families[metricInFlight])
 	s.inFlightLimit = sum(families[metricInFlightLimit])
 	each(families[metricPurchases], func(l labels, v float64) {
-		switch l.of("verdict") {
+		switch l.value("verdict") {
 		case "reserved", "replayed":
 			s.purchases[accepted] += v
 		case "overloaded":
@@ -200,26 +200,26 @@ func (s *sample) readIngress(families map[string]*dto.MetricFamily) {
 			s.purchases[refused] += v
 		}
 	})
-	each(families[metricReceiptSecret], func(l labels, _ float64) { s.receiptSecret = l.of("fingerprint") })
+	each(families[metricReceiptSecret], func(l labels, _ float64) { s.receiptSecret = l.value("fingerprint") })
 	s.salesCounted = families[metricSalePurchases] != nil
 	each(families[metricSalePurchases], func(l labels, v float64) {
-		id, err := uuid.Parse(l.of("sale"))
-		place := slices.Index([]string{"accepted", "refused", "shed", "failed"}, l.of("outcome"))
+		id, err := uuid.Parse(l.value("sale"))
+		place := slices.Index([]string{"accepted", "refused", "shed", "failed"}, l.value("outcome"))
 		if err != nil || place < 0 {
 			return // all other sales together, or of a newer version
 		}
-		of := s.sales[id]
-		of[place] += v
-		s.sales[id] = of
+		one := s.sales[id]
+		one[place] += v
+		s.sales[id] = one
 	})
-	s.answers = histogramOf(families[metricPurchaseSeconds])
+	s.answers = addHistograms(families[metricPurchaseSeconds])
 	each(families[metricOperatorsFile], func(_ labels, v float64) { s.operatorsFile = v == 0 })
 }
 
 func (s *sample) readWorker(families map[string]*dto.MetricFamily) {
 	s.worker = families[metricFailing] != nil
 	each(families[metricOrders], func(l labels, v float64) {
-		switch l.of("outcome") {
+		switch l.value("outcome") {
 		case "confirmed":
 			s.recorded += v
 		case "rejected":
@@ -229,25 +229,25 @@ func (s *sample) readWorker(families map[string]*dto.MetricFamily) {
 		}
 	})
 	each(families[metricRebuilds], func(l labels, v float64) {
-		if reason := l.of("reason"); reason != "by-hand" && reason != "reconciled" {
+		if reason := l.value("reason"); reason != "by-hand" && reason != "reconciled" {
 			s.rebuilds += v
 		}
 	})
-	s.durable = histogramOf(families[metricDurableSeconds])
-	stream := func(name string, set func(of *streamSample, v float64)) {
+	s.durable = addHistograms(families[metricDurableSeconds])
+	stream := func(name string, set func(one *streamSample, v float64)) {
 		each(families[name], func(l labels, v float64) {
-			of := s.streams[l.of("stream")]
-			set(&of, v)
-			s.streams[l.of("stream")] = of
+			one := s.streams[l.value("stream")]
+			set(&one, v)
+			s.streams[l.value("stream")] = one
 		})
 	}
-	stream(metricWaiting, func(of *streamSample, v float64) { of.waiting, of.known = v, true })
-	stream(metricOldest, func(of *streamSample, v float64) { of.oldest = v })
-	stream(metricReachable, func(of *streamSample, v float64) { of.known = of.known && v != 0 })
-	stream(metricReaders, func(of *streamSample, v float64) { of.reads = v != 0 })
+	stream(metricWaiting, func(one *streamSample, v float64) { one.waiting, one.known = v, true })
+	stream(metricOldest, func(one *streamSample, v float64) { one.oldest = v })
+	stream(metricReachable, func(one *streamSample, v float64) { one.known = one.known && v != 0 })
+	stream(metricReaders, func(one *streamSample, v float64) { one.reads = v != 0 })
 	each(families[metricFailing], func(l labels, v float64) {
 		if v > 0 {
-			s.failing = append(s.failing, l.of("step"))
+			s.failing = append(s.failing, l.value("step"))
 		}
 	})
 	slices.Sort(s.failing)
@@ -255,18 +255,18 @@ func (s *sample) readWorker(families map[string]*dto.MetricFamily) {
 
 func (s *sample) readRelay(families map[string]*dto.MetricFamily) {
 	each(families[metricRelayDelivered], func(_ labels, v float64) { s.delivered += v })
-	target := func(name string, set func(of *relaySample, l labels, v float64)) {
+	target := func(name string, set func(one *relaySample, l labels, v float64)) {
 		each(families[name], func(l labels, v float64) {
-			of := s.relayTargets[l.of("target")]
-			set(&of, l, v)
-			s.relayTargets[l.of("target")] = of
+			one := s.relayTargets[l.value("target")]
+			set(&one, l, v)
+			s.relayTargets[l.value("target")] = one
 		})
 	}
-	target(metricRelayLag, func(of *relaySample, _ labels, v float64) { of.lag = v })
-	target(metricRelayFailing, func(of *relaySample, _ labels, v float64) { of.failing = v })
-	target(metricRelayHeld, func(of *relaySample, _ labels, v float64) { of.held = v })
-	target(metricRelayState, func(of *relaySample, l labels, v float64) {
-		of.disabled = of.disabled || l.of("state") == "disabled" && v == 1
+	target(metricRelayLag, func(one *relaySample, _ labels, v float64) { one.lag = v })
+	target(metricRelayFailing, func(one *relaySample, _ labels, v float64) { one.failing = v })
+	target(metricRelayHeld, func(one *relaySample, _ labels, v float64) { one.held = v })
+	target(metricRelayState, func(one *relaySample, l labels, v float64) {
+		one.disabled = one.disabled || l.value("state") == "disabled" && v == 1
 	})
 }
 
@@ -297,8 +297,8 @@ func (s *sample) readers() []string {
 
 type labels []*dto.LabelPair
 
-// of returns the value of a label, bounded and printable.
-func (l labels) of(name string) string {
+// value returns the value of a label, bounded and printable.
+func (l labels) value(name string) string {
 	for _, pair := range l {
 		if pair.GetName() == name {
 			return printable(pair.GetValue())
@@ -322,7 +322,7 @@ func each(family *dto.MetricFamily, do func(l labels, value float64)) {
 		default:
 			v = m.Untyped.GetValue()
 		}
-		do(m.Label, figureOf(v))
+		do(m.Label, finite(v))
 	}
 }
 
@@ -331,9 +331,9 @@ func sum(family *dto.MetricFamily) (total float64) {
 	return total
 }
 
-// figureOf makes a number of another process safe to show and to add: what is infinite, negative or not a number
+// finite makes a number of another process safe to show and to add: what is infinite, negative or not a number
 // counts as nothing.
-func figureOf(v float64) float64 {
+func finite(v float64) float64 {
 	const most = 1e15 // is exact in a float64, with room to add
 	if math.IsNaN(v) || v < 0 || math.IsInf(v, 0) {
 		return 0

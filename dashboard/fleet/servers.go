@@ -49,8 +49,8 @@ func (s *server) note(err error, at time.Time) {
 			return
 		}
 	}
-	if of := (*net.OpError)(nil); errors.As(err, &of) {
-		err = of // without what was wanted of the server
+	if network := (*net.OpError)(nil); errors.As(err, &network) {
+		err = network // without what was wanted of the server
 	}
 	s.err = shortened(err.Error(), errorMax)
 	if s.up {
@@ -61,12 +61,12 @@ func (s *server) note(err error, at time.Time) {
 func (s *server) shown() Server { return Server{Reachable: s.up, Since: s.since, Error: s.err} }
 
 func isTimeout(err error) bool {
-	var of net.Error
-	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &of) && of.Timeout()
+	var network net.Error
+	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &network) && network.Timeout()
 }
 
 // lookIntoServers begins the looks of a round, and returns what to wait for. Postgres is asked for the sales, and for
-// either the desk or the funnels of some sales: two looks at most.
+// either the records or the funnels of some sales: two looks at most.
 func (f *Fleet) lookIntoServers(ctx context.Context, now time.Time) (waits []<-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -79,7 +79,7 @@ func (f *Fleet) lookIntoServers(ctx context.Context, now time.Time) (waits []<-c
 		if len(due) > 0 {
 			f.lookAtFunnels(ctx, due)
 		} else {
-			f.lookAtDesk(ctx)
+			f.lookAtRecords(ctx)
 		}
 	})
 	if slow != nil && len(due) == 0 && f.postgres.up {

@@ -18,7 +18,7 @@ import (
 // A look more would be a look a second for each of the operators who watch.
 func TestWatchersAddNoLooks(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	s.Open(t, 10)
 	looksOf := func(watchers int) (perSnapshot float64) {
 		pool, count := countedPool(t)
@@ -60,11 +60,10 @@ func TestPostgresGoneAndBack(t *testing.T) {
 		for _, statement := range []string{
 			fmt.Sprintf("ALTER SYSTEM SET default_transaction_read_only = %t", isReadOnly), "SELECT pg_reload_conf()",
 		} {
-			_, err := s.Pool.Exec(t.Context(), statement)
-			require.NoError(t, err)
+			require.NoError(t, s.Exec(t, statement))
 		}
 		f.play(t, "it is shown whether Postgres takes writes", func(x *Snapshot) bool {
-			return x.Postgres.Reachable && slices.Contains(troublesOf(x), atPostgresGone) == isReadOnly
+			return x.Postgres.Reachable && slices.Contains(anchors(x), atPostgresGone) == isReadOnly
 		})
 	}
 
@@ -74,9 +73,9 @@ func TestPostgresGoneAndBack(t *testing.T) {
 	})
 	since := snapshot.Postgres.Since
 	require.NotEmpty(t, snapshot.Postgres.Error)
-	of := saleIn(snapshot, sale)
-	require.Equal(t, int64(10), of.Stock, "as it was last read")
-	require.False(t, of.UnitsKnown)
+	shown := saleIn(snapshot, sale)
+	require.Equal(t, int64(10), shown.Stock, "as it was last read")
+	require.False(t, shown.UnitsKnown)
 	require.Equal(t, atPostgresGone, snapshot.Troubles[0].Runbook)
 	require.Equal(t, Critical, snapshot.Troubles[0].Severity)
 	f.round(t.Context())
@@ -87,13 +86,13 @@ func TestPostgresGoneAndBack(t *testing.T) {
 	require.NoError(t, own.Restart(t.Context()))
 	snapshot = f.play(t, "Postgres is back", known)
 	require.True(t, snapshot.Postgres.Since.After(since))
-	require.NotContains(t, troublesOf(snapshot), atPostgresGone)
+	require.NotContains(t, anchors(snapshot), atPostgresGone)
 }
 
 func TestRedisGoneAndBack(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
-	s := testshop.NewShopOn(t, testkit.Pool(t), own.URL, testkit.Keys(t))
+	s := testshop.NewShopOn(t, testshop.Options{RedisURL: own.URL})
 	sale := s.Open(t, 10)
 	f := fleetOf(t, s.Pool, s)
 	known := func(x *Snapshot) bool { return saleIn(x, sale).UnitsKnown }
@@ -106,7 +105,7 @@ func TestRedisGoneAndBack(t *testing.T) {
 	})
 	require.True(t, snapshot.SalesRead)
 	require.False(t, saleIn(snapshot, sale).UnitsKnown)
-	require.Contains(t, troublesOf(snapshot), atRedisGone)
+	require.Contains(t, anchors(snapshot), atRedisGone)
 
 	// It is back with all of its data, and sells nothing until a worker has verified it.
 	require.NoError(t, own.Restart(t.Context()))
@@ -127,7 +126,7 @@ func TestRedisGoneAndBack(t *testing.T) {
 func TestFrozenRedisDelaysNoSnapshot(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
-	s := testshop.NewShopOn(t, testkit.Pool(t), own.URL, testkit.Keys(t))
+	s := testshop.NewShopOn(t, testshop.Options{RedisURL: own.URL})
 	s.Open(t, 10)
 	f := fleetOf(t, s.Pool, s)
 	f.play(t, "Redis answers", func(x *Snapshot) bool { return x.Redis.Reachable })

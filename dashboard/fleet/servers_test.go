@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/test/testkit"
-	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
 	"stampede/reservation"
 	"stampede/upkeep/rebuild"
@@ -38,9 +37,9 @@ func TestSalesAreShownWithUnitsAndFunnel(t *testing.T) {
 	s.Buy(t, plain, "bob")
 	s.Buy(t, paid.ID, "ann")
 	s.Buy(t, paid.ID, "bob")
-	testwork.Fulfil(s, t)
+	testwork.Fulfil(t, s)
 	s.Buy(t, plain, "cid") // not recorded yet
-	require.NoError(t, testshop.ExecSQL(t, s, "UPDATE orders SET status = 'paid' WHERE user_id = 'ann' AND sale_id = '"+paid.ID.String()+"'"))
+	require.NoError(t, s.Exec(t, "UPDATE orders SET status = 'paid' WHERE user_id = 'ann' AND sale_id = $1", paid.ID))
 
 	snapshot := f.play(t, "both sales are counted", func(x *Snapshot) bool {
 		return saleIn(x, plain).UnitsKnown && saleIn(x, plain).FunnelKnown && saleIn(x, paid.ID).UnitsKnown &&
@@ -50,16 +49,16 @@ func TestSalesAreShownWithUnitsAndFunnel(t *testing.T) {
 	require.True(t, snapshot.Redis.Reachable)
 	require.True(t, snapshot.SalesRead)
 	require.Equal(t, paid.ID, snapshot.Sales[0].ID, "the newest first")
-	of := saleIn(snapshot, plain)
-	require.Equal(t, []int64{10, 7, 1, 2}, []int64{of.Stock, of.Available, of.Held, of.Sold})
-	require.Equal(t, Funnel{Accepted: 2, Confirmed: 2}, of.Funnel)
-	require.Equal(t, reservation.StateOpen, of.State)
-	require.Empty(t, of.Shut)
-	of = saleIn(snapshot, paid.ID)
-	require.Equal(t, []int64{20, 18, 1, 1}, []int64{of.Stock, of.Available, of.Held, of.Sold})
-	require.Equal(t, Funnel{Accepted: 2, Confirmed: 1, Paid: 1}, of.Funnel)
-	require.Equal(t, "to be paid", of.Name)
-	require.Equal(t, time.Hour, of.PaymentWindow)
+	shown := saleIn(snapshot, plain)
+	require.Equal(t, []int64{10, 7, 1, 2}, []int64{shown.Stock, shown.Available, shown.Held, shown.Sold})
+	require.Equal(t, Funnel{Accepted: 2, Confirmed: 2}, shown.Funnel)
+	require.Equal(t, reservation.StateOpen, shown.State)
+	require.Empty(t, shown.Shut)
+	shown = saleIn(snapshot, paid.ID)
+	require.Equal(t, []int64{20, 18, 1, 1}, []int64{shown.Stock, shown.Available, shown.Held, shown.Sold})
+	require.Equal(t, Funnel{Accepted: 2, Confirmed: 1, Paid: 1}, shown.Funnel)
+	require.Equal(t, "to be paid", shown.Name)
+	require.Equal(t, time.Hour, shown.PaymentWindow)
 
 	points := f.History()
 	require.Equal(t, SalePoint{Available: 7, Held: 1, Sold: 2, Known: true}, points[len(points)-1].Sales[plain])
@@ -130,7 +129,7 @@ func TestRebuildIsSeen(t *testing.T) {
 	sale := s.Open(t, 10)
 	f.play(t, "the sale is counted", func(x *Snapshot) bool { return saleIn(x, sale).UnitsKnown })
 	hold := s.HoldSale(t, sale)
-	r := testwork.Rebuilder(s, t)
+	r := testwork.Rebuilder(t, s)
 	done := make(chan error, 1)
 	go func() {
 		_, err := r.Partition(context.Background(), 0, rebuild.ReasonByHand)
@@ -166,7 +165,7 @@ func TestDeskIsShown(t *testing.T) {
 			VALUES (gen_random_uuid(), 3, 'server', 'a process that died', now() - interval '1 hour', now() - interval '11 s',
 				'close', 0, 0)`,
 	} {
-		require.NoError(t, testshop.ExecSQL(t, s, statement))
+		require.NoError(t, s.Exec(t, statement))
 	}
 	snapshot := f.play(t, "the desk is read", func(x *Snapshot) bool { return x.Audit != nil })
 	require.EqualValues(t, 1, snapshot.DeadLetters)
@@ -174,7 +173,7 @@ func TestDeskIsShown(t *testing.T) {
 	require.Equal(t, []string{"S5"}, snapshot.Audit.Unchecked)
 	require.Equal(t, "ann", snapshot.Audit.Operator)
 	require.Empty(t, snapshot.Rebuilds, "that of a dead process")
-	require.Equal(t, []string{atPromiseBroken, atAuditOld, atDeadLetterParked}, troublesOf(snapshot))
+	require.Equal(t, []string{atPromiseBroken, atAuditOld, atDeadLetterParked}, anchors(snapshot))
 	require.WithinDuration(t, time.Now().Add(-time.Hour), snapshot.Troubles[2].Since, time.Minute)
 }
 
@@ -192,10 +191,10 @@ func TestFunnelsAreCountedWithinTheirShare(t *testing.T) {
 	require.Len(t, f.funnels.due(listed, noon), first, "a large sale is counted by itself")
 	require.Nil(t, f.funnels.due(listed, noon), "the turn of the desk")
 	for i, sale := range listed[:first] {
-		if f.funnels.of == nil {
-			f.funnels.of = map[uuid.UUID]countedFunnel{}
+		if f.funnels.counted == nil {
+			f.funnels.counted = map[uuid.UUID]countedFunnel{}
 		}
-		f.funnels.of[sale.ID] = countedFunnel{at: at(float64(-i))}
+		f.funnels.counted[sale.ID] = countedFunnel{at: at(float64(-i))}
 	}
 	require.Equal(t, []uuid.UUID{listed[first].ID}, f.funnels.due(listed, noon), "never counted before")
 	f.funnels.after = at(5)

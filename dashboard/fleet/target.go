@@ -88,7 +88,7 @@ func (t *target) process(addr netip.Addr, place int) *process {
 	shown.User = nil
 	now := time.Now()
 	return &process{
-		of: t, addr: addr, place: place, url: u.String(), name: shown.String(), listedAt: now, since: now,
+		target: t, addr: addr, place: place, url: u.String(), name: shown.String(), listedAt: now, since: now,
 	}
 }
 

@@ -89,20 +89,20 @@ type lasting struct {
 	after, hold time.Duration
 }
 
-// is notes a trouble that is seen now. The key tells it from others; the text may change.
-func (t *troubles) is(key string, severity Severity, runbook string, text string, a ...any) *lasting {
+// raise notes a trouble that is seen now. The key tells it from others; the text may change.
+func (t *troubles) raise(key string, severity Severity, runbook string, text string, a ...any) *lasting {
 	key = runbook + " " + key
-	of := t.known[key]
-	if of == nil {
-		of = &lasting{Trouble: Trouble{Since: t.now, Runbook: runbook}}
-		t.known[key] = of
+	one := t.known[key]
+	if one == nil {
+		one = &lasting{Trouble: Trouble{Since: t.now, Runbook: runbook}}
+		t.known[key] = one
 	}
-	of.Severity, of.Text, of.seen = severity, fmt.Sprintf(text, a...), t.now
-	return of
+	one.Severity, one.Text, one.seen = severity, fmt.Sprintf(text, a...), t.now
+	return one
 }
 
-// from sets since when the trouble lasts, if that is known better.
-func (l *lasting) from(since time.Time) *lasting {
+// since sets since when the trouble lasts, if that is known better.
+func (l *lasting) since(since time.Time) *lasting {
 	l.Since = since
 	return l
 }
@@ -113,19 +113,19 @@ func (t *troubles) update(f *Fleet, s *Snapshot, r round) {
 	if t.known == nil {
 		t.known = map[string]*lasting{}
 	}
-	t.ofServers(f, s)
-	t.ofProcesses(f, s, r)
-	t.ofPurchases(s, r)
-	t.ofOrders(f, s, r)
-	t.ofSales(s)
-	t.ofAudit(f, s)
-	for key, of := range t.known {
-		if t.now.Sub(of.seen) > of.hold {
+	t.checkServers(f, s)
+	t.checkProcesses(f, s, r)
+	t.checkPurchases(s, r)
+	t.checkOrders(f, s, r)
+	t.checkSales(s)
+	t.checkAudit(f, s)
+	for key, one := range t.known {
+		if t.now.Sub(one.seen) > one.hold {
 			delete(t.known, key)
 			continue
 		}
-		if t.now.Sub(of.Since) >= of.after {
-			s.Troubles = append(s.Troubles, of.Trouble)
+		if t.now.Sub(one.Since) >= one.after {
+			s.Troubles = append(s.Troubles, one.Trouble)
 		}
 	}
 	slices.SortFunc(s.Troubles, func(a, b Trouble) int {
@@ -136,23 +136,23 @@ func (t *troubles) update(f *Fleet, s *Snapshot, r round) {
 	}
 }
 
-func (t *troubles) ofServers(f *Fleet, s *Snapshot) {
+func (t *troubles) checkServers(f *Fleet, s *Snapshot) {
 	if !s.Postgres.Reachable && s.Postgres.Error != "" {
-		t.is("", Critical, atPostgresGone, "Postgres does not answer: %s", s.Postgres.Error).from(s.Postgres.Since)
+		t.raise("", Critical, atPostgresGone, "Postgres does not answer: %s", s.Postgres.Error).since(s.Postgres.Since)
 	}
-	if s.Postgres.Reachable && f.desk.readOnly {
-		t.is("", Critical, atPostgresGone, "Postgres takes no writes (stampede doctor says why)")
+	if s.Postgres.Reachable && f.records.readOnly {
+		t.raise("", Critical, atPostgresGone, "Postgres takes no writes (stampede doctor says why)")
 	}
 	if !s.Redis.Reachable && s.Redis.Error != "" {
-		t.is("", Critical, atRedisGone, "Redis does not answer: %s", s.Redis.Error).from(s.Redis.Since)
+		t.raise("", Critical, atRedisGone, "Redis does not answer: %s", s.Redis.Error).since(s.Redis.Since)
 	}
 	if !s.Redis.Reachable {
 		return
 	}
 	for _, n := range f.nodes {
 		if !n.health.up && n.health.err != "" {
-			t.is(n.Name, Critical, atRedisGone, "Redis %s does not answer, and its sales sell nothing: %s",
-				n.Name, n.health.err).from(n.health.since)
+			t.raise(n.Name, Critical, atRedisGone, "Redis %s does not answer, and its sales sell nothing: %s",
+				n.Name, n.health.err).since(n.health.since)
 		}
 		if n.MaxBytes > 0 {
 			share := float64(n.UsedBytes) / float64(n.MaxBytes)
@@ -161,43 +161,43 @@ func (t *troubles) ofServers(f *Fleet, s *Snapshot) {
 				severity = Critical
 			}
 			if share >= memoryWarning {
-				t.is(n.Name, severity, atRedisMemory, "Redis %s uses %.0f %% of its memory: without memory it sells nothing",
+				t.raise(n.Name, severity, atRedisMemory, "Redis %s uses %.0f %% of its memory: without memory it sells nothing",
 					n.Name, 100*share)
 			}
 		}
 		if n.LogFails {
-			t.is(n.Name, Critical, atRedisSync, "Redis %s cannot write its log to the disk", n.Name)
+			t.raise(n.Name, Critical, atRedisSync, "Redis %s cannot write its log to the disk", n.Name)
 		} else if !n.delayedAt.IsZero() && t.now.Sub(n.delayedAt) < time.Minute {
-			t.is(n.Name, Warning, atRedisSync, "Redis %s waits for its disk: it delays purchases to sync its log", n.Name)
+			t.raise(n.Name, Warning, atRedisSync, "Redis %s waits for its disk: it delays purchases to sync its log", n.Name)
 		}
 	}
 }
 
-func (t *troubles) ofProcesses(f *Fleet, s *Snapshot, r round) {
-	upOf, knownOf := map[string]int{}, map[string]int{}
+func (t *troubles) checkProcesses(f *Fleet, s *Snapshot, r round) {
+	up, known := map[string]int{}, map[string]int{}
 	for i := range s.Processes {
 		p := &s.Processes[i]
 		for part := range strings.SplitSeq(p.Kind, ", ") {
-			knownOf[part]++
+			known[part]++
 			if p.Up {
-				upOf[part]++
+				up[part]++
 			}
 		}
 		if p.Up || p.Error == "" { // without an error it was not asked yet
 			continue
 		}
 		what := cmp.Or(p.Kind, "target")
-		t.is(p.Target, Warning, atTargetGone, "%s %s is gone: %s", what, p.Target, p.Error).from(p.Since)
+		t.raise(p.Target, Warning, atTargetGone, "%s %s is gone: %s", what, p.Target, p.Error).since(p.Since)
 	}
-	if knownOf["ingress"] > 0 && upOf["ingress"] == 0 {
-		t.is("ingresses", Critical, atTargetGone, "no ingress answers")
+	if known["ingress"] > 0 && up["ingress"] == 0 {
+		t.raise("ingresses", Critical, atTargetGone, "no ingress answers")
 	}
-	if knownOf["worker"] > 0 && upOf["worker"] == 0 {
-		t.is("", Critical, atNoWorker, "no worker answers: orders wait in Redis until one does")
+	if known["worker"] > 0 && up["worker"] == 0 {
+		t.raise("", Critical, atNoWorker, "no worker answers: orders wait in Redis until one does")
 	}
-	for name, of := range r.streams {
-		if !of.reads {
-			t.is(name, Critical, atNoWorker, "no worker reads the stream %s", name).after = delayedReader
+	for name, one := range r.streams {
+		if !one.reads {
+			t.raise(name, Critical, atNoWorker, "no worker reads the stream %s", name).after = delayedReader
 		}
 	}
 	signer := map[string]string{} // an ingress for each secret
@@ -209,121 +209,122 @@ func (t *troubles) ofProcesses(f *Fleet, s *Snapshot, r round) {
 			signer[p.last.receiptSecret] = p.name
 		}
 		if !p.othersAt.IsZero() && t.now.Sub(p.othersAt) < holdOthers {
-			t.is(p.url+" others", Warning, atTargetGone, "several processes answer at %s, so its figures are those of one or the "+
-				"other: name each of them", p.name)
+			t.raise(p.url+" others", Warning, atTargetGone, "several processes answer at %s, so its figures are those of one "+
+				"or the other: name each of them", p.name)
 		}
 		for _, step := range p.last.failing {
 			text := fmt.Sprintf("the step %s of %s fails and is retried", step, p.name)
 			if step == stepName {
 				text = fmt.Sprintf("another worker has the name of %s: give each its own STAMPEDE_CONSUMER", p.name)
 			}
-			t.is(p.url+step, Warning, atStepFails, "%s", text).after = delayedStep
+			t.raise(p.url+step, Warning, atStepFails, "%s", text).after = delayedStep
 		}
 		if p.last.operatorsFile {
-			t.is(p.url, Warning, atOperatorsFileFaulty, "the operators' file of %s has a fault, or cannot be read", p.name)
+			t.raise(p.url, Warning, atOperatorsFileFaulty, "the operators' file of %s has a fault, or cannot be read", p.name)
 		}
-		for name, of := range p.last.relayTargets {
-			t.ofRelay(name, of)
+		for name, one := range p.last.relayTargets {
+			t.checkRelay(name, one)
 		}
 	}
 	if len(signer) > 1 {
-		t.is("", Critical, atReceiptsRefused, "ingresses have different secrets for receipts, and refuse each other's: %s",
+		t.raise("", Critical, atReceiptsRefused, "ingresses have different secrets for receipts, and refuse each other's: %s",
 			strings.Join(slices.Sorted(maps.Values(signer)), ", "))
 	}
 }
 
-func (t *troubles) ofRelay(name string, of relaySample) {
+func (t *troubles) checkRelay(name string, one relaySample) {
 	switch {
-	case of.disabled:
-		t.is(name, Warning, atRelayLags, "the relay's target %s is disabled: its receiver has answered 410", name)
-	case of.failing > relayFailuresMax:
-		t.is(name, Warning, atRelayLags, "the relay's target %s fails, %.0f times in a row", name, of.failing)
-	case of.lag > relayLagMax:
-		t.is(name, Warning, atRelayLags, "the relay's target %s is %v behind", name, seconds(of.lag).Round(time.Second))
-	case of.held > relayHeldMax:
-		t.is(name, Warning, atRelayLags, "an open transaction has held up the events for %s for %v", name,
-			seconds(of.held).Round(time.Second))
+	case one.disabled:
+		t.raise(name, Warning, atRelayLags, "the relay's target %s is disabled: its receiver has answered 410", name)
+	case one.failing > relayFailuresMax:
+		t.raise(name, Warning, atRelayLags, "the relay's target %s fails, %.0f times in a row", name, one.failing)
+	case one.lag > relayLagMax:
+		t.raise(name, Warning, atRelayLags, "the relay's target %s is %v behind", name, seconds(one.lag).Round(time.Second))
+	case one.held > relayHeldMax:
+		t.raise(name, Warning, atRelayLags, "an open transaction has held up the events for %s for %v", name,
+			seconds(one.held).Round(time.Second))
 	}
 }
 
-func (t *troubles) ofPurchases(s *Snapshot, r round) {
+func (t *troubles) checkPurchases(s *Snapshot, r round) {
 	// A client that is rate-limited is no trouble of the shop.
 	if r.gained.overloaded > 0 {
-		t.is("", Critical, atPurchasesShed, "%.0f of %.0f purchases a second are shed, because there are too many",
+		t.raise("", Critical, atPurchasesShed, "%.0f of %.0f purchases a second are shed, because there are too many",
 			r.gained.overloaded, s.Rates.Offered).hold = holdRates
 	}
 	if s.Rates.Failed > 0 {
-		t.is("", Critical, atPurchasesFail, "%.0f of %.0f purchases a second fail: Redis is not reached, or does not answer",
-			s.Rates.Failed, s.Rates.Offered).hold = holdRates
+		t.raise("", Critical, atPurchasesFail, "%.0f of %.0f purchases a second fail: Redis is not reached, or does not "+
+			"answer", s.Rates.Failed, s.Rates.Offered).hold = holdRates
 	}
 }
 
-func (t *troubles) ofOrders(f *Fleet, s *Snapshot, r round) {
+func (t *troubles) checkOrders(f *Fleet, s *Snapshot, r round) {
 	if s.Rates.BacklogKnown {
 		if t.backlog = append(t.backlog, s.Rates.Backlog); len(t.backlog) > backlogFor {
 			t.backlog = t.backlog[1:]
 			first, middle := t.backlog[0], t.backlog[backlogFor/2]
 			if s.Rates.Backlog >= backlogLeast && s.Rates.Backlog > middle && middle > first {
-				t.is("", Warning, atBacklogGrows, "%s orders wait for a worker, and they become more",
+				t.raise("", Warning, atBacklogGrows, "%s orders wait for a worker, and they become more",
 					figure.Count(s.Rates.Backlog)).hold = holdRates
 			}
 		}
 		if s.Rates.OldestWaiting > waitsMax {
-			t.is("", Critical, atOrderWaits, "an accepted order has waited for %v", s.Rates.OldestWaiting.Round(time.Second))
+			t.raise("", Critical, atOrderWaits, "an accepted order has waited for %v", s.Rates.OldestWaiting.Round(time.Second))
 		}
 	} else {
 		t.backlog = nil
 	}
 	if s.DeadLetters > 0 && s.Postgres.Reachable {
-		t.is("", Warning, atDeadLetterParked, "%s parked: their orders wait for an operator",
-			several(s.DeadLetters, "dead letter is", "dead letters are")).from(f.desk.oldestLetter)
+		t.raise("", Warning, atDeadLetterParked, "%s parked: their orders wait for an operator",
+			several(s.DeadLetters, "dead letter is", "dead letters are")).since(f.records.oldestLetter)
 	}
 	end := func(key, what, why string, more float64, total *float64) {
 		if t.known[key+" "] == nil {
 			*total = 0
 		}
 		if *total += more; more > 0 {
-			t.is("", Critical, key, "%s %s: %s",
+			t.raise("", Critical, key, "%s %s: %s",
 				several(int64(*total), "order was", "orders were"), what, why).hold = holdEnds
 		}
 	}
 	end(atOrderRejected, "rejected", "Redis and Postgres disagreed", r.ended.rejected, &t.ended.rejected)
 	end(atOrderVoided, "voided", "they were lost with Redis", r.ended.voided, &t.ended.voided)
 	if r.ended.rebuilds > 0 {
-		t.is("", Warning, atStockRebuilt, "workers rebuilt the stock: orders that only the lost Redis had are voided").
+		t.raise("", Warning, atStockRebuilt, "workers rebuilt the stock: orders that only the lost Redis had are voided").
 			hold = holdEnds
 	}
 }
 
-func (t *troubles) ofSales(s *Snapshot) {
+func (t *troubles) checkSales(s *Snapshot) {
 	for i := range s.Sales {
 		if sale := &s.Sales[i]; sale.Shut != "" {
-			t.is(sale.ID.String(), Critical, atSaleShut, "the sale %s sells nothing: %s", printable(sale.Name), sale.Shut).
+			t.raise(sale.ID.String(), Critical, atSaleShut, "the sale %s sells nothing: %s", printable(sale.Name), sale.Shut).
 				after = delayedShut
 		}
 	}
 }
 
-func (t *troubles) ofAudit(f *Fleet, s *Snapshot) {
-	if f.desk.at.IsZero() || !s.Postgres.Reachable {
+func (t *troubles) checkAudit(f *Fleet, s *Snapshot) {
+	if f.records.at.IsZero() || !s.Postgres.Reachable {
 		return
 	}
 	if s.Audit == nil {
 		for i := range f.sales.listed {
 			sale := &f.sales.listed[i]
 			if t.now.Sub(sale.CreatedAt) > auditAgeMax && sale.State != reservation.StateEnded {
-				t.is("", Warning, atAuditOld, "no audit was ever recorded").from(sale.CreatedAt.Add(auditAgeMax))
+				t.raise("", Warning, atAuditOld, "no audit was ever recorded").since(sale.CreatedAt.Add(auditAgeMax))
 				return
 			}
 		}
 		return
 	}
 	if age := t.now.Sub(s.Audit.At); age > auditAgeMax {
-		t.is("", Warning, atAuditOld, "the newest audit is %d hours old", int(age.Hours())).from(s.Audit.At.Add(auditAgeMax))
+		t.raise("", Warning, atAuditOld, "the newest audit is %d hours old", int(age.Hours())).
+			since(s.Audit.At.Add(auditAgeMax))
 	}
 	if len(s.Audit.Broken) > 0 {
-		t.is("", Critical, atPromiseBroken, "the newest audit has found %s broken", strings.Join(s.Audit.Broken, ", ")).
-			from(s.Audit.At)
+		t.raise("", Critical, atPromiseBroken, "the newest audit has found %s broken", strings.Join(s.Audit.Broken, ", ")).
+			since(s.Audit.At)
 	}
 }
 

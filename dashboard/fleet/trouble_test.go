@@ -17,7 +17,7 @@ import (
 // healthy is a fleet in which nothing is wrong, and its snapshot.
 func healthy() (*Fleet, *Snapshot, round) {
 	f := &Fleet{}
-	f.desk.at = noon
+	f.records.at = noon
 	f.processes = []*process{{up: true, name: "http://one/metrics", last: &sample{ingress: true, worker: true}}}
 	s := &Snapshot{
 		At: noon, Postgres: Server{Reachable: true}, Redis: Server{Reachable: true},
@@ -92,7 +92,7 @@ func TestEachTroubleIsFound(t *testing.T) {
 			s.Postgres = Server{Error: "refused"}
 		}, atPostgresGone, Critical, "refused", 0},
 		"read-only Postgres": {func(f *Fleet, s *Snapshot, _ *round) {
-			s.Postgres.Reachable, f.desk.readOnly = true, true
+			s.Postgres.Reachable, f.records.readOnly = true, true
 		}, atPostgresGone, Critical, "takes no writes", 0},
 		"Redis": {func(_ *Fleet, s *Snapshot, _ *round) {
 			s.Redis = Server{Error: "refused"}
@@ -166,7 +166,7 @@ func TestBacklogThatGrowsIsTrouble(t *testing.T) {
 	grows := func(seconds int, backlog int64) bool {
 		s.At, s.Troubles, s.Rates.Backlog = at(float64(seconds)), nil, backlog
 		f.troubles.update(f, s, r)
-		return slices.Contains(troublesOf(s), atBacklogGrows)
+		return slices.Contains(anchors(s), atBacklogGrows)
 	}
 	for i := range backlogFor {
 		require.False(t, grows(i, int64(100*i)), "it must last")
@@ -208,11 +208,11 @@ func TestWorstTroubleComesFirst(t *testing.T) {
 	t.Parallel()
 	f, s, r := healthy()
 	s.DeadLetters, s.Rates.Failed = 1, 1
-	f.desk.oldestLetter = at(-1000)
+	f.records.oldestLetter = at(-1000)
 	s.Postgres = Server{Reachable: true}
 	s.Redis = Server{Error: "refused", Since: at(-10)}
 	f.troubles.update(f, s, r)
-	require.Equal(t, []string{atRedisGone, atPurchasesFail, atDeadLetterParked}, troublesOf(s))
+	require.Equal(t, []string{atRedisGone, atPurchasesFail, atDeadLetterParked}, anchors(s))
 	for _, trouble := range s.Troubles {
 		require.False(t, strings.HasSuffix(trouble.Text, "."))
 	}

@@ -76,9 +76,9 @@ func (s *Sessions) Login(token string) (id string, who operators.Person, ok bool
 	defer s.mu.Unlock()
 	now := s.now()
 	s.sweep(now)
-	of := s.of(who.Name)
-	for i := range max(0, len(of)-perOperator+1) {
-		s.end(of[i])
+	earlier := s.byOperator(who.Name)
+	for i := range max(0, len(earlier)-perOperator+1) {
+		s.end(earlier[i])
 	}
 	key := sha256.Sum256([]byte(id))
 	s.by[key] = &Session{all: s, key: key, person: who, token: hash, began: now, seen: now}
@@ -94,15 +94,15 @@ func (s *Sessions) sweep(now time.Time) {
 	}
 }
 
-// of returns the sessions of an operator, the oldest first.
-func (s *Sessions) of(name string) (of []*Session) {
+// byOperator returns the sessions of an operator, the oldest first.
+func (s *Sessions) byOperator(name string) (found []*Session) {
 	for _, one := range s.by {
 		if one.person.Name == name {
-			of = append(of, one)
+			found = append(found, one)
 		}
 	}
-	slices.SortFunc(of, func(a, b *Session) int { return a.began.Compare(b.began) })
-	return of
+	slices.SortFunc(found, func(a, b *Session) int { return a.began.Compare(b.began) })
+	return found
 }
 
 func (s *Sessions) end(one *Session) {

@@ -36,7 +36,7 @@ BEGIN
             ('UPDATE', 'ingress worker desk', 'sales orders'),
             -- The log stays as it is, but for what is added to its data.
             ('UPDATE (idempotency_key, data)', 'ingress worker desk', 'sale_events'),
-            ('UPDATE (type, data)', 'ingress worker desk', 'order_events'),
+            ('UPDATE (type, due, data)', 'ingress worker desk', 'order_events'),
             ('INSERT', 'ingress worker desk', 'sale_events order_events releases'),
             ('INSERT', 'worker desk', 'orders'),
             ('DELETE', 'desk', 'orders'),

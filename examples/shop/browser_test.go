@@ -1,3 +1,5 @@
+//go:build browser
+
 package main
 
 import (
@@ -13,90 +15,79 @@ import (
 
 	"github.com/chromedp/chromedp"
 	"github.com/stretchr/testify/require"
+
+	"stampede/internal/test/testbrowser"
 )
 
 func TestBuyerWaitsBuysAndPays(t *testing.T) {
 	t.Parallel()
-	r, b := newRig(t, 20, 6*time.Second, time.Hour), openTab(t)
-	b.signIn(r, "ada")
-	b.shows("#countdown", "Opens in 0:0")
-	b.shows("#buy", "Not open yet")
-	b.run(chromedp.SetValue(chromedp.CSS("#quantity"), "2"))
-	b.screenshot("1-waiting")
-	b.shows("#sale-state", "ON SALE NOW")
-	b.shows("#buy", "Buy")
-	b.run(chromedp.DoubleClick(chromedp.CSS("#buy")), chromedp.Reload())
-	b.shows("#order-text", "Confirmed")
-	b.shows("#pay-by", "Pay within 59:")
-	b.shows("#stock-text", "18 of 20 seats left")
-	b.shows("#history-list", "confirmed")
-	b.screenshot("2-confirmed")
+	r := newRig(t, 20, 6*time.Second, time.Hour)
+	b := r.openAs("ada", "/orders") // the click may come a moment before the opening
+	b.Shows("#countdown", "Opens in 0:0")
+	b.Shows("#buy", "Not open yet")
+	b.Run(chromedp.SetValue(chromedp.CSS("#quantity"), "2"))
+	b.CheckLayout("1-waiting")
+	b.Shows("#sale-state", "ON SALE NOW")
+	b.Shows("#buy", "Buy")
+	b.Run(chromedp.DoubleClick(chromedp.CSS("#buy")), chromedp.Reload())
+	b.Shows("#order-text", "Confirmed")
+	b.Shows("#pay-by", "Pay within 59:")
+	b.Shows("#stock-text", "18 of 20 seats left")
+	b.Shows("#history-list", "confirmed")
+	b.CheckLayout("2-confirmed")
 	o := r.onlyOrder("ada")
 
-	b.shows("#pay", "Pay €98")
-	b.click("#pay")
-	b.shows("#capture", "Pay €98")
-	b.screenshot("3-provider")
-	b.click("#capture")
-	b.shows("#order-text", "Paid")
-	b.shows("#status", "See you in the front row!")
-	b.shows("#payments", "Paid with pay_")
-	b.shows("#history-list", "paid")
-	b.screenshot("4-paid")
+	b.Shows("#pay", "Pay €98")
+	b.Click("#pay")
+	b.Shows("#capture", "Pay €98")
+	b.CheckLayout("3-provider")
+	b.Click("#capture")
+	b.Shows("#order-text", "Paid")
+	b.Shows("#status", "See you in the front row!")
+	b.Shows("#payments", "Paid with pay_")
+	b.Shows("#history-list", "paid")
+	b.CheckLayout("4-paid")
 	paid := r.onlyOrder("ada")
 	require.Equal(t, []any{"paid", o["order_id"]}, []any{paid["status"], paid["order_id"]})
-	require.Contains(t, b.text("#payments"), paid["payment_reference"])
+	require.Contains(t, testbrowser.Evaluate[string](b, `document.querySelector("#payments").innerText`), paid["payment_reference"])
 	for _, key := range r.network.keys() {
 		require.Equal(t, r.network.keys()[0], key)
 	}
-	b.isCleanBut("/orders") // the click may have come a moment before the opening
 }
 
 // The answer to the click comes when the page is gone.
 func TestReloadDuringPurchaseBuysOnce(t *testing.T) {
 	t.Parallel()
-	r, b := newRig(t, 20, 0, time.Hour), openTab(t)
-	b.signIn(r, "ada")
-	release := make(chan struct{})
-	r.network.disturb(func(_ http.ResponseWriter, q *http.Request) bool {
-		if isPurchase(q) {
-			<-release
-		}
-		return false
-	})
-	b.until(`!document.querySelector("#buy").disabled`, "the button can be clicked")
-	evaluate[bool](b, `(e => { e.click(); e.click(); return true })(document.querySelector("#buy"))`)
+	r := newRig(t, 20, 0, time.Hour)
+	b := r.openAs("ada", "network")
+	release := r.network.holdPurchases()
+	b.Until(`!document.querySelector("#buy").disabled`, "the button can be clicked")
+	testbrowser.Evaluate[bool](b, `(e => { e.click(); e.click(); return true })(document.querySelector("#buy"))`)
 	r.eventually("the purchase is on its way", func() bool { return len(r.network.keys()) == 1 })
-	b.shows("#buy", "Buying")
-	b.run(chromedp.Reload())
+	b.Shows("#buy", "Buying")
+	b.Run(chromedp.Reload())
 	r.eventually("the page repeats it", func() bool { return len(r.network.keys()) == 2 })
-	close(release)
-	b.shows("#order-text", "Confirmed")
+	release()
+	b.Shows("#order-text", "Confirmed")
 	r.onlyOrder("ada")
 	keys := r.network.keys()
 	require.Equal(t, keys[0], keys[1], "the key has survived the reload")
-	b.shows("#stock-text", "19 of 20 seats left")
+	b.Shows("#stock-text", "19 of 20 seats left")
 }
 
 func TestTwoTabsBuyOnce(t *testing.T) {
 	t.Parallel()
-	r, b := newRig(t, 20, 0, time.Hour), openTab(t)
-	b.signIn(r, "ada")
-	release := make(chan struct{})
-	r.network.disturb(func(_ http.ResponseWriter, q *http.Request) bool {
-		if isPurchase(q) {
-			<-release
-		}
-		return false
-	})
-	b.click("#buy")
+	r := newRig(t, 20, 0, time.Hour)
+	b := r.openAs("ada", "network")
+	release := r.network.holdPurchases()
+	b.Click("#buy")
 	r.eventually("the purchase is on its way", func() bool { return len(r.network.keys()) == 1 })
-	second := b.beside()
-	second.run(chromedp.Navigate(r.origin))
+	second := b.Beside()
+	second.Go(r.origin)
 	r.eventually("the other tab joins in", func() bool { return len(r.network.keys()) == 2 })
-	close(release)
-	second.shows("#order-text", "Confirmed")
-	b.shows("#order-text", "Confirmed")
+	release()
+	second.Shows("#order-text", "Confirmed")
+	b.Shows("#order-text", "Confirmed")
 	r.onlyOrder("ada")
 	require.Equal(t, r.network.keys()[0], r.network.keys()[1])
 }
@@ -104,8 +95,8 @@ func TestTwoTabsBuyOnce(t *testing.T) {
 // The shop has decided, and nobody hears of it.
 func TestLostAnswerIsAskedForAgain(t *testing.T) {
 	t.Parallel()
-	r, b := newRig(t, 20, 0, time.Hour), openTab(t)
-	b.signIn(r, "ada")
+	r := newRig(t, 20, 0, time.Hour)
+	b := r.openAs("ada", "network")
 	var broken atomic.Bool
 	broken.Store(true)
 	r.network.disturb(func(_ http.ResponseWriter, q *http.Request) bool {
@@ -115,10 +106,10 @@ func TestLostAnswerIsAskedForAgain(t *testing.T) {
 		r.network.proxy.ServeHTTP(httptest.NewRecorder(), q)
 		panic(http.ErrAbortHandler)
 	})
-	b.click("#buy")
-	b.shows("#status", "we do not know whether the order was taken")
+	b.Click("#buy")
+	b.Shows("#status", "we do not know whether the order was taken")
 	broken.Store(false)
-	b.shows("#order-text", "Confirmed")
+	b.Shows("#order-text", "Confirmed")
 	r.onlyOrder("ada")
 	keys := r.network.keys()
 	require.GreaterOrEqual(t, len(keys), 2) // Chromium itself repeats what a kept connection has lost
@@ -131,39 +122,37 @@ func TestLatePaymentIsRefunded(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		window time.Duration
-		end    func(r *rig, path string)
+		end    string // a call that ends the order
 		status string
 		want   string
 	}{
-		"expired":   {2 * time.Second, func(*rig, string) {}, "expired", "the order had expired before"},
-		"cancelled": {time.Hour, cancelByAPI, "cancelled", "the order was cancelled or refused before"},
-		"paid twice": {time.Hour, func(r *rig, path string) {
-			status, _ := r.call("ada", http.MethodPost, path+"/pay", `{"reference":"by-phone"}`)
-			require.Equal(r.t, http.StatusOK, status)
-		}, "paid", "paid by another payment"},
+		"expired":    {2 * time.Second, "", "expired", "the order had expired before"},
+		"cancelled":  {time.Hour, "cancel", "cancelled", "the order was cancelled or refused before"},
+		"paid twice": {time.Hour, "pay", "paid", "paid by another payment"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r, b := newRig(t, 20, 0, test.window), openTab(t)
-			b.signIn(r, "ada")
-			b.click("#buy")
-			b.click("#pay")
-			b.shows("#capture", "Pay €49")
-			path := "/v1/orders/" + r.onlyOrder("ada")["order_id"].(string)
-			test.end(r, path)
+			r := newRig(t, 20, 0, test.window)
+			b := r.openAs("ada")
+			b.Click("#buy")
+			b.Click("#pay")
+			b.Shows("#capture", "Pay €49")
+			r.onlyOrder("ada")
+			if test.end != "" {
+				r.change("ada", test.end)
+			}
 			r.eventually("the order is "+test.status, func() bool { return r.onlyOrder("ada")["status"] == test.status })
-			b.click("#capture")
-			b.shows("#status", test.want)
-			b.shows("#history-list", test.status)
-			made := r.shop.payments.of("ada" + r.suffix)
+			b.Click("#capture")
+			b.Shows("#status", test.want)
+			b.Shows("#history-list", test.status)
+			made := r.shop.payments.byUser("ada" + r.suffix)
 			require.Len(t, made, 1)
 			require.Equal(t, "refunded", made[0].Status)
 			charged, _ := r.shop.provider.find(made[0].ID)
 			require.Equal(t, "refunded", charged.Status)
 			if name == "expired" {
-				b.screenshot("5-refunded")
+				b.CheckLayout("5-refunded")
 			}
-			b.isCleanBut("nothing")
 		})
 	}
 }
@@ -171,10 +160,10 @@ func TestLatePaymentIsRefunded(t *testing.T) {
 // The shop's call to pay is lost on its way back, so the provider delivers its webhook again.
 func TestLostPaymentIsRepeated(t *testing.T) {
 	t.Parallel()
-	r, b := newRig(t, 20, 0, time.Hour), openTab(t)
-	b.signIn(r, "ada")
-	b.click("#buy")
-	b.click("#pay")
+	r := newRig(t, 20, 0, time.Hour)
+	b := r.openAs("ada", "network")
+	b.Click("#buy")
+	b.Click("#pay")
 	var tries atomic.Int32
 	r.network.disturb(func(_ http.ResponseWriter, q *http.Request) bool {
 		if !strings.HasSuffix(q.URL.Path, "/pay") || tries.Add(1) > 3 {
@@ -183,26 +172,21 @@ func TestLostPaymentIsRepeated(t *testing.T) {
 		r.network.proxy.ServeHTTP(httptest.NewRecorder(), q)
 		panic(http.ErrAbortHandler)
 	})
-	b.click("#capture")
-	b.shows("#payments", "Paid with pay_")
+	b.Click("#capture")
+	b.Shows("#payments", "Paid with pay_")
 	require.Greater(t, tries.Load(), int32(3))
 	require.Equal(t, "paid", r.onlyOrder("ada")["status"])
-	require.Equal(t, "paid", r.shop.payments.of("ada" + r.suffix)[0].Status)
-}
-
-func cancelByAPI(r *rig, path string) {
-	status, _ := r.call("ada", http.MethodPost, path+"/cancel", "")
-	require.Equal(r.t, http.StatusOK, status)
+	require.Equal(t, "paid", r.shop.payments.byUser("ada" + r.suffix)[0].Status)
 }
 
 func TestCancelledOrderCanBeBoughtAgain(t *testing.T) {
 	t.Parallel()
-	r, b := newRig(t, 1, 0, time.Hour), openTab(t)
-	b.signIn(r, "ada")
-	b.click("#buy")
-	b.click("#cancel")
-	b.shows("#order-text", "Cancelled")
-	b.buys() // as soon as the seat is back
+	r := newRig(t, 1, 0, time.Hour)
+	b := r.openAs("ada", "network")
+	b.Click("#buy")
+	b.Click("#cancel")
+	b.Shows("#order-text", "Cancelled")
+	buys(b) // as soon as the seat is back
 	require.Len(t, r.orders("ada"), 2)
 	keys := r.network.keys()
 	require.NotEqual(t, keys[0], keys[len(keys)-1])
@@ -210,31 +194,28 @@ func TestCancelledOrderCanBeBoughtAgain(t *testing.T) {
 
 func TestSoldOutIsSaid(t *testing.T) {
 	t.Parallel()
-	r, b := newRig(t, 1, 0, time.Hour), openTab(t)
-	b.signIn(r, "ada")
+	r := newRig(t, 1, 0, time.Hour)
+	b := r.openAs("ada", "network")
 	r.network.disturb(func(_ http.ResponseWriter, q *http.Request) bool {
 		if isPurchase(q) { // somebody is faster
 			require.Equal(t, http.StatusAccepted, r.buyAs("bob"))
 		}
 		return false
 	})
-	b.click("#buy")
-	b.shows("#status", "Sold out. Seats may come back")
-	b.shows("#buy", "Sold out")
-	b.shows("#stock-text", "No seats left right now")
-	b.screenshot("6-sold-out")
+	b.Click("#buy")
+	b.Shows("#status", "Sold out. Seats may come back")
+	b.Shows("#buy", "Sold out")
+	b.Shows("#stock-text", "No seats left right now")
+	b.CheckLayout("6-sold-out")
 	r.network.disturb(nil)
-	path := "/v1/orders/" + r.onlyOrder("bob")["order_id"].(string)
-	status, _ := r.call("bob", http.MethodPost, path+"/cancel", "")
-	require.Equal(t, http.StatusOK, status)
-	b.buys()
+	r.change("bob", "cancel")
+	buys(b)
 	r.onlyOrder("ada")
 }
 
 // buys clicks until there is a seat: one that comes back is shown before Redis has it.
-func (b *tab) buys() {
-	b.t.Helper()
-	b.until(`(() => {
+func buys(b *testbrowser.Tab) {
+	b.Until(`(() => {
 		const buy = document.querySelector("#buy");
 		if (buy.checkVisibility() && !buy.disabled) buy.click();
 		return document.querySelector("#order-text").innerText.includes("Confirmed");
@@ -243,8 +224,8 @@ func (b *tab) buys() {
 
 func TestPausedSaleIsSaid(t *testing.T) {
 	t.Parallel()
-	r, b := newRig(t, 5, 0, time.Hour), openTab(t)
-	b.signIn(r, "ada")
+	r := newRig(t, 5, 0, time.Hour)
+	b := r.openAs("ada", "network")
 	operate := func(what string) {
 		_, err := shared.dev.operate(t.Context(), "/v1/sales/"+r.sale+"/"+what, nil)
 		require.NoError(t, err)
@@ -256,19 +237,19 @@ func TestPausedSaleIsSaid(t *testing.T) {
 		}
 		return false
 	})
-	b.click("#buy")
-	b.shows("#status", "The sale is paused")
-	b.shows("#buy", "Paused")
+	b.Click("#buy")
+	b.Shows("#status", "The sale is paused")
+	b.Shows("#buy", "Paused")
 	operate("resume")
-	b.click("#buy")
-	b.shows("#order-text", "Confirmed")
+	b.Click("#buy")
+	b.Shows("#order-text", "Confirmed")
 	r.onlyOrder("ada")
 }
 
 func TestRateLimitIsWaitedFor(t *testing.T) {
 	t.Parallel()
-	r, b := newRig(t, 50, 0, time.Hour), openTab(t)
-	b.signIn(r, "cyd")
+	r := newRig(t, 50, 0, time.Hour)
+	b := r.openAs("cyd", "network")
 	r.network.disturb(func(_ http.ResponseWriter, q *http.Request) bool {
 		// The bucket of this user is empty when the first purchase arrives.
 		for len(r.network.keys()) == 1 && isPurchase(q) {
@@ -279,9 +260,9 @@ func TestRateLimitIsWaitedFor(t *testing.T) {
 		}
 		return false
 	})
-	b.click("#buy")
-	b.shows("#status", "Too many requests: nothing was bought")
-	b.shows("#order-text", "Confirmed")
+	b.Click("#buy")
+	b.Shows("#status", "Too many requests: nothing was bought")
+	b.Shows("#order-text", "Confirmed")
 	r.onlyOrder("cyd")
 	keys := r.network.keys()
 	require.Equal(t, keys[0], keys[len(keys)-1])
@@ -290,7 +271,7 @@ func TestRateLimitIsWaitedFor(t *testing.T) {
 // The order changes while its stream is broken, and once more while the ticket of the stream is refused.
 func TestOrderIsFollowedOverBrokenStreams(t *testing.T) {
 	t.Parallel()
-	r, b := newRig(t, 5, 0, time.Hour), openTab(t)
+	r := newRig(t, 5, 0, time.Hour)
 	var (
 		mu      sync.Mutex
 		tickets []string
@@ -312,9 +293,9 @@ func TestOrderIsFollowedOverBrokenStreams(t *testing.T) {
 		}
 		return false
 	})
-	b.signIn(r, "ada")
-	b.click("#buy")
-	b.shows("#order-text", "Confirmed")
+	b := r.openAs("ada", "network")
+	b.Click("#buy")
+	b.Shows("#order-text", "Confirmed")
 	seen := func() []string {
 		mu.Lock()
 		defer mu.Unlock()
@@ -329,15 +310,13 @@ func TestOrderIsFollowedOverBrokenStreams(t *testing.T) {
 	r.network.cutStreams()
 	r.eventually("the page has another ticket", func() bool { return len(seen()) > 3 })
 	require.NotEqual(t, seen()[0], seen()[len(seen())-1])
-	path := "/v1/orders/" + r.onlyOrder("ada")["order_id"].(string)
-	status, _ := r.call("ada", http.MethodPost, path+"/pay", `{"reference":"by-phone"}`)
-	require.Equal(t, http.StatusOK, status)
-	b.shows("#order-text", "Paid")
+	r.change("ada", "pay")
+	b.Shows("#order-text", "Paid")
 }
 
 func TestHistoryHasPages(t *testing.T) {
 	t.Parallel()
-	r, b := newRig(t, 5, 0, time.Hour), openTab(t)
+	r := newRig(t, 5, 0, time.Hour)
 	for range 7 {
 		sale, err := shared.dev.createSale(t.Context(), 5, 0, time.Hour)
 		require.NoError(t, err)
@@ -345,19 +324,18 @@ func TestHistoryHasPages(t *testing.T) {
 		require.Equal(t, http.StatusAccepted, status)
 	}
 	r.eventually("all orders are in Postgres", func() bool { return len(r.orders("dora")) == 7 })
-	b.signIn(r, "dora")
-	b.until(`document.querySelectorAll("#history-list li").length === 5`, "five orders")
-	b.click("#history-more")
-	b.until(`document.querySelectorAll("#history-list li").length === 7`, "seven orders")
-	b.until(`!document.querySelector("#history-more").checkVisibility()`, "no more")
-	b.screenshot("7-history")
-	b.isCleanBut("nothing")
+	b := r.openAs("dora")
+	b.Until(`document.querySelectorAll("#history-list li").length === 5`, "five orders")
+	b.Click("#history-more")
+	b.Until(`document.querySelectorAll("#history-list li").length === 7`, "seven orders")
+	b.Until(`!document.querySelector("#history-more").checkVisibility()`, "no more")
+	b.CheckLayout("7-history")
 }
 
 // The API refuses scripts of an origin that is not listed: the browser keeps its answer, and sends no purchase at all.
 func TestForeignOriginIsRefused(t *testing.T) {
 	t.Parallel()
-	r, b := newRig(t, 5, 0, time.Hour), openTab(t)
+	r, b := newRig(t, 5, 0, time.Hour), shared.browser.Open(t, "network", "blocked by CORS policy")
 	foreign := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/html")
 		_, _ = w.Write([]byte("<!doctype html><link rel=icon href=data:,><title>another shop</title>"))
@@ -376,15 +354,12 @@ func TestForeignOriginIsRefused(t *testing.T) {
 		].join();
 	})`
 	tries := func() string {
-		return evaluate[string](b, script+"("+quote(r.network.url)+","+quote(r.sale)+","+quote(r.token("ada"))+")")
+		return testbrowser.Evaluate[string](b, script+"("+quote(r.network.url)+","+quote(r.sale)+","+quote(r.token("ada"))+")")
 	}
-	b.mu.Lock()
-	b.expected = "blocked by CORS policy"
-	b.mu.Unlock()
-	b.run(chromedp.Navigate(foreign.URL))
+	b.Go(foreign.URL)
 	require.Equal(t, "TypeError,TypeError,refused", tries())
 	require.Empty(t, r.network.keys(), "a purchase was sent")
-	b.run(chromedp.Navigate(r.origin + "/icon.svg"))
+	b.Go(r.origin + "/icon.svg")
 	require.Equal(t, "status 200,status 202,opened", tries())
 }
 
@@ -395,17 +370,16 @@ func TestDocumentedPatternWorks(t *testing.T) {
 	require.NoError(t, err)
 	found := regexp.MustCompile("(?s)```js\n(.*?)```").FindSubmatch(text)
 	require.NotNil(t, found)
-	r, b := newRig(t, 5, 0, time.Hour), openTab(t)
+	r, b := newRig(t, 5, 0, time.Hour), shared.browser.Open(t, "network")
 	status, o := r.call("ada", http.MethodPost, "/v1/sales/"+r.sale+"/orders", "")
 	require.Equal(t, http.StatusAccepted, status)
-	path := "/v1/orders/" + o["order_id"].(string)
 	r.onlyOrder("ada")
-	b.run(chromedp.Navigate(r.origin + "/icon.svg"))
-	evaluate[int](b, string(found[1])+`
+	b.Go(r.origin + "/icon.svg")
+	testbrowser.Evaluate[int](b, string(found[1])+`
 		globalThis.seen = [];
 		watchOrder(`+quote(r.network.url)+","+quote(o["order_id"].(string))+`, async () => `+quote(r.token("ada"))+`,
 			(o) => seen.push(o.status)).then(() => seen.push("over")); 0`)
-	b.until(`seen.includes("confirmed")`, "the order as it is")
+	b.Until(`seen.includes("confirmed")`, "the order as it is")
 	refused := make(chan struct{})
 	first := sync.OnceFunc(func() { close(refused) })
 	r.network.disturb(func(w http.ResponseWriter, q *http.Request) bool {
@@ -418,9 +392,8 @@ func TestDocumentedPatternWorks(t *testing.T) {
 	})
 	r.network.cutStreams()
 	<-refused
-	status, _ = r.call("ada", http.MethodPost, path+"/pay", `{"reference":"by-phone"}`)
-	require.Equal(t, http.StatusOK, status)
-	b.until(`seen.at(-1) === "over" && seen.at(-2) === "paid"`, "the change behind another ticket, and the end")
+	r.change("ada", "pay")
+	b.Until(`seen.at(-1) === "over" && seen.at(-2) === "paid"`, "the change behind another ticket, and the end")
 }
 
 func quote(text string) string { return `"` + strings.ReplaceAll(text, `"`, `\"`) + `"` }

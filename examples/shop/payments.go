@@ -70,8 +70,8 @@ func (p *payments) start(ctx context.Context, user, order string) (id string, er
 	return id, nil
 }
 
-// of returns the payments of a user, newest first.
-func (p *payments) of(user string) []payment {
+// byUser returns the payments of a user, newest first.
+func (p *payments) byUser(user string) []payment {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	found := []payment{}

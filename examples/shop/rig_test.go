@@ -1,9 +1,10 @@
+//go:build browser
+
 package main
 
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
 	"net"
@@ -11,17 +12,15 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"os"
-	"os/exec"
-	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/chromedp"
 	"github.com/stretchr/testify/require"
+
+	"stampede/internal/test/testbrowser"
 )
 
 // within is how long a test waits for something that must happen, on a busy machine.
@@ -30,16 +29,13 @@ const within = 60 * time.Second
 // pollPause leaves most of a user's rate limit to the page.
 const pollPause = 300 * time.Millisecond
 
-var (
-	program     = flag.String("stampede", "../../bin/stampede", "the program stampede, built from these sources")
-	screenshots = flag.String("screenshots", "", "a folder for screenshots of the page")
-)
+var program = flag.String("stampede", "../../bin/stampede", "the program stampede, built from these sources")
 
 // shared is what all tests use: one "stampede dev" and one Chromium. Each test has a sale, a shop with an origin, and a
 // profile of the browser of its own.
 var shared struct {
 	dev     *dev
-	browser context.Context
+	browser *testbrowser.Browser
 	mu      sync.Mutex
 	free    []net.Listener // of shops, whose origins dev knows
 }
@@ -57,10 +53,12 @@ func TestMain(m *testing.M) {
 }
 
 func runAll(m *testing.M) (code int, err error) {
-	chromium, err := findChromium()
+	browser, stop, err := testbrowser.Launch()
 	if err != nil {
 		return 1, err
 	}
+	defer stop()
+	shared.browser = browser
 	var origins []string
 	for range shopsMax {
 		l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", "127.0.0.1:0")
@@ -75,34 +73,7 @@ func runAll(m *testing.M) (code int, err error) {
 		return 1, fmt.Errorf("%w; task build builds the program", err)
 	}
 	defer shared.dev.stop()
-	profile, err := os.MkdirTemp("", "shop-chromium-")
-	if err != nil {
-		return 1, err
-	}
-	defer func() { _ = os.RemoveAll(profile) }()
-	allocator, closeAllocator := chromedp.NewExecAllocator(context.Background(),
-		chromedp.ExecPath(chromium), chromedp.UserDataDir(profile), chromedp.Headless, chromedp.NoFirstRun,
-		chromedp.DisableGPU, chromedp.NoSandbox, // root has no sandbox, and all pages are ours
-		chromedp.Flag("disable-quic", true), chromedp.Flag("disable-background-networking", true),
-		chromedp.Flag("disable-component-update", true), chromedp.Flag("disable-sync", true))
-	defer closeAllocator()
-	browser, closeBrowser := chromedp.NewContext(allocator)
-	defer closeBrowser()
-	if err := chromedp.Do(browser); err != nil {
-		return 1, fmt.Errorf("start %s: %w", chromium, err)
-	}
-	shared.browser = browser
 	return m.Run(), nil
-}
-
-// findChromium never skips: a test that did not run looks like one that passed.
-func findChromium() (string, error) {
-	for _, name := range []string{"chromium", "chromium-browser", "google-chrome", "google-chrome-stable"} {
-		if path, err := exec.LookPath(name); err == nil {
-			return path, nil
-		}
-	}
-	return "", errors.New("the tests of the shop need Chromium: sh tools/setup.sh chromium")
 }
 
 // rig is a shop with a sale, behind a network that a test can disturb.
@@ -119,11 +90,6 @@ func newRig(t *testing.T, stock int, opensIn, window time.Duration) *rig {
 	t.Helper()
 	sale, err := shared.dev.createSale(t.Context(), stock, opensIn, window)
 	require.NoError(t, err)
-	return newRigOf(t, sale)
-}
-
-func newRigOf(t *testing.T, sale string) *rig {
-	t.Helper()
 	shared.mu.Lock()
 	require.NotEmpty(t, shared.free, "raise shopsMax")
 	listener := shared.free[0]
@@ -131,7 +97,6 @@ func newRigOf(t *testing.T, sale string) *rig {
 	shared.mu.Unlock()
 	r := &rig{t: t, origin: "http://" + listener.Addr().String(), sale: sale, network: newNetwork(t)}
 	r.suffix = "-" + sale[len(sale)-12:]
-	var err error
 	r.shop, err = newShop(shopConfig{
 		API: r.network.url, Sale: sale, Secret: shared.dev.secret, Origin: r.origin,
 	})
@@ -201,6 +166,14 @@ func (r *rig) onlyOrder(user string) map[string]any {
 	return orders[0]
 }
 
+// change pays or cancels the user's one order by the API.
+func (r *rig) change(user, how string) {
+	r.t.Helper()
+	path := "/v1/orders/" + r.onlyOrder(user)["order_id"].(string) + "/" + how
+	status, answer := r.call(user, http.MethodPost, path, map[string]string{"pay": `{"reference":"by-phone"}`}[how])
+	require.Equal(r.t, http.StatusOK, status, answer)
+}
+
 func (r *rig) eventually(what string, holds func() bool) {
 	r.t.Helper()
 	for deadline := time.Now().Add(within); !holds(); {
@@ -263,6 +236,18 @@ func (n *network) disturb(before func(w http.ResponseWriter, r *http.Request) bo
 	n.before = before
 }
 
+// holdPurchases lets no purchase through until release.
+func (n *network) holdPurchases() (release func()) {
+	released := make(chan struct{})
+	n.disturb(func(_ http.ResponseWriter, r *http.Request) bool {
+		if isPurchase(r) {
+			<-released
+		}
+		return false
+	})
+	return func() { close(released) }
+}
+
 func isPurchase(r *http.Request) bool {
 	return r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/orders")
 }
@@ -297,182 +282,13 @@ func (n *network) keys() (keys []string) {
 	return keys
 }
 
-// tab is a tab of the browser, with a profile of its own.
-type tab struct {
-	t   *testing.T
-	ctx context.Context
-
-	mu sync.Mutex
-	// errors are what a developer would see in red, except for answers that are not successes, which Chromium logs too.
-	errors, refusals []string
-	// expected is in messages that are no errors to this test.
-	expected string
-}
-
-func openTab(t *testing.T) *tab {
-	t.Helper()
-	return newTab(t, shared.browser, chromedp.WithNewBrowserContext())
-}
-
-// beside opens another tab with the same profile.
-func (b *tab) beside() *tab {
-	b.t.Helper()
-	return newTab(b.t, b.ctx)
-}
-
-func newTab(t *testing.T, parent context.Context, options ...chromedp.ContextOption) *tab {
-	t.Helper()
-	ctx, closeTab := chromedp.NewContext(parent, options...)
-	b := &tab{t: t, ctx: ctx}
-	// This starts the tab, which ends with the context of its first call: no other call may come before.
-	messages := chromedp.Console(ctx)
-	var reading sync.WaitGroup
-	reading.Go(func() {
-		for m, err := range messages {
-			if err != nil {
-				return
-			}
-			b.take(m)
-		}
-	})
-	t.Cleanup(func() {
-		closeTab()
-		reading.Wait()
-		require.Empty(t, b.errors, "errors of the page")
-	})
-	b.resize(1000)
+// openAs opens the shop in a new tab, as a buyer. The console may have messages with the expected texts.
+func (r *rig) openAs(user string, expected ...string) *testbrowser.Tab {
+	r.t.Helper()
+	b := shared.browser.Open(r.t, expected...)
+	b.Go(r.origin)
+	b.Until(`document.querySelector("#name").checkVisibility()`, "the form to sign in")
+	b.Run(chromedp.SendKeys(chromedp.CSS("#name"), user+r.suffix+"\r"))
+	b.Shows("#account-name", user)
 	return b
-}
-
-func (b *tab) take(m chromedp.ConsoleMessage) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if m.Source == "network" || b.expected != "" && strings.Contains(m.Text, b.expected) {
-		b.refusals = append(b.refusals, m.String()+" "+m.URL)
-	} else {
-		b.errors = append(b.errors, m.Source+" "+m.String())
-	}
-}
-
-func (b *tab) resize(width int64) {
-	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.ctx, within)
-	defer cancel()
-	_, err := chromedp.Call(ctx, emulation.SetDeviceMetricsOverride, emulation.SetDeviceMetricsOverrideParams{
-		Width: width, Height: 900, DeviceScaleFactor: 1, Mobile: width < 500,
-	})
-	require.NoError(b.t, err)
-}
-
-func (b *tab) run(actions ...chromedp.Action[chromedp.Void]) {
-	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.ctx, within)
-	defer cancel()
-	if err := chromedp.Do(ctx, actions...); err != nil {
-		b.fail(err)
-	}
-}
-
-// evaluate returns the value of an expression; of a promise, what it comes to.
-func evaluate[T any](b *tab, expression string) T {
-	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.ctx, within)
-	defer cancel()
-	value, err := chromedp.Run(ctx, chromedp.Evaluate[T](expression, chromedp.EvalAwaitPromise))
-	if err != nil {
-		b.fail(err)
-	}
-	return value
-}
-
-// fail shows what the page looked like.
-func (b *tab) fail(err error) {
-	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.ctx, 5*time.Second)
-	defer cancel()
-	text, _ := chromedp.Run(ctx, chromedp.Evaluate[string](`document.body.innerText`))
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.t.Fatalf("%v; the page says:\n%s\nerrors: %q, refusals: %q", err, text, b.errors, b.refusals)
-}
-
-// isCleanBut checks that nothing was red in the console, except for refusals by URLs that end like this.
-func (b *tab) isCleanBut(end string) {
-	b.t.Helper()
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	refusals := slices.DeleteFunc(slices.Clone(b.refusals), func(r string) bool { return strings.HasSuffix(r, end) })
-	require.Empty(b.t, append(refusals, b.errors...), "the console")
-}
-
-func (b *tab) text(selector string) string {
-	b.t.Helper()
-	return evaluate[string](b, fmt.Sprintf(`document.querySelector(%q).innerText`, selector))
-}
-
-// shows waits until the element is visible with this text in it.
-func (b *tab) shows(selector, want string) {
-	b.t.Helper()
-	b.until(fmt.Sprintf(`(e => e && e.checkVisibility() && e.innerText.includes(%q))(document.querySelector(%q))`,
-		want, selector), selector+" shows "+want)
-}
-
-func (b *tab) until(expression, what string) {
-	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.ctx, within)
-	defer cancel()
-	var err error
-	// A page that is being loaded has no answer yet.
-	for ctx.Err() == nil {
-		var holds bool
-		holds, err = chromedp.Run(ctx, chromedp.Evaluate[bool](`Boolean(`+expression+`)`))
-		if err == nil && holds {
-			return
-		}
-		select {
-		case <-time.After(20 * time.Millisecond):
-		case <-ctx.Done():
-		}
-	}
-	b.fail(fmt.Errorf("not seen within %s: %s (%w)", within, what, err))
-}
-
-func (b *tab) click(selector string) {
-	b.t.Helper()
-	b.until(fmt.Sprintf(`(e => e && e.checkVisibility() && !e.disabled)(document.querySelector(%q))`, selector),
-		selector+" can be clicked")
-	b.run(chromedp.Click(chromedp.CSS(selector)))
-}
-
-// signIn opens the shop as a buyer.
-func (b *tab) signIn(r *rig, user string) {
-	b.t.Helper()
-	b.run(chromedp.Navigate(r.origin))
-	b.until(`document.querySelector("#name").checkVisibility()`, "the form to sign in")
-	b.run(chromedp.SendKeys(chromedp.CSS("#name"), user+r.suffix+"\r"))
-	b.shows("#account-name", user)
-}
-
-// screenshot stores a picture of the whole page in each width and scheme, if a folder is given.
-func (b *tab) screenshot(name string) {
-	b.t.Helper()
-	if *screenshots == "" {
-		return
-	}
-	ctx, cancel := context.WithTimeout(b.ctx, 2*within)
-	defer cancel()
-	for _, scheme := range []string{"light", "dark"} {
-		for _, width := range []int64{360, 768, 1280} {
-			b.resize(width)
-			_, err := chromedp.Call(ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
-				Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}},
-			})
-			require.NoError(b.t, err)
-			picture, err := chromedp.Run(ctx, chromedp.FullScreenshot(100))
-			require.NoError(b.t, err)
-			file := filepath.Join(*screenshots, fmt.Sprintf("%s-%s-%d.png", name, scheme, width))
-			require.NoError(b.t, os.WriteFile(file, picture, 0o600))
-		}
-	}
-	b.resize(1000)
 }

@@ -131,7 +131,7 @@ func (s *shop) authenticated(h func(w http.ResponseWriter, r *http.Request, user
 }
 
 func (s *shop) listPayments(w http.ResponseWriter, _ *http.Request, user string) {
-	writeJSON(w, http.StatusOK, map[string]any{"payments": s.payments.of(user)})
+	writeJSON(w, http.StatusOK, map[string]any{"payments": s.payments.byUser(user)})
 }
 
 // startPayment opens a payment at the provider, to whose page the browser goes.

@@ -1,3 +1,10 @@
+// Package batch turns the messages of one partition into transactions.
+//
+// Batcher.Handle (delivery.go) queues the orders of a message (queue.go) and waits for their
+// results. The batcher locks their users, has the ledger record the orders (record.go), releases
+// the units of rejected orders, and resolves each message (batcher.go). Two batches may be in
+// flight at a time (inflight.go). Orders of a sale that is blocked in Postgres are retried apart
+// from the others (blocked.go).
 package batch
 
 import (
@@ -191,11 +198,11 @@ func (b *Batcher) lockUsers(
 	ctx context.Context, batch []*submission,
 ) (lease *lock.Lease, ready, deferred []*submission) {
 	keys := make([]string, 0, len(batch))
-	keyOf := make(map[string]string, len(batch))
+	userKeys := make(map[string]string, len(batch))
 	for _, s := range batch {
-		if _, known := keyOf[s.event.UserID]; !known {
+		if _, known := userKeys[s.event.UserID]; !known {
 			key := b.Keys.Lock(b.Partition, s.event.UserID)
-			keyOf[s.event.UserID] = key
+			userKeys[s.event.UserID] = key
 			keys = append(keys, key)
 		}
 	}
@@ -215,7 +222,7 @@ func (b *Batcher) lockUsers(
 		isBusy[key] = true
 	}
 	for _, s := range batch {
-		if isBusy[keyOf[s.event.UserID]] {
+		if isBusy[userKeys[s.event.UserID]] {
 			deferred = append(deferred, s)
 		} else {
 			ready = append(ready, s)

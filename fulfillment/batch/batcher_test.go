@@ -13,7 +13,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment/batch"
-	"stampede/internal/connect"
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
@@ -24,30 +23,23 @@ import (
 	"stampede/stream"
 )
 
+func TestMain(m *testing.M) { testwork.Main(m) }
+
 func TestBatcherGroupsMessagesThatArriveDuringTransaction(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 100)
 	s.Crowd(t, sale, 41)
-	msgs := testwork.Messages(s, t)
-	b := testwork.Batch(s, t, nil)
+	msgs := testwork.Messages(t, s)
+	b := testwork.Batch(t, s, nil)
 
-	hold, err := s.Pool.Begin(t.Context())
-	require.NoError(t, err)
-	defer func() { _ = hold.Rollback(context.WithoutCancel(t.Context())) }()
-	_, err = hold.Exec(t.Context(), "SELECT FROM sales WHERE id = $1 FOR UPDATE", sale)
-	require.NoError(t, err)
+	hold := s.HoldSale(t, sale)
 	answers := testwork.Handle(b, msgs[0])
-	testkit.Eventually(t, 30*time.Second, "the first transaction waits for the sale", func() bool {
-		return s.Count(t,
-			"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 1
-	})
+	s.AwaitWaiting(t, 1)
 	answers = append(answers, testwork.Handle(b, msgs[1:]...)...)
 	testkit.Eventually(t, 30*time.Second, "the others wait", func() bool { return b.Queued() == 40 })
 	require.NoError(t, hold.Rollback(t.Context()))
-	for _, a := range answers {
-		require.NoError(t, testshop.Answer(t, a))
-	}
+	testwork.RequireDone(t, answers)
 	// now() is the start of the transaction.
 	require.EqualValues(t, 2, s.Count(t, "SELECT count(DISTINCT updated_at) FROM orders"),
 		"one transaction for one order, one for forty")
@@ -56,10 +48,10 @@ func TestBatcherGroupsMessagesThatArriveDuringTransaction(t *testing.T) {
 
 func TestBatcherRecordsGoodEventsBesideBadEvent(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := testshop.NewSale(t, s.Pool, 100)
-	b := testwork.Batch(s, t, nil)
-	events := testshop.CrowdOf(sale, 20)
+	b := testwork.Batch(t, s, nil)
+	events := testshop.ReservedCrowd(sale, 20)
 	events[7].UserID = "a\x00b" // rejected by every decoder and every text column
 
 	outcomes := b.Record(t.Context(), events)
@@ -72,12 +64,12 @@ func TestBatcherRecordsGoodEventsBesideBadEvent(t *testing.T) {
 			require.Equal(t, order.StatusConfirmed, out.Status)
 		}
 	}
-	require.EqualValues(t, 19, testshop.SoldOf(t, s.Pool, sale))
+	require.EqualValues(t, 19, testshop.Sold(t, s.Pool, sale))
 }
 
 func TestBatcherConfirmsLastUnitsInSaleOrder(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	full, roomy := testshop.NewSale(t, s.Pool, 5), testshop.NewSale(t, s.Pool, 100)
 	trips := &testshop.TripCounter{}
 	config := s.Pool.Config()
@@ -85,8 +77,8 @@ func TestBatcherConfirmsLastUnitsInSaleOrder(t *testing.T) {
 	counted, err := pgxpool.NewWithConfig(t.Context(), config)
 	require.NoError(t, err)
 	t.Cleanup(counted.Close)
-	b := testwork.Batch(s, t, func(c *batch.Config) { c.Ledger = ledger.New(counted) })
-	events := append(testshop.CrowdOf(full, 40), testshop.CrowdOf(roomy, 40)...)
+	b := testwork.Batch(t, s, func(c *batch.Config) { c.Ledger = ledger.New(counted) })
+	events := append(testshop.ReservedCrowd(full, 40), testshop.ReservedCrowd(roomy, 40)...)
 	events[10].Quantity = 3
 
 	outcomes := b.Record(t.Context(), events)
@@ -99,57 +91,49 @@ func TestBatcherConfirmsLastUnitsInSaleOrder(t *testing.T) {
 		}
 		require.Equal(t, want, out.Status, "event %d", i)
 	}
-	require.EqualValues(t, 5, testshop.SoldOf(t, s.Pool, full))
-	require.EqualValues(t, 40, testshop.SoldOf(t, s.Pool, roomy))
+	require.EqualValues(t, 5, testshop.Sold(t, s.Pool, full))
+	require.EqualValues(t, 40, testshop.Sold(t, s.Pool, roomy))
 	require.Less(t, trips.N.Load(), int64(60), "it does not try the events one by one")
 }
 
 func TestBatcherSurvivesPanic(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 10)
 	s.Crowd(t, sale, 3)
-	b := testwork.Batch(s, t, func(c *batch.Config) { c.Ledger = ledger.New(nil) })
+	b := testwork.Batch(t, s, func(c *batch.Config) { c.Ledger = ledger.New(nil) })
 	for range 2 {
-		for _, a := range testwork.Handle(b, testwork.Messages(s, t)...) {
-			require.ErrorIs(t, testshop.Answer(t, a), ledger.ErrPanicked)
-		}
+		testwork.RequireAllFail(t, testwork.Handle(b, testwork.Messages(t, s)...), ledger.ErrPanicked)
 	}
 }
 
 // One message is deferred, and recording the others panics: the deferred message is resolved as well.
 func TestBatcherResolvesDeferredMessagesAfterPanic(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := testshop.NewSale(t, s.Pool, 1)
 	_, _, err := lock.New(s.Rdb).TryEach(t.Context(), []string{s.Keys.Lock(0, "user-1")}, lock.For(30*time.Second))
 	require.NoError(t, err)
-	b := testwork.Batch(s, t, func(c *batch.Config) { c.Store = nil }) // releasing a rejected order's unit panics
-	events := testshop.CrowdOf(sale, 3)
+	b := testwork.Batch(t, s, func(c *batch.Config) { c.Store = nil }) // releasing a rejected order's unit panics
+	events := testshop.ReservedCrowd(sale, 3)
 	require.Equal(t, "user-1", events[0].UserID)
 	answers, deferred := b.ProcessBatch(t.Context(), events...)
 	require.Zero(t, deferred)
-	for _, a := range answers {
-		require.ErrorIs(t, testshop.Answer(t, a), ledger.ErrPanicked)
-	}
+	testwork.RequireAllFail(t, answers, ledger.ErrPanicked)
 }
 
 // A lease that expires because Postgres is slow is no outage of Redis.
 func TestBatcherExpiredLeaseReportsNoOutage(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 10)
 	user := s.Keys.Lock(0, "alice")
 	s.Buy(t, sale, "alice")
-	hold, err := s.Pool.Begin(t.Context())
-	require.NoError(t, err)
-	defer func() { _ = hold.Rollback(context.WithoutCancel(t.Context())) }()
-	_, err = hold.Exec(t.Context(), "SELECT FROM sales WHERE id = $1 FOR UPDATE", sale)
-	require.NoError(t, err)
+	hold := s.HoldSale(t, sale)
 
 	log := &testshop.CountingLog{}
-	b := testwork.Batch(s, t, func(c *batch.Config) { c.Lease, c.Logger = time.Second, slog.New(log) })
-	answers := testwork.Handle(b, testwork.Messages(s, t)...)
+	b := testwork.Batch(t, s, func(c *batch.Config) { c.Lease, c.Logger = time.Second, slog.New(log) })
+	answers := testwork.Handle(b, testwork.Messages(t, s)...)
 	locked := func() bool { return s.Rdb.Exists(t.Context(), user).Val() == 1 }
 	testkit.Eventually(t, 30*time.Second, "the user is locked", locked)
 	testkit.Eventually(t, 30*time.Second, "the lease expires", func() bool { return !locked() })
@@ -164,56 +148,48 @@ func TestBatcherExpiredLeaseReportsNoOutage(t *testing.T) {
 
 func TestBatcherRecordsWithoutLocks(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 10)
 	s.Crowd(t, sale, 3)
 	gone := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
 	t.Cleanup(func() { _ = gone.Close() })
-	b := testwork.Batch(s, t, func(c *batch.Config) { c.Locker = lock.New(gone) })
-	for _, a := range testwork.Handle(b, testwork.Messages(s, t)...) {
-		require.NoError(t, testshop.Answer(t, a))
-	}
+	b := testwork.Batch(t, s, func(c *batch.Config) { c.Locker = lock.New(gone) })
+	testwork.RequireDone(t, testwork.Handle(b, testwork.Messages(t, s)...))
 	require.EqualValues(t, 3, s.Count(t, testshop.ConfirmedOrders))
 }
 
 func TestBatcherRejectsUndecodableMessage(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
-	b := testwork.Batch(s, t, nil)
+	s := testshop.NewShop(t)
+	b := testwork.Batch(t, s, nil)
 	require.ErrorIs(t, b.Handle(message.NewMessage("1", []byte("{}"))), order.ErrUndecodable)
 }
 
 func TestBatcherStopLeavesUnfinishedMessages(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 10)
 	s.Crowd(t, sale, 3)
-	gone, err := connect.Postgres(t.Context(), "postgres://nobody@127.0.0.1:1/nothing", 1)
-	require.NoError(t, err)
-	t.Cleanup(gone.Close)
-	b := testwork.Batch(s, t, func(c *batch.Config) { c.Ledger = ledger.New(gone) })
-	answers := testwork.Handle(b, testwork.Messages(s, t)...)
+	gone := testkit.PoolAt(t, "postgres://nobody@127.0.0.1:1/nothing", 1)
+	b := testwork.Batch(t, s, func(c *batch.Config) { c.Ledger = ledger.New(gone) })
+	answers := testwork.Handle(b, testwork.Messages(t, s)...)
 	b.Drain()
-	for _, a := range answers {
-		require.ErrorIs(t, testshop.Answer(t, a), stream.ErrStopping)
-	}
+	testwork.RequireAllFail(t, answers, stream.ErrStopping)
 }
 
 // While units cannot be released, only the rejected orders wait: the rest of their batch is done.
 func TestBatcherRetriesRejectedOrderUntilUnitIsReleased(t *testing.T) {
 	t.Parallel()
-	server := testkit.OwnRedis(t)
-	s := testshop.NewShopOn(t, testkit.Pool(t), server.URL, reservation.Keys{Prefix: "test", Partitions: 1})
+	s := testshop.OnOwnRedis(t, 1)
 	sale := s.Open(t, 3)
 	for i := range 3 {
 		s.Buy(t, sale, fmt.Sprintf("user-%d", i))
 	}
-	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET stock = 2 WHERE id = $1", sale)
-	require.NoError(t, err)
-	msgs := testwork.Messages(s, t)
-	server.Kill()
+	require.NoError(t, s.Exec(t, "UPDATE sales SET stock = 2 WHERE id = $1", sale))
+	msgs := testwork.Messages(t, s)
+	s.Server.Kill()
 
-	b := testwork.Batch(s, t, nil)
+	b := testwork.Batch(t, s, nil)
 	answers := testwork.Handle(b, msgs...)
 	// Which of the three is rejected depends on the order in which they are batched.
 	countAnswers := func() (n int) {
@@ -227,12 +203,10 @@ func TestBatcherRetriesRejectedOrderUntilUnitIsReleased(t *testing.T) {
 		err := s.Pool.QueryRow(t.Context(), "SELECT count(*) FROM orders WHERE status = 'rejected'").Scan(&n)
 		return err == nil && n == 1 && countAnswers() == 2
 	})
-	require.NoError(t, server.Restart(t.Context()))
+	require.NoError(t, s.Server.Restart(t.Context()))
 	testkit.VerifyServer(t, s.Pool, s.Store, 0)
-	for _, a := range answers {
-		require.NoError(t, testshop.Answer(t, a))
-	}
-	require.Equal(t, "1", s.Rdb.HGet(t.Context(), s.Keys.Sale(0, sale), "left").Val())
+	testwork.RequireDone(t, answers)
+	require.EqualValues(t, 1, s.Left(t, sale))
 }
 
 func TestBatchLockLeaseEndsBeforeClaim(t *testing.T) {
@@ -242,4 +216,58 @@ func TestBatchLockLeaseEndsBeforeClaim(t *testing.T) {
 	} {
 		require.Equal(t, want, batch.LockLease(minIdle), minIdle)
 	}
+}
+
+// openPage returns the messages of two orders that were read in one page.
+func openPage(t *testing.T) (s *testshop.Shop, page []*message.Message) {
+	t.Helper()
+	s = testshop.NewShop(t)
+	sale := s.Open(t, 10)
+	s.Buy(t, sale, "ann")
+	s.Buy(t, sale, "bob")
+	subscriber, err := stream.NewSubscriber(stream.Config{
+		Client: s.Blocking, Control: s.Rdb, Group: reservation.Group, Consumer: "worker",
+		DeadLetter: func(context.Context, stream.Entry, error) error { return nil }, Logger: testkit.Logger(t),
+		DrainTimeout: time.Millisecond, // the messages are not acked
+	})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, subscriber.Close()) })
+	messages, err := subscriber.Subscribe(t.Context(), s.Keys.Orders(0))
+	require.NoError(t, err)
+	for range 2 {
+		page = append(page, testshop.Answer(t, messages))
+	}
+	return s, page
+}
+
+func TestBatchWaitsForTheRestOfItsPage(t *testing.T) {
+	t.Parallel()
+	s, page := openPage(t)
+	b := testwork.Batcher(t, s, nil)
+	b.SetPageWait(testshop.Soon)
+	testwork.RunBatcher(t, b)
+	first := testwork.Handle(b, page[0])
+	testkit.Eventually(t, testshop.Soon, "the batch waits for the second message", b.AwaitsPage)
+	second := testwork.Handle(b, page[1])
+	require.NoError(t, testshop.Answer(t, first[0]))
+	require.NoError(t, testshop.Answer(t, second[0]))
+	require.EqualValues(t, 2, s.Count(t, testshop.ConfirmedOrders))
+	require.EqualValues(t, 1, s.Count(t, "SELECT count(DISTINCT updated_at) FROM orders"))
+}
+
+func TestBatchDoesNotWaitLongForItsPage(t *testing.T) {
+	t.Parallel()
+	s, page := openPage(t)
+	b := testwork.Batch(t, s, nil)
+	require.NoError(t, testshop.Answer(t, testwork.Handle(b, page[0])[0]))
+	require.EqualValues(t, 1, s.Count(t, testshop.ConfirmedOrders))
+}
+
+func TestFullBatchDoesNotWaitForItsPage(t *testing.T) {
+	t.Parallel()
+	s, page := openPage(t)
+	b := testwork.Batcher(t, s, func(c *batch.Config) { c.BatchMax = 1 })
+	b.SetPageWait(time.Hour)
+	testwork.RunBatcher(t, b)
+	require.NoError(t, testshop.Answer(t, testwork.Handle(b, page[0])[0]))
 }

@@ -76,6 +76,14 @@ func (d *dispatch) scheduleRetry(b *blockedSale) {
 	b.retryAt = time.Now().Add(retry.Delay(b.tries, blockedDelay, blockedDelayMax))
 }
 
+// blockedDue returns a channel that receives when the next retry of a blocked sale is due, if any.
+func (d *dispatch) blockedDue() <-chan time.Time {
+	if at, ok := d.nextBlocked(); ok {
+		return time.After(time.Until(at))
+	}
+	return nil
+}
+
 // nextBlocked returns when the next retry is due; ok is false if no sale is blocked, or a retry is in
 // flight.
 func (d *dispatch) nextBlocked() (at time.Time, ok bool) {

@@ -14,7 +14,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment/batch"
-	"stampede/internal/connect"
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
@@ -23,14 +22,13 @@ import (
 
 // lockFromOtherRole locks the row of a sale in a session of another role, which no worker may end,
 // until release is called.
-func lockFromOtherRole(s *testshop.Shop, t testing.TB, sale uuid.UUID) (release func()) {
+func lockFromOtherRole(t testing.TB, s *testshop.Shop, sale uuid.UUID) (release func()) {
 	t.Helper()
 	role := "other_" + strings.ToLower(rand.Text())
 	for _, statement := range []string{
 		"CREATE ROLE " + role + " LOGIN PASSWORD 'other'", "GRANT SELECT, UPDATE ON sales TO " + role,
 	} {
-		_, err := s.Pool.Exec(t.Context(), statement)
-		require.NoError(t, err)
+		require.NoError(t, s.Exec(t, statement))
 	}
 	u, err := url.Parse(testkit.DatabaseURL(t))
 	require.NoError(t, err)
@@ -53,11 +51,11 @@ func lockFromOtherRole(s *testshop.Shop, t testing.TB, sale uuid.UUID) (release 
 	}
 }
 
-const confirmedOf = testshop.ConfirmedOrders + " AND sale_id = $1"
+const confirmedInSale = testshop.ConfirmedOrders + " AND sale_id = $1"
 
 func TestLockedSaleDoesNotBlockOtherSales(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	locked := s.Open(t, 1000)
 	others := make([]uuid.UUID, 5)
 	for i := range others {
@@ -69,8 +67,8 @@ func TestLockedSaleDoesNotBlockOtherSales(t *testing.T) {
 			s.Buy(t, sale, fmt.Sprint("user-", i)) // the same users in all sales
 		}
 	}
-	release := lockFromOtherRole(s, t, locked)
-	testwork.Work(t, testwork.Config(s, t))
+	release := lockFromOtherRole(t, s, locked)
+	testwork.Work(t, testwork.Config(t, s))
 	testkit.Eventually(t, testshop.Soon, "the orders of the other sales are confirmed", func() bool {
 		return s.Count(t, testshop.ConfirmedOrders) == 50
 	})
@@ -79,40 +77,40 @@ func TestLockedSaleDoesNotBlockOtherSales(t *testing.T) {
 	}
 	testkit.Eventually(t, testshop.Soon, "later orders are confirmed",
 		func() bool { return s.Count(t, testshop.ConfirmedOrders) == 55 })
-	require.Zero(t, s.Count(t, confirmedOf, locked))
+	require.Zero(t, s.Count(t, confirmedInSale, locked))
 	release()
 	s.AwaitConfirmed(t, 65)
-	testwork.AwaitRest(s, t)
-	require.EqualValues(t, 10, testshop.SoldOf(t, s.Pool, locked))
+	testwork.AwaitRest(t, s)
+	require.EqualValues(t, 10, testshop.Sold(t, s.Pool, locked))
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM dead_letters"))
 }
 
 // The locked sale has more orders in the stream than a worker holds in memory.
 func TestBacklogOfLockedSaleDoesNotBlockOtherSales(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	locked, other := s.Open(t, 1000), s.Open(t, 1000)
-	config := testwork.Config(s, t)
+	config := testwork.Config(t, s)
 	config.BatchMax, config.MinIdle = 10, 2*time.Second
 	s.Crowd(t, locked, 200)
 	s.Crowd(t, other, 20)
-	release := lockFromOtherRole(s, t, locked)
+	release := lockFromOtherRole(t, s, locked)
 	testwork.Work(t, config)
 	testkit.Eventually(t, testshop.Soon, "the orders of the other sale are confirmed", func() bool {
-		return s.Count(t, confirmedOf, other) == 20
+		return s.Count(t, confirmedInSale, other) == 20
 	})
-	require.Zero(t, s.Count(t, confirmedOf, locked))
+	require.Zero(t, s.Count(t, confirmedInSale, locked))
 	release()
 	s.AwaitConfirmed(t, 220)
-	testwork.AwaitRest(s, t)
-	require.EqualValues(t, 200, testshop.SoldOf(t, s.Pool, locked))
+	testwork.AwaitRest(t, s)
+	require.EqualValues(t, 200, testshop.Sold(t, s.Pool, locked))
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM dead_letters"))
 }
 
 // The locked row is an order's, not a sale's: the error does not say which sale is blocked.
 func TestLockedOrderBlocksOnlyItsSale(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	locked, other := s.Open(t, 1000), s.Open(t, 1000)
 	s.Crowd(t, locked, 3)
 	s.Crowd(t, other, 3)
@@ -127,37 +125,32 @@ func TestLockedOrderBlocksOnlyItsSale(t *testing.T) {
 		VALUES (gen_random_uuid(), $1, 'user-1', 1, 'confirmed', 2, 9, 1, now(), now())`, locked)
 	require.NoError(t, err)
 
-	b := testwork.Batch(s, t, func(c *batch.Config) {
+	b := testwork.Batch(t, s, func(c *batch.Config) {
 		c.Ledger = ledger.New(s.Pool).WithLockTimeout(200 * time.Millisecond)
 	})
-	answers := testwork.Handle(b, testwork.Messages(s, t)...)
+	answers := testwork.Handle(b, testwork.Messages(t, s)...)
 	testkit.Eventually(t, testshop.Soon, "all others are confirmed",
 		func() bool { return s.Count(t, testshop.ConfirmedOrders) == 5 })
-	require.EqualValues(t, 2, s.Count(t, confirmedOf, locked), "the other orders of its sale are confirmed as well")
+	require.EqualValues(t, 2, s.Count(t, confirmedInSale, locked), "the other orders of its sale are confirmed as well")
 	require.NoError(t, hold.Rollback(t.Context()))
-	for _, a := range answers {
-		require.NoError(t, testshop.Answer(t, a))
-	}
+	testwork.RequireDone(t, answers)
 	require.EqualValues(t, 6, s.Count(t, testshop.ConfirmedOrders))
 }
 
 // TestSlowBatchIsHalved uses a database that needs 10 ms per order and cancels statements after 250 ms.
 func TestSlowBatchIsHalved(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	for _, statement := range []string{
 		`CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.01); RETURN NEW; END $$`,
 		"CREATE TRIGGER slow BEFORE INSERT ON orders FOR EACH ROW EXECUTE FUNCTION slow()",
 	} {
-		_, err := s.Pool.Exec(t.Context(), statement)
-		require.NoError(t, err)
+		require.NoError(t, s.Exec(t, statement))
 	}
 	sale := s.Open(t, 1000)
 	s.Crowd(t, sale, 100)
-	limited, err := connect.Postgres(t.Context(), testkit.DatabaseURL(t)+"&statement_timeout=250", 8)
-	require.NoError(t, err)
-	t.Cleanup(limited.Close)
-	config := testwork.Config(s, t)
+	limited := testkit.PoolAt(t, testkit.DatabaseURL(t)+"&statement_timeout=250", 8)
+	config := testwork.Config(t, s)
 	config.Pool = limited
 	testwork.Work(t, config)
 	s.AwaitConfirmed(t, 100)
@@ -168,13 +161,13 @@ func TestSlowBatchIsHalved(t *testing.T) {
 // locked for long: a buyer may want to pay.
 func TestLockedSaleDoesNotDelayExpiryOfOtherSales(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	locked, other := testshop.NewPayableSale(t, s.Pool, 100), testshop.NewPayableSale(t, s.Pool, 100)
 	orders := append(testwork.Confirm(t, s.Pool, locked, 6), testwork.Confirm(t, s.Pool, other, 5)...)
 	unexpired := orders[0]
 	testwork.EndWindow(t, s.Pool, orders[1:]...)
-	release := lockFromOtherRole(s, t, locked)
-	expired, err := testwork.Expire(s, t.Context())
+	release := lockFromOtherRole(t, s, locked)
+	expired, err := testwork.TryExpire(t.Context(), s)
 	require.True(t, ledger.IsLocked(err), "%v", err)
 	require.ErrorContains(t, err, "sale="+locked.String())
 	require.Equal(t, 5, expired)
@@ -186,21 +179,19 @@ func TestLockedSaleDoesNotDelayExpiryOfOtherSales(t *testing.T) {
 	_, err = ledger.New(s.Pool).Pay(t.Context(), unexpired, user, "pi")
 	require.NoError(t, err, "paying does not use the sale's row")
 	release()
-	expired, err = testwork.Expire(s, t.Context())
-	require.NoError(t, err)
+	expired = testwork.Expire(t, s)
 	require.Equal(t, 5, expired)
 }
 
 func TestLockedSaleDoesNotDelayPublishingOfOtherSales(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	locked := s.Open(t, 10)
 	for range 20 {
 		s.Open(t, 10)
 	}
-	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET published_revision = 0")
-	require.NoError(t, err)
-	release := lockFromOtherRole(s, t, locked)
+	require.NoError(t, s.Exec(t, "UPDATE sales SET published_revision = 0"))
+	release := lockFromOtherRole(t, s, locked)
 	ctx, cancel := context.WithTimeout(t.Context(), ledger.RecordTimeout)
 	defer cancel()
 	published, err := s.Catalog.PublishPending(ctx)

@@ -71,42 +71,26 @@ func (b *Batcher) newDispatch() *dispatch {
 
 // wait returns when a batch may start, and false if ctx ended.
 func (d *dispatch) wait(ctx context.Context) bool {
-	for {
+	for ctx.Err() == nil {
 		want, atLatest := d.wanted()
 		var later <-chan time.Time
-		stop := func() bool { return true }
 		if atLatest > 0 {
-			timer := time.NewTimer(atLatest)
-			later, stop = timer.C, timer.Stop
-		}
-		var blocked <-chan time.Time
-		stopBlocked := func() bool { return true }
-		if retryAt, ok := d.nextBlocked(); ok {
-			timer := time.NewTimer(time.Until(retryAt))
-			blocked, stopBlocked = timer.C, timer.Stop
+			later = time.After(atLatest)
 		}
 		d.queue.signalAt(want)
-		start := false
 		select {
 		case <-ctx.Done():
 		case f := <-d.done:
 			d.complete(f)
-		case <-d.queue.full:
-			start = true
-		case <-later:
-			start = true
-		case <-blocked:
+		case <-d.blockedDue():
 			d.startBlocked(ctx)
-		}
-		stop()
-		stopBlocked()
-		switch {
-		case ctx.Err() != nil:
-			return false
-		case start:
-			return true
+		case <-d.queue.full:
+			return ctx.Err() == nil
+		case <-later:
+			return ctx.Err() == nil
 		}
 	}
+	return false
 }
 
 // wanted returns how many queued messages start a batch, and after how long it starts with fewer; 0

@@ -1,12 +1,17 @@
+// Package metrics holds the Prometheus metrics of a worker, which its batchers and its loops share,
+// and Trouble, which reports in the log and in the metrics that a step fails and is retried.
 package metrics
 
 import (
 	"errors"
 	"fmt"
+	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"stampede/internal/retry"
 	"stampede/internal/telemetry"
 	"stampede/ledger"
 	"stampede/lock"
@@ -145,4 +150,62 @@ func (m *Worker) Count(out ledger.Outcome) {
 		label = string(out.Status)
 	}
 	m.Orders.WithLabelValues(label).Inc()
+}
+
+// Trouble is an outage that the metrics show as well. It is safe for concurrent use.
+type Trouble struct {
+	mu     sync.Mutex
+	outage retry.Outage
+	gauge  prometheus.Gauge
+}
+
+// NewTrouble returns a Trouble for one of the steps; doing names it in the log.
+func NewTrouble(logger *slog.Logger, m *Worker, step, doing string) *Trouble {
+	return &Trouble{outage: retry.Outage{Log: logger, Doing: doing}, gauge: m.Failing.WithLabelValues(step)}
+}
+
+// Failed records a failure, and returns how long to wait before a retry.
+func (t *Trouble) Failed(err error) time.Duration {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.outage.Lasts() {
+		t.gauge.Inc()
+	}
+	return t.outage.Failed(err)
+}
+
+// Over records a success.
+func (t *Trouble) Over() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.outage.Lasts() {
+		t.gauge.Dec()
+	}
+	t.outage.Over()
+}
+
+// End forgets a failure, of a step that is not tried any more.
+func (t *Trouble) End() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.outage.Lasts() {
+		t.gauge.Dec()
+	}
+	t.outage = retry.Outage{Log: t.outage.Log, Doing: t.outage.Doing}
+}
+
+// Note records a failure or a success, for a step with its own interval.
+func (t *Trouble) Note(err error) {
+	if err != nil {
+		t.Failed(err)
+	} else {
+		t.Over()
+	}
+}
+
+// Lasts reports whether the last attempt failed.
+func (t *Trouble) Lasts() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.outage.Lasts()
 }

@@ -15,7 +15,7 @@ type Proxies []netip.Prefix
 // Client returns the client's address: the peer's or, behind a trusted proxy, that of the rightmost hop that is not
 // trusted. It is the zero Addr if the peer has none.
 func (p Proxies) Client(r *http.Request) netip.Addr {
-	client := peerOf(r)
+	client := peer(r)
 	headers := r.Header["X-Forwarded-For"]
 	for i := len(headers) - 1; i >= 0; i-- {
 		for rest, more := headers[i], true; more; {
@@ -35,7 +35,7 @@ func (p Proxies) Client(r *http.Request) netip.Addr {
 }
 
 // Sent reports whether the request comes from a trusted proxy, whose other headers may be believed then.
-func (p Proxies) Sent(r *http.Request) bool { return p.trusts(peerOf(r)) }
+func (p Proxies) Sent(r *http.Request) bool { return p.trusts(peer(r)) }
 
 func (p Proxies) trusts(addr netip.Addr) bool {
 	for _, prefix := range p {
@@ -68,12 +68,12 @@ func (k Key) String() string {
 	return addr.String()
 }
 
-func peerOf(r *http.Request) netip.Addr {
-	peer, err := netip.ParseAddrPort(r.RemoteAddr)
+func peer(r *http.Request) netip.Addr {
+	addr, err := netip.ParseAddrPort(r.RemoteAddr)
 	if err != nil {
 		return netip.Addr{}
 	}
-	return canonical(peer.Addr())
+	return canonical(addr.Addr())
 }
 
 // parseHop reads an entry of X-Forwarded-For; some proxies add the port, or brackets only.

@@ -57,13 +57,9 @@ type entry struct {
 // list are the operators of one version of the file.
 type list []entry
 
-// find returns the operator to whom a token belongs. It takes the same time for each token, known or not: it compares
+// find returns the operator whose token has a hash. It takes the same time for each token, known or not: it compares
 // hashes, which have one length, with those of all operators.
-func (l list) find(token string) (found Person, ok bool) {
-	return l.findHash(sha256.Sum256([]byte(token)))
-}
-
-func (l list) findHash(hash [sha256.Size]byte) (found Person, ok bool) {
+func (l list) find(hash [sha256.Size]byte) (found Person, ok bool) {
 	at := -1
 	for i := range l {
 		at = subtle.ConstantTimeSelect(subtle.ConstantTimeCompare(hash[:], l[i].hash[:]), i, at)

@@ -34,12 +34,12 @@ func TestFileOfOperators(t *testing.T) {
 	for token, want := range map[string]Person{
 		"ann": {"ann", Viewer}, "b.o_b-1@x": {"b.o_b-1@x", Operator}, "cid": {"cid", Admin},
 	} {
-		found, ok := operators.find(token)
+		found, ok := operators.find(sha256.Sum256([]byte(token)))
 		require.True(t, ok, token)
 		require.Equal(t, want, found)
 	}
 	for _, token := range []string{"", "eve", "Ann", hashOf("ann"), "ann "} {
-		_, ok := operators.find(token)
+		_, ok := operators.find(sha256.Sum256([]byte(token)))
 		require.False(t, ok, token)
 	}
 	none, err := parse(nil)

@@ -89,18 +89,12 @@ func New(config Config) (*Registry, error) {
 func (r *Registry) Configured() bool { return r.admin != nil || r.config.File != "" }
 
 // Find returns the operator to whom a token belongs.
-func (r *Registry) Find(token string) (Person, bool) {
-	inFile, known := r.inFile.Load().find(token)
-	if admin, isAdmin := r.admin.find(token); isAdmin {
-		return admin, true
-	}
-	return inFile, known
-}
+func (r *Registry) Find(token string) (Person, bool) { return r.FindHash(sha256.Sum256([]byte(token))) }
 
 // FindHash is Find for a token of which only the SHA-256 was kept, as that of a session.
 func (r *Registry) FindHash(hash [sha256.Size]byte) (Person, bool) {
-	inFile, known := r.inFile.Load().findHash(hash)
-	if admin, isAdmin := r.admin.findHash(hash); isAdmin {
+	inFile, known := r.inFile.Load().find(hash)
+	if admin, isAdmin := r.admin.find(hash); isAdmin {
 		return admin, true
 	}
 	return inFile, known
@@ -148,7 +142,7 @@ func (r *Registry) reread(ctx context.Context) {
 	}
 	isNews := err == nil || r.faulty == nil || err.Error() != r.faulty.Error()
 	r.text, r.faulty = text, err
-	changes := changesOf(before, operators)
+	changes := changedRights(before, operators)
 	r.inFile.Store(&operators)
 	if err == nil {
 		r.current.Set(1)
@@ -178,8 +172,8 @@ func (r *Registry) cut(text []byte) error {
 	return fmt.Errorf("%w: %s: %w", ErrFile, r.config.File, err)
 }
 
-// changesOf names the operators whose rights differ.
-func changesOf(before, after list) []string {
+// changedRights names the operators whose rights differ.
+func changedRights(before, after list) []string {
 	changes := []string{}
 	for _, e := range before {
 		if i := slices.IndexFunc(after, func(o entry) bool { return o.hash == e.hash }); i < 0 {

@@ -77,3 +77,14 @@ func isConflict(err error) bool {
 	refused, ok := errors.AsType[*pgconn.PgError](err)
 	return ok && (refused.Code == serializationFailure || refused.Code == deadlockDetected)
 }
+
+// Querier runs queries.
+type Querier interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}
+
+// Transactor is a connection or a pool.
+type Transactor interface {
+	Querier
+	BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
+}

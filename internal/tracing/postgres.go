@@ -29,7 +29,7 @@ type statements struct{ *otelpgx.Tracer }
 func (s *statements) TraceQueryStart(
 	ctx context.Context, conn *pgx.Conn, data pgx.TraceQueryStartData,
 ) context.Context {
-	if !Of(ctx).On() {
+	if !Current(ctx).On() {
 		return ctx
 	}
 	return s.Tracer.TraceQueryStart(ctx, conn, data)
@@ -39,7 +39,7 @@ func (s *statements) TraceQueryStart(
 func (s *statements) TraceBatchStart(
 	ctx context.Context, conn *pgx.Conn, data pgx.TraceBatchStartData,
 ) context.Context {
-	if !Of(ctx).On() {
+	if !Current(ctx).On() {
 		return ctx
 	}
 	return s.Tracer.TraceBatchStart(ctx, conn, data)
@@ -49,7 +49,7 @@ func (s *statements) TraceBatchStart(
 func (s *statements) TraceCopyFromStart(
 	ctx context.Context, conn *pgx.Conn, data pgx.TraceCopyFromStartData,
 ) context.Context {
-	if !Of(ctx).On() {
+	if !Current(ctx).On() {
 		return ctx
 	}
 	return s.Tracer.TraceCopyFromStart(ctx, conn, data)
@@ -57,7 +57,7 @@ func (s *statements) TraceCopyFromStart(
 
 // TraceConnectStart implements pgx.ConnectTracer.
 func (s *statements) TraceConnectStart(ctx context.Context, data pgx.TraceConnectStartData) context.Context {
-	if !Of(ctx).On() {
+	if !Current(ctx).On() {
 		return ctx
 	}
 	return s.Tracer.TraceConnectStart(ctx, data)
@@ -67,7 +67,7 @@ func (s *statements) TraceConnectStart(ctx context.Context, data pgx.TraceConnec
 func (s *statements) TracePrepareStart(
 	ctx context.Context, conn *pgx.Conn, data pgx.TracePrepareStartData,
 ) context.Context {
-	if !Of(ctx).On() {
+	if !Current(ctx).On() {
 		return ctx
 	}
 	return s.Tracer.TracePrepareStart(ctx, conn, data)
@@ -77,7 +77,7 @@ func (s *statements) TracePrepareStart(
 func (s *statements) TraceAcquireStart(
 	ctx context.Context, pool *pgxpool.Pool, data pgxpool.TraceAcquireStartData,
 ) context.Context {
-	if !Of(ctx).On() {
+	if !Current(ctx).On() {
 		return ctx
 	}
 	return s.Tracer.TraceAcquireStart(ctx, pool, data)

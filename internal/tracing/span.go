@@ -2,6 +2,7 @@ package tracing
 
 import (
 	"context"
+	"encoding/hex"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -25,10 +26,10 @@ const (
 
 // Span is a part of a trace. The methods of the zero Span, which is not recorded, do nothing. It is safe for concurrent
 // use.
-type Span struct{ of trace.Span }
+type Span struct{ span trace.Span }
 
-// Of returns the span that is recorded in this context.
-func Of(ctx context.Context) Span {
+// Current returns the span that is recorded in this context.
+func Current(ctx context.Context) Span {
 	if span := trace.SpanFromContext(ctx); span.IsRecording() {
 		return Span{span}
 	}
@@ -36,23 +37,23 @@ func Of(ctx context.Context) Span {
 }
 
 // On reports whether the span is recorded.
-func (s Span) On() bool { return s.of != nil }
+func (s Span) On() bool { return s.span != nil }
 
 // In returns a context below ctx with the span in it.
 func (s Span) In(ctx context.Context) context.Context {
-	if s.of == nil {
+	if s.span == nil {
 		return ctx
 	}
-	return trace.ContextWithSpan(ctx, s.of)
+	return trace.ContextWithSpan(ctx, s.span)
 }
 
 // Start starts a span below this one, with links to the spans of other traceparents.
 func (s Span) Start(kind Kind, name string, links ...string) Span {
-	if s.of == nil {
+	if s.span == nil {
 		return Span{}
 	}
-	ctx := trace.ContextWithSpan(context.Background(), s.of)
-	_, span := s.of.TracerProvider().Tracer(scope).Start(ctx, name, options(kind, links)...)
+	ctx := trace.ContextWithSpan(context.Background(), s.span)
+	_, span := s.span.TracerProvider().Tracer(scope).Start(ctx, name, options(kind, links)...)
 	return Span{span}
 }
 
@@ -68,47 +69,99 @@ func options(kind Kind, links []string) []trace.SpanStartOption {
 
 // Link adds a link to the span of a traceparent.
 func (s Span) Link(parent string) {
-	if s.of == nil {
+	if s.span == nil {
 		return
 	}
 	if to, ok := parse(parent); ok {
-		s.of.AddLink(trace.Link{SpanContext: to})
+		s.span.AddLink(trace.Link{SpanContext: to})
 	}
 }
 
 // Parent returns the traceparent with which other processes continue below this span, "" if it is not recorded.
 func (s Span) Parent() string {
-	if s.of == nil {
+	if s.span == nil {
 		return ""
 	}
-	of := s.of.SpanContext()
-	return "00-" + of.TraceID().String() + "-" + of.SpanID().String() + "-" + of.TraceFlags().String()
+	at := s.span.SpanContext()
+	return "00-" + at.TraceID().String() + "-" + at.SpanID().String() + "-" + at.TraceFlags().String()
 }
 
 // Text sets an attribute.
 func (s Span) Text(name, value string) {
-	if s.of != nil {
-		s.of.SetAttributes(attribute.String(name, value))
+	if s.span != nil {
+		s.span.SetAttributes(attribute.String(name, value))
 	}
 }
 
 // Number sets an attribute.
 func (s Span) Number(name string, value int64) {
-	if s.of != nil {
-		s.of.SetAttributes(attribute.Int64(name, value))
+	if s.span != nil {
+		s.span.SetAttributes(attribute.Int64(name, value))
 	}
 }
 
 // Fail marks the span as failed, unless the error is nil.
 func (s Span) Fail(err error) {
-	if s.of != nil && err != nil {
-		s.of.SetStatus(codes.Error, err.Error())
+	if s.span != nil && err != nil {
+		s.span.SetStatus(codes.Error, err.Error())
 	}
 }
 
 // End ends the span, once.
 func (s Span) End() {
-	if s.of != nil {
-		s.of.End()
+	if s.span != nil {
+		s.span.End()
 	}
+}
+
+const (
+	// parentLength is that of a traceparent of version 00: version, trace id, span id and flags, in hexadecimal.
+	parentLength = 2 + 1 + 32 + 1 + 16 + 1 + 2
+	// parentMax bounds a traceparent of a later version, which may be longer.
+	parentMax = 256
+)
+
+// Sampled reports whether text is a valid traceparent (W3C Trace Context, level 1) of a trace that is recorded.
+func Sampled(text string) bool {
+	_, ok := parse(text)
+	return ok
+}
+
+// ID returns the id of the trace of a sampled traceparent, "" of anything else.
+func ID(text string) string {
+	if parent, sampled := parse(text); sampled {
+		return parent.TraceID().String()
+	}
+	return ""
+}
+
+// parse returns the context of a sampled parent. It does not allocate.
+func parse(text string) (parent trace.SpanContext, sampled bool) {
+	if len(text) < parentLength || len(text) > parentMax || text[2] != '-' || text[35] != '-' || text[52] != '-' {
+		return parent, false
+	}
+	var version, flags [1]byte
+	var config trace.SpanContextConfig
+	if !decode(version[:], text[:2]) || !decode(config.TraceID[:], text[3:35]) || !decode(config.SpanID[:], text[36:52]) ||
+		!decode(flags[:], text[53:55]) {
+		return parent, false
+	}
+	longer := len(text) > parentLength
+	if version[0] == 0xff || version[0] == 0 && longer || longer && text[parentLength] != '-' {
+		return parent, false
+	}
+	config.TraceFlags, config.Remote = trace.TraceFlags(flags[0])&trace.FlagsSampled, true
+	parent = trace.NewSpanContext(config)
+	return parent, parent.IsValid() && parent.IsSampled()
+}
+
+// decode reads hexadecimal digits in lower case.
+func decode(dst []byte, digits string) bool {
+	for i := range len(digits) {
+		if c := digits[i]; (c < '0' || c > '9') && (c < 'a' || c > 'f') {
+			return false
+		}
+	}
+	n, err := hex.Decode(dst, []byte(digits))
+	return err == nil && n == len(dst)
 }

@@ -22,6 +22,8 @@ import (
 	"stampede/internal/tracing"
 )
 
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
 const (
 	trace   = "4bf92f3577b34da6a3ce929d0e0e4736"
 	sampled = "00-" + trace + "-00f067aa0ba902b7-01"
@@ -92,7 +94,7 @@ func TestWhatIsNotTracedAllocatesNothing(t *testing.T) {
 		} {
 			allocations := testing.AllocsPerRun(100, func() {
 				span := tracer.Request(h, "name")
-				other := tracing.Of(span.In(ctx))
+				other := tracing.Current(span.In(ctx))
 				child := other.Start(tracing.Client, "child")
 				child.Text("name", "value")
 				child.Number("number", 1)
@@ -147,7 +149,7 @@ func TestOnlySampledParentsAreTraced(t *testing.T) {
 	require.False(t, tracer.Request(header(sampled[:53]+"00"), "request").On())
 	span := tracer.Request(header(sampled), "request")
 	require.True(t, span.On())
-	child := tracing.Of(span.In(t.Context())).Start(tracing.Internal, "child", sampled)
+	child := tracing.Current(span.In(t.Context())).Start(tracing.Internal, "child", sampled)
 	child.Fail(errors.ErrUnsupported)
 	child.Text("long", strings.Repeat("x", 5000))
 	child.End()

@@ -1,3 +1,8 @@
+// Package deadletter keeps the stream entries that no worker could apply, until an operator replays
+// or discards them.
+//
+// Store.Park (deadletter.go) stores an entry with every byte of its fields (entry.go). OrdersOf
+// (entry.go) reads the reservations of an entry.
 package deadletter
 
 import (

@@ -50,13 +50,13 @@ func TestDeadLetterFieldsKeepEveryByte(t *testing.T) {
 
 func TestDeadLetterIsStoredOnceWithAllFields(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
-	entry := testwork.AppendUnreadable(s, t)
+	entry := testwork.AppendUnreadable(t, s)
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("cannot read \xff\x00 it")))
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("again")))
 
-	kept := testwork.OnlyLetter(s, t, letters)
+	kept := testwork.OnlyLetter(t, s, letters)
 	require.Equal(t, entry, kept.Entry)
 	require.Equal(t, "cannot read \uFFFD\uFFFD it", kept.Reason)
 	require.Equal(t, deadletter.StatusParked, kept.Status)
@@ -70,9 +70,9 @@ func TestDeadLetterIsStoredOnceWithAllFields(t *testing.T) {
 // A flushed Redis whose clock was set back, or a promoted replica that lacks the last entries, gives ids a second time.
 func TestEntriesWithOneIDAreTwoDeadLetters(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
-	entry := testwork.AppendUnreadable(s, t)
+	entry := testwork.AppendUnreadable(t, s)
 	other := entry
 	other.Fields = append(slices.Clone(entry.Fields), stream.Field{Name: "other", Value: "content"})
 	for range 2 {
@@ -92,11 +92,11 @@ func TestEntriesWithOneIDAreTwoDeadLetters(t *testing.T) {
 
 func TestDeadLettersAreListedNewestFirst(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	var want []string
 	for range 3 {
-		entry := testwork.AppendUnreadable(s, t)
+		entry := testwork.AppendUnreadable(t, s)
 		require.NoError(t, letters.Park(t.Context(), entry, errors.New("rubbish")))
 		want = append([]string{entry.ID}, want...)
 	}
@@ -111,18 +111,18 @@ func TestDeadLettersAreListedNewestFirst(t *testing.T) {
 
 func TestFailedReplayReturnsToItsDeadLetter(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
-	entry := testwork.AppendUnreadable(s, t)
+	entry := testwork.AppendUnreadable(t, s)
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("rubbish")))
-	first := testwork.OnlyLetter(s, t, letters)
+	first := testwork.OnlyLetter(t, s, letters)
 
 	for replay := 1; replay <= 2; replay++ {
 		id, appended, err := letters.Replay(t.Context(), first.ID, "ann")
 		require.NoError(t, err)
 		require.True(t, appended)
 		entries := s.Rdb.XLen(t.Context(), entry.Stream).Val()
-		replayed := testwork.OnlyLetter(s, t, letters)
+		replayed := testwork.OnlyLetter(t, s, letters)
 		require.Equal(t, deadletter.StatusReplayed, replayed.Status)
 		require.Equal(t, replay, replayed.Replays)
 		require.Contains(t, replayed.Resolution, id)
@@ -131,7 +131,7 @@ func TestFailedReplayReturnsToItsDeadLetter(t *testing.T) {
 		require.NoError(t, err, "Replay is idempotent")
 		require.False(t, appended)
 		require.Equal(t, id, same)
-		require.Equal(t, replayed, testwork.OnlyLetter(s, t, letters))
+		require.Equal(t, replayed, testwork.OnlyLetter(t, s, letters))
 		require.Equal(t, entries, s.Rdb.XLen(t.Context(), entry.Stream).Val(), "the second Replay appends nothing")
 		require.ErrorIs(t, letters.Discard(t.Context(), first.ID, "x", "ann"), deadletter.ErrNotParked)
 
@@ -142,7 +142,7 @@ func TestFailedReplayReturnsToItsDeadLetter(t *testing.T) {
 		again.Deliveries = 2
 		require.NoError(t, letters.Park(t.Context(), again, errors.New("still rubbish")))
 		require.NoError(t, letters.Park(t.Context(), again, errors.New("twice")))
-		back := testwork.OnlyLetter(s, t, letters)
+		back := testwork.OnlyLetter(t, s, letters)
 		require.Equal(t, deadletter.StatusParked, back.Status)
 		require.Equal(t, "still rubbish", back.Reason)
 		require.Equal(t, id, back.Entry.ID)
@@ -154,7 +154,7 @@ func TestFailedReplayReturnsToItsDeadLetter(t *testing.T) {
 // A mark that is no number or has no row is stored like any other field.
 func TestDeadLetterKeepsForgedReplayMark(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	for i, mark := range []string{"999999", "x", "-1", ""} {
 		entry := stream.Entry{
@@ -171,12 +171,12 @@ func TestDeadLetterKeepsForgedReplayMark(t *testing.T) {
 
 func TestForgedReplayDoesNotReplaceDeadLetter(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
-	require.NoError(t, letters.Park(t.Context(), testwork.AppendUnreadable(s, t), errors.New("rubbish")))
-	first := testwork.OnlyLetter(s, t, letters)
+	require.NoError(t, letters.Park(t.Context(), testwork.AppendUnreadable(t, s), errors.New("rubbish")))
+	first := testwork.OnlyLetter(t, s, letters)
 
-	forged := testwork.AppendUnreadable(s, t)
+	forged := testwork.AppendUnreadable(t, s)
 	forged.Fields = append(forged.Fields, stream.Field{Name: "other", Value: "content"},
 		stream.Field{Name: deadletter.FieldReplayOf, Value: fmt.Sprint(first.ID)})
 	require.NoError(t, letters.Park(t.Context(), forged, errors.New("rubbish")))
@@ -188,45 +188,43 @@ func TestForgedReplayDoesNotReplaceDeadLetter(t *testing.T) {
 
 func TestReplayedOrderIsFulfilled(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	sale := s.Open(t, 5)
 	o := s.Buy(t, sale, "alice")
-	entry := testwork.TakeOut(s, t)
+	entry := testwork.TakeOut(t, s)
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("an earlier bug")))
-	require.Contains(t, testwork.Broken(testwork.Audit(s, t, sale)), "S3")
+	require.Contains(t, testwork.Broken(testwork.Audit(t, s, sale)), "S3")
 
-	testwork.Work(t, testwork.Config(s, t))
-	_, _, err := letters.Replay(t.Context(), testwork.OnlyLetter(s, t, letters).ID, "ann")
+	testwork.Work(t, testwork.Config(t, s))
+	_, _, err := letters.Replay(t.Context(), testwork.OnlyLetter(t, s, letters).ID, "ann")
 	require.NoError(t, err)
 	s.AwaitConfirmed(t, 1)
-	testwork.AwaitRest(s, t)
+	testwork.AwaitRest(t, s)
 	require.Len(t, testshop.History(t, s.Pool, o), 2)
-	report := testwork.Audit(s, t, sale)
-	require.False(t, report.Broken(), testwork.TextOf(t, report))
+	testwork.RequireUnbroken(t, s, sale)
 }
 
 func TestDiscardRejectsOrderAndReleasesUnits(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	sale := s.Open(t, 5)
 	o := s.Buy(t, sale, "alice")
-	require.NoError(t, letters.Park(t.Context(), testwork.TakeOut(s, t), errors.New("rubbish")))
-	id := testwork.OnlyLetter(s, t, letters).ID
+	require.NoError(t, letters.Park(t.Context(), testwork.TakeOut(t, s), errors.New("rubbish")))
+	id := testwork.OnlyLetter(t, s, letters).ID
 	require.NoError(t, letters.Discard(t.Context(), id, "the operator said so", "ann"))
 
 	got, err := ledger.New(s.Pool).Order(t.Context(), o)
 	require.NoError(t, err)
 	require.Equal(t, order.StatusRejected, got.Status)
 	require.Equal(t, deadletter.RejectedDiscarded, got.Reason)
-	letter := testwork.OnlyLetter(s, t, letters)
+	letter := testwork.OnlyLetter(t, s, letters)
 	require.Equal(t, deadletter.StatusDiscarded, letter.Status)
 	require.Equal(
 		t, "the operator said so; order "+o.String()+" is rejected and its units are back in the sale", letter.Resolution,
 	)
-	report := testwork.Audit(s, t, sale)
-	require.False(t, report.Broken(), testwork.TextOf(t, report))
+	report := testwork.RequireUnbroken(t, s, sale)
 	require.EqualValues(t, 5, report.Sales[0].Available)
 	require.ErrorIs(t, letters.Discard(t.Context(), id, "again", "ann"), deadletter.ErrNotParked)
 	_, _, err = letters.Replay(t.Context(), id, "ann")
@@ -236,7 +234,7 @@ func TestDiscardRejectsOrderAndReleasesUnits(t *testing.T) {
 
 func TestDiscardKeepsFulfilledOrder(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	sale := s.Open(t, 5)
 	o := s.Buy(t, sale, "alice")
@@ -244,21 +242,20 @@ func TestDiscardKeepsFulfilledOrder(t *testing.T) {
 	entry, err := stream.ReadEntry(t.Context(), s.Rdb, s.Keys.Orders(0), entries[0].ID)
 	require.NoError(t, err)
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("rubbish")))
-	testwork.Fulfil(s, t)
-	require.NoError(t, letters.Discard(t.Context(), testwork.OnlyLetter(s, t, letters).ID, "not needed", "ann"))
-	require.Contains(t, testwork.OnlyLetter(s, t, letters).Resolution, "order "+o.String()+" is confirmed")
-	report := testwork.Audit(s, t, sale)
-	require.False(t, report.Broken(), testwork.TextOf(t, report))
+	testwork.Fulfil(t, s)
+	require.NoError(t, letters.Discard(t.Context(), testwork.OnlyLetter(t, s, letters).ID, "not needed", "ann"))
+	require.Contains(t, testwork.OnlyLetter(t, s, letters).Resolution, "order "+o.String()+" is confirmed")
+	report := testwork.RequireUnbroken(t, s, sale)
 	require.EqualValues(t, 1, report.Sales[0].LiveUnits)
 }
 
 func TestConcurrentReplaysAppendOnce(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	s.Buy(t, s.Open(t, 5), "alice")
-	require.NoError(t, letters.Park(t.Context(), testwork.TakeOut(s, t), errors.New("an earlier bug")))
-	id := testwork.OnlyLetter(s, t, letters).ID
+	require.NoError(t, letters.Park(t.Context(), testwork.TakeOut(t, s), errors.New("an earlier bug")))
+	id := testwork.OnlyLetter(t, s, letters).ID
 	var appended atomic.Int64
 	var all errgroup.Group
 	for range 6 {
@@ -273,20 +270,20 @@ func TestConcurrentReplaysAppendOnce(t *testing.T) {
 	require.NoError(t, all.Wait())
 	require.EqualValues(t, 1, appended.Load())
 	require.EqualValues(t, 1, s.Rdb.XLen(t.Context(), s.Keys.Orders(0)).Val())
-	require.Equal(t, 1, testwork.OnlyLetter(s, t, letters).Replays)
+	require.Equal(t, 1, testwork.OnlyLetter(t, s, letters).Replays)
 }
 
 func TestDiscardFailsUntilUnitsCanBeReleased(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	sale := s.Open(t, 5)
 	s.Buy(t, sale, "alice")
-	require.NoError(t, letters.Park(t.Context(), testwork.TakeOut(s, t), errors.New("rubbish")))
-	id := testwork.OnlyLetter(s, t, letters).ID
+	require.NoError(t, letters.Park(t.Context(), testwork.TakeOut(t, s), errors.New("rubbish")))
+	id := testwork.OnlyLetter(t, s, letters).ID
 	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", 1).Err()) // as many as the stock
 	require.ErrorIs(t, letters.Discard(t.Context(), id, "rubbish", "ann"), ledger.ErrRefused)
-	require.Equal(t, deadletter.StatusParked, testwork.OnlyLetter(s, t, letters).Status)
+	require.Equal(t, deadletter.StatusParked, testwork.OnlyLetter(t, s, letters).Status)
 	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", -1).Err())
 	require.NoError(t, letters.Discard(t.Context(), id, "rubbish", "ann"))
 	require.EqualValues(t, 5, s.Left(t, sale))
@@ -294,43 +291,42 @@ func TestDiscardFailsUntilUnitsCanBeReleased(t *testing.T) {
 
 func TestDiscardRejectsOrderWhoseSaleIsMissingInRedis(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	sale := s.Open(t, 5)
 	o := s.Buy(t, sale, "alice")
-	require.NoError(t, letters.Park(t.Context(), testwork.TakeOut(s, t), errors.New("rubbish")))
+	require.NoError(t, letters.Park(t.Context(), testwork.TakeOut(t, s), errors.New("rubbish")))
 	s.Lose(t, sale)
-	require.NoError(t, letters.Discard(t.Context(), testwork.OnlyLetter(s, t, letters).ID, "rubbish", "ann"))
+	require.NoError(t, letters.Discard(t.Context(), testwork.OnlyLetter(t, s, letters).ID, "rubbish", "ann"))
 	require.Equal(
 		t, "rubbish; order "+o.String()+" is rejected and its sale is not in Redis",
-		testwork.OnlyLetter(s, t, letters).Resolution,
+		testwork.OnlyLetter(t, s, letters).Resolution,
 	)
-	require.Equal(t, order.StatusRejected, testwork.OrderOfID(t, s.Pool, o).Status)
+	require.Equal(t, order.StatusRejected, testwork.Order(t, s.Pool, o).Status)
 }
 
 func TestDiscardMarksEntryWithoutOrder(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
-	require.NoError(t, letters.Park(t.Context(), testwork.AppendUnreadable(s, t), errors.New("rubbish")))
-	require.NoError(t, letters.Discard(t.Context(), testwork.OnlyLetter(s, t, letters).ID, "stray", "ann"))
-	require.Equal(t, "stray; the entry names no order", testwork.OnlyLetter(s, t, letters).Resolution)
+	require.NoError(t, letters.Park(t.Context(), testwork.AppendUnreadable(t, s), errors.New("rubbish")))
+	require.NoError(t, letters.Discard(t.Context(), testwork.OnlyLetter(t, s, letters).ID, "stray", "ann"))
+	require.Equal(t, "stray; the entry names no order", testwork.OnlyLetter(t, s, letters).Resolution)
 	require.ErrorIs(t, letters.Discard(t.Context(), 12345, "x", "ann"), deadletter.ErrNotFound)
 }
 
 // letterOf parks the only entry of the stream, with some of its fields changed, and returns its letter.
-func letterOf(
-	s *testshop.Shop, t testing.TB, letters *deadletter.Store, changed map[string]func(string) string,
+func letterOf(t testing.TB, s *testshop.Shop, letters *deadletter.Store, changed map[string]func(string) string,
 ) deadletter.Letter {
 	t.Helper()
-	entry := testwork.TakeOut(s, t)
+	entry := testwork.TakeOut(t, s)
 	for i, f := range entry.Fields {
 		if change := changed[f.Name]; change != nil {
 			entry.Fields[i].Value = change(f.Value)
 		}
 	}
 	require.NoError(t, letters.Park(t.Context(), entry, order.ErrUndecodable))
-	return testwork.OnlyLetter(s, t, letters)
+	return testwork.OnlyLetter(t, s, letters)
 }
 
 func replacing(from, to string) func(string) string {
@@ -347,19 +343,18 @@ func TestDiscardRejectsOrderOfUnknownVersion(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := testshop.NewShop(t, testkit.Pool(t))
+			s := testshop.NewShop(t)
 			letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 			sale := s.Open(t, 5)
 			o := s.Buy(t, sale, "alice")
-			letter := letterOf(s, t, letters, changed)
+			letter := letterOf(t, s, letters, changed)
 			require.NoError(t, letters.Discard(t.Context(), letter.ID, "rolled back", "ann"))
 			got, err := ledger.New(s.Pool).Order(t.Context(), o)
 			require.NoError(t, err)
 			require.Equal(t, order.StatusRejected, got.Status)
 			require.Equal(t, deadletter.RejectedDiscarded, got.Reason)
 			require.WithinDuration(t, time.Now(), got.ReservedAt, time.Minute)
-			report := testwork.Audit(s, t, sale)
-			require.False(t, report.Broken(), testwork.TextOf(t, report))
+			report := testwork.RequireUnbroken(t, s, sale)
 			require.EqualValues(t, 5, report.Sales[0].Available)
 		})
 	}
@@ -377,17 +372,17 @@ func TestReconcileRecordsOrderOfDiscardedUnreadableDeadLetter(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := testshop.NewShop(t, testkit.Pool(t))
+			s := testshop.NewShop(t)
 			letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 			sale := s.Open(t, 5)
 			o := s.Buy(t, sale, "alice")
-			letter := letterOf(s, t, letters, changed)
-			require.Contains(t, testwork.Broken(testwork.Audit(s, t, sale)), "S3")
+			letter := letterOf(t, s, letters, changed)
+			require.Contains(t, testwork.Broken(testwork.Audit(t, s, sale)), "S3")
 			require.NoError(t, letters.Discard(t.Context(), letter.ID, "unreadable", "ann"))
-			require.Contains(t, testwork.OnlyLetter(s, t, letters).Resolution,
+			require.Contains(t, testwork.OnlyLetter(t, s, letters).Resolution,
 				"if it was accepted, `stampede reconcile` records it from its reservation")
-			testwork.RequireMended(s, t, sale, "")
-			require.Equal(t, order.StatusConfirmed, testwork.OrderOfID(t, s.Pool, o).Status)
+			testwork.RequireMended(t, s, sale, "")
+			require.Equal(t, order.StatusConfirmed, testwork.Order(t, s.Pool, o).Status)
 		})
 	}
 }
@@ -395,36 +390,33 @@ func TestReconcileRecordsOrderOfDiscardedUnreadableDeadLetter(t *testing.T) {
 // Events of other names also carry an order id.
 func TestDiscardOfOtherEventRecordsNoOrder(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	o := s.Buy(t, s.Open(t, 5), "alice")
-	letter := letterOf(s, t, letters, map[string]func(string) string{
+	letter := letterOf(t, s, letters, map[string]func(string) string{
 		"metadata": replacing(string(order.EventReserved), strings.Repeat("x", len(order.EventReserved))),
 	})
 	require.NoError(t, letters.Discard(t.Context(), letter.ID, "stray", "ann"))
-	require.Equal(t, "stray; the entry names no order", testwork.OnlyLetter(s, t, letters).Resolution)
+	require.Equal(t, "stray; the entry names no order", testwork.OnlyLetter(t, s, letters).Resolution)
 	_, err := ledger.New(s.Pool).Order(t.Context(), o)
 	require.ErrorIs(t, err, order.ErrNotFound)
 }
 
 func TestReplayWaitsForRunningDiscard(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	sale := s.Open(t, 5)
 	o := s.Buy(t, sale, "alice")
-	require.NoError(t, letters.Park(t.Context(), testwork.TakeOut(s, t), errors.New("rubbish")))
-	id := testwork.OnlyLetter(s, t, letters).ID
+	require.NoError(t, letters.Park(t.Context(), testwork.TakeOut(t, s), errors.New("rubbish")))
+	id := testwork.OnlyLetter(t, s, letters).ID
 
 	hold, err := s.Pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = hold.Rollback(context.WithoutCancel(t.Context())) }()
 	_, err = hold.Exec(t.Context(), "LOCK TABLE orders") // Discard locks it while it holds the letter
 	require.NoError(t, err)
-	waiting := func() int64 {
-		return s.Count(t,
-			"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
-	}
+	waiting := func() int64 { return testshop.TransactionsWaiting(t, s.Pool) }
 	discarded, replayed := make(chan error, 1), make(chan error, 1)
 	go func() { discarded <- letters.Discard(context.Background(), id, "the operator said so", "ann") }()
 	testkit.Eventually(t, testshop.Soon, "Discard waits for the table", func() bool { return waiting() == 1 })
@@ -447,7 +439,7 @@ func TestReplayWaitsForRunningDiscard(t *testing.T) {
 // Each Discard holds a connection while the ledger needs another.
 func TestConcurrentDiscardsShareTwoConnections(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	config := s.Pool.Config()
 	config.MaxConns = 2
 	narrow, err := pgxpool.NewWithConfig(t.Context(), config)
@@ -456,7 +448,7 @@ func TestConcurrentDiscardsShareTwoConnections(t *testing.T) {
 	letters := deadletter.NewStore(narrow, s.Rdb, s.Store)
 	sale := s.Open(t, 5)
 	s.Buy(t, sale, "alice")
-	entry := testwork.TakeOut(s, t)
+	entry := testwork.TakeOut(t, s)
 	const n = 8
 	discarded := make(chan error, n)
 	for i := range n {
@@ -475,10 +467,10 @@ func TestConcurrentDiscardsShareTwoConnections(t *testing.T) {
 
 func TestReadDeadLetterTakesNoLock(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
-	require.NoError(t, letters.Park(t.Context(), testwork.AppendUnreadable(s, t), errors.New("rubbish")))
-	id := testwork.OnlyLetter(s, t, letters).ID
+	require.NoError(t, letters.Park(t.Context(), testwork.AppendUnreadable(t, s), errors.New("rubbish")))
+	id := testwork.OnlyLetter(t, s, letters).ID
 	hold, err := s.Pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = hold.Rollback(context.WithoutCancel(t.Context())) }()

@@ -13,12 +13,20 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill-redisstream/pkg/redisstream"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"stampede/internal/connect"
 	"stampede/internal/test/testkit"
 	"stampede/relay/broker"
 	"stampede/relay/feed"
 )
+
+// The metrics of Kafka's client have one goroutine, which never ends.
+const kafkaMeter = "github.com/rcrowley/go-metrics.(*meterArbiter).tick"
+
+func TestMain(m *testing.M) {
+	testkit.Main(m, testkit.IgnoreLeaks(goleak.IgnoreAnyFunction(kafkaMeter)))
+}
 
 func eventNumber(n int) *feed.Event {
 	id := fmt.Sprintf("order-%d", n)

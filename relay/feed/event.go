@@ -1,3 +1,9 @@
+// Package feed reads the log of orders and sales for the relay: the events whose transactions are over, in the order of
+// their positions, as CloudEvents.
+//
+// A position is given out when its row is inserted, so a row may become visible after rows with higher positions. A
+// reader that remembers the highest position it has seen would skip it. A Reader reads only up to a position that is
+// settled: each transaction that could hold a position up to it has ended (horizon.go).
 package feed
 
 import (
@@ -103,7 +109,7 @@ func (r *Reader) orderEvent(row *orderRow) (Event, error) {
 		row.OccurredAt, row.TraceParent, orderSchema, orderData{
 			SchemaVersion: schemaVersion, Position: row.Position, OrderID: row.OrderID, SaleID: row.SaleID,
 			UserID: row.UserID, Quantity: row.Quantity, Status: status, Version: row.Version,
-			ReservedAt: instantOf(row.ReservedAt), OccurredAt: instant(row.OccurredAt), ExpiresAt: instantOf(row.ExpiresAt),
+			ReservedAt: toInstant(row.ReservedAt), OccurredAt: instant(row.OccurredAt), ExpiresAt: toInstant(row.ExpiresAt),
 			PaymentReference: row.PaymentReference, Reason: row.Reason, Operator: row.Operator,
 		})
 }
@@ -149,7 +155,7 @@ func (r *Reader) saleEvent(row *saleRow) (Event, error) {
 		row.OccurredAt, "", saleSchema, saleData{
 			SchemaVersion: schemaVersion, Position: row.Position, SaleID: row.SaleID, Revision: row.Revision, Change: change,
 			OccurredAt: instant(row.OccurredAt), Operator: row.Operator, Name: row.Name, State: row.State, Stock: row.Stock,
-			PerOrderLimit: row.PerOrderLimit, OpensAt: instantOf(row.OpensAt), ClosesAt: instantOf(row.ClosesAt),
+			PerOrderLimit: row.PerOrderLimit, OpensAt: toInstant(row.OpensAt), ClosesAt: toInstant(row.ClosesAt),
 			PaymentWindowSeconds: row.PaymentWindowSeconds, Shards: row.Shards,
 		})
 }
@@ -171,7 +177,7 @@ func (r *Reader) event(
 	}, nil
 }
 
-func instantOf(t *time.Time) instant {
+func toInstant(t *time.Time) instant {
 	if t == nil {
 		return instant{}
 	}

@@ -46,12 +46,12 @@ func PositionAt(ctx context.Context, pool *pgxpool.Pool, place string) (int64, e
 		}
 		return *position - 1, nil
 	}
-	position, err := PositionOf(ctx, pool, place)
+	position, err := EventPosition(ctx, pool, place)
 	return position - 1, err
 }
 
-// PositionOf returns the position of the event with that id.
-func PositionOf(ctx context.Context, pool *pgxpool.Pool, id string) (position int64, err error) {
+// EventPosition returns the position of the event with that id.
+func EventPosition(ctx context.Context, pool *pgxpool.Pool, id string) (position int64, err error) {
 	subject, number, _ := strings.Cut(id, ".")
 	query := sql.RelayPositionOfOrder
 	if revision, ok := strings.CutPrefix(number, "r"); ok {

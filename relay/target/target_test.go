@@ -14,6 +14,8 @@ import (
 	"stampede/relay/target"
 )
 
+func TestMain(m *testing.M) { testkit.Main(m) }
+
 func parse(t *testing.T, text string) *target.Address {
 	t.Helper()
 	a, err := target.ParseAddress(text)

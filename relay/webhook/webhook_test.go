@@ -18,10 +18,13 @@ import (
 
 	verifier "github.com/standard-webhooks/standard-webhooks/libraries/go"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"stampede/relay/feed"
 	"stampede/relay/webhook"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var (
 	older = bytes.Repeat([]byte{7}, 24)

@@ -1,16 +1,24 @@
+// Package catalog holds the definitions of sales in Postgres: it creates and changes them
+// (catalog.go), publishes them to Redis (publish.go), changes their stock (restock.go),
+// and counts their units in both (sale_count.go).
 package catalog
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
 
+	"stampede/internal/crashpoint"
 	"stampede/internal/pg"
+	"stampede/lua"
 	"stampede/reservation"
 	"stampede/reservation/order"
 	"stampede/sql"
@@ -254,4 +262,100 @@ func nullText(s string) *string {
 		return nil
 	}
 	return &s
+}
+
+// operatorKey is the key of WithOperator.
+type operatorKey struct{}
+
+// WithOperator has changes of sales that are made with the context recorded as those of the operator.
+func WithOperator(ctx context.Context, name string) context.Context {
+	return context.WithValue(ctx, operatorKey{}, name)
+}
+
+// operatorOf returns the operator of a change; "" if Stampede makes it by itself.
+func operatorOf(ctx context.Context) string {
+	name, _ := ctx.Value(operatorKey{}).(string)
+	return name
+}
+
+// Change is a revision of a sale.
+type Change struct {
+	Revision int64
+	// Type is the name of the event: SaleCreated, SalePaused and so on.
+	Type       string
+	OccurredAt time.Time
+	// Operator made the change. It is empty if Stampede made it by itself, or before operators were recorded.
+	Operator string
+	// Data is a JSON object.
+	Data []byte
+}
+
+// Name returns the type without its prefix, in lower case: created, paused and so on.
+func (c Change) Name() string { return strings.ToLower(strings.TrimPrefix(c.Type, "Sale")) }
+
+// ChangeView is a change as the HTTP API and the commands show it.
+type ChangeView struct {
+	Revision   int64           `json:"revision"`
+	Change     string          `json:"change"`
+	OccurredAt string          `json:"occurred_at"`
+	Operator   string          `json:"operator,omitempty"`
+	Data       json.RawMessage `json:"data"`
+}
+
+// View returns the change as it is shown.
+func (c Change) View() ChangeView {
+	return ChangeView{c.Revision, c.Name(), timestamp(c.OccurredAt), c.Operator, c.Data}
+}
+
+// History returns the newest changes of a sale, at most limit, oldest first. It returns ErrSaleNotFound for an
+// unknown sale.
+func (c *Catalog) History(ctx context.Context, sale uuid.UUID, limit int) ([]Change, error) {
+	rows, _ := c.pool.Query(ctx, sql.CatalogSaleHistory, sale, limit) // its error comes with the rows
+	changes, err := pgx.CollectRows(rows, pgx.RowToStructByName[Change])
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("%w: history of sale=%s: %w", reservation.ErrUnavailable, sale, err)
+	case len(changes) == 0: // a sale is created with its first change
+		return nil, reservation.ErrSaleNotFound
+	}
+	return changes, nil
+}
+
+// eventRetired: the buyers of a sale that is over leave Redis. Postgres answers for them from then on.
+const eventRetired = "SaleRetired"
+
+// ErrNotRetired is returned by Retire for a sale that has changed since the caller has looked, is not over, or has an
+// order that is not final. Nothing was changed.
+var ErrNotRetired = errors.New("the sale cannot be retired now")
+
+// Retire makes the change of a sale that deletes its buyers in Redis (lua/retire.lua), and publishes it. Of a sale in
+// that epoch and revision the caller knows that it is over, and that Redis has the same orders as Postgres. After
+// ErrNotInForce a worker publishes the change.
+func (c *Catalog) Retire(ctx context.Context, id uuid.UUID, epoch, revision int64) error {
+	err := pg.InTransaction(ctx, c.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		if err := tx.QueryRow(ctx, sql.CatalogLockSale, id).Scan(new(uuid.UUID)); err != nil {
+			return err
+		}
+		return tx.QueryRow(ctx, sql.CatalogRetireSale, id, epoch, revision).Scan(new(int64))
+	})
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = ErrNotRetired
+	}
+	if err != nil {
+		return fmt.Errorf("retire sale=%s: %w", id, err)
+	}
+	crashpoint.Hit(crashpoint.SaleRetired)
+	if err := c.publish(ctx, id); err != nil {
+		return fmt.Errorf("retire sale=%s: %w: %w", id, ErrNotInForce, err)
+	}
+	return nil
+}
+
+// retireShard deletes the buyers of one shard.
+func (c *Catalog) retireShard(
+	ctx context.Context, sale uuid.UUID, partition int, epoch, revision string,
+) *redis.Cmd {
+	answer := lua.Retire.Run(ctx, c.store.Redis, c.store.Keys.OfShard(partition, sale), epoch, revision)
+	crashpoint.Hit(crashpoint.ShardRetired)
+	return answer
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/test/testkit"
-	"stampede/internal/test/testsale"
+	"stampede/internal/test/testshop"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"
@@ -18,7 +18,7 @@ import (
 
 func TestCreateOpensSaleWithTerms(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShop(t)
+	s := testshop.NewShop(t)
 	terms := reservation.Terms{
 		Name: "Schuhe, 50 % günstiger", Stock: 10, PerOrderLimit: 3,
 		OpensAt:       time.Now().Add(-time.Hour).UTC().Truncate(time.Millisecond),
@@ -35,7 +35,7 @@ func TestCreateOpensSaleWithTerms(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, sale, shown)
 
-	s.Buy(sale.ID, "ann")
+	s.Buy(t, sale.ID, "ann")
 	shown, err = s.Show(t.Context(), sale.ID)
 	require.NoError(t, err)
 	require.Equal(t, []int64{9, 1, 0}, []int64{shown.Available, shown.Held, shown.Sold},
@@ -44,7 +44,7 @@ func TestCreateOpensSaleWithTerms(t *testing.T) {
 
 func TestCreateRejectsInvalidTerms(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShop(t)
+	s := testshop.NewShop(t)
 	good := reservation.Terms{Name: "n", Stock: 1, PerOrderLimit: 1}
 	for field, spoil := range map[string]func(*reservation.Terms){
 		"name":                   func(x *reservation.Terms) { x.Name = "" },
@@ -77,10 +77,10 @@ func TestCreateRejectsInvalidTerms(t *testing.T) {
 
 func TestSalesAreListedNewestFirstInPages(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShop(t)
+	s := testshop.NewShop(t)
 	var ids []uuid.UUID
 	for range 5 {
-		ids = append([]uuid.UUID{s.Sale(1).ID}, ids...)
+		ids = append([]uuid.UUID{s.Sale(t, 1).ID}, ids...)
 	}
 	var listed []uuid.UUID
 	after := uuid.Nil
@@ -100,9 +100,9 @@ func TestSalesAreListedNewestFirstInPages(t *testing.T) {
 
 func TestOperatorChangesAreIdempotent(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShop(t)
+	s := testshop.NewShop(t)
 	ctx := t.Context()
-	sale := s.Sale(5)
+	sale := s.Sale(t, 5)
 
 	type action func(context.Context, uuid.UUID) (catalog.CountedSale, error)
 	does := func(do action, want reservation.State) catalog.CountedSale {
@@ -113,7 +113,7 @@ func TestOperatorChangesAreIdempotent(t *testing.T) {
 		again, err := do(ctx, sale.ID)
 		require.NoError(t, err)
 		require.Equal(t, first, again, "a repeat gets the same answer")
-		require.Equal(t, string(want), s.Redis.HGet(ctx, s.Keys.Sale(0, sale.ID), "state").Val())
+		require.Equal(t, string(want), s.Rdb.HGet(ctx, s.Keys.Sale(0, sale.ID), "state").Val())
 		return first
 	}
 	does(s.Pause, reservation.StatePaused)
@@ -131,21 +131,21 @@ func TestOperatorChangesAreIdempotent(t *testing.T) {
 	ended := does(s.End, reservation.StateEnded)
 	require.EqualValues(t, 5, ended.Revision, "created, paused, resumed, restocked, ended")
 
-	left, paused := s.Sale(5), s.Sale(5)
-	require.NoError(t, pausing(s, paused.ID))
+	left, paused := s.Sale(t, 5), s.Sale(t, 5)
+	require.NoError(t, pausing(t, s, paused.ID))
 	_, err = s.Pool.Exec(ctx, "UPDATE sales SET closes_at = now() WHERE id IN ($1, $2)", left.ID, paused.ID)
 	require.NoError(t, err)
 	for over, id := range map[string]uuid.UUID{
 		"ended": sale.ID, "closed while open": left.ID, "closed while paused": paused.ID,
 	} {
-		for name, illegal := range map[string]func(*testsale.Shop, uuid.UUID) error{
+		for name, illegal := range map[string]func(testing.TB, *testshop.Shop, uuid.UUID) error{
 			"pause": pausing, "resume": resuming, "restock": restocking(1),
 		} {
 			var transition *reservation.IllegalTransitionError
-			require.ErrorAs(t, illegal(s, id), &transition, "%s a sale that %s", name, over)
+			require.ErrorAs(t, illegal(t, s, id), &transition, "%s a sale that %s", name, over)
 			require.Equal(t, reservation.IllegalTransitionError{Action: name, State: reservation.StateEnded}, *transition)
 		}
-		require.NoError(t, ending(s, id))
+		require.NoError(t, ending(t, s, id))
 	}
 	for _, units := range []int64{0, -order.MaxStock - 1, order.MaxStock + 1} {
 		_, err := s.Restock(ctx, sale.ID, units, "")
@@ -179,9 +179,9 @@ func TestSaleStateFollowsItsTimes(t *testing.T) {
 func TestUnpublishedChangesArePublishedInOrder(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
-	s := testsale.NewShopOn(t, testsale.OwnClient(t, own.URL), testkit.Keys(t), reservation.StoreOptions{})
+	s := testshop.NewShopOn(t, testshop.Options{Redis: testkit.Client(t, own.URL)})
 	ctx := t.Context()
-	known := s.Sale(5)
+	known := s.Sale(t, 5)
 
 	own.Kill()
 	created, err := s.Create(ctx, reservation.Terms{Name: "created in an outage", Stock: 7, PerOrderLimit: 1})
@@ -205,9 +205,9 @@ func TestUnpublishedChangesArePublishedInOrder(t *testing.T) {
 		published += n
 		return published == 2
 	})
-	require.Equal(t, reservation.Reserved, s.Buy(created.ID, "ann").Verdict)
-	require.Equal(t, reservation.Paused, s.Buy(known.ID, "ann").Verdict)
-	require.Equal(t, "7", s.Left(known.ID))
+	s.Ask(t, created.ID, "ann")
+	require.Equal(t, reservation.Paused, s.Ask(t, known.ID, "ann").Verdict)
+	require.EqualValues(t, 7, s.Left(t, known.ID))
 
 	published, err = s.PublishPending(ctx)
 	require.NoError(t, err)
@@ -216,11 +216,138 @@ func TestUnpublishedChangesArePublishedInOrder(t *testing.T) {
 
 func TestPublishDoesNotRefillLostSale(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShop(t)
-	sale := s.Sale(5)
-	s.Buy(sale.ID, "ann")
-	require.NoError(t, s.Redis.Del(t.Context(), s.Keys.Sale(0, sale.ID), s.Keys.Buyers(0, sale.ID)).Err())
+	s := testshop.NewShop(t)
+	sale := s.Sale(t, 5)
+	s.Buy(t, sale.ID, "ann")
+	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Sale(0, sale.ID), s.Keys.Buyers(0, sale.ID)).Err())
 	_, err := s.Restock(t.Context(), sale.ID, 1, "")
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
-	require.Zero(t, s.Redis.Exists(t.Context(), s.Keys.Sale(0, sale.ID)).Val())
+	require.Zero(t, s.Rdb.Exists(t.Context(), s.Keys.Sale(0, sale.ID)).Val())
 }
+
+// The operator calls another ingress than the two that remember the sale.
+func TestOperatorChangesReachEveryIngressWithinASecond(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		// before prepares the sale. With a stock of 1 the ingresses remember it as sold out.
+		stock  int64
+		before func(t testing.TB, s *testshop.Shop, sale uuid.UUID) error
+		does   func(t testing.TB, s *testshop.Shop, sale uuid.UUID) error
+		want   reservation.Verdict
+	}{
+		"pause":                     {5, nil, pausing, reservation.Paused},
+		"pause when sold out":       {1, nil, pausing, reservation.Paused},
+		"resume":                    {5, pausing, resuming, reservation.Reserved},
+		"end":                       {5, nil, ending, reservation.Ended},
+		"end when sold out":         {1, nil, ending, reservation.Ended},
+		"end when paused":           {5, pausing, ending, reservation.Ended},
+		"restock up when sold out":  {1, nil, restocking(3), reservation.Reserved},
+		"restock down to the taken": {5, nil, restocking(-4), reservation.SoldOut},
+		"restock up after that":     {5, restocking(-4), restocking(3), reservation.Reserved},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, _ := testshop.SoldOutShop(t) // on its own Redis, which counts no other calls
+			sale := s.Sale(t, c.stock).ID
+			s.Buy(t, sale, "ann")
+			if c.before != nil {
+				require.NoError(t, c.before(t, s, sale))
+			}
+			ingresses := []*testshop.Shop{s.Next(t, s.Rdb), s.Next(t, s.Rdb)}
+			for _, ingress := range ingresses {
+				require.Equal(t, reservation.AlreadyPurchased, ingress.Ask(t, sale, "ann").Verdict, "it has looked up the sale")
+				if s.Left(t, sale) == 0 {
+					ingress.RememberSoldOut(t, sale)
+				}
+			}
+			require.NoError(t, c.does(t, s, sale))
+			changed := time.Now()
+			for i, ingress := range ingresses {
+				for {
+					asked := time.Now()
+					if ingress.Ask(t, sale, []string{"bob", "cid"}[i]).Verdict == c.want {
+						break
+					}
+					require.Less(t, asked.Sub(changed), time.Second)
+				}
+			}
+		})
+	}
+}
+
+func pausing(t testing.TB, s *testshop.Shop, sale uuid.UUID) error {
+	_, err := s.Pause(t.Context(), sale)
+	return err
+}
+
+func resuming(t testing.TB, s *testshop.Shop, sale uuid.UUID) error {
+	_, err := s.Resume(t.Context(), sale)
+	return err
+}
+
+func ending(t testing.TB, s *testshop.Shop, sale uuid.UUID) error {
+	_, err := s.End(t.Context(), sale)
+	return err
+}
+
+func restocking(units int64) func(testing.TB, *testshop.Shop, uuid.UUID) error {
+	return func(t testing.TB, s *testshop.Shop, sale uuid.UUID) error {
+		_, err := s.Restock(t.Context(), sale, units, "")
+		return err
+	}
+}
+
+// Units that Redis lost belong to no buyer, so they must not be counted as held.
+func TestCountRefusesSaleThatAwaitsRebuild(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t)
+	sale, other := s.Sale(t, 10), s.Sale(t, 5)
+	s.Buy(t, sale.ID, "ann")
+	unknown := func() {
+		t.Helper()
+		_, err := s.Show(t.Context(), sale.ID)
+		require.ErrorIs(t, err, reservation.ErrUnavailable)
+		_, err = s.List(t.Context(), uuid.Nil, 10)
+		require.ErrorIs(t, err, reservation.ErrUnavailable)
+		_, err = s.Pause(t.Context(), sale.ID)
+		require.ErrorIs(t, err, catalog.ErrNotInForce)
+		counted, err := s.Show(t.Context(), other.ID)
+		require.NoError(t, err)
+		require.EqualValues(t, 5, counted.Available)
+	}
+	key := s.Keys.Sale(0, sale.ID)
+	require.NoError(t, s.Rdb.Copy(t.Context(), key, key+"-kept", 0, false).Err())
+	_, err := s.CloseSale(t.Context(), sale.ID, 0, testshop.Token, 0)
+	require.NoError(t, err)
+	unknown()
+	require.NoError(t, s.Rdb.Del(t.Context(), key).Err())
+	unknown()
+	_, err = s.CloseSale(t.Context(), sale.ID, 0, testshop.Token, 0)
+	require.NoError(t, err)
+	unknown()
+
+	require.NoError(t, s.Rdb.Rename(t.Context(), key+"-kept", key).Err())
+	_, err = s.PublishPending(t.Context())
+	require.NoError(t, err)
+	sales, err := s.List(t.Context(), uuid.Nil, 10)
+	require.NoError(t, err)
+	require.Len(t, sales, 2)
+	require.Equal(t, []int64{10, 9, 1, 0}, []int64{sales[1].Stock, sales[1].Available, sales[1].Held, sales[1].Sold})
+	require.Equal(t, reservation.StatePaused, sales[1].State, "the recorded change is published")
+}
+
+// Operators may delete the keys of ended sales to free memory.
+func TestEndedSaleIsCountedWithoutRedis(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t)
+	sale := s.Sale(t, 10)
+	_, err := s.End(t.Context(), sale.ID)
+	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, "UPDATE sales SET sold = 3 WHERE id = $1", sale.ID))
+	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Sale(0, sale.ID)).Err())
+	sales, err := s.List(t.Context(), uuid.Nil, 10)
+	require.NoError(t, err)
+	require.Equal(t, []int64{10, 7, 0, 3}, []int64{sales[0].Stock, sales[0].Available, sales[0].Held, sales[0].Sold})
+}
+
+func TestMain(m *testing.M) { testkit.Main(m, testkit.WithRedisInMemory()) }

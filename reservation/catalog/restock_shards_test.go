@@ -9,106 +9,107 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/test/testkit"
-	"stampede/internal/test/testsale"
+	"stampede/internal/test/testshop"
 	"stampede/lua"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 )
 
 // shardFields returns a field of all shards.
-func shardFields(s *testsale.Shop, sale catalog.CountedSale, field string) (values []string) {
-	s.T.Helper()
+func shardFields(t testing.TB, s *testshop.Shop, sale catalog.CountedSale, field string) (values []string) {
+	t.Helper()
 	for shard := range sale.Shards {
-		values = append(values, s.Redis.HGet(s.T.Context(),
+		values = append(values, s.Rdb.HGet(t.Context(),
 			s.Keys.Sale(sale.Layout().Partition(shard), sale.ID), field).Val())
 	}
 	return values
 }
 
 // shardStocks returns the stock in Postgres, and what all shards have: the stock, and the units left.
-func shardStocks(s *testsale.Shop, sale catalog.CountedSale) []int64 {
-	s.T.Helper()
+func shardStocks(t testing.TB, s *testshop.Shop, sale catalog.CountedSale) []int64 {
+	t.Helper()
 	sums := make([]int64, 3)
-	require.NoError(s.T,
-		s.Pool.QueryRow(s.T.Context(), "SELECT stock FROM sales WHERE id = $1", sale.ID).Scan(&sums[0]))
+	require.NoError(t,
+		s.Pool.QueryRow(t.Context(), "SELECT stock FROM sales WHERE id = $1", sale.ID).Scan(&sums[0]))
 	for i, field := range []string{"stock", "left"} {
-		for _, text := range shardFields(s, sale, field) {
+		for _, text := range shardFields(t, s, sale, field) {
 			n, err := strconv.ParseInt(text, 10, 64)
-			require.NoError(s.T, err)
-			require.GreaterOrEqual(s.T, n, int64(0))
+			require.NoError(t, err)
+			require.GreaterOrEqual(t, n, int64(0))
 			sums[i+1] += n
 		}
 	}
 	return sums
 }
 
-func publishedRevision(s *testsale.Shop, sale catalog.CountedSale) (published, revision int64) {
-	s.T.Helper()
-	require.NoError(s.T, s.Pool.QueryRow(s.T.Context(),
+func publishedRevision(t testing.TB, s *testshop.Shop, sale catalog.CountedSale) (published, revision int64) {
+	t.Helper()
+	require.NoError(t, s.Pool.QueryRow(t.Context(),
 		"SELECT published_revision, revision FROM sales WHERE id = $1", sale.ID).Scan(&published, &revision))
 	return published, revision
 }
 
 // tenOf returns a sale of 10 units in 4 shards, of which 6 are taken.
-func tenOf(s *testsale.Shop) catalog.CountedSale {
-	s.T.Helper()
-	sale := s.ShardedSale(10, 4)
+func tenOf(t testing.TB, s *testshop.Shop) catalog.CountedSale {
+	t.Helper()
+	sale := s.ShardedSale(t, 10, 4)
 	for i := range 6 {
-		require.Equal(s.T, reservation.Reserved, s.Buy(sale.ID, fmt.Sprint("user-", i)).Verdict)
+		s.Buy(t, sale.ID, fmt.Sprint("user-", i))
 	}
 	return sale
 }
 
 func TestRestockOfShards(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShardShop(t)
-	sale := tenOf(s)
-	before := shardFields(s, sale, "left")
+	s := testshop.NewShardedShop(t)
+	sale := tenOf(t, s)
+	before := shardFields(t, s, sale, "left")
 	_, err := s.Restock(t.Context(), sale.ID, -5, "too-many")
-	require.EqualValues(t, 6, taken(s, err))
-	require.Equal(t, before, shardFields(s, sale, "left"), "each shard has what it had")
-	require.Equal(t, []int64{10, 10, 4}, shardStocks(s, sale))
+	require.EqualValues(t, 6, taken(t, s, err))
+	require.Equal(t, before, shardFields(t, s, sale, "left"), "each shard has what it had")
+	require.Equal(t, []int64{10, 10, 4}, shardStocks(t, s, sale))
 	_, err = s.Restock(t.Context(), sale.ID, -5, "too-many")
-	require.EqualValues(t, 6, taken(s, err), "the same key gets the same refusal")
+	require.EqualValues(t, 6, taken(t, s, err), "the same key gets the same refusal")
 
 	lowered, err := s.Restock(t.Context(), sale.ID, -3, "")
 	require.NoError(t, err)
 	require.Equal(t, []int64{7, 1, 6}, []int64{lowered.Stock, lowered.Available, lowered.Held})
-	require.Equal(t, []int64{7, 7, 1}, shardStocks(s, sale))
-	before = shardFields(s, sale, "stock")
+	require.Equal(t, []int64{7, 7, 1}, shardStocks(t, s, sale))
+	before = shardFields(t, s, sale, "stock")
 	raised, err := s.Restock(t.Context(), sale.ID, 6, "")
 	require.NoError(t, err)
 	require.Equal(t, []int64{13, 7, 6}, []int64{raised.Stock, raised.Available, raised.Held})
-	for shard, stock := range shardFields(s, sale, "stock") {
+	for shard, stock := range shardFields(t, s, sale, "stock") {
 		was, err := strconv.ParseInt(before[shard], 10, 64)
 		require.NoError(t, err)
 		require.Equal(t, strconv.FormatInt(was+sale.Layout().Share(6, shard), 10), stock)
 	}
 	for i := range 7 {
 		testkit.Eventually(t, 30*time.Second, "a unit is sold, after a second if it returned to an empty shard",
-			func() bool { return s.Buy(sale.ID, fmt.Sprint("later-", i)).Verdict == reservation.Reserved })
+			func() bool { return s.Ask(t, sale.ID, fmt.Sprint("later-", i)).Verdict == reservation.Reserved })
 	}
 	_, err = s.Restock(t.Context(), sale.ID, -1, "")
-	require.EqualValues(t, 13, taken(s, err))
+	require.EqualValues(t, 13, taken(t, s, err))
 }
 
 // Units on their way between two shards can be removed as well.
 func TestLoweringTakesUnitsOnTheirWay(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShardShop(t)
-	sale := s.ShardedSale(10, 2)
+	s := testshop.NewShardedShop(t)
+	sale := s.ShardedSale(t, 10, 2)
 	giver := []string{s.Keys.Sale(sale.Layout().Partition(1), sale.ID)}
 	give := redis.NewScript(lua.FencedBy("").Give.Source)
-	require.Equal(t, "given 3", give.Run(t.Context(), s.Redis, giver, 1, 0, 0, 2).Val())
-	s.Buy(sale.ID, "ann")
+	require.Equal(t, "given 3", give.Run(t.Context(), s.Rdb, giver, 1, 0, 0, 2).Val())
+	s.Buy(t, sale.ID, "ann")
 	lowered, err := s.Restock(t.Context(), sale.ID, -9, "")
 	require.NoError(t, err)
 	require.Equal(t, []int64{1, 0, 1}, []int64{lowered.Stock, lowered.Available, lowered.Held})
-	require.Equal(t, []int64{1, 1, 0}, shardStocks(s, sale))
+	require.Equal(t, []int64{1, 1, 0}, shardStocks(t, s, sale))
 }
 
 // A change of the stock is cut off before each of its calls of Redis, and before each of its steps in Postgres. The
@@ -126,11 +127,11 @@ func TestInterruptedRestockOfShardsIsFinishedOnce(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := testsale.NewShardShop(t)
+			s := testshop.NewShardedShop(t)
 			requireOutcome := func(err error) {
 				t.Helper()
 				if c.refused {
-					require.EqualValues(t, 6, taken(s, err))
+					require.EqualValues(t, 6, taken(t, s, err))
 				} else {
 					require.NoError(t, err)
 				}
@@ -143,14 +144,14 @@ func TestInterruptedRestockOfShardsIsFinishedOnce(t *testing.T) {
 				}
 				_, err := s.Restock(t.Context(), sale.ID, c.units, "key")
 				requireOutcome(err)
-				require.Equal(t, c.after, shardStocks(s, sale), "cut off after %d calls", cut)
-				published, revision := publishedRevision(s, sale)
+				require.Equal(t, c.after, shardStocks(t, s, sale), "cut off after %d calls", cut)
+				published, revision := publishedRevision(t, s, sale)
 				require.Equal(t, revision, published)
 			}
-			rdb, wire := testsale.Wired(t, testkit.RedisURL(t))
+			rdb, wire := testshop.Wired(t, testkit.RedisURL(t))
 			for cut := 0; ; cut++ {
-				sale, ingress := tenOf(s), s.Next(rdb)
-				wire.Set(testsale.KilledAfter(cut))
+				sale, ingress := tenOf(t, s), s.Next(t, rdb)
+				wire.Set(testshop.KilledAfter(cut))
 				_, err := ingress.Restock(t.Context(), sale.ID, c.units, "key")
 				if !errors.Is(err, reservation.ErrUnavailable) && !errors.Is(err, catalog.ErrNotInForce) {
 					requireOutcome(err)
@@ -159,9 +160,9 @@ func TestInterruptedRestockOfShardsIsFinishedOnce(t *testing.T) {
 				}
 				finish(sale, cut)
 				for _, late := range wire.Calls() {
-					testsale.Repeat(t, s.Redis, late)
+					testshop.Repeat(t, s.Rdb, late)
 				}
-				require.Equal(t, c.after, shardStocks(s, sale), "after late calls")
+				require.Equal(t, c.after, shardStocks(t, s, sale), "after late calls")
 				wire.Forget()
 			}
 			for cut, step := range []string{
@@ -169,7 +170,7 @@ func TestInterruptedRestockOfShardsIsFinishedOnce(t *testing.T) {
 				"UPDATE OF data ON sale_events FOR EACH ROW",
 				"UPDATE OF published_revision ON sales FOR EACH ROW",
 			} {
-				sale, repair := tenOf(s), breakAt(t, s.Pool, step)
+				sale, repair := tenOf(t, s), breakAt(t, s.Pool, step)
 				_, _ = s.Restock(t.Context(), sale.ID, c.units, "key")
 				repair()
 				finish(sale, cut)
@@ -179,18 +180,18 @@ func TestInterruptedRestockOfShardsIsFinishedOnce(t *testing.T) {
 }
 
 // rebuildShards rebuilds the stock of all shards from Postgres, with 6 orders.
-func rebuildShards(s *testsale.Shop, sale catalog.CountedSale) {
-	s.T.Helper()
+func rebuildShards(t testing.TB, s *testshop.Shop, sale catalog.CountedSale) {
+	t.Helper()
 	var revision, stock int64
-	require.NoError(s.T, s.Pool.QueryRow(s.T.Context(),
+	require.NoError(t, s.Pool.QueryRow(t.Context(),
 		"UPDATE sales SET epoch = 2 WHERE id = $1 RETURNING revision, stock", sale.ID).Scan(&revision, &stock))
 	for shard := range sale.Shards {
 		key := s.Keys.Sale(sale.Layout().Partition(shard), sale.ID)
-		held := s.Redis.HLen(s.T.Context(), s.Keys.Buyers(sale.Layout().Partition(shard), sale.ID)).Val()
+		held := s.Rdb.HLen(t.Context(), s.Keys.Buyers(sale.Layout().Partition(shard), sale.ID)).Val()
 		left := sale.Layout().Share(stock-6, shard)
-		require.NoError(s.T, s.Redis.HDel(s.T.Context(), key, "restocked").Err())
-		require.NoError(s.T,
-			s.Redis.HSet(s.T.Context(), key, "epoch", 2, "stock", left+held, "left", left, "revision", revision).Err())
+		require.NoError(t, s.Rdb.HDel(t.Context(), key, "restocked").Err())
+		require.NoError(t,
+			s.Rdb.HSet(t.Context(), key, "epoch", 2, "stock", left+held, "left", left, "revision", revision).Err())
 	}
 }
 
@@ -200,33 +201,33 @@ func TestRebuildWithdrawsLoweringOfShards(t *testing.T) {
 	for name, units := range map[string]int64{"granted": -3, "refused": -7} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := testsale.NewShardShop(t)
-			rdb, wire := testsale.Wired(t, testkit.RedisURL(t))
+			s := testshop.NewShardedShop(t)
+			rdb, wire := testshop.Wired(t, testkit.RedisURL(t))
 			for cut := 0; ; cut++ {
-				sale := tenOf(s)
-				wire.Set(testsale.KilledAfter(cut))
-				_, err := s.Next(rdb).Restock(t.Context(), sale.ID, units, "key")
+				sale := tenOf(t, s)
+				wire.Set(testshop.KilledAfter(cut))
+				_, err := s.Next(t, rdb).Restock(t.Context(), sale.ID, units, "key")
 				if !errors.Is(err, catalog.ErrRestockUndecided) {
 					require.GreaterOrEqual(t, cut, 8, "it was cut off before")
 					break
 				}
-				stock := shardStocks(s, sale)[0]
-				rebuildShards(s, sale)
+				stock := shardStocks(t, s, sale)[0]
+				rebuildShards(t, s, sale)
 				for _, late := range wire.Calls() {
-					testsale.Repeat(t, s.Redis, late)
+					testshop.Repeat(t, s.Rdb, late)
 				}
 				wire.Forget()
 				_, err = s.PublishPending(t.Context())
 				require.NoError(t, err)
-				require.Equal(t, []int64{stock, stock, stock - 6}, shardStocks(s, sale), "cut off after %d calls", cut)
+				require.Equal(t, []int64{stock, stock, stock - 6}, shardStocks(t, s, sale), "cut off after %d calls", cut)
 				for range 2 { // a repeat is a new lowering, unless that was granted or refused before
 					_, err = s.Restock(t.Context(), sale.ID, units, "key")
 					if units == -7 {
-						require.EqualValues(t, 6, taken(s, err))
-						require.Equal(t, []int64{10, 10, 4}, shardStocks(s, sale))
+						require.EqualValues(t, 6, taken(t, s, err))
+						require.Equal(t, []int64{10, 10, 4}, shardStocks(t, s, sale))
 					} else {
 						require.NoError(t, err)
-						require.Equal(t, []int64{7, 7, 1}, shardStocks(s, sale))
+						require.Equal(t, []int64{7, 7, 1}, shardStocks(t, s, sale))
 					}
 				}
 			}
@@ -237,9 +238,9 @@ func TestRebuildWithdrawsLoweringOfShards(t *testing.T) {
 // A pause, a resumption and an end are published when all shards have them; one cannot be reached at first.
 func TestChangeIsPublishedWhenAllShardsHaveIt(t *testing.T) {
 	// Not parallel: a server that is distrusted loses its scripts, which the other tests of this package need.
-	s := testsale.NewShardShop(t)
-	sale := tenOf(s)
-	unreachable := testsale.OwnClient(t, testkit.RedisURL(t))
+	s := testshop.NewShardedShop(t)
+	sale := tenOf(t, s)
+	unreachable := testkit.Client(t, testkit.RedisURL(t))
 	unreachable.AddHook(testkit.Hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
 		for _, arg := range cmd.Args() {
 			if key, ok := arg.(string); ok && key == s.Keys.Sale(sale.Layout().Partition(2), sale.ID) {
@@ -249,32 +250,32 @@ func TestChangeIsPublishedWhenAllShardsHaveIt(t *testing.T) {
 		}
 		return next(ctx, cmd)
 	}))
-	cutOff := s.Next(unreachable)
+	cutOff := s.Next(t, unreachable)
 	for at, change := range []struct {
-		of     func(*testsale.Shop) error
+		do     func(testing.TB, *testshop.Shop, uuid.UUID) error
 		states [2]string
 	}{
-		{func(s *testsale.Shop) error { _, err := s.Pause(t.Context(), sale.ID); return err }, [2]string{"open", "paused"}},
-		{func(s *testsale.Shop) error { _, err := s.Resume(t.Context(), sale.ID); return err }, [2]string{"paused", "open"}},
-		{func(s *testsale.Shop) error { _, err := s.End(t.Context(), sale.ID); return err }, [2]string{"open", "ended"}},
+		{pausing, [2]string{"open", "paused"}},
+		{resuming, [2]string{"paused", "open"}},
+		{ending, [2]string{"open", "ended"}},
 	} {
 		before, after := change.states[0], change.states[1]
-		require.ErrorIs(t, change.of(cutOff), catalog.ErrNotInForce)
-		require.Equal(t, []string{after, after, before, after}, shardFields(s, sale, "state"))
-		published, revision := publishedRevision(s, sale)
+		require.ErrorIs(t, change.do(t, cutOff, sale.ID), catalog.ErrNotInForce)
+		require.Equal(t, []string{after, after, before, after}, shardFields(t, s, sale, "state"))
+		published, revision := publishedRevision(t, s, sale)
 		require.Equal(t, []int64{int64(at + 1), int64(at + 2)}, []int64{published, revision})
 
 		require.NoError(t, s.Distrust(t.Context(), sale.Layout().Partition(2)))
 		_, err := s.PublishPending(t.Context())
 		require.ErrorIs(t, err, reservation.ErrUnavailable, "its server is not verified")
-		require.Equal(t, before, shardFields(s, sale, "state")[2])
+		require.Equal(t, before, shardFields(t, s, sale, "state")[2])
 		testkit.VerifyServer(t, s.Pool, s.Store, sale.Layout().Partition(2))
 		n, err := s.PublishPending(t.Context())
 		require.NoError(t, err)
 		require.Equal(t, 1, n)
-		require.Equal(t, strings.Fields(strings.Repeat(after+" ", 4)), shardFields(s, sale, "state"))
-		require.Equal(t, strings.Fields(strings.Repeat(fmt.Sprint(revision, " "), 4)), shardFields(s, sale, "revision"))
-		published, _ = publishedRevision(s, sale)
+		require.Equal(t, strings.Fields(strings.Repeat(after+" ", 4)), shardFields(t, s, sale, "state"))
+		require.Equal(t, strings.Fields(strings.Repeat(fmt.Sprint(revision, " "), 4)), shardFields(t, s, sale, "revision"))
+		published, _ = publishedRevision(t, s, sale)
 		require.Equal(t, revision, published)
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/test/testkit"
-	"stampede/internal/test/testsale"
+	"stampede/internal/test/testshop"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"
@@ -27,33 +27,33 @@ func saleEvents(t testing.TB, pool *pgxpool.Pool, sale uuid.UUID) (events []stri
 }
 
 // stocks returns the stock in Postgres, the stock in Redis and the units left in Redis.
-func stocks(s *testsale.Shop, sale uuid.UUID) []int64 {
-	s.T.Helper()
+func stocks(t testing.TB, s *testshop.Shop, sale uuid.UUID) []int64 {
+	t.Helper()
 	var inPostgres int64
-	require.NoError(s.T, s.Pool.QueryRow(s.T.Context(), "SELECT stock FROM sales WHERE id = $1", sale).Scan(&inPostgres))
-	values, err := s.Redis.HMGet(s.T.Context(), s.Keys.Sale(0, sale), "stock", "left").Result()
-	require.NoError(s.T, err)
+	require.NoError(t, s.Pool.QueryRow(t.Context(), "SELECT stock FROM sales WHERE id = $1", sale).Scan(&inPostgres))
+	values, err := s.Rdb.HMGet(t.Context(), s.Keys.Sale(0, sale), "stock", "left").Result()
+	require.NoError(t, err)
 	stock, err := strconv.ParseInt(values[0].(string), 10, 64)
-	require.NoError(s.T, err)
+	require.NoError(t, err)
 	left, err := strconv.ParseInt(values[1].(string), 10, 64)
-	require.NoError(s.T, err)
+	require.NoError(t, err)
 	return []int64{inPostgres, stock, left}
 }
 
-func taken(s *testsale.Shop, err error) int64 {
-	s.T.Helper()
+func taken(t testing.TB, s *testshop.Shop, err error) int64 {
+	t.Helper()
 	var tooLow *catalog.TakenError
-	require.ErrorAs(s.T, err, &tooLow)
+	require.ErrorAs(t, err, &tooLow)
 	return tooLow.Taken
 }
 
 func TestStockIsNotLoweredBelowTakenUnits(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShop(t)
+	s := testshop.NewShop(t)
 	ctx := t.Context()
-	sale := s.Sale(10).ID
+	sale := s.Sale(t, 10).ID
 	for _, user := range []string{"ann", "bob", "cid"} {
-		s.Buy(sale, user)
+		s.Buy(t, sale, user)
 	}
 	lowered, err := s.Restock(ctx, sale, -5, "returned-1")
 	require.NoError(t, err)
@@ -65,16 +65,16 @@ func TestStockIsNotLoweredBelowTakenUnits(t *testing.T) {
 	require.ErrorIs(t, err, catalog.ErrIdempotencyKeyReused)
 
 	_, err = s.Restock(ctx, sale, -3, "returned-2")
-	require.EqualValues(t, 3, taken(s, err))
-	require.Equal(t, []int64{5, 5, 2}, stocks(s, sale))
+	require.EqualValues(t, 3, taken(t, s, err))
+	require.Equal(t, []int64{5, 5, 2}, stocks(t, s, sale))
 	released, err := s.Release(
-		ctx, []reservation.Release{{SaleID: sale, OrderID: s.Buy(sale, "cid").Reservation.OrderID, UserID: "cid"}},
+		ctx, []reservation.Release{{SaleID: sale, OrderID: s.Ask(t, sale, "cid").Reservation.OrderID, UserID: "cid"}},
 	)
 	require.NoError(t, err)
 	require.Equal(t, []reservation.ReleaseResult{reservation.Released}, released)
 	_, err = s.Restock(ctx, sale, -3, "returned-2")
-	require.EqualValues(t, 3, taken(s, err), "the same key gets the same refusal")
-	require.Equal(t, []int64{5, 5, 3}, stocks(s, sale))
+	require.EqualValues(t, 3, taken(t, s, err), "the same key gets the same refusal")
+	require.Equal(t, []int64{5, 5, 3}, stocks(t, s, sale))
 
 	paused, err := s.Pause(ctx, sale)
 	require.NoError(t, err, "a refusal does not block later changes")
@@ -85,13 +85,13 @@ func TestStockIsNotLoweredBelowTakenUnits(t *testing.T) {
 	require.Equal(t, reservation.StatePaused, lowered.State)
 	_, err = s.Resume(ctx, sale)
 	require.NoError(t, err)
-	require.Equal(t, reservation.SoldOut, s.Buy(sale, "dan").Verdict)
+	require.Equal(t, reservation.SoldOut, s.Ask(t, sale, "dan").Verdict)
 	_, err = s.Restock(ctx, sale, 1, "")
 	require.NoError(t, err)
 	testkit.Eventually(
-		t, 30*time.Second, "dan buys", func() bool { return s.Buy(sale, "dan").Verdict == reservation.Reserved },
+		t, 30*time.Second, "dan buys", func() bool { return s.Ask(t, sale, "dan").Verdict == reservation.Reserved },
 	)
-	require.Equal(t, []int64{3, 3, 0}, stocks(s, sale))
+	require.Equal(t, []int64{3, 3, 0}, stocks(t, s, sale))
 
 	require.Equal(t, []string{
 		`SaleCreated {"stock": 10}`,
@@ -116,13 +116,10 @@ func TestStockIsNotLoweredBelowTakenUnits(t *testing.T) {
 // returns a function that allows the step again.
 func breakAt(t testing.TB, pool *pgxpool.Pool, step string) (mend func()) {
 	t.Helper()
-	_, err := pool.Exec(t.Context(),
-		`CREATE FUNCTION broken() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'broken'; END $$;
+	testshop.Exec(t, pool, `CREATE FUNCTION broken() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'broken'; END $$;
 		CREATE TRIGGER broken BEFORE `+step+` EXECUTE FUNCTION broken()`)
-	require.NoError(t, err)
 	return func() {
-		_, err := pool.Exec(t.Context(), "DROP FUNCTION broken CASCADE")
-		require.NoError(t, err)
+		testshop.Exec(t, pool, "DROP FUNCTION broken CASCADE")
 	}
 }
 
@@ -133,85 +130,68 @@ func TestInterruptedLoweringIsFinishedOnce(t *testing.T) {
 		noted  = "INSERT ON sale_events FOR EACH ROW WHEN (NEW.data ? 'lowering')"
 		marked = "UPDATE OF published_revision ON sales FOR EACH ROW"
 	)
-	worker := func(s *testsale.Shop, _ uuid.UUID) error {
-		_, err := s.PublishPending(s.T.Context())
+	worker := func(t testing.TB, s *testshop.Shop, _ uuid.UUID) error {
+		_, err := s.PublishPending(t.Context())
 		return err
 	}
-	operator := func(s *testsale.Shop, sale uuid.UUID) error {
-		_, err := s.Restock(s.T.Context(), sale, -4, "returned")
+	operator := func(t testing.TB, s *testshop.Shop, sale uuid.UUID) error {
+		_, err := s.Restock(t.Context(), sale, -4, "returned")
 		return err
 	}
 	for name, c := range map[string]struct {
 		step string
 		// meanwhile runs after the failed step; finish is the next call.
-		meanwhile, finish func(s *testsale.Shop, sale uuid.UUID) error
+		meanwhile, finish func(t testing.TB, s *testshop.Shop, sale uuid.UUID) error
 		// after is the final result of stocks.
 		after []int64
 	}{
-		"unrecorded, finished by a worker":     {noted, nil, worker, []int64{6, 6, 5}},
-		"unrecorded, finished by the operator": {noted, nil, operator, []int64{6, 6, 5}},
-		"unmarked, finished by a worker":       {marked, nil, worker, []int64{6, 6, 5}},
-		"unmarked, finished by the operator":   {marked, nil, operator, []int64{6, 6, 5}},
-		"finished by another restock that adds units": {noted, nil, func(s *testsale.Shop, sale uuid.UUID) error {
-			_, err := s.Restock(s.T.Context(), sale, 2, "")
-			return err
-		}, []int64{8, 8, 7}},
-		"finished by another restock that removes more": {noted, nil, func(s *testsale.Shop, sale uuid.UUID) error {
-			_, err := s.Restock(s.T.Context(), sale, -2, "")
-			return err
-		}, []int64{4, 4, 3}},
-		"finished by a pause": {
-			noted, nil,
-			func(s *testsale.Shop, sale uuid.UUID) error { _, err := s.Pause(s.T.Context(), sale); return err },
-			[]int64{6, 6, 5},
-		},
-		"finished by an end": {
-			noted, nil,
-			func(s *testsale.Shop, sale uuid.UUID) error { _, err := s.End(s.T.Context(), sale); return err },
-			[]int64{6, 6, 5},
-		},
-		"unrecorded, sold out meanwhile": {noted, buyAll, worker, []int64{6, 6, 0}},
-		"unmarked, sold out meanwhile":   {marked, buyAll, worker, []int64{6, 6, 0}},
-		"withdrawn by a rebuild":         {noted, rebuild, worker, []int64{10, 10, 9}},
-		"withdrawn by a rebuild, then units are added": {noted, rebuild, func(s *testsale.Shop, sale uuid.UUID) error {
-			_, err := s.Restock(s.T.Context(), sale, 2, "")
-			return err
-		}, []int64{12, 12, 11}},
+		"unrecorded, finished by a worker":              {noted, nil, worker, []int64{6, 6, 5}},
+		"unrecorded, finished by the operator":          {noted, nil, operator, []int64{6, 6, 5}},
+		"unmarked, finished by a worker":                {marked, nil, worker, []int64{6, 6, 5}},
+		"unmarked, finished by the operator":            {marked, nil, operator, []int64{6, 6, 5}},
+		"finished by another restock that adds units":   {noted, nil, restocking(2), []int64{8, 8, 7}},
+		"finished by another restock that removes more": {noted, nil, restocking(-2), []int64{4, 4, 3}},
+		"finished by a pause":                           {noted, nil, pausing, []int64{6, 6, 5}},
+		"finished by an end":                            {noted, nil, ending, []int64{6, 6, 5}},
+		"unrecorded, sold out meanwhile":                {noted, buyAll, worker, []int64{6, 6, 0}},
+		"unmarked, sold out meanwhile":                  {marked, buyAll, worker, []int64{6, 6, 0}},
+		"withdrawn by a rebuild":                        {noted, rebuild, worker, []int64{10, 10, 9}},
+		"withdrawn by a rebuild, then units are added":  {noted, rebuild, restocking(2), []int64{12, 12, 11}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := testsale.NewShop(t)
+			s := testshop.NewShop(t)
 			pool := s.Pool
-			sale := s.Sale(10).ID
-			s.Buy(sale, "ann")
+			sale := s.Sale(t, 10).ID
+			s.Buy(t, sale, "ann")
 			repair := breakAt(t, pool, c.step)
-			require.ErrorIs(t, operator(s, sale), catalog.ErrRestockUndecided)
-			require.EqualValues(t, []int64{6, 5}, stocks(s, sale)[1:], "Redis granted it")
+			require.ErrorIs(t, operator(t, s, sale), catalog.ErrRestockUndecided)
+			require.EqualValues(t, []int64{6, 5}, stocks(t, s, sale)[1:], "Redis granted it")
 			if c.meanwhile != nil {
-				require.NoError(t, c.meanwhile(s, sale))
+				require.NoError(t, c.meanwhile(t, s, sale))
 			}
 			repair()
-			require.NoError(t, c.finish(s, sale))
-			require.Equal(t, c.after, stocks(s, sale))
-			require.NoError(t, worker(s, sale))
-			require.Equal(t, c.after, stocks(s, sale), "a repeat changes nothing")
+			require.NoError(t, c.finish(t, s, sale))
+			require.Equal(t, c.after, stocks(t, s, sale))
+			require.NoError(t, worker(t, s, sale))
+			require.Equal(t, c.after, stocks(t, s, sale), "a repeat changes nothing")
 			if c.after[0] == 10 || c.after[0] == 12 { // withdrawn, so a repeat is a new lowering
 				for i := range c.after {
 					c.after[i] -= 4
 				}
 			}
 			for range 2 {
-				require.NoError(t, operator(s, sale), "a repeat changes nothing more")
-				require.Equal(t, c.after, stocks(s, sale))
+				require.NoError(t, operator(t, s, sale), "a repeat changes nothing more")
+				require.Equal(t, c.after, stocks(t, s, sale))
 			}
 		})
 	}
 }
 
 // buyAll buys the units that are left.
-func buyAll(s *testsale.Shop, sale uuid.UUID) error {
+func buyAll(t testing.TB, s *testshop.Shop, sale uuid.UUID) error {
 	for i := 0; ; i++ {
-		a, err := s.Reserve(s.T.Context(), reservation.Request{Sale: sale, User: fmt.Sprintf("user-%d", i), Quantity: 1})
+		a, err := s.Reserve(t.Context(), reservation.Request{Sale: sale, User: fmt.Sprintf("user-%d", i), Quantity: 1})
 		if err != nil || a.Verdict == reservation.SoldOut {
 			return err
 		}
@@ -219,24 +199,24 @@ func buyAll(s *testsale.Shop, sale uuid.UUID) error {
 }
 
 // rebuild rebuilds the stock from Postgres, with its one order.
-func rebuild(s *testsale.Shop, sale uuid.UUID) error {
+func rebuild(t testing.TB, s *testshop.Shop, sale uuid.UUID) error {
 	var revision int64
 	if err := s.Pool.QueryRow(
-		s.T.Context(), "UPDATE sales SET epoch = 2 WHERE id = $1 RETURNING revision", sale,
+		t.Context(), "UPDATE sales SET epoch = 2 WHERE id = $1 RETURNING revision", sale,
 	).Scan(&revision); err != nil {
 		return err
 	}
-	return s.Redis.HSet(
-		s.T.Context(), s.Keys.Sale(0, sale), "epoch", 2, "stock", 10, "left", 9, "revision", revision,
+	return s.Rdb.HSet(
+		t.Context(), s.Keys.Sale(0, sale), "epoch", 2, "stock", 10, "left", 9, "revision", revision,
 	).Err()
 }
 
 func TestLoweringWaitsForRedis(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
-	s := testsale.NewShopOn(t, testsale.OwnClient(t, own.URL), testkit.Keys(t), reservation.StoreOptions{})
-	sale := s.Sale(10).ID
-	s.Buy(sale, "ann")
+	s := testshop.NewShopOn(t, testshop.Options{Redis: testkit.Client(t, own.URL)})
+	sale := s.Sale(t, 10).ID
+	s.Buy(t, sale, "ann")
 	own.Kill()
 	_, err := s.Restock(t.Context(), sale, -4, "returned")
 	require.ErrorIs(t, err, catalog.ErrRestockUndecided)
@@ -250,19 +230,19 @@ func TestLoweringWaitsForRedis(t *testing.T) {
 		n, err := s.PublishPending(t.Context())
 		return err == nil && n == 1
 	})
-	require.Equal(t, []int64{6, 6, 5}, stocks(s, sale))
+	require.Equal(t, []int64{6, 6, 5}, stocks(t, s, sale))
 	_, err = s.Restock(t.Context(), sale, 2, "delivered")
 	require.NoError(t, err)
-	require.Equal(t, []int64{8, 8, 7}, stocks(s, sale))
+	require.Equal(t, []int64{8, 8, 7}, stocks(t, s, sale))
 }
 
 // The stock is rebuilt after Redis granted a lower one, and before Postgres records it.
 func TestRebuildWithdrawsGrantedLowering(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShop(t)
+	s := testshop.NewShop(t)
 	pool := s.Pool
-	sale := s.Sale(10).ID
-	s.Buy(sale, "ann")
+	sale := s.Sale(t, 10).ID
+	s.Buy(t, sale, "ann")
 	repair := breakAt(t, pool, "INSERT ON sale_events FOR EACH ROW WHEN (NEW.data ? 'lowering')")
 	_, err := s.Restock(t.Context(), sale, -4, "returned")
 	require.ErrorIs(t, err, catalog.ErrRestockUndecided)
@@ -279,18 +259,12 @@ func TestRebuildWithdrawsGrantedLowering(t *testing.T) {
 		_, err := s.PublishPending(context.Background())
 		published <- err
 	}()
-	testkit.Eventually(t, 20*time.Second, "the lowering waits for the sale's row", func() bool {
-		var waiting int
-		require.NoError(t, pool.QueryRow(t.Context(),
-			"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'").Scan(
-			&waiting))
-		return waiting == 1
-	})
+	testshop.AwaitWaiting(t, pool, 1)
 	require.NoError(t, rebuilding.Commit(t.Context()))
 	require.ErrorIs(t, <-published, reservation.ErrUnavailable)
-	require.EqualValues(t, 10, stocks(s, sale)[0])
-	require.NoError(t, rebuild(s, sale))
+	require.EqualValues(t, 10, stocks(t, s, sale)[0])
+	require.NoError(t, rebuild(t, s, sale))
 	_, err = s.PublishPending(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, []int64{10, 10, 9}, stocks(s, sale))
+	require.Equal(t, []int64{10, 10, 9}, stocks(t, s, sale))
 }

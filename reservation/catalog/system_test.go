@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
-	"stampede/internal/test/testsale"
+	"stampede/internal/test/testshop"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"
@@ -24,8 +24,8 @@ import (
 // the sum of the granted changes.
 func TestRestockOfShardsDuringRunningSaleNeverOversells(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShardShop(t)
-	sale := s.ShardedSale(100, 4)
+	s := testshop.NewShardedShop(t)
+	sale := s.ShardedSale(t, 100, 4)
 	var all errgroup.Group
 	changes := restockers{s: s, sale: sale.ID}
 	changes.start(&all, 15, 40, -30)
@@ -64,17 +64,17 @@ func TestRestockOfShardsDuringRunningSaleNeverOversells(t *testing.T) {
 	require.NoError(t, s.HelpUnits(t.Context(), sale.ID, sale.Layout(), 1))
 	var buyers int64
 	for shard := range sale.Shards {
-		buyers += s.Redis.HLen(t.Context(), s.Keys.Buyers(sale.Layout().Partition(shard), sale.ID)).Val()
+		buyers += s.Rdb.HLen(t.Context(), s.Keys.Buyers(sale.Layout().Partition(shard), sale.ID)).Val()
 	}
 	t.Logf("%d granted, %d refused, %d taken", changes.granted.Load(), changes.refused.Load(), buyers)
 	require.Positive(t, changes.granted.Load())
 	stock := 100 + changes.sum.Load()
-	require.Equal(t, []int64{stock, stock, stock - buyers}, shardStocks(s, sale))
+	require.Equal(t, []int64{stock, stock, stock - buyers}, shardStocks(t, s, sale))
 }
 
 // restockers are three operators who change the stock of a sale at random. They count what was granted and refused.
 type restockers struct {
-	s                     *testsale.Shop
+	s                     *testshop.Shop
 	sale                  uuid.UUID
 	sum, granted, refused atomic.Int64
 }
@@ -110,9 +110,9 @@ func (r *restockers) start(all *errgroup.Group, changes, span, lowest int) {
 // Postgres, and the final stock is the sum of the granted changes.
 func TestRestockDuringRunningSaleNeverOversells(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShop(t)
+	s := testshop.NewShop(t)
 	pool := s.Pool
-	sale := s.Sale(200).ID
+	sale := s.Sale(t, 200).ID
 	var all errgroup.Group
 	changes := restockers{s: s, sale: sale}
 	changes.start(&all, 25, 60, -40)
@@ -138,8 +138,8 @@ func TestRestockDuringRunningSaleNeverOversells(t *testing.T) {
 	require.NoError(t, all.Wait())
 	_, err := s.PublishPending(t.Context())
 	require.NoError(t, err)
-	counted := stocks(s, sale)
-	buyers := s.Redis.HLen(t.Context(), s.Keys.Buyers(0, sale)).Val()
+	counted := stocks(t, s, sale)
+	buyers := s.Rdb.HLen(t.Context(), s.Keys.Buyers(0, sale)).Val()
 	t.Logf("%d granted, %d refused, stock %d, %d taken",
 		changes.granted.Load(), changes.refused.Load(), counted[0], buyers)
 	require.Positive(t, changes.granted.Load())

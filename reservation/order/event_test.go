@@ -1,6 +1,8 @@
 package order_test
 
 import (
+	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -17,7 +19,7 @@ import (
 	"pgregory.net/rapid"
 
 	"stampede/internal/test/testkit"
-	"stampede/internal/test/testsale"
+	"stampede/internal/test/testshop"
 	"stampede/reservation"
 	"stampede/reservation/order"
 )
@@ -25,13 +27,13 @@ import (
 // The wire format is a contract with every deployed consumer: a change requires a new event version.
 func TestEventWireFormat(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShop(t)
-	sale := s.Sale(5)
-	a := s.Buy(sale.ID, "auth0|5f7c8e")
+	s := testshop.NewShop(t)
+	sale := s.Sale(t, 5)
+	a := s.Ask(t, sale.ID, "auth0|5f7c8e")
 	b, err := s.Reserve(t.Context(),
 		reservation.Request{Sale: sale.ID, User: "bob", Quantity: 1, IdempotencyKey: "click-1"})
 	require.NoError(t, err)
-	entries := s.Entries(sale.ID)
+	entries := s.Entries(t, 0)
 	require.Len(t, entries, 2)
 	values := entries[0].Values
 
@@ -60,17 +62,19 @@ func TestEventWireFormat(t *testing.T) {
 
 func TestStockWatermillReadsEvents(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShop(t)
-	sale := s.Sale(5)
-	a := s.Buy(sale.ID, "ann")
+	s := testshop.NewShop(t)
+	sale := s.Sale(t, 5)
+	a := s.Ask(t, sale.ID, "ann")
 
 	// The subscriber closes its client, so it gets its own.
-	client := testsale.OwnClient(t, testkit.RedisURL(t))
+	client := testkit.Client(t, testkit.RedisURL(t))
 	subscriber, err := redisstream.NewSubscriber(redisstream.SubscriberConfig{
 		Client: client, ConsumerGroup: "another-group", Consumer: "one", OldestId: "0",
 	}, watermill.NopLogger{})
 	require.NoError(t, err)
-	messages, err := subscriber.Subscribe(testsale.Soon(t), s.Keys.Orders(0))
+	soon, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	messages, err := subscriber.Subscribe(soon, s.Keys.Orders(0))
 	require.NoError(t, err)
 	msg, open := <-messages
 	require.True(t, open)
@@ -208,13 +212,13 @@ func TestDecodeReservedRejectsOtherMessages(t *testing.T) {
 
 func TestFindOrderByID(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShop(t)
+	s := testshop.NewShop(t)
 	ctx := t.Context()
 	for range 20 {
-		s.Sale(5)
+		s.Sale(t, 5)
 	}
-	sale := s.Sale(5)
-	a := s.Buy(sale.ID, "ann")
+	sale := s.Sale(t, 5)
+	a := s.Ask(t, sale.ID, "ann")
 	o, err := s.FindReserved(ctx, a.Reservation.OrderID, "ann")
 	require.NoError(t, err)
 	require.Equal(t, order.Order{
@@ -236,9 +240,9 @@ func TestFindOrderByID(t *testing.T) {
 	require.ErrorIs(t, err, order.ErrNotFound, "another user's order")
 
 	// A sale that was created after the ingress read the index.
-	elsewhere := testsale.NewShopOn(t, s.Redis, s.Keys, reservation.StoreOptions{})
-	later := elsewhere.Sale(5)
-	b := elsewhere.Buy(later.ID, "ann")
+	elsewhere := testshop.NewShopOn(t, testshop.Options{Redis: s.Rdb, Keys: s.Keys})
+	later := elsewhere.Sale(t, 5)
+	b := elsewhere.Ask(t, later.ID, "ann")
 	_, err = s.FindReserved(ctx, b.Reservation.OrderID, "ann")
 	require.NoError(t, err)
 }
@@ -274,3 +278,99 @@ func TestKeysOfPartitionShareHashTag(t *testing.T) {
 		require.InDelta(t, 1000, n, 200, "sales spread evenly over the partitions")
 	}
 }
+
+const traceParent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+// tracedMessage returns the message of these orders as a stock subscriber has it.
+func tracedMessage(t *testing.T, events ...order.OrderReserved) *message.Message {
+	t.Helper()
+	first := events[0]
+	msg, err := redisstream.DefaultMarshallerUnmarshaller{}.Unmarshal(map[string]any{
+		redisstream.UUIDHeaderKey: order.CompactID(first.OrderID),
+		"metadata":                order.ReservedMetadata(first.SaleID, 1, len(events), order.TracesOf(events...)...),
+		"payload":                 string(order.ReservedPayload(1, events...)),
+	})
+	require.NoError(t, err)
+	return msg
+}
+
+func eventsOf(n int) (events []order.OrderReserved) {
+	sale := uuid.Must(uuid.NewV7())
+	for i := range n {
+		events = append(events, order.OrderReserved{
+			OrderID: order.NewOrderID(sale), SaleID: sale, UserID: "user", Quantity: 1, Epoch: 1, Sequence: int64(i + 1),
+			ReservedAt: time.UnixMilli(1_795_000_000_000).UTC(),
+		})
+	}
+	return events
+}
+
+func TestEachOrderOfMessageHasItsTrace(t *testing.T) {
+	t.Parallel()
+	for _, traced := range []int{0, 1, 2, order.MaxTraces} {
+		events := eventsOf(20)
+		for i := range traced {
+			events[i+3].TraceParent = traceParent[:50] + string("0123456789abcdef"[i]) + traceParent[51:]
+		}
+		msg := tracedMessage(t, events...)
+		got, err := order.DecodeReserved(msg)
+		require.NoError(t, err)
+		require.Equal(t, events, got)
+		require.Equal(t, events[3].TraceParent, msg.Metadata.Get("traceparent"), "for a stock subscriber")
+	}
+	// More than fit have none.
+	events := eventsOf(30)
+	for i := range events {
+		events[i].TraceParent = traceParent
+	}
+	got, err := order.DecodeReserved(tracedMessage(t, events...))
+	require.NoError(t, err)
+	require.Empty(t, got[order.MaxTraces].TraceParent)
+	require.Equal(t, traceParent, got[order.MaxTraces-1].TraceParent)
+}
+
+// Damaged traces are left out, and cost no order.
+func TestDamagedTracesAreNone(t *testing.T) {
+	t.Parallel()
+	event := eventsOf(1)[0]
+	id := order.CompactID(event.OrderID)
+	for _, traces := range []string{
+		" ", "\n\n", id, id + " ", id + " " + traceParent[:54], id + " " + traceParent + "0",
+		id + " '; DROP TABLE orders; --",
+		id + " " + strings.Replace(traceParent, "4", "é", 1), id + " " + strings.ToUpper(traceParent), "x " + traceParent,
+		order.CompactID(uuid.New()) + " " + traceParent, strings.Repeat("x", 100_000),
+		strings.Repeat(order.CompactID(uuid.New())+" "+traceParent+"\n", 1000), id + " 01" + traceParent[2:],
+	} {
+		msg := tracedMessage(t, event)
+		msg.Metadata["traces"] = traces
+		got, err := order.DecodeReserved(msg)
+		require.NoError(t, err, traces)
+		require.Equal(t, []order.OrderReserved{event}, got, traces)
+	}
+}
+
+// A handler of any Watermill subscriber on the stream of orders gets such messages.
+func ExampleDecodeReserved() {
+	msg := message.NewMessage("AaH9eHpfdXukBQzkOOCaFQ", []byte("ann\n"+
+		"AaH9eHpfdXukBQzkOOCaFQ 1 17 1a0c2d3e4f5\n"+
+		"bob\n"+
+		"AaH9eHpfdXukBQzkOeCaFQ 2 18 1a0c2d3e4f5"))
+	msg.Metadata = message.Metadata{
+		"event": "OrderReserved", "event_version": "2", "sale_id": "01a1fd78-7a5f-757b-a405-0ce438009a15",
+		"epoch": "1", "count": "2",
+	}
+
+	events, err := order.DecodeReserved(msg)
+	if err != nil {
+		fmt.Println(err) // errors.Is(err, order.ErrUndecodable): retries do not help
+		return
+	}
+	for _, e := range events {
+		fmt.Println(e.OrderID, e.UserID, e.Quantity, e.Sequence, e.ReservedAt)
+	}
+	// Output:
+	// 01a1fd78-7a5f-757b-a405-0ce438e09a15 ann 1 17 2026-09-21 07:17:41.749 +0000 UTC
+	// 01a1fd78-7a5f-757b-a405-0ce439e09a15 bob 2 18 2026-09-21 07:17:41.749 +0000 UTC
+}
+
+func TestMain(m *testing.M) { testkit.Main(m) }

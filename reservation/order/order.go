@@ -3,10 +3,13 @@ package order
 import (
 	"encoding/binary"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/google/uuid"
 )
@@ -167,4 +170,156 @@ func ValidateIdempotencyKey(key string) error {
 		}
 	}
 	return nil
+}
+
+// Limits of terms and identifiers. Lua's doubles hold all of these numbers exactly.
+const (
+	MaxStock         = 100_000_000
+	MaxPerOrder      = 1_000_000
+	MaxPaymentWindow = 30 * 24 * time.Hour
+	MaxNameRunes     = 200
+	MaxUserBytes     = 128
+	maxKeyBytes      = 255 // of an idempotency key
+	// MaxPerMessage is how many orders a message of the stream may hold.
+	MaxPerMessage = 256
+)
+
+// ValidateText returns an *InvalidError for a text for people that is not 1 to most characters of UTF-8 without control
+// characters, or has only characters that nobody sees.
+func ValidateText(field, text string, most int) error {
+	switch {
+	case !utf8.ValidString(text):
+		return &InvalidError{field, "must be UTF-8"}
+	case utf8.RuneCountInString(text) > most || !strings.ContainsFunc(text, isVisible):
+		return &InvalidError{field, fmt.Sprintf("must be 1 to %d characters, not only spaces", most)}
+	case strings.ContainsFunc(text, unicode.IsControl):
+		return &InvalidError{field, "must not contain control characters"}
+	}
+	return nil
+}
+
+// isVisible is false for spaces and for what is shown as nothing, such as U+200B or the Hangul filler.
+func isVisible(r rune) bool {
+	const brailleBlank = '\u2800'
+	return r != brailleBlank && !unicode.In(r, unicode.White_Space, unicode.Cc, unicode.Cf,
+		unicode.Other_Default_Ignorable_Code_Point, unicode.Variation_Selector)
+}
+
+// This file has what operators see of orders, and do with them.
+
+// maxReasonChars bounds the reason of an operator's cancellation.
+const maxReasonChars = 500
+
+// ValidateReason returns an *InvalidError for a reason of an operator's cancellation that is not 1 to 500 characters
+// of UTF-8 without control characters, or has only characters that nobody sees.
+func ValidateReason(reason string) error { return ValidateText("reason", reason, maxReasonChars) }
+
+// Filter selects orders. Empty members select all.
+type Filter struct {
+	User   string
+	Sale   uuid.UUID
+	Status Status
+}
+
+// ErrTooWide is returned for a list of the orders of all users in all sales.
+var ErrTooWide = errors.New("a list of orders needs a user or a sale")
+
+// Recorded are the statuses that an order can have in Postgres.
+func Recorded() []Status {
+	return []Status{
+		StatusConfirmed, StatusPaid, StatusCancelled, StatusExpired, StatusRejected, StatusVoided,
+	}
+}
+
+// Placed is an order with its place in its sale, as operators see it.
+type Placed struct {
+	Order
+	// Sequence is the order's place in its sale, and Epoch the epoch of the sale's stock in which it was given out.
+	Sequence, Epoch int64
+}
+
+// Logged is an event of an order as its log has it.
+type Logged struct {
+	// Version is the version of the order after the event.
+	Version    int
+	Type       EventType
+	OccurredAt time.Time
+	// Data is a JSON object.
+	Data []byte
+}
+
+// View is an order in JSON, with the members of the HTTP API.
+type View struct {
+	OrderID    uuid.UUID `json:"order_id"`
+	SaleID     uuid.UUID `json:"sale_id"`
+	UserID     string    `json:"user_id"`
+	Quantity   int64     `json:"quantity"`
+	Status     Status    `json:"status"`
+	Version    int       `json:"version"`
+	ReservedAt string    `json:"reserved_at"`
+	// UpdatedAt is left out for an order that only its receipt has.
+	UpdatedAt string `json:"updated_at,omitempty"`
+	// PaidAt is the time of the payment, while the order is paid.
+	PaidAt string `json:"paid_at,omitempty"`
+	// ExpiresAt is the deadline of the payment, while there is something to pay.
+	ExpiresAt        string `json:"expires_at,omitempty"`
+	PaymentReference string `json:"payment_reference,omitempty"`
+	Reason           string `json:"reason,omitempty"`
+}
+
+// View returns the order as its buyer sees it.
+func (o Order) View() View {
+	v := View{
+		OrderID: o.ID, SaleID: o.SaleID, UserID: o.UserID, Quantity: o.Quantity, Status: o.Status, Version: o.Version,
+		ReservedAt: timeText(o.ReservedAt), UpdatedAt: timeText(o.UpdatedAt), PaymentReference: o.PaymentReference,
+		Reason: o.Reason,
+	}
+	switch o.Status {
+	case StatusConfirmed:
+		v.ExpiresAt = timeText(o.ExpiresAt)
+	case StatusPaid:
+		v.PaidAt = v.UpdatedAt // nothing but a cancellation follows
+	}
+	return v
+}
+
+// PlacedView is an order in JSON, as operators see it.
+type PlacedView struct {
+	View
+	Sequence int64 `json:"sequence,omitzero"`
+	Epoch    int64 `json:"epoch,omitzero"`
+}
+
+// View returns the order as operators see it.
+func (p Placed) View() PlacedView { return PlacedView{p.Order.View(), p.Sequence, p.Epoch} }
+
+// HistoryView is an order in JSON with its events, as operators see it.
+type HistoryView struct {
+	PlacedView
+	Events []LoggedView `json:"events"`
+}
+
+// LoggedView is an event of an order in JSON.
+type LoggedView struct {
+	Version    int             `json:"version"`
+	Type       EventType       `json:"type"`
+	OccurredAt string          `json:"occurred_at"`
+	Data       json.RawMessage `json:"data"`
+}
+
+// ViewWith returns the order with its log.
+func (p Placed) ViewWith(log []Logged) HistoryView {
+	v := HistoryView{p.View(), make([]LoggedView, len(log))}
+	for i, e := range log {
+		v.Events[i] = LoggedView{e.Version, e.Type, timeText(e.OccurredAt), e.Data}
+	}
+	return v
+}
+
+// timeText returns a time as clients get it in JSON, "" for none.
+func timeText(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return string(AppendTime(nil, t))
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
-	"stampede/internal/test/testsale"
+	"stampede/internal/test/testshop"
 	"stampede/reservation"
 	"stampede/reservation/order"
 )
@@ -75,8 +75,8 @@ func TestParseReservation(t *testing.T) {
 // A rebuild writes the same reservation as the script, and the scripts and ParseReservation read it.
 func TestScriptAndRebuildWriteSameReservation(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShop(t)
-	sale := s.Sale(1 << 20)
+	s := testshop.NewShop(t)
+	sale := s.Sale(t, 1<<20)
 	key := base64.RawURLEncoding.EncodeToString(make([]byte, 16))
 	rapid.Check(t, func(r *rapid.T) {
 		numbers := rapid.Int64Range(1, 1<<40)
@@ -88,8 +88,8 @@ func TestScriptAndRebuildWriteSameReservation(t *testing.T) {
 				Sequence: numbers.Draw(r, "sequence"), ReservedAt: time.UnixMilli(numbers.Draw(r, "time")).UTC(),
 			},
 		}
-		require.NoError(r, s.StageBuyers(t.Context(), 0, sale.ID, testsale.Token, 9, []reservation.Holder{holder}))
-		text := s.Redis.HGet(t.Context(), s.Keys.Staged(0, sale.ID, testsale.Token), "ann").Val()
+		require.NoError(r, s.StageBuyers(t.Context(), 0, sale.ID, testshop.Token, 9, []reservation.Holder{holder}))
+		text := s.Rdb.HGet(t.Context(), s.Keys.Staged(0, sale.ID, testshop.Token), "ann").Val()
 		want := holder.Reservation
 		if holder.Epoch != 9 {
 			want.Epoch = holder.Epoch
@@ -99,12 +99,13 @@ func TestScriptAndRebuildWriteSameReservation(t *testing.T) {
 		require.Equal(r, want, got, text)
 		require.Equal(r, holder.KeyFingerprint, itsKey, text)
 
-		require.NoError(r, s.Redis.HSet(t.Context(), s.Keys.Buyers(0, sale.ID), "ann", text).Err())
+		require.NoError(r, s.Rdb.HSet(t.Context(), s.Keys.Buyers(0, sale.ID), "ann", text).Err())
 		want.Epoch = holder.Epoch
 		if holder.Epoch == 9 {
 			want.Epoch = 1 // the sale's
 		}
-		require.Equal(r, reservation.Answer{Verdict: reservation.AlreadyPurchased, Reservation: want}, s.Buy(sale.ID, "ann"))
+		bought := reservation.Answer{Verdict: reservation.AlreadyPurchased, Reservation: want}
+		require.Equal(r, bought, s.Ask(t, sale.ID, "ann"))
 	})
 
 	for _, request := range []reservation.Request{
@@ -112,27 +113,27 @@ func TestScriptAndRebuildWriteSameReservation(t *testing.T) {
 	} {
 		answer, err := s.Reserve(t.Context(), request)
 		require.NoError(t, err)
-		held := s.Redis.HGet(t.Context(), s.Keys.Buyers(0, sale.ID), request.User).Val()
+		held := s.Rdb.HGet(t.Context(), s.Keys.Buyers(0, sale.ID), request.User).Val()
 		_, fingerprint, _ := strings.Cut(held, ":")
 		require.Equal(t, request.IdempotencyKey != "", fingerprint != "")
 		holder := reservation.Holder{
 			User: request.User, Reservation: answer.Reservation, KeyFingerprint: fingerprint, Epoch: answer.Reservation.Epoch,
 		}
-		require.NoError(t, s.StageBuyers(t.Context(), 0, sale.ID, testsale.Token, 1, []reservation.Holder{holder}))
-		require.Equal(t, held, s.Redis.HGet(t.Context(), s.Keys.Staged(0, sale.ID, testsale.Token), request.User).Val())
+		require.NoError(t, s.StageBuyers(t.Context(), 0, sale.ID, testshop.Token, 1, []reservation.Holder{holder}))
+		require.Equal(t, held, s.Rdb.HGet(t.Context(), s.Keys.Staged(0, sale.ID, testshop.Token), request.User).Val())
 	}
 }
 
 // With one character more, Redis takes 16 bytes more for each order.
 func TestReservationOfOneUnitFitsInto44Characters(t *testing.T) {
 	t.Parallel()
-	s := testsale.NewShop(t)
-	sale := s.Sale(20_000_000)
+	s := testshop.NewShop(t)
+	sale := s.Sale(t, 20_000_000)
 	for _, sequence := range []int64{0, 999_999, 9_999_998} {
-		require.NoError(t, s.Redis.HSet(t.Context(), s.Keys.Sale(0, sale.ID), "sequence", sequence).Err())
+		require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale.ID), "sequence", sequence).Err())
 		user := uuid.NewString()
-		require.Equal(t, sequence+1, s.Buy(sale.ID, user).Reservation.Sequence)
-		held := s.Redis.HGet(t.Context(), s.Keys.Buyers(0, sale.ID), user).Val()
+		require.Equal(t, sequence+1, s.Ask(t, sale.ID, user).Reservation.Sequence)
+		held := s.Rdb.HGet(t.Context(), s.Keys.Buyers(0, sale.ID), user).Val()
 		require.LessOrEqual(t, len(held), 44, held)
 	}
 }

@@ -63,7 +63,13 @@ CREATE TABLE order_events (
     user_id     text NOT NULL,
     quantity    bigint NOT NULL CHECK (quantity > 0),
     occurred_at timestamptz NOT NULL,
+    -- Only of the first row, version 2, which holds the reservation and its outcome. The meaning is that in orders.
     reserved_at timestamptz,
+    sequence    bigint,
+    epoch       bigint,
+    due         timestamptz,
+    key_fingerprint text,
+    -- What few events have: reason, reference, operator, traceparent.
     data        jsonb NOT NULL DEFAULT '{}',
     PRIMARY KEY (sale_id, order_id, version)
 ) PARTITION BY RANGE (sale_id);
@@ -112,12 +118,12 @@ CREATE INDEX orders_ended ON orders (sale_id, user_id, key_fingerprint, id DESC)
 -- The log with a row for each event. The reservation has the position of its outcome.
 CREATE VIEW order_history AS
 SELECT position, order_id, 1 AS version, 'OrderReserved' AS type, sale_id, user_id, quantity, reserved_at AS occurred_at,
-       data - '{reason,due}'::text[] AS data
+       data - 'reason' || jsonb_strip_nulls(jsonb_build_object('sequence', sequence, 'epoch', epoch, 'key_fingerprint', key_fingerprint)) AS data
 FROM order_events
 WHERE reserved_at IS NOT NULL
 UNION ALL
 SELECT position, order_id, version, type, sale_id, user_id, quantity, occurred_at,
-       CASE version WHEN 2 THEN data - '{sequence,epoch,key_fingerprint}'::text[] ELSE data END
+       CASE WHEN due IS NULL THEN data ELSE data || jsonb_build_object('due', due) END
 FROM order_events
 WHERE type <> 'OrderReserved';
 

@@ -53,10 +53,10 @@ instructions:
 	return false
 }
 
-func TestBinaryIsStatic(t *testing.T) {
-	all := stages(t)
-	build := all[0]
-	if !has(build, "RUN", "CGO_ENABLED=0", "go build -trimpath",
+// The flags are those of a release (tools/deploy/release), so that the image has the same program.
+func TestBinaryIsThatOfRelease(t *testing.T) {
+	build := stages(t)[0]
+	if !has(build, "RUN", `CGO_ENABLED=0 GOOS=$TARGETOS GOARCH=$TARGETARCH go build -trimpath -buildvcs=false `+
 		`-ldflags "-s -w -X stampede/internal/telemetry.version=$VERSION"`, "./cmd/stampede") {
 		t.Errorf("no static, stripped build with a version: %q", build)
 	}

@@ -26,6 +26,21 @@ func directives(t *testing.T) []string {
 	return lines
 }
 
+// setting returns the only value of a directive.
+func setting(t *testing.T, name string) string {
+	t.Helper()
+	var values []string
+	for _, line := range directives(t) {
+		if value, found := strings.CutPrefix(line, name+" "); found {
+			values = append(values, value)
+		}
+	}
+	if len(values) != 1 {
+		t.Fatalf("%s is %q, want one value", name, values)
+	}
+	return values[0]
+}
+
 // sourceSeconds returns the value of a constant of the ingress in seconds.
 func sourceSeconds(t *testing.T, file, name string) int {
 	t.Helper()
@@ -49,18 +64,11 @@ func sourceSeconds(t *testing.T, file, name string) int {
 func TestProxyTimeoutExceedsSlowestAnswer(t *testing.T) {
 	const transit = 2 // seconds, both ways
 	latest := sourceSeconds(t, "request.go", "waitMax") + sourceSeconds(t, "server.go", "writeTimeout")
-	for _, line := range directives(t) {
-		text, found := strings.CutPrefix(line, "timeout server ")
-		if !found {
-			continue
-		}
-		seconds, err := strconv.Atoi(strings.TrimSuffix(text, "s"))
-		if err != nil || seconds < latest+transit || seconds > 2*latest {
-			t.Errorf("timeout server is %s, and the slowest answer takes %d s (%v)", text, latest, err)
-		}
-		return
+	text := setting(t, "timeout server")
+	seconds, err := strconv.Atoi(strings.TrimSuffix(text, "s"))
+	if err != nil || seconds < latest+transit || seconds > 2*latest {
+		t.Errorf("timeout server is %s, and the slowest answer takes %d s (%v)", text, latest, err)
 	}
-	t.Error("no timeout server")
 }
 
 func TestProxyHasSlotForEachIngress(t *testing.T) {
@@ -71,28 +79,18 @@ func TestProxyHasSlotForEachIngress(t *testing.T) {
 	if !strings.Contains(string(header), "up to 8 ingresses") {
 		t.Error("compose.yaml does not name the largest number of ingresses")
 	}
-	const directive = "server-template ingress 8 ingress:8080 "
-	for _, line := range directives(t) {
-		if strings.HasPrefix(line, directive) {
-			if got := service(t, loadWithSecrets(t), "ingress").GetScale(); got > 8 {
-				t.Errorf("%d ingresses, but the proxy has 8 slots", got)
-			}
-			return
-		}
+	if got := setting(t, "server-template"); !strings.HasPrefix(got, "ingress 8 ingress:8080 ") {
+		t.Errorf("server-template is %q, want 8 slots", got)
 	}
-	t.Errorf("no line begins with %q", directive)
+	if got := service(t, loadWithSecrets(t), "ingress").GetScale(); got > 8 {
+		t.Errorf("%d ingresses, but the proxy has 8 slots", got)
+	}
 }
 
 // The proxy must not repeat an order that an ingress may have received: it may have no Idempotency-Key.
 func TestProxyRetriesOnlyFailedConnections(t *testing.T) {
-	var policies []string
-	for _, line := range directives(t) {
-		if policy, found := strings.CutPrefix(line, "retry-on "); found {
-			policies = append(policies, policy)
-		}
-	}
-	if len(policies) != 1 || policies[0] != "conn-failure" {
-		t.Errorf("retry-on is %q, want conn-failure only", policies)
+	if got := setting(t, "retry-on"); got != "conn-failure" {
+		t.Errorf("retry-on is %q, want conn-failure only", got)
 	}
 }
 
@@ -102,19 +100,12 @@ func TestProxyFileLimitCoversConnections(t *testing.T) {
 	if limit == nil {
 		t.Fatal("the proxy has no limit of open files")
 	}
-	for _, line := range directives(t) {
-		text, found := strings.CutPrefix(line, "maxconn ")
-		if !found {
-			continue
-		}
-		const rest = 100 // listeners, health checks, the resolver
-		connections, err := strconv.Atoi(text)
-		if err != nil || limit.Single < 2*connections+rest {
-			t.Errorf("maxconn is %s with %d open files, want at least two per connection (%v)", text, limit.Single, err)
-		}
-		return
+	const rest = 100 // listeners, health checks, the resolver
+	text := setting(t, "maxconn")
+	connections, err := strconv.Atoi(text)
+	if err != nil || limit.Single < 2*connections+rest {
+		t.Errorf("maxconn is %s with %d open files, want at least two per connection (%v)", text, limit.Single, err)
 	}
-	t.Error("no maxconn")
 }
 
 // Limits per client address rely on X-Forwarded-For, so the proxy must replace it.

@@ -32,7 +32,7 @@ import (
 	"stampede/upkeep/retire"
 )
 
-func archiver(s *testshop.Shop, t testing.TB, dir string, keep time.Duration) *archive.Archiver {
+func archiver(t testing.TB, s *testshop.Shop, dir string, keep time.Duration) *archive.Archiver {
 	t.Helper()
 	var a *archive.Archiver
 	testkit.Eventually(t, testshop.Soon, "the session of a killed archiver has ended", func() (ended bool) {
@@ -51,14 +51,14 @@ func archiver(s *testshop.Shop, t testing.TB, dir string, keep time.Duration) *a
 }
 
 // archiveSale archives a sale at once.
-func archiveSale(s *testshop.Shop, t testing.TB, dir string, sale uuid.UUID) (archive.Archived, error) {
+func archiveSale(t testing.TB, s *testshop.Shop, dir string, sale uuid.UUID) (archive.Archived, error) {
 	t.Helper()
-	a := archiver(s, t, dir, 0)
+	a := archiver(t, s, dir, 0)
 	defer a.Close()
 	return a.Sale(t.Context(), sale)
 }
 
-func retireAll(s *testshop.Shop, t testing.TB) int {
+func retireAll(t testing.TB, s *testshop.Shop) int {
 	t.Helper()
 	retired, err := retire.New(retire.Config{
 		Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Store: s.Store, Catalog: s.Catalog, Logger: testkit.Logger(t),
@@ -69,7 +69,7 @@ func retireAll(s *testshop.Shop, t testing.TB) int {
 
 // endedSale returns a sale with orders of all kinds, which has left Redis, and one of its receipts. No other sale of
 // the shop is over.
-func endedSale(s *testshop.Shop, t testing.TB, shards int) (uuid.UUID, order.Receipt) {
+func endedSale(t testing.TB, s *testshop.Shop, shards int) (uuid.UUID, order.Receipt) {
 	t.Helper()
 	l := ledger.New(s.Pool)
 	created, err := s.Catalog.Create(t.Context(), reservation.Terms{
@@ -80,8 +80,8 @@ func endedSale(s *testshop.Shop, t testing.TB, shards int) (uuid.UUID, order.Rec
 	var receipt order.Receipt
 	for i := range 60 {
 		user := fmt.Sprintf("user-%d", i)
-		held := s.Reserve(t, sale, user, int64(i%3+1), "key-"+user).Reservation
-		testwork.FulfilAll(s, t)
+		held := s.Attempt(t, sale, user, int64(i%3+1), "key-"+user).Reservation
+		testwork.FulfilAll(t, s)
 		if i%3 == 0 {
 			_, err = l.Cancel(t.Context(), held.OrderID, user)
 		} else {
@@ -98,12 +98,12 @@ func endedSale(s *testshop.Shop, t testing.TB, shards int) (uuid.UUID, order.Rec
 	require.NoError(t, err)
 	_, err = s.Catalog.End(t.Context(), sale)
 	require.NoError(t, err)
-	require.Equal(t, 1, retireAll(s, t))
+	require.Equal(t, 1, retireAll(t, s))
 	return sale, receipt
 }
 
 // rows returns everything that Postgres has of a sale, except where its orders are.
-func rows(s *testshop.Shop, t testing.TB, sale uuid.UUID) (all []string) {
+func rows(t testing.TB, s *testshop.Shop, sale uuid.UUID) (all []string) {
 	t.Helper()
 	for _, query := range []string{
 		"SELECT (to_jsonb(s) - '{archived_at,archive,idempotency_key}'::text[])::text FROM sales AS s WHERE id = $1",
@@ -122,11 +122,11 @@ func rows(s *testshop.Shop, t testing.TB, sale uuid.UUID) (all []string) {
 const ordersLeft = "SELECT (SELECT count(*) FROM orders WHERE sale_id = $1) + " +
 	"(SELECT count(*) FROM order_events WHERE sale_id = $1)"
 
-func requireArchived(s *testshop.Shop, t testing.TB, sale uuid.UUID, receipt order.Receipt) {
+func requireArchived(t testing.TB, s *testshop.Shop, sale uuid.UUID, receipt order.Receipt) {
 	t.Helper()
 	l := ledger.New(s.Pool)
 	require.Zero(t, s.Count(t, ordersLeft, sale))
-	layout := s.LayoutOf(t, sale)
+	layout := s.Layout(t, sale)
 	for shard := range layout.Shards {
 		p := layout.Partition(shard)
 		keys := []string{s.Keys.Sale(p, sale), s.Keys.Buyers(p, sale), s.Keys.Ended(p, sale)}
@@ -153,8 +153,7 @@ func requireArchived(s *testshop.Shop, t testing.TB, sale uuid.UUID, receipt ord
 	past, err := l.PastAnswer(t.Context(), reservation.Request{Sale: sale, User: "user-1", Quantity: 2})
 	require.NoError(t, err)
 	require.Equal(t, reservation.Ended, past.Verdict)
-	outcomes, err := l.Record(t.Context(), []order.OrderReserved{testshop.Reserved(sale, "late", 70)})
-	require.NoError(t, err)
+	outcomes := testwork.Record(t, l, []order.OrderReserved{testshop.Reserved(sale, "late", 70)})
 	require.ErrorIs(t, outcomes[0].Err, order.ErrArchived)
 	require.Equal(t, ledger.BadData, ledger.FaultOf(outcomes[0].Err), "it becomes a dead letter")
 	late := []order.OrderReserved{testshop.Reserved(sale, "late", 70)}
@@ -166,23 +165,22 @@ func requireArchived(s *testshop.Shop, t testing.TB, sale uuid.UUID, receipt ord
 	require.True(t, archived, "an order of it cannot be cancelled any more")
 	require.Zero(t, s.Count(t, ordersLeft, sale))
 
-	require.Zero(t, testwork.RebuildProjections(s, t).Replaced)
+	require.Zero(t, testwork.RebuildProjections(t, s).Replaced)
 	_, err = audit.Run(t.Context(), audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: sale})
 	require.ErrorIs(t, err, order.ErrArchived)
-	requireSound(s, t)
+	requireSound(t, s)
 	_, missing, err := sql.Guards(t.Context(), s.Pool)
 	require.NoError(t, err)
 	require.Empty(t, missing)
 }
 
-func requireSound(s *testshop.Shop, t testing.TB) {
+func requireSound(t testing.TB, s *testshop.Shop) {
 	t.Helper()
-	report := testwork.Audit(s, t, uuid.Nil)
-	require.False(t, report.Broken(), testwork.TextOf(t, report))
-	require.False(t, report.Unchecked(), testwork.TextOf(t, report))
+	report := testwork.RequireUnbroken(t, s, uuid.Nil)
+	require.False(t, report.Unchecked(), testwork.Text(t, report))
 }
 
-func requireFile(s *testshop.Shop, t testing.TB, path string, orders, events int) {
+func requireFile(t testing.TB, s *testshop.Shop, path string, orders, events int) {
 	t.Helper()
 	report, err := archive.Audit(t.Context(), s.Pool, path)
 	require.NoError(t, err)
@@ -196,39 +194,39 @@ func TestArchivedSaleComesBack(t *testing.T) {
 	for name, shards := range map[string]int{"one shard": 1, "four shards": 4} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := testshop.NewShardedShop(t).Shop
-			sale, receipt := endedSale(s, t, shards)
-			before, dir := rows(s, t, sale), t.TempDir()
+			s := testshop.OnOwnRedis(t, 8)
+			sale, receipt := endedSale(t, s, shards)
+			before, dir := rows(t, s, sale), t.TempDir()
 
-			done, err := archiveSale(s, t, dir, sale)
+			done, err := archiveSale(t, s, dir, sale)
 			require.NoError(t, err)
 			require.Equal(t, filepath.Join(dir, sale.String()+".stampede"), done.Path)
-			requireFile(s, t, done.Path, 61-shards/4, 121-shards/4)
-			requireArchived(s, t, sale, receipt)
-			_, err = archiveSale(s, t, dir, sale)
+			requireFile(t, s, done.Path, 61-shards/4, 121-shards/4)
+			requireArchived(t, s, sale, receipt)
+			_, err = archiveSale(t, s, dir, sale)
 			require.ErrorIs(t, err, archive.ErrRefused)
 			require.ErrorContains(t, err, "it is archived in "+done.Path)
 
 			// A rebuild of Redis does not bring it back.
 			for p := range s.Keys.Partitions {
-				_, err := testwork.Rebuilder(s, t).Partition(t.Context(), p, "by-hand")
+				_, err := testwork.Rebuilder(t, s).Partition(t.Context(), p, "by-hand")
 				require.NoError(t, err)
 			}
-			requireArchived(s, t, sale, receipt)
+			requireArchived(t, s, sale, receipt)
 
 			restored, err := archive.Restore(t.Context(), s.Pool, done.Path)
 			require.NoError(t, err)
 			require.Equal(t, done.Figures, restored.Figures)
-			require.Equal(t, before, rows(s, t, sale))
-			requireSound(s, t)
+			require.Equal(t, before, rows(t, s, sale))
+			requireSound(t, s)
 			_, err = archive.Restore(t.Context(), s.Pool, done.Path)
 			require.ErrorIs(t, err, archive.ErrNotArchived)
-			require.Equal(t, before, rows(s, t, sale))
+			require.Equal(t, before, rows(t, s, sale))
 
-			require.NoError(t, testshop.ExecSQL(t, s, "UPDATE sales SET idempotency_key = 'key' WHERE id = $1", sale))
-			_, err = archiveSale(s, t, dir, sale)
+			require.NoError(t, s.Exec(t, "UPDATE sales SET idempotency_key = 'key' WHERE id = $1", sale))
+			_, err = archiveSale(t, s, dir, sale)
 			require.NoError(t, err)
-			requireArchived(s, t, sale, receipt)
+			requireArchived(t, s, sale, receipt)
 			t.Run("in another database", func(t *testing.T) { requireTakenByOther(t, done.Path, sale, before) })
 		})
 	}
@@ -238,16 +236,16 @@ func TestArchivedSaleComesBack(t *testing.T) {
 // are those of the other one.
 func requireTakenByOther(t *testing.T, path string, sale uuid.UUID, before []string) {
 	t.Helper()
-	other := testshop.NewLostShop(t).Shop
+	other := testshop.OnOwnRedis(t, 1)
 	other.Buy(t, other.Open(t, 10), "ann")
-	testwork.Fulfil(other, t)
-	require.NoError(t, testshop.ExecSQL(t, other, "UPDATE sales SET idempotency_key = 'key'"))
+	testwork.Fulfil(t, other)
+	require.NoError(t, other.Exec(t, "UPDATE sales SET idempotency_key = 'key'"))
 	newest := other.Count(t, "SELECT newest_position()")
 	_, err := archive.Restore(t.Context(), other.Pool, path)
 	require.NoError(t, err)
 
 	position := regexp.MustCompile(`"position":(-?\d+)`)
-	after := rows(other, t, sale)
+	after := rows(t, other, sale)
 	require.Len(t, after, len(before))
 	moved := map[int]int{} // the positions of orders' events
 	for i := range before {
@@ -273,17 +271,17 @@ func requireTakenByOther(t *testing.T, path string, sale uuid.UUID, before []str
 		other.Open(t, 10)
 	}
 	require.Greater(t, other.Count(t, "SELECT max(position) FROM "+events), newest)
-	requireSound(other, t)
+	requireSound(t, other)
 }
 
 // A sale stays while anything of it may change or is to be read.
 func TestSaleIsNotArchivedTooEarly(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	dir := t.TempDir()
 	refused := func(sale uuid.UUID, keep time.Duration, reason string) {
 		t.Helper()
-		a := archiver(s, t, dir, keep)
+		a := archiver(t, s, dir, keep)
 		defer a.Close()
 		_, err := a.Sale(t.Context(), sale)
 		require.ErrorIs(t, err, archive.ErrRefused)
@@ -292,31 +290,30 @@ func TestSaleIsNotArchivedTooEarly(t *testing.T) {
 	}
 	open := s.OpenPayable(t, 10)
 	id := s.Buy(t, open, "ann")
-	testwork.Fulfil(s, t)
+	testwork.Fulfil(t, s)
 	refused(open, 0, "it is not over")
 	_, err := s.Catalog.End(t.Context(), open)
 	require.NoError(t, err)
 	refused(open, 0, "the order "+id.String()+" awaits payment")
-	_, err = ledger.New(s.Pool).Cancel(t.Context(), id, "ann")
-	require.NoError(t, err)
+	testwork.Cancel(t, ledger.New(s.Pool), id, "ann")
 	refused(open, 0, "the units of the order "+id.String()+" are not released")
 	_, err = ledger.New(s.Pool).SweepReleases(t.Context(), s.Store)
 	require.NoError(t, err)
 	refused(open, 0, "its buyers are still in Redis")
-	require.Equal(t, 1, retireAll(s, t))
+	require.Equal(t, 1, retireAll(t, s))
 	refused(open, time.Hour, "its last change was at ")
 	last := s.Count(t, `SELECT max(position)
 		FROM (SELECT position FROM order_events UNION SELECT position FROM sale_events) AS e`)
-	require.NoError(t, testshop.ExecSQL(t, s,
+	require.NoError(t, s.Exec(t,
 		"INSERT INTO relay_targets (name, url, state, position) VALUES ('shop', 'https://shop', 'paused', $1)", last-1))
 	refused(open, 0, fmt.Sprintf("the target shop of the relay has not read it: it is at position %d, and the "+
 		"last event of the sale at %d", last-1, last))
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Empty(t, entries)
-	require.NoError(t, testshop.ExecSQL(t, s, "UPDATE relay_targets SET position = $1", last))
+	require.NoError(t, s.Exec(t, "UPDATE relay_targets SET position = $1", last))
 
-	a := archiver(s, t, dir, 0)
+	a := archiver(t, s, dir, 0)
 	_, err = archive.New(t.Context(), archive.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Dir: dir})
 	require.ErrorIs(t, err, archive.ErrRunning)
 	due, err := a.Due(t.Context())
@@ -331,16 +328,14 @@ func TestSaleIsNotArchivedTooEarly(t *testing.T) {
 // A change after the file was written is not lost with the orders.
 func TestSaleThatChangesIsNotArchived(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
-	sale, receipt := endedSale(s, t, 1)
+	s := testshop.NewShop(t)
+	sale, receipt := endedSale(t, s, 1)
 	dir := t.TempDir()
-	frozen := s.Process(t)
-	frozen.Setenv(testwork.ArchiveEnv, sale.String())
-	frozen.Setenv(testwork.ArchiveDirEnv, dir)
+	frozen := s.Process(t, "archive", sale.String(), dir)
 	frozen.Setenv(crashpoint.FreezeEnv, crashpoint.ArchiveNamed)
 	frozen.Start()
 	frozen.WaitOutput(30*time.Second, "frozen at "+crashpoint.ArchiveNamed)
-	require.NoError(t, testshop.ExecSQL(t, s, `
+	require.NoError(t, s.Exec(t, `
 		INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at)
 		SELECT order_id, 4, 'OrderCancelled', sale_id, user_id, quantity, now()
 		FROM order_events WHERE order_id = $1 AND version = 3`, receipt.OrderID))
@@ -353,9 +348,9 @@ func TestSaleThatChangesIsNotArchived(t *testing.T) {
 // A file of which a byte is missing or wrong is refused, and nothing is taken from it.
 func TestDamagedFileIsRefused(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
-	sale, receipt := endedSale(s, t, 1)
-	done, err := archiveSale(s, t, t.TempDir(), sale)
+	s := testshop.NewShop(t)
+	sale, receipt := endedSale(t, s, 1)
+	done, err := archiveSale(t, s, t.TempDir(), sale)
 	require.NoError(t, err)
 	whole, err := os.ReadFile(done.Path)
 	require.NoError(t, err)
@@ -376,25 +371,23 @@ func TestDamagedFileIsRefused(t *testing.T) {
 			require.Error(t, err)
 		}
 	}
-	requireArchived(s, t, sale, receipt)
+	requireArchived(t, s, sale, receipt)
 }
 
 // The month of an archived sale goes on to work, also if its tables were removed.
 func TestMonthOfArchivedSaleGoesOn(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
-	sale, receipt := endedSale(s, t, 1)
-	_, err := archiveSale(s, t, t.TempDir(), sale)
+	s := testshop.NewShop(t)
+	sale, receipt := endedSale(t, s, 1)
+	_, err := archiveSale(t, s, t.TempDir(), sale)
 	require.NoError(t, err)
-	_, err = s.Pool.Exec(t.Context(), `DO $$ DECLARE part text; BEGIN
+	require.NoError(t, s.Exec(t, `DO $$ DECLARE part text; BEGIN
 		FOR part IN SELECT unnest(ARRAY[orders, events]) FROM order_months LOOP EXECUTE 'DROP TABLE ' || part; END LOOP;
-		END $$`)
-	require.NoError(t, err)
-	_, err = s.Pool.Exec(t.Context(), sql.WorkerMakeMonths)
-	require.NoError(t, err)
+		END $$`))
+	require.NoError(t, s.Exec(t, sql.WorkerMakeMonths))
 	other := s.Open(t, 10) // its month is created again
 	s.Buy(t, other, "ann")
-	testwork.Fulfil(s, t)
+	testwork.Fulfil(t, s)
 	s.AwaitConfirmed(t, 1)
-	requireArchived(s, t, sale, receipt)
+	requireArchived(t, s, sale, receipt)
 }

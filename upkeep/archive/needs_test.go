@@ -27,17 +27,17 @@ var march = uuid.MustParse("019cc59e-c400-7000-8000-00000000abcd")
 // restingShop is a shop with a paid order of that sale, which nothing needs any more.
 func restingShop(t *testing.T) *testshop.Shop {
 	t.Helper()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	for _, statement := range []string{
 		`INSERT INTO sales (id, name, stock, sold, state, revision, published_revision, retired_at)
 			VALUES ($1, 'march', 5, 1, 'ended', 2, 2, now())`,
 		`INSERT INTO sale_events (sale_id, revision, type) VALUES ($1, 1, 'SaleCreated'), ($1, 2, 'SaleEnded')`,
 		`INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at)
 			VALUES ($1, $1, 'ann', 1, 'confirmed', 2, 1, 1, now(), now())`,
-		`INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at, data)
-			VALUES ($1, 2, 'OrderConfirmed', $1, 'ann', 1, now(), now(), '{"sequence": 1, "epoch": 1}')`,
+		`INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at,
+				sequence, epoch) VALUES ($1, 2, 'OrderConfirmed', $1, 'ann', 1, now(), now(), 1, 1)`,
 	} {
-		require.NoError(t, testshop.ExecSQL(t, s, statement, march))
+		require.NoError(t, s.Exec(t, statement, march))
 	}
 	return s
 }
@@ -52,14 +52,14 @@ type wayOut struct {
 
 var waysOut = map[string]wayOut{
 	"archive/mark": {leave: func(t *testing.T, s *testshop.Shop) error {
-		_, err := archiveSale(s, t, t.TempDir(), march)
+		_, err := archiveSale(t, s, t.TempDir(), march)
 		return err
 	}},
 	"catalog/retire_sale": {onlyOpen: true, leave: func(t *testing.T, s *testshop.Shop) error {
-		require.NoError(t, testshop.ExecSQL(t, s, "UPDATE sales SET retired_at = NULL"))
+		require.NoError(t, s.Exec(t, "UPDATE sales SET retired_at = NULL"))
 		err := s.Catalog.Retire(t.Context(), march, 1, 2)
 		if errors.Is(err, catalog.ErrNotRetired) {
-			require.Zero(t, retireAll(s, t), "a worker finds out as well")
+			require.Zero(t, retireAll(t, s), "a worker finds out as well")
 			return err
 		}
 		require.ErrorIs(t, err, catalog.ErrNotInForce, "Redis does not have the sale")
@@ -94,7 +94,7 @@ var needs = []struct {
 }
 
 func statement(text string) func(*testing.T, *testshop.Shop) error {
-	return func(t *testing.T, s *testshop.Shop) error { return testshop.ExecSQL(t, s, text) }
+	return func(t *testing.T, s *testshop.Shop) error { return s.Exec(t, text) }
 }
 
 // Whatever still needs a sale keeps it, whichever way it would leave.

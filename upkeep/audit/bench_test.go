@@ -6,7 +6,6 @@ import (
 	"sync"
 	"testing"
 
-	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
 	"stampede/reservation"
@@ -14,7 +13,7 @@ import (
 
 // BenchmarkAudit audits a sale of 100,000 orders.
 func BenchmarkAudit(b *testing.B) {
-	s := testshop.NewShop(b, testkit.Pool(b))
+	s := testshop.NewShop(b)
 	const orders = 100_000
 	sale := s.Open(b, orders)
 	for i := 0; i < orders; i += 1000 {
@@ -28,12 +27,12 @@ func BenchmarkAudit(b *testing.B) {
 			})
 		}
 		wg.Wait()
-		testwork.Fulfil(s, b)
+		testwork.Fulfil(b, s)
 	}
 	for b.Loop() {
-		report := testwork.Audit(s, b, sale)
+		report := testwork.Audit(b, s, sale)
 		if report.Broken() || report.Sales[0].LiveOrders != orders {
-			b.Fatal(testwork.TextOf(b, report))
+			b.Fatal(testwork.Text(b, report))
 		}
 	}
 }

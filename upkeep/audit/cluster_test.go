@@ -26,7 +26,7 @@ func TestAuditChecksPartitionsApartFromFrozenMaster(t *testing.T) {
 	for s.Keys.Partition(spread) != apart { // its first shard is not in the frozen partition
 		spread = s.OpenSharded(t, 80, 8)
 	}
-	stop := testwork.Work(t, testwork.Config(s.Shop, t))
+	stop := testwork.Work(t, testwork.Config(t, s.Shop))
 	s.Buy(t, stuck, "ann")
 	s.Buy(t, other, "ann")
 	require.Equal(t, 20, s.Crowd(t, spread, 20))

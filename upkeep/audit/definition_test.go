@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
-	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
 	"stampede/reservation"
@@ -20,7 +19,7 @@ import (
 )
 
 // termed opens a sale in which no term has a default value, with 2 orders.
-func termed(s *testshop.Shop, t testing.TB) uuid.UUID {
+func termed(t testing.TB, s *testshop.Shop) uuid.UUID {
 	t.Helper()
 	opens := time.Now().Add(-time.Hour).Truncate(time.Second).Add(123*time.Millisecond + 999*time.Microsecond)
 	sale, err := s.Catalog.Create(t.Context(), reservation.Terms{
@@ -29,7 +28,7 @@ func termed(s *testshop.Shop, t testing.TB) uuid.UUID {
 	})
 	require.NoError(t, err)
 	require.Equal(t, 2, s.Crowd(t, sale.ID, 2))
-	testwork.Fulfil(s, t)
+	testwork.Fulfil(t, s)
 	return sale.ID
 }
 
@@ -40,20 +39,19 @@ func TestAuditReportsEachWrongTermInRedis(t *testing.T) {
 	} {
 		t.Run(field, func(t *testing.T) {
 			t.Parallel()
-			s := testshop.NewShop(t, testkit.Pool(t))
-			sale := termed(s, t)
-			report := testwork.Audit(s, t, sale)
-			require.False(t, report.Broken(), testwork.TextOf(t, report))
+			s := testshop.NewShop(t)
+			sale := termed(t, s)
+			report := testwork.RequireUnbroken(t, s, sale)
 			key := s.Keys.Sale(0, sale)
 			right := s.Rdb.HGet(t.Context(), key, field).Val()
 			require.NoError(t, s.Rdb.HSet(t.Context(), key, field, wrong).Err())
 
-			report = testwork.Audit(s, t, sale)
-			require.Equal(t, "S7", testwork.Broken(report), testwork.TextOf(t, report))
-			require.Contains(t, testwork.TextOf(t, report),
+			report = testwork.Audit(t, s, sale)
+			require.Equal(t, "S7", testwork.Broken(report), testwork.Text(t, report))
+			require.Contains(t, testwork.Text(t, report),
 				fmt.Sprintf("Redis has another definition of the sale than Postgres: %s is %v and not %s", field, wrong, right))
 			require.Equal(t, audit.RemedyRebuild, report.Promise("S7").Findings[0].Remedy)
-			testwork.RequireMended(s, t, sale, "")
+			testwork.RequireMended(t, s, sale, "")
 			if field != "revision" { // each repair raises it
 				require.Equal(t, right, s.Rdb.HGet(t.Context(), key, field).Val())
 			}
@@ -65,7 +63,7 @@ func TestAuditReportsEachWrongTermInRedis(t *testing.T) {
 // came into Postgres.
 func TestBoundsOfTermsAgree(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	around := func(bounds ...int64) *rapid.Generator[int64] {
 		return rapid.Custom(func(t *rapid.T) int64 {
 			return rapid.SampledFrom(bounds).Draw(t, "bound") + rapid.Int64Range(-1, 1).Draw(t, "off")
@@ -120,10 +118,8 @@ func TestBoundsOfTermsAgree(t *testing.T) {
 		delete(refused, id)
 	}
 	require.Empty(t, refused, "the audit does not name them")
-	_, err = s.Pool.Exec(t.Context(), "DELETE FROM sales WHERE name = 'forced'")
-	require.NoError(t, err)
-	report := testwork.Audit(s, t, uuid.Nil)
-	require.False(t, report.Broken(), testwork.TextOf(t, report))
+	require.NoError(t, s.Exec(t, "DELETE FROM sales WHERE name = 'forced'"))
+	testwork.RequireUnbroken(t, s, uuid.Nil)
 }
 
 func microsOf(t time.Time) *int64 {
@@ -137,45 +133,42 @@ func microsOf(t time.Time) *int64 {
 // A missing term is damage. An unpublished one is not.
 func TestAuditIgnoresUnpublishedTerms(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
-	sale := termed(s, t)
-	_, err := s.Pool.Exec(t.Context(), `WITH s AS (UPDATE sales SET state = 'paused', revision = 2 WHERE id = $1)
-		INSERT INTO sale_events (sale_id, revision, type, data) VALUES ($1, 2, 'SalePaused', '{}')`, sale)
-	require.NoError(t, err)
-	report := testwork.Audit(s, t, sale)
-	require.Equal(t, "S7", testwork.Broken(report), testwork.TextOf(t, report))
-	require.Contains(t, testwork.TextOf(t, report), "state is open and not paused, revision is 1 and not 2")
-	require.Equal(t, "worker", testwork.LeftOf(testwork.Reconcile(s, t)))
+	s := testshop.NewShop(t)
+	sale := termed(t, s)
+	require.NoError(t, s.Exec(t, `WITH s AS (UPDATE sales SET state = 'paused', revision = 2 WHERE id = $1)
+		INSERT INTO sale_events (sale_id, revision, type, data) VALUES ($1, 2, 'SalePaused', '{}')`, sale))
+	report := testwork.Audit(t, s, sale)
+	require.Equal(t, "S7", testwork.Broken(report), testwork.Text(t, report))
+	require.Contains(t, testwork.Text(t, report), "state is open and not paused, revision is 1 and not 2")
+	require.Equal(t, "worker", testwork.Unmended(testwork.Reconcile(t, s)))
 
 	// A revision above that of Postgres is not in transit.
 	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "revision", 3).Err())
-	report = testwork.Audit(s, t, sale)
+	report = testwork.Audit(t, s, sale)
 	require.Equal(t, audit.RemedyRebuild, report.Promise("S7").Findings[0].Remedy)
 	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "revision", 1).Err())
-	_, err = s.Catalog.PublishPending(t.Context())
+	_, err := s.Catalog.PublishPending(t.Context())
 	require.NoError(t, err)
-	report = testwork.Audit(s, t, sale)
-	require.False(t, report.Broken(), testwork.TextOf(t, report))
+	report = testwork.RequireUnbroken(t, s, sale)
 
 	require.NoError(t, s.Rdb.HDel(t.Context(), s.Keys.Sale(0, sale), "state").Err())
-	require.Contains(t, testwork.TextOf(t, testwork.Audit(s, t, sale)), "its fields in Redis are damaged: ")
-	testwork.RequireMended(s, t, sale, "")
+	require.Contains(t, testwork.Text(t, testwork.Audit(t, s, sale)), "its fields in Redis are damaged: ")
+	testwork.RequireMended(t, s, sale, "")
 	require.Equal(t, "paused", s.Rdb.HGet(t.Context(), s.Keys.Sale(0, sale), "state").Val())
 }
 
 // A user id must not control the terminal of the reader.
 func TestAuditEscapesControlCharacters(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 10)
 	s.Buy(t, sale, "ann")
-	testwork.Fulfil(s, t)
+	testwork.Fulfil(t, s)
 	forged := order.CompactID(uuid.New()) + " 1 1 1a0c2d3e4f5"
 	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Buyers(0, sale), "\x1b[2Jann\u009b", forged, "\x1b", "\x1b").Err())
-	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET name = E'\\x1b[2J'")
-	require.NoError(t, err)
-	report := testwork.Audit(s, t, sale)
-	text := testwork.TextOf(t, report)
+	require.NoError(t, s.Exec(t, "UPDATE sales SET name = E'\\x1b[2J'"))
+	report := testwork.Audit(t, s, sale)
+	text := testwork.Text(t, report)
 	require.Equal(t, "S4", testwork.Broken(report), text)
 	require.NotContains(t, text, "\x1b")
 	require.NotContains(t, text, "\u009b")
@@ -185,20 +178,20 @@ func TestAuditEscapesControlCharacters(t *testing.T) {
 
 func TestAuditIgnoresDeletedUnreadEntry(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale, key := s.Open(t, 40), s.Keys.Orders(0)
 	s.Crowd(t, sale, 22)
-	testwork.Fulfil(s, t)
+	testwork.Fulfil(t, s)
 	s.Buy(t, sale, "ann")
 	s.Buy(t, sale, "bob")
 	entries, err := s.Rdb.XRevRangeN(t.Context(), key, "+", "-", 2).Result()
 	require.NoError(t, err)
 	require.NoError(t, s.Rdb.XDel(t.Context(), key, entries[1].ID).Err())
-	report := testwork.Audit(s, t, sale)
-	require.Contains(t, testwork.TextOf(t, report), "1 unfinished entry in "+key+": 1 unread, 0 pending")
-	testwork.Fulfil(s, t)
+	report := testwork.Audit(t, s, sale)
+	require.Contains(t, testwork.Text(t, report), "1 unfinished entry in "+key+": 1 unread, 0 pending")
+	testwork.Fulfil(t, s)
 	// Redis 7 and Valkey 8 count the deleted entry as unread forever. The audit does not.
-	testwork.RequireMended(s, t, sale, "")
+	testwork.RequireMended(t, s, sale, "")
 }
 
 // A wrong revision keeps all later changes from Redis.
@@ -238,24 +231,21 @@ func TestAuditReportsAndReconcileRepairsForgedRevisions(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := testshop.NewShop(t, testkit.Pool(t))
-			sale := termed(s, t)
+			s := testshop.NewShop(t)
+			sale := termed(t, s)
 			_, err := s.Catalog.Pause(t.Context(), sale)
 			require.NoError(t, err)
 			_, err = s.Catalog.Resume(t.Context(), sale)
 			require.NoError(t, err)
-			report := testwork.Audit(s, t, sale)
-			require.False(t, report.Broken(), testwork.TextOf(t, report))
+			testwork.RequireUnbroken(t, s, sale)
 
-			_, err = s.Pool.Exec(t.Context(), c.damage)
-			require.NoError(t, err)
-			require.Contains(t, testwork.TextOf(t, testwork.Audit(s, t, sale)), c.what)
-			testwork.RequireMended(s, t, sale, "")
+			require.NoError(t, s.Exec(t, c.damage))
+			require.Contains(t, testwork.Text(t, testwork.Audit(t, s, sale)), c.what)
+			testwork.RequireMended(t, s, sale, "")
 			_, err = s.Catalog.Pause(t.Context(), sale)
 			require.NoError(t, err, "operators can change the sale again")
 			require.Equal(t, "paused", s.SaleInRedis(t, sale)["state"])
-			report = testwork.Audit(s, t, sale)
-			require.False(t, report.Broken(), testwork.TextOf(t, report))
+			testwork.RequireUnbroken(t, s, sale)
 		})
 	}
 }

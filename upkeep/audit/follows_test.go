@@ -11,7 +11,6 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
 	"stampede/ledger"
@@ -56,39 +55,37 @@ func changed(column, kind string) string {
 // projections brings it back.
 func TestEachColumnFollowsFromLog(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale, orders := s.OpenPayable(t, 50), ledger.New(s.Pool)
 	s.Open(t, 5)
 	orderOf := map[string]uuid.UUID{}
 	for _, user := range []string{"ann", "bob"} {
-		orderOf[user] = s.Reserve(t, sale, user, 2, "key-"+user).Reservation.OrderID
+		orderOf[user] = s.Attempt(t, sale, user, 2, "key-"+user).Reservation.OrderID
 	}
-	testwork.Fulfil(s, t)
+	testwork.Fulfil(t, s)
 	for user, id := range orderOf {
 		_, err := orders.Pay(t.Context(), id, user, "pi_"+user)
 		require.NoError(t, err)
 	}
 	_, err := orders.Withdraw(t.Context(), orderOf["bob"], "a wish", "olga")
 	require.NoError(t, err)
-	_, err = testwork.ReleaseUnits(s, t.Context())
-	require.NoError(t, err)
+	testwork.ReleaseUnits(t, s)
 	exec := func(t *testing.T, query string, args ...any) {
-		_, err := s.Pool.Exec(t.Context(), query, args...)
-		require.NoError(t, err)
+		require.NoError(t, s.Exec(t, query, args...))
 	}
 	kept := func(t *testing.T) bool {
-		report := testwork.Audit(s, t, uuid.Nil)
-		require.False(t, report.Unchecked(), testwork.TextOf(t, report))
+		report := testwork.Audit(t, s, uuid.Nil)
+		require.False(t, report.Unchecked(), testwork.Text(t, report))
 		return !report.Broken()
 	}
-	require.True(t, kept(t), testwork.TextOf(t, testwork.Audit(s, t, uuid.Nil)))
+	require.True(t, kept(t), testwork.Text(t, testwork.Audit(t, s, uuid.Nil)))
 
 	columns := func(table string) []string {
-		return testshop.RowsOf(t, s.Pool, "SELECT column_name || '/' || data_type FROM information_schema.columns "+
+		return testshop.Rows(t, s.Pool, "SELECT column_name || '/' || data_type FROM information_schema.columns "+
 			"WHERE table_schema = current_schema() AND table_name = '"+table+"' ORDER BY 1")
 	}
 	rows := func(t *testing.T) []string {
-		return testshop.RowsOf(t, s.Pool, "SELECT row_to_json(o)::text FROM orders AS o UNION ALL "+
+		return testshop.Rows(t, s.Pool, "SELECT row_to_json(o)::text FROM orders AS o UNION ALL "+
 			"SELECT concat_ws(' ', id, sold, last_sequence) FROM sales ORDER BY 1")
 	}
 	before := rows(t)
@@ -103,7 +100,7 @@ func TestEachColumnFollowsFromLog(t *testing.T) {
 			t.Run(table+"."+column, func(t *testing.T) {
 				exec(t, fmt.Sprintf("UPDATE %s SET %s = %s WHERE %s", table, column, changed(column, kind), at))
 				require.False(t, kept(t))
-				testwork.RebuildProjections(s, t)
+				testwork.RebuildProjections(t, s)
 				require.Equal(t, before, rows(t))
 				require.True(t, kept(t))
 			})
@@ -117,10 +114,10 @@ func TestEachColumnFollowsFromLog(t *testing.T) {
 				parts = append(parts, version+"/"+c)
 			}
 		}
-		parts = append(parts, testshop.RowsOf(t, s.Pool, `SELECT '`+version+`/data.' || key || '/' || jsonb_typeof(value)
+		parts = append(parts, testshop.Rows(t, s.Pool, `SELECT '`+version+`/data.' || key || '/' || jsonb_typeof(value)
 			FROM order_events, jsonb_each(data) WHERE version = `+version+` AND order_id = '`+orderOf["bob"].String()+`'`)...)
 	}
-	log := testshop.RowsOf(t, s.Pool, "SELECT row_to_json(e)::text FROM order_events AS e")
+	log := testshop.Rows(t, s.Pool, "SELECT row_to_json(e)::text FROM order_events AS e")
 	for _, part := range parts {
 		t.Run("order_events."+part, func(t *testing.T) {
 			version, c, _ := strings.Cut(part, "/")

@@ -8,7 +8,6 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
 	"stampede/reservation/order"
@@ -21,91 +20,89 @@ const forgedPlaces = "999999999999999"
 
 func TestAuditReportsMissingPlacesAndRebuildCoversThem(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
-	sale := termed(s, t)
+	s := testshop.NewShop(t)
+	sale := termed(t, s)
 	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "sequence", forgedPlaces).Err())
-	require.Contains(t, testwork.TextOf(t, testwork.Audit(s, t, sale)),
+	require.Contains(t, testwork.Text(t, testwork.Audit(t, s, sale)),
 		"places 3 to 999999999999999 of the sale were given out and no order has them")
-	require.Equal(t, "operator", testwork.LeftOf(testwork.Reconcile(s, t)))
-	_, err := testwork.Rebuilder(s, t).Sale(t.Context(), sale, rebuild.ReasonByHand) // as the remedy says
+	require.Equal(t, "operator", testwork.Unmended(testwork.Reconcile(t, s)))
+	_, err := testwork.Rebuilder(t, s).Sale(t.Context(), sale, rebuild.ReasonByHand) // as the remedy says
 	require.NoError(t, err)
 	s.RequireSound(t)
 }
 
 // requireReportedAndRepaired requires that the audit of each sale reports its damage, and that Reconcile repairs all.
-func requireReportedAndRepaired(s *testshop.Shop, t testing.TB, damage map[uuid.UUID]string) {
+func requireReportedAndRepaired(t testing.TB, s *testshop.Shop, damage map[uuid.UUID]string) {
 	t.Helper()
 	reported := make(map[uuid.UUID]string, len(damage))
 	for sale, what := range damage {
 		report, err := audit.Run(t.Context(), audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: sale})
 		require.NoError(t, err, what)
-		reported[sale] = testwork.TextOf(t, report)
+		reported[sale] = testwork.Text(t, report)
 		require.True(t, report.Broken(), "%s: %s", what, reported[sale])
 		require.False(t, report.Unchecked(), "%s: %s", what, reported[sale])
 	}
-	reconciled := testwork.Reconcile(s, t)
+	reconciled := testwork.Reconcile(t, s)
 	require.Zero(t, reconciled.Remaining, "%+v\n%v\nwere: %v", reconciled, damage, reported)
-	require.NoError(t, testwork.Heal(s, t, testwork.Rebuilder(s, t), 1), damage)
-	testwork.ProcessWaiting(s, t)
+	require.NoError(t, testwork.Heal(t, s, testwork.Rebuilder(t, s), 1), damage)
+	testwork.ProcessWaiting(t, s)
 	// The event of a rebuilt sale may have been appended.
-	if reconciled = testwork.Reconcile(s, t); len(reconciled.Remedies) > 0 {
-		testwork.ProcessWaiting(s, t)
+	if reconciled = testwork.Reconcile(t, s); len(reconciled.Remedies) > 0 {
+		testwork.ProcessWaiting(t, s)
 	}
-	after := testwork.Audit(s, t, uuid.Nil)
-	require.False(t, after.Broken() || after.Unchecked(), "%s\n%v\nwere:\n%v", testwork.TextOf(t, after), damage, reported)
-	testwork.RequireNoNeeds(s, t, 1)
+	after := testwork.Audit(t, s, uuid.Nil)
+	require.False(t, after.Broken() || after.Unchecked(), "%s\n%v\nwere:\n%v", testwork.Text(t, after), damage, reported)
+	testwork.RequireNoNeeds(t, s, 1)
 }
 
 // A reservation beyond the last place is no concurrent one.
 func TestAuditReportsReservationBeyondLastPlace(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
-	sale := termed(s, t)
+	s := testshop.NewShop(t)
+	sale := termed(t, s)
 	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Buyers(0, sale), "ghost",
 		order.CompactID(order.NewOrderID(sale))+" 1 3 1a0c2d3e4f5").Err())
-	report := testwork.Audit(s, t, sale)
-	require.Contains(t, testwork.TextOf(t, report),
+	report := testwork.Audit(t, s, sale)
+	require.Contains(t, testwork.Text(t, report),
 		"user ghost: the reservation is at place 3, and the sale has given out 2")
 }
 
 func TestAuditReportsAndReconcileRepairsUnlistedSale(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
-	sale := termed(s, t)
+	s := testshop.NewShop(t)
+	sale := termed(t, s)
 	require.NoError(t, s.Rdb.SRem(t.Context(), s.Keys.Sales(0), sale.String()).Err())
-	require.Contains(t, testwork.TextOf(t, testwork.Audit(s, t, sale)), "Redis has the sale, and does not list it")
-	requireReportedAndRepaired(s, t, map[uuid.UUID]string{sale: "not listed"})
+	require.Contains(t, testwork.Text(t, testwork.Audit(t, s, sale)), "Redis has the sale, and does not list it")
+	requireReportedAndRepaired(t, s, map[uuid.UUID]string{sale: "not listed"})
 }
 
 func TestAuditTerminatesOnForgedPlace(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 10)
 	s.Crowd(t, sale, 3)
-	testwork.Fulfil(s, t)
-	_, err := s.Pool.Exec(t.Context(), "UPDATE orders SET sequence = 1000000000000 WHERE sequence = 3")
-	require.NoError(t, err)
+	testwork.Fulfil(t, s)
+	require.NoError(t, s.Exec(t, "UPDATE orders SET sequence = 1000000000000 WHERE sequence = 3"))
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	report, err := audit.Run(ctx, audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: sale})
 	require.NoError(t, err)
-	require.Contains(t, testwork.TextOf(t, report),
+	require.Contains(t, testwork.Text(t, report),
 		"places 4 to 999999999999 of the sale were given out and no order has them")
 }
 
 func TestAuditReportsSaleMissingInPostgres(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 10)
 	s.Crowd(t, sale, 3)
-	testwork.Fulfil(s, t)
+	testwork.Fulfil(t, s)
 	for _, table := range []string{"orders", "order_events", "sale_events", "sales"} {
-		_, err := s.Pool.Exec(t.Context(), "DELETE FROM "+table)
-		require.NoError(t, err)
+		require.NoError(t, s.Exec(t, "DELETE FROM "+table))
 	}
-	report := testwork.Audit(s, t, uuid.Nil)
-	require.Equal(t, "S7", testwork.Broken(report), testwork.TextOf(t, report))
-	require.Contains(t, testwork.TextOf(t, report), "Redis has this sale, with 3 buyers, and Postgres does not know it")
+	report := testwork.Audit(t, s, uuid.Nil)
+	require.Equal(t, "S7", testwork.Broken(report), testwork.Text(t, report))
+	require.Contains(t, testwork.Text(t, report), "Redis has this sale, with 3 buyers, and Postgres does not know it")
 	remedies := []audit.Remedy{}
 	for _, p := range report.Promises {
 		for _, f := range p.Findings {
@@ -143,7 +140,8 @@ func TestAuditReportsForgedRows(t *testing.T) {
 		"UPDATE order_events SET version = 2147483647 WHERE version = 2":           "operator",
 		"UPDATE order_events SET data = '[]' WHERE version = 2":                    "operator",
 		"UPDATE order_events SET data = '\"x\"' WHERE version = 2":                 "operator",
-		"UPDATE order_events SET data = '{\"sequence\": {}}' WHERE version = 2":    "operator",
+		"UPDATE order_events SET sequence = NULL WHERE version = 2":                "operator",
+		"UPDATE order_events SET epoch = NULL WHERE version = 2":                   "operator",
 		"INSERT INTO releases SELECT gen_random_uuid(), id, 'ghost', " +
 			"9223372036854775807 FROM sales": "reconcile",
 		"INSERT INTO releases SELECT id, sale_id, user_id, quantity FROM orders": "reconcile",
@@ -156,27 +154,26 @@ func TestAuditReportsForgedRows(t *testing.T) {
 	} {
 		t.Run(damage, func(t *testing.T) {
 			t.Parallel()
-			s := testshop.NewShop(t, testkit.Pool(t))
-			termed(s, t)
-			_, err := s.Pool.Exec(t.Context(), damage)
-			require.NoError(t, err)
-			report := testwork.Audit(s, t, uuid.Nil)
-			require.True(t, report.Broken(), testwork.TextOf(t, report))
-			require.False(t, report.Unchecked(), testwork.TextOf(t, report))
-			reconciled := testwork.Reconcile(s, t)
+			s := testshop.NewShop(t)
+			termed(t, s)
+			require.NoError(t, s.Exec(t, damage))
+			report := testwork.Audit(t, s, uuid.Nil)
+			require.True(t, report.Broken(), testwork.Text(t, report))
+			require.False(t, report.Unchecked(), testwork.Text(t, report))
+			reconciled := testwork.Reconcile(t, s)
 			switch by {
 			case "operator":
 				require.Positive(t, reconciled.Remaining)
 				return
 			case "projections":
-				require.Contains(t, testwork.LeftOf(reconciled), "projections")
-				testwork.RebuildProjections(s, t)
-				reconciled = testwork.Reconcile(s, t)
+				require.Contains(t, testwork.Unmended(reconciled), "projections")
+				testwork.RebuildProjections(t, s)
+				reconciled = testwork.Reconcile(t, s)
 			}
-			require.Zero(t, reconciled.Remaining, "%+v\n%s", reconciled, testwork.TextOf(t, report))
-			testwork.ProcessWaiting(s, t)
-			report = testwork.Audit(s, t, uuid.Nil)
-			require.False(t, report.Broken() || report.Unchecked(), testwork.TextOf(t, report))
+			require.Zero(t, reconciled.Remaining, "%+v\n%s", reconciled, testwork.Text(t, report))
+			testwork.ProcessWaiting(t, s)
+			report = testwork.Audit(t, s, uuid.Nil)
+			require.False(t, report.Broken() || report.Unchecked(), testwork.Text(t, report))
 		})
 	}
 }

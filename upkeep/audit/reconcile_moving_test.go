@@ -33,7 +33,7 @@ func TestReconcileIgnoresSaleThatChangesBetweenAudits(t *testing.T) {
 		}
 	}
 	rebuildSale := func(s *testshop.Shop, sale uuid.UUID) error {
-		_, err := testwork.Rebuilder(s, t).Sale(context.Background(), sale, rebuild.ReasonByHand)
+		_, err := testwork.Rebuilder(t, s).Sale(context.Background(), sale, rebuild.ReasonByHand)
 		return err
 	}
 	for name, changes := range map[string][]func(*testshop.Shop, uuid.UUID) error{
@@ -45,10 +45,10 @@ func TestReconcileIgnoresSaleThatChangesBetweenAudits(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := testshop.NewShop(t, testkit.Pool(t))
+			s := testshop.NewShop(t)
 			sale := s.OpenPayable(t, 10)
 			s.Crowd(t, sale, 3)
-			testwork.Fulfil(s, t)
+			testwork.Fulfil(t, s)
 			rdb, err := connect.Control(testkit.RedisURL(t))
 			require.NoError(t, err)
 			defer func() { _ = rdb.Close() }()
@@ -58,7 +58,7 @@ func TestReconcileIgnoresSaleThatChangesBetweenAudits(t *testing.T) {
 				left = left[1:]
 				require.NoError(t, change(s, sale))
 			}))
-			config := testwork.ReconcileConfig(s, t)
+			config := testwork.ReconcileConfig(t, s)
 			config.Redis = rdb
 			config.Explain = func(f audit.Finding) error {
 				require.Equal(t, audit.RemedyWorker, f.Remedy, "no difference lasts: %s", f)
@@ -71,8 +71,7 @@ func TestReconcileIgnoresSaleThatChangesBetweenAudits(t *testing.T) {
 			require.Zero(t,
 				s.Count(t, "SELECT count(*) FROM sale_events WHERE type = 'SaleReconciled' OR data ->> 'reason' = 'reconciled'"),
 				"nothing was repaired")
-			after := testwork.Audit(s, t, sale)
-			require.False(t, after.Broken(), testwork.TextOf(t, after))
+			testwork.RequireUnbroken(t, s, sale)
 		})
 	}
 }

@@ -80,40 +80,36 @@ func TestReconcileIgnoresPendingWork(t *testing.T) {
 		"a cancelled order": {func(t *testing.T, s *testshop.Shop, _ uuid.UUID) {
 			sale := s.OpenPayable(t, 5)
 			s.Buy(t, sale, "ann")
-			id := testwork.Fulfil(s, t)[0].Event.OrderID
-			_, err := ledger.New(s.Pool).Cancel(t.Context(), id, "ann")
-			require.NoError(t, err)
+			id := testwork.Fulfil(t, s)[0].Event.OrderID
+			testwork.Cancel(t, ledger.New(s.Pool), id, "ann")
 		}, ""},
 		"a higher stock": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
-			_, err := s.Pool.Exec(t.Context(), `WITH s AS (UPDATE sales SET stock = 50, revision = 2 WHERE id = $1)
-				INSERT INTO sale_events (sale_id, revision, type, data) VALUES ($1, 2, 'SaleRestocked', '{"stock": 50}')`, sale)
-			require.NoError(t, err)
+			require.NoError(t, s.Exec(t, `WITH s AS (UPDATE sales SET stock = 50, revision = 2 WHERE id = $1)
+				INSERT INTO sale_events (sale_id, revision, type, data) VALUES ($1, 2, 'SaleRestocked', '{"stock": 50}')`, sale))
 		}, "worker"},
 		"an unpublished sale": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
 			require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Sale(0, sale), s.Keys.Buyers(0, sale)).Err())
-			_, err := s.Pool.Exec(t.Context(),
+			require.NoError(t, s.Exec(t,
 				`DELETE FROM order_events; DELETE FROM orders; UPDATE sales SET sold = 0, last_sequence = 0, published_revision =
-					0`)
-			require.NoError(t, err)
+					0`))
 		}, "worker"},
 		"an ended sale with deleted keys": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
 			_, err := s.Catalog.End(t.Context(), sale)
 			require.NoError(t, err)
 			require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Sale(0, sale), s.Keys.Buyers(0, sale)).Err())
-			report := testwork.Audit(s, t, sale)
-			require.False(t, report.Broken(), testwork.TextOf(t, report))
+			testwork.RequireUnbroken(t, s, sale)
 		}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := testshop.NewShop(t, testkit.Pool(t))
+			s := testshop.NewShop(t)
 			sale := s.Open(t, 40)
 			s.Buy(t, sale, "zoe")
-			testwork.Fulfil(s, t)
+			testwork.Fulfil(t, s)
 			c.happens(t, s, sale)
 			before := s.Everything(t)
-			report := testwork.Reconcile(s, t)
-			require.Equal(t, c.left, testwork.LeftOf(report), "%+v", report)
+			report := testwork.Reconcile(t, s)
+			require.Equal(t, c.left, testwork.Unmended(report), "%+v", report)
 			require.Equal(t, before, s.Everything(t))
 		})
 	}
@@ -133,13 +129,12 @@ func afterHScan(do func()) testkit.Hook {
 // A difference of the first look that the second one does not find was in transit.
 func TestReconcileAuditsTwice(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.OpenPayable(t, 10)
 	s.Crowd(t, sale, 3)
-	outcomes := testwork.Fulfil(s, t)
-	_, err := s.Pool.Exec(t.Context(), "INSERT INTO releases SELECT gen_random_uuid(), $1, 'ghost', 1", sale)
-	require.NoError(t, err)
-	config := testwork.ReconcileConfig(s, t)
+	outcomes := testwork.Fulfil(t, s)
+	require.NoError(t, s.Exec(t, "INSERT INTO releases SELECT gen_random_uuid(), $1, 'ghost', 1", sale))
+	config := testwork.ReconcileConfig(t, s)
 	rdb, err := connect.Control(testkit.RedisURL(t))
 	require.NoError(t, err)
 	defer func() { _ = rdb.Close() }()
@@ -147,10 +142,8 @@ func TestReconcileAuditsTwice(t *testing.T) {
 	rdb.AddHook(afterHScan(func() {
 		event := outcomes[0].Event
 		outcomes = outcomes[1:]
-		_, err := ledger.New(s.Pool).Cancel(t.Context(), event.OrderID, event.UserID)
-		require.NoError(t, err)
-		_, err = s.Pool.Exec(t.Context(), "DELETE FROM releases WHERE order_id = $1", event.OrderID)
-		require.NoError(t, err)
+		testwork.Cancel(t, ledger.New(s.Pool), event.OrderID, event.UserID)
+		require.NoError(t, s.Exec(t, "DELETE FROM releases WHERE order_id = $1", event.OrderID))
 		_, err = s.Store.Release(t.Context(),
 			[]reservation.Release{{SaleID: sale, OrderID: event.OrderID, UserID: event.UserID}})
 		require.NoError(t, err)
@@ -167,18 +160,17 @@ func TestReconcileAuditsTwice(t *testing.T) {
 	require.Equal(t, 1, looks)
 	require.Len(t, outcomes, 1, "two looks")
 	require.Zero(t, report.Remaining)
-	after := testwork.Audit(s, t, sale)
-	require.False(t, after.Broken(), testwork.TextOf(t, after))
+	testwork.RequireUnbroken(t, s, sale)
 }
 
 // The appended event equals the lost one, which may still arrive.
 func TestReconcileAppendsLostEventOnce(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale, key := s.OpenPayable(t, 10), s.Keys.Orders(0)
 	s.Buy(t, sale, "before")
-	testwork.Fulfil(s, t)
-	lost := s.Reserve(t, sale, "ann", 3, "key").Reservation
+	testwork.Fulfil(t, s)
+	lost := s.Attempt(t, sale, "ann", 3, "key").Reservation
 	entries, err := s.Rdb.XRevRangeN(t.Context(), key, "+", "-", 1).Result()
 	require.NoError(t, err)
 	// A consumer acknowledges the entry without recording it.
@@ -186,32 +178,31 @@ func TestReconcileAppendsLostEventOnce(t *testing.T) {
 		&redis.XReadGroupArgs{Group: reservation.Group, Consumer: "lies", Streams: []string{key, ">"}, Block: -1}).Err())
 	require.NoError(t, s.Rdb.XAck(t.Context(), key, reservation.Group, entries[0].ID).Err())
 
-	report := testwork.Reconcile(s, t)
+	report := testwork.Reconcile(t, s)
 	require.Len(t, report.Remedies, 1, "%+v", report)
 	require.Equal(t, audit.RemedyReport{Remedy: audit.RemedyAppend, Says: audit.RemedyAppend.Says(), Found: 1, Mended: 1},
 		report.Remedies[0])
 	require.Equal(t, []string{`{"appended": ["` + lost.OrderID.String() + `"]}`},
-		testshop.RowsOf(t, s.Pool, "SELECT data::text FROM sale_events WHERE type = 'SaleReconciled'"))
+		testshop.Rows(t, s.Pool, "SELECT data::text FROM sale_events WHERE type = 'SaleReconciled'"))
 	again, err := s.Rdb.XRevRangeN(t.Context(), key, "+", "-", 1).Result()
 	require.NoError(t, err)
 	require.Equal(t, entries[0].Values, again[0].Values)
 	length := s.Rdb.XLen(t.Context(), key).Val()
-	require.Equal(t, "worker", testwork.LeftOf(testwork.Reconcile(s, t)), "its event is in the stream")
+	require.Equal(t, "worker", testwork.Unmended(testwork.Reconcile(t, s)), "its event is in the stream")
 	require.Equal(t, length, s.Rdb.XLen(t.Context(), key).Val())
 
 	// The lost event arrives.
 	require.NoError(t, s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: key, Values: entries[0].Values}).Err())
-	testwork.Fulfil(s, t)
-	o := testwork.OrderOfID(t, s.Pool, lost.OrderID)
+	testwork.Fulfil(t, s)
+	o := testwork.Order(t, s.Pool, lost.OrderID)
 	require.Equal(t, order.StatusConfirmed, o.Status)
 	require.Equal(t, lost.ReservedAt, o.ReservedAt)
 	require.EqualValues(t, 3, o.Quantity)
-	require.Equal(t, []string{fmt.Sprintf("%d 1 t", lost.Sequence)}, testshop.RowsOf(t, s.Pool,
+	require.Equal(t, []string{fmt.Sprintf("%d 1 t", lost.Sequence)}, testshop.Rows(t, s.Pool,
 		"SELECT concat_ws(' ', sequence, epoch, key_fingerprint IS NOT NULL) FROM orders WHERE user_id = 'ann'"))
-	require.EqualValues(t, 4, testshop.SoldOf(t, s.Pool, sale))
-	after := testwork.Audit(s, t, uuid.Nil)
-	require.False(t, after.Broken(), testwork.TextOf(t, after))
-	require.Equal(t, reservation.Replayed, s.Reserve(t, sale, "ann", 3, "key").Verdict)
+	require.EqualValues(t, 4, testshop.Sold(t, s.Pool, sale))
+	testwork.RequireUnbroken(t, s, uuid.Nil)
+	require.Equal(t, reservation.Replayed, s.Attempt(t, sale, "ann", 3, "key").Verdict)
 
 	// Operators can still change the sale.
 	_, err = s.Catalog.Pause(t.Context(), sale)
@@ -221,33 +212,32 @@ func TestReconcileAppendsLostEventOnce(t *testing.T) {
 
 func TestReconcileAppendsBeforeRebuild(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 10)
 	s.Buy(t, sale, "before")
-	testwork.Fulfil(s, t)
+	testwork.Fulfil(t, s)
 	o := s.Buy(t, sale, "ann")
 	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Orders(0)).Err())
 	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", 3).Err())
-	report := testwork.Reconcile(s, t)
-	require.Empty(t, testwork.LeftOf(report), "%+v", report)
-	require.Equal(t, order.StatusConfirmed, testwork.OrderOfID(t, s.Pool, o).Status)
+	report := testwork.Reconcile(t, s)
+	require.Empty(t, testwork.Unmended(report), "%+v", report)
+	require.Equal(t, order.StatusConfirmed, testwork.Order(t, s.Pool, o).Status)
 	require.EqualValues(t, 8, s.Left(t, sale))
-	testwork.ProcessWaiting(s, t)
-	after := testwork.Audit(s, t, uuid.Nil)
-	require.False(t, after.Broken(), testwork.TextOf(t, after))
-	require.Empty(t, testwork.Reconcile(s, t).Remedies)
+	testwork.ProcessWaiting(t, s)
+	testwork.RequireUnbroken(t, s, uuid.Nil)
+	require.Empty(t, testwork.Reconcile(t, s).Remedies)
 }
 
 func TestConcurrentReconcilesRepairOnce(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	const lost = 2*audit.RepairsPerTurn + 7
 	sale := s.Open(t, lost)
 	require.Equal(t, lost, s.Crowd(t, sale, lost))
 	require.NoError(t, s.Rdb.XTrimMaxLen(t.Context(), s.Keys.Orders(0), 0).Err())
 	var mended, refused atomic.Int64
 	var all sync.WaitGroup
-	config := testwork.ReconcileConfig(s, t)
+	config := testwork.ReconcileConfig(t, s)
 	for range 4 {
 		all.Go(func() {
 			report, err := audit.Reconcile(t.Context(), config)
@@ -264,32 +254,30 @@ func TestConcurrentReconcilesRepairOnce(t *testing.T) {
 	all.Wait()
 	require.Positive(t, refused.Load())
 	require.EqualValues(t, lost, mended.Load())
-	require.Len(t, testwork.Events(s, t), lost)
+	require.Len(t, s.Events(t, 0), lost)
 	require.EqualValues(t, 3, s.Count(t, repairs))
-	testwork.Fulfil(s, t)
-	after := testwork.Audit(s, t, uuid.Nil)
-	require.False(t, after.Broken(), testwork.TextOf(t, after))
+	testwork.Fulfil(t, s)
+	testwork.RequireUnbroken(t, s, uuid.Nil)
 }
 
 // requireFlushRepairedOnce empties Redis and requires that one rebuild of each sale repairs it.
-func requireFlushRepairedOnce(t *testing.T, s testshop.LostShop, sales int) {
+func requireFlushRepairedOnce(t *testing.T, s *testshop.Shop, sales int) {
 	t.Helper()
 	s.Flush(t)
-	report := testwork.Reconcile(s.Shop, t)
-	require.Empty(t, testwork.LeftOf(report), "%+v", report)
-	after := testwork.Audit(s.Shop, t, uuid.Nil)
-	require.False(t, after.Broken(), testwork.TextOf(t, after))
+	report := testwork.Reconcile(t, s)
+	require.Empty(t, testwork.Unmended(report), "%+v", report)
+	testwork.RequireUnbroken(t, s, uuid.Nil)
 	require.EqualValues(t, sales, s.Count(t, repairs))
 }
 
 func TestReconcileRebuildsEmptiedRedisOnce(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewLostShop(t)
+	s := testshop.OnOwnRedis(t, 1)
 	sales := []uuid.UUID{s.Open(t, 10), s.Open(t, 10), s.Open(t, 10)}
 	for _, sale := range sales {
 		s.Crowd(t, sale, 4)
 	}
-	testwork.Fulfil(s.Shop, t)
+	testwork.Fulfil(t, s)
 	requireFlushRepairedOnce(t, s, len(sales))
 	for _, sale := range sales {
 		require.EqualValues(t, 6, s.Left(t, sale))

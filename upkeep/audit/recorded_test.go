@@ -15,7 +15,7 @@ import (
 
 func TestLatestIsNewestRecordedAudit(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 10)
 	latest, err := audit.Latest(t.Context(), s.Pool)
 	require.NoError(t, err)
@@ -23,15 +23,15 @@ func TestLatestIsNewestRecordedAudit(t *testing.T) {
 
 	begun := time.Now().Add(-time.Minute) // the server's clock may differ
 	s.Buy(t, sale, "alice")
-	require.NoError(t, audit.Record(t.Context(), s.Pool, testwork.Audit(s, t, uuid.Nil), "ann"))
+	require.NoError(t, audit.Record(t.Context(), s.Pool, testwork.Audit(t, s, uuid.Nil), "ann"))
 	latest, err = audit.Latest(t.Context(), s.Pool)
 	require.NoError(t, err)
 	require.True(t, latest.At.After(begun))
 	latest.At = time.Time{}
 	require.Equal(t, &audit.Recorded{Operator: "ann", Broken: []string{"S3"}, Unchecked: []string{}}, latest)
 
-	testwork.Fulfil(s, t)
-	require.NoError(t, audit.Record(t.Context(), s.Pool, testwork.Audit(s, t, uuid.Nil), ""))
+	testwork.Fulfil(t, s)
+	require.NoError(t, audit.Record(t.Context(), s.Pool, testwork.Audit(t, s, uuid.Nil), ""))
 	latest, err = audit.Latest(t.Context(), s.Pool)
 	require.NoError(t, err)
 	latest.At = time.Time{}
@@ -55,9 +55,8 @@ func TestLatestIsNewestRecordedAudit(t *testing.T) {
 func TestRecordKeepsNewestThousand(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	_, err := pool.Exec(t.Context(), `INSERT INTO audits (operator, broken, unchecked, moving)
+	testshop.Exec(t, pool, `INSERT INTO audits (operator, broken, unchecked, moving)
 		SELECT 'old ' || n, '{}', '{}', false FROM generate_series(1, 1005) AS n`)
-	require.NoError(t, err)
 	require.NoError(t, audit.Record(t.Context(), pool, audit.Report{}, "new"))
 	var kept int
 	var oldest string

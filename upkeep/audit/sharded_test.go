@@ -32,9 +32,9 @@ func openSharded(t testing.TB, stock int64) sharded {
 	t.Helper()
 	keys := testkit.Keys(t)
 	keys.Partitions = 8
-	s := sharded{Shop: testshop.NewShopOn(t, testkit.Pool(t), testkit.RedisURL(t), keys), t: t}
+	s := sharded{Shop: testshop.NewShopOn(t, testshop.Options{Keys: keys}), t: t}
 	s.sale = s.OpenSharded(t, stock, 4)
-	s.at = s.LayoutOf(t, s.sale)
+	s.at = s.Layout(t, s.sale)
 	return s
 }
 
@@ -81,8 +81,8 @@ func (s sharded) held(shard int, user string) (order.Reservation, string) {
 // requireKept requires that the audit finds nothing, and returns the figures of the sale.
 func (s sharded) requireKept() audit.SaleFigures {
 	s.t.Helper()
-	report := testwork.Audit(s.Shop, s.t, uuid.Nil)
-	require.False(s.t, report.Broken() || report.Unchecked(), testwork.TextOf(s.t, report))
+	report := testwork.Audit(s.t, s.Shop, uuid.Nil)
+	require.False(s.t, report.Broken() || report.Unchecked(), testwork.Text(s.t, report))
 	return report.Sales[0]
 }
 
@@ -90,18 +90,18 @@ func TestAuditOfSaleOverShardsPassesEveryPromise(t *testing.T) {
 	t.Parallel()
 	s := openSharded(t, 200)
 	require.Equal(t, 150, s.Crowd(t, s.sale, 150))
-	testwork.FulfilAll(s.Shop, t)
+	testwork.FulfilAll(t, s.Shop)
 	figures := s.requireKept()
 	require.Equal(t, 4, figures.Shards)
 	require.Equal(t, []int64{50, 150, 150, 0, 150}, []int64{
 		figures.Available, figures.LiveUnits, figures.Places, figures.OnTheWay, figures.Buyers,
 	})
 	require.Equal(t, 200, 150+s.Crowd(t, s.sale, 300), "the whole stock is sold")
-	testwork.FulfilAll(s.Shop, t)
+	testwork.FulfilAll(t, s.Shop)
 	figures = s.requireKept()
 	require.EqualValues(t, 200, figures.Places)
-	report := testwork.Audit(s.Shop, t, s.sale)
-	require.Contains(t, testwork.TextOf(t, report), " test, over 4 shards\n")
+	report := testwork.Audit(t, s.Shop, s.sale)
+	require.Contains(t, testwork.Text(t, report), " test, over 4 shards\n")
 	encoded, err := json.Marshal(report)
 	require.NoError(t, err)
 	require.Contains(t, string(encoded), `"shards":4,`)
@@ -112,13 +112,13 @@ func TestAuditCountsUnitsOnTheirWayAsAvailable(t *testing.T) {
 	t.Parallel()
 	s := openSharded(t, 40)
 	s.Buy(t, s.sale, s.user(0, 0))
-	testwork.FulfilAll(s.Shop, t)
-	testwork.GiveUnits(s.Shop, t, s.sale, 1, 2)
+	testwork.FulfilAll(t, s.Shop)
+	testwork.GiveUnits(t, s.Shop, s.sale, 1, 2)
 	figures := s.requireKept()
 	require.Equal(t, []int64{39, 5}, []int64{figures.Available, figures.OnTheWay})
-	require.Contains(t, testwork.TextOf(t, testwork.Audit(s.Shop, t, s.sale)), ", over 4 shards, 5 units on their way\n")
+	require.Contains(t, testwork.Text(t, testwork.Audit(t, s.Shop, s.sale)), ", over 4 shards, 5 units on their way\n")
 	require.Equal(t, 39, s.Crowd(t, s.sale, 100))
-	testwork.FulfilAll(s.Shop, t)
+	testwork.FulfilAll(t, s.Shop)
 	figures = s.requireKept()
 	require.Equal(t, []int64{0, 0}, []int64{figures.Available, figures.OnTheWay})
 }
@@ -131,9 +131,9 @@ func TestAuditCountsPlacesOfShardsAfterRebuild(t *testing.T) {
 		s.Buy(t, s.sale, s.user(3, n))
 	}
 	s.Buy(t, s.sale, s.user(1, 0))
-	testwork.FulfilAll(s.Shop, t)
+	testwork.FulfilAll(t, s.Shop)
 	require.EqualValues(t, 10, s.requireKept().Places)
-	rebuilder := testwork.Rebuilder(s.Shop, t)
+	rebuilder := testwork.Rebuilder(t, s.Shop)
 	for n := range 2 {
 		_, err := rebuilder.Sale(t.Context(), s.sale, rebuild.ReasonByHand)
 		require.NoError(t, err)
@@ -141,18 +141,16 @@ func TestAuditCountsPlacesOfShardsAfterRebuild(t *testing.T) {
 		require.Equal(t, []int64{int64(10 + 2*n), 0}, []int64{figures.Places, figures.Lost})
 		s.Buy(t, s.sale, s.user(0, n))
 		s.Buy(t, s.sale, s.user(1, 1+n))
-		testwork.FulfilAll(s.Shop, t)
+		testwork.FulfilAll(t, s.Shop)
 		require.EqualValues(t, 12+2*n, s.requireKept().Places)
 	}
 	// An order is lost wholly, and the stock rebuilt without it.
 	lost, _ := s.held(3, s.user(3, 4))
 	for _, table := range []string{"orders WHERE id", "order_events WHERE order_id"} {
-		_, err := s.Pool.Exec(t.Context(), "DELETE FROM "+table+" = $1", lost.OrderID)
-		require.NoError(t, err)
+		require.NoError(t, s.Exec(t, "DELETE FROM "+table+" = $1", lost.OrderID))
 	}
-	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET sold = sold - 1")
-	require.NoError(t, err)
-	_, err = rebuilder.RaiseShards(t.Context(), s.sale, 7, rebuild.ReasonByHand)
+	require.NoError(t, s.Exec(t, "UPDATE sales SET sold = sold - 1"))
+	_, err := rebuilder.RaiseShards(t.Context(), s.sale, 7, rebuild.ReasonByHand)
 	require.NoError(t, err)
 	figures := s.requireKept()
 	require.Equal(t, []int64{14, 1}, []int64{figures.Places, figures.Lost})
@@ -348,11 +346,11 @@ func TestAuditReportsEachCorruptionOfShard(t *testing.T) {
 		{
 			"a used idempotency key in another shard", func(s sharded) string {
 				user := s.user(1, 80)
-				id := s.Reserve(s.t, s.sale, user, 1, "key").Reservation.OrderID
-				testwork.FulfilAll(s.Shop, s.t)
+				id := s.Attempt(s.t, s.sale, user, 1, "key").Reservation.OrderID
+				testwork.FulfilAll(s.t, s.Shop)
 				_, err := ledger.New(s.Pool).Cancel(s.t.Context(), id, user)
 				require.NoError(s.t, err)
-				testwork.ProcessWaiting(s.Shop, s.t)
+				testwork.ProcessWaiting(s.t, s.Shop)
 				s.requireKept()
 				ended := s.Rdb.HGetAll(s.t.Context(), s.Keys.Ended(s.at.Partition(1), s.sale)).Val()
 				require.Len(s.t, ended, 1)
@@ -368,11 +366,11 @@ func TestAuditReportsEachCorruptionOfShard(t *testing.T) {
 			t.Parallel()
 			s := openSharded(t, 40)
 			require.Equal(t, 30, s.Crowd(t, s.sale, 30))
-			testwork.FulfilAll(s.Shop, t)
+			testwork.FulfilAll(t, s.Shop)
 			s.requireKept()
 			says := c.corrupt(s)
-			report := testwork.Audit(s.Shop, t, s.sale)
-			text := testwork.TextOf(t, report)
+			report := testwork.Audit(t, s.Shop, s.sale)
+			text := testwork.Text(t, report)
 			require.Equal(t, c.broken, testwork.Broken(report), text)
 			require.Contains(t, text, says)
 			remedies := map[audit.Remedy]bool{}
@@ -384,7 +382,7 @@ func TestAuditReportsEachCorruptionOfShard(t *testing.T) {
 				}
 			}
 			require.Equal(t, map[audit.Remedy]bool{c.remedy: true}, remedies, text)
-			testwork.RequireMended(s.Shop, t, s.sale, c.left)
+			testwork.RequireMended(t, s.Shop, s.sale, c.left)
 			if c.left == "" {
 				s.RequireShards(t, s.sale)
 			}
@@ -395,10 +393,9 @@ func TestAuditReportsEachCorruptionOfShard(t *testing.T) {
 func TestAuditReportsImpossibleShards(t *testing.T) {
 	t.Parallel()
 	s := openSharded(t, 40)
-	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET shards = 9")
-	require.NoError(t, err)
-	report := testwork.Audit(s.Shop, t, s.sale)
-	require.Contains(t, testwork.TextOf(t, report),
+	require.NoError(t, s.Exec(t, "UPDATE sales SET shards = 9"))
+	report := testwork.Audit(t, s.Shop, s.sale)
+	require.Contains(t, testwork.Text(t, report),
 		"sales.shards is 9, and sales.partitions is 8: nothing else of the sale is checked")
 	require.Equal(t, audit.RemedyOperator, report.Promise("S7").Findings[0].Remedy)
 }

@@ -32,10 +32,10 @@ var forgedNumbers = []string{
 
 func TestAuditReportsAndReconcileRepairsForgedSaleFields(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	forged := map[uuid.UUID]string{}
 	for _, field := range audit.SaleFields {
-		missing := termed(s, t)
+		missing := termed(t, s)
 		require.NoError(t, s.Rdb.HDel(t.Context(), s.Keys.Sale(0, missing), field).Err())
 		forged[missing] = field + " is missing"
 		values := []string{"-7", "x", "9223372036854775807"}
@@ -43,20 +43,20 @@ func TestAuditReportsAndReconcileRepairsForgedSaleFields(t *testing.T) {
 			values = forgedNumbers
 		}
 		for _, value := range values {
-			sale := termed(s, t)
+			sale := termed(t, s)
 			key := s.Keys.Sale(0, sale)
 			require.NotEqual(t, value, s.Rdb.HGet(t.Context(), key, field).Val())
 			require.NoError(t, s.Rdb.HSet(t.Context(), key, field, value).Err())
 			forged[sale] = fmt.Sprintf("%s is %q", field, value)
 		}
 	}
-	requireReportedAndRepaired(s, t, forged)
+	requireReportedAndRepaired(t, s, forged)
 }
 
 // The user user-1 has an order in each sale, ghost has none.
 func TestAuditReportsAndReconcileRepairsForgedReservations(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	forged := map[uuid.UUID]string{}
 	const at = "1a0c2d3e4f5"
 	for _, form := range []string{
@@ -75,7 +75,7 @@ func TestAuditReportsAndReconcileRepairsForgedReservations(t *testing.T) {
 			users = append(users, "ghost")
 		}
 		for _, user := range users {
-			sale := termed(s, t)
+			sale := termed(t, s)
 			id, place := order.NewOrderID(sale), int64(99)
 			if user == "user-1" {
 				require.NoError(t, s.Pool.QueryRow(t.Context(),
@@ -87,12 +87,12 @@ func TestAuditReportsAndReconcileRepairsForgedReservations(t *testing.T) {
 			forged[sale] = fmt.Sprintf("%q holds %q", user, form)
 		}
 	}
-	requireReportedAndRepaired(s, t, forged)
+	requireReportedAndRepaired(t, s, forged)
 }
 
 func TestAuditReportsAndReconcileRepairsKeysOfWrongType(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewLostShop(t)
+	s := testshop.OnOwnRedis(t, 1)
 	sale := s.OpenPayable(t, 1000)
 	for i, key := range []string{
 		s.Keys.Orders(0), s.Keys.Sales(0), s.Keys.Server(0), s.Keys.Outcomes(0), s.Keys.Sale(0, sale), s.Keys.Buyers(0, sale),
@@ -105,14 +105,14 @@ func TestAuditReportsAndReconcileRepairsKeysOfWrongType(t *testing.T) {
 			// An order that only Redis has loses its event with the stream. No other key loses an order.
 			o := s.Buy(t, sale, fmt.Sprintf("buyer-%d-%s", i, kind))
 			if key != s.Keys.Orders(0) {
-				testwork.ProcessWaiting(s.Shop, t)
+				testwork.ProcessWaiting(t, s)
 			}
 			require.NoError(t, s.Rdb.Del(t.Context(), key).Err())
 			require.NoError(t, write(t.Context()))
-			requireReportedAndRepaired(s.Shop, t, map[uuid.UUID]string{sale: key + " is a " + kind})
-			require.Equal(t, order.StatusConfirmed, testwork.OrderOfID(t, s.Pool, o).Status)
+			requireReportedAndRepaired(t, s, map[uuid.UUID]string{sale: key + " is a " + kind})
+			require.Equal(t, order.StatusConfirmed, testwork.Order(t, s.Pool, o).Status)
 			s.Buy(t, sale, fmt.Sprintf("after-%d-%s", i, kind))
-			testwork.ProcessWaiting(s.Shop, t)
+			testwork.ProcessWaiting(t, s)
 		}
 	}
 	aside, err := s.Rdb.Keys(t.Context(), "*:set-aside:*").Result()
@@ -122,30 +122,30 @@ func TestAuditReportsAndReconcileRepairsKeysOfWrongType(t *testing.T) {
 
 func TestReconcileRequiresCorrectProjections(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 40)
 	s.Crowd(t, sale, 20)
-	testwork.Fulfil(s, t)
+	testwork.Fulfil(t, s)
 	_, err := s.Pool.Exec(t.Context(),
 		"DELETE FROM orders WHERE user_id = 'user-1'; UPDATE orders SET status = 'rejected' WHERE user_id = 'user-2'; "+
 			"UPDATE sales SET sold = 3")
 	require.NoError(t, err)
 	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", 3).Err())
 	before := s.Everything(t)
-	report := testwork.Reconcile(s, t)
-	require.Equal(t, "release rebuild projections", testwork.LeftOf(report))
+	report := testwork.Reconcile(t, s)
+	require.Equal(t, "release rebuild projections", testwork.Unmended(report))
 	require.Positive(t, report.Remaining)
 	require.Equal(t, before, s.Everything(t))
-	testwork.RebuildProjections(s, t)
-	testwork.RequireMended(s, t, sale, "")
+	testwork.RebuildProjections(t, s)
+	testwork.RequireMended(t, s, sale, "")
 }
 
 // During a sale with continuous purchases and cancellations, Reconcile repairs only real damage.
 func TestReconcileDuringRunningSaleChangesNothingElse(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sales := []uuid.UUID{s.OpenPayable(t, 20), s.Open(t, 100_000)}
-	testwork.Work(t, testwork.Config(s, t))
+	testwork.Work(t, testwork.Config(t, s))
 	ctx, over := context.WithCancel(t.Context())
 	defer over()
 	orders := ledger.New(s.Pool)
@@ -179,7 +179,7 @@ func TestReconcileDuringRunningSaleChangesNothingElse(t *testing.T) {
 			return nil
 		})
 	}
-	config := testwork.ReconcileConfig(s, t)
+	config := testwork.ReconcileConfig(t, s)
 	for round := range 6 {
 		at := cancelled.Load()
 		report, err := audit.Reconcile(t.Context(), config)
@@ -191,8 +191,7 @@ func TestReconcileDuringRunningSaleChangesNothingElse(t *testing.T) {
 	}
 	require.Zero(t, s.Count(t, repairs))
 
-	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET sold = sold + 7 WHERE id = $1", sales[1])
-	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, "UPDATE sales SET sold = sold + 7 WHERE id = $1", sales[1]))
 	testkit.Eventually(t, 30*time.Second, "the counter is repaired", func() bool {
 		_, err := audit.Reconcile(t.Context(), config)
 		require.NoError(t, err)
@@ -203,18 +202,18 @@ func TestReconcileDuringRunningSaleChangesNothingElse(t *testing.T) {
 	require.NoError(t, crowd.Wait())
 	after, err := audit.Run(t.Context(), audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Wait: 30 * time.Second})
 	require.NoError(t, err)
-	require.False(t, after.Broken(), testwork.TextOf(t, after))
-	require.EqualValues(t, sold.Load(), testshop.SoldOf(t, s.Pool, sales[1]))
+	require.False(t, after.Broken(), testwork.Text(t, after))
+	require.EqualValues(t, sold.Load(), testshop.Sold(t, s.Pool, sales[1]))
 }
 
 func TestReconcileRebuildsEmptiedRedisOfShardsOnce(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShardedShop(t)
+	s := testshop.OnOwnRedis(t, 8)
 	sales := []uuid.UUID{s.OpenSharded(t, 40, 4), s.OpenSharded(t, 40, 8), s.Open(t, 40)}
 	for _, sale := range sales {
 		s.Crowd(t, sale, 30)
 	}
-	testwork.FulfilAll(s.Shop, t)
+	testwork.FulfilAll(t, s)
 	requireFlushRepairedOnce(t, s, len(sales))
 	s.RequireShards(t, sales[0])
 	s.RequireShards(t, sales[1])
@@ -224,7 +223,7 @@ func TestReconcileRebuildsEmptiedRedisOfShardsOnce(t *testing.T) {
 func TestReconcileDuringMovesChangesNothing(t *testing.T) {
 	t.Parallel()
 	s := openSharded(t, 12)
-	testwork.Work(t, testwork.Config(s.Shop, t))
+	testwork.Work(t, testwork.Config(t, s.Shop))
 	ctx, over := context.WithCancel(t.Context())
 	defer over()
 	orders := ledger.New(s.Pool)
@@ -248,7 +247,7 @@ func TestReconcileDuringMovesChangesNothing(t *testing.T) {
 			return nil
 		})
 	}
-	config := testwork.ReconcileConfig(s.Shop, t)
+	config := testwork.ReconcileConfig(t, s.Shop)
 	for round := range 8 {
 		at := cancelled.Load()
 		report, err := audit.Reconcile(t.Context(), config)
@@ -271,7 +270,7 @@ func TestReconcileDuringMovesChangesNothing(t *testing.T) {
 	after, err := audit.Run(t.Context(),
 		audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Wait: 30 * time.Second})
 	require.NoError(t, err)
-	require.False(t, after.Broken(), testwork.TextOf(t, after))
+	require.False(t, after.Broken(), testwork.Text(t, after))
 }
 
 // A unit returns to one shard, and others give units, after the shards were read and before their buyers are.
@@ -281,21 +280,19 @@ func TestAuditIgnoresUnitsThatMoveMeanwhile(t *testing.T) {
 	user := s.user(2, 0)
 	id := s.Buy(t, s.sale, user)
 	s.Buy(t, s.sale, s.user(1, 0))
-	testwork.FulfilAll(s.Shop, t)
+	testwork.FulfilAll(t, s.Shop)
 	report, err := audit.Run(t.Context(), audit.Config{
 		Pool: s.Pool, Keys: s.Keys, Sale: s.sale,
 		Redis: movingRedis(t, func() {
-			_, err := ledger.New(s.Pool).Cancel(t.Context(), id, user)
-			require.NoError(t, err)
-			_, err = testwork.ReleaseUnits(s.Shop, t.Context())
-			require.NoError(t, err)
-			testwork.GiveUnits(s.Shop, t, s.sale, 0, 1)
+			testwork.Cancel(t, ledger.New(s.Pool), id, user)
+			testwork.ReleaseUnits(t, s.Shop)
+			testwork.GiveUnits(t, s.Shop, s.sale, 0, 1)
 		}),
 	})
 	require.NoError(t, err)
 	require.True(t, report.Moved)
-	require.Equal(t, "S4", testwork.Broken(report), testwork.TextOf(t, report))
-	require.EqualValues(t, 1, report.Promise("S4").Found, testwork.TextOf(t, report))
+	require.Equal(t, "S4", testwork.Broken(report), testwork.Text(t, report))
+	require.EqualValues(t, 1, report.Promise("S4").Found, testwork.Text(t, report))
 	require.Empty(t, report.Promise("S4").Findings[0].Remedy)
 	require.EqualValues(t, 39, s.requireKept().Available)
 }

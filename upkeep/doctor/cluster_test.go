@@ -13,7 +13,6 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/connect"
 	"stampede/internal/dev/localserver"
 	"stampede/internal/figure"
 	"stampede/internal/test/testkit"
@@ -24,9 +23,7 @@ import (
 
 func control(t *testing.T, url string) redis.UniversalClient {
 	t.Helper()
-	rdb, err := connect.Control(url)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = rdb.Close() })
+	rdb := testkit.Control(t, url)
 	return rdb
 }
 

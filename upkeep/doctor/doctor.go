@@ -3,9 +3,16 @@
 package doctor
 
 import (
+	"context"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
+	"strings"
+	"sync"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
 )
 
 // Severity is what a finding means for the promises.
@@ -61,4 +68,115 @@ func WriteText(w io.Writer, findings []Finding) error {
 	}
 	_, err := fmt.Fprintln(w, "The settings of Redis and Postgres keep every promise.")
 	return err
+}
+
+// The URL must fit the kind of the server.
+
+// sentinelAsServer is the finding for redis:// with the address of a Sentinel, whose INFO names the masters.
+func sentinelAsServer(rdb redis.UniversalClient, info map[string]string) Finding {
+	names := []string{}
+	for field, value := range info {
+		if _, isMaster := strings.CutPrefix(field, "master"); !isMaster {
+			continue
+		}
+		if name, found := strings.CutPrefix(value, "name="); found {
+			name, _, _ = strings.Cut(name, ",")
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	if len(names) == 0 {
+		names = append(names, "MASTER-NAME")
+	}
+	return Finding{
+		Severity: Unsafe, Server: "redis", What: "REDIS_URL names a Sentinel",
+		Why: "a Sentinel holds no data: nothing is sold",
+		Mend: "set REDIS_URL to redis+sentinel://" + rdb.(*redis.Client).Options().Addr + "/" + strings.Join(names, " or ") +
+			"/0, with the addresses of the other Sentinels behind commas",
+	}
+}
+
+// clusterAsServer is the finding for redis:// with the address of a node of a cluster.
+func clusterAsServer(ctx context.Context, rdb redis.UniversalClient) Finding {
+	own := rdb.(*redis.Client).Options()
+	addrs := []string{}
+	if shards, err := rdb.ClusterShards(ctx).Result(); err == nil {
+		addrs = slices.AppendSeq(addrs, maps.Values(view(shards).addresses(map[string]*redis.Options{own.Addr: own})))
+	}
+	if len(addrs) == 0 {
+		addrs = append(addrs, own.Addr)
+	}
+	slices.Sort(addrs)
+	return Finding{
+		Severity: Unsafe, Server: "redis", What: "REDIS_URL names a node of a cluster",
+		Why:  "stampede takes it for a server of its own; commands for keys of other nodes fail with MOVED",
+		Mend: "set REDIS_URL to redis+cluster://" + strings.Join(addrs, ",") + ", with the same user and password",
+	}
+}
+
+// serverAsCluster is the finding for redis+cluster:// with the address of a server without cluster mode.
+func serverAsCluster(c *redis.ClusterClient) Finding {
+	return Finding{
+		Severity: Unsafe, Server: "redis", What: "REDIS_URL is of a cluster, and its server has cluster mode off",
+		Why: "no command is sent, and nothing is sold",
+		Mend: "set REDIS_URL to redis://" + c.Options().Addrs[0] + "/0, with the same user and password, or to the nodes " +
+			"of a cluster",
+	}
+}
+
+// Servers returns the servers and their versions: "Redis 7.0.15, PostgreSQL 15.13". A server that does
+// not answer has no version.
+func Servers(ctx context.Context, rdb redis.UniversalClient, pool *pgxpool.Pool) string {
+	names := []string{"Redis", "PostgreSQL"}
+	if client, isCluster := rdb.(*redis.ClusterClient); isCluster {
+		names[0] = clusterName(ctx, client)
+	} else if text, err := rdb.Info(ctx, "server").Result(); err == nil {
+		names[0] = redisName(parseInfo(text))
+	}
+	var version string
+	if err := pool.QueryRow(ctx, "SHOW server_version").Scan(&version); err == nil {
+		version, _, _ = strings.Cut(version, " ") // cut the name of the package
+		names[1] += " " + version
+	}
+	return strings.Join(names, ", ")
+}
+
+func redisName(info map[string]string) string {
+	if version := info["valkey_version"]; version != "" { // its redis_version is that of the compatible Redis
+		return "Valkey " + version
+	}
+	return "Redis " + info["redis_version"]
+}
+
+// clusterName names the versions of the nodes that answer, and the numbers of these nodes.
+func clusterName(ctx context.Context, c *redis.ClusterClient) string {
+	seen, err := lookAt(ctx, c)
+	if err != nil {
+		return "Redis"
+	}
+	var mu sync.Mutex
+	var versions []string
+	masters, replicas := 0, 0
+	seen.each(ctx, func(ctx context.Context, _ string, node *redis.Client) {
+		text, err := node.Info(ctx, "server", "replication").Result()
+		if err != nil {
+			return
+		}
+		info := parseInfo(text)
+		mu.Lock()
+		defer mu.Unlock()
+		if name := redisName(info); !slices.Contains(versions, name) {
+			versions = append(versions, name)
+		}
+		if info["role"] == "master" {
+			masters++
+		} else {
+			replicas++
+		}
+	})
+	if len(versions) == 0 {
+		return "Redis"
+	}
+	slices.Sort(versions)
+	return fmt.Sprintf("%s (cluster; masters: %d, replicas: %d)", strings.Join(versions, " and "), masters, replicas)
 }

@@ -9,7 +9,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/connect"
 	"stampede/internal/dev/localserver"
 	"stampede/internal/test/testkit"
 	"stampede/reservation"
@@ -100,11 +99,9 @@ func TestRedisReportsForbiddenCommands(t *testing.T) {
 func TestRedisFailsWithoutServer(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnRedis(t)
-	rdb, err := connect.Control(server.URL)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = rdb.Close() })
+	rdb := testkit.Control(t, server.URL)
 	server.Kill()
-	_, err = doctor.Redis(t.Context(), rdb, reservation.OperatorRights)
+	_, err := doctor.Redis(t.Context(), rdb, reservation.OperatorRights)
 	assert.ErrorContains(t, err, "read INFO of Redis")
 }
 
@@ -123,9 +120,7 @@ func TestPostgresFindsUnsafeSettings(t *testing.T) {
 	}})
 	require.NoError(t, err)
 	t.Cleanup(server.Stop)
-	pool, err := connect.Postgres(t.Context(), server.URL, 2)
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
+	pool := testkit.PoolAt(t, server.URL, 2)
 	_, err = pool.Exec(t.Context(), "BEGIN READ WRITE; GRANT CREATE ON SCHEMA public TO PUBLIC; COMMIT", // as before PostgreSQL 15
 		pgx.QueryExecModeSimpleProtocol)
 	require.NoError(t, err)
@@ -160,9 +155,7 @@ func TestWriteText(t *testing.T) {
 
 func ownRedis(t *testing.T) *redis.Client {
 	t.Helper()
-	rdb, err := connect.Control(testkit.OwnRedis(t).URL)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = rdb.Close() })
+	rdb := testkit.Control(t, testkit.OwnRedis(t).URL)
 	return rdb.(*redis.Client)
 }
 
@@ -172,8 +165,6 @@ func TestServersReturnsVersions(t *testing.T) {
 	require.Regexp(t, `^(Redis|Valkey) \d+\.\d+\.\d+, PostgreSQL \d+(\.\d+)*$`,
 		doctor.Servers(t.Context(), ownRedis(t), pool))
 
-	away, err := connect.Control("redis://127.0.0.1:1")
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = away.Close() })
+	away := testkit.Control(t, "redis://127.0.0.1:1")
 	require.Regexp(t, `^Redis, PostgreSQL \d`, doctor.Servers(t.Context(), away, pool))
 }

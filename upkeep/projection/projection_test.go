@@ -29,7 +29,7 @@ const (
 )
 
 // makeOrders makes orders of every status in two sales, and returns their ids by "user/index of the sale".
-func makeOrders(s *testshop.Shop, t testing.TB) (orders map[string]uuid.UUID) {
+func makeOrders(t testing.TB, s *testshop.Shop) (orders map[string]uuid.UUID) {
 	t.Helper()
 	orders = map[string]uuid.UUID{}
 	sales := []uuid.UUID{s.OpenPayable(t, 50), s.Open(t, 50)}
@@ -44,43 +44,39 @@ func makeOrders(s *testshop.Shop, t testing.TB) (orders map[string]uuid.UUID) {
 		}
 		s.Buy(t, sale, "without-key")
 	}
-	testwork.Fulfil(s, t)
+	testwork.Fulfil(t, s)
 	_, err := orderLedger.Pay(t.Context(), orders["user-1/0"], "user-1", "pi_1")
 	require.NoError(t, err)
 	_, err = orderLedger.Cancel(t.Context(), orders["user-2/0"], "user-2")
 	require.NoError(t, err)
 	testwork.EndWindow(t, s.Pool, orders["user-3/0"])
-	_, err = s.Pool.Exec(t.Context(),
-		`UPDATE order_events SET data = order_events.data || jsonb_build_object('due', o.due) FROM orders AS o
-		WHERE o.id = order_id AND type = 'OrderConfirmed' AND o.id = $1`, orders["user-3/0"])
-	require.NoError(t, err)
-	expired, err := testwork.Expire(s, t.Context())
-	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, `UPDATE order_events SET due = o.due FROM orders AS o
+		WHERE o.id = order_id AND type = 'OrderConfirmed' AND o.id = $1`, orders["user-3/0"]))
+	expired := testwork.Expire(t, s)
 	require.Equal(t, 1, expired)
 	refused := testshop.Reserved(sales[0], "refused", 99)
 	_, err = orderLedger.Refuse(t.Context(), []order.OrderReserved{refused}, order.RejectedSoldOut)
 	require.NoError(t, err)
-	_, err = s.Pool.Exec(t.Context(), "UPDATE sales SET epoch = 2 WHERE id = $1", sales[1])
-	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, "UPDATE sales SET epoch = 2 WHERE id = $1", sales[1]))
 	late := testshop.Reserved(sales[1], "late", 99)
 	outcomes, err := orderLedger.Record(t.Context(), []order.OrderReserved{late})
 	require.NoError(t, err)
 	require.Equal(t, order.StatusVoided, outcomes[0].Status)
 	require.Equal(t, []string{"cancelled 1", "confirmed 19", "expired 1", "paid 1", "rejected 1", "voided 1"},
-		testshop.RowsOf(t, s.Pool, "SELECT concat(status, ' ', count(*)) FROM orders GROUP BY status ORDER BY status"))
+		testshop.Rows(t, s.Pool, "SELECT concat(status, ' ', count(*)) FROM orders GROUP BY status ORDER BY status"))
 	return orders
 }
 
 func TestProjectionRebuildRestoresEachRow(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
-	orders := makeOrders(s, t)
-	rows, counters := testshop.RowsOf(t, s.Pool, allOrders), testshop.RowsOf(t, s.Pool, allCounters)
-	report := testwork.RebuildProjections(s, t)
+	s := testshop.NewShop(t)
+	orders := makeOrders(t, s)
+	rows, counters := testshop.Rows(t, s.Pool, allOrders), testshop.Rows(t, s.Pool, allCounters)
+	report := testwork.RebuildProjections(t, s)
 	require.Equal(t, int64(len(rows)), report.Orders)
 	require.Zero(t, report.Replaced)
-	require.Equal(t, rows, testshop.RowsOf(t, s.Pool, allOrders))
-	require.Equal(t, counters, testshop.RowsOf(t, s.Pool, allCounters))
+	require.Equal(t, rows, testshop.Rows(t, s.Pool, allOrders))
+	require.Equal(t, counters, testshop.Rows(t, s.Pool, allCounters))
 
 	// The log restores any damage of the rows.
 	for _, damage := range []string{
@@ -101,11 +97,10 @@ func TestProjectionRebuildRestoresEachRow(t *testing.T) {
 			"DELETE FROM sales WHERE name = 'x'",
 		"UPDATE orders SET sale_id = (SELECT id FROM sales ORDER BY id DESC LIMIT 1) WHERE status = 'expired'",
 	} {
-		_, err := s.Pool.Exec(t.Context(), damage)
-		require.NoError(t, err)
-		testwork.RebuildProjections(s, t)
-		require.Equal(t, rows, testshop.RowsOf(t, s.Pool, allOrders), damage)
-		require.Equal(t, counters, testshop.RowsOf(t, s.Pool, allCounters), damage)
+		require.NoError(t, s.Exec(t, damage))
+		testwork.RebuildProjections(t, s)
+		require.Equal(t, rows, testshop.Rows(t, s.Pool, allOrders), damage)
+		require.Equal(t, counters, testshop.Rows(t, s.Pool, allCounters), damage)
 	}
 	o, err := ledger.New(s.Pool).Pay(t.Context(), orders["user-4/0"], "user-4", "pi_4")
 	require.NoError(t, err)
@@ -115,14 +110,14 @@ func TestProjectionRebuildRestoresEachRow(t *testing.T) {
 // A damaged log blocks its sale only.
 func TestProjectionRebuildRejectsDamagedLog(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
-	orders := makeOrders(s, t)
+	s := testshop.NewShop(t)
+	orders := makeOrders(t, s)
 	damagedOrder := orders["user-1/0"] // confirmed and paid
 	var sale uuid.UUID
 	require.NoError(t, s.Pool.QueryRow(t.Context(), "SELECT sale_id FROM orders WHERE id = $1", damagedOrder).Scan(&sale))
 	rowsOf := func(is string) []string {
 		is += " '" + sale.String() + "'"
-		return testshop.RowsOf(t, s.Pool, "SELECT row_to_json(o)::text FROM orders AS o WHERE sale_id "+is+
+		return testshop.Rows(t, s.Pool, "SELECT row_to_json(o)::text FROM orders AS o WHERE sale_id "+is+
 			" UNION ALL SELECT format('%s %s %s', id, sold, last_sequence) FROM sales WHERE id "+is+" ORDER BY 1")
 	}
 	before, others := rowsOf("="), rowsOf("<>")
@@ -130,10 +125,7 @@ func TestProjectionRebuildRejectsDamagedLog(t *testing.T) {
 		"DELETE FROM order_events WHERE order_id = $1",
 		"UPDATE order_events SET user_id = 'eve' WHERE order_id = $1 AND version = 3",
 		"UPDATE order_events SET quantity = quantity + 1 WHERE order_id = $1 AND version = 3",
-		"UPDATE order_events SET data = data - 'epoch' WHERE order_id = $1 AND version = 2",
-		`UPDATE order_events SET data = data || '{"epoch": 1e99}' WHERE order_id = $1 AND version = 2`,
-		`UPDATE order_events SET data = data || '{"due": "2026-02-31T00:00:00Z"}' WHERE order_id = $1 AND version = 2`,
-		`UPDATE order_events SET data = data || '{"due": "10:00:00"}' WHERE order_id = $1 AND version = 2`,
+		"UPDATE order_events SET epoch = NULL WHERE order_id = $1 AND version = 2",
 		`INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, data)
 			SELECT order_id, n, 'OrderCancelled', sale_id, user_id, quantity, occurred_at, data
 			FROM order_events, generate_series(4, 5) AS n WHERE order_id = $1 AND version = 3`,
@@ -148,18 +140,15 @@ func TestProjectionRebuildRejectsDamagedLog(t *testing.T) {
 		"UPDATE order_events SET sale_id = (SELECT id FROM sales ORDER BY id DESC LIMIT 1) WHERE order_id = $1 AND " +
 			"version = 2",
 		"UPDATE order_events SET quantity = quantity + 1 WHERE order_id = $1 AND version = 2",
-		"UPDATE order_events SET data = data - 'sequence' WHERE order_id = $1",
+		"UPDATE order_events SET sequence = NULL WHERE order_id = $1",
 		"UPDATE order_events SET reserved_at = NULL WHERE order_id = $1",
 		"UPDATE order_events SET type = 'OrderReserved' WHERE order_id = $1 AND version = 2",
 	} {
 		t.Run(damage, func(t *testing.T) {
-			saved := testshop.RowsOf(t, s.Pool, "SELECT row_to_json(e)::text FROM order_events AS e ORDER BY position")
-			_, err := s.Pool.Exec(t.Context(), damage, damagedOrder)
-			require.NoError(t, err)
-			_, err = s.Pool.Exec(t.Context(), "UPDATE orders SET updated_at = now() WHERE user_id = 'user-5'")
-			require.NoError(t, err)
-			_, err = s.Pool.Exec(t.Context(), "UPDATE sales SET last_sequence = last_sequence + 1 WHERE id = $1", sale)
-			require.NoError(t, err)
+			saved := testshop.Rows(t, s.Pool, "SELECT row_to_json(e)::text FROM order_events AS e ORDER BY position")
+			require.NoError(t, s.Exec(t, damage, damagedOrder))
+			require.NoError(t, s.Exec(t, "UPDATE orders SET updated_at = now() WHERE user_id = 'user-5'"))
+			require.NoError(t, s.Exec(t, "UPDATE sales SET last_sequence = last_sequence + 1 WHERE id = $1", sale))
 			wrong := rowsOf("=")
 			report, err := projection.Rebuild(t.Context(), s.Pool)
 			require.ErrorIs(t, err, projection.ErrDamagedLog)
@@ -168,13 +157,11 @@ func TestProjectionRebuildRejectsDamagedLog(t *testing.T) {
 			if len(report.Damaged) == 1 { // events may have moved to the other sale
 				require.Equal(t, others, rowsOf("<>"))
 			}
-			_, err = s.Pool.Exec(t.Context(), `TRUNCATE order_events`)
-			require.NoError(t, err)
-			_, err = s.Pool.Exec(t.Context(),
+			require.NoError(t, s.Exec(t, `TRUNCATE order_events`))
+			require.NoError(t, s.Exec(t,
 				`INSERT INTO order_events OVERRIDING SYSTEM VALUE SELECT e.* FROM unnest($1::json[]) AS row,
-					json_populate_record(NULL::order_events, row) AS e`, saved)
-			require.NoError(t, err)
-			testwork.RebuildProjections(s, t)
+					json_populate_record(NULL::order_events, row) AS e`, saved))
+			testwork.RebuildProjections(t, s)
 			require.Equal(t, before, rowsOf("="))
 			require.Equal(t, others, rowsOf("<>"))
 		})
@@ -185,10 +172,10 @@ func TestProjectionRebuildRejectsDamagedLog(t *testing.T) {
 // the same as without a rebuild.
 func TestProjectionRebuildDuringRunningSale(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	const rebuilds = 5
 	sales := []uuid.UUID{s.OpenPayable(t, 100_000), s.Open(t, 100_000)}
-	testwork.Work(t, testwork.Config(s, t))
+	testwork.Work(t, testwork.Config(t, s))
 	orderLedger := ledger.New(s.Pool)
 	ctx, stopBuyers := context.WithCancel(t.Context())
 	defer stopBuyers()
@@ -236,30 +223,30 @@ func TestProjectionRebuildDuringRunningSale(t *testing.T) {
 	}
 	for range rebuilds {
 		at := cancelled.Load()
-		report := testwork.RebuildProjections(s, t)
+		report := testwork.RebuildProjections(t, s)
 		require.Zero(t, report.Replaced, "no row is wrong at any moment")
 		require.Empty(t, report.Recounted)
 		testkit.Eventually(t, 30*time.Second, "buyers continue", func() bool { return cancelled.Load() > at+20 })
 	}
 	stopBuyers()
 	require.NoError(t, buyers.Wait())
-	testwork.AwaitRest(s, t)
+	testwork.AwaitRest(t, s)
 	require.Positive(t, paid.Load())
-	rows, counters := testshop.RowsOf(t, s.Pool, allOrders), testshop.RowsOf(t, s.Pool, allCounters)
-	report := testwork.RebuildProjections(s, t)
+	rows, counters := testshop.Rows(t, s.Pool, allOrders), testshop.Rows(t, s.Pool, allCounters)
+	report := testwork.RebuildProjections(t, s)
 	require.Zero(t, report.Replaced)
-	require.Equal(t, rows, testshop.RowsOf(t, s.Pool, allOrders))
-	require.Equal(t, counters, testshop.RowsOf(t, s.Pool, allCounters))
+	require.Equal(t, rows, testshop.Rows(t, s.Pool, allOrders))
+	require.Equal(t, counters, testshop.Rows(t, s.Pool, allCounters))
 	audited, err := audit.Run(t.Context(), audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Wait: 30 * time.Second})
 	require.NoError(t, err)
-	require.False(t, audited.Broken(), testwork.TextOf(t, audited))
+	require.False(t, audited.Broken(), testwork.Text(t, audited))
 }
 
 func TestConcurrentProjectionRebuilds(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
-	makeOrders(s, t)
-	rows := testshop.RowsOf(t, s.Pool, allOrders)
+	s := testshop.NewShop(t)
+	makeOrders(t, s)
+	rows := testshop.Rows(t, s.Pool, allOrders)
 	var mu sync.Mutex
 	done, refused := 0, 0
 	// On a busy machine one may end before the next begins.
@@ -282,19 +269,18 @@ func TestConcurrentProjectionRebuilds(t *testing.T) {
 		return refused > 0
 	})
 	require.Positive(t, done)
-	require.Equal(t, rows, testshop.RowsOf(t, s.Pool, allOrders))
+	require.Equal(t, rows, testshop.Rows(t, s.Pool, allOrders))
 }
 
 // A rebuild locks the wrong rows only, waits for a transaction that has one of them, and a payment that waits for the
 // rebuild finds the row.
 func TestProjectionRebuildLocksWrongRowsOnly(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
-	orders := makeOrders(s, t)
-	rows := testshop.RowsOf(t, s.Pool, allOrders)
+	s := testshop.NewShop(t)
+	orders := makeOrders(t, s)
+	rows := testshop.Rows(t, s.Pool, allOrders)
 	wrong := []uuid.UUID{orders["user-4/0"], orders["user-5/0"]}
-	_, err := s.Pool.Exec(t.Context(), "UPDATE orders SET sequence = 0 WHERE id = ANY ($1)", wrong)
-	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, "UPDATE orders SET sequence = 0 WHERE id = ANY ($1)", wrong))
 	holder, err := s.Pool.Begin(t.Context())
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = holder.Rollback(context.WithoutCancel(t.Context())) }) // else a failed test waits for its pool
@@ -309,8 +295,7 @@ func TestProjectionRebuildLocksWrongRowsOnly(t *testing.T) {
 	})
 	waiting := func(n int) func() bool {
 		return func() bool {
-			return s.Count(t, "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = "+
-				"current_database()") >= int64(n)
+			return testshop.TransactionsWaiting(t, s.Pool) >= int64(n)
 		}
 	}
 	testkit.Eventually(t, 30*time.Second, "the rebuild waits for the lock", waiting(1))
@@ -328,7 +313,7 @@ func TestProjectionRebuildLocksWrongRowsOnly(t *testing.T) {
 	})
 	require.NoError(t, holder.Commit(t.Context()))
 	require.NoError(t, all.Wait())
-	now := testshop.RowsOf(t, s.Pool, allOrders)
+	now := testshop.Rows(t, s.Pool, allOrders)
 	require.Len(t, now, len(rows))
-	require.Zero(t, testwork.RebuildProjections(s, t).Replaced)
+	require.Zero(t, testwork.RebuildProjections(t, s).Replaced)
 }

@@ -26,18 +26,18 @@ func TestRebuildVoidsExactlyTheLostTailOfAOF(t *testing.T) {
 		t.Run(fmt.Sprintf("%d in Postgres", recorded), func(t *testing.T) {
 			t.Parallel()
 			const kept, cut = 100, 100
-			s := testshop.NewLostShop(t)
+			s := testshop.OnOwnRedis(t, 1)
 			sale := s.Open(t, 1000)
 			var receipts []order.Receipt
 			buy := func() {
 				user := fmt.Sprintf("user-%d", len(receipts))
-				r := s.Reserve(t, sale, user, 1, "").Reservation
+				r := s.Ask(t, sale, user).Reservation
 				receipts = append(receipts, order.Receipt{
 					OrderID: r.OrderID, SaleID: sale, User: user, Epoch: r.Epoch, Sequence: r.Sequence, Quantity: 1,
 					ReservedAt: r.ReservedAt,
 				})
 				if len(receipts) == recorded {
-					testwork.Fulfil(s.Shop, t)
+					testwork.Fulfil(t, s)
 				}
 			}
 			for range kept {
@@ -53,17 +53,17 @@ func TestRebuildVoidsExactlyTheLostTailOfAOF(t *testing.T) {
 			require.NoError(t, os.Truncate(file, size+(sizeOf(t, file)-size)/2+1))
 			require.NoError(t, s.Server.Restart(t.Context()))
 			survived := map[uuid.UUID]bool{}
-			for _, event := range testwork.Events(s.Shop, t) {
+			for _, event := range s.Events(t, 0) {
 				survived[event.OrderID] = true
 			}
 			require.Greater(t, len(survived), kept)
 			require.Less(t, len(survived), kept+cut)
 
-			registry, _ := testwork.Guarded(s.Shop, t)
+			registry, _ := testwork.Guarded(t, s)
 			testkit.Eventually(t, 30*time.Second, "the partition is rebuilt",
 				func() bool { return testwork.Rebuilds(t, registry) == 1 })
 			s.AwaitConfirmed(t, max(len(survived), recorded))
-			testwork.AwaitRest(s.Shop, t)
+			testwork.AwaitRest(t, s)
 			l := ledger.New(s.Pool)
 			for i, receipt := range receipts {
 				o, err := l.FindByReceipt(t.Context(), receipt)
@@ -74,26 +74,25 @@ func TestRebuildVoidsExactlyTheLostTailOfAOF(t *testing.T) {
 				}
 				require.Equal(t, want, o.Status, "order %d", i+1)
 			}
-			require.EqualValues(t, max(len(survived), recorded), testshop.SoldOf(t, s.Pool, sale))
+			require.EqualValues(t, max(len(survived), recorded), testshop.Sold(t, s.Pool, sale))
 			// Users whose order was lost may buy, holders of an order may not.
 			for i := range receipts {
 				want := reservation.Reserved
 				if i < max(len(survived), recorded) {
 					want = reservation.AlreadyPurchased
 				}
-				require.Equal(t, want, s.Reserve(t, sale, fmt.Sprintf("user-%d", i), 1, "").Verdict)
+				require.Equal(t, want, s.Ask(t, sale, fmt.Sprintf("user-%d", i)).Verdict)
 			}
 			s.AwaitConfirmed(t, kept+cut)
-			testwork.AwaitRest(s.Shop, t)
+			testwork.AwaitRest(t, s)
 			s.RequireSound(t)
-			report := testwork.Audit(s.Shop, t, sale)
-			require.False(t, report.Broken(), testwork.TextOf(t, report))
+			testwork.RequireUnbroken(t, s, sale)
 		})
 	}
 }
 
 // appendOnlyFile returns the file to which the Redis of the test appends.
-func appendOnlyFile(t testing.TB, s testshop.LostShop) string {
+func appendOnlyFile(t testing.TB, s *testshop.Shop) string {
 	t.Helper()
 	where, err := s.Rdb.ConfigGet(t.Context(), "*dir*").Result()
 	require.NoError(t, err)

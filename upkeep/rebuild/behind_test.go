@@ -5,7 +5,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
 )
@@ -13,9 +12,9 @@ import (
 // Ended sales are checked less often than others, and count in between as they were.
 func TestBehindCountsOrdersOfAllSales(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	open, ended := s.Open(t, 100), s.Open(t, 100)
-	r := testwork.Rebuilder(s, t)
+	r := testwork.Rebuilder(t, s)
 	behind := func(withEnded bool) int64 {
 		required, err := r.Required(t.Context(), withEnded)
 		require.NoError(t, err)
@@ -32,7 +31,7 @@ func TestBehindCountsOrdersOfAllSales(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 3, behind(false))
 	require.EqualValues(t, 6, behind(true))
-	testwork.Fulfil(s, t)
+	testwork.Fulfil(t, s)
 	require.EqualValues(t, 3, behind(false))
 	require.Zero(t, behind(true))
 	require.Zero(t, r.Behind(1))

@@ -16,23 +16,23 @@ import (
 // how much more memory Redis uses after a second rebuild. -benchtime=1x.
 func BenchmarkRebuildOfAMillionOrders(b *testing.B) {
 	const orders = 1_000_000
-	s := testshop.NewLostShop(b)
+	s := testshop.OnOwnRedis(b, 1)
 	sale := s.Open(b, 3*orders)
-	fill(s.Shop, b, sale, orders)
+	fill(b, s, sale, orders)
 	_, err := s.Pool.Exec(b.Context(), "VACUUM ANALYZE orders")
 	require.NoError(b, err)
 	s.Flush(b)
-	testwork.Rebuild(s.Shop, b) // the base of the memory figure
-	before := usedMemory(s, b)
-	testwork.Rebuild(s.Shop, b)
-	after := usedMemory(s, b)
+	testwork.Rebuild(b, s) // the base of the memory figure
+	before := usedMemory(b, s)
+	testwork.Rebuild(b, s)
+	after := usedMemory(b, s)
 
 	var seconds float64
 	for b.Loop() {
 		b.StopTimer()
 		s.Flush(b)
 		b.StartTimer()
-		report := testwork.Rebuild(s.Shop, b)
+		report := testwork.Rebuild(b, s)
 		require.EqualValues(b, orders, report.Sales[0].Orders)
 		seconds += report.Seconds
 	}
@@ -42,7 +42,7 @@ func BenchmarkRebuildOfAMillionOrders(b *testing.B) {
 }
 
 // usedMemory returns the memory of Redis after all lazy frees.
-func usedMemory(s testshop.LostShop, t testing.TB) int64 {
+func usedMemory(t testing.TB, s *testshop.Shop) int64 {
 	t.Helper()
 	var used int64
 	testkit.Eventually(t, 60*time.Second, "lazy frees are done", func() bool {

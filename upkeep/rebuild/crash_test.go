@@ -36,12 +36,12 @@ func TestRebuildIsFinishedAfterWorkerCrash(t *testing.T) {
 		crashpoint.RebuildOpened + ":3",
 	} {
 		for name, c := range map[string]struct {
-			lose func(t *testing.T, s testshop.LostShop) error
+			lose func(t *testing.T, s *testshop.Shop) error
 			lost bool // Redis loses unread orders
 		}{
-			"emptied": {func(t *testing.T, s testshop.LostShop) error { return s.Rdb.FlushAll(t.Context()).Err() }, true},
+			"emptied": {func(t *testing.T, s *testshop.Shop) error { return s.Rdb.FlushAll(t.Context()).Err() }, true},
 			"restarted": {func(t *testing.T,
-				s testshop.LostShop,
+				s *testshop.Shop,
 			) error {
 				s.Server.Kill()
 				return s.Server.Restart(t.Context())
@@ -53,12 +53,12 @@ func TestRebuildIsFinishedAfterWorkerCrash(t *testing.T) {
 			t.Run(point+"/"+name, func(t *testing.T) {
 				t.Parallel()
 				const stock, written, unwritten = 40, 20, 10
-				s := testshop.NewLostShop(t)
+				s := testshop.OnOwnRedis(t, 1)
 				sales := []uuid.UUID{s.Open(t, stock), s.OpenPayable(t, stock), s.Open(t, stock)}
 				for _, sale := range sales {
 					require.Equal(t, written, s.Crowd(t, sale, written))
 				}
-				testwork.Fulfil(s.Shop, t)
+				testwork.Fulfil(t, s)
 				orders := map[uuid.UUID]bool{} // accepted and unread by workers
 				for _, sale := range sales {
 					for i := range unwritten {
@@ -69,7 +69,7 @@ func TestRebuildIsFinishedAfterWorkerCrash(t *testing.T) {
 				require.NoError(t, err)
 				require.NoError(t, c.lose(t, s))
 
-				victim := process(s, t)
+				victim := s.Process(t, "worker")
 				victim.Setenv(crashpoint.Env, point)
 				victim.Start()
 				victim.WaitKilled(30 * time.Second)
@@ -88,15 +88,15 @@ func TestRebuildIsFinishedAfterWorkerCrash(t *testing.T) {
 					}
 				}
 
-				successor := process(s, t)
+				successor := s.Process(t, "worker")
 				successor.Start()
-				r := testwork.Rebuilder(s.Shop, t)
+				r := testwork.Rebuilder(t, s)
 				testkit.Eventually(t, 60*time.Second, "Redis agrees with Postgres, and all revisions are published", func() bool {
 					found, err := r.Needs(t.Context(), 1, true)
 					return err == nil && len(found) == 0 && s.Count(t,
 						"SELECT count(*) FROM sales WHERE published_revision < revision") == 0
 				})
-				testwork.AwaitRest(s.Shop, t)
+				testwork.AwaitRest(t, s)
 				testkit.Eventually(t, 30*time.Second, "every order is confirmed", func() bool {
 					want := 3*written + bought
 					if !c.lost {
@@ -106,26 +106,17 @@ func TestRebuildIsFinishedAfterWorkerCrash(t *testing.T) {
 				})
 				require.Zero(t, s.Count(t, "SELECT count(*) FROM orders WHERE status <> 'confirmed'"))
 				for _, sale := range sales {
-					require.GreaterOrEqual(t, s.EpochOf(t, sale), int64(2))
+					require.GreaterOrEqual(t, s.Epoch(t, sale), int64(2))
 					for i := range written { // holders cannot buy again
-						answer := s.Reserve(t, sale, fmt.Sprintf("user-%d", i), 1, "")
+						answer := s.Ask(t, sale, fmt.Sprintf("user-%d", i))
 						require.Equal(t, reservation.AlreadyPurchased, answer.Verdict)
 					}
 				}
 				s.RequireSound(t)
-				report := testwork.Audit(s.Shop, t, uuid.Nil)
-				require.False(t, report.Broken(), testwork.TextOf(t, report))
+				testwork.RequireUnbroken(t, s, uuid.Nil)
 				require.Empty(t, s.Rdb.Keys(t.Context(), s.Keys.Staged(0, sales[0], "*")).Val(), "no staged key is left")
 				require.True(t, successor.Stop().Success())
 			})
 		}
 	}
-}
-
-// process returns a worker of this shop in its own process.
-func process(s testshop.LostShop, t testing.TB) *testkit.Cmd {
-	t.Helper()
-	worker := s.Shop.Process(t)
-	worker.Setenv("REDIS_URL", s.Server.URL)
-	return worker
 }

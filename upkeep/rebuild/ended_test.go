@@ -6,7 +6,6 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
 	"stampede/ledger"
@@ -18,61 +17,57 @@ import (
 // A retry of a request whose order has ended never makes another order.
 func TestRebuildRestoresKeysOfEndedOrders(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewLostShop(t)
+	s := testshop.OnOwnRedis(t, 1)
 	sale := s.OpenPayable(t, 20)
 	made := map[order.Status]uuid.UUID{}
 	for _, status := range []order.Status{order.StatusRejected, order.StatusCancelled, order.StatusExpired} {
-		made[status] = s.Reserve(t, sale, string(status), 1, "k").Reservation.OrderID
-		s.Reserve(t, sale, string(status)+"-without-key", 1, "")
+		made[status] = s.Attempt(t, sale, string(status), 1, "k").Reservation.OrderID
+		s.Attempt(t, sale, string(status)+"-without-key", 1, "")
 		if status == order.StatusRejected {
-			refuseAll(s.Shop, t)
+			refuseAll(t, s)
 		} else {
-			testwork.Fulfil(s.Shop, t)
+			testwork.Fulfil(t, s)
 		}
 	}
 	cancel := func(id uuid.UUID, user string) {
 		t.Helper()
-		_, err := ledger.New(s.Pool).Cancel(t.Context(), id, user)
-		require.NoError(t, err)
+		testwork.Cancel(t, ledger.New(s.Pool), id, user)
 	}
 	cancel(made[order.StatusCancelled], "cancelled")
 	testwork.EndWindow(t, s.Pool, made[order.StatusExpired])
-	_, err := testwork.Expire(s.Shop, t.Context())
-	require.NoError(t, err)
-	_, err = testwork.ReleaseUnits(s.Shop, t.Context())
-	require.NoError(t, err)
+	testwork.Expire(t, s)
+	testwork.ReleaseUnits(t, s)
 
-	late := s.Reserve(t, sale, "late", 1, "k").Reservation.OrderID
-	testwork.Fulfil(s.Shop, t)
-	voided := s.Reserve(t, sale, "voided", 1, "k").Reservation.OrderID // unread by workers
+	late := s.Attempt(t, sale, "late", 1, "k").Reservation.OrderID
+	testwork.Fulfil(t, s)
+	voided := s.Attempt(t, sale, "voided", 1, "k").Reservation.OrderID // unread by workers
 	for range 2 {
 		require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Orders(0)).Err())
 		s.Flush(t)
-		testwork.Rebuild(s.Shop, t)
+		testwork.Rebuild(t, s)
 		for status, id := range made {
-			again := s.Reserve(t, sale, string(status), 1, "k")
+			again := s.Attempt(t, sale, string(status), 1, "k")
 			require.Equal(t, []any{reservation.OrderEnded, id, status},
 				[]any{again.Verdict, again.Reservation.OrderID, again.Status})
 		}
 	}
-	require.Equal(t, reservation.Replayed, s.Reserve(t, sale, "late", 1, "k").Verdict)
+	require.Equal(t, reservation.Replayed, s.Attempt(t, sale, "late", 1, "k").Verdict)
 	cancel(late, "late") // of a reservation of an earlier epoch
-	_, err = testwork.ReleaseUnits(s.Shop, t.Context())
-	require.NoError(t, err)
-	require.Equal(t, reservation.OrderEnded, s.Reserve(t, sale, "late", 1, "k").Verdict)
+	testwork.ReleaseUnits(t, s)
+	require.Equal(t, reservation.OrderEnded, s.Attempt(t, sale, "late", 1, "k").Verdict)
 	// The key of a voided order may buy again.
-	again := s.Reserve(t, sale, "voided", 1, "k")
+	again := s.Attempt(t, sale, "voided", 1, "k")
 	require.Equal(t, reservation.Reserved, again.Verdict)
 	require.NotEqual(t, voided, again.Reservation.OrderID)
-	require.Equal(t, reservation.Reserved, s.Reserve(t, sale, "cancelled", 1, "another").Verdict)
+	require.Equal(t, reservation.Reserved, s.Attempt(t, sale, "cancelled", 1, "another").Verdict)
 	require.EqualValues(t, -1, s.Rdb.TTL(t.Context(), s.Keys.Ended(0, sale)).Val(), "the staged key no longer expires")
 }
 
 // refuseAll rejects the orders in the stream and releases their units.
-func refuseAll(s *testshop.Shop, t testing.TB) {
+func refuseAll(t testing.TB, s *testshop.Shop) {
 	t.Helper()
-	b := testwork.Batcher(s, t, nil)
-	outcomes, err := ledger.New(s.Pool).Refuse(t.Context(), testwork.Events(s, t), order.RejectedSoldOut)
+	b := testwork.Batcher(t, s, nil)
+	outcomes, err := ledger.New(s.Pool).Refuse(t.Context(), s.Events(t, 0), order.RejectedSoldOut)
 	require.NoError(t, err)
 	require.True(t, b.Release(t.Context(), outcomes))
 }
@@ -106,30 +101,27 @@ func TestAuditReportsLostKeysOfEndedOrders(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := testshop.NewShop(t, testkit.Pool(t))
+			s := testshop.NewShop(t)
 			sale := s.OpenPayable(t, 20)
-			s.Reserve(t, sale, "rejected", 1, "k")
-			refuseAll(s, t)
+			s.Attempt(t, sale, "rejected", 1, "k")
+			refuseAll(t, s)
 			require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Orders(0)).Err())
-			cancelled := s.Reserve(t, sale, "cancelled", 1, "k").Reservation.OrderID
-			s.Reserve(t, sale, "keyless", 1, "")
-			testwork.Fulfil(s, t)
-			_, err := ledger.New(s.Pool).Cancel(t.Context(), cancelled, "cancelled")
-			require.NoError(t, err)
-			require.NotContains(t, testwork.TextOf(t, testwork.Audit(s, t, sale)), "idempotency key", "its release is pending")
-			_, err = testwork.ReleaseUnits(s, t.Context())
-			require.NoError(t, err)
-			report := testwork.Audit(s, t, sale)
-			require.False(t, report.Broken(), testwork.TextOf(t, report))
+			cancelled := s.Attempt(t, sale, "cancelled", 1, "k").Reservation.OrderID
+			s.Ask(t, sale, "keyless")
+			testwork.Fulfil(t, s)
+			testwork.Cancel(t, ledger.New(s.Pool), cancelled, "cancelled")
+			require.NotContains(t, testwork.Text(t, testwork.Audit(t, s, sale)), "idempotency key", "its release is pending")
+			testwork.ReleaseUnits(t, s)
+			report := testwork.RequireUnbroken(t, s, sale)
 
 			c.damage(t, s, sale)
-			report = testwork.Audit(s, t, sale)
-			require.Equal(t, c.found, report.Promise("S7").Found, testwork.TextOf(t, report))
-			require.Contains(t, testwork.TextOf(t, report), c.what)
+			report = testwork.Audit(t, s, sale)
+			require.Equal(t, c.found, report.Promise("S7").Found, testwork.Text(t, report))
+			require.Contains(t, testwork.Text(t, report), c.what)
 			require.Equal(t, audit.RemedyRebuild, report.Promise("S7").Findings[0].Remedy)
-			testwork.RequireMended(s, t, sale, "")
-			require.Equal(t, reservation.OrderEnded, s.Reserve(t, sale, "cancelled", 1, "k").Verdict)
-			require.Equal(t, reservation.OrderEnded, s.Reserve(t, sale, "rejected", 1, "k").Verdict)
+			testwork.RequireMended(t, s, sale, "")
+			require.Equal(t, reservation.OrderEnded, s.Attempt(t, sale, "cancelled", 1, "k").Verdict)
+			require.Equal(t, reservation.OrderEnded, s.Attempt(t, sale, "rejected", 1, "k").Verdict)
 		})
 	}
 }

@@ -54,10 +54,10 @@ func (l *logText) await(t *testing.T, words ...string) string {
 }
 
 // guardedLogging runs a worker and returns what it writes to its log.
-func guardedLogging(s *testshop.Shop, t *testing.T) *logText {
+func guardedLogging(t *testing.T, s *testshop.Shop) *logText {
 	t.Helper()
 	log := &logText{}
-	config := testwork.Config(s, t)
+	config := testwork.Config(t, s)
 	config.GuardInterval, config.Logger = 20*time.Millisecond, slog.New(slog.NewTextHandler(log, nil))
 	testwork.Work(t, config)
 	return log
@@ -66,7 +66,7 @@ func guardedLogging(s *testshop.Shop, t *testing.T) *logText {
 // Another session locks the row of the sale: the log names the step and that session while the rebuild waits.
 func TestWaitingRebuildLogsBlocker(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 10)
 	hold, err := s.Pool.Begin(t.Context())
 	require.NoError(t, err)
@@ -95,41 +95,40 @@ func TestWaitingRebuildLogsBlocker(t *testing.T) {
 // A repeated error is logged once, and then with each new attempt.
 func TestFailingRebuildLogsReason(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 10)
 	s.Buy(t, sale, "ann")
-	testwork.Fulfil(s, t)
+	testwork.Fulfil(t, s)
 	// The entry is unread again, so the rebuild records it.
 	require.NoError(t, s.Rdb.XGroupSetID(t.Context(), s.Keys.Orders(0), reservation.Group, "0").Err())
-	require.NoError(t, testshop.ExecSQL(t, s, "DROP INDEX orders_one_live_per_user"))
+	require.NoError(t, s.Exec(t, "DROP INDEX orders_one_live_per_user"))
 	require.NoError(t, s.Store.Distrust(t.Context(), 0))
-	log := guardedLogging(s, t)
+	log := guardedLogging(t, s)
 	const plain = "orders_one_live_per_user"
 	require.Contains(t, log.await(t, rebuild.LogFailed, plain, "is missing"), "level=ERROR")
 	log.await(t, rebuild.LogBegunPartition, "last_error=", plain, "failed_tries=2")
 	require.Len(t, log.lines(rebuild.LogFailed), 1, "the next attempt logs the same error")
 
-	require.NoError(t,
-		testshop.ExecSQL(t, s,
-			"CREATE UNIQUE INDEX orders_one_live_per_user ON orders (user_id, sale_id) WHERE status IN ('confirmed', 'paid')"))
+	require.NoError(t, s.Exec(t,
+		"CREATE UNIQUE INDEX orders_one_live_per_user ON orders (user_id, sale_id) WHERE status IN ('confirmed', 'paid')"))
 	log.await(t, "rebuilt the stock from Postgres")
-	testwork.RequireNoNeeds(s, t, 1)
+	testwork.RequireNoNeeds(t, s, 1)
 	s.RequireSound(t)
 }
 
 func TestWorkerLogsRebuildItWaitsFor(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	s.Open(t, 10)
-	session, err := testwork.Rebuilder(s, t).Begin(t.Context(), 0)
+	session, err := testwork.Rebuilder(t, s).Begin(t.Context(), 0)
 	require.NoError(t, err)
 	var holder string
 	require.NoError(t, session.Conn().QueryRow(t.Context(), "SELECT 'session ' || pg_backend_pid()").Scan(&holder))
 	require.NoError(t, s.Store.Distrust(t.Context(), 0))
-	log := guardedLogging(s, t)
+	log := guardedLogging(t, s)
 	log.await(t, rebuild.LogOtherRebuild, holder, "reason=server")
 	session.End()
 	log.await(t, "rebuilt the stock from Postgres")
 	require.Len(t, log.lines(rebuild.LogOtherRebuild), 1, "not at each check")
-	testwork.RequireNoNeeds(s, t, 1)
+	testwork.RequireNoNeeds(t, s, 1)
 }

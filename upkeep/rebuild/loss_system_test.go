@@ -55,32 +55,32 @@ func (h *trap) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Process
 // Redis is lost again before each call of a rebuild, one call per round.
 func TestRebuildSurvivesLossOfRedisAtEachCall(t *testing.T) {
 	t.Parallel()
-	for name, lose := range map[string]func(t *testing.T, s testshop.LostShop){
-		"emptied": func(t *testing.T, s testshop.LostShop) {
+	for name, lose := range map[string]func(t *testing.T, s *testshop.Shop){
+		"emptied": func(t *testing.T, s *testshop.Shop) {
 			_, port, err := net.SplitHostPort(s.Rdb.(*redis.Client).Options().Addr)
 			require.NoError(t, err)
 			other := redis.NewClient(&redis.Options{Addr: "127.0.0.1:" + port})
 			defer func() { _ = other.Close() }()
 			require.NoError(t, other.FlushAll(context.Background()).Err())
 		},
-		"restarted": func(t *testing.T, s testshop.LostShop) {
+		"restarted": func(t *testing.T, s *testshop.Shop) {
 			s.Server.Kill()
 			require.NoError(t, s.Server.Restart(context.Background()))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := testshop.NewLostShop(t)
+			s := testshop.OnOwnRedis(t, 1)
 			hook := &trap{spring: func() { lose(t, s) }}
 			sales := []uuid.UUID{s.Open(t, 100), s.Open(t, 100), s.Open(t, 100)}
 			for _, sale := range sales {
 				s.Crowd(t, sale, 30)
 			}
-			testwork.Fulfil(s.Shop, t)
+			testwork.Fulfil(t, s)
 			_, err := s.Catalog.End(t.Context(), sales[2])
 			require.NoError(t, err)
 			s.Rdb.AddHook(hook)
-			r := testwork.Rebuilder(s.Shop, t)
+			r := testwork.Rebuilder(t, s)
 			moments, again := 0, 0
 			for moment := int64(1); ; moment++ {
 				hook.left.Store(moment)
@@ -103,7 +103,7 @@ func TestRebuildSurvivesLossOfRedisAtEachCall(t *testing.T) {
 				}
 				moments++
 				testkit.Eventually(t, 30*time.Second, "a worker finishes the rebuild", func() bool {
-					healErr := testwork.Heal(s.Shop, t, r, 1)
+					healErr := testwork.Heal(t, s, r, 1)
 					found, err := r.Needs(t.Context(), 1, true)
 					return healErr == nil && err == nil && len(found) == 0
 				})
@@ -121,21 +121,21 @@ func TestRebuildSurvivesLossOfRedisAtEachCall(t *testing.T) {
 // More orders than one call takes, some with several units.
 func TestRebuildCopiesManyOrders(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewLostShop(t)
+	s := testshop.OnOwnRedis(t, 1)
 	sale := s.Open(t, 100_000)
 	const orders = 5*rebuild.HoldersPerCall + 1
-	fill(s.Shop, t, sale, orders)
+	fill(t, s, sale, orders)
 	s.Flush(t)
-	report := testwork.Rebuild(s.Shop, t)
+	report := testwork.Rebuild(t, s)
 	require.EqualValues(t, orders, report.Sales[0].Orders)
 	require.EqualValues(t, orders, s.Rdb.HLen(t.Context(), s.Keys.Buyers(0, sale)).Val())
 	for _, n := range []int{1, rebuild.HoldersPerCall, orders} {
-		answer := s.Reserve(t, sale, "user-"+strconv.Itoa(n), 1, "")
+		answer := s.Attempt(t, sale, "user-"+strconv.Itoa(n), 1, "")
 		require.Equal(t, reservation.AlreadyPurchased, answer.Verdict)
 		require.EqualValues(t, n, answer.Reservation.Sequence)
 		require.EqualValues(t, 1+n%3, answer.Reservation.Quantity)
 	}
-	require.Equal(t, reservation.Reserved, s.Reserve(t, sale, fmt.Sprint("user-", orders+1), 1, "").Verdict)
-	testwork.Fulfil(s.Shop, t)
+	require.Equal(t, reservation.Reserved, s.Ask(t, sale, fmt.Sprint("user-", orders+1)).Verdict)
+	testwork.Fulfil(t, s)
 	s.RequireSound(t)
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"testing"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
@@ -25,17 +24,17 @@ import (
 // is voided.
 func TestLateEventOfOlderEpochIsVoided(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewLostShop(t)
+	s := testshop.OnOwnRedis(t, 1)
 	sale := s.Open(t, 10)
 	for _, user := range []string{"early", "late", "by-hand"} {
 		s.Buy(t, sale, user)
 	}
 	entries := s.Rdb.XRange(t.Context(), s.Keys.Orders(0), "-", "+").Val()
-	msgs := testwork.Messages(s.Shop, t)
-	b := testwork.Batch(s.Shop, t, nil)
+	msgs := testwork.Messages(t, s)
+	b := testwork.Batch(t, s, nil)
 	s.Flush(t)
 	require.NoError(t, testshop.Answer(t, testwork.Handle(b, msgs[0])[0]))
-	report := testwork.Rebuild(s.Shop, t)
+	report := testwork.Rebuild(t, s)
 	require.EqualValues(t, 1, report.Sales[0].Orders)
 	require.NoError(t, testshop.Answer(t, testwork.Handle(b, msgs[1])[0]), "the message is acknowledged")
 
@@ -45,9 +44,9 @@ func TestLateEventOfOlderEpochIsVoided(t *testing.T) {
 			s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: s.Keys.Orders(0), Values: entries[2].Values}).Err())
 	}
 	s.Buy(t, sale, "late") // buys again and keeps this order
-	testwork.Work(t, testwork.Config(s.Shop, t))
+	testwork.Work(t, testwork.Config(t, s))
 	s.AwaitConfirmed(t, 2)
-	testwork.AwaitRest(s.Shop, t)
+	testwork.AwaitRest(t, s)
 	require.EqualValues(t, 2,
 		s.Count(t,
 			"SELECT count(*) FROM orders WHERE status = 'voided' AND epoch = 1 AND reason = 'sale-rebuilt' AND user_id IN "+
@@ -60,19 +59,19 @@ func TestLateEventOfOlderEpochIsVoided(t *testing.T) {
 
 func TestReplayedDeadLetterOfOlderEpochIsVoided(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 10)
 	s.Buy(t, sale, "ann")
-	entry := testwork.TakeOut(s, t)
+	entry := testwork.TakeOut(t, s)
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("a test")))
-	testwork.Rebuild(s, t)
+	testwork.Rebuild(t, s)
 	s.Buy(t, sale, "ann") // possible, because the first order is lost
-	_, _, err := letters.Replay(t.Context(), testwork.OnlyLetter(s, t, letters).ID, "ann")
+	_, _, err := letters.Replay(t.Context(), testwork.OnlyLetter(t, s, letters).ID, "ann")
 	require.NoError(t, err)
-	testwork.Work(t, testwork.Config(s, t))
+	testwork.Work(t, testwork.Config(t, s))
 	s.AwaitConfirmed(t, 1)
-	testwork.AwaitRest(s, t)
+	testwork.AwaitRest(t, s)
 	require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM orders WHERE status = 'voided'"))
 	s.RequireSound(t)
 	require.EqualValues(t, 9, s.Left(t, sale))
@@ -84,7 +83,7 @@ func TestPartitionsAreRebuiltIndependently(t *testing.T) {
 	pool := testkit.Pool(t)
 	keys := testkit.Keys(t)
 	keys.Partitions = 3
-	s := testshop.NewShopOn(t, pool, testkit.RedisURL(t), keys)
+	s := testshop.NewShopOn(t, testshop.Options{Pool: pool, Keys: keys})
 	sales := map[int]uuid.UUID{}
 	for len(sales) < 2 {
 		sale := s.Open(t, 10)
@@ -95,30 +94,30 @@ func TestPartitionsAreRebuiltIndependently(t *testing.T) {
 	for _, sale := range sales {
 		s.Buy(t, sale, "ann")
 	}
-	r := testwork.Rebuilder(s, t)
+	r := testwork.Rebuilder(t, s)
 	partitions, err := r.Partitions(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, 3, partitions)
 	require.NoError(t, s.Store.Distrust(t.Context(), 1))
-	require.NoError(t, testwork.Heal(s, t, r, 3))
-	require.EqualValues(t, 1, s.EpochOf(t, sales[0]))
-	require.EqualValues(t, 2, s.EpochOf(t, sales[1]))
+	require.NoError(t, testwork.Heal(t, s, r, 3))
+	require.EqualValues(t, 1, s.Epoch(t, sales[0]))
+	require.EqualValues(t, 2, s.Epoch(t, sales[1]))
 	require.Equal(t, "1", s.Rdb.HGet(t.Context(), keys.Sale(0, sales[0]), "epoch").Val())
 
 	// A failure of one partition does not stop the others.
 	require.NoError(t,
-		testshop.ExecSQL(t, s, "UPDATE redis_servers SET run_id = 'another' WHERE partition = 0"))
+		s.Exec(t, "UPDATE redis_servers SET run_id = 'another' WHERE partition = 0"))
 	require.NoError(t, s.Store.Distrust(t.Context(), 1))
-	require.ErrorIs(t, testwork.Heal(s, t, r, 3), rebuild.ErrOtherServer)
-	require.EqualValues(t, 1, s.EpochOf(t, sales[0]))
-	require.EqualValues(t, 3, s.EpochOf(t, sales[1]))
+	require.ErrorIs(t, testwork.Heal(t, s, r, 3), rebuild.ErrOtherServer)
+	require.EqualValues(t, 1, s.Epoch(t, sales[0]))
+	require.EqualValues(t, 3, s.Epoch(t, sales[1]))
 	_, err = r.Partition(t.Context(), 0, rebuild.ReasonByHand)
 	require.NoError(t, err)
-	require.NoError(t, testwork.Heal(s, t, r, 3))
+	require.NoError(t, testwork.Heal(t, s, r, 3))
 
-	empty := testshop.NewShop(t, pool)
+	empty := testshop.NewShopOn(t, testshop.Options{Pool: pool})
 	empty.Keys.Partitions = 64
-	report, err := testwork.Rebuilder(empty, t).Partition(t.Context(), 63, rebuild.ReasonByHand)
+	report, err := testwork.Rebuilder(t, empty).Partition(t.Context(), 63, rebuild.ReasonByHand)
 	require.NoError(t, err)
 	require.Empty(t, report.Sales)
 	require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM redis_servers WHERE partition = 63"))
@@ -127,7 +126,7 @@ func TestPartitionsAreRebuiltIndependently(t *testing.T) {
 }
 
 // fill inserts confirmed orders of a sale into Postgres.
-func fill(s *testshop.Shop, t testing.TB, sale uuid.UUID, orders int) {
+func fill(t testing.TB, s *testshop.Shop, sale uuid.UUID, orders int) {
 	t.Helper()
 	for _, query := range []string{
 		`INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at,
@@ -139,18 +138,17 @@ func fill(s *testshop.Shop, t testing.TB, sale uuid.UUID, orders int) {
 		FROM orders WHERE sale_id = $1 AND $2::int > 0`,
 		`UPDATE sales SET sold = (SELECT sum(quantity) FROM orders WHERE sale_id = $1), last_sequence = $2 WHERE id = $1`,
 	} {
-		_, err := s.Pool.Exec(t.Context(), query, sale, orders)
-		require.NoError(t, err)
+		require.NoError(t, s.Exec(t, query, sale, orders))
 	}
 }
 
 func TestOvertakenRebuildOpensNothing(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 10)
 	s.Buy(t, sale, "ann")
-	testwork.Fulfil(s, t)
-	r := testwork.Rebuilder(s, t)
+	testwork.Fulfil(t, s)
+	r := testwork.Rebuilder(t, s)
 	session, err := r.Begin(t.Context(), 0)
 	require.NoError(t, err)
 	defer session.End()
@@ -188,15 +186,15 @@ func TestOvertakenRebuildOpensNothing(t *testing.T) {
 
 func TestRebuildDeletesLeftoversOfFailedRebuild(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 10)
 	s.Buy(t, sale, "ann")
-	testwork.Fulfil(s, t)
+	testwork.Fulfil(t, s)
 	token := reservation.NewRebuildToken()
 	_, err := s.Store.CloseSale(t.Context(), sale, 0, token, 1)
 	require.NoError(t, err)
 	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Staged(0, sale, token), "user", "reservation").Err())
-	testwork.Rebuild(s, t)
+	testwork.Rebuild(t, s)
 	require.Empty(t, s.Rdb.Keys(t.Context(), s.Keys.Staged(0, sale, "*")).Val())
 	require.Equal(t, []string{"ann"}, s.Rdb.HKeys(t.Context(), s.Keys.Buyers(0, sale)).Val())
 	s.RequireSound(t)
@@ -205,10 +203,10 @@ func TestRebuildDeletesLeftoversOfFailedRebuild(t *testing.T) {
 // RaiseEpoch waits for the transaction of a worker that records an order of the old epoch, and counts the order.
 func TestRaiseEpochCountsUncommittedOrder(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 10)
 	s.Buy(t, sale, "ann")
-	event := testwork.Events(s, t)[0]
+	event := s.Events(t, 0)[0]
 	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Orders(0)).Err()) // nothing to drain
 	recording, err := s.Pool.Begin(t.Context())
 	require.NoError(t, err)
@@ -222,13 +220,10 @@ func TestRaiseEpochCountsUncommittedOrder(t *testing.T) {
 	var report rebuild.Report
 	go func() {
 		var err error
-		report, err = testwork.Rebuilder(s, t).Partition(context.Background(), 0, rebuild.ReasonByHand)
+		report, err = testwork.Rebuilder(t, s).Partition(context.Background(), 0, rebuild.ReasonByHand)
 		done <- err
 	}()
-	testkit.Eventually(t, 20*time.Second, "the rebuild waits for the order", func() bool {
-		return s.Count(t,
-			"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 1
-	})
+	s.AwaitWaiting(t, 1)
 	require.NoError(t, recording.Commit(t.Context()))
 	require.NoError(t, <-done)
 	require.EqualValues(t, 1, report.Sales[0].Orders)

@@ -20,7 +20,7 @@ func held(t *testing.T, s *testshop.Shop) (release func() error) {
 	t.Helper()
 	sale := s.Open(t, 10)
 	hold := s.HoldSale(t, sale)
-	r := testwork.Rebuilder(s, t)
+	r := testwork.Rebuilder(t, s)
 	done := make(chan error, 1)
 	go func() {
 		_, err := r.Partition(context.Background(), 0, rebuild.ReasonByHand)
@@ -34,8 +34,8 @@ func held(t *testing.T, s *testshop.Shop) (release func() error) {
 
 func TestProgressIsNotedUntilRebuildEnds(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
-	require.NoError(t, testshop.ExecSQL(t, s, `INSERT INTO rebuilds
+	s := testshop.NewShop(t)
+	require.NoError(t, s.Exec(t, `INSERT INTO rebuilds
 		(id, partition, reason, process, began_at, beat_at, step, sales_done, sales_total)
 		VALUES (gen_random_uuid(), 7, 'server', 'a process that died', now(), now() - interval '61 s', 'close', 0, 0)`))
 	release := held(t, s)
@@ -58,7 +58,7 @@ func TestRebuildWorksWithoutItsNotes(t *testing.T) {
 	t.Parallel()
 	t.Run("the table is locked", func(t *testing.T) {
 		t.Parallel()
-		s := testshop.NewShop(t, testkit.Pool(t))
+		s := testshop.NewShop(t)
 		release := held(t, s)
 		testkit.Eventually(t, 30*time.Second, "the rebuild is noted", func() bool { return s.Count(t, countNotes) == 1 })
 		lock, err := s.Pool.Begin(t.Context())
@@ -73,14 +73,14 @@ func TestRebuildWorksWithoutItsNotes(t *testing.T) {
 	})
 	t.Run("the table is missing", func(t *testing.T) {
 		t.Parallel()
-		s := testshop.NewShop(t, testkit.Pool(t))
-		require.NoError(t, testshop.ExecSQL(t, s, "ALTER TABLE rebuilds RENAME TO hidden"))
+		s := testshop.NewShop(t)
+		require.NoError(t, s.Exec(t, "ALTER TABLE rebuilds RENAME TO hidden"))
 		release := held(t, s)
 		testkit.Eventually(t, 30*time.Second, "the rebuild waits for the row", func() bool {
-			return s.TransactionsWaiting(t) == 1
+			return testshop.TransactionsWaiting(t, s.Pool) == 1
 		})
 		require.NoError(t, release())
-		require.NoError(t, testshop.ExecSQL(t, s, "ALTER TABLE hidden RENAME TO rebuilds"))
+		require.NoError(t, s.Exec(t, "ALTER TABLE hidden RENAME TO rebuilds"))
 		s.RequireSound(t)
 	})
 }

@@ -23,14 +23,14 @@ func twoPartitions(t *testing.T) (s *testshop.Shop, sales [2]uuid.UUID) {
 	t.Helper()
 	pool, keys := testkit.Pool(t), testkit.Keys(t)
 	keys.Partitions = 2
-	s = testshop.NewShopOn(t, pool, testkit.RedisURL(t), keys)
+	s = testshop.NewShopOn(t, testshop.Options{Pool: pool, Keys: keys})
 	for p := range sales {
 		sales[p] = s.OpenIn(t, p, 10)
 	}
 	return s, sales
 }
 
-func sells(s *testshop.Shop, t *testing.T, sale uuid.UUID, user string) bool {
+func sells(t *testing.T, s *testshop.Shop, sale uuid.UUID, user string) bool {
 	t.Helper()
 	answer, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: user, Quantity: 1})
 	return err == nil && answer.Verdict == reservation.Reserved
@@ -45,16 +45,16 @@ func TestPartitionsAreRebuiltAtTheSameTime(t *testing.T) {
 	}
 	held := s.HoldSale(t, sales[0])
 	healed := make(chan error, 1)
-	go func() { healed <- testwork.Heal(s, t, testwork.Rebuilder(s, t), 2) }()
-	testkit.Eventually(t, 30*time.Second, "the other partition sells", func() bool { return sells(s, t, sales[1], "ann") })
+	go func() { healed <- testwork.Heal(t, s, testwork.Rebuilder(t, s), 2) }()
+	testkit.Eventually(t, 30*time.Second, "the other partition sells", func() bool { return sells(t, s, sales[1], "ann") })
 	s.RequireClosed(t, sales[0])
-	testkit.Eventually(t, 30*time.Second, "the rebuild waits", func() bool { return s.TransactionsWaiting(t) == 1 })
-	_, err := testwork.Rebuilder(s, t).Partition(t.Context(), 0, rebuild.ReasonByHand)
+	s.AwaitWaiting(t, 1)
+	_, err := testwork.Rebuilder(t, s).Partition(t.Context(), 0, rebuild.ReasonByHand)
 	require.ErrorIs(t, err, rebuild.ErrRunning, "each partition is rebuilt once at a time")
 	require.NoError(t, held.Rollback(t.Context()))
 	require.NoError(t, <-healed)
-	require.True(t, sells(s, t, sales[0], "ann"))
-	testwork.RequireNoNeeds(s, t, 2)
+	require.True(t, sells(t, s, sales[0], "ann"))
+	testwork.RequireNoNeeds(t, s, 2)
 }
 
 // The server of one partition does not answer. The other partition is checked and rebuilt before that is known.
@@ -77,13 +77,11 @@ func TestSilentPartitionDelaysNoOther(t *testing.T) {
 		}
 		return next(ctx, cmd)
 	}))
-	store := reservation.NewStore(rdb, s.Keys, reservation.StoreOptions{Logger: testkit.Logger(t)})
-	t.Cleanup(store.Close)
-	through := &testshop.Shop{Pool: s.Pool, Rdb: rdb, Keys: s.Keys, Store: store}
+	through := s.Next(t, rdb)
 	require.NoError(t, s.Store.Distrust(t.Context(), 1))
 	healed := make(chan error, 1)
-	go func() { healed <- testwork.Heal(through, t, testwork.Rebuilder(through, t), 2) }()
-	testkit.Eventually(t, 30*time.Second, "the other partition sells", func() bool { return sells(s, t, sales[1], "ann") })
+	go func() { healed <- testwork.Heal(t, through, testwork.Rebuilder(t, through), 2) }()
+	testkit.Eventually(t, 30*time.Second, "the other partition sells", func() bool { return sells(t, s, sales[1], "ann") })
 	require.EqualValues(t, 1, asked.Load(), "the silent one still waits for its first answer")
 	close(answer)
 	<-healed // perhaps an error: the context of the first call may have ended
@@ -92,8 +90,8 @@ func TestSilentPartitionDelaysNoOther(t *testing.T) {
 // A process rebuilds a bounded number of partitions at a time, because each takes a session of Postgres.
 func TestRebuildsOfOneProcessAreBounded(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
-	r := testwork.Rebuilder(s, t)
+	s := testshop.NewShop(t)
+	r := testwork.Rebuilder(t, s)
 	sessions := make([]*rebuild.Session, rebuild.RebuildsMax)
 	for p := range sessions {
 		var err error

@@ -23,15 +23,15 @@ import (
 
 func TestRebuildRestoresStockFromPostgres(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewLostShop(t)
+	s := testshop.OnOwnRedis(t, 1)
 	sale, paused, ended := s.OpenPayable(t, 20), s.Open(t, 5), s.Open(t, 7)
-	keyed := s.Reserve(t, sale, "ann", 3, "key-of-ann")
+	keyed := s.Attempt(t, sale, "ann", 3, "key-of-ann")
 	require.Equal(t, reservation.Reserved, keyed.Verdict)
 	for _, user := range []string{"bob", "carol", "dave", "erin"} {
 		s.Buy(t, sale, user)
 	}
 	s.Buy(t, ended, "ann")
-	outcomes := testwork.Fulfil(s.Shop, t)
+	outcomes := testwork.Fulfil(t, s)
 	require.Len(t, outcomes, 6)
 	orders := map[string]uuid.UUID{}
 	for _, out := range outcomes {
@@ -40,15 +40,12 @@ func TestRebuildRestoresStockFromPostgres(t *testing.T) {
 		}
 	}
 	l := ledger.New(s.Pool)
-	_, err := l.Pay(t.Context(), orders["bob"], "bob", "pi")
-	require.NoError(t, err)
-	_, err = l.Cancel(t.Context(), orders["carol"], "carol")
-	require.NoError(t, err)
+	testwork.Pay(t, l, orders["bob"], "bob", "pi")
+	testwork.Cancel(t, l, orders["carol"], "carol")
 	testwork.EndWindow(t, s.Pool, orders["dave"])
-	_, err = testwork.Expire(s.Shop, t.Context())
-	require.NoError(t, err)
+	testwork.Expire(t, s)
 	require.EqualValues(t, 2, s.Count(t, testshop.PendingReleases))
-	_, err = s.Catalog.Pause(t.Context(), paused)
+	_, err := s.Catalog.Pause(t.Context(), paused)
 	require.NoError(t, err)
 	_, err = s.Catalog.End(t.Context(), ended)
 	require.NoError(t, err)
@@ -56,7 +53,7 @@ func TestRebuildRestoresStockFromPostgres(t *testing.T) {
 
 	s.Flush(t)
 	s.RequireClosed(t, sale)
-	report := testwork.Rebuild(s.Shop, t)
+	report := testwork.Rebuild(t, s)
 	require.Len(t, report.Sales, 3)
 	require.Equal(t, ended, report.Sales[2].ID, "ended sales come last")
 	for _, rebuilt := range report.Sales {
@@ -84,21 +81,21 @@ func TestRebuildRestoresStockFromPostgres(t *testing.T) {
 	require.Equal(t, "ended", s.SaleInRedis(t, ended)["state"])
 
 	// Holders of live orders get the first answer again. The others may buy.
-	again := s.Reserve(t, sale, "ann", 3, "key-of-ann")
+	again := s.Attempt(t, sale, "ann", 3, "key-of-ann")
 	require.Equal(t, reservation.Replayed, again.Verdict)
 	require.Equal(t, keyed.Reservation, again.Reservation, "with its first epoch, which is in the receipt")
-	require.Equal(t, reservation.AlreadyPurchased, s.Reserve(t, sale, "ann", 1, "").Verdict)
-	require.Equal(t, reservation.AlreadyPurchased, s.Reserve(t, sale, "bob", 1, "").Verdict)
+	require.Equal(t, reservation.AlreadyPurchased, s.Ask(t, sale, "ann").Verdict)
+	require.Equal(t, reservation.AlreadyPurchased, s.Ask(t, sale, "bob").Verdict)
 	for i, user := range []string{"carol", "dave", "lost"} {
-		answer := s.Reserve(t, sale, user, 1, "")
+		answer := s.Ask(t, sale, user)
 		require.Equal(t, reservation.Reserved, answer.Verdict)
 		require.EqualValues(t, 6+i, answer.Reservation.Sequence)
 		require.EqualValues(t, 2, answer.Reservation.Epoch)
 	}
-	require.Equal(t, reservation.Paused, s.Reserve(t, paused, "ann", 1, "").Verdict)
-	require.Equal(t, reservation.AlreadyPurchased, s.Reserve(t, ended, "ann", 1, "").Verdict)
-	require.Equal(t, reservation.Ended, s.Reserve(t, ended, "bob", 1, "").Verdict)
-	testwork.Fulfil(s.Shop, t)
+	require.Equal(t, reservation.Paused, s.Ask(t, paused, "ann").Verdict)
+	require.Equal(t, reservation.AlreadyPurchased, s.Ask(t, ended, "ann").Verdict)
+	require.Equal(t, reservation.Ended, s.Ask(t, ended, "bob").Verdict)
+	testwork.Fulfil(t, s)
 	s.RequireSound(t)
 	require.EqualValues(t, 6,
 		s.Count(t, "SELECT count(*) FROM orders WHERE sale_id = $1 AND status IN ('confirmed', 'paid')", sale))
@@ -110,7 +107,7 @@ func TestRebuildRestoresStockFromPostgres(t *testing.T) {
 	_, err = s.Catalog.Restock(t.Context(), sale, 10, "")
 	require.NoError(t, err)
 	s.Buy(t, paused, "ann")
-	testwork.Fulfil(s.Shop, t)
+	testwork.Fulfil(t, s)
 	s.RequireSound(t)
 	var event string
 	require.NoError(t, s.Pool.QueryRow(t.Context(),
@@ -121,7 +118,7 @@ func TestRebuildRestoresStockFromPostgres(t *testing.T) {
 }
 
 // readPending reads unread entries as another worker, which does not acknowledge them.
-func readPending(s *testshop.Shop, t testing.TB, count int64) {
+func readPending(t testing.TB, s *testshop.Shop, count int64) {
 	t.Helper()
 	_, err := s.Rdb.XReadGroup(t.Context(), &redis.XReadGroupArgs{
 		Group: reservation.Group, Consumer: "elsewhere", Streams: []string{s.Keys.Orders(0), ">"}, Count: count, Block: -1,
@@ -137,11 +134,11 @@ func TestRebuildDrainsStream(t *testing.T) {
 		recorded int64 // orders that were recorded before
 	}{
 		"unread":         {func(*testing.T, *testshop.Shop) error { return nil }, 0},
-		"one pending":    {func(t *testing.T, s *testshop.Shop) error { readPending(s, t, 1); return nil }, 0},
-		"partly pending": {func(t *testing.T, s *testshop.Shop) error { readPending(s, t, 20); return nil }, 0},
-		"pending":        {func(t *testing.T, s *testshop.Shop) error { readPending(s, t, 5000); return nil }, 0},
+		"one pending":    {func(t *testing.T, s *testshop.Shop) error { readPending(t, s, 1); return nil }, 0},
+		"partly pending": {func(t *testing.T, s *testshop.Shop) error { readPending(t, s, 20); return nil }, 0},
+		"pending":        {func(t *testing.T, s *testshop.Shop) error { readPending(t, s, 5000); return nil }, 0},
 		"group set back": {func(t *testing.T, s *testshop.Shop) error {
-			readPending(s, t, 5000)
+			readPending(t, s, 5000)
 			return s.Rdb.XGroupSetID(t.Context(), s.Keys.Orders(0), reservation.Group, "0").Err()
 		}, 2},
 		"group deleted": {func(t *testing.T, s *testshop.Shop) error {
@@ -150,36 +147,36 @@ func TestRebuildDrainsStream(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := testshop.NewShop(t, testkit.Pool(t))
+			s := testshop.NewShop(t)
 			sale, other := s.Open(t, 2000), s.Open(t, 10)
 			s.Buy(t, other, "first")
 			s.Buy(t, other, "second")
-			testwork.Fulfil(s, t)
+			testwork.Fulfil(t, s)
 			for i := range 40 { // more entries than are read at a time
 				s.Buy(t, sale, fmt.Sprintf("early-%d", i))
 			}
 			require.Equal(t, 1160, s.Crowd(t, sale, 1160))
-			testwork.AppendUnreadable(s, t)
+			testwork.AppendUnreadable(t, s)
 			s.Buy(t, other, "late")
 			require.NoError(t, c.group(t, s))
 			testshop.RaiseEpoch(t, s.Pool, other) // as an interrupted rebuild
-			report := testwork.Rebuild(s, t)
+			report := testwork.Rebuild(t, s)
 			require.Greater(t, report.Drained.Entries, int64(40))
 			report.Drained.Entries = 0
 			require.Equal(t, rebuild.Drained{Confirmed: 1200, Voided: 1, Left: 1, Recorded: c.recorded}, report.Drained)
-			require.EqualValues(t, 1200, testshop.SoldOf(t, s.Pool, sale))
+			require.EqualValues(t, 1200, testshop.Sold(t, s.Pool, sale))
 			require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM orders WHERE status = 'voided' AND user_id = 'late'"))
 			s.RequireSound(t)
 
 			// A worker finds that the entries are recorded.
-			config := testwork.Config(s, t)
+			config := testwork.Config(t, s)
 			config.MinIdle = 100 * time.Millisecond
 			stop := testwork.Work(t, config)
-			testwork.AwaitRest(s, t)
+			testwork.AwaitRest(t, s)
 			stop()
 			require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM dead_letters"))
-			require.EqualValues(t, 1200, testshop.SoldOf(t, s.Pool, sale))
-			require.EqualValues(t, 2, s.EpochOf(t, sale), "the worker rebuilds nothing")
+			require.EqualValues(t, 1200, testshop.Sold(t, s.Pool, sale))
+			require.EqualValues(t, 2, s.Epoch(t, sale), "the worker rebuilds nothing")
 			s.RequireSound(t)
 		})
 	}
@@ -188,65 +185,64 @@ func TestRebuildDrainsStream(t *testing.T) {
 // The stream has two orders too many. The rebuild rejects the last ones in the order of the sale, as a worker does.
 func TestRebuildRejectsOrdersBeyondStock(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 12)
 	for i := range 12 {
 		s.Buy(t, sale, fmt.Sprintf("user-%d", i))
 	}
-	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET stock = 10 WHERE id = $1", sale)
-	require.NoError(t, err)
-	report := testwork.Rebuild(s, t)
+	require.NoError(t, s.Exec(t, "UPDATE sales SET stock = 10 WHERE id = $1", sale))
+	report := testwork.Rebuild(t, s)
 	require.Equal(t, rebuild.Drained{Entries: 12, Confirmed: 10, Rejected: 2}, report.Drained)
 	for _, user := range []string{"user-10", "user-11"} {
 		require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM orders WHERE status = 'rejected' AND user_id = $1", user))
 		require.False(t, s.Rdb.HExists(t.Context(), s.Keys.Buyers(0, sale), user).Val())
 	}
 	s.RequireSound(t)
-	testwork.Work(t, testwork.Config(s, t))
-	testwork.AwaitRest(s, t)
+	testwork.Work(t, testwork.Config(t, s))
+	testwork.AwaitRest(t, s)
 	s.RequireSound(t)
 }
 
 func TestRebuildsAreExclusive(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 10)
-	r := testwork.Rebuilder(s, t)
+	r := testwork.Rebuilder(t, s)
 	session, err := r.Begin(t.Context(), 0)
 	require.NoError(t, err)
-	_, err = testwork.Rebuilder(s, t).Partition(t.Context(), 0, rebuild.ReasonByHand)
+	_, err = testwork.Rebuilder(t, s).Partition(t.Context(), 0, rebuild.ReasonByHand)
 	require.ErrorIs(t, err, rebuild.ErrRunning)
 	_, err = r.Sale(t.Context(), sale, rebuild.ReasonByHand)
 	require.ErrorIs(t, err, rebuild.ErrRunning)
 	s.Buy(t, sale, "ann")
 	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "epoch", 0).Err())
-	require.NoError(t, testwork.Heal(s, t, r, 1), "another rebuild has the lock")
-	require.EqualValues(t, 1, s.EpochOf(t, sale))
+	require.NoError(t, testwork.Heal(t, s, r, 1), "another rebuild has the lock")
+	require.EqualValues(t, 1, s.Epoch(t, sale))
 	var silence string
 	require.NoError(t, session.Conn().QueryRow(t.Context(), "SHOW idle_session_timeout").Scan(&silence))
 	require.Equal(t, "30s", silence, "Postgres ends a session that hangs")
 	session.End()
-	testwork.Rebuild(s, t)
-	require.EqualValues(t, 2, s.EpochOf(t, sale))
+	testwork.Rebuild(t, s)
+	require.EqualValues(t, 2, s.Epoch(t, sale))
 }
 
 func TestRebuildOfOneSaleKeepsOtherSalesOpen(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale, other := s.Open(t, 10), s.Open(t, 10)
 	s.Buy(t, sale, "ann")
 	s.Buy(t, other, "ann")
-	r := testwork.Rebuilder(s, t)
+	r := testwork.Rebuilder(t, s)
 	report, err := r.Sale(t.Context(), sale, rebuild.ReasonReconciled)
 	require.NoError(t, err)
 	require.Equal(t, rebuild.Drained{Entries: 2, Confirmed: 1, Left: 1}, report.Drained,
 		"the other sale's order is left to the workers")
 	require.Len(t, report.Sales, 1)
-	require.EqualValues(t, 2, s.EpochOf(t, sale))
-	require.EqualValues(t, 1, s.EpochOf(t, other))
+	require.EqualValues(t, 2, s.Epoch(t, sale))
+	require.EqualValues(t, 1, s.Epoch(t, other))
 	s.Buy(t, other, "bob")
 	s.Buy(t, sale, "bob")
-	testwork.Fulfil(s, t)
+	testwork.Fulfil(t, s)
 	s.RequireSound(t)
 
 	_, err = r.Sale(t.Context(), uuid.Must(uuid.NewV7()), rebuild.ReasonByHand)
@@ -254,16 +250,16 @@ func TestRebuildOfOneSaleKeepsOtherSalesOpen(t *testing.T) {
 	require.NoError(t, s.Store.Distrust(t.Context(), 0))
 	_, err = r.Sale(t.Context(), sale, rebuild.ReasonByHand)
 	require.ErrorIs(t, err, rebuild.ErrServerUnverified)
-	require.EqualValues(t, 2, s.EpochOf(t, sale))
+	require.EqualValues(t, 2, s.Epoch(t, sale))
 }
 
 func TestOperatorChangesDuringRebuildAreKept(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewLostShop(t)
+	s := testshop.OnOwnRedis(t, 1)
 	sale := s.Open(t, 10)
 	s.Buy(t, sale, "ann")
-	testwork.Fulfil(s.Shop, t)
-	r := testwork.Rebuilder(s.Shop, t)
+	testwork.Fulfil(t, s)
+	r := testwork.Rebuilder(t, s)
 	session, err := r.Begin(t.Context(), 0)
 	require.NoError(t, err)
 	defer session.End()
@@ -302,7 +298,7 @@ func TestOperatorChangesDuringRebuildAreKept(t *testing.T) {
 	require.Equal(t, []string{"22", "21", "paused", "5"},
 		pick(s.SaleInRedis(t, sale), "stock", "left", "state", "revision"))
 	s.Buy(t, created.ID, "ann")
-	testwork.Fulfil(s.Shop, t)
+	testwork.Fulfil(t, s)
 	s.RequireSound(t)
 }
 
@@ -317,17 +313,16 @@ func pick(fields map[string]string, names ...string) (values []string) {
 
 func TestOrderEndedDuringRebuildReleasesUnit(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.OpenPayable(t, 10)
 	orders := map[string]uuid.UUID{}
 	for _, user := range []string{"ann", "bob", "carol"} {
 		orders[user] = s.Buy(t, sale, user)
 	}
-	testwork.Fulfil(s, t)
-	l, r := ledger.New(s.Pool), testwork.Rebuilder(s, t)
+	testwork.Fulfil(t, s)
+	l, r := ledger.New(s.Pool), testwork.Rebuilder(t, s)
 	cancel := func(user string) {
-		_, err := l.Cancel(t.Context(), orders[user], user)
-		require.NoError(t, err)
+		testwork.Cancel(t, l, orders[user], user)
 	}
 	session, err := r.Begin(t.Context(), 0)
 	require.NoError(t, err)
@@ -350,18 +345,18 @@ func TestOrderEndedDuringRebuildReleasesUnit(t *testing.T) {
 	all, err := b.StageBuyers(t.Context(), raised)
 	require.NoError(t, err)
 	cancel("carol") // after the orders are read
-	_, err = testwork.ReleaseUnits(s, t.Context())
+	_, err = testwork.TryReleaseUnits(t.Context(), s)
 	require.Error(t, err, "a closed sale releases no units")
 	require.NoError(t, b.Open(t.Context(), raised, raised.Stock-all.Units(), all))
 	require.NoError(t, hold.Rollback(t.Context()))
 	require.EqualValues(t, 1, all.Orders())
 	require.EqualValues(t, 9, s.Left(t, sale))
 	testkit.Eventually(t, 30*time.Second, "all releases are applied", func() bool {
-		_, err := testwork.ReleaseUnits(s, t.Context())
+		_, err := testwork.TryReleaseUnits(t.Context(), s)
 		return err == nil && s.Count(t, testshop.PendingReleases) == 0
 	})
 	require.EqualValues(t, 10, s.Left(t, sale))
-	require.Zero(t, testshop.SoldOf(t, s.Pool, sale))
+	require.Zero(t, testshop.Sold(t, s.Pool, sale))
 	for user := range orders {
 		s.Buy(t, sale, user)
 	}
@@ -369,7 +364,7 @@ func TestOrderEndedDuringRebuildReleasesUnit(t *testing.T) {
 
 func TestRebuildLogsAndCounts(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	s.Buy(t, s.Open(t, 10), "ann")
 	log, registry := &testshop.CountingLog{}, prometheus.NewRegistry()
 	r, err := rebuild.New(rebuild.Config{
@@ -380,7 +375,7 @@ func TestRebuildLogsAndCounts(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 1, log.Times(rebuild.LogBegunPartition))
 	require.Equal(t, 1, log.Times("rebuilt the stock from Postgres"))
-	require.Equal(t, 1.0, testshop.ValueOf(t, registry, "stampede_rebuilds_total", rebuild.ReasonServer))
+	require.Equal(t, 1.0, testshop.Metric(t, registry, "stampede_rebuilds_total", rebuild.ReasonServer))
 
 	// A second Rebuilder shares the metrics. A failed rebuild does not count.
 	_, err = rebuild.New(rebuild.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Store: s.Store, Registerer: registry})
@@ -389,19 +384,19 @@ func TestRebuildLogsAndCounts(t *testing.T) {
 	cancel()
 	_, err = r.Partition(ctx, 0, rebuild.ReasonServer)
 	require.ErrorIs(t, err, context.Canceled)
-	require.Equal(t, 1.0, testshop.ValueOf(t, registry, "stampede_rebuilds_total", rebuild.ReasonServer))
+	require.Equal(t, 1.0, testshop.Metric(t, registry, "stampede_rebuilds_total", rebuild.ReasonServer))
 }
 
 // After a restore of Postgres ingresses have seen a later epoch than Postgres has, and refuse earlier ones.
 func TestRebuildContinuesAfterLatestSeenEpoch(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewLostShop(t)
+	s := testshop.OnOwnRedis(t, 1)
 	sale := s.Open(t, 10)
 	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "epoch", 99).Err())
-	require.EqualValues(t, 99, s.Reserve(t, sale, "ann", 1, "").Reservation.Epoch)
-	report, err := testwork.Rebuilder(s.Shop, t).Sale(t.Context(), sale, rebuild.ReasonByHand)
+	require.EqualValues(t, 99, s.Ask(t, sale, "ann").Reservation.Epoch)
+	report, err := testwork.Rebuilder(t, s).Sale(t.Context(), sale, rebuild.ReasonByHand)
 	require.NoError(t, err)
 	require.EqualValues(t, 100, report.Sales[0].Epoch)
-	require.EqualValues(t, 100, s.Reserve(t, sale, "bob", 1, "").Reservation.Epoch)
+	require.EqualValues(t, 100, s.Ask(t, sale, "bob").Reservation.Epoch)
 	require.EqualValues(t, 1, s.Count(t, testshop.ConfirmedOrders), "the order in the stream")
 }

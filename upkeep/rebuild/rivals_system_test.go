@@ -43,14 +43,14 @@ func (r *rival) begin(t *testing.T, run func(context.Context, *rebuild.Session) 
 // Redis loses nothing, so no accepted order is voided or rejected, and no sale stays closed.
 func TestConcurrentRebuildersVoidNothing(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	rivalsVoidNothing(t, s, 12, func() uuid.UUID { return s.Open(t, 10_000) }, func(uuid.UUID) { s.RequireSound(t) })
 }
 
 // The same with a sale over several shards, which several rebuilds of partitions and of the sale close and open.
 func TestConcurrentRebuildersOfShardsVoidNothing(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShardedShop(t).Shop
+	s := testshop.OnOwnRedis(t, 8)
 	rivalsVoidNothing(t, s, 6, func() uuid.UUID { return s.OpenSharded(t, 10_000, 3) },
 		func(sale uuid.UUID) { s.RequireShards(t, sale) })
 }
@@ -62,18 +62,18 @@ func rivalsVoidNothing(
 	const rivals, moves = 3, 120
 	rebuilders := make([]*rival, rivals)
 	for i := range rebuilders {
-		rebuilders[i] = newRival(s, t)
+		rebuilders[i] = newRival(t, s)
 	}
 	seed := cmp.Or(rivalsSeed, rand.Uint64())
 	opened := 0
 	for round := range rounds {
 		random := rand.New(rand.NewPCG(seed, uint64(round)))
 		sale := open()
-		layout := s.LayoutOf(t, sale)
+		layout := s.Layout(t, sale)
 		t.Logf("round %d of seed %d", round, seed)
 		whole := round%3 == 2 // rebuild the partition, not only the sale
 		accepted := map[uuid.UUID]bool{}
-		before := s.EpochOf(t, sale)
+		before := s.Epoch(t, sale)
 		buy := func() {
 			answer, err := s.Store.Reserve(t.Context(),
 				reservation.Request{Sale: sale, User: fmt.Sprint("user-", len(accepted)), Quantity: 1})
@@ -89,7 +89,7 @@ func rivalsVoidNothing(
 			case random.IntN(4) == 0:
 				buy()
 			case random.IntN(8) == 0:
-				testwork.FulfilAll(s, t)
+				testwork.FulfilAll(t, s)
 			case r.busy:
 				for range 1 + random.IntN(4)*random.IntN(4) {
 					if r.busy {
@@ -114,20 +114,20 @@ func rivalsVoidNothing(
 				buy()
 			}
 		}
-		worker := testwork.Rebuilder(s, t)
+		worker := testwork.Rebuilder(t, s)
 		testkit.Eventually(t, 30*time.Second, "a worker opens what the rebuilders left closed", func() bool {
-			require.NoError(t, testwork.Heal(s, t, worker, s.Keys.Partitions))
+			require.NoError(t, testwork.Heal(t, s, worker, s.Keys.Partitions))
 			found, err := worker.Needs(t.Context(), s.Keys.Partitions, true)
 			require.NoError(t, err)
 			return len(found) == 0
 		})
-		testwork.FulfilAll(s, t)
+		testwork.FulfilAll(t, s)
 		require.Zero(t, s.Count(t, "SELECT count(*) FROM orders WHERE status <> 'confirmed'"), "Redis lost nothing")
 		require.EqualValues(t, len(accepted), s.Count(t, "SELECT count(*) FROM orders WHERE sale_id = $1", sale))
 		_, err := s.Catalog.PublishPending(t.Context())
 		require.NoError(t, err)
 		requireSound(sale)
-		opened += int(s.EpochOf(t, sale) - before)
+		opened += int(s.Epoch(t, sale) - before)
 		_, err = s.Catalog.End(t.Context(), sale)
 		require.NoError(t, err)
 	}
@@ -154,18 +154,17 @@ func TestThawedRebuilderDoesNotOpenSaleClosedByAnother(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := testshop.NewShop(t, testkit.Pool(t))
+			s := testshop.NewShop(t)
 			sale := s.Open(t, 100)
 			s.Buy(t, sale, "first")
-			testwork.Fulfil(s, t)
-			frozen := s.Process(t)
+			testwork.Fulfil(t, s)
+			frozen := s.Process(t, "rebuild", sale.String())
 			frozen.Setenv(crashpoint.FreezeEnv, crashpoint.RebuildStaged)
-			frozen.Setenv(testwork.RebuildEnv, sale.String())
 			frozen.Start()
 			frozen.WaitOutput(30*time.Second, "frozen at "+crashpoint.RebuildStaged)
 			require.EqualValues(t, 1, s.Count(t, endRebuildSessions), "its session ends")
 
-			r := testwork.Rebuilder(s, t)
+			r := testwork.Rebuilder(t, s)
 			var session *rebuild.Session
 			testkit.Eventually(t, 20*time.Second, "the lock is free", func() bool {
 				var err error
@@ -199,10 +198,10 @@ func TestThawedRebuilderDoesNotOpenSaleClosedByAnother(t *testing.T) {
 			} else {
 				require.NoError(t, err)
 			}
-			testwork.Fulfil(s, t)
+			testwork.Fulfil(t, s)
 			require.Zero(t, s.Count(t, "SELECT count(*) FROM orders WHERE status <> 'confirmed'"))
 			s.RequireSound(t)
-			testwork.RequireNoNeeds(s, t, 1)
+			testwork.RequireNoNeeds(t, s, 1)
 		})
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
 	"stampede/reservation"
@@ -71,17 +70,15 @@ type rival struct {
 	busy bool
 }
 
-func newRival(s *testshop.Shop, t *testing.T) *rival {
+func newRival(t *testing.T, s *testshop.Shop) *rival {
 	t.Helper()
 	r := &rival{gate: newGate(), done: make(chan error, 1)}
 	options := *s.Rdb.(*redis.Client).Options()
 	rdb := redis.NewClient(&options)
 	rdb.AddHook(r.gate)
 	t.Cleanup(func() { _ = rdb.Close() })
-	store := reservation.NewStore(rdb, s.Keys, reservation.StoreOptions{Logger: testkit.Logger(t)})
-	t.Cleanup(store.Close)
-	r.shop = &testshop.Shop{Pool: s.Pool, Rdb: rdb, Keys: s.Keys, Store: store}
-	r.Rebuilder = testwork.Rebuilder(r.shop, t)
+	r.shop = s.Next(t, rdb)
+	r.Rebuilder = testwork.Rebuilder(t, r.shop)
 	return r
 }
 
@@ -105,12 +102,11 @@ func (r *rival) step(t *testing.T) {
 }
 
 // claimPartition records the server of partition 0 in Postgres, as its first user does.
-func claimPartition(s *testshop.Shop, t *testing.T) reservation.ServerState {
+func claimPartition(t *testing.T, s *testshop.Shop) reservation.ServerState {
 	t.Helper()
 	server, err := s.Store.Inspect(t.Context(), 0)
 	require.NoError(t, err)
-	_, err = s.Pool.Exec(t.Context(), sql.CatalogClaimPartition, 0, server.RunID, server.ReplicationID)
-	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, sql.CatalogClaimPartition, 0, server.RunID, server.ReplicationID))
 	return server
 }
 
@@ -118,9 +114,9 @@ func claimPartition(s *testshop.Shop, t *testing.T) reservation.ServerState {
 // two closed the sale for a rebuild of nothing.
 func TestFirstUseOfPartitionNeedsNoRebuild(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
-	server := claimPartition(s, t)
-	r := newRival(s, t)
+	s := testshop.NewShop(t)
+	server := claimPartition(t, s)
+	r := newRival(t, s)
 	var needs []rebuild.Need
 	go func() {
 		var err error
@@ -143,9 +139,9 @@ func TestFirstUseOfPartitionNeedsNoRebuild(t *testing.T) {
 // Its first user may crash between the two.
 func TestClaimedPartitionWithoutServerNeedsRebuild(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
-	claimPartition(s, t)
-	needs, err := testwork.Rebuilder(s, t).Needs(t.Context(), 1, true)
+	s := testshop.NewShop(t)
+	claimPartition(t, s)
+	needs, err := testwork.Rebuilder(t, s).Needs(t.Context(), 1, true)
 	require.NoError(t, err)
 	require.Equal(t, []rebuild.Need{{Reason: rebuild.ReasonServer}}, needs)
 }

@@ -23,7 +23,7 @@ import (
 // snapshot is the data of Redis, as in a snapshot of its virtual machine.
 type snapshot map[string]string
 
-func takeSnapshot(s *testshop.Shop, t *testing.T) snapshot {
+func takeSnapshot(t *testing.T, s *testshop.Shop) snapshot {
 	t.Helper()
 	taken := snapshot{}
 	for _, key := range s.Rdb.Keys(t.Context(), s.Keys.Prefix+":*").Val() {
@@ -37,7 +37,7 @@ func takeSnapshot(s *testshop.Shop, t *testing.T) snapshot {
 }
 
 // setBack restores a snapshot in one step, within the same process and with its loaded scripts.
-func setBack(s *testshop.Shop, t *testing.T, to snapshot) {
+func setBack(t *testing.T, s *testshop.Shop, to snapshot) {
 	t.Helper()
 	runID := s.Rdb.InfoMap(t.Context(), "server").Item("Server", "run_id")
 	now := s.Rdb.Keys(t.Context(), s.Keys.Prefix+":*").Val()
@@ -53,42 +53,44 @@ func setBack(s *testshop.Shop, t *testing.T, to snapshot) {
 }
 
 // newIngress returns an ingress that has seen no sale.
-func newIngress(s *testshop.Shop, t *testing.T) *testshop.Shop {
+func newIngress(t *testing.T, s *testshop.Shop) *testshop.Shop {
 	t.Helper()
-	return testshop.NewShopOn(t, s.Pool, "redis://"+s.Rdb.(*redis.Client).Options().Addr, s.Keys)
+	return testshop.NewShopOn(t, testshop.Options{
+		Pool: s.Pool, RedisURL: "redis://" + s.Rdb.(*redis.Client).Options().Addr, Keys: s.Keys,
+	})
 }
 
 // setBackShop returns a sale of which Redis lost the orders of "lost-…", which are in Postgres, and sold as many units
 // to others since, so its highest place equals that of Postgres.
-func setBackShop(t *testing.T, stock, lost int) (s testshop.LostShop, sale uuid.UUID) {
+func setBackShop(t *testing.T, stock, lost int) (s *testshop.Shop, sale uuid.UUID) {
 	t.Helper()
-	s = testshop.NewLostShop(t)
+	s = testshop.OnOwnRedis(t, 1)
 	sale = s.Open(t, int64(stock))
 	for i := range 5 {
 		s.Buy(t, sale, fmt.Sprint("kept-", i))
 	}
-	testwork.Fulfil(s.Shop, t)
-	before := takeSnapshot(s.Shop, t)
+	testwork.Fulfil(t, s)
+	before := takeSnapshot(t, s)
 	for i := range lost {
 		s.Buy(t, sale, fmt.Sprint("lost-", i))
 	}
-	testwork.Fulfil(s.Shop, t)
-	setBack(s.Shop, t, before)
-	ingress := newIngress(s.Shop, t)
+	testwork.Fulfil(t, s)
+	setBack(t, s, before)
+	ingress := newIngress(t, s)
 	for i := range lost {
 		ingress.Buy(t, sale, fmt.Sprint("new-", i))
 	}
 	require.Equal(t, fmt.Sprint(5+lost), s.SaleInRedis(t, sale)["sequence"])
-	testwork.RequireNoNeeds(s.Shop, t, 1) // no number differs
+	testwork.RequireNoNeeds(t, s, 1) // no number differs
 	return s, sale
 }
 
 // awaitRebuilt waits until the sale is in the epoch in Redis and Postgres, and its rebuilds have finished: a partition
 // sells again only when its server is verified, after its sales are open.
-func awaitRebuilt(s *testshop.Shop, t *testing.T, registry *prometheus.Registry, sale uuid.UUID, epoch int64) {
+func awaitRebuilt(t *testing.T, s *testshop.Shop, registry *prometheus.Registry, sale uuid.UUID, epoch int64) {
 	t.Helper()
 	testkit.Eventually(t, 30*time.Second, "the sale is rebuilt", func() bool {
-		return s.EpochOf(t, sale) == epoch && s.SaleInRedis(t, sale)["epoch"] == fmt.Sprint(epoch) &&
+		return s.Epoch(t, sale) == epoch && s.SaleInRedis(t, sale)["epoch"] == fmt.Sprint(epoch) &&
 			testwork.Rebuilds(t, registry) >= float64(epoch-1)
 	})
 }
@@ -99,34 +101,34 @@ func TestRebuildAfterRedisIsSetBackInPlace(t *testing.T) {
 	t.Run("user buys again", func(t *testing.T) {
 		t.Parallel()
 		s, sale := setBackShop(t, 100, 10)
-		registry, _ := testwork.Guarded(s.Shop, t)
+		registry, _ := testwork.Guarded(t, s)
 		s.AwaitConfirmed(t, 25)
-		ingress := newIngress(s.Shop, t)
+		ingress := newIngress(t, s)
 		ingress.Buy(t, sale, "lost-3") // a live order in Postgres
-		awaitRebuilt(s.Shop, t, registry, sale, 2)
+		awaitRebuilt(t, s, registry, sale, 2)
 		for _, user := range []string{"lost-3", "lost-7", "kept-1", "new-2"} {
-			require.Equal(t, reservation.AlreadyPurchased, ingress.Reserve(t, sale, user, 1, "").Verdict, user)
+			require.Equal(t, reservation.AlreadyPurchased, ingress.Ask(t, sale, user).Verdict, user)
 		}
 		ingress.Buy(t, sale, "another")
 		s.AwaitConfirmed(t, 26)
-		testwork.AwaitRest(s.Shop, t)
+		testwork.AwaitRest(t, s)
 		s.RequireSound(t)
 		require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM orders WHERE status = 'rejected'"),
 			"the refused order")
-		require.Equal(t, 1.0, testshop.ValueOf(t, registry, "stampede_rebuilds_total", rebuild.ReasonRefused))
+		require.Equal(t, 1.0, testshop.Metric(t, registry, "stampede_rebuilds_total", rebuild.ReasonRefused))
 		require.Equal(t, 1.0, testwork.Rebuilds(t, registry), "one rebuild")
 	})
 	t.Run("stock sold out", func(t *testing.T) {
 		t.Parallel()
 		s, sale := setBackShop(t, 30, 10) // of which Postgres has sold 25, and Redis 15
-		registry, _ := testwork.Guarded(s.Shop, t)
+		registry, _ := testwork.Guarded(t, s)
 		s.AwaitConfirmed(t, 25)
-		ingress := newIngress(s.Shop, t)
+		ingress := newIngress(t, s)
 		require.Equal(t, 15, ingress.Crowd(t, sale, 15))
-		awaitRebuilt(s.Shop, t, registry, sale, 2)
-		require.Equal(t, reservation.SoldOut, ingress.Reserve(t, sale, "late", 1, "").Verdict)
+		awaitRebuilt(t, s, registry, sale, 2)
+		require.Equal(t, reservation.SoldOut, ingress.Ask(t, sale, "late").Verdict)
 		s.AwaitConfirmed(t, 30)
-		testwork.AwaitRest(s.Shop, t)
+		testwork.AwaitRest(t, s)
 		s.RequireSound(t)
 		require.EqualValues(t, 10,
 			s.Count(t, "SELECT count(*) FROM orders WHERE status = 'rejected' AND reason = 'sold-out'"))
@@ -137,37 +139,37 @@ func TestRebuildAfterRedisIsSetBackInPlace(t *testing.T) {
 // The worker finds the loss before Postgres refuses an order.
 func TestWorkerDetectsLostRecordedOrders(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewLostShop(t)
+	s := testshop.OnOwnRedis(t, 1)
 	sale := s.Open(t, 100)
 	for i := range 5 {
 		s.Buy(t, sale, fmt.Sprint("kept-", i))
 	}
-	testwork.Fulfil(s.Shop, t)
-	early := takeSnapshot(s.Shop, t)
-	ingress := newIngress(s.Shop, t)
+	testwork.Fulfil(t, s)
+	early := takeSnapshot(t, s)
+	ingress := newIngress(t, s)
 	for i := range 8 {
 		ingress.Buy(t, sale, fmt.Sprint("new-", i))
 	}
-	testwork.Fulfil(s.Shop, t)
-	other := takeSnapshot(s.Shop, t) // with the highest place that Postgres will have
-	setBack(s.Shop, t, early)
-	require.NoError(t, testshop.ExecSQL(t, s.Shop, "DELETE FROM orders WHERE user_id LIKE 'new-%'"))
-	require.NoError(t, testshop.ExecSQL(t, s.Shop, "DELETE FROM order_events WHERE user_id LIKE 'new-%'"))
-	require.NoError(t, testshop.ExecSQL(t, s.Shop, "UPDATE sales SET sold = 5, last_sequence = 5"))
+	testwork.Fulfil(t, s)
+	other := takeSnapshot(t, s) // with the highest place that Postgres will have
+	setBack(t, s, early)
+	require.NoError(t, s.Exec(t, "DELETE FROM orders WHERE user_id LIKE 'new-%'"))
+	require.NoError(t, s.Exec(t, "DELETE FROM order_events WHERE user_id LIKE 'new-%'"))
+	require.NoError(t, s.Exec(t, "UPDATE sales SET sold = 5, last_sequence = 5"))
 
-	registry, _ := testwork.Guarded(s.Shop, t)
-	ingress = newIngress(s.Shop, t)
+	registry, _ := testwork.Guarded(t, s)
+	ingress = newIngress(t, s)
 	for i := range 8 {
 		ingress.Buy(t, sale, fmt.Sprint("lost-", i))
 	}
 	s.AwaitConfirmed(t, 13)
-	testwork.AwaitRest(s.Shop, t)
-	setBack(s.Shop, t, other)
-	awaitRebuilt(s.Shop, t, registry, sale, 2)
-	require.Equal(t, reservation.AlreadyPurchased, ingress.Reserve(t, sale, "lost-3", 1, "").Verdict)
-	testwork.AwaitRest(s.Shop, t)
+	testwork.AwaitRest(t, s)
+	setBack(t, s, other)
+	awaitRebuilt(t, s, registry, sale, 2)
+	require.Equal(t, reservation.AlreadyPurchased, ingress.Ask(t, sale, "lost-3").Verdict)
+	testwork.AwaitRest(t, s)
 	testkit.Eventually(t, 20*time.Second, "the reason is set-back", func() bool {
-		return testshop.ValueOf(t, registry, "stampede_rebuilds_total", rebuild.ReasonSetBack) == 1
+		return testshop.Metric(t, registry, "stampede_rebuilds_total", rebuild.ReasonSetBack) == 1
 	})
 	s.RequireSound(t)
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM orders WHERE status <> 'confirmed'"))
@@ -176,14 +178,14 @@ func TestWorkerDetectsLostRecordedOrders(t *testing.T) {
 // An order that Redis had not accepted is no proof when Postgres refuses it.
 func TestUnknownRejectedOrderStartsNoRebuild(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 3)
-	registry, _ := testwork.Guarded(s, t)
+	registry, _ := testwork.Guarded(t, s)
 	for _, user := range []string{"ann", "bob", "cid"} {
 		s.Buy(t, sale, user)
 	}
 	s.AwaitConfirmed(t, 3)
-	testwork.AwaitRest(s, t)
+	testwork.AwaitRest(t, s)
 	entries := s.Rdb.XRange(t.Context(), s.Keys.Orders(0), "-", "+").Val()
 	forge := func(user string) {
 		t.Helper()
@@ -199,10 +201,10 @@ func TestUnknownRejectedOrderStartsNoRebuild(t *testing.T) {
 	testkit.Eventually(t, 20*time.Second, "they are refused", func() bool {
 		return s.Count(t, "SELECT count(*) FROM orders WHERE status = 'rejected'") == 10
 	})
-	testwork.AwaitRest(s, t)
-	testwork.RequireNoNeeds(s, t, 1)
+	testwork.AwaitRest(t, s)
+	testwork.RequireNoNeeds(t, s, 1)
 	require.Zero(t, testwork.Rebuilds(t, registry))
-	require.EqualValues(t, 1, s.EpochOf(t, sale))
+	require.EqualValues(t, 1, s.Epoch(t, sale))
 }
 
 // forgedEntry returns an entry of an order that Redis never accepted.

@@ -20,9 +20,9 @@ import (
 
 // buyBetween lets a user of each shard buy between a crash and the next rebuild, and returns how many could. The others
 // got an error to retry on.
-func buyBetween(s *testshop.Shop, t *testing.T, sale uuid.UUID) (bought int) {
+func buyBetween(t *testing.T, s *testshop.Shop, sale uuid.UUID) (bought int) {
 	t.Helper()
-	layout := s.LayoutOf(t, sale)
+	layout := s.Layout(t, sale)
 	asked := map[int]bool{}
 	for i := 0; len(asked) < layout.Shards; i++ {
 		user := fmt.Sprint("between-", i)
@@ -54,20 +54,18 @@ func TestRebuildOfShardsIsFinishedAfterCrash(t *testing.T) {
 			t.Run(fmt.Sprint(shards, "/", point), func(t *testing.T) {
 				t.Parallel()
 				s, sale := shardedSale(t)
-				last := lastPlace(s.Shop, t, sale)
-				victim := process(s, t)
-				victim.Setenv(testwork.RebuildEnv, sale.String())
-				victim.Setenv(testwork.ShardsEnv, strconv.Itoa(shards))
+				last := lastPlace(t, s, sale)
+				victim := s.Process(t, "raise shards", sale.String(), strconv.Itoa(shards))
 				victim.Setenv(crashpoint.Env, point)
 				victim.Start()
 				victim.WaitKilled(30 * time.Second)
-				bought := buyBetween(s.Shop, t, sale)
-				healAll(s.Shop, t)
+				bought := buyBetween(t, s, sale)
+				healAll(t, s)
 				_, err := s.Catalog.PublishPending(t.Context())
 				require.NoError(t, err)
-				testwork.FulfilAll(s.Shop, t)
+				testwork.FulfilAll(t, s)
 				require.EqualValues(t, 50+bought, s.Count(t, testshop.ConfirmedOrders))
-				requireSells(s.Shop, t, sale, last)
+				requireSells(t, s, sale, last)
 				for p := range 8 {
 					require.Empty(t, s.Rdb.Keys(t.Context(), s.Keys.Staged(p, sale, "*")).Val(), "no staged key is left")
 				}
@@ -88,26 +86,26 @@ func TestRebuildOfShardsIsFinishedAfterWorkerCrash(t *testing.T) {
 		t.Run(point, func(t *testing.T) {
 			t.Parallel()
 			s, sale := shardedSale(t)
-			layout := s.LayoutOf(t, sale)
-			testwork.FulfilAll(s.Shop, t)
-			last := lastPlace(s.Shop, t, sale)
-			require.NoError(t, s.Rdb.Del(t.Context(), dataOf(s.Shop, t, layout.Partition(2))...).Err())
-			victim := process(s, t)
+			layout := s.Layout(t, sale)
+			testwork.FulfilAll(t, s)
+			last := lastPlace(t, s, sale)
+			require.NoError(t, s.Rdb.Del(t.Context(), dataOf(t, s, layout.Partition(2))...).Err())
+			victim := s.Process(t, "worker")
 			victim.Setenv(crashpoint.Env, point)
 			victim.Start()
 			victim.WaitKilled(30 * time.Second)
-			bought := buyBetween(s.Shop, t, sale)
-			successor := process(s, t)
+			bought := buyBetween(t, s, sale)
+			successor := s.Process(t, "worker")
 			successor.Start()
-			r := testwork.Rebuilder(s.Shop, t)
+			r := testwork.Rebuilder(t, s)
 			testkit.Eventually(t, 60*time.Second, "Redis agrees with Postgres, and all orders are recorded", func() bool {
 				found, err := r.Needs(t.Context(), 8, true)
 				return err == nil && len(found) == 0 && s.Count(t, testshop.ConfirmedOrders) == int64(50+bought)
 			})
-			testwork.AwaitRest(s.Shop, t)
+			testwork.AwaitRest(t, s)
 			require.True(t, successor.Stop().Success())
 			require.Zero(t, s.Count(t, "SELECT count(*) FROM orders WHERE status NOT IN ('confirmed', 'cancelled')"))
-			requireSells(s.Shop, t, sale, last)
+			requireSells(t, s, sale, last)
 		})
 	}
 }

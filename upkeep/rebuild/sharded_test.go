@@ -18,17 +18,16 @@ import (
 
 // shardedSale returns a sale of 100 units in 4 shards of a shop with 8 partitions. It has 30 recorded orders of
 // "user-…", one that was cancelled with the key "k", and 20 orders of "late-…" that no worker has read.
-func shardedSale(t *testing.T) (s testshop.LostShop, sale uuid.UUID) {
+func shardedSale(t *testing.T) (s *testshop.Shop, sale uuid.UUID) {
 	t.Helper()
-	s = testshop.NewShardedShop(t)
+	s = testshop.OnOwnRedis(t, 8)
 	sale = s.OpenSharded(t, 100, 4)
 	require.Equal(t, 30, s.Crowd(t, sale, 30))
-	cancelled := s.Reserve(t, sale, "cancelled", 1, "k").Reservation.OrderID
-	testwork.FulfilAll(s.Shop, t)
-	_, err := testwork.Rebuilder(s.Shop, t).Ledger.Cancel(t.Context(), cancelled, "cancelled")
+	cancelled := s.Attempt(t, sale, "cancelled", 1, "k").Reservation.OrderID
+	testwork.FulfilAll(t, s)
+	_, err := testwork.Rebuilder(t, s).Ledger.Cancel(t.Context(), cancelled, "cancelled")
 	require.NoError(t, err)
-	_, err = testwork.ReleaseUnits(s.Shop, t.Context())
-	require.NoError(t, err)
+	testwork.ReleaseUnits(t, s)
 	for i := range 20 {
 		s.Buy(t, sale, fmt.Sprint("late-", i))
 	}
@@ -36,9 +35,9 @@ func shardedSale(t *testing.T) (s testshop.LostShop, sale uuid.UUID) {
 }
 
 // lastPlace returns the highest place that Redis has given out or Postgres has.
-func lastPlace(s *testshop.Shop, t *testing.T, sale uuid.UUID) (last int64) {
+func lastPlace(t *testing.T, s *testshop.Shop, sale uuid.UUID) (last int64) {
 	t.Helper()
-	layout := s.LayoutOf(t, sale)
+	layout := s.Layout(t, sale)
 	for shard := range layout.Shards {
 		for _, text := range s.Rdb.HGetAll(t.Context(), s.Keys.Buyers(layout.Partition(shard), sale)).Val() {
 			held, _, err := order.ParseReservation(text)
@@ -50,41 +49,41 @@ func lastPlace(s *testshop.Shop, t *testing.T, sale uuid.UUID) (last int64) {
 }
 
 // healAll rebuilds as workers do until nothing is left to rebuild.
-func healAll(s *testshop.Shop, t *testing.T) {
+func healAll(t *testing.T, s *testshop.Shop) {
 	t.Helper()
-	r := testwork.Rebuilder(s, t)
+	r := testwork.Rebuilder(t, s)
 	testkit.Eventually(t, 60*time.Second, "nothing is left to rebuild", func() bool {
-		_ = testwork.Heal(s, t, r, s.Keys.Partitions) // Needs tells
+		_ = testwork.Heal(t, s, r, s.Keys.Partitions) // Needs tells
 		found, err := r.Needs(t.Context(), s.Keys.Partitions, true)
 		return err == nil && len(found) == 0
 	})
 }
 
 // requireSells requires that users of all shards can buy, at new places in a new epoch, and holders cannot.
-func requireSells(s *testshop.Shop, t *testing.T, sale uuid.UUID, above int64) {
+func requireSells(t *testing.T, s *testshop.Shop, sale uuid.UUID, above int64) {
 	t.Helper()
 	testkit.Eventually(t, 30*time.Second, "the store knows the shards", func() bool {
 		_, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: "user-0", Quantity: 1})
 		return err == nil
 	})
 	for i := range 30 {
-		require.Equal(t, reservation.AlreadyPurchased, s.Reserve(t, sale, fmt.Sprintf("user-%d", i), 1, "").Verdict)
+		require.Equal(t, reservation.AlreadyPurchased, s.Ask(t, sale, fmt.Sprintf("user-%d", i)).Verdict)
 	}
 	for i := range 20 {
-		answer := s.Reserve(t, sale, fmt.Sprint("new-", i), 1, "")
+		answer := s.Ask(t, sale, fmt.Sprint("new-", i))
 		require.Equal(t, reservation.Reserved, answer.Verdict)
 		if answer.Reservation.Epoch > 1 {
 			require.Greater(t, answer.Reservation.Sequence, above, "a place was given out again")
 		}
 	}
-	require.Equal(t, reservation.OrderEnded, s.Reserve(t, sale, "cancelled", 1, "k").Verdict)
-	testwork.FulfilAll(s, t)
+	require.Equal(t, reservation.OrderEnded, s.Attempt(t, sale, "cancelled", 1, "k").Verdict)
+	testwork.FulfilAll(t, s)
 	s.RequireShards(t, sale)
-	testwork.RequireNoNeeds(s, t, s.Keys.Partitions)
+	testwork.RequireNoNeeds(t, s, s.Keys.Partitions)
 }
 
 // dataOf returns the keys of a partition.
-func dataOf(s *testshop.Shop, t *testing.T, partition int) []string {
+func dataOf(t *testing.T, s *testshop.Shop, partition int) []string {
 	t.Helper()
 	server := s.Keys.Server(partition)
 	keys, err := s.Rdb.Keys(t.Context(), server[:len(server)-len("server")]+"*").Result()
@@ -96,28 +95,28 @@ func dataOf(s *testshop.Shop, t *testing.T, partition int) []string {
 func TestShardedSaleIsRebuiltAfterLoss(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		lose func(t *testing.T, s testshop.LostShop, sale uuid.UUID, partition int) error
+		lose func(t *testing.T, s *testshop.Shop, sale uuid.UUID, partition int) error
 		kept bool // the orders that no worker has read
 	}{
-		"a shard is deleted": {func(t *testing.T, s testshop.LostShop, sale uuid.UUID, p int) error {
+		"a shard is deleted": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID, p int) error {
 			return s.Rdb.Del(t.Context(), s.Keys.Sale(p, sale), s.Keys.Buyers(p, sale), s.Keys.Ended(p, sale)).Err()
 		}, true},
-		"a partition is emptied": {func(t *testing.T, s testshop.LostShop, _ uuid.UUID, p int) error {
-			return s.Rdb.Del(t.Context(), dataOf(s.Shop, t, p)...).Err()
+		"a partition is emptied": {func(t *testing.T, s *testshop.Shop, _ uuid.UUID, p int) error {
+			return s.Rdb.Del(t.Context(), dataOf(t, s, p)...).Err()
 		}, false},
-		"a server is distrusted": {func(t *testing.T, s testshop.LostShop, _ uuid.UUID, p int) error {
+		"a server is distrusted": {func(t *testing.T, s *testshop.Shop, _ uuid.UUID, p int) error {
 			return s.Store.Distrust(t.Context(), p)
 		}, true},
-		"a shard is in a wrong layout": {func(t *testing.T, s testshop.LostShop, sale uuid.UUID, p int) error {
+		"a shard is in a wrong layout": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID, p int) error {
 			return s.Rdb.HSet(t.Context(), s.Keys.Sale(p, sale), "shard", "0 2 8").Err()
 		}, true},
-		"a number is damaged": {func(t *testing.T, s testshop.LostShop, sale uuid.UUID, p int) error {
+		"a number is damaged": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID, p int) error {
 			return s.Rdb.HSet(t.Context(), s.Keys.Sale(p, sale), "sequence", "x").Err()
 		}, true},
-		"Redis is emptied": {func(t *testing.T, s testshop.LostShop, _ uuid.UUID, _ int) error {
+		"Redis is emptied": {func(t *testing.T, s *testshop.Shop, _ uuid.UUID, _ int) error {
 			return s.Rdb.FlushAll(t.Context()).Err()
 		}, false},
-		"Redis is restarted": {func(t *testing.T, s testshop.LostShop, _ uuid.UUID, _ int) error {
+		"Redis is restarted": {func(t *testing.T, s *testshop.Shop, _ uuid.UUID, _ int) error {
 			s.Server.Kill()
 			return s.Server.Restart(t.Context())
 		}, true},
@@ -126,16 +125,16 @@ func TestShardedSaleIsRebuiltAfterLoss(t *testing.T) {
 			t.Run(fmt.Sprint(name, "/", shard), func(t *testing.T) {
 				t.Parallel()
 				s, sale := shardedSale(t)
-				last := lastPlace(s.Shop, t, sale)
-				require.NoError(t, c.lose(t, s, sale, s.LayoutOf(t, sale).Partition(shard)))
-				healAll(s.Shop, t)
-				require.Greater(t, s.EpochOf(t, sale), int64(1))
+				last := lastPlace(t, s, sale)
+				require.NoError(t, c.lose(t, s, sale, s.Layout(t, sale).Partition(shard)))
+				healAll(t, s)
+				require.Greater(t, s.Epoch(t, sale), int64(1))
 				if c.kept {
 					require.EqualValues(t, 50, s.Count(t, testshop.ConfirmedOrders))
 				} else {
 					last = 31 // of the lost orders, places may be given out again
 				}
-				requireSells(s.Shop, t, sale, last)
+				requireSells(t, s, sale, last)
 			})
 		}
 	}
@@ -145,11 +144,11 @@ func TestShardedSaleIsRebuiltAfterLoss(t *testing.T) {
 func TestShardedSaleIsRebuiltOnce(t *testing.T) {
 	t.Parallel()
 	s, sale := shardedSale(t)
-	layout := s.LayoutOf(t, sale)
+	layout := s.Layout(t, sale)
 	for shard := range layout.Shards {
 		require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Sale(layout.Partition(shard), sale)).Err())
 	}
-	r := testwork.Rebuilder(s.Shop, t)
+	r := testwork.Rebuilder(t, s)
 	found, err := r.Needs(t.Context(), 8, false)
 	require.NoError(t, err)
 	require.Len(t, found, 1)
@@ -160,16 +159,16 @@ func TestShardedSaleIsRebuiltOnce(t *testing.T) {
 		_, err := r.HealPartition(t.Context(), p, before)
 		require.NoError(t, err)
 	}
-	require.EqualValues(t, 2, s.EpochOf(t, sale))
-	requireSells(s.Shop, t, sale, 51)
+	require.EqualValues(t, 2, s.Epoch(t, sale))
+	requireSells(t, s, sale, 51)
 }
 
 // The rebuild of a partition closes its shard, and the sale is open again when its other servers are verified as well.
 func TestPartitionRebuildEndsWithItsShardedSales(t *testing.T) {
 	t.Parallel()
 	s, sale := shardedSale(t)
-	other := s.OpenIn(t, s.LayoutOf(t, sale).Partition(1), 10)
-	layout, r := s.LayoutOf(t, sale), testwork.Rebuilder(s.Shop, t)
+	other := s.OpenIn(t, s.Layout(t, sale).Partition(1), 10)
+	layout, r := s.Layout(t, sale), testwork.Rebuilder(t, s)
 	for shard := range 2 {
 		require.NoError(t, s.Store.Distrust(t.Context(), layout.Partition(shard)))
 	}
@@ -181,7 +180,7 @@ func TestPartitionRebuildEndsWithItsShardedSales(t *testing.T) {
 	s.Buy(t, other, "ann")
 	_, err = r.Sale(t.Context(), sale, rebuild.ReasonByHand)
 	require.ErrorIs(t, err, rebuild.ErrServerUnverified)
-	require.EqualValues(t, 1, s.EpochOf(t, sale))
+	require.EqualValues(t, 1, s.Epoch(t, sale))
 
 	report, err = r.Partition(t.Context(), layout.Home, rebuild.ReasonByHand)
 	require.NoError(t, err)
@@ -195,18 +194,18 @@ func TestPartitionRebuildEndsWithItsShardedSales(t *testing.T) {
 	again, err := r.Finish(t.Context(), sale, rebuild.ReasonByHand)
 	require.NoError(t, err)
 	require.Empty(t, again, "another process has rebuilt it")
-	require.EqualValues(t, 2, s.EpochOf(t, sale))
-	testwork.FulfilAll(s.Shop, t)
-	requireSells(s.Shop, t, sale, 51)
+	require.EqualValues(t, 2, s.Epoch(t, sale))
+	testwork.FulfilAll(t, s)
+	requireSells(t, s, sale, 51)
 }
 
 // A sale with one shard gets more, and refuses fewer or too many.
 func TestNumberOfShardsIsOnlyRaised(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShardedShop(t)
+	s := testshop.OnOwnRedis(t, 8)
 	sale := s.OpenPayable(t, 100)
 	require.Equal(t, 30, s.Crowd(t, sale, 30))
-	r := testwork.Rebuilder(s.Shop, t)
+	r := testwork.Rebuilder(t, s)
 	for _, step := range []struct {
 		shards int
 		reason string
@@ -220,10 +219,10 @@ func TestNumberOfShardsIsOnlyRaised(t *testing.T) {
 		require.ErrorAs(t, err, &invalid)
 		require.ErrorContains(t, err, step.reason)
 	}
-	require.EqualValues(t, 4, s.EpochOf(t, sale), "a refused raise changes nothing")
-	require.Equal(t, 8, s.LayoutOf(t, sale).Shards)
+	require.EqualValues(t, 4, s.Epoch(t, sale), "a refused raise changes nothing")
+	require.Equal(t, 8, s.Layout(t, sale).Shards)
 	s.RequireShards(t, sale)
-	testwork.RequireNoNeeds(s.Shop, t, 8)
+	testwork.RequireNoNeeds(t, s, 8)
 }
 
 // One shard is set back within the process of Redis. It is found by the highest place, or because it lacks an order
@@ -242,14 +241,14 @@ func TestShardSetBackInPlaceIsFound(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s, sale := shardedSale(t)
-			layout := s.LayoutOf(t, sale)
+			layout := s.Layout(t, sale)
 			users := map[int]string{} // a new one for each shard
 			for i := 0; len(users) < layout.Shards; i++ {
 				user := fmt.Sprint("fresh-", i)
 				users[layout.ShardOf(user)] = user
 			}
-			testwork.FulfilAll(s.Shop, t)
-			r := testwork.Rebuilder(s.Shop, t)
+			testwork.FulfilAll(t, s)
+			r := testwork.Rebuilder(t, s)
 			if c.looked {
 				required, err := r.Required(t.Context(), true)
 				require.NoError(t, err)
@@ -261,17 +260,17 @@ func TestShardSetBackInPlaceIsFound(t *testing.T) {
 			}
 			const shard = 1
 			partition := layout.Partition(shard)
-			before := takeSnapshot(s.Shop, t)
+			before := takeSnapshot(t, s)
 			s.Buy(t, sale, users[shard])
 			// Another shard, or this one, gets the highest place of the sale.
 			highest := map[bool]int{false: 2, true: shard}[c.last]
-			for i := 0; int(lastPlace(s.Shop, t, sale)-1)%layout.Shards != highest || i < 20; i++ {
+			for i := 0; int(lastPlace(t, s, sale)-1)%layout.Shards != highest || i < 20; i++ {
 				if user := fmt.Sprint("more-", i); layout.ShardOf(user) == highest {
 					s.Buy(t, sale, user)
 				}
 			}
-			events := testwork.EventsIn(s.Shop, t, partition)
-			testwork.FulfilAll(s.Shop, t)
+			events := s.Events(t, partition)
+			testwork.FulfilAll(t, s)
 			if c.recorded {
 				outcomes, err := r.Ledger.Record(t.Context(), events)
 				require.NoError(t, err)
@@ -288,11 +287,11 @@ func TestShardSetBackInPlaceIsFound(t *testing.T) {
 			require.NoError(t, err)
 			require.Len(t, found, 1)
 			require.Equal(t, []any{sale, rebuild.ReasonSetBack}, []any{found[0].Sale, found[0].Reason})
-			require.NoError(t, testwork.Heal(s.Shop, t, r, 8))
-			require.EqualValues(t, 2, s.EpochOf(t, sale))
-			require.Equal(t, reservation.AlreadyPurchased, s.Reserve(t, sale, users[shard], 1, "").Verdict)
+			require.NoError(t, testwork.Heal(t, s, r, 8))
+			require.EqualValues(t, 2, s.Epoch(t, sale))
+			require.Equal(t, reservation.AlreadyPurchased, s.Attempt(t, sale, users[shard], 1, "").Verdict)
 			s.RequireShards(t, sale)
-			testwork.RequireNoNeeds(s.Shop, t, 8)
+			testwork.RequireNoNeeds(t, s, 8)
 		})
 	}
 }
@@ -300,38 +299,38 @@ func TestShardSetBackInPlaceIsFound(t *testing.T) {
 // The orders of one shard are lost with its stream, and only its sequence in Redis shows their places.
 func TestPlacesOfLostOrdersAreNotGivenOutAgain(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShardedShop(t)
+	s := testshop.OnOwnRedis(t, 8)
 	sale := s.OpenSharded(t, 100, 4)
-	layout := s.LayoutOf(t, sale)
+	layout := s.Layout(t, sale)
 	for i := 0; i < 60; i++ {
 		if user := fmt.Sprint("lost-", i); layout.ShardOf(user) == 2 {
 			s.Buy(t, sale, user)
 		}
 	}
-	last := lastPlace(s.Shop, t, sale)
+	last := lastPlace(t, s, sale)
 	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Orders(layout.Partition(2))).Err())
-	report, err := testwork.Rebuilder(s.Shop, t).Sale(t.Context(), sale, rebuild.ReasonByHand)
+	report, err := testwork.Rebuilder(t, s).Sale(t.Context(), sale, rebuild.ReasonByHand)
 	require.NoError(t, err)
 	require.Zero(t, report.Sales[0].Orders)
 	require.GreaterOrEqual(t, report.Sales[0].Sequence, last)
 	for i := range 8 {
-		require.Greater(t, s.Reserve(t, sale, fmt.Sprint("new-", i), 1, "").Reservation.Sequence, last)
+		require.Greater(t, s.Ask(t, sale, fmt.Sprint("new-", i)).Reservation.Sequence, last)
 	}
 }
 
 // Stock that was moved between shards, units on their way included, is part of the new shares.
 func TestRebuildCountsUnitsOnTheirWay(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShardedShop(t)
+	s := testshop.OnOwnRedis(t, 8)
 	sale := s.OpenSharded(t, 100, 4)
 	require.Equal(t, 40, s.Crowd(t, sale, 40))
-	testwork.FulfilAll(s.Shop, t)
-	testwork.GiveUnits(s.Shop, t, sale, 0, 1)
+	testwork.FulfilAll(t, s)
+	testwork.GiveUnits(t, s, sale, 0, 1)
 	s.RequireShards(t, sale)
-	_, err := testwork.Rebuilder(s.Shop, t).Sale(t.Context(), sale, rebuild.ReasonByHand)
+	_, err := testwork.Rebuilder(t, s).Sale(t.Context(), sale, rebuild.ReasonByHand)
 	require.NoError(t, err)
 	s.RequireShards(t, sale)
-	layout := s.LayoutOf(t, sale)
+	layout := s.Layout(t, sale)
 	for shard := range layout.Shards {
 		fields := s.Rdb.HGetAll(t.Context(), s.Keys.Sale(layout.Partition(shard), sale)).Val()
 		require.Equal(t, "15", fields["left"], "an even share")

@@ -25,11 +25,10 @@ import (
 // The note of a process that was killed stays, and its heart does not beat.
 func TestNoteOfKilledRebuildIsSilent(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 10)
 	hold := s.HoldSale(t, sale)
-	process := s.Process(t)
-	process.Setenv(testwork.RebuildEnv, sale.String())
+	process := s.Process(t, "rebuild", sale.String())
 	process.Start()
 	testkit.Eventually(t, 60*time.Second, "the rebuild is noted", func() bool {
 		return s.Count(t, countNotes+" WHERE sale_id IS NOT NULL") == 1
@@ -44,19 +43,19 @@ func TestNoteOfKilledRebuildIsSilent(t *testing.T) {
 // Redis fails while the stock is lowered. When it is back it is rebuilt from the stock in Postgres.
 func TestLoweringWithdrawnByRebuildCanBeRetried(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewLostShop(t)
+	s := testshop.OnOwnRedis(t, 1)
 	sale := s.Open(t, 10)
 	s.Buy(t, sale, "ann")
-	testwork.Fulfil(s.Shop, t)
+	testwork.Fulfil(t, s)
 	s.Server.Kill()
 	_, err := s.Catalog.Restock(t.Context(), sale, -4, "returned")
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
 	require.NotErrorIs(t, err, catalog.ErrNotInForce, "it may not take effect")
 
 	require.NoError(t, s.Server.Restart(t.Context()))
-	r := testwork.Rebuilder(s.Shop, t)
+	r := testwork.Rebuilder(t, s)
 	testkit.Eventually(t, 20*time.Second, "the stock is rebuilt",
-		func() bool { return testwork.Heal(s.Shop, t, r, 1) == nil })
+		func() bool { return testwork.Heal(t, s, r, 1) == nil })
 	_, err = s.Catalog.PublishPending(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, []string{"10", "9"}, pick(s.SaleInRedis(t, sale), "stock", "left"), "the stock is unchanged")
@@ -75,41 +74,39 @@ func TestLoweringWithdrawnByRebuildCanBeRetried(t *testing.T) {
 // immediate, later ones are delayed more and more.
 func TestRebuildsForRejectedOrdersAreBounded(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	sale := s.Open(t, 100)
 	s.Buy(t, sale, "ann")
-	registry, log := testwork.Guarded(s, t)
+	registry, log := testwork.Guarded(t, s)
 	s.AwaitConfirmed(t, 1)
-	testwork.AwaitRest(s, t)
+	testwork.AwaitRest(t, s)
 	refused := 0
 	provoke := func() {
 		t.Helper()
 		// The reservation of ann is deleted, so she can buy again.
 		require.NoError(t, s.Rdb.HDel(t.Context(), s.Keys.Buyers(0, sale), "ann").Err())
-		newIngress(s, t).Buy(t, sale, "ann")
+		newIngress(t, s).Buy(t, sale, "ann")
 		refused++
 		testkit.Eventually(t, 20*time.Second, "Postgres refuses it", func() bool {
 			return s.Count(t, "SELECT count(*) FROM orders WHERE status = 'rejected'") == int64(refused)
 		})
 	}
 	provoke()
-	awaitRebuilt(s, t, registry, sale, 2)
+	awaitRebuilt(t, s, registry, sale, 2)
 	provoke()
 	testkit.Eventually(t, 20*time.Second, "the rebuild is delayed",
 		func() bool { return log.Times(rebuild.LogProofAgain) == 1 })
-	require.EqualValues(t, 2, s.EpochOf(t, sale))
+	require.EqualValues(t, 2, s.Epoch(t, sale))
 	require.NoError(
-		t, testshop.ExecSQL(
-			t, s, "UPDATE sale_events SET occurred_at = occurred_at - interval '2 minutes' WHERE type = 'SaleRebuilt'",
-		),
+		t, s.Exec(t, "UPDATE sale_events SET occurred_at = occurred_at - interval '2 minutes' WHERE type = 'SaleRebuilt'"),
 	)
-	awaitRebuilt(s, t, registry, sale, 3)
+	awaitRebuilt(t, s, registry, sale, 3)
 	require.Equal(t, 2.0, testwork.Rebuilds(t, registry))
 
 	var wait float64
 	for i, want := range []float64{0, 60, 120, 240, 480, 960, 1920, 3600, 3600} {
 		other := s.Open(t, 1)
-		require.NoError(t, testshop.ExecSQL(t, s, `INSERT INTO sale_events (sale_id, revision, type, data, occurred_at)
+		require.NoError(t, s.Exec(t, `INSERT INTO sale_events (sale_id, revision, type, data, occurred_at)
 			VALUES ($1, 99, 'SaleRebuilt', '{"reason": "refused"}', now() + interval '9 h')`, other))
 		// The clock was set back since.
 		for n := range i {
@@ -125,13 +122,13 @@ func TestRebuildsForRejectedOrdersAreBounded(t *testing.T) {
 // Buyers buy while the number of shards is raised. Each of them gets a unit once, or an error to retry on.
 func TestRaiseOfShardsKeepsSelling(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShardedShop(t)
+	s := testshop.OnOwnRedis(t, 8)
 	const (
 		stock     = 100_000
 		thinkTime = 5 * time.Millisecond // so that a slow rebuild does not meet ever more orders
 	)
 	sale := s.OpenSharded(t, stock, 2)
-	r := testwork.Rebuilder(s.Shop, t)
+	r := testwork.Rebuilder(t, s)
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	var bought, refused atomic.Int64
@@ -162,7 +159,7 @@ func TestRaiseOfShardsKeepsSelling(t *testing.T) {
 	}
 	sells()
 	for shards := 2; shards <= 4; shards++ {
-		last := lastPlace(s.Shop, t, sale)
+		last := lastPlace(t, s, sale)
 		report, err := r.RaiseShards(t.Context(), sale, shards, rebuild.ReasonByHand)
 		require.NoError(t, err)
 		require.Equal(t, shards, report.Sales[0].Shards)
@@ -171,12 +168,12 @@ func TestRaiseOfShardsKeepsSelling(t *testing.T) {
 	}
 	stop()
 	buyers.Wait()
-	testwork.FulfilAll(s.Shop, t)
+	testwork.FulfilAll(t, s)
 	require.Positive(t, refused.Load(), "buyers met the rebuilds")
 	require.EqualValues(t, bought.Load(), s.Count(t, testshop.ConfirmedOrders))
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM orders WHERE status <> 'confirmed'"))
 	s.RequireShards(t, sale)
-	testwork.RequireNoNeeds(s.Shop, t, 8)
+	testwork.RequireNoNeeds(t, s, 8)
 	require.EqualValues(t, 4, s.Count(t, `SELECT (data ->> 'shards')::int FROM sale_events
 		WHERE sale_id = $1 AND type = 'SaleRebuilt' ORDER BY revision DESC LIMIT 1`, sale))
 }

@@ -24,55 +24,54 @@ import (
 )
 
 // retirer retires sales as soon as they are over.
-func retirer(s *testshop.Shop, t testing.TB) *retire.Retirer {
+func retirer(t testing.TB, s *testshop.Shop) *retire.Retirer {
 	return retire.New(retire.Config{
 		Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Store: s.Store, Catalog: s.Catalog, Logger: testkit.Logger(t),
 	})
 }
 
-func sweep(s *testshop.Shop, t testing.TB) int {
+func sweep(t testing.TB, s *testshop.Shop) int {
 	t.Helper()
-	retired, err := retirer(s, t).Sweep(t.Context())
+	retired, err := retirer(t, s).Sweep(t.Context())
 	require.NoError(t, err)
 	return retired
 }
 
-func end(s *testshop.Shop, t testing.TB, sale uuid.UUID) {
+func end(t testing.TB, s *testshop.Shop, sale uuid.UUID) {
 	t.Helper()
 	_, err := s.Catalog.End(t.Context(), sale)
 	require.NoError(t, err)
 }
 
 // requireRetired checks that Redis has a constant of the sale, and that everything else is content with that.
-func requireRetired(s *testshop.Shop, t testing.TB, sale uuid.UUID) {
+func requireRetired(t testing.TB, s *testshop.Shop, sale uuid.UUID) {
 	t.Helper()
-	layout := s.LayoutOf(t, sale)
+	layout := s.Layout(t, sale)
 	for shard := range layout.Shards {
 		p := layout.Partition(shard)
 		require.Zero(t, s.Rdb.Exists(t.Context(), s.Keys.Buyers(p, sale), s.Keys.Ended(p, sale)).Val(), "shard %d", shard)
 		fields := s.Rdb.HGetAll(t.Context(), s.Keys.Sale(p, sale)).Val()
 		require.Equal(t, reservation.StateRetired, fields["state"], "shard %d", shard)
-		require.Equal(t, strconv.FormatInt(s.EpochOf(t, sale), 10), fields["epoch"])
+		require.Equal(t, strconv.FormatInt(s.Epoch(t, sale), 10), fields["epoch"])
 		require.True(t, s.Rdb.SIsMember(t.Context(), s.Keys.Sales(p), sale.String()).Val())
 	}
-	report := testwork.Audit(s, t, uuid.Nil)
-	require.False(t, report.Broken(), testwork.TextOf(t, report))
-	require.False(t, report.Unchecked(), testwork.TextOf(t, report))
-	needs, err := testwork.Rebuilder(s, t).Needs(t.Context(), s.Keys.Partitions, true)
+	report := testwork.RequireUnbroken(t, s, uuid.Nil)
+	require.False(t, report.Unchecked(), testwork.Text(t, report))
+	needs, err := testwork.Rebuilder(t, s).Needs(t.Context(), s.Keys.Partitions, true)
 	require.NoError(t, err)
 	require.Empty(t, needs)
 }
 
 // eachShop runs a test with a sale of one shard, and with one of four.
-func eachShop(t *testing.T, do func(t *testing.T, s testshop.LostShop, open func(stock int64) uuid.UUID)) {
+func eachShop(t *testing.T, do func(t *testing.T, s *testshop.Shop, open func(stock int64) uuid.UUID)) {
 	t.Run("one shard", func(t *testing.T) {
 		t.Parallel()
-		s := testshop.NewLostShop(t)
+		s := testshop.OnOwnRedis(t, 1)
 		do(t, s, func(stock int64) uuid.UUID { return s.OpenPayable(t, stock) })
 	})
 	t.Run("four shards", func(t *testing.T) {
 		t.Parallel()
-		s := testshop.NewShardedShop(t)
+		s := testshop.OnOwnRedis(t, 8)
 		do(t, s, func(stock int64) uuid.UUID { return s.OpenSharded(t, stock, 4) })
 	})
 }
@@ -80,19 +79,19 @@ func eachShop(t *testing.T, do func(t *testing.T, s testshop.LostShop, open func
 // A sale waits until each of its orders is final and known to Postgres. Its units are then those of Postgres.
 func TestSaleWaitsUntilItsOrdersAreFinal(t *testing.T) {
 	t.Parallel()
-	eachShop(t, func(t *testing.T, s testshop.LostShop, open func(int64) uuid.UUID) {
+	eachShop(t, func(t *testing.T, s *testshop.Shop, open func(int64) uuid.UUID) {
 		l := ledger.New(s.Pool)
 		sale := open(100)
 		answers := map[string]reservation.Answer{}
 		for i := range 20 {
 			user := fmt.Sprintf("user-%d", i)
-			answers[user] = s.Reserve(t, sale, user, 2, "key-"+user)
+			answers[user] = s.Attempt(t, sale, user, 2, "key-"+user)
 		}
-		require.Zero(t, sweep(s.Shop, t), "it is open")
-		end(s.Shop, t, sale)
-		require.Zero(t, sweep(s.Shop, t), "orders wait in the stream")
-		testwork.FulfilAll(s.Shop, t)
-		require.Zero(t, sweep(s.Shop, t), "orders await payment")
+		require.Zero(t, sweep(t, s), "it is open")
+		end(t, s, sale)
+		require.Zero(t, sweep(t, s), "orders wait in the stream")
+		testwork.FulfilAll(t, s)
+		require.Zero(t, sweep(t, s), "orders await payment")
 		for user, a := range answers {
 			var err error
 			if user < "user-15" {
@@ -102,7 +101,7 @@ func TestSaleWaitsUntilItsOrdersAreFinal(t *testing.T) {
 			}
 			require.NoError(t, err)
 		}
-		require.Zero(t, sweep(s.Shop, t), "units are not released")
+		require.Zero(t, sweep(t, s), "units are not released")
 		seen, err := s.Catalog.Show(t.Context(), sale)
 		require.NoError(t, err)
 		err = s.Catalog.Retire(t.Context(), sale, seen.Epoch, seen.Revision)
@@ -114,16 +113,16 @@ func TestSaleWaitsUntilItsOrdersAreFinal(t *testing.T) {
 		before, err := s.Catalog.Show(t.Context(), sale)
 		require.NoError(t, err)
 
-		require.Equal(t, 1, sweep(s.Shop, t))
-		requireRetired(s.Shop, t, sale)
-		require.Zero(t, sweep(s.Shop, t), "it is retired once")
+		require.Equal(t, 1, sweep(t, s))
+		requireRetired(t, s, sale)
+		require.Zero(t, sweep(t, s), "it is retired once")
 		after, err := s.Catalog.Show(t.Context(), sale)
 		require.NoError(t, err)
 		before.Revision, before.Retired = after.Revision, true
 		require.Equal(t, before, after, "nothing of it has changed for those who look")
 
 		for user, a := range answers {
-			late := s.Reserve(t, sale, user, 2, "key-"+user)
+			late := s.Attempt(t, sale, user, 2, "key-"+user)
 			require.Equal(t, reservation.Retired, late.Verdict)
 			request := reservation.Request{Sale: sale, User: user, Quantity: 2, IdempotencyKey: "key-" + user}
 			past, err := l.PastAnswer(t.Context(), request)
@@ -157,34 +156,34 @@ func TestSaleWaitsUntilItsOrdersAreFinal(t *testing.T) {
 // Whatever Redis knows of a sale and Postgres does not keeps it.
 func TestSaleWithDifferencesStays(t *testing.T) {
 	t.Parallel()
-	for name, spoil := range map[string]func(t *testing.T, s testshop.LostShop, sale uuid.UUID){
-		"a buyer without an order": func(t *testing.T, s testshop.LostShop, sale uuid.UUID) {
-			require.NoError(t, testshop.ExecSQL(t, s.Shop, `
+	for name, spoil := range map[string]func(t *testing.T, s *testshop.Shop, sale uuid.UUID){
+		"a buyer without an order": func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
+			require.NoError(t, s.Exec(t, `
 				WITH gone AS (DELETE FROM orders WHERE user_id = 'user-3' RETURNING 1)
 				UPDATE sales SET sold = sold - 1`))
 		},
-		"an order without a buyer": func(t *testing.T, s testshop.LostShop, sale uuid.UUID) {
+		"an order without a buyer": func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
 			require.NoError(t, s.Rdb.HDel(t.Context(), s.Keys.Buyers(0, sale), "user-3").Err())
 		},
-		"as many others": func(t *testing.T, s testshop.LostShop, sale uuid.UUID) {
+		"as many others": func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
 			held := s.Rdb.HGet(t.Context(), s.Keys.Buyers(0, sale), "user-3").Val()
 			require.NoError(t, s.Rdb.HDel(t.Context(), s.Keys.Buyers(0, sale), "user-3").Err())
 			require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Buyers(0, sale), "eve", held).Err())
 		},
-		"other units": func(t *testing.T, s testshop.LostShop, sale uuid.UUID) {
+		"other units": func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
 			require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", 1).Err())
 		},
-		"a rebuild": func(t *testing.T, s testshop.LostShop, sale uuid.UUID) {
+		"a rebuild": func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
 			_, err := s.Store.CloseSale(t.Context(), sale, 0, reservation.NewRebuildToken(), 1)
 			require.NoError(t, err)
 		},
-		"an unverified server": func(t *testing.T, s testshop.LostShop, _ uuid.UUID) {
+		"an unverified server": func(t *testing.T, s *testshop.Shop, _ uuid.UUID) {
 			require.NoError(t, s.Store.Distrust(t.Context(), 0))
 		},
-		"another server": func(t *testing.T, s testshop.LostShop, _ uuid.UUID) {
-			require.NoError(t, testshop.ExecSQL(t, s.Shop, "UPDATE redis_servers SET run_id = repeat('f', 40)"))
+		"another server": func(t *testing.T, s *testshop.Shop, _ uuid.UUID) {
+			require.NoError(t, s.Exec(t, "UPDATE redis_servers SET run_id = repeat('f', 40)"))
 		},
-		"a pending entry": func(t *testing.T, s testshop.LostShop, sale uuid.UUID) {
+		"a pending entry": func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
 			require.NoError(t, s.Rdb.XAdd(t.Context(), &redis.XAddArgs{
 				Stream: s.Keys.Orders(0), Values: stream.Values(testshop.Reserved(sale, "zoe", 4)),
 			}).Err())
@@ -192,13 +191,13 @@ func TestSaleWithDifferencesStays(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := testshop.NewLostShop(t)
+			s := testshop.OnOwnRedis(t, 1)
 			sale := s.Open(t, 100)
 			require.Equal(t, 10, s.Crowd(t, sale, 10))
-			testwork.Fulfil(s.Shop, t)
-			end(s.Shop, t, sale)
+			testwork.Fulfil(t, s)
+			end(t, s, sale)
 			spoil(t, s, sale)
-			require.Zero(t, sweep(s.Shop, t))
+			require.Zero(t, sweep(t, s))
 			require.Zero(t, s.Count(t, "SELECT count(*) FROM sales WHERE retired_at IS NOT NULL"))
 			require.NotZero(t, s.Rdb.Exists(t.Context(), s.Keys.Buyers(0, sale)).Val())
 		})
@@ -208,16 +207,16 @@ func TestSaleWithDifferencesStays(t *testing.T) {
 // A sale that closes by its time is retired too, after the time that is set.
 func TestClosedSaleIsRetiredAfterAWhile(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	const window = 8 * time.Second // within which a busy machine creates the sale and buys
 	closing, err := s.Catalog.Create(t.Context(), reservation.Terms{
 		Name: "closing", Stock: 10, PerOrderLimit: 1, ClosesAt: time.Now().Add(window),
 	})
 	require.NoError(t, err)
 	s.Buy(t, closing.ID, "ann")
-	testwork.Fulfil(s, t)
+	testwork.Fulfil(t, s)
 	testkit.Eventually(t, testshop.Soon, "the sale closes", func() bool {
-		return s.Reserve(t, closing.ID, "eve", 2, "").Verdict == reservation.Ended
+		return s.Attempt(t, closing.ID, "eve", 2, "").Verdict == reservation.Ended
 	})
 	later := retire.New(retire.Config{
 		Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Store: s.Store, Catalog: s.Catalog, Logger: testkit.Logger(t),
@@ -226,61 +225,60 @@ func TestClosedSaleIsRetiredAfterAWhile(t *testing.T) {
 	retired, err := later.Sweep(t.Context())
 	require.NoError(t, err)
 	require.Zero(t, retired)
-	testkit.Eventually(t, testshop.Soon, "it is retired", func() bool { return sweep(s, t) == 1 })
-	requireRetired(s, t, closing.ID)
+	testkit.Eventually(t, testshop.Soon, "it is retired", func() bool { return sweep(t, s) == 1 })
+	requireRetired(t, s, closing.ID)
 	_, err = s.Catalog.Restock(t.Context(), closing.ID, 5, "")
 	require.ErrorAs(t, err, new(*reservation.IllegalTransitionError))
 	_, err = s.Catalog.Resume(t.Context(), closing.ID)
 	require.ErrorAs(t, err, new(*reservation.IllegalTransitionError))
-	end(s, t, closing.ID) // may be repeated
+	end(t, s, closing.ID) // may be repeated
 }
 
 // A rebuild brings no buyers back, whether it is of a lost Redis or manual.
 func TestRebuildRespectsRetiredSale(t *testing.T) {
 	t.Parallel()
-	eachShop(t, func(t *testing.T, s testshop.LostShop, open func(int64) uuid.UUID) {
+	eachShop(t, func(t *testing.T, s *testshop.Shop, open func(int64) uuid.UUID) {
 		l := ledger.New(s.Pool)
 		sale, other := open(100), s.Open(t, 50)
-		id := s.Reserve(t, sale, "ann", 2, "key").Reservation.OrderID
+		id := s.Attempt(t, sale, "ann", 2, "key").Reservation.OrderID
 		require.Equal(t, 20, s.Crowd(t, other, 20))
-		testwork.FulfilAll(s.Shop, t)
-		_, err := l.Pay(t.Context(), id, "ann", "pi")
+		testwork.FulfilAll(t, s)
+		testwork.Pay(t, l, id, "ann", "pi")
+		end(t, s, sale)
+		require.Equal(t, 1, sweep(t, s))
+		r := testwork.Rebuilder(t, s)
+		_, err := r.Sale(t.Context(), sale, "by-hand")
 		require.NoError(t, err)
-		end(s.Shop, t, sale)
-		require.Equal(t, 1, sweep(s.Shop, t))
-		r := testwork.Rebuilder(s.Shop, t)
-		_, err = r.Sale(t.Context(), sale, "by-hand")
-		require.NoError(t, err)
-		requireRetired(s.Shop, t, sale)
-		require.EqualValues(t, 2, s.EpochOf(t, sale))
+		requireRetired(t, s, sale)
+		require.EqualValues(t, 2, s.Epoch(t, sale))
 
 		s.Flush(t)
 		for p := range s.Keys.Partitions {
 			_, err := r.Partition(t.Context(), p, "by-hand")
 			require.NoError(t, err)
 		}
-		requireRetired(s.Shop, t, sale)
-		require.Equal(t, reservation.Retired, s.Reserve(t, sale, "ann", 2, "key").Verdict)
-		require.Equal(t, reservation.AlreadyPurchased, s.Reserve(t, other, "user-1", 1, "").Verdict)
+		requireRetired(t, s, sale)
+		require.Equal(t, reservation.Retired, s.Attempt(t, sale, "ann", 2, "key").Verdict)
+		require.Equal(t, reservation.AlreadyPurchased, s.Ask(t, other, "user-1").Verdict)
 	})
 }
 
 // Several workers retire each sale once.
 func TestWorkersRetireSaleOnce(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t)
 	const sales, workers = 5, 4
 	for range sales {
 		sale := s.Open(t, 10)
 		s.Buy(t, sale, "ann")
-		end(s, t, sale)
+		end(t, s, sale)
 	}
-	testwork.Fulfil(s, t)
+	testwork.Fulfil(t, s)
 	var all errgroup.Group
 	var retired atomic.Int64
 	for range workers {
 		all.Go(func() error {
-			r := retirer(s, t)
+			r := retirer(t, s)
 			for s.Count(t, "SELECT count(*) FROM sales WHERE retired_at IS NULL") > 0 {
 				n, err := r.Sweep(t.Context())
 				if err != nil {
@@ -294,47 +292,47 @@ func TestWorkersRetireSaleOnce(t *testing.T) {
 	require.NoError(t, all.Wait())
 	require.EqualValues(t, sales, retired.Load())
 	require.EqualValues(t, sales, s.Count(t, "SELECT count(*) FROM sale_events WHERE type = 'SaleRetired'"))
-	require.False(t, testwork.Audit(s, t, uuid.Nil).Broken())
+	require.False(t, testwork.Audit(t, s, uuid.Nil).Broken())
 }
 
 // An old copy of Redis has the buyers again, and a restored Postgres lacks the retirement. The audit names both, and
 // a rebuild of the sale puts it right.
 func TestAuditNamesRetirementOfOneSide(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewLostShop(t)
+	s := testshop.OnOwnRedis(t, 1)
 	sale := s.Open(t, 100)
-	s.Reserve(t, sale, "ann", 2, "key")
-	testwork.Fulfil(s.Shop, t)
-	end(s.Shop, t, sale)
+	s.Attempt(t, sale, "ann", 2, "key")
+	testwork.Fulfil(t, s)
+	end(t, s, sale)
 	buyers := s.Rdb.HGetAll(t.Context(), s.Keys.Buyers(0, sale)).Val()
-	require.Equal(t, 1, sweep(s.Shop, t))
+	require.Equal(t, 1, sweep(t, s))
 
 	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Buyers(0, sale), buyers).Err())
-	report := testwork.Audit(s.Shop, t, uuid.Nil)
+	report := testwork.Audit(t, s, uuid.Nil)
 	require.Equal(t, "S7", testwork.Broken(report))
-	require.Contains(t, testwork.TextOf(t, report),
+	require.Contains(t, testwork.Text(t, report),
 		"the sale is retired, and Redis still has 1 buyers and 0 ended orders of it")
-	testwork.Reconcile(s.Shop, t)
-	requireRetired(s.Shop, t, sale)
+	testwork.Reconcile(t, s)
+	requireRetired(t, s, sale)
 
-	require.NoError(t, testshop.ExecSQL(t, s.Shop, "UPDATE sales SET retired_at = NULL"))
-	report = testwork.Audit(s.Shop, t, uuid.Nil)
-	require.Contains(t, testwork.TextOf(t, report), "Redis has retired the sale, and Postgres has not")
-	testwork.Reconcile(s.Shop, t)
-	require.False(t, testwork.Audit(s.Shop, t, uuid.Nil).Broken())
-	require.Equal(t, reservation.Replayed, s.Reserve(t, sale, "ann", 2, "key").Verdict)
+	require.NoError(t, s.Exec(t, "UPDATE sales SET retired_at = NULL"))
+	report = testwork.Audit(t, s, uuid.Nil)
+	require.Contains(t, testwork.Text(t, report), "Redis has retired the sale, and Postgres has not")
+	testwork.Reconcile(t, s)
+	require.False(t, testwork.Audit(t, s, uuid.Nil).Broken())
+	require.Equal(t, reservation.Replayed, s.Attempt(t, sale, "ann", 2, "key").Verdict)
 }
 
 // A sale whose keys an operator has deleted is retired as well, and gets what is left of a retired one.
 func TestSaleWithoutKeysIsRetired(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewLostShop(t)
+	s := testshop.OnOwnRedis(t, 1)
 	sale := s.Open(t, 100)
-	s.Reserve(t, sale, "ann", 2, "key")
-	testwork.Fulfil(s.Shop, t)
-	end(s.Shop, t, sale)
+	s.Attempt(t, sale, "ann", 2, "key")
+	testwork.Fulfil(t, s)
+	end(t, s, sale)
 	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Sale(0, sale), s.Keys.Buyers(0, sale)).Err())
-	require.Equal(t, 1, sweep(s.Shop, t))
-	require.NoError(t, testwork.Heal(s.Shop, t, testwork.Rebuilder(s.Shop, t), 1))
-	requireRetired(s.Shop, t, sale)
+	require.Equal(t, 1, sweep(t, s))
+	require.NoError(t, testwork.Heal(t, s, testwork.Rebuilder(t, s), 1))
+	requireRetired(t, s, sale)
 }

@@ -26,23 +26,22 @@ func TestRetirementIsFinishedAfterCrash(t *testing.T) {
 	} {
 		t.Run(point, func(t *testing.T) {
 			t.Parallel()
-			s := testshop.NewShardedShop(t)
+			s := testshop.OnOwnRedis(t, 8)
 			sale, err := s.Catalog.Create(t.Context(), reservation.Terms{
 				Name: "test", Stock: 300, PerOrderLimit: 10, Shards: 4,
 			})
 			require.NoError(t, err)
 			running := s.Open(t, 1_000_000)
 			require.Equal(t, 200, s.Crowd(t, sale.ID, 200))
-			end(s.Shop, t, sale.ID)
+			end(t, s, sale.ID)
 
-			victim := process(s, t)
+			victim := s.Process(t, "retiring worker")
 			victim.Setenv(crashpoint.Env, point)
-			victim.Setenv(testwork.RetireEnv, "1ms")
 			victim.Start()
 			victim.WaitKilled(60 * time.Second)
 			require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM sales WHERE retired_at IS NOT NULL"))
 			if point == crashpoint.SaleRetired { // otherwise some shards, or all, had their script
-				require.Contains(t, testwork.TextOf(t, testwork.Audit(s.Shop, t, sale.ID)), "Redis still has 200 buyers")
+				require.Contains(t, testwork.Text(t, testwork.Audit(t, s, sale.ID)), "Redis still has 200 buyers")
 			}
 
 			crowd, stop := context.WithCancel(t.Context())
@@ -54,8 +53,7 @@ func TestRetirementIsFinishedAfterCrash(t *testing.T) {
 				}
 				bought <- n
 			}()
-			successor := process(s, t)
-			successor.Setenv(testwork.RetireEnv, "1ms")
+			successor := s.Process(t, "retiring worker")
 			successor.Start()
 			testkit.Eventually(t, 60*time.Second, "the retirement is published", func() bool {
 				return s.Count(t, "SELECT count(*) FROM sales WHERE id = $1 AND published_revision = revision", sale.ID) == 1
@@ -63,26 +61,18 @@ func TestRetirementIsFinishedAfterCrash(t *testing.T) {
 			stop()
 			n := <-bought
 			s.AwaitConfirmed(t, 200+n)
-			testwork.AwaitRest(s.Shop, t)
-			requireRetired(s.Shop, t, sale.ID)
+			testwork.AwaitRest(t, s)
+			requireRetired(t, s, sale.ID)
 			require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM sale_events WHERE type = 'SaleRetired'"))
 			require.True(t, successor.Stop().Success())
 		})
 	}
 }
 
-// process returns a worker of this shop in its own process.
-func process(s testshop.LostShop, t testing.TB) *testkit.Cmd {
-	t.Helper()
-	worker := s.Shop.Process(t)
-	worker.Setenv("REDIS_URL", s.Server.URL)
-	return worker
-}
-
 // The memory of a retired sale does not depend on its buyers.
 func TestRetiredSaleTakesConstantMemory(t *testing.T) {
 	t.Parallel()
-	s := testshop.NewLostShop(t)
+	s := testshop.OnOwnRedis(t, 1)
 	size := func(sale uuid.UUID) (bytes int64) {
 		for _, key := range []string{s.Keys.Sale(0, sale), s.Keys.Buyers(0, sale), s.Keys.Ended(0, sale)} {
 			bytes += s.Rdb.MemoryUsage(t.Context(), key, 0).Val()
@@ -93,10 +83,10 @@ func TestRetiredSaleTakesConstantMemory(t *testing.T) {
 	for _, n := range []int{10, 2000} {
 		sale := s.Open(t, 10_000)
 		require.Equal(t, n, s.Crowd(t, sale, n))
-		testwork.Fulfil(s.Shop, t)
-		end(s.Shop, t, sale)
+		testwork.Fulfil(t, s)
+		end(t, s, sale)
 		before := size(sale)
-		require.Equal(t, 1, sweep(s.Shop, t))
+		require.Equal(t, 1, sweep(t, s))
 		sizes = append(sizes, size(sale))
 		t.Logf("%d buyers: %d bytes before, %d after", n, before, size(sale))
 	}

@@ -50,7 +50,7 @@ type running struct {
 
 func start(t *testing.T) *running {
 	t.Helper()
-	r := &running{Shop: testshop.NewShop(t, testkit.Pool(t)), registry: prometheus.NewRegistry()}
+	r := &running{Shop: testshop.NewShop(t), registry: prometheus.NewRegistry()}
 	var err error
 	r.survey, err = survey.New(survey.Config{
 		Pool: r.Pool, Redis: r.Rdb, Catalog: r.Catalog, Logger: testkit.Logger(t), Registerer: r.registry,

@@ -11,7 +11,6 @@ WITH placed AS (
     ON CONFLICT (sale_id, id) DO NOTHING
     RETURNING id, sale_id, user_id, quantity, sequence, epoch, reserved_at, updated_at
 )
-INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at, data)
-SELECT id, 2, 'OrderConfirmed', sale_id, user_id, quantity, updated_at, reserved_at,
-       jsonb_build_object('sequence', sequence, 'epoch', epoch)
+INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at, sequence, epoch)
+SELECT id, 2, 'OrderConfirmed', sale_id, user_id, quantity, updated_at, reserved_at, sequence, epoch
 FROM placed

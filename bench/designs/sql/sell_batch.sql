@@ -22,8 +22,8 @@ WITH sale AS (
     ON CONFLICT DO NOTHING
     RETURNING id, user_id, quantity, sequence, epoch
 ), logged AS (
-    INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at, data)
-    SELECT id, 2, 'OrderConfirmed', $1, user_id, quantity, now(), now(), jsonb_build_object('sequence', sequence, 'epoch', epoch)
+    INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at, sequence, epoch)
+    SELECT id, 2, 'OrderConfirmed', $1, user_id, quantity, now(), now(), sequence, epoch
     FROM placed
 ), total AS (
     SELECT coalesce(sum(quantity), 0) AS units, max(sequence) AS last_sequence FROM placed

@@ -22,8 +22,8 @@ WITH free AS MATERIALIZED (
     SELECT $1, $2, $3, $4, 'confirmed', 2, sequence, epoch, now(), now(), NULL
     FROM sale
 ), logged AS (
-    INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at, data)
-    SELECT $1, 2, 'OrderConfirmed', $2, $3, $4, now(), now(), jsonb_build_object('sequence', sequence, 'epoch', epoch)
+    INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at, sequence, epoch)
+    SELECT $1, 2, 'OrderConfirmed', $2, $3, $4, now(), now(), sequence, epoch
     FROM sale
 )
 SELECT coalesce((SELECT sequence FROM sale), 0), CASE

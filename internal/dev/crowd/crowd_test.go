@@ -3,7 +3,6 @@ package crowd
 import (
 	"bytes"
 	"encoding/json"
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -301,21 +300,4 @@ failed    0 clicks
 	require.NoError(t, Report{Buyers: 1, Failures: map[string]int{"connection refused": 1}}.WriteText(&out))
 	assert.Contains(t, out.String(), "connection refused 1\n")
 	assert.NotContains(t, out.String(), "latency", "a header without rows")
-}
-
-func TestCreateSaleReturnsProblemText(t *testing.T) {
-	const problem = `{"type":"/problems/unauthorized","title":"Unauthorized","status":401`
-	for body, want := range map[string]string{
-		problem + `,"detail":"The token is wrong."}`: "Unauthorized: The token is wrong.",
-		problem + `}`:    "Unauthorized",
-		"<html>\x1b[31m": `"<html>\x1b[31m"`,
-	} {
-		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			w.WriteHeader(http.StatusUnauthorized)
-			_, _ = io.WriteString(w, body)
-		}))
-		_, err := CreateSale(t.Context(), server.URL, "wrong", SaleTerms{Name: "x", Stock: 1})
-		server.Close()
-		assert.EqualError(t, err, "create a sale: HTTP 401: "+want)
-	}
 }

@@ -22,29 +22,34 @@ type Latencies struct {
 
 // Report summarizes a crowd. Rates are per second, between the first and the last answer of their kind.
 type Report struct {
-	Buyers       int
-	Over         time.Duration // the time over which they were due
-	Took         time.Duration // until the last answer
-	Quantity     int64         // units per order
-	Clicks       int           // answered or abandoned
-	SecondClicks int           // of them
+	Buyers       int           `json:"buyers"`
+	Over         time.Duration `json:"-"`             // the time over which they were due
+	Took         time.Duration `json:"-"`             // until the last answer
+	Quantity     int64         `json:"quantity"`      // units per order
+	Clicks       int           `json:"clicks"`        // answered or abandoned
+	SecondClicks int           `json:"second_clicks"` // of them
 
-	Accepted                    int // orders
-	AcceptedRate                float64
-	FirstAccepted, LastAccepted time.Time
-	Replayed                    int // answers with Idempotency-Replayed
+	Accepted      int       `json:"accepted"` // orders
+	AcceptedRate  float64   `json:"accepted_per_second"`
+	FirstAccepted time.Time `json:"-"`
+	LastAccepted  time.Time `json:"-"`
+	Replayed      int       `json:"replayed"` // answers with Idempotency-Replayed
 
-	Rejected                    int // refusals
-	RejectedRate                float64
-	SoldOut, Already, NotOnSale int // of them
+	Rejected     int     `json:"rejected"` // refusals
+	RejectedRate float64 `json:"rejected_per_second"`
+	SoldOut      int     `json:"sold_out"` // of them
+	Already      int     `json:"already_purchased"`
+	NotOnSale    int     `json:"not_on_sale"`
 
 	// Failures counts clicks without a valid final answer, and Retries repeated tries, both by problem.
-	Failures, Retries map[string]int
+	Failures map[string]int `json:"failures"`
+	Retries  map[string]int `json:"retries"`
 
-	Winners, Losers Latencies
+	Winners Latencies `json:"winners_ms"`
+	Losers  Latencies `json:"losers_ms"`
 
 	// Durable is nil if it was not measured.
-	Durable *Durable
+	Durable *Durable `json:"-"`
 }
 
 // offeredRate is how many buyers a second were due.
@@ -115,17 +120,17 @@ func perSecond(n float64) string {
 }
 
 // counts lists the nonzero counts, the largest first.
-func counts(of map[string]int) string {
-	names := slices.SortedFunc(maps.Keys(of), func(a, b string) int {
-		if of[a] != of[b] {
-			return of[b] - of[a]
+func counts(found map[string]int) string {
+	names := slices.SortedFunc(maps.Keys(found), func(a, b string) int {
+		if found[a] != found[b] {
+			return found[b] - found[a]
 		}
 		return strings.Compare(a, b)
 	})
 	var parts []string
 	for _, name := range names {
-		if of[name] > 0 {
-			parts = append(parts, name+" "+figure.Count(of[name]))
+		if found[name] > 0 {
+			parts = append(parts, name+" "+figure.Count(found[name]))
 		}
 	}
 	return strings.Join(parts, ", ")

@@ -160,9 +160,9 @@ func rate(n int, over time.Duration) float64 {
 	return float64(n) / over.Seconds()
 }
 
-func total(of map[string]int) int {
+func total(counts map[string]int) int {
 	sum := 0
-	for _, n := range of {
+	for _, n := range counts {
 		sum += n
 	}
 	return sum

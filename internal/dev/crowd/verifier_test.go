@@ -103,7 +103,7 @@ func TestWatchDurableEndsWithLastOrder(t *testing.T) {
 }
 
 // statuses makes the shop answer requests for orders with these states, by the buyer's number; the receipt is required.
-func statuses(t *testing.T, s *shop, of map[string]string) string {
+func statuses(t *testing.T, s *shop, found map[string]string) string {
 	t.Helper()
 	requests := make(map[string]int)
 	s.before = func(_ int, w http.ResponseWriter, r *http.Request) bool {
@@ -119,7 +119,7 @@ func statuses(t *testing.T, s *shop, of map[string]string) string {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		requests[user]++
-		status := of[user[strings.LastIndexByte(user, '-')+1:]]
+		status := found[user[strings.LastIndexByte(user, '-')+1:]]
 		switch {
 		case status == "" || r.URL.Query().Get("receipt") != receiptOf(uuid.MustParse(id)):
 			writeProblem(w, http.StatusNotFound, "order-not-found")

@@ -46,7 +46,7 @@ func (d *demo) killWorker(ctx context.Context, buyers *crowd.Crowd) error {
 	worker.Signal(syscall.SIGKILL)
 	<-worker.Done()
 	killed := time.Now()
-	if d.crash.orphans, err = d.pendingOf(ctx, victim); err != nil {
+	if d.crash.orphans, err = d.pendingOrders(ctx, victim); err != nil {
 		return err
 	}
 	d.story.add("kill -9 of %s with %s pending orders", victim, figure.Count(d.crash.orphans))
@@ -62,7 +62,7 @@ func (d *demo) killWorker(ctx context.Context, buyers *crowd.Crowd) error {
 		return err
 	}
 	err = await(ctx, "the claim of the orders of "+victim, func() (bool, error) {
-		pending, err := d.pendingOf(ctx, victim)
+		pending, err := d.pendingOrders(ctx, victim)
 		return pending == 0, err
 	})
 	if err != nil {
@@ -80,7 +80,7 @@ func (d *demo) freezeWithOrders(ctx context.Context, worker *process, over func(
 	worker.Signal(syscall.SIGSTOP)
 	for {
 		last := over()
-		pending, err := d.pendingOf(ctx, worker.name)
+		pending, err := d.pendingOrders(ctx, worker.name)
 		if pending > 0 || err != nil {
 			return true, err
 		}

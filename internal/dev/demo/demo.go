@@ -182,15 +182,15 @@ func (d *demo) play(ctx context.Context) error {
 		return err
 	}
 	var durable crowd.Durable
-	together, beside := errgroup.WithContext(ctx)
-	together.Go(func() error { buyers.Run(beside); return nil })
-	together.Go(func() error { d.story.follow(beside, buyers); return nil })
-	together.Go(func() error { return d.killWorker(beside, buyers) })
-	together.Go(func() (err error) {
+	running, beside := errgroup.WithContext(ctx)
+	running.Go(func() error { buyers.Run(beside); return nil })
+	running.Go(func() error { d.story.follow(beside, buyers); return nil })
+	running.Go(func() error { return d.killWorker(beside, buyers) })
+	running.Go(func() (err error) {
 		durable, err = buyers.WatchDurable(beside, verifier, arrivalPatience)
 		return err
 	})
-	if err := together.Wait(); err != nil {
+	if err := running.Wait(); err != nil {
 		return err
 	}
 	report := buyers.Report()
@@ -223,7 +223,7 @@ func (d *demo) open(ctx context.Context) error {
 		return err
 	}
 	d.sale, err = crowd.CreateSale(ctx, d.ingress, d.token,
-		crowd.SaleTerms{Name: "demo", Stock: d.config.Stock, Shards: d.config.Shards})
+		reservation.Terms{Name: "demo", Stock: d.config.Stock, Shards: d.config.Shards})
 	if err != nil {
 		return err
 	}
@@ -288,8 +288,8 @@ func (d *demo) stream() string { return d.keys.Orders(d.keys.Partition(d.sale)) 
 // pendingMax is more entries than a worker holds.
 const pendingMax = 10_000
 
-// pendingOf returns the number of orders in the pending entries of a worker.
-func (d *demo) pendingOf(ctx context.Context, worker string) (orders int64, err error) {
+// pendingOrders returns the number of orders in the pending entries of a worker.
+func (d *demo) pendingOrders(ctx context.Context, worker string) (orders int64, err error) {
 	pending, err := d.redis.XPendingExt(ctx, &redis.XPendingExtArgs{
 		Stream: d.stream(), Group: reservation.Group, Consumer: worker, Start: "-", End: "+", Count: pendingMax,
 	}).Result()

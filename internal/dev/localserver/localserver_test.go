@@ -19,7 +19,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/connect"
 	"stampede/internal/dev/localserver"
 	"stampede/internal/test/testkit"
 )
@@ -207,9 +206,7 @@ func serverFolders(t *testing.T, temp string) []string {
 
 func redisAt(t *testing.T, redisURL string) redis.UniversalClient {
 	t.Helper()
-	client, err := connect.Control(redisURL)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = client.Close() })
+	client := testkit.Control(t, redisURL)
 	return client
 }
 

@@ -37,31 +37,21 @@ func StartPostgres(ctx context.Context, o PostgresOptions) (*Postgres, error) {
 	if !found {
 		return nil, notInstalled(postgresPrograms)
 	}
-	a, err := serverAccount()
+	s, err := newServer("Postgres", filepath.Join(programs, "postgres"), syscall.SIGINT)
 	if err != nil {
 		return nil, err
 	}
-	folder, err := newFolder("postgres", a)
-	if err != nil {
-		return nil, err
-	}
-	data := filepath.Join(folder.path, "data")
-	if err := makeCluster(ctx, programs, data, folder, a); err != nil {
-		folder.remove()
-		return nil, err
-	}
+	data := filepath.Join(s.folder.path, "data")
+	err = makeCluster(ctx, programs, data, s.folder, s.account)
 	settings := o.Settings
-	if o.Archive {
-		if settings, err = archiveSettings(folder, a, o.Settings); err != nil {
-			folder.remove()
-			return nil, err
-		}
+	if err == nil && o.Archive {
+		settings, err = archiveSettings(s.folder, s.account, o.Settings)
 	}
-	s := &server{
-		name: "Postgres", binary: filepath.Join(programs, "postgres"), account: a, folder: folder, orderly: syscall.SIGINT,
-		readyMark: readyMark,
-		args:      func(port int) []string { return postgresArgs(data, port, settings) },
+	if err != nil {
+		s.folder.remove()
+		return nil, err
 	}
+	s.args = func(port int) []string { return postgresArgs(data, port, settings) }
 	if err := s.start(ctx, freePort); err != nil {
 		return nil, err
 	}

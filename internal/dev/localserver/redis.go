@@ -27,19 +27,11 @@ func StartRedis(ctx context.Context, o RedisOptions) (*Redis, error) {
 	if !found {
 		return nil, notInstalled(redisPrograms)
 	}
-	a, err := serverAccount()
+	s, err := newServer("Redis", binary, syscall.SIGTERM)
 	if err != nil {
 		return nil, err
 	}
-	folder, err := newFolder("redis", a)
-	if err != nil {
-		return nil, err
-	}
-	s := &server{
-		name: "Redis", binary: binary, account: a, folder: folder, orderly: syscall.SIGTERM,
-		readyMark: readyMark,
-		args:      func(port int) []string { return redisArgs(port, o.Settings) },
-	}
+	s.args = func(port int) []string { return redisArgs(port, o.Settings) }
 	if err := s.start(ctx, freePort); err != nil {
 		return nil, err
 	}

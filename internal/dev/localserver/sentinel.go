@@ -94,34 +94,25 @@ func (s *Sentinels) WatcherURLs() []string {
 // startSentinel starts one Sentinel.
 func startSentinel(ctx context.Context, masterHost, masterPort string) (*server, error) {
 	binary, _ := findRedis() // the master runs
-	a, err := serverAccount()
+	s, err := newServer("Redis Sentinel", binary, syscall.SIGTERM)
 	if err != nil {
 		return nil, err
 	}
-	folder, err := newFolder("sentinel", a)
-	if err != nil {
-		return nil, err
-	}
-	config := filepath.Join(folder.path, "sentinel.conf")
+	config := filepath.Join(s.folder.path, "sentinel.conf")
 	text := fmt.Sprintf("bind 127.0.0.1\n"+
 		"sentinel monitor %[1]s %[2]s %[3]s %[4]d\n"+
 		"sentinel down-after-milliseconds %[1]s 1000\n"+
 		"sentinel failover-timeout %[1]s 5000\n",
 		sentinelMaster, masterHost, masterPort, sentinelCount/2+1)
 	if err = os.WriteFile(config, []byte(text), 0o600); err == nil {
-		err = a.own(config) // a Sentinel writes what it learns there
+		err = s.account.own(config) // a Sentinel writes what it learns there
 	}
 	if err != nil {
-		folder.remove()
+		s.folder.remove()
 		return nil, err
 	}
-	s := &server{
-		name: "Redis Sentinel", binary: binary, account: a, folder: folder, orderly: syscall.SIGTERM,
-		readyMark: sentinelReadyMark,
-		args: func(port int) []string {
-			return []string{config, "--sentinel", "--port", fmt.Sprint(port)}
-		},
-	}
+	s.readyMark = sentinelReadyMark
+	s.args = func(port int) []string { return []string{config, "--sentinel", "--port", fmt.Sprint(port)} }
 	return s, s.start(ctx, freePort)
 }
 

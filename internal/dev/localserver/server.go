@@ -55,6 +55,21 @@ type server struct {
 	stopped bool
 }
 
+// newServer returns a server that is ready when it writes readyMark, with an empty folder. The caller sets its args.
+func newServer(name, binary string, orderly syscall.Signal) (*server, error) {
+	a, err := serverAccount()
+	if err != nil {
+		return nil, err
+	}
+	folder, err := newFolder(strings.ToLower(strings.ReplaceAll(name, " ", "-")), a)
+	if err != nil {
+		return nil, err
+	}
+	return &server{
+		name: name, binary: binary, account: a, folder: folder, orderly: orderly, readyMark: readyMark,
+	}, nil
+}
+
 // start starts the server on a port from pick. After an error the folder is removed.
 func (s *server) start(ctx context.Context, pick func() (int, error)) error {
 	s.mu.Lock()

@@ -55,7 +55,7 @@ var mayCall = map[string]string{"internal/test/testkit/eventually.go": "time.Sle
 
 // violation returns why package from may not import package to, "" if it may.
 func violation(from, to string) string {
-	importer, imported := roomOf(from), roomOf(to)
+	importer, imported := findRoom(from), findRoom(to)
 	here := slices.IndexFunc(rooms, func(r room) bool { return r.name == importer })
 	switch {
 	case importer == imported || importer == tests:
@@ -71,8 +71,8 @@ func violation(from, to string) string {
 	return ""
 }
 
-// roomOf returns the room of a package.
-func roomOf(folder string) string {
+// findRoom returns the room of a package.
+func findRoom(folder string) string {
 	for _, nested := range []string{development, tests} {
 		if strings.HasPrefix(folder+"/", nested+"/") {
 			return nested

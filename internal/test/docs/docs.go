@@ -60,7 +60,7 @@ func (c *checker) page(p *page) {
 	c.width(p)
 	c.links(p)
 	if p.name == "docs/"+MetricsPage {
-		c.metricsOf(p)
+		c.checkMetrics(p)
 	}
 	for _, s := range p.spans() {
 		c.inline(p, s)
@@ -175,8 +175,8 @@ func (c *checker) path(p *page, s span) {
 	c.report(p, s.line, "%s does not exist", s.text)
 }
 
-// metricsOf checks that the page names each metric of the code.
-func (c *checker) metricsOf(p *page) {
+// checkMetrics checks that the page names each metric of the code.
+func (c *checker) checkMetrics(p *page) {
 	for _, name := range slices.Sorted(maps.Keys(c.metrics)) {
 		if !strings.Contains(p.prose, "`"+name+"`") {
 			c.report(p, 1, "the metric %s is missing", name)

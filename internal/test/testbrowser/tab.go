@@ -33,20 +33,38 @@ type Browser struct{ ctx context.Context }
 // Start starts a browser for a test and its subtests.
 func Start(t testing.TB) *Browser {
 	t.Helper()
-	path, err := find()
+	browser, stop, err := Launch()
 	require.NoError(t, err)
+	t.Cleanup(stop)
+	return browser
+}
+
+// Launch starts a browser for all tests of a package.
+func Launch() (browser *Browser, stop func(), err error) {
+	path, err := find()
+	if err != nil {
+		return nil, nil, err
+	}
+	profile, err := os.MkdirTemp("", "stampede-chromium-")
+	if err != nil {
+		return nil, nil, err
+	}
 	allocator, closeAllocator := chromedp.NewExecAllocator(context.Background(),
-		chromedp.ExecPath(path), chromedp.UserDataDir(t.TempDir()), chromedp.Headless, chromedp.NoFirstRun,
+		chromedp.ExecPath(path), chromedp.UserDataDir(profile), chromedp.Headless, chromedp.NoFirstRun,
 		chromedp.DisableGPU, chromedp.NoSandbox, // root has no sandbox, and all pages are ours
 		chromedp.Flag("disable-quic", true), chromedp.Flag("disable-background-networking", true),
 		chromedp.Flag("disable-component-update", true), chromedp.Flag("disable-sync", true))
-	browser, closeBrowser := chromedp.NewContext(allocator)
-	t.Cleanup(func() {
+	ctx, closeBrowser := chromedp.NewContext(allocator)
+	stop = func() {
 		closeBrowser()
 		closeAllocator()
-	})
-	require.NoError(t, chromedp.Do(browser), "start %s", path)
-	return &Browser{browser}
+		_ = os.RemoveAll(profile)
+	}
+	if err := chromedp.Do(ctx); err != nil {
+		stop()
+		return nil, nil, fmt.Errorf("start %s: %w", path, err)
+	}
+	return &Browser{ctx}, stop, nil
 }
 
 func find() (string, error) {
@@ -72,11 +90,23 @@ type Tab struct {
 	expected []string
 }
 
-// Open opens a tab. When the test ends its console must have been empty.
-func (browser *Browser) Open(t testing.TB) *Tab {
+// Open opens a tab. When the test ends its console must have been empty, except for messages with one of the expected
+// texts: "network" is in all answers that are no success.
+func (browser *Browser) Open(t testing.TB, expected ...string) *Tab {
 	t.Helper()
-	ctx, closeTab := chromedp.NewContext(browser.ctx, chromedp.WithNewBrowserContext())
-	b := &Tab{t: t, ctx: ctx}
+	return open(t, browser.ctx, expected, chromedp.WithNewBrowserContext())
+}
+
+// Beside opens another tab with the same profile.
+func (b *Tab) Beside() *Tab {
+	b.t.Helper()
+	return open(b.t, b.ctx, b.expected)
+}
+
+func open(t testing.TB, parent context.Context, expected []string, options ...chromedp.ContextOption) *Tab {
+	t.Helper()
+	ctx, closeTab := chromedp.NewContext(parent, options...)
+	b := &Tab{t: t, ctx: ctx, expected: expected}
 	// This starts the tab, which ends with the context of its first call: no other call may come before.
 	messages := chromedp.Console(ctx)
 	var reading sync.WaitGroup

@@ -41,8 +41,8 @@ func Operate(t testing.TB, cluster *localserver.Cluster) *ClusterOperator {
 // Client is a client of one node.
 func (o *ClusterOperator) Client(node int) *redis.Client { return o.clients[node] }
 
-// SlotOf is the slot of a key.
-func (o *ClusterOperator) SlotOf(key string) int {
+// Slot is the slot of a key.
+func (o *ClusterOperator) Slot(key string) int {
 	o.t.Helper()
 	slot, err := o.clients[0].ClusterKeySlot(o.t.Context(), key).Result()
 	if err != nil {
@@ -51,8 +51,8 @@ func (o *ClusterOperator) SlotOf(key string) int {
 	return int(slot)
 }
 
-// MasterOf is the node that serves a slot, as one of the other masters sees it. It waits until there is one.
-func (o *ClusterOperator) MasterOf(slot int) (node int) {
+// Master is the node that serves a slot, as one of the other masters sees it. It waits until there is one.
+func (o *ClusterOperator) Master(slot int) (node int) {
 	o.t.Helper()
 	Eventually(o.t, 30*time.Second, "a master of the slot", func() bool {
 		for _, client := range o.clients {
@@ -88,8 +88,8 @@ func (o *ClusterOperator) isMaster(node int) bool {
 	return err == nil && role[0] == "master"
 }
 
-// ReplicaOf is a node that replicates a master.
-func (o *ClusterOperator) ReplicaOf(master int) (node int) {
+// Replica is a node that replicates a master.
+func (o *ClusterOperator) Replica(master int) (node int) {
 	o.t.Helper()
 	Eventually(o.t, 30*time.Second, "a replica in sync", func() bool {
 		for i, client := range o.clients {
@@ -98,7 +98,7 @@ func (o *ClusterOperator) ReplicaOf(master int) (node int) {
 				continue
 			}
 			_, port, err := net.SplitHostPort(o.cluster.Nodes[master].Addr())
-			if err == nil && role[3] == "connected" && port == portOf(role[2]) {
+			if err == nil && role[3] == "connected" && port == portText(role[2]) {
 				node = i
 				return true
 			}
@@ -108,7 +108,7 @@ func (o *ClusterOperator) ReplicaOf(master int) (node int) {
 	return node
 }
 
-func portOf(v any) string {
+func portText(v any) string {
 	n, _ := v.(int64)
 	return (&net.TCPAddr{Port: int(n)}).String()[1:]
 }

@@ -80,9 +80,9 @@ func readSpans(r *http.Request) (spans []Span, err error) {
 	if err := proto.Unmarshal(body, &request); err != nil {
 		return nil, fmt.Errorf("the collector got no spans: %w", err)
 	}
-	for _, of := range request.GetResourceSpans() {
-		service := texts(of.GetResource().GetAttributes())["service.name"]
-		for _, scope := range of.GetScopeSpans() {
+	for _, resource := range request.GetResourceSpans() {
+		service := texts(resource.GetResource().GetAttributes())["service.name"]
+		for _, scope := range resource.GetScopeSpans() {
 			for _, s := range scope.GetSpans() {
 				span := Span{
 					Service: service, Name: s.GetName(), Trace: hex.EncodeToString(s.GetTraceId()),

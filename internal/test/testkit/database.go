@@ -35,7 +35,13 @@ var (
 // Pool returns a pool on the test's own database, which is migrated. It is closed when the test ends.
 func Pool(t testing.TB) *pgxpool.Pool {
 	t.Helper()
-	pool, err := connect.Postgres(t.Context(), DatabaseURL(t), poolConnections)
+	return PoolAt(t, DatabaseURL(t), poolConnections)
+}
+
+// PoolAt returns a pool of so many connections to the database at the URL. It is closed when the test ends.
+func PoolAt(t testing.TB, url string, connections int32, options ...connect.PostgresOption) *pgxpool.Pool {
+	t.Helper()
+	pool, err := connect.Postgres(t.Context(), url, connections, options...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +65,7 @@ func newDatabase(t testing.TB) (string, error) {
 	t.Cleanup(func() { databases.Delete(t) })
 	server := postgresURL(t)
 	ctx := context.Background() // the test's own context ends before its cleanups
-	template, err := templateOf(ctx, server)
+	template, err := template(ctx, server)
 	if err != nil {
 		return "", err
 	}
@@ -75,9 +81,9 @@ func newDatabase(t testing.TB) (string, error) {
 	return inDatabase(server, name)
 }
 
-// templateOf returns the name of a migrated database to copy. Each server has one per schema, named after
+// template returns the name of a migrated database to copy. Each server has one per schema, named after
 // the schema, so that checkouts with different schemas can share a server.
-func templateOf(ctx context.Context, server string) (string, error) {
+func template(ctx context.Context, server string) (string, error) {
 	templated.Lock()
 	defer templated.Unlock()
 	if name := templated.name[server]; name != "" {

@@ -12,30 +12,58 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+// Proxy listens until the test ends, and returns its address. For each connection it dials the target and calls
+// forward, after which it closes both.
+func Proxy(t testing.TB, target string, forward func(client, server net.Conn)) (addr string) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	var tasks sync.WaitGroup
+	var mu sync.Mutex
+	var conns []net.Conn
+	tasks.Go(func() {
+		for {
+			client, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			server, err := net.Dial("tcp", target)
+			if err != nil {
+				_ = client.Close()
+				continue
+			}
+			mu.Lock()
+			conns = append(conns, client, server)
+			mu.Unlock()
+			tasks.Go(func() {
+				forward(client, server)
+				_, _ = client.Close(), server.Close()
+			})
+		}
+	})
+	t.Cleanup(func() {
+		_ = listener.Close()
+		mu.Lock()
+		for _, conn := range conns {
+			_ = conn.Close()
+		}
+		mu.Unlock()
+		tasks.Wait()
+	})
+	return listener.Addr().String()
+}
+
 // LossyProxy is a proxy between a client and Redis. It forwards every request and can drop the answers to
 // scripts: Redis has then executed what failed for the client.
-type LossyProxy struct {
-	listener net.Listener
-	redis    string
-	toLose   atomic.Int32
-	tasks    sync.WaitGroup
-
-	mu    sync.Mutex
-	conns []net.Conn
-}
+type LossyProxy struct{ toLose atomic.Int32 }
 
 // RedisThroughProxy returns a client whose answers can be dropped. Its retries are go-redis's default.
 func RedisThroughProxy(t testing.TB) (*LossyProxy, redis.UniversalClient) {
 	t.Helper()
 	clientOptions, err := redis.ParseURL(RedisURL(t))
 	require.NoError(t, err)
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	p := &LossyProxy{listener: listener, redis: clientOptions.Addr}
-	p.tasks.Go(p.accept)
-	t.Cleanup(p.close)
-
-	clientOptions.Addr = listener.Addr().String()
+	p := &LossyProxy{}
+	clientOptions.Addr = Proxy(t, clientOptions.Addr, p.forward)
 	rdb := redis.NewClient(clientOptions)
 	t.Cleanup(func() { _ = rdb.Close() })
 	return p, rdb
@@ -50,27 +78,9 @@ func (p *LossyProxy) RequireLost(t testing.TB) {
 	require.LessOrEqual(t, p.toLose.Load(), int32(0), "not all answers were dropped, so the test shows nothing")
 }
 
-func (p *LossyProxy) accept() {
-	for {
-		client, err := p.listener.Accept()
-		if err != nil {
-			return
-		}
-		server, err := net.Dial("tcp", p.redis)
-		if err != nil {
-			_ = client.Close()
-			continue
-		}
-		p.mu.Lock()
-		p.conns = append(p.conns, client, server)
-		p.mu.Unlock()
-		p.tasks.Go(func() { p.serve(client, server) })
-	}
-}
-
-// serve forwards one connection. The client waits for each answer before its next request, so an answer
+// forward forwards one connection. The client waits for each answer before its next request, so an answer
 // belongs to the latest request.
-func (p *LossyProxy) serve(client, server net.Conn) {
+func (p *LossyProxy) forward(client, server net.Conn) {
 	var script atomic.Bool
 	var requests sync.WaitGroup
 	requests.Go(func() {
@@ -99,14 +109,4 @@ func pump(to io.Writer, from io.Reader, pass func([]byte) bool) {
 			return
 		}
 	}
-}
-
-func (p *LossyProxy) close() {
-	_ = p.listener.Close()
-	p.mu.Lock()
-	for _, conn := range p.conns {
-		_ = conn.Close()
-	}
-	p.mu.Unlock()
-	p.tasks.Wait()
 }

@@ -89,10 +89,40 @@ func postgresURL(t testing.TB) string {
 // Redis returns a control client on the shared server, which is closed when the test ends.
 func Redis(t testing.TB) redis.UniversalClient {
 	t.Helper()
-	client, err := connect.Control(RedisURL(t))
+	return Control(t, RedisURL(t))
+}
+
+// Control returns a control client of the server at the URL, which is closed when the test ends.
+func Control(t testing.TB, url string) redis.UniversalClient {
+	t.Helper()
+	return client(t, connect.Control, url)
+}
+
+// Blocking returns a blocking client of the server at the URL, which is closed when the test ends.
+func Blocking(t testing.TB, url string) redis.UniversalClient {
+	t.Helper()
+	return client(t, connect.Blocking, url)
+}
+
+func client[C redis.UniversalClient](t testing.TB, connect func(url string) (C, error), url string) C {
+	t.Helper()
+	rdb, err := connect(url)
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { _ = rdb.Close() })
+	return rdb
+}
+
+// Client returns a client of the server at the URL, which is closed when the test ends.
+func Client(t testing.TB, url string) *redis.Client {
+	t.Helper()
+	o, err := redis.ParseURL(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.DialerRetries = 1 // as the clients of package connect: otherwise a refused call takes most of CallTimeout
+	client := redis.NewClient(o)
 	t.Cleanup(func() { _ = client.Close() })
 	return client
 }

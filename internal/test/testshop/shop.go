@@ -1,73 +1,191 @@
+// Package testshop is a shop for tests: sales, buyers and orders on a database and a Redis key prefix of their own. It
+// runs no worker; package testwork does.
 package testshop
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"log/slog"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/connect"
 	"stampede/internal/dev/localserver"
 	"stampede/internal/test/testkit"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
+	"stampede/reservation/order"
+	"stampede/stream"
 )
 
 // Shop is everything that a sale needs, on real servers.
 type Shop struct {
+	*reservation.Store
+	*catalog.Catalog
 	Pool     *pgxpool.Pool
 	Rdb      redis.UniversalClient
-	Blocking redis.UniversalClient
+	Blocking redis.UniversalClient // nil if the shop was made with a client
 	Keys     reservation.Keys
-	Store    *reservation.Store
-	Catalog  *catalog.Catalog
+	Server   *localserver.Redis // the shop's own Redis, if it has one
 }
 
-func NewShop(t testing.TB, pool *pgxpool.Pool) *Shop {
+// Options say where a shop is. The zero value is a shop on the servers that all tests share.
+type Options struct {
+	Pool     *pgxpool.Pool         // default: a database of its own
+	Redis    redis.UniversalClient // for all commands, in place of RedisURL
+	RedisURL string                // default: the Redis that all tests share
+	Keys     reservation.Keys      // default: a prefix of its own, with one partition
+	Store    reservation.StoreOptions
+}
+
+// NewShop returns a shop on the servers that all tests share.
+func NewShop(t testing.TB) *Shop {
 	t.Helper()
-	return NewShopOn(t, pool, testkit.RedisURL(t), testkit.Keys(t))
+	return NewShopOn(t, Options{})
+}
+
+// NewShardedShop returns a shop with eight partitions on the servers that all tests share.
+func NewShardedShop(t testing.TB) *Shop {
+	t.Helper()
+	keys := testkit.Keys(t)
+	keys.Partitions = 8
+	return NewShopOn(t, Options{Keys: keys})
+}
+
+// OnOwnRedis returns a shop on a Redis of its own, which can be lost.
+func OnOwnRedis(t testing.TB, partitions int) *Shop {
+	t.Helper()
+	server := testkit.OwnRedis(t)
+	s := NewShopOn(t, Options{RedisURL: server.URL, Keys: reservation.Keys{Prefix: "test", Partitions: partitions}})
+	s.Server = server
+	return s
 }
 
 // OnOwnPostgres returns a shop on a Postgres for this test only, which it may stop and restart.
 func OnOwnPostgres(t testing.TB) (*Shop, *localserver.Postgres) {
 	t.Helper()
 	server := testkit.OwnPostgres(t)
-	pool, err := connect.Postgres(t.Context(), server.URL, 8)
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
-	return NewShop(t, pool), server
+	return NewShopOn(t, Options{Pool: testkit.PoolAt(t, server.URL, 8)}), server
 }
 
-func NewShopOn(t testing.TB, pool *pgxpool.Pool, redisURL string, keys reservation.Keys) *Shop {
+// NewShopOn returns a shop where the options say.
+func NewShopOn(t testing.TB, o Options) *Shop {
 	t.Helper()
-	blocking, err := connect.Blocking(redisURL)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = blocking.Close() })
-	control, err := connect.Control(redisURL)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = control.Close() })
-	s := &Shop{Pool: pool, Rdb: control, Blocking: blocking, Keys: keys}
-	s.Store = reservation.NewStore(s.Rdb, s.Keys,
-		reservation.StoreOptions{Logger: testkit.Logger(t), WaitMax: time.Minute})
+	s := &Shop{Pool: o.Pool, Rdb: o.Redis, Keys: o.Keys}
+	if s.Pool == nil {
+		s.Pool = testkit.Pool(t)
+	}
+	if s.Keys.Prefix == "" {
+		s.Keys = testkit.Keys(t)
+	}
+	if s.Rdb == nil {
+		if o.RedisURL == "" {
+			o.RedisURL = testkit.RedisURL(t)
+		}
+		if o.Store.WaitMax == 0 {
+			o.Store.WaitMax = time.Minute // many buyers on a busy machine wait long
+		}
+		s.Rdb, s.Blocking = testkit.Control(t, o.RedisURL), testkit.Blocking(t, o.RedisURL)
+	}
+	return s.sell(t, o.Store)
+}
+
+// sell adds the store and the catalog to the shop.
+func (s *Shop) sell(t testing.TB, o reservation.StoreOptions) *Shop {
+	o.Logger = testkit.Logger(t)
+	s.Store = reservation.NewStore(s.Rdb, s.Keys, o)
 	t.Cleanup(s.Store.Close)
-	s.Catalog = catalog.New(pool, s.Store)
+	s.Catalog = catalog.New(s.Pool, s.Store)
 	return s
 }
 
+// Next returns the shop of another ingress on the same servers.
+func (s *Shop) Next(t testing.TB, rdb redis.UniversalClient) *Shop {
+	t.Helper()
+	next := *s
+	next.Rdb = rdb
+	return next.sell(t, reservation.StoreOptions{})
+}
+
+// PaymentWindow is the payment window of payable sales.
+const PaymentWindow = 10 * time.Minute
+
+func (s *Shop) create(t testing.TB, terms reservation.Terms) catalog.CountedSale {
+	t.Helper()
+	terms.Name, terms.PerOrderLimit = "test", 10
+	sale, err := s.Create(t.Context(), terms)
+	require.NoError(t, err)
+	return sale
+}
+
+// Sale opens a sale with this stock.
+func (s *Shop) Sale(t testing.TB, stock int64) catalog.CountedSale {
+	t.Helper()
+	return s.create(t, reservation.Terms{Stock: stock})
+}
+
+// ShardedSale opens a sale with this stock in so many shards.
+func (s *Shop) ShardedSale(t testing.TB, stock int64, shards int) catalog.CountedSale {
+	t.Helper()
+	return s.create(t, reservation.Terms{Stock: stock, Shards: shards})
+}
+
+// Open opens a sale with this stock, and returns its id.
 func (s *Shop) Open(t testing.TB, stock int64) uuid.UUID {
 	t.Helper()
-	sale, err := s.Catalog.Create(t.Context(), reservation.Terms{Name: "test", Stock: stock, PerOrderLimit: 10})
+	return s.Sale(t, stock).ID
+}
+
+// OpenPayable opens a sale with a payment window.
+func (s *Shop) OpenPayable(t testing.TB, stock int64) uuid.UUID {
+	t.Helper()
+	return s.create(t, reservation.Terms{Stock: stock, PaymentWindow: PaymentWindow}).ID
+}
+
+// OpenSharded opens a sale with several shards and a payment window.
+func (s *Shop) OpenSharded(t testing.TB, stock int64, shards int) uuid.UUID {
+	t.Helper()
+	return s.create(t, reservation.Terms{Stock: stock, PaymentWindow: PaymentWindow, Shards: shards}).ID
+}
+
+// OpenIn opens a sale in a partition.
+func (s *Shop) OpenIn(t testing.TB, partition int, stock int64) uuid.UUID {
+	t.Helper()
+	for {
+		if sale := s.Open(t, stock); s.Keys.Partition(sale) == partition {
+			return sale
+		}
+	}
+}
+
+// Attempt asks for units as a buyer with an idempotency key, "" for none.
+func (s *Shop) Attempt(t testing.TB, sale uuid.UUID, user string, quantity int64, key string) reservation.Answer {
+	t.Helper()
+	answer, err := s.Reserve(t.Context(), reservation.Request{
+		Sale: sale, User: user, Quantity: quantity, IdempotencyKey: key,
+	})
 	require.NoError(t, err)
-	return sale.ID
+	return answer
+}
+
+// Ask asks for one unit.
+func (s *Shop) Ask(t testing.TB, sale uuid.UUID, user string) reservation.Answer {
+	t.Helper()
+	return s.Attempt(t, sale, user, 1, "")
+}
+
+// Buy reserves one unit, and returns the id of the order.
+func (s *Shop) Buy(t testing.TB, sale uuid.UUID, user string) uuid.UUID {
+	t.Helper()
+	answer := s.Ask(t, sale, user)
+	require.Equal(t, reservation.Reserved, answer.Verdict)
+	return answer.Reservation.OrderID
 }
 
 // Crowd lets n users buy one unit each, and returns how many were accepted.
@@ -77,7 +195,7 @@ func (s *Shop) Crowd(t testing.TB, sale uuid.UUID, n int) (accepted int) {
 	var wg sync.WaitGroup
 	for i := range n {
 		wg.Go(func() {
-			answer, err := s.Store.Reserve(context.Background(),
+			answer, err := s.Reserve(context.Background(),
 				reservation.Request{Sale: sale, User: fmt.Sprintf("user-%d", i), Quantity: 1})
 			if err != nil {
 				t.Error(err)
@@ -94,12 +212,59 @@ func (s *Shop) Crowd(t testing.TB, sale uuid.UUID, n int) (accepted int) {
 	return accepted
 }
 
-func (s *Shop) Buy(t testing.TB, sale uuid.UUID, user string) uuid.UUID {
+func (s *Shop) RequireClosed(t testing.TB, sale uuid.UUID) {
 	t.Helper()
-	answer, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: user, Quantity: 1})
+	_, err := s.Reserve(t.Context(), reservation.Request{Sale: sale, User: "eve", Quantity: 1})
+	require.ErrorIs(t, err, reservation.ErrUnavailable)
+}
+
+// Left returns the units left in Redis of a sale with one shard, or -1 if it has no such field.
+func (s *Shop) Left(t testing.TB, sale uuid.UUID) int64 {
+	t.Helper()
+	left, err := s.Rdb.HGet(t.Context(), s.Keys.Sale(s.Keys.Partition(sale), sale), "left").Int64()
+	if errors.Is(err, redis.Nil) {
+		return -1
+	}
 	require.NoError(t, err)
-	require.Equal(t, reservation.Reserved, answer.Verdict)
-	return answer.Reservation.OrderID
+	return left
+}
+
+// Entries are the entries in the stream of a partition.
+func (s *Shop) Entries(t testing.TB, partition int) []redis.XMessage {
+	t.Helper()
+	entries, err := s.Rdb.XRange(t.Context(), s.Keys.Orders(partition), "-", "+").Result()
+	require.NoError(t, err)
+	return entries
+}
+
+// Events are the orders in the stream of a partition.
+func (s *Shop) Events(t testing.TB, partition int) []order.OrderReserved {
+	t.Helper()
+	return Decode(t, s.Entries(t, partition))
+}
+
+// Decode returns the orders in entries of a stream.
+func Decode(t testing.TB, entries []redis.XMessage) (events []order.OrderReserved) {
+	t.Helper()
+	for _, entry := range entries {
+		msg, err := stream.DecodeEntry(entry.ID, entry.Values, 1)
+		require.NoError(t, err)
+		held, err := order.DecodeReserved(msg)
+		require.NoError(t, err)
+		events = append(events, held...)
+	}
+	return events
+}
+
+// Process runs the test binary on this shop, with arguments for the command of its TestMain.
+func (s *Shop) Process(t testing.TB, args ...string) *testkit.Cmd {
+	t.Helper()
+	process := testkit.Command(t, args...)
+	process.UseServers(s.Keys)
+	if s.Server != nil {
+		process.Setenv("REDIS_URL", s.Server.URL)
+	}
+	return process
 }
 
 // Restart restarts Postgres and drops the test's old connections.
@@ -109,59 +274,34 @@ func (s *Shop) Restart(t testing.TB, server *localserver.Postgres) {
 	s.Pool.Reset()
 }
 
-func (s *Shop) Count(t testing.TB, query string, args ...any) int64 {
+// HoldSale locks the sale's row, so that transactions of the sale wait until the returned one is rolled back.
+func (s *Shop) HoldSale(t testing.TB, sale uuid.UUID) pgx.Tx {
 	t.Helper()
-	return QueryInt(t, s.Pool, query, args...)
+	hold, err := s.Pool.Begin(t.Context())
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = hold.Rollback(context.WithoutCancel(t.Context())) })
+	_, err = hold.Exec(t.Context(), "SELECT FROM sales WHERE id = $1 FOR UPDATE", sale)
+	require.NoError(t, err)
+	return hold
 }
 
-const ConfirmedOrders = "SELECT count(*) FROM orders WHERE status = 'confirmed'"
-
-func (s *Shop) AwaitConfirmed(t testing.TB, n int) {
+// AwaitWaiting waits until n transactions of the shop's database wait for a lock.
+func (s *Shop) AwaitWaiting(t testing.TB, n int64) {
 	t.Helper()
-	testkit.Eventually(t, 30*time.Second, fmt.Sprintf("%d orders are confirmed", n), func() bool {
-		return s.Count(t, ConfirmedOrders) == int64(n)
+	AwaitWaiting(t, s.Pool, n)
+}
+
+// AwaitWaiting waits until n transactions of the database wait for a lock.
+func AwaitWaiting(t testing.TB, pool *pgxpool.Pool, n int64) {
+	t.Helper()
+	testkit.Eventually(t, Soon, fmt.Sprintf("%d transactions wait for a lock", n), func() bool {
+		return TransactionsWaiting(t, pool) == n
 	})
 }
 
-// ValueOf returns the value of the gauge or counter with that label value, or without labels for
-// "", and 0 if there is none.
-func ValueOf(t testing.TB, from prometheus.Gatherer, name, label string) float64 {
+// TransactionsWaiting returns the number of transactions of the database that wait for a lock.
+func TransactionsWaiting(t testing.TB, pool *pgxpool.Pool) int64 {
 	t.Helper()
-	families, err := from.Gather()
-	require.NoError(t, err)
-	for _, family := range families {
-		for _, m := range family.GetMetric() {
-			if family.GetName() == name && label == "" && len(m.GetLabel()) == 0 {
-				return m.GetGauge().GetValue() + m.GetCounter().GetValue()
-			}
-			for _, l := range m.GetLabel() {
-				if family.GetName() == name && l.GetValue() == label {
-					return m.GetGauge().GetValue() + m.GetCounter().GetValue()
-				}
-			}
-		}
-	}
-	return 0
-}
-
-// CountingLog is a slog.Handler that counts messages.
-type CountingLog struct{ messages sync.Map }
-
-func (l *CountingLog) Enabled(context.Context, slog.Level) bool { return true }
-
-func (l *CountingLog) WithAttrs([]slog.Attr) slog.Handler { return l }
-
-func (l *CountingLog) WithGroup(string) slog.Handler { return l }
-
-func (l *CountingLog) Handle(_ context.Context, r slog.Record) error {
-	n, _ := l.messages.LoadOrStore(r.Message, new(atomic.Int64))
-	n.(*atomic.Int64).Add(1)
-	return nil
-}
-
-func (l *CountingLog) Times(message string) int {
-	if n, ok := l.messages.Load(message); ok {
-		return int(n.(*atomic.Int64).Load())
-	}
-	return 0
+	return QueryInt(t, pool,
+		"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
 }

@@ -1,3 +1,4 @@
+// Package testwork lets tests do what workers and operators do on a shop of package testshop.
 package testwork
 
 import (
@@ -12,7 +13,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"go.uber.org/goleak"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
 
 	"stampede/fulfillment"
 	"stampede/internal/connect"
@@ -24,110 +26,100 @@ import (
 	"stampede/upkeep/rebuild"
 )
 
-// suiteReader is the goroutine of Watermill's conformance suite that reads from many subscriptions. It never ends if a
-// message is redelivered after the suite has received enough, as happens on a busy machine.
-const suiteReader = "github.com/ThreeDotsLabs/watermill/internal/subscriber.(*multiplier).Subscribe"
+// Main runs the tests of a package on their own servers. A test may start the same binary as a process of its shop,
+// which it kills.
+func Main(m *testing.M) { testkit.Main(m, testkit.WithCommand(command)) }
 
-// Main runs the tests of a package on their own servers. A test may start the same binary as a worker that it kills.
-func Main(m *testing.M) {
-	testkit.Main(m, testkit.WithCommand(command), testkit.IgnoreLeaks(
-		goleak.IgnoreAnyFunction(suiteReader+".func2"), goleak.IgnoreAnyFunction(suiteReader+".func3"),
-	))
-}
-
-// RebuildEnv names a sale that the process rebuilds instead of running a worker.
-const RebuildEnv = "STAMPEDE_TEST_REBUILD"
-
-// ShardsEnv is to how many shards the process raises that sale.
-const ShardsEnv = "STAMPEDE_TEST_SHARDS"
-
-// RetireEnv is how long after its end a sale leaves Redis; never without it.
-const RetireEnv = "STAMPEDE_TEST_RETIRE_AFTER"
-
-// ArchiveEnv names a sale that the process archives into ArchiveDirEnv, and RestoreEnv a file that it brings back,
-// instead of running a worker.
-const (
-	ArchiveEnv    = "STAMPEDE_TEST_ARCHIVE"
-	ArchiveDirEnv = "STAMPEDE_TEST_ARCHIVE_DIR"
-	RestoreEnv    = "STAMPEDE_TEST_RESTORE"
-)
-
-// command runs only a worker or a rebuild, in a process that a test kills.
 func command() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	if err := runWorker(ctx); err != nil {
+	if err := runProcess(ctx, os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	return 0
 }
 
-func runWorker(ctx context.Context) error {
+// process is what a process of a shop works with.
+type process struct {
+	pool              *pgxpool.Pool
+	blocking, control redis.UniversalClient
+	keys              reservation.Keys
+	store             *reservation.Store
+}
+
+func runProcess(ctx context.Context, args []string) error {
 	if err := crashpoint.Check(); err != nil {
 		return err
 	}
-	pool, err := connect.Postgres(ctx, os.Getenv("DATABASE_URL"), 4)
-	if err != nil {
+	p := process{keys: reservation.Keys{Prefix: os.Getenv("STAMPEDE_KEY_PREFIX")}}
+	var err error
+	if p.keys.Partitions, err = strconv.Atoi(os.Getenv("STAMPEDE_PARTITIONS")); err != nil {
 		return err
 	}
-	defer pool.Close()
-	blocking, err := connect.Blocking(os.Getenv("REDIS_URL"))
-	if err != nil {
+	if p.pool, err = connect.Postgres(ctx, os.Getenv("DATABASE_URL"), 4); err != nil {
 		return err
 	}
-	defer func() { _ = blocking.Close() }()
-	control, err := connect.Control(os.Getenv("REDIS_URL"))
-	if err != nil {
+	defer p.pool.Close()
+	if p.blocking, err = connect.Blocking(os.Getenv("REDIS_URL")); err != nil {
 		return err
 	}
-	defer func() { _ = control.Close() }()
-	keys := reservation.Keys{Prefix: os.Getenv("STAMPEDE_KEY_PREFIX")}
-	if keys.Partitions, err = strconv.Atoi(os.Getenv("STAMPEDE_PARTITIONS")); err != nil {
+	defer func() { _ = p.blocking.Close() }()
+	if p.control, err = connect.Control(os.Getenv("REDIS_URL")); err != nil {
 		return err
 	}
+	defer func() { _ = p.control.Close() }()
 	// Many buyers on a busy machine wait long.
-	store := reservation.NewStore(control, keys, reservation.StoreOptions{WaitMax: time.Minute})
-	defer store.Close()
-	if sale := os.Getenv(ArchiveEnv); sale != "" {
+	p.store = reservation.NewStore(p.control, p.keys, reservation.StoreOptions{WaitMax: time.Minute})
+	defer p.store.Close()
+	return p.run(ctx, args)
+}
+
+func (p process) run(ctx context.Context, args []string) error {
+	switch args[0] {
+	case "worker":
+		return p.work(ctx, 0)
+	case "retiring worker":
+		return p.work(ctx, time.Millisecond)
+	case "archive": // a sale, into a folder
 		a, err := archive.New(ctx, archive.Config{
-			Pool: pool, Redis: control, Keys: keys, Dir: os.Getenv(ArchiveDirEnv), Logger: slog.Default(),
+			Pool: p.pool, Redis: p.control, Keys: p.keys, Dir: args[2], Logger: slog.Default(),
 		})
 		if err != nil {
 			return err
 		}
 		defer a.Close()
-		_, err = a.Sale(ctx, uuid.MustParse(sale))
+		_, err = a.Sale(ctx, uuid.MustParse(args[1]))
+		return err
+	case "restore": // a file
+		_, err := archive.Restore(ctx, p.pool, args[1])
 		return err
 	}
-	if file := os.Getenv(RestoreEnv); file != "" {
-		_, err := archive.Restore(ctx, pool, file)
+	r, err := rebuild.New(rebuild.Config{Pool: p.pool, Redis: p.control, Keys: p.keys, Store: p.store})
+	if err != nil {
 		return err
 	}
-	if sale := os.Getenv(RebuildEnv); sale != "" {
-		r, err := rebuild.New(rebuild.Config{Pool: pool, Redis: control, Keys: keys, Store: store})
-		if err != nil {
-			return err
+	sale := uuid.MustParse(args[1])
+	switch args[0] {
+	case "rebuild": // a sale
+		_, err = r.Sale(ctx, sale, rebuild.ReasonByHand)
+	case "raise shards": // of a sale, to a number
+		var shards int
+		if shards, err = strconv.Atoi(args[2]); err == nil {
+			_, err = r.RaiseShards(ctx, sale, shards, rebuild.ReasonByHand)
 		}
-		if shards := os.Getenv(ShardsEnv); shards != "" {
-			n, err := strconv.Atoi(shards)
-			if err == nil {
-				_, err = r.RaiseShards(ctx, uuid.MustParse(sale), n, rebuild.ReasonByHand)
-			}
-			return err
-		}
-		_, err = r.Sale(ctx, uuid.MustParse(sale), rebuild.ReasonByHand)
-		return err
+	default:
+		err = fmt.Errorf("testwork has no command %q", args[0])
 	}
-	var retireAfter time.Duration
-	if after := os.Getenv(RetireEnv); after != "" {
-		if retireAfter, err = time.ParseDuration(after); err != nil {
-			return err
-		}
-	}
+	return err
+}
+
+// work runs a worker. A sale leaves Redis so long after its end; never for 0.
+func (p process) work(ctx context.Context, retireAfter time.Duration) error {
 	worker, err := fulfillment.NewWorker(fulfillment.WorkerConfig{
-		Pool: pool, Blocking: blocking, Control: control, Keys: keys, Store: store, Catalog: catalog.New(pool, store),
-		Consumer: "worker", SweepInterval: 50 * time.Millisecond, GuardInterval: 50 * time.Millisecond, MinIdle: time.Second,
+		Pool: p.pool, Blocking: p.blocking, Control: p.control, Keys: p.keys, Store: p.store,
+		Catalog: catalog.New(p.pool, p.store), Consumer: "worker",
+		SweepInterval: 50 * time.Millisecond, GuardInterval: 50 * time.Millisecond, MinIdle: time.Second,
 		RetireAfter: retireAfter,
 		Logger:      slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	})

@@ -3,23 +3,29 @@ package testwork
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/ledger"
+	"stampede/reservation"
 	"stampede/reservation/order"
+	"stampede/stream"
 )
 
 // Confirm records orders of n users, user-1 first, and returns their ids.
 func Confirm(t testing.TB, pool *pgxpool.Pool, sale uuid.UUID, n int) []uuid.UUID {
 	t.Helper()
-	events := testshop.CrowdOf(sale, n)
+	events := testshop.ReservedCrowd(sale, n)
 	outcomes, err := ledger.New(pool).Record(t.Context(), events)
 	require.NoError(t, err)
 	ids := make([]uuid.UUID, n)
@@ -28,6 +34,28 @@ func Confirm(t testing.TB, pool *pgxpool.Pool, sale uuid.UUID, n int) []uuid.UUI
 		ids[i] = out.Event.OrderID
 	}
 	return ids
+}
+
+// Record records orders.
+func Record(t testing.TB, l *ledger.Ledger, events []order.OrderReserved) []ledger.Outcome {
+	t.Helper()
+	outcomes, err := l.Record(t.Context(), events)
+	require.NoError(t, err)
+	return outcomes
+}
+
+// Pay records the payment of an order.
+func Pay(t testing.TB, l *ledger.Ledger, id uuid.UUID, user, reference string) {
+	t.Helper()
+	_, err := l.Pay(t.Context(), id, user, reference)
+	require.NoError(t, err)
+}
+
+// Cancel cancels an order of a user.
+func Cancel(t testing.TB, l *ledger.Ledger, id uuid.UUID, user string) {
+	t.Helper()
+	_, err := l.Cancel(t.Context(), id, user)
+	require.NoError(t, err)
 }
 
 // Heartbeat records that an ingress runs.
@@ -51,7 +79,7 @@ func EndWindow(t testing.TB, pool *pgxpool.Pool, orders ...uuid.UUID) {
 func MoveDue(ctx context.Context, pool *pgxpool.Pool, due string, orders ...uuid.UUID) error {
 	tag, err := pool.Exec(ctx, `
 		WITH moved AS (UPDATE orders SET due = `+due+` WHERE id = ANY ($1) RETURNING sale_id, id, due)
-		UPDATE order_events AS e SET data = data || jsonb_build_object('due', due) FROM moved
+		UPDATE order_events AS e SET due = moved.due FROM moved
 		WHERE e.sale_id = moved.sale_id AND order_id = id AND version = 2`, orders)
 	if err == nil && tag.RowsAffected() != int64(len(orders)) {
 		err = fmt.Errorf("%d of %d deadlines were moved", tag.RowsAffected(), len(orders))
@@ -59,9 +87,95 @@ func MoveDue(ctx context.Context, pool *pgxpool.Pool, due string, orders ...uuid
 	return err
 }
 
-func OrderOfID(t testing.TB, pool *pgxpool.Pool, id uuid.UUID) order.Order {
+func Order(t testing.TB, pool *pgxpool.Pool, id uuid.UUID) order.Order {
 	t.Helper()
 	o, err := ledger.New(pool).Order(t.Context(), id)
 	require.NoError(t, err)
 	return o
+}
+
+// Fulfil records the unread events of the stream, without a worker.
+func Fulfil(t testing.TB, s *testshop.Shop) []ledger.Outcome {
+	t.Helper()
+	return fulfilPartition(t, s, 0)
+}
+
+// FulfilAll is Fulfil for the partitions that have unread events.
+func FulfilAll(t testing.TB, s *testshop.Shop) {
+	t.Helper()
+	for p := range s.Keys.Partitions {
+		if s.Rdb.Exists(t.Context(), s.Keys.Orders(p)).Val() == 0 {
+			continue
+		}
+		waiting, err := stream.ReadBacklog(t.Context(), s.Rdb, s.Keys.Orders(p), reservation.Group)
+		require.NoError(t, err)
+		if n, known := waiting.Waiting(); !known || n > 0 {
+			fulfilPartition(t, s, p)
+		}
+	}
+}
+
+func fulfilPartition(t testing.TB, s *testshop.Shop, partition int) []ledger.Outcome {
+	t.Helper()
+	ctx, key := t.Context(), s.Keys.Orders(partition)
+	require.NoError(t, stream.CreateGroup(ctx, s.Rdb, key, reservation.Group))
+	read, err := s.Rdb.XReadGroup(ctx, &redis.XReadGroupArgs{
+		Group: reservation.Group, Consumer: "test",
+		Streams: []string{key, ">"}, Count: 10_000, Block: -1,
+	}).Result()
+	require.NoError(t, err)
+	var ids []string
+	for _, entry := range read[0].Messages {
+		ids = append(ids, entry.ID)
+	}
+	outcomes, err := ledger.New(s.Pool).Record(ctx, testshop.Decode(t, read[0].Messages))
+	require.NoError(t, err)
+	require.NoError(t, s.Rdb.XAck(ctx, key, reservation.Group, ids...).Err())
+	return outcomes
+}
+
+// TryExpire expires overdue orders, as a sweep of a worker does.
+func TryExpire(ctx context.Context, s *testshop.Shop) (expired int, err error) {
+	return ledger.SweepSales(ctx, ledger.NewExpirer(ledger.New(s.Pool), slog.Default()).ExpireSome)
+}
+
+// Expire is TryExpire without an error.
+func Expire(t testing.TB, s *testshop.Shop) (expired int) {
+	t.Helper()
+	expired, err := TryExpire(t.Context(), s)
+	require.NoError(t, err)
+	return expired
+}
+
+// TryReleaseUnits releases the units of ended orders, as a sweep of a worker does.
+func TryReleaseUnits(ctx context.Context, s *testshop.Shop) (released int, err error) {
+	return ledger.New(s.Pool).SweepReleases(ctx, s.Store)
+}
+
+// ReleaseUnits is TryReleaseUnits without an error.
+func ReleaseUnits(t testing.TB, s *testshop.Shop) (released int) {
+	t.Helper()
+	released, err := TryReleaseUnits(t.Context(), s)
+	require.NoError(t, err)
+	return released
+}
+
+// PublishingLedger returns a ledger and its outcomes, which are published after a call of run, until stop.
+func PublishingLedger(
+	t testing.TB, pool *pgxpool.Pool, rdb redis.UniversalClient, keys reservation.Keys,
+) (l *ledger.Ledger, o *ledger.Outcomes, run func() (stop func())) {
+	t.Helper()
+	o, err := ledger.NewOutcomes(ledger.OutcomesConfig{
+		Client: rdb, Keys: keys, Logger: testkit.Logger(t),
+		Registerer: prometheus.NewRegistry(),
+	})
+	require.NoError(t, err)
+	return ledger.New(pool).WithOutcomes(o), o, func() func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		var running sync.WaitGroup
+		running.Go(func() { o.Run(ctx) })
+		stop := sync.OnceFunc(func() { cancel(); running.Wait() })
+		t.Cleanup(stop)
+		return stop
+	}
 }

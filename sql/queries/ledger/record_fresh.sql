@@ -25,11 +25,8 @@ WITH sale AS MATERIALIZED (
         AS e (order_id, sale_id, user_id, quantity, sequence, epoch, reserved_at, key_fingerprint)
     LEFT JOIN sale ON sale.id = e.sale_id AND sale.epoch <= e.epoch
 ), logged AS (
-    INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at, data)
-    SELECT order_id, 2, 'OrderConfirmed', sale_id, user_id, quantity, now(), reserved_at,
-           CASE WHEN key_fingerprint IS NULL AND due IS NULL THEN jsonb_build_object('sequence', sequence, 'epoch', epoch)
-                WHEN due IS NULL THEN jsonb_build_object('sequence', sequence, 'epoch', epoch, 'key_fingerprint', key_fingerprint)
-                ELSE jsonb_strip_nulls(jsonb_build_object('sequence', sequence, 'epoch', epoch, 'key_fingerprint', key_fingerprint, 'due', due)) END
+    INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at, sequence, epoch, due, key_fingerprint)
+    SELECT order_id, 2, 'OrderConfirmed', sale_id, user_id, quantity, now(), reserved_at, sequence, epoch, due, key_fingerprint
     FROM entry
     ORDER BY sale_id, order_id
     RETURNING 1

@@ -28,9 +28,8 @@ WITH entry AS (
         WITH ORDINALITY AS e (order_id, sale_id, user_id, quantity, sequence, epoch, reserved_at, key_fingerprint, place)
     LEFT JOIN sales AS s ON s.id = e.sale_id
 ), fresh AS (
-    INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at, data)
-    SELECT order_id, 2, 'OrderConfirmed', sale_id, user_id, quantity, now(), reserved_at,
-           jsonb_strip_nulls(jsonb_build_object('sequence', sequence, 'epoch', epoch, 'key_fingerprint', key_fingerprint, 'due', due))
+    INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at, sequence, epoch, due, key_fingerprint)
+    SELECT order_id, 2, 'OrderConfirmed', sale_id, user_id, quantity, now(), reserved_at, sequence, epoch, due, key_fingerprint
     FROM entry
     -- Without its sale an order cannot be confirmed, but it can be rejected.
     WHERE (sale_known OR $9::text IS NOT NULL) AND NOT archived

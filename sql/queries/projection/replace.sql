@@ -6,8 +6,8 @@ WITH replayed AS (
 )
 INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at,
                     reason, due, payment_reference, key_fingerprint)
-SELECT id, sale_id, user_id, quantity, status, version, sequence::bigint, epoch::bigint, reserved_at, updated_at,
-       reason, due::timestamptz, payment_reference, key_fingerprint
+SELECT id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at,
+       reason, due, payment_reference, key_fingerprint
 FROM replayed JOIN wrong_orders USING (sale_id, id)
 ON CONFLICT (sale_id, id) DO UPDATE SET (user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at,
                                          reason, due, payment_reference, key_fingerprint)

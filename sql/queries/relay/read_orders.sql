@@ -7,7 +7,7 @@ SELECT e.position, e.order_id, e.sale_id, e.user_id, e.quantity, e.version, e.ty
            -- Not a join, for which Postgres may read all events.
            SELECT f.reserved_at FROM order_events AS f
            WHERE f.sale_id = e.sale_id AND f.order_id = e.order_id AND f.version = 2)) AS reserved_at,
-       CASE e.type WHEN 'OrderConfirmed' THEN (e.data ->> 'due')::timestamptz + coalesce(p.lost, lost_time()) END AS expires_at,
+       CASE e.type WHEN 'OrderConfirmed' THEN e.due + coalesce(p.lost, lost_time()) END AS expires_at,
        coalesce(e.data ->> 'reference', '') AS payment_reference, coalesce(e.data ->> 'reason', '') AS reason,
        coalesce(e.data ->> 'operator', '') AS operator, coalesce(e.data ->> 'traceparent', '') AS trace_parent
 FROM (

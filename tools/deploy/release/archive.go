@@ -76,7 +76,7 @@ func (r *release) add(archive *tar.Writer, name, from string, mode int64) error 
 func writeChecksums(folder string, names []string) error {
 	var lines strings.Builder
 	for _, name := range names {
-		sum, err := sumOf(filepath.Join(folder, name))
+		sum, err := checksum(filepath.Join(folder, name))
 		if err != nil {
 			return err
 		}
@@ -85,7 +85,7 @@ func writeChecksums(folder string, names []string) error {
 	return os.WriteFile(filepath.Join(folder, checksums), []byte(lines.String()), 0o644)
 }
 
-func sumOf(file string) (string, error) {
+func checksum(file string) (string, error) {
 	in, err := os.Open(file)
 	if err != nil {
 		return "", err

@@ -58,7 +58,7 @@ func (r *release) make(ctx context.Context) error {
 	if err := r.identify(ctx); err != nil {
 		return err
 	}
-	notes, err := notesOf(filepath.Join(r.root, "CHANGELOG.md"), r.section())
+	notes, err := readNotes(filepath.Join(r.root, "CHANGELOG.md"), r.section())
 	switch {
 	case err != nil && r.isSnapshot: // nothing may have been written yet since the last release
 		notes = []byte("A snapshot.\n")

@@ -22,7 +22,7 @@ func (r *release) writeSBOM(to, program string) (err error) {
 	if err != nil {
 		return err
 	}
-	sum, err := sumOf(program)
+	sum, err := checksum(program)
 	if err != nil {
 		return err
 	}

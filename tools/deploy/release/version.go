@@ -89,9 +89,9 @@ func (r *release) git(ctx context.Context, args ...string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// notesOf returns a section of the changelog: "Unreleased", or the one of a version, whose heading may have its date,
+// readNotes returns a section of the changelog: "Unreleased", or the one of a version, whose heading may have its date,
 // as in "## 1.2.3 - 2026-11-23".
-func notesOf(changelog, section string) ([]byte, error) {
+func readNotes(changelog, section string) ([]byte, error) {
 	text, err := os.ReadFile(changelog)
 	if err != nil {
 		return nil, err

@@ -87,7 +87,7 @@ func (n *names) addExported(p *packages.Package) {
 		if object == nil {
 			continue
 		}
-		if name := nameOf(object); name != "" {
+		if name := qualifiedName(object); name != "" {
 			n.exported[name], n.where[name] = object, p.Fset.Position(object.Pos()).String()
 		}
 	}
@@ -95,7 +95,7 @@ func (n *names) addExported(p *packages.Package) {
 
 // use marks a name as used, and queues the names that belong to it.
 func (n *names) use(object types.Object) {
-	name := nameOf(object)
+	name := qualifiedName(object)
 	if name == "" || n.used[name] {
 		return
 	}
@@ -158,8 +158,8 @@ func (n *names) walkType(t types.Type) {
 	}
 }
 
-// nameOf returns the qualified name of an exported object, the same in all variants of its package; "" for any other.
-func nameOf(object types.Object) string {
+// qualifiedName returns the qualified name of an exported object, the same in all variants of its package; "" for any other.
+func qualifiedName(object types.Object) string {
 	if object.Pkg() == nil || !object.Exported() || object.Parent() != object.Pkg().Scope() {
 		return ""
 	}

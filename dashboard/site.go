@@ -1,0 +1,314 @@
+package dashboard
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"embed"
+	"fmt"
+	"html/template"
+	"io/fs"
+	"net/http"
+	"net/url"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+
+	"stampede/dashboard/fleet"
+	"stampede/dashboard/live"
+	"stampede/dashboard/session"
+	"stampede/internal/figure"
+	"stampede/internal/operators"
+	"stampede/internal/telemetry"
+	"stampede/reservation"
+	"stampede/reservation/catalog"
+	"stampede/upkeep/audit"
+)
+
+//go:embed pages
+var pageFiles embed.FS
+
+// view is what a template sees. Who is nil before the login, and in a fragment, which is the same for all.
+type view struct {
+	Title, Nav string
+	Who        *operators.Person
+	Notes      []session.Note
+	Board      *live.Board // nil in a fragment
+	Now        time.Time
+	// Refresh is how often a browser without script loads the page again, in seconds; 0: never.
+	Refresh int
+	Body    any
+	// Snapshot is the one of the board.
+	Snapshot *shown
+
+	assets assets
+}
+
+// shown is a snapshot for templates.
+type shown struct{ *fleet.Snapshot }
+
+// HasCritical is true if buyers notice what is wrong, or will.
+func (s shown) HasCritical() bool {
+	return slices.ContainsFunc(s.Troubles, func(t fleet.Trouble) bool { return t.Severity == fleet.Critical })
+}
+
+// Live is a figure that changes while the page is open.
+func (v view) Live(key ...string) template.HTML {
+	name := strings.Join(key, "")
+	return template.HTML(`<span data-live="` + template.HTMLEscapeString(name) + `">` + // both are escaped
+		template.HTMLEscapeString(v.text(name)) + `</span>`)
+}
+
+// Width is a figure as the attribute of a drawing.
+func (v view) Width(key ...string) string {
+	if text := v.text(strings.Join(key, "")); text != "" {
+		return text
+	}
+	return "0%"
+}
+
+// Is reports whether a value is one of these.
+func (v view) Is(key string, values ...string) bool {
+	for _, value := range values {
+		if v.text(key) == value {
+			return true
+		}
+	}
+	return false
+}
+
+func (v view) text(key string) string {
+	if v.Board == nil {
+		return ""
+	}
+	return v.Board.Values[key]
+}
+
+// With is the view with another body, for a template within.
+func (v view) With(body any) view {
+	v.Body = body
+	return v
+}
+
+// Operates and Administers are what the operator may do.
+func (v view) Operates() bool    { return v.Who != nil && v.Who.Role >= operators.Operator }
+func (v view) Administers() bool { return v.Who != nil && v.Who.Role >= operators.Admin }
+
+// Asset is the URL of a file.
+func (v view) Asset(name string) string { return v.assets[name].url }
+
+// Version is the version of the program.
+func (v view) Version() string { return telemetry.BuildVersion() }
+
+// functions are what templates call.
+var functions = template.FuncMap{
+	"moment": moment, "exact": exact, "printable": figure.Printable, "lasting": lasting, "gap": gap, "join": strings.Join,
+	"fields": func(v any) []string { return strings.Fields(fmt.Sprint(v)) },
+	"count":  func(n int64) string { return count(n) },
+	"count0": func(n int) string { return count(n) },
+	"book":   bookURL,
+	"short":  func(id uuid.UUID) string { return id.String()[:8] },
+	"isZero": func(id uuid.UUID) bool { return id == uuid.Nil },
+	"minutes": func(d time.Duration) string {
+		if d <= 0 {
+			return "none: confirmed is final"
+		}
+		return lasting(d)
+	},
+	"place":  place,
+	"concat": func(parts ...string) string { return strings.Join(parts, "") },
+	"charts": scopeCharts,
+	"funnel": func() []bar { return funnel },
+	"mark":   func(s reservation.State) string { return marks[s] },
+	"orders": func(user string) string { return "/orders?" + url.Values{"user": {user}}.Encode() },
+	"more":   func(found int64, shown []audit.Finding) int64 { return found - int64(len(shown)) },
+	"label":  func(tab string) string { return tabs[tab] },
+	"tabbed": func(page, tab string) bool { return page == tab || pageOf[page] == tab },
+}
+
+// tabs are the pages that every page leads to, and pageOf says which of them leads to another.
+var (
+	tabs = map[string]string{
+		"overview": "Overview", "sales": "Sales", "orders": "Orders", "letters": "Dead letters", "audit": "Audit",
+		"book": "Runbook",
+	}
+	pageOf = map[string]string{"sale": "sales", "order": "orders", "letter": "letters"}
+)
+
+// marks say a state without its colour.
+var marks = map[reservation.State]string{
+	reservation.StateOpen: "▶", reservation.StatePaused: "❚❚",
+	reservation.StateScheduled: "◷", reservation.StateEnded: "■",
+}
+
+// bar is a row of the funnel.
+type bar struct{ Key, Label string }
+
+var funnel = []bar{
+	{"accepted", "accepted"},
+	{"confirmed", "confirmed"},
+	{"paid", "paid"},
+	{"cancelled", "cancelled"},
+	{"expired", "expired"},
+	{"rejected", "rejected"},
+	{"voided", "voided"},
+}
+
+// templates are the pages by name, each with the layout, and the fragments alone.
+type templates struct {
+	pages map[string]*template.Template
+	parts *template.Template
+}
+
+func readTemplates() (t templates, err error) {
+	t = templates{pages: make(map[string]*template.Template)}
+	if t.parts, err = template.New("").Funcs(functions).ParseFS(pageFiles, "pages/layout/*.html"); err != nil {
+		return t, err
+	}
+	files, err := fs.Glob(pageFiles, "pages/*.html")
+	if err != nil {
+		return t, err
+	}
+	for _, file := range files {
+		page, err := template.Must(t.parts.Clone()).ParseFS(pageFiles, file)
+		if err != nil {
+			return t, err
+		}
+		t.pages[strings.TrimSuffix(path.Base(file), ".html")] = page
+	}
+	return t, nil
+}
+
+// site is what all pages share: it renders them, and runs the actions of their forms.
+type site struct {
+	Config
+	templates
+	assets  assets
+	boards  *boards
+	metrics *metrics
+}
+
+// page is what a request gets to see.
+type page struct {
+	template, title string
+	body            any
+	status          int // 0: 200
+	// moved is the URL of another page to go to instead.
+	moved string
+}
+
+// render answers with a page. The session is nil before the login.
+func (d *site) render(w http.ResponseWriter, r *http.Request, s *session.Session, p page) {
+	v := view{Title: p.title, Nav: p.template, Now: time.Now(), Body: p.body, assets: d.assets}
+	if s != nil {
+		who, snapshot := s.Person(), d.Fleet.Snapshot()
+		v.Who, v.Notes, v.Board, v.Snapshot = &who, s.Notes(), d.boards.render(snapshot), &shown{snapshot}
+	}
+	if p.template == "overview" || r.URL.Query().Get("refresh") == "5" {
+		v.Refresh = 5
+	}
+	var b bytes.Buffer
+	if err := d.pages[p.template].ExecuteTemplate(&b, "layout", v); err != nil {
+		d.Logger.ErrorContext(r.Context(), "a page cannot be shown", "page", p.template, "error", err)
+		writeText(w, http.StatusInternalServerError, "This page cannot be shown. The log of the dashboard says why.")
+		return
+	}
+	writeHTML(w, cmp.Or(p.status, http.StatusOK), b.Bytes())
+}
+
+func writeHTML(w http.ResponseWriter, status int, html []byte) {
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.WriteHeader(status)
+	_, _ = w.Write(html)
+}
+
+// problem is the body of a page that says what is wrong.
+type problem struct{ Text, Hint string }
+
+func problemPage(status int, text, hint string) page {
+	return page{template: "error", title: "Not possible", body: problem{text, hint}, status: status}
+}
+
+// fail answers a request whose page or form could not be read.
+func (d *site) fail(w http.ResponseWriter, r *http.Request, s *session.Session, err error) {
+	text, hint, status := explain(err)
+	if status >= http.StatusInternalServerError {
+		d.Logger.WarnContext(r.Context(), "a page could not be read", "path", r.URL.Path, "error", err)
+	}
+	d.render(w, r, s, problemPage(status, text, hint))
+}
+
+const (
+	// lookTimeout bounds what a page asks the servers, actTimeout what an action does.
+	lookTimeout = 5 * time.Second
+	actTimeout  = 15 * time.Second
+)
+
+// look returns the handler of a page that read returns.
+func (d *site) look(read func(context.Context, *http.Request) (page, error)) sessionHandler {
+	return func(w http.ResponseWriter, r *http.Request, s *session.Session) {
+		ctx, cancel := context.WithTimeout(r.Context(), lookTimeout)
+		defer cancel()
+		switch p, err := read(ctx, r); {
+		case err != nil:
+			d.fail(w, r, s, err)
+		case p.moved != "":
+			http.Redirect(w, r, p.moved, http.StatusSeeOther)
+		default:
+			d.render(w, r, s, p)
+		}
+	}
+}
+
+// action is what an operator wants to be done.
+type action struct {
+	name string // in the log
+	ids  []any  // what it is done to, in the log
+	to   string // the page to show then
+	// do returns what was done.
+	do func() (string, error)
+}
+
+// act returns the handler of a form: it runs the action that read returns, logs it, and keeps what it has to say for
+// the page that follows. An operator who closes the page does not take back what was begun.
+func (d *site) act(
+	timeout time.Duration, read func(ctx context.Context, r *http.Request, operator string) (action, error),
+) sessionHandler {
+	return func(w http.ResponseWriter, r *http.Request, s *session.Session) {
+		if err := r.ParseForm(); err != nil {
+			d.render(w, r, s, problemPage(http.StatusBadRequest,
+				"The form cannot be read, or is too large. Nothing was done.", ""))
+			return
+		}
+		operator := s.Person().Name
+		ctx, cancel := context.WithTimeout(catalog.WithOperator(context.WithoutCancel(r.Context()), operator), timeout)
+		defer cancel()
+		a, err := read(ctx, r, operator)
+		if err != nil {
+			d.fail(w, r, s, err)
+			return
+		}
+		done, err := a.do()
+		log := d.Logger.With(append([]any{"operator", operator, "action", a.name}, a.ids...)...)
+		if err != nil {
+			text, hint, _ := explain(err)
+			d.metrics.actions.WithLabelValues(actionFailed).Inc()
+			log.WarnContext(r.Context(), "an action of an operator failed", "error", err)
+			s.Tell(session.Note{Failed: true, Text: text, Hint: hint})
+		} else {
+			d.metrics.actions.WithLabelValues(actionOK).Inc()
+			log.InfoContext(r.Context(), "an operator acted", "did", done)
+			s.Tell(session.Note{Text: done})
+		}
+		http.Redirect(w, r, a.to, http.StatusSeeOther)
+	}
+}
+
+// errForm is the answer to a form that no page has made.
+var errForm = &refusal{"The form is damaged.", "Nothing was done. Load the page again."}
+
+// field is a value of a form or a query, without the blanks that people copy with it.
+func field(values url.Values, name string) string { return strings.TrimSpace(values.Get(name)) }

@@ -1,0 +1,175 @@
+package fulfillment
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"stampede/fulfillment/metrics"
+	"stampede/internal/retry"
+	"stampede/ledger"
+	"stampede/reservation/order"
+	"stampede/sql"
+	"stampede/upkeep/rebuild"
+	"stampede/upkeep/retire"
+)
+
+// awaitPostgres waits until Postgres answers, checks its schema, and returns how many partitions to
+// serve: the partitions of new sales, and of sales created when there were more.
+func (w *Worker) awaitPostgres(ctx context.Context) (partitions int, err error) {
+	outage := retry.Outage{Log: w.config.Logger, Doing: "read the schema's version from Postgres"}
+	for {
+		partitions, err = w.checkPostgres(ctx)
+		if err == nil || sql.IsUnfit(err) {
+			outage.Over()
+			return partitions, err
+		}
+		if ctx.Err() != nil || !retry.Pause(outage.Failed(err), ctx.Done()) {
+			return 0, ctx.Err()
+		}
+	}
+}
+
+func (w *Worker) checkPostgres(ctx context.Context) (partitions int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
+	defer cancel()
+	if err := sql.Check(ctx, w.config.Pool); err != nil {
+		return 0, err
+	}
+	return w.countPartitions(ctx)
+}
+
+// countPartitions returns the number of partitions of new and older sales.
+func (w *Worker) countPartitions(ctx context.Context) (int, error) {
+	return rebuild.CountPartitions(ctx, w.config.Pool, w.config.Keys)
+}
+
+// sweep publishes operators' changes that Redis does not have yet, until ctx is done. It also notices
+// that sales have more partitions, which ingresses with a new setting cause.
+func (w *Worker) sweep(ctx context.Context) {
+	publishing := retry.Outage{Log: w.config.Logger, Doing: "publish changed sales to Redis"}
+	counting := retry.Outage{Log: w.config.Logger, Doing: "read the number of partitions from Postgres"}
+	for w.nextSweep(ctx) {
+		published, publishErr := w.publishPending(ctx)
+		partitions, countErr := w.countPartitions(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		w.postgresAway.Store(countErr != nil)
+		publishing.Note(publishErr)
+		counting.Note(countErr)
+		if published > 0 {
+			w.config.Logger.Info("published changed sales to Redis", "sales", published)
+		}
+		if before := int(w.partitions.Load()); countErr == nil && partitions > before {
+			w.config.Logger.Info("sales have more partitions", "partitions", partitions, "before", before)
+			counting.Note(w.setPartitions(partitions))
+		}
+	}
+}
+
+func (w *Worker) publishPending(ctx context.Context) (int, error) {
+	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
+	defer cancel()
+	return w.config.Catalog.PublishPending(ctx)
+}
+
+// sweepOrders expires unpaid orders and releases the units of ended ones until ctx is done. All
+// workers do so, each on rows that no other has locked. Expiry continues while Redis is
+// slow or away.
+func (w *Worker) sweepOrders(ctx context.Context) {
+	var all sync.WaitGroup
+	all.Go(func() { w.expireOrders(ctx) })
+	all.Go(func() { w.releaseUnits(ctx) })
+	all.Wait()
+}
+
+// expireOrders ends overdue orders until ctx is done.
+func (w *Worker) expireOrders(ctx context.Context) {
+	e := ledger.NewExpirer(w.ledger, w.config.Logger)
+	expiring := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepExpire,
+		"expire orders that were not paid in time")
+	for w.nextSweep(ctx) {
+		expired, err := ledger.SweepSales(ctx, e.ExpireSome)
+		if expired > 0 {
+			w.metrics.Orders.WithLabelValues(string(order.StatusExpired)).Add(float64(expired))
+			w.config.Logger.Info("expired orders that were not paid in time", "orders", expired)
+		}
+		w.metrics.OrdersAside.Set(float64(len(e.Aside)))
+		if ctx.Err() != nil {
+			return
+		}
+		expiring.Note(err)
+	}
+}
+
+// nextSweep waits until the next sweep; it returns false if ctx has ended.
+func (w *Worker) nextSweep(ctx context.Context) bool {
+	return retry.Pause(retry.Delay(1, w.config.SweepInterval, w.config.SweepInterval), ctx.Done())
+}
+
+// releaseUnits releases the units of ended orders in Redis until ctx is done.
+func (w *Worker) releaseUnits(ctx context.Context) {
+	releasing := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepRelease, "release the units of ended orders")
+	for w.nextSweep(ctx) {
+		released, err := w.ledger.SweepReleases(ctx, w.config.Store)
+		if released > 0 {
+			w.config.Logger.Info("released the units of ended orders", "orders", released)
+		}
+		pending, refused := w.ledger.PendingReleases(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if refused == nil || errors.Is(refused, ledger.ErrRefused) {
+			w.metrics.Releases.Set(float64(pending))
+		}
+		releasing.Note(errors.Join(err, refused))
+	}
+}
+
+// retireSales lets sales that are over leave Redis until ctx is done.
+func (w *Worker) retireSales(ctx context.Context) {
+	if w.config.RetireAfter == 0 {
+		return
+	}
+	retirer := retire.New(retire.Config{
+		Pool: w.config.Pool, Redis: w.config.Control, Keys: w.config.Keys, Store: w.config.Store, Catalog: w.config.Catalog,
+		After: w.config.RetireAfter, Logger: w.config.Logger,
+	})
+	retiring := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepRetire, "let ended sales leave Redis")
+	for w.nextSweep(ctx) {
+		retired, err := retirer.Sweep(ctx)
+		w.metrics.Retired.Add(float64(retired))
+		if ctx.Err() != nil {
+			return
+		}
+		retiring.Note(err)
+	}
+}
+
+// monthsInterval is how often a worker makes sure that the tables of the next month exist.
+const monthsInterval = time.Hour
+
+// makeMonths creates the tables of the next month ahead, until ctx is done. A new sale creates the tables of its month
+// if they are missing, but waits for other changes of these tables.
+func (w *Worker) makeMonths(ctx context.Context) {
+	making := retry.Outage{Log: w.config.Logger, Doing: "create the tables for orders of the next month"}
+	for {
+		limited, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
+		_, err := w.config.Pool.Exec(limited, sql.WorkerMakeMonths)
+		cancel()
+		if ctx.Err() != nil {
+			return
+		}
+		delay := monthsInterval
+		if err != nil {
+			delay = making.Failed(err)
+		} else {
+			making.Over()
+		}
+		if !retry.Pause(delay, ctx.Done()) {
+			return
+		}
+	}
+}
