@@ -148,9 +148,9 @@ func (b bench) waitQueued(key string, waiters int) {
 func (b bench) waitCalls(c *callCounter, asked int) {
 	b.t.Helper()
 	testkit.Eventually(b.t, startsWithin, fmt.Sprintf("%d calls to acquire", asked), func() bool {
-		return c.of(acquireCalls) >= asked
+		return c.calls(acquireCalls) >= asked
 	})
-	require.Equal(b.t, asked, c.of(acquireCalls))
+	require.Equal(b.t, asked, c.calls(acquireCalls))
 }
 
 // acquiring runs Acquire in a goroutine that ends with the test. The test fails if it gets no

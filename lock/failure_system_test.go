@@ -263,7 +263,7 @@ func TestWaiterSurvivesARestartOfRedis(t *testing.T) {
 		require.ErrorIs(t, err, syscall.ECONNREFUSED)
 		require.NoError(t, server.Restart(ctx))
 		for range callers {
-			require.NoError(t, b.firstOf(waiting).Release(ctx))
+			require.NoError(t, b.first(waiting).Release(ctx))
 		}
 		assert.Zero(t, b.depth(key))
 	})

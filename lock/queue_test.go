@@ -51,7 +51,7 @@ func TestWaiterIsWokenByTheRelease(t *testing.T) {
 			b.waitCalls(c, 2) // the second after the subscription, because the lock may have been released before
 			require.NoError(t, test.release(ctx, other, holder))
 			second := await(t, got, startsWithin, "the lock of "+key)
-			assert.Equal(t, 3, c.of(acquireCalls))
+			assert.Equal(t, 3, c.calls(acquireCalls))
 			assert.Greater(t, second.Token(key), holder.Token(key))
 			require.NoError(t, second.Release(ctx))
 			assert.Zero(t, b.depth(key))
@@ -92,7 +92,7 @@ func TestWaiterContinuesToWaitForARenewedLock(t *testing.T) {
 	c := countCalls(t, b.rdb)
 	looked := make(chan time.Time, looks)
 	c.answer(func(kind int, next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
-		if kind != acquireCalls || c.of(acquireCalls) == looks {
+		if kind != acquireCalls || c.calls(acquireCalls) == looks {
 			return next(ctx, cmd)
 		}
 		// At each attempt the lock is about to end, and then it is renewed.
@@ -144,7 +144,7 @@ func TestOnlyTheFirstOfAQueueAsksRedis(t *testing.T) {
 	for i := range got {
 		require.NoError(t, await(t, got[i], startsWithin, "the lock, in order").Release(ctx))
 	}
-	assert.LessOrEqual(t, c.of(acquireCalls), 2+waiters+waiters/4,
+	assert.LessOrEqual(t, c.calls(acquireCalls), 2+waiters+waiters/4,
 		"a hand-over costs one call, and a connection may break")
 }
 
@@ -160,18 +160,18 @@ func TestQueueMakesOneCallForEachPoll(t *testing.T) {
 	b.waitQueued(key, waiters)
 	c := countCalls(t, b.rdb)
 	began := time.Now()
-	testkit.Eventually(t, startsWithin, "some polls", func() bool { return c.of(acquireCalls) >= polls })
-	asked, passed := c.of(acquireCalls), time.Since(began)
+	testkit.Eventually(t, startsWithin, "some polls", func() bool { return c.calls(acquireCalls) >= polls })
+	asked, passed := c.calls(acquireCalls), time.Since(began)
 	// One began before, and one follows the subscription.
 	assert.LessOrEqual(t, asked, int(passed/poll)+3, "in %v", passed)
 	require.NoError(t, holder.Release(ctx))
 	for range got {
-		require.NoError(t, b.firstOf(got).Release(ctx))
+		require.NoError(t, b.first(got).Release(ctx))
 	}
 }
 
-// firstOf waits until one of the waiters has a lease.
-func (b bench) firstOf(waiting []<-chan *lock.Lease) (got *lock.Lease) {
+// first waits until one of the waiters has a lease.
+func (b bench) first(waiting []<-chan *lock.Lease) (got *lock.Lease) {
 	b.t.Helper()
 	testkit.Eventually(b.t, startsWithin, "a lease of one of the waiters", func() bool {
 		for _, leases := range waiting {

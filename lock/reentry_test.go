@@ -172,7 +172,7 @@ func TestReentryMakesNoCallWhileTheLeaseIsValid(t *testing.T) {
 			}))
 			assert.Zero(t, c.all())
 			require.NoError(t, outer.Release(ctx))
-			assert.Equal(t, 1, c.of(releaseCalls))
+			assert.Equal(t, 1, c.calls(releaseCalls))
 			for _, key := range keys {
 				assert.Zero(t, b.depth(key))
 			}
@@ -187,7 +187,7 @@ func TestReentryThatExtendsMakesOneCall(t *testing.T) {
 	c := countCalls(t, b.rdb)
 	inner, err := b.AcquireAll(outer.Context(ctx), names, lock.For(20*time.Minute))
 	require.NoError(t, err)
-	assert.Equal(t, 1, c.of(renewalCalls))
+	assert.Equal(t, 1, c.calls(renewalCalls))
 	assert.Equal(t, 1, c.all())
 	assert.Greater(t, b.rdb.PTTL(ctx, names[99]).Val(), 19*time.Minute)
 	require.NoError(t, inner.Release(ctx))
@@ -210,9 +210,9 @@ func TestWatchedReentryRenewsAnExplicitLease(t *testing.T) {
 	require.NoError(t, held.Err())
 
 	require.NoError(t, inner.Release(ctx))
-	asked := c.of(renewalCalls)
+	asked := c.calls(renewalCalls)
 	awaitLoss(t, held, startsWithin)
-	assert.LessOrEqual(t, c.of(renewalCalls), asked+1, "except for a renewal in progress")
+	assert.LessOrEqual(t, c.calls(renewalCalls), asked+1, "except for a renewal in progress")
 	require.Equal(t, []string{key}, lostKeys(t, outer.Release(ctx)))
 }
 

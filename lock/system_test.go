@@ -228,7 +228,7 @@ func TestTenThousandLeasesNeedFewCallsAndGoroutines(t *testing.T) {
 	if err := l.Close(ctx); err != nil { // on a slow machine, some leases end before their release
 		require.ErrorIs(t, err, lock.ErrLost)
 	}
-	assert.Equal(t, locks, c.of(releaseCalls))
+	assert.Equal(t, locks, c.calls(releaseCalls))
 	assert.LessOrEqual(t, atOnce.Load(), int64(closeCalls), "Close leaves connections for others")
 	there, err = b.rdb.Exists(ctx, names...).Result()
 	require.NoError(t, err)
