@@ -135,6 +135,7 @@ func newParser(flags *cli, options ...kong.Option) *kong.Kong {
 			"written to Postgres exactly once.\n\n" + exitStatuses),
 		kong.DefaultEnvars("STAMPEDE"),
 		kong.Vars{"version": "stampede " + telemetry.BuildVersion()},
+		defaults,
 		saleIDs,
 		kong.Resolvers(secretsFromFiles),
 		kong.ValueFormatter(secretsHelp),
