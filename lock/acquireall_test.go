@@ -1,8 +1,6 @@
 package lock_test
 
 import (
-	"context"
-	"sync"
 	"testing"
 	"time"
 
@@ -13,31 +11,11 @@ import (
 	"stampede/lock"
 )
 
-// acquiringAll runs AcquireAll in a goroutine that ends with the test. The test fails if it gets no
-// lease.
-func acquiringAll(t *testing.T, l *lock.Locker, ctx context.Context, keys ...string) <-chan *lock.Lease {
-	t.Helper()
-	leases, ended := make(chan *lock.Lease, 1), make(chan struct{})
-	ctx, cancel := context.WithCancel(ctx)
-	t.Cleanup(func() {
-		cancel()
-		<-ended
-	})
-	go func() {
-		defer close(ended)
-		defer close(leases)
-		if lease, err := l.AcquireAll(ctx, keys); ctx.Err() == nil && assert.NoError(t, err) {
-			leases <- lease
-		}
-	}()
-	return leases
-}
-
 func TestAcquireAllTakesAllKeysOrNone(t *testing.T) {
 	b, holder := setupWaiting(t, "bob")
 	ctx, c := t.Context(), countCalls(t, b.rdb)
 	ann, bob, cid := b.key("ann"), b.key("bob"), b.key("cid")
-	got := acquiringAll(t, b.Locker, ctx, cid, bob, ann, bob)
+	got := acquiringIn(ctx, t, b.Locker, []string{cid, bob, ann, bob})
 	b.waitQueued(bob, 1)
 	b.waitCalls(c, 2)
 
@@ -71,7 +49,7 @@ func TestAcquireAllWaitsForOneKeyAtATime(t *testing.T) {
 	holdsBob, err := other.Acquire(ctx, bob, lock.For(never))
 	require.NoError(t, err)
 
-	got := acquiringAll(t, b.Locker, ctx, ann, bob)
+	got := acquiringIn(ctx, t, b.Locker, []string{ann, bob})
 	b.waitQueued(ann, 1)
 	require.NoError(t, holdsAnn.Release(ctx))
 	b.waitQueued(bob, 1)
@@ -92,12 +70,12 @@ func TestAcquireAllKeepsItsPlaceWhenMoreKeysAreTaken(t *testing.T) {
 	ctx, ann, bob := t.Context(), b.key("ann"), b.key("bob")
 	c := countCalls(t, b.rdb)
 	b.Locker = newLocker(t, b.rdb, lock.WithPoll(20*time.Millisecond))
-	both := acquiringAll(t, b.Locker, ctx, ann, bob)
+	both := acquiringIn(ctx, t, b.Locker, []string{ann, bob})
 	b.waitQueued(bob, 1)
 	holdsAnn, err := newLocker(t, b.rdb).TryAcquire(ctx, ann, lock.For(never))
 	require.NoError(t, err)
-	asked := c.of(acquireCalls)
-	testkit.Eventually(t, startsWithin, "unsuccessful attempts", func() bool { return c.of(acquireCalls) > asked+3 })
+	asked := c.calls(acquireCalls)
+	testkit.Eventually(t, startsWithin, "unsuccessful attempts", func() bool { return c.calls(acquireCalls) > asked+3 })
 	assert.Equal(t, 1, b.Waiting(bob))
 	assert.Zero(t, b.Waiting(ann))
 	require.NoError(t, holdsBob.Release(ctx))
@@ -111,7 +89,7 @@ func TestAcquireAllLeavesAFreeLockToTheNextWaiter(t *testing.T) {
 	ctx, ann, bob := t.Context(), b.key("ann"), b.key("bob")
 	holdsBob, err := newLocker(t, b.rdb).Acquire(ctx, bob, lock.For(never))
 	require.NoError(t, err)
-	both := acquiringAll(t, b.Locker, ctx, ann, bob)
+	both := acquiringIn(ctx, t, b.Locker, []string{ann, bob})
 	b.waitQueued(ann, 1)
 	one := acquiring(t, b.Locker, ann)
 	b.waitQueued(ann, 2)
@@ -119,47 +97,6 @@ func TestAcquireAllLeavesAFreeLockToTheNextWaiter(t *testing.T) {
 	require.NoError(t, await(t, one, startsWithin, "the free lock").Release(ctx))
 	require.NoError(t, holdsBob.Release(ctx))
 	require.NoError(t, await(t, both, startsWithin, "both locks").Release(ctx))
-}
-
-func TestAcquireAllInOppositeOrdersDoesNotDeadlock(t *testing.T) {
-	b := setup(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-	defer cancel()
-	const turns = 15
-	names := b.names(4)
-	// Without the lock these are data races and lose counts.
-	counted := make([]int, len(names))
-	var all sync.WaitGroup
-	for worker := range 8 {
-		l := b.Locker
-		if worker%2 == 1 {
-			l = newLocker(t, b.rdb) // in another process
-		}
-		all.Go(func() {
-			for turn := range turns {
-				one, other := (worker+turn)%len(names), (3*worker+turn+1)%len(names)
-				if one == other {
-					other = (one + 2) % len(names)
-				}
-				lease, err := l.AcquireAll(ctx, []string{names[one], names[other]})
-				if !assert.NoError(t, err) {
-					return
-				}
-				counted[one]++
-				counted[other]++
-				if !assert.NoError(t, lease.Release(ctx)) {
-					return
-				}
-			}
-		})
-	}
-	all.Wait()
-	sum := 0
-	for i, name := range names {
-		sum += counted[i]
-		assert.Zero(t, b.depth(name))
-	}
-	assert.Equal(t, 8*turns*2, sum)
 }
 
 // An owner keeps what it holds while it waits for the rest.
@@ -171,7 +108,7 @@ func TestAcquireAllWaitsOnlyForKeysThatItsOwnerDoesNotHold(t *testing.T) {
 	stranger := acquiring(t, b.Locker, ann)
 	b.waitQueued(ann, 1)
 
-	got := acquiringAll(t, b.Locker, outer.Context(ctx), ann, bob)
+	got := acquiringIn(outer.Context(ctx), t, b.Locker, []string{ann, bob})
 	b.waitQueued(bob, 1)
 	require.NoError(t, outer.Err())
 	assert.Equal(t, 1, b.Waiting(ann), "it does not queue behind the waiter for its own lock")
@@ -185,32 +122,15 @@ func TestAcquireAllWaitsOnlyForKeysThatItsOwnerDoesNotHold(t *testing.T) {
 	require.NoError(t, await(t, stranger, startsWithin, "the lock").Release(ctx))
 }
 
-func TestCancelledAcquireAllLeavesNoLock(t *testing.T) {
-	b, holder := setupWaiting(t, "bob")
-	c := countCalls(t, b.rdb)
-	ctx, giveUp := context.WithCancelCause(t.Context())
-	failed := make(chan error, 1)
-	go func() {
-		_, err := b.AcquireAll(ctx, []string{b.key("ann"), b.key("bob"), b.key("cid")})
-		failed <- err
-	}()
-	b.waitQueued(b.key("bob"), 1)
-	b.waitCalls(c, 2)
-	giveUp(errGone)
-	require.ErrorIs(t, await(t, failed, startsWithin, "the error"), errGone)
-	assert.Zero(t, b.Waiting(b.key("bob")))
-	assert.Zero(t, b.depth(b.key("ann")))
-	assert.Zero(t, b.depth(b.key("cid")))
-	require.NoError(t, holder.Release(t.Context()))
-}
-
-func TestAcquireAllAcceptsNoKeys(t *testing.T) {
+func TestNoKeysMakeNoCall(t *testing.T) {
 	b := setup(t)
 	c := countCalls(t, b.rdb)
-	lease, err := b.AcquireAll(t.Context(), nil)
+	all, err := b.AcquireAll(t.Context(), nil)
 	require.NoError(t, err)
-	assert.Empty(t, lease.Keys())
-	require.NoError(t, lease.Err())
-	require.NoError(t, lease.Release(t.Context()))
+	for _, lease := range []*lock.Lease{all, b.take(t.Context(), time.Second)} {
+		assert.Empty(t, lease.Keys())
+		require.NoError(t, lease.Err())
+		require.NoError(t, lease.Release(t.Context()))
+	}
 	assert.Zero(t, c.all())
 }

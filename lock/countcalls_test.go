@@ -78,7 +78,7 @@ func (c *callCounter) answer(f func(kind int, next redis.ProcessHook, ctx contex
 	c.instead = f
 }
 
-func (c *callCounter) of(kind int) int {
+func (c *callCounter) calls(kind int) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.count[kind]

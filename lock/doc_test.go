@@ -62,7 +62,7 @@ func signatures(t *testing.T) []string {
 		}
 	}
 	return slices.DeleteFunc(all, func(signature string) bool {
-		return strings.Contains(signature, "*LostError)") || strings.Contains(signature, "alarms)")
+		return strings.Contains(signature, "*LostError)")
 	})
 }
 
@@ -73,13 +73,9 @@ func oneLine(signature string) string {
 
 func exampleLines(t *testing.T) string {
 	t.Helper()
-	var all strings.Builder
-	for _, name := range []string{"example_test.go", "example_fence_test.go"} {
-		text, err := os.ReadFile(name)
-		require.NoError(t, err)
-		all.WriteString(trimLines(string(text)))
-	}
-	return all.String()
+	text, err := os.ReadFile("example_test.go")
+	require.NoError(t, err)
+	return trimLines(string(text))
 }
 
 func trimLines(text string) string {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 
 	"stampede/internal/dev/localserver"
@@ -17,10 +18,8 @@ import (
 // The lease is renewed until its release, however long the work takes.
 func ExampleLocker_Acquire() {
 	ctx := context.Background()
-	rdb, stop := exampleRedis(ctx)
+	locker, _, stop := exampleLocker(ctx)
 	defer stop()
-	locker := lock.New(rdb)
-	defer closeExample(ctx, locker)
 
 	lease, err := locker.Acquire(ctx, "{example}:invoice")
 	if err != nil {
@@ -38,10 +37,8 @@ func ExampleLocker_Acquire() {
 // A context with a deadline bounds the wait.
 func ExampleLocker_Acquire_waitingForSomeTime() {
 	ctx := context.Background()
-	rdb, stop := exampleRedis(ctx)
+	locker, _, stop := exampleLocker(ctx)
 	defer stop()
-	locker := lock.New(rdb)
-	defer closeExample(ctx, locker)
 
 	lease, err := locker.Acquire(ctx, "{example}:invoice", lock.For(time.Minute))
 	if err != nil {
@@ -60,10 +57,8 @@ func ExampleLocker_Acquire_waitingForSomeTime() {
 // Look shows operators who holds a lock and for how long.
 func ExampleLocker_Look() {
 	ctx := context.Background()
-	rdb, stop := exampleRedis(ctx)
+	locker, _, stop := exampleLocker(ctx)
 	defer stop()
-	locker := lock.New(rdb)
-	defer closeExample(ctx, locker)
 
 	lease, err := locker.TryAcquire(ctx, "{example}:invoice", lock.For(time.Minute))
 	if err != nil {
@@ -82,10 +77,8 @@ func ExampleLocker_Look() {
 
 func ExampleLocker_TryAcquire() {
 	ctx := context.Background()
-	rdb, stop := exampleRedis(ctx)
+	locker, _, stop := exampleLocker(ctx)
 	defer stop()
-	locker := lock.New(rdb)
-	defer closeExample(ctx, locker)
 
 	first, err := locker.TryAcquire(ctx, "{example}:invoice")
 	if err != nil {
@@ -102,10 +95,8 @@ func ExampleLocker_TryAcquire() {
 // A function called by Do reenters the lock through its context.
 func ExampleLocker_Do() {
 	ctx := context.Background()
-	rdb, stop := exampleRedis(ctx)
+	locker, _, stop := exampleLocker(ctx)
 	defer stop()
-	locker := lock.New(rdb)
-	defer closeExample(ctx, locker)
 
 	write := func(ctx context.Context) error {
 		return locker.Do(ctx, "{example}:invoice", func(context.Context) error {
@@ -126,10 +117,8 @@ func ExampleLocker_Do() {
 
 func ExampleLocker_AcquireAll() {
 	ctx := context.Background()
-	rdb, stop := exampleRedis(ctx)
+	locker, _, stop := exampleLocker(ctx)
 	defer stop()
-	locker := lock.New(rdb)
-	defer closeExample(ctx, locker)
 
 	transfer, err := locker.AcquireAll(ctx, []string{"{example}:account:1", "{example}:account:2"})
 	if err != nil {
@@ -146,10 +135,8 @@ func ExampleLocker_AcquireAll() {
 // A worker locks those users of a batch that no other worker has locked.
 func ExampleLocker_TryEach() {
 	ctx := context.Background()
-	rdb, stop := exampleRedis(ctx)
+	locker, rdb, stop := exampleLocker(ctx)
 	defer stop()
-	locker := lock.New(rdb)
-	defer closeExample(ctx, locker)
 	ann, bob, cid := "{example}:ann", "{example}:bob", "{example}:cid"
 
 	first, _, err := locker.TryEach(ctx, []string{ann, bob}, lock.For(10*time.Second))
@@ -178,10 +165,8 @@ func ExampleLocker_TryEach() {
 // The context of a lease ends when the lock is lost, here because the lease was too short.
 func ExampleLease_Context() {
 	ctx := context.Background()
-	rdb, stop := exampleRedis(ctx)
+	locker, _, stop := exampleLocker(ctx)
 	defer stop()
-	locker := lock.New(rdb)
-	defer closeExample(ctx, locker)
 
 	lease, err := locker.Acquire(ctx, "{example}:invoice", lock.For(time.Second))
 	if err != nil {
@@ -203,10 +188,8 @@ func ExampleMulti() {
 	ctx := context.Background()
 	var nodes []*lock.Locker
 	for range 3 {
-		rdb, stop := startExampleRedis(ctx)
+		locker, _, stop := startExampleLocker(ctx)
 		defer stop()
-		locker := lock.New(rdb)
-		defer closeExample(ctx, locker)
 		nodes = append(nodes, locker)
 	}
 	multi, err := lock.NewMulti(nodes)
@@ -223,33 +206,97 @@ func ExampleMulti() {
 	// <nil>
 }
 
-func closeExample(ctx context.Context, locker *lock.Locker) {
-	if err := locker.Close(ctx); err != nil {
-		log.Fatal(err)
-	}
-}
-
-// exampleRedis connects to the Redis of the tests, or starts one.
-func exampleRedis(ctx context.Context) (*redis.Client, func()) {
+// exampleLocker returns a Locker in the Redis of the tests, or in one of its own.
+func exampleLocker(ctx context.Context) (*lock.Locker, *redis.Client, func()) {
 	if url := os.Getenv("REDIS_URL"); url != "" {
-		return exampleClient(url, func() {})
+		return openExampleLocker(ctx, url, func() {})
 	}
-	return startExampleRedis(ctx)
+	return startExampleLocker(ctx)
 }
 
-func startExampleRedis(ctx context.Context) (*redis.Client, func()) {
+func startExampleLocker(ctx context.Context) (*lock.Locker, *redis.Client, func()) {
 	server, err := localserver.StartRedis(ctx, localserver.RedisOptions{})
 	if err != nil {
 		log.Fatal(err)
 	}
-	return exampleClient(server.URL, server.Stop)
+	return openExampleLocker(ctx, server.URL, server.Stop)
 }
 
-func exampleClient(url string, stop func()) (*redis.Client, func()) {
+func openExampleLocker(ctx context.Context, url string, stop func()) (*lock.Locker, *redis.Client, func()) {
 	options, err := redis.ParseURL(url)
 	if err != nil {
 		log.Fatal(err)
 	}
 	rdb := redis.NewClient(options)
-	return rdb, func() { _ = rdb.Close(); stop() }
+	locker := lock.New(rdb)
+	return locker, rdb, func() {
+		if err := locker.Close(ctx); err != nil {
+			log.Fatal(err)
+		}
+		_ = rdb.Close()
+		stop()
+	}
+}
+
+// deposit refuses a stale token: the row keeps the largest token that it has seen.
+const deposit = `
+	UPDATE pg_temp.accounts SET balance = balance + $2, fence = $3
+	WHERE id = $1 AND fence <= $3`
+
+// The store refuses a holder that was stopped for longer than its lease and did not check it before
+// the write.
+func ExampleLease_Token() {
+	ctx := context.Background()
+	locker, _, stopRedis := exampleLocker(ctx)
+	defer stopRedis()
+	bank, stopPostgres := examplePostgres(ctx)
+	defer stopPostgres()
+	_, err := bank.Exec(ctx, `
+		CREATE TEMP TABLE accounts (id bigint PRIMARY KEY, balance bigint NOT NULL, fence bigint NOT NULL DEFAULT 0);
+		INSERT INTO accounts (id, balance) VALUES (1, 100)`)
+	if err != nil {
+		log.Fatal(err)
+	}
+	write := func(who string, lease *lock.Lease) {
+		done, err := bank.Exec(ctx, deposit, 1, 10, lease.Token("{example}:account:1"))
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(who, "wrote", done.RowsAffected(), "row")
+	}
+
+	stopped, err := locker.Acquire(ctx, "{example}:account:1", lock.For(time.Second))
+	if err != nil {
+		log.Fatal(err)
+	}
+	successor, err := locker.Acquire(ctx, "{example}:account:1") // waits until that lease has ended
+	if err != nil {
+		log.Fatal(err)
+	}
+	write("the successor", successor)
+	write("the stopped holder", stopped)
+	fmt.Println(stopped.Release(ctx))
+	fmt.Println(successor.Release(ctx))
+	// Output:
+	// the successor wrote 1 row
+	// the stopped holder wrote 0 row
+	// lock lost: {example}:account:1
+	// <nil>
+}
+
+// examplePostgres connects to the Postgres of the tests, or starts one.
+func examplePostgres(ctx context.Context) (*pgx.Conn, func()) {
+	url, stop := os.Getenv("DATABASE_URL"), func() {}
+	if url == "" {
+		server, err := localserver.StartPostgres(ctx, localserver.PostgresOptions{})
+		if err != nil {
+			log.Fatal(err)
+		}
+		url, stop = server.URL, server.Stop
+	}
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		log.Fatal(err)
+	}
+	return conn, func() { _ = conn.Close(ctx); stop() }
 }

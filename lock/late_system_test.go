@@ -4,13 +4,9 @@ package lock_test
 
 import (
 	"context"
-	"errors"
-	"net"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -96,105 +92,6 @@ func TestAbandonedAcquireLeavesNoLockInAnyOrderOfArrival(t *testing.T) {
 	}
 	require.Equal(t, 1, b.depth(b.key("cid")))
 	require.NoError(t, held.Release(ctx))
-}
-
-// unanswered is the context key of a function to call when Redis did not answer in time.
-type unanswered struct{}
-
-// The same with a real Redis, which reads what was sent to it while it hung.
-func TestRedisThatHungKeepsNoLockOfAbandonedCalls(t *testing.T) {
-	server, b := ownServer(t)
-	ctx := t.Context()
-	const rounds, callers = 6, 4
-	for _, script := range []*redis.Script{lua.LockAcquire, lua.LockRelease} {
-		require.NoError(t, script.Load(ctx, b.rdb).Err())
-	}
-	mine := b.rdb.Conn() // the only connection of the bench from here on
-	t.Cleanup(func() { _ = mine.Close() })
-	clients := func() int {
-		list, err := mine.ClientList(ctx).Result()
-		require.NoError(t, err)
-		return strings.Count(list, "\n")
-	}
-	require.NoError(t, mine.Ping(ctx).Err())
-	alone := clients()
-
-	for round := range rounds {
-		// Each call has an open connection: a new one would wait for Redis to answer HELLO.
-		const calls = 2 // of each caller: an acquire and a release
-		slow := redis.NewClient(&redis.Options{
-			Addr: b.rdb.Options().Addr, PoolSize: callers * calls, ReadTimeout: 300 * time.Millisecond,
-			MaxRetries: -1,
-		})
-		// All acquires are sent before the first release, and all releases before the first retry,
-		// which would take a connection from one of them.
-		var sent atomic.Int32
-		var steps [calls]sync.WaitGroup
-		for i := range steps {
-			steps[i].Add(callers)
-		}
-		slow.AddHook(testkit.Hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
-			if cmd.Name() != "evalsha" {
-				return next(ctx, cmd)
-			}
-			step := int(sent.Add(1)-1) / callers
-			err := next(ctx, cmd)
-			if step < calls {
-				steps[step].Done()
-				steps[step].Wait()
-			}
-			if giveUp, gives := ctx.Value(unanswered{}).(context.CancelFunc); gives {
-				giveUp()
-			}
-			return err
-		}))
-		conns := make([]*redis.Conn, callers*calls)
-		for i := range conns {
-			testkit.Eventually(t, startsWithin, "an open connection", func() bool {
-				conns[i] = slow.Conn()
-				if conns[i].Ping(ctx).Err() == nil {
-					return true
-				}
-				_ = conns[i].Close()
-				return false
-			})
-		}
-		for _, conn := range conns {
-			require.NoError(t, conn.Close()) // returns it to the pool
-		}
-		l := lock.New(slow)
-		names := b.names(callers)
-
-		server.Freeze()
-		var all sync.WaitGroup
-		for i := range callers {
-			all.Go(func() {
-				var err error
-				if (i+round)%2 == 0 {
-					// It gives up after the first attempt. Otherwise the release would run in the
-					// background, where the client may be closed.
-					once, giveUp := context.WithCancel(ctx)
-					defer giveUp()
-					_, err = l.Acquire(context.WithValue(once, unanswered{}, giveUp), names[i])
-				} else {
-					_, _, err = l.TryEach(ctx, []string{names[i], b.key("more")}, lock.For(time.Hour))
-				}
-				var timeout net.Error
-				assert.True(t, errors.As(err, &timeout) && timeout.Timeout(), "%v", err)
-			})
-		}
-		all.Wait()
-		require.NoError(t, slow.Close())
-		server.Thaw()
-		testkit.Eventually(t, startsWithin, "Redis has read all requests", func() bool { return clients() == alone })
-		stats, err := mine.Info(ctx, "commandstats").Result()
-		require.NoError(t, err)
-		require.Contains(t, stats, "cmdstat_evalsha:calls="+strconv.Itoa((round+1)*callers*calls)+",", "all calls arrived")
-		left, err := mine.Exists(ctx, append(names, b.key("more"))...).Result()
-		require.NoError(t, err)
-		require.Zero(t, left)
-		require.NoError(t, l.Close(ctx))
-	}
 }
 
 // No open connection is left for a release while Redis hangs: a new one waits for Redis to answer

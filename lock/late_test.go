@@ -143,6 +143,18 @@ func TestCallAfterItsRepeatChangesNothing(t *testing.T) {
 			require.NoError(t, holder.Err())
 		}
 	}
+	// lateAfter releases a lease and delivers the call when the lock is free, and when the next call that
+	// uses the receipt holds it.
+	lateAfter := func(lease *lock.Lease) {
+		t.Helper()
+		require.NoError(t, lease.Release(ctx))
+		late(0, nil)
+		next, err := l.Acquire(ctx, key, lock.For(time.Minute))
+		require.NoError(t, err)
+		late(1, next)
+		require.NoError(t, next.Release(ctx))
+		late(0, nil)
+	}
 
 	// Some of the locks were busy.
 	n.keepNext(1)
@@ -154,13 +166,7 @@ func TestCallAfterItsRepeatChangesNothing(t *testing.T) {
 	require.NoError(t, others.Release(ctx))
 	late(1, mine)
 	require.Zero(t, b.depth(other), "it was busy when the call was answered")
-	require.NoError(t, mine.Release(ctx))
-	late(0, nil)
-	mine, err = l.Acquire(ctx, key, lock.For(time.Minute)) // reuses the receipt
-	require.NoError(t, err)
-	late(1, mine)
-	require.NoError(t, mine.Release(ctx))
-	late(0, nil)
+	lateAfter(mine)
 
 	// All of the locks were busy, so nothing is released.
 	others = b.take(ctx, time.Minute, key)
@@ -168,13 +174,7 @@ func TestCallAfterItsRepeatChangesNothing(t *testing.T) {
 	_, err = l.TryAcquire(ctx, key)
 	require.ErrorIs(t, err, lock.ErrBusy)
 	late(1, others)
-	require.NoError(t, others.Release(ctx))
-	late(0, nil)
-	mine, err = l.Acquire(ctx, key, lock.For(time.Minute))
-	require.NoError(t, err)
-	late(1, mine)
-	require.NoError(t, mine.Release(ctx))
-	late(0, nil)
+	lateAfter(others)
 
 	// The lock was busy, and a late call takes it for a waiter.
 	b.take(ctx, time.Minute, key)
@@ -185,8 +185,7 @@ func TestCallAfterItsRepeatChangesNothing(t *testing.T) {
 	late(1, nil)
 	mine = await(t, waiting, startsWithin, "the waiter's lock")
 	late(1, mine)
-	require.NoError(t, mine.Release(ctx))
-	late(0, nil)
+	lateAfter(mine)
 
 	// The lock was busy, and the waiter gives up.
 	others = b.take(ctx, time.Minute, key)
@@ -209,48 +208,11 @@ func TestCallAfterItsRepeatChangesNothing(t *testing.T) {
 	n.keepNext(1)
 	mine, err = l.Acquire(ctx, key, lock.For(time.Minute))
 	require.NoError(t, err)
-	require.NoError(t, mine.Release(ctx))
-	late(0, nil)
-	others = b.take(ctx, time.Minute, key)
-	late(1, others)
-	require.NoError(t, others.Release(ctx))
-	late(0, nil)
+	lateAfter(mine)
 
 	// A release.
 	mine, err = l.Acquire(ctx, key, lock.For(time.Minute))
 	require.NoError(t, err)
 	n.keepNext(1)
-	require.NoError(t, mine.Release(ctx))
-	require.Zero(t, b.depth(key))
-	late(0, nil)
-	mine, err = l.Acquire(ctx, key, lock.For(time.Minute))
-	require.NoError(t, err)
-	late(1, mine)
-	require.NoError(t, mine.Release(ctx))
-}
-
-// The first attempt of an acquire is held back, and its lock is extended. If the late call
-// shortened the lease, others could take the lock and its holder would not know.
-func TestCallAfterItsRepeatShortensNoLease(t *testing.T) {
-	b := setup(t)
-	ctx := t.Context()
-	n, slow := slowNetTo(t, b.rdb)
-	l := newLocker(t, slow)
-	for name, acquire := range map[string]func() (*lock.Lease, error){
-		"Acquire": func() (*lock.Lease, error) { return l.Acquire(ctx, b.key("ann"), lock.For(time.Minute)) },
-		"TryEach": func() (*lock.Lease, error) {
-			lease, _, err := l.TryEach(ctx, b.names(2), lock.For(time.Minute))
-			return lease, err
-		},
-	} {
-		n.keepNext(1)
-		outer, err := acquire()
-		require.NoError(t, err)
-		inner, err := l.Acquire(outer.Context(ctx), outer.Keys()[0], lock.For(10*time.Minute))
-		require.NoError(t, err)
-		n.deliver(t, n.calls(t, 1)[0])
-		assert.Greater(t, b.rdb.PTTL(ctx, outer.Keys()[0]).Val(), 9*time.Minute, name)
-		require.NoError(t, inner.Release(ctx))
-		require.NoError(t, outer.Release(ctx))
-	}
+	lateAfter(mine)
 }

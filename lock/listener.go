@@ -40,54 +40,66 @@ func (ws *waiters) updateListener(key string) {
 // released lock. After each new subscription, also after a lost connection, the first waiter asks
 // Redis: the release may have come before. It ends after a time without waiters.
 func (ws *waiters) runListener(name string, li *listener) {
-	pubsub := ws.rdb.Subscribe(ws.running)
-	subscribe, unsubscribe := pubsub.Subscribe, pubsub.Unsubscribe
-	if ws.clustered {
-		subscribe, unsubscribe = pubsub.SSubscribe, pubsub.SUnsubscribe
-	}
-	defer func() { _ = pubsub.Close() }()
-	subscribed := make(map[string][]string) // the keys of each channel
+	s := &subscriptions{waiters: ws, pubsub: ws.rdb.Subscribe(ws.running), keys: make(map[string][]string)}
+	defer func() { _ = s.pubsub.Close() }()
 	var messages <-chan any
 	idle := time.NewTicker(ws.settings.listenIdle)
 	defer idle.Stop()
-	quiet := false      // no waiter since the last tick
-	var unsure []string // channels to which the client may not be subscribed
-	var again <-chan time.Time
+	quiet := false // no waiter since the last tick
 	for {
-		begin, end := ws.subscriptionChanges(li, subscribed)
-		// First the ends: x and {x} share a channel, which one may leave when the other one comes.
-		if len(end) > 0 {
-			_ = unsubscribe(ws.running, end...) // an error ends the connection, and all subscriptions
-		}
-		begin = append(begin, unsure...)
-		begin = slices.DeleteFunc(begin, func(channel string) bool { return len(subscribed[channel]) == 0 })
-		unsure = nil
-		if len(begin) > 0 {
+		if s.follow(li) {
 			quiet = false
-			if subscribe(ws.running, begin...) != nil {
-				// The client may have connected again before it knew of these channels. Until the next
-				// try waiters poll.
-				unsure = begin
-				again = time.After(outagePauseMax)
+			if messages == nil {
+				messages = s.pubsub.ChannelWithSubscriptions(redis.WithChannelSize(messagesMax))
 			}
-		}
-		if messages == nil && len(begin) > 0 {
-			messages = pubsub.ChannelWithSubscriptions(redis.WithChannelSize(messagesMax))
 		}
 		select {
 		case <-li.wake:
-		case <-again:
+		case <-s.again:
 		case message := <-messages:
-			ws.handleMessage(message, subscribed)
+			ws.handleMessage(message, s.keys)
 		case <-idle.C:
 			if quiet && ws.endListener(name, li) {
 				return
 			}
-			quiet = len(subscribed) == 0
+			quiet = len(s.keys) == 0
 		case <-ws.running.Done():
 			return
 		}
 	}
+}
+
+// subscriptions are the channels of one listener.
+type subscriptions struct {
+	*waiters
+	pubsub *redis.PubSub
+	keys   map[string][]string // of each channel
+	// unsure are channels to which the client may not be subscribed. They are tried again.
+	unsure []string
+	again  <-chan time.Time
+}
+
+// follow subscribes to the channels of keys that have waiters now, and leaves the others. It reports
+// whether it subscribed.
+func (s *subscriptions) follow(li *listener) bool {
+	subscribe, unsubscribe := s.pubsub.Subscribe, s.pubsub.Unsubscribe
+	if s.clustered {
+		subscribe, unsubscribe = s.pubsub.SSubscribe, s.pubsub.SUnsubscribe
+	}
+	begin, end := s.subscriptionChanges(li, s.keys)
+	// First the ends: x and {x} share a channel, which one may leave when the other one comes.
+	if len(end) > 0 {
+		_ = unsubscribe(s.running, end...) // an error ends the connection, and all subscriptions
+	}
+	begin = append(begin, s.unsure...)
+	begin = slices.DeleteFunc(begin, func(channel string) bool { return len(s.keys[channel]) == 0 })
+	s.unsure = nil
+	if len(begin) > 0 && subscribe(s.running, begin...) != nil {
+		// The client may have connected again before it knew of these channels. Until the next try
+		// waiters poll.
+		s.unsure, s.again = begin, time.After(outagePauseMax)
+	}
+	return len(begin) > 0
 }
 
 // subscriptionChanges returns the channels to subscribe to and to unsubscribe from, and updates

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
-	"errors"
 	"net"
 	"regexp"
 	"sync"
@@ -73,7 +72,7 @@ func TestWaiterFollowsFromBareKeyToKeyInBraces(t *testing.T) {
 	require.NoError(t, err)
 	holdsBraced, err := other.TryAcquire(ctx, braced, lock.For(never))
 	require.NoError(t, err)
-	gets := acquiringAll(t, b.Locker, ctx, bare, braced)
+	gets := acquiringIn(ctx, t, b.Locker, []string{bare, braced})
 	b.waitQueued(bare, 1)
 	require.NoError(t, holdsBare.Release(ctx))
 	b.waitQueued(braced, 1)
@@ -122,7 +121,7 @@ func (c *breakingConn) Write(p []byte) (int, error) {
 }
 
 func TestListenerConnectionLivesWhileACallWaits(t *testing.T) {
-	b, holder := setupWaiting(t, "ann")
+	b, holder := setupWaiting(t, "ann", "bob")
 	ctx, key := t.Context(), b.key("ann")
 	const idle = 100 * time.Millisecond
 	options, err := redis.ParseURL(testkit.RedisURL(t))
@@ -141,17 +140,20 @@ func TestListenerConnectionLivesWhileACallWaits(t *testing.T) {
 		return len(subscribes.FindAllString(list, -1))
 	}
 
-	got := []<-chan *lock.Lease{acquiring(t, b.Locker, key), acquiring(t, b.Locker, key), acquiring(t, b.Locker, key)}
-	b.waitQueued(key, 3)
-	asked := c.of(acquireCalls)
+	got := []<-chan *lock.Lease{
+		acquiring(t, b.Locker, key), acquiring(t, b.Locker, key), acquiring(t, b.Locker, b.key("bob")),
+	}
+	b.waitQueued(key, 2)
+	b.waitQueued(b.key("bob"), 1)
+	asked := c.calls(acquireCalls)
 	testkit.Eventually(t, startsWithin, "polls for longer than the idle time", func() bool {
-		return c.of(acquireCalls) > asked+8
+		return c.calls(acquireCalls) > asked+8
 	})
-	assert.Equal(t, 1, connections(), "one connection for all waiters, while they wait")
+	assert.Equal(t, 1, connections(), "one connection for all waiters and keys, while they wait")
 
 	require.NoError(t, holder.Release(ctx))
 	for range got {
-		require.NoError(t, b.firstOf(got).Release(ctx))
+		require.NoError(t, b.first(got).Release(ctx))
 	}
 	testkit.Eventually(t, startsWithin, "the end of the connection", func() bool { return connections() == 0 })
 
@@ -162,39 +164,6 @@ func TestListenerConnectionLivesWhileACallWaits(t *testing.T) {
 	assert.Equal(t, 1, connections(), "a new connection for the next waiter")
 	require.NoError(t, again.Release(ctx))
 	require.NoError(t, await(t, next, startsWithin, "the lock").Release(ctx))
-}
-
-func TestThousandKeysShareOneListener(t *testing.T) {
-	_, b := forgetfulServer(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-	defer cancel()
-	options := *b.rdb.Options()
-	options.PoolSize, options.PoolTimeout, options.ReadTimeout = 32, never, never
-	b.rdb = redis.NewClient(&options)
-	t.Cleanup(func() { _ = b.rdb.Close() })
-	b.Locker = newLocker(t, b.rdb, lock.WithPoll(never))
-	names := b.names(1000)
-	holder, busy, err := newLocker(t, b.rdb).TryEach(ctx, names, lock.For(never))
-	require.NoError(t, err)
-	require.Empty(t, busy)
-	c := countCalls(t, b.rdb)
-	var all sync.WaitGroup
-	for _, name := range names {
-		all.Go(func() {
-			lease, err := b.Acquire(ctx, name)
-			if assert.NoError(t, err) {
-				for err = lease.Release(ctx); errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil; {
-					err = lease.Release(ctx) // a thousand concurrent releases may take longer than one
-				}
-				assert.NoError(t, err)
-			}
-		})
-	}
-	// Each has asked once, and again after its subscription.
-	testkit.Eventually(t, time.Minute, "all waiters", func() bool { return c.of(acquireCalls) == 2*len(names) })
-	require.NoError(t, holder.Release(ctx))
-	all.Wait()
-	assert.Equal(t, 3*len(names), c.of(acquireCalls))
 }
 
 // The lock is released after it was found busy and before the waiter listens. A new subscription

@@ -45,11 +45,11 @@ func TestNextRenewalFindsALoss(t *testing.T) {
 			require.NoError(t, err)
 			held, token := lease.Context(ctx), lease.Token(ann)
 			lose(b, ann)
-			before := c.of(renewalCalls)
+			before := c.calls(renewalCalls)
 			require.NoError(t, lease.Err(), "the loss is not known yet")
 
 			awaitLoss(t, held, startsWithin)
-			assert.LessOrEqual(t, c.of(renewalCalls), before+1, "found by a renewal, not by the end of the lease")
+			assert.LessOrEqual(t, c.calls(renewalCalls), before+1, "found by a renewal, not by the end of the lease")
 			require.Equal(t, []string{ann}, lostKeys(t, context.Cause(held)))
 			require.Equal(t, []string{ann}, lostKeys(t, lease.Err()))
 			assert.False(t, lease.Holds(ann))
@@ -124,25 +124,6 @@ func TestLossIsReportedToAllLeasesOfALock(t *testing.T) {
 	}
 }
 
-func TestReleaseOfOneLeaseKeepsTheOther(t *testing.T) {
-	b := setup(t)
-	ctx := t.Context()
-	outer := b.take(ctx, time.Minute, b.key("ann"), b.key("bob"))
-	first := outer.Context(ctx)
-	inner := b.take(first, time.Minute, b.key("ann"))
-	second := inner.Context(ctx)
-	require.NoError(t, outer.Release(ctx))
-	require.ErrorIs(t, context.Cause(first), lock.ErrReleased)
-	require.NoError(t, second.Err())
-	require.NoError(t, inner.Err())
-	assert.True(t, inner.Holds(b.key("ann")))
-	assert.False(t, outer.Holds(b.key("ann")))
-	assert.False(t, inner.Holds(b.key("bob")), "it never had this key")
-	assert.Zero(t, inner.Token(b.key("bob")))
-	require.NoError(t, inner.Release(ctx))
-	require.ErrorIs(t, context.Cause(second), lock.ErrReleased)
-}
-
 func TestEndOfAParentContextDoesNotEndTheLease(t *testing.T) {
 	b := setup(t)
 	lease := b.take(t.Context(), time.Minute, b.key("ann"))
@@ -195,7 +176,7 @@ func TestConcurrentReleasesMakeOneCallAndReportALossOnce(t *testing.T) {
 				})
 			}
 			all.Wait()
-			assert.Equal(t, 1, c.of(releaseCalls))
+			assert.Equal(t, 1, c.calls(releaseCalls))
 			assert.Equal(t, map[bool]int64{false: 0, true: 1}[lost], reported.Load())
 			assert.Zero(t, b.depth(b.key("ann")))
 		})
@@ -217,7 +198,7 @@ func TestReleaseEndsTheLeaseBeforeRedisAnswers(t *testing.T) {
 	gone, cancel := context.WithDeadline(ctx, time.Now())
 	defer cancel()
 	require.NoError(t, lease.Release(gone), "with a timeout of its own")
-	assert.Equal(t, 1, c.of(releaseCalls))
+	assert.Equal(t, 1, c.calls(releaseCalls))
 	assert.Zero(t, b.depth(b.key("ann")))
 }
 

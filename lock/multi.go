@@ -187,21 +187,12 @@ func (m *Multi) attempt(ctx context.Context, keys []string, opts []AcquireOption
 func (m *Multi) nodesToAsk(ctx context.Context, keys []string) ([]*Locker, error) {
 	var known []string
 	for _, key := range keys {
-		if slices.ContainsFunc(m.nodes, func(node *Locker) bool { return node.held(ctx, key) != nil }) {
+		if slices.ContainsFunc(m.nodes, func(node *Locker) bool { return node.took(ctx, key, false) }) {
 			known = append(known, key)
 		}
 	}
-	now := time.Now()
 	nodes := slices.DeleteFunc(slices.Clone(m.nodes), func(node *Locker) bool {
-		return slices.ContainsFunc(known, func(key string) bool {
-			h := node.held(ctx, key)
-			if h == nil {
-				return true
-			}
-			node.mu.Lock()
-			defer node.mu.Unlock()
-			return !h.valid(now)
-		})
+		return slices.ContainsFunc(known, func(key string) bool { return !node.took(ctx, key, true) })
 	})
 	if len(nodes) < m.need {
 		return nil, &LostError{Keys: known}
@@ -209,11 +200,13 @@ func (m *Multi) nodesToAsk(ctx context.Context, keys []string) ([]*Locker, error
 	return nodes, nil
 }
 
-// held is what the owner in ctx has taken and not released, also if it has lost it.
-func (l *Locker) held(ctx context.Context, key string) *hold {
+// took reports whether the owner in ctx has taken and not released a lock. With valid it must still
+// have it.
+func (l *Locker) took(ctx context.Context, key string, valid bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.owner(ctx).holds[key]
+	h := l.owner(ctx).holds[key]
+	return h != nil && (!valid || h.valid(time.Now()))
 }
 
 // errNoAnswer is the error of a server that did not answer. isUnavailable accepts it.

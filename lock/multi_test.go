@@ -61,11 +61,11 @@ func startNodesWith(t *testing.T, n int, readTimeout time.Duration) testNodes {
 	return ns
 }
 
-// try is TryAcquire on servers that all answer in time.
-func (ns testNodes) try(m *lock.Multi, key string) (lease *lock.MultiLease, err error) {
+// try is TryAcquireAll on servers that all answer in time.
+func (ns testNodes) try(m *lock.Multi, keys ...string) (lease *lock.MultiLease, err error) {
 	ns.t.Helper()
 	testkit.Eventually(ns.t, startsWithin, "answers in time", func() bool {
-		lease, err = m.TryAcquire(ns.t.Context(), key)
+		lease, err = m.TryAcquireAll(ns.t.Context(), keys)
 		return !errors.Is(err, os.ErrDeadlineExceeded)
 	})
 	return lease, err
@@ -126,6 +126,44 @@ func TestMultiHoldsTheLockOnAllServers(t *testing.T) {
 	other, err := ns.try(second, "ann")
 	require.NoError(t, err)
 	require.NoError(t, other.Release(ctx))
+}
+
+// A lock that another holds on one server costs that server's vote for all keys.
+func TestMultiTakesAllKeysOrNone(t *testing.T) {
+	ns := startNodes(t, 3)
+	ctx := t.Context()
+	other, err := newLocker(t, ns.clients[2]).TryAcquire(ctx, "bob")
+	require.NoError(t, err)
+	_, err = ns.try(ns.multi(lock.All()), "ann", "bob")
+	require.ErrorIs(t, err, lock.ErrBusy)
+	testkit.Eventually(t, startsWithin, "the release of the others", func() bool {
+		return ns.held("ann") == 0 && ns.held("bob") == 1
+	})
+
+	m := ns.multi()
+	lease, err := m.AcquireAll(ctx, []string{"ann", "bob"})
+	require.NoError(t, err)
+	assert.Equal(t, 2, ns.held("ann"))
+	assert.Equal(t, 3, ns.held("bob"))
+	more, err := m.AcquireAll(lease.Context(ctx), []string{"bob", "cid"})
+	require.NoError(t, err)
+	assert.Equal(t, 2, ns.held("cid"), "on the servers where its owner holds the other key")
+	require.NoError(t, more.Release(ctx))
+
+	waiting := make(chan error, 1)
+	go func() {
+		next, err := ns.with([]lock.Option{lock.WithPoll(never)}, lock.All()).AcquireAll(ctx, []string{"bob", "ann"})
+		if err == nil {
+			err = next.Release(ctx)
+		}
+		waiting <- err
+	}()
+	testkit.Eventually(t, startsWithin, "the waiter's subscription", func() bool {
+		return len(ns.clients[0].PubSubChannels(ctx, "*bob*").Val()) == 1
+	})
+	require.NoError(t, lease.Release(ctx))
+	require.NoError(t, other.Release(ctx))
+	require.NoError(t, await(t, waiting, startsWithin, "all keys on all servers"))
 }
 
 func TestMultiReentersWithoutCalls(t *testing.T) {

@@ -33,6 +33,7 @@ func TestLookReportsTheHolder(t *testing.T) {
 	fields, err := b.rdb.HKeys(ctx, key).Result()
 	require.NoError(t, err)
 	assert.Equal(t, fields, []string{mine.Owner})
+	assert.Regexp(t, `^[0-9a-f-]{36}:\d+$`, mine.Owner, "as Redisson's names")
 
 	theirs, err := other.Look(ctx, key)
 	require.NoError(t, err)

@@ -3,7 +3,6 @@ package lock_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -15,38 +14,6 @@ import (
 	"stampede/internal/test/testkit"
 	"stampede/lock"
 )
-
-// setupWaiting returns a bench whose Locker learns of a release by its message only, and a lease of
-// another process on some keys.
-func setupWaiting(t *testing.T, keys ...string) (bench, *lock.Lease) {
-	t.Helper()
-	b := setup(t)
-	b.Locker = newLocker(t, b.rdb, lock.WithPoll(never))
-	for i, key := range keys {
-		keys[i] = b.key(key)
-	}
-	holder, err := newLocker(t, b.rdb).AcquireAll(t.Context(), keys, lock.For(never))
-	require.NoError(t, err)
-	return b, holder
-}
-
-// waitQueued waits for so many waiters for a key, and for the listener.
-func (b bench) waitQueued(key string, waiters int) {
-	b.t.Helper()
-	testkit.Eventually(b.t, startsWithin, fmt.Sprintf("%d waiters for %s", waiters, key), func() bool {
-		return b.Waiting(key) == waiters
-	})
-	b.waitListening(key, 1)
-}
-
-// waitCalls waits for so many attempts.
-func (b bench) waitCalls(c *callCounter, asked int) {
-	b.t.Helper()
-	testkit.Eventually(b.t, startsWithin, fmt.Sprintf("%d calls to acquire", asked), func() bool {
-		return c.of(acquireCalls) >= asked
-	})
-	require.Equal(b.t, asked, c.of(acquireCalls))
-}
 
 func TestWaiterIsWokenByTheRelease(t *testing.T) {
 	for name, test := range map[string]struct {
@@ -84,7 +51,7 @@ func TestWaiterIsWokenByTheRelease(t *testing.T) {
 			b.waitCalls(c, 2) // the second after the subscription, because the lock may have been released before
 			require.NoError(t, test.release(ctx, other, holder))
 			second := await(t, got, startsWithin, "the lock of "+key)
-			assert.Equal(t, 3, c.of(acquireCalls))
+			assert.Equal(t, 3, c.calls(acquireCalls))
 			assert.Greater(t, second.Token(key), holder.Token(key))
 			require.NoError(t, second.Release(ctx))
 			assert.Zero(t, b.depth(key))
@@ -125,7 +92,7 @@ func TestWaiterContinuesToWaitForARenewedLock(t *testing.T) {
 	c := countCalls(t, b.rdb)
 	looked := make(chan time.Time, looks)
 	c.answer(func(kind int, next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
-		if kind != acquireCalls || c.of(acquireCalls) == looks {
+		if kind != acquireCalls || c.calls(acquireCalls) == looks {
 			return next(ctx, cmd)
 		}
 		// At each attempt the lock is about to end, and then it is renewed.
@@ -162,36 +129,6 @@ func TestNextWaiterTakesALockWhenItsLeaseEnds(t *testing.T) {
 	require.NoError(t, next.Release(ctx))
 }
 
-func TestWaitersOfOneProcessAreServedInOrder(t *testing.T) {
-	b, holder := setupWaiting(t, "ann")
-	ctx, key := t.Context(), b.key("ann")
-	const waiters = 12
-	var mu sync.Mutex
-	var served []int
-	var all sync.WaitGroup
-	for i := range waiters {
-		all.Go(func() {
-			lease, err := b.Acquire(ctx, key)
-			if !assert.NoError(t, err) {
-				return
-			}
-			mu.Lock()
-			served = append(served, i)
-			mu.Unlock()
-			assert.NoError(t, lease.Release(ctx))
-		})
-		b.waitQueued(key, i+1)
-	}
-	require.NoError(t, holder.Release(ctx))
-	all.Wait()
-	want := make([]int, waiters)
-	for i := range want {
-		want[i] = i
-	}
-	assert.Equal(t, want, served)
-	assert.Zero(t, b.Waiting(key))
-}
-
 func TestOnlyTheFirstOfAQueueAsksRedis(t *testing.T) {
 	b, holder := setupWaiting(t, "ann")
 	ctx, key := t.Context(), b.key("ann")
@@ -207,7 +144,7 @@ func TestOnlyTheFirstOfAQueueAsksRedis(t *testing.T) {
 	for i := range got {
 		require.NoError(t, await(t, got[i], startsWithin, "the lock, in order").Release(ctx))
 	}
-	assert.LessOrEqual(t, c.of(acquireCalls), 2+waiters+waiters/4,
+	assert.LessOrEqual(t, c.calls(acquireCalls), 2+waiters+waiters/4,
 		"a hand-over costs one call, and a connection may break")
 }
 
@@ -223,18 +160,18 @@ func TestQueueMakesOneCallForEachPoll(t *testing.T) {
 	b.waitQueued(key, waiters)
 	c := countCalls(t, b.rdb)
 	began := time.Now()
-	testkit.Eventually(t, startsWithin, "some polls", func() bool { return c.of(acquireCalls) >= polls })
-	asked, passed := c.of(acquireCalls), time.Since(began)
+	testkit.Eventually(t, startsWithin, "some polls", func() bool { return c.calls(acquireCalls) >= polls })
+	asked, passed := c.calls(acquireCalls), time.Since(began)
 	// One began before, and one follows the subscription.
 	assert.LessOrEqual(t, asked, int(passed/poll)+3, "in %v", passed)
 	require.NoError(t, holder.Release(ctx))
 	for range got {
-		require.NoError(t, b.firstOf(got).Release(ctx))
+		require.NoError(t, b.first(got).Release(ctx))
 	}
 }
 
-// firstOf waits until one of the waiters has a lease.
-func (b bench) firstOf(waiting []<-chan *lock.Lease) (got *lock.Lease) {
+// first waits until one of the waiters has a lease.
+func (b bench) first(waiting []<-chan *lock.Lease) (got *lock.Lease) {
 	b.t.Helper()
 	testkit.Eventually(b.t, startsWithin, "a lease of one of the waiters", func() bool {
 		for _, leases := range waiting {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -292,9 +293,31 @@ func TestRedissonTakesOverFromAKilledGoWhenItsLeaseEnds(t *testing.T) {
 	require.Equal(t, "released", java.ask(t, "heir", "unlock %s", key))
 }
 
-// In a Redis Cluster, Redisson publishes releases to sharded channels, which ordinary subscriptions
-// do not receive.
+// In a Redis Cluster, a current Redisson publishes releases to sharded channels, which ordinary
+// subscriptions do not receive. An old one uses ordinary channels there, so that neither side wakes the
+// other: Go finds the lock by its poll.
+func TestOldRedissonAndGoExcludeEachOtherInACluster(t *testing.T) {
+	if !isOldRedisson() {
+		t.Skip("a current Redisson: TestRedissonAndGoWakeEachOtherInACluster")
+	}
+	rdb := startCluster(t, 3)
+	java := startRedisson(t, beyond, "--cluster", "redis://"+rdb.Options().Addrs[0])
+	in := interopIn(t, rdb, "test", lock.WithPoll(100*time.Millisecond))
+	require.Equal(t, "held", java.ask(t, "ann", "lock ann"))
+	acquired := in.acquire("ann")
+	in.waitAsleep("ann")
+	require.Equal(t, "released", java.ask(t, "ann", "unlock ann"))
+	lease := <-acquired
+	require.Equal(t, "busy", java.ask(t, "ann", "trylock ann 0 -1"))
+	in.release(lease)
+	require.Equal(t, "held", java.ask(t, "ann", "trylock ann 0 -1"))
+	require.Equal(t, "released", java.ask(t, "ann", "unlock ann"))
+}
+
 func TestRedissonAndGoWakeEachOtherInACluster(t *testing.T) {
+	if isOldRedisson() {
+		t.Skip("an old Redisson: TestOldRedissonAndGoExcludeEachOtherInACluster")
+	}
 	rdb := startCluster(t, 3)
 	java := startRedisson(t, beyond, "--cluster", "redis://"+rdb.Options().Addrs[0])
 	for shape, key := range map[string]string{"plain": "ann", "with a hash tag": "{0}:lock:ann"} {
@@ -319,6 +342,56 @@ func TestRedissonAndGoWakeEachOtherInACluster(t *testing.T) {
 			require.Equal(t, "released", java.ask(t, "waiter", "unlock %s", key))
 		})
 	}
+}
+
+// Redisson's multi lock of two keys on three servers is free when both are free on all servers.
+func TestRedissonMultiLockAndMultiExcludeEachOther(t *testing.T) {
+	ns := startNodes(t, 3)
+	var urls []string
+	for _, server := range ns.servers {
+		urls = append(urls, server.URL)
+	}
+	java := startRedisson(t, beyond, strings.Join(urls, ","))
+	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+	defer cancel()
+	keys := []string{"ann", "bob"}
+	m := ns.with([]lock.Option{lock.WithPoll(beyond)}, lock.All())
+
+	lease, err := m.AcquireAll(ctx, keys)
+	require.NoError(t, err)
+	require.Equal(t, "busy", java.ask(t, "java", "trylock ann+bob 0 -1"))
+	require.NoError(t, lease.Err(), "Redisson has released only what it took")
+	answer := java.tell("java", "lock ann+bob")
+	java.waitAsleep(t, "java")
+	require.NoError(t, lease.Release(ctx))
+	require.Equal(t, "held", java.wait(t, answer))
+
+	_, err = m.TryAcquireAll(ctx, keys)
+	require.ErrorIs(t, err, lock.ErrBusy)
+	_, err = ns.multi().TryAcquire(ctx, "bob")
+	require.ErrorIs(t, err, lock.ErrBusy, "no server is free")
+	waiting := make(chan *lock.MultiLease, 1)
+	go func() {
+		got, err := m.AcquireAll(ctx, keys)
+		assert.NoError(t, err)
+		waiting <- got
+	}()
+	testkit.Eventually(t, patience, "a subscription", func() bool {
+		return ns.clients[0].PubSubNumSub(ctx, releaseChannel("ann")).Val()[releaseChannel("ann")] == 1
+	})
+	require.Equal(t, "released", java.ask(t, "java", "unlock ann+bob"))
+	lease = <-waiting
+	require.NotNil(t, lease)
+	require.NoError(t, lease.Release(ctx))
+
+	// One of the keys on one of the servers is enough.
+	require.Equal(t, "held", java.ask(t, "java", "lock bob"))
+	_, err = m.TryAcquireAll(ctx, keys)
+	require.ErrorIs(t, err, lock.ErrBusy)
+	testkit.Eventually(t, patience, "the release of the others", func() bool {
+		return ns.held("ann") == 0 && ns.held("bob") == 1
+	})
+	require.Equal(t, "released", java.ask(t, "java", "unlock bob"))
 }
 
 // interop belongs to one test.

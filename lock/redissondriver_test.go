@@ -4,6 +4,7 @@ package lock_test
 
 import (
 	"bytes"
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -28,10 +29,16 @@ type redisson struct {
 	output  *answers
 }
 
+// redissonPath is the folder of the compiled program within testdata/redisson. Each version of Redisson
+// has its own.
+var redissonPath = flag.String("redisson", "target", "the folder of the compiled program in testdata/redisson")
+
+func isOldRedisson() bool { return *redissonPath != "target" }
+
 // startRedisson takes the lease of Redisson's watchdog, and a server unless it is the tests' own.
 func startRedisson(t *testing.T, watchdog time.Duration, server ...string) *redisson {
 	t.Helper()
-	const target = "testdata/redisson/target"
+	target := "testdata/redisson/" + *redissonPath
 	classpath, err := os.ReadFile(target + "/classpath")
 	require.NoError(t, err, "task test:redisson builds it")
 	// A fast start and little memory: several processes run at a time.

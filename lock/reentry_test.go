@@ -20,7 +20,11 @@ func TestOwnerInTheContextReenters(t *testing.T) {
 			b := setup(t)
 			ctx := t.Context()
 			outer := b.take(ctx, time.Minute, b.key("ann"))
-			inner := b.take(outer.Context(ctx), time.Minute, b.key("ann"), b.key("bob"))
+			inside := map[*lock.Lease]context.Context{outer: outer.Context(ctx)}
+			inner := b.take(inside[outer], time.Minute, b.key("ann"), b.key("bob"))
+			inside[inner] = inner.Context(ctx)
+			assert.False(t, outer.Holds(b.key("bob")), "it never had this key")
+			assert.Zero(t, outer.Token(b.key("bob")))
 			assert.Equal(t, inner.Token(b.key("ann")), outer.Token(b.key("ann")))
 			assert.Greater(t, inner.Token(b.key("bob")), outer.Token(b.key("ann")))
 			assert.Equal(t, 1, b.depth(b.key("bob")))
@@ -33,6 +37,8 @@ func TestOwnerInTheContextReenters(t *testing.T) {
 			assert.Equal(t, 1, b.depth(b.key("ann")))
 			assert.False(t, first.Holds(b.key("ann")))
 			assert.True(t, last.Holds(b.key("ann")))
+			require.ErrorIs(t, context.Cause(inside[first]), lock.ErrReleased)
+			require.NoError(t, inside[last].Err())
 			_, busy, err := b.TryEach(ctx, []string{b.key("ann")}, lock.For(time.Minute))
 			require.NoError(t, err)
 			assert.Len(t, busy, 1, "one hold is left")
@@ -166,7 +172,7 @@ func TestReentryMakesNoCallWhileTheLeaseIsValid(t *testing.T) {
 			}))
 			assert.Zero(t, c.all())
 			require.NoError(t, outer.Release(ctx))
-			assert.Equal(t, 1, c.of(releaseCalls))
+			assert.Equal(t, 1, c.calls(releaseCalls))
 			for _, key := range keys {
 				assert.Zero(t, b.depth(key))
 			}
@@ -181,7 +187,7 @@ func TestReentryThatExtendsMakesOneCall(t *testing.T) {
 	c := countCalls(t, b.rdb)
 	inner, err := b.AcquireAll(outer.Context(ctx), names, lock.For(20*time.Minute))
 	require.NoError(t, err)
-	assert.Equal(t, 1, c.of(renewalCalls))
+	assert.Equal(t, 1, c.calls(renewalCalls))
 	assert.Equal(t, 1, c.all())
 	assert.Greater(t, b.rdb.PTTL(ctx, names[99]).Val(), 19*time.Minute)
 	require.NoError(t, inner.Release(ctx))
@@ -204,9 +210,9 @@ func TestWatchedReentryRenewsAnExplicitLease(t *testing.T) {
 	require.NoError(t, held.Err())
 
 	require.NoError(t, inner.Release(ctx))
-	asked := c.of(renewalCalls)
+	asked := c.calls(renewalCalls)
 	awaitLoss(t, held, startsWithin)
-	assert.LessOrEqual(t, c.of(renewalCalls), asked+1, "except for a renewal in progress")
+	assert.LessOrEqual(t, c.calls(renewalCalls), asked+1, "except for a renewal in progress")
 	require.Equal(t, []string{key}, lostKeys(t, outer.Release(ctx)))
 }
 
@@ -218,7 +224,7 @@ func TestWaiterSharesTheLockThatItsOwnerGets(t *testing.T) {
 	family := b.take(t.Context(), never, b.key("of the owner")).Context(t.Context())
 	wait := func(ctx context.Context, queued int) <-chan *lock.Lease {
 		t.Helper()
-		got := acquiringAll(t, b.Locker, ctx, key)
+		got := acquiringIn(ctx, t, b.Locker, []string{key})
 		b.waitQueued(key, queued)
 		return got
 	}
@@ -257,7 +263,7 @@ func TestWaiterDoesNotQueueForALockOfItsOwner(t *testing.T) {
 	}}))
 	family := b.take(t.Context(), never, b.key("of the owner")).Context(t.Context())
 	c := countCalls(t, b.rdb)
-	got := acquiringAll(t, b.Locker, family, key)
+	got := acquiringIn(family, t, b.Locker, []string{key})
 	await(t, busy, startsWithin, "a busy answer")
 	stranger := acquiring(t, b.Locker, key)
 	b.waitQueued(key, 1)

@@ -32,86 +32,40 @@ func (o *outageCounter) wait(t *testing.T, tries int64) {
 	})
 }
 
-// failingScripts answers each script with an error while one is set. It replaces a Redis in a state
-// that is slow to create.
-type failingScripts struct{ err atomic.Pointer[error] }
-
-func (a *failingScripts) in(b bench) {
-	b.rdb.AddHook(testkit.Hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
-		if err := a.err.Load(); err != nil && cmd.Name() == "evalsha" {
-			cmd.SetErr(*err)
-			return *err
-		}
-		return next(ctx, cmd)
-	}))
-}
-
 type replied string
 
 func (e replied) Error() string { return string(e) }
 
 func (replied) RedisError() {}
 
+// TestUnavailableErrors lists the errors that are retried.
 func TestWaiterRetriesOutagesOnly(t *testing.T) {
-	for _, reply := range []string{
-		"LOADING Redis is loading the dataset in memory", "READONLY You can't write against a read only replica.",
-		"MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.", "CLUSTERDOWN The cluster is down",
-		"ERR max number of clients reached", "NOREPLICAS Not enough good replicas to write.",
-		"BUSY Redis is busy running a script.",
-	} {
-		t.Run(reply, func(t *testing.T) {
-			b := setup(t)
-			var o outageCounter
-			b.Locker = newLocker(t, b.rdb, o.option())
-			var a failingScripts
-			failure := error(replied(reply))
-			a.in(b)
-			a.err.Store(&failure)
-			waiting := acquiring(t, b.Locker, b.key("ann"))
-			o.wait(t, 2)
-			_, err := b.TryAcquire(t.Context(), b.key("bob"))
-			require.ErrorContains(t, err, reply)
-			a.err.Store(nil)
-			require.NoError(t, await(t, waiting, startsWithin, "the lock").Release(t.Context()))
+	b := setup(t)
+	var o outageCounter
+	b.Locker = newLocker(t, b.rdb, o.option())
+	c := countCalls(t, b.rdb)
+	fail := func(reply string) {
+		c.answer(func(_ int, _ redis.ProcessHook, _ context.Context, cmd redis.Cmder) error {
+			cmd.SetErr(replied(reply))
+			return replied(reply)
 		})
 	}
-	for _, reply := range []string{
-		"NOPERM this user has no permissions to run the 'evalsha' command",
-		"NOAUTH Authentication required.", "ERR unknown",
-	} {
-		t.Run(reply, func(t *testing.T) {
-			b := setup(t)
-			var a failingScripts
-			failure := error(replied(reply))
-			a.in(b)
-			a.err.Store(&failure)
-			_, err := b.Acquire(t.Context(), b.key("ann"))
-			require.ErrorContains(t, err, reply)
-			a.err.Store(nil)
-		})
-	}
-	t.Run("a key of another type", func(t *testing.T) {
-		b := setup(t)
-		require.NoError(t, b.rdb.Set(t.Context(), b.key("ann"), "text", 0).Err())
-		_, err := b.Acquire(t.Context(), b.key("ann"))
-		require.ErrorContains(t, err, "WRONGTYPE")
-	})
-	t.Run("a wrong password", func(t *testing.T) {
-		_, b := ownServer(t)
-		require.NoError(t, b.rdb.ConfigSet(t.Context(), "requirepass", "right").Err())
-		wrong := redis.NewClient(&redis.Options{Addr: b.rdb.Options().Addr, Password: "wrong"})
-		t.Cleanup(func() { _ = wrong.Close() })
-		_, err := newLocker(t, wrong).Acquire(t.Context(), "ann")
-		require.ErrorContains(t, err, "WRONGPASS")
-		require.NoError(t, b.rdb.Do(t.Context(), "auth", "right").Err())
-	})
-	t.Run("a client that is closed", func(t *testing.T) {
-		b := setup(t)
-		gone := redis.NewClient(b.rdb.Options())
-		require.NoError(t, gone.Close())
-		_, err := newLocker(t, gone).Acquire(t.Context(), "ann")
-		require.ErrorIs(t, err, redis.ErrClosed)
-	})
+	fail("LOADING Redis is loading the dataset in memory")
+	waiting := acquiring(t, b.Locker, b.key("ann"))
+	o.wait(t, 2)
+	_, err := b.TryAcquire(t.Context(), b.key("bob"))
+	require.ErrorContains(t, err, "LOADING", "TryAcquire does not wait")
+	c.answer(nil)
+	require.NoError(t, await(t, waiting, startsWithin, "the lock").Release(t.Context()))
+
+	fail("NOPERM this user has no permissions to run the 'evalsha' command")
+	_, err = b.Acquire(t.Context(), b.key("ann"))
+	require.ErrorContains(t, err, "NOPERM")
+	c.answer(nil)
+	gone := redis.NewClient(b.rdb.Options())
+	require.NoError(t, gone.Close())
+	_, err = newLocker(t, gone).Acquire(t.Context(), "ann")
+	require.ErrorIs(t, err, redis.ErrClosed)
 }
 
 func TestWaitThatExceedsItsDeadlineIsBusy(t *testing.T) {

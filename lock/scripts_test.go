@@ -1,6 +1,7 @@
 package lock
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -79,5 +80,34 @@ func TestRejectedOnlyForErrorsInTheCall(t *testing.T) {
 		redisError("READONLY You can't write against a read only replica."),
 	} {
 		assert.False(t, rejected(err), err)
+	}
+}
+
+func TestLostErrorStaysShort(t *testing.T) {
+	assert.EqualError(t, &LostError{Keys: []string{"a", "b"}}, "lock lost: a, b")
+	long := &LostError{Keys: []string{"a", "b", "c", "d", "e", "f", "g"}}
+	assert.EqualError(t, long, "lock lost: a, b, c, d, e and 2 more")
+}
+
+func TestUnavailableErrors(t *testing.T) {
+	for err, want := range map[error]bool{
+		redisError("LOADING Redis is loading the dataset in memory"):        true,
+		redisError("READONLY You can't write against a read only replica."): true,
+		redisError("MASTERDOWN Link with MASTER is down"):                   true,
+		redisError("CLUSTERDOWN The cluster is down"):                       true,
+		redisError("ERR max number of clients reached"):                     true,
+		redisError("NOREPLICAS Not enough good replicas to write."):         true,
+		redisError("BUSY Redis is busy running a script."):                  true,
+		io.EOF:                   true,
+		context.DeadlineExceeded: true,
+		redis.ErrPoolTimeout:     true,
+		redisError("NOPERM this user has no permissions to run the 'evalsha' command"):  false,
+		redisError("NOAUTH Authentication required."):                                   false,
+		redisError("WRONGPASS invalid username-password pair or user is disabled."):     false,
+		redisError("WRONGTYPE Operation against a key holding the wrong kind of value"): false,
+		redisError("ERR unknown"): false,
+		redis.ErrClosed:           false,
+	} {
+		assert.Equal(t, want, isUnavailable(err), err)
 	}
 }

@@ -205,12 +205,14 @@ func TestLockTokensIncreaseAfterLossOfFence(t *testing.T) {
 func TestLockReleaseGivesEveryAnswer(t *testing.T) {
 	t.Parallel()
 	b := newLockBench(t)
-	b.acquire("r1", 1, "first", time.Minute, "all", "ann", "bob")
+	b.acquire("r1", 1, "first", time.Minute, "all", "ann", "bob", "dan")
 	b.acquire("r2", 2, "second", time.Minute, "all", "cid")
 	b.answers = nil
 	require.NoError(t, b.rdb.Del(t.Context(), b.key("bob")).Err())
+	require.NoError(t, b.rdb.Set(t.Context(), b.key("dan"), "not a lock", 0).Err())
 	for range 3 {
-		require.Equal(t, []string{"released", "lost", "lost"}, b.release("r1", 3, "first", "ann", "bob", "cid"))
+		require.Equal(t, []string{"lost", "released", "lost", "lost"},
+			b.release("r1", 3, "first", "dan", "ann", "bob", "cid"))
 		require.Empty(t, b.owners("ann"))
 		require.Equal(t, map[string]string{"second": "1"}, b.owners("cid"))
 	}
@@ -244,6 +246,9 @@ func TestLockRenewGivesEveryAnswer(t *testing.T) {
 	assert.InDelta(t, 120, b.rdb.PTTL(t.Context(), b.key("ann")).Val().Seconds(), 10)
 	assert.InDelta(t, 600, b.rdb.PTTL(t.Context(), b.key("bob")).Val().Seconds(), 10, "a renewal does not shorten a lease")
 	assert.Empty(t, b.owners("cid"), "a lost lock is not taken again")
+
+	b.acquire("r1", 1, "first", time.Minute, "all", "ann")
+	assert.InDelta(t, 120, b.rdb.PTTL(t.Context(), b.key("ann")).Val().Seconds(), 10, "a late acquire shortens no lease")
 }
 
 func TestLockForceGivesEveryAnswer(t *testing.T) {

@@ -104,7 +104,7 @@ func newRedissonTransaction(ctx context.Context, b front.Backend) (front.Design,
 	if err != nil {
 		return nil, err
 	}
-	java, err := redisson.Start(classPath, b.RedisURL, redissonLease)
+	java, err := redisson.Start(classPath, b.RedisURL, redissonLease, redisson.QuickStart...)
 	if err != nil {
 		return nil, err
 	}

@@ -1,15 +1,10 @@
 package locks
 
 import (
-	"bufio"
 	"encoding/json"
 	"fmt"
-	"io"
 	"os"
-	"os/exec"
-	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -17,7 +12,6 @@ import (
 
 	"stampede/bench/designs/redisson"
 	"stampede/bench/rig"
-	"stampede/internal/dev/child"
 )
 
 // redissonClasses is the class path of the program, empty if it cannot be built.
@@ -32,8 +26,7 @@ var redissonClasses = sync.OnceValue(func() string {
 // javaProcess is the Java program, connected to a server. It measures the same two calls with
 // System.nanoTime.
 type javaProcess struct {
-	in   io.Writer
-	out  *bufio.Scanner
+	*redisson.Redisson
 	warm bool
 }
 
@@ -65,38 +58,21 @@ func (s *server) java(b *testing.B) *javaProcess {
 
 func startRedisson(b *testing.B, classes, url string) *javaProcess {
 	b.Helper()
-	cmd := exec.Command("java", "-cp", classes, "stampede.Driver", url, fmt.Sprint(leaseTime.Milliseconds()))
-	in, err := cmd.StdinPipe()
+	java, err := redisson.Start(classes, url, leaseTime)
 	require.NoError(b, err)
-	// The command's own pipe would be closed when the process ends, also with unread output.
-	outRead, outWrite := io.Pipe()
-	cmd.Stdout, cmd.Stderr = outWrite, os.Stderr
-	process, err := child.Start(cmd, syscall.SIGKILL)
-	require.NoError(b, err)
-	go func() {
-		_ = outWrite.CloseWithError(process.Wait())
-	}()
-	rig.AtExit(func() {
-		_ = in.Close() // ends the program
-		process.Stop(syscall.SIGTERM, 5*time.Second)
-	})
-	r := &javaProcess{in: in, out: bufio.NewScanner(outRead)}
-	require.True(b, r.out.Scan(), "Redisson printed nothing: %v", r.out.Err())
-	require.Equal(b, "ready", r.out.Text())
-	return r
+	rig.AtExit(java.Stop)
+	return &javaProcess{Redisson: java}
 }
 
 // run runs one command of the Java program.
 func (r *javaProcess) run(b *testing.B, v rig.Values, what, command string) {
 	b.Helper()
-	_, err := fmt.Fprintln(r.in, "bench", command)
+	line, err := r.Ask(b.Context(), command)
 	require.NoError(b, err)
-	require.True(b, r.out.Scan(), "Redisson does not answer %q: %v", command, r.out.Err())
 	var answer struct {
 		MedianNS time.Duration `json:"median_ns"`
 		P99NS    time.Duration `json:"p99_ns"`
 	}
-	line := strings.TrimPrefix(r.out.Text(), "bench ")
 	require.NoError(b, json.Unmarshal([]byte(line), &answer), "Redisson answers %q: %q", command, line)
 	require.NotZero(b, answer.MedianNS, line)
 	put(v, what, []time.Duration{answer.MedianNS})

@@ -75,11 +75,11 @@ func holdMany(b *testing.B, s *server, l library, number int, during time.Durati
 
 	// Acquired in parallel, because the first locks must not be renewed before the last is
 	// acquired.
-	const together = 16
+	const parallel = 16
 	var acquiring errgroup.Group
-	for first := range together {
+	for first := range parallel {
 		acquiring.Go(func() error {
-			for i := first; i < number; i += together {
+			for i := first; i < number; i += parallel {
 				var err error
 				if releases[i], err = c.acquire(b.Context(), keys[i]); err != nil {
 					return err

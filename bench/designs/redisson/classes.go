@@ -5,7 +5,6 @@ package redisson
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,8 +18,8 @@ var programPath = filepath.Join("lock", "testdata", "redisson")
 
 const pom = "pom.xml"
 
-// Compile compiles the Java program if it has changed, and returns its class path. The error says what
-// is missing if that is not possible.
+// Compile compiles what has changed of the Java program, and returns its class path. The error says
+// what is missing if that is not possible.
 var Compile = sync.OnceValues(func() (string, error) {
 	for _, tool := range []string{"java", "mvn"} {
 		if _, err := exec.LookPath(tool); err != nil {
@@ -36,57 +35,13 @@ var Compile = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	defer unlock()
-	if isCompiled(folder) {
-		return readClassPath(folder)
-	}
 	maven := exec.Command("mvn", "--quiet", "--batch-mode", "compile")
 	maven.Dir = folder
 	if output, err := maven.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("mvn compile: %w\n%s", err, output)
 	}
-	if err := os.WriteFile(filepath.Join(folder, target, stamp), nil, 0o644); err != nil {
-		return "", err
-	}
 	return readClassPath(folder)
 })
-
-// stamp is written to target, Maven's output folder, after a build: asking Maven whether anything has
-// changed takes seconds each time.
-const (
-	target = "target"
-	stamp  = "compiled"
-)
-
-// isCompiled reports whether the program was compiled after its last change, and all its libraries
-// exist.
-func isCompiled(folder string) bool {
-	done, err := os.Stat(filepath.Join(folder, target, stamp))
-	if err != nil {
-		return false
-	}
-	classPath, err := readClassPath(folder)
-	if err != nil {
-		return false
-	}
-	for _, path := range filepath.SplitList(classPath) {
-		if _, err := os.Stat(path); err != nil {
-			return false
-		}
-	}
-	changed := false
-	err = filepath.WalkDir(folder, func(_ string, entry fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		if entry.IsDir() && entry.Name() == target {
-			return fs.SkipDir
-		}
-		info, err := entry.Info()
-		changed = changed || err == nil && !info.ModTime().Before(done.ModTime())
-		return err
-	})
-	return err == nil && !changed
-}
 
 // lockFolder prevents concurrent builds: the tests of several packages compile the program.
 func lockFolder(folder string) (unlock func(), err error) {
@@ -111,7 +66,7 @@ func ClassPath() (string, error) {
 }
 
 func readClassPath(folder string) (string, error) {
-	output := filepath.Join(folder, target)
+	output := filepath.Join(folder, "target")
 	libraries, err := os.ReadFile(filepath.Join(output, "classpath"))
 	if err != nil {
 		return "", fmt.Errorf("the Java program is not compiled: %w", err)
@@ -129,9 +84,8 @@ func Version() string {
 	if err != nil {
 		return ""
 	}
-	_, rest, _ := strings.Cut(string(text), "<artifactId>redisson</artifactId>")
-	_, rest, _ = strings.Cut(rest, "<version>")
-	version, _, _ := strings.Cut(rest, "</version>")
+	_, rest, _ := strings.Cut(string(text), "<redisson.version>")
+	version, _, _ := strings.Cut(rest, "</redisson.version>")
 	return version
 }
 

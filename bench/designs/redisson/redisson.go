@@ -18,9 +18,9 @@ import (
 	"stampede/internal/dev/child"
 )
 
-// javaOptions select the fast compiler and a single collector thread. In turns of seconds the
-// optimizing compiler would run most of the time, on cores that everything shares.
-var javaOptions = []string{"-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"}
+// QuickStart are options of Java that select the fast compiler and a single collector thread. In turns
+// of seconds the optimizing compiler would run most of the time, on cores that everything shares.
+var QuickStart = []string{"-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"}
 
 // stopWithin is how long the Java process may take to end.
 const stopWithin = 5 * time.Second
@@ -46,8 +46,8 @@ type session struct {
 
 // Start starts Java with the program in the class path, connected to that Redis. Redisson's watchdog
 // renews leases of the given length; everything else is its default.
-func Start(classPath, redisURL string, lease time.Duration) (*Redisson, error) {
-	cmd := exec.Command("java", append(slices.Clone(javaOptions), "-cp", classPath, "stampede.Driver",
+func Start(classPath, redisURL string, lease time.Duration, options ...string) (*Redisson, error) {
+	cmd := exec.Command("java", append(slices.Clone(options), "-cp", classPath, "stampede.Driver",
 		redisURL, strconv.FormatInt(lease.Milliseconds(), 10))...)
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -123,7 +123,7 @@ func (r *Redisson) freeSession(s *session) {
 // released as soon as the waiting thread gets it: Redisson's lock() cannot be canceled.
 func (r *Redisson) Lock(ctx context.Context, key string) (unlock func() error, err error) {
 	s := r.takeSession()
-	if err := r.send(s, "lock", key); err != nil {
+	if err := r.send(s, "lock "+key); err != nil {
 		return nil, err
 	}
 	err = r.await(ctx, s, "held")
@@ -143,7 +143,7 @@ func (r *Redisson) Lock(ctx context.Context, key string) (unlock func() error, e
 }
 
 func (r *Redisson) unlock(s *session, key string) error {
-	if err := r.send(s, "unlock", key); err != nil {
+	if err := r.send(s, "unlock "+key); err != nil {
 		return err
 	}
 	err := r.await(context.Background(), s, "released")
@@ -151,25 +151,40 @@ func (r *Redisson) unlock(s *session, key string) error {
 	return err
 }
 
-func (r *Redisson) send(s *session, command, key string) error {
+// Ask runs a command of the program and returns its answer.
+func (r *Redisson) Ask(ctx context.Context, command string) (string, error) {
+	s := r.takeSession()
+	defer r.freeSession(s)
+	if err := r.send(s, command); err != nil {
+		return "", err
+	}
+	return r.answer(ctx, s)
+}
+
+func (r *Redisson) send(s *session, command string) error {
 	// One write per line: the pipe keeps concurrent writes apart.
-	if _, err := io.WriteString(r.in, s.name+" "+command+" "+key+"\n"); err != nil {
-		return fmt.Errorf("redisson: %s %s: %w", command, key, err)
+	if _, err := io.WriteString(r.in, s.name+" "+command+"\n"); err != nil {
+		return fmt.Errorf("redisson: %s: %w", command, err)
 	}
 	return nil
 }
 
-// await waits for the answer of a session.
+// await waits for an answer of a session.
 func (r *Redisson) await(ctx context.Context, s *session, want string) error {
+	answer, err := r.answer(ctx, s)
+	if err == nil && answer != want {
+		err = fmt.Errorf("redisson: want %s, got %s", want, answer)
+	}
+	return err
+}
+
+func (r *Redisson) answer(ctx context.Context, s *session) (string, error) {
 	select {
 	case answer := <-s.answer:
-		if answer != want {
-			return fmt.Errorf("redisson: want %s, got %s", want, answer)
-		}
-		return nil
+		return answer, nil
 	case <-r.ended:
-		return r.err
+		return "", r.err
 	case <-ctx.Done():
-		return ctx.Err()
+		return "", ctx.Err()
 	}
 }

@@ -5,8 +5,10 @@ import java.io.IOException;
 import java.io.InputStreamReader;
 import java.net.URI;
 import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.HashMap;
+import java.util.List;
 import java.util.Map;
 import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.ConcurrentHashMap;
@@ -17,6 +19,7 @@ import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.locks.LockSupport;
 
 import org.redisson.Redisson;
+import org.redisson.RedissonMultiLock;
 import org.redisson.api.RBucket;
 import org.redisson.api.RLock;
 import org.redisson.api.RedissonClient;
@@ -27,7 +30,7 @@ import org.redisson.config.Config;
  * Uses Redisson's locks on command from standard input:
  *
  * <pre>
- * java -cp … stampede.Driver [--cluster] REDIS_URL WATCHDOG_MS
+ * java -cp … stampede.Driver [--cluster] REDIS_URL,REDIS_URL… WATCHDOG_MS
  * </pre>
  *
  * It prints {@code ready} when it is connected. Then it answers each line {@code SESSION COMMAND ARGUMENT…}
@@ -49,16 +52,19 @@ import org.redisson.config.Config;
  *                                  N hand-overs with WAITERS waiting threads. Answers JSON.
  * </pre>
  *
- * Exceptions of Redisson are answered as {@code error}. The first benchmark of a process measures cold
+ * A key is in the first Redis. Keys with a plus between them, or after them, are one RedissonMultiLock of these
+ * keys in all servers. Exceptions of Redisson are answered as {@code error}. The first benchmark of a process measures cold
  * code and does not count.
  */
 public final class Driver {
-    private final RedissonClient redisson;
+    private final List<RedissonClient> servers;
+    private final RedissonClient redisson; // the first server
     private final Map<String, BlockingQueue<String[]>> sessions = new HashMap<>();
     private final Map<String, Thread> threads = new ConcurrentHashMap<>();
 
-    private Driver(RedissonClient redisson) {
-        this.redisson = redisson;
+    private Driver(List<RedissonClient> servers) {
+        this.servers = servers;
+        this.redisson = servers.get(0);
     }
 
     public static void main(String[] args) throws IOException {
@@ -66,7 +72,11 @@ public final class Driver {
         if (cluster) {
             args = Arrays.copyOfRange(args, 1, args.length);
         }
-        Driver driver = new Driver(Redisson.create(config(cluster, args[0], Long.parseLong(args[1]))));
+        List<RedissonClient> servers = new ArrayList<>();
+        for (String url : args[0].split(",")) {
+            servers.add(Redisson.create(config(cluster, url, Long.parseLong(args[1]))));
+        }
+        Driver driver = new Driver(servers);
         System.out.println("ready");
         BufferedReader in = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         for (String line = in.readLine(); line != null; line = in.readLine()) {
@@ -119,7 +129,7 @@ public final class Driver {
             Object blocker = LockSupport.getBlocker(threads.get(command[1]));
             return blocker != null && blocker.getClass().getName().startsWith(Semaphore.class.getName()) ? "yes" : "no";
         }
-        RLock lock = redisson.getLock(command[1]);
+        RLock lock = lock(command[1]);
         switch (command[0]) {
             case "lock":
                 lock.lock(command.length > 2 ? Long.parseLong(command[2]) : -1, TimeUnit.MILLISECONDS);
@@ -145,6 +155,19 @@ public final class Driver {
             default:
                 throw new IllegalArgumentException("unknown command " + command[0]);
         }
+    }
+
+    private RLock lock(String name) {
+        if (!name.contains("+")) {
+            return redisson.getLock(name);
+        }
+        List<RLock> locks = new ArrayList<>();
+        for (RedissonClient server : servers) {
+            for (String key : name.split("\\+")) {
+                locks.add(server.getLock(key));
+            }
+        }
+        return new RedissonMultiLock(locks.toArray(new RLock[0]));
     }
 
     private static String share(RLock lock, int count, long holdMicros, int seconds) throws InterruptedException {
