@@ -111,7 +111,7 @@ func (d *testDesk) fill() uuid.UUID {
 	require.NoError(t, err)
 	id := sale.ID
 	for i := range 20 {
-		d.Reserve(t, id, fmt.Sprintf("user-%d@example.com", i), 1, "")
+		d.Shop.Buy(t, id, fmt.Sprintf("user-%d@example.com", i))
 	}
 	testwork.FulfilAll(t, d.Shop)
 	_, err = d.Shop.Catalog.Restock(catalog.WithOperator(t.Context(), "ann"), id, 250, "key")

@@ -41,7 +41,7 @@ type modelOrder struct {
 	version              int
 }
 
-// verdict returns the answer to a purchase; the id is that of an existing order, if the verdict names one.
+// verdict returns the answer to a purchase, and the id of an existing order if the verdict names one.
 func (m *model) verdict(r reservation.Request) (reservation.Verdict, uuid.UUID) {
 	for id, o := range m.orders {
 		if r.IdempotencyKey == "" || o.user != r.User || o.key != r.IdempotencyKey {
@@ -252,7 +252,7 @@ func (r *modelRun) request(ctx context.Context, request reservation.Request) uui
 	})
 	if answer.Verdict == reservation.SoldOut && r.stock == r.taken() && existing == uuid.Nil &&
 		want != reservation.KeyReused {
-		want = reservation.SoldOut // a remembered sold-out sale gives no other answer
+		want = reservation.SoldOut // an ingress that remembers the sale as sold out has no other answer
 	}
 	require.Equal(r.T, want, answer.Verdict)
 	switch want {

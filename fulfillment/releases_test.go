@@ -97,8 +97,7 @@ func TestReleaseOfEndedSaleCompletesWithoutRedis(t *testing.T) {
 			require.EqualValues(t, 2, s.Count(t, testshop.PendingReleases))
 			require.NoError(t, s.Exec(t, over, sale))
 			retryReleasesNow(t, s)
-			released := testwork.ReleaseUnits(t, s)
-			require.Equal(t, 2, released)
+			require.Equal(t, 2, testwork.ReleaseUnits(t, s))
 			require.Zero(t, s.Count(t, testshop.PendingReleases))
 		})
 	}
@@ -133,8 +132,7 @@ func TestReleaseOfSaleWithFutureID(t *testing.T) {
 	rename(s.Keys.Sale)
 	rename(s.Keys.Buyers)
 	require.NoError(t, s.Exec(t, "UPDATE releases SET sale_id = $1", future))
-	released := testwork.ReleaseUnits(t, s)
-	require.Equal(t, 2, released)
+	require.Equal(t, 2, testwork.ReleaseUnits(t, s))
 	require.EqualValues(t, 10, s.Left(t, future))
 }
 
@@ -316,8 +314,7 @@ func TestRepeatedReleaseKeepsNextOrderOfUser(t *testing.T) {
 
 	second := s.Buy(t, sale, "ann")
 	testwork.Fulfil(t, s)
-	released := testwork.ReleaseUnits(t, s)
-	require.Equal(t, 1, released)
+	require.Equal(t, 1, testwork.ReleaseUnits(t, s))
 	require.EqualValues(t, 2, s.Left(t, sale))
 	held, err := s.Store.FindReserved(t.Context(), second, "ann")
 	require.NoError(t, err)

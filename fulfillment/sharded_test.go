@@ -41,8 +41,8 @@ func darken(t *testing.T, s *testshop.Shop, partition int) (seen *testshop.Shop,
 	return s.Next(t, rdb), func() { isDark.Store(false) }
 }
 
-// The shard of most releases is dark, also if it is that of the home partition. The releases of the other shards do not
-// wait for it, and its own are applied when it answers.
+// The shard of most releases does not answer; it may be the shard of the home partition. The releases of the other
+// shards do not wait for it, and its own are applied when it answers.
 func TestDarkShardDelaysNoOtherRelease(t *testing.T) {
 	t.Parallel()
 	for shard := range 2 {

@@ -27,13 +27,13 @@ type contested struct {
 	user string
 
 	mu sync.Mutex
-	// What the sides were told: the payment and the cancellations that succeeded, and the reference that the operator
-	// was told to refund.
+	// What the sides got as results: the payment and the cancellations that succeeded, and the reference that the
+	// operator has to refund.
 	paid, cancelled, withdrawn bool
 	refund                     string
 }
 
-// told notes what a side was told.
+// told notes the result of a side.
 func (c *contested) told(note func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -41,7 +41,7 @@ func (c *contested) told(note func()) {
 }
 
 // Operators cancel orders while buyers pay and cancel them, they expire, and their sale is rebuilt. Each order ends in
-// one state, in which everybody was told the truth, and Postgres and Redis agree.
+// one state, which agrees with every result, and Postgres and Redis agree.
 func TestOperatorsCancelAgainstEverything(t *testing.T) {
 	t.Parallel()
 	const buyers, seconds = 300, 2
@@ -172,7 +172,7 @@ func isRefusal(err error) bool {
 	return errors.Is(err, order.ErrIllegalTransition) || errors.Is(err, order.ErrExpired)
 }
 
-// requireTruth checks the state of an order against what the sides were told, and its log. It returns the order.
+// requireTruth checks the state of an order against the results of the sides, and its log. It returns the order.
 func requireTruth(t *testing.T, s *testshop.Shop, o *contested) order.Placed {
 	t.Helper()
 	now, log, err := ledger.New(s.Pool).History(t.Context(), o.id)

@@ -72,7 +72,7 @@ type WorkerConfig struct {
 }
 
 func (c *WorkerConfig) setDefaults() {
-	c.BatchMax = cmp.Or(c.BatchMax, ledger.BatchMax)
+	c.BatchMax = cmp.Or(c.BatchMax, batch.DefaultMax)
 	c.MinIdle = cmp.Or(c.MinIdle, 10*time.Second)
 	c.DrainTimeout = cmp.Or(c.DrainTimeout, 10*time.Second)
 	c.SweepInterval = cmp.Or(c.SweepInterval, 2*time.Second)

@@ -50,9 +50,9 @@ func TestGuardStartsNoNeedlessRebuild(t *testing.T) {
 	s.Buy(t, sale, "after-script-flush")
 
 	replica := testkit.OwnRedis(t)
-	of, err := redis.ParseURL(s.Server.URL)
+	primary, err := redis.ParseURL(s.Server.URL)
 	require.NoError(t, err)
-	host, port, err := net.SplitHostPort(of.Addr)
+	host, port, err := net.SplitHostPort(primary.Addr)
 	require.NoError(t, err)
 	rdb := testkit.Control(t, replica.URL)
 	require.NoError(t, rdb.ReplicaOf(t.Context(), host, port).Err())

@@ -226,22 +226,10 @@ func BenchmarkLedger(b *testing.B) {
 	}
 }
 
-// countingTrips returns a pool on the same database, and the counter of its round trips.
-func countingTrips(t testing.TB, pool *pgxpool.Pool) (*pgxpool.Pool, *testshop.TripCounter) {
-	t.Helper()
-	trips := &testshop.TripCounter{}
-	config := pool.Config()
-	config.ConnConfig.Tracer = trips
-	counted, err := pgxpool.NewWithConfig(t.Context(), config)
-	require.NoError(t, err)
-	t.Cleanup(counted.Close)
-	return counted, trips
-}
-
 // A batch of new events is recorded in one step, any other batch in two. Both write the same rows.
 func TestLedgerFastPathWritesSameRows(t *testing.T) {
 	t.Parallel()
-	pool, trips := countingTrips(t, testkit.Pool(t))
+	pool, trips := testshop.CountTrips(t, testkit.Pool(t))
 	l := ledger.New(pool)
 	plain, timed := testshop.NewSale(t, pool, 100), testshop.NewSale(t, pool, 100)
 	testshop.Exec(t, pool, "UPDATE sales SET payment_window_seconds = 600 WHERE id = $1", timed)

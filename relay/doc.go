@@ -1,6 +1,6 @@
 // Package relay delivers the events of orders and sales to others: webhooks, streams in Redis, topics of Kafka,
-// standard output. Each target gets every event at least once, those of one order in the order in which they were
-// decided, and none before its transaction is committed.
+// standard output. Each target gets every event at least once, the events of an order in the order of its
+// versions, and none before its transaction is committed.
 //
 // Several processes share the targets. The one that has the lock of a target claims it by a new fence in its row of
 // relay_targets, and moves its position only under that fence. So the lock saves double work, and the row decides: a

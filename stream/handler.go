@@ -9,8 +9,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// notes are what the subscriber and the handler of a message tell each other: watermill has no place
-// for it. They belong to the handler until it acks or nacks, and to the subscriber afterwards.
+// notes carry what the subscriber and the handler of a message exchange: a message of watermill has no
+// place for it. They belong to the handler until it acks or nacks, and to the subscriber afterwards.
 type notes struct {
 	// page counts the messages of the page that have not arrived; nil for a message delivered alone.
 	page *atomic.Int64

@@ -73,8 +73,7 @@ func TestSubscriberRecoversFromFlushAll(t *testing.T) {
 	open := receive(t, messages)
 	receive(t, messages).Ack()
 	require.NoError(t, b.rdb.FlushAll(t.Context()).Err())
-	uuids := b.publish(2)
-	require.Equal(t, uuids, receiveUUIDs(t, messages, 2))
+	require.Equal(t, b.publish(2), receiveUUIDs(t, messages, 2))
 	open.Ack() // its entry does not exist any more
 	b.awaitNonePending()
 }
@@ -94,8 +93,7 @@ func TestSubscriberDeliversEntryOnceAtATime(t *testing.T) {
 	again := receive(t, messages)
 	require.Equal(t, uuids[1], again.UUID)
 	again.Ack()
-	third := b.publish(1)
-	require.Equal(t, third, receiveUUIDs(t, messages, 1))
+	require.Equal(t, b.publish(1), receiveUUIDs(t, messages, 1))
 	open.Ack()
 	b.awaitNonePending()
 }

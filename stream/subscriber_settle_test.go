@@ -156,8 +156,7 @@ func TestUnreadableEntryIsDeadLettered(t *testing.T) {
 	foreign := b.add("foo", "bar")
 	undecodable := b.add(stream.FieldUUID, "u", stream.FieldMetadata, "not msgpack")
 	second := b.publish(1)
-	messages := b.subscribe(b.subscriber("worker-1"))
-	require.Equal(t, append(first, second...), receiveUUIDs(t, messages, 2))
+	require.Equal(t, append(first, second...), receiveUUIDs(t, b.subscribe(b.subscriber("worker-1")), 2))
 
 	entries, reasons := b.deadLetters.await(t, 2)
 	for i := range entries {

@@ -244,8 +244,7 @@ func TestStockSubscriberTakesOver(t *testing.T) {
 	b := newStreamBench(t)
 	uuids := b.publish(4)
 	sub := b.subscriber("worker-1", func(c *stream.Config) { c.DrainTimeout = 10 * time.Millisecond })
-	messages := b.subscribe(sub)
-	require.Equal(t, uuids[:2], receiveUUIDs(t, messages, 2))
+	require.Equal(t, uuids[:2], receiveUUIDs(t, b.subscribe(sub), 2))
 	testkit.Eventually(t, testshop.Soon, "two entries are acknowledged", func() bool { return len(b.pending()) == 2 })
 	require.NoError(t, sub.Close())
 

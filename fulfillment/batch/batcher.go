@@ -32,6 +32,9 @@ import (
 )
 
 const (
+	// DefaultMax is the default of Config.BatchMax.
+	DefaultMax = ledger.BatchMax
+
 	// lockLeaseMax bounds leases: when a worker was killed and restarts, the users of its own entries
 	// stay locked until their leases end.
 	lockLeaseMax = 3 * time.Second
@@ -54,7 +57,7 @@ type Config struct {
 	Locker    *lock.Locker
 	Keys      reservation.Keys
 	Partition int
-	BatchMax  int
+	BatchMax  int // orders of one transaction
 	// Lease is how long a batch may keep its users locked. A slower transaction continues without
 	// the locks: they save double work, and correctness does not depend on them.
 	Lease   time.Duration
@@ -66,7 +69,7 @@ type Config struct {
 	Tracer *tracing.Tracer
 }
 
-// Batcher makes batches of the messages that the Router hands out one by one. Messages that arrive
+// Batcher makes batches of the messages that the Router passes one by one. Messages that arrive
 // during a transaction form the next batch. A batch waits only for the rest of a page of entries.
 //
 // A second transaction starts during another one only for a full batch: its rows are written while

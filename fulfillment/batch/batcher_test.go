@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
@@ -71,12 +70,7 @@ func TestBatcherConfirmsLastUnitsInSaleOrder(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t)
 	full, roomy := testshop.NewSale(t, s.Pool, 5), testshop.NewSale(t, s.Pool, 100)
-	trips := &testshop.TripCounter{}
-	config := s.Pool.Config()
-	config.ConnConfig.Tracer = trips
-	counted, err := pgxpool.NewWithConfig(t.Context(), config)
-	require.NoError(t, err)
-	t.Cleanup(counted.Close)
+	counted, trips := testshop.CountTrips(t, s.Pool)
 	b := testwork.Batch(t, s, func(c *batch.Config) { c.Ledger = ledger.New(counted) })
 	events := append(testshop.ReservedCrowd(full, 40), testshop.ReservedCrowd(roomy, 40)...)
 	events[10].Quantity = 3

@@ -8,14 +8,15 @@ import (
 )
 
 // tracedBatch holds the spans of a batch with traced orders: one for each of these, in the trace of its purchase, and
-// one of the batch. That is in the trace of the first order, with links to the others, and they have a link to it.
+// one of the batch. The span of the batch is in the trace of the first order. It has links to the other orders, and
+// they have links to it.
 type tracedBatch struct {
 	batch  tracing.Span
 	orders []*submission
 }
 
-// trace starts the spans of a batch. It returns nil if no order is traced, as nearly always. The span in the context is
-// that of the batch.
+// trace starts the spans of a batch. It returns nil if no order is traced, as nearly always. The context has the
+// span of the batch.
 func (b *Batcher) trace(ctx context.Context, batch []*submission) (context.Context, *tracedBatch) {
 	if b.Tracer == nil {
 		return ctx, nil

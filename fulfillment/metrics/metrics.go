@@ -57,70 +57,85 @@ const (
 
 // New registers the metrics at reg; nil for none.
 func New(reg prometheus.Registerer) (*Worker, error) {
-	orders, err1 := telemetry.RegisterOnce(reg, prometheus.NewHistogram(telemetry.Native(prometheus.HistogramOpts{
-		Name: "stampede_batch_orders", Help: "Messages handled in one batch.",
-		Buckets: []float64{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000},
-	})))
-	seconds, err2 := telemetry.RegisterOnce(reg, prometheus.NewHistogram(telemetry.Native(prometheus.HistogramOpts{
-		Name: "stampede_batch_duration_seconds", Help: "From locking the users of a batch to resolving its messages.",
-		Buckets: prometheus.ExponentialBuckets(0.001, 2, 14),
-	})))
-	durable, err11 := telemetry.RegisterOnce(reg, prometheus.NewHistogram(telemetry.Native(prometheus.HistogramOpts{
-		Name:    "stampede_accept_to_durable_seconds",
-		Help:    "From the reservation of an order, by the clock of Redis, to its commit in Postgres, by the clock of this worker.",
-		Buckets: []float64{.0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300},
-	})))
+	r := registrar{reg: reg}
+	m := &Worker{
+		BatchOrders: r.histogram(prometheus.HistogramOpts{
+			Name: "stampede_batch_orders", Help: "Messages handled in one batch.",
+			Buckets: []float64{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000},
+		}),
+		BatchSeconds: r.histogram(prometheus.HistogramOpts{
+			Name: "stampede_batch_duration_seconds", Help: "From locking the users of a batch to resolving its messages.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 2, 14),
+		}),
+		Durable: r.histogram(prometheus.HistogramOpts{
+			Name:    "stampede_accept_to_durable_seconds",
+			Help:    "From the reservation of an order, by the clock of Redis, to its commit in Postgres, by the clock of this worker.",
+			Buckets: []float64{.0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300},
+		}),
+		locks: register(&r, prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "stampede_locks_total",
+			Help: "Locks of users: acquired, busy (deferred to a later batch), released, or lost before the batch was done.",
+		}, []string{"outcome"})),
+		Failing: register(&r, prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "stampede_worker_failing",
+			Help: "Steps (record, lock and release in each partition; expire, release, unblock, rebuild and retire in each worker) " +
+				"that fail and are retried; held: sales whose orders are blocked by a lock or a time limit; " +
+				"name: another process uses the name of this worker.",
+		}, []string{"step"})),
+		Releases: register(&r, prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "stampede_releases_pending",
+			Help: "Ended orders whose units are not yet released in Redis, counted up to 10000. Use max.",
+		})),
+		EndedSessions: register(&r, prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "stampede_sessions_ended_total",
+			Help: "Database sessions that this worker ended because others waited for their locks while their clients were " +
+				"silent.",
+		})),
+		OrdersAside: register(&r, prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "stampede_orders_set_aside",
+			Help: "Overdue orders that this worker cannot end because their records contradict each other. " +
+				"The log and the audit report them.",
+		})),
+		Readers: register(&r, prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "stampede_stream_readers",
+			Help: "1 while this worker reads the stream, else 0. Use sum by (stream): it is 1, or more for a moment.",
+		}, []string{"stream"})),
+		Retired: register(&r, prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "stampede_sales_retired_total",
+			Help: "Ended sales whose buyers this worker deleted in Redis, because all of their orders are final.",
+		})),
+	}
 	// Each series exists before its first event, which increase() would miss otherwise.
-	outcomes, err3 := telemetry.OrdersByOutcome(reg,
+	orders, err := telemetry.OrdersByOutcome(reg,
 		string(order.StatusConfirmed), string(order.StatusRejected), string(order.StatusVoided), string(order.StatusExpired),
 		countDuplicate, countUnusable)
-	failing, err4 := telemetry.RegisterOnce(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "stampede_worker_failing",
-		Help: "Steps (record, lock and release in each partition; expire, release, unblock, rebuild and retire in each worker) " +
-			"that fail and are retried; held: sales whose orders are blocked by a lock or a time limit; " +
-			"name: another process uses the name of this worker.",
-	}, []string{"step"}))
-	locks, err5 := telemetry.RegisterOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "stampede_locks_total",
-		Help: "Locks of users: acquired, busy (deferred to a later batch), released, or lost before the batch was done.",
-	}, []string{"outcome"}))
-	releases, err6 := telemetry.RegisterOnce(reg, prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "stampede_releases_pending",
-		Help: "Ended orders whose units are not yet released in Redis, counted up to 10000. Use max.",
-	}))
-	ended, err7 := telemetry.RegisterOnce(reg, prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "stampede_sessions_ended_total",
-		Help: "Database sessions that this worker ended because others waited for their locks while their clients were " +
-			"silent.",
-	}))
-	aside, err8 := telemetry.RegisterOnce(reg, prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "stampede_orders_set_aside",
-		Help: "Overdue orders that this worker cannot end because their records contradict each other. " +
-			"The log and the audit report them.",
-	}))
-	readers, err9 := telemetry.RegisterOnce(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "stampede_stream_readers",
-		Help: "1 while this worker reads the stream, else 0. Use sum by (stream): it is 1, or more for a moment.",
-	}, []string{"stream"}))
-	retired, err10 := telemetry.RegisterOnce(reg, prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "stampede_sales_retired_total",
-		Help: "Ended sales whose buyers this worker deleted in Redis, because all of their orders are final.",
-	}))
-	if err := errors.Join(err1, err2, err3, err4, err5, err6, err7, err8, err9, err10, err11); err != nil {
+	if err := errors.Join(append(r.failed, err)...); err != nil {
 		return nil, fmt.Errorf("register metrics: %w", err)
 	}
+	m.Orders = orders
 	for _, step := range []string{
 		StepRecord, StepLock, StepRelease, StepExpire, StepUnblock, StepRebuild, StepRetire, StepBlocked, StepName,
 	} {
-		failing.WithLabelValues(step)
-	}
-	m := &Worker{
-		BatchOrders: orders, BatchSeconds: seconds, Durable: durable, Orders: outcomes, locks: locks, Failing: failing,
-		Releases: releases, EndedSessions: ended, OrdersAside: aside, Readers: readers,
-		Retired: retired,
+		m.Failing.WithLabelValues(step)
 	}
 	m.LockObserver()
 	return m, nil
+}
+
+// registrar registers metrics, and collects the errors.
+type registrar struct {
+	reg    prometheus.Registerer
+	failed []error
+}
+
+func register[C prometheus.Collector](r *registrar, metric C) C {
+	metric, err := telemetry.RegisterOnce(r.reg, metric)
+	r.failed = append(r.failed, err)
+	return metric
+}
+
+func (r *registrar) histogram(o prometheus.HistogramOpts) prometheus.Histogram {
+	return register(r, prometheus.NewHistogram(telemetry.Native(o)))
 }
 
 // LockObserver counts the results of locking users.

@@ -1,6 +1,6 @@
 // Package progress shows what a command is doing if that takes longer than two seconds: on a terminal in one line that
 // is rewritten in place, elsewhere in a line every ten seconds. The code that does the work finds the line in its
-// context, and need not know whether anybody watches.
+// context, and does not depend on whether anybody watches.
 package progress
 
 import (

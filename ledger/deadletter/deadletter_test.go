@@ -224,8 +224,7 @@ func TestDiscardRejectsOrderAndReleasesUnits(t *testing.T) {
 	require.Equal(
 		t, "the operator said so; order "+o.String()+" is rejected and its units are back in the sale", letter.Resolution,
 	)
-	report := testwork.RequireUnbroken(t, s, sale)
-	require.EqualValues(t, 5, report.Sales[0].Available)
+	require.EqualValues(t, 5, testwork.RequireUnbroken(t, s, sale).Sales[0].Available)
 	require.ErrorIs(t, letters.Discard(t.Context(), id, "again", "ann"), deadletter.ErrNotParked)
 	_, _, err = letters.Replay(t.Context(), id, "ann")
 	require.ErrorIs(t, err, deadletter.ErrNotParked)
@@ -245,8 +244,7 @@ func TestDiscardKeepsFulfilledOrder(t *testing.T) {
 	testwork.Fulfil(t, s)
 	require.NoError(t, letters.Discard(t.Context(), testwork.OnlyLetter(t, s, letters).ID, "not needed", "ann"))
 	require.Contains(t, testwork.OnlyLetter(t, s, letters).Resolution, "order "+o.String()+" is confirmed")
-	report := testwork.RequireUnbroken(t, s, sale)
-	require.EqualValues(t, 1, report.Sales[0].LiveUnits)
+	require.EqualValues(t, 1, testwork.RequireUnbroken(t, s, sale).Sales[0].LiveUnits)
 }
 
 func TestConcurrentReplaysAppendOnce(t *testing.T) {
@@ -354,8 +352,7 @@ func TestDiscardRejectsOrderOfUnknownVersion(t *testing.T) {
 			require.Equal(t, order.StatusRejected, got.Status)
 			require.Equal(t, deadletter.RejectedDiscarded, got.Reason)
 			require.WithinDuration(t, time.Now(), got.ReservedAt, time.Minute)
-			report := testwork.RequireUnbroken(t, s, sale)
-			require.EqualValues(t, 5, report.Sales[0].Available)
+			require.EqualValues(t, 5, testwork.RequireUnbroken(t, s, sale).Sales[0].Available)
 		})
 	}
 }

@@ -1,4 +1,4 @@
-// Package broker hands events to streams in Redis and topics of Kafka, as Watermill messages, and to standard output.
+// Package broker sends events to streams in Redis and topics of Kafka, as Watermill messages, and to standard output.
 package broker
 
 import (

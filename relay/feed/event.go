@@ -44,7 +44,7 @@ type Event struct {
 }
 
 // cloudEvent has the attributes of CloudEvents 1.0, and its extensions partitionkey, sequence and traceparent, which is
-// that of the change: it stays the same when the event is sent again.
+// the traceparent of the change: it stays the same when the event is sent again.
 type cloudEvent struct {
 	SpecVersion     string  `json:"specversion"`
 	ID              string  `json:"id"`

@@ -113,7 +113,7 @@ func (a *Address) parseRedis(scheme, rest string) error {
 	return nil
 }
 
-// parseKafka splits the list by hand: several hosts are no host of a URL.
+// parseKafka splits the list itself: several hosts are no host of a URL.
 func (a *Address) parseKafka(rest string) error {
 	brokers, topic, _ := strings.Cut(rest, "/")
 	a.Brokers, a.Topic = strings.Split(brokers, ","), topic

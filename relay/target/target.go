@@ -172,7 +172,8 @@ func (s *Store) change(ctx context.Context, name, query string, args ...any) err
 	return nil
 }
 
-// Claim makes a process the one that delivers to a target. It returns ErrNotFound if the target is not active.
+// Claim makes a process the holder of a target, which delivers to it. It returns ErrNotFound if the target is not
+// active.
 func Claim(ctx context.Context, conn *pgx.Conn, name, holder string) (*Target, error) {
 	rows, err := conn.Query(ctx, sql.RelayClaim, name, holder)
 	if err != nil {

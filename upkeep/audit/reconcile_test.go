@@ -233,8 +233,7 @@ func TestConcurrentReconcilesRepairOnce(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t)
 	const lost = 2*audit.RepairsPerTurn + 7
-	sale := s.Open(t, lost)
-	require.Equal(t, lost, s.Crowd(t, sale, lost))
+	require.Equal(t, lost, s.Crowd(t, s.Open(t, lost), lost))
 	require.NoError(t, s.Rdb.XTrimMaxLen(t.Context(), s.Keys.Orders(0), 0).Err())
 	var mended, refused atomic.Int64
 	var all sync.WaitGroup

@@ -313,7 +313,6 @@ func TestProjectionRebuildLocksWrongRowsOnly(t *testing.T) {
 	})
 	require.NoError(t, holder.Commit(t.Context()))
 	require.NoError(t, all.Wait())
-	now := testshop.Rows(t, s.Pool, allOrders)
-	require.Len(t, now, len(rows))
+	require.Len(t, testshop.Rows(t, s.Pool, allOrders), len(rows))
 	require.Zero(t, testwork.RebuildProjections(t, s).Replaced)
 }

@@ -130,8 +130,7 @@ func TestRebuildCopiesManyOrders(t *testing.T) {
 	const orders = 5*rebuild.HoldersPerCall + 1
 	fill(t, s, sale, orders)
 	s.Flush(t)
-	report := testwork.Rebuild(t, s)
-	require.EqualValues(t, orders, report.Sales[0].Orders)
+	require.EqualValues(t, orders, testwork.Rebuild(t, s).Sales[0].Orders)
 	require.EqualValues(t, orders, s.Rdb.HLen(t.Context(), s.Keys.Buyers(0, sale)).Val())
 	for _, n := range []int{1, rebuild.HoldersPerCall, orders} {
 		answer := s.Attempt(t, sale, "user-"+strconv.Itoa(n), 1, "")

@@ -35,8 +35,7 @@ func TestLateEventOfOlderEpochIsVoided(t *testing.T) {
 	b := testwork.Batch(t, s, nil)
 	s.Flush(t)
 	require.NoError(t, testshop.Answer(t, testwork.Handle(b, msgs[0])[0]))
-	report := testwork.Rebuild(t, s)
-	require.EqualValues(t, 1, report.Sales[0].Orders)
+	require.EqualValues(t, 1, testwork.Rebuild(t, s).Sales[0].Orders)
 	require.NoError(t, testshop.Answer(t, testwork.Handle(b, msgs[1])[0]), "the message is acknowledged")
 
 	// The third entry is appended again from a copy, twice.

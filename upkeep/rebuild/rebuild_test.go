@@ -191,8 +191,7 @@ func TestRebuildRejectsOrdersBeyondStock(t *testing.T) {
 		s.Buy(t, sale, fmt.Sprintf("user-%d", i))
 	}
 	require.NoError(t, s.Exec(t, "UPDATE sales SET stock = 10 WHERE id = $1", sale))
-	report := testwork.Rebuild(t, s)
-	require.Equal(t, rebuild.Drained{Entries: 12, Confirmed: 10, Rejected: 2}, report.Drained)
+	require.Equal(t, rebuild.Drained{Entries: 12, Confirmed: 10, Rejected: 2}, testwork.Rebuild(t, s).Drained)
 	for _, user := range []string{"user-10", "user-11"} {
 		require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM orders WHERE status = 'rejected' AND user_id = $1", user))
 		require.False(t, s.Rdb.HExists(t.Context(), s.Keys.Buyers(0, sale), user).Val())

@@ -122,8 +122,7 @@ func TestSaleWaitsUntilItsOrdersAreFinal(t *testing.T) {
 		require.Equal(t, before, after, "nothing of it has changed for those who look")
 
 		for user, a := range answers {
-			late := s.Attempt(t, sale, user, 2, "key-"+user)
-			require.Equal(t, reservation.Retired, late.Verdict)
+			require.Equal(t, reservation.Retired, s.Attempt(t, sale, user, 2, "key-"+user).Verdict)
 			request := reservation.Request{Sale: sale, User: user, Quantity: 2, IdempotencyKey: "key-" + user}
 			past, err := l.PastAnswer(t.Context(), request)
 			require.NoError(t, err)

@@ -159,7 +159,7 @@ func (o *ClusterOperator) MoveSlots(first, last, from, to int) {
 }
 
 // own assigns slots without keys to a master: there first, then at the other masters. A slot that is imported gets a
-// new epoch, so that the news wins over that of its former master.
+// new epoch, so that it overrides what the former master announces.
 func (o *ClusterOperator) own(first, last, from, to int) {
 	o.t.Helper()
 	assign := func(node int, imported bool) error {

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SendLast sends text and closes this side of the connection, in one packet: who has read the text could know both.
+// SendLast sends text and closes this side of the connection, in one packet: a reader of the text may see both.
 func SendLast(t testing.TB, conn net.Conn, text string) {
 	t.Helper()
 	tcp := conn.(*net.TCPConn)

@@ -164,7 +164,7 @@ func (s *Shop) OpenIn(t testing.TB, partition int, stock int64) uuid.UUID {
 	}
 }
 
-// Attempt asks for units as a buyer with an idempotency key, "" for none.
+// Attempt sends a purchase with an idempotency key, "" for none.
 func (s *Shop) Attempt(t testing.TB, sale uuid.UUID, user string, quantity int64, key string) reservation.Answer {
 	t.Helper()
 	answer, err := s.Reserve(t.Context(), reservation.Request{
@@ -174,7 +174,7 @@ func (s *Shop) Attempt(t testing.TB, sale uuid.UUID, user string, quantity int64
 	return answer
 }
 
-// Ask asks for one unit.
+// Ask sends a purchase of one unit.
 func (s *Shop) Ask(t testing.TB, sale uuid.UUID, user string) reservation.Answer {
 	t.Helper()
 	return s.Attempt(t, sale, user, 1, "")

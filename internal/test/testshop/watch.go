@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 )
@@ -38,6 +39,18 @@ func Answer[T any](t testing.TB, from <-chan T) (answer T) {
 
 // TripCounter is a pgx tracer that counts round trips with batches of statements.
 type TripCounter struct{ N atomic.Int64 }
+
+// CountTrips returns a pool on the same database, and the counter of its round trips.
+func CountTrips(t testing.TB, pool *pgxpool.Pool) (*pgxpool.Pool, *TripCounter) {
+	t.Helper()
+	trips := &TripCounter{}
+	config := pool.Config()
+	config.ConnConfig.Tracer = trips
+	counted, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(counted.Close)
+	return counted, trips
+}
 
 func (c *TripCounter) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
 	c.N.Add(1)

@@ -176,8 +176,8 @@ func RebuildProjections(t testing.TB, s *testshop.Shop) projection.Report {
 	return report
 }
 
-// GiveUnits lets a shard of a sale give half of its units to another shard, which does not take them, as if the
-// ingress had crashed.
+// GiveUnits moves half of the units of a shard towards another shard, which does not get them, as if the ingress had
+// crashed.
 func GiveUnits(t testing.TB, s *testshop.Shop, sale uuid.UUID, from, to int) {
 	t.Helper()
 	partition := s.Layout(t, sale).Partition(from)
