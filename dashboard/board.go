@@ -180,7 +180,7 @@ func processValues(v map[string]string, key string, p fleet.Process, now time.Ti
 	v[key+"per_second"] = perSecond(p.PerSecond)
 }
 
-// saying is what a screen reader hears of a change: what is wrong, and the state of what sells.
+// saying is what a screen reader says after a change: what is wrong, and the stock of open sales.
 func saying(s *fleet.Snapshot) string {
 	var b strings.Builder
 	switch n := len(s.Troubles); n {

@@ -111,7 +111,7 @@ func (d *testDesk) fill() uuid.UUID {
 	require.NoError(t, err)
 	id := sale.ID
 	for i := range 20 {
-		d.Shop.Buy(t, id, fmt.Sprintf("user-%d@example.com", i))
+		d.Ask(t, id, fmt.Sprintf("user-%d@example.com", i))
 	}
 	testwork.FulfilAll(t, d.Shop)
 	_, err = d.Shop.Catalog.Restock(catalog.WithOperator(t.Context(), "ann"), id, 250, "key")
@@ -150,7 +150,8 @@ func (d *testDesk) fill() uuid.UUID {
 		d.fleet.history = append(d.fleet.history, fleet.Point{
 			At: now.Add(time.Duration(i-900) * time.Second), Rates: r,
 			Sales: map[uuid.UUID]fleet.SalePoint{id: {
-				Rates: selling, Available: int64(1250 - 620*f), Held: int64(120 * f), Sold: int64(500 * f), Known: i < 700 || i > 740,
+				Rates: selling, Available: int64(1250 - 620*f), Held: int64(120 * f), Sold: int64(500 * f),
+				Known: i < 700 || i > 740,
 			}},
 		})
 	}

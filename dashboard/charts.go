@@ -16,7 +16,7 @@ import (
 	"stampede/reservation"
 )
 
-// feed is what the script of a page asks for.
+// feed answers the requests of the script of a page.
 type feed struct {
 	*site
 	hub *live.Hub

@@ -65,7 +65,7 @@ type check struct {
 // wait waits for the running check, after the last one has begun.
 func (c *checks) wait() {
 	c.mu.Lock()
-	running := &c.running // whoever began before has been counted
+	running := &c.running // checks that began before are counted
 	c.mu.Unlock()
 	running.Wait()
 }

@@ -30,7 +30,7 @@ const (
 // salePage is the body of the page of a sale.
 type salePage struct {
 	fleet.Sale
-	// Watched is false for a sale that is older than those that the fleet looks at: its figures are those of the request.
+	// Watched is false for an older sale, which the fleet does not watch: its figures are read for the request.
 	Watched  bool
 	Rebuilds []fleet.Rebuild
 	History  []change
@@ -121,7 +121,7 @@ func countedSale(c catalog.CountedSale) fleet.Sale {
 	}
 }
 
-// Once adds the figures of a sale that the fleet does not look at to those of the page.
+// Once adds the figures of a sale that the fleet does not watch to the figures of the page.
 func (v view) Once(s fleet.Sale) view {
 	board := live.Board{Values: maps.Clone(v.Board.Values)}
 	saleValues(board.Values, s, v.Now)

@@ -31,7 +31,7 @@ var headers = map[string]string{
 	"Cache-Control":                "no-store",
 }
 
-// gate is in front of all routes: it lets in whoever has a session, with the rights of its operator.
+// gate is in front of all routes: it requires a session, and the role that a route needs.
 type gate struct {
 	*site
 	sessions *session.Sessions
@@ -88,7 +88,8 @@ func (d *gate) isOwnHost(r *http.Request) bool {
 	return err == nil || strings.EqualFold(host, "localhost")
 }
 
-// fetched are what the script of a page asks for. Without a session it gets an error; a page leads to the login.
+// fetched are the paths that the script of a page requests. Without a session they answer an error; a page redirects to
+// the login.
 var fetched = []string{"/live", "/history", "/minutes"}
 
 type sessionHandler func(http.ResponseWriter, *http.Request, *session.Session)

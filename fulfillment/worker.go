@@ -71,10 +71,16 @@ type WorkerConfig struct {
 	Tracer *tracing.Tracer
 }
 
+// Defaults of settings, also of those of the command line.
+const (
+	DefaultMinIdle      = 10 * time.Second
+	DefaultDrainTimeout = 10 * time.Second
+)
+
 func (c *WorkerConfig) setDefaults() {
-	c.BatchMax = cmp.Or(c.BatchMax, batch.DefaultMax)
-	c.MinIdle = cmp.Or(c.MinIdle, 10*time.Second)
-	c.DrainTimeout = cmp.Or(c.DrainTimeout, 10*time.Second)
+	c.BatchMax = cmp.Or(c.BatchMax, ledger.BatchMax)
+	c.MinIdle = cmp.Or(c.MinIdle, DefaultMinIdle)
+	c.DrainTimeout = cmp.Or(c.DrainTimeout, DefaultDrainTimeout)
 	c.SweepInterval = cmp.Or(c.SweepInterval, 2*time.Second)
 	c.GuardInterval = cmp.Or(c.GuardInterval, time.Second)
 	c.Logger = cmp.Or(c.Logger, slog.Default())

@@ -102,12 +102,17 @@ const (
 	AuthHeader AuthMode = "header"
 )
 
+// Defaults of settings, also of those of the command line.
 const (
-	defaultAddr         = ":8080"
-	defaultMaxInFlight  = 4096
-	defaultMaxWaiting   = 20_000
-	defaultMaxStreams   = 10_000
-	defaultDrainTimeout = 10 * time.Second
+	DefaultAddr         = ":8080"
+	DefaultAuthHeader   = accept.UserHeader
+	DefaultMaxInFlight  = 4096
+	DefaultDrainTimeout = 10 * time.Second
+)
+
+const (
+	defaultMaxWaiting = 20_000
+	defaultMaxStreams = 10_000
 
 	// minSecretBytes is the shortest key for HS256 (RFC 7518, section 3.2).
 	minSecretBytes = 32
@@ -195,13 +200,13 @@ type Config struct {
 
 func (c *Config) setDefaults() {
 	if c.Addr == "" {
-		c.Addr = defaultAddr
+		c.Addr = DefaultAddr
 	}
 	if c.AuthHeader == "" {
-		c.AuthHeader = accept.UserHeader
+		c.AuthHeader = DefaultAuthHeader
 	}
 	if c.MaxInFlight == 0 {
-		c.MaxInFlight = defaultMaxInFlight
+		c.MaxInFlight = DefaultMaxInFlight
 	}
 	if c.MaxWaiting == 0 {
 		c.MaxWaiting = defaultMaxWaiting
@@ -218,7 +223,7 @@ func (c *Config) setDefaults() {
 		c.AddressStreams = min(c.AddressStreams, max(1, c.MaxStreams/4))
 	}
 	if c.DrainTimeout == 0 {
-		c.DrainTimeout = defaultDrainTimeout
+		c.DrainTimeout = DefaultDrainTimeout
 	}
 	if c.AwaitedOrders == nil {
 		c.AwaitedOrders = c.Orders

@@ -81,7 +81,7 @@ type ordersBySale []saleOrders
 
 // add adds an order. Sales are few; most orders have the sale of the previous one.
 func (all *ordersBySale) add(sale, id uuid.UUID) {
-	i := slices.IndexFunc(*all, func(of saleOrders) bool { return of.sale == sale })
+	i := slices.IndexFunc(*all, func(group saleOrders) bool { return group.sale == sale })
 	if i < 0 {
 		i = len(*all)
 		*all = append(*all, saleOrders{sale: sale})
@@ -89,8 +89,8 @@ func (all *ordersBySale) add(sale, id uuid.UUID) {
 	(*all)[i].orders = append((*all)[i].orders, id)
 }
 
-// idsOf returns the orders whose word is one of these.
-func (c *Columns) idsOf(words []string, wanted ...string) (found ordersBySale) {
+// ordersWith returns the orders whose word is one of these.
+func (c *Columns) ordersWith(words []string, wanted ...string) (found ordersBySale) {
 	for row, word := range words {
 		if slices.Contains(wanted, word) {
 			found.add(uuid.UUID(c.sales[row]), uuid.UUID(c.orders[row]))
@@ -108,8 +108,8 @@ type saleUnits struct {
 	lastSequence, epoch int64
 }
 
-// unitsOf sums the units of confirmed rows by sale, sorted by sale id.
-func (c *Columns) unitsOf(confirmed func(row int) bool) []saleUnits {
+// sumUnits sums the units of confirmed rows by sale, sorted by sale id.
+func (c *Columns) sumUnits(confirmed func(row int) bool) []saleUnits {
 	sums := map[uuid.UUID]saleUnits{}
 	for row := range c.orders {
 		if !confirmed(row) {
@@ -178,8 +178,8 @@ type saleTraces struct {
 	parents []string
 }
 
-// tracesOf returns the traces of the rows that are recorded now, by sale. A batch is sorted by sale.
-func (c *Columns) tracesOf(recorded func(row int) bool) (traces []saleTraces) {
+// tracesBySale returns the traces of the rows that are recorded now, by sale. A batch is sorted by sale.
+func (c *Columns) tracesBySale(recorded func(row int) bool) (traces []saleTraces) {
 	for _, t := range c.traces {
 		if !recorded(t.row) {
 			continue
@@ -188,8 +188,8 @@ func (c *Columns) tracesOf(recorded func(row int) bool) (traces []saleTraces) {
 		if last := len(traces) - 1; last < 0 || traces[last].sale != sale {
 			traces = append(traces, saleTraces{sale: sale})
 		}
-		of := &traces[len(traces)-1]
-		of.orders, of.parents = append(of.orders, uuid.UUID(c.orders[t.row])), append(of.parents, t.parent)
+		group := &traces[len(traces)-1]
+		group.orders, group.parents = append(group.orders, uuid.UUID(c.orders[t.row])), append(group.parents, t.parent)
 	}
 	return traces
 }
@@ -201,8 +201,8 @@ func isFresh(word string) bool {
 
 // queueTraces queues a statement for each sale with traced orders. There is none in nearly every batch.
 func queueTraces(batch *pgx.Batch, traces []saleTraces) {
-	for _, of := range traces {
-		batch.Queue(sql.LedgerNoteTraces, of.sale, of.orders, of.parents, reservedVersion)
+	for _, group := range traces {
+		batch.Queue(sql.LedgerNoteTraces, group.sale, group.orders, group.parents, reservedVersion)
 	}
 }
 

@@ -88,7 +88,7 @@ func (l *Ledger) record(ctx context.Context, events []order.OrderReserved, refus
 	}
 	outcomes := make([]Outcome, len(events))
 	for i, event := range events {
-		outcomes[i] = outcomeOf(event, words[rows[i]], found, refusal)
+		outcomes[i] = newOutcome(event, words[rows[i]], found, refusal)
 		if first := columns.firsts[rows[i]]; first != i {
 			outcomes[i] = repeatedInBatch(outcomes[i], events[first])
 		}
@@ -133,8 +133,8 @@ func (l *Ledger) confirmFresh(ctx context.Context, conn *pgxpool.Conn, c *Column
 	batch := &pgx.Batch{}
 	l.queueBegin(batch)
 	batch.Queue(sql.LedgerRecordFresh, c.Arguments()...)
-	sold := c.unitsOf(func(int) bool { return true })
-	traced := c.tracesOf(func(int) bool { return true })
+	sold := c.sumUnits(func(int) bool { return true })
+	traced := c.tracesBySale(func(int) bool { return true })
 	queueTraces(batch, traced)
 	queueEnd(batch, sold)
 	answers := conn.SendBatch(ctx, batch)
@@ -164,15 +164,15 @@ func (l *Ledger) recordOn(
 	}
 
 	batch := &pgx.Batch{}
-	refused, repeated := c.idsOf(words, wordRejected, wordVoided), c.idsOf(words, wordRecorded)
-	for _, of := range refused {
-		batch.Queue(sql.LedgerLogRefusals, of.sale, of.orders)
+	refused, repeated := c.ordersWith(words, wordRejected, wordVoided), c.ordersWith(words, wordRecorded)
+	for _, group := range refused {
+		batch.Queue(sql.LedgerLogRefusals, group.sale, group.orders)
 	}
-	for _, of := range repeated {
-		batch.Queue(sql.LedgerFindOrders, of.sale, of.orders)
+	for _, group := range repeated {
+		batch.Queue(sql.LedgerFindOrders, group.sale, group.orders)
 	}
-	traced := c.tracesOf(func(row int) bool { return isFresh(words[row]) })
-	sold := c.unitsOf(func(row int) bool { return words[row] == wordConfirmed })
+	traced := c.tracesBySale(func(row int) bool { return isFresh(words[row]) })
+	sold := c.sumUnits(func(row int) bool { return words[row] == wordConfirmed })
 	queueTraces(batch, traced)
 	queueEnd(batch, sold)
 	answers = conn.SendBatch(ctx, batch)
@@ -318,7 +318,7 @@ func (r *orderRow) order() order.Order {
 	return o
 }
 
-func outcomeOf(event order.OrderReserved, word string, found map[uuid.UUID]order.Order, refusal *string) Outcome {
+func newOutcome(event order.OrderReserved, word string, found map[uuid.UUID]order.Order, refusal *string) Outcome {
 	out := Outcome{Event: event}
 	switch word {
 	case wordConfirmed:

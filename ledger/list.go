@@ -35,24 +35,24 @@ func (r *placedRow) placed() order.Placed {
 // that is uuid.Nil. next is where the next page begins, or uuid.Nil at the end. It returns order.ErrTooWide for a
 // filter without a user and a sale, which would read all orders.
 func (l *Ledger) ListOrders(
-	ctx context.Context, of order.Filter, before uuid.UUID, limit int,
+	ctx context.Context, filter order.Filter, before uuid.UUID, limit int,
 ) (orders []order.Placed, next uuid.UUID, err error) {
-	query, args := sql.LedgerListOfUser, []any{of.User}
+	query, args := sql.LedgerListOfUser, []any{filter.User}
 	switch {
-	case of.User == "" && of.Sale == uuid.Nil:
+	case filter.User == "" && filter.Sale == uuid.Nil:
 		return nil, uuid.Nil, order.ErrTooWide
-	case of.User == "":
-		query, args = sql.LedgerListOfSale, []any{of.Sale}
-	case of.Sale != uuid.Nil:
+	case filter.User == "":
+		query, args = sql.LedgerListOfSale, []any{filter.Sale}
+	case filter.Sale != uuid.Nil:
 		query = sql.LedgerListOfUserInSale
 	}
 	scan := limit + 1 // one more order tells whether there is a next page
-	if of.Status != "" {
+	if filter.Status != "" {
 		scan = max(scanMax, scan)
 	}
-	args = append(args, zeronull.UUID(before), scan, limit+1, zeronull.Text(of.Status))
+	args = append(args, zeronull.UUID(before), scan, limit+1, zeronull.Text(filter.Status))
 	if query == sql.LedgerListOfUserInSale {
-		args = append(args, of.Sale)
+		args = append(args, filter.Sale)
 	}
 	rows, _ := l.pool.Query(ctx, query, args...) // rows carry the error
 	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[struct {
@@ -60,14 +60,14 @@ func (l *Ledger) ListOrders(
 		N int
 	}])
 	if err != nil {
-		return nil, uuid.Nil, fmt.Errorf("list orders of user=%s sale=%s: %w", of.User, of.Sale, err)
+		return nil, uuid.Nil, fmt.Errorf("list orders of user=%s sale=%s: %w", filter.User, filter.Sale, err)
 	}
 	orders = make([]order.Placed, 0, len(found))
 	for _, row := range found {
 		switch {
 		case len(orders) == limit:
 			return orders, orders[limit-1].ID, nil
-		case of.Status == "" || row.Status == of.Status:
+		case filter.Status == "" || row.Status == filter.Status:
 			orders = append(orders, row.placed())
 		}
 		if row.N == scan {
@@ -80,20 +80,20 @@ func (l *Ledger) ListOrders(
 // History returns the order as it is in Postgres, with its log, of one moment. It returns order.ErrNotFound, and
 // order.ErrArchived if the orders of its sale were archived.
 func (l *Ledger) History(ctx context.Context, id uuid.UUID) (order.Placed, []order.Logged, error) {
-	known := knownToAll.of([]uuid.UUID{id})
-	for _, of := range known {
-		if o, log, err := l.historyIn(ctx, of.sale, id); !errors.Is(err, order.ErrNotFound) {
+	known := knownToAll.sales([]uuid.UUID{id})
+	for _, group := range known {
+		if o, log, err := l.historyIn(ctx, group.sale, id); !errors.Is(err, order.ErrNotFound) {
 			return o, log, err
 		}
 	}
-	others, err := otherSalesOf(ctx, l.pool, []uuid.UUID{id}, known)
+	others, err := findOtherSales(ctx, l.pool, []uuid.UUID{id}, known)
 	if err != nil {
 		return order.Placed{}, nil, fmt.Errorf("find order %s: %w", id, err)
 	}
-	for _, of := range others {
-		o, log, err := l.historyIn(ctx, of.sale, id)
+	for _, group := range others {
+		o, log, err := l.historyIn(ctx, group.sale, id)
 		if err == nil {
-			knownToAll.add(of.sale)
+			knownToAll.add(group.sale)
 		}
 		if !errors.Is(err, order.ErrNotFound) {
 			return o, log, err
@@ -149,11 +149,11 @@ const exportPage = 2000
 // page, so that it needs little memory, waits for a slow reader, and keeps no transaction open: each order is as it was
 // when its page was read.
 func (l *Ledger) Export(
-	ctx context.Context, of order.Filter, since, until time.Time, each func(order.Placed) error,
+	ctx context.Context, filter order.Filter, since, until time.Time, each func(order.Placed) error,
 ) error {
-	next := l.exportAll(of, since, until)
-	if of.User != "" {
-		next = l.exportUser(of, since, until)
+	next := l.exportAll(filter, since, until)
+	if filter.User != "" {
+		next = l.exportUser(filter, since, until)
 	}
 	for {
 		page, more, err := next(ctx)
@@ -175,8 +175,8 @@ func (l *Ledger) Export(
 type nextPage func(context.Context) (page []order.Placed, more bool, err error)
 
 // exportAll reads sale by sale, so that each query reads one month in the order of its key.
-func (l *Ledger) exportAll(of order.Filter, since, until time.Time) nextPage {
-	sale, after := of.Sale, uuid.Nil
+func (l *Ledger) exportAll(filter order.Filter, since, until time.Time) nextPage {
+	sale, after := filter.Sale, uuid.Nil
 	nextSale := func(ctx context.Context) error {
 		err := l.pool.QueryRow(ctx, sql.LedgerNextSale, sale).Scan(&sale)
 		after = uuid.Nil
@@ -192,7 +192,7 @@ func (l *Ledger) exportAll(of order.Filter, since, until time.Time) nextPage {
 		}
 		// Postgres plans each page for its parameters: a plan for all pages may sort the orders of the sale for each of them.
 		rows, _ := l.pool.Query(ctx, sql.LedgerExportOrders, pgx.QueryExecModeCacheDescribe, sale, after, exportPage,
-			zeronull.Text(of.Status), zeronull.Timestamptz(since), zeronull.Timestamptz(until)) // rows carry the error
+			zeronull.Text(filter.Status), zeronull.Timestamptz(since), zeronull.Timestamptz(until)) // rows carry the error
 		page, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (order.Placed, error) {
 			r, err := pgx.RowToStructByName[placedRow](row)
 			return r.placed(), err
@@ -203,7 +203,7 @@ func (l *Ledger) exportAll(of order.Filter, since, until time.Time) nextPage {
 		case len(page) == exportPage:
 			after = page[len(page)-1].ID
 			return page, true, nil
-		case of.Sale != uuid.Nil:
+		case filter.Sale != uuid.Nil:
 			return page, false, nil
 		}
 		err = nextSale(ctx)
@@ -215,10 +215,10 @@ func (l *Ledger) exportAll(of order.Filter, since, until time.Time) nextPage {
 }
 
 // exportUser uses the indexes of a user's orders, which are few.
-func (l *Ledger) exportUser(of order.Filter, since, until time.Time) nextPage {
+func (l *Ledger) exportUser(filter order.Filter, since, until time.Time) nextPage {
 	before := uuid.Nil
 	return func(ctx context.Context) (page []order.Placed, more bool, err error) {
-		page, before, err = l.ListOrders(ctx, of, before, exportPage)
+		page, before, err = l.ListOrders(ctx, filter, before, exportPage)
 		page = slices.DeleteFunc(page, func(o order.Placed) bool {
 			return o.ReservedAt.Before(since) || !until.IsZero() && !o.ReservedAt.Before(until)
 		})

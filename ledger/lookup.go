@@ -81,7 +81,7 @@ func (l *Ledger) Order(ctx context.Context, id uuid.UUID) (order.Order, error) {
 // findOrders returns the orders with these ids by id.
 func (l *Ledger) findOrders(ctx context.Context, ids []uuid.UUID) (map[uuid.UUID]order.Order, error) {
 	found := make(map[uuid.UUID]order.Order, len(ids))
-	known := knownToAll.of(ids)
+	known := knownToAll.sales(ids)
 	if err := l.readOrders(ctx, known, found); err != nil || len(found) == len(ids) {
 		return found, err
 	}
@@ -89,7 +89,7 @@ func (l *Ledger) findOrders(ctx context.Context, ids []uuid.UUID) (map[uuid.UUID
 		_, ok := found[id]
 		return ok
 	})
-	others, err := otherSalesOf(ctx, l.pool, missing, known)
+	others, err := findOtherSales(ctx, l.pool, missing, known)
 	if err == nil {
 		err = l.readOrders(ctx, others, found)
 	}
@@ -105,8 +105,8 @@ func (l *Ledger) readOrders(ctx context.Context, bySale ordersBySale, found map[
 		return nil
 	}
 	batch := &pgx.Batch{}
-	for _, of := range bySale {
-		batch.Queue(sql.LedgerFindOrders, of.sale, of.orders)
+	for _, group := range bySale {
+		batch.Queue(sql.LedgerFindOrders, group.sale, group.orders)
 	}
 	answers := l.pool.SendBatch(ctx, batch)
 	for range bySale {
@@ -117,16 +117,16 @@ func (l *Ledger) readOrders(ctx context.Context, bySale ordersBySale, found map[
 	return closed(answers, err)
 }
 
-// otherSalesOf returns the sales to which orders may belong, with those orders, except the known ones. It is mostly
+// findOtherSales returns the sales to which orders may belong, with those orders, except the known ones. It is mostly
 // one sale for each order (order.NewOrderID). With the sale, Postgres reads one month of orders, and without it all.
-func otherSalesOf(
+func findOtherSales(
 	ctx context.Context, on pg.Querier, ids []uuid.UUID, known ordersBySale,
 ) (bySale ordersBySale, err error) {
 	rows, _ := on.Query(ctx, sql.LedgerSalesOfOrders, ids) // rows carry the error
 	var place int
 	var sale uuid.UUID
 	_, err = pgx.ForEachRow(rows, []any{&place, &sale}, func() error {
-		if !slices.ContainsFunc(known, func(of saleOrders) bool { return of.sale == sale }) {
+		if !slices.ContainsFunc(known, func(group saleOrders) bool { return group.sale == sale }) {
 			bySale.add(sale, ids[place-1])
 		}
 		return nil
@@ -141,14 +141,14 @@ type knownSales struct{ byTag sync.Map }
 // knownToAll is shared by all ledgers of the process: an ingress has several, each with its connections.
 var knownToAll knownSales
 
-func tagOf(id uuid.UUID) [2]byte { return [2]byte(id[14:]) }
+func saleTag(id uuid.UUID) [2]byte { return [2]byte(id[14:]) }
 
-func (k *knownSales) add(sale uuid.UUID) { k.byTag.Store(tagOf(sale), sale) }
+func (k *knownSales) add(sale uuid.UUID) { k.byTag.Store(saleTag(sale), sale) }
 
-// of returns the known sales to which the orders may belong.
-func (k *knownSales) of(ids []uuid.UUID) (bySale ordersBySale) {
+// sales returns the known sales to which the orders may belong.
+func (k *knownSales) sales(ids []uuid.UUID) (bySale ordersBySale) {
 	for _, id := range ids {
-		if sale, ok := k.byTag.Load(tagOf(id)); ok {
+		if sale, ok := k.byTag.Load(saleTag(id)); ok {
 			bySale.add(sale.(uuid.UUID), id)
 		}
 	}

@@ -16,7 +16,7 @@ import (
 	"stampede/reservation/order"
 )
 
-func receiptOf(e order.OrderReserved) order.Receipt {
+func receiptFor(e order.OrderReserved) order.Receipt {
 	return order.Receipt{
 		OrderID: e.OrderID, SaleID: e.SaleID, User: e.UserID, Epoch: e.Epoch, Sequence: e.Sequence,
 		Quantity: e.Quantity, ReservedAt: e.ReservedAt,
@@ -30,17 +30,17 @@ func TestFindByReceiptReturnsRecordedOrVoidedOrder(t *testing.T) {
 	sale := testshop.NewSale(t, pool, 10)
 	here, lost := testshop.Reserved(sale, "alice", 1), testshop.Reserved(sale, "bob", 2)
 	testwork.Record(t, l, []order.OrderReserved{here})
-	confirmed, err := l.FindByReceipt(t.Context(), receiptOf(here))
+	confirmed, err := l.FindByReceipt(t.Context(), receiptFor(here))
 	require.NoError(t, err)
 	require.Equal(t, testwork.Order(t, pool, here.OrderID), confirmed)
-	_, err = l.FindByReceipt(t.Context(), receiptOf(lost))
+	_, err = l.FindByReceipt(t.Context(), receiptFor(lost))
 	require.ErrorIs(t, err, order.ErrNotFound)
 
 	testshop.Exec(t, pool, "UPDATE sales SET epoch = epoch + 1 WHERE id = $1", sale)
-	got, err := l.FindByReceipt(t.Context(), receiptOf(here))
+	got, err := l.FindByReceipt(t.Context(), receiptFor(here))
 	require.NoError(t, err)
 	require.Equal(t, confirmed, got, "a recorded order is returned whatever its epoch")
-	got, err = l.FindByReceipt(t.Context(), receiptOf(lost))
+	got, err = l.FindByReceipt(t.Context(), receiptFor(lost))
 	require.NoError(t, err)
 	require.Equal(t, order.Order{
 		ID: lost.OrderID, SaleID: sale, UserID: "bob", Quantity: lost.Quantity, Status: order.StatusVoided, Version: 2,
@@ -49,20 +49,20 @@ func TestFindByReceiptReturnsRecordedOrVoidedOrder(t *testing.T) {
 
 	// Its late event is recorded with the same result.
 	testwork.Record(t, l, []order.OrderReserved{lost})
-	late, err := l.FindByReceipt(t.Context(), receiptOf(lost))
+	late, err := l.FindByReceipt(t.Context(), receiptFor(lost))
 	require.NoError(t, err)
 	require.Equal(t, []any{got.Status, got.Version, got.Reason}, []any{late.Status, late.Version, late.Reason})
 
 	// An order of the new epoch is not voided.
 	fresh := testshop.Reserved(sale, "carol", 3)
 	fresh.Epoch = 2
-	_, err = l.FindByReceipt(t.Context(), receiptOf(fresh))
+	_, err = l.FindByReceipt(t.Context(), receiptFor(fresh))
 	require.ErrorIs(t, err, order.ErrNotFound)
-	_, err = l.FindByReceipt(t.Context(), receiptOf(testshop.Reserved(uuid.New(), "dave", 1)))
+	_, err = l.FindByReceipt(t.Context(), receiptFor(testshop.Reserved(uuid.New(), "dave", 1)))
 	require.ErrorIs(t, err, order.ErrNotFound)
 	cancelled, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err = l.FindByReceipt(cancelled, receiptOf(lost))
+	_, err = l.FindByReceipt(cancelled, receiptFor(lost))
 	require.Error(t, err)
 	require.False(t, errors.Is(err, order.ErrNotFound))
 }
@@ -82,11 +82,11 @@ func TestVoidedOrderIsNeverConfirmed(t *testing.T) {
 			_, _ = l.Record(context.Background(), []order.OrderReserved{event}) // it may fail because the epoch has just ended
 		}()
 		testshop.Exec(t, pool, "UPDATE sales SET epoch = epoch + 1 WHERE id = $1", sale)
-		first, err := l.FindByReceipt(t.Context(), receiptOf(event))
+		first, err := l.FindByReceipt(t.Context(), receiptFor(event))
 		require.NoError(t, err, "an ended epoch decides the order")
 		<-recorded
 		_, _ = l.Record(t.Context(), []order.OrderReserved{event}) // delivered again
-		then, err := l.FindByReceipt(t.Context(), receiptOf(event))
+		then, err := l.FindByReceipt(t.Context(), receiptFor(event))
 		require.NoError(t, err)
 		require.Equal(t, first.Status, then.Status)
 	}
@@ -101,7 +101,7 @@ func TestFindByReceiptReadsEpochFirst(t *testing.T) {
 	// One connection, on which the statements are prepared already: preparing them would wait for the
 	// lock as well.
 	one := testkit.PoolAt(t, testkit.DatabaseURL(t), 1)
-	_, err := ledger.New(one).FindByReceipt(t.Context(), receiptOf(event))
+	_, err := ledger.New(one).FindByReceipt(t.Context(), receiptFor(event))
 	require.ErrorIs(t, err, order.ErrNotFound)
 	tx, err := pool.Begin(t.Context())
 	require.NoError(t, err)
@@ -114,7 +114,7 @@ func TestFindByReceiptReadsEpochFirst(t *testing.T) {
 	}
 	found := make(chan answer, 1)
 	go func() {
-		o, err := ledger.New(one).FindByReceipt(context.Background(), receiptOf(event))
+		o, err := ledger.New(one).FindByReceipt(context.Background(), receiptFor(event))
 		found <- answer{o, err}
 	}()
 	testkit.Eventually(t, 10*time.Second, "the query waits for the sale", func() bool {

@@ -187,8 +187,8 @@ func (l *Ledger) publishRecorded(outcomes []Outcome, earlier map[uuid.UUID]order
 		if o, known := earlier[out.Event.OrderID]; known {
 			version = o.Version
 		}
-		of := &groups[l.outcomes.keys.Partition(out.Event.SaleID)]
-		*of = append(*of, order.OrderOutcome{OrderID: out.Event.OrderID, Status: out.Status, Version: version})
+		group := &groups[l.outcomes.keys.Partition(out.Event.SaleID)]
+		*group = append(*group, order.OrderOutcome{OrderID: out.Event.OrderID, Status: out.Status, Version: version})
 	}
 	l.outcomes.enqueue(groups)
 }
@@ -200,8 +200,8 @@ func (l *Ledger) publishChanged(orders []order.Order, next order.Order) {
 	}
 	groups := l.outcomes.groups()
 	for _, o := range orders {
-		of := &groups[l.outcomes.keys.Partition(o.SaleID)]
-		*of = append(*of, order.OrderOutcome{OrderID: o.ID, Status: next.Status, Version: o.Version + 1})
+		group := &groups[l.outcomes.keys.Partition(o.SaleID)]
+		*group = append(*group, order.OrderOutcome{OrderID: o.ID, Status: next.Status, Version: o.Version + 1})
 	}
 	l.outcomes.enqueue(groups)
 }

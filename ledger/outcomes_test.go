@@ -208,7 +208,7 @@ func BenchmarkPositionIndex(b *testing.B) {
 	measure := func() (cpu time.Duration, wal int64) {
 		exec("CHECKPOINT")
 		began := testshop.QueryInt(b, pool, "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn")
-		cpu = -cpuOf(b, server.Pid())
+		cpu = -cpuTime(b, server.Pid())
 		for range batches {
 			events := testshop.ReservedCrowd(sale, size)
 			for j := range events {
@@ -218,7 +218,7 @@ func BenchmarkPositionIndex(b *testing.B) {
 			_, err := l.Record(context.Background(), events)
 			require.NoError(b, err)
 		}
-		cpu += cpuOf(b, server.Pid())
+		cpu += cpuTime(b, server.Pid())
 		return cpu, testshop.QueryInt(b, pool, "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn") - began
 	}
 	var cpu [2]time.Duration
@@ -246,8 +246,8 @@ func BenchmarkPositionIndex(b *testing.B) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// cpuOf is the CPU time of a server and its children, in hundredths of a second.
-func cpuOf(b *testing.B, server int) (total time.Duration) {
+// cpuTime is the CPU time of a server and its children, in hundredths of a second.
+func cpuTime(b *testing.B, server int) (total time.Duration) {
 	b.Helper()
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
 	require.NoError(b, err)

@@ -113,6 +113,10 @@ func (l *Ledger) dueReleases(ctx context.Context) (map[int][]uuid.UUID, error) {
 //
 // Rows are deleted after Redis has answered. After a crash another worker retries; lua/release.lua
 // releases a unit once, because it finds the reservation gone or replaced by another order.
+//
+// The transaction stays open over the call to Redis on purpose: the locks on the rows are the lease of this worker, and
+// end with its connection. A lease in a column needs a second write for each release, and a time after which others
+// take it over. The call is bounded by retry.CallTimeout, and no buyer waits for these rows.
 func (l *Ledger) releaseSome(
 	ctx context.Context, store *reservation.Store, among []uuid.UUID,
 ) (sale uuid.UUID, released int, err error) {

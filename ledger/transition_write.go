@@ -125,26 +125,26 @@ func (l *Ledger) inTransaction(ctx context.Context, f func(pgx.Tx) error) error 
 func (l *Ledger) LockOrder(
 	ctx context.Context, tx pgx.Tx, id uuid.UUID, user *string,
 ) (o order.Placed, overdue bool, err error) {
-	known := knownToAll.of([]uuid.UUID{id})
-	for _, of := range known {
-		if o, overdue, err = lockOrderOf(ctx, tx, of.sale, id, user); !errors.Is(err, order.ErrNotFound) {
+	known := knownToAll.sales([]uuid.UUID{id})
+	for _, group := range known {
+		if o, overdue, err = lockOrderIn(ctx, tx, group.sale, id, user); !errors.Is(err, order.ErrNotFound) {
 			return o, overdue, err
 		}
 	}
-	others, err := otherSalesOf(ctx, tx, []uuid.UUID{id}, known)
+	others, err := findOtherSales(ctx, tx, []uuid.UUID{id}, known)
 	if err != nil {
 		return order.Placed{}, false, err
 	}
-	for _, of := range others {
-		if o, overdue, err = lockOrderOf(ctx, tx, of.sale, id, user); !errors.Is(err, order.ErrNotFound) {
-			knownToAll.add(of.sale)
+	for _, group := range others {
+		if o, overdue, err = lockOrderIn(ctx, tx, group.sale, id, user); !errors.Is(err, order.ErrNotFound) {
+			knownToAll.add(group.sale)
 			return o, overdue, err
 		}
 	}
 	return order.Placed{}, false, order.ErrNotFound
 }
 
-func lockOrderOf(
+func lockOrderIn(
 	ctx context.Context, tx pgx.Tx, sale, id uuid.UUID, user *string,
 ) (o order.Placed, overdue bool, err error) {
 	rows, _ := tx.Query(ctx, sql.LedgerLockOrder, sale, id, user) // rows carry the error

@@ -9,7 +9,10 @@ type (
 	Gift       = gift
 )
 
-const GiveParts = giveParts
+const (
+	GiveParts    = giveParts
+	SoldOutTrust = soldOutTrust
+)
 
 var ReadCount = readCount
 

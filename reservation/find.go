@@ -66,7 +66,7 @@ func (s *Store) findAmong(ctx context.Context, sales []LocatedSale, id uuid.UUID
 		// A sale with several shards is listed for each of them.
 		if slices.ContainsFunc(sales, func(other LocatedSale) bool { return other.ID == at.ID && other != at }) {
 			var err error
-			if layout, err = s.layoutOf(ctx, at); err != nil {
+			if layout, err = s.findLayout(ctx, at); err != nil {
 				return order.Order{}, fmt.Errorf("find order=%s: %w", id, err)
 			}
 		}
@@ -113,8 +113,8 @@ func (s *Store) findIn(
 	}, nil
 }
 
-// layoutOf returns the layout of a sale that Redis lists in a partition.
-func (s *Store) layoutOf(ctx context.Context, at LocatedSale) (Layout, error) {
+// findLayout returns the layout of a sale that Redis lists in a partition.
+func (s *Store) findLayout(ctx context.Context, at LocatedSale) (Layout, error) {
 	if known := s.knownSeller(at.ID); known != nil {
 		return known.place.layout, nil
 	}

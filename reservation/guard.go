@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -14,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/internal/pg"
 	"stampede/internal/retry"
 	"stampede/internal/telemetry"
 	"stampede/lua"
@@ -64,14 +66,10 @@ func (g Guard) Run(ctx context.Context) error {
 			g.Logger.Warn("cannot read which Redis servers Postgres names", "error", err)
 		}
 		if postgresFails = err != nil; !postgresFails {
-			partitions := make([]int, len(recorded))
-			for i, r := range recorded {
-				partitions[i] = r.Partition
-			}
-			g.Age.Guards(partitions)
+			g.Age.Guards(slices.Sorted(maps.Keys(recorded)))
 		}
-		for _, r := range recorded {
-			c.start(ctx, r)
+		for partition, runID := range recorded {
+			c.start(ctx, partition, runID)
 		}
 		for first := true; first || time.Now().Before(due) && !c.inDoubt(); first = false {
 			if !retry.Pause(guardDoubtInterval, ctx.Done()) {
@@ -88,16 +86,23 @@ func (g Guard) redis() redis.UniversalClient {
 	return g.Store.Redis
 }
 
-type recordedServer struct {
-	Partition int
-	RunID     string
-}
-
-func (g Guard) recorded(ctx context.Context) ([]recordedServer, error) {
+func (g Guard) recorded(ctx context.Context) (map[int]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, guardTimeout)
 	defer cancel()
-	rows, _ := g.Pool.Query(ctx, sql.ReservationVerifiedServers) // its error comes with the rows
-	return pgx.CollectRows(rows, pgx.RowToStructByPos[recordedServer])
+	return VerifiedServers(ctx, g.Pool)
+}
+
+// VerifiedServers returns the run id of the verified server of each partition, as Postgres names them.
+func VerifiedServers(ctx context.Context, on pg.Querier) (map[int]string, error) {
+	rows, _ := on.Query(ctx, sql.ReservationVerifiedServers) // its error comes with the rows
+	servers := map[int]string{}
+	var partition int
+	var runID string
+	_, err := pgx.ForEachRow(rows, []any{&partition, &runID}, func() error {
+		servers[partition] = runID
+		return nil
+	})
+	return servers, err
 }
 
 // comparison is a running Guard. Each partition is compared by itself.
@@ -128,8 +133,8 @@ func (c *comparison) inDoubt() bool {
 }
 
 // start compares a partition in the background, unless that is in progress.
-func (c *comparison) start(ctx context.Context, r recordedServer) {
-	at := &c.partitions[r.Partition]
+func (c *comparison) start(ctx context.Context, partition int, runID string) {
+	at := &c.partitions[partition]
 	if !at.busy.CompareAndSwap(false, true) {
 		return
 	}
@@ -137,30 +142,30 @@ func (c *comparison) start(ctx context.Context, r recordedServer) {
 		defer at.busy.Store(false)
 		limited, cancel := context.WithTimeout(ctx, guardTimeout)
 		defer cancel()
-		err := c.compare(limited, at, r)
+		err := c.compare(limited, at, partition, runID)
 		if wasFailing := at.failing.Swap(err != nil); err != nil && !wasFailing && ctx.Err() == nil {
 			c.Logger.Warn("cannot compare the Redis server of a partition with the one in Postgres",
-				"partition", r.Partition, "error", err)
+				"partition", partition, "error", err)
 		}
 	})
 }
 
-func (c *comparison) compare(ctx context.Context, at *compared, r recordedServer) error {
+func (c *comparison) compare(ctx context.Context, at *compared, partition int, runID string) error {
 	rdb := c.redis()
-	state, err := c.Store.inspect(ctx, rdb, r.Partition)
+	state, err := c.Store.inspect(ctx, rdb, partition)
 	if err != nil {
 		return err
 	}
 	if state.unverified {
-		_, _ = c.Store.admitThrough(ctx, rdb, r.Partition) // marks the server as distrusted for all ingresses
+		_, _ = c.Store.admitThrough(ctx, rdb, partition) // marks the server as distrusted for all ingresses
 	}
 	// A server without a record has no sale, so it cannot sell.
-	refused := state.Recorded && (!state.Known || state.RunID != r.RunID)
-	c.refuse(at, r.Partition, refused)
+	refused := state.Recorded && (!state.Known || state.RunID != runID)
+	c.refuse(at, partition, refused)
 	if !refused {
-		c.Age.Verified(r.Partition)
+		c.Age.Verified(partition)
 	}
-	return c.logMissingRights(ctx, at, r.Partition)
+	return c.logMissingRights(ctx, at, partition)
 }
 
 // logMissingRights logs the commands that a purchase needs and Redis does not allow, if they changed.
@@ -270,13 +275,13 @@ func missingRights(ctx context.Context, rdb redis.Scripter, key string, commands
 		return nil, fmt.Errorf("read the permissions of the Redis user: %w", err)
 	}
 	for i, command := range refused {
-		refused[i] = nameOf(command)
+		refused[i] = commandName(command)
 	}
 	return refused, nil
 }
 
-// nameOf returns the name of a command in an ACL, without arguments.
-func nameOf(command string) string {
+// commandName returns the name of a command in an ACL, without arguments.
+func commandName(command string) string {
 	words := strings.Fields(command)
 	switch words[0] {
 	case "CLIENT", "CLUSTER", "CONFIG", "PUBSUB", "SCRIPT", "XGROUP", "XINFO":

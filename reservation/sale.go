@@ -84,9 +84,10 @@ func (t Terms) Validate() error {
 
 // Equal is true for terms that are equal in Postgres, which keeps microseconds.
 func (t Terms) Equal(other Terms) bool {
-	for _, of := range []*Terms{&t, &other} {
-		of.Shards = max(1, of.Shards)
-		of.OpensAt, of.ClosesAt = of.OpensAt.UTC().Truncate(time.Microsecond), of.ClosesAt.UTC().Truncate(time.Microsecond)
+	for _, terms := range []*Terms{&t, &other} {
+		terms.Shards = max(1, terms.Shards)
+		terms.OpensAt = terms.OpensAt.UTC().Truncate(time.Microsecond)
+		terms.ClosesAt = terms.ClosesAt.UTC().Truncate(time.Microsecond)
 	}
 	return t == other
 }

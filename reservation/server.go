@@ -219,6 +219,9 @@ func (s *Store) answers(ctx context.Context, partition int) error {
 	return nil
 }
 
+// EachPartition calls do for the first partitions, at the same time, and returns all errors.
+func EachPartition(partitions int, do func(partition int) error) error { return each(partitions, do) }
+
 // each calls do with the numbers from 0 to n-1, at the same time, and returns all errors.
 func each(n int, do func(i int) error) error {
 	failed := make([]error, n)

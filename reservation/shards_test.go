@@ -29,8 +29,8 @@ func shardHas(t testing.TB, s *testshop.Shop, sale catalog.CountedSale, shard in
 	return n
 }
 
-// usersOf returns n users of a shard.
-func usersOf(sale catalog.CountedSale, shard, n int) (users []string) {
+// usersIn returns n users of a shard.
+func usersIn(sale catalog.CountedSale, shard, n int) (users []string) {
 	for i := 0; len(users) < n; i++ {
 		if user := "user-" + strconv.Itoa(i); sale.Layout().ShardOf(user) == shard {
 			users = append(users, user)
@@ -94,7 +94,7 @@ func TestUsersOfOneShardBuyUnitsOfOthers(t *testing.T) {
 		require.NoError(t, err)
 		return answer.Verdict
 	}
-	users := usersOf(sale, 2, 7)
+	users := usersIn(sale, 2, 7)
 	for _, user := range users[:3] {
 		require.Equal(t, reservation.Reserved, buy(user, 5))
 	}
@@ -102,7 +102,7 @@ func TestUsersOfOneShardBuyUnitsOfOthers(t *testing.T) {
 	require.Equal(t, reservation.SoldOut, buy(users[4], 3), "2 are left")
 	require.Equal(t, reservation.Reserved, buy(users[5], 2))
 	require.Equal(t, reservation.SoldOut, buy(users[6], 1))
-	require.Equal(t, reservation.SoldOut, buy(usersOf(sale, 0, 1)[0], 1))
+	require.Equal(t, reservation.SoldOut, buy(usersIn(sale, 0, 1)[0], 1))
 }
 
 // What was given before a crash is taken by whoever comes next: a buyer, or a worker.
@@ -128,10 +128,10 @@ func TestUnitsOnTheirWayAreSold(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, []int64{4, 0}, []int64{shown.Available, shown.Held}, "units on their way are available")
 			complete(sale)
-			for _, user := range usersOf(sale, 0, 4) {
+			for _, user := range usersIn(sale, 0, 4) {
 				s.Buy(t, sale.ID, user)
 			}
-			require.Equal(t, reservation.SoldOut, s.Ask(t, sale.ID, usersOf(sale, 1, 1)[0]).Verdict)
+			require.Equal(t, reservation.SoldOut, s.Ask(t, sale.ID, usersIn(sale, 1, 1)[0]).Verdict)
 		})
 	}
 }
@@ -143,12 +143,12 @@ func TestSilentShardIsNotSoldOut(t *testing.T) {
 	sale := s.ShardedSale(t, 4, 2)
 	other := s.Next(t, s.Rdb)
 	require.NoError(t, s.Distrust(t.Context(), sale.Layout().Partition(1)))
-	users := usersOf(sale, 0, 4)
+	users := usersIn(sale, 0, 4)
 	for _, user := range users[:2] {
 		s.Buy(t, sale.ID, user)
 	}
 	for _, shop := range []*testshop.Shop{s, other} {
-		for _, user := range []string{users[2], usersOf(sale, 1, 1)[0]} {
+		for _, user := range []string{users[2], usersIn(sale, 1, 1)[0]} {
 			_, err := shop.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: user, Quantity: 1})
 			require.ErrorIs(t, err, reservation.ErrUnavailable)
 		}
@@ -165,7 +165,7 @@ func TestOrdersOfAllShardsAreFoundAndReleased(t *testing.T) {
 	other := s.Next(t, s.Rdb)
 	var releases []reservation.Release
 	for shard := range 8 {
-		user := usersOf(sale, shard, 1)[0]
+		user := usersIn(sale, shard, 1)[0]
 		id := s.Ask(t, sale.ID, user).Reservation.OrderID
 		for _, shop := range []*testshop.Shop{s, other} {
 			found, err := shop.FindReserved(t.Context(), id, user)
@@ -198,10 +198,10 @@ func TestSoldOutIsRememberedOverAllShards(t *testing.T) {
 	keys.Partitions = 4
 	s := testshop.NewShopOn(t, testshop.Options{Redis: testkit.Client(t, testkit.OwnRedis(t).URL), Keys: keys})
 	sale := s.ShardedSale(t, 4, 4)
-	buyer := usersOf(sale, 3, 2)
+	buyer := usersIn(sale, 3, 2)
 	bought := s.Ask(t, sale.ID, buyer[0]).Reservation.OrderID
 	for i := range 3 {
-		s.Buy(t, sale.ID, usersOf(sale, i, 1)[0])
+		s.Buy(t, sale.ID, usersIn(sale, i, 1)[0])
 	}
 	require.Equal(t, reservation.SoldOut, s.Ask(t, sale.ID, buyer[1]).Verdict)
 	s.RememberSoldOut(t, sale.ID)
@@ -211,7 +211,7 @@ func TestSoldOutIsRememberedOverAllShards(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []reservation.ReleaseResult{reservation.Released}, released)
 	testkit.Eventually(t, 30*time.Second, "the unit is sold to a user of another shard",
-		func() bool { return s.Ask(t, sale.ID, usersOf(sale, 0, 2)[1]).Verdict == reservation.Reserved })
+		func() bool { return s.Ask(t, sale.ID, usersIn(sale, 0, 2)[1]).Verdict == reservation.Reserved })
 }
 
 func TestLayoutSpreadsUsersAndUnits(t *testing.T) {
@@ -255,7 +255,7 @@ func TestReturnedUnitHidesNoUnitsOfOtherShards(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShardedShop(t)
 	sale := s.ShardedSale(t, 12, 4)
-	users := usersOf(sale, 0, 2)
+	users := usersIn(sale, 0, 2)
 	answer, err := s.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: users[0], Quantity: 3})
 	require.NoError(t, err)
 	require.Zero(t, shardHas(t, s, sale, 0, "left"))
@@ -273,7 +273,7 @@ func TestOneCountDoesNotProveThatTooLittleIsLeft(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShardedShop(t)
 	sale := s.ShardedSale(t, 6, 2)
-	first, second := usersOf(sale, 0, 3), usersOf(sale, 1, 3)
+	first, second := usersIn(sale, 0, 3), usersIn(sale, 1, 3)
 	returned := s.Ask(t, sale.ID, first[0]).Reservation.OrderID
 	for _, user := range []string{first[1], second[0], second[1]} {
 		s.Buy(t, sale.ID, user)
@@ -316,7 +316,7 @@ func TestSetBackShardSellsNothing(t *testing.T) {
 	other := s.Next(t, s.Rdb)
 	partition := sale.Layout().Partition(0)
 	keys := []string{s.Keys.Sale(partition, sale.ID), s.Keys.Buyers(partition, sale.ID)}
-	users, others := usersOf(sale, 0, 6), usersOf(sale, 1, 6)
+	users, others := usersIn(sale, 0, 6), usersIn(sale, 1, 6)
 	s.Buy(t, sale.ID, users[0])
 	var dumps []string
 	for _, key := range keys {
@@ -348,7 +348,7 @@ func TestShardThatForgotAGiftIsDistrusted(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShardedShop(t)
 	sale := s.ShardedSale(t, 8, 2)
-	users, ctx := usersOf(sale, 0, 8), t.Context()
+	users, ctx := usersIn(sale, 0, 8), t.Context()
 	giver := sale.Layout().Partition(1)
 	before, err := s.Rdb.Dump(ctx, s.Keys.Sale(giver, sale.ID)).Result()
 	require.NoError(t, err)

@@ -2,6 +2,7 @@ package reservation_test
 
 import (
 	"fmt"
+	"regexp"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -14,6 +15,7 @@ import (
 
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
+	"stampede/lua"
 	"stampede/reservation"
 	"stampede/reservation/order"
 )
@@ -52,6 +54,18 @@ func usedMemory(t *testing.T, rdb redis.UniversalClient) int64 {
 	_, err = fmt.Sscan(stats["Memory"]["used_memory"], &used)
 	require.NoError(t, err)
 	return used
+}
+
+// Returned units are quiet for as long in each script, and longer than an ingress remembers that nothing is left.
+func TestQuietTimeIsTheSameInAllScripts(t *testing.T) {
+	t.Parallel()
+	scripts := lua.FencedBy("")
+	for _, script := range []lua.FencedScript{scripts.Reserve, scripts.Count, scripts.Give} {
+		found := regexp.MustCompile(`(?m)^local quiet_ms = (\d+)`).FindStringSubmatch(script.Source)
+		require.Len(t, found, 2)
+		require.Equal(t, "1000", found[1])
+	}
+	require.Less(t, reservation.SoldOutTrust, time.Second)
 }
 
 func TestBuyerOfSoldOutSaleGetsOrder(t *testing.T) {

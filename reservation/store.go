@@ -208,13 +208,13 @@ func (s *Store) Reserve(ctx context.Context, r Request) (Answer, error) {
 	if err := r.validate(); err != nil {
 		return Answer{}, err
 	}
-	of, err := s.sellerOf(ctx, r.Sale)
+	of, err := s.findSeller(ctx, r.Sale)
 	if errors.Is(err, ErrSaleNotFound) {
 		return Answer{Verdict: UnknownSale}, nil
 	} else if err != nil {
 		return Answer{}, fmt.Errorf("reserve sale=%s user=%s: %w", r.Sale, r.User, err)
 	}
-	q := of.queueOf(r.User)
+	q := of.queueFor(r.User)
 	if s.refused[q.partition].Load() {
 		return Answer{}, fmt.Errorf("reserve sale=%s user=%s: %w", r.Sale, r.User, ErrUnverifiedServer)
 	}
@@ -241,8 +241,8 @@ func (r Request) validate() error {
 	return nil
 }
 
-// sellerOf returns the seller of a sale, looking the sale up in Redis the first time.
-func (s *Store) sellerOf(ctx context.Context, sale uuid.UUID) (*seller, error) {
+// findSeller returns the seller of a sale, looking the sale up in Redis the first time.
+func (s *Store) findSeller(ctx context.Context, sale uuid.UUID) (*seller, error) {
 	if known := s.knownSeller(sale); known != nil {
 		return known, nil
 	}
@@ -381,8 +381,8 @@ func newSeller(s *Store, sale uuid.UUID, p place) *seller {
 	return of
 }
 
-// queueOf returns the queue of the shard in which a user buys.
-func (of *seller) queueOf(user string) *queue { return of.queues[of.place.layout.ShardOf(user)] }
+// queueFor returns the queue of the shard in which a user buys.
+func (of *seller) queueFor(user string) *queue { return of.queues[of.place.layout.ShardOf(user)] }
 
 // idle is true if the seller can be dropped without loss.
 func (of *seller) idle() bool {

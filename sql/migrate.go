@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	stdsql "database/sql"
+	"embed"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -20,6 +21,9 @@ import (
 	"github.com/pressly/goose/v3"
 	"github.com/pressly/goose/v3/lock"
 )
+
+//go:embed migrations/*.sql
+var migrations embed.FS
 
 var (
 	// ErrNotMigrated is wrapped by Check's error for a database that lacks migrations.
@@ -71,7 +75,7 @@ func Up(ctx context.Context, databaseURL string) error {
 // were missing at its start; first with 0. It returns the names of those that it has applied.
 func UpEach(ctx context.Context, databaseURL string, applied func(n, missing int)) (names []string, err error) {
 	err = withProvider(ctx, databaseURL, func(p *goose.Provider) error {
-		missing, err := missingOf(ctx, p)
+		missing, err := countMissing(ctx, p)
 		if err != nil || missing == 0 {
 			return err
 		}
@@ -84,14 +88,14 @@ func UpEach(ctx context.Context, databaseURL string, applied func(n, missing int
 			if err != nil {
 				return fmt.Errorf("migrate up: %w", err)
 			}
-			names = append(names, nameOf(result.Source))
+			names = append(names, migrationName(result.Source))
 			applied(len(names), missing)
 		}
 	})
 	return names, err
 }
 
-func missingOf(ctx context.Context, p *goose.Provider) (n int, err error) {
+func countMissing(ctx context.Context, p *goose.Provider) (n int, err error) {
 	states, err := p.Status(ctx)
 	if err != nil {
 		return 0, fmt.Errorf("migrate up: %w", err)
@@ -104,8 +108,8 @@ func missingOf(ctx context.Context, p *goose.Provider) (n int, err error) {
 	return n, nil
 }
 
-// nameOf is the name of a migration.
-func nameOf(source *goose.Source) string {
+// migrationName is the name of a migration.
+func migrationName(source *goose.Source) string {
 	return strings.TrimSuffix(filepath.Base(source.Path), ".sql")
 }
 
@@ -166,7 +170,7 @@ func Status(ctx context.Context, databaseURL string) ([]Migration, error) {
 		for _, s := range states {
 			all = append(all, Migration{
 				Version:   s.Source.Version,
-				Name:      nameOf(s.Source),
+				Name:      migrationName(s.Source),
 				Applied:   s.State == goose.StateApplied,
 				AppliedAt: s.AppliedAt,
 			})

@@ -27,8 +27,8 @@ type plan struct {
 	months int
 }
 
-// fileOf returns the file of a query, without its ending.
-func fileOf(t *testing.T, query string) string {
+// queryFile returns the file of a query, without its ending.
+func queryFile(t *testing.T, query string) string {
 	t.Helper()
 	for _, file := range queryFiles(t) {
 		if text, err := os.ReadFile(file); err == nil && string(text) == query {
@@ -45,18 +45,39 @@ var counting = strings.NewReplacer("{{counted}}",
 
 var monthOf = regexp.MustCompile(` on (?:orders|order_events)_(\d{4}_\d\d)\b`)
 
-func requirePlans(t *testing.T, db interface {
+type querier interface {
 	Query(ctx context.Context, query string, args ...any) (pgx.Rows, error)
-}, plans []plan,
-) {
+}
+
+// explain returns the plan that a statement shows.
+func explain(t *testing.T, db querier, statement string, args ...any) string {
+	t.Helper()
+	rows, err := db.Query(t.Context(), statement, args...)
+	require.NoError(t, err)
+	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	return strings.Join(lines, "\n")
+}
+
+// inSession returns a connection on which the statements were run. It is closed with the test.
+func inSession(t *testing.T, pool *pgxpool.Pool, statements ...string) *pgx.Conn {
+	t.Helper()
+	pooled, err := pool.Acquire(t.Context())
+	require.NoError(t, err)
+	conn := pooled.Hijack()
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	for _, statement := range statements {
+		_, err := conn.Exec(t.Context(), statement)
+		require.NoError(t, err)
+	}
+	return conn
+}
+
+func requirePlans(t *testing.T, db querier, plans []plan) {
 	t.Helper()
 	for _, p := range plans {
-		t.Run(fileOf(t, p.query), func(t *testing.T) {
-			rows, err := db.Query(t.Context(), "EXPLAIN "+counting.Replace(p.query), p.args...)
-			require.NoError(t, err)
-			lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
-			require.NoError(t, err)
-			text := strings.Join(lines, "\n")
+		t.Run(queryFile(t, p.query), func(t *testing.T) {
+			text := explain(t, db, "EXPLAIN "+counting.Replace(p.query), p.args...)
 			require.Regexp(t, p.want, text)
 			require.NotContains(t, text, "Seq Scan on order")
 			months := map[string]bool{}
@@ -123,9 +144,9 @@ func fourMonths(t *testing.T) (*pgxpool.Pool, uuid.UUID) {
 	return pool, sales[7]
 }
 
-// plansOf are the queries that read or change orders, for those of one sale or one user. The month of a given sale is
+// plansFor are the queries that read or change orders, for those of one sale or one user. The month of a given sale is
 // the only one that they read.
-func plansOf(t *testing.T, pool *pgxpool.Pool, sale uuid.UUID) []plan {
+func plansFor(t *testing.T, pool *pgxpool.Pool, sale uuid.UUID) []plan {
 	t.Helper()
 	var id uuid.UUID
 	require.NoError(t, pool.QueryRow(t.Context(), "SELECT id FROM orders WHERE sale_id = $1 AND user_id = 'user-5'", sale).
@@ -203,7 +224,7 @@ func plansOf(t *testing.T, pool *pgxpool.Pool, sale uuid.UUID) []plan {
 func TestQueriesUseIndexesOfOneMonth(t *testing.T) {
 	t.Parallel()
 	pool, sale := fourMonths(t)
-	requirePlans(t, pool, plansOf(t, pool, sale))
+	requirePlans(t, pool, plansFor(t, pool, sale))
 
 	var final int64
 	rows, err := pool.Query(t.Context(), sql.CatalogFindSales, []uuid.UUID{sale}, nil, 1, true)
@@ -219,21 +240,9 @@ func TestQueriesUseIndexesOfOneMonth(t *testing.T) {
 func TestKeptPlansRunOnOneMonth(t *testing.T) {
 	t.Parallel()
 	pool, sale := fourMonths(t)
-	conn, err := pool.Acquire(t.Context())
-	require.NoError(t, err)
-	defer conn.Release()
-	for _, statement := range []string{
-		"SET plan_cache_mode = force_generic_plan",
-		"PREPARE find (uuid, uuid[]) AS " + sql.LedgerFindOrders,
-	} {
-		_, err = conn.Exec(t.Context(), statement)
-		require.NoError(t, err)
-	}
-	rows, err := conn.Query(t.Context(), "EXPLAIN (ANALYZE) EXECUTE find('"+sale.String()+"', '{"+uuid.NewString()+"}')")
-	require.NoError(t, err)
-	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	require.NoError(t, err)
-	text := strings.Join(lines, "\n")
+	conn := inSession(t, pool, "SET plan_cache_mode = force_generic_plan",
+		"PREPARE find (uuid, uuid[]) AS "+sql.LedgerFindOrders)
+	text := explain(t, conn, "EXPLAIN (ANALYZE) EXECUTE find('"+sale.String()+"', '{"+uuid.NewString()+"}')")
 	require.Contains(t, text, "Subplans Removed: 3")
 	require.Contains(t, text, "Index Scan using orders_2031_02_pkey on orders")
 }
@@ -242,20 +251,9 @@ func TestKeptPlansRunOnOneMonth(t *testing.T) {
 func TestKeptPlanReadsEventsByPosition(t *testing.T) {
 	t.Parallel()
 	pool, _ := fourMonths(t)
-	conn, err := pool.Acquire(t.Context())
-	require.NoError(t, err)
-	defer conn.Release()
-	for _, statement := range []string{
-		"SET plan_cache_mode = force_generic_plan", "PREPARE read (bigint, bigint, bigint) AS " + sql.RelayReadOrders,
-	} {
-		_, err = conn.Exec(t.Context(), statement)
-		require.NoError(t, err)
-	}
-	rows, err := conn.Query(t.Context(), "EXPLAIN (ANALYZE) EXECUTE read(19000, 40000, 100)")
-	require.NoError(t, err)
-	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	require.NoError(t, err)
-	text := strings.Join(lines, "\n")
+	conn := inSession(t, pool, "SET plan_cache_mode = force_generic_plan",
+		"PREPARE read (bigint, bigint, bigint) AS "+sql.RelayReadOrders)
+	text := explain(t, conn, "EXPLAIN (ANALYZE) EXECUTE read(19000, 40000, 100)")
 	require.Contains(t, text, "Index Scan using order_events_2031_02_position")
 	require.NotContains(t, text, "Seq Scan on order")
 	require.NotContains(t, text, "Sort  (", "a read stops after its last row")
@@ -265,27 +263,16 @@ func TestKeptPlanReadsEventsByPosition(t *testing.T) {
 func TestAuditOfSaleReadsItsMonth(t *testing.T) {
 	t.Parallel()
 	pool, sale := fourMonths(t)
-	conn, err := pool.Acquire(t.Context())
-	require.NoError(t, err)
-	defer conn.Release() // with the temporary tables
-	for _, statement := range []string{
-		"CREATE TEMP TABLE audit_sales AS SELECT id AS sale_id, true AS present, 300 AS places FROM sales WHERE id = $1",
-		"ANALYZE audit_sales",
-	} {
-		_, err := conn.Exec(t.Context(), strings.ReplaceAll(statement, "$1", "'"+sale.String()+"'"))
-		require.NoError(t, err)
-	}
-	rows, err := conn.Query(t.Context(), "EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) "+sql.AuditTwoLiveOrders)
-	require.NoError(t, err)
-	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	require.NoError(t, err)
+	conn := inSession(t, pool, "CREATE TEMP TABLE audit_sales AS SELECT id AS sale_id, true AS present, 300 AS places "+
+		"FROM sales WHERE id = '"+sale.String()+"'", "ANALYZE audit_sales")
+	text := explain(t, conn, "EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) "+sql.AuditTwoLiveOrders)
 	var read []string
-	for _, line := range lines {
+	for line := range strings.Lines(text) {
 		if m := monthOf.FindString(line); m != "" && !strings.Contains(line, "never executed") {
 			read = append(read, m)
 		}
 	}
-	require.Equal(t, []string{" on orders_2031_02"}, read, strings.Join(lines, "\n"))
+	require.Equal(t, []string{" on orders_2031_02"}, read, text)
 }
 
 // readsMany are the queries that read or write many orders, or the orders of a batch, and why their plan needs no test.
@@ -311,8 +298,8 @@ func TestEveryQueryForOrdersHasPlan(t *testing.T) {
 	t.Parallel()
 	pool, sale := fourMonths(t)
 	var planned []string
-	for _, p := range plansOf(t, pool, sale) {
-		planned = append(planned, fileOf(t, p.query))
+	for _, p := range plansFor(t, pool, sale) {
+		planned = append(planned, queryFile(t, p.query))
 	}
 	ofOrders := regexp.MustCompile(`(?m)^[^-]*(?:FROM|JOIN|INTO|UPDATE) (?:orders|order_events)\b`)
 	for _, file := range queryFiles(t) {

@@ -1,371 +1,226 @@
 package sql
 
-import _ "embed"
+import (
+	"embed"
+	"strings"
+)
 
-// The queries, in a folder for each owner. A file's header gives its parameters and its result. A
-// variable is named after its folder and its file.
+// files has the queries, in a folder for each owner. A file's header gives its parameters and its result.
+//
+//go:embed queries
+var files embed.FS
+
+// names has the name of each query, by its text.
+var names = map[string]string{}
+
+// query returns the text of a file.
+func query(name string) string {
+	text, err := files.ReadFile("queries/" + name + ".sql")
+	if err != nil {
+		panic(err) // at the start of each program and test
+	}
+	names[string(text)] = name
+	return string(text)
+}
+
+// NameOf names a statement for people: by its file ("ledger/record_fresh"), or else by its first word ("COMMIT").
+func NameOf(statement string) string {
+	if name, known := names[statement]; known {
+		return name
+	}
+	word, _, _ := strings.Cut(strings.TrimSpace(statement), " ")
+	return strings.TrimRight(word, ";")
+}
+
+// The queries. A variable is named after its folder and its file.
 var (
-	//go:embed queries/archive/audit.sql
-	ArchiveAudit string
-	//go:embed queries/archive/blockers.sql
-	ArchiveBlockers string
-	//go:embed queries/archive/columns.sql
-	ArchiveColumns string
-	//go:embed queries/archive/delete_rest.sql
-	ArchiveDeleteRest string
-	//go:embed queries/archive/delete_some.sql
-	ArchiveDeleteSome string
-	//go:embed queries/archive/due_sales.sql
-	ArchiveDueSales string
-	//go:embed queries/archive/events.sql
-	ArchiveEvents string
-	//go:embed queries/archive/figures.sql
-	ArchiveFigures string
-	//go:embed queries/archive/insert_events.sql
-	ArchiveInsertEvents string
-	//go:embed queries/archive/insert_sale.sql
-	ArchiveInsertSale string
-	//go:embed queries/archive/insert_sale_events.sql
-	ArchiveInsertSaleEvents string
-	//go:embed queries/archive/mark.sql
-	ArchiveMark string
-	//go:embed queries/archive/mark_deleted.sql
-	ArchiveMarkDeleted string
-	//go:embed queries/archive/mark_restored.sql
-	ArchiveMarkRestored string
-	//go:embed queries/archive/sale.sql
-	ArchiveSale string
-	//go:embed queries/archive/sale_events.sql
-	ArchiveSaleEvents string
-	//go:embed queries/archive/table.sql
-	ArchiveTable string
-	//go:embed queries/audit/archived_sales.sql
-	AuditArchivedSales string
-	//go:embed queries/audit/buyers.sql
-	AuditBuyers string
-	//go:embed queries/audit/conservation.sql
-	AuditConservation string
-	//go:embed queries/audit/counters.sql
-	AuditCounters string
-	//go:embed queries/audit/dead_letters.sql
-	AuditDeadLetters string
-	//go:embed queries/audit/deadlines.sql
-	AuditDeadlines string
-	//go:embed queries/audit/drop.sql
-	AuditDrop string
-	//go:embed queries/audit/ended.sql
-	AuditEnded string
-	//go:embed queries/audit/figures.sql
-	AuditFigures string
-	//go:embed queries/audit/find.sql
-	AuditFind string
-	//go:embed queries/audit/latest.sql
-	AuditLatest string
-	//go:embed queries/audit/note_latest.sql
-	AuditNoteLatest string
-	//go:embed queries/audit/note_still.sql
-	AuditNoteStill string
-	//go:embed queries/audit/oversold.sql
-	AuditOversold string
-	//go:embed queries/audit/parked.sql
-	AuditParked string
-	//go:embed queries/audit/progress.sql
-	AuditProgress string
-	//go:embed queries/audit/read_figures.sql
-	AuditReadFigures string
-	//go:embed queries/audit/rebuilds.sql
-	AuditRebuilds string
-	//go:embed queries/audit/record.sql
-	AuditRecord string
-	//go:embed queries/audit/redis.sql
-	AuditRedis string
-	//go:embed queries/audit/reservations.sql
-	AuditReservations string
-	//go:embed queries/audit/retired.sql
-	AuditRetired string
-	//go:embed queries/audit/revisions.sql
-	AuditRevisions string
-	//go:embed queries/audit/selected_sales.sql
-	AuditSelectedSales string
-	//go:embed queries/audit/sequence.sql
-	AuditSequence string
-	//go:embed queries/audit/shard_figures.sql
-	AuditShardFigures string
-	//go:embed queries/audit/tables.sql
-	AuditTables string
-	//go:embed queries/audit/terms.sql
-	AuditTerms string
-	//go:embed queries/audit/two_live_orders.sql
-	AuditTwoLiveOrders string
-	//go:embed queries/audit/unfinished_buyers.sql
-	AuditUnfinishedBuyers string
+	ArchiveAudit            = query("archive/audit")
+	ArchiveBlockers         = query("archive/blockers")
+	ArchiveColumns          = query("archive/columns")
+	ArchiveDeleteRest       = query("archive/delete_rest")
+	ArchiveDeleteSome       = query("archive/delete_some")
+	ArchiveDueSales         = query("archive/due_sales")
+	ArchiveEvents           = query("archive/events")
+	ArchiveFigures          = query("archive/figures")
+	ArchiveInsertEvents     = query("archive/insert_events")
+	ArchiveInsertSale       = query("archive/insert_sale")
+	ArchiveInsertSaleEvents = query("archive/insert_sale_events")
+	ArchiveMark             = query("archive/mark")
+	ArchiveMarkDeleted      = query("archive/mark_deleted")
+	ArchiveMarkRestored     = query("archive/mark_restored")
+	ArchiveSale             = query("archive/sale")
+	ArchiveSaleEvents       = query("archive/sale_events")
+	ArchiveTable            = query("archive/table")
+	AuditArchivedSales      = query("audit/archived_sales")
+	AuditBuyers             = query("audit/buyers")
+	AuditConservation       = query("audit/conservation")
+	AuditCounters           = query("audit/counters")
+	AuditDeadLetters        = query("audit/dead_letters")
+	AuditDeadlines          = query("audit/deadlines")
+	AuditDrop               = query("audit/drop")
+	AuditEnded              = query("audit/ended")
+	AuditFigures            = query("audit/figures")
+	AuditFind               = query("audit/find")
+	AuditLatest             = query("audit/latest")
+	AuditNoteLatest         = query("audit/note_latest")
+	AuditNoteStill          = query("audit/note_still")
+	AuditOversold           = query("audit/oversold")
+	AuditParked             = query("audit/parked")
+	AuditProgress           = query("audit/progress")
+	AuditReadFigures        = query("audit/read_figures")
+	AuditRebuilds           = query("audit/rebuilds")
+	AuditRecord             = query("audit/record")
+	AuditRedis              = query("audit/redis")
+	AuditReservations       = query("audit/reservations")
+	AuditRetired            = query("audit/retired")
+	AuditRevisions          = query("audit/revisions")
+	AuditSelectedSales      = query("audit/selected_sales")
+	AuditSequence           = query("audit/sequence")
+	AuditShardFigures       = query("audit/shard_figures")
+	AuditTables             = query("audit/tables")
+	AuditTerms              = query("audit/terms")
+	AuditTwoLiveOrders      = query("audit/two_live_orders")
+	AuditUnfinishedBuyers   = query("audit/unfinished_buyers")
 
-	//go:embed queries/catalog/change_sale.sql
-	CatalogChangeSale string
-	//go:embed queries/catalog/claim_partition.sql
-	CatalogClaimPartition string
-	//go:embed queries/catalog/find_created_sale.sql
-	CatalogFindCreatedSale string
-	//go:embed queries/catalog/find_lowering.sql
-	CatalogFindLowering string
-	//go:embed queries/catalog/find_sale_change.sql
-	CatalogFindSaleChange string
-	//go:embed queries/catalog/find_sales.sql
-	CatalogFindSales string
-	//go:embed queries/catalog/free_sale_key.sql
-	CatalogFreeSaleKey string
-	//go:embed queries/catalog/insert_sale.sql
-	CatalogInsertSale string
-	//go:embed queries/catalog/lock_sale.sql
-	CatalogLockSale string
-	//go:embed queries/catalog/mark_published.sql
-	CatalogMarkPublished string
-	//go:embed queries/catalog/newest_sales.sql
-	CatalogNewestSales string
-	//go:embed queries/catalog/published_sales.sql
-	CatalogPublishedSales string
-	//go:embed queries/catalog/refuse_lowering.sql
-	CatalogRefuseLowering string
-	//go:embed queries/catalog/retire_sale.sql
-	CatalogRetireSale string
-	//go:embed queries/catalog/sale_changes.sql
-	CatalogSaleChanges string
-	//go:embed queries/catalog/sale_history.sql
-	CatalogSaleHistory string
-	//go:embed queries/catalog/unpublished_sales.sql
-	CatalogUnpublishedSales string
+	CatalogChangeSale       = query("catalog/change_sale")
+	CatalogClaimPartition   = query("catalog/claim_partition")
+	CatalogFindCreatedSale  = query("catalog/find_created_sale")
+	CatalogFindLowering     = query("catalog/find_lowering")
+	CatalogFindSaleChange   = query("catalog/find_sale_change")
+	CatalogFindSales        = query("catalog/find_sales")
+	CatalogFreeSaleKey      = query("catalog/free_sale_key")
+	CatalogInsertSale       = query("catalog/insert_sale")
+	CatalogLockSale         = query("catalog/lock_sale")
+	CatalogMarkPublished    = query("catalog/mark_published")
+	CatalogNewestSales      = query("catalog/newest_sales")
+	CatalogPublishedSales   = query("catalog/published_sales")
+	CatalogRefuseLowering   = query("catalog/refuse_lowering")
+	CatalogRetireSale       = query("catalog/retire_sale")
+	CatalogSaleChanges      = query("catalog/sale_changes")
+	CatalogSaleHistory      = query("catalog/sale_history")
+	CatalogUnpublishedSales = query("catalog/unpublished_sales")
 
-	//go:embed queries/crowd/sale_orders.sql
-	CrowdSaleOrders string
-	//go:embed queries/crowd/sale_sold.sql
-	CrowdSaleSold string
+	CrowdSaleOrders = query("crowd/sale_orders")
+	CrowdSaleSold   = query("crowd/sale_sold")
 
-	//go:embed queries/deadletter/find.sql
-	DeadLetterFind string
-	//go:embed queries/deadletter/list.sql
-	DeadLetterList string
-	//go:embed queries/deadletter/lock.sql
-	DeadLetterLock string
-	//go:embed queries/deadletter/mark_discarded.sql
-	DeadLetterMarkDiscarded string
-	//go:embed queries/deadletter/mark_replayed.sql
-	DeadLetterMarkReplayed string
-	//go:embed queries/deadletter/park.sql
-	DeadLetterPark string
+	DeadLetterFind          = query("deadletter/find")
+	DeadLetterList          = query("deadletter/list")
+	DeadLetterLock          = query("deadletter/lock")
+	DeadLetterMarkDiscarded = query("deadletter/mark_discarded")
+	DeadLetterMarkReplayed  = query("deadletter/mark_replayed")
+	DeadLetterPark          = query("deadletter/park")
 
-	//go:embed queries/doctor/server_settings.sql
-	DoctorServerSettings string
-	//go:embed queries/doctor/units_on_sale.sql
-	DoctorUnitsOnSale string
+	DoctorServerSettings = query("doctor/server_settings")
+	DoctorUnitsOnSale    = query("doctor/units_on_sale")
 
-	//go:embed queries/fleet/desk.sql
-	FleetDesk string
-	//go:embed queries/fleet/funnel.sql
-	FleetFunnel string
+	FleetDesk   = query("fleet/desk")
+	FleetFunnel = query("fleet/funnel")
 
-	//go:embed queries/ledger/add_sold.sql
-	LedgerAddSold string
-	//go:embed queries/ledger/archived_sale.sql
-	LedgerArchivedSale string
-	//go:embed queries/ledger/change_orders.sql
-	LedgerChangeOrders string
-	//go:embed queries/ledger/due_releases.sql
-	LedgerDueReleases string
-	//go:embed queries/ledger/export_orders.sql
-	LedgerExportOrders string
-	//go:embed queries/ledger/find_history.sql
-	LedgerFindHistory string
-	//go:embed queries/ledger/find_orders.sql
-	LedgerFindOrders string
-	//go:embed queries/ledger/heartbeat.sql
-	LedgerHeartbeat string
-	//go:embed queries/ledger/list_of_sale.sql
-	LedgerListOfSale string
-	//go:embed queries/ledger/list_of_user.sql
-	LedgerListOfUser string
-	//go:embed queries/ledger/list_of_user_in_sale.sql
-	LedgerListOfUserInSale string
-	//go:embed queries/ledger/lock_order.sql
-	LedgerLockOrder string
-	//go:embed queries/ledger/lock_overdue.sql
-	LedgerLockOverdue string
-	//go:embed queries/ledger/log_refusals.sql
-	LedgerLogRefusals string
-	//go:embed queries/ledger/make_months.sql
-	LedgerMakeMonths string
-	//go:embed queries/ledger/next_sale.sql
-	LedgerNextSale string
-	//go:embed queries/ledger/note_releases.sql
-	LedgerNoteReleases string
-	//go:embed queries/ledger/note_traces.sql
-	LedgerNoteTraces string
-	//go:embed queries/ledger/overdue_sale.sql
-	LedgerOverdueSale string
-	//go:embed queries/ledger/past_orders.sql
-	LedgerPastOrders string
-	//go:embed queries/ledger/pending_releases.sql
-	LedgerPendingReleases string
-	//go:embed queries/ledger/receipt_secret.sql
-	LedgerReceiptSecret string
-	//go:embed queries/ledger/record_fresh.sql
-	LedgerRecordFresh string
-	//go:embed queries/ledger/record_orders.sql
-	LedgerRecordOrders string
-	//go:embed queries/ledger/release_sale.sql
-	LedgerReleaseSale string
-	//go:embed queries/ledger/return_sold.sql
-	LedgerReturnSold string
-	//go:embed queries/ledger/sale_epoch.sql
-	LedgerSaleEpoch string
-	//go:embed queries/ledger/sales_of_orders.sql
-	LedgerSalesOfOrders string
-	//go:embed queries/ledger/take_releases.sql
-	LedgerTakeReleases string
+	LedgerAddSold          = query("ledger/add_sold")
+	LedgerArchivedSale     = query("ledger/archived_sale")
+	LedgerChangeOrders     = query("ledger/change_orders")
+	LedgerDueReleases      = query("ledger/due_releases")
+	LedgerExportOrders     = query("ledger/export_orders")
+	LedgerFindHistory      = query("ledger/find_history")
+	LedgerFindOrders       = query("ledger/find_orders")
+	LedgerHeartbeat        = query("ledger/heartbeat")
+	LedgerListOfSale       = query("ledger/list_of_sale")
+	LedgerListOfUser       = query("ledger/list_of_user")
+	LedgerListOfUserInSale = query("ledger/list_of_user_in_sale")
+	LedgerLockOrder        = query("ledger/lock_order")
+	LedgerLockOverdue      = query("ledger/lock_overdue")
+	LedgerLogRefusals      = query("ledger/log_refusals")
+	LedgerMakeMonths       = query("ledger/make_months")
+	LedgerNextSale         = query("ledger/next_sale")
+	LedgerNoteReleases     = query("ledger/note_releases")
+	LedgerNoteTraces       = query("ledger/note_traces")
+	LedgerOverdueSale      = query("ledger/overdue_sale")
+	LedgerPastOrders       = query("ledger/past_orders")
+	LedgerPendingReleases  = query("ledger/pending_releases")
+	LedgerReceiptSecret    = query("ledger/receipt_secret")
+	LedgerRecordFresh      = query("ledger/record_fresh")
+	LedgerRecordOrders     = query("ledger/record_orders")
+	LedgerReleaseSale      = query("ledger/release_sale")
+	LedgerReturnSold       = query("ledger/return_sold")
+	LedgerSaleEpoch        = query("ledger/sale_epoch")
+	LedgerSalesOfOrders    = query("ledger/sales_of_orders")
+	LedgerTakeReleases     = query("ledger/take_releases")
 
-	//go:embed queries/pg/end_session.sql
-	PGEndSession string
-	//go:embed queries/pg/find_blockers.sql
-	PGFindBlockers string
-	//go:embed queries/pg/lock_holder.sql
-	PGLockHolder string
-	//go:embed queries/pg/prepare_session.sql
-	pgPrepareSession string
-	//go:embed queries/pg/try_lock.sql
-	PGTryLock string
+	PGEndSession     = query("pg/end_session")
+	PGFindBlockers   = query("pg/find_blockers")
+	PGLockHolder     = query("pg/lock_holder")
+	pgPrepareSession = query("pg/prepare_session")
+	PGTryLock        = query("pg/try_lock")
 
-	//go:embed queries/projection/compare.sql
-	ProjectionCompare string
-	//go:embed queries/projection/counted.sql
-	ProjectionCounted string
-	//go:embed queries/projection/differences.sql
-	ProjectionDifferences string
-	//go:embed queries/projection/miscounted.sql
-	ProjectionMiscounted string
-	//go:embed queries/projection/months.sql
-	ProjectionMonths string
-	//go:embed queries/projection/orders.sql
-	ProjectionOrders string
-	//go:embed queries/projection/recount.sql
-	ProjectionRecount string
-	//go:embed queries/projection/replace.sql
-	ProjectionReplace string
-	//go:embed queries/projection/replay.sql
-	ProjectionReplay string
-	//go:embed queries/projection/table.sql
-	ProjectionTable string
-	//go:embed queries/projection/withdraw.sql
-	ProjectionWithdraw string
-	//go:embed queries/projection/wrong_sales.sql
-	ProjectionWrongSales string
+	ProjectionCompare     = query("projection/compare")
+	ProjectionCounted     = query("projection/counted")
+	ProjectionDifferences = query("projection/differences")
+	ProjectionMiscounted  = query("projection/miscounted")
+	ProjectionMonths      = query("projection/months")
+	ProjectionOrders      = query("projection/orders")
+	ProjectionRecount     = query("projection/recount")
+	ProjectionReplace     = query("projection/replace")
+	ProjectionReplay      = query("projection/replay")
+	ProjectionTable       = query("projection/table")
+	ProjectionWithdraw    = query("projection/withdraw")
+	ProjectionWrongSales  = query("projection/wrong_sales")
 
-	//go:embed queries/rebuild/end_progress.sql
-	RebuildEndProgress string
-	//go:embed queries/rebuild/ended_orders.sql
-	RebuildEndedOrders string
-	//go:embed queries/rebuild/holders.sql
-	RebuildHolders string
-	//go:embed queries/rebuild/newest_orders.sql
-	RebuildNewestOrders string
-	//go:embed queries/rebuild/note_progress.sql
-	RebuildNoteProgress string
-	//go:embed queries/rebuild/raise_epoch.sql
-	RebuildRaiseEpoch string
-	//go:embed queries/rebuild/sales_in_redis.sql
-	RebuildSalesInRedis string
-	//go:embed queries/rebuild/save_server.sql
-	RebuildSaveServer string
-	//go:embed queries/rebuild/timeline.sql
-	RebuildTimeline string
-	//go:embed queries/rebuild/wait.sql
-	RebuildWait string
+	RebuildEndProgress  = query("rebuild/end_progress")
+	RebuildEndedOrders  = query("rebuild/ended_orders")
+	RebuildHolders      = query("rebuild/holders")
+	RebuildNewestOrders = query("rebuild/newest_orders")
+	RebuildNoteProgress = query("rebuild/note_progress")
+	RebuildRaiseEpoch   = query("rebuild/raise_epoch")
+	RebuildSalesInRedis = query("rebuild/sales_in_redis")
+	RebuildSaveServer   = query("rebuild/save_server")
+	RebuildTimeline     = query("rebuild/timeline")
+	RebuildWait         = query("rebuild/wait")
 
-	//go:embed queries/reconcile/add_check.sql
-	ReconcileAddCheck string
-	//go:embed queries/reconcile/add_finding.sql
-	ReconcileAddFinding string
-	//go:embed queries/reconcile/compare.sql
-	ReconcileCompare string
-	//go:embed queries/reconcile/counts.sql
-	ReconcileCounts string
-	//go:embed queries/reconcile/explain.sql
-	ReconcileExplain string
-	//go:embed queries/reconcile/forget.sql
-	ReconcileForget string
-	//go:embed queries/reconcile/keys.sql
-	ReconcileKeys string
-	//go:embed queries/reconcile/lock_orders.sql
-	ReconcileLockOrders string
-	//go:embed queries/reconcile/note.sql
-	ReconcileNote string
-	//go:embed queries/reconcile/page.sql
-	ReconcilePage string
-	//go:embed queries/reconcile/release.sql
-	ReconcileRelease string
-	//go:embed queries/reconcile/tables.sql
-	ReconcileTables string
+	ReconcileAddCheck   = query("reconcile/add_check")
+	ReconcileAddFinding = query("reconcile/add_finding")
+	ReconcileCompare    = query("reconcile/compare")
+	ReconcileCounts     = query("reconcile/counts")
+	ReconcileExplain    = query("reconcile/explain")
+	ReconcileForget     = query("reconcile/forget")
+	ReconcileKeys       = query("reconcile/keys")
+	ReconcileLockOrders = query("reconcile/lock_orders")
+	ReconcileNote       = query("reconcile/note")
+	ReconcilePage       = query("reconcile/page")
+	ReconcileRelease    = query("reconcile/release")
+	ReconcileTables     = query("reconcile/tables")
 
-	//go:embed queries/relay/add_target.sql
-	RelayAddTarget string
-	//go:embed queries/relay/claim.sql
-	RelayClaim string
-	//go:embed queries/relay/list_targets.sql
-	RelayListTargets string
-	//go:embed queries/relay/move.sql
-	RelayMove string
-	//go:embed queries/relay/newest.sql
-	RelayNewest string
-	//go:embed queries/relay/note_failure.sql
-	RelayNoteFailure string
-	//go:embed queries/relay/position_of_order.sql
-	RelayPositionOfOrder string
-	//go:embed queries/relay/position_of_sale.sql
-	RelayPositionOfSale string
-	//go:embed queries/relay/position_of_time.sql
-	RelayPositionOfTime string
-	//go:embed queries/relay/read_orders.sql
-	RelayReadOrders string
-	//go:embed queries/relay/read_sales.sql
-	RelayReadSales string
-	//go:embed queries/relay/remove_target.sql
-	RelayRemoveTarget string
-	//go:embed queries/relay/renew_target.sql
-	RelayRenewTarget string
-	//go:embed queries/relay/set_position.sql
-	RelaySetPosition string
-	//go:embed queries/relay/set_state.sql
-	RelaySetState string
-	//go:embed queries/relay/writers.sql
-	RelayWriters string
+	RelayAddTarget       = query("relay/add_target")
+	RelayClaim           = query("relay/claim")
+	RelayListTargets     = query("relay/list_targets")
+	RelayMove            = query("relay/move")
+	RelayNewest          = query("relay/newest")
+	RelayNoteFailure     = query("relay/note_failure")
+	RelayPositionOfOrder = query("relay/position_of_order")
+	RelayPositionOfSale  = query("relay/position_of_sale")
+	RelayPositionOfTime  = query("relay/position_of_time")
+	RelayReadOrders      = query("relay/read_orders")
+	RelayReadSales       = query("relay/read_sales")
+	RelayRemoveTarget    = query("relay/remove_target")
+	RelayRenewTarget     = query("relay/renew_target")
+	RelaySetPosition     = query("relay/set_position")
+	RelaySetState        = query("relay/set_state")
+	RelayWriters         = query("relay/writers")
 
-	//go:embed queries/reservation/verified_servers.sql
-	ReservationVerifiedServers string
+	ReservationVerifiedServers = query("reservation/verified_servers")
 
-	//go:embed queries/retire/candidates.sql
-	RetireCandidates string
-	//go:embed queries/retire/live_orders.sql
-	RetireLiveOrders string
-	//go:embed queries/retire/match_orders.sql
-	RetireMatchOrders string
-	//go:embed queries/retire/open_sale.sql
-	RetireOpenSale string
-	//go:embed queries/schema/contracts.sql
-	schemaContracts string
-	//go:embed queries/schema/guards.sql
-	schemaGuards string
-	//go:embed queries/schema/has_sales.sql
-	schemaHasSales string
-	//go:embed queries/schema/lift_limits.sql
-	schemaLiftLimits string
-	//go:embed queries/schema/unreleased.sql
-	schemaUnreleased string
-	//go:embed queries/schema/versions.sql
-	schemaVersions string
+	RetireCandidates  = query("retire/candidates")
+	RetireLiveOrders  = query("retire/live_orders")
+	RetireMatchOrders = query("retire/match_orders")
+	RetireOpenSale    = query("retire/open_sale")
+	schemaContracts   = query("schema/contracts")
+	schemaGuards      = query("schema/guards")
+	schemaHasSales    = query("schema/has_sales")
+	schemaLiftLimits  = query("schema/lift_limits")
+	schemaUnreleased  = query("schema/unreleased")
+	schemaVersions    = query("schema/versions")
 
-	//go:embed queries/survey/look.sql
-	SurveyLook string
+	SurveyLook = query("survey/look")
 
-	//go:embed queries/worker/make_months.sql
-	WorkerMakeMonths string
-	//go:embed queries/worker/most_partitions.sql
-	WorkerMostPartitions string
+	WorkerMakeMonths     = query("worker/make_months")
+	WorkerMostPartitions = query("worker/most_partitions")
 )

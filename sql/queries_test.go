@@ -25,11 +25,10 @@ func TestQueriesAreNamedAfterTheirFiles(t *testing.T) {
 	source, err := os.ReadFile("queries.go")
 	require.NoError(t, err)
 	var embedded []string
-	for _, found := range regexp.MustCompile(`//go:embed (\S+)\n\t(\w+) string\n`).FindAllStringSubmatch(string(source),
-		-1) {
-		path, name := found[1], found[2]
-		embedded = append(embedded, path)
-		words := strings.NewReplacer("queries/", "", "/", "", "_", "", ".sql", "").Replace(path)
+	for _, found := range regexp.MustCompile(`(?m)^\t(\w+) += query\("(\S+)"\)$`).FindAllStringSubmatch(string(source), -1) {
+		name, path := found[1], found[2]
+		embedded = append(embedded, "queries/"+path+".sql")
+		words := strings.NewReplacer("/", "", "_", "").Replace(path)
 		require.Equal(t, words, strings.ToLower(name), path)
 	}
 	require.Equal(t, files, embedded)

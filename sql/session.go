@@ -3,12 +3,8 @@ package sql
 
 import (
 	"context"
-	"embed"
 	"errors"
 	"fmt"
-	"io/fs"
-	"strings"
-	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -50,7 +46,7 @@ func checkPooler(ctx context.Context, conn *pgx.Conn) error {
 	ctx, cancel := context.WithTimeout(ctx, sessionTimeout)
 	defer cancel()
 	first := conn.PgConn()
-	process, err := processOf(ctx, first)
+	process, err := readProcess(ctx, first)
 	if err != nil || process == fmt.Sprint(first.PID()) {
 		return err
 	}
@@ -61,7 +57,7 @@ func checkPooler(ctx context.Context, conn *pgx.Conn) error {
 	defer func() { _ = second.Close(context.WithoutCancel(ctx)) }()
 	for range poolerLooks {
 		for _, client := range []*pgconn.PgConn{second, first} {
-			is, err := processOf(ctx, client)
+			is, err := readProcess(ctx, client)
 			if err == nil && (is == process) != (client == first) {
 				return ErrPooler
 			}
@@ -73,40 +69,11 @@ func checkPooler(ctx context.Context, conn *pgx.Conn) error {
 // poolerLooks: of a busy pooler, a client may get the same session several times in a row.
 const poolerLooks = 20
 
-// processOf returns the process of the server that answers conn.
-func processOf(ctx context.Context, conn *pgconn.PgConn) (string, error) {
+// readProcess returns the process of the server that answers conn.
+func readProcess(ctx context.Context, conn *pgconn.PgConn) (string, error) {
 	answers, err := conn.Exec(ctx, "SELECT pg_backend_pid()").ReadAll()
 	if err != nil {
 		return "", err
 	}
 	return string(answers[0].Rows[0][0]), nil
 }
-
-//go:embed queries
-var files embed.FS
-
-// names has the name of each query, by its text.
-var names = sync.OnceValue(func() map[string]string {
-	named := map[string]string{}
-	_ = fs.WalkDir(files, "queries", func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() {
-			return err
-		}
-		text, err := files.ReadFile(path)
-		named[string(text)] = strings.TrimSuffix(strings.TrimPrefix(path, "queries/"), ".sql")
-		return err
-	}) // what is embedded can be read
-	return named
-})
-
-// NameOf names a statement for people: by its file ("ledger/record_fresh"), or else by its first word ("COMMIT").
-func NameOf(statement string) string {
-	if name, known := names()[statement]; known {
-		return name
-	}
-	word, _, _ := strings.Cut(strings.TrimSpace(statement), " ")
-	return strings.TrimRight(word, ";")
-}
-
-//go:embed migrations/*.sql
-var migrations embed.FS

@@ -3,6 +3,7 @@
 package designs
 
 import (
+	"context"
 	"fmt"
 	"strconv"
 	"time"
@@ -26,7 +27,7 @@ type Entry struct {
 	// RowPerUnit marks designs that insert a row for each unit before the sale: benchmarks give them no
 	// more units than they can sell.
 	RowPerUnit bool
-	// Options are those of front.Backend: one design can be on the ladder in several forms.
+	// Options are given to front.Backend: one design can be on the ladder in several forms.
 	Options map[string]string
 	// Missing, if set, returns what this machine lacks for the design, such as Java, or "". A design
 	// that lacks something is left out, and the page says so.
@@ -62,6 +63,15 @@ var All = map[string]Entry{
 		Title: "Postgres, batched, our reader", New: newPostgresBatched, Guarded: true,
 		Options: map[string]string{front.PlainReader: "on"},
 	},
+}
+
+// idle is a part of designs without background work.
+type idle struct{}
+
+// Run implements front.Design.
+func (idle) Run(ctx context.Context) error {
+	<-ctx.Done()
+	return nil
 }
 
 // Find is for front.Main.

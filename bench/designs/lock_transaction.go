@@ -62,7 +62,7 @@ const (
 	lockConnections = 4
 	// lockTimeout is shorter than the write timeout of the front.
 	lockTimeout = 8 * time.Second
-	// redissonLease is Redisson's own default, and that of stampede/lock.
+	// redissonLease is the default of Redisson and of stampede/lock.
 	redissonLease = 30 * time.Second
 	// redissonWarmUp is the number of locks that Java takes before the measurement, so that its code is
 	// compiled, and redissonTogether the number at a time, so that threads and connections exist. A

@@ -1,7 +1,6 @@
 package designs
 
 import (
-	"fmt"
 	"net/http"
 	"testing"
 
@@ -17,9 +16,7 @@ func TestMemoryQueueIsLostWithProcess(t *testing.T) {
 	s := newSale(t, 100, All["memory-queue"].Guarded)
 	process := s.start(t, "memory-queue")
 	unblock := s.blockWrites(t)
-	for i := range accepted {
-		require.Equal(t, http.StatusAccepted, process.buy(t, fmt.Sprintf("user-%d", i)))
-	}
+	process.buyTimes(t, accepted)
 	process.Kill()
 	unblock()
 
@@ -41,9 +38,7 @@ func TestMemoryQueueIsWrittenOnShutdown(t *testing.T) {
 	s := newSale(t, 100, All["memory-queue"].Guarded)
 	process := s.start(t, "memory-queue")
 	unblock := s.blockWrites(t)
-	for i := range 10 {
-		require.Equal(t, http.StatusAccepted, process.buy(t, fmt.Sprintf("user-%d", i)))
-	}
+	process.buyTimes(t, 10)
 	require.Zero(t, s.orders(t))
 	unblock()
 	require.True(t, process.Stop().Success())

@@ -13,7 +13,7 @@ import (
 
 // nothing accepts every order and discards it: what Echo can answer on this machine with the usual
 // middlewares, a bound body and an answer in JSON. No design behind this front can be faster.
-type nothing struct{}
+type nothing struct{ idle }
 
 func newNothing(context.Context, front.Backend) (front.Design, error) { return nothing{}, nil }
 
@@ -22,12 +22,6 @@ func (nothing) Prepare(context.Context, uuid.UUID, int64) error { return nil }
 
 // Buy implements front.Design.
 func (nothing) Buy(context.Context, front.Order) (front.Verdict, error) { return front.Reserved, nil }
-
-// Run implements front.Design.
-func (nothing) Run(ctx context.Context) error {
-	<-ctx.Done()
-	return nil
-}
 
 // nothingRaw sends prebuilt bytes: the cost of Echo's router and net/http alone.
 type nothingRaw struct {

@@ -20,24 +20,19 @@ var sellOneSQL string
 
 // postgresStock is common to the designs that use only Postgres.
 type postgresStock struct {
+	idle
 	pool *pgxpool.Pool
 }
 
 // openPostgresStock opens the number of connections that suits the design best.
 func openPostgresStock(ctx context.Context, b front.Backend, connections int) (postgresStock, error) {
 	pool, err := connect.Postgres(ctx, b.DatabaseURL, int32(connections))
-	return postgresStock{pool}, err
+	return postgresStock{pool: pool}, err
 }
 
 // Prepare implements front.Design: the row of the sale is all that is needed.
 func (s postgresStock) Prepare(ctx context.Context, _ uuid.UUID, _ int64) error {
 	return s.pool.Ping(ctx)
-}
-
-// Run implements front.Design.
-func (s postgresStock) Run(ctx context.Context) error {
-	<-ctx.Done()
-	return nil
 }
 
 func (s postgresStock) close() { s.pool.Close() }

@@ -19,6 +19,7 @@ const none front.Verdict = 0
 // redisStock is common to all designs that keep the stock and the buyers of a sale in Redis and the
 // orders in Postgres.
 type redisStock struct {
+	idle
 	rdb    *redis.Client
 	pool   *pgxpool.Pool
 	prefix string
@@ -65,12 +66,6 @@ func (s *redisStock) buyersKey(sale uuid.UUID) string { return s.prefix + ":buye
 // restarts.
 func (s *redisStock) Prepare(ctx context.Context, sale uuid.UUID, stock int64) error {
 	return s.rdb.SetNX(ctx, s.stockKey(sale), stock, 0).Err()
-}
-
-// Run implements front.Design for designs without background work.
-func (s *redisStock) Run(ctx context.Context) error {
-	<-ctx.Done()
-	return nil
 }
 
 // sell takes the units of an order, and then writes it. If Postgres refuses it, the units are lost.

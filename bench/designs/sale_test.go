@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
 	"stampede/bench/front"
 	"stampede/internal/test/testkit"
@@ -98,15 +99,14 @@ func (s *testSale) buy(t *testing.T, design front.Design, user string) front.Ver
 func (s *testSale) crowd(t *testing.T, n int, from ...front.Design) map[front.Verdict]int {
 	t.Helper()
 	verdicts := make([]front.Verdict, n)
-	failures := make([]error, n)
-	var buyers sync.WaitGroup
+	var buyers errgroup.Group
 	for i := range n {
-		buyers.Go(func() {
-			verdicts[i], failures[i] = from[i%len(from)].Buy(t.Context(), s.order(fmt.Sprintf("user-%d", i)))
+		buyers.Go(func() (err error) {
+			verdicts[i], err = from[i%len(from)].Buy(t.Context(), s.order(fmt.Sprintf("user-%d", i)))
+			return err
 		})
 	}
-	buyers.Wait()
-	require.NoError(t, errors.Join(failures...))
+	require.NoError(t, buyers.Wait())
 	counts := map[front.Verdict]int{}
 	for _, verdict := range verdicts {
 		counts[verdict]++
@@ -178,6 +178,14 @@ func (p *frontProcess) buy(t *testing.T, user string) int {
 	require.NoError(t, err)
 	require.NoError(t, response.Body.Close())
 	return response.StatusCode
+}
+
+// buyTimes lets user-0, user-1 and so on buy, n of them.
+func (p *frontProcess) buyTimes(t *testing.T, n int) {
+	t.Helper()
+	for i := range n {
+		require.Equal(t, http.StatusAccepted, p.buy(t, fmt.Sprintf("user-%d", i)))
+	}
 }
 
 // gate is a hook of go-redis that holds commands of a client, so that a test decides what happens in

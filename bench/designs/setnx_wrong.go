@@ -16,7 +16,7 @@ type wrongLock struct {
 	lease time.Duration
 }
 
-// lockForever has no lease. If its holder dies, the key stays, and nobody ever gets the lock again.
+// lockForever has no lease. If its holder dies, the key stays, and the lock is never free again.
 func (l wrongLock) lockForever(ctx context.Context, owner string) (locked bool, err error) {
 	return l.rdb.SetNX(ctx, l.key, owner, 0).Result()
 }

@@ -13,7 +13,7 @@ import (
 	"stampede/lock"
 )
 
-// shortLease is that of holders who die or are late.
+// shortLease is the lease of holders who die or are late.
 const shortLease = 50 * time.Millisecond
 
 // lockers are two processes with a client each, and the key of one lock.
@@ -63,6 +63,20 @@ func (l lockers) requireLockedForever(t *testing.T) {
 	require.Equal(t, noExpiry, l.bob.rdb.PTTL(t.Context(), l.bob.key).Val())
 }
 
+func (l lockers) aliceLocks(t *testing.T) {
+	t.Helper()
+	locked, err := l.alice.tryLock(t.Context(), "alice")
+	require.NoError(t, err)
+	require.True(t, locked)
+}
+
+func (l lockers) ourAliceLocks(t *testing.T, options ...lock.AcquireOption) *lock.Lease {
+	t.Helper()
+	lease, err := l.ourAlice.Acquire(t.Context(), l.ourKey, options...)
+	require.NoError(t, err)
+	return lease
+}
+
 // bobLocks waits until the lease of alice has ended and bob has the lock.
 func (l lockers) bobLocks(t *testing.T) {
 	t.Helper()
@@ -83,7 +97,7 @@ func (l lockers) ourBobLocks(t *testing.T) *lock.Lease {
 	return lease
 }
 
-// requireOurBobHolds checks that nobody else gets the lock of bob.
+// requireOurBobHolds checks that alice does not get bob's lock.
 func (l lockers) requireOurBobHolds(t *testing.T, lease *lock.Lease) {
 	t.Helper()
 	_, err := l.ourAlice.TryAcquire(t.Context(), l.ourKey)
@@ -99,8 +113,7 @@ func TestLockWithoutLeaseOutlivesItsHolder(t *testing.T) {
 	require.True(t, locked)
 	l.requireLockedForever(t)
 
-	_, err = l.ourAlice.Acquire(t.Context(), l.ourKey, lock.For(shortLease))
-	require.NoError(t, err)
+	l.ourAliceLocks(t, lock.For(shortLease))
 	require.NoError(t, l.ourBobLocks(t).Release(t.Context()))
 }
 
@@ -120,29 +133,23 @@ func TestCrashBetweenSetAndExpireLocksForever(t *testing.T) {
 	l.requireLockedForever(t)
 
 	// Ours takes lock and lease in one command: no other is sent after it.
-	loaded, err := l.ourAlice.Acquire(t.Context(), l.ourKey)
-	require.NoError(t, err)
-	require.NoError(t, loaded.Release(t.Context()))
+	require.NoError(t, l.ourAliceLocks(t).Release(t.Context()))
 	var commands atomic.Int64
 	g = hold(l.alice.rdb, func(...redis.Cmder) bool { return commands.Add(1) > 1 })
 	defer close(g.open)
-	_, err = l.ourAlice.Acquire(t.Context(), l.ourKey, lock.For(shortLease))
-	require.NoError(t, err)
+	l.ourAliceLocks(t, lock.For(shortLease))
 	require.NoError(t, l.ourBobLocks(t).Release(t.Context()))
 }
 
 func TestDeleteWithoutOwnerReleasesLockOfAnother(t *testing.T) {
 	t.Parallel()
 	l := newLockers(t)
-	locked, err := l.alice.tryLock(t.Context(), "alice")
-	require.NoError(t, err)
-	require.True(t, locked)
+	l.aliceLocks(t)
 	l.bobLocks(t)
 	require.NoError(t, l.alice.unlockAny(t.Context()), "alice was slower than her lease")
 	require.Empty(t, l.holder(t), "bob still works, and anyone can lock")
 
-	late, err := l.ourAlice.Acquire(t.Context(), l.ourKey, lock.For(shortLease))
-	require.NoError(t, err)
+	late := l.ourAliceLocks(t, lock.For(shortLease))
 	bobs := l.ourBobLocks(t)
 	require.Error(t, late.Release(t.Context()), "alice hears that she lost the lock")
 	l.requireOurBobHolds(t, bobs)
@@ -151,9 +158,7 @@ func TestDeleteWithoutOwnerReleasesLockOfAnother(t *testing.T) {
 func TestCompareAndDeleteInTwoCommandsReleasesLockOfAnother(t *testing.T) {
 	t.Parallel()
 	l := newLockers(t)
-	locked, err := l.alice.tryLock(t.Context(), "alice")
-	require.NoError(t, err)
-	require.True(t, locked)
+	l.aliceLocks(t)
 	// The lease must not end before GET, so alice has her lock again for a minute.
 	require.NoError(t, l.alice.rdb.Set(t.Context(), l.alice.key, "alice", time.Minute).Err())
 	g := holdSingle(l.alice.rdb, "del")
@@ -166,8 +171,7 @@ func TestCompareAndDeleteInTwoCommandsReleasesLockOfAnother(t *testing.T) {
 	require.NoError(t, <-done)
 	require.Empty(t, l.holder(t), "bob still works, and anyone can lock")
 
-	late, err := l.ourAlice.Acquire(t.Context(), l.ourKey, lock.For(shortLease))
-	require.NoError(t, err)
+	late := l.ourAliceLocks(t, lock.For(shortLease))
 	g = holdSingle(l.alice.rdb, "evalsha", "eval")
 	go func() { done <- late.Release(t.Context()) }()
 	<-g.reached
@@ -195,8 +199,7 @@ func TestLoserThatDoesNotWaitLeavesUnitUnsold(t *testing.T) {
 	require.Less(t, sold, units, "a unit is left, and a buyer was refused")
 
 	sold = 0
-	alices, err := l.ourAlice.Acquire(t.Context(), l.ourKey)
-	require.NoError(t, err)
+	alices := l.ourAliceLocks(t)
 	done := make(chan error, 1)
 	go func() {
 		done <- l.ourBob.Do(t.Context(), l.ourKey, func(context.Context) error {

@@ -2,7 +2,6 @@ package designs
 
 import (
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"testing"
 
@@ -22,9 +21,7 @@ func TestStreamKeepsAcceptedOrdersAfterKill(t *testing.T) {
 	s.backend.Options = map[string]string{"max-idle-ms": "500"}
 	process := s.start(t, "stock-stream")
 	unblock := s.blockWrites(t)
-	for i := range accepted {
-		require.Equal(t, http.StatusAccepted, process.buy(t, fmt.Sprintf("user-%d", i)))
-	}
+	process.buyTimes(t, accepted)
 	process.Kill()
 	unblock()
 	process = s.start(t, "stock-stream")

@@ -32,7 +32,7 @@ type series struct {
 	grows string
 	note  string
 	at    []int
-	plan  func(at int) plan
+	vary  func(p *plan, at int)
 }
 
 // crowdDuration is how long an unlimited crowd sends requests.
@@ -46,11 +46,7 @@ func BenchmarkGrowthStock(b *testing.B) {
 		grows: "units",
 		note:  "As many buyers as units, 256 connections, one worker.",
 		at:    rig.Scale(b, []int{1000, 10_000, 100_000, 1_000_000}, []int{500, 2000}),
-		plan: func(at int) plan {
-			p := defaultPlan()
-			p.stock, p.buyers = at, at
-			return p
-		},
+		vary:  func(p *plan, at int) { p.stock, p.buyers = at, at },
 	})
 }
 
@@ -61,12 +57,8 @@ func BenchmarkGrowthBuyers(b *testing.B) {
 		grows: "buyers",
 		note: fmt.Sprintf("A stock of %s units, 256 connections, one worker. Costs are for each buyer, winner or loser.",
 			rig.Count(float64(stock))),
-		at: rig.Scale(b, []int{10_000, 100_000, 1_000_000}, []int{500, 5000}),
-		plan: func(at int) plan {
-			p := defaultPlan()
-			p.stock, p.buyers = stock, at
-			return p
-		},
+		at:   rig.Scale(b, []int{10_000, 100_000, 1_000_000}, []int{500, 5000}),
+		vary: func(p *plan, at int) { p.stock, p.buyers = stock, at },
 	})
 }
 
@@ -76,11 +68,7 @@ func BenchmarkGrowthConnections(b *testing.B) {
 		grows: "connections",
 		note:  fmt.Sprintf("A closed loop for %v, one worker.", crowdDuration(b)),
 		at:    rig.Scale(b, []int{1, 4, 16, 64, 256}, []int{1, 256}),
-		plan: func(at int) plan {
-			p := defaultPlan()
-			p.duration, p.connections = crowdDuration(b), at
-			return p
-		},
+		vary:  func(p *plan, at int) { p.duration, p.connections = crowdDuration(b), at },
 	})
 }
 
@@ -90,11 +78,7 @@ func BenchmarkGrowthWorkers(b *testing.B) {
 		grows: "workers",
 		note:  fmt.Sprintf("A crowd on 256 connections for %v, on the same cores as the workers.", crowdDuration(b)),
 		at:    rig.Scale(b, []int{1, 2, 3, 4}, []int{1, 4}),
-		plan: func(at int) plan {
-			p := defaultPlan()
-			p.duration, p.workers = crowdDuration(b), at
-			return p
-		},
+		vary:  func(p *plan, at int) { p.duration, p.workers = crowdDuration(b), at },
 	})
 }
 
@@ -105,12 +89,8 @@ func BenchmarkGrowthPartitions(b *testing.B) {
 		grows: "partitions",
 		note: fmt.Sprintf("%d sales at the same time, evenly spread over the partitions; a crowd on 256 connections for %v, "+
 			"one worker.", sales, crowdDuration(b)),
-		at: rig.Scale(b, []int{1, 4, 16}, []int{1, 16}),
-		plan: func(at int) plan {
-			p := defaultPlan()
-			p.duration, p.sales, p.partitions = crowdDuration(b), sales, at
-			return p
-		},
+		at:   rig.Scale(b, []int{1, 4, 16}, []int{1, 16}),
+		vary: func(p *plan, at int) { p.duration, p.sales, p.partitions = crowdDuration(b), sales, at },
 	})
 }
 
@@ -123,12 +103,8 @@ func BenchmarkGrowthUserIDs(b *testing.B) {
 		grows: "characters of a user id",
 		note: fmt.Sprintf("A stock of %s units for as many buyers: `buyer-1`, `buyer-2` and so on with up to %d "+
 			"characters, as in all other series, and UUIDs with %d.", rig.Count(float64(stock)), short, long),
-		at: []int{short, long},
-		plan: func(at int) plan {
-			p := defaultPlan()
-			p.stock, p.buyers, p.longIDs = stock, stock, at == long
-			return p
-		},
+		at:   []int{short, long},
+		vary: func(p *plan, at int) { p.stock, p.buyers, p.longIDs = stock, stock, at == long },
 	})
 }
 
@@ -155,7 +131,8 @@ func grow(b *testing.B, s series) {
 	b.Helper()
 	var candidates []rig.Candidate
 	for _, at := range s.at {
-		p := s.plan(at)
+		p := defaultPlan()
+		s.vary(&p, at)
 		candidates = append(candidates, rig.Candidate{
 			Name: strconv.Itoa(at),
 			Turn: func(b *testing.B, _ int) rig.Values { return run(b, p) },

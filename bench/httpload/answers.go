@@ -67,23 +67,19 @@ func (a Answers) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// tally counts the answers of one connection.
+// tally is the answers of one connection, and why it ended early.
 type tally struct {
-	byStatus  map[int]int64
-	wanted    int64
-	inTime    int64
-	broken    int64
-	latencies []uint32
-	err       error
+	Answers
+	err error
 }
 
 func (t *tally) add(wanted, inTime bool, status int, took time.Duration) {
-	if t.byStatus == nil {
-		t.byStatus = make(map[int]int64)
+	if t.ByStatus == nil {
+		t.ByStatus = make(map[int]int64)
 	}
-	t.byStatus[status]++
+	t.ByStatus[status]++
 	if wanted {
-		t.wanted++
+		t.Wanted++
 		if inTime {
 			t.inTime++
 		}
@@ -101,12 +97,12 @@ func (r *run) sum() (Answers, error) {
 	sum := Answers{ByStatus: make(map[int]int64), Took: took, lasted: min(took, r.load.For)}
 	var errs []error
 	for _, t := range r.tallies {
-		for status, n := range t.byStatus {
+		for status, n := range t.ByStatus {
 			sum.ByStatus[status] += n
 		}
-		sum.Wanted += t.wanted
+		sum.Wanted += t.Wanted
 		sum.inTime += t.inTime
-		sum.Broken += t.broken
+		sum.Broken += t.Broken
 		sum.latencies = append(sum.latencies, t.latencies...)
 		errs = append(errs, t.err)
 	}

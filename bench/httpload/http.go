@@ -43,8 +43,8 @@ type Load struct {
 // answerGrace is how long answers are awaited after the end of the load.
 const answerGrace = 15 * time.Second
 
-// Measure sends the load. Broken connections are counted and not reopened; the error is that of
-// connections that could not be opened, or of an answer that is not readable as HTTP. It ends early
+// Measure sends the load. Broken connections are counted and not reopened; it fails if
+// a connection cannot be opened, or an answer is not readable as HTTP. It ends early
 // with ctx.
 func (l Load) Measure(ctx context.Context) (Answers, error) {
 	conns, err := l.dial(ctx)
@@ -109,7 +109,7 @@ func (r *run) serve(conn net.Conn, t *tally) error {
 		}
 		out = r.load.Request(out[:0], n)
 		if _, err := conn.Write(out); err != nil {
-			t.broken++
+			t.Broken++
 			return nil //nolint:nilerr // counted
 		}
 		status, length, err := readHead(in)
@@ -121,7 +121,7 @@ func (r *run) serve(conn net.Conn, t *tally) error {
 		case errors.Is(err, errNotHTTP), errors.Is(err, bufio.ErrBufferFull):
 			return err
 		case err != nil:
-			t.broken++
+			t.Broken++
 			return nil //nolint:nilerr // counted
 		}
 		now := time.Now()

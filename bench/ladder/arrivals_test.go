@@ -36,27 +36,23 @@ func BenchmarkArrivals(b *testing.B) {
 	}
 	for _, r := range all {
 		for _, perSecond := range rates {
-			at := figuresAt(perSecond)
 			row := append([]string{r.title, rig.Count(float64(perSecond))},
-				results.Medians(rig.Ratio, r.name, at(cpuFigures...)...)...)
-			row = append(row, results.Of(r.name, at(cpuOfAll)[0]).Format(rig.Count))
-			t.Rows = append(t.Rows, append(row,
-				results.Medians(rig.Ratio, r.name, at(answered+p50, answered+p99, committed+p50, committed+p99)...)...))
+				results.Medians(rig.Ratio, r.name, figuresAt(perSecond, cpuFigures...)...)...)
+			row = append(row, results.Ranges(rig.Count, r.name, figuresAt(perSecond, cpuOfAll)...)...)
+			t.Rows = append(t.Rows, append(row, results.Medians(rig.Ratio, r.name,
+				figuresAt(perSecond, answered+p50, answered+p99, committed+p50, committed+p99)...)...))
 		}
-		results.Report(b, r.name, figuresAt(rates[0])(cpuOfAll)[0], "µs-of-few")
+		results.Report(b, r.name, figuresAt(rates[0], cpuOfAll)[0], "µs-of-few")
 	}
 	rig.Put(t)
 }
 
 // figuresAt names figures at a rate.
-func figuresAt(perSecond int) func(figures ...string) []string {
-	return func(figures ...string) []string {
-		names := make([]string, len(figures))
-		for i, figure := range figures {
-			names[i] = fmt.Sprintf("%s at %d/s", figure, perSecond)
-		}
-		return names
+func figuresAt(perSecond int, figures ...string) (names []string) {
+	for _, figure := range figures {
+		names = append(names, fmt.Sprintf("%s at %d/s", figure, perSecond))
 	}
+	return names
 }
 
 // arrivals measures all rates. Each round begins with another one.
@@ -97,7 +93,7 @@ func (r rung) arrivals(b *testing.B, rates []int, round int) rig.Values {
 			now[committed+p50], now[committed+p99] = s.Shop.CommitDelays(began)
 		}
 		for figure, value := range now {
-			v[figuresAt(perSecond)(figure)[0]] = value
+			v[figuresAt(perSecond, figure)[0]] = value
 		}
 	}
 	return v

@@ -43,7 +43,7 @@ var (
 	smokeEnv     = []string{"STAMPEDE_MIN_IDLE=1s"}
 )
 
-// smokeSpeedup is the factor by which they shorten claim delays.
+// smokeSpeedup divides claim delays in smoke runs.
 const smokeSpeedup = 10
 
 // oursClaimDelay is how long Stampede may leave the orders of a dead worker: the default lock time of
@@ -78,7 +78,7 @@ func rungs() (all []rung, leftOut string) {
 	return append(all, rung{name: ingress, title: ingress, alone: true}, rung{name: ours, title: ours}), leftOut
 }
 
-// pick returns those of these rungs that can run here, in the order of the tables.
+// pick returns the rungs with these names that can run here, in the order of the tables.
 func pick(names ...string) []rung {
 	all, _ := rungs()
 	return slices.DeleteFunc(all, func(r rung) bool { return !slices.Contains(names, r.name) })

@@ -171,8 +171,8 @@ func baseQuietTime(b *testing.B) time.Duration {
 
 // awaitWrites waits until the design writes no more: until all promised orders and at least so many
 // units are in Postgres and nothing follows for a moment, or until nothing was written for so long that
-// no claim can follow. A design cannot write more than was bought, so this ends. It returns the units in Postgres, and the
-// number of promised orders that are missing.
+// no claim can follow. A design cannot write more than was bought, so this ends. It returns the units
+// in Postgres, and the number of promised orders that are missing.
 func (r rung) awaitWrites(b *testing.B, s *rig.System, l *ledger, least int64) (units, missing int64) {
 	b.Helper()
 	const pollInterval, moment = 50 * time.Millisecond, 250 * time.Millisecond

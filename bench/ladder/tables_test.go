@@ -38,7 +38,7 @@ func putRateTables(b *testing.B, results *rig.Results, all []rung, leftOut strin
 	rig.Put(durableOrders)
 }
 
-// ratioTo is the cell with a figure of ours ÷ that of a rung; it is empty for our own rungs.
+// ratioTo is the cell that divides our figure by the figure of a rung; it is empty for our own rungs.
 func ratioTo(results *rig.Results, system string, r rung, figure string) string {
 	if r.isOurs() {
 		return ""
@@ -46,7 +46,7 @@ func ratioTo(results *rig.Results, system string, r rung, figure string) string 
 	return results.Ratio(system, figure, r.name, figure).Format(rig.Ratio)
 }
 
-// otherAnswers names the designs that gave other answers than those of acceptance.
+// otherAnswers names the designs that did not accept every buyer.
 func otherAnswers(results *rig.Results, all []rung) string {
 	var others []string
 	for _, r := range all {

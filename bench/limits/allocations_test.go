@@ -2,8 +2,8 @@ package limits
 
 import (
 	"log/slog"
-	"net"
 	"net/http"
+	"net/http/httptest"
 	"runtime"
 	"runtime/debug"
 	"strconv"
@@ -93,23 +93,12 @@ type allocation struct{ objects, bytes float64 }
 // is the slope between a small and a large crowd.
 func allocations(b *testing.B, h http.Handler, sale uuid.UUID, connections int) allocation {
 	b.Helper()
-	listener, err := new(net.ListenConfig).Listen(b.Context(), "tcp", "127.0.0.1:0")
-	require.NoError(b, err)
-	server := &http.Server{Handler: h, ReadHeaderTimeout: time.Second}
-	served := make(chan struct{})
-	go func() {
-		defer close(served)
-		_ = server.Serve(listener)
-	}()
-	defer func() {
-		_ = server.Close()
-		<-served
-	}()
-
+	server := httptest.NewServer(h)
+	defer server.Close()
 	head := rig.PurchaseHead(sale) + "buyer-"
 	crowd := func(most uint64) (requests int64, objects, bytes uint64) {
 		load := httpload.Load{
-			Addrs: []string{listener.Addr().String()}, Connections: connections, For: time.Minute, Most: most,
+			Addrs: []string{server.Listener.Addr().String()}, Connections: connections, For: time.Minute, Most: most,
 			Request: func(dst []byte, _ uint64) []byte {
 				dst = strconv.AppendUint(append(dst, head...), buyerSerial.Add(1), 10)
 				return append(dst, rig.PurchaseEnd...)

@@ -2,7 +2,6 @@ package limits
 
 import (
 	"context"
-	"sync"
 	"testing"
 	"time"
 
@@ -10,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 )
 
 // insertBatch is the number of orders per transaction: the maximum of a worker.
@@ -56,11 +56,10 @@ type inserter func(ctx context.Context, conn *pgx.Conn, sale uuid.UUID, c orderC
 // insertAll writes the orders over several connections, each its share, one transaction after another.
 func (s shop) insertAll(b *testing.B, orders []orderColumns, connections int, write inserter) {
 	b.Helper()
-	failed := make([]error, connections)
-	var wg sync.WaitGroup
+	var all errgroup.Group
 	for i := range connections {
-		wg.Go(func() {
-			failed[i] = s.Pool.AcquireFunc(b.Context(), func(conn *pgxpool.Conn) error {
+		all.Go(func() error {
+			return s.Pool.AcquireFunc(b.Context(), func(conn *pgxpool.Conn) error {
 				for n := i; n < len(orders); n += connections {
 					if err := write(b.Context(), conn.Conn(), s.sale, orders[n]); err != nil {
 						return err
@@ -70,10 +69,7 @@ func (s shop) insertAll(b *testing.B, orders []orderColumns, connections int, wr
 			})
 		})
 	}
-	wg.Wait()
-	for _, err := range failed {
-		require.NoError(b, err)
-	}
+	require.NoError(b, all.Wait())
 }
 
 // insertUnnest sends one transaction in one round trip.
@@ -90,10 +86,6 @@ func insertUnnest(ctx context.Context, conn *pgx.Conn, sale uuid.UUID, c orderCo
 // insertCopy writes the same rows by COPY, with more round trips and less parsing.
 func insertCopy(ctx context.Context, conn *pgx.Conn, sale uuid.UUID, c orderColumns) error {
 	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		type reservedData struct {
-			Sequence int64 `json:"sequence"`
-			Epoch    int64 `json:"epoch"`
-		}
 		events := pgx.CopyFromSlice(len(c.ids), func(i int) ([]any, error) {
 			return []any{
 				c.ids[i], 2, "OrderConfirmed", sale, c.users[i], 1, c.at, c.at, c.sequences[i], 1,

@@ -5,13 +5,14 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
 	"stampede/lua"
 	"stampede/reservation"
@@ -85,28 +86,23 @@ func (s shop) reserveAll(b *testing.B, requests []request, batch, connections in
 	ctx, cancel := context.WithTimeout(b.Context(), within+callGrace)
 	defer cancel()
 	deadline := time.Now().Add(within)
-	reserved := make([]int, connections)
-	failed := make([]error, connections)
 	share := len(requests) / connections
-	var wg sync.WaitGroup
+	var reserved atomic.Int64
+	var all errgroup.Group
 	for i := range connections {
-		wg.Go(func() {
+		all.Go(func() error {
 			caller := newScriptCaller(s.Redis, s.keys, s.sale)
 			for rest := requests[i*share : (i+1)*share]; len(rest) > 0 && time.Now().Before(deadline); {
 				n := min(batch, len(rest))
-				if failed[i] = caller.reserve(ctx, rest[:n]); failed[i] != nil {
-					return
+				if err := caller.reserve(ctx, rest[:n]); err != nil {
+					return err
 				}
-				reserved[i] += n
+				reserved.Add(int64(n))
 				rest = rest[n:]
 			}
+			return nil
 		})
 	}
-	wg.Wait()
-	sum := 0
-	for i := range connections {
-		require.NoError(b, failed[i])
-		sum += reserved[i]
-	}
-	return int64(sum)
+	require.NoError(b, all.Wait())
+	return reserved.Load()
 }

@@ -9,11 +9,12 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
 	"stampede/reservation/order"
 )
 
-// togetherMax is the maximum of orders per transaction: that of Stampede's worker.
+// togetherMax is the maximum of orders per transaction, as in Stampede's worker.
 const togetherMax = 500
 
 // together is the batching that a user can add to any queue whose handlers run in one process: a
@@ -95,12 +96,9 @@ func TestConcurrentHandlersShareTransactions(t *testing.T) {
 		return nil
 	})
 	const handlers = 2*togetherMax + 1
-	failures := make([]error, handlers)
-	var running sync.WaitGroup
+	var running errgroup.Group
 	for i := range handlers {
-		running.Go(func() {
-			failures[i] = shared.record(t.Context(), order.OrderReserved{UserID: fmt.Sprint(i)})
-		})
+		running.Go(func() error { return shared.record(t.Context(), order.OrderReserved{UserID: fmt.Sprint(i)}) })
 	}
 	require.Eventually(t, func() bool {
 		shared.mu.Lock()
@@ -108,8 +106,7 @@ func TestConcurrentHandlersShareTransactions(t *testing.T) {
 		return len(shared.waiting) >= handlers-togetherMax
 	}, 10e9, 1e6)
 	close(first)
-	running.Wait()
-	require.NoError(t, errors.Join(failures...))
+	require.NoError(t, running.Wait())
 	require.EqualValues(t, handlers, written.Load())
 	require.Less(t, calls.Load(), int64(handlers/2))
 }

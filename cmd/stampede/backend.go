@@ -50,11 +50,13 @@ func (f storesFlags) with(
 
 // backend holds the Redis and Postgres clients and what uses both. Both connect on first use.
 type backend struct {
-	keys    reservation.Keys
-	redis   redis.UniversalClient
-	pool    *pgxpool.Pool
-	store   *reservation.Store
-	catalog *catalog.Catalog
+	keys reservation.Keys
+	// redisURL is for clients of blocking reads, which must not be shared.
+	redisURL string
+	redis    redis.UniversalClient
+	pool     *pgxpool.Pool
+	store    *reservation.Store
+	catalog  *catalog.Catalog
 }
 
 // openBackend creates the Redis client with open.
@@ -72,7 +74,9 @@ func (f storesFlags) openBackend(
 		return nil, err
 	}
 	store := reservation.NewStore(rdb, f.keys(), storeOptions)
-	return &backend{keys: f.keys(), redis: rdb, pool: pool, store: store, catalog: catalog.New(pool, store)}, nil
+	return &backend{
+		keys: f.keys(), redisURL: f.RedisURL, redis: rdb, pool: pool, store: store, catalog: catalog.New(pool, store),
+	}, nil
 }
 
 func (b *backend) Close() {

@@ -17,7 +17,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/connect"
 	"stampede/internal/pg"
 	"stampede/internal/test/testkit"
 	"stampede/reservation"
@@ -128,12 +127,9 @@ func TestDoctorComparesMemoryWithUnitsOnSale(t *testing.T) {
 	s := newShop(t)
 	own := testkit.OwnRedis(t)
 	s.redisURL = own.URL
-	rdb, err := connect.Control(own.URL)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = rdb.Close() })
+	rdb := control(t, own.URL)
 	require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory", "8mb").Err())
-	store := reservation.NewStore(rdb, s.keys, reservation.StoreOptions{})
-	t.Cleanup(store.Close)
+	store := s.store(rdb)
 	sales := catalog.New(s.pool, store)
 	sale := func(stock int64) string {
 		sale, err := sales.Create(t.Context(), reservation.Terms{Name: "x", Stock: stock, PerOrderLimit: 1})
@@ -272,7 +268,7 @@ func TestSecretFileErrorsNameVariableAndPath(t *testing.T) {
 func TestDefaultLimits(t *testing.T) {
 	t.Parallel()
 	var flags cli
-	parser, err := kong.New(&flags)
+	parser, err := kong.New(&flags, defaults)
 	require.NoError(t, err)
 	_, err = parser.Parse([]string{"serve", "--redis-url=redis://localhost", "--database-url=postgres://localhost"})
 	require.NoError(t, err)

@@ -70,9 +70,7 @@ func TestDoctorAndServeWarnOfEvictingRedis(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	own := testkit.OwnRedis(t)
-	rdb, err := connect.Control(own.URL)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = rdb.Close() })
+	rdb := control(t, own.URL)
 	require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru").Err())
 	require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory", "0").Err())
 
@@ -114,11 +112,7 @@ func TestDeadLetterCommands(t *testing.T) {
 		Stream: s.keys.Orders(0), Values: []any{"unknown", "\x1b[31mred\xff"},
 	}).Err())
 	s.worker("worker").Start()
-	parked := func() int {
-		var n int
-		require.NoError(t, s.pool.QueryRow(t.Context(), `SELECT count(*) FROM dead_letters WHERE status = 'parked'`).Scan(&n))
-		return n
-	}
+	parked := func() int { return s.count("SELECT count(*) FROM dead_letters WHERE status = 'parked'") }
 	testkit.Eventually(t, within, "the entry is parked", func() bool { return parked() == 1 })
 
 	output := s.ends(exitOK, "dlq", "list")
@@ -183,9 +177,7 @@ func TestDevEndsWithItsServers(t *testing.T) {
 	c.Setenv("DATABASE_URL", "")
 	c.Start()
 	url := strings.Fields(c.WaitOutput(within, "  redis  "))[1]
-	rdb, err := connect.Control(url)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = rdb.Close() })
+	rdb := control(t, url)
 	pid, err := strconv.Atoi(regexp.MustCompile(`process_id:(\d+)`).FindStringSubmatch(rdb.Info(t.Context(),
 		"server").Val())[1])
 	require.NoError(t, err)

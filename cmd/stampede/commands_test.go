@@ -19,10 +19,7 @@ import (
 
 func TestHelpListsEachFlagWithVariable(t *testing.T) {
 	t.Parallel()
-	parser := newParser(&cli{})
-	leaves := parser.Model.Leaves(false)
-	require.Greater(t, len(leaves), 15)
-	for _, leaf := range leaves {
+	for _, leaf := range newParser(&cli{}).Model.Leaves(false) {
 		groups := leaf.AllFlags(true) // not in the subtests: kong writes to nodes that commands share
 		t.Run(leaf.Path(), func(t *testing.T) {
 			t.Parallel()

@@ -74,7 +74,7 @@ func newDashboard(
 	if err != nil {
 		return nil, err
 	}
-	desk, err := dashboard.New(dashboard.Config{
+	pages, err := dashboard.New(dashboard.Config{
 		Fleet: seen, Pool: b.pool, Redis: b.redis, Keys: b.keys, Store: b.store, Catalog: b.catalog,
 		Operators: registry, TrustedProxies: trusted, Metrics: metrics, Logger: logger,
 	})
@@ -85,7 +85,7 @@ func newDashboard(
 		running, ctx := errgroup.WithContext(ctx)
 		running.Go(func() error { registry.Run(ctx); return nil })
 		running.Go(func() error { return seen.Run(ctx) })
-		running.Go(func() error { return desk.Serve(ctx, listener) })
+		running.Go(func() error { return pages.Serve(ctx, listener) })
 		return running.Wait()
 	}, nil
 }

@@ -19,7 +19,6 @@ import (
 	"stampede/internal/dev/localserver"
 	"stampede/internal/operators"
 	"stampede/internal/telemetry"
-	"stampede/relay"
 	"stampede/reservation"
 	"stampede/sql"
 )
@@ -35,7 +34,7 @@ type devCmd struct {
 	optionalMetricsAddr
 	HTTPAddr      string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:"127.0.0.1:8080" placeholder:"HOST:PORT" help:"Address to listen on (${default}). Keep it local: with --auth=header anybody can be any buyer."`
 	Auth          string `default:"header" enum:"header,jwt" placeholder:"MODE" help:"How buyers are identified: header or jwt (${default})."`
-	AuthHeader    string `default:"${user_header}" placeholder:"NAME" help:"Header that names the buyer with --auth=header (${default})."`
+	AuthHeader    string `default:"${auth_header}" placeholder:"NAME" help:"Header that names the buyer with --auth=header (${default})."`
 	AdminToken    string `placeholder:"TOKEN" help:"Bearer token of the operator admin, who may do everything (default: random)."`
 	OperatorsFile string `placeholder:"FILE" help:"Further operators, one a line: name, role (viewer, operator or admin), SHA-256 of the token in hex. Changes are in force within ten seconds."`
 	DashboardAddr string `placeholder:"HOST:PORT" help:"Address of the dashboard; off: none (default: 127.0.0.1:8090, or another port if it is in use)."`
@@ -110,15 +109,11 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 		return &usageError{err}
 	}
 	defer server.Close()
-	work := workerConfig(back, c.workerFlags, registry, logger)
-	work.Consumer, work.DrainTimeout, work.Tracer = consumer, c.DrainTimeout, tracer
-	runWorker, err := newWorker(servers.RedisURL, work)
+	runWorker, err := c.worker(back, consumer, c.DrainTimeout, registry, tracer, logger)
 	if err != nil {
 		return err
 	}
-	forwarding := relayConfig(back, c.relayFlags, s.out, registry, logger)
-	forwarding.Tracer = tracer
-	forwarder, err := relay.New(forwarding)
+	forwarder, err := c.relay(back, 0, s.out, registry, tracer, logger)
 	if err != nil {
 		return err
 	}

@@ -111,8 +111,7 @@ func TestFailedAuditKeepsOtherFailures(t *testing.T) {
 func TestProgressStaysOutOfResult(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
-	store := reservation.NewStore(testkit.Redis(t), s.keys, reservation.StoreOptions{})
-	t.Cleanup(store.Close)
+	store := s.store(testkit.Redis(s.t))
 	sale, err := catalog.New(s.pool, store).Create(t.Context(), reservation.Terms{Name: "x", Stock: 5, PerOrderLimit: 1})
 	require.NoError(t, err)
 	answer, err := store.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "ann", Quantity: 1})

@@ -29,8 +29,8 @@ const (
 	changePostgresConns = 4
 	// lookPostgresConns are for buyers who read their own orders.
 	lookPostgresConns = 4
-	// deskPostgresConns are for operators who look at orders and cancel them.
-	deskPostgresConns = 2
+	// operatorPostgresConns are for operators who look at orders and cancel them.
+	operatorPostgresConns = 2
 	// otherPostgresConns are for everything else: sales, operators, and the orders that purchases wait for.
 	otherPostgresConns = 5
 )
@@ -39,10 +39,9 @@ const (
 // anonymous requests.
 type ingressBackend struct {
 	*backend
-	redisURL                   string
-	duty, changes, looks, desk *pgxpool.Pool
-	guardRedis                 redis.UniversalClient
-	guardAge                   *telemetry.GuardAge
+	duty, changes, looks, operators *pgxpool.Pool
+	guardRedis                      redis.UniversalClient
+	guardAge                        *telemetry.GuardAge
 }
 
 func openIngressBackend(
@@ -57,7 +56,7 @@ func openIngressBackend(
 	if err != nil {
 		return nil, err
 	}
-	f = &ingressBackend{backend: b, redisURL: stores.RedisURL}
+	f = &ingressBackend{backend: b}
 	defer func() {
 		if err != nil {
 			f.Close()
@@ -67,7 +66,7 @@ func openIngressBackend(
 	f.duty, errs[0] = connect.Postgres(ctx, stores.DatabaseURL, dutyPostgresConns, options...)
 	f.changes, errs[1] = connect.Postgres(ctx, stores.DatabaseURL, changePostgresConns, options...)
 	f.looks, errs[2] = connect.Postgres(ctx, stores.DatabaseURL, lookPostgresConns, options...)
-	f.desk, errs[3] = connect.Postgres(ctx, stores.DatabaseURL, deskPostgresConns, options...)
+	f.operators, errs[3] = connect.Postgres(ctx, stores.DatabaseURL, operatorPostgresConns, options...)
 	f.guardRedis, errs[4] = connect.Ingress(stores.RedisURL)
 	f.guardAge, errs[5] = telemetry.NewGuardAge(registry, "ingress")
 	if err = errors.Join(errs[:]...); err != nil {
@@ -84,12 +83,12 @@ func (f *ingressBackend) pools() *connect.Pools {
 	pools.Postgres("duty", f.duty)
 	pools.Postgres("changes", f.changes)
 	pools.Postgres("looks", f.looks)
-	pools.Postgres("desk", f.desk)
+	pools.Postgres("desk", f.operators)
 	return pools
 }
 
 func (f *ingressBackend) Close() {
-	for _, pool := range []*pgxpool.Pool{f.duty, f.changes, f.looks, f.desk} {
+	for _, pool := range []*pgxpool.Pool{f.duty, f.changes, f.looks, f.operators} {
 		if pool != nil {
 			pool.Close()
 		}
@@ -129,7 +128,7 @@ func (f *ingressBackend) serveOrders(config *ingress.Config) (*ledger.Outcomes, 
 	}
 	config.Orders = buyersOrders{ledger.New(f.looks), changing(f.changes)}
 	config.AwaitedOrders = ledger.New(f.pool)
-	config.OperatorsOrders = changing(f.desk)
+	config.OperatorsOrders = changing(f.operators)
 	config.Postgres = ledger.New(f.duty)
 	return outcomes, nil
 }

@@ -90,8 +90,7 @@ func TestOutageExtendsPaymentWindow(t *testing.T) {
 	_, url = s.serve()
 	var outages int
 	testkit.Eventually(t, within, "the outage is recorded", func() bool {
-		require.NoError(t, s.pool.QueryRow(t.Context(),
-			`SELECT count(*) FROM outages WHERE ended_at - began_at > interval '59 minutes'`).Scan(&outages))
+		outages = s.count(`SELECT count(*) FROM outages WHERE ended_at - began_at > interval '59 minutes'`)
 		return outages > 0
 	})
 	assert.Equal(t, 1, outages)
@@ -118,10 +117,7 @@ func TestAnonymousReadersDoNotBlockPayments(t *testing.T) {
 	testkit.Eventually(t, within, "the order is confirmed",
 		func() bool { return ask(t, http.MethodGet, order, "ann", "").Status == "confirmed" })
 
-	outages := func() (n int) {
-		require.NoError(t, s.pool.QueryRow(t.Context(), "SELECT count(*) FROM outages").Scan(&n))
-		return n
-	}
+	outages := func() int { return s.count("SELECT count(*) FROM outages") }
 	before := outages()
 	// From now on every read of a sale blocks.
 	tx, err := s.pool.Begin(t.Context())
@@ -143,10 +139,9 @@ func TestAnonymousReadersDoNotBlockPayments(t *testing.T) {
 			}
 		})
 	}
-	blocked := func() (n int) {
-		require.NoError(t, s.pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity
-			WHERE datname = current_database() AND wait_event_type = 'Lock' AND application_name = 'stampede serve'`).Scan(&n))
-		return n
+	blocked := func() int {
+		return s.count(`SELECT count(*) FROM pg_stat_activity
+			WHERE datname = current_database() AND wait_event_type = 'Lock' AND application_name = 'stampede serve'`)
 	}
 	most := 0
 	testkit.Eventually(t, within, "readers hold all connections that they can get", func() bool {

@@ -37,7 +37,7 @@ type loadCmd struct {
 	DoubleClicks float64        `env:"STAMPEDE_LOAD_DOUBLE_CLICKS" default:"0.05" placeholder:"SHARE" help:"Share of buyers who click twice at the same time, 0 to 1 (${default})."`
 	Connections  int            `env:"STAMPEDE_LOAD_CONNECTIONS" default:"256" placeholder:"N" help:"Connections to each ingress (${default})."`
 	Patience     time.Duration  `env:"STAMPEDE_LOAD_PATIENCE" default:"30s" placeholder:"DURATION" help:"How long a buyer retries with the same key while the outcome is unknown, and how long to wait for orders to arrive in Postgres (${default})."`
-	AuthHeader   string         `env:"STAMPEDE_AUTH_HEADER" default:"${user_header}" placeholder:"NAME" help:"Header that names the buyer, unless a JWT secret is given (${default})."`
+	AuthHeader   string         `env:"STAMPEDE_AUTH_HEADER" default:"${auth_header}" placeholder:"NAME" help:"Header that names the buyer, unless a JWT secret is given (${default})."`
 	JWTSecret    string         `name:"jwt-secret" env:"STAMPEDE_JWT_SECRET" placeholder:"SECRET" help:"Secret that signs the buyers' HS256 tokens."`
 	JWTIssuer    string         `name:"jwt-issuer" env:"STAMPEDE_JWT_ISSUER" placeholder:"ISS" help:"Issuer in the tokens."`
 	JWTAudience  string         `name:"jwt-audience" env:"STAMPEDE_JWT_AUDIENCE" placeholder:"AUD" help:"Audience in the tokens."`

@@ -15,7 +15,6 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/connect"
 	"stampede/internal/dev/localserver"
 	"stampede/internal/test/testkit"
 )
@@ -44,9 +43,7 @@ func TestSaleContinuesAfterRedisIsEmptied(t *testing.T) {
 	first.Start()
 	second.Start()
 	s.open(t)
-	rdb, err := connect.Control(s.server.URL)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = rdb.Close() })
+	rdb := control(t, s.server.URL)
 	for round := 1; round <= 2; round++ {
 		s.sell(t, 200, "orders are accepted")
 		first.Freeze()
@@ -155,7 +152,8 @@ func TestRebuildCommand(t *testing.T) {
 func TestRebuildCommandOpensShardedSales(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
-	output := s.ends(exitOK, "sale", "create", "--name=test", "--stock=10", "--shards=3", "--partitions=8", "--output=json")
+	output := s.ends(exitOK, "sale", "create", "--name=test", "--stock=10", "--shards=3", "--partitions=8",
+		"--output=json")
 	var sale struct{ ID uuid.UUID }
 	require.NoError(t, json.Unmarshal([]byte(output), &sale), output)
 	output = s.ends(exitOK, "rebuild", "--partitions=8")
@@ -175,9 +173,7 @@ func TestRedisThatRefusesWritesIsNamed(t *testing.T) {
 	own := testkit.OwnRedis(t)
 	s := newShop(t)
 	s.redisURL = own.URL
-	rdb, err := connect.Control(own.URL)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = rdb.Close() })
+	rdb := control(t, own.URL)
 	_, ingress := s.serve()
 	worker := s.worker("worker")
 	worker.Start()

@@ -11,7 +11,6 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"stampede/internal/accept"
 	"stampede/internal/progress"
 	"stampede/internal/telemetry"
 )
@@ -135,7 +134,8 @@ func newParser(flags *cli, options ...kong.Option) *kong.Kong {
 		kong.Description("Sell a limited stock to a crowd: decided in memory in one atomic step, answered immediately, " +
 			"written to Postgres exactly once.\n\n" + exitStatuses),
 		kong.DefaultEnvars("STAMPEDE"),
-		kong.Vars{"version": "stampede " + telemetry.BuildVersion(), "user_header": accept.UserHeader},
+		kong.Vars{"version": "stampede " + telemetry.BuildVersion()},
+		defaults,
 		saleIDs,
 		kong.Resolvers(secretsFromFiles),
 		kong.ValueFormatter(secretsHelp),

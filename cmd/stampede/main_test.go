@@ -15,9 +15,11 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"stampede/internal/connect"
 	"stampede/internal/dev/crowd"
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
@@ -92,6 +94,29 @@ func (s *shop) ends(status int, args ...string) (output string) {
 	got, output := s.run(args...)
 	require.Equal(s.t, status, got, "%v: %s", args, output)
 	return output
+}
+
+// count runs a query that returns a number.
+func (s *shop) count(query string, args ...any) (n int) {
+	s.t.Helper()
+	require.NoError(s.t, s.pool.QueryRow(s.t.Context(), query, args...).Scan(&n))
+	return n
+}
+
+// control returns a client of a Redis.
+func control(t *testing.T, url string) redis.UniversalClient {
+	t.Helper()
+	rdb, err := connect.Control(url)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = rdb.Close() })
+	return rdb
+}
+
+// store returns the shop's reservations in a Redis.
+func (s *shop) store(rdb redis.UniversalClient) *reservation.Store {
+	store := reservation.NewStore(rdb, s.keys, reservation.StoreOptions{})
+	s.t.Cleanup(store.Close)
+	return store
 }
 
 // serve starts an ingress without a stop delay, and returns it with its URL.
@@ -225,8 +250,7 @@ func ask(t *testing.T, method, url, user, body string) apiAnswer {
 // recorded creates a sale with a payment window and records an order for each user.
 func (s *shop) recorded(users ...string) (sale uuid.UUID, orders map[string]uuid.UUID) {
 	s.t.Helper()
-	store := reservation.NewStore(testkit.Redis(s.t), s.keys, reservation.StoreOptions{})
-	s.t.Cleanup(store.Close)
+	store := s.store(testkit.Redis(s.t))
 	created, err := catalog.New(s.pool, store).Create(s.t.Context(), reservation.Terms{
 		Name: "a sale", Stock: 100, PerOrderLimit: 1, PaymentWindow: time.Hour,
 	})

@@ -22,7 +22,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/connect"
 	"stampede/internal/test/testkit"
 	"stampede/ledger"
 	"stampede/reservation"
@@ -103,8 +102,7 @@ func TestOrderShowFindsReservation(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	sale, _ := s.recorded()
-	store := reservation.NewStore(testkit.Redis(t), s.keys, reservation.StoreOptions{})
-	t.Cleanup(store.Close)
+	store := s.store(testkit.Redis(s.t))
 	answer, err := store.Reserve(t.Context(), reservation.Request{Sale: sale, User: "ann", Quantity: 1})
 	require.NoError(t, err)
 	id := answer.Reservation.OrderID.String()
@@ -292,11 +290,8 @@ func TestFailedRestockPrintsRetry(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	own := testkit.OwnRedis(t)
-	rdb, err := connect.Control(own.URL)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = rdb.Close() })
-	store := reservation.NewStore(rdb, s.keys, reservation.StoreOptions{})
-	t.Cleanup(store.Close)
+	rdb := control(t, own.URL)
+	store := s.store(rdb)
 	sales := catalog.New(s.pool, store)
 	sale, err := sales.Create(t.Context(), reservation.Terms{Name: "a sale", Stock: 10, PerOrderLimit: 1})
 	require.NoError(t, err)
@@ -331,8 +326,7 @@ func TestFailedRestockPrintsRetry(t *testing.T) {
 func TestRestockCommandLowersStock(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
-	store := reservation.NewStore(testkit.Redis(t), s.keys, reservation.StoreOptions{})
-	t.Cleanup(store.Close)
+	store := s.store(testkit.Redis(s.t))
 	sale, err := catalog.New(s.pool, store).Create(t.Context(),
 		reservation.Terms{Name: "a sale", Stock: 10, PerOrderLimit: 1})
 	require.NoError(t, err)

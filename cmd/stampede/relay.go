@@ -15,6 +15,7 @@ import (
 
 	"stampede/internal/connect"
 	"stampede/internal/telemetry"
+	"stampede/internal/tracing"
 	"stampede/relay"
 	"stampede/relay/target"
 )
@@ -78,9 +79,7 @@ func (c *relayRunCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) 
 	if err := pools.Register(registry); err != nil {
 		return err
 	}
-	config := relayConfig(b, c.relayFlags, s.out, registry, logger)
-	config.Tracer, config.DrainTimeout = tracer, c.DrainTimeout
-	r, err := relay.New(config)
+	r, err := c.relay(b, c.DrainTimeout, s.out, registry, tracer, logger)
 	if err != nil {
 		return err
 	}
@@ -90,15 +89,17 @@ func (c *relayRunCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) 
 	return running.Wait()
 }
 
-func relayConfig(
-	b *backend, flags relayFlags, out io.Writer, registry prometheus.Registerer, logger *slog.Logger,
-) relay.Config {
+// relay returns a relay on the stores of b. A drain time of 0 stands for the default.
+func (f relayFlags) relay(
+	b *backend, drain time.Duration, out io.Writer, registry prometheus.Registerer, tracer *tracing.Tracer,
+	logger *slog.Logger,
+) (*relay.Relay, error) {
 	host, _ := os.Hostname() // an empty one is only less telling
-	return relay.Config{
-		Pool: b.pool, Redis: b.redis, Keys: b.keys, Name: host + "-" + strconv.Itoa(os.Getpid()),
-		Source: flags.RelaySource, Stdout: telemetry.Unbroken(out), Agent: "stampede/" + telemetry.BuildVersion(),
-		Logger: logger, Registerer: registry,
-	}
+	return relay.New(relay.Config{
+		Pool: b.pool, Redis: b.redis, Keys: b.keys, Name: host + "-" + strconv.Itoa(os.Getpid()), Source: f.RelaySource,
+		DrainTimeout: drain, Stdout: telemetry.Unbroken(out), Agent: "stampede/" + telemetry.BuildVersion(),
+		Logger: logger, Registerer: registry, Tracer: tracer,
+	})
 }
 
 // eventsAfter says what a target gets.

@@ -217,12 +217,6 @@ func (s *rush) refusals() int {
 	return s.answers[http.StatusServiceUnavailable]
 }
 
-func (s *rush) count(query string, args ...any) (n int) {
-	s.t.Helper()
-	require.NoError(s.t, s.pool.QueryRow(s.t.Context(), query, args...).Scan(&n))
-	return n
-}
-
 func (s *rush) epoch() int { return s.count("SELECT epoch FROM sales WHERE id = $1", s.sale) }
 
 // requireEnds waits until all units are sold and checks that every accepted order has a final state. It returns how

@@ -27,8 +27,8 @@ import (
 
 // limitFlags limit the load of an ingress.
 type limitFlags struct {
-	MaxInFlight  int           `default:"4096" placeholder:"N" help:"Requests processed at the same time; more get 503 (${default}). An eighth is reserved for payments and reads of orders, an eighth for reads of sales, a sixteenth for operators, a sixty-fourth for operators who look at orders."`
-	DrainTimeout time.Duration `default:"10s" placeholder:"DURATION" help:"How long a stopping ingress or worker may take to finish accepted work (${default})."`
+	MaxInFlight  int           `default:"${max_in_flight}" placeholder:"N" help:"Requests processed at the same time; more get 503 (${default}). An eighth is reserved for payments and reads of orders, an eighth for reads of sales, a sixteenth for operators, a sixty-fourth for operators who look at orders."`
+	DrainTimeout time.Duration `default:"${serve_drain}" placeholder:"DURATION" help:"How long a stopping ingress or worker may take to finish accepted work (${default})."`
 }
 
 func (f limitFlags) Validate() error {
@@ -80,10 +80,9 @@ func (f ingressFlags) config(
 	tracer *tracing.Tracer, logger *slog.Logger,
 ) ingress.Config {
 	config := ingress.Config{
-		Reservations:  b.store,
-		Sales:         b.catalog,
-		ReceiptSecret: f.ReceiptSecret,
-		// A read blocks, so its client must not be shared.
+		Reservations:    b.store,
+		Sales:           b.catalog,
+		ReceiptSecret:   f.ReceiptSecret,
 		Outcomes:        func() (redis.UniversalClient, error) { return connect.Blocking(b.redisURL) },
 		OutcomesStreams: b.keys.AllOutcomes(),
 		MaxInFlight:     f.MaxInFlight,
@@ -109,9 +108,9 @@ type serveCmd struct {
 	traceFlag
 	profileFlag
 	optionalMetricsAddr
-	HTTPAddr      string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:":8080" placeholder:"HOST:PORT" help:"Address to listen on (${default})."`
+	HTTPAddr      string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:"${http_addr}" placeholder:"HOST:PORT" help:"Address to listen on (${default})."`
 	Auth          string `default:"jwt" enum:"jwt,header" placeholder:"MODE" help:"How buyers are identified: jwt, or header behind a gateway that sets it (${default})."`
-	AuthHeader    string `default:"${user_header}" placeholder:"NAME" help:"Header that names the buyer with --auth=header (${default})."`
+	AuthHeader    string `default:"${auth_header}" placeholder:"NAME" help:"Header that names the buyer with --auth=header (${default})."`
 	AdminToken    string `placeholder:"TOKEN" help:"Bearer token of the operator admin, who may do everything; without it and without --operators-file operators' calls are refused."`
 	OperatorsFile string `placeholder:"FILE" help:"Further operators, one a line: name, role (viewer, operator or admin), SHA-256 of the token in hex. Changes are in force within ten seconds."`
 

@@ -9,6 +9,7 @@ import (
 	"os"
 	"reflect"
 	"runtime/debug"
+	"strconv"
 	"strings"
 	"time"
 
@@ -16,11 +17,26 @@ import (
 	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"stampede/fulfillment"
+	"stampede/ingress"
 	"stampede/internal/dev/localserver"
 	"stampede/internal/telemetry"
 	"stampede/internal/tracing"
+	"stampede/ledger"
 	"stampede/reservation"
 )
+
+// defaults are the variables in the tags of flags: each default that a package has as well stands there.
+var defaults = kong.Vars{
+	"http_addr":     ingress.DefaultAddr,
+	"auth_header":   ingress.DefaultAuthHeader,
+	"max_in_flight": strconv.Itoa(ingress.DefaultMaxInFlight),
+	"serve_drain":   ingress.DefaultDrainTimeout.String(),
+	"key_prefix":    reservation.DefaultPrefix,
+	"batch_max":     strconv.Itoa(ledger.BatchMax),
+	"min_idle":      fulfillment.DefaultMinIdle.String(),
+	"work_drain":    fulfillment.DefaultDrainTimeout.String(),
+}
 
 // logFlags are settings of all commands.
 type logFlags struct {
@@ -102,7 +118,7 @@ func (f optionalServers) wanted() localserver.Wanted {
 // keysFlags name the keys in Redis.
 type keysFlags struct {
 	Partitions int    `default:"1" placeholder:"N" help:"Partitions for new sales, 1 to 64 (${default}). Must be the same for all ingresses and workers."`
-	KeyPrefix  string `hidden:"" default:"stampede" help:"First part of every key in Redis."`
+	KeyPrefix  string `hidden:"" default:"${key_prefix}" help:"First part of every key in Redis."`
 }
 
 // Validate is called by kong, or by the Validate of a command that embeds these flags.

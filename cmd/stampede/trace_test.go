@@ -345,9 +345,7 @@ func TestCollectorThatFailsHarmsNoPurchase(t *testing.T) {
 			}
 			buying.Wait()
 			testkit.Eventually(t, within, "all orders", func() bool {
-				var orders int
-				require.NoError(t, s.pool.QueryRow(t.Context(), "SELECT count(*) FROM orders").Scan(&orders))
-				return orders == 300
+				return s.count("SELECT count(*) FROM orders") == 300
 			})
 			testkit.Eventually(t, within, "what was not taken", func() bool {
 				return metric(t, url, `stampede_trace_spans_total{result="dropped"}`) > 0

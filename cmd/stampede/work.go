@@ -12,6 +12,7 @@ import (
 	"stampede/fulfillment"
 	"stampede/internal/connect"
 	"stampede/internal/telemetry"
+	"stampede/internal/tracing"
 	"stampede/reservation"
 )
 
@@ -21,8 +22,8 @@ const workerPostgresConns = 8
 // workerFlags are common to work and dev.
 type workerFlags struct {
 	Consumer      string        `placeholder:"NAME" help:"Name of this worker, unique and stable across restarts (default: host name and lane)."`
-	BatchMax      int           `default:"500" placeholder:"ORDERS" help:"Most orders per transaction (${default})."`
-	MinIdle       time.Duration `default:"10s" placeholder:"DURATION" help:"How long another worker may be inactive on an order before this one takes it over; a lost worker is replaced within half of it; the same for all workers (${default})."`
+	BatchMax      int           `default:"${batch_max}" placeholder:"ORDERS" help:"Most orders per transaction (${default})."`
+	MinIdle       time.Duration `default:"${min_idle}" placeholder:"DURATION" help:"How long another worker may be inactive on an order before this one takes it over; a lost worker is replaced within half of it; the same for all workers (${default})."`
 	MaxDeliveries int64         `default:"5" placeholder:"N" help:"Deliveries of a failing entry before it becomes a dead letter (${default})."`
 	RetireAfter   time.Duration `default:"1h" placeholder:"DURATION" help:"How long after its end a sale leaves Redis, once all of its orders are final; 0s: never (${default})."`
 }
@@ -43,7 +44,7 @@ type workCmd struct {
 	storesFlags
 	workerFlags
 	profileFlag
-	DrainTimeout time.Duration `default:"10s" placeholder:"DURATION" help:"How long a stopping worker may take to finish started work (${default})."`
+	DrainTimeout time.Duration `default:"${work_drain}" placeholder:"DURATION" help:"How long a stopping worker may take to finish started work (${default})."`
 	MetricsAddr  string        `default:":9090" placeholder:"HOST:PORT" help:"Address for /metrics, /livez and /readyz (${default})."`
 }
 
@@ -76,10 +77,8 @@ func (c *workCmd) Run(ctx context.Context, logger *slog.Logger) error {
 		return err
 	}
 	warnOfSettings(ctx, b, reservation.WorkerRights, logger)
-	config := workerConfig(b, c.workerFlags, registry, logger)
-	config.Tracer, config.Consumer, config.DrainTimeout = tracer, consumer, c.DrainTimeout
 	// Create the worker before serving /metrics: it registers the series.
-	runWorker, err := newWorker(c.RedisURL, config)
+	runWorker, err := c.worker(b, consumer, c.DrainTimeout, registry, tracer, logger)
 	if err != nil {
 		return err
 	}
@@ -90,32 +89,28 @@ func (c *workCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	return running.Wait()
 }
 
-func workerConfig(
-	b *backend, flags workerFlags, registry prometheus.Registerer, logger *slog.Logger,
-) fulfillment.WorkerConfig {
-	return fulfillment.WorkerConfig{
-		Pool: b.pool, Control: b.redis, Keys: b.keys, Store: b.store, Catalog: b.catalog,
-		BatchMax: flags.BatchMax, MinIdle: flags.MinIdle, MaxDeliveries: flags.MaxDeliveries,
-		RetireAfter: flags.RetireAfter, Logger: logger, Registerer: registry,
-	}
-}
-
-// newWorker adds the client for the blocking reads, which must not be shared. It is closed when runWorker ends.
-func newWorker(redisURL string, config fulfillment.WorkerConfig) (runWorker func(context.Context) error, err error) {
-	blocking, err := connect.Blocking(redisURL)
+// worker returns the function that runs a worker on the stores of b until its context is done.
+func (f workerFlags) worker(
+	b *backend, consumer string, drain time.Duration, registry prometheus.Registerer, tracer *tracing.Tracer,
+	logger *slog.Logger,
+) (run func(context.Context) error, err error) {
+	blocking, err := connect.Blocking(b.redisURL)
 	if err != nil {
 		return nil, err
 	}
-	config.Blocking = blocking
 	pools := connect.NewPools("worker")
-	pools.Redis("control", config.Control)
+	pools.Redis("control", b.redis)
 	pools.Redis("reads", blocking)
-	pools.Postgres("worker", config.Pool)
-	if err := pools.Register(config.Registerer); err != nil {
+	pools.Postgres("worker", b.pool)
+	if err := pools.Register(registry); err != nil {
 		_ = blocking.Close()
 		return nil, err
 	}
-	worker, err := fulfillment.NewWorker(config)
+	worker, err := fulfillment.NewWorker(fulfillment.WorkerConfig{
+		Pool: b.pool, Control: b.redis, Blocking: blocking, Keys: b.keys, Store: b.store, Catalog: b.catalog,
+		Consumer: consumer, BatchMax: f.BatchMax, MinIdle: f.MinIdle, MaxDeliveries: f.MaxDeliveries,
+		RetireAfter: f.RetireAfter, DrainTimeout: drain, Logger: logger, Registerer: registry, Tracer: tracer,
+	})
 	if err != nil {
 		_ = blocking.Close()
 		return nil, &usageError{err}

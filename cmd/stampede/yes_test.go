@@ -73,10 +73,6 @@ func TestCommandsThatCannotBeUndoneAskOnTerminal(t *testing.T) {
 		VALUES ('s', '1-1', '[]', 'rubbish', 1)`)
 	require.NoError(t, err)
 	s.ends(exitOK, "relay", "add", "shop", "redis-stream://localhost:1/0?stream=s")
-	count := func(query string, args ...any) (n int) {
-		require.NoError(t, s.pool.QueryRow(t.Context(), query, args...).Scan(&n))
-		return n
-	}
 	done := "SELECT (SELECT count(*) FROM orders WHERE status = 'cancelled') + " +
 		"(SELECT count(*) FROM dead_letters WHERE status = 'discarded') + (SELECT 1 - count(*) FROM relay_targets) + " +
 		"(SELECT count(*) FROM sale_events WHERE type IN ('SaleEnded', 'SaleRebuilt'))"
@@ -106,14 +102,14 @@ func TestCommandsThatCannotBeUndoneAskOnTerminal(t *testing.T) {
 			cmd.WaitOutput(within, result)
 			return cmd.Wait(within).ExitCode()
 		}
-		before := count(done)
+		before := s.count(done)
 		for _, answer := range []string{"", "no", "yes, but not now"} {
 			assert.Equal(t, exitFailed, ask(answer, "not confirmed; nothing was done"), c.args)
-			assert.Equal(t, before, count(done), c.args)
+			assert.Equal(t, before, s.count(done), c.args)
 		}
 		assert.Equal(t, exitOK, ask([]string{"y", "YES"}[i%2], c.result), c.args)
 		if c.args != "reconcile" {
-			assert.Greater(t, count(done), before, c.args)
+			assert.Greater(t, s.count(done), before, c.args)
 		}
 	}
 }

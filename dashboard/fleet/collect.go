@@ -4,6 +4,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/google/uuid"
 )
 
 // windowRounds is over how many rounds quantiles are taken: ten seconds.
@@ -39,7 +41,7 @@ func (f *Fleet) snapshot(now time.Time) *Snapshot {
 	for i := range f.nodes {
 		s.RedisNodes = append(s.RedisNodes, f.nodes[i].shown())
 	}
-	if f.postgres.up { // else nobody can say what they are doing
+	if f.postgres.up { // otherwise their progress is unknown
 		s.Rebuilds = append(s.Rebuilds, f.records.rebuilds...)
 	}
 	var gained increase
@@ -110,4 +112,39 @@ func addBacklogs(streams map[string]streamSample) (orders int64, oldest time.Dur
 		}
 	}
 	return orders, oldest, known
+}
+
+// historyMax is how many points are kept: fifteen minutes.
+const historyMax = 900
+
+// history is a ring of the last points. The zero value is empty.
+type history struct {
+	ring []Point
+	next int // the place of the oldest point, once the ring is full
+}
+
+func (h *history) add(p Point) {
+	if len(h.ring) < historyMax {
+		h.ring = append(h.ring, p)
+		return
+	}
+	h.ring[h.next] = p
+	h.next = (h.next + 1) % historyMax
+}
+
+// points returns all points, oldest first.
+func (h *history) points() []Point {
+	return slices.Concat(h.ring[h.next:], h.ring[:h.next])
+}
+
+func newPoint(s *Snapshot) Point {
+	p := Point{At: s.At, Rates: s.Rates, Sales: make(map[uuid.UUID]SalePoint, len(s.Sales))}
+	for i := range s.Sales {
+		sale := &s.Sales[i]
+		p.Sales[sale.ID] = SalePoint{
+			Rates: sale.Rates, Available: sale.Available, Held: sale.Held, Sold: sale.Sold,
+			Known: sale.UnitsKnown && s.SalesRead,
+		}
+	}
+	return p
 }

@@ -1,3 +1,8 @@
+// Package fleet observes an installation once a second: it scrapes the metrics of all processes, reads Redis and
+// Postgres, and publishes the result as a Snapshot. The number of watchers adds no load on the servers.
+//
+// It changes nothing in either server. A process or a server that does not answer is shown as gone, with the time
+// since when, and does not delay the others.
 package fleet
 
 import (

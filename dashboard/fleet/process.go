@@ -91,7 +91,7 @@ func (p *process) missed(err error, at time.Time) {
 	if isTimeout(err) {
 		err = errors.New("it does not answer in time")
 		if p.up && p.misses < missesMax {
-			return // the next answer tells what has increased since the last one
+			return // the increase until the next answer counts from the last one
 		}
 	}
 	p.err = printable(err.Error())

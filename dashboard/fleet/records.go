@@ -63,7 +63,9 @@ func (f *Fleet) lookAtRecords(ctx context.Context) {
 		}
 		return
 	}
-	f.records = records{at: now, letters: row.Letters, servers: row.Servers, rebuilds: row.Rebuilds, readOnly: row.ReadOnly}
+	f.records = records{
+		at: now, letters: row.Letters, servers: row.Servers, rebuilds: row.Rebuilds, readOnly: row.ReadOnly,
+	}
 	for i := range f.records.rebuilds {
 		f.records.rebuilds[i].Step = shortened(f.records.rebuilds[i].Step, errorMax)
 	}

@@ -146,7 +146,7 @@ func (f *Fleet) lookIntoRedis(ctx context.Context) {
 // inspectionsMax bounds the partitions that are asked at the same time.
 const inspectionsMax = 8
 
-// inspect asks the servers of the partitions in which a sale is open who they are. Those that do not answer are
+// inspect reads the identity of the servers of partitions in which a sale is open. Servers that do not answer are
 // missing.
 func (f *Fleet) inspect(ctx context.Context, sales []catalog.CountedSale) map[int]reservation.ServerState {
 	var asking errgroup.Group

@@ -1,6 +1,6 @@
-// Package live tells any number of browsers what changes on the dashboard, by server-sent events. A browser gets
-// everything once (the event "all"), and then what has changed (the event "change"). Each event is encoded once for all
-// of them, and a browser that is slow holds up nobody.
+// Package live sends the changes of the dashboard to any number of browsers, as server-sent events. A browser gets
+// everything once (the event "all"), and then each change (the event "change"). Each event is encoded once for all
+// browsers, and a slow browser does not delay the others.
 package live
 
 import (
@@ -57,7 +57,7 @@ const (
 // errFull is returned when WatchersMax browsers watch.
 var errFull = errors.New("too many open pages")
 
-// Config says what a Hub tells.
+// Config configures a Hub.
 type Config struct {
 	// Next waits for the first moment after a number, and renders it.
 	Next func(ctx context.Context, after uint64) (*Board, error)
@@ -65,7 +65,7 @@ type Config struct {
 	Watching func(n int)
 }
 
-// Hub tells watchers what changes. It renders nothing while nobody watches.
+// Hub sends changes to watchers. It renders nothing without a watcher.
 type Hub struct {
 	config Config
 	// run makes the ids of events those of this process.
@@ -74,7 +74,7 @@ type Hub struct {
 	mu       sync.Mutex
 	watchers int
 	arrived  chan struct{} // closed when there is a watcher
-	board    *Board        // the newest; nil if nobody has watched lately
+	board    *Board        // the newest; nil without a watcher
 	whole    []byte        // board, encoded; nil until somebody wants it
 	newest   *frame        // never nil
 	kept     []*frame
@@ -90,7 +90,7 @@ type frame struct {
 
 func newFrame(number uint64) *frame { return &frame{number: number, more: make(chan struct{})} }
 
-// New returns a Hub that tells nothing until Run.
+// New returns a Hub that sends nothing before Run.
 func New(config Config) *Hub {
 	return &Hub{config: config, run: rand.Text()[:8], arrived: make(chan struct{}), newest: newFrame(0)}
 }

@@ -40,7 +40,7 @@ type Sessions struct {
 	now       func() time.Time
 
 	mu sync.Mutex
-	// by is by the hash of the id, so that a look-up takes no time that tells of ids.
+	// by has the sessions by the hash of their id, so that the time of a look-up reveals nothing about ids.
 	by map[[sha256.Size]byte]*Session
 }
 

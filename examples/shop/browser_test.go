@@ -49,7 +49,7 @@ func TestBuyerWaitsBuysAndPays(t *testing.T) {
 	b.CheckLayout("4-paid")
 	paid := r.onlyOrder("ada")
 	require.Equal(t, []any{"paid", o["order_id"]}, []any{paid["status"], paid["order_id"]})
-	require.Contains(t, testbrowser.Evaluate[string](b, `document.querySelector("#payments").innerText`), paid["payment_reference"])
+	b.Shows("#payments", paid["payment_reference"].(string))
 	for _, key := range r.network.keys() {
 		require.Equal(t, r.network.keys()[0], key)
 	}
@@ -92,7 +92,7 @@ func TestTwoTabsBuyOnce(t *testing.T) {
 	require.Equal(t, r.network.keys()[0], r.network.keys()[1])
 }
 
-// The shop has decided, and nobody hears of it.
+// The purchase is decided, and its answer is lost.
 func TestLostAnswerIsAskedForAgain(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 20, 0, time.Hour)
@@ -354,7 +354,8 @@ func TestForeignOriginIsRefused(t *testing.T) {
 		].join();
 	})`
 	tries := func() string {
-		return testbrowser.Evaluate[string](b, script+"("+quote(r.network.url)+","+quote(r.sale)+","+quote(r.token("ada"))+")")
+		return testbrowser.Evaluate[string](b,
+			script+"("+quote(r.network.url)+","+quote(r.sale)+","+quote(r.token("ada"))+")")
 	}
 	b.Go(foreign.URL)
 	require.Equal(t, "TypeError,TypeError,refused", tries())

@@ -131,7 +131,7 @@ var refunded = []string{
 	"order-expired", "illegal-transition", "already-paid", "order-not-found", "order-archived",
 }
 
-// pay marks the order as paid. A slug says why it never will be; an error, that nobody knows yet.
+// pay marks the order as paid. A slug says why it never will be paid. After an error the outcome is unknown.
 func (p *payments) pay(ctx context.Context, paid payment) (slug string, err error) {
 	var answer struct {
 		Type   string `json:"type"`   // of a problem

@@ -32,9 +32,6 @@ import (
 )
 
 const (
-	// DefaultMax is the default of Config.BatchMax.
-	DefaultMax = 500
-
 	// lockLeaseMax bounds leases: when a worker was killed and restarts, the users of its own entries
 	// stay locked until their leases end.
 	lockLeaseMax = 3 * time.Second

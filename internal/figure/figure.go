@@ -1,7 +1,13 @@
 // Package figure formats numbers and untrusted texts for people.
 package figure
 
-import "strconv"
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
 
 // Count formats a number with thousands separators: 10,000.
 func Count[N int | int64](n N) string {
@@ -14,4 +20,20 @@ func Count[N int | int64](n N) string {
 		text = text[:i] + "," + text[i:]
 	}
 	return sign + text
+}
+
+// Printable makes untrusted text safe for a terminal: text with characters that Misleads, or invalid UTF-8, is quoted
+// as in Go.
+func Printable(text string) string {
+	if !utf8.ValidString(text) || strings.ContainsFunc(text, Misleads) {
+		return fmt.Sprintf("%q", text)
+	}
+	return text
+}
+
+// Misleads is true for characters that control a terminal, reorder what is beside them, or are shown as nothing, except
+// for the joiners, which emoji and some scripts need.
+func Misleads(r rune) bool {
+	const nonJoiner, joiner = '\u200c', '\u200d'
+	return unicode.In(r, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp, unicode.Co) && r != nonJoiner && r != joiner
 }

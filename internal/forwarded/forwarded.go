@@ -12,8 +12,8 @@ import (
 // Proxies are the proxies that are trusted.
 type Proxies []netip.Prefix
 
-// Client returns the client's address: the peer's or, behind a trusted proxy, that of the rightmost hop that is not
-// trusted. It is the zero Addr if the peer has none.
+// Client returns the client's address: the peer, or behind a trusted proxy the rightmost hop that is not trusted. It is
+// the zero Addr if the peer has none.
 func (p Proxies) Client(r *http.Request) netip.Addr {
 	client := peer(r)
 	headers := r.Header["X-Forwarded-For"]

@@ -1,5 +1,5 @@
-// Package operators knows who may operate Stampede: it reads the file of operators, and finds the operator to whom a
-// token belongs. The file has only hashes of tokens.
+// Package operators has the operators of Stampede and their rights: it reads the file of operators, and finds the
+// operator of a token. The file has only hashes of tokens.
 package operators
 
 import (

@@ -313,8 +313,8 @@ func TestDiscardMarksEntryWithoutOrder(t *testing.T) {
 	require.ErrorIs(t, letters.Discard(t.Context(), 12345, "x", "ann"), deadletter.ErrNotFound)
 }
 
-// letterOf parks the only entry of the stream, with some of its fields changed, and returns its letter.
-func letterOf(t testing.TB, s *testshop.Shop, letters *deadletter.Store, changed map[string]func(string) string,
+// findLetter parks the only entry of the stream, with some of its fields changed, and returns its letter.
+func findLetter(t testing.TB, s *testshop.Shop, letters *deadletter.Store, changed map[string]func(string) string,
 ) deadletter.Letter {
 	t.Helper()
 	entry := testwork.TakeOut(t, s)
@@ -345,7 +345,7 @@ func TestDiscardRejectsOrderOfUnknownVersion(t *testing.T) {
 			letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 			sale := s.Open(t, 5)
 			o := s.Buy(t, sale, "alice")
-			letter := letterOf(t, s, letters, changed)
+			letter := findLetter(t, s, letters, changed)
 			require.NoError(t, letters.Discard(t.Context(), letter.ID, "rolled back", "ann"))
 			got, err := ledger.New(s.Pool).Order(t.Context(), o)
 			require.NoError(t, err)
@@ -373,7 +373,7 @@ func TestReconcileRecordsOrderOfDiscardedUnreadableDeadLetter(t *testing.T) {
 			letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 			sale := s.Open(t, 5)
 			o := s.Buy(t, sale, "alice")
-			letter := letterOf(t, s, letters, changed)
+			letter := findLetter(t, s, letters, changed)
 			require.Contains(t, testwork.Broken(testwork.Audit(t, s, sale)), "S3")
 			require.NoError(t, letters.Discard(t.Context(), letter.ID, "unreadable", "ann"))
 			require.Contains(t, testwork.OnlyLetter(t, s, letters).Resolution,
@@ -390,7 +390,7 @@ func TestDiscardOfOtherEventRecordsNoOrder(t *testing.T) {
 	s := testshop.NewShop(t)
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	o := s.Buy(t, s.Open(t, 5), "alice")
-	letter := letterOf(t, s, letters, map[string]func(string) string{
+	letter := findLetter(t, s, letters, map[string]func(string) string{
 		"metadata": replacing(string(order.EventReserved), strings.Repeat("x", len(order.EventReserved))),
 	})
 	require.NoError(t, letters.Discard(t.Context(), letter.ID, "stray", "ann"))

@@ -24,7 +24,7 @@ type storedValue struct {
 	Base64 []byte  `json:"base64,omitempty"`
 }
 
-func storedOf(s string) storedValue {
+func toStored(s string) storedValue {
 	if isText(s) {
 		return storedValue{Text: &s}
 	}
@@ -43,9 +43,9 @@ func isText(s string) bool { return utf8.ValidString(s) && !strings.ContainsRune
 func encodeFields(fields []stream.Field) ([]byte, error) {
 	stored := make([][2]any, len(fields))
 	for i, f := range fields {
-		stored[i] = [2]any{f.Name, storedOf(f.Value)}
+		stored[i] = [2]any{f.Name, toStored(f.Value)}
 		if !isText(f.Name) {
-			stored[i][0] = storedOf(f.Name)
+			stored[i][0] = toStored(f.Name)
 		}
 	}
 	return json.Marshal(stored)

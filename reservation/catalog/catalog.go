@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
@@ -118,8 +119,8 @@ func (c *Catalog) insert(ctx context.Context, t reservation.Terms, idempotencyKe
 	}
 	err := pg.InOneStatement(ctx, c.pool, []any{&sale.Epoch, &sale.Revision, &sale.CreatedAt},
 		sql.CatalogInsertSale, sale.ID, t.Name, t.Stock, t.PerOrderLimit,
-		nullTime(t.OpensAt), nullTime(t.ClosesAt), int64(t.PaymentWindow/time.Second), sale.Partitions,
-		nullText(idempotencyKey), sale.Shards, nullText(operatorOf(ctx)))
+		zeronull.Timestamptz(t.OpensAt), zeronull.Timestamptz(t.ClosesAt), int64(t.PaymentWindow/time.Second), sale.Partitions,
+		zeronull.Text(idempotencyKey), sale.Shards, zeronull.Text(operatorIn(ctx)))
 	return asCreated(sale, t.Stock, sale.Shards), err
 }
 
@@ -217,7 +218,7 @@ func (c *Catalog) change(
 			return err
 		}
 		return tx.QueryRow(ctx, sql.CatalogChangeSale, id, to.state, to.stock, to.event, to.data,
-			nullText(idempotencyKey), nullText(operatorOf(ctx))).Scan(&revision)
+			zeronull.Text(idempotencyKey), zeronull.Text(operatorIn(ctx))).Scan(&revision)
 	})
 	var illegal *reservation.IllegalTransitionError
 	var invalid *order.InvalidError
@@ -250,20 +251,6 @@ func (c *Catalog) publishAndShow(
 	return CountedSale{}, fmt.Errorf("%s sale=%s: %w: %w", action, id, otherwise, err)
 }
 
-func nullTime(t time.Time) *time.Time {
-	if t.IsZero() {
-		return nil
-	}
-	return &t
-}
-
-func nullText(s string) *string {
-	if s == "" {
-		return nil
-	}
-	return &s
-}
-
 // operatorKey is the key of WithOperator.
 type operatorKey struct{}
 
@@ -272,8 +259,8 @@ func WithOperator(ctx context.Context, name string) context.Context {
 	return context.WithValue(ctx, operatorKey{}, name)
 }
 
-// operatorOf returns the operator of a change; "" if Stampede makes it by itself.
-func operatorOf(ctx context.Context) string {
+// operatorIn returns the operator of a change; "" if Stampede makes it by itself.
+func operatorIn(ctx context.Context) string {
 	name, _ := ctx.Value(operatorKey{}).(string)
 	return name
 }

@@ -92,7 +92,7 @@ func (c *Catalog) publish(ctx context.Context, id uuid.UUID) error {
 			return err
 		}
 		for _, change := range changes {
-			if change.event == eventLowering {
+			if change.Type == eventLowering {
 				sale.Revision, err = c.lower(ctx, sale.Sale, change)
 			} else {
 				err = sale.Layout().EachShard(func(_, shard int) error { return c.apply(ctx, sale.Sale, shard, change) })
@@ -100,7 +100,7 @@ func (c *Catalog) publish(ctx context.Context, id uuid.UUID) error {
 			if err != nil {
 				return err
 			}
-			applied = change.revision
+			applied = change.Revision
 		}
 	}
 	_, err = c.pool.Exec(ctx, sql.CatalogMarkPublished, id, applied)
@@ -164,32 +164,18 @@ func (c *Catalog) usedBefore(ctx context.Context, partition int) (used bool, err
 }
 
 type publishedChange struct {
-	revision     int64
-	event        string
-	stock, units int64
+	Revision     int64
+	Type         string
+	Stock, Units int64
 }
 
 func (c *Catalog) changesAfter(ctx context.Context, id uuid.UUID, revision int64) ([]publishedChange, error) {
-	rows, err := c.pool.Query(ctx, sql.CatalogSaleChanges, id, revision)
-	if err != nil {
-		return nil, err
+	rows, _ := c.pool.Query(ctx, sql.CatalogSaleChanges, id, revision) // its error comes with the rows
+	changes, err := pgx.CollectRows(rows, pgx.RowToStructByName[publishedChange])
+	if err == nil && len(changes) == 0 {
+		err = fmt.Errorf("sale=%s lacks the event of revision %d", id, revision+1)
 	}
-	defer rows.Close()
-	var changes []publishedChange
-	for rows.Next() {
-		var ch publishedChange
-		if err := rows.Scan(&ch.revision, &ch.event, &ch.stock, &ch.units); err != nil {
-			return nil, err
-		}
-		changes = append(changes, ch)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	if len(changes) == 0 {
-		return nil, fmt.Errorf("sale=%s lacks the event of revision %d", id, revision+1)
-	}
-	return changes, nil
+	return changes, err
 }
 
 // apply runs the script of one change on a shard.
@@ -197,12 +183,12 @@ func (c *Catalog) apply(ctx context.Context, s reservation.Sale, shard int, ch p
 	k, layout := c.store.Keys, s.Layout()
 	p := layout.Partition(shard)
 	saleKey := k.Sale(p, s.ID)
-	epoch, revision := strconv.FormatInt(s.Epoch, 10), strconv.FormatInt(ch.revision, 10)
+	epoch, revision := strconv.FormatInt(s.Epoch, 10), strconv.FormatInt(ch.Revision, 10)
 
 	var answer *redis.Cmd
-	switch ch.event {
+	switch ch.Type {
 	case eventCreated:
-		return c.store.OpenShard(ctx, s, shard, ch.revision, layout.Share(ch.stock, shard))
+		return c.store.OpenShard(ctx, s, shard, ch.Revision, layout.Share(ch.Stock, shard))
 	case eventPaused:
 		answer = lua.Pause.Run(ctx, c.store.Redis, []string{saleKey}, epoch, revision)
 	case eventResumed:
@@ -211,16 +197,16 @@ func (c *Catalog) apply(ctx context.Context, s reservation.Sale, shard int, ch p
 		answer = lua.End.Run(ctx, c.store.Redis, []string{saleKey}, epoch, revision)
 	case eventRebuilt:
 		// The rebuild wrote this revision itself.
-		return c.hasRevision(ctx, saleKey, ch.revision)
+		return c.hasRevision(ctx, saleKey, ch.Revision)
 	case eventRetired:
 		answer = c.retireShard(ctx, s.ID, p, epoch, revision)
 	case eventReconciled:
 		answer = lua.Note.Run(ctx, c.store.Redis, []string{saleKey}, epoch, revision)
 	case eventRestocked:
-		_, _, err := c.restock(ctx, s, shard, ch.revision, layout.Share(ch.units, shard), 0)
+		_, _, err := c.restock(ctx, s, shard, ch.Revision, layout.Share(ch.Units, shard), 0)
 		return err
 	default:
-		return fmt.Errorf("sale=%s has an event %q that this version does not know", s.ID, ch.event)
+		return fmt.Errorf("sale=%s has an event %q that this version does not know", s.ID, ch.Type)
 	}
 	text, err := answer.Text()
 	if err != nil {
@@ -233,7 +219,7 @@ func (c *Catalog) apply(ctx context.Context, s reservation.Sale, shard int, ch p
 		// Redis lacks a revision that was published: it lost data, which only a rebuild restores.
 		return fmt.Errorf("%w (%s)", reservation.ErrLostSale, text)
 	default:
-		return fmt.Errorf("sale=%s: %s was refused by Redis: %s %s", s.ID, ch.event, word, rest)
+		return fmt.Errorf("sale=%s: %s was refused by Redis: %s %s", s.ID, ch.Type, word, rest)
 	}
 }
 

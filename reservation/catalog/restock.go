@@ -95,8 +95,8 @@ func (c *Catalog) Restock(ctx context.Context, id uuid.UUID, units int64, idempo
 	switch {
 	case err != nil:
 		return CountedSale{}, fmt.Errorf("restock sale=%s: %w: %w", id, ErrRestockUndecided, err)
-	case state.taken > 0:
-		return CountedSale{}, &TakenError{state.taken}
+	case state.Taken > 0:
+		return CountedSale{}, &TakenError{state.Taken}
 	case state.withdrawn():
 		return CountedSale{}, fmt.Errorf("restock sale=%s: %w", id, ErrRestockWithdrawn)
 	}
@@ -118,7 +118,7 @@ func (c *Catalog) changeStock(
 		}
 		if latest, err := findLowering(ctx, tx, id, 0); err != nil {
 			return saleChange{}, err
-		} else if latest.open {
+		} else if latest.Open {
 			return saleChange{}, errLoweringOpen
 		}
 		stock := s.Stock + units
@@ -173,26 +173,22 @@ func madeBefore(
 
 // lowering is the state of a request to lower the stock.
 type lowering struct {
-	revision int64
-	done     bool
-	// taken is the number of units taken when Redis refused the request, or 0.
-	taken int64
-	// open: the request is undecided.
-	open bool
+	Revision int64
+	Done     bool
+	// Taken is the number of units taken when Redis refused the request, or 0.
+	Taken int64
+	// Open: the request is undecided.
+	Open bool
 }
 
 // withdrawn reports whether a rebuild dropped the request.
-func (l lowering) withdrawn() bool { return !l.done && l.taken == 0 && !l.open }
+func (l lowering) withdrawn() bool { return !l.Done && l.Taken == 0 && !l.Open }
 
 // findLowering returns the state of the request of that revision, or of the latest one if revision
 // is 0; the zero value if there is none.
-func findLowering(ctx context.Context, q querier, id uuid.UUID, revision int64) (lowering, error) {
+func findLowering(ctx context.Context, q pg.Querier, id uuid.UUID, revision int64) (lowering, error) {
 	rows, _ := q.Query(ctx, sql.CatalogFindLowering, id, revision) // its error comes with the rows
-	l, err := pgx.CollectOneRow(rows, func(row pgx.CollectableRow) (lowering, error) {
-		var l lowering
-		err := row.Scan(&l.revision, &l.done, &l.taken, &l.open)
-		return l, err
-	})
+	l, err := pgx.CollectOneRow(rows, pgx.RowToStructByName[lowering])
 	if errors.Is(err, pgx.ErrNoRows) {
 		return lowering{}, nil
 	}
@@ -205,26 +201,26 @@ func findLowering(ctx context.Context, q querier, id uuid.UUID, revision int64) 
 // removed for this revision, so every publisher gets the same answers. If all have too few, the refusal is recorded
 // first, and then each shard puts back what it has removed; the next publisher completes that.
 func (c *Catalog) lower(ctx context.Context, asked reservation.Sale, wish publishedChange) (revision int64, err error) {
-	state, err := findLowering(ctx, c.pool, asked.ID, wish.revision)
+	state, err := findLowering(ctx, c.pool, asked.ID, wish.Revision)
 	if err != nil {
 		return 0, err
 	}
-	if state.taken == 0 {
+	if state.Taken == 0 {
 		var isLast bool
-		if state.taken, isLast, err = c.askToLower(ctx, asked, wish); err != nil || !isLast {
+		if state.Taken, isLast, err = c.askToLower(ctx, asked, wish); err != nil || !isLast {
 			return asked.Revision, err
 		}
-		if state.taken == 0 {
+		if state.Taken == 0 {
 			return c.finishLowering(ctx, asked, wish)
 		}
-		if _, err = c.pool.Exec(ctx, sql.CatalogRefuseLowering, asked.ID, wish.revision, state.taken); err != nil {
+		if _, err = c.pool.Exec(ctx, sql.CatalogRefuseLowering, asked.ID, wish.Revision, state.Taken); err != nil {
 			return 0, err
 		}
 	}
 	crashpoint.Hit(crashpoint.LoweringRefused)
 	return asked.Revision, asked.Layout().EachShard(func(partition, _ int) error {
 		word, err := lua.PutBack.Run(ctx, c.store.Redis, []string{c.store.Keys.Sale(partition, asked.ID)},
-			asked.Epoch, wish.revision).Text()
+			asked.Epoch, wish.Revision).Text()
 		if err == nil && word != "put-back" && word != "unchanged" {
 			err = fmt.Errorf("%w (%s)", reservation.ErrLostSale, word)
 		}
@@ -238,7 +234,7 @@ func (c *Catalog) lower(ctx context.Context, asked reservation.Sale, wish publis
 func (c *Catalog) askToLower(
 	ctx context.Context, asked reservation.Sale, wish publishedChange,
 ) (taken int64, isLast bool, err error) {
-	layout, wanted := asked.Layout(), -wish.units
+	layout, wanted := asked.Layout(), -wish.Units
 	// Units on their way between two shards are in neither.
 	if err := c.store.HelpUnits(ctx, asked.ID, layout, asked.Epoch); err != nil {
 		return 0, false, err
@@ -248,7 +244,7 @@ func (c *Catalog) askToLower(
 		least = wanted
 	}
 	for shard := range layout.Shards {
-		word, number, err := c.restock(ctx, asked, shard, wish.revision, -wanted, least)
+		word, number, err := c.restock(ctx, asked, shard, wish.Revision, -wanted, least)
 		switch {
 		case err != nil || word == "unchanged":
 			return 0, false, err
@@ -259,7 +255,7 @@ func (c *Catalog) askToLower(
 		crashpoint.Hit(crashpoint.LoweringAsked)
 	}
 	if wanted > 0 {
-		return asked.Stock + wish.units + wanted, true, nil
+		return asked.Stock + wish.Units + wanted, true, nil
 	}
 	return 0, true, nil
 }
@@ -301,20 +297,20 @@ func (c *Catalog) finishLowering(
 			return err
 		}
 		now := found[0].Sale
-		l, err := findLowering(ctx, tx, now.ID, wish.revision)
+		l, err := findLowering(ctx, tx, now.ID, wish.Revision)
 		switch {
 		case err != nil:
 			return err
-		case l.done:
+		case l.Done:
 			revision = now.Revision
 			return nil
 		case now.Epoch != granted.Epoch:
 			// A rebuild replaced the stock after the grant, which is void.
 			return fmt.Errorf("%w: its stock was rebuilt meanwhile", reservation.ErrUnavailable)
 		}
-		data := map[string]int64{"stock": wish.stock, "lowering": wish.revision}
+		data := map[string]int64{"stock": wish.Stock, "lowering": wish.Revision}
 		// The operator is the one who asked for it: this process may be another one.
-		return tx.QueryRow(ctx, sql.CatalogChangeSale, now.ID, now.State, wish.stock, eventRestocked, data,
+		return tx.QueryRow(ctx, sql.CatalogChangeSale, now.ID, now.State, wish.Stock, eventRestocked, data,
 			nil, nil).Scan(&revision)
 	})
 	if err != nil {

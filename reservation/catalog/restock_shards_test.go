@@ -54,8 +54,8 @@ func publishedRevision(t testing.TB, s *testshop.Shop, sale catalog.CountedSale)
 	return published, revision
 }
 
-// tenOf returns a sale of 10 units in 4 shards, of which 6 are taken.
-func tenOf(t testing.TB, s *testshop.Shop) catalog.CountedSale {
+// tenUnits returns a sale of 10 units in 4 shards, of which 6 are taken.
+func tenUnits(t testing.TB, s *testshop.Shop) catalog.CountedSale {
 	t.Helper()
 	sale := s.ShardedSale(t, 10, 4)
 	for i := range 6 {
@@ -67,7 +67,7 @@ func tenOf(t testing.TB, s *testshop.Shop) catalog.CountedSale {
 func TestRestockOfShards(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShardedShop(t)
-	sale := tenOf(t, s)
+	sale := tenUnits(t, s)
 	before := shardFields(t, s, sale, "left")
 	_, err := s.Restock(t.Context(), sale.ID, -5, "too-many")
 	require.EqualValues(t, 6, taken(t, s, err))
@@ -150,7 +150,7 @@ func TestInterruptedRestockOfShardsIsFinishedOnce(t *testing.T) {
 			}
 			rdb, wire := testshop.Wired(t, testkit.RedisURL(t))
 			for cut := 0; ; cut++ {
-				sale, ingress := tenOf(t, s), s.Next(t, rdb)
+				sale, ingress := tenUnits(t, s), s.Next(t, rdb)
 				wire.Set(testshop.KilledAfter(cut))
 				_, err := ingress.Restock(t.Context(), sale.ID, c.units, "key")
 				if !errors.Is(err, reservation.ErrUnavailable) && !errors.Is(err, catalog.ErrNotInForce) {
@@ -170,7 +170,7 @@ func TestInterruptedRestockOfShardsIsFinishedOnce(t *testing.T) {
 				"UPDATE OF data ON sale_events FOR EACH ROW",
 				"UPDATE OF published_revision ON sales FOR EACH ROW",
 			} {
-				sale, repair := tenOf(t, s), breakAt(t, s.Pool, step)
+				sale, repair := tenUnits(t, s), breakAt(t, s.Pool, step)
 				_, _ = s.Restock(t.Context(), sale.ID, c.units, "key")
 				repair()
 				finish(sale, cut)
@@ -204,7 +204,7 @@ func TestRebuildWithdrawsLoweringOfShards(t *testing.T) {
 			s := testshop.NewShardedShop(t)
 			rdb, wire := testshop.Wired(t, testkit.RedisURL(t))
 			for cut := 0; ; cut++ {
-				sale := tenOf(t, s)
+				sale := tenUnits(t, s)
 				wire.Set(testshop.KilledAfter(cut))
 				_, err := s.Next(t, rdb).Restock(t.Context(), sale.ID, units, "key")
 				if !errors.Is(err, catalog.ErrRestockUndecided) {
@@ -239,7 +239,7 @@ func TestRebuildWithdrawsLoweringOfShards(t *testing.T) {
 func TestChangeIsPublishedWhenAllShardsHaveIt(t *testing.T) {
 	// Not parallel: a server that is distrusted loses its scripts, which the other tests of this package need.
 	s := testshop.NewShardedShop(t)
-	sale := tenOf(t, s)
+	sale := tenUnits(t, s)
 	unreachable := testkit.Client(t, testkit.RedisURL(t))
 	unreachable.AddHook(testkit.Hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
 		for _, arg := range cmd.Args() {

@@ -8,8 +8,10 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/internal/pg"
 	"stampede/reservation"
 	"stampede/reservation/order"
 	"stampede/sql"
@@ -136,7 +138,7 @@ func (c *Catalog) CountPage(ctx context.Context, after uuid.UUID, limit int) ([]
 }
 
 func (c *Catalog) countFound(ctx context.Context, ids []uuid.UUID, after uuid.UUID, limit int) ([]CountResult, error) {
-	found, err := findSales(ctx, c.pool, ids, nullUUID(after), limit, true)
+	found, err := findSales(ctx, c.pool, ids, zeronull.UUID(after), limit, true)
 	if err != nil {
 		return nil, fmt.Errorf("%w: find sales: %w", reservation.ErrUnavailable, err)
 	}
@@ -155,19 +157,15 @@ type storedSale struct {
 	retired, archived bool
 }
 
-type querier interface {
-	Query(ctx context.Context, query string, args ...any) (pgx.Rows, error)
-}
-
 // findSale reads the definition of the sale with this id, if there is one.
-func findSale(ctx context.Context, q querier, id uuid.UUID) ([]storedSale, error) {
-	return findSales(ctx, q, []uuid.UUID{id}, nil, 1, false)
+func findSale(ctx context.Context, q pg.Querier, id uuid.UUID) ([]storedSale, error) {
+	return findSales(ctx, q, []uuid.UUID{id}, zeronull.UUID{}, 1, false)
 }
 
 // findSales reads sales, newest first: those with these ids, or all if ids is nil, and only those
-// older than after, or all. With counted it counts their final units as well.
+// older than after, or all if that is zero. With counted it counts their final units as well.
 func findSales(
-	ctx context.Context, q querier, ids []uuid.UUID, after *uuid.UUID, limit int, counted bool,
+	ctx context.Context, q pg.Querier, ids []uuid.UUID, after zeronull.UUID, limit int, counted bool,
 ) ([]storedSale, error) {
 	rows, err := q.Query(ctx, sql.CatalogFindSales, ids, after, limit, counted)
 	if err != nil {
@@ -185,13 +183,6 @@ func findSales(
 		s.Sold = r.Sold
 		return s, err
 	})
-}
-
-func nullUUID(id uuid.UUID) *uuid.UUID {
-	if id == uuid.Nil {
-		return nil
-	}
-	return &id
 }
 
 // count asks Redis how many units of each sale are unreserved. Redis is asked after Postgres, so a
@@ -292,7 +283,7 @@ type Page struct{ sales []storedSale }
 // ReadPage returns at most limit sales, newest first. It reads no order, so it costs the same however many there are:
 // CountPage sums all paid orders of sales with a payment window. The error wraps ErrUnavailable.
 func (c *Catalog) ReadPage(ctx context.Context, limit int) (Page, error) {
-	found, err := findSales(ctx, c.pool, nil, nil, limit, false)
+	found, err := findSales(ctx, c.pool, nil, zeronull.UUID{}, limit, false)
 	if err != nil {
 		return Page{}, fmt.Errorf("%w: find sales: %w", reservation.ErrUnavailable, err)
 	}

@@ -74,7 +74,7 @@ func ReservedMetadataPrefix(sale uuid.UUID, epoch int64, traces ...Trace) string
 		metaEpoch, strconv.FormatInt(epoch, 10),
 	}
 	if len(traces) > 0 {
-		texts = append(texts, metaTraceParent, traces[0].Parent, metaTraces, textOf(traces))
+		texts = append(texts, metaTraceParent, traces[0].Parent, metaTraces, joinTraces(traces))
 	}
 	texts = append(texts, metaCount)
 	packed := []byte{shortMap + byte((len(texts)+1)/2)}
@@ -215,8 +215,8 @@ type Trace struct {
 	Parent string
 }
 
-// textOf returns the lines of at most MaxTraces traces: the order's id, a space, and the traceparent.
-func textOf(traces []Trace) string {
+// joinTraces returns the lines of at most MaxTraces traces: the order's id, a space, and the traceparent.
+func joinTraces(traces []Trace) string {
 	var text strings.Builder
 	for i, t := range traces[:min(len(traces), MaxTraces)] {
 		if i > 0 {
@@ -227,7 +227,7 @@ func textOf(traces []Trace) string {
 	return text.String()
 }
 
-// tracesIn reads the lines of textOf. It leaves out what is damaged: without its trace an order is as good.
+// tracesIn reads the lines of joinTraces. It leaves out what is damaged: without its trace an order is as good.
 func tracesIn(text string) map[uuid.UUID]string {
 	if text == "" {
 		return nil

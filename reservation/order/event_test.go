@@ -89,8 +89,8 @@ func TestStockWatermillReadsEvents(t *testing.T) {
 	}}, events)
 }
 
-// messageOf returns a message with the orders of a sale, as the script writes it.
-func messageOf(sale uuid.UUID, epoch int64, events ...order.OrderReserved) *message.Message {
+// newMessage returns a message with the orders of a sale, as the script writes it.
+func newMessage(sale uuid.UUID, epoch int64, events ...order.OrderReserved) *message.Message {
 	msg := message.NewMessage("id", order.ReservedPayload(epoch, events...))
 	msg.Metadata = message.Metadata{
 		"event": "OrderReserved", "event_version": "2", "sale_id": sale.String(),
@@ -115,7 +115,7 @@ func TestDecodeReservedReadsWhatIsWritten(t *testing.T) {
 				KeyFingerprint: rapid.SampledFrom([]string{"", "abcdefghijklmnopqrstuQ"}).Draw(r, "key"),
 			}
 		}
-		read, err := order.DecodeReserved(messageOf(sale, epoch, events...))
+		read, err := order.DecodeReserved(newMessage(sale, epoch, events...))
 		require.NoError(r, err)
 		require.Equal(r, events, read)
 	})
@@ -143,7 +143,7 @@ func FuzzReadReserved(f *testing.F) {
 		if len(events) == 0 {
 			return
 		}
-		again, err := order.DecodeReserved(messageOf(sale, 1<<31, events...))
+		again, err := order.DecodeReserved(newMessage(sale, 1<<31, events...))
 		require.NoError(t, err)
 		require.Equal(t, events, again)
 	})
@@ -199,7 +199,7 @@ func TestDecodeReservedRejectsOtherMessages(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			msg := messageOf(sale, 1, good, other)
+			msg := newMessage(sale, 1, good, other)
 			tc.change(msg)
 			_, err := order.DecodeReserved(msg)
 			require.ErrorIs(t, err, order.ErrUndecodable)
@@ -294,7 +294,18 @@ func tracedMessage(t *testing.T, events ...order.OrderReserved) *message.Message
 	return msg
 }
 
-func eventsOf(n int) (events []order.OrderReserved) {
+// A call of the script makes a message of MaxPerMessage orders at most.
+func TestMessageOfTooManyOrdersIsRefused(t *testing.T) {
+	t.Parallel()
+	most := newEvents(order.MaxPerMessage + 1)
+	_, err := order.DecodeReserved(newMessage(most[0].SaleID, 1, most...))
+	require.ErrorIs(t, err, order.ErrUndecodable)
+	read, err := order.DecodeReserved(newMessage(most[0].SaleID, 1, most[1:]...))
+	require.NoError(t, err)
+	require.Equal(t, most[1:], read)
+}
+
+func newEvents(n int) (events []order.OrderReserved) {
 	sale := uuid.Must(uuid.NewV7())
 	for i := range n {
 		events = append(events, order.OrderReserved{
@@ -308,7 +319,7 @@ func eventsOf(n int) (events []order.OrderReserved) {
 func TestEachOrderOfMessageHasItsTrace(t *testing.T) {
 	t.Parallel()
 	for _, traced := range []int{0, 1, 2, order.MaxTraces} {
-		events := eventsOf(20)
+		events := newEvents(20)
 		for i := range traced {
 			events[i+3].TraceParent = traceParent[:50] + string("0123456789abcdef"[i]) + traceParent[51:]
 		}
@@ -319,7 +330,7 @@ func TestEachOrderOfMessageHasItsTrace(t *testing.T) {
 		require.Equal(t, events[3].TraceParent, msg.Metadata.Get("traceparent"), "for a stock subscriber")
 	}
 	// More than fit have none.
-	events := eventsOf(30)
+	events := newEvents(30)
 	for i := range events {
 		events[i].TraceParent = traceParent
 	}
@@ -332,7 +343,7 @@ func TestEachOrderOfMessageHasItsTrace(t *testing.T) {
 // Damaged traces are left out, and cost no order.
 func TestDamagedTracesAreNone(t *testing.T) {
 	t.Parallel()
-	event := eventsOf(1)[0]
+	event := newEvents(1)[0]
 	id := order.CompactID(event.OrderID)
 	for _, traces := range []string{
 		" ", "\n\n", id, id + " ", id + " " + traceParent[:54], id + " " + traceParent + "0",

@@ -107,20 +107,25 @@ func TestServices(t *testing.T) {
 	project := loadWithSecrets(t)
 	const healthy, completed = types.ServiceConditionHealthy, types.ServiceConditionCompletedSuccessfully
 	ours := map[string]string{"redis": healthy, "postgres": healthy, "migrate": completed}
+	// By default the image's health check requests the address of an ingress.
+	probed := map[string]string{
+		"STAMPEDE_METRICS_ADDR": ":9090", "STAMPEDE_HEALTHCHECK_URL": "http://127.0.0.1:9090/readyz",
+	}
+	tokens := map[string]string{"STAMPEDE_AUTH": "jwt"}
 	want := map[string]struct {
 		image, command, health string // health is in the check of a service that does not end
 		replicas               int
 		networks               []string
-		after                  map[string]string
+		after, env             map[string]string
 	}{
-		"redis":     {"redis:8-alpine", "redis-server", "redis-cli ping", 1, []string{"back"}, nil},
-		"postgres":  {"postgres:18", "postgres -c max_connections=200", "pg_isready", 1, []string{"back"}, nil},
-		"migrate":   {"stampede:dev", "migrate up", "", 1, []string{"back"}, map[string]string{"postgres": healthy}},
-		"ingress":   {"stampede:dev", "serve", "/stampede healthcheck", 2, []string{"back", "front"}, ours},
-		"worker":    {"stampede:dev", "work", "/stampede healthcheck", 3, []string{"back"}, ours},
-		"relay":     {"stampede:dev", "relay run", "/stampede healthcheck", 1, []string{"back", "front"}, ours},
-		"dashboard": {"stampede:dev", "dashboard", "/stampede healthcheck", 1, []string{"back", "desk"}, ours},
-		"proxy":     {"haproxy:3.2-alpine", "", "/readyz", 1, []string{"front"}, map[string]string{"ingress": healthy}},
+		"redis":     {"redis:8-alpine", "redis-server", "redis-cli ping", 1, []string{"back"}, nil, nil},
+		"postgres":  {"postgres:18", "postgres -c max_connections=200", "pg_isready", 1, []string{"back"}, nil, nil},
+		"migrate":   {"stampede:dev", "migrate up", "", 1, []string{"back"}, map[string]string{"postgres": healthy}, nil},
+		"ingress":   {"stampede:dev", "serve", "/stampede healthcheck", 2, []string{"back", "front"}, ours, tokens},
+		"worker":    {"stampede:dev", "work", "/stampede healthcheck", 3, []string{"back"}, ours, probed},
+		"relay":     {"stampede:dev", "relay run", "/stampede healthcheck", 1, []string{"back", "front"}, ours, probed},
+		"dashboard": {"stampede:dev", "dashboard", "/stampede healthcheck", 1, []string{"back", "desk"}, ours, nil},
+		"proxy":     {"haproxy:3.2-alpine", "", "/readyz", 1, []string{"front"}, map[string]string{"ingress": healthy}, nil},
 	}
 	for name, want := range want {
 		s := service(t, project, name)
@@ -144,10 +149,19 @@ func TestServices(t *testing.T) {
 		if !maps.Equal(after, want.after) {
 			t.Errorf("%s starts after %v, want %v", name, after, want.after)
 		}
-		switch check := s.HealthCheck; {
-		case check == nil || check.Disable != (want.health == "") || !strings.Contains(strings.Join(check.Test, " "), want.health):
+		for variable, value := range want.env {
+			if got := s.Environment[variable]; got == nil || *got != value {
+				t.Errorf("%s: %s is not %q", name, variable, value)
+			}
+		}
+		check := s.HealthCheck
+		if check == nil || check.Disable != (want.health == "") ||
+			!strings.Contains(strings.Join(check.Test, " "), want.health) {
 			t.Errorf("the health check of %s is %+v, want %s", name, check, want.health)
-		case !check.Disable && (check.Interval == nil || check.Timeout == nil || check.Retries == nil || check.StartPeriod == nil):
+			continue
+		}
+		if !check.Disable &&
+			(check.Interval == nil || check.Timeout == nil || check.Retries == nil || check.StartPeriod == nil) {
 			t.Errorf("the health check of %s does not set interval, timeout, retries and start period: %+v", name, check)
 		}
 	}
@@ -199,21 +213,6 @@ func TestVolumes(t *testing.T) {
 		}
 		if _, named := project.Volumes[volumes[0].Source]; !named {
 			t.Errorf("volume %q of %s is not declared", volumes[0].Source, name)
-		}
-	}
-}
-
-// By default the image's health check requests the address of an ingress.
-func TestHealthChecksUseMetricsAddress(t *testing.T) {
-	project := loadWithSecrets(t)
-	for _, process := range []string{"worker", "relay"} {
-		env := service(t, project, process).Environment
-		for name, want := range map[string]string{
-			"STAMPEDE_METRICS_ADDR": ":9090", "STAMPEDE_HEALTHCHECK_URL": "http://127.0.0.1:9090/readyz",
-		} {
-			if got := env[name]; got == nil || *got != want {
-				t.Errorf("%s: %s is not %q", process, name, want)
-			}
 		}
 	}
 }
@@ -298,12 +297,6 @@ func TestOnlyProxyAndDashboardPublishPorts(t *testing.T) {
 	}
 	if !project.Networks["back"].Internal {
 		t.Error("the network of Redis and Postgres is not internal")
-	}
-}
-
-func TestDefaultAuthIsJWT(t *testing.T) {
-	if got := service(t, loadWithSecrets(t), "ingress").Environment["STAMPEDE_AUTH"]; got == nil || *got != "jwt" {
-		t.Error("STAMPEDE_AUTH is not jwt")
 	}
 }
 

@@ -131,7 +131,7 @@ type state struct {
 }
 
 func (a *Archiver) archive(ctx context.Context, id uuid.UUID) (Archived, error) {
-	s, err := stateOf(ctx, a.conn, id)
+	s, err := readState(ctx, a.conn, id)
 	if err != nil {
 		return Archived{}, err
 	}
@@ -154,7 +154,7 @@ func (a *Archiver) archive(ctx context.Context, id uuid.UUID) (Archived, error) 
 	return done, a.delete(ctx, id, s)
 }
 
-func stateOf(ctx context.Context, on pg.Querier, id uuid.UUID) (state, error) {
+func readState(ctx context.Context, on pg.Querier, id uuid.UUID) (state, error) {
 	rows, _ := on.Query(ctx, sql.ArchiveSale, id) // its error comes with the rows
 	s, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[state])
 	if errors.Is(err, pgx.ErrNoRows) {

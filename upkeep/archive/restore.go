@@ -98,7 +98,7 @@ func lockArchived(ctx context.Context, tx pgx.Tx, h Header, end Trailer) (foreig
 			return false, fmt.Errorf("create the sale: %w", err)
 		}
 	} else {
-		s, err := stateOf(ctx, tx, h.SaleID)
+		s, err := readState(ctx, tx, h.SaleID)
 		switch {
 		case err != nil:
 			return false, err

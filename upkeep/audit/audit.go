@@ -196,7 +196,7 @@ func (l *look) listSales(ctx context.Context) ([]reservation.LocatedSale, error)
 // selectStreams selects the streams of all partitions in use, and of older sales. What cannot be checked in dark ones
 // is in the report.
 func (l *look) selectStreams() {
-	for p := range partitionsOf(l.Keys, l.sales) {
+	for p := range countPartitions(l.Keys, l.sales) {
 		err := l.dark[p]
 		if err == nil {
 			l.streams = append(l.streams, l.Keys.Orders(p))
@@ -265,8 +265,8 @@ func salesToAudit(ctx context.Context, c Config) ([]auditedSale, error) {
 	return sales, nil
 }
 
-// partitionsOf returns the number of partitions in use, and those of older sales.
-func partitionsOf(keys reservation.Keys, sales []auditedSale) int {
+// countPartitions returns the number of partitions in use, and those of older sales.
+func countPartitions(keys reservation.Keys, sales []auditedSale) int {
 	partitions := keys.Partitions
 	for _, s := range sales {
 		for _, shard := range s.shards() {

@@ -32,7 +32,7 @@ func (l *look) reportForeignKeys(ctx context.Context) error {
 		return nil //nolint:nilerr // the unread part is reported elsewhere
 	}
 	var wanted []typedKey
-	for p := range partitionsOf(l.Keys, l.sales) {
+	for p := range countPartitions(l.Keys, l.sales) {
 		if l.dark[p] == nil {
 			wanted = append(wanted, sharedKeys(l.Keys, p)...)
 		}

@@ -79,16 +79,16 @@ func (l *look) copySales(ctx context.Context, read []redisShard) error {
 	var sales, shards [][]any
 	for _, sale := range l.sales {
 		unread := l.isDark(sale) || l.unreadError(theSales) != nil
-		var of []redisShard
+		var own []redisShard
 		if unread {
 			for _, s := range sale.shards() {
-				of = append(of, redisShard{auditedShard: s})
+				own = append(own, redisShard{auditedShard: s})
 			}
 		} else {
-			of, read = read[:sale.layout.Shards], read[sale.layout.Shards:]
+			own, read = read[:sale.layout.Shards], read[sale.layout.Shards:]
 		}
-		sales = append(sales, []any{sale.id, sale.layout.Shards, unread, onTheWay(of)})
-		for _, s := range of {
+		sales = append(sales, []any{sale.id, sale.layout.Shards, unread, onTheWay(own)})
+		for _, s := range own {
 			shards = append(shards, []any{
 				s.id, s.shard, s.label(), s.present, s.epoch, s.units, s.stock, s.places, s.generation, s.revision,
 				s.opensAt, s.closesAt, s.limit, s.window, s.state,
@@ -295,7 +295,7 @@ func (l *look) readShard(s auditedShard, fields []any, err error) redisShard {
 		return shard
 	}
 	fields, layout, moved := fields[:len(saleFields)], fields[len(saleFields)], fields[len(saleFields)+1:]
-	numbers := make([]*int64, len(fields))
+	numbers := map[string]*int64{} // by the name of their field
 	present, closed := false, fields[0] == "0"
 	var damaged []string
 	for i, field := range fields {
@@ -311,7 +311,7 @@ func (l *look) readShard(s auditedShard, fields []any, err error) redisShard {
 			continue
 		}
 		n, err := strconv.ParseInt(text, 10, 64)
-		numbers[i] = &n
+		numbers[saleFields[i]] = &n
 		switch {
 		case field == nil && !closed:
 			damaged = append(damaged, saleFields[i]+" is missing")
@@ -344,9 +344,10 @@ func (l *look) readShard(s auditedShard, fields []any, err error) redisShard {
 		return shard // its units and buyers are in Postgres only, as of a sale whose keys were deleted
 	}
 	shard.present = true
-	shard.epoch, shard.units, shard.stock = numbers[0], numbers[1], numbers[2]
-	shard.places, shard.generation, shard.revision = numbers[3], numbers[4], numbers[5]
-	shard.opensAt, shard.closesAt, shard.limit, shard.window = numbers[6], numbers[7], numbers[8], numbers[9]
+	shard.epoch, shard.units, shard.stock = numbers["epoch"], numbers["left"], numbers["stock"]
+	shard.places, shard.generation, shard.revision = numbers["sequence"], numbers["generation"], numbers["revision"]
+	shard.opensAt, shard.closesAt = numbers["opens_at_ms"], numbers["closes_at_ms"]
+	shard.limit, shard.window = numbers["per_order_limit"], numbers["payment_window_s"]
 	return shard
 }
 

@@ -28,8 +28,8 @@ var errOvertaken = errors.New("another rebuild has raised the epoch of the sale"
 // staged counts what was copied to Redis for the new epoch of a shard: live orders, their units, and ended orders.
 type staged struct{ orders, units, ended int64 }
 
-// sumOf sums what was copied for all shards.
-func sumOf(shards []staged) (all staged) {
+// addUp sums what was copied for all shards.
+func addUp(shards []staged) (all staged) {
 	for _, s := range shards {
 		all.orders, all.units, all.ended = all.orders+s.orders, all.units+s.units, all.ended+s.ended
 	}

@@ -16,12 +16,8 @@ import (
 	"stampede/stream"
 )
 
-// drainPage is how many entries are read at a time, and drainBatch how many of their orders are recorded in one
-// transaction.
-const (
-	drainPage  = 32
-	drainBatch = 500
-)
+// drainPage is how many entries are read at a time.
+const drainPage = 32
 
 // Drained counts the entries of the stream that a rebuild read.
 type Drained struct {
@@ -96,7 +92,7 @@ func (b *build) record(ctx context.Context, entries []redis.XMessage, closed map
 		}
 	}
 	slices.SortStableFunc(events, ledger.BySaleAndSequence)
-	for batch := range slices.Chunk(events, drainBatch) {
+	for batch := range slices.Chunk(events, ledger.BatchMax) {
 		if err := b.recordBatch(ctx, batch); err != nil {
 			return err
 		}

@@ -22,7 +22,7 @@ const (
 
 var (
 	ErrOvertaken    = errOvertaken
-	NumberOf        = numberOf
+	NumberOf        = readNumber
 	ReasonsOfProofs = reasonsOfProofs
 )
 
@@ -85,7 +85,7 @@ func (b *build) CloseAndDrain(ctx context.Context, sales []RequiredSale) error {
 
 func (b *build) StageBuyers(ctx context.Context, sale raisedSale) (staged, error) {
 	shards, err := b.stageBuyers(ctx, sale)
-	return sumOf(shards), err
+	return addUp(shards), err
 }
 
 func (s staged) Orders() int64 { return s.orders }

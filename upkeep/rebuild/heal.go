@@ -14,7 +14,7 @@ import (
 func (r *Rebuilder) HealPartition(
 	ctx context.Context, partition int, required *Required,
 ) (tried bool, err error) {
-	found, err := r.needsOf(ctx, partition, required)
+	found, err := r.findNeeds(ctx, partition, required)
 	if err == nil {
 		r.attempts.keep(partition, found)
 	}
@@ -60,7 +60,7 @@ func (r *Rebuilder) healLocked(
 	if err != nil {
 		return Report{}, false, err
 	}
-	found, err := r.needsOf(ctx, partition, required)
+	found, err := r.findNeeds(ctx, partition, required)
 	failed := []error{err}
 	for _, n := range found {
 		switch {
@@ -93,18 +93,19 @@ func (r *Rebuilder) healSharded(ctx context.Context, n Need) (tried bool, err er
 	return report.Tries > 0, err
 }
 
-// finishAll rebuilds the sales with several shards of which the rebuild of a partition has closed one.
-func (r *Rebuilder) finishAll(ctx context.Context, of *Report) error {
-	closed := of.Unfinished
-	of.Unfinished = nil
+// finishAll rebuilds the sales with several shards that the rebuild of a partition has closed. It adds them to that
+// rebuild's report.
+func (r *Rebuilder) finishAll(ctx context.Context, whole *Report) error {
+	closed := whole.Unfinished
+	whole.Unfinished = nil
 	var failed []error
 	for _, sale := range closed {
-		report, err := r.Finish(ctx, sale, of.Reason)
-		of.add(report)
+		report, err := r.Finish(ctx, sale, whole.Reason)
+		whole.add(report)
 		if err == nil {
 			continue
 		}
-		of.Unfinished = append(of.Unfinished, sale)
+		whole.Unfinished = append(whole.Unfinished, sale)
 		if !errors.Is(err, ErrRunning) && !errors.Is(err, ErrServerUnverified) {
 			failed = append(failed, err)
 		}

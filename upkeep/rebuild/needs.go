@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"stampede/internal/retry"
+	"stampede/reservation"
 	"stampede/stream"
 )
 
@@ -41,8 +42,8 @@ func (r *Rebuilder) Needs(ctx context.Context, partitions int, withEnded bool) (
 		return nil, err
 	}
 	found := make([][]Need, partitions)
-	err = eachPartition(partitions, func(p int) (err error) {
-		found[p], err = r.needsOf(ctx, p, required)
+	err = reservation.EachPartition(partitions, func(p int) (err error) {
+		found[p], err = r.findNeeds(ctx, p, required)
 		return err
 	})
 	// Several partitions may notice the same sale.
@@ -60,7 +61,7 @@ func (r *Rebuilder) Shut(ctx context.Context, partitions int) (int, error) {
 		return 0, err
 	}
 	shut := make([][]uuid.UUID, partitions)
-	err = eachPartition(partitions, func(p int) (err error) {
+	err = reservation.EachPartition(partitions, func(p int) (err error) {
 		shut[p], err = r.shutIn(ctx, p, required)
 		return err
 	})
@@ -94,19 +95,8 @@ func (r *Rebuilder) shutIn(ctx context.Context, partition int, required *Require
 	return sales, nil
 }
 
-// eachPartition calls do for the first partitions, at the same time, and returns all errors.
-func eachPartition(partitions int, do func(partition int) error) error {
-	failed := make([]error, partitions)
-	var doing sync.WaitGroup
-	for p := range partitions {
-		doing.Go(func() { failed[p] = do(p) })
-	}
-	doing.Wait()
-	return errors.Join(failed...)
-}
-
-// needsOf finds what has to be rebuilt in one partition. The needs are also valid with an error.
-func (r *Rebuilder) needsOf(ctx context.Context, partition int, required *Required) (found []Need, err error) {
+// findNeeds finds what has to be rebuilt in one partition. The needs are also valid with an error.
+func (r *Rebuilder) findNeeds(ctx context.Context, partition int, required *Required) (found []Need, err error) {
 	reason, err := r.needOfPartition(ctx, partition, required)
 	switch {
 	case err != nil:
@@ -271,14 +261,14 @@ func (r *Rebuilder) readShards(ctx context.Context, shards []requiredShard) ([]s
 		case err != nil:
 			return nil, fmt.Errorf("look up sale=%s in Redis: %w", shards[i].id, err)
 		case fields[0] != nil || fields[1] != nil:
-			found[i] = shardInRedis{present: true, epoch: numberOf(fields[0]), sequence: numberOf(fields[1])}
+			found[i] = shardInRedis{present: true, epoch: readNumber(fields[0]), sequence: readNumber(fields[1])}
 			found[i].shard, _ = fields[2].(string)
 		}
 	}
 	return found, nil
 }
 
-func numberOf(field any) int64 {
+func readNumber(field any) int64 {
 	text, _ := field.(string)
 	if n, err := strconv.ParseInt(text, 10, 64); err == nil {
 		return n

@@ -85,7 +85,7 @@ func (b *build) watch(ctx context.Context) (stop func()) {
 // logStep logs a slow step, with the sessions that block others.
 func (b *build) logStep(ctx context.Context, current *step, now time.Time) {
 	fields := []any{"step", current.doing, "for", now.Sub(current.since).Round(time.Millisecond)}
-	if current.sale != b.of.Sale { // b.log names this one
+	if current.sale != b.need.Sale { // b.log names this one
 		fields = append(fields, "sale", current.sale)
 	}
 	limited, cancel := context.WithTimeout(ctx, retry.CallTimeout)
@@ -98,7 +98,7 @@ func (b *build) logStep(ctx context.Context, current *step, now time.Time) {
 	case len(found) == 0:
 		b.log.Warn(logSlowStep, fields...)
 	default:
-		b.log.Warn(logWaiting, append(fields, "held_by", namesOf(found))...)
+		b.log.Warn(logWaiting, append(fields, "held_by", sessionNames(found))...)
 	}
 }
 
@@ -203,7 +203,7 @@ func (t *attempts) rivalDue(partition int) bool {
 // blockersLogged bounds the sessions that a line of the log names.
 const blockersLogged = 5
 
-func namesOf(found []pg.Activity) []string {
+func sessionNames(found []pg.Activity) []string {
 	names := make([]string, 0, blockersLogged)
 	for i := range found[:min(len(found), blockersLogged)] {
 		names = append(names, found[i].String())
@@ -256,15 +256,15 @@ func (b *build) noteOnce(ctx context.Context, id uuid.UUID) {
 	ctx, cancel := context.WithTimeout(ctx, noteTimeout)
 	defer cancel()
 	var sale *uuid.UUID
-	if b.of.Sale != uuid.Nil {
-		sale = &b.of.Sale
+	if b.need.Sale != uuid.Nil {
+		sale = &b.need.Sale
 	}
 	current := b.step.Load()
 	doing := current.doing
-	if current.sale != uuid.Nil && current.sale != b.of.Sale {
+	if current.sale != uuid.Nil && current.sale != b.need.Sale {
 		doing += ", sale " + current.sale.String()
 	}
-	_, err := b.config.Pool.Exec(ctx, sql.RebuildNoteProgress, id, b.partition, sale, b.of.Reason, thisProcess(),
+	_, err := b.config.Pool.Exec(ctx, sql.RebuildNoteProgress, id, b.partition, sale, b.need.Reason, thisProcess(),
 		time.Since(b.began).Milliseconds(), doing, b.salesDone.Load(), b.salesTotal.Load())
 	if err != nil && ctx.Err() == nil {
 		b.log.Debug("cannot note the progress of the rebuild", "error", err)

@@ -122,16 +122,16 @@ func (w *witnesses) Note(partition int, outcomes []ledger.Outcome) {
 
 // add adds a confirmed order. The caller has locked mu.
 func (w *witnesses) add(at seenIn, confirmed witness) {
-	of := w.known[at]
-	if of == nil {
+	pair := w.known[at]
+	if pair == nil {
 		if w.known == nil {
 			w.known = map[seenIn]*[2]witness{}
 		}
-		of = new([2]witness)
-		w.known[at] = of
+		pair = new([2]witness)
+		w.known[at] = pair
 	}
-	if confirmed.sequence > of[confirmedSince].sequence {
-		of[confirmedSince] = confirmed
+	if confirmed.sequence > pair[confirmedSince].sequence {
+		pair[confirmedSince] = confirmed
 	}
 }
 
@@ -158,12 +158,12 @@ func (w *witnesses) needsSeed(sale *requiredSale) bool {
 	return sale.isSharded() && !sale.ended && w.seeded[sale.id] < sale.epoch
 }
 
-// of returns the witnesses of a shard.
-func (w *witnesses) of(s *requiredShard) (found [2]witness) {
+// pair returns the witnesses of a shard.
+func (w *witnesses) pair(s *requiredShard) (found [2]witness) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if of := w.known[s.seenIn()]; of != nil {
-		found = *of
+	if pair := w.known[s.seenIn()]; pair != nil {
+		found = *pair
 	}
 	return found
 }
@@ -174,18 +174,18 @@ func (s *requiredShard) seenIn() seenIn { return seenIn{s.id, s.partition()} }
 func (w *witnesses) held(s *requiredShard, seen [2]witness, isHeld [2]bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	of := w.known[s.seenIn()]
-	if of == nil {
+	pair := w.known[s.seenIn()]
+	if pair == nil {
 		return
 	}
 	switch {
 	case isHeld[confirmedSince]:
-		of[heldBefore] = seen[confirmedSince]
+		pair[heldBefore] = seen[confirmedSince]
 	case !isHeld[heldBefore]:
-		of[heldBefore] = witness{}
+		pair[heldBefore] = witness{}
 	}
-	if of[confirmedSince] == seen[confirmedSince] {
-		of[confirmedSince] = witness{}
+	if pair[confirmedSince] == seen[confirmedSince] {
+		pair[confirmedSince] = witness{}
 	}
 }
 
@@ -286,7 +286,7 @@ func (r *Rebuilder) missed(ctx context.Context, shards []requiredShard) ([]bool,
 	_, _ = r.config.Redis.Pipelined(limited, func(p redis.Pipeliner) error { // each command's own error counts
 		for i := range shards {
 			sale := &shards[i]
-			seen[i] = r.Witnesses.of(sale)
+			seen[i] = r.Witnesses.pair(sale)
 			for k, w := range seen[i] {
 				if w.user != "" {
 					key := r.config.Keys.Buyers(sale.layout.PartitionOf(w.user), sale.id)

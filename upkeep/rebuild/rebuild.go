@@ -197,7 +197,7 @@ func (r *Rebuilder) saleWith(ctx context.Context, sale uuid.UUID, reason string,
 // partition is Partition under the lock.
 func (r *Rebuilder) partition(ctx context.Context, s *lockSession, partition int, reason string) (Report, error) {
 	b := r.newBuild(s, Need{partition: partition, Reason: reason})
-	b.log.Warn(logBegunPartition, r.attempts.logFields(b.of)...)
+	b.log.Warn(logBegunPartition, r.attempts.logFields(b.need)...)
 	return b.finish(b.retryWhileLost(ctx, b.wholePartition))
 }
 
@@ -206,14 +206,14 @@ func (r *Rebuilder) sale(ctx context.Context, s *lockSession, n Need, shards int
 	b := r.newBuild(s, n)
 	b.shards = shards
 	b.log = b.log.With("sale", n.Sale)
-	b.log.Warn(logBegunSale, r.attempts.logFields(b.of)...)
+	b.log.Warn(logBegunSale, r.attempts.logFields(b.need)...)
 	return b.finish(b.retryWhileLost(ctx, func(ctx context.Context) error { return b.oneSale(ctx, n.Sale) }))
 }
 
 // build is one rebuild.
 type build struct {
 	*Rebuilder
-	of        Need
+	need      Need
 	partition int // of the need
 	shards    int // that a sale has from then on; 0 for as many as before
 	session   *lockSession
@@ -229,7 +229,7 @@ type build struct {
 
 func (r *Rebuilder) newBuild(s *lockSession, n Need) *build {
 	b := &build{
-		Rebuilder: r, of: n, partition: n.partition, session: s, token: reservation.NewRebuildToken(),
+		Rebuilder: r, need: n, partition: n.partition, session: s, token: reservation.NewRebuildToken(),
 		log: r.config.Logger.With("partition", n.partition, "reason", n.Reason), began: time.Now(),
 	}
 	b.at("begin")
@@ -243,7 +243,7 @@ func (b *build) retryWhileLost(ctx context.Context, do func(context.Context) err
 	defer b.watch(ctx)()
 	for try := 1; ; try++ {
 		b.token = reservation.NewRebuildToken()
-		b.report = Report{Partition: b.partition, Reason: b.of.Reason, Tries: try}
+		b.report = Report{Partition: b.partition, Reason: b.need.Reason, Tries: try}
 		b.salesDone.Store(0)
 		b.salesTotal.Store(0)
 		err := do(ctx)
@@ -257,16 +257,16 @@ func (b *build) retryWhileLost(ctx context.Context, do func(context.Context) err
 func (b *build) finish(err error) (Report, error) {
 	took := time.Since(b.began)
 	b.report.Seconds = took.Seconds()
-	if b.attempts.note(b.of, err) && !errors.Is(err, context.Canceled) {
+	if b.attempts.note(b.need, err) && !errors.Is(err, context.Canceled) {
 		b.log.Error(logFailed, "error", err)
 	}
 	switch {
-	case err != nil && b.of.Sale != uuid.Nil:
-		return b.report, fmt.Errorf("rebuild sale=%s: %w", b.of.Sale, err)
+	case err != nil && b.need.Sale != uuid.Nil:
+		return b.report, fmt.Errorf("rebuild sale=%s: %w", b.need.Sale, err)
 	case err != nil:
 		return b.report, fmt.Errorf("rebuild partition %d: %w", b.partition, err)
 	}
-	b.metrics.rebuilds.WithLabelValues(b.of.Reason).Inc()
+	b.metrics.rebuilds.WithLabelValues(b.need.Reason).Inc()
 	b.metrics.seconds.Observe(took.Seconds())
 	units, orders := b.report.held()
 	b.log.Warn("rebuilt the stock from Postgres", "took", took, "sales", len(b.report.Sales), "orders", orders,

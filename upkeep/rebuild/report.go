@@ -54,13 +54,12 @@ func (r *Report) held() (units, orders int64) {
 }
 
 // add adds the rebuild of a sale with several shards, which followed that of the partition.
-func (r *Report) add(of Report) {
-	r.Seconds += of.Seconds
-	r.Sales = append(r.Sales, of.Sales...)
-	d := &r.Drained
-	d.Entries, d.Confirmed, d.Rejected = d.Entries+of.Drained.Entries, d.Confirmed+of.Drained.Confirmed,
-		d.Rejected+of.Drained.Rejected
-	d.Voided, d.Recorded, d.Left = d.Voided+of.Drained.Voided, d.Recorded+of.Drained.Recorded, d.Left+of.Drained.Left
+func (r *Report) add(other Report) {
+	r.Seconds += other.Seconds
+	r.Sales = append(r.Sales, other.Sales...)
+	d, more := &r.Drained, other.Drained
+	d.Entries, d.Confirmed, d.Rejected = d.Entries+more.Entries, d.Confirmed+more.Confirmed, d.Rejected+more.Rejected
+	d.Voided, d.Recorded, d.Left = d.Voided+more.Voided, d.Recorded+more.Recorded, d.Left+more.Left
 }
 
 // WriteText writes the report for operators.

@@ -115,15 +115,7 @@ func (r *Rebuilder) usedPartitions(ctx context.Context) (map[int]bool, error) {
 func (r *Rebuilder) verifiedServers(ctx context.Context) (map[int]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
-	rows, _ := r.config.Pool.Query(ctx, sql.ReservationVerifiedServers) // its error comes with the rows
-	servers := map[int]string{}
-	var partition int
-	var runID string
-	_, err := pgx.ForEachRow(rows, []any{&partition, &runID}, func() error {
-		servers[partition] = runID
-		return nil
-	})
-	return servers, err
+	return reservation.VerifiedServers(ctx, r.config.Pool)
 }
 
 // Partitions returns the number of partitions of new and older sales.
@@ -172,8 +164,8 @@ func (r *Rebuilder) salePage(ctx context.Context, after uuid.UUID, limit int, wi
 	})
 }
 
-// salesOf returns all sales with a shard in a partition.
-func (r *Rebuilder) salesOf(ctx context.Context, partition int) (sales []requiredSale, err error) {
+// salesIn returns all sales with a shard in a partition.
+func (r *Rebuilder) salesIn(ctx context.Context, partition int) (sales []requiredSale, err error) {
 	err = r.eachSale(ctx, true, func(page []requiredSale) error {
 		for _, sale := range page {
 			if _, is := sale.layout.ShardIn(partition); is {

@@ -82,8 +82,8 @@ func requireSells(t *testing.T, s *testshop.Shop, sale uuid.UUID, above int64) {
 	testwork.RequireNoNeeds(t, s, s.Keys.Partitions)
 }
 
-// dataOf returns the keys of a partition.
-func dataOf(t *testing.T, s *testshop.Shop, partition int) []string {
+// dataIn returns the keys of a partition.
+func dataIn(t *testing.T, s *testshop.Shop, partition int) []string {
 	t.Helper()
 	server := s.Keys.Server(partition)
 	keys, err := s.Rdb.Keys(t.Context(), server[:len(server)-len("server")]+"*").Result()
@@ -102,7 +102,7 @@ func TestShardedSaleIsRebuiltAfterLoss(t *testing.T) {
 			return s.Rdb.Del(t.Context(), s.Keys.Sale(p, sale), s.Keys.Buyers(p, sale), s.Keys.Ended(p, sale)).Err()
 		}, true},
 		"a partition is emptied": {func(t *testing.T, s *testshop.Shop, _ uuid.UUID, p int) error {
-			return s.Rdb.Del(t.Context(), dataOf(t, s, p)...).Err()
+			return s.Rdb.Del(t.Context(), dataIn(t, s, p)...).Err()
 		}, false},
 		"a server is distrusted": {func(t *testing.T, s *testshop.Shop, _ uuid.UUID, p int) error {
 			return s.Store.Distrust(t.Context(), p)

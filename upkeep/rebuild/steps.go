@@ -30,7 +30,7 @@ func (b *build) wholePartition(ctx context.Context) error {
 	}
 	crashpoint.Hit(crashpoint.RebuildDistrusted)
 	// Read after distrust: a sale that is created later is published only to a verified server.
-	sales, err := b.salesOf(ctx, b.partition)
+	sales, err := b.salesIn(ctx, b.partition)
 	if err != nil {
 		return err
 	}
@@ -189,7 +189,7 @@ func (b *build) closeIn(ctx context.Context, sale *requiredSale, partition int) 
 func (b *build) rebuildSale(ctx context.Context, sale requiredSale) (SaleReport, error) {
 	began := time.Now()
 	b.atSale("raise the epoch of the sale, with its row locked", sale.id)
-	raised, err := b.session.raiseEpoch(ctx, sale, b.of.Reason, b.shards)
+	raised, err := b.session.raiseEpoch(ctx, sale, b.need.Reason, b.shards)
 	if err != nil {
 		return SaleReport{}, fmt.Errorf("raise the epoch: %w", err)
 	}
@@ -213,7 +213,7 @@ func (b *build) rebuildSale(ctx context.Context, sale requiredSale) (SaleReport,
 		}
 	}
 	crashpoint.Hit(crashpoint.RebuildStaged)
-	all := sumOf(shards)
+	all := addUp(shards)
 	left := raised.Stock - all.units
 	if raised.retired {
 		left = 0

@@ -206,14 +206,8 @@ func (r *Retirer) open(ctx context.Context, s *candidate) (why string, err error
 func (r *Retirer) servers(ctx context.Context, s *candidate) (string, error) {
 	limited, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
-	rows, _ := r.Pool.Query(limited, sql.ReservationVerifiedServers) // its error comes with the rows
-	named := map[int]string{}
-	var partition int
-	var runID string
-	if _, err := pgx.ForEachRow(rows, []any{&partition, &runID}, func() error {
-		named[partition] = runID
-		return nil
-	}); err != nil {
+	named, err := reservation.VerifiedServers(limited, r.Pool)
+	if err != nil {
 		return "", fmt.Errorf("read the verified servers: %w", err)
 	}
 	for shard := range s.layout().Shards {
@@ -257,7 +251,7 @@ func (r *Retirer) waitingIn(ctx context.Context, sale uuid.UUID, key string) (st
 			return "", fmt.Errorf("read the unfinished entries of %s: %w", key, err)
 		}
 		for _, entry := range page {
-			if mayHoldOrderOf(sale, stream.Entry{Stream: key, ID: entry.ID, Fields: stream.FieldsOf(entry.Values)}) {
+			if mayHoldOrder(sale, stream.Entry{Stream: key, ID: entry.ID, Fields: stream.FieldsOf(entry.Values)}) {
 				return "an entry of its stream waits for a worker", nil
 			}
 		}
@@ -270,8 +264,8 @@ func (r *Retirer) waitingIn(ctx context.Context, sale uuid.UUID, key string) (st
 	}
 }
 
-// mayHoldOrderOf is true for an unreadable entry: it becomes a dead letter, in which an order of the sale may be found.
-func mayHoldOrderOf(sale uuid.UUID, entry stream.Entry) bool {
+// mayHoldOrder is true for an unreadable entry: it becomes a dead letter, in which an order of the sale may be found.
+func mayHoldOrder(sale uuid.UUID, entry stream.Entry) bool {
 	events, err := deadletter.OrdersOf(entry)
 	return err != nil || slices.ContainsFunc(events, func(e order.OrderReserved) bool { return e.SaleID == sale })
 }

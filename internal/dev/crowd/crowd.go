@@ -20,7 +20,9 @@ import (
 	"github.com/google/uuid"
 
 	"stampede/internal/accept"
+	"stampede/internal/dev/apiclient"
 	"stampede/internal/retry"
+	"stampede/reservation"
 )
 
 // MaxBuyers bounds a crowd, and with it the memory of its ledger: 34 bytes per buyer, and some 200 for the receipt of
@@ -227,4 +229,16 @@ func (c *Crowd) Report() Report {
 	r.Over = c.config.Over
 	r.Quantity = c.config.Quantity
 	return r
+}
+
+// CreateSale creates a sale at an ingress, as an operator. Without a limit per order it is one unit.
+func CreateSale(ctx context.Context, url, adminToken string, terms reservation.Terms) (uuid.UUID, error) {
+	client, err := apiclient.New(url, adminToken, "stampede crowd")
+	if err != nil {
+		return uuid.Nil, fmt.Errorf("create a sale: %w", err)
+	}
+	defer client.Close()
+	terms.PerOrderLimit = max(terms.PerOrderLimit, 1)
+	sale, _, err := client.CreateOnce(ctx, terms, uuid.NewString())
+	return sale.ID, err
 }

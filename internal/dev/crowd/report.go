@@ -2,6 +2,8 @@ package crowd
 
 import (
 	"bytes"
+	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
@@ -134,4 +136,92 @@ func counts(found map[string]int) string {
 		}
 	}
 	return strings.Join(parts, ", ")
+}
+
+// MarshalJSON returns the latencies in milliseconds.
+func (l Latencies) MarshalJSON() ([]byte, error) {
+	return json.Marshal(struct {
+		Count int64   `json:"count"`
+		P50   float64 `json:"p50"`
+		P99   float64 `json:"p99"`
+		P999  float64 `json:"p999"`
+		Max   float64 `json:"max"`
+	}{l.Count, millis(l.P50), millis(l.P99), millis(l.P999), millis(l.Max)})
+}
+
+func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+type durableView struct {
+	Orders int     `json:"orders"`
+	Rate   float64 `json:"per_second"`
+	// LagMS is how long after the last acceptance the last order was durable.
+	LagMS int64 `json:"lag_ms"`
+}
+
+// MarshalJSON returns the report as one object: rates per second, times in seconds, latencies in milliseconds.
+func (r Report) MarshalJSON() ([]byte, error) {
+	var durable *durableView
+	if r.Durable != nil {
+		lag := max(0, r.Durable.LastAt.Sub(r.LastAccepted).Milliseconds())
+		if r.Accepted == 0 || r.Durable.Orders == 0 {
+			lag = 0
+		}
+		durable = &durableView{r.Durable.Orders, r.Durable.Rate, lag}
+	}
+	if r.Failures == nil {
+		r.Failures = map[string]int{}
+	}
+	if r.Retries == nil {
+		r.Retries = map[string]int{}
+	}
+	type fields Report // without this method
+	return json.Marshal(struct {
+		fields
+		OfferedRate float64      `json:"offered_per_second"`
+		Seconds     float64      `json:"seconds"`
+		Durable     *durableView `json:"durable,omitempty"`
+	}{fields(r), r.offeredRate(), r.Took.Seconds(), durable})
+}
+
+// String returns the progress in one line, without the time.
+func (p Progress) String() string {
+	line := fmt.Sprintf("%s of %s buyers due  accepted %s  rejected %s",
+		figure.Count(p.Due), figure.Count(p.Buyers), figure.Count(p.Accepted), figure.Count(p.Rejected))
+	if p.Retries > 0 {
+		line += "  retried " + figure.Count(p.Retries)
+	}
+	if p.Failed > 0 {
+		line += "  failed " + figure.Count(p.Failed)
+	}
+	return line
+}
+
+// Done is closed when Run has returned.
+func (c *Crowd) Done() <-chan struct{} { return c.done }
+
+// ShowProgress prints the progress once a second while the crowd runs: on a terminal in one line that is
+// overwritten, elsewhere one line each. It returns when Run does, or when ctx ends.
+func (c *Crowd) ShowProgress(ctx context.Context, w io.Writer, terminal bool) {
+	const eraseLine = "\r\x1b[K"
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-c.done:
+			if terminal {
+				_, _ = io.WriteString(w, eraseLine)
+			}
+			return
+		case <-ctx.Done():
+			return
+		}
+		p := c.Progress()
+		line := fmt.Sprintf("%5.1f s  %s", p.Elapsed.Seconds(), p)
+		if terminal {
+			_, _ = io.WriteString(w, eraseLine+line)
+		} else {
+			_, _ = io.WriteString(w, line+"\n")
+		}
+	}
 }

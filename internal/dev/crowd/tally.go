@@ -1,12 +1,18 @@
 package crowd
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"maps"
+	"strconv"
 	"sync"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 	"github.com/google/uuid"
+
+	"stampede/internal/figure"
 )
 
 // Latencies are recorded in microseconds, up to ten minutes, with three significant figures.
@@ -166,4 +172,173 @@ func total(counts map[string]int) int {
 		sum += n
 	}
 	return sum
+}
+
+// Durable counts the accepted orders that reached Postgres, and how fast they did.
+type Durable struct {
+	Orders int
+	// Rate is Orders divided by the time from the first acceptance to the arrival of the last order.
+	Rate float64
+	// LastAt is when the last of them was seen, within durablePoll.
+	LastAt time.Time
+}
+
+func (d Durable) remark(r Report) string {
+	if missing := r.Accepted - d.Orders; missing > 0 {
+		return fmt.Sprintf("%s accepted orders have not arrived", figure.Count(missing))
+	}
+	if r.Accepted == 0 {
+		return ""
+	}
+	return fmt.Sprintf("the last %d ms after the last acceptance", max(0, d.LastAt.Sub(r.LastAccepted).Milliseconds()))
+}
+
+// durablePoll is the interval between reads of Sold, and so the precision of LastAt.
+const durablePoll = 10 * time.Millisecond
+
+// WatchDurable runs beside Run. It returns when all accepted orders are stored, or when none has arrived for patience
+// after the end of the crowd. Failed reads are retried.
+func (c *Crowd) WatchDurable(ctx context.Context, verifier Verifier, patience time.Duration) (Durable, error) {
+	tick := time.NewTicker(durablePoll)
+	defer tick.Stop()
+	var sold int64
+	var lastErr error
+	lastAt := time.Now()
+	done := c.done
+	ended := time.Time{}
+	for {
+		now, err := verifier.Sold(ctx)
+		switch {
+		case errors.Is(err, ErrPaymentWindow):
+			return Durable{}, err
+		case err != nil:
+			lastErr = err
+		case now != sold:
+			sold, lastAt = now, time.Now()
+		}
+		if !ended.IsZero() {
+			r := c.Report()
+			all := sold >= int64(r.Accepted)*r.Quantity
+			if all || time.Since(latest(lastAt, ended)) > patience {
+				if !all && sold == 0 && lastErr != nil {
+					return Durable{}, fmt.Errorf("watch the orders arrive: %w", lastErr)
+				}
+				orders := int(sold / r.Quantity)
+				return Durable{Orders: orders, Rate: rate(orders, lastAt.Sub(r.FirstAccepted)), LastAt: lastAt}, nil
+			}
+		}
+		select {
+		case <-tick.C:
+		case <-done:
+			done, ended = nil, time.Now()
+		case <-ctx.Done():
+			return Durable{}, ctx.Err()
+		}
+	}
+}
+
+func latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// clickOutcome is the final outcome of a click.
+type clickOutcome uint8
+
+// The outcomes of a click. Zero means that the click was not sent.
+const (
+	// accepted: 202 or 201.
+	accepted clickOutcome = iota + 1
+	// replayed: as accepted, with the header Idempotency-Replayed.
+	replayed
+	// alreadyPurchased: the buyer holds an order in this sale with another key.
+	alreadyPurchased
+	// soldOut: no unit is left.
+	soldOut
+	// notOnSale: the sale is not open, paused or ended.
+	notOnSale
+	// failed: an answer that a correct request must not get.
+	failed
+	// unknown: the buyer's patience ended before a definite answer.
+	unknown
+)
+
+// clickRecord is the final answer to one click.
+type clickRecord struct {
+	order   uuid.UUID // from the answer, if it has one
+	outcome clickOutcome
+}
+
+// Ledger holds the final answer to each click. Users and keys are not stored: they are derived from
+// the run's name and the buyer's number.
+type Ledger struct {
+	run      string
+	quantity int64         // units per order
+	entries  []clickRecord // two per buyer: the first and the second click
+	receipts map[uuid.UUID]string
+}
+
+// newLedger gives the run a random name, so that two crowds in one sale have different users.
+func newLedger(buyers int, quantity int64) *Ledger {
+	return &Ledger{
+		run: uuid.NewString()[:8], quantity: quantity, entries: make([]clickRecord, 2*buyers),
+		receipts: make(map[uuid.UUID]string),
+	}
+}
+
+func (l *Ledger) user(buyer int) string { return "buyer-" + l.run + "-" + strconv.Itoa(buyer) }
+
+func (l *Ledger) key(k click) string {
+	suffix := "-1"
+	if k.second && !k.sameKey {
+		suffix = "-2"
+	}
+	return l.run + "-" + strconv.Itoa(k.buyer) + suffix
+}
+
+func (l *Ledger) at(k click) *clickRecord { return &l.entries[2*k.buyer+k.number()] }
+
+// other is the entry of the buyer's other click.
+func (l *Ledger) other(k click) *clickRecord { return &l.entries[2*k.buyer+1-k.number()] }
+
+// orders returns every order in the answers, with its buyer. Contradictions counts answers with the order of another
+// buyer; it must be 0.
+func (l *Ledger) orders() (orders map[uuid.UUID]string, contradictions int) {
+	orders = make(map[uuid.UUID]string)
+	for i, e := range l.entries {
+		if e.order == uuid.Nil {
+			continue
+		}
+		user := l.user(i / 2)
+		if other, taken := orders[e.order]; taken && other != user {
+			contradictions++
+		}
+		orders[e.order] = user
+	}
+	return orders, contradictions
+}
+
+// pairs returns both orders of every buyer who got two. At least one of them must have ended without units.
+func (l *Ledger) pairs() [][2]uuid.UUID {
+	var pairs [][2]uuid.UUID
+	for buyer := range len(l.entries) / 2 {
+		first, second := l.entries[2*buyer].order, l.entries[2*buyer+1].order
+		if first != uuid.Nil && second != uuid.Nil && first != second {
+			pairs = append(pairs, [2]uuid.UUID{first, second})
+		}
+	}
+	return pairs
+}
+
+// undecided returns the buyers with a click of unknown outcome: they may or may not hold an order.
+func (l *Ledger) undecided() map[string]bool {
+	users := make(map[string]bool)
+	for i, e := range l.entries {
+		if e.outcome == unknown {
+			users[l.user(i/2)] = true
+		}
+	}
+	return users
 }

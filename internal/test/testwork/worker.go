@@ -105,7 +105,7 @@ func Batcher(t testing.TB, s *testshop.Shop, change func(*batch.Config)) *batch.
 	config := batch.Config{
 		// Tests lock rows for a long time.
 		Ledger: ledger.New(s.Pool).WithLockTimeout(time.Minute), Store: s.Store, Locker: lock.New(s.Rdb),
-		Keys: s.Keys, BatchMax: batch.DefaultMax, Lease: 10 * time.Second,
+		Keys: s.Keys, BatchMax: ledger.BatchMax, Lease: 10 * time.Second,
 		Logger: testkit.Logger(t), Metrics: m,
 	}
 	if change != nil {

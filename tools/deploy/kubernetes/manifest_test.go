@@ -1,9 +1,6 @@
 package kubernetes
 
 import (
-	"encoding/json"
-	"os"
-	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -12,28 +9,15 @@ import (
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"stampede/tools/deploy/program"
 )
-
-func isBase(t *testing.T) bool {
-	t.Helper()
-	return path.Base(t.Name()) == "base"
-}
-
-// settings returns the environment of a container that has a value in the manifests, with those of its ConfigMaps.
-func (m *manifest) settings(t *testing.T, c container) map[string]string {
-	t.Helper()
-	values := map[string]string{}
-	for _, from := range c.EnvFrom {
-		for name, value := range m.one(t, "ConfigMap", from.ConfigMapRef.Name).Data {
-			values[name] = value
-		}
-	}
-	for _, v := range c.Env {
-		values[v.Name] = v.Value
-	}
-	return values
-}
 
 func TestWorkloads(t *testing.T) {
 	both(t, func(t *testing.T, m *manifest) {
@@ -41,12 +25,11 @@ func TestWorkloads(t *testing.T) {
 			"stampede-ingress": "serve", "stampede-worker": "work", "stampede-relay": "relay run",
 			"stampede-dashboard": "dashboard", "stampede-migrate": "migrate up",
 		}
-		for _, o := range m.workloads() {
-			c := o.container(t)
-			if got := strings.Join(c.Args, " "); got != want[o.Metadata.Name] || len(c.Command) > 0 {
-				t.Errorf("%s runs %q, want %q of the image's entrypoint", o, got, want[o.Metadata.Name])
+		for _, w := range m.workloads(t) {
+			if got := strings.Join(w.Args, " "); got != want[w.GetName()] || len(w.Command) > 0 {
+				t.Errorf("%s runs %q, want %q of the image's entrypoint", w, got, want[w.GetName()])
 			}
-			delete(want, o.Metadata.Name)
+			delete(want, w.GetName())
 		}
 		if len(want) > 0 {
 			t.Errorf("missing: %v", want)
@@ -56,89 +39,75 @@ func TestWorkloads(t *testing.T) {
 
 func TestSelectorsMatchPods(t *testing.T) {
 	both(t, func(t *testing.T, m *manifest) {
-		pods := m.workloads()
-		for _, o := range pods {
-			labels := o.Spec.Template.Metadata.Labels
-			if o.component() == "" || labels["app.kubernetes.io/component"] != o.component() ||
-				labels["app.kubernetes.io/name"] != "stampede" {
-				t.Errorf("the pods of %s have the labels %v", o, labels)
-			}
-			for _, spread := range o.Spec.Template.Spec.TopologySpreadConstraints {
-				if got := selected(pods, spread.LabelSelector); !slices.Equal(got, []string{o.component()}) {
-					t.Errorf("%s spreads %v, want its own pods", o, got)
+		pods := m.workloads(t)
+		// selects checks what a selector selects: the pods of its object's component, or of some for a network policy.
+		selects := func(o metav1.Object, s *metav1.LabelSelector, isPolicy bool) {
+			var got []string
+			for _, w := range pods {
+				if matches(t, s, w.pod.Labels) {
+					got = append(got, component(w))
 				}
+			}
+			if isPolicy && len(got) == 0 || !isPolicy && !slices.Equal(got, []string{component(o)}) {
+				t.Errorf("%T %s selects %v", o, o.GetName(), got)
+			}
+			if s.MatchLabels["app.kubernetes.io/name"] != "stampede" {
+				t.Errorf("%T %s may select the pods of others", o, o.GetName())
 			}
 		}
-		for _, o := range m.objects {
-			var s selector
-			var err error
-			switch o.Kind {
-			case "Deployment", "StatefulSet", "PodDisruptionBudget":
-				err = json.Unmarshal(o.Spec.Selector, &s)
-			case "Service":
-				err = json.Unmarshal(o.Spec.Selector, &s.MatchLabels)
-			case "NetworkPolicy":
-				s = o.Spec.PodSelector
-			default:
-				continue
+		for _, w := range pods {
+			if labels := w.pod.Labels; component(w) == "" || labels["app.kubernetes.io/component"] != component(w) ||
+				labels["app.kubernetes.io/name"] != "stampede" {
+				t.Errorf("the pods of %s have the labels %v", w, labels)
 			}
-			if err != nil {
-				t.Fatalf("%s: %v", o, err)
+			for _, spread := range w.pod.Spec.TopologySpreadConstraints {
+				selects(w, spread.LabelSelector, false)
 			}
-			got := selected(pods, s)
-			if s.MatchLabels["app.kubernetes.io/name"] != "stampede" {
-				t.Errorf("%s may select the pods of others", o)
+			if !w.isJob() {
+				selects(w, w.selector, false)
 			}
-			want := []string{o.component()}
-			if o.Kind == "NetworkPolicy" {
-				if len(got) == 0 {
-					t.Errorf("%s selects no pod", o)
-				}
-			} else if !slices.Equal(got, want) {
-				t.Errorf("%s selects %v, want %v", o, got, want)
-			}
+		}
+		for _, o := range all[*policyv1.PodDisruptionBudget](m) {
+			selects(o, o.Spec.Selector, false)
+		}
+		for _, o := range all[*corev1.Service](m) {
+			selects(o, &metav1.LabelSelector{MatchLabels: o.Spec.Selector}, false)
+		}
+		for _, o := range all[*networkingv1.NetworkPolicy](m) {
+			selects(o, &o.Spec.PodSelector, true)
 		}
 	})
 }
 
-// selected returns the components of the pods that a selector selects.
-func selected(pods []object, s selector) (components []string) {
-	for _, o := range pods {
-		if s.matches(o.Spec.Template.Metadata.Labels) {
-			components = append(components, o.component())
-		}
-	}
-	return components
-}
-
 func TestServicesUsePortsOfContainers(t *testing.T) {
 	both(t, func(t *testing.T, m *manifest) {
-		for _, service := range m.of("Service") {
-			for _, o := range m.workloads() {
-				if o.component() != service.component() {
+		for _, service := range all[*corev1.Service](m) {
+			for _, w := range m.workloads(t) {
+				if component(w) != component(service) {
 					continue
 				}
 				for _, p := range service.Spec.Ports {
-					if _, err := o.container(t).port(p.TargetPort); err != nil {
-						t.Errorf("%s: %v", service, err)
+					if _, err := w.port(p.TargetPort); err != nil {
+						t.Errorf("%s: %v", service.Name, err)
 					}
 				}
 			}
 		}
-		for _, o := range m.of("StatefulSet") {
-			service := m.one(t, "Service", o.Spec.ServiceName)
-			if service.Spec.ClusterIP != "None" || service.component() != o.component() {
-				t.Errorf("%s takes its names from %s, which is not headless, or for others", o, service)
+		for _, o := range all[*appsv1.StatefulSet](m) {
+			service := one[*corev1.Service](t, m, o.Spec.ServiceName)
+			if service.Spec.ClusterIP != "None" || component(service) != component(o) {
+				t.Errorf("%s takes its names from %s, which is not headless, or for others", o.Name, service.Name)
 			}
 		}
-		for _, o := range m.of("Ingress") {
+		for _, o := range all[*networkingv1.Ingress](m) {
 			for _, p := range o.Spec.Rules[0].HTTP.Paths {
-				service := m.one(t, "Service", p.Backend.Service.Name)
-				if service.Spec.Ports[0].Name != p.Backend.Service.Port.Name || service.component() != "ingress" {
-					t.Errorf("%s sends %s to %s:%s", o, p.Path, service, p.Backend.Service.Port.Name)
+				to := p.Backend.Service
+				service := one[*corev1.Service](t, m, to.Name)
+				if service.Spec.Ports[0].Name != to.Port.Name || component(service) != "ingress" {
+					t.Errorf("%s sends %s to %s:%s", o.Name, p.Path, to.Name, to.Port.Name)
 				}
 				if p.Path == "/" || strings.HasPrefix("/metrics", p.Path) {
-					t.Errorf("%s shows the metrics, by %s", o, p.Path)
+					t.Errorf("%s shows the metrics, by %s", o.Name, p.Path)
 				}
 			}
 		}
@@ -147,190 +116,172 @@ func TestServicesUsePortsOfContainers(t *testing.T) {
 
 // The dashboard finds all processes by the names of headless services.
 func TestDashboardScrapesEveryProcess(t *testing.T) {
-	both(t, func(t *testing.T, m *manifest) {
-		c := m.one(t, "Deployment", "stampede-dashboard").container(t)
-		targets := m.settings(t, c)["STAMPEDE_SCRAPE"]
-		for _, o := range m.workloads() {
-			if o.component() == "dashboard" || o.component() == "migrate" {
-				continue
-			}
-			found := false
-			for _, service := range m.of("Service") {
-				if service.component() != o.component() || service.Spec.ClusterIP != "None" {
-					continue
-				}
-				found = strings.Contains(targets, "dns+http://"+service.Metadata.Name+":9090/metrics")
-			}
-			if !found {
-				t.Errorf("%s is not in %s", o, targets)
+	eachWorkload(t, func(t *testing.T, m *manifest, w workload) {
+		if w.isJob() || component(w) == "dashboard" {
+			return
+		}
+		dashboard := slices.IndexFunc(m.workloads(t), func(w workload) bool { return component(w) == "dashboard" })
+		targets := m.settings(t, m.workloads(t)[dashboard])["STAMPEDE_SCRAPE"]
+		for _, service := range all[*corev1.Service](m) {
+			if component(service) == component(w) && service.Spec.ClusterIP == "None" &&
+				strings.Contains(targets, "dns+http://"+service.Name+":9090/metrics") {
+				return
 			}
 		}
+		t.Errorf("%s is not in %s", w, targets)
 	})
 }
 
 func TestPodsAreHardened(t *testing.T) {
-	both(t, func(t *testing.T, m *manifest) {
-		for _, o := range m.workloads() {
-			pod, c := o.Spec.Template.Spec, o.container(t)
-			if !pod.SecurityContext.RunAsNonRoot || pod.SecurityContext.RunAsUser != 65532 || pod.HostNetwork {
-				t.Errorf("%s may run as root: %+v", o, pod.SecurityContext)
-			}
-			if pod.SecurityContext.SeccompProfile.Type != "RuntimeDefault" {
-				t.Errorf("%s has no filter of system calls", o)
-			}
-			if pod.AutomountServiceAccountToken == nil || *pod.AutomountServiceAccountToken {
-				t.Errorf("%s has a token of Kubernetes", o)
-			}
-			s := c.SecurityContext
-			if !s.ReadOnlyRootFilesystem || s.Privileged || s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation ||
-				!slices.Equal(s.Capabilities.Drop, []string{"ALL"}) || len(s.Capabilities.Add) > 0 {
-				t.Errorf("%s has more rights than it needs: %+v", o, s)
-			}
+	eachWorkload(t, func(t *testing.T, _ *manifest, w workload) {
+		pod := w.pod.Spec
+		user := pod.SecurityContext
+		if !is(user.RunAsNonRoot, true) || !is(user.RunAsUser, 65532) || pod.HostNetwork {
+			t.Errorf("it may run as root: %+v", user)
+		}
+		if user.SeccompProfile == nil || user.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
+			t.Error("it has no filter of system calls")
+		}
+		if !is(pod.AutomountServiceAccountToken, false) {
+			t.Error("it has a token of Kubernetes")
+		}
+		rights := w.SecurityContext
+		if !is(rights.ReadOnlyRootFilesystem, true) || is(rights.Privileged, true) ||
+			!is(rights.AllowPrivilegeEscalation, false) ||
+			!slices.Equal(rights.Capabilities.Drop, []corev1.Capability{"ALL"}) || len(rights.Capabilities.Add) > 0 {
+			t.Errorf("it has more rights than it needs: %+v", rights)
 		}
 	})
 }
 
+// is reports whether an optional field is set to a value.
+func is[T comparable](field *T, value T) bool { return field != nil && *field == value }
+
 func TestMemoryOfGoIsBelowTheLimit(t *testing.T) {
-	mebibytes := func(text string) int {
-		n, err := strconv.Atoi(strings.TrimSuffix(strings.TrimSuffix(text, "B"), "Mi"))
-		if err != nil {
-			t.Fatalf("%s is not in MiB", text)
+	eachWorkload(t, func(t *testing.T, m *manifest, w workload) {
+		requests, limits := w.Resources.Requests, w.Resources.Limits
+		limit := limits.Memory().Value() >> 20
+		text, isMebibytes := strings.CutSuffix(m.settings(t, w)["GOMEMLIMIT"], "MiB")
+		got, err := strconv.ParseInt(text, 10, 64)
+		if err != nil || !isMebibytes || got > limit*4/5 || got < limit/2 {
+			t.Errorf("GOMEMLIMIT is %d MiB of %d (%v)", got, limit, err)
 		}
-		return n
-	}
-	both(t, func(t *testing.T, m *manifest) {
-		for _, o := range m.workloads() {
-			c := o.container(t)
-			limit := mebibytes(c.Resources.Limits["memory"])
-			if got := mebibytes(m.settings(t, c)["GOMEMLIMIT"]); got > limit*4/5 || got < limit/2 {
-				t.Errorf("%s: GOMEMLIMIT is %d MiB of %d", o, got, limit)
-			}
-			if c.Resources.Requests["memory"] != c.Resources.Limits["memory"] || c.Resources.Requests["cpu"] == "" {
-				t.Errorf("%s requests %v, and its limits are %v", o, c.Resources.Requests, c.Resources.Limits)
-			}
+		if !requests.Memory().Equal(*limits.Memory()) || requests.Cpu().IsZero() {
+			t.Errorf("it requests %v, and its limits are %v", requests, limits)
 		}
 	})
 }
 
 func TestProbes(t *testing.T) {
-	both(t, func(t *testing.T, m *manifest) {
-		for _, o := range m.workloads() {
-			c := o.container(t)
-			if o.Kind == "Job" {
-				if o.Spec.Template.Spec.RestartPolicy != "OnFailure" {
-					t.Errorf("%s is not repeated", o)
-				}
-				continue
+	eachWorkload(t, func(t *testing.T, _ *manifest, w workload) {
+		if w.isJob() {
+			if w.pod.Spec.RestartPolicy != corev1.RestartPolicyOnFailure {
+				t.Error("it is not repeated")
 			}
-			for want, probes := range map[string][]*probe{
-				"/livez": {c.StartupProbe, c.LivenessProbe}, "/readyz": {c.ReadinessProbe},
-			} {
-				for _, p := range probes {
-					if p == nil || p.HTTPGet.Path != want {
-						t.Fatalf("%s has the probe %+v, want %s", o, p, want)
-					}
-					if _, err := c.port(p.HTTPGet.Port); err != nil {
-						t.Errorf("%s: %v", o, err)
-					}
+			return
+		}
+		for want, probes := range map[string][]*corev1.Probe{
+			"/livez": {w.StartupProbe, w.LivenessProbe}, "/readyz": {w.ReadinessProbe},
+		} {
+			for _, p := range probes {
+				if p == nil || p.HTTPGet == nil || p.HTTPGet.Path != want {
+					t.Fatalf("it has the probe %+v, want %s", p, want)
+				}
+				if _, err := w.port(p.HTTPGet.Port); err != nil {
+					t.Error(err)
 				}
 			}
 		}
 	})
 }
 
-// seconds returns the sum of settings that are durations.
-func seconds(t *testing.T, settings map[string]string, names ...string) (sum int) {
-	t.Helper()
-	for _, name := range names {
-		d, err := time.ParseDuration(settings[name])
-		if err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
-		sum += int(d.Seconds())
-	}
-	return sum
-}
-
 // What the kernel kills before it has finished costs buyers an answer, and orders a wait.
 func TestGracePeriodsCoverStops(t *testing.T) {
-	const reserve = 5 // seconds; the rest of a stop, such as closing connections
-	both(t, func(t *testing.T, m *manifest) {
-		for _, o := range m.workloads() {
-			c := o.container(t)
-			var takes int
-			switch settings := m.settings(t, c); o.component() {
-			case "ingress":
-				takes = seconds(t, settings, "STAMPEDE_STOP_DELAY", "STAMPEDE_DRAIN_TIMEOUT")
-				p := c.ReadinessProbe
-				unready := p.PeriodSeconds*p.FailureThreshold + p.TimeoutSeconds
-				if delay := seconds(t, settings, "STAMPEDE_STOP_DELAY"); unready >= delay {
-					t.Errorf("%s: after %d s it takes no requests, and Kubernetes may see that after %d s", o, delay, unready)
-				}
-				if o.Spec.Strategy.RollingUpdate.MaxUnavailable != float64(0) {
-					t.Errorf("%s: a rollout takes an ingress away before its successor is ready", o)
-				}
-			case "worker":
-				const handover = 10 / 8 // STAMPEDE_MIN_IDLE ÷ 8
-				takes = seconds(t, settings, "STAMPEDE_DRAIN_TIMEOUT") + handover
-			case "relay":
-				takes = seconds(t, settings, "STAMPEDE_DRAIN_TIMEOUT")
-			default:
-				continue
-			}
-			if grace := o.Spec.Template.Spec.GracePeriodSeconds; grace < takes+reserve {
-				t.Errorf("%s: SIGKILL comes after %d s, and a stop may take %d", o, grace, takes)
-			}
+	eachWorkload(t, func(t *testing.T, m *manifest, w workload) {
+		settings := m.settings(t, w)
+		takes, command := program.StopTime(t, settings, w.Args[0]), component(w)
+		if w.isJob() || command == "dashboard" {
+			return
+		}
+		if grace := time.Duration(*w.pod.Spec.TerminationGracePeriodSeconds) * time.Second; grace < takes {
+			t.Errorf("SIGKILL comes after %v, and a stop may take %v", grace, takes)
+		}
+		if command != "ingress" {
+			return
+		}
+		p := w.ReadinessProbe
+		unready := time.Duration(p.PeriodSeconds*p.FailureThreshold+p.TimeoutSeconds) * time.Second
+		if delay, err := time.ParseDuration(settings["STAMPEDE_STOP_DELAY"]); err != nil || unready >= delay {
+			t.Errorf("after %v it takes no requests, and Kubernetes may see that after %v (%v)", delay, unready, err)
+		}
+		rollout := one[*appsv1.Deployment](t, m, w.GetName()).Spec.Strategy.RollingUpdate
+		if rollout.MaxUnavailable.String() != "0" {
+			t.Error("a rollout takes an ingress away before its successor is ready")
 		}
 	})
 }
 
 func TestWorkersKeepTheirNames(t *testing.T) {
 	both(t, func(t *testing.T, m *manifest) {
-		for _, v := range m.one(t, "StatefulSet", "stampede-worker").container(t).Env {
-			if v.Name == "STAMPEDE_CONSUMER" && v.ValueFrom.FieldRef != nil &&
-				v.ValueFrom.FieldRef.FieldPath == "metadata.name" {
-				return
-			}
+		worker := one[*appsv1.StatefulSet](t, m, "stampede-worker").Spec.Template.Spec.Containers[0]
+		if !slices.ContainsFunc(worker.Env, func(v corev1.EnvVar) bool {
+			from := v.ValueFrom
+			return v.Name == "STAMPEDE_CONSUMER" && from != nil && from.FieldRef != nil &&
+				from.FieldRef.FieldPath == "metadata.name"
+		}) {
+			t.Error("STAMPEDE_CONSUMER is not the name of the pod")
 		}
-		t.Error("STAMPEDE_CONSUMER is not the name of the pod")
 	})
 }
 
 func TestAutoscalersOwnTheirTargets(t *testing.T) {
 	both(t, func(t *testing.T, m *manifest) {
 		// What a process opens in Postgres (docs/operations.md), with 4 more for a worker that rebuilds.
-		opens := map[string]int{"ingress": 19, "worker": 12, "relay": 4, "dashboard": 8}
-		connections := 10 // commands, migrations, and what Postgres keeps for its superuser
-		for _, o := range m.workloads() {
-			if o.Spec.Replicas != nil {
-				connections += *o.Spec.Replicas * opens[o.component()]
-			}
+		opens := map[string]int32{"ingress": 19, "worker": 12, "relay": 4, "dashboard": 8}
+		connections := int32(10) // commands, migrations, and what Postgres keeps for its superuser
+		metrics := map[string]autoscalingv2.MetricSourceType{
+			"stampede-ingress": autoscalingv2.ResourceMetricSourceType,
+			"stampede-worker":  autoscalingv2.ExternalMetricSourceType,
 		}
-		metrics := map[string]string{"Deployment stampede-ingress": "Resource", "StatefulSet stampede-worker": "External"}
-		for _, hpa := range m.of("HorizontalPodAutoscaler") {
-			target := m.one(t, hpa.Spec.ScaleTargetRef.Kind, hpa.Spec.ScaleTargetRef.Name)
-			if target.Spec.Replicas != nil {
-				t.Errorf("%s: each apply would undo what the autoscaler did", target)
+		scalers := map[string]*autoscalingv2.HorizontalPodAutoscaler{}
+		for _, hpa := range all[*autoscalingv2.HorizontalPodAutoscaler](m) {
+			scalers[hpa.Spec.ScaleTargetRef.Kind+" "+hpa.Spec.ScaleTargetRef.Name] = hpa
+		}
+		for _, w := range m.workloads(t) {
+			if w.replicas != nil {
+				connections += *w.replicas * opens[component(w)]
 			}
-			if len(hpa.Spec.Metrics) != 1 || hpa.Spec.Metrics[0].Type != metrics[target.String()] {
-				t.Errorf("%s scales by %+v", hpa, hpa.Spec.Metrics)
-			}
-			if hpa.Spec.MinReplicas < 2 {
-				t.Errorf("%s keeps %d pods: when one stops, nobody is left", hpa, hpa.Spec.MinReplicas)
-			}
-			delete(metrics, target.String())
-			connections += hpa.Spec.MaxReplicas * opens[target.component()]
-			if target.component() != "worker" {
+			want, isScaled := metrics[w.GetName()]
+			target := w.GetObjectKind().GroupVersionKind().Kind + " " + w.GetName()
+			hpa := scalers[target]
+			delete(scalers, target)
+			if !isScaled && hpa == nil {
 				continue
 			}
-			partitions, err := strconv.Atoi(m.settings(t, target.container(t))["STAMPEDE_PARTITIONS"])
-			if err != nil || hpa.Spec.MaxReplicas > max(partitions, 2) {
-				t.Errorf("%s: up to %d workers for %d partitions, each of which has one reader", hpa, hpa.Spec.MaxReplicas,
-					partitions)
+			if !isScaled || hpa == nil {
+				t.Errorf("%s is scaled: %t, want %t", target, hpa != nil, isScaled)
+				continue
+			}
+			if w.replicas != nil {
+				t.Errorf("%s: each apply would undo what the autoscaler did", target)
+			}
+			if len(hpa.Spec.Metrics) != 1 || hpa.Spec.Metrics[0].Type != want {
+				t.Errorf("%s is scaled by %+v", target, hpa.Spec.Metrics)
+			}
+			if hpa.Spec.MinReplicas == nil || *hpa.Spec.MinReplicas < 2 {
+				t.Errorf("%s: when its only pod stops, nobody is left", target)
+			}
+			connections += hpa.Spec.MaxReplicas * opens[component(w)]
+			if component(w) != "worker" {
+				continue
+			}
+			partitions, err := strconv.Atoi(m.settings(t, w)["STAMPEDE_PARTITIONS"])
+			if err != nil || hpa.Spec.MaxReplicas > int32(max(partitions, 2)) {
+				t.Errorf("up to %d workers for %d partitions, each of which has one reader", hpa.Spec.MaxReplicas, partitions)
 			}
 		}
-		if len(metrics) > 0 {
-			t.Errorf("not scaled: %v", metrics)
+		if len(scalers) > 0 {
+			t.Errorf("autoscalers without a target: %v", scalers)
 		}
 		if connections > 200 {
 			t.Errorf("they may open %d connections, and README.md says that 200 are enough", connections)
@@ -342,31 +293,25 @@ func TestAutoscalersOwnTheirTargets(t *testing.T) {
 func TestDisruptionBudgets(t *testing.T) {
 	both(t, func(t *testing.T, m *manifest) {
 		budgets := map[string]bool{}
-		for _, o := range m.of("PodDisruptionBudget") {
-			budgets[o.component()] = true
-			if o.Spec.MaxUnavailable != float64(1) {
-				t.Errorf("%s allows %v pods to be away, want 1", o, o.Spec.MaxUnavailable)
+		for _, o := range all[*policyv1.PodDisruptionBudget](m) {
+			budgets[component(o)] = true
+			if o.Spec.MaxUnavailable.String() != "1" {
+				t.Errorf("%s allows %v pods to be away, want 1", o.Name, o.Spec.MaxUnavailable)
 			}
 		}
-		for _, o := range m.workloads() {
-			isAlone := o.Kind == "Job" || o.Spec.Replicas != nil && *o.Spec.Replicas == 1
-			if budgets[o.component()] == isAlone {
-				t.Errorf("%s has a disruption budget: %t", o, budgets[o.component()])
+		for _, w := range m.workloads(t) {
+			if isAlone := w.isJob() || is(w.replicas, 1); budgets[component(w)] == isAlone {
+				t.Errorf("%s has a disruption budget: %t", w, budgets[component(w)])
 			}
 		}
 	})
 }
 
 func TestImageIsNamedInOnePlace(t *testing.T) {
-	both(t, func(t *testing.T, m *manifest) {
-		want := "registry.example.com/stampede:v1.0.0"
-		if isBase(t) {
-			want = "stampede:dev"
-		}
-		for _, o := range m.workloads() {
-			if got := o.container(t).Image; got != want {
-				t.Errorf("%s runs %s, want %s", o, got, want)
-			}
+	eachWorkload(t, func(t *testing.T, m *manifest, w workload) {
+		want := map[string]string{"base": "stampede:dev", "example": "registry.example.com/stampede:v1.0.0"}[m.name]
+		if w.Image != want {
+			t.Errorf("it runs %s, want %s", w.Image, want)
 		}
 	})
 	named := 0
@@ -375,63 +320,46 @@ func TestImageIsNamedInOnePlace(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, file := range files {
-		named += strings.Count(read(t, file), " image:")
+		named += strings.Count(program.Read(t, file), " image:")
 	}
 	if named != 1 {
 		t.Errorf("%d files name the image of a container, want only base/pod.yaml", named)
 	}
 }
 
-func read(t *testing.T, file string) string {
-	t.Helper()
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
-}
-
 var literal = regexp.MustCompile(`--from-(?:literal|file)=([a-z-]+)=`)
 
 // Secrets are made by their owner, with the command in README.md, and never by these manifests.
 func TestSecretsAreReferencesThatAreDocumented(t *testing.T) {
-	readme := read(t, filepath.Join(folder, "README.md"))
-	documented := map[string]bool{}
-	for _, found := range literal.FindAllStringSubmatch(readme, -1) {
-		documented[found[1]] = true
-	}
+	readme := program.Read(t, folder+"/README.md")
 	if !strings.Contains(readme, "create secret generic stampede ") {
 		t.Error("README.md does not create the secret stampede")
 	}
 	both(t, func(t *testing.T, m *manifest) {
-		if secrets := m.of("Secret"); len(secrets) > 0 {
+		if secrets := all[*corev1.Secret](m); len(secrets) > 0 {
 			t.Errorf("the manifests hold %v", secrets)
 		}
 		used := map[string]bool{}
-		for _, o := range m.workloads() {
-			for _, v := range o.container(t).Env {
-				ref := v.ValueFrom.SecretKeyRef
-				if ref == nil {
+		for _, w := range m.workloads(t) {
+			for _, v := range w.Env {
+				if v.ValueFrom == nil || v.ValueFrom.SecretKeyRef == nil {
 					if isSecret.MatchString(v.Name) {
-						t.Errorf("%s: %s is not a reference", o, v.Name)
+						t.Errorf("%s: %s is not a reference", w, v.Name)
 					}
 					continue
 				}
+				ref := v.ValueFrom.SecretKeyRef
 				used[ref.Key] = true
-				if ref.Name != "stampede" || !documented[ref.Key] {
-					t.Errorf("%s: README.md does not say how %s of the secret %s is made", o, ref.Key, ref.Name)
+				if ref.Name != "stampede" {
+					t.Errorf("%s: %s is of the secret %s", w, ref.Key, ref.Name)
 				}
 			}
 		}
-		for key := range documented {
-			if !used[key] {
-				t.Errorf("README.md makes %s, which nothing uses", key)
-			}
-		}
-		for _, o := range m.of("ConfigMap") {
+		program.RequireDocumented(t, readme, literal, used)
+		for _, o := range all[*corev1.ConfigMap](m) {
 			for name := range o.Data {
 				if isSecret.MatchString(name) {
-					t.Errorf("%s holds %s", o, name)
+					t.Errorf("%s holds %s", o.Name, name)
 				}
 			}
 		}
@@ -440,42 +368,30 @@ func TestSecretsAreReferencesThatAreDocumented(t *testing.T) {
 
 var isSecret = regexp.MustCompile(`^(REDIS_URL|DATABASE_URL|STAMPEDE_.*_(SECRET|TOKEN))$`)
 
+// workerMetric is the metric that scales workers.
+func (m *manifest) workerMetric(t *testing.T) string {
+	t.Helper()
+	worker := one[*autoscalingv2.HorizontalPodAutoscaler](t, m, "stampede-worker")
+	return worker.Spec.Metrics[0].External.Metric.Name
+}
+
 // The rule of README.md is in a file of its own, which prometheus-adapter takes.
 func TestAdapterServesTheMetricOfTheAutoscaler(t *testing.T) {
-	rules := read(t, filepath.Join(folder, "prometheus-adapter.yaml"))
-	for _, hpa := range render(t, "base").of("HorizontalPodAutoscaler") {
-		for _, metric := range hpa.Spec.Metrics {
-			name := metric.External.Metric.Name
-			if metric.Type != "External" {
-				continue
-			}
-			for _, part := range []string{
-				`seriesQuery: '` + name + `{`, `matches: ^` + name + `$`,
-				// All workers report all streams, so the streams are summed and the workers are not.
-				`metricsQuery: sum(max by (stream) (<<.Series>>{<<.LabelMatchers>>}))`,
-			} {
-				if !strings.Contains(rules, part) {
-					t.Errorf("prometheus-adapter.yaml lacks %s", part)
-				}
-			}
+	rules, name := program.Read(t, folder+"/prometheus-adapter.yaml"), render(t, "base").workerMetric(t)
+	for _, part := range []string{
+		`seriesQuery: '` + name + `{`, `matches: ^` + name + `$`,
+		// All workers report all streams, so the streams are summed and the workers are not.
+		`metricsQuery: sum(max by (stream) (<<.Series>>{<<.LabelMatchers>>}))`,
+	} {
+		if !strings.Contains(rules, part) {
+			t.Errorf("prometheus-adapter.yaml lacks %s", part)
 		}
 	}
 }
 
 // Each variable is one that the command of its container reads.
 func TestVariablesAreThoseOfTheCommand(t *testing.T) {
-	both(t, func(t *testing.T, m *manifest) {
-		for _, o := range m.workloads() {
-			c := o.container(t)
-			known := program.Variables(t, c.Args)
-			if len(known) < 5 {
-				t.Fatalf("%v --help names only %v", c.Args, known)
-			}
-			for name := range m.settings(t, c) {
-				if !known[name] {
-					t.Errorf("%s: %v does not read %s", o, c.Args, name)
-				}
-			}
-		}
+	eachWorkload(t, func(t *testing.T, m *manifest, w workload) {
+		program.RequireVariables(t, w.Args, m.settings(t, w))
 	})
 }

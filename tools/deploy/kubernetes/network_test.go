@@ -3,27 +3,11 @@ package kubernetes
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
+
+	networkingv1 "k8s.io/api/networking/v1"
 )
-
-// rule is one of a network policy. It allows everything that it does not restrict.
-type rule struct {
-	From  []peer `json:"from"`
-	To    []peer `json:"to"`
-	Ports []struct {
-		Protocol string `json:"protocol"`
-		Port     any    `json:"port"`
-	} `json:"ports"`
-}
-
-type peer struct {
-	PodSelector       *selector `json:"podSelector"`
-	NamespaceSelector *selector `json:"namespaceSelector"`
-	IPBlock           *struct {
-		CIDR   string   `json:"cidr"`
-		Except []string `json:"except"`
-	} `json:"ipBlock"`
-}
 
 // end is one end of a connection: a pod, or an address outside of the cluster.
 type end struct {
@@ -31,7 +15,7 @@ type end struct {
 	namespace string // "" outside of the cluster
 	labels    map[string]string
 	address   netip.Addr
-	ports     map[string]int // by name
+	ports     map[string]int32 // by name
 }
 
 // own is the namespace of Stampede, as far as these tests know.
@@ -39,78 +23,84 @@ const own = "the namespace of Stampede"
 
 func outside(name, address string) end { return end{name: name, address: netip.MustParseAddr(address)} }
 
-func (p peer) is(e end) bool {
-	if p.IPBlock != nil {
+// isPeer reports whether a rule names an end.
+func (e end) isPeer(t *testing.T, p networkingv1.NetworkPolicyPeer) bool {
+	t.Helper()
+	switch {
+	case p.IPBlock != nil:
 		inside := e.namespace == "" && netip.MustParsePrefix(p.IPBlock.CIDR).Contains(e.address)
-		for _, except := range p.IPBlock.Except {
-			inside = inside && !netip.MustParsePrefix(except).Contains(e.address)
-		}
-		return inside
-	}
-	if e.namespace == "" {
+		return inside && !slices.ContainsFunc(p.IPBlock.Except, func(except string) bool {
+			return netip.MustParsePrefix(except).Contains(e.address)
+		})
+	case e.namespace == "":
 		return false
+	case p.NamespaceSelector == nil:
+		return e.namespace == own && matches(t, p.PodSelector, e.labels)
 	}
-	if p.NamespaceSelector == nil {
-		return e.namespace == own && p.PodSelector.matches(e.labels)
-	}
-	return p.NamespaceSelector.matches(map[string]string{"kubernetes.io/metadata.name": e.namespace}) &&
-		(p.PodSelector == nil || p.PodSelector.matches(e.labels))
+	return matches(t, p.NamespaceSelector, map[string]string{"kubernetes.io/metadata.name": e.namespace}) &&
+		(p.PodSelector == nil || matches(t, p.PodSelector, e.labels))
 }
 
-// allows reports whether one of the rules allows a connection to a port of an end.
-func allows(rules []rule, peers func(rule) []peer, other end, to end, port int) bool {
-	for _, r := range rules {
-		isPeer := len(peers(r)) == 0
-		for _, p := range peers(r) {
-			isPeer = isPeer || p.is(other)
-		}
-		isPort := len(r.Ports) == 0
-		for _, p := range r.Ports {
-			name, _ := p.Port.(string)
-			isPort = isPort || p.Port == float64(port) || to.ports[name] == port
-		}
-		if isPeer && isPort {
-			return true
-		}
+// rule is one of a network policy. It allows everything that it does not restrict.
+type rule struct {
+	peers []networkingv1.NetworkPolicyPeer
+	ports []networkingv1.NetworkPolicyPort
+}
+
+// allows reports whether a rule allows a connection with the other end, to a port of one of them.
+func (r rule) allows(t *testing.T, other, to end, port int32) bool {
+	t.Helper()
+	isPeer, isPort := len(r.peers) == 0, len(r.ports) == 0
+	for _, p := range r.peers {
+		isPeer = isPeer || other.isPeer(t, p)
 	}
-	return false
+	for _, p := range r.ports {
+		isPort = isPort || p.Port.IntVal == port || to.ports[p.Port.StrVal] == port
+	}
+	return isPeer && isPort
 }
 
 // connects reports whether the policies let a connection through, at both of its ends.
-func (m *manifest) connects(from, to end, port int) bool {
-	return m.passes(from, "Egress", func(o object) []rule { return o.Spec.Egress },
-		func(r rule) []peer { return r.To }, to, to, port) &&
-		m.passes(to, "Ingress", func(o object) []rule { return o.Spec.Ingress },
-			func(r rule) []peer { return r.From }, from, to, port)
-}
-
-func (m *manifest) passes(
-	at end, direction string, rules func(object) []rule, peers func(rule) []peer, other, to end, port int,
-) bool {
-	isRestricted, isAllowed := false, false
-	for _, policy := range m.of("NetworkPolicy") {
-		if at.namespace != own || !policy.Spec.PodSelector.matches(at.labels) {
-			continue
-		}
-		for _, of := range policy.Spec.PolicyTypes {
-			if of == direction {
-				isRestricted = true
-				isAllowed = isAllowed || allows(rules(policy), peers, other, to, port)
+func (m *manifest) connects(t *testing.T, from, to end, port int32) bool {
+	t.Helper()
+	passes := func(at, other end, direction networkingv1.PolicyType) bool {
+		isRestricted, isAllowed := false, false
+		for _, policy := range all[*networkingv1.NetworkPolicy](m) {
+			spec := policy.Spec
+			if at.namespace != own || !matches(t, &spec.PodSelector, at.labels) ||
+				!slices.Contains(spec.PolicyTypes, direction) {
+				continue
+			}
+			isRestricted = true
+			var rules []rule
+			for _, r := range spec.Ingress {
+				if direction == networkingv1.PolicyTypeIngress {
+					rules = append(rules, rule{r.From, r.Ports})
+				}
+			}
+			for _, r := range spec.Egress {
+				if direction == networkingv1.PolicyTypeEgress {
+					rules = append(rules, rule{r.To, r.Ports})
+				}
+			}
+			for _, r := range rules {
+				isAllowed = isAllowed || r.allows(t, other, to, port)
 			}
 		}
+		return isAllowed || !isRestricted
 	}
-	return isAllowed || !isRestricted
+	return passes(from, to, networkingv1.PolicyTypeEgress) && passes(to, from, networkingv1.PolicyTypeIngress)
 }
 
 func TestOnlyListedConnectionsAreAllowed(t *testing.T) {
 	both(t, func(t *testing.T, m *manifest) {
 		pods := map[string]end{}
-		for _, o := range m.workloads() {
-			ports := map[string]int{}
-			for _, p := range o.container(t).Ports {
+		for _, w := range m.workloads(t) {
+			ports := map[string]int32{}
+			for _, p := range w.Ports {
 				ports[p.Name] = p.ContainerPort
 			}
-			pods[o.component()] = end{o.component(), own, o.Spec.Template.Metadata.Labels, netip.Addr{}, ports}
+			pods[component(w)] = end{component(w), own, w.pod.Labels, netip.Addr{}, ports}
 		}
 		in := func(namespace string) end { return end{name: namespace, namespace: namespace} }
 		proxy, prometheus, dns, stranger := in("ingress-nginx"), in("monitoring"), in("kube-system"), in("else")
@@ -121,7 +111,7 @@ func TestOnlyListedConnectionsAreAllowed(t *testing.T) {
 
 		type connection struct {
 			from, to end
-			port     int
+			port     int32
 		}
 		allowed := []connection{{proxy, pods["ingress"], http}}
 		for _, component := range []string{"ingress", "worker", "relay", "dashboard", "migrate"} {
@@ -149,13 +139,13 @@ func TestOnlyListedConnectionsAreAllowed(t *testing.T) {
 		for _, from := range ends {
 			for _, to := range ends {
 				if _, fromUs := pods[from.name]; !fromUs && pods[to.name].name == "" {
-					continue // none of our business
+					continue // neither end is ours
 				}
-				for _, port := range []int{53, http, 8090, metrics, redis, postgres, https, 22} {
+				for _, port := range []int32{53, http, 8090, metrics, redis, postgres, https, 22} {
 					way := fmt.Sprintf("%s → %s:%d", from.name, to.name, port)
-					open := m.connects(from, to, port)
+					open := m.connects(t, from, to, port)
 					// The base does not know where Redis and Postgres are.
-					if !wanted[way] && open && pods[to.name].name == "" && (port == redis || port == postgres) && isBase(t) {
+					if !wanted[way] && open && pods[to.name].name == "" && (port == redis || port == postgres) && m.name == "base" {
 						continue
 					}
 					if open != wanted[way] {

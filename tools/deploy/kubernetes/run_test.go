@@ -9,60 +9,47 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
 	"stampede/tools/deploy/program"
 )
-
-// secretValues stand for the secret of an installation.
-func secretValues(servers program.Servers) map[string]string {
-	return map[string]string{
-		"redis-url-ingress":     servers.RedisURL,
-		"redis-url-worker":      servers.RedisURL,
-		"redis-url-operator":    servers.RedisURL,
-		"database-url-migrator": servers.DatabaseURL,
-		"database-url-ingress":  servers.DatabaseURL,
-		"database-url-worker":   servers.DatabaseURL,
-		"database-url-relay":    servers.DatabaseURL,
-		"database-url-desk":     servers.DatabaseURL,
-		"admin-token":           "token-of-the-tests",
-		"jwt-secret":            "a secret of the tests, 32 bytes or more",
-	}
-}
 
 // inContainer is what the container of a workload gets: its environment, and a free port for each of its own.
 type inContainer struct {
 	env   []string
-	ports map[int]string
+	ports map[int32]string
 }
 
-func (m *manifest) inContainer(t *testing.T, o object, secrets map[string]string) inContainer {
+func (m *manifest) inContainer(t *testing.T, w workload, secrets map[string]string) inContainer {
 	t.Helper()
-	c := o.container(t)
 	// The root file system is read-only, and there is no folder for temporary files.
-	in := inContainer{env: []string{"TMPDIR=/nonexistent"}, ports: map[int]string{}}
-	for _, p := range c.Ports {
+	in := inContainer{env: []string{"TMPDIR=/nonexistent"}, ports: map[int32]string{}}
+	for _, p := range w.Ports {
 		in.ports[p.ContainerPort] = program.FreePort(t)
 	}
-	values := m.settings(t, c)
-	for _, v := range c.Env {
+	values := m.settings(t, w)
+	for _, v := range w.Env {
 		switch from := v.ValueFrom; {
+		case from == nil:
 		case from.FieldRef != nil:
-			values[v.Name] = o.Metadata.Name + "-0"
+			values[v.Name] = w.GetName() + "-0"
 		case from.SecretKeyRef != nil:
 			value, ok := secrets[from.SecretKeyRef.Key]
 			if ok {
 				values[v.Name] = value
-			} else if delete(values, v.Name); !from.SecretKeyRef.Optional {
-				t.Fatalf("%s: the secret has no %s", o, from.SecretKeyRef.Key)
+			} else if delete(values, v.Name); !is(from.SecretKeyRef.Optional, true) {
+				t.Fatalf("%s: the secret has no %s", w, from.SecretKeyRef.Key)
 			}
 		}
 	}
 	for name, value := range values {
 		// The address of a port on all interfaces, which on this host may be taken.
 		if port, err := strconv.Atoi(strings.TrimPrefix(value, ":")); err == nil && strings.HasPrefix(value, ":") {
-			if in.ports[port] == "" {
-				t.Errorf("%s: %s=%s is no port of the container", o, name, value)
+			if in.ports[int32(port)] == "" {
+				t.Errorf("%s: %s=%s is no port of the container", w, name, value)
 			}
-			value = "127.0.0.1:" + in.ports[port]
+			value = "127.0.0.1:" + in.ports[int32(port)]
 		}
 		in.env = append(in.env, name+"="+value)
 	}
@@ -74,60 +61,41 @@ func (m *manifest) inContainer(t *testing.T, o object, secrets map[string]string
 func TestContainersRun(t *testing.T) {
 	servers := program.Start(t)
 	m := render(t, "example")
-	secrets := secretValues(servers)
-	for _, o := range m.workloads() {
-		t.Run(o.Metadata.Name, func(t *testing.T) {
+	for _, w := range m.workloads(t) {
+		t.Run(w.GetName(), func(t *testing.T) {
 			t.Parallel()
-			c, in := o.container(t), m.inContainer(t, o, secrets)
+			in := m.inContainer(t, w, servers.Secrets())
 			began := time.Now()
-			p := program.Run(t, c.Args, in.env)
-			if o.Kind == "Job" {
+			p := program.Run(t, w.Args, in.env)
+			if w.isJob() {
 				if err := p.Wait(); err != nil {
 					t.Errorf("%v: %s", err, p.Output())
 				}
 				return
 			}
-			ask := func(probe *probe, want int) {
-				t.Helper()
-				port, err := c.port(probe.HTTPGet.Port)
+			for _, probe := range []*corev1.Probe{w.StartupProbe, w.ReadinessProbe, w.LivenessProbe} {
+				port, err := w.port(probe.HTTPGet.Port)
 				if err != nil {
 					t.Fatal(err)
 				}
-				p.Answer(fmt.Sprintf("http://127.0.0.1:%s%s", in.ports[port], probe.HTTPGet.Path), want)
+				p.Answer(fmt.Sprintf("http://127.0.0.1:%s%s", in.ports[port], probe.HTTPGet.Path), http.StatusOK)
 			}
-			ask(c.StartupProbe, http.StatusOK)
-			ask(c.ReadinessProbe, http.StatusOK)
-			ask(c.LivenessProbe, http.StatusOK)
 			t.Logf("ready after %v", time.Since(began))
-			if o.Spec.Template.Metadata.Annotations["prometheus.io/scrape"] == "true" {
-				port, err := strconv.Atoi(o.Spec.Template.Metadata.Annotations["prometheus.io/port"])
+			if w.pod.Annotations["prometheus.io/scrape"] == "true" {
+				port, err := w.port(intstr.Parse(w.pod.Annotations["prometheus.io/port"]))
 				if err != nil {
 					t.Fatal(err)
 				}
-				metrics := p.Answer("http://127.0.0.1:"+in.ports[port]+"/metrics", http.StatusOK)
-				if o.component() == "worker" {
-					checkMetricOfAutoscaler(t, m, metrics)
+				metrics, scaled := p.Answer("http://127.0.0.1:"+in.ports[port]+"/metrics", http.StatusOK), m.workerMetric(t)
+				if component(w) == "worker" && !regexp.MustCompile(`(?m)^`+scaled+`\{.*stream="`).MatchString(metrics) {
+					t.Errorf("a worker has no %s with a stream:\n%s", scaled, metrics)
 				}
 			}
-			grace := time.Duration(o.Spec.Template.Spec.GracePeriodSeconds) * time.Second
+			grace := time.Duration(*w.pod.Spec.TerminationGracePeriodSeconds) * time.Second
 			t.Logf("ended %v after SIGTERM, of %v", p.Stop(grace), grace)
 			if err := p.Wait(); err != nil {
 				t.Errorf("it ends with %v:\n%s", err, p.Output())
 			}
 		})
-	}
-}
-
-// checkMetricOfAutoscaler looks for the metric by which workers are scaled, with the label of its rule.
-func checkMetricOfAutoscaler(t *testing.T, m *manifest, metrics string) {
-	t.Helper()
-	for _, hpa := range m.of("HorizontalPodAutoscaler") {
-		if hpa.Spec.Metrics[0].Type != "External" {
-			continue
-		}
-		name := hpa.Spec.Metrics[0].External.Metric.Name
-		if !regexp.MustCompile(`(?m)^` + name + `\{.*stream="`).MatchString(metrics) {
-			t.Errorf("a worker has no %s with a stream:\n%s", name, metrics)
-		}
 	}
 }

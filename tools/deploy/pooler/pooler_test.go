@@ -3,7 +3,6 @@
 package pooler
 
 import (
-	"bytes"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -12,9 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
 	"stampede/tools/deploy/program"
 )
@@ -49,24 +46,12 @@ auth_type = any
 	if os.Geteuid() == 0 { // which PgBouncer refuses
 		args = append([]string{"--user=postgres"}, args...)
 	}
-	var log bytes.Buffer
-	pooler := exec.Command(binary, args...)
-	pooler.Stderr = &log
-	if err := pooler.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = pooler.Process.Signal(syscall.SIGTERM)
-		_ = pooler.Wait()
-		if t.Failed() {
-			t.Log(log.String())
-		}
-	})
+	program.RunCommand(t, exec.Command(binary, args...)).WaitFor(regexp.MustCompile("process up"))
 	u.Host = "127.0.0.1:" + port
 	return u.String()
 }
 
-// servers are those of the program, with a database that only a pooler's clients use.
+// servers starts Redis and Postgres, with a database that only a pooler's clients use.
 func servers(t *testing.T) (s program.Servers) {
 	t.Helper()
 	s = program.Start(t)
@@ -107,7 +92,6 @@ func TestSessionModeWorks(t *testing.T) {
 			t.Fatalf("%v: %v\n%s", command, err, p.Output())
 		}
 	}
-	answers(t, environment(servers, databaseURL, "0"))
 	run(nil, "migrate", "up")
 	port := program.FreePort(t)
 	worker := program.Run(t, []string{"work"}, environment(servers, databaseURL, port))
@@ -122,26 +106,11 @@ func TestSessionModeWorks(t *testing.T) {
 	run(nil, "doctor")
 }
 
-// answers waits until the pooler answers: doctor ends with 3 until then.
-func answers(t *testing.T, env []string) {
-	t.Helper()
-	for deadline := time.Now().Add(2 * time.Minute); ; {
-		p := program.Run(t, []string{"doctor"}, env)
-		if err := p.Wait(); err == nil || !strings.Contains(p.Output(), "connection refused") {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatal(p.Output())
-		}
-	}
-}
-
 // In the other modes nothing starts, and doctor says why.
 func TestOtherModesAreNamed(t *testing.T) {
 	servers := servers(t)
 	for _, mode := range []string{"transaction", "statement"} {
 		env := environment(servers, start(t, servers.DatabaseURL, "pool_mode = "+mode), program.FreePort(t))
-		answers(t, env)
 		for _, command := range [][]string{
 			{"doctor"}, {"migrate", "up"}, {"work"}, {"serve"}, {"relay", "run"}, {"dashboard"}, {"rebuild", "--yes"},
 		} {

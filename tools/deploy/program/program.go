@@ -77,12 +77,92 @@ func Variables(t *testing.T, command []string) map[string]bool {
 	return known
 }
 
+// RequireVariables checks that a command reads all of these environment variables.
+func RequireVariables[V any](t *testing.T, command []string, variables map[string]V) {
+	t.Helper()
+	known := Variables(t, command)
+	if len(known) < 5 {
+		t.Fatalf("%v --help names only %v", command, known)
+	}
+	for name := range variables {
+		if !known[name] {
+			t.Errorf("%v does not read %s", command, name)
+		}
+	}
+}
+
+// StopTime is the most that a command may take to stop with these settings, with a reserve for closing connections.
+func StopTime(t *testing.T, settings map[string]string, command string) time.Duration {
+	t.Helper()
+	takes := 5 * time.Second
+	var names []string
+	switch command {
+	case "serve":
+		names = []string{"STAMPEDE_STOP_DELAY", "STAMPEDE_DRAIN_TIMEOUT"}
+	case "work":
+		names = []string{"STAMPEDE_DRAIN_TIMEOUT"}
+		takes += 1250 * time.Millisecond // a handover: STAMPEDE_MIN_IDLE ÷ 8
+	case "relay":
+		names = []string{"STAMPEDE_DRAIN_TIMEOUT"}
+	}
+	for _, name := range names {
+		d, err := time.ParseDuration(settings[name])
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		takes += d
+	}
+	return takes
+}
+
+// Read returns the content of a file.
+func Read(t *testing.T, file string) string {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// RequireDocumented checks that a README makes the secrets that are used, and no others. The pattern finds the names of
+// its secrets.
+func RequireDocumented(t *testing.T, readme string, pattern *regexp.Regexp, used map[string]bool) {
+	t.Helper()
+	documented := map[string]bool{}
+	for _, found := range pattern.FindAllStringSubmatch(readme, -1) {
+		documented[found[1]] = true
+		if !used[found[1]] {
+			t.Errorf("README.md makes the secret %s, which nothing uses", found[1])
+		}
+	}
+	for name := range used {
+		if !documented[name] {
+			t.Errorf("README.md does not say how the secret %s is made", name)
+		}
+	}
+}
+
 // Servers are a private Redis and Postgres.
 type Servers struct{ RedisURL, DatabaseURL string }
 
+// Secrets are the secrets of an installation on these servers, by their names in deploy.
+func (s Servers) Secrets() map[string]string {
+	secrets := map[string]string{
+		"admin-token": "token-of-the-tests", "jwt-secret": "a secret of the tests, 32 bytes or more",
+	}
+	for _, role := range []string{"ingress", "worker", "operator"} {
+		secrets["redis-url-"+role] = s.RedisURL
+	}
+	for _, role := range []string{"migrator", "ingress", "worker", "relay", "desk"} {
+		secrets["database-url-"+role] = s.DatabaseURL
+	}
+	return secrets
+}
+
 var serversLine = regexp.MustCompile(`REDIS_URL='([^']*)' DATABASE_URL='([^']*)'`)
 
-// Start starts private servers until the test ends: those of stampede dev, whose schema is that of the program.
+// Start runs stampede dev until the test ends, and returns its private servers, which have the program's schema.
 func Start(t *testing.T) Servers {
 	t.Helper()
 	dev := Run(t, []string{"dev", "--http-addr=127.0.0.1:0"}, nil)
@@ -90,7 +170,7 @@ func Start(t *testing.T) Servers {
 	return Servers{RedisURL: found[1], DatabaseURL: found[2]}
 }
 
-// Process is a running command of the program.
+// Process is a running command.
 type Process struct {
 	t      *testing.T
 	cmd    *exec.Cmd
@@ -99,12 +179,18 @@ type Process struct {
 	err    error // of Wait; set before done is closed
 }
 
-// Run starts a command with no other environment than the given one, and stops it when the test ends.
+// Run starts a command of the program with no other environment than the given one.
 func Run(t *testing.T, command, env []string) *Process {
 	t.Helper()
-	p := &Process{t: t, output: newBuffer(), done: make(chan struct{})}
-	p.cmd = exec.Command(Path(t), command...)
-	p.cmd.Env = append([]string{"PATH=" + os.Getenv("PATH")}, env...)
+	cmd := exec.Command(Path(t), command...)
+	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH")}, env...)
+	return RunCommand(t, cmd)
+}
+
+// RunCommand starts a command, and stops it when the test ends.
+func RunCommand(t *testing.T, cmd *exec.Cmd) *Process {
+	t.Helper()
+	p := &Process{t: t, cmd: cmd, output: newBuffer(), done: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = p.output, p.output
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -113,7 +199,12 @@ func Run(t *testing.T, command, env []string) *Process {
 		p.err = p.cmd.Wait()
 		close(p.done)
 	}()
-	t.Cleanup(func() { p.Stop(patience) })
+	t.Cleanup(func() {
+		p.Stop(patience)
+		if t.Failed() {
+			t.Logf("%v wrote:\n%s", cmd.Args, p.output)
+		}
+	})
 	return p
 }
 

@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { program.Main(m) }
 
-// patience bounds each wait for a proxy.
+// patience bounds a request through a proxy.
 const patience = time.Minute
 
 // backend is an ingress behind which a request may be lost, as X-Fault says: die closes the connection after the
@@ -71,11 +71,7 @@ func (b *backend) requests(key string) int {
 // read returns a file of the repository, with the replacements made, each of which must be there.
 func read(t *testing.T, file string, replace ...string) string {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join(program.Root, file))
-	if err != nil {
-		t.Fatal(err)
-	}
-	text := string(data)
+	text := program.Read(t, filepath.Join(program.Root, file))
 	for i := 0; i < len(replace); i += 2 {
 		pattern := regexp.MustCompile("(?m)" + replace[i])
 		if !pattern.MatchString(text) {
@@ -140,41 +136,8 @@ func startProxy(
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	var output strings.Builder
-	cmd := exec.Command(path, append(args, file)...)
-	cmd.Stdout, cmd.Stderr = &output, &output
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	ended := make(chan struct{})
-	go func() {
-		_ = cmd.Wait() // it is killed
-		close(ended)
-	}()
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		<-ended
-		if t.Failed() {
-			t.Logf("%s:\n%s", name, &output)
-		}
-	})
-	for deadline := time.Now().Add(patience); ; {
-		answer, err := http.Get("http://" + front + "/readyz")
-		if err == nil {
-			_ = answer.Body.Close()
-			if answer.StatusCode == http.StatusOK {
-				return "http://" + front
-			}
-		}
-		select {
-		case <-ended:
-			t.Fatalf("%s has ended:\n%s", name, &output)
-		case <-time.After(20 * time.Millisecond):
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s does not pass requests on: %v", name, err)
-		}
-	}
+	program.RunCommand(t, exec.Command(path, append(args, file)...)).Answer("http://"+front+"/readyz", http.StatusOK)
+	return "http://" + front
 }
 
 // answer is what a client makes of an answer (docs/http-api.md): no slug is one that Stampede did not make.
@@ -296,7 +259,7 @@ func TestProxiesDoNotGuessOutcome(t *testing.T) {
 					t.Errorf("a body of %d bytes: %+v", size, got)
 				}
 			}
-			// Nothing was sent where nobody could be reached.
+			// Without a backend nothing was sent.
 			b.Close()
 			if got := buy(t, at, proxy.name+"-down", "", nil); got.status/100 != 5 || got.slug != proxy.down {
 				t.Errorf("without a backend: %+v", got)

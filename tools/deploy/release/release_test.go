@@ -211,7 +211,8 @@ func checkParts(t *testing.T, text []byte, program string) {
 		t.Fatal(err)
 	}
 	described := bom.Metadata.Component
-	if described.Version != tag || (*described.Hashes)[0].Value != sum || bom.Metadata.Timestamp != "2026-02-03T04:05:06Z" {
+	if described.Version != tag || (*described.Hashes)[0].Value != sum ||
+		bom.Metadata.Timestamp != "2026-02-03T04:05:06Z" {
 		t.Errorf("it is the list of %+v", described)
 	}
 }

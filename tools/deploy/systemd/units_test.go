@@ -43,7 +43,7 @@ func units(t *testing.T) []unit {
 	}
 	var all []unit
 	for _, file := range files {
-		text := read(t, file)
+		text := program.Read(t, file)
 		u := unit{filepath.Base(file), text, map[string][]string{}}
 		section := ""
 		for line := range strings.Lines(text) {
@@ -62,15 +62,6 @@ func units(t *testing.T) []unit {
 		all = append(all, u)
 	}
 	return all
-}
-
-func read(t *testing.T, file string) string {
-	t.Helper()
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
 }
 
 // one returns the only value of a setting.
@@ -97,7 +88,7 @@ func (u unit) isOneshot() bool { return slices.Equal(u.service["Type"], []string
 func shared(t *testing.T) (values, examples map[string]string) {
 	t.Helper()
 	values, examples = map[string]string{}, map[string]string{}
-	for line := range strings.Lines(read(t, filepath.Join(folder, "stampede.env"))) {
+	for line := range strings.Lines(program.Read(t, folder+"/stampede.env")) {
 		name, value, isSetting := strings.Cut(strings.TrimSpace(line), "=")
 		switch example, isExample := strings.CutPrefix(name, "#"); {
 		case !isSetting:
@@ -174,20 +165,7 @@ func TestUnitsAreHardenedAlike(t *testing.T) {
 
 // What is killed before it has finished costs buyers an answer, and orders a wait.
 func TestTimeoutsCoverStops(t *testing.T) {
-	const reserve = 5 * time.Second
 	settings, _ := shared(t)
-	of := func(name string) time.Duration {
-		d, err := time.ParseDuration(settings[name])
-		if err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
-		return d
-	}
-	const handover = 1250 * time.Millisecond // STAMPEDE_MIN_IDLE ÷ 8
-	takes := map[string]time.Duration{
-		"serve": of("STAMPEDE_STOP_DELAY") + of("STAMPEDE_DRAIN_TIMEOUT"), "work": of("STAMPEDE_DRAIN_TIMEOUT") + handover,
-		"relay": of("STAMPEDE_DRAIN_TIMEOUT"), "dashboard": 0,
-	}
 	for _, u := range units(t) {
 		if u.isOneshot() {
 			continue
@@ -196,9 +174,8 @@ func TestTimeoutsCoverStops(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		command := u.command(t)[0]
-		if least := takes[command] + reserve; timeout < least {
-			t.Errorf("%s is killed after %v, and its stop may take %v", u.name, timeout, takes[command])
+		if takes := program.StopTime(t, settings, u.command(t)[0]); timeout < takes {
+			t.Errorf("%s is killed after %v, and its stop may take %v", u.name, timeout, takes)
 		}
 		if u.one(t, "Restart") != "always" || u.one(t, "LimitNOFILE") == "" {
 			t.Errorf("%s is not started again", u.name)
@@ -213,13 +190,13 @@ func TestTimeoutsCoverStops(t *testing.T) {
 func TestVariablesAreThoseOfTheCommand(t *testing.T) {
 	everywhere := map[string]bool{}
 	for _, u := range units(t) {
-		known := program.Variables(t, u.command(t))
-		maps.Copy(everywhere, known)
+		own := map[string]string{}
 		for _, assignment := range u.service["Environment"] {
-			if name, _, _ := strings.Cut(assignment, "="); !known[name] {
-				t.Errorf("%s: %v does not read %s", u.name, u.command(t), name)
-			}
+			name, value, _ := strings.Cut(assignment, "=")
+			own[name] = value
 		}
+		program.RequireVariables(t, u.command(t), own)
+		maps.Copy(everywhere, program.Variables(t, u.command(t)))
 	}
 	values, examples := shared(t)
 	for _, settings := range []map[string]string{values, examples} {
@@ -234,18 +211,14 @@ func TestVariablesAreThoseOfTheCommand(t *testing.T) {
 var written = regexp.MustCompile(`(?m)> ([a-z-]+)$`)
 
 func TestCredentialsAreSecretsThatAreDocumented(t *testing.T) {
-	documented := map[string]bool{}
-	for _, found := range written.FindAllStringSubmatch(read(t, filepath.Join(folder, "README.md")), -1) {
-		documented[found[1]] = true
-	}
 	used := map[string]bool{}
 	for _, u := range units(t) {
 		for _, credential := range u.service["LoadCredential"] {
 			name, file, _ := strings.Cut(credential, ":")
 			file, inFolder := strings.CutPrefix(file, secrets)
 			used[file] = true
-			if !inFolder || !documented[file] {
-				t.Errorf("%s: README.md does not write %s", u.name, file)
+			if !inFolder {
+				t.Errorf("%s: %s is not in %s", u.name, file, secrets)
 			}
 			if !slices.ContainsFunc(u.service["Environment"], func(assignment string) bool {
 				return strings.HasSuffix(assignment, "_FILE=%d/"+name)
@@ -254,30 +227,19 @@ func TestCredentialsAreSecretsThatAreDocumented(t *testing.T) {
 			}
 		}
 	}
-	for file := range documented {
-		if !used[file] {
-			t.Errorf("README.md writes %s, which no unit uses", file)
-		}
-	}
+	program.RequireDocumented(t, program.Read(t, folder+"/README.md"), written, used)
 }
 
 // The program runs with the command, the settings and the credentials of each unit, becomes ready and stops in time.
 func TestUnitsRun(t *testing.T) {
 	servers := program.Start(t)
-	values := map[string]string{
-		"redis-url-ingress": servers.RedisURL, "redis-url-worker": servers.RedisURL,
-		"redis-url-operator": servers.RedisURL, "database-url-migrator": servers.DatabaseURL,
-		"database-url-ingress": servers.DatabaseURL, "database-url-worker": servers.DatabaseURL,
-		"database-url-relay": servers.DatabaseURL, "database-url-desk": servers.DatabaseURL,
-		"admin-token": "token-of-the-tests", "jwt-secret": "a secret of the tests, 32 bytes or more",
-	}
 	for _, u := range units(t) {
 		t.Run(u.name, func(t *testing.T) {
 			t.Parallel()
 			credentials := t.TempDir()
 			for _, credential := range u.service["LoadCredential"] {
 				name, file, _ := strings.Cut(credential, ":")
-				content := values[strings.TrimPrefix(file, secrets)] + "\n"
+				content := servers.Secrets()[strings.TrimPrefix(file, secrets)] + "\n"
 				if err := os.WriteFile(filepath.Join(credentials, name), []byte(content), 0o600); err != nil {
 					t.Fatal(err)
 				}
@@ -305,7 +267,7 @@ func TestUnitsRun(t *testing.T) {
 
 var address = regexp.MustCompile(`^STAMPEDE_[A-Z_]*ADDR=`)
 
-// environment returns that of a unit, with free ports, and the address of its probes.
+// environment returns the environment of a unit, with free ports, and the address of its probes.
 func (u unit) environment(t *testing.T, credentials string) (env []string, probed string) {
 	t.Helper()
 	if u.one(t, "EnvironmentFile") != "/etc/stampede/stampede.env" {

@@ -4,21 +4,16 @@
 package main
 
 import (
-	"flag"
 	"fmt"
 	"go/types"
 	"os"
 	"slices"
-	"strings"
 
 	"golang.org/x/tools/go/packages"
 )
 
 func main() {
-	except := flag.String("except", "",
-		"comma-separated import `paths` of packages for other modules")
-	flag.Parse()
-	unused, err := unusedExports(flag.Args(), strings.Split(*except, ","))
+	unused, err := unusedExports(os.Args[1:])
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(2)
@@ -40,7 +35,7 @@ type names struct {
 }
 
 // unusedExports returns a line for each exported name that no other package uses, in the order of the files.
-func unusedExports(folders, except []string) ([]string, error) {
+func unusedExports(folders []string) ([]string, error) {
 	n := names{exported: map[string]types.Object{}, where: map[string]string{}, used: map[string]bool{}}
 	for _, folder := range folders {
 		loaded, err := packages.Load(&packages.Config{
@@ -57,7 +52,7 @@ func unusedExports(folders, except []string) ([]string, error) {
 			if len(p.Errors) > 0 {
 				return nil, fmt.Errorf("load %s: %w", p.ID, p.Errors[0])
 			}
-			if p.Name != "main" && p.ID == p.PkgPath && !slices.Contains(except, p.PkgPath) {
+			if p.Name != "main" && p.ID == p.PkgPath {
 				n.addExported(p)
 			}
 			for _, object := range p.TypesInfo.Uses {
@@ -158,7 +153,7 @@ func (n *names) walkType(t types.Type) {
 	}
 }
 
-// qualifiedName returns the qualified name of an exported object, the same in all variants of its package; "" for any other.
+// qualifiedName is the same in all variants of the package; it is "" for an object that is not exported.
 func qualifiedName(object types.Object) string {
 	if object.Pkg() == nil || !object.Exported() || object.Parent() != object.Pkg().Scope() {
 		return ""

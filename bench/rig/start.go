@@ -2,14 +2,20 @@ package rig
 
 import (
 	"fmt"
+	"maps"
 	"net/http"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"stampede/bench/designs"
+	"stampede/bench/front"
 	"stampede/bench/httpload"
 	"stampede/internal/dev/crowd"
 	"stampede/reservation"
@@ -51,7 +57,8 @@ func (c Stampede) launch(s *System) {
 		"STAMPEDE_HTTP_ADDR=127.0.0.1:0", "STAMPEDE_METRICS_ADDR=127.0.0.1:0",
 		"STAMPEDE_STOP_DELAY=0s",
 	}, c.Env...)
-	binary := stampedeBinary(s.b)
+	binary, err := buildBinary()
+	require.NoError(s.b, err, "build Stampede")
 	for i := range max(1, c.Workers) {
 		s.Workers = append(s.Workers, Run(s.b, "stampede work", "msg=\"worker started\" consumer=",
 			exec.Command(binary, "work"),
@@ -83,4 +90,52 @@ func (c Stampede) awaitOpen(s *System) {
 			}
 		}
 	}
+}
+
+// buildBinary builds Stampede once, from the sources that this module's go.mod replaces it with.
+var buildBinary = sync.OnceValues(func() (path string, err error) {
+	folder, err := os.MkdirTemp("", "stampede-bench-")
+	if err != nil {
+		return "", err
+	}
+	AtExit(func() { _ = os.RemoveAll(folder) })
+	path = filepath.Join(folder, "stampede")
+	build := exec.Command("go", "build", "-o", path, "./cmd/stampede")
+	build.Dir = "../.." // a package's benchmarks run in its folder
+	build.Stderr = os.Stderr
+	return path, build.Run()
+})
+
+// StartDesign starts a design of the ladder with a sale. The options are added to the design's own.
+func StartDesign(b testing.TB, name string, options map[string]string, stock int64) *System {
+	b.Helper()
+	entry, found := designs.All[name]
+	require.True(b, found, "unknown design %q", name)
+	shop := Open(b)
+	s := &System{Shop: shop, b: b}
+	s.Sale = shop.InsertSale(stock)
+	if !entry.Guarded {
+		shop.dropGuard()
+	}
+	spec := front.Spec{
+		Design: name, Sale: s.Sale, Stock: stock, Addr: "127.0.0.1:0",
+		Backend: front.Backend{
+			RedisURL: shop.RedisURL, DatabaseURL: shop.DatabaseURL, Prefix: shop.prefix,
+			Options: map[string]string{},
+		},
+	}
+	maps.Copy(spec.Backend.Options, entry.Options)
+	maps.Copy(spec.Backend.Options, options)
+	variable, err := spec.Environ()
+	require.NoError(b, err)
+	self, err := os.Executable()
+	require.NoError(b, err)
+	s.launch = func() {
+		for range max(1, entry.Fronts) {
+			s.Fronts = append(s.Fronts, Run(b, name, front.AddressLine, exec.Command(self), variable))
+		}
+	}
+	s.launch()
+	b.Cleanup(s.Close)
+	return s
 }
