@@ -3,8 +3,10 @@ package main
 import (
 	"bytes"
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -14,6 +16,7 @@ import (
 
 	"stampede/internal/test/docs"
 	"stampede/internal/test/testkit"
+	"stampede/reservation/problems"
 )
 
 // deadEnds are all commands, with arguments and the exit status when no server answers. A new command has to be added.
@@ -132,7 +135,11 @@ var update = flag.Bool("update", false, "write docs/reference.md and docs/metric
 func TestDocumentationMatchesTheCode(t *testing.T) {
 	t.Parallel()
 	program := newParser(new(cli)).Model
-	text, err := docs.Reference("../..", program)
+	var listed []string
+	for _, k := range slices.SortedStableFunc(slices.Values(problems.Kinds()), func(k, l problems.Kind) int { return k.Status - l.Status }) {
+		listed = append(listed, fmt.Sprintf("%d `%s`: %s", k.Status, k.Slug, k.Title))
+	}
+	text, err := docs.Reference("../..", program, listed)
 	require.NoError(t, err)
 	requirePage(t, docs.ReferencePage, text)
 	found, err := docs.Check("../..", program)

@@ -31,7 +31,6 @@ type testCLI struct {
 // valid is a repository whose pages agree with its code. Each case below replaces a page.
 var valid = map[string]string{
 	"Taskfile.yml":    "version: \"3\"\n\ntasks:\n  test:\n    cmd: x\n  test:race:\n    cmd: x\n  docs:\n    cmd: x\n",
-	"shop/problem.go": "package shop\n\nvar sold = kind{http.StatusConflict, \"sold-out\", \"Sold out\"}\n",
 	"shop/metrics.go": "package shop\n\nvar total = counter(\"stampede_total\", \"All.\")\n\nconst field = " +
 		"\"stampede_field\"\n",
 	"shop/shop.go": "package shop\n\ntype Shop struct{}\n\nfunc (s *Shop) Sell() {}\n",
@@ -136,7 +135,7 @@ func TestCheckFindsMissingMetric(t *testing.T) {
 
 func TestReferenceListsWhatTheCodeHas(t *testing.T) {
 	t.Parallel()
-	text, err := docs.Reference(write(t, valid), program(t))
+	text, err := docs.Reference(write(t, valid), program(t), []string{"409 `sold-out`: Sold out"})
 	require.NoError(t, err)
 	_, text, _ = strings.Cut(text, " and `relay run`.\n")
 	require.Equal(t, `

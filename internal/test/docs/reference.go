@@ -2,9 +2,7 @@ package docs
 
 import (
 	"fmt"
-	"go/ast"
 	"maps"
-	"net/http"
 	"os"
 	"slices"
 	"strings"
@@ -40,9 +38,9 @@ type setting struct{ variable, help string }
 // takersMax is how many commands are listed at most that take the same setting.
 const takersMax = 3
 
-// Reference returns the page with the commands and settings of the program, the problems of the API, and the fields of
-// the log.
-func Reference(root string, program *kong.Application) (string, error) {
+// Reference returns the page with the commands and settings of the program, the problems of the API, a line for each,
+// and the fields of the log.
+func Reference(root string, program *kong.Application, problems []string) (string, error) {
 	src, err := readSource(os.DirFS(root))
 	if err != nil {
 		return "", err
@@ -51,9 +49,8 @@ func Reference(root string, program *kong.Application) (string, error) {
 	b.WriteString(referenceBegin)
 	writeCommands(&b, program)
 	b.WriteString("\n## Problems\n\nEach is a page of every ingress: `/problems/SLUG`.\n\n")
-	slices.SortStableFunc(src.problems, func(p, q problem) int { return p.status - q.status })
-	for _, p := range src.problems {
-		fmt.Fprintf(&b, "- %d `%s`: %s.\n", p.status, p.slug, p.title)
+	for _, problem := range problems {
+		fmt.Fprintf(&b, "- %s.\n", problem)
 	}
 	fmt.Fprintf(&b, "\n## Fields of the log\n\n`%s`\n", strings.Join(slices.Sorted(maps.Keys(src.fields)), "`, `"))
 	return b.String(), nil
@@ -113,26 +110,4 @@ func settings(node *kong.Node) (all []setting) {
 		all = append(all, setting{flag.Envs[0], help})
 	}
 	return all
-}
-
-// problem is a kind of problem of the API.
-type problem struct {
-	status      int
-	slug, title string
-}
-
-// addProblem adds a kind of problem from its fields: a constant of net/http, the slug and the title.
-func (c *source) addProblem(fields []ast.Expr) {
-	if len(fields) != 3 {
-		return
-	}
-	constant, ok := fields[0].(*ast.SelectorExpr)
-	if !ok {
-		return
-	}
-	for status := 400; status < 600; status++ {
-		if constant.Sel.Name == "Status"+strings.ReplaceAll(http.StatusText(status), " ", "") {
-			c.problems = append(c.problems, problem{status, stringValue(fields[1]), stringValue(fields[2])})
-		}
-	}
 }

@@ -25,7 +25,6 @@ type source struct {
 	// declared holds declared names by package.
 	declared map[string]map[string]bool
 	tests    map[string]bool
-	problems []problem
 	// fields are those of the log.
 	fields map[string]bool
 }
@@ -117,10 +116,6 @@ func (c *source) readGo(root fs.FS, name string) error {
 					}
 					return true
 				})
-			}
-		case *ast.CompositeLit:
-			if kind, ok := n.Type.(*ast.Ident); ok && kind.Name == "kind" && path.Base(name) == "problem.go" {
-				c.addProblem(n.Elts)
 			}
 		case *ast.BasicLit:
 			switch value := stringValue(n); {
