@@ -149,7 +149,8 @@ func TestLedgerRejectionKeepsSaleUnchanged(t *testing.T) {
 
 	outcomes, err := l.Refuse(t.Context(), []order.OrderReserved{kept, refused, unknown}, order.RejectedSoldOut)
 	require.NoError(t, err)
-	require.Equal(t, ledger.Outcome{Event: kept, Status: order.StatusConfirmed}, outcomes[0], "the recorded order is unchanged")
+	require.Equal(t, ledger.Outcome{Event: kept, Status: order.StatusConfirmed}, outcomes[0],
+		"the recorded order is unchanged")
 	for _, out := range outcomes[1:] {
 		require.Equal(t, order.StatusRejected, out.Status)
 		require.Equal(t, order.RejectedSoldOut, out.Reason)
@@ -385,7 +386,8 @@ func TestFaultOf(t *testing.T) {
 		{"panic", fmt.Errorf("%w: x", ledger.ErrPanicked), ledger.BadData},
 
 		{
-			"the check of the stock", ledger.TranslateError(&pgconn.PgError{Code: "23514", ConstraintName: "sales_not_oversold"}),
+			"the check of the stock",
+			ledger.TranslateError(&pgconn.PgError{Code: "23514", ConstraintName: "sales_not_oversold"}),
 			ledger.Oversold,
 		},
 		{

@@ -236,7 +236,8 @@ func TestLedgerWaitsForTransactionWithSameEvent(t *testing.T) {
 				var outcomes []ledger.Outcome
 				var second errgroup.Group
 				second.Go(func() (err error) {
-					outcomes, err = ledger.New(pool).WithLockTimeout(time.Minute).Record(context.Background(), []order.OrderReserved{event})
+					l := ledger.New(pool).WithLockTimeout(time.Minute)
+					outcomes, err = l.Record(context.Background(), []order.OrderReserved{event})
 					return err
 				})
 				testshop.AwaitWaiting(t, pool, 1)

@@ -23,8 +23,8 @@ import (
 const overdue = 3 * time.Second
 
 // A Redis without a disk loses locks on a restart, and a promoted replica those that it did not get.
-// For up to a third of the lease, the old holder does not know that another one may have the lock. The new fencing token is larger than those that
-// Redis has forgotten.
+// For up to a third of the lease, the old holder does not know that another one may have the lock. The new fencing
+// token is larger than the forgotten ones.
 func TestWatchdogFindsAnEmptyRedis(t *testing.T) {
 	server, b := forgetfulServer(t)
 	ctx := t.Context()

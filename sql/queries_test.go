@@ -25,7 +25,8 @@ func TestQueriesAreNamedAfterTheirFiles(t *testing.T) {
 	source, err := os.ReadFile("queries.go")
 	require.NoError(t, err)
 	var embedded []string
-	for _, found := range regexp.MustCompile(`(?m)^\t(\w+) += query\("(\S+)"\)$`).FindAllStringSubmatch(string(source), -1) {
+	declared := regexp.MustCompile(`(?m)^\t(\w+) += query\("(\S+)"\)$`)
+	for _, found := range declared.FindAllStringSubmatch(string(source), -1) {
 		name, path := found[1], found[2]
 		embedded = append(embedded, "queries/"+path+".sql")
 		words := strings.NewReplacer("/", "", "_", "").Replace(path)

@@ -170,7 +170,8 @@ func (s *shop) buy(url string, sale uuid.UUID, user string) {
 }
 
 func (s *shop) tryBuy(url string, sale uuid.UUID, user string) error {
-	status, text := call(s.t, http.MethodPost, url+"/v1/sales/"+sale.String()+"/orders", `{"quantity":1}`, "X-User-ID", user)
+	orders := url + "/v1/sales/" + sale.String() + "/orders"
+	status, text := call(s.t, http.MethodPost, orders, `{"quantity":1}`, "X-User-ID", user)
 	if status != http.StatusAccepted {
 		return fmt.Errorf("bought: %d %s", status, text)
 	}

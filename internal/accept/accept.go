@@ -313,8 +313,8 @@ type acceptedConn struct {
 	idleSince atomic.Int64
 }
 
-// ConnState is for http.Server.ConnState.
-func ConnState(c net.Conn, state http.ConnState) {
+// connState is for http.Server.ConnState.
+func connState(c net.Conn, state http.ConnState) {
 	if c, ok := c.(Conn); ok {
 		c.Changed(state)
 	}

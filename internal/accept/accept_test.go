@@ -33,7 +33,7 @@ func open(t *testing.T, limit int) *web {
 	w := &web{t: t, listener: New(inner, limit), handling: make(chan struct{}, 100), finish: make(chan struct{})}
 	server := &http.Server{
 		Handler:           http.HandlerFunc(w.handle),
-		ConnState:         ConnState,
+		ConnState:         connState,
 		ReadHeaderTimeout: 2 * time.Second,
 	}
 	served := make(chan struct{})

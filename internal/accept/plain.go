@@ -30,7 +30,7 @@ type PlainConfig struct {
 }
 
 // plainFront answers plain purchases in front of an http.Server, for which it is the listener: it accepts connections,
-// and those on which anything else arrives go to that server. The server's ConnState must be ConnState.
+// and those on which anything else arrives go to that server. The server's ConnState must be connState.
 type plainFront struct {
 	config PlainConfig
 	ctx    context.Context // of requests

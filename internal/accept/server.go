@@ -30,7 +30,7 @@ func NewServer(handler http.Handler, log *slog.Logger) *http.Server {
 	return &http.Server{
 		Handler:           handler,
 		ConnContext:       ConnContext,
-		ConnState:         ConnState,
+		ConnState:         connState,
 		ReadHeaderTimeout: readHeaderTimeout,
 		ReadTimeout:       ReadTimeout,
 		WriteTimeout:      WriteTimeout,

@@ -27,7 +27,7 @@ var (
 	Unauthorized     = newKind(http.StatusUnauthorized, "unauthorized", "Authentication is required")
 	Forbidden        = newKind(http.StatusForbidden, "forbidden", "The call is not allowed")
 	NotFound         = newKind(http.StatusNotFound, "not-found", "The path does not exist")
-	SaleNotFound     = newKind(http.StatusNotFound, "sale-not-found", "The sale does not exist")
+	saleNotFound     = newKind(http.StatusNotFound, "sale-not-found", "The sale does not exist")
 	OrderNotFound    = newKind(http.StatusNotFound, "order-not-found", "The order does not exist")
 	Method           = newKind(http.StatusMethodNotAllowed, "method-not-allowed", "The method is not allowed")
 	SoldOut          = newKind(http.StatusConflict, "sold-out", "The sale is sold out")
@@ -39,12 +39,12 @@ var (
 	AlreadyPaid      = newKind(http.StatusConflict, "already-paid", "The order was paid with another reference")
 	NotConfirmed     = newKind(http.StatusConflict, "order-not-confirmed", "The order is not confirmed yet")
 	Ended            = newKind(http.StatusGone, "sale-ended", "The sale has ended")
-	Expired          = newKind(http.StatusGone, "order-expired", "The order has expired")
-	Archived         = newKind(http.StatusGone, "order-archived", "The order is archived")
+	expired          = newKind(http.StatusGone, "order-expired", "The order has expired")
+	archived         = newKind(http.StatusGone, "order-archived", "The order is archived")
 	Precondition     = newKind(http.StatusPreconditionFailed, "precondition-failed", "The precondition failed")
 	TooLarge         = newKind(http.StatusRequestEntityTooLarge, "body-too-large", "The body is too large")
 	MediaType        = newKind(http.StatusUnsupportedMediaType, "unsupported-media-type", "The body is not JSON")
-	KeyReused        = newKind(http.StatusUnprocessableEntity, "idempotency-key-reused", "The idempotency key was reused")
+	keyReused        = newKind(http.StatusUnprocessableEntity, "idempotency-key-reused", "The idempotency key was reused")
 	OverLimit        = newKind(http.StatusUnprocessableEntity, "quantity-over-limit", "The quantity is over the limit")
 	RateLimited      = newKind(http.StatusTooManyRequests, "rate-limited", "Too many requests")
 	Internal         = newKind(http.StatusInternalServerError, "internal-error", "Internal error")
@@ -78,7 +78,7 @@ type Known struct {
 // table has the errors in this order: an error may be several.
 var table = []Known{
 	{
-		reservation.ErrSaleNotFound, SaleNotFound, "No sale has this id.",
+		reservation.ErrSaleNotFound, saleNotFound, "No sale has this id.",
 		"There is no such sale.", "Look for it in the list of sales.",
 	},
 	{
@@ -90,7 +90,7 @@ var table = []Known{
 		"A list of orders needs a user or a sale.", "Fill in one of them.",
 	},
 	{
-		order.ErrArchived, Archived, "The orders of this sale are archived.",
+		order.ErrArchived, archived, "The orders of this sale are archived.",
 		"The orders of this sale are archived.", "stampede audit --archive reads the file.",
 	},
 	{
@@ -98,7 +98,7 @@ var table = []Known{
 		Detail: "The order is reserved and will be confirmed in a moment. Retry then.",
 	},
 	{
-		Err: order.ErrExpired, Kind: Expired, Detail: "The order was not paid in time. Its units go back on sale.",
+		Err: order.ErrExpired, Kind: expired, Detail: "The order was not paid in time. Its units go back on sale.",
 	},
 	{
 		Err: order.ErrDamaged, Kind: Internal,
@@ -110,7 +110,7 @@ var table = []Known{
 			"This request reserved nothing, and a retry will not help until the data is repaired.",
 	},
 	{
-		catalog.ErrIdempotencyKeyReused, KeyReused, "This Idempotency-Key was used before, for a different request.",
+		catalog.ErrIdempotencyKeyReused, keyReused, "This Idempotency-Key was used before, for a different request.",
 		"This form was sent before with another number of units.",
 		"Nothing more was changed. Look at the stock and the history, and fill in the form again if it is still needed.",
 	},
@@ -179,15 +179,16 @@ func Find(err error) (k Known, found bool) {
 	return Known{}, false
 }
 
-// FindBySlug returns the error that the API answers with a slug. It is nil if there is none, or more than one.
-func FindBySlug(slug string) (err error) {
+// FindBySlug returns the error that the API answers with a slug, or nil if there is none, or more than one.
+func FindBySlug(slug string) error {
+	var found []error
 	for _, k := range table {
-		if k.Slug == slug && err != nil {
-			return nil
-		}
 		if k.Slug == slug {
-			err = k.Err
+			found = append(found, k.Err)
 		}
 	}
-	return err
+	if len(found) != 1 {
+		return nil
+	}
+	return found[0]
 }
