@@ -163,7 +163,7 @@ func (d *gate) isSecure(r *http.Request) bool {
 // ready tells what the last look has found. It needs no login, so it asks no server itself.
 func (d *Dashboard) ready(context.Context) error {
 	if s := d.Fleet.Snapshot(); !s.Postgres.Reachable || !s.Redis.Reachable { // the pages say why, to operators only
-		return errors.New("Redis or Postgres does not answer")
+		return errors.New("no answer from Redis or Postgres")
 	}
 	return nil
 }

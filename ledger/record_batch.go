@@ -59,7 +59,7 @@ type BatchRecording struct {
 
 // Record returns one outcome per event, in their order. The events of a sale are adjacent.
 func (r *BatchRecording) Record(ctx context.Context, events []order.OrderReserved) []Outcome {
-	switch blocked, from, to := r.firstBlocked(events); {
+	switch from, to, blocked := r.firstBlocked(events); {
 	case len(events) == 0:
 		return nil
 	case r.stopped != nil:
@@ -143,15 +143,15 @@ func (r *BatchRecording) block(sale uuid.UUID, err error) {
 	r.blocked[sale] = err
 }
 
-// firstBlocked returns why a sale with some of the events is blocked, and the range of its events. The error is nil if
-// no such sale is blocked.
-func (r *BatchRecording) firstBlocked(events []order.OrderReserved) (why error, from, to int) {
+// firstBlocked returns the range of the events of a blocked sale, and why it is blocked. The error is nil if no sale of
+// the events is.
+func (r *BatchRecording) firstBlocked(events []order.OrderReserved) (from, to int, why error) {
 	for sale, why := range r.blocked {
 		if from, to := saleRange(events, sale); from < to {
-			return why, from, to
+			return from, to, why
 		}
 	}
-	return nil, 0, 0
+	return 0, 0, nil
 }
 
 // saleRange returns the range of a sale's events, which are adjacent.

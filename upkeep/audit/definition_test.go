@@ -41,12 +41,12 @@ func TestAuditReportsEachWrongTermInRedis(t *testing.T) {
 			t.Parallel()
 			s := testshop.NewShop(t)
 			sale := termed(t, s)
-			report := testwork.RequireUnbroken(t, s, sale)
+			testwork.RequireUnbroken(t, s, sale)
 			key := s.Keys.Sale(0, sale)
 			right := s.Rdb.HGet(t.Context(), key, field).Val()
 			require.NoError(t, s.Rdb.HSet(t.Context(), key, field, wrong).Err())
 
-			report = testwork.Audit(t, s, sale)
+			report := testwork.Audit(t, s, sale)
 			require.Equal(t, "S7", testwork.Broken(report), testwork.Text(t, report))
 			require.Contains(t, testwork.Text(t, report),
 				fmt.Sprintf("Redis has another definition of the sale than Postgres: %s is %v and not %s", field, wrong, right))

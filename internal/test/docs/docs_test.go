@@ -30,7 +30,7 @@ type testCLI struct {
 
 // valid is a repository whose pages agree with its code. Each case below replaces a page.
 var valid = map[string]string{
-	"Taskfile.yml":    "version: \"3\"\n\ntasks:\n  test:\n    cmd: x\n  test:race:\n    cmd: x\n  docs:\n    cmd: x\n",
+	"Taskfile.yml": "version: \"3\"\n\ntasks:\n  test:\n    cmd: x\n  test:race:\n    cmd: x\n  docs:\n    cmd: x\n",
 	"shop/metrics.go": "package shop\n\nvar total = counter(\"stampede_total\", \"All.\")\n\nconst field = " +
 		"\"stampede_field\"\n",
 	"shop/shop.go": "package shop\n\ntype Shop struct{}\n\nfunc (s *Shop) Sell() {}\n",
