@@ -198,7 +198,8 @@ func TestLockedSaleDoesNotDelayPublishingOfOtherSales(t *testing.T) {
 	require.ErrorContains(t, err, "sale="+locked.String())
 	require.Equal(t, 20, published)
 	release()
-	published, err = s.Catalog.PublishPending(t.Context())
+	// A statement that its client has given up may still have published the sale.
+	_, err = s.Catalog.PublishPending(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, 1, published)
+	require.Zero(t, s.Count(t, "SELECT count(*) FROM sales WHERE published_revision <> revision"))
 }
