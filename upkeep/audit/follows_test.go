@@ -48,7 +48,7 @@ func changed(column, kind string) string {
 	case kind == "timestamp with time zone":
 		return fmt.Sprintf("coalesce(%s, now()) + interval '9 days'", column)
 	}
-	return fmt.Sprintf("%s + 7", column)
+	return fmt.Sprintf("coalesce(%s, 0) + 7", column)
 }
 
 // An audit names each value that does not follow from the log, in every column that there is, and a rebuild of the
