@@ -78,8 +78,10 @@ func explain(err error) (text, hint string, status int) {
 			return e.text, e.hint, e.status
 		}
 	}
-	if known, ok := problems.Find(err); ok && known.Text != "" {
-		return known.Text, known.Hint, known.Status
+	for _, known := range problems.All() {
+		if known.Text != "" && errors.Is(err, known.Err) {
+			return known.Text, known.Hint, known.Status
+		}
 	}
 	return "A server does not answer, or something unexpected happened.",
 		"Look at the overview for what is wrong, and at the log of the dashboard for details.", http.StatusServiceUnavailable

@@ -75,12 +75,9 @@ type Known struct {
 	Text, Hint string
 }
 
-// table has the errors in this order: an error may be several.
+// table has the errors in this order: an error may be several. That a sale was changed, or may have been, comes before
+// what kept it from being shown.
 var table = []Known{
-	{
-		reservation.ErrSaleNotFound, saleNotFound, "No sale has this id.",
-		"There is no such sale.", "Look for it in the list of sales.",
-	},
 	{
 		order.ErrNotFound, OrderNotFound, "You have no order with this id.",
 		"Postgres has no such order.", "An order of the last seconds may be in Redis: give its user as well.",
@@ -153,6 +150,10 @@ var table = []Known{
 		"A worker puts it in force when Redis answers. You need not repeat it.",
 	},
 	{
+		reservation.ErrSaleNotFound, saleNotFound, "No sale has this id.",
+		"There is no such sale.", "Look for it in the list of sales.",
+	},
+	{
 		reservation.ErrUnavailable, Unavailable,
 		"A server that the request needs does not answer. Retry after a moment.",
 		"A server does not answer, or the sale waits for a rebuild.",
@@ -177,18 +178,4 @@ func Find(err error) (k Known, found bool) {
 		}
 	}
 	return Known{}, false
-}
-
-// FindBySlug returns the error that the API answers with a slug, or nil if there is none, or more than one.
-func FindBySlug(slug string) error {
-	var found []error
-	for _, k := range table {
-		if k.Slug == slug {
-			found = append(found, k.Err)
-		}
-	}
-	if len(found) != 1 {
-		return nil
-	}
-	return found[0]
 }

@@ -41,10 +41,10 @@ func setting(t *testing.T, name string) string {
 	return values[0]
 }
 
-// sourceSeconds returns the value of a constant of the ingress in seconds.
+// sourceSeconds returns the value of a constant in seconds. The file is a path from the root.
 func sourceSeconds(t *testing.T, file, name string) int {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(root, "ingress", file))
+	text, err := os.ReadFile(filepath.Join(root, file))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,10 +60,11 @@ func sourceSeconds(t *testing.T, file, name string) int {
 }
 
 // The proxy must not time out before the slowest answer of an ingress: a purchase waits up to waitMax (Prefer: wait),
-// and its answer may take writeTimeout more.
+// and its answer may take WriteTimeout more.
 func TestProxyTimeoutExceedsSlowestAnswer(t *testing.T) {
 	const transit = 2 // seconds, both ways
-	latest := sourceSeconds(t, "request.go", "waitMax") + sourceSeconds(t, "server.go", "writeTimeout")
+	latest := sourceSeconds(t, "ingress/request.go", "waitMax") +
+		sourceSeconds(t, "internal/accept/server.go", "WriteTimeout")
 	text := setting(t, "timeout server")
 	seconds, err := strconv.Atoi(strings.TrimSuffix(text, "s"))
 	if err != nil || seconds < latest+transit || seconds > 2*latest {

@@ -1,6 +1,7 @@
 package apiclient_test
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -13,6 +14,8 @@ import (
 	"stampede/internal/dev/apiclient"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
+	"stampede/reservation/order"
+	"stampede/reservation/problems"
 )
 
 // server answers with the steps in turn, and with the last one from then on; "" breaks the connection.
@@ -136,6 +139,27 @@ func TestUnknownIsOnlyWhatMayBeDone(t *testing.T) {
 	_, err = nowhere.Pause(t.Context(), uuid.New())
 	require.ErrorContains(t, err, "refused")
 	require.NotErrorIs(t, err, apiclient.ErrUnknown)
+}
+
+// A caller acts on some answers as on the errors of the stores; the others are only texts.
+func TestSomeSlugsAreSentinels(t *testing.T) {
+	t.Parallel()
+	sentinels := map[string]error{
+		"sale-not-found": reservation.ErrSaleNotFound, "order-not-found": order.ErrNotFound,
+		"order-archived": order.ErrArchived, "idempotency-key-reused": catalog.ErrIdempotencyKeyReused,
+		"restock-withdrawn": catalog.ErrRestockWithdrawn,
+	}
+	for _, k := range problems.Kinds() {
+		t.Run(k.Slug, func(t *testing.T) {
+			t.Parallel()
+			client, _ := server(t, fmt.Sprint(k.Status, " ", k.Slug))
+			_, err := client.Show(t.Context(), uuid.New())
+			require.ErrorContains(t, err, "the detail")
+			for _, known := range problems.All() {
+				require.Equal(t, known.Err == sentinels[k.Slug], errors.Is(err, known.Err), "%v", known.Err)
+			}
+		})
+	}
 }
 
 func TestNewRefusesOtherURLs(t *testing.T) {

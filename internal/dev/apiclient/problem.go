@@ -11,6 +11,9 @@ import (
 
 	"github.com/google/uuid"
 
+	"stampede/reservation"
+	"stampede/reservation/catalog"
+	"stampede/reservation/order"
 	"stampede/reservation/problems"
 )
 
@@ -79,7 +82,7 @@ func (r reply) failure() error {
 	default:
 		says += ", without a problem: is this the URL of an ingress?"
 	}
-	err := problems.FindBySlug(r.slug())
+	var err error
 	switch r.slug() {
 	case problems.Unauthorized.Slug, problems.Forbidden.Slug:
 		err = ErrToken
@@ -89,11 +92,25 @@ func (r reply) failure() error {
 		err = ErrRefused
 	case problems.OutcomeUnknown.Slug:
 		err = ErrUnknown
-	}
-	if err == nil {
-		return errors.New(says)
+	default:
+		if err = r.sentinel(); err == nil {
+			return errors.New(says)
+		}
 	}
 	return fmt.Errorf("%w: %s", err, says)
+}
+
+// sentinel is the error on which a caller acts as if it had no server between, or nil.
+func (r reply) sentinel() error {
+	for _, err := range []error{
+		reservation.ErrSaleNotFound, order.ErrNotFound, order.ErrArchived, catalog.ErrIdempotencyKeyReused,
+		catalog.ErrRestockWithdrawn,
+	} {
+		if known, _ := problems.Find(err); known.Slug == r.slug() {
+			return err
+		}
+	}
+	return nil
 }
 
 // neverSent reports whether a try failed before anything was sent.
