@@ -124,7 +124,7 @@ func (s *orderService) identify(c echo.Context) (user string, id uuid.UUID, err 
 	return s.identifyBy(c, s.requestUser)
 }
 
-// identifyBy is identifyOrder with another way to authenticate.
+// identifyBy is identify with another way to authenticate.
 func (s *orderService) identifyBy(
 	c echo.Context, authenticate func(echo.Context) (string, error),
 ) (user string, id uuid.UUID, err error) {

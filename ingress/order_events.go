@@ -83,7 +83,7 @@ func (s *orderService) stream(c echo.Context) error {
 	}
 }
 
-// findInSlot is findOrder in a slot of buyers' calls.
+// findInSlot is orderStore.find in a slot of buyers' calls.
 func (s *orderService) findInSlot(
 	c echo.Context, id uuid.UUID, user string, receipt *order.Receipt,
 ) (found foundOrder, err error) {

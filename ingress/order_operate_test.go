@@ -336,7 +336,13 @@ func TestRolesOfOperators(t *testing.T) {
 			require.Equal(t, `Bearer realm="stampede-admin", error="insufficient_scope", scope="`+call.lowest+`"`,
 				r.header.Get("WWW-Authenticate"))
 			ask(as("ada")).isProblem(http.StatusUnauthorized, "unauthorized")
-			ask(bearing("token-"+role+"x")).isProblem(http.StatusUnauthorized, "unauthorized")
+			for _, wrong := range []string{
+				"token-" + role + "x", ("token-" + role)[1:], adminToken + "x", adminToken[1:], strings.ToUpper(adminToken),
+			} {
+				r := ask(bearing(wrong))
+				r.isProblem(http.StatusUnauthorized, "unauthorized")
+				require.Equal(t, `Bearer realm="stampede-admin", error="invalid_token"`, r.header.Get("WWW-Authenticate"))
+			}
 		}
 	}
 	var who []string
@@ -360,7 +366,8 @@ func TestRolesOfOperators(t *testing.T) {
 		off.get(adminPath(path), bearing("token-admin")), off.get("/v1/admin/orders?user=a", operator),
 		off.post(adminPath(path)+"/cancel", `{"reason":"r"}`, operator),
 	} {
-		require.Contains(t, r.isProblem(http.StatusForbidden, "forbidden")["detail"], "STAMPEDE_OPERATORS_FILE")
+		p := r.isProblem(http.StatusForbidden, "forbidden")
+		require.Contains(t, p["detail"], "no STAMPEDE_ADMIN_TOKEN and no STAMPEDE_OPERATORS_FILE")
 	}
 }
 

@@ -169,7 +169,7 @@ func (s *orderStore) query(ctx context.Context, timeout time.Duration, query fun
 }
 
 // change changes an order in Postgres. An order that only Redis has cannot be changed yet. One that
-// neither has may have been rejected and released between the two lookups, as in findOrder.
+// neither has may have been rejected and released between the two lookups, as in find.
 func (s *orderStore) change(
 	ctx context.Context, id uuid.UUID, user string, change func(context.Context) (order.Order, error),
 ) (order.Order, error) {

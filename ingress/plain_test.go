@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"net/netip"
 	"testing"
 	"time"
@@ -78,8 +79,63 @@ func TestPlainPurchasesAreAnsweredAsOthers(t *testing.T) {
 	}
 }
 
+func TestPanicInPlainPurchaseIsAnswered(t *testing.T) {
+	t.Parallel()
+	s := openStub(t, func(c *Config) { c.PlainReader = true })
+	c := s.dial()
+	c.sends(s.head(uuid.UUID{6: 0x70}, "panics", "Content-Length: 0\r\n"))
+	c.receives().isProblem(http.StatusInternalServerError, "internal-error")
+	c.sends(s.head(uuid.UUID{6: 0x70}, "ada", "Content-Length: 0\r\n"))
+	c.receives().is(http.StatusAccepted)
+	c.sends(s.head(uuid.UUID{6: 0x70}, "aborts", "Content-Length: 0\r\n"))
+	c.receivesEnd()
+	require.EqualValues(t, 3, testutil.ToFloat64(s.server.metrics.plainPurchases))
+	require.Zero(t, s.server.inFlight.taken())
+}
+
+// The connection is closed, though its purchase goes on.
+func TestStopClosesPlainConnAfterDrainTimeout(t *testing.T) {
+	t.Parallel()
+	held := stubReservations{entered: make(chan struct{}), goOn: make(chan struct{})}
+	s := prepareStub(t, func(c *Config) {
+		c.PlainReader, c.Reservations, c.DrainTimeout = true, held, 100*time.Millisecond
+	})
+	stop, ended := s.run()
+	defer close(held.goOn)
+	c := s.dial()
+	c.sends(s.head(uuid.UUID{6: 0x70}, "held", "Content-Length: 0\r\n"))
+	select {
+	case <-held.entered:
+	case <-time.After(20 * time.Second):
+		t.Fatal("the purchase is not decided")
+	}
+	stop()
+	require.ErrorContains(t, <-ended, "1 requests were not finished after 100ms")
+	c.receivesEnd()
+}
+
+func TestIdleConnsMakeRoom(t *testing.T) {
+	t.Parallel()
+	s := openStub(t, func(c *Config) { c.PlainReader, c.MaxConnections = true, 2 })
+	for _, user := range []string{"ada", "bob", "cid"} {
+		c := s.dial()
+		c.sends(s.head(uuid.UUID{6: 0x70}, user, "Content-Length: 0\r\n"))
+		_ = c.receives()
+	}
+	require.EqualValues(t, 1, s.server.connections.Load().Evicted())
+	require.Equal(t, 2, s.server.connections.Load().Open())
+}
+
 // openStub runs a server without Redis and Postgres, where the names of buyers decide.
 func openStub(t *testing.T, change func(*Config)) *shop {
+	t.Helper()
+	s := prepareStub(t, change)
+	s.run()
+	return s
+}
+
+// prepareStub makes the server without listening.
+func prepareStub(t *testing.T, change func(*Config)) *shop {
 	t.Helper()
 	config := Config{
 		Addr: "127.0.0.1:0", Reservations: stubReservations{}, Sales: stubSales{}, Orders: stubOrders{},
@@ -90,9 +146,7 @@ func openStub(t *testing.T, change func(*Config)) *shop {
 	server, err := New(config)
 	require.NoError(t, err)
 	t.Cleanup(server.Close)
-	s := &shop{t: t, server: server}
-	s.run()
-	return s
+	return &shop{t: t, server: server}
 }
 
 // answerTo returns the answer to a purchase on a connection of its own, without its date.
@@ -116,10 +170,23 @@ var decidedByName = map[string]reservation.Verdict{
 	"dan": reservation.Paused, "eve": reservation.Replayed, "gus": reservation.OrderEnded, "fay": "",
 }
 
-// stubReservations decide by the name of the buyer, always in the same way.
-type stubReservations struct{ Reservations }
+// stubReservations decide by the name of the buyer, always in the same way. They tell entered of the buyer "held", and
+// decide no such purchase before goOn.
+type stubReservations struct {
+	Reservations
+	entered, goOn chan struct{}
+}
 
-func (stubReservations) Reserve(_ context.Context, r reservation.Request) (reservation.Answer, error) {
+func (s stubReservations) Reserve(_ context.Context, r reservation.Request) (reservation.Answer, error) {
+	switch r.User {
+	case "panics":
+		panic("on purpose")
+	case "aborts":
+		panic(http.ErrAbortHandler)
+	case "held":
+		close(s.entered)
+		<-s.goOn
+	}
 	verdict, known := decidedByName[r.User]
 	switch {
 	case !known:

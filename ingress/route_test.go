@@ -59,6 +59,8 @@ func TestUnknownRoutesAndMethods(t *testing.T) {
 		"/v1/orders/x":               "OPTIONS, GET, HEAD",
 		"/v1/orders/x/pay":           "OPTIONS, POST",
 		"/v1/orders/x/cancel":        "OPTIONS, POST",
+		"/v1/orders/x/events":        "OPTIONS, GET",
+		"/v1/sales/x/events":         "OPTIONS, GET",
 		"/v1/orders/x/events/ticket": "OPTIONS, POST",
 		"/v1/sales/x/events/ticket":  "OPTIONS, POST",
 		"/livez":                     "OPTIONS, GET, HEAD",
@@ -116,6 +118,9 @@ func TestBodiesAreReadStrictly(t *testing.T) {
 			`{"new":1}`: "new", `{"` + strings.Repeat("y", 1000) + `":1}`: "yyy…",
 		}
 		if valid != "{}" {
+			if call != ordersPath(id) && !strings.HasSuffix(call, "restock") {
+				malformed[""] = "object"
+			}
 			malformed[valid[:len(valid)-1]] = "JSON"
 			malformed[valid[:len(valid)-1]+","+valid[1:]] = "twice"
 			malformed[`{"`+strings.ToUpper(valid[2:3])+valid[3:]] = strings.ToUpper(valid[2:3])
@@ -129,6 +134,8 @@ func TestBodiesAreReadStrictly(t *testing.T) {
 		s.ask(http.MethodPost, call, strings.NewReader("quantity=1"), caller).
 			isProblem(http.StatusUnsupportedMediaType, "unsupported-media-type")
 	}
+	p := s.post(path+"/pay", "{}", as("ada")).isProblem(http.StatusBadRequest, "invalid-request")
+	require.Contains(t, p["detail"], "reference")
 	require.Equal(t, before, s.get(path, as("ada")).body)
 	require.Equal(t, stock, s.stock(id))
 	require.Len(t, s.get("/v1/sales").is(http.StatusOK)["sales"], 1)

@@ -1,12 +1,16 @@
 package ingress
 
 import (
+	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/accept"
@@ -14,7 +18,6 @@ import (
 	"stampede/reservation"
 )
 
-// runShop starts a shop by Run. It returns what stops it, and the channel of Run's error.
 func TestStopFinishesAcceptedRequests(t *testing.T) {
 	t.Parallel()
 	s, stop, ended := runShop(t)
@@ -37,6 +40,50 @@ func TestStopFinishesAcceptedRequests(t *testing.T) {
 	require.NoError(t, idle.Close())
 	require.NoError(t, <-ended)
 	require.EqualValues(t, 1, s.stock(sale).Orders)
+}
+
+// Without the plain reader, net/http serves purchases as well.
+func TestPurchasesWithoutPlainReader(t *testing.T) {
+	t.Parallel()
+	s, stop, ended := runShop(t, func(c *Config) { c.PlainReader = false })
+	const crowd, stock = 20, 5
+	sale := s.sale(reservation.Terms{Stock: stock})
+	var accepted atomic.Int64
+	var buyers sync.WaitGroup
+	for i := range crowd {
+		buyers.Go(func() {
+			r := s.buy(sale, "", as(fmt.Sprint("buyer-", i)))
+			if r.status == http.StatusAccepted {
+				accepted.Add(1)
+				return
+			}
+			r.isProblem(http.StatusConflict, "sold-out")
+		})
+	}
+	buyers.Wait()
+	require.EqualValues(t, stock, accepted.Load())
+	require.EqualValues(t, stock, s.stock(sale).Orders)
+
+	replayed := s.sale(reservation.Terms{Stock: 2})
+	first := s.buy(replayed, "", as("ada"), withKey("k")).is(http.StatusAccepted)
+	require.Equal(t, first, s.buy(replayed, "", as("ada"), withKey("k")).is(http.StatusAccepted))
+
+	slots := &s.server.inFlight.purchases
+	free := slots.limit - slots.taken.Load()
+	slots.taken.Add(free)
+	s.buy(replayed, "", as("bob")).isProblem(http.StatusServiceUnavailable, "overloaded")
+	slots.taken.Add(-free)
+
+	conn := s.dial()
+	conn.sends(s.head(replayed, "bob", "Content-Length: 2\r\nExpect: 100-continue\r\n"))
+	conn.receivesContinue()
+	stop()
+	testkit.Eventually(t, 30*time.Second, "the server stops", s.server.stopping.Load)
+	conn.sends("{}")
+	conn.receives().is(http.StatusAccepted)
+	conn.receivesEnd()
+	require.NoError(t, <-ended)
+	require.Zero(t, testutil.ToFloat64(s.server.metrics.plainPurchases))
 }
 
 // The cancelled request is answered.

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -77,7 +79,7 @@ func openShop(t testing.TB, change ...func(*Config)) *shop {
 	return openShopOn(t, sharedServers(t), change...)
 }
 
-// runShop is openShop for a test that stops the server.
+// runShop is openShop for a test that stops the server. It returns what stops it, and the channel of Run's error.
 func runShop(t testing.TB, change ...func(*Config)) (s *shop, stop context.CancelFunc, ended <-chan error) {
 	t.Helper()
 	s = prepareShop(t, sharedServers(t), change...)
@@ -408,6 +410,16 @@ func (c caller) receives() reply {
 	res, err := http.ReadResponse(c.answers, nil)
 	require.NoError(c.t, err)
 	return readReply(c.t, res)
+}
+
+// receivesEnd waits until the server closes the connection.
+func (c caller) receivesEnd() {
+	c.t.Helper()
+	rest, err := io.ReadAll(c.answers)
+	if !errors.Is(err, syscall.ECONNRESET) {
+		require.NoError(c.t, err)
+	}
+	require.Empty(c.t, string(rest))
 }
 
 // receivesContinue waits until the server reads the body: net/http sends 100 when the handler begins to.

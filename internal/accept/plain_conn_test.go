@@ -42,6 +42,16 @@ func (m *market) serveOn(t *testing.T, inner net.Listener, limit int, change ...
 	return w
 }
 
+// awaitEntered waits until the purchase of the buyer "held" is being answered.
+func (m *market) awaitEntered(t *testing.T) {
+	t.Helper()
+	select {
+	case <-m.entered:
+	case <-time.After(20 * time.Second):
+		t.Fatal("the purchase has not reached the market")
+	}
+}
+
 func (c *client) sends(text string) {
 	c.t.Helper()
 	_, err := io.WriteString(c.conn, text)
@@ -103,7 +113,7 @@ func TestDrainFinishesPlainPurchases(t *testing.T) {
 	w := m.serve(t, 0)
 	busy, idle, half := w.dial(), w.dial(), w.dial()
 	busy.sends(plainHead("X-User-ID: held") + plainJSON)
-	<-m.entered
+	m.awaitEntered(t)
 	idle.buys()
 	half.buys()
 	text := plainHead() + plainJSON
@@ -236,7 +246,7 @@ func TestCloseAllClosesPlainConns(t *testing.T) {
 	defer close(m.goOn)
 	c := w.dial()
 	c.sends(plainHead("X-User-ID: held") + plainJSON)
-	<-m.entered
+	m.awaitEntered(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	require.ErrorIs(t, w.listener.Drain(ctx), context.Canceled)

@@ -42,7 +42,8 @@ func NewServer(handler http.Handler, log *slog.Logger) *http.Server {
 
 // Serve has the server serve the connections, whose requests have the context ctx. With plain, purchases are read in
 // front of the server, unless none can be plain because the buyer's header has another meaning. The channel receives
-// the error with which the listener ends, and is closed when the server is.
+// the error with which the listener ends, and is closed when the server is: to stop, first call Drain of the listener,
+// which finishes the requests, and then close the server.
 func Serve(ctx context.Context, server *http.Server, connections *Listener, plain *PlainConfig) <-chan error {
 	server.BaseContext = func(net.Listener) context.Context { return ctx }
 	var front *plainFront
