@@ -292,7 +292,7 @@ func (a *plainAnswer) Write(body []byte) (int, error) {
 	return len(body), nil
 }
 
-// Body is what the handler has written.
+// Body is what the handler has written. Tests of handlers compare it with the contract of their API.
 func (a *plainAnswer) Body() []byte { return a.body }
 
 func (a *plainAnswer) reset(arrival Arrival) {
