@@ -125,7 +125,7 @@ func TestEndedSaleIsNotAnsweredSoldOut(t *testing.T) {
 	closesAt := time.Now().Add(4 * time.Second)
 	sale, err := s.Create(t.Context(), reservation.Terms{Name: "short", Stock: 1, PerOrderLimit: 1, ClosesAt: closesAt})
 	require.NoError(t, err)
-	s.Ask(t, sale.ID, "ann")
+	s.Buy(t, sale.ID, "ann")
 	require.Equal(t, reservation.SoldOut, s.Ask(t, sale.ID, "bob").Verdict)
 	testkit.Eventually(t, 20*time.Second, "the sale has ended", func() bool {
 		asked := time.Now()

@@ -80,8 +80,8 @@ func run(b *testing.B, p plan) rig.Values {
 		waiting.Go(func() error {
 			have, err := s.Shop.AwaitSold(b.Context(), units, saleTimeout+recordTimeout)
 			soldOutAt = time.Now()
-			if err == nil && have < units {
-				err = fmt.Errorf("only %d of %d units are in Postgres", have, units)
+			if err == nil && have != units {
+				err = fmt.Errorf("%d units are in Postgres, want %d", have, units)
 			}
 			return err
 		})

@@ -22,7 +22,7 @@ import (
 func TestBuyerWaitsBuysAndPays(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 20, 6*time.Second, time.Hour)
-	b := r.openAs("ada", "/orders") // the click may come a moment before the opening
+	b := r.openAs("ada", "/orders\n") // the click may come a moment before the opening
 	b.Shows("#countdown", "Opens in 0:0")
 	b.Shows("#buy", "Not open yet")
 	b.Run(chromedp.SetValue(chromedp.CSS("#quantity"), "2"))

@@ -70,9 +70,15 @@ func TestCreateRejectsInvalidTerms(t *testing.T) {
 		require.ErrorAs(t, err, &invalid, field)
 		require.Equal(t, strings.TrimSpace(field), invalid.Field)
 	}
+	_, _, err := s.CreateOnce(t.Context(), good, "a\tb")
+	require.ErrorAs(t, err, new(*order.InvalidError))
 	sales, err := s.List(t.Context(), uuid.Nil, 10)
 	require.NoError(t, err)
 	require.Empty(t, sales)
+	sale := s.Open(t, 1)
+	_, err = s.Restock(t.Context(), sale, 1, "a\tb")
+	require.ErrorAs(t, err, new(*order.InvalidError))
+	require.EqualValues(t, 1, s.Left(t, sale))
 }
 
 func TestSalesAreListedNewestFirstInPages(t *testing.T) {
@@ -205,7 +211,7 @@ func TestUnpublishedChangesArePublishedInOrder(t *testing.T) {
 		published += n
 		return published == 2
 	})
-	s.Ask(t, created.ID, "ann")
+	s.Buy(t, created.ID, "ann")
 	require.Equal(t, reservation.Paused, s.Ask(t, known.ID, "ann").Verdict)
 	require.EqualValues(t, 7, s.Left(t, known.ID))
 

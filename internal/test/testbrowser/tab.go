@@ -91,7 +91,7 @@ type Tab struct {
 }
 
 // Open opens a tab. When the test ends its console must have been empty, except for messages with one of the expected
-// texts: "network" is in all answers that are no success.
+// texts: "network" is in all answers that are no success. The text of a message ends with its URL and a line feed.
 func (browser *Browser) Open(t testing.TB, expected ...string) *Tab {
 	t.Helper()
 	return open(t, browser.ctx, expected, chromedp.WithNewBrowserContext())
@@ -130,7 +130,7 @@ func open(t testing.TB, parent context.Context, expected []string, options ...ch
 func (b *Tab) take(m chromedp.ConsoleMessage) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	text := m.Source + " " + m.String() + " " + m.URL
+	text := m.Source + " " + m.String() + " " + m.URL + "\n"
 	for _, expected := range b.expected {
 		if strings.Contains(text, expected) {
 			return
