@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"net"
 	"regexp"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -202,4 +203,22 @@ func TestReleaseBetweenAttemptAndWaitIsNotMissed(t *testing.T) {
 	require.NoError(t, await(t, getsBare, startsWithin, "the bare key").Release(ctx))
 	require.NoError(t, holdsBraced.Release(ctx))
 	require.NoError(t, await(t, getsBraced, startsWithin, "the key in braces").Release(ctx))
+}
+
+// Redis refuses the subscription, as it does while a cluster does not know the node of a slot. The
+// client does not report that.
+func TestRefusedSubscriptionIsRepeated(t *testing.T) {
+	_, b := ownServer(t)
+	ctx, key := t.Context(), b.key("ann")
+	waiter := newLocker(t, b.rdb, lock.WithPoll(never))
+	held := b.take(ctx, never, key)
+	require.NoError(t, b.rdb.Do(ctx, "ACL", "SETUSER", "default", "resetchannels").Err())
+	waiting := acquiring(t, waiter, key)
+	testkit.Eventually(t, startsWithin, "a refusal", func() bool {
+		return strings.Contains(b.rdb.Info(ctx, "errorstats").Val(), "errorstat_NOPERM")
+	})
+	require.NoError(t, b.rdb.Do(ctx, "ACL", "SETUSER", "default", "allchannels").Err())
+	b.waitListening(key, 1)
+	require.NoError(t, held.Release(ctx))
+	require.NoError(t, await(t, waiting, startsWithin, "the lock").Release(ctx))
 }
