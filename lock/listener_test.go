@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"errors"
 	"net"
 	"regexp"
 	"strings"
@@ -165,6 +166,39 @@ func TestListenerConnectionLivesWhileACallWaits(t *testing.T) {
 	assert.Equal(t, 1, connections(), "a new connection for the next waiter")
 	require.NoError(t, again.Release(ctx))
 	require.NoError(t, await(t, next, startsWithin, "the lock").Release(ctx))
+}
+
+func TestThousandKeysShareOneListener(t *testing.T) {
+	_, b := forgetfulServer(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	options := *b.rdb.Options()
+	options.PoolSize, options.PoolTimeout, options.ReadTimeout = 32, never, never
+	b.rdb = redis.NewClient(&options)
+	t.Cleanup(func() { _ = b.rdb.Close() })
+	b.Locker = newLocker(t, b.rdb, lock.WithPoll(never))
+	names := b.names(1000)
+	holder, busy, err := newLocker(t, b.rdb).TryEach(ctx, names, lock.For(never))
+	require.NoError(t, err)
+	require.Empty(t, busy)
+	c := countCalls(t, b.rdb)
+	var all sync.WaitGroup
+	for _, name := range names {
+		all.Go(func() {
+			lease, err := b.Acquire(ctx, name)
+			if assert.NoError(t, err) {
+				for err = lease.Release(ctx); errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil; {
+					err = lease.Release(ctx) // a thousand concurrent releases may take longer than one
+				}
+				assert.NoError(t, err)
+			}
+		})
+	}
+	// Each has asked once, and again after its subscription.
+	testkit.Eventually(t, time.Minute, "all waiters", func() bool { return c.calls(acquireCalls) == 2*len(names) })
+	require.NoError(t, holder.Release(ctx))
+	all.Wait()
+	assert.Equal(t, 3*len(names), c.calls(acquireCalls))
 }
 
 // The lock is released after it was found busy and before the waiter listens. A new subscription
