@@ -98,7 +98,7 @@ func TestCloseBoundsTheLastTriesOfAbandonedCalls(t *testing.T) {
 	require.ErrorIs(t, l.Close(ctx), context.DeadlineExceeded)
 	close(closed)
 	began := time.Now()
-	testkit.Eventually(t, startsWithin, "the time of two tries", func() bool { return time.Since(began) > 2*time.Second })
+	testkit.Eventually(t, startsWithin, "two tries", func() bool { return time.Since(began) > 2*time.Second })
 	assert.Zero(t, late.Load())
 	c.answer(nil)
 	require.NoError(t, l.Close(t.Context()), "one more try of each")

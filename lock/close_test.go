@@ -191,7 +191,7 @@ func useLocks(ctx context.Context, l *lock.Locker, one, other string, what int) 
 	return errors.Join(err, lease.Release(ctx))
 }
 
-// The holder of a lease takes its time with a call that Close waits for.
+// The first Close waits for a call in progress.
 func TestSecondCloseReleasesWhileTheFirstWaits(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
