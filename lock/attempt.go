@@ -184,6 +184,8 @@ func (req *request) abandonCall() {
 	}
 	req.mu.Lock()
 	defer req.mu.Unlock()
-	req.calls.abandon(req.lease, abandonedCall{req.calls.release(req.call), req.call.owner, req.callKeys})
+	req.calls.abandon(req.lease, abandonedCall{
+		call: req.calls.release(req.call), owner: req.call.owner, keys: req.callKeys,
+	})
 	req.call = nil
 }

@@ -29,8 +29,13 @@ func (req *request) await(ctx context.Context) (*Lease, error) {
 	return lease, deadlineError(ctx, outage.annotate(err))
 }
 
-func (req *request) retry(ctx context.Context, outage *outageState) (*Lease, error) {
+func (req *request) retry(ctx context.Context, outage *outageState) (lease *Lease, err error) {
 	w := &waiter{owner: req.owner}
+	defer func() {
+		if w.queue != nil {
+			req.waiters.leave(w, lease.duration())
+		}
+	}()
 	if err := req.letOthersFirst(ctx, w); err != nil {
 		return nil, err
 	}
@@ -38,9 +43,6 @@ func (req *request) retry(ctx context.Context, outage *outageState) (*Lease, err
 		got, err := req.attempt(ctx)
 		within, again := outage.note(ctx, err, isUnavailable(err))
 		if err != nil && !again || got.lease != nil {
-			if w.queue != nil {
-				req.waiters.leave(w, got.lease.duration())
-			}
 			return got.lease, err
 		}
 		candidates := got.busy

@@ -2,6 +2,7 @@ package lock
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"time"
 )
@@ -18,17 +19,18 @@ type scriptCall struct {
 type receiptKey string
 
 // calls identifies the script calls of a Locker, and releases what abandoned calls took. Callers of
-// its methods hold mu.
+// methods whose comment does not say otherwise hold mu.
 type calls struct {
 	*lifetime
 	scripts
 	id     string // unique among all processes
 	serial uint64
 	// unused receipts are reused, the last used first.
-	unused    []receiptKey
-	made      int
-	abandoned int           // calls that are released in the background
-	slots     chan struct{} // abandonedParallel of them
+	unused []receiptKey
+	made   int
+	// abandoned calls are released in the background, the first of them next.
+	abandoned []abandonedCall
+	releasing bool // a goroutine runs releaseAbandoned
 }
 
 func (c *calls) next() scriptCall {
@@ -68,9 +70,9 @@ func (c *calls) done(call scriptCall) { c.unused = append(c.unused, call.receipt
 const (
 	// abandonedRetryMin is how long an abandoned call is retried at least.
 	abandonedRetryMin = 30 * time.Second
-	// abandonedMax bounds the abandoned calls. In a large outage further ones are dropped, and their
+	// abandonedMax bounds the queue. In a large outage the oldest calls are dropped, and their
 	// locks end with their leases.
-	abandonedMax = 4096
+	abandonedMax = 16_384
 	// abandonedParallel is how many are retried at the same time.
 	abandonedParallel = 8
 )
@@ -82,40 +84,85 @@ type abandonedCall struct {
 	call  scriptCall
 	owner string
 	keys  []string
+	until time.Time // it is retried
 }
 
-// abandon releases a call in the background as soon as Redis can be reached. It is retried for the
-// length of its lease, at least for abandonedRetryMin, and once more when the Locker is closed. The
-// caller runs as a task.
+// abandon queues a call, which is released in the background as soon as Redis can be reached. It is
+// retried for the length of its lease, at least for abandonedRetryMin, and once more when the Locker
+// is closed.
 func (c *calls) abandon(lease time.Duration, a abandonedCall) {
-	if c.abandoned == abandonedMax {
-		return
+	a.until = time.Now().Add(max(lease, abandonedRetryMin))
+	c.abandoned = append(c.abandoned, a)
+	if over := len(c.abandoned) - abandonedMax; over > 0 {
+		c.abandoned = c.abandoned[over:]
 	}
-	c.abandoned++
-	until := time.Now().Add(max(lease, abandonedRetryMin))
-	c.tasks.Go(func() {
-		released := false
-		wait := outagePause
-		for last := false; !released && !last; wait = min(2*wait, outagePauseMax) {
-			last = c.running.Err() != nil || time.Now().After(until)
-			if released = c.tryAbandoned(a); !released && !last {
-				_ = pause(c.running, wait, nil) // ends early if the Locker is closed
-			}
-		}
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.abandoned--
-		if released {
-			c.done(a.call)
-		}
-	})
+	if !c.releasing && !c.closed {
+		c.releasing = true
+		c.tasks.Go(c.releaseAbandoned)
+	}
 }
 
-func (c *calls) tryAbandoned(a abandonedCall) bool {
-	c.slots <- struct{}{}
-	defer func() { <-c.slots }()
-	ctx, cancel := context.WithTimeout(context.Background(), undoTimeout)
-	defer cancel()
-	_, err := c.sendRelease(ctx, a.call, a.owner, a.keys)
-	return err == nil || rejected(err)
+// releaseAbandoned runs until the queue is empty or the Locker is closed. It locks mu.
+func (c *calls) releaseAbandoned() {
+	wait := outagePause
+	for {
+		failed, left := c.releaseAbandonedRound(c.running)
+		switch {
+		case left == 0:
+			return
+		case failed == 0:
+			wait = outagePause
+			continue
+		}
+		if pause(c.running, wait, nil) != nil {
+			return
+		}
+		wait = min(2*wait, outagePauseMax)
+	}
+}
+
+// releaseAbandonedRound tries the oldest calls once, in parallel. Failed ones go to the end of the
+// queue, so that a node that is away does not delay the others. It locks mu.
+func (c *calls) releaseAbandonedRound(ctx context.Context) (failed, left int) {
+	c.mu.Lock()
+	n := min(abandonedParallel, len(c.abandoned))
+	round := slices.Clone(c.abandoned[:n])
+	c.abandoned = c.abandoned[n:]
+	c.mu.Unlock()
+
+	released := make([]bool, n)
+	inParallel(n, n, func(i int) {
+		limited, cancel := context.WithTimeout(ctx, undoTimeout)
+		defer cancel()
+		_, err := c.sendRelease(limited, round[i].call, round[i].owner, round[i].keys)
+		released[i] = err == nil || rejected(err)
+	})
+
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := time.Now()
+	for i, a := range round {
+		switch {
+		case released[i]:
+			c.done(a.call)
+		case now.Before(a.until):
+			failed++
+			c.abandoned = append(c.abandoned, a)
+		}
+	}
+	c.releasing = c.releasing && len(c.abandoned) > 0
+	return failed, len(c.abandoned)
+}
+
+// releaseAbandonedOnce tries each call once more when the Locker is closed. It locks mu.
+func (c *calls) releaseAbandonedOnce(ctx context.Context) {
+	c.mu.Lock()
+	rounds := (len(c.abandoned) + abandonedParallel - 1) / abandonedParallel
+	c.mu.Unlock()
+	for range rounds {
+		if ctx.Err() != nil {
+			return
+		}
+		c.releaseAbandonedRound(ctx)
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -106,6 +107,126 @@ func TestCloseReportsLostLocksAndReleasesTheRest(t *testing.T) {
 	assert.Zero(t, b.depth(b.key("bob")))
 	require.ErrorIs(t, lost.Err(), lock.ErrClosed, "Close ended it before the loss was found")
 	require.NoError(t, lost.Release(ctx), "a loss is reported once")
+}
+
+// Goroutines make all kinds of calls while the Locker is closed. No lease here ends by itself.
+func TestCloseDuringOtherCallsLeavesNoLock(t *testing.T) {
+	b := setup(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	const rounds, callers, closers = 6, 24, 3
+	names := b.names(6)
+	for round := range rounds {
+		l := lock.New(b.rdb, lock.WithLease(lock.MaxLease))
+		var done atomic.Int64
+		closing := make(chan struct{})
+		var all sync.WaitGroup
+		for caller := range callers {
+			all.Go(func() {
+				for i := caller; ; i++ {
+					err := useLocks(ctx, l, names[i%len(names)], names[(i+1)%len(names)], i)
+					if err != nil {
+						assert.ErrorIs(t, err, lock.ErrClosed)
+						return
+					}
+					if done.Add(1) == int64(30*(round+1)) {
+						close(closing)
+					}
+				}
+			})
+		}
+		for range closers {
+			all.Go(func() {
+				<-closing
+				assert.NoError(t, l.Close(ctx))
+			})
+		}
+		all.Wait()
+		left, err := b.rdb.Exists(ctx, names...).Result()
+		require.NoError(t, err)
+		require.Zero(t, left, "round %d", round)
+	}
+}
+
+// useLocks takes locks in one of several ways and reenters them. It ignores errors that are
+// expected.
+func useLocks(ctx context.Context, l *lock.Locker, one, other string, what int) error {
+	var lease *lock.Lease
+	var err error
+	switch what % 5 {
+	case 0:
+		lease, err = l.Acquire(ctx, one)
+	case 1:
+		lease, err = l.TryAcquire(ctx, one, lock.For(lock.MaxLease))
+	case 2:
+		lease, err = l.AcquireAll(ctx, []string{other, one})
+	case 3:
+		lease, _, err = l.TryEach(ctx, []string{one, other})
+	default:
+		err = l.Do(ctx, one, func(ctx context.Context) error {
+			deeper, err := l.TryAcquire(ctx, one)
+			if err == nil {
+				err = deeper.Release(ctx)
+			}
+			if errors.Is(err, context.Canceled) {
+				return context.Cause(ctx)
+			}
+			return err
+		})
+	}
+	if errors.Is(err, lock.ErrBusy) {
+		return nil
+	}
+	if err != nil || lease == nil {
+		return err
+	}
+	inside := lease.Context(ctx)
+	deeper, _, err := l.TryEach(inside, []string{one, other})
+	if err == nil {
+		err = deeper.Release(ctx)
+	}
+	if errors.Is(err, context.Canceled) {
+		err = context.Cause(inside)
+	}
+	return errors.Join(err, lease.Release(ctx))
+}
+
+// The first Close waits for a call in progress.
+func TestSecondCloseReleasesWhileTheFirstWaits(t *testing.T) {
+	b := setup(t)
+	ctx := t.Context()
+	c := countCalls(t, b.rdb)
+	l := lock.New(b.rdb)
+	granted, goOn := make(chan struct{}, 1), make(chan struct{})
+	held, err := l.Acquire(ctx, b.key("ann"))
+	require.NoError(t, err)
+	away := errors.New("Redis is away")
+	c.answer(func(kind int, next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+		if kind == releaseCalls {
+			return away
+		}
+		err := next(ctx, cmd)
+		granted <- struct{}{}
+		<-goOn
+		return err
+	})
+	answer, first := make(chan error, 1), make(chan error, 1)
+	go func() {
+		_, err := l.TryAcquire(ctx, b.key("bob"))
+		answer <- err
+	}()
+	await(t, granted, startsWithin, "a call in progress")
+	go func() { first <- l.Close(ctx) }()
+	testkit.Eventually(t, startsWithin, "the release fails", func() bool { return c.calls(releaseCalls) == 1 })
+	require.ErrorIs(t, held.Err(), lock.ErrClosed)
+	c.answer(nil)
+	second := make(chan error, 1)
+	go func() { second <- l.Close(ctx) }()
+	testkit.Eventually(t, startsWithin, "the second release", func() bool { return b.depth(b.key("ann")) == 0 })
+	close(goOn)
+	require.ErrorIs(t, await(t, answer, startsWithin, "the call"), lock.ErrClosed)
+	require.ErrorIs(t, await(t, first, startsWithin, "the first Close"), away)
+	require.NoError(t, await(t, second, startsWithin, "the second Close"))
 }
 
 func TestCloseWaitsForAnEarlierClose(t *testing.T) {

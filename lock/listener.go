@@ -1,6 +1,7 @@
 package lock
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -40,23 +41,26 @@ func (ws *waiters) updateListener(key string) {
 // released lock. After each new subscription, also after a lost connection, the first waiter asks
 // Redis: the release may have come before. It ends after a time without waiters.
 func (ws *waiters) runListener(name string, li *listener) {
-	s := &subscriptions{waiters: ws, pubsub: ws.rdb.Subscribe(ws.running), keys: make(map[string][]string)}
+	s := &subscriptions{
+		waiters: ws, pubsub: ws.rdb.Subscribe(ws.running),
+		keys: make(map[string][]string), unconfirmed: make(map[string]time.Time),
+	}
 	defer func() { _ = s.pubsub.Close() }()
-	var messages <-chan any
 	idle := time.NewTicker(ws.settings.listenIdle)
 	defer idle.Stop()
 	quiet := false // no waiter since the last tick
 	for {
 		if s.follow(li) {
 			quiet = false
-			if messages == nil {
-				messages = s.pubsub.ChannelWithSubscriptions(redis.WithChannelSize(messagesMax))
-			}
 		}
 		select {
 		case <-li.wake:
 		case <-s.again:
-		case message := <-messages:
+			s.repeat()
+		case message := <-s.messages:
+			if m, ok := message.(*redis.Subscription); ok && !ends(m) {
+				delete(s.unconfirmed, m.Channel)
+			}
 			ws.handleMessage(message, s.keys)
 		case <-idle.C:
 			if quiet && ws.endListener(name, li) {
@@ -72,35 +76,79 @@ func (ws *waiters) runListener(name string, li *listener) {
 // subscriptions are the channels of one listener.
 type subscriptions struct {
 	*waiters
-	pubsub *redis.PubSub
-	keys   map[string][]string // of each channel
-	// unsure are channels to which the client may not be subscribed. They are tried again.
-	unsure []string
-	again  <-chan time.Time
+	pubsub   *redis.PubSub
+	messages <-chan any
+	keys     map[string][]string // of each channel
+	// unconfirmed holds when the channels were asked for that Redis has not confirmed. A refusal, as
+	// while a cluster does not know the node of a slot, is not reported by the client.
+	unconfirmed map[string]time.Time
+	again       <-chan time.Time // nil if all are confirmed
 }
 
 // follow subscribes to the channels of keys that have waiters now, and leaves the others. It reports
 // whether it subscribed.
 func (s *subscriptions) follow(li *listener) bool {
-	subscribe, unsubscribe := s.pubsub.Subscribe, s.pubsub.Unsubscribe
-	if s.clustered {
-		subscribe, unsubscribe = s.pubsub.SSubscribe, s.pubsub.SUnsubscribe
-	}
 	begin, end := s.subscriptionChanges(li, s.keys)
 	// First the ends: x and {x} share a channel, which one may leave when the other one comes.
 	if len(end) > 0 {
+		unsubscribe := s.pubsub.Unsubscribe
+		if s.clustered {
+			unsubscribe = s.pubsub.SUnsubscribe
+		}
 		_ = unsubscribe(s.running, end...) // an error ends the connection, and all subscriptions
 	}
-	begin = append(begin, s.unsure...)
 	begin = slices.DeleteFunc(begin, func(channel string) bool { return len(s.keys[channel]) == 0 })
-	s.unsure = nil
-	if len(begin) > 0 && subscribe(s.running, begin...) != nil {
-		// The client may have connected again before it knew of these channels. Until the next try
-		// waiters poll.
-		s.unsure, s.again = begin, time.After(outagePauseMax)
+	if len(begin) > 0 {
+		s.subscribe(begin)
 	}
 	return len(begin) > 0
 }
+
+// subscribe is repeated for the channels that are not confirmed in time. Until then waiters poll.
+func (s *subscriptions) subscribe(channels []string) {
+	subscribe := s.pubsub.Subscribe
+	if s.clustered {
+		subscribe = s.pubsub.SSubscribe
+	}
+	_ = subscribe(s.running, channels...) // after an error nothing is confirmed
+	for _, channel := range channels {
+		s.unconfirmed[channel] = time.Now()
+	}
+	if s.messages == nil {
+		s.messages = s.pubsub.ChannelWithSubscriptions(redis.WithChannelSize(messagesMax))
+	}
+	if s.again == nil {
+		s.again = time.After(outagePauseMax)
+	}
+}
+
+// repeat subscribes again to the channels that were not confirmed in time. In a cluster it does so for
+// all channels and over a new connection, because their slot may be on another node.
+func (s *subscriptions) repeat() {
+	s.again = nil
+	var late []string
+	for channel, asked := range s.unconfirmed {
+		switch {
+		case len(s.keys[channel]) == 0:
+			delete(s.unconfirmed, channel)
+		case time.Since(asked) >= outagePauseMax:
+			late = append(late, channel)
+		}
+	}
+	switch {
+	case len(late) > 0 && s.clustered:
+		_ = s.pubsub.Close()
+		s.pubsub, s.messages = s.rdb.Subscribe(s.running), nil
+		s.subscribe(slices.Collect(maps.Keys(s.keys)))
+	case len(late) > 0:
+		s.subscribe(late)
+	case len(s.unconfirmed) > 0:
+		s.again = time.After(outagePauseMax)
+	}
+}
+
+// ends reports whether a subscription has ended.
+func ends(m *redis.Subscription) bool { return strings.HasSuffix(m.Kind, "unsubscribe") }
 
 // subscriptionChanges returns the channels to subscribe to and to unsubscribe from, and updates
 // subscribed.
@@ -141,7 +189,7 @@ func (ws *waiters) handleMessage(message any, subscribed map[string][]string) {
 			ws.onRelease(key)
 		}
 	case *redis.Subscription: // also the end of one, where subscribed has no keys
-		if strings.HasSuffix(m.Kind, "unsubscribe") { // a late confirmation of its beginning does not count
+		if ends(m) { // a late confirmation of its beginning does not count
 			ws.unsubscribed(m.Channel, len(subscribed[m.Channel]) > 0)
 		}
 		for _, key := range subscribed[m.Channel] {

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"errors"
 	"net"
 	"regexp"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -166,6 +168,39 @@ func TestListenerConnectionLivesWhileACallWaits(t *testing.T) {
 	require.NoError(t, await(t, next, startsWithin, "the lock").Release(ctx))
 }
 
+func TestThousandKeysShareOneListener(t *testing.T) {
+	_, b := forgetfulServer(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	options := *b.rdb.Options()
+	options.PoolSize, options.PoolTimeout, options.ReadTimeout = 32, never, never
+	b.rdb = redis.NewClient(&options)
+	t.Cleanup(func() { _ = b.rdb.Close() })
+	b.Locker = newLocker(t, b.rdb, lock.WithPoll(never))
+	names := b.names(1000)
+	holder, busy, err := newLocker(t, b.rdb).TryEach(ctx, names, lock.For(never))
+	require.NoError(t, err)
+	require.Empty(t, busy)
+	c := countCalls(t, b.rdb)
+	var all sync.WaitGroup
+	for _, name := range names {
+		all.Go(func() {
+			lease, err := b.Acquire(ctx, name)
+			if assert.NoError(t, err) {
+				for err = lease.Release(ctx); errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil; {
+					err = lease.Release(ctx) // a thousand concurrent releases may take longer than one
+				}
+				assert.NoError(t, err)
+			}
+		})
+	}
+	// Each has asked once, and again after its subscription.
+	testkit.Eventually(t, time.Minute, "all waiters", func() bool { return c.calls(acquireCalls) == 2*len(names) })
+	require.NoError(t, holder.Release(ctx))
+	all.Wait()
+	assert.Equal(t, 3*len(names), c.calls(acquireCalls))
+}
+
 // The lock is released after it was found busy and before the waiter listens. A new subscription
 // makes a waiter check again, but here the channel is already subscribed to for the other key.
 func TestReleaseBetweenAttemptAndWaitIsNotMissed(t *testing.T) {
@@ -202,4 +237,22 @@ func TestReleaseBetweenAttemptAndWaitIsNotMissed(t *testing.T) {
 	require.NoError(t, await(t, getsBare, startsWithin, "the bare key").Release(ctx))
 	require.NoError(t, holdsBraced.Release(ctx))
 	require.NoError(t, await(t, getsBraced, startsWithin, "the key in braces").Release(ctx))
+}
+
+// Redis refuses the subscription, as it does while a cluster does not know the node of a slot. The
+// client does not report that.
+func TestRefusedSubscriptionIsRepeated(t *testing.T) {
+	_, b := ownServer(t)
+	ctx, key := t.Context(), b.key("ann")
+	waiter := newLocker(t, b.rdb, lock.WithPoll(never))
+	held := b.take(ctx, never, key)
+	require.NoError(t, b.rdb.Do(ctx, "ACL", "SETUSER", "default", "resetchannels").Err())
+	waiting := acquiring(t, waiter, key)
+	testkit.Eventually(t, startsWithin, "a refusal", func() bool {
+		return strings.Contains(b.rdb.Info(ctx, "errorstats").Val(), "errorstat_NOPERM")
+	})
+	require.NoError(t, b.rdb.Do(ctx, "ACL", "SETUSER", "default", "allchannels").Err())
+	b.waitListening(key, 1)
+	require.NoError(t, held.Release(ctx))
+	require.NoError(t, await(t, waiting, startsWithin, "the lock").Release(ctx))
 }

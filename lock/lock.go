@@ -120,7 +120,8 @@ type Locker struct {
 	waiters   *waiters
 	calls     *calls
 	leases    map[*Lease]struct{} // not released; guarded by mu
-	closing   sync.Mutex          // held by the Close that releases
+	// closing ends when the latest Close has done its work; guarded by mu.
+	closing <-chan struct{}
 }
 
 // lifetime is shared by the parts of a Locker. No call to Redis and no function of the user runs
@@ -180,9 +181,7 @@ func New(rdb redis.UniversalClient, opts ...Option) *Locker {
 	l.running, l.stop = context.WithCancel(context.Background())
 	l.watchdog = newWatchdog(&l.mu, l.lease.Truncate(time.Millisecond), l.renewRound, l.leasesExpired)
 	l.waiters = newWaiters(l.lifetime, l.scripts, l.settings)
-	l.calls = &calls{
-		lifetime: l.lifetime, scripts: l.scripts, id: uuid.NewString(), slots: make(chan struct{}, abandonedParallel),
-	}
+	l.calls = &calls{lifetime: l.lifetime, scripts: l.scripts, id: uuid.NewString()}
 	return l
 }
 
@@ -197,17 +196,23 @@ func (l *Locker) Close(ctx context.Context) error {
 	l.mu.Lock()
 	l.closed = true
 	l.waiters.wakeAll()
+	leases := slices.Collect(maps.Keys(l.leases))
+	before, closed := l.closing, make(chan struct{})
+	l.closing = closed
 	l.mu.Unlock()
 	l.stop()
 	l.watchdog.stop()
 
 	done := make(chan error, 1)
 	go func() {
-		l.closing.Lock() // an earlier Close may still be releasing
-		defer l.closing.Unlock()
-		err := l.releaseAll(ctx)
+		defer close(closed)
+		err := releaseAll(ctx, leases)
+		if before != nil {
+			<-before // it may still be releasing
+		}
 		l.tasks.Wait()
 		l.watchdog.wait()
+		l.calls.releaseAbandonedOnce(ctx)
 		done <- err
 	}()
 	var err error
@@ -224,10 +229,7 @@ func (l *Locker) Close(ctx context.Context) error {
 
 // releaseAll ends all leases and then releases them in parallel, so that no holder waits for a slow
 // Redis to learn that its lease is no longer renewed.
-func (l *Locker) releaseAll(ctx context.Context) error {
-	l.mu.Lock()
-	leases := slices.Collect(maps.Keys(l.leases))
-	l.mu.Unlock()
+func releaseAll(ctx context.Context, leases []*Lease) error {
 	for _, le := range leases {
 		select {
 		case le.sem <- struct{}{}:

@@ -2,6 +2,8 @@ package lock_test
 
 import (
 	"context"
+	"fmt"
+	"strconv"
 	"testing"
 	"time"
 
@@ -126,4 +128,27 @@ func TestCallsSucceedAfterScriptFlush(t *testing.T) {
 	forced, err := keeper.ForceRelease(ctx, key)
 	require.NoError(t, err)
 	assert.False(t, forced)
+}
+
+func BenchmarkTryEachAndRelease(b *testing.B) {
+	rdb, keys := testkit.Redis(b), testkit.Keys(b)
+	locker := newLocker(b, rdb)
+	for _, n := range []int{1, 64, 512} {
+		b.Run(fmt.Sprintf("keys=%d", n), func(b *testing.B) {
+			names := make([]string, n)
+			for i := range names {
+				names[i] = keys.Lock(0, strconv.Itoa(i))
+			}
+			for b.Loop() {
+				lease, _, err := locker.TryEach(b.Context(), names, lock.For(time.Minute))
+				if err != nil {
+					b.Fatal(err)
+				}
+				if err := lease.Release(b.Context()); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*n), "ns/lock")
+		})
+	}
 }

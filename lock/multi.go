@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -78,10 +78,10 @@ func (m *Multi) TryAcquire(ctx context.Context, key string, opts ...AcquireOptio
 
 // TryAcquireAll is TryAcquire for 1 to MaxKeysAtOnce keys. Each server grants all of them or none.
 func (m *Multi) TryAcquireAll(ctx context.Context, keys []string, opts ...AcquireOption) (*MultiLease, error) {
-	lease, votes, err := m.attempt(ctx, keys, opts)
+	lease, votes, err := m.attempt(ctx, slices.Clone(keys), opts)
 	if err == nil && lease == nil {
 		_, _, busy := votes.firstBusy()
-		err = fmt.Errorf("%w: %s on %d of %d servers", ErrBusy, strings.Join(keys, ", "), busy, len(m.nodes))
+		err = fmt.Errorf("%w: %s on %d of %d servers", ErrBusy, describe(keys), busy, len(m.nodes))
 	}
 	return lease, err
 }
@@ -113,21 +113,24 @@ func (m *Multi) Do(
 
 func (m *Multi) retry(
 	ctx context.Context, keys []string, opts []AcquireOption, outage *outageState,
-) (*MultiLease, error) {
+) (lease *MultiLease, err error) {
 	w := &waiter{}
 	at := m.nodes[0] // the server whose queue it joins
+	defer func() { at.waiters.leave(w, lease.duration()) }()
 	for {
 		lease, votes, err := m.attempt(ctx, keys, opts)
 		within, again := outage.note(ctx, err, isUnavailable(err) && votes.allUnavailable())
 		switch {
 		case err != nil && !again || lease != nil:
-			at.waiters.leave(w, lease.duration())
 			return lease, err
 		case err != nil:
 			at.waiters.leave(w, 0)
 			err = pause(ctx, within, nil)
 		default:
 			node, key, _ := votes.firstBusy()
+			if w.queue != nil && votes.busyOn(at, w.queue.key) {
+				node, key = at, w.queue.key // it keeps its place
+			}
 			if node != at {
 				at.waiters.leave(w, 0)
 				at = node
@@ -141,7 +144,6 @@ func (m *Multi) retry(
 			}
 		}
 		if err != nil {
-			at.waiters.leave(w, 0)
 			return nil, fmt.Errorf("wait for %s: %w", describe(keys), err)
 		}
 	}
@@ -164,16 +166,18 @@ func (m *Multi) attempt(ctx context.Context, keys []string, opts []AcquireOption
 		return fail(nil, err)
 	}
 	v := ask(ctx, nodes, keys, opts, min(t.lease/nodeTimeoutDivisor, nodeTimeoutMax))
-	lease := &MultiLease{multi: m, keys: keys, leases: v.leases()}
-	if len(lease.leases) >= m.need && lease.Err() == nil {
+	lease := &MultiLease{multi: m, leases: v.leases()}
+	enough := len(lease.leases) >= m.need
+	over := lease.Err()
+	if enough && over == nil {
 		return lease, v, nil
 	}
 	_ = lease.Release(ctx)
 	lease.abandon()
 	_, _, busy := v.firstBusy()
 	switch {
-	case len(lease.leases) >= m.need:
-		return fail(v, &LostError{Keys: keys})
+	case enough:
+		return fail(v, over)
 	case ctx.Err() != nil:
 		return fail(v, context.Cause(ctx))
 	case len(lease.leases)+busy < m.need:
@@ -182,31 +186,63 @@ func (m *Multi) attempt(ctx context.Context, keys []string, opts []AcquireOption
 	return nil, v, nil
 }
 
-// nodesToAsk returns all servers, or those on which the owner still holds all the locks that it has
-// taken and not released, and ErrLost if these are too few.
+// nodesToAsk returns the servers on which the owner still holds all the locks that it has taken and
+// not released, or all servers if these are too few. It returns a *LostError with the locks that too
+// few servers still have.
 func (m *Multi) nodesToAsk(ctx context.Context, keys []string) ([]*Locker, error) {
-	var known []string
+	taken := make([]map[string]bool, len(m.nodes))
+	for i, node := range m.nodes {
+		taken[i] = node.taken(ctx, keys)
+	}
+	known := make(map[string]bool)
+	var lost []string
 	for _, key := range keys {
-		if slices.ContainsFunc(m.nodes, func(node *Locker) bool { return node.took(ctx, key, false) }) {
-			known = append(known, key)
+		had, has := 0, 0
+		for _, node := range taken {
+			valid, found := node[key]
+			if found {
+				had++
+			}
+			if valid {
+				has++
+			}
+		}
+		if had > 0 && has < m.need && !known[key] {
+			lost = append(lost, key)
+		}
+		if had > 0 {
+			known[key] = true
 		}
 	}
-	nodes := slices.DeleteFunc(slices.Clone(m.nodes), func(node *Locker) bool {
-		return slices.ContainsFunc(known, func(key string) bool { return !node.took(ctx, key, true) })
-	})
+	if len(lost) > 0 {
+		return nil, &LostError{Keys: lost}
+	}
+	var nodes []*Locker
+	for i, node := range m.nodes {
+		if maps.Equal(taken[i], known) {
+			nodes = append(nodes, node)
+		}
+	}
 	if len(nodes) < m.need {
-		return nil, &LostError{Keys: known}
+		return m.nodes, nil
 	}
 	return nodes, nil
 }
 
-// took reports whether the owner in ctx has taken and not released a lock. With valid it must still
-// have it.
-func (l *Locker) took(ctx context.Context, key string, valid bool) bool {
+// taken returns which of the keys the owner in ctx has taken and not released, and whether it still
+// has them.
+func (l *Locker) taken(ctx context.Context, keys []string) map[string]bool {
+	owner := l.owner(ctx) // calls a method of the caller's context, so without mu
+	now := time.Now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	h := l.owner(ctx).holds[key]
-	return h != nil && (!valid || h.valid(time.Now()))
+	taken := make(map[string]bool)
+	for _, key := range keys {
+		if h := owner.holds[key]; h != nil {
+			taken[key] = h.valid(now)
+		}
+	}
+	return taken
 }
 
 // errNoAnswer is the error of a server that did not answer. isUnavailable accepts it.
@@ -287,6 +323,10 @@ func (v votes) firstBusy() (node *Locker, key string, servers int) {
 	return node, key, servers
 }
 
+func (v votes) busyOn(node *Locker, key string) bool {
+	return slices.ContainsFunc(v, func(one vote) bool { return one.node == node && slices.Contains(one.busy, key) })
+}
+
 func (v votes) failed() error {
 	failed := make([]error, 0, len(v))
 	for _, one := range v {
@@ -304,7 +344,6 @@ func (v votes) allUnavailable() bool {
 // concurrent use.
 type MultiLease struct {
 	multi  *Multi
-	keys   []string
 	leases []*Lease
 }
 
@@ -321,11 +360,12 @@ func (le *MultiLease) duration() time.Duration {
 func (le *MultiLease) Err() error {
 	good := 0
 	var over error
+	var lost losses
 	for _, lease := range le.leases {
 		switch err := lease.Err(); {
 		case err == nil:
 			good++
-		case !errors.Is(err, ErrLost):
+		case lost.add(err) != nil:
 			over = err
 		}
 	}
@@ -335,7 +375,49 @@ func (le *MultiLease) Err() error {
 	case over != nil:
 		return over
 	}
-	return &LostError{Keys: le.keys}
+	return le.lost(lost)
+}
+
+// losses are the locks that servers lost, each as often as servers lost it.
+type losses []string
+
+// add takes the lost locks out of an error of one server, and returns the rest of it.
+func (s *losses) add(err error) (rest error) {
+	parts := []error{err}
+	var joined interface {
+		error
+		Unwrap() []error
+	}
+	if errors.As(err, &joined) {
+		parts = joined.Unwrap()
+	}
+	var others []error
+	for _, part := range parts {
+		var lost *LostError
+		if errors.As(part, &lost) {
+			*s = append(*s, lost.Keys...)
+		} else {
+			others = append(others, part)
+		}
+	}
+	return errors.Join(others...)
+}
+
+// lost names the locks that too few servers have, or, if servers lost different ones so that each is
+// on enough of them, all that a server lost.
+func (le *MultiLease) lost(lost losses) *LostError {
+	servers := make(map[string]int)
+	for _, key := range lost {
+		servers[key]++
+	}
+	keys := slices.Sorted(maps.Keys(servers))
+	few := slices.DeleteFunc(slices.Clone(keys), func(key string) bool {
+		return len(le.leases)-servers[key] >= le.multi.need
+	})
+	if len(few) > 0 {
+		keys = few
+	}
+	return &LostError{Keys: keys}
 }
 
 // Context returns a context that carries the owner of the lease and ends with the lease; see
@@ -369,23 +451,26 @@ func (le *MultiLease) Release(ctx context.Context) error {
 		}
 	}
 	defer inline.Wait()
-	released, lost := 0, 0
+	released, lossy := 0, 0
+	var lost losses
 	var failed []error
 	for range le.leases {
-		switch err := <-answers; {
-		case err == nil:
+		err := <-answers
+		if err == nil {
 			released++
-		case errors.Is(err, ErrLost):
-			lost++
-		default:
-			failed = append(failed, err)
+		}
+		if errors.Is(err, ErrLost) {
+			lossy++
+		}
+		if rest := lost.add(err); rest != nil {
+			failed = append(failed, rest)
 		}
 		if released >= le.multi.need {
 			return nil
 		}
 	}
-	if len(le.leases)-lost < le.multi.need {
-		failed = append(failed, &LostError{Keys: le.keys})
+	if len(le.leases)-lossy < le.multi.need {
+		failed = append(failed, le.lost(lost))
 	}
 	return errors.Join(failed...)
 }

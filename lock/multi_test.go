@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -291,4 +292,112 @@ func TestMultiEndsWithItsLockers(t *testing.T) {
 	require.ErrorIs(t, err, lock.ErrClosed)
 	require.ErrorIs(t, lease.Err(), lock.ErrClosed)
 	require.NoError(t, lease.Release(ctx))
+}
+
+func TestMultiNamesOnlyTheKeysThatWereLost(t *testing.T) {
+	ns := startNodes(t, 3)
+	ctx := t.Context()
+	m := ns.multi(lock.All())
+	lease, err := m.AcquireAll(ctx, []string{"ann", "bob"})
+	require.NoError(t, err)
+	inside := context.WithoutCancel(lease.Context(ctx))
+	require.NoError(t, ns.clients[0].Del(ctx, "ann").Err())
+	_, err = m.Acquire(inside, "ann", lock.For(lock.MaxLease)) // this asks Redis and finds the loss
+	require.Equal(t, []string{"ann"}, lostKeys(t, err))
+	require.Equal(t, []string{"ann"}, lostKeys(t, lease.Err()))
+	_, err = m.AcquireAll(inside, []string{"bob", "ann", "cid"})
+	require.Equal(t, []string{"ann"}, lostKeys(t, err))
+	again, err := m.Acquire(inside, "bob")
+	require.NoError(t, err)
+	require.NoError(t, again.Release(ctx))
+	require.Equal(t, []string{"ann"}, lostKeys(t, lease.Release(ctx)))
+}
+
+// Each of two locks is on two of three servers, but only one server has both.
+func TestMultiReentersLocksOnDifferentServers(t *testing.T) {
+	ns := startNodes(t, 3)
+	ctx := t.Context()
+	m := ns.multi()
+	for i, key := range map[int]string{0: "bob", 2: "ann"} {
+		_, err := newLocker(t, ns.clients[i]).Acquire(ctx, key, lock.For(never))
+		require.NoError(t, err)
+	}
+	ann, err := m.Acquire(ctx, "ann")
+	require.NoError(t, err)
+	bob, err := m.Acquire(ann.Context(ctx), "bob")
+	require.NoError(t, err)
+	for i, key := range map[int]string{0: "bob", 2: "ann"} {
+		forced, err := newLocker(t, ns.clients[i]).ForceRelease(ctx, key)
+		require.NoError(t, err)
+		require.True(t, forced)
+	}
+	both, err := m.AcquireAll(bob.Context(ann.Context(ctx)), []string{"ann", "bob"})
+	require.NoError(t, err)
+	for _, lease := range []*lock.MultiLease{both, bob, ann} {
+		require.NoError(t, lease.Release(ctx))
+	}
+}
+
+// One server lost one of the locks and does not answer for the other.
+func TestMultiReleaseReportsAnErrorBesidesALoss(t *testing.T) {
+	ns := startNodes(t, 1)
+	ctx := t.Context()
+	m := ns.multi()
+	outer, err := m.Acquire(ctx, "bob")
+	require.NoError(t, err)
+	inner, err := m.AcquireAll(outer.Context(ctx), []string{"bob", "cid"})
+	require.NoError(t, err)
+	require.NoError(t, outer.Release(ctx))
+	require.NoError(t, ns.clients[0].Del(ctx, "bob").Err())
+	away := errors.New("the server is away")
+	c := countCalls(t, ns.clients[0])
+	c.answer(func(_ int, next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+		if slices.Contains(cmd.Args(), any("cid")) {
+			return away
+		}
+		return next(ctx, cmd)
+	})
+	err = inner.Release(ctx)
+	require.Equal(t, []string{"bob"}, lostKeys(t, err))
+	require.ErrorIs(t, err, away)
+	c.answer(nil)
+	require.NoError(t, inner.Release(ctx), "it continues with the rest")
+	assert.Zero(t, ns.held("cid"))
+}
+
+func TestMultiWaiterKeepsItsPlace(t *testing.T) {
+	ns := startNodes(t, 3)
+	ctx := t.Context()
+	var lockers []*lock.Locker
+	for _, client := range ns.clients {
+		lockers = append(lockers, newLocker(t, client, lock.WithPoll(never)))
+	}
+	m, err := lock.NewMulti(lockers)
+	require.NoError(t, err)
+	hold := func(server int) {
+		_, err := newLocker(t, ns.clients[server]).Acquire(ctx, "ann", lock.For(never))
+		require.NoError(t, err)
+	}
+	hold(1)
+	hold(2)
+	patient, giveUp := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := m.Acquire(patient, "ann")
+		ended <- err
+	}()
+	testkit.Eventually(t, startsWithin, "a waiter on the second server", func() bool {
+		return lockers[1].Waiting("ann") == 1 && lockers[1].MayListen("ann")
+	})
+	hold(0)
+	c := countCalls(t, ns.clients[0])
+	for i := range 3 {
+		require.NoError(t, ns.clients[1].Publish(ctx, releaseChannel("ann"), "0").Err())
+		testkit.Eventually(t, startsWithin, "a further attempt", func() bool { return c.calls(acquireCalls) > i })
+	}
+	assert.Equal(t, 1, lockers[1].Waiting("ann"))
+	assert.Zero(t, lockers[0].Waiting("ann"))
+	giveUp()
+	require.ErrorIs(t, await(t, ended, startsWithin, "the end of the wait"), context.Canceled)
+	assert.Zero(t, lockers[1].Waiting("ann"))
 }

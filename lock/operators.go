@@ -89,7 +89,7 @@ func (l *Locker) ForceRelease(ctx context.Context, key string) (held bool, err e
 		return held, nil
 	case open:
 		// If the call is still in progress, it must not take the lock from a later holder.
-		l.calls.abandon(0, abandonedCall{l.calls.nextOn(c.receipt), "none", []string{key}})
+		l.calls.abandon(0, abandonedCall{call: l.calls.nextOn(c.receipt), owner: "none", keys: []string{key}})
 	}
 	return false, fmt.Errorf("force the release of lock %q: %w", key, err)
 }

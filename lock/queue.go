@@ -111,7 +111,7 @@ func (ws *waiters) recheckAfter(lasts time.Duration) time.Duration {
 	return lasts
 }
 
-// wait returns nil when the waiter should ask for the lock again.
+// wait returns nil when the waiter should ask for the lock again. After an error the waiter must leave.
 func (ws *waiters) wait(ctx context.Context, w *waiter) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -133,7 +133,6 @@ func (ws *waiters) wait(ctx context.Context, w *waiter) error {
 		case <-w.wake:
 		case <-timer.C:
 		case <-ctx.Done():
-			ws.leave(w, 0)
 			return fmt.Errorf("wait for lock %s: %w", key, context.Cause(ctx))
 		}
 	}
@@ -263,6 +262,9 @@ func (ws *waiters) mayListen(keys []string) map[string]bool {
 // it, may be long ago, as one that gets the lock learns nothing. Without waiters here, the next acquire
 // comes after the other processes that were notified. Callers hold mu.
 func (ws *waiters) noteReleased(key string, notified int, self bool) {
+	if notified == 0 {
+		return // it may be unknown
+	}
 	others := notified
 	if self || ws.channels[releaseChannel(key)] > 0 {
 		others--

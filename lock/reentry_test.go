@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -278,4 +279,44 @@ func TestWaiterDoesNotQueueForALockOfItsOwner(t *testing.T) {
 	require.NoError(t, lease.Release(t.Context()))
 	require.NoError(t, sibling.Release(t.Context()))
 	require.NoError(t, await(t, stranger, startsWithin, "the lock").Release(t.Context()))
+}
+
+// The first waiter reenters when a goroutine of its owner gets the lock, and gives up in a pause after
+// a failed extension.
+func TestWaiterThatGivesUpWhileItReentersLeavesTheQueue(t *testing.T) {
+	b, holder := setupWaiting(t, "ann")
+	ctx, key := t.Context(), b.key("ann")
+	inside := b.take(ctx, time.Minute, b.key("bob")).Context(ctx)
+	patient, giveUp := context.WithCancel(inside)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := b.Acquire(patient, key, lock.For(lock.MaxLease))
+		ended <- err
+	}()
+	b.waitQueued(key, 1)
+
+	c := countCalls(t, b.rdb)
+	c.answer(func(kind int, next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+		if kind != renewalCalls {
+			return next(ctx, cmd)
+		}
+		cmd.SetErr(replied("LOADING Redis is loading the dataset in memory"))
+		return cmd.Err()
+	})
+	require.NoError(t, b.rdb.Del(ctx, key).Err()) // sends no message
+	mine, err := b.TryAcquire(inside, key, lock.For(time.Minute))
+	require.NoError(t, err)
+	testkit.Eventually(t, startsWithin, "a failed extension", func() bool { return c.calls(renewalCalls) > 0 })
+	giveUp()
+	require.ErrorIs(t, await(t, ended, startsWithin, "the end of the wait"), context.Canceled)
+	assert.Zero(t, b.Waiting(key))
+
+	c.answer(nil)
+	require.NoError(t, mine.Release(ctx))
+	require.ErrorIs(t, holder.Release(ctx), lock.ErrLost)
+	soon, cancel := context.WithTimeout(ctx, startsWithin)
+	defer cancel()
+	next, err := b.Acquire(soon, key)
+	require.NoError(t, err)
+	require.NoError(t, next.Release(ctx))
 }

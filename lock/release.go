@@ -152,7 +152,7 @@ func (le *Lease) retryInBackground() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, p := range le.pending {
-		l.calls.abandon(le.length, abandonedCall{p.call, p.grant.owner, holdKeys(p.holds)})
+		l.calls.abandon(le.length, abandonedCall{call: p.call, owner: p.grant.owner, keys: holdKeys(p.holds)})
 	}
 	le.pending = nil
 	delete(l.leases, le)

@@ -132,7 +132,8 @@ func (s scripts) sendRenew(ctx context.Context, holds []*hold, lease time.Durati
 // lostLock stands for the number of listeners of a lock that was lost before its release.
 const lostLock = -1
 
-// sendRelease returns for each key how many connections were notified, or lostLock.
+// sendRelease returns for each key how many connections were notified, 0 for none or if that is
+// unknown, or lostLock.
 func (s scripts) sendRelease(ctx context.Context, c scriptCall, owner string, keys []string) ([]int, error) {
 	names := append([]string{s.inSlotWith(keys[0], string(c.receipt))}, keys...)
 	notified := make([]int, len(keys))

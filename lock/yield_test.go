@@ -125,3 +125,22 @@ func TestOwnEndedListenerDoesNotCountAsAnotherProcess(t *testing.T) {
 	third := await(t, acquiring(t, here, key), startsWithin, "the lock, without other waiters")
 	require.NoError(t, third.Release(ctx))
 }
+
+// The answer is lost, so a repeat does not say how many connections received the message.
+func TestReleaseWithALostAnswerForgetsNoListener(t *testing.T) {
+	b, proxy := setupLossy(t, lock.WithPoll(never), lock.WithYield(never))
+	ctx, key := t.Context(), b.key("ann")
+	held := b.take(ctx, never, key)
+	acquiring(t, b.Locker, key)
+	b.waitListening(key, 1)
+	acquiring(t, newLocker(t, b.rdb, lock.WithPoll(never)), key, lock.For(never))
+	b.waitListening(key, 2)
+	require.NoError(t, b.rdb.Publish(ctx, releaseChannel(key), "0").Err())
+	testkit.Eventually(t, startsWithin, "the waiter here knows the other listener", func() bool {
+		return b.Listeners(key) == 2
+	})
+	proxy.Lose(1)
+	require.NoError(t, held.Release(ctx))
+	proxy.RequireLost(t)
+	assert.Equal(t, 2, b.Listeners(key))
+}
