@@ -81,18 +81,25 @@ func (c *rebuildCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) e
 	var rebuilding sync.WaitGroup
 	var printing sync.Mutex
 	unfinished := map[uuid.UUID]bool{}
+	rebuildPartition := func(p int) {
+		report, err := rebuilder.Partition(ctx, p, rebuild.ReasonByHand)
+		printing.Lock()
+		defer printing.Unlock()
+		for _, sale := range report.Unfinished {
+			unfinished[sale] = true
+		}
+		failed[p-first] = c.print(s, report, err)
+	}
 	for p := first; p < end; p++ {
-		rebuilding.Go(func() {
-			report, err := rebuilder.Partition(ctx, p, rebuild.ReasonByHand)
-			printing.Lock()
-			defer printing.Unlock()
-			for _, sale := range report.Unfinished {
-				unfinished[sale] = true
-			}
-			failed[p-first] = c.print(s, report, err)
-		})
+		rebuilding.Go(func() { rebuildPartition(p) })
 	}
 	rebuilding.Wait()
+	for p := first; p < end; p++ {
+		// The rebuilds of partitions that share a sale may have been in each other's way.
+		if err := failed[p-first]; errors.Is(err, rebuild.ErrRunning) || errors.Is(err, reservation.ErrSaleNotClosed) {
+			rebuildPartition(p)
+		}
+	}
 	if c.Partition == nil {
 		for sale := range unfinished {
 			report, err := rebuilder.Finish(ctx, sale, rebuild.ReasonByHand)

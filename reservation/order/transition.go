@@ -8,7 +8,7 @@ import (
 )
 
 // This file decides which transition of an order is legal; package ledger writes it.
-// docs/architecture.md draws them.
+// docs/architecture.md lists them.
 
 // EventType is the name of an event of an order. EventReserved is a part of an entry of the stream, and then of the row
 // of order_events that holds its outcome; every other event is the type of a row.
