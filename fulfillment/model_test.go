@@ -3,7 +3,6 @@ package fulfillment_test
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"maps"
 	"slices"
@@ -113,31 +112,23 @@ const (
 	modelPerOrder = 3
 )
 
-// modelSalesForEachStep is how many sales take each step at least once, as in task soak.
-const modelSalesForEachStep = 40
-
 var modelSales = testkit.Soak(10)
 
 // Random steps on real servers have the results of the model. After a failure rapid prints the seed and searches for a
 // shorter sequence with the same failure.
 func TestRandomSaleMatchesModel(t *testing.T) {
 	t.Parallel()
-	require.NoError(t, flag.Set("rapid.checks", fmt.Sprint(modelSales)))
-	require.NoError(t, flag.Set("rapid.nofailfile", "true"))
 	s := testshop.NewShop(t)
 	world := &modelWorld{Shop: s, t: t, ledger: ledger.New(s.Pool), done: map[string]int{}}
 	world.startWorker()
-	rapid.Check(t, world.playSale)
+	testkit.PlaySales(t, modelSales, world.playSale)
 	steps := 0
 	for _, n := range world.done {
 		steps += n
 	}
 	t.Logf("%d sales, %d steps: %v", world.sales, steps, world.done)
 	require.GreaterOrEqual(t, steps, world.sales*modelSteps, "the steps of an interrupted sale count as well")
-	if world.sales < max(modelSales, modelSalesForEachStep) {
-		// Few sales miss rare steps. rapid begins no further sale when the deadline of the tests is near, and does not
-		// fail then.
-		t.Logf("%d of %d sales are too few to require each step", world.sales, modelSales)
+	if !testkit.EnoughForRareSteps(t, world.sales, modelSales) {
 		return
 	}
 	for _, step := range (&modelRun{}).steps() {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -31,9 +30,6 @@ const (
 	shardIngresses = 3
 )
 
-// shardSalesForEachStep is how many sales take each step at least once, as in task soak.
-const shardSalesForEachStep = 40
-
 var shardSales = testkit.Soak(12)
 
 // Random steps over one sale: purchases, returns, restocks and moves of units, by ingresses that are killed between any
@@ -41,19 +37,14 @@ var shardSales = testkit.Soak(12)
 // a failure rapid prints the seed and searches for a shorter sequence with the same failure.
 func TestRandomShardedSaleKeepsEveryUnit(t *testing.T) {
 	t.Parallel()
-	require.NoError(t, flag.Set("rapid.checks", fmt.Sprint(shardSales)))
-	require.NoError(t, flag.Set("rapid.nofailfile", "true"))
 	world := &shardWorld{t: t, Shop: testshop.NewShardedShop(t), done: map[string]int{}}
 	for range shardIngresses {
 		rdb, wire := testshop.Wired(t, testkit.RedisURL(t))
 		world.clients, world.wires = append(world.clients, rdb), append(world.wires, wire)
 	}
-	rapid.Check(t, world.playSale)
+	testkit.PlaySales(t, shardSales, world.playSale)
 	t.Logf("%d sales: %v", world.sales, world.done)
-	if world.sales < max(shardSales, shardSalesForEachStep) {
-		// Few sales miss rare steps. rapid begins no further sale when the deadline of the tests is near, and does not
-		// fail then.
-		t.Logf("%d of %d sales are too few to require each step", world.sales, shardSales)
+	if !testkit.EnoughForRareSteps(t, world.sales, shardSales) {
 		return
 	}
 	for _, step := range (&shardRun{}).steps() {
