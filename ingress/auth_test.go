@@ -198,6 +198,8 @@ func TestAuthVerifiesTokensWithKeySet(t *testing.T) {
 	public, err := x509.MarshalPKIXPublicKey(&i.rsa.PublicKey)
 	require.NoError(t, err)
 	publicPEM := pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: public})
+	published := []byte(jwtSecret)
+	i.keys.Store(new(append(*i.keys.Load(), map[string]string{"kty": "oct", "kid": "oct", "k": encode(published)})))
 
 	before := s.stock(sale)
 	for name, token := range map[string]string{
@@ -205,6 +207,7 @@ func TestAuthVerifiesTokensWithKeySet(t *testing.T) {
 		"HMAC with the public key in PEM": sign(t, jwt.SigningMethodHS256, publicPEM, "rsa", tokenClaims()),
 		"HMAC with the public key in DER": sign(t, jwt.SigningMethodHS256, public, "rsa", tokenClaims()),
 		"HMAC with the modulus":           sign(t, jwt.SigningMethodHS256, i.rsa.N.Bytes(), "rsa", tokenClaims()),
+		"HMAC with a secret in the set":   sign(t, jwt.SigningMethodHS256, published, "oct", tokenClaims()),
 		"alg none":                        sign(t, jwt.SigningMethodNone, noneKey, "rsa", tokenClaims()),
 		"a stranger's key":                sign(t, jwt.SigningMethodRS256, stranger, "rsa", tokenClaims()),
 		"a stranger's key, no kid":        sign(t, jwt.SigningMethodRS256, stranger, "", tokenClaims()),
