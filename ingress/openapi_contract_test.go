@@ -16,8 +16,6 @@ import (
 	"github.com/labstack/echo/v4"
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"github.com/stretchr/testify/require"
-
-	"stampede/ingress/apidoc"
 )
 
 // holdToContract compares every answer of the server with openapi.yaml, however a test asks for it. It stands behind
@@ -81,7 +79,7 @@ type contract struct {
 const documentURL = "openapi.json"
 
 var theContract = sync.OnceValue(func() *contract {
-	site, err := apidoc.New(openapi)
+	site, err := documents()
 	if err != nil {
 		panic(err)
 	}

@@ -3,6 +3,7 @@
 package apidoc
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"strings"
@@ -54,9 +55,10 @@ func (v value) get(path ...string) value {
 }
 
 func (v value) lookup(name string) (found member, ok bool) {
-	for _, m := range v.members() {
-		if m.name == name {
-			return m, true
+	node := v.resolve()
+	for i := range count(node) {
+		if node.Content[2*i].Value == name {
+			return v.member(node, i), true
 		}
 	}
 	return member{}, false
@@ -65,15 +67,25 @@ func (v value) lookup(name string) (found member, ok bool) {
 // members returns the members of a mapping, with references followed.
 func (v value) members() []member {
 	node := v.resolve()
-	if node == nil || node.Kind != yaml.MappingNode {
-		return nil
-	}
-	members := make([]member, 0, len(node.Content)/2)
-	for i := 0; i+1 < len(node.Content); i += 2 {
-		target := value{v.doc, node.Content[i+1]}
-		members = append(members, member{name: node.Content[i].Value, value: target, ref: target.ref()})
+	members := make([]member, count(node))
+	for i := range members {
+		members[i] = v.member(node, i)
 	}
 	return members
+}
+
+// member returns the i-th member of the mapping that the value resolves to.
+func (v value) member(mapping *yaml.Node, i int) member {
+	target := value{v.doc, mapping.Content[2*i+1]}
+	return member{name: mapping.Content[2*i].Value, value: target, ref: target.ref()}
+}
+
+// count returns the number of members of a mapping, or 0 for another node.
+func count(node *yaml.Node) int {
+	if node == nil || node.Kind != yaml.MappingNode {
+		return 0
+	}
+	return len(node.Content) / 2
 }
 
 // items returns the items of a sequence.
@@ -107,14 +119,14 @@ func (v value) ref() string {
 }
 
 // pointer returns the reference that the value is, or "".
-func (v value) pointer() string {
+func (v value) pointer() string { return v.own("$ref") }
+
+// own returns a scalar member of the value itself, without following a reference, or "".
+func (v value) own(name string) string {
 	node := alias(v.node)
-	if node == nil || node.Kind != yaml.MappingNode {
-		return ""
-	}
-	for i := 0; i+1 < len(node.Content); i += 2 {
-		if node.Content[i].Value == "$ref" {
-			return node.Content[i+1].Value
+	for i := range count(node) {
+		if node.Content[2*i].Value == name {
+			return node.Content[2*i+1].Value
 		}
 	}
 	return ""
@@ -122,14 +134,7 @@ func (v value) pointer() string {
 
 // beside returns a member that stands beside a reference or, without one there, in what it refers to.
 func (v value) beside(name string) string {
-	if node := alias(v.node); node != nil && node.Kind == yaml.MappingNode {
-		for i := 0; i+1 < len(node.Content); i += 2 {
-			if node.Content[i].Value == name {
-				return node.Content[i+1].Value
-			}
-		}
-	}
-	return v.get(name).text()
+	return cmp.Or(v.own(name), v.get(name).text())
 }
 
 // resolve follows references.
