@@ -150,6 +150,7 @@ type Servers struct{ RedisURL, DatabaseURL string }
 func (s Servers) Secrets() map[string]string {
 	secrets := map[string]string{
 		"admin-token": "token-of-the-tests", "jwt-secret": "a secret of the tests, 32 bytes or more",
+		"operators": "ann operator " + strings.Repeat("0a", 32) + "\n",
 	}
 	for _, role := range []string{"ingress", "worker", "operator"} {
 		secrets["redis-url-"+role] = s.RedisURL
