@@ -454,6 +454,37 @@ func TestImageIsNamedInOnePlace(t *testing.T) {
 	}
 }
 
+var named = regexp.MustCompile(`(deployment/|statefulset/|component=|hpa )(?:stampede-)?(\S+)`)
+
+// The runbook's shell names objects that exist, and runs commands with the settings that they need.
+func TestShellOfRunbook(t *testing.T) {
+	m, shell := render(t, "example"), program.Shell(t, "Kubernetes")
+	kinds := map[string]bool{}
+	for _, found := range named.FindAllStringSubmatch(shell, -1) {
+		switch kind, name := found[1], "stampede-"+found[2]; kind {
+		case "deployment/":
+			one[*appsv1.Deployment](t, m, name)
+		case "statefulset/", "component=":
+			one[*appsv1.StatefulSet](t, m, name)
+		case "hpa ":
+			one[*autoscalingv2.HorizontalPodAutoscaler](t, m, name)
+		}
+		kinds[found[1]] = true
+	}
+	if namespace := one[*corev1.Namespace](t, m, "stampede"); len(kinds) != 4 ||
+		!strings.Contains(shell, "--namespace="+namespace.Name+"\n") ||
+		!strings.Contains(shell, "deployment/stampede-dashboard -- /stampede'") {
+		t.Errorf("it does not run commands in the dashboard, or names only %v", kinds)
+	}
+	for _, w := range m.workloads(t) {
+		for _, name := range []string{"REDIS_URL", "DATABASE_URL", "STAMPEDE_PARTITIONS", "STAMPEDE_SCRAPE"} {
+			if _, ok := m.settings(t, w)[name]; component(w) == "dashboard" && !ok {
+				t.Errorf("its commands run without %s", name)
+			}
+		}
+	}
+}
+
 var literal = regexp.MustCompile(`--from-(?:literal|file)=([a-z-]+)=`)
 
 // Secrets are made by their owner, with the command in README.md, and never by these manifests.
