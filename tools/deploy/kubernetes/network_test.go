@@ -103,7 +103,8 @@ func TestOnlyListedConnectionsAreAllowed(t *testing.T) {
 			pods[component(w)] = end{component(w), own, w.pod.Labels, netip.Addr{}, ports}
 		}
 		in := func(namespace string) end { return end{name: namespace, namespace: namespace} }
-		proxy, prometheus, dns, stranger := in("envoy-gateway-system"), in("monitoring"), in("kube-system"), in("else")
+		proxy, prometheus, dns := in("envoy-gateway-system"), in("monitoring"), in("kube-system")
+		checkout, stranger := in("shop"), in("else")
 		neighbour := end{"a neighbour", own, map[string]string{"app.kubernetes.io/component": "ingress"}, netip.Addr{}, nil}
 		server, web := outside("a server", "10.1.0.5"), outside("a receiver", "203.0.113.5")
 		clouds := outside("the credentials of a cloud", "169.254.169.254")
@@ -129,11 +130,14 @@ func TestOnlyListedConnectionsAreAllowed(t *testing.T) {
 			}
 		}
 		allowed = append(allowed, connection{pods["relay"], server, kafka})
+		if m.name == "example" {
+			allowed = append(allowed, connection{checkout, pods["ingress"], http})
+		}
 		wanted := map[string]bool{}
 		for _, c := range allowed {
 			wanted[fmt.Sprintf("%s → %s:%d", c.from.name, c.to.name, c.port)] = true
 		}
-		ends := []end{proxy, prometheus, dns, stranger, neighbour, server, web, clouds}
+		ends := []end{proxy, prometheus, dns, checkout, stranger, neighbour, server, web, clouds}
 		for _, pod := range pods {
 			ends = append(ends, pod)
 		}
