@@ -127,9 +127,8 @@ var (
 	word           = regexp.MustCompile(`'[^']*'|\S+`)
 )
 
-// The runbook has a shell with the settings of the installation for each way to run it. In such a shell every command of
-// its sections is a complete one of the program, or of redis-cli; tools/compose and tools/deploy hold what makes the
-// shell.
+// The commands of the runbook's sections are those of the program, or of redis-cli, and need only the settings of the
+// shell with which the page begins. tools/compose and tools/deploy test what makes that shell.
 func TestCommandsOfRunbookRun(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../../docs/runbook.md")

@@ -133,7 +133,8 @@ func TestRouteShowsCallsOfBuyersOnly(t *testing.T) {
 	}
 	m := render(t, "example")
 	route, gateway := one[*gatewayv1.HTTPRoute](t, m, "stampede"), one[*gatewayv1.Gateway](t, m, "stampede")
-	if string(route.Spec.ParentRefs[0].Name) != gateway.Name || route.Spec.Hostnames[0] != *gateway.Spec.Listeners[0].Hostname {
+	if string(route.Spec.ParentRefs[0].Name) != gateway.Name ||
+		route.Spec.Hostnames[0] != *gateway.Spec.Listeners[0].Hostname {
 		t.Errorf("the gateway %s does not take the route", gateway.Name)
 	}
 	for _, rule := range route.Spec.Rules {
@@ -189,8 +190,8 @@ func TestPrometheusScrapesEveryProcess(t *testing.T) {
 	for _, w := range m.workloads(t) {
 		_, err := w.port(intstr.FromString(*monitor.Spec.PodMetricsEndpoints[0].Port))
 		hasMetrics := w.pod.Annotations["prometheus.io/scrape"] == "true"
-		if isSelected := matches(t, &monitor.Spec.Selector, w.pod.Labels); isSelected != hasMetrics || hasMetrics && err != nil {
-			t.Errorf("%s is scraped: %t, want %t (%v)", w, isSelected, hasMetrics, err)
+		if got := matches(t, &monitor.Spec.Selector, w.pod.Labels); got != hasMetrics || hasMetrics && err != nil {
+			t.Errorf("%s is scraped: %t, want %t (%v)", w, got, hasMetrics, err)
 		}
 	}
 }
