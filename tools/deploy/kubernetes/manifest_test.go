@@ -302,6 +302,9 @@ func TestProbes(t *testing.T) {
 				}
 			}
 		}
+		if p := w.StartupProbe; p.PeriodSeconds*p.FailureThreshold < 600 {
+			t.Error("it is restarted while it waits for the migration")
+		}
 	})
 }
 
