@@ -2,7 +2,7 @@
 # Makes sure that Redis and Postgres can be started here, for development, demo and tests. Installs what is
 # missing with apt if allowed (root, or sudo without a password). Otherwise it prints what to install and fails.
 # Servers that REDIS_URL and DATABASE_URL name need no packages. "setup.sh chromium" does the same for Chromium, which
-# only the tests of the dashboard and of examples/shop need, and "setup.sh proxies" for HAProxy, nginx and PgBouncer,
+# only the tests of the dashboard and of examples/shop need, and "setup.sh proxies" for HAProxy and PgBouncer,
 # which only those of deploy need.
 set -eu
 
@@ -38,7 +38,6 @@ missing() {
 	chromium) have chromium chromium-browser google-chrome google-chrome-stable || echo chromium ;;
 	proxies)
 		have haproxy || echo haproxy
-		have nginx || echo nginx
 		have pgbouncer || echo pgbouncer
 		;;
 	*)

@@ -102,12 +102,26 @@ func (b *backend) ready(ctx context.Context) error {
 // askTimeout bounds the checks of a server before a command starts its work.
 const askTimeout = 5 * time.Second
 
-// checkSchema returns an error if this version cannot work with the schema, and logs if the schema is newer. If
-// Postgres does not answer, it only logs that: accepted orders wait in Redis until a worker can write them.
+// schemaPause is the pause between two looks at a schema that lacks migrations.
+const schemaPause = time.Second
+
+// checkSchema waits until `migrate up` has applied all migrations of this version, so that processes can be started
+// before it. It returns an error if this version cannot work with the schema, or if ctx ends while it waits, and logs
+// if the schema is newer. If Postgres does not answer at first, it only logs that: accepted orders wait in Redis until
+// a worker can write them.
 func checkSchema(ctx context.Context, pool *pgxpool.Pool, logger *slog.Logger) error {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	newer, err := sql.Compare(ctx, pool)
+	newer, err := compareSchema(ctx, pool)
+	if missing := err; errors.Is(missing, sql.ErrNotMigrated) {
+		logger.Warn("waiting for the migration of the database; nothing is served before it", "error", missing)
+		for errors.Is(err, sql.ErrNotMigrated) || err != nil && !sql.IsUnfit(err) {
+			select {
+			case <-ctx.Done():
+				return missing
+			case <-time.After(schemaPause):
+			}
+			newer, err = compareSchema(ctx, pool)
+		}
+	}
 	if err == nil && len(newer) > 0 {
 		logger.Info("the schema is that of a newer version, and this one works with it", "migrations", newer)
 	}
@@ -117,6 +131,12 @@ func checkSchema(ctx context.Context, pool *pgxpool.Pool, logger *slog.Logger) e
 	logger.Warn("Postgres does not answer, so its schema is unchecked; orders wait in Redis until it answers",
 		"error", err)
 	return nil
+}
+
+func compareSchema(ctx context.Context, pool *pgxpool.Pool) (newer []int64, err error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	return sql.Compare(ctx, pool)
 }
 
 // warnOfSettings logs the findings of doctor for a Redis user with these rights, unsafe ones as errors. It never fails.

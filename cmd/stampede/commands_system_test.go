@@ -21,7 +21,7 @@ import (
 	"stampede/internal/test/testkit"
 )
 
-func TestMissingMigrationsAreReported(t *testing.T) {
+func TestMissingMigrationsAreReportedOrAwaited(t *testing.T) {
 	t.Parallel()
 	server, err := localserver.StartPostgres(t.Context(), localserver.PostgresOptions{})
 	require.NoError(t, err)
@@ -35,9 +35,23 @@ func TestMissingMigrationsAreReported(t *testing.T) {
 		c.Setenv("STAMPEDE_YES", "true")
 		return c
 	}
+	starts := map[string]string{ // what it logs when it starts
+		"serve --http-addr=127.0.0.1:0": "ingress listens", "work --metrics-addr=127.0.0.1:0": "worker started",
+		"relay run --metrics-addr=127.0.0.1:0": "metrics are served", "dashboard --addr=127.0.0.1:0": "dashboard listens",
+	}
+	waiting := map[string]*testkit.Cmd{}
+	for args := range starts {
+		waiting[args] = command(strings.Fields(args)...)
+		waiting[args].Start()
+		waiting[args].WaitOutput(within, "stampede migrate up")
+	}
+	stopped := command("work")
+	stopped.Start()
+	stopped.WaitOutput(within, "waiting for the migration")
+	assert.Equal(t, exitFailed, stopped.Stop().ExitCode())
 	for args, status := range map[string]int{
-		"serve": exitFailed, "work": exitFailed, "sale list": exitUnknown, "dlq list": exitUnknown,
-		"doctor": exitFailed, "audit": exitUnknown, "rebuild": exitFailed,
+		"sale list": exitUnknown, "dlq list": exitUnknown, "doctor": exitFailed, "audit": exitUnknown,
+		"rebuild": exitFailed,
 	} {
 		c := command(strings.Fields(args)...)
 		c.Start()
@@ -52,6 +66,14 @@ func TestMissingMigrationsAreReported(t *testing.T) {
 		c.Start()
 		assert.Equal(t, exitOK, c.Wait(within).ExitCode())
 		assert.Contains(t, c.Output(), step.want)
+		if step.arg != "up" {
+			continue
+		}
+		for args, c := range waiting {
+			c.WaitOutput(within, starts[args])
+			c.Stop()
+			delete(waiting, args)
+		}
 	}
 }
 

@@ -122,6 +122,44 @@ func TestMonitoringNamesMetricsThatExist(t *testing.T) {
 	t.Log("without data:", silent)
 }
 
+var (
+	runbookCommand = regexp.MustCompile("(?m)^\\$ (.+)$|`((?:stampede|redis-cli|docker|kubectl|systemctl|curl|psql) [^`]+)`")
+	word           = regexp.MustCompile(`'[^']*'|\S+`)
+)
+
+// The commands of the runbook's sections are those of the program, or of redis-cli, and need only the settings of the
+// shell with which the page begins. tools/compose and tools/deploy test what makes that shell.
+func TestCommandsOfRunbookRun(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../../docs/runbook.md")
+	require.NoError(t, err)
+	s := newShop(t)
+	sale, orders := s.recorded("ann")
+	s.ends(exitOK, "relay", "add", "lines", "stdout")
+	_, err = s.pool.Exec(t.Context(), "INSERT INTO dead_letters (stream, entry_id, fields, reason, deliveries) "+
+		"VALUES ($1, '1-1', '[]', 'rubbish', 1)", s.keys.Orders(0))
+	require.NoError(t, err)
+	ids := strings.NewReplacer("SALE", sale.String(), "ORDER", orders["ann"].String(), "NAME", "lines", "ID", "1",
+		"--wait 1m", "--wait 1ms")
+	ran := map[string]bool{}
+	for _, found := range runbookCommand.FindAllStringSubmatch(string(text), -1) {
+		command := ids.Replace(strings.ReplaceAll(found[1]+found[2], "\n", " "))
+		args := word.FindAllString(command, -1)
+		if ran[command] || args[0] == "redis-cli" {
+			continue
+		}
+		ran[command] = true
+		require.Equal(t, "stampede", args[0], "%s: it runs in one of the three ways only", command)
+		for i := range args {
+			args[i] = strings.Trim(args[i], "'")
+		}
+		status, output := s.run(args[1:]...)
+		assert.NotEqual(t, exitUsage, status, "%s: %s", command, output)
+		assert.NotContains(t, output, "not found", command)
+	}
+	assert.Greater(t, len(ran), 20)
+}
+
 // quietPanels show what does not happen in the test.
 var quietPanels = []string{
 	"Stampede: the fleet: Rebuilds and lost entries 0", "Stampede: the minute: Verdicts 0",

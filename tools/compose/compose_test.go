@@ -6,6 +6,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -297,6 +298,34 @@ func TestOnlyProxyAndDashboardPublishPorts(t *testing.T) {
 	}
 	if !project.Networks["back"].Internal {
 		t.Error("the network of Redis and Postgres is not internal")
+	}
+}
+
+var ofService = regexp.MustCompile(`docker compose (exec|logs|restart) (\S+)(?: (\S+))?|--scale (\S+)=`)
+
+// The runbook's shell for compose names services that exist, and runs commands with the settings that they need.
+func TestShellOfRunbook(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(root, "docs/runbook.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, block, _ := strings.Cut(string(text), "# Compose")
+	block, _, _ = strings.Cut(block, "```")
+	project, ran := loadWithSecrets(t), map[string]string{}
+	for _, found := range ofService.FindAllStringSubmatch(block, -1) {
+		s := service(t, project, found[2]+found[4])
+		if found[1] == "exec" {
+			ran[s.Name] = strings.Trim(found[3], "'")
+		}
+	}
+	// What runs the program is its image, which has no shell: tools/compose/dockerfile_test.go.
+	if want := map[string]string{"dashboard": "/stampede", "redis": "redis-cli"}; !maps.Equal(ran, want) {
+		t.Errorf("it runs %v, want %v", ran, want)
+	}
+	for _, variable := range []string{"REDIS_URL", "DATABASE_URL", "STAMPEDE_PARTITIONS", "STAMPEDE_SCRAPE"} {
+		if service(t, project, "dashboard").Environment[variable] == nil {
+			t.Errorf("its commands run without %s", variable)
+		}
 	}
 }
 

@@ -1,6 +1,8 @@
 package kubernetes
 
 import (
+	"encoding/json"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -9,12 +11,16 @@ import (
 	"testing"
 	"time"
 
+	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
+	"sigs.k8s.io/yaml"
 
 	"stampede/tools/deploy/program"
 )
@@ -99,19 +105,123 @@ func TestServicesUsePortsOfContainers(t *testing.T) {
 				t.Errorf("%s takes its names from %s, which is not headless, or for others", o.Name, service.Name)
 			}
 		}
-		for _, o := range all[*networkingv1.Ingress](m) {
-			for _, p := range o.Spec.Rules[0].HTTP.Paths {
-				to := p.Backend.Service
-				service := one[*corev1.Service](t, m, to.Name)
-				if service.Spec.Ports[0].Name != to.Port.Name || component(service) != "ingress" {
-					t.Errorf("%s sends %s to %s:%s", o.Name, p.Path, to.Name, to.Port.Name)
-				}
-				if p.Path == "/" || strings.HasPrefix("/metrics", p.Path) {
-					t.Errorf("%s shows the metrics, by %s", o.Name, p.Path)
+	})
+}
+
+// takes reports whether a match of a route takes a request.
+func takes(match gatewayv1.HTTPRouteMatch, method, path string) (ok bool) {
+	value := *match.Path.Value
+	switch *match.Path.Type {
+	case gatewayv1.PathMatchPathPrefix:
+		ok = path == value || strings.HasPrefix(path, value+"/")
+	case gatewayv1.PathMatchExact:
+		ok = path == value
+	case gatewayv1.PathMatchRegularExpression:
+		ok = regexp.MustCompile(value).MatchString(path)
+	}
+	return ok && (match.Method == nil || string(*match.Method) == method)
+}
+
+// Buyers reach all of the interface that is for them, and nothing that is for operators, the checkout or the cluster. A
+// call has one rule, because the order of regular expressions differs, and that of a stream has no timeout.
+func TestRouteShowsCallsOfBuyersOnly(t *testing.T) {
+	var spec struct {
+		Paths map[string]map[string]json.RawMessage `json:"paths"`
+	}
+	if err := yaml.Unmarshal([]byte(program.Read(t, program.Root+"/ingress/openapi.yaml")), &spec); err != nil {
+		t.Fatal(err)
+	}
+	m := render(t, "example")
+	route, gateway := one[*gatewayv1.HTTPRoute](t, m, "stampede"), one[*gatewayv1.Gateway](t, m, "stampede")
+	if string(route.Spec.ParentRefs[0].Name) != gateway.Name ||
+		route.Spec.Hostnames[0] != *gateway.Spec.Listeners[0].Hostname {
+		t.Errorf("the gateway %s does not take the route", gateway.Name)
+	}
+	for _, rule := range route.Spec.Rules {
+		to := rule.BackendRefs[0]
+		service := one[*corev1.Service](t, m, string(to.Name))
+		if component(service) != "ingress" || service.Spec.Ports[0].Port != int32(*to.Port) {
+			t.Errorf("a rule sends requests to %s:%d", to.Name, *to.Port)
+		}
+		if filter := rule.Filters[0].RequestHeaderModifier; !slices.Equal(filter.Remove, []string{"X-User-ID"}) {
+			t.Error("a client can set X-User-ID")
+		}
+	}
+	calls := 0
+	for path, operations := range spec.Paths {
+		path = regexp.MustCompile(`\{[^}]*\}`).ReplaceAllString(path, "0190a0b0-1111-7000-8000-000000000001")
+		for method, text := range operations {
+			var operation struct{ Tags []string }
+			if method = strings.ToUpper(method); !slices.Contains([]string{"GET", "POST"}, method) {
+				continue
+			}
+			if err := json.Unmarshal(text, &operation); err != nil {
+				t.Fatal(err)
+			}
+			calls++
+			var timeouts, want []string
+			for _, rule := range route.Spec.Rules {
+				for _, match := range rule.Matches {
+					if takes(match, method, path) {
+						timeouts = append(timeouts, string(*rule.Timeouts.Request))
+					}
 				}
 			}
+			switch isHidden := slices.Contains([]string{"Operators", "Health"}, operation.Tags[0]); {
+			case isHidden, strings.HasSuffix(path, "/pay"):
+			case strings.HasSuffix(path, "/events"):
+				want = []string{"0s"}
+			default:
+				want = []string{"60s"}
+			}
+			if !slices.Equal(timeouts, want) {
+				t.Errorf("%s %s, of %s, has the timeouts %v of its rules, want %v", method, path, operation.Tags, timeouts, want)
+			}
 		}
-	})
+	}
+	if calls < 20 {
+		t.Errorf("the interface has %d calls", calls)
+	}
+}
+
+func TestPrometheusScrapesEveryProcess(t *testing.T) {
+	m := render(t, "example")
+	monitor := one[*monitoringv1.PodMonitor](t, m, "stampede")
+	for _, w := range m.workloads(t) {
+		_, err := w.port(intstr.FromString(*monitor.Spec.PodMetricsEndpoints[0].Port))
+		hasMetrics := w.pod.Annotations["prometheus.io/scrape"] == "true"
+		if got := matches(t, &monitor.Spec.Selector, w.pod.Labels); got != hasMetrics || hasMetrics && err != nil {
+			t.Errorf("%s is scraped: %t, want %t (%v)", w, got, hasMetrics, err)
+		}
+	}
+}
+
+var ruleCommand = regexp.MustCompile(`(?s)( *)(\{ printf [^|]*?\}) \| kubectl`)
+
+// The alerts are those of deploy/prometheus, without a copy.
+func TestREADMEMakesPrometheusRule(t *testing.T) {
+	found := ruleCommand.FindStringSubmatch(program.Read(t, folder+"/README.md"))
+	if found == nil {
+		t.Fatal("README.md has no command for the alerts")
+	}
+	cmd := exec.CommandContext(t.Context(), "sh", "-euc", strings.ReplaceAll(found[2], "\n"+found[1], "\n"))
+	cmd.Dir = folder
+	text, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text, err = yaml.YAMLToJSON(text); err != nil {
+		t.Fatal(err)
+	}
+	o, err := decode(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules := o.(*monitoringv1.PrometheusRule).Spec.Groups[0].Rules
+	want := strings.Count(program.Read(t, program.Root+"/deploy/prometheus/alerts.yml"), "- alert:")
+	if len(rules) != want || want == 0 {
+		t.Errorf("it has %d alerts, want %d", len(rules), want)
+	}
 }
 
 // The dashboard finds all processes by the names of headless services.
@@ -192,6 +302,9 @@ func TestProbes(t *testing.T) {
 				}
 			}
 		}
+		if p := w.StartupProbe; p.PeriodSeconds*p.FailureThreshold < 600 {
+			t.Error("it is restarted while it waits for the migration")
+		}
 	})
 }
 
@@ -217,6 +330,16 @@ func TestGracePeriodsCoverStops(t *testing.T) {
 		rollout := one[*appsv1.Deployment](t, m, w.GetName()).Spec.Strategy.RollingUpdate
 		if rollout.MaxUnavailable.String() != "0" {
 			t.Error("a rollout takes an ingress away before its successor is ready")
+		}
+	})
+}
+
+// Each dashboard knows only its own sessions, so two never run at the same time.
+func TestDashboardIsAlone(t *testing.T) {
+	both(t, func(t *testing.T, m *manifest) {
+		spec := one[*appsv1.Deployment](t, m, "stampede-dashboard").Spec
+		if !is(spec.Replicas, 1) || spec.Strategy.Type != appsv1.RecreateDeploymentStrategyType {
+			t.Errorf("%d of it run, and are replaced by %s", *spec.Replicas, spec.Strategy.Type)
 		}
 	})
 }
@@ -327,20 +450,52 @@ func TestImageIsNamedInOnePlace(t *testing.T) {
 	}
 }
 
+var named = regexp.MustCompile(`(deployment/|statefulset/|component=|hpa )(?:stampede-)?(\S+)`)
+
+// The runbook's shell names objects that exist, and runs commands with the settings that they need.
+func TestShellOfRunbook(t *testing.T) {
+	m, shell := render(t, "example"), program.Shell(t, "Kubernetes")
+	kinds := map[string]bool{}
+	for _, found := range named.FindAllStringSubmatch(shell, -1) {
+		switch kind, name := found[1], "stampede-"+found[2]; kind {
+		case "deployment/":
+			one[*appsv1.Deployment](t, m, name)
+		case "statefulset/", "component=":
+			one[*appsv1.StatefulSet](t, m, name)
+		case "hpa ":
+			one[*autoscalingv2.HorizontalPodAutoscaler](t, m, name)
+		}
+		kinds[found[1]] = true
+	}
+	if namespace := one[*corev1.Namespace](t, m, "stampede"); len(kinds) != 4 ||
+		!strings.Contains(shell, "--namespace="+namespace.Name+"\n") ||
+		!strings.Contains(shell, "deployment/stampede-dashboard -- /stampede'") {
+		t.Errorf("it does not run commands in the dashboard, or names only %v", kinds)
+	}
+	for _, w := range m.workloads(t) {
+		for _, name := range []string{"REDIS_URL", "DATABASE_URL", "STAMPEDE_PARTITIONS", "STAMPEDE_SCRAPE"} {
+			if _, ok := m.settings(t, w)[name]; component(w) == "dashboard" && !ok {
+				t.Errorf("its commands run without %s", name)
+			}
+		}
+	}
+}
+
 var literal = regexp.MustCompile(`--from-(?:literal|file)=([a-z-]+)=`)
 
 // Secrets are made by their owner, with the command in README.md, and never by these manifests.
 func TestSecretsAreReferencesThatAreDocumented(t *testing.T) {
 	readme := program.Read(t, folder+"/README.md")
-	if !strings.Contains(readme, "create secret generic stampede ") {
-		t.Error("README.md does not create the secret stampede")
-	}
 	both(t, func(t *testing.T, m *manifest) {
 		if secrets := all[*corev1.Secret](m); len(secrets) > 0 {
 			t.Errorf("the manifests hold %v", secrets)
 		}
-		used := map[string]bool{}
+		used, names := map[string]bool{}, map[string]bool{}
 		for _, w := range m.workloads(t) {
+			if file := m.settings(t, w)["STAMPEDE_OPERATORS_FILE"]; file != "" {
+				secret, key := w.mounted(t, file)
+				used[key], names[secret] = true, true
+			}
 			for _, v := range w.Env {
 				if v.ValueFrom == nil || v.ValueFrom.SecretKeyRef == nil {
 					if isSecret.MatchString(v.Name) {
@@ -349,13 +504,15 @@ func TestSecretsAreReferencesThatAreDocumented(t *testing.T) {
 					continue
 				}
 				ref := v.ValueFrom.SecretKeyRef
-				used[ref.Key] = true
-				if ref.Name != "stampede" {
-					t.Errorf("%s: %s is of the secret %s", w, ref.Key, ref.Name)
-				}
+				used[ref.Key], names[ref.Name] = true, true
 			}
 		}
 		program.RequireDocumented(t, readme, literal, used)
+		for name := range names {
+			if !strings.Contains(readme, "create secret generic "+name+" ") {
+				t.Errorf("README.md does not create the secret %s", name)
+			}
+		}
 		for _, o := range all[*corev1.ConfigMap](m) {
 			for name := range o.Data {
 				if isSecret.MatchString(name) {

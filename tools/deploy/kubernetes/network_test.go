@@ -103,11 +103,12 @@ func TestOnlyListedConnectionsAreAllowed(t *testing.T) {
 			pods[component(w)] = end{component(w), own, w.pod.Labels, netip.Addr{}, ports}
 		}
 		in := func(namespace string) end { return end{name: namespace, namespace: namespace} }
-		proxy, prometheus, dns, stranger := in("ingress-nginx"), in("monitoring"), in("kube-system"), in("else")
+		proxy, prometheus, dns := in("envoy-gateway-system"), in("monitoring"), in("kube-system")
+		checkout, stranger := in("shop"), in("else")
 		neighbour := end{"a neighbour", own, map[string]string{"app.kubernetes.io/component": "ingress"}, netip.Addr{}, nil}
 		server, web := outside("a server", "10.1.0.5"), outside("a receiver", "203.0.113.5")
 		clouds := outside("the credentials of a cloud", "169.254.169.254")
-		const http, metrics, redis, postgres, https = 8080, 9090, 6379, 5432, 443
+		const http, metrics, redis, postgres, https, kafka, otlp = 8080, 9090, 6379, 5432, 443, 9092, 4318
 
 		type connection struct {
 			from, to end
@@ -124,14 +125,19 @@ func TestOnlyListedConnectionsAreAllowed(t *testing.T) {
 				allowed = append(allowed, connection{pod, web, https}, connection{pod, server, https})
 			}
 			if component == "ingress" || component == "worker" || component == "relay" {
-				allowed = append(allowed, connection{prometheus, pod, metrics}, connection{pods["dashboard"], pod, metrics})
+				allowed = append(allowed, connection{prometheus, pod, metrics}, connection{pods["dashboard"], pod, metrics},
+					connection{pod, prometheus, otlp})
 			}
+		}
+		allowed = append(allowed, connection{pods["relay"], server, kafka})
+		if m.name == "example" {
+			allowed = append(allowed, connection{checkout, pods["ingress"], http})
 		}
 		wanted := map[string]bool{}
 		for _, c := range allowed {
 			wanted[fmt.Sprintf("%s → %s:%d", c.from.name, c.to.name, c.port)] = true
 		}
-		ends := []end{proxy, prometheus, dns, stranger, neighbour, server, web, clouds}
+		ends := []end{proxy, prometheus, dns, checkout, stranger, neighbour, server, web, clouds}
 		for _, pod := range pods {
 			ends = append(ends, pod)
 		}
@@ -141,11 +147,12 @@ func TestOnlyListedConnectionsAreAllowed(t *testing.T) {
 				if _, fromUs := pods[from.name]; !fromUs && pods[to.name].name == "" {
 					continue // neither end is ours
 				}
-				for _, port := range []int32{53, http, 8090, metrics, redis, postgres, https, 22} {
+				for _, port := range []int32{53, http, 8090, metrics, redis, postgres, https, kafka, otlp, 22} {
 					way := fmt.Sprintf("%s → %s:%d", from.name, to.name, port)
 					open := m.connects(t, from, to, port)
-					// The base does not know where Redis and Postgres are.
-					if !wanted[way] && open && pods[to.name].name == "" && (port == redis || port == postgres) && m.name == "base" {
+					// The base does not know where Redis, Postgres and Kafka are.
+					isServer := port == redis || port == postgres || port == kafka
+					if !wanted[way] && open && pods[to.name].name == "" && isServer && m.name == "base" {
 						continue
 					}
 					if open != wanted[way] {

@@ -7,10 +7,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"path"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	batchv1 "k8s.io/api/batch/v1"
@@ -22,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
 	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/kustomize/api/krusty"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
@@ -40,7 +43,7 @@ var kinds = runtime.NewScheme()
 func init() {
 	for _, add := range []func(*runtime.Scheme) error{
 		corev1.AddToScheme, appsv1.AddToScheme, batchv1.AddToScheme, autoscalingv2.AddToScheme,
-		networkingv1.AddToScheme, policyv1.AddToScheme,
+		networkingv1.AddToScheme, policyv1.AddToScheme, gatewayv1.Install, monitoringv1.AddToScheme,
 	} {
 		if err := add(kinds); err != nil {
 			panic(err)
@@ -217,6 +220,24 @@ func (w workload) port(named intstr.IntOrString) (int32, error) {
 		}
 	}
 	return 0, fmt.Errorf("the container has no port %s, only %v", named.String(), w.Ports)
+}
+
+// mounted returns the secret and the key that a container sees as a file. Its pods may read it.
+func (w workload) mounted(t *testing.T, file string) (secret, key string) {
+	t.Helper()
+	for _, mount := range w.VolumeMounts {
+		for _, volume := range w.pod.Spec.Volumes {
+			from := volume.Secret
+			if mount.Name == volume.Name && mount.MountPath == path.Dir(file) && mount.SubPath == "" && from != nil {
+				if !is(from.DefaultMode, 0o440) || !is(w.pod.Spec.SecurityContext.FSGroup, 65532) {
+					t.Errorf("%s: its user cannot read %s, or others can", w, file)
+				}
+				return from.SecretName, path.Base(file)
+			}
+		}
+	}
+	t.Fatalf("%s: no secret is mounted at %s", w, file)
+	return "", ""
 }
 
 // settings returns the environment of a container, with its ConfigMaps, as far as the manifests have values.

@@ -3,6 +3,8 @@ package kubernetes
 import (
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -41,6 +43,13 @@ func (m *manifest) inContainer(t *testing.T, w workload, secrets map[string]stri
 			} else if delete(values, v.Name); !is(from.SecretKeyRef.Optional, true) {
 				t.Fatalf("%s: the secret has no %s", w, from.SecretKeyRef.Key)
 			}
+		}
+	}
+	if file := values["STAMPEDE_OPERATORS_FILE"]; file != "" {
+		_, key := w.mounted(t, file)
+		values["STAMPEDE_OPERATORS_FILE"] = filepath.Join(t.TempDir(), key)
+		if err := os.WriteFile(values["STAMPEDE_OPERATORS_FILE"], []byte(secrets[key]), 0o600); err != nil {
+			t.Fatal(err)
 		}
 	}
 	for name, value := range values {

@@ -125,6 +125,18 @@ func Read(t *testing.T, file string) string {
 	return string(text)
 }
 
+// Shell returns the lines of the runbook that make a shell for commands, from their title on.
+func Shell(t *testing.T, title string) string {
+	t.Helper()
+	_, block, found := strings.Cut(Read(t, Root+"/docs/runbook.md"), "```sh\n# "+title)
+	if !found {
+		t.Fatalf("docs/runbook.md has no shell for %s", title)
+	}
+	_, block, _ = strings.Cut(block, "\n")
+	block, _, _ = strings.Cut(block, "```")
+	return block
+}
+
 // RequireDocumented checks that a README makes the secrets that are used, and no others. The pattern finds the names of
 // its secrets.
 func RequireDocumented(t *testing.T, readme string, pattern *regexp.Regexp, used map[string]bool) {
@@ -150,6 +162,7 @@ type Servers struct{ RedisURL, DatabaseURL string }
 func (s Servers) Secrets() map[string]string {
 	secrets := map[string]string{
 		"admin-token": "token-of-the-tests", "jwt-secret": "a secret of the tests, 32 bytes or more",
+		"operators": "ann operator " + strings.Repeat("0a", 32) + "\n",
 	}
 	for _, role := range []string{"ingress", "worker", "operator"} {
 		secrets["redis-url-"+role] = s.RedisURL

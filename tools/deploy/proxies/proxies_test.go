@@ -1,10 +1,9 @@
-// Package proxies runs the proxies that the documentation shows in front of an ingress: what they answer by themselves
-// must not say more than they know.
+// Package proxies runs the proxy of compose.yaml in front of an ingress: what it answers by itself must not say more
+// than it knows.
 package proxies
 
 import (
 	"encoding/json"
-	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -68,8 +67,8 @@ func (b *backend) requests(key string) int {
 	return b.came[key]
 }
 
-// read returns a file of the repository, with the replacements made, each of which must be there.
-func read(t *testing.T, file string, replace ...string) string {
+// replaced returns a file of the repository, with the replacements made, each of which must be there.
+func replaced(t *testing.T, file string, replace ...string) string {
 	t.Helper()
 	text := program.Read(t, filepath.Join(program.Root, file))
 	for i := 0; i < len(replace); i += 2 {
@@ -82,9 +81,10 @@ func read(t *testing.T, file string, replace ...string) string {
 	return text
 }
 
-// haproxyConfig is deploy/haproxy.cfg with the addresses of the test and a shorter timeout.
-func haproxyConfig(t *testing.T, _, front, back string) string {
-	return read(t, "deploy/haproxy.cfg",
+// config is deploy/haproxy.cfg with the addresses of the test and a shorter timeout.
+func config(t *testing.T, front, back string) string {
+	t.Helper()
+	return replaced(t, "deploy/haproxy.cfg",
 		`^resolvers docker\n(    .*\n)+`, "",
 		`^    log stdout .*\n`, "",
 		`bind :8080`, "bind "+front,
@@ -92,51 +92,21 @@ func haproxyConfig(t *testing.T, _, front, back string) string {
 		`timeout server 45s`, "timeout server 2s")
 }
 
-var annotation = regexp.MustCompile(`nginx\.ingress\.kubernetes\.io/(\S+): "?([^"\n]+)`)
-
-// nginxConfig has the directives that the annotations of deploy/kubernetes/example make, with a shorter timeout.
-func nginxConfig(t *testing.T, folder, front, back string) string {
-	var directives strings.Builder
-	found := annotation.FindAllStringSubmatch(
-		read(t, "deploy/kubernetes/example/shop.yaml", `proxy-read-timeout: "60"`, `proxy-read-timeout: "2"`), -1)
-	for _, a := range found {
-		name := strings.ReplaceAll(a[1], "-", "_")
-		if name == "proxy_body_size" {
-			name = "client_max_body_size"
-		}
-		fmt.Fprintf(&directives, "%s %s;\n", name, a[2])
-	}
-	var temporary strings.Builder
-	for _, name := range []string{"client_body", "proxy", "fastcgi", "uwsgi", "scgi"} {
-		fmt.Fprintf(&temporary, "%s_temp_path %s/%s;\n", name, folder, name)
-	}
-	return fmt.Sprintf(`
-		daemon off; master_process off; pid %s/pid; error_log stderr;
-		events {}
-		http {
-			access_log off; %s
-			server { listen %s; location / { proxy_pass http://%s; proxy_http_version 1.1; %s } }
-		}`, folder, temporary.String(), front, back, directives.String())
-}
-
 // startProxy starts a proxy in front of the backend, and returns its URL once it passes requests on.
-func startProxy(
-	t *testing.T, config func(t *testing.T, folder, front, back string) string, b *backend, name string, args ...string,
-) string {
+func startProxy(t *testing.T, b *backend) string {
 	t.Helper()
-	path, err := exec.LookPath(name)
+	path, err := exec.LookPath("haproxy")
 	if err != nil {
-		if path = filepath.Join("/usr/sbin", name); exec.Command(path, "-v").Run() != nil {
-			t.Fatalf("%s is missing: sh tools/setup.sh proxies installs it", name)
+		if path = "/usr/sbin/haproxy"; exec.Command(path, "-v").Run() != nil {
+			t.Fatal("haproxy is missing: sh tools/setup.sh proxies installs it")
 		}
 	}
-	folder, front := t.TempDir(), net.JoinHostPort("127.0.0.1", program.FreePort(t))
-	file := filepath.Join(folder, "config")
-	text := config(t, folder, front, b.Listener.Addr().String())
+	file, front := filepath.Join(t.TempDir(), "config"), net.JoinHostPort("127.0.0.1", program.FreePort(t))
+	text := config(t, front, b.Listener.Addr().String())
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	program.RunCommand(t, exec.Command(path, append(args, file)...)).Answer("http://"+front+"/readyz", http.StatusOK)
+	program.RunCommand(t, exec.Command(path, "-db", "-f", file)).Answer("http://"+front+"/readyz", http.StatusOK)
 	return "http://" + front
 }
 
@@ -189,7 +159,7 @@ func buy(t *testing.T, at, buyer, body string, headers map[string]string) answer
 	}
 }
 
-func TestProxiesDoNotGuessOutcome(t *testing.T) {
+func TestProxyDoesNotGuessOutcome(t *testing.T) {
 	const token = "operator-of-the-tests"
 	dev := program.Run(t, []string{"dev", "--http-addr=127.0.0.1:0", "--admin-token=" + token}, nil)
 	ingress := dev.WaitFor(regexp.MustCompile(`ingress +(http://\S+)`))[1]
@@ -208,62 +178,47 @@ func TestProxiesDoNotGuessOutcome(t *testing.T) {
 	orders := made.Header.Get("Location") + "/orders"
 
 	large := strings.Repeat("x", 1<<20)
-	for _, proxy := range []struct {
-		name   string
-		args   []string
-		config func(t *testing.T, folder, front, back string) string
-		// The slugs of its own answers.
-		gone, down string
+	b := newBackend(t, ingress)
+	at := startProxy(t, b) + orders
+	for name, c := range map[string]struct {
+		headers map[string]string
+		status  int // 0: any
+		slug    string
+		bought  bool
 	}{
-		{"haproxy", []string{"-db", "-f"}, haproxyConfig, "outcome-unknown", "sale-unavailable"},
-		{"nginx", []string{"-c"}, nginxConfig, "", ""},
+		"dies after the purchase":    {map[string]string{"X-Fault": "die"}, 502, "outcome-unknown", true},
+		"freezes after the purchase": {map[string]string{"X-Fault": "freeze"}, 504, "outcome-unknown", true},
+		"gets a large header":        {map[string]string{"X-Large": large}, 0, "", false},
 	} {
-		t.Run(proxy.name, func(t *testing.T) {
-			t.Parallel()
-			b := newBackend(t, ingress)
-			at := startProxy(t, proxy.config, b, proxy.name, proxy.args...) + orders
-			for name, c := range map[string]struct {
-				body    string
-				headers map[string]string
-				status  int // 0: any
-				slug    string
-				bought  bool
-			}{
-				"dies after the purchase":    {"", map[string]string{"X-Fault": "die"}, 502, proxy.gone, true},
-				"freezes after the purchase": {"", map[string]string{"X-Fault": "freeze"}, 504, proxy.gone, true},
-				"gets a large header":        {"", map[string]string{"X-Large": large}, 0, "", false},
-			} {
-				t.Run(name, func(t *testing.T) {
-					buyer := proxy.name + "-" + strings.ReplaceAll(name, " ", "-")
-					first := buy(t, at, buyer, c.body, c.headers)
-					if !first.unknown() || first.slug != c.slug || c.status != 0 && first.status != c.status {
-						t.Errorf("%+v, want %d %q", first, c.status, c.slug)
-					}
-					if first.slug != "" && (first.media != "application/problem+json" || first.retry != "1" ||
-						first.title != "The outcome is unknown" || first.detail == "" || first.statusInProblem != first.status) {
-						t.Errorf("%+v is not the problem that an ingress makes", first)
-					}
-					if n := b.requests(buyer); c.bought && n != 1 {
-						t.Errorf("the proxy has sent the purchase %d times", n)
-					}
-					again := buy(t, at, buyer, c.body, nil)
-					if again.status != http.StatusAccepted || again.order == "" || again.replayed != c.bought {
-						t.Errorf("the repeat with the same key: %+v", again)
-					}
-				})
+		t.Run(name, func(t *testing.T) {
+			buyer := strings.ReplaceAll(name, " ", "-")
+			first := buy(t, at, buyer, "", c.headers)
+			if !first.unknown() || first.slug != c.slug || c.status != 0 && first.status != c.status {
+				t.Errorf("%+v, want %d %q", first, c.status, c.slug)
 			}
-			// What an ingress refuses is passed on, and what a proxy refuses is no answer of Stampede.
-			for size, want := range map[int]string{5_000: "body-too-large", len(large): ""} {
-				got := buy(t, at, proxy.name+"-large-body", large[:size], nil)
-				if got.slug != "body-too-large" && (want != "" || !got.unknown()) {
-					t.Errorf("a body of %d bytes: %+v", size, got)
-				}
+			if first.slug != "" && (first.media != "application/problem+json" || first.retry != "1" ||
+				first.title != "The outcome is unknown" || first.detail == "" || first.statusInProblem != first.status) {
+				t.Errorf("%+v is not the problem that an ingress makes", first)
 			}
-			// Without a backend nothing was sent.
-			b.Close()
-			if got := buy(t, at, proxy.name+"-down", "", nil); got.status/100 != 5 || got.slug != proxy.down {
-				t.Errorf("without a backend: %+v", got)
+			if n := b.requests(buyer); c.bought && n != 1 {
+				t.Errorf("the proxy has sent the purchase %d times", n)
+			}
+			again := buy(t, at, buyer, "", nil)
+			if again.status != http.StatusAccepted || again.order == "" || again.replayed != c.bought {
+				t.Errorf("the repeat with the same key: %+v", again)
 			}
 		})
+	}
+	// What an ingress refuses is passed on, and what a proxy refuses is no answer of Stampede.
+	for size, want := range map[int]string{5_000: "body-too-large", len(large): ""} {
+		got := buy(t, at, "large-body", large[:size], nil)
+		if got.slug != "body-too-large" && (want != "" || !got.unknown()) {
+			t.Errorf("a body of %d bytes: %+v", size, got)
+		}
+	}
+	// Without a backend nothing was sent.
+	b.Close()
+	if got := buy(t, at, "down", "", nil); got.status/100 != 5 || got.slug != "sale-unavailable" {
+		t.Errorf("without a backend: %+v", got)
 	}
 }

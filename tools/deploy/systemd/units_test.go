@@ -265,6 +265,39 @@ func TestUnitsRun(t *testing.T) {
 	}
 }
 
+var instance = regexp.MustCompile(`stampede-[a-z]+(@)?`)
+
+// The runbook's shell reads the files of the host, after which commands need no flags, and names units that exist.
+func TestShellOfRunbook(t *testing.T) {
+	servers, etc, shell := program.Start(t), t.TempDir(), program.Shell(t, "systemd")
+	files := map[string]string{"stampede.env": program.Read(t, folder+"/stampede.env")}
+	for name, content := range servers.Secrets() {
+		files["secrets/"+name] = content + "\n"
+	}
+	if err := os.Mkdir(filepath.Join(etc, "secrets"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range files {
+		if err := os.WriteFile(filepath.Join(etc, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	settings, manage, _ := strings.Cut(shell, "set +a\n")
+	cmd := exec.CommandContext(t.Context(), "sh", "-euc", strings.ReplaceAll(settings, "/etc/stampede", etc)+
+		`"$0" audit && "$0" top --once`, program.Path(t))
+	cmd.Env = []string{}
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "\n127.0.0.1:9101 ") {
+		t.Errorf("%v: %s", err, out)
+	}
+	all := units(t)
+	for _, name := range instance.FindAllString(manage, -1) {
+		if !slices.ContainsFunc(all, func(u unit) bool { return u.name == name+".service" }) {
+			t.Errorf("there is no unit %s", name)
+		}
+	}
+}
+
 var address = regexp.MustCompile(`^STAMPEDE_[A-Z_]*ADDR=`)
 
 // environment returns the environment of a unit, with free ports, and the address of its probes.
