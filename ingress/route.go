@@ -2,11 +2,12 @@ package ingress
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/url"
 	"runtime/debug"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -171,9 +172,6 @@ func (s *router) answerPanic(c echo.Context, cause any) {
 	writeProblem(c, &problem{Kind: problems.Internal, requestID: id, detail: "See the server's log for this request_id."})
 }
 
-// errServer is the status of a span whose request was answered 5xx. The log has the cause.
-var errServer = errors.New("the server is at fault")
-
 // traced makes the span of a request that has a sampled parent. It is not called if tracing is off.
 func (s *router) traced(name, method, path string, h echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
@@ -184,6 +182,13 @@ func (s *router) traced(name, method, path string, h echo.HandlerFunc) echo.Hand
 		}
 		span.Text("http.request.method", method)
 		span.Text("http.route", path)
+		span.Text("url.path", r.URL.Path)
+		scheme := "http"
+		if s.limits.proxies.Sent(r) && r.Header.Get("X-Forwarded-Proto") == "https" {
+			scheme = "https"
+		}
+		span.Text("url.scheme", scheme)
+		span.Text("server.address", (&url.URL{Host: r.Host}).Hostname())
 		for i, param := range c.ParamNames() {
 			if id, ok := parseID(c.ParamValues()[i]); ok {
 				span.Text("stampede."+param+"_id", id.String())
@@ -194,7 +199,7 @@ func (s *router) traced(name, method, path string, h echo.HandlerFunc) echo.Hand
 			status := c.Response().Status
 			span.Number("http.response.status_code", int64(status))
 			if status >= http.StatusInternalServerError {
-				span.Fail(errServer)
+				span.FailAs(strconv.Itoa(status))
 			}
 			span.End()
 		}()
