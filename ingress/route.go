@@ -81,6 +81,10 @@ func arrived(c echo.Context) accept.Arrival { return accept.Arrived(c.Response()
 // returns an error.
 func (s *router) handle(method, path string, h echo.HandlerFunc) echo.HandlerFunc {
 	counters := s.metrics.route(method + " " + path)
+	var seconds *routeSeconds
+	if class := classOf(method, path); class != "" {
+		seconds = s.metrics.durations(class)
+	}
 	served := func(c echo.Context) error {
 		defer func() {
 			if cause := recover(); cause != nil {
@@ -88,6 +92,9 @@ func (s *router) handle(method, path string, h echo.HandlerFunc) echo.HandlerFun
 			}
 			counters.count(c.Response().Status)
 		}()
+		if seconds != nil {
+			seconds.observeHead(c)
+		}
 		s.closeIfStopping(c)
 		if c.Request().ContentLength > accept.MaxBodyBytes {
 			s.fail(c, problemTooLarge)

@@ -21,7 +21,7 @@ import (
 type Span struct {
 	Service, Name, Trace, ID, Parent string
 	// Links are the traceparents of the linked spans.
-	Links      []string
+	Links []string
 	// Resource describes the process.
 	Attributes, Resource map[string]string
 	Failed               bool
