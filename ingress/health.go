@@ -48,7 +48,8 @@ func (s *health) ready(c echo.Context) error {
 	return writeJSON(c, http.StatusOK, states)
 }
 
-// readiness returns the states of both servers, and a problem if this one takes no requests. A stopping server asks none.
+// readiness returns the states of both servers, and a problem if this one takes no requests. It asks none if this one
+// is stopping.
 func (s *health) readiness() (serverStates, error) {
 	if s.stopping.Load() {
 		return serverStates{}, &problem{Kind: problems.NotReady, detail: "This server is stopping.", retryAfter: retrySoon}

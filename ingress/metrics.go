@@ -217,17 +217,17 @@ func (c *routeCounters) count(status int) {
 // classOf returns the class of a route's calls in stampede_http_request_duration_seconds. Purchases have a histogram of
 // their own; probes, /metrics and the documentation have none.
 func classOf(method, path string) string {
-	operates := method == http.MethodPost && strings.HasPrefix(path, "/v1/sales") || strings.HasPrefix(path, "/v1/admin/")
+	changes, ofSales := method == http.MethodPost, strings.HasPrefix(path, "/v1/sales")
 	switch {
 	case path == purchasePath || !strings.HasPrefix(path, "/v1/"):
 		return ""
 	case strings.Contains(path, "/events"):
 		return "event-stream"
-	case operates:
+	case strings.HasPrefix(path, "/v1/admin/"), ofSales && changes:
 		return "operator"
-	case strings.HasPrefix(path, "/v1/sales"):
+	case ofSales:
 		return "sale-read"
-	case method == http.MethodPost:
+	case changes:
 		return "order-change"
 	}
 	return "order-read"

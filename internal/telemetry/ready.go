@@ -23,8 +23,8 @@ func WatchReady(
 	}, nil)
 	up := prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "stampede_dependency_up",
-		Help: "1 if this process can use the dependency, and a server takes its writes, else 0. An ingress is ready without " +
-			"postgres.",
+		Help: "1 if this process can use the dependency, and a server takes its writes, else 0. " +
+			"An ingress is ready without postgres.",
 	}, []string{"dependency"})
 	if _, err := RegisterOnce(reg, ready); err != nil {
 		return nil, err

@@ -183,7 +183,7 @@ func TestStatementsOfBatchTakeTheirTime(t *testing.T) {
 	tracer, _ := start(t, collector.URL, 1)
 	pool := testkit.PoolAt(t, testkit.DatabaseURL(t), 1, connect.Traced(tracer))
 	_, err := pool.Exec(t.Context(), `CREATE TABLE buyers (name text);
-		CREATE FUNCTION rest() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.2); RETURN NULL; END';
+		CREATE FUNCTION rest() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.4); RETURN NULL; END';
 		CREATE CONSTRAINT TRIGGER rest AFTER INSERT ON buyers DEFERRABLE INITIALLY DEFERRED
 		FOR EACH ROW EXECUTE FUNCTION rest()`)
 	require.NoError(t, err)
@@ -192,7 +192,7 @@ func TestStatementsOfBatchTakeTheirTime(t *testing.T) {
 		span := tracer.Continue(tracing.Server, "request", sampled)
 		batch := &pgx.Batch{}
 		batch.Queue("BEGIN")
-		batch.Queue("SELECT pg_sleep(0.1)")
+		batch.Queue("SELECT pg_sleep(0.4)")
 		batch.Queue("INSERT INTO buyers VALUES ($1)", "ann")
 		batch.Queue("COMMIT")
 		require.NoError(t, pool.SendBatch(span.In(t.Context()), batch).Close())
@@ -215,12 +215,13 @@ func TestStatementsOfBatchTakeTheirTime(t *testing.T) {
 			assert.Equal(t, "22P02", span.Attributes["db.response.status_code"])
 		}
 	}
+	// The test may read an answer late.
 	for name, least := range map[string]time.Duration{
-		"BATCH": 300 * time.Millisecond, "BEGIN": 0, "SELECT": 100 * time.Millisecond, "INSERT": 0,
+		"BATCH": 600 * time.Millisecond, "BEGIN": 0, "SELECT": 200 * time.Millisecond, "INSERT": 0,
 		"COMMIT": 200 * time.Millisecond, "UPDATE": 0,
 	} {
 		if assert.Len(t, took[name], rounds, name) {
-			assert.GreaterOrEqual(t, slices.Min(took[name])+5*time.Millisecond, least, name)
+			assert.GreaterOrEqual(t, slices.Min(took[name]), least, name)
 		}
 	}
 	t.Log("\n" + collector.Tree(trace))
