@@ -74,6 +74,8 @@ type Dashboard struct {
 	hub     *live.Hub
 	checks  *checks
 	handler http.Handler
+	// watchReady runs as long as Serve.
+	watchReady func(context.Context)
 
 	// stopping ends with Run: streams and checks end with it.
 	stopping context.Context
@@ -89,6 +91,13 @@ func New(config Config) (*Dashboard, error) {
 	d.stopping, d.stop = context.WithCancel(context.Background())
 	var err error
 	if d.metrics, err = newMetrics(config.Metrics); err != nil {
+		return nil, err
+	}
+	d.watchReady, err = telemetry.WatchReady(config.Metrics, func(ctx context.Context) (bool, map[string]bool) {
+		s := d.Fleet.Snapshot()
+		return d.ready(ctx) == nil, map[string]bool{"redis": s.Redis.Reachable, "postgres": s.Postgres.Reachable}
+	})
+	if err != nil {
 		return nil, err
 	}
 	if d.assets, err = readAssets(); err != nil {
@@ -189,6 +198,7 @@ func (d *Dashboard) Run(ctx context.Context) error {
 func (d *Dashboard) Serve(ctx context.Context, listener net.Listener) error {
 	server := d.server()
 	running, ctx := errgroup.WithContext(ctx)
+	running.Go(func() error { d.watchReady(ctx); return nil })
 	running.Go(func() error { return d.Run(ctx) })
 	running.Go(func() error {
 		if err := server.Serve(accept.New(listener, 0)); !errors.Is(err, http.ErrServerClosed) {

@@ -48,7 +48,8 @@ func (s *health) ready(c echo.Context) error {
 	return writeJSON(c, http.StatusOK, states)
 }
 
-// readiness returns the states of both servers, and a problem if this one takes no requests.
+// readiness returns the states of both servers, and a problem if this one takes no requests. It asks none if this one
+// is stopping.
 func (s *health) readiness() (serverStates, error) {
 	if s.stopping.Load() {
 		return serverStates{}, &problem{Kind: problems.NotReady, detail: "This server is stopping.", retryAfter: retrySoon}
@@ -72,6 +73,17 @@ func (s *health) readiness() (serverStates, error) {
 	}
 	return states, &problem{
 		Kind: problems.NotReady, retryAfter: retrySoon, redis: states.Redis, postgres: states.Postgres, detail: detail,
+	}
+}
+
+// look is readiness for the metrics.
+func (s *health) look(context.Context) (ready bool, dependencies map[string]bool) {
+	states, err := s.readiness()
+	if states.Redis == "" { // nothing was asked, because the server is stopping
+		return false, nil
+	}
+	return err == nil, map[string]bool{
+		"redis": states.Redis == "up", "postgres": states.Postgres == "up", "receipt-secret": s.receipts.signer.Load() != nil,
 	}
 }
 

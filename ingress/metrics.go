@@ -4,9 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/labstack/echo/v4"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
@@ -54,6 +56,7 @@ var outcomeByVerdict = map[reservation.Verdict]string{
 type metrics struct {
 	registry *prometheus.Registry
 	requests *prometheus.CounterVec
+	seconds  *prometheus.HistogramVec
 	verdicts map[reservation.Verdict]verdictMetrics
 
 	sales *saleMetrics
@@ -88,6 +91,12 @@ func newMetrics(registry *prometheus.Registry, from gaugeSources) (*metrics, err
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "stampede_http_requests_total", Help: "Requests answered, by route and class of status.",
 		}, []string{"route", "status"}),
+		seconds: prometheus.NewHistogramVec(telemetry.Native(prometheus.HistogramOpts{
+			Name: "stampede_http_request_duration_seconds",
+			Help: "Time from the head of a request to that of its answer, by class of calls and outcome: ok, refused (4xx) or " +
+				"failed (5xx). Purchases have stampede_purchase_duration_seconds.",
+			Buckets: purchaseBuckets,
+		}), []string{"class", "outcome"}),
 		verdicts: make(map[reservation.Verdict]verdictMetrics),
 		sales:    newSaleMetrics(),
 		wait: prometheus.NewHistogram(telemetry.Native(prometheus.HistogramOpts{
@@ -123,7 +132,7 @@ func newMetrics(registry *prometheus.Registry, from gaugeSources) (*metrics, err
 		Buckets: purchaseBuckets,
 	}), []string{"outcome"})
 	collectors := append(from.collectors(),
-		m.requests, m.plainPurchases, m.outcomeMessages, m.outcomeLookups, byVerdict, seconds, m.wait,
+		m.requests, m.seconds, m.plainPurchases, m.outcomeMessages, m.outcomeLookups, byVerdict, seconds, m.wait,
 		m.receiptSecret, m.sales.purchases)
 	if err := register(registry, collectors...); err != nil {
 		return nil, err
@@ -203,6 +212,43 @@ func (c *routeCounters) count(status int) {
 	if class := status / 100; class >= 2 && class < len(c) {
 		c[class].Inc()
 	}
+}
+
+// classOf returns the class of a route's calls in stampede_http_request_duration_seconds. Purchases have a histogram of
+// their own; probes, /metrics and the documentation have none.
+func classOf(method, path string) string {
+	changes, ofSales := method == http.MethodPost, strings.HasPrefix(path, "/v1/sales")
+	switch {
+	case path == purchasePath || !strings.HasPrefix(path, "/v1/"):
+		return ""
+	case strings.Contains(path, "/events"):
+		return "event-stream"
+	case strings.HasPrefix(path, "/v1/admin/"), ofSales && changes:
+		return "operator"
+	case ofSales:
+		return "sale-read"
+	case changes:
+		return "order-change"
+	}
+	return "order-read"
+}
+
+// routeSeconds observes the requests of a class by the class of their status, as routeCounters counts them.
+type routeSeconds [6]prometheus.Observer
+
+func (m *metrics) durations(class string) *routeSeconds {
+	ok, refused := m.seconds.WithLabelValues(class, "ok"), m.seconds.WithLabelValues(class, outcomeRefused)
+	return &routeSeconds{2: ok, 3: ok, 4: refused, 5: m.seconds.WithLabelValues(class, outcomeFailed)}
+}
+
+// observeHead observes how long the answer's head took. An event stream goes on after it.
+func (s *routeSeconds) observeHead(c echo.Context) {
+	began, res := time.Now(), c.Response()
+	res.Before(func() {
+		if class := res.Status / 100; class >= 2 && class < len(s) {
+			s[class].Observe(time.Since(began).Seconds())
+		}
+	})
 }
 
 // saleOutcomeFor is what the metrics of a sale call the outcome of a verdict.

@@ -177,6 +177,8 @@ type stubReservations struct {
 	entered, goOn chan struct{}
 }
 
+func (stubReservations) Writable(context.Context) error { return nil }
+
 func (s stubReservations) Reserve(_ context.Context, r reservation.Request) (reservation.Answer, error) {
 	switch r.User {
 	case "panics":

@@ -2,11 +2,12 @@ package ingress
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/url"
 	"runtime/debug"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -80,6 +81,10 @@ func arrived(c echo.Context) accept.Arrival { return accept.Arrived(c.Response()
 // returns an error.
 func (s *router) handle(method, path string, h echo.HandlerFunc) echo.HandlerFunc {
 	counters := s.metrics.route(method + " " + path)
+	var seconds *routeSeconds
+	if class := classOf(method, path); class != "" {
+		seconds = s.metrics.durations(class)
+	}
 	served := func(c echo.Context) error {
 		defer func() {
 			if cause := recover(); cause != nil {
@@ -87,6 +92,9 @@ func (s *router) handle(method, path string, h echo.HandlerFunc) echo.HandlerFun
 			}
 			counters.count(c.Response().Status)
 		}()
+		if seconds != nil {
+			seconds.observeHead(c)
+		}
 		s.closeIfStopping(c)
 		if c.Request().ContentLength > accept.MaxBodyBytes {
 			s.fail(c, problemTooLarge)
@@ -171,9 +179,6 @@ func (s *router) answerPanic(c echo.Context, cause any) {
 	writeProblem(c, &problem{Kind: problems.Internal, requestID: id, detail: "See the server's log for this request_id."})
 }
 
-// errServer is the status of a span whose request was answered 5xx. The log has the cause.
-var errServer = errors.New("the server is at fault")
-
 // traced makes the span of a request that has a sampled parent. It is not called if tracing is off.
 func (s *router) traced(name, method, path string, h echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
@@ -184,6 +189,15 @@ func (s *router) traced(name, method, path string, h echo.HandlerFunc) echo.Hand
 		}
 		span.Text("http.request.method", method)
 		span.Text("http.route", path)
+		span.Text("url.path", r.URL.Path)
+		scheme := "http"
+		if s.limits.proxies.Sent(r) && r.Header.Get("X-Forwarded-Proto") == "https" {
+			scheme = "https"
+		}
+		span.Text("url.scheme", scheme)
+		if host := (&url.URL{Host: r.Host}).Hostname(); host != "" { // the reader of plain purchases drops it
+			span.Text("server.address", host)
+		}
 		for i, param := range c.ParamNames() {
 			if id, ok := parseID(c.ParamValues()[i]); ok {
 				span.Text("stampede."+param+"_id", id.String())
@@ -194,7 +208,7 @@ func (s *router) traced(name, method, path string, h echo.HandlerFunc) echo.Hand
 			status := c.Response().Status
 			span.Number("http.response.status_code", int64(status))
 			if status >= http.StatusInternalServerError {
-				span.Fail(errServer)
+				span.FailAs(strconv.Itoa(status))
 			}
 			span.End()
 		}()

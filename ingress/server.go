@@ -15,6 +15,7 @@ import (
 
 	"stampede/internal/accept"
 	"stampede/internal/operators"
+	"stampede/internal/telemetry"
 )
 
 // cancelGrace is how long cancelled requests may take to answer when a drain has timed out.
@@ -115,6 +116,11 @@ func (s *Server) init() (err error) {
 		s.setAddr(c.config.Listener)
 	}
 	s.health, s.sales, s.router = &health{core: c}, newSaleService(c), newRouter(c)
+	watch, err := telemetry.WatchReady(c.config.Metrics, s.health.look)
+	if err != nil {
+		return err
+	}
+	background.start(watch)
 	return s.routes(&operatorService{c, operatorsGate{known}, s.sales})
 }
 

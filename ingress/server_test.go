@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -116,6 +117,7 @@ func TestStoppingServerIsNotReady(t *testing.T) {
 		return s.get("/readyz").status == http.StatusServiceUnavailable
 	})
 	s.get("/readyz").isProblem(http.StatusServiceUnavailable, "not-ready")
+	s.awaitMetrics("stampede_ready 0")
 	s.get("/livez").is(http.StatusOK)
 	conn := s.dial()
 	conn.sends(s.head(sale, "ada"))
@@ -159,6 +161,47 @@ func TestSlowHeadIsCutOff(t *testing.T) {
 	_, err := io.ReadAll(conn)
 	require.NoError(t, err)
 	require.Less(t, time.Since(began), accept.ReadTimeout)
+}
+
+// Each call below /v1 but a purchase has a class, with durations by outcome. A stream counts when it begins.
+func TestEachClassOfCallsHasDurations(t *testing.T) {
+	t.Parallel()
+	s, _, _ := runShop(t)
+	for _, r := range s.server.router.echo.Routes() {
+		wants := strings.HasPrefix(r.Path, "/v1/") && r.Path != purchasePath
+		require.Equal(t, wants, classOf(r.Method, r.Path) != "", "%s %s", r.Method, r.Path)
+	}
+	path, _ := s.order(s.sale(reservation.Terms{Stock: 1}), "ada")
+	s.get(path, as("ada")).is(http.StatusOK)
+	s.get(path, as("ada")).is(http.StatusOK)
+	s.get(path).isProblem(http.StatusUnauthorized, "unauthorized")
+	s.pay(path, "r", as("ada")).isProblem(http.StatusConflict, "order-not-confirmed")
+	s.get("/v1/sales").is(http.StatusOK)
+	s.post("/v1/sales", "{}").isProblem(http.StatusUnauthorized, "unauthorized")
+	s.get(path+"/events").isProblem(http.StatusUnauthorized, "unauthorized")
+	conn := s.dial()
+	conn.sends("GET " + path + "/events HTTP/1.1\r\nHost: shop\r\nX-User-ID: ada\r\n\r\n")
+	s.awaitMetrics(
+		`stampede_http_request_duration_seconds_count{class="event-stream",outcome="ok"} 1`,
+		`stampede_http_request_duration_seconds_count{class="event-stream",outcome="refused"} 1`,
+		`stampede_http_request_duration_seconds_count{class="operator",outcome="refused"} 1`,
+		`stampede_http_request_duration_seconds_count{class="order-change",outcome="refused"} 1`,
+		`stampede_http_request_duration_seconds_count{class="order-read",outcome="ok"} 2`,
+		`stampede_http_request_duration_seconds_count{class="order-read",outcome="refused"} 1`,
+		`stampede_http_request_duration_seconds_count{class="sale-read",outcome="ok"} 1`,
+	)
+	series := strings.Count(s.get("/metrics").body, "stampede_http_request_duration_seconds_count{")
+	require.Equal(t, 5*3, series, "classes and outcomes")
+}
+
+// awaitMetrics waits until /metrics has these lines.
+func (s *shop) awaitMetrics(lines ...string) {
+	s.t.Helper()
+	for _, line := range lines {
+		testkit.Eventually(s.t, 30*time.Second, line, func() bool {
+			return strings.Contains(s.get("/metrics").body, "\n"+line+"\n")
+		})
+	}
 }
 
 func TestMetrics(t *testing.T) {

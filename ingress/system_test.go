@@ -236,6 +236,8 @@ func TestSaleGoesOnWithoutPostgres(t *testing.T) {
 	s.post("/v1/sales", `{"name":"x","stock":1}`, operator).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
 	ready := s.get("/readyz").is(http.StatusOK)
 	require.Equal(t, []any{"ready", "up", "down"}, []any{ready["status"], ready["redis"], ready["postgres"]})
+	s.awaitMetrics("stampede_ready 1", `stampede_dependency_up{dependency="postgres"} 0`,
+		`stampede_dependency_up{dependency="redis"} 1`, `stampede_dependency_up{dependency="receipt-secret"} 1`)
 
 	require.NoError(t, postgres.Restart(t.Context()))
 	testkit.Eventually(t, 30*time.Second, "Postgres is queried again", func() bool {
@@ -262,6 +264,7 @@ func TestIngressWithoutRedis(t *testing.T) {
 	s.get(orderPath(order.NewOrderID(sale)), as("ada")).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
 	p := s.get("/readyz").isProblem(http.StatusServiceUnavailable, "not-ready")
 	require.Equal(t, []any{"down", "up"}, []any{p["redis"], p["postgres"]})
+	s.awaitMetrics("stampede_ready 0", `stampede_dependency_up{dependency="redis"} 0`)
 	s.get("/livez").is(http.StatusOK)
 
 	require.NoError(t, own.Restart(t.Context()))

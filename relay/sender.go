@@ -25,11 +25,7 @@ type sender interface {
 }
 
 // open returns the sender of a target. It makes no connection.
-func (r *Relay) open(t *target.Target) (sender, error) {
-	to, err := target.ParseAddress(t.URL)
-	if err != nil {
-		return nil, err
-	}
+func (r *Relay) open(t *target.Target, to *target.Address) (sender, error) {
 	switch to.Kind {
 	case target.Webhook:
 		return webhook.New(webhook.Config{
@@ -53,7 +49,8 @@ func (r *Relay) open(t *target.Target) (sender, error) {
 type tracedSender struct {
 	sender
 	tracer *tracing.Tracer
-	target string
+	to     *target.Address
+	name   string
 }
 
 func (s *tracedSender) Send(ctx context.Context, e *feed.Event) error {
@@ -62,7 +59,10 @@ func (s *tracedSender) Send(ctx context.Context, e *feed.Event) error {
 		return s.sender.Send(ctx, e)
 	}
 	defer span.End()
-	span.Text("stampede.target", s.target)
+	span.Text("messaging.system", string(s.to.Kind))
+	span.Text("messaging.operation.name", "deliver")
+	span.Text("messaging.operation.type", "send")
+	span.Text("messaging.destination.name", s.name)
 	span.Text("stampede.event_id", e.ID)
 	span.Text("stampede.order_id", e.Subject)
 	span.Number("stampede.position", e.Position)

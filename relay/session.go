@@ -56,12 +56,16 @@ type session struct {
 }
 
 func (r *Relay) newSession(t *target.Target, conn *pgx.Conn) (*session, error) {
-	to, err := r.open(t)
+	at, err := target.ParseAddress(t.URL)
+	if err != nil {
+		return nil, err
+	}
+	to, err := r.open(t, at)
 	if err != nil {
 		return nil, err
 	}
 	if r.config.Tracer != nil {
-		to = &tracedSender{to, r.config.Tracer, t.Name}
+		to = &tracedSender{to, r.config.Tracer, at, t.Name}
 	}
 	m := r.metrics.of(t.Name)
 	return &session{

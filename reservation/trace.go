@@ -33,7 +33,7 @@ func traceCall(t *target, batch []*call) *tracedCall {
 		if i > 0 {
 			links = []string{made.traces[0].Parent}
 		}
-		span := c.span.Start(tracing.Client, "reserve.lua", links...)
+		span := c.span.Redis("reserve.lua", links...)
 		span.Number("stampede.purchases", int64(len(batch)))
 		span.Number("stampede.partition", int64(t.partition))
 		made.spans = append(made.spans, span)

@@ -219,7 +219,8 @@ var (
 	schemaUnreleased  = query("schema/unreleased")
 	schemaVersions    = query("schema/versions")
 
-	SurveyLook = query("survey/look")
+	SurveyLook   = query("survey/look")
+	SurveyServer = query("survey/server")
 
 	WorkerMakeMonths     = query("worker/make_months")
 	WorkerMostPartitions = query("worker/most_partitions")

@@ -44,7 +44,7 @@ func (s *Subscriber) Metrics(stream string) Metrics {
 func (s *Subscriber) SendLastAck(ctx context.Context, stream, id string) {
 	sub := newSubscription(ctx, &s.config, s.metrics, stream)
 	defer sub.expire()
-	sub.acks.add(id)
+	sub.acks.add(id, nil)
 	<-sub.acks.wake
 	settled := make(chan struct{})
 	close(settled)

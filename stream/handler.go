@@ -16,6 +16,8 @@ type notes struct {
 	page *atomic.Int64
 	// refusal is why the handler refuses the message, for the dead letter.
 	refusal error
+	// acked is called when Redis has the ack; it may be nil.
+	acked func()
 }
 
 type notesKey struct{}
@@ -37,6 +39,14 @@ func NoteArrival(ctx context.Context) (moreFollow bool) {
 func NoteRefusal(ctx context.Context, err error) {
 	if n, ok := ctx.Value(notesKey{}).(*notes); ok {
 		n.refusal = err
+	}
+}
+
+// NoteAcked has f called when the ack of the message with this context is in Redis. It does nothing for another
+// subscriber's message.
+func NoteAcked(ctx context.Context, f func()) {
+	if n, ok := ctx.Value(notesKey{}).(*notes); ok {
+		n.acked = f
 	}
 }
 

@@ -237,7 +237,7 @@ func (r *reader) deliverPage(held []*delivery) {
 	}
 	r.reportLost(lost)
 	for _, id := range lost {
-		r.acks.add(id) // the content is lost
+		r.acks.add(id, nil) // the content is lost
 	}
 }
 

@@ -120,7 +120,7 @@ func (s *subscription) follow(d *delivery) {
 		select {
 		case <-d.msg.Acked():
 			d.cancel()
-			s.acks.add(d.id)
+			s.acks.add(d.id, d.notes.acked)
 			return
 		case <-d.msg.Nacked():
 			d.cancel()
@@ -131,7 +131,7 @@ func (s *subscription) follow(d *delivery) {
 			d.cancel()
 			select {
 			case <-d.msg.Acked(): // at the last moment
-				s.acks.add(d.id)
+				s.acks.add(d.id, d.notes.acked)
 			default:
 			}
 			return
@@ -196,7 +196,7 @@ func (s *subscription) deadLetter(d *delivery, reason error) {
 	for {
 		delay, stored := s.tryDeadLetter(d, reason)
 		if stored {
-			s.acks.add(d.id)
+			s.acks.add(d.id, nil)
 			return
 		}
 		if !retry.Pause(delay, s.stop) {
@@ -250,15 +250,19 @@ type ackCollector struct {
 	// wake has a value while there may be ids.
 	wake chan struct{}
 
-	mu  sync.Mutex
-	ids []string
+	mu    sync.Mutex
+	ids   []string
+	acked []func() // to call when they are sent
 }
 
 func newAckCollector() *ackCollector { return &ackCollector{wake: make(chan struct{}, 1)} }
 
-func (c *ackCollector) add(id string) {
+func (c *ackCollector) add(id string, acked func()) {
 	c.mu.Lock()
 	c.ids = append(c.ids, id)
+	if acked != nil {
+		c.acked = append(c.acked, acked)
+	}
 	first := len(c.ids) == 1
 	c.mu.Unlock()
 	if first {
@@ -269,12 +273,12 @@ func (c *ackCollector) add(id string) {
 	}
 }
 
-func (c *ackCollector) take() []string {
+func (c *ackCollector) take() (ids []string, acked []func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	ids := c.ids
-	c.ids = nil
-	return ids
+	ids, acked = c.ids, c.acked
+	c.ids, c.acked = nil, nil
+	return ids, acked
 }
 
 // ackPage bounds one XACK.
@@ -292,8 +296,12 @@ func (s *subscription) acknowledge(settled <-chan struct{}) {
 		case <-settled:
 			last = true
 		}
-		for ids := range slices.Chunk(s.acks.take(), ackPage) {
+		ids, acked := s.acks.take()
+		for ids := range slices.Chunk(ids, ackPage) {
 			s.sendAcks(ids, &outage)
+		}
+		for _, call := range acked {
+			call()
 		}
 	}
 }

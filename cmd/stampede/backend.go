@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -97,6 +98,16 @@ func (b *backend) rebuilder(ctx context.Context, logger *slog.Logger) (*rebuild.
 // ready returns nil if both servers take writes.
 func (b *backend) ready(ctx context.Context) error {
 	return errors.Join(b.store.Writable(ctx), pg.Writable(ctx, b.pool))
+}
+
+// look is ready for the metrics.
+func (b *backend) look(ctx context.Context) (ready bool, dependencies map[string]bool) {
+	var asking sync.WaitGroup
+	var redisUp, postgresUp bool
+	asking.Go(func() { redisUp = b.store.Writable(ctx) == nil })
+	asking.Go(func() { postgresUp = pg.Writable(ctx, b.pool) == nil })
+	asking.Wait()
+	return redisUp && postgresUp, map[string]bool{"redis": redisUp, "postgres": postgresUp}
 }
 
 // askTimeout bounds the checks of a server before a command starts its work.

@@ -250,9 +250,10 @@ func (s *shop) scrapes() (lines map[string][]string, urls map[string]string) {
 	relay.WaitOutput(within, "stampede.order.confirmed")
 	work := "http://" + loggedAddr(worker, "metrics are served")
 	s.awaitSeries(work, "stampede_sale_units{", "stampede_sales_shut ", "stampede_workers_alive ", "stampede_redis_up{",
-		"stampede_postgres_up 1", "stampede_audit_promise_broken{")
+		"stampede_postgres_up 1", "stampede_audit_promise_broken{", "stampede_redis_ping_seconds{",
+		"stampede_postgres_connections{", "stampede_ready 1")
 	relaying := "http://" + loggedAddr(relay, "metrics are served")
-	s.awaitSeries(relaying, "stampede_relay_lag_seconds{")
+	s.awaitSeries(relaying, "stampede_relay_lag_seconds{", "stampede_ready 1")
 	desk := s.command("dashboard", "--addr=127.0.0.1:0")
 	desk.Setenv("STAMPEDE_ADMIN_TOKEN", adminToken)
 	desk.Start()
@@ -260,6 +261,7 @@ func (s *shop) scrapes() (lines map[string][]string, urls map[string]string) {
 		"ingress": ingress, "worker": work, "relay": relaying,
 		"dashboard": "http://" + loggedAddr(desk, "dashboard listens"),
 	}
+	s.awaitSeries(urls["dashboard"], "stampede_ready 1")
 	lines = map[string][]string{}
 	for process, url := range urls {
 		lines[process] = scrape(t, url)

@@ -16,6 +16,7 @@ import (
 	"github.com/alecthomas/kong"
 	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
 
 	"stampede/fulfillment"
 	"stampede/ingress"
@@ -155,6 +156,18 @@ func (f profileFlag) serve(
 		options = append(options, telemetry.Profiles)
 	}
 	return listenError(telemetry.Serve(ctx, addr, registry, ready, options...), "STAMPEDE_METRICS_ADDR", "--metrics-addr")
+}
+
+// serveStores answers operators for a process on the stores of b, and watches these for the metrics.
+func (f profileFlag) serveStores(ctx context.Context, addr string, registry *prometheus.Registry, b *backend) error {
+	watch, err := telemetry.WatchReady(registry, b.look)
+	if err != nil {
+		return err
+	}
+	running, ctx := errgroup.WithContext(ctx)
+	running.Go(func() error { watch(ctx); return nil })
+	running.Go(func() error { return f.serve(ctx, addr, registry, b.ready) })
+	return running.Wait()
 }
 
 // optionalMetricsAddr is for services whose metrics are on the port of the HTTP API as well.

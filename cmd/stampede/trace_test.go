@@ -148,7 +148,8 @@ func TestPurchaseIsOneTraceThroughAllProcesses(t *testing.T) {
 				_, b := events.got(other)
 				_, c := events.got(unsampled)
 				return a != "" && b != "" && c != "" && len(s.collector.Named(ann.trace, "deliver event")) > 0 &&
-					len(s.collector.Named(ann.trace, "record order")) > 0 && s.requests(ann) > 0
+					len(s.collector.Named(ann.trace, "record order")) > 0 && len(s.collector.Named(ann.trace, "ack")) > 0 &&
+					s.requests(ann) > 0
 			})
 			t.Log("\n" + s.collector.Tree(ann.trace))
 
@@ -160,19 +161,28 @@ func TestPurchaseIsOneTraceThroughAllProcesses(t *testing.T) {
 				return span
 			}
 			got := below("POST /v1/sales/:sale/orders", testkit.Span{ID: ann.span}, "stampede-ingress")
+			assert.Contains(t, []string{"127.0.0.1", ""}, got.Attributes["server.address"], "a plain purchase has none")
+			delete(got.Attributes, "server.address")
 			assert.Equal(t, map[string]string{
 				"http.request.method": "POST", "http.route": "/v1/sales/:sale/orders", "http.response.status_code": "202",
+				"url.path": "/v1/sales/" + sale.String() + "/orders", "url.scheme": "http",
 				"stampede.sale_id": sale.String(), "stampede.order_id": order, "stampede.verdict": "reserved",
 			}, got.Attributes)
 			below("wait in line", got, "stampede-ingress")
 			call := below("reserve.lua", got, "stampede-ingress")
+			below("wait in stream", call, "stampede-worker")
+			below("wait for batch", call, "stampede-worker")
 			recorded := below("record order", call, "stampede-worker")
+			assert.Equal(t, "redis", recorded.Attributes["messaging.system"])
+			assert.Equal(t, "settle", below("ack", call, "stampede-worker").Attributes["messaging.operation.type"])
 			assert.Equal(t, order, recorded.Attributes["stampede.order_id"])
 			assert.Equal(t, "confirmed", recorded.Attributes["stampede.status"])
-			assert.Regexp(t, `^\d+-\d+$`, recorded.Attributes["stampede.entry_id"])
+			assert.Regexp(t, `^\d+-\d+$`, recorded.Attributes["messaging.message.id"])
 			batch := below("batch", recorded, "stampede-worker")
+			below("lock_acquire.lua", batch, "stampede-worker")
+			below("lock_release.lua", batch, "stampede-worker")
 			transaction := below("transaction", batch, "stampede-worker")
-			statements := below("batch start", transaction, "stampede-worker")
+			statements := below("BATCH", transaction, "stampede-worker")
 			below("ledger/record_fresh", statements, "stampede-worker")
 			below("COMMIT", statements, "stampede-worker")
 			delivered := below("deliver event", recorded, "stampede-relay")

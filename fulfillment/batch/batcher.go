@@ -148,7 +148,7 @@ func (b *Batcher) process(ctx context.Context, f *inFlightBatch) {
 			// Its units are not released: a later batch finds the order recorded and retries.
 			f.deferred = append(f.deferred, s)
 		default:
-			noteOutcome(s.span, out)
+			b.noteOutcome(s, out)
 			b.Metrics.Count(out)
 			s.resolve(out.Err)
 		}
@@ -206,10 +206,12 @@ func (b *Batcher) lockUsers(
 			keys = append(keys, key)
 		}
 	}
+	span := tracing.Current(ctx).Redis("lock_acquire.lua")
+	defer span.End()
 	ctx, cancel := retry.ForCall(ctx)
 	defer cancel()
 	lease, busy, err := b.Locker.TryEach(ctx, keys, lock.For(b.Lease))
-	if err != nil {
+	if span.Fail(err); err != nil {
 		b.locking.Failed(err)
 		return nil, batch, nil
 	}
@@ -237,6 +239,8 @@ func (b *Batcher) unlock(ctx context.Context, lease *lock.Lease) {
 	if lease == nil {
 		return
 	}
+	span := tracing.Current(ctx).Redis("lock_release.lua")
+	defer span.End()
 	switch err := lease.Release(ctx); {
 	case errors.Is(err, lock.ErrLost):
 		b.Logger.Debug("locks of a batch expired before it ended", "lease", b.Lease, "error", err)
@@ -259,7 +263,9 @@ func (b *Batcher) Release(ctx context.Context, outcomes []ledger.Outcome) bool {
 	}
 	ctx, cancel := retry.ForCall(ctx)
 	defer cancel()
+	span := tracing.Current(ctx).Redis("release.lua")
 	results, err := b.Store.Release(ctx, ended)
+	span.End()
 	if err != nil {
 		b.releasing.Failed(err)
 		return false

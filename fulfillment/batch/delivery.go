@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
@@ -33,6 +34,9 @@ func (b *Batcher) handle(msg *message.Message) error {
 	}
 	d, orders := newDelivery(events)
 	d.entry = msg.Metadata.Get(order.MetaEntryID)
+	if b.Tracer != nil {
+		stream.NoteAcked(msg.Context(), d.endAcks)
+	}
 	if !b.queue.add(orders, moreFollow) {
 		return stream.ErrStopping
 	}
@@ -43,6 +47,8 @@ func (b *Batcher) handle(msg *message.Message) error {
 type delivery struct {
 	done  chan error // receives one value
 	entry string     // the id of the message in its stream
+	// arrived is when the handler got it.
+	arrived time.Time
 
 	mu   sync.Mutex
 	open int // orders that are not done
@@ -50,6 +56,8 @@ type delivery struct {
 	postponed error
 	// refused are the orders that cannot be recorded.
 	refused stream.OrderErrors
+	// acks are the spans of its traced orders until it is acknowledged.
+	acks []tracing.Span
 }
 
 // submission is an order of a message that waits for its batch. It belongs to one goroutine at a time.
@@ -57,10 +65,12 @@ type submission struct {
 	event    order.OrderReserved
 	delivery *delivery    // nil once resolved
 	span     tracing.Span // of the batch in which it is now
+	// waits is since when it waits for a batch, if it is traced.
+	waits time.Time
 }
 
 func newDelivery(events []order.OrderReserved) (*delivery, []*submission) {
-	d := &delivery{done: make(chan error, 1), open: len(events)}
+	d := &delivery{done: make(chan error, 1), arrived: time.Now(), open: len(events)}
 	orders := make([]submission, len(events))
 	waiting := make([]*submission, len(events))
 	for i, event := range events {

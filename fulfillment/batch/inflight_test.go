@@ -273,11 +273,11 @@ func TestBatchOfSeveralTraces(t *testing.T) {
 	orders := collector.Named("", "record order")
 	made := collector.Named("", "batch")
 	require.Len(t, made, 1)
-	require.Equal(t, "4", made[0].Attributes["stampede.orders"])
+	require.Equal(t, "4", made[0].Attributes["messaging.batch.message_count"])
 	require.Len(t, made[0].Links, 2)
 	for _, span := range orders {
 		require.Equal(t, "00f067aa0ba902b7", span.Parent)
-		require.Equal(t, "7-1", span.Attributes["stampede.entry_id"])
+		require.Equal(t, "7-1", span.Attributes["messaging.message.id"])
 		if span.ID == made[0].Parent {
 			require.Empty(t, span.Links)
 			continue

@@ -2,9 +2,11 @@ package batch
 
 import (
 	"context"
+	"time"
 
 	"stampede/internal/tracing"
 	"stampede/ledger"
+	"stampede/reservation"
 )
 
 // tracedBatch holds the spans of a batch with traced orders: one for each of these, in the trace of its purchase, and
@@ -29,8 +31,14 @@ func (b *Batcher) trace(ctx context.Context, batch []*submission) (context.Conte
 		}
 		span.Text("stampede.order_id", s.event.OrderID.String())
 		span.Text("stampede.sale_id", s.event.SaleID.String())
+		span.Text("messaging.system", "redis")
+		span.Text("messaging.operation.name", "record")
+		span.Text("messaging.operation.type", "process")
+		span.Text("messaging.destination.name", b.Keys.Orders(b.Partition))
+		span.Text("messaging.consumer.group.name", reservation.Group)
 		if s.delivery != nil {
-			span.Text("stampede.entry_id", s.delivery.entry)
+			span.Text("messaging.message.id", s.delivery.entry)
+			b.noteWaits(s)
 		}
 		s.span = span
 		if t == nil {
@@ -46,12 +54,21 @@ func (b *Batcher) trace(ctx context.Context, batch []*submission) (context.Conte
 		others[i] = s.span.Parent()
 	}
 	t.batch = t.orders[0].span.Start(tracing.Internal, "batch", others...)
-	t.batch.Number("stampede.orders", int64(len(batch)))
+	t.batch.Number("messaging.batch.message_count", int64(len(batch)))
 	t.batch.Number("stampede.partition", int64(b.Partition))
 	for _, s := range t.orders[1:] {
 		s.span.Link(t.batch.Parent())
 	}
 	return t.batch.In(ctx), t
+}
+
+// noteWaits makes the spans of an order's way to this batch: in the stream, and in this worker.
+func (b *Batcher) noteWaits(s *submission) {
+	if s.waits.IsZero() {
+		s.waits = s.delivery.arrived
+		b.Tracer.Past("wait in stream", s.event.TraceParent, s.event.ReservedAt, s.waits)
+	}
+	b.Tracer.Past("wait for batch", s.event.TraceParent, s.waits, time.Now())
 }
 
 func (t *tracedBatch) end() {
@@ -61,20 +78,37 @@ func (t *tracedBatch) end() {
 	t.batch.End()
 	for _, s := range t.orders {
 		s.span.End()
-		s.span = tracing.Span{} // the order may be in a later batch
+		s.span, s.waits = tracing.Span{}, time.Now() // the order may be in a later batch
 	}
 }
 
-// noteOutcome notes what became of an order.
-func noteOutcome(span tracing.Span, out ledger.Outcome) {
-	if !span.On() {
+// noteOutcome notes what became of an order. What is left then is the ack of its message.
+func (b *Batcher) noteOutcome(s *submission, out ledger.Outcome) {
+	if !s.span.On() {
 		return
 	}
-	span.Fail(out.Err)
-	if out.Err == nil {
-		span.Text("stampede.status", string(out.Status))
-		if !out.Fresh {
-			span.Text("stampede.repeat", "true")
-		}
+	s.span.Fail(out.Err)
+	if out.Err != nil || s.delivery == nil {
+		return
+	}
+	s.span.Text("stampede.status", string(out.Status))
+	if !out.Fresh {
+		s.span.Text("stampede.repeat", "true")
+	}
+	ack := b.Tracer.Continue(tracing.Client, "ack", s.event.TraceParent)
+	ack.Text("messaging.system", "redis")
+	ack.Text("messaging.operation.name", "ack")
+	ack.Text("messaging.operation.type", "settle")
+	s.delivery.mu.Lock()
+	defer s.delivery.mu.Unlock()
+	s.delivery.acks = append(s.delivery.acks, ack)
+}
+
+// endAcks is called when Redis has the ack.
+func (d *delivery) endAcks() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, ack := range d.acks {
+		ack.End()
 	}
 }

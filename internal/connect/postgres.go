@@ -135,11 +135,7 @@ func Service(name string) PostgresOption {
 
 // Traced makes spans of the statements of traced requests and orders.
 func Traced(tracer *tracing.Tracer) PostgresOption {
-	return func(config *pgxpool.Config) {
-		if tracer != nil {
-			config.ConnConfig.Tracer = tracer.Postgres(sql.NameOf)
-		}
-	}
+	return func(config *pgxpool.Config) { tracer.Postgres(config.ConnConfig, sql.NameOf) }
 }
 
 // Postgres returns a pool of at most maxConns connections, or sql.ErrDatabaseURL. Settings in the URL

@@ -1,4 +1,4 @@
-// Package redisinfo reads how the servers of Redis are: their memory and their append-only file.
+// Package redisinfo reads how the servers of Redis are, such as their memory and their append-only file.
 package redisinfo
 
 import (
@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -25,6 +26,11 @@ type Server struct {
 	LogOn, LogFails bool
 	// DelayedSyncs of the append-only file since its start, with appendfsync everysec.
 	DelayedSyncs int64
+
+	// Ping is the round trip of a PING.
+	Ping time.Duration
+	// Numbers are all that it tells, by their names in INFO. Which ones depends on its version and its provider.
+	Numbers map[string]float64
 }
 
 // Up is true if the server answers: it may also load its data, or refuse INFO.
@@ -33,13 +39,30 @@ func (s Server) Up() bool {
 	return s.Err == nil || errors.As(s.Err, &answered)
 }
 
+// Sum returns the sum of numbers of INFO, and false if it does not tell one of them.
+func (s Server) Sum(names ...string) (sum float64, told bool) {
+	for _, name := range names {
+		number, told := s.Numbers[name]
+		if !told {
+			return 0, false
+		}
+		sum += number
+	}
+	return sum, true
+}
+
 // Masters asks the server, the master behind Sentinels, or each master of a cluster, sorted by name.
 func Masters(ctx context.Context, rdb redis.UniversalClient) (servers []Server) {
 	var mu sync.Mutex
 	read := func(ctx context.Context, client *redis.Client) error {
-		text, err := client.Info(ctx, "memory", "persistence").Result()
+		began := time.Now()
+		err := client.Ping(ctx).Err()
+		ping, text := time.Since(began), ""
+		if err == nil {
+			text, err = client.Info(ctx, "memory", "persistence", "clients", "stats", "cpu").Result()
+		}
 		s := parse(text)
-		s.Name, s.Err = client.Options().Addr, err
+		s.Name, s.Err, s.Ping = client.Options().Addr, err, ping
 		mu.Lock()
 		defer mu.Unlock()
 		servers = append(servers, s)
@@ -56,11 +79,15 @@ func Masters(ctx context.Context, rdb redis.UniversalClient) (servers []Server) 
 	return slices.CompactFunc(servers, func(a, b Server) bool { return a.Name == b.Name })
 }
 
-func parse(info string) (s Server) {
+func parse(info string) Server {
+	s := Server{Numbers: map[string]float64{}}
 	for line := range strings.Lines(info) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
-		number, _ := strconv.ParseInt(value, 10, 64) // 0 for a text
-		switch name {
+		exact, err := strconv.ParseFloat(value, 64)
+		if err == nil {
+			s.Numbers[name] = exact
+		}
+		switch number := int64(exact); name { // 0 for a text
 		case "used_memory":
 			s.UsedBytes = number
 		case "maxmemory":

@@ -3,9 +3,15 @@ package tracing
 import (
 	"context"
 	"encoding/hex"
+	"errors"
+	"net"
+	"strings"
 
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/redis/go-redis/v9"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
+	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 	"go.opentelemetry.io/otel/trace"
 )
 
@@ -48,13 +54,29 @@ func (s Span) In(ctx context.Context) context.Context {
 }
 
 // Start starts a span below this one, with links to the spans of other traceparents.
-func (s Span) Start(kind Kind, name string, links ...string) Span {
+func (s Span) Start(kind Kind, name string, links ...string) Span { return s.start(kind, name, links) }
+
+func (s Span) start(kind Kind, name string, links []string, more ...trace.SpanStartOption) Span {
 	if s.span == nil {
 		return Span{}
 	}
 	ctx := trace.ContextWithSpan(context.Background(), s.span)
-	_, span := s.span.TracerProvider().Tracer(scope).Start(ctx, name, options(kind, links)...)
+	_, span := scoped(s.span.TracerProvider()).Start(ctx, name, append(options(kind, links), more...)...)
 	return Span{span}
+}
+
+// Redis starts the span of a call of a script in Redis below this one.
+func (s Span) Redis(script string, links ...string) Span {
+	span := s.Start(Client, script, links...)
+	span.Text("db.system.name", "redis")
+	span.Text("db.operation.name", "EVALSHA")
+	span.Text("db.query.summary", script)
+	return span
+}
+
+// scoped names this code, and the version of the conventions that attributes follow.
+func scoped(provider trace.TracerProvider) trace.Tracer {
+	return provider.Tracer(scope, trace.WithSchemaURL(semconv.SchemaURL))
 }
 
 func options(kind Kind, links []string) []trace.SpanStartOption {
@@ -100,11 +122,44 @@ func (s Span) Number(name string, value int64) {
 	}
 }
 
-// Fail marks the span as failed, unless the error is nil.
+// Fail marks the span as failed, unless the error is nil. The span gets the kind of the error only: its text may name a
+// buyer.
 func (s Span) Fail(err error) {
-	if s.span != nil && err != nil {
-		s.span.SetStatus(codes.Error, err.Error())
+	if s.span == nil || err == nil {
+		return
 	}
+	refusal, isPostgres := errors.AsType[*pgconn.PgError](err)
+	if isPostgres {
+		s.Text("db.response.status_code", refusal.Code)
+	}
+	answer, isRedis := errors.AsType[redis.Error](err)
+	network, isNetwork := errors.AsType[net.Error](err)
+	switch {
+	case isPostgres:
+		s.FailAs(refusal.Code)
+	case isRedis:
+		code, _, _ := strings.Cut(answer.Error(), " ")
+		s.FailAs(code)
+	case errors.Is(err, context.Canceled):
+		s.FailAs("canceled")
+	case errors.Is(err, context.DeadlineExceeded), isNetwork && network.Timeout():
+		s.FailAs("timeout")
+	default:
+		s.FailAs("_OTHER")
+	}
+}
+
+// FailAs marks the span as failed by an error of this kind, of which there are few.
+func (s Span) FailAs(kind string) {
+	if s.span != nil {
+		s.Text("error.type", kind)
+		s.span.SetStatus(codes.Error, "")
+	}
+}
+
+func (s Span) end(err error) {
+	s.Fail(err)
+	s.End()
 }
 
 // End ends the span, once.

@@ -73,6 +73,7 @@ func New(ctx context.Context, config Config) (*Tracer, error) {
 		return nil, fmt.Errorf("%w: %w", ErrSetting, err)
 	}
 	of, err := resource.New(ctx,
+		resource.WithService(), // the id of this instance
 		resource.WithAttributes(attribute.String("service.name", config.Service),
 			attribute.String("service.version", config.Version)),
 		resource.WithHost(), resource.WithProcessPID(), resource.WithTelemetrySDK(),
@@ -164,9 +165,27 @@ func (t *Tracer) Continue(kind Kind, name, parent string, links ...string) Span 
 	return t.start(of, kind, name, links)
 }
 
-func (t *Tracer) start(parent trace.SpanContext, kind Kind, name string, links []string) Span {
+// Past makes the span of a time that is over, below one of another process. The clocks of the two may differ.
+func (t *Tracer) Past(name, parent string, began, ended time.Time) {
+	if t == nil {
+		return
+	}
+	if of, sampled := parse(parent); sampled {
+		if began.After(ended) {
+			began = ended
+		}
+		span := t.start(of, Internal, name, nil, trace.WithTimestamp(began))
+		if span.On() {
+			span.span.End(trace.WithTimestamp(ended))
+		}
+	}
+}
+
+func (t *Tracer) start(
+	parent trace.SpanContext, kind Kind, name string, links []string, more ...trace.SpanStartOption,
+) Span {
 	ctx := trace.ContextWithRemoteSpanContext(context.Background(), parent)
-	_, span := t.provider.Tracer(scope).Start(ctx, name, options(kind, links)...)
+	_, span := scoped(t.provider).Start(ctx, name, append(options(kind, links), more...)...)
 	if !span.IsRecording() { // the provider is closed
 		return Span{}
 	}

@@ -8,16 +8,19 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"stampede/internal/connect"
 	"stampede/internal/test/testkit"
 	"stampede/internal/tracing"
 )
@@ -132,7 +135,9 @@ func TestTracerIsOffWithoutEndpoint(t *testing.T) {
 			tracer, err := tracing.New(t.Context(), tracing.Config{Service: "test", Registerer: registry})
 			require.NoError(t, err)
 			require.Nil(t, tracer)
-			require.Nil(t, tracer.Postgres(nil))
+			config := &pgx.ConnConfig{}
+			tracer.Postgres(config, nil)
+			require.Equal(t, &pgx.ConnConfig{}, config)
 			tracer.Close()
 			requireSpans(t, registry, 0, 0) // the series exist nevertheless
 		})
@@ -164,8 +169,62 @@ func TestOnlySampledParentsAreTraced(t *testing.T) {
 	assert.Equal(t, trace, spans[1].Trace)
 	assert.Equal(t, []string{sampled}, spans[1].Links)
 	assert.True(t, spans[1].Failed)
+	assert.Equal(t, "_OTHER", spans[1].Attributes["error.type"])
+	assert.Empty(t, spans[1].Text)
+	assert.Regexp(t, "^[0-9a-f-]{36}$", spans[1].Resource["service.instance.id"])
 	assert.Len(t, spans[1].Attributes["long"], 1024)
 	require.False(t, tracer.Request(header(sampled), "request").On(), "it is closed")
+}
+
+// Each statement of a batch, its COMMIT included, has one span, which is as long as it takes, though the server would
+// answer all of them together. What a statement says, and what its error says, is not in it.
+func TestStatementsOfBatchTakeTheirTime(t *testing.T) {
+	collector := testkit.NewCollector(t)
+	tracer, _ := start(t, collector.URL, 1)
+	pool := testkit.PoolAt(t, testkit.DatabaseURL(t), 1, connect.Traced(tracer))
+	_, err := pool.Exec(t.Context(), `CREATE TABLE buyers (name text);
+		CREATE FUNCTION rest() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.4); RETURN NULL; END';
+		CREATE CONSTRAINT TRIGGER rest AFTER INSERT ON buyers DEFERRABLE INITIALLY DEFERRED
+		FOR EACH ROW EXECUTE FUNCTION rest()`)
+	require.NoError(t, err)
+	const rounds = 2 // the first one prepares the statements
+	for range rounds {
+		span := tracer.Continue(tracing.Server, "request", sampled)
+		batch := &pgx.Batch{}
+		batch.Queue("BEGIN")
+		batch.Queue("SELECT pg_sleep(0.4)")
+		batch.Queue("INSERT INTO buyers VALUES ($1)", "ann")
+		batch.Queue("COMMIT")
+		require.NoError(t, pool.SendBatch(span.In(t.Context()), batch).Close())
+		_, err := pool.Exec(span.In(t.Context()), "UPDATE buyers SET name = ($1 || name)::integer", "ann")
+		require.Error(t, err)
+		span.End()
+	}
+	tracer.Close()
+	took := map[string][]time.Duration{}
+	for _, span := range collector.Spans() {
+		took[span.Name] = append(took[span.Name], span.Ended.Sub(span.Began))
+		assert.NotContains(t, fmt.Sprint(span.Attributes, span.Text), "ann")
+		if span.Name != "request" && span.Name != "wait for a connection" {
+			assert.Equal(t, "postgresql", span.Attributes["db.system.name"])
+			assert.Equal(t, span.Name, span.Attributes["db.query.summary"])
+			assert.NotEmpty(t, span.Attributes["server.address"])
+		}
+		if assert.Equal(t, span.Name == "UPDATE", span.Failed, span.Name); span.Failed {
+			assert.Equal(t, "22P02", span.Attributes["error.type"])
+			assert.Equal(t, "22P02", span.Attributes["db.response.status_code"])
+		}
+	}
+	// The test may read an answer late.
+	for name, least := range map[string]time.Duration{
+		"BATCH": 600 * time.Millisecond, "BEGIN": 0, "SELECT": 200 * time.Millisecond, "INSERT": 0,
+		"COMMIT": 200 * time.Millisecond, "UPDATE": 0,
+	} {
+		if assert.Len(t, took[name], rounds, name) {
+			assert.GreaterOrEqual(t, slices.Min(took[name]), least, name)
+		}
+	}
+	t.Log("\n" + collector.Tree(trace))
 }
 
 func TestRequestsAreTracedUpToRate(t *testing.T) {

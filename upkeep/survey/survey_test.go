@@ -2,7 +2,9 @@ package survey_test
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
+	"net/url"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -48,9 +50,12 @@ type running struct {
 	shut     atomic.Int64 // below 0: unknown
 }
 
-func start(t *testing.T) *running {
+func start(t *testing.T, changes ...func(*running)) *running {
 	t.Helper()
 	r := &running{Shop: testshop.NewShop(t), registry: prometheus.NewRegistry()}
+	for _, change := range changes {
+		change(r)
+	}
 	var err error
 	r.survey, err = survey.New(survey.Config{
 		Pool: r.Pool, Redis: r.Rdb, Catalog: r.Catalog, Logger: testkit.Logger(t), Registerer: r.registry,
@@ -151,14 +156,69 @@ func TestNewestSalesHaveUnits(t *testing.T) {
 	})
 }
 
-func TestRedisServersAreShown(t *testing.T) {
+// Each server tells how much it is used, what waits, and what it refused.
+func TestServersAreMeasured(t *testing.T) {
 	t.Parallel()
 	r := start(t)
+	sale := r.Open(t, 1)
+	r.HoldSale(t, sale)
+	waiting, stop := context.WithCancel(t.Context())
+	waited := make(chan struct{})
+	go func() {
+		defer close(waited)
+		_, _ = r.Pool.Exec(waiting, "UPDATE sales SET name = name WHERE id = $1", sale)
+	}()
+	t.Cleanup(func() { stop(); <-waited })
+	node := "{" + addr(t, r) + "}"
+	for _, positive := range []string{
+		"redis_up" + node, "redis_ping_seconds" + node, "redis_memory_used_bytes" + node, "redis_cpu_seconds_total" + node,
+		"redis_main_thread_cpu_seconds_total" + node, "redis_clients" + node, "redis_clients_max" + node,
+		"postgres_ping_seconds", "postgres_connections{active}", "postgres_connections{idle in transaction}",
+		"postgres_connections_max", "postgres_locks_waiting", "postgres_oldest_transaction_seconds",
+	} {
+		testkit.Eventually(t, testshop.Soon, positive, func() bool { return gauges(t, r.registry)[positive] > 0 })
+	}
+	shown := gauges(t, r.registry)
+	for _, counter := range []string{
+		"redis_connections_rejected_total" + node, "redis_keys_evicted_total" + node, "redis_clients_blocked" + node,
+		"redis_aof_delayed_fsyncs_total" + node, "redis_aof_pending_fsyncs" + node, "postgres_deadlocks_total",
+	} {
+		require.Contains(t, shown, counter)
+	}
+}
+
+func addr(t *testing.T, r *running) string {
+	t.Helper()
 	client, ok := r.Rdb.(*redis.Client)
 	require.True(t, ok)
-	node := client.Options().Addr
-	testkit.Eventually(t, testshop.Soon, "the server is shown", func() bool {
-		found := gauges(t, r.registry)
-		return found["redis_up{"+node+"}"] == 1 && found["redis_memory_used_bytes{"+node+"}"] > 1e5
+	return client.Options().Addr
+}
+
+// A provider may refuse to tell. Then the server is up, and the rest is unknown, not 0.
+func TestServersThatTellLittleShowLittle(t *testing.T) {
+	t.Parallel()
+	r := start(t, func(r *running) {
+		name := "mute_" + strings.ToLower(rand.Text())
+		operator := r.Rdb
+		require.NoError(t, operator.Do(t.Context(), "ACL", "SETUSER", name, "on", "nopass", "~*", "&*", "+@all", "-info").Err())
+		t.Cleanup(func() { operator.Do(context.WithoutCancel(t.Context()), "ACL", "DELUSER", name) })
+		options := *operator.(*redis.Client).Options()
+		options.Username, options.Password = name, "any"
+		mute := redis.NewClient(&options)
+		t.Cleanup(func() { _ = mute.Close() })
+		r.Rdb = mute
+
+		_, err := r.Pool.Exec(t.Context(), "CREATE ROLE "+name+" LOGIN; GRANT SELECT ON dead_letters, audits TO "+name+
+			"; REVOKE SELECT ON pg_locks FROM PUBLIC")
+		require.NoError(t, err)
+		at, err := url.Parse(testkit.DatabaseURL(t))
+		require.NoError(t, err)
+		at.User = url.UserPassword(name, "any")
+		r.Pool = testkit.PoolAt(t, at.String(), 2)
 	})
+	r.shows(t, map[string]float64{"redis_up{" + addr(t, r) + "}": 1, "postgres_up": 1, "dead_letters_parked": 0})
+	for name := range gauges(t, r.registry) {
+		require.False(t, strings.HasPrefix(name, "redis_") && !strings.HasPrefix(name, "redis_up"), name)
+		require.False(t, strings.HasPrefix(name, "postgres_") && name != "postgres_up", name)
+	}
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	common "go.opentelemetry.io/proto/otlp/common/v1"
@@ -20,10 +21,13 @@ import (
 type Span struct {
 	Service, Name, Trace, ID, Parent string
 	// Links are the traceparents of the linked spans.
-	Links      []string
-	Attributes map[string]string
-	Failed     bool
-	begun      uint64
+	Links []string
+	// Resource describes the process.
+	Attributes, Resource map[string]string
+	Failed               bool
+	// Text is of the status.
+	Text         string
+	Began, Ended time.Time
 }
 
 // TraceParent is the span as its children name it.
@@ -81,13 +85,15 @@ func readSpans(r *http.Request) (spans []Span, err error) {
 		return nil, fmt.Errorf("the collector got no spans: %w", err)
 	}
 	for _, resource := range request.GetResourceSpans() {
-		service := texts(resource.GetResource().GetAttributes())["service.name"]
+		process := texts(resource.GetResource().GetAttributes())
 		for _, scope := range resource.GetScopeSpans() {
 			for _, s := range scope.GetSpans() {
 				span := Span{
-					Service: service, Name: s.GetName(), Trace: hex.EncodeToString(s.GetTraceId()),
+					Service: process["service.name"], Name: s.GetName(), Trace: hex.EncodeToString(s.GetTraceId()),
 					ID: hex.EncodeToString(s.GetSpanId()), Parent: hex.EncodeToString(s.GetParentSpanId()),
-					Attributes: texts(s.GetAttributes()), Failed: s.GetStatus().GetCode() == 2, begun: s.GetStartTimeUnixNano(),
+					Attributes: texts(s.GetAttributes()), Resource: process,
+					Failed: s.GetStatus().GetCode() == 2, Text: s.GetStatus().GetMessage(),
+					Began: time.Unix(0, int64(s.GetStartTimeUnixNano())), Ended: time.Unix(0, int64(s.GetEndTimeUnixNano())),
 				}
 				for _, link := range s.GetLinks() {
 					span.Links = append(span.Links,
@@ -118,12 +124,7 @@ func (c *Collector) Spans() []Span {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	spans := slices.Clone(c.spans)
-	slices.SortStableFunc(spans, func(a, b Span) int {
-		if a.begun < b.begun {
-			return -1
-		}
-		return 1
-	})
+	slices.SortStableFunc(spans, func(a, b Span) int { return a.Began.Compare(b.Began) })
 	return spans
 }
 
@@ -137,7 +138,9 @@ func (c *Collector) Named(trace, name string) (found []Span) {
 	return found
 }
 
-// Tree shows the spans of a trace, each below its parent.
+func inMS(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+// Tree shows the spans of a trace, each below its parent, with the time since the first one and its duration.
 func (c *Collector) Tree(trace string) string {
 	var text strings.Builder
 	spans := slices.DeleteFunc(c.Spans(), func(s Span) bool { return s.Trace != trace })
@@ -147,7 +150,8 @@ func (c *Collector) Tree(trace string) string {
 	}
 	var show func(parent Span, depth int)
 	show = func(parent Span, depth int) {
-		_, _ = fmt.Fprintf(&text, "%s%s [%s] %v", strings.Repeat("  ", depth), parent.Name, parent.Service, parent.Attributes)
+		_, _ = fmt.Fprintf(&text, "%-50s at %7.2f ms for %7.2f ms [%s] %v", strings.Repeat("  ", depth)+parent.Name,
+			inMS(parent.Began.Sub(spans[0].Began)), inMS(parent.Ended.Sub(parent.Began)), parent.Service, parent.Attributes)
 		if len(parent.Links) > 0 {
 			_, _ = fmt.Fprintf(&text, " links to %v", parent.Links)
 		}
