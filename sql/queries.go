@@ -124,6 +124,7 @@ var (
 	LedgerFindHistory      = query("ledger/find_history")
 	LedgerFindOrders       = query("ledger/find_orders")
 	LedgerHeartbeat        = query("ledger/heartbeat")
+	LedgerListOfPrefix     = query("ledger/list_of_prefix")
 	LedgerListOfSale       = query("ledger/list_of_sale")
 	LedgerListOfUser       = query("ledger/list_of_user")
 	LedgerListOfUserInSale = query("ledger/list_of_user_in_sale")
