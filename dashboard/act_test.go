@@ -163,7 +163,7 @@ func TestAdminCreatesSaleOnce(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, sales, 1)
 	require.Equal(t, 10*time.Minute, sales[0].PaymentWindow)
-	require.Equal(t, "2099-01-02 03:04:00", moment(sales[0].OpensAt))
+	require.Equal(t, "2099-01-02T03:04:00Z", sales[0].OpensAt.UTC().Format(time.RFC3339))
 	_, shown := b.post("/sales", "key", uuid.NewString(), "name", "x", "stock", "many", "limit", "1")
 	require.Contains(t, shown, "is not a whole number")
 	_, shown = b.post("/sales", "key", uuid.NewString(), "name", "", "stock", "1", "limit", "1")

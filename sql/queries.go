@@ -113,8 +113,9 @@ var (
 	DoctorServerSettings = query("doctor/server_settings")
 	DoctorUnitsOnSale    = query("doctor/units_on_sale")
 
-	FleetDesk   = query("fleet/desk")
-	FleetFunnel = query("fleet/funnel")
+	FleetDesk     = query("fleet/desk")
+	FleetFunnel   = query("fleet/funnel")
+	FleetTimeline = query("fleet/timeline")
 
 	LedgerAddSold          = query("ledger/add_sold")
 	LedgerArchivedSale     = query("ledger/archived_sale")
