@@ -53,14 +53,11 @@ function fill(root) {
 }
 
 // A fragment is HTML of the server, in which every name is escaped. The focus stays on the same link.
-function replace(name, html) {
-  for (const e of $$("[data-fragment]")) {
-    if (e.dataset.fragment !== name) continue;
-    const focused = e.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
-    e.innerHTML = html;
-    fill(e);
-    if (focused) for (const a of $$("a[href]", e)) if (a.getAttribute("href") === focused) { a.focus(); break; }
-  }
+function replace(e, html) {
+  const focused = e.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+  e.innerHTML = html;
+  fill(e);
+  if (focused) for (const a of $$("a[href]", e)) if (a.getAttribute("href") === focused) { a.focus(); break; }
 }
 
 let lastSaid = 0;
@@ -91,7 +88,10 @@ function take(event) {
   const data = JSON.parse(event.data);
   lastData = Date.now();
   for (const [key, text] of Object.entries(data.v ?? {})) values.set(key, text);
-  for (const [name, html] of Object.entries(data.f ?? {})) replace(name, html);
+  for (const e of $$("[data-fragment]")) {
+    const html = data.f?.[e.dataset.fragment];
+    if (html !== undefined) replace(e, html);
+  }
   fill(document);
   for (const e of $$("[data-at] time")) { localize(e, values.get("at")); lastAt = e.textContent; }
   say();
@@ -195,7 +195,7 @@ const charts = {
 // --- tables of which the server makes the rows: one that is not closed asks for them every few seconds
 
 const everyRows = 5000;
-const tables = [...$$("[data-rows]")].map((element) => ({element, at: 0}));
+const tables = [...$$("[data-rows]")].map((element) => ({element, at: element.open === false ? 0 : Date.now()}));
 
 async function follow() {
   for (const table of tables) {
@@ -205,8 +205,7 @@ async function follow() {
     const rows = answer?.ok ? await answer.text() : table.rows;
     if (rows === table.rows) continue;
     table.rows = rows;
-    table.element.querySelector("tbody").innerHTML = rows;
-    fill(table.element);
+    replace(table.element.querySelector("tbody"), rows);
   }
 }
 for (const {element} of tables) element.addEventListener("toggle", follow);
