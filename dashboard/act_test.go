@@ -252,7 +252,7 @@ func TestTargetIsPausedResumedAndReplayed(t *testing.T) {
 		require.Contains(t, shown, c.answer)
 		standing(c.standing)
 	}
-	require.Regexp(t, `an operator acted.*operator=ann action="replay target" target=shop`, d.log.String())
+	require.Regexp(t, `an operator acted.*operator=ann action=replay target=shop`, d.log.String())
 	for _, path := range []string{"/targets/none", "/targets/none?rows"} {
 		status, shown := b.get(path)
 		require.Equal(t, http.StatusNotFound, status)

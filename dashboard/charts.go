@@ -47,7 +47,7 @@ func (d feed) history(w http.ResponseWriter, r *http.Request, _ *session.Session
 		At     []int64         `json:"at"`
 		Points [][]live.Figure `json:"points"`
 		Marks  []mark          `json:"marks"`
-	}{At: []int64{}, Points: [][]live.Figure{}, Marks: d.journal.marks(sale)}
+	}{At: []int64{}, Points: [][]live.Figure{}, Marks: d.marks(r.Context(), sale)}
 	for _, p := range d.Fleet.History() {
 		point := allPoint(p.Rates)
 		if scope != allScope {

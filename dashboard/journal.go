@@ -29,6 +29,9 @@ const (
 	// marksMax bounds the marks of a chart, of the newest marksAge.
 	marksMax = 100
 	marksAge = 15 * time.Minute
+	// marksWait is how long charts wait for the marks that Postgres has.
+	marksWait = 500 * time.Millisecond
+	rebuilt   = "✓"
 	// freshStart is how old a process may be at first sight that has just started.
 	freshStart = time.Minute
 )
@@ -114,7 +117,7 @@ func (j *journal) observe(before, now *fleet.Snapshot) {
 	}
 	for _, r := range before.Rebuilds {
 		if !slices.ContainsFunc(now.Rebuilds, same(r)) {
-			j.add(event{At: now.At, Kind: "rebuild", What: rebuildOf(r) + " has ended", Sale: r.Sale, Mark: "✓"})
+			j.add(event{At: now.At, Kind: "rebuild", What: rebuildOf(r) + " has ended", Sale: r.Sale, Mark: rebuilt})
 		}
 	}
 	for _, p := range now.Processes {
@@ -161,30 +164,19 @@ type mark struct {
 	Text string `json:"text"`
 }
 
-// marks are the newest ones of a scope, oldest first.
-func (j *journal) marks(sale uuid.UUID) []mark {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	found := []mark{}
-	for _, e := range slices.Backward(j.events) {
-		isHere := sale == uuid.Nil || e.Sale == uuid.Nil || e.Sale == sale
-		if e.Mark != "" && isHere && time.Since(e.At) < marksAge && len(found) < marksMax {
-			found = append(found, mark{e.At.UnixMilli(), e.Mark, e.What})
-		}
-	}
-	slices.Reverse(found)
-	return found
+// changeMarks are the signs of recorded changes.
+var changeMarks = map[string]string{
+	"paused": marks[string(reservation.StatePaused)], "resumed": marks[string(reservation.StateOpen)],
+	"ended": marks[string(reservation.StateEnded)], "rebuilt": rebuilt,
 }
 
-// timeline answers with all that is known of the last time, as CSV: of the journal and, while Postgres answers, the
-// changes of sales by whoever made them.
-func (d feed) timeline(w http.ResponseWriter, r *http.Request, _ *session.Session) {
+// happened is what is known, oldest first: the journal and, while Postgres answers, the changes of sales by whoever made
+// them since a time, at most limit.
+func (d feed) happened(ctx context.Context, since time.Time, limit int) []event {
 	d.journal.mu.Lock()
 	all := slices.Clone(d.journal.events)
 	d.journal.mu.Unlock()
-	ctx, cancel := context.WithTimeout(r.Context(), lookTimeout)
-	defer cancel()
-	rows, _ := d.Pool.Query(ctx, sql.FleetTimeline, changesMax, time.Now().Add(-changesAge)) // its error comes with the rows
+	rows, _ := d.Pool.Query(ctx, sql.FleetTimeline, limit, since) // its error comes with the rows
 	changes, err := pgx.CollectRows(rows, pgx.RowToStructByName[struct {
 		SaleID uuid.UUID
 		Name   string
@@ -200,9 +192,37 @@ func (d feed) timeline(w http.ResponseWriter, r *http.Request, _ *session.Sessio
 		for _, m := range details(c.Data) {
 			what += ", " + m.Name + " " + m.Value
 		}
-		all = append(all, event{At: c.OccurredAt, Kind: "sale", What: what, Sale: c.SaleID, Operator: c.Operator})
+		all = append(all, event{
+			At: c.OccurredAt, Kind: "sale", What: what, Sale: c.SaleID, Operator: c.Operator, Mark: changeMarks[c.Change.Name()],
+		})
 	}
 	slices.SortStableFunc(all, func(a, b event) int { return a.At.Compare(b.At) })
+	return all
+}
+
+// marks are the newest ones of a sale, or of all, oldest first. Equal ones of the same second are one.
+func (d feed) marks(ctx context.Context, sale uuid.UUID) []mark {
+	ctx, cancel := context.WithTimeout(ctx, marksWait)
+	defer cancel()
+	found, since := []mark{}, time.Now().Add(-marksAge)
+	for _, e := range d.happened(ctx, since, changesMax) {
+		isHere := sale == uuid.Nil || e.Sale == uuid.Nil || e.Sale == sale
+		if e.Mark == "" || !isHere || e.At.Before(since) {
+			continue
+		}
+		at := e.At.UnixMilli()
+		if n := len(found); n == 0 || found[n-1].Sign != e.Mark || at-found[n-1].At > time.Second.Milliseconds() {
+			found = append(found, mark{at, e.Mark, e.What})
+		}
+	}
+	return found[max(0, len(found)-marksMax):]
+}
+
+// timeline answers with all that is known, as CSV.
+func (d feed) timeline(w http.ResponseWriter, r *http.Request, _ *session.Session) {
+	ctx, cancel := context.WithTimeout(r.Context(), lookTimeout)
+	defer cancel()
+	all := d.happened(ctx, time.Now().Add(-changesAge), changesMax)
 	w.Header().Set("Content-Type", "text/csv; charset=utf-8")
 	w.Header().Set("Content-Disposition",
 		`attachment; filename="stampede-timeline-`+time.Now().UTC().Format("20060102T150405Z")+`.csv"`)

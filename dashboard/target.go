@@ -75,7 +75,7 @@ func (d targetPages) change(
 ) sessionHandler {
 	return d.act(bulkTimeout, func(ctx context.Context, r *http.Request, _ string) (action, error) {
 		one := r.PathValue("target")
-		return action{name + " target", []any{"target", one}, "/targets/" + url.PathEscape(one), func() (string, error) {
+		return action{name, []any{"target", one}, "/targets/" + url.PathEscape(one), func() (string, error) {
 			return do(ctx, r.PostForm, one)
 		}}, nil
 	})
