@@ -226,7 +226,8 @@ func TestTargetIsPausedResumedAndReplayed(t *testing.T) {
 	b := d.as("ann")
 	standing := func(want string) {
 		t.Helper()
-		require.EqualValues(t, 1, d.Count(t, "SELECT count(*) FROM relay_targets WHERE state || ' ' || position = '"+want+"'"))
+		query := "SELECT count(*) FROM relay_targets WHERE state || ' ' || position = '" + want + "'"
+		require.EqualValues(t, 1, d.Count(t, query))
 	}
 	_, shown := b.get("/targets")
 	require.Contains(t, shown, "webhook · <bdi>https://shop.example/hook?…</bdi>")

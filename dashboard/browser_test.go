@@ -54,7 +54,8 @@ func everyPageKeepsItsLayout(t *testing.T, browser *testbrowser.Browser) {
 	b.CheckLayout("overview")
 	for name, path := range map[string]string{
 		"sale": "/sales/" + sale.String(), "sales": "/sales", "orders": "/orders?sale=" + sale.String(),
-		"order": "/orders/" + order.String(), "targets": "/targets", "target": "/targets/warehouse", "letters": "/letters", "letter": "/letters/1", "audit": "/audit",
+		"order": "/orders/" + order.String(), "targets": "/targets",
+		"target": "/targets/warehouse", "letters": "/letters", "letter": "/letters/1", "audit": "/audit",
 		"runbook": "/docs/operations", "error": "/none",
 	} {
 		if name == "error" {
@@ -86,7 +87,7 @@ func timesAreLocal(t *testing.T, browser *testbrowser.Browser) {
 			require.Equal(t, at.Format(time.DateTime)+" UTC", parts[2])
 		}
 		require.Zero(t, testbrowser.Evaluate[int](b, `[...document.querySelectorAll("main *, footer *")].filter((e) =>
-			!e.closest("time") && [...e.childNodes].some((n) => n.nodeType === 3 && /\d UTC|\(UTC/.test(n.textContent))).length`))
+			!e.closest("time") && [...e.childNodes].some((n) => n.nodeType === 3 && /\d UTC|\(UTC/.test(n.data))).length`))
 	}
 	requireLocal()
 	b.Shows("footer", "in Asia/Calcutta")
@@ -287,7 +288,8 @@ func (d *testDesk) fill() uuid.UUID {
 		s := countedSale(counted)
 		s.ID, s.Name = uuid.New(), fmt.Sprintf("%s %d", names[i%len(names)], i+1)
 		s.State = []reservation.State{
-			reservation.StateOpen, reservation.StateScheduled, reservation.StatePaused, reservation.StateOpen, reservation.StateEnded,
+			reservation.StateOpen, reservation.StateScheduled, reservation.StatePaused, reservation.StateOpen,
+			reservation.StateEnded,
 		}[i%5]
 		switch i {
 		case 0:
@@ -339,7 +341,7 @@ func (d *testDesk) fill() uuid.UUID {
 				LastSeen: now.Add(-75 * time.Second), Error: "connection refused", Version: "v1.4.0",
 			},
 			{
-				Target: "http://worker-1.shop.internal:9090/metrics", Kind: "worker", Up: true, Started: now.Add(-49 * time.Hour), Since: now.Add(-49 * time.Hour),
+				Target: "http://worker-1.shop.internal:9090/metrics", Kind: "worker", Up: true, Since: now.Add(-49 * time.Hour),
 				LastSeen: now, Version: "v1.4.0", CPU: .21, MemoryBytes: 61e6, PerSecond: 905,
 				Readers: []string{d.Shop.Keys.Orders(0)}, Failing: []string{"release"},
 			},

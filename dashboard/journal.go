@@ -122,8 +122,12 @@ func (j *journal) observe(before, now *fleet.Snapshot) {
 	}
 	for _, p := range now.Processes {
 		i := slices.IndexFunc(before.Processes, func(q fleet.Process) bool { return q.Target == p.Target })
-		isNew := i < 0 && before.Number > 0 && now.At.Sub(p.Started) < freshStart
-		if p.Up && (isNew || i >= 0 && !before.Processes[i].Started.IsZero() && !p.Started.Equal(before.Processes[i].Started)) {
+		started := i < 0 && before.Number > 0 && now.At.Sub(p.Started) < freshStart
+		if i >= 0 {
+			was := before.Processes[i].Started
+			started = !was.IsZero() && !was.Equal(p.Started)
+		}
+		if p.Up && started {
 			j.add(event{
 				At: p.Started, Kind: "restart", What: p.Kind + " " + place(p.Target) + " has started " + p.Version, Mark: "↻",
 			})
@@ -170,13 +174,13 @@ var changeMarks = map[string]string{
 	"ended": marks[string(reservation.StateEnded)], "rebuilt": rebuilt,
 }
 
-// happened is what is known, oldest first: the journal and, while Postgres answers, the changes of sales by whoever made
-// them since a time, at most limit.
-func (d feed) happened(ctx context.Context, since time.Time, limit int) []event {
+// happened is what is known, oldest first: the journal and, while Postgres answers, the newest changes of sales since a
+// time, by whoever made them.
+func (d feed) happened(ctx context.Context, since time.Time) []event {
 	d.journal.mu.Lock()
 	all := slices.Clone(d.journal.events)
 	d.journal.mu.Unlock()
-	rows, _ := d.Pool.Query(ctx, sql.FleetTimeline, limit, since) // its error comes with the rows
+	rows, _ := d.Pool.Query(ctx, sql.FleetTimeline, changesMax, since) // its error comes with the rows
 	changes, err := pgx.CollectRows(rows, pgx.RowToStructByName[struct {
 		SaleID uuid.UUID
 		Name   string
@@ -185,7 +189,7 @@ func (d feed) happened(ctx context.Context, since time.Time, limit int) []event 
 	if err == nil {
 		all = slices.DeleteFunc(all, func(e event) bool { return e.Recorded })
 	} else {
-		all = append(all, event{At: time.Now(), Kind: "dashboard", What: "Postgres does not answer: changes of sales may lack"})
+		all = append(all, event{At: time.Now(), Kind: "dashboard", What: "has no answer from Postgres: changes may lack"})
 	}
 	for _, c := range changes {
 		what := figure.Printable(c.Name) + " " + c.Change.Name()
@@ -205,7 +209,7 @@ func (d feed) marks(ctx context.Context, sale uuid.UUID) []mark {
 	ctx, cancel := context.WithTimeout(ctx, marksWait)
 	defer cancel()
 	found, since := []mark{}, time.Now().Add(-marksAge)
-	for _, e := range d.happened(ctx, since, changesMax) {
+	for _, e := range d.happened(ctx, since) {
 		isHere := sale == uuid.Nil || e.Sale == uuid.Nil || e.Sale == sale
 		if e.Mark == "" || !isHere || e.At.Before(since) {
 			continue
@@ -222,7 +226,7 @@ func (d feed) marks(ctx context.Context, sale uuid.UUID) []mark {
 func (d feed) timeline(w http.ResponseWriter, r *http.Request, _ *session.Session) {
 	ctx, cancel := context.WithTimeout(r.Context(), lookTimeout)
 	defer cancel()
-	all := d.happened(ctx, time.Now().Add(-changesAge), changesMax)
+	all := d.happened(ctx, time.Now().Add(-changesAge))
 	w.Header().Set("Content-Type", "text/csv; charset=utf-8")
 	w.Header().Set("Content-Disposition",
 		`attachment; filename="stampede-timeline-`+time.Now().UTC().Format("20060102T150405Z")+`.csv"`)

@@ -211,10 +211,15 @@ func (d salePages) list(ctx context.Context, r *http.Request) (page, error) {
 		after = uuid.Nil
 	}
 	found, err := d.Catalog.CountPage(ctx, after, salesOnPage)
-	p := salesPage{Key: uuid.NewString()}
+	p, followed := salesPage{Key: uuid.NewString()}, d.Fleet.Snapshot().Sales
 	for _, c := range found {
 		sale := countedSale(c.CountedSale)
 		sale.UnitsKnown = c.Err == nil
+		for _, followed := range followed {
+			if followed.ID == sale.ID {
+				sale.Shut = followed.Shut
+			}
+		}
 		p.Rows = append(p.Rows, sale)
 	}
 	if len(found) == salesOnPage {

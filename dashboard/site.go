@@ -132,7 +132,8 @@ func (v view) Version() string { return telemetry.BuildVersion() }
 
 // functions are what templates call.
 var functions = template.FuncMap{
-	"moment": moment, "exact": exact, "hour": hourOf, "value": eventValue, "printable": figure.Printable, "lasting": lasting, "gap": gap, "join": strings.Join,
+	"moment": moment, "exact": exact, "hour": hourOf, "value": eventValue,
+	"printable": figure.Printable, "lasting": lasting, "gap": gap, "join": strings.Join,
 	"fields": func(v any) []string { return strings.Fields(fmt.Sprint(v)) },
 	"count":  func(n int64) string { return count(n) },
 	"count0": func(n int) string { return count(n) },
@@ -205,7 +206,8 @@ func readTemplates(keys reservation.Keys) (t templates, err error) {
 		}
 		return "partition " + strings.Join(names, ", ")
 	}}
-	if t.parts, err = template.New("").Funcs(functions).Funcs(named).ParseFS(pageFiles, "pages/layout/*.html"); err != nil {
+	empty := template.New("").Funcs(functions).Funcs(named)
+	if t.parts, err = empty.ParseFS(pageFiles, "pages/layout/*.html"); err != nil {
 		return t, err
 	}
 	files, err := fs.Glob(pageFiles, "pages/*.html")
@@ -335,7 +337,8 @@ func (d *site) act(
 			return
 		}
 		done, err := a.do()
-		did := event{At: time.Now(), Kind: "action", Operator: operator, What: strings.TrimSpace(a.name+" "+fmt.Sprintln(a.ids...)) + ": "}
+		did := event{At: time.Now(), Kind: "action", Operator: operator}
+		did.What = strings.TrimSpace(fmt.Sprintln(append([]any{a.name}, a.ids...)...)) + ": "
 		log := d.Logger.With(append([]any{"operator", operator, "action", a.name}, a.ids...)...)
 		if err != nil {
 			text, hint, _ := explain(err)
