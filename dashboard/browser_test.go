@@ -77,9 +77,8 @@ func timesAreLocal(t *testing.T, browser *testbrowser.Browser) {
 		`[e.dateTime, e.textContent, e.title].join("|"))`
 	requireLocal := func() {
 		t.Helper()
-		times := testbrowser.Evaluate[[]string](b, shown)
-		require.NotEmpty(t, times)
-		for _, text := range times {
+		b.Until(`((all) => all.length && all.every((e) => e.title))([...document.querySelectorAll("time")])`, "the script")
+		for _, text := range testbrowser.Evaluate[[]string](b, shown) {
 			parts := strings.Split(text, "|")
 			at, err := time.Parse(instant, parts[0])
 			require.NoError(t, err)
@@ -196,6 +195,8 @@ func marksFollow(t *testing.T, browser *testbrowser.Browser) {
 	b := browser.Open(t)
 	logIn(d, b, "vic")
 	b.Until(`document.querySelectorAll("path.l-accepted").length > 0`, "charts")
+	_, err := d.Shop.Catalog.Pause(t.Context(), sale)
+	require.NoError(t, err)
 	d.fleet.publish(func(s *fleet.Snapshot) {
 		s.Sales = slices.Clone(s.Sales)
 		s.Sales[0].State = reservation.StatePaused
