@@ -109,15 +109,16 @@ func TestViewerChangesNothing(t *testing.T) {
 	o := d.Buy(t, id, "ann")
 	testwork.FulfilAll(t, d.Shop)
 	letter := d.park(1)[0]
+	d.target("shop", "https://shop.example/hook")
 	b := d.as("vic")
 	for _, path := range []string{
 		"/", "/sales", "/sales/" + id.String(), "/orders/" + o.String(), "/letters",
-		fmt.Sprint("/letters/", letter), "/audit",
+		fmt.Sprint("/letters/", letter), "/targets", "/targets/shop", "/audit",
 	} {
 		status, shown := b.get(path)
 		require.Equal(t, http.StatusOK, status, path)
 		shown = strings.ReplaceAll(shown, `<form method="post" action="/letters"><section`, "")
-		require.NotRegexp(t, `method="post" action="/(sales|orders|letters|audit)`, shown, path)
+		require.NotRegexp(t, `method="post" action="/(sales|orders|letters|targets|audit)`, shown, path)
 	}
 	for path, fields := range map[string][]string{
 		"/sales/" + id.String() + "/pause":   {},
@@ -127,6 +128,9 @@ func TestViewerChangesNothing(t *testing.T) {
 		"/sales":                             {"key", uuid.NewString(), "name", "x", "stock", "5", "limit", "1"},
 		"/orders/" + o.String() + "/cancel":  {"reason", "because"},
 		"/letters":                           {"do", "discard", "reason", "because", "id", fmt.Sprint(letter)},
+		"/targets/shop/pause":                {},
+		"/targets/shop/resume":               {},
+		"/targets/shop/replay":               {"name", "shop", "place", "start"},
 		"/audit/run":                         {},
 		"/audit/dry-run":                     {},
 		"/audit/apply":                       {},
@@ -135,7 +139,7 @@ func TestViewerChangesNothing(t *testing.T) {
 		require.Equal(t, http.StatusForbidden, status, path)
 		require.Contains(t, shown, "you are viewer. Nothing was done.")
 	}
-	require.EqualValues(t, 10, testutil.ToFloat64(d.metrics.actions.WithLabelValues(actionDenied)))
+	require.EqualValues(t, 13, testutil.ToFloat64(d.metrics.actions.WithLabelValues(actionDenied)))
 	require.EqualValues(t, "open", d.shown(id).State)
 	require.EqualValues(t, 5, d.shown(id).Stock)
 	found, err := ledger.New(d.Shop.Pool).Order(t.Context(), o)
@@ -163,7 +167,7 @@ func TestAdminCreatesSaleOnce(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, sales, 1)
 	require.Equal(t, 10*time.Minute, sales[0].PaymentWindow)
-	require.Equal(t, "2099-01-02 03:04:00", moment(sales[0].OpensAt))
+	require.Equal(t, "2099-01-02T03:04:00Z", sales[0].OpensAt.UTC().Format(time.RFC3339))
 	_, shown := b.post("/sales", "key", uuid.NewString(), "name", "x", "stock", "many", "limit", "1")
 	require.Contains(t, shown, "is not a whole number")
 	_, shown = b.post("/sales", "key", uuid.NewString(), "name", "", "stock", "1", "limit", "1")
@@ -213,6 +217,50 @@ func TestOrderIsShownAndCancelled(t *testing.T) {
 	require.Regexp(t, `(?s)paid.*cancelled by an operator.*an operator.*&lt;i&gt;fraud&lt;/i&gt;`, shown)
 	require.NotContains(t, shown, "Cancel the order")
 	require.NotContains(t, shown, "<i>fraud")
+}
+
+func TestTargetIsPausedResumedAndReplayed(t *testing.T) {
+	t.Parallel()
+	d := openDesk(t)
+	d.target("shop", "https://ann:secret@shop.example/hook?key=secret")
+	b := d.as("ann")
+	standing := func(want string) {
+		t.Helper()
+		query := "SELECT count(*) FROM relay_targets WHERE state || ' ' || position = '" + want + "'"
+		require.EqualValues(t, 1, d.Count(t, query))
+	}
+	_, shown := b.get("/targets")
+	require.Contains(t, shown, "webhook · <bdi>https://shop.example/hook?…</bdi>")
+	require.NotContains(t, shown, "secret")
+	_, shown = b.post("/targets/shop/pause")
+	require.Contains(t, shown, "The target is paused")
+	standing("paused 0")
+	_, shown = b.get("/targets/shop?rows")
+	require.NotContains(t, shown, "<html")
+	require.Contains(t, shown, "paused")
+	_, shown = b.post("/targets/shop/resume")
+	require.Contains(t, shown, "The target gets events.")
+	d.Shop.Exec(t, "UPDATE relay_targets SET position = 7")
+	sale := d.sale("drop", 5)
+	for _, c := range []struct{ name, how, place, answer, standing string }{
+		{"", "from", "start", "That is not the name of this target", "active 7"},
+		{"shop", "from", "yesterday", "There is no such place among the events", "active 7"},
+		{"shop", "after", "start", "There is no such place among the events", "active 7"},
+		{"shop", "after", sale.String() + ".r1", "after position 1", "active 1"},
+		{"shop", "from", "2020-01-01T00:00:00Z", "after position 0", "active 0"},
+	} {
+		_, shown = b.post("/targets/shop/replay", "name", c.name, "how", c.how, "place", c.place)
+		require.Contains(t, shown, c.answer)
+		standing(c.standing)
+	}
+	require.Regexp(t, `an operator acted.*operator=ann action=replay target=shop`, d.log.String())
+	for _, path := range []string{"/targets/none", "/targets/none?rows"} {
+		status, shown := b.get(path)
+		require.Equal(t, http.StatusNotFound, status)
+		require.Contains(t, shown, "There is no such target.")
+	}
+	_, shown = b.post("/targets/none/pause")
+	require.Contains(t, shown, "Not done.")
 }
 
 func TestLettersAreResolvedInBulk(t *testing.T) {

@@ -21,7 +21,8 @@ var fragments = []string{"wrong", "troubles", "rebuilds", "sales", "processes", 
 type boards struct {
 	parts *template.Template
 	// checks changes when the page of checks has something new to show.
-	checks func() string
+	checks  func() string
+	journal *journal
 
 	mu     sync.Mutex
 	newest *live.Board
@@ -36,7 +37,7 @@ func (d *boards) render(s *fleet.Snapshot) *live.Board {
 	b := &live.Board{
 		Number: s.Number, At: s.At, Values: boardValues(s), Points: newestPoints(s), Fragments: make(map[string]string),
 	}
-	b.Values["check.state"] = d.checks()
+	b.Values["check.state"], b.Values["marks"] = d.checks(), strconv.Itoa(d.journal.version())
 	for _, name := range fragments {
 		b.Fragments[name] = fragment(d.parts, name, s, nil)
 	}
@@ -59,7 +60,7 @@ func fragment(parts *template.Template, name string, s *fleet.Snapshot, body any
 // boardValues are all figures of a snapshot, by the names that templates use.
 func boardValues(s *fleet.Snapshot) map[string]string {
 	v := map[string]string{
-		"at":           moment(s.At),
+		"at":           s.At.UTC().Format(instant),
 		"troubles":     count(len(s.Troubles)),
 		"dead_letters": count(s.DeadLetters),
 		"say":          saying(s),

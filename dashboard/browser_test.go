@@ -4,6 +4,8 @@ package dashboard
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -12,6 +14,7 @@ import (
 
 	"stampede/dashboard/fleet"
 	"stampede/internal/test/testbrowser"
+	"stampede/internal/test/testkit"
 	"stampede/internal/test/testwork"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
@@ -20,7 +23,9 @@ import (
 func TestBrowser(t *testing.T) {
 	b := testbrowser.Start(t)
 	for name, test := range map[string]func(*testing.T, *testbrowser.Browser){
-		"EveryPageKeepsItsLayout": everyPageKeepsItsLayout, "TableFollowsTheCharts": tableFollowsTheCharts,
+		"EveryPageKeepsItsLayout": everyPageKeepsItsLayout, "TimesAreLocal": timesAreLocal,
+		"OrdersAreFound": ordersAreFound, "TargetIsReplayed": targetIsReplayed, "BadgeFollows": badgeFollows,
+		"MarksFollow": marksFollow, "TableFollowsTheCharts": tableFollowsTheCharts,
 	} {
 		t.Run(name, func(t *testing.T) { t.Parallel(); test(t, b) })
 	}
@@ -49,7 +54,8 @@ func everyPageKeepsItsLayout(t *testing.T, browser *testbrowser.Browser) {
 	b.CheckLayout("overview")
 	for name, path := range map[string]string{
 		"sale": "/sales/" + sale.String(), "sales": "/sales", "orders": "/orders?sale=" + sale.String(),
-		"order": "/orders/" + order.String(), "letters": "/letters", "letter": "/letters/1", "audit": "/audit",
+		"order": "/orders/" + order.String(), "targets": "/targets",
+		"target": "/targets/warehouse", "letters": "/letters", "letter": "/letters/1", "audit": "/audit",
 		"runbook": "/docs/operations", "error": "/none",
 	} {
 		if name == "error" {
@@ -58,6 +64,145 @@ func everyPageKeepsItsLayout(t *testing.T, browser *testbrowser.Browser) {
 		b.Go(d.url + path)
 		b.CheckLayout(name)
 	}
+}
+
+// Times are those of the browser's zone, and the UTC of each is its title, also of rows that come later.
+func timesAreLocal(t *testing.T, browser *testbrowser.Browser) {
+	d := openDesk(t)
+	sale := d.fill()
+	b := browser.Open(t)
+	b.Zone("Asia/Kolkata") // half an hour from any other
+	logIn(d, b, "ada")
+	const shown = `[...document.querySelectorAll("main time, footer time")].map((e) => ` +
+		`[e.dateTime, e.textContent, e.title].join("|"))`
+	requireLocal := func() {
+		t.Helper()
+		b.Until(`((all) => all.length && all.every((e) => e.title))([...document.querySelectorAll("time")])`, "the script")
+		for _, text := range testbrowser.Evaluate[[]string](b, shown) {
+			parts := strings.Split(text, "|")
+			at, err := time.Parse(instant, parts[0])
+			require.NoError(t, err)
+			require.Contains(t, at.Add(330*time.Minute).Format("2006-01-02 15:04:05.000"), parts[1])
+			require.Equal(t, at.Format(time.DateTime)+" UTC", parts[2])
+		}
+		require.Zero(t, testbrowser.Evaluate[int](b, `[...document.querySelectorAll("main *, footer *")].filter((e) =>
+			!e.closest("time") && [...e.childNodes].some((n) => n.nodeType === 3 && /\d UTC|\(UTC/.test(n.data))).length`))
+	}
+	requireLocal()
+	b.Shows("footer", "in Asia/Calcutta")
+	b.Go(d.url + "/sales/" + sale.String())
+	b.Click("details.table > summary")
+	requireLocal()
+	for _, path := range []string{"/orders?sale=" + sale.String(), "/letters", "/targets", "/audit"} {
+		b.Go(d.url + path)
+		requireLocal()
+	}
+	b.Go(d.url + "/sales")
+	b.Click("details.create > summary")
+	b.Shows("label[for=n-opens]", "Asia/Calcutta")
+	testbrowser.Evaluate[bool](b, `(["name", "stock", "opens"].forEach((name, i) =>
+		document.querySelector("[name=" + name + "]").value = ["drop", "5", "2099-01-02T03:04"][i]), true)`)
+	b.Click("details.create button")
+	b.Shows(".banner.good", "The sale drop is created")
+	require.EqualValues(t, 1, d.Count(t, "SELECT count(*) FROM sales WHERE opens_at = '2099-01-01 21:34Z'"))
+}
+
+// Orders are found by the beginning of their user, in a sale, by status, page after page.
+func ordersAreFound(t *testing.T, browser *testbrowser.Browser) {
+	d := openDesk(t)
+	sale := d.sale("日本限定スニーカー", 500)
+	for i := range ordersOnPage + 10 {
+		d.Buy(t, sale, fmt.Sprintf("ann-%03d", i))
+	}
+	testwork.FulfilAll(t, d.Shop)
+	d.show(sale)
+	b := browser.Open(t)
+	logIn(d, b, "vic")
+	b.Go(d.url + "/orders")
+	b.Click("#q-user")
+	b.Type("ann-\r")
+	b.Shows("[aria-label=Found] tbody tr:first-child", "ann-000")
+	b.Shows("[aria-label=Found] tbody tr:last-child", fmt.Sprintf("ann-%03d", ordersOnPage-1))
+	b.Click("[aria-label=Found] p a")
+	b.Shows("[aria-label=Found] tbody tr:first-child", fmt.Sprintf("ann-%03d", ordersOnPage))
+	b.Until(`document.querySelectorAll("[aria-label=Found] tbody tr").length === 10`, "the rest")
+	b.Click("[name=begins]")
+	b.Click("#q-user")
+	b.Type("\r")
+	b.Shows("[aria-label=Found]", "There is no such order") // of a user of this name
+}
+
+// A target is paused, resumed and, by its name, replayed.
+func targetIsReplayed(t *testing.T, browser *testbrowser.Browser) {
+	d := openDesk(t)
+	d.target("shop", "https://ann:secret@shop.example/hook?key=secret")
+	repeat(t, func() { d.fleet.publish(func(*fleet.Snapshot) {}) })
+	b := browser.Open(t)
+	logIn(d, b, "ann")
+	b.Click("nav a[href='/targets']")
+	b.Shows("tbody", "https://shop.example/hook?…")
+	b.Click("tbody a")
+	b.Click("form[action$=pause] button")
+	b.Shows(".badge", "paused")
+	b.Click("form[action$=resume] button")
+	b.Shows(".badge", "active")
+	d.Shop.Exec(t, "UPDATE relay_targets SET position = 4711")
+	b.Shows("td[data-th=Position]", "4,711") // by itself
+	for _, try := range []struct{ name, answer, position string }{
+		{"sho", "That is not the name of this target", "4,711"}, {"shop", "after position 0", "0"},
+	} {
+		b.Click(".danger summary")
+		b.Until(`document.querySelector(".danger").open`, "the form")
+		b.Click("#place")
+		b.Until(`document.activeElement.id === "place"`, "the focus")
+		b.Type("start\t" + try.name + "\r")
+		b.Shows("main > .banner", try.answer)
+		b.Shows("td[data-th=Position]", try.position)
+	}
+}
+
+// An open page tells of a sale that it is sold out, and that it sells nothing.
+func badgeFollows(t *testing.T, browser *testbrowser.Browser) {
+	d := openDesk(t)
+	sale := d.sale("drop", 5)
+	b := browser.Open(t)
+	d.show(sale)
+	repeat(t, func() { d.fleet.publish(func(*fleet.Snapshot) {}) })
+	logIn(d, b, "vic")
+	for _, page := range []string{"/", "/sales/" + sale.String()} {
+		change := func(available int64, shut string) {
+			d.fleet.publish(func(s *fleet.Snapshot) {
+				s.Redis.Reachable = true
+				s.Sales = slices.Clone(s.Sales)
+				s.Sales[0].Available, s.Sales[0].Held, s.Sales[0].Shut = available, 5-available, shut
+			})
+		}
+		change(5, "")
+		b.Go(d.url + page)
+		b.Shows(".badge.open", "open")
+		change(0, "")
+		b.Shows(".badge.sold-out", "sold out")
+		change(0, "its Redis server does not answer")
+		b.Shows(".badge.not-selling", "not selling")
+	}
+}
+
+// A chart marks what changed it while the page is open, and says it at the pointer.
+func marksFollow(t *testing.T, browser *testbrowser.Browser) {
+	d := openDesk(t)
+	sale := d.sale("drop", 5)
+	d.show(sale)
+	b := browser.Open(t)
+	logIn(d, b, "vic")
+	b.Until(`document.querySelectorAll("path.l-accepted").length > 0`, "charts")
+	_, err := d.Shop.Catalog.Pause(t.Context(), sale)
+	require.NoError(t, err)
+	d.fleet.publish(func(s *fleet.Snapshot) {
+		s.Sales = slices.Clone(s.Sales)
+		s.Sales[0].State = reservation.StatePaused
+	})
+	repeat(t, func() { d.fleet.publish(func(*fleet.Snapshot) {}) })
+	b.Until(`[...document.querySelectorAll(".chart .tick")].some((e) => e.textContent === "❚❚")`, "a mark")
 }
 
 // The table beside the charts of a sale follows while it is open, and asks for nothing while it is not.
@@ -78,18 +223,28 @@ func tableFollowsTheCharts(t *testing.T, browser *testbrowser.Browser) {
 	b.Go(d.url + "/sales/" + sale.String())
 	b.Until(`document.querySelectorAll("path.l-available").length > 0`, "charts")
 	const asked = `performance.getEntriesByType("resource").filter((e) => e.name.includes("/minutes")).length`
-	sell(617)
-	b.Until(`document.querySelector("path.l-available").getAttribute("d")`, "a path")
+	testkit.Eventually(t, within, "a path", func() bool { // after the stream is open
+		sell(617)
+		return testbrowser.Evaluate[bool](b, `Boolean(document.querySelector("path.l-available").getAttribute("d"))`)
+	})
 	require.Zero(t, testbrowser.Evaluate[int](b, asked), "nobody sees the table")
 	b.Click("details.table > summary")
 	b.Shows("details.table tbody tr:first-child", "617")
+	repeat(t, func() { sell(615) })
+	b.Shows("details.table tbody tr:first-child", "615")
+	require.True(t, testbrowser.Evaluate[bool](b, asked+` <= 2 + performance.now() / 5000`), "not with each point")
+	b.CheckLayout("table")
+}
+
+// repeat calls do again and again, as a fleet looks, until the test ends.
+func repeat(t *testing.T, do func()) {
 	stop, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
 		for tick := time.NewTicker(100 * time.Millisecond); ; {
 			select {
 			case <-tick.C:
-				sell(615)
+				do()
 			case <-stop:
 				tick.Stop()
 				return
@@ -97,9 +252,6 @@ func tableFollowsTheCharts(t *testing.T, browser *testbrowser.Browser) {
 		}
 	}()
 	t.Cleanup(func() { close(stop); <-ended })
-	b.Shows("details.table tbody tr:first-child", "615")
-	require.True(t, testbrowser.Evaluate[bool](b, asked+` <= 2 + performance.now() / 5000`), "not with each point")
-	b.CheckLayout("table")
 }
 
 // fill makes a sale with orders and dead letters, and a fleet in trouble. It returns the sale.
@@ -117,6 +269,9 @@ func (d *testDesk) fill() uuid.UUID {
 	_, err = d.Shop.Catalog.Restock(catalog.WithOperator(t.Context(), "ann"), id, 250, "key")
 	require.NoError(t, err)
 	d.park(3)
+	d.target("warehouse", "https://warehouse.shop.example/"+strings.Repeat("a-long-path/", 9)+"hook")
+	d.Shop.Exec(t, `UPDATE relay_targets SET failures = 7, last_error_at = now(), retry_at = now() + interval '1 minute',
+		last_error = 'Post "https://warehouse.shop.example": context deadline exceeded (Client.Timeout exceeded)'`)
 	counted, err := d.Shop.Catalog.Show(t.Context(), id)
 	require.NoError(t, err)
 	now := time.Now()
@@ -127,13 +282,24 @@ func (d *testDesk) fill() uuid.UUID {
 		Accepted: 620, Confirmed: 118, Paid: 471, Cancelled: 12, Expired: 16, Rejected: 2, Voided: 1,
 	}
 	sales := []fleet.Sale{rich}
-	for i, state := range []reservation.State{
-		reservation.StateScheduled, reservation.StatePaused, reservation.StateEnded, reservation.StateOpen,
-	} {
+	names := []string{
+		"Sneaker drop", "限定スニーカー発売記念セール・東京秋葉原店先行抽選販売", strings.Repeat("longest-name-", 15), "한정판 운동화", "双十一限时抢购",
+	}
+	for i := range 49 {
 		s := countedSale(counted)
-		s.ID, s.Name, s.State, s.OpensAt = uuid.New(), fmt.Sprintf("Sneaker drop %d", i+1), state, now.Add(time.Hour)
-		if state == reservation.StateOpen {
-			s.OpensAt, s.Shut, s.UnitsKnown = time.Time{}, "its stock is rebuilt: the Redis server was replaced", false
+		s.ID, s.Name = uuid.New(), fmt.Sprintf("%s %d", names[i%len(names)], i+1)
+		s.State = []reservation.State{
+			reservation.StateOpen, reservation.StateScheduled, reservation.StatePaused, reservation.StateOpen,
+			reservation.StateEnded,
+		}[i%5]
+		switch i {
+		case 0:
+			s.Shut, s.UnitsKnown = "its stock is rebuilt: the Redis server was replaced", false
+		case 3:
+			s.Available, s.Held, s.Sold = 0, 50, 1200
+		}
+		if s.State == reservation.StateScheduled {
+			s.OpensAt = now.Add(time.Hour)
 		}
 		sales = append(sales, s)
 	}
@@ -178,7 +344,7 @@ func (d *testDesk) fill() uuid.UUID {
 			{
 				Target: "http://worker-1.shop.internal:9090/metrics", Kind: "worker", Up: true, Since: now.Add(-49 * time.Hour),
 				LastSeen: now, Version: "v1.4.0", CPU: .21, MemoryBytes: 61e6, PerSecond: 905,
-				Readers: []string{"stampede:{0}:orders", "stampede:{1}:orders"}, Failing: []string{"release"},
+				Readers: []string{d.Shop.Keys.Orders(0)}, Failing: []string{"release"},
 			},
 			{Target: "http://worker-2.shop.internal:9090/metrics", Since: now.Add(-3 * time.Second), Error: "no such host"},
 		}

@@ -37,7 +37,7 @@ func (d feed) follow(w http.ResponseWriter, r *http.Request, s *session.Session)
 	}
 }
 
-// history answers with all points of a chart that are in memory; what follows comes by the stream.
+// history answers with all points and marks of a chart that are in memory; the points that follow come by the stream.
 func (d feed) history(w http.ResponseWriter, r *http.Request, _ *session.Session) {
 	scope, sale, ok := readScope(w, r)
 	if !ok {
@@ -46,7 +46,8 @@ func (d feed) history(w http.ResponseWriter, r *http.Request, _ *session.Session
 	answer := struct {
 		At     []int64         `json:"at"`
 		Points [][]live.Figure `json:"points"`
-	}{At: []int64{}, Points: [][]live.Figure{}}
+		Marks  []mark          `json:"marks"`
+	}{At: []int64{}, Points: [][]live.Figure{}, Marks: d.marks(r.Context(), sale)}
 	for _, p := range d.Fleet.History() {
 		point := allPoint(p.Rates)
 		if scope != allScope {
@@ -146,7 +147,7 @@ type series struct {
 	Live   string `json:"-"`
 }
 
-// scopeCharts are the charts of the whole, or of a sale with the latencies and the backlog of the whole.
+// scopeCharts are the charts of the whole, or of a sale, and then the latencies and the backlog of the whole.
 func scopeCharts(scope string) []chart {
 	own := func(key, label string, column int) series { return series{key, label, column, scope + "." + key} }
 	all := func(key, label string, column int) series { return series{key, label, column, allScope + "." + key} }
@@ -167,6 +168,9 @@ func scopeCharts(scope string) []chart {
 			all("accepted", "accepted", 1), all("durable", "in Postgres", 5),
 		}}
 		return []chart{rates, latencies, durable, backlog}
+	}
+	for _, c := range []*chart{&latencies, &backlog, &oldest} {
+		c.Title += " (all sales)"
 	}
 	units := chart{"units", "Units", "", scope, false, []series{
 		own("available", "available", 5), own("held", "held", 6), own("sold", "sold", 7),

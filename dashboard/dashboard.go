@@ -2,9 +2,9 @@
 // operators. It reads what dashboard/fleet collects, and acts through the same packages as the commands.
 //
 // A request passes the gate (web.go: headers, origin, session, role), and then a handler of its part: sale.go,
-// order.go, letter.go, check.go or files.go. The handler returns the body of a page, or an action, and the site
-// (site.go) renders the template of the page, or runs the action. What changes while a page is open is rendered once
-// for all browsers in board.go, and sent by dashboard/live.
+// order.go, letter.go, target.go, check.go or files.go. The handler returns the body of a page, or an action, and the
+// site (site.go) renders the template of the page, or runs the action. What changes while a page is open is rendered
+// once for all browsers in board.go, and sent by dashboard/live. What happened is kept in journal.go.
 package dashboard
 
 import (
@@ -31,6 +31,7 @@ import (
 	"stampede/internal/telemetry"
 	"stampede/ledger"
 	"stampede/ledger/deadletter"
+	"stampede/relay/target"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 )
@@ -85,7 +86,7 @@ type Dashboard struct {
 // New returns a Dashboard. Run makes it live; its Handler answers before that, too.
 func New(config Config) (*Dashboard, error) {
 	d := &Dashboard{
-		site:   &site{Config: config},
+		site:   &site{Config: config, journal: &journal{}},
 		checks: &checks{latest: make(map[checkKind]*check)},
 	}
 	d.stopping, d.stop = context.WithCancel(context.Background())
@@ -103,14 +104,14 @@ func New(config Config) (*Dashboard, error) {
 	if d.assets, err = readAssets(); err != nil {
 		return nil, err
 	}
-	if d.templates, err = readTemplates(); err != nil {
+	if d.templates, err = readTemplates(config.Keys); err != nil {
 		return nil, err
 	}
 	books, err := readBooks()
 	if err != nil {
 		return nil, err
 	}
-	d.boards = &boards{parts: d.parts, checks: d.checks.state}
+	d.boards = &boards{parts: d.parts, checks: d.checks.state, journal: d.journal}
 	d.hub = live.New(live.Config{
 		Next: func(ctx context.Context, after uint64) (*live.Board, error) {
 			s, err := d.Fleet.Next(ctx, after)
@@ -142,34 +143,41 @@ func (d *Dashboard) routes(gate *gate, books books) http.Handler {
 	sales := salePages{d.site}
 	orders := orderPages{d.site, ledger.New(d.Pool)}
 	letters := letterPages{d.site, deadletter.NewStore(d.Pool, d.Redis, d.Store)}
+	targets := targetPages{d.site, target.NewStore(d.Pool)}
 	checks := checkPages{d.site, d.checks, d.stopping}
 	for pattern, route := range map[string]struct {
 		role operators.Role
 		h    sessionHandler
 	}{
-		"POST /logout":                {operators.Viewer, gate.logout},
-		"GET /{$}":                    {operators.Viewer, d.look(d.overview)},
-		"GET /live":                   {operators.Viewer, feed.follow},
-		"GET /history":                {operators.Viewer, feed.history},
-		"GET /minutes":                {operators.Viewer, feed.minutes},
-		"GET /sales":                  {operators.Viewer, d.look(sales.list)},
-		"POST /sales":                 {operators.Admin, d.act(actTimeout, sales.create)},
-		"GET /sales/{sale}":           {operators.Viewer, d.look(sales.show)},
-		"POST /sales/{sale}/pause":    {operators.Operator, sales.change("pause", sales.pause)},
-		"POST /sales/{sale}/resume":   {operators.Operator, sales.change("resume", sales.resume)},
-		"POST /sales/{sale}/restock":  {operators.Operator, sales.change("restock", sales.restock)},
-		"POST /sales/{sale}/end":      {operators.Admin, sales.change("end", sales.end)},
-		"GET /orders":                 {operators.Viewer, d.look(orders.list)},
-		"GET /orders/{order}":         {operators.Viewer, d.look(orders.show)},
-		"POST /orders/{order}/cancel": {operators.Operator, d.act(actTimeout, orders.cancel)},
-		"GET /letters":                {operators.Viewer, d.look(letters.list)},
-		"POST /letters":               {operators.Operator, d.act(bulkTimeout, letters.resolve)},
-		"GET /letters/{letter}":       {operators.Viewer, d.look(letters.show)},
-		"GET /audit":                  {operators.Viewer, d.look(checks.show)},
-		"POST /audit/run":             {operators.Operator, checks.start(checkAudit, checks.audit)},
-		"POST /audit/dry-run":         {operators.Operator, checks.start(checkDry, checks.reconcile)},
-		"POST /audit/apply":           {operators.Operator, checks.start(checkApply, checks.reconcile)},
-		"GET /docs/{page}":            {operators.Viewer, d.look(books.show)},
+		"POST /logout":                  {operators.Viewer, gate.logout},
+		"GET /{$}":                      {operators.Viewer, d.look(d.overview)},
+		"GET /live":                     {operators.Viewer, feed.follow},
+		"GET /history":                  {operators.Viewer, feed.history},
+		"GET /minutes":                  {operators.Viewer, feed.minutes},
+		"GET /timeline":                 {operators.Viewer, feed.timeline},
+		"GET /targets":                  {operators.Viewer, d.look(targets.list)},
+		"GET /targets/{target}":         {operators.Viewer, d.look(targets.list)},
+		"POST /targets/{target}/pause":  {operators.Operator, targets.change("pause", targets.pause)},
+		"POST /targets/{target}/resume": {operators.Operator, targets.change("resume", targets.resume)},
+		"POST /targets/{target}/replay": {operators.Operator, targets.change("replay", targets.replay)},
+		"GET /sales":                    {operators.Viewer, d.look(sales.list)},
+		"POST /sales":                   {operators.Admin, d.act(actTimeout, sales.create)},
+		"GET /sales/{sale}":             {operators.Viewer, d.look(sales.show)},
+		"POST /sales/{sale}/pause":      {operators.Operator, sales.change("pause", sales.pause)},
+		"POST /sales/{sale}/resume":     {operators.Operator, sales.change("resume", sales.resume)},
+		"POST /sales/{sale}/restock":    {operators.Operator, sales.change("restock", sales.restock)},
+		"POST /sales/{sale}/end":        {operators.Admin, sales.change("end", sales.end)},
+		"GET /orders":                   {operators.Viewer, d.look(orders.list)},
+		"GET /orders/{order}":           {operators.Viewer, d.look(orders.show)},
+		"POST /orders/{order}/cancel":   {operators.Operator, d.act(actTimeout, orders.cancel)},
+		"GET /letters":                  {operators.Viewer, d.look(letters.list)},
+		"POST /letters":                 {operators.Operator, d.act(bulkTimeout, letters.resolve)},
+		"GET /letters/{letter}":         {operators.Viewer, d.look(letters.show)},
+		"GET /audit":                    {operators.Viewer, d.look(checks.show)},
+		"POST /audit/run":               {operators.Operator, checks.start(checkAudit, checks.audit)},
+		"POST /audit/dry-run":           {operators.Operator, checks.start(checkDry, checks.reconcile)},
+		"POST /audit/apply":             {operators.Operator, checks.start(checkApply, checks.reconcile)},
+		"GET /docs/{page}":              {operators.Viewer, d.look(books.show)},
 		"/": {operators.Viewer, func(w http.ResponseWriter, r *http.Request, s *session.Session) {
 			d.render(w, r, s, problemPage(http.StatusNotFound, "There is no such page.", ""))
 		}},
@@ -188,7 +196,10 @@ func (d *Dashboard) ServeHTTP(w http.ResponseWriter, r *http.Request) { d.handle
 
 // Run sends changes to open pages until ctx is done; then it ends their streams and waits for running checks.
 func (d *Dashboard) Run(ctx context.Context) error {
-	err := d.hub.Run(ctx)
+	running, ctx := errgroup.WithContext(ctx)
+	running.Go(func() error { return d.hub.Run(ctx) })
+	running.Go(func() error { return d.journal.follow(ctx, d.Fleet) })
+	err := running.Wait()
 	d.stop()
 	d.checks.wait()
 	return err

@@ -28,6 +28,7 @@ import (
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
 	"stampede/ledger/deadletter"
+	"stampede/relay/target"
 	"stampede/reservation"
 )
 
@@ -227,6 +228,14 @@ func (d *testDesk) sale(name string, stock int64) uuid.UUID {
 	sale, err := d.Shop.Catalog.Create(d.t.Context(), reservation.Terms{Name: name, Stock: stock, PerOrderLimit: 10})
 	require.NoError(d.t, err)
 	return sale.ID
+}
+
+// target adds a target of the relay.
+func (d *testDesk) target(name, url string) {
+	d.t.Helper()
+	to, err := target.ParseAddress(url)
+	require.NoError(d.t, err)
+	require.NoError(d.t, target.NewStore(d.Shop.Pool).Add(d.t.Context(), name, to, nil, true, 0))
 }
 
 // park stores dead letters that no worker could read, with bytes that are no text.

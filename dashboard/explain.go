@@ -5,6 +5,7 @@ import (
 	"net/http"
 
 	"stampede/ledger/deadletter"
+	"stampede/relay/target"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"
@@ -25,6 +26,11 @@ var explanations = []struct {
 	status     int
 	text, hint string
 }{
+	{target.ErrNotFound, http.StatusNotFound, "There is no such target.", "Look for it in the list."},
+	{
+		target.ErrPlace, http.StatusUnprocessableEntity, "There is no such place among the events.",
+		"Nothing was done. Write start, now, a time such as 2026-11-23T20:00:00Z, or the id of an event.",
+	},
 	{deadletter.ErrNotFound, http.StatusNotFound, "There is no such dead letter.", "Look for it in the list."},
 	{
 		deadletter.ErrNotParked, http.StatusConflict, "This dead letter was replayed or discarded before.",

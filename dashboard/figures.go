@@ -1,6 +1,7 @@
 package dashboard
 
 import (
+	"html/template"
 	"math"
 	"net/url"
 	"strconv"
@@ -127,18 +128,32 @@ func share(part, whole int64) string {
 	return strconv.FormatFloat(p, 'f', 0, 64) + " %"
 }
 
-// moment is a time in UTC, to the second.
-func moment(t time.Time) string {
-	if t.IsZero() {
-		return unknown
+// clockTime returns what shows times in a layout: in UTC, until the script of a page shows them in the browser's zone.
+func clockTime(layout, form string) func(time.Time) template.HTML {
+	return func(t time.Time) template.HTML {
+		if t.IsZero() {
+			return unknown
+		}
+		utc := t.UTC()
+		return template.HTML(`<time datetime="` + utc.Format(instant) + `" data-form="` + form + `">` + // of digits only
+			utc.Format(layout) + ` UTC</time>`)
 	}
-	return t.UTC().Format("2006-01-02 15:04:05")
 }
 
-// exact is a time in UTC, to the millisecond.
-func exact(t time.Time) string {
-	if t.IsZero() {
-		return unknown
+// instant is a time for scripts and files, in UTC.
+const instant = "2006-01-02T15:04:05.000Z"
+
+// The forms of times, by the names that desk.js knows them by.
+var (
+	moment = clockTime(time.DateTime, "second")
+	exact  = clockTime("2006-01-02 15:04:05.000", "exact")
+	hourOf = clockTime("15:04", "minute")
+)
+
+// eventValue is a value of an event: a time is shown as one.
+func eventValue(text string) template.HTML {
+	if t, err := time.Parse(time.RFC3339Nano, text); err == nil {
+		return moment(t)
 	}
-	return t.UTC().Format("2006-01-02 15:04:05.000")
+	return template.HTML(template.HTMLEscapeString(text))
 }

@@ -1,6 +1,7 @@
 package dashboard
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,7 +28,9 @@ const ordersOnPage = 50
 // ordersPage is the body of the page that finds orders.
 type ordersPage struct {
 	Order, User, Sale, Status string
-	Statuses                  []order.Status
+	// Begins is true for users whose ids begin with User.
+	Begins   bool
+	Statuses []order.Status
 	// Searched is true if there was something to look for.
 	Searched      bool
 	Rows          []order.Placed
@@ -45,7 +48,7 @@ func (d orderPages) list(ctx context.Context, r *http.Request) (page, error) {
 	q := r.URL.Query()
 	body := ordersPage{
 		Order: field(q, "order"), User: field(q, "user"), Sale: field(q, "sale"), Status: q.Get("status"),
-		Statuses: order.Recorded(),
+		Begins: q.Has("begins") || !q.Has("user"), Statuses: order.Recorded(),
 	}
 	if body.Order != "" {
 		if id, err := uuid.Parse(body.Order); err == nil {
@@ -59,7 +62,7 @@ func (d orderPages) list(ctx context.Context, r *http.Request) (page, error) {
 	}
 	p := page{template: "orders", title: "Orders"}
 	if body.Searched = body.Problem == "" && (body.User != "" || body.Sale != ""); body.Searched {
-		if err := d.find(ctx, q.Get("before"), &body); err != nil {
+		if err := d.find(ctx, q, &body); err != nil {
 			body.Problem, body.Hint, p.status = explain(err)
 		}
 	}
@@ -67,36 +70,37 @@ func (d orderPages) list(ctx context.Context, r *http.Request) (page, error) {
 	return p, nil
 }
 
-// find reads the rows of the page, those older than the order before.
-func (d orderPages) find(ctx context.Context, before string, p *ordersPage) (err error) {
+// find reads the rows of the page: those older than the order before, or, by a beginning, those after the order before
+// of the user last.
+func (d orderPages) find(ctx context.Context, q url.Values, p *ordersPage) (err error) {
 	filter := order.Filter{User: p.User}
 	if p.Sale != "" {
 		if filter.Sale, err = uuid.Parse(p.Sale); err != nil {
 			return &refusal{"That is not the id of a sale.", "It is at the top of the page of each sale."}
 		}
 	}
-	if p.User != "" {
-		if err := order.ValidateUser(p.User); err != nil {
-			return err
-		}
+	next := order.Order{UserID: cmp.Or(q.Get("last"), p.User)}
+	if err := order.ValidateUser(next.UserID); err != nil && next.UserID != "" {
+		return err
 	}
 	if p.Status != "" {
 		if filter.Status = order.Status(p.Status); !slices.Contains(p.Statuses, filter.Status) {
 			return &refusal{"There is no such status.", ""}
 		}
 	}
-	newer, _ := uuid.Parse(before) // without one, the newest
-	rows, next, err := d.ledger.ListOrders(ctx, filter, newer, ordersOnPage)
-	if err != nil {
-		return err
+	next.ID, _ = uuid.Parse(q.Get("before")) // without one, the first page
+	more := url.Values{"user": {p.User}, "sale": {p.Sale}, "status": {p.Status}}
+	if p.User != "" && p.Begins {
+		p.Rows, next, err = d.ledger.ListByPrefix(ctx, filter, next, ordersOnPage)
+		more["begins"], more["last"] = []string{"1"}, []string{next.UserID}
+	} else {
+		p.Rows, next.ID, err = d.ledger.ListOrders(ctx, filter, next.ID, ordersOnPage)
 	}
-	p.Rows = rows
-	if next != uuid.Nil {
-		p.Next = "/orders?" + url.Values{
-			"user": {p.User}, "sale": {p.Sale}, "status": {p.Status}, "before": {next.String()},
-		}.Encode()
+	if err == nil && next.ID != uuid.Nil {
+		more.Set("before", next.ID.String())
+		p.Next = "/orders?" + more.Encode()
 	}
-	return nil
+	return err
 }
 
 // orderPage is the body of the page of an order.
@@ -192,6 +196,7 @@ func steps(o order.Placed, log []order.Logged, e *entry) (all []step) {
 
 // entry is the entry of the stream that has an order, if Redis still has it.
 type entry struct {
+	partition  int
 	stream, id string
 	orders     int
 	// pending is set while a worker has it and has not finished it.
@@ -203,7 +208,7 @@ func (e *entry) step(o order.Placed) step {
 	ms, _, _ := strings.Cut(e.id, "-")
 	at, err := strconv.ParseInt(ms, 10, 64)
 	s := step{At: time.UnixMilli(at).UTC(), Where: "stream in Redis", Details: []detail{
-		{"stream", e.stream}, {"entry", e.id}, {"orders in it", count(e.orders)},
+		{"partition", strconv.Itoa(e.partition), e.stream}, {"entry", e.id, ""}, {"orders in it", count(e.orders), ""},
 	}}
 	if err != nil {
 		s.At = o.ReservedAt
@@ -211,8 +216,8 @@ func (e *entry) step(o order.Placed) step {
 	switch {
 	case e.pending != nil:
 		s.What = "a worker has its entry, and has not finished it"
-		s.Details = append(s.Details, detail{"worker", e.pending.Consumer},
-			detail{"deliveries", count(e.pending.RetryCount)}, detail{"for", lasting(e.pending.Idle)})
+		s.Details = append(s.Details, detail{"worker", e.pending.Consumer, ""},
+			detail{"deliveries", count(e.pending.RetryCount), ""}, detail{"for", lasting(e.pending.Idle), ""})
 	case o.Status == order.StatusReserved && !e.read:
 		s.What = "its entry waits for a worker"
 	default:
@@ -246,7 +251,7 @@ func (d orderPages) findEntry(ctx context.Context, o order.Placed) *entry {
 			if !slices.ContainsFunc(orders, func(e order.OrderReserved) bool { return e.OrderID == o.ID }) {
 				continue
 			}
-			return d.readState(ctx, &entry{stream: key, id: m.ID, orders: len(orders)})
+			return d.readState(ctx, &entry{partition: p, stream: key, id: m.ID, orders: len(orders)})
 		}
 	}
 	return nil

@@ -47,14 +47,14 @@ type change struct {
 	Details []detail
 }
 
-// detail is a member of the data of an event.
-type detail struct{ Name, Value string }
+// detail is a member of the data of an event. Title is shown on hover.
+type detail struct{ Name, Value, Title string }
 
 // details returns the members of a JSON object, in the order of their names.
 func details(data []byte) (found []detail) {
 	var members map[string]json.RawMessage
 	if json.Unmarshal(data, &members) != nil {
-		return []detail{{"data", figure.Printable(string(data))}}
+		return []detail{{Name: "data", Value: figure.Printable(string(data))}}
 	}
 	for _, name := range slices.Sorted(maps.Keys(members)) {
 		value := string(members[name])
@@ -62,7 +62,7 @@ func details(data []byte) (found []detail) {
 		if json.Unmarshal(members[name], &text) == nil {
 			value = text
 		}
-		found = append(found, detail{strings.ReplaceAll(name, "_", " "), figure.Printable(value)})
+		found = append(found, detail{Name: strings.ReplaceAll(name, "_", " "), Value: figure.Printable(value)})
 	}
 	return found
 }
@@ -211,10 +211,15 @@ func (d salePages) list(ctx context.Context, r *http.Request) (page, error) {
 		after = uuid.Nil
 	}
 	found, err := d.Catalog.CountPage(ctx, after, salesOnPage)
-	p := salesPage{Key: uuid.NewString()}
+	p, followed := salesPage{Key: uuid.NewString()}, d.Fleet.Snapshot().Sales
 	for _, c := range found {
 		sale := countedSale(c.CountedSale)
 		sale.UnitsKnown = c.Err == nil
+		for _, followed := range followed {
+			if followed.ID == sale.ID {
+				sale.Shut = followed.Shut
+			}
+		}
 		p.Rows = append(p.Rows, sale)
 	}
 	if len(found) == salesOnPage {

@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -54,6 +55,32 @@ type shown struct{ *fleet.Snapshot }
 func (s shown) HasCritical() bool {
 	return slices.ContainsFunc(s.Troubles, func(t fleet.Trouble) bool { return t.Severity == fleet.Critical })
 }
+
+// What an open sale may be in truth.
+const soldOut, notSelling = "sold out", "not selling"
+
+// Selling is the state of a sale as buyers meet it: an open one may be sold out, or sell nothing.
+func (s shown) Selling(sale fleet.Sale) string {
+	isIngress := func(p fleet.Process) bool { return slices.Contains(strings.Split(p.Kind, ", "), "ingress") }
+	answers := func(p fleet.Process) bool { return isIngress(p) && p.Up }
+	noIngress := slices.ContainsFunc(s.Processes, isIngress) && !slices.ContainsFunc(s.Processes, answers)
+	switch {
+	case sale.State != reservation.StateOpen:
+		return string(sale.State)
+	case sale.Shut != "" || noIngress || !s.Redis.Reachable && s.Redis.Error != "":
+		return notSelling
+	case sale.UnitsKnown && sale.Available == 0:
+		return soldOut
+	}
+	return string(sale.State)
+}
+
+// salesShown bounds the sales of the overview.
+const salesShown = 10
+
+// FirstSales are those of the overview, and MoreSales is how many others there are.
+func (s shown) FirstSales() []fleet.Sale { return s.Sales[:min(len(s.Sales), salesShown)] }
+func (s shown) MoreSales() int           { return len(s.Sales) - len(s.FirstSales()) }
 
 // Live is a figure that changes while the page is open.
 func (v view) Live(key ...string) template.HTML {
@@ -105,7 +132,8 @@ func (v view) Version() string { return telemetry.BuildVersion() }
 
 // functions are what templates call.
 var functions = template.FuncMap{
-	"moment": moment, "exact": exact, "printable": figure.Printable, "lasting": lasting, "gap": gap, "join": strings.Join,
+	"moment": moment, "exact": exact, "hour": hourOf, "value": eventValue,
+	"printable": figure.Printable, "lasting": lasting, "gap": gap, "join": strings.Join,
 	"fields": func(v any) []string { return strings.Fields(fmt.Sprint(v)) },
 	"count":  func(n int64) string { return count(n) },
 	"count0": func(n int) string { return count(n) },
@@ -122,9 +150,11 @@ var functions = template.FuncMap{
 	"concat": func(parts ...string) string { return strings.Join(parts, "") },
 	"charts": scopeCharts,
 	"funnel": func() []bar { return funnel },
-	"mark":   func(s reservation.State) string { return marks[s] },
+	"mark":   func(state string) string { return marks[state] },
 	"orders": func(user string) string { return "/orders?" + url.Values{"user": {user}}.Encode() },
 	"more":   func(found int64, shown []audit.Finding) int64 { return found - int64(len(shown)) },
+	"class":  func(state string) string { return strings.ReplaceAll(state, " ", "-") },
+	"list":   func(one ...string) []string { return one },
 	"label":  func(tab string) string { return tabs[tab] },
 	"tabbed": func(page, tab string) bool { return page == tab || pageOf[page] == tab },
 }
@@ -132,16 +162,16 @@ var functions = template.FuncMap{
 // tabs are the pages that every page leads to, and pageOf says which of them leads to another.
 var (
 	tabs = map[string]string{
-		"overview": "Overview", "sales": "Sales", "orders": "Orders", "letters": "Dead letters", "audit": "Audit",
-		"book": "Runbook",
+		"overview": "Overview", "sales": "Sales", "orders": "Orders", "letters": "Dead letters", "targets": "Targets",
+		"audit": "Audit", "book": "Runbook",
 	}
-	pageOf = map[string]string{"sale": "sales", "order": "orders", "letter": "letters"}
+	pageOf = map[string]string{"sale": "sales", "order": "orders", "letter": "letters", "target": "targets"}
 )
 
 // marks say a state without its colour.
-var marks = map[reservation.State]string{
-	reservation.StateOpen: "▶", reservation.StatePaused: "❚❚",
-	reservation.StateScheduled: "◷", reservation.StateEnded: "■",
+var marks = map[string]string{
+	string(reservation.StateOpen): "▶", string(reservation.StatePaused): "❚❚",
+	string(reservation.StateScheduled): "◷", string(reservation.StateEnded): "■", soldOut: "●", notSelling: "⚠",
 }
 
 // bar is a row of the funnel.
@@ -163,9 +193,21 @@ type templates struct {
 	parts *template.Template
 }
 
-func readTemplates() (t templates, err error) {
+func readTemplates(keys reservation.Keys) (t templates, err error) {
 	t = templates{pages: make(map[string]*template.Template)}
-	if t.parts, err = template.New("").Funcs(functions).ParseFS(pageFiles, "pages/layout/*.html"); err != nil {
+	partitions := make(map[string]string, keys.Partitions) // by the names of their streams, which say nothing to people
+	for p := range keys.Partitions {
+		partitions[keys.Orders(p)] = strconv.Itoa(p)
+	}
+	named := template.FuncMap{"partitions": func(streams []string) string {
+		var names []string
+		for _, s := range streams {
+			names = append(names, cmp.Or(partitions[s], figure.Printable(s)))
+		}
+		return "partition " + strings.Join(names, ", ")
+	}}
+	empty := template.New("").Funcs(functions).Funcs(named)
+	if t.parts, err = empty.ParseFS(pageFiles, "pages/layout/*.html"); err != nil {
 		return t, err
 	}
 	files, err := fs.Glob(pageFiles, "pages/*.html")
@@ -189,6 +231,7 @@ type site struct {
 	assets  assets
 	boards  *boards
 	metrics *metrics
+	journal *journal
 }
 
 // page is what a request gets to see.
@@ -196,8 +239,8 @@ type page struct {
 	template, title string
 	body            any
 	status          int // 0: 200
-	// moved is the URL of another page to go to instead.
-	moved string
+	// moved is the URL of another page to go to instead, part the name of a part that is wanted without its page.
+	moved, part string
 }
 
 // render answers with a page. The session is nil before the login.
@@ -257,6 +300,8 @@ func (d *site) look(read func(context.Context, *http.Request) (page, error)) ses
 			d.fail(w, r, s, err)
 		case p.moved != "":
 			http.Redirect(w, r, p.moved, http.StatusSeeOther)
+		case p.part != "":
+			writeHTML(w, http.StatusOK, []byte(fragment(d.parts, p.part, d.Fleet.Snapshot(), p.body)))
 		default:
 			d.render(w, r, s, p)
 		}
@@ -292,17 +337,22 @@ func (d *site) act(
 			return
 		}
 		done, err := a.do()
+		did := event{At: time.Now(), Kind: "action", Operator: operator}
+		did.What = strings.TrimSpace(fmt.Sprintln(append([]any{a.name}, a.ids...)...)) + ": "
 		log := d.Logger.With(append([]any{"operator", operator, "action", a.name}, a.ids...)...)
 		if err != nil {
 			text, hint, _ := explain(err)
 			d.metrics.actions.WithLabelValues(actionFailed).Inc()
 			log.WarnContext(r.Context(), "an action of an operator failed", "error", err)
+			did.What += "not done: " + text
 			s.Tell(session.Note{Failed: true, Text: text, Hint: hint})
 		} else {
 			d.metrics.actions.WithLabelValues(actionOK).Inc()
 			log.InfoContext(r.Context(), "an operator acted", "did", done)
+			did.What += done
 			s.Tell(session.Note{Text: done})
 		}
+		d.journal.add(did)
 		http.Redirect(w, r, a.to, http.StatusSeeOther)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -46,35 +47,72 @@ func (l *Ledger) ListOrders(
 	case filter.Sale != uuid.Nil:
 		query = sql.LedgerListOfUserInSale
 	}
-	scan := limit + 1 // one more order tells whether there is a next page
-	if filter.Status != "" {
-		scan = max(scanMax, scan)
-	}
+	scan := scanned(filter, limit)
 	args = append(args, zeronull.UUID(before), scan, limit+1, zeronull.Text(filter.Status))
 	if query == sql.LedgerListOfUserInSale {
 		args = append(args, filter.Sale)
 	}
 	rows, _ := l.pool.Query(ctx, query, args...) // rows carry the error
+	orders, last, err := collectPage(rows, filter, limit, scan)
+	if err != nil {
+		return nil, uuid.Nil, fmt.Errorf("list orders of user=%s sale=%s: %w", filter.User, filter.Sale, err)
+	}
+	return orders, last.ID, nil
+}
+
+// ListByPrefix returns at most limit orders from Postgres of the users whose ids begin with the user of the filter: by
+// user, in the order of bytes, and of each user the newest first. They come after the order last, unless that is zero.
+// next is the last order of the page, zero at the end.
+func (l *Ledger) ListByPrefix(
+	ctx context.Context, filter order.Filter, last order.Order, limit int,
+) (orders []order.Placed, next order.Order, err error) {
+	if filter.User == "" {
+		return nil, next, order.ErrTooWide
+	}
+	// Postgres plans each page for its parameters: a sale has orders in one month.
+	scan := scanned(filter, limit)
+	rows, _ := l.pool.Query(ctx, sql.LedgerListOfPrefix, pgx.QueryExecModeCacheDescribe, max(filter.User, last.UserID),
+		filter.User+string(utf8.MaxRune), zeronull.UUID(last.ID), scan, limit+1, zeronull.Text(filter.Status),
+		zeronull.UUID(filter.Sale)) // rows carry the error
+	orders, end, err := collectPage(rows, filter, limit, scan)
+	if err != nil {
+		return nil, next, fmt.Errorf("list orders of users that begin with %s: %w", filter.User, err)
+	}
+	return orders, end.Order, nil
+}
+
+// scanned is how many orders a page looks at: one more than it shows tells whether there is a next page.
+func scanned(filter order.Filter, limit int) int {
+	if filter.Status != "" {
+		return max(scanMax, limit+1)
+	}
+	return limit + 1
+}
+
+// collectPage reads a page, and the order after which the next one begins, which is zero at the end.
+func collectPage(
+	rows pgx.Rows, filter order.Filter, limit, scan int,
+) (orders []order.Placed, last order.Placed, err error) {
 	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[struct {
 		placedRow
 		N int
 	}])
 	if err != nil {
-		return nil, uuid.Nil, fmt.Errorf("list orders of user=%s sale=%s: %w", filter.User, filter.Sale, err)
+		return nil, last, err
 	}
 	orders = make([]order.Placed, 0, len(found))
 	for _, row := range found {
 		switch {
 		case len(orders) == limit:
-			return orders, orders[limit-1].ID, nil
+			return orders, orders[limit-1], nil
 		case filter.Status == "" || row.Status == filter.Status:
 			orders = append(orders, row.placed())
 		}
 		if row.N == scan {
-			return orders, row.ID, nil
+			return orders, row.placed(), nil
 		}
 	}
-	return orders, uuid.Nil, nil
+	return orders, last, nil
 }
 
 // History returns the order as it is in Postgres, with its log, of one moment. It returns order.ErrNotFound, and

@@ -3,6 +3,7 @@ package ledger_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -215,6 +216,64 @@ func TestOrdersOfListsNewestFirst(t *testing.T) {
 	page, _, err = l.ListOrders(t.Context(), order.Filter{User: "carol"}, uuid.Nil, 10)
 	require.NoError(t, err)
 	require.Empty(t, page)
+}
+
+// Users are found by a beginning whatever is in it, in the order of bytes, and each page follows the one before. Live
+// and ended orders alternate.
+func TestOrdersAreFoundByTheBeginningOfTheirUser(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	l := ledger.New(pool)
+	users := []string{"a-b", "a-b-c", "a-b\u00e9", "a-b\u4e2d", "a-b\U0001f45f", "A-b", "a-", "a-c", "a_b", "ab", "a-b2"}
+	var want []string
+	sales := []uuid.UUID{testshop.NewPayableSale(t, pool, 99), testshop.NewPayableSale(t, pool, 99)}
+	for i, user := range users {
+		for _, sale := range sales {
+			o := testshop.Reserved(sale, user, 1)
+			testwork.Record(t, l, []order.OrderReserved{o})
+			if i%2 == 0 {
+				testwork.Cancel(t, l, o.OrderID, user)
+			}
+			if strings.HasPrefix(user, "a-b") {
+				want = append(want, user)
+			}
+		}
+	}
+	slices.Sort(want)
+	find := func(filter order.Filter, limit int) (found []string) {
+		var last order.Order
+		for {
+			page, next, err := l.ListByPrefix(t.Context(), filter, last, limit)
+			require.NoError(t, err)
+			require.LessOrEqual(t, len(page), limit)
+			for i, o := range page {
+				if before := (order.Placed{Order: last}); i > 0 || last.ID != uuid.Nil {
+					if i > 0 {
+						before = page[i-1]
+					}
+					require.True(t, before.UserID < o.UserID || before.UserID == o.UserID && o.ID.String() < before.ID.String())
+				}
+				found = append(found, o.UserID)
+			}
+			if last = next; next.ID == uuid.Nil {
+				return found
+			}
+		}
+	}
+	for _, limit := range []int{1, 3, 12, 50} {
+		require.Equal(t, want, find(order.Filter{User: "a-b"}, limit))
+		require.Equal(t, slices.Compact(slices.Clone(want)), find(order.Filter{User: "a-b", Sale: sales[1]}, limit))
+		live := find(order.Filter{User: "a-b", Status: order.StatusConfirmed}, limit)
+		require.Equal(t, []string{"a-b-c", "a-b-c", "a-b\u4e2d", "a-b\u4e2d"}, live)
+	}
+	require.Empty(t, find(order.Filter{User: "a-bz"}, 5))
+	_, _, err := l.ListByPrefix(t.Context(), order.Filter{}, order.Order{}, 5)
+	require.ErrorIs(t, err, order.ErrTooWide)
+	// In most other orders users who begin alike are not together.
+	var collation string
+	require.NoError(t, pool.QueryRow(t.Context(), "SELECT DISTINCT collation_name FROM information_schema.columns "+
+		"WHERE table_name LIKE 'orders%' AND column_name = 'user_id'").Scan(&collation))
+	require.Equal(t, "C", collation)
 }
 
 // If one of the writes of a change fails, none of them is done.

@@ -164,6 +164,16 @@ func plansFor(t *testing.T, pool *pgxpool.Pool, sale uuid.UUID) []plan {
 			"Scan (using|on) orders_2031_02_one_live_per_user", 1,
 		},
 		{sql.LedgerListOfUserInSale, []any{"user-5", id, 5000, 21, "paid", sale}, "Scan (using|on) orders_2031_02_", 1},
+		{
+			sql.LedgerListOfPrefix,
+			[]any{"user-5", "user-5\U0010FFFF", nil, 21, 21, nil, nil},
+			"(?s)Index Cond:.*user_id >= 'user-5'.* <.*Scan (using|on) orders_.*_ended_of_user.*user_id >= 'user-5'", 0,
+		},
+		{
+			sql.LedgerListOfPrefix,
+			[]any{"user-5", "user-5\U0010FFFF", id, 5000, 21, "paid", sale},
+			"Scan (using|on) orders_2031_02_one_live_per_user", 1,
+		},
 		{sql.LedgerListOfSale, []any{sale, nil, 21, 21, nil}, "Index Scan Backward using orders_2031_02_pkey on orders", 1},
 		{sql.LedgerListOfSale, []any{sale, id, 5000, 21, "paid"}, "Scan (Backward )?(using|on) orders_2031_02_pkey", 1},
 		{sql.LedgerFindHistory, []any{sale, id}, "Index Scan using orders_2031_02_pkey on orders", 1},

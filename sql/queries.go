@@ -113,8 +113,9 @@ var (
 	DoctorServerSettings = query("doctor/server_settings")
 	DoctorUnitsOnSale    = query("doctor/units_on_sale")
 
-	FleetDesk   = query("fleet/desk")
-	FleetFunnel = query("fleet/funnel")
+	FleetDesk     = query("fleet/desk")
+	FleetFunnel   = query("fleet/funnel")
+	FleetTimeline = query("fleet/timeline")
 
 	LedgerAddSold          = query("ledger/add_sold")
 	LedgerArchivedSale     = query("ledger/archived_sale")
@@ -124,6 +125,7 @@ var (
 	LedgerFindHistory      = query("ledger/find_history")
 	LedgerFindOrders       = query("ledger/find_orders")
 	LedgerHeartbeat        = query("ledger/heartbeat")
+	LedgerListOfPrefix     = query("ledger/list_of_prefix")
 	LedgerListOfSale       = query("ledger/list_of_sale")
 	LedgerListOfUser       = query("ledger/list_of_user")
 	LedgerListOfUserInSale = query("ledger/list_of_user_in_sale")

@@ -27,7 +27,25 @@ function show(element) {
   element.hidden = is !== undefined ? !is.split(" ").includes(text) : text === not;
 }
 
+// --- times: the server tells them in UTC, and they are shown in the zone of the browser
+
+const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
+const form = (parts) => new Intl.DateTimeFormat("sv-SE", {hour: "2-digit", minute: "2-digit", ...parts}); // 2026-11-27 09:30
+const day = {year: "numeric", month: "2-digit", day: "2-digit", second: "2-digit"};
+const forms = {
+  second: form(day), exact: form({...day, fractionalSecondDigits: 3}), minute: form({}), hours: form({second: "2-digit"}),
+};
+
+function localize(time, at) {
+  if (at) time.dateTime = at;
+  else if (time.title) return;
+  const date = new Date(time.dateTime);
+  time.title = date.toISOString().slice(0, 19).replace("T", " ") + " UTC";
+  time.textContent = forms[time.dataset.form].format(date).replace(",", ".");
+}
+
 function fill(root) {
+  for (const e of $$("time[datetime]", root)) localize(e);
   for (const e of $$("[data-live]", root)) put(e);
   for (const e of $$("[data-width]", root)) size(e, "width");
   for (const e of $$("[data-x]", root)) size(e, "x");
@@ -35,14 +53,11 @@ function fill(root) {
 }
 
 // A fragment is HTML of the server, in which every name is escaped. The focus stays on the same link.
-function replace(name, html) {
-  for (const e of $$("[data-fragment]")) {
-    if (e.dataset.fragment !== name) continue;
-    const focused = e.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
-    e.innerHTML = html;
-    fill(e);
-    if (focused) for (const a of $$("a[href]", e)) if (a.getAttribute("href") === focused) { a.focus(); break; }
-  }
+function replace(e, html) {
+  const focused = e.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+  e.innerHTML = html;
+  fill(e);
+  if (focused) for (const a of $$("a[href]", e)) if (a.getAttribute("href") === focused) { a.focus(); break; }
 }
 
 let lastSaid = 0;
@@ -73,12 +88,16 @@ function take(event) {
   const data = JSON.parse(event.data);
   lastData = Date.now();
   for (const [key, text] of Object.entries(data.v ?? {})) values.set(key, text);
-  lastAt = (values.get("at") ?? "") + " UTC";
-  for (const [name, html] of Object.entries(data.f ?? {})) replace(name, html);
+  for (const e of $$("[data-fragment]")) {
+    const html = data.f?.[e.dataset.fragment];
+    if (html !== undefined) replace(e, html);
+  }
   fill(document);
+  for (const e of $$("[data-at] time")) { localize(e, values.get("at")); lastAt = e.textContent; }
   say();
   mark(false);
   for (const [scope, point] of Object.entries(data.p ?? {})) charts.add(scope, data.at, point);
+  if (data.v?.marks && event.type === "change") charts.load();
   charts.draw();
   follow();
   const reload = document.querySelector("[data-reload]");
@@ -134,6 +153,7 @@ function svg(name, attributes, parent, text) {
 const charts = {
   all: [],
   points: new Map(), // scope → [[at, point], …], oldest first
+  marks: new Map(), // scope → [{at, sign, text}, …]
   span: 300,
 
   setUp() {
@@ -160,7 +180,8 @@ const charts = {
     for (const [scope, points] of this.points) {
       const answer = await fetch("/history?of=" + scope).catch(() => undefined);
       if (!answer?.ok) continue;
-      const {at, points: old} = await answer.json();
+      const {at, points: old, marks} = await answer.json();
+      this.marks.set(scope, marks);
       const last = at.at(-1) ?? 0;
       const newer = points.filter(([t]) => t > last);
       points.splice(0, points.length, ...at.map((t, i) => [t, old[i]]), ...newer);
@@ -171,23 +192,23 @@ const charts = {
   draw() { for (const chart of this.all) chart.draw(); },
 };
 
-// --- the table of the charts, of which the server makes the rows: an open one asks for them every few seconds
+// --- tables of which the server makes the rows: one that is not closed asks for them every few seconds
 
-const everyMinutes = 5000;
-const tables = [...$$("details[data-minutes]")].map((details) => ({details, at: 0}));
+const everyRows = 5000;
+const tables = [...$$("[data-rows]")].map((element) => ({element, at: element.open === false ? 0 : Date.now()}));
 
 async function follow() {
   for (const table of tables) {
-    if (!table.details.open || document.hidden || Date.now() - table.at < everyMinutes) continue;
+    if (table.element.open === false || document.hidden || Date.now() - table.at < everyRows) continue;
     table.at = Date.now();
-    const answer = await fetch("/minutes?of=" + table.details.dataset.minutes).catch(() => undefined);
+    const answer = await fetch(table.element.dataset.rows, {redirect: "error"}).catch(() => undefined);
     const rows = answer?.ok ? await answer.text() : table.rows;
     if (rows === table.rows) continue;
     table.rows = rows;
-    table.details.querySelector("tbody").innerHTML = rows;
+    replace(table.element.querySelector("tbody"), rows);
   }
 }
-for (const {details} of tables) details.addEventListener("toggle", follow);
+for (const {element} of tables) element.addEventListener("toggle", follow);
 
 // nice is the least round number that is not below n.
 function nice(n) {
@@ -198,7 +219,6 @@ function nice(n) {
 }
 
 const plain = new Intl.NumberFormat("en", {maximumSignificantDigits: 3, notation: "compact"});
-const hours = new Intl.DateTimeFormat("en-GB", {timeZone: "UTC", timeStyle: "medium"});
 
 class Chart {
   constructor(figure) {
@@ -240,8 +260,14 @@ class Chart {
         back === 0 ? "now" : back < 60000 ? `−${back / 1000} s` : `−${back / 60000} min`);
     }
     for (const s of this.series) svg("path", {class: "l-" + s.key, d: this.path(points, s.column, x, y, left)}, this.root);
+    for (const {at, sign} of this.marks(since)) {
+      svg("line", {class: "mark", x1: x(at), x2: x(at), y1: y(0), y2: above + 10}, this.root);
+      svg("text", {class: "tick middle", x: x(at), y: above + 6}, this.root, sign);
+    }
     if (this.pointer !== undefined && points.length) this.read(points, x, y, width, left);
   }
+
+  marks(since) { return (charts.marks.get(this.scope) ?? []).filter(({at}) => at >= since); }
 
   // scale is linear from zero, or has powers of ten.
   scale(points) {
@@ -284,10 +310,11 @@ class Chart {
     for (const p of points) if (Math.abs(x(p[0]) - this.pointer) < Math.abs(x(near[0]) - this.pointer)) near = p;
     const at = Math.max(left, x(near[0]));
     svg("line", {class: "cursor", x1: at, x2: at, y1: y(0), y2: 6}, this.root);
-    const rows = [hours.format(near[0]) + " UTC", ...this.series.map((s) => {
+    const rows = [forms.hours.format(near[0]), ...this.series.map((s) => {
       const n = near[1][s.column];
       return `${s.label} ${n === null || n === undefined ? "–" : this.label(n)}${this.unit === "/s" ? "/s" : ""}`;
     })];
+    for (const mark of this.marks(0)) if (Math.abs(x(mark.at) - this.pointer) < 8) rows.push(`${mark.sign} ${mark.text}`.slice(0, (width - 20) / 7));
     const box = svg("g", {class: "readout"}, this.root);
     const w = Math.max(...rows.map((r) => r.length)) * 6.6 + 14, h = rows.length * 16 + 8;
     const bx = at + w + 10 < width ? at + 8 : Math.max(0, at - w - 8);
@@ -310,8 +337,18 @@ for (const form of $$("form[method=post]")) {
     form.dataset.sent = "1";
   });
 }
+// Who sees local times writes local times; the server wants UTC.
+for (const e of $$("[data-zone]")) e.textContent = e.dataset.zone === "in" ? `in ${zone} ` : zone;
+for (const form of $$("form:has([type=datetime-local])")) {
+  form.addEventListener("formdata", (event) => {
+    for (const {name, value} of $$("[type=datetime-local]", form)) {
+      if (value) event.formData.set(name, new Date(value).toISOString());
+    }
+  });
+}
 addEventListener("pageshow", () => { for (const form of $$("form[data-sent]")) delete form.dataset.sent; });
 
+fill(document);
 if (document.body.dataset.livePage) {
   charts.setUp();
   connect();

@@ -110,6 +110,9 @@ func (p *process) shown() Process {
 		return s
 	}
 	s.Kind, s.Version = p.last.kind(), p.last.version
+	if p.last.start > 0 {
+		s.Started = time.UnixMilli(int64(1000 * p.last.start)).UTC()
+	}
 	s.MemoryBytes, s.Connections = p.last.memory, p.last.connections
 	s.InFlight, s.InFlightLimit = p.last.inFlight, p.last.inFlightLimit
 	s.Readers, s.Failing = p.last.readers(), p.last.failing

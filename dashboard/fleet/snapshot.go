@@ -62,8 +62,9 @@ type Process struct {
 	Kind string `json:"kind"`
 	// Up is false while the target does not answer; the figures are then those of LastSeen, and are not in any sum.
 	Up       bool      `json:"up"`
-	Since    time.Time `json:"since"`     // when Up became what it is
-	LastSeen time.Time `json:"last_seen"` // zero if never
+	Since    time.Time `json:"since"`            // when Up became what it is
+	Started  time.Time `json:"started,omitzero"` // zero if it is not known
+	LastSeen time.Time `json:"last_seen"`        // zero if never
 	Error    string    `json:"error,omitempty"`
 	Version  string    `json:"version,omitempty"`
 
@@ -92,9 +93,11 @@ const (
 
 // Trouble is one thing that is wrong now.
 type Trouble struct {
-	Severity Severity  `json:"severity"`
-	Text     string    `json:"text"`
-	Since    time.Time `json:"since"`
+	Severity Severity `json:"severity"`
+	Text     string   `json:"text"`
+	// Key tells it from the other troubles for as long as it lasts.
+	Key   string    `json:"-"`
+	Since time.Time `json:"since"`
 	// Runbook is the anchor of its section in docs/runbook.md, which is also the name of the alert in lower case with
 	// hyphens.
 	Runbook string `json:"runbook"`

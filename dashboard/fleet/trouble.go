@@ -94,7 +94,7 @@ func (t *troubles) raise(key string, severity Severity, runbook string, text str
 	key = runbook + " " + key
 	one := t.known[key]
 	if one == nil {
-		one = &lasting{Trouble: Trouble{Since: t.now, Runbook: runbook}}
+		one = &lasting{Trouble: Trouble{Key: key, Since: t.now, Runbook: runbook}}
 		t.known[key] = one
 	}
 	one.Severity, one.Text, one.seen = severity, fmt.Sprintf(text, a...), t.now

@@ -82,7 +82,8 @@ CREATE INDEX order_events_position ON order_events (position);
 CREATE TABLE orders (
     id                uuid NOT NULL,
     sale_id           uuid NOT NULL,
-    user_id           text NOT NULL,
+    -- In the order of bytes, in which those that begin alike are together: the indexes find users by a beginning.
+    user_id           text COLLATE "C" NOT NULL,
     quantity          bigint NOT NULL CHECK (quantity > 0),
     status            text NOT NULL CHECK (status IN ('confirmed', 'paid', 'cancelled', 'expired', 'rejected', 'voided')),
     version           integer NOT NULL CHECK (version > 0),

@@ -24,7 +24,7 @@ var rooms = []room{
 	{"ingress", []string{"reservation", libraries}},
 	{"fulfillment", []string{"sql", "lock", "reservation", "stream", "ledger", "upkeep", libraries}},
 	{"relay", []string{"sql", "lock", "reservation", libraries}},
-	{"dashboard", []string{"docs", "sql", "reservation", "stream", "ledger", "upkeep", libraries}},
+	{"dashboard", []string{"docs", "sql", "reservation", "stream", "ledger", "relay", "upkeep", libraries}},
 	{development, []string{"sql", "reservation", "stream", "upkeep", libraries}},
 	{"cmd", []string{
 		"sql", "reservation", "ledger", "upkeep", "ingress", "fulfillment", "relay", "dashboard", development, libraries,

@@ -168,6 +168,15 @@ func (b *Tab) Scheme(scheme string) {
 	})
 }
 
+// Zone sets the time zone.
+func (b *Tab) Zone(name string) {
+	b.t.Helper()
+	b.do(func(ctx context.Context) error {
+		_, err := chromedp.Call(ctx, emulation.SetTimezoneOverride, emulation.SetTimezoneOverrideParams{TimezoneID: name})
+		return err
+	})
+}
+
 // WithoutScript switches scripts of pages off.
 func (b *Tab) WithoutScript() {
 	b.t.Helper()

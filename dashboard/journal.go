@@ -1,0 +1,251 @@
+package dashboard
+
+import (
+	"context"
+	"encoding/csv"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"stampede/dashboard/fleet"
+	"stampede/dashboard/session"
+	"stampede/internal/figure"
+	"stampede/reservation"
+	"stampede/reservation/catalog"
+	"stampede/sql"
+)
+
+const (
+	// journalMax bounds what is in memory, changesMax and changesAge the changes of sales in a timeline.
+	journalMax = 5000
+	changesMax = 1000
+	changesAge = 24 * time.Hour
+	// marksMax bounds the marks of a chart, of the newest marksAge.
+	marksMax = 100
+	marksAge = 15 * time.Minute
+	// marksWait is how long charts wait for the marks that Postgres has.
+	marksWait = 500 * time.Millisecond
+	rebuilt   = "✓"
+	// freshStart is how old a process may be at first sight that has just started.
+	freshStart = time.Minute
+)
+
+// event is something that happened to the installation.
+type event struct {
+	At       time.Time
+	Kind     string
+	What     string
+	Sale     uuid.UUID // nil for all
+	Operator string
+	// Mark is its sign on the charts, "" if it has none.
+	Mark string
+	// Recorded is true for what Postgres has, too, with its operator.
+	Recorded bool
+}
+
+// journal is what this dashboard has seen happen since it started, and what its operators have done.
+type journal struct {
+	mu     sync.Mutex
+	events []event
+	total  int // also those that are no longer in memory
+	// open are the troubles that last, by what tells them apart.
+	open map[string]fleet.Trouble
+}
+
+func (j *journal) add(e event) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.total++
+	j.events = append(j.events, e)
+	j.events = j.events[max(0, len(j.events)-journalMax):]
+}
+
+// version changes with each event.
+func (j *journal) version() int {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.total
+}
+
+// follow notes what changes from snapshot to snapshot, until ctx is done.
+func (j *journal) follow(ctx context.Context, seen Fleet) error {
+	before := &fleet.Snapshot{}
+	j.add(event{At: time.Now(), Kind: "dashboard", What: "began to watch"})
+	for {
+		now, err := seen.Next(ctx, before.Number)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("dashboard: %w", err)
+		}
+		j.observe(before, now)
+		before = now
+	}
+}
+
+// observe notes what has changed between two snapshots.
+func (j *journal) observe(before, now *fleet.Snapshot) {
+	j.observeTroubles(now)
+	for _, sale := range now.Sales {
+		i := slices.IndexFunc(before.Sales, func(s fleet.Sale) bool { return s.ID == sale.ID })
+		if i < 0 || before.Sales[i].State == sale.State {
+			continue
+		}
+		became := sale.State
+		paused := became == reservation.StatePaused || before.Sales[i].State == reservation.StatePaused
+		j.add(event{
+			At: now.At, Kind: "sale", What: figure.Printable(sale.Name) + " is " + string(became), Sale: sale.ID,
+			Mark: marks[string(became)], Recorded: paused,
+		})
+	}
+	same := func(r fleet.Rebuild) func(fleet.Rebuild) bool {
+		return func(s fleet.Rebuild) bool {
+			return s.Partition == r.Partition && s.Sale == r.Sale && s.Since.Equal(r.Since)
+		}
+	}
+	for _, r := range now.Rebuilds {
+		if !slices.ContainsFunc(before.Rebuilds, same(r)) {
+			j.add(event{At: r.Since, Kind: "rebuild", What: rebuildOf(r) + " begins: " + r.Reason, Sale: r.Sale, Mark: "⟳"})
+		}
+	}
+	for _, r := range before.Rebuilds {
+		if !slices.ContainsFunc(now.Rebuilds, same(r)) {
+			j.add(event{At: now.At, Kind: "rebuild", What: rebuildOf(r) + " has ended", Sale: r.Sale, Mark: rebuilt})
+		}
+	}
+	for _, p := range now.Processes {
+		i := slices.IndexFunc(before.Processes, func(q fleet.Process) bool { return q.Target == p.Target })
+		started := i < 0 && before.Number > 0 && now.At.Sub(p.Started) < freshStart
+		if i >= 0 {
+			was := before.Processes[i].Started
+			started = !was.IsZero() && !was.Equal(p.Started)
+		}
+		if p.Up && started {
+			j.add(event{
+				At: p.Started, Kind: "restart", What: p.Kind + " " + place(p.Target) + " has started " + p.Version, Mark: "↻",
+			})
+		}
+	}
+}
+
+func rebuildOf(r fleet.Rebuild) string {
+	if r.Sale == uuid.Nil {
+		return fmt.Sprintf("the rebuild of partition %d", r.Partition)
+	}
+	return "the rebuild of a sale"
+}
+
+// observeTroubles notes those that began and ended. Their texts have figures that change.
+func (j *journal) observeTroubles(now *fleet.Snapshot) {
+	last := make(map[string]fleet.Trouble, len(now.Troubles))
+	for _, t := range now.Troubles {
+		last[t.Key] = t
+		if _, known := j.open[t.Key]; !known {
+			j.add(event{At: t.Since, Kind: string(t.Severity), What: "begins: " + t.Text})
+		}
+	}
+	for key, t := range j.open {
+		if _, lasts := last[key]; !lasts {
+			j.add(event{
+				At: now.At, Kind: string(t.Severity), What: "has ended after " + lasting(now.At.Sub(t.Since)) + ": " + t.Text,
+			})
+		}
+	}
+	j.open = last
+}
+
+// mark is an event on a chart.
+type mark struct {
+	At   int64  `json:"at"` // in milliseconds since 1970
+	Sign string `json:"sign"`
+	Text string `json:"text"`
+}
+
+// changeMarks are the signs of recorded changes.
+var changeMarks = map[string]string{
+	"paused": marks[string(reservation.StatePaused)], "resumed": marks[string(reservation.StateOpen)],
+	"ended": marks[string(reservation.StateEnded)], "rebuilt": rebuilt,
+}
+
+// happened is what is known, oldest first: the journal and, while Postgres answers, the newest changes of sales since a
+// time, by whoever made them.
+func (d feed) happened(ctx context.Context, since time.Time) []event {
+	d.journal.mu.Lock()
+	all := slices.Clone(d.journal.events)
+	d.journal.mu.Unlock()
+	rows, _ := d.Pool.Query(ctx, sql.FleetTimeline, changesMax, since) // its error comes with the rows
+	changes, err := pgx.CollectRows(rows, pgx.RowToStructByName[struct {
+		SaleID uuid.UUID
+		Name   string
+		catalog.Change
+	}])
+	if err == nil {
+		all = slices.DeleteFunc(all, func(e event) bool { return e.Recorded })
+	} else {
+		all = append(all, event{At: time.Now(), Kind: "dashboard", What: "has no answer from Postgres: changes may lack"})
+	}
+	for _, c := range changes {
+		what := figure.Printable(c.Name) + " " + c.Change.Name()
+		for _, m := range details(c.Data) {
+			what += ", " + m.Name + " " + m.Value
+		}
+		all = append(all, event{
+			At: c.OccurredAt, Kind: "sale", What: what, Sale: c.SaleID, Operator: c.Operator, Mark: changeMarks[c.Change.Name()],
+		})
+	}
+	slices.SortStableFunc(all, func(a, b event) int { return a.At.Compare(b.At) })
+	return all
+}
+
+// marks are the newest ones of a sale, or of all, oldest first. Equal ones of the same second are one.
+func (d feed) marks(ctx context.Context, sale uuid.UUID) []mark {
+	ctx, cancel := context.WithTimeout(ctx, marksWait)
+	defer cancel()
+	found, since := []mark{}, time.Now().Add(-marksAge)
+	for _, e := range d.happened(ctx, since) {
+		isHere := sale == uuid.Nil || e.Sale == uuid.Nil || e.Sale == sale
+		if e.Mark == "" || !isHere || e.At.Before(since) {
+			continue
+		}
+		at := e.At.UnixMilli()
+		if n := len(found); n == 0 || found[n-1].Sign != e.Mark || at-found[n-1].At > time.Second.Milliseconds() {
+			found = append(found, mark{at, e.Mark, e.What})
+		}
+	}
+	return found[max(0, len(found)-marksMax):]
+}
+
+// timeline answers with all that is known, as CSV.
+func (d feed) timeline(w http.ResponseWriter, r *http.Request, _ *session.Session) {
+	ctx, cancel := context.WithTimeout(r.Context(), lookTimeout)
+	defer cancel()
+	all := d.happened(ctx, time.Now().Add(-changesAge))
+	w.Header().Set("Content-Type", "text/csv; charset=utf-8")
+	w.Header().Set("Content-Disposition",
+		`attachment; filename="stampede-timeline-`+time.Now().UTC().Format("20060102T150405Z")+`.csv"`)
+	file := csv.NewWriter(w)
+	_ = file.Write([]string{"time", "kind", "what", "operator", "sale"}) // an error is that of the browser
+	for _, e := range all {
+		sale := ""
+		if e.Sale != uuid.Nil {
+			sale = e.Sale.String()
+		}
+		_ = file.Write([]string{e.At.UTC().Format(instant), e.Kind, cell(e.What), cell(figure.Printable(e.Operator)), sale})
+	}
+	file.Flush()
+}
+
+// cell keeps a spreadsheet from taking a text for a formula.
+func cell(text string) string {
+	if strings.ContainsAny(text[:min(len(text), 1)], "=+-@\t\r") {
+		return "'" + text
+	}
+	return text
+}
