@@ -23,11 +23,14 @@ var rooms = []room{
 	{"upkeep", []string{"lua", "sql", "reservation", "stream", "ledger", libraries}},
 	{"ingress", []string{"reservation", libraries}},
 	{"fulfillment", []string{"sql", "lock", "reservation", "stream", "ledger", "upkeep", libraries}},
-	{"relay", []string{"sql", "lock", "reservation", libraries}},
-	{"dashboard", []string{"docs", "sql", "reservation", "stream", "ledger", "relay", "upkeep", libraries}},
+	{events, []string{"sql", "reservation", libraries}},
+	{targets, []string{"sql", events}},
+	{"relay", []string{"sql", "lock", "reservation", events, targets, libraries}},
+	{"dashboard", []string{"docs", "sql", "reservation", "stream", "ledger", targets, "upkeep", libraries}},
 	{development, []string{"sql", "reservation", "stream", "upkeep", libraries}},
 	{"cmd", []string{
-		"sql", "reservation", "ledger", "upkeep", "ingress", "fulfillment", "relay", "dashboard", development, libraries,
+		"sql", "reservation", "ledger", "upkeep", "ingress", "fulfillment", targets, "relay", "dashboard", development,
+		libraries,
 	}},
 }
 
@@ -38,6 +41,8 @@ type room struct {
 
 const (
 	libraries = "internal"
+	// events and targets are the relay's side of Postgres.
+	events, targets = "relay/feed", "relay/target"
 	// development is what runs the product on one machine, and a crowd against it.
 	development = "internal/dev"
 	// tests is never part of a program, and may import every room.
@@ -73,7 +78,7 @@ func violation(from, to string) string {
 
 // findRoom returns the room of a package.
 func findRoom(folder string) string {
-	for _, nested := range []string{development, tests} {
+	for _, nested := range []string{development, tests, events, targets} {
 		if strings.HasPrefix(folder+"/", nested+"/") {
 			return nested
 		}
