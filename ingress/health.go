@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/labstack/echo/v4"
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/singleflight"
 
 	"stampede/internal/pg"
@@ -73,6 +75,22 @@ func (s *health) readiness() (serverStates, error) {
 	return states, &problem{
 		Kind: problems.NotReady, retryAfter: retrySoon, redis: states.Redis, postgres: states.Postgres, detail: detail,
 	}
+}
+
+var readyDesc = prometheus.NewDesc("stampede_ready",
+	"1 if this ingress takes purchases, as GET /readyz says; else 0, and why not.", []string{"reason"}, nil)
+
+// Describe and Collect implement prometheus.Collector: a scrape asks what GET /readyz asks.
+func (s *health) Describe(out chan<- *prometheus.Desc) { out <- readyDesc }
+
+// Collect implements prometheus.Collector.
+func (s *health) Collect(out chan<- prometheus.Metric) {
+	ready, reason := 1.0, ""
+	var why *problem
+	if _, err := s.readiness(); errors.As(err, &why) {
+		ready, reason = 0, strings.TrimSuffix(why.detail, ".")
+	}
+	out <- prometheus.MustNewConstMetric(readyDesc, prometheus.GaugeValue, ready, reason)
 }
 
 // ping asks a server once for all concurrent calls, because the route needs no authentication.

@@ -27,22 +27,6 @@ import (
 	"stampede/internal/test/testkit"
 )
 
-func TestAlertsFireAsTested(t *testing.T) {
-	t.Parallel()
-	c := exec.CommandContext(t.Context(), promtool(t), "test", "rules", "alerts_test.yml")
-	c.Dir = deployed + "/prometheus"
-	output, err := c.CombinedOutput()
-	require.NoError(t, err, "%s", output)
-
-	tests, err := os.ReadFile(deployed + "/prometheus/alerts_test.yml")
-	require.NoError(t, err)
-	for _, r := range alerts(t) {
-		for _, outcome := range []string{"fires", "is silent"} {
-			assert.Contains(t, string(tests), fmt.Sprintf("  - name: %s (%s) %s\n", r.Alert, r.Labels["severity"], outcome))
-		}
-	}
-}
-
 var (
 	metricName = regexp.MustCompile(`\b(stampede|go|process)_[a-z0-9_]+\b`)
 	ofSeries   = regexp.MustCompile(`_(bucket|sum|count)$`)

@@ -109,7 +109,7 @@ func TestSeveralProcessesBehindOneAddressAreTrouble(t *testing.T) {
 		require.Zero(t, look(second, newer, 6_000_000), "nobody has bought anything")
 		require.Zero(t, look(second+1, older, 5_000_007))
 	}
-	require.Equal(t, []string{atTargetGone}, anchors(s))
+	require.Equal(t, []string{targetGone.name}, troubleNames(s))
 	require.Contains(t, s.Troubles[0].Text, "several processes answer at http://balanced/metrics")
 	require.Zero(t, p.rebuilds)
 	require.EqualValues(t, 3, look(10, older, 5_000_010))
@@ -135,13 +135,13 @@ func TestRebuildOfRestartedWorkerIsTrouble(t *testing.T) {
 	worker := newPage(t, rebuilt(1, 1, 0))
 	f, _ := newFleet(t, worker.target())
 	s := f.play(t, "it answers", func(s *Snapshot) bool { return s.Processes[0].Up })
-	require.NotContains(t, anchors(s), atStockRebuilt)
+	require.NotContains(t, troubleNames(s), stockRebuilt.name)
 	worker.answer(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) })
 	f.play(t, "it is gone", func(s *Snapshot) bool { return !s.Processes[0].Up })
 	worker.handle.Store(nil)
 	worker.set(rebuilt(int(time.Now().Unix()), 1, 0))
 	f.play(t, "the rebuild of the new process is shown", func(s *Snapshot) bool {
-		return slices.Contains(anchors(s), atStockRebuilt)
+		return slices.Contains(troubleNames(s), stockRebuilt.name)
 	})
 }
 
@@ -274,7 +274,7 @@ func TestRatesOfTargetsAreSummed(t *testing.T) {
 	two.CloseClientConnections()
 	two.Close()
 	s = f.play(t, "one is gone", func(s *Snapshot) bool { return !s.Processes[1].Up })
-	require.Contains(t, anchors(s), atTargetGone)
+	require.Contains(t, troubleNames(s), targetGone.name)
 	require.False(t, s.Processes[1].LastSeen.IsZero())
 	s = f.play(t, "the other one counts", func(s *Snapshot) bool { grow(); return s.Rates.Accepted > 0 })
 	require.InEpsilon(t, s.Processes[0].PerSecond, s.Rates.Accepted, 1e-9)
@@ -409,7 +409,7 @@ func TestBacklogOfWorkersIsNotAdded(t *testing.T) {
 	two.Close()
 	s = f.play(t, "both are gone", func(s *Snapshot) bool { return !s.Processes[0].Up && !s.Processes[1].Up })
 	require.False(t, s.Rates.BacklogKnown, "nobody knows")
-	require.Contains(t, anchors(s), atNoWorker)
+	require.Contains(t, troubleNames(s), noWorker.name)
 }
 
 func TestTargetsAreChecked(t *testing.T) {
