@@ -67,6 +67,7 @@ func TestInhibitionsAreTheCauses(t *testing.T) {
 	wanted := map[string][]string{}
 	for _, k := range kinds {
 		for _, cause := range k.causes {
+			require.Equal(t, Critical, cause.severity, "%s hides no worse trouble", cause.name)
 			source := fmt.Sprintf("alertname=%q severity=%q", cause.name, cause.severity)
 			wanted[source] = append(wanted[source], k.name)
 		}

@@ -31,7 +31,7 @@ type process struct {
 	listedAt time.Time // when its target last had this address
 
 	up       bool
-	since    time.Time // of up
+	since    time.Time // of up, and of whether it is ready
 	lastSeen time.Time
 	err      string
 	misses   int
@@ -72,7 +72,7 @@ func (p *process) seen(s *sample, err error, at time.Time) {
 			}
 		}
 	}
-	if !p.up {
+	if !p.up || (s.notReady == "") != (p.last.notReady == "") {
 		p.up, p.since = true, at
 	}
 	p.last, p.lastSeen, p.err, p.misses = s, at, "", 0

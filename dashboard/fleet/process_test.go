@@ -87,6 +87,14 @@ func TestProcessThatComesBackCountsFromItsNewValue(t *testing.T) {
 	require.Zero(t, p.shown().PerSecond, "what it did meanwhile is no rate of now")
 	p.seen(mustRead(t, ingressPage(1, 907, 0, 0, 0)), nil, at(101))
 	require.EqualValues(t, 7, p.shown().PerSecond)
+
+	notReady := ingressPage(1, 907, 0, 0, 0) + "stampede_ready{reason=\"Redis does not answer\"} 0\n"
+	for second, text := range []string{notReady, notReady, ingressPage(1, 907, 0, 0, 0) + "stampede_ready{reason=\"\"} 1\n"} {
+		p.seen(mustRead(t, text), nil, at(float64(200+second)))
+		require.True(t, p.shown().Up)
+		require.Equal(t, text == notReady, p.shown().NotReady == "Redis does not answer")
+		require.Equal(t, map[bool]time.Time{true: at(200), false: at(202)}[text == notReady], p.shown().Since)
+	}
 }
 
 // A load balancer, or one name with several addresses: each look may reach another process.
@@ -263,7 +271,9 @@ func TestRatesOfTargetsAreSummed(t *testing.T) {
 		one.set(ingressPage(1, n*10, 0, 0, 0))
 		two.set(ingressPage(1, 1000+n*30, 0, 0, 0))
 	}
-	s := f.play(t, "rates", func(s *Snapshot) bool {
+	s := f.play(t, "both answer", func(s *Snapshot) bool { return s.Processes[0].Up && s.Processes[1].Up })
+	require.Equal(t, s.Processes[0].RatesKnown || s.Processes[1].RatesKnown, s.Rates.PurchasesKnown)
+	s = f.play(t, "rates", func(s *Snapshot) bool {
 		grow()
 		return s.Rates.Accepted > 0 && s.Processes[1].PerSecond > s.Processes[0].PerSecond
 	})
@@ -278,6 +288,11 @@ func TestRatesOfTargetsAreSummed(t *testing.T) {
 	require.False(t, s.Processes[1].LastSeen.IsZero())
 	s = f.play(t, "the other one counts", func(s *Snapshot) bool { grow(); return s.Rates.Accepted > 0 })
 	require.InEpsilon(t, s.Processes[0].PerSecond, s.Rates.Accepted, 1e-9)
+	require.True(t, s.Rates.PurchasesKnown)
+	one.CloseClientConnections()
+	one.Close()
+	s = f.play(t, "both are gone", func(s *Snapshot) bool { return !s.Processes[0].Up })
+	require.False(t, s.Rates.PurchasesKnown, "nobody knows")
 }
 
 func TestHostileTargetsAreErrorsOfTheirOwn(t *testing.T) {

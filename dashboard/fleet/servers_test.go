@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"testing"
 	"time"
@@ -126,6 +127,31 @@ func TestSalesThatSellAreShownFirst(t *testing.T) {
 		shown = append(shown, sale.ID)
 	}
 	require.Equal(t, append(wanted, ids[4]), shown)
+}
+
+func TestStatusIsWhatBuyersMeet(t *testing.T) {
+	t.Parallel()
+	for status, sale := range map[string]Sale{
+		"open":        {State: reservation.StateOpen, UnitsKnown: true, Available: 1},
+		"sold out":    {State: reservation.StateOpen, UnitsKnown: true},
+		"not selling": {State: reservation.StateOpen, Shut: "why", UnitsKnown: true},
+		"paused":      {State: reservation.StatePaused, UnitsKnown: true},
+	} {
+		require.Equal(t, status, sale.Status())
+	}
+	require.Equal(t, "open", Sale{State: reservation.StateOpen}.Status(), "its units are unknown")
+
+	text, err := json.Marshal(Snapshot{
+		Sales: []Sale{{PaymentWindow: 15 * time.Minute}},
+		Rates: Rates{AnswerP50: time.Millisecond, OldestWaiting: time.Minute},
+	})
+	require.NoError(t, err)
+	for _, part := range []string{
+		`"payment_window_seconds":900`, `"status":""`, `"answer_p50_seconds":0.001`, `"oldest_waiting_seconds":60`,
+	} {
+		require.Contains(t, string(text), part)
+	}
+	require.NotRegexp(t, `"(payment_window|answer_p50|oldest_waiting)":`, string(text), "in nanoseconds")
 }
 
 // requireNoDelay fails if no round is faster than the time-out of what does not answer.

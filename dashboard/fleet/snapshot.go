@@ -77,7 +77,7 @@ type Process struct {
 	Kind string `json:"kind"`
 	// Up is false while the target does not answer; the figures are then those of LastSeen, and are not in any sum.
 	Up       bool      `json:"up"`
-	Since    time.Time `json:"since"`     // when Up became what it is
+	Since    time.Time `json:"since"`     // when Up, or whether it is ready, became what it is
 	LastSeen time.Time `json:"last_seen"` // zero if never
 	Error    string    `json:"error,omitempty"`
 	// NotReady says why an ingress that is up takes no purchases: "" if it does.

@@ -247,9 +247,9 @@ func (t *troubles) checkServers(f *Fleet, s *Snapshot) {
 		switch share := float64(n.UsedBytes) / max(1, float64(n.MaxBytes)); {
 		case n.MaxBytes == 0:
 		case share > memoryCritical:
-			t.raise(redisFull, n.Name, "%s uses %.0f %% of its memory, and sells nothing without", n.Name, 100*share)
+			t.raise(redisFull, n.Name, "%s uses %.0f %% of its maxmemory, and sells nothing when it is full", n.Name, 100*share)
 		case share > memoryWarning:
-			t.raise(redisFills, n.Name, "%s uses %.0f %% of its memory, and sells nothing without", n.Name, 100*share)
+			t.raise(redisFills, n.Name, "%s uses %.0f %% of its maxmemory, and sells nothing when it is full", n.Name, 100*share)
 		}
 		switch {
 		case n.LogFails:
@@ -341,12 +341,13 @@ func (t *troubles) checkProcess(s *Snapshot, p *process) {
 	if says.redisGone && s.Redis.Reachable {
 		t.raise(redisGone, p.url, "it does not answer %s", p.name).after = delayedReader
 	}
-	for _, step := range says.failing {
-		text := fmt.Sprintf("%s of %s", step, p.name)
-		if step == stepName {
-			text = fmt.Sprintf("another worker has the name of %s: give each its own STAMPEDE_CONSUMER", p.name)
-		}
-		t.raise(stepFails, p.url+step, "%s", text).after = delayedStep
+	steps := slices.DeleteFunc(slices.Clone(says.failing), func(step string) bool { return step == stepName })
+	if len(steps) < len(says.failing) {
+		t.raise(stepFails, p.url+stepName, "another worker has the name of %s: give each its own STAMPEDE_CONSUMER",
+			p.name).after = delayedStep
+	}
+	if len(steps) > 0 {
+		t.raise(stepFails, p.url, "%s, of %s", strings.Join(steps, ", "), p.name).after = delayedStep
 	}
 	if says.guardAge > guardAgeMax {
 		t.raise(guardOld, p.url, "%s has not done it for %v", p.name, seconds(says.guardAge).Round(time.Second))
@@ -384,7 +385,7 @@ func (t *troubles) checkRelay(name string, one relaySample) {
 func (t *troubles) checkPurchases(s *Snapshot, r round) {
 	// A client that is rate-limited is no trouble of the shop.
 	if least := shareMost * s.Rates.Offered; r.gained.overloaded > least {
-		t.raise(purchasesShed, "", "%.0f of %.0f a second, are answered overloaded",
+		t.raise(purchasesShed, "", "%.0f of %.0f a second are answered overloaded",
 			r.gained.overloaded, s.Rates.Offered).hold = holdRates
 	}
 	if s.Rates.Failed > shareMost*s.Rates.Offered {

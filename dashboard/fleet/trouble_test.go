@@ -245,3 +245,52 @@ func TestWorstTroubleComesFirst(t *testing.T) {
 		require.False(t, strings.HasSuffix(trouble.Text, "."))
 	}
 }
+
+// An outage of Redis and its consequences, some of which have causes among themselves.
+func TestConsequencesStandUnderTheirCause(t *testing.T) {
+	t.Parallel()
+	f, s, r := healthy()
+	s.Processes = append(s.Processes, Process{Target: "http://relay/metrics", Kind: "relay", Error: "refused"})
+	s.Processes[0].NotReady, f.processes[0].last.notReady = "Redis is away", "Redis is away"
+	s.Sales[0].Shut, s.Rates.Failed, f.processes[0].last.failing = "Redis is away", 1, []string{"expire", "record"}
+	update := func(redis Server) {
+		for _, second := range []float64{0, 60} { // all of them last
+			s.At, s.Redis = at(second), redis
+			f.troubles.update(f, s, r)
+		}
+	}
+	update(Server{Error: "refused", Since: at(-1)})
+	require.Equal(t, []string{redisGone.name, targetGone.name}, troubleNames(s), "the relay has not ended because of Redis")
+	names := troubleNames(&Snapshot{Troubles: s.Troubles[0].Consequences})
+	require.ElementsMatch(t, []string{
+		noIngress.name, notReady.name, saleShut.name, purchasesFail.name, stepFails.name,
+	}, names)
+
+	f.troubles.known = nil
+	update(Server{Reachable: true})
+	require.Equal(t, []string{noIngress.name, targetGone.name, stepFails.name}, troubleNames(s))
+	require.ElementsMatch(t, []string{notReady.name, saleShut.name, purchasesFail.name},
+		troubleNames(&Snapshot{Troubles: s.Troubles[0].Consequences}), "also what is under its consequences")
+}
+
+func TestIngressesAreMissed(t *testing.T) {
+	t.Parallel()
+	find := func(f *Fleet, s *Snapshot, r round) []string {
+		s.Troubles = nil
+		f.troubles.update(f, s, r)
+		return troubleNames(s)
+	}
+	f, s, r := healthy()
+	require.Empty(t, find(f, s, r))
+	s.Processes[0].Kind = "worker"
+	require.Equal(t, []string{noIngress.name}, find(f, s, r), "its name has no address any more")
+
+	f, s, r = healthy()
+	s.Processes[0].Kind = "worker"
+	require.Empty(t, find(f, s, r), "only the worker is watched")
+	s.Processes = append(s.Processes, Process{Target: "http://two/metrics"})
+	require.Empty(t, find(f, s, r), "it was not asked yet")
+	s.Processes[1].Error = "refused"
+	require.Equal(t, []string{noIngress.name}, find(f, s, r), "the target that never answered may be one")
+	require.Equal(t, targetGone.name, s.Troubles[0].Consequences[0].Name)
+}
