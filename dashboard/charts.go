@@ -254,6 +254,7 @@ func minutes(points []fleet.Point, scope string) []minute {
 }
 
 // Rate, Durable and Late format the figures of a row.
-func (m minute) Rate(n float64) string     { return rateText(n, m.Rates.PurchasesKnown) }
+func (m minute) Rate(n float64) string { return rateText(n, m.Rates.PurchasesKnown) }
+
 func (m minute) Durable() string           { return rateText(m.Rates.Durable, m.Rates.DurableKnown) }
 func (minute) Late(d time.Duration) string { return latency(d) }

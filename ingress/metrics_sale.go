@@ -95,7 +95,7 @@ func (m *saleMetrics) follow(sales ...uuid.UUID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	before, after := *m.followed.Load(), make(map[uuid.UUID]*saleCounters, saleSeriesMax)
-	for _, id := range slices.AppendSeq(sales, maps.Keys(before)) {
+	for _, id := range slices.AppendSeq(slices.Clip(sales), maps.Keys(before)) {
 		switch counters := before[id]; {
 		case len(after) == saleSeriesMax:
 		case counters != nil:

@@ -44,6 +44,8 @@ func TestFollowedSalesHaveSeries(t *testing.T) {
 	require.EqualValues(t, 1, m.counted(sales[1].String(), saleAccepted), "it has kept its own")
 	m.follow(sales[2:]...)
 	require.Equal(t, (saleSeriesMax+1)*4, testutil.CollectAndCount(m.purchases), "others have lost their series")
+	m.count(newest, saleFailed, true)
+	require.EqualValues(t, 1, m.counted(newest.String(), saleFailed))
 }
 
 func TestCountOfPurchaseAllocatesNothing(t *testing.T) {

@@ -266,11 +266,11 @@ func TestConsequencesStandUnderTheirCause(t *testing.T) {
 		noIngress.name, notReady.name, saleShut.name, purchasesFail.name, stepFails.name,
 	}, names)
 
-	f.troubles.known = nil
+	f.troubles.known, s.Audit.Broken = nil, []string{"S4"}
 	update(Server{Reachable: true})
-	require.Equal(t, []string{noIngress.name, targetGone.name, stepFails.name}, troubleNames(s))
+	require.Equal(t, []string{promiseBroken.name, noIngress.name, targetGone.name, stepFails.name}, troubleNames(s))
 	require.ElementsMatch(t, []string{notReady.name, saleShut.name, purchasesFail.name},
-		troubleNames(&Snapshot{Troubles: s.Troubles[0].Consequences}), "also what is under its consequences")
+		troubleNames(&Snapshot{Troubles: s.Troubles[1].Consequences}), "also what is under its consequences")
 }
 
 func TestIngressesAreMissed(t *testing.T) {
