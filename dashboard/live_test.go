@@ -221,18 +221,24 @@ func TestHistoryOfCharts(t *testing.T) {
 	require.Contains(t, rows, `<td class="n">–</td>`)
 }
 
-// A process that is gone has no figures: its last ones are not of now.
-func TestGoneProcessIsNotZero(t *testing.T) {
+// A process that is gone has no figures: its last ones are not of now. One that is up may not be ready.
+func TestTroubledProcesses(t *testing.T) {
 	t.Parallel()
 	d := openDesk(t)
 	d.fleet.publish(func(s *fleet.Snapshot) {
 		s.Processes = []fleet.Process{
 			{Target: "http://a:1/metrics", Kind: "ingress", Since: time.Now(), CPU: .5, MemoryBytes: 1e8, PerSecond: 777},
+			{Target: "http://c:1/metrics", Kind: "ingress", Up: true, NotReady: "Redis does not answer"},
 			{Target: "http://b:1/metrics", Kind: "worker", Up: true, Since: time.Now(), RatesKnown: true},
 		}
+		s.Troubles = []fleet.Trouble{{
+			Severity: fleet.Critical, Text: "No worker", Consequences: []fleet.Trouble{{Text: "Orders wait", Runbook: "order-waits"}},
+		}}
 	})
 	_, page := d.as("vic").get("/")
-	require.Regexp(t, `(?s)a:1.*● gone.*data-live="process.0.per_second">–<.*b:1.*✓ up.*data-live="process.1.per_second">0<`, page)
+	require.Regexp(t, `(?s)c:1.*▲ not ready</span><span class="sub bad">Redis does not answer`, page)
+	require.Regexp(t, `(?s)No worker.*└ Orders wait.*/docs/runbook#order-waits`, page)
+	require.Regexp(t, `(?s)a:1.*● gone.*data-live="process.0.per_second">–<.*b:1.*✓ up.*data-live="process.2.per_second">0<`, page)
 	require.NotContains(t, page, "777")
 }
 

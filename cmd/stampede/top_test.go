@@ -294,7 +294,11 @@ func TestTopFitsScreen(t *testing.T) {
 	} {
 		assert.Contains(t, text, want)
 	}
-	wide := topView{width: 120}.text(crowded())
+	troubled := crowded()
+	troubled.Processes[2].NotReady, troubled.Processes[3].Failing = "Redis does not answer", []string{"record"}
+	wide := topView{width: 120}.text(troubled)
+	assert.Contains(t, wide, "└ not ready: Redis does not answer")
+	assert.Contains(t, wide, "└ fails: record")
 	assert.Contains(t, wide, "worker-39:9090")
 	assert.Regexp(t, `sale 1 .* \?{8,} +\? +\? +\?`, wide, "units that are not known are no zeros")
 	assert.Regexp(t, `sale 2 .*█▒▒·{10,} +900 +99 +1`, wide)

@@ -340,13 +340,13 @@ func (v topView) processes(s *fleet.Snapshot) []topLine {
 		}
 		l.add(plain, figures,
 			kind, cpu, megabytes(p.MemoryBytes), rate(p.Connections), perSecond)
+		lines = append(lines, l)
 		if p.NotReady != "" {
-			l.add(red, " not ready: %s", printable(p.NotReady))
+			lines = append(lines, topLine{{red, "  └ not ready: " + printable(p.NotReady)}})
 		}
 		if len(p.Failing) > 0 {
-			l.add(red, " fails: %s", strings.Join(p.Failing, ", "))
+			lines = append(lines, topLine{{red, "  └ fails: " + strings.Join(p.Failing, ", ")}})
 		}
-		lines = append(lines, l)
 	}
 	if len(s.Processes) == 0 {
 		lines = append(lines, topLine{{dim, "  none: name their metrics with --scrape"}})
