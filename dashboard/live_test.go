@@ -232,7 +232,8 @@ func TestTroubledProcesses(t *testing.T) {
 			{Target: "http://b:1/metrics", Kind: "worker", Up: true, Since: time.Now(), RatesKnown: true},
 		}
 		s.Troubles = []fleet.Trouble{{
-			Severity: fleet.Critical, Text: "No worker", Consequences: []fleet.Trouble{{Text: "Orders wait", Runbook: "order-waits"}},
+			Severity: fleet.Critical, Text: "No worker",
+			Consequences: []fleet.Trouble{{Text: "Orders wait", Runbook: "order-waits"}},
 		}}
 	})
 	_, page := d.as("vic").get("/")

@@ -252,7 +252,8 @@ func crowded() *fleet.Snapshot {
 	s := &fleet.Snapshot{
 		At: now, Postgres: fleet.Server{Reachable: true}, Redis: fleet.Server{Since: now.Add(-90 * time.Second)},
 		Rates: fleet.Rates{
-			PurchasesKnown: true, Offered: 12_345, Accepted: 9.4, Shed: 1e6, BacklogKnown: true, Backlog: 77, OldestWaiting: time.Minute,
+			PurchasesKnown: true, Offered: 12_345, Accepted: 9.4, Shed: 1e6,
+			BacklogKnown: true, Backlog: 77, OldestWaiting: time.Minute,
 		},
 		Audit: &fleet.Audit{At: now.Add(-3 * time.Hour)},
 	}
@@ -289,7 +290,8 @@ func TestTopFitsScreen(t *testing.T) {
 	text := topView{width: 80, height: 24}.text(crowded())
 	for _, want := range []string{
 		"Redis GONE 90s", "processes 39 of 40", "audit 3h ago", "CRIT  60m nobody works  runbook.md#no-worker", "more",
-		"WARN   0s └ orders wait", "recorded unknown", "REBUILD partition 3 (server) for 0s: close, 2 of 5 sales", "shed 1.0M", "12,345: accepted 9.4",
+		"WARN   0s └ orders wait", "recorded unknown",
+		"REBUILD partition 3 (server) for 0s: close, 2 of 5 sales", "shed 1.0M", "12,345: accepted 9.4",
 		"backlog 77, oldest 60 s", "not selling",
 	} {
 		assert.Contains(t, text, want)

@@ -13,318 +13,197 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// series are the input of a test, each as name = values, a value each 15 seconds.
-type series []string
-
-// alertCases say, of each alert with its severity, with what it fires within 14 minutes, and with what it is silent.
-var alertCases = map[string]struct{ fires, silent []series }{
+// alertCases say, of each alert with its severity, with which series it fires within 14 minutes, and with which it is
+// silent: name = a value each 15 seconds; and the next.
+var alertCases = map[string]struct{ fires, silent []string }{
 	"PurchasesShed critical": {
-		fires: []series{
-			{
-				`stampede_purchases_total{verdict="overloaded"} = 0+50x60`,
+		fires: []string{
+			`stampede_purchases_total{verdict="overloaded"} = 0+50x60; ` +
 				`stampede_purchases_total{verdict="reserved"} = 0+1000x60`,
-			},
 		},
-		silent: []series{
-			{
-				`stampede_purchases_total{verdict="overloaded"} = 0+5x60`,
-				`stampede_purchases_total{verdict="reserved"} = 0+1000x60`,
+		silent: []string{
+			`stampede_purchases_total{verdict="overloaded"} = 0+5x60; ` +
+				`stampede_purchases_total{verdict="reserved"} = 0+1000x60; ` +
 				`stampede_purchases_total{verdict="rate-limited"} = 0+900x60`,
-			},
 		},
 	},
 	"PurchasesFail critical": {
-		fires: []series{
-			{
-				`stampede_purchases_total{verdict="unknown"} = 0+50x60`,
+		fires: []string{
+			`stampede_purchases_total{verdict="unknown"} = 0+50x60; ` +
 				`stampede_purchases_total{verdict="reserved"} = 0+1000x60`,
-			},
 		},
-		silent: []series{
-			{
-				`stampede_purchases_total{verdict="unavailable"} = 0+5x60`,
+		silent: []string{
+			`stampede_purchases_total{verdict="unavailable"} = 0+5x60; ` +
 				`stampede_purchases_total{verdict="sold-out"} = 0+1000x60`,
-			},
 		},
 	},
 	"NoIngress critical": {
-		fires: []series{
-			{`stampede_ready{job="a",instance="1"} = 1x4 _x60`},
-			{
-				`stampede_ready{job="a",instance="1",reason="Redis does not answer"} = 0x60`,
+		fires: []string{
+			`stampede_ready{job="a",instance="1"} = 1x4 _x60`,
+			`stampede_ready{job="a",instance="1",reason="Redis does not answer"} = 0x60; ` +
 				`stampede_ready{job="a",instance="2",reason="Redis does not answer"} = 0x60`,
-			},
 		},
-		silent: []series{
-			{
-				`stampede_ready{job="a",instance="1",reason="Redis does not answer"} = 0x60`,
+		silent: []string{
+			`stampede_ready{job="a",instance="1",reason="Redis does not answer"} = 0x60; ` +
 				`stampede_ready{job="a",instance="2"} = 1x60`,
-			},
 		},
 	},
 	"IngressNotReady warning": {
-		fires: []series{
-			{
-				`stampede_ready{job="a",instance="1",reason="Redis does not answer"} = 0x60`,
+		fires: []string{
+			`stampede_ready{job="a",instance="1",reason="Redis does not answer"} = 0x60; ` +
 				`stampede_ready{job="a",instance="2"} = 1x60`,
-			},
 		},
-		silent: []series{
-			{`stampede_ready{job="a",instance="1"} = 1x60`},
-		},
+		silent: []string{`stampede_ready{job="a",instance="1"} = 1x60`},
 	},
 	"BacklogGrows warning": {
-		fires: []series{
-			{
-				`stampede_stream_waiting_orders{stream="a",instance="1"} = 1000+100x60`,
+		fires: []string{
+			`stampede_stream_waiting_orders{stream="a",instance="1"} = 1000+100x60; ` +
 				`stampede_stream_waiting_orders{stream="a",instance="2"} = 1000+100x60`,
-			},
 		},
-		silent: []series{
-			{
-				`stampede_stream_waiting_orders{stream="a",instance="1"} = 9000-100x60`,
+		silent: []string{
+			`stampede_stream_waiting_orders{stream="a",instance="1"} = 9000-100x60; ` +
 				`stampede_stream_waiting_orders{stream="b",instance="1"} = 0x60`,
-			},
 		},
 	},
 	"OrderWaits critical": {
-		fires: []series{
-			{`stampede_stream_oldest_entry_age_seconds{stream="a"} = 0+15x60`},
-		},
-		silent: []series{
-			{`stampede_stream_oldest_entry_age_seconds{stream="a"} = 29x60`},
-		},
+		fires:  []string{`stampede_stream_oldest_entry_age_seconds{stream="a"} = 0+15x60`},
+		silent: []string{`stampede_stream_oldest_entry_age_seconds{stream="a"} = 29x60`},
 	},
 	"NoWorker critical": {
-		fires: []series{
-			{`stampede_stream_readers{stream="a",instance="1"} = 1x4 0x60`},
-			{`up{job="any"} = 0x60`},
-		},
-		silent: []series{
-			{
-				`stampede_stream_readers{stream="a",instance="1"} = 0x60`,
+		fires: []string{`stampede_stream_readers{stream="a",instance="1"} = 1x4 0x60`, `up{job="any"} = 0x60`},
+		silent: []string{
+			`stampede_stream_readers{stream="a",instance="1"} = 0x60; ` +
 				`stampede_stream_readers{stream="a",instance="2"} = 1x60`,
-			},
 		},
 	},
 	"StepFails warning": {
-		fires: []series{
-			{`stampede_worker_failing{step="record"} = 1x60`},
-		},
-		silent: []series{
-			{`stampede_worker_failing{step="record"} = 0x2 1x2 0x60`},
-		},
+		fires:  []string{`stampede_worker_failing{step="record"} = 1x60`},
+		silent: []string{`stampede_worker_failing{step="record"} = 0x2 1x2 0x60`},
 	},
 	"DeadLetterParked warning": {
-		fires: []series{
-			{`stampede_dead_letters_parked{instance="1"} = 0x4 2x60`},
-		},
-		silent: []series{
-			{`stampede_dead_letters_parked{instance="1"} = 0x60`},
-		},
+		fires:  []string{`stampede_dead_letters_parked{instance="1"} = 0x4 2x60`},
+		silent: []string{`stampede_dead_letters_parked{instance="1"} = 0x60`},
 	},
 	"OrderRejected critical": {
-		fires: []series{
-			{`stampede_orders_total{outcome="rejected"} = 0x20 1x40`},
-		},
-		silent: []series{
-			{
-				`stampede_orders_total{outcome="rejected"} = 7x60`,
-				`stampede_orders_total{outcome="confirmed"} = 0+9x60`,
-			},
+		fires: []string{`stampede_orders_total{outcome="rejected"} = 0x20 1x40`},
+		silent: []string{
+			`stampede_orders_total{outcome="rejected"} = 7x60; stampede_orders_total{outcome="confirmed"} = 0+9x60`,
 		},
 	},
 	"OrderVoided critical": {
-		fires: []series{
-			{`stampede_orders_total{outcome="voided"} = 0x20 3x40`},
-		},
-		silent: []series{
-			{`stampede_orders_total{outcome="voided"} = 7x60`},
-		},
+		fires:  []string{`stampede_orders_total{outcome="voided"} = 0x20 3x40`},
+		silent: []string{`stampede_orders_total{outcome="voided"} = 7x60`},
 	},
 	"StockRebuilt warning": {
-		fires: []series{
-			{
-				`stampede_rebuilds_total{reason="server",instance="1"} = 0x40 1x20`,
+		fires: []string{
+			`stampede_rebuilds_total{reason="server",instance="1"} = 0x40 1x20; ` +
 				`stampede_rebuilds_total{reason="by-hand",instance="1"} = 2x60`,
-			},
-			{`stampede_rebuilds_total{reason="sale-lost",instance="1"} = _x40 1x20`},
+			`stampede_rebuilds_total{reason="sale-lost",instance="1"} = _x40 1x20`,
 		},
-		silent: []series{
-			{
-				`stampede_rebuilds_total{reason="server",instance="1"} = 1x60`,
-				`stampede_rebuilds_total{reason="by-hand",instance="1"} = 0x40 1x20`,
+		silent: []string{
+			`stampede_rebuilds_total{reason="server",instance="1"} = 1x60; ` +
+				`stampede_rebuilds_total{reason="by-hand",instance="1"} = 0x40 1x20; ` +
 				`stampede_rebuilds_total{reason="server",instance="2"} = _x40 0x20`,
-			},
 		},
 	},
 	"SaleShut critical": {
-		fires: []series{
-			{`stampede_sales_shut{instance="1"} = 0x4 2x60`},
-		},
-		silent: []series{
-			{`stampede_sales_shut{instance="1"} = 0x60`},
-		},
+		fires:  []string{`stampede_sales_shut{instance="1"} = 0x4 2x60`},
+		silent: []string{`stampede_sales_shut{instance="1"} = 0x60`},
 	},
 	"RedisMemory warning": {
-		fires: []series{
-			{`stampede_redis_memory_used_ratio{node="r:1"} = 0.85x60`},
-		},
-		silent: []series{
-			{`stampede_redis_memory_used_ratio{node="r:1"} = 0.79x60`},
-			{`stampede_redis_memory_used_ratio{node="r:1"} = 0.97x60`},
+		fires: []string{`stampede_redis_memory_used_ratio{node="r:1"} = 0.85x60`},
+		silent: []string{
+			`stampede_redis_memory_used_ratio{node="r:1"} = 0.79x60`,
+			`stampede_redis_memory_used_ratio{node="r:1"} = 0.97x60`,
 		},
 	},
 	"RedisMemory critical": {
-		fires: []series{
-			{`stampede_redis_memory_used_ratio{node="r:1"} = 0.97x60`},
-		},
-		silent: []series{
-			{`stampede_redis_memory_used_ratio{node="r:1"} = 0.94x60`},
-		},
+		fires:  []string{`stampede_redis_memory_used_ratio{node="r:1"} = 0.97x60`},
+		silent: []string{`stampede_redis_memory_used_ratio{node="r:1"} = 0.94x60`},
 	},
 	"RedisSync critical": {
-		fires: []series{
-			{`stampede_redis_aof_ok{node="r:1"} = 1x4 0x60`},
-		},
-		silent: []series{
-			{`stampede_redis_aof_ok{node="r:1"} = 1x60`},
-		},
+		fires:  []string{`stampede_redis_aof_ok{node="r:1"} = 1x4 0x60`},
+		silent: []string{`stampede_redis_aof_ok{node="r:1"} = 1x60`},
 	},
 	"RedisSync warning": {
-		fires: []series{
-			{`stampede_redis_aof_delayed_fsyncs_total{node="r:1"} = 0x50 5x30`},
-		},
-		silent: []series{
-			{`stampede_redis_aof_delayed_fsyncs_total{node="r:1"} = 5x60`},
-		},
+		fires:  []string{`stampede_redis_aof_delayed_fsyncs_total{node="r:1"} = 0x50 5x30`},
+		silent: []string{`stampede_redis_aof_delayed_fsyncs_total{node="r:1"} = 5x60`},
 	},
 	"AuditOld warning": {
-		fires: []series{
-			{`stampede_audit_timestamp_seconds{instance="1"} = -90000x60`},
-		},
-		silent: []series{
-			{`stampede_audit_timestamp_seconds{instance="1"} = -80000x60`},
-		},
+		fires:  []string{`stampede_audit_timestamp_seconds{instance="1"} = -90000x60`},
+		silent: []string{`stampede_audit_timestamp_seconds{instance="1"} = -80000x60`},
 	},
 	"PromiseBroken critical": {
-		fires: []series{
-			{`stampede_audit_promise_broken{promise="S4"} = 1x60`},
-		},
-		silent: []series{
-			{`stampede_audit_promise_broken{promise="S4"} = 0x60`},
-		},
+		fires:  []string{`stampede_audit_promise_broken{promise="S4"} = 1x60`},
+		silent: []string{`stampede_audit_promise_broken{promise="S4"} = 0x60`},
 	},
 	"TargetGone warning": {
-		fires: []series{
-			{
-				`up{job="default/pods",instance="10.0.0.1:8080"} = 1x8 0x60`,
+		fires: []string{
+			`up{job="default/pods",instance="10.0.0.1:8080"} = 1x8 0x60; ` +
 				`stampede_build_info{job="default/pods",instance="10.0.0.1:8080"} = 1x8 _x60`,
-			},
-			{
-				`up{job="any",instance="lb:8080"} = 1x60`,
-				`stampede_build_info{job="any",instance="lb:8080"} = 1x60`,
+			`up{job="any",instance="lb:8080"} = 1x60; stampede_build_info{job="any",instance="lb:8080"} = 1x60; ` +
 				`process_start_time_seconds{job="any",instance="lb:8080"} = 1+1x60`,
-			},
 		},
-		silent: []series{
-			{
-				`up{job="default/pods",instance="10.0.0.1:8080"} = 1x60`,
-				`stampede_build_info{job="default/pods",instance="10.0.0.1:8080"} = 1x60`,
-				`process_start_time_seconds{job="default/pods",instance="10.0.0.1:8080"} = 1x20 2x40`,
-				`up{job="default/pods",instance="10.0.0.9:80"} = 0x60`,
-				`up{job="a pod that was removed",instance="10.0.0.2:8080"} = 1x8 _x60`,
+		silent: []string{
+			`up{job="default/pods",instance="10.0.0.1:8080"} = 1x60; ` +
+				`stampede_build_info{job="default/pods",instance="10.0.0.1:8080"} = 1x60; ` +
+				`process_start_time_seconds{job="default/pods",instance="10.0.0.1:8080"} = 1x20 2x40; ` +
+				`up{job="default/pods",instance="10.0.0.9:80"} = 0x60; ` +
+				`up{job="a pod that was removed",instance="10.0.0.2:8080"} = 1x8 _x60; ` +
 				`stampede_build_info{job="a pod that was removed",instance="10.0.0.2:8080"} = 1x8 _x60`,
-			},
 		},
 	},
 	"PostgresGone critical": {
-		fires: []series{
-			{`stampede_postgres_up{instance="1"} = 1x4 0x60`, `stampede_postgres_up{instance="2"} = 1x60`},
-		},
-		silent: []series{
-			{`stampede_postgres_up{instance="1"} = 1x60`},
-		},
+		fires:  []string{`stampede_postgres_up{instance="1"} = 1x4 0x60; stampede_postgres_up{instance="2"} = 1x60`},
+		silent: []string{`stampede_postgres_up{instance="1"} = 1x60`},
 	},
 	"RedisGone critical": {
-		fires: []series{
-			{`stampede_redis_up{node="r:1"} = 1x4 0x60`},
-			{`stampede_stream_reachable{stream="a"} = 0x60`},
-		},
-		silent: []series{
-			{`stampede_redis_up{node="r:1"} = 1x60`, `stampede_stream_reachable{stream="a"} = 1x60`},
-		},
+		fires:  []string{`stampede_redis_up{node="r:1"} = 1x4 0x60`, `stampede_stream_reachable{stream="a"} = 0x60`},
+		silent: []string{`stampede_redis_up{node="r:1"} = 1x60; stampede_stream_reachable{stream="a"} = 1x60`},
 	},
 	"RelayLags warning": {
-		fires: []series{
-			{`stampede_relay_lag_seconds{target="shop"} = 0+15x60`},
-			{`stampede_relay_target_state{target="shop",state="disabled"} = 1x60`},
-			{`stampede_relay_failing{target="shop"} = 6x60`},
-			{`stampede_relay_held_seconds{target="shop"} = 31x60`},
+		fires: []string{
+			`stampede_relay_lag_seconds{target="shop"} = 0+15x60`,
+			`stampede_relay_target_state{target="shop",state="disabled"} = 1x60`,
+			`stampede_relay_failing{target="shop"} = 6x60`,
+			`stampede_relay_held_seconds{target="shop"} = 31x60`,
 		},
-		silent: []series{
-			{
-				`stampede_relay_lag_seconds{target="shop"} = 59x60`,
+		silent: []string{
+			`stampede_relay_lag_seconds{target="shop"} = 59x60; ` +
 				`stampede_relay_target_state{target="shop",state="disabled"} = 0x60`,
-			},
 		},
 	},
 	"OperatorsFileFaulty warning": {
-		fires: []series{
-			{
-				`stampede_operators_file_current{instance="1"} = 0x60`,
-				`stampede_operators_file_current{instance="2"} = 1x60`,
-			},
+		fires: []string{
+			`stampede_operators_file_current{instance="1"} = 0x60; stampede_operators_file_current{instance="2"} = 1x60`,
 		},
-		silent: []series{
-			{`stampede_operators_file_current{instance="1"} = 1x60`},
-		},
+		silent: []string{`stampede_operators_file_current{instance="1"} = 1x60`},
 	},
 	"ReceiptsRefused critical": {
-		fires: []series{
-			{
-				`stampede_receipt_secret_info{instance="1",fingerprint="a"} = 1x60`,
+		fires: []string{
+			`stampede_receipt_secret_info{instance="1",fingerprint="a"} = 1x60; ` +
 				`stampede_receipt_secret_info{instance="2",fingerprint="b"} = 1x60`,
-			},
 		},
-		silent: []series{
-			{
-				`stampede_receipt_secret_info{instance="1",fingerprint="a"} = 1x60`,
+		silent: []string{
+			`stampede_receipt_secret_info{instance="1",fingerprint="a"} = 1x60; ` +
 				`stampede_receipt_secret_info{instance="2",fingerprint="a"} = 1x60`,
-			},
 		},
 	},
 	"GuardOld warning": {
-		fires: []series{
-			{`stampede_guard_age_seconds{of="ingress",instance="i:1"} = 0+15x60`},
-		},
-		silent: []series{
-			{`stampede_guard_age_seconds{of="ingress",instance="i:1"} = 10x60`},
-		},
+		fires:  []string{`stampede_guard_age_seconds{of="ingress",instance="i:1"} = 0+15x60`},
+		silent: []string{`stampede_guard_age_seconds{of="ingress",instance="i:1"} = 10x60`},
 	},
 	"EntryLost critical": {
-		fires: []series{
-			{`stampede_entries_lost_total{stream="a"} = 0x20 1x40`},
-		},
-		silent: []series{
-			{`stampede_entries_lost_total{stream="a"} = 4x60`},
-		},
+		fires:  []string{`stampede_entries_lost_total{stream="a"} = 0x20 1x40`},
+		silent: []string{`stampede_entries_lost_total{stream="a"} = 4x60`},
 	},
 	"OrderSetAside warning": {
-		fires: []series{
-			{`stampede_orders_set_aside{instance="1"} = 1x60`},
-		},
-		silent: []series{
-			{`stampede_orders_set_aside{instance="1"} = 0x60`},
-		},
+		fires:  []string{`stampede_orders_set_aside{instance="1"} = 1x60`},
+		silent: []string{`stampede_orders_set_aside{instance="1"} = 0x60`},
 	},
 	"ReleasesWait warning": {
-		fires: []series{
-			{`stampede_releases_pending{instance="1"} = 3x60`},
-		},
-		silent: []series{
-			{`stampede_releases_pending{instance="1"} = 0x20 3x10 0x30`},
-		},
+		fires:  []string{`stampede_releases_pending{instance="1"} = 3x60`},
+		silent: []string{`stampede_releases_pending{instance="1"} = 0x20 3x10 0x30`},
 	},
 }
 
@@ -344,7 +223,7 @@ func TestAlertsFireAsTested(t *testing.T) {
 				samples = "{ labels: '{}', value: 1 }"
 			}
 			text += "  - interval: 15s\n    input_series:\n"
-			for _, one := range input {
+			for one := range strings.SplitSeq(input, "; ") {
 				name, values, _ := strings.Cut(one, " = ")
 				text += fmt.Sprintf("      - { series: '%s', values: '%s' }\n", name, values)
 			}

@@ -183,7 +183,8 @@ func keepWanted(page []byte) []byte {
 
 func readSample(families map[string]*dto.MetricFamily) *sample {
 	s := &sample{
-		rebuilds: map[string]float64{}, sales: map[uuid.UUID]outcomes{}, streams: map[string]streamSample{}, relayTargets: map[string]relaySample{},
+		rebuilds: map[string]float64{}, sales: map[uuid.UUID]outcomes{},
+		streams: map[string]streamSample{}, relayTargets: map[string]relaySample{},
 	}
 	each(families[metricBuild], func(l labels, _ float64) { s.version = l.value("version") })
 	s.start, s.cpu, s.memory = sum(families[metricStart]), sum(families[metricCPU]), sum(families[metricMemory])

@@ -24,8 +24,8 @@ type Snapshot struct {
 	Processes []Process `json:"processes"`
 	// Troubles are what is wrong now, the worst first. What one of them explains stands under it.
 	Troubles []Trouble `json:"troubles"`
-	// Sales are at most 50: those that sell, then paused, scheduled and ended ones, each newest first. SalesRead is false if neither server answered: Sales is then the last
-	// that was read, as of SalesAt.
+	// Sales are at most 50: those that sell, then paused, scheduled and ended ones, each newest first. SalesRead is false
+	// if neither server answered: Sales is then the last that was read, as of SalesAt.
 	Sales     []Sale    `json:"sales"`
 	SalesRead bool      `json:"sales_read"`
 	SalesAt   time.Time `json:"sales_at"`

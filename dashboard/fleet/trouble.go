@@ -55,7 +55,8 @@ var (
 		postgresGone, redisGone, noWorker)
 	orderWaits = newKind("OrderWaits", Critical, "An accepted order is not recorded",
 		postgresGone, redisGone, noWorker)
-	stepFails    = newKind("StepFails", Warning, "A step of the workers fails and is retried", postgresGone, redisGone, redisFull)
+	stepFails = newKind("StepFails", Warning, "A step of the workers fails and is retried",
+		postgresGone, redisGone, redisFull)
 	releasesWait = newKind("ReleasesWait", Warning, "Units of ended orders are not on sale again",
 		redisGone, redisFull, postgresGone, noWorker)
 	guardOld  = newKind("GuardOld", Warning, "Redis is not compared with Postgres", postgresGone, redisGone)
@@ -262,7 +263,7 @@ func (t *troubles) checkServers(f *Fleet, s *Snapshot) {
 	}
 }
 
-// isMissed is true if no process with this part answers, and there was one, or may be: a target that has never answered.
+// isMissed is true if no process with this part answers, and there was one, or may be: a target that never answered.
 func (t *troubles) isMissed(s *Snapshot, part string) bool {
 	missed := slices.Contains(t.seen, part)
 	for i := range s.Processes {

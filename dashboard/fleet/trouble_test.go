@@ -260,7 +260,8 @@ func TestConsequencesStandUnderTheirCause(t *testing.T) {
 		}
 	}
 	update(Server{Error: "refused", Since: at(-1)})
-	require.Equal(t, []string{redisGone.name, targetGone.name}, troubleNames(s), "the relay has not ended because of Redis")
+	require.Equal(t, []string{redisGone.name, targetGone.name}, troubleNames(s),
+		"the relay has not ended because of Redis")
 	names := troubleNames(&Snapshot{Troubles: s.Troubles[0].Consequences})
 	require.ElementsMatch(t, []string{
 		noIngress.name, notReady.name, saleShut.name, purchasesFail.name, stepFails.name,

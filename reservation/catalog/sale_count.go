@@ -291,9 +291,9 @@ type CountedSale struct {
 // Page holds sales as Postgres had them. It is never changed.
 type Page struct{ sales []storedSale }
 
-// ReadFollowed returns the sales to follow if there are more than limit: those that sell, then paused, scheduled and ended
-// ones, each the newest first. It reads no order, so it costs the same however many there are: CountFollowed sums all
-// paid orders of sales with a payment window. The error wraps ErrUnavailable.
+// ReadFollowed returns the sales to follow if there are more than limit: those that sell, then paused, scheduled and
+// ended ones, each the newest first. It reads no order, so it costs the same however many there are: CountFollowed sums
+// all paid orders of sales with a payment window. The error wraps ErrUnavailable.
 func (c *Catalog) ReadFollowed(ctx context.Context, limit int) (Page, error) {
 	rows, _ := c.pool.Query(ctx, sql.CatalogFollowedSales, limit) // its error comes with the rows
 	found, err := pgx.CollectRows(rows, storedRow)

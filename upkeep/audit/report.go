@@ -352,8 +352,9 @@ type Recorded struct {
 	Broken, Unchecked []string
 }
 
-// Record stores the verdict of an audit of all sales, with the time of Postgres. The newest 1000 verdicts are kept. What
-// was found while units moved may have been on its way: it is recorded as unchecked, so that nobody takes it for broken.
+// Record stores the verdict of an audit of all sales, with the time of Postgres. The newest 1000 verdicts are kept.
+// What was found while units moved may have been on its way: it is recorded as unchecked, so that nobody takes it for
+// broken.
 func Record(ctx context.Context, pool *pgxpool.Pool, report Report, operator string) error {
 	broken, unchecked := []string{}, []string{}
 	for _, p := range report.Promises {

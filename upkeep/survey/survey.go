@@ -229,13 +229,13 @@ func newDescs() descs {
 	return descs{
 		parked: desc("stampede_dead_letters_parked", "Dead letters that wait for an operator, counted up to 10000."),
 		units: desc("stampede_sale_units",
-			"Units of 50 sales by kind, of those that sell first: stock = available + held + sold. A sale that awaits a rebuild has only its "+
-				"stock.", "sale", "kind"),
+			"Units of 50 sales by kind, of those that sell first: stock = available + held + sold. A sale that awaits a "+
+				"rebuild has only its stock.", "sale", "kind"),
 		workers: desc("stampede_workers_alive", "Workers that have announced themselves in the streams."),
 		shut:    desc("stampede_sales_shut", "Sales that are not over and sell nothing until Redis is rebuilt."),
 		auditAt: desc("stampede_audit_timestamp_seconds",
-			"When the newest recorded audit of all sales was made, in seconds since 1970; without one, when the oldest sale was "+
-				"created that is not retired."),
+			"When the newest recorded audit of all sales was made, in seconds since 1970; without one, when the oldest "+
+				"sale was created that is not retired."),
 		broken: desc("stampede_audit_promise_broken", "1 if the newest recorded audit found the promise broken, else 0.",
 			"promise"),
 		postgresUp: prometheus.NewDesc("stampede_postgres_up",
