@@ -77,7 +77,7 @@ func (s *health) readiness() (serverStates, error) {
 	}
 }
 
-var readyDesc = prometheus.NewDesc("stampede_ready",
+var readyDesc = prometheus.NewDesc("stampede_ingress_ready",
 	"1 if this ingress takes purchases, as GET /readyz says; else 0, and why not.", []string{"reason"}, nil)
 
 // Describe and Collect implement prometheus.Collector: a scrape asks what GET /readyz asks.

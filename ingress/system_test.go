@@ -262,7 +262,7 @@ func TestIngressWithoutRedis(t *testing.T) {
 	s.get(orderPath(order.NewOrderID(sale)), as("ada")).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
 	p := s.get("/readyz").isProblem(http.StatusServiceUnavailable, "not-ready")
 	require.Equal(t, []any{"down", "up"}, []any{p["redis"], p["postgres"]})
-	require.Contains(t, s.get("/metrics").body, `stampede_ready{reason="Redis does not answer"} 0`)
+	require.Contains(t, s.get("/metrics").body, `stampede_ingress_ready{reason="Redis does not answer"} 0`)
 	s.get("/livez").is(http.StatusOK)
 
 	require.NoError(t, own.Restart(t.Context()))
@@ -272,7 +272,7 @@ func TestIngressWithoutRedis(t *testing.T) {
 		return s.buy(sale, "", as("bob")).status == http.StatusAccepted
 	})
 	s.get("/readyz").is(http.StatusOK)
-	require.Contains(t, s.get("/metrics").body, `stampede_ready{reason=""} 1`)
+	require.Contains(t, s.get("/metrics").body, `stampede_ingress_ready{reason=""} 1`)
 }
 
 func TestWaitOutlivesConnectionTimeouts(t *testing.T) {

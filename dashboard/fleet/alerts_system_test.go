@@ -39,21 +39,21 @@ var alertCases = map[string]struct{ fires, silent []string }{
 	},
 	"NoIngress critical": {
 		fires: []string{
-			`stampede_ready{job="a",instance="1"} = 1x4 _x60`,
-			`stampede_ready{job="a",instance="1",reason="Redis does not answer"} = 0x60; ` +
-				`stampede_ready{job="a",instance="2",reason="Redis does not answer"} = 0x60`,
+			`stampede_ingress_ready{job="a",instance="1"} = 1x4 _x60`,
+			`stampede_ingress_ready{job="a",instance="1",reason="Redis does not answer"} = 0x60; ` +
+				`stampede_ingress_ready{job="a",instance="2",reason="Redis does not answer"} = 0x60`,
 		},
 		silent: []string{
-			`stampede_ready{job="a",instance="1",reason="Redis does not answer"} = 0x60; ` +
-				`stampede_ready{job="a",instance="2"} = 1x60`,
+			`stampede_ingress_ready{job="a",instance="1",reason="Redis does not answer"} = 0x60; ` +
+				`stampede_ingress_ready{job="a",instance="2"} = 1x60`,
 		},
 	},
 	"IngressNotReady warning": {
 		fires: []string{
-			`stampede_ready{job="a",instance="1",reason="Redis does not answer"} = 0x60; ` +
-				`stampede_ready{job="a",instance="2"} = 1x60`,
+			`stampede_ingress_ready{job="a",instance="1",reason="Redis does not answer"} = 0x60; ` +
+				`stampede_ingress_ready{job="a",instance="2"} = 1x60`,
 		},
-		silent: []string{`stampede_ready{job="a",instance="1"} = 1x60`},
+		silent: []string{`stampede_ingress_ready{job="a",instance="1"} = 1x60`},
 	},
 	"BacklogGrows warning": {
 		fires: []string{

@@ -93,8 +93,8 @@ func TestProcessThatComesBackCountsFromItsNewValue(t *testing.T) {
 	require.True(t, p.shown().RatesKnown)
 	require.True(t, f.snapshot(at(101)).Rates.PurchasesKnown)
 
-	notReady := ingressPage(1, 907, 0, 0, 0) + "stampede_ready{reason=\"Redis does not answer\"} 0\n"
-	ready := ingressPage(1, 907, 0, 0, 0) + "stampede_ready{reason=\"\"} 1\n"
+	notReady := ingressPage(1, 907, 0, 0, 0) + "stampede_ingress_ready{reason=\"Redis does not answer\"} 0\n"
+	ready := ingressPage(1, 907, 0, 0, 0) + "stampede_ingress_ready{reason=\"\"} 1\n"
 	for second, text := range []string{notReady, notReady, ready} {
 		p.seen(mustRead(t, text), nil, at(float64(200+second)))
 		require.True(t, p.shown().Up)

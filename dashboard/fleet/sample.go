@@ -46,7 +46,7 @@ const (
 	metricRelayState      = "stampede_relay_target_state"
 	metricRelayServing    = "stampede_relay_serving"
 	metricRelayHeld       = "stampede_relay_held_seconds"
-	metricReady           = "stampede_ready"
+	metricReady           = "stampede_ingress_ready"
 	metricGuardAge        = "stampede_guard_age_seconds"
 	metricLost            = "stampede_entries_lost_total"
 	metricSetAside        = "stampede_orders_set_aside"

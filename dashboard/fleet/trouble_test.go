@@ -122,7 +122,7 @@ func TestEachTroubleIsFound(t *testing.T) {
 			f.processes[0].last.operatorsFile = true
 		}, operatorsFile, "http://one/metrics", 0},
 		"ingress without Redis": {func(f *Fleet, _ *Snapshot, _ *round) {
-			f.processes[0].last = mustRead(t, ingressPage(1, 0, 0, 0, 0)+"stampede_ready{reason=\"Redis is away\"} 0\n")
+			f.processes[0].last = mustRead(t, ingressPage(1, 0, 0, 0, 0)+"stampede_ingress_ready{reason=\"Redis is away\"} 0\n")
 		}, notReady, "http://one/metrics: Redis is away", delayedReader},
 		"no ingress is ready": {func(_ *Fleet, s *Snapshot, _ *round) {
 			s.Processes[0].NotReady = "Redis is away"
