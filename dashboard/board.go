@@ -65,9 +65,9 @@ func boardValues(s *fleet.Snapshot) map[string]string {
 		"dead_letters": count(s.DeadLetters),
 		"say":          saying(s),
 	}
-	rateValues(v, "all", s.Rates)
 	r := s.Rates
-	v["all.durable"] = perSecond(r.Durable)
+	rateValues(v, "all", r, r.PurchasesKnown)
+	v["all.durable"] = rateText(r.Durable, r.DurableKnown)
 	v["all.answer_p50"], v["all.answer_p99"] = latency(r.AnswerP50), latency(r.AnswerP99)
 	v["all.durable_p50"], v["all.durable_p99"] = latency(r.DurableP50), latency(r.DurableP99)
 	v["all.backlog"], v["all.oldest"] = unknown, unknown
@@ -105,17 +105,24 @@ func boardValues(s *fleet.Snapshot) map[string]string {
 	return v
 }
 
-func rateValues(v map[string]string, scope string, r fleet.Rates) {
+func rateValues(v map[string]string, scope string, r fleet.Rates, known bool) {
 	for name, n := range map[string]float64{
 		"offered": r.Offered, "accepted": r.Accepted, "refused": r.Refused, "shed": r.Shed, "failed": r.Failed,
 	} {
-		v[scope+"."+name] = perSecond(n)
+		v[scope+"."+name] = rateText(n, known)
 	}
+}
+
+func rateText(n float64, known bool) string {
+	if !known {
+		return unknown
+	}
+	return perSecond(n)
 }
 
 func saleValues(v map[string]string, s fleet.Sale, now time.Time) {
 	key := s.ID.String()
-	rateValues(v, key, s.Rates)
+	rateValues(v, key, s.Rates, s.RatesKnown)
 	v[key+".state"] = string(s.State)
 	v[key+".stock"] = count(s.Stock)
 	v[key+".countdown"] = countdown(s, now)
@@ -174,11 +181,13 @@ func processValues(v map[string]string, key string, p fleet.Process, now time.Ti
 	if !p.Up {
 		return
 	}
-	v[key+"cpu"] = strconv.FormatFloat(100*p.CPU, 'f', 0, 64) + " %"
 	v[key+"memory"] = bytesText(p.MemoryBytes)
 	v[key+"connections"] = count(int64(p.Connections))
 	v[key+"in_flight"] = count(int64(p.InFlight))
-	v[key+"per_second"] = perSecond(p.PerSecond)
+	if p.RatesKnown {
+		v[key+"cpu"] = strconv.FormatFloat(100*p.CPU, 'f', 0, 64) + " %"
+		v[key+"per_second"] = perSecond(p.PerSecond)
+	}
 }
 
 // saying is what a screen reader says after a change: what is wrong, and the stock of open sales.

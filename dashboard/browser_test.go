@@ -277,7 +277,8 @@ func (d *testDesk) fill() uuid.UUID {
 	now := time.Now()
 	rich := countedSale(counted)
 	rich.Available, rich.Held, rich.Sold, rich.ClosesAt = 630, 120, 500, now.Add(754*time.Second)
-	rich.Rates = fleet.Rates{Offered: 12345, Accepted: 912.4, Refused: 11234, Shed: 187, Failed: 1.6}
+	rich.RatesKnown = true
+	rich.Rates = fleet.Rates{PurchasesKnown: true, Offered: 12345, Accepted: 912.4, Refused: 11234, Shed: 187, Failed: 1.6}
 	rich.FunnelKnown, rich.Funnel = true, fleet.Funnel{
 		Accepted: 620, Confirmed: 118, Paid: 471, Cancelled: 12, Expired: 16, Rejected: 2, Voided: 1,
 	}
@@ -304,6 +305,7 @@ func (d *testDesk) fill() uuid.UUID {
 		sales = append(sales, s)
 	}
 	all := rich.Rates
+	all.DurableKnown = true
 	all.Durable, all.AnswerP50, all.AnswerP99 = 905, 640*time.Microsecond, 4200*time.Microsecond
 	all.DurableP50, all.DurableP99 = 11*time.Millisecond, 1400*time.Millisecond
 	all.Backlog, all.OldestWaiting, all.BacklogKnown = 1234, 32*time.Second, true
@@ -334,7 +336,7 @@ func (d *testDesk) fill() uuid.UUID {
 		s.Processes = []fleet.Process{
 			{
 				Target: "http://ingress-1.shop.internal:8080/metrics", Kind: "ingress", Up: true, Since: now.Add(-time.Hour),
-				LastSeen: now, Version: "v1.4.0", CPU: .93, MemoryBytes: 184e6, Connections: 9312, InFlight: 312,
+				LastSeen: now, Version: "v1.4.0", RatesKnown: true, CPU: .93, MemoryBytes: 184e6, Connections: 9312, InFlight: 312,
 				InFlightLimit: 4096, PerSecond: 12345,
 			},
 			{
@@ -343,7 +345,7 @@ func (d *testDesk) fill() uuid.UUID {
 			},
 			{
 				Target: "http://worker-1.shop.internal:9090/metrics", Kind: "worker", Up: true, Since: now.Add(-49 * time.Hour),
-				LastSeen: now, Version: "v1.4.0", CPU: .21, MemoryBytes: 61e6, PerSecond: 905,
+				LastSeen: now, Version: "v1.4.0", RatesKnown: true, CPU: .21, MemoryBytes: 61e6, PerSecond: 905,
 				Readers: []string{d.Shop.Keys.Orders(0)}, Failing: []string{"release"},
 			},
 			{Target: "http://worker-2.shop.internal:9090/metrics", Since: now.Add(-3 * time.Second), Error: "no such host"},
@@ -352,6 +354,7 @@ func (d *testDesk) fill() uuid.UUID {
 			{
 				Severity: fleet.Critical, Text: "An accepted order waits for 32 seconds to be recorded",
 				Since: now.Add(-40 * time.Second), Runbook: "order-waits",
+				Consequences: []fleet.Trouble{{Severity: fleet.Warning, Text: "A step fails", Runbook: "step-fails"}},
 			},
 			{Severity: fleet.Critical, Text: "http://ingress-2.shop.internal:8080/metrics does not answer", Since: now.Add(-75 * time.Second), Runbook: "target-gone"},
 			{

@@ -92,14 +92,29 @@ func allPoint(r fleet.Rates) []live.Figure {
 	if r.BacklogKnown {
 		backlog, oldest = live.Figure(r.Backlog), live.Figure(r.OldestWaiting.Seconds())
 	}
-	return append(ratePoint(r), live.Figure(r.Durable), measured(r.AnswerP50), measured(r.AnswerP99),
+	durable := live.Figure(math.NaN())
+	if r.DurableKnown {
+		durable = live.Figure(r.Durable)
+	}
+	return append(ratePoint(r, r.PurchasesKnown), durable, measured(r.AnswerP50), measured(r.AnswerP99),
 		measured(r.DurableP50), measured(r.DurableP99), backlog, oldest)
 }
 
-func ratePoint(r fleet.Rates) []live.Figure {
-	return []live.Figure{
+func ratePoint(r fleet.Rates, known bool) []live.Figure {
+	point := []live.Figure{
 		live.Figure(r.Offered), live.Figure(r.Accepted), live.Figure(r.Refused), live.Figure(r.Shed), live.Figure(r.Failed),
 	}
+	return unlessKnown(point, known)
+}
+
+// unlessKnown replaces figures that are not known.
+func unlessKnown(point []live.Figure, known bool) []live.Figure {
+	for i := range point {
+		if !known {
+			point[i] = live.Figure(math.NaN())
+		}
+	}
+	return point
 }
 
 // measured is in milliseconds, not known if nothing was measured.
@@ -112,12 +127,7 @@ func measured(d time.Duration) live.Figure {
 
 func salePoint(r fleet.Rates, known bool, available, held, sold int64) []live.Figure {
 	units := []live.Figure{live.Figure(available), live.Figure(held), live.Figure(sold)}
-	if !known {
-		for i := range units {
-			units[i] = live.Figure(math.NaN())
-		}
-	}
-	return append(ratePoint(r), units...)
+	return append(ratePoint(r, r.PurchasesKnown), unlessKnown(units, known)...)
 }
 
 // newestPoints are the newest points: of the whole, and of the sales that sell.
@@ -209,7 +219,7 @@ func newTable(points []fleet.Point, scope string) table {
 func minutes(points []fleet.Point, scope string) []minute {
 	sale, _ := uuid.Parse(scope)
 	var rows []minute
-	seconds := 0.0
+	purchases, durable := 0.0, 0.0 // seconds in which they are known
 	for _, p := range slices.Backward(points) {
 		rates, units := p.Rates, fleet.SalePoint{}
 		if scope != allScope {
@@ -220,19 +230,26 @@ func minutes(points []fleet.Point, scope string) []minute {
 			rates = units.Rates
 		}
 		if start := p.At.Truncate(time.Minute); len(rows) == 0 || !rows[len(rows)-1].At.Equal(start) {
-			rows, seconds = append(rows, minute{
+			rows, purchases, durable = append(rows, minute{
 				At: start, Known: units.Known, Available: units.Available, Held: units.Held, Sold: units.Sold,
-			}), 0
+			}), 0, 0
 		}
 		row := &rows[len(rows)-1].Rates
-		seconds++
-		mean := func(sum *float64, n float64) { *sum += (n - *sum) / seconds }
-		mean(&row.Offered, rates.Offered)
-		mean(&row.Accepted, rates.Accepted)
-		mean(&row.Refused, rates.Refused)
-		mean(&row.Shed, rates.Shed)
-		mean(&row.Failed, rates.Failed)
-		mean(&row.Durable, rates.Durable)
+		mean := func(sum *float64, n, seconds float64) { *sum += (n - *sum) / seconds }
+		if rates.PurchasesKnown {
+			row.PurchasesKnown = true
+			purchases++
+			mean(&row.Offered, rates.Offered, purchases)
+			mean(&row.Accepted, rates.Accepted, purchases)
+			mean(&row.Refused, rates.Refused, purchases)
+			mean(&row.Shed, rates.Shed, purchases)
+			mean(&row.Failed, rates.Failed, purchases)
+		}
+		if rates.DurableKnown {
+			row.DurableKnown = true
+			durable++
+			mean(&row.Durable, rates.Durable, durable)
+		}
 		row.AnswerP99, row.DurableP99 = max(row.AnswerP99, rates.AnswerP99), max(row.DurableP99, rates.DurableP99)
 		row.BacklogKnown = row.BacklogKnown || rates.BacklogKnown
 		row.Backlog, row.OldestWaiting = max(row.Backlog, rates.Backlog), max(row.OldestWaiting, rates.OldestWaiting)
@@ -240,6 +257,8 @@ func minutes(points []fleet.Point, scope string) []minute {
 	return rows
 }
 
-// Rate and Late format the figures of a row.
-func (minute) Rate(n float64) string       { return perSecond(n) }
+// Rate, Durable and Late format the figures of a row.
+func (m minute) Rate(n float64) string { return rateText(n, m.Rates.PurchasesKnown) }
+
+func (m minute) Durable() string           { return rateText(m.Rates.Durable, m.Rates.DurableKnown) }
 func (minute) Late(d time.Duration) string { return latency(d) }

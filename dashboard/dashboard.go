@@ -94,9 +94,9 @@ func New(config Config) (*Dashboard, error) {
 	if d.metrics, err = newMetrics(config.Metrics); err != nil {
 		return nil, err
 	}
-	d.watchReady, err = telemetry.WatchReady(config.Metrics, func(ctx context.Context) (bool, map[string]bool) {
+	d.watchReady, err = telemetry.WatchReady(config.Metrics, "dashboard", func(context.Context) (string, map[string]bool) {
 		s := d.Fleet.Snapshot()
-		return d.ready(ctx) == nil, map[string]bool{"redis": s.Redis.Reachable, "postgres": s.Postgres.Reachable}
+		return "", map[string]bool{"redis": s.Redis.Reachable, "postgres": s.Postgres.Reachable}
 	})
 	if err != nil {
 		return nil, err
@@ -130,7 +130,8 @@ func New(config Config) (*Dashboard, error) {
 // routes are all pages and actions, each with the role that it takes.
 func (d *Dashboard) routes(gate *gate, books books) http.Handler {
 	mux := http.NewServeMux()
-	telemetry.Probe(mux, d.ready)
+	// Pages can be served, and a server that does not answer is what they show: a proxy must not hide them then.
+	telemetry.Probe(mux, func(context.Context) error { return nil })
 	mux.Handle("GET /metrics", d.metrics.scrape)
 	mux.Handle("GET /assets/{file}", d.assets)
 	mux.HandleFunc("GET /favicon.ico", func(w http.ResponseWriter, r *http.Request) { // of answers without a page

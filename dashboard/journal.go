@@ -145,7 +145,7 @@ func rebuildOf(r fleet.Rebuild) string {
 // observeTroubles notes those that began and ended. Their texts have figures that change.
 func (j *journal) observeTroubles(now *fleet.Snapshot) {
 	last := make(map[string]fleet.Trouble, len(now.Troubles))
-	for _, t := range now.Troubles {
+	for t := range now.AllTroubles() {
 		last[t.Key] = t
 		if _, known := j.open[t.Key]; !known {
 			j.add(event{At: t.Since, Kind: string(t.Severity), What: "begins: " + t.Text})

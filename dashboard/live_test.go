@@ -139,16 +139,14 @@ func TestNumberOfStreamsIsBounded(t *testing.T) {
 	require.Greater(t, live.WatchersMax, 3*24)
 }
 
-// A call without a login must take no connection to the servers.
-func TestReadyAsksNoServer(t *testing.T) {
+// A call without a login must take no connection to the servers, and a proxy must not hide the pages in an outage.
+func TestReadyInOutage(t *testing.T) {
 	t.Parallel()
 	d := openDesk(t)
 	d.Dashboard.Pool.Close()
-	for _, up := range []bool{true, false} {
-		d.fleet.publish(func(s *fleet.Snapshot) { s.Postgres.Reachable, s.Redis.Reachable = true, up })
-		status, text := d.browser().get("/readyz")
-		require.Equal(t, map[bool]int{true: http.StatusOK, false: http.StatusServiceUnavailable}[up], status, text)
-	}
+	d.fleet.publish(func(s *fleet.Snapshot) { s.Postgres.Reachable, s.Redis.Reachable = false, false })
+	status, text := d.browser().get("/readyz")
+	require.Equal(t, http.StatusOK, status, text)
 }
 
 // A client that reads no answers is ended; a stream goes on for as long as its events are read.
@@ -202,14 +200,17 @@ func TestHistoryOfCharts(t *testing.T) {
 	id := uuid.New()
 	now := time.Now()
 	d.fleet.history = []fleet.Point{
-		{At: now.Add(-time.Second), Rates: fleet.Rates{Offered: 3, BacklogKnown: true, Backlog: 7}},
-		{At: now, Rates: fleet.Rates{Offered: 5}, Sales: map[uuid.UUID]fleet.SalePoint{id: {Available: 4}}},
+		{At: now.Add(-time.Second), Rates: fleet.Rates{PurchasesKnown: true, Offered: 3, BacklogKnown: true, Backlog: 7}},
+		{At: now, Rates: fleet.Rates{DurableKnown: true}, Sales: map[uuid.UUID]fleet.SalePoint{id: {
+			Rates: fleet.Rates{PurchasesKnown: true, Offered: 5}, Available: 4,
+		}}},
 	}
 	b := d.as("vic")
 	_, all := b.get("/history?of=all")
-	require.Contains(t, all, `"points":[[3,0,0,0,0,0,null,null,null,null,7,0],[5,0,0,0,0,0,null,null,null,null,null,null]]`)
+	require.Contains(t, all, `"points":[[3,0,0,0,0,null,null,null,null,null,7,0],`+
+		`[null,null,null,null,null,0,null,null,null,null,null,null]]`)
 	_, units := b.get("/history?of=" + id.String())
-	require.Contains(t, units, `"points":[[0,0,0,0,0,null,null,null]]`, "what is not known is not zero")
+	require.Contains(t, units, `"points":[[5,0,0,0,0,null,null,null]]`, "what is not known is not zero")
 	for _, path := range []string{"/history?of=x", "/minutes?of=x"} {
 		status, _ := b.get(path)
 		require.Equal(t, http.StatusBadRequest, status)
@@ -220,18 +221,25 @@ func TestHistoryOfCharts(t *testing.T) {
 	require.Contains(t, rows, `<td class="n">–</td>`)
 }
 
-// A process that is gone has no figures: its last ones are not of now.
-func TestGoneProcessIsNotZero(t *testing.T) {
+// A process that is gone has no figures: its last ones are not of now. One that is up may not be ready.
+func TestTroubledProcesses(t *testing.T) {
 	t.Parallel()
 	d := openDesk(t)
 	d.fleet.publish(func(s *fleet.Snapshot) {
 		s.Processes = []fleet.Process{
 			{Target: "http://a:1/metrics", Kind: "ingress", Since: time.Now(), CPU: .5, MemoryBytes: 1e8, PerSecond: 777},
-			{Target: "http://b:1/metrics", Kind: "worker", Up: true, Since: time.Now()},
+			{Target: "http://c:1/metrics", Kind: "ingress", Up: true, NotReady: "Redis does not answer"},
+			{Target: "http://b:1/metrics", Kind: "worker", Up: true, Since: time.Now(), RatesKnown: true},
 		}
+		s.Troubles = []fleet.Trouble{{
+			Severity: fleet.Critical, Text: "No worker",
+			Consequences: []fleet.Trouble{{Text: "Orders wait", Runbook: "order-waits"}},
+		}}
 	})
 	_, page := d.as("vic").get("/")
-	require.Regexp(t, `(?s)a:1.*● gone.*data-live="process.0.per_second">–<.*b:1.*✓ up.*data-live="process.1.per_second">0<`, page)
+	require.Regexp(t, `(?s)c:1.*▲ not ready</span><span class="sub bad">Redis does not answer`, page)
+	require.Regexp(t, `(?s)No worker.*└ Orders wait.*/docs/runbook#order-waits`, page)
+	require.Regexp(t, `(?s)a:1.*● gone.*data-live="process.0.per_second">–<.*b:1.*✓ up.*data-live="process.2.per_second">0<`, page)
 	require.NotContains(t, page, "777")
 }
 

@@ -30,7 +30,7 @@ const (
 // salePage is the body of the page of a sale.
 type salePage struct {
 	fleet.Sale
-	// Watched is false for an older sale, which the fleet does not watch: its figures are read for the request.
+	// Watched is false for an sale beyond those that the fleet follows: its figures are read for the request.
 	Watched  bool
 	Rebuilds []fleet.Rebuild
 	History  []change
@@ -125,9 +125,6 @@ func countedSale(c catalog.CountedSale) fleet.Sale {
 func (v view) Once(s fleet.Sale) view {
 	board := live.Board{Values: maps.Clone(v.Board.Values)}
 	saleValues(board.Values, s, v.Now)
-	for _, name := range []string{"offered", "accepted", "refused", "shed", "failed"} {
-		board.Values[s.ID.String()+"."+name] = unknown
-	}
 	v.Board = &board
 	return v
 }

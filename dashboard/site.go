@@ -56,25 +56,6 @@ func (s shown) HasCritical() bool {
 	return slices.ContainsFunc(s.Troubles, func(t fleet.Trouble) bool { return t.Severity == fleet.Critical })
 }
 
-// What an open sale may be in truth.
-const soldOut, notSelling = "sold out", "not selling"
-
-// Selling is the state of a sale as buyers meet it: an open one may be sold out, or sell nothing.
-func (s shown) Selling(sale fleet.Sale) string {
-	isIngress := func(p fleet.Process) bool { return slices.Contains(strings.Split(p.Kind, ", "), "ingress") }
-	answers := func(p fleet.Process) bool { return isIngress(p) && p.Up }
-	noIngress := slices.ContainsFunc(s.Processes, isIngress) && !slices.ContainsFunc(s.Processes, answers)
-	switch {
-	case sale.State != reservation.StateOpen:
-		return string(sale.State)
-	case sale.Shut != "" || noIngress || !s.Redis.Reachable && s.Redis.Error != "":
-		return notSelling
-	case sale.UnitsKnown && sale.Available == 0:
-		return soldOut
-	}
-	return string(sale.State)
-}
-
 // salesShown bounds the sales of the overview.
 const salesShown = 10
 
@@ -171,7 +152,7 @@ var (
 // marks say a state without its colour.
 var marks = map[string]string{
 	string(reservation.StateOpen): "▶", string(reservation.StatePaused): "❚❚",
-	string(reservation.StateScheduled): "◷", string(reservation.StateEnded): "■", soldOut: "●", notSelling: "⚠",
+	string(reservation.StateScheduled): "◷", string(reservation.StateEnded): "■", fleet.SoldOut: "●", fleet.NotSelling: "⚠",
 }
 
 // bar is a row of the funnel.

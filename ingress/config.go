@@ -36,7 +36,7 @@ type Sales interface {
 		ctx context.Context, terms reservation.Terms, key string,
 	) (sale catalog.CountedSale, replayed bool, err error)
 	CountPage(ctx context.Context, after uuid.UUID, limit int) ([]catalog.CountResult, error)
-	Newest(ctx context.Context, limit int) ([]uuid.UUID, error)
+	Followed(ctx context.Context, limit int) ([]uuid.UUID, error)
 	CountSales(ctx context.Context, sales []uuid.UUID) ([]catalog.CountResult, error)
 	Pause(ctx context.Context, sale uuid.UUID) (catalog.CountedSale, error)
 	Resume(ctx context.Context, sale uuid.UUID) (catalog.CountedSale, error)

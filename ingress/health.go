@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -77,12 +78,16 @@ func (s *health) readiness() (serverStates, error) {
 }
 
 // look is readiness for the metrics.
-func (s *health) look(context.Context) (ready bool, dependencies map[string]bool) {
+func (s *health) look(context.Context) (notReady string, dependencies map[string]bool) {
 	states, err := s.readiness()
-	if states.Redis == "" { // nothing was asked, because the server is stopping
-		return false, nil
+	var why *problem
+	if errors.As(err, &why) {
+		notReady = strings.TrimSuffix(why.detail, ".")
 	}
-	return err == nil, map[string]bool{
+	if states.Redis == "" { // nothing was asked, because the server is stopping
+		return notReady, nil
+	}
+	return notReady, map[string]bool{
 		"redis": states.Redis == "up", "postgres": states.Postgres == "up", "receipt-secret": s.receipts.signer.Load() != nil,
 	}
 }

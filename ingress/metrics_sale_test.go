@@ -22,7 +22,7 @@ func (m *saleMetrics) counted(sale string, outcome saleOutcome) float64 {
 	return testutil.ToFloat64(m.purchases.WithLabelValues(sale, saleOutcomeLabels[outcome]))
 }
 
-func TestNewestSalesHaveSeries(t *testing.T) {
+func TestFollowedSalesHaveSeries(t *testing.T) {
 	t.Parallel()
 	m, sales := newSaleMetrics(), newSales(saleSeriesMax+2)
 	require.Equal(t, 4, testutil.CollectAndCount(m.purchases), "the others")
@@ -34,13 +34,18 @@ func TestNewestSalesHaveSeries(t *testing.T) {
 	require.EqualValues(t, 1, m.counted(otherSales, saleRefused), "a sale that may not exist gets no series")
 	require.Equal(t, 2*4, testutil.CollectAndCount(m.purchases))
 
-	m.add(sales...)
+	newest, selling := sales[saleSeriesMax+1], sales[0] // the catalog names those first that sell
+	m.follow(sales[:saleSeriesMax]...)
 	require.Equal(t, (saleSeriesMax+1)*4, testutil.CollectAndCount(m.purchases))
-	m.count(sales[0], saleFailed, true)
-	m.count(sales[1], saleAccepted, true)
+	m.count(newest, saleFailed, true)
+	m.count(selling, saleAccepted, true)
 	require.EqualValues(t, 1, m.counted(otherSales, saleFailed))
-	require.EqualValues(t, 1, m.counted(otherSales, saleAccepted))
-	require.Equal(t, (saleSeriesMax+1)*4, testutil.CollectAndCount(m.purchases), "old sales have lost their series")
+	require.EqualValues(t, 1, m.counted(selling.String(), saleAccepted))
+	require.EqualValues(t, 1, m.counted(sales[1].String(), saleAccepted), "it has kept its own")
+	m.follow(sales[2:]...)
+	require.Equal(t, (saleSeriesMax+1)*4, testutil.CollectAndCount(m.purchases), "others have lost their series")
+	m.count(newest, saleFailed, true)
+	require.EqualValues(t, 1, m.counted(newest.String(), saleFailed))
 }
 
 func TestCountOfPurchaseAllocatesNothing(t *testing.T) {

@@ -108,7 +108,7 @@ func (s *Server) init() (err error) {
 	c.orders = newOrderStore(c.config, background)
 	c.waiters = newOrderWaiters(c.orders.findAwaited, c.metrics.outcomeLookups)
 	background.start(c.waiters.run)
-	background.start(func(ctx context.Context) { c.metrics.sales.followNewest(ctx, c.config.Sales.Newest, c.log) })
+	background.start(func(ctx context.Context) { c.metrics.sales.run(ctx, c.config.Sales.Followed, c.log) })
 	if c.config.Outcomes != nil {
 		background.start((&outcomeReader{core: c}).run)
 	}
@@ -116,7 +116,7 @@ func (s *Server) init() (err error) {
 		s.setAddr(c.config.Listener)
 	}
 	s.health, s.sales, s.router = &health{core: c}, newSaleService(c), newRouter(c)
-	watch, err := telemetry.WatchReady(c.config.Metrics, s.health.look)
+	watch, err := telemetry.WatchReady(c.config.Metrics, "ingress", s.health.look)
 	if err != nil {
 		return err
 	}

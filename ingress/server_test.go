@@ -117,7 +117,7 @@ func TestStoppingServerIsNotReady(t *testing.T) {
 		return s.get("/readyz").status == http.StatusServiceUnavailable
 	})
 	s.get("/readyz").isProblem(http.StatusServiceUnavailable, "not-ready")
-	s.awaitMetrics("stampede_ready 0")
+	s.awaitMetrics(`stampede_ready{process="ingress",reason="This server is stopping"} 0`)
 	s.get("/livez").is(http.StatusOK)
 	conn := s.dial()
 	conn.sends(s.head(sale, "ada"))

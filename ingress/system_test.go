@@ -236,7 +236,7 @@ func TestSaleGoesOnWithoutPostgres(t *testing.T) {
 	s.post("/v1/sales", `{"name":"x","stock":1}`, operator).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
 	ready := s.get("/readyz").is(http.StatusOK)
 	require.Equal(t, []any{"ready", "up", "down"}, []any{ready["status"], ready["redis"], ready["postgres"]})
-	s.awaitMetrics("stampede_ready 1", `stampede_dependency_up{dependency="postgres"} 0`,
+	s.awaitMetrics(`stampede_ready{process="ingress",reason=""} 1`, `stampede_dependency_up{dependency="postgres"} 0`,
 		`stampede_dependency_up{dependency="redis"} 1`, `stampede_dependency_up{dependency="receipt-secret"} 1`)
 
 	require.NoError(t, postgres.Restart(t.Context()))
@@ -264,7 +264,8 @@ func TestIngressWithoutRedis(t *testing.T) {
 	s.get(orderPath(order.NewOrderID(sale)), as("ada")).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
 	p := s.get("/readyz").isProblem(http.StatusServiceUnavailable, "not-ready")
 	require.Equal(t, []any{"down", "up"}, []any{p["redis"], p["postgres"]})
-	s.awaitMetrics("stampede_ready 0", `stampede_dependency_up{dependency="redis"} 0`)
+	s.awaitMetrics(`stampede_ready{process="ingress",reason="Redis does not answer"} 0`,
+		`stampede_dependency_up{dependency="redis"} 0`)
 	s.get("/livez").is(http.StatusOK)
 
 	require.NoError(t, own.Restart(t.Context()))
@@ -274,6 +275,7 @@ func TestIngressWithoutRedis(t *testing.T) {
 		return s.buy(sale, "", as("bob")).status == http.StatusAccepted
 	})
 	s.get("/readyz").is(http.StatusOK)
+	s.awaitMetrics(`stampede_ready{process="ingress",reason=""} 1`)
 }
 
 func TestWaitOutlivesConnectionTimeouts(t *testing.T) {

@@ -111,6 +111,12 @@ func TestFirstHeartbeatAfterOutageExtendsDeadlines(t *testing.T) {
 	for _, i := range []int{0, 1, 2, 4} {
 		require.Equal(t, deadlines[i].Add(outage), after(i))
 	}
+	shown, log, err := l.History(t.Context(), orders[1])
+	require.NoError(t, err)
+	require.Equal(t, after(1), shown.ExpiresAt)
+	for _, event := range log {
+		require.NotContains(t, string(event.Data), "due", "it shows no deadline that is not in force")
+	}
 	require.Zero(t, after(3), "a paid order has no deadline")
 	require.Zero(t, testwork.Order(t, pool, final).ExpiresAt)
 

@@ -101,13 +101,19 @@ func (b *backend) ready(ctx context.Context) error {
 }
 
 // look is ready for the metrics.
-func (b *backend) look(ctx context.Context) (ready bool, dependencies map[string]bool) {
+func (b *backend) look(ctx context.Context) (notReady string, dependencies map[string]bool) {
 	var asking sync.WaitGroup
 	var redisUp, postgresUp bool
 	asking.Go(func() { redisUp = b.store.Writable(ctx) == nil })
 	asking.Go(func() { postgresUp = pg.Writable(ctx, b.pool) == nil })
 	asking.Wait()
-	return redisUp && postgresUp, map[string]bool{"redis": redisUp, "postgres": postgresUp}
+	switch {
+	case !redisUp:
+		notReady = "Redis does not take writes"
+	case !postgresUp:
+		notReady = "Postgres does not take writes"
+	}
+	return notReady, map[string]bool{"redis": redisUp, "postgres": postgresUp}
 }
 
 // askTimeout bounds the checks of a server before a command starts its work.

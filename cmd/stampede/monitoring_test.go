@@ -4,8 +4,6 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
-	"regexp"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -17,8 +15,8 @@ const deployed = "../../deploy"
 
 // rule is an alert of deploy/prometheus/alerts.yml.
 type rule struct {
-	Alert, Expr         string
-	Labels, Annotations map[string]string
+	Alert, Expr string
+	Labels      map[string]string
 }
 
 func alerts(t *testing.T) (rules []rule) {
@@ -61,34 +59,6 @@ func dashboards(t *testing.T) map[string][]panel {
 		boards[board.Title] = board.Panels
 	}
 	return boards
-}
-
-var capital = regexp.MustCompile(`([a-z])([A-Z])`)
-
-func TestEachAlertLeadsToRunbook(t *testing.T) {
-	t.Parallel()
-	text, err := os.ReadFile("../../docs/runbook.md")
-	require.NoError(t, err)
-	runbook := string(text)
-	anchors := map[string]bool{}
-	for line := range strings.Lines(runbook) {
-		if heading, ok := strings.CutPrefix(line, "## "); ok {
-			anchors[strings.ReplaceAll(strings.ToLower(strings.TrimSpace(heading)), " ", "-")] = true
-		}
-	}
-	used := map[string]bool{}
-	for _, r := range alerts(t) {
-		anchor := strings.ToLower(capital.ReplaceAllString(r.Alert, "$1-$2"))
-		used[anchor] = true
-		assert.True(t, anchors[anchor], "docs/runbook.md has no section for %s", anchor)
-		assert.Contains(t, []string{"critical", "warning"}, r.Labels["severity"], r.Alert)
-		assert.NotEmpty(t, r.Annotations["summary"], r.Alert)
-		assert.NotEmpty(t, r.Annotations["description"], r.Alert)
-		assert.Equal(t, `{{ or $externalLabels.runbook "docs/runbook.md" }}#`+anchor, r.Annotations["runbook_url"], r.Alert)
-	}
-	for anchor := range anchors {
-		assert.True(t, used[anchor], "no alert leads to the section %s of docs/runbook.md", anchor)
-	}
 }
 
 func TestPanelsAreComplete(t *testing.T) {

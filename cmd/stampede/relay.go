@@ -84,7 +84,7 @@ func (c *relayRunCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) 
 		return err
 	}
 	running, ctx := errgroup.WithContext(ctx)
-	running.Go(func() error { return c.serveStores(ctx, c.MetricsAddr, registry, b) })
+	running.Go(func() error { return c.serveStores(ctx, "relay", c.MetricsAddr, registry, b) })
 	running.Go(func() error { return r.Run(ctx) })
 	return running.Wait()
 }

@@ -159,8 +159,10 @@ func (f profileFlag) serve(
 }
 
 // serveStores answers operators for a process on the stores of b, and watches these for the metrics.
-func (f profileFlag) serveStores(ctx context.Context, addr string, registry *prometheus.Registry, b *backend) error {
-	watch, err := telemetry.WatchReady(registry, b.look)
+func (f profileFlag) serveStores(
+	ctx context.Context, process, addr string, registry *prometheus.Registry, b *backend,
+) error {
+	watch, err := telemetry.WatchReady(registry, process, b.look)
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"slices"
 	"strconv"
 	"time"
 
@@ -81,6 +82,9 @@ func (c *topCmd) once(ctx context.Context, w io.Writer, watched *fleet.Fleet) er
 	limited, cancel := context.WithTimeout(ctx, onceWait)
 	defer cancel()
 	snapshot, err := watched.Next(limited, onceNumber-1)
+	for err == nil && !measured(snapshot) {
+		snapshot, err = watched.Next(limited, snapshot.Number)
+	}
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -125,6 +129,11 @@ func (c *topCmd) live(ctx context.Context, screen *os.File, watched *fleet.Fleet
 			return err
 		}
 	}
+}
+
+// measured is true if all processes that answer have answered twice: those of a name are known a round later.
+func measured(s *fleet.Snapshot) bool {
+	return !slices.ContainsFunc(s.Processes, func(p fleet.Process) bool { return p.Up && !p.RatesKnown })
 }
 
 // sees is true if anything has answered.

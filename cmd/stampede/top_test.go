@@ -34,6 +34,17 @@ func (s *shop) snapshot(targets ...string) fleet.Snapshot {
 	require.Equal(s.t, exitOK, c.Wait(within).ExitCode(), c.Output())
 	var found fleet.Snapshot
 	require.NoError(s.t, json.Unmarshal([]byte(c.Output()), &found), c.Output())
+	var times struct {
+		Rates struct {
+			AnswerP50  float64 `json:"answer_p50_seconds"`
+			AnswerP99  float64 `json:"answer_p99_seconds"`
+			DurableP99 float64 `json:"durable_p99_seconds"`
+		}
+	}
+	require.NoError(s.t, json.Unmarshal([]byte(c.Output()), &times))
+	seconds := func(n float64) time.Duration { return time.Duration(n * float64(time.Second)) }
+	found.Rates.AnswerP50, found.Rates.AnswerP99 = seconds(times.Rates.AnswerP50), seconds(times.Rates.AnswerP99)
+	found.Rates.DurableP99 = seconds(times.Rates.DurableP99)
 	return found
 }
 
@@ -120,7 +131,10 @@ func TestTopSumsRealProcesses(t *testing.T) {
 	for _, trouble := range found.Troubles {
 		troubles = append(troubles, trouble.Runbook)
 	}
-	require.Contains(t, troubles, "target-gone")
+	require.Equal(t, []string{"no-worker"}, troubles)
+	require.Len(t, found.Troubles[0].Consequences, 2, "which of the targets that are gone was the worker is not known")
+	require.True(t, found.Rates.PurchasesKnown)
+	require.False(t, found.Rates.DurableKnown, "nobody knows")
 }
 
 // terminal is a pseudo-terminal of that size, and what was written to it.
@@ -238,7 +252,8 @@ func crowded() *fleet.Snapshot {
 	s := &fleet.Snapshot{
 		At: now, Postgres: fleet.Server{Reachable: true}, Redis: fleet.Server{Since: now.Add(-90 * time.Second)},
 		Rates: fleet.Rates{
-			Offered: 12_345, Accepted: 9.4, Shed: 1e6, BacklogKnown: true, Backlog: 77, OldestWaiting: time.Minute,
+			PurchasesKnown: true, Offered: 12_345, Accepted: 9.4, Shed: 1e6,
+			BacklogKnown: true, Backlog: 77, OldestWaiting: time.Minute,
 		},
 		Audit: &fleet.Audit{At: now.Add(-3 * time.Hour)},
 	}
@@ -253,6 +268,7 @@ func crowded() *fleet.Snapshot {
 	s.Sales[0].Shut = "a rebuild"
 	s.Troubles[0] = fleet.Trouble{
 		Severity: fleet.Critical, Text: "nobody works", Since: now.Add(-time.Hour), Runbook: "no-worker",
+		Consequences: []fleet.Trouble{{Severity: fleet.Warning, Text: "orders wait", Since: now}},
 	}
 	s.Rebuilds = []fleet.Rebuild{{Partition: 3, Reason: "server", Since: now, Step: "close", SalesDone: 2, SalesTotal: 5}}
 	return s
@@ -274,12 +290,17 @@ func TestTopFitsScreen(t *testing.T) {
 	text := topView{width: 80, height: 24}.text(crowded())
 	for _, want := range []string{
 		"Redis GONE 90s", "processes 39 of 40", "audit 3h ago", "CRIT  60m nobody works  runbook.md#no-worker", "more",
+		"WARN   0s └ orders wait", "recorded unknown",
 		"REBUILD partition 3 (server) for 0s: close, 2 of 5 sales", "shed 1.0M", "12,345: accepted 9.4",
-		"backlog 77, oldest 60 s", "SHUT",
+		"backlog 77, oldest 60 s", "not selling",
 	} {
 		assert.Contains(t, text, want)
 	}
-	wide := topView{width: 120}.text(crowded())
+	troubled := crowded()
+	troubled.Processes[2].NotReady, troubled.Processes[3].Failing = "Redis does not answer", []string{"record"}
+	wide := topView{width: 120}.text(troubled)
+	assert.Contains(t, wide, "└ not ready: Redis does not answer")
+	assert.Contains(t, wide, "└ fails: record")
 	assert.Contains(t, wide, "worker-39:9090")
 	assert.Regexp(t, `sale 1 .* \?{8,} +\? +\? +\?`, wide, "units that are not known are no zeros")
 	assert.Regexp(t, `sale 2 .*█▒▒·{10,} +900 +99 +1`, wide)

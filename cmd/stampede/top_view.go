@@ -172,7 +172,7 @@ func (v topView) troubles(s *fleet.Snapshot) (lines []topLine) {
 			r.SalesDone, r.SalesTotal)
 		lines = append(lines, l)
 	}
-	for _, t := range s.Troubles {
+	trouble := func(t fleet.Trouble, before string) {
 		how, word := yellow, "WARN"
 		if t.Severity == fleet.Critical {
 			how, word = red, "CRIT"
@@ -180,7 +180,7 @@ func (v topView) troubles(s *fleet.Snapshot) (lines []topLine) {
 		var l topLine
 		l.add(how, "%s", word)
 		l.add(dim, " %4s ", ago(s.At, t.Since))
-		text := printable(t.Text)
+		text := before + printable(t.Text)
 		if runbook := "  runbook.md#" + t.Runbook; v.width >= textWidth(text)+textWidth(runbook)+10 {
 			l.add(plain, "%s", text)
 			l.add(dim, "%s", runbook)
@@ -188,6 +188,12 @@ func (v topView) troubles(s *fleet.Snapshot) (lines []topLine) {
 			l.add(plain, "%s", text)
 		}
 		lines = append(lines, l)
+	}
+	for _, t := range s.Troubles {
+		trouble(t, "")
+		for _, consequence := range t.Consequences {
+			trouble(consequence, "└ ")
+		}
 	}
 	if len(s.Troubles) == 0 {
 		lines = append(lines, topLine{{green, "Nothing is wrong."}})
@@ -199,15 +205,27 @@ func (v topView) rates(s *fleet.Snapshot) []topLine {
 	r := &s.Rates
 	var purchases, answers, orders topLine
 	purchases.add(dim, "purchases/s ")
-	purchases.add(plain, "%s: accepted %s, refused %s", rate(r.Offered), rate(r.Accepted), rate(r.Refused))
-	purchases.add(plain, ", ")
-	purchases.add(badIf(r.Shed > 0), "shed %s", rate(r.Shed))
-	purchases.add(plain, ", ")
-	purchases.add(badIf(r.Failed > 0), "failed %s", rate(r.Failed))
+	if r.PurchasesKnown {
+		purchases.add(plain, "%s: accepted %s, refused %s", rate(r.Offered), rate(r.Accepted), rate(r.Refused))
+		purchases.add(plain, ", ")
+		purchases.add(badIf(r.Shed > 0), "shed %s", rate(r.Shed))
+		purchases.add(plain, ", ")
+		purchases.add(badIf(r.Failed > 0), "failed %s", rate(r.Failed))
+	} else {
+		purchases.add(yellow, "unknown")
+	}
 	answers.add(dim, "answers     ")
-	answers.add(plain, "p50 %s, p99 %s", took(r.AnswerP50), took(r.AnswerP99))
+	if r.AnswerP99 > 0 {
+		answers.add(plain, "p50 %s, p99 %s", took(r.AnswerP50), took(r.AnswerP99))
+	} else {
+		answers.add(dim, "none measured")
+	}
 	orders.add(dim, "orders      ")
-	orders.add(plain, "%s/s recorded", rate(r.Durable))
+	if r.DurableKnown {
+		orders.add(plain, "%s/s recorded", rate(r.Durable))
+	} else {
+		orders.add(yellow, "recorded unknown")
+	}
 	if r.DurableP99 > 0 {
 		orders.add(plain, " (p50 %s p99 %s after accepted)", took(r.DurableP50), took(r.DurableP99))
 	}
@@ -228,10 +246,10 @@ func (v topView) rates(s *fleet.Snapshot) []topLine {
 
 func (v topView) sales(s *fleet.Snapshot) []topLine {
 	const figures = "%9s %9s %9s %7s %7s"
-	wide := max(24, v.width-47) // what is left of the line
+	wide := max(24, v.width-49) // what is left of the line
 	bar := min(24, wide/3)
 	name := wide - bar - 12
-	lines := []topLine{nil, {{dim, fmt.Sprintf("%-*s  %-9s %-*s "+figures,
+	lines := []topLine{nil, {{dim, fmt.Sprintf("%-*s  %-11s %-*s "+figures,
 		name, "SALE", "STATE", bar, "", "AVAILABLE", "HELD", "SOLD", "OFFER/S", "TAKEN/S")}}}
 	if !s.SalesRead {
 		lines = append(lines, topLine{{yellow, "  as of " + s.SalesAt.Local().Format(time.TimeOnly)}})
@@ -239,12 +257,12 @@ func (v topView) sales(s *fleet.Snapshot) []topLine {
 	for i := range s.Sales {
 		sale := &s.Sales[i]
 		var l topLine
-		state, how := string(sale.State), plain
+		state, how := sale.Status(), plain
 		if sale.Shut != "" {
-			state, how = "SHUT", red
+			how = red
 		}
 		l.add(plain, "%s  ", padded(printable(sale.Name), name))
-		l.add(how, "%-9s ", state)
+		l.add(how, "%-11s ", state)
 		units := []any{"?", "?", "?"}
 		if sale.UnitsKnown {
 			for at, n := range []int64{sale.Available, sale.Held, sale.Sold} {
@@ -312,16 +330,23 @@ func (v topView) processes(s *fleet.Snapshot) []topLine {
 			lines = append(lines, l)
 			continue
 		}
+		cpu, perSecond := "-", "-"
+		if p.RatesKnown {
+			cpu, perSecond = fmt.Sprintf("%.2f", p.CPU), rate(p.PerSecond)
+		}
 		kind := p.Kind
 		if len(kind) > 16 {
 			kind = strings.ReplaceAll(kind, ", ", ",")[:16]
 		}
 		l.add(plain, figures,
-			kind, fmt.Sprintf("%.2f", p.CPU), megabytes(p.MemoryBytes), rate(p.Connections), rate(p.PerSecond))
-		if len(p.Failing) > 0 {
-			l.add(red, " fails: %s", strings.Join(p.Failing, ", "))
-		}
+			kind, cpu, megabytes(p.MemoryBytes), rate(p.Connections), perSecond)
 		lines = append(lines, l)
+		if p.NotReady != "" {
+			lines = append(lines, topLine{{red, "  └ not ready: " + printable(p.NotReady)}})
+		}
+		if len(p.Failing) > 0 {
+			lines = append(lines, topLine{{red, "  └ fails: " + strings.Join(p.Failing, ", ")}})
+		}
 	}
 	if len(s.Processes) == 0 {
 		lines = append(lines, topLine{{dim, "  none: name their metrics with --scrape"}})

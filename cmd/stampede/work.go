@@ -84,7 +84,7 @@ func (c *workCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	}
 
 	running, ctx := errgroup.WithContext(ctx)
-	running.Go(func() error { return c.serveStores(ctx, c.MetricsAddr, registry, b) })
+	running.Go(func() error { return c.serveStores(ctx, "worker", c.MetricsAddr, registry, b) })
 	running.Go(func() error { return runWorker(ctx) })
 	return running.Wait()
 }

@@ -46,20 +46,25 @@ func (f *Fleet) snapshot(now time.Time) *Snapshot {
 	}
 	var gained increase
 	var fresh measured
-	var ended orderEnds
-	salesCounted := false
+	ended := ends{rebuilds: map[string]bool{}}
+	var purchasesKnown, durableKnown, salesKnown bool
 	for _, p := range f.processes {
 		s.Processes = append(s.Processes, p.shown())
 		if !p.up {
 			continue
 		}
 		gained.add(&p.gained)
-		salesCounted = salesCounted || p.last.salesCounted
-		ended.rebuilds, p.rebuilds = ended.rebuilds+p.rebuilds, 0
+		if p.gained.seconds > 0 {
+			purchasesKnown, durableKnown = purchasesKnown || p.last.ingress, durableKnown || p.last.worker
+			salesKnown = salesKnown || p.last.salesCounted
+		}
+		maps.Copy(ended.rebuilds, p.rebuilds)
+		p.rebuilds = nil
 		if p.fresh {
 			p.fresh = false
 			fresh.answers, fresh.durable = fresh.answers.plus(p.gained.answers), fresh.durable.plus(p.gained.durable)
 			ended.rejected, ended.voided = ended.rejected+p.gained.rejected, ended.voided+p.gained.voided
+			ended.lost += p.gained.lost
 		}
 	}
 	for _, n := range f.names {
@@ -70,12 +75,13 @@ func (f *Fleet) snapshot(now time.Time) *Snapshot {
 	f.window.add(fresh)
 	s.Rates = gained.purchases.rates()
 	s.Rates.Durable = gained.recorded
+	s.Rates.PurchasesKnown, s.Rates.DurableKnown = purchasesKnown, durableKnown
 	all := f.window.sum()
 	s.Rates.AnswerP50, s.Rates.AnswerP99 = all.answers.quantile(0.5), all.answers.quantile(0.99)
 	s.Rates.DurableP50, s.Rates.DurableP99 = all.durable.quantile(0.5), all.durable.quantile(0.99)
 	streams := f.streams()
 	s.Rates.Backlog, s.Rates.OldestWaiting, s.Rates.BacklogKnown = addBacklogs(streams)
-	f.showSales(s, &gained, salesCounted)
+	f.showSales(s, &gained, salesKnown)
 	f.troubles.update(f, s, round{gained: &gained, ended: ended, streams: streams})
 	return s
 }

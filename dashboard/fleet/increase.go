@@ -15,7 +15,7 @@ type increase struct {
 	overloaded                 float64
 	sales                      map[uuid.UUID]outcomes
 	recorded, rejected, voided float64
-	delivered                  float64
+	lost, delivered            float64
 	answers, durable           histogram
 }
 
@@ -37,6 +37,7 @@ func (s *sample) since(before *sample, elapsed time.Duration) increase {
 		recorded:   gained(before.recorded, s.recorded),
 		rejected:   gained(before.rejected, s.rejected),
 		voided:     gained(before.voided, s.voided),
+		lost:       gained(before.lost, s.lost),
 		delivered:  gained(before.delivered, s.delivered),
 		answers:    s.answers.since(before.answers),
 		durable:    s.durable.since(before.durable),

@@ -182,12 +182,12 @@ func countedPool(t testing.TB) (*pgxpool.Pool, *counting) {
 	return pool, count
 }
 
-// anchors are the anchors of the troubles.
-func anchors(s *Snapshot) (anchors []string) {
+// troubleNames are the names of the troubles that have no cause among them.
+func troubleNames(s *Snapshot) (names []string) {
 	for _, trouble := range s.Troubles {
-		anchors = append(anchors, trouble.Runbook)
+		names = append(names, trouble.Name)
 	}
-	return anchors
+	return names
 }
 
 // names is the name server of these tests.

@@ -31,7 +31,7 @@ type process struct {
 	listedAt time.Time // when its target last had this address
 
 	up       bool
-	since    time.Time // of up
+	since    time.Time // of up, and of whether it is ready
 	lastSeen time.Time
 	err      string
 	misses   int
@@ -41,8 +41,8 @@ type process struct {
 	// has counted it.
 	gained increase
 	fresh  bool
-	// rebuilds are those of a lost Redis that no snapshot has counted yet.
-	rebuilds float64
+	// rebuilds has the reasons of those that no snapshot has shown yet.
+	rebuilds map[string]bool
 	// othersAt is when another process answered than the one before, which had not ended. formerStart is the start of the
 	// one before.
 	othersAt    time.Time
@@ -63,9 +63,16 @@ func (p *process) seen(s *sample, err error, at time.Time) {
 		}
 		// Also while it did not answer: a worker that finds a lost Redis when it starts has rebuilt the stock before it is
 		// asked.
-		p.rebuilds += gained(before.rebuilds, s.rebuilds)
+		for reason, n := range s.rebuilds {
+			if gained(before.rebuilds[reason], n) > 0 {
+				if p.rebuilds == nil {
+					p.rebuilds = map[string]bool{}
+				}
+				p.rebuilds[reason] = true
+			}
+		}
 	}
-	if !p.up {
+	if !p.up || (s.notReady == "") != (p.last.notReady == "") {
 		p.up, p.since = true, at
 	}
 	p.last, p.lastSeen, p.err, p.misses = s, at, "", 0
@@ -116,6 +123,9 @@ func (p *process) shown() Process {
 	s.MemoryBytes, s.Connections = p.last.memory, p.last.connections
 	s.InFlight, s.InFlightLimit = p.last.inFlight, p.last.inFlightLimit
 	s.Readers, s.Failing = p.last.readers(), p.last.failing
+	if p.up {
+		s.NotReady, s.RatesKnown = p.last.notReady, p.gained.seconds > 0
+	}
 	s.CPU = p.gained.perSecond(p.gained.cpu)
 	for _, most := range []float64{p.gained.purchases.total(), p.gained.recorded, p.gained.delivered} {
 		s.PerSecond = max(s.PerSecond, p.gained.perSecond(most))

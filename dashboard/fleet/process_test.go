@@ -85,8 +85,22 @@ func TestProcessThatComesBackCountsFromItsNewValue(t *testing.T) {
 	require.True(t, p.shown().Up)
 	require.Equal(t, at(100), p.shown().Since)
 	require.Zero(t, p.shown().PerSecond, "what it did meanwhile is no rate of now")
+	f := &Fleet{processes: []*process{&p}}
+	require.False(t, p.shown().RatesKnown)
+	require.False(t, f.snapshot(at(100)).Rates.PurchasesKnown)
 	p.seen(mustRead(t, ingressPage(1, 907, 0, 0, 0)), nil, at(101))
 	require.EqualValues(t, 7, p.shown().PerSecond)
+	require.True(t, p.shown().RatesKnown)
+	require.True(t, f.snapshot(at(101)).Rates.PurchasesKnown)
+
+	notReady := ingressPage(1, 907, 0, 0, 0) + "stampede_ready{process=\"ingress\",reason=\"Redis does not answer\"} 0\n"
+	ready := ingressPage(1, 907, 0, 0, 0) + "stampede_ready{process=\"ingress\",reason=\"\"} 1\n"
+	for second, text := range []string{notReady, notReady, ready} {
+		p.seen(mustRead(t, text), nil, at(float64(200+second)))
+		require.True(t, p.shown().Up)
+		require.Equal(t, text == notReady, p.shown().NotReady == "Redis does not answer")
+		require.Equal(t, map[bool]time.Time{true: at(200), false: at(202)}[text == notReady], p.shown().Since)
+	}
 }
 
 // A load balancer, or one name with several addresses: each look may reach another process.
@@ -109,7 +123,7 @@ func TestSeveralProcessesBehindOneAddressAreTrouble(t *testing.T) {
 		require.Zero(t, look(second, newer, 6_000_000), "nobody has bought anything")
 		require.Zero(t, look(second+1, older, 5_000_007))
 	}
-	require.Equal(t, []string{atTargetGone}, anchors(s))
+	require.Equal(t, []string{targetGone.name}, troubleNames(s))
 	require.Contains(t, s.Troubles[0].Text, "several processes answer at http://balanced/metrics")
 	require.Zero(t, p.rebuilds)
 	require.EqualValues(t, 3, look(10, older, 5_000_010))
@@ -135,13 +149,13 @@ func TestRebuildOfRestartedWorkerIsTrouble(t *testing.T) {
 	worker := newPage(t, rebuilt(1, 1, 0))
 	f, _ := newFleet(t, worker.target())
 	s := f.play(t, "it answers", func(s *Snapshot) bool { return s.Processes[0].Up })
-	require.NotContains(t, anchors(s), atStockRebuilt)
+	require.NotContains(t, troubleNames(s), stockRebuilt.name)
 	worker.answer(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) })
 	f.play(t, "it is gone", func(s *Snapshot) bool { return !s.Processes[0].Up })
 	worker.handle.Store(nil)
 	worker.set(rebuilt(int(time.Now().Unix()), 1, 0))
 	f.play(t, "the rebuild of the new process is shown", func(s *Snapshot) bool {
-		return slices.Contains(anchors(s), atStockRebuilt)
+		return slices.Contains(troubleNames(s), stockRebuilt.name)
 	})
 }
 
@@ -274,10 +288,15 @@ func TestRatesOfTargetsAreSummed(t *testing.T) {
 	two.CloseClientConnections()
 	two.Close()
 	s = f.play(t, "one is gone", func(s *Snapshot) bool { return !s.Processes[1].Up })
-	require.Contains(t, anchors(s), atTargetGone)
+	require.Contains(t, troubleNames(s), targetGone.name)
 	require.False(t, s.Processes[1].LastSeen.IsZero())
 	s = f.play(t, "the other one counts", func(s *Snapshot) bool { grow(); return s.Rates.Accepted > 0 })
 	require.InEpsilon(t, s.Processes[0].PerSecond, s.Rates.Accepted, 1e-9)
+	require.True(t, s.Rates.PurchasesKnown)
+	one.CloseClientConnections()
+	one.Close()
+	s = f.play(t, "both are gone", func(s *Snapshot) bool { return !s.Processes[0].Up })
+	require.False(t, s.Rates.PurchasesKnown, "nobody knows")
 }
 
 func TestHostileTargetsAreErrorsOfTheirOwn(t *testing.T) {
@@ -409,7 +428,7 @@ func TestBacklogOfWorkersIsNotAdded(t *testing.T) {
 	two.Close()
 	s = f.play(t, "both are gone", func(s *Snapshot) bool { return !s.Processes[0].Up && !s.Processes[1].Up })
 	require.False(t, s.Rates.BacklogKnown, "nobody knows")
-	require.Contains(t, anchors(s), atNoWorker)
+	require.Contains(t, troubleNames(s), noWorker.name)
 }
 
 func TestTargetsAreChecked(t *testing.T) {

@@ -28,6 +28,7 @@ type records struct {
 	letters      int64
 	oldestLetter time.Time
 	audit        *Audit
+	auditedSince time.Time // of the newest audit; without one, since there is a sale to audit
 	rebuilds     []Rebuild
 	servers      map[int]string // the run ids of the verified servers by partition
 	readOnly     bool           // Postgres takes no writes
@@ -44,6 +45,7 @@ func (f *Fleet) lookAtRecords(ctx context.Context) {
 		Letters   int64
 		Oldest    *time.Time
 		AuditedAt *time.Time
+		Since     *time.Time
 		Operator  *string
 		Broken    []string
 		Unchecked []string
@@ -71,6 +73,9 @@ func (f *Fleet) lookAtRecords(ctx context.Context) {
 	}
 	if row.Oldest != nil {
 		f.records.oldestLetter = *row.Oldest
+	}
+	if row.Since != nil {
+		f.records.auditedSince = *row.Since
 	}
 	if row.AuditedAt != nil {
 		f.records.audit = &Audit{

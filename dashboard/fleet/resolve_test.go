@@ -54,7 +54,7 @@ func TestAddressesOfNameAreProcesses(t *testing.T) {
 	s := f.play(t, "one is gone", are([]string{"127.0.0.1"}, []string{"127.0.0.2"}))
 	require.NotEmpty(t, s.Processes[1].Error)
 	require.False(t, s.Processes[1].LastSeen.IsZero())
-	require.Equal(t, []string{atTargetGone}, anchors(s))
+	require.Equal(t, []string{targetGone.name}, troubleNames(s))
 	require.Contains(t, s.Troubles[0].Text, "127.0.0.2")
 
 	newPageAt(t, "127.0.0.3:"+port, ingressPage(1, 7, 0, 0, 0))
@@ -67,7 +67,7 @@ func TestAddressesOfNameAreProcesses(t *testing.T) {
 	}
 	f.mu.Unlock()
 	s = f.play(t, "what the name has lost is forgotten", are([]string{"127.0.0.1", "127.0.0.3"}, nil))
-	require.Empty(t, anchors(s))
+	require.Empty(t, troubleNames(s))
 
 	// A name server that fails says nothing about the processes.
 	names.set("ingress.test.")

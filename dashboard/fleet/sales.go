@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,7 +13,7 @@ import (
 	"stampede/reservation/catalog"
 )
 
-// knownSales are the newest sales, as they were last read. They are guarded by Fleet.mu.
+// knownSales are the sales that are followed, as they were last read. They are guarded by Fleet.mu.
 type knownSales struct {
 	page   catalog.Page
 	listed []catalog.CountedSale // the sales of page, without units
@@ -24,11 +25,11 @@ type knownSales struct {
 	states map[int]reservation.ServerState
 }
 
-// lookAtSales reads the newest sales in Postgres.
+// lookAtSales reads the sales in Postgres.
 func (f *Fleet) lookAtSales(ctx context.Context) {
 	limited, cancel := context.WithTimeout(ctx, roundTimeout)
 	defer cancel()
-	page, err := f.config.Catalog.ReadPage(limited, salesMax)
+	page, err := f.config.Catalog.ReadFollowed(limited, salesMax)
 	if ctx.Err() != nil {
 		return
 	}
@@ -55,6 +56,7 @@ func (k *knownSales) count(
 // showSales fills in the sales of a snapshot. Rates are known if an ingress counts purchases by sale.
 func (f *Fleet) showSales(s *Snapshot, gained *increase, ratesKnown bool) {
 	s.SalesRead, s.SalesAt = f.postgres.up || f.redis.up, f.sales.readAt
+	none := f.noneSells(s)
 	s.Sales = make([]Sale, 0, len(f.sales.listed))
 	for i := range f.sales.listed {
 		listed := &f.sales.listed[i]
@@ -64,6 +66,7 @@ func (f *Fleet) showSales(s *Snapshot, gained *increase, ratesKnown bool) {
 			PaymentWindow: listed.PaymentWindow, Stock: listed.Stock,
 			Rates: gained.sales[listed.ID].rates(), RatesKnown: ratesKnown,
 		}
+		sale.Rates.PurchasesKnown = ratesKnown
 		funnel, funnelKnown := f.funnels.counted[listed.ID]
 		if funnelKnown {
 			sale.Funnel, sale.FunnelKnown, sale.FunnelAt = funnel.counted, true, funnel.at
@@ -75,11 +78,28 @@ func (f *Fleet) showSales(s *Snapshot, gained *increase, ratesKnown bool) {
 			sale.Stock, sale.UnitsKnown = counted.Stock, true
 			sale.Available, sale.Held, sale.Sold = counted.Available, counted.Held, counted.Sold
 		}
-		if sale.State == reservation.StateOpen && f.redis.up && isCounted {
-			sale.Shut = f.whyShut(&counted, s.Rebuilds)
+		if sale.State == reservation.StateOpen {
+			if f.redis.up && isCounted {
+				sale.Shut = f.whyShut(&counted, s.Rebuilds)
+			}
+			sale.Shut = cmp.Or(none, sale.Shut)
 		}
 		s.Sales = append(s.Sales, sale)
 	}
+}
+
+// noneSells says why no sale sells anything: "" if they may.
+func (f *Fleet) noneSells(s *Snapshot) string {
+	if !f.redis.up && f.redis.err != "" {
+		return "Redis does not answer"
+	}
+	if why := s.noneReady(); why != "" {
+		return "no ingress takes purchases: " + why
+	}
+	if f.troubles.isMissed(s, "ingress") {
+		return "no ingress answers"
+	}
+	return ""
 }
 
 // whyShut returns why an open sale sells nothing, "" if it sells.
@@ -104,6 +124,8 @@ func (f *Fleet) whyShut(sale *catalog.CountResult, rebuilds []Rebuild) string {
 	case why != "" || sale.Err == nil:
 	case errors.Is(sale.Err, reservation.ErrLostSale):
 		why = "its stock in Redis is missing, or closed for a rebuild"
+	case reservation.RefusalCode(sale.Err) != "":
+		why = "its Redis server refuses commands: " + reservation.RefusalCode(sale.Err)
 	default:
 		why = "its Redis server does not answer"
 	}

@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -45,6 +46,13 @@ const (
 	metricRelayState      = "stampede_relay_target_state"
 	metricRelayServing    = "stampede_relay_serving"
 	metricRelayHeld       = "stampede_relay_held_seconds"
+	metricReady           = "stampede_ready"
+	metricGuardAge        = "stampede_guard_age_seconds"
+	metricLost            = "stampede_entries_lost_total"
+	metricSetAside        = "stampede_orders_set_aside"
+	metricReleases        = "stampede_releases_pending"
+	metricPostgresUp      = "stampede_postgres_up"
+	metricRedisUp         = "stampede_redis_up"
 )
 
 // wanted has the names of all of them, and of the series of histograms.
@@ -55,6 +63,7 @@ var wanted = func() map[string]bool {
 		metricInFlightLimit, metricConnections, metricOperatorsFile, metricOrders, metricWaiting, metricOldest,
 		metricReachable, metricReaders, metricFailing, metricRelayDelivered, metricRelayLag, metricRelayFailing,
 		metricRelayState, metricRelayServing, metricRelayHeld, metricRebuilds, metricReceiptSecret,
+		metricReady, metricGuardAge, metricLost, metricSetAside, metricReleases, metricPostgresUp, metricRedisUp,
 	} {
 		names[name] = true
 	}
@@ -101,12 +110,17 @@ type sample struct {
 	overloaded    float64 // a part of purchases[shed]
 	sales         map[uuid.UUID]outcomes
 	receiptSecret string // its fingerprint; "" if unknown
+	notReady      string // why it takes no purchases; "" if it does
 	// salesCounted is true if it counts purchases by sale.
 	salesCounted bool
 	answers      histogram
 
-	recorded, rejected, voided float64 // orders
-	rebuilds                   float64 // of stock, but those that operators asked for
+	recorded, rejected, voided float64            // orders
+	lost                       float64            // entries
+	rebuilds                   map[string]float64 // of stock by reason, but those that operators asked for
+	guardAge                   float64            // in seconds
+	setAside, releases         float64            // orders that cannot end, and ended ones whose units are not released
+	postgresGone, redisGone    bool               // for this process
 	durable                    histogram
 	streams                    map[string]streamSample
 	failing                    []string
@@ -169,13 +183,15 @@ func keepWanted(page []byte) []byte {
 
 func readSample(families map[string]*dto.MetricFamily) *sample {
 	s := &sample{
-		sales: map[uuid.UUID]outcomes{}, streams: map[string]streamSample{}, relayTargets: map[string]relaySample{},
+		rebuilds: map[string]float64{}, sales: map[uuid.UUID]outcomes{},
+		streams: map[string]streamSample{}, relayTargets: map[string]relaySample{},
 	}
 	each(families[metricBuild], func(l labels, _ float64) { s.version = l.value("version") })
 	s.start, s.cpu, s.memory = sum(families[metricStart]), sum(families[metricCPU]), sum(families[metricMemory])
 	s.readIngress(families)
 	s.readWorker(families)
 	s.readRelay(families)
+	each(families[metricGuardAge], func(_ labels, v float64) { s.guardAge = max(s.guardAge, v) })
 	// A relay without targets has no metrics of its own.
 	s.relay = len(s.relayTargets) > 0 || families[metricRelayServing] != nil || !s.ingress && !s.worker
 	return s
@@ -201,6 +217,11 @@ func (s *sample) readIngress(families map[string]*dto.MetricFamily) {
 		}
 	})
 	each(families[metricReceiptSecret], func(l labels, _ float64) { s.receiptSecret = l.value("fingerprint") })
+	each(families[metricReady], func(l labels, v float64) {
+		if v == 0 && l.value("process") == "ingress" {
+			s.notReady = cmp.Or(l.value("reason"), "it is not ready")
+		}
+	})
 	s.salesCounted = families[metricSalePurchases] != nil
 	each(families[metricSalePurchases], func(l labels, v float64) {
 		id, err := uuid.Parse(l.value("sale"))
@@ -230,9 +251,13 @@ func (s *sample) readWorker(families map[string]*dto.MetricFamily) {
 	})
 	each(families[metricRebuilds], func(l labels, v float64) {
 		if reason := l.value("reason"); reason != "by-hand" && reason != "reconciled" {
-			s.rebuilds += v
+			s.rebuilds[reason] += v
 		}
 	})
+	s.lost = sum(families[metricLost])
+	s.setAside, s.releases = sum(families[metricSetAside]), sum(families[metricReleases])
+	each(families[metricPostgresUp], func(_ labels, v float64) { s.postgresGone = v == 0 })
+	each(families[metricRedisUp], func(_ labels, v float64) { s.redisGone = s.redisGone || v == 0 })
 	s.durable = addHistograms(families[metricDurableSeconds])
 	stream := func(name string, set func(one *streamSample, v float64)) {
 		each(families[name], func(l labels, v float64) {

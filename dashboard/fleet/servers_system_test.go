@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -63,7 +64,7 @@ func TestPostgresGoneAndBack(t *testing.T) {
 			require.NoError(t, s.Exec(t, statement))
 		}
 		f.play(t, "it is shown whether Postgres takes writes", func(x *Snapshot) bool {
-			return x.Postgres.Reachable && slices.Contains(anchors(x), atPostgresGone) == isReadOnly
+			return x.Postgres.Reachable && slices.Contains(troubleNames(x), postgresGone.name) == isReadOnly
 		})
 	}
 
@@ -76,7 +77,7 @@ func TestPostgresGoneAndBack(t *testing.T) {
 	shown := saleIn(snapshot, sale)
 	require.Equal(t, int64(10), shown.Stock, "as it was last read")
 	require.False(t, shown.UnitsKnown)
-	require.Equal(t, atPostgresGone, snapshot.Troubles[0].Runbook)
+	require.Equal(t, postgresGone.name, snapshot.Troubles[0].Name)
 	require.Equal(t, Critical, snapshot.Troubles[0].Severity)
 	f.round(t.Context())
 	require.Equal(t, since, f.Snapshot().Postgres.Since)
@@ -86,7 +87,7 @@ func TestPostgresGoneAndBack(t *testing.T) {
 	require.NoError(t, own.Restart(t.Context()))
 	snapshot = f.play(t, "Postgres is back", known)
 	require.True(t, snapshot.Postgres.Since.After(since))
-	require.NotContains(t, anchors(snapshot), atPostgresGone)
+	require.NotContains(t, troubleNames(snapshot), postgresGone.name)
 }
 
 func TestRedisGoneAndBack(t *testing.T) {
@@ -105,15 +106,17 @@ func TestRedisGoneAndBack(t *testing.T) {
 	})
 	require.True(t, snapshot.SalesRead)
 	require.False(t, saleIn(snapshot, sale).UnitsKnown)
-	require.Contains(t, anchors(snapshot), atRedisGone)
+	require.Contains(t, troubleNames(snapshot), redisGone.name)
 
 	// It is back with all of its data, and sells nothing until a worker has verified it.
+	require.Equal(t, "not selling", saleIn(snapshot, sale).Status())
 	require.NoError(t, own.Restart(t.Context()))
-	snapshot = f.play(t, "the sale is shut", func(x *Snapshot) bool { return saleIn(x, sale).Shut != "" })
-	require.Contains(t, saleIn(snapshot, sale).Shut, "not verified")
+	f.play(t, "the sale is shut", func(x *Snapshot) bool {
+		return strings.Contains(saleIn(x, sale).Shut, "not verified")
+	})
 	f.play(t, "that is a trouble", func(x *Snapshot) bool {
 		for _, trouble := range x.Troubles {
-			if trouble.Runbook == atSaleShut && trouble.Severity == Critical {
+			if trouble.Name == saleShut.name && trouble.Severity == Critical {
 				return true
 			}
 		}

@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"testing"
 	"time"
@@ -100,16 +101,57 @@ func TestHistoryIsBounded(t *testing.T) {
 	require.Len(t, f.Snapshot().Sales, 3)
 }
 
-func TestNewestSalesAreShown(t *testing.T) {
+func TestSalesThatSellAreShownFirst(t *testing.T) {
 	t.Parallel()
 	f, s := newFleet(t)
-	first := s.Open(t, 5)
-	for range salesMax {
-		s.Open(t, 5)
+	ids := make([]uuid.UUID, salesMax+2)
+	for i := range ids {
+		ids[i] = s.Open(t, 5)
 	}
+	for i, change := range map[int]string{
+		0: "", 1: "state = 'paused'", 2: "closes_at = now()", 3: "state = 'ended'", 4: "retired_at = now(), state = 'ended'",
+		5: "state = 'paused', opens_at = now() + interval '1 day'", 6: "closes_at = now() + interval '1 day'",
+	} {
+		if change != "" {
+			require.NoError(t, s.Exec(t, "UPDATE sales SET "+change+" WHERE id = $1", ids[i]))
+		}
+	}
+	require.NoError(t, s.Exec(t, "UPDATE sales SET opens_at = now() + interval '1 day' WHERE id > $1", ids[6]))
 	snapshot := f.play(t, "the sales are read", func(x *Snapshot) bool { return len(x.Sales) > 0 })
-	require.Len(t, snapshot.Sales, salesMax)
-	require.Equal(t, uuid.Nil, saleIn(snapshot, first).ID)
+	wanted := []uuid.UUID{ids[6], ids[0], ids[5], ids[1]}
+	for i := len(ids) - 1; i > 6; i-- {
+		wanted = append(wanted, ids[i])
+	}
+	var shown []uuid.UUID
+	for _, sale := range snapshot.Sales {
+		shown = append(shown, sale.ID)
+	}
+	require.Equal(t, append(wanted, ids[4]), shown)
+}
+
+func TestStatusIsWhatBuyersMeet(t *testing.T) {
+	t.Parallel()
+	for status, sale := range map[string]Sale{
+		"open":        {State: reservation.StateOpen, UnitsKnown: true, Available: 1},
+		"sold out":    {State: reservation.StateOpen, UnitsKnown: true},
+		"not selling": {State: reservation.StateOpen, Shut: "why", UnitsKnown: true},
+		"paused":      {State: reservation.StatePaused, UnitsKnown: true},
+	} {
+		require.Equal(t, status, sale.Status())
+	}
+	require.Equal(t, "open", Sale{State: reservation.StateOpen}.Status(), "its units are unknown")
+
+	text, err := json.Marshal(Snapshot{
+		Sales: []Sale{{PaymentWindow: 15 * time.Minute}},
+		Rates: Rates{AnswerP50: time.Millisecond, OldestWaiting: time.Minute},
+	})
+	require.NoError(t, err)
+	for _, part := range []string{
+		`"payment_window_seconds":900`, `"status":""`, `"answer_p50_seconds":0.001`, `"oldest_waiting_seconds":60`,
+	} {
+		require.Contains(t, string(text), part)
+	}
+	require.NotRegexp(t, `"(payment_window|answer_p50|oldest_waiting)":`, string(text), "in nanoseconds")
 }
 
 // requireNoDelay fails if no round is faster than the time-out of what does not answer.
@@ -173,7 +215,7 @@ func TestDeskIsShown(t *testing.T) {
 	require.Equal(t, []string{"S5"}, snapshot.Audit.Unchecked)
 	require.Equal(t, "ann", snapshot.Audit.Operator)
 	require.Empty(t, snapshot.Rebuilds, "that of a dead process")
-	require.Equal(t, []string{atPromiseBroken, atAuditOld, atDeadLetterParked}, anchors(snapshot))
+	require.Equal(t, []string{promiseBroken.name, auditOld.name, deadLetterParked.name}, troubleNames(snapshot))
 	require.WithinDuration(t, time.Now().Add(-time.Hour), snapshot.Troubles[2].Since, time.Minute)
 }
 

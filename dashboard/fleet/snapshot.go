@@ -1,6 +1,9 @@
 package fleet
 
 import (
+	"encoding/json"
+	"iter"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -20,10 +23,10 @@ type Snapshot struct {
 	RedisNodes []RedisNode `json:"redis_nodes"`
 	// Processes are the scraped ones, in the order of their targets.
 	Processes []Process `json:"processes"`
-	// Troubles are what is wrong now, the worst first.
+	// Troubles are what is wrong now, the worst first. What one of them explains stands under it.
 	Troubles []Trouble `json:"troubles"`
-	// Sales are the newest ones, newest first. SalesRead is false if neither server answered: Sales is then the last
-	// that was read, as of SalesAt.
+	// Sales are at most 50: those that sell, then paused, scheduled and ended ones, each newest first. SalesRead is false
+	// if neither server answered: Sales is then the last that was read, as of SalesAt.
 	Sales     []Sale    `json:"sales"`
 	SalesRead bool      `json:"sales_read"`
 	SalesAt   time.Time `json:"sales_at"`
@@ -54,6 +57,35 @@ type RedisNode struct {
 	MaxBytes  int64 `json:"max_bytes"`
 }
 
+// AllTroubles are the troubles, each followed by its consequences.
+func (s *Snapshot) AllTroubles() iter.Seq[Trouble] {
+	return func(yield func(Trouble) bool) {
+		for _, t := range s.Troubles {
+			if !yield(t) {
+				return
+			}
+			for _, consequence := range t.Consequences {
+				if !yield(consequence) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// noneReady says why no ingress that is up takes purchases: "" if one does, or none is up.
+func (s *Snapshot) noneReady() (why string) {
+	for i := range s.Processes {
+		if p := &s.Processes[i]; p.Up && strings.Contains(p.Kind, "ingress") {
+			if p.NotReady == "" {
+				return ""
+			}
+			why = p.NotReady
+		}
+	}
+	return why
+}
+
 // Process is one scraped process.
 type Process struct {
 	Target string `json:"target"` // the URL of its metrics, without user and password
@@ -62,13 +94,17 @@ type Process struct {
 	Kind string `json:"kind"`
 	// Up is false while the target does not answer; the figures are then those of LastSeen, and are not in any sum.
 	Up       bool      `json:"up"`
-	Since    time.Time `json:"since"`            // when Up became what it is
+	Since    time.Time `json:"since"`            // when Up, or whether it is ready, became what it is
 	Started  time.Time `json:"started,omitzero"` // zero if it is not known
 	LastSeen time.Time `json:"last_seen"`        // zero if never
 	Error    string    `json:"error,omitempty"`
-	Version  string    `json:"version,omitempty"`
+	// NotReady says why an ingress that is up takes no purchases: "" if it does.
+	NotReady string `json:"not_ready,omitempty"`
+	Version  string `json:"version,omitempty"`
 
-	CPU           float64 `json:"cpu"` // cores, over the last seconds
+	// CPU, in cores, and PerSecond are over the last seconds. RatesKnown is false before the second scrape.
+	CPU           float64 `json:"cpu"`
+	RatesKnown    bool    `json:"rates_known"`
 	MemoryBytes   float64 `json:"memory_bytes"`
 	Connections   float64 `json:"connections"`
 	InFlight      float64 `json:"in_flight"`
@@ -93,14 +129,17 @@ const (
 
 // Trouble is one thing that is wrong now.
 type Trouble struct {
+	// Name is that of its alert. Text begins with the summary of the alert.
+	Name     string   `json:"name"`
 	Severity Severity `json:"severity"`
 	Text     string   `json:"text"`
 	// Key tells it from the other troubles for as long as it lasts.
 	Key   string    `json:"-"`
 	Since time.Time `json:"since"`
-	// Runbook is the anchor of its section in docs/runbook.md, which is also the name of the alert in lower case with
-	// hyphens.
+	// Runbook is the anchor of its section in docs/runbook.md: the name in lower case with hyphens.
 	Runbook string `json:"runbook"`
+	// Consequences are the troubles that this one explains. They have none in turn.
+	Consequences []Trouble `json:"consequences,omitempty"`
 }
 
 // Sale is one sale with its units and its rates.
@@ -112,7 +151,7 @@ type Sale struct {
 	PerOrderLimit int64             `json:"per_order_limit"`
 	OpensAt       time.Time         `json:"opens_at,omitzero"`
 	ClosesAt      time.Time         `json:"closes_at,omitzero"`
-	PaymentWindow time.Duration     `json:"payment_window"`
+	PaymentWindow time.Duration     `json:"-"` // payment_window_seconds
 
 	// Stock = Available + Held + Sold where UnitsKnown; else these are unknown, because Redis or Postgres does not
 	// answer, or the sale is shut for a rebuild.
@@ -132,6 +171,32 @@ type Sale struct {
 	Funnel      Funnel    `json:"funnel"`
 	FunnelKnown bool      `json:"funnel_known"`
 	FunnelAt    time.Time `json:"funnel_at,omitzero"`
+}
+
+// What an open sale may be instead.
+const SoldOut, NotSelling = "sold out", "not selling"
+
+// Status is what buyers meet: the state, SoldOut, or NotSelling if the sale is Shut.
+func (s Sale) Status() string {
+	switch {
+	case s.State != reservation.StateOpen:
+		return string(s.State)
+	case s.Shut != "":
+		return NotSelling
+	case s.UnitsKnown && s.Available == 0:
+		return SoldOut
+	}
+	return string(s.State)
+}
+
+// MarshalJSON writes the status too, and the payment window in seconds, as the HTTP API does.
+func (s Sale) MarshalJSON() ([]byte, error) {
+	type plain Sale
+	return json.Marshal(struct {
+		plain
+		Status               string  `json:"status"`
+		PaymentWindowSeconds float64 `json:"payment_window_seconds"`
+	}{plain(s), s.Status(), s.PaymentWindow.Seconds()})
 }
 
 // Funnel counts orders.
@@ -157,18 +222,39 @@ type Rates struct {
 	Failed   float64 `json:"failed"`
 	// Durable is orders recorded in Postgres per second.
 	Durable float64 `json:"durable"`
+	// PurchasesKnown is false, and the purchases are 0, if no ingress has answered two scrapes in a row; so it is with
+	// DurableKnown and workers.
+	PurchasesKnown bool `json:"purchases_known"`
+	DurableKnown   bool `json:"durable_known"`
 
-	// Quantiles of the last ten seconds; 0 if there was nothing to measure.
-	AnswerP50  time.Duration `json:"answer_p50"`
-	AnswerP99  time.Duration `json:"answer_p99"`
-	DurableP50 time.Duration `json:"durable_p50"` // from accepted to recorded in Postgres
-	DurableP99 time.Duration `json:"durable_p99"`
+	// Quantiles of the last ten seconds; 0 if there was nothing to measure. In JSON all times are in seconds, and their
+	// names say so: answer_p50_seconds.
+	AnswerP50  time.Duration `json:"-"`
+	AnswerP99  time.Duration `json:"-"`
+	DurableP50 time.Duration `json:"-"` // from accepted to recorded in Postgres
+	DurableP99 time.Duration `json:"-"`
 
 	// Backlog is the accepted orders that are not in Postgres, OldestWaiting the age of the oldest one. Both are those
 	// of all streams; BacklogKnown is false if no worker could say.
 	Backlog       int64         `json:"backlog"`
-	OldestWaiting time.Duration `json:"oldest_waiting"`
+	OldestWaiting time.Duration `json:"-"`
 	BacklogKnown  bool          `json:"backlog_known"`
+}
+
+// MarshalJSON writes times in seconds.
+func (r Rates) MarshalJSON() ([]byte, error) {
+	type plain Rates
+	return json.Marshal(struct {
+		plain
+		AnswerP50     float64 `json:"answer_p50_seconds"`
+		AnswerP99     float64 `json:"answer_p99_seconds"`
+		DurableP50    float64 `json:"durable_p50_seconds"`
+		DurableP99    float64 `json:"durable_p99_seconds"`
+		OldestWaiting float64 `json:"oldest_waiting_seconds"`
+	}{
+		plain(r), r.AnswerP50.Seconds(), r.AnswerP99.Seconds(), r.DurableP50.Seconds(), r.DurableP99.Seconds(),
+		r.OldestWaiting.Seconds(),
+	})
 }
 
 // Rebuild is a rebuild of stock in Redis that is under way.
@@ -187,7 +273,7 @@ type Rebuild struct {
 type Audit struct {
 	At       time.Time `json:"at"`
 	Operator string    `json:"operator"`
-	// Broken and Unchecked are names of promises, such as S4.
+	// Broken and Unchecked are names of promises, such as S4. What was found while units moved is unchecked.
 	Broken    []string `json:"broken"`
 	Unchecked []string `json:"unchecked"`
 }

@@ -4,53 +4,99 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
 
 	"stampede/internal/figure"
-	"stampede/reservation"
+	"stampede/upkeep/rebuild"
 )
 
-// The sections of docs/runbook.md, which are the names of the alerts.
-const (
-	atPurchasesShed       = "purchases-shed"
-	atPurchasesFail       = "purchases-fail"
-	atBacklogGrows        = "backlog-grows"
-	atOrderWaits          = "order-waits"
-	atNoWorker            = "no-worker"
-	atStepFails           = "step-fails"
-	atDeadLetterParked    = "dead-letter-parked"
-	atOrderRejected       = "order-rejected"
-	atOrderVoided         = "order-voided"
-	atStockRebuilt        = "stock-rebuilt"
-	atSaleShut            = "sale-shut"
-	atRedisMemory         = "redis-memory"
-	atRedisSync           = "redis-sync"
-	atAuditOld            = "audit-old"
-	atPromiseBroken       = "promise-broken"
-	atTargetGone          = "target-gone"
-	atPostgresGone        = "postgres-gone"
-	atRedisGone           = "redis-gone"
-	atRelayLags           = "relay-lags"
-	atOperatorsFileFaulty = "operators-file-faulty"
-	atReceiptsRefused     = "receipts-refused"
+// kind is what can be wrong: the one list that pages, `stampede top` and the alerts of Prometheus share. The tests
+// compare deploy/prometheus with it, and docs/runbook.md, which has a section for each name.
+type kind struct {
+	// name is that of the alert.
+	name     string
+	severity Severity
+	// summary begins the text of the trouble, and is the summary of the alert.
+	summary string
+	// causes explain it while they last: the first of them that is seen. None is its consequence in turn.
+	causes []*kind
+}
+
+// kinds are all of them.
+var kinds []*kind
+
+func newKind(name string, severity Severity, summary string, causes ...*kind) *kind {
+	k := &kind{name, severity, summary, causes}
+	kinds = append(kinds, k)
+	return k
+}
+
+var (
+	postgresGone = newKind("PostgresGone", Critical, "Postgres does not answer, or takes no writes")
+	redisGone    = newKind("RedisGone", Critical, "Redis does not answer")
+	redisFull    = newKind("RedisMemory", Critical, "Redis is full, or nearly")
+	redisFills   = newKind("RedisMemory", Warning, "Redis fills up")
+	redisNoLog   = newKind("RedisSync", Critical, "Redis does not log its writes")
+	redisSlow    = newKind("RedisSync", Warning, "The disk of Redis is slow")
+
+	noIngress  = newKind("NoIngress", Critical, "No ingress takes purchases", redisGone, redisFull)
+	notReady   = newKind("IngressNotReady", Warning, "An ingress takes no purchases", noIngress, redisGone, redisFull)
+	noWorker   = newKind("NoWorker", Critical, "No worker records orders", redisGone)
+	targetGone = newKind("TargetGone", Warning, "A process cannot be watched")
+
+	saleShut = newKind("SaleShut", Critical, "A sale sells nothing",
+		redisGone, noIngress, postgresGone, noWorker, redisFull)
+	purchasesFail = newKind("PurchasesFail", Critical, "Purchases fail", redisGone, redisFull, saleShut)
+	purchasesShed = newKind("PurchasesShed", Critical, "Purchases are turned away", redisGone)
+	backlogGrows  = newKind("BacklogGrows", Warning, "Orders arrive faster than they are recorded",
+		postgresGone, redisGone, noWorker)
+	orderWaits = newKind("OrderWaits", Critical, "An accepted order is not recorded",
+		postgresGone, redisGone, noWorker)
+	stepFails = newKind("StepFails", Warning, "A step of the workers fails and is retried",
+		postgresGone, redisGone, redisFull)
+	releasesWait = newKind("ReleasesWait", Warning, "Units of ended orders are not on sale again",
+		redisGone, redisFull, postgresGone, noWorker)
+	guardOld  = newKind("GuardOld", Warning, "Redis is not compared with Postgres", postgresGone, redisGone)
+	relayLags = newKind("RelayLags", Warning, "A target misses events", postgresGone, redisGone)
+
+	deadLetterParked = newKind("DeadLetterParked", Warning, "An entry waits for an operator")
+	orderRejected    = newKind("OrderRejected", Critical, "Accepted orders were rejected")
+	orderVoided      = newKind("OrderVoided", Critical, "Accepted orders were lost")
+	stockRebuilt     = newKind("StockRebuilt", Warning, "The stock was rebuilt")
+	entryLost        = newKind("EntryLost", Critical, "Entries were deleted before they were handled")
+	orderSetAside    = newKind("OrderSetAside", Warning, "An order contradicts its log")
+	auditOld         = newKind("AuditOld", Warning, "No audit for a day")
+	promiseBroken    = newKind("PromiseBroken", Critical, "An audit found a broken promise")
+	operatorsFile    = newKind("OperatorsFileFaulty", Warning, "The operators' file is not in force")
+	receiptsRefused  = newKind("ReceiptsRefused", Critical, "Ingresses have different secrets for receipts")
 )
+
+var capital = regexp.MustCompile(`([a-z])([A-Z])`)
+
+// runbook is the anchor of its section in docs/runbook.md.
+func (k *kind) runbook() string { return strings.ToLower(capital.ReplaceAllString(k.name, "$1-$2")) }
 
 const (
 	// holdRates is how long a trouble is shown after the last second in which it was seen, if it comes and goes.
 	holdRates = 10 * time.Second
-	// holdEnds is how long it is shown that orders were rejected or voided, and that the stock was rebuilt.
+	// holdEnds is how long it is shown that orders ended badly, that entries were lost, and that the stock was rebuilt.
 	holdEnds = 5 * time.Minute
 	// delayed is how long a state must last that is also passed in ordinary operation, such as the restart of a worker.
 	delayedStep, delayedReader, delayedShut = 5 * time.Second, 15 * time.Second, 3 * time.Second
+	delayedReleases                         = 5 * time.Minute
 
+	// shareMost is the share of purchases that may be shed, or fail.
+	shareMost = 0.01
 	// waitsMax is how long an order may wait for its worker.
 	waitsMax = 30 * time.Second
 	// backlogLeast is how many orders may wait while more and more do, and backlogFor is for how long they must become
 	// more.
 	backlogLeast, backlogFor = 1000, 30
 	auditAgeMax              = 24 * time.Hour
+	guardAgeMax              = 60
 
 	relayLagMax, relayFailuresMax, relayHeldMax = 60, 5, 30
 	memoryWarning, memoryCritical               = 0.8, 0.95
@@ -60,14 +106,17 @@ const (
 	troublesMax = 200
 )
 
-// orderEnds are the orders that ended badly in one round, and the rebuilds of stock whose Redis was lost: orders that
-// only that Redis had are counted nowhere.
-type orderEnds struct{ rejected, voided, rebuilds float64 }
+// ends are what ended badly in one round: orders, and entries that were deleted. rebuilds has the reasons of those of
+// stock: orders that only a lost Redis had are counted nowhere.
+type ends struct {
+	rejected, voided, lost float64
+	rebuilds               map[string]bool
+}
 
 // round is what one round has found beside its snapshot.
 type round struct {
 	gained  *increase
-	ended   orderEnds
+	ended   ends
 	streams map[string]streamSample
 }
 
@@ -76,34 +125,39 @@ type troubles struct {
 	known map[string]*lasting
 	// backlog is the backlog of the last rounds, oldest first.
 	backlog []int64
-	// rejected and voided are the orders since the trouble was first shown.
-	ended orderEnds
+	// ended are those since the trouble was first shown.
+	ended ends
 	now   time.Time
+	// seen has the parts of processes that have ever answered.
+	seen []string
 }
 
 // lasting is a trouble that was seen, at the latest at seen.
 type lasting struct {
-	Trouble
-	seen time.Time
+	*kind
+	key, text   string
+	begun, seen time.Time
 	// after is how long it must last to be shown, hold how long it is shown after it was last seen.
 	after, hold time.Duration
+	// causes are those of the kind, or of this one.
+	causes []*kind
 }
 
-// raise notes a trouble that is seen now. The key tells it from others; the text may change.
-func (t *troubles) raise(key string, severity Severity, runbook string, text string, a ...any) *lasting {
-	key = runbook + " " + key
+// raise notes a trouble that is seen now. The key tells it from others of its name; the text may change.
+func (t *troubles) raise(k *kind, key string, text string, a ...any) *lasting {
+	key = k.name + " " + key
 	one := t.known[key]
 	if one == nil {
-		one = &lasting{Trouble: Trouble{Key: key, Since: t.now, Runbook: runbook}}
+		one = &lasting{key: key, begun: t.now}
 		t.known[key] = one
 	}
-	one.Severity, one.Text, one.seen = severity, fmt.Sprintf(text, a...), t.now
+	one.kind, one.causes, one.text, one.seen = k, k.causes, k.summary+": "+fmt.Sprintf(text, a...), t.now
 	return one
 }
 
 // since sets since when the trouble lasts, if that is known better.
 func (l *lasting) since(since time.Time) *lasting {
-	l.Since = since
+	l.begun = since
 	return l
 }
 
@@ -119,85 +173,131 @@ func (t *troubles) update(f *Fleet, s *Snapshot, r round) {
 	t.checkOrders(f, s, r)
 	t.checkSales(s)
 	t.checkAudit(f, s)
+	var shown []*lasting
 	for key, one := range t.known {
 		if t.now.Sub(one.seen) > one.hold {
 			delete(t.known, key)
-			continue
-		}
-		if t.now.Sub(one.Since) >= one.after {
-			s.Troubles = append(s.Troubles, one.Trouble)
+		} else if t.now.Sub(one.begun) >= one.after {
+			shown = append(shown, one)
 		}
 	}
-	slices.SortFunc(s.Troubles, func(a, b Trouble) int {
-		return cmp.Or(cmp.Compare(a.Severity, b.Severity), a.Since.Compare(b.Since), cmp.Compare(a.Text, b.Text))
+	slices.SortFunc(shown, func(a, b *lasting) int {
+		return cmp.Or(cmp.Compare(a.severity, b.severity), a.begun.Compare(b.begun), cmp.Compare(a.text, b.text))
 	})
-	if len(s.Troubles) > troublesMax {
-		s.Troubles = s.Troubles[:troublesMax]
+	s.Troubles = underCauses(shown[:min(len(shown), troublesMax)])
+}
+
+// underCauses puts the consequences of a trouble under it.
+func underCauses(shown []*lasting) []Trouble {
+	first := map[*kind]int{} // the place of the first trouble of each kind
+	for i, one := range slices.Backward(shown) {
+		first[one.kind] = i
 	}
+	roots := []Trouble{}
+	place := map[int]int{} // in roots, of the troubles that have no cause
+	under := make([]int, len(shown))
+	for i, one := range shown {
+		under[i] = i
+		for at, more := i, true; more; {
+			more = false
+			for _, cause := range shown[at].causes {
+				if to, seen := first[cause]; seen {
+					under[i], at, more = to, to, true
+					break
+				}
+			}
+		}
+		if under[i] == i {
+			place[i] = len(roots)
+			roots = append(roots, one.trouble())
+		}
+	}
+	for i, one := range shown {
+		if under[i] != i {
+			root := &roots[place[under[i]]]
+			root.Consequences = append(root.Consequences, one.trouble())
+		}
+	}
+	return roots
+}
+
+func (l *lasting) trouble() Trouble {
+	return Trouble{Name: l.name, Severity: l.severity, Text: l.text, Key: l.key, Since: l.begun, Runbook: l.runbook()}
 }
 
 func (t *troubles) checkServers(f *Fleet, s *Snapshot) {
 	if !s.Postgres.Reachable && s.Postgres.Error != "" {
-		t.raise("", Critical, atPostgresGone, "Postgres does not answer: %s", s.Postgres.Error).since(s.Postgres.Since)
+		t.raise(postgresGone, "", "%s", s.Postgres.Error).since(s.Postgres.Since)
 	}
 	if s.Postgres.Reachable && f.records.readOnly {
-		t.raise("", Critical, atPostgresGone, "Postgres takes no writes (stampede doctor says why)")
+		t.raise(postgresGone, "", "it takes no writes (stampede doctor says why)")
 	}
 	if !s.Redis.Reachable && s.Redis.Error != "" {
-		t.raise("", Critical, atRedisGone, "Redis does not answer: %s", s.Redis.Error).since(s.Redis.Since)
+		t.raise(redisGone, "", "%s", s.Redis.Error).since(s.Redis.Since)
 	}
 	if !s.Redis.Reachable {
 		return
 	}
 	for _, n := range f.nodes {
 		if !n.health.up && n.health.err != "" {
-			t.raise(n.Name, Critical, atRedisGone, "Redis %s does not answer, and its sales sell nothing: %s",
-				n.Name, n.health.err).since(n.health.since)
+			t.raise(redisGone, n.Name, "%s, whose sales sell nothing: %s", n.Name, n.health.err).since(n.health.since)
 		}
-		if n.MaxBytes > 0 {
-			share := float64(n.UsedBytes) / float64(n.MaxBytes)
-			severity := Warning
-			if share >= memoryCritical {
-				severity = Critical
-			}
-			if share >= memoryWarning {
-				t.raise(n.Name, severity, atRedisMemory, "Redis %s uses %.0f %% of its memory: without memory it sells nothing",
-					n.Name, 100*share)
-			}
+		if n.Err != nil {
+			continue
 		}
-		if n.LogFails {
-			t.raise(n.Name, Critical, atRedisSync, "Redis %s cannot write its log to the disk", n.Name)
-		} else if !n.delayedAt.IsZero() && t.now.Sub(n.delayedAt) < time.Minute {
-			t.raise(n.Name, Warning, atRedisSync, "Redis %s waits for its disk: it delays purchases to sync its log", n.Name)
+		switch share := float64(n.UsedBytes) / max(1, float64(n.MaxBytes)); {
+		case n.MaxBytes == 0:
+		case share > memoryCritical:
+			t.raise(redisFull, n.Name, "%s uses %.0f %% of its maxmemory, and sells nothing when it is full", n.Name, 100*share)
+		case share > memoryWarning:
+			t.raise(redisFills, n.Name, "%s uses %.0f %% of its maxmemory, and sells nothing when it is full", n.Name, 100*share)
+		}
+		switch {
+		case n.LogFails:
+			t.raise(redisNoLog, n.Name, "%s cannot write it to the disk", n.Name)
+		case !n.LogOn:
+			t.raise(redisNoLog, n.Name, "the append-only file of %s is off", n.Name).after = delayedReader // it may be loading
+		case !n.delayedAt.IsZero() && t.now.Sub(n.delayedAt) < time.Minute:
+			t.raise(redisSlow, n.Name, "%s delays purchases to sync its log", n.Name)
 		}
 	}
 }
 
-func (t *troubles) checkProcesses(f *Fleet, s *Snapshot, r round) {
-	up, known := map[string]int{}, map[string]int{}
+// isMissed is true if no process with this part answers, and there was one, or may be: a target that never answered.
+func (t *troubles) isMissed(s *Snapshot, part string) bool {
+	missed := slices.Contains(t.seen, part)
 	for i := range s.Processes {
 		p := &s.Processes[i]
-		for part := range strings.SplitSeq(p.Kind, ", ") {
-			known[part]++
-			if p.Up {
-				up[part]++
-			}
+		has := strings.Contains(p.Kind, part)
+		if has && !slices.Contains(t.seen, part) {
+			t.seen = append(t.seen, part)
 		}
-		if p.Up || p.Error == "" { // without an error it was not asked yet
-			continue
+		if has && p.Up {
+			return false
 		}
-		what := cmp.Or(p.Kind, "target")
-		t.raise(p.Target, Warning, atTargetGone, "%s %s is gone: %s", what, p.Target, p.Error).since(p.Since)
+		missed = missed || has || p.Kind == "" && p.Error != "" // without an error it was not asked yet
 	}
-	if known["ingress"] > 0 && up["ingress"] == 0 {
-		t.raise("ingresses", Critical, atTargetGone, "no ingress answers")
+	return missed
+}
+
+func (t *troubles) checkProcesses(f *Fleet, s *Snapshot, r round) {
+	for i := range s.Processes {
+		if p := &s.Processes[i]; !p.Up && p.Error != "" {
+			gone := t.raise(targetGone, p.Target, "%s %s is gone: %s", cmp.Or(p.Kind, "target"), p.Target, p.Error)
+			gone.since(p.Since).causes = p.missedAs()
+		}
 	}
-	if known["worker"] > 0 && up["worker"] == 0 {
-		t.raise("", Critical, atNoWorker, "no worker answers: orders wait in Redis until one does")
+	if t.isMissed(s, "ingress") {
+		t.raise(noIngress, "", "none answers").causes = nil
+	} else if why := s.noneReady(); why != "" {
+		t.raise(noIngress, "", "%s", why).after = delayedShut
+	}
+	if t.isMissed(s, "worker") {
+		t.raise(noWorker, "", "none answers, and orders wait in Redis until one does")
 	}
 	for name, one := range r.streams {
 		if !one.reads {
-			t.raise(name, Critical, atNoWorker, "no worker reads the stream %s", name).after = delayedReader
+			t.raise(noWorker, name, "none reads the stream %s", name).after = delayedReader
 		}
 	}
 	signer := map[string]string{} // an ingress for each secret
@@ -208,53 +308,90 @@ func (t *troubles) checkProcesses(f *Fleet, s *Snapshot, r round) {
 		if p.last.receiptSecret != "" {
 			signer[p.last.receiptSecret] = p.name
 		}
-		if !p.othersAt.IsZero() && t.now.Sub(p.othersAt) < holdOthers {
-			t.raise(p.url+" others", Warning, atTargetGone, "several processes answer at %s, so its figures are those of one "+
-				"or the other: name each of them", p.name)
-		}
-		for _, step := range p.last.failing {
-			text := fmt.Sprintf("the step %s of %s fails and is retried", step, p.name)
-			if step == stepName {
-				text = fmt.Sprintf("another worker has the name of %s: give each its own STAMPEDE_CONSUMER", p.name)
-			}
-			t.raise(p.url+step, Warning, atStepFails, "%s", text).after = delayedStep
-		}
-		if p.last.operatorsFile {
-			t.raise(p.url, Warning, atOperatorsFileFaulty, "the operators' file of %s has a fault, or cannot be read", p.name)
-		}
-		for name, one := range p.last.relayTargets {
-			t.checkRelay(name, one)
-		}
+		t.checkProcess(s, p)
 	}
 	if len(signer) > 1 {
-		t.raise("", Critical, atReceiptsRefused, "ingresses have different secrets for receipts, and refuse each other's: %s",
-			strings.Join(slices.Sorted(maps.Values(signer)), ", "))
+		t.raise(receiptsRefused, "", "they refuse each other's: %s", strings.Join(slices.Sorted(maps.Values(signer)), ", "))
+	}
+}
+
+// missedAs are the troubles of which a process that is gone is a part.
+func (p *Process) missedAs() (causes []*kind) {
+	if p.Kind == "" || strings.Contains(p.Kind, "ingress") {
+		causes = append(causes, noIngress)
+	}
+	if p.Kind == "" || strings.Contains(p.Kind, "worker") {
+		causes = append(causes, noWorker)
+	}
+	return causes
+}
+
+// checkProcess looks at what a process that answers says of itself.
+func (t *troubles) checkProcess(s *Snapshot, p *process) {
+	says := p.last
+	if !p.othersAt.IsZero() && t.now.Sub(p.othersAt) < holdOthers {
+		t.raise(targetGone, p.url+" others", "several processes answer at %s, so its figures are those of one or the "+
+			"other: name each of them", p.name)
+	}
+	if says.notReady != "" {
+		t.raise(notReady, p.url, "%s: %s", p.name, says.notReady).after = delayedReader
+	}
+	if says.postgresGone && s.Postgres.Reachable {
+		t.raise(postgresGone, p.url, "it does not answer %s", p.name).after = delayedReader
+	}
+	if says.redisGone && s.Redis.Reachable {
+		t.raise(redisGone, p.url, "it does not answer %s", p.name).after = delayedReader
+	}
+	steps := slices.DeleteFunc(slices.Clone(says.failing), func(step string) bool { return step == stepName })
+	if len(steps) < len(says.failing) {
+		t.raise(stepFails, p.url+stepName, "another worker has the name of %s: give each its own STAMPEDE_CONSUMER",
+			p.name).after = delayedStep
+	}
+	if len(steps) > 0 {
+		t.raise(stepFails, p.url, "%s, of %s", strings.Join(steps, ", "), p.name).after = delayedStep
+	}
+	if says.guardAge > guardAgeMax {
+		t.raise(guardOld, p.url, "%s has not done it for %v", p.name, seconds(says.guardAge).Round(time.Second))
+	}
+	if says.setAside > 0 {
+		t.raise(orderSetAside, p.url, "%s cannot end %s", p.name,
+			several(int64(says.setAside), "overdue order", "overdue orders"))
+	}
+	if says.releases > 0 {
+		t.raise(releasesWait, "", "%s hold theirs in Redis",
+			several(int64(says.releases), "ended order", "ended orders")).after = delayedReleases
+	}
+	if says.operatorsFile {
+		t.raise(operatorsFile, p.url, "%s cannot read it, or it has a fault", p.name)
+	}
+	for name, one := range says.relayTargets {
+		t.checkRelay(name, one)
 	}
 }
 
 func (t *troubles) checkRelay(name string, one relaySample) {
 	switch {
 	case one.disabled:
-		t.raise(name, Warning, atRelayLags, "the relay's target %s is disabled: its receiver has answered 410", name)
+		t.raise(relayLags, name, "%s is disabled: its receiver has answered 410", name)
 	case one.failing > relayFailuresMax:
-		t.raise(name, Warning, atRelayLags, "the relay's target %s fails, %.0f times in a row", name, one.failing)
+		t.raise(relayLags, name, "%s fails, %.0f times in a row", name, one.failing)
 	case one.lag > relayLagMax:
-		t.raise(name, Warning, atRelayLags, "the relay's target %s is %v behind", name, seconds(one.lag).Round(time.Second))
+		t.raise(relayLags, name, "%s is %v behind", name, seconds(one.lag).Round(time.Second))
 	case one.held > relayHeldMax:
-		t.raise(name, Warning, atRelayLags, "an open transaction has held up the events for %s for %v", name,
+		t.raise(relayLags, name, "an open transaction has held up the events for %s for %v", name,
 			seconds(one.held).Round(time.Second))
 	}
 }
 
 func (t *troubles) checkPurchases(s *Snapshot, r round) {
 	// A client that is rate-limited is no trouble of the shop.
-	if r.gained.overloaded > 0 {
-		t.raise("", Critical, atPurchasesShed, "%.0f of %.0f purchases a second are shed, because there are too many",
+	if least := shareMost * s.Rates.Offered; r.gained.overloaded > least {
+		t.raise(purchasesShed, "", "%.0f of %.0f a second are answered overloaded",
 			r.gained.overloaded, s.Rates.Offered).hold = holdRates
 	}
-	if s.Rates.Failed > 0 {
-		t.raise("", Critical, atPurchasesFail, "%.0f of %.0f purchases a second fail: Redis is not reached, or does not "+
-			"answer", s.Rates.Failed, s.Rates.Offered).hold = holdRates
+	if s.Rates.Failed > shareMost*s.Rates.Offered {
+		t.raise(purchasesFail, "", "%.0f of %.0f a second are answered unavailable or outcome-unknown",
+			s.Rates.Failed, s.Rates.Offered).hold = holdRates
 	}
 }
 
@@ -264,43 +401,60 @@ func (t *troubles) checkOrders(f *Fleet, s *Snapshot, r round) {
 			t.backlog = t.backlog[1:]
 			first, middle := t.backlog[0], t.backlog[backlogFor/2]
 			if s.Rates.Backlog >= backlogLeast && s.Rates.Backlog > middle && middle > first {
-				t.raise("", Warning, atBacklogGrows, "%s orders wait for a worker, and they become more",
-					figure.Count(s.Rates.Backlog)).hold = holdRates
+				t.raise(backlogGrows, "", "%s wait, and they become more", figure.Count(s.Rates.Backlog)).hold = holdRates
 			}
 		}
 		if s.Rates.OldestWaiting > waitsMax {
-			t.raise("", Critical, atOrderWaits, "an accepted order has waited for %v", s.Rates.OldestWaiting.Round(time.Second))
+			t.raise(orderWaits, "", "it has waited for %v", s.Rates.OldestWaiting.Round(time.Second))
 		}
 	} else {
 		t.backlog = nil
 	}
 	if s.DeadLetters > 0 && s.Postgres.Reachable {
-		t.raise("", Warning, atDeadLetterParked, "%s parked: their orders wait for an operator",
+		t.raise(deadLetterParked, "", "%s parked, whose orders have no end yet",
 			several(s.DeadLetters, "dead letter is", "dead letters are")).since(f.records.oldestLetter)
 	}
-	end := func(key, what, why string, more float64, total *float64) {
-		if t.known[key+" "] == nil {
+	end := func(k *kind, one, more, why string, fresh float64, total *float64) {
+		if t.known[k.name+" "] == nil {
 			*total = 0
 		}
-		if *total += more; more > 0 {
-			t.raise("", Critical, key, "%s %s: %s",
-				several(int64(*total), "order was", "orders were"), what, why).hold = holdEnds
+		if *total += fresh; fresh > 0 {
+			t.raise(k, "", "%s, %s", several(int64(*total), one, more), why).hold = holdEnds
 		}
 	}
-	end(atOrderRejected, "rejected", "Redis and Postgres disagreed", r.ended.rejected, &t.ended.rejected)
-	end(atOrderVoided, "voided", "they were lost with Redis", r.ended.voided, &t.ended.voided)
-	if r.ended.rebuilds > 0 {
-		t.raise("", Warning, atStockRebuilt, "workers rebuilt the stock: orders that only the lost Redis had are voided").
-			hold = holdEnds
+	end(orderRejected, "order", "orders", "about which Redis and Postgres disagreed", r.ended.rejected, &t.ended.rejected)
+	end(orderVoided, "order is voided", "orders are voided", "because the stock was rebuilt without them", r.ended.voided,
+		&t.ended.voided)
+	end(entryLost, "entry", "entries", "whose buyers wait for an order", r.ended.lost, &t.ended.lost)
+	for reason := range r.ended.rebuilds {
+		t.raise(stockRebuilt, reason, "%s; accepted orders that no worker had read before may be lost",
+			cmp.Or(rebuiltBecause[reason], printable(reason))).hold = holdEnds
 	}
 }
 
+// rebuiltBecause says why workers rebuild stock.
+var rebuiltBecause = map[string]string{
+	rebuild.ReasonServer:     "Redis was restarted, replaced or emptied",
+	rebuild.ReasonUnverified: "no worker had verified this Redis",
+	rebuild.ReasonSaleLost:   "Redis had lost a sale",
+	rebuild.ReasonUnfinished: "a rebuild was not finished",
+	rebuild.ReasonSetBack:    "Redis was set back to an earlier state",
+	rebuild.ReasonRefused:    "Postgres refused an order that Redis had accepted",
+}
+
 func (t *troubles) checkSales(s *Snapshot) {
+	shut := map[string][]string{} // names by the reason
 	for i := range s.Sales {
 		if sale := &s.Sales[i]; sale.Shut != "" {
-			t.raise(sale.ID.String(), Critical, atSaleShut, "the sale %s sells nothing: %s", printable(sale.Name), sale.Shut).
-				after = delayedShut
+			shut[sale.Shut] = append(shut[sale.Shut], printable(sale.Name))
 		}
+	}
+	for why, names := range shut {
+		more := ""
+		if len(names) > 1 {
+			more = fmt.Sprintf(" and %d more", len(names)-1)
+		}
+		t.raise(saleShut, why, "%s%s: %s", names[0], more, why).after = delayedShut
 	}
 }
 
@@ -308,23 +462,15 @@ func (t *troubles) checkAudit(f *Fleet, s *Snapshot) {
 	if f.records.at.IsZero() || !s.Postgres.Reachable {
 		return
 	}
-	if s.Audit == nil {
-		for i := range f.sales.listed {
-			sale := &f.sales.listed[i]
-			if t.now.Sub(sale.CreatedAt) > auditAgeMax && sale.State != reservation.StateEnded {
-				t.raise("", Warning, atAuditOld, "no audit was ever recorded").since(sale.CreatedAt.Add(auditAgeMax))
-				return
-			}
-		}
-		return
+	switch since := f.records.auditedSince; {
+	case since.IsZero() || t.now.Sub(since) <= auditAgeMax:
+	case s.Audit == nil:
+		t.raise(auditOld, "", "none was ever recorded").since(since.Add(auditAgeMax))
+	default:
+		t.raise(auditOld, "", "the newest is %d hours old", int(t.now.Sub(since).Hours())).since(since.Add(auditAgeMax))
 	}
-	if age := t.now.Sub(s.Audit.At); age > auditAgeMax {
-		t.raise("", Warning, atAuditOld, "the newest audit is %d hours old", int(age.Hours())).
-			since(s.Audit.At.Add(auditAgeMax))
-	}
-	if len(s.Audit.Broken) > 0 {
-		t.raise("", Critical, atPromiseBroken, "the newest audit has found %s broken", strings.Join(s.Audit.Broken, ", ")).
-			since(s.Audit.At)
+	if s.Audit != nil && len(s.Audit.Broken) > 0 {
+		t.raise(promiseBroken, "", "%s", strings.Join(s.Audit.Broken, ", ")).since(s.Audit.At)
 	}
 }
 

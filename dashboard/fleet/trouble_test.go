@@ -11,7 +11,6 @@ import (
 
 	"stampede/internal/redisinfo"
 	"stampede/reservation"
-	"stampede/reservation/catalog"
 )
 
 // healthy is a fleet in which nothing is wrong, and its snapshot.
@@ -35,112 +34,136 @@ func TestEachTroubleIsFound(t *testing.T) {
 	require.Empty(t, s.Troubles)
 
 	for name, test := range map[string]struct {
-		change   func(f *Fleet, s *Snapshot, r *round)
-		want     string
-		severity Severity
-		text     string
-		lasts    time.Duration // how long it must last to be shown
+		change func(f *Fleet, s *Snapshot, r *round)
+		want   *kind
+		text   string
+		lasts  time.Duration // how long it must last to be shown
 	}{
 		"shed": {func(_ *Fleet, s *Snapshot, r *round) {
 			r.gained.overloaded, s.Rates.Offered = 30, 100
-		}, atPurchasesShed, Critical, "30 of 100", 0},
-		"fail": {func(_ *Fleet, s *Snapshot, _ *round) { s.Rates.Failed = 3 }, atPurchasesFail, Critical, "3 of", 0},
+		}, purchasesShed, "30 of 100", 0},
+		"fail": {func(_ *Fleet, s *Snapshot, _ *round) {
+			s.Rates.Failed, s.Rates.Offered = 3, 100
+		}, purchasesFail, "3 of 100", 0},
 		"waits": {func(_ *Fleet, s *Snapshot, _ *round) {
 			s.Rates.OldestWaiting = 31 * time.Second
-		}, atOrderWaits, Critical, "31s", 0},
+		}, orderWaits, "31s", 0},
 		"no worker answers": {func(_ *Fleet, s *Snapshot, _ *round) {
 			s.Processes[0].Kind = "ingress"
 			s.Processes = append(s.Processes, Process{Kind: "worker"})
-		}, atNoWorker, Critical, "no worker answers", 0},
+		}, noWorker, "none answers", 0},
 		"no reader": {func(_ *Fleet, _ *Snapshot, r *round) {
 			r.streams["b"] = streamSample{known: true}
-		}, atNoWorker, Critical, "stream b", delayedReader},
+		}, noWorker, "stream b", delayedReader},
 		"failing step": {func(f *Fleet, _ *Snapshot, _ *round) {
 			f.processes[0].last.failing = []string{"record"}
-		}, atStepFails, Warning, "record", delayedStep},
+		}, stepFails, "record", delayedStep},
 		"one name": {func(f *Fleet, _ *Snapshot, _ *round) {
 			f.processes[0].last.failing = []string{stepName}
-		}, atStepFails, Warning, "another worker has the name of http://one/metrics", delayedStep},
+		}, stepFails, "another worker has the name of http://one/metrics", delayedStep},
 		"two secrets": {func(f *Fleet, _ *Snapshot, _ *round) {
 			for _, secret := range []string{"aa", "aa", "bb"} {
 				page := ingressPage(1, 0, 0, 0, 0) + "stampede_receipt_secret_info{fingerprint=\"" + secret + "\"} 1\n"
 				p := &process{up: true, name: "http://" + secret + "/metrics", last: mustRead(t, page)}
 				f.processes = append(f.processes, p)
 			}
-		}, atReceiptsRefused, Critical, "refuse each other's: http://aa/metrics, http://bb/metrics", 0},
+		}, receiptsRefused, "refuse each other's: http://aa/metrics, http://bb/metrics", 0},
 		"dead letter": {func(_ *Fleet, s *Snapshot, _ *round) {
 			s.DeadLetters = 1234
-		}, atDeadLetterParked, Warning, "1,234", 0},
+		}, deadLetterParked, "1,234", 0},
 		"rejected": {func(_ *Fleet, _ *Snapshot, r *round) {
 			r.ended.rejected = 2
-		}, atOrderRejected, Critical, "2 orders", 0},
-		"voided": {func(_ *Fleet, _ *Snapshot, r *round) { r.ended.voided = 2 }, atOrderVoided, Critical, "2 orders", 0},
+		}, orderRejected, "2 orders", 0},
+		"voided": {func(_ *Fleet, _ *Snapshot, r *round) { r.ended.voided = 2 }, orderVoided, "2 orders", 0},
 		"rebuilt": {func(_ *Fleet, _ *Snapshot, r *round) {
-			r.ended.rebuilds = 1
-		}, atStockRebuilt, Warning, "workers rebuilt the stock", 0},
+			r.ended.rebuilds = map[string]bool{"refused": true}
+		}, stockRebuilt, "Postgres refused an order", 0},
 		"shut": {func(_ *Fleet, s *Snapshot, _ *round) {
 			s.Sales[0].Shut = "a reason"
-		}, atSaleShut, Critical, "shoes sells nothing: a reason", delayedShut},
+		}, saleShut, "shoes: a reason", delayedShut},
 		"target gone": {func(_ *Fleet, s *Snapshot, _ *round) {
 			s.Processes = append(s.Processes, Process{Target: "http://two/metrics", Kind: "relay", Error: "refused"})
-		}, atTargetGone, Warning, "relay http://two/metrics is gone: refused", 0},
+		}, targetGone, "relay http://two/metrics is gone: refused", 0},
 		"no ingress": {func(_ *Fleet, s *Snapshot, _ *round) {
 			s.Processes[0].Kind = "worker"
 			s.Processes = append(s.Processes, Process{Kind: "ingress"})
-		}, atTargetGone, Critical, "no ingress", 0},
+		}, noIngress, "none answers", 0},
 		"Postgres": {func(_ *Fleet, s *Snapshot, _ *round) {
 			s.Postgres = Server{Error: "refused"}
-		}, atPostgresGone, Critical, "refused", 0},
+		}, postgresGone, "refused", 0},
 		"read-only Postgres": {func(f *Fleet, s *Snapshot, _ *round) {
 			s.Postgres.Reachable, f.records.readOnly = true, true
-		}, atPostgresGone, Critical, "takes no writes", 0},
+		}, postgresGone, "takes no writes", 0},
 		"Redis": {func(_ *Fleet, s *Snapshot, _ *round) {
 			s.Redis = Server{Error: "refused"}
-		}, atRedisGone, Critical, "refused", 0},
-		"audit is old": {func(_ *Fleet, s *Snapshot, _ *round) {
-			s.Audit.At = noon.Add(-50 * time.Hour)
-		}, atAuditOld, Warning, "50 hours", 0},
+		}, redisGone, "refused", 0},
+		"audit is old": {func(f *Fleet, _ *Snapshot, _ *round) {
+			f.records.auditedSince = noon.Add(-50 * time.Hour)
+		}, auditOld, "50 hours", 0},
 		"never audited": {func(f *Fleet, s *Snapshot, _ *round) {
-			s.Audit = nil
-			f.sales.listed = []catalog.CountedSale{{
-				Sale:  reservation.Sale{CreatedAt: noon.Add(-25 * time.Hour)},
-				State: reservation.StateOpen,
-			}}
-		}, atAuditOld, Warning, "no audit", 0},
+			s.Audit, f.records.auditedSince = nil, noon.Add(-25*time.Hour)
+		}, auditOld, "none was ever", 0},
 		"broken": {func(_ *Fleet, s *Snapshot, _ *round) {
 			s.Audit.Broken = []string{"S1", "S4"}
-		}, atPromiseBroken, Critical, "S1, S4", 0},
+		}, promiseBroken, "S1, S4", 0},
 		"relay lags": {func(f *Fleet, _ *Snapshot, _ *round) {
 			f.processes[0].last.relayTargets = map[string]relaySample{"shop": {lag: 61}}
-		}, atRelayLags, Warning, "shop is 1m1s behind", 0},
+		}, relayLags, "shop is 1m1s behind", 0},
 		"relay fails": {func(f *Fleet, _ *Snapshot, _ *round) {
 			f.processes[0].last.relayTargets = map[string]relaySample{"shop": {failing: 6}}
-		}, atRelayLags, Warning, "6 times", 0},
+		}, relayLags, "6 times", 0},
 		"relay disabled": {func(f *Fleet, _ *Snapshot, _ *round) {
 			f.processes[0].last.relayTargets = map[string]relaySample{"shop": {disabled: true}}
-		}, atRelayLags, Warning, "disabled", 0},
+		}, relayLags, "disabled", 0},
 		"relay held": {func(f *Fleet, _ *Snapshot, _ *round) {
 			f.processes[0].last.relayTargets = map[string]relaySample{"shop": {held: 31}}
-		}, atRelayLags, Warning, "transaction", 0},
+		}, relayLags, "transaction", 0},
 		"operators' file": {func(f *Fleet, _ *Snapshot, _ *round) {
 			f.processes[0].last.operatorsFile = true
-		}, atOperatorsFileFaulty, Warning, "operators' file", 0},
+		}, operatorsFile, "http://one/metrics", 0},
+		"ingress without Redis": {func(f *Fleet, _ *Snapshot, _ *round) {
+			f.processes[0].last = mustRead(t, ingressPage(1, 0, 0, 0, 0)+"stampede_ready{process=\"ingress\",reason=\"Redis is away\"} 0\n")
+		}, notReady, "http://one/metrics: Redis is away", delayedReader},
+		"no ingress is ready": {func(_ *Fleet, s *Snapshot, _ *round) {
+			s.Processes[0].NotReady = "Redis is away"
+		}, noIngress, "Redis is away", delayedShut},
+		"worker without servers": {func(f *Fleet, _ *Snapshot, _ *round) {
+			f.processes[0].last = mustRead(t, workerPage(1, 0, 0, 0, "a")+"stampede_postgres_up 0\nstampede_redis_up 1\n")
+		}, postgresGone, "it does not answer http://one/metrics", delayedReader},
+		"worker without Redis": {func(f *Fleet, _ *Snapshot, _ *round) {
+			f.processes[0].last = mustRead(t, workerPage(1, 0, 0, 0, "a")+
+				"stampede_redis_up{node=\"a\"} 1\nstampede_redis_up{node=\"b\"} 0\nstampede_redis_up{node=\"c\"} 1\n")
+		}, redisGone, "it does not answer http://one/metrics", delayedReader},
+		"old guard": {func(f *Fleet, _ *Snapshot, _ *round) {
+			f.processes[0].last = mustRead(t, workerPage(1, 0, 0, 0, "a")+
+				"stampede_guard_age_seconds{of=\"worker\"} 61\nstampede_guard_age_seconds{of=\"ingress\"} 1\n")
+		}, guardOld, "for 1m1s", 0},
+		"set aside": {func(f *Fleet, _ *Snapshot, _ *round) {
+			f.processes[0].last = mustRead(t, workerPage(1, 0, 0, 0, "a")+"stampede_orders_set_aside 2\n")
+		}, orderSetAside, "2 overdue orders", 0},
+		"releases": {func(f *Fleet, _ *Snapshot, _ *round) {
+			f.processes[0].last = mustRead(t, workerPage(1, 0, 0, 0, "a")+"stampede_releases_pending 2\n")
+		}, releasesWait, "2 ended orders", delayedReleases},
+		"lost entries": {func(_ *Fleet, _ *Snapshot, r *round) { r.ended.lost = 3 }, entryLost, "3 entries", 0},
+		"log is off": {func(f *Fleet, _ *Snapshot, _ *round) {
+			f.nodes = []node{{Server: redisinfo.Server{Name: "a:1"}}}
+		}, redisNoLog, "of a:1 is off", delayedReader},
 		"memory": {func(f *Fleet, _ *Snapshot, _ *round) {
-			f.nodes = []node{{Server: redisinfo.Server{Name: "a:1", UsedBytes: 81, MaxBytes: 100}}}
-		}, atRedisMemory, Warning, "81 %", 0},
+			f.nodes = []node{{Server: redisinfo.Server{Name: "a:1", LogOn: true, UsedBytes: 81, MaxBytes: 100}}}
+		}, redisFills, "81 %", 0},
 		"no memory": {func(f *Fleet, _ *Snapshot, _ *round) {
 			f.nodes = []node{
-				{Server: redisinfo.Server{Name: "a:1", UsedBytes: 96, MaxBytes: 100}},
-				{Server: redisinfo.Server{UsedBytes: 1 << 40}},
+				{Server: redisinfo.Server{Name: "a:1", LogOn: true, UsedBytes: 96, MaxBytes: 100}},
+				{Server: redisinfo.Server{LogOn: true, UsedBytes: 1 << 40}},
 			}
-		}, atRedisMemory, Critical, "96 %", 0},
+		}, redisFull, "96 %", 0},
 		"log fails": {func(f *Fleet, _ *Snapshot, _ *round) {
-			f.nodes = []node{{Server: redisinfo.Server{Name: "a:1", LogFails: true}}}
-		}, atRedisSync, Critical, "cannot write", 0},
+			f.nodes = []node{{Server: redisinfo.Server{Name: "a:1", LogOn: true, LogFails: true}}}
+		}, redisNoLog, "cannot write", 0},
 		"log is slow": {func(f *Fleet, _ *Snapshot, _ *round) {
-			f.noteNodes([]redisinfo.Server{{Name: "a:1", DelayedSyncs: 3}}, at(-9))
-			f.noteNodes([]redisinfo.Server{{Name: "a:1", DelayedSyncs: 4}}, at(-5))
-		}, atRedisSync, Warning, "delays purchases", 0},
+			f.noteNodes([]redisinfo.Server{{Name: "a:1", LogOn: true, DelayedSyncs: 3}}, at(-9))
+			f.noteNodes([]redisinfo.Server{{Name: "a:1", LogOn: true, DelayedSyncs: 4}}, at(-5))
+		}, redisSlow, "delays purchases", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -153,9 +176,11 @@ func TestEachTroubleIsFound(t *testing.T) {
 				f.troubles.update(f, s, r)
 			}
 			require.Len(t, s.Troubles, 1)
-			require.Equal(t, test.want, s.Troubles[0].Runbook)
-			require.Equal(t, test.severity, s.Troubles[0].Severity)
-			require.Contains(t, s.Troubles[0].Text, test.text)
+			found := s.Troubles[0]
+			require.Equal(t, test.want.name, found.Name)
+			require.Equal(t, test.want.severity, found.Severity)
+			require.Contains(t, found.Text, test.want.summary+": ")
+			require.Contains(t, found.Text, test.text)
 		})
 	}
 }
@@ -166,7 +191,7 @@ func TestBacklogThatGrowsIsTrouble(t *testing.T) {
 	grows := func(seconds int, backlog int64) bool {
 		s.At, s.Troubles, s.Rates.Backlog = at(float64(seconds)), nil, backlog
 		f.troubles.update(f, s, r)
-		return slices.Contains(anchors(s), atBacklogGrows)
+		return slices.Contains(troubleNames(s), backlogGrows.name)
 	}
 	for i := range backlogFor {
 		require.False(t, grows(i, int64(100*i)), "it must last")
@@ -201,7 +226,7 @@ func TestTroubleLastsUntilItIsOver(t *testing.T) {
 	require.Contains(t, found[0].Text, "7 orders")
 	require.Equal(t, at(50), found[0].Since)
 	require.Empty(t, update(60+holdEnds.Seconds()+1, 0, 0))
-	require.Contains(t, update(500, 0, 1)[0].Text, "1 order was voided")
+	require.Contains(t, update(500, 0, 1)[0].Text, "1 order is voided")
 }
 
 func TestWorstTroubleComesFirst(t *testing.T) {
@@ -212,8 +237,61 @@ func TestWorstTroubleComesFirst(t *testing.T) {
 	s.Postgres = Server{Reachable: true}
 	s.Redis = Server{Error: "refused", Since: at(-10)}
 	f.troubles.update(f, s, r)
-	require.Equal(t, []string{atRedisGone, atPurchasesFail, atDeadLetterParked}, anchors(s))
-	for _, trouble := range s.Troubles {
+	require.Equal(t, []string{redisGone.name, deadLetterParked.name}, troubleNames(s))
+	under := s.Troubles[0].Consequences
+	require.Len(t, under, 1)
+	require.Equal(t, purchasesFail.name, under[0].Name)
+	for _, trouble := range append(s.Troubles, under...) {
 		require.False(t, strings.HasSuffix(trouble.Text, "."))
 	}
+}
+
+// An outage of Redis and its consequences, some of which have causes among themselves.
+func TestConsequencesStandUnderTheirCause(t *testing.T) {
+	t.Parallel()
+	f, s, r := healthy()
+	s.Processes = append(s.Processes, Process{Target: "http://relay/metrics", Kind: "relay", Error: "refused"})
+	s.Processes[0].NotReady, f.processes[0].last.notReady = "Redis is away", "Redis is away"
+	s.Sales[0].Shut, s.Rates.Failed, f.processes[0].last.failing = "Redis is away", 1, []string{"expire", "record"}
+	update := func(redis Server) {
+		for _, second := range []float64{0, 60} { // all of them last
+			s.At, s.Redis = at(second), redis
+			f.troubles.update(f, s, r)
+		}
+	}
+	update(Server{Error: "refused", Since: at(-1)})
+	require.Equal(t, []string{redisGone.name, targetGone.name}, troubleNames(s),
+		"the relay has not ended because of Redis")
+	names := troubleNames(&Snapshot{Troubles: s.Troubles[0].Consequences})
+	require.ElementsMatch(t, []string{
+		noIngress.name, notReady.name, saleShut.name, purchasesFail.name, stepFails.name,
+	}, names)
+
+	f.troubles.known, s.Audit.Broken = nil, []string{"S4"}
+	update(Server{Reachable: true})
+	require.Equal(t, []string{promiseBroken.name, noIngress.name, targetGone.name, stepFails.name}, troubleNames(s))
+	require.ElementsMatch(t, []string{notReady.name, saleShut.name, purchasesFail.name},
+		troubleNames(&Snapshot{Troubles: s.Troubles[1].Consequences}), "also what is under its consequences")
+}
+
+func TestIngressesAreMissed(t *testing.T) {
+	t.Parallel()
+	find := func(f *Fleet, s *Snapshot, r round) []string {
+		s.Troubles = nil
+		f.troubles.update(f, s, r)
+		return troubleNames(s)
+	}
+	f, s, r := healthy()
+	require.Empty(t, find(f, s, r))
+	s.Processes[0].Kind = "worker"
+	require.Equal(t, []string{noIngress.name}, find(f, s, r), "its name has no address any more")
+
+	f, s, r = healthy()
+	s.Processes[0].Kind = "worker"
+	require.Empty(t, find(f, s, r), "only the worker is watched")
+	s.Processes = append(s.Processes, Process{Target: "http://two/metrics"})
+	require.Empty(t, find(f, s, r), "it was not asked yet")
+	s.Processes[1].Error = "refused"
+	require.Equal(t, []string{noIngress.name}, find(f, s, r), "the target that never answered may be one")
+	require.Equal(t, targetGone.name, s.Troubles[0].Consequences[0].Name)
 }

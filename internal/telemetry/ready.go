@@ -10,35 +10,36 @@ import (
 )
 
 // readyInterval is the pause between two looks at whether a process is ready. A scrape asks no server.
-const readyInterval = 2 * time.Second
+const readyInterval = time.Second
 
-// WatchReady registers the metrics of whether a process is ready, as /readyz says, and of what it depends on. Run looks
-// until its context is done; before its first look the series are absent. A
-// dependency that a look does not tell of keeps its value.
+// WatchReady registers the metrics of whether a process, such as ingress, is ready, and of what it depends on. Run looks
+// until its context is done; before its first look the series are absent. A look returns why the process is not ready,
+// "" if it is; a dependency that it leaves out keeps its value.
 func WatchReady(
-	reg prometheus.Registerer, look func(context.Context) (ready bool, dependencies map[string]bool),
+	reg prometheus.Registerer, process string, look func(context.Context) (notReady string, dependencies map[string]bool),
 ) (run func(context.Context), err error) {
-	ready := prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "stampede_ready", Help: "1 if this process is ready, as /readyz says, else 0.",
-	}, nil)
-	up := prometheus.NewGaugeVec(prometheus.GaugeOpts{
+	ready, err := RegisterOnce(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "stampede_ready", Help: "1 if this process is ready, as /readyz says; else 0, and why not.",
+	}, []string{"process", "reason"}))
+	if err != nil {
+		return nil, err
+	}
+	up, err := RegisterOnce(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "stampede_dependency_up",
 		Help: "1 if this process can use the dependency, and a server takes its writes, else 0. " +
 			"An ingress is ready without postgres.",
-	}, []string{"dependency"})
-	if _, err := RegisterOnce(reg, ready); err != nil {
-		return nil, err
-	}
-	if _, err := RegisterOnce(reg, up); err != nil {
+	}, []string{"dependency"}))
+	if err != nil {
 		return nil, err
 	}
 	return func(ctx context.Context) {
 		for {
 			limited, cancel := context.WithTimeout(ctx, readyTimeout)
-			isReady, dependencies := look(limited)
+			notReady, dependencies := look(limited)
 			cancel()
 			if ctx.Err() == nil {
-				ready.WithLabelValues().Set(number(isReady))
+				ready.DeletePartialMatch(prometheus.Labels{"process": process})
+				ready.WithLabelValues(process, notReady).Set(number(notReady == ""))
 				for name, isUp := range dependencies {
 					up.WithLabelValues(name).Set(number(isUp))
 				}

@@ -116,20 +116,29 @@ func (c *Catalog) List(ctx context.Context, after uuid.UUID, limit int) ([]Count
 	return sales, nil
 }
 
-// Newest returns the ids of the newest sales, the newest first.
-func (c *Catalog) Newest(ctx context.Context, limit int) ([]uuid.UUID, error) {
-	rows, _ := c.pool.Query(ctx, sql.CatalogNewestSales, limit) // its error comes with the rows
-	ids, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
-	if err != nil {
-		return nil, fmt.Errorf("%w: find the newest sales: %w", reservation.ErrUnavailable, err)
+// Followed returns the ids of the sales of ReadFollowed.
+func (c *Catalog) Followed(ctx context.Context, limit int) ([]uuid.UUID, error) {
+	page, err := c.ReadFollowed(ctx, limit)
+	ids := make([]uuid.UUID, len(page.sales))
+	for i, s := range page.sales {
+		ids[i] = s.ID
 	}
-	return ids, nil
+	return ids, err
 }
 
 // CountSales returns the sales that exist, in no particular order. Its error wraps
 // ErrUnavailable, and so does that of a single sale that requires a rebuild.
 func (c *Catalog) CountSales(ctx context.Context, ids []uuid.UUID) ([]CountResult, error) {
 	return c.countFound(ctx, ids, uuid.Nil, len(ids))
+}
+
+// CountFollowed counts the units of the sales of ReadFollowed, in no particular order, as CountSales does.
+func (c *Catalog) CountFollowed(ctx context.Context, limit int) ([]CountResult, error) {
+	ids, err := c.Followed(ctx, limit)
+	if err != nil {
+		return nil, err
+	}
+	return c.CountSales(ctx, ids)
 }
 
 // CountPage is List with an error for each sale.
@@ -171,18 +180,20 @@ func findSales(
 	if err != nil {
 		return nil, err
 	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (storedSale, error) {
-		r, err := pgx.RowToStructByName[struct {
-			reservation.SaleRow
-			Sold, PublishedRevision, Final int64
-			Retired, Archived              bool
-		}](row)
-		s := storedSale{
-			Sale: r.Sale(), publishedRevision: r.PublishedRevision, final: r.Final, retired: r.Retired, archived: r.Archived,
-		}
-		s.Sold = r.Sold
-		return s, err
-	})
+	return pgx.CollectRows(rows, storedRow)
+}
+
+func storedRow(row pgx.CollectableRow) (storedSale, error) {
+	r, err := pgx.RowToStructByName[struct {
+		reservation.SaleRow
+		Sold, PublishedRevision, Final int64
+		Retired, Archived              bool
+	}](row)
+	s := storedSale{
+		Sale: r.Sale(), publishedRevision: r.PublishedRevision, final: r.Final, retired: r.Retired, archived: r.Archived,
+	}
+	s.Sold = r.Sold
+	return s, err
 }
 
 // count asks Redis how many units of each sale are unreserved. Redis is asked after Postgres, so a
@@ -277,15 +288,17 @@ type CountedSale struct {
 	Archived bool
 }
 
-// Page is a page of sales as Postgres had them, newest first. It is never changed.
+// Page holds sales as Postgres had them. It is never changed.
 type Page struct{ sales []storedSale }
 
-// ReadPage returns at most limit sales, newest first. It reads no order, so it costs the same however many there are:
-// CountPage sums all paid orders of sales with a payment window. The error wraps ErrUnavailable.
-func (c *Catalog) ReadPage(ctx context.Context, limit int) (Page, error) {
-	found, err := findSales(ctx, c.pool, nil, zeronull.UUID{}, limit, false)
+// ReadFollowed returns the sales to follow if there are more than limit: those that sell, then paused, scheduled and
+// ended ones, each the newest first. It reads no order, so it costs the same however many there are: CountFollowed sums
+// all paid orders of sales with a payment window. The error wraps ErrUnavailable.
+func (c *Catalog) ReadFollowed(ctx context.Context, limit int) (Page, error) {
+	rows, _ := c.pool.Query(ctx, sql.CatalogFollowedSales, limit) // its error comes with the rows
+	found, err := pgx.CollectRows(rows, storedRow)
 	if err != nil {
-		return Page{}, fmt.Errorf("%w: find sales: %w", reservation.ErrUnavailable, err)
+		return Page{}, fmt.Errorf("%w: find the sales to follow: %w", reservation.ErrUnavailable, err)
 	}
 	return Page{found}, nil
 }

@@ -214,8 +214,8 @@ func TestLatestIsNewestRecordedAudit(t *testing.T) {
 	require.NoError(t, err)
 	latest.At = time.Time{}
 	require.Equal(t, &audit.Recorded{
-		Operator: "bob", Broken: []string{"S1", "S4"}, Unchecked: []string{"S4", "S7"}, Moving: true,
-	}, latest)
+		Operator: "bob", Broken: []string{}, Unchecked: []string{"S1", "S4", "S7"},
+	}, latest, "what was found may have been on its way")
 }
 
 func TestRecordKeepsNewestThousand(t *testing.T) {

@@ -350,18 +350,18 @@ type Recorded struct {
 	Operator string
 	// Broken and Unchecked are names of promises, such as S4, in their order.
 	Broken, Unchecked []string
-	// Moving is true if units moved during the audit, so that what it found may have been on its way.
-	Moving bool
 }
 
 // Record stores the verdict of an audit of all sales, with the time of Postgres. The newest 1000 verdicts are kept.
+// What was found while units moved may have been on its way: it is recorded as unchecked, so that nobody takes it for
+// broken.
 func Record(ctx context.Context, pool *pgxpool.Pool, report Report, operator string) error {
 	broken, unchecked := []string{}, []string{}
 	for _, p := range report.Promises {
-		if p.Found > 0 {
+		if p.Found > 0 && !report.Moved {
 			broken = append(broken, p.Name)
 		}
-		if len(p.Unchecked) > 0 {
+		if len(p.Unchecked) > 0 || p.Found > 0 && report.Moved {
 			unchecked = append(unchecked, p.Name)
 		}
 	}

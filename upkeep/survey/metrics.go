@@ -13,7 +13,7 @@ import (
 )
 
 type descs struct {
-	parked, units, workers, shut, auditAt, broken, moving, postgresUp *prometheus.Desc
+	parked, units, workers, shut, auditAt, broken, postgresUp *prometheus.Desc
 
 	connections, connectionsMax, oldest, locksWaiting, deadlocks, postgresPing *prometheus.Desc
 
@@ -36,16 +36,15 @@ func newDescs() descs {
 	return descs{
 		parked: desc("stampede_dead_letters_parked", "Dead letters that wait for an operator, counted up to 10000."),
 		units: desc("stampede_sale_units",
-			"Units of the newest 50 sales by kind: stock = available + held + sold. A sale that awaits a rebuild has only its "+
-				"stock.", "sale", "kind"),
+			"Units of 50 sales by kind, of those that sell first: stock = available + held + sold. A sale that awaits a "+
+				"rebuild has only its stock.", "sale", "kind"),
 		workers: desc("stampede_workers_alive", "Workers that have announced themselves in the streams."),
 		shut:    desc("stampede_sales_shut", "Sales that are not over and sell nothing until Redis is rebuilt."),
 		auditAt: desc("stampede_audit_timestamp_seconds",
-			"When the newest recorded audit of all sales was made, in seconds since 1970; 0 if there is none."),
+			"When the newest recorded audit of all sales was made, in seconds since 1970; without one, when the oldest "+
+				"sale was created that is not retired."),
 		broken: desc("stampede_audit_promise_broken", "1 if the newest recorded audit found the promise broken, else 0.",
 			"promise"),
-		moving: desc("stampede_audit_moving",
-			"1 if units moved during the newest recorded audit, so that what it found may have been on its way, else 0."),
 		postgresUp: prometheus.NewDesc("stampede_postgres_up",
 			"1 if Postgres answered the last look of this worker and takes writes, else 0. Use min.", nil, nil),
 		redisUp: prometheus.NewDesc("stampede_redis_up",
@@ -101,7 +100,7 @@ func newRedisFigures(desc func(name, help string, labels ...string) *prometheus.
 func (s *Survey) Describe(out chan<- *prometheus.Desc) {
 	d := s.descs
 	for _, desc := range []*prometheus.Desc{
-		d.parked, d.units, d.workers, d.shut, d.auditAt, d.broken, d.moving, d.postgresUp,
+		d.parked, d.units, d.workers, d.shut, d.auditAt, d.broken, d.postgresUp,
 		d.connections, d.connectionsMax, d.oldest, d.locksWaiting, d.deadlocks, d.postgresPing,
 		d.redisUp, d.redisPing, d.usedRatio, d.logged,
 	} {
@@ -125,8 +124,9 @@ func (s *Survey) Collect(out chan<- prometheus.Metric) {
 	}
 	if found, ok := s.postgres.valid(now); ok {
 		gauge(s.descs.parked, float64(found.Parked))
-		gauge(s.descs.auditAt, found.At)
-		gauge(s.descs.moving, number(found.Moving))
+		if found.At != nil {
+			gauge(s.descs.auditAt, *found.At)
+		}
 		for _, promise := range audit.PromiseNames() {
 			gauge(s.descs.broken, number(slices.Contains(found.Broken, promise)), promise)
 		}

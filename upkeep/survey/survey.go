@@ -77,9 +77,8 @@ type seen[T any] struct {
 // postgresLook is a row of the query.
 type postgresLook struct {
 	Parked int64
-	At     float64
+	At     *float64
 	Broken []string
-	Moving bool
 }
 
 // postgresServer is a row of the query, and how long a statement without work took to be answered.
@@ -175,7 +174,7 @@ func (s *Survey) lookInPostgres(ctx context.Context) (pause time.Duration) {
 	set(s, &s.server, server, err, pause)
 	began := time.Now()
 	units, err := within(ctx, s.countUnits)
-	if s.note("count the units of the newest sales", err); err == nil {
+	if s.note("count the units of the followed sales", err); err == nil {
 		pause = min(max(pause, share*time.Since(began)), max(pause, pauseMax))
 	}
 	set(s, &s.units, units, err, pause)
@@ -231,7 +230,7 @@ func (s *Survey) askServer(ctx context.Context) (postgresServer, error) {
 }
 
 func (s *Survey) countUnits(ctx context.Context) ([]saleUnits, error) {
-	counted, err := s.config.Catalog.CountPage(ctx, uuid.Nil, salesMax)
+	counted, err := s.config.Catalog.CountFollowed(ctx, salesMax)
 	if err != nil {
 		return nil, err
 	}

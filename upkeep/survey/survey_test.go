@@ -101,21 +101,27 @@ func TestSurveyShowsWhatIsShared(t *testing.T) {
 	r.Crowd(t, sale, 7)
 	r.shows(t, map[string]float64{
 		of("stock"): 50, of("available"): 43, of("held"): 7, of("sold"): 0, "postgres_up": 1,
-		"dead_letters_parked": 0, "sales_shut": 0, "audit_timestamp_seconds": 0, "audit_promise_broken{S1}": 0,
-		"audit_promise_broken{DB}": 0, "workers_alive": -1,
+		"dead_letters_parked": 0, "sales_shut": 0, "audit_promise_broken{S1}": 0, "audit_promise_broken{DB}": 0,
+		"workers_alive": -1,
 	})
+	require.InDelta(t, float64(time.Now().Unix()), gauges(t, r.registry)["audit_timestamp_seconds"], 600,
+		"without an audit, since there is a sale")
 	_, err := r.Pool.Exec(t.Context(), `INSERT INTO dead_letters (stream, entry_id, fields, reason, deliveries, status)
 		SELECT 's', n || '-0', '[]', 'why', 1, CASE n WHEN 3 THEN 'discarded' ELSE 'parked' END FROM generate_series(1, 3) AS n`)
 	require.NoError(t, err)
-	moved := audit.Report{Moved: true, Promises: []audit.Promise{{Name: "S4", Found: 2}}}
-	require.NoError(t, audit.Record(t.Context(), r.Pool, moved, "ann"))
+	for _, report := range []audit.Report{ // the newest counts
+		{Promises: []audit.Promise{{Name: "S1", Found: 2}}}, {Promises: []audit.Promise{{Name: "S4", Found: 2}}},
+	} {
+		require.NoError(t, audit.Record(t.Context(), r.Pool, report, "ann"))
+	}
+	_, err = r.Pool.Exec(t.Context(), "UPDATE audits SET at = to_timestamp(1e9)")
+	require.NoError(t, err)
 	r.shut.Store(3)
 	r.survey.NoteWorkers(2, time.Minute)
 	r.shows(t, map[string]float64{
 		"dead_letters_parked": 2, "sales_shut": 3, "audit_promise_broken{S1}": 0, "audit_promise_broken{S4}": 1,
-		"audit_moving": 1, "workers_alive": 2,
+		"audit_timestamp_seconds": 1e9, "workers_alive": 2,
 	})
-	require.InDelta(t, float64(time.Now().Unix()), gauges(t, r.registry)["audit_timestamp_seconds"], 600)
 }
 
 // An old value would say that all is well.
@@ -142,17 +148,20 @@ func TestUnreadableValuesAreAbsent(t *testing.T) {
 	r.shows(t, map[string]float64{stock: 50, "sale_units{available," + sale.String() + "}": -1})
 }
 
-func TestNewestSalesHaveUnits(t *testing.T) {
+func TestSalesThatSellHaveUnits(t *testing.T) {
 	t.Parallel()
 	r := start(t)
-	oldest := r.Open(t, 1)
-	r.shows(t, map[string]float64{"sale_units{stock," + oldest.String() + "}": 1})
+	selling := r.Open(t, 1)
+	_, err := r.Pool.Exec(t.Context(), "UPDATE sales SET opens_at = now() + interval '1 day' WHERE id <> $1", selling)
+	require.NoError(t, err)
 	var newest uuid.UUID
 	for range 50 {
 		newest = r.Open(t, 1)
 	}
+	_, err = r.Pool.Exec(t.Context(), "UPDATE sales SET opens_at = now() + interval '1 day' WHERE id <> $1", selling)
+	require.NoError(t, err)
 	r.shows(t, map[string]float64{
-		"sale_units{stock," + oldest.String() + "}": -1, "sale_units{stock," + newest.String() + "}": 1,
+		"sale_units{stock," + selling.String() + "}": 1, "sale_units{stock," + newest.String() + "}": 1,
 	})
 }
 

@@ -1,0 +1,239 @@
+//go:build system
+
+package fleet
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// alertCases say, of each alert with its severity, with which series it fires within 14 minutes, and with which it is
+// silent: name = a value each 15 seconds; and the next.
+var alertCases = map[string]struct{ fires, silent []string }{
+	"PurchasesShed critical": {
+		fires: []string{
+			`stampede_purchases_total{verdict="overloaded"} = 0+50x60; ` +
+				`stampede_purchases_total{verdict="reserved"} = 0+1000x60`,
+		},
+		silent: []string{
+			`stampede_purchases_total{verdict="overloaded"} = 0+5x60; ` +
+				`stampede_purchases_total{verdict="reserved"} = 0+1000x60; ` +
+				`stampede_purchases_total{verdict="rate-limited"} = 0+900x60`,
+		},
+	},
+	"PurchasesFail critical": {
+		fires: []string{
+			`stampede_purchases_total{verdict="unknown"} = 0+50x60; ` +
+				`stampede_purchases_total{verdict="reserved"} = 0+1000x60`,
+		},
+		silent: []string{
+			`stampede_purchases_total{verdict="unavailable"} = 0+5x60; ` +
+				`stampede_purchases_total{verdict="sold-out"} = 0+1000x60`,
+		},
+	},
+	"NoIngress critical": {
+		fires: []string{
+			`stampede_ready{process="ingress",job="a",instance="1"} = 1x4 _x60`,
+			`stampede_ready{process="ingress",job="a",instance="1",reason="Redis does not answer"} = 0x60; ` +
+				`stampede_ready{process="ingress",job="a",instance="2",reason="Redis does not answer"} = 0x60`,
+		},
+		silent: []string{
+			`stampede_ready{process="ingress",job="a",instance="1",reason="Redis does not answer"} = 0x60; ` +
+				`stampede_ready{process="ingress",job="a",instance="2"} = 1x60`,
+		},
+	},
+	"IngressNotReady warning": {
+		fires: []string{
+			`stampede_ready{process="ingress",job="a",instance="1",reason="Redis does not answer"} = 0x60; ` +
+				`stampede_ready{process="ingress",job="a",instance="2"} = 1x60`,
+		},
+		silent: []string{`stampede_ready{process="ingress",job="a",instance="1"} = 1x60`},
+	},
+	"BacklogGrows warning": {
+		fires: []string{
+			`stampede_stream_waiting_orders{stream="a",instance="1"} = 1000+100x60; ` +
+				`stampede_stream_waiting_orders{stream="a",instance="2"} = 1000+100x60`,
+		},
+		silent: []string{
+			`stampede_stream_waiting_orders{stream="a",instance="1"} = 9000-100x60; ` +
+				`stampede_stream_waiting_orders{stream="b",instance="1"} = 0x60`,
+		},
+	},
+	"OrderWaits critical": {
+		fires:  []string{`stampede_stream_oldest_entry_age_seconds{stream="a"} = 0+15x60`},
+		silent: []string{`stampede_stream_oldest_entry_age_seconds{stream="a"} = 29x60`},
+	},
+	"NoWorker critical": {
+		fires: []string{`stampede_stream_readers{stream="a",instance="1"} = 1x4 0x60`, `up{job="any"} = 0x60`},
+		silent: []string{
+			`stampede_stream_readers{stream="a",instance="1"} = 0x60; ` +
+				`stampede_stream_readers{stream="a",instance="2"} = 1x60`,
+		},
+	},
+	"StepFails warning": {
+		fires:  []string{`stampede_worker_failing{step="record"} = 1x60`},
+		silent: []string{`stampede_worker_failing{step="record"} = 0x2 1x2 0x60`},
+	},
+	"DeadLetterParked warning": {
+		fires:  []string{`stampede_dead_letters_parked{instance="1"} = 0x4 2x60`},
+		silent: []string{`stampede_dead_letters_parked{instance="1"} = 0x60`},
+	},
+	"OrderRejected critical": {
+		fires: []string{`stampede_orders_total{outcome="rejected"} = 0x20 1x40`},
+		silent: []string{
+			`stampede_orders_total{outcome="rejected"} = 7x60; stampede_orders_total{outcome="confirmed"} = 0+9x60`,
+		},
+	},
+	"OrderVoided critical": {
+		fires:  []string{`stampede_orders_total{outcome="voided"} = 0x20 3x40`},
+		silent: []string{`stampede_orders_total{outcome="voided"} = 7x60`},
+	},
+	"StockRebuilt warning": {
+		fires: []string{
+			`stampede_rebuilds_total{reason="server",instance="1"} = 0x40 1x20; ` +
+				`stampede_rebuilds_total{reason="by-hand",instance="1"} = 2x60`,
+			`stampede_rebuilds_total{reason="sale-lost",instance="1"} = _x40 1x20`,
+		},
+		silent: []string{
+			`stampede_rebuilds_total{reason="server",instance="1"} = 1x60; ` +
+				`stampede_rebuilds_total{reason="by-hand",instance="1"} = 0x40 1x20; ` +
+				`stampede_rebuilds_total{reason="server",instance="2"} = _x40 0x20`,
+		},
+	},
+	"SaleShut critical": {
+		fires:  []string{`stampede_sales_shut{instance="1"} = 0x4 2x60`},
+		silent: []string{`stampede_sales_shut{instance="1"} = 0x60`},
+	},
+	"RedisMemory warning": {
+		fires: []string{`stampede_redis_memory_used_ratio{node="r:1"} = 0.85x60`},
+		silent: []string{
+			`stampede_redis_memory_used_ratio{node="r:1"} = 0.79x60`,
+			`stampede_redis_memory_used_ratio{node="r:1"} = 0.97x60`,
+		},
+	},
+	"RedisMemory critical": {
+		fires:  []string{`stampede_redis_memory_used_ratio{node="r:1"} = 0.97x60`},
+		silent: []string{`stampede_redis_memory_used_ratio{node="r:1"} = 0.94x60`},
+	},
+	"RedisSync critical": {
+		fires:  []string{`stampede_redis_aof_ok{node="r:1"} = 1x4 0x60`},
+		silent: []string{`stampede_redis_aof_ok{node="r:1"} = 1x60`},
+	},
+	"RedisSync warning": {
+		fires:  []string{`stampede_redis_aof_delayed_fsyncs_total{node="r:1"} = 0x50 5x30`},
+		silent: []string{`stampede_redis_aof_delayed_fsyncs_total{node="r:1"} = 5x60`},
+	},
+	"AuditOld warning": {
+		fires:  []string{`stampede_audit_timestamp_seconds{instance="1"} = -90000x60`},
+		silent: []string{`stampede_audit_timestamp_seconds{instance="1"} = -80000x60`},
+	},
+	"PromiseBroken critical": {
+		fires:  []string{`stampede_audit_promise_broken{promise="S4"} = 1x60`},
+		silent: []string{`stampede_audit_promise_broken{promise="S4"} = 0x60`},
+	},
+	"TargetGone warning": {
+		fires: []string{
+			`up{job="default/pods",instance="10.0.0.1:8080"} = 1x8 0x60; ` +
+				`stampede_build_info{job="default/pods",instance="10.0.0.1:8080"} = 1x8 _x60`,
+			`up{job="any",instance="lb:8080"} = 1x60; stampede_build_info{job="any",instance="lb:8080"} = 1x60; ` +
+				`process_start_time_seconds{job="any",instance="lb:8080"} = 1+1x60`,
+		},
+		silent: []string{
+			`up{job="default/pods",instance="10.0.0.1:8080"} = 1x60; ` +
+				`stampede_build_info{job="default/pods",instance="10.0.0.1:8080"} = 1x60; ` +
+				`process_start_time_seconds{job="default/pods",instance="10.0.0.1:8080"} = 1x20 2x40; ` +
+				`up{job="default/pods",instance="10.0.0.9:80"} = 0x60; ` +
+				`up{job="a pod that was removed",instance="10.0.0.2:8080"} = 1x8 _x60; ` +
+				`stampede_build_info{job="a pod that was removed",instance="10.0.0.2:8080"} = 1x8 _x60`,
+		},
+	},
+	"PostgresGone critical": {
+		fires:  []string{`stampede_postgres_up{instance="1"} = 1x4 0x60; stampede_postgres_up{instance="2"} = 1x60`},
+		silent: []string{`stampede_postgres_up{instance="1"} = 1x60`},
+	},
+	"RedisGone critical": {
+		fires:  []string{`stampede_redis_up{node="r:1"} = 1x4 0x60`, `stampede_stream_reachable{stream="a"} = 0x60`},
+		silent: []string{`stampede_redis_up{node="r:1"} = 1x60; stampede_stream_reachable{stream="a"} = 1x60`},
+	},
+	"RelayLags warning": {
+		fires: []string{
+			`stampede_relay_lag_seconds{target="shop"} = 0+15x60`,
+			`stampede_relay_target_state{target="shop",state="disabled"} = 1x60`,
+			`stampede_relay_failing{target="shop"} = 6x60`,
+			`stampede_relay_held_seconds{target="shop"} = 31x60`,
+		},
+		silent: []string{
+			`stampede_relay_lag_seconds{target="shop"} = 59x60; ` +
+				`stampede_relay_target_state{target="shop",state="disabled"} = 0x60`,
+		},
+	},
+	"OperatorsFileFaulty warning": {
+		fires: []string{
+			`stampede_operators_file_current{instance="1"} = 0x60; stampede_operators_file_current{instance="2"} = 1x60`,
+		},
+		silent: []string{`stampede_operators_file_current{instance="1"} = 1x60`},
+	},
+	"ReceiptsRefused critical": {
+		fires: []string{
+			`stampede_receipt_secret_info{instance="1",fingerprint="a"} = 1x60; ` +
+				`stampede_receipt_secret_info{instance="2",fingerprint="b"} = 1x60`,
+		},
+		silent: []string{
+			`stampede_receipt_secret_info{instance="1",fingerprint="a"} = 1x60; ` +
+				`stampede_receipt_secret_info{instance="2",fingerprint="a"} = 1x60`,
+		},
+	},
+	"GuardOld warning": {
+		fires:  []string{`stampede_guard_age_seconds{of="ingress",instance="i:1"} = 0+15x60`},
+		silent: []string{`stampede_guard_age_seconds{of="ingress",instance="i:1"} = 10x60`},
+	},
+	"EntryLost critical": {
+		fires:  []string{`stampede_entries_lost_total{stream="a"} = 0x20 1x40`},
+		silent: []string{`stampede_entries_lost_total{stream="a"} = 4x60`},
+	},
+	"OrderSetAside warning": {
+		fires:  []string{`stampede_orders_set_aside{instance="1"} = 1x60`},
+		silent: []string{`stampede_orders_set_aside{instance="1"} = 0x60`},
+	},
+	"ReleasesWait warning": {
+		fires:  []string{`stampede_releases_pending{instance="1"} = 3x60`},
+		silent: []string{`stampede_releases_pending{instance="1"} = 0x20 3x10 0x30`},
+	},
+}
+
+func TestAlertsFireAsTested(t *testing.T) {
+	t.Parallel()
+	rules, err := filepath.Abs(deployed + "/alerts.yml")
+	require.NoError(t, err)
+	text := "rule_files: [" + rules + "]\nevaluation_interval: 15s\ntests:\n"
+	for _, r := range alertRules(t) {
+		name := r.Alert + " " + r.Labels["severity"]
+		cases := alertCases[name]
+		require.NotEmpty(t, cases.fires, name)
+		require.NotEmpty(t, cases.silent, name)
+		for i, input := range append(cases.fires, cases.silent...) {
+			samples := ""
+			if i < len(cases.fires) {
+				samples = "{ labels: '{}', value: 1 }"
+			}
+			text += "  - interval: 15s\n    input_series:\n"
+			for one := range strings.SplitSeq(input, "; ") {
+				name, values, _ := strings.Cut(one, " = ")
+				text += fmt.Sprintf("      - { series: '%s', values: '%s' }\n", name, values)
+			}
+			text += fmt.Sprintf("    promql_expr_test: [{ eval_time: 14m, exp_samples: [%s], expr: "+
+				"'count(ALERTS{alertname=\"%s\",alertstate=\"firing\",severity=\"%s\"}) > 0' }]\n",
+				samples, r.Alert, r.Labels["severity"])
+		}
+	}
+	file := t.TempDir() + "/test.yml"
+	require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
+	output, err := exec.CommandContext(t.Context(), "promtool", "test", "rules", file).CombinedOutput()
+	require.NoError(t, err, "%s (`sh tools/setup.sh` installs promtool)", output)
+}

@@ -1,0 +1,89 @@
+package fleet
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.yaml.in/yaml/v3"
+)
+
+const deployed = "../../deploy/prometheus"
+
+// rule is an alert of deploy/prometheus/alerts.yml.
+type rule struct {
+	Alert               string
+	Labels, Annotations map[string]string
+}
+
+func alertRules(t *testing.T) []rule {
+	t.Helper()
+	var file struct{ Groups []struct{ Rules []rule } }
+	readYAML(t, "/alerts.yml", &file)
+	require.Len(t, file.Groups, 1)
+	return file.Groups[0].Rules
+}
+
+func readYAML(t *testing.T, name string, to any) {
+	t.Helper()
+	text, err := os.ReadFile(deployed + name)
+	require.NoError(t, err)
+	require.NoError(t, yaml.Unmarshal(text, to))
+}
+
+// The pages, the alerts, their inhibitions and the runbook name the same troubles, in the same words.
+func TestTroublesAreThoseOfAlertsAndRunbook(t *testing.T) {
+	t.Parallel()
+	var shown, alerts, sections, headings []string
+	for _, k := range kinds {
+		shown = append(shown, fmt.Sprintf("%s, %s: %s", k.name, k.severity, k.summary))
+		sections = append(sections, k.runbook())
+	}
+	for _, r := range alertRules(t) {
+		alerts = append(alerts, fmt.Sprintf("%s, %s: %s", r.Alert, r.Labels["severity"], r.Annotations["summary"]))
+		anchor := (&kind{name: r.Alert}).runbook()
+		require.Equal(t, `{{ or $externalLabels.runbook "docs/runbook.md" }}#`+anchor, r.Annotations["runbook_url"])
+		require.NotEmpty(t, r.Annotations["description"], r.Alert)
+	}
+	require.ElementsMatch(t, shown, alerts)
+
+	runbook, err := os.ReadFile("../../docs/runbook.md")
+	require.NoError(t, err)
+	withAlerts, _, _ := strings.Cut(string(runbook), "\n## Without an alert\n")
+	for line := range strings.Lines(withAlerts) {
+		if heading, ok := strings.CutPrefix(line, "## "); ok {
+			headings = append(headings, strings.ReplaceAll(strings.ToLower(strings.TrimSpace(heading)), " ", "-"))
+		}
+	}
+	slices.Sort(sections)
+	require.ElementsMatch(t, slices.Compact(sections), headings)
+}
+
+func TestInhibitionsAreTheCauses(t *testing.T) {
+	t.Parallel()
+	wanted := map[string][]string{}
+	for _, k := range kinds {
+		for _, cause := range k.causes {
+			require.Equal(t, Critical, cause.severity, "%s hides no worse trouble", cause.name)
+			source := fmt.Sprintf("alertname=%q severity=%q", cause.name, cause.severity)
+			wanted[source] = append(wanted[source], k.name)
+		}
+	}
+	var file struct {
+		Rules []struct {
+			Source []string `yaml:"source_matchers"`
+			Target []string `yaml:"target_matchers"`
+		} `yaml:"inhibit_rules"`
+	}
+	readYAML(t, "/alertmanager.yml", &file)
+	found := map[string][]string{}
+	for _, r := range file.Rules {
+		names, ok := strings.CutPrefix(strings.Join(r.Target, " "), `alertname=~"`)
+		require.True(t, ok)
+		found[strings.Join(r.Source, " ")] = strings.Split(strings.TrimSuffix(names, `"`), "|")
+	}
+	require.Equal(t, wanted, found)
+}
