@@ -108,7 +108,7 @@ type serveCmd struct {
 	traceFlag
 	profileFlag
 	optionalMetricsAddr
-	HTTPAddr      string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:"${http_addr}" placeholder:"HOST:PORT" help:"Address to listen on (${default})."`
+	HTTPAddr      string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:"${http_addr}" type:"addr" placeholder:"HOST:PORT" help:"Address to listen on (${default})."`
 	Auth          string `default:"jwt" enum:"jwt,header" placeholder:"MODE" help:"How buyers are identified: jwt, or header behind a gateway that sets it (${default})."`
 	AuthHeader    string `default:"${auth_header}" placeholder:"NAME" help:"Header that names the buyer with --auth=header (${default})."`
 	AdminToken    string `placeholder:"TOKEN" help:"Bearer token of the operator admin, who may do everything; without it and without --operators-file operators' calls are refused."`
