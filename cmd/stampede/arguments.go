@@ -28,11 +28,13 @@ func arranged(node *kong.Node, args []string) []string {
 		case child != nil:
 			node, command, isValue = child, append(command, word), false
 		case isValue:
-			flags, isValue = append(flags, word), false
+			flags[len(flags)-1] += "=" + word
+			isValue = false
 		case word == "help":
 			flags = append(flags, "--help")
 		case strings.HasPrefix(word, "-") && word != "--":
-			flags, isValue = append(flags, word), !strings.Contains(word, "=")
+			flags = append(flags, word)
+			isValue = strings.HasPrefix(word, "--") && !strings.Contains(word, "=")
 		default:
 			return slices.Concat(command, args, flags) // no command, which is what kong then says
 		}

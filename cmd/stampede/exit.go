@@ -151,7 +151,9 @@ func message(err error) string {
 	return text + ": " + startOr(setting)
 }
 
-func startOr(setting string) string { return "start the server, or set " + setting + " to the right one" }
+func startOr(setting string) string {
+	return "start the server, or set " + setting + " to the right one"
+}
 
 // unreached returns the text of an error, and the setting of the server that was not reached, or "". Of pgx, which
 // tries each address with TLS and without, the text has each failure once.

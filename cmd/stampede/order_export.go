@@ -72,9 +72,10 @@ func (c *orderExportCmd) Run(ctx context.Context, s *streams) error {
 	if err != nil {
 		return err
 	}
+	var cursor *int64
 	next := ""
 	if c.ChangedSince != "" {
-		next = fmt.Sprintf("the next export of changes has --changed-since=%d\n", span.ChangedTo)
+		cursor, next = &span.ChangedTo, fmt.Sprintf("the next export of changes has --changed-since=%d\n", span.ChangedTo)
 	}
 	if c.To == "" {
 		_, err := io.WriteString(s.err, next)
@@ -83,8 +84,8 @@ func (c *orderExportCmd) Run(ctx context.Context, s *streams) error {
 	return c.print(s.out, struct {
 		Path   string `json:"path"`
 		Orders int64  `json:"orders"`
-		Cursor int64  `json:"cursor,omitempty"`
-	}{c.To, written, span.ChangedTo}, "%s orders are in %s\n%s", figure.Count(written), c.To, next)
+		Cursor *int64 `json:"cursor,omitempty"`
+	}{c.To, written, cursor}, "%s orders are in %s\n%s", figure.Count(written), c.To, next)
 }
 
 // span returns what bounds the export. Its end is settled, so that no change is missing that is committed later; and it

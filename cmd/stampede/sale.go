@@ -94,9 +94,18 @@ func writeSale(w io.Writer, all []catalog.CountedSale) error {
 			window = s.PaymentWindow.String()
 		}
 		for _, row := range [][2]any{
-			{"sale", s.ID}, {"name", printable(s.Name)}, {"state", s.State}, {"stock", s.Stock}, {"available", s.Available},
-			{"held", s.Held}, {"sold", s.Sold}, {"per-order limit", s.PerOrderLimit}, {"payment window", window},
-			{"shards", s.Shards}, {"opens", second(s.OpensAt)}, {"closes", second(s.ClosesAt)},
+			{"sale", s.ID},
+			{"name", printable(s.Name)},
+			{"state", s.State},
+			{"stock", s.Stock},
+			{"available", s.Available},
+			{"held", s.Held},
+			{"sold", s.Sold},
+			{"per-order limit", s.PerOrderLimit},
+			{"payment window", window},
+			{"shards", s.Shards},
+			{"opens", second(s.OpensAt)},
+			{"closes", second(s.ClosesAt)},
 			{"created", second(s.CreatedAt)},
 		} {
 			t.row(row[:]...)
@@ -109,7 +118,7 @@ func (f *catalogFlags) withOne(
 	ctx context.Context, s *streams, logger *slog.Logger,
 	do func(context.Context, saleStore) (catalog.CountedSale, error),
 ) error {
-	return f.with(ctx, s, logger, writeSale, func(ctx context.Context, sales saleStore) ([]catalog.CountedSale, error) {
+	return f.with(ctx, s, logger, writeSales, func(ctx context.Context, sales saleStore) ([]catalog.CountedSale, error) {
 		sale, err := do(ctx, sales)
 		return []catalog.CountedSale{sale}, err
 	})
@@ -209,8 +218,9 @@ type saleShowCmd struct {
 }
 
 func (c *saleShowCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
-	return c.withOne(ctx, s, logger, func(ctx context.Context, sales saleStore) (catalog.CountedSale, error) {
-		return sales.Show(ctx, c.Sale)
+	return c.with(ctx, s, logger, writeSale, func(ctx context.Context, sales saleStore) ([]catalog.CountedSale, error) {
+		sale, err := sales.Show(ctx, c.Sale)
+		return []catalog.CountedSale{sale}, err
 	})
 }
 
