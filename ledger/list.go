@@ -206,8 +206,9 @@ func (l *Ledger) exportAll(filter order.Filter, span Span) nextPage {
 			}
 		}
 		// Postgres plans each page for its parameters: a plan for all pages may sort the orders of the sale for each of them.
+		// The rows carry the error.
 		rows, _ := l.pool.Query(ctx, sql.LedgerExportOrders, pgx.QueryExecModeCacheDescribe, sale, after, exportPage,
-			zeronull.Text(filter.Status), zeronull.Timestamptz(span.Since), zeronull.Timestamptz(span.Until)) // rows carry the error
+			zeronull.Text(filter.Status), zeronull.Timestamptz(span.Since), zeronull.Timestamptz(span.Until))
 		page, err := pgx.CollectRows(rows, scanPlaced)
 		switch {
 		case err != nil:
@@ -232,7 +233,8 @@ func (l *Ledger) exportUser(filter order.Filter, span Span) nextPage {
 	return func(ctx context.Context) (page []order.Placed, more bool, err error) {
 		page, before, err = l.ListOrders(ctx, filter, before, exportPage)
 		page = slices.DeleteFunc(page, func(o order.Placed) bool {
-			return o.ReservedAt.Before(span.Since) || !span.Until.IsZero() && !o.ReservedAt.Before(span.Until)
+			at := o.ReservedAt
+			return at.Before(span.Since) || !span.Until.IsZero() && !at.Before(span.Until)
 		})
 		return page, before != uuid.Nil, err
 	}

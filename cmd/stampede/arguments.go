@@ -108,8 +108,10 @@ var otherVariables = []string{
 // and our tests.
 var foreign = regexp.MustCompile(`_(SERVICE_(HOST|PORT)|PORT)(_|$)|^STAMPEDE_(TEST|BENCH)_`)
 
-// strayMax bounds the warnings of one command.
-const strayMax = 5
+const (
+	strayMax = 5 // warnings of one command
+	nearMax  = 3 // the distance of a misspelled name
+)
 
 // warnOfStrays names variables that begin with STAMPEDE_ and that no command reads, which may be misspelled.
 func warnOfStrays(stderr io.Writer, program *kong.Node) {
@@ -130,7 +132,7 @@ func warnOfStrays(stderr io.Writer, program *kong.Node) {
 		warned++
 		nearest := slices.MinFunc(known, func(a, b string) int { return distance(name, a) - distance(name, b) })
 		hint := ""
-		if distance(name, nearest) <= strayMax {
+		if distance(name, nearest) <= nearMax {
 			hint = ": did you mean " + nearest + "?"
 		}
 		_, _ = fmt.Fprintf(stderr, "stampede: no command reads the variable %s%s\n", printable(name), hint)

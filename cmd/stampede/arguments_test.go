@@ -69,7 +69,7 @@ func TestMisspelledVariablesAreNamed(t *testing.T) {
 	t.Setenv("STAMPEDE_PARTITION", "")
 	var out, errs strings.Builder
 	require.Equal(t, exitOK, run([]string{"version"}, &out, &errs))
-	assert.Contains(t, errs.String(), "no command reads the variable STAMPEDE_HTTP_ADRESS: did you mean STAMPEDE_HTTP_ADDR?\n")
+	assert.Contains(t, errs.String(), "variable STAMPEDE_HTTP_ADRESS: did you mean STAMPEDE_HTTP_ADDR?\n")
 	assert.Contains(t, errs.String(), "no command reads the variable STAMPEDE_COLOUR_OF_THE_PAGE\n")
 	assert.Equal(t, 2, strings.Count(errs.String(), "\n"), "an empty one is none")
 	for _, other := range []string{"A", "B", "C", "D", "E"} {

@@ -173,7 +173,7 @@ func TestUsageErrorsNameMissingArguments(t *testing.T) {
 			"serve", "--cors-origins=https://*.shop.example",
 		},
 		"give --over or --rate, not both":         {"load", "--over=1s", "--rate=5"},
-		"write a negative number as -- -5":        {"sale", "restock", uuid.NewString(), "-5"},
+		"(or STAMPEDE_SERVER) instead":            {"sale", "restock", uuid.NewString(), "-5"},
 		"reason must be 1 to 500 characters":      {"dlq", "discard", "1", "--reason", " "},
 		"or --admin-token (STAMPEDE_ADMIN_TOKEN)": {"load"},
 	} {

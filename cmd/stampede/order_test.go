@@ -255,7 +255,8 @@ func TestExportOfChangesMissesNone(t *testing.T) {
 	tx, err := s.pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
-	cancel := `WITH o AS (UPDATE orders SET status = 'cancelled', version = version + 1 WHERE sale_id = $1 AND id = $2 RETURNING *)
+	cancel := `WITH o AS (
+			UPDATE orders SET status = 'cancelled', version = version + 1 WHERE sale_id = $1 AND id = $2 RETURNING *)
 		INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at)
 		SELECT id, version, 'OrderCancelled', sale_id, user_id, quantity, now() FROM o`
 	_, err = tx.Exec(t.Context(), cancel, sale, orders["bob"])
@@ -264,8 +265,8 @@ func TestExportOfChangesMissesNone(t *testing.T) {
 	require.NoError(t, err)
 	waits := export()
 	testkit.Eventually(t, within, "the export waits for the first writer", func() bool {
-		return s.count("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE '%pg_locks%' "+
-			"AND pid <> pg_backend_pid()") > 0
+		return s.count("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "+
+			"AND query LIKE '%pg_locks%'") > 0
 	})
 	require.NoError(t, tx.Commit(t.Context()))
 	assert.Equal(t, []string{"bob cancelled", "cid cancelled"}, users(waits))
