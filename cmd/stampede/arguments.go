@@ -110,7 +110,7 @@ var foreign = regexp.MustCompile(`_(SERVICE_(HOST|PORT)|PORT)(_|$)|^STAMPEDE_(TE
 
 const (
 	strayMax = 5 // warnings of one command
-	nearMax  = 3 // the distance of a misspelled name
+	nearMax  = 4 // the distance of a misspelled name
 )
 
 // warnOfStrays names variables that begin with STAMPEDE_ and that no command reads, which may be misspelled.

@@ -51,6 +51,7 @@ func TestEachAddressIsCheckedFirst(t *testing.T) {
 					continue
 				}
 				checked++
+				require.True(t, flag.Tag.Type == "addr" || flag.Name == "dashboard-addr", "%s --%s", leaf.Path(), flag.Name)
 				for _, wrong := range []string{"foo", ":", "localhost:99999", "localhost:"} {
 					var out, errs strings.Builder
 					assert.Equal(t, exitUsage, run(append(words(leaf), "--"+flag.Name+"="+wrong), &out, &errs), errs.String())
