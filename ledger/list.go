@@ -158,10 +158,10 @@ type Span struct {
 	ChangedAfter, ChangedTo int64
 }
 
-// Export calls each with every order that matches: changed ones once, in the order of their last changes, else those of
-// a user newest first, and all others sale by sale, in the order in which they were made. It reads page by page, so it
-// needs little memory, waits for a slow reader, and keeps no transaction open: each order is as it was when its page was
-// read.
+// Export calls each with every order that matches: changed ones once, in the order of their last changes, else those
+// of a user newest first, and all others sale by sale, in the order in which they were made. It reads page by page, so
+// it needs little memory, waits for a slow reader, and keeps no transaction open: each order is as it was when its page
+// was read.
 func (l *Ledger) Export(ctx context.Context, filter order.Filter, span Span, each func(order.Placed) error) error {
 	next := l.exportAll(filter, span)
 	switch {
