@@ -265,8 +265,8 @@ func TestExportOfChangesMissesNone(t *testing.T) {
 	require.NoError(t, err)
 	waits := export()
 	testkit.Eventually(t, within, "the export waits for the first writer", func() bool {
-		return s.count("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "+
-			"AND query LIKE '%pg_locks%'") > 0
+		return s.count("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "+
+			"AND pid <> pg_backend_pid() AND query LIKE '%pg_locks%'") > 0
 	})
 	require.NoError(t, tx.Commit(t.Context()))
 	assert.Equal(t, []string{"bob cancelled", "cid cancelled"}, users(waits))
