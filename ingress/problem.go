@@ -43,7 +43,7 @@ type problem struct {
 	limit   int64
 	// paymentReference is the reference of the valid payment.
 	paymentReference string
-	// orderID and orderStatus belong to an order that has ended.
+	// orderID is the order in the way of the purchase; orderStatus, unless it is live.
 	orderID     uuid.UUID
 	orderStatus order.Status
 	requestID   string
@@ -164,8 +164,8 @@ func problemForVerdict(a reservation.Answer, now time.Time) *problem {
 		return problemSoldOut
 	case reservation.AlreadyPurchased:
 		return &problem{
-			Kind: problems.AlreadyPurchased, location: orderPath(a.Reservation.OrderID),
-			detail: "A buyer may have one order per sale. The Location header names yours.",
+			Kind: problems.AlreadyPurchased, location: orderPath(a.Reservation.OrderID), orderID: a.Reservation.OrderID,
+			detail: "A buyer may have one order per sale. Yours is order_id.",
 		}
 	case reservation.OrderEnded:
 		return problemOrderEnded(a.Reservation.OrderID, a.Status)

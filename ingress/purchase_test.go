@@ -72,8 +72,9 @@ func TestReplayGivesTheSameAnswer(t *testing.T) {
 	s.buy(sale, `{"quantity":1}`, as("ada"), withKey("k-1")).
 		isProblem(http.StatusUnprocessableEntity, "idempotency-key-reused")
 	other := s.buy(sale, `{"quantity":2}`, as("ada"), withKey("k-2"))
-	other.isProblem(http.StatusConflict, "already-purchased")
+	mine := other.isProblem(http.StatusConflict, "already-purchased")
 	require.Equal(t, first.header.Get("Location"), other.header.Get("Location"))
+	require.Equal(t, first.is(http.StatusAccepted)["order_id"], mine["order_id"])
 	require.Equal(t, left, s.stock(sale))
 }
 

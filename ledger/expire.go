@@ -16,8 +16,6 @@ import (
 )
 
 const (
-	// BatchMax bounds the orders that one transaction records. Larger batches are hardly cheaper, and hold locks longer.
-	BatchMax = 500
 	// SweepMax bounds the orders that one transaction expires or releases.
 	SweepMax = BatchMax
 	// sweepTurn bounds the time that a sweeper spends on one task while another one waits.

@@ -32,6 +32,11 @@ func (r *placedRow) placed() order.Placed {
 	return order.Placed{Order: r.order(), Sequence: r.Sequence, Epoch: r.Epoch}
 }
 
+func scanPlaced(row pgx.CollectableRow) (order.Placed, error) {
+	r, err := pgx.RowToStructByName[placedRow](row)
+	return r.placed(), err
+}
+
 // ListOrders returns at most limit orders from Postgres that match, newest first, older than the order before unless
 // that is uuid.Nil. next is where the next page begins, or uuid.Nil at the end. It returns order.ErrTooWide for a
 // filter without a user and a sale, which would read all orders.
@@ -182,16 +187,26 @@ func (l *Ledger) missing(ctx context.Context, id uuid.UUID) error {
 // exportPage is how many orders one query of Export reads.
 const exportPage = 2000
 
-// Export calls each with every order that matches and was reserved from since to before until, unless those are zero:
-// those of a user newest first, and all others sale by sale, in the order in which they were made. It reads page by
-// page, so that it needs little memory, waits for a slow reader, and keeps no transaction open: each order is as it was
-// when its page was read.
-func (l *Ledger) Export(
-	ctx context.Context, filter order.Filter, since, until time.Time, each func(order.Placed) error,
-) error {
-	next := l.exportAll(filter, since, until)
-	if filter.User != "" {
-		next = l.exportUser(filter, since, until)
+// Span bounds the orders of an export; zero values bound nothing.
+type Span struct {
+	// Since and Until: reserved from Since to before Until.
+	Since, Until time.Time
+	// ChangedAfter and ChangedTo: changed by an event after the one position, and up to the other, which has to be
+	// settled: no open transaction may have one up to it. ChangedTo is zero for orders that never changed, too.
+	ChangedAfter, ChangedTo int64
+}
+
+// Export calls each with every order that matches: changed ones once, in the order of their last changes, else those
+// of a user newest first, and all others sale by sale, in the order in which they were made. It reads page by page, so
+// it needs little memory, waits for a slow reader, and keeps no transaction open: each order is as it was when its page
+// was read.
+func (l *Ledger) Export(ctx context.Context, filter order.Filter, span Span, each func(order.Placed) error) error {
+	next := l.exportAll(filter, span)
+	switch {
+	case span.ChangedTo > 0:
+		next = l.exportChanged(filter, span)
+	case filter.User != "":
+		next = l.exportUser(filter, span)
 	}
 	for {
 		page, more, err := next(ctx)
@@ -213,7 +228,7 @@ func (l *Ledger) Export(
 type nextPage func(context.Context) (page []order.Placed, more bool, err error)
 
 // exportAll reads sale by sale, so that each query reads one month in the order of its key.
-func (l *Ledger) exportAll(filter order.Filter, since, until time.Time) nextPage {
+func (l *Ledger) exportAll(filter order.Filter, span Span) nextPage {
 	sale, after := filter.Sale, uuid.Nil
 	nextSale := func(ctx context.Context) error {
 		err := l.pool.QueryRow(ctx, sql.LedgerNextSale, sale).Scan(&sale)
@@ -229,12 +244,10 @@ func (l *Ledger) exportAll(filter order.Filter, since, until time.Time) nextPage
 			}
 		}
 		// Postgres plans each page for its parameters: a plan for all pages may sort the orders of the sale for each of them.
+		// The rows carry the error.
 		rows, _ := l.pool.Query(ctx, sql.LedgerExportOrders, pgx.QueryExecModeCacheDescribe, sale, after, exportPage,
-			zeronull.Text(filter.Status), zeronull.Timestamptz(since), zeronull.Timestamptz(until)) // rows carry the error
-		page, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (order.Placed, error) {
-			r, err := pgx.RowToStructByName[placedRow](row)
-			return r.placed(), err
-		})
+			zeronull.Text(filter.Status), zeronull.Timestamptz(span.Since), zeronull.Timestamptz(span.Until))
+		page, err := pgx.CollectRows(rows, scanPlaced)
 		switch {
 		case err != nil:
 			return nil, false, err
@@ -253,13 +266,28 @@ func (l *Ledger) exportAll(filter order.Filter, since, until time.Time) nextPage
 }
 
 // exportUser uses the indexes of a user's orders, which are few.
-func (l *Ledger) exportUser(filter order.Filter, since, until time.Time) nextPage {
+func (l *Ledger) exportUser(filter order.Filter, span Span) nextPage {
 	before := uuid.Nil
 	return func(ctx context.Context) (page []order.Placed, more bool, err error) {
 		page, before, err = l.ListOrders(ctx, filter, before, exportPage)
 		page = slices.DeleteFunc(page, func(o order.Placed) bool {
-			return o.ReservedAt.Before(since) || !until.IsZero() && !o.ReservedAt.Before(until)
+			at := o.ReservedAt
+			return at.Before(span.Since) || !span.Until.IsZero() && !at.Before(span.Until)
 		})
 		return page, before != uuid.Nil, err
+	}
+}
+
+// exportChanged reads the events of exportPage positions at a time.
+func (l *Ledger) exportChanged(filter order.Filter, span Span) nextPage {
+	after := span.ChangedAfter
+	return func(ctx context.Context) (page []order.Placed, more bool, err error) {
+		to := min(after+exportPage, span.ChangedTo)
+		rows, _ := l.pool.Query(ctx, sql.LedgerExportChanges, pgx.QueryExecModeCacheDescribe, after, to, span.ChangedTo,
+			zeronull.UUID(filter.Sale), zeronull.Text(filter.User), zeronull.Text(filter.Status),
+			zeronull.Timestamptz(span.Since), zeronull.Timestamptz(span.Until)) // rows carry the error
+		page, err = pgx.CollectRows(rows, scanPlaced)
+		after = to
+		return page, err == nil && after < span.ChangedTo, err
 	}
 }

@@ -16,6 +16,9 @@ import (
 	"stampede/stream"
 )
 
+// BatchMax bounds the orders that one transaction records. Larger batches are hardly cheaper, and hold locks longer.
+const BatchMax = 500
+
 // BySaleAndSequence is the order in which events are recorded, so that the earliest orders get the last
 // units.
 func BySaleAndSequence(x, y order.OrderReserved) int {

@@ -6,11 +6,11 @@
 -- only a promotion keeps the previous id as the second one, so a first replica changes nothing. Any
 -- other server was restarted, promoted or emptied, and may lack accepted orders.
 --
--- A caller that gets unverified marks the server as distrusted. Otherwise a promoted server would
+-- A caller that gets unverified withdraws the verification. Otherwise a promoted server would
 -- look known again after it has dropped the second id and its first replica connects.
 --
 -- KEYS
---   1  server  hash: run_id and replication_id of the verified server, or "-" if distrusted; rebuild: the
+--   1  server  hash: run_id and replication_id of the verified server, or "-" if that was withdrawn; rebuild: the
 --              token of the rebuild that wrote this (verify.lua)
 --   2  sale    hash, as in reserve.lua; may be left out
 -- Answers

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- Records that the stock of a partition is complete on this server, if it is still the server that
 -- the caller worked on, with the same data: the record still has the token of the rebuild. The token
--- is gone if the server was emptied or distrusted, or if another rebuild has begun.
+-- is gone if the server was emptied or its verification withdrawn, or if another rebuild has begun.
 --
 -- KEYS
 --   1  server  hash, as in look.lua

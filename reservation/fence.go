@@ -30,8 +30,8 @@ func newFence(serverKey string, server ServerState) *fence {
 
 // admit loads the scripts of a partition if its server is known, and otherwise returns
 // ErrUnverifiedServer. It checks and loads on one connection, so that both reach the same server,
-// and loads nothing if the record of the server changed in between (Distrust). It marks an unverified
-// server as distrusted, because the script may be loaded there from a former term.
+// and loads nothing if the record of the server changed in between (Distrust). It withdraws the
+// verification of an unverified server, because the script may be loaded there from a former term.
 func (s *Store) admit(ctx context.Context, partition int) (*fence, error) {
 	return s.admitThrough(ctx, s.Redis, partition)
 }

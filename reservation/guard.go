@@ -157,7 +157,7 @@ func (c *comparison) compare(ctx context.Context, at *compared, partition int, r
 		return err
 	}
 	if state.unverified {
-		_, _ = c.Store.admitThrough(ctx, rdb, partition) // marks the server as distrusted for all ingresses
+		_, _ = c.Store.admitThrough(ctx, rdb, partition) // for all ingresses
 	}
 	// A server without a record has no sale, so it cannot sell.
 	refused := state.Recorded && (!state.Known || state.RunID != runID)

@@ -17,7 +17,7 @@ import (
 
 // ErrServerChanged is returned by MarkVerified when Redis is another server than the caller worked
 // on, or has lost the caller's data.
-var ErrServerChanged = errors.New("the Redis server was replaced, emptied or distrusted meanwhile")
+var ErrServerChanged = errors.New("the Redis server was replaced or emptied, or its verification withdrawn, meanwhile")
 
 // ErrUnverifiedServer: this Redis may lack accepted orders. A worker rebuilds its stock.
 var ErrUnverifiedServer = fmt.Errorf(
@@ -35,12 +35,12 @@ type ServerState struct {
 	ReplicationID string
 	// Known is true if the stock of the partition was verified on this server.
 	Known bool
-	// Recorded is true if the server has a record that it or another server was verified, or was
-	// distrusted. It is false if the partition was never used or Redis lost everything.
+	// Recorded is true if the server has a record that it or another server was verified, or that
+	// this was withdrawn. It is false if the partition was never used or Redis lost everything.
 	Recorded bool
 	// Now is the server's clock.
 	Now time.Time
-	// unverified is true until the server is marked as distrusted.
+	// unverified is true until the record of the other server is withdrawn.
 	unverified bool
 	// epoch and shard are those of the sale that was asked for; epoch is empty if it is missing.
 	epoch, shard string
@@ -85,7 +85,7 @@ func (s *Store) AwaitFirstUse(ctx context.Context, partition int) (ServerState, 
 
 // MarkVerified records that the stock of a partition is complete on the expected server. The token
 // is the one that DistrustFor left there. It returns ErrServerChanged, and changes nothing, if Redis
-// is another server by now, was emptied or was distrusted again.
+// is another server by now or was emptied, or if the verification was withdrawn again.
 func (s *Store) MarkVerified(ctx context.Context, partition int, expected ServerState, token string) error {
 	answer, err := lua.Verify.Run(
 		ctx, s.Redis, []string{s.Keys.Server(partition)}, expected.RunID, expected.ReplicationID, token,
@@ -117,7 +117,7 @@ func (s *Store) DistrustFor(ctx context.Context, partition int, token string) er
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("%w: distrust the server of partition %d: %w", ErrUnavailable, partition, err)
+		return fmt.Errorf("%w: withdraw the verification of partition %d: %w", ErrUnavailable, partition, err)
 	}
 	return nil
 }
@@ -157,7 +157,7 @@ func (s *Store) look(ctx context.Context, partition int, sale uuid.UUID) (place,
 		return place{}, fmt.Errorf("%w: look up sale=%s: %w", ErrUnavailable, sale, err)
 	case !state.Known || s.refused[partition].Load():
 		if state.unverified {
-			_, _ = s.admit(ctx, partition) // marks the server as distrusted for all ingresses
+			_, _ = s.admit(ctx, partition) // for all ingresses
 		}
 		return place{}, ErrUnverifiedServer
 	case state.epoch == "":
@@ -178,7 +178,7 @@ func (s *Store) look(ctx context.Context, partition int, sale uuid.UUID) (place,
 }
 
 // lostOrders returns the error of a queue whose sale has a lower sequence than it has seen: Redis was
-// set back and lost accepted orders. It distrusts the server, so that their units are not sold again,
+// set back and lost accepted orders. It withdraws the verification, so that their units are not sold again,
 // and a worker rebuilds the stock.
 func (s *Store) lostOrders(ctx context.Context, q *queue) error {
 	s.Logger.Error("Redis lost orders of a sale: nothing is sold until its stock is rebuilt",

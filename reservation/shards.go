@@ -363,7 +363,7 @@ func (of *seller) countSince(ctx context.Context, earliest time.Time) (*saleCoun
 }
 
 // compare compares a count with the previous one. A shard whose totals were higher was set back: it would give the same
-// units again. It counts as silent, and its server is distrusted.
+// units again. It counts as silent, and its server is verified no more.
 func (of *seller) compare(ctx context.Context, count *saleCount) {
 	for shard, now := range count.shards {
 		if now == nil {

@@ -182,6 +182,11 @@ func plansFor(t *testing.T, pool *pgxpool.Pool, sale uuid.UUID) []plan {
 			[]any{sale, id, 100, nil, nil, nil},
 			"Scan (using|on) orders_2031_02_pkey", 1,
 		},
+		{
+			sql.LedgerExportChanges,
+			[]any{39_000, 40_000, 40_000, nil, nil, nil, nil, nil},
+			"Index Scan using order_events_2031_03_position", 0,
+		},
 		{sql.LedgerNextSale, []any{sale}, "Scan using orders_2031_02_pkey on orders", 0},
 		{sql.LedgerSalesOfOrders, []any{ids}, "sales_tag", 0},
 		{sql.LedgerFindOrders, []any{sale, ids}, "Index Scan using orders_2031_02_pkey on orders", 1},

@@ -121,6 +121,7 @@ var (
 	LedgerArchivedSale     = query("ledger/archived_sale")
 	LedgerChangeOrders     = query("ledger/change_orders")
 	LedgerDueReleases      = query("ledger/due_releases")
+	LedgerExportChanges    = query("ledger/export_changes")
 	LedgerExportOrders     = query("ledger/export_orders")
 	LedgerFindHistory      = query("ledger/find_history")
 	LedgerFindOrders       = query("ledger/find_orders")

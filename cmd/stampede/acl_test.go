@@ -122,6 +122,7 @@ func runAsUsers(t *testing.T, url string, nodes ...*localserver.Redis) {
 	operate("order", "list", "--user=ann")
 	become("operator", "reader")
 	operate("order", "export", "--sale="+payable)
+	operate("order", "export", "--changed-since=0")
 	become("operator", "desk")
 	operate("audit", "--wait=60s")
 	for _, step := range []string{"pause", "resume"} {
@@ -156,7 +157,7 @@ func runAsUsers(t *testing.T, url string, nodes ...*localserver.Redis) {
 		},
 		"reader": {
 			"SELECT secret FROM receipt_key", "SELECT secrets FROM relay_targets", "UPDATE orders SET status = 'paid'",
-			"INSERT INTO sales DEFAULT VALUES", "SELECT newest_position()", "SELECT make_month(first_sale(now()::timestamp))",
+			"INSERT INTO sales DEFAULT VALUES", "SELECT next_position()", "SELECT make_month(first_sale(now()::timestamp))",
 			"CREATE TABLE mine ()",
 		},
 	} {

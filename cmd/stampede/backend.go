@@ -146,7 +146,7 @@ func checkSchema(ctx context.Context, pool *pgxpool.Pool, logger *slog.Logger) e
 		return err
 	}
 	logger.Warn("Postgres does not answer, so its schema is unchecked; orders wait in Redis until it answers",
-		"error", err)
+		"error", message(err))
 	return nil
 }
 
@@ -162,7 +162,7 @@ func warnOfSettings(ctx context.Context, b *backend, rights reservation.Rights, 
 	defer cancel()
 	findings, err := doctor.Redis(ctx, b.redis, rights)
 	if err != nil {
-		logger.Warn("Redis does not answer, so its settings are unchecked", "error", err)
+		logger.Warn("Redis does not answer, so its settings are unchecked", "error", message(err))
 	}
 	more, err := doctor.Postgres(ctx, b.pool)
 	if err == nil { // else checkSchema has reported it

@@ -115,7 +115,7 @@ func TestUsageErrorsExitWithTwo(t *testing.T) {
 		"load without buyers":        {"load", "--sale=" + uuid.NewString(), "--buyers=0"},
 		"load without sale or token": {"load", "--admin-token="},
 		"demo below minimum":         {"demo", "--stock=5"},
-		"negative restock":           {"sale", "restock", uuid.NewString(), "-5"},
+		"no number to restock":       {"sale", "restock", uuid.NewString(), "-5x"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -173,7 +173,7 @@ func TestUsageErrorsNameMissingArguments(t *testing.T) {
 			"serve", "--cors-origins=https://*.shop.example",
 		},
 		"give --over or --rate, not both":         {"load", "--over=1s", "--rate=5"},
-		"write a negative number as -- -5":        {"sale", "restock", uuid.NewString(), "-5"},
+		"(or STAMPEDE_SERVER) instead":            {"sale", "restock", uuid.NewString(), "-5"},
 		"reason must be 1 to 500 characters":      {"dlq", "discard", "1", "--reason", " "},
 		"or --admin-token (STAMPEDE_ADMIN_TOKEN)": {"load"},
 	} {
@@ -241,7 +241,11 @@ func TestParseMoment(t *testing.T) {
 	assert.Equal(t, time.Date(2026, 11, 27, 8, 0, 0, 0, time.UTC), m.UTC())
 	require.NoError(t, m.UnmarshalText([]byte("+90s")))
 	assert.WithinDuration(t, time.Now().Add(90*time.Second), m.Time, 10*time.Second)
-	for _, wrong := range []string{"", "tomorrow", "+", "+5", "+-5m", "2026-11-27"} {
+	require.NoError(t, m.UnmarshalText([]byte("-90s")))
+	assert.WithinDuration(t, time.Now().Add(-90*time.Second), m.Time, 10*time.Second)
+	require.NoError(t, m.UnmarshalText([]byte("2026-11-27")))
+	assert.Equal(t, time.Date(2026, 11, 27, 0, 0, 0, 0, time.UTC), m.UTC())
+	for _, wrong := range []string{"", "tomorrow", "+", "+5", "+-5m", "5m", "2026-11", "0001-01-01"} {
 		assert.Error(t, m.UnmarshalText([]byte(wrong)), wrong)
 	}
 }

@@ -32,7 +32,7 @@ type devCmd struct {
 	traceFlag
 	profileFlag
 	optionalMetricsAddr
-	HTTPAddr      string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:"127.0.0.1:8080" placeholder:"HOST:PORT" help:"Address to listen on (${default}). Keep it local: with --auth=header anybody can be any buyer."`
+	HTTPAddr      string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:"127.0.0.1:8080" type:"addr" placeholder:"HOST:PORT" help:"Address to listen on (${default}). Keep it local: with --auth=header anybody can be any buyer."`
 	Auth          string `default:"header" enum:"header,jwt" placeholder:"MODE" help:"How buyers are identified: header or jwt (${default})."`
 	AuthHeader    string `default:"${auth_header}" placeholder:"NAME" help:"Header that names the buyer with --auth=header (${default})."`
 	AdminToken    string `placeholder:"TOKEN" help:"Bearer token of the operator admin, who may do everything (default: random)."`
@@ -48,8 +48,18 @@ func (c *devCmd) Validate() error {
 	return cmp.Or(
 		c.optionalServers.Validate(), c.keysFlags.Validate(), c.ingressFlags.Validate(), c.workerFlags.Validate(),
 		c.relayFlags.Validate(), c.traceFlag.Validate(), c.profileFlag.check(c.MetricsAddr),
-		wantHeader("--auth-header", c.AuthHeader),
+		wantHeader("--auth-header", c.AuthHeader), c.checkDashboardAddr(),
 	)
+}
+
+func (c *devCmd) checkDashboardAddr() error {
+	if c.DashboardAddr == noDashboard {
+		return nil
+	}
+	if err := checkAddr(c.DashboardAddr); err != nil {
+		return usagef("--dashboard-addr: %w", err)
+	}
+	return nil
 }
 
 func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {

@@ -71,8 +71,6 @@ func (c *doctorCmd) examine(ctx context.Context) (findings []doctor.Finding, ser
 }
 
 func away(server, variable, why string, err error) doctor.Finding {
-	return doctor.Finding{
-		Severity: doctor.Away, Server: server, What: err.Error(), Why: why,
-		Mend: "start the server, or set " + variable + " to the right one",
-	}
+	text, _ := unreached(err)
+	return doctor.Finding{Severity: doctor.Away, Server: server, What: text, Why: why, Mend: startOr(variable)}
 }

@@ -7,9 +7,12 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
+	"net/url"
+	"slices"
 	"strings"
 
 	"github.com/alecthomas/kong"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"stampede/internal/connect"
 	"stampede/internal/operators"
@@ -132,9 +135,38 @@ func reportError(stderr io.Writer, err error) int {
 
 // say prints an error, which may quote what others wrote.
 func say(stderr io.Writer, err error) {
-	lines := strings.Split(err.Error(), "\n")
+	lines := strings.Split(message(err), "\n")
 	for i := range lines {
 		lines[i] = printable(lines[i])
 	}
 	_, _ = fmt.Fprintln(stderr, "stampede:", strings.Join(lines, "\n"))
+}
+
+// message is the text of an error. If a server was not reached, it names the setting that says where the server is.
+func message(err error) string {
+	text, setting := unreached(err)
+	if setting == "" {
+		return text
+	}
+	return text + ": " + startOr(setting)
+}
+
+func startOr(setting string) string {
+	return "start the server, or set " + setting + " to the right one"
+}
+
+// unreached returns the text of an error, and the setting of the server that was not reached, or "". Of pgx, which
+// tries each address with TLS and without, the text has each failure once.
+func unreached(err error) (text, setting string) {
+	text = err.Error()
+	if failed, ok := errors.AsType[*pgconn.ConnectError](err); ok {
+		tries := strings.Split(failed.Error(), "\n\t")
+		once := strings.TrimSpace(tries[0] + " " + strings.Join(slices.Compact(tries[1:]), "; "))
+		return strings.ReplaceAll(text, failed.Error(), once), "DATABASE_URL"
+	}
+	_, overHTTP := errors.AsType[*url.Error](err)
+	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" && !overHTTP {
+		setting = "REDIS_URL"
+	}
+	return text, setting
 }

@@ -96,6 +96,10 @@ func TestEachCommandHasExitStatusWithoutServers(t *testing.T) {
 			if want.status == exitUnknown {
 				assert.Regexp(t, `refused|answers|not checked`, output)
 			}
+			if strings.Contains(output, "failed to connect") {
+				assert.Contains(t, output, "set DATABASE_URL to the right one")
+				assert.Equal(t, 1, strings.Count(output, "dial error"), output)
+			}
 		})
 	}
 }

@@ -31,7 +31,7 @@ type cli struct {
 	Sale        saleCmd        `cmd:"" help:"Create, show and change sales."`
 	Order       orderCmd       `cmd:"" help:"Look orders up, cancel one, and export them."`
 	Load        loadCmd        `cmd:"" help:"Send an open-loop crowd of buyers to an ingress and verify every order."`
-	Audit       auditCmd       `cmd:"" help:"Check the promises against Redis and Postgres. Exit status 1 if one is broken, 3 if something could not be checked."`
+	Audit       auditCmd       `cmd:"" help:"Check the promises against Redis and Postgres, but S6, which depends on the settings of Redis: see stampede doctor. Exit status 1 if one is broken, 3 if something could not be checked."`
 	Rebuild     rebuildCmd     `cmd:"" help:"Rebuild the stock in Redis from Postgres. Workers do this automatically after a loss of Redis. Sales are closed meanwhile."`
 	Reconcile   reconcileCmd   `cmd:"" help:"Repair differences between Redis and Postgres. Exit status 1 if some remain, 3 if something could not be checked."`
 	Projections projectionsCmd `cmd:"" help:"Rebuild what is derived from the log of orders."`
@@ -107,9 +107,12 @@ func run(args []string, stdout, to io.Writer) (status int) {
 	if len(args) == 0 {
 		args = []string{"--help"}
 	}
-	command, err := parser.Parse(args)
+	command, err := parser.Parse(arranged(parser.Model.Node, args))
 	if err != nil {
 		return reportError(stderr, unparsed(err))
+	}
+	if !command.Selected().Hidden {
+		warnOfStrays(stderr, parser.Model.Node)
 	}
 	if flags.Progress == "on" {
 		s.progress = progress.New(stderr, isTerminal(stderr))
@@ -137,6 +140,7 @@ func newParser(flags *cli, options ...kong.Option) *kong.Kong {
 		kong.Vars{"version": "stampede " + telemetry.BuildVersion()},
 		defaults,
 		saleIDs,
+		addresses,
 		kong.Resolvers(secretsFromFiles),
 		kong.ValueFormatter(secretsHelp),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),

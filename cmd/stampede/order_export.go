@@ -12,11 +12,17 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"stampede/internal/connect"
 	"stampede/internal/figure"
 	"stampede/internal/progress"
 	"stampede/ledger"
+	"stampede/relay/target"
 	"stampede/reservation/order"
+	"stampede/sql"
 )
 
 type orderExportCmd struct {
@@ -24,10 +30,11 @@ type orderExportCmd struct {
 	databaseFlag
 	outputFlag
 	orderFilter
-	Since  moment `env:"STAMPEDE_ORDER_SINCE" placeholder:"TIME" help:"Only orders reserved at this time or later, RFC 3339."`
-	Until  moment `env:"STAMPEDE_ORDER_UNTIL" placeholder:"TIME" help:"Only orders reserved before this time, RFC 3339."`
-	Format string `enum:",csv,jsonl" default:"" env:"STAMPEDE_ORDER_FORMAT" placeholder:"FORMAT" help:"csv, where cells that a spreadsheet would take for a formula begin with an apostrophe, or jsonl, which has all values as they are (default: csv, with --output json jsonl)."`
-	To     string `env:"STAMPEDE_ORDER_TO" placeholder:"FILE" help:"File to write, which appears when it is complete (default: standard output)."`
+	Since        moment `env:"STAMPEDE_ORDER_SINCE" placeholder:"TIME" help:"Only orders reserved at this time or later: RFC 3339, a date in UTC, or -1h for an hour ago."`
+	Until        moment `env:"STAMPEDE_ORDER_UNTIL" placeholder:"TIME" help:"Only orders reserved before this time, written in the same ways."`
+	ChangedSince string `env:"STAMPEDE_ORDER_CHANGED_SINCE" placeholder:"PLACE" help:"Only orders that changed after the cursor that the last such export has printed, 0 for all, or since a time, written in the same ways. Each is written once, as it is now."`
+	Format       string `enum:",csv,jsonl" default:"" env:"STAMPEDE_ORDER_FORMAT" placeholder:"FORMAT" help:"csv, where cells that a spreadsheet would take for a formula begin with an apostrophe, or jsonl, which has all values as they are (default: csv, with --output json jsonl)."`
+	To           string `env:"STAMPEDE_ORDER_TO" placeholder:"FILE" help:"File to write, which appears when it is complete (default: standard output)."`
 }
 
 func (c *orderExportCmd) Run(ctx context.Context, s *streams) error {
@@ -40,25 +47,67 @@ func (c *orderExportCmd) Run(ctx context.Context, s *streams) error {
 		ctx, stop = s.watch(ctx, "exporting")
 		defer stop()
 	}
-	return c.withLedger(ctx, func(l *ledger.Ledger) error {
-		var written int64
-		err := writeWhole(c.To, s.out, func(w io.Writer) error {
-			each, flush := c.writer(w)
-			err := l.Export(ctx, filter, c.Since.Time, c.Until.Time, func(o order.Placed) error {
-				written++
-				progress.At(ctx, written, 0, "orders")
-				return each(o)
-			})
-			return errors.Join(err, flush())
+	pool, err := connect.Postgres(ctx, c.DatabaseURL, 1)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	if err := sql.Check(ctx, pool); err != nil {
+		return err
+	}
+	span, err := c.span(ctx, pool)
+	if err != nil {
+		return err
+	}
+	var written int64
+	err = writeWhole(c.To, s.out, func(w io.Writer) error {
+		each, flush := c.writer(w)
+		err := ledger.New(pool).Export(ctx, filter, span, func(o order.Placed) error {
+			written++
+			progress.At(ctx, written, 0, "orders")
+			return each(o)
 		})
-		if err != nil || c.To == "" {
-			return err
-		}
-		return c.print(s.out, struct {
-			Path   string `json:"path"`
-			Orders int64  `json:"orders"`
-		}{c.To, written}, "%s orders are in %s\n", figure.Count(written), c.To)
+		return errors.Join(err, flush())
 	})
+	if err != nil {
+		return err
+	}
+	var cursor *int64
+	next := ""
+	if c.ChangedSince != "" {
+		cursor, next = &span.ChangedTo, fmt.Sprintf("the next export of changes has --changed-since=%d\n", span.ChangedTo)
+	}
+	if c.To == "" {
+		_, err := io.WriteString(s.err, next)
+		return err
+	}
+	return c.print(s.out, struct {
+		Path   string `json:"path"`
+		Orders int64  `json:"orders"`
+		Cursor *int64 `json:"cursor,omitempty"`
+	}{c.To, written, cursor}, "%s orders are in %s\n%s", figure.Count(written), c.To, next)
+}
+
+// span returns what bounds the export. Its end is settled, so that no change is missing that is committed later; and it
+// is read first, so that the first change since a time is visible.
+func (c *orderExportCmd) span(ctx context.Context, pool *pgxpool.Pool) (span ledger.Span, err error) {
+	span = ledger.Span{Since: c.Since.Time, Until: c.Until.Time}
+	if c.ChangedSince == "" {
+		return span, nil
+	}
+	if span.ChangedTo, err = target.PositionAt(ctx, pool, "now"); err != nil {
+		return span, err
+	}
+	if span.ChangedAfter, err = strconv.ParseInt(c.ChangedSince, 10, 64); err == nil {
+		return span, checkFlag(span.ChangedAfter >= 0 && span.ChangedAfter <= span.ChangedTo, "--changed-since",
+			span.ChangedAfter, fmt.Sprintf("the cursor of an export of this database, 0 to %d", span.ChangedTo))
+	}
+	var from moment
+	if err := from.UnmarshalText([]byte(c.ChangedSince)); err != nil {
+		return span, usagef("--changed-since: %w, or the cursor of an export", err)
+	}
+	span.ChangedAfter, err = target.PositionAt(ctx, pool, from.Format(time.RFC3339Nano))
+	return span, err
 }
 
 // writer returns what writes an order, and what completes the text.

@@ -10,6 +10,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"os"
@@ -137,7 +138,7 @@ func TestSaleHistoryNamesOperators(t *testing.T) {
 	for _, change := range [][]string{
 		{"pause", created.ID, "--operator=bob"},
 		{"resume", created.ID},
-		{"restock", created.ID, "--operator=cid", "--", "-2"},
+		{"restock", created.ID, "-2", "--operator=cid"},
 		{"end", created.ID, "--operator=dan"},
 	} {
 		s.ends(exitOK, append([]string{"sale"}, change...)...)
@@ -210,6 +211,70 @@ func TestExportWritesAllOrders(t *testing.T) {
 
 	output = s.ends(exitFailed, "order", "export", "--to="+filepath.Join(t.TempDir(), "none", "x.csv"))
 	assert.Contains(t, output, "no such file")
+}
+
+// A change that is committed after later ones is in this export or the next, and each order is in each export once.
+func TestExportOfChangesMissesNone(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	cursor := "0"
+	file := filepath.Join(t.TempDir(), "changes.jsonl")
+	export := func(flags ...string) *testkit.Cmd {
+		c := s.command(append([]string{
+			"order", "export", "--changed-since=" + cursor, "--to=" + file, "--output=json",
+		}, flags...)...)
+		c.Start()
+		return c
+	}
+	users := func(c *testkit.Cmd) (users []string) {
+		t.Helper()
+		require.Equal(t, exitOK, c.Wait(within).ExitCode(), c.Output())
+		cursor = fmt.Sprint(objects(t, c.Output())[0]["cursor"])
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		for _, line := range objects(t, string(text)) {
+			users = append(users, line["user_id"].(string)+" "+line["status"].(string))
+		}
+		return users
+	}
+	changed := func(flags ...string) []string {
+		t.Helper()
+		return users(export(flags...))
+	}
+	assert.Empty(t, changed())
+	sale, orders := s.recorded("ann", "bob", "cid")
+	_, err := ledger.New(s.pool).Pay(t.Context(), orders["ann"], "ann", "pi_1")
+	require.NoError(t, err)
+	first := cursor
+	assert.Equal(t, []string{"bob confirmed", "cid confirmed", "ann paid"}, changed())
+	assert.Empty(t, changed())
+	cursor = first
+	assert.Equal(t, []string{"ann paid"}, changed("--status=paid", "--sale="+sale.String()))
+
+	// One writer has a position and does not commit; another one commits a later position.
+	tx, err := s.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	cancel := `WITH o AS (
+			UPDATE orders SET status = 'cancelled', version = version + 1 WHERE sale_id = $1 AND id = $2 RETURNING *)
+		INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at)
+		SELECT id, version, 'OrderCancelled', sale_id, user_id, quantity, now() FROM o`
+	_, err = tx.Exec(t.Context(), cancel, sale, orders["bob"])
+	require.NoError(t, err)
+	_, err = s.pool.Exec(t.Context(), cancel, sale, orders["cid"])
+	require.NoError(t, err)
+	waits := export()
+	testkit.Eventually(t, within, "the export waits for the first writer", func() bool {
+		return s.count("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "+
+			"AND pid <> pg_backend_pid() AND query LIKE '%pg_locks%'") > 0
+	})
+	require.NoError(t, tx.Commit(t.Context()))
+	assert.Equal(t, []string{"bob cancelled", "cid cancelled"}, users(waits))
+	assert.Empty(t, changed())
+	output := s.ends(exitOK, "order", "export", "--changed-since=-1h", "--user=cid")
+	assert.Equal(t, 3, strings.Count(output, "\n"), "header, order, and where to go on: %s", output)
+	s.ends(exitUsage, "order", "export", "--changed-since=999")
+	s.ends(exitUsage, "order", "export", "--changed-since=yesterday")
 }
 
 // An interrupted export leaves the file as it was.

@@ -47,7 +47,7 @@ type relayRunCmd struct {
 	relayFlags
 	profileFlag
 	DrainTimeout time.Duration `default:"10s" placeholder:"DURATION" help:"How long a stopping relay waits for receivers to answer (${default})."`
-	MetricsAddr  string        `default:":9091" placeholder:"HOST:PORT" help:"Address for /metrics, /livez and /readyz (${default})."`
+	MetricsAddr  string        `default:":9091" type:"addr" placeholder:"HOST:PORT" help:"Address for /metrics, /livez and /readyz (${default})."`
 }
 
 // Validate is called by kong.

@@ -78,7 +78,7 @@ type relayAddCmd struct {
 	URLFile      string `env:"STAMPEDE_RELAY_URL_FILE" placeholder:"FILE" help:"File with the URL, in place of the argument, which others on this host can see; /dev/stdin for standard input."`
 	SecretFile   string `env:"STAMPEDE_RELAY_SECRET_FILE" placeholder:"FILE" help:"Secrets that sign webhooks, one a line, the newest first: whsec_ and 24 to 64 bytes in base64."`
 	AllowPrivate bool   `env:"STAMPEDE_RELAY_ALLOW_PRIVATE" help:"Allow a webhook on http:// and on addresses that are not of the public internet."`
-	From         string `default:"now" env:"STAMPEDE_RELAY_FROM" placeholder:"PLACE" help:"First event: now, start, a time such as 2026-11-23T20:00:00Z, or the id of an event (${default})."`
+	From         string `default:"now" env:"STAMPEDE_RELAY_FROM" placeholder:"PLACE" help:"First event: now, start, a time such as 2026-11-23T20:00:00Z or -1h, or the id of an event (${default})."`
 }
 
 func (c *relayAddCmd) Run(ctx context.Context, s *streams) error {
@@ -98,7 +98,7 @@ func (c *relayAddCmd) Run(ctx context.Context, s *streams) error {
 		case !errors.Is(err, target.ErrNotFound):
 			return err
 		}
-		position, err := target.PositionAt(ctx, pool, c.From)
+		position, err := target.PositionAt(ctx, pool, placeOf(c.From))
 		if err != nil {
 			return placeError(err)
 		}
@@ -150,6 +150,15 @@ func (c *relayAddCmd) secrets(to *target.Address) ([][]byte, error) {
 	return secrets, nil
 }
 
+// placeOf returns a place in the log; a time may be written in each way of a moment.
+func placeOf(text string) string {
+	var at moment
+	if at.UnmarshalText([]byte(text)) != nil {
+		return text
+	}
+	return at.Format(time.RFC3339Nano)
+}
+
 // placeError makes a place that cannot be found an error of the command line.
 func placeError(err error) error {
 	if errors.Is(err, target.ErrPlace) {
@@ -179,8 +188,12 @@ func writeTargets(w io.Writer, all []target.Standing) error {
 	now := time.Now()
 	for i := range all {
 		one := &all[i]
+		lastError := ""
+		if one.Failures > 0 { // else it is over; as JSON it has its time
+			lastError = one.LastError
+		}
 		t.row(one.Name, one.State, one.Position, one.Lag(), one.Waiting(now).Round(time.Second), one.Failures,
-			second(time.Time(one.RetryAt)), orDash(one.LastError), printable(target.Redacted(one.URL)))
+			second(time.Time(one.RetryAt)), orDash(lastError), printable(target.Redacted(one.URL)))
 	}
 	return t.Flush()
 }
@@ -253,7 +266,7 @@ type relayReplayCmd struct {
 	databaseFlag
 	outputFlag
 	targetArg
-	From  string `env:"STAMPEDE_RELAY_REPLAY_FROM" xor:"place" required:"" placeholder:"PLACE" help:"First event: start, now, a time such as 2026-11-23T20:00:00Z, or the id of an event."`
+	From  string `env:"STAMPEDE_RELAY_REPLAY_FROM" xor:"place" required:"" placeholder:"PLACE" help:"First event: start, now, a time such as 2026-11-23T20:00:00Z or -1h, or the id of an event."`
 	After string `env:"STAMPEDE_RELAY_REPLAY_AFTER" xor:"place" required:"" placeholder:"EVENT" help:"Continue behind this event, for example because the receiver can never take it."`
 }
 
@@ -262,7 +275,7 @@ func (c *relayReplayCmd) Run(ctx context.Context, s *streams) error {
 		var position int64
 		var err error
 		if c.From != "" {
-			position, err = target.PositionAt(ctx, pool, c.From)
+			position, err = target.PositionAt(ctx, pool, placeOf(c.From))
 		} else {
 			position, err = target.EventPosition(ctx, pool, c.After)
 		}

@@ -21,7 +21,7 @@ import (
 type saleCmd struct {
 	Create  saleCreateCmd  `cmd:"" help:"Create a sale."`
 	List    saleListCmd    `cmd:"" help:"List the sales, newest first."`
-	Show    saleShowCmd    `cmd:"" help:"Show a sale with its unit counts."`
+	Show    saleShowCmd    `cmd:"" help:"Show a sale: its terms, its state and its unit counts."`
 	Pause   salePauseCmd   `cmd:"" help:"Pause a sale: purchases are refused until it is resumed."`
 	Resume  saleResumeCmd  `cmd:"" help:"Resume a paused sale."`
 	End     saleEndCmd     `cmd:"" help:"End a sale permanently."`
@@ -63,9 +63,9 @@ func (f *catalogFlags) open(ctx context.Context, logger *slog.Logger, do func(sa
 	return f.stores(f.keysFlags).with(ctx, 2, logger, func(b *backend) error { return do(b.catalog) })
 }
 
-// with opens the sales, calls do with them and prints the sales that do returns.
+// with opens the sales, calls do with them and prints the sales that do returns, as text by write.
 func (f *catalogFlags) with(
-	ctx context.Context, s *streams, logger *slog.Logger,
+	ctx context.Context, s *streams, logger *slog.Logger, write func(io.Writer, []catalog.CountedSale) error,
 	do func(context.Context, saleStore) ([]catalog.CountedSale, error),
 ) error {
 	return f.open(ctx, logger, func(store saleStore) error {
@@ -73,7 +73,7 @@ func (f *catalogFlags) with(
 		if err != nil {
 			return err
 		}
-		return writeAll(f.outputFlag, s.out, sales, asIs, writeSales)
+		return writeAll(f.outputFlag, s.out, sales, asIs, write)
 	})
 }
 
@@ -85,11 +85,40 @@ func writeSales(w io.Writer, sales []catalog.CountedSale) error {
 	return t.Flush()
 }
 
+// writeSale shows all of a sale.
+func writeSale(w io.Writer, all []catalog.CountedSale) error {
+	t := newTable(w)
+	for _, s := range all {
+		window := "none: confirmed orders are final"
+		if s.PaymentWindow > 0 {
+			window = s.PaymentWindow.String()
+		}
+		for _, row := range [][2]any{
+			{"sale", s.ID},
+			{"name", printable(s.Name)},
+			{"state", s.State},
+			{"stock", s.Stock},
+			{"available", s.Available},
+			{"held", s.Held},
+			{"sold", s.Sold},
+			{"per-order limit", s.PerOrderLimit},
+			{"payment window", window},
+			{"shards", s.Shards},
+			{"opens", second(s.OpensAt)},
+			{"closes", second(s.ClosesAt)},
+			{"created", second(s.CreatedAt)},
+		} {
+			t.row(row[:]...)
+		}
+	}
+	return t.Flush()
+}
+
 func (f *catalogFlags) withOne(
 	ctx context.Context, s *streams, logger *slog.Logger,
 	do func(context.Context, saleStore) (catalog.CountedSale, error),
 ) error {
-	return f.with(ctx, s, logger, func(ctx context.Context, sales saleStore) ([]catalog.CountedSale, error) {
+	return f.with(ctx, s, logger, writeSales, func(ctx context.Context, sales saleStore) ([]catalog.CountedSale, error) {
 		sale, err := do(ctx, sales)
 		return []catalog.CountedSale{sale}, err
 	})
@@ -118,25 +147,26 @@ type saleArg struct {
 	Sale uuid.UUID `arg:"" help:"Id of the sale."`
 }
 
-// moment is a time as an operator writes it: RFC 3339, or +5m for five minutes from now.
+// moment is a time as an operator writes it: RFC 3339, a date, which begins in UTC, or +5m or -5m, from now.
 type moment struct{ time.Time }
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (m *moment) UnmarshalText(text []byte) error {
-	if after, relative := strings.CutPrefix(string(text), "+"); relative {
-		d, err := time.ParseDuration(after)
-		if err != nil || d < 0 {
-			return usagef("%q is not a time: want +5m for five minutes from now", text)
+	written := string(text)
+	if strings.HasPrefix(written, "+") || strings.HasPrefix(written, "-") {
+		if from, err := time.ParseDuration(written); err == nil {
+			m.Time = time.Now().Add(from)
+			return nil
 		}
-		m.Time = time.Now().Add(d)
-		return nil
 	}
-	t, err := time.Parse(time.RFC3339, string(text))
-	if err != nil || t.IsZero() { // which would stand for none
-		return usagef("%q is not a time: want one like 2026-11-27T09:00:00Z, or +5m for five minutes from now", text)
+	for _, layout := range []string{time.RFC3339, time.DateOnly} {
+		if t, err := time.Parse(layout, written); err == nil && !t.IsZero() { // which would stand for none
+			m.Time = t
+			return nil
+		}
 	}
-	m.Time = t
-	return nil
+	return usagef("%q is not a time: want one like 2026-11-27T09:00:00Z, a date like 2026-11-27 (in UTC), or +5m or -1h, "+
+		"from now", text)
 }
 
 type saleCreateCmd struct {
@@ -144,8 +174,8 @@ type saleCreateCmd struct {
 	Name          string        `required:"" env:"STAMPEDE_SALE_NAME" help:"Name of the sale."`
 	Stock         int64         `required:"" env:"STAMPEDE_SALE_STOCK" placeholder:"UNITS" help:"Units for sale."`
 	PerOrderLimit int64         `default:"1" env:"STAMPEDE_SALE_PER_ORDER_LIMIT" placeholder:"UNITS" help:"Most units per order (${default})."`
-	OpensAt       moment        `env:"STAMPEDE_SALE_OPENS_AT" placeholder:"TIME" help:"When it opens, RFC 3339 or +5m (default: immediately)."`
-	ClosesAt      moment        `env:"STAMPEDE_SALE_CLOSES_AT" placeholder:"TIME" help:"When it closes, RFC 3339 or +5m (default: never)."`
+	OpensAt       moment        `env:"STAMPEDE_SALE_OPENS_AT" placeholder:"TIME" help:"When it opens, RFC 3339, a date in UTC, or +5m (default: immediately)."`
+	ClosesAt      moment        `env:"STAMPEDE_SALE_CLOSES_AT" placeholder:"TIME" help:"When it closes, RFC 3339, a date in UTC, or +5m (default: never)."`
 	PaymentWindow time.Duration `default:"0s" env:"STAMPEDE_SALE_PAYMENT_WINDOW" placeholder:"DURATION" help:"Time to pay for a confirmed order, in whole seconds. Until they are paid, confirmed orders count as held; with 0s confirmed is final (${default})."`
 	Shards        int           `default:"1" env:"STAMPEDE_SALE_SHARDS" placeholder:"N" help:"Partitions that share the stock and sell at the same time, at most STAMPEDE_PARTITIONS (${default})."`
 	keyFlag
@@ -176,7 +206,7 @@ func (c *saleListCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) 
 	if err := wantAtLeast("--limit", c.Limit, 1); err != nil {
 		return err
 	}
-	return c.with(ctx, s, logger, func(ctx context.Context, sales saleStore) ([]catalog.CountedSale, error) {
+	return c.with(ctx, s, logger, writeSales, func(ctx context.Context, sales saleStore) ([]catalog.CountedSale, error) {
 		return sales.List(ctx, c.After, c.Limit)
 	})
 }
@@ -188,8 +218,9 @@ type saleShowCmd struct {
 }
 
 func (c *saleShowCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
-	return c.withOne(ctx, s, logger, func(ctx context.Context, sales saleStore) (catalog.CountedSale, error) {
-		return sales.Show(ctx, c.Sale)
+	return c.with(ctx, s, logger, writeSale, func(ctx context.Context, sales saleStore) ([]catalog.CountedSale, error) {
+		sale, err := sales.Show(ctx, c.Sale)
+		return []catalog.CountedSale{sale}, err
 	})
 }
 
@@ -241,7 +272,7 @@ func (c *saleEndCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) e
 type saleRestockCmd struct {
 	changeFlags
 	saleArg
-	Units int64 `arg:"" help:"Units to add; to remove 50 unsold units, end the command with -- -50."`
+	Units int64 `arg:"" help:"Units to add; -50 removes 50 unsold units."`
 	keyFlag
 }
 

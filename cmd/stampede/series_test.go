@@ -74,7 +74,7 @@ func TestEachSeriesExistsFromFirstScrape(t *testing.T) {
 			"stampede_sessions_ended_total": nil,
 			"stampede_sales_retired_total":  nil,
 			"stampede_rebuilds_total{reason": {
-				"server", "unvouched", "sale-lost", "unfinished", "set-back",
+				"server", "unverified", "sale-lost", "unfinished", "set-back",
 				"refused", "by-hand", "reconciled",
 			},
 			"stampede_entries_acked_total{stream":         s.orderStreams(2),

@@ -27,7 +27,7 @@ import (
 
 // limitFlags limit the load of an ingress.
 type limitFlags struct {
-	MaxInFlight  int           `default:"${max_in_flight}" placeholder:"N" help:"Requests processed at the same time; more get 503 (${default}). An eighth is reserved for payments and reads of orders, an eighth for reads of sales, a sixteenth for operators, a sixty-fourth for operators who look at orders."`
+	MaxInFlight  int           `default:"${max_in_flight}" placeholder:"N" help:"Requests processed at the same time; more get 503 (${default}). Of them, 1/8 serves only payments and reads of orders, 1/8 only reads of sales, 1/16 only changes by operators, and 1/64 only reads by operators; purchases have the rest."`
 	DrainTimeout time.Duration `default:"${serve_drain}" placeholder:"DURATION" help:"How long a stopping ingress or worker may take to finish accepted work (${default})."`
 }
 
@@ -108,7 +108,7 @@ type serveCmd struct {
 	traceFlag
 	profileFlag
 	optionalMetricsAddr
-	HTTPAddr      string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:"${http_addr}" placeholder:"HOST:PORT" help:"Address to listen on (${default})."`
+	HTTPAddr      string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:"${http_addr}" type:"addr" placeholder:"HOST:PORT" help:"Address to listen on (${default})."`
 	Auth          string `default:"jwt" enum:"jwt,header" placeholder:"MODE" help:"How buyers are identified: jwt, or header behind a gateway that sets it (${default})."`
 	AuthHeader    string `default:"${auth_header}" placeholder:"NAME" help:"Header that names the buyer with --auth=header (${default})."`
 	AdminToken    string `placeholder:"TOKEN" help:"Bearer token of the operator admin, who may do everything; without it and without --operators-file operators' calls are refused."`

@@ -10,7 +10,6 @@ import (
 	"reflect"
 	"runtime/debug"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/alecthomas/kong"
@@ -174,7 +173,7 @@ func (f profileFlag) serveStores(
 
 // optionalMetricsAddr is for services whose metrics are on the port of the HTTP API as well.
 type optionalMetricsAddr struct {
-	MetricsAddr string `placeholder:"HOST:PORT" help:"Address of a second listener, for operators, with /metrics, /livez and /readyz (default: none; they are at --http-addr in any case)."`
+	MetricsAddr string `type:"addr" placeholder:"HOST:PORT" help:"Address of a second listener, for operators, with /metrics, /livez and /readyz (default: none; they are at --http-addr in any case)."`
 }
 
 // traceFlag bounds what clients can have traced.
@@ -213,22 +212,3 @@ var saleIDs = kong.TypeMapper(reflect.TypeFor[uuid.UUID](),
 		target.Set(reflect.ValueOf(id))
 		return nil
 	}))
-
-// unparsed returns the usage error for an error of kong, with details that kong leaves out.
-func unparsed(err error) error {
-	if number, found := strings.CutPrefix(err.Error(), "unknown flag -"); found && number[0] >= '0' && number[0] <= '9' {
-		number, _, _ = strings.Cut(number, ",") // cut kong's suggestion of another flag
-		return usagef("-%[1]s is parsed as a flag: write a negative number as -- -%[1]s", number)
-	}
-	var parse *kong.ParseError
-	if !strings.HasPrefix(err.Error(), "missing flags: ") || !errors.As(err, &parse) {
-		return &usageError{err}
-	}
-	var missing []string
-	for _, flag := range parse.Context.Flags() {
-		if flag.Required && !flag.Set {
-			missing = append(missing, fmt.Sprintf("%s (or %s)", flag.Summary(), strings.Join(flag.Envs, ", ")))
-		}
-	}
-	return usagef("missing flags: %s", strings.Join(missing, ", "))
-}

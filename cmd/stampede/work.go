@@ -45,7 +45,7 @@ type workCmd struct {
 	workerFlags
 	profileFlag
 	DrainTimeout time.Duration `default:"${work_drain}" placeholder:"DURATION" help:"How long a stopping worker may take to finish started work (${default})."`
-	MetricsAddr  string        `default:":9090" placeholder:"HOST:PORT" help:"Address for /metrics, /livez and /readyz (${default})."`
+	MetricsAddr  string        `default:":9090" type:"addr" placeholder:"HOST:PORT" help:"Address for /metrics, /livez and /readyz (${default})."`
 }
 
 // Validate is called by kong.

@@ -52,6 +52,8 @@ BEGIN
             ('SELECT, INSERT, UPDATE, DELETE', 'worker desk', 'rebuilds'),
             ('SELECT, UPDATE', 'relay', 'relay_targets'),
             ('SELECT, INSERT, UPDATE, DELETE', 'desk', 'relay_targets'),
+            -- Without URLs and secrets; read with the newest position.
+            ('SELECT (name, state, fence)', 'reader', 'relay_targets'),
             ('SELECT', 'desk', 'order_events_position_seq')
         ) AS t (rights, roles, targets), unnest(string_to_array(targets, ' ')) AS target
         WHERE to_regclass(target) IS NOT NULL
@@ -60,7 +62,7 @@ BEGIN
         FROM (VALUES
             ('ingress worker desk', 'make_month(uuid)'),
             ('ingress worker desk', 'next_position()'),
-            ('relay desk', 'newest_position()')
+            ('relay desk reader', 'newest_position()')
         ) AS f (roles, target)
         WHERE to_regprocedure(target) IS NOT NULL
     LOOP

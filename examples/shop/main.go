@@ -34,7 +34,7 @@ func main() {
 }
 
 func run(ctx context.Context) error {
-	addr := flag.String("addr", "127.0.0.1:8090", "where the shop listens, `host:port`")
+	addr := flag.String("addr", "127.0.0.1:8070", "where the shop listens, `host:port`")
 	api := flag.String("api", "http://127.0.0.1:8080", "`URL` of an ingress of Stampede, as browsers reach it")
 	sale := flag.String("sale", "", "`id` of the sale to show")
 	dev := flag.String("dev", "", "`path` of the program stampede: run \"stampede dev\" and create a sale in it")
@@ -45,7 +45,7 @@ func run(ctx context.Context) error {
 
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", *addr)
 	if err != nil {
-		return err
+		return fmt.Errorf("%w: give another address by -addr", err)
 	}
 	defer func() { _ = listener.Close() }()
 	origin := "http://" + listener.Addr().String()

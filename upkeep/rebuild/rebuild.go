@@ -33,7 +33,7 @@ const (
 	// ReasonServer: the Redis server is not the verified one: it was restarted, replaced or emptied.
 	ReasonServer = "server"
 	// ReasonUnverified: no server was ever verified for the partition.
-	ReasonUnverified = "unvouched"
+	ReasonUnverified = "unverified"
 	// ReasonSaleLost: the verified server lacks a sale.
 	ReasonSaleLost = "sale-lost"
 	// ReasonUnfinished: the epochs or the shards of a sale differ in Redis and Postgres, as after an interrupted
@@ -114,7 +114,7 @@ type metrics struct {
 func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 	rebuilds, err1 := telemetry.RegisterOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "stampede_rebuilds_total",
-		Help: "Finished rebuilds of stock in Redis, by reason: server, unvouched, sale-lost, unfinished, set-back, " +
+		Help: "Finished rebuilds of stock in Redis, by reason: server, unverified, sale-lost, unfinished, set-back, " +
 			"refused, by-hand or reconciled.",
 	}, []string{"reason"}))
 	seconds, err2 := telemetry.RegisterOnce(reg, prometheus.NewHistogram(telemetry.Native(prometheus.HistogramOpts{

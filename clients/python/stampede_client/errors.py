@@ -47,7 +47,7 @@ class ProblemError(StampedeError):
 
     @property
     def order_id(self) -> Optional[str]:
-        """With order-ended: the order that this purchase had made."""
+        """With already-purchased: the buyer's live order in this sale. With order-ended: the one of this purchase."""
         return self.members.get("order_id")
 
     @property

@@ -74,7 +74,8 @@ class BuyTest(ShopCase):
         assert isinstance(unknown, OutcomeUnknownError)
         again = plan.client.buy(sale.id, key=unknown.key)
         self.assertEqual((again.key, again.replayed), (unknown.key, True))
-        self.assert_problem("already-purchased", lambda: plan.client.buy(sale.id))
+        mine = self.assert_problem("already-purchased", lambda: plan.client.buy(sale.id))
+        self.assertEqual(mine.order_id, again.order.order_id)
 
     def test_a_refusal_that_does_not_know_of_the_lost_try_leaves_the_outcome_unknown(self) -> None:
         sale = create_sale()

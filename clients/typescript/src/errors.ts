@@ -39,7 +39,10 @@ export class ProblemError extends Error {
     return text(this.members["payment_reference"]);
   }
 
-  /** With `order-ended`: the order that this purchase had made; its status is `orderStatus`. */
+  /**
+   * With `already-purchased`: the buyer's live order in this sale. With `order-ended`: the order that this purchase had
+   * made; its status is `orderStatus`.
+   */
   get orderId(): string | undefined {
     return text(this.members["order_id"]);
   }

@@ -1,7 +1,6 @@
 -- The order $2 of the sale $1 and the user $3, or of any user if that is NULL, locked until the end of the transaction, and whether its time to pay is over.
 --
--- The time is over when an ingress was up after the deadline (lock_overdue.sql has the same rule). Until then it is
--- unknown whether the buyer could have paid in time; the next heartbeat may postpone the deadline.
+-- The rule of overdue is in overdue_sale.sql.
 SELECT o.id, o.sale_id, o.user_id, o.quantity, o.status, o.version, o.reserved_at, o.updated_at,
        CASE o.status WHEN 'confirmed' THEN o.due + coalesce(p.lost, lost_time()) END AS expires_at, coalesce(o.payment_reference, '') AS payment_reference,
        coalesce(o.reason, '') AS reason,

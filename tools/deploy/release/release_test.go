@@ -298,6 +298,19 @@ func TestReleaseIsRefused(t *testing.T) {
 	}
 }
 
+// What the commands of the READMEs leave behind is ignored, so that a release after them is not refused.
+func TestLeftoversAreIgnored(t *testing.T) {
+	for _, left := range []string{
+		"bin/stampede", "clients/python/build/lib/x.py", "clients/python/stampede_client.egg-info/PKG-INFO",
+		"clients/python/.venv/x", "clients/python/stampede_client/__pycache__/x.pyc", "clients/typescript/dist/index.js",
+		"clients/typescript/node_modules/x", ".env",
+	} {
+		if err := exec.CommandContext(t.Context(), "git", "-C", "../../..", "check-ignore", "--quiet", left).Run(); err != nil {
+			t.Errorf("git does not ignore %s", left)
+		}
+	}
+}
+
 func write(t *testing.T, file, content string) {
 	t.Helper()
 	if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(content), 0o600)); err != nil {
