@@ -33,13 +33,17 @@ func WatchReady(
 		return nil, err
 	}
 	return func(ctx context.Context) {
+		shown := ""
 		for {
 			limited, cancel := context.WithTimeout(ctx, readyTimeout)
 			notReady, dependencies := look(limited)
 			cancel()
 			if ctx.Err() == nil {
-				ready.DeletePartialMatch(prometheus.Labels{"process": process})
 				ready.WithLabelValues(process, notReady).Set(number(notReady == ""))
+				if notReady != shown { // only now, so that no scrape finds nothing
+					ready.DeleteLabelValues(process, shown)
+					shown = notReady
+				}
 				for name, isUp := range dependencies {
 					up.WithLabelValues(name).Set(number(isUp))
 				}
