@@ -77,17 +77,17 @@ func (j *journal) version() int {
 func (j *journal) follow(ctx context.Context, seen Fleet) error {
 	before := &fleet.Snapshot{}
 	j.add(event{At: time.Now(), Kind: "dashboard", What: "began to watch"})
-	for {
+	for ctx.Err() == nil {
 		now, err := seen.Next(ctx, before.Number)
-		if ctx.Err() != nil {
-			return nil
-		}
-		if err != nil {
+		switch {
+		case err == nil:
+			j.observe(before, now)
+			before = now
+		case ctx.Err() == nil:
 			return fmt.Errorf("dashboard: %w", err)
 		}
-		j.observe(before, now)
-		before = now
 	}
+	return nil
 }
 
 // observe notes what has changed between two snapshots.

@@ -152,7 +152,8 @@ var (
 // marks say a state without its colour.
 var marks = map[string]string{
 	string(reservation.StateOpen): "▶", string(reservation.StatePaused): "❚❚",
-	string(reservation.StateScheduled): "◷", string(reservation.StateEnded): "■", fleet.SoldOut: "●", fleet.NotSelling: "⚠",
+	string(reservation.StateScheduled): "◷", string(reservation.StateEnded): "■",
+	fleet.SoldOut: "●", fleet.NotSelling: "⚠",
 }
 
 // bar is a row of the funnel.

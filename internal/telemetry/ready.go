@@ -12,11 +12,13 @@ import (
 // readyInterval is the pause between two looks at whether a process is ready. A scrape asks no server.
 const readyInterval = time.Second
 
-// WatchReady registers the metrics of whether a process, such as ingress, is ready, and of what it depends on. Run looks
-// until its context is done; before its first look the series are absent. A look returns why the process is not ready,
-// "" if it is; a dependency that it leaves out keeps its value.
+// WatchReady registers the metrics of whether a process, such as ingress, is ready, and of what it depends on.
+//
+// run looks until its context is done; before its first look the series are absent. look returns why the process is not
+// ready, "" if it is; a dependency that it leaves out keeps its value.
 func WatchReady(
-	reg prometheus.Registerer, process string, look func(context.Context) (notReady string, dependencies map[string]bool),
+	reg prometheus.Registerer, process string,
+	look func(context.Context) (notReady string, dependencies map[string]bool),
 ) (run func(context.Context), err error) {
 	ready, err := RegisterOnce(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "stampede_ready", Help: "1 if this process is ready, as /readyz says; else 0, and why not.",

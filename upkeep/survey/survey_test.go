@@ -209,7 +209,8 @@ func TestServersThatTellLittleShowLittle(t *testing.T) {
 	r := start(t, func(r *running) {
 		name := "mute_" + strings.ToLower(rand.Text())
 		operator := r.Rdb
-		require.NoError(t, operator.Do(t.Context(), "ACL", "SETUSER", name, "on", "nopass", "~*", "&*", "+@all", "-info").Err())
+		require.NoError(t, operator.Do(t.Context(), "ACL", "SETUSER", name, "on", "nopass", "~*", "&*", "+@all",
+			"-info").Err())
 		t.Cleanup(func() { operator.Do(context.WithoutCancel(t.Context()), "ACL", "DELUSER", name) })
 		options := *operator.(*redis.Client).Options()
 		options.Username, options.Password = name, "any"
