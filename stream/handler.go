@@ -16,8 +16,8 @@ type notes struct {
 	page *atomic.Int64
 	// refusal is why the handler refuses the message, for the dead letter.
 	refusal error
-	// acked is called when Redis has the ack; it may be nil.
-	acked func()
+	// acked is called when Redis has the ack, or when it was given up; it may be nil.
+	acked func(sent bool)
 }
 
 type notesKey struct{}
@@ -42,9 +42,9 @@ func NoteRefusal(ctx context.Context, err error) {
 	}
 }
 
-// NoteAcked has f called when the ack of the message with this context is in Redis. It does nothing for another
-// subscriber's message.
-func NoteAcked(ctx context.Context, f func()) {
+// NoteAcked has f called when the ack of the message with this context is sent, or not sent because the subscriber stops.
+// It does nothing for another subscriber's message.
+func NoteAcked(ctx context.Context, f func(sent bool)) {
 	if n, ok := ctx.Value(notesKey{}).(*notes); ok {
 		n.acked = f
 	}

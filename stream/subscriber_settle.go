@@ -252,12 +252,12 @@ type ackCollector struct {
 
 	mu    sync.Mutex
 	ids   []string
-	acked []func() // to call when they are sent
+	acked []func(sent bool) // to call when they are sent, or given up
 }
 
 func newAckCollector() *ackCollector { return &ackCollector{wake: make(chan struct{}, 1)} }
 
-func (c *ackCollector) add(id string, acked func()) {
+func (c *ackCollector) add(id string, acked func(sent bool)) {
 	c.mu.Lock()
 	c.ids = append(c.ids, id)
 	if acked != nil {
@@ -273,7 +273,7 @@ func (c *ackCollector) add(id string, acked func()) {
 	}
 }
 
-func (c *ackCollector) take() (ids []string, acked []func()) {
+func (c *ackCollector) take() (ids []string, acked []func(sent bool)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	ids, acked = c.ids, c.acked
@@ -297,18 +297,19 @@ func (s *subscription) acknowledge(settled <-chan struct{}) {
 			last = true
 		}
 		ids, acked := s.acks.take()
+		sent := true
 		for ids := range slices.Chunk(ids, ackPage) {
-			s.sendAcks(ids, &outage)
+			sent = s.sendAcks(ids, &outage) && sent
 		}
 		for _, call := range acked {
-			call()
+			call(sent)
 		}
 	}
 }
 
 // sendAcks sends one XACK, at least once, until it succeeds or draining has taken too long. Entries
 // whose ack does not arrive are handled again, which has no effect.
-func (s *subscription) sendAcks(ids []string, outage *retry.Outage) {
+func (s *subscription) sendAcks(ids []string, outage *retry.Outage) (sent bool) {
 	for {
 		ctx, cancel := retry.ForCall(s.ctx)
 		err := s.config.Control.XAck(ctx, s.stream, s.config.Group, ids...).Err()
@@ -317,10 +318,10 @@ func (s *subscription) sendAcks(ids []string, outage *retry.Outage) {
 			outage.Over()
 			s.metrics.acked.Add(float64(len(ids)))
 			s.table.release(ids...)
-			return
+			return true
 		}
 		if !retry.Pause(outage.Failed(err), s.ctx.Done()) {
-			return
+			return false
 		}
 	}
 }

@@ -160,9 +160,13 @@ func startOr(setting string) string {
 func unreached(err error) (text, setting string) {
 	text = err.Error()
 	if failed, ok := errors.AsType[*pgconn.ConnectError](err); ok {
+		setting = "DATABASE_URL"
+		if _, answered := errors.AsType[*pgconn.PgError](err); answered { // such as: too many clients
+			setting = ""
+		}
 		tries := strings.Split(failed.Error(), "\n\t")
 		once := strings.TrimSpace(tries[0] + " " + strings.Join(slices.Compact(tries[1:]), "; "))
-		return strings.ReplaceAll(text, failed.Error(), once), "DATABASE_URL"
+		return strings.ReplaceAll(text, failed.Error(), once), setting
 	}
 	_, overHTTP := errors.AsType[*url.Error](err)
 	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" && !overHTTP {

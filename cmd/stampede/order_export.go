@@ -32,7 +32,7 @@ type orderExportCmd struct {
 	orderFilter
 	Since        moment `env:"STAMPEDE_ORDER_SINCE" placeholder:"TIME" help:"Only orders reserved at this time or later: RFC 3339, a date in UTC, or -1h for an hour ago."`
 	Until        moment `env:"STAMPEDE_ORDER_UNTIL" placeholder:"TIME" help:"Only orders reserved before this time, written in the same ways."`
-	ChangedSince string `env:"STAMPEDE_ORDER_CHANGED_SINCE" placeholder:"PLACE" help:"Only orders that changed after the cursor that the last such export has printed, 0 for all, or since a time, written in the same ways. Each is written once, as it is now."`
+	ChangedSince string `env:"STAMPEDE_ORDER_CHANGED_SINCE" placeholder:"PLACE" help:"Only orders that changed after the cursor that the last such export has printed, 0 for all, or since a time, written in the same ways, for which all events are read. Each is written once, as it is now."`
 	Format       string `enum:",csv,jsonl" default:"" env:"STAMPEDE_ORDER_FORMAT" placeholder:"FORMAT" help:"csv, where cells that a spreadsheet would take for a formula begin with an apostrophe, or jsonl, which has all values as they are (default: csv, with --output json jsonl)."`
 	To           string `env:"STAMPEDE_ORDER_TO" placeholder:"FILE" help:"File to write, which appears when it is complete (default: standard output)."`
 }

@@ -153,6 +153,8 @@ func (v topView) head(s *fleet.Snapshot) topLine {
 	case s.Audit == nil:
 	case len(s.Audit.Broken) > 0:
 		l.add(red, "  audit BROKEN")
+	case len(s.Audit.Unchecked) > 0:
+		l.add(yellow, "  audit %s ago, not %s", ago(s.At, s.Audit.At), strings.Join(s.Audit.Unchecked, ", "))
 	default:
 		l.add(plain, "  audit %s ago", ago(s.At, s.Audit.At))
 	}

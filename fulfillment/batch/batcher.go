@@ -241,7 +241,9 @@ func (b *Batcher) unlock(ctx context.Context, lease *lock.Lease) {
 	}
 	span := tracing.Current(ctx).Redis("lock_release.lua")
 	defer span.End()
-	switch err := lease.Release(ctx); {
+	err := lease.Release(ctx)
+	span.Fail(err)
+	switch {
 	case errors.Is(err, lock.ErrLost):
 		b.Logger.Debug("locks of a batch expired before it ended", "lease", b.Lease, "error", err)
 	case err != nil:
@@ -265,6 +267,7 @@ func (b *Batcher) Release(ctx context.Context, outcomes []ledger.Outcome) bool {
 	defer cancel()
 	span := tracing.Current(ctx).Redis("release.lua")
 	results, err := b.Store.Release(ctx, ended)
+	span.Fail(err)
 	span.End()
 	if err != nil {
 		b.releasing.Failed(err)

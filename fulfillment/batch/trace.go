@@ -7,6 +7,7 @@ import (
 	"stampede/internal/tracing"
 	"stampede/ledger"
 	"stampede/reservation"
+	"stampede/stream"
 )
 
 // tracedBatch holds the spans of a batch with traced orders: one for each of these, in the trace of its purchase, and
@@ -104,11 +105,14 @@ func (b *Batcher) noteOutcome(s *submission, out ledger.Outcome) {
 	s.delivery.acks = append(s.delivery.acks, ack)
 }
 
-// endAcks is called when Redis has the ack.
-func (d *delivery) endAcks() {
+// endAcks is called when Redis has the ack, or when it was given up.
+func (d *delivery) endAcks(sent bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, ack := range d.acks {
+		if !sent {
+			ack.Fail(stream.ErrStopping)
+		}
 		ack.End()
 	}
 }

@@ -203,19 +203,28 @@ func TestLatestIsNewestRecordedAudit(t *testing.T) {
 	latest.At = time.Time{}
 	require.Equal(t, &audit.Recorded{Broken: []string{}, Unchecked: []string{}}, latest)
 
-	moved := audit.Report{Moved: true, Promises: []audit.Promise{
+	found := audit.Report{Moved: true, Promises: []audit.Promise{
 		{Name: "S1", Found: 2},
 		{Name: "S2"},
 		{Name: "S4", Found: 1, Unchecked: []string{"no answer"}},
 		{Name: "S7", Unchecked: []string{"no answer"}},
 	}}
-	require.NoError(t, audit.Record(t.Context(), s.Pool, moved, "bob"))
-	latest, err = audit.Latest(t.Context(), s.Pool)
-	require.NoError(t, err)
-	latest.At = time.Time{}
-	require.Equal(t, &audit.Recorded{
-		Operator: "bob", Broken: []string{}, Unchecked: []string{"S1", "S4", "S7"},
-	}, latest, "what was found may have been on its way")
+	for _, step := range []struct {
+		moved             bool
+		broken, unchecked []string
+		because           string
+	}{
+		{true, []string{"S1"}, []string{"S4", "S7"}, "what differs from Redis may have been on its way"},
+		{false, []string{"S1", "S4"}, []string{"S4", "S7"}, "nothing was on its way"},
+		{true, []string{"S1", "S4"}, []string{"S4", "S7"}, "it was broken before"},
+	} {
+		found.Moved = step.moved
+		require.NoError(t, audit.Record(t.Context(), s.Pool, found, "bob"))
+		latest, err = audit.Latest(t.Context(), s.Pool)
+		require.NoError(t, err)
+		latest.At = time.Time{}
+		require.Equal(t, &audit.Recorded{Operator: "bob", Broken: step.broken, Unchecked: step.unchecked}, latest, step.because)
+	}
 }
 
 func TestRecordKeepsNewestThousand(t *testing.T) {

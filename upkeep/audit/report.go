@@ -352,20 +352,29 @@ type Recorded struct {
 	Broken, Unchecked []string
 }
 
+// ofPostgres are the promises that one statement checks in Postgres, where nothing is on its way.
+var ofPostgres = []string{"S1", "S2", "DB"}
+
 // Record stores the verdict of an audit of all sales, with the time of Postgres. The newest 1000 verdicts are kept.
-// What was found while units moved may have been on its way: it is recorded as unchecked, so that nobody takes it for
-// broken.
+// What was found between Redis and Postgres while units moved may have been on its way: it is recorded as unchecked, so
+// that nobody takes it for broken, unless the verdict before had it broken.
 func Record(ctx context.Context, pool *pgxpool.Pool, report Report, operator string) error {
+	before, err := Latest(ctx, pool)
+	if err != nil {
+		return err
+	}
 	broken, unchecked := []string{}, []string{}
 	for _, p := range report.Promises {
-		if p.Found > 0 && !report.Moved {
+		isBroken := p.Found > 0 && (!report.Moved || slices.Contains(ofPostgres, p.Name) ||
+			before != nil && slices.Contains(before.Broken, p.Name))
+		if isBroken {
 			broken = append(broken, p.Name)
 		}
-		if len(p.Unchecked) > 0 || p.Found > 0 && report.Moved {
+		if len(p.Unchecked) > 0 || p.Found > 0 && !isBroken {
 			unchecked = append(unchecked, p.Name)
 		}
 	}
-	_, err := pool.Exec(ctx, sql.AuditRecord, zeronull.Text(operator), broken, unchecked, report.Moved)
+	_, err = pool.Exec(ctx, sql.AuditRecord, zeronull.Text(operator), broken, unchecked, report.Moved)
 	if err != nil {
 		return fmt.Errorf("record the audit: %w", err)
 	}

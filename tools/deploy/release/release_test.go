@@ -305,7 +305,8 @@ func TestLeftoversAreIgnored(t *testing.T) {
 		"clients/python/.venv/x", "clients/python/stampede_client/__pycache__/x.pyc", "clients/typescript/dist/index.js",
 		"clients/typescript/node_modules/x", ".env",
 	} {
-		if err := exec.CommandContext(t.Context(), "git", "-C", "../../..", "check-ignore", "--quiet", left).Run(); err != nil {
+		cmd := exec.CommandContext(t.Context(), "git", "-C", "../../..", "check-ignore", "--quiet", left)
+		if err := cmd.Run(); err != nil {
 			t.Errorf("git does not ignore %s", left)
 		}
 	}
