@@ -288,14 +288,15 @@ func TestWaiterThatGivesUpWhileItReentersLeavesTheQueue(t *testing.T) {
 	ctx, key := t.Context(), b.key("ann")
 	inside := b.take(ctx, time.Minute, b.key("bob")).Context(ctx)
 	patient, giveUp := context.WithCancel(inside)
+	c := countCalls(t, b.rdb)
 	ended := make(chan error, 1)
 	go func() {
 		_, err := b.Acquire(patient, key, lock.For(lock.MaxLease))
 		ended <- err
 	}()
 	b.waitQueued(key, 1)
+	b.waitCalls(c, 2) // the second after the subscription: it must not find the key free
 
-	c := countCalls(t, b.rdb)
 	c.answer(func(kind int, next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
 		if kind != renewalCalls {
 			return next(ctx, cmd)
