@@ -52,6 +52,8 @@ var alertCases = map[string]struct{ fires, silent []string }{
 		fires: []string{
 			`stampede_ready{process="ingress",job="a",instance="1",reason="Redis does not answer"} = 0x60; ` +
 				`stampede_ready{process="ingress",job="a",instance="2"} = 1x60`,
+			`stampede_ready{process="ingress",job="a",instance="1",reason="Redis does not answer"} = 0x54 stale; ` +
+				`stampede_ready{process="ingress",job="a",instance="1",reason="Redis refuses writes"} = _x55 0x9`,
 		},
 		silent: []string{`stampede_ready{process="ingress",job="a",instance="1"} = 1x60`},
 	},
