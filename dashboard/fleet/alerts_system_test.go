@@ -14,8 +14,9 @@ import (
 )
 
 // alertCases say, of each alert with its severity, with which series it fires within 14 minutes, and with which it is
-// silent: name = a value each 15 seconds; and the next.
-var alertCases = map[string]struct{ fires, silent []string }{
+// silent: name = a value each 15 seconds; and the next. With whole it fires without a label of one process or
+// node, so that it takes part in the inhibitions; with part it does not.
+var alertCases = map[string]struct{ fires, silent, whole, part []string }{
 	"PurchasesShed critical": {
 		fires: []string{
 			`stampede_purchases_total{verdict="overloaded"} = 0+50x60; ` +
@@ -47,11 +48,15 @@ var alertCases = map[string]struct{ fires, silent []string }{
 			`stampede_ready{process="ingress",job="a",instance="1",reason="Redis does not answer"} = 0x60; ` +
 				`stampede_ready{process="ingress",job="a",instance="2"} = 1x60`,
 		},
+		whole: []string{`stampede_ready{process="ingress",job="a",instance="1",reason="Redis does not answer"} = 0x60`},
+		part:  []string{`stampede_ready{process="ingress",job="a",instance="1"} = 1x4 _x60`},
 	},
 	"IngressNotReady warning": {
 		fires: []string{
 			`stampede_ready{process="ingress",job="a",instance="1",reason="Redis does not answer"} = 0x60; ` +
 				`stampede_ready{process="ingress",job="a",instance="2"} = 1x60`,
+			`stampede_ready{process="ingress",job="a",instance="1",reason="Redis does not answer"} = 0x54 stale; ` +
+				`stampede_ready{process="ingress",job="a",instance="1",reason="Redis refuses writes"} = _x55 0x9`,
 		},
 		silent: []string{`stampede_ready{process="ingress",job="a",instance="1"} = 1x60`},
 	},
@@ -156,10 +161,21 @@ var alertCases = map[string]struct{ fires, silent []string }{
 	"PostgresGone critical": {
 		fires:  []string{`stampede_postgres_up{instance="1"} = 1x4 0x60; stampede_postgres_up{instance="2"} = 1x60`},
 		silent: []string{`stampede_postgres_up{instance="1"} = 1x60`},
+		whole:  []string{`stampede_postgres_up{instance="1"} = 0x60; stampede_postgres_up{instance="2"} = 0x60`},
+		part:   []string{`stampede_postgres_up{instance="1"} = 0x60; stampede_postgres_up{instance="2"} = 1x60`},
 	},
 	"RedisGone critical": {
 		fires:  []string{`stampede_redis_up{node="r:1"} = 1x4 0x60`, `stampede_stream_reachable{stream="a"} = 0x60`},
 		silent: []string{`stampede_redis_up{node="r:1"} = 1x60; stampede_stream_reachable{stream="a"} = 1x60`},
+		whole: []string{
+			`stampede_redis_up{node="r:1"} = 0x60; stampede_redis_up{node="r:2"} = 0x60`,
+			`stampede_stream_reachable{stream="a"} = 0x60`,
+		},
+		part: []string{
+			`stampede_redis_up{node="r:1"} = 0x60; stampede_redis_up{node="r:2"} = 1x60; ` +
+				`stampede_stream_reachable{stream="a"} = 0x60; stampede_stream_reachable{stream="b"} = 1x60`,
+			`stampede_redis_up{node="r:1",instance="1"} = 0x60; stampede_redis_up{node="r:1",instance="2"} = 1x60`,
+		},
 	},
 	"RelayLags warning": {
 		fires: []string{
@@ -217,19 +233,28 @@ func TestAlertsFireAsTested(t *testing.T) {
 		cases := alertCases[name]
 		require.NotEmpty(t, cases.fires, name)
 		require.NotEmpty(t, cases.silent, name)
-		for i, input := range append(cases.fires, cases.silent...) {
-			samples := ""
-			if i < len(cases.fires) {
-				samples = "{ labels: '{}', value: 1 }"
-			}
+		add := func(input, samples, labels string) {
 			text += "  - interval: 15s\n    input_series:\n"
 			for one := range strings.SplitSeq(input, "; ") {
 				name, values, _ := strings.Cut(one, " = ")
 				text += fmt.Sprintf("      - { series: '%s', values: '%s' }\n", name, values)
 			}
 			text += fmt.Sprintf("    promql_expr_test: [{ eval_time: 14m, exp_samples: [%s], expr: "+
-				"'count(ALERTS{alertname=\"%s\",alertstate=\"firing\",severity=\"%s\"}) > 0' }]\n",
-				samples, r.Alert, r.Labels["severity"])
+				"'count(ALERTS{alertname=\"%s\",alertstate=\"firing\",severity=\"%s\"%s}) > 0' }]\n",
+				samples, r.Alert, r.Labels["severity"], labels)
+		}
+		const fired, ofAll = "{ labels: '{}', value: 1 }", `,instance="",node="",stream="",process=""`
+		for _, input := range cases.fires {
+			add(input, fired, "")
+		}
+		for _, input := range cases.silent {
+			add(input, "", "")
+		}
+		for _, input := range cases.whole {
+			add(input, fired, ofAll)
+		}
+		for _, input := range cases.part {
+			add(input, "", ofAll)
 		}
 	}
 	file := t.TempDir() + "/test.yml"

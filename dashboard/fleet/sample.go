@@ -139,7 +139,7 @@ type streamSample struct {
 // relaySample is what a relay says of a target.
 type relaySample struct {
 	lag, failing, held float64
-	disabled           bool
+	disabled, paused   bool
 }
 
 // read reads a page of metrics.
@@ -292,6 +292,7 @@ func (s *sample) readRelay(families map[string]*dto.MetricFamily) {
 	target(metricRelayHeld, func(one *relaySample, _ labels, v float64) { one.held = v })
 	target(metricRelayState, func(one *relaySample, l labels, v float64) {
 		one.disabled = one.disabled || l.value("state") == "disabled" && v == 1
+		one.paused = one.paused || l.value("state") == "paused" && v == 1
 	})
 }
 

@@ -185,6 +185,8 @@ type node struct {
 	delayedAt time.Time // when it was last seen to have delayed syncs of its log
 }
 
+func (n node) isDown() bool { return !n.health.up && n.health.err != "" }
+
 // noteNodes replaces the nodes, and notes which of them delayed syncs since they were last asked.
 func (f *Fleet) noteNodes(found []redisinfo.Server, now time.Time) {
 	nodes := make([]node, len(found))

@@ -42,8 +42,8 @@ var (
 	redisNoLog   = newKind("RedisSync", Critical, "Redis does not log its writes")
 	redisSlow    = newKind("RedisSync", Warning, "The disk of Redis is slow")
 
-	noIngress  = newKind("NoIngress", Critical, "No ingress takes purchases", redisGone, redisFull)
-	notReady   = newKind("IngressNotReady", Warning, "An ingress takes no purchases", noIngress, redisGone, redisFull)
+	noIngress  = newKind("NoIngress", Critical, "No ingress takes purchases", redisGone)
+	notReady   = newKind("IngressNotReady", Warning, "An ingress takes no purchases", noIngress, redisGone)
 	noWorker   = newKind("NoWorker", Critical, "No worker records orders", redisGone)
 	targetGone = newKind("TargetGone", Warning, "A process cannot be watched")
 
@@ -56,11 +56,11 @@ var (
 	orderWaits = newKind("OrderWaits", Critical, "An accepted order is not recorded",
 		postgresGone, redisGone, noWorker)
 	stepFails = newKind("StepFails", Warning, "A step of the workers fails and is retried",
-		postgresGone, redisGone, redisFull)
+		postgresGone, redisGone)
 	releasesWait = newKind("ReleasesWait", Warning, "Units of ended orders are not on sale again",
-		redisGone, redisFull, postgresGone, noWorker)
+		redisGone, postgresGone, noWorker)
 	guardOld  = newKind("GuardOld", Warning, "Redis is not compared with Postgres", postgresGone, redisGone)
-	relayLags = newKind("RelayLags", Warning, "A target misses events", postgresGone, redisGone)
+	relayLags = newKind("RelayLags", Warning, "A target gets its events late", postgresGone)
 
 	deadLetterParked = newKind("DeadLetterParked", Warning, "An entry waits for an operator")
 	orderRejected    = newKind("OrderRejected", Critical, "Accepted orders were rejected")
@@ -82,8 +82,9 @@ func (k *kind) runbook() string { return strings.ToLower(capital.ReplaceAllStrin
 const (
 	// holdRates is how long a trouble is shown after the last second in which it was seen, if it comes and goes.
 	holdRates = 10 * time.Second
-	// holdEnds is how long it is shown that orders ended badly, that entries were lost, and that the stock was rebuilt.
-	holdEnds = 5 * time.Minute
+	// holdEnds is how long it is shown that orders ended badly, that entries were lost, that the stock was rebuilt, and
+	// that the disk of Redis was slow.
+	holdEnds = 10 * time.Minute
 	// delayed is how long a state must last that is also passed in ordinary operation, such as the restart of a worker.
 	delayedStep, delayedReader, delayedShut = 5 * time.Second, 15 * time.Second, 3 * time.Second
 	delayedReleases                         = 5 * time.Minute
@@ -141,16 +142,22 @@ type lasting struct {
 	after, hold time.Duration
 	// causes are those of the kind, or of this one.
 	causes []*kind
+	// ofOne is true if only one process or node has it: it explains nothing of the others.
+	ofOne bool
 }
 
-// raise notes a trouble that is seen now. The key tells it from others of its name; the text may change.
-func (t *troubles) raise(k *kind, key string, text string, a ...any) *lasting {
-	key = k.name + " " + key
+// key tells a trouble of the kind from others. One that becomes worse is a new one.
+func (k *kind) key(of string) string { return fmt.Sprintf("%s %s %s", k.name, k.severity, of) }
+
+// raise notes a trouble that is seen now. It tells it by what it is of from others of its kind; the text may change.
+func (t *troubles) raise(k *kind, of string, text string, a ...any) *lasting {
+	key := k.key(of)
 	one := t.known[key]
 	if one == nil {
 		one = &lasting{key: key, begun: t.now}
 		t.known[key] = one
 	}
+	one.after, one.hold, one.ofOne = 0, 0, false
 	one.kind, one.causes, one.text, one.seen = k, k.causes, k.summary+": "+fmt.Sprintf(text, a...), t.now
 	return one
 }
@@ -189,9 +196,11 @@ func (t *troubles) update(f *Fleet, s *Snapshot, r round) {
 
 // underCauses puts the consequences of a trouble under it.
 func underCauses(shown []*lasting) []Trouble {
-	first := map[*kind]int{} // the place of the first trouble of each kind
+	first := map[*kind]int{} // the place of the first trouble of each kind that may be a cause
 	for i, one := range slices.Backward(shown) {
-		first[one.kind] = i
+		if !one.ofOne {
+			first[one.kind] = i
+		}
 	}
 	roots := []Trouble{}
 	place := map[int]int{} // in roots, of the troubles that have no cause
@@ -239,8 +248,9 @@ func (t *troubles) checkServers(f *Fleet, s *Snapshot) {
 		return
 	}
 	for _, n := range f.nodes {
-		if !n.health.up && n.health.err != "" {
-			t.raise(redisGone, n.Name, "%s, whose sales sell nothing: %s", n.Name, n.health.err).since(n.health.since)
+		if n.isDown() {
+			gone := t.raise(redisGone, n.Name, "%s, whose sales sell nothing: %s", n.Name, n.health.err)
+			gone.since(n.health.since).ofOne = true
 		}
 		if n.Err != nil {
 			continue
@@ -257,8 +267,8 @@ func (t *troubles) checkServers(f *Fleet, s *Snapshot) {
 			t.raise(redisNoLog, n.Name, "%s cannot write it to the disk", n.Name)
 		case !n.LogOn:
 			t.raise(redisNoLog, n.Name, "the append-only file of %s is off", n.Name).after = delayedReader // it may be loading
-		case !n.delayedAt.IsZero() && t.now.Sub(n.delayedAt) < time.Minute:
-			t.raise(redisSlow, n.Name, "%s delays purchases to sync its log", n.Name)
+		case !n.delayedAt.IsZero() && t.now.Sub(n.delayedAt) < holdEnds:
+			t.raise(redisSlow, n.Name, "%s has delayed purchases to sync its log", n.Name)
 		}
 	}
 }
@@ -308,7 +318,7 @@ func (t *troubles) checkProcesses(f *Fleet, s *Snapshot, r round) {
 		if p.last.receiptSecret != "" {
 			signer[p.last.receiptSecret] = p.name
 		}
-		t.checkProcess(s, p)
+		t.checkProcess(f, s, p)
 	}
 	if len(signer) > 1 {
 		t.raise(receiptsRefused, "", "they refuse each other's: %s", strings.Join(slices.Sorted(maps.Values(signer)), ", "))
@@ -327,7 +337,7 @@ func (p *Process) missedAs() (causes []*kind) {
 }
 
 // checkProcess looks at what a process that answers says of itself.
-func (t *troubles) checkProcess(s *Snapshot, p *process) {
+func (t *troubles) checkProcess(f *Fleet, s *Snapshot, p *process) {
 	says := p.last
 	if !p.othersAt.IsZero() && t.now.Sub(p.othersAt) < holdOthers {
 		t.raise(targetGone, p.url+" others", "several processes answer at %s, so its figures are those of one or the "+
@@ -337,10 +347,13 @@ func (t *troubles) checkProcess(s *Snapshot, p *process) {
 		t.raise(notReady, p.url, "%s: %s", p.name, says.notReady).after = delayedReader
 	}
 	if says.postgresGone && s.Postgres.Reachable {
-		t.raise(postgresGone, p.url, "it does not answer %s", p.name).after = delayedReader
+		gone := t.raise(postgresGone, p.url, "it does not answer %s", p.name)
+		gone.after, gone.ofOne = delayedReader, true
 	}
-	if says.redisGone && s.Redis.Reachable {
-		t.raise(redisGone, p.url, "it does not answer %s", p.name).after = delayedReader
+	// A node that is down answers no process.
+	if says.redisGone && s.Redis.Reachable && !slices.ContainsFunc(f.nodes, node.isDown) {
+		gone := t.raise(redisGone, p.url, "it does not answer %s", p.name)
+		gone.after, gone.ofOne = delayedReader, true
 	}
 	steps := slices.DeleteFunc(slices.Clone(says.failing), func(step string) bool { return step == stepName })
 	if len(steps) < len(says.failing) {
@@ -375,6 +388,8 @@ func (t *troubles) checkRelay(name string, one relaySample) {
 		t.raise(relayLags, name, "%s is disabled: its receiver has answered 410", name)
 	case one.failing > relayFailuresMax:
 		t.raise(relayLags, name, "%s fails, %.0f times in a row", name, one.failing)
+	case one.lag > relayLagMax && one.paused:
+		t.raise(relayLags, name, "%s is paused, and %v behind", name, seconds(one.lag).Round(time.Second))
 	case one.lag > relayLagMax:
 		t.raise(relayLags, name, "%s is %v behind", name, seconds(one.lag).Round(time.Second))
 	case one.held > relayHeldMax:
@@ -415,7 +430,7 @@ func (t *troubles) checkOrders(f *Fleet, s *Snapshot, r round) {
 			several(s.DeadLetters, "dead letter is", "dead letters are")).since(f.records.oldestLetter)
 	}
 	end := func(k *kind, one, more, why string, fresh float64, total *float64) {
-		if t.known[k.name+" "] == nil {
+		if t.known[k.key("")] == nil {
 			*total = 0
 		}
 		if *total += fresh; fresh > 0 {
@@ -443,18 +458,19 @@ var rebuiltBecause = map[string]string{
 }
 
 func (t *troubles) checkSales(s *Snapshot) {
-	shut := map[string][]string{} // names by the reason
+	shut := map[string][]*Sale{} // by the reason, without what changes while it lasts, as the step of a rebuild does
 	for i := range s.Sales {
 		if sale := &s.Sales[i]; sale.Shut != "" {
-			shut[sale.Shut] = append(shut[sale.Shut], printable(sale.Name))
+			why, _, _ := strings.Cut(sale.Shut, ": ")
+			shut[why] = append(shut[why], sale)
 		}
 	}
-	for why, names := range shut {
+	for why, sales := range shut {
 		more := ""
-		if len(names) > 1 {
-			more = fmt.Sprintf(" and %d more", len(names)-1)
+		if len(sales) > 1 {
+			more = fmt.Sprintf(" and %d more", len(sales)-1)
 		}
-		t.raise(saleShut, why, "%s%s: %s", names[0], more, why).after = delayedShut
+		t.raise(saleShut, why, "%s%s: %s", printable(sales[0].Name), more, sales[0].Shut).after = delayedShut
 	}
 }
 

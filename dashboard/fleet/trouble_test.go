@@ -115,6 +115,10 @@ func TestEachTroubleIsFound(t *testing.T) {
 		"relay disabled": {func(f *Fleet, _ *Snapshot, _ *round) {
 			f.processes[0].last.relayTargets = map[string]relaySample{"shop": {disabled: true}}
 		}, relayLags, "disabled", 0},
+		"relay paused": {func(f *Fleet, _ *Snapshot, _ *round) {
+			f.processes[0].last = mustRead(t, workerPage(1, 0, 0, 0, "a")+"stampede_relay_lag_seconds{target=\"shop\"} 61\n"+
+				"stampede_relay_target_state{target=\"shop\",state=\"paused\"} 1\n")
+		}, relayLags, "shop is paused, and 1m1s behind", 0},
 		"relay held": {func(f *Fleet, _ *Snapshot, _ *round) {
 			f.processes[0].last.relayTargets = map[string]relaySample{"shop": {held: 31}}
 		}, relayLags, "transaction", 0},
@@ -163,7 +167,7 @@ func TestEachTroubleIsFound(t *testing.T) {
 		"log is slow": {func(f *Fleet, _ *Snapshot, _ *round) {
 			f.noteNodes([]redisinfo.Server{{Name: "a:1", LogOn: true, DelayedSyncs: 3}}, at(-9))
 			f.noteNodes([]redisinfo.Server{{Name: "a:1", LogOn: true, DelayedSyncs: 4}}, at(-5))
-		}, redisSlow, "delays purchases", 0},
+		}, redisSlow, "has delayed purchases", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -226,7 +230,7 @@ func TestTroubleLastsUntilItIsOver(t *testing.T) {
 	require.Contains(t, found[0].Text, "7 orders")
 	require.Equal(t, at(50), found[0].Since)
 	require.Empty(t, update(60+holdEnds.Seconds()+1, 0, 0))
-	require.Contains(t, update(500, 0, 1)[0].Text, "1 order is voided")
+	require.Contains(t, update(900, 0, 1)[0].Text, "1 order is voided")
 }
 
 func TestWorstTroubleComesFirst(t *testing.T) {
@@ -272,6 +276,51 @@ func TestConsequencesStandUnderTheirCause(t *testing.T) {
 	require.Equal(t, []string{promiseBroken.name, noIngress.name, targetGone.name, stepFails.name}, troubleNames(s))
 	require.ElementsMatch(t, []string{notReady.name, saleShut.name, purchasesFail.name},
 		troubleNames(&Snapshot{Troubles: s.Troubles[1].Consequences}), "also what is under its consequences")
+}
+
+// What only one process or node misses explains nothing of the others, and a node that is down is one trouble.
+func TestTroubleOfOneExplainsNothing(t *testing.T) {
+	t.Parallel()
+	f, s, r := healthy()
+	f.processes[0].last.redisGone, f.processes[0].last.postgresGone = true, true
+	s.Rates.OldestWaiting, s.Processes[0].NotReady = time.Hour, "it ends"
+	r.gained.overloaded, s.Rates.Offered = 30, 100
+	update := func(second float64) {
+		s.At = at(second)
+		f.troubles.update(f, s, r)
+		for _, trouble := range s.Troubles {
+			require.Empty(t, trouble.Consequences, trouble.Text)
+		}
+	}
+	update(0)
+	update(60)
+	found := []string{postgresGone.name, redisGone.name, orderWaits.name, noIngress.name, purchasesShed.name}
+	require.ElementsMatch(t, found, troubleNames(s))
+	f.nodes = []node{{Server: redisinfo.Server{Name: "a:1", Err: errNotStampede}, health: server{err: "refused"}}}
+	update(61)
+	require.ElementsMatch(t, found, troubleNames(s), "RedisGone is that of the node")
+}
+
+func TestTroubleThatChanges(t *testing.T) {
+	t.Parallel()
+	f, s, r := healthy()
+	update := func(second float64, shut string, used int64) []Trouble {
+		s.At, s.Sales[0].Shut = at(second), shut
+		f.nodes = []node{{Server: redisinfo.Server{Name: "a:1", LogOn: true, UsedBytes: used, MaxBytes: 100}}}
+		f.troubles.update(f, s, r)
+		return s.Troubles
+	}
+	update(0, "its stock is being rebuilt: reading", 10)
+	found := update(3, "its stock is being rebuilt: writing", 10)
+	require.Len(t, found, 1, "a step is no new trouble")
+	require.Equal(t, noon, found[0].Since)
+	require.Contains(t, found[0].Text, "writing")
+
+	warning := update(4, "", 90)[0]
+	worse := update(5, "", 99)
+	require.Len(t, worse, 1)
+	require.NotEqual(t, warning.Key, worse[0].Key)
+	require.Equal(t, at(5), worse[0].Since, "what becomes worse is new")
 }
 
 func TestIngressesAreMissed(t *testing.T) {
