@@ -145,6 +145,8 @@ func TestTimelineIsDownloaded(t *testing.T) {
 	_, history = b.get("/history?of=" + uuid.NewString())
 	require.NotContains(t, history, "sign")
 
+	long := time.Now().Add(-2 * changesAge) // before what Postgres is asked for
+	d.journal.add(event{At: long, Kind: "sale", What: "an old sale is paused", Recorded: true})
 	status, text := d.as("vic").get("/timeline")
 	require.Equal(t, 200, status)
 	rows, err := csv.NewReader(strings.NewReader(text)).ReadAll()
@@ -157,9 +159,10 @@ func TestTimelineIsDownloaded(t *testing.T) {
 		seen += strings.Join(row[1:], "|") + "\n"
 	}
 	require.Contains(t, seen, "dashboard|began to watch||\n")
+	require.Contains(t, seen, "sale|an old sale is paused||\n")
 	require.Contains(t, seen, "sale|'"+formula+" paused, stock 5|ann|"+id.String())
 	require.Equal(t, 2, strings.Count(seen, formula+" paused"), "with its operator, and not also as seen")
-	require.NotContains(t, seen, " is paused||")
+	require.NotContains(t, seen, formula+" is paused||")
 	require.Contains(t, seen, "action|pause sale "+id.String()+": The sale is paused")
 	require.Contains(t, seen, "action|pause target "+strings.Repeat("x", 2400))
 	require.NotContains(t, seen, strings.Repeat("x", subjectMax))
