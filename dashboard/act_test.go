@@ -245,9 +245,10 @@ func TestTargetIsPausedResumedAndReplayed(t *testing.T) {
 	for _, c := range []struct{ name, how, place, answer, standing string }{
 		{"", "from", "start", "That is not the name of this target", "active 7"},
 		{"shop", "from", "yesterday", "There is no such place among the events", "active 7"},
-		{"shop", "after", "start", "There is no such place among the events", "active 7"},
-		{"shop", "after", sale.String() + ".r1", "after position 1", "active 1"},
-		{"shop", "from", "2020-01-01T00:00:00Z", "after position 0", "active 0"},
+		{"shop", "after", "now", "Write the id of an event", "active 7"},
+		{"shop", "after", sale.String() + ".r1", "after position 1 again", "active 1"},
+		{"shop", "from", "2020-01-01T00:00:00Z", "after position 0 again", "active 0"},
+		{"shop", "from", "now", "skips the events up to position 1", "active 1"},
 	} {
 		_, shown = b.post("/targets/shop/replay", "name", c.name, "how", c.how, "place", c.place)
 		require.Contains(t, shown, c.answer)

@@ -171,7 +171,7 @@ func (d checkPages) start(kind checkKind, run func(context.Context, *check) erro
 				return "", err
 			}
 			go d.run(c, run)
-			return "The " + string(kind) + " has begun. This page shows its result when it has ended.", nil
+			return "The " + string(kind) + " has begun.", nil
 		}}, nil
 	})
 }

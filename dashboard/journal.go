@@ -31,6 +31,8 @@ const (
 	marksAge = 15 * time.Minute
 	// marksWait is how long charts wait for the marks that Postgres has.
 	marksWait = 500 * time.Millisecond
+	// marksKept is how long marks are not read again, if no new one is known.
+	marksKept = time.Second
 	rebuilt   = "✓"
 	// freshStart is how old a process may be at first sight that has just started.
 	freshStart = time.Minute
@@ -53,24 +55,34 @@ type event struct {
 type journal struct {
 	mu     sync.Mutex
 	events []event
-	total  int // also those that are no longer in memory
+	marked int // those with a mark, also when they are no longer in memory
 	// open are the troubles that last, by what tells them apart.
 	open map[string]fleet.Trouble
+
+	// recent is what charts were told last, at what version.
+	recent struct {
+		mu      sync.Mutex
+		at      time.Time
+		version int
+		events  []event
+	}
 }
 
 func (j *journal) add(e event) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.total++
+	if e.Mark != "" {
+		j.marked++
+	}
 	j.events = append(j.events, e)
 	j.events = j.events[max(0, len(j.events)-journalMax):]
 }
 
-// version changes with each event.
+// version changes with each event that has a mark.
 func (j *journal) version() int {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return j.total
+	return j.marked
 }
 
 // follow notes what changes from snapshot to snapshot, until ctx is done.
@@ -99,10 +111,13 @@ func (j *journal) observe(before, now *fleet.Snapshot) {
 			continue
 		}
 		became := sale.State
-		paused := became == reservation.StatePaused || before.Sales[i].State == reservation.StatePaused
+		recorded := became == reservation.StatePaused || before.Sales[i].State == reservation.StatePaused
+		if became == reservation.StateEnded { // unless its time was over, which nobody records
+			recorded = sale.ClosesAt.IsZero() || now.At.Before(sale.ClosesAt)
+		}
 		j.add(event{
 			At: now.At, Kind: "sale", What: figure.Printable(sale.Name) + " is " + string(became), Sale: sale.ID,
-			Mark: marks[string(became)], Recorded: paused,
+			Mark: marks[string(became)], Recorded: recorded,
 		})
 	}
 	same := func(r fleet.Rebuild) func(fleet.Rebuild) bool {
@@ -187,7 +202,11 @@ func (d feed) happened(ctx context.Context, since time.Time) []event {
 		catalog.Change
 	}])
 	if err == nil {
-		all = slices.DeleteFunc(all, func(e event) bool { return e.Recorded })
+		from := since
+		if len(changes) == changesMax { // older ones were left out
+			from = changes[0].OccurredAt
+		}
+		all = slices.DeleteFunc(all, func(e event) bool { return e.Recorded && !e.At.Before(from) })
 	} else {
 		all = append(all, event{At: time.Now(), Kind: "dashboard", What: "has no answer from Postgres: changes may lack"})
 	}
@@ -206,10 +225,8 @@ func (d feed) happened(ctx context.Context, since time.Time) []event {
 
 // marks are the newest ones of a sale, or of all, oldest first. Equal ones of the same second are one.
 func (d feed) marks(ctx context.Context, sale uuid.UUID) []mark {
-	ctx, cancel := context.WithTimeout(ctx, marksWait)
-	defer cancel()
 	found, since := []mark{}, time.Now().Add(-marksAge)
-	for _, e := range d.happened(ctx, since) {
+	for _, e := range d.recent(ctx, since) {
 		isHere := sale == uuid.Nil || e.Sale == uuid.Nil || e.Sale == sale
 		if e.Mark == "" || !isHere || e.At.Before(since) {
 			continue
@@ -220,6 +237,19 @@ func (d feed) marks(ctx context.Context, sale uuid.UUID) []mark {
 		}
 	}
 	return found[max(0, len(found)-marksMax):]
+}
+
+// recent is what happened, read once for all open pages: they ask at the same time when there is a new mark.
+func (d feed) recent(ctx context.Context, since time.Time) []event {
+	r := &d.journal.recent
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if version := d.journal.version(); version != r.version || time.Since(r.at) > marksKept {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), marksWait)
+		defer cancel()
+		r.events, r.version, r.at = d.happened(ctx, since), version, time.Now()
+	}
+	return r.events
 }
 
 // timeline answers with all that is known, as CSV.

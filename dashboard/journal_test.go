@@ -86,10 +86,39 @@ func TestJournalNotesWhatChanges(t *testing.T) {
 		before = &after
 	}
 	for range journalMax + 1 {
-		j.add(event{})
+		j.add(event{Mark: "↻"})
 	}
 	require.Len(t, j.noted(), journalMax, "the newest")
 	require.Greater(t, j.version(), journalMax)
+}
+
+// What Postgres records too is said once. It does not record that the time of a sale was over.
+func TestJournalKnowsWhatIsRecorded(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	for _, c := range []struct {
+		was, became reservation.State
+		closes      time.Time
+		want        bool
+	}{
+		{reservation.StateOpen, reservation.StatePaused, time.Time{}, true},
+		{reservation.StatePaused, reservation.StateOpen, time.Time{}, true},
+		{reservation.StateOpen, reservation.StateEnded, time.Time{}, true},
+		{reservation.StateOpen, reservation.StateEnded, now.Add(time.Hour), true},
+		{reservation.StateOpen, reservation.StateEnded, now, false},
+		{reservation.StatePaused, reservation.StateEnded, now, false},
+	} {
+		sale := fleet.Sale{ID: uuid.New(), State: c.was, ClosesAt: c.closes}
+		before, after := &fleet.Snapshot{Sales: []fleet.Sale{sale}}, &fleet.Snapshot{At: now, Sales: []fleet.Sale{sale}}
+		after.Sales[0].State = c.became
+		j := &journal{}
+		j.observe(before, after)
+		require.Len(t, j.events, 1)
+		require.Equal(t, c.want, j.events[0].Recorded, "%v", c)
+	}
+	j := &journal{}
+	j.add(event{Kind: "action"})
+	require.Zero(t, j.version(), "charts have nothing new")
 }
 
 // A timeline has what the desk has seen, what its operators did or tried, and what others did to sales, in order, once.
@@ -102,7 +131,8 @@ func TestTimelineIsDownloaded(t *testing.T) {
 	b := d.as("ann")
 	b.post("/sales/" + id.String() + "/pause")
 	b.post("/sales/"+id.String()+"/restock", "units", "x")
-	testkit.Eventually(t, within, "the first look", func() bool { return d.journal.version() >= 3 })
+	b.post("/targets/" + strings.Repeat("x", 5000) + "%0A/pause")
+	testkit.Eventually(t, within, "the first look", func() bool { return len(d.journal.noted()) >= 3 })
 	d.show(id)
 	testkit.Eventually(t, within, "the pause as it was seen", func() bool {
 		return slices.Contains(d.journal.noted(), "sale: "+formula+" is paused")
@@ -115,6 +145,8 @@ func TestTimelineIsDownloaded(t *testing.T) {
 	_, history = b.get("/history?of=" + uuid.NewString())
 	require.NotContains(t, history, "sign")
 
+	long := time.Now().Add(-2 * changesAge) // before what Postgres is asked for
+	d.journal.add(event{At: long, Kind: "sale", What: "an old sale is paused", Recorded: true})
 	status, text := d.as("vic").get("/timeline")
 	require.Equal(t, 200, status)
 	rows, err := csv.NewReader(strings.NewReader(text)).ReadAll()
@@ -127,9 +159,12 @@ func TestTimelineIsDownloaded(t *testing.T) {
 		seen += strings.Join(row[1:], "|") + "\n"
 	}
 	require.Contains(t, seen, "dashboard|began to watch||\n")
+	require.Contains(t, seen, "sale|an old sale is paused||\n")
 	require.Contains(t, seen, "sale|'"+formula+" paused, stock 5|ann|"+id.String())
 	require.Equal(t, 2, strings.Count(seen, formula+" paused"), "with its operator, and not also as seen")
-	require.NotContains(t, seen, " is paused||")
+	require.NotContains(t, seen, formula+" is paused||")
 	require.Contains(t, seen, "action|pause sale "+id.String()+": The sale is paused")
+	require.Contains(t, seen, "action|pause target "+strings.Repeat("x", 2400))
+	require.NotContains(t, seen, strings.Repeat("x", subjectMax))
 	require.Contains(t, seen, "action|restock sale "+id.String()+": not done: Restock takes a whole number")
 }

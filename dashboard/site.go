@@ -270,6 +270,8 @@ const (
 	// lookTimeout bounds what a page asks the servers, actTimeout what an action does.
 	lookTimeout = 5 * time.Second
 	actTimeout  = 15 * time.Second
+	// subjectMax bounds, in the journal, what an action is done to: the form may have any text there.
+	subjectMax = 2500
 )
 
 // look returns the handler of a page that read returns.
@@ -320,7 +322,8 @@ func (d *site) act(
 		}
 		done, err := a.do()
 		did := event{At: time.Now(), Kind: "action", Operator: operator}
-		did.What = strings.TrimSpace(fmt.Sprintln(append([]any{a.name}, a.ids...)...)) + ": "
+		subject := []rune(strings.TrimSpace(fmt.Sprintln(append([]any{a.name}, a.ids...)...)))
+		did.What = figure.Printable(string(subject[:min(len(subject), subjectMax)])) + ": "
 		log := d.Logger.With(append([]any{"operator", operator, "action", a.name}, a.ids...)...)
 		if err != nil {
 			text, hint, _ := explain(err)

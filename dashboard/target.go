@@ -2,7 +2,7 @@ package dashboard
 
 import (
 	"context"
-	"fmt"
+	"errors"
 	"net/http"
 	"net/url"
 	"slices"
@@ -100,8 +100,26 @@ func (d targetPages) replay(ctx context.Context, form url.Values, name string) (
 		find = target.EventPosition
 	}
 	position, err := find(ctx, d.Pool, place)
-	if err == nil {
-		err = d.targets.SetPosition(ctx, name, position)
+	if form.Get("how") == "after" && errors.Is(err, target.ErrPlace) {
+		return "", &refusal{
+			"There is no such event.", "Nothing was done. Write the id of an event. Start, now and a time go with \"from\".",
+		}
 	}
-	return fmt.Sprintf("The target gets the events after position %s, some of them again.", count(position)), err
+	if err != nil {
+		return "", err
+	}
+	all, err := d.targets.List(ctx)
+	if err != nil {
+		return "", err
+	}
+	done := "The target gets the events after position " + count(position) + "."
+	if i := slices.IndexFunc(all, func(t target.Standing) bool { return t.Name == name }); i >= 0 {
+		switch was := all[i].Position; {
+		case position > was:
+			done = "The target skips the events up to position " + count(position) + "."
+		case position < was:
+			done = "The target gets the events after position " + count(position) + " again."
+		}
+	}
+	return done, d.targets.SetPosition(ctx, name, position)
 }

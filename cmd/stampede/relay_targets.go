@@ -282,10 +282,23 @@ func (c *relayReplayCmd) Run(ctx context.Context, s *streams) error {
 		if err != nil {
 			return placeError(err)
 		}
+		all, err := targets.List(ctx)
+		if err != nil {
+			return err
+		}
+		became := "gets the " + eventsAfter(position)
+		if i := slices.IndexFunc(all, func(t target.Standing) bool { return t.Name == c.Name }); i >= 0 {
+			switch was := all[i].Position; {
+			case position > was:
+				became = fmt.Sprintf("skips the events up to position %d", position)
+			case position < was:
+				became += " again"
+			}
+		}
 		if err := targets.SetPosition(ctx, c.Name, position); err != nil {
 			return c.named(err)
 		}
-		return c.changed(ctx, s, c.outputFlag, targets, "gets the "+eventsAfter(position)+", some of them again")
+		return c.changed(ctx, s, c.outputFlag, targets, became)
 	})
 }
 

@@ -216,7 +216,7 @@ func TestRelayCommands(t *testing.T) {
 	testkit.Eventually(t, within, "the repeat", func() bool {
 		return slices.Contains(scrape(t, metrics), `stampede_relay_deliveries_total{target="shop"} 2`)
 	})
-	require.Contains(t, run(exitOK, "replay", "shop", "--after", sale.String()+".r1"), "after position 1")
+	require.Contains(t, run(exitOK, "replay", "shop", "--after", sale.String()+".r1"), "position 1")
 	run(exitOK, "remove", "shop")
 	testkit.Eventually(t, within, "no series of a removed target", func() bool {
 		return !strings.Contains(strings.Join(scrape(t, metrics), "\n"), `target="shop"`)
