@@ -42,8 +42,8 @@ func NoteRefusal(ctx context.Context, err error) {
 	}
 }
 
-// NoteAcked has f called when the ack of the message with this context is sent, or not sent because the subscriber stops.
-// It does nothing for another subscriber's message.
+// NoteAcked has f called when the ack of the message with this context is sent, or given up because the subscriber
+// stops. It does nothing for another subscriber's message.
 func NoteAcked(ctx context.Context, f func(sent bool)) {
 	if n, ok := ctx.Value(notesKey{}).(*notes); ok {
 		n.acked = f

@@ -223,7 +223,8 @@ func TestLatestIsNewestRecordedAudit(t *testing.T) {
 		latest, err = audit.Latest(t.Context(), s.Pool)
 		require.NoError(t, err)
 		latest.At = time.Time{}
-		require.Equal(t, &audit.Recorded{Operator: "bob", Broken: step.broken, Unchecked: step.unchecked}, latest, step.because)
+		want := &audit.Recorded{Operator: "bob", Broken: step.broken, Unchecked: step.unchecked}
+		require.Equal(t, want, latest, step.because)
 	}
 }
 
