@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -160,7 +159,7 @@ func rebuildOf(r fleet.Rebuild) string {
 // observeTroubles notes those that began and ended. Their texts have figures that change.
 func (j *journal) observeTroubles(now *fleet.Snapshot) {
 	last := make(map[string]fleet.Trouble, len(now.Troubles))
-	for t := range now.AllTroubles() {
+	for _, t := range now.AllTroubles() {
 		last[t.Key] = t
 		if _, known := j.open[t.Key]; !known {
 			j.add(event{At: t.Since, Kind: string(t.Severity), What: "begins: " + t.Text})
@@ -267,15 +266,8 @@ func (d feed) timeline(w http.ResponseWriter, r *http.Request, _ *session.Sessio
 		if e.Sale != uuid.Nil {
 			sale = e.Sale.String()
 		}
-		_ = file.Write([]string{e.At.UTC().Format(instant), e.Kind, cell(e.What), cell(figure.Printable(e.Operator)), sale})
+		operator := figure.Printable(e.Operator)
+		_ = file.Write([]string{e.At.UTC().Format(instant), e.Kind, figure.Cell(e.What), figure.Cell(operator), sale})
 	}
 	file.Flush()
-}
-
-// cell keeps a spreadsheet from taking a text for a formula.
-func cell(text string) string {
-	if strings.ContainsAny(text[:min(len(text), 1)], "=+-@\t\r") {
-		return "'" + text
-	}
-	return text
 }

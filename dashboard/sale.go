@@ -30,7 +30,7 @@ const (
 // salePage is the body of the page of a sale.
 type salePage struct {
 	fleet.Sale
-	// Watched is false for an sale beyond those that the fleet follows: its figures are read for the request.
+	// Watched is false for a sale beyond those that the fleet follows: its figures are read for the request.
 	Watched  bool
 	Rebuilds []fleet.Rebuild
 	History  []change

@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
-	"strings"
 	"time"
 
 	"stampede/internal/figure"
@@ -30,12 +29,12 @@ type targetRow struct {
 }
 
 func newTargetRow(t target.Standing, now time.Time) targetRow {
-	kind, _, found := strings.Cut(t.URL, ":")
-	if found && strings.HasPrefix(kind, "http") {
-		kind = string(target.Webhook)
+	kind := unknown
+	if to, err := target.ParseAddress(t.URL); err == nil {
+		kind = string(to.Kind)
 	}
 	return targetRow{
-		t, strings.Replace(kind, "rediss", "redis", 1), figure.Printable(target.Redacted(t.URL)), t.Lag(), t.Waiting(now),
+		t, kind, figure.Printable(target.Redacted(t.URL)), t.Lag(), t.Waiting(now),
 		time.Time(t.DeliveredAt), time.Time(t.LastErrorAt), time.Time(t.RetryAt),
 	}
 }
@@ -108,18 +107,6 @@ func (d targetPages) replay(ctx context.Context, form url.Values, name string) (
 	if err != nil {
 		return "", err
 	}
-	all, err := d.targets.List(ctx)
-	if err != nil {
-		return "", err
-	}
-	done := "The target gets the events after position " + count(position) + "."
-	if i := slices.IndexFunc(all, func(t target.Standing) bool { return t.Name == name }); i >= 0 {
-		switch was := all[i].Position; {
-		case position > was:
-			done = "The target skips the events up to position " + count(position) + "."
-		case position < was:
-			done = "The target gets the events after position " + count(position) + " again."
-		}
-	}
-	return done, d.targets.SetPosition(ctx, name, position)
+	was, err := d.targets.SetPosition(ctx, name, position)
+	return "The target " + target.Replay(was, position, count(position)) + ".", err
 }

@@ -132,7 +132,7 @@ const (
 )
 
 func (d *gate) cookieName(r *http.Request) string {
-	if d.isSecure(r) {
+	if d.TrustedProxies.Secure(r) {
 		return secureCookie
 	}
 	return cookie
@@ -149,13 +149,8 @@ func (d *gate) session(r *http.Request) (*session.Session, bool) {
 func (d *gate) setCookie(w http.ResponseWriter, r *http.Request, value string, seconds int) {
 	http.SetCookie(w, &http.Cookie{
 		Name: d.cookieName(r), Value: value, Path: "/", MaxAge: seconds,
-		HttpOnly: true, Secure: d.isSecure(r), SameSite: http.SameSiteStrictMode,
+		HttpOnly: true, Secure: d.TrustedProxies.Secure(r), SameSite: http.SameSiteStrictMode,
 	})
-}
-
-// isSecure is true over TLS, which a trusted proxy says of its own side.
-func (d *gate) isSecure(r *http.Request) bool {
-	return r.TLS != nil || d.TrustedProxies.Sent(r) && r.Header.Get("X-Forwarded-Proto") == "https"
 }
 
 func writeText(w http.ResponseWriter, status int, text string) {

@@ -191,7 +191,7 @@ func (s *router) traced(name, method, path string, h echo.HandlerFunc) echo.Hand
 		span.Text("http.route", path)
 		span.Text("url.path", r.URL.Path)
 		scheme := "http"
-		if s.limits.proxies.Sent(r) && r.Header.Get("X-Forwarded-Proto") == "https" {
+		if s.limits.proxies.Secure(r) {
 			scheme = "https"
 		}
 		span.Text("url.scheme", scheme)

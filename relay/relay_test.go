@@ -245,7 +245,8 @@ func TestOperatorsChangesTakeEffect(t *testing.T) {
 	require.NoError(t, err)
 	position, err := target.PositionAt(t.Context(), b.pool, events[4])
 	require.NoError(t, err)
-	require.NoError(t, b.targets.SetPosition(t.Context(), "shop", position))
+	_, err = b.targets.SetPosition(t.Context(), "shop", position)
+	require.NoError(t, err)
 	again := len(events) + len(paused) - int(position)
 	testkit.Eventually(t, within, "repeats", func() bool { return r.repeats() == again })
 	b.rest(t, "shop")
@@ -311,7 +312,8 @@ func TestStaleHolderCannotMovePosition(t *testing.T) {
 	require.EqualValues(t, 2, s.Position)
 	require.Equal(t, "new", s.Holder)
 	require.Equal(t, target.Active, s.State)
-	require.NoError(t, b.targets.SetPosition(t.Context(), "shop", 0))
+	_, err = b.targets.SetPosition(t.Context(), "shop", 0)
+	require.NoError(t, err)
 	require.ErrorIs(t, fresh.Move(t.Context(), conn.Conn(), 3, true), target.ErrStale, "an operator replays")
 }
 

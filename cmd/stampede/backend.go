@@ -95,25 +95,28 @@ func (b *backend) rebuilder(ctx context.Context, logger *slog.Logger) (*rebuild.
 	return rebuild.New(rebuild.Config{Pool: b.pool, Redis: b.redis, Keys: b.keys, Store: b.store, Logger: logger})
 }
 
-// ready returns nil if both servers take writes.
-func (b *backend) ready(ctx context.Context) error {
-	return errors.Join(b.store.Writable(ctx), pg.Writable(ctx, b.pool))
+// writable returns nil for each server that takes writes.
+func (b *backend) writable(ctx context.Context) (ofRedis, ofPostgres error) {
+	var asking sync.WaitGroup
+	asking.Go(func() { ofRedis = b.store.Writable(ctx) })
+	asking.Go(func() { ofPostgres = pg.Writable(ctx, b.pool) })
+	asking.Wait()
+	return ofRedis, ofPostgres
 }
+
+// ready returns nil if both servers take writes.
+func (b *backend) ready(ctx context.Context) error { return errors.Join(b.writable(ctx)) }
 
 // look is ready for the metrics.
 func (b *backend) look(ctx context.Context) (notReady string, dependencies map[string]bool) {
-	var asking sync.WaitGroup
-	var redisUp, postgresUp bool
-	asking.Go(func() { redisUp = b.store.Writable(ctx) == nil })
-	asking.Go(func() { postgresUp = pg.Writable(ctx, b.pool) == nil })
-	asking.Wait()
+	ofRedis, ofPostgres := b.writable(ctx)
 	switch {
-	case !redisUp:
+	case ofRedis != nil:
 		notReady = "Redis does not take writes"
-	case !postgresUp:
+	case ofPostgres != nil:
 		notReady = "Postgres does not take writes"
 	}
-	return notReady, map[string]bool{"redis": redisUp, "postgres": postgresUp}
+	return notReady, map[string]bool{"redis": ofRedis == nil, "postgres": ofPostgres == nil}
 }
 
 // askTimeout bounds the checks of a server before a command starts its work.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"stampede/internal/connect"
 	"stampede/internal/dev/apiclient"
@@ -66,9 +67,9 @@ func (f orderFilter) filter() (order.Filter, error) {
 	return filter, nil
 }
 
-// withLedger calls do with the orders in Postgres.
-func (f databaseFlag) withLedger(ctx context.Context, do func(*ledger.Ledger) error) error {
-	pool, err := connect.Postgres(ctx, f.DatabaseURL, 1)
+// withPool calls do with a pool of connections to Postgres, if this version can work with its schema.
+func (f databaseFlag) withPool(ctx context.Context, conns int32, do func(*pgxpool.Pool) error) error {
+	pool, err := connect.Postgres(ctx, f.DatabaseURL, conns)
 	if err != nil {
 		return err
 	}
@@ -76,7 +77,12 @@ func (f databaseFlag) withLedger(ctx context.Context, do func(*ledger.Ledger) er
 	if err := sql.Check(ctx, pool); err != nil {
 		return err
 	}
-	return do(ledger.New(pool))
+	return do(pool)
+}
+
+// withLedger calls do with the orders in Postgres.
+func (f databaseFlag) withLedger(ctx context.Context, do func(*ledger.Ledger) error) error {
+	return f.withPool(ctx, 1, func(pool *pgxpool.Pool) error { return do(ledger.New(pool)) })
 }
 
 type orderShowCmd struct {

@@ -11,18 +11,15 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"stampede/internal/connect"
 	"stampede/internal/figure"
 	"stampede/internal/progress"
 	"stampede/ledger"
 	"stampede/relay/target"
 	"stampede/reservation/order"
-	"stampede/sql"
 )
 
 type orderExportCmd struct {
@@ -47,14 +44,10 @@ func (c *orderExportCmd) Run(ctx context.Context, s *streams) error {
 		ctx, stop = s.watch(ctx, "exporting")
 		defer stop()
 	}
-	pool, err := connect.Postgres(ctx, c.DatabaseURL, 1)
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
-	if err := sql.Check(ctx, pool); err != nil {
-		return err
-	}
+	return c.withPool(ctx, 1, func(pool *pgxpool.Pool) error { return c.export(ctx, s, pool, filter) })
+}
+
+func (c *orderExportCmd) export(ctx context.Context, s *streams, pool *pgxpool.Pool, filter order.Filter) error {
 	span, err := c.span(ctx, pool)
 	if err != nil {
 		return err
@@ -126,25 +119,15 @@ func (c *orderExportCmd) writer(w io.Writer) (each func(order.Placed) error, flu
 	return func(o order.Placed) error {
 			line := o.View()
 			row = append(row[:0],
-				line.OrderID.String(), line.SaleID.String(), cell(line.UserID), strconv.FormatInt(line.Quantity, 10),
+				line.OrderID.String(), line.SaleID.String(), figure.Cell(line.UserID), strconv.FormatInt(line.Quantity, 10),
 				string(line.Status), strconv.Itoa(line.Version), line.ReservedAt, line.UpdatedAt, line.PaidAt, line.ExpiresAt,
-				cell(line.PaymentReference), cell(line.Reason), strconv.FormatInt(line.Sequence, 10),
+				figure.Cell(line.PaymentReference), figure.Cell(line.Reason), strconv.FormatInt(line.Sequence, 10),
 				strconv.FormatInt(line.Epoch, 10))
 			return rows.Write(row)
 		}, func() error {
 			rows.Flush()
 			return rows.Error()
 		}
-}
-
-// cell returns a text that buyers or payment providers choose as a cell of a spreadsheet, which would run one that
-// looks like a formula: it then begins with an apostrophe, as does one that begins with an apostrophe, so that the text
-// can be told from the mark.
-func cell(text string) string {
-	if text != "" && strings.ContainsRune("=+-@\t\r\n'", rune(text[0])) {
-		return "'" + text
-	}
-	return text
 }
 
 // writeWhole writes to a file, which appears under its name when write has succeeded, or to out if the name is empty.

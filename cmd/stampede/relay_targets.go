@@ -7,14 +7,13 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"stampede/internal/connect"
 	"stampede/relay/target"
-	"stampede/sql"
 )
 
 // secretFileMax bounds what is read of a file of secrets.
@@ -22,15 +21,7 @@ const secretFileMax = 4 << 10
 
 // withTargets runs do with the targets of a database.
 func (f databaseFlag) withTargets(ctx context.Context, do func(*pgxpool.Pool, *target.Store) error) error {
-	pool, err := connect.Postgres(ctx, f.DatabaseURL, 2)
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
-	if err := sql.Check(ctx, pool); err != nil {
-		return err
-	}
-	return do(pool, target.NewStore(pool))
+	return f.withPool(ctx, 2, func(pool *pgxpool.Pool) error { return do(pool, target.NewStore(pool)) })
 }
 
 // targetArg names the target that a command is about.
@@ -282,23 +273,11 @@ func (c *relayReplayCmd) Run(ctx context.Context, s *streams) error {
 		if err != nil {
 			return placeError(err)
 		}
-		all, err := targets.List(ctx)
+		was, err := targets.SetPosition(ctx, c.Name, position)
 		if err != nil {
-			return err
-		}
-		became := "gets the " + eventsAfter(position)
-		if i := slices.IndexFunc(all, func(t target.Standing) bool { return t.Name == c.Name }); i >= 0 {
-			switch was := all[i].Position; {
-			case position > was:
-				became = fmt.Sprintf("skips the events up to position %d", position)
-			case position < was:
-				became += " again"
-			}
-		}
-		if err := targets.SetPosition(ctx, c.Name, position); err != nil {
 			return c.named(err)
 		}
-		return c.changed(ctx, s, c.outputFlag, targets, became)
+		return c.changed(ctx, s, c.outputFlag, targets, target.Replay(was, position, strconv.FormatInt(position, 10)))
 	})
 }
 

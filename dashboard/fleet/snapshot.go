@@ -2,7 +2,6 @@ package fleet
 
 import (
 	"encoding/json"
-	"iter"
 	"strings"
 	"time"
 
@@ -58,19 +57,11 @@ type RedisNode struct {
 }
 
 // AllTroubles are the troubles, each followed by its consequences.
-func (s *Snapshot) AllTroubles() iter.Seq[Trouble] {
-	return func(yield func(Trouble) bool) {
-		for _, t := range s.Troubles {
-			if !yield(t) {
-				return
-			}
-			for _, consequence := range t.Consequences {
-				if !yield(consequence) {
-					return
-				}
-			}
-		}
+func (s *Snapshot) AllTroubles() (all []Trouble) {
+	for _, t := range s.Troubles {
+		all = append(append(all, t), t.Consequences...)
 	}
+	return all
 }
 
 // noneReady says why no ingress that is up takes purchases: "" if one does, or none is up.

@@ -202,29 +202,25 @@ func underCauses(shown []*lasting) []Trouble {
 			first[one.kind] = i
 		}
 	}
-	roots := []Trouble{}
-	place := map[int]int{} // in roots, of the troubles that have no cause
-	under := make([]int, len(shown))
-	for i, one := range shown {
-		under[i] = i
-		for at, more := i, true; more; {
-			more = false
-			for _, cause := range shown[at].causes {
-				if to, seen := first[cause]; seen {
-					under[i], at, more = to, to, true
-					break
-				}
-			}
+	root := func(i int) int { // the trouble at the end of its causes
+		isSeen := func(cause *kind) bool { _, seen := first[cause]; return seen }
+		for at := slices.IndexFunc(shown[i].causes, isSeen); at >= 0; at = slices.IndexFunc(shown[i].causes, isSeen) {
+			i = first[shown[i].causes[at]]
 		}
-		if under[i] == i {
-			place[i] = len(roots)
-			roots = append(roots, one.trouble())
+		return i
+	}
+	consequences := map[int][]Trouble{} // by the place of their root
+	for i, one := range shown {
+		if to := root(i); to != i {
+			consequences[to] = append(consequences[to], one.trouble())
 		}
 	}
+	roots := []Trouble{}
 	for i, one := range shown {
-		if under[i] != i {
-			root := &roots[place[under[i]]]
-			root.Consequences = append(root.Consequences, one.trouble())
+		if root(i) == i {
+			t := one.trouble()
+			t.Consequences = consequences[i]
+			roots = append(roots, t)
 		}
 	}
 	return roots

@@ -31,6 +31,15 @@ func Printable(text string) string {
 	return text
 }
 
+// Cell makes untrusted text a cell of a spreadsheet, which would run one that looks like a formula: it then begins with
+// an apostrophe, as does one that begins with an apostrophe, so that the text can be told from the mark.
+func Cell(text string) string {
+	if text != "" && strings.ContainsRune("=+-@\t\r\n'", rune(text[0])) {
+		return "'" + text
+	}
+	return text
+}
+
 // Misleads is true for characters that control a terminal, reorder what is beside them, or are shown as nothing, except
 // for the joiners, which emoji and some scripts need.
 func Misleads(r rune) bool {

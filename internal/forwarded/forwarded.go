@@ -37,6 +37,11 @@ func (p Proxies) Client(r *http.Request) netip.Addr {
 // Sent reports whether the request comes from a trusted proxy, whose other headers may be believed then.
 func (p Proxies) Sent(r *http.Request) bool { return p.trusts(peer(r)) }
 
+// Secure is true for a request over TLS, which a trusted proxy says of its own side.
+func (p Proxies) Secure(r *http.Request) bool {
+	return r.TLS != nil || p.Sent(r) && r.Header.Get("X-Forwarded-Proto") == "https"
+}
+
 func (p Proxies) trusts(addr netip.Addr) bool {
 	for _, prefix := range p {
 		if prefix.Contains(addr) {

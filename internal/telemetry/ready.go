@@ -41,13 +41,13 @@ func WatchReady(
 			notReady, dependencies := look(limited)
 			cancel()
 			if ctx.Err() == nil {
-				ready.WithLabelValues(process, notReady).Set(number(notReady == ""))
+				ready.WithLabelValues(process, notReady).Set(OneIf(notReady == ""))
 				if notReady != shown { // only now, so that no scrape finds nothing
 					ready.DeleteLabelValues(process, shown)
 					shown = notReady
 				}
 				for name, isUp := range dependencies {
-					up.WithLabelValues(name).Set(number(isUp))
+					up.WithLabelValues(name).Set(OneIf(isUp))
 				}
 			}
 			if !retry.Pause(readyInterval, ctx.Done()) {
@@ -55,11 +55,4 @@ func WatchReady(
 			}
 		}
 	}, nil
-}
-
-func number(yes bool) float64 {
-	if yes {
-		return 1
-	}
-	return 0
 }

@@ -151,9 +151,28 @@ func (s *Store) SetState(ctx context.Context, name string, state State) error {
 	return s.change(ctx, name, sql.RelaySetState, state)
 }
 
-// SetPosition lets a target continue after a position, which may be lower or higher than its own.
-func (s *Store) SetPosition(ctx context.Context, name string, position int64) error {
-	return s.change(ctx, name, sql.RelaySetPosition, position)
+// SetPosition lets a target continue after a position, which may be lower or higher than the one where it was.
+func (s *Store) SetPosition(ctx context.Context, name string, position int64) (was int64, err error) {
+	err = s.pool.QueryRow(ctx, sql.RelaySetPosition, name, position).Scan(&was)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return 0, ErrNotFound
+	}
+	if err != nil {
+		return 0, fmt.Errorf("change the target %s: %w", name, err)
+	}
+	return was, nil
+}
+
+// Replay says what a target does that was at one position and continues after another, which has a text.
+func Replay(was, position int64, shown string) string {
+	if position > was {
+		return "skips the events up to position " + shown
+	}
+	gets := "gets the events after position " + shown
+	if position < was {
+		gets += " again"
+	}
+	return gets
 }
 
 // Remove removes a target.

@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"stampede/internal/redisinfo"
+	"stampede/internal/telemetry"
 	"stampede/upkeep/audit"
 )
 
@@ -120,7 +121,7 @@ func (s *Survey) Collect(out chan<- prometheus.Metric) {
 		out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
 	}
 	if up, ok := s.postgresUp.valid(now); ok {
-		gauge(s.descs.postgresUp, number(up))
+		gauge(s.descs.postgresUp, telemetry.OneIf(up))
 	}
 	if found, ok := s.postgres.valid(now); ok {
 		gauge(s.descs.parked, float64(found.Parked))
@@ -128,7 +129,7 @@ func (s *Survey) Collect(out chan<- prometheus.Metric) {
 			gauge(s.descs.auditAt, *found.At)
 		}
 		for _, promise := range audit.PromiseNames() {
-			gauge(s.descs.broken, number(slices.Contains(found.Broken, promise)), promise)
+			gauge(s.descs.broken, telemetry.OneIf(slices.Contains(found.Broken, promise)), promise)
 		}
 	}
 	if p, ok := s.server.valid(now); ok {
@@ -173,7 +174,7 @@ func (s *Survey) collectUnits(u saleUnits, gauge func(*prometheus.Desc, float64,
 func (s *Survey) collectServer(
 	out chan<- prometheus.Metric, r redisinfo.Server, gauge func(*prometheus.Desc, float64, ...string),
 ) {
-	gauge(s.descs.redisUp, number(r.Up()), r.Name)
+	gauge(s.descs.redisUp, telemetry.OneIf(r.Up()), r.Name)
 	if r.Err != nil {
 		return
 	}
@@ -182,18 +183,11 @@ func (s *Survey) collectServer(
 		gauge(s.descs.usedRatio, float64(r.UsedBytes)/cmp.Or(most, math.Inf(1)), r.Name)
 	}
 	if _, told := r.Sum("aof_enabled"); told {
-		gauge(s.descs.logged, number(r.LogOn && !r.LogFails), r.Name)
+		gauge(s.descs.logged, telemetry.OneIf(r.LogOn && !r.LogFails), r.Name)
 	}
 	for _, figure := range s.descs.redis {
 		if sum, told := r.Sum(figure.numbers...); told {
 			out <- prometheus.MustNewConstMetric(figure.desc, figure.kind, sum, r.Name)
 		}
 	}
-}
-
-func number(yes bool) float64 {
-	if yes {
-		return 1
-	}
-	return 0
 }
