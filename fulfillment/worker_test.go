@@ -99,7 +99,8 @@ func TestWorkerRejectsSecondOrderAndReleasesUnit(t *testing.T) {
 	require.Equal(t, order.RejectedAlreadyPurchased, o.Reason)
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderRejected"}, testshop.History(t, s.Pool, second))
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed"}, testshop.History(t, s.Pool, first))
-	require.EqualValues(t, 9, s.Left(t, sale), "one unit is sold")
+	// The worker rebuilds the stock, because of the buyer that Redis lacks: it is closed meanwhile.
+	testkit.Eventually(t, testshop.Soon, "one unit is sold", func() bool { return s.Left(t, sale) == 9 })
 	require.EqualValues(t, 1, testshop.Sold(t, s.Pool, sale))
 }
 
