@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -225,13 +224,16 @@ func TestExpectContinue(t *testing.T) {
 // Purchases that wait for Redis fill the server.
 func TestRequestsInFlightAreBounded(t *testing.T) {
 	t.Parallel()
-	own := testkit.OwnRedis(t)
-	s := openShopOn(t, onRedis(t, own), func(c *Config) { c.MaxInFlight = 2 })
+	var held heldPurchases
+	s := openShop(t, func(c *Config) {
+		c.MaxInFlight, held.Reservations = 2, c.Reservations
+		c.Reservations = &held
+	})
 	sale := s.sale(reservation.Terms{Stock: 10})
 	paid, _ := s.confirm(s.sale(reservation.Terms{Stock: 1, PaymentWindow: time.Hour}), "eve")
 	s.buy(sale, "", as("warm-up")).is(http.StatusAccepted)
-	require.NoError(t, syscall.Kill(own.Pid(), syscall.SIGSTOP))
-	goOn := sync.OnceFunc(func() { require.NoError(t, syscall.Kill(own.Pid(), syscall.SIGCONT)) })
+	held.gate.Lock()
+	goOn := sync.OnceFunc(held.gate.Unlock)
 	defer goOn()
 
 	var waiting sync.WaitGroup

@@ -445,6 +445,18 @@ func (r *reservedCounter) FindReserved(ctx context.Context, id uuid.UUID, user s
 	return r.Reservations.FindReserved(ctx, id, user)
 }
 
+// heldPurchases keeps purchases from Redis while its gate is locked.
+type heldPurchases struct {
+	Reservations
+	gate sync.RWMutex
+}
+
+func (h *heldPurchases) Reserve(ctx context.Context, r reservation.Request) (reservation.Answer, error) {
+	h.gate.RLock()
+	defer h.gate.RUnlock()
+	return h.Reservations.Reserve(ctx, r)
+}
+
 // slowTogether takes longer to look up several orders than any request waits.
 type slowTogether struct {
 	Orders
