@@ -455,6 +455,7 @@ type heldPurchases struct {
 func (h *heldPurchases) Reserve(ctx context.Context, r reservation.Request) (reservation.Answer, error) {
 	h.gate.RLock()
 	defer h.gate.RUnlock()
+	r.Arrived = time.Now() // the store refuses what has waited for long
 	return h.Reservations.Reserve(ctx, r)
 }
 
