@@ -52,6 +52,10 @@ func (s *operatorService) createSale(c echo.Context, operator string) error {
 		OpensAt              *time.Time `json:"opens_at"`
 		ClosesAt             *time.Time `json:"closes_at"`
 		PaymentWindowSeconds int64      `json:"payment_window_seconds"`
+		PaymentGraceSeconds  int64      `json:"payment_grace_seconds"`
+		PaymentsPerSecond    int64      `json:"payments_per_second"`
+		UnitPrice            *int64     `json:"unit_price"`
+		Currency             string     `json:"currency"`
 		Shards               *int       `json:"shards"`
 	}{}
 	if err := readObject(c, &body); err != nil {
@@ -60,7 +64,13 @@ func (s *operatorService) createSale(c echo.Context, operator string) error {
 	terms := reservation.Terms{
 		Name: body.Name, Stock: body.Stock, PerOrderLimit: 1,
 		OpensAt: givenTime(body.OpensAt), ClosesAt: givenTime(body.ClosesAt),
-		PaymentWindow: boundedSeconds(body.PaymentWindowSeconds),
+		PaymentWindow: boundedSeconds(body.PaymentWindowSeconds), PaymentGrace: boundedSeconds(body.PaymentGraceSeconds),
+		PaymentsPerSecond: body.PaymentsPerSecond, Currency: body.Currency,
+	}
+	if body.UnitPrice != nil {
+		if terms.UnitPrice = *body.UnitPrice; terms.UnitPrice == 0 {
+			return &order.InvalidError{Field: "unit_price", Reason: "must be at least 1"}
+		}
 	}
 	if body.PerOrderLimit != nil {
 		terms.PerOrderLimit = *body.PerOrderLimit

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -35,6 +36,8 @@ type Ledger struct {
 	pool     *pgxpool.Pool
 	outcomes *Outcomes // nil to publish nothing
 	changed  func(order.Status)
+	// paced has sales with a pace (uuid.UUID), which record_fresh.sql leaves to record_orders.sql.
+	paced *sync.Map
 	// limitLocks is the SET that bounds how long a transaction waits for a lock. It is sent with the BEGIN.
 	limitLocks string
 }
@@ -48,7 +51,7 @@ const lockWait = 2 * time.Second
 
 // New returns a Ledger on a migrated database.
 func New(pool *pgxpool.Pool) *Ledger {
-	return (&Ledger{pool: pool}).WithLockTimeout(lockWait)
+	return (&Ledger{pool: pool, paced: new(sync.Map)}).WithLockTimeout(lockWait)
 }
 
 // WithLockTimeout sets how long a transaction waits for a lock.
@@ -105,7 +108,7 @@ func (l *Ledger) write(ctx context.Context, c *Columns, refusal *string) ([]stri
 		return nil, nil, fmt.Errorf("%w: %w", errNoConnection, err)
 	}
 	defer conn.Release()
-	if refusal == nil {
+	if refusal == nil && !l.hasPaced(c) {
 		err := inSpan(ctx, c, func(ctx context.Context) error { return l.confirmFresh(ctx, conn, c) })
 		if err == nil {
 			return slices.Repeat([]string{wordConfirmed}, len(c.orders)), nil, nil
@@ -156,9 +159,10 @@ func (l *Ledger) recordOn(
 ) ([]string, map[uuid.UUID]order.Order, error) {
 	begin := &pgx.Batch{}
 	l.queueBegin(begin)
+	begin.Queue(sql.LedgerLockTurns, array[idCell](c.sales))
 	begin.Queue(sql.LedgerRecordOrders, append(c.Arguments(), refusal)...)
 	answers := conn.SendBatch(ctx, begin)
-	words, err := readWords(answers, len(c.orders))
+	words, err := l.readWords(answers, len(c.orders))
 	if err := closed(answers, err); err != nil {
 		return nil, nil, err
 	}
@@ -258,11 +262,27 @@ const (
 	wordArchived    = "archived"
 )
 
-func readWords(answers pgx.BatchResults, n int) ([]string, error) {
+// hasPaced reports whether a sale of the events is known to have a pace.
+func (l *Ledger) hasPaced(c *Columns) bool {
+	return slices.ContainsFunc(c.sales, func(sale idCell) bool {
+		_, paced := l.paced.Load(uuid.UUID(sale))
+		return paced
+	})
+}
+
+func (l *Ledger) readWords(answers pgx.BatchResults, n int) ([]string, error) {
 	if err := readBegin(answers); err != nil {
 		return nil, err
 	}
-	rows, err := answers.Query()
+	rows, _ := answers.Query() // rows carry the error
+	paced, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
+	if err != nil {
+		return nil, err
+	}
+	for _, sale := range paced {
+		l.paced.Store(sale, nil)
+	}
+	rows, err = answers.Query()
 	if err != nil {
 		return nil, err
 	}
@@ -297,6 +317,9 @@ type orderRow struct {
 	ReservedAt       time.Time
 	UpdatedAt        time.Time
 	ExpiresAt        zeronull.Timestamptz
+	PayFrom          zeronull.Timestamptz
+	Amount           zeronull.Int8
+	Currency         zeronull.Text
 	PaymentReference string
 	Reason           string
 }
@@ -310,10 +333,13 @@ func (r *orderRow) order() order.Order {
 	o := order.Order{
 		ID: r.ID, SaleID: r.SaleID, UserID: r.UserID, Quantity: r.Quantity, Status: r.Status, Version: r.Version,
 		ReservedAt: r.ReservedAt.UTC(), UpdatedAt: r.UpdatedAt.UTC(), ExpiresAt: time.Time(r.ExpiresAt),
+		PayFrom: time.Time(r.PayFrom), Amount: int64(r.Amount), Currency: string(r.Currency),
 		PaymentReference: r.PaymentReference, Reason: r.Reason,
 	}
-	if !o.ExpiresAt.IsZero() {
-		o.ExpiresAt = o.ExpiresAt.UTC()
+	for _, at := range []*time.Time{&o.ExpiresAt, &o.PayFrom} {
+		if !at.IsZero() {
+			*at = at.UTC()
+		}
 	}
 	return o
 }

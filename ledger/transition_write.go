@@ -16,28 +16,11 @@ import (
 
 // This file writes the transitions that order/transition.go decides.
 
-// Pay records that the user's order was paid, and returns it. reference is the payment provider's id of
-// the payment. Retries with the same reference change nothing.
-//
-// The error is an *order.InvalidError for the reference; order.ErrNotFound, also for another user's
-// order; order.ErrExpired once the deadline has passed; wraps order.ErrIllegalTransition, and is an
-// *order.AlreadyPaidError for an order paid with another reference; wraps order.ErrDamaged; or is
-// one of Postgres.
-func (l *Ledger) Pay(ctx context.Context, o uuid.UUID, user, reference string) (order.Order, error) {
-	paid, err := l.change(ctx, o, change{
-		event: order.EventPaid, user: &user,
-		decide: func(o order.Order, overdue bool) (order.Order, bool, error) { return o.Paid(reference, overdue) },
-	})
-	if err != nil {
-		return order.Order{}, fmt.Errorf("pay order=%s: %w", o, err)
-	}
-	return paid.Order, nil
-}
-
 // Cancel cancels the user's order and returns it. Retries change nothing. Its units are on sale again,
 // and its user may buy again, as soon as a worker has released the units in Redis.
 //
-// It returns the same errors as Pay.
+// The error is order.ErrNotFound, also for another user's order; order.ErrExpired once the deadline has passed; wraps
+// order.ErrIllegalTransition or order.ErrDamaged; or is one of Postgres.
 func (l *Ledger) Cancel(ctx context.Context, o uuid.UUID, user string) (order.Order, error) {
 	cancelled, err := l.change(ctx, o, change{
 		event: order.EventCancelled, user: &user, decide: order.Order.Cancelled,
@@ -49,8 +32,8 @@ func (l *Ledger) Cancel(ctx context.Context, o uuid.UUID, user string) (order.Or
 }
 
 // Withdraw cancels an order of any user for an operator, and returns it. Other than Cancel, it also cancels orders that
-// are paid, and confirmed ones with nothing to pay. The event has the operator, the reason, and the reference of the
-// payment that must be refunded. Retries change nothing, and an order that its buyer has cancelled stays as it is.
+// are paid, and confirmed ones with nothing to pay. The event has the operator and the reason, and the refund of
+// its payment is due from then on. Retries change nothing, and an order that its buyer has cancelled stays as it is.
 //
 // The error is an *order.InvalidError for the reason, order.ErrNotFound, order.ErrArchived, wraps
 // order.ErrIllegalTransition or order.ErrDamaged, or is one of Postgres.
@@ -100,18 +83,28 @@ func (l *Ledger) change(ctx context.Context, id uuid.UUID, c change) (next order
 		if next.UpdatedAt, err = writeChange(ctx, tx, c, changed, next.Order); err != nil {
 			return err
 		}
+		if o.Status == order.StatusPaid { // by an operator
+			if _, err := tx.Exec(ctx, sql.PaymentRefundOrder, id, order.RefundOrderCancelled, c.operator); err != nil {
+				return err
+			}
+		}
 		return noteTrace(ctx, tx, next.Order)
 	})
+	return next, l.announce(changed, next.Order, err)
+}
+
+// announce tells of the orders that a transaction has changed to next, and returns its error as that of a change.
+func (l *Ledger) announce(changed []order.Order, next order.Order, err error) error {
 	switch {
 	case err == nil:
 		if l.changed != nil && len(changed) > 0 {
 			l.changed(next.Status)
 		}
-		l.publishChanged(changed, next.Order)
+		l.publishChanged(changed, next)
 	case FaultOf(err) == BadData, errors.Is(err, errNotLocked):
 		err = fmt.Errorf("%w: %w", order.ErrDamaged, err)
 	}
-	return next, err
+	return err
 }
 
 // inTransaction runs f in a transaction, and commits unless f fails. It is read committed, whatever the

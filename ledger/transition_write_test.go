@@ -124,18 +124,18 @@ func TestPayAndCancelRejectOrderOfAnotherUser(t *testing.T) {
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed"}, testshop.History(t, pool, o))
 }
 
-func TestPayAndCancelRejectOrderWithoutPaymentWindow(t *testing.T) {
+// Such an order takes money at any time: nothing is refunded that belongs to it.
+func TestFinalOrderTakesMoneyAndNoCancellation(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	l := ledger.New(pool)
 	sale := testshop.NewSale(t, pool, 1)
 	o := testwork.Confirm(t, pool, sale, 1)[0]
 	testwork.Heartbeat(t, pool)
-	_, err := l.Pay(t.Context(), o, "user-1", "pi_1")
+	_, err := l.Cancel(t.Context(), o, "user-1")
 	require.ErrorIs(t, err, order.ErrIllegalTransition)
-	_, err = l.Cancel(t.Context(), o, "user-1")
-	require.ErrorIs(t, err, order.ErrIllegalTransition)
-	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed"}, testshop.History(t, pool, o))
+	testwork.Pay(t, l, o, "user-1", "pi_1")
+	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed", "3 OrderPaid"}, testshop.History(t, pool, o))
 	require.EqualValues(t, 1, testshop.Sold(t, pool, sale))
 }
 

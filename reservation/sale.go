@@ -49,6 +49,13 @@ type Terms struct {
 	ClosesAt time.Time
 	// PaymentWindow is how long a confirmed order waits for its payment; 0 if confirmed orders are final.
 	PaymentWindow time.Duration
+	// PaymentGrace is how long after its deadline an order still takes money. Buyers are not told of it.
+	PaymentGrace time.Duration
+	// PaymentsPerSecond is how many orders a second get their turn to pay; 0 for all at once.
+	PaymentsPerSecond int64
+	// UnitPrice is what a unit costs, in minor units of Currency (ISO 4217); 0 and empty if only the shop knows.
+	UnitPrice int64
+	Currency  string
 	// Shards is how many shards share the stock (Layout), from 1 to the number of partitions. 0 stands for 1.
 	Shards int
 }
@@ -76,6 +83,29 @@ func (t Terms) Validate() error {
 			Field:  "payment_window_seconds",
 			Reason: fmt.Sprintf("must be a whole number from 0 to %d", int(order.MaxPaymentWindow/time.Second)),
 		}
+	case t.PaymentGrace < 0 || t.PaymentGrace > order.MaxPaymentGrace || t.PaymentGrace%time.Second != 0:
+		return &order.InvalidError{
+			Field:  "payment_grace_seconds",
+			Reason: fmt.Sprintf("must be a whole number from 0 to %d", int(order.MaxPaymentGrace/time.Second)),
+		}
+	case t.PaymentsPerSecond < 0 || t.PaymentsPerSecond > order.MaxPaymentsPerSecond:
+		return &order.InvalidError{
+			Field: "payments_per_second", Reason: fmt.Sprintf("must be a whole number from 0 to %d", order.MaxPaymentsPerSecond),
+		}
+	case t.PaymentWindow == 0 && t.PaymentGrace > 0:
+		return &order.InvalidError{Field: "payment_grace_seconds", Reason: "needs payment_window_seconds"}
+	case t.PaymentWindow == 0 && t.PaymentsPerSecond > 0:
+		return &order.InvalidError{Field: "payments_per_second", Reason: "needs payment_window_seconds"}
+	case t.UnitPrice < 0 || t.UnitPrice > order.MaxUnitPrice:
+		return &order.InvalidError{
+			Field: "unit_price", Reason: fmt.Sprintf("must be a whole number of minor units from 1 to %d", order.MaxUnitPrice),
+		}
+	case t.Currency != "" && !order.IsCurrency(t.Currency):
+		return &order.InvalidError{Field: "currency", Reason: "must be a code of ISO 4217, such as EUR"}
+	case t.UnitPrice == 0 && t.Currency != "":
+		return &order.InvalidError{Field: "currency", Reason: "needs unit_price"}
+	case t.UnitPrice > 0 && t.Currency == "":
+		return &order.InvalidError{Field: "unit_price", Reason: "needs currency"}
 	case t.Shards < 0 || t.Shards > MaxPartitions:
 		return &order.InvalidError{Field: "shards", Reason: fmt.Sprintf("must be a whole number from 1 to %d", MaxPartitions)}
 	}
@@ -125,6 +155,10 @@ type SaleRow struct {
 	PerOrderLimit        int64
 	OpensAt, ClosesAt    zeronull.Timestamptz
 	PaymentWindowSeconds int64
+	PaymentGraceSeconds  int64
+	PaymentsPerSecond    int64
+	UnitPrice            zeronull.Int8
+	Currency             zeronull.Text
 	Epoch, Revision      int64
 	Partitions, Shards   int
 	CreatedAt            time.Time
@@ -136,7 +170,9 @@ func (r *SaleRow) Sale() Sale {
 		ID: r.ID,
 		Terms: Terms{
 			Name: r.Name, Stock: r.Stock, PerOrderLimit: r.PerOrderLimit, OpensAt: inUTC(r.OpensAt), ClosesAt: inUTC(r.ClosesAt),
-			PaymentWindow: time.Duration(r.PaymentWindowSeconds) * time.Second, Shards: r.Shards,
+			PaymentWindow: time.Duration(r.PaymentWindowSeconds) * time.Second,
+			PaymentGrace:  time.Duration(r.PaymentGraceSeconds) * time.Second, PaymentsPerSecond: r.PaymentsPerSecond,
+			UnitPrice: int64(r.UnitPrice), Currency: string(r.Currency), Shards: r.Shards,
 		},
 		State: r.State, Epoch: r.Epoch, Revision: r.Revision, Partitions: r.Partitions, CreatedAt: r.CreatedAt.UTC(),
 	}

@@ -304,6 +304,7 @@ var readsMany = map[string]string{
 	"audit/two_live_orders":   "TestAuditOfSaleReadsItsMonth",
 	"audit/unfinished_buyers": "joins audit_buyers",
 	"reconcile/explain":       "joins the differences",
+	"payment/waiting":         "starts from the few payments that wait",
 	"relay/position_of_time":  "an operator's, which says so",
 	"archive/insert_events":   "only inserts",
 }

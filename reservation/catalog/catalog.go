@@ -120,7 +120,8 @@ func (c *Catalog) insert(ctx context.Context, t reservation.Terms, idempotencyKe
 	err := pg.InOneStatement(ctx, c.pool, []any{&sale.Epoch, &sale.Revision, &sale.CreatedAt},
 		sql.CatalogInsertSale, sale.ID, t.Name, t.Stock, t.PerOrderLimit,
 		zeronull.Timestamptz(t.OpensAt), zeronull.Timestamptz(t.ClosesAt), int64(t.PaymentWindow/time.Second),
-		sale.Partitions, zeronull.Text(idempotencyKey), sale.Shards, zeronull.Text(operatorIn(ctx)))
+		sale.Partitions, zeronull.Text(idempotencyKey), sale.Shards, zeronull.Text(operatorIn(ctx)),
+		int64(t.PaymentGrace/time.Second), t.PaymentsPerSecond, zeronull.Int8(t.UnitPrice), zeronull.Text(t.Currency))
 	return asCreated(sale, t.Stock, sale.Shards), err
 }
 

@@ -30,6 +30,10 @@ type saleView struct {
 	OpensAt              string            `json:"opens_at,omitempty"`
 	ClosesAt             string            `json:"closes_at,omitempty"`
 	PaymentWindowSeconds int64             `json:"payment_window_seconds"`
+	PaymentGraceSeconds  int64             `json:"payment_grace_seconds,omitempty"`
+	PaymentsPerSecond    int64             `json:"payments_per_second,omitempty"`
+	UnitPrice            int64             `json:"unit_price,omitempty"`
+	Currency             string            `json:"currency,omitempty"`
 	Shards               int               `json:"shards"`
 	CreatedAt            string            `json:"created_at"`
 }
@@ -40,7 +44,9 @@ func (s CountedSale) MarshalJSON() ([]byte, error) {
 	return json.Marshal(saleView{
 		ID: s.ID, Name: s.Name, State: s.State, Stock: s.Stock, Available: s.Available, Held: s.Held, Sold: s.Sold,
 		PerOrderLimit: s.PerOrderLimit, OpensAt: timestamp(s.OpensAt), ClosesAt: timestamp(s.ClosesAt),
-		PaymentWindowSeconds: int64(s.PaymentWindow / time.Second), Shards: s.Shards,
+		PaymentWindowSeconds: int64(s.PaymentWindow / time.Second),
+		PaymentGraceSeconds:  int64(s.PaymentGrace / time.Second), PaymentsPerSecond: s.PaymentsPerSecond,
+		UnitPrice: s.UnitPrice, Currency: s.Currency, Shards: s.Shards,
 		CreatedAt: timestamp(s.CreatedAt),
 	})
 }
@@ -54,7 +60,9 @@ func (s *CountedSale) UnmarshalJSON(text []byte) error {
 	*s = CountedSale{
 		Sale: reservation.Sale{ID: v.ID, Terms: reservation.Terms{
 			Name: v.Name, Stock: v.Stock, PerOrderLimit: v.PerOrderLimit,
-			PaymentWindow: time.Duration(v.PaymentWindowSeconds) * time.Second, Shards: v.Shards,
+			PaymentWindow: time.Duration(v.PaymentWindowSeconds) * time.Second,
+			PaymentGrace:  time.Duration(v.PaymentGraceSeconds) * time.Second, PaymentsPerSecond: v.PaymentsPerSecond,
+			UnitPrice: v.UnitPrice, Currency: v.Currency, Shards: v.Shards,
 		}},
 		State: v.State, Available: v.Available, Held: v.Held, Sold: v.Sold,
 	}

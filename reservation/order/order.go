@@ -81,6 +81,11 @@ type Order struct {
 	// ExpiresAt is the payment deadline of a confirmed order, by the clock of Postgres. It is zero
 	// in every other status and in a sale without a payment window.
 	ExpiresAt time.Time
+	// PayFrom is the order's turn to pay in a sale with a pace, by the clock of Postgres.
+	PayFrom time.Time
+	// Amount is what the order costs, in minor units of Currency; 0 and empty if its sale has no price.
+	Amount   int64
+	Currency string
 	// PaymentReference is the payment provider's reference of a paid order, also after an operator has cancelled it; it is
 	// empty in every other status.
 	PaymentReference string
@@ -177,9 +182,13 @@ const (
 	MaxStock         = 100_000_000
 	MaxPerOrder      = 1_000_000
 	MaxPaymentWindow = 30 * 24 * time.Hour
-	MaxNameRunes     = 200
-	MaxUserBytes     = 128
-	maxKeyBytes      = 255 // of an idempotency key
+	MaxPaymentGrace  = time.Hour
+	MaxUnitPrice     = 1_000_000_000 // minor units; the amount of MaxPerOrder units is an exact number in JSON
+	// MaxPaymentsPerSecond is beyond what any payment provider takes.
+	MaxPaymentsPerSecond = 10_000
+	MaxNameRunes         = 200
+	MaxUserBytes         = 128
+	maxKeyBytes          = 255 // of an idempotency key
 	// MaxPerMessage is how many orders a message of the stream may hold.
 	MaxPerMessage = 256
 )
@@ -261,8 +270,11 @@ type View struct {
 	UpdatedAt string `json:"updated_at,omitempty"`
 	// PaidAt is the time of the payment, while the order is paid.
 	PaidAt string `json:"paid_at,omitempty"`
-	// ExpiresAt is the deadline of the payment, while there is something to pay.
+	// PayFrom is the order's turn to pay, and ExpiresAt the deadline of the payment, while there is something to pay.
+	PayFrom          string `json:"pay_from,omitempty"`
 	ExpiresAt        string `json:"expires_at,omitempty"`
+	Amount           int64  `json:"amount,omitempty"`
+	Currency         string `json:"currency,omitempty"`
 	PaymentReference string `json:"payment_reference,omitempty"`
 	Reason           string `json:"reason,omitempty"`
 }
@@ -272,11 +284,11 @@ func (o Order) View() View {
 	v := View{
 		OrderID: o.ID, SaleID: o.SaleID, UserID: o.UserID, Quantity: o.Quantity, Status: o.Status, Version: o.Version,
 		ReservedAt: timeText(o.ReservedAt), UpdatedAt: timeText(o.UpdatedAt), PaymentReference: o.PaymentReference,
-		Reason: o.Reason,
+		Amount: o.Amount, Currency: o.Currency, Reason: o.Reason,
 	}
 	switch o.Status {
 	case StatusConfirmed:
-		v.ExpiresAt = timeText(o.ExpiresAt)
+		v.PayFrom, v.ExpiresAt = timeText(o.PayFrom), timeText(o.ExpiresAt)
 	case StatusPaid:
 		v.PaidAt = v.UpdatedAt // nothing but a cancellation follows
 	}

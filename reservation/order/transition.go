@@ -32,7 +32,7 @@ const statusNone Status = ""
 var transitions = map[Status]map[EventType]Status{
 	statusNone:     {EventReserved: StatusReserved},
 	StatusReserved: {EventConfirmed: StatusConfirmed, EventRejected: StatusRejected, EventVoided: StatusVoided},
-	// Without a payment window confirmed is final, except for operators (Order.after, Order.Withdrawn).
+	// Without a payment window confirmed is final, except for operators and for money (Order.after, Order.Paid).
 	StatusConfirmed: {EventPaid: StatusPaid, EventCancelled: StatusCancelled, EventExpired: StatusExpired},
 	// Only by an operator (Order.Withdrawn).
 	StatusPaid: {EventCancelled: StatusCancelled},
@@ -127,24 +127,41 @@ func (o Order) Ended() bool {
 // isFinal is true if the order is confirmed and there is nothing to pay.
 func (o Order) isFinal() bool { return o.Status == StatusConfirmed && o.ExpiresAt.IsZero() }
 
-// Paid returns the order after the payment with that reference; changed is false if it was paid with
-// it before. overdue is true after the payment deadline. The error is an *InvalidError, an
-// *AlreadyPaidError, a *TransitionError, or ErrExpired.
-func (o Order) Paid(reference string, overdue bool) (paid Order, changed bool, err error) {
-	if err := ValidateReference(reference); err != nil {
-		return Order{}, false, err
+// Paid decides about money for the order. It returns the order after the payment, or why the money is due for refund.
+// overdue is true after the deadline and the grace. An order without a deadline takes money at any time. Money that the
+// order was paid with before is a repeat, which the caller has to recognize by its reference.
+func (o Order) Paid(m Money, overdue bool) (paid Order, due RefundReason) {
+	switch o.Status {
+	case StatusPaid:
+		return Order{}, RefundAlreadyPaid
+	case StatusCancelled:
+		return Order{}, RefundOrderCancelled
+	case StatusRejected:
+		return Order{}, RefundOrderRejected
+	case StatusVoided:
+		return Order{}, RefundOrderVoided
 	}
-	if o.Status == StatusPaid {
-		if o.PaymentReference == reference {
-			return o, false, nil
-		}
-		return Order{}, false, &AlreadyPaidError{o.PaymentReference}
+	to, ok := o.Status.After(EventPaid)
+	switch {
+	case !ok || overdue:
+		return Order{}, RefundOrderExpired
+	case m.Unreadable != "", o.Amount > 0 && (m.Amount != o.Amount || m.Currency != o.Currency):
+		return Order{}, RefundAmountMismatch
 	}
-	if paid, err = o.before(EventPaid, overdue); err != nil {
-		return Order{}, false, err
+	return o.changed(to), ""
+}
+
+// Refusal returns what a buyer is told of a payment that is due for refund: ErrExpired, an *AlreadyPaidError or a
+// *TransitionError.
+func (o Order) Refusal(due RefundReason) error {
+	switch due {
+	case RefundOrderExpired:
+		return ErrExpired
+	case RefundAlreadyPaid:
+		return &AlreadyPaidError{o.PaymentReference}
+	default:
+		return &TransitionError{o.Status, EventPaid}
 	}
-	paid.PaymentReference = reference
-	return paid, true, nil
 }
 
 // Cancelled returns the order after its buyer's cancellation; changed is false if it was cancelled before.

@@ -73,22 +73,22 @@ func TestBuyerTransitions(t *testing.T) {
 	)
 	due := time.Now()
 	for name, c := range map[string]struct {
-		order       order.Order
-		overdue     bool
-		pay, cancel any // a status, same, or the error
+		order   order.Order
+		overdue bool
+		pay     order.RefundReason // empty if the money settles
+		cancel  any                // a status, same, or the error
 	}{
-		"in time":                       {order.Order{Status: "confirmed", ExpiresAt: due}, false, "paid", "cancelled"},
-		"overdue":                       {order.Order{Status: "confirmed", ExpiresAt: due}, true, expired, expired},
-		"no payment window":             {order.Order{Status: "confirmed"}, false, illegal, illegal},
-		"paid":                          {order.Order{Status: "paid", PaymentReference: "ref"}, false, same, illegal},
-		"paid, after the deadline":      {order.Order{Status: "paid", PaymentReference: "ref"}, true, same, illegal},
-		"paid with another reference":   {order.Order{Status: "paid", PaymentReference: "other"}, false, illegal, illegal},
-		"cancelled":                     {order.Order{Status: "cancelled"}, false, illegal, same},
-		"cancelled, after the deadline": {order.Order{Status: "cancelled"}, true, illegal, same},
-		"expired":                       {order.Order{Status: "expired"}, true, expired, expired},
-		"rejected":                      {order.Order{Status: "rejected"}, false, illegal, illegal},
-		"reserved":                      {order.Order{Status: "reserved"}, false, illegal, illegal},
-		"rejected, after the deadline":  {order.Order{Status: "rejected"}, true, illegal, illegal},
+		"in time":                       {order.Order{Status: "confirmed", ExpiresAt: due}, false, "", "cancelled"},
+		"overdue":                       {order.Order{Status: "confirmed", ExpiresAt: due}, true, order.RefundOrderExpired, expired},
+		"no payment window":             {order.Order{Status: "confirmed"}, false, "", illegal},
+		"paid":                          {order.Order{Status: "paid", PaymentReference: "ref"}, false, order.RefundAlreadyPaid, illegal},
+		"paid, after the deadline":      {order.Order{Status: "paid", PaymentReference: "ref"}, true, order.RefundAlreadyPaid, illegal},
+		"cancelled":                     {order.Order{Status: "cancelled"}, false, order.RefundOrderCancelled, same},
+		"cancelled, after the deadline": {order.Order{Status: "cancelled"}, true, order.RefundOrderCancelled, same},
+		"expired":                       {order.Order{Status: "expired"}, true, order.RefundOrderExpired, expired},
+		"rejected":                      {order.Order{Status: "rejected"}, false, order.RefundOrderRejected, illegal},
+		"reserved":                      {order.Order{Status: "reserved"}, false, order.RefundOrderExpired, illegal},
+		"rejected, after the deadline":  {order.Order{Status: "rejected"}, true, order.RefundOrderRejected, illegal},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -112,12 +112,44 @@ func TestBuyerTransitions(t *testing.T) {
 					require.Equal(t, wanted, next, what)
 				}
 			}
-			next, changed, err := c.order.Paid("ref", c.overdue)
-			check("pay", next, changed, err, c.pay, "ref")
-			next, changed, err = c.order.Cancelled(c.overdue)
+			paid, due := c.order.Paid(order.Money{Reference: "ref"}, c.overdue)
+			require.Equal(t, c.pay, due)
+			if due == "" {
+				check("pay", paid, true, nil, "paid", "")
+			} else {
+				require.Zero(t, paid)
+			}
+			next, changed, err := c.order.Cancelled(c.overdue)
 			check("cancel", next, changed, err, c.cancel, "")
 		})
 	}
+}
+
+// With a price the amount and the currency must be those of the order. What cannot be read is no amount.
+func TestMoneyMustBeThePrice(t *testing.T) {
+	t.Parallel()
+	priced := order.Order{Status: "confirmed", Version: 2, ExpiresAt: time.Now(), Amount: 1290, Currency: "EUR"}
+	free := order.Order{Status: "confirmed", Version: 2, ExpiresAt: time.Now()}
+	for name, c := range map[string]struct {
+		order order.Order
+		money order.Money
+		due   order.RefundReason
+	}{
+		"the price":              {priced, order.Money{Amount: 1290, Currency: "EUR"}, ""},
+		"too little":             {priced, order.Money{Amount: 1289, Currency: "EUR"}, order.RefundAmountMismatch},
+		"too much":               {priced, order.Money{Amount: 1291, Currency: "EUR"}, order.RefundAmountMismatch},
+		"another currency":       {priced, order.Money{Amount: 1290, Currency: "USD"}, order.RefundAmountMismatch},
+		"no currency":            {priced, order.Money{Amount: 1290}, order.RefundAmountMismatch},
+		"no amount":              {priced, order.Money{}, order.RefundAmountMismatch},
+		"no price":               {free, order.Money{}, ""},
+		"no price and an amount": {free, order.Money{Amount: 5, Currency: "USD"}, ""},
+		"an unreadable amount":   {free, order.Money{Unreadable: `amount "-5"`}, order.RefundAmountMismatch},
+	} {
+		_, due := c.order.Paid(c.money, false)
+		require.Equal(t, c.due, due, name)
+	}
+	_, due := priced.Paid(order.Money{Amount: 1}, true)
+	require.Equal(t, order.RefundOrderExpired, due, "the first of two reasons")
 }
 
 // An operator cancels every order that is live, also when nothing further happens to it by itself.
@@ -178,7 +210,7 @@ func TestOnlyUnpaidConfirmedOrderExpires(t *testing.T) {
 
 func TestTransitionErrorNamesStatusAndEvent(t *testing.T) {
 	t.Parallel()
-	_, _, err := order.Order{Status: "cancelled"}.Paid("ref", false)
+	err := order.Order{Status: "cancelled"}.Refusal(order.RefundOrderCancelled)
 	var transition *order.TransitionError
 	require.ErrorAs(t, err, &transition)
 	require.Equal(t, order.TransitionError{Status: "cancelled", Event: "OrderPaid"}, *transition)
@@ -194,7 +226,5 @@ func TestPaymentReferencesArePrintable(t *testing.T) {
 		var invalid *order.InvalidError
 		require.ErrorAs(t, order.ValidateReference(bad), &invalid, "%q", bad)
 		require.Equal(t, "reference", invalid.Field)
-		_, _, err := order.Order{Status: "paid", PaymentReference: bad}.Paid(bad, false)
-		require.ErrorAs(t, err, &invalid, "%q", bad)
 	}
 }

@@ -19,6 +19,13 @@ CREATE TABLE sales (
     opens_at               timestamptz,
     closes_at              timestamptz,
     payment_window_seconds bigint NOT NULL DEFAULT 0 CHECK (payment_window_seconds >= 0),
+    -- How long after its deadline an order still takes money.
+    payment_grace_seconds  bigint NOT NULL DEFAULT 0 CHECK (payment_grace_seconds >= 0),
+    -- How many orders a second get their turn to pay; 0 for all at once.
+    payments_per_second    bigint NOT NULL DEFAULT 0 CHECK (payments_per_second >= 0),
+    -- What a unit costs, in minor units of the currency (ISO 4217); both or none.
+    unit_price             bigint CHECK (unit_price > 0),
+    currency               char(3) CHECK (currency ~ '^[A-Z]{3}$'),
     -- 1, and one more for each rebuild of the sale's stock in Redis.
     epoch                  bigint NOT NULL DEFAULT 1,
     -- The highest place in the sale that a confirmed order has had. A Redis with a lower sequence lost orders.
@@ -39,7 +46,8 @@ CREATE TABLE sales (
     archived_at            timestamptz,
     archive                jsonb,
     -- The second guard against overselling; the first is lua/reserve.lua.
-    CONSTRAINT sales_not_oversold CHECK (sold BETWEEN 0 AND stock)
+    CONSTRAINT sales_not_oversold CHECK (sold BETWEEN 0 AND stock),
+    CONSTRAINT sales_price CHECK ((unit_price IS NULL) = (currency IS NULL))
 ) WITH (fillfactor = 50); -- the counter of a hot sale is updated in place, so leave room on its page
 
 CREATE UNIQUE INDEX sales_idempotency ON sales (idempotency_key) WHERE idempotency_key IS NOT NULL;
@@ -68,6 +76,7 @@ CREATE TABLE order_events (
     sequence    bigint,
     epoch       bigint,
     due         timestamptz,
+    pay_from    timestamptz,
     key_fingerprint text,
     -- What few events have: reason, reference, operator, traceparent.
     data        jsonb NOT NULL DEFAULT '{}',
@@ -94,6 +103,8 @@ CREATE TABLE orders (
     updated_at        timestamptz NOT NULL,
     -- The payment deadline of a confirmed order, on the clock pay_clock(); NULL if its sale has no payment window.
     due               timestamptz,
+    -- The order's turn to pay, from which its payment window counts; NULL if its sale has no pace.
+    pay_from          timestamptz,
     reason            text,
     -- The payment provider's reference for the payment of a paid order.
     payment_reference text,
@@ -109,6 +120,8 @@ CREATE UNIQUE INDEX orders_one_live_per_user ON orders (user_id, sale_id) WHERE 
 CREATE INDEX orders_ended_of_user ON orders (user_id, id DESC) WHERE status NOT IN ('confirmed', 'paid');
 -- The next payment deadlines.
 CREATE INDEX orders_due ON orders (due) WHERE status = 'confirmed' AND due IS NOT NULL;
+-- The latest turn of a sale: the next one follows it.
+CREATE INDEX orders_turns ON orders (sale_id, pay_from) WHERE pay_from IS NOT NULL;
 -- The paid units of a sale: all payments would have to lock a counter. The quantity is a key column and not only
 -- included: equal entries are then deduplicated, and the index of a large sale is so small that Postgres counts with it.
 CREATE INDEX orders_paid ON orders (sale_id, quantity) WHERE status = 'paid';
@@ -124,7 +137,7 @@ FROM order_events
 WHERE reserved_at IS NOT NULL
 UNION ALL
 SELECT position, order_id, version, type, sale_id, user_id, quantity, occurred_at,
-       CASE WHEN due IS NULL THEN data ELSE data || jsonb_build_object('due', due) END
+       data || jsonb_strip_nulls(jsonb_build_object('due', due, 'pay_from', pay_from))
 FROM order_events
 WHERE type <> 'OrderReserved';
 
@@ -200,9 +213,9 @@ CREATE TRIGGER make_month BEFORE INSERT ON sales FOR EACH ROW EXECUTE FUNCTION m
 -- The tables of this month and the next one.
 SELECT make_month(first_sale(date_trunc('month', now() AT TIME ZONE 'UTC') + n * interval '1 month')) FROM generate_series(0, 1) AS n;
 
--- Events of sales, and the relay --------------------------------------------------------------------------------------
+-- Events of sales -----------------------------------------------------------------------------------------------------
 
--- Events of sales and orders share one order of positions. SECURITY DEFINER, because an identity column needs no right
+-- Events of sales, orders and payments share one order of positions. SECURITY DEFINER, because an identity column needs no right
 -- to its sequence, and a default does.
 -- +goose StatementBegin
 CREATE FUNCTION next_position() RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
@@ -233,6 +246,49 @@ CREATE TABLE sale_events (
 );
 
 CREATE UNIQUE INDEX sale_events_idempotency ON sale_events (sale_id, idempotency_key) WHERE idempotency_key IS NOT NULL;
+
+-- Money ---------------------------------------------------------------------------------------------------------------
+
+-- The log of the money that Stampede was told of: append only. The first row of a payment is its report
+-- (PaymentReceived). What became of it follows: PaymentSettled, PaymentRefundDue, PaymentRefunded.
+CREATE TABLE payment_events (
+    -- The payment provider's reference. One that a buyer has given is kept as ORDER:REFERENCE.
+    reference   text COLLATE "C" NOT NULL,
+    version     integer NOT NULL CHECK (version > 0),
+    position    bigint NOT NULL DEFAULT next_position() CONSTRAINT payment_events_position UNIQUE,
+    type        text NOT NULL CHECK (type IN ('PaymentReceived', 'PaymentSettled', 'PaymentRefundDue', 'PaymentRefunded')),
+    -- The order that the money is for; NULL if the report names none.
+    order_id    uuid,
+    -- The sale of the order; NULL while the order is not known.
+    sale_id     uuid,
+    -- Minor units; NULL if the report has no amount.
+    amount      bigint CHECK (amount > 0),
+    currency    char(3),
+    -- Why a refund is due.
+    reason      text,
+    occurred_at timestamptz NOT NULL DEFAULT now(),
+    -- What few events have: operator, refund_reference, and what a report said that cannot be kept in a column.
+    data        jsonb NOT NULL DEFAULT '{}',
+    PRIMARY KEY (reference, version)
+);
+
+CREATE INDEX payment_events_of_order ON payment_events (order_id);
+CREATE INDEX payment_events_of_sale ON payment_events (sale_id);
+-- Payments that may wait for their order, and refunds that may be due: those without a later row.
+CREATE INDEX payment_events_waiting ON payment_events (position) WHERE type = 'PaymentReceived' AND sale_id IS NULL;
+CREATE INDEX payment_events_refund_due ON payment_events (position) WHERE type = 'PaymentRefundDue';
+
+-- The present state of each payment.
+CREATE VIEW payments AS
+SELECT e.reference, e.version, e.position, e.order_id, e.sale_id, e.amount, e.currency,
+       CASE e.type WHEN 'PaymentReceived' THEN 'waiting' WHEN 'PaymentSettled' THEN 'settled'
+                   WHEN 'PaymentRefundDue' THEN 'refund_due' ELSE 'refunded' END AS state,
+       e.reason, (SELECT occurred_at FROM payment_events AS first WHERE first.reference = e.reference AND first.version = 1) AS received_at,
+       e.occurred_at AS updated_at, e.data
+FROM payment_events AS e
+WHERE NOT EXISTS (SELECT FROM payment_events AS later WHERE later.reference = e.reference AND later.version = e.version + 1);
+
+-- The relay -----------------------------------------------------------------------------------------------------------
 
 -- The receivers of events. Every change by an operator changes the fence, which stops the process that delivers.
 CREATE TABLE relay_targets (
@@ -394,10 +450,14 @@ UNION ALL
     SELECT 'its buyers are still in Redis: a worker removes them when nothing of the sale is open, --retire-after after its end'
     FROM sales WHERE id = sale AND retired_at IS NULL
 UNION ALL
+    (SELECT format('the payment %s is %s', reference, CASE state WHEN 'waiting' THEN 'not decided' ELSE 'due for refund' END)
+     FROM payments WHERE sale_id = sale AND state IN ('waiting', 'refund_due') LIMIT 1)
+UNION ALL
     SELECT format('the target %s of the relay has not read it: it is at position %s, and the last event of the sale at %s',
                   t.name, t.position, last.position)
     FROM (SELECT greatest((SELECT max(position) FROM order_events WHERE sale_id = sale),
-                          (SELECT max(position) FROM sale_events WHERE sale_id = sale)) AS position) AS last
+                          (SELECT max(position) FROM sale_events WHERE sale_id = sale),
+                          (SELECT max(position) FROM payment_events WHERE sale_id = sale)) AS position) AS last
     JOIN relay_targets AS t ON t.position < last.position
 $$;
 
@@ -418,9 +478,7 @@ CREATE TABLE audits (
     operator   text,
     -- Names of promises, such as S4.
     broken     text[] NOT NULL,
-    unchecked  text[] NOT NULL,
-    -- Units moved during the audit, so that what it found may have been on its way.
-    moving     boolean NOT NULL
+    unchecked  text[] NOT NULL
 );
 
 -- Rights --------------------------------------------------------------------------------------------------------------
@@ -432,7 +490,7 @@ GRANT EXECUTE ON FUNCTION make_month(uuid), next_position() TO pg_write_all_data
 GRANT EXECUTE ON FUNCTION newest_position() TO pg_read_all_data;
 
 -- +goose Down
-DROP VIEW order_history, order_months;
-DROP TABLE audits, receipt_key, outages, pulse, rebuilds, redis_servers, dead_letters, releases, relay_targets, sale_events, orders, order_events, sales;
+DROP VIEW order_history, order_months, payments;
+DROP TABLE audits, payment_events, receipt_key, outages, pulse, rebuilds, redis_servers, dead_letters, releases, relay_targets, sale_events, orders, order_events, sales;
 DROP FUNCTION sale_in_use(uuid), open_sale(uuid), pay_clock(), lost_time(), newest_position(), next_position(),
     make_month_of_sale(), make_month(uuid), first_sale(timestamp), sale_month(uuid);

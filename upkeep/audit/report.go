@@ -374,7 +374,7 @@ func Record(ctx context.Context, pool *pgxpool.Pool, report Report, operator str
 			unchecked = append(unchecked, p.Name)
 		}
 	}
-	_, err = pool.Exec(ctx, sql.AuditRecord, zeronull.Text(operator), broken, unchecked, report.Moved)
+	_, err = pool.Exec(ctx, sql.AuditRecord, zeronull.Text(operator), broken, unchecked)
 	if err != nil {
 		return fmt.Errorf("record the audit: %w", err)
 	}

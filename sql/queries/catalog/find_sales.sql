@@ -3,7 +3,8 @@
 -- $4 whether to count paid units, which reads each paid order: never while a sale is locked
 -- Returns: the definition of each sale, and final: paid units, or those of live orders where there is no
 -- payment window or the orders are archived.
-SELECT id, name, stock, sold, state, per_order_limit, opens_at, closes_at, payment_window_seconds,
+SELECT id, name, stock, sold, state, per_order_limit, opens_at, closes_at,
+       payment_window_seconds, payment_grace_seconds, payments_per_second, unit_price, currency,
        epoch, revision, published_revision, partitions, shards, created_at, retired_at IS NOT NULL AS retired, archived_at IS NOT NULL AS archived,
        CASE WHEN NOT $4 THEN 0
             WHEN payment_window_seconds = 0 OR archived_at IS NOT NULL THEN sold

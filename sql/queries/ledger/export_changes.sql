@@ -4,9 +4,10 @@
 --
 -- The last event is not found by a join, for which Postgres may read all events.
 SELECT o.id, o.sale_id, o.user_id, o.quantity, o.status, o.version, o.reserved_at, o.updated_at,
-       CASE o.status WHEN 'confirmed' THEN o.due + coalesce(p.lost, lost_time()) END AS expires_at, coalesce(o.payment_reference, '') AS payment_reference,
+       CASE o.status WHEN 'confirmed' THEN o.due + coalesce(p.lost, lost_time()) END AS expires_at,
+       o.pay_from, sale.unit_price * o.quantity AS amount, sale.currency, coalesce(o.payment_reference, '') AS payment_reference,
        coalesce(o.reason, '') AS reason, o.sequence, o.epoch
-FROM order_events AS e JOIN orders AS o ON o.sale_id = e.sale_id AND o.id = e.order_id LEFT JOIN pulse AS p ON true
+FROM order_events AS e JOIN orders AS o ON o.sale_id = e.sale_id AND o.id = e.order_id LEFT JOIN pulse AS p ON true LEFT JOIN sales AS sale ON sale.id = o.sale_id
 WHERE e.position > $1 AND e.position <= $2
   AND e.version = (SELECT max(version) FROM order_events AS l WHERE l.sale_id = e.sale_id AND l.order_id = e.order_id AND l.position <= $3)
   AND ($4::uuid IS NULL OR e.sale_id = $4) AND ($5::text IS NULL OR e.user_id = $5) AND ($6::text IS NULL OR o.status = $6)

@@ -2,10 +2,11 @@
 -- one moment. Without a log, the event's version is 0. The events have no due: expires_at is the deadline, which outages
 -- postpone.
 SELECT o.id, o.sale_id, o.user_id, o.quantity, o.status, o.version, o.reserved_at, o.updated_at,
-       CASE o.status WHEN 'confirmed' THEN o.due + coalesce(p.lost, lost_time()) END AS expires_at, coalesce(o.payment_reference, '') AS payment_reference,
+       CASE o.status WHEN 'confirmed' THEN o.due + coalesce(p.lost, lost_time()) END AS expires_at,
+       o.pay_from, sale.unit_price * o.quantity AS amount, sale.currency, coalesce(o.payment_reference, '') AS payment_reference,
        coalesce(o.reason, '') AS reason, o.sequence, o.epoch,
        coalesce(e.version, 0) AS event_version, coalesce(e.type, '') AS event_type, coalesce(e.occurred_at, 'epoch') AS event_at, coalesce(e.data - 'due', '{}') AS event_data
-FROM orders AS o LEFT JOIN pulse AS p ON true
+FROM orders AS o LEFT JOIN pulse AS p ON true LEFT JOIN sales AS sale ON sale.id = o.sale_id
 LEFT JOIN order_history AS e ON e.sale_id = $1 AND e.order_id = $2
 WHERE o.sale_id = $1 AND o.id = $2
 ORDER BY e.version

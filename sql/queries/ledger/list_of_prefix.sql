@@ -2,7 +2,8 @@
 -- below $3, unless that is NULL. $7 is the sale, or NULL for all. The rest is that of list_of_user.sql: it looks at $4 orders,
 -- and returns at most $5 that have the status $6.
 SELECT o.id, o.sale_id, o.user_id, o.quantity, o.status, o.version, o.reserved_at, o.updated_at,
-       CASE o.status WHEN 'confirmed' THEN o.due + coalesce(p.lost, lost_time()) END AS expires_at, coalesce(o.payment_reference, '') AS payment_reference,
+       CASE o.status WHEN 'confirmed' THEN o.due + coalesce(p.lost, lost_time()) END AS expires_at,
+       o.pay_from, sale.unit_price * o.quantity AS amount, sale.currency, coalesce(o.payment_reference, '') AS payment_reference,
        coalesce(o.reason, '') AS reason, o.sequence, o.epoch, o.n
 FROM (
     SELECT *, row_number() OVER (ORDER BY user_id, id DESC) AS n
@@ -21,7 +22,7 @@ FROM (
     ) AS both_kinds
     ORDER BY user_id, id DESC
     LIMIT $4
-) AS o LEFT JOIN pulse AS p ON true
+) AS o LEFT JOIN pulse AS p ON true LEFT JOIN sales AS sale ON sale.id = o.sale_id
 WHERE o.status = coalesce($6, o.status) OR o.n = $4
 ORDER BY o.user_id, o.id DESC
 LIMIT $5

@@ -4,7 +4,8 @@
 --
 -- Returns the orders, and the number of each among those that were looked at, from 1.
 SELECT o.id, o.sale_id, o.user_id, o.quantity, o.status, o.version, o.reserved_at, o.updated_at,
-       CASE o.status WHEN 'confirmed' THEN o.due + coalesce(p.lost, lost_time()) END AS expires_at, coalesce(o.payment_reference, '') AS payment_reference,
+       CASE o.status WHEN 'confirmed' THEN o.due + coalesce(p.lost, lost_time()) END AS expires_at,
+       o.pay_from, sale.unit_price * o.quantity AS amount, sale.currency, coalesce(o.payment_reference, '') AS payment_reference,
        coalesce(o.reason, '') AS reason, o.sequence, o.epoch, o.n
 FROM (
     SELECT *, row_number() OVER (ORDER BY id DESC) AS n
@@ -19,7 +20,7 @@ FROM (
     ) AS both_kinds
     ORDER BY id DESC
     LIMIT $3
-) AS o LEFT JOIN pulse AS p ON true
+) AS o LEFT JOIN pulse AS p ON true LEFT JOIN sales AS sale ON sale.id = o.sale_id
 WHERE o.status = coalesce($5, o.status) OR o.n = $3
 ORDER BY o.id DESC
 LIMIT $4

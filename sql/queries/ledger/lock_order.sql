@@ -2,9 +2,10 @@
 --
 -- The rule of overdue is in overdue_sale.sql.
 SELECT o.id, o.sale_id, o.user_id, o.quantity, o.status, o.version, o.reserved_at, o.updated_at,
-       CASE o.status WHEN 'confirmed' THEN o.due + coalesce(p.lost, lost_time()) END AS expires_at, coalesce(o.payment_reference, '') AS payment_reference,
+       CASE o.status WHEN 'confirmed' THEN o.due + coalesce(p.lost, lost_time()) END AS expires_at,
+       o.pay_from, sale.unit_price * o.quantity AS amount, sale.currency, coalesce(o.payment_reference, '') AS payment_reference,
        coalesce(o.reason, '') AS reason,
-       o.sequence, o.epoch, coalesce(o.due <= least(p.seen_at, now()) - p.lost, false) AS overdue
-FROM orders AS o LEFT JOIN pulse AS p ON true
+       o.sequence, o.epoch, coalesce(o.due + make_interval(secs => coalesce(sale.payment_grace_seconds, 0)) <= least(p.seen_at, now()) - p.lost, false) AS overdue
+FROM orders AS o LEFT JOIN pulse AS p ON true LEFT JOIN sales AS sale ON sale.id = o.sale_id
 WHERE o.sale_id = $1 AND o.id = $2 AND o.user_id = coalesce($3, o.user_id)
 FOR UPDATE OF o

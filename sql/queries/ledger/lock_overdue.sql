@@ -3,10 +3,11 @@
 -- is returned as the epoch, so that it does not stop the others.
 SELECT id, sale_id, user_id, quantity, status, version, CASE WHEN isfinite(reserved_at) THEN reserved_at ELSE 'epoch' END AS reserved_at,
        CASE WHEN isfinite(updated_at) THEN updated_at ELSE 'epoch' END AS updated_at,
-       CASE WHEN isfinite(due) THEN due ELSE 'epoch' END AS expires_at, coalesce(payment_reference, '') AS payment_reference,
+       CASE WHEN isfinite(due) THEN due ELSE 'epoch' END AS expires_at,
+       pay_from, NULL::bigint AS amount, NULL AS currency, coalesce(payment_reference, '') AS payment_reference,
        coalesce(reason, '') AS reason
 FROM orders
-WHERE sale_id = $1 AND status = 'confirmed' AND due <= (SELECT least(seen_at, now()) - lost FROM pulse) AND id <> ALL ($3::uuid[])
+WHERE sale_id = $1 AND status = 'confirmed' AND due <= (SELECT least(seen_at, now()) - lost FROM pulse) - (SELECT make_interval(secs => coalesce(max(payment_grace_seconds), 0)) FROM sales WHERE id = $1) AND id <> ALL ($3::uuid[])
 ORDER BY due
 LIMIT $2
 FOR UPDATE SKIP LOCKED

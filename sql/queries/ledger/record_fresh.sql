@@ -1,6 +1,6 @@
 -- Records OrderReserved events that are all new, as nearly every batch is, and confirms them. It is record_orders.sql
 -- in two thirds of the time, because it checks nothing first: it fails if an order was recorded before, has an unknown
--- sale, an archived one or one of a later epoch, or if its user has a live order in the sale. After a failure record_orders.sql takes
+-- sale, an archived one, one with a pace or one of a later epoch, or if its user has a live order in the sale. After a failure record_orders.sql takes
 -- the batch.
 --
 -- $1..$8  the events as columns, each order at most once: order, sale, user, quantity, sequence,
@@ -8,7 +8,7 @@
 --
 -- Fails with
 --   unique_violation    an order was recorded before, or its user has another live order in the sale
---   check_violation     no partition of order_events: Postgres has no such sale, or one of a later epoch
+--   check_violation     no partition of order_events: Postgres has no such sale, or one with a pace or of a later epoch
 --
 -- An INSERT with ON CONFLICT searches the index first, locks every row and writes it to the WAL twice; this one does
 -- not. Rows are locked in the same order as in record_orders.sql, and in the index of events those of a sale grow at their end.
@@ -16,7 +16,7 @@ WITH sale AS MATERIALIZED (
     SELECT id, epoch,
            -- The payment window begins now, not with the reservation: payments are impossible before.
            CASE WHEN payment_window_seconds > 0 THEN (SELECT pay_clock()) + make_interval(secs => payment_window_seconds) END AS due
-    FROM sales WHERE id = ANY ($2::uuid[]) AND archived_at IS NULL
+    FROM sales WHERE id = ANY ($2::uuid[]) AND archived_at IS NULL AND payments_per_second = 0
 ), entry AS MATERIALIZED (
     -- Without its sale, or in a later epoch, an order has no sale_id, and no month. add_sold.sql checks that
     -- the epoch is still the same at the commit.

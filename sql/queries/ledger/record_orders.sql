@@ -18,18 +18,27 @@
 --
 -- So the event comes before the outcome is known. Who inserts it decides: another transaction with the same event
 -- waits here until this one ends, and has locked none of the orders that both would insert.
-WITH entry AS (
-    SELECT e.*, s.id IS NOT NULL AS sale_known, s.archived_at IS NOT NULL AS archived,
+--
+-- In a sale with a pace each order gets a turn to pay (pay_from), the next one after the latest turn of the sale, and its
+-- payment window begins then. The transaction has locked the turns of the sale in a statement before (lock_turns.sql).
+WITH event AS (
+    SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::bigint[], $5::bigint[], $6::bigint[], $7::timestamptz[], $8::text[])
+        WITH ORDINALITY AS e (order_id, sale_id, user_id, quantity, sequence, epoch, reserved_at, key_fingerprint, place)
+), turn AS (
+    SELECT e.order_id,
+           greatest(now(), (SELECT max(pay_from) FROM orders WHERE sale_id = s.id) + step) + step * (row_number() OVER (PARTITION BY s.id ORDER BY e.sequence, e.order_id) - 1) AS pay_from
+    FROM event AS e JOIN sales AS s ON s.id = e.sale_id AND s.payments_per_second > 0 AND s.epoch <= e.epoch, make_interval(secs => 1.0 / s.payments_per_second) AS step
+    WHERE $9::text IS NULL AND NOT EXISTS (SELECT FROM order_events AS known WHERE known.sale_id = e.sale_id AND known.order_id = e.order_id)
+), entry AS (
+    SELECT e.*, turn.pay_from, s.id IS NOT NULL AS sale_known, s.archived_at IS NOT NULL AS archived,
            -- add_sold.sql checks that the epoch is still the same at the commit.
            e.epoch < s.epoch AND $9::text IS NULL AS late,
            -- The payment window begins now, not with the reservation: payments are impossible before.
-           CASE WHEN s.payment_window_seconds > 0 THEN (SELECT pay_clock()) + make_interval(secs => s.payment_window_seconds) END AS due
-    FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::bigint[], $5::bigint[], $6::bigint[], $7::timestamptz[], $8::text[])
-        WITH ORDINALITY AS e (order_id, sale_id, user_id, quantity, sequence, epoch, reserved_at, key_fingerprint, place)
-    LEFT JOIN sales AS s ON s.id = e.sale_id
+           CASE WHEN s.payment_window_seconds > 0 THEN (SELECT pay_clock()) + coalesce(turn.pay_from - now(), '0') + make_interval(secs => s.payment_window_seconds) END AS due
+    FROM event AS e LEFT JOIN sales AS s ON s.id = e.sale_id LEFT JOIN turn USING (order_id)
 ), fresh AS (
-    INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at, sequence, epoch, due, key_fingerprint)
-    SELECT order_id, 2, 'OrderConfirmed', sale_id, user_id, quantity, now(), reserved_at, sequence, epoch, due, key_fingerprint
+    INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at, sequence, epoch, due, pay_from, key_fingerprint)
+    SELECT order_id, 2, 'OrderConfirmed', sale_id, user_id, quantity, now(), reserved_at, sequence, epoch, due, pay_from, key_fingerprint
     FROM entry
     -- Without its sale an order cannot be confirmed, but it can be rejected.
     WHERE (sale_known OR $9::text IS NOT NULL) AND NOT archived
@@ -37,8 +46,8 @@ WITH entry AS (
     ON CONFLICT (sale_id, order_id, version) DO NOTHING
     RETURNING order_id
 ), confirmed AS (
-    INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, due, key_fingerprint)
-    SELECT order_id, sale_id, user_id, quantity, 'confirmed', 2, sequence, epoch, reserved_at, now(), due, key_fingerprint
+    INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, due, pay_from, key_fingerprint)
+    SELECT order_id, sale_id, user_id, quantity, 'confirmed', 2, sequence, epoch, reserved_at, now(), due, pay_from, key_fingerprint
     FROM entry JOIN fresh USING (order_id)
     WHERE $9::text IS NULL AND late IS NOT TRUE
     -- Among several orders of one user the first in the sale wins.

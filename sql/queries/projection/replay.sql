@@ -4,7 +4,7 @@
 -- an order can have, with the status to which it leads.
 --
 -- damage: why no row follows from the log of the order, or NULL. Such an order blocks its sale.
-SELECT sale_id, id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, reason, due, payment_reference, key_fingerprint,
+SELECT sale_id, id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, reason, due, pay_from, payment_reference, key_fingerprint,
        CASE WHEN first <> 2 OR version <> events + 1 OR version > 4 THEN format('the log of the order has %s of the versions from 2 to %s', events, version)
             WHEN status IS NULL THEN format('the log of the order has an impossible history: %s', history)
             WHEN reserved_at IS NULL THEN 'the log of the order has no reservation'
@@ -19,9 +19,9 @@ FROM (
            concat_ws(' ', max(type) FILTER (WHERE version = 2), max(type) FILTER (WHERE version = 3), max(type) FILTER (WHERE version = 4)) AS history,
            coalesce(max(occurred_at) FILTER (WHERE version = 4), max(occurred_at) FILTER (WHERE version = 3), max(occurred_at)) AS updated_at,
            min(user_id) AS user_id, max(user_id) AS last_user, min(quantity) AS quantity, max(quantity) AS last_quantity,
-           max(reserved_at) FILTER (WHERE version = 2) AS reserved_at, greatest(count(reserved_at), count(sequence), count(epoch), count(due), count(key_fingerprint)) AS reservations,
+           max(reserved_at) FILTER (WHERE version = 2) AS reserved_at, greatest(count(reserved_at), count(sequence), count(epoch), count(due), count(pay_from), count(key_fingerprint)) AS reservations,
            max(sequence) FILTER (WHERE version = 2) AS sequence, max(epoch) FILTER (WHERE version = 2) AS epoch,
-           max(due) FILTER (WHERE version = 2) AS due, max(key_fingerprint) FILTER (WHERE version = 2) AS key_fingerprint,
+           max(due) FILTER (WHERE version = 2) AS due, max(pay_from) FILTER (WHERE version = 2) AS pay_from, max(key_fingerprint) FILTER (WHERE version = 2) AS key_fingerprint,
            bool_and(jsonb_typeof(data) = 'object') AS objects,
            -- An operator's reason for a cancellation is in the log only.
            max(data ->> 'reason') FILTER (WHERE version = 2) AS reason,

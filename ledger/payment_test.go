@@ -1,0 +1,150 @@
+package ledger_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
+	"stampede/internal/test/testwork"
+	"stampede/ledger"
+	"stampede/reservation/order"
+)
+
+// newReference makes a reference that no other test has: payments of all sales share them.
+func newReference() string { return "pi_" + uuid.NewString() }
+
+// report reports money and checks what became of it.
+func report(t *testing.T, l *ledger.Ledger, m order.Money, state order.PaymentState, reason order.RefundReason) order.Payment {
+	t.Helper()
+	p, err := l.Report(t.Context(), m)
+	require.NoError(t, err)
+	require.Equal(t, [2]any{state, reason}, [2]any{p.State, p.Reason})
+	found, err := l.Payment(t.Context(), m.Reference)
+	require.NoError(t, err)
+	require.Equal(t, p, found)
+	return p
+}
+
+func TestMoneySettlesOrderOnce(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	testwork.Heartbeat(t, pool)
+	l := ledger.New(pool)
+	sale := testshop.NewPayableSale(t, pool, 10)
+	orders := testwork.Confirm(t, pool, sale, 2)
+	first, second := newReference(), newReference()
+	p := report(t, l, order.Money{Reference: first, OrderID: orders[0], Amount: 5, Currency: "EUR"}, "settled", "")
+	require.Equal(t, []any{sale, 2, int64(5)}, []any{p.SaleID, p.Version, p.Amount})
+	require.Equal(t, first, testwork.Order(t, pool, orders[0]).PaymentReference)
+	again := report(t, l, order.Money{Reference: first, OrderID: orders[1]}, "settled", "")
+	require.Equal(t, p, again, "a repeat is answered with the first report, whatever it says")
+	require.Equal(t, order.StatusConfirmed, testwork.Order(t, pool, orders[1]).Status)
+	report(t, l, order.Money{Reference: second, OrderID: orders[0]}, "refund_due", order.RefundAlreadyPaid)
+	report(t, l, order.Money{Reference: newReference()}, "refund_due", order.RefundOrderNotFound)
+
+	_, err := l.Refund(t.Context(), first, "re_1", "zoe")
+	require.ErrorIs(t, err, order.ErrRefundNotDue)
+	_, err = l.Withdraw(t.Context(), orders[0], "a mistake", "zoe")
+	require.NoError(t, err)
+	report(t, l, order.Money{Reference: first, OrderID: orders[0]}, "refund_due", order.RefundOrderCancelled)
+	for range 2 {
+		p, err = l.Refund(t.Context(), first, "re_1", "zoe")
+		require.NoError(t, err)
+		require.Equal(t, []any{order.PaymentRefunded, "re_1", "zoe", 4}, []any{p.State, p.RefundReference, p.Operator, p.Version})
+	}
+	var refunded *order.RefundedError
+	_, err = l.Refund(t.Context(), first, "re_2", "zoe")
+	require.ErrorAs(t, err, &refunded)
+	_, err = l.Refund(t.Context(), newReference(), "re_1", "zoe")
+	require.ErrorIs(t, err, order.ErrPaymentNotFound)
+}
+
+// Buyers' references are their own: none of them takes that of a payment provider.
+func TestBuyersReferencesAreTheirOwn(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	l := ledger.New(pool)
+	orders := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 2)
+	reference := newReference()
+	testwork.Pay(t, l, orders[0], "user-1", reference)
+	report(t, l, order.Money{Reference: reference, OrderID: orders[1]}, "settled", "")
+	p, err := l.Payment(t.Context(), orders[0].String()+":"+reference)
+	require.NoError(t, err)
+	require.Equal(t, order.PaymentSettled, p.State)
+}
+
+// Money may be reported before a worker has recorded the order.
+func TestMoneyWaitsForItsOrder(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	testwork.Heartbeat(t, pool)
+	l := ledger.New(pool)
+	sale := testshop.NewPayableSale(t, pool, 10)
+	event := testshop.Reserved(sale, "ann", 1)
+	early, lost := newReference(), newReference()
+	report(t, l, order.Money{Reference: early, OrderID: event.OrderID}, "waiting", "")
+	report(t, l, order.Money{Reference: lost, OrderID: order.NewOrderID(sale)}, "waiting", "")
+	isComing := true
+	sweep := func() {
+		_, err := l.SweepPayments(t.Context(), func(context.Context, uuid.UUID) (bool, error) { return isComing, nil })
+		require.NoError(t, err)
+	}
+	stateOf := func(reference string) order.PaymentState {
+		p, err := l.Payment(t.Context(), reference)
+		require.NoError(t, err)
+		return p.State
+	}
+	sweep()
+	require.Equal(t, order.PaymentWaiting, stateOf(early))
+	testwork.Record(t, l, []order.OrderReserved{event})
+	sweep()
+	require.Equal(t, order.PaymentSettled, stateOf(early))
+	require.Equal(t, order.StatusPaid, testwork.Order(t, pool, event.OrderID).Status)
+
+	isComing = false
+	sweep()
+	require.Equal(t, order.PaymentWaiting, stateOf(lost), "before ten minutes are over")
+	testshop.Exec(t, pool, "UPDATE payment_events SET occurred_at = occurred_at - interval '11 minutes' WHERE reference = $1", lost)
+	isComing = true
+	sweep()
+	require.Equal(t, order.PaymentWaiting, stateOf(lost), "Redis has it")
+	isComing = false
+	sweep()
+	require.Equal(t, order.PaymentRefundDue, stateOf(lost))
+}
+
+func pacedSale(t *testing.T, pool *pgxpool.Pool, pace int) uuid.UUID {
+	t.Helper()
+	sale := testshop.NewPayableSale(t, pool, 1000)
+	testshop.Exec(t, pool, "UPDATE sales SET payments_per_second = $2 WHERE id = $1", sale, pace)
+	return sale
+}
+
+// The turns of a sale follow each other at its pace, whichever ledger gives them out.
+func TestTurnsToPayFollowThePace(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	testwork.Heartbeat(t, pool)
+	sale := pacedSale(t, pool, 10)
+	crowd := testshop.ReservedCrowd(sale, 60)
+	for i := range 3 {
+		l := ledger.New(pool) // a worker that knows nothing of the turns before
+		testwork.Record(t, l, crowd[i*20:i*20+20])
+		testwork.Record(t, l, crowd[i*20:i*20+20]) // a repeat takes no turn
+	}
+	var last time.Time
+	for i, e := range crowd {
+		o := testwork.Order(t, pool, e.OrderID)
+		require.WithinDuration(t, o.PayFrom.Add(testshop.PaymentWindow), o.ExpiresAt, time.Second, "the window begins with the turn")
+		if i > 0 {
+			require.Equal(t, 100*time.Millisecond, o.PayFrom.Sub(last))
+		}
+		last = o.PayFrom
+	}
+}
