@@ -3,15 +3,20 @@
 package pooler
 
 import (
+	"bytes"
 	"fmt"
+	"io"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"stampede/tools/deploy/program"
 )
@@ -81,7 +86,45 @@ func environment(servers program.Servers, databaseURL, port string) []string {
 	}
 }
 
-// The crowd buys through an ingress, a worker writes its orders, and the audit looks at them, all in session mode.
+// collector is a server of OpenTelemetry that waits for the spans of one purchase.
+func collector(t *testing.T) (url string, recorded <-chan struct{}) {
+	t.Helper()
+	found := make(chan struct{})
+	once := sync.OnceFunc(func() { close(found) })
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		if spans, _ := io.ReadAll(r.Body); bytes.Contains(spans, []byte("COMMIT")) {
+			once()
+		}
+	}))
+	t.Cleanup(server.Close)
+	return server.URL, found
+}
+
+// call sends a request with JSON, and returns what the answer says about an id.
+func call(t *testing.T, url, body string, want int, headers ...string) (id string) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; i < len(headers); i += 2 {
+		r.Header.Set(headers[i], headers[i+1])
+	}
+	r.Header.Set("Content-Type", "application/json")
+	answer, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = answer.Body.Close() }()
+	text, err := io.ReadAll(answer.Body)
+	if err != nil || answer.StatusCode != want {
+		t.Fatalf("%s: %d: %s: %v", url, answer.StatusCode, text, err)
+	}
+	return regexp.MustCompile(`[0-9a-f-]{36}`).FindString(string(text))
+}
+
+// The crowd buys through an ingress, a worker writes its orders, and the audit looks at them, all in session mode. A
+// purchase is traced: its statements are flushed one by one.
 func TestSessionModeWorks(t *testing.T) {
 	servers := servers(t)
 	databaseURL := start(t, servers.DatabaseURL, "")
@@ -94,10 +137,23 @@ func TestSessionModeWorks(t *testing.T) {
 	}
 	run(nil, "migrate", "up")
 	port := program.FreePort(t)
-	worker := program.Run(t, []string{"work"}, environment(servers, databaseURL, port))
+	traces, recorded := collector(t)
+	traced := func(port string) []string {
+		return append(environment(servers, databaseURL, port), "OTEL_EXPORTER_OTLP_ENDPOINT="+traces)
+	}
+	worker := program.Run(t, []string{"work"}, traced(port))
 	worker.Answer("http://127.0.0.1:"+port+"/readyz", http.StatusOK)
-	ingress := program.Run(t, []string{"serve"}, environment(servers, databaseURL, program.FreePort(t)))
+	ingress := program.Run(t, []string{"serve"}, traced(program.FreePort(t)))
 	addr := ingress.WaitFor(regexp.MustCompile(`ingress listens" addr=(\S+)`))[1]
+	sale := call(t, "http://"+addr+"/v1/sales", `{"name":"traced","stock":1}`, http.StatusCreated,
+		"Authorization", "Bearer operator")
+	call(t, "http://"+addr+"/v1/sales/"+sale+"/orders", "", http.StatusCreated, "X-User-ID", "ann", "Prefer", "wait=20",
+		"Traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+	select {
+	case <-recorded:
+	case <-time.After(time.Minute):
+		t.Fatal("no trace of the purchase has a COMMIT")
+	}
 	load := []string{"STAMPEDE_LOAD_URL=http://" + addr, "STAMPEDE_LOAD_OVER=2s"}
 	run(load, "load", "--buyers=500", "--stock=200")
 	run([]string{"STAMPEDE_YES=true"}, "projections", "rebuild")
