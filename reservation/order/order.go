@@ -66,6 +66,15 @@ func ValidateReference(reference string) error {
 	return nil
 }
 
+// ValidateRefundReference is ValidateReference for the reference of a refund.
+func ValidateRefundReference(reference string) error {
+	var invalid *InvalidError
+	if errors.As(ValidateReference(reference), &invalid) {
+		return &InvalidError{"refund_reference", invalid.Reason}
+	}
+	return nil
+}
+
 // Order is an order as its buyer sees it.
 type Order struct {
 	ID         uuid.UUID
@@ -273,7 +282,7 @@ type View struct {
 	// PayFrom is the order's turn to pay, and ExpiresAt the deadline of the payment, while there is something to pay.
 	PayFrom          string `json:"pay_from,omitempty"`
 	ExpiresAt        string `json:"expires_at,omitempty"`
-	Amount           int64  `json:"amount,omitempty"`
+	Amount           int64  `json:"amount,omitzero"`
 	Currency         string `json:"currency,omitempty"`
 	PaymentReference string `json:"payment_reference,omitempty"`
 	Reason           string `json:"reason,omitempty"`
