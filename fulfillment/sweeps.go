@@ -6,11 +6,16 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
 	"stampede/fulfillment/metrics"
 	"stampede/internal/retry"
 	"stampede/ledger"
+	"stampede/reservation"
 	"stampede/reservation/order"
 	"stampede/sql"
+	"stampede/stream"
 	"stampede/upkeep/rebuild"
 	"stampede/upkeep/retire"
 )
@@ -75,13 +80,13 @@ func (w *Worker) publishPending(ctx context.Context) (int, error) {
 	return w.config.Catalog.PublishPending(ctx)
 }
 
-// sweepOrders expires unpaid orders and releases the units of ended ones until ctx is done. All
-// workers do so, each on rows that no other has locked. Expiry continues while Redis is
-// slow or away.
+// sweepOrders expires unpaid orders, releases the units of ended ones and decides about payments that wait, until ctx is
+// done. All workers do so, each on rows that no other has locked. Expiry continues while Redis is slow or away.
 func (w *Worker) sweepOrders(ctx context.Context) {
 	var all sync.WaitGroup
 	all.Go(func() { w.expireOrders(ctx) })
 	all.Go(func() { w.releaseUnits(ctx) })
+	all.Go(func() { w.decidePayments(ctx) })
 	all.Wait()
 }
 
@@ -126,6 +131,78 @@ func (w *Worker) releaseUnits(ctx context.Context) {
 		}
 		releasing.Note(errors.Join(err, refused))
 	}
+}
+
+// decidePayments decides about payments that were reported before their orders were in Postgres, until ctx is done.
+func (w *Worker) decidePayments(ctx context.Context) {
+	deciding := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepPayments,
+		"decide about payments that wait for their orders")
+	for w.nextSweep(ctx) {
+		decided, err := w.ledger.SweepPayments(ctx, (&arrivals{worker: w, oldest: map[int]waitingAge{}}).mayCome)
+		if decided > 0 {
+			w.config.Logger.Info("decided about payments that waited for their orders", "payments", decided)
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		deciding.Note(err)
+	}
+}
+
+// arrivals tells for one sweep which orders may still come to Postgres. It asks each partition once.
+type arrivals struct {
+	worker *Worker
+	oldest map[int]waitingAge
+}
+
+// waitingAge is how long the oldest entry of a stream has waited for a worker.
+type waitingAge struct {
+	time.Duration
+	err error
+}
+
+// arrivalMargin is far below the time that money waits for its order. Both are measured as ages, each by one server, so
+// only a clock that is set in between counts.
+const arrivalMargin = 5 * time.Minute
+
+// mayCome reports whether an order, whose money was reported ten minutes ago, may be in a stream or in a dead letter. An
+// order is accepted before it is paid: it is in no stream in which every entry is younger. An entry leaves its stream
+// when it is in Postgres or a dead letter, so these are looked at later.
+func (a *arrivals) mayCome(ctx context.Context, id uuid.UUID) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
+	defer cancel()
+	rows, _ := a.worker.config.Pool.Query(ctx, sql.PaymentSalesOfOrder, id) // its error comes with the rows
+	sales, err := pgx.CollectRows(rows, pgx.RowToStructByPos[struct {
+		ID                 uuid.UUID
+		Partitions, Shards int
+	}])
+	if err != nil {
+		return false, err
+	}
+	for _, sale := range sales {
+		layout := reservation.LayoutOf(sale.ID, sale.Partitions, sale.Shards)
+		for shard := range layout.Shards {
+			if age := a.oldestIn(ctx, layout.Partition(shard)); age.err != nil || age.Duration >= arrivalMargin {
+				return true, age.err
+			}
+		}
+	}
+	var isParked bool
+	err = a.worker.config.Pool.QueryRow(ctx, sql.PaymentIsParked, id, 2*arrivalMargin.Seconds()).Scan(&isParked)
+	return isParked, err
+}
+
+func (a *arrivals) oldestIn(ctx context.Context, partition int) waitingAge {
+	age, known := a.oldest[partition]
+	if !known {
+		ctx, cancel := context.WithTimeout(ctx, retry.CallTimeout)
+		defer cancel()
+		key := a.worker.config.Keys.Orders(partition)
+		backlog, err := stream.ReadBacklog(ctx, a.worker.config.Control, key, reservation.Group)
+		age = waitingAge{backlog.OldestWaitingAge, err}
+		a.oldest[partition] = age
+	}
+	return age
 }
 
 // retireSales lets sales that are over leave Redis until ctx is done.

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype/zeronull"
 
+	"stampede/internal/crashpoint"
 	"stampede/internal/pg"
 	"stampede/reservation/order"
 	"stampede/sql"
@@ -60,27 +61,37 @@ func (l *Ledger) report(
 	var changed []order.Order
 	err = l.inTransaction(ctx, func(tx pgx.Tx) error {
 		changed = nil
-		d, err := l.decide(ctx, tx, &m, user)
-		if err != nil {
-			return err
-		}
-		o = d.before
 		data := map[string]string{}
 		if m.Unreadable != "" {
 			data["unreadable"] = m.Unreadable
 		}
 		var isNew bool
-		err = tx.QueryRow(ctx, sql.PaymentReport, key, zeronull.UUID(m.OrderID), zeronull.UUID(o.SaleID),
-			zeronull.Int8(m.Amount), zeronull.Text(m.Currency), data, zeronull.Text(d.event), zeronull.Text(d.reason)).Scan(&isNew)
-		if err == nil && isNew && d.event == order.EventPaymentSettled {
+		d, err := l.decide(ctx, tx, &m, user)
+		if err != nil {
+			return err
+		}
+		crashpoint.Hit(crashpoint.BeforePayment)
+		keep := func() error {
+			return tx.QueryRow(ctx, sql.PaymentReport, key, zeronull.UUID(m.OrderID), zeronull.UUID(d.before.SaleID),
+				zeronull.Int8(m.Amount), zeronull.Text(m.Currency), data, zeronull.Text(d.event), zeronull.Text(d.reason)).Scan(&isNew)
+		}
+		if err = keep(); errors.Is(err, pgx.ErrNoRows) { // its sale was archived in between
+			if d, err = l.decide(ctx, tx, &m, user); err == nil {
+				err = keep()
+			}
+		}
+		crashpoint.Hit(crashpoint.PaymentInserted)
+		if o = d.before; err == nil && isNew && d.event == order.EventPaymentSettled {
 			changed = []order.Order{d.before}
 			o, err = l.settle(ctx, tx, d, m.Reference)
 		}
 		if err == nil {
 			payment, err = findPayment(ctx, tx, key)
 		}
+		crashpoint.Hit(crashpoint.BeforePaymentCommit)
 		return err
 	})
+	crashpoint.Hit(crashpoint.AfterPayment)
 	return payment, o, l.announce(changed, o, err)
 }
 
@@ -135,43 +146,42 @@ const (
 )
 
 // SweepPayments decides about payments whose orders Postgres has by now, and makes the refund of those due whose orders
-// are in neither store after ten minutes: mayCome tells that an order may still come to Postgres. It returns how many
-// it has decided about.
+// are in neither store after ten minutes: mayCome tells that an order may still come to Postgres. It is asked before
+// Postgres, so that an order which comes in between is found there. It returns how many it has decided about, and the
+// first error.
 func (l *Ledger) SweepPayments(
 	ctx context.Context, mayCome func(ctx context.Context, id uuid.UUID) (bool, error),
 ) (decided int, err error) {
-	type waiting struct {
+	rows, _ := l.pool.Query(ctx, sql.PaymentWaiting, orderAwaited.Seconds(), paymentsMax) // rows carry the error
+	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[struct {
 		Reference string
 		OrderID   uuid.UUID
 		Old       bool
-	}
-	rows, _ := l.pool.Query(ctx, sql.PaymentWaiting, orderAwaited.Seconds(), paymentsMax) // rows carry the error
-	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[waiting])
+	}])
 	if err != nil {
 		return 0, fmt.Errorf("find waiting payments: %w", err)
 	}
-	var failed []error
+	var failed error
 	for _, w := range found {
-		isDecided, err := l.decideWaiting(ctx, w.Reference, func(ctx context.Context) (bool, error) {
-			if !w.Old {
-				return true, nil
-			}
-			return mayCome(ctx, w.OrderID)
-		})
-		if err != nil {
-			failed = append(failed, fmt.Errorf("payment=%s order=%s: %w", w.Reference, w.OrderID, err))
+		isComing, isDecided, err := true, false, error(nil)
+		if w.Old {
+			isComing, err = mayCome(ctx, w.OrderID)
+		}
+		if err == nil {
+			isDecided, err = l.decideWaiting(ctx, w.Reference, isComing)
+		}
+		if err != nil && failed == nil {
+			failed = fmt.Errorf("payment=%s order=%s: %w", w.Reference, w.OrderID, err)
 		}
 		if isDecided {
 			decided++
 		}
 	}
-	return decided, errors.Join(failed...)
+	return decided, failed
 }
 
-// decideWaiting decides about a payment that waits.
-func (l *Ledger) decideWaiting(
-	ctx context.Context, reference string, mayCome func(context.Context) (bool, error),
-) (decided bool, err error) {
+// decideWaiting decides about a payment that waits. It goes on to wait for an order that is coming.
+func (l *Ledger) decideWaiting(ctx context.Context, reference string, isComing bool) (decided bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, RecordTimeout)
 	defer cancel()
 	var changed []order.Order
@@ -183,31 +193,33 @@ func (l *Ledger) decideWaiting(
 			return err
 		}
 		d, err := l.decide(ctx, tx, &p.Money, nil)
-		if err == nil && d.event == "" {
-			var isComing bool
-			if isComing, err = mayCome(ctx); isComing || err != nil {
-				return err
-			}
+		switch {
+		case err != nil:
+			return err
+		case d.event == "" && isComing:
+			return nil
+		case d.event == "":
 			d.event, d.reason = order.EventPaymentRefundDue, order.RefundOrderNotFound
 		}
-		if err != nil {
-			return err
-		}
+		crashpoint.Hit(crashpoint.BeforePayment)
 		err = tx.QueryRow(ctx, sql.PaymentDecide, reference, zeronull.UUID(d.before.SaleID), d.event,
 			zeronull.Text(d.reason)).Scan(new(int64))
-		switch {
-		case errors.Is(err, pgx.ErrNoRows):
+		if errors.Is(err, pgx.ErrNoRows) { // it is decided, or its sale was archived
 			return nil
-		case err == nil && d.event == order.EventPaymentSettled:
+		}
+		crashpoint.Hit(crashpoint.PaymentInserted)
+		if err == nil && d.event == order.EventPaymentSettled {
 			changed = []order.Order{d.before}
 			paid, err = l.settle(ctx, tx, d, reference)
 		}
+		crashpoint.Hit(crashpoint.BeforePaymentCommit)
 		decided = err == nil
 		return err
 	})
 	if hasCode(err, uniqueViolation) { // another worker decided first
 		return false, nil
 	}
+	crashpoint.Hit(crashpoint.AfterPayment)
 	return decided && err == nil, l.announce(changed, paid, err)
 }
 

@@ -115,7 +115,8 @@ func ReadBacklog(ctx context.Context, rdb redis.UniversalClient, stream, group s
 		b.OldestWaitingAge = entryAge(first, now)
 	}
 	if b.Pending > 0 {
-		b.OldestWaitingAge = b.OldestPendingAge // entries are delivered in their order
+		// Entries are delivered in their order, unless the group was set back.
+		b.OldestWaitingAge = max(b.OldestWaitingAge, b.OldestPendingAge)
 	}
 	return b, nil
 }

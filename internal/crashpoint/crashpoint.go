@@ -38,6 +38,15 @@ const (
 	// AfterReleaseCommit: the deletion is committed.
 	AfterReleaseCommit = "after-release-commit"
 
+	// BeforePayment: the order of reported money is locked; nothing is written.
+	BeforePayment = "before-payment"
+	// PaymentInserted: the payment is written; its order is not changed.
+	PaymentInserted = "payment-inserted"
+	// BeforePaymentCommit: both are written but not committed.
+	BeforePaymentCommit = "before-payment-commit"
+	// AfterPayment: they are committed but not announced or answered.
+	AfterPayment = "after-payment"
+
 	// RebuildBegun: a rebuild has its lock and has identified the Redis server.
 	RebuildBegun = "rebuild-begun"
 	// RebuildDistrusted: the partition does not sell any more.
@@ -107,6 +116,7 @@ const (
 var names = []string{
 	BeforePersist, AfterCommit, BeforeAck,
 	BeforeExpire, BeforeExpireCommit, AfterExpire, BeforeRelease, AfterRelease, AfterReleaseCommit,
+	BeforePayment, PaymentInserted, BeforePaymentCommit, AfterPayment,
 	RebuildBegun, RebuildDistrusted, RebuildClosed, RebuildDrained, RebuildRaised, RebuildStaging, RebuildStaged,
 	RebuildOpened, RebuildPublished, RebuildServerSaved, RebuildVerified,
 	UnitsGiven, LoweringAsked, LoweringRefused,

@@ -1,4 +1,4 @@
-// Package audit compares Redis and Postgres with the promises S1 to S5 and S7, and repairs
+// Package audit compares Redis and Postgres with the promises S1 to S5, S7 and S8, and repairs
 // differences.
 //
 // Run (audit.go) takes a look: at Postgres (checks.go), at Redis (shards.go, redis.go, keys.go), and at the streams and
@@ -227,8 +227,10 @@ func (l *look) compare(ctx context.Context, verify func(context.Context, pgx.Tx)
 			func(tx pgx.Tx) error { return l.loadEnded(ctx, tx) })); err != nil {
 			return err
 		}
-		if _, err := tx.Conn().PgConn().Exec(ctx, sql.AuditBuyers).ReadAll(); err != nil {
-			return fmt.Errorf("index the buyers: %w", err)
+		for _, tables := range []string{sql.AuditBuyers, sql.AuditPayments} {
+			if _, err := tx.Conn().PgConn().Exec(ctx, tables).ReadAll(); err != nil {
+				return fmt.Errorf("index the buyers and the payments: %w", err)
+			}
 		}
 		for _, figures := range []string{sql.AuditRebuilds, sql.AuditShardFigures, sql.AuditFigures} {
 			if _, err := tx.Exec(ctx, figures); err != nil {

@@ -67,6 +67,7 @@ var checks = []check{
 	{"S7", sql.AuditRetired, theSales},
 	{"S7", sql.AuditTerms, 0},
 	{"S7", sql.AuditEnded, theSales | theStreams},
+	{"S8", sql.AuditMoney, 0},
 }
 
 // eachCheck makes all checks, each in a nested transaction of tx. A failed one is noted and stops no
@@ -135,6 +136,10 @@ func (l *look) check(ctx context.Context, tx pgx.Tx) (err error) {
 	rows, _ := tx.Query(ctx, sql.AuditReadFigures) // its error comes with the rows
 	if l.report.Sales, err = pgx.CollectRows(rows, pgx.RowToStructByName[SaleFigures]); err != nil {
 		return fmt.Errorf("count: %w", err)
+	}
+	rows, _ = tx.Query(ctx, sql.AuditPaymentSums) // its error comes with the rows
+	if l.report.Payments, err = pgx.CollectRows(rows, pgx.RowToStructByName[PaymentFigures]); err != nil {
+		return fmt.Errorf("count payments: %w", err)
 	}
 	return l.eachCheck(ctx, tx, l.report.run)
 }

@@ -231,8 +231,8 @@ func TestLatestIsNewestRecordedAudit(t *testing.T) {
 func TestRecordKeepsNewestThousand(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	testshop.Exec(t, pool, `INSERT INTO audits (operator, broken, unchecked, moving)
-		SELECT 'old ' || n, '{}', '{}', false FROM generate_series(1, 1005) AS n`)
+	testshop.Exec(t, pool, `INSERT INTO audits (operator, broken, unchecked)
+		SELECT 'old ' || n, '{}', '{}' FROM generate_series(1, 1005) AS n`)
 	require.NoError(t, audit.Record(t.Context(), pool, audit.Report{}, "new"))
 	var kept int
 	var oldest string

@@ -25,7 +25,8 @@ import (
 // which reads only Postgres and the stream.
 var remedyOrder = []Remedy{
 	remedyPersist, remedyAside, remedyAppend, remedyForget, remedyRelease, remedyRecount, RemedyRebuild,
-	remedyWorker, remedyProjections, remedyDLQ, remedyGuard, remedyUnknownSale, remedyOperator,
+	remedyWorker, remedyProjections, remedyDLQ, remedyGuard, remedyUnknownSale, remedyPayment,
+	remedyOperator,
 }
 
 // says are the texts of Remedy.Says.
@@ -44,6 +45,7 @@ var says = map[Remedy]string{
 	remedyGuard: "for you: run the SQL of the finding; until then Postgres may accept rows that break a promise",
 	remedyUnknownSale: "for you: delete its keys in Redis, which ends it; if Postgres was restored, create it again, with " +
 		"another id",
+	remedyPayment: "for you: compare `stampede payment show` with the payment provider, and correct payment_events",
 	remedyOperator: "for you: no record shows what would be right; `stampede rebuild --sale` makes Redis follow " +
 		"Postgres",
 }

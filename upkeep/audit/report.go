@@ -24,6 +24,8 @@ type Report struct {
 	// Promises are the promises of the README that can be audited, in order.
 	Promises []Promise     `json:"promises"`
 	Sales    []SaleFigures `json:"sales"`
+	// Payments are the sums of the payments by currency.
+	Payments []PaymentFigures `json:"payments"`
 	// Streams is how many streams were checked, and EntriesWaiting how many of their entries were
 	// unfinished after the wait.
 	Streams        int   `json:"streams"`
@@ -92,6 +94,8 @@ const (
 	remedyGuard Remedy = "guard"
 	// remedyUnknownSale: an operator creates the sale again, and deletes the keys of this one.
 	remedyUnknownSale Remedy = "unknown-sale"
+	// remedyPayment: an operator compares the payment with the payment provider.
+	remedyPayment Remedy = "payment"
 	// remedyOperator: the records do not show what is right.
 	remedyOperator Remedy = "operator"
 )
@@ -131,6 +135,23 @@ type SaleFigures struct {
 	Places int64 `json:"places"`
 }
 
+// PaymentFigures are the payments of a currency. Sums are in its minor units.
+type PaymentFigures struct {
+	// Currency is empty for payments without one.
+	Currency string `json:"currency"`
+	Payments int64  `json:"payments"`
+	// Reported is the sum of what was reported, and what follows is what became of it.
+	Reported          int64 `json:"reported"`
+	Settled           int64 `json:"settled"`
+	SettledPayments   int64 `json:"settled_payments"`
+	RefundDue         int64 `json:"refund_due"`
+	RefundDuePayments int64 `json:"refund_due_payments"`
+	Refunded          int64 `json:"refunded"`
+	RefundedPayments  int64 `json:"refunded_payments"`
+	Waiting           int64 `json:"waiting"`
+	WaitingPayments   int64 `json:"waiting_payments"`
+}
+
 // shown returns the units that the API shows as held and as sold. Unpaid orders count as held.
 func (s SaleFigures) shown() (held, sold int64) {
 	return s.Held + s.UnpaidUnits, s.Sold - s.UnpaidUnits
@@ -144,6 +165,7 @@ func newReport() Report {
 		{Name: "S4", Says: "stock = available + held + sold"},
 		{Name: "S5", Says: "nothing is lost or doubled"},
 		{Name: "S7", Says: "Redis is whole and up to date"},
+		{Name: "S8", Says: "no money is lost"},
 		{Name: "DB", Says: "Postgres has all its guards"},
 	}}
 }
@@ -246,6 +268,17 @@ func (r Report) Figures(promise string) string {
 			}
 		}
 		return fmt.Sprintf("%s of %s in Redis", n(there), plural(int64(len(r.Sales)), "sale"))
+	case "S8":
+		var t PaymentFigures
+		for _, p := range r.Payments {
+			t.Payments += p.Payments
+			t.SettledPayments += p.SettledPayments
+			t.RefundDuePayments += p.RefundDuePayments
+			t.RefundedPayments += p.RefundedPayments
+			t.WaitingPayments += p.WaitingPayments
+		}
+		return fmt.Sprintf("%s = %s settled + %s due for refund + %s refunded + %s waiting", plural(t.Payments, "payment"),
+			n(t.SettledPayments), n(t.RefundDuePayments), n(t.RefundedPayments), n(t.WaitingPayments))
 	case "DB":
 		return fmt.Sprintf("%s of %s constraints and indexes hold", n(int64(r.Guards)-r.Promise(promise).Found),
 			n(int64(r.Guards)))
@@ -265,8 +298,11 @@ func (r Report) WriteText(w io.Writer) error {
 			verdict = "UNKNOWN"
 		}
 		fmt.Fprintf(out, "%s  %-34s %-7s %s\n", p.Name, p.Says, verdict, r.Figures(p.Name))
-		if p.Name == "S4" {
+		switch p.Name {
+		case "S4":
 			r.writeEquations(out)
+		case "S8":
+			r.writeSums(out)
 		}
 		for _, f := range p.Findings {
 			fmt.Fprintf(out, "      - %s\n", f)
@@ -314,6 +350,22 @@ func (r Report) writeEquations(w io.Writer) {
 	}
 }
 
+// writeSums writes what became of the money in each currency.
+func (r Report) writeSums(w io.Writer) {
+	n := figure.Count[int64]
+	for _, p := range r.Payments {
+		if p.Currency == "" {
+			continue
+		}
+		is := "="
+		if p.Reported != p.Settled+p.RefundDue+p.Refunded+p.Waiting {
+			is = "≠"
+		}
+		fmt.Fprintf(w, "      %s %s %s + %s + %s + %s in minor units of %s\n", n(p.Reported), is, n(p.Settled), n(p.RefundDue),
+			n(p.Refunded), n(p.Waiting), figure.Printable(p.Currency))
+	}
+}
+
 // String describes the finding, safe for a terminal.
 func (f Finding) String() string {
 	var about []string
@@ -353,7 +405,7 @@ type Recorded struct {
 }
 
 // ofPostgres are the promises that one statement checks in Postgres, where nothing is on its way.
-var ofPostgres = []string{"S1", "S2", "DB"}
+var ofPostgres = []string{"S1", "S2", "S8", "DB"}
 
 // Record stores the verdict of an audit of all sales, with the time of Postgres. The newest 1000 verdicts are kept.
 // What was found between Redis and Postgres while units moved may have been on its way: it is recorded as unchecked, so

@@ -56,7 +56,7 @@ func (d *demo) judge(ctx context.Context, report crowd.Report, comparison crowd.
 		case "S5":
 			l.Figures = d.crashFigures(comparison)
 			l.Broken = append(l.Broken, lost(report, comparison)...)
-		case "S7", "DB":
+		case "S7", "S8", "DB":
 			if p.Kept() {
 				continue // the demo does not show these; report them only if they are not kept
 			}

@@ -8,4 +8,5 @@ SELECT o.id, o.sale_id, o.user_id, o.quantity, o.status, o.version, o.reserved_a
        o.sequence, o.epoch, coalesce(o.due + make_interval(secs => coalesce(sale.payment_grace_seconds, 0)) <= least(p.seen_at, now()) - p.lost, false) AS overdue
 FROM orders AS o LEFT JOIN pulse AS p ON true LEFT JOIN sales AS sale ON sale.id = o.sale_id
 WHERE o.sale_id = $1 AND o.id = $2 AND o.user_id = coalesce($3, o.user_id)
+  AND sale.archived_at IS NULL -- else it is about to be deleted
 FOR UPDATE OF o

@@ -4,13 +4,19 @@
 -- $7 the type of the event that decides, or NULL to wait for the order, $8 why a refund is due, or NULL
 --
 -- Returns false if the reference was reported before, also in a concurrent transaction, which it waits for: nothing was changed.
-WITH received AS (
+-- Returns no row if the sale is archived since the order was locked: nothing was changed. Only a sale that has left Redis can
+-- be, and archive/mark.sql waits for those who hold its row here.
+WITH left_redis AS (
+    SELECT archived_at FROM sales WHERE id = $3 AND retired_at IS NOT NULL FOR KEY SHARE
+), open AS (
+    SELECT WHERE NOT EXISTS (SELECT FROM left_redis WHERE archived_at IS NOT NULL)
+), received AS (
     INSERT INTO payment_events (reference, version, type, order_id, sale_id, amount, currency, data)
-    VALUES ($1, 1, 'PaymentReceived', $2, $3, $4, $5, $6)
+    SELECT $1, 1, 'PaymentReceived', $2::uuid, $3::uuid, $4::bigint, $5, $6::jsonb FROM open
     ON CONFLICT (reference, version) DO NOTHING
     RETURNING reference, order_id, sale_id, amount, currency, data
 ), decided AS (
     INSERT INTO payment_events (reference, version, type, order_id, sale_id, amount, currency, reason, data)
     SELECT reference, 2, $7, order_id, sale_id, amount, currency, $8, data FROM received WHERE $7::text IS NOT NULL
 )
-SELECT count(*) > 0 FROM received
+SELECT (SELECT count(*) > 0 FROM received) FROM open

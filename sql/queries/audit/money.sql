@@ -1,0 +1,41 @@
+-- S8: payments that are not settled, due for refund or refunded, or that do not fit their orders.
+--
+-- Money waits ten minutes for an order that may still come (ledger.SweepPayments), and longer while a worker cannot know.
+SELECT sale_id, order_id, NULL AS user_id, format('the payment %s: %s', left(reference, 100), wrong) AS what,
+       CASE WHEN state <> 'waiting' OR sale_id IS NOT NULL THEN 'payment' WHEN EXISTS (SELECT FROM audit_waiting AS w WHERE w.order_id = checked.order_id AND parked) THEN 'dlq' ELSE 'worker' END AS remedy
+FROM (
+    SELECT *, CASE WHEN first <> 1 OR last <> events THEN format('its log has %s of the versions from 1 to %s', events, last)
+                   WHEN history !~ '^PaymentReceived( PaymentSettled)?( PaymentRefundDue( PaymentRefunded)?)?$' THEN format('its log has an impossible history: %s', history)
+                   WHEN reports > 1 THEN 'its events have several orders, amounts or currencies'
+                   WHEN sales > 1 OR sales = 1 AND sale_id IS NULL THEN 'its events have several sales'
+                   WHEN (reason IS NOT NULL) <> (state IN ('refund_due', 'refunded')) THEN format('it is %s, and the reason for a refund is %s', state, coalesce(reason, 'missing'))
+                   WHEN state = 'waiting' AND received_at < now() - interval '15 minutes' THEN format('it waits for its order since %s', to_char(received_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
+                   WHEN sale_id IS NULL AND (state = 'settled' OR reason <> 'order-not-found') THEN format('it is %s, and has no sale', state)
+                   WHEN sale_id IS NOT NULL AND NOT EXISTS (SELECT FROM sales WHERE id = sale_id) THEN 'Postgres does not have its sale'
+              END AS wrong
+    FROM audit_payments
+) AS checked
+WHERE wrong IS NOT NULL
+UNION ALL
+-- What a buyer gives as a reference is kept with the order.
+SELECT p.sale_id, p.order_id, o.user_id, format('the payment %s settled the order, which is %s', left(p.reference, 100),
+           CASE WHEN o.id IS NULL THEN 'missing' WHEN o.status <> 'paid' THEN o.status
+                WHEN p.amount IS DISTINCT FROM s.unit_price::numeric * o.quantity OR p.currency <> s.currency THEN format('one of %s %s and not of %s %s', s.unit_price::numeric * o.quantity, s.currency, p.amount, p.currency)
+                ELSE 'paid with ' || coalesce(left(o.payment_reference, 100), 'nothing') END), 'payment'
+FROM audit_payments AS p LEFT JOIN orders AS o ON o.sale_id = p.sale_id AND o.id = p.order_id LEFT JOIN sales AS s ON s.id = p.sale_id
+WHERE p.state = 'settled' AND ((o.status = 'paid' AND p.reference IN (o.payment_reference, concat(o.id, ':', o.payment_reference))) IS NOT TRUE
+   OR s.unit_price IS NOT NULL AND (p.amount, p.currency) IS DISTINCT FROM (s.unit_price::numeric * o.quantity, s.currency::text))
+UNION ALL
+SELECT o.sale_id, o.id, o.user_id, format('the order is %s, and %s with the reference %s', o.status,
+           CASE o.status WHEN 'paid' THEN 'no payment settled it' ELSE 'no refund is due' END, coalesce(left(o.payment_reference, 100), 'missing')),
+       CASE WHEN EXISTS (SELECT FROM order_events AS e WHERE e.sale_id = o.sale_id AND e.order_id = o.id AND e.type = 'OrderPaid') THEN 'payment' ELSE 'projections' END
+FROM orders AS o JOIN audit_sales USING (sale_id)
+WHERE (o.status = 'paid' OR o.status = 'cancelled' AND o.payment_reference IS NOT NULL)
+  AND NOT EXISTS (
+      SELECT FROM audit_payments AS p
+      WHERE p.order_id = o.id AND p.reference IN (o.payment_reference, concat(o.id, ':', o.payment_reference))
+        AND CASE o.status WHEN 'paid' THEN p.state = 'settled' ELSE p.state IN ('refund_due', 'refunded') END)
+UNION ALL
+SELECT NULL, NULL, NULL, format('%s %s were reported, and %s are settled, due for refund, refunded or waiting', coalesce(sum(reported), 0), coalesce(nullif(currency, ''), 'of no currency'), coalesce(sum(amount), 0)), 'payment'
+FROM (SELECT currency, 0 AS reported, amount FROM audit_payments UNION ALL SELECT reported_currency, reported, 0 FROM audit_payments WHERE is_reported) AS both_sides
+GROUP BY currency HAVING coalesce(sum(reported), 0) <> coalesce(sum(amount), 0)
