@@ -1,8 +1,11 @@
 package order
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -70,6 +73,9 @@ type Money struct {
 	Unreadable string
 }
 
+// maxAmount bounds an amount: that of no order is higher, and sums of many fit into 64 bits.
+const maxAmount = MaxUnitPrice * MaxPerOrder
+
 // maxUnreadable bounds the text of Money.Unreadable, in bytes.
 const maxUnreadable = 500
 
@@ -78,6 +84,39 @@ const maxUnreadable = 500
 func (m *Money) Validate() error {
 	m.Unreadable = m.Unreadable[:min(len(m.Unreadable), maxUnreadable)]
 	return ValidateReference(m.Reference)
+}
+
+// ReadMoney reads the report of a payment: {"order_id", "reference", "amount", "currency"}, of which only the reference
+// is required. Other members are ignored. What cannot be read is kept in Unreadable, so that no money is lost; the error,
+// an *InvalidError, is for what is no report: not one JSON object, or no valid reference.
+func ReadMoney(report []byte) (m Money, err error) {
+	var members map[string]json.RawMessage
+	if err := json.Unmarshal(report, &members); err != nil || members == nil {
+		return m, &InvalidError{"the report", "must be one JSON object"}
+	}
+	var unreadable []string
+	read := func(name string, isValid func(string) bool) (text string) {
+		raw := members[name]
+		if err := json.Unmarshal(raw, &text); raw != nil && (err != nil || text != "" && !isValid(text)) {
+			unreadable, text = append(unreadable, name+" "+string(raw)), ""
+		}
+		return text
+	}
+	m.Reference = read("reference", func(string) bool { return true })
+	if err := m.Validate(); err != nil {
+		return Money{}, err
+	}
+	// Other forms of an id, such as urn:uuid:, are longer or shorter.
+	id := read("order_id", func(text string) bool { return len(text) == 36 && uuid.Validate(text) == nil })
+	m.OrderID, _ = uuid.Parse(id) // none without an id
+	m.Currency = read("currency", IsCurrency)
+	if raw := string(members["amount"]); raw != "" && raw != "null" {
+		if m.Amount, err = strconv.ParseInt(raw, 10, 64); err != nil || m.Amount < 0 || m.Amount > maxAmount {
+			m.Amount, unreadable = 0, append(unreadable, "amount "+raw)
+		}
+	}
+	m.Unreadable = strings.Join(unreadable, ", ")
+	return m, m.Validate()
 }
 
 // Payment is money that Stampede was told of, and what became of it.
