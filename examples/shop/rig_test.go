@@ -40,7 +40,7 @@ var shared struct {
 	free    []net.Listener // of shops, whose origins dev knows
 }
 
-const shopsMax = 16
+const shopsMax = 24
 
 func TestMain(m *testing.M) {
 	flag.Parse()
