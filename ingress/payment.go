@@ -7,6 +7,8 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
+	"strings"
+	"unicode/utf8"
 
 	"github.com/labstack/echo/v4"
 
@@ -69,7 +71,7 @@ func (s *operatorService) noteRefund(c echo.Context, operator string) error {
 			return order.ErrPaymentNotFound
 		}
 	}
-	if order.ValidateReference(reference) != nil { // no payment has it; Postgres could not take every text
+	if !isText(reference) {
 		return order.ErrPaymentNotFound
 	}
 	var body struct {
@@ -84,6 +86,11 @@ func (s *operatorService) noteRefund(c echo.Context, operator string) error {
 	return s.changePayment(c, func(ctx context.Context) (order.Payment, error) {
 		return s.config.OperatorsOrders.Refund(ctx, reference, body.RefundReference, operator)
 	})
+}
+
+// isText is false for what Postgres takes for no text: no payment has such a reference.
+func isText(reference string) bool {
+	return utf8.ValidString(reference) && strings.IndexByte(reference, 0) < 0
 }
 
 // defaultPayments is the length of a page if the request has no limit.
@@ -109,10 +116,10 @@ func (s *operatorService) listPayments(c echo.Context, _ string) error {
 			return nil
 		},
 		"reference": func(text string) error {
-			if reference = text; len(c.QueryParams()) > 1 {
-				return &order.InvalidError{Field: "reference", Reason: "must be given alone"}
+			if reference = text; text == "" || len(c.QueryParams()) > 1 {
+				return &order.InvalidError{Field: "reference", Reason: "must be that of a payment, and stand alone"}
 			}
-			return order.ValidateReference(text)
+			return nil
 		},
 	})
 	if err != nil {
@@ -142,8 +149,11 @@ func (s *operatorService) listPayments(c echo.Context, _ string) error {
 func (s *operatorService) findPayments(
 	ctx context.Context, reference string, filter order.PaymentFilter, after int64, limit int,
 ) (payments []order.Payment, next int64, err error) {
-	if reference == "" {
+	switch {
+	case reference == "":
 		return s.config.OperatorsOrders.ListPayments(ctx, filter, after, limit)
+	case !isText(reference):
+		return nil, 0, order.ErrPaymentNotFound
 	}
 	p, err := s.config.OperatorsOrders.Payment(ctx, reference)
 	if err != nil {

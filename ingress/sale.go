@@ -167,6 +167,15 @@ func (s *saleService) price(sale uuid.UUID) price {
 	return found
 }
 
+// followed returns the sales that sell first. Their prices are known before they open.
+func (s *saleService) followed(ctx context.Context, limit int) ([]uuid.UUID, error) {
+	sales, err := s.config.Sales.Followed(ctx, limit)
+	for _, sale := range sales {
+		s.price(sale)
+	}
+	return sales, err
+}
+
 func (s *saleService) countSales(ctx context.Context, ids []uuid.UUID) (map[uuid.UUID][]catalog.CountResult, error) {
 	sales, err := s.config.Sales.CountSales(ctx, ids)
 	s.prices.learn(sales)

@@ -110,7 +110,6 @@ func (s *Server) init() (err error) {
 	c.orders = newOrderStore(c.config, c.prices, background)
 	c.waiters = newOrderWaiters(c.orders.findAwaited, c.metrics.outcomeLookups)
 	background.start(c.waiters.run)
-	background.start(func(ctx context.Context) { c.metrics.sales.run(ctx, c.config.Sales.Followed, c.log) })
 	if c.config.Outcomes != nil {
 		background.start((&outcomeReader{core: c}).run)
 	}
@@ -118,6 +117,7 @@ func (s *Server) init() (err error) {
 		s.setAddr(c.config.Listener)
 	}
 	s.health, s.sales, s.router = &health{core: c}, newSaleService(c), newRouter(c)
+	background.start(func(ctx context.Context) { c.metrics.sales.run(ctx, s.sales.followed, c.log) })
 	watch, err := telemetry.WatchReady(c.config.Metrics, "ingress", s.health.look)
 	if err != nil {
 		return err
