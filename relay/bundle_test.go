@@ -131,7 +131,10 @@ const insertEvent = `INSERT INTO order_events
 	VALUES ($1, $2, CASE $2::int WHEN 2 THEN 'OrderConfirmed' ELSE 'OrderPaid' END, $1, 'ann', 1, now(),
 		CASE $2::int WHEN 2 THEN now() END)`
 
-// writeTogether is write in one transaction, which some others overtake.
+const insertPayment = `INSERT INTO payment_events (reference, version, type)
+	VALUES ($1, $2::int, (ARRAY['PaymentReceived', 'PaymentSettled', 'PaymentRefundDue'])[$2::int])`
+
+// writeTogether is write in one transaction, which some others overtake, with a payment of each order.
 func writeTogether(ctx context.Context, pool *pgxpool.Pool, orders int, pause time.Duration, commit bool) (
 	ids []string, err error,
 ) {
@@ -143,6 +146,14 @@ func writeTogether(ctx context.Context, pool *pgxpool.Pool, orders int, pause ti
 					return err
 				}
 				ids = append(ids, order.String()+"."+strconv.Itoa(version))
+			}
+			for version := 1; version <= 3; version++ {
+				if _, err := tx.Exec(ctx, insertPayment, "pi_"+order.String(), version); err != nil {
+					return err
+				}
+				if version > 1 {
+					ids = append(ids, "pi_"+order.String()+".p"+strconv.Itoa(version))
+				}
 			}
 		}
 		<-time.After(pause)
@@ -243,7 +254,7 @@ func (r *receiver) repeats() (n int) {
 	return n
 }
 
-// await waits until exactly these events were taken, each order's in the order of its versions.
+// await waits until exactly these events were taken, each order's and payment's in the order of its versions.
 func (r *receiver) await(t *testing.T, want []string) {
 	t.Helper()
 	testkit.Eventually(t, within, "all events", func() bool { return len(r.got()) >= len(want) })

@@ -2,7 +2,9 @@ package feed_test
 
 import (
 	"bytes"
+	"fmt"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/google/uuid"
@@ -11,7 +13,9 @@ import (
 
 	"stampede/ingress/apidoc"
 	"stampede/internal/test/testkit"
+	"stampede/ledger"
 	"stampede/relay/feed"
+	"stampede/reservation/order"
 )
 
 // Receivers read in the webhooks of openapi.yaml what an event has.
@@ -33,7 +37,7 @@ func TestEventsFitTheirDescription(t *testing.T) {
 		require.NoError(t, err)
 		return schema
 	}
-	orders, sales := schema("order"), schema("sale")
+	orders, sales, payments := schema("order"), schema("sale"), schema("payment")
 
 	pool := testkit.Pool(t)
 	exec := func(query string, args ...any) {
@@ -42,8 +46,9 @@ func TestEventsFitTheirDescription(t *testing.T) {
 		require.NoError(t, err)
 	}
 	sale := uuid.Must(uuid.NewV7())
-	exec(`INSERT INTO sales (id, name, stock, payment_window_seconds, opens_at, closes_at)
-		VALUES ($1, 'autumn', 70, 60, now(), now() + interval '1 day')`, sale)
+	exec(`INSERT INTO sales (id, name, stock, payment_window_seconds, opens_at, closes_at, payment_grace_seconds,
+			payments_per_second, unit_price, currency)
+		VALUES ($1, 'autumn', 70, 60, now(), now() + interval '1 day', 30, 25, 4900, 'EUR')`, sale)
 	for revision, kind := range []string{
 		"SaleCreated", "SalePaused", "SaleResumed", "SaleRestocked", "SaleLowering", "SaleRebuilt",
 		"SaleReconciled", "SaleEnded", "SaleRetired",
@@ -69,24 +74,36 @@ func TestEventsFitTheirDescription(t *testing.T) {
 	} {
 		id := uuid.Must(uuid.NewV7())
 		for i, step := range steps {
-			exec(`INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at, due, data)
-				VALUES ($1, $2, $3, $4, 'auth0|ann', 2, now(), CASE $2::int WHEN 2 THEN now() END, CASE WHEN $6 THEN now() END, $5)`,
+			exec(`INSERT INTO order_events
+				(order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at, due, pay_from, data)
+				VALUES ($1, $2, $3, $4, 'auth0|ann', 2, now(), CASE $2::int WHEN 2 THEN now() END, CASE WHEN $6 THEN now() END,
+					CASE WHEN $6 THEN now() END, $5)`,
 				id, i+2, step[0], sale, step[1], i == 0 && len(steps) > 1)
 		}
 	}
-
+	keeper := ledger.New(pool)
+	for i, m := range []order.Money{{Amount: 5, Currency: "EUR", Unreadable: `order_id "cart 7"`}, {}} {
+		m.Reference = fmt.Sprintf("/%d \u007e.p2", i)
+		_, err := keeper.Report(t.Context(), m)
+		require.NoError(t, err)
+		_, err = keeper.Refund(t.Context(), m.Reference, "re_1", "ada")
+		require.NoError(t, err)
+	}
 	r := feed.NewReader(session(t, pool), "/stampede")
 	look(t, r)
 	events, _, err := r.Read(t.Context(), 0, 1000)
 	require.NoError(t, err)
-	require.Len(t, events, 9+11)
+	require.Len(t, events, 9+11+2*2)
 	traced := 0
 	for _, e := range events {
 		event, err := jsonschema.UnmarshalJSON(bytes.NewReader(e.Body))
 		require.NoError(t, err)
 		schema := orders
-		if e.Subject == sale.String() {
+		switch {
+		case e.Subject == sale.String():
 			schema = sales
+		case strings.HasPrefix(e.Subject, "/"):
+			schema = payments
 		}
 		require.NoError(t, schema.Validate(event), "%s", e.Body)
 		if e.TraceParent != "" {

@@ -1,5 +1,5 @@
-// Package feed reads the log of orders and sales for the relay: the events whose transactions are over, in the order of
-// their positions, as CloudEvents.
+// Package feed reads the logs of orders, sales and payments for the relay: the events whose transactions are over, in
+// the order of their positions, as CloudEvents.
 //
 // A position is given out when its row is inserted, so a row may become visible after rows with higher positions. A
 // reader that remembers the highest position it has seen would skip it. A Reader reads only up to a position that is
@@ -9,11 +9,13 @@ package feed
 import (
 	"encoding/json"
 	"fmt"
+	"net/url"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
 
 	"stampede/reservation/order"
 )
@@ -26,14 +28,13 @@ const (
 	schemaVersion = 1
 	specVersion   = "1.0"
 	dataType      = "application/json"
-	orderSchema   = "/openapi.yaml#/components/schemas/OrderEvent"
-	saleSchema    = "/openapi.yaml#/components/schemas/SaleEvent"
+	schemas       = "/openapi.yaml#/components/schemas/"
 )
 
-// Event is a change of an order or of a sale, for others.
+// Event is a change of an order, of a sale or of a payment, for others.
 type Event struct {
 	Position int64
-	// ID is the same whenever the event is sent. Subject is the order or the sale.
+	// ID is the same whenever the event is sent. Subject is the order, the sale, or the payment's reference.
 	ID, Subject string
 	// OccurredAt is the time of the change.
 	OccurredAt time.Time
@@ -70,17 +71,34 @@ func (t instant) MarshalJSON() ([]byte, error) {
 // IsZero leaves out what has no time.
 func (t instant) IsZero() bool { return time.Time(t).IsZero() }
 
+// row is a row of a log.
+type row interface {
+	at() int64
+	event(r *Reader) (Event, error)
+}
+
+// logged is what the rows of all logs have.
+type logged struct {
+	Position   int64
+	Type       string
+	OccurredAt time.Time
+}
+
+func (l *logged) at() int64 { return l.Position }
+
 // orderRow is a row of read_orders.sql.
 type orderRow struct {
-	Position         int64
+	logged
+
 	OrderID, SaleID  uuid.UUID
 	UserID           string
 	Quantity         int64
 	Version          int
-	Type             string
-	OccurredAt       time.Time
 	ReservedAt       *time.Time
+	PayFrom          *time.Time
 	ExpiresAt        *time.Time
+	Amount           int64
+	Currency         string
 	PaymentReference string
 	Reason, Operator string
 	TraceParent      string
@@ -97,35 +115,43 @@ type orderData struct {
 	Version          int       `json:"version"`
 	ReservedAt       instant   `json:"reserved_at,omitzero"`
 	OccurredAt       instant   `json:"occurred_at"`
+	PayFrom          instant   `json:"pay_from,omitzero"`
 	ExpiresAt        instant   `json:"expires_at,omitzero"`
+	Amount           int64     `json:"amount,omitempty"`
+	Currency         string    `json:"currency,omitempty"`
 	PaymentReference string    `json:"payment_reference,omitempty"`
 	Reason           string    `json:"reason,omitempty"`
 	Operator         string    `json:"operator,omitempty"`
 }
 
-func (r *Reader) orderEvent(row *orderRow) (Event, error) {
+func (row *orderRow) event(r *Reader) (Event, error) {
 	status := strings.ToLower(strings.TrimPrefix(row.Type, "Order"))
-	return r.event("stampede.order."+status, fmt.Sprintf("%s.%d", row.OrderID, row.Version), row.OrderID, row.Position,
-		row.OccurredAt, row.TraceParent, orderSchema, orderData{
+	id := row.OrderID.String()
+	return r.event(&row.logged, "stampede.order."+status, fmt.Sprintf("%s.%d", id, row.Version), id, row.TraceParent,
+		"OrderEvent", orderData{
 			SchemaVersion: schemaVersion, Position: row.Position, OrderID: row.OrderID, SaleID: row.SaleID,
 			UserID: row.UserID, Quantity: row.Quantity, Status: status, Version: row.Version,
-			ReservedAt: toInstant(row.ReservedAt), OccurredAt: instant(row.OccurredAt), ExpiresAt: toInstant(row.ExpiresAt),
+			ReservedAt: toInstant(row.ReservedAt), OccurredAt: instant(row.OccurredAt), PayFrom: toInstant(row.PayFrom),
+			ExpiresAt: toInstant(row.ExpiresAt), Amount: row.Amount, Currency: row.Currency,
 			PaymentReference: row.PaymentReference, Reason: row.Reason, Operator: row.Operator,
 		})
 }
 
 // saleRow is a row of read_sales.sql.
 type saleRow struct {
-	Position             int64
+	logged
+
 	SaleID               uuid.UUID
 	Revision             int64
-	Type                 string
-	OccurredAt           time.Time
 	Operator             string
 	Name                 string
 	PerOrderLimit        int64
 	OpensAt, ClosesAt    *time.Time
 	PaymentWindowSeconds int64
+	PaymentGraceSeconds  int64
+	PaymentsPerSecond    int64
+	UnitPrice            int64
+	Currency             string
 	Stock                int64
 	Shards               int
 	State                string
@@ -146,34 +172,88 @@ type saleData struct {
 	OpensAt              instant   `json:"opens_at,omitzero"`
 	ClosesAt             instant   `json:"closes_at,omitzero"`
 	PaymentWindowSeconds int64     `json:"payment_window_seconds"`
+	PaymentGraceSeconds  int64     `json:"payment_grace_seconds,omitempty"`
+	PaymentsPerSecond    int64     `json:"payments_per_second,omitempty"`
+	UnitPrice            int64     `json:"unit_price,omitempty"`
+	Currency             string    `json:"currency,omitempty"`
 	Shards               int       `json:"shards"`
 }
 
-func (r *Reader) saleEvent(row *saleRow) (Event, error) {
+func (row *saleRow) event(r *Reader) (Event, error) {
 	change := strings.ToLower(strings.TrimPrefix(row.Type, "Sale"))
-	return r.event("stampede.sale."+change, fmt.Sprintf("%s.r%d", row.SaleID, row.Revision), row.SaleID, row.Position,
-		row.OccurredAt, "", saleSchema, saleData{
+	id := row.SaleID.String()
+	return r.event(&row.logged, "stampede.sale."+change, fmt.Sprintf("%s.r%d", id, row.Revision), id, "", "SaleEvent",
+		saleData{
 			SchemaVersion: schemaVersion, Position: row.Position, SaleID: row.SaleID, Revision: row.Revision, Change: change,
 			OccurredAt: instant(row.OccurredAt), Operator: row.Operator, Name: row.Name, State: row.State, Stock: row.Stock,
 			PerOrderLimit: row.PerOrderLimit, OpensAt: toInstant(row.OpensAt), ClosesAt: toInstant(row.ClosesAt),
-			PaymentWindowSeconds: row.PaymentWindowSeconds, Shards: row.Shards,
+			PaymentWindowSeconds: row.PaymentWindowSeconds, PaymentGraceSeconds: row.PaymentGraceSeconds,
+			PaymentsPerSecond: row.PaymentsPerSecond, UnitPrice: row.UnitPrice, Currency: row.Currency, Shards: row.Shards,
 		})
 }
 
-func (r *Reader) event(
-	kind, id string, subject uuid.UUID, position int64, at time.Time, traceParent, schema string, data any,
-) (Event, error) {
-	key := subject.String()
+// paymentRow is a row of read_payments.sql.
+type paymentRow struct {
+	logged
+
+	Reference       string
+	Version         int
+	OrderID, SaleID zeronull.UUID
+	Amount          int64
+	Currency        string
+	Reason          string
+	Unreadable      string
+	RefundReference string
+	Operator        string
+}
+
+type paymentData struct {
+	SchemaVersion   int                `json:"schema_version"`
+	Position        int64              `json:"position"`
+	Reference       string             `json:"reference"`
+	State           order.PaymentState `json:"state"`
+	Reason          string             `json:"reason,omitempty"`
+	Version         int                `json:"version"`
+	OrderID         uuid.UUID          `json:"order_id,omitzero"`
+	SaleID          uuid.UUID          `json:"sale_id,omitzero"`
+	Amount          int64              `json:"amount,omitempty"`
+	Currency        string             `json:"currency,omitempty"`
+	Unreadable      string             `json:"unreadable,omitempty"`
+	OccurredAt      instant            `json:"occurred_at"`
+	RefundReference string             `json:"refund_reference,omitempty"`
+	Operator        string             `json:"operator,omitempty"`
+}
+
+// paymentStates has the state that an event of a payment leads to.
+var paymentStates = map[order.PaymentEvent]order.PaymentState{
+	order.EventPaymentSettled:   order.PaymentSettled,
+	order.EventPaymentRefundDue: order.PaymentRefundDue,
+	order.EventPaymentRefunded:  order.PaymentRefunded,
+}
+
+func (row *paymentRow) event(r *Reader) (Event, error) {
+	state := paymentStates[order.PaymentEvent(row.Type)]
+	// It differs from the id of an order that a shop uses as the reference. Escaped: a header loses blanks at its ends.
+	id := fmt.Sprintf("%s.p%d", url.PathEscape(row.Reference), row.Version)
+	return r.event(&row.logged, "stampede.payment."+string(state), id, row.Reference, "", "PaymentEvent", paymentData{
+		SchemaVersion: schemaVersion, Position: row.Position, Reference: row.Reference, State: state, Reason: row.Reason,
+		Version: row.Version, OrderID: uuid.UUID(row.OrderID), SaleID: uuid.UUID(row.SaleID), Amount: row.Amount,
+		Currency: row.Currency, Unreadable: row.Unreadable, OccurredAt: instant(row.OccurredAt),
+		RefundReference: row.RefundReference, Operator: row.Operator,
+	})
+}
+
+func (r *Reader) event(l *logged, kind, id, subject, traceParent, schema string, data any) (Event, error) {
 	body, err := json.Marshal(cloudEvent{
-		SpecVersion: specVersion, ID: id, Source: r.source, Type: kind, Subject: key, Time: instant(at),
-		DataContentType: dataType, DataSchema: schema, PartitionKey: key, Sequence: strconv.FormatInt(position, 10),
-		TraceParent: traceParent, Data: data,
+		SpecVersion: specVersion, ID: id, Source: r.source, Type: kind, Subject: subject, Time: instant(l.OccurredAt),
+		DataContentType: dataType, DataSchema: schemas + schema, PartitionKey: subject,
+		Sequence: strconv.FormatInt(l.Position, 10), TraceParent: traceParent, Data: data,
 	})
 	if err != nil {
 		return Event{}, fmt.Errorf("encode the event %s: %w", id, err)
 	}
 	return Event{
-		Position: position, ID: id, Subject: key, OccurredAt: at, Body: body, TraceParent: traceParent,
+		Position: l.Position, ID: id, Subject: subject, OccurredAt: l.OccurredAt, Body: body, TraceParent: traceParent,
 	}, nil
 }
 

@@ -15,7 +15,11 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
+	"stampede/internal/test/testwork"
+	"stampede/ledger"
 	"stampede/relay/feed"
+	"stampede/reservation/order"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -98,6 +102,63 @@ func TestNaiveCursorSkipsWhatReaderDoesNot(t *testing.T) {
 	ids, through = idsFrom(t, r, 0)
 	require.Equal(t, []string{first.String() + ".2", second.String() + ".2"}, ids)
 	require.Equal(t, high, through)
+}
+
+// A payment that is reported and its order, which it pays, change in one transaction: the events of both come, with one
+// horizon.
+func TestPaymentsAreReadWithTheirOrders(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	testwork.Heartbeat(t, pool)
+	sale := testshop.NewPayableSale(t, pool, 10)
+	id := testwork.Confirm(t, pool, sale, 1)[0]
+	r := feed.NewReader(session(t, pool), "/test")
+	after := look(t, r).Settled
+	early := begin(t, pool)
+	_, err := early.Exec(t.Context(), `INSERT INTO payment_events (reference, version, type, reason)
+		VALUES (' first', 1, 'PaymentReceived', NULL), (' first', 2, 'PaymentRefundDue', 'order-not-found')`)
+	require.NoError(t, err)
+	// A shop may use the id of the order as the reference.
+	keeper := ledger.New(pool)
+	_, err = keeper.Report(t.Context(), order.Money{Reference: id.String(), OrderID: id, Amount: 5, Currency: "EUR"})
+	require.NoError(t, err)
+	s := look(t, r)
+	require.Equal(t, after, s.Settled, "the first transaction is open")
+	require.EqualValues(t, early.Conn().PgConn().PID(), s.HeldBy)
+	require.NoError(t, early.Commit(t.Context()))
+	_, err = keeper.Withdraw(t.Context(), id, "a mistake", "zoe")
+	require.NoError(t, err)
+	_, err = keeper.Refund(t.Context(), id.String(), "re_1", "ada")
+	require.NoError(t, err)
+	s = look(t, r)
+	require.Equal(t, s.Newest, s.Settled)
+	for _, limit := range []int{1, 2, 100} {
+		var ids []string
+		for at := after; at < s.Settled; {
+			events, through, err := r.Read(t.Context(), at, limit)
+			require.NoError(t, err)
+			for _, e := range events {
+				ids = append(ids, e.ID)
+			}
+			at = through
+		}
+		require.Equal(t, []string{
+			"%20first.p2", id.String() + ".p2", id.String() + ".3", id.String() + ".4", id.String() + ".p3", id.String() + ".p4",
+		}, ids, "%d at a time", limit)
+	}
+	events, _, err := r.Read(t.Context(), s.Settled-1, 1)
+	require.NoError(t, err)
+	var body struct {
+		Type, Subject, PartitionKey string
+		Data                        map[string]any
+	}
+	require.NoError(t, json.Unmarshal(events[0].Body, &body))
+	delete(body.Data, "occurred_at")
+	require.Equal(t, []any{"stampede.payment.refunded", id.String(), id.String(), map[string]any{
+		"schema_version": 1.0, "position": float64(s.Settled), "version": 4.0, "reference": id.String(), "state": "refunded",
+		"reason": "order-cancelled", "order_id": id.String(), "sale_id": sale.String(), "amount": 5.0, "currency": "EUR",
+		"refund_reference": "re_1", "operator": "ada",
+	}}, []any{body.Type, body.Subject, body.PartitionKey, body.Data})
 }
 
 func TestRolledBackPositionsAreSettled(t *testing.T) {
@@ -191,14 +252,16 @@ func TestEventsOfSalesAndOrdersAreOneOrder(t *testing.T) {
 		require.NoError(t, err)
 	}
 	sale, order := uuid.Must(uuid.NewV7()), uuid.Must(uuid.NewV7())
-	exec("INSERT INTO sales (id, name, stock, payment_window_seconds) VALUES ($1, 'autumn', 70, 60)", sale)
+	exec(`INSERT INTO sales (id, name, stock, payment_window_seconds, payment_grace_seconds, payments_per_second, unit_price,
+		currency) VALUES ($1, 'autumn', 70, 60, 30, 25, 4900, 'EUR')`, sale)
 	change := func(revision int, kind, data string) {
 		exec("INSERT INTO sale_events (sale_id, revision, type, data) VALUES ($1, $2, $3, $4)", sale, revision, kind, data)
 	}
 	record := func(version int, kind, data string) {
-		exec(`INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at, due, data)
+		exec(`INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at, due, pay_from, data)
 			VALUES ($1, $2, $3, $4, 'ann<&>', 2, '2026-11-23 10:00:01', CASE $2::int WHEN 2 THEN timestamptz '2026-11-23 10:00:00.25' END,
-			CASE $2::int WHEN 2 THEN timestamptz '2026-11-23 10:01:01' END, $5)`, order, version, kind, sale, data)
+			CASE $2::int WHEN 2 THEN timestamptz '2026-11-23 10:01:01' END,
+			CASE $2::int WHEN 2 THEN timestamptz '2026-11-23 10:00:01' END, $5)`, order, version, kind, sale, data)
 	}
 	change(1, "SaleCreated", `{"stock": 50, "shards": 2}`)
 	record(2, "OrderConfirmed", `{}`)
@@ -247,24 +310,25 @@ func TestEventsOfSalesAndOrdersAreOneOrder(t *testing.T) {
 		const (
 			reserved = `"quantity":2,"reserved_at":"2026-11-23T10:00:00.250Z","schema_version":1,`
 			terms    = `"name":"autumn",`
-			rest     = `"payment_window_seconds":60,"per_order_limit":1,`
+			price    = `{"amount":9800,"currency":"EUR",`
+			rest     = `"payment_grace_seconds":30,"payment_window_seconds":60,"payments_per_second":25,"per_order_limit":1,`
 		)
 		require.Equal(t, []string{
-			`stampede.sale.created.r1 {"change":"created",` + terms + rest + `"revision":1,"schema_version":1,"shards":2,` +
-				`"state":"open","stock":50}`,
-			`stampede.order.confirmed.2 {"expires_at":"2026-11-23T10:01:01.000Z","occurred_at":"2026-11-23T10:00:01.000Z",` +
-				reserved + `"status":"confirmed","user_id":"ann\u003c\u0026\u003e","version":2}`,
-			`stampede.sale.paused.r2 {"change":"paused",` + terms + rest + `"revision":2,"schema_version":1,"shards":2,` +
-				`"state":"paused","stock":50}`,
-			`stampede.order.paid.3 {"occurred_at":"2026-11-23T10:00:01.000Z","payment_reference":"pi_1",` +
+			`stampede.sale.created.r1 {"change":"created","currency":"EUR",` + terms + rest + `"revision":1,"schema_version":1,"shards":2,` +
+				`"state":"open","stock":50,"unit_price":4900}`,
+			`stampede.order.confirmed.2 ` + price + `"expires_at":"2026-11-23T10:01:01.000Z","occurred_at":"2026-11-23T10:00:01.000Z",` +
+				`"pay_from":"2026-11-23T10:00:01.000Z",` + reserved + `"status":"confirmed","user_id":"ann\u003c\u0026\u003e","version":2}`,
+			`stampede.sale.paused.r2 {"change":"paused","currency":"EUR",` + terms + rest + `"revision":2,"schema_version":1,"shards":2,` +
+				`"state":"paused","stock":50,"unit_price":4900}`,
+			`stampede.order.paid.3 ` + price + `"occurred_at":"2026-11-23T10:00:01.000Z","payment_reference":"pi_1",` +
 				reserved + `"status":"paid","user_id":"ann\u003c\u0026\u003e","version":3}`,
-			`stampede.sale.restocked.r3 {"change":"restocked",` + terms + rest + `"revision":3,"schema_version":1,"shards":2,` +
-				`"state":"paused","stock":70}`,
-			`stampede.order.cancelled.4 {"occurred_at":"2026-11-23T10:00:01.000Z","operator":"bob",` +
+			`stampede.sale.restocked.r3 {"change":"restocked","currency":"EUR",` + terms + rest + `"revision":3,"schema_version":1,"shards":2,` +
+				`"state":"paused","stock":70,"unit_price":4900}`,
+			`stampede.order.cancelled.4 ` + price + `"occurred_at":"2026-11-23T10:00:01.000Z","operator":"bob",` +
 				`"payment_reference":"pi_1","quantity":2,"reason":"by phone","reserved_at":"2026-11-23T10:00:00.250Z",` +
 				`"schema_version":1,"status":"cancelled","user_id":"ann\u003c\u0026\u003e","version":4}`,
-			`stampede.sale.resumed.r4 {"change":"resumed",` + terms + rest + `"revision":4,"schema_version":1,"shards":2,` +
-				`"state":"open","stock":70}`,
+			`stampede.sale.resumed.r4 {"change":"resumed","currency":"EUR",` + terms + rest + `"revision":4,"schema_version":1,"shards":2,` +
+				`"state":"open","stock":70,"unit_price":4900}`,
 		}, short, "%d at a time", limit)
 	}
 }

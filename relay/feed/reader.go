@@ -1,8 +1,10 @@
 package feed
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 
@@ -28,49 +30,57 @@ func (r *Reader) Read(ctx context.Context, after int64, limit int) (events []Eve
 		return nil, after, nil
 	}
 	batch := &pgx.Batch{}
-	batch.Queue(sql.RelayReadOrders, after, through, limit)
-	batch.Queue(sql.RelayReadSales, after, through, limit)
+	for _, log := range logs {
+		batch.Queue(log.query, after, through, limit)
+	}
 	answers := r.conn.SendBatch(ctx, batch)
 	defer func() { _ = answers.Close() }() // its error is the one of the last answer
-	orders, err := collect[orderRow](answers)
-	if err != nil {
-		return nil, 0, fmt.Errorf("read the events of orders: %w", err)
-	}
-	sales, err := collect[saleRow](answers)
-	if err != nil {
-		return nil, 0, fmt.Errorf("read the events of sales: %w", err)
-	}
-	if n := len(orders); n >= limit {
-		through = orders[n-1].Position
-	}
-	if n := len(sales); n >= limit {
-		through = min(through, sales[n-1].Position)
-	}
-	events = make([]Event, 0, len(orders)+len(sales))
-	for len(orders)+len(sales) > 0 {
-		var e Event
-		if len(sales) == 0 || len(orders) > 0 && orders[0].Position < sales[0].Position {
-			e, err = r.orderEvent(&orders[0])
-			orders = orders[1:]
-		} else {
-			e, err = r.saleEvent(&sales[0])
-			sales = sales[1:]
+	var rows []row
+	for _, log := range logs {
+		more, err := log.collect(answers)
+		if err != nil {
+			return nil, 0, fmt.Errorf("read the events of %s: %w", log.name, err)
 		}
+		if n := len(more); n >= limit {
+			through = min(through, more[n-1].at())
+		}
+		rows = append(rows, more...)
+	}
+	slices.SortStableFunc(rows, func(a, b row) int { return cmp.Compare(a.at(), b.at()) })
+	events = make([]Event, 0, len(rows))
+	for _, row := range rows {
+		if row.at() > through {
+			break // it is read again when those between are known
+		}
+		e, err := row.event(r)
 		if err != nil {
 			return nil, 0, err
-		}
-		if e.Position > through {
-			break // it is read again when those between are known
 		}
 		events = append(events, e)
 	}
 	return events, through, nil
 }
 
-func collect[Row any](answers pgx.BatchResults) ([]Row, error) {
+// logs are what a Reader reads: their positions are one series.
+var logs = []struct {
+	name, query string
+	collect     func(pgx.BatchResults) ([]row, error)
+}{
+	{"orders", sql.RelayReadOrders, collect[orderRow]},
+	{"sales", sql.RelayReadSales, collect[saleRow]},
+	{"payments", sql.RelayReadPayments, collect[paymentRow]},
+}
+
+func collect[Row any, P interface {
+	*Row
+	row
+}](answers pgx.BatchResults) ([]row, error) {
 	rows, err := answers.Query()
 	if err != nil {
 		return nil, err
 	}
-	return pgx.CollectRows(rows, pgx.RowToStructByName[Row])
+	return pgx.CollectRows(rows, func(r pgx.CollectableRow) (row, error) {
+		scanned, err := pgx.RowToAddrOfStructByName[Row](r)
+		return P(scanned), err
+	})
 }

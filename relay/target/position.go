@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"strconv"
 	"strings"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"stampede/relay/feed"
+	"stampede/reservation/order"
 	"stampede/sql"
 )
 
@@ -52,12 +54,19 @@ func PositionAt(ctx context.Context, pool *pgxpool.Pool, place string) (int64, e
 
 // EventPosition returns the position of the event with that id.
 func EventPosition(ctx context.Context, pool *pgxpool.Pool, id string) (position int64, err error) {
-	subject, number, _ := strings.Cut(id, ".")
-	query := sql.RelayPositionOfOrder
-	if revision, ok := strings.CutPrefix(number, "r"); ok {
-		query, number = sql.RelayPositionOfSale, revision
+	end := max(strings.LastIndexByte(id, '.'), 0)
+	subject, number := id[:end], strings.TrimPrefix(id[end:], ".")
+	query, owner, err1 := sql.RelayPositionOfOrder, any(nil), error(nil)
+	if version, ok := strings.CutPrefix(number, "p"); ok {
+		query, number = sql.RelayPositionOfPayment, version
+		reference, err := url.PathUnescape(subject)
+		owner, err1 = reference, errors.Join(err, order.ValidateReference(reference))
+	} else {
+		if revision, ok := strings.CutPrefix(number, "r"); ok {
+			query, number = sql.RelayPositionOfSale, revision
+		}
+		owner, err1 = uuid.Parse(subject)
 	}
-	owner, err1 := uuid.Parse(subject)
 	n, err2 := strconv.ParseInt(number, 10, 32)
 	if err1 != nil || err2 != nil {
 		return 0, fmt.Errorf("%q is no place in the log: %w", id, ErrPlace)

@@ -2,7 +2,7 @@
 -- from this revision on: at most $3 of them, and others at the position of the last one.
 SELECT e.position, e.sale_id, e.revision, e.type, e.occurred_at, coalesce(e.operator, '') AS operator,
        s.name, s.per_order_limit, s.opens_at, s.closes_at, s.payment_window_seconds,
-       s.payment_grace_seconds, s.payments_per_second, s.unit_price, s.currency,
+       s.payment_grace_seconds, s.payments_per_second, coalesce(s.unit_price, 0) AS unit_price, coalesce(s.currency, '') AS currency,
        coalesce((
            SELECT (b.data ->> 'stock')::bigint FROM sale_events AS b
            WHERE b.sale_id = e.sale_id AND b.revision <= e.revision AND b.data ? 'stock' AND b.type <> 'SaleLowering'

@@ -6,4 +6,4 @@ SELECT virtualtransaction AS name, coalesce(pid, 0) AS pid
 FROM pg_locks
 WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' AND granted
   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-  AND relation IN ('order_events'::regclass, 'sale_events'::regclass)
+  AND relation IN ('order_events'::regclass, 'sale_events'::regclass, 'payment_events'::regclass)
