@@ -16,6 +16,7 @@ import (
 
 	"stampede/internal/connect"
 	"stampede/internal/dev/apiclient"
+	"stampede/internal/figure"
 	"stampede/ledger"
 	"stampede/reservation/order"
 	"stampede/sql"
@@ -112,7 +113,9 @@ func writeHistory(w io.Writer, o order.HistoryView) error {
 		{"units", fmt.Sprint(o.Quantity)},
 		{"status", string(o.Status)},
 		{"reason", printable(o.Reason)},
+		{"amount", figure.Money(o.Amount, o.Currency)},
 		{"payment", printable(o.PaymentReference)},
+		{"pay from", o.PayFrom},
 		{"pay until", o.ExpiresAt},
 	} {
 		if row[1] != "" {
@@ -201,12 +204,13 @@ func (c *orderListCmd) Run(ctx context.Context, s *streams) error {
 }
 
 func writeOrders(w io.Writer, orders []order.PlacedView) error {
-	t := newTable(w, "ORDER", "STATUS", "UNITS", "USER", "SALE", "RESERVED", "CHANGED", "PAYMENT")
+	t := newTable(w, "ORDER", "STATUS", "UNITS", "USER", "SALE", "RESERVED", "CHANGED", "PAY FROM", "AMOUNT", "PAYMENT")
 	for _, o := range orders {
 		reserved, _ := time.Parse(time.RFC3339, o.ReservedAt) // "" is no time
 		changed, _ := time.Parse(time.RFC3339, o.UpdatedAt)
+		payFrom, _ := time.Parse(time.RFC3339, o.PayFrom)
 		t.row(o.OrderID, o.Status, o.Quantity, printable(o.UserID), o.SaleID, second(reserved), second(changed),
-			orDash(o.PaymentReference))
+			second(payFrom), orDash(figure.Money(o.Amount, o.Currency)), orDash(o.PaymentReference))
 	}
 	return t.Flush()
 }

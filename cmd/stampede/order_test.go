@@ -18,6 +18,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/assert"
@@ -94,6 +95,61 @@ func TestOrderCommands(t *testing.T) {
 		`"nonsense" is not a sale id`:           {"export", "--sale=nonsense"},
 	} {
 		output = s.ends(exitUsage, append([]string{"order"}, args...)...)
+		assert.Contains(t, output, want)
+	}
+}
+
+// The terms of payment of a sale and of its orders are shown by each command, over HTTP as from the databases.
+func TestTermsOfPaymentAreShown(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	_, url := s.serve()
+	s.worker("worker").Start()
+	status, out, output := remote(t, url, adminToken, "sale", "create", "--name=test", "--stock=5", "--per-order-limit=2",
+		"--payment-window=10m", "--payment-grace=30s", "--payments-per-second=1", "--unit-price=1290", "--currency=EUR")
+	require.Equal(t, exitOK, status, output)
+	assert.Contains(t, out, "12.90 EUR")
+	id, err := uuid.Parse(strings.Fields(strings.Split(out, "\n")[1])[0])
+	require.NoError(t, err)
+	show := s.ends(exitOK, "sale", "show", id.String())
+	for _, want := range []string{
+		`unit price +12.90 EUR`, `payment window +10m0s`, `payment grace +30s`, `payment pace +1 orders a second`,
+	} {
+		assert.Regexp(t, want, show)
+	}
+	var orders [2]order.View
+	for i, user := range []string{"ann", "bob"} {
+		bought := ask(t, http.MethodPost, url+"/v1/sales/"+id.String()+"/orders", user, `{"quantity":2}`)
+		require.Equal(t, http.StatusAccepted, bought.HTTP)
+		testkit.Eventually(t, within, "the order is confirmed", func() bool {
+			return ask(t, http.MethodGet, url+"/v1/orders/"+bought.OrderID, user, "").Status == "confirmed"
+		})
+		output := s.ends(exitOK, "order", "show", bought.OrderID, "--output=json")
+		require.NoError(t, json.Unmarshal([]byte(output), &orders[i]))
+		assert.Equal(t, []any{int64(2580), "EUR"}, []any{orders[i].Amount, orders[i].Currency})
+	}
+	turn := func(o order.View) time.Time {
+		at, err := time.Parse(time.RFC3339, o.PayFrom)
+		require.NoError(t, err)
+		return at
+	}
+	assert.GreaterOrEqual(t, turn(orders[1]).Sub(turn(orders[0])), time.Second-time.Millisecond)
+	bob := orders[1]
+	assert.Regexp(t, `amount +25.80 EUR\npay from +`+bob.PayFrom, s.ends(exitOK, "order", "show", bob.OrderID.String()))
+	assert.Regexp(t, turn(bob).Format(time.RFC3339)+` +25.80 EUR +-\n`, s.ends(exitOK, "order", "list", "--user=bob"))
+	assert.Contains(t, s.ends(exitOK, "order", "export", "--user=bob"),
+		strings.Join([]string{"", bob.PayFrom, bob.ExpiresAt, "2580", "EUR", ""}, ","))
+
+	for want, flags := range map[string]string{
+		"currency must be a code of ISO 4217": "--unit-price=1 --currency=eur1",
+		"unit_price needs currency":           "--unit-price=1",
+		"payment_grace_seconds must be":       "--payment-grace=1500ms --payment-window=1m",
+		"payments_per_second needs":           "--payments-per-second=5",
+	} {
+		args := append([]string{"sale", "create", "--name=x", "--stock=1"}, strings.Fields(flags)...)
+		assert.Contains(t, s.ends(exitUsage, args...), want)
+		status, _, output := remote(t, url, adminToken, args...)
+		assert.Equal(t, exitUsage, status)
 		assert.Contains(t, output, want)
 	}
 }
@@ -196,7 +252,7 @@ func TestExportWritesAllOrders(t *testing.T) {
 	for _, user := range []string{"'=1+1", "'@bob", "''x", "a,b", "ann"} {
 		require.Contains(t, byUser, user)
 	}
-	assert.Equal(t, `'-2+3,"x"`, byUser["ann"][10])
+	assert.Equal(t, `'-2+3,"x"`, byUser["ann"][13])
 	assert.Equal(t, byUser["ann"][7], byUser["ann"][8], "paid_at is updated_at")
 
 	output = s.ends(exitOK, "order", "export", "--format=jsonl", "--sale="+sale.String(), "--status=voided",

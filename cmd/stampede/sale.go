@@ -78,9 +78,10 @@ func (f *catalogFlags) with(
 }
 
 func writeSales(w io.Writer, sales []catalog.CountedSale) error {
-	t := newTable(w, "ID", "STATE", "STOCK", "AVAILABLE", "HELD", "SOLD", "OPENS", "CLOSES", "NAME")
+	t := newTable(w, "ID", "STATE", "STOCK", "AVAILABLE", "HELD", "SOLD", "PRICE", "OPENS", "CLOSES", "NAME")
 	for _, s := range sales {
-		t.row(s.ID, s.State, s.Stock, s.Available, s.Held, s.Sold, second(s.OpensAt), second(s.ClosesAt), printable(s.Name))
+		t.row(s.ID, s.State, s.Stock, s.Available, s.Held, s.Sold, orDash(figure.Money(s.UnitPrice, s.Currency)),
+			second(s.OpensAt), second(s.ClosesAt), printable(s.Name))
 	}
 	return t.Flush()
 }
@@ -93,6 +94,10 @@ func writeSale(w io.Writer, all []catalog.CountedSale) error {
 		if s.PaymentWindow > 0 {
 			window = s.PaymentWindow.String()
 		}
+		pace := "none: all orders can be paid at once"
+		if s.PaymentsPerSecond > 0 {
+			pace = fmt.Sprintf("%d orders a second", s.PaymentsPerSecond)
+		}
 		for _, row := range [][2]any{
 			{"sale", s.ID},
 			{"name", printable(s.Name)},
@@ -102,7 +107,10 @@ func writeSale(w io.Writer, all []catalog.CountedSale) error {
 			{"held", s.Held},
 			{"sold", s.Sold},
 			{"per-order limit", s.PerOrderLimit},
+			{"unit price", orDash(figure.Money(s.UnitPrice, s.Currency))},
 			{"payment window", window},
+			{"payment grace", s.PaymentGrace},
+			{"payment pace", pace},
 			{"shards", s.Shards},
 			{"opens", second(s.OpensAt)},
 			{"closes", second(s.ClosesAt)},
@@ -171,13 +179,17 @@ func (m *moment) UnmarshalText(text []byte) error {
 
 type saleCreateCmd struct {
 	changeFlags
-	Name          string        `required:"" env:"STAMPEDE_SALE_NAME" help:"Name of the sale."`
-	Stock         int64         `required:"" env:"STAMPEDE_SALE_STOCK" placeholder:"UNITS" help:"Units for sale."`
-	PerOrderLimit int64         `default:"1" env:"STAMPEDE_SALE_PER_ORDER_LIMIT" placeholder:"UNITS" help:"Most units per order (${default})."`
-	OpensAt       moment        `env:"STAMPEDE_SALE_OPENS_AT" placeholder:"TIME" help:"When it opens, RFC 3339, a date in UTC, or +5m (default: immediately)."`
-	ClosesAt      moment        `env:"STAMPEDE_SALE_CLOSES_AT" placeholder:"TIME" help:"When it closes, RFC 3339, a date in UTC, or +5m (default: never)."`
-	PaymentWindow time.Duration `default:"0s" env:"STAMPEDE_SALE_PAYMENT_WINDOW" placeholder:"DURATION" help:"Time to pay for a confirmed order, in whole seconds. Until they are paid, confirmed orders count as held; with 0s confirmed is final (${default})."`
-	Shards        int           `default:"1" env:"STAMPEDE_SALE_SHARDS" placeholder:"N" help:"Partitions that share the stock and sell at the same time, at most STAMPEDE_PARTITIONS (${default})."`
+	Name              string        `required:"" env:"STAMPEDE_SALE_NAME" help:"Name of the sale."`
+	Stock             int64         `required:"" env:"STAMPEDE_SALE_STOCK" placeholder:"UNITS" help:"Units for sale."`
+	PerOrderLimit     int64         `default:"1" env:"STAMPEDE_SALE_PER_ORDER_LIMIT" placeholder:"UNITS" help:"Most units per order (${default})."`
+	OpensAt           moment        `env:"STAMPEDE_SALE_OPENS_AT" placeholder:"TIME" help:"When it opens, RFC 3339, a date in UTC, or +5m (default: immediately)."`
+	ClosesAt          moment        `env:"STAMPEDE_SALE_CLOSES_AT" placeholder:"TIME" help:"When it closes, RFC 3339, a date in UTC, or +5m (default: never)."`
+	PaymentWindow     time.Duration `default:"0s" env:"STAMPEDE_SALE_PAYMENT_WINDOW" placeholder:"DURATION" help:"Time to pay for a confirmed order, in whole seconds. Until they are paid, confirmed orders count as held; with 0s confirmed is final (${default})."`
+	PaymentGrace      time.Duration `default:"0s" env:"STAMPEDE_SALE_PAYMENT_GRACE" placeholder:"DURATION" help:"How long after its deadline an order still takes money, in whole seconds. Buyers are not told of it (${default})."`
+	PaymentsPerSecond int64         `default:"0" env:"STAMPEDE_SALE_PAYMENTS_PER_SECOND" placeholder:"N" help:"Pace: how many confirmed orders a second may begin to pay, such as the limit of the payment provider. The payment window of an order begins with its turn; 0 is no limit (${default})."`
+	UnitPrice         int64         `default:"0" env:"STAMPEDE_SALE_UNIT_PRICE" placeholder:"AMOUNT" help:"Price of a unit in minor units of the currency: 1290 is 12.90 EUR. With it a payment of another sum is due for refund; 0 is none (${default})."`
+	Currency          string        `env:"STAMPEDE_SALE_CURRENCY" placeholder:"CODE" help:"Currency of the price, a code of ISO 4217 such as EUR."`
+	Shards            int           `default:"1" env:"STAMPEDE_SALE_SHARDS" placeholder:"N" help:"Partitions that share the stock and sell at the same time, at most STAMPEDE_PARTITIONS (${default})."`
 	keyFlag
 }
 
@@ -189,7 +201,9 @@ func (c *saleCreateCmd) Run(ctx context.Context, s *streams, logger *slog.Logger
 		key := c.key()
 		sale, _, err := sales.CreateOnce(ctx, reservation.Terms{
 			Name: c.Name, Stock: c.Stock, PerOrderLimit: c.PerOrderLimit,
-			OpensAt: c.OpensAt.Time, ClosesAt: c.ClosesAt.Time, PaymentWindow: c.PaymentWindow, Shards: c.Shards,
+			OpensAt: c.OpensAt.Time, ClosesAt: c.ClosesAt.Time, PaymentWindow: c.PaymentWindow,
+			PaymentGrace: c.PaymentGrace, PaymentsPerSecond: c.PaymentsPerSecond, UnitPrice: c.UnitPrice, Currency: c.Currency,
+			Shards: c.Shards,
 		}, key)
 		return sale, mayBeDone(err, key)
 	})

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -19,21 +20,31 @@ import (
 // devStartMax bounds the start of "stampede dev", which makes a database.
 const devStartMax = time.Minute
 
+// seatCents is the price of a seat.
+const seatCents = 4900
+
 // dev is a running "stampede dev".
 type dev struct {
-	api, secret, admin string
+	api, secret, admin, cashier string
 
-	process *os.Process
-	ended   chan struct{}
-	err     error
+	operators string // the file with the cashier
+	process   *os.Process
+	ended     chan struct{}
+	err       error
 }
 
 // startDev runs "stampede dev" with secrets of its own. The pages of the origins, separated by commas, may call it. The
 // caller stops it.
 func startDev(ctx context.Context, program, origins string) (*dev, error) {
-	d := &dev{secret: rand.Text() + rand.Text(), admin: rand.Text(), ended: make(chan struct{})}
+	d := &dev{
+		secret: rand.Text() + rand.Text(), admin: rand.Text(), cashier: rand.Text(), ended: make(chan struct{}),
+	}
+	if err := d.writeOperators(); err != nil {
+		return nil, err
+	}
 	//nolint:noctx // it is asked to stop, not killed
-	cmd := exec.Command(program, "dev", "--http-addr=127.0.0.1:0", "--auth=jwt", "--cors-origins="+origins)
+	cmd := exec.Command(program, "dev", "--http-addr=127.0.0.1:0", "--auth=jwt", "--cors-origins="+origins,
+		"--operators-file="+d.operators)
 	// Secrets are not arguments: those can be read by all users of the machine.
 	cmd.Env = append(os.Environ(), "STAMPEDE_JWT_SECRET="+d.secret, "STAMPEDE_ADMIN_TOKEN="+d.admin)
 	cmd.Stderr = os.Stderr
@@ -70,12 +81,26 @@ func startDev(ctx context.Context, program, origins string) (*dev, error) {
 	return d, nil
 }
 
+// writeOperators writes the file of operators, which has the hash of the cashier's token.
+func (d *dev) writeOperators() error {
+	file, err := os.CreateTemp("", "shop-operators-")
+	if err != nil {
+		return err
+	}
+	d.operators = file.Name()
+	_, err = fmt.Fprintf(file, "shop cashier %x\n", sha256.Sum256([]byte(d.cashier)))
+	return errors.Join(err, file.Close())
+}
+
 // createSale creates a sale of seats and returns its id.
-func (d *dev) createSale(ctx context.Context, stock int, opensIn, window time.Duration) (id string, err error) {
+func (d *dev) createSale(
+	ctx context.Context, stock, pace int, opensIn, window time.Duration,
+) (id string, err error) {
 	terms, err := json.Marshal(map[string]any{
 		"name": "Front Row", "stock": stock, "per_order_limit": 2,
 		"opens_at":               time.Now().Add(opensIn).UTC().Format(time.RFC3339Nano),
-		"payment_window_seconds": int(window.Seconds()),
+		"payment_window_seconds": int(window.Seconds()), "payments_per_second": pace,
+		"unit_price": seatCents, "currency": "EUR",
 	})
 	if err != nil {
 		return "", err
@@ -113,6 +138,7 @@ func (d *dev) operate(ctx context.Context, path string, body []byte) (id string,
 func (d *dev) stop() {
 	_ = d.process.Signal(syscall.SIGINT)
 	<-d.ended
+	_ = os.Remove(d.operators)
 }
 
 // wait returns when dev has ended.

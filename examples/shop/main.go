@@ -1,10 +1,10 @@
 // Command shop is an example of a shop in front of Stampede: a page that buys from the browser, a demo login that signs
-// the buyers' tokens, and a fake payment provider whose webhook pays the orders.
+// the buyers' tokens, and a fake payment provider whose webhooks the shop reports to Stampede.
 //
 //	main.go       flags, start and stop
 //	dev.go        with -dev: runs "stampede dev" and creates a sale
 //	server.go     serves the page, and signs tokens
-//	payments.go   the shop's side of payments: what to do with money that has arrived
+//	payments.go   the shop's side of payments: verifies webhooks, and reports the money
 //	provider.go   the fake payment provider
 //	page/         the page, without a build step
 package main
@@ -41,6 +41,7 @@ func run(ctx context.Context) error {
 	opensIn := flag.Duration("opens-in", 20*time.Second, "with -dev: when the sale opens")
 	stock := flag.Int("stock", 20, "with -dev: units for sale")
 	window := flag.Duration("window", 2*time.Minute, "with -dev: how long a buyer has to pay")
+	pace := flag.Int("pace", 0, "with -dev: how many buyers a `second` get their turn to pay, 0 for all")
 	flag.Parse()
 
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", *addr)
@@ -49,7 +50,10 @@ func run(ctx context.Context) error {
 	}
 	defer func() { _ = listener.Close() }()
 	origin := "http://" + listener.Addr().String()
-	config := shopConfig{API: *api, Sale: *sale, Secret: os.Getenv("SHOP_JWT_SECRET"), Origin: origin}
+	config := shopConfig{
+		API: *api, Sale: *sale, Origin: origin,
+		Secret: os.Getenv("SHOP_JWT_SECRET"), Cashier: os.Getenv("SHOP_CASHIER_TOKEN"),
+	}
 	ended := make(chan error, 2)
 	if *dev != "" {
 		started, err := startDev(ctx, *dev, origin)
@@ -58,8 +62,8 @@ func run(ctx context.Context) error {
 		}
 		defer started.stop()
 		go func() { ended <- fmt.Errorf("stampede dev has ended: %w", started.wait()) }()
-		config.API, config.Secret = started.api, started.secret
-		if config.Sale, err = started.createSale(ctx, *stock, *opensIn, *window); err != nil {
+		config.API, config.Secret, config.Cashier = started.api, started.secret, started.cashier
+		if config.Sale, err = started.createSale(ctx, *stock, *pace, *opensIn, *window); err != nil {
 			return fmt.Errorf("create the sale: %w", err)
 		}
 	}

@@ -3,182 +3,177 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"regexp"
-	"slices"
+	"strconv"
 	"strings"
-	"sync"
 	"time"
 )
 
-var orderID = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+// This file is the shop's side of payments. The shop keeps nothing: the provider has the money, and Stampede knows what
+// became of it.
 
-// paymentsMax bounds the memory of this example. A real shop has a table.
-const paymentsMax = 10_000
+var orderID = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 
 // callTimeout bounds one call of the API.
 const callTimeout = 10 * time.Second
 
-// seatEuros is the price of a seat. Stampede does not know it.
-const seatEuros = 49
+// signatureMaxAge is how old a webhook may be, so that nobody can replay one for ever.
+const signatureMaxAge = 5 * time.Minute
 
-// payment is what the shop knows of a payment. Its id is the reference of the order that it pays.
-type payment struct {
-	ID      string `json:"id"`
-	OrderID string `json:"order_id"`
-	// Status is "open" until the order is "paid", or the money is "refunded" for this Reason, the slug of a problem.
-	Status string `json:"status"`
-	Reason string `json:"reason,omitempty"`
-	Euros  int    `json:"euros"`
-	user   string
-}
-
-// payments are the payments of a shop, and what is done with money that has arrived.
-type payments struct {
-	api      string
-	provider *provider
-	token    func(user string) (string, error)
-
-	mu   sync.Mutex
-	made []*payment
-}
-
-func newPayments(api string, p *provider, token func(string) (string, error)) *payments {
-	return &payments{api: api, provider: p, token: token}
-}
-
-// start opens a payment for an order at the provider.
-func (p *payments) start(ctx context.Context, user, order string) (id string, err error) {
-	var found struct {
-		Quantity int `json:"quantity"`
+// receiveWebhook reports money to Stampede. Its status says whether the provider must deliver the webhook again: not if
+// Stampede has answered 200, whatever became of the money.
+func (s *shop) receiveWebhook(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	if err == nil {
+		err = verify(r.Header.Get("Piggy-Signature"), body, s.provider.secret, time.Now())
 	}
-	if status, err := p.call(ctx, user, http.MethodGet, order, nil, &found); err != nil || status != http.StatusOK {
-		return "", errors.Join(errors.New("the order cannot be looked up"), err)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusUnauthorized)
+		return
 	}
-	euros := seatEuros * found.Quantity
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(p.made) == paymentsMax {
-		return "", errors.New("this example remembers no more payments")
+	var news event
+	if err := json.Unmarshal(body, &news); err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
 	}
-	id = p.provider.open(order, euros)
-	p.made = append(p.made, &payment{ID: id, OrderID: order, Status: "open", Euros: euros, user: user})
-	return id, nil
-}
-
-// byUser returns the payments of a user, newest first.
-func (p *payments) byUser(user string) []payment {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	found := []payment{}
-	for _, made := range slices.Backward(p.made) {
-		if made.user == user {
-			found = append(found, *made)
+	if news.Type == "charge.captured" { // all others are no money
+		err := s.call(r.Context(), http.MethodPost, "/v1/payments", map[string]any{
+			"order_id": news.Order, "reference": news.Charge, "amount": news.Amount, "currency": news.Currency,
+		}, nil)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
 		}
 	}
-	return found
+	w.WriteHeader(http.StatusOK)
 }
 
-func (p *payments) find(id string) (payment, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, made := range p.made {
-		if made.ID == id {
-			return *made, nil
-		}
+// verify checks a signature of the provider: "time=UNIX; sha256=BASE64", an HMAC of the time, a line feed and the body.
+// The body is that of the request, before anything has parsed it.
+func verify(signature string, body, secret []byte, now time.Time) error {
+	at, sent, _ := strings.Cut(strings.TrimPrefix(signature, "time="), "; sha256=")
+	// The signature comes first: until it is right, nothing else is the provider's.
+	if !hmac.Equal([]byte(sign(at, body, secret)), []byte(sent)) {
+		return errors.New("the signature is wrong")
 	}
-	return payment{}, errors.New("no such payment")
-}
-
-func (p *payments) end(id, status, reason string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, made := range p.made {
-		if made.ID == id {
-			made.Status, made.Reason = status, reason
-		}
+	if seconds, err := strconv.ParseInt(at, 10, 64); err != nil || now.Sub(time.Unix(seconds, 0)).Abs() > signatureMaxAge {
+		return errors.New("the signature is too old")
 	}
-}
-
-// settle pays the order with money that has arrived, or gives the money back. It may be called again at any time: an
-// error asks for that.
-func (p *payments) settle(ctx context.Context, id string) error {
-	paid, err := p.find(id)
-	if err != nil || paid.Status != "open" {
-		return err
-	}
-	slug, err := p.pay(ctx, paid)
-	switch {
-	case err != nil:
-		return err
-	case slug == "":
-		p.end(id, "paid", "")
-		return nil
-	}
-	if err := p.provider.refund(id); err != nil {
-		return err
-	}
-	p.end(id, "refunded", slug)
 	return nil
 }
 
-// refunded are the problems after which an order will never take this payment.
-var refunded = []string{
-	"order-expired", "illegal-transition", "already-paid", "order-not-found", "order-archived",
+func sign(at string, body, secret []byte) string {
+	mac := hmac.New(sha256.New, secret)
+	_, _ = mac.Write(append([]byte(at+"\n"), body...)) // never fails
+	return base64.StdEncoding.EncodeToString(mac.Sum(nil))
 }
 
-// pay marks the order as paid. A slug says why it never will be paid. After an error the outcome is unknown.
-func (p *payments) pay(ctx context.Context, paid payment) (slug string, err error) {
-	var answer struct {
-		Type   string `json:"type"`   // of a problem
-		Status any    `json:"status"` // of the order, or a problem's number
+// startPayment opens a charge at the provider, to whose page the browser goes.
+func (s *shop) startPayment(w http.ResponseWriter, r *http.Request, user string) {
+	order, ok := s.ownOrder(w, r, user)
+	if !ok {
+		return
 	}
-	status, err := p.call(ctx, paid.user, http.MethodPost, paid.OrderID+"/pay", map[string]string{"reference": paid.ID},
-		&answer)
-	switch slug = strings.TrimPrefix(answer.Type, "/problems/"); {
-	case err != nil:
-		return "", err
-	case status == http.StatusOK && answer.Status == "paid":
-		return "", nil
-	case slices.Contains(refunded, slug):
-		return slug, nil
+	if order.Currency == "" {
+		http.Error(w, "the sale has no price", http.StatusConflict)
+		return
 	}
-	return "", fmt.Errorf("the order cannot be paid yet: %d %s", status, slug)
+	id := s.provider.open(order.ID, order.Amount, order.Currency)
+	writeJSON(w, http.StatusCreated, map[string]string{"pay_url": "/provider/payments/" + id})
 }
 
-// call makes a call of the API about an order, for its buyer.
-func (p *payments) call(ctx context.Context, user, method, path string, body, into any) (status int, err error) {
-	token, err := p.token(user)
+// listPayments shows what became of the money for an order.
+func (s *shop) listPayments(w http.ResponseWriter, r *http.Request, user string) {
+	order, ok := s.ownOrder(w, r, user)
+	if !ok {
+		return
+	}
+	var found struct {
+		Payments []struct {
+			Reference string `json:"reference"`
+			OrderID   string `json:"order_id"`
+			State     string `json:"state"`
+			Reason    string `json:"reason,omitempty"`
+			Amount    int64  `json:"amount"`
+			Currency  string `json:"currency"`
+		} `json:"payments"`
+	}
+	err := s.call(r.Context(), http.MethodGet, "/v1/admin/payments?order="+order.ID, nil, &found)
 	if err != nil {
-		return 0, err
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
 	}
+	writeJSON(w, http.StatusOK, found)
+}
+
+// order is what the shop asks Stampede about an order.
+type order struct {
+	ID       string `json:"order_id"`
+	User     string `json:"user_id"`
+	Amount   int64  `json:"amount"`
+	Currency string `json:"currency"`
+}
+
+// ownOrder returns the order of the request, or answers it if that is not the user's.
+func (s *shop) ownOrder(w http.ResponseWriter, r *http.Request, user string) (o order, ok bool) {
+	id := r.PathValue("order")
+	if !orderID.MatchString(id) {
+		http.NotFound(w, r)
+		return o, false
+	}
+	if err := s.call(r.Context(), http.MethodGet, "/v1/admin/orders/"+id, nil, &o); err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return o, false
+	}
+	if o.User != user {
+		http.NotFound(w, r)
+		return o, false
+	}
+	return o, true
+}
+
+// call makes a call of Stampede as the cashier. The error is nil for the answer 200 only.
+func (s *shop) call(ctx context.Context, method, path string, body, into any) error {
 	var content io.Reader
 	if body != nil {
 		text, err := json.Marshal(body)
 		if err != nil {
-			return 0, err
+			return err
 		}
 		content = bytes.NewReader(text)
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, method, p.api+"/v1/orders/"+path, content)
+	r, err := http.NewRequestWithContext(ctx, method, s.config.API+path, content)
 	if err != nil {
-		return 0, err
+		return err
 	}
-	r.Header.Set("Authorization", "Bearer "+token)
+	r.Header.Set("Authorization", "Bearer "+s.config.Cashier)
 	r.Header.Set("Content-Type", "application/json")
 	answer, err := http.DefaultClient.Do(r)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer func() { _ = answer.Body.Close() }()
-	if !strings.Contains(answer.Header.Get("Content-Type"), "json") {
-		return 0, fmt.Errorf("HTTP %d from a proxy: the outcome is unknown", answer.StatusCode)
+	said, err := io.ReadAll(io.LimitReader(answer.Body, answerMax))
+	switch {
+	case err != nil:
+		return err
+	case answer.StatusCode != http.StatusOK:
+		return fmt.Errorf("stampede answers %s: %s", answer.Status, said)
+	case into == nil:
+		return nil
 	}
-	return answer.StatusCode, json.NewDecoder(answer.Body).Decode(into)
+	return json.Unmarshal(said, into)
 }
+
+// answerMax bounds an answer of Stampede.
+const answerMax = 1 << 20

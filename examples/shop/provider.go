@@ -1,18 +1,20 @@
 package main
 
 import (
+	"bytes"
 	"context"
-	"crypto/hmac"
 	"crypto/rand"
-	"crypto/sha256"
 	_ "embed" // for provider.html
-	"encoding/hex"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"html/template"
 	"io"
 	"log"
 	mathrand "math/rand/v2"
 	"net/http"
+	"net/url"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -37,10 +39,26 @@ type provider struct {
 	payments map[string]*charge
 }
 
-// charge is what the provider knows of a payment: open, captured, refunded.
+// charge is what the provider knows of a payment: it is open or captured.
 type charge struct {
 	ID, Order, Status string
-	Euros             int
+	// Amount is in cents.
+	Amount   int64
+	Currency string
+}
+
+// Price is the amount for people.
+func (c charge) Price() string {
+	return fmt.Sprintf("%d.%02d %s", c.Amount/100, c.Amount%100, c.Currency)
+}
+
+// event is the body of a webhook.
+type event struct {
+	Type     string `json:"type"`
+	Charge   string `json:"charge"`
+	Order    string `json:"order"`
+	Amount   int64  `json:"amount"`
+	Currency string `json:"currency"`
 }
 
 func newProvider(webhook string) *provider {
@@ -57,23 +75,12 @@ func (p *provider) close() {
 }
 
 // open begins a payment.
-func (p *provider) open(order string, euros int) (id string) {
+func (p *provider) open(order string, amount int64, currency string) (id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	id = "pay_" + strings.ToLower(rand.Text()[:16])
-	p.payments[id] = &charge{ID: id, Order: order, Status: "open", Euros: euros}
+	p.payments[id] = &charge{ID: id, Order: order, Status: "open", Amount: amount, Currency: currency}
 	return id
-}
-
-func (p *provider) refund(id string) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	c := p.payments[id]
-	if c == nil || c.Status == "open" {
-		return errors.New("there is nothing to refund")
-	}
-	c.Status = "refunded"
-	return nil
 }
 
 func (p *provider) find(id string) (charge, bool) {
@@ -109,20 +116,21 @@ func (p *provider) capture(w http.ResponseWriter, r *http.Request) {
 	captured := c != nil && c.Status == "open"
 	if captured {
 		c.Status = "captured"
-		p.sending.Go(func() { p.deliver(id) })
+		body, _ := json.Marshal(event{"charge.captured", id, c.Order, c.Amount, c.Currency}) // cannot fail
+		p.sending.Go(func() { p.deliver(id, body) })
 	}
 	p.mu.Unlock()
 	if c == nil {
 		http.NotFound(w, r)
 		return
 	}
-	http.Redirect(w, r, "/?payment="+id, http.StatusSeeOther)
+	http.Redirect(w, r, "/?"+url.Values{"payment": {id}, "order": {c.Order}}.Encode(), http.StatusSeeOther)
 }
 
 // deliver sends the webhook until the shop takes it.
-func (p *provider) deliver(id string) {
+func (p *provider) deliver(id string, body []byte) {
 	for pause := deliveryPauseMin; ; pause = min(2*pause, deliveryPauseMax) {
-		err := p.send(id)
+		err := p.send(body)
 		if err == nil {
 			return
 		}
@@ -135,12 +143,13 @@ func (p *provider) deliver(id string) {
 	}
 }
 
-func (p *provider) send(id string) error {
-	r, err := http.NewRequestWithContext(p.ctx, http.MethodPost, p.webhook, strings.NewReader(id))
+func (p *provider) send(body []byte) error {
+	r, err := http.NewRequestWithContext(p.ctx, http.MethodPost, p.webhook, bytes.NewReader(body))
 	if err != nil {
 		return err
 	}
-	r.Header.Set("Webhook-Signature", p.sign(id))
+	at := strconv.FormatInt(time.Now().Unix(), 10)
+	r.Header.Set("Piggy-Signature", "time="+at+"; sha256="+sign(at, body, p.secret))
 	answer, err := http.DefaultClient.Do(r)
 	if err != nil {
 		return err
@@ -151,22 +160,4 @@ func (p *provider) send(id string) error {
 		return errors.New(answer.Status + ": " + strings.TrimSpace(string(text)))
 	}
 	return nil
-}
-
-func (p *provider) sign(id string) string {
-	mac := hmac.New(sha256.New, p.secret)
-	_, _ = mac.Write([]byte(id)) // never fails
-	return hex.EncodeToString(mac.Sum(nil))
-}
-
-// verify is the shop's check that a webhook is from the provider; it returns the payment.
-func (p *provider) verify(r *http.Request) (id string, err error) {
-	body, err := io.ReadAll(r.Body)
-	if err != nil {
-		return "", err
-	}
-	if id = string(body); !hmac.Equal([]byte(p.sign(id)), []byte(r.Header.Get("Webhook-Signature"))) {
-		return "", errors.New("the signature is wrong")
-	}
-	return id, nil
 }

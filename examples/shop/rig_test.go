@@ -40,7 +40,7 @@ var shared struct {
 	free    []net.Listener // of shops, whose origins dev knows
 }
 
-const shopsMax = 16
+const shopsMax = 24
 
 func TestMain(m *testing.M) {
 	flag.Parse()
@@ -88,7 +88,13 @@ type rig struct {
 
 func newRig(t *testing.T, stock int, opensIn, window time.Duration) *rig {
 	t.Helper()
-	sale, err := shared.dev.createSale(t.Context(), stock, opensIn, window)
+	return newPacedRig(t, stock, 0, opensIn, window)
+}
+
+// newPacedRig is newRig with a number of buyers who get their turn to pay in a second.
+func newPacedRig(t *testing.T, stock, pace int, opensIn, window time.Duration) *rig {
+	t.Helper()
+	sale, err := shared.dev.createSale(t.Context(), stock, pace, opensIn, window)
 	require.NoError(t, err)
 	shared.mu.Lock()
 	require.NotEmpty(t, shared.free, "raise shopsMax")
@@ -98,7 +104,7 @@ func newRig(t *testing.T, stock int, opensIn, window time.Duration) *rig {
 	r := &rig{t: t, origin: "http://" + listener.Addr().String(), sale: sale, network: newNetwork(t)}
 	r.suffix = "-" + sale[len(sale)-12:]
 	r.shop, err = newShop(shopConfig{
-		API: r.network.url, Sale: sale, Secret: shared.dev.secret, Origin: r.origin,
+		API: r.network.url, Sale: sale, Secret: shared.dev.secret, Cashier: shared.dev.cashier, Origin: r.origin,
 	})
 	require.NoError(t, err)
 	server := &http.Server{Handler: r.shop.handler(), ReadHeaderTimeout: time.Second}
@@ -166,12 +172,35 @@ func (r *rig) onlyOrder(user string) map[string]any {
 	return orders[0]
 }
 
-// change pays or cancels the user's one order by the API.
-func (r *rig) change(user, how string) {
+// cancel cancels the user's one order by the API.
+func (r *rig) cancel(user string) {
 	r.t.Helper()
-	path := "/v1/orders/" + r.onlyOrder(user)["order_id"].(string) + "/" + how
-	status, answer := r.call(user, http.MethodPost, path, map[string]string{"pay": `{"reference":"by-phone"}`}[how])
+	status, answer := r.call(user, http.MethodPost, "/v1/orders/"+r.onlyOrder(user)["order_id"].(string)+"/cancel", "")
 	require.Equal(r.t, http.StatusOK, status, answer)
+}
+
+// payByPhone reports money for the user's one order, not through the disturbed network.
+func (r *rig) payByPhone(user string) {
+	r.t.Helper()
+	o := r.onlyOrder(user)
+	report := map[string]any{
+		"order_id": o["order_id"], "reference": "phone " + r.suffix, "amount": o["amount"], "currency": o["currency"],
+	}
+	require.NoError(r.t, r.shop.call(r.t.Context(), http.MethodPost, "/v1/payments", report, nil))
+}
+
+// payments are what Stampede knows of the money for the user's one order, as "state reason".
+func (r *rig) payments(user string) (known []string) {
+	r.t.Helper()
+	var found struct {
+		Payments []struct{ State, Reason string }
+	}
+	path := "/v1/admin/payments?order=" + r.onlyOrder(user)["order_id"].(string)
+	require.NoError(r.t, r.shop.call(r.t.Context(), http.MethodGet, path, nil, &found))
+	for _, p := range found.Payments {
+		known = append(known, p.State+" "+p.Reason)
+	}
+	return known
 }
 
 func (r *rig) eventually(what string, holds func() bool) {

@@ -30,6 +30,8 @@ type shopConfig struct {
 	Sale string
 	// Secret signs the tokens of buyers; it is the ingress's STAMPEDE_JWT_SECRET.
 	Secret string
+	// Cashier is the token of an operator with the role cashier.
+	Cashier string
 	// Origin is the URL of the shop.
 	Origin string
 }
@@ -37,7 +39,6 @@ type shopConfig struct {
 // shop is the shop's server.
 type shop struct {
 	config   shopConfig
-	payments *payments
 	provider *provider
 }
 
@@ -47,11 +48,10 @@ func newShop(config shopConfig) (*shop, error) {
 		return nil, errors.New("which sale? Give -sale, or run everything with -dev")
 	case config.Secret == "":
 		return nil, errors.New("SHOP_JWT_SECRET is not set: it is the STAMPEDE_JWT_SECRET of the ingress")
+	case config.Cashier == "":
+		return nil, errors.New("SHOP_CASHIER_TOKEN is not set: it is that of an operator with the role cashier")
 	}
-	s := &shop{config: config}
-	s.provider = newProvider(config.Origin + "/webhooks/payments")
-	s.payments = newPayments(config.API, s.provider, s.token)
-	return s, nil
+	return &shop{config: config, provider: newProvider(config.Origin + "/webhooks/payments")}, nil
 }
 
 func (s *shop) close() { s.provider.close() }
@@ -65,8 +65,8 @@ func (s *shop) handler() http.Handler {
 	mux.Handle("GET /", http.FileServerFS(page))
 	mux.HandleFunc("GET /config", s.showConfig)
 	mux.HandleFunc("POST /login", s.login)
-	mux.HandleFunc("GET /payments", s.authenticated(s.listPayments))
-	mux.HandleFunc("POST /payments", s.authenticated(s.startPayment))
+	mux.HandleFunc("GET /orders/{order}/payments", s.authenticated(s.listPayments))
+	mux.HandleFunc("POST /orders/{order}/payments", s.authenticated(s.startPayment))
 	mux.HandleFunc("POST /webhooks/payments", s.receiveWebhook)
 	mux.HandleFunc("GET /provider/payments/{payment}", s.provider.show)
 	mux.HandleFunc("POST /provider/payments/{payment}", s.provider.capture)
@@ -128,41 +128,6 @@ func (s *shop) authenticated(h func(w http.ResponseWriter, r *http.Request, user
 		}
 		h(w, r, claims.Subject)
 	}
-}
-
-func (s *shop) listPayments(w http.ResponseWriter, _ *http.Request, user string) {
-	writeJSON(w, http.StatusOK, map[string]any{"payments": s.payments.byUser(user)})
-}
-
-// startPayment opens a payment at the provider, to whose page the browser goes.
-func (s *shop) startPayment(w http.ResponseWriter, r *http.Request, user string) {
-	var wanted struct {
-		OrderID string `json:"order_id"`
-	}
-	if json.NewDecoder(r.Body).Decode(&wanted) != nil || !orderID.MatchString(wanted.OrderID) {
-		http.Error(w, "which order?", http.StatusBadRequest)
-		return
-	}
-	id, err := s.payments.start(r.Context(), user, wanted.OrderID)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusServiceUnavailable)
-		return
-	}
-	writeJSON(w, http.StatusCreated, map[string]string{"payment_id": id, "pay_url": "/provider/payments/" + id})
-}
-
-// receiveWebhook handles payment webhooks. Its status says whether the provider must retry.
-func (s *shop) receiveWebhook(w http.ResponseWriter, r *http.Request) {
-	id, err := s.provider.verify(r)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusUnauthorized)
-		return
-	}
-	if err := s.payments.settle(r.Context(), id); err != nil {
-		http.Error(w, err.Error(), http.StatusServiceUnavailable)
-		return
-	}
-	w.WriteHeader(http.StatusNoContent)
 }
 
 func writeJSON(w http.ResponseWriter, status int, v any) {

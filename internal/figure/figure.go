@@ -22,6 +22,22 @@ func Count[N int | int64](n N) string {
 	return sign + text
 }
 
+// Money formats an amount in minor units of a currency (ISO 4217): 12.90 EUR, 1,290 JPY. It is empty without a currency.
+func Money(minor int64, currency string) string {
+	decimals := 2
+	switch currency {
+	case "":
+		return ""
+	case "BIF", "CLP", "DJF", "GNF", "ISK", "JPY", "KMF", "KRW", "PYG", "RWF", "UGX", "UYI", "VND", "VUV", "XAF", "XOF", "XPF":
+		return Count(minor) + " " + currency
+	case "BHD", "IQD", "JOD", "KWD", "LYD", "OMR", "TND":
+		decimals = 3
+	}
+	digits := fmt.Sprintf("%0*d", decimals+1, minor)
+	major, _ := strconv.ParseInt(digits[:len(digits)-decimals], 10, 64) // it is a number
+	return fmt.Sprintf("%s.%s %s", Count(major), digits[len(digits)-decimals:], currency)
+}
+
 // Printable makes untrusted text safe for a terminal: text with characters that Misleads, or invalid UTF-8, is quoted
 // as in Go.
 func Printable(text string) string {

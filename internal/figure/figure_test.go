@@ -20,6 +20,21 @@ func TestCountSeparatesThousands(t *testing.T) {
 	require.Equal(t, "10,000", figure.Count(10_000))
 }
 
+func TestMoneyHasTheDecimalsOfItsCurrency(t *testing.T) {
+	t.Parallel()
+	for want, got := range map[string]string{
+		"12.90 EUR":                     figure.Money(1290, "EUR"),
+		"0.05 USD":                      figure.Money(5, "USD"),
+		"1,290 JPY":                     figure.Money(1290, "JPY"),
+		"1.290 KWD":                     figure.Money(1290, "KWD"),
+		"1,000,000.00 EUR":              figure.Money(100_000_000, "EUR"),
+		"92,233,720,368,547,758.07 EUR": figure.Money(math.MaxInt64, "EUR"),
+		"":                              figure.Money(0, ""),
+	} {
+		require.Equal(t, want, got)
+	}
+}
+
 func TestPrintableQuotesMisleadingCharacters(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{

@@ -1,5 +1,6 @@
 """Client of Stampede's HTTP API. It uses the standard library alone."""
 
+from .cashier import Cashier
 from .client import Stampede, new_key
 from .errors import NetworkError, OutcomeUnknownError, ProblemError, StampedeError
 from .types import (
@@ -8,22 +9,29 @@ from .types import (
     ConfirmedOrder,
     Order,
     OrderStatus,
+    Payment,
+    PaymentEvent,
+    PaymentState,
     Purchase,
     Sale,
     SaleState,
     SaleUpdate,
     StreamTicket,
 )
-from .webhook import WebhookError, WebhookEvent, verify_webhook
+from .webhook import WebhookError, WebhookEvent, payment_of, verify_webhook
 
 __all__ = [
     "PROBLEM_SLUGS",
     "AcceptedOrder",
+    "Cashier",
     "ConfirmedOrder",
     "NetworkError",
     "Order",
     "OrderStatus",
     "OutcomeUnknownError",
+    "Payment",
+    "PaymentEvent",
+    "PaymentState",
     "ProblemError",
     "Purchase",
     "Sale",
@@ -35,5 +43,6 @@ __all__ = [
     "WebhookError",
     "WebhookEvent",
     "new_key",
+    "payment_of",
     "verify_webhook",
 ]

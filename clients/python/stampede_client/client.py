@@ -7,7 +7,7 @@ import re
 import secrets
 import time
 from http.client import HTTPException, HTTPResponse
-from typing import Any, Callable, Iterator, Mapping, Optional, Type, TypeVar, Union
+from typing import Any, Callable, Iterator, Mapping, Optional, Type, Union
 from urllib.parse import quote, urlencode
 
 from .errors import NetworkError, StampedeError
@@ -27,8 +27,6 @@ from .types import (
 _FINAL = ("paid", "cancelled", "expired", "rejected", "voided")
 # An event of Stampede has less than 2 KiB.
 _LINE_BYTES_MAX = 1 << 20
-
-Item = TypeVar("Item")
 
 
 def new_key() -> str:
@@ -84,7 +82,7 @@ class Stampede:
             Request(
                 "POST", f"/v1/sales/{_segment(sale_id)}/orders", headers, {"quantity": quantity}
             ),
-            Repeats(tries, deadline, changes=True, key=key, wait_for_opening=wait_for_opening),
+            Repeats(tries, deadline, changes="order_id", key=key, wait_for_opening=wait_for_opening),
             extra=wait,
         )
         kind: Type[Union[AcceptedOrder, ConfirmedOrder]] = (
@@ -141,7 +139,8 @@ class Stampede:
         self, *, sale_id: Optional[str] = None, page_size: Optional[int] = None
     ) -> Iterator[Order]:
         """The buyer's orders that are in the database, newest first, page after page."""
-        return self._list("orders", {"sale_id": sale_id, "limit": page_size}, Order)
+        query = {"sale_id": sale_id, "limit": page_size}
+        return self._transport.list("/v1/orders", "orders", query, Order)
 
     def pay(
         self,
@@ -167,7 +166,7 @@ class Stampede:
 
     def sales(self, *, page_size: Optional[int] = None) -> Iterator[Sale]:
         """All sales, newest first."""
-        return self._list("sales", {"limit": page_size}, Sale)
+        return self._transport.list("/v1/sales", "sales", {"limit": page_size}, Sale)
 
     def watch_order(
         self,
@@ -221,22 +220,9 @@ class Stampede:
         tries: Optional[int],
         deadline: Optional[float],
     ) -> Order:
-        repeats = Repeats(tries, deadline, changes=True, also_repeat="order-not-confirmed")
+        repeats = Repeats(tries, deadline, changes="order_id", also_repeat="order-not-confirmed")
         request = Request("POST", _order_path(order_id, f"/{change}"), body=body)
         return read(Order, self._transport.call(request, repeats).json)
-
-    def _list(
-        self, name: str, query: Mapping[str, Union[str, int, None]], kind: Type[Item]
-    ) -> Iterator[Item]:
-        parameters = {name: value for name, value in query.items() if value is not None}
-        while True:
-            request = Request("GET", f"/v1/{name}?{urlencode(parameters)}")
-            page = self._transport.call(request, Repeats()).json
-            for members in page[name]:
-                yield read(kind, members)
-            if "next_cursor" not in page:
-                return
-            parameters["cursor"] = page["next_cursor"]
 
     def _events(
         self, path: str, last_id: Callable[[], int], tries: Optional[int], silence: float

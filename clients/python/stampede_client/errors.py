@@ -46,6 +46,11 @@ class ProblemError(StampedeError):
         return self.members.get("payment_reference")
 
     @property
+    def refund_reference(self) -> Optional[str]:
+        """With already-refunded: the refund that was noted."""
+        return self.members.get("refund_reference")
+
+    @property
     def order_id(self) -> Optional[str]:
         """With already-purchased: the buyer's live order in this sale. With order-ended: the one of this purchase."""
         return self.members.get("order_id")

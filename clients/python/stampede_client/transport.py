@@ -9,11 +9,14 @@ import urllib.request
 from dataclasses import dataclass, field
 from email.message import Message
 from http.client import HTTPException, HTTPResponse
-from typing import Any, Callable, Dict, Mapping, Optional, Union, cast
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Type, TypeVar, Union, cast
 from urllib.error import HTTPError
+from urllib.parse import urlencode
 
 from .errors import NetworkError, OutcomeUnknownError, ProblemError, StampedeError
+from .types import read
 
+Item = TypeVar("Item")
 Token = Union[str, Callable[[Optional[str]], str], None]
 
 
@@ -38,8 +41,11 @@ class Repeats:
 
     tries: Optional[int] = None
     deadline: Optional[float] = None
-    changes: bool = False
-    """The call changes an order: after a try without an answer of Stampede, its outcome is unknown."""
+    changes: str = ""
+    """The call changes something, and its answer has this member: order_id or state.
+
+    After a try without an answer of Stampede, its outcome is unknown.
+    """
     key: Optional[str] = None
     also_repeat: str = ""
     """A problem that is worth a repeat in this call, beside those of is_temporary."""
@@ -126,7 +132,7 @@ class Transport:
             try:
                 timeout = min(self._timeout + extra, until - time.monotonic())
                 answer = self._try_once(request, timeout)
-                if repeats.changes and "order_id" not in answer.json:
+                if repeats.changes and repeats.changes not in answer.json:
                     raise NetworkError("the answer is not Stampede's")
                 return answer
             except StampedeError as e:
@@ -135,7 +141,7 @@ class Transport:
             unknown = unknown or unsure
             slug = error.slug if isinstance(error, ProblemError) else ""
             pause = pause_before(failures, error)
-            again = is_temporary(error) or (unsure and repeats.changes)
+            again = is_temporary(error) or (unsure and repeats.changes != "")
             final = not again and (slug == "" or slug != repeats.also_repeat)
             if slug == "sale-not-open" and repeats.wait_for_opening:
                 # The server's seconds, not opens_at: the clock of this machine may be wrong.
@@ -147,6 +153,19 @@ class Transport:
                     raise OutcomeUnknownError(repeats.key) from error
                 raise error
             time.sleep(pause)
+
+    def list(
+        self, path: str, name: str, query: Mapping[str, Union[str, int, None]], kind: Type[Item]
+    ) -> Iterator[Item]:
+        """The members of a list, page after page."""
+        parameters = {name: value for name, value in query.items() if value is not None}
+        while True:
+            page = self.call(Request("GET", f"{path}?{urlencode(parameters)}"), Repeats()).json
+            for members in page[name]:
+                yield read(kind, members)
+            if "next_cursor" not in page:
+                return
+            parameters["cursor"] = page["next_cursor"]
 
     def _try_once(self, request: Request, timeout: float) -> Answer:
         with self.open(request, timeout) as response:

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, Literal, Mapping, Optional, Type, TypeVar, Union
 
 OrderStatus = Literal["reserved", "confirmed", "paid", "cancelled", "expired", "rejected", "voided"]
+PaymentState = Literal["waiting", "settled", "refund_due", "refunded"]
 SaleState = Literal["scheduled", "open", "paused", "ended"]
 
 
@@ -24,8 +25,13 @@ class Order:
     reserved_at: datetime
     updated_at: Optional[datetime] = None
     """Time of the last change."""
+    pay_from: Optional[datetime] = None
+    """From when to pay, in a sale with a pace; only while there is something to pay."""
     expires_at: Optional[datetime] = None
     """Until when to pay; only while there is something to pay."""
+    amount: Optional[int] = None
+    """What the order costs, in minor units of the currency (ISO 4217); only in a sale with a price."""
+    currency: Optional[str] = None
     paid_at: Optional[datetime] = None
     payment_reference: Optional[str] = None
     reason: Optional[str] = None
@@ -85,6 +91,13 @@ class Sale:
     created_at: datetime
     opens_at: Optional[datetime] = None
     closes_at: Optional[datetime] = None
+    payment_grace_seconds: int = 0
+    """How long after its deadline an order still takes money. Do not tell buyers."""
+    payments_per_second: int = 0
+    """The pace: how many orders a second get their turn to pay."""
+    unit_price: Optional[int] = None
+    """In minor units of the currency (ISO 4217)."""
+    currency: Optional[str] = None
 
 
 @dataclass(frozen=True)
@@ -109,10 +122,50 @@ class StreamTicket:
     """The path of the stream, with the ticket."""
 
 
+@dataclass(frozen=True)
+class Payment:
+    """Money that Stampede was told of, and what became of it."""
+
+    reference: str
+    state: PaymentState
+    """waiting until the order is in the database."""
+    received_at: datetime
+    updated_at: datetime
+    reason: Optional[str] = None
+    """Why a refund is, or was, due: order-expired, already-paid or amount-mismatch, for example."""
+    order_id: Optional[str] = None
+    sale_id: Optional[str] = None
+    amount: Optional[int] = None
+    currency: Optional[str] = None
+    unreadable: Optional[str] = None
+    """What the report has in place of an order, an amount or a currency."""
+    refund_reference: Optional[str] = None
+    operator: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class PaymentEvent:
+    """The data of the events stampede.payment.settled, .refund_due and .refunded."""
+
+    reference: str
+    state: PaymentState
+    version: int
+    occurred_at: datetime
+    reason: Optional[str] = None
+    order_id: Optional[str] = None
+    sale_id: Optional[str] = None
+    amount: Optional[int] = None
+    currency: Optional[str] = None
+    unreadable: Optional[str] = None
+    refund_reference: Optional[str] = None
+    operator: Optional[str] = None
+
+
 PROBLEM_SLUGS = frozenset(
     {
         "already-paid",
         "already-purchased",
+        "already-refunded",
         "body-too-large",
         "forbidden",
         "idempotency-key-reused",
@@ -129,9 +182,11 @@ PROBLEM_SLUGS = frozenset(
         "order-not-found",
         "outcome-unknown",
         "overloaded",
+        "payment-not-found",
         "precondition-failed",
         "quantity-over-limit",
         "rate-limited",
+        "refund-not-due",
         "restock-withdrawn",
         "sale-ended",
         "sale-not-found",
@@ -152,7 +207,7 @@ def read(kind: Type[T], members: Mapping[str, Any]) -> T:
     """Makes a dataclass of a JSON object. Members that a newer server has added are left out."""
     values = {
         field.name: read_time(members[field.name])
-        if field.name.endswith("_at")
+        if field.name.endswith(("_at", "pay_from"))
         else members[field.name]
         for field in fields(kind)  # type: ignore[arg-type]  # all kinds are dataclasses
         if field.name in members

@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass
 from typing import Any, Mapping, Optional, Sequence, Union
 
+from .types import PaymentEvent, read
+
 _TOLERANCE_SECONDS = 300
 
 
@@ -26,9 +28,9 @@ class WebhookEvent:
     id: str
     """The same at every delivery: process each id once."""
     type: str
-    """stampede.order.paid, for example."""
+    """stampede.order.paid or stampede.payment.refund_due, for example."""
     subject: str
-    """The id of the order or sale."""
+    """The id of the order or sale, or the reference of the payment."""
     time: str
     data: Mapping[str, Any]
     members: Mapping[str, Any]
@@ -68,6 +70,11 @@ def verify_webhook(
             if version == "v1" and hmac.compare_digest(_decode(value) or b"", expected):
                 return _event(raw)
     raise WebhookError("no signature in webhook-signature is valid")
+
+
+def payment_of(event: WebhookEvent) -> Optional[PaymentEvent]:
+    """The payment that an event is about, or None for an event of an order or sale."""
+    return read(PaymentEvent, event.data) if event.type.startswith("stampede.payment.") else None
 
 
 def _event(body: bytes) -> WebhookEvent:

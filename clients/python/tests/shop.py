@@ -10,7 +10,7 @@ import urllib.request
 import uuid
 from typing import Any, Callable, Dict, List, Optional
 
-from stampede_client import ProblemError, Sale, Stampede, StampedeError
+from stampede_client import Cashier, ProblemError, Sale, Stampede, StampedeError
 
 URL = os.environ["STAMPEDE_TEST_URL"]
 JWT_URL = os.environ["STAMPEDE_TEST_JWT_URL"]
@@ -52,7 +52,9 @@ class Plan:
     def __init__(self, *faults: Fault, **options: Any) -> None:
         self._name = uuid.uuid4()
         send("PUT", f"{FAULTS_URL}/_plans/{self._name}", list(faults))
-        self.client = Stampede(f"{FAULTS_URL}/{self._name}", **{"user": new_user(), **options})
+        url = f"{FAULTS_URL}/{self._name}"
+        self.client = Stampede(url, **{"user": new_user(), **options})
+        self.cashier = Cashier(url, token=ADMIN_TOKEN)
 
     def seen(self) -> List[Dict[str, Any]]:
         """The requests that the proxy has seen."""

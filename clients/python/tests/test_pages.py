@@ -15,7 +15,7 @@ from unittest.mock import patch
 from stampede_client import PROBLEM_SLUGS, AcceptedOrder, Order
 from standardwebhooks.webhooks import Webhook
 
-from .shop import URL, create_sale, send
+from .shop import ADMIN_TOKEN, URL, create_sale, send
 
 CLIENT = Path(__file__).parent.parent
 
@@ -32,10 +32,10 @@ class PagesTest(unittest.TestCase):
 
     def test_the_examples_of_the_readme_run(self) -> None:
         page = (CLIENT / "README.md").read_text(encoding="utf-8")
-        buy, webhook = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+        buy, report, webhook = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
         sale = create_sale(payment_window_seconds=600)
         secret = "whsec_" + base64.b64encode(bytes([1] * 32)).decode()
-        with patch.dict(os.environ, {"SALE": sale.id, "WEBHOOK_SECRET": secret}):
+        with patch.dict(os.environ, {"SALE": sale.id, "WEBHOOK_SECRET": secret, "CASHIER_TOKEN": ADMIN_TOKEN}):
             printed = io.StringIO()
             with redirect_stdout(printed):
                 exec(buy.replace("http://localhost:8080", URL), {})
@@ -43,6 +43,11 @@ class PagesTest(unittest.TestCase):
                 printed.getvalue(), r"^\S+ confirmed until .+ False\n3 paid\n(\S+ paid\n)+$"
             )
             defined: Dict[str, Any] = {}
+            printed = io.StringIO()
+            with redirect_stdout(printed):
+                exec(report.replace("http://localhost:8080", URL), defined)
+                defined["money_arrived"](None, "readme-python", 100)
+            self.assertEqual(printed.getvalue(), "readme-python refund_due order-not-found\n")
             exec(webhook, defined)
             now = datetime.now(timezone.utc)
             body = '{"id":"o.3","type":"t","subject":"o","time":"","data":{}}'

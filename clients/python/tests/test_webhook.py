@@ -6,7 +6,7 @@ from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Dict, List
 
-from stampede_client import WebhookError, WebhookEvent, verify_webhook
+from stampede_client import WebhookError, WebhookEvent, payment_of, verify_webhook
 from standardwebhooks.webhooks import Webhook
 
 from .shop import add_relay_target, buyer, create_sale, until
@@ -66,12 +66,14 @@ class WebhookTest(unittest.TestCase):
             ann = buyer()
             id = ann.buy(sale.id, wait=10).order.order_id
             ann.pay(id, "pi_1")
-            until(
-                lambda: any(e.type == "stampede.order.paid" and e.subject == id for e in received)
-            )
+            until(lambda: any(p.order_id == id for p in map(payment_of, received) if p))
             shop.shutdown()
         ours = {e.id: e for e in received if e.subject == id}
         self.assertEqual(list(ours), [f"{id}.2", f"{id}.3"])
+        payment = next(p for p in map(payment_of, received) if p and p.order_id == id)
+        self.assertEqual(
+            (payment.state, payment.sale_id, payment.version), ("settled", sale.id, 2)
+        )
         paid = ours[f"{id}.3"].data
         self.assertEqual((paid["sale_id"], paid["payment_reference"]), (sale.id, "pi_1"))
         self.assertIn(("stampede.sale.created", sale.id), [(e.type, e.subject) for e in received])

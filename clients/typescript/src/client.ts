@@ -72,7 +72,7 @@ export class Stampede {
     if (waitSeconds !== undefined) headers["Prefer"] = `wait=${waitSeconds}`;
     const answer = await this.#transport.call(
       { method: "POST", path: `/v1/sales/${encodeURIComponent(saleId)}/orders`, headers, body: { quantity } },
-      { ...options, changes: true, key },
+      { ...options, changes: "order_id", key },
       (waitSeconds ?? 0) * 1000,
     );
     return {
@@ -122,8 +122,8 @@ export class Stampede {
 
   /** The buyer's orders that are in the database, newest first. It asks for a page when the last one is used up. */
   orders(options: CallOptions & { saleId?: string; pageSize?: number } = {}): AsyncGenerator<Order, void, undefined> {
-    const query: Record<string, string> = options.saleId === undefined ? {} : { sale_id: options.saleId };
-    return this.#list<Order>("orders", query, options);
+    const query = { sale_id: options.saleId, limit: options.pageSize };
+    return this.#transport.list("/v1/orders", "orders", query, options);
   }
 
   /** Marks a confirmed order as paid. Waits for the confirmation if the order is still on its way. */
@@ -144,7 +144,7 @@ export class Stampede {
 
   /** All sales, newest first. */
   sales(options: CallOptions & { pageSize?: number } = {}): AsyncGenerator<Sale, void, undefined> {
-    return this.#list<Sale>("sales", {}, options);
+    return this.#transport.list("/v1/sales", "sales", { limit: options.pageSize }, options);
   }
 
   /**
@@ -187,23 +187,7 @@ export class Stampede {
 
   async #change(orderId: string, change: string, body: unknown, repeats: Repeats): Promise<Order> {
     const request: Request = { method: "POST", path: orderPath(orderId, `/${change}`), body };
-    return (await this.#transport.call(request, { ...repeats, changes: true })).json as Order;
-  }
-
-  async *#list<Item>(
-    name: "orders" | "sales",
-    query: Record<string, string>,
-    options: CallOptions & { pageSize?: number },
-  ): AsyncGenerator<Item, void, undefined> {
-    const parameters = new URLSearchParams(query);
-    if (options.pageSize !== undefined) parameters.set("limit", String(options.pageSize));
-    for (;;) {
-      const { json } = await this.#transport.call({ method: "GET", path: `/v1/${name}?${parameters}` }, options);
-      yield* (json as Record<typeof name, Item[]>)[name];
-      const { next_cursor: next } = json as { next_cursor?: string };
-      if (next === undefined) return;
-      parameters.set("cursor", next);
-    }
+    return (await this.#transport.call(request, { ...repeats, changes: "order_id" })).json as Order;
   }
 
   /** The data of a stream's events, from as many connections as it takes, until the server says that none follow. */

@@ -39,6 +39,11 @@ export class ProblemError extends Error {
     return text(this.members["payment_reference"]);
   }
 
+  /** With `already-refunded`: the refund that was noted. */
+  get refundReference(): string | undefined {
+    return text(this.members["refund_reference"]);
+  }
+
   /**
    * With `already-purchased`: the buyer's live order in this sale. With `order-ended`: the order that this purchase had
    * made; its status is `orderStatus`.

@@ -7,7 +7,7 @@ export interface ClientOptions {
   /** Where the API is, without `/v1`; "" in a page of the same origin. */
   baseUrl: string;
   /**
-   * The buyer's token (JWT), or a function that returns it. When the server refuses a token, the function is called
+   * The buyer's token (JWT), or a cashier's, or a function that returns it. When the server refuses a token, the function is called
    * once more with that token and should return a fresh one.
    */
   token?: string | ((refused?: string) => string | Promise<string>);
@@ -47,8 +47,11 @@ export interface Answer {
 
 /** How to repeat a call. */
 export interface Repeats extends CallOptions {
-  /** The call changes an order: after a try without an answer of Stampede, its outcome is unknown. */
-  changes?: boolean;
+  /**
+   * The call changes something, and its answer has this member: after a try without an answer of Stampede, its outcome
+   * is unknown.
+   */
+  changes?: "order_id" | "state";
   key?: string;
   /** A problem that is worth a repeat in this call, beside those of `isTemporary`. */
   alsoRepeat?: string;
@@ -92,14 +95,14 @@ export class Transport {
     let until = Date.now() + deadlineMs;
     let unknown = false;
     const failed = (error: unknown) =>
-      unknown && repeats.changes && !isDecision(error) ? new OutcomeUnknownError(key, error) : error;
+      unknown && repeats.changes !== undefined && !isDecision(error) ? new OutcomeUnknownError(key, error) : error;
 
     for (let failures = 1; ; failures++) {
       signal?.throwIfAborted();
       let error: unknown;
       try {
         const answer = await this.#tryOnce(request, signal, Math.min(timeoutMs, until - Date.now()));
-        if (!repeats.changes || "order_id" in answer.json) return answer;
+        if (repeats.changes === undefined || repeats.changes in answer.json) return answer;
         error = new NetworkError("the answer is not Stampede's");
       } catch (e) {
         error = e;
@@ -115,7 +118,7 @@ export class Transport {
         failures = 0;
       } else if (
         !isTemporary(error) &&
-        !(unsure && repeats.changes) &&
+        !(unsure && repeats.changes !== undefined) &&
         (problem === undefined || problem.slug !== repeats.alsoRepeat)
       ) {
         throw failed(error);
@@ -126,6 +129,24 @@ export class Transport {
       } catch (aborted) {
         throw failed(aborted);
       }
+    }
+  }
+
+  /** The members of a list, page after page. */
+  async *list<Item>(
+    path: string,
+    name: string,
+    query: Record<string, string | number | undefined>,
+    options: CallOptions,
+  ): AsyncGenerator<Item, void, undefined> {
+    const parameters = new URLSearchParams();
+    for (const [name, value] of Object.entries(query)) if (value !== undefined) parameters.set(name, String(value));
+    for (;;) {
+      const { json } = await this.call({ method: "GET", path: `${path}?${parameters}` }, options);
+      yield* (json as Record<string, Item[]>)[name] ?? [];
+      const { next_cursor: next } = json as { next_cursor?: string };
+      if (next === undefined) return;
+      parameters.set("cursor", next);
     }
   }
 

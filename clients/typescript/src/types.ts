@@ -14,8 +14,13 @@ export interface Order {
   reserved_at: string;
   /** Time of the last change. */
   updated_at?: string;
+  /** From when to pay, in a sale with a pace; only while there is something to pay. */
+  pay_from?: string;
   /** Until when to pay; only while there is something to pay. */
   expires_at?: string;
+  /** What the order costs, in minor units of the currency (ISO 4217); only in a sale with a price. */
+  amount?: number;
+  currency?: string;
   paid_at?: string;
   payment_reference?: string;
   /** Why the order was rejected or voided. */
@@ -67,6 +72,13 @@ export interface Sale {
   sold: number;
   per_order_limit: number;
   payment_window_seconds: number;
+  /** How long after its deadline an order still takes money. Do not tell buyers. */
+  payment_grace_seconds?: number;
+  /** The pace: how many orders a second get their turn to pay. */
+  payments_per_second?: number;
+  /** In minor units of the currency (ISO 4217). */
+  unit_price?: number;
+  currency?: string;
   shards: number;
   created_at: string;
   opens_at?: string;
@@ -85,10 +97,54 @@ export interface StreamTicket {
   events_url: string;
 }
 
+export type PaymentState = "waiting" | "settled" | "refund_due" | "refunded";
+
+export type RefundReason =
+  | "order-expired"
+  | "order-cancelled"
+  | "order-rejected"
+  | "order-voided"
+  | "order-not-found"
+  | "already-paid"
+  | "amount-mismatch";
+
+/** Money that the shop's server has received. */
+export interface PaymentReport {
+  /** The payment provider's reference. Another report with it changes nothing, and gets the first one's answer. */
+  reference: string;
+  order_id: string;
+  /** In minor units of the currency (ISO 4217). Both are required, and compared, in a sale with a price. */
+  amount?: number;
+  currency?: string;
+}
+
+/** Money that Stampede was told of, and what became of it. */
+export interface Payment {
+  reference: string;
+  /** `waiting` until the order is in the database. */
+  state: PaymentState;
+  /** Why a refund is, or was, due. */
+  reason?: RefundReason;
+  order_id?: string;
+  sale_id?: string;
+  amount?: number;
+  currency?: string;
+  /** What the report has in place of an order, an amount or a currency. */
+  unreadable?: string;
+  received_at: string;
+  updated_at: string;
+  refund_reference?: string;
+  operator?: string;
+}
+
+/** The `data` of the events `stampede.payment.settled`, `.refund_due` and `.refunded`. */
+export type PaymentEvent = Omit<Payment, "received_at" | "updated_at"> & { version: number; occurred_at: string };
+
 /** All slugs of problems that the server knows: the last part of a problem's `type`. */
 export const problemSlugs = [
   "already-paid",
   "already-purchased",
+  "already-refunded",
   "body-too-large",
   "forbidden",
   "idempotency-key-reused",
@@ -105,9 +161,11 @@ export const problemSlugs = [
   "order-not-found",
   "outcome-unknown",
   "overloaded",
+  "payment-not-found",
   "precondition-failed",
   "quantity-over-limit",
   "rate-limited",
+  "refund-not-due",
   "restock-withdrawn",
   "sale-ended",
   "sale-not-found",

@@ -1,5 +1,7 @@
 // Verifies what `stampede relay` sends to a shop (https://www.standardwebhooks.com).
 
+import type { PaymentEvent } from "./types.js";
+
 /** The request is not a webhook of the sender that knows the secret, or it is too old. Answer 400. */
 export class WebhookError extends Error {
   override readonly name = "WebhookError";
@@ -10,9 +12,9 @@ export interface WebhookEvent {
   specversion: "1.0";
   id: string;
   source: string;
-  /** `stampede.order.paid`, for example. */
+  /** `stampede.order.paid` or `stampede.payment.refund_due`, for example. */
   type: string;
-  /** The id of the order or sale. */
+  /** The id of the order or sale, or the reference of the payment. */
   subject: string;
   time: string;
   data: Record<string, unknown>;
@@ -59,6 +61,11 @@ export async function verifyWebhook(
     }
   }
   throw new WebhookError("no signature in webhook-signature is valid");
+}
+
+/** The payment that an event is about, or undefined for an event of an order or sale. */
+export function paymentOf(event: WebhookEvent): PaymentEvent | undefined {
+  return event.type.startsWith("stampede.payment.") ? (event.data as unknown as PaymentEvent) : undefined;
 }
 
 function header(

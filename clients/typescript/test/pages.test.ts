@@ -6,7 +6,7 @@ import { test } from "node:test";
 import { promisify } from "node:util";
 import { problemSlugs } from "stampede-client";
 import { Webhook } from "standardwebhooks";
-import { createSale, url } from "./shop.js";
+import { adminToken, createSale, url } from "./shop.js";
 
 const client = new URL("..", import.meta.url);
 
@@ -38,8 +38,8 @@ interface Description {
 
 test("the examples of the README run", async () => {
   const page = await readFile(new URL("README.md", client), "utf8");
-  const [buy, webhook, ...others] = [...page.matchAll(/```js\n(.*?)```/gs)].map(([, code = ""]) => code);
-  assert.ok(buy !== undefined && webhook !== undefined && others.length === 0);
+  const [buy, report, webhook, ...others] = [...page.matchAll(/```js\n(.*?)```/gs)].map(([, code = ""]) => code);
+  assert.ok(buy !== undefined && report !== undefined && webhook !== undefined && others.length === 0);
 
   const sale = await createSale({ payment_window_seconds: 600 });
   const file = new URL("build/readme-buy.mjs", client);
@@ -47,6 +47,14 @@ test("the examples of the README run", async () => {
   const env = { ...process.env, SALE: sale.id };
   const { stdout } = await promisify(execFile)(process.execPath, [file.pathname], { env });
   assert.match(stdout, /^\S+ confirmed until \S+ { replayed: false }\n3 paid\n(\S+ paid\n)+/);
+
+  const reporter = new URL("build/readme-report.mjs", client);
+  const call = "\nawait moneyArrived(undefined, 'readme-js', 100);";
+  await writeFile(reporter, report.replace("http://localhost:8080", url) + call);
+  const reported = await promisify(execFile)(process.execPath, [reporter.pathname], {
+    env: { ...process.env, CASHIER_TOKEN: adminToken },
+  });
+  assert.equal(reported.stdout, "readme-js refund_due order-not-found\n");
 
   const handler = new URL("build/readme-webhook.mjs", client);
   await writeFile(handler, webhook);

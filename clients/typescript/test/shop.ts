@@ -5,7 +5,7 @@ import { mkdtemp, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { promisify } from "node:util";
-import { Stampede, type ClientOptions, type Sale } from "stampede-client";
+import { Cashier, Stampede, type ClientOptions, type Sale } from "stampede-client";
 
 function environment(name: string): string {
   const value = process.env[name];
@@ -16,6 +16,7 @@ function environment(name: string): string {
 export const url = environment("STAMPEDE_TEST_URL");
 export const jwtUrl = environment("STAMPEDE_TEST_JWT_URL");
 export const jwtSecret = environment("STAMPEDE_TEST_JWT_SECRET");
+export const adminToken = environment("STAMPEDE_TEST_ADMIN_TOKEN");
 const faultsUrl = environment("STAMPEDE_TEST_FAULTS_URL");
 
 export interface Fault {
@@ -44,7 +45,7 @@ export async function createSale(terms: Partial<Sale> = {}): Promise<Sale> {
   const response = await fetch(`${url}/v1/sales`, {
     method: "POST",
     headers: {
-      Authorization: `Bearer ${environment("STAMPEDE_TEST_ADMIN_TOKEN")}`,
+      Authorization: `Bearer ${adminToken}`,
       "Content-Type": "application/json",
     },
     body: JSON.stringify({ name: "Test", stock: 10, ...terms }),
@@ -63,9 +64,11 @@ export async function faulty(faults: Fault[], options: Partial<ClientOptions> = 
   const response = await fetch(`${faultsUrl}/_plans/${plan}`, { method: "PUT", body: JSON.stringify(faults) });
   if (!response.ok) throw new Error(await response.text());
   const user = newUser();
+  const baseUrl = `${faultsUrl}/${plan}`;
   return {
     user,
-    client: new Stampede({ baseUrl: `${faultsUrl}/${plan}`, user, ...options }),
+    client: new Stampede({ baseUrl, user, ...options }),
+    cashier: new Cashier({ baseUrl, token: adminToken }),
     seen: async () => (await (await fetch(`${faultsUrl}/_plans/${plan}`)).json()) as Seen[],
   };
 }

@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { createServer } from "node:http";
 import type { AddressInfo } from "node:net";
 import { test } from "node:test";
-import { verifyWebhook, WebhookError, type WebhookEvent } from "stampede-client";
+import { paymentOf, verifyWebhook, WebhookError, type WebhookEvent } from "stampede-client";
 import { Webhook } from "standardwebhooks";
 import { addRelayTarget, buyer, createSale, until } from "./shop.js";
 
@@ -56,11 +56,13 @@ test("what the relay sends is verified, in order", { timeout: 60_000 }, async (t
   await ann.pay(id, "pi_1");
   const events = await until(async () => {
     const ours = received.filter((event) => event.subject === id);
-    return ours.some((event) => event.type === "stampede.order.paid") && ours;
+    return received.some((event) => paymentOf(event)?.order_id === id) && ours;
   });
   assert.deepEqual([...new Set(events.map((e) => e.id))], [`${id}.2`, `${id}.3`]);
   assert.deepEqual([...new Set(events.map((e) => e.type))], ["stampede.order.confirmed", "stampede.order.paid"]);
   assert.deepEqual([events.at(-1)?.data["sale_id"], events.at(-1)?.data["payment_reference"]], [sale.id, "pi_1"]);
+  const payment = received.map(paymentOf).find((payment) => payment?.order_id === id);
+  assert.deepEqual([payment?.state, payment?.sale_id, payment?.version], ["settled", sale.id, 2]);
   assert.ok(received.some((event) => event.type === "stampede.sale.created" && event.subject === sale.id));
   assert.deepEqual(failures, []);
 });

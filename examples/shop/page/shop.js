@@ -4,7 +4,6 @@
 
 const $ = (id) => document.getElementById(id);
 const config = await (await fetch("/config")).json();
-const SEAT_EUROS = 49; // as on the page
 const salePath = `/v1/sales/${config.sale}`;
 
 const ENDED = new Set(["paid", "cancelled", "expired", "rejected", "voided"]);
@@ -268,21 +267,24 @@ function take(seen) {
   if (isEnded(seen) && seen.status !== "paid" && seen.status !== "confirmed") attempt.forget();
   if (changed && seen.status !== "reserved") {
     loadHistory();
-    loadPayments();
+    loadPayments(seen.order_id);
     if (noteAbout === "order") say(""); // the order tells more now
   }
   render();
 }
 
+let paying = false;
+
 async function pay() {
-  $("pay").disabled = true;
-  const opened = await ask("POST", "/payments", { order_id: order.order_id });
+  paying = true;
+  render();
+  const opened = await ask("POST", `/orders/${order.order_id}/payments`);
   if (opened) {
     location.href = opened.pay_url;
     return;
   }
   say("bad", "The payment provider cannot be reached. Nothing was paid.");
-  $("pay").disabled = false;
+  paying = false;
 }
 
 // cancel may be repeated, so it is, until there is an answer.
@@ -303,34 +305,34 @@ async function cancel() {
 
 // --- Payments and history -----------------------------------------------------------------------------------------
 
-let payments = [];
-const returned = new URLSearchParams(location.search).get("payment");
+let payments = []; // of one order
+const query = new URLSearchParams(location.search);
+const returned = query.has("payment") ? { payment: query.get("payment"), order: query.get("order") } : null;
 
-// loadPayments asks the shop, which hears of money by the provider's webhook.
-async function loadPayments() {
-  const answer = await ask("GET", "/payments");
+// loadPayments asks the shop what became of the money for an order. The shop asks Stampede.
+async function loadPayments(id) {
+  const answer = await ask("GET", `/orders/${id}/payments`);
   if (answer) payments = answer.payments;
   render();
-  return answer !== null;
 }
 
 // awaitPayment waits for the outcome of the payment from whose page the buyer comes back.
 async function awaitPayment() {
   history.replaceState(null, "", "/");
   for (;;) {
-    const known = await loadPayments();
-    const made = payments.find((p) => p.id === returned);
-    if (known && !made) return;
-    if (made?.status === "paid") return say("good", "Paid. See you in the front row!");
-    if (made?.status === "refunded") return say("bad", refundText(made));
+    await loadPayments(returned.order);
+    const made = payments.find((p) => p.reference === returned.payment);
+    if (made?.state === "settled") return say("good", "Paid. See you in the front row!");
+    if (made && made.state !== "waiting") return say("bad", refundText(made));
     say("info", "The payment has arrived at the provider. Waiting for the shop to hear of it …");
     await pause(500);
   }
 }
 
-const refundText = (p) => `Your €${p.euros} are on their way back: ` + ({
+const refundText = (p) => `Your ${money(p.amount, p.currency)} ` +
+  (p.state === "refunded" ? "were paid back: " : "will be paid back: ") + ({
   "order-expired": "the order had expired before the payment came.",
-  "illegal-transition": "the order was cancelled or refused before the payment came.",
+  "order-cancelled": "the order was cancelled.",
   "already-paid": "the order was paid by another payment.",
 }[p.reason] ?? "the order does not exist any more.");
 
@@ -387,6 +389,12 @@ function duration(ms) {
   return (hours ? `${hours}:${part(minutes)}` : String(minutes)) + `:${part(seconds % 60)}`;
 }
 
+// money formats minor units of a currency.
+function money(minor, currency) {
+  const format = new Intl.NumberFormat("en", { style: "currency", currency, trailingZeroDisplay: "stripIfInteger" });
+  return format.format(minor / 10 ** format.resolvedOptions().maximumFractionDigits);
+}
+
 function render() {
   if (!sale) return;
   const has = order && !(isEnded(order) && order.status !== "paid" && order.status !== "confirmed");
@@ -402,6 +410,8 @@ function renderSale(has) {
   text("sale-name", sale.name);
   text("sale-state", isScheduled() ? "Opens soon"
     : { open: "On sale now", scheduled: "On sale now", paused: "Paused", ended: "Sale over" }[sale.state]);
+  $("price").hidden = !sale.currency;
+  if (sale.currency) text("unit-price", money(sale.unit_price, sale.currency));
   $("countdown").hidden = !isScheduled();
   text("countdown", `Opens in ${duration(opensIn())}`);
   $("stock").hidden = false;
@@ -424,9 +434,10 @@ function renderOrder() {
   for (const [i, item] of [...$("steps").children].entries()) item.className = i <= step ? "done" : "";
   $("steps").hidden = step < 0;
   const left = order.expires_at ? Date.parse(order.expires_at) - now() : 0;
+  const turnIn = order.pay_from ? Date.parse(order.pay_from) - now() : 0;
   text("order-text", {
     reserved: "Reserved. Writing it down …",
-    confirmed: order.expires_at ? "Confirmed. It is yours once it is paid." : "Confirmed. It is yours.",
+    confirmed: order.expires_at ? "Confirmed. Pay in time to keep it." : "Confirmed. It is yours.",
     paid: "Paid. It is yours.",
     cancelled: "Cancelled. Its seats go back on sale.",
     expired: "Expired: it was not paid in time. Its seats go back on sale.",
@@ -434,12 +445,15 @@ function renderOrder() {
     voided: "Lost by the shop, with our apologies. Nothing is to be paid; you can buy again.",
   }[order.status] ?? "Looking it up …");
   $("pay-by").hidden = order.status !== "confirmed" || !order.expires_at;
-  text("pay-by", left > 0 ? `Pay within ${duration(left)}` : "The time to pay is over.");
-  text("pay", `Pay €${SEAT_EUROS * order.quantity}`);
+  text("pay-by", turnIn > 0
+    ? `It is yours. You can pay from ${new Date(order.pay_from).toLocaleTimeString()}, in ${duration(turnIn)}`
+    : left > 0 ? `Pay within ${duration(left)}` : "The time to pay is over.");
+  text("pay", order.currency ? `Pay ${money(order.amount, order.currency)}` : "Pay");
+  disable("pay", paying || turnIn > 0);
   $("order-actions").hidden = order.status !== "confirmed" || !order.expires_at;
-  const mine = payments.filter((p) => p.order_id === order.order_id && p.status !== "open");
-  const rows = mine.map((p) => element("li", { className: `note ${p.status === "paid" ? "good" : "bad"}` },
-    p.status === "paid" ? `Paid with ${p.id}` : refundText(p)));
+  const known = payments.filter((p) => p.order_id === order.order_id && p.state !== "waiting");
+  const rows = known.map((p) => element("li", { className: `note ${p.state === "settled" ? "good" : "bad"}` },
+    p.state === "settled" ? `Paid with ${p.reference}` : refundText(p)));
   if (rows.map((r) => r.textContent).join() !== [...$("payments").children].map((r) => r.textContent).join()) {
     $("payments").replaceChildren(...rows);
   }
@@ -454,7 +468,6 @@ function signedIn() {
   if (made?.order) follow(made.order, made.receipt);
   else if (made) buy(); // the page was left before there was an answer
   if (returned) awaitPayment();
-  else loadPayments();
 }
 
 $("signin").addEventListener("submit", async (event) => {

@@ -34,9 +34,14 @@ func (c *Client) CreateOnce(
 			OpensAt              time.Time `json:"opens_at,omitzero"`
 			ClosesAt             time.Time `json:"closes_at,omitzero"`
 			PaymentWindowSeconds int64     `json:"payment_window_seconds"`
+			PaymentGraceSeconds  int64     `json:"payment_grace_seconds"`
+			PaymentsPerSecond    int64     `json:"payments_per_second"`
+			UnitPrice            int64     `json:"unit_price,omitzero"`
+			Currency             string    `json:"currency,omitzero"`
 			Shards               int       `json:"shards"`
 		}{
-			t.Name, t.Stock, t.PerOrderLimit, t.OpensAt, t.ClosesAt, int64(t.PaymentWindow / time.Second), max(1, t.Shards),
+			t.Name, t.Stock, t.PerOrderLimit, t.OpensAt, t.ClosesAt, int64(t.PaymentWindow / time.Second),
+			int64(t.PaymentGrace / time.Second), t.PaymentsPerSecond, t.UnitPrice, t.Currency, max(1, t.Shards),
 		},
 	}, &sale)
 	return sale, false, err
