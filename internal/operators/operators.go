@@ -20,15 +20,17 @@ type Role int
 // The roles, from the lowest. None may do nothing.
 const (
 	None Role = iota
-	// Viewer looks at orders.
+	// Viewer looks at orders and payments.
 	Viewer
+	// Cashier reports payments and refunds: the role of the shop's server.
+	Cashier
 	// Operator pauses, resumes and restocks sales, and cancels orders.
 	Operator
 	// Admin creates and ends sales.
 	Admin
 )
 
-var roleNames = []string{"none", "viewer", "operator", "admin"}
+var roleNames = []string{"none", "viewer", "cashier", "operator", "admin"}
 
 func (r Role) String() string { return roleNames[r] }
 
@@ -112,7 +114,7 @@ func parseLine(line string) (e entry, err error) {
 	}
 	role := slices.Index(roleNames, fields[1])
 	if Role(role) < Viewer {
-		return entry{}, fmt.Errorf("the role of %s must be viewer, operator or admin", fields[0])
+		return entry{}, fmt.Errorf("the role of %s must be viewer, cashier, operator or admin", fields[0])
 	}
 	// The text of a wrong hash is not repeated: it may be the token.
 	hash, err := hex.DecodeString(fields[2])
