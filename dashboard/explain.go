@@ -44,7 +44,7 @@ var explanations = []struct {
 		audit.ErrRunning, http.StatusConflict,
 		"Another process is reconciling.", "Wait for its end, and begin again with a dry run.",
 	},
-	{order.ErrPaymentNotFound, http.StatusNotFound, "There is no such payment.", "Nothing was done. Look for it in the list."},
+	{order.ErrPaymentNotFound, http.StatusNotFound, "There is no such payment.", "Look for it in the list."},
 	{
 		order.ErrRefundNotDue, http.StatusConflict, "No refund of this payment is due.",
 		"Nothing was done. It settled its order, or waits for it: the page of the order says which.",

@@ -26,7 +26,9 @@ type paymentsShown struct {
 	More string
 }
 
-func (d orderPages) payments(ctx context.Context, filter order.PaymentFilter, after int64) (p paymentsShown, err error) {
+func (d orderPages) payments(
+	ctx context.Context, filter order.PaymentFilter, after int64,
+) (p paymentsShown, err error) {
 	p = paymentsShown{Names: make(map[uuid.UUID]string), Of: filter.Order}
 	for _, sale := range d.Fleet.Snapshot().Sales {
 		p.Names[sale.ID] = sale.Name

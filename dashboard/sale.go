@@ -281,8 +281,10 @@ func formTerms(form url.Values) (t reservation.Terms, err error) {
 	if text := field(form, "price"); text != "" {
 		var ok bool
 		if t.UnitPrice, ok = figure.ParseMoney(text, t.Currency); !ok {
-			err = &refusal{fmt.Sprintf("%q is not an amount of %s.", text, cmp.Or(t.Currency, "a currency")),
-				"Nothing was done. Write it like 49.50, with a point and no more digits than the currency has."}
+			err = &refusal{
+				fmt.Sprintf("%q is not an amount of %s.", text, cmp.Or(t.Currency, "a currency")),
+				"Nothing was done. Write it like 49.50, with a point and no more digits than the currency has.",
+			}
 		}
 	}
 	return t, err
