@@ -2,6 +2,7 @@ package dashboard
 
 import (
 	"fmt"
+	"math"
 	"net/http"
 	"regexp"
 	"strings"
@@ -17,6 +18,7 @@ import (
 	"stampede/internal/test/testwork"
 	"stampede/ledger"
 	"stampede/ledger/deadletter"
+	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"
 	"stampede/upkeep/audit"
@@ -100,7 +102,7 @@ func TestEndTakesItsNameAndTheRole(t *testing.T) {
 	require.Contains(t, shown, "cannot resume a sale that is ended")
 }
 
-// A viewer who sends the forms that their pages do not have.
+// A viewer, or a cashier, who sends the forms that their pages do not have.
 func TestViewerChangesNothing(t *testing.T) {
 	t.Parallel()
 	d := openDesk(t)
@@ -110,15 +112,22 @@ func TestViewerChangesNothing(t *testing.T) {
 	testwork.FulfilAll(t, d.Shop)
 	letter := d.park(1)[0]
 	d.target("shop", "https://shop.example/hook")
-	b := d.as("vic")
+	for _, reference := range []string{"pi_1", "pi_2"} {
+		d.report(order.Money{Reference: reference, OrderID: o})
+	}
+	viewer, cashier := d.as("vic"), d.as("cas")
 	for _, path := range []string{
-		"/", "/sales", "/sales/" + id.String(), "/orders/" + o.String(), "/letters",
+		"/", "/sales", "/sales/" + id.String(), "/orders/" + o.String(), "/refunds", "/letters",
 		fmt.Sprint("/letters/", letter), "/targets", "/targets/shop", "/audit",
 	} {
-		status, shown := b.get(path)
-		require.Equal(t, http.StatusOK, status, path)
-		shown = strings.ReplaceAll(shown, `<form method="post" action="/letters"><section`, "")
-		require.NotRegexp(t, `method="post" action="/(sales|orders|letters|targets|audit)`, shown, path)
+		for _, b := range []*browser{viewer, cashier} {
+			status, shown := b.get(path)
+			require.Equal(t, http.StatusOK, status, path)
+			shown = strings.ReplaceAll(shown, `<form method="post" action="/letters"><section`, "")
+			require.NotRegexp(t, `method="post" action="/(sales|orders|letters|targets|audit)`, shown, path)
+			mayRefund := b == cashier && (path == "/refunds" || strings.HasPrefix(path, "/orders/"))
+			require.Equal(t, mayRefund, strings.Contains(shown, `method="post" action="/refunds"`), path)
+		}
 	}
 	for path, fields := range map[string][]string{
 		"/sales/" + id.String() + "/pause":   {},
@@ -135,16 +144,23 @@ func TestViewerChangesNothing(t *testing.T) {
 		"/audit/dry-run":                     {},
 		"/audit/apply":                       {},
 	} {
-		status, shown := b.post(path, fields...)
+		status, shown := viewer.post(path, fields...)
 		require.Equal(t, http.StatusForbidden, status, path)
 		require.Contains(t, shown, "you are viewer. Nothing was done.")
+		status, shown = cashier.post(path, fields...)
+		require.Equal(t, http.StatusForbidden, status, path)
+		require.Contains(t, shown, "you are cashier. Nothing was done.")
 	}
-	require.EqualValues(t, 13, testutil.ToFloat64(d.metrics.actions.WithLabelValues(actionDenied)))
+	status, shown := viewer.post("/refunds", "payment", "pi_2", "refund", "re_2")
+	require.Equal(t, http.StatusForbidden, status)
+	require.Contains(t, shown, "This takes the role cashier, and you are viewer.")
+	require.EqualValues(t, 27, testutil.ToFloat64(d.metrics.actions.WithLabelValues(actionDenied)))
 	require.EqualValues(t, "open", d.shown(id).State)
 	require.EqualValues(t, 5, d.shown(id).Stock)
 	found, err := ledger.New(d.Shop.Pool).Order(t.Context(), o)
 	require.NoError(t, err)
-	require.Equal(t, order.StatusConfirmed, found.Status)
+	require.Equal(t, []any{order.StatusPaid, "pi_1"}, []any{found.Status, found.PaymentReference})
+	require.EqualValues(t, 1, d.Count(t, "SELECT count(*) FROM payments WHERE state = 'refund_due'"))
 	l, err := d.letters.Get(t.Context(), letter)
 	require.NoError(t, err)
 	require.Equal(t, deadletter.StatusParked, l.Status)
@@ -157,7 +173,7 @@ func TestAdminCreatesSaleOnce(t *testing.T) {
 	b := d.as("ada")
 	fields := []string{
 		"key", uuid.NewString(), "name", "drop <b>", "stock", "50", "limit", "2", "opens", "2099-01-02T03:04", "window", "10",
-		"shards", "1",
+		"shards", "1", "grace", "90", "pace", "25", "price", "49.5", "currency", "eur",
 	}
 	for range 2 {
 		_, shown := b.post("/sales", fields...)
@@ -168,7 +184,23 @@ func TestAdminCreatesSaleOnce(t *testing.T) {
 	require.Len(t, sales, 1)
 	require.Equal(t, 10*time.Minute, sales[0].PaymentWindow)
 	require.Equal(t, "2099-01-02T03:04:00Z", sales[0].OpensAt.UTC().Format(time.RFC3339))
-	_, shown := b.post("/sales", "key", uuid.NewString(), "name", "x", "stock", "many", "limit", "1")
+	require.Equal(t, []any{90 * time.Second, int64(25), int64(4950), "EUR"}, []any{
+		sales[0].PaymentGrace, sales[0].PaymentsPerSecond, sales[0].UnitPrice, sales[0].Currency,
+	})
+	_, shown := b.get("/sales/" + sales[0].ID.String())
+	require.Regexp(t, `Grace</dt><dd>1m30s<.*Pace</dt><dd>25 payments a second<.*Price of a unit</dt><dd>49\.50 EUR`, shown)
+	for _, c := range []struct{ price, currency, want string }{
+		{"49.50", "JPY", "is not an amount of JPY"},
+		{"49.5", "", "The unit_price needs currency"},
+		{"", "EUR", "The currency needs unit_price"},
+		{"49", "EUR1", "must be a code of ISO 4217"},
+		{"-5", "EUR", "is not an amount of EUR"},
+	} {
+		_, shown = b.post("/sales", "key", uuid.NewString(), "name", "x", "stock", "1", "limit", "1",
+			"price", c.price, "currency", c.currency)
+		require.Contains(t, shown, c.want)
+	}
+	_, shown = b.post("/sales", "key", uuid.NewString(), "name", "x", "stock", "many", "limit", "1")
 	require.Contains(t, shown, "is not a whole number")
 	_, shown = b.post("/sales", "key", uuid.NewString(), "name", "", "stock", "1", "limit", "1")
 	require.Contains(t, shown, "The name must be 1 to")
@@ -212,11 +244,90 @@ func TestOrderIsShownAndCancelled(t *testing.T) {
 	require.NoError(t, err)
 	for range 2 {
 		_, shown = b.post(path+"/cancel", "reason", `<i>fraud</i>`)
-		require.Contains(t, shown, "The order is cancelled; its units go back to the sale. Refund the payment payment-7.")
+		require.Contains(t, shown, "The order is cancelled; its units go back to the sale. The refund of its payment is due.")
 	}
 	require.Regexp(t, `(?s)paid.*cancelled by an operator.*an operator.*&lt;i&gt;fraud&lt;/i&gt;`, shown)
 	require.NotContains(t, shown, "Cancel the order")
 	require.NotContains(t, shown, "<i>fraud")
+}
+
+func TestRefundIsNotedOnce(t *testing.T) {
+	t.Parallel()
+	d := openDesk(t)
+	sale, err := d.Shop.Catalog.Create(t.Context(), reservation.Terms{
+		Name: "<b>drop", Stock: 5, PerOrderLimit: 2, PaymentWindow: time.Hour, PaymentsPerSecond: 5, UnitPrice: 4900,
+		Currency: "EUR",
+	})
+	require.NoError(t, err)
+	d.show(sale.ID)
+	o := d.Attempt(t, sale.ID, "ann", 2, "").Reservation.OrderID
+	testwork.FulfilAll(t, d.Shop)
+	d.report(order.Money{Reference: "pi_lost", OrderID: uuid.Nil, Amount: 70, Currency: "JPY", Unreadable: hostile})
+	money := order.Money{Reference: "pi_paid", OrderID: o, Amount: 9800, Currency: "EUR"}
+	require.Equal(t, order.PaymentSettled, d.report(money).State)
+	money.Reference = `"><b>pi_twice`
+	require.Equal(t, order.RefundAlreadyPaid, d.report(money).Reason)
+
+	b := d.as("cas")
+	page := "/orders/" + o.String()
+	_, shown := b.get(page)
+	require.Regexp(t, `Price</dt><dd>98\.00 EUR<.*Pay from</dt>`, shown)
+	require.Regexp(t, `(?s)pi_paid</code> <span class="badge settled">.*98\.00 EUR.*pi_twice<.*refund_due.*already-paid`,
+		shown)
+	_, shown = b.get("/refunds")
+	require.Regexp(t, `(?s)98\.00 EUR</span> 1 due.*70 JPY</span> 1 due.*pi_lost.*70 JPY.*order-not-found.*pi_twice.*98\.00`,
+		shown)
+	require.NotContains(t, shown, "pi_paid")
+	require.NotContains(t, shown, "<b>")
+	require.NotContains(t, shown, "<script>document")
+	filtered := "/refunds?sale=" + sale.ID.String()
+	_, shown = b.get(filtered)
+	require.Contains(t, shown, "pi_twice")
+	require.NotContains(t, shown, "pi_lost")
+	_, shown = b.get("/refunds?sale=x")
+	require.Contains(t, shown, "That is not the id of a sale.")
+
+	for _, c := range []struct{ payment, refund, answer string }{
+		{money.Reference, "", "The refund_reference must be 1 to 255 characters"},
+		{money.Reference, " re_1 ", "pi_twice is refunded: 98.00 EUR."},
+		{money.Reference, "re_1", "pi_twice is refunded: 98.00 EUR."}, // the form is sent again
+		{money.Reference, "re_2", "The payment was refunded before, with the reference re_1."},
+		{"pi_paid", "re_2", "No refund of this payment is due."},
+		{"pi_none", "re_2", "There is no such payment."},
+	} {
+		_, shown = b.post("/refunds", "payment", c.payment, "refund", c.refund, "sale", sale.ID.String(), "after", "0")
+		require.Contains(t, shown, c.answer)
+		require.NotContains(t, shown, "pi_lost", "the filter stays")
+	}
+	require.Contains(t, shown, "No refund is due here.")
+	require.Regexp(t, `an operator acted.*operator=cas.*action=refunded.*payment=.*pi_twice`, d.log.String())
+	_, shown = b.post("/refunds", "payment", money.Reference, "refund", "re_1", "order", o.String())
+	require.Regexp(t, `(?s)refunded</span>.*<code>re_1</code><span class="sub">by <bdi>cas`, shown)
+	_, err = ledger.New(d.Shop.Pool).Withdraw(t.Context(), o, "a mistake", "ann")
+	require.NoError(t, err)
+	_, shown = b.get(filtered)
+	require.Regexp(t, `(?s)pi_paid.*order-cancelled<span class="sub">by <bdi>ann`, shown)
+}
+
+// Refunds are found by page, the oldest first.
+func TestRefundsArePaged(t *testing.T) {
+	t.Parallel()
+	d := openDesk(t)
+	for _, reference := range []string{"pi_huge", "pi_vast"} { // their sum is no bigint
+		d.report(order.Money{Reference: reference, Amount: math.MaxInt64, Currency: "EUR"})
+	}
+	for i := range paymentsOnPage - 1 {
+		d.report(order.Money{Reference: fmt.Sprintf("pi_%03d", i)})
+	}
+	b := d.as("vic")
+	_, shown := b.get("/refunds")
+	require.Regexp(t, `(?s)no amount</span> 49 due.*92,233,720,368,547,758.07 EUR</span> 2 due.*pi_huge.*pi_047<`, shown)
+	require.NotContains(t, shown, "pi_048")
+	next := regexp.MustCompile(`href="(/refunds\?after=\d+)">Later ones`).FindStringSubmatch(shown)
+	require.NotNil(t, next)
+	_, shown = b.get(next[1])
+	require.Equal(t, 1, strings.Count(shown, "<code>pi_"))
+	require.NotContains(t, shown, "Later ones")
 }
 
 func TestTargetIsPausedResumedAndReplayed(t *testing.T) {

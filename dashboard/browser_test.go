@@ -4,6 +4,7 @@ package dashboard
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -18,14 +19,15 @@ import (
 	"stampede/internal/test/testwork"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
+	"stampede/reservation/order"
 )
 
 func TestBrowser(t *testing.T) {
 	b := testbrowser.Start(t)
 	for name, test := range map[string]func(*testing.T, *testbrowser.Browser){
 		"EveryPageKeepsItsLayout": everyPageKeepsItsLayout, "TimesAreLocal": timesAreLocal,
-		"OrdersAreFound": ordersAreFound, "TargetIsReplayed": targetIsReplayed, "BadgeFollows": badgeFollows,
-		"MarksFollow": marksFollow, "TableFollowsTheCharts": tableFollowsTheCharts,
+		"OrdersAreFound": ordersAreFound, "TargetIsReplayed": targetIsReplayed, "RefundIsNoted": refundIsNoted,
+		"BadgeFollows": badgeFollows, "MarksFollow": marksFollow, "TableFollowsTheCharts": tableFollowsTheCharts,
 	} {
 		t.Run(name, func(t *testing.T) { t.Parallel(); test(t, b) })
 	}
@@ -47,14 +49,15 @@ func everyPageKeepsItsLayout(t *testing.T, browser *testbrowser.Browser) {
 	b.Go(d.url + "/login")
 	b.CheckLayout("login")
 	logIn(d, b, "ada")
-	var order uuid.UUID
-	require.NoError(t, d.Shop.Pool.QueryRow(t.Context(), "SELECT id FROM orders LIMIT 1").Scan(&order))
+	var paid uuid.UUID
+	const settled = "SELECT order_id FROM payments WHERE state = 'settled'"
+	require.NoError(t, d.Shop.Pool.QueryRow(t.Context(), settled).Scan(&paid))
 	b.Shows("#troubles", "seconds")
 	b.Until(`document.querySelectorAll("path.l-accepted").length > 0`, "charts")
 	b.CheckLayout("overview")
 	for name, path := range map[string]string{
 		"sale": "/sales/" + sale.String(), "sales": "/sales", "orders": "/orders?sale=" + sale.String(),
-		"order": "/orders/" + order.String(), "targets": "/targets",
+		"order": "/orders/" + paid.String(), "refunds": "/refunds", "targets": "/targets",
 		"target": "/targets/warehouse", "letters": "/letters", "letter": "/letters/1", "audit": "/audit",
 		"runbook": "/docs/operations", "error": "/none",
 	} {
@@ -93,7 +96,7 @@ func timesAreLocal(t *testing.T, browser *testbrowser.Browser) {
 	b.Go(d.url + "/sales/" + sale.String())
 	b.Click("details.table > summary")
 	requireLocal()
-	for _, path := range []string{"/orders?sale=" + sale.String(), "/letters", "/targets", "/audit"} {
+	for _, path := range []string{"/orders?sale=" + sale.String(), "/refunds", "/letters", "/targets", "/audit"} {
 		b.Go(d.url + path)
 		requireLocal()
 	}
@@ -159,6 +162,31 @@ func targetIsReplayed(t *testing.T, browser *testbrowser.Browser) {
 		b.Shows("main > .banner", try.answer)
 		b.Shows("td[data-th=Position]", try.position)
 	}
+}
+
+// A cashier notes the refund of one payment among others, on the page of refunds and on that of an order.
+func refundIsNoted(t *testing.T, browser *testbrowser.Browser) {
+	d := openDesk(t)
+	sale := d.sale("drop", 5)
+	bought := d.Buy(t, sale, "ann")
+	testwork.FulfilAll(t, d.Shop)
+	for _, reference := range []string{"pi_paid", "pi_1", "pi_2", "pi_3"} {
+		d.report(order.Money{Reference: reference, OrderID: bought, Amount: 4900, Currency: "EUR"})
+	}
+	b := browser.Open(t)
+	logIn(d, b, "cas")
+	b.Click("nav a[href='/refunds']")
+	b.Shows("[aria-label='Due in all sales']", "147.00 EUR 3 due")
+	b.Click("[aria-label='Reference of the refund of pi_2']")
+	b.Type("re_2\r")
+	b.Shows(".banner.good", "The payment pi_2 is refunded: 49.00 EUR.")
+	b.Until(`[...document.querySelectorAll("tbody th code")].map((e) => e.textContent).join() === "pi_1,pi_3"`, "the rest")
+	b.Click("tbody td[data-th=Order] a")
+	b.Click("[aria-label='Reference of the refund of pi_3']")
+	b.Type("re_3\r")
+	b.Shows(".banner.good", "The payment pi_3 is refunded")
+	b.Shows("tbody", "re_3")
+	require.EqualValues(t, 1, d.Count(t, "SELECT count(*) FROM payments WHERE state = 'refund_due'"))
 }
 
 // An open page tells of a sale that it is sold out, and that it sells nothing.
@@ -258,7 +286,8 @@ func repeat(t *testing.T, do func()) {
 func (d *testDesk) fill() uuid.UUID {
 	t := d.t
 	sale, err := d.Shop.Catalog.Create(catalog.WithOperator(t.Context(), "ada"), reservation.Terms{
-		Name: hostile, Stock: 1000, PerOrderLimit: 2, PaymentWindow: 10 * time.Minute,
+		Name: hostile, Stock: 1000, PerOrderLimit: 2, PaymentWindow: 10 * time.Minute, PaymentGrace: 90 * time.Second,
+		PaymentsPerSecond: 25, UnitPrice: order.MaxUnitPrice, Currency: "EUR",
 	})
 	require.NoError(t, err)
 	id := sale.ID
@@ -268,6 +297,7 @@ func (d *testDesk) fill() uuid.UUID {
 	testwork.FulfilAll(t, d.Shop)
 	_, err = d.Shop.Catalog.Restock(catalog.WithOperator(t.Context(), "ann"), id, 250, "key")
 	require.NoError(t, err)
+	d.refunds(id)
 	d.park(3)
 	d.target("warehouse", "https://warehouse.shop.example/"+strings.Repeat("a-long-path/", 9)+"hook")
 	d.Shop.Exec(t, `UPDATE relay_targets SET failures = 7, last_error_at = now(), retry_at = now() + interval '1 minute',
@@ -369,4 +399,26 @@ func (d *testDesk) fill() uuid.UUID {
 		s.Audit = &fleet.Audit{At: now.Add(-26 * time.Hour), Operator: "ann", Broken: []string{"S4"}}
 	})
 	return id
+}
+
+// refunds reports 300 payments of an order of the sale, of which the first settles it, and of other currencies.
+func (d *testDesk) refunds(sale uuid.UUID) {
+	var bought uuid.UUID
+	const first = "SELECT id FROM orders WHERE sale_id = $1 LIMIT 1"
+	require.NoError(d.t, d.Shop.Pool.QueryRow(d.t.Context(), first, sale).Scan(&bought))
+	for i := range 300 {
+		m := order.Money{Reference: fmt.Sprintf("pi_%03d", i), OrderID: bought, Amount: order.MaxUnitPrice, Currency: "EUR"}
+		switch i % 10 {
+		case 3:
+			m.Reference += strings.Repeat("x", 248)
+		case 5:
+			m.OrderID, m.Amount, m.Currency = uuid.Nil, math.MaxInt32, "KWD"
+			m.Unreadable = strings.Repeat("限定スニーカー発売記念セール", 8)
+		case 7:
+			m.OrderID, m.Amount, m.Currency, m.Unreadable = uuid.Nil, 0, "", hostile
+		case 9:
+			m.Amount, m.Currency = 4900, "JPY"
+		}
+		d.report(m)
+	}
 }

@@ -2,9 +2,9 @@
 // operators. It reads what dashboard/fleet collects, and acts through the same packages as the commands.
 //
 // A request passes the gate (web.go: headers, origin, session, role), and then a handler of its part: sale.go,
-// order.go, letter.go, target.go, check.go or files.go. The handler returns the body of a page, or an action, and the
-// site (site.go) renders the template of the page, or runs the action. What changes while a page is open is rendered
-// once for all browsers in board.go, and sent by dashboard/live. What happened is kept in journal.go.
+// order.go, payment.go, letter.go, target.go, check.go or files.go. The handler returns the body of a page, or an
+// action, and the site (site.go) renders the template of the page, or runs the action. What changes while a page is
+// open is rendered once for all browsers in board.go, and sent by dashboard/live. What happened is kept in journal.go.
 package dashboard
 
 import (
@@ -171,6 +171,8 @@ func (d *Dashboard) routes(gate *gate, books books) http.Handler {
 		"GET /orders":                   {operators.Viewer, d.look(orders.list)},
 		"GET /orders/{order}":           {operators.Viewer, d.look(orders.show)},
 		"POST /orders/{order}/cancel":   {operators.Operator, d.act(actTimeout, orders.cancel)},
+		"GET /refunds":                  {operators.Viewer, d.look(orders.refunds)},
+		"POST /refunds":                 {operators.Cashier, d.act(actTimeout, orders.refund)},
 		"GET /letters":                  {operators.Viewer, d.look(letters.list)},
 		"POST /letters":                 {operators.Operator, d.act(bulkTimeout, letters.resolve)},
 		"GET /letters/{letter}":         {operators.Viewer, d.look(letters.show)},

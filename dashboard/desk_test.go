@@ -27,9 +27,11 @@ import (
 	"stampede/internal/operators"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
+	"stampede/ledger"
 	"stampede/ledger/deadletter"
 	"stampede/relay/target"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // within bounds each wait of a test.
@@ -129,7 +131,7 @@ func openDesk(t testing.TB, change ...func(*Config)) *testDesk {
 		fleet: &fakeFleet{now: &fleet.Snapshot{Number: 1, At: time.Now()}, more: make(chan struct{})},
 		file:  filepath.Join(t.TempDir(), "operators"),
 	}
-	d.operators(line("vic", "viewer") + line("ann", "operator") + line("ada", "admin"))
+	d.operators(line("vic", "viewer") + line("cas", "cashier") + line("ann", "operator") + line("ada", "admin"))
 	logger := slog.New(slog.NewTextHandler(d.log, nil))
 	registry, err := operators.New(operators.Config{File: d.file, AdminToken: "root-token", Logger: logger})
 	require.NoError(t, err)
@@ -228,6 +230,14 @@ func (d *testDesk) sale(name string, stock int64) uuid.UUID {
 	sale, err := d.Shop.Catalog.Create(d.t.Context(), reservation.Terms{Name: name, Stock: stock, PerOrderLimit: 10})
 	require.NoError(d.t, err)
 	return sale.ID
+}
+
+// report reports money, and returns what became of it.
+func (d *testDesk) report(m order.Money) order.Payment {
+	d.t.Helper()
+	p, err := ledger.New(d.Shop.Pool).Report(d.t.Context(), m)
+	require.NoError(d.t, err)
+	return p
 }
 
 // target adds a target of the relay.

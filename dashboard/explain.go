@@ -44,6 +44,11 @@ var explanations = []struct {
 		audit.ErrRunning, http.StatusConflict,
 		"Another process is reconciling.", "Wait for its end, and begin again with a dry run.",
 	},
+	{order.ErrPaymentNotFound, http.StatusNotFound, "There is no such payment.", "Look for it in the list."},
+	{
+		order.ErrRefundNotDue, http.StatusConflict, "No refund of this payment is due.",
+		"Nothing was done. It settled its order, or waits for it: the page of the order says which.",
+	},
 	{rebuild.ErrRunning, http.StatusConflict, "A rebuild is under way.", "Wait for its end, and try again."},
 	{
 		sql.ErrNotMigrated, http.StatusServiceUnavailable, "The database is of an older version.", "Run stampede migrate up.",
@@ -62,6 +67,7 @@ func explain(err error) (text, hint string, status int) {
 		illegal *reservation.IllegalTransitionError
 		taken   *catalog.TakenError
 		step    *order.TransitionError
+		other   *order.RefundedError
 	)
 	switch {
 	case errors.As(err, &own):
@@ -75,6 +81,9 @@ func explain(err error) (text, hint string, status int) {
 	case errors.As(err, &taken):
 		return "So many units cannot be removed: " + count(taken.Taken) + " are taken, which is the lowest possible stock.",
 			"Nothing was done. Remove fewer.", http.StatusConflict
+	case errors.As(err, &other):
+		return "The payment was refunded before, with the reference " + other.RefundReference + ".",
+			"Nothing was done. If money went back twice, only the payment provider can say so.", http.StatusConflict
 	case errors.As(err, &step):
 		what := "The order is " + string(step.Status) + ", which does not allow this."
 		return what, "Nothing was done.", http.StatusConflict

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
 	"net/url"
 	"slices"
@@ -15,7 +14,6 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
-	"stampede/internal/figure"
 	"stampede/ledger"
 	"stampede/ledger/deadletter"
 	"stampede/reservation"
@@ -38,7 +36,9 @@ type ordersPage struct {
 	Problem, Hint string
 }
 
-// orderPages are the pages of orders, and the action on one.
+var errNoSaleID = &refusal{"That is not the id of a sale.", "It is at the top of the page of each sale."}
+
+// orderPages are the pages of orders and their payments, and the actions on one.
 type orderPages struct {
 	*site
 	ledger *ledger.Ledger
@@ -76,7 +76,7 @@ func (d orderPages) find(ctx context.Context, q url.Values, p *ordersPage) (err 
 	filter := order.Filter{User: p.User}
 	if p.Sale != "" {
 		if filter.Sale, err = uuid.Parse(p.Sale); err != nil {
-			return &refusal{"That is not the id of a sale.", "It is at the top of the page of each sale."}
+			return errNoSaleID
 		}
 	}
 	next := order.Order{UserID: cmp.Or(q.Get("last"), p.User)}
@@ -106,8 +106,8 @@ func (d orderPages) find(ctx context.Context, q url.Values, p *ordersPage) (err 
 // orderPage is the body of the page of an order.
 type orderPage struct {
 	order.Placed
-	SaleName string
-	Steps    []step
+	paymentsShown
+	Steps []step
 	// Cancellable is true while an operator can cancel it.
 	Cancellable bool
 	ReasonMax   int
@@ -147,10 +147,8 @@ func (d orderPages) show(ctx context.Context, r *http.Request) (page, error) {
 		return page{}, err
 	}
 	p := orderPage{Placed: o, ReasonMax: reasonMax}
-	for _, sale := range d.Fleet.Snapshot().Sales {
-		if sale.ID == o.SaleID {
-			p.SaleName = sale.Name
-		}
+	if p.paymentsShown, err = d.payments(ctx, order.PaymentFilter{Order: id}, 0); err != nil {
+		return page{}, err
 	}
 	_, changed, err := o.Withdrawn()
 	p.Cancellable = err == nil && changed && o.Status != order.StatusReserved
@@ -294,7 +292,7 @@ func (d orderPages) cancel(ctx context.Context, r *http.Request, operator string
 		}
 		text := "The order is cancelled; its units go back to the sale."
 		if o.PaymentReference != "" {
-			text += fmt.Sprintf(" Refund the payment %s.", figure.Printable(o.PaymentReference))
+			text += " The refund of its payment is due."
 		}
 		return text, nil
 	}}, err

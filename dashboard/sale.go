@@ -1,6 +1,7 @@
 package dashboard
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -114,11 +115,9 @@ func (d salePages) show(ctx context.Context, r *http.Request) (page, error) {
 
 // countedSale is a sale as the fleet has it, without rates.
 func countedSale(c catalog.CountedSale) fleet.Sale {
-	return fleet.Sale{
-		ID: c.ID, Name: c.Name, State: c.State, Shards: max(c.Shards, 1), PerOrderLimit: c.PerOrderLimit,
-		OpensAt: c.OpensAt, ClosesAt: c.ClosesAt, PaymentWindow: c.PaymentWindow,
-		Stock: c.Stock, Available: c.Available, Held: c.Held, Sold: c.Sold, UnitsKnown: true,
-	}
+	sale := fleet.NewSale(&c)
+	sale.Available, sale.Held, sale.Sold, sale.UnitsKnown = c.Available, c.Held, c.Sold, true
+	return sale
 }
 
 // Once adds the figures of a sale that the fleet does not watch to the figures of the page.
@@ -272,10 +271,21 @@ func formTerms(form url.Values) (t reservation.Terms, err error) {
 	}
 	// A product that overflows could be in bounds.
 	window := min(max(number("window"), -1), int64(order.MaxPaymentWindow/time.Minute)+1)
+	grace := min(max(number("grace"), -1), int64(order.MaxPaymentGrace/time.Second)+1)
 	t = reservation.Terms{
 		Name: field(form, "name"), Stock: number("stock"), PerOrderLimit: number("limit"),
 		OpensAt: at("opens"), ClosesAt: at("closes"),
-		PaymentWindow: time.Duration(window) * time.Minute, Shards: int(number("shards")),
+		PaymentWindow: time.Duration(window) * time.Minute, PaymentGrace: time.Duration(grace) * time.Second,
+		PaymentsPerSecond: number("pace"), Currency: strings.ToUpper(field(form, "currency")), Shards: int(number("shards")),
+	}
+	if text := field(form, "price"); text != "" {
+		var ok bool
+		if t.UnitPrice, ok = figure.ParseMoney(text, t.Currency); !ok {
+			err = &refusal{
+				fmt.Sprintf("%q is not an amount of %s.", text, cmp.Or(t.Currency, "a currency")),
+				"Nothing was done. Write it like 49.50, with a point and no more digits than the currency has.",
+			}
+		}
 	}
 	return t, err
 }

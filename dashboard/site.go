@@ -101,7 +101,8 @@ func (v view) With(body any) view {
 	return v
 }
 
-// Operates and Administers are what the operator may do.
+// Refunds, Operates and Administers are what the operator may do.
+func (v view) Refunds() bool     { return v.Who != nil && v.Who.Role >= operators.Cashier }
 func (v view) Operates() bool    { return v.Who != nil && v.Who.Role >= operators.Operator }
 func (v view) Administers() bool { return v.Who != nil && v.Who.Role >= operators.Admin }
 
@@ -114,7 +115,7 @@ func (v view) Version() string { return telemetry.BuildVersion() }
 // functions are what templates call.
 var functions = template.FuncMap{
 	"moment": moment, "exact": exact, "hour": hourOf, "value": eventValue,
-	"printable": figure.Printable, "lasting": lasting, "gap": gap, "join": strings.Join,
+	"printable": figure.Printable, "money": figure.Money, "lasting": lasting, "gap": gap, "join": strings.Join,
 	"fields": func(v any) []string { return strings.Fields(fmt.Sprint(v)) },
 	"count":  func(n int64) string { return count(n) },
 	"count0": func(n int) string { return count(n) },
@@ -143,8 +144,8 @@ var functions = template.FuncMap{
 // tabs are the pages that every page leads to, and pageOf says which of them leads to another.
 var (
 	tabs = map[string]string{
-		"overview": "Overview", "sales": "Sales", "orders": "Orders", "letters": "Dead letters", "targets": "Targets",
-		"audit": "Audit", "book": "Runbook",
+		"overview": "Overview", "sales": "Sales", "orders": "Orders", "letters": "Dead letters", "refunds": "Refunds",
+		"targets": "Targets", "audit": "Audit", "book": "Runbook",
 	}
 	pageOf = map[string]string{"sale": "sales", "order": "orders", "letter": "letters", "target": "targets"}
 )

@@ -60,12 +60,9 @@ func (f *Fleet) showSales(s *Snapshot, gained *increase, ratesKnown bool) {
 	s.Sales = make([]Sale, 0, len(f.sales.listed))
 	for i := range f.sales.listed {
 		listed := &f.sales.listed[i]
-		sale := Sale{
-			ID: listed.ID, Name: listed.Name, State: listed.StateAt(s.At), Shards: max(1, listed.Shards),
-			PerOrderLimit: listed.PerOrderLimit, OpensAt: listed.OpensAt, ClosesAt: listed.ClosesAt,
-			PaymentWindow: listed.PaymentWindow, Stock: listed.Stock,
-			Rates: gained.sales[listed.ID].rates(), RatesKnown: ratesKnown,
-		}
+		sale := NewSale(listed)
+		sale.State = listed.StateAt(s.At)
+		sale.Rates, sale.RatesKnown = gained.sales[listed.ID].rates(), ratesKnown
 		sale.Rates.PurchasesKnown = ratesKnown
 		funnel, funnelKnown := f.funnels.counted[listed.ID]
 		if funnelKnown {

@@ -8,6 +8,7 @@ import (
 	"github.com/google/uuid"
 
 	"stampede/reservation"
+	"stampede/reservation/catalog"
 )
 
 // Snapshot is the installation at one moment. It is never changed once it is published.
@@ -143,6 +144,11 @@ type Sale struct {
 	OpensAt       time.Time         `json:"opens_at,omitzero"`
 	ClosesAt      time.Time         `json:"closes_at,omitzero"`
 	PaymentWindow time.Duration     `json:"-"` // payment_window_seconds
+	PaymentGrace  time.Duration     `json:"-"` // payment_grace_seconds
+	// PaymentsPerSecond is the pace, 0 without one, and UnitPrice is in minor units of Currency, 0 without a price.
+	PaymentsPerSecond int64  `json:"payments_per_second,omitempty"`
+	UnitPrice         int64  `json:"unit_price,omitempty"`
+	Currency          string `json:"currency,omitempty"`
 
 	// Stock = Available + Held + Sold where UnitsKnown; else these are unknown, because Redis or Postgres does not
 	// answer, or the sale is shut for a rebuild.
@@ -180,14 +186,24 @@ func (s Sale) Status() string {
 	return string(s.State)
 }
 
-// MarshalJSON writes the status too, and the payment window in seconds, as the HTTP API does.
+// NewSale returns a sale without its units and rates.
+func NewSale(c *catalog.CountedSale) Sale {
+	return Sale{
+		ID: c.ID, Name: c.Name, State: c.State, Shards: max(c.Shards, 1), PerOrderLimit: c.PerOrderLimit,
+		OpensAt: c.OpensAt, ClosesAt: c.ClosesAt, PaymentWindow: c.PaymentWindow, PaymentGrace: c.PaymentGrace,
+		PaymentsPerSecond: c.PaymentsPerSecond, UnitPrice: c.UnitPrice, Currency: c.Currency, Stock: c.Stock,
+	}
+}
+
+// MarshalJSON writes the status too, and times in seconds, as the HTTP API does.
 func (s Sale) MarshalJSON() ([]byte, error) {
 	type plain Sale
 	return json.Marshal(struct {
 		plain
 		Status               string  `json:"status"`
 		PaymentWindowSeconds float64 `json:"payment_window_seconds"`
-	}{plain(s), s.Status(), s.PaymentWindow.Seconds()})
+		PaymentGraceSeconds  float64 `json:"payment_grace_seconds,omitempty"`
+	}{plain(s), s.Status(), s.PaymentWindow.Seconds(), s.PaymentGrace.Seconds()})
 }
 
 // Funnel counts orders.

@@ -2,6 +2,7 @@
 package figure
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 	"strings"
@@ -22,20 +23,44 @@ func Count[N int | int64](n N) string {
 	return sign + text
 }
 
-// Money formats an amount in minor units of a currency (ISO 4217): 12.90 EUR, 1,290 JPY. It is empty without a currency.
-func Money(minor int64, currency string) string {
-	decimals := 2
-	switch currency {
-	case "":
-		return ""
-	case "BIF", "CLP", "DJF", "GNF", "ISK", "JPY", "KMF", "KRW", "PYG", "RWF", "UGX", "UYI", "VND", "VUV", "XAF", "XOF", "XPF":
-		return Count(minor) + " " + currency
-	case "BHD", "IQD", "JOD", "KWD", "LYD", "OMR", "TND":
-		decimals = 3
+// digits has the currencies of ISO 4217 whose minor unit is not a hundredth, by the digits after the point.
+var digits = map[int]string{
+	0: "BIF CLP DJF GNF ISK JPY KMF KRW PYG RWF UGX UYI VND VUV XAF XOF XPF",
+	3: "BHD IQD JOD KWD LYD OMR TND",
+	4: "CLF UYW",
+}
+
+func digitsOf(currency string) int {
+	for n, currencies := range digits {
+		if currency != "" && strings.Contains(currencies, currency) {
+			return n
+		}
 	}
-	digits := fmt.Sprintf("%0*d", decimals+1, minor)
-	major, _ := strconv.ParseInt(digits[:len(digits)-decimals], 10, 64) // it is a number
-	return fmt.Sprintf("%s.%s %s", Count(major), digits[len(digits)-decimals:], currency)
+	return 2
+}
+
+// Money formats an amount in minor units of a currency of ISO 4217: 1,234.50 EUR.
+func Money(minor int64, currency string) string {
+	n := digitsOf(currency)
+	if currency == "" || n == 0 {
+		return Count(minor) + " " + cmp.Or(currency, "minor units")
+	}
+	text := fmt.Sprintf("%0*d", n+1, minor)
+	at := len(text) - n
+	whole, _ := strconv.ParseInt(text[:at], 10, 64) // digits of an int64
+	return Count(whole) + "." + text[at:] + " " + currency
+}
+
+// ParseMoney reads an amount such as 49 or 49.50 into minor units of a currency.
+func ParseMoney(text, currency string) (minor int64, ok bool) {
+	whole, part, _ := strings.Cut(text, ".")
+	missing := digitsOf(currency) - len(part)
+	if whole == "" || missing < 0 {
+		return 0, false
+	}
+	all := whole + part + strings.Repeat("0", missing)
+	minor, err := strconv.ParseInt(all, 10, 64)
+	return minor, err == nil && strings.Trim(all, "0123456789") == ""
 }
 
 // Printable makes untrusted text safe for a terminal: text with characters that Misleads, or invalid UTF-8, is quoted

@@ -20,19 +20,44 @@ func TestCountSeparatesThousands(t *testing.T) {
 	require.Equal(t, "10,000", figure.Count(10_000))
 }
 
-func TestMoneyHasTheDecimalsOfItsCurrency(t *testing.T) {
+func TestMoneyHasTheDigitsOfItsCurrency(t *testing.T) {
 	t.Parallel()
-	for want, got := range map[string]string{
-		"12.90 EUR":                     figure.Money(1290, "EUR"),
-		"0.05 USD":                      figure.Money(5, "USD"),
-		"1,290 JPY":                     figure.Money(1290, "JPY"),
-		"1.290 KWD":                     figure.Money(1290, "KWD"),
-		"1,000,000.00 EUR":              figure.Money(100_000_000, "EUR"),
-		"92,233,720,368,547,758.07 EUR": figure.Money(math.MaxInt64, "EUR"),
-		"":                              figure.Money(0, ""),
+	for _, c := range []struct {
+		minor          int64
+		currency, want string
+	}{
+		{5, "EUR", "0.05 EUR"},
+		{123450, "EUR", "1,234.50 EUR"},
+		{1234, "JPY", "1,234 JPY"},
+		{1234567, "KWD", "1,234.567 KWD"},
+		{0, "USD", "0.00 USD"},
+		{1, "CLF", "0.0001 CLF"},
+		{1200, "", "1,200 minor units"},
+		{math.MaxInt64, "EUR", "92,233,720,368,547,758.07 EUR"},
 	} {
-		require.Equal(t, want, got)
+		require.Equal(t, c.want, figure.Money(c.minor, c.currency))
 	}
+	for _, c := range []struct {
+		text, currency string
+		want           int64
+	}{
+		{"49", "EUR", 4900},
+		{"49.5", "EUR", 4950},
+		{"0.01", "EUR", 1},
+		{"49", "JPY", 49},
+		{"1.234", "KWD", 1234},
+		{"49.", "EUR", 4900},
+	} {
+		minor, ok := figure.ParseMoney(c.text, c.currency)
+		require.True(t, ok, c.text)
+		require.Equal(t, c.want, minor)
+	}
+	for _, text := range []string{"", ".5", "49,5", "1.234", "-1", "+1", "1.-5", "1.+5", "1e3", "9223372036854775807"} {
+		_, ok := figure.ParseMoney(text, "EUR")
+		require.False(t, ok, text)
+	}
+	_, ok := figure.ParseMoney("49.5", "JPY")
+	require.False(t, ok)
 }
 
 func TestPrintableQuotesMisleadingCharacters(t *testing.T) {

@@ -1,5 +1,5 @@
--- The refunds that are due by currency: how many, their sum in minor units, and when the oldest one became due.
-SELECT coalesce(e.currency, '') AS currency, count(*) AS payments, coalesce(sum(e.amount), 0)::bigint AS amount, min(e.occurred_at) AS since
+-- The refunds that are due by currency: how many, their sum in minor units (at most the largest bigint), and when the oldest one became due.
+SELECT coalesce(e.currency, '') AS currency, count(*) AS payments, least(coalesce(sum(e.amount), 0), 9223372036854775807)::bigint AS amount, min(e.occurred_at) AS since
 FROM payment_events AS e
 WHERE e.type = 'PaymentRefundDue' AND NOT EXISTS (SELECT FROM payment_events AS later WHERE later.reference = e.reference AND later.version = e.version + 1)
 GROUP BY 1
