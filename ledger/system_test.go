@@ -70,6 +70,54 @@ func TestOrderDoesNotExpireDuringPostgresOutage(t *testing.T) {
 	testwork.RequireUnbroken(t, s, sale)
 }
 
+// If an ingress is killed while it keeps a payment, or a worker while it decides about one that waits, it has happened or
+// not, and a repeat of the report settles the order once.
+func TestMoneyIsKeptOnceAfterCrash(t *testing.T) {
+	t.Parallel()
+	for _, point := range []string{
+		crashpoint.BeforePayment, crashpoint.PaymentInserted, crashpoint.BeforePaymentCommit, crashpoint.AfterPayment,
+	} {
+		for _, isEarly := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s early=%t", point, isEarly), func(t *testing.T) {
+				t.Parallel()
+				s := testshop.NewShop(t)
+				testwork.Heartbeat(t, s.Pool)
+				l := ledger.New(s.Pool)
+				id := s.Buy(t, s.OpenPayable(t, 10), "ann")
+				money := order.Money{Reference: "pi_1", OrderID: id}
+				if isEarly {
+					_, err := l.Report(t.Context(), money)
+					require.NoError(t, err)
+				}
+				testwork.Fulfil(t, s)
+				victim := s.Process(t, "report", money.Reference, id.String())
+				if isEarly {
+					victim = s.Process(t, "worker")
+				}
+				victim.Setenv(crashpoint.Env, point)
+				victim.Start()
+				victim.WaitKilled(30 * time.Second)
+				testwork.RequireUnbroken(t, s, uuid.Nil)
+				settled := s.Count(t, "SELECT count(*) FROM payments WHERE state = 'settled'") == 1
+				require.Equal(t, point == crashpoint.AfterPayment, settled)
+				require.Equal(t, settled, testwork.Order(t, s.Pool, id).Status == order.StatusPaid)
+
+				for range 2 {
+					_, err := l.Report(t.Context(), money)
+					require.NoError(t, err)
+					_, err = l.SweepPayments(t.Context(), nil)
+					require.NoError(t, err)
+				}
+				p, err := l.Payment(t.Context(), money.Reference)
+				require.NoError(t, err)
+				require.Equal(t, []any{order.PaymentSettled, 2}, []any{p.State, p.Version})
+				require.Equal(t, order.StatusPaid, testwork.Order(t, s.Pool, id).Status)
+				testwork.RequireUnbroken(t, s, uuid.Nil)
+			})
+		}
+	}
+}
+
 // If a worker is killed at any of these points between the expiry of an order and the release of its
 // unit, the next worker releases the unit, once. In the second pass of a point, the orders of one sale
 // are finished and those of the other are not.

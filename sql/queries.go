@@ -49,6 +49,8 @@ var (
 	ArchiveMark             = query("archive/mark")
 	ArchiveMarkDeleted      = query("archive/mark_deleted")
 	ArchiveMarkRestored     = query("archive/mark_restored")
+	ArchivePaymentEvents    = query("archive/payment_events")
+	ArchiveInsertPayments   = query("archive/insert_payments")
 	ArchiveSale             = query("archive/sale")
 	ArchiveSaleEvents       = query("archive/sale_events")
 	ArchiveTable            = query("archive/table")

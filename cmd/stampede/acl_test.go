@@ -148,17 +148,17 @@ func runAsUsers(t *testing.T, url string, nodes ...*localserver.Redis) {
 		"ingress": {"DELETE FROM orders", "UPDATE relay_targets SET fence = 0", "CREATE TABLE mine ()"},
 		"worker":  {"SELECT secret FROM receipt_key", "INSERT INTO sales DEFAULT VALUES", "CREATE TABLE mine ()"},
 		"relay": {
-			"SELECT secret FROM receipt_key", "SELECT FROM orders", "UPDATE sales SET stock = 9", "SELECT next_position()",
-			"CREATE TABLE mine ()",
+			"SELECT secret FROM receipt_key", "SELECT FROM orders", "DELETE FROM payment_events",
+			"UPDATE sales SET stock = 9", "SELECT next_position()", "CREATE TABLE mine ()",
 		},
 		"desk": {
-			"SELECT secret FROM receipt_key", "DELETE FROM order_events", "UPDATE order_events SET user_id = 'eve'",
-			"UPDATE pulse SET lost = '1 h'", "CREATE TABLE mine ()",
+			"SELECT secret FROM receipt_key", "DELETE FROM order_events", "DELETE FROM payment_events",
+			"UPDATE order_events SET user_id = 'eve'", "UPDATE pulse SET lost = '1 h'", "CREATE TABLE mine ()",
 		},
 		"reader": {
 			"SELECT secret FROM receipt_key", "SELECT secrets FROM relay_targets", "UPDATE orders SET status = 'paid'",
-			"INSERT INTO sales DEFAULT VALUES", "SELECT next_position()", "SELECT make_month(first_sale(now()::timestamp))",
-			"CREATE TABLE mine ()",
+			"INSERT INTO sales DEFAULT VALUES", "UPDATE payment_events SET amount = 1", "SELECT next_position()",
+			"SELECT make_month(first_sale(now()::timestamp))", "CREATE TABLE mine ()",
 		},
 	} {
 		become("", role)

@@ -7,7 +7,7 @@
 --   stampede_worker    `work`
 --   stampede_relay     `relay run`
 --   stampede_desk      `dashboard`, `top`, `doctor` and the other commands of operators
---   stampede_reader    exports and analytics: reads sales, orders and their events
+--   stampede_reader    exports and analytics: reads sales, orders, payments and their events
 DO $$
 DECLARE
     schema text := current_schema();
@@ -32,11 +32,13 @@ BEGIN
         FROM (VALUES
             ('SELECT', 'ingress worker relay desk reader', 'goose_db_version schema_contracts sales sale_events order_events pulse outages'),
             ('SELECT', 'ingress worker desk reader', 'orders order_history order_months'),
+            ('SELECT', 'ingress worker relay desk reader', 'payment_events payments'),
+            ('INSERT', 'ingress worker desk', 'payment_events'),
             ('INSERT', 'ingress desk', 'sales'),
             ('UPDATE', 'ingress worker desk', 'sales orders'),
             -- The log stays as it is, but for what is added to its data.
             ('UPDATE (idempotency_key, data)', 'ingress worker desk', 'sale_events'),
-            ('UPDATE (type, due, data)', 'ingress worker desk', 'order_events'),
+            ('UPDATE (type, due, pay_from, data)', 'ingress worker desk', 'order_events'),
             ('INSERT', 'ingress worker desk', 'sale_events order_events releases'),
             ('INSERT', 'worker desk', 'orders'),
             ('DELETE', 'desk', 'orders'),

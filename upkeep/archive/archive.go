@@ -1,8 +1,8 @@
 // Package archive moves the orders of a sale that is over from Postgres into a file, and brings them back.
 //
-// A file has the sale's row, its events, and the events of its orders; the rows of the orders follow from those. It is
-// written, read back and compared before anything is deleted. Postgres keeps the row of the sale, which says where the
-// orders are.
+// A file has the sale's row, its events, the events of its orders, and those of their payments; the rows of the orders
+// follow from those. It is written, read back and compared before anything is deleted. Postgres keeps the row of the
+// sale, which says where the orders are.
 package archive
 
 import (
@@ -214,22 +214,28 @@ func (a *Archiver) writeTemporary(ctx context.Context, id uuid.UUID, s state, pa
 		h := Header{SaleID: id, WrittenAt: time.Now().UTC(), Sale: s.Row}
 		var f Figures
 		for query, into := range map[string][]any{
-			sql.ArchiveSaleEvents: {&h.SaleEvents}, sql.ArchiveFigures: {&f.Events, &f.Orders, &f.LastPosition},
+			sql.ArchiveSaleEvents: {&h.SaleEvents}, sql.ArchiveFigures: {
+				&f.Events, &f.Orders, &f.PaymentEvents, &f.LastPosition,
+			},
 		} {
 			if err := tx.QueryRow(ctx, query, id).Scan(into...); err != nil {
 				return err
 			}
 		}
-		if err := tx.QueryRow(ctx, sql.ArchiveColumns).Scan(&h.Columns); err != nil {
+		if err := tx.QueryRow(ctx, sql.ArchiveColumns).Scan(&h.Columns, &h.PaymentColumns); err != nil {
 			return err
 		}
-		events := strings.ReplaceAll(sql.ArchiveEvents, "$1", "'"+id.String()+"'") // COPY takes no parameters
+		section := func(query string, n int64) func(io.Writer) error {
+			query = strings.ReplaceAll(query, "$1", "'"+id.String()+"'") // COPY takes no parameters
+			return func(w io.Writer) error {
+				counted := &countedLines{Writer: w, ctx: ctx, of: n}
+				_, err := tx.Conn().PgConn().CopyTo(ctx, counted, "COPY ("+query+") TO STDOUT")
+				return err
+			}
+		}
 		progress.Step(ctx, "writing the events of sale "+id.String())
-		end, err = writeFile(file, h, f, func(w io.Writer) error {
-			counted := &countedLines{Writer: w, ctx: ctx, of: f.Events}
-			_, err := tx.Conn().PgConn().CopyTo(ctx, counted, "COPY ("+events+") TO STDOUT")
-			return err
-		})
+		end, err = writeFile(file, h, f, section(sql.ArchiveEvents, f.Events),
+			section(sql.ArchivePaymentEvents, f.PaymentEvents))
 		return err
 	})
 	if err == nil {
@@ -265,15 +271,17 @@ func syncDir(path string) error {
 func (a *Archiver) mark(ctx context.Context, id uuid.UUID, s state, done Archived) error {
 	file := map[string]any{
 		"format": formatVersion, "path": done.Path, "sha256": done.SHA256, "orders": done.Orders, "events": done.Events,
+		"payment_events": done.PaymentEvents,
 	}
 	err := pg.InTransaction(ctx, a.conn, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, sql.CatalogLockSale, id); err != nil {
+		if _, err := tx.Exec(ctx, sql.ArchiveLockSale, id); err != nil {
 			return err
 		}
 		if err := refuse(ctx, tx, id, 0); err != nil {
 			return err
 		}
-		marked, err := tx.Exec(ctx, sql.ArchiveMark, id, file, s.Revision, done.Events, done.LastPosition)
+		marked, err := tx.Exec(ctx, sql.ArchiveMark, id, file, s.Revision, done.Events, done.PaymentEvents,
+			done.LastPosition)
 		if err == nil && marked.RowsAffected() == 0 {
 			err = fmt.Errorf("%w: it has changed while its file was written", ErrRefused)
 		}
@@ -344,7 +352,7 @@ type Finding struct {
 	What    string     `json:"what"`
 }
 
-// Audit checks a file: that it is whole, and what it says of S1 to S5. Postgres compares in temporary tables and is not
+// Audit checks a file: that it is whole, and what it says of S1 to S5 and S8. Postgres compares in temporary tables and is not
 // changed. The error is ErrDamagedFile, or one of the file or of Postgres.
 func Audit(ctx context.Context, pool *pgxpool.Pool, path string) (Report, error) {
 	header, trailer, err := Verify(path)
@@ -400,7 +408,7 @@ func (r *Report) WriteText(w io.Writer) error {
 	if r.Found > 0 {
 		verdict = "BROKEN"
 	}
-	const line = "%s  sale %s %s: S1 to S5 %s, %s orders with %s events, %s units sold of %s\n"
+	const line = "%s  sale %s %s: S1 to S5 and S8 %s, %s orders with %s events, %s units sold of %s\n"
 	_, err := fmt.Fprintf(w, line, r.Path, r.Sale, figure.Printable(r.Name), verdict,
 		figure.Count(r.Orders), figure.Count(r.Events), figure.Count(r.Sold), figure.Count(r.Stock))
 	for _, f := range r.Findings {

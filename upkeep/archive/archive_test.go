@@ -2,6 +2,7 @@ package archive_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/crashpoint"
@@ -90,8 +92,20 @@ func endedSale(t testing.TB, s *testshop.Shop, shards int) (uuid.UUID, order.Rec
 		require.NoError(t, err)
 		receipt = order.Receipt{SaleID: sale, OrderID: held.OrderID, User: user, Epoch: held.Epoch}
 	}
-	if shards == 1 { // which has place 61
-		_, err = l.Refuse(t.Context(), []order.OrderReserved{testshop.Reserved(sale, "refused", 61)}, order.RejectedSoldOut)
+	if shards == 1 { // which has places 1 to 61 at the end
+		_, err = l.Refuse(t.Context(), []order.OrderReserved{testshop.Reserved(sale, "refused", 62)}, order.RejectedSoldOut)
+		require.NoError(t, err)
+	}
+	early := s.Attempt(t, sale, "early", 1, "early").Reservation.OrderID
+	require.Equal(t, order.PaymentWaiting, report(t, l, "pi_early", early).State)
+	testwork.FulfilAll(t, s)
+	_, err = l.SweepPayments(t.Context(), nil)
+	require.NoError(t, err)
+	require.Equal(t, order.PaymentRefundDue, report(t, l, "pi_second", early).State)
+	_, err = l.Withdraw(t.Context(), early, "a mistake", "zoe")
+	require.NoError(t, err)
+	for _, reference := range []string{"pi_early", "pi_second"} {
+		_, err = l.Refund(t.Context(), reference, "re", "zoe")
 		require.NoError(t, err)
 	}
 	_, err = l.SweepReleases(t.Context(), s.Store)
@@ -102,6 +116,16 @@ func endedSale(t testing.TB, s *testshop.Shop, shards int) (uuid.UUID, order.Rec
 	return sale, receipt
 }
 
+func report(t testing.TB, l *ledger.Ledger, reference string, id uuid.UUID) order.Payment {
+	t.Helper()
+	p, err := l.Report(t.Context(), order.Money{Reference: reference, OrderID: id, Amount: 5, Currency: "EUR"})
+	require.NoError(t, err)
+	return p
+}
+
+// The events of 40 payments by buyers, and of two that were refunded.
+const paymentEvents = 40*2 + 4 + 3
+
 // rows returns everything that Postgres has of a sale, except where its orders are.
 func rows(t testing.TB, s *testshop.Shop, sale uuid.UUID) (all []string) {
 	t.Helper()
@@ -110,6 +134,8 @@ func rows(t testing.TB, s *testshop.Shop, sale uuid.UUID) (all []string) {
 		"SELECT row_to_json(e)::text FROM sale_events AS e WHERE sale_id = $1 ORDER BY revision",
 		"SELECT row_to_json(e)::text FROM order_events AS e WHERE sale_id = $1 ORDER BY order_id, version",
 		"SELECT row_to_json(o)::text FROM orders AS o WHERE sale_id = $1 ORDER BY id",
+		"SELECT row_to_json(p)::text FROM payment_events AS p WHERE reference IN " +
+			"(SELECT reference FROM payment_events WHERE sale_id = $1) ORDER BY reference, version",
 	} {
 		found, _ := s.Pool.Query(t.Context(), query, sale) // its error comes with the rows
 		texts, err := pgx.CollectRows(found, pgx.RowTo[string])
@@ -126,6 +152,13 @@ func requireArchived(t testing.TB, s *testshop.Shop, sale uuid.UUID, receipt ord
 	t.Helper()
 	l := ledger.New(s.Pool)
 	require.Zero(t, s.Count(t, ordersLeft, sale))
+	require.Zero(t, s.Count(t, "SELECT count(*) FROM payment_events WHERE reference NOT LIKE 'late%'"))
+	late := "late_" + uuid.NewString()
+	require.Equal(t, order.PaymentWaiting, report(t, l, late, receipt.OrderID).State)
+	require.NoError(t, s.Exec(t, "UPDATE payment_events SET occurred_at = now() - interval '11 minutes' WHERE reference = $1", late))
+	_, err := l.SweepPayments(t.Context(), func(context.Context, uuid.UUID) (bool, error) { return false, nil })
+	require.NoError(t, err)
+	require.Equal(t, order.RefundOrderNotFound, report(t, l, late, receipt.OrderID).Reason)
 	layout := s.Layout(t, sale)
 	for shard := range layout.Shards {
 		p := layout.Partition(shard)
@@ -133,7 +166,7 @@ func requireArchived(t testing.TB, s *testshop.Shop, sale uuid.UUID, receipt ord
 		require.Zero(t, s.Rdb.Exists(t.Context(), keys...).Val())
 		require.False(t, s.Rdb.SIsMember(t.Context(), s.Keys.Sales(p), sale.String()).Val())
 	}
-	_, err := l.FindByReceipt(t.Context(), receipt)
+	_, err = l.FindByReceipt(t.Context(), receipt)
 	require.ErrorIs(t, err, order.ErrArchived)
 	_, err = l.Order(t.Context(), receipt.OrderID)
 	require.ErrorIs(t, err, order.ErrNotFound)
@@ -156,8 +189,7 @@ func requireArchived(t testing.TB, s *testshop.Shop, sale uuid.UUID, receipt ord
 	outcomes := testwork.Record(t, l, []order.OrderReserved{testshop.Reserved(sale, "late", 70)})
 	require.ErrorIs(t, outcomes[0].Err, order.ErrArchived)
 	require.Equal(t, ledger.BadData, ledger.FaultOf(outcomes[0].Err), "it becomes a dead letter")
-	late := []order.OrderReserved{testshop.Reserved(sale, "late", 70)}
-	refused, err := l.Refuse(t.Context(), late, order.RejectedSoldOut)
+	refused, err := l.Refuse(t.Context(), []order.OrderReserved{testshop.Reserved(sale, "late", 70)}, order.RejectedSoldOut)
 	require.NoError(t, err)
 	require.ErrorIs(t, refused[0].Err, order.ErrArchived)
 	var archived bool
@@ -185,7 +217,8 @@ func requireFile(t testing.TB, s *testshop.Shop, path string, orders, events int
 	report, err := archive.Audit(t.Context(), s.Pool, path)
 	require.NoError(t, err)
 	require.Empty(t, report.Findings)
-	require.Equal(t, []int64{int64(orders), int64(events)}, []int64{report.Orders, report.Events})
+	require.Equal(t, []int64{int64(orders), int64(events), paymentEvents},
+		[]int64{report.Orders, report.Events, report.PaymentEvents})
 }
 
 // A sale that was archived comes back as it was, and can be archived again.
@@ -201,7 +234,7 @@ func TestArchivedSaleComesBack(t *testing.T) {
 			done, err := archiveSale(t, s, dir, sale)
 			require.NoError(t, err)
 			require.Equal(t, filepath.Join(dir, sale.String()+".stampede"), done.Path)
-			requireFile(t, s, done.Path, 61-shards/4, 121-shards/4)
+			requireFile(t, s, done.Path, 62-shards/4, 124-shards/4)
 			requireArchived(t, s, sale, receipt)
 			_, err = archiveSale(t, s, dir, sale)
 			require.ErrorIs(t, err, archive.ErrRefused)
@@ -247,22 +280,25 @@ func requireTakenByOther(t *testing.T, path string, sale uuid.UUID, before []str
 	position := regexp.MustCompile(`"position":(-?\d+)`)
 	after := rows(t, other, sale)
 	require.Len(t, after, len(before))
-	moved := map[int]int{} // the positions of orders' events
+	moved := map[bool]map[int]int{true: {}, false: {}} // the positions of the events of payments, and of orders
 	for i := range before {
 		require.Equal(t, position.ReplaceAllString(before[i], ""), position.ReplaceAllString(after[i], ""))
 		if was := position.FindStringSubmatch(before[i]); was != nil && strings.Contains(before[i], `"order_id"`) {
 			from, err := strconv.Atoi(was[1])
 			require.NoError(t, err)
-			moved[from], err = strconv.Atoi(position.FindStringSubmatch(after[i])[1])
+			moved[strings.HasPrefix(before[i], `{"reference"`)][from], err = strconv.Atoi(position.FindStringSubmatch(after[i])[1])
 			require.NoError(t, err)
 		}
 	}
-	last := math.MinInt
-	for _, from := range slices.Sorted(maps.Keys(moved)) {
-		require.Greater(t, moved[from], last, "they keep their order")
-		last = moved[from]
+	for _, moved := range moved {
+		last := math.MinInt
+		for _, from := range slices.Sorted(maps.Keys(moved)) {
+			require.Greater(t, moved[from], last, "they keep their order")
+			last = moved[from]
+		}
 	}
-	const events = "(SELECT position, sale_id FROM order_events UNION ALL SELECT position, sale_id FROM sale_events) AS e"
+	const events = "(SELECT position, sale_id FROM order_events UNION ALL SELECT position, sale_id FROM sale_events " +
+		"UNION ALL SELECT position, sale_id FROM payment_events) AS e"
 	require.Zero(t, other.Count(t, "SELECT count(*) FROM "+events+" WHERE sale_id = $1 AND position >= 0", sale),
 		"no target lacks them")
 	require.Zero(t, other.Count(t, "SELECT count(*) - count(DISTINCT position) FROM "+events))
@@ -296,6 +332,10 @@ func TestSaleIsNotArchivedTooEarly(t *testing.T) {
 	require.NoError(t, err)
 	refused(open, 0, "the order "+id.String()+" awaits payment")
 	testwork.Cancel(t, ledger.New(s.Pool), id, "ann")
+	require.Equal(t, order.PaymentRefundDue, report(t, ledger.New(s.Pool), "pi_1", id).State)
+	refused(open, 0, "the payment pi_1 is due for refund")
+	_, err = ledger.New(s.Pool).Refund(t.Context(), "pi_1", "re_1", "zoe")
+	require.NoError(t, err)
 	refused(open, 0, "the units of the order "+id.String()+" are not released")
 	_, err = ledger.New(s.Pool).SweepReleases(t.Context(), s.Store)
 	require.NoError(t, err)
@@ -303,7 +343,8 @@ func TestSaleIsNotArchivedTooEarly(t *testing.T) {
 	require.Equal(t, 1, retireAll(t, s))
 	refused(open, time.Hour, "its last change was at ")
 	last := s.Count(t, `SELECT max(position)
-		FROM (SELECT position FROM order_events UNION SELECT position FROM sale_events) AS e`)
+		FROM (SELECT position FROM order_events UNION SELECT position FROM sale_events
+			UNION SELECT position FROM payment_events) AS e`)
 	require.NoError(t, s.Exec(t,
 		"INSERT INTO relay_targets (name, url, state, position) VALUES ('shop', 'https://shop', 'paused', $1)", last-1))
 	refused(open, 0, fmt.Sprintf("the target shop of the relay has not read it: it is at position %d, and the "+
@@ -328,21 +369,64 @@ func TestSaleIsNotArchivedTooEarly(t *testing.T) {
 // A change after the file was written is not lost with the orders.
 func TestSaleThatChangesIsNotArchived(t *testing.T) {
 	t.Parallel()
+	for name, change := range map[string]func(*testing.T, *testshop.Shop, uuid.UUID){
+		"an order is cancelled": func(t *testing.T, s *testshop.Shop, id uuid.UUID) {
+			require.NoError(t, s.Exec(t, `
+				INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at)
+				SELECT order_id, 4, 'OrderCancelled', sale_id, user_id, quantity, now()
+				FROM order_events WHERE order_id = $1 AND version = 3`, id))
+		},
+		"money is reported and refunded": func(t *testing.T, s *testshop.Shop, id uuid.UUID) {
+			report(t, ledger.New(s.Pool), "pi_late", id)
+			_, err := ledger.New(s.Pool).Refund(t.Context(), "pi_late", "re", "zoe")
+			require.NoError(t, err)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := testshop.NewShop(t)
+			sale, receipt := endedSale(t, s, 1)
+			frozen := s.Process(t, "archive", sale.String(), t.TempDir())
+			frozen.Setenv(crashpoint.FreezeEnv, crashpoint.ArchiveNamed)
+			frozen.Start()
+			frozen.WaitOutput(30*time.Second, "frozen at "+crashpoint.ArchiveNamed)
+			before := rows(t, s, sale)
+			change(t, s, receipt.OrderID)
+			frozen.Thaw()
+			require.False(t, frozen.Wait(30*time.Second).Success())
+			require.Contains(t, frozen.Output(), "it has changed while its file was written")
+			require.Greater(t, len(rows(t, s, sale)), len(before))
+		})
+	}
+}
+
+// Money that is being kept while its sale is archived waits, as if the sale had been archived before.
+func TestMoneyForSaleThatIsBeingArchivedWaits(t *testing.T) {
+	t.Parallel()
 	s := testshop.NewShop(t)
 	sale, receipt := endedSale(t, s, 1)
-	dir := t.TempDir()
-	frozen := s.Process(t, "archive", sale.String(), dir)
-	frozen.Setenv(crashpoint.FreezeEnv, crashpoint.ArchiveNamed)
-	frozen.Start()
-	frozen.WaitOutput(30*time.Second, "frozen at "+crashpoint.ArchiveNamed)
-	require.NoError(t, s.Exec(t, `
-		INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at)
-		SELECT order_id, 4, 'OrderCancelled', sale_id, user_id, quantity, now()
-		FROM order_events WHERE order_id = $1 AND version = 3`, receipt.OrderID))
-	frozen.Thaw()
-	require.False(t, frozen.Wait(30*time.Second).Success())
-	require.Contains(t, frozen.Output(), "it has changed while its file was written")
-	require.EqualValues(t, 61+122, s.Count(t, ordersLeft, sale))
+	l := ledger.New(s.Pool)
+	marking, err := s.Pool.Begin(t.Context())
+	require.NoError(t, err)
+	for _, statement := range []string{sql.ArchiveLockSale, "UPDATE sales SET archived_at = now(), archive = '{}' WHERE id = $1"} {
+		_, err = marking.Exec(t.Context(), statement, sale)
+		require.NoError(t, err)
+	}
+	kept := make(chan order.Payment, 1)
+	go func() {
+		p, err := l.Report(t.Context(), order.Money{Reference: "pi_between", OrderID: receipt.OrderID})
+		assert.NoError(t, err)
+		kept <- p
+	}()
+	s.AwaitWaiting(t, 1)
+	require.NoError(t, marking.Commit(t.Context()))
+	p := testshop.Answer(t, kept)
+	require.Equal(t, order.PaymentWaiting, p.State)
+	require.Zero(t, p.SaleID, "it is not deleted with the sale")
+	require.Equal(t, order.PaymentWaiting, report(t, l, "pi_after", receipt.OrderID).State)
+	_, err = l.SweepPayments(t.Context(), nil)
+	require.NoError(t, err)
+	require.Equal(t, p, report(t, l, "pi_between", receipt.OrderID))
 }
 
 // A file of which a byte is missing or wrong is refused, and nothing is taken from it.

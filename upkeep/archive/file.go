@@ -18,7 +18,8 @@ import (
 )
 
 // A file is compressed by gzip. Its text is a line with the Header in JSON, the events of the orders in the text format
-// of COPY, one in each line, a line "\.", and a line with the Trailer. No event can be that line.
+// of COPY, one in each line, a line "\.", the events of the payments likewise, and a line with the Trailer. No event can
+// be the line "\.".
 
 const (
 	// formatName and formatVersion are in the header of every file. A reader refuses other ones.
@@ -43,14 +44,17 @@ type Header struct {
 	// Sale is the row of the sale, and SaleEvents are those of its events.
 	Sale       json.RawMessage `json:"sale"`
 	SaleEvents json.RawMessage `json:"sale_events"`
-	// Columns are the columns of the events of orders.
-	Columns []string `json:"columns"`
+	// Columns are the columns of the events of orders, and PaymentColumns those of payments.
+	Columns        []string `json:"columns"`
+	PaymentColumns []string `json:"payment_columns"`
 }
 
 // Figures are what a file holds.
 type Figures struct {
 	Events int64 `json:"events"`
 	Orders int64 `json:"orders"`
+	// PaymentEvents are the events of payments.
+	PaymentEvents int64 `json:"payment_events"`
 	// LastPosition is the highest position of the events.
 	LastPosition int64 `json:"last_position"`
 }
@@ -61,8 +65,8 @@ type Trailer struct {
 	SHA256 string `json:"sha256"`
 }
 
-// writeFile writes a file. The events are written by copyEvents.
-func writeFile(w io.Writer, h Header, f Figures, copyEvents func(io.Writer) error) (Trailer, error) {
+// writeFile writes a file. The events of orders and of payments are written by sections.
+func writeFile(w io.Writer, h Header, f Figures, sections ...func(io.Writer) error) (Trailer, error) {
 	buffer := bufio.NewWriterSize(w, bufferBytes)
 	packed, err := gzip.NewWriterLevel(buffer, gzip.BestSpeed)
 	if err != nil {
@@ -74,11 +78,13 @@ func writeFile(w io.Writer, h Header, f Figures, copyEvents func(io.Writer) erro
 	if err := writeLine(text, h); err != nil {
 		return Trailer{}, err
 	}
-	if err := copyEvents(text); err != nil {
-		return Trailer{}, err
-	}
-	if _, err := io.WriteString(text, endOfEvents); err != nil {
-		return Trailer{}, err
+	for _, section := range sections {
+		if err := section(text); err != nil {
+			return Trailer{}, err
+		}
+		if _, err := io.WriteString(text, endOfEvents); err != nil {
+			return Trailer{}, err
+		}
 	}
 	end := Trailer{Figures: f, SHA256: hex.EncodeToString(sum.Sum(nil))}
 	return end, errors.Join(writeLine(packed, end), packed.Close(), buffer.Flush())
@@ -93,10 +99,11 @@ func writeLine(w io.Writer, value any) error {
 	return err
 }
 
-// archiveFile is an archive that is read. Read returns the events in the text format of COPY.
+// archiveFile is an archive that is read. Read returns the events in the text format of COPY: those of the orders until
+// io.EOF, then those of the payments.
 type archiveFile struct {
 	Header
-	// Trailer is set when Read has returned io.EOF: then the whole file was compared with it.
+	// Trailer is set when Read has returned io.EOF twice: then the whole file was compared with it.
 	Trailer
 
 	file   *os.File
@@ -104,8 +111,8 @@ type archiveFile struct {
 	text   *bufio.Reader
 	sum    hash.Hash
 	line   []byte // the rest of the line to return
-	events int64
-	done   bool
+	events [2]int64
+	read   int // how many of the sections
 }
 
 // open opens a file and reads its header.
@@ -158,7 +165,7 @@ func (f *archiveFile) Read(p []byte) (n int, err error) {
 
 // next reads the next event, or the end.
 func (f *archiveFile) next() error {
-	if f.done {
+	if f.read == len(f.events) {
 		return io.EOF
 	}
 	line, err := f.readLine(lineMax)
@@ -168,8 +175,11 @@ func (f *archiveFile) next() error {
 	_, _ = f.sum.Write(line)
 	if string(line) != endOfEvents {
 		f.line = line
-		f.events++
+		f.events[f.read]++
 		return nil
+	}
+	if f.read++; f.read < len(f.events) {
+		return io.EOF
 	}
 	if line, err = f.readLine(lineMax); err != nil {
 		return err
@@ -177,14 +187,13 @@ func (f *archiveFile) next() error {
 	if err := json.Unmarshal(line, &f.Trailer); err != nil {
 		return damaged(err)
 	}
-	if sum := hex.EncodeToString(f.sum.Sum(nil)); sum != f.SHA256 || f.events != f.Events {
-		return fmt.Errorf("%w: it has %d events with the checksum %s, and should have %d with %s", ErrDamagedFile,
-			f.events, sum, f.Events, f.SHA256)
+	if sum := hex.EncodeToString(f.sum.Sum(nil)); sum != f.SHA256 || f.events != [2]int64{f.Events, f.PaymentEvents} {
+		return fmt.Errorf("%w: it has %d events with the checksum %s, and should have %d and %d with %s", ErrDamagedFile,
+			f.events, sum, f.Events, f.PaymentEvents, f.SHA256)
 	}
 	if rest, err := f.text.ReadByte(); !errors.Is(err, io.EOF) {
 		return fmt.Errorf("%w: %q follows its end: %w", ErrDamagedFile, rest, cmpErr(err))
 	}
-	f.done = true
 	return io.EOF
 }
 
@@ -230,8 +239,10 @@ func Verify(path string) (Header, Trailer, error) {
 		return Header{}, Trailer{}, err
 	}
 	defer func() { _ = f.Close() }()
-	if _, err := io.Copy(io.Discard, f); err != nil {
-		return Header{}, Trailer{}, fmt.Errorf("%s: %w", path, err)
+	for range f.events {
+		if _, err := io.Copy(io.Discard, f); err != nil {
+			return Header{}, Trailer{}, fmt.Errorf("%s: %w", path, err)
+		}
 	}
 	return f.Header, f.Trailer, nil
 }

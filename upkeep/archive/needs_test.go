@@ -89,6 +89,11 @@ var needs = []struct {
 	}},
 	{"its buyers are still in Redis", true, statement("UPDATE sales SET retired_at = NULL")},
 	{
+		"the payment pi_1 is due for refund", true,
+		statement("INSERT INTO payment_events (reference, version, type, sale_id, reason) " +
+			"SELECT 'pi_1', 1, 'PaymentRefundDue', id, 'already-paid' FROM sales"),
+	},
+	{
 		"the target shop of the relay has not read it: it is at position 0, and the last event of the sale at 3", true,
 		statement("INSERT INTO relay_targets (name, url, state, position) VALUES ('shop', 'https://shop', 'paused', 0)"),
 	},

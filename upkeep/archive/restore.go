@@ -67,8 +67,13 @@ func restore(ctx context.Context, pool *pgxpool.Pool, path string) (Restored, er
 		if err := load(ctx, tx, path); err != nil {
 			return err
 		}
-		if _, err := tx.Exec(ctx, insert(sql.ArchiveInsertEvents, header.Columns, foreign)); err != nil {
-			return fmt.Errorf("insert the events: %w", err)
+		for _, statement := range []string{
+			insert(sql.ArchiveInsertEvents, header.Columns, foreign),
+			insert(sql.ArchiveInsertPayments, header.PaymentColumns, foreign),
+		} {
+			if _, err := tx.Exec(ctx, statement); err != nil {
+				return fmt.Errorf("insert the events: %w", err)
+			}
 		}
 		progress.Step(ctx, "making the orders")
 		if _, err := projection.RebuildSale(ctx, tx, id); err != nil {
@@ -128,7 +133,7 @@ func insert(statement string, columns []string, foreign bool) string {
 	return strings.NewReplacer("{{columns}}", list, "{{values}}", values).Replace(statement)
 }
 
-// load copies the events of a file to the table archived_events.
+// load copies the events of a file to the tables archived_events and archived_payments.
 func load(ctx context.Context, tx pgx.Tx, path string) error {
 	if _, err := tx.Exec(ctx, sql.ArchiveTable); err != nil {
 		return err
@@ -139,9 +144,12 @@ func load(ctx context.Context, tx pgx.Tx, path string) error {
 	}
 	defer func() { _ = file.Close() }()
 	progress.Step(ctx, "copying the events of "+path)
-	into := "COPY archived_events (" + columnList(file.Columns) + ") FROM STDIN"
-	if _, err := tx.Conn().PgConn().CopyFrom(ctx, file, into); err != nil {
-		return fmt.Errorf("copy the events of %s: %w", path, err)
+	for _, into := range []string{
+		"archived_events (" + columnList(file.Columns), "archived_payments (" + columnList(file.PaymentColumns),
+	} {
+		if _, err := tx.Conn().PgConn().CopyFrom(ctx, file, "COPY "+into+") FROM STDIN"); err != nil {
+			return fmt.Errorf("copy the events of %s: %w", path, err)
+		}
 	}
 	return nil
 }

@@ -37,7 +37,7 @@ func TestArchivingIsFinishedAfterCrash(t *testing.T) {
 			victim.Start()
 			victim.WaitKilled(30 * time.Second)
 			if point != crashpoint.ArchiveWritten {
-				requireFile(t, s, path, 61, 121)
+				requireFile(t, s, path, 62, 124)
 			}
 			if point == crashpoint.ArchiveWritten || point == crashpoint.ArchiveNamed {
 				require.Equal(t, before, rows(t, s, sale), "nothing is deleted before Postgres names the file")
@@ -52,7 +52,7 @@ func TestArchivingIsFinishedAfterCrash(t *testing.T) {
 
 			done, err := archiveSale(t, s, dir, sale)
 			require.NoError(t, err)
-			requireFile(t, s, done.Path, 61, 121)
+			requireFile(t, s, done.Path, 62, 124)
 			requireArchived(t, s, sale, receipt)
 
 			for range 2 {

@@ -20,8 +20,10 @@ import (
 	"stampede/internal/connect"
 	"stampede/internal/crashpoint"
 	"stampede/internal/test/testkit"
+	"stampede/ledger"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
+	"stampede/reservation/order"
 	"stampede/upkeep/archive"
 	"stampede/upkeep/rebuild"
 )
@@ -90,6 +92,9 @@ func (p process) run(ctx context.Context, args []string) error {
 		}
 		defer a.Close()
 		_, err = a.Sale(ctx, uuid.MustParse(args[1]))
+		return err
+	case "report": // a payment with this reference, of this order
+		_, err := ledger.New(p.pool).Report(ctx, order.Money{Reference: args[1], OrderID: uuid.MustParse(args[2])})
 		return err
 	case "restore": // a file
 		_, err := archive.Restore(ctx, p.pool, args[1])

@@ -1,4 +1,4 @@
--- Checks the promises for the sale of a file, whose events are in archived_events. The caller puts projection/replay.sql
+-- Checks the promises for the sale of a file, whose events are in archived_events and archived_payments. The caller puts projection/replay.sql
 -- where the braces are.
 -- $1 sale, $2 its stock, $3 its units sold
 --
@@ -7,6 +7,8 @@ WITH replayed AS (
 {{replay}}
 ), live AS (
     SELECT * FROM replayed WHERE status IN ('confirmed', 'paid')
+), money AS (
+    SELECT DISTINCT ON (reference) * FROM archived_payments ORDER BY reference, version DESC
 ), sums AS (
     SELECT coalesce(sum(quantity), 0) AS units FROM live
 )
@@ -24,3 +26,12 @@ UNION ALL
 SELECT 'S5', order_id, format('the log of the order has version %s %s times', version, count(*)) FROM archived_events GROUP BY order_id, version HAVING count(*) > 1
 UNION ALL
 SELECT 'S5', order_id, 'an event is of another sale' FROM archived_events WHERE sale_id <> $1::uuid
+UNION ALL
+SELECT 'S8', order_id, format('the payment %s is not settled or refunded: %s', left(reference, 100), type) FROM money WHERE type NOT IN ('PaymentSettled', 'PaymentRefunded')
+UNION ALL
+SELECT 'S8', coalesce(id, order_id), format('the order is paid with the reference %s, and the payment %s settled it', payment_reference, coalesce(left(reference, 100), 'none'))
+FROM (SELECT * FROM live WHERE status = 'paid') AS paid FULL JOIN (SELECT * FROM money WHERE type = 'PaymentSettled') AS settled ON order_id = id
+WHERE (reference IN (payment_reference, concat(id, ':', payment_reference))) IS NOT TRUE
+UNION ALL
+SELECT 'S8', NULL, format('the log of the payment %s has %s of the versions from 1 to %s', left(reference, 100), count(*), max(version))
+FROM archived_payments GROUP BY reference HAVING min(version) <> 1 OR max(version) <> count(*)

@@ -1,6 +1,7 @@
 -- Why the sale $1 cannot be archived; no row if it can be. $2 the seconds since its end and its last change.
 WITH last AS (
     SELECT greatest((SELECT max(occurred_at) FROM order_events WHERE sale_id = $1),
+                    (SELECT max(occurred_at) FROM payment_events WHERE sale_id = $1),
                     (SELECT max(occurred_at) FROM sale_events WHERE sale_id = $1 AND type = 'SaleEnded'),
                     (SELECT closes_at FROM sales WHERE id = $1 AND closes_at <= now())) AS changed_at
 )
