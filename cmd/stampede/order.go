@@ -113,6 +113,8 @@ func writeHistory(w io.Writer, o order.HistoryView) error {
 		{"status", string(o.Status)},
 		{"reason", printable(o.Reason)},
 		{"payment", printable(o.PaymentReference)},
+		{"amount", amount(o.Amount, o.Currency)},
+		{"pay from", o.PayFrom},
 		{"pay until", o.ExpiresAt},
 	} {
 		if row[1] != "" {
@@ -279,7 +281,8 @@ func (c *orderCancelCmd) Run(ctx context.Context, s *streams) error {
 	}
 	text := fmt.Sprintf("order %s is cancelled; its units go back to the sale\n", o.OrderID)
 	if o.PaymentReference != "" {
-		text += fmt.Sprintf("refund the payment %s\n", printable(o.PaymentReference))
+		text += fmt.Sprintf("refund the payment %s: `stampede payment list --order %s` shows it\n",
+			printable(o.PaymentReference), o.OrderID)
 	}
 	return c.print(s.out, o, "%s", text)
 }

@@ -113,16 +113,16 @@ func (c *orderExportCmd) writer(w io.Writer) (each func(order.Placed) error, flu
 	rows := csv.NewWriter(w)
 	_ = rows.Write([]string{ // Flush returns the error
 		"order_id", "sale_id", "user_id", "quantity", "status", "version", "reserved_at", "updated_at", "paid_at",
-		"expires_at", "payment_reference", "reason", "sequence", "epoch",
+		"expires_at", "payment_reference", "reason", "sequence", "epoch", "pay_from", "amount", "currency",
 	})
-	row := make([]string, 0, 14)
+	row := make([]string, 0, 17)
 	return func(o order.Placed) error {
 			line := o.View()
 			row = append(row[:0],
 				line.OrderID.String(), line.SaleID.String(), figure.Cell(line.UserID), strconv.FormatInt(line.Quantity, 10),
 				string(line.Status), strconv.Itoa(line.Version), line.ReservedAt, line.UpdatedAt, line.PaidAt, line.ExpiresAt,
 				figure.Cell(line.PaymentReference), figure.Cell(line.Reason), strconv.FormatInt(line.Sequence, 10),
-				strconv.FormatInt(line.Epoch, 10))
+				strconv.FormatInt(line.Epoch, 10), line.PayFrom, strconv.FormatInt(line.Amount, 10), line.Currency)
 			return rows.Write(row)
 		}, func() error {
 			rows.Flush()
