@@ -164,7 +164,11 @@ func NewWorker(config WorkerConfig) (*Worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := ledger.New(config.Pool).WithOutcomes(outcomes)
+	paid, err := ledger.CountPayments(config.Registerer)
+	if err != nil {
+		return nil, err
+	}
+	l := ledger.New(config.Pool).WithOutcomes(outcomes).WithPayments(paid)
 	rebuilder.Ledger = l // also publishes the outcomes of drained orders
 	w := &Worker{
 		config: config, metrics: workerMetrics, guardAge: guardAge, outcomes: outcomes, ledger: l, rebuilder: rebuilder,

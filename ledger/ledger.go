@@ -36,6 +36,7 @@ type Ledger struct {
 	pool     *pgxpool.Pool
 	outcomes *Outcomes // nil to publish nothing
 	changed  func(order.Status)
+	noted    func(order.PaymentState, order.RefundReason)
 	// paced has sales with a pace (uuid.UUID), which record_fresh.sql leaves to record_orders.sql.
 	paced *sync.Map
 	// limitLocks is the SET that bounds how long a transaction waits for a lock. It is sent with the BEGIN.
@@ -51,7 +52,9 @@ const lockWait = 2 * time.Second
 
 // New returns a Ledger on a migrated database.
 func New(pool *pgxpool.Pool) *Ledger {
-	return (&Ledger{pool: pool, paced: new(sync.Map)}).WithLockTimeout(lockWait)
+	return (&Ledger{
+		pool: pool, noted: func(order.PaymentState, order.RefundReason) {}, paced: new(sync.Map),
+	}).WithLockTimeout(lockWait)
 }
 
 // WithLockTimeout sets how long a transaction waits for a lock.

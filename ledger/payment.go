@@ -9,9 +9,11 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype/zeronull"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"stampede/internal/crashpoint"
 	"stampede/internal/pg"
+	"stampede/internal/telemetry"
 	"stampede/reservation/order"
 	"stampede/sql"
 )
@@ -59,13 +61,13 @@ func (l *Ledger) report(
 		return payment, o, err
 	}
 	var changed []order.Order
+	var isNew bool
 	err = l.inTransaction(ctx, func(tx pgx.Tx) error {
 		changed = nil
 		data := map[string]string{}
 		if m.Unreadable != "" {
 			data["unreadable"] = m.Unreadable
 		}
-		var isNew bool
 		d, err := l.decide(ctx, tx, &m, user)
 		if err != nil {
 			return err
@@ -92,6 +94,9 @@ func (l *Ledger) report(
 		return err
 	})
 	crashpoint.Hit(crashpoint.AfterPayment)
+	if err == nil && isNew {
+		l.noted(payment.State, payment.Reason)
+	}
 	return payment, o, l.announce(changed, o, err)
 }
 
@@ -186,13 +191,14 @@ func (l *Ledger) decideWaiting(ctx context.Context, reference string, isComing b
 	defer cancel()
 	var changed []order.Order
 	var paid order.Order
+	var d decision
 	err = l.inTransaction(ctx, func(tx pgx.Tx) error {
 		decided, changed = false, nil
 		p, err := findPayment(ctx, tx, reference)
 		if err != nil || p.State != order.PaymentWaiting {
 			return err
 		}
-		d, err := l.decide(ctx, tx, &p.Money, nil)
+		d, err = l.decide(ctx, tx, &p.Money, nil)
 		switch {
 		case err != nil:
 			return err
@@ -220,7 +226,10 @@ func (l *Ledger) decideWaiting(ctx context.Context, reference string, isComing b
 		return false, nil
 	}
 	crashpoint.Hit(crashpoint.AfterPayment)
-	return decided && err == nil, l.announce(changed, paid, err)
+	if decided = decided && err == nil; decided {
+		l.noted(d.event.State(), d.reason)
+	}
+	return decided, l.announce(changed, paid, err)
 }
 
 // Refund notes that a payment whose refund is due was refunded, and returns it. A repeat changes nothing.
@@ -233,14 +242,18 @@ func (l *Ledger) Refund(ctx context.Context, reference, refundReference, operato
 		return order.Payment{}, err
 	}
 	var p order.Payment
+	var isNew bool
 	err := l.inTransaction(ctx, func(tx pgx.Tx) error {
 		err := tx.QueryRow(ctx, sql.PaymentRefunded, reference, refundReference, operator).Scan(new(int64))
-		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		if isNew = err == nil; !isNew && !errors.Is(err, pgx.ErrNoRows) {
 			return err
 		}
 		p, err = findPayment(ctx, tx, reference)
 		return err
 	})
+	if err == nil && isNew {
+		l.noted(p.State, p.Reason)
+	}
 	if hasCode(err, uniqueViolation) { // another operator was first
 		p, err = l.Payment(ctx, reference)
 	}
@@ -281,6 +294,37 @@ func (l *Ledger) ListPayments(
 		next = payments[limit-1].Position
 	}
 	return payments, next, nil
+}
+
+// WithPayments returns a Ledger that also calls noted with each state that it brings a payment to, and the reason of the
+// refund, once.
+func (l *Ledger) WithPayments(noted func(order.PaymentState, order.RefundReason)) *Ledger {
+	counting := *l
+	counting.noted = noted
+	return &counting
+}
+
+// CountPayments registers a counter, which is a process's for all its ledgers, and returns what counts for WithPayments.
+func CountPayments(reg prometheus.Registerer) (func(order.PaymentState, order.RefundReason), error) {
+	counted, err := telemetry.RegisterOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "stampede_payments_total",
+		Help: "Payments that ingresses and workers brought to the state waiting, settled, refund_due or refunded, by it and the " +
+			"reason of the refund.",
+	}, []string{"state", "reason"}))
+	if err != nil {
+		return nil, fmt.Errorf("register metrics: %w", err)
+	}
+	count := func(state order.PaymentState, reason order.RefundReason) prometheus.Counter {
+		return counted.WithLabelValues(string(state), string(reason))
+	}
+	for _, state := range []order.PaymentState{order.PaymentWaiting, order.PaymentSettled} {
+		count(state, "") // it exists before the first payment, which increase() would miss otherwise
+	}
+	for _, reason := range order.RefundReasons() {
+		count(order.PaymentRefundDue, reason)
+		count(order.PaymentRefunded, reason)
+	}
+	return func(state order.PaymentState, reason order.RefundReason) { count(state, reason).Inc() }, nil
 }
 
 // RefundsDue are the refunds that are due in a currency.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/test/testkit"
@@ -147,4 +148,45 @@ func TestTurnsToPayFollowThePace(t *testing.T) {
 		}
 		last = o.PayFrom
 	}
+}
+
+// Each state of a payment counts once, however often it is reported, decided about, cancelled and refunded.
+func TestPaymentsAreCountedOnce(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	testwork.Heartbeat(t, pool)
+	registry := prometheus.NewRegistry()
+	noted, err := ledger.CountPayments(registry)
+	require.NoError(t, err)
+	l := ledger.New(pool).WithPayments(noted)
+	sale := testshop.NewPayableSale(t, pool, 10)
+	id := testwork.Confirm(t, pool, sale, 1)[0]
+	paid, waiting := newReference(), newReference()
+	for range 2 {
+		report(t, l, order.Money{Reference: paid, OrderID: id}, "settled", "")
+		report(t, l, order.Money{Reference: waiting, OrderID: order.NewOrderID(sale)}, "waiting", "")
+	}
+	testshop.Exec(t, pool, "UPDATE payment_events SET occurred_at = occurred_at - interval '1 hour' WHERE reference = $1", waiting)
+	for range 2 {
+		_, err := l.SweepPayments(t.Context(), func(context.Context, uuid.UUID) (bool, error) { return false, nil })
+		require.NoError(t, err)
+		_, err = l.Withdraw(t.Context(), id, "a mistake", "zoe")
+		require.NoError(t, err)
+		_, err = l.Refund(t.Context(), paid, "re_1", "zoe")
+		require.NoError(t, err)
+	}
+	_, err = l.Refund(t.Context(), waiting, " ", "zoe")
+	require.Error(t, err)
+	families, err := registry.Gather()
+	require.NoError(t, err)
+	counted := map[string]float64{}
+	for _, m := range families[0].GetMetric() {
+		if n := m.GetCounter().GetValue(); n > 0 {
+			counted[m.GetLabel()[1].GetValue()+" "+m.GetLabel()[0].GetValue()] = n
+		}
+	}
+	require.Equal(t, map[string]float64{
+		"waiting ": 1, "settled ": 1, "refund_due order-not-found": 1, "refund_due order-cancelled": 1,
+		"refunded order-cancelled": 1,
+	}, counted)
 }

@@ -68,8 +68,9 @@ type change struct {
 // change applies one event to an order: it reads, decides and writes in one transaction that locks the row.
 func (l *Ledger) change(ctx context.Context, id uuid.UUID, c change) (next order.Placed, err error) {
 	var changed []order.Order
+	var refunds int64
 	err = l.inTransaction(ctx, func(tx pgx.Tx) error {
-		changed = nil
+		changed, refunds = nil, 0
 		o, overdue, err := l.LockOrder(ctx, tx, id, c.user)
 		if err != nil {
 			return err
@@ -84,12 +85,17 @@ func (l *Ledger) change(ctx context.Context, id uuid.UUID, c change) (next order
 			return err
 		}
 		if o.Status == order.StatusPaid { // by an operator
-			if _, err := tx.Exec(ctx, sql.PaymentRefundOrder, id, order.RefundOrderCancelled, c.operator); err != nil {
+			due, err := tx.Exec(ctx, sql.PaymentRefundOrder, id, order.RefundOrderCancelled, c.operator)
+			if err != nil {
 				return err
 			}
+			refunds = due.RowsAffected()
 		}
 		return noteTrace(ctx, tx, next.Order)
 	})
+	if err == nil && refunds > 0 {
+		l.noted(order.PaymentRefundDue, order.RefundOrderCancelled)
+	}
 	return next, l.announce(changed, next.Order, err)
 }
 

@@ -71,7 +71,7 @@ func writeLetters(w io.Writer, letters []deadletter.Letter) error {
 	t := newTable(w, "ID", "STATUS", "PARKED", "DELIVERIES", "REPLAYS", "STREAM", "ENTRY", "ORDER", "REASON")
 	for _, l := range letters {
 		t.row(l.ID, l.Status, second(l.CreatedAt), l.Entry.Deliveries, l.Replays, printable(l.Entry.Stream),
-			printable(l.Entry.ID), letterOrder(l), printable(l.Reason))
+			printable(l.Entry.ID), idOrDash(l.OrderID), printable(l.Reason))
 	}
 	return t.Flush()
 }
@@ -109,7 +109,7 @@ func writeLetter(w io.Writer, one []deadletter.Letter) error {
 	t.row("replayed as", printable(l.ReplayedAs))
 	t.row("stream", printable(l.Entry.Stream))
 	t.row("entry", printable(l.Entry.ID))
-	t.row("order", letterOrder(l))
+	t.row("order", idOrDash(l.OrderID))
 	for _, f := range l.Entry.Fields {
 		t.row("field "+printable(f.Name), printable(f.Value))
 	}
@@ -200,14 +200,6 @@ func (c *dlqDiscardCmd) question(ctx context.Context, d *deadletter.Store) (stri
 		becomes = "Its order " + l.OrderID.String() + " is rejected, and the units go back to the sale."
 	}
 	return fmt.Sprintf("Dead letter %d (%s) is discarded. %s", l.ID, printable(l.Reason), becomes), nil
-}
-
-// letterOrder is the order of a letter, or "-" for a whole entry.
-func letterOrder(l deadletter.Letter) string {
-	if l.OrderID == uuid.Nil {
-		return "-"
-	}
-	return l.OrderID.String()
 }
 
 // letterView is a dead letter as JSON. Bytes that are not UTF-8 are quoted by printable.

@@ -122,8 +122,12 @@ func (f *ingressBackend) serveOrders(config *ingress.Config) (*ledger.Outcomes, 
 	if err != nil {
 		return nil, err
 	}
+	paid, err := ledger.CountPayments(config.Metrics)
+	if err != nil {
+		return nil, err
+	}
 	changing := func(pool *pgxpool.Pool) *ledger.Ledger {
-		return ledger.New(pool).WithOutcomes(outcomes).
+		return ledger.New(pool).WithOutcomes(outcomes).WithPayments(paid).
 			WithChanges(func(status order.Status) { counted.WithLabelValues(string(status)).Inc() })
 	}
 	config.Orders = buyersOrders{ledger.New(f.looks), changing(f.changes)}

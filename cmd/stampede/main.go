@@ -30,6 +30,7 @@ type cli struct {
 	Migrate     migrateCmd     `cmd:"" help:"Bring the database to the schema of this version, or back."`
 	Sale        saleCmd        `cmd:"" help:"Create, show and change sales."`
 	Order       orderCmd       `cmd:"" help:"Look orders up, cancel one, and export them."`
+	Payment     paymentCmd     `cmd:"" help:"Look payments up, note refunds, and import a payment provider's list."`
 	Load        loadCmd        `cmd:"" help:"Send an open-loop crowd of buyers to an ingress and verify every order."`
 	Audit       auditCmd       `cmd:"" help:"Check the promises against Redis and Postgres, but S6, which depends on the settings of Redis: see stampede doctor. Exit status 1 if one is broken, 3 if something could not be checked."`
 	Rebuild     rebuildCmd     `cmd:"" help:"Rebuild the stock in Redis from Postgres. Workers do this automatically after a loss of Redis. Sales are closed meanwhile."`
@@ -37,7 +38,7 @@ type cli struct {
 	Projections projectionsCmd `cmd:"" help:"Rebuild what is derived from the log of orders."`
 	Doctor      doctorCmd      `cmd:"" help:"Check Redis, each node of a cluster, and Postgres for unsafe settings, and Redis for enough memory for the units on sale. Exit status 1 if a finding is unsafe, 3 if a server does not answer."`
 	DLQ         dlqCmd         `cmd:"" name:"dlq" help:"List, show, replay and discard dead letters."`
-	Relay       relayCmd       `cmd:"" help:"Hand the events of orders and sales on to webhooks, Redis streams, Kafka or standard output."`
+	Relay       relayCmd       `cmd:"" help:"Hand the events of orders, payments and sales on to webhooks, Redis streams, Kafka or standard output."`
 	Dashboard   dashboardCmd   `cmd:"" help:"Run the operators' dashboard: what the installation does, what is wrong, and what to do."`
 	Top         topCmd         `cmd:"" help:"Watch the installation in the terminal: what is wrong, sales, rates and processes. Exit status 3 if nothing could be looked at."`
 	Healthcheck healthcheckCmd `cmd:"" help:"Ask a running ingress or worker whether it is ready. Exit status 1 if it is not."`

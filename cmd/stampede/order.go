@@ -283,7 +283,8 @@ func (c *orderCancelCmd) Run(ctx context.Context, s *streams) error {
 	}
 	text := fmt.Sprintf("order %s is cancelled; its units go back to the sale\n", o.OrderID)
 	if o.PaymentReference != "" {
-		text += fmt.Sprintf("refund the payment %s\n", printable(o.PaymentReference))
+		text += fmt.Sprintf("refund the payment %s: `stampede payment list --order %s` shows it\n",
+			printable(o.PaymentReference), o.OrderID)
 	}
 	return c.print(s.out, o, "%s", text)
 }

@@ -10,6 +10,8 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/google/uuid"
+
 	"stampede/internal/figure"
 )
 
@@ -94,6 +96,14 @@ func orDash(text string) string {
 		return "-"
 	}
 	return printable(text)
+}
+
+// idOrDash is the text of an id, with a dash for none.
+func idOrDash(id uuid.UUID) string {
+	if id == uuid.Nil {
+		return "-"
+	}
+	return id.String()
 }
 
 // second is a time to the second, with a dash for none.

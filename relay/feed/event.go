@@ -224,15 +224,8 @@ type paymentData struct {
 	Operator        string             `json:"operator,omitempty"`
 }
 
-// paymentStates has the state that an event of a payment leads to.
-var paymentStates = map[order.PaymentEvent]order.PaymentState{
-	order.EventPaymentSettled:   order.PaymentSettled,
-	order.EventPaymentRefundDue: order.PaymentRefundDue,
-	order.EventPaymentRefunded:  order.PaymentRefunded,
-}
-
 func (row *paymentRow) event(r *Reader) (Event, error) {
-	state := paymentStates[order.PaymentEvent(row.Type)]
+	state := order.PaymentEvent(row.Type).State()
 	// It differs from the id of an order that a shop uses as the reference. Escaped: a header loses blanks at its ends.
 	id := fmt.Sprintf("%s.p%d", url.PathEscape(row.Reference), row.Version)
 	return r.event(&row.logged, "stampede.payment."+string(state), id, row.Reference, "", "PaymentEvent", paymentData{

@@ -60,6 +60,20 @@ const (
 	EventPaymentRefunded  PaymentEvent = "PaymentRefunded"
 )
 
+// State returns the state that the event brings a payment to.
+func (e PaymentEvent) State() PaymentState {
+	switch e {
+	case EventPaymentSettled:
+		return PaymentSettled
+	case EventPaymentRefundDue:
+		return PaymentRefundDue
+	case EventPaymentRefunded:
+		return PaymentRefunded
+	default:
+		return PaymentWaiting
+	}
+}
+
 // Money is what a report of a payment says.
 type Money struct {
 	// Reference is the payment provider's. Another report with it is a repeat.
