@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/golang-jwt/jwt/v5"
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
@@ -243,18 +244,28 @@ func TestReportsOfMoneyHaveNoRateLimit(t *testing.T) {
 
 func TestBuyersReportPaymentsOnlyWhereTheyMay(t *testing.T) {
 	t.Parallel()
-	for auth, isOn := range map[Switch]bool{SwitchOn: true, SwitchOff: false, "": true} {
-		s := openShop(t, func(c *Config) { c.BuyerPay = auth })
-		path, _ := s.confirm(s.sale(reservation.Terms{Stock: 1, PaymentWindow: time.Hour}), "ada")
-		if r := s.pay(path, "r-1", as("ada")); isOn {
-			r.is(http.StatusOK)
-		} else {
-			r.isProblem(http.StatusNotFound, "not-found")
-			require.Equal(t, "confirmed", s.get(path, as("ada")).is(http.StatusOK)["status"])
-		}
+	for _, test := range []struct {
+		pay  Switch
+		jwt  bool
+		isOn bool
+	}{{SwitchOn, false, true}, {SwitchOff, false, false}, {"", false, true}, {"", true, false}, {SwitchOn, true, true}} {
+		t.Run(fmt.Sprint(test), func(t *testing.T) {
+			t.Parallel()
+			s, buyer := openShop(t, func(c *Config) {
+				if c.BuyerPay = test.pay; test.jwt {
+					withJWT(c)
+				}
+			}), as("ada")
+			if test.jwt {
+				buyer = bearing(sign(t, jwt.SigningMethodHS256, []byte(jwtSecret), "", tokenClaims()))
+			}
+			if r := s.pay(orderPath(uuid.New()), "r-1", buyer); test.isOn {
+				r.isProblem(http.StatusNotFound, "order-not-found")
+			} else {
+				r.isProblem(http.StatusNotFound, "not-found")
+			}
+		})
 	}
-	s := openShop(t, withJWT)
-	s.pay(orderPath(uuid.New()), "r-1", operator).isProblem(http.StatusNotFound, "not-found")
 	c := Config{BuyerPay: "yes"}
 	require.ErrorContains(t, c.Validate(), `STAMPEDE_BUYER_PAY is "yes"`)
 }

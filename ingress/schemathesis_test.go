@@ -29,7 +29,8 @@ const streamTime = 200 * time.Millisecond
 func TestSchemathesis(t *testing.T) {
 	program, err := filepath.Abs("../bin/schemathesis/bin/st")
 	require.NoError(t, err)
-	s := openShop(t, withJWT) // in the other mode every user id is a credential
+	_, stripe := withStripe(t, stripeSecret)
+	s := openShop(t, withJWT, stripe, func(c *Config) { c.BuyerPay = SwitchOn }) // in the other mode every user id is a credential
 	s.server.router.echo.Pre(func(next echo.HandlerFunc) echo.HandlerFunc {
 		return func(c echo.Context) error {
 			if !strings.HasSuffix(c.Request().URL.Path, "/events") {

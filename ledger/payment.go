@@ -94,7 +94,7 @@ type decision struct {
 
 // decide locks the order of the money and applies the rule. A buyer is told of an order that does not exist.
 func (l *Ledger) decide(ctx context.Context, tx pgx.Tx, m *order.Money, user *string) (d decision, err error) {
-	if m.OrderID == uuid.Nil {
+	if m.OrderID == uuid.Nil && user == nil {
 		return decision{event: order.EventPaymentRefundDue, reason: order.RefundOrderNotFound}, nil
 	}
 	locked, overdue, err := l.LockOrder(ctx, tx, m.OrderID, user)
