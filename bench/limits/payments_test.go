@@ -18,15 +18,15 @@ const (
 	buyersPaying = "purchases beside 500 payments a second"
 )
 
-// BenchmarkPayments measures reports of payments beside the highest load of purchases, and what they cost the purchases.
+// BenchmarkPayments measures reports of payments beside the highest load of purchases, and what they cost purchases.
 func BenchmarkPayments(b *testing.B) {
 	results := rig.Compare(b, rig.Candidate{Name: buyersAlone, Turn: reports(0)},
 		rig.Candidate{Name: buyersPaying, Turn: reports(paymentRate)})
 	ratio := results.Ratio(buyersPaying, perSecond, buyersAlone, perSecond)
 	rig.Put(rig.Table{
 		Title: "Payments beside a crowd",
-		Note: fmt.Sprintf("Accepted purchases of a closed loop with a worker, and the time of `POST /v1/payments` in an open "+
-			"loop; medians of %d rounds. Beside payments %s times as many are accepted.", b.N, ratio.Format(rig.Ratio)),
+		Note: fmt.Sprintf("Accepted purchases of a closed loop with a worker, and the time of `POST /v1/payments` in an "+
+			"open loop; medians of %d rounds. Beside payments %s times as many are accepted.", b.N, ratio.Format(rig.Ratio)),
 		Head: []string{"", "purchases/s", "payment p50, ms", "payment p99, ms"},
 		Rows: [][]string{
 			append([]string{buyersAlone}, results.Ranges(rig.Count, buyersAlone, perSecond, "p50", "p99")...),

@@ -134,7 +134,8 @@ func (s *System) Payments(number int) httpload.Load {
 	sold, err := s.Shop.AwaitSold(s.b.Context(), int64(number), time.Minute)
 	require.NoError(s.b, err)
 	require.EqualValues(s.b, number, sold)
-	rows, _ := s.Shop.Pool.Query(s.b.Context(), "SELECT id::text FROM orders WHERE sale_id = $1", sale) // rows carry the error
+	// The rows carry the error.
+	rows, _ := s.Shop.Pool.Query(s.b.Context(), "SELECT id::text FROM orders WHERE sale_id = $1", sale)
 	orders, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	require.NoError(s.b, err)
 	return httpload.Load{
