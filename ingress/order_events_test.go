@@ -13,10 +13,27 @@ import (
 	"stampede/reservation/order"
 )
 
+// pricedTerms are those of a sale with a price and a pace.
+var pricedTerms = reservation.Terms{
+	Stock: 10, PaymentWindow: time.Hour, PaymentsPerSecond: 1, UnitPrice: 1290, Currency: "EUR",
+}
+
+// showsTerms checks that a confirmed order of a sale with pricedTerms says what to pay, and when.
+func (s *shop) showsTerms(view map[string]any, amount float64) {
+	s.t.Helper()
+	require.Equal(s.t, []any{amount, "EUR"}, []any{view["amount"], view["currency"]})
+	at := func(member string) time.Time {
+		at, err := time.Parse(time.RFC3339, view[member].(string))
+		require.NoError(s.t, err)
+		return at
+	}
+	require.Equal(s.t, pricedTerms.PaymentWindow, at("expires_at").Sub(at("pay_from")))
+}
+
 func TestOrderStreamSendsEachChange(t *testing.T) {
 	t.Parallel()
 	s, _, _ := runShop(t)
-	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
+	sale := s.sale(pricedTerms)
 	path, _, receipt := s.purchased(sale, "ada")
 	w := s.watch(withReceipt(path+"/events", receipt), as("ada"))
 	require.Equal(t, http.StatusOK, w.status)
@@ -28,7 +45,7 @@ func TestOrderStreamSendsEachChange(t *testing.T) {
 	other.receivesStatus(order.StatusReserved, 1)
 	require.Contains(t, s.get("/metrics").body, `stampede_event_streams{of="order"} 2`+"\n")
 	s.startWorker()
-	require.NotEmpty(t, w.receivesStatus(order.StatusConfirmed, 2)["expires_at"])
+	s.showsTerms(w.receivesStatus(order.StatusConfirmed, 2), 1290)
 	other.receivesStatus(order.StatusConfirmed, 2)
 	paid := s.post(path+"/pay", `{"reference":"pi_1"}`, as("ada")).is(http.StatusOK)
 	require.Equal(t, paid, w.receivesStatus(order.StatusPaid, 3))

@@ -2,15 +2,20 @@ package rig
 
 import (
 	"context"
+	"fmt"
+	"net/http"
 	"strconv"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"stampede/bench/httpload"
+	"stampede/internal/dev/crowd"
 	"stampede/internal/retry"
+	"stampede/reservation"
 )
 
 // System is a running candidate: its processes, and a sale in its own shop.
@@ -109,6 +114,46 @@ func (s *System) Warm(connections int) int64 {
 	load := s.Crowd(1)
 	load.Connections, load.For = connections, Scale(s.b, 500*time.Millisecond, 30*time.Millisecond)
 	return s.Measure(load).Wanted
+}
+
+// Payments prepares reports of payments for so many confirmed orders of another sale, one each.
+func (s *System) Payments(number int) httpload.Load {
+	s.b.Helper()
+	front := s.Fronts[0].Addr
+	sale, err := crowd.CreateSale(s.b.Context(), "http://"+front, adminToken,
+		reservation.Terms{Name: "bench of payments", Stock: int64(number), PaymentWindow: time.Hour})
+	require.NoError(s.b, err)
+	head := PurchaseHead(sale) + "payer-"
+	bought := s.Measure(httpload.Load{
+		Addrs: []string{front}, Connections: 64, For: time.Minute, Most: uint64(number),
+		Request: func(dst []byte, n uint64) []byte {
+			return append(strconv.AppendUint(append(dst, head...), n, 10), PurchaseEnd...)
+		},
+	})
+	require.EqualValues(s.b, number, bought.Wanted, "answers: %s", bought)
+	sold, err := s.Shop.AwaitSold(s.b.Context(), int64(number), time.Minute)
+	require.NoError(s.b, err)
+	require.EqualValues(s.b, number, sold)
+	// The rows carry the error.
+	rows, _ := s.Shop.Pool.Query(s.b.Context(), "SELECT id::text FROM orders WHERE sale_id = $1", sale)
+	orders, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(s.b, err)
+	return httpload.Load{
+		Addrs: []string{front}, Most: uint64(number), Status: http.StatusOK,
+		Request: func(dst []byte, n uint64) []byte {
+			body := `{"order_id":"` + orders[n-1] + `","reference":"ch_` + orders[n-1] + `"}`
+			return fmt.Appendf(dst, "POST /v1/payments HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %s\r\n"+
+				"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", adminToken, len(body), body)
+		},
+	}
+}
+
+// Settled is the number of payments that have paid an order.
+func (s *System) Settled() (settled int64) {
+	s.b.Helper()
+	require.NoError(s.b, s.Shop.Pool.QueryRow(s.b.Context(),
+		"SELECT count(*) FROM payments WHERE state = 'settled'").Scan(&settled))
+	return settled
 }
 
 // Measure runs a load to its end.

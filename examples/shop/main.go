@@ -66,6 +66,8 @@ func run(ctx context.Context) error {
 		if config.Sale, err = started.createSale(ctx, *stock, *pace, *opensIn, *window); err != nil {
 			return fmt.Errorf("create the sale: %w", err)
 		}
+		log.Printf("refunds that are due: curl -H 'Authorization: Bearer %s' '%s/v1/admin/payments?state=refund_due'",
+			config.Cashier, config.API)
 	}
 	shop, err := newShop(config)
 	if err != nil {

@@ -150,7 +150,11 @@ class Stampede:
         tries: Optional[int] = None,
         deadline: Optional[float] = None,
     ) -> Order:
-        """Marks a confirmed order as paid. Waits for the confirmation if the order is still on its way."""
+        """Marks a confirmed order as paid, where the server lets buyers do so (STAMPEDE_BUYER_PAY).
+
+        Otherwise the shop's server reports the money (Cashier). Waits for the confirmation if the order is still on its
+        way.
+        """
         return self._change(order_id, "pay", {"reference": reference}, tries, deadline)
 
     def cancel(

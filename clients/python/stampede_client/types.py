@@ -59,6 +59,9 @@ class AcceptedOrder:
     reserved_at: datetime
     receipt: str
     """Proves the order if Redis is lost before it is in the database. Keep it."""
+    amount: Optional[int] = None
+    """What the order costs, as in Order."""
+    currency: Optional[str] = None
     may_be_behind: bool = False
 
 

@@ -34,14 +34,15 @@ def make_token(user: str, expires_in: int) -> str:
 
 
 class AuthTest(ShopCase):
-    def test_a_buyer_with_a_token_buys_watches_and_pays(self) -> None:
+    def test_a_buyer_with_a_token_buys_and_watches_and_the_shop_reports_the_money(self) -> None:
         sale = create_sale(payment_window_seconds=600)
         user = new_user()
         ann = Stampede(JWT_URL + "/", token=make_token(user, 600))
         order = ann.buy(sale.id).order
         confirmed = ann.wait_for_confirmation(order.order_id, receipt=order.receipt)
         self.assertEqual((confirmed.status, confirmed.user_id), ("confirmed", user))
-        ann.pay(order.order_id, "pi_1")
+        self.assert_problem("not-found", lambda: ann.pay(order.order_id, "pi_1"))
+        Plan().cashier.report_payment(order.order_id, f"pi_{order.order_id}")
         states = [state.status for state in ann.watch_order(order.order_id, after=2)]
         self.assertEqual(states, ["paid"])
 

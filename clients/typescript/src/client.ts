@@ -126,7 +126,10 @@ export class Stampede {
     return this.#transport.list("/v1/orders", "orders", query, options);
   }
 
-  /** Marks a confirmed order as paid. Waits for the confirmation if the order is still on its way. */
+  /**
+   * Marks a confirmed order as paid, where the server lets buyers do so (STAMPEDE_BUYER_PAY). Otherwise the shop's server
+   * reports the money (`Cashier`). Waits for the confirmation if the order is still on its way.
+   */
   async pay(orderId: string, reference: string, options: CallOptions = {}): Promise<Order> {
     return this.#change(orderId, "pay", { reference }, { ...options, alsoRepeat: "order-not-confirmed" });
   }

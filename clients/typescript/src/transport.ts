@@ -7,8 +7,8 @@ export interface ClientOptions {
   /** Where the API is, without `/v1`; "" in a page of the same origin. */
   baseUrl: string;
   /**
-   * The buyer's token (JWT), or a cashier's, or a function that returns it. When the server refuses a token, the function is called
-   * once more with that token and should return a fresh one.
+   * The buyer's token (JWT), or a cashier's, or a function that returns it. When the server refuses a token, the function
+   * is called once more with that token and should return a fresh one.
    */
   token?: string | ((refused?: string) => string | Promise<string>);
   /** The buyer's id, for a server that identifies buyers by a header; `dev` does. */

@@ -36,6 +36,9 @@ export interface AcceptedOrder {
   status: "reserved";
   quantity: number;
   reserved_at: string;
+  /** What the order costs, as in `Order`. */
+  amount?: number;
+  currency?: string;
   /** Proves the order if Redis is lost before it is in the database. Keep it. */
   receipt: string;
   may_be_behind?: true;

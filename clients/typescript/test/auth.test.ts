@@ -13,14 +13,16 @@ function token(user: string, expiresInSeconds: number): string {
   return `${signed}.${createHmac("sha256", jwtSecret).update(signed).digest("base64url")}`;
 }
 
-test("a buyer with a token buys, watches and pays", async () => {
+test("a buyer with a token buys and watches, and the shop reports the money", async () => {
   const sale = await createSale({ payment_window_seconds: 600 });
   const user = newUser();
   const ann = new Stampede({ baseUrl: jwtUrl + "/", token: token(user, 600) });
   const { order } = await ann.buy(sale.id);
   const confirmed = await ann.waitForConfirmation(order);
   assert.deepEqual([confirmed.status, confirmed.user_id], ["confirmed", user]);
-  await ann.pay(order.order_id, "pi_1");
+  await assert.rejects(ann.pay(order.order_id, "pi_1"), { slug: "not-found" });
+  const { cashier } = await faulty([]);
+  await cashier.reportPayment({ order_id: order.order_id, reference: `pi_${order.order_id}` });
   const states: string[] = [];
   for await (const state of ann.watchOrder(order.order_id, { after: 2 })) states.push(state.status);
   assert.deepEqual(states, ["paid"]);

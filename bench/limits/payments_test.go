@@ -1,0 +1,65 @@
+package limits
+
+import (
+	"fmt"
+	"net/http"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"stampede/bench/httpload"
+	"stampede/bench/rig"
+)
+
+const (
+	paymentRate  = 500
+	buyersAlone  = "purchases alone"
+	buyersPaying = "purchases beside 500 payments a second"
+)
+
+// BenchmarkPayments measures reports of payments beside the highest load of purchases, and what they cost purchases.
+func BenchmarkPayments(b *testing.B) {
+	results := rig.Compare(b, rig.Candidate{Name: buyersAlone, Turn: reports(0)},
+		rig.Candidate{Name: buyersPaying, Turn: reports(paymentRate)})
+	ratio := results.Ratio(buyersPaying, perSecond, buyersAlone, perSecond)
+	rig.Put(rig.Table{
+		Title: "Payments beside a crowd",
+		Note: fmt.Sprintf("Accepted purchases of a closed loop with a worker, and the time of `POST /v1/payments` in an "+
+			"open loop; medians of %d rounds. Beside payments %s times as many are accepted.", b.N, ratio.Format(rig.Ratio)),
+		Head: []string{"", "purchases/s", "payment p50, ms", "payment p99, ms"},
+		Rows: [][]string{
+			append([]string{buyersAlone}, results.Ranges(rig.Count, buyersAlone, perSecond, "p50", "p99")...),
+			append([]string{buyersPaying, results.Of(buyersPaying, perSecond).Format(rig.Count)},
+				results.Ranges(rig.Ratio, buyersPaying, "p50", "p99")...),
+		},
+	})
+	b.ReportMetric(ratio.Median, "with÷without")
+}
+
+// reports is `stampede serve` with a worker and a crowd, beside so many reports of payments in a second.
+func reports(rate float64) turn {
+	return func(b *testing.B, _ int) rig.Values {
+		s := rig.Stampede{}.Start(b, hugeStock)
+		defer s.Close()
+		load := s.Payments(int(paymentRate * turnDuration(b).Seconds()))
+		load.Connections, load.For, load.Rate = 64, turnDuration(b), rate
+		s.Warm(crowdConnections)
+		var paid httpload.Answers
+		var paying errgroup.Group
+		if rate > 0 {
+			paying.Go(func() (err error) {
+				paid, err = load.Measure(b.Context())
+				return err
+			})
+		}
+		values, _ := accept(b, s)
+		require.NoError(b, paying.Wait())
+		if rate > 0 {
+			require.Zero(b, paid.Others(), "answers: %s", paid)
+			require.Equal(b, paid.ByStatus[http.StatusOK], s.Settled())
+			values["p50"], values["p99"] = rig.InMillis(paid.Percentile(50)), rig.InMillis(paid.Percentile(99))
+		}
+		return values
+	}
+}
