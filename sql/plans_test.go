@@ -136,6 +136,9 @@ func fourMonths(t *testing.T) (*pgxpool.Pool, uuid.UUID) {
 				EXECUTE 'DROP TABLE ' || part;
 			END LOOP;
 		END $$`,
+		`INSERT INTO payment_events (reference, version, type, order_id)
+			SELECT 'pi_' || n, version, CASE WHEN version = 1 THEN 'PaymentReceived' WHEN n % 2 = 0 THEN 'PaymentRefundDue'
+				ELSE 'PaymentSettled' END, gen_random_uuid() FROM generate_series(1, 5000) AS n, generate_series(1, 2) AS version`,
 		"VACUUM (ANALYZE)",
 	} {
 		_, err := pool.Exec(t.Context(), statement)
@@ -176,6 +179,9 @@ func plansFor(t *testing.T, pool *pgxpool.Pool, sale uuid.UUID) []plan {
 		},
 		{sql.LedgerListOfSale, []any{sale, nil, 21, 21, nil}, "Index Scan Backward using orders_2031_02_pkey on orders", 1},
 		{sql.LedgerListOfSale, []any{sale, id, 5000, 21, "paid"}, "Scan (Backward )?(using|on) orders_2031_02_pkey", 1},
+		{sql.PaymentList, []any{0, 51, nil, nil, id}, "Index Scan using payment_events_of_order", 0},
+		{sql.PaymentListDue, []any{0, 51, nil, nil}, "Index Scan using payment_events_refund_due", 0},
+		{sql.PaymentDue, nil, "(?s)payment_events_refund_due.*Index (Only )?Scan using payment_events_pkey", 0},
 		{sql.LedgerFindHistory, []any{sale, id}, "Index Scan using orders_2031_02_pkey on orders", 1},
 		{
 			sql.LedgerExportOrders,

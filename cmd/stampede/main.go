@@ -136,7 +136,8 @@ func newParser(flags *cli, options ...kong.Option) *kong.Kong {
 	parser, err := kong.New(flags, append([]kong.Option{
 		kong.Name("stampede"),
 		kong.Description("Sell a limited stock to a crowd: decided in memory in one atomic step, answered immediately, " +
-			"written to Postgres exactly once.\n\n" + exitStatuses),
+			"written to Postgres exactly once. Begin with stampede demo, and try it by hand with stampede dev.\n\n" +
+			exitStatuses),
 		kong.DefaultEnvars("STAMPEDE"),
 		kong.Vars{"version": "stampede " + telemetry.BuildVersion()},
 		defaults,
