@@ -80,8 +80,8 @@ func (w *Worker) publishPending(ctx context.Context) (int, error) {
 	return w.config.Catalog.PublishPending(ctx)
 }
 
-// sweepOrders expires unpaid orders, releases the units of ended ones and decides about payments that wait, until ctx is
-// done. All workers do so, each on rows that no other has locked. Expiry continues while Redis is slow or away.
+// sweepOrders expires unpaid orders, releases the units of ended ones and decides about payments that wait, until ctx
+// is done. All workers do so, each on rows that no other has locked. Expiry continues while Redis is slow or away.
 func (w *Worker) sweepOrders(ctx context.Context) {
 	var all sync.WaitGroup
 	all.Go(func() { w.expireOrders(ctx) })
@@ -165,8 +165,8 @@ type waitingAge struct {
 // only a clock that is set in between counts.
 const arrivalMargin = 5 * time.Minute
 
-// mayCome reports whether an order, whose money was reported ten minutes ago, may be in a stream or in a dead letter. An
-// order is accepted before it is paid: it is in no stream in which every entry is younger. An entry leaves its stream
+// mayCome reports whether an order, whose money was reported ten minutes ago, may be in a stream or in a dead letter.
+// An order is accepted before it is paid: it is in no stream in which every entry is younger. An entry leaves its stream
 // when it is in Postgres or a dead letter, so these are looked at later.
 func (a *arrivals) mayCome(ctx context.Context, id uuid.UUID) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)

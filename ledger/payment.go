@@ -75,7 +75,8 @@ func (l *Ledger) report(
 		crashpoint.Hit(crashpoint.BeforePayment)
 		keep := func() error {
 			return tx.QueryRow(ctx, sql.PaymentReport, key, zeronull.UUID(m.OrderID), zeronull.UUID(d.before.SaleID),
-				zeronull.Int8(m.Amount), zeronull.Text(m.Currency), data, zeronull.Text(d.event), zeronull.Text(d.reason)).Scan(&isNew)
+				zeronull.Int8(m.Amount), zeronull.Text(m.Currency), data, zeronull.Text(d.event),
+				zeronull.Text(d.reason)).Scan(&isNew)
 		}
 		if err = keep(); errors.Is(err, pgx.ErrNoRows) { // its sale was archived in between
 			if d, err = l.decide(ctx, tx, &m, user); err == nil {

@@ -21,7 +21,8 @@ import (
 	"stampede/sql"
 )
 
-// world is an order and what was reported for it: the state of the model. Its zero value is an order that is not recorded.
+// world is an order and what was reported for it: the state of the model. Its zero value is an order that is not
+// recorded.
 type world struct {
 	status            order.Status
 	overdue, archived bool
@@ -123,7 +124,9 @@ var (
 		if w.status == "" {
 			w.status = order.StatusConfirmed
 		}
-	}, func(ctx context.Context, p played) error { return quietly(p.l.Record(ctx, []order.OrderReserved{p.event})) }}
+	}, func(ctx context.Context, p played) error {
+		return quietly(p.l.Record(ctx, []order.OrderReserved{p.event}))
+	}}
 	void = step{"void", func(w *world) {
 		if w.status == "" {
 			w.status = order.StatusVoided
@@ -153,7 +156,9 @@ var (
 		if w.status == order.StatusConfirmed && !w.overdue {
 			w.status = order.StatusCancelled
 		}
-	}, func(ctx context.Context, p played) error { return quietly(p.l.Cancel(ctx, p.event.OrderID, p.event.UserID)) }}
+	}, func(ctx context.Context, p played) error {
+		return quietly(p.l.Cancel(ctx, p.event.OrderID, p.event.UserID))
+	}}
 	withdraw = step{"withdraw", func(w *world) {
 		if w.status == order.StatusPaid && !w.archived {
 			w.money[w.paidBy] = due(order.RefundOrderCancelled)
@@ -161,9 +166,12 @@ var (
 		if w.status.Live() && !w.archived {
 			w.status = order.StatusCancelled
 		}
-	}, func(ctx context.Context, p played) error { return quietly(p.l.Withdraw(ctx, p.event.OrderID, "a test", "zoe")) }}
-	sweep = step{"sweep", func(w *world) { w.sweep(false) }, func(ctx context.Context, p played) error { return p.sweep(ctx, true) }}
-	lose  = step{"lose", func(w *world) { w.sweep(true) }, func(ctx context.Context, p played) error {
+	}, func(ctx context.Context, p played) error {
+		return quietly(p.l.Withdraw(ctx, p.event.OrderID, "a test", "zoe"))
+	}}
+	sweep = step{"sweep", func(w *world) { w.sweep(false) },
+		func(ctx context.Context, p played) error { return p.sweep(ctx, true) }}
+	lose = step{"lose", func(w *world) { w.sweep(true) }, func(ctx context.Context, p played) error {
 		_, err := p.pool.Exec(ctx, `UPDATE payment_events SET occurred_at = occurred_at - interval '11 minutes'
 			WHERE order_id = $1 AND version = 1`, p.event.OrderID)
 		if err != nil {
@@ -175,7 +183,9 @@ var (
 		if w.money[0].state == order.PaymentRefundDue {
 			w.money[0].state = order.PaymentRefunded
 		}
-	}, func(ctx context.Context, p played) error { return quietly(p.l.Refund(ctx, p.reference(0), "re", "zoe")) }}
+	}, func(ctx context.Context, p played) error {
+		return quietly(p.l.Refund(ctx, p.reference(0), "re", "zoe"))
+	}}
 	archived = step{"archive", func(w *world) {
 		if !w.mayLeave() {
 			return
@@ -268,7 +278,8 @@ func requireNoMoneyLost(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
 	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
 		_, err := tx.Exec(t.Context(), "CREATE TEMP TABLE audit_sales ON COMMIT DROP AS SELECT id AS sale_id "+
-			"FROM sales WHERE archived_at IS NULL; CREATE TEMP TABLE audit_waiting (order_id uuid, parked boolean) ON COMMIT DROP;"+sql.AuditPayments)
+			"FROM sales WHERE archived_at IS NULL; CREATE TEMP TABLE audit_waiting (order_id uuid, parked boolean) ON COMMIT DROP;"+
+			sql.AuditPayments)
 		require.NoError(t, err)
 		rows, _ := tx.Query(t.Context(), "SELECT what FROM ("+sql.AuditMoney+") AS f") // its error comes with the rows
 		found, err := pgx.CollectRows(rows, pgx.RowTo[string])

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
@@ -189,4 +190,45 @@ func TestPaymentsAreCountedOnce(t *testing.T) {
 		"waiting ": 1, "settled ": 1, "refund_due order-not-found": 1, "refund_due order-cancelled": 1,
 		"refunded order-cancelled": 1,
 	}, counted)
+}
+
+// In its grace an order takes money and does not expire; its buyer sees the deadline. It holds up no other sale.
+func TestOrderInItsGraceTakesMoney(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t)
+	l := ledger.New(s.Pool)
+	patient, strict := testshop.NewPayableSale(t, s.Pool, 10), testshop.NewPayableSale(t, s.Pool, 10)
+	require.NoError(t, s.Exec(t, "UPDATE sales SET payment_grace_seconds = 120 WHERE id = $1", patient))
+	inGrace, others := testwork.Confirm(t, s.Pool, patient, 2), testwork.Confirm(t, s.Pool, strict, 1)
+	testwork.EndWindow(t, s.Pool, append(others, inGrace...)...) // a minute ago
+	require.Negative(t, time.Until(testwork.Order(t, s.Pool, inGrace[0]).ExpiresAt))
+	require.Equal(t, 1, testwork.Expire(t, s))
+	require.Equal(t, order.StatusExpired, testwork.Order(t, s.Pool, others[0]).Status)
+	report(t, l, order.Money{Reference: newReference(), OrderID: inGrace[0]}, "settled", "")
+	report(t, l, order.Money{Reference: newReference(), OrderID: others[0]}, "refund_due", order.RefundOrderExpired)
+
+	require.NoError(t, testwork.MoveDue(t.Context(), s.Pool, "pay_clock() - interval '3 min'", inGrace[1]))
+	report(t, l, order.Money{Reference: newReference(), OrderID: inGrace[1]}, "refund_due", order.RefundOrderExpired)
+	require.Equal(t, 1, testwork.Expire(t, s))
+	require.Equal(t, order.StatusExpired, testwork.Order(t, s.Pool, inGrace[1]).Status)
+}
+
+// Two workers that record orders of one sale at once share its pace.
+func TestWorkersShareThePace(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	testwork.Heartbeat(t, pool)
+	sale := pacedSale(t, pool, 10)
+	crowd := testshop.ReservedCrowd(sale, 60)
+	var workers errgroup.Group
+	for i := range 6 {
+		workers.Go(func() error {
+			_, err := ledger.New(pool).Record(t.Context(), crowd[i*10:i*10+10])
+			return err
+		})
+	}
+	require.NoError(t, workers.Wait())
+	const gaps = `SELECT count(*) FROM (SELECT pay_from - lag(pay_from) OVER (ORDER BY pay_from) AS gap FROM orders) AS g
+		WHERE gap = interval '100 ms'`
+	require.EqualValues(t, 59, testshop.QueryInt(t, pool, gaps))
 }

@@ -172,7 +172,7 @@ func TestGuardsReportInvalidObjects(t *testing.T) {
 		"index lacks the months": {
 			[]string{
 				"DROP INDEX orders_due",
-				"CREATE INDEX orders_due ON ONLY orders (due) WHERE status = 'confirmed' AND due IS NOT NULL",
+				"CREATE INDEX orders_due ON ONLY orders (sale_id, due) WHERE status = 'confirmed' AND due IS NOT NULL",
 			},
 			"the index orders_due of the table orders is INVALID",
 			"DROP INDEX orders_due; CREATE INDEX orders_due ON ONLY orders",

@@ -80,8 +80,8 @@ func New(reg prometheus.Registerer) (*Worker, error) {
 		}, []string{"outcome"})),
 		Failing: register(&r, prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "stampede_worker_failing",
-			Help: "Steps (record, lock and release in each partition; expire, release, payments, unblock, rebuild and retire in " +
-				"each worker) that fail and are retried; held: sales whose orders are blocked by a lock or a time limit; " +
+			Help: "Steps (record, lock and release in each partition; expire, release, payments, unblock, rebuild and retire " +
+				"in each worker) that fail and are retried; held: sales whose orders are blocked by a lock or a time limit; " +
 				"name: another process uses the name of this worker.",
 		}, []string{"step"})),
 		Releases: register(&r, prometheus.NewGauge(prometheus.GaugeOpts{

@@ -118,8 +118,8 @@ CREATE TABLE orders (
 CREATE UNIQUE INDEX orders_one_live_per_user ON orders (user_id, sale_id) WHERE status IN ('confirmed', 'paid');
 -- A buyer's ended orders, newest first: ids are in the order of creation.
 CREATE INDEX orders_ended_of_user ON orders (user_id, id DESC) WHERE status NOT IN ('confirmed', 'paid');
--- The next payment deadlines.
-CREATE INDEX orders_due ON orders (due) WHERE status = 'confirmed' AND due IS NOT NULL;
+-- The next payment deadlines of each sale.
+CREATE INDEX orders_due ON orders (sale_id, due) WHERE status = 'confirmed' AND due IS NOT NULL;
 -- The latest turn of a sale: the next one follows it.
 CREATE INDEX orders_turns ON orders (sale_id, pay_from) WHERE pay_from IS NOT NULL;
 -- The paid units of a sale: all payments would have to lock a counter. The quantity is a key column and not only

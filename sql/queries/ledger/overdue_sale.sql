@@ -5,10 +5,25 @@
 -- been up to take the payment, and the next heartbeat may add an outage to lost, which moves the deadline. An outage moves
 -- only deadlines after the last heartbeat before it, so an order that is overdue stays overdue. Of a sale with a grace an
 -- order is overdue that much later.
-SELECT o.sale_id
-FROM orders AS o LEFT JOIN sales AS s ON s.id = o.sale_id CROSS JOIN (SELECT least(seen_at, now()) - lost AS clock FROM pulse OFFSET 0) AS p
-WHERE o.status = 'confirmed' AND o.due <= (SELECT least(seen_at, now()) - lost FROM pulse)
-  AND o.due + make_interval(secs => coalesce(s.payment_grace_seconds, 0)) <= p.clock AND o.sale_id <> ALL ($1::uuid[]) AND o.id <> ALL ($2::uuid[])
-ORDER BY o.due
+--
+-- It goes from one sale with unpaid orders to the next one in the index: many orders in their grace hold up no other sale.
+WITH RECURSIVE unpaid AS (
+    (SELECT sale_id FROM orders WHERE status = 'confirmed' AND due IS NOT NULL ORDER BY sale_id LIMIT 1)
+UNION ALL
+    SELECT (SELECT o.sale_id FROM orders AS o WHERE o.status = 'confirmed' AND o.due IS NOT NULL AND o.sale_id > unpaid.sale_id ORDER BY o.sale_id LIMIT 1)
+    FROM unpaid WHERE sale_id IS NOT NULL
+), overdue AS MATERIALIZED (
+    SELECT u.sale_id, last.due
+    FROM unpaid AS u LEFT JOIN sales AS s ON s.id = u.sale_id
+    CROSS JOIN LATERAL (SELECT least(seen_at, now()) - lost - make_interval(secs => coalesce(s.payment_grace_seconds, 0)) AS due FROM pulse) AS last
+    CROSS JOIN LATERAL (SELECT o.due FROM orders AS o WHERE o.sale_id = u.sale_id AND o.status = 'confirmed' AND o.due <= last.due ORDER BY o.due LIMIT 1) AS first
+    WHERE u.sale_id <> ALL ($1::uuid[])
+    ORDER BY first.due
+)
+SELECT locked.sale_id
+FROM overdue CROSS JOIN LATERAL (
+    SELECT o.sale_id FROM orders AS o
+    WHERE o.sale_id = overdue.sale_id AND o.status = 'confirmed' AND o.due <= overdue.due AND o.id <> ALL ($2::uuid[])
+    ORDER BY o.due LIMIT 1 FOR UPDATE SKIP LOCKED
+) AS locked
 LIMIT 1
-FOR UPDATE OF o SKIP LOCKED
