@@ -25,6 +25,8 @@ import (
 
 	"stampede/internal/test/docs"
 	"stampede/internal/test/testkit"
+	"stampede/ledger"
+	"stampede/reservation/order"
 )
 
 var (

@@ -256,7 +256,7 @@ func TestServersThatTellLittleShowLittle(t *testing.T) {
 		t.Cleanup(func() { _ = mute.Close() })
 		r.Rdb = mute
 
-		_, err := r.Pool.Exec(t.Context(), "CREATE ROLE "+name+" LOGIN; GRANT SELECT ON dead_letters, audits, sales TO "+name+
+		_, err := r.Pool.Exec(t.Context(), "CREATE ROLE "+name+" LOGIN; GRANT SELECT ON dead_letters, audits, sales, payment_events TO "+name+
 			"; REVOKE SELECT ON pg_locks FROM PUBLIC")
 		require.NoError(t, err)
 		at, err := url.Parse(testkit.DatabaseURL(t))
