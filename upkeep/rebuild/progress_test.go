@@ -238,6 +238,7 @@ func TestShutCountsOpenSales(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t)
 	sale := s.Open(t, 10)
+	s.Buy(t, sale, "ann")
 	r := testwork.Rebuilder(t, s)
 	requireShut := func(want int) {
 		t.Helper()
