@@ -174,7 +174,8 @@ func TestUnreadableValuesAreAbsent(t *testing.T) {
 	_, err := r.Pool.Exec(t.Context(), "ALTER TABLE dead_letters RENAME TO away; ALTER TABLE sales RENAME TO gone")
 	require.NoError(t, err)
 	r.shows(t, map[string]float64{
-		stock: -1, "dead_letters_parked": -1, "payments_waiting": -1, "refunds_due{other}": -1, "audit_timestamp_seconds": -1, "audit_promise_broken{S1}": -1, "postgres_up": 0,
+		stock: -1, "dead_letters_parked": -1, "payments_waiting": -1, "refunds_due{other}": -1,
+		"audit_timestamp_seconds": -1, "audit_promise_broken{S1}": -1, "postgres_up": 0,
 	})
 	_, err = r.Pool.Exec(t.Context(), "ALTER TABLE away RENAME TO dead_letters; ALTER TABLE gone RENAME TO sales")
 	require.NoError(t, err)
