@@ -297,20 +297,20 @@ func (l *Ledger) ListPayments(
 	return payments, next, nil
 }
 
-// WithPayments returns a Ledger that also calls noted with each state that it brings a payment to, and the reason of the
-// refund, once.
+// WithPayments returns a Ledger that also calls noted, once, with each state that it brings a payment to, and the reason
+// of the refund.
 func (l *Ledger) WithPayments(noted func(order.PaymentState, order.RefundReason)) *Ledger {
 	counting := *l
 	counting.noted = noted
 	return &counting
 }
 
-// CountPayments registers a counter, which is a process's for all its ledgers, and returns what counts for WithPayments.
+// CountPayments registers the counter of a process, for all its ledgers, and returns what counts for WithPayments.
 func CountPayments(reg prometheus.Registerer) (func(order.PaymentState, order.RefundReason), error) {
 	counted, err := telemetry.RegisterOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "stampede_payments_total",
-		Help: "Payments that ingresses and workers brought to the state waiting, settled, refund_due or refunded, by it and the " +
-			"reason of the refund.",
+		Help: "Payments that ingresses and workers brought to the state waiting, settled, refund_due or refunded, by it and " +
+			"the reason of the refund.",
 	}, []string{"state", "reason"}))
 	if err != nil {
 		return nil, fmt.Errorf("register metrics: %w", err)

@@ -167,7 +167,8 @@ func TestPaymentsAreCountedOnce(t *testing.T) {
 		report(t, l, order.Money{Reference: paid, OrderID: id}, "settled", "")
 		report(t, l, order.Money{Reference: waiting, OrderID: order.NewOrderID(sale)}, "waiting", "")
 	}
-	testshop.Exec(t, pool, "UPDATE payment_events SET occurred_at = occurred_at - interval '1 hour' WHERE reference = $1", waiting)
+	testshop.Exec(t, pool,
+		"UPDATE payment_events SET occurred_at = occurred_at - interval '1 hour' WHERE reference = $1", waiting)
 	for range 2 {
 		_, err := l.SweepPayments(t.Context(), func(context.Context, uuid.UUID) (bool, error) { return false, nil })
 		require.NoError(t, err)

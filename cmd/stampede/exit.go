@@ -59,7 +59,9 @@ func unseen(err error) error {
 	if known, ok := problems.Find(err); ok && known.Status == http.StatusNotFound {
 		return err
 	}
-	for _, found := range []error{errBroken, errNotReady, deadletter.ErrNotFound, order.ErrPaymentNotFound, archive.ErrDamagedFile} {
+	for _, found := range []error{
+		errBroken, errNotReady, deadletter.ErrNotFound, order.ErrPaymentNotFound, archive.ErrDamagedFile,
+	} {
 		if errors.Is(err, found) {
 			return err
 		}

@@ -25,6 +25,8 @@ import (
 
 	"stampede/internal/test/docs"
 	"stampede/internal/test/testkit"
+	"stampede/ledger"
+	"stampede/reservation/order"
 )
 
 var (
@@ -232,9 +234,13 @@ func (s *shop) scrapes() (lines map[string][]string, urls map[string]string) {
 	sale := s.sale(ingress, 10)
 	require.Equal(t, 202, ask(t, "POST", ingress+"/v1/sales/"+sale.String()+"/orders", "ann", "").HTTP)
 	relay.WaitOutput(within, "stampede.order.confirmed")
+	_, err := ledger.New(s.pool).Report(t.Context(), order.Money{Reference: "pi_1", Amount: 4900, Currency: "EUR"})
+	require.NoError(t, err)
+	relay.WaitOutput(within, "stampede.payment.refund_due")
 	work := "http://" + loggedAddr(worker, "metrics are served")
 	s.awaitSeries(work, "stampede_sale_units{", "stampede_sales_shut ", "stampede_workers_alive ", "stampede_redis_up{",
-		"stampede_postgres_up 1", "stampede_audit_promise_broken{", "stampede_audit_timestamp_seconds ",
+		"stampede_postgres_up 1", `stampede_refunds_due_amount{currency="EUR"} 4900`,
+		"stampede_audit_promise_broken{", "stampede_audit_timestamp_seconds ",
 		"stampede_redis_ping_seconds{", "stampede_postgres_connections{", `stampede_ready{process="worker",reason=""} 1`)
 	relaying := "http://" + loggedAddr(relay, "metrics are served")
 	s.awaitSeries(relaying, "stampede_relay_lag_seconds{", `stampede_ready{process="relay",reason=""} 1`)

@@ -145,7 +145,8 @@ func (c *paymentRefundedCmd) Run(ctx context.Context, s *streams) error {
 		if err != nil {
 			return err
 		}
-		return c.print(s.out, p.View(), "payment %s is refunded with %s\n", printable(p.Reference), printable(p.RefundReference))
+		return c.print(s.out, p.View(), "payment %s is refunded with %s\n", printable(p.Reference),
+			printable(p.RefundReference))
 	})
 }
 

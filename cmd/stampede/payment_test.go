@@ -63,7 +63,9 @@ func TestPaymentCommands(t *testing.T) {
 		assert.Equal(t, "payment pi_2 is refunded with re_1\n", output)
 	}
 	output = s.ends(exitOK, "payment", "show", "pi_2")
-	for _, want := range []string{`state +refunded`, `reason +already-paid`, `amount +4900 EUR`, `refund +re_1`, `operator +eve`} {
+	for _, want := range []string{
+		`state +refunded`, `reason +already-paid`, `amount +4900 EUR`, `refund +re_1`, `operator +eve`,
+	} {
 		assert.Regexp(t, want, output)
 	}
 	output = s.ends(exitOK, "payment", "show", "pi_3")

@@ -217,6 +217,14 @@ var alertCases = map[string]struct{ fires, silent, whole, part []string }{
 		fires:  []string{`stampede_orders_set_aside{instance="1"} = 1x60`},
 		silent: []string{`stampede_orders_set_aside{instance="1"} = 0x60`},
 	},
+	"RefundDue warning": {
+		fires:  []string{`stampede_refunds_due_age_seconds{instance="1"} = 86300+15x60`},
+		silent: []string{`stampede_refunds_due_age_seconds{instance="1"} = 80000+15x60`},
+	},
+	"PaymentWaits warning": {
+		fires:  []string{`stampede_payments_waiting_age_seconds{instance="1"} = 800+15x60`},
+		silent: []string{`stampede_payments_waiting_age_seconds{instance="1"} = 0+15x60`},
+	},
 	"ReleasesWait warning": {
 		fires:  []string{`stampede_releases_pending{instance="1"} = 3x60`},
 		silent: []string{`stampede_releases_pending{instance="1"} = 0x20 3x10 0x30`},

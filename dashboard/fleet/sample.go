@@ -51,6 +51,10 @@ const (
 	metricLost            = "stampede_entries_lost_total"
 	metricSetAside        = "stampede_orders_set_aside"
 	metricReleases        = "stampede_releases_pending"
+	metricRefunds         = "stampede_refunds_due"
+	metricRefundAge       = "stampede_refunds_due_age_seconds"
+	metricPayments        = "stampede_payments_waiting"
+	metricPaymentAge      = "stampede_payments_waiting_age_seconds"
 	metricPostgresUp      = "stampede_postgres_up"
 	metricRedisUp         = "stampede_redis_up"
 )
@@ -64,6 +68,7 @@ var wanted = func() map[string]bool {
 		metricReachable, metricReaders, metricFailing, metricRelayDelivered, metricRelayLag, metricRelayFailing,
 		metricRelayState, metricRelayServing, metricRelayHeld, metricRebuilds, metricReceiptSecret,
 		metricReady, metricGuardAge, metricLost, metricSetAside, metricReleases, metricPostgresUp, metricRedisUp,
+		metricRefunds, metricRefundAge, metricPayments, metricPaymentAge,
 	} {
 		names[name] = true
 	}
@@ -120,6 +125,8 @@ type sample struct {
 	rebuilds                   map[string]float64 // of stock by reason, but those that operators asked for
 	guardAge                   float64            // in seconds
 	setAside, releases         float64            // orders that cannot end, and ended ones whose units are not released
+	refunds, refundAge         float64            // payments whose refund is due, and the seconds since when the oldest is
+	payments, paymentAge       float64            // payments that wait, and how many seconds the oldest does
 	postgresGone, redisGone    bool               // for this process
 	durable                    histogram
 	streams                    map[string]streamSample
@@ -256,6 +263,8 @@ func (s *sample) readWorker(families map[string]*dto.MetricFamily) {
 	})
 	s.lost = sum(families[metricLost])
 	s.setAside, s.releases = sum(families[metricSetAside]), sum(families[metricReleases])
+	s.refunds, s.refundAge = sum(families[metricRefunds]), sum(families[metricRefundAge])
+	s.payments, s.paymentAge = sum(families[metricPayments]), sum(families[metricPaymentAge])
 	each(families[metricPostgresUp], func(_ labels, v float64) { s.postgresGone = v == 0 })
 	each(families[metricRedisUp], func(_ labels, v float64) { s.redisGone = s.redisGone || v == 0 })
 	s.durable = addHistograms(families[metricDurableSeconds])

@@ -62,6 +62,10 @@ var (
 	guardOld  = newKind("GuardOld", Warning, "Redis is not compared with Postgres", postgresGone, redisGone)
 	relayLags = newKind("RelayLags", Warning, "A target gets its events late", postgresGone)
 
+	refundDue    = newKind("RefundDue", Warning, "A refund is due for more than a day")
+	paymentWaits = newKind("PaymentWaits", Warning, "A payment waits for its order",
+		postgresGone, redisGone, noWorker)
+
 	deadLetterParked = newKind("DeadLetterParked", Warning, "An entry waits for an operator")
 	orderRejected    = newKind("OrderRejected", Critical, "Accepted orders were rejected")
 	orderVoided      = newKind("OrderVoided", Critical, "Accepted orders were lost")
@@ -98,6 +102,8 @@ const (
 	backlogLeast, backlogFor = 1000, 30
 	auditAgeMax              = 24 * time.Hour
 	guardAgeMax              = 60
+	// refundAgeMax and paymentWaitMax are in seconds. The refund of a payment without an order is due after ten minutes.
+	refundAgeMax, paymentWaitMax = 86400, 900
 
 	relayLagMax, relayFailuresMax, relayHeldMax = 60, 5, 30
 	memoryWarning, memoryCritical               = 0.8, 0.95
@@ -369,6 +375,14 @@ func (t *troubles) checkProcess(f *Fleet, s *Snapshot, p *process) {
 	if says.releases > 0 {
 		t.raise(releasesWait, "", "%s hold theirs in Redis",
 			several(int64(says.releases), "ended order", "ended orders")).after = delayedReleases
+	}
+	if says.refundAge > refundAgeMax {
+		t.raise(refundDue, "", "%s to be paid back, the oldest for %d hours",
+			several(int64(says.refunds), "payment has", "payments have"), int(says.refundAge/3600))
+	}
+	if says.paymentAge > paymentWaitMax {
+		t.raise(paymentWaits, "", "the oldest of %s has waited for %v", figure.Count(int64(says.payments)),
+			seconds(says.paymentAge).Round(time.Second))
 	}
 	if says.operatorsFile {
 		t.raise(operatorsFile, p.url, "%s cannot read it, or it has a fault", p.name)

@@ -148,6 +148,14 @@ func TestEachTroubleIsFound(t *testing.T) {
 		"releases": {func(f *Fleet, _ *Snapshot, _ *round) {
 			f.processes[0].last = mustRead(t, workerPage(1, 0, 0, 0, "a")+"stampede_releases_pending 2\n")
 		}, releasesWait, "2 ended orders", delayedReleases},
+		"refunds": {func(f *Fleet, _ *Snapshot, _ *round) {
+			f.processes[0].last = mustRead(t, workerPage(1, 0, 0, 0, "a")+"stampede_refunds_due{currency=\"EUR\"} 2\n"+
+				"stampede_refunds_due{currency=\"none\"} 1\nstampede_refunds_due_age_seconds 108001\n")
+		}, refundDue, "3 payments have to be paid back, the oldest for 30 hours", 0},
+		"payments": {func(f *Fleet, _ *Snapshot, _ *round) {
+			f.processes[0].last = mustRead(t, workerPage(1, 0, 0, 0, "a")+
+				"stampede_payments_waiting 2\nstampede_payments_waiting_age_seconds 901\n")
+		}, paymentWaits, "the oldest of 2 has waited for 15m1s", 0},
 		"lost entries": {func(_ *Fleet, _ *Snapshot, r *round) { r.ended.lost = 3 }, entryLost, "3 entries", 0},
 		"log is off": {func(f *Fleet, _ *Snapshot, _ *round) {
 			f.nodes = []node{{Server: redisinfo.Server{Name: "a:1"}}}

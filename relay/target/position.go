@@ -8,13 +8,13 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"stampede/relay/feed"
-	"stampede/reservation/order"
 	"stampede/sql"
 )
 
@@ -60,7 +60,9 @@ func EventPosition(ctx context.Context, pool *pgxpool.Pool, id string) (position
 	if version, ok := strings.CutPrefix(number, "p"); ok {
 		query, number = sql.RelayPositionOfPayment, version
 		reference, err := url.PathUnescape(subject)
-		owner, err1 = reference, errors.Join(err, order.ValidateReference(reference))
+		if owner, err1 = reference, err; !utf8.ValidString(reference) || strings.ContainsRune(reference, 0) {
+			err1 = ErrPlace // Postgres would refuse it
+		}
 	} else {
 		if revision, ok := strings.CutPrefix(number, "r"); ok {
 			query, number = sql.RelayPositionOfSale, revision

@@ -54,7 +54,7 @@ func (r *Rebuilder) Needs(ctx context.Context, partitions int, withEnded bool) (
 	}), err
 }
 
-// Shut counts the sales that are not over and sell nothing until they are rebuilt, of the first partitions.
+// Shut counts the open sales that sell nothing until they are rebuilt, of the first partitions.
 func (r *Rebuilder) Shut(ctx context.Context, partitions int) (int, error) {
 	required, err := r.Required(ctx, false)
 	if err != nil {
@@ -87,7 +87,7 @@ func (r *Rebuilder) shutIn(ctx context.Context, partition int, required *Require
 			found = inRedis
 		}
 		for i := range page {
-			if found == nil || needOfShard(&page[i], found[i]) != "" {
+			if page[i].open && (found == nil || needOfShard(&page[i], found[i]) != "") {
 				sales = append(sales, page[i].id)
 			}
 		}

@@ -232,3 +232,26 @@ func TestBehindCountsOrdersOfAllSales(t *testing.T) {
 	require.Zero(t, behind(true))
 	require.Zero(t, r.Behind(1))
 }
+
+// Only buyers of an open sale notice that Redis lacks it.
+func TestShutCountsOpenSales(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t)
+	sale := s.Open(t, 10)
+	s.Buy(t, sale, "ann")
+	r := testwork.Rebuilder(t, s)
+	requireShut := func(want int) {
+		t.Helper()
+		shut, err := r.Shut(t.Context(), 1)
+		require.NoError(t, err)
+		require.Equal(t, want, shut)
+	}
+	requireShut(0)
+	s.Lose(t, sale)
+	for _, closed := range []string{"state = 'paused'", "opens_at = now() + interval '1 hour'", "closes_at = now()"} {
+		requireShut(1)
+		require.NoError(t, s.Exec(t, "UPDATE sales SET "+closed))
+		requireShut(0)
+		require.NoError(t, s.Exec(t, "UPDATE sales SET state = 'open', opens_at = NULL, closes_at = NULL"))
+	}
+}

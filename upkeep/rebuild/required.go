@@ -20,6 +20,8 @@ type requiredSale struct {
 	epoch, lastSequence         int64
 	revision, publishedRevision int64
 	ended                       bool
+	// open is true if it sells now.
+	open bool
 	// retired is true if Redis has no buyers of it any more.
 	retired bool
 
@@ -151,7 +153,7 @@ func (r *Rebuilder) salePage(ctx context.Context, after uuid.UUID, limit int, wi
 			ID                                               uuid.UUID
 			Partitions, Shards                               int
 			Epoch, LastSequence, Revision, PublishedRevision int64
-			Ended, Retired                                   bool
+			Ended, Retired, Open                             bool
 		}](row)
 		if err != nil {
 			return requiredSale{}, err
@@ -159,7 +161,7 @@ func (r *Rebuilder) salePage(ctx context.Context, after uuid.UUID, limit int, wi
 		return requiredSale{
 			id: s.ID, layout: reservation.LayoutOf(s.ID, s.Partitions, s.Shards), epoch: s.Epoch,
 			lastSequence: s.LastSequence, revision: s.Revision, publishedRevision: s.PublishedRevision, ended: s.Ended,
-			retired: s.Retired,
+			retired: s.Retired, open: s.Open,
 		}, nil
 	})
 }

@@ -10,11 +10,14 @@ import (
 
 	"stampede/internal/redisinfo"
 	"stampede/internal/telemetry"
+	"stampede/ledger"
 	"stampede/upkeep/audit"
 )
 
 type descs struct {
 	parked, units, workers, shut, auditAt, broken, postgresUp *prometheus.Desc
+
+	waiting, waitingAge, refunds, refundsAmount, refundsAge *prometheus.Desc
 
 	connections, connectionsMax, oldest, locksWaiting, deadlocks, postgresPing *prometheus.Desc
 
@@ -40,12 +43,19 @@ func newDescs() descs {
 			"Units of 50 sales by kind, of those that sell first: stock = available + held + sold. A sale that awaits a "+
 				"rebuild has only its stock.", "sale", "kind"),
 		workers: desc("stampede_workers_alive", "Workers that have announced themselves in the streams."),
-		shut:    desc("stampede_sales_shut", "Sales that are not over and sell nothing until Redis is rebuilt."),
+		shut:    desc("stampede_sales_shut", "Open sales that sell nothing until Redis is rebuilt."),
 		auditAt: desc("stampede_audit_timestamp_seconds",
 			"When the newest recorded audit of all sales was made, in seconds since 1970; without one, when the oldest "+
 				"sale was created that is not retired."),
 		broken: desc("stampede_audit_promise_broken", "1 if the newest recorded audit found the promise broken, else 0.",
 			"promise"),
+		waiting:    desc("stampede_payments_waiting", "Payments that wait for their orders."),
+		waitingAge: desc("stampede_payments_waiting_age_seconds", "Age of the oldest payment that waits; 0: none does."),
+		refunds: desc("stampede_refunds_due", "Payments whose refund is due, by currency: none if they have no amount, and other "+
+			"beyond the 10 most frequent ones.", "currency"),
+		refundsAmount: desc("stampede_refunds_due_amount",
+			"Sum of the payments whose refund is due, in minor units of the currency (ISO 4217).", "currency"),
+		refundsAge: desc("stampede_refunds_due_age_seconds", "Age of the oldest refund that is due; 0: none is."),
 		postgresUp: prometheus.NewDesc("stampede_postgres_up",
 			"1 if Postgres answered the last look of this worker and takes writes, else 0. Use min.", nil, nil),
 		redisUp: prometheus.NewDesc("stampede_redis_up",
@@ -101,7 +111,8 @@ func newRedisFigures(desc func(name, help string, labels ...string) *prometheus.
 func (s *Survey) Describe(out chan<- *prometheus.Desc) {
 	d := s.descs
 	for _, desc := range []*prometheus.Desc{
-		d.parked, d.units, d.workers, d.shut, d.auditAt, d.broken, d.postgresUp,
+		d.parked, d.waiting, d.waitingAge, d.refunds, d.refundsAmount, d.refundsAge, d.units, d.workers, d.shut, d.auditAt,
+		d.broken, d.postgresUp,
 		d.connections, d.connectionsMax, d.oldest, d.locksWaiting, d.deadlocks, d.postgresPing,
 		d.redisUp, d.redisPing, d.usedRatio, d.logged,
 	} {
@@ -125,12 +136,17 @@ func (s *Survey) Collect(out chan<- prometheus.Metric) {
 	}
 	if found, ok := s.postgres.valid(now); ok {
 		gauge(s.descs.parked, float64(found.Parked))
+		gauge(s.descs.waiting, float64(found.Waiting))
+		gauge(s.descs.waitingAge, found.WaitingSeconds)
 		if found.At != nil {
 			gauge(s.descs.auditAt, *found.At)
 		}
 		for _, promise := range audit.PromiseNames() {
 			gauge(s.descs.broken, telemetry.OneIf(slices.Contains(found.Broken, promise)), promise)
 		}
+	}
+	if refunds, ok := s.refunds.valid(now); ok {
+		s.collectRefunds(refunds, now, gauge)
 	}
 	if p, ok := s.server.valid(now); ok {
 		gauge(s.descs.connections, float64(p.Active), "active")
@@ -159,6 +175,28 @@ func (s *Survey) Collect(out chan<- prometheus.Metric) {
 			s.collectServer(out, server, gauge)
 		}
 	}
+}
+
+func (s *Survey) collectRefunds(
+	due []ledger.RefundsDue, now time.Time, gauge func(*prometheus.Desc, float64, ...string),
+) {
+	due = slices.Clone(due)
+	slices.SortFunc(due, func(a, b ledger.RefundsDue) int { return cmp.Compare(b.Payments, a.Payments) })
+	age, others := 0.0, int64(0)
+	for i, one := range due {
+		age = max(age, now.Sub(one.Since).Seconds())
+		switch {
+		case i >= currenciesMax:
+			others += one.Payments
+		case one.Currency == "":
+			gauge(s.descs.refunds, float64(one.Payments), "none")
+		default:
+			gauge(s.descs.refunds, float64(one.Payments), one.Currency)
+			gauge(s.descs.refundsAmount, float64(one.Amount), one.Currency)
+		}
+	}
+	gauge(s.descs.refunds, float64(others), "other")
+	gauge(s.descs.refundsAge, age)
 }
 
 func (s *Survey) collectUnits(u saleUnits, gauge func(*prometheus.Desc, float64, ...string)) {

@@ -1,6 +1,6 @@
-// Package survey looks at what all workers share (dead letters, units, audits, Redis servers) every few seconds, for
-// gauges that are the same in each worker. A scrape costs no query. What cannot be read is absent: an old value would
-// say that all is well.
+// Package survey looks at what all workers share (dead letters, payments, units, audits, Redis servers) every few
+// seconds, for gauges that are the same in each worker. A scrape costs no query. What cannot be read is absent: an old
+// value would say that all is well.
 package survey
 
 import (
@@ -21,14 +21,16 @@ import (
 	"stampede/internal/pg"
 	"stampede/internal/redisinfo"
 	"stampede/internal/retry"
+	"stampede/ledger"
 	"stampede/reservation/catalog"
 	"stampede/sql"
 )
 
 const (
-	// salesMax bounds the sales with gauges.
-	salesMax = 50
-	// share: at most one part in share of the time is spent on counting units. Paid ones are counted in Postgres.
+	// salesMax bounds the sales with gauges, and currenciesMax the currencies.
+	salesMax, currenciesMax = 50, 10
+	// share: at most one part in share of the time is spent on summing refunds and counting units, of which paid ones are
+	// counted in Postgres.
 	share = 20
 	// pauseMax bounds the pause that follows from it.
 	pauseMax = time.Minute
@@ -58,6 +60,7 @@ type Survey struct {
 
 	mu       sync.Mutex
 	postgres seen[postgresLook]
+	refunds  seen[[]ledger.RefundsDue]
 	units    seen[[]saleUnits]
 	shut     seen[int]
 	workers  seen[int]
@@ -76,9 +79,11 @@ type seen[T any] struct {
 
 // postgresLook is a row of the query.
 type postgresLook struct {
-	Parked int64
-	At     *float64
-	Broken []string
+	Parked         int64
+	Waiting        int64
+	WaitingSeconds float64
+	At             *float64
+	Broken         []string
 }
 
 // postgresServer is a row of the query, and how long a statement without work took to be answered.
@@ -165,6 +170,7 @@ func (s *Survey) lookInPostgres(ctx context.Context) (pause time.Duration) {
 	set(s, &s.postgres, found, err, pause)
 	if err != nil {
 		set(s, &s.server, postgresServer{}, err, pause)
+		set(s, &s.refunds, nil, err, pause)
 		set(s, &s.units, nil, err, pause)
 		set(s, &s.shut, 0, err, pause)
 		return pause
@@ -173,11 +179,15 @@ func (s *Survey) lookInPostgres(ctx context.Context) (pause time.Duration) {
 	s.note("look at the server of Postgres", err)
 	set(s, &s.server, server, err, pause)
 	began := time.Now()
+	refunds, err := within(ctx, ledger.New(s.config.Pool).RefundsDue)
+	s.note("sum the refunds that are due", err)
+	refundsErr := err
 	units, err := within(ctx, s.countUnits)
 	if s.note("count the units of the followed sales", err); err == nil {
 		pause = min(max(pause, share*time.Since(began)), max(pause, pauseMax))
 	}
 	set(s, &s.units, units, err, pause)
+	set(s, &s.refunds, refunds, refundsErr, pause)
 	shut, err := within(ctx, s.config.Shut)
 	s.note("look for sales that await a rebuild", err)
 	set(s, &s.shut, shut, err, pause)

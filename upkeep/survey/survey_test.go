@@ -126,6 +126,42 @@ func TestSurveyShowsWhatIsShared(t *testing.T) {
 	})
 }
 
+// The series of currencies are bounded, whatever was reported; the ages are those of the oldest.
+func TestSurveyShowsMoney(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	r.shows(t, map[string]float64{
+		"payments_waiting": 0, "payments_waiting_age_seconds": 0, "refunds_due{other}": 0, "refunds_due_age_seconds": 0,
+		"refunds_due{none}": -1,
+	})
+	for reference, reports := range map[string]string{
+		"waits": "(1, 'PaymentReceived', NULL::bigint, NULL)",
+		"none":  "(1, 'PaymentReceived', NULL::bigint, NULL), (2, 'PaymentRefundDue', NULL, NULL)",
+		"back":  "(1, 'PaymentReceived', 7, 'EUR'), (2, 'PaymentRefundDue', 7, 'EUR'), (3, 'PaymentRefunded', 7, 'EUR')",
+	} {
+		require.NoError(t, r.Exec(t, `INSERT INTO payment_events (reference, version, type, amount, currency, occurred_at)
+			SELECT $1 || n, e.*, now() - interval '1 hour' FROM generate_series(1, 3) AS n, (VALUES `+reports+`) AS e`, reference))
+	}
+	require.NoError(t, r.Exec(t, `INSERT INTO payment_events (reference, version, type, amount, currency, occurred_at)
+		SELECT c || n, 2, 'PaymentRefundDue', 5, c, now() - interval '1 day' FROM generate_series(1, 12) AS n,
+			(SELECT 'A' || chr(64 + i) || 'A' AS c, i FROM generate_series(1, 12) AS i) AS codes WHERE n <= i`))
+	r.shows(t, map[string]float64{
+		"payments_waiting": 3, "refunds_due{none}": 3, "refunds_due{ALA}": 12, "refunds_due_amount{ALA}": 60,
+		"refunds_due{AAA}": -1, "refunds_due_amount{other}": -1, "refunds_due{EUR}": -1,
+	})
+	found := gauges(t, r.registry)
+	require.InDelta(t, 3600, found["payments_waiting_age_seconds"], 600)
+	require.InDelta(t, 86400, found["refunds_due_age_seconds"], 600)
+	require.Less(t, len(found), 60)
+	var due float64
+	for name, value := range found {
+		if strings.HasPrefix(name, "refunds_due{") {
+			due += value
+		}
+	}
+	require.Equal(t, 3+78.0, due, "other has the rest")
+}
+
 // An old value would say that all is well.
 func TestUnreadableValuesAreAbsent(t *testing.T) {
 	t.Parallel()
@@ -138,7 +174,8 @@ func TestUnreadableValuesAreAbsent(t *testing.T) {
 	_, err := r.Pool.Exec(t.Context(), "ALTER TABLE dead_letters RENAME TO away; ALTER TABLE sales RENAME TO gone")
 	require.NoError(t, err)
 	r.shows(t, map[string]float64{
-		stock: -1, "dead_letters_parked": -1, "audit_timestamp_seconds": -1, "audit_promise_broken{S1}": -1, "postgres_up": 0,
+		stock: -1, "dead_letters_parked": -1, "payments_waiting": -1, "refunds_due{other}": -1,
+		"audit_timestamp_seconds": -1, "audit_promise_broken{S1}": -1, "postgres_up": 0,
 	})
 	_, err = r.Pool.Exec(t.Context(), "ALTER TABLE away RENAME TO dead_letters; ALTER TABLE gone RENAME TO sales")
 	require.NoError(t, err)
@@ -220,7 +257,7 @@ func TestServersThatTellLittleShowLittle(t *testing.T) {
 		t.Cleanup(func() { _ = mute.Close() })
 		r.Rdb = mute
 
-		_, err := r.Pool.Exec(t.Context(), "CREATE ROLE "+name+" LOGIN; GRANT SELECT ON dead_letters, audits, sales TO "+name+
+		_, err := r.Pool.Exec(t.Context(), "CREATE ROLE "+name+" LOGIN; GRANT SELECT ON dead_letters, audits, sales, payment_events TO "+name+
 			"; REVOKE SELECT ON pg_locks FROM PUBLIC")
 		require.NoError(t, err)
 		at, err := url.Parse(testkit.DatabaseURL(t))

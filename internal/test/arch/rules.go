@@ -24,7 +24,7 @@ var rooms = []room{
 	{"ingress", []string{"reservation", libraries}},
 	{"fulfillment", []string{"sql", "lock", "reservation", "stream", "ledger", "upkeep", libraries}},
 	{events, []string{"sql", "reservation", libraries}},
-	{targets, []string{"sql", "reservation", events}},
+	{targets, []string{"sql", events}},
 	{"relay", []string{"sql", "lock", "reservation", events, targets, libraries}},
 	{"dashboard", []string{"docs", "sql", "reservation", "stream", "ledger", targets, "upkeep", libraries}},
 	{development, []string{"sql", "reservation", "stream", "upkeep", libraries}},
