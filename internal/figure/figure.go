@@ -39,10 +39,13 @@ func digitsOf(currency string) int {
 	return 2
 }
 
-// Money formats an amount in minor units of a currency of ISO 4217: 1,234.50 EUR.
+// Money formats an amount in minor units of a currency of ISO 4217: 1,234.50 EUR. No amount of no currency is empty.
 func Money(minor int64, currency string) string {
 	n := digitsOf(currency)
-	if currency == "" || n == 0 {
+	switch {
+	case minor == 0 && currency == "":
+		return ""
+	case currency == "" || n == 0:
 		return Count(minor) + " " + cmp.Or(currency, "minor units")
 	}
 	text := fmt.Sprintf("%0*d", n+1, minor)
