@@ -43,7 +43,7 @@ func reports(rate float64) turn {
 		s := rig.Stampede{}.Start(b, hugeStock)
 		defer s.Close()
 		load := s.Payments(int(paymentRate * turnDuration(b).Seconds()))
-		load.Connections, load.For, load.Rate = 64, turnDuration(b), rate
+		load.Connections, load.For, load.Rate = crowdConnections, turnDuration(b), rate
 		s.Warm(crowdConnections)
 		var paid httpload.Answers
 		var paying errgroup.Group
@@ -56,8 +56,8 @@ func reports(rate float64) turn {
 		values, _ := accept(b, s)
 		require.NoError(b, paying.Wait())
 		if rate > 0 {
-			require.Zero(b, paid.Others(), "answers: %s", paid)
-			require.Equal(b, paid.ByStatus[http.StatusOK], s.Settled())
+			// Reports that were due and could not be sent in time are among the latencies.
+			require.Equal(b, map[int]int64{http.StatusOK: s.Settled()}, paid.ByStatus, "answers: %s", paid)
 			values["p50"], values["p99"] = rig.InMillis(paid.Percentile(50)), rig.InMillis(paid.Percentile(99))
 		}
 		return values
