@@ -273,7 +273,7 @@ type View struct {
 	// PayFrom is the order's turn to pay, and ExpiresAt the deadline of the payment, while there is something to pay.
 	PayFrom          string `json:"pay_from,omitempty"`
 	ExpiresAt        string `json:"expires_at,omitempty"`
-	Amount           int64  `json:"amount,omitempty"`
+	Amount           int64  `json:"amount,omitzero"`
 	Currency         string `json:"currency,omitempty"`
 	PaymentReference string `json:"payment_reference,omitempty"`
 	Reason           string `json:"reason,omitempty"`

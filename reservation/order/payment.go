@@ -164,7 +164,7 @@ type PaymentView struct {
 	Reason          RefundReason `json:"reason,omitempty"`
 	OrderID         uuid.UUID    `json:"order_id,omitzero"`
 	SaleID          uuid.UUID    `json:"sale_id,omitzero"`
-	Amount          int64        `json:"amount,omitempty"`
+	Amount          int64        `json:"amount,omitzero"`
 	Currency        string       `json:"currency,omitempty"`
 	Unreadable      string       `json:"unreadable,omitempty"`
 	ReceivedAt      string       `json:"received_at"`
