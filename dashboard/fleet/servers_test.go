@@ -32,6 +32,7 @@ func TestSalesAreShownWithUnitsAndFunnel(t *testing.T) {
 	plain := s.Open(t, 10)
 	paid, err := s.Catalog.Create(t.Context(), reservation.Terms{
 		Name: "to be paid", Stock: 20, PerOrderLimit: 5, PaymentWindow: time.Hour, OpensAt: time.Now().Add(-time.Hour),
+		PaymentGrace: time.Minute, PaymentsPerSecond: 25, UnitPrice: 4900, Currency: "EUR",
 	})
 	require.NoError(t, err)
 	s.Buy(t, plain, "ann")
@@ -59,7 +60,9 @@ func TestSalesAreShownWithUnitsAndFunnel(t *testing.T) {
 	require.Equal(t, []int64{20, 18, 1, 1}, []int64{shown.Stock, shown.Available, shown.Held, shown.Sold})
 	require.Equal(t, Funnel{Accepted: 2, Confirmed: 1, Paid: 1}, shown.Funnel)
 	require.Equal(t, "to be paid", shown.Name)
-	require.Equal(t, time.Hour, shown.PaymentWindow)
+	require.Equal(t, []any{time.Hour, time.Minute, int64(25), int64(4900), "EUR"}, []any{
+		shown.PaymentWindow, shown.PaymentGrace, shown.PaymentsPerSecond, shown.UnitPrice, shown.Currency,
+	})
 
 	points := f.History()
 	require.Equal(t, SalePoint{Available: 7, Held: 1, Sold: 2, Known: true}, points[len(points)-1].Sales[plain])
@@ -201,8 +204,8 @@ func TestDeskIsShown(t *testing.T) {
 	for _, statement := range []string{
 		`INSERT INTO dead_letters (stream, entry_id, fields, reason, deliveries, created_at)
 			VALUES ('s', '1-0', '[]', 'broken', 5, now() - interval '1 hour')`,
-		`INSERT INTO audits (at, operator, broken, unchecked, moving)
-			VALUES (now() - interval '2 days', 'ann', '{S4}', '{S5}', false)`,
+		`INSERT INTO audits (at, operator, broken, unchecked)
+			VALUES (now() - interval '2 days', 'ann', '{S4}', '{S5}')`,
 		`INSERT INTO rebuilds (id, partition, reason, process, began_at, beat_at, step, sales_done, sales_total)
 			VALUES (gen_random_uuid(), 3, 'server', 'a process that died', now() - interval '1 hour', now() - interval '11 s',
 				'close', 0, 0)`,
