@@ -62,6 +62,8 @@ type Orders interface {
 	// Postgres always refuses the change.
 	Pay(ctx context.Context, id uuid.UUID, user, reference string) (order.Order, error)
 	Cancel(ctx context.Context, id uuid.UUID, user string) (order.Order, error)
+	// Report keeps money and returns what became of it; it can be repeated.
+	Report(ctx context.Context, m order.Money) (order.Payment, error)
 	OperatorsOrders
 }
 
@@ -77,6 +79,15 @@ type OperatorsOrders interface {
 	History(ctx context.Context, id uuid.UUID) (order.Placed, []order.Logged, error)
 	// Withdraw cancels an order; it can be repeated.
 	Withdraw(ctx context.Context, id uuid.UUID, reason, operator string) (order.Placed, error)
+	// Payment returns a payment, or order.ErrPaymentNotFound.
+	Payment(ctx context.Context, reference string) (order.Payment, error)
+	// ListPayments lists payments in the order of their latest events, after a position, and returns where the next page
+	// begins, or 0 at the end.
+	ListPayments(
+		ctx context.Context, filter order.PaymentFilter, after int64, limit int,
+	) (payments []order.Payment, next int64, err error)
+	// Refund notes a refund; it can be repeated. Its errors are order.ErrPaymentNotFound and order.ErrRefundNotDue.
+	Refund(ctx context.Context, reference, refundReference, operator string) (order.Payment, error)
 }
 
 // AwaitedOrders are the orders that purchases look up: *ledger.Ledger. The methods are those of Orders.
@@ -100,6 +111,15 @@ const (
 	// AuthHeader trusts a header. It is for development, and for a gateway in front that authenticates the
 	// buyer and overwrites the header on every request.
 	AuthHeader AuthMode = "header"
+)
+
+// Switch is a setting that is on or off; empty for its default.
+type Switch string
+
+// The values of a Switch.
+const (
+	SwitchOn  Switch = "on"
+	SwitchOff Switch = "off"
 )
 
 // Defaults of settings, also of those of the command line.
@@ -152,6 +172,12 @@ type Config struct {
 	// (internal/operators). Without both, operators' calls are refused.
 	AdminToken    string
 	OperatorsFile string
+	// StripeSecretsFile has the secrets that sign Stripe's events, one a line; without it the path of these events is 404.
+	// It is read for each event.
+	StripeSecretsFile string
+	// BuyerPay is SwitchOn if buyers can report payments of their own orders, and SwitchOff if that path is 404. The
+	// default is SwitchOff with AuthJWT, where a buyer would reach the path, and SwitchOn with AuthHeader.
+	BuyerPay Switch
 	// CORSOrigins are the origins whose scripts may make the calls of buyers and the public ones, as ParseOrigins
 	// returns them; "*" alone allows all. Without any, no answer has a header of CORS.
 	CORSOrigins []string
@@ -203,6 +229,11 @@ func (c *Config) setDefaults() {
 	}
 	if c.AuthHeader == "" {
 		c.AuthHeader = accept.UserHeader
+	}
+	if c.BuyerPay == "" {
+		if c.BuyerPay = SwitchOn; c.Auth == AuthJWT {
+			c.BuyerPay = SwitchOff
+		}
 	}
 	if c.MaxInFlight == 0 {
 		c.MaxInFlight = DefaultMaxInFlight
@@ -270,6 +301,13 @@ func (c *Config) Validate() error {
 	}
 	if err := validateOrigins(c.CORSOrigins); err != nil {
 		errs = append(errs, fmt.Errorf("the origins (STAMPEDE_CORS_ORIGINS): %w", err))
+	}
+	if c.BuyerPay != "" && c.BuyerPay != SwitchOn && c.BuyerPay != SwitchOff {
+		errs = append(errs, fmt.Errorf("STAMPEDE_BUYER_PAY is %q, want %q or %q", c.BuyerPay, SwitchOn, SwitchOff))
+	}
+	if c.StripeSecretsFile != "" {
+		_, err := readStripeSecrets(c.StripeSecretsFile)
+		errs = append(errs, err)
 	}
 	if !isVisibleASCII(c.AdminToken) {
 		errs = append(errs, errors.New("the admin token (STAMPEDE_ADMIN_TOKEN) must be visible ASCII without spaces: "+

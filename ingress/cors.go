@@ -60,13 +60,17 @@ func newCORS(c Config) *cors {
 	return made
 }
 
-// forBrowsers reports whether scripts of other origins may make a call: not those of operators and of monitoring.
+// forBrowsers reports whether scripts of other origins may make a call: not those of operators, of payment providers
+// and of monitoring.
 func forBrowsers(method, path string) bool {
 	if path == "/metrics" || path == "/v1/admin" || strings.HasPrefix(path, "/v1/admin/") {
 		return false
 	}
 	if method == http.MethodGet || method == http.MethodHead || method == http.MethodOptions {
 		return true
+	}
+	if path == paymentsPath || path == stripePath {
+		return false
 	}
 	sale, ok := strings.CutPrefix(path, "/v1/sales")
 	if !ok {

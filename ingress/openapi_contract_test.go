@@ -177,7 +177,7 @@ func (c *contract) check(r *http.Request, status int, header http.Header, body [
 		method = "get"
 	}
 	switch operation := c.at(item, method); {
-	case !found || strings.Contains(r.URL.Path, "//"):
+	case !found || strings.Contains(r.URL.EscapedPath(), "//"):
 		return c.checkRouter(status, header, body, http.StatusNotFound, "NotFound")
 	case method == "options":
 		if status != http.StatusNoContent || header.Get("Allow") == "" {

@@ -37,7 +37,8 @@ func TestDocumentIsValid(t *testing.T) {
 // HEAD stands beside GET, and is not in the document.
 func TestRoutesAreThePathsOfTheDocument(t *testing.T) {
 	t.Parallel()
-	s := openShop(t)
+	_, stripe := withStripe(t, stripeSecret)
+	s := openShop(t, stripe)
 	var routes, documented []string
 	for _, r := range s.server.router.echo.Routes() {
 		segments := strings.Split(r.Path, "/")

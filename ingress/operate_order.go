@@ -81,7 +81,7 @@ func (s *operatorService) listOrders(c echo.Context, _ string) error {
 	var filter order.Filter
 	p, err := readPage(c, defaultOrders, map[string]func(string) error{
 		"user": func(text string) error { filter.User = text; return order.ValidateUser(text) },
-		"sale": func(text string) error { return parseSaleFilter("sale", text, &filter.Sale) },
+		"sale": func(text string) error { return parseIDFilter("sale", "a sale", text, &filter.Sale) },
 		"status": func(text string) error {
 			if filter.Status = order.Status(text); !slices.Contains(order.Recorded(), filter.Status) {
 				return &order.InvalidError{Field: "status", Reason: "must be that of an order in Postgres"}
@@ -129,14 +129,14 @@ func (s *operatorService) cancelOrder(c echo.Context, operator string) error {
 		return err
 	}
 	var cancelled order.Placed
-	withdraw := func(ctx context.Context) (_ order.Order, err error) {
+	withdraw := func(ctx context.Context) (err error) {
 		cancelled, err = s.config.OperatorsOrders.Withdraw(ctx, id, body.Reason, operator)
-		return cancelled.Order, err
+		return err
 	}
 	if ctx := c.Request().Context(); user == "" {
-		_, err = s.orders.changeInPostgres(ctx, withdraw)
+		err = s.orders.changeInPostgres(ctx, withdraw)
 	} else {
-		_, err = s.orders.change(ctx, id, user, withdraw)
+		err = s.orders.change(ctx, id, user, withdraw)
 	}
 	if errors.Is(err, order.ErrNotFound) {
 		return problemNoSuchOrder

@@ -42,7 +42,7 @@ func (s *orderService) list(c echo.Context) error {
 	}
 	filter := order.Filter{User: user}
 	p, err := readPage(c, defaultOrders, map[string]func(string) error{
-		"sale_id": func(text string) error { return parseSaleFilter("sale_id", text, &filter.Sale) },
+		"sale_id": func(text string) error { return parseIDFilter("sale_id", "a sale", text, &filter.Sale) },
 	})
 	if err != nil {
 		return err
@@ -110,7 +110,11 @@ func (s *orderService) answerChange(
 	c echo.Context, id uuid.UUID, user string, change func(context.Context) (order.Order, error),
 ) error {
 	return s.inFlight.orders.hold(func() error {
-		changed, err := s.orders.change(c.Request().Context(), id, user, change)
+		var changed order.Order
+		err := s.orders.change(c.Request().Context(), id, user, func(ctx context.Context) (err error) {
+			changed, err = change(ctx)
+			return err
+		})
 		if err != nil {
 			return err
 		}

@@ -26,7 +26,7 @@ import (
 func withOperators(t testing.TB) func(*Config) {
 	t.Helper()
 	var lines strings.Builder
-	for _, role := range []string{"viewer", "operator", "admin"} {
+	for _, role := range []string{"viewer", "cashier", "operator", "admin"} {
 		hash := sha256.Sum256([]byte("token-" + role))
 		lines.WriteString("the-" + role + " " + role + " " + hex.EncodeToString(hash[:]) + "\n")
 	}
@@ -304,12 +304,15 @@ func TestRolesOfOperators(t *testing.T) {
 	s := openShop(t, withOperators(t))
 	sale := s.sale(reservation.Terms{Stock: 10})
 	path, _ := s.confirm(sale, "ada")
-	base := "/v1/sales/" + sale.String()
-	roles := []string{"viewer", "operator", "admin"}
+	base, reference := "/v1/sales/"+sale.String(), newReference()
+	roles := []string{"viewer", "cashier", "operator", "admin"}
 	for _, call := range []struct{ path, body, lowest string }{
 		{"/v1/admin/orders?user=ada", "-", "viewer"},
 		{adminPath(path), "-", "viewer"},
 		{"/v1/admin/sales/" + sale.String() + "/history", "-", "viewer"},
+		{"/v1/admin/payments", "-", "viewer"},
+		{paymentsPath, fmt.Sprintf(`{"reference":%q}`, reference), "cashier"},
+		{refundedPath(reference), `{"refund_reference":"re_1"}`, "cashier"},
 		{base + "/pause", "", "operator"},
 		{base + "/resume", "", "operator"},
 		{base + "/restock", `{"units":1}`, "operator"},

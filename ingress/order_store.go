@@ -49,11 +49,12 @@ type orderStore struct {
 	config   Config
 	postgres breaker
 	versions *orderVersions
+	prices   *prices
 }
 
-func newOrderStore(config Config, b *background) *orderStore {
+func newOrderStore(config Config, prices *prices, b *background) *orderStore {
 	return &orderStore{
-		config: config, versions: newOrderVersions(),
+		config: config, versions: newOrderVersions(), prices: prices,
 		postgres: breaker{probe: config.Postgres.Ping, background: b, log: config.Logger},
 	}
 }
@@ -112,11 +113,14 @@ func (s *orderStore) findRecorded(
 	return o, err
 }
 
-// findReserved looks the order up in Redis.
+// findReserved looks the order up in Redis, which does not have its price.
 func (s *orderStore) findReserved(ctx context.Context, id uuid.UUID, user string) (order.Order, error) {
 	limited, cancel := context.WithTimeout(ctx, reservedTimeout)
 	defer cancel()
-	return s.config.Reservations.FindReserved(limited, id, user)
+	o, err := s.config.Reservations.FindReserved(limited, id, user)
+	known, _ := s.prices.find(o.SaleID)
+	o.Amount, o.Currency = known.unit*o.Quantity, known.currency
+	return o, err
 }
 
 // findWithoutPostgres returns the order as it was shown last, or as Redis holds it, unless it may have been
@@ -160,7 +164,7 @@ func (s *orderStore) query(ctx context.Context, timeout time.Duration, query fun
 	err := query(limited)
 	switch {
 	case err == nil, errors.Is(err, order.ErrNotFound), errors.Is(err, order.ErrArchived),
-		errors.Is(err, order.ErrTooWide):
+		errors.Is(err, order.ErrTooWide), errors.Is(err, order.ErrPaymentNotFound):
 		s.postgres.succeeded()
 	case ctx.Err() == nil:
 		s.postgres.failed(began)
@@ -171,52 +175,59 @@ func (s *orderStore) query(ctx context.Context, timeout time.Duration, query fun
 // change changes an order in Postgres. An order that only Redis has cannot be changed yet. One that
 // neither has may have been rejected and released between the two lookups, as in find.
 func (s *orderStore) change(
-	ctx context.Context, id uuid.UUID, user string, change func(context.Context) (order.Order, error),
-) (order.Order, error) {
-	o, err := s.changeInPostgres(ctx, change)
+	ctx context.Context, id uuid.UUID, user string, change func(context.Context) error,
+) error {
+	err := s.changeInPostgres(ctx, change)
 	if !errors.Is(err, order.ErrNotFound) {
-		return o, err
+		return err
 	}
 	switch _, err := s.findReserved(ctx, id, user); {
 	case err == nil:
-		return order.Order{}, fmt.Errorf("order %s: %w", id, order.ErrNotConfirmed)
+		return fmt.Errorf("order %s: %w", id, order.ErrNotConfirmed)
 	case errors.Is(err, order.ErrNotFound):
 		return s.changeInPostgres(ctx, change)
 	default:
-		return order.Order{}, err
+		return err
 	}
 }
 
 // changeInPostgres makes the change, unless Postgres is known not to answer.
-func (s *orderStore) changeInPostgres(
-	ctx context.Context, change func(context.Context) (order.Order, error),
-) (order.Order, error) {
+func (s *orderStore) changeInPostgres(ctx context.Context, change func(context.Context) error) error {
 	if s.postgres.isOpen.Load() {
-		return order.Order{}, fmt.Errorf("%w: %w", problemNotChanged, errBreakerOpen)
+		return fmt.Errorf("%w: %w", problemNotChanged, errBreakerOpen)
 	}
 	limited, cancel := context.WithTimeout(ctx, changeTimeout)
 	defer cancel()
 	began := time.Now()
-	o, err := change(limited)
+	err := change(limited)
 	if !isDecision(err) {
 		if ctx.Err() == nil {
 			s.postgres.failed(began)
 		}
 		if errors.Is(err, pg.ErrChangeUnknown) {
-			return order.Order{}, fmt.Errorf("%w: %w", problemChangeUnknown, err)
+			return fmt.Errorf("%w: %w", problemChangeUnknown, err)
 		}
-		return order.Order{}, fmt.Errorf("%w: %w", problemNotChanged, err)
+		return fmt.Errorf("%w: %w", problemNotChanged, err)
 	}
 	s.postgres.succeeded()
-	return o, err
+	return err
 }
 
 // isDecision reports whether Postgres has decided about the change, as opposed to an error that kept it from
 // deciding.
 func isDecision(err error) bool {
-	return err == nil || errors.Is(err, order.ErrNotFound) ||
-		errors.Is(err, order.ErrIllegalTransition) || errors.Is(err, order.ErrExpired) ||
-		errors.Is(err, order.ErrDamaged) || errors.Is(err, order.ErrArchived)
+	if err == nil {
+		return true
+	}
+	for _, decision := range []error{
+		order.ErrNotFound, order.ErrIllegalTransition, order.ErrExpired, order.ErrDamaged, order.ErrArchived,
+		order.ErrPaymentNotFound, order.ErrRefundNotDue,
+	} {
+		if errors.Is(err, decision) {
+			return true
+		}
+	}
+	return false
 }
 
 var errBreakerOpen = errors.New("postgres did not answer a moment ago")

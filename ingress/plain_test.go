@@ -17,6 +17,7 @@ import (
 
 	"stampede/internal/forwarded"
 	"stampede/reservation"
+	"stampede/reservation/catalog"
 	"stampede/reservation/order"
 )
 
@@ -212,5 +213,9 @@ func (stubOrders) FindOrders(context.Context, []uuid.UUID) ([]order.Order, error
 type stubSales struct{ Sales }
 
 func (stubSales) Followed(context.Context, int) ([]uuid.UUID, error) {
+	return nil, errors.New("there is no Redis")
+}
+
+func (stubSales) CountSales(context.Context, []uuid.UUID) ([]catalog.CountResult, error) {
 	return nil, errors.New("there is no Redis")
 }

@@ -43,6 +43,8 @@ type problem struct {
 	limit   int64
 	// paymentReference is the reference of the valid payment.
 	paymentReference string
+	// refundReference is the reference of the refund that was noted before.
+	refundReference string
 	// orderID is the order in the way of the purchase; orderStatus, unless it is live.
 	orderID     uuid.UUID
 	orderStatus order.Status
@@ -126,6 +128,7 @@ func problemFor(err error) *problem {
 		taken   *catalog.TakenError
 		step    *order.TransitionError
 		paid    *order.AlreadyPaidError
+		back    *order.RefundedError
 		routing *echo.HTTPError
 	)
 	switch {
@@ -141,6 +144,11 @@ func problemFor(err error) *problem {
 		return &problem{
 			Kind: problems.AlreadyPaid, paymentReference: paid.Reference,
 			detail: "The payment in payment_reference is valid. Refund the payment of this request.",
+		}
+	case errors.As(err, &back):
+		return &problem{
+			Kind: problems.Refunded, refundReference: back.RefundReference,
+			detail: "The refund in refund_reference was noted before. If both were made, one of them is too much.",
 		}
 	case errors.As(err, &step):
 		detail := "The order is " + string(step.Status) + ", which does not allow this."
@@ -215,6 +223,7 @@ func (p *problem) appendJSON(dst []byte) []byte {
 		dst = strconv.AppendInt(dst, p.limit, 10)
 	}
 	dst = appendText(dst, "payment_reference", p.paymentReference)
+	dst = appendText(dst, "refund_reference", p.refundReference)
 	if p.orderID != uuid.Nil {
 		dst = append(dst, `,"order_id":"`...)
 		dst = append(order.AppendID(dst, p.orderID), '"')

@@ -171,6 +171,12 @@ func (s *purchaseService) appendReservation(
 	dst = order.AppendID(dst, r.Sale)
 	dst = append(dst, `","status":"reserved","quantity":`...)
 	dst = strconv.AppendInt(dst, held.Quantity, 10)
+	if price := s.sales.price(r.Sale); price.unit > 0 {
+		dst = append(dst, `,"amount":`...)
+		dst = strconv.AppendInt(dst, held.Quantity*price.unit, 10)
+		dst = append(dst, `,"currency":"`...)
+		dst = append(append(dst, price.currency...), '"')
+	}
 	dst = append(dst, `,"reserved_at":"`...)
 	dst = order.AppendTime(dst, held.ReservedAt)
 	dst = append(dst, `","receipt":"`...)

@@ -246,16 +246,18 @@ func limitParameter(n *int, most int) func(text string) error {
 	}
 }
 
-// parseSaleFilter reads the id of a sale. An empty one is refused, like any other that is none: it may come from an
-// empty variable of a client, which would get orders of all sales.
-func parseSaleFilter(name, text string, sale *uuid.UUID) error {
+// parseIDFilter reads the id of what a list is about. An empty one is refused, like any other that is none: it may come
+// from an empty variable of a client, which would get all.
+func parseIDFilter(name, what, text string, into *uuid.UUID) error {
 	id, ok := parseID(text)
 	if !ok || id == uuid.Nil {
-		return &order.InvalidError{Field: name, Reason: "must be the id of a sale"}
+		return &order.InvalidError{Field: name, Reason: "must be the id of " + what}
 	}
-	*sale = id
+	*into = id
 	return nil
 }
+
+var problemCursor = invalid(`cursor must be the "next_cursor" of another page.`)
 
 // cursorAfter returns the cursor of the page after the item with this id. It is opaque to clients.
 func cursorAfter(last uuid.UUID) string { return base64.RawURLEncoding.EncodeToString(last[:]) }
@@ -273,7 +275,7 @@ func parseCursor(text string) (uuid.UUID, error) {
 	// Sales and orders have ids of version 7. Encoding the id again refuses line ends and stray bits, which the
 	// decoder ignores.
 	if last.Version() != 7 || cursorAfter(last) != text {
-		return uuid.Nil, &order.InvalidError{Field: "cursor", Reason: `must be the "next_cursor" of another page`}
+		return uuid.Nil, problemCursor
 	}
 	return last, nil
 }

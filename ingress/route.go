@@ -85,6 +85,10 @@ func (s *router) handle(method, path string, h echo.HandlerFunc) echo.HandlerFun
 	if class := classOf(method, path); class != "" {
 		seconds = s.metrics.durations(class)
 	}
+	bodyMax, tooLarge := int64(accept.MaxBodyBytes), problemTooLarge
+	if path == stripePath {
+		bodyMax, tooLarge = stripeBodyMax, problemStripeTooLarge
+	}
 	served := func(c echo.Context) error {
 		defer func() {
 			if cause := recover(); cause != nil {
@@ -96,8 +100,8 @@ func (s *router) handle(method, path string, h echo.HandlerFunc) echo.HandlerFun
 			seconds.observeHead(c)
 		}
 		s.closeIfStopping(c)
-		if c.Request().ContentLength > accept.MaxBodyBytes {
-			s.fail(c, problemTooLarge)
+		if c.Request().ContentLength > bodyMax {
+			s.fail(c, tooLarge)
 			return nil
 		}
 		if ids := c.ParamValues(); len(ids) > 0 && ids[0] == "" {

@@ -282,7 +282,6 @@ func TestEachKindOfRequestHasSlots(t *testing.T) {
 	s := openShop(t, func(c *Config) { c.MaxInFlight = 2 })
 	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
 	path, id := s.confirm(sale, "eve")
-	s.get(path, as("eve")).is(http.StatusOK) // from now on its sale is known
 	unlock := s.lock("sales")
 
 	var hanging sync.WaitGroup
@@ -293,7 +292,7 @@ func TestEachKindOfRequestHasSlots(t *testing.T) {
 	p := s.get("/v1/sales").isProblem(http.StatusServiceUnavailable, "overloaded")
 	require.NotContains(t, p["detail"], "reserved")
 	s.buy(sale, "", as("ada")).is(http.StatusAccepted)
-	s.pay(path, "r-1", as("eve")).is(http.StatusOK)
+	s.get("/v1/orders/x", as("eve")).isProblem(http.StatusNotFound, "order-not-found") // it takes a slot of orders
 	unlock()
 	hanging.Wait()
 

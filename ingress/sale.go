@@ -3,6 +3,7 @@ package ingress
 import (
 	"context"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/go-json-experiment/json"
@@ -126,8 +127,58 @@ func (s *saleService) invalidate() {
 	}
 }
 
+// price is what a unit costs, in minor units of the currency; zero in a sale without a price. It never changes.
+type price struct {
+	unit     int64
+	currency string
+}
+
+// prices remembers the prices of sales that this server has shown, so that purchases need no query. It is safe for
+// concurrent use.
+type prices struct {
+	mu   sync.RWMutex
+	sale map[uuid.UUID]price
+}
+
+func (p *prices) learn(sales []catalog.CountResult) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.sale == nil || len(p.sale) > salesMax {
+		p.sale = make(map[uuid.UUID]price)
+	}
+	for _, s := range sales {
+		p.sale[s.ID] = price{s.UnitPrice, s.Currency}
+	}
+}
+
+func (p *prices) find(sale uuid.UUID) (price, bool) {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	found, known := p.sale[sale]
+	return found, known
+}
+
+// price returns the price of a sale at once. One that is not known is zero, and is looked up for the next caller.
+func (s *saleService) price(sale uuid.UUID) price {
+	found, known := s.prices.find(sale)
+	if !known {
+		_, _, _ = s.feed.recall(sale, time.Time{}) // schedules the query; a full feed knows others
+	}
+	return found
+}
+
+// followed returns the sales that sell first. Their prices are known before they open.
+func (s *saleService) followed(ctx context.Context, limit int) ([]uuid.UUID, error) {
+	sales, err := s.config.Sales.Followed(ctx, limit)
+	for _, sale := range sales {
+		s.price(sale)
+	}
+	return sales, err
+}
+
 func (s *saleService) countSales(ctx context.Context, ids []uuid.UUID) (map[uuid.UUID][]catalog.CountResult, error) {
 	sales, err := s.config.Sales.CountSales(ctx, ids)
+	s.prices.learn(sales)
 	found := make(map[uuid.UUID][]catalog.CountResult, len(sales))
 	for _, sale := range sales {
 		found[sale.ID] = []catalog.CountResult{sale}
@@ -143,6 +194,7 @@ func (s *saleService) countPages(ctx context.Context, after []uuid.UUID) (map[uu
 		if err != nil {
 			return nil, err
 		}
+		s.prices.learn(sales)
 		found[key] = sales
 	}
 	return found, nil

@@ -50,6 +50,7 @@ type core struct {
 
 	receipts *receipts
 	orders   *orderStore
+	prices   *prices
 	waiters  *orderWaiters
 
 	background *background
@@ -105,10 +106,10 @@ func (s *Server) init() (err error) {
 	if err := c.receipts.start(c.config, background); err != nil {
 		return err
 	}
-	c.orders = newOrderStore(c.config, background)
+	c.prices = &prices{}
+	c.orders = newOrderStore(c.config, c.prices, background)
 	c.waiters = newOrderWaiters(c.orders.findAwaited, c.metrics.outcomeLookups)
 	background.start(c.waiters.run)
-	background.start(func(ctx context.Context) { c.metrics.sales.run(ctx, c.config.Sales.Followed, c.log) })
 	if c.config.Outcomes != nil {
 		background.start((&outcomeReader{core: c}).run)
 	}
@@ -116,6 +117,7 @@ func (s *Server) init() (err error) {
 		s.setAddr(c.config.Listener)
 	}
 	s.health, s.sales, s.router = &health{core: c}, newSaleService(c), newRouter(c)
+	background.start(func(ctx context.Context) { c.metrics.sales.run(ctx, s.sales.followed, c.log) })
 	watch, err := telemetry.WatchReady(c.config.Metrics, "ingress", s.health.look)
 	if err != nil {
 		return err
@@ -132,7 +134,9 @@ func (s *Server) routes(operate *operatorService) error {
 	orders, inFlight := &orderService{s.core}, &s.inFlight
 	r.handleGet("/v1/orders", inFlight.orders.admit(orders.list))
 	r.handleGet("/v1/orders/:order", inFlight.orders.admit(orders.show))
-	r.handlePost("/v1/orders/:order/pay", orders.pay)
+	if s.config.BuyerPay == SwitchOn {
+		r.handlePost("/v1/orders/:order/pay", orders.pay)
+	}
 	r.handlePost("/v1/orders/:order/cancel", orders.cancel)
 	// Streams do not end, so they are not served to HEAD.
 	r.handle(http.MethodGet, "/v1/orders/:order/events", orders.stream)
@@ -155,6 +159,11 @@ func (s *Server) routes(operate *operatorService) error {
 	change("/v1/sales/:sale/end", operators.Admin, operate.operateSale(s.config.Sales.End))
 	change("/v1/sales/:sale/restock", operators.Operator, operate.restockSale)
 	change("/v1/admin/orders/:order/cancel", operators.Operator, operate.cancelOrder)
+	change("/v1/admin/payments/:reference/refunded", operators.Cashier, operate.noteRefund)
+	r.handlePost(paymentsPath, operate.reportPayment)
+	if s.config.StripeSecretsFile != "" {
+		r.handlePost(stripePath, (&stripeService{operatorService: operate, reading: slots{limit: stripeReadingMax}}).serve)
+	}
 
 	// Looks at orders and at histories have slots of their own, so that they keep no operator from pausing a sale.
 	look := func(path string, call operatorCall) {
@@ -163,6 +172,7 @@ func (s *Server) routes(operate *operatorService) error {
 	look("/v1/admin/orders", operate.listOrders)
 	look("/v1/admin/orders/:order", operate.showOrder)
 	look("/v1/admin/sales/:sale/history", operate.showSaleHistory)
+	look("/v1/admin/payments", operate.listPayments)
 
 	// These take no slot, so that a full server can be monitored.
 	r.handleGet("/livez", s.health.live)

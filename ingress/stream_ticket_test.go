@@ -40,7 +40,7 @@ func tokenFor(t *testing.T, user string) reqHeader {
 // What EventSource does: no header of ours, the same URL at every reconnect, and Last-Event-ID.
 func TestTicketOpensStreamWithoutToken(t *testing.T) {
 	t.Parallel()
-	s := openShop(t, withJWT)
+	s := openShop(t, withJWT, func(c *Config) { c.BuyerPay = SwitchOn })
 	s.startWorker()
 	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
 	ada := tokenFor(t, "ada")

@@ -94,7 +94,7 @@ type decision struct {
 
 // decide locks the order of the money and applies the rule. A buyer is told of an order that does not exist.
 func (l *Ledger) decide(ctx context.Context, tx pgx.Tx, m *order.Money, user *string) (d decision, err error) {
-	if m.OrderID == uuid.Nil {
+	if m.OrderID == uuid.Nil && user == nil {
 		return decision{event: order.EventPaymentRefundDue, reason: order.RefundOrderNotFound}, nil
 	}
 	locked, overdue, err := l.LockOrder(ctx, tx, m.OrderID, user)
@@ -217,9 +217,8 @@ func (l *Ledger) decideWaiting(
 // order.ErrRefundNotDue, and is an *order.RefundedError for a payment that was refunded with another reference, or is
 // one of Postgres.
 func (l *Ledger) Refund(ctx context.Context, reference, refundReference, operator string) (order.Payment, error) {
-	var invalid *order.InvalidError
-	if err := order.ValidateReference(refundReference); errors.As(err, &invalid) {
-		return order.Payment{}, &order.InvalidError{Field: "refund_reference", Reason: invalid.Reason}
+	if err := order.ValidateRefundReference(refundReference); err != nil {
+		return order.Payment{}, err
 	}
 	var p order.Payment
 	err := l.inTransaction(ctx, func(tx pgx.Tx) error {

@@ -26,7 +26,7 @@ type dashboardCmd struct {
 	scrapeFlags
 	Addr           string            `env:"STAMPEDE_DASHBOARD_ADDR" default:"127.0.0.1:8090" type:"addr" placeholder:"HOST:PORT" help:"Address to listen on (${default}). Behind a proxy with TLS only."`
 	AdminToken     string            `placeholder:"TOKEN" help:"Token of the operator admin, who may do everything; without it and without --operators-file nobody can log in."`
-	OperatorsFile  string            `placeholder:"FILE" help:"Further operators, one a line: name, role (viewer, operator or admin), SHA-256 of the token in hex. Changes are in force within ten seconds, and end the sessions of who lost a role."`
+	OperatorsFile  string            `placeholder:"FILE" help:"Further operators, one a line: name, role (viewer, cashier, operator or admin), SHA-256 of the token in hex. Changes are in force within ten seconds, and end the sessions of who lost a role."`
 	TrustedProxies forwarded.Proxies `placeholder:"PREFIXES" help:"Proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted, such as 10.0.0.0/8,192.0.2.1."`
 }
 

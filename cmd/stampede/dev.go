@@ -36,7 +36,7 @@ type devCmd struct {
 	Auth          string `default:"header" enum:"header,jwt" placeholder:"MODE" help:"How buyers are identified: header or jwt (${default})."`
 	AuthHeader    string `default:"${auth_header}" placeholder:"NAME" help:"Header that names the buyer with --auth=header (${default})."`
 	AdminToken    string `placeholder:"TOKEN" help:"Bearer token of the operator admin, who may do everything (default: random)."`
-	OperatorsFile string `placeholder:"FILE" help:"Further operators, one a line: name, role (viewer, operator or admin), SHA-256 of the token in hex. Changes are in force within ten seconds."`
+	OperatorsFile string `placeholder:"FILE" help:"Further operators, one a line: name, role (viewer, cashier, operator or admin), SHA-256 of the token in hex. Changes are in force within ten seconds."`
 	DashboardAddr string `placeholder:"HOST:PORT" help:"Address of the dashboard; off: none (default: 127.0.0.1:8090, or another port if it is in use)."`
 }
 

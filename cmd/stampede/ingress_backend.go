@@ -143,6 +143,10 @@ func (o buyersOrders) Pay(ctx context.Context, id uuid.UUID, user, reference str
 	return o.changes.Pay(ctx, id, user, reference)
 }
 
+func (o buyersOrders) Report(ctx context.Context, m order.Money) (order.Payment, error) {
+	return o.changes.Report(ctx, m)
+}
+
 func (o buyersOrders) Cancel(ctx context.Context, id uuid.UUID, user string) (order.Order, error) {
 	return o.changes.Cancel(ctx, id, user)
 }

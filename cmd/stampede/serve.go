@@ -68,6 +68,7 @@ type ingressFlags struct {
 	tokenFlags
 	receiptFlag
 	replicaFlag
+	paymentFlags
 }
 
 func (f ingressFlags) Validate() error {
@@ -99,6 +100,7 @@ func (f ingressFlags) config(
 	}
 	f.bound(&config)
 	f.verifyBy(&config)
+	config.BuyerPay, config.StripeSecretsFile = ingress.Switch(f.BuyerPay), f.StripeSecretsFile
 	return config
 }
 
@@ -112,7 +114,7 @@ type serveCmd struct {
 	Auth          string `default:"jwt" enum:"jwt,header" placeholder:"MODE" help:"How buyers are identified: jwt, or header behind a gateway that sets it (${default})."`
 	AuthHeader    string `default:"${auth_header}" placeholder:"NAME" help:"Header that names the buyer with --auth=header (${default})."`
 	AdminToken    string `placeholder:"TOKEN" help:"Bearer token of the operator admin, who may do everything; without it and without --operators-file operators' calls are refused."`
-	OperatorsFile string `placeholder:"FILE" help:"Further operators, one a line: name, role (viewer, operator or admin), SHA-256 of the token in hex. Changes are in force within ten seconds."`
+	OperatorsFile string `placeholder:"FILE" help:"Further operators, one a line: name, role (viewer, cashier, operator or admin), SHA-256 of the token in hex. Changes are in force within ten seconds."`
 
 	PlainReader string `default:"on" enum:"on,off" placeholder:"MODE" help:"Read plain purchases in front of net/http, for about half of its CPU time: on or off (${default})."`
 
@@ -240,6 +242,12 @@ type tokenFlags struct {
 func (f tokenFlags) verifyBy(config *ingress.Config) {
 	config.JWTSecret, config.JWKSURL = f.JWTSecret, f.JWKSURL
 	config.JWTIssuer, config.JWTAudience = f.JWTIssuer, f.JWTAudience
+}
+
+// paymentFlags say who reports payments, beside operators.
+type paymentFlags struct {
+	BuyerPay          string `placeholder:"MODE" help:"Whether buyers report payments of their own orders (POST /v1/orders/{order}/pay), for demos and for gateways that keep the path to themselves: on or off (default: off with --auth=jwt, on with --auth=header)."`
+	StripeSecretsFile string `placeholder:"FILE" help:"Secrets that sign Stripe's events at /v1/payments/stripe, one a line. Changes are in force at once. Without it the path is 404."`
 }
 
 // origins are the value of a flag.

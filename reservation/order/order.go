@@ -66,6 +66,15 @@ func ValidateReference(reference string) error {
 	return nil
 }
 
+// ValidateRefundReference is ValidateReference for the reference of a refund.
+func ValidateRefundReference(reference string) error {
+	var invalid *InvalidError
+	if errors.As(ValidateReference(reference), &invalid) {
+		return &InvalidError{"refund_reference", invalid.Reason}
+	}
+	return nil
+}
+
 // Order is an order as its buyer sees it.
 type Order struct {
 	ID         uuid.UUID

@@ -73,6 +73,9 @@ type Money struct {
 	Unreadable string
 }
 
+// maxAmount bounds an amount: that of no order is higher, and sums of many fit into 64 bits.
+const maxAmount = MaxUnitPrice * MaxPerOrder
+
 // maxUnreadable bounds the text of Money.Unreadable, in bytes.
 const maxUnreadable = 500
 
@@ -108,7 +111,7 @@ func ReadMoney(report []byte) (m Money, err error) {
 	m.OrderID, _ = uuid.Parse(id) // none without an id
 	m.Currency = read("currency", IsCurrency)
 	if raw := string(members["amount"]); raw != "" && raw != "null" {
-		if m.Amount, err = strconv.ParseInt(raw, 10, 64); err != nil || m.Amount < 0 {
+		if m.Amount, err = strconv.ParseInt(raw, 10, 64); err != nil || m.Amount < 0 || m.Amount > maxAmount {
 			m.Amount, unreadable = 0, append(unreadable, "amount "+raw)
 		}
 	}

@@ -29,6 +29,7 @@ var (
 	NotFound         = newKind(http.StatusNotFound, "not-found", "The path does not exist")
 	saleNotFound     = newKind(http.StatusNotFound, "sale-not-found", "The sale does not exist")
 	OrderNotFound    = newKind(http.StatusNotFound, "order-not-found", "The order does not exist")
+	paymentNotFound  = newKind(http.StatusNotFound, "payment-not-found", "The payment does not exist")
 	Method           = newKind(http.StatusMethodNotAllowed, "method-not-allowed", "The method is not allowed")
 	SoldOut          = newKind(http.StatusConflict, "sold-out", "The sale is sold out")
 	AlreadyPurchased = newKind(http.StatusConflict, "already-purchased", "You already have an order in this sale")
@@ -37,6 +38,8 @@ var (
 	Paused           = newKind(http.StatusConflict, "sale-paused", "The sale is paused")
 	Transition       = newKind(http.StatusConflict, "illegal-transition", "The current state does not allow this")
 	AlreadyPaid      = newKind(http.StatusConflict, "already-paid", "The order was paid with another reference")
+	refundNotDue     = newKind(http.StatusConflict, "refund-not-due", "No refund of the payment is due")
+	Refunded         = newKind(http.StatusConflict, "already-refunded", "The payment was refunded with another reference")
 	NotConfirmed     = newKind(http.StatusConflict, "order-not-confirmed", "The order is not confirmed yet")
 	Ended            = newKind(http.StatusGone, "sale-ended", "The sale has ended")
 	expired          = newKind(http.StatusGone, "order-expired", "The order has expired")
@@ -100,6 +103,15 @@ var table = []Known{
 	{
 		Err: order.ErrDamaged, Kind: Internal,
 		Detail: "The stored data of the order is inconsistent. Nothing was done, and a retry will not help.",
+	},
+	{
+		order.ErrPaymentNotFound, paymentNotFound, "No payment has this reference.",
+		"There is no payment with this reference.", "References are compared exactly. Look for it in the list.",
+	},
+	{
+		order.ErrRefundNotDue, refundNotDue,
+		"The payment is settled, or waits for its order. An operator's cancellation of a paid order makes its refund due.",
+		"No refund of the payment is due.", "If its order is to be cancelled, do that first.",
 	},
 	{
 		Err: reservation.ErrReservationDamaged, Kind: Internal,
