@@ -91,6 +91,7 @@ func (s *operatorService) createSale(c echo.Context, operator string) error {
 		c.Response().Header()["Idempotency-Replayed"] = headerTrue
 	}
 	s.metrics.sales.add(sale.ID)
+	s.prices.learn([]catalog.CountResult{{CountedSale: sale}})
 	c.Response().Header()["Location"] = []string{"/v1/sales/" + sale.ID.String()}
 	return writeJSON(c, http.StatusCreated, sale)
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
+	"stampede/internal/test/testkit"
 	"stampede/reservation"
 	"stampede/reservation/order"
 )
@@ -187,14 +188,16 @@ func TestRefundsAreNotedAndListed(t *testing.T) {
 	require.Equal(t, []string{settled}, list("state=settled&sale="+sale.String()))
 	require.Empty(t, list("state=waiting&sale="+sale.String()))
 	one := func(reference string) []any {
-		return s.get("/v1/admin/payments?reference="+url.QueryEscape(reference), cashier).is(http.StatusOK)["payments"].([]any)
+		page := s.get("/v1/admin/payments?reference="+url.QueryEscape(reference), cashier).is(http.StatusOK)
+		return page["payments"].([]any)
 	}
 	require.Len(t, one(settled), 1)
 	require.Empty(t, one(settled+"x"))
 	require.Empty(t, one("\x00"))
 	for query, detail := range map[string]string{
-		"state=": "state", "state=due": "state", "sale=": "sale", "order=x": "order", "cursor=x": "cursor", "cursor=+1": "cursor",
-		"limit=101": "limit", "reference=": "reference", "reference=a&limit=1": "reference", "status=paid": "status",
+		"state=": "state", "state=due": "state", "sale=": "sale", "order=x": "order", "cursor=x": "cursor",
+		"cursor=+1": "cursor", "limit=101": "limit", "reference=": "reference",
+		"reference=a&limit=1": "reference", "status=paid": "status",
 	} {
 		p := s.get("/v1/admin/payments?"+query, cashier).isProblem(http.StatusBadRequest, "invalid-request")
 		require.Contains(t, p["detail"], detail, query)
@@ -215,12 +218,15 @@ func TestRefundsAreNotedAndListed(t *testing.T) {
 	p = note(settled, "re_2").isProblem(http.StatusConflict, "already-refunded")
 	require.Equal(t, "re_1", p["refund_reference"])
 	require.Equal(t, []string{settled}, list("state=refunded&sale="+sale.String()))
+	s.reports(unique+"%41", "") // the path of which a URL does not keep as it was sent
+	require.Equal(t, unique+"%41", note(unique+"%41", "re_3").is(http.StatusOK)["reference"])
 	for _, missing := range []string{unique, settled + "x", "a\x00", "\xff", " "} {
 		note(missing, "re_1").isProblem(http.StatusNotFound, "payment-not-found")
 	}
 	for body, detail := range map[string]string{
 		"{}": "refund_reference", `{"refund_reference":" "}`: "refund_reference", `{"refund_reference":"a\nb"}`: "ASCII",
-		`{"refund_reference":"` + strings.Repeat("r", 256) + `"}`: "255", `{"refund_reference":"r","reference":"r"}`: "reference",
+		`{"refund_reference":"` + strings.Repeat("r", 256) + `"}`: "255",
+		`{"refund_reference":"r","reference":"r"}`:                "reference",
 	} {
 		p := s.post(refundedPath(due[0]), body, cashier).isProblem(http.StatusBadRequest, "invalid-request")
 		require.Contains(t, p["detail"], detail, body)
@@ -286,6 +292,17 @@ func TestPurchaseShowsItsAmount(t *testing.T) {
 		require.Equal(t, []any{"reserved", 14700.0, "EUR"}, []any{shown["status"], shown["amount"], shown["currency"]})
 	}
 	require.NotContains(t, s.buy(free, "", as("ada")).is(http.StatusAccepted), "amount")
+	body := `{"name":"x","stock":1,"unit_price":7,"currency":"CHF"}`
+	created := uuid.MustParse(s.post("/v1/sales", body, operator).is(http.StatusCreated)["id"].(string))
+	require.EqualValues(t, 7, s.buy(created, "", as("ada")).is(http.StatusAccepted)["amount"])
+
+	// Of a sale that nobody has looked at, the first purchases may not know it: the next do.
+	unseen := s.sale(reservation.Terms{Stock: 1000, UnitPrice: 5, Currency: "EUR"})
+	buyers := 0
+	testkit.Eventually(t, 20*time.Second, "the price is known", func() bool {
+		buyers++
+		return s.buy(unseen, "", as(fmt.Sprint("buyer-", buyers))).is(http.StatusAccepted)["amount"] == 5.0
+	})
 }
 
 const stripeSecret = "whsec_0123456789abcdef"
@@ -359,7 +376,8 @@ func TestSignaturesOfStripe(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, []byte("whsec_the-next-secret\n"), 0o600))
 	s.stripe(body, good).isProblem(http.StatusBadRequest, "invalid-request")
 	s.stripe(body, header("whsec_the-next-secret", now)).is(http.StatusOK)
-	for _, text := range []string{"", "# none", "whsec_the-next-secret\nshort", strings.Repeat("whsec_the-next-secret\n", 17)} {
+	many := strings.Repeat("whsec_the-next-secret\n", 17)
+	for _, text := range []string{"", "# none", "whsec_the-next-secret\nshort", many} {
 		require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
 		s.stripe(body, header("whsec_the-next-secret", now)).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
 		c := Config{StripeSecretsFile: file}
@@ -389,7 +407,8 @@ func TestEventsOfStripe(t *testing.T) {
 		return id
 	}
 	intent := func(reference string, id any) string {
-		return event("payment_intent.succeeded", reference, `"amount":4900,"amount_received":4900,"currency":"eur",`+metadata(id))
+		rest := `"amount":4900,"amount_received":4900,"currency":"eur",` + metadata(id)
+		return event("payment_intent.succeeded", reference, rest)
 	}
 	session := func(kind, reference, status string, id any) string {
 		return event("checkout.session."+kind, "cs_1", fmt.Sprintf(
@@ -412,15 +431,15 @@ func TestEventsOfStripe(t *testing.T) {
 	require.Contains(t, s.signed(session("completed", slow, "unpaid", id)).is(http.StatusOK)["ignored"], "not paid")
 	require.Equal(t, "settled", s.signed(session("async_payment_succeeded", slow, "paid", id)).is(http.StatusOK)["state"])
 	alone := "cs_" + uuid.NewString()
-	p := s.signed(event("checkout.session.completed", alone, `"payment_intent":null,"payment_status":"paid","amount_total":4900,`+
-		`"currency":"eur",`+metadata(confirmed()))).is(http.StatusOK)
+	p := s.signed(event("checkout.session.completed", alone, `"payment_intent":null,"payment_status":"paid",`+
+		`"amount_total":4900,"currency":"eur",`+metadata(confirmed()))).is(http.StatusOK)
 	require.Equal(t, []any{alone, "settled"}, []any{p["reference"], p["state"]})
 
 	p = s.signed(intent(newReference(), "cart 7")).is(http.StatusOK)
-	require.Equal(t, []any{"refund_due", "order-not-found", `order_id "cart 7"`}, []any{p["state"], p["reason"], p["unreadable"]})
+	require.Equal(t, []any{"order-not-found", `order_id "cart 7"`}, []any{p["reason"], p["unreadable"]})
 	p = s.signed(event("payment_intent.succeeded", newReference(), `"amount_received":"x","currency":7,`+
 		metadata(confirmed()))).is(http.StatusOK)
-	require.Equal(t, []any{"refund_due", "amount-mismatch", `amount "x"`}, []any{p["state"], p["reason"], p["unreadable"]})
+	require.Equal(t, []any{"amount-mismatch", `amount "x"`}, []any{p["reason"], p["unreadable"]})
 	for name, body := range map[string]string{
 		"another sale of the account": event("payment_intent.succeeded", newReference(), `"amount_received":1,"metadata":{}`),
 		"no metadata":                 event("payment_intent.succeeded", newReference(), `"metadata":null`),
@@ -432,7 +451,8 @@ func TestEventsOfStripe(t *testing.T) {
 	} {
 		require.Contains(t, s.signed(body).is(http.StatusOK), "ignored", name)
 	}
-	s.signed(event("payment_intent.succeeded", "", metadata(confirmed()))).isProblem(http.StatusBadRequest, "invalid-request")
+	nameless := s.signed(event("payment_intent.succeeded", "", metadata(confirmed())))
+	require.Contains(t, nameless.isProblem(http.StatusBadRequest, "invalid-request")["detail"], "reference")
 
 	// This call alone takes long bodies.
 	long := fmt.Sprintf(`{"type":"x","padding":%q}`, strings.Repeat("x", stripeBodyMax-30))

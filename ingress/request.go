@@ -257,7 +257,7 @@ func parseIDFilter(name, what, text string, into *uuid.UUID) error {
 	return nil
 }
 
-var problemCursor = problemFor(&order.InvalidError{Field: "cursor", Reason: `must be the "next_cursor" of another page`})
+var problemCursor = invalid(`cursor must be the "next_cursor" of another page.`)
 
 // cursorAfter returns the cursor of the page after the item with this id. It is opaque to clients.
 func cursorAfter(last uuid.UUID) string { return base64.RawURLEncoding.EncodeToString(last[:]) }

@@ -4,6 +4,7 @@ package ingress
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"os"
 	"os/exec"
@@ -23,6 +24,17 @@ import (
 // streamTime is how long a stream stays open: schemathesis reads an answer to its end.
 const streamTime = 200 * time.Millisecond
 
+// signedByStripe sends an event as Stripe's own library signs it.
+func (s *shop) signedByStripe(secret, body string) reply {
+	s.t.Helper()
+	const sign = `import stripe, sys, time
+now, secret, body = int(time.time()), *sys.argv[1:]
+print(f"t={now},v1=" + stripe.WebhookSignature._compute_signature(f"{now}.{body}", secret), end="")`
+	header, err := exec.CommandContext(s.t.Context(), "../bin/schemathesis/bin/python", "-c", sign, secret, body).Output()
+	require.NoError(s.t, err)
+	return s.stripe(body, string(header))
+}
+
 // TestSchemathesis has schemathesis make requests from openapi.yaml, valid and invalid ones, and follow its links, on a
 // server with a worker, sales and orders. Its settings are in testdata/schemathesis.toml. Each answer is held against
 // the document by the test itself as well.
@@ -30,7 +42,8 @@ func TestSchemathesis(t *testing.T) {
 	program, err := filepath.Abs("../bin/schemathesis/bin/st")
 	require.NoError(t, err)
 	_, stripe := withStripe(t, stripeSecret)
-	s := openShop(t, withJWT, stripe, func(c *Config) { c.BuyerPay = SwitchOn }) // in the other mode every user id is a credential
+	pay := func(c *Config) { c.BuyerPay = SwitchOn }
+	s := openShop(t, withJWT, stripe, pay) // in the other mode every user id is a credential
 	s.server.router.echo.Pre(func(next echo.HandlerFunc) echo.HandlerFunc {
 		return func(c echo.Context) error {
 			if !strings.HasSuffix(c.Request().URL.Path, "/events") {
@@ -50,6 +63,10 @@ func TestSchemathesis(t *testing.T) {
 		return s.buy(sale, "", buyer, prefer("wait=30")).is(http.StatusCreated)["order_id"].(string)
 	}
 	final, open, cancelled := order(0), order(time.Hour), order(time.Hour)
+	due := newReference()
+	s.post(paymentsPath, fmt.Sprintf(`{"reference":%q}`, due), operator).is(http.StatusOK)
+	s.signedByStripe(stripeSecret, `{"type":"charge.succeeded","emoji":"🎟"}`).is(http.StatusOK)
+	s.signedByStripe("whsec_another-secret", "{}").isProblem(http.StatusBadRequest, "invalid-request")
 	settings, err := os.ReadFile("testdata/schemathesis.toml")
 	require.NoError(t, err)
 	folder := t.TempDir()
@@ -57,7 +74,7 @@ func TestSchemathesis(t *testing.T) {
 		func(name string) string {
 			return map[string]string{
 				"BUYER_TOKEN": token, "OPERATOR_TOKEN": adminToken,
-				"FINAL_ORDER": final, "OPEN_ORDER": open, "CANCELLED_ORDER": cancelled,
+				"FINAL_ORDER": final, "OPEN_ORDER": open, "CANCELLED_ORDER": cancelled, "REFUND_DUE": due,
 			}[name]
 		})), 0o600))
 	run := exec.CommandContext(t.Context(), program, "run", s.url+"/openapi.yaml")

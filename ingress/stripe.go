@@ -126,7 +126,7 @@ func parseStripeSignature(headers []string) (at int64, signatures [][]byte, err 
 	return at, signatures, nil
 }
 
-// readStripeSecrets reads the file of secrets, one a line; empty lines, and lines that begin with #, are left out. It is
+// readStripeSecrets reads the file of secrets, one a line, without empty lines and those that begin with #. The file is
 // read for each event, so that a change is in force at once. The error does not repeat a secret.
 func readStripeSecrets(name string) (secrets []string, err error) {
 	text, err := os.ReadFile(name)
@@ -142,7 +142,7 @@ func readStripeSecrets(name string) (secrets []string, err error) {
 		switch secret := strings.TrimSpace(line); {
 		case secret == "" || secret[0] == '#':
 		case len(secret) < minStripeSecretBytes || !isVisibleASCII(secret):
-			return nil, fault("line %d is not a secret such as whsec_…, of at least %d characters", number, minStripeSecretBytes)
+			return nil, fault("line %d is no secret (whsec_…) of at least %d characters", number, minStripeSecretBytes)
 		default:
 			secrets = append(secrets, secret)
 		}
