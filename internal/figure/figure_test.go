@@ -32,7 +32,8 @@ func TestMoneyHasTheDigitsOfItsCurrency(t *testing.T) {
 		{1234567, "KWD", "1,234.567 KWD"},
 		{0, "USD", "0.00 USD"},
 		{1, "CLF", "0.0001 CLF"},
-		{1200, "", "1,200 minor units"}, {0, "", ""},
+		{1200, "", "1,200 minor units"},
+		{0, "", ""},
 		{math.MaxInt64, "EUR", "92,233,720,368,547,758.07 EUR"},
 	} {
 		require.Equal(t, c.want, figure.Money(c.minor, c.currency))
