@@ -24,10 +24,14 @@ import (
 // what became of it. Money for an order that Postgres does not have waits (SweepPayments). A repeat changes nothing and
 // returns what became of the first report, also if it says something else.
 //
-// The error is an *order.InvalidError for the reference, wraps order.ErrDamaged, or is one of Postgres. Then the same
-// report is safe to repeat.
+// Money for an order whose records are damaged waits for who mends them.
+//
+// The error is an *order.InvalidError for the reference, or one of Postgres. Then the same report is safe to repeat.
 func (l *Ledger) Report(ctx context.Context, m order.Money) (order.Payment, error) {
 	payment, _, err := l.report(ctx, m, nil, m.Reference)
+	if errors.Is(err, order.ErrDamaged) {
+		payment, err = l.keepWaiting(ctx, m)
+	}
 	if err != nil {
 		return order.Payment{}, fmt.Errorf("report payment=%s order=%s: %w", m.Reference, m.OrderID, err)
 	}
@@ -52,6 +56,29 @@ func (l *Ledger) Pay(ctx context.Context, id uuid.UUID, user, reference string) 
 	return o, nil
 }
 
+// keepWaiting keeps money without a look at its order.
+func (l *Ledger) keepWaiting(ctx context.Context, m order.Money) (payment order.Payment, err error) {
+	err = l.inTransaction(ctx, func(tx pgx.Tx) error {
+		if _, err := insertPayment(ctx, tx, m.Reference, m, decision{}); err != nil {
+			return err
+		}
+		payment, err = findPayment(ctx, tx, m.Reference)
+		return err
+	})
+	return payment, err
+}
+
+// insertPayment writes the report of the money with the decision. It returns false if the key has a payment.
+func insertPayment(ctx context.Context, tx pgx.Tx, key string, m order.Money, d decision) (isNew bool, err error) {
+	data := map[string]string{}
+	if m.Unreadable != "" {
+		data["unreadable"] = m.Unreadable
+	}
+	err = tx.QueryRow(ctx, sql.PaymentReport, key, zeronull.UUID(m.OrderID), zeronull.UUID(d.before.SaleID),
+		zeronull.Int8(m.Amount), zeronull.Text(m.Currency), data, zeronull.Text(d.event), zeronull.Text(d.reason)).Scan(&isNew)
+	return isNew, err
+}
+
 // report keeps the money under a key. The order is the user's, or anybody's if that is nil. It returns the order as it
 // is afterwards, zero if there is none.
 func (l *Ledger) report(
@@ -63,24 +90,22 @@ func (l *Ledger) report(
 	var changed []order.Order
 	var isNew bool
 	err = l.inTransaction(ctx, func(tx pgx.Tx) error {
-		changed = nil
-		data := map[string]string{}
-		if m.Unreadable != "" {
-			data["unreadable"] = m.Unreadable
-		}
+		changed, isNew = nil, false
 		d, err := l.decide(ctx, tx, &m, user)
 		if err != nil {
 			return err
 		}
-		crashpoint.Hit(crashpoint.BeforePayment)
-		keep := func() error {
-			return tx.QueryRow(ctx, sql.PaymentReport, key, zeronull.UUID(m.OrderID), zeronull.UUID(d.before.SaleID),
-				zeronull.Int8(m.Amount), zeronull.Text(m.Currency), data, zeronull.Text(d.event),
-				zeronull.Text(d.reason)).Scan(&isNew)
+		if d.before.Status == order.StatusPaid && d.before.PaymentReference == m.Reference {
+			// The same money was reported in the other way: by the shop, or by the buyer.
+			if payment, err = findSettled(ctx, tx, m.OrderID); !errors.Is(err, order.ErrPaymentNotFound) {
+				o = d.before
+				return err
+			}
 		}
-		if err = keep(); errors.Is(err, pgx.ErrNoRows) { // its sale was archived in between
+		crashpoint.Hit(crashpoint.BeforePayment)
+		if isNew, err = insertPayment(ctx, tx, key, m, d); errors.Is(err, pgx.ErrNoRows) { // its sale was archived in between
 			if d, err = l.decide(ctx, tx, &m, user); err == nil {
-				err = keep()
+				isNew, err = insertPayment(ctx, tx, key, m, d)
 			}
 		}
 		crashpoint.Hit(crashpoint.PaymentInserted)
@@ -118,6 +143,8 @@ func (l *Ledger) decide(ctx context.Context, tx pgx.Tx, m *order.Money, user *st
 	switch {
 	case errors.Is(err, order.ErrNotFound) && user == nil:
 		return d, nil
+	case FaultOf(err) == BadData:
+		return d, fmt.Errorf("%w: %w", order.ErrDamaged, err)
 	case err != nil:
 		return d, err
 	}
@@ -351,6 +378,16 @@ func (l *Ledger) RefundsDue(ctx context.Context) ([]RefundsDue, error) {
 
 func findPayment(ctx context.Context, on pg.Querier, reference string) (order.Payment, error) {
 	rows, _ := on.Query(ctx, sql.PaymentFind, reference) // rows carry the error
+	p, err := pgx.CollectExactlyOneRow(rows, scanPayment)
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = order.ErrPaymentNotFound
+	}
+	return p, err
+}
+
+// findSettled returns the payment that settled the order.
+func findSettled(ctx context.Context, tx pgx.Tx, id uuid.UUID) (order.Payment, error) {
+	rows, _ := tx.Query(ctx, sql.PaymentList, 0, 1, order.PaymentSettled, nil, id) // rows carry the error
 	p, err := pgx.CollectExactlyOneRow(rows, scanPayment)
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = order.ErrPaymentNotFound

@@ -135,10 +135,14 @@ var (
 		p.event.Epoch = 0
 		return quietly(p.l.Record(ctx, []order.OrderReserved{p.event}))
 	}}
-	reportA = step{"report a", func(w *world) { w.report(0) },
-		func(ctx context.Context, p played) error { return p.report(ctx, 0) }}
-	reportB = step{"report b", func(w *world) { w.report(1) },
-		func(ctx context.Context, p played) error { return p.report(ctx, 1) }}
+	reportA = step{
+		"report a", func(w *world) { w.report(0) },
+		func(ctx context.Context, p played) error { return p.report(ctx, 0) },
+	}
+	reportB = step{
+		"report b", func(w *world) { w.report(1) },
+		func(ctx context.Context, p played) error { return p.report(ctx, 1) },
+	}
 	late = step{"late", func(w *world) {
 		w.overdue = w.overdue || w.status == order.StatusConfirmed
 	}, func(ctx context.Context, p played) error {
@@ -169,8 +173,10 @@ var (
 	}, func(ctx context.Context, p played) error {
 		return quietly(p.l.Withdraw(ctx, p.event.OrderID, "a test", "zoe"))
 	}}
-	sweep = step{"sweep", func(w *world) { w.sweep(false) },
-		func(ctx context.Context, p played) error { return p.sweep(ctx, true) }}
+	sweep = step{
+		"sweep", func(w *world) { w.sweep(false) },
+		func(ctx context.Context, p played) error { return p.sweep(ctx, true) },
+	}
 	lose = step{"lose", func(w *world) { w.sweep(true) }, func(ctx context.Context, p played) error {
 		_, err := p.pool.Exec(ctx, `UPDATE payment_events SET occurred_at = occurred_at - interval '11 minutes'
 			WHERE order_id = $1 AND version = 1`, p.event.OrderID)

@@ -81,6 +81,42 @@ func TestBuyersReferencesAreTheirOwn(t *testing.T) {
 	require.Equal(t, order.PaymentSettled, p.State)
 }
 
+// A gateway has the buyer pay, and its provider reports the same money: in either order it counts once.
+func TestMoneyThatIsReportedInTwoWaysCountsOnce(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	testwork.Heartbeat(t, pool)
+	l := ledger.New(pool)
+	orders := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 2)
+	first, second := newReference(), newReference()
+	testwork.Pay(t, l, orders[0], "user-1", first)
+	p, err := l.Report(t.Context(), order.Money{Reference: first, OrderID: orders[0]})
+	require.NoError(t, err)
+	require.Equal(t, []any{order.PaymentSettled, orders[0].String() + ":" + first}, []any{p.State, p.Reference})
+	report(t, l, order.Money{Reference: second, OrderID: orders[1]}, "settled", "")
+	testwork.Pay(t, l, orders[1], "user-2", second)
+	due, err := l.RefundsDue(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, due)
+}
+
+// A damaged record of an order keeps no money away: it waits.
+func TestMoneyForDamagedOrderIsKept(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	testwork.Heartbeat(t, pool)
+	l := ledger.New(pool)
+	sale := testshop.NewPayableSale(t, pool, 10)
+	for i, damage := range []string{
+		"UPDATE orders SET reserved_at = 'infinity' WHERE id = $1", "UPDATE orders SET version = 3 WHERE id = $1",
+	} {
+		event := testshop.Reserved(sale, "user-"+uuid.NewString(), int64(i+1))
+		testwork.Record(t, l, []order.OrderReserved{event})
+		testshop.Exec(t, pool, damage, event.OrderID)
+		report(t, l, order.Money{Reference: newReference(), OrderID: event.OrderID}, "waiting", "")
+	}
+}
+
 // Money may be reported before a worker has recorded the order.
 func TestMoneyWaitsForItsOrder(t *testing.T) {
 	t.Parallel()

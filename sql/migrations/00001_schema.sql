@@ -450,8 +450,7 @@ UNION ALL
     SELECT 'its buyers are still in Redis: a worker removes them when nothing of the sale is open, --retire-after after its end'
     FROM sales WHERE id = sale AND retired_at IS NULL
 UNION ALL
-    (SELECT format('the payment %s is %s', reference, CASE state WHEN 'waiting' THEN 'not decided' ELSE 'due for refund' END)
-     FROM payments WHERE sale_id = sale AND state IN ('waiting', 'refund_due') LIMIT 1)
+    (SELECT format('the payment %s is due for refund', reference) FROM payments WHERE sale_id = sale AND state = 'refund_due' LIMIT 1)
 UNION ALL
     SELECT format('the target %s of the relay has not read it: it is at position %s, and the last event of the sale at %s',
                   t.name, t.position, last.position)

@@ -24,10 +24,13 @@
 WITH event AS (
     SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::bigint[], $5::bigint[], $6::bigint[], $7::timestamptz[], $8::text[])
         WITH ORDINALITY AS e (order_id, sale_id, user_id, quantity, sequence, epoch, reserved_at, key_fingerprint, place)
+), paced AS MATERIALIZED (
+    SELECT id, epoch, step, greatest(now(), (SELECT max(pay_from) FROM orders WHERE sale_id = sales.id) + step) AS next
+    FROM sales, make_interval(secs => 1.0 / nullif(payments_per_second, 0)) AS step
+    WHERE id = ANY ($2::uuid[]) AND payments_per_second > 0
 ), turn AS (
-    SELECT e.order_id,
-           greatest(now(), (SELECT max(pay_from) FROM orders WHERE sale_id = s.id) + step) + step * (row_number() OVER (PARTITION BY s.id ORDER BY e.sequence, e.order_id) - 1) AS pay_from
-    FROM event AS e JOIN sales AS s ON s.id = e.sale_id AND s.payments_per_second > 0 AND s.epoch <= e.epoch, make_interval(secs => 1.0 / s.payments_per_second) AS step
+    SELECT e.order_id, p.next + p.step * (row_number() OVER (PARTITION BY p.id ORDER BY e.sequence, e.order_id) - 1) AS pay_from
+    FROM event AS e JOIN paced AS p ON p.id = e.sale_id AND p.epoch <= e.epoch
     WHERE $9::text IS NULL AND NOT EXISTS (SELECT FROM order_events AS known WHERE known.sale_id = e.sale_id AND known.order_id = e.order_id)
 ), entry AS (
     SELECT e.*, turn.pay_from, s.id IS NOT NULL AS sale_known, s.archived_at IS NOT NULL AS archived,
