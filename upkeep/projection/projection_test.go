@@ -81,6 +81,7 @@ func TestProjectionRebuildRestoresEachRow(t *testing.T) {
 	// The log restores any damage of the rows.
 	for _, damage := range []string{
 		"DELETE FROM orders",
+		"UPDATE orders SET pay_from = now()",
 		"UPDATE orders SET status = 'expired', version = 9, quantity = 7, user_id = id::text, sequence = 0, epoch = 9, " +
 			"reserved_at = now(), updated_at = now()",
 		"UPDATE orders SET reason = 'x', due = now(), payment_reference = 'x', key_fingerprint = 'x'",
