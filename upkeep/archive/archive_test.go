@@ -408,6 +408,7 @@ func TestMoneyForSaleThatIsBeingArchivedWaits(t *testing.T) {
 	l := ledger.New(s.Pool)
 	marking, err := s.Pool.Begin(t.Context())
 	require.NoError(t, err)
+	defer func() { _ = marking.Rollback(context.WithoutCancel(t.Context())) }()
 	for _, statement := range []string{sql.ArchiveLockSale, "UPDATE sales SET archived_at = now(), archive = '{}' WHERE id = $1"} {
 		_, err = marking.Exec(t.Context(), statement, sale)
 		require.NoError(t, err)
