@@ -74,7 +74,7 @@ func (d orderPages) refunds(ctx context.Context, r *http.Request) (page, error) 
 	}
 	filter := order.PaymentFilter{State: order.PaymentRefundDue}
 	if body.Sale != "" {
-		if filter.Sale, err = uuid.Parse(body.Sale); err != nil {
+		if filter.Sale, _ = uuid.Parse(body.Sale); filter.Sale == uuid.Nil {
 			body.Problem, body.Hint, p.status = explain(errNoSaleID)
 			p.body = body
 			return p, nil

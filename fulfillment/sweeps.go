@@ -166,8 +166,8 @@ type waitingAge struct {
 const arrivalMargin = 5 * time.Minute
 
 // mayCome reports whether an order, whose money was reported ten minutes ago, may be in a stream or in a dead letter.
-// An order is accepted before it is paid: it is in no stream in which every entry is younger. An entry leaves its stream
-// when it is in Postgres or a dead letter, so these are looked at later.
+// An order is accepted before it is paid: it is in no stream in which every entry is younger. An entry leaves its
+// stream when it is in Postgres or a dead letter, so these are looked at later.
 func (a *arrivals) mayCome(ctx context.Context, id uuid.UUID) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()

@@ -75,7 +75,8 @@ func insertPayment(ctx context.Context, tx pgx.Tx, key string, m order.Money, d 
 		data["unreadable"] = m.Unreadable
 	}
 	err = tx.QueryRow(ctx, sql.PaymentReport, key, zeronull.UUID(m.OrderID), zeronull.UUID(d.before.SaleID),
-		zeronull.Int8(m.Amount), zeronull.Text(m.Currency), data, zeronull.Text(d.event), zeronull.Text(d.reason)).Scan(&isNew)
+		zeronull.Int8(m.Amount), zeronull.Text(m.Currency), data, zeronull.Text(d.event),
+		zeronull.Text(d.reason)).Scan(&isNew)
 	return isNew, err
 }
 
@@ -312,7 +313,8 @@ func (l *Ledger) ListPayments(
 	if f.State == order.PaymentRefundDue {
 		query, args = sql.PaymentListDue, args[:2]
 	}
-	rows, _ := l.pool.Query(ctx, query, append(args, zeronull.UUID(f.Sale), zeronull.UUID(f.Order))...) // rows carry the error
+	args = append(args, zeronull.UUID(f.Sale), zeronull.UUID(f.Order))
+	rows, _ := l.pool.Query(ctx, query, args...) // rows carry the error
 	payments, err = pgx.CollectRows(rows, scanPayment)
 	if err != nil {
 		return nil, 0, fmt.Errorf("list payments: %w", err)
@@ -324,8 +326,8 @@ func (l *Ledger) ListPayments(
 	return payments, next, nil
 }
 
-// WithPayments returns a Ledger that also calls noted, once, with each state that it brings a payment to, and the reason
-// of the refund.
+// WithPayments returns a Ledger that also calls noted, once, with each state that it brings a payment to, and the
+// reason of the refund.
 func (l *Ledger) WithPayments(noted func(order.PaymentState, order.RefundReason)) *Ledger {
 	counting := *l
 	counting.noted = noted

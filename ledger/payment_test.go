@@ -22,7 +22,9 @@ import (
 func newReference() string { return "pi_" + uuid.NewString() }
 
 // report reports money and checks what became of it.
-func report(t *testing.T, l *ledger.Ledger, m order.Money, state order.PaymentState, reason order.RefundReason) order.Payment {
+func report(
+	t *testing.T, l *ledger.Ledger, m order.Money, state order.PaymentState, reason order.RefundReason,
+) order.Payment {
 	t.Helper()
 	p, err := l.Report(t.Context(), m)
 	require.NoError(t, err)
@@ -58,7 +60,8 @@ func TestMoneySettlesOrderOnce(t *testing.T) {
 	for range 2 {
 		p, err = l.Refund(t.Context(), first, "re_1", "zoe")
 		require.NoError(t, err)
-		require.Equal(t, []any{order.PaymentRefunded, "re_1", "zoe", 4}, []any{p.State, p.RefundReference, p.Operator, p.Version})
+		require.Equal(t, []any{order.PaymentRefunded, "re_1", "zoe", 4},
+			[]any{p.State, p.RefundReference, p.Operator, p.Version})
 	}
 	var refunded *order.RefundedError
 	_, err = l.Refund(t.Context(), first, "re_2", "zoe")
@@ -179,7 +182,7 @@ func TestTurnsToPayFollowThePace(t *testing.T) {
 	var last time.Time
 	for i, e := range crowd {
 		o := testwork.Order(t, pool, e.OrderID)
-		require.WithinDuration(t, o.PayFrom.Add(testshop.PaymentWindow), o.ExpiresAt, time.Second, "the window begins with the turn")
+		require.WithinDuration(t, o.PayFrom.Add(testshop.PaymentWindow), o.ExpiresAt, time.Second)
 		if i > 0 {
 			require.Equal(t, 100*time.Millisecond, o.PayFrom.Sub(last))
 		}

@@ -70,8 +70,8 @@ func TestOrderDoesNotExpireDuringPostgresOutage(t *testing.T) {
 	testwork.RequireUnbroken(t, s, sale)
 }
 
-// If an ingress is killed while it keeps a payment, or a worker while it decides about one that waits, it has happened or
-// not, and a repeat of the report settles the order once.
+// If an ingress is killed while it keeps a payment, or a worker while it decides about one that waits, it has happened
+// or not, and a repeat of the report settles the order once.
 func TestMoneyIsKeptOnceAfterCrash(t *testing.T) {
 	t.Parallel()
 	for _, point := range []string{

@@ -125,8 +125,8 @@ func (c *orderExportCmd) writer(w io.Writer) (each func(order.Placed) error, flu
 			row = append(row[:0],
 				line.OrderID.String(), line.SaleID.String(), figure.Cell(line.UserID), strconv.FormatInt(line.Quantity, 10),
 				string(line.Status), strconv.Itoa(line.Version), line.ReservedAt, line.UpdatedAt, line.PaidAt, line.PayFrom,
-				line.ExpiresAt, amount, line.Currency, figure.Cell(line.PaymentReference), figure.Cell(line.Reason), strconv.FormatInt(line.Sequence, 10),
-				strconv.FormatInt(line.Epoch, 10))
+				line.ExpiresAt, amount, line.Currency, figure.Cell(line.PaymentReference), figure.Cell(line.Reason),
+				strconv.FormatInt(line.Sequence, 10), strconv.FormatInt(line.Epoch, 10))
 			return rows.Write(row)
 		}, func() error {
 			rows.Flush()

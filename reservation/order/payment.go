@@ -101,8 +101,8 @@ func (m *Money) Validate() error {
 }
 
 // ReadMoney reads the report of a payment: {"order_id", "reference", "amount", "currency"}, of which only the reference
-// is required. Other members are ignored. What cannot be read is kept in Unreadable, so that no money is lost; the error,
-// an *InvalidError, is for what is no report: not one JSON object, or no valid reference.
+// is required. Other members are ignored. What cannot be read is kept in Unreadable, so that no money is lost. The
+// error, an *InvalidError, is for what is no report: not one JSON object, or no valid reference.
 func ReadMoney(report []byte) (m Money, err error) {
 	var members map[string]json.RawMessage
 	if err := json.Unmarshal(report, &members); err != nil || members == nil {
@@ -157,7 +157,8 @@ var (
 	ErrRefundNotDue = errors.New("no refund of the payment is due")
 )
 
-// RefundedError is returned for the refund of a payment that was refunded with another reference. It wraps ErrRefundNotDue.
+// RefundedError is returned for the refund of a payment that was refunded with another reference. It wraps
+// ErrRefundNotDue.
 type RefundedError struct{ RefundReference string }
 
 func (e *RefundedError) Error() string {

@@ -32,7 +32,9 @@ func TestReadMoneyKeepsWhatItCannotRead(t *testing.T) {
 		`{"reference":"p","currency":978,"amount":[1]}`:                   {Unreadable: `currency 978, amount [1]`},
 		`{"reference":"p","order_id":"cart 7"}`:                           {Unreadable: `order_id "cart 7"`},
 		`{"reference":"p","order_id":"urn:uuid:` + id + `"}`:              {Unreadable: `order_id "urn:uuid:` + id + `"`},
-		`{"reference":"p","order_id":"` + strings.Repeat("x", 900) + `"}`: {Unreadable: `order_id "` + strings.Repeat("x", 490)},
+		`{"reference":"p","order_id":"` + strings.Repeat("x", 900) + `"}`: {
+			Unreadable: `order_id "` + strings.Repeat("x", 490),
+		},
 	} {
 		want.Reference = "p"
 		m, err := order.ReadMoney([]byte(report))

@@ -72,17 +72,18 @@ func TestBuyerTransitions(t *testing.T) {
 		same    = "same" // nothing changes, without an error
 	)
 	due := time.Now()
+	awaits, paid := order.Order{Status: "confirmed", ExpiresAt: due}, order.Order{Status: "paid", PaymentReference: "ref"}
 	for name, c := range map[string]struct {
 		order   order.Order
 		overdue bool
 		pay     order.RefundReason // empty if the money settles
 		cancel  any                // a status, same, or the error
 	}{
-		"in time":                       {order.Order{Status: "confirmed", ExpiresAt: due}, false, "", "cancelled"},
-		"overdue":                       {order.Order{Status: "confirmed", ExpiresAt: due}, true, order.RefundOrderExpired, expired},
+		"in time":                       {awaits, false, "", "cancelled"},
+		"overdue":                       {awaits, true, order.RefundOrderExpired, expired},
 		"no payment window":             {order.Order{Status: "confirmed"}, false, "", illegal},
-		"paid":                          {order.Order{Status: "paid", PaymentReference: "ref"}, false, order.RefundAlreadyPaid, illegal},
-		"paid, after the deadline":      {order.Order{Status: "paid", PaymentReference: "ref"}, true, order.RefundAlreadyPaid, illegal},
+		"paid":                          {paid, false, order.RefundAlreadyPaid, illegal},
+		"paid, after the deadline":      {paid, true, order.RefundAlreadyPaid, illegal},
 		"cancelled":                     {order.Order{Status: "cancelled"}, false, order.RefundOrderCancelled, same},
 		"cancelled, after the deadline": {order.Order{Status: "cancelled"}, true, order.RefundOrderCancelled, same},
 		"expired":                       {order.Order{Status: "expired"}, true, order.RefundOrderExpired, expired},

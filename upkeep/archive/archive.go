@@ -352,8 +352,8 @@ type Finding struct {
 	What    string     `json:"what"`
 }
 
-// Audit checks a file: that it is whole, and what it says of S1 to S5 and S8. Postgres compares in temporary tables and is not
-// changed. The error is ErrDamagedFile, or one of the file or of Postgres.
+// Audit checks a file: that it is whole, and what it says of S1 to S5 and S8. Postgres compares in temporary tables and
+// is not changed. The error is ErrDamagedFile, or one of the file or of Postgres.
 func Audit(ctx context.Context, pool *pgxpool.Pool, path string) (Report, error) {
 	header, trailer, err := Verify(path)
 	if err != nil {

@@ -189,7 +189,8 @@ func requireArchived(t testing.TB, s *testshop.Shop, sale uuid.UUID, receipt ord
 	outcomes := testwork.Record(t, l, []order.OrderReserved{testshop.Reserved(sale, "late", 70)})
 	require.ErrorIs(t, outcomes[0].Err, order.ErrArchived)
 	require.Equal(t, ledger.BadData, ledger.FaultOf(outcomes[0].Err), "it becomes a dead letter")
-	refused, err := l.Refuse(t.Context(), []order.OrderReserved{testshop.Reserved(sale, "late", 70)}, order.RejectedSoldOut)
+	after := []order.OrderReserved{testshop.Reserved(sale, "late", 70)}
+	refused, err := l.Refuse(t.Context(), after, order.RejectedSoldOut)
 	require.NoError(t, err)
 	require.ErrorIs(t, refused[0].Err, order.ErrArchived)
 	var archived bool
@@ -286,7 +287,8 @@ func requireTakenByOther(t *testing.T, path string, sale uuid.UUID, before []str
 		if was := position.FindStringSubmatch(before[i]); was != nil && strings.Contains(before[i], `"order_id"`) {
 			from, err := strconv.Atoi(was[1])
 			require.NoError(t, err)
-			moved[strings.HasPrefix(before[i], `{"reference"`)][from], err = strconv.Atoi(position.FindStringSubmatch(after[i])[1])
+			to := position.FindStringSubmatch(after[i])[1]
+			moved[strings.HasPrefix(before[i], `{"reference"`)][from], err = strconv.Atoi(to)
 			require.NoError(t, err)
 		}
 	}

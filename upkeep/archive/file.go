@@ -18,8 +18,8 @@ import (
 )
 
 // A file is compressed by gzip. Its text is a line with the Header in JSON, the events of the orders in the text format
-// of COPY, one in each line, a line "\.", the events of the payments likewise, and a line with the Trailer. No event can
-// be the line "\.".
+// of COPY, one in each line, a line "\.", the events of the payments likewise, and a line with the Trailer. No event
+// can be the line "\.".
 
 const (
 	// formatName and formatVersion are in the header of every file. A reader refuses other ones.

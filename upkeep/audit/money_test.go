@@ -15,7 +15,8 @@ import (
 )
 
 // pricedSale opens a sale with a price of 500, and four orders: of user-1 and user-2, which are paid; of user-3, which
-// was cancelled after its payment; and of user-4, which is not paid. Two more payments are due for refund, and one waits.
+// was cancelled after its payment; and of user-4, which is not paid. Two more payments are due for refund, and one
+// waits.
 func pricedSale(t *testing.T, s *testshop.Shop) (sale uuid.UUID, orders []uuid.UUID) {
 	t.Helper()
 	sale = s.OpenPayable(t, 10)
@@ -120,8 +121,12 @@ func TestAuditReportsEachDamageOfMoney(t *testing.T) {
 		"settled after expiry": {
 			"UPDATE orders SET status = 'expired' WHERE payment_reference = 'pi_2'", ":pi_2 settled the order, which is expired",
 		},
-		"the order is gone":  {"DELETE FROM orders WHERE payment_reference = 'pi_1'", "pi_1 settled the order, which is missing"},
-		"below the price":    {"UPDATE sales SET unit_price = 600", "pi_1 settled the order, which is one of 600 EUR and not of 500 EUR"},
+		"the order is gone": {
+			"DELETE FROM orders WHERE payment_reference = 'pi_1'", "pi_1 settled the order, which is missing",
+		},
+		"below the price": {
+			"UPDATE sales SET unit_price = 600", "pi_1 settled the order, which is one of 600 EUR and not of 500 EUR",
+		},
 		"paid with no money": {"DELETE FROM payment_events WHERE reference = 'pi_1'", "the order is paid, and no payment settled it with the reference pi_1"},
 		"a refund is lost": {
 			"DELETE FROM payment_events WHERE reference = 'pi_3' AND version > 2",

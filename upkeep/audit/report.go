@@ -361,8 +361,8 @@ func (r Report) writeSums(w io.Writer) {
 		if p.Reported != p.Settled+p.RefundDue+p.Refunded+p.Waiting {
 			is = "≠"
 		}
-		fmt.Fprintf(w, "      %s %s %s + %s + %s + %s in minor units of %s\n", n(p.Reported), is, n(p.Settled), n(p.RefundDue),
-			n(p.Refunded), n(p.Waiting), figure.Printable(p.Currency))
+		fmt.Fprintf(w, "      %s %s %s + %s + %s + %s in minor units of %s\n", n(p.Reported), is, n(p.Settled),
+			n(p.RefundDue), n(p.Refunded), n(p.Waiting), figure.Printable(p.Currency))
 	}
 }
 

@@ -122,8 +122,9 @@ func takes(match gatewayv1.HTTPRouteMatch, method, path string) (ok bool) {
 	return ok && (match.Method == nil || string(*match.Method) == method)
 }
 
-// Buyers reach all of the interface that is for them, as Stripe does, and nothing that is for operators, the shop's server
-// or the cluster. A call has one rule, because the order of regular expressions differs, and that of a stream has no timeout.
+// Buyers reach all of the interface that is for them, as Stripe does, and nothing that is for operators, the shop's
+// server or the cluster. A call has one rule, because the order of regular expressions differs, and that of a stream
+// has no timeout.
 func TestRouteShowsCallsOfBuyersOnly(t *testing.T) {
 	var spec struct {
 		Paths map[string]map[string]json.RawMessage `json:"paths"`
