@@ -122,6 +122,8 @@ func TestCommandsOfRunbookRun(t *testing.T) {
 	s := newShop(t)
 	sale, orders := s.recorded("ann")
 	s.ends(exitOK, "relay", "add", "lines", "stdout")
+	_, err = ledger.New(s.pool).Report(t.Context(), order.Money{Reference: "pi_2"}) // its refund is due
+	require.NoError(t, err)
 	_, err = s.pool.Exec(t.Context(), "INSERT INTO dead_letters (stream, entry_id, fields, reason, deliveries) "+
 		"VALUES ($1, '1-1', '[]', 'rubbish', 1)", s.keys.Orders(0))
 	require.NoError(t, err)
