@@ -135,7 +135,7 @@ func TestLoadPrintsJSON(t *testing.T) {
 	assert.Positive(t, crowd["winners_ms"].(map[string]any)["p50"])
 	assert.Equal(t, 50.0, crowd["durable"].(map[string]any)["orders"])
 	assert.Equal(t, 50.0, got[0]["checked"].(map[string]any)["found"])
-	assert.Len(t, got[0]["audit"].(map[string]any)["promises"], 7)
+	assert.Len(t, got[0]["audit"].(map[string]any)["promises"], 8)
 }
 
 func TestDemoPrintsVerdictAsJSON(t *testing.T) {

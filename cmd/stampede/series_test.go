@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/test/testkit"
+	"stampede/reservation/order"
 )
 
 // PromQL's increase() misses a counter that appears with its first event, so an idle process exports every series with
@@ -70,6 +71,7 @@ func TestEachSeriesExistsFromFirstScrape(t *testing.T) {
 			"stampede_locks_total{outcome": {"acquired", "busy", "released", "lost"},
 			"stampede_worker_failing{step": {
 				"record", "lock", "release", "expire", "rebuild", "retire", "unblock", "held", "name",
+				"payments",
 			},
 			"stampede_sessions_ended_total": nil,
 			"stampede_sales_retired_total":  nil,
@@ -96,6 +98,10 @@ func TestEachSeriesExistsFromFirstScrape(t *testing.T) {
 			"stampede_trace_spans_total{result":           {"exported", "dropped"},
 		},
 	} {
+		series[`stampede_payments_total{reason="",state`] = []string{"waiting", "settled"}
+		for _, reason := range order.RefundReasons() {
+			series[`stampede_payments_total{reason="`+string(reason)+`",state`] = []string{"refund_due", "refunded"}
+		}
 		shown := scrape(t, url)
 		for name, values := range series {
 			if values == nil {
