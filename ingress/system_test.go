@@ -232,7 +232,7 @@ func TestSaleGoesOnWithoutPostgres(t *testing.T) {
 	for _, text := range []string{"postgres", "dial", "127.0.0.1", "SQLSTATE"} {
 		require.NotContains(t, r.body, text)
 	}
-	s.get("/v1/sales/"+sale.String()).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
+	s.awaitUnavailable("/v1/sales/" + sale.String())
 	s.post("/v1/sales", `{"name":"x","stock":1}`, operator).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
 	ready := s.get("/readyz").is(http.StatusOK)
 	require.Equal(t, []any{"ready", "up", "down"}, []any{ready["status"], ready["redis"], ready["postgres"]})

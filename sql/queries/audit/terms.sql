@@ -10,6 +10,9 @@ CROSS JOIN LATERAL (
         ('stock', s.stock::text, s.stock BETWEEN 1 AND 100000000),
         ('per_order_limit', s.per_order_limit::text, s.per_order_limit BETWEEN 1 AND 1000000),
         ('payment_window_seconds', s.payment_window_seconds::text, s.payment_window_seconds BETWEEN 0 AND 2592000),
+        ('payment_grace_seconds', s.payment_grace_seconds::text, s.payment_grace_seconds BETWEEN 0 AND 3600),
+        ('payments_per_second', s.payments_per_second::text, s.payments_per_second BETWEEN 0 AND 10000),
+        ('unit_price', s.unit_price::text, coalesce(s.unit_price BETWEEN 1 AND 1000000000, true)),
         ('epoch', s.epoch::text, s.epoch BETWEEN 1 AND 999999999)
     ) AS known (field, is_now, possible)
     WHERE NOT possible

@@ -19,7 +19,7 @@ FROM (
            concat_ws(' ', max(type) FILTER (WHERE version = 2), max(type) FILTER (WHERE version = 3), max(type) FILTER (WHERE version = 4)) AS history,
            coalesce(max(occurred_at) FILTER (WHERE version = 4), max(occurred_at) FILTER (WHERE version = 3), max(occurred_at)) AS updated_at,
            min(user_id) AS user_id, max(user_id) AS last_user, min(quantity) AS quantity, max(quantity) AS last_quantity,
-           max(reserved_at) FILTER (WHERE version = 2) AS reserved_at, greatest(count(reserved_at), count(sequence), count(epoch), count(due), count(pay_from), count(key_fingerprint)) AS reservations,
+           max(reserved_at) FILTER (WHERE version = 2) AS reserved_at, greatest(count(reserved_at), count(sequence), count(epoch), count(due), count(key_fingerprint)) + count(pay_from) FILTER (WHERE version > 2) AS reservations,
            max(sequence) FILTER (WHERE version = 2) AS sequence, max(epoch) FILTER (WHERE version = 2) AS epoch,
            max(due) FILTER (WHERE version = 2) AS due, max(pay_from) FILTER (WHERE version = 2) AS pay_from, max(key_fingerprint) FILTER (WHERE version = 2) AS key_fingerprint,
            bool_and(jsonb_typeof(data) = 'object') AS objects,
