@@ -177,6 +177,7 @@ func (u *upgrade) ingress(v version) *testkit.Cmd {
 	c := u.command(v, "serve")
 	for name, value := range map[string]string{
 		"STAMPEDE_STOP_DELAY": "1s", "STAMPEDE_USER_RATE": "0", "STAMPEDE_AUTH": "jwt", "STAMPEDE_JWT_SECRET": jwtSecret,
+		"STAMPEDE_BUYER_PAY":   "on",
 		"STAMPEDE_ADMIN_TOKEN": adminToken, "STAMPEDE_HTTP_ADDR": "127.0.0.1:0",
 	} {
 		c.Setenv(name, value)
