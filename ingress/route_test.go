@@ -302,7 +302,13 @@ func TestEachKindOfRequestHasSlots(t *testing.T) {
 	defer func() { _ = tx.Rollback(context.Background()) }()
 	_, err = tx.Exec(t.Context(), "SELECT FROM orders WHERE id = $1 FOR UPDATE", id)
 	require.NoError(t, err)
-	hanging.Go(func() { s.pay(path, "r-1", as("eve")) }) // a slow machine holds its order for longer than it waits
+	hanging.Go(func() {
+		r := s.pay(path, "r-1", as("eve"))
+		for r.status == http.StatusServiceUnavailable { // a slow machine holds its order for longer than it waits
+			r = s.pay(path, "r-1", as("eve"))
+		}
+		r.is(http.StatusOK)
+	})
 	testkit.Eventually(t, 30*time.Second, "a payment waits for its order", func() bool {
 		return s.server.inFlight.orders.taken.Load() == 1
 	})
@@ -316,7 +322,6 @@ func TestEachKindOfRequestHasSlots(t *testing.T) {
 	s.post("/v1/sales/"+sale.String()+"/pause", "", operator).is(http.StatusOK)
 	require.NoError(t, tx.Rollback(t.Context()))
 	hanging.Wait()
-	s.pay(path, "r-1", as("eve")).is(http.StatusOK)
 }
 
 func TestPanicIsAnsweredAndLogged(t *testing.T) {
