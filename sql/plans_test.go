@@ -2,9 +2,11 @@ package sql_test
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -266,6 +268,92 @@ func TestKeptPlansRunOnOneMonth(t *testing.T) {
 	text := explain(t, conn, "EXPLAIN (ANALYZE) EXECUTE find('"+sale.String()+"', '{"+uuid.NewString()+"}')")
 	require.Contains(t, text, "Subplans Removed: 3")
 	require.Contains(t, text, "Index Scan using orders_2031_02_pkey on orders")
+}
+
+// Postgres has no statistics in the first minute of a sale, and keeps the plans that it made when the tables were empty.
+// They must not read all orders of the sale for each of them.
+func TestPlansOfNewSaleReadOrdersByIndex(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	sale := saleIn(time.Now())
+	conn := inSession(t, pool, "SET plan_cache_mode = force_generic_plan",
+		"INSERT INTO sales (id, name, stock, payment_window_seconds, "+
+			"payments_per_second) VALUES ('"+sale.String()+"', 'new', 100000, 600, 5)",
+		"SELECT make_month(first_sale((now() + n * interval '1 month')::timestamp)) FROM generate_series(2, 24) AS n",
+		`DO $$ DECLARE part text; BEGIN
+			FOR part IN SELECT unnest(ARRAY[orders, events]) FROM order_months LOOP
+				EXECUTE 'ALTER TABLE ' || part || ' SET (autovacuum_enabled = off)';
+			END LOOP;
+		END $$`)
+	id := uuid.New()
+	one := "{" + id.String() + "}"
+	columns := func(id uuid.UUID) []string {
+		return []string{
+			"{" + id.String() + "}", "{" + sale.String() + "}", "{bob}", "{1}", "{20001}", "{1}", "{2026-11-27 10:00:00Z}", "{NULL}",
+		}
+	}
+	kept := []struct {
+		query string
+		args  []string // "-" for NULL
+	}{
+		{sql.LedgerFindOrders, []string{sale.String(), one}},
+		{sql.LedgerLockOrder, []string{sale.String(), id.String(), "-"}},
+		{sql.LedgerChangeOrders, []string{one, "{2}", "paid", "OrderPaid", "pi", "f", sale.String(), "-", "-"}},
+		{sql.LedgerNoteTraces, []string{sale.String(), one, "{trace}", "2"}},
+		{sql.LedgerLogRefusals, []string{sale.String(), one}},
+		{sql.LedgerPastOrders, []string{sale.String(), "ann-1", "key"}},
+		{sql.LedgerRecordOrders, append(columns(uuid.New()), "-")},
+		{sql.LedgerTakeReleases, []string{sale.String(), "500"}},
+		{sql.LedgerListOfUserInSale, []string{"ann-1", "-", "21", "21", "-", sale.String()}},
+		{sql.LedgerFindHistory, []string{sale.String(), id.String()}},
+		{sql.ReconcileLockOrders, []string{sale.String(), one}},
+		{sql.ReconcileRelease, []string{sale.String(), one}},
+		{sql.ReconcileForget, []string{sale.String(), one}},
+		{sql.RetireMatchOrders, []string{sale.String(), one, "{ann-7000}"}},
+		{sql.PaymentReport, []string{"pi_0", id.String(), sale.String(), "5", "EUR", "{}", "PaymentSettled", "-"}},
+		{sql.PaymentFind, []string{"pi_1"}},
+		{sql.PaymentDecide, []string{"pi_1", sale.String(), "PaymentSettled", "-"}},
+		{sql.PaymentRefundOrder, []string{id.String(), "order-cancelled", "zoe"}},
+		{sql.PaymentRefunded, []string{"pi_1", "re_1", "zoe"}},
+	}
+	execute := func(options string, i int) string {
+		args := make([]string, len(kept[i].args))
+		for n, arg := range kept[i].args {
+			if args[n] = "'" + arg + "'"; arg == "-" {
+				args[n] = "NULL"
+			}
+		}
+		return explain(t, conn, fmt.Sprintf("EXPLAIN (%s) EXECUTE kept_%d (%s)", options, i, strings.Join(args, ", ")))
+	}
+	for i, k := range kept {
+		_, err := conn.Prepare(t.Context(), fmt.Sprint("kept_", i), k.query)
+		require.NoError(t, err)
+		execute("COSTS OFF", i)
+	}
+	for _, statement := range []string{
+		`INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, due, pay_from)
+			SELECT CASE n WHEN 7000 THEN $2 ELSE gen_random_uuid() END, $1, 'ann-' || n, 1, 'confirmed', 2, n, 1, now(), now(),
+				pay_clock() + make_interval(secs => n), now() + make_interval(secs => n) FROM generate_series(1, 20000) AS n`,
+		`INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at)
+			SELECT id, 2, 'OrderConfirmed', sale_id, user_id, quantity, now() FROM orders WHERE sale_id = $1`,
+		`INSERT INTO payment_events (reference, version, type, order_id, sale_id)
+			SELECT 'pi_' || sequence, 1, 'PaymentReceived', id, sale_id FROM orders WHERE sale_id = $1`,
+	} {
+		statement = strings.NewReplacer("$1", "'"+sale.String()+"'", "$2", "'"+id.String()+"'::uuid").Replace(statement)
+		_, err := conn.Exec(t.Context(), statement)
+		require.NoError(t, err)
+	}
+	blocks := regexp.MustCompile(`Buffers: shared hit=(\d+)(?: read=(\d+))?`)
+	for i, k := range kept {
+		t.Run(queryFile(t, k.query), func(t *testing.T) {
+			text := execute("ANALYZE, BUFFERS, COSTS OFF, TIMING OFF", i)
+			found := blocks.FindStringSubmatch(text)
+			require.NotNil(t, found, text)
+			hit, _ := strconv.Atoi(found[1])
+			read, _ := strconv.Atoi(found[2])
+			require.Less(t, hit+read, 100, text)
+		})
+	}
 }
 
 // A plan that Postgres keeps for all positions reads the events behind one of them by their index.

@@ -8,14 +8,21 @@
 --         from sales.sold, last and sorted by sale id (record_orders.sql says why)
 -- $8, $9  the reason and the name of the operator who cancels them, or NULL
 --
+-- The orders are found by the index, as in find_orders.sql, and updated by their places. The outer LIMIT
+-- says that they are few.
+--
 -- Returns the number of changed orders, fewer than given if one was changed without a lock, or if the last event of one
 -- has another version than its row: the next one would leave a gap in the log. And the time of the change.
 WITH changed AS (
     UPDATE orders AS o
     SET status = $3, version = o.version + 1, updated_at = now(), payment_reference = coalesce($5, o.payment_reference)
-    FROM unnest($1::uuid[], $2::integer[]) AS read (id, version)
-    WHERE o.sale_id = $7 AND o.id = read.id AND o.version = read.version
-      AND EXISTS (SELECT FROM order_events AS e WHERE e.sale_id = $7 AND e.order_id = read.id AND e.version = read.version)
+    FROM (
+        SELECT read.version, here.ctid FROM unnest($1::uuid[], $2::integer[]) AS read (id, version)
+        CROSS JOIN LATERAL (SELECT ctid FROM orders WHERE sale_id = $7 AND id = read.id LIMIT 1) AS here
+        CROSS JOIN LATERAL (SELECT FROM order_events AS e WHERE e.sale_id = $7 AND e.order_id = read.id AND e.version = read.version LIMIT 1) AS logged
+        LIMIT cardinality($1)
+    ) AS read
+    WHERE o.sale_id = $7 AND o.ctid = read.ctid AND o.version = read.version
     RETURNING o.id, o.version, o.sale_id, o.user_id, o.quantity
 ), logged AS (
     INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, data)
