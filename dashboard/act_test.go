@@ -292,8 +292,8 @@ func TestRefundIsNotedOnce(t *testing.T) {
 		{money.Reference, " re_1 ", "pi_twice is refunded: 98.00 EUR."},
 		{money.Reference, "re_1", "pi_twice is refunded: 98.00 EUR."}, // the form is sent again
 		{money.Reference, "re_2", "The payment was refunded before, with the reference re_1."},
-		{"pi_paid", "re_2", "No refund of this payment is due."},
-		{"pi_none", "re_2", "There is no such payment."},
+		{"pi_paid", "re_2", "No refund of the payment is due."},
+		{"pi_none", "re_2", "There is no payment with this reference."},
 	} {
 		_, shown = b.post("/refunds", "payment", c.payment, "refund", c.refund, "sale", sale.ID.String(), "after", "0")
 		require.Contains(t, shown, c.answer)

@@ -44,11 +44,6 @@ var explanations = []struct {
 		audit.ErrRunning, http.StatusConflict,
 		"Another process is reconciling.", "Wait for its end, and begin again with a dry run.",
 	},
-	{order.ErrPaymentNotFound, http.StatusNotFound, "There is no such payment.", "Look for it in the list."},
-	{
-		order.ErrRefundNotDue, http.StatusConflict, "No refund of this payment is due.",
-		"Nothing was done. It settled its order, or waits for it: the page of the order says which.",
-	},
 	{rebuild.ErrRunning, http.StatusConflict, "A rebuild is under way.", "Wait for its end, and try again."},
 	{
 		sql.ErrNotMigrated, http.StatusServiceUnavailable, "The database is of an older version.", "Run stampede migrate up.",

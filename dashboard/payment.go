@@ -35,7 +35,7 @@ func (d orderPages) payments(
 	}
 	var next int64
 	p.Payments, next, err = d.ledger.ListPayments(ctx, filter, after, paymentsOnPage)
-	if next > 0 {
+	if next != 0 {
 		p.More = refundsURL(filter.Sale.String(), next)
 	}
 	return p, err
@@ -47,7 +47,7 @@ func refundsURL(sale string, after int64) string {
 	if id, err := uuid.Parse(sale); err == nil && id != uuid.Nil {
 		q.Set("sale", id.String())
 	}
-	if after > 0 {
+	if after != 0 {
 		q.Set("after", strconv.FormatInt(after, 10))
 	}
 	return "/refunds?" + q.Encode()

@@ -168,7 +168,7 @@ func parsePosition(text string) (int64, error) {
 		return 0, nil
 	}
 	position, err := strconv.ParseInt(text, 10, 64)
-	if err != nil || position < 1 || strconv.FormatInt(position, 10) != text {
+	if err != nil || position == 0 || strconv.FormatInt(position, 10) != text {
 		return 0, problemCursor
 	}
 	return position, nil

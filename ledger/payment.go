@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/google/uuid"
@@ -304,11 +305,15 @@ func (l *Ledger) Payment(ctx context.Context, reference string) (order.Payment, 
 	return findPayment(ctx, l.pool, reference)
 }
 
-// ListPayments returns at most limit payments that match, in the order of their latest events, after that position.
-// next is where the next page begins, or 0 at the end.
+// ListPayments returns at most limit payments that match, in the order of their latest events, after that position, or
+// from the beginning if that is 0: positions of an archive of another database are negative. next is where the next page
+// begins, or 0 at the end.
 func (l *Ledger) ListPayments(
 	ctx context.Context, f order.PaymentFilter, after int64, limit int,
 ) (payments []order.Payment, next int64, err error) {
+	if after == 0 {
+		after = math.MinInt64
+	}
 	query, args := sql.PaymentList, []any{after, limit + 1, zeronull.Text(f.State)}
 	if f.State == order.PaymentRefundDue {
 		query, args = sql.PaymentListDue, args[:2]

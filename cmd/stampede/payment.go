@@ -162,6 +162,7 @@ type imported struct {
 	RefundDue int64 `json:"refund_due"`
 	Waiting   int64 `json:"waiting"`
 	Repeated  int64 `json:"repeated"`
+	Archived  int64 `json:"archived"`
 	Bad       int64 `json:"bad"`
 }
 
@@ -183,9 +184,9 @@ func (c *paymentImportCmd) Run(ctx context.Context, s *streams) error {
 	if err != nil {
 		return err
 	}
-	if err := c.print(s.out, found, "%s settled, %s due for refund, %s waiting, %s reported before, %s bad lines\n",
-		figure.Count(found.Settled), figure.Count(found.RefundDue), figure.Count(found.Waiting), figure.Count(found.Repeated),
-		figure.Count(found.Bad)); err != nil {
+	if err := c.print(s.out, found, "%s settled, %s due for refund, %s waiting, %s reported before, "+
+		"%s of archived sales, %s bad lines\n", figure.Count(found.Settled), figure.Count(found.RefundDue),
+		figure.Count(found.Waiting), figure.Count(found.Repeated), figure.Count(found.Archived), figure.Count(found.Bad)); err != nil {
 		return err
 	}
 	return verdict(nil, found.Bad > 0, false)
@@ -210,12 +211,20 @@ func (n *imported) read(ctx context.Context, from io.Reader, l *ledger.Ledger, s
 			continue
 		}
 		m, err := order.ReadMoney(line)
+		if err == nil && m.OrderID != uuid.Nil {
+			// A file has the payments of an archived order: they were decided about.
+			if _, _, err = l.History(ctx, m.OrderID); !errors.Is(err, order.ErrArchived) {
+				err = nil
+			}
+		}
 		if err == nil {
 			isNew = false
 			_, err = l.Report(ctx, m)
 		}
 		var invalid *order.InvalidError
 		switch {
+		case errors.Is(err, order.ErrArchived):
+			n.Archived++
 		case errors.As(err, &invalid), errors.Is(err, order.ErrDamaged):
 			n.Bad++
 			_, _ = fmt.Fprintf(stderr, "stampede: line %d: %s\n", number, printable(err.Error()))

@@ -21,6 +21,11 @@ func TestPaymentCommands(t *testing.T) {
 	s := newShop(t)
 	sale, orders := s.recorded("ann", "bob")
 	ann := orders["ann"].String()
+	archived, others := s.recorded("cid")
+	_, err := s.pool.Exec(t.Context(), "UPDATE sales SET archived_at = now() WHERE id = $1", archived)
+	require.NoError(t, err)
+	_, err = s.pool.Exec(t.Context(), "DELETE FROM orders WHERE sale_id = $1", archived)
+	require.NoError(t, err)
 	file := filepath.Join(t.TempDir(), "provider.jsonl")
 	lines := []string{
 		`{"order_id":"` + ann + `","reference":"pi_1","amount":4900,"currency":"EUR","livemode":true}`,
@@ -31,16 +36,17 @@ func TestPaymentCommands(t *testing.T) {
 		`{"order_id":"` + order.NewOrderID(sale).String() + `","reference":"pi_4"}`,
 		`{"order_id":"` + ann + `","reference":"pi_1"`,
 		`{"order_id":"` + orders["bob"].String() + `","reference":"pi_1"}`,
+		`{"order_id":"` + others["cid"].String() + `","reference":"pi_5"}`,
 	}
 	require.NoError(t, os.WriteFile(file, []byte(strings.Join(lines, "\n")), 0o600))
 	output := s.ends(exitFailed, "payment", "import", file)
 	assert.Contains(t, output, "line 4: reference must be 1 to 255 characters\n")
 	assert.Contains(t, output, "line 7: the report must be one JSON object\n")
-	assert.Contains(t, output, "1 settled, 2 due for refund, 1 waiting, 1 reported before, 2 bad lines\n")
+	assert.Contains(t, output, "1 settled, 2 due for refund, 1 waiting, 1 reported before, 1 of archived sales, 2 bad lines\n")
 	output = s.ends(exitFailed, "payment", "import", "--output=json", file)
-	assert.Contains(t, output, `{"settled":0,"refund_due":0,"waiting":0,"repeated":5,"bad":2}`)
+	assert.Contains(t, output, `{"settled":0,"refund_due":0,"waiting":0,"repeated":5,"archived":1,"bad":2}`)
 	output = s.ends(exitOK, "payment", "import", "-")
-	assert.Equal(t, "0 settled, 0 due for refund, 0 waiting, 0 reported before, 0 bad lines\n", output, "the input is empty")
+	assert.Equal(t, "0 settled, 0 due for refund, 0 waiting, 0 reported before, 0 of archived sales, 0 bad lines\n", output, "the input is empty")
 
 	references := func(flags ...string) (found []string) {
 		for _, p := range objects(t, s.ends(exitOK, append([]string{"payment", "list", "--output=json"}, flags...)...)) {

@@ -305,6 +305,13 @@ func requireTakenByOther(t *testing.T, path string, sale uuid.UUID, before []str
 		"no target lacks them")
 	require.Zero(t, other.Count(t, "SELECT count(*) - count(DISTINCT position) FROM "+events))
 	require.EqualValues(t, 1, other.Count(t, sql.RelayPositionOfTime, time.Unix(0, 0)))
+	payments, next, err := ledger.New(other.Pool).ListPayments(t.Context(), order.PaymentFilter{Sale: sale}, 0, 1)
+	require.NoError(t, err)
+	require.Len(t, payments, 1)
+	require.Negative(t, payments[0].Position)
+	others, _, err := ledger.New(other.Pool).ListPayments(t.Context(), order.PaymentFilter{Sale: sale}, next, 1000)
+	require.NoError(t, err)
+	require.EqualValues(t, other.Count(t, "SELECT count(*) FROM payments WHERE sale_id = $1", sale), 1+len(others))
 	for range 20 {
 		other.Open(t, 10)
 	}
