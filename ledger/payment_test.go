@@ -120,6 +120,20 @@ func TestMoneyForDamagedOrderIsKept(t *testing.T) {
 	}
 }
 
+// The cancellation of a paid order whose payment is missing would hide the money.
+func TestPaidOrderWithoutItsPaymentIsNotCancelled(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	testwork.Heartbeat(t, pool)
+	l := ledger.New(pool)
+	id := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 1)[0]
+	report(t, l, order.Money{Reference: newReference(), OrderID: id}, "settled", "")
+	testshop.Exec(t, pool, "DELETE FROM payment_events")
+	_, err := l.Withdraw(t.Context(), id, "a mistake", "zoe")
+	require.ErrorIs(t, err, order.ErrDamaged)
+	require.Equal(t, order.StatusPaid, testwork.Order(t, pool, id).Status)
+}
+
 // Money may be reported before a worker has recorded the order.
 func TestMoneyWaitsForItsOrder(t *testing.T) {
 	t.Parallel()

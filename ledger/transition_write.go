@@ -89,7 +89,9 @@ func (l *Ledger) change(ctx context.Context, id uuid.UUID, c change) (next order
 			if err != nil {
 				return err
 			}
-			refunds = due.RowsAffected()
+			if refunds = due.RowsAffected(); refunds == 0 {
+				return fmt.Errorf("%w: no payment has settled it", order.ErrDamaged)
+			}
 		}
 		return noteTrace(ctx, tx, next.Order)
 	})
