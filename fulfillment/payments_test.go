@@ -26,15 +26,22 @@ type till struct {
 
 func newTill(s *testshop.Shop) till { return till{s, ledger.New(s.Pool)} }
 
-// report reports money for an order that Postgres does not have, eleven minutes ago, and returns its reference.
-func (s till) report(t *testing.T, id uuid.UUID) (reference string) {
+// reportNow reports money for an order that Postgres does not have, and returns its reference.
+func (s till) reportNow(t *testing.T, id uuid.UUID) (reference string) {
 	t.Helper()
 	p, err := s.Report(t.Context(), order.Money{Reference: "pi_" + uuid.NewString(), OrderID: id})
 	require.NoError(t, err)
 	require.Equal(t, order.PaymentWaiting, p.State)
-	require.NoError(t, s.Exec(t,
-		"UPDATE payment_events SET occurred_at = occurred_at - interval '11 minutes' WHERE reference = $1", p.Reference))
 	return p.Reference
+}
+
+// report is reportNow, eleven minutes ago.
+func (s till) report(t *testing.T, id uuid.UUID) (reference string) {
+	t.Helper()
+	reference = s.reportNow(t, id)
+	require.NoError(t, s.Exec(t,
+		"UPDATE payment_events SET occurred_at = occurred_at - interval '11 minutes' WHERE reference = $1", reference))
+	return reference
 }
 
 func (s till) await(t *testing.T, reference string, state order.PaymentState, reason order.RefundReason) {
@@ -62,7 +69,7 @@ func TestMoneyWaitsForItsOrder(t *testing.T) {
 	s := newTill(testshop.NewShop(t))
 	sale := s.OpenPayable(t, 10)
 	testwork.Heartbeat(t, s.Pool)
-	early, lost := s.report(t, s.Buy(t, sale, "ann")), s.report(t, order.NewOrderID(sale))
+	early, lost := s.reportNow(t, s.Buy(t, sale, "ann")), s.report(t, order.NewOrderID(sale))
 	testwork.Work(t, testwork.Config(t, s.Shop))
 	s.await(t, early, order.PaymentSettled, "")
 	s.await(t, lost, order.PaymentRefundDue, order.RefundOrderNotFound)

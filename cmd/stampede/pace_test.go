@@ -96,6 +96,31 @@ func (p *provider) busiest() (most int) {
 	return most
 }
 
+// Turns follow each other across the shards of a sale, crashes of its workers, and hand-overs of its partitions.
+func TestPaceOutlivesCrashesOfWorkers(t *testing.T) {
+	t.Parallel()
+	s := newSharedShop(t, 4, 2, 3*time.Second)
+	r := newRush(s.shop, s.url, s.createSale(s.url, reservation.Terms{
+		Name: "test", Stock: 2000, Shards: 4, PaymentWindow: time.Hour,
+		PaymentsPerSecond: 2, // the turns are minutes ahead of the clock, however slow the machine is
+	}))
+	r.open(t)
+	for range 4 {
+		r.sell(t, 100, "orders are accepted")
+		r.allow(200)
+		victim := s.busiest()
+		s.workers[victim].Kill()
+		r.sell(t, 50, "orders are accepted without it")
+		s.join(victim)
+	}
+	r.endCrowd()
+	s.ends(exitOK, "audit", "--wait=60s", "--sale="+r.sale.String())
+	orders := s.count("SELECT count(*) FROM orders")
+	require.GreaterOrEqual(t, orders, r.acceptedCount())
+	require.Equal(t, orders-1, s.count(`SELECT count(*) FROM (
+		SELECT pay_from - lag(pay_from) OVER (ORDER BY pay_from) AS gap FROM orders) AS turns WHERE gap = interval '500 ms'`))
+}
+
 // A sale with a pace asks no more of a payment provider than that takes, and no order expires whose money is in time.
 // Without a pace a part of the winners cannot pay within the window.
 func TestPaceKeepsLimitOfProvider(t *testing.T) {

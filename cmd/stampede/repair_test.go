@@ -4,9 +4,11 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -18,6 +20,8 @@ import (
 	"stampede/internal/connect"
 	"stampede/internal/crashpoint"
 	"stampede/internal/dev/localserver"
+	"stampede/internal/figure"
+	"stampede/internal/retry"
 	"stampede/internal/test/testkit"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
@@ -219,6 +223,79 @@ func TestReconcileAfterRestoreOfPostgresLosesNoOrder(t *testing.T) {
 			assert.Zero(t, s.requireEnds(restoredStock), "voided")
 		})
 	}
+}
+
+// Only the payment provider knows the payments that Postgres has forgotten.
+func TestImportAfterRestoreOfPostgresLosesNoMoney(t *testing.T) {
+	t.Parallel()
+	s := newRestoredShop(t)
+	endPayments := s.payEach(t)
+	s.point(t)
+	settled := func() int { return s.count("SELECT count(*) FROM payments WHERE state = 'settled'") }
+	testkit.Eventually(t, within, "money comes after the point", func() bool { return settled() > 250 })
+	for _, worker := range s.workers {
+		require.True(t, worker.Stop().Success())
+	}
+	s.restore(t)
+	s.ends(exitOK, "reconcile", "--yes")
+	s.ends(exitOK, "rebuild", "--yes")
+	s.work()
+	s.sell(t, 50, "the sale continues")
+	s.pause()
+	list := endPayments()
+	require.Less(t, s.count("SELECT count(*) FROM payments"), len(list), "payments that Postgres has forgotten")
+
+	provider := file(t, strings.Join(list, "\n"))
+	t.Log(s.ends(exitOK, "payment", "import", provider))
+	testkit.Eventually(t, within, "all money has settled its order", func() bool { return settled() == len(list) })
+	require.Contains(t, s.ends(exitOK, "payment", "import", provider),
+		fmt.Sprintf("0 settled, 0 due for refund, 0 waiting, %s reported before, ", figure.Count(int64(len(list)))))
+	require.Equal(t, len(list), s.count("SELECT count(*) FROM orders WHERE status = 'paid'"))
+	s.ends(exitOK, "audit", "--wait=60s")
+}
+
+// payEach reports a payment for each accepted order. end does so for the last one, and returns all reports.
+func (s *rush) payEach(t *testing.T) (end func() (reports []string)) {
+	t.Helper()
+	var reports []string
+	var paying sync.WaitGroup
+	stop := make(chan struct{})
+	end = sync.OnceValue(func() []string {
+		close(stop)
+		paying.Wait()
+		return reports
+	})
+	next := func() (acceptedOrder, bool) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if len(reports) == len(s.accepted) {
+			return acceptedOrder{}, false
+		}
+		return s.accepted[len(reports)], true
+	}
+	paying.Go(func() {
+		for t.Context().Err() == nil {
+			o, found := next()
+			if !found {
+				select {
+				case <-stop:
+					return
+				case <-time.After(10 * time.Millisecond):
+				}
+				continue
+			}
+			reports = append(reports, fmt.Sprintf(`{"order_id":%q,"reference":"pi_%d"}`, o.Order, len(reports)))
+			for t.Context().Err() == nil {
+				status, _ := call(t, http.MethodPost, s.url+"/v1/payments", reports[len(reports)-1],
+					"Authorization", "Bearer "+adminToken)
+				if status == http.StatusOK {
+					break
+				}
+				retry.Pause(100*time.Millisecond, t.Context().Done())
+			}
+		}
+	})
+	return end
 }
 
 // Redis was lost or replaced as well: workers rebuild it, and what Postgres has forgotten is void.
