@@ -306,8 +306,8 @@ func (l *Ledger) Payment(ctx context.Context, reference string) (order.Payment, 
 }
 
 // ListPayments returns at most limit payments that match, in the order of their latest events, after that position, or
-// from the beginning if that is 0: positions of an archive of another database are negative. next is where the next page
-// begins, or 0 at the end.
+// from the beginning if that is 0: positions of an archive of another database are negative. next is where the next
+// page begins, or 0 at the end.
 func (l *Ledger) ListPayments(
 	ctx context.Context, f order.PaymentFilter, after int64, limit int,
 ) (payments []order.Payment, next int64, err error) {

@@ -270,8 +270,8 @@ func TestKeptPlansRunOnOneMonth(t *testing.T) {
 	require.Contains(t, text, "Index Scan using orders_2031_02_pkey on orders")
 }
 
-// Postgres has no statistics in the first minute of a sale, and keeps the plans that it made when the tables were empty.
-// They must not read all orders of the sale for each of them.
+// Postgres has no statistics in the first minute of a sale, and keeps the plans of when its tables were empty. These
+// must not read all orders of the sale for one of them.
 func TestPlansOfNewSaleReadOrdersByIndex(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
@@ -289,7 +289,8 @@ func TestPlansOfNewSaleReadOrdersByIndex(t *testing.T) {
 	one := "{" + id.String() + "}"
 	columns := func(id uuid.UUID) []string {
 		return []string{
-			"{" + id.String() + "}", "{" + sale.String() + "}", "{bob}", "{1}", "{20001}", "{1}", "{2026-11-27 10:00:00Z}", "{NULL}",
+			"{" + id.String() + "}", "{" + sale.String() + "}", "{bob}", "{1}", "{20001}", "{1}",
+			"{2026-11-27 10:00:00Z}", "{NULL}",
 		}
 	}
 	kept := []struct {

@@ -186,7 +186,8 @@ func (c *paymentImportCmd) Run(ctx context.Context, s *streams) error {
 	}
 	if err := c.print(s.out, found, "%s settled, %s due for refund, %s waiting, %s reported before, "+
 		"%s of archived sales, %s bad lines\n", figure.Count(found.Settled), figure.Count(found.RefundDue),
-		figure.Count(found.Waiting), figure.Count(found.Repeated), figure.Count(found.Archived), figure.Count(found.Bad)); err != nil {
+		figure.Count(found.Waiting), figure.Count(found.Repeated), figure.Count(found.Archived),
+		figure.Count(found.Bad)); err != nil {
 		return err
 	}
 	return verdict(nil, found.Bad > 0, false)
