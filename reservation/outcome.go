@@ -35,8 +35,10 @@ const (
 	NotOpen Verdict = "not-open"
 	// OverLimit: more units than one order may hold, which are Answer.Limit.
 	OverLimit Verdict = "over-limit"
-	// SoldOut: fewer units are left than requested.
+	// SoldOut: fewer units are left than requested, in a sale with items of the items Answer.Short.
 	SoldOut Verdict = "sold-out"
+	// UnknownItem: the sale has no item with the code Answer.Short.
+	UnknownItem Verdict = "unknown-item"
 	// UnknownSale: Redis has no such sale.
 	UnknownSale Verdict = "unknown-sale"
 )
@@ -63,8 +65,10 @@ type Request struct {
 	User string
 	// IdempotencyKey identifies the purchase in retries; at most 255 bytes, empty for none.
 	IdempotencyKey string
-	// Quantity is the number of units, at least 1.
+	// Quantity is the number of units, at least 1; 0 with Items.
 	Quantity int64
+	// Items are the units by code, of a sale with items.
+	Items map[string]int64
 	// Arrived is when the request came, of a monotonic clock; the zero time is that of the call of Reserve.
 	Arrived time.Time
 	// Client waits for the answer. It may be nil.
@@ -86,6 +90,13 @@ type Answer struct {
 	Status order.Status
 	// OpensAt is set for NotOpen.
 	OpensAt time.Time
-	// Limit is set for OverLimit.
+	// Limit is set for OverLimit. Item is the code of the item whose limit it is, or empty for that of the sale.
 	Limit int64
+	Item  string
+	// Short are the codes of the items that fewer units are left of than requested.
+	Short []string
+	// Left is what is left of each item of the sale, if it is known; set for SoldOut.
+	Left order.Items
+	// Items is the reservation's Lines with codes; empty in a sale without items.
+	Items order.Items
 }

@@ -238,7 +238,7 @@ func (s *Store) AppendReserved(
 		n := min(len(events), s.options.BatchMax)
 		// Reservations of earlier epochs than the sale's say so themselves.
 		last := slices.MaxFunc(events[:n], func(x, y order.OrderReserved) int { return cmp.Compare(x.Epoch, y.Epoch) })
-		args := append(make([]any, 0, 1+2*n), order.ReservedMetadataPrefix(sale, last.Epoch))
+		args := append(make([]any, 0, 1+2*n), order.ReservedMetadataPrefix(sale, last.Epoch, last.Lines != ""))
 		for _, e := range events[:n] {
 			args = append(args, e.UserID, order.CompactID(e.OrderID))
 		}

@@ -3,6 +3,7 @@ package reservation
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"time"
 
 	"github.com/google/uuid"
@@ -39,9 +40,12 @@ func (e *IllegalTransitionError) Error() string {
 // Terms are the settings of a new sale.
 type Terms struct {
 	Name string
-	// Stock is the number of units for sale.
+	// Stock is the number of units for sale: of all items together if there are some.
 	Stock int64
-	// PerOrderLimit is the most units that one order may hold.
+	// Items are what the sale sells, at most order.MaxItems; none in a sale of one thing. Each has a letter in the lines of
+	// orders, by its place.
+	Items []Item
+	// PerOrderLimit is the most units that one order may hold, of all items together.
 	PerOrderLimit int64
 	// OpensAt is when the sale opens; zero for immediately.
 	OpensAt time.Time
@@ -53,16 +57,86 @@ type Terms struct {
 	PaymentGrace time.Duration
 	// PaymentsPerSecond is how many orders a second get their turn to pay; 0 for all at once.
 	PaymentsPerSecond int64
-	// UnitPrice is what a unit costs, in minor units of Currency (ISO 4217); 0 and empty if only the shop knows.
+	// UnitPrice is what a unit costs, in minor units of Currency (ISO 4217); 0 and empty if only the shop knows. In a sale
+	// with items they have the prices: all of them or none.
 	UnitPrice int64
 	Currency  string
 	// Shards is how many shards share the stock (Layout), from 1 to the number of partitions. 0 stands for 1.
 	Shards int
 }
 
+// Item is one of the things that a sale sells, such as a size.
+type Item struct {
+	// Code names the item in requests: 1 to 32 of a-z, 0-9, ".", "_" and "-".
+	Code  string `json:"code"`
+	Name  string `json:"name"`
+	Stock int64  `json:"stock"`
+	// UnitPrice is what a unit costs, in minor units of the sale's currency; 0 if only the shop knows.
+	UnitPrice int64 `json:"unit_price,omitzero"`
+	// PerOrderLimit is the most units of the item that one order may hold; 0 for that of the sale.
+	PerOrderLimit int64 `json:"per_order_limit,omitzero"`
+}
+
+// validateItems returns an *InvalidError for the first invalid term of the items.
+func (t Terms) validateItems() error {
+	if len(t.Items) == 0 {
+		return nil
+	}
+	invalid := func(field, format string, args ...any) error {
+		return &order.InvalidError{Field: field, Reason: fmt.Sprintf(format, args...)}
+	}
+	if len(t.Items) > order.MaxItems {
+		return invalid("items", "must be at most %d", order.MaxItems)
+	}
+	codes, stock := map[string]bool{}, int64(0)
+	for n, i := range t.Items {
+		field := func(name string) string { return fmt.Sprintf("items[%d].%s", n, name) }
+		switch {
+		case !order.IsItemCode(i.Code):
+			return invalid(field("code"), "must be 1 to 32 of a-z, 0-9, dot, underscore and hyphen")
+		case codes[i.Code]:
+			return invalid(field("code"), "is that of another item")
+		case i.Stock < 1 || i.Stock > order.MaxStock:
+			return invalid(field("stock"), "must be a whole number from 1 to %d", order.MaxStock)
+		case i.UnitPrice < 0 || i.UnitPrice > order.MaxUnitPrice:
+			return invalid(field("unit_price"), "must be a whole number of minor units from 1 to %d", order.MaxUnitPrice)
+		case (i.UnitPrice > 0) != (t.Currency != ""):
+			return invalid(field("unit_price"), "must be that of all items or of none, with the currency of the sale")
+		case i.PerOrderLimit < 0 || i.PerOrderLimit > order.MaxPerOrder:
+			return invalid(field("per_order_limit"), "must be a whole number from 1 to %d", order.MaxPerOrder)
+		}
+		if err := order.ValidateText(field("name"), i.Name, order.MaxNameRunes); err != nil {
+			return err
+		}
+		codes[i.Code] = true
+		stock += i.Stock
+	}
+	switch {
+	case stock != t.Stock:
+		return invalid("stock", "must be left out: items have theirs")
+	case t.UnitPrice > 0:
+		return invalid("unit_price", "must be left out: items have theirs")
+	case t.Shards > 1:
+		return invalid("shards", "must be 1 in a sale with items")
+	}
+	return nil
+}
+
+// Codes returns the codes of the items, in their order.
+func (t Terms) Codes() []string {
+	var codes []string
+	for _, i := range t.Items {
+		codes = append(codes, i.Code)
+	}
+	return codes
+}
+
 // Validate returns an *InvalidError for the first invalid term. sql/queries/audit/terms.sql has the same bounds.
 func (t Terms) Validate() error {
 	if err := order.ValidateText("name", t.Name, order.MaxNameRunes); err != nil {
+		return err
+	}
+	if err := t.validateItems(); err != nil {
 		return err
 	}
 	switch {
@@ -102,7 +176,7 @@ func (t Terms) Validate() error {
 		}
 	case t.Currency != "" && !order.IsCurrency(t.Currency):
 		return &order.InvalidError{Field: "currency", Reason: "must be a code of ISO 4217, such as EUR"}
-	case t.UnitPrice == 0 && t.Currency != "":
+	case t.UnitPrice == 0 && t.Currency != "" && len(t.Items) == 0:
 		return &order.InvalidError{Field: "currency", Reason: "needs unit_price"}
 	case t.UnitPrice > 0 && t.Currency == "":
 		return &order.InvalidError{Field: "unit_price", Reason: "needs currency"}
@@ -118,8 +192,9 @@ func (t Terms) Equal(other Terms) bool {
 		terms.Shards = max(1, terms.Shards)
 		terms.OpensAt = terms.OpensAt.UTC().Truncate(time.Microsecond)
 		terms.ClosesAt = terms.ClosesAt.UTC().Truncate(time.Microsecond)
+		terms.Items = append([]Item{}, terms.Items...)
 	}
-	return t == other
+	return reflect.DeepEqual(t, other)
 }
 
 // representable is true for times that the scripts can compare: as milliseconds since 1970, of which
@@ -159,6 +234,7 @@ type SaleRow struct {
 	PaymentsPerSecond    int64
 	UnitPrice            zeronull.Int8
 	Currency             zeronull.Text
+	Items                []Item
 	Epoch, Revision      int64
 	Partitions, Shards   int
 	CreatedAt            time.Time
@@ -169,7 +245,7 @@ func (r *SaleRow) Sale() Sale {
 	return Sale{
 		ID: r.ID,
 		Terms: Terms{
-			Name: r.Name, Stock: r.Stock, PerOrderLimit: r.PerOrderLimit, OpensAt: inUTC(r.OpensAt), ClosesAt: inUTC(r.ClosesAt),
+			Name: r.Name, Stock: r.Stock, Items: r.Items, PerOrderLimit: r.PerOrderLimit, OpensAt: inUTC(r.OpensAt), ClosesAt: inUTC(r.ClosesAt),
 			PaymentWindow: time.Duration(r.PaymentWindowSeconds) * time.Second,
 			PaymentGrace:  time.Duration(r.PaymentGraceSeconds) * time.Second, PaymentsPerSecond: r.PaymentsPerSecond,
 			UnitPrice: int64(r.UnitPrice), Currency: string(r.Currency), Shards: r.Shards,

@@ -47,7 +47,7 @@ func newTarget(k Keys, sale uuid.UUID, partition int, epoch int64) *target {
 		sale: sale, partition: partition, epoch: epoch,
 		keys:     [4]any{k.Sale(partition, sale), k.Buyers(partition, sale), k.Orders(partition), k.Ended(partition, sale)},
 		epochArg: strconv.FormatInt(epoch, 10),
-		metadata: order.ReservedMetadataPrefix(sale, epoch),
+		metadata: order.ReservedMetadataPrefix(sale, epoch, false),
 	}
 }
 
@@ -74,7 +74,7 @@ func (rs *reserveScript) run(
 	rs.seen = strconv.FormatInt(t.seen.Load(), 10)
 	metadata := t.metadata
 	if traced := traceCall(t, batch); traced != nil {
-		metadata = order.ReservedMetadataPrefix(t.sale, t.epoch, traced.traces...)
+		metadata = order.ReservedMetadataPrefix(t.sale, t.epoch, false, traced.traces...)
 		defer func() { traced.end(err) }()
 	}
 	rs.args = append(rs.args[:0], "evalsha", nil, len(t.keys), t.keys[0], t.keys[1], t.keys[2], t.keys[3], t.epochArg,

@@ -237,7 +237,7 @@ func (l *simulatedLine) next() {
 func (l *simulatedLine) ask(batch []simulatedBuyer) {
 	p, id := l.layout.Partition(l.shard), l.sale
 	keys := []string{l.keys.Sale(p, id), l.keys.Buyers(p, id), l.keys.Orders(p), l.keys.Ended(p, id)}
-	args := []any{1, 0, order.ReservedMetadataPrefix(id, 1)}
+	args := []any{1, 0, order.ReservedMetadataPrefix(id, 1, false)}
 	for _, b := range batch {
 		args = append(args, b.user, "order-"+b.user, "-", 1)
 	}

@@ -340,7 +340,7 @@ func TestClientRetriesReserveOnce(t *testing.T) {
 	keys := []string{s.Keys.Sale(0, sale.ID), s.Keys.Buyers(0, sale.ID), s.Keys.Orders(0), s.Keys.Ended(0, sale.ID)}
 	require.NoError(t, lua.Reserve.Load(t.Context(), rdb).Err())
 	proxy.Lose(3)
-	answers, err := lua.Reserve.Run(t.Context(), rdb, keys, "1", "0", order.ReservedMetadataPrefix(sale.ID, 1), "ann",
+	answers, err := lua.Reserve.Run(t.Context(), rdb, keys, "1", "0", order.ReservedMetadataPrefix(sale.ID, 1, false), "ann",
 		order.CompactID(order.NewOrderID(sale.ID)), "-", "1").Slice()
 	require.NoError(t, err, "go-redis tried four times")
 	proxy.RequireLost(t)

@@ -124,7 +124,7 @@ func Values(events ...order.OrderReserved) map[string]any {
 	first := events[0]
 	return map[string]any{
 		FieldUUID:     order.CompactID(first.OrderID),
-		FieldMetadata: order.ReservedMetadata(first.SaleID, first.Epoch, len(events), order.TracesOf(events...)...),
+		FieldMetadata: order.ReservedMetadata(first.SaleID, first.Epoch, len(events), first.Lines != "", order.TracesOf(events...)...),
 		FieldPayload:  string(order.ReservedPayload(first.Epoch, events...)),
 	}
 }

@@ -51,7 +51,7 @@ func newScriptCaller(rdb redis.UniversalClient, keys reservation.Keys, sale uuid
 	p := keys.Partition(sale)
 	args := []any{
 		"evalsha", lua.Reserve.Hash(), 4, keys.Sale(p, sale), keys.Buyers(p, sale), keys.Orders(p), keys.Ended(p, sale),
-		"1", "0", order.ReservedMetadataPrefix(sale, 1),
+		"1", "0", order.ReservedMetadataPrefix(sale, 1, false),
 	}
 	return &scriptCaller{rdb: rdb, args: args, head: len(args)}
 }

@@ -120,7 +120,7 @@ func makeCalls(b *testing.B, shop *rig.Shop, shards, n int) (calls [][]any) {
 	b.Helper()
 	_, sale := openSale(b, shop, int64(2*n*perCall), shards)
 	keys, layout := shop.Keys(partitions), sale.Layout()
-	metadata := order.ReservedMetadataPrefix(sale.ID, 1)
+	metadata := order.ReservedMetadataPrefix(sale.ID, 1, false)
 	users, next := make([][]string, shards), 0
 	for len(calls) < n {
 		shard := len(calls) % shards

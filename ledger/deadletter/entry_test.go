@@ -56,8 +56,8 @@ func TestAuditReportsForgedDeadLettersAndDiscardRemovesThem(t *testing.T) {
 	for i, fields := range forgedFields {
 		fields = strings.NewReplacer(
 			"$order", order.CompactID(o), "$another", order.CompactID(uuid.New()),
-			"$metadata", base64.StdEncoding.EncodeToString([]byte(order.ReservedMetadata(sale, 1, 1))),
-			"$elsewhere", base64.StdEncoding.EncodeToString([]byte(order.ReservedMetadata(uuid.New(), 1, 1))),
+			"$metadata", base64.StdEncoding.EncodeToString([]byte(order.ReservedMetadata(sale, 1, 1, false))),
+			"$elsewhere", base64.StdEncoding.EncodeToString([]byte(order.ReservedMetadata(uuid.New(), 1, 1, false))),
 		).Replace(fields)
 		err := s.Pool.QueryRow(t.Context(), `INSERT INTO dead_letters
 			(stream, entry_id, fields, reason, deliveries, replays, created_at, updated_at)

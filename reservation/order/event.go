@@ -30,8 +30,12 @@ const (
 	MetaDeliveries = "stampede_deliveries"
 )
 
-// reservedVersion is the version of the message that this code writes and reads.
-const reservedVersion = "2"
+// The versions of the message that this code writes and reads. Messages of a sale with items have one of their own, so
+// that a worker which does not know items makes dead letters of them.
+const (
+	reservedVersion      = "2"
+	reservedItemsVersion = "3"
+)
 
 // shortText and a length of up to 31 are the first byte of a string in msgpack.
 const shortText = 0xa0
@@ -47,6 +51,8 @@ type OrderReserved struct {
 	SaleID   uuid.UUID
 	UserID   string
 	Quantity int64
+	// Lines are the units by item, whose sum is the quantity; empty in a sale without items.
+	Lines Lines
 	// Epoch is the epoch of the sale's stock in which the order was accepted.
 	Epoch int64
 	// ReservedAt is Redis's clock at the decision, and Sequence the place of the order in its sale.
@@ -60,17 +66,21 @@ type OrderReserved struct {
 
 // ReservedMetadata is the metadata of a message with so many orders of a sale in that epoch, a
 // msgpack map of strings. Traces are those of orders that are traced.
-func ReservedMetadata(sale uuid.UUID, epoch int64, count int, traces ...Trace) string {
+func ReservedMetadata(sale uuid.UUID, epoch int64, count int, hasItems bool, traces ...Trace) string {
 	text := strconv.Itoa(count)
-	return ReservedMetadataPrefix(sale, epoch, traces...) + string([]byte{shortText + byte(len(text))}) + text
+	return ReservedMetadataPrefix(sale, epoch, hasItems, traces...) + string([]byte{shortText + byte(len(text))}) + text
 }
 
 // ReservedMetadataPrefix is ReservedMetadata without the last value, the number of orders, which the
 // script appends.
-func ReservedMetadataPrefix(sale uuid.UUID, epoch int64, traces ...Trace) string {
+func ReservedMetadataPrefix(sale uuid.UUID, epoch int64, hasItems bool, traces ...Trace) string {
+	version := reservedVersion
+	if hasItems {
+		version = reservedItemsVersion
+	}
 	const shortMap, shortTextMax, text8Max, text8, text16 = 0x80, 31, 255, 0xd9, 0xda
 	texts := []string{
-		MetaEvent, string(EventReserved), metaVersion, reservedVersion, metaSale, sale.String(),
+		MetaEvent, string(EventReserved), metaVersion, version, metaSale, sale.String(),
 		metaEpoch, strconv.FormatInt(epoch, 10),
 	}
 	if len(traces) > 0 {
@@ -101,7 +111,8 @@ func ReservedPayload(epoch int64, events ...OrderReserved) []byte {
 		}
 		text = append(append(text, e.UserID...), '\n')
 		text = AppendReservation(text, Reservation{
-			OrderID: e.OrderID, Quantity: e.Quantity, ReservedAt: e.ReservedAt, Sequence: e.Sequence, Epoch: e.Epoch,
+			OrderID: e.OrderID, Quantity: e.Quantity, Lines: e.Lines, ReservedAt: e.ReservedAt, Sequence: e.Sequence,
+			Epoch: e.Epoch,
 		}, e.KeyFingerprint, epoch)
 	}
 	return text
@@ -131,8 +142,9 @@ func ReadReserved(msg *message.Message) (events []OrderReserved, err error) {
 		return nil, fmt.Errorf("%w: the metadata lacks %s or %s, or it is out of range", ErrUndecodable, metaSale, metaEpoch)
 	}
 	count, err := strconv.Atoi(msg.Metadata.Get(metaCount))
-	if v := msg.Metadata.Get(metaVersion); v != reservedVersion {
-		err = fmt.Errorf("version %q, this worker knows %q", v, reservedVersion)
+	version := msg.Metadata.Get(metaVersion)
+	if version != reservedVersion && version != reservedItemsVersion {
+		err = fmt.Errorf("version %q, this worker knows %q and %q", version, reservedVersion, reservedItemsVersion)
 	}
 	payload := string(msg.Payload)
 	if n := CountReserved(payload); n > MaxPerMessage {
@@ -153,14 +165,16 @@ func ReadReserved(msg *message.Message) (events []OrderReserved, err error) {
 			lineErr = errors.New("the user or a number is out of range")
 		} else if lineErr == nil && !MayBelongTo(r.OrderID, sale) {
 			lineErr = errors.New("the id of the order is that of another sale")
+		} else if lineErr == nil && (r.Lines != "") != (version == reservedItemsVersion) {
+			lineErr = errors.New("only orders of a sale with items have lines")
 		}
 		if lineErr != nil {
 			err = cmp.Or(err, fmt.Errorf("line %d: %w", i+1, lineErr))
 			continue
 		}
 		events = append(events, OrderReserved{
-			OrderID: r.OrderID, SaleID: sale, UserID: lines[i-1], Quantity: r.Quantity, Epoch: r.Epoch,
-			ReservedAt: r.ReservedAt, Sequence: r.Sequence, KeyFingerprint: key, TraceParent: traces[r.OrderID],
+			OrderID: r.OrderID, SaleID: sale, UserID: lines[i-1], Quantity: r.Quantity, Lines: r.Lines,
+			Epoch: r.Epoch, ReservedAt: r.ReservedAt, Sequence: r.Sequence, KeyFingerprint: key, TraceParent: traces[r.OrderID],
 		})
 	}
 	if err != nil {

@@ -173,7 +173,8 @@ func TestDecodeReservedRejectsOtherMessages(t *testing.T) {
 	}{
 		"no event":                {setting("event", ""), nil},
 		"another event":           {setting("event", "OrderShipped"), nil},
-		"an unknown version":      {setting("event_version", "3"), both},
+		"an unknown version":      {setting("event_version", "4"), both},
+		"the version of items":    {setting("event_version", "3"), none},
 		"a count of less":         {setting("count", "1"), both},
 		"a count of more":         {setting("count", "3"), both},
 		"no count":                {setting("count", ""), both},
@@ -286,7 +287,7 @@ func tracedMessage(t *testing.T, events ...order.OrderReserved) *message.Message
 	first := events[0]
 	msg, err := redisstream.DefaultMarshallerUnmarshaller{}.Unmarshal(map[string]any{
 		redisstream.UUIDHeaderKey: order.CompactID(first.OrderID),
-		"metadata":                order.ReservedMetadata(first.SaleID, 1, len(events), order.TracesOf(events...)...),
+		"metadata":                order.ReservedMetadata(first.SaleID, 1, len(events), false, order.TracesOf(events...)...),
 		"payload":                 string(order.ReservedPayload(1, events...)),
 	})
 	require.NoError(t, err)

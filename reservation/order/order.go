@@ -77,10 +77,14 @@ func ValidateRefundReference(reference string) error {
 
 // Order is an order as its buyer sees it.
 type Order struct {
-	ID         uuid.UUID
-	SaleID     uuid.UUID
-	UserID     string
-	Quantity   int64
+	ID       uuid.UUID
+	SaleID   uuid.UUID
+	UserID   string
+	Quantity int64
+	// Lines are the units by item, whose sum is the quantity, and Items the same with the codes of the sale; both are empty
+	// in a sale without items.
+	Lines      Lines
+	Items      Items
 	Status     Status
 	Version    int
 	ReservedAt time.Time
@@ -139,8 +143,10 @@ func AppendTime(dst []byte, t time.Time) []byte {
 
 // Reservation is what a buyer holds in a sale.
 type Reservation struct {
-	OrderID    uuid.UUID
-	Quantity   int64
+	OrderID  uuid.UUID
+	Quantity int64
+	// Lines are the units by item, whose sum is the quantity; empty in a sale without items.
+	Lines      Lines
 	ReservedAt time.Time
 	// Sequence is the reservation's place in its sale, counted from 1 by the script.
 	Sequence int64
@@ -272,6 +278,7 @@ type View struct {
 	SaleID     uuid.UUID `json:"sale_id"`
 	UserID     string    `json:"user_id"`
 	Quantity   int64     `json:"quantity"`
+	Items      Items     `json:"items,omitzero"`
 	Status     Status    `json:"status"`
 	Version    int       `json:"version"`
 	ReservedAt string    `json:"reserved_at"`
@@ -291,8 +298,8 @@ type View struct {
 // View returns the order as its buyer sees it.
 func (o Order) View() View {
 	v := View{
-		OrderID: o.ID, SaleID: o.SaleID, UserID: o.UserID, Quantity: o.Quantity, Status: o.Status, Version: o.Version,
-		ReservedAt: timeText(o.ReservedAt), UpdatedAt: timeText(o.UpdatedAt), PaymentReference: o.PaymentReference,
+		OrderID: o.ID, SaleID: o.SaleID, UserID: o.UserID, Quantity: o.Quantity, Items: o.Items, Status: o.Status,
+		Version: o.Version, ReservedAt: timeText(o.ReservedAt), UpdatedAt: timeText(o.UpdatedAt), PaymentReference: o.PaymentReference,
 		Amount: o.Amount, Currency: o.Currency, Reason: o.Reason,
 	}
 	switch o.Status {

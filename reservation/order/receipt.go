@@ -30,16 +30,19 @@ type Receipt struct {
 	Epoch      int64
 	Sequence   int64
 	Quantity   int64
+	Lines      Lines
 	ReservedAt time.Time // to the millisecond
 }
 
 // A receipt is, in base64url without padding: receiptVersion, the order, the sale, epoch, sequence, quantity and the
 // time in milliseconds as uvarints, the user, and the first receiptTag bytes of the HMAC-SHA256 of all of that.
+// With lines it is receiptItemsVersion, and the length of the lines and the lines come before the user.
 // All ingresses sign the same receipt for a reservation.
 const (
-	receiptVersion = 1
-	receiptTag     = 16
-	receiptBytes   = 1 + 2*len(uuid.UUID{}) + 4*binary.MaxVarintLen64 + MaxUserBytes + receiptTag
+	receiptVersion      = 1
+	receiptItemsVersion = 2
+	receiptTag          = 16
+	receiptBytes        = 1 + 2*len(uuid.UUID{}) + 5*binary.MaxVarintLen64 + linesMax + MaxUserBytes + receiptTag
 )
 
 // Signer signs receipts and verifies them. It is safe for concurrent use.
@@ -76,12 +79,18 @@ func (s *Signer) Sign(dst []byte, r Receipt) []byte {
 	work := s.pool.Get().(*signing)
 	defer s.pool.Put(work)
 	raw := append(work.raw[:0], receiptVersion)
+	if r.Lines != "" {
+		raw[0] = receiptItemsVersion
+	}
 	raw = append(raw, r.OrderID[:]...)
 	raw = append(raw, r.SaleID[:]...)
 	raw = binary.AppendUvarint(raw, uint64(r.Epoch))
 	raw = binary.AppendUvarint(raw, uint64(r.Sequence))
 	raw = binary.AppendUvarint(raw, uint64(r.Quantity))
 	raw = binary.AppendUvarint(raw, uint64(r.ReservedAt.UnixMilli()))
+	if r.Lines != "" {
+		raw = append(binary.AppendUvarint(raw, uint64(len(r.Lines))), r.Lines...)
+	}
 	raw = append(raw, r.User...)
 	raw = append(raw, work.sum(raw)...)
 	return base64.RawURLEncoding.AppendEncode(dst, raw)
@@ -117,20 +126,28 @@ func (s *Signer) Verify(text string) (Receipt, error) {
 // parseReceipt reads a receipt with a valid signature. It fails only for another version.
 func parseReceipt(signed []byte) (Receipt, error) {
 	var r Receipt
-	if len(signed) < 1+len(r.OrderID)+len(r.SaleID) || signed[0] != receiptVersion {
+	if len(signed) < 1+len(r.OrderID)+len(r.SaleID) || signed[0] != receiptVersion && signed[0] != receiptItemsVersion {
 		return Receipt{}, ErrReceiptInvalid
 	}
 	rest := signed[1:]
 	rest = rest[copy(r.OrderID[:], rest):]
 	rest = rest[copy(r.SaleID[:], rest):]
-	var millis int64
-	for _, number := range []*int64{&r.Epoch, &r.Sequence, &r.Quantity, &millis} {
+	var millis, chars int64
+	numbers := []*int64{&r.Epoch, &r.Sequence, &r.Quantity, &millis, &chars}
+	if signed[0] == receiptVersion {
+		numbers = numbers[:4]
+	}
+	for _, number := range numbers {
 		n, length := binary.Uvarint(rest)
 		if length <= 0 {
 			return Receipt{}, ErrReceiptInvalid
 		}
 		*number, rest = int64(n), rest[length:]
 	}
+	if chars > int64(len(rest)) {
+		return Receipt{}, ErrReceiptInvalid
+	}
+	r.Lines, rest = Lines(rest[:chars]), rest[chars:]
 	r.ReservedAt, r.User = time.UnixMilli(millis).UTC(), string(rest)
 	return r, nil
 }
@@ -139,7 +156,7 @@ func parseReceipt(signed []byte) (Receipt, error) {
 // rebuilt without it.
 func (r Receipt) Order(status Status) Order {
 	o := Order{
-		ID: r.OrderID, SaleID: r.SaleID, UserID: r.User, Quantity: r.Quantity,
+		ID: r.OrderID, SaleID: r.SaleID, UserID: r.User, Quantity: r.Quantity, Lines: r.Lines,
 		Status: StatusReserved, Version: 1, ReservedAt: r.ReservedAt,
 	}
 	if status == StatusVoided {

@@ -16,6 +16,8 @@ import (
 //
 //	<order id> <quantity> <sequence> <reserved_at_ms>[:<key>][@<epoch>]
 //
+// In a sale with items the Lines stand in the place of the quantity.
+//
 // The order id is a CompactID, the time hexadecimal, the key a fingerprint. The epoch is present if
 // it differs from the sale's current one. Every order of the sale keeps its entry, so an entry's size
 // is the cost of an order in Redis.
@@ -64,7 +66,7 @@ func ParseReservation(text string) (r Reservation, key string, err error) {
 	if r.OrderID, err = ParseCompactID(id); err != nil {
 		return Reservation{}, "", err
 	}
-	if r.Quantity, err = parseNatural(quantity, 10); err != nil {
+	if r.Quantity, r.Lines, err = ParseUnits(quantity); err != nil {
 		return Reservation{}, "", err
 	}
 	if r.Sequence, err = parseNatural(sequence, 10); err != nil {
@@ -83,6 +85,24 @@ func ParseReservation(text string) (r Reservation, key string, err error) {
 	return r, key, nil
 }
 
+// ParseUnits reads a quantity, or the lines that stand in its place and the sum of their units.
+func ParseUnits(text string) (quantity int64, lines Lines, err error) {
+	if text == "" || text[0] <= '9' {
+		quantity, err = parseNatural(text, 10)
+		return quantity, "", err
+	}
+	lines, err = ParseLines(text)
+	return lines.Units(), lines, err
+}
+
+// AppendUnits appends what ParseUnits reads.
+func AppendUnits(dst []byte, quantity int64, lines Lines) []byte {
+	if lines != "" {
+		return append(dst, lines...)
+	}
+	return strconv.AppendInt(dst, quantity, 10)
+}
+
 // parseNatural reads a number without a sign.
 func parseNatural(text string, base int) (int64, error) {
 	const bits = 63 // of a non-negative int64
@@ -90,13 +110,13 @@ func parseNatural(text string, base int) (int64, error) {
 	return int64(n), err
 }
 
-// ReservationTextMax is the size of a reservation with a key and an epoch.
+// ReservationTextMax is the size of a reservation with a key and an epoch, of a few lines at most.
 const ReservationTextMax = 96
 
 // AppendReservation appends the reservation, with the fingerprint of its key or "", in a sale of that epoch.
 func AppendReservation(dst []byte, r Reservation, key string, epoch int64) []byte {
 	dst = compactID.AppendEncode(dst, r.OrderID[:])
-	dst = strconv.AppendInt(append(dst, ' '), r.Quantity, 10)
+	dst = AppendUnits(append(dst, ' '), r.Quantity, r.Lines)
 	dst = strconv.AppendInt(append(dst, ' '), r.Sequence, 10)
 	dst = strconv.AppendInt(append(dst, ' '), r.ReservedAt.UnixMilli(), 16)
 	if key != "" {

@@ -42,6 +42,6 @@ WITH live AS MATERIALIZED (
         SELECT order_id FROM releases WHERE sale_id = (SELECT id FROM raised) FOR UPDATE SKIP LOCKED)
 )
 SELECT id, name, stock, state, per_order_limit, opens_at, closes_at,
-       payment_window_seconds, payment_grace_seconds, payments_per_second, unit_price, currency, epoch, revision, partitions, shards,
+       payment_window_seconds, payment_grace_seconds, payments_per_second, unit_price, currency, CASE WHEN items > 0 THEN items_of(id) END AS items, epoch, revision, partitions, shards,
        created_at, last_given, retired_at IS NOT NULL AS retired
 FROM raised
