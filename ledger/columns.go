@@ -23,8 +23,10 @@ type Columns struct {
 	quantities, sequences, epochs []numberCell
 	reservedAt                    []timeCell
 	keys                          []textCell
-	firsts                        []int // index in the batch of the row's first event
-	traces                        []tracedRow
+	// lines ends with the last row that has some: rows beyond its end have NULL. So sales without items have no column.
+	lines  []textCell
+	firsts []int // index in the batch of the row's first event
+	traces []tracedRow
 }
 
 // tracedRow is a row of an order that is traced.
@@ -53,6 +55,9 @@ func ColumnsOf(events []order.OrderReserved) (*Columns, []int) {
 			c.quantities, c.sequences = append(c.quantities, numberCell(e.Quantity)), append(c.sequences, numberCell(e.Sequence))
 			c.epochs, c.reservedAt = append(c.epochs, numberCell(e.Epoch)), append(c.reservedAt, timeCell(e.ReservedAt))
 			c.keys, c.firsts = append(c.keys, textCell(e.KeyFingerprint)), append(c.firsts, i)
+			if e.Lines != "" {
+				c.lines = append(append(c.lines, make([]textCell, row-len(c.lines))...), textCell(e.Lines))
+			}
 			if e.TraceParent != "" {
 				c.traces = append(c.traces, tracedRow{row, e.TraceParent})
 			}
@@ -62,11 +67,12 @@ func ColumnsOf(events []order.OrderReserved) (*Columns, []int) {
 	return c, rows
 }
 
-// Arguments returns the columns as parameters $1 to $8.
+// Arguments returns the columns as parameters $1 to $9.
 func (c *Columns) Arguments() []any {
 	return []any{
 		array[idCell](c.orders), array[idCell](c.sales), array[textCell](c.users), array[numberCell](c.quantities),
 		array[numberCell](c.sequences), array[numberCell](c.epochs), array[timeCell](c.reservedAt), array[textCell](c.keys),
+		array[textCell](c.lines),
 	}
 }
 
@@ -103,6 +109,8 @@ func (c *Columns) ordersWith(words []string, wanted ...string) (found ordersBySa
 type saleUnits struct {
 	id    uuid.UUID
 	units int64
+	// items are the units of each item by its place; nil in a sale without items.
+	items []int64
 	// lastSequence is the highest sequence of the orders that hold the units; epoch is their earliest
 	// epoch.
 	lastSequence, epoch int64
@@ -121,10 +129,24 @@ func (c *Columns) sumUnits(confirmed func(row int) bool) []saleUnits {
 			sum.id, sum.epoch = sale, epoch
 		}
 		sum.units += int64(c.quantities[row])
+		if row < len(c.lines) {
+			sum.items = addUnits(sum.items, order.Lines(c.lines[row]))
+		}
 		sum.lastSequence, sum.epoch = max(sum.lastSequence, sequence), min(sum.epoch, epoch)
 		sums[sale] = sum
 	}
 	return inOrder(sums)
+}
+
+// addUnits adds the lines of an order to the units of each item.
+func addUnits(items []int64, lines order.Lines) []int64 {
+	if lines != "" && items == nil {
+		items = make([]int64, order.MaxItems)
+	}
+	for item, units := range lines.Each() {
+		items[item] += units
+	}
+	return items
 }
 
 // inOrder sorts by sale id: every transaction locks the rows of sales in this order.
@@ -137,6 +159,9 @@ func inOrder(sums map[uuid.UUID]saleUnits) []saleUnits {
 type array[T any] []T
 
 func (a array[T]) Dimensions() []pgtype.ArrayDimension {
+	if a == nil {
+		return nil // NULL
+	}
 	return []pgtype.ArrayDimension{{Length: int32(len(a)), LowerBound: 1}}
 }
 

@@ -16,6 +16,9 @@ import (
 var (
 	// errUnknownSale is returned for an event of a sale that Postgres does not have.
 	errUnknownSale = errors.New("unknown sale")
+	// errWrongItems is returned for an event whose lines are not items of its sale, or that lacks lines or has some
+	// against its sale.
+	errWrongItems = errors.New("the lines are not of the items of the sale")
 	// ErrContradiction is returned for an event that differs from what was recorded of its order.
 	ErrContradiction = errors.New("event contradicts the ledger")
 	// errOversold is returned when a batch holds more units than a sale has left in Postgres.
@@ -52,8 +55,9 @@ const (
 )
 
 const (
-	// oversoldConstraint is the CHECK on sales in sql/migrations.
-	oversoldConstraint = "sales_not_oversold"
+	// The CHECKs on sales and sale_items in sql/migrations.
+	oversoldConstraint      = "sales_not_oversold"
+	oversoldItemsConstraint = "sale_items_not_oversold"
 
 	notNullViolation = "23502"
 	uniqueViolation  = "23505"
@@ -75,7 +79,9 @@ func FaultOf(err error) Fault {
 	case errors.Is(err, ErrEpochOver):
 		return Transient
 	}
-	for _, data := range []error{errUnknownSale, order.ErrArchived, ErrContradiction, ErrPanicked, order.ErrUndecodable} {
+	for _, data := range []error{
+		errUnknownSale, errWrongItems, order.ErrArchived, ErrContradiction, ErrPanicked, order.ErrUndecodable,
+	} {
 		if errors.Is(err, data) {
 			return BadData
 		}
@@ -91,7 +97,7 @@ func FaultOf(err error) Fault {
 	return Transient
 }
 
-// saleError is an error of the statement that changes the counter of a sale.
+// saleError is an error of the statement that changes the counter of a sale, or those of its items.
 type saleError struct {
 	sale uuid.UUID
 	error
@@ -123,7 +129,7 @@ func TranslateError(err error) error {
 		return err
 	case pgErr.Code == noSuchConstraint:
 		return fmt.Errorf("%w (`stampede doctor` names it): %w", ErrGuardMissing, err)
-	case pgErr.ConstraintName == oversoldConstraint:
+	case pgErr.ConstraintName == oversoldConstraint, pgErr.ConstraintName == oversoldItemsConstraint:
 		return fmt.Errorf("%w: %w", errOversold, err)
 	// see ledger/add_sold.sql
 	case pgErr.Code == notNullViolation && pgErr.TableName == "sales" && pgErr.ColumnName == "epoch":

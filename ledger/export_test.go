@@ -32,4 +32,5 @@ var (
 	ErrNotLocked   = errNotLocked
 	ErrOversold    = errOversold
 	ErrUnknownSale = errUnknownSale
+	ErrWrongItems  = errWrongItems
 )

@@ -212,8 +212,13 @@ func (l *Ledger) queueBegin(batch *pgx.Batch) {
 	batch.Queue(l.limitLocks)
 }
 
-// queueEnd queues the last statements of every transaction.
+// queueEnd queues the last statements of every transaction: all items of sales, and then all sales.
 func queueEnd(batch *pgx.Batch, sold []saleUnits) {
+	for _, sale := range sold {
+		if sale.items != nil {
+			batch.Queue(sql.LedgerAddSoldItems, sale.id, order.MakeLines(sale.items), 1)
+		}
+	}
 	for _, sale := range sold {
 		batch.Queue(sql.LedgerAddSold, sale.id, sale.units, sale.lastSequence, sale.epoch)
 	}
@@ -241,8 +246,16 @@ func closed(answers pgx.BatchResults, err error) error {
 	return err
 }
 
-// finish reads the answers to queueEnd. Its error is a *saleError if the update of a sale's row failed.
+// finish reads the answers to queueEnd. Its error is a *saleError if the update of a sale's rows failed.
 func finish(answers pgx.BatchResults, sold []saleUnits) error {
+	for _, sale := range sold {
+		if sale.items == nil {
+			continue
+		}
+		if err := readAnswer(answers); err != nil {
+			return &saleError{sale.id, err}
+		}
+	}
 	for _, sale := range sold {
 		if err := readAnswer(answers); err != nil {
 			return &saleError{sale.id, err}
@@ -262,6 +275,7 @@ const (
 	wordVoided      = "voided"
 	wordRecorded    = "recorded"
 	wordUnknownSale = "unknown-sale"
+	wordWrongItems  = "wrong-items"
 	wordArchived    = "archived"
 )
 
@@ -315,6 +329,8 @@ type orderRow struct {
 	SaleID           uuid.UUID
 	UserID           string
 	Quantity         int64
+	Lines            zeronull.Text
+	Items            zeronull.Text
 	Status           order.Status
 	Version          int
 	ReservedAt       time.Time
@@ -334,8 +350,8 @@ func scanOrder(row pgx.CollectableRow) (order.Order, error) {
 
 func (r *orderRow) order() order.Order {
 	o := order.Order{
-		ID: r.ID, SaleID: r.SaleID, UserID: r.UserID, Quantity: r.Quantity, Status: r.Status, Version: r.Version,
-		ReservedAt: r.ReservedAt.UTC(), UpdatedAt: r.UpdatedAt.UTC(), ExpiresAt: time.Time(r.ExpiresAt),
+		ID: r.ID, SaleID: r.SaleID, UserID: r.UserID, Quantity: r.Quantity, Lines: order.Lines(r.Lines),
+		Items: order.Items(r.Items), Status: r.Status, Version: r.Version, ReservedAt: r.ReservedAt.UTC(), UpdatedAt: r.UpdatedAt.UTC(), ExpiresAt: time.Time(r.ExpiresAt),
 		PayFrom: time.Time(r.PayFrom), Amount: int64(r.Amount), Currency: string(r.Currency),
 		PaymentReference: r.PaymentReference, Reason: r.Reason,
 	}
@@ -364,11 +380,14 @@ func newOutcome(event order.OrderReserved, word string, found map[uuid.UUID]orde
 		switch {
 		case !ok:
 			out.Err = fmt.Errorf("%w: order %s has events but no row", ErrContradiction, event.OrderID)
-		case o.SaleID != event.SaleID || o.UserID != event.UserID || o.Quantity != event.Quantity:
-			out.Err = contradiction(event.OrderID, o.SaleID, o.UserID, o.Quantity)
+		case o.SaleID != event.SaleID || o.UserID != event.UserID || o.Quantity != event.Quantity || o.Lines != event.Lines:
+			out.Err = contradiction(event.OrderID, o.SaleID, o.UserID, o.Quantity, o.Lines)
 		default:
 			out.Status, out.Reason = o.Status, o.Reason
 		}
+	case wordWrongItems:
+		out.Err = fmt.Errorf("%w: %s of order %s of sale %s", errWrongItems,
+			order.AppendUnits(nil, event.Quantity, event.Lines), event.OrderID, event.SaleID)
 	case wordArchived:
 		out.Err = fmt.Errorf("order %s of sale %s: %w", event.OrderID, event.SaleID, order.ErrArchived)
 	default: // wordUnknownSale
@@ -382,15 +401,16 @@ func newOutcome(event order.OrderReserved, word string, found map[uuid.UUID]orde
 func repeatedInBatch(out Outcome, first order.OrderReserved) Outcome {
 	out.Fresh = false
 	if out.Err == nil && (first.SaleID != out.Event.SaleID || first.UserID != out.Event.UserID ||
-		first.Quantity != out.Event.Quantity) {
-		return Outcome{Event: out.Event, Err: contradiction(out.Event.OrderID, first.SaleID, first.UserID, first.Quantity)}
+		first.Quantity != out.Event.Quantity || first.Lines != out.Event.Lines) {
+		return Outcome{Event: out.Event, Err: contradiction(
+			out.Event.OrderID, first.SaleID, first.UserID, first.Quantity, first.Lines)}
 	}
 	return out
 }
 
-func contradiction(id, sale uuid.UUID, user string, quantity int64) error {
-	return fmt.Errorf("%w: order %s was recorded for sale=%s user=%s quantity=%d", ErrContradiction, id, sale, user,
-		quantity)
+func contradiction(id, sale uuid.UUID, user string, quantity int64, lines order.Lines) error {
+	return fmt.Errorf("%w: order %s was recorded for sale=%s user=%s quantity=%s", ErrContradiction, id, sale, user,
+		order.AppendUnits(nil, quantity, lines))
 }
 
 // rollBack makes the connection usable again. It has its own timeout, because the caller's context may

@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -50,7 +51,13 @@ func (l *Ledger) FindByReceipt(ctx context.Context, r order.Receipt) (order.Orde
 		return order.Order{}, fmt.Errorf("order %s: %w", r.OrderID, order.ErrArchived)
 	}
 	if epoch > r.Epoch {
-		return r.Order(order.StatusVoided), nil
+		o := r.Order(order.StatusVoided)
+		if o.Lines != "" {
+			if err := l.pool.QueryRow(ctx, sql.LedgerNameLines, o.SaleID, o.Lines).Scan(&o.Items); err != nil {
+				return order.Order{}, fmt.Errorf("find the items of a receipt: order=%s: %w", r.OrderID, err)
+			}
+		}
+		return o, nil
 	}
 	return order.Order{}, fmt.Errorf("order %s: %w", r.OrderID, order.ErrNotFound)
 }
@@ -186,17 +193,17 @@ func (l *Ledger) PastAnswer(ctx context.Context, r reservation.Request) (reserva
 	for i := range found {
 		o := &found[i]
 		switch isSame := key != "" && o.KeyFingerprint == key; {
-		case isSame && o.Quantity != r.Quantity:
+		case isSame && !o.isFor(r):
 			return reservation.Answer{Verdict: reservation.KeyReused}, nil
 		case isSame && o.Status.Live():
-			return reservation.Answer{Verdict: reservation.Replayed, Reservation: o.reservation()}, nil
+			return reservation.Answer{Verdict: reservation.Replayed, Reservation: o.reservation(), Items: o.items()}, nil
 		case isSame:
 			return reservation.Answer{
 				Verdict: reservation.OrderEnded, Status: o.Status,
-				Reservation: order.Reservation{OrderID: o.ID, Quantity: o.Quantity},
+				Reservation: order.Reservation{OrderID: o.ID, Quantity: o.Quantity, Lines: order.Lines(o.Lines)}, Items: o.items(),
 			}, nil
 		default: // a live order of another request
-			answer = reservation.Answer{Verdict: reservation.AlreadyPurchased, Reservation: o.reservation()}
+			answer = reservation.Answer{Verdict: reservation.AlreadyPurchased, Reservation: o.reservation(), Items: o.items()}
 		}
 	}
 	return answer, nil
@@ -206,6 +213,7 @@ func (l *Ledger) PastAnswer(ctx context.Context, r reservation.Request) (reserva
 type pastOrder struct {
 	ID                        uuid.UUID
 	Quantity, Sequence, Epoch int64
+	Lines, Items              zeronull.Text
 	ReservedAt                time.Time
 	Status                    order.Status
 	KeyFingerprint            string
@@ -213,6 +221,19 @@ type pastOrder struct {
 
 func (o *pastOrder) reservation() order.Reservation {
 	return order.Reservation{
-		OrderID: o.ID, Quantity: o.Quantity, Sequence: o.Sequence, Epoch: o.Epoch, ReservedAt: o.ReservedAt.UTC(),
+		OrderID: o.ID, Quantity: o.Quantity, Lines: order.Lines(o.Lines), Sequence: o.Sequence, Epoch: o.Epoch,
+		ReservedAt: o.ReservedAt.UTC(),
 	}
+}
+
+func (o *pastOrder) items() order.Items { return order.Items(o.Items) }
+
+// isFor reports whether the order has the units that the request asks for.
+func (o *pastOrder) isFor(r reservation.Request) bool {
+	if len(r.Items) == 0 {
+		return o.Lines == "" && o.Quantity == r.Quantity
+	}
+	var items map[string]int64
+	err := json.Unmarshal([]byte(o.Items), &items)
+	return err == nil && maps.Equal(items, r.Items)
 }

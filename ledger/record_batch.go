@@ -51,9 +51,9 @@ type BatchRecording struct {
 	Limit int
 	Slow  bool
 
-	// tooMany is, by sale, a quantity that its stock in Postgres did not hold. It saves a batch for a
-	// sold-out sale from being halved down to single events.
-	tooMany map[uuid.UUID]int64
+	// tooMany is, by sale, orders that its stock in Postgres did not hold. They save a batch for a sold-out sale or item
+	// from being halved down to single events.
+	tooMany map[uuid.UUID][]order.OrderReserved
 	// blocked is, by sale, why its events are blocked.
 	blocked map[uuid.UUID]error
 	// stopped is set when the worker was stopped during the recording.
@@ -94,9 +94,9 @@ func (r *BatchRecording) failed(ctx context.Context, events []order.OrderReserve
 		return r.inParts(ctx, events, len(events)/2)
 	case FaultOf(err) == oversold:
 		if r.tooMany == nil {
-			r.tooMany = make(map[uuid.UUID]int64)
+			r.tooMany = make(map[uuid.UUID][]order.OrderReserved)
 		}
-		r.tooMany[events[0].SaleID] = events[0].Quantity
+		r.tooMany[events[0].SaleID] = append(r.tooMany[events[0].SaleID], events[0])
 		return r.refuse(ctx, events)
 	}
 	return allFailed(events, err)
@@ -171,11 +171,25 @@ func saleRange(events []order.OrderReserved, sale uuid.UUID) (from, to int) {
 // isSoldOut reports whether the stock is known not to hold any of the events.
 func (r *BatchRecording) isSoldOut(events []order.OrderReserved) bool {
 	for _, e := range events {
-		if quantity, known := r.tooMany[e.SaleID]; !known || e.Quantity < quantity {
+		if !slices.ContainsFunc(r.tooMany[e.SaleID], func(refused order.OrderReserved) bool { return holds(e, refused) }) {
 			return false
 		}
 	}
 	return true
+}
+
+// holds reports whether an order has at least the units of another one, of each item.
+func holds(e, other order.OrderReserved) bool {
+	var items [order.MaxItems]int64
+	for item, units := range e.Lines.Each() {
+		items[item] = units
+	}
+	for item, units := range other.Lines.Each() {
+		if items[item] < units {
+			return false
+		}
+	}
+	return e.Quantity >= other.Quantity && (e.Lines == "") == (other.Lines == "")
 }
 
 func (r *BatchRecording) refuse(ctx context.Context, events []order.OrderReserved) []Outcome {

@@ -31,8 +31,8 @@ func NeedsRelease(out Outcome) bool {
 func ReleaseOf(out Outcome) reservation.Release {
 	e := &out.Event
 	return reservation.Release{
-		SaleID: e.SaleID, OrderID: e.OrderID, UserID: e.UserID, Quantity: e.Quantity, KeyFingerprint: e.KeyFingerprint,
-		Status: out.Status,
+		SaleID: e.SaleID, OrderID: e.OrderID, UserID: e.UserID, Quantity: e.Quantity, Lines: e.Lines,
+		KeyFingerprint: e.KeyFingerprint, Status: out.Status,
 	}
 }
 

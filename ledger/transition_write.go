@@ -189,9 +189,14 @@ func writeChange(
 	if !released {
 		return at, nil
 	}
-	sale, units := orders[0].SaleID, int64(0)
+	sale, units, items := orders[0].SaleID, int64(0), []int64(nil)
 	for _, o := range orders {
-		units += o.Quantity
+		units, items = units+o.Quantity, addUnits(items, o.Lines)
+	}
+	if items != nil {
+		if _, err := tx.Exec(ctx, sql.LedgerAddSoldItems, sale, order.MakeLines(items), -1); err != nil {
+			return at, &saleError{sale, err}
+		}
 	}
 	var archived bool
 	err = tx.QueryRow(ctx, sql.LedgerReturnSold, sale, units).Scan(&archived)

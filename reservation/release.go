@@ -21,6 +21,8 @@ type Release struct {
 	OrderID  uuid.UUID
 	UserID   string
 	Quantity int64
+	// Lines are the units by item; empty in a sale without items.
+	Lines order.Lines
 	// KeyFingerprint is the fingerprint of the purchase's idempotency key; empty if there was none.
 	KeyFingerprint string
 	// Status is the order's final status: the answer to later retries of the request that made it, if

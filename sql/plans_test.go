@@ -290,7 +290,7 @@ func TestPlansOfNewSaleReadOrdersByIndex(t *testing.T) {
 	columns := func(id uuid.UUID) []string {
 		return []string{
 			"{" + id.String() + "}", "{" + sale.String() + "}", "{bob}", "{1}", "{20001}", "{1}",
-			"{2026-11-27 10:00:00Z}", "{NULL}",
+			"{2026-11-27 10:00:00Z}", "{NULL}", "-",
 		}
 	}
 	kept := []struct {
@@ -305,6 +305,7 @@ func TestPlansOfNewSaleReadOrdersByIndex(t *testing.T) {
 		{sql.LedgerPastOrders, []string{sale.String(), "ann-1", "key"}},
 		{sql.LedgerRecordOrders, append(columns(uuid.New()), "-")},
 		{sql.LedgerTakeReleases, []string{sale.String(), "500"}},
+		{sql.LedgerAddSoldItems, []string{sale.String(), "a2c1", "1"}},
 		{sql.LedgerListOfUserInSale, []string{"ann-1", "-", "21", "21", "-", sale.String()}},
 		{sql.LedgerFindHistory, []string{sale.String(), id.String()}},
 		{sql.ReconcileLockOrders, []string{sale.String(), one}},

@@ -124,6 +124,7 @@ var (
 	FleetTimeline = query("fleet/timeline")
 
 	LedgerAddSold          = query("ledger/add_sold")
+	LedgerAddSoldItems     = query("ledger/add_sold_items")
 	LedgerArchivedSale     = query("ledger/archived_sale")
 	LedgerChangeOrders     = query("ledger/change_orders")
 	LedgerDueReleases      = query("ledger/due_releases")
@@ -141,6 +142,7 @@ var (
 	LedgerLockTurns        = query("ledger/lock_turns")
 	LedgerLogRefusals      = query("ledger/log_refusals")
 	LedgerMakeMonths       = query("ledger/make_months")
+	LedgerNameLines        = query("ledger/name_lines")
 	LedgerNextSale         = query("ledger/next_sale")
 	LedgerNoteReleases     = query("ledger/note_releases")
 	LedgerNoteTraces       = query("ledger/note_traces")

@@ -179,3 +179,31 @@ func PublishingLedger(
 		return stop
 	}
 }
+
+// NewSaleWithItems inserts a sale straight into Postgres, with an item of each of these stocks: "item-a", "item-b" and so
+// on. It may be paid at 10 EUR for a unit of the first one, 20 of the second and so on.
+func NewSaleWithItems(t testing.TB, pool *pgxpool.Pool, stocks ...int64) uuid.UUID {
+	t.Helper()
+	sale := testshop.NewPayableSale(t, pool, 0)
+	testshop.Exec(t, pool, "UPDATE sales SET items = $2, currency = 'EUR' WHERE id = $1", sale, len(stocks))
+	for i, stock := range stocks {
+		testshop.Exec(t, pool, `INSERT INTO sale_items (sale_id, item, code, name, unit_price, stock)
+			VALUES ($1, $2, 'item-' || lower($2), 'Item ' || $2, $3, $4)`, sale, order.ItemLetter(i), 1000*(i+1), stock)
+		testshop.Exec(t, pool, "UPDATE sales SET stock = stock + $2 WHERE id = $1", sale, stock)
+	}
+	return sale
+}
+
+// Basket makes the event of an order with these lines.
+func Basket(sale uuid.UUID, user string, sequence int64, lines order.Lines) order.OrderReserved {
+	event := testshop.Reserved(sale, user, sequence)
+	event.Lines, event.Quantity = lines, lines.Units()
+	return event
+}
+
+// SoldItems are the units of live orders of each item of a sale, in their order, and of all: "3,0 3".
+func SoldItems(t testing.TB, pool *pgxpool.Pool, sale uuid.UUID) string {
+	t.Helper()
+	return testshop.Rows(t, pool, `SELECT (SELECT string_agg(sold::text, ',' ORDER BY item < 'a', item) FROM sale_items WHERE sale_id = $1)
+		|| ' ' || sold FROM sales WHERE id = $1`, sale)[0]
+}

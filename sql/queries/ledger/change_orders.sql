@@ -5,7 +5,7 @@
 -- $4      the type of the event
 -- $5      the payment's reference, or NULL
 -- $6      true if their units are released: records that Redis has to release them, and the caller takes them
---         from sales.sold, last and sorted by sale id (record_orders.sql says why)
+--         from the items and from sales.sold, last and sorted (record_orders.sql says why)
 -- $8, $9  the reason and the name of the operator who cancels them, or NULL
 --
 -- The orders are found by the index, as in find_orders.sql, and updated by their places. The outer LIMIT
@@ -23,10 +23,10 @@ WITH changed AS (
         LIMIT cardinality($1)
     ) AS read
     WHERE o.sale_id = $7 AND o.ctid = read.ctid AND o.version = read.version
-    RETURNING o.id, o.version, o.sale_id, o.user_id, o.quantity
+    RETURNING o.id, o.version, o.sale_id, o.user_id, o.quantity, o.lines
 ), logged AS (
-    INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, data)
-    SELECT id, version, $4, sale_id, user_id, quantity, now(), jsonb_strip_nulls(jsonb_build_object('reference', $5::text, 'reason', $8::text, 'operator', $9::text))
+    INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, lines, occurred_at, data)
+    SELECT id, version, $4, sale_id, user_id, quantity, lines, now(), jsonb_strip_nulls(jsonb_build_object('reference', $5::text, 'reason', $8::text, 'operator', $9::text))
     FROM changed
 ), released AS (
     INSERT INTO releases (order_id, sale_id, user_id, quantity)

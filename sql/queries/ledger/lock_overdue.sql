@@ -1,7 +1,7 @@
 -- At most $2 orders of the sale $1 whose time to pay is over (the rule is in overdue_sale.sql), locked until the end of the
 -- transaction. Orders locked by others and the orders $3 are skipped. A time that is infinite, which no order should have,
 -- is returned as the epoch, so that it does not stop the others.
-SELECT id, sale_id, user_id, quantity, status, version, CASE WHEN isfinite(reserved_at) THEN reserved_at ELSE 'epoch' END AS reserved_at,
+SELECT id, sale_id, user_id, quantity, lines, NULL AS items, status, version, CASE WHEN isfinite(reserved_at) THEN reserved_at ELSE 'epoch' END AS reserved_at,
        CASE WHEN isfinite(updated_at) THEN updated_at ELSE 'epoch' END AS updated_at,
        CASE WHEN isfinite(due) THEN due ELSE 'epoch' END AS expires_at,
        pay_from, NULL::bigint AS amount, NULL AS currency, coalesce(payment_reference, '') AS payment_reference,
