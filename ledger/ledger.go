@@ -351,7 +351,8 @@ func scanOrder(row pgx.CollectableRow) (order.Order, error) {
 func (r *orderRow) order() order.Order {
 	o := order.Order{
 		ID: r.ID, SaleID: r.SaleID, UserID: r.UserID, Quantity: r.Quantity, Lines: order.Lines(r.Lines),
-		Items: order.Items(r.Items), Status: r.Status, Version: r.Version, ReservedAt: r.ReservedAt.UTC(), UpdatedAt: r.UpdatedAt.UTC(), ExpiresAt: time.Time(r.ExpiresAt),
+		Items: order.Items(r.Items), Status: r.Status, Version: r.Version, ReservedAt: r.ReservedAt.UTC(),
+		UpdatedAt: r.UpdatedAt.UTC(), ExpiresAt: time.Time(r.ExpiresAt),
 		PayFrom: time.Time(r.PayFrom), Amount: int64(r.Amount), Currency: string(r.Currency),
 		PaymentReference: r.PaymentReference, Reason: r.Reason,
 	}

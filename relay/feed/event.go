@@ -93,6 +93,7 @@ type orderRow struct {
 	OrderID, SaleID  uuid.UUID
 	UserID           string
 	Quantity         int64
+	Items            zeronull.Text
 	Version          int
 	ReservedAt       *time.Time
 	PayFrom          *time.Time
@@ -105,23 +106,24 @@ type orderRow struct {
 }
 
 type orderData struct {
-	SchemaVersion    int       `json:"schema_version"`
-	Position         int64     `json:"position"`
-	OrderID          uuid.UUID `json:"order_id"`
-	SaleID           uuid.UUID `json:"sale_id"`
-	UserID           string    `json:"user_id"`
-	Quantity         int64     `json:"quantity"`
-	Status           string    `json:"status"`
-	Version          int       `json:"version"`
-	ReservedAt       instant   `json:"reserved_at,omitzero"`
-	OccurredAt       instant   `json:"occurred_at"`
-	PayFrom          instant   `json:"pay_from,omitzero"`
-	ExpiresAt        instant   `json:"expires_at,omitzero"`
-	Amount           int64     `json:"amount,omitempty"`
-	Currency         string    `json:"currency,omitempty"`
-	PaymentReference string    `json:"payment_reference,omitempty"`
-	Reason           string    `json:"reason,omitempty"`
-	Operator         string    `json:"operator,omitempty"`
+	SchemaVersion    int         `json:"schema_version"`
+	Position         int64       `json:"position"`
+	OrderID          uuid.UUID   `json:"order_id"`
+	SaleID           uuid.UUID   `json:"sale_id"`
+	UserID           string      `json:"user_id"`
+	Quantity         int64       `json:"quantity"`
+	Items            order.Items `json:"items,omitzero"`
+	Status           string      `json:"status"`
+	Version          int         `json:"version"`
+	ReservedAt       instant     `json:"reserved_at,omitzero"`
+	OccurredAt       instant     `json:"occurred_at"`
+	PayFrom          instant     `json:"pay_from,omitzero"`
+	ExpiresAt        instant     `json:"expires_at,omitzero"`
+	Amount           int64       `json:"amount,omitempty"`
+	Currency         string      `json:"currency,omitempty"`
+	PaymentReference string      `json:"payment_reference,omitempty"`
+	Reason           string      `json:"reason,omitempty"`
+	Operator         string      `json:"operator,omitempty"`
 }
 
 func (row *orderRow) event(r *Reader) (Event, error) {
@@ -130,7 +132,7 @@ func (row *orderRow) event(r *Reader) (Event, error) {
 	return r.event(&row.logged, "stampede.order."+status, fmt.Sprintf("%s.%d", id, row.Version), id, row.TraceParent,
 		"OrderEvent", orderData{
 			SchemaVersion: schemaVersion, Position: row.Position, OrderID: row.OrderID, SaleID: row.SaleID,
-			UserID: row.UserID, Quantity: row.Quantity, Status: status, Version: row.Version,
+			UserID: row.UserID, Quantity: row.Quantity, Items: order.Items(row.Items), Status: status, Version: row.Version,
 			ReservedAt: toInstant(row.ReservedAt), OccurredAt: instant(row.OccurredAt), PayFrom: toInstant(row.PayFrom),
 			ExpiresAt: toInstant(row.ExpiresAt), Amount: row.Amount, Currency: row.Currency,
 			PaymentReference: row.PaymentReference, Reason: row.Reason, Operator: row.Operator,
@@ -153,30 +155,32 @@ type saleRow struct {
 	UnitPrice            int64
 	Currency             string
 	Stock                int64
+	Items                json.RawMessage
 	Shards               int
 	State                string
 }
 
 type saleData struct {
-	SchemaVersion        int       `json:"schema_version"`
-	Position             int64     `json:"position"`
-	SaleID               uuid.UUID `json:"sale_id"`
-	Revision             int64     `json:"revision"`
-	Change               string    `json:"change"`
-	OccurredAt           instant   `json:"occurred_at"`
-	Operator             string    `json:"operator,omitempty"`
-	Name                 string    `json:"name"`
-	State                string    `json:"state"`
-	Stock                int64     `json:"stock"`
-	PerOrderLimit        int64     `json:"per_order_limit"`
-	OpensAt              instant   `json:"opens_at,omitzero"`
-	ClosesAt             instant   `json:"closes_at,omitzero"`
-	PaymentWindowSeconds int64     `json:"payment_window_seconds"`
-	PaymentGraceSeconds  int64     `json:"payment_grace_seconds,omitempty"`
-	PaymentsPerSecond    int64     `json:"payments_per_second,omitempty"`
-	UnitPrice            int64     `json:"unit_price,omitempty"`
-	Currency             string    `json:"currency,omitempty"`
-	Shards               int       `json:"shards"`
+	SchemaVersion        int             `json:"schema_version"`
+	Position             int64           `json:"position"`
+	SaleID               uuid.UUID       `json:"sale_id"`
+	Revision             int64           `json:"revision"`
+	Change               string          `json:"change"`
+	OccurredAt           instant         `json:"occurred_at"`
+	Operator             string          `json:"operator,omitempty"`
+	Name                 string          `json:"name"`
+	State                string          `json:"state"`
+	Stock                int64           `json:"stock"`
+	Items                json.RawMessage `json:"items,omitempty"`
+	PerOrderLimit        int64           `json:"per_order_limit"`
+	OpensAt              instant         `json:"opens_at,omitzero"`
+	ClosesAt             instant         `json:"closes_at,omitzero"`
+	PaymentWindowSeconds int64           `json:"payment_window_seconds"`
+	PaymentGraceSeconds  int64           `json:"payment_grace_seconds,omitempty"`
+	PaymentsPerSecond    int64           `json:"payments_per_second,omitempty"`
+	UnitPrice            int64           `json:"unit_price,omitempty"`
+	Currency             string          `json:"currency,omitempty"`
+	Shards               int             `json:"shards"`
 }
 
 func (row *saleRow) event(r *Reader) (Event, error) {
@@ -186,6 +190,7 @@ func (row *saleRow) event(r *Reader) (Event, error) {
 		saleData{
 			SchemaVersion: schemaVersion, Position: row.Position, SaleID: row.SaleID, Revision: row.Revision, Change: change,
 			OccurredAt: instant(row.OccurredAt), Operator: row.Operator, Name: row.Name, State: row.State, Stock: row.Stock,
+			Items:         row.Items,
 			PerOrderLimit: row.PerOrderLimit, OpensAt: toInstant(row.OpensAt), ClosesAt: toInstant(row.ClosesAt),
 			PaymentWindowSeconds: row.PaymentWindowSeconds, PaymentGraceSeconds: row.PaymentGraceSeconds,
 			PaymentsPerSecond: row.PaymentsPerSecond, UnitPrice: row.UnitPrice, Currency: row.Currency, Shards: row.Shards,

@@ -2,14 +2,14 @@
 -- at the position of the last one.
 -- A later event of an order has its reservation's time from the first one. An order that was never decided
 -- (OrderReserved) has no event for others.
-SELECT e.position, e.order_id, e.sale_id, e.user_id, e.quantity, e.version, e.type, e.occurred_at,
+SELECT e.position, e.order_id, e.sale_id, e.user_id, e.quantity, CASE WHEN e.lines IS NOT NULL THEN order_items(e.sale_id, e.lines) END AS items, e.version, e.type, e.occurred_at,
        coalesce(e.reserved_at, (
            -- Not a join, for which Postgres may read all events.
            SELECT f.reserved_at FROM order_events AS f
            WHERE f.sale_id = e.sale_id AND f.order_id = e.order_id AND f.version = 2)) AS reserved_at,
        CASE e.type WHEN 'OrderConfirmed' THEN e.due + coalesce(p.lost, lost_time()) END AS expires_at,
        CASE e.type WHEN 'OrderConfirmed' THEN e.pay_from END AS pay_from,
-       coalesce(s.unit_price * e.quantity, 0) AS amount, coalesce(s.currency, '') AS currency,
+       coalesce(CASE WHEN e.lines IS NULL THEN s.unit_price * e.quantity ELSE order_amount(e.sale_id, s.unit_price, e.quantity, e.lines) END, 0) AS amount, coalesce(s.currency, '') AS currency,
        coalesce(e.data ->> 'reference', '') AS payment_reference, coalesce(e.data ->> 'reason', '') AS reason,
        coalesce(e.data ->> 'operator', '') AS operator, coalesce(e.data ->> 'traceparent', '') AS trace_parent
 FROM (
