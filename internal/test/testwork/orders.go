@@ -180,8 +180,8 @@ func PublishingLedger(
 	}
 }
 
-// NewSaleWithItems inserts a sale straight into Postgres, with an item of each of these stocks: "item-a", "item-b" and so
-// on. It may be paid at 10 EUR for a unit of the first one, 20 of the second and so on.
+// NewSaleWithItems inserts a sale straight into Postgres, with an item of each of these stocks: "item-a", "item-b" and
+// so on. It may be paid at 10 EUR for a unit of the first one, 20 of the second and so on.
 func NewSaleWithItems(t testing.TB, pool *pgxpool.Pool, stocks ...int64) uuid.UUID {
 	t.Helper()
 	sale := testshop.NewPayableSale(t, pool, 0)
@@ -204,6 +204,6 @@ func Basket(sale uuid.UUID, user string, sequence int64, lines order.Lines) orde
 // SoldItems are the units of live orders of each item of a sale, in their order, and of all: "3,0 3".
 func SoldItems(t testing.TB, pool *pgxpool.Pool, sale uuid.UUID) string {
 	t.Helper()
-	return testshop.Rows(t, pool, `SELECT (SELECT string_agg(sold::text, ',' ORDER BY item < 'a', item) FROM sale_items WHERE sale_id = $1)
-		|| ' ' || sold FROM sales WHERE id = $1`, sale)[0]
+	return testshop.Rows(t, pool, `SELECT (SELECT string_agg(sold::text, ',' ORDER BY item < 'a', item)
+		FROM sale_items WHERE sale_id = $1) || ' ' || sold FROM sales WHERE id = $1`, sale)[0]
 }
