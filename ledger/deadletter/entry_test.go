@@ -183,3 +183,22 @@ func TestDiscardOfWholeEntryRejectsItsReadableOrders(t *testing.T) {
 	testwork.RequireMended(t, s, sale, "")
 	require.Equal(t, order.StatusConfirmed, testwork.Order(t, s.Pool, events[2].OrderID).Status)
 }
+
+// An entry of a sale with items is read, and its one order replayed, with its lines.
+func TestEntryKeepsLines(t *testing.T) {
+	t.Parallel()
+	sale := uuid.Must(uuid.NewV7())
+	events := []order.OrderReserved{testwork.Basket(sale, "ann", 1, "a2c1"), testwork.Basket(sale, "bob", 2, "b1")}
+	entry := stream.Entry{ID: "1-1"}
+	for name, value := range stream.Values(events...) {
+		entry.Fields = append(entry.Fields, stream.Field{Name: name, Value: fmt.Sprint(value)})
+	}
+	read, err := deadletter.OrdersOf(entry)
+	require.NoError(t, err)
+	require.Equal(t, events, read)
+	only, ok := deadletter.OnlyOrder(entry, events[0].OrderID)
+	require.True(t, ok)
+	read, err = deadletter.OrdersOf(only)
+	require.NoError(t, err)
+	require.Equal(t, events[:1], read)
+}
