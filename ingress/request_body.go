@@ -192,7 +192,8 @@ type scratch struct {
 
 var scratchPool = sync.Pool{New: func() any { return &scratch{out: make([]byte, 0, 512)} }}
 
-// readBody reads the body of a request, which must be JSON unless it is empty, into buf. It is too large if it fills buf.
+// readBody reads the body of a request, which must be JSON unless it is empty, into buf. It is too large if it fills
+// buf.
 func readBody(r *http.Request, buf []byte, tooLarge *problem) ([]byte, error) {
 	if r.ContentLength == 0 {
 		return nil, nil
