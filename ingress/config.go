@@ -42,6 +42,9 @@ type Sales interface {
 	Resume(ctx context.Context, sale uuid.UUID) (catalog.CountedSale, error)
 	End(ctx context.Context, sale uuid.UUID) (catalog.CountedSale, error)
 	Restock(ctx context.Context, sale uuid.UUID, units int64, key string) (catalog.CountedSale, error)
+	RestockItems(
+		ctx context.Context, sale uuid.UUID, units map[string]int64, key string,
+	) (catalog.CountedSale, error)
 	History(ctx context.Context, sale uuid.UUID, limit int) ([]catalog.Change, error)
 }
 

@@ -15,6 +15,7 @@ import (
 	"stampede/internal/accept"
 	"stampede/internal/telemetry"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // Verdicts of purchases that the script did not decide.
@@ -23,6 +24,7 @@ const (
 	verdictUnavailable reservation.Verdict = "unavailable" // Redis was not asked: nothing was reserved
 	verdictUnknown     reservation.Verdict = "unknown"     // no answer came back: units may be reserved
 	verdictRateLimited reservation.Verdict = "rate-limited"
+	verdictInvalid     reservation.Verdict = "invalid" // a quantity for a sale with items, or items for one without
 )
 
 // The values of the label outcome of stampede_purchase_duration_seconds.
@@ -46,6 +48,8 @@ var outcomeByVerdict = map[reservation.Verdict]string{
 	reservation.OverLimit:        outcomeRefused,
 	reservation.SoldOut:          outcomeRefused,
 	reservation.UnknownSale:      outcomeRefused,
+	reservation.UnknownItem:      outcomeRefused,
+	verdictInvalid:               outcomeRefused,
 	verdictRateLimited:           outcomeRefused,
 	verdictOverloaded:            outcomeFailed,
 	verdictUnavailable:           outcomeFailed,
@@ -278,7 +282,10 @@ func (m *metrics) countPurchase(sale uuid.UUID, verdict reservation.Verdict, beg
 
 // verdictFor is the verdict for an error of Reservations.Reserve.
 func verdictFor(err error) reservation.Verdict {
+	var input *order.InvalidError
 	switch {
+	case errors.As(err, &input):
+		return verdictInvalid
 	case errors.Is(err, reservation.ErrOverloaded):
 		return verdictOverloaded
 	case errors.Is(err, reservation.ErrOutcomeUnknown):

@@ -9,6 +9,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/labstack/echo/v4"
 
+	"stampede/internal/accept"
 	"stampede/internal/operators"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
@@ -39,6 +40,9 @@ func (s *operatorService) by(lowest operators.Role, call operatorCall) echo.Hand
 	}
 }
 
+// saleBodyMax bounds the body of a new sale: 52 items with long names need a KiB each.
+const saleBodyMax = accept.MaxBodyBytes + order.MaxItems<<10
+
 // createSale serves POST /v1/sales.
 func (s *operatorService) createSale(c echo.Context, operator string) error {
 	key, err := idempotencyKey(c.Request().Header)
@@ -46,26 +50,33 @@ func (s *operatorService) createSale(c echo.Context, operator string) error {
 		return err
 	}
 	body := struct {
-		Name                 string     `json:"name"`
-		Stock                int64      `json:"stock"`
-		PerOrderLimit        *int64     `json:"per_order_limit"`
-		OpensAt              *time.Time `json:"opens_at"`
-		ClosesAt             *time.Time `json:"closes_at"`
-		PaymentWindowSeconds int64      `json:"payment_window_seconds"`
-		PaymentGraceSeconds  int64      `json:"payment_grace_seconds"`
-		PaymentsPerSecond    int64      `json:"payments_per_second"`
-		UnitPrice            *int64     `json:"unit_price"`
-		Currency             string     `json:"currency"`
-		Shards               *int       `json:"shards"`
+		Name                 string             `json:"name"`
+		Stock                int64              `json:"stock"`
+		Items                []reservation.Item `json:"items"`
+		PerOrderLimit        *int64             `json:"per_order_limit"`
+		OpensAt              *time.Time         `json:"opens_at"`
+		ClosesAt             *time.Time         `json:"closes_at"`
+		PaymentWindowSeconds int64              `json:"payment_window_seconds"`
+		PaymentGraceSeconds  int64              `json:"payment_grace_seconds"`
+		PaymentsPerSecond    int64              `json:"payments_per_second"`
+		UnitPrice            *int64             `json:"unit_price"`
+		Currency             string             `json:"currency"`
+		Shards               *int               `json:"shards"`
 	}{}
-	if err := readObject(c, &body); err != nil {
+	if err := readObjectIn(c, make([]byte, saleBodyMax+1), problemSaleTooLarge, &body); err != nil {
 		return err
 	}
 	terms := reservation.Terms{
-		Name: body.Name, Stock: body.Stock, PerOrderLimit: 1,
+		Name: body.Name, Stock: body.Stock, Items: body.Items, PerOrderLimit: 1,
 		OpensAt: givenTime(body.OpensAt), ClosesAt: givenTime(body.ClosesAt),
 		PaymentWindow: boundedSeconds(body.PaymentWindowSeconds), PaymentGrace: boundedSeconds(body.PaymentGraceSeconds),
 		PaymentsPerSecond: body.PaymentsPerSecond, Currency: body.Currency,
+	}
+	if body.Items != nil && len(body.Items) == 0 {
+		return &order.InvalidError{Field: "items", Reason: "must be at least 1, or left out"}
+	}
+	for _, i := range body.Items {
+		terms.Stock += i.Stock // not their sum if there is a stock: Validate refuses it
 	}
 	if body.UnitPrice != nil {
 		if terms.UnitPrice = *body.UnitPrice; terms.UnitPrice == 0 {
@@ -128,15 +139,22 @@ func (s *operatorService) restockSale(c echo.Context, operator string) error {
 		return err
 	}
 	var body struct {
-		Units int64 `json:"units"`
+		Units int64            `json:"units"`
+		Items map[string]int64 `json:"items"`
 	}
 	if err := readObject(c, &body); err != nil {
 		return err
 	}
-	if body.Units == 0 {
+	switch {
+	case body.Units == 0 && body.Items == nil:
 		return &order.InvalidError{Field: "units", Reason: "must be a whole number, below zero to remove units"}
+	case body.Units != 0 && body.Items != nil:
+		return &order.InvalidError{Field: "units", Reason: "must be left out if there are items"}
 	}
 	return s.answerSaleChange(c, operator, func(ctx context.Context, sale uuid.UUID) (catalog.CountedSale, error) {
+		if body.Items != nil {
+			return s.config.Sales.RestockItems(ctx, sale, body.Items, key)
+		}
 		return s.config.Sales.Restock(ctx, sale, body.Units, key)
 	})
 }

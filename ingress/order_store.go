@@ -119,7 +119,7 @@ func (s *orderStore) findReserved(ctx context.Context, id uuid.UUID, user string
 	defer cancel()
 	o, err := s.config.Reservations.FindReserved(limited, id, user)
 	known, _ := s.prices.find(o.SaleID)
-	o.Amount, o.Currency = known.unit*o.Quantity, known.currency
+	o.Amount, o.Currency = known.amount(o.Quantity, o.Lines), known.currency
 	return o, err
 }
 

@@ -26,7 +26,7 @@ func (s *operatorService) reportPayment(c echo.Context) error {
 	}
 	buf := scratchPool.Get().(*scratch)
 	defer scratchPool.Put(buf)
-	body, err := buf.readBody(c.Request())
+	body, err := readBody(c.Request(), buf.body[:], problemTooLarge)
 	if err != nil {
 		return err
 	}

@@ -41,6 +41,13 @@ type problem struct {
 	// Members beyond the standard's, left out where they are zero.
 	opensAt time.Time
 	limit   int64
+	// item is the code that the sale does not have, or the item whose limit it is; items are those that fell short, and
+	// available is what is left of each.
+	item      string
+	items     []string
+	available order.Items
+	// taken are the taken units of the items whose stock cannot be lowered as far.
+	taken order.Items
 	// paymentReference is the reference of the valid payment.
 	paymentReference string
 	// refundReference is the reference of the refund that was noted before.
@@ -70,6 +77,10 @@ var (
 	})
 	problemTooLarge = fixed(problem{
 		Kind: problems.TooLarge, detail: "A body may have at most 4096 bytes.", closes: true,
+	})
+	problemSaleTooLarge = fixed(problem{
+		Kind: problems.TooLarge, detail: "The body of a sale may have at most " + strconv.Itoa(saleBodyMax) + " bytes.",
+		closes: true,
 	})
 	problemBodyBroken = fixed(problem{
 		Kind: problems.Invalid, closes: true, detail: "The body is incomplete, or arrived too slowly.",
@@ -139,7 +150,7 @@ func problemFor(err error) *problem {
 	case errors.As(err, &illegal):
 		return &problem{Kind: problems.Transition, detail: illegal.Error() + "."}
 	case errors.As(err, &taken):
-		return &problem{Kind: problems.Transition, detail: taken.Error() + "."}
+		return &problem{Kind: problems.Transition, detail: taken.Error() + ".", taken: taken.Items}
 	case errors.As(err, &paid):
 		return &problem{
 			Kind: problems.AlreadyPaid, paymentReference: paid.Reference,
@@ -165,11 +176,27 @@ func problemFor(err error) *problem {
 	return knownProblems()[k.Err]
 }
 
+// problemForSoldOut names what fell short in a sale with items.
+func problemForSoldOut(a reservation.Answer) *problem {
+	if len(a.Short) == 0 {
+		return problemSoldOut
+	}
+	return &problem{
+		Kind: problems.SoldOut, items: a.Short, available: a.Left,
+		detail: "Fewer units are left than you asked for of the items in items: nothing was reserved.",
+	}
+}
+
 // problemForVerdict is the problem for a verdict that reserves nothing.
 func problemForVerdict(a reservation.Answer, now time.Time) *problem {
 	switch a.Verdict {
 	case reservation.SoldOut:
-		return problemSoldOut
+		return problemForSoldOut(a)
+	case reservation.UnknownItem:
+		return &problem{
+			Kind: problems.UnknownItem, item: truncate(a.Short[0]),
+			detail: "The sale has no item with the code in item. GET /v1/sales/{sale} lists its items.",
+		}
 	case reservation.AlreadyPurchased:
 		return &problem{
 			Kind: problems.AlreadyPurchased, location: orderPath(a.Reservation.OrderID), orderID: a.Reservation.OrderID,
@@ -187,9 +214,13 @@ func problemForVerdict(a reservation.Answer, now time.Time) *problem {
 	case reservation.Ended:
 		return problemEnded
 	case reservation.OverLimit:
+		of := ""
+		if a.Item != "" {
+			of = " of item " + a.Item
+		}
 		return &problem{
-			Kind: problems.OverLimit, limit: a.Limit,
-			detail: "In this sale an order may hold at most " + strconv.FormatInt(a.Limit, 10) + " units.",
+			Kind: problems.OverLimit, limit: a.Limit, item: a.Item,
+			detail: "In this sale an order may hold at most " + strconv.FormatInt(a.Limit, 10) + " units" + of + ".",
 		}
 	case reservation.KeyReused:
 		return problemKeyReused
@@ -222,6 +253,20 @@ func (p *problem) appendJSON(dst []byte) []byte {
 		dst = append(dst, `,"limit":`...)
 		dst = strconv.AppendInt(dst, p.limit, 10)
 	}
+	dst = appendText(dst, "item", p.item)
+	for i, code := range p.items {
+		if i == 0 {
+			dst = append(dst, `,"items":["`...)
+		} else {
+			dst = append(dst, `","`...)
+		}
+		dst = append(dst, code...)
+	}
+	if len(p.items) > 0 {
+		dst = append(dst, `"]`...)
+	}
+	dst = appendObject(dst, "available", p.available)
+	dst = appendObject(dst, "taken", p.taken)
 	dst = appendText(dst, "payment_reference", p.paymentReference)
 	dst = appendText(dst, "refund_reference", p.refundReference)
 	if p.orderID != uuid.Nil {
@@ -233,6 +278,15 @@ func (p *problem) appendJSON(dst []byte) []byte {
 	dst = appendText(dst, "redis", p.redis)
 	dst = appendText(dst, "postgres", p.postgres)
 	return append(dst, "}\n"...)
+}
+
+// appendObject appends units by item, unless there are none.
+func appendObject(dst []byte, name string, items order.Items) []byte {
+	if items == "" {
+		return dst
+	}
+	dst = append(append(dst, `,"`...), name...)
+	return append(append(dst, `":`...), items...)
 }
 
 // appendText appends another member to an object, unless it is empty.

@@ -53,7 +53,7 @@ func (s *purchaseService) serve(c echo.Context) error {
 		return err
 	}
 	wait, waits := preferredWait(r.Header["Prefer"])
-	quantity, err := readQuantity(r)
+	quantity, items, err := readUnits(r)
 	if err != nil {
 		return err
 	}
@@ -64,7 +64,8 @@ func (s *purchaseService) serve(c echo.Context) error {
 	}
 	arrival = arrived(c) // the body may have come later than the head
 	request := reservation.Request{
-		Sale: sale, User: user, IdempotencyKey: key, Quantity: quantity, Arrived: arrival.At, Client: arrival.Conn,
+		Sale: sale, User: user, IdempotencyKey: key, Quantity: quantity, Items: items, Arrived: arrival.At,
+		Client: arrival.Conn,
 	}
 	span := s.span(r)
 	answer, err := s.reserve(detached(span), request, arrival.Left, began)
@@ -77,7 +78,7 @@ func (s *purchaseService) serve(c echo.Context) error {
 	switch answer.Verdict {
 	case reservation.SoldOut:
 		// The answer to most of a crowd takes the shortest way.
-		writeProblem(c, problemSoldOut)
+		writeProblem(c, problemForSoldOut(answer))
 		return nil
 	case reservation.Reserved, reservation.Replayed:
 	default:
@@ -148,7 +149,7 @@ func (s *purchaseService) answerAccepted(
 	h["Content-Type"] = jsonContent
 	buf := scratchPool.Get().(*scratch)
 	defer scratchPool.Put(buf)
-	buf.out = s.appendReservation(buf.out[:0], r, answer.Reservation, mayBeBehind)
+	buf.out = s.appendReservation(buf.out[:0], r, answer, mayBeBehind)
 	write(c, http.StatusAccepted, buf.out)
 }
 
@@ -163,17 +164,22 @@ func setOrderHeaders(h http.Header, answer reservation.Answer) {
 
 // appendReservation appends the body of a 202. It avoids the encoder because it runs once per accepted purchase.
 func (s *purchaseService) appendReservation(
-	dst []byte, r reservation.Request, held order.Reservation, mayBeBehind bool,
+	dst []byte, r reservation.Request, answer reservation.Answer, mayBeBehind bool,
 ) []byte {
+	held := answer.Reservation
 	dst = append(dst, `{"order_id":"`...)
 	dst = order.AppendID(dst, held.OrderID)
 	dst = append(dst, `","sale_id":"`...)
 	dst = order.AppendID(dst, r.Sale)
 	dst = append(dst, `","status":"reserved","quantity":`...)
 	dst = strconv.AppendInt(dst, held.Quantity, 10)
-	if price := s.sales.price(r.Sale); price.unit > 0 {
+	if answer.Items != "" {
+		dst = append(append(dst, `,"items":`...), answer.Items...)
+	}
+	price := s.sales.price(r.Sale)
+	if amount := price.amount(held.Quantity, held.Lines); amount > 0 {
 		dst = append(dst, `,"amount":`...)
-		dst = strconv.AppendInt(dst, held.Quantity*price.unit, 10)
+		dst = strconv.AppendInt(dst, amount, 10)
 		dst = append(dst, `,"currency":"`...)
 		dst = append(append(dst, price.currency...), '"')
 	}

@@ -100,7 +100,8 @@ func (s *receipts) append(dst []byte, r reservation.Request, held order.Reservat
 func newReceipt(r reservation.Request, held order.Reservation) order.Receipt {
 	return order.Receipt{
 		OrderID: held.OrderID, SaleID: r.Sale, User: r.User,
-		Epoch: held.Epoch, Sequence: held.Sequence, Quantity: held.Quantity, ReservedAt: held.ReservedAt,
+		Epoch: held.Epoch, Sequence: held.Sequence, Quantity: held.Quantity, Lines: held.Lines,
+		ReservedAt: held.ReservedAt,
 	}
 }
 

@@ -19,7 +19,10 @@ import (
 	"stampede/reservation/problems"
 )
 
-const purchasePath = "/v1/sales/:sale/orders"
+const (
+	salesPath    = "/v1/sales"
+	purchasePath = salesPath + "/:sale/orders"
+)
 
 // router serves the routes. It does for each request what is middleware elsewhere.
 type router struct {
@@ -86,8 +89,11 @@ func (s *router) handle(method, path string, h echo.HandlerFunc) echo.HandlerFun
 		seconds = s.metrics.durations(class)
 	}
 	bodyMax, tooLarge := int64(accept.MaxBodyBytes), problemTooLarge
-	if path == stripePath {
+	switch path {
+	case stripePath:
 		bodyMax, tooLarge = stripeBodyMax, problemStripeTooLarge
+	case salesPath:
+		bodyMax, tooLarge = int64(saleBodyMax), problemSaleTooLarge
 	}
 	served := func(c echo.Context) error {
 		defer func() {

@@ -12,6 +12,7 @@ import (
 
 	"stampede/reservation"
 	"stampede/reservation/catalog"
+	"stampede/reservation/order"
 )
 
 const (
@@ -130,7 +131,22 @@ func (s *saleService) invalidate() {
 // price is what a unit costs, in minor units of the currency; zero in a sale without a price. It never changes.
 type price struct {
 	unit     int64
+	items    []reservation.Item // have the prices in a sale with items
 	currency string
+}
+
+// amount is what so many units cost, or those of the lines in a sale with items; 0 if that is not known.
+func (p price) amount(quantity int64, lines order.Lines) int64 {
+	if lines == "" {
+		return p.unit * quantity
+	}
+	sum := int64(0)
+	for item, units := range lines.Each() {
+		if item < len(p.items) {
+			sum += p.items[item].UnitPrice * units
+		}
+	}
+	return sum
 }
 
 // prices remembers the prices of sales that this server has shown, so that purchases need no query. It is safe for
@@ -147,7 +163,7 @@ func (p *prices) learn(sales []catalog.CountResult) {
 		p.sale = make(map[uuid.UUID]price)
 	}
 	for _, s := range sales {
-		p.sale[s.ID] = price{s.UnitPrice, s.Currency}
+		p.sale[s.ID] = price{s.UnitPrice, s.Sale.Items, s.Currency}
 	}
 }
 
@@ -267,6 +283,14 @@ type saleView struct {
 	Available int64             `json:"available"`
 	Held      int64             `json:"held"`
 	Sold      int64             `json:"sold"`
+	Items     []itemView        `json:"items,omitempty"`
+}
+
+// itemView is what is left of an item.
+type itemView struct {
+	Code      string `json:"code"`
+	Stock     int64  `json:"stock"`
+	Available int64  `json:"available"`
 }
 
 func newSaleUpdate(result *snapshot) saleUpdate {
@@ -277,8 +301,10 @@ func newSaleUpdate(result *snapshot) saleUpdate {
 	if now.Err != nil {
 		return saleUpdate{err: now.Err}
 	}
-	data, err := json.Marshal(saleView{
-		State: now.State, Stock: now.Stock, Available: now.Available, Held: now.Held, Sold: now.Sold,
-	})
+	view := saleView{State: now.State, Stock: now.Stock, Available: now.Available, Held: now.Held, Sold: now.Sold}
+	for _, i := range now.Items {
+		view.Items = append(view.Items, itemView{i.Code, i.Stock, i.Available})
+	}
+	data, err := json.Marshal(view)
 	return saleUpdate{data: data, err: err}
 }

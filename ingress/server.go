@@ -145,7 +145,7 @@ func (s *Server) routes(operate *operatorService) error {
 	public := func(h echo.HandlerFunc) echo.HandlerFunc {
 		return limited(s.sales.yieldToBuyers(inFlight.sales.admit(h)))
 	}
-	r.handleGet("/v1/sales", public(s.sales.list))
+	r.handleGet(salesPath, public(s.sales.list))
 	r.handleGet("/v1/sales/:sale", public(s.sales.show))
 	r.handle(http.MethodGet, "/v1/sales/:sale/events", limited(s.sales.stream))
 	r.handlePost("/v1/sales/:sale/events/ticket", limited(s.sales.createTicket))
@@ -153,7 +153,7 @@ func (s *Server) routes(operate *operatorService) error {
 	change := func(path string, lowest operators.Role, call operatorCall) {
 		r.handlePost(path, limited(inFlight.operators.admit(operate.by(lowest, call))))
 	}
-	change("/v1/sales", operators.Admin, operate.createSale)
+	change(salesPath, operators.Admin, operate.createSale)
 	change("/v1/sales/:sale/pause", operators.Operator, operate.operateSale(s.config.Sales.Pause))
 	change("/v1/sales/:sale/resume", operators.Operator, operate.operateSale(s.config.Sales.Resume))
 	change("/v1/sales/:sale/end", operators.Admin, operate.operateSale(s.config.Sales.End))

@@ -263,3 +263,14 @@ func TestEachCommandHasAFile(t *testing.T) {
 		assert.Contains(t, string(source), "type "+f.Type.Name()+" struct")
 	}
 }
+
+func TestSaleItemOnCommandLine(t *testing.T) {
+	t.Parallel()
+	var i saleItem
+	require.NoError(t, i.UnmarshalText([]byte("m:100:12900")))
+	require.Equal(t, saleItem{Code: "m", Name: "m", Stock: 100, UnitPrice: 12900}, i)
+	require.NoError(t, new(saleItem).UnmarshalText([]byte("m:-5")))
+	for _, wrong := range []string{"", "m", "m:", "m:x", "m:1:2:3", "m:1.5", "m:1:"} {
+		require.Error(t, new(saleItem).UnmarshalText([]byte(wrong)), wrong)
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"strconv"
 	"strings"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	"stampede/internal/pg"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
+	"stampede/reservation/order"
 )
 
 type saleCmd struct {
@@ -41,6 +43,7 @@ type saleStore interface {
 	Resume(ctx context.Context, id uuid.UUID) (catalog.CountedSale, error)
 	End(ctx context.Context, id uuid.UUID) (catalog.CountedSale, error)
 	Restock(ctx context.Context, id uuid.UUID, units int64, key string) (catalog.CountedSale, error)
+	RestockItems(ctx context.Context, id uuid.UUID, units map[string]int64, key string) (catalog.CountedSale, error)
 	History(ctx context.Context, id uuid.UUID, limit int) ([]catalog.Change, error)
 }
 
@@ -118,6 +121,10 @@ func writeSale(w io.Writer, all []catalog.CountedSale) error {
 		} {
 			t.row(row[:]...)
 		}
+		for _, i := range s.Items {
+			t.row("item "+i.Code, fmt.Sprintf("%d of %d left, %s, %s", i.Available, i.Stock,
+				orDash(figure.Money(i.UnitPrice, s.Currency)), printable(i.Name)))
+		}
 	}
 	return t.Flush()
 }
@@ -180,7 +187,8 @@ func (m *moment) UnmarshalText(text []byte) error {
 type saleCreateCmd struct {
 	changeFlags
 	Name              string        `required:"" env:"STAMPEDE_SALE_NAME" help:"Name of the sale."`
-	Stock             int64         `required:"" env:"STAMPEDE_SALE_STOCK" placeholder:"UNITS" help:"Units for sale."`
+	Stock             int64         `env:"STAMPEDE_SALE_STOCK" placeholder:"UNITS" help:"Units for sale; left out with --item."`
+	Item              []saleItem    `env:"STAMPEDE_SALE_ITEM" placeholder:"CODE:STOCK[:PRICE]" help:"An item that the sale sells, such as a size: its code, units, and the price of one in minor units of the currency. Repeat it for each."`
 	PerOrderLimit     int64         `default:"1" env:"STAMPEDE_SALE_PER_ORDER_LIMIT" placeholder:"UNITS" help:"Most units per order (${default})."`
 	OpensAt           moment        `env:"STAMPEDE_SALE_OPENS_AT" placeholder:"TIME" help:"When it opens, RFC 3339, a date in UTC, or +5m (default: immediately)."`
 	ClosesAt          moment        `env:"STAMPEDE_SALE_CLOSES_AT" placeholder:"TIME" help:"When it closes, RFC 3339, a date in UTC, or +5m (default: never)."`
@@ -199,14 +207,37 @@ func (c *saleCreateCmd) Run(ctx context.Context, s *streams, logger *slog.Logger
 	}
 	return c.withOne(ctx, s, logger, func(ctx context.Context, sales saleStore) (catalog.CountedSale, error) {
 		key := c.key()
+		stock, items := c.Stock, make([]reservation.Item, len(c.Item))
+		for n, i := range c.Item {
+			items[n] = reservation.Item(i)
+			stock += i.Stock // not their sum if there is a stock: Validate refuses it
+		}
 		sale, _, err := sales.CreateOnce(ctx, reservation.Terms{
-			Name: c.Name, Stock: c.Stock, PerOrderLimit: c.PerOrderLimit,
+			Name: c.Name, Stock: stock, Items: items, PerOrderLimit: c.PerOrderLimit,
 			OpensAt: c.OpensAt.Time, ClosesAt: c.ClosesAt.Time, PaymentWindow: c.PaymentWindow,
 			PaymentGrace: c.PaymentGrace, PaymentsPerSecond: c.PaymentsPerSecond, UnitPrice: c.UnitPrice, Currency: c.Currency,
 			Shards: c.Shards,
 		}, key)
 		return sale, mayBeDone(err, key)
 	})
+}
+
+// saleItem is an item on the command line. Its name is its code.
+type saleItem reservation.Item
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (i *saleItem) UnmarshalText(text []byte) (err error) {
+	parts := strings.Split(string(text), ":")
+	if len(parts) < 2 || len(parts) > 3 {
+		return fmt.Errorf("%q is not CODE:STOCK or CODE:STOCK:PRICE, such as m:100:12900", text)
+	}
+	i.Code, i.Name = parts[0], parts[0]
+	for n, to := range []*int64{&i.Stock, &i.UnitPrice}[:len(parts)-1] {
+		if *to, err = strconv.ParseInt(parts[n+1], 10, 64); err != nil {
+			return fmt.Errorf("%q of %q is not a whole number", parts[n+1], text)
+		}
+	}
+	return nil
 }
 
 type saleListCmd struct {
@@ -286,14 +317,26 @@ func (c *saleEndCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) e
 type saleRestockCmd struct {
 	changeFlags
 	saleArg
-	Units int64 `arg:"" help:"Units to add; -50 removes 50 unsold units."`
+	Units int64      `arg:"" optional:"" help:"Units to add; -50 removes 50 unsold units. Left out with --item."`
+	Item  []saleItem `env:"STAMPEDE_SALE_ITEM" placeholder:"CODE:UNITS" help:"Units of an item to add; m:-50 removes 50 unsold units of m. Repeat it for each."`
 	keyFlag
 }
 
 func (c *saleRestockCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
 	return c.withOne(ctx, s, logger, func(ctx context.Context, sales saleStore) (catalog.CountedSale, error) {
 		key := c.key()
-		sale, err := sales.Restock(ctx, c.Sale, c.Units, key)
+		if len(c.Item) == 0 {
+			sale, err := sales.Restock(ctx, c.Sale, c.Units, key)
+			return sale, mayBeDone(err, key)
+		}
+		units := make(map[string]int64)
+		for _, i := range c.Item {
+			units[i.Code] += i.Stock
+		}
+		if c.Units != 0 {
+			return catalog.CountedSale{}, &order.InvalidError{Field: "units", Reason: "must be left out with --item"}
+		}
+		sale, err := sales.RestockItems(ctx, c.Sale, units, key)
 		return sale, mayBeDone(err, key)
 	})
 }

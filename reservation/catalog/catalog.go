@@ -28,6 +28,8 @@ import (
 // The names of the events of a sale.
 const (
 	eventCreated   = "SaleCreated"
+	// eventItemsCreated is eventCreated of a sale with items. Versions without them do not publish it.
+	eventItemsCreated = "SaleWithItemsCreated"
 	eventPaused    = "SalePaused"
 	eventResumed   = "SaleResumed"
 	eventEnded     = "SaleEnded"
@@ -121,8 +123,9 @@ func (c *Catalog) insert(ctx context.Context, t reservation.Terms, idempotencyKe
 		sql.CatalogInsertSale, sale.ID, t.Name, t.Stock, t.PerOrderLimit,
 		zeronull.Timestamptz(t.OpensAt), zeronull.Timestamptz(t.ClosesAt), int64(t.PaymentWindow/time.Second),
 		sale.Partitions, zeronull.Text(idempotencyKey), sale.Shards, zeronull.Text(operatorIn(ctx)),
-		int64(t.PaymentGrace/time.Second), t.PaymentsPerSecond, zeronull.Int8(t.UnitPrice), zeronull.Text(t.Currency))
-	return asCreated(sale, t.Stock, sale.Shards), err
+		int64(t.PaymentGrace/time.Second), t.PaymentsPerSecond, zeronull.Int8(t.UnitPrice), zeronull.Text(t.Currency),
+		t.Items)
+	return asCreated(sale, t.Stock, sale.Shards, t.Items), err
 }
 
 // createdBefore returns the sale that was created with the idempotency key, or ErrSaleNotFound.
@@ -133,7 +136,8 @@ func (c *Catalog) createdBefore(ctx context.Context, t reservation.Terms, idempo
 	var id uuid.UUID
 	var stock int64
 	var shards int
-	err := c.pool.QueryRow(ctx, sql.CatalogFindCreatedSale, idempotencyKey).Scan(&id, &stock, &shards)
+	var items []reservation.Item
+	err := c.pool.QueryRow(ctx, sql.CatalogFindCreatedSale, idempotencyKey).Scan(&id, &stock, &shards, &items)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return CountedSale{}, reservation.ErrSaleNotFound
 	} else if err != nil {
@@ -143,7 +147,7 @@ func (c *Catalog) createdBefore(ctx context.Context, t reservation.Terms, idempo
 	if err != nil {
 		return CountedSale{}, err
 	}
-	sale := asCreated(found[0].Sale, stock, shards)
+	sale := asCreated(found[0].Sale, stock, shards, items)
 	if !sale.Terms.Equal(t) {
 		return CountedSale{}, ErrIdempotencyKeyReused
 	}
@@ -151,9 +155,14 @@ func (c *Catalog) createdBefore(ctx context.Context, t reservation.Terms, idempo
 }
 
 // asCreated returns the sale as it was created.
-func asCreated(s reservation.Sale, stock int64, shards int) CountedSale {
+func asCreated(s reservation.Sale, stock int64, shards int, items []reservation.Item) CountedSale {
 	s.Stock, s.Shards, s.State, s.CreatedAt = stock, shards, reservation.StateOpen, s.CreatedAt.UTC()
-	return CountedSale{Sale: s, State: s.StateAt(s.CreatedAt), Available: stock}
+	s.Items = items
+	counted := CountedSale{Sale: s, State: s.StateAt(s.CreatedAt), Available: stock}
+	for _, item := range items {
+		counted.Items = append(counted.Items, CountedItem{item, item.Stock})
+	}
+	return counted
 }
 
 // Pause halts a sale. Like Resume and End it may be repeated.
@@ -279,7 +288,12 @@ type Change struct {
 }
 
 // Name returns the type without its prefix, in lower case: created, paused and so on.
-func (c Change) Name() string { return strings.ToLower(strings.TrimPrefix(c.Type, "Sale")) }
+func (c Change) Name() string {
+	if c.Type == eventItemsCreated {
+		return "created"
+	}
+	return strings.ToLower(strings.TrimPrefix(c.Type, "Sale"))
+}
 
 // ChangeView is a change as the HTTP API and the commands show it.
 type ChangeView struct {

@@ -167,6 +167,10 @@ type publishedChange struct {
 	Revision     int64
 	Type         string
 	Stock, Units int64
+	// Items are those of a sale that is created with items, and ItemsUnits the units of each by its code in a change of
+	// their stock.
+	Items      []reservation.Item
+	ItemsUnits map[string]int64
 }
 
 func (c *Catalog) changesAfter(ctx context.Context, id uuid.UUID, revision int64) ([]publishedChange, error) {
@@ -187,7 +191,8 @@ func (c *Catalog) apply(ctx context.Context, s reservation.Sale, shard int, ch p
 
 	var answer *redis.Cmd
 	switch ch.Type {
-	case eventCreated:
+	case eventCreated, eventItemsCreated:
+		s.Items = ch.Items
 		return c.store.OpenShard(ctx, s, shard, ch.Revision, layout.Share(ch.Stock, shard))
 	case eventPaused:
 		answer = lua.Pause.Run(ctx, c.store.Redis, []string{saleKey}, epoch, revision)

@@ -30,6 +30,8 @@ import (
 type TakenError struct {
 	// Taken is the number of units taken at the refusal: the lowest possible stock.
 	Taken int64
+	// Items are the taken units of the items that have too few left; empty in a sale without items.
+	Items order.Items
 }
 
 func (e *TakenError) Error() string {
@@ -96,7 +98,7 @@ func (c *Catalog) Restock(ctx context.Context, id uuid.UUID, units int64, idempo
 	case err != nil:
 		return CountedSale{}, fmt.Errorf("restock sale=%s: %w: %w", id, ErrRestockUndecided, err)
 	case state.Taken > 0:
-		return CountedSale{}, &TakenError{state.Taken}
+		return CountedSale{}, &TakenError{Taken: state.Taken}
 	case state.withdrawn():
 		return CountedSale{}, fmt.Errorf("restock sale=%s: %w", id, ErrRestockWithdrawn)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/google/uuid"
@@ -35,6 +36,7 @@ type saleView struct {
 	UnitPrice            int64             `json:"unit_price,omitempty"`
 	Currency             string            `json:"currency,omitempty"`
 	Shards               int               `json:"shards"`
+	Items                []CountedItem     `json:"items,omitempty"`
 	CreatedAt            string            `json:"created_at"`
 }
 
@@ -47,7 +49,7 @@ func (s CountedSale) MarshalJSON() ([]byte, error) {
 		PaymentWindowSeconds: int64(s.PaymentWindow / time.Second),
 		PaymentGraceSeconds:  int64(s.PaymentGrace / time.Second), PaymentsPerSecond: s.PaymentsPerSecond,
 		UnitPrice: s.UnitPrice, Currency: s.Currency, Shards: s.Shards,
-		CreatedAt: timestamp(s.CreatedAt),
+		Items: s.Items, CreatedAt: timestamp(s.CreatedAt),
 	})
 }
 
@@ -64,7 +66,10 @@ func (s *CountedSale) UnmarshalJSON(text []byte) error {
 			PaymentGrace:  time.Duration(v.PaymentGraceSeconds) * time.Second, PaymentsPerSecond: v.PaymentsPerSecond,
 			UnitPrice: v.UnitPrice, Currency: v.Currency, Shards: v.Shards,
 		}},
-		State: v.State, Available: v.Available, Held: v.Held, Sold: v.Sold,
+		State: v.State, Available: v.Available, Held: v.Held, Sold: v.Sold, Items: v.Items,
+	}
+	for _, item := range v.Items {
+		s.Sale.Items = append(s.Sale.Items, item.Item)
 	}
 	for _, at := range []struct {
 		to   *time.Time
@@ -171,6 +176,7 @@ type storedSale struct {
 	reservation.Sale
 	publishedRevision int64
 	final             int64 // units of orders that are final, if they were counted
+	itemsSold         []int64 // of each item, also of orders that are not final
 	retired, archived bool
 }
 
@@ -195,12 +201,13 @@ func storedRow(row pgx.CollectableRow) (storedSale, error) {
 	r, err := pgx.RowToStructByName[struct {
 		reservation.SaleRow
 		Sold, PublishedRevision, Final int64
+		ItemsSold                      []int64
 		Retired, Archived              bool
 	}](row)
 	s := storedSale{
 		Sale: r.Sale(), publishedRevision: r.PublishedRevision, final: r.Final, retired: r.Retired, archived: r.Archived,
 	}
-	s.Sold = r.Sold
+	s.Sold, s.itemsSold = r.Sold, r.ItemsSold
 	return s, err
 }
 
@@ -216,7 +223,7 @@ func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]CountResult,
 	for i, s := range sales {
 		for shard := range s.Shards {
 			key := c.store.Keys.Sale(s.Layout().Partition(shard), s.ID)
-			asked[i] = append(asked[i], pipe.HMGet(ctx, key, "stock", "left", "epoch"))
+			asked[i] = append(asked[i], pipe.HMGet(ctx, key, append([]string{"stock", "left", "epoch"}, leftFields(s.Items)...)...))
 		}
 	}
 	_, failed := pipe.Exec(ctx)
@@ -248,11 +255,36 @@ func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]CountResult,
 			counted[i].Err = fmt.Errorf("count sale=%s: %w", s.ID, reservation.ErrLostSale)
 		}
 		sale.Available = s.Stock - sale.Held - s.final
+		sale.Items = countItems(s, asked[i], whole)
 	}
 	if published > 0 && unanswered == published {
 		return nil, failed
 	}
 	return counted, nil
+}
+
+// leftFields are the fields of what is left of each item.
+func leftFields(items []reservation.Item) []string {
+	fields := make([]string, len(items))
+	for item := range items {
+		fields[item] = "left." + order.ItemLetter(item)
+	}
+	return fields
+}
+
+// countItems returns the items with what is left of each: as its only shard has it, if that is whole.
+func countItems(s storedSale, shards []*redis.SliceCmd, whole bool) (counted []CountedItem) {
+	for item, terms := range s.Sale.Items {
+		left := terms.Stock
+		if whole {
+			text, _ := shards[0].Val()[3+item].(string)
+			left, _ = strconv.ParseInt(text, 10, 64) // 0 for a missing one, as in takenIn
+		} else if item < len(s.itemsSold) {
+			left -= s.itemsSold[item]
+		}
+		counted = append(counted, CountedItem{terms, left})
+	}
+	return counted
 }
 
 // takenIn returns how many units are reserved in all shards. It is not whole if one is missing or closed. The error is
@@ -286,6 +318,8 @@ type CountedSale struct {
 	State reservation.State
 	// Available is the number of unreserved units.
 	Available int64
+	// Items are those of the sale with what is left of each.
+	Items []CountedItem
 	// Held is the number of units of orders that are accepted and not final.
 	Held int64
 	// Sold is the number of units of final orders.
@@ -294,6 +328,12 @@ type CountedSale struct {
 	Retired bool
 	// Archived is true if the orders of the sale are no longer in Postgres.
 	Archived bool
+}
+
+// CountedItem is an item of a sale with its unreserved units.
+type CountedItem struct {
+	reservation.Item
+	Available int64 `json:"available"`
 }
 
 // Page holds sales as Postgres had them. It is never changed.

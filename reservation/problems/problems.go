@@ -49,6 +49,7 @@ var (
 	MediaType        = newKind(http.StatusUnsupportedMediaType, "unsupported-media-type", "The body is not JSON")
 	keyReused        = newKind(http.StatusUnprocessableEntity, "idempotency-key-reused", "The idempotency key was reused")
 	OverLimit        = newKind(http.StatusUnprocessableEntity, "quantity-over-limit", "The quantity is over the limit")
+	UnknownItem      = newKind(http.StatusUnprocessableEntity, "unknown-item", "The sale has no such item")
 	RateLimited      = newKind(http.StatusTooManyRequests, "rate-limited", "Too many requests")
 	Internal         = newKind(http.StatusInternalServerError, "internal-error", "Internal error")
 	Unavailable      = newKind(http.StatusServiceUnavailable, "sale-unavailable", "Temporarily unavailable")

@@ -61,6 +61,7 @@ class Stampede:
         sale_id: str,
         *,
         quantity: int = 1,
+        items: Optional[Mapping[str, int]] = None,
         key: Optional[str] = None,
         wait: int = 0,
         wait_for_opening: bool = False,
@@ -69,6 +70,7 @@ class Stampede:
     ) -> Purchase:
         """Buys units of a sale, once, however often it has to be tried: all tries have the same key.
 
+        In a sale with items, `items` are the units by code, in place of quantity: all of them or none.
         The key is new_key() by default; to survive a restart, store your own before the call. `wait` is how long the
         server may wait for the confirmation, at most 30. With wait_for_opening, tries and deadline count from the
         opening of the sale. Raises ProblemError if the server refuses (sold-out, already-purchased, …), and
@@ -76,12 +78,11 @@ class Stampede:
         """
         key = key or new_key()
         headers = {"Idempotency-Key": key}
+        units = {"quantity": quantity} if items is None else {"items": dict(items)}
         if wait > 0:
             headers["Prefer"] = f"wait={wait}"
         answer = self._transport.call(
-            Request(
-                "POST", f"/v1/sales/{_segment(sale_id)}/orders", headers, {"quantity": quantity}
-            ),
+            Request("POST", f"/v1/sales/{_segment(sale_id)}/orders", headers, units),
             Repeats(tries, deadline, changes="order_id", key=key, wait_for_opening=wait_for_opening),
             extra=wait,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
-from typing import Any, Mapping, Optional
+from typing import Any, Mapping, Optional, Sequence
 
 from .types import read_time
 
@@ -41,6 +41,21 @@ class ProblemError(StampedeError):
         return self.members.get("limit")
 
     @property
+    def item(self) -> Optional[str]:
+        """With unknown-item: the code. With quantity-over-limit: the item whose limit it is; None for the sale's."""
+        return self.members.get("item")
+
+    @property
+    def items(self) -> Sequence[str]:
+        """With sold-out in a sale with items: the codes of the items that fell short."""
+        return self.members.get("items", ())
+
+    @property
+    def available(self) -> Optional[Mapping[str, int]]:
+        """With sold-out in a sale with items: what is left of each, by code, if that is known."""
+        return self.members.get("available")
+
+    @property
     def payment_reference(self) -> Optional[str]:
         """With already-paid: the payment that counts."""
         return self.members.get("payment_reference")
@@ -73,7 +88,7 @@ class NetworkError(StampedeError):
 class OutcomeUnknownError(StampedeError):
     """A purchase, payment or cancellation may have been made, and this client could not find out in time.
 
-    Repeat it: a purchase with the same sale, quantity and key, the others as they were. It cannot happen twice.
+    Repeat it: a purchase with the same sale, units and key, the others as they were. It cannot happen twice.
     """
 
     def __init__(self, key: Optional[str]) -> None:

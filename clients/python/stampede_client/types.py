@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Any, Literal, Mapping, Optional, Type, TypeVar, Union
+from typing import Any, Literal, Mapping, Optional, Sequence, Type, TypeVar, Union
 
 OrderStatus = Literal["reserved", "confirmed", "paid", "cancelled", "expired", "rejected", "voided"]
 PaymentState = Literal["waiting", "settled", "refund_due", "refunded"]
@@ -31,6 +31,8 @@ class Order:
     """Until when to pay; only while there is something to pay."""
     amount: Optional[int] = None
     """What the order costs, in minor units of the currency (ISO 4217); only in a sale with a price."""
+    items: Optional[Mapping[str, int]] = None
+    """The units by the code of the item, in a sale with items; quantity is their sum."""
     currency: Optional[str] = None
     paid_at: Optional[datetime] = None
     payment_reference: Optional[str] = None
@@ -61,6 +63,8 @@ class AcceptedOrder:
     """Proves the order if Redis is lost before it is in the database. Keep it."""
     amount: Optional[int] = None
     """What the order costs, as in Order."""
+    items: Optional[Mapping[str, int]] = None
+    """The units by the code of the item, as in Order."""
     currency: Optional[str] = None
     may_be_behind: bool = False
 
@@ -101,6 +105,8 @@ class Sale:
     unit_price: Optional[int] = None
     """In minor units of the currency (ISO 4217)."""
     currency: Optional[str] = None
+    items: Sequence[Mapping[str, Any]] = ()
+    """What the sale sells, if it is more than one thing: code, name, stock, available and so on, as in the JSON."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,8 @@ class SaleUpdate:
     available: int
     held: int
     sold: int
+    items: Sequence[Mapping[str, Any]] = ()
+    """Code, stock and available of each item, in a sale with items."""
 
 
 @dataclass(frozen=True)
@@ -198,6 +206,7 @@ PROBLEM_SLUGS = frozenset(
         "sale-unavailable",
         "sold-out",
         "unauthorized",
+        "unknown-item",
         "unsupported-media-type",
     }
 )

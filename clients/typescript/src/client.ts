@@ -23,6 +23,8 @@ import type {
 export interface BuyOptions extends CallOptions {
   /** Units, 1 by default. */
   quantity?: number;
+  /** The units by the code of the item, in place of `quantity`, in a sale with items: all of them or none. */
+  items?: Readonly<Record<string, number>>;
   /** The idempotency key, `newKey()` by default. To survive a reload, store your own before the call. */
   key?: string;
   /** How many seconds the server may wait for the confirmation, at most 30; none by default. */
@@ -67,11 +69,11 @@ export class Stampede {
    * answer came in time.
    */
   async buy(saleId: string, options: BuyOptions = {}): Promise<Purchase> {
-    const { key = newKey(), quantity = 1, waitSeconds } = options;
+    const { key = newKey(), items, quantity = items ? undefined : 1, waitSeconds } = options;
     const headers: Record<string, string> = { "Idempotency-Key": key };
     if (waitSeconds !== undefined) headers["Prefer"] = `wait=${waitSeconds}`;
     const answer = await this.#transport.call(
-      { method: "POST", path: `/v1/sales/${encodeURIComponent(saleId)}/orders`, headers, body: { quantity } },
+      { method: "POST", path: `/v1/sales/${encodeURIComponent(saleId)}/orders`, headers, body: { quantity, items } },
       { ...options, changes: "order_id", key },
       (waitSeconds ?? 0) * 1000,
     );

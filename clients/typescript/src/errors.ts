@@ -34,6 +34,21 @@ export class ProblemError extends Error {
     return typeof limit === "number" ? limit : undefined;
   }
 
+  /** With `unknown-item`: the code. With `quantity-over-limit`: the item whose limit it is; undefined for the sale's. */
+  get item(): string | undefined {
+    return text(this.members["item"]);
+  }
+
+  /** With `sold-out` in a sale with items: the codes of the items that fell short. */
+  get items(): readonly string[] {
+    return (this.members["items"] as string[] | undefined) ?? [];
+  }
+
+  /** With `sold-out` in a sale with items: what is left of each, by code, if that is known. */
+  get available(): Readonly<Record<string, number>> | undefined {
+    return this.members["available"] as Record<string, number> | undefined;
+  }
+
   /** With `already-paid`: the payment that counts. */
   get paymentReference(): string | undefined {
     return text(this.members["payment_reference"]);
@@ -69,7 +84,7 @@ export class NetworkError extends Error {
 
 /**
  * A purchase, payment or cancellation may have been made, and this client could not find out in time. Repeat it: a
- * purchase with the same sale, quantity and `key`, the others as they were. It cannot happen twice.
+ * purchase with the same sale, units and `key`, the others as they were. It cannot happen twice.
  */
 export class OutcomeUnknownError extends Error {
   override readonly name = "OutcomeUnknownError";

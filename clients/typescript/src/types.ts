@@ -8,6 +8,8 @@ export interface Order {
   sale_id: string;
   user_id: string;
   quantity: number;
+  /** The units by the code of the item, in a sale with items; `quantity` is their sum. */
+  items?: Record<string, number>;
   status: OrderStatus;
   /** 1 when reserved, one more with each change. */
   version: number;
@@ -35,6 +37,8 @@ export interface AcceptedOrder {
   sale_id: string;
   status: "reserved";
   quantity: number;
+  /** The units by the code of the item, in a sale with items; `quantity` is their sum. */
+  items?: Record<string, number>;
   reserved_at: string;
   /** What the order costs, as in `Order`. */
   amount?: number;
@@ -62,6 +66,21 @@ export interface Purchase {
 
 export type SaleState = "scheduled" | "open" | "paused" | "ended";
 
+/** What is left of an item of a sale. */
+export interface ItemUpdate {
+  code: string;
+  stock: number;
+  available: number;
+}
+
+/** An item of a sale, such as a size. */
+export interface Item extends ItemUpdate {
+  name: string;
+  unit_price?: number;
+  /** Units of the item that one order may hold; without it, as many as of the sale. */
+  per_order_limit?: number;
+}
+
 export interface Sale {
   id: string;
   name: string;
@@ -83,13 +102,17 @@ export interface Sale {
   unit_price?: number;
   currency?: string;
   shards: number;
+  /** What the sale sells, if it is more than one thing. */
+  items?: Item[];
   created_at: string;
   opens_at?: string;
   closes_at?: string;
 }
 
 /** The numbers of a sale, as its event stream sends them. */
-export type SaleUpdate = Pick<Sale, "state" | "stock" | "available" | "held" | "sold">;
+export interface SaleUpdate extends Pick<Sale, "state" | "stock" | "available" | "held" | "sold"> {
+  items?: ItemUpdate[];
+}
 
 /** Opens a stream of events without any header: for `EventSource`, which cannot send them. */
 export interface StreamTicket {
@@ -177,6 +200,7 @@ export const problemSlugs = [
   "sale-unavailable",
   "sold-out",
   "unauthorized",
+  "unknown-item",
   "unsupported-media-type",
 ] as const;
 

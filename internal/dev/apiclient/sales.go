@@ -25,22 +25,27 @@ func (c *Client) CreateOnce(
 	if err := t.Validate(); err != nil { // seconds would hide a fraction
 		return sale, false, err
 	}
+	stock := t.Stock
+	if len(t.Items) > 0 {
+		stock = 0 // items have theirs
+	}
 	err = c.do(ctx, call{
 		method: http.MethodPost, path: []string{"v1", "sales"}, key: key, what: "create a sale",
 		body: struct {
-			Name                 string    `json:"name"`
-			Stock                int64     `json:"stock"`
-			PerOrderLimit        int64     `json:"per_order_limit"`
-			OpensAt              time.Time `json:"opens_at,omitzero"`
-			ClosesAt             time.Time `json:"closes_at,omitzero"`
-			PaymentWindowSeconds int64     `json:"payment_window_seconds"`
-			PaymentGraceSeconds  int64     `json:"payment_grace_seconds"`
-			PaymentsPerSecond    int64     `json:"payments_per_second"`
-			UnitPrice            int64     `json:"unit_price,omitzero"`
-			Currency             string    `json:"currency,omitzero"`
-			Shards               int       `json:"shards"`
+			Name                 string             `json:"name"`
+			Stock                int64              `json:"stock,omitzero"`
+			Items                []reservation.Item `json:"items,omitempty"`
+			PerOrderLimit        int64              `json:"per_order_limit"`
+			OpensAt              time.Time          `json:"opens_at,omitzero"`
+			ClosesAt             time.Time          `json:"closes_at,omitzero"`
+			PaymentWindowSeconds int64              `json:"payment_window_seconds"`
+			PaymentGraceSeconds  int64              `json:"payment_grace_seconds"`
+			PaymentsPerSecond    int64              `json:"payments_per_second"`
+			UnitPrice            int64              `json:"unit_price,omitzero"`
+			Currency             string             `json:"currency,omitzero"`
+			Shards               int                `json:"shards"`
 		}{
-			t.Name, t.Stock, t.PerOrderLimit, t.OpensAt, t.ClosesAt, int64(t.PaymentWindow / time.Second),
+			t.Name, stock, t.Items, t.PerOrderLimit, t.OpensAt, t.ClosesAt, int64(t.PaymentWindow / time.Second),
 			int64(t.PaymentGrace / time.Second), t.PaymentsPerSecond, t.UnitPrice, t.Currency, max(1, t.Shards),
 		},
 	}, &sale)
@@ -104,9 +109,22 @@ func (c *Client) change(ctx context.Context, id uuid.UUID, action string) (sale 
 func (c *Client) Restock(
 	ctx context.Context, id uuid.UUID, units int64, key string,
 ) (sale catalog.CountedSale, err error) {
+	return c.restock(ctx, id, map[string]int64{"units": units}, key)
+}
+
+// RestockItems is Restock of items, by their codes.
+func (c *Client) RestockItems(
+	ctx context.Context, id uuid.UUID, units map[string]int64, key string,
+) (sale catalog.CountedSale, err error) {
+	return c.restock(ctx, id, map[string]map[string]int64{"items": units}, key)
+}
+
+func (c *Client) restock(
+	ctx context.Context, id uuid.UUID, body any, key string,
+) (sale catalog.CountedSale, err error) {
 	err = c.do(ctx, call{
 		method: http.MethodPost, path: []string{"v1", "sales", id.String(), "restock"}, key: key,
-		body: map[string]int64{"units": units}, what: "restock sale " + id.String(),
+		body: body, what: "restock sale " + id.String(),
 	}, &sale)
 	return sale, err
 }

@@ -1,4 +1,5 @@
--- The sale that was created with the idempotency key $1: its id, and the stock and the shards that it began with.
-SELECT s.id, (e.data ->> 'stock')::bigint, coalesce((e.data ->> 'shards')::integer, 1)
-FROM sales AS s JOIN sale_events AS e ON e.sale_id = s.id AND e.type = 'SaleCreated'
+-- The sale that was created with the idempotency key $1: its id, and the stock, the shards
+-- and the items that it began with.
+SELECT s.id, (e.data ->> 'stock')::bigint, coalesce((e.data ->> 'shards')::integer, 1), e.data -> 'items'
+FROM sales AS s JOIN sale_events AS e ON e.sale_id = s.id AND e.type IN ('SaleCreated', 'SaleWithItemsCreated')
 WHERE s.idempotency_key = $1
