@@ -17,6 +17,18 @@
 --   not-held  the user holds no reservation of this order: nothing was done
 --   damaged   what the user holds cannot be read: nothing was done
 
+-- As in reserve.lua.
+local letters = 'abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ'
+local lines_of = function(text)
+  local lines, sum, last, size = {}, 0, 0, 0
+  for letter, units in string.gmatch(text, '(%a)([1-9]%d*)') do
+    local place = string.find(letters, letter, 1, true) or 0
+    if place <= last or #units > 7 then return nil end
+    lines[#lines + 1], sum, last, size = { letter = letter, units = tonumber(units) }, sum + units, place, size + 1 + #units
+  end
+  if size > 0 and size == #text then return lines, sum end
+end
+
 local per_order, before = 2, 1
 local orders = (#ARGV - before) / per_order
 if orders < 1 or orders ~= math.floor(orders) then
@@ -27,8 +39,8 @@ local answers, reservations, first_order = {}, {}, nil
 for i = 1, orders do
   local user, order_id = ARGV[before + 2 * i - 1], ARGV[before + 2 * i]
   local reservation = redis.call('HGET', KEYS[1], user)
-  local its_order = string.match(reservation or '', '^(%S+) %d+ %d+ %x+%f[%z:@]:?[%w_-]*@?%d*%f[%z:@]$')
-  if reservation and not its_order then
+  local its_order, units = string.match(reservation or '', '^(%S+) (%w+) %d+ %x+%f[%z:@]:?[%w_-]*@?%d*%f[%z:@]$')
+  if reservation and not (its_order and (string.find(units, '^%d+$') or lines_of(units))) then
     answers[i] = 'damaged'
   elseif its_order == order_id then
     first_order = first_order or order_id

@@ -19,7 +19,7 @@
 local kind = redis.call('TYPE', KEYS[1]).ok
 if kind ~= 'hash' and kind ~= 'none' then redis.call('DEL', KEYS[1]) end
 
-local sale = redis.call('HMGET', KEYS[1], 'sequence', 'epoch', 'closed_epoch', 'rebuild', 'left')
+local sale = redis.call('HMGET', KEYS[1], 'sequence', 'epoch', 'closed_epoch', 'rebuild', 'left', 'items')
 
 -- Longer numbers are forged and are ignored.
 local function number(text, digits)
@@ -31,7 +31,8 @@ local sequence, epoch = number(sale[1], 15), number(sale[2], 9)
 for _, known in ipairs({ number(sale[3], 9), number(ARGV[2], 9) }) do
   if tonumber(known) > tonumber(epoch) then epoch = known end
 end
-if sale[5] == '0' then -- ingresses may remember the sale as sold out (reserve.lua) while the rebuild returns units
+-- Ingresses may remember the sale, or any of its items, as sold out (reserve.lua) while the rebuild returns units.
+if sale[5] == '0' or sale[6] then
   local time = redis.call('TIME')
   redis.call('HSET', KEYS[1], 'quiet_since_ms', string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000)))
 end

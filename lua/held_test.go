@@ -100,7 +100,13 @@ func TestAppendGivesEveryAnswer(t *testing.T) {
 		b.hold("ann", held)
 		require.Equal(t, []string{"damaged"}, ask("ann", "order-ann"), held)
 	}
+	for _, held := range []string{"order-ann b1a1 1 19c", "order-ann a0 1 19c", "order-ann a1b 1 19c", "order-ann 1a 1 19c"} {
+		b.hold("ann", held)
+		require.Equal(t, []string{"damaged"}, ask("ann", "order-ann"), held)
+	}
 	require.EqualValues(t, 1, b.events())
+	b.hold("ann", "order-ann a2c1 1 19c")
+	require.Equal(t, []string{"appended"}, ask("ann", "order-ann"))
 	b.requireAllAnswers("append")
 }
 

@@ -1,5 +1,5 @@
 -- Returns the identity of this Redis server, whether the stock of the partition was verified on it,
--- its clock, and the epoch and the shard of a sale.
+-- its clock, and the epoch, the shard and the items of a sale.
 --
 -- A server is known if it is the verified process, and was not promoted since. The run id changes
 -- with the process. The replication id changes with a promotion and when the first replica connects;
@@ -14,9 +14,9 @@
 --              token of the rebuild that wrote this (verify.lua)
 --   2  sale    hash, as in reserve.lua; may be left out
 -- Answers
---   {answer, run_id, replication_id, epoch, now, shard}: the server's ids, the epoch of the sale, which is
+--   {answer, run_id, replication_id, epoch, now, shard, items}: the server's ids, the epoch of the sale, which is
 --   0 while it is closed for a rebuild, and empty if there is no sale, the time in milliseconds, and the
---   field shard of the sale, empty if there is none
+--   fields shard and items of the sale, empty if there are none
 --   known       the stock in this partition is whole
 --   unverified  another server was verified, or this one before a restart or promotion
 --   distrusted  the verification was withdrawn
@@ -32,7 +32,7 @@ end
 
 local run_id, replication_id = id('run_id'), id('master_replid')
 local verified = redis.call('HMGET', KEYS[1], 'run_id', 'replication_id')
-local sale = KEYS[2] and redis.call('HMGET', KEYS[2], 'epoch', 'shard') or {}
+local sale = KEYS[2] and redis.call('HMGET', KEYS[2], 'epoch', 'shard', 'items') or {}
 
 local answer = 'unverified'
 if not verified[1] then
@@ -43,4 +43,4 @@ elseif verified[1] == run_id and (verified[2] == replication_id or not string.fi
   answer = 'known'
 end
 local time = redis.call('TIME')
-return { answer, run_id, replication_id, sale[1] or '', string.format('%d%03d', time[1], math.floor(time[2] / 1000)), sale[2] or '' }
+return { answer, run_id, replication_id, sale[1] or '', string.format('%d%03d', time[1], math.floor(time[2] / 1000)), sale[2] or '', sale[3] or '' }

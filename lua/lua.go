@@ -27,6 +27,8 @@ var (
 	retireSource string
 	//go:embed restock.lua
 	restockSource string
+	//go:embed restock_items.lua
+	restockItemsSource string
 	//go:embed put_back.lua
 	putBackSource string
 	//go:embed give.lua
@@ -74,17 +76,18 @@ var (
 // Each script is sent by its SHA-1, and by its source if the server answers NOSCRIPT, as after a
 // restart or a promotion. All are safe for concurrent use.
 var (
-	Reserve = redis.NewScript(reserveSource)
-	Open    = redis.NewScript(openSource)
-	Pause   = redis.NewScript(pauseSource)
-	Resume  = redis.NewScript(resumeSource)
-	End     = redis.NewScript(endSource)
-	Retire  = redis.NewScript(retireSource)
-	Restock = redis.NewScript(restockSource)
-	PutBack = redis.NewScript(putBackSource)
-	Release = redis.NewScript(releaseSource)
-	Append  = redis.NewScript(appendSource)
-	Note    = redis.NewScript(noteSource)
+	Reserve      = redis.NewScript(reserveSource)
+	Open         = redis.NewScript(openSource)
+	Pause        = redis.NewScript(pauseSource)
+	Resume       = redis.NewScript(resumeSource)
+	End          = redis.NewScript(endSource)
+	Retire       = redis.NewScript(retireSource)
+	Restock      = redis.NewScript(restockSource)
+	RestockItems = redis.NewScript(restockItemsSource)
+	PutBack      = redis.NewScript(putBackSource)
+	Release      = redis.NewScript(releaseSource)
+	Append       = redis.NewScript(appendSource)
+	Note         = redis.NewScript(noteSource)
 
 	Look    = redis.NewScript(lookSource)
 	Rights  = redis.NewScript(rightsSource)

@@ -16,6 +16,11 @@
 --   8  payment_window_s  0 where a confirmed order is final
 --   9  sequence          of a shard without orders
 --   10  shard             as in reserve.lua; empty for a sale with one shard
+--   11  items             as in reserve.lua; left out, with all that follow, in a sale without items
+--   12  limit             of an order of items; per_order_limit is 0 then
+--   13  item_stock        units of the first item
+--   14  item_limit        units of the first item that one order may hold, or 0
+--   and so on: two values for every further item
 -- Answers
 --   opened           the sale is added
 --   unchanged        it existed before
@@ -26,8 +31,8 @@ local epoch = redis.call('HGET', KEYS[1], 'epoch')
 if epoch then return epoch == ARGV[2] and 'unchanged' or 'stale-epoch' end
 if redis.call('EXISTS', KEYS[2]) == 1 then return 'buyers-remain' end
 
-for i = 2, 9 do
-  if not string.find(ARGV[i], '^%d+$') then return redis.error_reply('ERR argument ' .. i .. ' must be a whole number') end
+for i = 2, #ARGV do
+  if i ~= 10 and i ~= 11 and not string.find(ARGV[i], '^%d+$') then return redis.error_reply('ERR argument ' .. i .. ' must be a whole number') end
 end
 
 if not redis.acl_check_cmd('HSET', KEYS[1], 'epoch', ARGV[2]) then
@@ -38,4 +43,14 @@ redis.call('HSET', KEYS[1], 'epoch', ARGV[2], 'revision', ARGV[3], 'stock', ARGV
   'per_order_limit', ARGV[5], 'opens_at_ms', ARGV[6], 'closes_at_ms', ARGV[7], 'payment_window_s', ARGV[8],
   'state', 'open', 'sequence', ARGV[9], 'generation', '1')
 if ARGV[10] ~= '' then redis.call('HSET', KEYS[1], 'shard', ARGV[10]) end
+if ARGV[11] then
+  local letters = 'abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ'
+  redis.call('HSET', KEYS[1], 'items', ARGV[11], 'limit', ARGV[12])
+  for i = 13, #ARGV, 2 do
+    local place = (i - 11) / 2
+    local letter = string.sub(letters, place, place)
+    redis.call('HSET', KEYS[1], 'stock.' .. letter, ARGV[i], 'left.' .. letter, ARGV[i])
+    if ARGV[i + 1] ~= '0' then redis.call('HSET', KEYS[1], 'limit.' .. letter, ARGV[i + 1]) end
+  end
+end
 return 'opened'

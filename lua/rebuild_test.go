@@ -18,7 +18,7 @@ func (b *bench) look() (answer, runID, replicationID, epoch string) {
 	b.t.Helper()
 	values, err := lua.Look.Run(b.t.Context(), b.rdb, []string{b.serverKey(), b.saleKey}).StringSlice()
 	require.NoError(b.t, err)
-	require.Len(b.t, values, 6)
+	require.Len(b.t, values, 7)
 	now, err := strconv.ParseInt(values[4], 10, 64)
 	require.NoError(b.t, err)
 	require.WithinDuration(b.t, b.rdb.Time(b.t.Context()).Val(), time.UnixMilli(now), time.Minute)

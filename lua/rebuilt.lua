@@ -28,6 +28,12 @@
 --   13  token             of the rebuild, as in close.lua
 --   14  over              how many ended orders must have been staged
 --   15  shard             as in reserve.lua; empty for a sale with one shard
+--   16  items             as in open.lua
+--   17  limit             as in open.lua
+--   18  item_stock        units of the first item in all
+--   19  item_left         unreserved units of the first item
+--   20  item_limit        as in open.lua
+--   and so on: three values for every further item
 -- Answers
 --   rebuilt         the sale is open in its new epoch
 --   unchanged       it is open in this epoch already: a repeat
@@ -38,12 +44,15 @@ local sale = redis.call('HMGET', KEYS[1], 'epoch', 'generation', 'rebuild', 'clo
 if sale[1] == ARGV[2] then return 'unchanged' end
 if sale[1] ~= '0' or sale[3] ~= ARGV[13] then return 'not-closed' end
 
-for i = 2, 14 do
-  if i ~= 12 and i ~= 13 and not string.find(ARGV[i], '^%d+$') then return redis.error_reply('ERR argument ' .. i .. ' must be a whole number') end
+for i = 2, #ARGV do
+  if i ~= 12 and i ~= 13 and i ~= 15 and i ~= 16 and not string.find(ARGV[i], '^%d+$') then return redis.error_reply('ERR argument ' .. i .. ' must be a whole number') end
 end
 if ARGV[2] == '0' then return redis.error_reply('ERR epoch 0 is that of a closed sale') end
 if tonumber(ARGV[2]) <= tonumber(sale[4]) then return 'not-closed' end
 if tonumber(ARGV[6]) > tonumber(ARGV[5]) then return redis.error_reply('ERR more is left than is for sale') end
+for i = 18, #ARGV, 3 do
+  if tonumber(ARGV[i + 1]) > tonumber(ARGV[i]) then return redis.error_reply('ERR more is left than is for sale') end
+end
 
 local staged = redis.call('HLEN', KEYS[3])
 if staged ~= tonumber(ARGV[3]) then return string.format('wrong %d', staged) end
@@ -74,4 +83,14 @@ redis.call('SADD', KEYS[4], ARGV[1])
 redis.call('HSET', KEYS[1], 'epoch', ARGV[2], 'revision', ARGV[4], 'stock', ARGV[5], 'left', ARGV[6], 'sequence', ARGV[7],
   'per_order_limit', ARGV[8], 'opens_at_ms', ARGV[9], 'closes_at_ms', ARGV[10], 'payment_window_s', ARGV[11],
   'state', ARGV[12], 'generation', string.format('%d', generation + 1))
+if ARGV[16] then
+  local letters = 'abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ'
+  redis.call('HSET', KEYS[1], 'items', ARGV[16], 'limit', ARGV[17])
+  for i = 18, #ARGV, 3 do
+    local place = (i - 15) / 3
+    local letter = string.sub(letters, place, place)
+    redis.call('HSET', KEYS[1], 'stock.' .. letter, ARGV[i], 'left.' .. letter, ARGV[i + 1])
+    if ARGV[i + 2] ~= '0' then redis.call('HSET', KEYS[1], 'limit.' .. letter, ARGV[i + 2]) end
+  end
+end
 return 'rebuilt'

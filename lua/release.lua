@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- Returns the units of cancelled, expired and rejected orders to a sale. Repeats return nothing,
 -- because the same step deletes the buyer's reservation, and a reservation of another order stays.
--- The reservation says how many units return.
+-- The reservation says how many units return, and to which items.
 --
 -- The same step adds the reservation's idempotency key to the ended orders, so that a retry of the
 -- request makes no new order. It does so for an order that is not held, too: Redis may have lost it.
@@ -36,7 +36,7 @@ if orders < 1 or orders ~= math.floor(orders) then
   return redis.error_reply('ERR release takes an epoch and four values for each order')
 end
 
-local sale = redis.call('HMGET', KEYS[1], 'epoch', 'left', 'stock', 'generation', 'ended', 'state')
+local sale = redis.call('HMGET', KEYS[1], 'epoch', 'left', 'stock', 'generation', 'ended', 'state', 'items')
 local refusal = not sale[1] and 'unknown-sale' or sale[1] ~= ARGV[1] and 'stale-epoch' or sale[6] == 'retired' and 'not-held'
 -- Check all rights first: a partial release would lose a unit or return it twice.
 if not (redis.acl_check_cmd('HDEL', KEYS[2], 'user') and redis.acl_check_cmd('HSET', KEYS[1], 'left', '0')
@@ -48,22 +48,49 @@ end
 redis.call('HLEN', KEYS[3]) -- a key of another type refuses the whole call
 local generation = refusal and 0 or sale[4] + 1
 
+-- As in reserve.lua.
+local letters = 'abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ'
+local lines_of = function(text)
+  local lines, sum, last, size = {}, 0, 0, 0
+  for letter, units in string.gmatch(text, '(%a)([1-9]%d*)') do
+    local place = string.find(letters, letter, 1, true) or 0
+    if place <= last or #units > 7 then return nil end
+    lines[#lines + 1], sum, last, size = { letter = letter, units = tonumber(units) }, sum + units, place, size + 1 + #units
+  end
+  if size > 0 and size == #text then return lines, sum end
+end
+
+-- What is left and for sale of each item, by letter; nil in a sale without items.
+local items = not refusal and sale[7] and setmetatable({}, { __index = function(known, letter)
+  local item = redis.call('HMGET', KEYS[1], 'left.' .. letter, 'stock.' .. letter)
+  known[letter] = { left = tonumber(item[1]), stock = tonumber(item[2]), returned = 0 }
+  return known[letter]
+end })
+
 local answers, units, released, remembered = {}, 0, false, false
 for i = 1, orders do
   local at = (i - 1) * per_order + 1
   local user, order_id, key, ending = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
   local reservation = not refusal and redis.call('HGET', KEYS[2], user)
-  local its_order, its_quantity, its_key = string.match(reservation or '', '^(%S+) (%d+) %d+ %x+%f[%z:@]:?([%w_-]*)@?%d*%f[%z:@]$')
+  local its_order, its_units, its_key = string.match(reservation or '', '^(%S+) (%w+) %d+ %x+%f[%z:@]:?([%w_-]*)@?%d*%f[%z:@]$')
+  local lines, its_quantity = {}, string.match(its_units or '', '^%d+$')
+  if items then lines, its_quantity = lines_of(its_units or '') end
   if refusal then
     answers[i] = refusal
-  elseif reservation and not its_order then
+  elseif reservation and not its_quantity then
     answers[i] = 'damaged' -- it is unknown whose units these are
   elseif its_order == order_id then
-    if sale[2] + units + its_quantity > tonumber(sale[3]) then
+    local too_many = sale[2] + units + its_quantity > tonumber(sale[3])
+    for _, line in ipairs(lines) do
+      local item = items[line.letter]
+      too_many = too_many or not (item.left and item.stock) or item.left + item.returned + line.units > item.stock
+    end
+    if too_many then
       answers[i] = 'damaged'
     else
       redis.call('HDEL', KEYS[2], user)
       units, released = units + its_quantity, true
+      for _, line in ipairs(lines) do items[line.letter].returned = items[line.letter].returned + line.units end
       if its_key ~= '' then key = its_key end
       answers[i] = 'released'
     end
@@ -77,9 +104,16 @@ for i = 1, orders do
 end
 if released then
   redis.call('HSET', KEYS[1], 'left', string.format('%d', sale[2] + units), 'generation', string.format('%d', generation))
-  if tonumber(sale[2]) == 0 then
+  local quiet = not items and tonumber(sale[2]) == 0 and { 'quiet_since_ms' } or {}
+  for letter, item in pairs(items or {}) do
+    if item.returned > 0 then
+      redis.call('HSET', KEYS[1], 'left.' .. letter, string.format('%d', item.left + item.returned))
+      if item.left == 0 then quiet[#quiet + 1] = 'quiet.' .. letter end
+    end
+  end
+  for _, field in ipairs(quiet) do
     local time = redis.call('TIME')
-    redis.call('HSET', KEYS[1], 'quiet_since_ms', string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000)))
+    redis.call('HSET', KEYS[1], field, string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000)))
   end
 end
 if remembered and not sale[5] then redis.call('HSET', KEYS[1], 'ended', '1') end

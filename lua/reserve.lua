@@ -18,16 +18,24 @@
 -- different users (give.lua, take.lua). For this script a shard is a sale; only its places are every
 -- n-th ones of the sale, if there are n shards.
 --
+-- A sale may have items, and then an order has lines: its units of each item. An order gets all of its
+-- lines or none. Every line is checked before the first one takes units.
+--
 -- KEYS
 --   1  sale    hash: left stock state opens_at_ms closes_at_ms per_order_limit payment_window_s epoch
 --              sequence generation revision; quiet_since_ms: when units returned to a sale with none
 --              left; ended: 1 if the hash ended exists; shard: "<shard> <shards> <partitions>" if there
 --              are several shards (reservation/layout.go), which have the fields of give.lua as well.
---              The next place is sequence + 1.
+--              The next place is sequence + 1. In a sale with items: items, their codes in order, each
+--              with a letter, a to z and then A to Z; left.a and stock.a, of which left and stock are the
+--              sums; limit.a, if it has one; quiet.a: when units returned to an item with none left; and
+--              limit in the place of per_order_limit, which is 0 for callers that do not know items.
 --   2  buyers  hash: user -> "<order id> <quantity> <sequence> <reserved_at_ms>", the last in hexadecimal,
 --              followed by ":<key>" if the purchase had an idempotency key, and by "@<epoch>" if the
 --              reservation was made before the last rebuild. Every order of the sale keeps this value,
 --              so it is short: Redis rounds up to 44 characters, as most have, to 48 bytes, and 45 to 64.
+--              In a sale with items, the lines of an order stand wherever others have its quantity, as
+--              in a2c1: letters in their order, each with its units.
 --   3  orders  stream of messages in the wire format of watermill-redisstream: one for all orders of
 --              a call. Its payload has two lines for each order: the user, and its value in buyers
 --   4  ended   hash: "<key><user>" -> "<order id> <quantity> <c, e or r>": the orders that were made with
@@ -39,22 +47,25 @@
 --   4  user      of the first request
 --   5  order_id  that the request gets if it wins, as it goes into buyers; the same in a repeat
 --   6  key       fingerprint of its idempotency key without spaces, or "-" for none
---   7  quantity  decimal, at least 1
+--   7  quantity  decimal, at least 1; or lines
 --   and so on: four values for every further request
 -- Answers
 --   {now_ms, left, generation, answer, answer, ...}, one answer for each request, in order; left and
---   generation are those of the sale after this call, or -1 if they are unknown.
+--   generation are those of the sale after this call, or -1 if they are unknown. If items are sold out,
+--   left is what is left of each item, as in a0b7.
 --   reserved <sequence>         the units are taken, at now_ms
 --   replayed <reservation>      the same request again; the reservation is written as in buyers
 --   order-ended <ended>         the request made this order, which has ended; it is written as in ended
---   key-reused                  the same idempotency key, but another quantity
+--   key-reused                  the same idempotency key, but another quantity or other lines
 --   already-purchased <reservation>  the user holds this reservation
 --   paused                      by an operator
 --   retired                     it has ended, and its buyers are only in Postgres (retire.lua)
 --   ended                       by an operator, or its closing time has passed
 --   not-open <opens_at_ms>      before its opening time
---   over-limit <limit>          more units than one order may hold
---   sold-out                    fewer units are left than requested, or they returned less than a second ago
+--   over-limit <limit>          more units than one order may hold; the limit of an item with its letter, as in a2
+--   sold-out                    fewer units are left than requested, or they returned less than a second ago; followed
+--                               by the items of which this is so and what is left of each, as in a0c1
+--   wrong-items                 lines in a sale without items, or a quantity or a letter without an item in one with items
 --   damaged                     the data of this user cannot be read: nothing was done for this request
 --   unknown-sale                there is no such sale
 --   stale-epoch                 the sale's stock was rebuilt since the caller last looked, or is being rebuilt
@@ -69,7 +80,7 @@ if requests < 1 or requests ~= math.floor(requests) then
 end
 
 local terms = redis.call('HMGET', KEYS[1], 'epoch', 'left', 'sequence', 'generation', 'state', 'opens_at_ms', 'closes_at_ms', 'per_order_limit',
-  'quiet_since_ms', 'ended', 'shard')
+  'quiet_since_ms', 'ended', 'shard', 'items')
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 
@@ -92,7 +103,7 @@ end
 local quantities = {}
 local function quantity_of(text)
   local quantity = quantities[text]
-  if not quantity then
+  if quantity == nil then
     quantity = whole(text)
     quantities[text] = quantity
   end
@@ -132,6 +143,48 @@ if quiet_since then
   if now_ms < quiet_since then redis.call('HSET', KEYS[1], 'quiet_since_ms', string.format('%d', now_ms)) end
 end
 
+local items, lines, letters, lines_of -- items by letter, and lines by their text; nil in a sale without items
+if terms[12] then
+  letters = 'abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ'
+  lines_of = function(text)
+    local lines, sum, last, size = {}, 0, 0, 0
+    for letter, units in string.gmatch(text, '(%a)([1-9]%d*)') do
+      local place = string.find(letters, letter, 1, true) or 0
+      if place <= last or #units > 7 then return nil end
+      lines[#lines + 1], sum, last, size = { letter = letter, units = tonumber(units) }, sum + units, place, size + 1 + #units
+    end
+    if size > 0 and size == #text then return lines, sum end
+  end
+
+  items, lines = {}, {}
+  local fields = { 'limit' }
+  for i = 1, requests do
+    local text = ARGV[before + i * per_request]
+    if quantities[text] == nil then
+      local units
+      lines[text], units = lines_of(text)
+      quantities[text] = units or false
+      for _, line in ipairs(lines[text] or {}) do
+        if not items[line.letter] then
+          items[line.letter] = { at = #fields }
+          for _, field in ipairs({ 'left.', 'limit.', 'quiet.' }) do fields[#fields + 1] = field .. line.letter end
+        end
+      end
+    end
+  end
+  local values = redis.call('HMGET', KEYS[1], unpack(fields))
+  limit, terms[8] = whole(values[1]), values[1]
+  local damaged = not limit
+  for letter, item in pairs(items) do
+    local its_left, its_limit, since = values[item.at + 1], values[item.at + 2], values[item.at + 3]
+    item.left, item.limit, since = whole(its_left), its_limit and whole(its_limit) or limit, whole(since)
+    damaged = damaged or its_left and not item.left
+    item.quiet = quiet or since and now_ms - since < quiet_ms
+    if since and now_ms < since then redis.call('HSET', KEYS[1], 'quiet.' .. letter, string.format('%d', now_ms)) end
+  end
+  if damaged then return redis.error_reply('ERR the sale ' .. KEYS[1] .. ' is damaged: a field of an item is missing or is not a whole number') end
+end
+
 local users = {}
 for i = 1, requests do users[i] = ARGV[before + 1 + (i - 1) * per_request] end
 local held = redis.call('HMGET', KEYS[2], unpack(users))
@@ -150,58 +203,108 @@ local ending = string.format(' %x', now_ms)
 -- reservations are users and what each of them holds, in turns.
 local winners, first_order, reservations, winner_of = 0, nil, {}, {}
 
-local function answer_of_ended(text, quantity)
-  local its_quantity = string.match(text, '^%S+ (%d+) %l$')
-  if not its_quantity then return 'damaged' end
-  return tonumber(its_quantity) == quantity and 'order-ended ' .. text or 'key-reused'
+-- is_readable is true for the units of an order of such a sale, and are_same if a request asks for the same ones.
+local function is_readable(units)
+  if items then return lines_of(units) end
+  return string.find(units, '^%d+$')
+end
+local function are_same(units, text, quantity)
+  return units == text or not items and tonumber(units) == quantity
+end
+
+local function answer_of_ended(ended_order, text, quantity)
+  local units = string.match(ended_order, '^%S+ (%w+) %l$')
+  if not (units and is_readable(units)) then return 'damaged' end
+  return are_same(units, text, quantity) and 'order-ended ' .. ended_order or 'key-reused'
+end
+
+-- refusal_of answers a request for lines that cannot have all of them.
+local some_short = false
+local function refusal_of(its_lines)
+  local short = ''
+  for _, line in ipairs(its_lines) do
+    local item = items[line.letter]
+    if not item.left then return 'wrong-items' end
+    if line.units > item.limit then return 'over-limit ' .. line.letter .. string.format('%d', item.limit) end
+    if line.units > item.left or item.quiet then short = short .. line.letter .. string.format('%d', item.left) end
+  end
+  if short == '' then return nil end
+  some_short = true
+  return 'sold-out ' .. short
 end
 
 for i = 1, requests do
   local at = before + (i - 1) * per_request
   local user, order_id, key = users[i], ARGV[at + 2], ARGV[at + 3]
-  local quantity = quantity_of(ARGV[at + 4])
+  local text = ARGV[at + 4]
+  local quantity = quantity_of(text)
   if not quantity or quantity < 1 then
-    return redis.error_reply('ERR quantity must be a whole number of at least 1')
+    -- The wrong kind of request is no reason to refuse those of others.
+    if not items and not string.find(text, '^%a%d%w*$') then
+      return redis.error_reply('ERR quantity must be a whole number of at least 1')
+    end
+    quantity = nil
   end
 
   local reservation = held[i] or winner_of[user]
   local answer
   if reservation then
     -- The frontiers (%f) ensure that a mark follows the time and that none is the last character.
-    local its_order, its_quantity, its_key = string.match(reservation, '^(%S+) (%d+) %d+ %x+%f[%z:@]:?([%w_-]*)@?%d*%f[%z:@]$')
-    if not its_order then
+    local its_order, units, its_key = string.match(reservation, '^(%S+) (%w+) %d+ %x+%f[%z:@]:?([%w_-]*)@?%d*%f[%z:@]$')
+    if not (its_order and is_readable(units)) then
       answer = 'damaged'
     elseif its_order == order_id then
       answer = 'replayed ' .. reservation
     elseif key ~= '-' and key == its_key then
-      answer = tonumber(its_quantity) == quantity and 'replayed ' .. reservation or 'key-reused'
+      answer = are_same(units, text, quantity) and 'replayed ' .. reservation or 'key-reused'
     elseif ended[i] then
-      answer = answer_of_ended(ended[i], quantity)
+      answer = answer_of_ended(ended[i], text, quantity)
     else
       answer = 'already-purchased ' .. reservation
     end
   elseif ended[i] then
-    answer = answer_of_ended(ended[i], quantity)
+    answer = answer_of_ended(ended[i], text, quantity)
   elseif closed then
     answer = closed
+  elseif not quantity then
+    answer = 'wrong-items'
   elseif quantity > limit then
     answer = 'over-limit ' .. terms[8]
+  elseif items then
+    answer = refusal_of(lines[text])
   elseif quantity > left or quiet then
     answer = 'sold-out'
-  else
+  end
+  if not answer then
+    if items then
+      for _, line in ipairs(lines[text]) do
+        local item = items[line.letter]
+        item.left, item.sold = item.left - line.units, true
+      end
+    end
     left = left - quantity
     local place = string.format('%d', sequence + 1)
     sequence = sequence + step
     winners = winners + 1
     first_order = first_order or order_id
     answer = 'reserved ' .. place
-    reservation = order_id .. ' ' .. ARGV[at + 4] .. ' ' .. place .. (key == '-' and ending or ending .. ':' .. key)
+    reservation = order_id .. ' ' .. text .. ' ' .. place .. (key == '-' and ending or ending .. ':' .. key)
     winner_of[user] = reservation
     reservations[2 * winners - 1], reservations[2 * winners] = user, reservation
   end
   answers[3 + i] = answer
 end
 
+if some_short then
+  local names, lefts = {}, {}
+  for _ in string.gmatch(terms[12], '%S+') do names[#names + 1] = 'left.' .. string.sub(letters, #names + 1, #names + 1) end
+  for i, its_left in ipairs(redis.call('HMGET', KEYS[1], unpack(names))) do
+    local letter = string.sub(names[i], -1)
+    local item = items[letter]
+    lefts[i] = letter .. string.format('%d', item and item.left or whole(its_left) or 0)
+  end
+  answers[2] = table.concat(lefts)
+end
 if winners == 0 then return answers end
 
 -- An event without its reservation would be an order that is hidden from its buyer. Rights
@@ -214,6 +317,16 @@ local count = string.format('%d', winners)
 redis.call('XADD', KEYS[3], '*', '_watermill_message_uuid', first_order,
   'metadata', ARGV[3] .. string.char(0xa0 + #count) .. count, 'payload', table.concat(reservations, '\n'))
 redis.call('HSET', KEYS[1], 'left', string.format('%d', left), 'sequence', string.format('%d', sequence))
+if items then
+  local changed = {}
+  for letter, item in pairs(items) do
+    if item.sold then
+      changed[#changed + 1] = 'left.' .. letter
+      changed[#changed + 1] = string.format('%d', item.left)
+    end
+  end
+  redis.call('HSET', KEYS[1], unpack(changed))
+end
 redis.call('HSET', KEYS[2], unpack(reservations))
-answers[2] = left
+if not some_short then answers[2] = left end
 return answers

@@ -24,7 +24,7 @@
 --   stale-epoch         the sale's stock was rebuilt since the caller last looked, or is being rebuilt
 
 local sale = redis.call('HMGET', KEYS[1], 'epoch', 'revision', 'state', 'generation', 'sequence', 'opens_at_ms', 'closes_at_ms',
-  'per_order_limit', 'payment_window_s', 'shard')
+  'per_order_limit', 'payment_window_s', 'shard', 'items', 'limit')
 if not sale[1] then return 'unknown-sale' end
 if sale[1] ~= ARGV[1] or ARGV[1] == '0' then return 'stale-epoch' end
 if tonumber(ARGV[2]) <= tonumber(sale[2]) then return 'unchanged' end
@@ -46,4 +46,5 @@ redis.call('HSET', KEYS[1], 'epoch', sale[1], 'revision', ARGV[2], 'state', 'ret
   'generation', string.format('%d', sale[4] + 1), 'opens_at_ms', sale[6], 'closes_at_ms', sale[7], 'per_order_limit', sale[8],
   'payment_window_s', sale[9])
 if sale[10] then redis.call('HSET', KEYS[1], 'shard', sale[10]) end
+if sale[11] then redis.call('HSET', KEYS[1], 'items', sale[11], 'limit', sale[12]) end
 return 'retired'

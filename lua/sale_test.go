@@ -124,7 +124,7 @@ func (b *bench) tryReserve(requests ...request) ([]string, error) {
 }
 
 // reservedAt finds the time of a reservation in an answer.
-var reservedAt = regexp.MustCompile(`^(\S+ \S+ \d+ \d+) [0-9a-f]+`)
+var reservedAt = regexp.MustCompile(`^(\S+ \S+ \w+ \d+) [0-9a-f]+`)
 
 // reserve returns the answers, with the time of a reservation cut out.
 func (b *bench) reserve(requests ...request) []string {
@@ -227,6 +227,7 @@ func TestReserveGivesEveryAnswer(t *testing.T) {
 		request{"fay", "order-fay-2", "-", "1"}, // twice in one batch
 		request{"gus", "order-gus", "-", "1"},
 	))
+	require.Equal(t, []string{"wrong-items"}, b.reserve(request{"gus", "order-gus", "-", "a1"}))
 	require.Equal(t, "0", b.field("left"))
 	require.Equal(t, "3", b.field("sequence"))
 	require.EqualValues(t, 2, b.events(), "an entry for each call that accepted orders")

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -107,10 +108,31 @@ func (s *Store) findIn(
 	case held.OrderID != id:
 		return order.Order{}, order.ErrNotFound
 	}
+	items, err := s.namedItems(ctx, partition, sale, held.Lines)
+	if err != nil {
+		return order.Order{}, fmt.Errorf("find order=%s: %w", id, err)
+	}
 	return order.Order{
-		ID: id, SaleID: sale, UserID: user, Quantity: held.Quantity,
+		ID: id, SaleID: sale, UserID: user, Quantity: held.Quantity, Lines: held.Lines, Items: items,
 		Status: order.StatusReserved, Version: 1, ReservedAt: held.ReservedAt, UpdatedAt: held.ReservedAt,
 	}, nil
+}
+
+// namedItems returns the lines of an order with the codes of its sale.
+func (s *Store) namedItems(
+	ctx context.Context, partition int, sale uuid.UUID, lines order.Lines,
+) (order.Items, error) {
+	if lines == "" {
+		return "", nil
+	}
+	if known := s.knownSeller(sale); known != nil {
+		return lines.Named(known.place.codes), nil
+	}
+	codes, err := s.Redis.HGet(ctx, s.Keys.Sale(partition, sale), "items").Result()
+	if err != nil {
+		return "", fmt.Errorf("%w: look up sale=%s: its items: %w", ErrUnavailable, sale, err)
+	}
+	return lines.Named(strings.Fields(codes)), nil
 }
 
 // findLayout returns the layout of a sale that Redis lists in a partition.

@@ -50,9 +50,10 @@ type call struct {
 	span, wait tracing.Span
 
 	order    uuid.UUID
-	orderID  string // the CompactID of order
-	key      string // fingerprint of the idempotency key, or noKey
-	quantity string
+	orderID  string      // the CompactID of order
+	key      string      // fingerprint of the idempotency key, or noKey
+	lines    order.Lines // of a sale with items
+	quantity string      // or the lines, as the script takes it
 
 	phase atomic.Int32
 	done  chan struct{} // receives one value when answer and err are set
@@ -69,12 +70,14 @@ const (
 
 var calls = sync.Pool{New: func() any { return &call{done: make(chan struct{}, 1)} }}
 
-func newCall(r Request, arrived int64) *call {
+func newCall(r Request, lines order.Lines, arrived int64) *call {
 	c := calls.Get().(*call)
 	c.request, c.arrived, c.order = r, arrived, order.NewOrderID(r.Sale)
 	c.orderID, c.key = order.CompactID(c.order), order.NoKey
 	// The script has doubles for numbers: this one is above every limit, and exact.
-	c.quantity = strconv.FormatInt(min(r.Quantity, order.MaxPerOrder+1), 10)
+	if c.lines, c.quantity = lines, string(lines); lines == "" {
+		c.quantity = strconv.FormatInt(min(r.Quantity, order.MaxPerOrder+1), 10)
+	}
 	if r.IdempotencyKey != "" {
 		c.key = r.KeyFingerprint()
 	}
@@ -94,8 +97,8 @@ func (r Request) KeyFingerprint() string {
 	return base64.RawURLEncoding.EncodeToString(sum[:order.FingerprintBytes])
 }
 
-func (q *queue) reserve(ctx context.Context, r Request, arrived int64) (Answer, error) {
-	c := newCall(r, arrived)
+func (q *queue) reserve(ctx context.Context, r Request, lines order.Lines, arrived int64) (Answer, error) {
+	c := newCall(r, lines, arrived)
 	if c.span = tracing.Current(ctx); c.span.On() {
 		c.wait = c.span.Start(tracing.Internal, "wait in line")
 	}
@@ -248,6 +251,9 @@ func (q *queue) ask(ctx context.Context, script *reserveScript, sent []*call) (s
 	if err == nil && sale.soldOut && len(q.queues) == 1 {
 		q.learnSoldOut([]int64{sale.generation})
 	}
+	if memory := q.soldItems.Load(); memory != nil {
+		memory.addBuyers(q.store.seed, sent)
+	}
 	for _, c := range sent {
 		if err != nil {
 			c.err = err
@@ -277,7 +283,7 @@ func (q *queue) retryInNewEpoch(ctx context.Context, script *reserveScript, sent
 	if p.layout.Shards != q.place.layout.Shards {
 		return saleReply{}, fmt.Errorf("%w: its shards have just changed", ErrUnavailable)
 	}
-	sale, err := script.run(ctx, q.store, newTarget(q.store.Keys, q.sale, q.partition, p.epoch), sent)
+	sale, err := script.run(ctx, q.store, newTarget(q.store.Keys, q.sale, q.partition, p), sent)
 	if err == nil && sale.staleEpoch {
 		err = fmt.Errorf("%w: its epoch keeps changing", ErrUnavailable)
 	}

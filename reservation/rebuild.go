@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -64,6 +65,8 @@ type Rebuilt struct {
 	Shard int
 	// Left is the number of unreserved units of the shard, and Held that of its staged buyers.
 	Left, Held int64
+	// LeftItems is what is left of each item, by its place in Sale.Items.
+	LeftItems []int64
 	// LastPlace is the highest place that the sale ever gave out, in any shard.
 	LastPlace int64
 	// Holders and Ended are the numbers of staged buyers and ended orders.
@@ -151,7 +154,7 @@ func (s *Store) StageEnded(
 	}
 	err := s.stage(ctx, s.Keys.StagedEnded(partition, sale, token), len(orders), func(i int) (field, value any) {
 		e := &orders[i]
-		return e.field(), order.CompactID(e.OrderID) + " " + ending(e.Quantity, e.Status)
+		return e.field(), order.CompactID(e.OrderID) + " " + ending(e.Quantity, e.Lines, e.Status)
 	})
 	if err != nil {
 		return fmt.Errorf("%w: stage ended orders of sale=%s: %w", ErrUnavailable, sale, err)
@@ -190,10 +193,17 @@ func (s *Store) OpenRebuilt(ctx context.Context, r Rebuilt) error {
 		s.Keys.Sale(p, sale.ID), s.Keys.Buyers(p, sale.ID), s.Keys.Staged(p, sale.ID, r.Token), s.Keys.Sales(p),
 		s.Keys.Ended(p, sale.ID), s.Keys.StagedEnded(p, sale.ID, r.Token),
 	}
-	answer, err := lua.Rebuilt.Run(ctx, s.Redis, keys,
-		sale.ID.String(), sale.Epoch, r.Holders, sale.Revision, r.Left+r.Held, r.Left,
-		layout.FirstSequence(r.LastPlace, r.Shard), sale.PerOrderLimit, unixMilli(sale.OpensAt), unixMilli(sale.ClosesAt),
-		int64(sale.PaymentWindow/time.Second), state, r.Token, r.Ended, layout.Field(r.Shard)).Text()
+	args := []any{
+		sale.ID.String(), sale.Epoch, r.Holders, sale.Revision, r.Left + r.Held, r.Left,
+		layout.FirstSequence(r.LastPlace, r.Shard), sale.quantityLimit(), unixMilli(sale.OpensAt), unixMilli(sale.ClosesAt),
+		int64(sale.PaymentWindow / time.Second), state, r.Token, r.Ended, layout.Field(r.Shard),
+	}
+	args = append(args, sale.itemArgs()...)
+	for place, left := range r.LeftItems {
+		item := sale.Items[place]
+		args = append(args, item.Stock, left, item.PerOrderLimit)
+	}
+	answer, err := lua.Rebuilt.Run(ctx, s.Redis, keys, args...).Text()
 	switch {
 	case err != nil:
 		return fmt.Errorf("%w: open the rebuilt sale=%s: %w", ErrUnavailable, sale.ID, err)
@@ -207,15 +217,38 @@ func (s *Store) OpenRebuilt(ctx context.Context, r Rebuilt) error {
 	}
 }
 
-// OpenShard adds a new shard of a sale with that stock to Redis. A shard that exists in the same epoch stays unchanged.
+// quantityLimit is the limit of an order without lines. A sale with items has no such orders: a version that does not
+// know items sells nothing of it.
+func (s *Sale) quantityLimit() int64 {
+	if len(s.Items) > 0 {
+		return 0
+	}
+	return s.PerOrderLimit
+}
+
+// itemArgs are the arguments of lua/open.lua and lua/rebuilt.lua for the items as a whole.
+func (s *Sale) itemArgs() []any {
+	if len(s.Items) == 0 {
+		return nil
+	}
+	return []any{strings.Join(s.Codes(), " "), s.PerOrderLimit}
+}
+
+// OpenShard adds a new shard of a sale with that stock to Redis, and its items with theirs. A shard that exists in the same epoch stays unchanged.
 // The error wraps ErrLostSale if Redis has lost the shard.
 func (s *Store) OpenShard(ctx context.Context, sale Sale, shard int, revision, stock int64) error {
 	layout := sale.Layout()
 	p := layout.Partition(shard)
 	keys := []string{s.Keys.Sale(p, sale.ID), s.Keys.Buyers(p, sale.ID), s.Keys.Sales(p)}
-	answer, err := lua.Open.Run(ctx, s.Redis, keys,
-		sale.ID.String(), sale.Epoch, revision, stock, sale.PerOrderLimit, unixMilli(sale.OpensAt), unixMilli(sale.ClosesAt),
-		int64(sale.PaymentWindow/time.Second), layout.FirstSequence(0, shard), layout.Field(shard)).Text()
+	args := []any{
+		sale.ID.String(), sale.Epoch, revision, stock, sale.quantityLimit(), unixMilli(sale.OpensAt), unixMilli(sale.ClosesAt),
+		int64(sale.PaymentWindow / time.Second), layout.FirstSequence(0, shard), layout.Field(shard),
+	}
+	args = append(args, sale.itemArgs()...)
+	for _, item := range sale.Items {
+		args = append(args, item.Stock, item.PerOrderLimit)
+	}
+	answer, err := lua.Open.Run(ctx, s.Redis, keys, args...).Text()
 	switch {
 	case err != nil:
 		return err

@@ -138,7 +138,8 @@ func (s *Store) releaseSome(
 	for _, i := range which {
 		r := &releases[i]
 		args = append(
-			args, r.UserID, order.CompactID(r.OrderID), cmp.Or(r.KeyFingerprint, order.NoKey), ending(r.Quantity, r.Status),
+			args, r.UserID, order.CompactID(r.OrderID), cmp.Or(r.KeyFingerprint, order.NoKey),
+			ending(r.Quantity, r.Lines, r.Status),
 		)
 	}
 	keys := s.Keys.OfShard(partition, sale)
@@ -167,6 +168,8 @@ func (s *Store) releaseSome(
 //
 //	<key><user> -> <order id> <quantity> <status>
 //
+// In a sale with items the Lines stand in the place of the quantity.
+//
 // The key is a fingerprint, the order id a CompactID, and the status one letter. Entries stay as
 // long as the sale is in Redis.
 
@@ -182,7 +185,9 @@ type EndedOrder struct {
 	KeyFingerprint string
 	OrderID        uuid.UUID
 	Quantity       int64
-	Status         order.Status
+	// Lines are the units by item; empty in a sale without items.
+	Lines  order.Lines
+	Status order.Status
 }
 
 // field is the field of the order in Keys.Ended.
@@ -190,32 +195,33 @@ func (e *EndedOrder) field() string { return e.KeyFingerprint + e.User }
 
 // ending is the value after the order's id, or notRecorded for an order that must not be found by
 // its request.
-func ending(quantity int64, status order.Status) string {
+func ending(quantity int64, lines order.Lines, status order.Status) string {
 	letter, known := endingLetters[status]
 	if !known {
 		return notRecorded
 	}
-	return strconv.FormatInt(quantity, 10) + " " + letter
+	return string(order.AppendUnits(nil, quantity, lines)) + " " + letter
 }
 
 const notRecorded = "-"
 
-// ParseEnded reads a value of Keys.Ended.
-func ParseEnded(text string) (id uuid.UUID, quantity int64, status order.Status, err error) {
+// ParseEnded reads a value of Keys.Ended, which has neither user nor key.
+func ParseEnded(text string) (e EndedOrder, err error) {
 	fields := strings.Split(text, " ")
 	if len(fields) != 3 {
-		return uuid.Nil, 0, "", fmt.Errorf("an ended order has 3 fields, this one %d", len(fields))
+		return EndedOrder{}, fmt.Errorf("an ended order has 3 fields, this one %d", len(fields))
 	}
-	if id, err = order.ParseCompactID(fields[0]); err != nil {
-		return uuid.Nil, 0, "", err
+	if e.OrderID, err = order.ParseCompactID(fields[0]); err != nil {
+		return EndedOrder{}, err
 	}
-	if quantity, err = strconv.ParseInt(fields[1], 10, 64); err != nil || quantity < 0 {
-		return uuid.Nil, 0, "", fmt.Errorf("the quantity of an ended order is %q", fields[1])
+	if e.Quantity, e.Lines, err = order.ParseUnits(fields[1]); err != nil {
+		return EndedOrder{}, fmt.Errorf("the quantity of an ended order is %q", fields[1])
 	}
 	for status, letter := range endingLetters {
 		if letter == fields[2] {
-			return id, quantity, status, nil
+			e.Status = status
+			return e, nil
 		}
 	}
-	return uuid.Nil, 0, "", fmt.Errorf("%q is not the status of an ended order", fields[2])
+	return EndedOrder{}, fmt.Errorf("%q is not the status of an ended order", fields[2])
 }

@@ -24,8 +24,8 @@ type saleReply struct {
 	staleEpoch bool
 	rewound    bool
 	lost       bool // Redis has no such sale
-	// soldOut is true if nothing is left and a request got that answer. In a closed or paused sale
-	// with nothing left, requests get another answer.
+	// soldOut is true if nothing is left, of an item in a sale with items, and a request got that answer. In a closed or
+	// paused sale with nothing left, requests get another answer.
 	soldOut bool
 }
 
@@ -34,6 +34,7 @@ type target struct {
 	sale      uuid.UUID
 	partition int
 	epoch     int64
+	codes     []string // of the sale's items
 	// The arguments are strings.
 	keys     [4]any
 	epochArg any
@@ -42,12 +43,12 @@ type target struct {
 	seen atomic.Int64
 }
 
-func newTarget(k Keys, sale uuid.UUID, partition int, epoch int64) *target {
+func newTarget(k Keys, sale uuid.UUID, partition int, p place) *target {
 	return &target{
-		sale: sale, partition: partition, epoch: epoch,
+		sale: sale, partition: partition, epoch: p.epoch, codes: p.codes,
 		keys:     [4]any{k.Sale(partition, sale), k.Buyers(partition, sale), k.Orders(partition), k.Ended(partition, sale)},
-		epochArg: strconv.FormatInt(epoch, 10),
-		metadata: order.ReservedMetadataPrefix(sale, epoch, false),
+		epochArg: strconv.FormatInt(p.epoch, 10),
+		metadata: order.ReservedMetadataPrefix(sale, p.epoch, p.codes != nil),
 	}
 }
 
@@ -74,7 +75,7 @@ func (rs *reserveScript) run(
 	rs.seen = strconv.FormatInt(t.seen.Load(), 10)
 	metadata := t.metadata
 	if traced := traceCall(t, batch); traced != nil {
-		metadata = order.ReservedMetadataPrefix(t.sale, t.epoch, false, traced.traces...)
+		metadata = order.ReservedMetadataPrefix(t.sale, t.epoch, t.codes != nil, traced.traces...)
 		defer func() { traced.end(err) }()
 	}
 	rs.args = append(rs.args[:0], "evalsha", nil, len(t.keys), t.keys[0], t.keys[1], t.keys[2], t.keys[3], t.epochArg,
@@ -88,7 +89,7 @@ func (rs *reserveScript) run(
 	if err != nil {
 		return saleReply{}, err
 	}
-	sale, err = readAnswers(reply.answers, batch, t.epoch)
+	sale, err = readAnswers(reply.answers, batch, t)
 	t.see(sale.sequence)
 	if !reply.replicated {
 		for _, c := range batch {
@@ -235,14 +236,19 @@ func neverSent(err error) bool {
 }
 
 // readAnswers reads the reply of lua/reserve.lua into the calls that it answers.
-func readAnswers(reply []string, batch []*call, epoch int64) (saleReply, error) {
+func readAnswers(reply []string, batch []*call, t *target) (saleReply, error) {
 	const header = 3
 	if len(reply) != header+len(batch) {
 		return saleReply{}, fmt.Errorf("%w: the script returned %d values for %d requests", ErrOutcomeUnknown, len(reply),
 			len(batch))
 	}
 	var numbers [header]int64
+	var leftItems order.Items
 	for i := range numbers {
+		if left := reply[i]; i == 1 && t.codes != nil && left[0] > '9' {
+			leftItems = order.Lines(left).Named(t.codes)
+			continue
+		}
 		n, err := strconv.ParseInt(reply[i], 10, 64)
 		if err != nil {
 			return saleReply{}, fmt.Errorf("%w: read the script's answer: %w", ErrOutcomeUnknown, err)
@@ -262,15 +268,20 @@ func readAnswers(reply []string, batch []*call, epoch int64) (saleReply, error) 
 			sale.lost, err = true, ErrLostSale
 		case "damaged":
 			err = ErrReservationDamaged
+		case "wrong-items":
+			err = errWrongItems
 		default:
 			c.answer, err = readAnswer(word, rest, c, now)
 			if r := &c.answer.Reservation; r.Epoch == 0 && r.OrderID != uuid.Nil {
-				r.Epoch = epoch
+				r.Epoch = t.epoch
+			}
+			if t.codes != nil && err == nil {
+				sale.soldOut = c.nameItems(t.codes, order.Lines(rest), leftItems) || sale.soldOut
 			}
 			if c.answer.Verdict == Reserved {
 				sale.sequence = max(sale.sequence, c.answer.Reservation.Sequence)
 			}
-			sale.soldOut = sale.soldOut || left == 0 && c.answer.Verdict == SoldOut
+			sale.soldOut = sale.soldOut || left == 0 && t.codes == nil && c.answer.Verdict == SoldOut
 		}
 		c.err = err
 	}
@@ -282,18 +293,23 @@ func readAnswer(word, rest string, c *call, now time.Time) (Answer, error) {
 	var err error
 	switch a.Verdict {
 	case Reserved:
-		a.Reservation = order.Reservation{OrderID: c.order, Quantity: c.request.Quantity, ReservedAt: now}
+		a.Reservation = order.Reservation{
+			OrderID: c.order, Quantity: c.request.Quantity, Lines: c.lines, ReservedAt: now,
+		}
 		a.Reservation.Sequence, err = strconv.ParseInt(rest, 10, 64)
 	case Replayed, AlreadyPurchased:
 		a.Reservation, _, err = order.ParseReservation(rest)
 	case OrderEnded:
-		a.Reservation.OrderID, a.Reservation.Quantity, a.Status, err = ParseEnded(rest)
+		var ended EndedOrder
+		ended, err = ParseEnded(rest)
+		a.Reservation = order.Reservation{OrderID: ended.OrderID, Quantity: ended.Quantity, Lines: ended.Lines}
+		a.Status = ended.Status
 	case NotOpen:
 		var ms int64
 		ms, err = strconv.ParseInt(rest, 10, 64)
 		a.OpensAt = time.UnixMilli(ms).UTC()
 	case OverLimit:
-		a.Limit, err = strconv.ParseInt(rest, 10, 64)
+		a.Limit, _, err = order.ParseUnits(rest)
 	case KeyReused, Paused, Ended, Retired, SoldOut:
 	default:
 		err = errors.New("unknown word")

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -42,8 +43,8 @@ type ServerState struct {
 	Now time.Time
 	// unverified is true until the record of the other server is withdrawn.
 	unverified bool
-	// epoch and shard are those of the sale that was asked for; epoch is empty if it is missing.
-	epoch, shard string
+	// epoch, shard and items are those of the sale that was asked for; epoch is empty if it is missing.
+	epoch, shard, items string
 }
 
 // Inspect returns the server of a partition. Its errors wrap ErrUnavailable.
@@ -135,7 +136,7 @@ func (s *Store) ask(ctx context.Context, on redis.Scripter, keys ...string) (Ser
 	if err != nil {
 		return ServerState{}, err
 	}
-	if len(values) != 6 {
+	if len(values) != 7 {
 		return ServerState{}, fmt.Errorf("the script returned %d values", len(values))
 	}
 	now, err := strconv.ParseInt(values[4], 10, 64)
@@ -143,7 +144,7 @@ func (s *Store) ask(ctx context.Context, on redis.Scripter, keys ...string) (Ser
 		return ServerState{}, fmt.Errorf("the clock of the server: %w", err)
 	}
 	return ServerState{
-		RunID: values[1], ReplicationID: values[2], Now: time.UnixMilli(now), epoch: values[3], shard: values[5],
+		RunID: values[1], ReplicationID: values[2], Now: time.UnixMilli(now), epoch: values[3], shard: values[5], items: values[6],
 		Known: values[0] == "known", Recorded: values[0] != "unrecorded", unverified: values[0] == "unverified",
 	}, nil
 }
@@ -174,7 +175,11 @@ func (s *Store) look(ctx context.Context, partition int, sale uuid.UUID) (place,
 	if err != nil {
 		return place{}, fmt.Errorf("%w: look up sale=%s: %w", ErrUnavailable, sale, err)
 	}
-	return place{layout, epoch}, nil
+	at := place{layout: layout, epoch: epoch}
+	if state.items != "" {
+		at.codes = strings.Fields(state.items)
+	}
+	return at, nil
 }
 
 // lostOrders returns the error of a queue whose sale has a lower sequence than it has seen: Redis was

@@ -261,7 +261,7 @@ func (s *Store) HelpUnits(ctx context.Context, sale uuid.UUID, layout Layout, ep
 	if layout.Shards == 1 {
 		return nil
 	}
-	of := shards{s, sale, place{layout, epoch}}
+	of := shards{s, sale, place{layout: layout, epoch: epoch}}
 	count := of.count(ctx)
 	err := errors.Join(count.failed, of.take(ctx, count.onTheWay()))
 	if err != nil && !errors.Is(err, ErrUnavailable) {

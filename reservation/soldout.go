@@ -66,7 +66,11 @@ func (of *seller) learnSoldOut(generations []int64) {
 	}
 	started := of.store.goBackground(func() {
 		defer of.learning.Store(false)
-		if err := of.rememberSoldOut(of.store.ctx, generations); err != nil && of.store.ctx.Err() == nil {
+		remember := of.rememberSoldOut
+		if of.place.codes != nil {
+			remember = of.rememberSoldItems
+		}
+		if err := remember(of.store.ctx, generations); err != nil && of.store.ctx.Err() == nil {
 			of.store.Logger.Warn(
 				"cannot cache that a sale is sold out: all its requests go to Redis", "sale", of.sale, "error", err,
 			)
@@ -83,10 +87,7 @@ func (of *seller) learnSoldOut(generations []int64) {
 func (of *seller) rememberSoldOut(ctx context.Context, generations []int64) error {
 	memory := &soldOut{generations: generations, buyers: make(map[uint64]struct{})}
 	for _, q := range of.queues {
-		if err := of.collectUsers(ctx, memory, of.store.Keys.Buyers(q.partition, of.sale), 0); err != nil {
-			return err
-		}
-		err := of.collectUsers(ctx, memory, of.store.Keys.Ended(q.partition, of.sale), order.FingerprintChars)
+		err := q.collectUsers(ctx, len(memory.buyers), func(user uint64) { memory.buyers[user] = struct{}{} })
 		if err != nil {
 			return err
 		}
@@ -118,26 +119,38 @@ func (of *seller) rememberSoldOut(ctx context.Context, generations []int64) erro
 	return nil
 }
 
-// collectUsers reads all users from the fields of the hash, which are a prefix of prefixLen
+// collectUsers calls add with the hashes of all buyers of a shard, and of the users of its ended orders, if they and
+// those known are not too many.
+func (q *queue) collectUsers(ctx context.Context, known int, add func(user uint64)) error {
+	keys := q.store.Keys
+	if err := q.collectFields(ctx, keys.Buyers(q.partition, q.sale), 0, known, add); err != nil {
+		return err
+	}
+	return q.collectFields(ctx, keys.Ended(q.partition, q.sale), order.FingerprintChars, known, add)
+}
+
+// collectFields reads all users from the fields of the hash, which are a prefix of prefixLen
 // characters and the user. A scan returns every field that exists from its begin to its end, and a
 // sold-out sale gains none; stillSoldOut checks that afterwards.
-func (of *seller) collectUsers(ctx context.Context, memory *soldOut, key string, prefixLen int) error {
-	n, err := of.store.Redis.HLen(ctx, key).Result()
+func (q *queue) collectFields(
+	ctx context.Context, key string, prefixLen, known int, add func(user uint64),
+) error {
+	n, err := q.store.Redis.HLen(ctx, key).Result()
 	if err != nil {
 		return err
 	}
-	if n += int64(len(memory.buyers)); n > soldOutBuyersMax {
+	if n += int64(known); n > soldOutBuyersMax {
 		return fmt.Errorf("%d buyers and ended orders are too many to cache", n)
 	}
 	var cursor uint64
 	for {
 		var page []string
-		if page, cursor, err = of.store.Redis.HScan(ctx, key, cursor, "", 500).Result(); err != nil {
+		if page, cursor, err = q.store.Redis.HScan(ctx, key, cursor, "", 500).Result(); err != nil {
 			return err
 		}
 		for i := 0; i < len(page); i += 2 {
 			user := page[i][min(prefixLen, len(page[i])):]
-			memory.buyers[maphash.String(of.store.seed, user)] = struct{}{}
+			add(maphash.String(q.store.seed, user))
 		}
 		if cursor == 0 {
 			return nil

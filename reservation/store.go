@@ -218,10 +218,15 @@ func (s *Store) Reserve(ctx context.Context, r Request) (Answer, error) {
 	if s.refused[q.partition].Load() {
 		return Answer{}, fmt.Errorf("reserve sale=%s user=%s: %w", r.Sale, r.User, ErrUnverifiedServer)
 	}
-	if of.remembersSoldOut(r.User) {
+	var answer Answer
+	switch {
+	case r.Items != nil || of.place.codes != nil:
+		answer, err = q.reserveItems(ctx, r, arrived)
+	case of.remembersSoldOut(r.User):
 		return Answer{Verdict: SoldOut}, nil
+	default:
+		answer, err = q.reserve(ctx, r, "", arrived)
 	}
-	answer, err := q.reserve(ctx, r, arrived)
 	if err != nil {
 		return Answer{}, fmt.Errorf("reserve sale=%s user=%s: %w", r.Sale, r.User, err)
 	}
@@ -232,8 +237,11 @@ func (r Request) validate() error {
 	if err := order.ValidateUser(r.User); err != nil {
 		return err
 	}
-	if r.Quantity < 1 {
+	if r.Items == nil && r.Quantity < 1 {
 		return &order.InvalidError{Field: "quantity", Reason: "must be at least 1"}
+	}
+	if err := r.validateItems(); err != nil {
+		return err
 	}
 	if r.IdempotencyKey != "" {
 		return order.ValidateIdempotencyKey(r.IdempotencyKey)
@@ -290,10 +298,11 @@ func (s *Store) renew(of *seller, p place) {
 	}
 }
 
-// place is where a sale is in Redis, and its epoch.
+// place is where a sale is in Redis, its epoch, and the codes of its items, which never change.
 type place struct {
 	layout Layout
 	epoch  int64
+	codes  []string
 }
 
 var errClosed = fmt.Errorf("%w: the store is closed", ErrUnavailable)
@@ -361,9 +370,11 @@ type seller struct {
 
 	counts shared[*saleCount]
 	// counted are the last counts by shard. They belong to the count in progress.
-	counted  []*shardCount
-	soldOut  atomic.Pointer[soldOut]
-	learning atomic.Bool // a goroutine creates or watches soldOut
+	counted []*shardCount
+	soldOut atomic.Pointer[soldOut]
+	// soldItems takes its place in a sale with items.
+	soldItems atomic.Pointer[soldItems]
+	learning  atomic.Bool // a goroutine creates or watches one of them
 }
 
 func newSeller(s *Store, sale uuid.UUID, p place) *seller {
@@ -375,7 +386,7 @@ func newSeller(s *Store, sale uuid.UUID, p place) *seller {
 	for shard := range of.queues {
 		partition := p.layout.Partition(shard)
 		of.queues[shard] = &queue{
-			seller: of, shard: shard, partition: partition, target: newTarget(s.Keys, sale, partition, p.epoch),
+			seller: of, shard: shard, partition: partition, target: newTarget(s.Keys, sale, partition, p),
 		}
 	}
 	return of

@@ -186,8 +186,8 @@ func copyEnded(ctx context.Context, tx pgx.Tx, shard auditedShard, page []string
 			continue
 		}
 		row := []any{shard.id, name, nil, nil, nil}
-		if id, quantity, status, err := reservation.ParseEnded(text); err == nil {
-			row[2], row[3], row[4] = id, quantity, string(status)
+		if ended, err := reservation.ParseEnded(text); err == nil {
+			row[2], row[3], row[4] = ended.OrderID, ended.Quantity, string(ended.Status)
 		}
 		rows = append(rows, row)
 	}

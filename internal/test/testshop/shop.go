@@ -154,6 +154,32 @@ func (s *Shop) OpenSharded(t testing.TB, stock int64, shards int) uuid.UUID {
 	return s.create(t, reservation.Terms{Stock: stock, PaymentWindow: PaymentWindow, Shards: shards}).ID
 }
 
+// OpenItems opens a sale with these items in Redis alone, and returns its definition.
+func (s *Shop) OpenItems(t testing.TB, limit int64, items ...reservation.Item) reservation.Sale {
+	t.Helper()
+	s.Open(t, 1) // verifies the server
+	sale := reservation.Sale{ID: uuid.Must(uuid.NewV7()), Epoch: 1, Revision: 1, Partitions: s.Keys.Partitions}
+	sale.State, sale.PerOrderLimit, sale.Items = reservation.StateOpen, limit, items
+	for _, item := range items {
+		sale.Stock += item.Stock
+	}
+	require.NoError(t, s.OpenShard(t.Context(), sale, 0, 1, sale.Stock))
+	return sale
+}
+
+// LeftItems returns the units left in Redis of each item of a sale, by letter, and "" for their sum.
+func (s *Shop) LeftItems(t testing.TB, sale reservation.Sale) map[string]int64 {
+	t.Helper()
+	left := map[string]int64{"": s.Left(t, sale.ID)}
+	for place := range sale.Items {
+		letter := order.ItemLetter(place)
+		n, err := s.Rdb.HGet(t.Context(), s.Keys.Sale(s.Keys.Partition(sale.ID), sale.ID), "left."+letter).Int64()
+		require.NoError(t, err)
+		left[letter] = n
+	}
+	return left
+}
+
 // OpenIn opens a sale in a partition.
 func (s *Shop) OpenIn(t testing.TB, partition int, stock int64) uuid.UUID {
 	t.Helper()
