@@ -27,15 +27,15 @@ import (
 
 // The names of the events of a sale.
 const (
-	eventCreated   = "SaleCreated"
+	eventCreated = "SaleCreated"
 	// eventItemsCreated is eventCreated of a sale with items. Versions without them do not publish it.
 	eventItemsCreated = "SaleWithItemsCreated"
-	eventPaused    = "SalePaused"
-	eventResumed   = "SaleResumed"
-	eventEnded     = "SaleEnded"
-	eventRestocked = "SaleRestocked"
-	eventRebuilt   = "SaleRebuilt"
-	eventLowering  = "SaleLowering"
+	eventPaused       = "SalePaused"
+	eventResumed      = "SaleResumed"
+	eventEnded        = "SaleEnded"
+	eventRestocked    = "SaleRestocked"
+	eventRebuilt      = "SaleRebuilt"
+	eventLowering     = "SaleLowering"
 	// eventReconciled: differences between Redis and Postgres were repaired. It changes no terms.
 	eventReconciled = "SaleReconciled"
 )

@@ -175,7 +175,7 @@ func (c *Catalog) countFound(ctx context.Context, ids []uuid.UUID, after uuid.UU
 type storedSale struct {
 	reservation.Sale
 	publishedRevision int64
-	final             int64 // units of orders that are final, if they were counted
+	final             int64   // units of orders that are final, if they were counted
 	itemsSold         []int64 // of each item, also of orders that are not final
 	retired, archived bool
 }
@@ -223,7 +223,8 @@ func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]CountResult,
 	for i, s := range sales {
 		for shard := range s.Shards {
 			key := c.store.Keys.Sale(s.Layout().Partition(shard), s.ID)
-			asked[i] = append(asked[i], pipe.HMGet(ctx, key, append([]string{"stock", "left", "epoch"}, leftFields(s.Items)...)...))
+			fields := append([]string{"stock", "left", "epoch"}, leftFields(s.Items)...)
+			asked[i] = append(asked[i], pipe.HMGet(ctx, key, fields...))
 		}
 	}
 	_, failed := pipe.Exec(ctx)

@@ -232,7 +232,7 @@ func (l *look) compare(ctx context.Context, verify func(context.Context, pgx.Tx)
 				return fmt.Errorf("index the buyers and the payments: %w", err)
 			}
 		}
-		for _, figures := range []string{sql.AuditRebuilds, sql.AuditShardFigures, sql.AuditFigures} {
+		for _, figures := range []string{sql.AuditRebuilds, sql.AuditShardFigures, sql.AuditFigures, sql.AuditItemFigures} {
 			if _, err := tx.Exec(ctx, figures); err != nil {
 				return fmt.Errorf("count: %w", err)
 			}
@@ -251,7 +251,7 @@ func salesToAudit(ctx context.Context, c Config) ([]auditedSale, error) {
 		var s auditedSale
 		var partitions, shards int
 		var archived bool
-		err := row.Scan(&s.id, &partitions, &shards, &archived)
+		err := row.Scan(&s.id, &partitions, &shards, &archived, &s.items)
 		if err == nil && archived {
 			err = order.ErrArchived
 		}

@@ -114,6 +114,7 @@ type difference struct {
 	OrderID    uuid.UUID
 	UserID     string
 	Quantity   int64
+	Lines      order.Lines
 	Shard      int // the one that has the reservation
 	Epoch      int64
 	ReservedAt time.Time
@@ -142,8 +143,8 @@ func (r *reconciler) append(ctx context.Context, d saleDifferences, page []diffe
 	ofShard := map[int][]order.OrderReserved{}
 	for _, p := range page {
 		ofShard[p.Shard] = append(ofShard[p.Shard], order.OrderReserved{
-			OrderID: p.OrderID, SaleID: d.sale(), UserID: p.UserID, Quantity: p.Quantity, Epoch: p.Epoch,
-			ReservedAt: p.ReservedAt,
+			OrderID: p.OrderID, SaleID: d.sale(), UserID: p.UserID, Quantity: p.Quantity, Lines: p.Lines,
+			Epoch: p.Epoch, ReservedAt: p.ReservedAt,
 		})
 	}
 	var orders []uuid.UUID

@@ -34,8 +34,10 @@ type redisShard struct {
 	present                                           bool
 	epoch, units, stock, places, generation, revision *int64
 	opensAt, closesAt, limit, window                  *int64
+	orderLimit                                        *int64 // of a sale with items
 	state                                             string
 	moves
+	redisItems []itemInRedis
 }
 
 // numberMax is the highest number that the scripts read. Stampede writes none above it.
@@ -76,7 +78,7 @@ func (l *look) loadRedis(ctx context.Context) error {
 // copySales copies all sales and their shards: those that were read, in their order, and those that exist but could
 // not be read.
 func (l *look) copySales(ctx context.Context, read []redisShard) error {
-	var sales, shards [][]any
+	var sales, shards, items [][]any
 	for _, sale := range l.sales {
 		unread := l.isDark(sale) || l.unreadError(theSales) != nil
 		var own []redisShard
@@ -87,22 +89,30 @@ func (l *look) copySales(ctx context.Context, read []redisShard) error {
 		} else {
 			own, read = read[:sale.layout.Shards], read[sale.layout.Shards:]
 		}
-		sales = append(sales, []any{sale.id, sale.layout.Shards, unread, onTheWay(own)})
+		sales = append(sales, []any{sale.id, sale.layout.Shards, len(sale.items), unread, onTheWay(own)})
 		for _, s := range own {
 			shards = append(shards, []any{
 				s.id, s.shard, s.label(), s.present, s.epoch, s.units, s.stock, s.places, s.generation, s.revision,
-				s.opensAt, s.closesAt, s.limit, s.window, s.state,
+				s.opensAt, s.closesAt, s.limit, s.window, s.state, s.orderLimit,
 			})
+			for item, i := range s.redisItems {
+				items = append(items, []any{s.id, order.ItemLetter(item), i.left, i.stock, i.limit})
+			}
 		}
 	}
 	if _, err := l.conn.CopyFrom(ctx, pgx.Identifier{"audit_sales"},
-		[]string{"sale_id", "shards", "unread", "on_the_way"}, pgx.CopyFromRows(sales)); err != nil {
+		[]string{"sale_id", "shards", "items", "unread", "on_the_way"}, pgx.CopyFromRows(sales)); err != nil {
 		return err
 	}
 	_, err := l.conn.CopyFrom(ctx, pgx.Identifier{"audit_shards"}, []string{
 		"sale_id", "shard", "label", "present", "epoch", "units", "stock", "places", "generation", "revision",
-		"opens_at_ms", "closes_at_ms", "per_order_limit", "payment_window_s", "state",
+		"opens_at_ms", "closes_at_ms", "per_order_limit", "payment_window_s", "state", "order_limit",
 	}, pgx.CopyFromRows(shards))
+	if err != nil {
+		return err
+	}
+	_, err = l.conn.CopyFrom(ctx, pgx.Identifier{"audit_items"},
+		[]string{"sale_id", "item", "units", "stock", "per_order_limit"}, pgx.CopyFromRows(items))
 	return err
 }
 
@@ -114,7 +124,7 @@ func (l *look) loadBuyers(ctx context.Context, all []redisShard) error {
 	scan := buyerScan{ctx: ctx, look: l, shards: all}
 	_, err := l.conn.CopyFrom(ctx, pgx.Identifier{"audit_scan"},
 		[]string{
-			"sale_id", "shard", "user_id", "order_id", "quantity", "sequence", "epoch", "reserved_at", "key_fingerprint", "late",
+			"sale_id", "shard", "user_id", "order_id", "quantity", "sequence", "epoch", "reserved_at", "key_fingerprint", "late", "lines",
 		},
 		pgx.CopyFromFunc(scan.next))
 	if scan.err != nil {
@@ -254,7 +264,7 @@ var saleFields = []string{
 
 // fields are those that readShard reads.
 func (s auditedShard) fields() []string {
-	return slices.Concat(saleFields, []string{"shard"}, s.moveFields())
+	return slices.Concat(saleFields, []string{"shard", "items"}, s.moveFields(), s.itemFields())
 }
 
 // eachShard reads fields of all readable shards; err is set if the key has a wrong type.
@@ -294,7 +304,8 @@ func (l *look) readShard(s auditedShard, fields []any, err error) redisShard {
 		l.note("S7", Finding{Sale: &s.id, What: s.label() + "its key in Redis has a wrong type", Remedy: RemedyRebuild})
 		return shard
 	}
-	fields, layout, moved := fields[:len(saleFields)], fields[len(saleFields)], fields[len(saleFields)+1:]
+	fields, layout, others := fields[:len(saleFields)], fields[len(saleFields)], fields[len(saleFields)+1:]
+	codes, moved, items := others[0], others[1:1+len(s.moveFields())], others[1+len(s.moveFields()):]
 	numbers := map[string]*int64{} // by the name of their field
 	present, closed := false, fields[0] == "0"
 	var damaged []string
@@ -324,6 +335,11 @@ func (l *look) readShard(s auditedShard, fields []any, err error) redisShard {
 	if shard.moves, err = s.readMoves(moved); err != nil {
 		damaged = append(damaged, err.Error())
 	}
+	if fields[len(fields)-1] != reservation.StateRetired {
+		if err := shard.readItems(items, closed); err != nil {
+			damaged = append(damaged, err.Error())
+		}
+	}
 	if len(damaged) > 0 {
 		if present {
 			l.note("S7", Finding{
@@ -338,6 +354,12 @@ func (l *look) readShard(s auditedShard, fields []any, err error) redisShard {
 			Sale: &s.id, Remedy: RemedyRebuild,
 			What: fmt.Sprintf("%sits place among the shards is %.50q in Redis and %q in Postgres", s.label(), text,
 				s.layout.Field(s.shard)),
+		})
+	}
+	if text, _ := codes.(string); !closed && text != strings.Join(s.items, " ") {
+		l.note("S7", Finding{
+			Sale: &s.id, Remedy: RemedyRebuild,
+			What: fmt.Sprintf("its items are %.200q in Redis and %q in Postgres", text, strings.Join(s.items, " ")),
 		})
 	}
 	if shard.state == reservation.StateRetired {
@@ -408,7 +430,7 @@ func (b *buyerScan) row(user, text string) []any {
 	s := b.shard
 	r, key, err := order.ParseReservation(text)
 	if err != nil || deadletter.Storable(text) != text || !r.CanBeOf(user) ||
-		!order.MayBelongTo(r.OrderID, s.id) {
+		!order.MayBelongTo(r.OrderID, s.id) || !s.hasItems(r.Lines) {
 		b.note("S4", Finding{
 			Sale: &s.id, User: deadletter.Storable(user), Remedy: RemedyRebuild,
 			What: fmt.Sprintf("%sthe reservation in Redis is damaged: %.100q", s.label(), text),
@@ -420,7 +442,7 @@ func (b *buyerScan) row(user, text string) []any {
 	if r.Epoch == 0 && s.epoch != nil {
 		r.Epoch = *s.epoch
 	}
-	return []any{s.id, s.shard, user, r.OrderID, r.Quantity, r.Sequence, r.Epoch, r.ReservedAt, key, late}
+	return []any{s.id, s.shard, user, r.OrderID, r.Quantity, r.Sequence, r.Epoch, r.ReservedAt, key, late, string(r.Lines)}
 }
 
 // findStray reports a reservation that is not in the shard of its user, or not at a place of that shard. Reservations

@@ -15,6 +15,7 @@ import (
 type auditedSale struct {
 	id     uuid.UUID
 	layout reservation.Layout
+	items  []string // their codes
 }
 
 // auditedShard is one of the shards of a sale to audit, and its partition.

@@ -185,9 +185,9 @@ func copyEnded(ctx context.Context, tx pgx.Tx, shard auditedShard, page []string
 		if shard.layout.ShardOf(name[order.FingerprintChars:]) != shard.shard {
 			continue
 		}
-		row := []any{shard.id, name, nil, nil, nil}
+		row := []any{shard.id, name, nil, nil, nil, ""}
 		if ended, err := reservation.ParseEnded(text); err == nil {
-			row[2], row[3], row[4] = ended.OrderID, ended.Quantity, string(ended.Status)
+			row[2], row[3], row[4], row[5] = ended.OrderID, ended.Quantity, string(ended.Status), string(ended.Lines)
 		}
 		rows = append(rows, row)
 	}
@@ -195,6 +195,6 @@ func copyEnded(ctx context.Context, tx pgx.Tx, shard auditedShard, page []string
 		return nil
 	}
 	_, err := tx.CopyFrom(ctx, pgx.Identifier{"audit_ended"},
-		[]string{"sale_id", "name", "order_id", "quantity", "status"}, pgx.CopyFromRows(rows))
+		[]string{"sale_id", "name", "order_id", "quantity", "status", "lines"}, pgx.CopyFromRows(rows))
 	return err
 }

@@ -300,7 +300,10 @@ func RecountSales(
 		}
 		var count Recount
 		err := pg.InTransaction(ctx, on, pgx.TxOptions{}, func(tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, sql.CatalogLockSale, id)
+			_, err := tx.Exec(ctx, sql.CatalogLockItems, id)
+			if err == nil {
+				_, err = tx.Exec(ctx, sql.CatalogLockSale, id)
+			}
 			if err == nil {
 				count, err = recount(ctx, tx, id)
 			}
@@ -320,10 +323,14 @@ func RecountSales(
 	return recounted, errors.Join(failed...)
 }
 
-// recount corrects the counters of a sale that the transaction has locked. It returns pgx.ErrNoRows if they are right.
+// recount corrects the counters of a sale that the transaction has locked, and those of its items. It returns pgx.ErrNoRows if they are right.
 func recount(ctx context.Context, tx pgx.Tx, sale uuid.UUID) (Recount, error) {
 	r := Recount{Sale: sale}
-	err := tx.QueryRow(ctx, Counted(sql.ProjectionRecount, "sale_id = $1"), sale).
+	items, err := tx.Exec(ctx, sql.ProjectionRecountItems, sale)
+	if err != nil {
+		return r, err
+	}
+	err = tx.QueryRow(ctx, Counted(sql.ProjectionRecount, "sale_id = $1"), sale, items.RowsAffected() > 0).
 		Scan(&r.Was, &r.Is, &r.LastWas, &r.LastIs)
 	return r, err
 }

@@ -138,7 +138,10 @@ func eachHolder(ctx context.Context, tx pgx.Tx, sale raisedSale,
 	var h reservation.Holder
 	r := &h.Reservation
 	// By position: there is a row for each order, and a scan by name takes up to twice the CPU.
-	into := []any{&h.User, (*[16]byte)(&r.OrderID), &r.Quantity, &r.Sequence, &r.ReservedAt, &h.KeyFingerprint, &h.Epoch}
+	into := []any{
+		&h.User, (*[16]byte)(&r.OrderID), &r.Quantity, &r.Sequence, &r.ReservedAt, &h.KeyFingerprint, &h.Epoch,
+		(*string)(&r.Lines),
+	}
 	_, err := pgx.ForEachRow(rows, into, func() (err error) {
 		shard := layout.ShardOf(h.User)
 		if pages[shard] = append(pages[shard], h); len(pages[shard]) == holdersPerCall {

@@ -8,4 +8,4 @@ WHERE NOT b.late OR b.sequence > coalesce(a.latest, a.places)
 ORDER BY b.sale_id, b.shard, b.user_id;
 CREATE INDEX ON audit_buyers (order_id);
 CREATE INDEX ON audit_waiting (order_id);
-ANALYZE audit_buyers, audit_sales, audit_shards, audit_waiting, audit_ended;
+ANALYZE audit_buyers, audit_sales, audit_shards, audit_items, audit_waiting, audit_ended;

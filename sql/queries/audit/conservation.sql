@@ -29,3 +29,17 @@ SELECT sale_id, NULL, NULL, format('%sits share of the stock is %s: %s left, %s 
        format('%soff by %s', label, stock - units - taken)
 FROM audit_shard_figures
 WHERE shards > 1 AND still AND epoch > 0 AND stock <> units + taken
+UNION ALL
+SELECT sale_id, NULL, NULL,
+       CASE WHEN redis_stock <> stock THEN format('the stock of the item %s is %s in Postgres and %s in Redis', code, stock, redis_stock)
+            ELSE format('the item %s has %s units available, %s held and %s sold of a stock of %s', code, units, held, sold, stock) END,
+       CASE WHEN redis_stock <> stock AND changing THEN 'worker'
+            WHEN redis_stock <> stock OR still AND units + taken <> redis_stock THEN 'rebuild'
+            ELSE '' END,
+       CASE WHEN redis_stock <> stock THEN format('stocks of %s: %s %s', code, redis_stock, stock) ELSE format('%s off by %s', code, redis_stock - units - taken) END
+FROM audit_item_figures WHERE present AND (redis_stock <> stock OR stock <> units + held + sold)
+UNION ALL
+SELECT sale_id, NULL, NULL, format('Redis has %s of %s units left, and %s of %s of all items together', a.units, a.stock, i.units, i.stock), 'rebuild',
+       format('items off by %s', i.units - a.units)
+FROM audit_shards AS a JOIN (SELECT sale_id, sum(units) AS units, sum(stock) AS stock FROM audit_items GROUP BY sale_id) AS i USING (sale_id)
+WHERE a.epoch > 0 AND (a.units, a.stock) <> (i.units, i.stock)

@@ -20,11 +20,12 @@ UNION ALL
 -- What a buyer gives as a reference is kept with the order.
 SELECT p.sale_id, p.order_id, o.user_id, format('the payment %s settled the order, which is %s', left(p.reference, 100),
            CASE WHEN o.id IS NULL THEN 'missing' WHEN o.status <> 'paid' THEN o.status
-                WHEN p.amount IS DISTINCT FROM s.unit_price::numeric * o.quantity OR p.currency <> s.currency THEN format('one of %s %s and not of %s %s', s.unit_price::numeric * o.quantity, s.currency, p.amount, p.currency)
+                WHEN p.amount IS DISTINCT FROM price.amount OR p.currency <> s.currency THEN format('one of %s %s and not of %s %s', price.amount, s.currency, p.amount, p.currency)
                 ELSE 'paid with ' || coalesce(left(o.payment_reference, 100), 'nothing') END), 'payment'
 FROM audit_payments AS p LEFT JOIN orders AS o ON o.sale_id = p.sale_id AND o.id = p.order_id LEFT JOIN sales AS s ON s.id = p.sale_id
+CROSS JOIN LATERAL (SELECT CASE WHEN o.lines IS NULL THEN s.unit_price::numeric * o.quantity ELSE order_amount(s.id, s.unit_price, o.quantity, o.lines) END AS amount) AS price
 WHERE p.state = 'settled' AND ((o.status = 'paid' AND p.reference IN (o.payment_reference, concat(o.id, ':', o.payment_reference))) IS NOT TRUE
-   OR s.unit_price IS NOT NULL AND (p.amount, p.currency) IS DISTINCT FROM (s.unit_price::numeric * o.quantity, s.currency::text))
+   OR s.currency IS NOT NULL AND (p.amount, p.currency) IS DISTINCT FROM (price.amount, s.currency::text))
 UNION ALL
 SELECT o.sale_id, o.id, o.user_id, format('the order is %s, and %s with the reference %s', o.status,
            CASE o.status WHEN 'paid' THEN 'no payment settled it' ELSE 'no refund is due' END, coalesce(left(o.payment_reference, 100), 'missing')),

@@ -6,3 +6,9 @@ SELECT f.sale_id, NULL::uuid AS order_id, NULL AS user_id,
 FROM audit_figures AS f
 LEFT JOIN LATERAL (SELECT label, units FROM audit_shards WHERE sale_id = f.sale_id AND units < 0 ORDER BY shard LIMIT 1) AS low ON true
 WHERE greatest(sold, live_units) > stock OR low.units < 0 OR available < 0
+UNION ALL
+SELECT sale_id, NULL, NULL,
+       CASE WHEN units < 0 THEN format('Redis has %s units of the item %s left', units, code)
+            ELSE format('%s units of the item %s are sold of a stock of %s', greatest(sold, live_units), code, stock) END,
+       CASE WHEN units < 0 THEN 'rebuild' WHEN live_units <= stock THEN 'recount' ELSE 'operator' END
+FROM audit_item_figures WHERE greatest(sold, live_units) > stock OR units < 0

@@ -9,6 +9,6 @@ SELECT sale_id, revision,
 FROM (
     SELECT e.sale_id, e.revision, CASE WHEN type = 'SaleRebuilt' AND data ->> 'sequence' ~ '^\d{1,15}$' THEN (data ->> 'sequence')::bigint ELSE 0 END AS upto,
            CASE WHEN data ->> 'shards' ~ '^[1-9]\d?$' THEN (data ->> 'shards')::integer ELSE 1 END AS shards
-    FROM sale_events AS e JOIN audit_sales USING (sale_id) WHERE type IN ('SaleCreated', 'SaleRebuilt')
+    FROM sale_events AS e JOIN audit_sales USING (sale_id) WHERE type IN ('SaleCreated', 'SaleWithItemsCreated', 'SaleRebuilt')
 ) AS known
 WINDOW of_sale AS (PARTITION BY sale_id ORDER BY revision)

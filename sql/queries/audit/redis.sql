@@ -24,10 +24,15 @@ CROSS JOIN LATERAL (
         ('state', a.state, s.state),
         ('opens_at_ms', a.opens_at_ms::text, CASE WHEN isfinite(s.opens_at) IS FALSE THEN s.opens_at::text ELSE floor(extract(epoch FROM coalesce(s.opens_at, to_timestamp(0))) * 1000)::text END),
         ('closes_at_ms', a.closes_at_ms::text, CASE WHEN isfinite(s.closes_at) IS FALSE THEN s.closes_at::text ELSE floor(extract(epoch FROM coalesce(s.closes_at, to_timestamp(0))) * 1000)::text END),
-        ('per_order_limit', a.per_order_limit::text, s.per_order_limit::text),
+        ('per_order_limit', a.per_order_limit::text, CASE WHEN s.items > 0 THEN '0' ELSE s.per_order_limit::text END),
+        ('limit', a.order_limit::text, s.per_order_limit::text),
         ('payment_window_s', a.payment_window_s::text, s.payment_window_seconds::text),
         ('revision', a.revision::text, s.revision::text)
     ) AS terms (field, redis, postgres)
     WHERE redis <> postgres
 ) AS d
 WHERE a.present AND a.epoch = s.epoch AND d.differences IS NOT NULL
+UNION ALL
+SELECT sale_id, NULL, NULL, format('Redis has another limit of the item %s than Postgres: %s and not %s', code, redis_limit, coalesce(per_order_limit, 0)),
+       CASE WHEN changing THEN 'worker' ELSE 'rebuild' END, format('limit of %s', code)
+FROM audit_item_figures WHERE present AND redis_limit <> coalesce(per_order_limit, 0)

@@ -1,15 +1,15 @@
 -- S4: reservations in Redis and orders in Postgres that do not match, and wrong releases.
 SELECT b.sale_id, b.order_id, b.user_id,
        CASE WHEN o.status NOT IN ('confirmed', 'paid') THEN format('the order is %s and its units are still taken in Redis', o.status)
-            ELSE format('the reservation of %s for %s units is the order of %s for %s', b.user_id, b.quantity, o.user_id, o.quantity)
+            ELSE format('the reservation of %s for %s units is the order of %s for %s', b.user_id, concat(b.quantity, ' (' || nullif(b.lines, '') || ')'), o.user_id, concat(o.quantity, ' (' || o.lines || ')'))
        END AS what,
-       CASE WHEN (o.user_id, o.quantity) <> (b.user_id, b.quantity) THEN 'rebuild'
+       CASE WHEN (o.user_id, o.quantity, coalesce(o.lines, '')) <> (b.user_id, b.quantity, b.lines) THEN 'rebuild'
             -- A rejected order's units return before its event is acknowledged.
             WHEN EXISTS (SELECT FROM audit_waiting AS w WHERE w.order_id = b.order_id AND NOT parked) THEN 'worker'
             WHEN EXISTS (SELECT FROM audit_waiting AS w WHERE w.order_id = b.order_id) THEN 'dlq'
             ELSE 'release' END AS remedy
 FROM audit_buyers AS b JOIN orders AS o ON o.sale_id = b.sale_id AND o.id = b.order_id
-WHERE (o.user_id, o.quantity) <> (b.user_id, b.quantity)
+WHERE (o.user_id, o.quantity, coalesce(o.lines, '')) <> (b.user_id, b.quantity, b.lines)
    -- A worker will apply what is in releases.
    OR o.status NOT IN ('confirmed', 'paid') AND NOT EXISTS (SELECT FROM releases AS r WHERE r.order_id = o.id)
 UNION ALL
@@ -28,7 +28,7 @@ SELECT b.sale_id, b.order_id, b.user_id,
        'rebuild'
 FROM audit_buyers AS b JOIN orders AS o ON o.sale_id = b.sale_id AND o.id = b.order_id
 WHERE (o.sequence, date_trunc('milliseconds', o.reserved_at), coalesce(o.key_fingerprint, '')) <> (b.sequence, b.reserved_at, b.key_fingerprint)
-  AND (o.user_id, o.quantity) = (b.user_id, b.quantity) AND o.status IN ('confirmed', 'paid')
+  AND (o.user_id, o.quantity, coalesce(o.lines, '')) = (b.user_id, b.quantity, b.lines) AND o.status IN ('confirmed', 'paid')
 UNION ALL
 SELECT o.sale_id, o.id, o.user_id, format('the order is %s and Redis has no reservation of it', o.status), 'rebuild'
 FROM orders AS o JOIN audit_sales AS s USING (sale_id)

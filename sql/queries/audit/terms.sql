@@ -2,6 +2,7 @@
 -- Redis, or no order could hold what they allow.
 SELECT s.id AS sale_id, NULL::uuid AS order_id, NULL AS user_id, 'the sale has invalid terms: ' || wrong.terms AS what, 'operator' AS remedy
 FROM sales AS s JOIN audit_sales AS a ON a.sale_id = s.id
+CROSS JOIN LATERAL (SELECT count(*) AS items, sum(stock) AS stock FROM sale_items WHERE sale_id = s.id) AS own
 CROSS JOIN LATERAL (
     SELECT string_agg(format('%s is %s', field, is_now), ', ') AS terms
     FROM (VALUES
@@ -13,6 +14,9 @@ CROSS JOIN LATERAL (
         ('payment_grace_seconds', s.payment_grace_seconds::text, s.payment_grace_seconds BETWEEN 0 AND 3600),
         ('payments_per_second', s.payments_per_second::text, s.payments_per_second BETWEEN 0 AND 10000),
         ('unit_price', s.unit_price::text, coalesce(s.unit_price BETWEEN 1 AND 1000000000, true)),
+        ('shards', s.shards::text, s.items = 0 OR s.shards = 1),
+        ('items', s.items::text, s.items = own.items),
+        ('stock of all items', own.stock::text, s.items = 0 OR own.stock = s.stock),
         ('epoch', s.epoch::text, s.epoch BETWEEN 1 AND 999999999)
     ) AS known (field, is_now, possible)
     WHERE NOT possible

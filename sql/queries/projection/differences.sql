@@ -23,11 +23,11 @@ CROSS JOIN LATERAL (
         ('version', o.version::text, r.version::text), ('sequence', o.sequence::text, r.sequence::text), ('epoch', o.epoch::text, r.epoch::text),
         ('reserved_at', o.reserved_at::text, r.reserved_at::text), ('updated_at', o.updated_at::text, r.updated_at::text),
         ('reason', o.reason, r.reason), ('due', o.due::text, r.due::text), ('pay_from', o.pay_from::text, r.pay_from::text), ('payment_reference', o.payment_reference, r.payment_reference),
-        ('key_fingerprint', o.key_fingerprint, r.key_fingerprint)
+        ('key_fingerprint', o.key_fingerprint, r.key_fingerprint), ('lines', o.lines, r.lines)
     ) AS known (name, row, log)
     WHERE row IS DISTINCT FROM log
 ) AS different
 WHERE r.damage IS NOT NULL
-   OR (r.user_id, r.quantity, r.status, r.version, r.sequence, r.epoch, r.reserved_at, r.updated_at, r.reason, r.due, r.pay_from, r.payment_reference, r.key_fingerprint)
+   OR (r.user_id, r.quantity, r.status, r.version, r.sequence, r.epoch, r.reserved_at, r.updated_at, r.reason, r.due, r.pay_from, r.payment_reference, r.key_fingerprint, r.lines)
       IS DISTINCT FROM
-      (o.user_id, o.quantity, o.status, o.version, o.sequence, o.epoch, o.reserved_at, o.updated_at, o.reason, o.due, o.pay_from, o.payment_reference, o.key_fingerprint)
+      (o.user_id, o.quantity, o.status, o.version, o.sequence, o.epoch, o.reserved_at, o.updated_at, o.reason, o.due, o.pay_from, o.payment_reference, o.key_fingerprint, o.lines)

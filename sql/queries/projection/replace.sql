@@ -5,11 +5,11 @@ WITH replayed AS (
 {{replay}}
 )
 INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at,
-                    reason, due, pay_from, payment_reference, key_fingerprint)
+                    reason, due, pay_from, payment_reference, key_fingerprint, lines)
 SELECT id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at,
-       reason, due, pay_from, payment_reference, key_fingerprint
+       reason, due, pay_from, payment_reference, key_fingerprint, lines
 FROM replayed JOIN wrong_orders USING (sale_id, id)
 ON CONFLICT (sale_id, id) DO UPDATE SET (user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at,
-                                         reason, due, pay_from, payment_reference, key_fingerprint)
+                                         reason, due, pay_from, payment_reference, key_fingerprint, lines)
     = (excluded.user_id, excluded.quantity, excluded.status, excluded.version, excluded.sequence, excluded.epoch, excluded.reserved_at, excluded.updated_at,
-       excluded.reason, excluded.due, excluded.pay_from, excluded.payment_reference, excluded.key_fingerprint)
+       excluded.reason, excluded.due, excluded.pay_from, excluded.payment_reference, excluded.key_fingerprint, excluded.lines)
