@@ -1,6 +1,6 @@
 // Package catalog holds the definitions of sales in Postgres: it creates and changes them
-// (catalog.go), publishes them to Redis (publish.go), changes their stock (restock.go),
-// and counts their units in both (sale_count.go).
+// (catalog.go), publishes them to Redis (publish.go), changes their stock (restock.go) and that of
+// their items (restock_items.go), and counts their units in both (sale_count.go).
 package catalog
 
 import (
@@ -190,7 +190,7 @@ func (c *Catalog) setState(
 		case s.State == to:
 			return saleChange{}, nil
 		}
-		return saleChange{event, to, s.Stock, map[string]int64{"stock": s.Stock}}, nil
+		return saleChange{event, to, s.Stock, map[string]any{"stock": s.Stock}}, nil
 	}); err != nil {
 		return CountedSale{}, err
 	}
@@ -203,8 +203,16 @@ type saleChange struct {
 	state reservation.State
 	stock int64
 	// data goes into the event; catalog/sale_changes.sql and catalog/find_sale_change.sql read
-	// parts of it.
-	data map[string]int64
+	// parts of it. Its items, if it has some, become those of the sale.
+	data map[string]any
+}
+
+// lockSale excludes other changes of a sale, and of its items, until the end of the transaction.
+func lockSale(ctx context.Context, tx pgx.Tx, id uuid.UUID) error {
+	if _, err := tx.Exec(ctx, sql.CatalogLockItems, id); err != nil {
+		return err
+	}
+	return tx.QueryRow(ctx, sql.CatalogLockSale, id).Scan(new(uuid.UUID))
 }
 
 // change makes the next revision of a sale in one transaction that excludes other changes of it,
@@ -216,7 +224,7 @@ func (c *Catalog) change(
 ) (revision int64, err error) {
 	err = pg.InTransaction(ctx, c.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		revision = 0
-		if err := tx.QueryRow(ctx, sql.CatalogLockSale, id).Scan(new(uuid.UUID)); err != nil {
+		if err := lockSale(ctx, tx, id); err != nil {
 			return err
 		}
 		found, err := findSale(ctx, tx, id)

@@ -167,10 +167,9 @@ type publishedChange struct {
 	Revision     int64
 	Type         string
 	Stock, Units int64
-	// Items are those of a sale that is created with items, and ItemsUnits the units of each by its code in a change of
-	// their stock.
-	Items      []reservation.Item
-	ItemsUnits map[string]int64
+	// Items are those of a sale with items as the change left them, and ItemUnits the Units of each by its code.
+	Items     []reservation.Item
+	ItemUnits map[string]int64
 }
 
 func (c *Catalog) changesAfter(ctx context.Context, id uuid.UUID, revision int64) ([]publishedChange, error) {
@@ -208,6 +207,10 @@ func (c *Catalog) apply(ctx context.Context, s reservation.Sale, shard int, ch p
 	case eventReconciled:
 		answer = lua.Note.Run(ctx, c.store.Redis, []string{saleKey}, epoch, revision)
 	case eventRestocked:
+		if len(s.Items) > 0 {
+			_, _, err := c.restockItems(ctx, s, ch)
+			return err
+		}
 		_, _, err := c.restock(ctx, s, shard, ch.Revision, layout.Share(ch.Units, shard), 0)
 		return err
 	default:

@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
 
 	"stampede/internal/crashpoint"
 	"stampede/internal/pg"
@@ -28,14 +30,18 @@ import (
 
 // TakenError is returned for a stock below the units that are taken.
 type TakenError struct {
-	// Taken is the number of units taken at the refusal: the lowest possible stock.
+	// Taken is the number of units taken at the refusal: the lowest possible stock, of all Items together.
 	Taken int64
 	// Items are the taken units of the items that have too few left; empty in a sale without items.
 	Items order.Items
 }
 
 func (e *TakenError) Error() string {
-	return fmt.Sprintf("cannot lower the stock of a sale below the %d units that are taken", e.Taken)
+	text := fmt.Sprintf("cannot lower the stock of a sale below the %d units that are taken", e.Taken)
+	if e.Items != "" {
+		text += " of " + string(e.Items)
+	}
+	return text
 }
 
 var (
@@ -69,17 +75,24 @@ func (c *Catalog) Restock(ctx context.Context, id uuid.UUID, units int64, idempo
 			Reason: fmt.Sprintf("must be a whole number from 1 to %d, or below zero to remove units", order.MaxStock),
 		}
 	}
+	return c.restockBy(ctx, id, units, nil, idempotencyKey)
+}
+
+// restockBy is Restock, and RestockItems if the units are the sum of those of items.
+func (c *Catalog) restockBy(
+	ctx context.Context, id uuid.UUID, units int64, items map[string]int64, idempotencyKey string,
+) (CountedSale, error) {
 	if idempotencyKey != "" {
 		if err := order.ValidateIdempotencyKey(idempotencyKey); err != nil {
 			return CountedSale{}, err
 		}
 	}
-	revision, err := c.changeStock(ctx, id, units, idempotencyKey)
+	revision, err := c.changeStock(ctx, id, units, items, idempotencyKey)
 	for try := 1; errors.Is(err, errLoweringOpen) && try < restockTries; try++ {
 		if err := c.publish(ctx, id); err != nil {
 			return CountedSale{}, fmt.Errorf("%w: restock sale=%s: %w: %w", reservation.ErrUnavailable, id, errLoweringOpen, err)
 		}
-		revision, err = c.changeStock(ctx, id, units, idempotencyKey)
+		revision, err = c.changeStock(ctx, id, units, items, idempotencyKey)
 	}
 	if errors.Is(err, errLoweringOpen) {
 		return CountedSale{}, fmt.Errorf("%w: restock sale=%s: %w", reservation.ErrUnavailable, id, err)
@@ -97,8 +110,8 @@ func (c *Catalog) Restock(ctx context.Context, id uuid.UUID, units int64, idempo
 	switch {
 	case err != nil:
 		return CountedSale{}, fmt.Errorf("restock sale=%s: %w: %w", id, ErrRestockUndecided, err)
-	case state.Taken > 0:
-		return CountedSale{}, &TakenError{Taken: state.Taken}
+	case state.Taken != nil:
+		return CountedSale{}, &TakenError{*state.Taken, state.TakenItems}
 	case state.withdrawn():
 		return CountedSale{}, fmt.Errorf("restock sale=%s: %w", id, ErrRestockWithdrawn)
 	}
@@ -108,11 +121,11 @@ func (c *Catalog) Restock(ctx context.Context, id uuid.UUID, units int64, idempo
 // changeStock records the change of the stock. It returns the revision that this made, or that an
 // earlier call with this idempotency key made.
 func (c *Catalog) changeStock(
-	ctx context.Context, id uuid.UUID, units int64, idempotencyKey string,
+	ctx context.Context, id uuid.UUID, units int64, items map[string]int64, idempotencyKey string,
 ) (revision int64, err error) {
 	var before int64
 	decide := func(ctx context.Context, tx pgx.Tx, s reservation.Sale) (saleChange, error) {
-		if before, err = madeBefore(ctx, tx, id, idempotencyKey, units); before > 0 || err != nil {
+		if before, err = madeBefore(ctx, tx, id, idempotencyKey, units, items); before > 0 || err != nil {
 			return saleChange{}, err
 		}
 		if s.StateAt(time.Now()) == reservation.StateEnded {
@@ -124,7 +137,13 @@ func (c *Catalog) changeStock(
 			return saleChange{}, errLoweringOpen
 		}
 		stock := s.Stock + units
-		change := saleChange{eventRestocked, s.State, stock, map[string]int64{"stock": stock, "units": units}}
+		change := saleChange{eventRestocked, s.State, stock, map[string]any{"stock": stock, "units": units}}
+		if len(items)+len(s.Items) > 0 {
+			if s.Items, err = restocked(s.Items, items); err != nil {
+				return saleChange{}, err
+			}
+			change.data["item_units"], change.data["items"] = items, s.Items
+		}
 		switch {
 		case stock > order.MaxStock:
 			return saleChange{}, &order.InvalidError{
@@ -136,6 +155,7 @@ func (c *Catalog) changeStock(
 			}
 		case units < 0:
 			change.event, change.stock = eventLowering, s.Stock
+			delete(change.data, "items")
 		}
 		return change, nil
 	}
@@ -146,13 +166,14 @@ func (c *Catalog) changeStock(
 // madeBefore returns the revision that was made with this idempotency key, or 0. It frees the key of
 // a withdrawn change.
 func madeBefore(
-	ctx context.Context, tx pgx.Tx, id uuid.UUID, idempotencyKey string, units int64,
+	ctx context.Context, tx pgx.Tx, id uuid.UUID, idempotencyKey string, units int64, items map[string]int64,
 ) (revision int64, err error) {
 	if idempotencyKey == "" {
 		return 0, nil
 	}
 	var its int64
-	err = tx.QueryRow(ctx, sql.CatalogFindSaleChange, id, idempotencyKey).Scan(&revision, &its)
+	var itsItems map[string]int64
+	err = tx.QueryRow(ctx, sql.CatalogFindSaleChange, id, idempotencyKey).Scan(&revision, &its, &itsItems)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return 0, nil
@@ -167,7 +188,7 @@ func madeBefore(
 			return 0, err
 		}
 	}
-	if its != units {
+	if its != units || !maps.Equal(itsItems, items) {
 		return 0, ErrIdempotencyKeyReused
 	}
 	return revision, nil
@@ -177,14 +198,16 @@ func madeBefore(
 type lowering struct {
 	Revision int64
 	Done     bool
-	// Taken is the number of units taken when Redis refused the request, or 0.
-	Taken int64
+	// Taken is the number of units taken when Redis refused the request, TakenItems that of each item that had too few
+	// left; nil, and empty, if it did not.
+	Taken      *int64
+	TakenItems order.Items
 	// Open: the request is undecided.
 	Open bool
 }
 
 // withdrawn reports whether a rebuild dropped the request.
-func (l lowering) withdrawn() bool { return !l.Done && l.Taken == 0 && !l.Open }
+func (l lowering) withdrawn() bool { return !l.Done && l.Taken == nil && !l.Open }
 
 // findLowering returns the state of the request of that revision, or of the latest one if revision
 // is 0; the zero value if there is none.
@@ -207,15 +230,16 @@ func (c *Catalog) lower(ctx context.Context, asked reservation.Sale, wish publis
 	if err != nil {
 		return 0, err
 	}
-	if state.Taken == 0 {
-		var isLast bool
-		if state.Taken, isLast, err = c.askToLower(ctx, asked, wish); err != nil || !isLast {
+	if state.Taken == nil {
+		refused, isLast, err := c.askToLower(ctx, asked, wish)
+		if err != nil || !isLast {
 			return asked.Revision, err
 		}
-		if state.Taken == 0 {
+		if refused == nil {
 			return c.finishLowering(ctx, asked, wish)
 		}
-		if _, err = c.pool.Exec(ctx, sql.CatalogRefuseLowering, asked.ID, wish.Revision, state.Taken); err != nil {
+		if _, err = c.pool.Exec(ctx, sql.CatalogRefuseLowering, asked.ID, wish.Revision, refused.Taken,
+			zeronull.Text(refused.Items)); err != nil {
 			return 0, err
 		}
 	}
@@ -230,16 +254,19 @@ func (c *Catalog) lower(ctx context.Context, asked reservation.Sale, wish publis
 	})
 }
 
-// askToLower asks one shard after the other for units. If they have too few, taken is the lowest stock that was
-// possible, or a little more if units were moving between the shards. isLast is false if a shard has a later revision,
-// so that another publisher has decided this one.
+// askToLower asks one shard after the other for units. If they have too few, it is refused: taken is the lowest stock
+// that was possible, or a little more if units were moving between the shards. isLast is false if a shard has a later
+// revision, so that another publisher has decided this one.
 func (c *Catalog) askToLower(
 	ctx context.Context, asked reservation.Sale, wish publishedChange,
-) (taken int64, isLast bool, err error) {
+) (refused *TakenError, isLast bool, err error) {
+	if len(asked.Items) > 0 {
+		return c.restockItems(ctx, asked, wish)
+	}
 	layout, wanted := asked.Layout(), -wish.Units
 	// Units on their way between two shards are in neither.
 	if err := c.store.HelpUnits(ctx, asked.ID, layout, asked.Epoch); err != nil {
-		return 0, false, err
+		return nil, false, err
 	}
 	least := int64(0)
 	if layout.Shards == 1 {
@@ -249,17 +276,17 @@ func (c *Catalog) askToLower(
 		word, number, err := c.restock(ctx, asked, shard, wish.Revision, -wanted, least)
 		switch {
 		case err != nil || word == "unchanged":
-			return 0, false, err
+			return nil, false, err
 		case word == "taken":
-			return number, true, nil
+			return &TakenError{Taken: number}, true, nil
 		}
 		wanted += number
 		crashpoint.Hit(crashpoint.LoweringAsked)
 	}
 	if wanted > 0 {
-		return asked.Stock + wish.Units + wanted, true, nil
+		return &TakenError{Taken: asked.Stock + wish.Units + wanted}, true, nil
 	}
-	return 0, true, nil
+	return nil, true, nil
 }
 
 // restock changes the stock of a shard, and returns the word and the number of the answer of lua/restock.lua.
@@ -277,12 +304,18 @@ func (c *Catalog) restock(
 	case "restocked", "taken":
 		number, err = strconv.ParseInt(rest, 10, 64)
 	case "unchanged":
-	case "unknown-sale", "gap":
-		err = fmt.Errorf("%w (%s)", reservation.ErrLostSale, text)
 	default:
-		err = fmt.Errorf("sale=%s: a change of its stock was refused by Redis: %s", s.ID, text)
+		err = notRestocked(s.ID, text)
 	}
 	return word, number, err
+}
+
+// notRestocked is the error of a script that could not change the stock.
+func notRestocked(sale uuid.UUID, answer string) error {
+	if answer == "unknown-sale" || strings.HasPrefix(answer, "gap ") {
+		return fmt.Errorf("%w (%s)", reservation.ErrLostSale, answer)
+	}
+	return fmt.Errorf("sale=%s: a change of its stock was refused by Redis: %s", sale, answer)
 }
 
 // finishLowering applies a granted stock to Postgres, unless another process has, and returns the
@@ -291,7 +324,7 @@ func (c *Catalog) finishLowering(
 	ctx context.Context, granted reservation.Sale, wish publishedChange,
 ) (revision int64, err error) {
 	err = pg.InTransaction(ctx, c.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		if err := tx.QueryRow(ctx, sql.CatalogLockSale, granted.ID).Scan(new(uuid.UUID)); err != nil {
+		if err := lockSale(ctx, tx, granted.ID); err != nil {
 			return err
 		}
 		found, err := findSale(ctx, tx, granted.ID)
@@ -310,7 +343,12 @@ func (c *Catalog) finishLowering(
 			// A rebuild replaced the stock after the grant, which is void.
 			return fmt.Errorf("%w: its stock was rebuilt meanwhile", reservation.ErrUnavailable)
 		}
-		data := map[string]int64{"stock": wish.Stock, "lowering": wish.Revision}
+		data := map[string]any{"stock": wish.Stock, "lowering": wish.Revision}
+		if len(now.Items) > 0 {
+			if data["items"], err = restocked(now.Items, wish.ItemUnits); err != nil {
+				return err
+			}
+		}
 		// The operator is the one who asked for it: this process may be another one.
 		return tx.QueryRow(ctx, sql.CatalogChangeSale, now.ID, now.State, wish.Stock, eventRestocked, data,
 			nil, nil).Scan(&revision)

@@ -1,3 +1,3 @@
--- The change that was made with an idempotency key: its revision, and the units that it added.
+-- The change that was made with an idempotency key: its revision, and the units that it added, also of each item by its code.
 -- $1 sale, $2 idempotency key
-SELECT revision, coalesce((data ->> 'units')::bigint, 0) FROM sale_events WHERE sale_id = $1 AND idempotency_key = $2
+SELECT revision, coalesce((data ->> 'units')::bigint, 0), data -> 'item_units' FROM sale_events WHERE sale_id = $1 AND idempotency_key = $2
