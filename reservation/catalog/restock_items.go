@@ -22,7 +22,7 @@ func (c *Catalog) RestockItems(
 	var sum, moved int64
 	for _, n := range units {
 		if n == 0 || n < -order.MaxStock || n > order.MaxStock {
-			return CountedSale{}, invalidItems("must each have from 1 to %d units, or below zero to remove units", order.MaxStock)
+			return CountedSale{}, invalidItems("must each have 1 to %d units, or below zero to remove some", order.MaxStock)
 		}
 		sum, moved = sum+n, moved+max(n, -n)
 	}

@@ -99,7 +99,8 @@ func TestItemsAreRestocked(t *testing.T) {
 		`SaleLowering {"stock": 2, "taken": 2, "units": -7, "item_taken": {"m": 2}, "item_units": {"l": -4, "m": -3}}`,
 		`SaleLowering {"stock": 5, "units": -4, "item_units": {"l": -4}}`,
 		fmt.Sprintf(`SaleRestocked {"items": [`+m+`, `+l+`], "stock": 5, "lowering": 4}`, 1),
-		`SaleLowering {"stock": 1, "taken": 3, "units": -4, "item_taken": {"l": 1, "m": 2}, "item_units": {"l": -1, "m": -3}}`,
+		`SaleLowering {"stock": 1, "taken": 3, "units": -4, "item_taken": {"l": 1, "m": 2}, ` +
+			`"item_units": {"l": -1, "m": -3}}`,
 	}, saleEvents(t, s.Pool, sale.ID)[1:])
 	testwork.FulfilAll(t, s)
 	testwork.RequireUnbroken(t, s, sale.ID)
