@@ -193,6 +193,7 @@ var (
 	ProjectionWrongSales   = query("projection/wrong_sales")
 
 	RebuildEndProgress  = query("rebuild/end_progress")
+	RebuildEndedLines   = query("rebuild/ended_lines")
 	RebuildEndedOrders  = query("rebuild/ended_orders")
 	RebuildHolders      = query("rebuild/holders")
 	RebuildNewestOrders = query("rebuild/newest_orders")
