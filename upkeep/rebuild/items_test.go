@@ -28,7 +28,8 @@ func newBaskets(t *testing.T) baskets {
 	created, err := s.Create(t.Context(), reservation.Terms{
 		Name: "shirt", PerOrderLimit: 4, Stock: 10, PaymentWindow: testshop.PaymentWindow,
 		Items: []reservation.Item{
-			{Code: "m", Name: "M", Stock: 5, PerOrderLimit: 3}, {Code: "l", Name: "L", Stock: 3},
+			{Code: "m", Name: "M", Stock: 5, PerOrderLimit: 3},
+			{Code: "l", Name: "L", Stock: 3},
 			{Code: "s", Name: "S", Stock: 2},
 		},
 	})
