@@ -43,6 +43,7 @@ var (
 	ArchiveEvents           = query("archive/events")
 	ArchiveFigures          = query("archive/figures")
 	ArchiveInsertEvents     = query("archive/insert_events")
+	ArchiveInsertItems      = query("archive/insert_items")
 	ArchiveInsertPayments   = query("archive/insert_payments")
 	ArchiveInsertSale       = query("archive/insert_sale")
 	ArchiveInsertSaleEvents = query("archive/insert_sale_events")
