@@ -14,7 +14,7 @@ import (
 	"stampede/upkeep/archive"
 )
 
-// endedBaskets returns a sale with items which has left Redis, and of which ann has two m and one l.
+// endedBaskets returns a sale with items which has left Redis, and of which ann has two m and one l, and carol one m.
 func endedBaskets(t *testing.T, s *testshop.Shop) (sale uuid.UUID, ann reservation.Answer) {
 	t.Helper()
 	l := ledger.New(s.Pool)
@@ -34,7 +34,9 @@ func endedBaskets(t *testing.T, s *testshop.Shop) (sale uuid.UUID, ann reservati
 	}
 	ann = buy("ann", map[string]int64{"m": 2, "l": 1})
 	bob := buy("bob", map[string]int64{"l": 2})
+	carol := buy("carol", map[string]int64{"m": 1})
 	testwork.Fulfil(t, s)
+	testwork.Pay(t, l, carol.Reservation.OrderID, "carol", "pi")
 	testwork.Pay(t, l, ann.Reservation.OrderID, "ann", "pi")
 	testwork.Cancel(t, l, bob.Reservation.OrderID, "bob")
 	testwork.ReleaseUnits(t, s)
@@ -78,7 +80,7 @@ func TestArchivedItemsComeBack(t *testing.T) {
 
 	done, err = archiveSale(t, s, dir, sale)
 	require.NoError(t, err)
-	requireTakenByOther(t, done.Path, sale, before)
+	t.Run("in another database", func(t *testing.T) { requireTakenByOther(t, done.Path, sale, before) })
 }
 
 func TestArchiveAuditComparesItems(t *testing.T) {
@@ -91,7 +93,7 @@ func TestArchiveAuditComparesItems(t *testing.T) {
 	report, err := archive.Audit(t.Context(), s.Pool, done.Path)
 	require.NoError(t, err)
 	require.Equal(t, []archive.Finding{
-		{Promise: "S1", What: "2 units of the item m are sold of a stock of 1"},
-		{Promise: "S4", What: "sold of the item m is 1, and the live orders hold 2 units"},
+		{Promise: "S1", What: "3 units of the item m are sold of a stock of 1"},
+		{Promise: "S4", What: "sold of the item m is 1, and the live orders hold 3 units"},
 	}, report.Findings)
 }
