@@ -21,7 +21,8 @@ func endedBaskets(t *testing.T, s *testshop.Shop) (sale uuid.UUID, ann reservati
 	created, err := s.Create(t.Context(), reservation.Terms{
 		Name: "shirt", Stock: 8, PerOrderLimit: 4, PaymentWindow: testshop.PaymentWindow, Currency: "EUR",
 		Items: []reservation.Item{
-			{Code: "m", Name: "M", Stock: 5, UnitPrice: 1000, PerOrderLimit: 3}, {Code: "l", Name: "L", Stock: 3, UnitPrice: 3000},
+			{Code: "m", Name: "M", Stock: 5, UnitPrice: 1000, PerOrderLimit: 3},
+			{Code: "l", Name: "L", Stock: 3, UnitPrice: 3000},
 		},
 	})
 	require.NoError(t, err)
