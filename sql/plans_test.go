@@ -215,6 +215,7 @@ func plansFor(t *testing.T, pool *pgxpool.Pool, sale uuid.UUID) []plan {
 			"Index Scan using order_events_2031_02_pkey on order_events", 1,
 		},
 		{sql.RebuildEndedOrders, []any{sale}, "Index Only Scan using orders_2031_02_ended on orders", 1},
+		{sql.RebuildEndedLines, []any{sale}, "Index Scan using orders_2031_02_ended on orders", 1},
 		{sql.RebuildHolders, []any{sale}, "Scan (using|on) orders_2031_02_pkey", 1},
 		{sql.RebuildNewestOrders, []any{sale, 4}, "Index Scan Backward using orders_2031_02_pkey on orders", 1},
 		{sql.RebuildRaiseEpoch, []any{sale, 0, 1, "server", 1, 0, 1}, "Scan (using|on) orders_2031_02_pkey", 1},

@@ -43,6 +43,7 @@ var (
 	ArchiveEvents           = query("archive/events")
 	ArchiveFigures          = query("archive/figures")
 	ArchiveInsertEvents     = query("archive/insert_events")
+	ArchiveInsertItems      = query("archive/insert_items")
 	ArchiveInsertPayments   = query("archive/insert_payments")
 	ArchiveInsertSale       = query("archive/insert_sale")
 	ArchiveInsertSaleEvents = query("archive/insert_sale_events")
@@ -193,6 +194,7 @@ var (
 	ProjectionWrongSales   = query("projection/wrong_sales")
 
 	RebuildEndProgress  = query("rebuild/end_progress")
+	RebuildEndedLines   = query("rebuild/ended_lines")
 	RebuildEndedOrders  = query("rebuild/ended_orders")
 	RebuildHolders      = query("rebuild/holders")
 	RebuildNewestOrders = query("rebuild/newest_orders")

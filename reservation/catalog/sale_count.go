@@ -273,15 +273,18 @@ func leftFields(items []reservation.Item) []string {
 	return fields
 }
 
-// countItems returns the items with what is left of each: as its only shard has it, if that is whole.
+// countItems returns the items with what is left of each: as its only shard has it, if that is whole. That of a retired
+// sale has no item.
 func countItems(s storedSale, shards []*redis.SliceCmd, whole bool) (counted []CountedItem) {
 	for item, terms := range s.Sale.Items {
 		left := terms.Stock
-		if whole {
-			text, _ := shards[0].Val()[3+item].(string)
-			left, _ = strconv.ParseInt(text, 10, 64) // 0 for a missing one, as in takenIn
-		} else if item < len(s.itemsSold) {
+		if item < len(s.itemsSold) {
 			left -= s.itemsSold[item]
+		}
+		if whole {
+			if text, is := shards[0].Val()[3+item].(string); is {
+				left, _ = strconv.ParseInt(text, 10, 64)
+			}
 		}
 		counted = append(counted, CountedItem{terms, left})
 	}

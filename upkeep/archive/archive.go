@@ -123,7 +123,7 @@ func (a *Archiver) Sale(ctx context.Context, id uuid.UUID) (Archived, error) {
 
 // state is what archive/sale.sql returns.
 type state struct {
-	Row                json.RawMessage
+	Row, Items         json.RawMessage
 	Revision           int64
 	Partitions, Shards int
 	Archived, Deleted  bool
@@ -152,6 +152,14 @@ func (a *Archiver) archive(ctx context.Context, id uuid.UUID) (Archived, error) 
 		}
 	}
 	return done, a.delete(ctx, id, s)
+}
+
+// version is the version of the file's format.
+func (s *state) version() int {
+	if s.Items == nil {
+		return 1
+	}
+	return versionWithItems
 }
 
 func readState(ctx context.Context, on pg.Querier, id uuid.UUID) (state, error) {
@@ -211,7 +219,7 @@ func (a *Archiver) writeTemporary(ctx context.Context, id uuid.UUID, s state, pa
 	defer func() { err = errors.Join(err, file.Close()) }()
 	snapshot := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
 	err = pgx.BeginTxFunc(ctx, a.conn, snapshot, func(tx pgx.Tx) error {
-		h := Header{SaleID: id, WrittenAt: time.Now().UTC(), Sale: s.Row}
+		h := Header{Version: s.version(), SaleID: id, WrittenAt: time.Now().UTC(), Sale: s.Row, Items: s.Items}
 		var f Figures
 		for query, into := range map[string][]any{
 			sql.ArchiveSaleEvents: {&h.SaleEvents}, sql.ArchiveFigures: {
@@ -270,7 +278,7 @@ func syncDir(path string) error {
 // mark records the file in Postgres, if nothing of the sale has changed since it was written.
 func (a *Archiver) mark(ctx context.Context, id uuid.UUID, s state, done Archived) error {
 	file := map[string]any{
-		"format": formatVersion, "path": done.Path, "sha256": done.SHA256, "orders": done.Orders, "events": done.Events,
+		"format": s.version(), "path": done.Path, "sha256": done.SHA256, "orders": done.Orders, "events": done.Events,
 		"payment_events": done.PaymentEvents,
 	}
 	err := pg.InTransaction(ctx, a.conn, pgx.TxOptions{}, func(tx pgx.Tx) error {
@@ -376,7 +384,7 @@ func Audit(ctx context.Context, pool *pgxpool.Pool, path string) (Report, error)
 		if err := load(ctx, tx, path); err != nil {
 			return err
 		}
-		return r.check(ctx, tx)
+		return r.check(ctx, tx, header.Items)
 	})
 	if err != nil {
 		return r, fmt.Errorf("audit %s: %w", path, err)
@@ -390,9 +398,9 @@ func (r *Report) add(f Finding) {
 	}
 }
 
-func (r *Report) check(ctx context.Context, tx pgx.Tx) error {
+func (r *Report) check(ctx context.Context, tx pgx.Tx, items json.RawMessage) error {
 	query := strings.Replace(sql.ArchiveAudit, "{{replay}}", projection.Replayed("archived_events"), 1)
-	rows, _ := tx.Query(ctx, query, r.Sale, r.Stock, r.Sold) // its error comes with the rows
+	rows, _ := tx.Query(ctx, query, r.Sale, r.Stock, r.Sold, items) // its error comes with the rows
 	var f Finding
 	_, err := pgx.ForEachRow(rows, []any{&f.Promise, &f.Order, &f.What}, func() error {
 		r.add(f)

@@ -131,6 +131,7 @@ func rows(t testing.TB, s *testshop.Shop, sale uuid.UUID) (all []string) {
 	t.Helper()
 	for _, query := range []string{
 		"SELECT (to_jsonb(s) - '{archived_at,archive,idempotency_key}'::text[])::text FROM sales AS s WHERE id = $1",
+		"SELECT row_to_json(i)::text FROM sale_items AS i WHERE sale_id = $1 ORDER BY item",
 		"SELECT row_to_json(e)::text FROM sale_events AS e WHERE sale_id = $1 ORDER BY revision",
 		"SELECT row_to_json(e)::text FROM order_events AS e WHERE sale_id = $1 ORDER BY order_id, version",
 		"SELECT row_to_json(o)::text FROM orders AS o WHERE sale_id = $1 ORDER BY id",
@@ -236,6 +237,9 @@ func TestArchivedSaleComesBack(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, filepath.Join(dir, sale.String()+".stampede"), done.Path)
 			requireFile(t, s, done.Path, 62-shards/4, 124-shards/4)
+			header, _, err := archive.Verify(done.Path)
+			require.NoError(t, err)
+			require.Equal(t, 1, header.Version)
 			requireArchived(t, s, sale, receipt)
 			_, err = archiveSale(t, s, dir, sale)
 			require.ErrorIs(t, err, archive.ErrRefused)

@@ -22,9 +22,11 @@ import (
 // can be the line "\.".
 
 const (
-	// formatName and formatVersion are in the header of every file. A reader refuses other ones.
-	formatName    = "stampede-sale-archive"
-	formatVersion = 1
+	// formatName and a version are in the header of every file. A reader refuses other ones.
+	formatName = "stampede-sale-archive"
+	// versionWithItems is the version of the file of a sale with items, so that a program that does not know them refuses
+	// it. Other files have version 1.
+	versionWithItems = 2
 
 	endOfEvents = "\\.\n"
 	// headerMax bounds the header, in which the sale's own events are, and lineMax every other line.
@@ -41,8 +43,9 @@ type Header struct {
 	Version   int       `json:"version"`
 	SaleID    uuid.UUID `json:"sale_id"`
 	WrittenAt time.Time `json:"written_at"`
-	// Sale is the row of the sale, and SaleEvents are those of its events.
+	// Sale is the row of the sale, Items are those of its items, and SaleEvents those of its events.
 	Sale       json.RawMessage `json:"sale"`
+	Items      json.RawMessage `json:"items,omitempty"`
 	SaleEvents json.RawMessage `json:"sale_events"`
 	// Columns are the columns of the events of orders, and PaymentColumns those of payments.
 	Columns        []string `json:"columns"`
@@ -74,7 +77,7 @@ func writeFile(w io.Writer, h Header, f Figures, sections ...func(io.Writer) err
 	}
 	sum := sha256.New()
 	text := io.MultiWriter(packed, sum)
-	h.Format, h.Version = formatName, formatVersion
+	h.Format = formatName
 	if err := writeLine(text, h); err != nil {
 		return Trailer{}, err
 	}
@@ -141,9 +144,9 @@ func (f *archiveFile) readHeader() (err error) {
 	if err := json.Unmarshal(line, &f.Header); err != nil || f.Format != formatName {
 		return fmt.Errorf("%w: it is no archive of a sale", ErrDamagedFile)
 	}
-	if f.Header.Version != formatVersion {
-		return fmt.Errorf("the file has version %d of the format, and this program reads version %d", f.Header.Version,
-			formatVersion)
+	if f.Header.Version < 1 || f.Header.Version > versionWithItems {
+		return fmt.Errorf("the file has version %d of the format, and this program reads versions 1 to %d", f.Header.Version,
+			versionWithItems)
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package archive
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -89,9 +90,13 @@ func restore(ctx context.Context, pool *pgxpool.Pool, path string) (Restored, er
 // file is of another database, or of this one after a time to which it was restored, and so are the positions in it.
 func lockArchived(ctx context.Context, tx pgx.Tx, h Header, end Trailer) (foreign bool, err error) {
 	var row map[string]any
-	var events []map[string]any
-	if err := errors.Join(json.Unmarshal(h.Sale, &row), json.Unmarshal(h.SaleEvents, &events)); err != nil {
+	var events, items []map[string]any
+	if err := errors.Join(json.Unmarshal(h.Sale, &row), json.Unmarshal(h.SaleEvents, &events),
+		json.Unmarshal([]byte(cmp.Or(string(h.Items), "[]")), &items)); err != nil {
 		return false, fmt.Errorf("%w: its sale: %w", ErrDamagedFile, err)
+	}
+	if _, err := tx.Exec(ctx, sql.CatalogLockItems, h.SaleID); err != nil {
+		return false, err
 	}
 	locked, err := tx.Exec(ctx, sql.CatalogLockSale, h.SaleID)
 	if err != nil {
@@ -101,6 +106,12 @@ func lockArchived(ctx context.Context, tx pgx.Tx, h Header, end Trailer) (foreig
 		foreign = true
 		if _, err := tx.Exec(ctx, insert(sql.ArchiveInsertSale, slices.Collect(maps.Keys(row)), false), h.Sale); err != nil {
 			return false, fmt.Errorf("create the sale: %w", err)
+		}
+		if len(items) > 0 {
+			into := insert(sql.ArchiveInsertItems, slices.Collect(maps.Keys(items[0])), false)
+			if _, err := tx.Exec(ctx, into, h.Items); err != nil {
+				return false, fmt.Errorf("create its items: %w", err)
+			}
 		}
 	} else {
 		s, err := readState(ctx, tx, h.SaleID)

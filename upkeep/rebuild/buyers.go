@@ -11,6 +11,7 @@ import (
 	"stampede/internal/crashpoint"
 	"stampede/internal/retry"
 	"stampede/reservation"
+	"stampede/reservation/order"
 	"stampede/sql"
 )
 
@@ -26,7 +27,28 @@ const (
 var errOvertaken = errors.New("another rebuild has raised the epoch of the sale")
 
 // staged counts what was copied to Redis for the new epoch of a shard: live orders, their units, and ended orders.
-type staged struct{ orders, units, ended int64 }
+type staged struct {
+	orders, units, ended int64
+	// items are the units by place of the item.
+	items [order.MaxItems]int64
+}
+
+// add counts a live order.
+func (s *staged) add(r *order.Reservation) error {
+	s.orders++
+	s.units += r.Quantity
+	if r.Lines == "" {
+		return nil
+	}
+	lines, err := order.ParseLines(string(r.Lines))
+	if err != nil {
+		return fmt.Errorf("order=%s: %w", r.OrderID, err)
+	}
+	for item, units := range lines.Each() {
+		s.items[item] += units
+	}
+	return nil
+}
 
 // addUp sums what was copied for all shards.
 func addUp(shards []staged) (all staged) {
@@ -50,9 +72,10 @@ func (b *build) stageBuyers(ctx context.Context, sale raisedSale) ([]staged, err
 		free <- make([]reservation.Holder, 0, holdersPerCall)
 	}
 	send := func(shard int, page []reservation.Holder) (next []reservation.Holder, err error) {
-		counts[shard].orders += int64(len(page))
 		for i := range page {
-			counts[shard].units += page[i].Reservation.Quantity
+			if err := counts[shard].add(&page[i].Reservation); err != nil {
+				return nil, err
+			}
 		}
 		calls.Go(func() error {
 			defer func() { free <- page[:0] }()
@@ -86,15 +109,20 @@ func (b *build) stageEnded(ctx context.Context, tx pgx.Tx, sale raisedSale, coun
 		pages[shard] = pages[shard][:0]
 		return err
 	}
-	rows, _ := tx.Query(ctx, sql.RebuildEndedOrders, sale.ID) // its error comes with the rows
-	_, err := pgx.ForEachRow(rows, []any{&e.User, &e.KeyFingerprint, (*[16]byte)(&e.OrderID), &e.Quantity, &e.Status},
-		func() error {
-			shard := layout.ShardOf(e.User)
-			if pages[shard] = append(pages[shard], e); len(pages[shard]) < holdersPerCall {
-				return nil
-			}
-			return send(shard)
-		})
+	query, into := sql.RebuildEndedOrders, []any{
+		&e.User, &e.KeyFingerprint, (*[16]byte)(&e.OrderID), &e.Quantity, &e.Status,
+	}
+	if len(sale.Items) > 0 {
+		query, into = sql.RebuildEndedLines, append(into, &e.Lines)
+	}
+	rows, _ := tx.Query(ctx, query, sale.ID) // its error comes with the rows
+	_, err := pgx.ForEachRow(rows, into, func() error {
+		shard := layout.ShardOf(e.User)
+		if pages[shard] = append(pages[shard], e); len(pages[shard]) < holdersPerCall {
+			return nil
+		}
+		return send(shard)
+	})
 	for shard := range pages {
 		if err == nil && len(pages[shard]) > 0 {
 			err = send(shard)

@@ -93,7 +93,7 @@ func (s staged) Orders() int64 { return s.orders }
 func (s staged) Units() int64 { return s.units }
 
 func (b *build) Open(ctx context.Context, sale raisedSale, left int64, all staged) error {
-	return b.openSale(ctx, sale, left, []staged{all})
+	return b.openSale(ctx, sale, left, nil, []staged{all})
 }
 
 func (b *build) RebuildSales(ctx context.Context, sales []RequiredSale) error {

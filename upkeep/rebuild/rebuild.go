@@ -164,7 +164,7 @@ func (r *Rebuilder) Sale(ctx context.Context, sale uuid.UUID, reason string) (Re
 func (r *Rebuilder) RaiseShards(ctx context.Context, sale uuid.UUID, shards int, reason string) (Report, error) {
 	found, err := r.findSale(ctx, sale)
 	if err == nil {
-		err = checkShards(found.layout, shards)
+		err = found.checkShards(shards)
 	}
 	if err != nil {
 		return Report{}, fmt.Errorf("rebuild sale=%s: %w", sale, err)
@@ -172,8 +172,12 @@ func (r *Rebuilder) RaiseShards(ctx context.Context, sale uuid.UUID, shards int,
 	return r.saleWith(ctx, sale, reason, shards)
 }
 
-func checkShards(layout reservation.Layout, shards int) error {
-	if shards >= layout.Shards && shards <= layout.Partitions {
+func (s *requiredSale) checkShards(shards int) error {
+	layout := s.layout
+	switch {
+	case s.hasItems && shards > 1:
+		return &order.InvalidError{Field: "shards", Reason: "must be 1 in a sale with items"}
+	case shards >= layout.Shards && shards <= layout.Partitions:
 		return nil
 	}
 	return &order.InvalidError{Field: "shards", Reason: fmt.Sprintf(

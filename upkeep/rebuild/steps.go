@@ -70,7 +70,7 @@ func (b *build) oneSale(ctx context.Context, id uuid.UUID) error {
 	}
 	layout := sale.layout
 	if b.shards != 0 {
-		if err := checkShards(layout, b.shards); err != nil {
+		if err := sale.checkShards(b.shards); err != nil {
 			return err
 		}
 		layout.Shards = b.shards
@@ -214,17 +214,9 @@ func (b *build) rebuildSale(ctx context.Context, sale requiredSale) (SaleReport,
 	}
 	crashpoint.Hit(crashpoint.RebuildStaged)
 	all := addUp(shards)
-	left := raised.Stock - all.units
-	if raised.retired {
-		left = 0
-	}
-	if left < 0 {
-		b.log.Error("live orders hold more units than the sale's stock: no unit is left for sale", "sale", sale.id, "stock",
-			raised.Stock, "held", all.units)
-		left = 0
-	}
+	left, leftItems := b.left(raised, all.units, shards)
 	b.atSale("open the sale", sale.id)
-	if err := b.openSale(ctx, raised, left, shards); err != nil {
+	if err := b.openSale(ctx, raised, left, leftItems, shards); err != nil {
 		return SaleReport{}, err
 	}
 	if err := b.session.exec(ctx, sql.CatalogMarkPublished, sale.id, raised.Revision); err != nil {
@@ -239,12 +231,36 @@ func (b *build) rebuildSale(ctx context.Context, sale requiredSale) (SaleReport,
 	}, nil
 }
 
+// left returns what is left for sale, in all and of each item.
+func (b *build) left(sale raisedSale, held int64, shards []staged) (left int64, items []int64) {
+	if sale.retired {
+		return 0, nil
+	}
+	of := func(stock, held int64, about ...any) int64 {
+		if stock < held {
+			b.log.Error("live orders hold more units than the sale's stock: no unit is left for sale",
+				append([]any{"sale", sale.ID, "stock", stock, "held", held}, about...)...)
+		}
+		return max(0, stock-held)
+	}
+	if len(sale.Items) == 0 {
+		return of(sale.Stock, held), nil
+	}
+	for place, item := range sale.Items { // in a sale with one shard
+		units := of(item.Stock, shards[0].items[place], "item", item.Code)
+		left, items = left+units, append(items, units)
+	}
+	return left, items
+}
+
 // openSale opens the shards, each with an even share of the units that are left.
-func (b *build) openSale(ctx context.Context, sale raisedSale, left int64, shards []staged) error {
+func (b *build) openSale(
+	ctx context.Context, sale raisedSale, left int64, leftItems []int64, shards []staged,
+) error {
 	for shard, s := range shards {
 		if err := b.openShard(ctx, reservation.Rebuilt{
-			Sale: sale.Sale, Shard: shard, Left: sale.Layout().Share(left, shard), Held: s.units, LastPlace: sale.sequence,
-			Holders: s.orders, Ended: s.ended, Token: b.token, Retired: sale.retired,
+			Sale: sale.Sale, Shard: shard, Left: sale.Layout().Share(left, shard), Held: s.units, LeftItems: leftItems,
+			LastPlace: sale.sequence, Holders: s.orders, Ended: s.ended, Token: b.token, Retired: sale.retired,
 		}); err != nil {
 			return err
 		}

@@ -1,6 +1,6 @@
 -- Checks the promises for the sale of a file, whose events are in archived_events and archived_payments. The caller puts projection/replay.sql
 -- where the braces are.
--- $1 sale, $2 its stock, $3 its units sold
+-- $1 sale, $2 its stock, $3 its units sold, $4 the rows of its items as JSON, NULL without any
 --
 -- Returns: the promise, an order or NULL, and what is wrong.
 WITH replayed AS (
@@ -11,15 +11,22 @@ WITH replayed AS (
     SELECT DISTINCT ON (reference) * FROM archived_payments ORDER BY reference, version DESC
 ), sums AS (
     SELECT coalesce(sum(quantity), 0) AS units FROM live
+), items AS (
+    SELECT code, stock, sold, (SELECT coalesce(sum(l.units), 0) FROM live CROSS JOIN order_lines(lines) AS l WHERE l.item = i.item) AS units
+    FROM jsonb_populate_recordset(NULL::sale_items, $4) AS i
 )
 SELECT 'S1' AS promise, NULL::uuid AS order_id, format('%s units are sold of a stock of %s', greatest(units, $3::bigint), $2::bigint) AS what
 FROM sums WHERE greatest(units, $3::bigint) > $2::bigint
+UNION ALL
+SELECT 'S1', NULL, format('%s units of the item %s are sold of a stock of %s', greatest(units, sold), code, stock) FROM items WHERE greatest(units, sold) > stock
 UNION ALL
 SELECT 'S2', min(id::text)::uuid, format('the user %s has %s live orders', user_id, count(*)) FROM live GROUP BY user_id HAVING count(*) > 1
 UNION ALL
 SELECT 'S3', id, 'the order awaits payment' FROM live WHERE status = 'confirmed' AND due IS NOT NULL
 UNION ALL
 SELECT 'S4', NULL, format('sold is %s, and the live orders hold %s units', $3::bigint, units) FROM sums WHERE units <> $3::bigint
+UNION ALL
+SELECT 'S4', NULL, format('sold of the item %s is %s, and the live orders hold %s units', code, sold, units) FROM items WHERE units <> sold
 UNION ALL
 SELECT 'S5', id, damage FROM replayed WHERE damage IS NOT NULL
 UNION ALL
