@@ -17,7 +17,8 @@ import (
 	"stampede/reservation/order"
 )
 
-// itemsScene is a sale of 10 m, at most 3 of them in an order, and 8 l, with an order in each status. Ann has 2 m and 1 l.
+// itemsScene is a sale of 10 m, at most 3 of them in an order, and 8 l, with an order in each status. Ann has 2 m and
+// 1 l.
 type itemsScene struct {
 	*testshop.Shop
 	sale uuid.UUID
@@ -184,7 +185,9 @@ func TestAuditReportsEachCorruptionOfItems(t *testing.T) {
 		"a limit of another item": {set("limit.b", 1), "S7", "another limit of the item l than Postgres: 1 and not 0", ""},
 		"limit of an order":       {set("limit", 5), "S7", "limit is 5 and not 4", ""},
 		"limit for old versions":  {set("per_order_limit", 4), "S7", "per_order_limit is 4 and not 0", ""},
-		"no field of an item":     {unset("left.b"), "S4 S5 S7", "its fields in Redis are damaged: left.b is missing", "operator"},
+		"no field of an item": {
+			unset("left.b"), "S4 S5 S7", "its fields in Redis are damaged: left.b is missing", "operator",
+		},
 		"a field that is no number": {
 			set("stock.b", "8x"), "S4 S5 S7", `its fields in Redis are damaged: stock.b is "8x"`, "operator",
 		},
