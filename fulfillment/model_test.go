@@ -25,91 +25,11 @@ import (
 	"stampede/upkeep/rebuild"
 )
 
-// model is a correct sale with a payment window: nothing fails, and each step ends before the next one begins.
-type model struct {
-	stock  int64
-	state  reservation.State
-	orders map[uuid.UUID]modelOrder
-	holds  map[string]uuid.UUID // the live order of each user
-}
-
-type modelOrder struct {
-	user, key, reference string
-	quantity             int64
-	status               order.Status
-	version              int
-}
-
-// verdict returns the answer to a purchase, and the id of an existing order if the verdict names one.
-func (m *model) verdict(r reservation.Request) (reservation.Verdict, uuid.UUID) {
-	for id, o := range m.orders {
-		if r.IdempotencyKey == "" || o.user != r.User || o.key != r.IdempotencyKey {
-			continue
-		}
-		switch {
-		case o.quantity != r.Quantity:
-			return reservation.KeyReused, uuid.Nil
-		case o.status.Live():
-			return reservation.Replayed, id
-		default:
-			return reservation.OrderEnded, id
-		}
-	}
-	if id, holds := m.holds[r.User]; holds {
-		return reservation.AlreadyPurchased, id
-	}
-	switch {
-	case m.state == reservation.StatePaused:
-		return reservation.Paused, uuid.Nil
-	case r.Quantity > modelPerOrder:
-		return reservation.OverLimit, uuid.Nil
-	case r.Quantity > m.stock-m.taken():
-		return reservation.SoldOut, uuid.Nil
-	}
-	return reservation.Reserved, uuid.Nil
-}
-
-func (m *model) reserve(r reservation.Request, id uuid.UUID) {
-	m.orders[id] = modelOrder{r.User, r.IdempotencyKey, "", r.Quantity, order.StatusConfirmed, 2}
-	m.holds[r.User] = id
-}
-
-// step applies an allowed step to an order.
-func (m *model) step(id uuid.UUID, to order.Status, reference string) {
-	o := m.orders[id]
-	o.status, o.reference, o.version = to, reference, o.version+1
-	m.orders[id] = o
-	if !to.Live() {
-		delete(m.holds, o.user)
-	}
-}
-
-// lose removes orders that Redis loses before a worker has read them.
-func (m *model) lose(ids []uuid.UUID) {
-	for _, id := range ids {
-		delete(m.holds, m.orders[id].user)
-		delete(m.orders, id)
-	}
-}
-
-// units returns the units of the orders with this status.
-func (m *model) units(status order.Status) (n int64) {
-	for o := range maps.Values(m.orders) {
-		if o.status == status {
-			n += o.quantity
-		}
-	}
-	return n
-}
-
-func (m *model) taken() int64 {
-	return m.units(order.StatusConfirmed) + m.units(order.StatusPaid)
-}
-
 const (
 	modelSteps    = 100 // of each sale
 	modelUsers    = 8
 	modelPerOrder = 3
+	modelPerFirst = 2 // units of the first of several items
 )
 
 var modelSales = testkit.Soak(10)
@@ -163,13 +83,22 @@ type modelRun struct {
 
 func (w *modelWorld) playSale(rt *rapid.T) {
 	ctx := context.Background()
-	stock := rapid.Int64Range(3, 12).Draw(rt, "stock")
-	sale, err := w.Catalog.Create(ctx, reservation.Terms{
-		Name: "model", Stock: stock, PerOrderLimit: modelPerOrder, PaymentWindow: time.Hour,
-	})
+	terms := reservation.Terms{Name: "model", PerOrderLimit: modelPerOrder, PaymentWindow: time.Hour}
+	stock := []int64{rapid.Int64Range(3, 12).Draw(rt, "stock")}
+	items := rapid.Bool().Draw(rt, "items")
+	if items {
+		stock = rapid.SliceOfN(rapid.Int64Range(1, 5), 3, 3).Draw(rt, "stocks")
+		for i, units := range stock {
+			terms.Items = append(terms.Items, reservation.Item{Code: order.ItemLetter(i), Name: "item", Stock: units})
+		}
+		terms.Items[0].PerOrderLimit = modelPerFirst
+	}
+	terms.Stock = sum(stock)
+	sale, err := w.Catalog.Create(ctx, terms)
 	require.NoError(rt, err)
 	r := &modelRun{modelWorld: w, T: rt, sale: sale.ID, model: model{
-		stock: stock, state: reservation.StateOpen, orders: map[uuid.UUID]modelOrder{}, holds: map[string]uuid.UUID{},
+		items: items, stock: stock, state: reservation.StateOpen,
+		orders: map[uuid.UUID]modelOrder{}, holds: map[string]uuid.UUID{},
 	}}
 	// A failed earlier check may have left Redis empty.
 	r.awaitOpen(ctx, func() error { return nil })
@@ -218,10 +147,22 @@ func (r *modelRun) steps() []modelStep {
 func (r *modelRun) reserveNew(ctx context.Context) {
 	user := rapid.IntRange(1, modelUsers).Draw(r.T, "user")
 	key := rapid.SampledFrom([]string{"", "a", "b", "c", "d"}).Draw(r.T, "key")
-	r.request(ctx, reservation.Request{
-		Sale: r.sale, User: fmt.Sprintf("user-%d", user), IdempotencyKey: key,
-		Quantity: rapid.Int64Range(1, modelPerOrder+1).Draw(r.T, "quantity"),
-	})
+	request := reservation.Request{Sale: r.sale, User: fmt.Sprintf("user-%d", user), IdempotencyKey: key}
+	if r.items {
+		request.Items = r.drawItems(modelPerOrder)
+	} else {
+		request.Quantity = rapid.Int64Range(1, modelPerOrder+1).Draw(r.T, "quantity")
+	}
+	r.request(ctx, request)
+}
+
+// drawItems draws up to so many units of some items, by code.
+func (r *modelRun) drawItems(most int64) map[string]int64 {
+	items := map[string]int64{}
+	for _, i := range rapid.SampledFrom([][]int{{0}, {1}, {2}, {0, 1}, {0, 2}, {1, 2}, {0, 1, 2}}).Draw(r.T, "items") {
+		items[order.ItemLetter(i)] = rapid.Int64Range(1, most).Draw(r.T, "units")
+	}
+	return items
 }
 
 func (r *modelRun) retry(ctx context.Context) {
@@ -235,13 +176,13 @@ func (r *modelRun) request(ctx context.Context, request reservation.Request) uui
 	var answer reservation.Answer
 	r.eventually("an ingress no longer remembers the sale as sold out", func() (current bool) {
 		// No other ingress remembers the sale as sold out, so the sale can be bought without a pause.
-		err := r.Rdb.HDel(ctx, r.Keys.Sale(0, r.sale), "quiet_since_ms").Err()
+		err := r.Rdb.HDel(ctx, r.Keys.Sale(0, r.sale), "quiet_since_ms", "quiet.a", "quiet.b", "quiet.c").Err()
 		require.NoError(r.T, err)
 		answer, err = r.Store.Reserve(ctx, request)
 		require.NoError(r.T, err)
-		return answer.Verdict != reservation.SoldOut || r.stock == r.taken() || want == reservation.SoldOut
+		return answer.Verdict != reservation.SoldOut || r.wantsSoldOut(request) || want == reservation.SoldOut
 	})
-	if answer.Verdict == reservation.SoldOut && r.stock == r.taken() && existing == uuid.Nil &&
+	if answer.Verdict == reservation.SoldOut && r.wantsSoldOut(request) && existing == uuid.Nil &&
 		want != reservation.KeyReused {
 		want = reservation.SoldOut // an ingress that remembers the sale as sold out has no other answer
 	}
@@ -256,6 +197,7 @@ func (r *modelRun) request(ctx context.Context, request reservation.Request) uui
 	case reservation.Replayed, reservation.AlreadyPurchased:
 		require.Equal(r.T, existing, answer.Reservation.OrderID)
 		require.Equal(r.T, r.orders[existing].quantity, answer.Reservation.Quantity)
+		require.Equal(r.T, r.orders[existing].lines, answer.Reservation.Lines)
 	}
 	if want != reservation.Reserved {
 		return uuid.Nil
@@ -341,15 +283,34 @@ func (r *modelRun) expire(ctx context.Context) {
 }
 
 func (r *modelRun) restock(ctx context.Context) {
-	units := rapid.Int64Range(-6, 6).Filter(func(n int64) bool { return n != 0 }).Draw(r.T, "units")
-	_, err := r.Catalog.Restock(ctx, r.sale, units, "")
-	if to := r.stock + units; units < 0 && (to < r.taken() || to < 1) {
+	added := make([]int64, len(r.stock))
+	var err error
+	if r.items {
+		units, sign := r.drawItems(4), rapid.SampledFrom([]int64{1, -1}).Draw(r.T, "sign")
+		for i := range added {
+			code := order.ItemLetter(i)
+			if added[i] = sign * units[code]; added[i] != 0 {
+				units[code] = added[i]
+			}
+		}
+		_, err = r.Catalog.RestockItems(ctx, r.sale, units, "")
+	} else {
+		added[0] = rapid.Int64Range(-6, 6).Filter(func(n int64) bool { return n != 0 }).Draw(r.T, "units")
+		_, err = r.Catalog.Restock(ctx, r.sale, added[0], "")
+	}
+	left, to := r.left(), slices.Clone(r.stock)
+	refused := false
+	for i, units := range added {
+		to[i] += units
+		refused = refused || units < 0 && left[i]+units < 0
+	}
+	if refused || sum(to) < 1 {
 		require.Error(r.T, err)
 		require.NotErrorIs(r.T, err, reservation.ErrUnavailable)
 		return
 	}
 	require.NoError(r.T, err)
-	r.stock += units
+	r.stock = to
 }
 
 func (r *modelRun) pause(ctx context.Context) {
@@ -386,7 +347,11 @@ func (r *modelRun) loseUnseen(ctx context.Context) {
 		if _, holds := r.holds[fmt.Sprintf("user-%d", user)]; holds {
 			continue
 		}
-		id := r.request(ctx, reservation.Request{Sale: r.sale, User: fmt.Sprintf("user-%d", user), Quantity: 1})
+		request := reservation.Request{Sale: r.sale, User: fmt.Sprintf("user-%d", user), Quantity: 1}
+		if r.items {
+			request.Quantity, request.Items = 0, map[string]int64{order.ItemLetter(user % len(r.stock)): 1}
+		}
+		id := r.request(ctx, request)
 		if _, accepted := r.orders[id]; accepted {
 			unseen = append(unseen, id)
 		}
@@ -439,20 +404,22 @@ type modelRow struct {
 	User, Status, Reference string
 	Quantity                int64
 	Version                 int
+	Lines                   string
 }
 
 // compare waits until nothing is in progress and compares both servers with the model.
 func (r *modelRun) compare(ctx context.Context) {
 	r.eventually("nothing is in progress", func() bool { return r.rests(ctx) })
 	rows, _ := r.Pool.Query(ctx,
-		"SELECT id, user_id, status, coalesce(payment_reference, ''), quantity, version FROM orders WHERE sale_id = $1",
-		r.sale)
+		`SELECT id, user_id, status, coalesce(payment_reference, ''), quantity, version, coalesce(lines, '')
+		FROM orders WHERE sale_id = $1`, r.sale)
 	found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[modelRow])
 	require.NoError(r.T, err)
 	orders := map[uuid.UUID]modelOrder{}
 	for _, row := range found {
 		orders[row.ID] = modelOrder{
-			row.User, r.orders[row.ID].key, row.Reference, row.Quantity, order.Status(row.Status), row.Version,
+			row.User, r.orders[row.ID].key, row.Reference, row.Quantity, order.Lines(row.Lines), order.Status(row.Status),
+			row.Version,
 		}
 	}
 	require.Equal(r.T, r.orders, orders)
@@ -464,18 +431,32 @@ func (r *modelRun) compare(ctx context.Context) {
 		held, _, err := order.ParseReservation(text)
 		require.NoError(r.T, err)
 		holds[user] = held.OrderID
+		require.Equal(r.T, r.orders[held.OrderID].lines, held.Lines)
 	}
 	require.Equal(r.T, r.holds, holds)
 
 	counted, err := r.Catalog.Show(ctx, r.sale)
 	require.NoError(r.T, err)
 	require.Equal(r.T, r.state, counted.State)
+	stock, left := sum(r.stock), sum(r.left())
 	require.Equal(r.T, []int64{
-		r.stock, r.stock - r.taken(), r.units(order.StatusConfirmed), r.units(order.StatusPaid), r.taken(),
+		stock, left, r.units(order.StatusConfirmed), r.units(order.StatusPaid), stock - left,
 	},
 		[]int64{
 			counted.Stock, counted.Available, counted.Held, counted.Sold, counted.Sale.Sold,
 		}, "stock, available, held, sold, and live units")
+	if !r.items {
+		return
+	}
+	want, sold := make([][3]int64, len(r.stock)), make([][3]int64, len(counted.Items))
+	rows, _ = r.Pool.Query(ctx, "SELECT sold FROM sale_items WHERE sale_id = $1 ORDER BY item", r.sale)
+	live, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	require.NoError(r.T, err)
+	for i, left := range r.left() {
+		want[i] = [3]int64{r.stock[i], left, r.stock[i] - left}
+		sold[i] = [3]int64{counted.Items[i].Stock, counted.Items[i].Available, live[i]}
+	}
+	require.Equal(r.T, want, sold, "stock, available, and live units of each item")
 }
 
 // rests is true when every accepted order is in Postgres, no order is overdue, and every change is published to Redis.

@@ -83,9 +83,9 @@ CREATE FUNCTION items_of(sale uuid) RETURNS jsonb LANGUAGE sql STABLE AS $$
     FROM sale_items WHERE sale_id = sale
 $$;
 
--- The lines of an order ("a2c1"), a row for each.
+-- The lines of an order ("a2c1"), a row for each. No line has more than seven digits: forged ones must not stop an audit.
 CREATE FUNCTION order_lines(lines text) RETURNS TABLE (item text, units bigint) LANGUAGE sql IMMUTABLE AS $$
-    SELECT line[1], line[2]::bigint FROM regexp_matches(lines, '([a-zA-Z])([0-9]+)', 'g') AS line
+    SELECT line[1], line[2]::bigint FROM regexp_matches(lines, '([a-zA-Z])([0-9]{1,7})', 'g') AS line
 $$;
 
 -- The items of an order by code, as a JSON object; NULL without lines.

@@ -34,6 +34,9 @@ func (s *redisShard) readItems(fields []any, closed bool) error {
 		if isLimit := i > 0 && i%3 == 0; !is && (closed || isLimit) {
 			continue
 		}
+		if !is {
+			return fmt.Errorf("%s is missing", name)
+		}
 		n, err := strconv.ParseInt(text, 10, 64)
 		if err != nil || strconv.FormatInt(n, 10) != text || n < 0 && i%3 != 1 || n > numberMax || n < -numberMax {
 			return fmt.Errorf("%s is %.50q", name, text)

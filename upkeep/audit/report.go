@@ -133,6 +133,17 @@ type SaleFigures struct {
 	Held int64 `json:"held"`
 	// Places counts all reservations that the sale has had.
 	Places int64 `json:"places"`
+	// Items are the units of each item of the sale, if it has any.
+	Items []ItemFigures `json:"items,omitempty"`
+}
+
+// ItemFigures are the units of an item. Those of orders that await payment count as held.
+type ItemFigures struct {
+	Code      string `json:"code"`
+	Stock     int64  `json:"stock"`
+	Available int64  `json:"available"`
+	Held      int64  `json:"held"`
+	Sold      int64  `json:"sold"`
 }
 
 // PaymentFigures are the payments of a currency. Sums are in its minor units.
@@ -333,11 +344,7 @@ func (r Report) writeEquations(w io.Writer) {
 			fmt.Fprintf(w, "      … and %s more sales\n", n(int64(len(r.Sales)-equationsShown)))
 			return
 		}
-		is := "="
 		held, sold := s.shown()
-		if s.Stock != s.Available+held+sold {
-			is = "≠"
-		}
 		over := ""
 		if s.Shards > 0 {
 			over = fmt.Sprintf(", over %d shards", s.Shards)
@@ -345,9 +352,20 @@ func (r Report) writeEquations(w io.Writer) {
 		if s.OnTheWay > 0 {
 			over += fmt.Sprintf(", %s on their way", plural(s.OnTheWay, "unit"))
 		}
-		fmt.Fprintf(w, "      %s %s %s available + %s held + %s sold   sale %s %s%s\n", n(s.Stock), is, n(s.Available), n(held),
-			n(sold), s.SaleID, figure.Printable(s.Name), over)
+		fmt.Fprintf(w, "      %s   sale %s %s%s\n", equation(s.Stock, s.Available, held, sold), s.SaleID,
+			figure.Printable(s.Name), over)
+		for _, i := range s.Items {
+			fmt.Fprintf(w, "        %s   %s\n", equation(i.Stock, i.Available, i.Held, i.Sold), figure.Printable(i.Code))
+		}
 	}
+}
+
+func equation(stock, available, held, sold int64) string {
+	n, is := figure.Count[int64], "="
+	if stock != available+held+sold {
+		is = "≠"
+	}
+	return fmt.Sprintf("%s %s %s available + %s held + %s sold", n(stock), is, n(available), n(held), n(sold))
 }
 
 // writeSums writes what became of the money in each currency.

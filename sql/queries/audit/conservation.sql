@@ -32,7 +32,7 @@ WHERE shards > 1 AND still AND epoch > 0 AND stock <> units + taken
 UNION ALL
 SELECT sale_id, NULL, NULL,
        CASE WHEN redis_stock <> stock THEN format('the stock of the item %s is %s in Postgres and %s in Redis', code, stock, redis_stock)
-            ELSE format('the item %s has %s units available, %s held and %s sold of a stock of %s', code, units, held, sold, stock) END,
+            ELSE format('the item %s has %s units available, %s held and %s sold of a stock of %s', code, units, held + unpaid, sold - unpaid, stock) END,
        CASE WHEN redis_stock <> stock AND changing THEN 'worker'
             WHEN redis_stock <> stock OR still AND units + taken <> redis_stock THEN 'rebuild'
             ELSE '' END,

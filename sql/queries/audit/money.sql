@@ -23,7 +23,8 @@ SELECT p.sale_id, p.order_id, o.user_id, format('the payment %s settled the orde
                 WHEN p.amount IS DISTINCT FROM price.amount OR p.currency <> s.currency THEN format('one of %s %s and not of %s %s', price.amount, s.currency, p.amount, p.currency)
                 ELSE 'paid with ' || coalesce(left(o.payment_reference, 100), 'nothing') END), 'payment'
 FROM audit_payments AS p LEFT JOIN orders AS o ON o.sale_id = p.sale_id AND o.id = p.order_id LEFT JOIN sales AS s ON s.id = p.sale_id
-CROSS JOIN LATERAL (SELECT CASE WHEN o.lines IS NULL THEN s.unit_price::numeric * o.quantity ELSE order_amount(s.id, s.unit_price, o.quantity, o.lines) END AS amount) AS price
+CROSS JOIN LATERAL (SELECT CASE WHEN o.lines IS NULL THEN s.unit_price::numeric * o.quantity ELSE (
+    SELECT sum(i.unit_price::numeric * l.units) FROM order_lines(o.lines) AS l JOIN sale_items AS i ON i.sale_id = s.id AND i.item = l.item) END AS amount) AS price
 WHERE p.state = 'settled' AND ((o.status = 'paid' AND p.reference IN (o.payment_reference, concat(o.id, ':', o.payment_reference))) IS NOT TRUE
    OR s.currency IS NOT NULL AND (p.amount, p.currency) IS DISTINCT FROM (price.amount, s.currency::text))
 UNION ALL
