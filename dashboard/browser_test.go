@@ -56,7 +56,7 @@ func everyPageKeepsItsLayout(t *testing.T, browser *testbrowser.Browser) {
 	b.Until(`document.querySelectorAll("path.l-accepted").length > 0`, "charts")
 	b.CheckLayout("overview")
 	for name, path := range map[string]string{
-		"sale": "/sales/" + sale.String(), "sales": "/sales", "orders": "/orders?sale=" + sale.String(),
+		"items": "/sales/" + d.sizes().String(), "sale": "/sales/" + sale.String(), "sales": "/sales", "orders": "/orders?sale=" + sale.String(),
 		"order": "/orders/" + paid.String(), "refunds": "/refunds", "targets": "/targets",
 		"target": "/targets/warehouse", "letters": "/letters", "letter": "/letters/1", "audit": "/audit",
 		"runbook": "/docs/operations", "error": "/none",
