@@ -45,6 +45,8 @@ func logIn(d *testDesk, b *testbrowser.Tab, token string) {
 func everyPageKeepsItsLayout(t *testing.T, browser *testbrowser.Browser) {
 	d := openDesk(t)
 	sale := d.fill()
+	sizes := d.sizes()
+	d.basket(sizes, "ann", map[string]int64{"m": 4, "l": 3})
 	b := browser.Open(t)
 	b.Go(d.url + "/login")
 	b.CheckLayout("login")
@@ -56,7 +58,7 @@ func everyPageKeepsItsLayout(t *testing.T, browser *testbrowser.Browser) {
 	b.Until(`document.querySelectorAll("path.l-accepted").length > 0`, "charts")
 	b.CheckLayout("overview")
 	for name, path := range map[string]string{
-		"items": "/sales/" + d.sizes().String(), "sale": "/sales/" + sale.String(), "sales": "/sales", "orders": "/orders?sale=" + sale.String(),
+		"items": "/sales/" + sizes.String(), "sale": "/sales/" + sale.String(), "sales": "/sales", "orders": "/orders?sale=" + sale.String(),
 		"order": "/orders/" + paid.String(), "refunds": "/refunds", "targets": "/targets",
 		"target": "/targets/warehouse", "letters": "/letters", "letter": "/letters/1", "audit": "/audit",
 		"runbook": "/docs/operations", "error": "/none",
