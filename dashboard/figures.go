@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"stampede/internal/figure"
+	"stampede/reservation"
 	"stampede/reservation/order"
 )
 
@@ -31,7 +32,16 @@ func itemsText(items order.Items) string {
 	lines := strings.Split(strings.Trim(string(items), "{}"), ",") // codes have neither
 	for i, line := range lines {
 		code, units, _ := strings.Cut(line, ":")
-		lines[i] = units + " × " + strings.Trim(code, `"`)
+		lines[i] = strings.TrimSpace(units) + " × " + strings.Trim(code, ` "`)
+	}
+	return strings.Join(lines, ", ")
+}
+
+// stocksText is the stock of each item: 100 × m, 50 × l.
+func stocksText(items []reservation.Item) string {
+	lines := make([]string, len(items))
+	for i, item := range items {
+		lines[i] = count(item.Stock) + " × " + item.Code
 	}
 	return strings.Join(lines, ", ")
 }

@@ -46,6 +46,7 @@ func TestItemsAreShown(t *testing.T) {
 	_, shown := b.get(page)
 	require.Regexp(t, `Medium &lt;b&gt;</bdi>.*<code>m</code>.*s-taken" height="10" rx="3" width="25.00%".*`+
 		`item.0.available">3<.*item.0.stock">4<.*12\.90 EUR`, shown)
+	require.Contains(t, shown, `<dt>items</dt><dd><bdi>4 × m, 8 × l</bdi>`)
 	require.Regexp(t, `Large.*width="25.00%".*item.1.available">6<.*item.1.stock">8<.*14\.90 EUR`, shown)
 
 	// They follow as the figures of the sale do.
@@ -98,4 +99,5 @@ func TestRestockFormOfItemsIsRead(t *testing.T) {
 	text, _, status := explain(&catalog.TakenError{Taken: 4, Items: `{"m":3,"l-2":1}`})
 	require.Equal(t, http.StatusConflict, status)
 	require.Contains(t, text, "3 × m, 1 × l-2 are taken")
+	require.Equal(t, []detail{{Name: "item units", Value: "20 × m, -3 × l"}}, details([]byte(`{"item_units": {"m": 20, "l": -3}}`)))
 }

@@ -59,9 +59,17 @@ func details(data []byte) (found []detail) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(members)) {
 		value := string(members[name])
-		var text string
-		if json.Unmarshal(members[name], &text) == nil {
+		var (
+			text  string
+			items []reservation.Item
+		)
+		switch {
+		case json.Unmarshal(members[name], &text) == nil:
 			value = text
+		case name == "item_units":
+			value = itemsText(order.Items(value))
+		case name == "items" && json.Unmarshal(members[name], &items) == nil:
+			value = stocksText(items)
 		}
 		found = append(found, detail{Name: strings.ReplaceAll(name, "_", " "), Value: figure.Printable(value)})
 	}
