@@ -137,6 +137,13 @@ func saleValues(v map[string]string, s fleet.Sale, now time.Time) {
 	if s.UnitsKnown {
 		v[key+".held.x"] = percent(s.Sold, s.Stock)
 	}
+	for i, item := range s.Items {
+		at := key + ".item." + strconv.Itoa(i)
+		v[at+".stock"], v[at+".available"], v[at+".taken.width"] = count(item.Stock), unknown, "0%"
+		if s.UnitsKnown {
+			v[at+".available"], v[at+".taken.width"] = count(item.Available), percent(item.Stock-item.Available, item.Stock)
+		}
+	}
 	f := s.Funnel
 	for name, n := range map[string]int64{
 		"accepted": f.Accepted, "confirmed": f.Confirmed, "paid": f.Paid, "cancelled": f.Cancelled,

@@ -44,6 +44,9 @@ func logIn(d *testDesk, b *testbrowser.Tab, token string) {
 // Nothing lies on anything else or sticks out, on any page, with everything wrong and the worst of names.
 func everyPageKeepsItsLayout(t *testing.T, browser *testbrowser.Browser) {
 	d := openDesk(t)
+	sizes := d.sizes()
+	d.basket(sizes, "ann", map[string]int64{"m": 4, "l": 1})
+	testwork.FulfilAll(t, d.Shop)
 	sale := d.fill()
 	b := browser.Open(t)
 	b.Go(d.url + "/login")
@@ -56,6 +59,7 @@ func everyPageKeepsItsLayout(t *testing.T, browser *testbrowser.Browser) {
 	b.Until(`document.querySelectorAll("path.l-accepted").length > 0`, "charts")
 	b.CheckLayout("overview")
 	for name, path := range map[string]string{
+		"items": "/sales/" + sizes.String(), "baskets": "/orders?sale=" + sizes.String(),
 		"sale": "/sales/" + sale.String(), "sales": "/sales", "orders": "/orders?sale=" + sale.String(),
 		"order": "/orders/" + paid.String(), "refunds": "/refunds", "targets": "/targets",
 		"target": "/targets/warehouse", "letters": "/letters", "letter": "/letters/1", "audit": "/audit",

@@ -73,6 +73,9 @@ func explain(err error) (text, hint string, status int) {
 	case errors.As(err, &illegal):
 		return "You " + illegal.Error() + ".", "Nothing was done. Another operator may have been faster: see the history.",
 			http.StatusConflict
+	case errors.As(err, &taken) && taken.Items != "":
+		what := "So many units cannot be removed: " + itemsText(taken.Items) + " are taken, the lowest possible stock."
+		return what, "Nothing was done. Remove fewer.", http.StatusConflict
 	case errors.As(err, &taken):
 		return "So many units cannot be removed: " + count(taken.Taken) + " are taken, which is the lowest possible stock.",
 			"Nothing was done. Remove fewer.", http.StatusConflict

@@ -5,9 +5,12 @@ import (
 	"math"
 	"net/url"
 	"strconv"
+	"strings"
 	"time"
 
 	"stampede/internal/figure"
+	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // unknown stands where a figure is not known, which is not zero.
@@ -23,6 +26,25 @@ func place(target string) string {
 
 // count is a whole number for people.
 func count[N int | int64](n N) string { return figure.Count(n) }
+
+// itemsText are the units of items: 2 × m, 1 × l.
+func itemsText(items order.Items) string {
+	lines := strings.Split(strings.Trim(string(items), "{}"), ",") // codes have neither
+	for i, line := range lines {
+		code, units, _ := strings.Cut(line, ":")
+		lines[i] = strings.TrimSpace(units) + " × " + strings.Trim(code, ` "`)
+	}
+	return strings.Join(lines, ", ")
+}
+
+// stocksText is the stock of each item: 100 × m, 50 × l.
+func stocksText(items []reservation.Item) string {
+	lines := make([]string, len(items))
+	for i, item := range items {
+		lines[i] = count(item.Stock) + " × " + item.Code
+	}
+	return strings.Join(lines, ", ")
+}
 
 // perSecond is a rate: whole numbers, and a digit below ten.
 func perSecond(n float64) string {

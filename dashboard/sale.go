@@ -59,9 +59,17 @@ func details(data []byte) (found []detail) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(members)) {
 		value := string(members[name])
-		var text string
-		if json.Unmarshal(members[name], &text) == nil {
+		var (
+			text  string
+			items []reservation.Item
+		)
+		switch {
+		case json.Unmarshal(members[name], &text) == nil:
 			value = text
+		case name == "item_units":
+			value = itemsText(order.Items(value))
+		case name == "items" && json.Unmarshal(members[name], &items) == nil:
+			value = stocksText(items)
 		}
 		found = append(found, detail{Name: strings.ReplaceAll(name, "_", " "), Value: figure.Printable(value)})
 	}
@@ -117,6 +125,9 @@ func (d salePages) show(ctx context.Context, r *http.Request) (page, error) {
 func countedSale(c catalog.CountedSale) fleet.Sale {
 	sale := fleet.NewSale(&c)
 	sale.Available, sale.Held, sale.Sold, sale.UnitsKnown = c.Available, c.Held, c.Sold, true
+	if c.Items != nil {
+		sale.Items = c.Items
+	}
 	return sale
 }
 
@@ -151,11 +162,12 @@ func (d salePages) resume(ctx context.Context, _ url.Values, id uuid.UUID) (stri
 }
 
 func (d salePages) restock(ctx context.Context, form url.Values, id uuid.UUID) (string, error) {
+	if !form.Has("units") {
+		return d.restockItems(ctx, form, id)
+	}
 	units, err := strconv.ParseInt(field(form, "units"), 10, 64)
 	if err != nil || units == 0 {
-		return "", &refusal{
-			"Restock takes a whole number of units, such as 50, or -50 to remove unsold ones.", "Nothing was done.",
-		}
+		return "", errUnits
 	}
 	key, err := formKey(form)
 	if err != nil {
@@ -169,6 +181,51 @@ func (d salePages) restock(ctx context.Context, form url.Values, id uuid.UUID) (
 		return fmt.Sprintf("%s units were removed: the stock is %s.", count(-units), count(sale.Stock)), nil
 	}
 	return fmt.Sprintf("%s units were added: the stock is %s.", count(units), count(sale.Stock)), nil
+}
+
+var errUnits = &refusal{
+	"Restock takes a whole number of units, such as 50, or -50 to remove unsold ones.", "Nothing was done.",
+}
+
+// itemUnits begins the name of the field with the units of an item.
+const itemUnits = "units."
+
+// restockItems restocks the items whose fields are not empty, all or none.
+func (d salePages) restockItems(ctx context.Context, form url.Values, id uuid.UUID) (string, error) {
+	items := make(map[string]int64)
+	for name := range form {
+		code, ok := strings.CutPrefix(name, itemUnits)
+		if !ok || field(form, name) == "" {
+			continue
+		}
+		units, err := strconv.ParseInt(field(form, name), 10, 64)
+		if err != nil || units == 0 {
+			return "", errUnits
+		}
+		items[code] = units
+	}
+	if len(items) == 0 {
+		return "", errUnits
+	}
+	key, err := formKey(form)
+	if err != nil {
+		return "", err
+	}
+	sale, err := d.Catalog.RestockItems(ctx, id, items, key)
+	if err != nil {
+		return "", err
+	}
+	var changed []string
+	for _, item := range sale.Items {
+		if units := items[item.Code]; units > 0 {
+			changed = append(changed, fmt.Sprintf("%s units of %s were added: its stock is %s.",
+				count(units), item.Code, count(item.Stock)))
+		} else if units < 0 {
+			changed = append(changed, fmt.Sprintf("%s units of %s were removed: its stock is %s.",
+				count(-units), item.Code, count(item.Stock)))
+		}
+	}
+	return strings.Join(changed, " "), nil
 }
 
 // formKey is the idempotency key that the page of a form has made.

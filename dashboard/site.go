@@ -129,6 +129,7 @@ var functions = template.FuncMap{
 		return lasting(d)
 	},
 	"place":  place,
+	"items":  itemsText,
 	"concat": func(parts ...string) string { return strings.Join(parts, "") },
 	"charts": scopeCharts,
 	"funnel": func() []bar { return funnel },

@@ -72,7 +72,7 @@ func (f *Fleet) showSales(s *Snapshot, gained *increase, ratesKnown bool) {
 		_, paidKnown := f.sales.paid[listed.ID]
 		if isCounted && counted.Err == nil && f.postgres.up && f.redis.up &&
 			(paidKnown || !counted.AwaitsPayment()) {
-			sale.Stock, sale.UnitsKnown = counted.Stock, true
+			sale.Stock, sale.Items, sale.UnitsKnown = counted.Stock, counted.Items, true
 			sale.Available, sale.Held, sale.Sold = counted.Available, counted.Held, counted.Sold
 		}
 		if sale.State == reservation.StateOpen {

@@ -13,6 +13,7 @@ import (
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testwork"
 	"stampede/reservation"
+	"stampede/reservation/catalog"
 	"stampede/upkeep/rebuild"
 )
 
@@ -66,6 +67,23 @@ func TestSalesAreShownWithUnitsAndFunnel(t *testing.T) {
 
 	points := f.History()
 	require.Equal(t, SalePoint{Available: 7, Held: 1, Sold: 2, Known: true}, points[len(points)-1].Sales[plain])
+}
+
+func TestItemsAreCounted(t *testing.T) {
+	t.Parallel()
+	f, s := newFleet(t)
+	m, l := reservation.Item{Code: "m", Name: "Medium", Stock: 4}, reservation.Item{Code: "l", Name: "Large", Stock: 8}
+	sale, err := s.Catalog.Create(t.Context(), reservation.Terms{
+		Name: "shirts", Stock: 12, PerOrderLimit: 5, Items: []reservation.Item{m, l},
+	})
+	require.NoError(t, err)
+	_, err = s.Reserve(t.Context(), reservation.Request{
+		Sale: sale.ID, User: "ann", Items: map[string]int64{"m": 1, "l": 2},
+	})
+	require.NoError(t, err)
+	snapshot := f.play(t, "the sale is counted", func(x *Snapshot) bool { return saleIn(x, sale.ID).UnitsKnown })
+	require.Equal(t, []catalog.CountedItem{{Item: m, Available: 3}, {Item: l, Available: 6}},
+		saleIn(snapshot, sale.ID).Items)
 }
 
 func TestNextWaitsForNewerSnapshot(t *testing.T) {

@@ -157,6 +157,8 @@ type Sale struct {
 	Held       int64 `json:"held"`
 	Sold       int64 `json:"sold"`
 	UnitsKnown bool  `json:"units_known"`
+	// Items are those of the sale, with what is left of each where UnitsKnown.
+	Items []catalog.CountedItem `json:"items,omitempty"`
 	// Shut says why the sale sells nothing although it is open: "" if it sells.
 	Shut string `json:"shut,omitempty"`
 
@@ -188,11 +190,15 @@ func (s Sale) Status() string {
 
 // NewSale returns a sale without its units and rates.
 func NewSale(c *catalog.CountedSale) Sale {
-	return Sale{
+	sale := Sale{
 		ID: c.ID, Name: c.Name, State: c.State, Shards: max(c.Shards, 1), PerOrderLimit: c.PerOrderLimit,
 		OpensAt: c.OpensAt, ClosesAt: c.ClosesAt, PaymentWindow: c.PaymentWindow, PaymentGrace: c.PaymentGrace,
 		PaymentsPerSecond: c.PaymentsPerSecond, UnitPrice: c.UnitPrice, Currency: c.Currency, Stock: c.Stock,
 	}
+	for _, item := range c.Sale.Items {
+		sale.Items = append(sale.Items, catalog.CountedItem{Item: item})
+	}
+	return sale
 }
 
 // MarshalJSON writes the status too, and times in seconds, as the HTTP API does.

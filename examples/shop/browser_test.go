@@ -35,7 +35,7 @@ func TestBuyerWaitsBuysAndPays(t *testing.T) {
 	b.Run(chromedp.DoubleClick(chromedp.CSS("#buy")), chromedp.Reload())
 	b.Shows("#order-text", "Confirmed")
 	b.Shows("#pay-by", "Pay within 59:")
-	b.Shows("#stock-text", "18 of 20 seats left")
+	b.Shows("#stock-text", "18 of 20 shirts left")
 	b.Shows("#history-list", "confirmed")
 	b.CheckLayout("2-confirmed")
 	o := r.onlyOrder("ada")
@@ -75,7 +75,7 @@ func TestReloadDuringPurchaseBuysOnce(t *testing.T) {
 	r.onlyOrder("ada")
 	keys := r.network.keys()
 	require.Equal(t, keys[0], keys[1], "the key has survived the reload")
-	b.Shows("#stock-text", "19 of 20 seats left")
+	b.Shows("#stock-text", "19 of 20 shirts left")
 }
 
 func TestTwoTabsBuyOnce(t *testing.T) {
@@ -237,7 +237,7 @@ func TestCancelledOrderCanBeBoughtAgain(t *testing.T) {
 	b.Click("#buy")
 	b.Click("#cancel")
 	b.Shows("#order-text", "Cancelled")
-	buys(b) // as soon as the seat is back
+	buys(b) // as soon as the shirt is back
 	require.Len(t, r.orders("ada"), 2)
 	keys := r.network.keys()
 	require.NotEqual(t, keys[0], keys[len(keys)-1])
@@ -254,9 +254,9 @@ func TestSoldOutIsSaid(t *testing.T) {
 		return false
 	})
 	b.Click("#buy")
-	b.Shows("#status", "Sold out. Seats may come back")
+	b.Shows("#status", "Sold out. Shirts may come back")
 	b.Shows("#buy", "Sold out")
-	b.Shows("#stock-text", "No seats left right now")
+	b.Shows("#stock-text", "No shirts left right now")
 	b.CheckLayout("6-sold-out")
 	r.network.disturb(nil)
 	r.cancel("bob")
@@ -264,7 +264,50 @@ func TestSoldOutIsSaid(t *testing.T) {
 	r.onlyOrder("ada")
 }
 
-// buys clicks until there is a seat: one that comes back is shown before Redis has it.
+// A size that is gone is greyed on open pages; who was too slow is told what is left.
+func TestBuyerPicksSize(t *testing.T) {
+	t.Parallel()
+	r := newPacedRig(t, 0, 0, 0, time.Hour, newSizes(1)...)
+	buys := func(user, items string) {
+		t.Helper()
+		status, _ := r.call(user, http.MethodPost, "/v1/sales/"+r.sale+"/orders", `{"items":`+items+`}`)
+		require.Equal(t, http.StatusAccepted, status)
+	}
+	b := r.openAs("ada", "/orders\n")
+	b.Shows("#buy", "Pick a size")
+	b.Shows("#unit-price", "from €39")
+	b.Click("#sizes label:nth-of-type(2)")
+	b.Shows("#buy", "Buy")
+	buys("bob", `{"s":1}`)
+	since := time.Now()
+	b.Shows("#sizes label.gone:nth-of-type(1)", "gone")
+	require.Less(t, time.Since(since), 2*time.Second)
+	b.Until(`document.querySelector("#sizes input").disabled`, "it cannot be picked")
+	b.CheckLayout("9-sizes")
+
+	r.network.disturb(func(_ http.ResponseWriter, q *http.Request) bool {
+		if isPurchase(q) { // somebody is faster
+			buys("cem", `{"m":1}`)
+		}
+		return false
+	})
+	b.Click("#buy")
+	b.Shows("#status", "Medium is sold out. Still there: 1 × Extra large.")
+	b.Shows("#buy", "Medium is gone")
+	b.CheckLayout("10-size-gone")
+	r.network.disturb(nil)
+	b.Click("#sizes label:nth-of-type(3)")
+	b.Shows("#unit-price", "€45")
+	b.Click("#buy")
+	b.Shows("#order-text", "Confirmed")
+	b.Shows("#order-what", "Tour shirt, 1 × Extra large, €45")
+	b.Shows("#history-list", "Tour shirt, 1 × Extra large, €45")
+	b.Shows("#pay", "Pay €45")
+	b.CheckLayout("11-size-bought")
+	require.Equal(t, map[string]any{"xl": 1.0}, r.onlyOrder("ada")["items"])
+}
+
+// buys clicks until there is a shirt: one that comes back is shown before Redis has it.
 func buys(b *testbrowser.Tab) {
 	b.Until(`(() => {
 		const buy = document.querySelector("#buy");

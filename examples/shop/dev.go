@@ -20,8 +20,21 @@ import (
 // devStartMax bounds the start of "stampede dev", which makes a database.
 const devStartMax = time.Minute
 
-// seatCents is the price of a seat.
-const seatCents = 4900
+// shirtCents is the price of a shirt of a sale without sizes.
+const shirtCents = 4900
+
+// size is an item of the sale.
+type size struct {
+	Code      string `json:"code"`
+	Name      string `json:"name"`
+	Stock     int    `json:"stock"`
+	UnitPrice int    `json:"unit_price"`
+}
+
+// newSizes are the sizes of the shirt, with as many shirts of each.
+func newSizes(stock int) []size {
+	return []size{{"s", "Small", stock, 3900}, {"m", "Medium", stock, 3900}, {"xl", "Extra large", stock, 4500}}
+}
 
 // dev is a running "stampede dev".
 type dev struct {
@@ -92,16 +105,22 @@ func (d *dev) writeOperators() error {
 	return errors.Join(err, file.Close())
 }
 
-// createSale creates a sale of seats and returns its id.
+// createSale creates a sale of shirts, in sizes if there are any, and returns its id. Sizes have a stock of their own.
 func (d *dev) createSale(
-	ctx context.Context, stock, pace int, opensIn, window time.Duration,
+	ctx context.Context, stock, pace int, opensIn, window time.Duration, sizes ...size,
 ) (id string, err error) {
-	terms, err := json.Marshal(map[string]any{
-		"name": "Front Row", "stock": stock, "per_order_limit": 2,
+	sale := map[string]any{
+		"name": "Tour shirt", "per_order_limit": 2,
 		"opens_at":               time.Now().Add(opensIn).UTC().Format(time.RFC3339Nano),
 		"payment_window_seconds": int(window.Seconds()), "payments_per_second": pace,
-		"unit_price": seatCents, "currency": "EUR",
-	})
+		"currency": "EUR",
+	}
+	if len(sizes) > 0 {
+		sale["items"] = sizes
+	} else {
+		sale["stock"], sale["unit_price"] = stock, shirtCents
+	}
+	terms, err := json.Marshal(sale)
 	if err != nil {
 		return "", err
 	}

@@ -2,7 +2,7 @@
 // the buyers' tokens, and a fake payment provider whose webhooks the shop reports to Stampede.
 //
 //	main.go       flags, start and stop
-//	dev.go        with -dev: runs "stampede dev" and creates a sale
+//	dev.go        with -dev: runs "stampede dev" and creates a sale of shirts in three sizes
 //	server.go     serves the page, and signs tokens
 //	payments.go   the shop's side of payments: verifies webhooks, and reports the money
 //	provider.go   the fake payment provider
@@ -39,7 +39,7 @@ func run(ctx context.Context) error {
 	sale := flag.String("sale", "", "`id` of the sale to show")
 	dev := flag.String("dev", "", "`path` of the program stampede: run \"stampede dev\" and create a sale in it")
 	opensIn := flag.Duration("opens-in", 20*time.Second, "with -dev: when the sale opens")
-	stock := flag.Int("stock", 20, "with -dev: units for sale")
+	stock := flag.Int("stock", 20, "with -dev: shirts for sale of each size")
 	window := flag.Duration("window", 2*time.Minute, "with -dev: how long a buyer has to pay")
 	pace := flag.Int("pace", 0, "with -dev: how many buyers a `second` get their turn to pay, 0 for all")
 	flag.Parse()
@@ -63,7 +63,7 @@ func run(ctx context.Context) error {
 		defer started.stop()
 		go func() { ended <- fmt.Errorf("stampede dev has ended: %w", started.wait()) }()
 		config.API, config.Secret, config.Cashier = started.api, started.secret, started.cashier
-		if config.Sale, err = started.createSale(ctx, *stock, *pace, *opensIn, *window); err != nil {
+		if config.Sale, err = started.createSale(ctx, 0, *pace, *opensIn, *window, newSizes(*stock)...); err != nil {
 			return fmt.Errorf("create the sale: %w", err)
 		}
 		log.Printf("refunds that are due: curl -H 'Authorization: Bearer %s' '%s/v1/admin/payments?state=refund_due'",

@@ -92,9 +92,9 @@ func newRig(t *testing.T, stock int, opensIn, window time.Duration) *rig {
 }
 
 // newPacedRig is newRig with a number of buyers who get their turn to pay in a second.
-func newPacedRig(t *testing.T, stock, pace int, opensIn, window time.Duration) *rig {
+func newPacedRig(t *testing.T, stock, pace int, opensIn, window time.Duration, sizes ...size) *rig {
 	t.Helper()
-	sale, err := shared.dev.createSale(t.Context(), stock, pace, opensIn, window)
+	sale, err := shared.dev.createSale(t.Context(), stock, pace, opensIn, window, sizes...)
 	require.NoError(t, err)
 	shared.mu.Lock()
 	require.NotEmpty(t, shared.free, "raise shopsMax")

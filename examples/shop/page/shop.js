@@ -96,7 +96,7 @@ async function loadSale() {
       const answer = await fetch(config.api + salePath, { cache: "no-cache" });
       learnTime(answer, sent, Date.now());
       if (answer.ok) {
-        sale = { ...sale, ...await answer.json() };
+        takeSale(await answer.json());
         return;
       }
       say("bad", answer.status === 404 ? "There is no such sale." : "The shop does not answer. Trying again.");
@@ -107,12 +107,19 @@ async function loadSale() {
   }
 }
 
+// takeSale shows the sale as it is now. Its stream says what is left of each size, not what it is called.
+function takeSale(seen) {
+  const known = sale?.items ?? [];
+  sale = { ...sale, ...seen };
+  sale.items = seen.items?.map((item) => ({ ...known.find((k) => k.code === item.code), ...item }));
+}
+
 // watchSale keeps the stock on the page current. Anybody may read this stream, so it needs no ticket.
 async function watchSale() {
   for (;;) {
     const source = new EventSource(config.api + salePath + "/events");
     source.addEventListener("sale", (event) => {
-      Object.assign(sale, JSON.parse(event.data));
+      takeSale(JSON.parse(event.data));
       render();
     });
     await closed(source);
@@ -126,13 +133,21 @@ const closed = (source) => new Promise((done) => {
   source.addEventListener("over", () => { source.close(); done(); });
 });
 
+const sizeOf = (code) => sale.items?.find((item) => item.code === code);
+const picked = () => sizeOf($("sizes").querySelector(":checked")?.value);
+
+// what says what an order has, or what is left: 1 × Medium, 2 × Large.
+const what = (items) => Object.entries(items).filter(([, n]) => n > 0)
+  .map(([code, n]) => `${n} × ${sizeOf(code)?.name ?? code}`).join(", ");
+
 const opensIn = () => (sale?.opens_at ? Date.parse(sale.opens_at) - now() : 0);
 const isScheduled = () => sale?.state === "scheduled" && opensIn() > 0;
 const isOpen = () => sale?.state === "open" || (sale?.state === "scheduled" && opensIn() <= 0);
 
 // --- The purchase -------------------------------------------------------------------------------------------------
 
-// The attempt is this buyer's purchase in this sale: {key, quantity}, and {order, receipt} once it is accepted.
+// The attempt is this buyer's purchase in this sale: {key, quantity, size}, and {order, receipt} once it is accepted. A
+// sale without items has no size.
 // Another tab has the same one, so that both buy the same order.
 const attemptName = () => `attempt ${config.sale} ${user}`;
 const attempt = {
@@ -148,11 +163,12 @@ async function buy() {
   if (busy) return;
   busy = true;
   render();
-  const made = attempt.load() ?? { key: crypto.randomUUID(), quantity: Number($("quantity").value) || 1 };
+  const made = attempt.load() ??
+    { key: crypto.randomUUID(), quantity: Number($("quantity").value) || 1, size: picked()?.code };
   attempt.save(made); // before it is sent: a reload repeats it
   say("info", "Buying …");
-  while (!decided(made, await call("POST", `${salePath}/orders`, { quantity: made.quantity },
-    { "Idempotency-Key": made.key }))) {
+  const body = made.size ? { items: { [made.size]: made.quantity } } : { quantity: made.quantity };
+  while (!decided(made, await call("POST", `${salePath}/orders`, body, { "Idempotency-Key": made.key }))) {
     await pause(jitter(made.after));
   }
   busy = false;
@@ -166,7 +182,7 @@ function decided(made, answer) {
   made.after = answer.after;
   if ((answer.status === 202 || answer.status === 201) && answer.body?.order_id) {
     attempt.save({ ...made, order: answer.body.order_id, receipt: answer.body.receipt });
-    say("good", made.quantity > 1 ? "The seats are reserved for you." : "The seat is reserved for you.", "order");
+    say("good", made.quantity > 1 ? "The shirts are reserved for you." : "The shirt is reserved for you.", "order");
     follow(answer.body.order_id, answer.body.receipt, answer.body);
     return true;
   }
@@ -201,7 +217,7 @@ function decided(made, answer) {
   if (slug === "already-purchased" && answer.location) {
     const id = answer.location.split("/").pop();
     if (order?.order_id === id && isEnded(order)) {
-      say("info", "The seats of your last order are still on their way back. Trying again.");
+      say("info", "The shirts of your last order are still on their way back. Trying again.");
       return false;
     }
     attempt.save({ ...made, order: id });
@@ -211,11 +227,19 @@ function decided(made, answer) {
   }
   attempt.forget(); // nothing was bought, and the next click is another purchase
   say("bad", {
-    "sold-out": "Sold out. Seats may come back: unpaid orders expire.",
+    "sold-out": made.size ? shortText(made, answer.body.available ?? {})
+      : "Sold out. Shirts may come back: unpaid orders expire.",
     "sale-paused": "The sale is paused. Try again when it goes on.",
     "sale-ended": "The sale is over.",
   }[slug] ?? answer.body.detail ?? "The purchase was refused.");
   return true;
+}
+
+// shortText says which size is gone, and what is left of the sale.
+function shortText(made, left) {
+  const name = sizeOf(made.size).name, others = what(left);
+  return (made.quantity > 1 ? `Fewer than ${made.quantity} shirts are left in ${name}.` : `${name} is sold out.`) +
+    (others ? ` Still there: ${others}.` : " Shirts may come back: unpaid orders expire.");
 }
 
 // --- The order ----------------------------------------------------------------------------------------------------
@@ -354,12 +378,16 @@ async function loadHistory(cursor) {
 function historyRow(o) {
   const row = element("li", { tabIndex: -1 });
   const what = element("span", {},
-    `${o.quantity} × ${o.sale_id === config.sale ? sale.name : "another sale"} `,
+    (o.sale_id !== config.sale ? `${o.quantity} × another sale` : contents(o)) + " ",
     element("small", {}, new Date(o.reserved_at).toLocaleString()));
   const tone = { paid: "good", confirmed: "", reserved: "" }[o.status] ?? "bad";
   row.append(what, element("span", { className: `badge ${tone}` }, o.status));
   return row;
 }
+
+// contents says what an order of this sale has, and what it costs.
+const contents = (o) => (o.items ? `${sale.name}, ${what(o.items)}` : `${o.quantity} × ${sale.name}`) +
+  (o.amount ? `, ${money(o.amount, o.currency)}` : "");
 
 // --- The page -----------------------------------------------------------------------------------------------------
 
@@ -395,6 +423,13 @@ function money(minor, currency) {
   return format.format(minor / 10 ** format.resolvedOptions().maximumFractionDigits);
 }
 
+// addSizes makes the buttons of the sizes.
+function addSizes() {
+  $("sizes").append(...(sale.items ?? []).map((item) => element("label", {},
+    element("input", { type: "radio", name: "size", value: item.code }), item.name,
+    element("small", {}))));
+}
+
 function render() {
   if (!sale) return;
   const has = order && !(isEnded(order) && order.status !== "paid" && order.status !== "confirmed");
@@ -411,25 +446,43 @@ function renderSale(has) {
   text("sale-state", isScheduled() ? "Opens soon"
     : { open: "On sale now", scheduled: "On sale now", paused: "Paused", ended: "Sale over" }[sale.state]);
   $("price").hidden = !sale.currency;
-  if (sale.currency) text("unit-price", money(sale.unit_price, sale.currency));
+  if (sale.currency) text("unit-price", unitPrice());
+  $("sizes").hidden = !sale.items || Boolean(has);
+  for (const choice of $("sizes").querySelectorAll("input")) {
+    const item = sizeOf(choice.value);
+    choice.disabled = busy || item.available < 1;
+    choice.parentElement.classList.toggle("gone", item.available < 1);
+    const left = item.available > 0 ? `${item.available} left` : "gone";
+    if (choice.nextElementSibling.textContent !== left) choice.nextElementSibling.textContent = left;
+  }
   $("countdown").hidden = !isScheduled();
   text("countdown", `Opens in ${duration(opensIn())}`);
   $("stock").hidden = false;
   $("stock-bar").max = sale.stock;
   $("stock-bar").value = sale.available;
-  text("stock-text", sale.available > 0 ? `${sale.available} of ${sale.stock} seats left` : "No seats left right now");
+  text("stock-text", sale.available > 0 ? `${sale.available} of ${sale.stock} shirts left` : "No shirts left right now");
   $("purchase").hidden = !user || Boolean(has);
   $("quantity").hidden = $("quantity-label").hidden = sale.per_order_limit < 2;
   disable("quantity", busy);
-  disable("buy", busy || !isOpen() || sale.available < 1);
+  const left = sale.items ? picked()?.available : sale.available;
+  disable("buy", busy || !isOpen() || !(left > 0));
   text("buy", busy ? "Buying …" : isScheduled() ? "Not open yet" : sale.state === "paused" ? "Paused"
-    : sale.state === "ended" ? "Sale over" : sale.available < 1 ? "Sold out" : "Buy");
+    : sale.state === "ended" ? "Sale over" : sale.available < 1 ? "Sold out" : left === undefined ? "Pick a size"
+    : left < 1 ? `${picked().name} is gone` : "Buy");
+}
+
+// unitPrice is the price of the picked size, and of the cheapest one before.
+function unitPrice() {
+  const price = picked()?.unit_price ?? sale.unit_price;
+  return price ? money(price, sale.currency)
+    : "from " + money(Math.min(...sale.items.map((item) => item.unit_price)), sale.currency);
 }
 
 function renderOrder() {
   $("order").hidden = !order;
   if (!order) return;
   text("order-id", order.order_id);
+  text("order-what", order.quantity ? contents(order) : "");
   const step = ["reserved", "confirmed", "paid"].indexOf(order.status);
   for (const [i, item] of [...$("steps").children].entries()) item.className = i <= step ? "done" : "";
   $("steps").hidden = step < 0;
@@ -439,9 +492,9 @@ function renderOrder() {
     reserved: "Reserved. Writing it down …",
     confirmed: order.expires_at ? "Confirmed. Pay in time to keep it." : "Confirmed. It is yours.",
     paid: "Paid. It is yours.",
-    cancelled: "Cancelled. Its seats go back on sale.",
-    expired: "Expired: it was not paid in time. Its seats go back on sale.",
-    rejected: "Refused: the seats were gone after all. Nothing is to be paid.",
+    cancelled: "Cancelled. Its shirts go back on sale.",
+    expired: "Expired: it was not paid in time. Its shirts go back on sale.",
+    rejected: "Refused: the shirts were gone after all. Nothing is to be paid.",
     voided: "Lost by the shop, with our apologies. Nothing is to be paid; you can buy again.",
   }[order.status] ?? "Looking it up …");
   $("pay-by").hidden = order.status !== "confirmed" || !order.expires_at;
@@ -489,12 +542,14 @@ $("signout").addEventListener("click", () => {
   localStorage.removeItem("user");
   location.reload();
 });
+$("sizes").addEventListener("change", render);
 $("purchase").addEventListener("submit", (event) => { event.preventDefault(); buy(); });
 $("pay").addEventListener("click", pay);
 $("cancel").addEventListener("click", cancel);
 $("history-more").addEventListener("click", () => loadHistory(historyPage.next));
 
 await loadSale();
+addSizes();
 for (let n = 1; n <= Math.min(sale.per_order_limit, 10); n++) $("quantity").append(element("option", { value: n }, String(n)));
 render();
 if (user) signedIn();
