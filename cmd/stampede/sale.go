@@ -83,8 +83,12 @@ func (f *catalogFlags) with(
 func writeSales(w io.Writer, sales []catalog.CountedSale) error {
 	t := newTable(w, "ID", "STATE", "STOCK", "AVAILABLE", "HELD", "SOLD", "PRICE", "OPENS", "CLOSES", "NAME")
 	for _, s := range sales {
+		name := printable(s.Name)
+		if len(s.Items) > 0 {
+			name += fmt.Sprintf(" (%d items)", len(s.Items))
+		}
 		t.row(s.ID, s.State, s.Stock, s.Available, s.Held, s.Sold, orDash(figure.Money(s.UnitPrice, s.Currency)),
-			second(s.OpensAt), second(s.ClosesAt), printable(s.Name))
+			second(s.OpensAt), second(s.ClosesAt), name)
 	}
 	return t.Flush()
 }
