@@ -48,9 +48,12 @@ func TestAnswersNameItems(t *testing.T) {
 		wantItems(t, s, sale.ID, "bob", "", map[string]int64{"m": 1, "xl": 1, "L": 1}))
 	plain := s.Open(t, 1)
 	for _, r := range []reservation.Request{
-		{Sale: sale.ID, Quantity: 1}, {Sale: plain, Items: map[string]int64{"m": 1}},
-		{Sale: sale.ID, Items: map[string]int64{}}, {Sale: sale.ID, Items: map[string]int64{"m": 1, "l": 0}},
-		{Sale: sale.ID, Items: map[string]int64{"m": -1}}, {Sale: sale.ID, Quantity: 1, Items: map[string]int64{"m": 1}},
+		{Sale: sale.ID, Quantity: 1},
+		{Sale: plain, Items: map[string]int64{"m": 1}},
+		{Sale: sale.ID, Items: map[string]int64{}},
+		{Sale: sale.ID, Items: map[string]int64{"m": 1, "l": 0}},
+		{Sale: sale.ID, Items: map[string]int64{"m": -1}},
+		{Sale: sale.ID, Quantity: 1, Items: map[string]int64{"m": 1}},
 	} {
 		r.User = "bob"
 		_, err := s.Reserve(t.Context(), r)
