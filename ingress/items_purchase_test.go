@@ -104,7 +104,8 @@ func TestWrongItemsReserveNothing(t *testing.T) {
 	sale := s.openSizes()
 	before := s.stock(sale)
 	for _, body := range []string{
-		"", `{}`, `{"quantity":1}`, `{"items":{}}`, `{"items":null}`, `{"items":[]}`, `{"items":{"m":0}}`, `{"items":{"m":-1}}`,
+		"", `{}`, `{"quantity":1}`, `{"items":{}}`, `{"items":null}`, `{"items":[]}`, `{"items":{"m":0}}`,
+		`{"items":{"m":-1}}`,
 		`{"items":{"m":1.5}}`, `{"items":{"m":1,"m":1}}`, `{"items":{"":1}}`, `{"items":{"m":1},"quantity":1}`,
 		`{"items":{` + itemsOf(order.MaxItems+1) + `}}`,
 	} {

@@ -238,7 +238,8 @@ func (d *demo) open(ctx context.Context) error {
 		return err
 	}
 	d.sale, err = crowd.CreateSale(ctx, d.ingress, d.token, reservation.Terms{
-		Name: "demo", Stock: d.config.Stock, Shards: d.config.Shards, Items: d.config.Items, PerOrderLimit: d.config.quantity(),
+		Name: "demo", Stock: d.config.Stock, Shards: d.config.Shards, Items: d.config.Items,
+		PerOrderLimit: d.config.quantity(),
 	})
 	if err != nil {
 		return err
