@@ -81,7 +81,8 @@ func TestUnitsOfItems(t *testing.T) {
 	}
 	for _, body := range []string{
 		`{"items":{}}`, `{"items":null}`, `{"items":[]}`, `{"items":{"m":0}}`, `{"items":{"m":-1}}`, `{"items":{"m":1.5}}`,
-		`{"items":{"m":null}}`, `{"items":{"m":1e1}}`, `{"items":{"m":1,"m":1}}`, `{"items":{"m":1},"quantity":1}`,
+		`{"items":{"m":null}}`, `{"items":{"":1}}`, `{"items":{"m":1e1}}`, `{"items":{"m":1,"m":1}}`,
+		`{"items":{"m":1},"quantity":1}`,
 		`{"items":{` + itemsOf(order.MaxItems+1) + `}}`,
 	} {
 		_, _, err := parseUnits([]byte(body))

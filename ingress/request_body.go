@@ -149,7 +149,7 @@ func decodeItems(text jsontext.Value) (map[string]int64, error) {
 	}
 	items := make(map[string]int64, len(wanted))
 	for code, units := range wanted {
-		if !isPositiveInteger(units) {
+		if code == "" || !isPositiveInteger(units) {
 			return nil, problemItems
 		}
 		items[code] = clampQuantity(units)

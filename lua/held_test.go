@@ -100,7 +100,9 @@ func TestAppendGivesEveryAnswer(t *testing.T) {
 		b.hold("ann", held)
 		require.Equal(t, []string{"damaged"}, ask("ann", "order-ann"), held)
 	}
-	for _, held := range []string{"order-ann b1a1 1 19c", "order-ann a0 1 19c", "order-ann a1b 1 19c", "order-ann 1a 1 19c"} {
+	for _, held := range []string{
+		"order-ann b1a1 1 19c", "order-ann a0 1 19c", "order-ann a1b 1 19c", "order-ann 1a 1 19c",
+	} {
 		b.hold("ann", held)
 		require.Equal(t, []string{"damaged"}, ask("ann", "order-ann"), held)
 	}

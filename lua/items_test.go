@@ -75,7 +75,9 @@ func TestReserveGivesEveryAnswerForItems(t *testing.T) {
 	require.Equal(t, []string{"2", "1", "reserved 4"}, reply[1:])
 
 	before := b.state()
-	for _, wrong := range []string{"1", "0", "d1", "b1a1", "a1a1", "a0", "a01", "a", "a1b", "ab1", "nan", "", "a12345678"} {
+	for _, wrong := range []string{
+		"1", "0", "d1", "b1a1", "a1a1", "a0", "a01", "a", "a1b", "ab1", "nan", "", "a12345678",
+	} {
 		require.Equal(t, []string{"wrong-items", "replayed order-dan a1b1 2"},
 			b.reserve(wants("joe", wrong), wants("dan", wrong+"x")), wrong)
 	}
@@ -207,7 +209,9 @@ func TestRebuiltSaleHasItsItems(t *testing.T) {
 	is := b.state()["sale"].(map[string]string)
 	require.NotEmpty(t, is["quiet_since_ms"], "ingresses may remember items as sold out")
 	delete(is, "quiet_since_ms")
-	for field, value := range map[string]string{"epoch": "2", "left": "7", "left.a": "2", "left.b": "2", "generation": "2", "sequence": "2"} {
+	for field, value := range map[string]string{
+		"epoch": "2", "left": "7", "left.a": "2", "left.b": "2", "generation": "2", "sequence": "2",
+	} {
 		opened[field] = value
 	}
 	require.Equal(t, opened, is)

@@ -27,7 +27,8 @@ func wantItems(
 func TestAnswersNameItems(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t)
-	sale := s.OpenItems(t, 4, reservation.Item{Code: "m", Stock: 3, PerOrderLimit: 2}, reservation.Item{Code: "l", Stock: 1})
+	sale := s.OpenItems(t, 4,
+		reservation.Item{Code: "m", Stock: 3, PerOrderLimit: 2}, reservation.Item{Code: "l", Stock: 1})
 	ann := wantItems(t, s, sale.ID, "ann", "k", map[string]int64{"l": 1, "m": 2})
 	require.Equal(t, reservation.Reserved, ann.Verdict)
 	require.Equal(t, order.Lines("a2b1"), ann.Reservation.Lines)
@@ -48,9 +49,12 @@ func TestAnswersNameItems(t *testing.T) {
 		wantItems(t, s, sale.ID, "bob", "", map[string]int64{"m": 1, "xl": 1, "L": 1}))
 	plain := s.Open(t, 1)
 	for _, r := range []reservation.Request{
-		{Sale: sale.ID, Quantity: 1}, {Sale: plain, Items: map[string]int64{"m": 1}},
-		{Sale: sale.ID, Items: map[string]int64{}}, {Sale: sale.ID, Items: map[string]int64{"m": 1, "l": 0}},
-		{Sale: sale.ID, Items: map[string]int64{"m": -1}}, {Sale: sale.ID, Quantity: 1, Items: map[string]int64{"m": 1}},
+		{Sale: sale.ID, Quantity: 1},
+		{Sale: plain, Items: map[string]int64{"m": 1}},
+		{Sale: sale.ID, Items: map[string]int64{}},
+		{Sale: sale.ID, Items: map[string]int64{"m": 1, "l": 0}},
+		{Sale: sale.ID, Items: map[string]int64{"m": -1}},
+		{Sale: sale.ID, Quantity: 1, Items: map[string]int64{"m": 1}},
 	} {
 		r.User = "bob"
 		_, err := s.Reserve(t.Context(), r)
@@ -129,7 +133,8 @@ func TestNoOrderHasOnlySomeOfItsLines(t *testing.T) {
 	require.Equal(t, left[""], left["a"]+left["b"]+left["c"])
 }
 
-// soldItem returns a shop on a Redis of its own that remembers one of two items as sold out: ann has it, and bob another.
+// soldItem returns a shop on a Redis of its own that remembers one of two items as sold out: ann has it, and bob
+// another.
 func soldItem(t *testing.T) (*testshop.Shop, reservation.Sale) {
 	t.Helper()
 	s := testshop.NewShopOn(t, testshop.Options{Redis: testkit.Client(t, testkit.OwnRedis(t).URL)})
@@ -202,7 +207,8 @@ func TestBuyerOfReturnedItemIsNotAnsweredSoldOut(t *testing.T) {
 func TestRebuiltSaleSellsItsItems(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t)
-	sale := s.OpenItems(t, 3, reservation.Item{Code: "s", Stock: 2}, reservation.Item{Code: "m", Stock: 3, PerOrderLimit: 1})
+	sale := s.OpenItems(t, 3,
+		reservation.Item{Code: "s", Stock: 2}, reservation.Item{Code: "m", Stock: 3, PerOrderLimit: 1})
 	before := s.SaleInRedis(t, sale.ID)
 	held := wantItems(t, s, sale.ID, "ann", "k", map[string]int64{"s": 2, "m": 1}).Reservation
 	_, err := s.CloseSale(t.Context(), sale.ID, 0, testshop.Token, 1)
@@ -220,7 +226,9 @@ func TestRebuiltSaleSellsItsItems(t *testing.T) {
 	}))
 	require.Equal(t, map[string]int64{"": 2, "a": 0, "b": 2}, s.LeftItems(t, sale))
 	after := s.SaleInRedis(t, sale.ID)
-	for _, field := range []string{"items", "stock", "stock.a", "stock.b", "limit", "limit.a", "limit.b", "per_order_limit"} {
+	for _, field := range []string{
+		"items", "stock", "stock.a", "stock.b", "limit", "limit.a", "limit.b", "per_order_limit",
+	} {
 		require.Equal(t, before[field], after[field], field)
 	}
 	require.Equal(t, reservation.Replayed,

@@ -234,14 +234,15 @@ func (s *Sale) itemArgs() []any {
 	return []any{strings.Join(s.Codes(), " "), s.PerOrderLimit}
 }
 
-// OpenShard adds a new shard of a sale with that stock to Redis, and its items with theirs. A shard that exists in the same epoch stays unchanged.
-// The error wraps ErrLostSale if Redis has lost the shard.
+// OpenShard adds a new shard of a sale with that stock to Redis, and its items with theirs. A shard that exists in
+// the same epoch stays unchanged. The error wraps ErrLostSale if Redis has lost the shard.
 func (s *Store) OpenShard(ctx context.Context, sale Sale, shard int, revision, stock int64) error {
 	layout := sale.Layout()
 	p := layout.Partition(shard)
 	keys := []string{s.Keys.Sale(p, sale.ID), s.Keys.Buyers(p, sale.ID), s.Keys.Sales(p)}
 	args := []any{
-		sale.ID.String(), sale.Epoch, revision, stock, sale.quantityLimit(), unixMilli(sale.OpensAt), unixMilli(sale.ClosesAt),
+		sale.ID.String(), sale.Epoch, revision, stock, sale.quantityLimit(), unixMilli(sale.OpensAt),
+		unixMilli(sale.ClosesAt),
 		int64(sale.PaymentWindow / time.Second), layout.FirstSequence(0, shard), layout.Field(shard),
 	}
 	args = append(args, sale.itemArgs()...)

@@ -42,8 +42,8 @@ type Terms struct {
 	Name string
 	// Stock is the number of units for sale: of all items together if there are some.
 	Stock int64
-	// Items are what the sale sells, at most order.MaxItems; none in a sale of one thing. Each has a letter in the lines of
-	// orders, by its place.
+	// Items are what the sale sells, at most order.MaxItems; none in a sale of one thing. Each has a letter in the
+	// lines of orders, by its place.
 	Items []Item
 	// PerOrderLimit is the most units that one order may hold, of all items together.
 	PerOrderLimit int64
@@ -245,7 +245,8 @@ func (r *SaleRow) Sale() Sale {
 	return Sale{
 		ID: r.ID,
 		Terms: Terms{
-			Name: r.Name, Stock: r.Stock, Items: r.Items, PerOrderLimit: r.PerOrderLimit, OpensAt: inUTC(r.OpensAt), ClosesAt: inUTC(r.ClosesAt),
+			Name: r.Name, Stock: r.Stock, Items: r.Items, PerOrderLimit: r.PerOrderLimit, OpensAt: inUTC(r.OpensAt),
+			ClosesAt:      inUTC(r.ClosesAt),
 			PaymentWindow: time.Duration(r.PaymentWindowSeconds) * time.Second,
 			PaymentGrace:  time.Duration(r.PaymentGraceSeconds) * time.Second, PaymentsPerSecond: r.PaymentsPerSecond,
 			UnitPrice: int64(r.UnitPrice), Currency: string(r.Currency), Shards: r.Shards,

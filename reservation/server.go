@@ -144,7 +144,8 @@ func (s *Store) ask(ctx context.Context, on redis.Scripter, keys ...string) (Ser
 		return ServerState{}, fmt.Errorf("the clock of the server: %w", err)
 	}
 	return ServerState{
-		RunID: values[1], ReplicationID: values[2], Now: time.UnixMilli(now), epoch: values[3], shard: values[5], items: values[6],
+		RunID: values[1], ReplicationID: values[2], Now: time.UnixMilli(now), epoch: values[3], shard: values[5],
+		items: values[6],
 		Known: values[0] == "known", Recorded: values[0] != "unrecorded", unverified: values[0] == "unverified",
 	}, nil
 }

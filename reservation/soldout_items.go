@@ -17,9 +17,9 @@ import (
 //
 // An item is remembered while nothing is left of it and no unit has returned (quiet.x in lua/reserve.lua), and only if
 // that was so both before and after a scan of the buyers: so all who hold it are known. Others who buy other items
-// meanwhile are known at once if they buy from this store, and by the next scan if not: until then, such a buyer who asks
-// for a sold-out item as well may hear "sold out" instead of his order. A repeat of the request that made his order
-// names an item that he holds, and always gets the order.
+// meanwhile are known at once if they buy from this store, and by the next scan if not: until then, such a buyer who
+// asks for a sold-out item as well may hear "sold out" instead of his order. A repeat of the request that made his
+// order names an item that he holds, and always gets the order.
 type soldItems struct {
 	seen  atomic.Pointer[soldItemsSeen] // by the last check; nil before the first
 	asked atomic.Bool                   // since the last check
@@ -40,8 +40,8 @@ type soldItemsSeen struct {
 // soldItemsScan is the least time between two scans of the buyers of a sale.
 const soldItemsScan = 2 * time.Second
 
-// remembersSoldOutItems returns the answer to a request that wants an item which is known to be sold out, for a user who
-// has no order in the sale.
+// remembersSoldOutItems returns the answer to a request that wants an item which is known to be sold out, for a user
+// who has no order in the sale.
 func (of *seller) remembersSoldOutItems(user string, wanted []int64) (answer Answer, soldOut bool) {
 	memory := of.soldItems.Load()
 	if memory == nil {

@@ -340,8 +340,8 @@ func TestClientRetriesReserveOnce(t *testing.T) {
 	keys := []string{s.Keys.Sale(0, sale.ID), s.Keys.Buyers(0, sale.ID), s.Keys.Orders(0), s.Keys.Ended(0, sale.ID)}
 	require.NoError(t, lua.Reserve.Load(t.Context(), rdb).Err())
 	proxy.Lose(3)
-	answers, err := lua.Reserve.Run(t.Context(), rdb, keys, "1", "0", order.ReservedMetadataPrefix(sale.ID, 1, false), "ann",
-		order.CompactID(order.NewOrderID(sale.ID)), "-", "1").Slice()
+	answers, err := lua.Reserve.Run(t.Context(), rdb, keys, "1", "0",
+		order.ReservedMetadataPrefix(sale.ID, 1, false), "ann", order.CompactID(order.NewOrderID(sale.ID)), "-", "1").Slice()
 	require.NoError(t, err, "go-redis tried four times")
 	proxy.RequireLost(t)
 	require.Contains(t, answers[3], "replayed ")

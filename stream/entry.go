@@ -123,9 +123,10 @@ func DecodeEntry(id string, values map[string]any, deliveries int64) (*message.M
 func Values(events ...order.OrderReserved) map[string]any {
 	first := events[0]
 	return map[string]any{
-		FieldUUID:     order.CompactID(first.OrderID),
-		FieldMetadata: order.ReservedMetadata(first.SaleID, first.Epoch, len(events), first.Lines != "", order.TracesOf(events...)...),
-		FieldPayload:  string(order.ReservedPayload(first.Epoch, events...)),
+		FieldUUID: order.CompactID(first.OrderID),
+		FieldMetadata: order.ReservedMetadata(first.SaleID, first.Epoch, len(events), first.Lines != "",
+			order.TracesOf(events...)...),
+		FieldPayload: string(order.ReservedPayload(first.Epoch, events...)),
 	}
 }
 

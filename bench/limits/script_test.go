@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"stampede/lua"
-	"stampede/reservation"
 	"stampede/reservation/order"
 )
 
@@ -42,25 +41,27 @@ func newRequests(sale uuid.UUID, n int) []request {
 // scriptCaller calls the reserve script for one sale on one connection. It is not safe for concurrent
 // use.
 type scriptCaller struct {
-	rdb  redis.UniversalClient
-	args []any
-	head int
+	rdb   redis.UniversalClient
+	units string
+	args  []any
+	head  int
 }
 
-func newScriptCaller(rdb redis.UniversalClient, keys reservation.Keys, sale uuid.UUID) *scriptCaller {
+func newScriptCaller(s shop) *scriptCaller {
+	keys, sale := s.keys, s.sale
 	p := keys.Partition(sale)
 	args := []any{
 		"evalsha", lua.Reserve.Hash(), 4, keys.Sale(p, sale), keys.Buyers(p, sale), keys.Orders(p), keys.Ended(p, sale),
-		"1", "0", order.ReservedMetadataPrefix(sale, 1, false),
+		"1", "0", order.ReservedMetadataPrefix(sale, 1, s.units[0] > '9'),
 	}
-	return &scriptCaller{rdb: rdb, args: args, head: len(args)}
+	return &scriptCaller{rdb: s.Redis, units: s.units, args: args, head: len(args)}
 }
 
 // reserve sends all requests in one call, and fails unless every one of them is reserved.
 func (c *scriptCaller) reserve(ctx context.Context, batch []request) error {
 	c.args = c.args[:c.head]
 	for i := range batch {
-		c.args = append(c.args, &batch[i].user, &batch[i].orderID, "-", "1")
+		c.args = append(c.args, &batch[i].user, &batch[i].orderID, "-", c.units)
 	}
 	cmd := redis.NewStringSliceCmd(ctx, c.args...)
 	if err := c.rdb.Process(ctx, cmd); err != nil {
@@ -91,7 +92,7 @@ func (s shop) reserveAll(b *testing.B, requests []request, batch, connections in
 	var all errgroup.Group
 	for i := range connections {
 		all.Go(func() error {
-			caller := newScriptCaller(s.Redis, s.keys, s.sale)
+			caller := newScriptCaller(s)
 			for rest := requests[i*share : (i+1)*share]; len(rest) > 0 && time.Now().Before(deadline); {
 				n := min(batch, len(rest))
 				if err := caller.reserve(ctx, rest[:n]); err != nil {

@@ -24,6 +24,8 @@ import (
 const (
 	perSecond = "orders/s"
 	perCall   = "orders in a call of the script"
+	// scriptMicros is the time of Redis in the script.
+	scriptMicros = "script, µs an order"
 )
 
 const (
@@ -41,20 +43,31 @@ type shop struct {
 	*rig.Shop
 	keys reservation.Keys
 	sale uuid.UUID
+	// units of an order as the script takes them: one, or one of each item.
+	units string
 }
 
-// openShop opens a shop and a sale without processes.
-func openShop(b *testing.B) shop {
+// openShop opens a shop and a sale, of items if there are some, without processes.
+func openShop(b *testing.B, items ...reservation.Item) shop {
 	b.Helper()
 	on := rig.Open(b)
 	store := reservation.NewStore(on.Redis, on.Keys(1), reservation.StoreOptions{Logger: slog.New(slog.DiscardHandler)})
 	defer store.Close()
-	sale, err := catalog.New(on.Pool, store).Create(b.Context(), reservation.Terms{
-		Name: "limits", Stock: hugeStock, PerOrderLimit: 1,
-	})
+	terms := reservation.Terms{Name: "limits", Stock: hugeStock, PerOrderLimit: int64(max(1, len(items))), Items: items}
+	units := "1"
+	if len(items) > 0 {
+		terms.Stock = 0
+		each := make([]int64, len(items))
+		for i, item := range items {
+			terms.Stock += item.Stock
+			each[i] = 1
+		}
+		units = string(order.MakeLines(each))
+	}
+	sale, err := catalog.New(on.Pool, store).Create(b.Context(), terms)
 	require.NoError(b, err)
 	require.NoError(b, lua.Reserve.Load(b.Context(), on.Redis).Err()) // calls use only its hash
-	return shop{on, on.Keys(1), sale.ID}
+	return shop{on, on.Keys(1), sale.ID, units}
 }
 
 // turn is a candidate's work in a round.
@@ -115,11 +128,14 @@ func accept(b *testing.B, s *rig.System) (values rig.Values, orders int64) {
 const crowdConnections = 256
 
 // scriptCalls is the number of script calls by hash that Redis has processed.
-func scriptCalls(b *testing.B, rdb redis.UniversalClient) int64 {
+func scriptCalls(b *testing.B, rdb redis.UniversalClient) int64 { return scriptStat(b, rdb, "calls=") }
+
+// scriptStat is a figure of script calls by hash: "calls=", or the microseconds that they took, "usec=".
+func scriptStat(b *testing.B, rdb redis.UniversalClient, name string) int64 {
 	b.Helper()
 	info, err := rdb.InfoMap(b.Context(), "commandstats").Result()
 	require.NoError(b, err)
-	_, rest, _ := strings.Cut(info["Commandstats"]["cmdstat_evalsha"], "calls=")
+	_, rest, _ := strings.Cut(info["Commandstats"]["cmdstat_evalsha"], name)
 	text, _, _ := strings.Cut(rest, ",")
 	calls, err := strconv.ParseInt(text, 10, 64)
 	require.NoError(b, err)
@@ -127,18 +143,20 @@ func scriptCalls(b *testing.B, rdb redis.UniversalClient) int64 {
 }
 
 // script calls the reserve script without an ingress, with so many buyers in a call.
-func script(batch func() int, connections int) turn {
+func script(batch func() int, connections int, items ...reservation.Item) turn {
 	return func(b *testing.B, _ int) rig.Values {
-		s := openShop(b)
+		s := openShop(b, items...)
 		defer s.Close()
 		size, within := batch(), turnDuration(b)/2
 		// At most what a fast Redis could reserve in the time, because they take memory.
 		requests := int(within.Seconds() * float64(min(500_000, 10_000*size*connections)))
 		prepared := newRequests(s.sale, max(requests, size*connections))
-		before, began := s.CPU(), time.Now()
+		before, inScript, began := s.CPU(), scriptStat(b, s.Redis, "usec="), time.Now()
 		orders := s.reserveAll(b, prepared, size, connections, within)
 		took := time.Since(began)
-		return newValues(orders, took, s.CPU().Since(before))
+		values := newValues(orders, took, s.CPU().Since(before))
+		values[scriptMicros] = float64(scriptStat(b, s.Redis, "usec=")-inScript) / float64(orders)
+		return values
 	}
 }
 

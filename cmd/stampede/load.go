@@ -28,6 +28,7 @@ type loadCmd struct {
 	URLs         []string       `name:"url" env:"STAMPEDE_LOAD_URL" default:"http://127.0.0.1:8080" placeholder:"URL" help:"Ingresses, separated by commas; buyers use them in turn (${default})."`
 	Sale         uuid.UUID      `env:"STAMPEDE_LOAD_SALE" placeholder:"ID" help:"Sale to buy from. Without it a sale is created, which needs the admin token."`
 	Stock        int64          `env:"STAMPEDE_LOAD_STOCK" default:"10000" placeholder:"UNITS" help:"Units of the created sale (${default})."`
+	Items        []saleItem     `env:"STAMPEDE_LOAD_ITEMS" placeholder:"CODE:STOCK,..." help:"Items of the created sale with their units, in place of --stock, or those of --sale in its order; buyers take --quantity units of them in turn."`
 	Shards       int            `env:"STAMPEDE_LOAD_SHARDS" default:"1" placeholder:"N" help:"Shards of the created sale (${default})."`
 	AdminToken   string         `env:"STAMPEDE_ADMIN_TOKEN" placeholder:"TOKEN" help:"Bearer token for creating the sale."`
 	Buyers       int            `env:"STAMPEDE_LOAD_BUYERS" default:"50000" placeholder:"N" help:"Number of buyers (${default})."`
@@ -99,9 +100,13 @@ func (c *loadCmd) validateServers() error {
 
 func (c *loadCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
 	collectLess()
+	terms := reservation.Terms{Name: "load test", Stock: c.Stock, PerOrderLimit: c.Quantity, Shards: c.Shards}
+	if len(c.Items) > 0 {
+		terms.Items, terms.Stock = itemTerms(c.Items)
+	}
 	config := crowd.Config{
-		URLs: c.URLs, Sale: c.Sale, Buyers: c.Buyers, Over: c.over(), Quantity: c.Quantity, DoubleClicks: c.DoubleClicks,
-		Connections: c.Connections, Patience: c.Patience, Auth: c.auth(),
+		URLs: c.URLs, Sale: c.Sale, Buyers: c.Buyers, Over: c.over(), Quantity: c.Quantity, Items: terms.Codes(),
+		DoubleClicks: c.DoubleClicks, Connections: c.Connections, Patience: c.Patience, Auth: c.auth(),
 	}
 	if err := config.Validate(); err != nil {
 		return &usageError{err}
@@ -112,11 +117,10 @@ func (c *loadCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) erro
 	}
 	defer servers.close()
 	if config.Sale == uuid.Nil {
-		terms := reservation.Terms{Name: "load test", Stock: c.Stock, PerOrderLimit: c.Quantity, Shards: c.Shards}
 		if config.Sale, err = crowd.CreateSale(ctx, c.URLs[0], c.AdminToken, terms); err != nil {
 			return err
 		}
-		_, _ = fmt.Fprintf(s.err, "created sale %s of %s units\n", config.Sale, figure.Count(c.Stock))
+		_, _ = fmt.Fprintf(s.err, "created sale %s of %s units\n", config.Sale, figure.Count(terms.Stock))
 	}
 	buyers, err := crowd.New(config)
 	if err != nil {

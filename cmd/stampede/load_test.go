@@ -17,10 +17,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
 )
 
 // loadCommand prepares a small crowd that authenticates with JWTs.
-func loadCommand(t *testing.T) (*shop, *testkit.Cmd) {
+func loadCommand(t *testing.T, flags ...string) (*shop, *testkit.Cmd) {
 	t.Helper()
 	const secret = "a secret of at least thirty-two bytes"
 	s := newShop(t)
@@ -35,7 +36,9 @@ func loadCommand(t *testing.T) (*shop, *testkit.Cmd) {
 	addr, _, _ = strings.Cut(addr, " ")
 	s.worker("worker").Start()
 
-	load := s.command("load", "--stock=50", "--buyers=200", "--rate=400", "--double-clicks=0.2", "--patience=5s")
+	load := s.command(append([]string{
+		"load", "--stock=50", "--buyers=200", "--rate=400", "--double-clicks=0.2", "--patience=5s",
+	}, flags...)...)
 	load.Setenv("STAMPEDE_LOAD_URL", "http://"+addr)
 	load.Setenv("STAMPEDE_JWT_SECRET", secret)
 	load.Setenv("STAMPEDE_JWT_ISSUER", "tests")
@@ -52,6 +55,17 @@ func TestLoadVerifiesEveryOrderInPostgres(t *testing.T) {
 	assert.Contains(t, load.Output(), "checked against Postgres, order by order: 50 accepted, 50 of them found")
 	assert.Contains(t, load.Output(), "durable")
 	assert.Equal(t, 8, strings.Count(load.Output(), " kept "), "the audit's promises")
+}
+
+func TestLoadBuysBaskets(t *testing.T) {
+	t.Parallel()
+	s, load := loadCommand(t, "--items=m:30,l:20", "--quantity=2")
+	load.Start()
+	assert.Equal(t, exitOK, load.Wait(within).ExitCode())
+	assert.Contains(t, load.Output(), "checked against Postgres, order by order: 20 accepted, 20 of them found")
+	assert.Equal(t, 8, strings.Count(load.Output(), " kept "), "the audit's promises")
+	assert.Equal(t, []string{"m: 20 of 30", "l: 20 of 20"}, testshop.Rows(t, s.pool,
+		"SELECT code || ': ' || sold || ' of ' || stock FROM sale_items ORDER BY item"))
 }
 
 func TestLoadFailsOnOrderOfAnotherUser(t *testing.T) {
@@ -90,6 +104,16 @@ func TestDemoPasses(t *testing.T) {
 		assert.Contains(t, out, "✓ "+name)
 	}
 	assert.NotContains(t, out, "level=", "the story contains no log")
+}
+
+func TestDemoSellsItems(t *testing.T) {
+	t.Parallel()
+	c := demoCommand(t, "--items=m:400,l:300,xl:300")
+	c.Start()
+	state := c.Wait(within)
+	assert.Equal(t, exitOK, state.ExitCode(), c.Output())
+	assert.Contains(t, c.Output(), "a sale of 1,000 units in 3 items")
+	assert.Contains(t, c.Output(), "✓ S5")
 }
 
 // The dashboard shows the sale after the verdict, until Ctrl-C.

@@ -111,6 +111,7 @@ func writeHistory(w io.Writer, o order.HistoryView) error {
 		{"sale", o.SaleID.String()},
 		{"user", printable(o.UserID)},
 		{"units", fmt.Sprint(o.Quantity)},
+		{"items", string(o.Items)},
 		{"status", string(o.Status)},
 		{"reason", printable(o.Reason)},
 		{"amount", figure.Money(o.Amount, o.Currency)},

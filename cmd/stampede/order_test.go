@@ -154,6 +154,38 @@ func TestTermsOfPaymentAreShown(t *testing.T) {
 	}
 }
 
+func TestItemsAreShown(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	_, url := s.serve()
+	s.worker("worker").Start()
+	_, out, output := remote(t, url, adminToken, "sale", "create", "--name=Shirt", "--item=m:3:12900", "--item=l:1:9900",
+		"--per-order-limit=3", "--currency=EUR", "--output=json")
+	var sale struct{ ID uuid.UUID }
+	require.NoError(t, json.Unmarshal([]byte(out), &sale), output)
+	bought := ask(t, http.MethodPost, url+"/v1/sales/"+sale.ID.String()+"/orders", "ann", `{"items":{"l":1,"m":2}}`)
+	require.Equal(t, http.StatusAccepted, bought.HTTP)
+	testkit.Eventually(t, within, "the order is confirmed", func() bool {
+		return ask(t, http.MethodGet, url+"/v1/orders/"+bought.OrderID, "ann", "").Status == "confirmed"
+	})
+	for _, server := range []string{"", url} {
+		run := func(args ...string) string {
+			if server == "" {
+				return s.ends(exitOK, args...)
+			}
+			_, out, _ := remote(t, server, adminToken, args...)
+			return out
+		}
+		assert.Regexp(t, `units +3\nitems +\{"m":2,"l":1\}\n(?s).*amount +357.00 EUR`, run("order", "show", bought.OrderID))
+		assert.Contains(t, run("order", "show", bought.OrderID, "--output=json"), `"items":{"m":2,"l":1}`)
+		assert.Contains(t, run("order", "list", "--user=ann", "--output=json"), `"items":{"m":2,"l":1}`)
+		assert.Regexp(t, `Shirt \(2 items\)\n`, run("sale", "list"))
+		show := run("sale", "show", sale.ID.String())
+		assert.Regexp(t, `item m +1 of 3 left, 129.00 EUR, m\nitem l +0 of 1 left, 99.00 EUR, l\n`, show)
+	}
+	assert.Contains(t, s.ends(exitOK, "order", "export", "--user=ann"), `"{""m"":2,""l"":1}"`)
+}
+
 // An order that no worker has recorded is found in Redis by its buyer.
 func TestOrderShowFindsReservation(t *testing.T) {
 	t.Parallel()

@@ -83,8 +83,12 @@ func (f *catalogFlags) with(
 func writeSales(w io.Writer, sales []catalog.CountedSale) error {
 	t := newTable(w, "ID", "STATE", "STOCK", "AVAILABLE", "HELD", "SOLD", "PRICE", "OPENS", "CLOSES", "NAME")
 	for _, s := range sales {
+		name := printable(s.Name)
+		if len(s.Items) > 0 {
+			name += fmt.Sprintf(" (%d items)", len(s.Items))
+		}
 		t.row(s.ID, s.State, s.Stock, s.Available, s.Held, s.Sold, orDash(figure.Money(s.UnitPrice, s.Currency)),
-			second(s.OpensAt), second(s.ClosesAt), printable(s.Name))
+			second(s.OpensAt), second(s.ClosesAt), name)
 	}
 	return t.Flush()
 }
@@ -207,11 +211,8 @@ func (c *saleCreateCmd) Run(ctx context.Context, s *streams, logger *slog.Logger
 	}
 	return c.withOne(ctx, s, logger, func(ctx context.Context, sales saleStore) (catalog.CountedSale, error) {
 		key := c.key()
-		stock, items := c.Stock, make([]reservation.Item, len(c.Item))
-		for n, i := range c.Item {
-			items[n] = reservation.Item(i)
-			stock += i.Stock // not their sum if there is a stock: Validate refuses it
-		}
+		items, stock := itemTerms(c.Item)
+		stock += c.Stock // not the sum of the items if there is a stock: Validate refuses it
 		sale, _, err := sales.CreateOnce(ctx, reservation.Terms{
 			Name: c.Name, Stock: stock, Items: items, PerOrderLimit: c.PerOrderLimit,
 			OpensAt: c.OpensAt.Time, ClosesAt: c.ClosesAt.Time, PaymentWindow: c.PaymentWindow,
@@ -238,6 +239,15 @@ func (i *saleItem) UnmarshalText(text []byte) (err error) {
 		}
 	}
 	return nil
+}
+
+// itemTerms returns the items and the sum of their units.
+func itemTerms(all []saleItem) (items []reservation.Item, stock int64) {
+	for _, i := range all {
+		items = append(items, reservation.Item(i))
+		stock += i.Stock
+	}
+	return items, stock
 }
 
 type saleListCmd struct {

@@ -13,6 +13,7 @@ import (
 
 	"stampede/ingress/apidoc"
 	"stampede/internal/test/testkit"
+	"stampede/internal/test/testwork"
 	"stampede/ledger"
 	"stampede/relay/feed"
 	"stampede/reservation/order"
@@ -82,6 +83,10 @@ func TestEventsFitTheirDescription(t *testing.T) {
 		}
 	}
 	keeper := ledger.New(pool)
+	sizes := testwork.NewSaleWithItems(t, pool, 10, 10)
+	exec(`INSERT INTO sale_events (sale_id, revision, type, data)
+		VALUES ($1, 1, 'SaleWithItemsCreated', jsonb_build_object('stock', 20, 'items', items_of($1)))`, sizes)
+	testwork.Record(t, keeper, []order.OrderReserved{testwork.Basket(sizes, "ann", 1, "a1b2")})
 	for i, m := range []order.Money{{Amount: 5, Currency: "EUR", Unreadable: `order_id "cart 7"`}, {}} {
 		m.Reference = fmt.Sprintf("/%d \u007e.p2", i)
 		_, err := keeper.Report(t.Context(), m)
@@ -93,25 +98,31 @@ func TestEventsFitTheirDescription(t *testing.T) {
 	look(t, r)
 	events, _, err := r.Read(t.Context(), 0, 1000)
 	require.NoError(t, err)
-	require.Len(t, events, 9+11+2*2)
-	traced := 0
+	require.Len(t, events, 9+11+2*2+2)
+	traced, withItems := 0, 0
 	for _, e := range events {
 		event, err := jsonschema.UnmarshalJSON(bytes.NewReader(e.Body))
 		require.NoError(t, err)
 		schema := orders
 		switch {
-		case e.Subject == sale.String():
+		case e.Subject == sale.String(), e.Subject == sizes.String():
 			schema = sales
 		case strings.HasPrefix(e.Subject, "/"):
 			schema = payments
 		}
 		require.NoError(t, schema.Validate(event), "%s", e.Body)
+		if wrong := bytes.Replace(e.Body, []byte(`"items":`), []byte(`"items":7,"x":`), 1); len(wrong) > len(e.Body) {
+			event, err = jsonschema.UnmarshalJSON(bytes.NewReader(wrong))
+			require.NoError(t, err)
+			require.Error(t, schema.Validate(event), "%s", wrong)
+			withItems++
+		}
 		if e.TraceParent != "" {
 			traced++
 			require.Contains(t, string(e.Body), `"traceparent":"`+e.TraceParent+`"`)
 		}
 	}
-	require.Equal(t, 1, traced)
+	require.Equal(t, []int{1, 2}, []int{traced, withItems})
 	renamed := bytes.Replace(events[9].Body, []byte(`"user_id"`), []byte(`"user"`), 1)
 	wrong, err := jsonschema.UnmarshalJSON(bytes.NewReader(renamed))
 	require.NoError(t, err)

@@ -54,7 +54,8 @@ func TestLongestLinesFitIntoReceipt(t *testing.T) {
 	signer, err := order.NewSigner([]byte(strings.Repeat("s", order.MinReceiptSecretBytes)))
 	require.NoError(t, err)
 	receipt := order.Receipt{
-		User: strings.Repeat("u", order.MaxUserBytes), Quantity: parsed.Units(), Lines: parsed, Epoch: 1 << 31, Sequence: 1 << 40,
+		User: strings.Repeat("u", order.MaxUserBytes), Quantity: parsed.Units(), Lines: parsed, Epoch: 1 << 31,
+		Sequence: 1 << 40,
 	}
 	text := signer.Sign(nil, receipt)
 	read, err := signer.Verify(string(text))

@@ -81,8 +81,8 @@ type Order struct {
 	SaleID   uuid.UUID
 	UserID   string
 	Quantity int64
-	// Lines are the units by item, whose sum is the quantity, and Items the same with the codes of the sale; both are empty
-	// in a sale without items.
+	// Lines are the units by item, whose sum is the quantity, and Items the same with the codes of the sale; both are
+	// empty in a sale without items.
 	Lines      Lines
 	Items      Items
 	Status     Status
@@ -299,8 +299,9 @@ type View struct {
 func (o Order) View() View {
 	v := View{
 		OrderID: o.ID, SaleID: o.SaleID, UserID: o.UserID, Quantity: o.Quantity, Items: o.Items, Status: o.Status,
-		Version: o.Version, ReservedAt: timeText(o.ReservedAt), UpdatedAt: timeText(o.UpdatedAt), PaymentReference: o.PaymentReference,
-		Amount: o.Amount, Currency: o.Currency, Reason: o.Reason,
+		Version: o.Version, ReservedAt: timeText(o.ReservedAt), UpdatedAt: timeText(o.UpdatedAt),
+		PaymentReference: o.PaymentReference,
+		Amount:           o.Amount, Currency: o.Currency, Reason: o.Reason,
 	}
 	switch o.Status {
 	case StatusConfirmed:

@@ -124,7 +124,8 @@ func (l *look) loadBuyers(ctx context.Context, all []redisShard) error {
 	scan := buyerScan{ctx: ctx, look: l, shards: all}
 	_, err := l.conn.CopyFrom(ctx, pgx.Identifier{"audit_scan"},
 		[]string{
-			"sale_id", "shard", "user_id", "order_id", "quantity", "sequence", "epoch", "reserved_at", "key_fingerprint", "late", "lines",
+			"sale_id", "shard", "user_id", "order_id", "quantity", "sequence", "epoch", "reserved_at",
+			"key_fingerprint", "late", "lines",
 		},
 		pgx.CopyFromFunc(scan.next))
 	if scan.err != nil {

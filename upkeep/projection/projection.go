@@ -323,7 +323,8 @@ func RecountSales(
 	return recounted, errors.Join(failed...)
 }
 
-// recount corrects the counters of a sale that the transaction has locked, and those of its items. It returns pgx.ErrNoRows if they are right.
+// recount corrects the counters of a sale that the transaction has locked, and those of its items. It returns
+// pgx.ErrNoRows if they are right.
 func recount(ctx context.Context, tx pgx.Tx, sale uuid.UUID) (Recount, error) {
 	r := Recount{Sale: sale}
 	items, err := tx.Exec(ctx, sql.ProjectionRecountItems, sale)

@@ -48,7 +48,8 @@ class ProblemError(StampedeError):
     @property
     def items(self) -> Sequence[str]:
         """With sold-out in a sale with items: the codes of the items that fell short."""
-        return self.members.get("items", ())
+        items: Sequence[str] = self.members.get("items", ())
+        return items
 
     @property
     def available(self) -> Optional[Mapping[str, int]]:

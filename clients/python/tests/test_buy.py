@@ -67,6 +67,21 @@ class BuyTest(ShopCase):
         self.assert_problem("sold-out", lambda: plan.client.buy(sale.id))
         self.assertEqual(len(plan.seen()), 1)
 
+    def test_a_basket_is_bought_as_a_whole_or_not_at_all(self) -> None:
+        sizes = [{"code": "m", "name": "M", "stock": 3}, {"code": "l", "name": "L", "stock": 1}]
+        sale = create_sale(stock=None, items=sizes, per_order_limit=3)
+        self.assertEqual([(i["code"], i["available"]) for i in sale.items], [("m", 3), ("l", 1)])
+        user = new_user()
+        bought = buyer(user).buy(sale.id, items={"m": 1, "l": 1})
+        self.assertEqual((bought.order.items, bought.order.quantity), ({"m": 1, "l": 1}, 2))
+        self.assertEqual(buyer(user).order(bought.order.order_id).items, {"m": 1, "l": 1})
+        other = buyer()
+        error = self.assert_problem("sold-out", lambda: other.buy(sale.id, items={"m": 1, "l": 1}))
+        self.assertEqual((list(error.items), error.available), (["l"], {"m": 2, "l": 0}))
+        error = self.assert_problem("unknown-item", lambda: other.buy(sale.id, items={"xl": 1}))
+        self.assertEqual(error.item, "xl")
+        other.buy(sale.id, items={"m": 2})
+
     def test_an_unknown_outcome_is_found_out_by_its_key(self) -> None:
         sale = create_sale()
         plan = Plan({"do": "drop"}, {"do": "refuse"})

@@ -50,6 +50,30 @@ test("temporary answers and those of proxies are repeated", async () => {
   }
 });
 
+test("a basket is bought as a whole or not at all", async () => {
+  const sale = await createSale({
+    items: [
+      { code: "m", name: "M", stock: 3 },
+      { code: "l", name: "L", stock: 1 },
+    ],
+    per_order_limit: 3,
+  });
+  assert.deepEqual(sale.items?.map((i) => [i.code, i.available]), [["m", 3], ["l", 1]]);
+  const user = newUser();
+  const { order } = await buyer(user).buy(sale.id, { items: { m: 1, l: 1 } });
+  assert.deepEqual([order.items, order.quantity], [{ m: 1, l: 1 }, 2]);
+  assert.deepEqual((await buyer(user).order(order.order_id)).items, { m: 1, l: 1 });
+  const other = buyer();
+  const refused = (items: Record<string, number>) => other.buy(sale.id, { items }).catch((error: unknown) => error);
+  const short = await refused({ m: 1, l: 1 });
+  assert.ok(short instanceof ProblemError);
+  assert.deepEqual([short.slug, short.items, short.available], ["sold-out", ["l"], { m: 2, l: 0 }]);
+  const unknown = await refused({ xl: 1 });
+  assert.ok(unknown instanceof ProblemError);
+  assert.deepEqual([unknown.slug, unknown.item], ["unknown-item", "xl"]);
+  await other.buy(sale.id, { items: { m: 2 } });
+});
+
 test("Retry-After is obeyed", async () => {
   const sale = await createSale();
   const { client, seen } = await faulty([problem(503, "overloaded", { "Retry-After": "1" })]);

@@ -5,7 +5,7 @@ import { mkdtemp, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { promisify } from "node:util";
-import { Cashier, Stampede, type ClientOptions, type Sale } from "stampede-client";
+import { Cashier, Stampede, type ClientOptions, type Item, type Sale } from "stampede-client";
 
 function environment(name: string): string {
   const value = process.env[name];
@@ -41,14 +41,16 @@ export interface Seen {
 
 export const newUser = () => `ann-${randomUUID()}`;
 
-export async function createSale(terms: Partial<Sale> = {}): Promise<Sale> {
+type Terms = Partial<Omit<Sale, "items">> & { items?: Omit<Item, "available">[] };
+
+export async function createSale(terms: Terms = {}): Promise<Sale> {
   const response = await fetch(`${url}/v1/sales`, {
     method: "POST",
     headers: {
       Authorization: `Bearer ${adminToken}`,
       "Content-Type": "application/json",
     },
-    body: JSON.stringify({ name: "Test", stock: 10, ...terms }),
+    body: JSON.stringify({ name: "Test", stock: terms.items ? undefined : 10, ...terms }),
   });
   if (response.status !== 201) throw new Error(await response.text());
   return (await response.json()) as Sale;

@@ -1,7 +1,6 @@
 package crowd
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -45,11 +44,11 @@ const (
 
 // click tries until the outcome is known or the buyer's patience ends, and records the outcome.
 func (c *Crowd) click(ctx context.Context, k click, due time.Time) {
-	user, key := c.ledger.user(k.buyer), c.ledger.key(k)
+	user, key, wanted := c.ledger.user(k.buyer), c.ledger.key(k), c.ledger.body(k.buyer)
 	wait := firstPause
 	for try := 0; ; try++ {
 		target := c.targets[(k.buyer+k.number()+try)%len(c.targets)]
-		a := c.try(ctx, target, user, key)
+		a := c.try(ctx, target, user, key, wanted)
 		now := time.Now()
 		outOfPatience := now.Sub(due)+wait > c.config.Patience || ctx.Err() != nil
 		if !a.retryable || outOfPatience {
@@ -74,10 +73,10 @@ type answer struct {
 
 // try sends one request. It is not cancelled when ctx ends, so that a stopped crowd still records the answers to its
 // running requests.
-func (c *Crowd) try(ctx context.Context, target, user, key string) answer {
+func (c *Crowd) try(ctx context.Context, target, user, key, wanted string) answer {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.config.TryTimeout)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, target, bytes.NewReader(c.body))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, target, strings.NewReader(wanted))
 	if err != nil {
 		return answer{outcome: failed, problem: "unsendable request"}
 	}

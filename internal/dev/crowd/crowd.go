@@ -43,6 +43,9 @@ type Config struct {
 	Over   time.Duration
 	// Quantity is the units per purchase; 0 means 1.
 	Quantity int64
+	// Items are the codes of the items, in their order, of a sale that has some. The units of a purchase are then of
+	// items that follow each other, beginning with another one than those of the buyer before.
+	Items []string
 	// DoubleClicks is the share of buyers, 0 to 1, who send a second request at the same time: half
 	// of them with the same idempotency key, half with another key.
 	DoubleClicks float64
@@ -106,7 +109,6 @@ type Crowd struct {
 	client    *http.Client
 	transport *http.Transport
 	targets   []string
-	body      []byte
 	ledger    *Ledger
 	tally     *tally
 	maxActive int           // maxActiveBuyers, except in tests
@@ -130,8 +132,7 @@ func New(config Config) (*Crowd, error) {
 		config:    config,
 		client:    &http.Client{Transport: transport},
 		transport: transport,
-		body:      fmt.Appendf(nil, `{"quantity":%d}`, config.Quantity),
-		ledger:    newLedger(config.Buyers, config.Quantity),
+		ledger:    newLedger(config.Buyers, config.Quantity, config.Items...),
 		maxActive: maxActiveBuyers,
 		done:      make(chan struct{}),
 	}

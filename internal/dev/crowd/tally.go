@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/google/uuid"
 
 	"stampede/internal/figure"
+	"stampede/reservation/order"
 )
 
 // Latencies are recorded in microseconds, up to ten minutes, with three significant figures.
@@ -276,19 +278,44 @@ type clickRecord struct {
 type Ledger struct {
 	run      string
 	quantity int64         // units per order
+	items    []string      // codes of the sale's items
 	entries  []clickRecord // two per buyer: the first and the second click
 	receipts map[uuid.UUID]string
 }
 
 // newLedger gives the run a random name, so that two crowds in one sale have different users.
-func newLedger(buyers int, quantity int64) *Ledger {
+func newLedger(buyers int, quantity int64, items ...string) *Ledger {
 	return &Ledger{
-		run: uuid.NewString()[:8], quantity: quantity, entries: make([]clickRecord, 2*buyers),
-		receipts: make(map[uuid.UUID]string),
+		run: uuid.NewString()[:8], quantity: quantity, items: items,
+		entries: make([]clickRecord, 2*buyers), receipts: make(map[uuid.UUID]string),
 	}
 }
 
 func (l *Ledger) user(buyer int) string { return "buyer-" + l.run + "-" + strconv.Itoa(buyer) }
+
+// basket is what the buyer buys in a sale with items.
+func (l *Ledger) basket(buyer int) order.Items {
+	n := len(l.items)
+	units := make([]int64, n)
+	for i := range n {
+		units[(buyer+i)%n] = (l.quantity + int64(n-1-i)) / int64(n)
+	}
+	return order.MakeLines(units).Named(l.items)
+}
+
+// body is the body of the buyer's purchase.
+func (l *Ledger) body(buyer int) string {
+	if len(l.items) > 0 {
+		return `{"items":` + string(l.basket(buyer)) + "}"
+	}
+	return `{"quantity":` + strconv.FormatInt(l.quantity, 10) + "}"
+}
+
+// bought is what an accepted order of the user holds, as verifiers read it.
+func (l *Ledger) bought(user string) (quantity int64, items order.Items) {
+	buyer, _ := strconv.Atoi(user[strings.LastIndexByte(user, '-')+1:])
+	return l.quantity, l.basket(buyer)
+}
 
 func (l *Ledger) key(k click) string {
 	suffix := "-1"

@@ -17,6 +17,7 @@ import (
 
 	"stampede/internal/figure"
 	"stampede/internal/retry"
+	"stampede/reservation/order"
 	"stampede/sql"
 )
 
@@ -33,6 +34,7 @@ type storedOrder struct {
 	id       uuid.UUID
 	user     string
 	quantity int64
+	items    order.Items
 	status   string
 }
 
@@ -41,7 +43,7 @@ func (o storedOrder) live() bool { return o.status == "confirmed" || o.status ==
 
 // Comparison is the result of Verifier.Compare.
 type Comparison struct {
-	// Accepted is how many orders the ledger has. Found of them are stored and live, with the same buyer and quantity.
+	// Accepted is how many orders the ledger has. Found of them are stored and live, with the same buyer and units.
 	// The others ended in a way that their buyers can see: refused after the 202, voided because Redis lost them,
 	// cancelled, or expired.
 	Accepted  int `json:"accepted"`
@@ -50,7 +52,7 @@ type Comparison struct {
 	Voided    int `json:"voided"`
 	Cancelled int `json:"cancelled"`
 	Expired   int `json:"expired"`
-	// Broken promises: accepted orders that are not stored, or are stored with another buyer or quantity; live orders
+	// Broken promises: accepted orders that are not stored, or are stored with another buyer or other units; live orders
 	// that the crowd does not know; contradictory answers.
 	Missing        int `json:"missing"`
 	Altered        int `json:"altered"`
@@ -102,10 +104,12 @@ func (c *Comparison) example(format string, a ...any) {
 
 // countOrder counts an order of the ledger by what is stored of it.
 func (c *Comparison) countOrder(l *Ledger, o storedOrder, user string) {
+	quantity, items := l.bought(user)
 	switch {
-	case o.user != user || o.quantity != l.quantity:
+	case o.user != user || o.quantity != quantity || o.items != items:
 		c.Altered++
-		c.example("order %s is %d units for %s, accepted was %d for %s", o.id, o.quantity, o.user, l.quantity, user)
+		c.example("order %s is %d units %sfor %s, accepted was %d %sfor %s",
+			o.id, o.quantity, spaced(o.items), o.user, quantity, spaced(items), user)
 	case o.live():
 		c.Found++
 	case o.status == "rejected":
@@ -120,6 +124,14 @@ func (c *Comparison) countOrder(l *Ledger, o storedOrder, user string) {
 		c.Altered++
 		c.example("order %s is %q", o.id, o.status)
 	}
+}
+
+// spaced leaves out what a sale without items has not.
+func spaced(items order.Items) string {
+	if items == "" {
+		return ""
+	}
+	return string(items) + " "
 }
 
 // countPairs counts buyers who hold two orders. Ended are orders that no longer hold units.
@@ -234,19 +246,20 @@ func (v *APIVerifier) lookUp(
 	// By default an ingress allows five requests per user and second.
 	const interval = 250 * time.Millisecond
 	for {
-		var order struct {
-			User     string `json:"user_id"`
-			Quantity int64  `json:"quantity"`
-			Status   string `json:"status"`
+		var found struct {
+			User     string      `json:"user_id"`
+			Quantity int64       `json:"quantity"`
+			Items    order.Items `json:"items"`
+			Status   string      `json:"status"`
 		}
-		status, err := v.get(ctx, user, receipt, &order, "v1", "orders", id.String())
+		status, err := v.get(ctx, user, receipt, &found, "v1", "orders", id.String())
 		switch {
 		case ctx.Err() != nil, status == http.StatusNotFound:
 			return storedOrder{}, false, nil //nolint:nilerr // the order counts as missing
 		case err != nil:
 			return storedOrder{}, false, err
-		case status == http.StatusOK && order.Status != "reserved":
-			return storedOrder{id: id, user: order.User, quantity: order.Quantity, status: order.Status}, true, nil
+		case status == http.StatusOK && found.Status != "reserved":
+			return storedOrder{id, found.User, found.Quantity, found.Items, found.Status}, true, nil
 		case status != http.StatusOK && status != http.StatusServiceUnavailable && status != http.StatusTooManyRequests:
 			return storedOrder{}, false, fmt.Errorf("HTTP %d", status)
 		}
@@ -332,7 +345,7 @@ func (v *PostgresVerifier) totalSold(ctx context.Context) (int64, error) {
 func (v *PostgresVerifier) eachOrder(ctx context.Context, see func(storedOrder)) error {
 	rows, _ := v.pool.Query(ctx, sql.CrowdSaleOrders, v.sale) // its error comes with the rows
 	var o storedOrder
-	_, err := pgx.ForEachRow(rows, []any{&o.id, &o.user, &o.quantity, &o.status}, func() error {
+	_, err := pgx.ForEachRow(rows, []any{&o.id, &o.user, &o.quantity, &o.items, &o.status}, func() error {
 		see(o)
 		return nil
 	})

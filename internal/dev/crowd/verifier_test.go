@@ -13,6 +13,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/test/testkit"
+	"stampede/internal/test/testwork"
+	"stampede/ledger"
+	"stampede/reservation/order"
 )
 
 func putSale(t *testing.T, pool *pgxpool.Pool) uuid.UUID {
@@ -74,6 +77,31 @@ func TestPostgresVerifierComparesEachOrder(t *testing.T) {
 	assert.Equal(t, "8 accepted, 2 of them found, 1 refused later, 1 voided, 1 cancelled, 1 expired, "+
 		"1 without an answer, found, 1 missing, 1 altered, 1 unknown to the crowd", c.String())
 	assert.False(t, c.Holds())
+}
+
+// The basket in Postgres is the accepted one, item by item.
+func TestPostgresVerifierComparesBaskets(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	sale := testwork.NewSaleWithItems(t, pool, 10, 10, 10)
+	verifier, err := NewPostgresVerifier(t.Context(), pool, sale)
+	require.NoError(t, err)
+	l := newLedger(2, 2, "item-a", "item-b", "item-c")
+	require.Equal(t, `{"items":{"item-a":1,"item-b":1}}`, l.body(0))
+	require.Equal(t, `{"items":{"item-b":1,"item-c":1}}`, l.body(1))
+	var bought []order.OrderReserved
+	for buyer := range 2 {
+		basket := testwork.Basket(sale, l.user(buyer), int64(buyer+1), "a1b1")
+		*l.at(click{buyer: buyer}) = clickRecord{order: basket.OrderID, outcome: accepted}
+		bought = append(bought, basket)
+	}
+	testwork.Record(t, ledger.New(pool), bought)
+	c, err := verifier.Compare(t.Context(), l)
+	require.NoError(t, err)
+	assert.Equal(t, []int{2, 1, 1}, []int{c.Accepted, c.Found, c.Altered})
+	require.Len(t, c.Examples, 1)
+	assert.Contains(t, c.Examples[0], `is 2 units {"item-a":1,"item-b":1} for `+l.user(1)+
+		`, accepted was 2 {"item-b":1,"item-c":1} for`)
 }
 
 func TestWatchDurableEndsWithLastOrder(t *testing.T) {

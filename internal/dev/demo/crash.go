@@ -26,7 +26,7 @@ var errTooShort = errors.New("the sale ended before a worker had pending orders:
 
 // killWorker waits until part of the stock is sold, and then kills a worker that has pending orders, by SIGKILL.
 func (d *demo) killWorker(ctx context.Context, buyers *crowd.Crowd) error {
-	enough := int(killAt * float64(min(d.config.Stock, int64(d.config.Buyers))))
+	enough := int(killAt * float64(min(d.config.orders(), int64(d.config.Buyers))))
 	for buyers.Progress().Accepted < enough {
 		if d.soldOut(buyers) {
 			return errTooShort
@@ -107,6 +107,6 @@ func (d *demo) soldOut(buyers *crowd.Crowd) bool {
 	case <-buyers.Done():
 		return true
 	default:
-		return int64(buyers.Progress().Accepted) >= d.config.Stock
+		return int64(buyers.Progress().Accepted) >= d.config.orders()
 	}
 }

@@ -33,6 +33,7 @@ import (
 // Config sets the size of the demo. There are no defaults.
 type Config struct {
 	Stock        int64
+	Items        []reservation.Item // none: the sale sells one thing
 	Shards       int
 	Buyers       int
 	Over         time.Duration
@@ -73,6 +74,19 @@ const (
 
 // workers are those that run from the start.
 var workers = []string{"worker-1", "worker-2"}
+
+// quantity is the units of an order: baskets have two lines.
+func (c Config) quantity() int64 { return int64(min(max(len(c.Items), 1), 2)) }
+
+func (c Config) inItems() string {
+	if len(c.Items) == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" in %d items", len(c.Items))
+}
+
+// orders is how many orders the stock is enough for.
+func (c Config) orders() int64 { return c.Stock / c.quantity() }
 
 // demo is one run.
 type demo struct {
@@ -176,6 +190,7 @@ func (d *demo) play(ctx context.Context) error {
 	}
 	buyers, err := crowd.New(crowd.Config{
 		URLs: []string{d.ingress}, Sale: d.sale, Buyers: d.config.Buyers, Over: d.config.Over,
+		Quantity: d.config.quantity(), Items: reservation.Terms{Items: d.config.Items}.Codes(),
 		DoubleClicks: d.config.DoubleClicks, Patience: patience,
 	})
 	if err != nil {
@@ -222,16 +237,18 @@ func (d *demo) open(ctx context.Context) error {
 	if err := d.openDashboard(ctx, watched); err != nil {
 		return err
 	}
-	d.sale, err = crowd.CreateSale(ctx, d.ingress, d.token,
-		reservation.Terms{Name: "demo", Stock: d.config.Stock, Shards: d.config.Shards})
+	d.sale, err = crowd.CreateSale(ctx, d.ingress, d.token, reservation.Terms{
+		Name: "demo", Stock: d.config.Stock, Shards: d.config.Shards, Items: d.config.Items,
+		PerOrderLimit: d.config.quantity(),
+	})
 	if err != nil {
 		return err
 	}
 	if err := d.awaitWorkers(ctx); err != nil {
 		return err
 	}
-	d.story.add("up: an ingress and two workers, Redis (AOF always) and Postgres, a sale of %s units",
-		figure.Count(d.config.Stock))
+	d.story.add("up: an ingress and two workers, Redis (AOF always) and Postgres, a sale of %s units%s",
+		figure.Count(d.config.Stock), d.config.inItems())
 	d.story.add("%s buyers arrive within %g s; %g %% of them click twice", figure.Count(d.config.Buyers),
 		d.config.Over.Seconds(), 100*d.config.DoubleClicks)
 	return nil
