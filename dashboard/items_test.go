@@ -1,7 +1,7 @@
 package dashboard
 
 import (
-	"net/http"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -12,7 +12,6 @@ import (
 	"stampede/dashboard/fleet"
 	"stampede/internal/test/testwork"
 	"stampede/reservation"
-	"stampede/reservation/catalog"
 )
 
 // sizes creates a sale with items.
@@ -81,24 +80,32 @@ func TestItemsAreShown(t *testing.T) {
 	require.Contains(t, shown, `3<span class="sub">3 × m</span></td>`)
 }
 
-func TestRestockFormOfItemsIsRead(t *testing.T) {
+func TestRestockFormOfItemsTakesEffectOnce(t *testing.T) {
 	t.Parallel()
 	d := openDesk(t)
 	id := d.sizes()
+	d.basket(id, "ann", map[string]int64{"m": 3, "l": 1})
 	b := d.as("ann")
 	page := "/sales/" + id.String()
 	_, shown := b.get(page)
 	require.Equal(t, 2, strings.Count(shown, `name="units.`))
 	require.NotContains(t, shown, `name="units"`)
+	key := regexp.MustCompile(`name="key" value="([^"]+)"`).FindStringSubmatch(shown)[1]
+	for range 2 {
+		_, shown = b.post(page+"/restock", "key", key, "units.m", " 20 ", "units.l", "")
+		require.Contains(t, shown, "20 units of m were added: its stock is 24.")
+	}
 	for _, units := range []string{"", "0", "x", "1.5", "99999999999999999999"} {
 		_, shown = b.post(page+"/restock", "key", uuid.NewString(), "units.m", units)
 		require.Contains(t, shown, "Restock takes a whole number of units", units)
 	}
 	_, shown = b.post(page+"/restock", "key", "chosen", "units.m", "5")
 	require.Contains(t, shown, "The form is damaged")
-	text, _, status := explain(&catalog.TakenError{Taken: 4, Items: `{"m":3,"l-2":1}`})
-	require.Equal(t, http.StatusConflict, status)
-	require.Contains(t, text, "3 × m, 1 × l-2 are taken")
+	_, shown = b.post(page+"/restock", "key", uuid.NewString(), "units.m", "-22", "units.l", "-1")
+	require.Contains(t, shown, "So many units cannot be removed: 3 × m are taken")
+	_, shown = b.post(page+"/restock", "key", uuid.NewString(), "units.m", "-1", "units.l", "-2")
+	require.Contains(t, shown, "1 units of m were removed: its stock is 23. 2 units of l were removed: its stock is 6.")
+	require.Equal(t, []int64{23, 6}, []int64{d.shown(id).Items[0].Stock, d.shown(id).Items[1].Stock})
 	change := details([]byte(`{"item_units": {"m": 20, "l": -3}}`))
 	require.Equal(t, []detail{{Name: "item units", Value: "20 × m, -3 × l"}}, change)
 }
