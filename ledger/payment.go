@@ -384,17 +384,16 @@ func (l *Ledger) RefundsDue(ctx context.Context) ([]RefundsDue, error) {
 }
 
 func findPayment(ctx context.Context, on pg.Querier, reference string) (order.Payment, error) {
-	rows, _ := on.Query(ctx, sql.PaymentFind, reference) // rows carry the error
-	p, err := pgx.CollectExactlyOneRow(rows, scanPayment)
-	if errors.Is(err, pgx.ErrNoRows) {
-		err = order.ErrPaymentNotFound
-	}
-	return p, err
+	return onePayment(on.Query(ctx, sql.PaymentFind, reference))
 }
 
 // findSettled returns the payment that settled the order.
 func findSettled(ctx context.Context, tx pgx.Tx, id uuid.UUID) (order.Payment, error) {
-	rows, _ := tx.Query(ctx, sql.PaymentList, 0, 1, order.PaymentSettled, nil, id) // rows carry the error
+	return onePayment(tx.Query(ctx, sql.PaymentList, 0, 1, order.PaymentSettled, nil, id))
+}
+
+// onePayment returns the payment that a query finds, or order.ErrPaymentNotFound. The rows carry its error.
+func onePayment(rows pgx.Rows, _ error) (order.Payment, error) {
 	p, err := pgx.CollectExactlyOneRow(rows, scanPayment)
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = order.ErrPaymentNotFound

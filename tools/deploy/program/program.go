@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -270,8 +271,8 @@ func (p *Process) WaitFor(pattern *regexp.Regexp) []string {
 	}
 }
 
-// Answer asks url until the answer has the wanted status, and returns its body.
-func (p *Process) Answer(url string, want int) string {
+// Answer asks url until the answer has the wanted status, and its body matches the patterns.
+func (p *Process) Answer(url string, want int, patterns ...*regexp.Regexp) {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(p.t.Context(), patience)
 	defer cancel()
@@ -279,8 +280,10 @@ func (p *Process) Answer(url string, want int) string {
 	for {
 		status, body, err := get(ctx, url)
 		switch {
-		case err == nil && status == want:
-			return body
+		case err == nil && status == want && !slices.ContainsFunc(patterns, func(pattern *regexp.Regexp) bool {
+			return !pattern.MatchString(body)
+		}):
+			return
 		case err == nil:
 			last = http.StatusText(status) + ": " + body
 		case ctx.Err() == nil:
@@ -290,7 +293,7 @@ func (p *Process) Answer(url string, want int) string {
 		case <-p.done:
 			p.t.Fatalf("%v has ended (%v) before %s was %d:\n%s", p.cmd.Args, p.err, url, want, p.output)
 		case <-ctx.Done():
-			p.t.Fatalf("%s is never %d: %s\n%s", url, want, last, p.output)
+			p.t.Fatalf("%s is never %d and like %v: %s\n%s", url, want, patterns, last, p.output)
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
