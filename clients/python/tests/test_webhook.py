@@ -66,7 +66,10 @@ class WebhookTest(unittest.TestCase):
             ann = buyer()
             id = ann.buy(sale.id, wait=10).order.order_id
             ann.pay(id, "pi_1")
+            # The events of the order come in order, those of the sale and of the payment when they come.
             until(lambda: any(p.order_id == id for p in map(payment_of, received) if p))
+            until(lambda: any(e.id == f"{id}.3" for e in received))
+            until(lambda: ("stampede.sale.created", sale.id) in [(e.type, e.subject) for e in received])
             shop.shutdown()
         ours = {e.id: e for e in received if e.subject == id}
         self.assertEqual(list(ours), [f"{id}.2", f"{id}.3"])
@@ -76,7 +79,6 @@ class WebhookTest(unittest.TestCase):
         )
         paid = ours[f"{id}.3"].data
         self.assertEqual((paid["sale_id"], paid["payment_reference"]), (sale.id, "pi_1"))
-        self.assertIn(("stampede.sale.created", sale.id), [(e.type, e.subject) for e in received])
         self.assertEqual(failures, [])
 
     def test_secrets_are_rotated_by_several_secrets_or_several_signatures(self) -> None:

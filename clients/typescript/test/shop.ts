@@ -97,10 +97,10 @@ export async function taken(sale: Sale): Promise<number> {
 }
 
 export async function until<T>(look: () => Promise<T | undefined | false>): Promise<T> {
-  for (const end = Date.now() + 20_000; ;) {
+  for (const end = Date.now() + 50_000; ;) {
     const found = await look();
     if (found !== undefined && found !== false) return found;
-    if (Date.now() > end) throw new Error("not within 20 s");
+    if (Date.now() > end) throw new Error("not within 50 s");
     await new Promise((resolve) => setTimeout(resolve, 20));
   }
 }
