@@ -363,6 +363,9 @@ func TestConcurrentMoneyFollowsModel(t *testing.T) {
 					both.Go(func() { assert.NoError(t, s.play(t.Context(), p)) })
 				}
 				both.Wait()
+				if x.name == expire.name || y.name == expire.name { // it skips an order that the other has locked, and comes again
+					require.NoError(t, expire.play(t.Context(), p))
+				}
 				first, second := before, before
 				x.model(&first)
 				y.model(&first)
