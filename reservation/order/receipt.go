@@ -78,22 +78,29 @@ func (s *Signer) Fingerprint() string {
 func (s *Signer) Sign(dst []byte, r Receipt) []byte {
 	work := s.pool.Get().(*signing)
 	defer s.pool.Put(work)
-	raw := append(work.raw[:0], receiptVersion)
-	if r.Lines != "" {
-		raw[0] = receiptItemsVersion
-	}
-	raw = append(raw, r.OrderID[:]...)
-	raw = append(raw, r.SaleID[:]...)
-	raw = binary.AppendUvarint(raw, uint64(r.Epoch))
-	raw = binary.AppendUvarint(raw, uint64(r.Sequence))
-	raw = binary.AppendUvarint(raw, uint64(r.Quantity))
-	raw = binary.AppendUvarint(raw, uint64(r.ReservedAt.UnixMilli()))
-	if r.Lines != "" {
-		raw = append(binary.AppendUvarint(raw, uint64(len(r.Lines))), r.Lines...)
-	}
-	raw = append(raw, r.User...)
+	raw := r.AppendBody(work.raw[:0])
 	raw = append(raw, work.sum(raw)...)
 	return base64.RawURLEncoding.AppendEncode(dst, raw)
+}
+
+// AppendBody appends what a signature of the receipt covers: the receipt, decoded, without its signature. It does not
+// change with the secret. The user and the numbers must be those that Sign takes.
+func (r Receipt) AppendBody(dst []byte) []byte {
+	version := byte(receiptVersion)
+	if r.Lines != "" {
+		version = receiptItemsVersion
+	}
+	dst = append(dst, version)
+	dst = append(dst, r.OrderID[:]...)
+	dst = append(dst, r.SaleID[:]...)
+	dst = binary.AppendUvarint(dst, uint64(r.Epoch))
+	dst = binary.AppendUvarint(dst, uint64(r.Sequence))
+	dst = binary.AppendUvarint(dst, uint64(r.Quantity))
+	dst = binary.AppendUvarint(dst, uint64(r.ReservedAt.UnixMilli()))
+	if r.Lines != "" {
+		dst = append(binary.AppendUvarint(dst, uint64(len(r.Lines))), r.Lines...)
+	}
+	return append(dst, r.User...)
 }
 
 // sum is the tag of the signed bytes, valid until the next call.
@@ -105,15 +112,10 @@ func (w *signing) sum(signed []byte) []byte {
 
 // Verify reads a receipt that Sign wrote with the same secret. The error is ErrReceiptInvalid.
 func (s *Signer) Verify(text string) (Receipt, error) {
-	if len(text) > base64.RawURLEncoding.EncodedLen(receiptBytes) {
-		return Receipt{}, ErrReceiptInvalid
+	signed, tag, err := splitReceipt(text)
+	if err != nil {
+		return Receipt{}, err
 	}
-	raw, err := base64.RawURLEncoding.DecodeString(text)
-	// Compare with the canonical encoding: the decoder ignores line ends and trailing bits.
-	if err != nil || len(raw) <= receiptTag || base64.RawURLEncoding.EncodeToString(raw) != text {
-		return Receipt{}, ErrReceiptInvalid
-	}
-	signed, tag := raw[:len(raw)-receiptTag], raw[len(raw)-receiptTag:]
 	work := s.pool.Get().(*signing)
 	genuine := hmac.Equal(tag, work.sum(signed))
 	s.pool.Put(work)
@@ -123,7 +125,28 @@ func (s *Signer) Verify(text string) (Receipt, error) {
 	return parseReceipt(signed)
 }
 
-// parseReceipt reads a receipt with a valid signature. It fails only for another version.
+// ParseReceipt reads a receipt without the secret, so anyone can have made it up. The error is ErrReceiptInvalid.
+func ParseReceipt(text string) (Receipt, error) {
+	signed, _, err := splitReceipt(text)
+	if err != nil {
+		return Receipt{}, err
+	}
+	return parseReceipt(signed)
+}
+
+func splitReceipt(text string) (signed, tag []byte, err error) {
+	if len(text) > base64.RawURLEncoding.EncodedLen(receiptBytes) {
+		return nil, nil, ErrReceiptInvalid
+	}
+	raw, err := base64.RawURLEncoding.DecodeString(text)
+	// Compare with the canonical encoding: the decoder ignores line ends and trailing bits.
+	if err != nil || len(raw) <= receiptTag || base64.RawURLEncoding.EncodeToString(raw) != text {
+		return nil, nil, ErrReceiptInvalid
+	}
+	return raw[:len(raw)-receiptTag], raw[len(raw)-receiptTag:], nil
+}
+
+// parseReceipt reads what a signature covers. With a valid signature it fails only for another version.
 func parseReceipt(signed []byte) (Receipt, error) {
 	var r Receipt
 	if len(signed) < 1+len(r.OrderID)+len(r.SaleID) || signed[0] != receiptVersion && signed[0] != receiptItemsVersion {
@@ -144,7 +167,7 @@ func parseReceipt(signed []byte) (Receipt, error) {
 		}
 		*number, rest = int64(n), rest[length:]
 	}
-	if chars > int64(len(rest)) {
+	if chars < 0 || chars > int64(len(rest)) {
 		return Receipt{}, ErrReceiptInvalid
 	}
 	r.Lines, rest = Lines(rest[:chars]), rest[chars:]

@@ -216,3 +216,32 @@ func TestOutcomeTakes22Bytes(t *testing.T) {
 	require.LessOrEqual(t, len(payload), 22*len(outcomes))
 	require.Equal(t, 2, strings.Count(string(payload), `"ids"`))
 }
+
+// Anyone can make up a receipt that is read without the secret.
+func TestParseReceiptReadsAnyText(t *testing.T) {
+	t.Parallel()
+	s := newSigner(t, someSecret)
+	r := someReceipt
+	r.Lines = "a1c1"
+	text := string(s.Sign(nil, r))
+	got, err := order.ParseReceipt(text)
+	require.NoError(t, err)
+	require.Equal(t, r, got)
+	got, err = order.ParseReceipt(string(newSigner(t, strings.Repeat("t", order.MinReceiptSecretBytes)).Sign(nil, r)))
+	require.NoError(t, err)
+	require.Equal(t, r.AppendBody(nil), got.AppendBody(nil), "the body does not change with the secret")
+	for _, wrong := range []string{"", "A", "%", text + "=", text + "\n", text[:40], strings.Repeat("A", 1<<20)} {
+		_, err := order.ParseReceipt(wrong)
+		require.ErrorIs(t, err, order.ErrReceiptInvalid, "%.40q", wrong)
+	}
+	rapid.Check(t, func(r *rapid.T) {
+		raw := rapid.SliceOfN(rapid.Byte(), 0, 120).Draw(r, "raw")
+		raw = append([]byte{byte(rapid.IntRange(0, 3).Draw(r, "version"))}, raw...)
+		_, _ = order.ParseReceipt(base64.RawURLEncoding.EncodeToString(raw))
+	})
+	// The length of the lines is above the greatest number.
+	raw := append([]byte{2}, make([]byte, 32+4)...)
+	raw = append(raw, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01)
+	_, err = order.ParseReceipt(base64.RawURLEncoding.EncodeToString(append(raw, make([]byte, 16)...)))
+	require.ErrorIs(t, err, order.ErrReceiptInvalid)
+}

@@ -18,6 +18,7 @@ var rooms = []room{
 	{libraries, []string{"sql"}},
 	{"lock", []string{"lua"}},
 	{"reservation", []string{"lua", "sql", libraries}},
+	{"draw", []string{"reservation"}},
 	{"stream", []string{"lua", "reservation", libraries}},
 	{"ledger", []string{"sql", "reservation", "stream", libraries}},
 	{"upkeep", []string{"lua", "sql", "reservation", "stream", "ledger", libraries}},
@@ -29,8 +30,8 @@ var rooms = []room{
 	{"dashboard", []string{"docs", "sql", "reservation", "stream", "ledger", targets, "upkeep", libraries}},
 	{development, []string{"sql", "reservation", "stream", "upkeep", libraries}},
 	{"cmd", []string{
-		"sql", "reservation", "ledger", "upkeep", "ingress", "fulfillment", targets, "relay", "dashboard", development,
-		libraries,
+		"sql", "reservation", "draw", "ledger", "upkeep", "ingress", "fulfillment", targets, "relay", "dashboard",
+		development, libraries,
 	}},
 }
 

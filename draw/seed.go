@@ -1,0 +1,142 @@
+package draw
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/cloudflare/circl/sign/bls"
+)
+
+// drand quicknet, whose rounds are the seeds: chain 52db9ba70e0cc0f6eaf7803dd07447a1f5477735fd3f661792ba94600c84e971,
+// scheme bls-unchained-g1-rfc9380. A round's signature exists when the time of the round has come, not before; it is
+// the only one that fits the key and the round.
+const (
+	quicknetKey = "83cf0f2896adee7eb8b5f01fcad3912212c437e0073e911fb90022d3e760183c" +
+		"8c4b450b6a0a6c3ac6a5776a2d1064510d1fec758c921cc22b0e17e63aaf4bcb" +
+		"5ed66304de9cf809bd274ca73bab4af5a6e9c76a4bc09e76eae8991ef5ece45a"
+	quicknetGenesis = 1692803367 // Unix seconds of round 1
+	quicknetPeriod  = 3          // seconds
+	signatureBytes  = 48
+)
+
+var quicknet = sync.OnceValue(func() *bls.PublicKey[bls.KeyG2SigG1] {
+	key := new(bls.PublicKey[bls.KeyG2SigG1])
+	raw, err := hex.DecodeString(quicknetKey)
+	if err == nil {
+		err = key.UnmarshalBinary(raw)
+	}
+	if err != nil {
+		panic(err) // the constant is wrong
+	}
+	return key
+})
+
+// ErrBeacon is returned for what is not the signature of that round of drand quicknet.
+var ErrBeacon = errors.New("not the signature of the round of drand quicknet")
+
+// BeaconSeed returns the randomness of a round of drand quicknet, after verifying its signature: 48 bytes, a compressed
+// point of G1 in the subgroup and not at infinity.
+func BeaconSeed(round int64, signature []byte) (Seed, error) {
+	// The library takes an uncompressed point as well: the same signature would give another seed.
+	if round < 1 || len(signature) != signatureBytes {
+		return Seed{}, fmt.Errorf("round %d, %d bytes: %w", round, len(signature), ErrBeacon)
+	}
+	message := sha256.Sum256(binary.BigEndian.AppendUint64(nil, uint64(round)))
+	if !bls.Verify(quicknet(), message[:], signature) {
+		return Seed{}, fmt.Errorf("round %d: %w", round, ErrBeacon)
+	}
+	return sha256.Sum256(signature), nil
+}
+
+// RoundAt is the first round of drand quicknet at this time or later.
+func RoundAt(t time.Time) int64 {
+	since := t.Unix() - quicknetGenesis
+	if t.Nanosecond() > 0 {
+		since++
+	}
+	return 1 + (max(since, 0)+quicknetPeriod-1)/quicknetPeriod
+}
+
+// RoundTime is the time from which on a round can be known.
+func RoundTime(round int64) time.Time {
+	return time.Unix(quicknetGenesis+(round-1)*quicknetPeriod, 0).UTC()
+}
+
+// FreezeMin and FreezeMax bound how long after the end of the entries the first round of a draw is. FreezeMin is longer
+// than a round, so that the rounds of a draw differ.
+const (
+	FreezeMin = 10 * time.Second
+	FreezeMax = 24 * time.Hour
+)
+
+// roundsMax is how many rounds a draw has before it is void.
+const roundsMax = 3
+
+// Rounds returns the rounds of a draw up to the one that gives its seed: the first is the first round at or after the
+// end of the entries and the freeze, each further one is a freeze later, and the list has to be frozen before the round.
+// It is nil if the draw is void, because no list was frozen before its third round.
+func Rounds(closesAt time.Time, freeze time.Duration, frozenAt time.Time) (rounds []int64) {
+	for try := range roundsMax {
+		round := RoundAt(closesAt.Add(time.Duration(try+1) * freeze))
+		rounds = append(rounds, round)
+		if frozenAt.Before(RoundTime(round)) {
+			return rounds
+		}
+	}
+	return nil
+}
+
+// Party has a share in the seed of a draw without drand: the commitment to a secret before the list is frozen, and the
+// secret thereafter. One honest party is enough to keep the seed unknown until then.
+type Party struct {
+	Name       string `json:"name"`
+	Commitment Hex    `json:"commitment"`
+	Secret     Hex    `json:"secret,omitempty"`
+}
+
+const (
+	partiesMax   = 16
+	partyNameMax = 64
+)
+
+// ErrParties is returned for parties that give no seed.
+var ErrParties = errors.New("the parties give no seed")
+
+// Verify returns ErrParties if the secret is missing, or is not the one of the commitment.
+func (p Party) Verify() error {
+	switch sum := sha256.Sum256(p.Secret); {
+	case p.Name == "" || len(p.Name) > partyNameMax || len(p.Commitment) != len(sum):
+		return fmt.Errorf("%w: a party needs a name of 1 to %d bytes and a commitment of 32", ErrParties, partyNameMax)
+	case len(p.Secret) == 0:
+		return fmt.Errorf("%w: %q has not revealed its secret", ErrParties, p.Name)
+	case len(p.Secret) != len(sum) || string(sum[:]) != string(p.Commitment):
+		return fmt.Errorf("%w: the secret of %q is not what it committed to", ErrParties, p.Name)
+	}
+	return nil
+}
+
+// PartiesSeed returns the seed from the secrets of all parties, in the order in which they committed.
+func PartiesSeed(parties []Party) (Seed, error) {
+	if len(parties) == 0 || len(parties) > partiesMax {
+		return Seed{}, fmt.Errorf("%w: %d parties, want 1 to %d", ErrParties, len(parties), partiesMax)
+	}
+	text := []byte("stampede draw seed")
+	seen := map[string]bool{}
+	for _, p := range parties {
+		if err := p.Verify(); err != nil {
+			return Seed{}, err
+		}
+		// A party that repeats what another committed to adds nothing that is its own.
+		if seen[string(p.Commitment)] {
+			return Seed{}, fmt.Errorf("%w: %q repeats the commitment of another party", ErrParties, p.Name)
+		}
+		seen[string(p.Commitment)] = true
+		text = append(text, p.Secret...)
+	}
+	return sha256.Sum256(text), nil
+}

@@ -1,0 +1,216 @@
+package draw_test
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"math"
+	"math/big"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cloudflare/circl/ecc/bls12381"
+	"github.com/cloudflare/circl/ecc/bls12381/ff"
+	"github.com/stretchr/testify/require"
+
+	"stampede/draw"
+)
+
+func unhex(t testing.TB, text string) []byte {
+	t.Helper()
+	raw, err := hex.DecodeString(text)
+	require.NoError(t, err)
+	return raw
+}
+
+// beacons are rounds of drand quicknet, as its servers gave them out.
+var beacons = map[int64]struct{ signature, randomness string }{
+	42: {
+		"95a9f9f5b231b7714de1553105d8ffdf3dcda24cfdb1e689319bccf79a9c8ce430a91b811fbfaf763900bc998b5d686a",
+		"8ada64bae5c6c0f5540a6a13af56e663240edfbd2c76ac6a8f27671eb7259ce3",
+	},
+	43: {
+		"a96a579010b3d2261959104b29b5b46685b3a6b6f6aae7304ef72d44fe7d44e667bcdd500935d7deb58a2b4d89419ea6",
+		"c8f7c61c7024f8b45ffbf5be58b1f112a26be93c26f5461af9f8522233705dbb",
+	},
+	1000: {
+		"b44679b9a59af2ec876b1a6b1ad52ea9b1615fc3982b19576350f93447cb1125e342b73a8dd2bacbe47e4b6b63ed5e39",
+		"fe290beca10872ef2fb164d2aa4442de4566183ec51c56ff3cd603d930e54fdd",
+	},
+	657413: {
+		"b713718a38ae728dfd477991af2822e08d2f305e47718cef9f7848ce4050e7be41076862b98fad56e91a6b85b89cd97b",
+		"fc1873a13f3545aeade8401532ef5519920652eee6b0d2b19ca12643b87b3587",
+	},
+	12040883: {
+		"929906c959032ab363c9f26570d215d66f5c06cb0c44fe508c12bb5839f04ec895bb6868e5b9ff13ab289bdb5266b394", "",
+	},
+	32281667: {
+		"b0f5ae301358ff87a9d3dd539ed4a07c0148b1ab4f7b61a8ca43c7e9ca7ca9553e4faae9188deb30b2cd1a7f447e3e5b",
+		"4fd2fc55983dbfa3f446d8a0bd56f16cc8c5e76afd1ec154b60d477cbabed13b",
+	},
+	32285085: {
+		"81dbce51d584d90d618547f4b50391d53ace6f6b9aeb8fb67e1879427af9d0310ac0ec6f519271d9a313ee84b378d416", "",
+	},
+	32285086: {
+		"a64d99fd7fa3e48912be7209c7b69c72c88fc5224be2516949b6f29f3a4b7e3fa069dd58b2bbb4bf2c34ae61ef631a44", "",
+	},
+}
+
+func TestBeaconsOfQuicknet(t *testing.T) {
+	t.Parallel()
+	for round, b := range beacons {
+		signature := unhex(t, b.signature)
+		seed, err := draw.BeaconSeed(round, signature)
+		require.NoError(t, err, round)
+		require.Equal(t, draw.Seed(sha256.Sum256(signature)), seed)
+		if b.randomness != "" {
+			require.Equal(t, b.randomness, hex.EncodeToString(seed[:]))
+		}
+		for other := range beacons {
+			if other != round {
+				_, err := draw.BeaconSeed(other, signature)
+				require.ErrorIs(t, err, draw.ErrBeacon, "%d for %d", round, other)
+			}
+		}
+	}
+}
+
+// outside is a point of the curve y² = x³ + 4 that is not in the subgroup of the signatures: x = 4.
+func outside(t *testing.T) []byte {
+	t.Helper()
+	field := new(big.Int).SetBytes(ff.FpOrder())
+	require.NotNil(t, new(big.Int).ModSqrt(big.NewInt(4*4*4+4), field), "it is on the curve")
+	raw := make([]byte, 48)
+	raw[0], raw[47] = 0x80, 4
+	require.Error(t, new(bls12381.G1).SetBytes(raw), "it is in the subgroup")
+	return raw
+}
+
+func TestOtherSignaturesAreRefused(t *testing.T) {
+	t.Parallel()
+	const round = 1000
+	genuine := unhex(t, beacons[round].signature)
+	var point bls12381.G1
+	require.NoError(t, point.SetBytes(genuine))
+	infinity := make([]byte, 48)
+	infinity[0] = 0xC0
+	negated := bytes.Clone(genuine)
+	negated[0] ^= 0x20
+	for name, signature := range map[string][]byte{
+		// The same round of fastnet, which has its key in G2 too but hashes otherwise.
+		"of fastnet": unhex(t, "b09eacd45767c4d58306b98901ad0d6086e2663766f3a4ec71d00cf26f0f49eaf248abc7151c60cf419c4e8b37e80412"),
+		// Round 3311596 of the default chain, whose signatures are in G2.
+		"of the default chain": unhex(t, "a696b9409ababce45749c3a4ec369074453dd4a79967734e1390d969c8ad8d98897d217b9121e92c"+
+			"8ddebbddda8d92f900e3bd6bf9deb166863b1a19390d743f82774001487594c5c09e581db7365f02b70a2c8cc41ce32446ef08e4890c4754"),
+		"uncompressed":          point.Bytes(),
+		"the other root":        negated,
+		"at infinity":           infinity,
+		"infinity uncompressed": append([]byte{0x40}, make([]byte, 95)...),
+		"outside the subgroup":  outside(t),
+		"of one megabyte":       bytes.Repeat(genuine, 1<<20/48),
+		"a byte too short":      genuine[:47],
+		"a byte too long":       append(bytes.Clone(genuine), 0),
+		"empty":                 nil,
+		"zeros":                 make([]byte, 48),
+		"x not reduced":         append([]byte{0x9f}, bytes.Repeat([]byte{0xff}, 47)...),
+	} {
+		_, err := draw.BeaconSeed(round, signature)
+		require.ErrorIs(t, err, draw.ErrBeacon, name)
+	}
+	for bit := range 8 * len(genuine) {
+		changed := bytes.Clone(genuine)
+		changed[bit/8] ^= 1 << (bit % 8)
+		_, err := draw.BeaconSeed(round, changed)
+		require.ErrorIs(t, err, draw.ErrBeacon, "bit %d", bit)
+	}
+	for _, other := range []int64{0, -1, 1, round - 1, round + 1, math.MaxInt64, math.MinInt64} {
+		_, err := draw.BeaconSeed(other, genuine)
+		require.ErrorIs(t, err, draw.ErrBeacon, other)
+	}
+}
+
+var genesis = time.Unix(1692803367, 0)
+
+func TestRoundAtIsTheFirstFromATimeOn(t *testing.T) {
+	t.Parallel()
+	for after, want := range map[time.Duration]int64{
+		-100 * 365 * 24 * time.Hour: 1, -1: 1, 0: 1, 1: 2, time.Second: 2, 3*time.Second - 1: 2, 3 * time.Second: 2,
+		3*time.Second + 1: 3, 4 * time.Second: 3, 6 * time.Second: 3, 3_000_000 * time.Second: 1_000_001,
+	} {
+		require.Equal(t, want, draw.RoundAt(genesis.Add(after)), after)
+	}
+	require.Equal(t, genesis.UTC(), draw.RoundTime(1))
+	for year := 2023; year < 9999; year += 7 {
+		at := time.Date(year, 12, 31, 1, 2, 3, 4, time.UTC)
+		round := draw.RoundAt(at)
+		require.False(t, draw.RoundTime(round).Before(at))
+		require.True(t, draw.RoundTime(round-1).Before(at))
+	}
+}
+
+func TestRoundsFollowTheFreeze(t *testing.T) {
+	t.Parallel()
+	closes, freeze := genesis.Add(time.Hour), 60*time.Second
+	first := draw.RoundAt(closes.Add(freeze))
+	for frozen, want := range map[time.Duration][]int64{
+		0:             {first},
+		freeze - 1:    {first},
+		freeze:        {first, first + 20}, // the round may be known
+		2*freeze - 1:  {first, first + 20},
+		2 * freeze:    {first, first + 20, first + 40},
+		3*freeze - 1:  {first, first + 20, first + 40},
+		3 * freeze:    nil,
+		100 * freeze:  nil,
+		-100 * freeze: {first},
+	} {
+		require.Equal(t, want, draw.Rounds(closes, freeze, closes.Add(frozen)), frozen)
+	}
+	odd := draw.Rounds(closes.Add(time.Millisecond), draw.FreezeMin, closes.Add(2*draw.FreezeMin))
+	require.Len(t, odd, 2)
+	require.Less(t, odd[0], odd[1])
+}
+
+func someParties(n int) (parties []draw.Party) {
+	for i := range n {
+		secret := someLeaf(int64(i))
+		commitment := sha256.Sum256(secret[:])
+		parties = append(parties, draw.Party{Name: strings.Repeat("p", i+1), Commitment: commitment[:], Secret: secret[:]})
+	}
+	return parties
+}
+
+func TestSeedOfParties(t *testing.T) {
+	t.Parallel()
+	parties := someParties(3)
+	text := []byte("stampede draw seed")
+	for _, p := range parties {
+		text = append(text, p.Secret...)
+	}
+	seed, err := draw.PartiesSeed(parties)
+	require.NoError(t, err)
+	require.Equal(t, draw.Seed(sha256.Sum256(text)), seed)
+	parties[0], parties[1] = parties[1], parties[0]
+	other, err := draw.PartiesSeed(parties)
+	require.NoError(t, err)
+	require.NotEqual(t, seed, other)
+	_, err = draw.PartiesSeed(someParties(16))
+	require.NoError(t, err)
+
+	type parts = []draw.Party
+	for want, change := range map[string]func(parts) parts{
+		"0 parties, want 1 to 16":      func(parts) parts { return nil },
+		"17 parties":                   func(parts) parts { return someParties(17) },
+		`"pp" has not revealed`:        func(p parts) parts { p[1].Secret = nil; return p },
+		`secret of "p" is not what`:    func(p parts) parts { p[0].Secret[31]++; return p },
+		`secret of "pp" is not what`:   func(p parts) parts { p[1].Secret = p[1].Secret[:31]; return p },
+		`"ppp" repeats the commitment`: func(p parts) parts { p[0].Name = "ppp"; return parts{p[1], p[0], p[0]} },
+		"a name of 1 to 64 bytes":      func(p parts) parts { p[2].Name = ""; return p },
+		"1 to 64 bytes":                func(p parts) parts { p[0].Name = strings.Repeat("n", 65); return p },
+		"a commitment of 32":           func(p parts) parts { p[2].Commitment = p[2].Commitment[:31]; return p },
+	} {
+		_, err := draw.PartiesSeed(change(someParties(3)))
+		require.ErrorIs(t, err, draw.ErrParties)
+		require.ErrorContains(t, err, want)
+	}
+}
