@@ -1,0 +1,113 @@
+package main
+
+import (
+	"bytes"
+	"encoding/hex"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"stampede/draw"
+	"stampede/internal/test/testkit"
+	"stampede/reservation/order"
+)
+
+// drawFiles writes the files of a draw with 50 entries and 5 offers, and returns the receipt of its first rank.
+func drawFiles(t *testing.T, folder string) (receipt string) {
+	t.Helper()
+	const round = 32285085 // of drand quicknet, with its signature
+	signature, err := hex.DecodeString("81dbce51d584d90d618547f4b50391d53ace6f6b9aeb8fb67e1879427af9d031" +
+		"0ac0ec6f519271d9a313ee84b378d416")
+	require.NoError(t, err)
+	seed, err := draw.BeaconSeed(round, signature)
+	require.NoError(t, err)
+	signer, err := order.NewSigner([]byte(strings.Repeat("s", order.MinReceiptSecretBytes)))
+	require.NoError(t, err)
+	b := draw.Bundle{
+		Version: draw.BundleVersion, SaleID: uuid.New(), EntriesSaleID: uuid.New(), Entries: 50, Stock: 5,
+		ClosesAt: draw.RoundTime(round).Add(-time.Minute), FrozenAt: draw.RoundTime(round).Add(-time.Second),
+		FreezeSeconds: 60, Rounds: []int64{round},
+		Seed: &draw.Source{Kind: draw.SeedDrand, Round: round, Signature: signature},
+	}
+	var leaves []byte
+	var receipts []string
+	var tree draw.Tree
+	lowest := draw.NewLowest(5, draw.Score{})
+	for place := range b.Entries {
+		entry := order.Receipt{
+			OrderID: uuid.New(), SaleID: b.EntriesSaleID, User: "ada", Sequence: place, Quantity: 1, ReservedAt: time.Now(),
+		}
+		record, err := draw.NewRecord(entry)
+		require.NoError(t, err)
+		leaves, receipts = append(leaves, record[:]...), append(receipts, string(signer.Sign(nil, entry)))
+		tree.Add(record.Leaf())
+		lowest.Add(place, seed.Score(record.Leaf()))
+	}
+	root := tree.Root()
+	b.Root = root[:]
+	for rank, r := range lowest.Ranks() {
+		b.Offers = append(b.Offers, draw.Offer{Rank: int64(rank), Place: r.Place, Outcome: draw.Offered})
+	}
+	text, err := json.Marshal(b)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "bundle"), text, 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "leaves"), leaves, 0o600))
+	changed := bytes.Replace(text, []byte(`"rank":4`), []byte(`"rank":5`), 1)
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "changed"), changed, 0o600))
+	early, _, _ := bytes.Cut(text, []byte(`"seed":`))
+	early = append(early, `"stock":5,"offers":[]}`...)
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "early"), early, 0o600))
+	return receipts[b.Offers[0].Place]
+}
+
+func TestDrawVerifyExitStatuses(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	receipt := drawFiles(t, folder)
+	forged := []byte(receipt)
+	forged[10]++
+	for _, c := range []struct {
+		args   string
+		status int
+		want   string
+	}{
+		{"--bundle=DIR/bundle --leaves=DIR/leaves", exitOK, `list   kept  50 entries with the root \w{64}
+seed   kept  the list was frozen at \S+, round 32285085 of drand quicknet is of \S+, and its signature is valid
+ranks  kept  5 offered and 0 skipped for a reason: the lowest, without a gap
+$`},
+		{"--bundle=DIR/bundle --leaves=DIR/leaves --output=json", exitOK, `^\[{"name":"list","verdict":"kept","text":"50 entries`},
+		{"--bundle=DIR/bundle --leaves=DIR/leaves --receipt=" + receipt, exitOK, `receipt  kept +.* place \d+, rank 0 of 50; offered`},
+		{"--bundle=DIR/changed --leaves=DIR/leaves", exitFailed, `ranks  BROKEN  rank 5 stands where rank 4 is next`},
+		{"--bundle=DIR/changed --leaves=DIR/leaves --output=json", exitFailed, `"verdict":"broken"`},
+		{"--bundle=DIR/bundle --leaves=DIR/changed", exitFailed, `list  BROKEN  the file has \d+ bytes, want 1650`},
+		{"--bundle=DIR/leaves --leaves=DIR/leaves", exitFailed, `^stampede: /.*/leaves: not the bundle of a draw: `},
+		{"--bundle=DIR/bundle --leaves=DIR/leaves --receipt=" + string(forged), exitFailed, `receipt  BROKEN  it is `},
+		{"--bundle=DIR/bundle --leaves=DIR/leaves --receipt=xyz", exitUsage, `^stampede: --receipt: the receipt is not valid`},
+		{"--bundle=DIR/bundle", exitUsage, `^stampede: missing flags: --leaves=FILE`},
+		{"--bundle=DIR/early --leaves=DIR/leaves", exitUnknown, `list   kept     50 .*
+seed   UNKNOWN  there is no seed yet`},
+		{"--bundle=DIR/none --leaves=DIR/leaves", exitUnknown, `^stampede: the draw was not checked: open /.*/none: no such file`},
+		{"--bundle=DIR/bundle --leaves=DIR/none", exitUnknown, `^stampede: the draw was not checked: open /.*/none: no such file`},
+		{"--bundle=DIR/. --leaves=DIR/leaves", exitUnknown, `^stampede: the draw was not checked: read /.*: is a directory`},
+	} {
+		var out, errs bytes.Buffer
+		args := strings.NewReplacer("=DIR", "="+folder).Replace("draw verify " + c.args)
+		assert.Equal(t, c.status, run(strings.Fields(args), &out, &errs), c.args)
+		assert.Regexp(t, c.want, out.String()+errs.String(), c.args)
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "receipt"), []byte(receipt+"\n"), 0o600))
+	cmd := testkit.Command(t, "draw", "verify", "--receipt=-")
+	cmd.FromShell("cd " + folder + " && exec <receipt")
+	cmd.Setenv("STAMPEDE_DRAW_BUNDLE", "bundle")
+	cmd.Setenv("STAMPEDE_DRAW_LEAVES", "leaves")
+	cmd.Start()
+	assert.Equal(t, exitOK, cmd.Wait(within).ExitCode())
+	assert.Contains(t, cmd.Output(), "rank 0 of 50; offered")
+}
