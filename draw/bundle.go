@@ -129,7 +129,8 @@ func ReadBundle(r io.Reader) (*Bundle, error) {
 		return nil, fmt.Errorf("%w: it has %d entries, want 0 to %d", ErrBundle, b.Entries, int64(MaxEntries))
 	}
 	for i, item := range b.Items {
-		if !order.IsItemCode(item.Code) || slices.ContainsFunc(b.Items[:i], func(i Item) bool { return i.Code == item.Code }) {
+		same := func(other Item) bool { return other.Code == item.Code }
+		if !order.IsItemCode(item.Code) || slices.ContainsFunc(b.Items[:i], same) {
 			return nil, fmt.Errorf("%w: item %q", ErrBundle, item.Code)
 		}
 	}

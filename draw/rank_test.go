@@ -69,9 +69,9 @@ func chiSquared(ranked []draw.Ranked) (sum float64) {
 	return sum
 }
 
-// Of even chances, the sum has the χ² distribution with (100-1)² = 9801 degrees of freedom, because all sums of rows and
-// columns are given: its mean is 9801 and its standard deviation √(2·9801) = 140. The bounds are four of these on each
-// side, which even chances miss for one seed in 16,000; the seed is fixed, so the test always has the same result.
+// Of even chances, the sum has the χ² distribution with (100-1)² = 9801 degrees of freedom, because all sums of rows
+// and columns are given: its mean is 9801 and its standard deviation √(2·9801) = 140. The bounds are four of these on
+// each side, which even chances miss for one seed in 16,000; the seed is fixed, so the result is always the same.
 func TestRanksDoNotDependOnPlaces(t *testing.T) {
 	t.Parallel()
 	const entries, low, high = 1_000_000, 9801 - 4*140.0, 9801 + 4*140.0

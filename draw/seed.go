@@ -77,9 +77,9 @@ const (
 // roundsMax is how many rounds a draw has before it is void.
 const roundsMax = 3
 
-// Rounds returns the rounds of a draw up to the one that gives its seed: the first is the first round at or after the
-// end of the entries and the freeze, each further one is a freeze later, and the list has to be frozen before the round.
-// It is nil if the draw is void, because no list was frozen before its third round.
+// Rounds returns the rounds of a draw up to the one that gives its seed. The first is the first round at or after the
+// end of the entries and the freeze; each further one is a freeze later. The seed is the first before which the list
+// was frozen. It is nil if the list was not frozen before the third: the draw is void.
 func Rounds(closesAt time.Time, freeze time.Duration, frozenAt time.Time) (rounds []int64) {
 	for try := range roundsMax {
 		round := RoundAt(closesAt.Add(time.Duration(try+1) * freeze))

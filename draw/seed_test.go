@@ -166,6 +166,7 @@ func TestRoundsFollowTheFreeze(t *testing.T) {
 	} {
 		require.Equal(t, want, draw.Rounds(closes, freeze, closes.Add(frozen)), frozen)
 	}
+	require.Len(t, draw.Rounds(closes, draw.FreezeMax, closes.Add(2*draw.FreezeMax)), 3)
 	odd := draw.Rounds(closes.Add(time.Millisecond), draw.FreezeMin, closes.Add(2*draw.FreezeMin))
 	require.Len(t, odd, 2)
 	require.Less(t, odd[0], odd[1])
@@ -209,6 +210,7 @@ func TestSeedOfParties(t *testing.T) {
 		"1 to 64 bytes":                func(p parts) parts { p[0].Name = strings.Repeat("n", 65); return p },
 		"a commitment of 32":           func(p parts) parts { p[2].Commitment = p[2].Commitment[:31]; return p },
 	} {
+		require.NoError(t, someParties(1)[0].Verify())
 		_, err := draw.PartiesSeed(change(someParties(3)))
 		require.ErrorIs(t, err, draw.ErrParties)
 		require.ErrorContains(t, err, want)

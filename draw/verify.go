@@ -40,9 +40,10 @@ func (r Report) Has(verdict Verdict) bool {
 	return slices.ContainsFunc(r, func(c Check) bool { return c.Verdict == verdict })
 }
 
-// Verify verifies a draw from its bundle and the list of its entries, which has so many bytes, in one pass and in memory
-// for the ranks of the bundle. With a receipt it finds its entry; the signature of the receipt is not verified, because
-// it needs the secret of the server and is not part of the list. The error is that of the list or the context.
+// Verify verifies a draw from its bundle and the list of its entries, which has so many bytes, in one pass and in the
+// memory that the ranks of the bundle take. With a receipt it finds its entry; the signature of the receipt is not
+// verified, because it needs the secret of the server and is not part of the list. The error is that of the list or the
+// context.
 func Verify(ctx context.Context, b *Bundle, list io.ReaderAt, bytes int64, own *order.Receipt) (Report, error) {
 	if want := b.Entries * RecordBytes; bytes != want {
 		return Report{checked("list", Broken, "the file has %d bytes, want %d for %d entries", bytes, want, b.Entries)}, nil

@@ -72,7 +72,7 @@ func newDraw(t testing.TB, items ...string) *drawn {
 		for rank, ranked := range l.Ranks() {
 			offer := draw.Offer{Rank: int64(rank), Place: ranked.Place, Item: codes[letter], Outcome: draw.Offered}
 			if rank%5 == 4 {
-				offer.Outcome, offer.Reason = draw.Skipped, draw.SkippedHolder
+				offer.Outcome, offer.Reason = draw.Skipped, []draw.Reason{draw.SkippedHolder, draw.SkippedCancelled}[rank/5%2]
 			}
 			d.Offers = append(d.Offers, offer)
 		}
@@ -107,7 +107,7 @@ func (d *drawn) scoreOf(place int64) draw.Score {
 	return d.seed.Score(draw.Record(d.list[place*draw.RecordBytes:]).Leaf())
 }
 
-// last is the place of an entry that has no offer.
+// unoffered is the place of an entry that has no offer.
 func (d *drawn) unoffered() int64 {
 	offered := map[int64]bool{}
 	for _, o := range d.Offers {
@@ -224,12 +224,15 @@ func TestVerifyFindsTampering(t *testing.T) {
 				d.Seed.Round, d.Seed.Signature = someRound+1, unhex(t, beacons[someRound+1].signature)
 			}, "seed: the rounds are [32285086] and the seed is of round 32285086, but the rule gives [32285085]", nil,
 		},
+		"rounds that were not announced": {
+			func(d *drawn) { d.Rounds = []int64{someRound - 20, someRound} }, "seed: the rounds are [32285065 32285085]", nil,
+		},
 		"another round of the seed": {
 			func(d *drawn) { d.Seed.Round, d.Seed.Signature = 42, unhex(t, beacons[42].signature) },
 			"seed: the rounds are [32285085] and the seed is of round 42, but", nil,
 		},
 		"the signature of another round": {
-			func(d *drawn) { d.Seed.Signature = unhex(t, beacons[42].signature) }, "seed: round 32285085: not the signature", nil,
+			func(d *drawn) { d.Seed.Signature = unhex(t, beacons[42].signature) }, "seed: round 32285085: not the sig", nil,
 		},
 		"a changed signature": {func(d *drawn) { d.Seed.Signature[40] ^= 1 }, "seed: round 32285085: not the sig", nil},
 		"a list that was frozen when the round was known": {
@@ -276,8 +279,8 @@ func TestVerifyFindsTampering(t *testing.T) {
 		"a winner that is not next": {
 			func(d *drawn) { d.Offers[19].Place = d.unoffered() }, "comes before rank 19, and was neither", nil,
 		},
-		"a winner who never entered": {func(d *drawn) { d.Offers[0].Place = 500 }, "ranks: rank 0 is at place 500 of 500", nil},
-		"a winner before the list":   {func(d *drawn) { d.Offers[0].Place = -1 }, "ranks: rank 0 is at place -1 of 500", nil},
+		"a winner who never entered": {func(d *drawn) { d.Offers[0].Place = 500 }, "rank 0 is at place 500 of 500", nil},
+		"a winner before the list":   {func(d *drawn) { d.Offers[0].Place = -1 }, "rank 0 is at place -1 of 500", nil},
 		"a skip without a reason": {
 			func(d *drawn) { d.Offers[4].Reason = "" }, `ranks: rank 4 has the outcome "skipped" and the reason ""`, nil,
 		},
@@ -285,7 +288,7 @@ func TestVerifyFindsTampering(t *testing.T) {
 			func(d *drawn) { d.Offers[4].Reason = "disliked" }, `the outcome "skipped" and the reason "disliked"`, nil,
 		},
 		"an offer with a reason": {
-			func(d *drawn) { d.Offers[0].Reason = draw.SkippedHolder }, `rank 0 has the outcome "offered" and the reason "alr`, nil,
+			func(d *drawn) { d.Offers[0].Reason = draw.SkippedHolder }, `rank 0 has the outcome "offered" and the rea`, nil,
 		},
 		"an unknown outcome": {func(d *drawn) { d.Offers[0].Outcome = "lost" }, `rank 0 has the outcome "lost"`, nil},
 		"an offer of another item": {
@@ -384,7 +387,7 @@ func TestOtherBundlesAreRefusedInBoundedMemory(t *testing.T) {
 	}{
 		{strings.NewReader(""), "EOF"},
 		{strings.NewReader("<html>"), "invalid character"},
-		{strings.NewReader("[]"), "cannot unmarshal JSON array"},
+		{strings.NewReader("[]"), "JSON array into Go"},
 		{strings.NewReader("{}"), "version is 0, want 1"},
 		{strings.NewReader(`{"version":2}`), "version is 2, want 1"},
 		{io.MultiReader(bytes.NewReader(good), strings.NewReader("{}")), "after top-level value"},
@@ -392,7 +395,7 @@ func TestOtherBundlesAreRefusedInBoundedMemory(t *testing.T) {
 		{with("entries", "500"), "unknown object member name"},
 		{strings.NewReader(strings.Replace(string(good), "{", `{"offers":[],`, 1)), "duplicate object member name"},
 		{strings.NewReader(`{"version":1,"entries":1000000000}`), "it has 1000000000 entries"},
-		{strings.NewReader(`{"version":1,"entries":-1}`), "it has -1 entries"},
+		{strings.NewReader(`{"version":1,"entries":-1}`), fmt.Sprintf("it has -1 entries, want 0 to %d", draw.MaxEntries)},
 		{strings.NewReader(`{"version":1,"entries":99999999999999999999}`), "value out of range"},
 		{strings.NewReader(strings.Replace(string(good), `"code":"m"`, `"code":"s"`, 1)), `item "s"`},
 		{strings.NewReader(strings.Replace(string(good), `"code":"m"`, `"code":"M"`, 1)), `item "M"`},
@@ -405,8 +408,8 @@ func TestOtherBundlesAreRefusedInBoundedMemory(t *testing.T) {
 		{endless(`{"root":"`, "00"), "longer than 67108864 bytes"},
 		{endless(`{"offers":[{"place":`, "1"), "longer than 67108864 bytes"},
 		{endless("", " "), "longer than 67108864 bytes"},
-		{endless(`{"seed":`, "["), "cannot unmarshal JSON array"},
-		{endless(`{"offers":`, "["), "cannot unmarshal JSON array"},
+		{endless(`{"seed":`, "["), "JSON array into Go"},
+		{endless(`{"offers":`, "["), "JSON array into Go"},
 		{endless("{", `"x":`), "unknown object member name"},
 	} {
 		var before, after runtime.MemStats

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -67,8 +68,8 @@ func (c *drawVerifyCmd) verify(ctx context.Context, own *order.Receipt) (draw.Re
 	}
 	defer func() { _ = leaves.Close() }()
 	info, err := leaves.Stat()
-	if err != nil {
-		return nil, err
+	if err != nil || !info.Mode().IsRegular() {
+		return nil, cmp.Or(err, fmt.Errorf("%s is not a regular file", c.Leaves))
 	}
 	return draw.Verify(ctx, bundle, leaves, info.Size(), own)
 }

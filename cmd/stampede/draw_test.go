@@ -73,28 +73,30 @@ func TestDrawVerifyExitStatuses(t *testing.T) {
 	receipt := drawFiles(t, folder)
 	forged := []byte(receipt)
 	forged[10]++
+	const files = "--bundle=DIR/bundle --leaves=DIR/leaves"
 	for _, c := range []struct {
 		args   string
 		status int
 		want   string
 	}{
-		{"--bundle=DIR/bundle --leaves=DIR/leaves", exitOK, `list   kept  50 entries with the root \w{64}
+		{files, exitOK, `list   kept  50 entries with the root \w{64}
 seed   kept  the list was frozen at \S+, round 32285085 of drand quicknet is of \S+, and its signature is valid
 ranks  kept  5 offered and 0 skipped for a reason: the lowest, without a gap
 $`},
-		{"--bundle=DIR/bundle --leaves=DIR/leaves --output=json", exitOK, `^\[{"name":"list","verdict":"kept","text":"50 entries`},
-		{"--bundle=DIR/bundle --leaves=DIR/leaves --receipt=" + receipt, exitOK, `receipt  kept +.* place \d+, rank 0 of 50; offered`},
+		{files + " --output=json", exitOK, `^\[{"name":"list","verdict":"kept","text":"50 entries`},
+		{files + " --receipt=" + receipt, exitOK, `receipt  kept +.* place \d+, rank 0 of 50; offered`},
+		{files + " --receipt=" + string(forged), exitFailed, `receipt  BROKEN  it is `},
+		{files + " --receipt=xyz", exitUsage, `^stampede: --receipt: the receipt is not valid`},
 		{"--bundle=DIR/changed --leaves=DIR/leaves", exitFailed, `ranks  BROKEN  rank 5 stands where rank 4 is next`},
 		{"--bundle=DIR/changed --leaves=DIR/leaves --output=json", exitFailed, `"verdict":"broken"`},
 		{"--bundle=DIR/bundle --leaves=DIR/changed", exitFailed, `list  BROKEN  the file has \d+ bytes, want 1650`},
 		{"--bundle=DIR/leaves --leaves=DIR/leaves", exitFailed, `^stampede: /.*/leaves: not the bundle of a draw: `},
-		{"--bundle=DIR/bundle --leaves=DIR/leaves --receipt=" + string(forged), exitFailed, `receipt  BROKEN  it is `},
-		{"--bundle=DIR/bundle --leaves=DIR/leaves --receipt=xyz", exitUsage, `^stampede: --receipt: the receipt is not valid`},
 		{"--bundle=DIR/bundle", exitUsage, `^stampede: missing flags: --leaves=FILE`},
 		{"--bundle=DIR/early --leaves=DIR/leaves", exitUnknown, `list   kept     50 .*
 seed   UNKNOWN  there is no seed yet`},
-		{"--bundle=DIR/none --leaves=DIR/leaves", exitUnknown, `^stampede: the draw was not checked: open /.*/none: no such file`},
-		{"--bundle=DIR/bundle --leaves=DIR/none", exitUnknown, `^stampede: the draw was not checked: open /.*/none: no such file`},
+		{"--bundle=DIR/none --leaves=DIR/leaves", exitUnknown, `^stampede: the draw was not checked: open /.*/none: no such`},
+		{"--bundle=DIR/bundle --leaves=DIR/none", exitUnknown, `^stampede: the draw was not checked: open /.*/none: no such`},
+		{"--bundle=DIR/bundle --leaves=DIR/.", exitUnknown, `^stampede: the draw was not checked: /.*/. is not a regular`},
 		{"--bundle=DIR/. --leaves=DIR/leaves", exitUnknown, `^stampede: the draw was not checked: read /.*: is a directory`},
 	} {
 		var out, errs bytes.Buffer
