@@ -108,4 +108,6 @@ func TestRestockFormOfItemsTakesEffectOnce(t *testing.T) {
 	require.Equal(t, []int64{23, 6}, []int64{d.shown(id).Items[0].Stock, d.shown(id).Items[1].Stock})
 	change := details([]byte(`{"item_units": {"m": 20, "l": -3}}`))
 	require.Equal(t, []detail{{Name: "item units", Value: "20 × m, -3 × l"}}, change)
+	change = details([]byte(`{"items": [{"code": "m", "name": "Medium", "stock": 20}], "item_names": {"m": "Medium"}}`))
+	require.Equal(t, []detail{{Name: "item names", Value: `{"m": "Medium"}`}}, change)
 }

@@ -134,6 +134,7 @@ func (p *problem) Error() string { return p.Slug + ": " + p.detail }
 func problemFor(err error) *problem {
 	var (
 		known   *problem
+		unknown *catalog.UnknownItemError
 		input   *order.InvalidError
 		illegal *reservation.IllegalTransitionError
 		taken   *catalog.TakenError
@@ -145,6 +146,8 @@ func problemFor(err error) *problem {
 	switch {
 	case errors.As(err, &known):
 		return known
+	case errors.As(err, &unknown):
+		return problemUnknownItem(unknown.Code)
 	case errors.As(err, &input):
 		return invalid(input.Error() + ".")
 	case errors.As(err, &illegal):
@@ -187,16 +190,20 @@ func problemForSoldOut(a reservation.Answer) *problem {
 	}
 }
 
+func problemUnknownItem(code string) *problem {
+	return &problem{
+		Kind: problems.UnknownItem, item: truncate(code),
+		detail: "The sale has no item with the code in item. GET /v1/sales/{sale} lists its items.",
+	}
+}
+
 // problemForVerdict is the problem for a verdict that reserves nothing.
 func problemForVerdict(a reservation.Answer, now time.Time) *problem {
 	switch a.Verdict {
 	case reservation.SoldOut:
 		return problemForSoldOut(a)
 	case reservation.UnknownItem:
-		return &problem{
-			Kind: problems.UnknownItem, item: truncate(a.Short[0]),
-			detail: "The sale has no item with the code in item. GET /v1/sales/{sale} lists its items.",
-		}
+		return problemUnknownItem(a.Short[0])
 	case reservation.AlreadyPurchased:
 		return &problem{
 			Kind: problems.AlreadyPurchased, location: orderPath(a.Reservation.OrderID), orderID: a.Reservation.OrderID,

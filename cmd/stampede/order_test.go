@@ -183,6 +183,16 @@ func TestItemsAreShown(t *testing.T) {
 		show := run("sale", "show", sale.ID.String())
 		assert.Regexp(t, `item m +1 of 3 left, 129.00 EUR, m\nitem l +0 of 1 left, 99.00 EUR, l\n`, show)
 	}
+	rename := []string{"sale", "rename", sale.ID.String(), "Tee", "--item=m:Medium", "--item=l:Large, that is: 54"}
+	assert.Regexp(t, `Tee \(2 items\)\n`, s.ends(exitOK, rename...))
+	show := s.ends(exitOK, "sale", "show", sale.ID.String())
+	assert.Regexp(t, `(?s)name +Tee\n.*129.00 EUR, Medium\n.*99.00 EUR, Large, that is: 54\n`, show)
+	for _, wrong := range []string{"--item=m", "--item=xl:XL", "--item=m:"} {
+		s.ends(exitUsage, "sale", "rename", sale.ID.String(), wrong)
+		status, _, output := remote(t, url, adminToken, "sale", "rename", sale.ID.String(), wrong)
+		assert.Equal(t, exitUsage, status, output)
+	}
+	s.ends(exitUsage, "sale", "rename", sale.ID.String())
 	assert.Contains(t, s.ends(exitOK, "order", "export", "--user=ann"), `"{""m"":2,""l"":1}"`)
 }
 

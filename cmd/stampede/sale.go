@@ -28,6 +28,7 @@ type saleCmd struct {
 	Resume  saleResumeCmd  `cmd:"" help:"Resume a paused sale."`
 	End     saleEndCmd     `cmd:"" help:"End a sale permanently."`
 	Restock saleRestockCmd `cmd:"" help:"Add units to a sale, or remove unsold ones."`
+	Rename  saleRenameCmd  `cmd:"" help:"Change the name of a sale, or those of its items."`
 	History saleHistoryCmd `cmd:"" help:"Show every change of a sale, and who made it."`
 	Archive saleArchiveCmd `cmd:"" help:"Move the orders of sales that are over from Postgres into files. A repeat finishes what was interrupted."`
 }
@@ -44,6 +45,7 @@ type saleStore interface {
 	End(ctx context.Context, id uuid.UUID) (catalog.CountedSale, error)
 	Restock(ctx context.Context, id uuid.UUID, units int64, key string) (catalog.CountedSale, error)
 	RestockItems(ctx context.Context, id uuid.UUID, units map[string]int64, key string) (catalog.CountedSale, error)
+	Rename(ctx context.Context, id uuid.UUID, to catalog.Names) (catalog.CountedSale, error)
 	History(ctx context.Context, id uuid.UUID, limit int) ([]catalog.Change, error)
 }
 
@@ -349,6 +351,38 @@ func (c *saleRestockCmd) Run(ctx context.Context, s *streams, logger *slog.Logge
 		sale, err := sales.RestockItems(ctx, c.Sale, units, key)
 		return sale, mayBeDone(err, key)
 	})
+}
+
+type saleRenameCmd struct {
+	changeFlags
+	saleArg
+	Name *string    `arg:"" optional:"" help:"New name of the sale. Left out to rename items only."`
+	Item []itemName `sep:"none" env:"STAMPEDE_SALE_ITEM" placeholder:"CODE:NAME" help:"New name of an item. Repeat it for each."`
+}
+
+func (c *saleRenameCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	return c.withOne(ctx, s, logger, func(ctx context.Context, sales saleStore) (catalog.CountedSale, error) {
+		to := catalog.Names{Sale: c.Name}
+		for _, i := range c.Item {
+			if to.Items == nil {
+				to.Items = make(map[string]string)
+			}
+			to.Items[i.code] = i.name
+		}
+		return sales.Rename(ctx, c.Sale, to)
+	})
+}
+
+// itemName is the new name of an item on the command line.
+type itemName struct{ code, name string }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (i *itemName) UnmarshalText(text []byte) (err error) {
+	var named bool
+	if i.code, i.name, named = strings.Cut(string(text), ":"); !named {
+		err = fmt.Errorf("%q is not CODE:NAME, such as m:Medium", text)
+	}
+	return err
 }
 
 type saleHistoryCmd struct {

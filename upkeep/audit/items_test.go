@@ -14,6 +14,7 @@ import (
 	"stampede/internal/test/testwork"
 	"stampede/ledger"
 	"stampede/reservation"
+	"stampede/reservation/catalog"
 	"stampede/reservation/order"
 )
 
@@ -80,6 +81,11 @@ func TestAuditOfBasketsPassesEveryPromise(t *testing.T) {
 	require.False(t, report.Unchecked(), testwork.Text(t, report))
 	require.Contains(t, testwork.Text(t, report), "      18 = 9 available + 7 held + 2 sold   sale "+s.sale.String()+
 		" shirts\n        10 = 7 available + 3 held + 0 sold   m\n        8 = 2 available + 4 held + 2 sold   l\n")
+	_, err := s.Rename(t.Context(), s.sale, catalog.Names{Items: map[string]string{"m": "M"}})
+	require.NoError(t, err)
+	testwork.RequireUnbroken(t, s.Shop, s.sale)
+	testshop.Exec(t, s.Pool, "UPDATE sales SET published_revision = 1 WHERE id = $1", s.sale)
+	testwork.RequireUnbroken(t, s.Shop, s.sale) // a new name that Redis has not heard of is a known change
 	testwork.ReleaseUnits(t, s.Shop)
 	s.basket(t, "dan", map[string]int64{"l": 4})
 	require.Equal(t, "S3", testwork.Broken(testwork.Audit(t, s.Shop, s.sale)), "the order is in transit")
