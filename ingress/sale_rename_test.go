@@ -70,8 +70,10 @@ func TestRenameSale(t *testing.T) {
 		require.Equal(t, strings.ReplaceAll(code, `\n`, "\n"), p["item"])
 	}
 	require.Equal(t, "Tee", s.get(sale).is(http.StatusOK)["name"])
+	p := s.post(sale+"/restock", `{"items":{"m":1,"xl":1}}`, operator).isProblem(http.StatusUnprocessableEntity, "unknown-item")
+	require.Equal(t, "xl", p["item"])
 	plain := "/v1/sales/" + s.sale(reservation.Terms{Stock: 1}).String() + "/rename"
-	p := s.post(plain, `{"items":{"m":"M"}}`, operator).isProblem(http.StatusBadRequest, "invalid-request")
+	p = s.post(plain, `{"items":{"m":"M"}}`, operator).isProblem(http.StatusBadRequest, "invalid-request")
 	require.Equal(t, "items must be left out: the sale has none, rename it by its name.", p["detail"])
 	require.Equal(t, "Cap", s.post(plain, `{"name":"Cap"}`, operator).is(http.StatusOK)["name"])
 

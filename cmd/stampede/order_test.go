@@ -179,7 +179,8 @@ func TestItemsAreShown(t *testing.T) {
 		assert.Regexp(t, `units +3\nitems +\{"m":2,"l":1\}\n(?s).*amount +357.00 EUR`, run("order", "show", bought.OrderID))
 		assert.Contains(t, run("order", "show", bought.OrderID, "--output=json"), `"items":{"m":2,"l":1}`)
 		assert.Contains(t, run("order", "list", "--user=ann", "--output=json"), `"items":{"m":2,"l":1}`)
-		assert.Regexp(t, `Shirt \(2 items\)\n`, run("sale", "list"))
+		assert.Regexp(t, ` -  .*Shirt \(2 items\)\n`, run("sale", "list"))
+		assert.Regexp(t, `unit price +-\n`, run("sale", "show", sale.ID.String()))
 		show := run("sale", "show", sale.ID.String())
 		assert.Regexp(t, `item m +1 of 3 left, 129.00 EUR, m\nitem l +0 of 1 left, 99.00 EUR, l\n`, show)
 	}

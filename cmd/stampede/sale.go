@@ -89,10 +89,18 @@ func writeSales(w io.Writer, sales []catalog.CountedSale) error {
 		if len(s.Items) > 0 {
 			name += fmt.Sprintf(" (%d items)", len(s.Items))
 		}
-		t.row(s.ID, s.State, s.Stock, s.Available, s.Held, s.Sold, orDash(figure.Money(s.UnitPrice, s.Currency)),
+		t.row(s.ID, s.State, s.Stock, s.Available, s.Held, s.Sold, price(s.UnitPrice, s.Currency),
 			second(s.OpensAt), second(s.ClosesAt), name)
 	}
 	return t.Flush()
+}
+
+// price is a dash for none, also in a sale whose items have prices.
+func price(minor int64, currency string) string {
+	if minor == 0 {
+		return "-"
+	}
+	return figure.Money(minor, currency)
 }
 
 // writeSale shows all of a sale.
@@ -116,7 +124,7 @@ func writeSale(w io.Writer, all []catalog.CountedSale) error {
 			{"held", s.Held},
 			{"sold", s.Sold},
 			{"per-order limit", s.PerOrderLimit},
-			{"unit price", orDash(figure.Money(s.UnitPrice, s.Currency))},
+			{"unit price", price(s.UnitPrice, s.Currency)},
 			{"payment window", window},
 			{"payment grace", s.PaymentGrace},
 			{"payment pace", pace},
@@ -129,7 +137,7 @@ func writeSale(w io.Writer, all []catalog.CountedSale) error {
 		}
 		for _, i := range s.Items {
 			t.row("item "+i.Code, fmt.Sprintf("%d of %d left, %s, %s", i.Available, i.Stock,
-				orDash(figure.Money(i.UnitPrice, s.Currency)), printable(i.Name)))
+				price(i.UnitPrice, s.Currency), printable(i.Name)))
 		}
 	}
 	return t.Flush()

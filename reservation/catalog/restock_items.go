@@ -50,7 +50,7 @@ func restocked(items []reservation.Item, units map[string]int64) ([]reservation.
 	for code, n := range units {
 		place := slices.IndexFunc(items, func(i reservation.Item) bool { return i.Code == code })
 		if place < 0 {
-			return nil, invalidItems("must be those of the sale: it has no %q", code)
+			return nil, &UnknownItemError{code}
 		}
 		if items[place].Stock += n; items[place].Stock < 0 {
 			return nil, invalidItems("must leave the stock of %s at 0 or above", code)
