@@ -54,6 +54,9 @@ func TestItemsAreShown(t *testing.T) {
 	first, ok := f.next()
 	require.True(t, ok)
 	require.Equal(t, "3", first.data.V[id.String()+".item.0.available"])
+	require.Equal(t, "3 × m, 6 × l", first.data.V[id.String()+".items"])
+	_, shown = b.get("/")
+	require.Contains(t, shown, `<span class="sub left"><span data-live="`+id.String()+`.items">3 × m, 6 × l<`)
 	d.basket(id, "bob", map[string]int64{"m": 3})
 	d.show(id)
 	second, ok := f.next()
@@ -62,6 +65,9 @@ func TestItemsAreShown(t *testing.T) {
 		second.data.V[id.String()+".item.0.available"], second.data.V[id.String()+".item.0.taken.width"],
 	})
 	require.NotContains(t, second.data.V, id.String()+".item.1.available")
+	require.Equal(t, "gone: m · 6 × l", second.data.V[id.String()+".items"])
+	_, shown = b.get("/sales")
+	require.Contains(t, shown, `<span class="sub left"><span>gone: m · 6 × l</span>`)
 	d.fleet.publish(func(s *fleet.Snapshot) {
 		sale := s.Sales[0]
 		sale.UnitsKnown = false
@@ -69,6 +75,8 @@ func TestItemsAreShown(t *testing.T) {
 	})
 	_, shown = b.get(page)
 	require.Contains(t, shown, `item.0.available">–<`)
+	_, shown = b.get("/")
+	require.Contains(t, shown, `.items">–<`)
 
 	_, shown = b.get("/orders/" + o.String() + "?user=ann")
 	require.Contains(t, shown, `<dd>3<span class="sub">1 × m, 2 × l</span></dd>`)
