@@ -147,7 +147,9 @@ func (s *operatorService) restockSale(c echo.Context, operator string) error {
 	}
 	switch {
 	case body.Units == 0 && body.Items == nil:
-		return &order.InvalidError{Field: "units", Reason: "must be a whole number, below zero to remove units"}
+		return &order.InvalidError{
+			Field: "units", Reason: "must be a whole number, below zero to remove units, unless there are items",
+		}
 	case body.Units != 0 && body.Items != nil:
 		return &order.InvalidError{Field: "units", Reason: "must be left out if there are items"}
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/http"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -261,15 +262,8 @@ func (p *problem) appendJSON(dst []byte) []byte {
 		dst = strconv.AppendInt(dst, p.limit, 10)
 	}
 	dst = appendText(dst, "item", p.item)
-	for i, code := range p.items {
-		if i == 0 {
-			dst = append(dst, `,"items":["`...)
-		} else {
-			dst = append(dst, `","`...)
-		}
-		dst = append(dst, code...)
-	}
 	if len(p.items) > 0 {
+		dst = append(append(dst, `,"items":["`...), strings.Join(p.items, `","`)...)
 		dst = append(dst, `"]`...)
 	}
 	dst = appendObject(dst, "available", p.available)
