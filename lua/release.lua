@@ -50,7 +50,7 @@ local generation = refusal and 0 or sale[4] + 1
 
 local held_pattern = '^(%S+) (%d+) %d+ %x+%f[%z:@]:?([%w_-]*)@?%d*%f[%z:@]$' -- as in reserve.lua
 
--- In a sale with items; others pay nothing for them.
+-- A sale without items makes no closure.
 local items, lines_of, put_back
 if sale[7] and not refusal then
   held_pattern = string.gsub(held_pattern, '%%d', '%%w', 1)

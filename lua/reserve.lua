@@ -29,7 +29,8 @@
 --              The next place is sequence + 1. In a sale with items: items, their codes in order, each
 --              with a letter, a to z and then A to Z; left.a and stock.a, of which left and stock are the
 --              sums; limit.a, if it has one; quiet.a: when units returned to an item with none left; and
---              limit in the place of per_order_limit, which is 0 for callers that do not know items.
+--              limit in the place of per_order_limit, which is 0 in no other sale: callers that do not
+--              know items sell nothing.
 --   2  buyers  hash: user -> "<order id> <quantity> <sequence> <reserved_at_ms>", the last in hexadecimal,
 --              followed by ":<key>" if the purchase had an idempotency key, and by "@<epoch>" if the
 --              reservation was made before the last rebuild. Every order of the sale keeps this value,
@@ -149,7 +150,7 @@ local held_pattern = '^(%S+) (%d+) %d+ %x+%f[%z:@]:?([%w_-]*)@?%d*%f[%z:@]$'
 local ended_pattern = '^%S+ (%d+) %l$'
 local wrong = math.huge -- the quantity of a request that the sale cannot have, such as lines if it has no items
 
--- In a sale with items; others pay nothing for them.
+-- A sale without items pays nothing for them: it makes no closure, and its orders have one test more.
 local items, codes, letters, lines_of, refusal_of
 local some_short = false
 if limit == 0 then
@@ -184,7 +185,7 @@ if limit == 0 then
   local values = redis.call('HMGET', KEYS[1], unpack(fields))
   codes, limit, terms[8] = values[1], whole(values[2]), values[2]
   if not (codes and limit) then
-    return redis.error_reply('ERR the sale ' .. KEYS[1] .. ' is damaged: no order may hold a unit, and it has no items')
+    return redis.error_reply('ERR the sale ' .. KEYS[1] .. ' is damaged: per_order_limit is 0, but items or limit is missing')
   end
   for letter, item in pairs(items) do
     local since = whole(values[item.at + 3])
