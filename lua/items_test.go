@@ -98,7 +98,8 @@ func TestReserveGivesEveryAnswerForItems(t *testing.T) {
 	}
 	// Damage of an item affects those who want it.
 	require.NoError(t, b.rdb.HSet(t.Context(), b.saleKey, "left.b", "many", "limit.c", "x", "left.c", 1).Err())
-	require.Equal(t, []string{"wrong-items", "wrong-items", "wrong-items", "sold-out a0", "replayed order-ann a2c1 1:key-1"},
+	require.Equal(t,
+		[]string{"wrong-items", "wrong-items", "wrong-items", "sold-out a0", "replayed order-ann a2c1 1:key-1"},
 		b.reserve(wants("joe", "b1"), wants("joe", "a1b1"), wants("joe", "c1"), wants("joe", "a1"), ann))
 	require.NoError(t, b.rdb.HDel(t.Context(), b.saleKey, "limit").Err())
 	_, err = b.tryReserve(wants("joe", "a1"))
