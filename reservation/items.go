@@ -24,6 +24,9 @@ func (q *queue) reserveItems(ctx context.Context, r Request, arrived int64) (Ans
 	wanted := all[:len(codes)]
 	var unknown []string
 	for code, n := range r.Items {
+		if n < 1 {
+			return Answer{}, &order.InvalidError{Field: "items", Reason: "must have at least 1 unit of each item"}
+		}
 		if place := slices.Index(codes, code); place >= 0 {
 			wanted[place] = min(n, order.MaxPerOrder+1) // as in newCall
 			r.Quantity += wanted[place]
@@ -43,17 +46,10 @@ func (q *queue) reserveItems(ctx context.Context, r Request, arrived int64) (Ans
 
 func (r *Request) validateItems() error {
 	switch {
-	case r.Items == nil:
-		return nil
-	case r.Quantity != 0:
+	case r.Items != nil && r.Quantity != 0:
 		return &order.InvalidError{Field: "items", Reason: "must not come with a quantity"}
-	case len(r.Items) == 0:
+	case r.Items != nil && len(r.Items) == 0:
 		return &order.InvalidError{Field: "items", Reason: "must have at least one item"}
-	}
-	for _, n := range r.Items {
-		if n < 1 {
-			return &order.InvalidError{Field: "items", Reason: "must have at least 1 unit of each item"}
-		}
 	}
 	return nil
 }

@@ -37,8 +37,13 @@ type soldItemsSeen struct {
 	users int64 // how many buyers and ended orders there were
 }
 
-// soldItemsScan is the least time between two scans of the buyers of a sale.
-const soldItemsScan = 2 * time.Second
+const (
+	// soldItemsScan is the least time between two scans of the buyers of a sale.
+	soldItemsScan = 2 * time.Second
+	// soldItemsRest bounds what scans of many buyers cost Redis, which are repeated while other items are sold: the pause
+	// after a scan is so many times as long as the scan.
+	soldItemsRest = 20
+)
 
 // remembersSoldOutItems returns the answer to a request that wants an item which is known to be sold out, for a user
 // who has no order in the sale.
@@ -138,7 +143,8 @@ func (of *seller) rememberSoldItems(ctx context.Context, _ []int64) error {
 			if err != nil {
 				return err
 			}
-			inScan, nextScan = false, of.store.sinceStart()+int64(soldItemsScan)
+			ended := of.store.sinceStart()
+			inScan, nextScan = false, ended+max(int64(soldItemsScan), soldItemsRest*(ended-scanned.at))
 		case <-ctx.Done():
 			return nil
 		}
