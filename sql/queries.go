@@ -110,6 +110,7 @@ var (
 	CatalogUnpublishedSales = query("catalog/unpublished_sales")
 
 	CrowdSaleOrders = query("crowd/sale_orders")
+	CrowdSeenAt     = query("crowd/seen_at")
 	CrowdSaleSold   = query("crowd/sale_sold")
 
 	DeadLetterFind          = query("deadletter/find")

@@ -136,8 +136,12 @@ func writeSale(w io.Writer, all []catalog.CountedSale) error {
 			t.row(row[:]...)
 		}
 		for _, i := range s.Items {
-			t.row("item "+i.Code, fmt.Sprintf("%d of %d left, %s, %s", i.Available, i.Stock,
-				price(i.UnitPrice, s.Currency), printable(i.Name)))
+			limit := ""
+			if i.PerOrderLimit > 0 {
+				limit = fmt.Sprintf("at most %d, ", i.PerOrderLimit)
+			}
+			t.row("item "+i.Code, fmt.Sprintf("%d of %d left, %s, %s%s", i.Available, i.Stock, price(i.UnitPrice, s.Currency),
+				limit, printable(i.Name)))
 		}
 	}
 	return t.Flush()
@@ -351,6 +355,9 @@ func (c *saleRestockCmd) Run(ctx context.Context, s *streams, logger *slog.Logge
 		}
 		units := make(map[string]int64)
 		for _, i := range c.Item {
+			if i.UnitPrice != 0 {
+				return catalog.CountedSale{}, &order.InvalidError{Field: "--item", Reason: "must be CODE:UNITS: a price is for good"}
+			}
 			units[i.Code] += i.Stock
 		}
 		if c.Units != 0 {
