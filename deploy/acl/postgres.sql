@@ -30,12 +30,12 @@ BEGIN
     FOR given IN
         SELECT rights, target, 'stampede_' || unnest(string_to_array(roles, ' ')) AS role
         FROM (VALUES
-            ('SELECT', 'ingress worker relay desk reader', 'goose_db_version schema_contracts sales sale_events order_events pulse outages'),
+            ('SELECT', 'ingress worker relay desk reader', 'goose_db_version schema_contracts sales sale_items sale_events order_events pulse outages'),
             ('SELECT', 'ingress worker desk reader', 'orders order_history order_months'),
             ('SELECT', 'ingress worker relay desk reader', 'payment_events payments'),
             ('INSERT', 'ingress worker desk', 'payment_events'),
-            ('INSERT', 'ingress desk', 'sales'),
-            ('UPDATE', 'ingress worker desk', 'sales orders'),
+            ('INSERT', 'ingress desk', 'sales sale_items'),
+            ('UPDATE', 'ingress worker desk', 'sales sale_items orders'),
             -- The log stays as it is, but for what is added to its data.
             ('UPDATE (idempotency_key, data)', 'ingress worker desk', 'sale_events'),
             ('UPDATE (type, due, pay_from, data)', 'ingress worker desk', 'order_events'),

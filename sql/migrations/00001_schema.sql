@@ -23,7 +23,7 @@ CREATE TABLE sales (
     payment_grace_seconds  bigint NOT NULL DEFAULT 0 CHECK (payment_grace_seconds >= 0),
     -- How many orders a second get their turn to pay; 0 for all at once.
     payments_per_second    bigint NOT NULL DEFAULT 0 CHECK (payments_per_second >= 0),
-    -- What a unit costs, in minor units of the currency (ISO 4217); both or none.
+    -- What a unit costs, in minor units of the currency (ISO 4217); both or none. Items have prices of their own.
     unit_price             bigint CHECK (unit_price > 0),
     currency               char(3) CHECK (currency ~ '^[A-Z]{3}$'),
     -- 1, and one more for each rebuild of the sale's stock in Redis.
@@ -33,6 +33,8 @@ CREATE TABLE sales (
     -- The sale lives in partition hash(id) mod partitions; shards is how many it spans.
     partitions             integer NOT NULL DEFAULT 1 CHECK (partitions > 0),
     shards                 integer NOT NULL DEFAULT 1 CHECK (shards > 0),
+    -- How many items the sale has (sale_items): 0 for a sale of one thing.
+    items                  integer NOT NULL DEFAULT 0 CHECK (items BETWEEN 0 AND 52),
     -- The latest change of the definition, and the latest one that Redis has. Workers publish the rest.
     revision               bigint NOT NULL DEFAULT 1,
     published_revision     bigint NOT NULL DEFAULT 0,
@@ -47,7 +49,7 @@ CREATE TABLE sales (
     archive                jsonb,
     -- The second guard against overselling; the first is lua/reserve.lua.
     CONSTRAINT sales_not_oversold CHECK (sold BETWEEN 0 AND stock),
-    CONSTRAINT sales_price CHECK ((unit_price IS NULL) = (currency IS NULL))
+    CONSTRAINT sales_price CHECK ((unit_price IS NULL) = (currency IS NULL) OR items > 0 AND unit_price IS NULL)
 ) WITH (fillfactor = 50); -- the counter of a hot sale is updated in place, so leave room on its page
 
 CREATE UNIQUE INDEX sales_idempotency ON sales (idempotency_key) WHERE idempotency_key IS NOT NULL;
@@ -56,6 +58,51 @@ CREATE INDEX sales_tag ON sales (right(id::text, 4));
 -- Workers look for these two all the time.
 CREATE INDEX sales_unpublished ON sales (id) WHERE published_revision < revision;
 CREATE INDEX sales_unretired ON sales (id) WHERE retired_at IS NULL;
+
+-- The items of a sale. All who lock rows of both lock the items first.
+CREATE TABLE sale_items (
+    sale_id         uuid NOT NULL REFERENCES sales ON DELETE CASCADE,
+    -- The letter of the item in the lines of orders: a to z, then A to Z.
+    item            text COLLATE "C" NOT NULL CHECK (item ~ '^[a-zA-Z]$'),
+    code            text COLLATE "C" NOT NULL CHECK (code ~ '^[a-z0-9._-]{1,32}$'),
+    name            text NOT NULL,
+    unit_price      bigint CHECK (unit_price > 0),
+    per_order_limit bigint CHECK (per_order_limit > 0),
+    stock           bigint NOT NULL,
+    -- Units of live orders: a projection of order_events, as sales.sold is for all items.
+    sold            bigint NOT NULL DEFAULT 0,
+    PRIMARY KEY (sale_id, item),
+    CONSTRAINT sale_items_code UNIQUE (sale_id, code),
+    CONSTRAINT sale_items_not_oversold CHECK (sold BETWEEN 0 AND stock)
+) WITH (fillfactor = 50);
+
+-- The items of a sale in their order, as JSON; NULL if it has none.
+CREATE FUNCTION items_of(sale uuid) RETURNS jsonb LANGUAGE sql STABLE AS $$
+    SELECT jsonb_agg(jsonb_strip_nulls(jsonb_build_object('code', code, 'name', name, 'stock', stock, 'sold', sold, 'unit_price', unit_price,
+                                                          'per_order_limit', per_order_limit)) ORDER BY item < 'a', item)
+    FROM sale_items WHERE sale_id = sale
+$$;
+
+-- The lines of an order ("a2c1"), a row for each. No line has more than seven digits: forged ones must not stop an audit.
+CREATE FUNCTION order_lines(lines text) RETURNS TABLE (item text, units bigint) LANGUAGE sql IMMUTABLE AS $$
+    SELECT line[1], line[2]::bigint FROM regexp_matches(lines, '([a-zA-Z])([0-9]{1,7})', 'g') AS line
+$$;
+
+-- The items of an order by code, as a JSON object; NULL without lines.
+CREATE FUNCTION order_items(sale uuid, lines text) RETURNS text LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN lines IS NOT NULL THEN (
+        SELECT '{' || string_agg(to_json(coalesce(i.code, l.item))::text || ':' || l.units, ',' ORDER BY l.item < 'a', l.item) || '}'
+        FROM order_lines(lines) AS l LEFT JOIN sale_items AS i ON i.sale_id = sale AND i.item = l.item
+    ) END
+$$;
+
+-- What an order costs; NULL if its sale has no price.
+CREATE FUNCTION order_amount(sale uuid, unit_price bigint, quantity bigint, lines text) RETURNS bigint LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN lines IS NULL THEN unit_price * quantity ELSE (
+        SELECT sum(i.unit_price * l.units)::bigint
+        FROM order_lines(lines) AS l JOIN sale_items AS i ON i.sale_id = sale AND i.item = l.item
+    ) END
+$$;
 
 -- Orders --------------------------------------------------------------------------------------------------------------
 
@@ -78,6 +125,8 @@ CREATE TABLE order_events (
     due         timestamptz,
     pay_from    timestamptz,
     key_fingerprint text,
+    -- The units by item ("a2c1"), of each event; NULL in a sale without items. The quantity is their sum.
+    lines       text,
     -- What few events have: reason, reference, operator, traceparent.
     data        jsonb NOT NULL DEFAULT '{}',
     PRIMARY KEY (sale_id, order_id, version)
@@ -110,6 +159,8 @@ CREATE TABLE orders (
     payment_reference text,
     -- Fingerprint of the purchase's idempotency key, by which a rebuilt Redis recognizes a retry.
     key_fingerprint   text,
+    -- The units by item ("a2c1"); NULL in a sale without items.
+    lines             text,
     PRIMARY KEY (sale_id, id)
 ) PARTITION BY RANGE (sale_id);
 
@@ -132,7 +183,7 @@ CREATE INDEX orders_ended ON orders (sale_id, user_id, key_fingerprint, id DESC)
 -- The log with a row for each event. The reservation has the position of its outcome.
 CREATE VIEW order_history AS
 SELECT position, order_id, 1 AS version, 'OrderReserved' AS type, sale_id, user_id, quantity, reserved_at AS occurred_at,
-       data - 'reason' || jsonb_strip_nulls(jsonb_build_object('sequence', sequence, 'epoch', epoch, 'key_fingerprint', key_fingerprint)) AS data
+       data - 'reason' || jsonb_strip_nulls(jsonb_build_object('sequence', sequence, 'epoch', epoch, 'key_fingerprint', key_fingerprint, 'lines', lines)) AS data
 FROM order_events
 WHERE reserved_at IS NOT NULL
 UNION ALL
@@ -490,6 +541,6 @@ GRANT EXECUTE ON FUNCTION newest_position() TO pg_read_all_data;
 
 -- +goose Down
 DROP VIEW order_history, order_months, payments;
-DROP TABLE audits, payment_events, receipt_key, outages, pulse, rebuilds, redis_servers, dead_letters, releases, relay_targets, sale_events, orders, order_events, sales;
-DROP FUNCTION sale_in_use(uuid), open_sale(uuid), pay_clock(), lost_time(), newest_position(), next_position(),
+DROP TABLE audits, payment_events, receipt_key, outages, pulse, rebuilds, redis_servers, dead_letters, releases, relay_targets, sale_events, orders, order_events, sale_items, sales;
+DROP FUNCTION items_of(uuid), order_amount(uuid, bigint, bigint, text), order_items(uuid, text), order_lines(text), sale_in_use(uuid), open_sale(uuid), pay_clock(), lost_time(), newest_position(), next_position(),
     make_month_of_sale(), make_month(uuid), first_sale(timestamp), sale_month(uuid);
