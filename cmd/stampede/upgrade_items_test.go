@@ -74,5 +74,6 @@ func (u *upgrade) sellItems() {
 func userOf(i int) string { return "buyer-" + strconv.Itoa(i) }
 
 func (u *upgrade) buy(sale uuid.UUID, buyer int, body string, into *upgradedOrder) int {
-	return u.send(u.t.Context(), http.MethodPost, "/v1/sales/"+sale.String()+"/orders", u.bearer(userOf(buyer)), body, into)
+	path := "/v1/sales/" + sale.String() + "/orders"
+	return u.send(u.t.Context(), http.MethodPost, path, u.bearer(userOf(buyer)), body, into)
 }
