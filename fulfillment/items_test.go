@@ -30,7 +30,8 @@ func TestBasketsAreReplayedAndDiscarded(t *testing.T) {
 	for user, items := range map[string]map[string]int64{
 		"ann": {"m": 2, "l": 1}, "bob": {"m": 1}, "cid": {"m": 1, "l": 2},
 	} {
-		answer, err := s.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: user, Items: items})
+		answer, err := s.Reserve(t.Context(),
+			reservation.Request{Sale: sale.ID, User: user, Items: items, IdempotencyKey: "key-" + user})
 		require.NoError(t, err)
 		require.Equal(t, reservation.Reserved, answer.Verdict)
 		made, err := deadletter.OrdersOf(testwork.TakeOut(t, s))
