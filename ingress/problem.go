@@ -60,8 +60,8 @@ type problem struct {
 	redis       string
 	postgres    string
 
-	// body is the JSON of a problem that fixed has made.
-	body []byte
+	// body is the JSON of a problem that fixed has made, and begin the beginning of one that begun has made.
+	body, begin []byte
 }
 
 // Problems without a member that varies. They must not be changed.
@@ -126,6 +126,16 @@ func fixed(p problem) *problem {
 	return &p
 }
 
+// itemsSoldOut is without the items.
+var itemsSoldOut = begun(problem{
+	Kind: problems.SoldOut, detail: "Fewer units are left than you asked for of the items in items: nothing was reserved.",
+})
+
+func begun(p problem) problem {
+	p.begin = p.appendBegin(nil)
+	return p
+}
+
 func invalid(detail string) *problem { return &problem{Kind: problems.Invalid, detail: detail} }
 
 func (p *problem) Error() string { return p.Slug + ": " + p.detail }
@@ -185,10 +195,9 @@ func problemForSoldOut(a reservation.Answer) *problem {
 	if len(a.Short) == 0 {
 		return problemSoldOut
 	}
-	return &problem{
-		Kind: problems.SoldOut, items: a.Short, available: a.Left,
-		detail: "Fewer units are left than you asked for of the items in items: nothing was reserved.",
-	}
+	p := itemsSoldOut
+	p.items, p.available = a.Short, a.Left
+	return &p
 }
 
 func problemUnknownItem(code string) *problem {
@@ -244,15 +253,23 @@ func secondsUntil(t, now time.Time) int {
 	return int(min(max(s, retrySoon), retryLongest))
 }
 
-// appendJSON appends the body. It avoids the encoder because most purchases of a crowd are answered with a problem.
-func (p *problem) appendJSON(dst []byte) []byte {
+// appendBegin appends the members that every problem has.
+func (p *problem) appendBegin(dst []byte) []byte {
+	if p.begin != nil {
+		return append(dst, p.begin...)
+	}
 	dst = append(dst, `{"type":"/problems/`...)
 	dst = append(dst, p.Slug...)
 	dst = append(dst, '"')
 	dst = appendText(dst, "title", p.Title)
 	dst = append(dst, `,"status":`...)
 	dst = strconv.AppendInt(dst, int64(p.Status), 10)
-	dst = appendText(dst, "detail", p.detail)
+	return appendText(dst, "detail", p.detail)
+}
+
+// appendJSON appends the body. It avoids the encoder because most purchases of a crowd are answered with a problem.
+func (p *problem) appendJSON(dst []byte) []byte {
+	dst = p.appendBegin(dst)
 	if !p.opensAt.IsZero() {
 		dst = append(dst, `,"opens_at":"`...)
 		dst = append(order.AppendTime(dst, p.opensAt), '"')

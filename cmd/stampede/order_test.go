@@ -194,6 +194,7 @@ func TestItemsAreShown(t *testing.T) {
 		assert.Equal(t, exitUsage, status, output)
 	}
 	s.ends(exitUsage, "sale", "rename", sale.ID.String())
+	s.ends(exitUsage, "sale", "restock", sale.ID.String(), "--item=m:1:12900")
 	assert.Contains(t, s.ends(exitOK, "order", "export", "--user=ann"), `"{""m"":2,""l"":1}"`)
 }
 
