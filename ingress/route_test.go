@@ -33,10 +33,10 @@ func TestUnknownRoutesAndMethods(t *testing.T) {
 	}
 	// A missing id, for example from an empty variable of a client, is no route; it is not an invalid id.
 	for _, path := range []string{
-		"/v1/sales/", "/v1/sales//orders", "/v1/sales//events", "/v1/sales//pause", "/v1/sales//restock", "/v1/sales//rename", "/v1/orders/",
-		"/v1/orders//pay", "/v1/orders//cancel",
-		"/v1/orders//events", "/v1/orders//events/ticket", "/v1/sales//events/ticket", "/v1/admin/orders/",
-		"/v1/admin/orders//cancel", "/v1/admin/sales//history", "/problems/",
+		"/v1/sales/", "/v1/sales//orders", "/v1/sales//events", "/v1/sales//pause", "/v1/sales//restock",
+		"/v1/sales//rename", "/v1/orders/", "/v1/orders//pay", "/v1/orders//cancel", "/v1/orders//events",
+		"/v1/orders//events/ticket", "/v1/sales//events/ticket", "/v1/admin/orders/", "/v1/admin/orders//cancel",
+		"/v1/admin/sales//history", "/problems/",
 	} {
 		for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete} {
 			for _, headers := range [][]reqHeader{nil, {as("ada"), operator}} {

@@ -70,7 +70,8 @@ func TestRenameSale(t *testing.T) {
 		require.Equal(t, strings.ReplaceAll(code, `\n`, "\n"), p["item"])
 	}
 	require.Equal(t, "Tee", s.get(sale).is(http.StatusOK)["name"])
-	p := s.post(sale+"/restock", `{"items":{"m":1,"xl":1}}`, operator).isProblem(http.StatusUnprocessableEntity, "unknown-item")
+	p := s.post(sale+"/restock", `{"items":{"m":1,"xl":1}}`, operator).
+		isProblem(http.StatusUnprocessableEntity, "unknown-item")
 	require.Equal(t, "xl", p["item"])
 	plain := "/v1/sales/" + s.sale(reservation.Terms{Stock: 1}).String() + "/rename"
 	p = s.post(plain, `{"items":{"m":"M"}}`, operator).isProblem(http.StatusBadRequest, "invalid-request")

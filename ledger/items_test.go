@@ -105,7 +105,8 @@ func TestOrderWithWrongItemsIsBadData(t *testing.T) {
 	lost := testshop.Reserved(sale, "ann", 1)
 	outcomes, err := l.Refuse(t.Context(), []order.OrderReserved{lost}, "discarded")
 	require.NoError(t, err)
-	require.Equal(t, ledger.Outcome{Event: lost, Status: order.StatusRejected, Reason: "discarded", Fresh: true}, outcomes[0])
+	require.Equal(t,
+		ledger.Outcome{Event: lost, Status: order.StatusRejected, Reason: "discarded", Fresh: true}, outcomes[0])
 	again := recordWith(t, l, lost, testwork.Basket(sale, "bob", 2, "b1"))
 	require.Equal(t, ledger.Outcome{Event: lost, Status: order.StatusRejected, Reason: "discarded"}, again[0])
 	require.Equal(t, order.StatusConfirmed, again[1].Status)

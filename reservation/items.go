@@ -18,7 +18,8 @@ func (q *queue) reserveItems(ctx context.Context, r Request, arrived int64) (Ans
 	case codes == nil:
 		return Answer{}, &order.InvalidError{Field: "items", Reason: "must be left out: the sale has none"}
 	case r.Items == nil:
-		return Answer{}, &order.InvalidError{Field: "items", Reason: `must say how many of which, such as {"` + codes[0] + `":1}`}
+		such := `must say how many of which, such as {"` + codes[0] + `":1}`
+		return Answer{}, &order.InvalidError{Field: "items", Reason: such}
 	}
 	var all [order.MaxItems]int64
 	wanted := all[:len(codes)]

@@ -110,8 +110,8 @@ var (
 	CatalogUnpublishedSales = query("catalog/unpublished_sales")
 
 	CrowdSaleOrders = query("crowd/sale_orders")
-	CrowdSeenAt     = query("crowd/seen_at")
 	CrowdSaleSold   = query("crowd/sale_sold")
+	CrowdSeenAt     = query("crowd/seen_at")
 
 	DeadLetterFind          = query("deadletter/find")
 	DeadLetterList          = query("deadletter/list")

@@ -356,7 +356,7 @@ func (c *saleRestockCmd) Run(ctx context.Context, s *streams, logger *slog.Logge
 		units := make(map[string]int64)
 		for _, i := range c.Item {
 			if i.UnitPrice != 0 {
-				return catalog.CountedSale{}, &order.InvalidError{Field: "--item", Reason: "must be CODE:UNITS: a price is for good"}
+				return catalog.CountedSale{}, &order.InvalidError{Field: "--item", Reason: "must be CODE:UNITS, without a price"}
 			}
 			units[i.Code] += i.Stock
 		}
