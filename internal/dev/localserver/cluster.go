@@ -74,8 +74,17 @@ func StartCluster(ctx context.Context, o ClusterOptions) (_ *Cluster, err error)
 	return c, nil
 }
 
-// startNode starts a node without slots. Its bus is the port for the other nodes, and addr is for clients.
+// startNode starts a node without slots. Its bus is the port for the other nodes, and addr is for clients. StartRedis
+// tries other ports for itself if one is taken, and startNode others for the bus.
 func startNode(ctx context.Context, o ClusterOptions) (node *Redis, bus int, addr string, err error) {
+	err = errPortTaken
+	for tries := 0; tries < portTries && errors.Is(err, errPortTaken); tries++ {
+		node, bus, addr, err = tryNode(ctx, o)
+	}
+	return node, bus, addr, err
+}
+
+func tryNode(ctx context.Context, o ClusterOptions) (node *Redis, bus int, addr string, err error) {
 	bus, err = freePort()
 	if err != nil {
 		return nil, 0, "", err
