@@ -71,13 +71,15 @@ func manyItems(n int, name string) string {
 func TestProblemsNameItems(t *testing.T) {
 	t.Parallel()
 	at := problemForVerdict(reservation.Answer{
-		Verdict: reservation.SoldOut, Short: []string{"m", "l"}, Left: `{"xl":3}`,
+		Verdict: reservation.SoldOut, Of: &reservation.OfItems{Codes: []string{"m", "l"}, Units: `{"xl":3}`},
 	}, time.Now())
 	require.Contains(t, string(at.appendJSON(nil)), `,"items":["m","l"],"available":{"xl":3}}`)
-	at = problemForVerdict(reservation.Answer{Verdict: reservation.UnknownItem, Short: []string{`x"y`}}, time.Now())
+	of := &reservation.OfItems{Codes: []string{`x"y`}}
+	at = problemForVerdict(reservation.Answer{Verdict: reservation.UnknownItem, Of: of}, time.Now())
 	require.Equal(t, http.StatusUnprocessableEntity, at.Status)
 	require.Contains(t, string(at.appendJSON(nil)), `,"item":"x\"y"}`)
-	at = problemForVerdict(reservation.Answer{Verdict: reservation.OverLimit, Limit: 1, Item: "l"}, time.Now())
+	of = &reservation.OfItems{Codes: []string{"l"}}
+	at = problemForVerdict(reservation.Answer{Verdict: reservation.OverLimit, Limit: 1, Of: of}, time.Now())
 	require.Contains(t, string(at.appendJSON(nil)), `at most 1 units of item l.","limit":1,"item":"l"}`)
 	require.Same(t, problemSoldOut, problemForVerdict(reservation.Answer{Verdict: reservation.SoldOut}, time.Now()))
 }
@@ -96,7 +98,7 @@ func TestAcceptedPurchaseShowsItems(t *testing.T) {
 		is(http.StatusCreated)["id"].(string))
 	purchase := &purchaseService{s.server.core, s.server.sales}
 	body := purchase.appendReservation(nil, reservation.Request{Sale: sale, User: "ada"}, reservation.Answer{
-		Verdict: reservation.Reserved, Items: `{"m":2,"l":1}`,
+		Verdict: reservation.Reserved, Of: &reservation.OfItems{Units: `{"m":2,"l":1}`},
 		Reservation: order.Reservation{OrderID: order.NewOrderID(sale), Quantity: 3, Lines: "a2b1", Epoch: 1, Sequence: 1},
 	}, false)
 	require.Contains(t, string(body), `"quantity":3,"items":{"m":2,"l":1},"amount":35700,"currency":"EUR"`)

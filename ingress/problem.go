@@ -192,11 +192,11 @@ func problemFor(err error) *problem {
 
 // problemForSoldOut names what fell short in a sale with items.
 func problemForSoldOut(a reservation.Answer) *problem {
-	if len(a.Short) == 0 {
+	if a.Of == nil {
 		return problemSoldOut
 	}
 	p := itemsSoldOut
-	p.items, p.available = a.Short, a.Left
+	p.items, p.available = a.Of.Codes, a.Of.Units
 	return &p
 }
 
@@ -213,7 +213,7 @@ func problemForVerdict(a reservation.Answer, now time.Time) *problem {
 	case reservation.SoldOut:
 		return problemForSoldOut(a)
 	case reservation.UnknownItem:
-		return problemUnknownItem(a.Short[0])
+		return problemUnknownItem(a.Of.Codes[0])
 	case reservation.AlreadyPurchased:
 		return &problem{
 			Kind: problems.AlreadyPurchased, location: orderPath(a.Reservation.OrderID), orderID: a.Reservation.OrderID,
@@ -231,12 +231,13 @@ func problemForVerdict(a reservation.Answer, now time.Time) *problem {
 	case reservation.Ended:
 		return problemEnded
 	case reservation.OverLimit:
-		of := ""
-		if a.Item != "" {
-			of = " of item " + a.Item
+		of, item := "", ""
+		if a.Of != nil {
+			item = a.Of.Codes[0]
+			of = " of item " + item
 		}
 		return &problem{
-			Kind: problems.OverLimit, limit: a.Limit, item: a.Item,
+			Kind: problems.OverLimit, limit: a.Limit, item: item,
 			detail: "In this sale an order may hold at most " + strconv.FormatInt(a.Limit, 10) + " units" + of + ".",
 		}
 	case reservation.KeyReused:

@@ -257,7 +257,7 @@ func TestPastAnswerHasItems(t *testing.T) {
 		require.Equal(t, want, answer.Verdict)
 		if want != reservation.KeyReused {
 			require.Equal(t, []any{event.Lines, order.Items(`{"item-a":1,"item-b":2}`)},
-				[]any{answer.Reservation.Lines, answer.Items})
+				[]any{answer.Reservation.Lines, answer.Of.Units})
 		}
 	}
 	ask(request, reservation.Replayed)

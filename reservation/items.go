@@ -37,7 +37,7 @@ func (q *queue) reserveItems(ctx context.Context, r Request, arrived int64) (Ans
 	}
 	if unknown != nil {
 		slices.Sort(unknown)
-		return Answer{Verdict: UnknownItem, Short: unknown}, nil
+		return Answer{Verdict: UnknownItem, Of: &OfItems{Codes: unknown}}, nil
 	}
 	if answer, soldOut := q.remembersSoldOutItems(r.User, wanted); soldOut {
 		return answer, nil
@@ -58,21 +58,23 @@ func (r *Request) validateItems() error {
 // nameItems adds what a call's answer says of items, with their codes. Short are the items that fewer units are left of
 // than requested, with what is left, and left that of all items. It returns true if nothing is left of one of them.
 func (c *call) nameItems(codes []string, short order.Lines, left order.Items) (soldOut bool) {
-	a := &c.answer
-	a.Items = a.Reservation.Lines.Named(codes)
-	switch a.Verdict {
+	of := OfItems{Units: c.answer.Reservation.Lines.Named(codes)}
+	switch c.answer.Verdict {
 	case SoldOut:
-		a.Left = left
+		of.Units = left
 		for place, units := range short.Each() {
-			a.Short = append(a.Short, codes[place])
+			of.Codes = append(of.Codes, codes[place])
 			soldOut = soldOut || units == 0
 		}
 	case OverLimit:
 		if _, lines, _ := order.ParseUnits(string(short)); lines != "" {
 			for place := range lines.Each() {
-				a.Item = codes[place]
+				of.Codes = append(of.Codes, codes[place])
 			}
 		}
+	}
+	if of.Units != "" || of.Codes != nil {
+		c.answer.Of = &of
 	}
 	return soldOut
 }

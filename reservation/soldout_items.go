@@ -33,8 +33,9 @@ type soldItemsSeen struct {
 	at    int64                // nanoseconds since Store.started
 	quiet map[int]string       // when units last returned to each item with nothing left, by its place
 	items [order.MaxItems]bool // the remembered ones
-	left  order.Items
-	users int64 // how many buyers and ended orders there were
+	// answers say of each sold-out item, by its place, that it is.
+	answers [order.MaxItems]*OfItems
+	users   int64 // how many buyers and ended orders there were
 }
 
 const (
@@ -60,13 +61,13 @@ func (of *seller) remembersSoldOutItems(user string, wanted []int64) (answer Ans
 	for place, n := range wanted {
 		switch {
 		case n == 0 || !seen.items[place]:
-		case answer.Short == nil:
-			answer.Short = codes[place : place+1 : place+1]
+		case answer.Of == nil:
+			answer.Of = seen.answers[place]
 		default:
-			answer.Short = append(answer.Short, codes[place])
+			answer.Of = &OfItems{Units: answer.Of.Units, Codes: append(answer.Of.Codes, codes[place])}
 		}
 	}
-	if answer.Short == nil {
+	if answer.Of == nil {
 		return Answer{}, false
 	}
 	if !memory.asked.Load() {
@@ -76,7 +77,7 @@ func (of *seller) remembersSoldOutItems(user string, wanted []int64) (answer Ans
 	memory.mu.RLock()
 	_, buyer := memory.buyers[hash]
 	memory.mu.RUnlock()
-	answer.Verdict, answer.Left = SoldOut, seen.left
+	answer.Verdict = SoldOut
 	return answer, !buyer
 }
 
@@ -225,7 +226,10 @@ func (q *queue) checkSoldItems(ctx context.Context) (*soldItemsSeen, error) {
 			now.quiet[place] = quiet
 		}
 	}
-	now.left = order.Lines(left).Named(q.place.codes)
+	units := order.Lines(left).Named(q.place.codes)
+	for place := range now.quiet {
+		now.answers[place] = &OfItems{Units: units, Codes: q.place.codes[place : place+1 : place+1]}
+	}
 	now.users = buyers.Val() + ended.Val()
 	return now, nil
 }

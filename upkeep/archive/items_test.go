@@ -84,7 +84,7 @@ func TestArchivedItemsComeBack(t *testing.T) {
 	})
 	require.NoError(t, err)
 	require.Equal(t, []any{reservation.AlreadyPurchased, ann.Reservation, order.Items(`{"m":2,"l":1}`)},
-		[]any{past.Verdict, past.Reservation, past.Items})
+		[]any{past.Verdict, past.Reservation, past.Of.Units})
 
 	done, err = archiveSale(t, s, dir, sale)
 	require.NoError(t, err)

@@ -98,7 +98,7 @@ func TestRebuildRestoresItems(t *testing.T) {
 			status order.Status
 		}{"carol": {carol, "sm", order.StatusCancelled}, "dave": {dave, "s", order.StatusExpired}} {
 			again := s.want(t, user, ended.codes)
-			require.Equal(t, []any{reservation.OrderEnded, ended.status, ended.Items},
+			require.Equal(t, []any{reservation.OrderEnded, ended.status, ended.Of.Units},
 				[]any{again.Verdict, again.Status, again.Items})
 			require.Equal(t, []any{ended.Reservation.OrderID, ended.Reservation.Lines},
 				[]any{again.Reservation.OrderID, again.Reservation.Lines})
