@@ -99,7 +99,7 @@ func TestRebuildRestoresItems(t *testing.T) {
 		}{"carol": {carol, "sm", order.StatusCancelled}, "dave": {dave, "s", order.StatusExpired}} {
 			again := s.want(t, user, ended.codes)
 			require.Equal(t, []any{reservation.OrderEnded, ended.status, ended.Of.Units},
-				[]any{again.Verdict, again.Status, again.Items})
+				[]any{again.Verdict, again.Status, again.Of.Units})
 			require.Equal(t, []any{ended.Reservation.OrderID, ended.Reservation.Lines},
 				[]any{again.Reservation.OrderID, again.Reservation.Lines})
 			require.Equal(t, reservation.KeyReused, s.want(t, user, "m").Verdict)
