@@ -121,7 +121,7 @@ func TestRebuildRestoresItems(t *testing.T) {
 				require.Equal(t, reservation.Reserved, a.Verdict)
 			} else {
 				require.Equal(t, reservation.SoldOut, a.Verdict)
-				require.Equal(t, []string{code}, a.Short)
+				require.Equal(t, []string{code}, a.Of.Codes)
 			}
 		}
 	}
