@@ -154,6 +154,13 @@ func TestTermsOfPaymentAreShown(t *testing.T) {
 	}
 }
 
+// The text of a server does not reach the terminal as it is.
+func TestPriceIsPrintable(t *testing.T) {
+	t.Parallel()
+	assert.NotContains(t, price(1, "E\x1b[2J"), "\x1b")
+	assert.Equal(t, []string{"-", "-", "129.00 EUR"}, []string{price(0, ""), price(0, "EUR"), price(12900, "EUR")})
+}
+
 func TestItemsAreShown(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)

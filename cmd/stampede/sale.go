@@ -98,9 +98,9 @@ func writeSales(w io.Writer, sales []catalog.CountedSale) error {
 // price is a dash for none, also in a sale whose items have prices.
 func price(minor int64, currency string) string {
 	if minor == 0 {
-		return "-"
+		currency = ""
 	}
-	return figure.Money(minor, currency)
+	return orDash(figure.Money(minor, currency))
 }
 
 // writeSale shows all of a sale.

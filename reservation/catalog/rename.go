@@ -29,6 +29,16 @@ func (e *UnknownItemError) Unwrap() error {
 	return invalidItems("must be those of the sale: it has no %q", e.Code)
 }
 
+// itemOf returns the item with the code, to be changed, or an *UnknownItemError.
+func itemOf(items []reservation.Item, code string) (*reservation.Item, error) {
+	for place := range items {
+		if items[place].Code == code {
+			return &items[place], nil
+		}
+	}
+	return nil, &UnknownItemError{code}
+}
+
 // Rename changes the names of a sale and of its items. A repeat changes nothing.
 func (c *Catalog) Rename(ctx context.Context, id uuid.UUID, to Names) (CountedSale, error) {
 	if err := to.validate(); err != nil {
@@ -87,11 +97,11 @@ func (n Names) renamed(items []reservation.Item) ([]reservation.Item, error) {
 	}
 	items = slices.Clone(items)
 	for _, code := range slices.Sorted(maps.Keys(n.Items)) {
-		place := slices.IndexFunc(items, func(i reservation.Item) bool { return i.Code == code })
-		if place < 0 {
-			return nil, &UnknownItemError{code}
+		item, err := itemOf(items, code)
+		if err != nil {
+			return nil, err
 		}
-		items[place].Name = n.Items[code]
+		item.Name = n.Items[code]
 	}
 	return items, nil
 }
