@@ -153,18 +153,23 @@ func formCluster(ctx context.Context, nodes []*redis.Client, buses []int, master
 	})
 }
 
-// knowsAll reports whether the node knows all masters and which nodes are their replicas.
+// knowsAll reports whether the node knows all masters, which nodes are their replicas, and who has each slot. A
+// cluster_state of ok does not say the last: such a node serves its own slots without the others.
 func knowsAll(ctx context.Context, node *redis.Client, masters, nodes int) bool {
 	shards, err := node.ClusterShards(ctx).Result()
 	if err != nil || len(shards) != masters {
 		return false
 	}
+	slots := 0
 	for _, shard := range shards {
 		if len(shard.Nodes) != nodes/masters {
 			return false
 		}
+		for _, known := range shard.Slots {
+			slots += int(known.End-known.Start) + 1
+		}
 	}
-	return true
+	return slots == clusterSlots
 }
 
 // awaitEach waits until the condition holds for each node.
