@@ -137,6 +137,12 @@ func saleValues(v map[string]string, s fleet.Sale, now time.Time) {
 	if s.UnitsKnown {
 		v[key+".held.x"] = percent(s.Sold, s.Stock)
 	}
+	if len(s.Items) > 0 {
+		v[key+".items"] = unknown
+		if s.UnitsKnown {
+			v[key+".items"] = leftText(s.Items)
+		}
+	}
 	for i, item := range s.Items {
 		at := key + ".item." + strconv.Itoa(i)
 		v[at+".stock"], v[at+".available"], v[at+".taken.width"] = count(item.Stock), unknown, "0%"

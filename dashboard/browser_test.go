@@ -332,6 +332,11 @@ func (d *testDesk) fill() uuid.UUID {
 			s.Shut, s.UnitsKnown = "its stock is rebuilt: the Redis server was replaced", false
 		case 3:
 			s.Available, s.Held, s.Sold = 0, 50, 1200
+		case 5:
+			for n := range int64(order.MaxItems) {
+				item := reservation.Item{Code: fmt.Sprintf("%s-%02d", strings.Repeat("w", 29), n), Stock: 100}
+				s.Items = append(s.Items, catalog.CountedItem{Item: item, Available: n % 2 * order.MaxPerOrder})
+			}
 		}
 		if s.State == reservation.StateScheduled {
 			s.OpensAt = now.Add(time.Hour)

@@ -10,6 +10,7 @@ import (
 
 	"stampede/internal/figure"
 	"stampede/reservation"
+	"stampede/reservation/catalog"
 	"stampede/reservation/order"
 )
 
@@ -44,6 +45,23 @@ func stocksText(items []reservation.Item) string {
 		lines[i] = count(item.Stock) + " × " + item.Code
 	}
 	return strings.Join(lines, ", ")
+}
+
+// leftText is what is left of each item, first those of which nothing is: gone: s, m · 12 × l, 40 × xl.
+func leftText(items []catalog.CountedItem) string {
+	var gone, left []string
+	for _, item := range items {
+		if item.Available == 0 {
+			gone = append(gone, item.Code)
+		} else {
+			left = append(left, count(item.Available)+" × "+item.Code)
+		}
+	}
+	text := strings.Join(left, ", ")
+	if gone == nil {
+		return text
+	}
+	return strings.TrimSuffix("gone: "+strings.Join(gone, ", ")+" · "+text, " · ")
 }
 
 // perSecond is a rate: whole numbers, and a digit below ten.

@@ -19,7 +19,8 @@ func (d *testDesk) sizes() uuid.UUID {
 	d.t.Helper()
 	sale, err := d.Shop.Catalog.Create(d.t.Context(), reservation.Terms{
 		Name: "shirts", Stock: 12, PerOrderLimit: 5, PaymentWindow: time.Hour, Currency: "EUR", Items: []reservation.Item{
-			{Code: "m", Name: "Medium <b>", Stock: 4, UnitPrice: 1290}, {Code: "l", Name: "Large", Stock: 8, UnitPrice: 1490},
+			{Code: "m", Name: "Medium <b>", Stock: 4, UnitPrice: 1290},
+			{Code: "l", Name: "Large", Stock: 8, UnitPrice: 1490, PerOrderLimit: 2},
 		},
 	})
 	require.NoError(d.t, err)
@@ -46,7 +47,8 @@ func TestItemsAreShown(t *testing.T) {
 	require.Regexp(t, `Medium &lt;b&gt;</bdi>.*<code>m</code>.*s-taken" height="10" rx="3" width="25.00%".*`+
 		`item.0.available">3<.*item.0.stock">4<.*12\.90 EUR`, shown)
 	require.Contains(t, shown, `<dt>items</dt><dd><bdi>4 × m, 8 × l</bdi>`)
-	require.Regexp(t, `Large.*width="25.00%".*item.1.available">6<.*item.1.stock">8<.*14\.90 EUR`, shown)
+	require.Regexp(t, `Large.*<code>l</code>, 2 an order<.*width="25.00%".*item.1.available">6<.*`+
+		`item.1.stock">8<.*14\.90 EUR`, shown)
 
 	// They follow as the figures of the sale do.
 	d.show(id)
@@ -54,6 +56,9 @@ func TestItemsAreShown(t *testing.T) {
 	first, ok := f.next()
 	require.True(t, ok)
 	require.Equal(t, "3", first.data.V[id.String()+".item.0.available"])
+	require.Equal(t, "3 × m, 6 × l", first.data.V[id.String()+".items"])
+	_, shown = b.get("/")
+	require.Contains(t, shown, `<span class="sub left"><span data-live="`+id.String()+`.items">3 × m, 6 × l<`)
 	d.basket(id, "bob", map[string]int64{"m": 3})
 	d.show(id)
 	second, ok := f.next()
@@ -62,6 +67,9 @@ func TestItemsAreShown(t *testing.T) {
 		second.data.V[id.String()+".item.0.available"], second.data.V[id.String()+".item.0.taken.width"],
 	})
 	require.NotContains(t, second.data.V, id.String()+".item.1.available")
+	require.Equal(t, "gone: m · 6 × l", second.data.V[id.String()+".items"])
+	_, shown = b.get("/sales")
+	require.Contains(t, shown, `<span class="sub left"><span>gone: m · 6 × l</span>`)
 	d.fleet.publish(func(s *fleet.Snapshot) {
 		sale := s.Sales[0]
 		sale.UnitsKnown = false
@@ -69,6 +77,8 @@ func TestItemsAreShown(t *testing.T) {
 	})
 	_, shown = b.get(page)
 	require.Contains(t, shown, `item.0.available">–<`)
+	_, shown = b.get("/")
+	require.Contains(t, shown, `.items">–<`)
 
 	_, shown = b.get("/orders/" + o.String() + "?user=ann")
 	require.Contains(t, shown, `<dd>3<span class="sub">1 × m, 2 × l</span></dd>`)
@@ -106,6 +116,10 @@ func TestRestockFormOfItemsTakesEffectOnce(t *testing.T) {
 	_, shown = b.post(page+"/restock", "key", uuid.NewString(), "units.m", "-1", "units.l", "-2")
 	require.Contains(t, shown, "1 units of m were removed: its stock is 23. 2 units of l were removed: its stock is 6.")
 	require.Equal(t, []int64{23, 6}, []int64{d.shown(id).Items[0].Stock, d.shown(id).Items[1].Stock})
-	change := details([]byte(`{"item_units": {"m": 20, "l": -3}}`))
-	require.Equal(t, []detail{{Name: "item units", Value: "20 × m, -3 × l"}}, change)
+	change := details([]byte(`{"item_units": {"m": 20, "l": -3}, "item_taken": {"l": 2}}`))
+	require.Equal(t, []detail{
+		{Name: "item taken", Value: "2 × l"}, {Name: "item units", Value: "20 × m, -3 × l"},
+	}, change)
+	change = details([]byte(`{"items": [{"code": "m", "name": "Medium", "stock": 20}], "item_names": {"m": "Medium"}}`))
+	require.Equal(t, []detail{{Name: "item names", Value: `{"m": "Medium"}`}}, change)
 }

@@ -66,7 +66,9 @@ func details(data []byte) (found []detail) {
 		switch {
 		case json.Unmarshal(members[name], &text) == nil:
 			value = text
-		case name == "item_units":
+		case name == "items" && members["item_names"] != nil:
+			continue // their stock has not changed
+		case name == "item_units" || name == "item_taken":
 			value = itemsText(order.Items(value))
 		case name == "items" && json.Unmarshal(members[name], &items) == nil:
 			value = stocksText(items)

@@ -130,6 +130,7 @@ var functions = template.FuncMap{
 	},
 	"place":  place,
 	"items":  itemsText,
+	"left":   leftText,
 	"concat": func(parts ...string) string { return strings.Join(parts, "") },
 	"charts": scopeCharts,
 	"funnel": func() []bar { return funnel },

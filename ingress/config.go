@@ -45,6 +45,7 @@ type Sales interface {
 	RestockItems(
 		ctx context.Context, sale uuid.UUID, units map[string]int64, key string,
 	) (catalog.CountedSale, error)
+	Rename(ctx context.Context, sale uuid.UUID, to catalog.Names) (catalog.CountedSale, error)
 	History(ctx context.Context, sale uuid.UUID, limit int) ([]catalog.Change, error)
 }
 

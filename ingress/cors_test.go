@@ -134,7 +134,7 @@ func TestCORSIsNotForOperators(t *testing.T) {
 	s := openShop(t, withOrigins(anyOrigin))
 	sale := s.sale(reservation.Terms{Stock: 1})
 	path := "/v1/sales/" + sale.String()
-	for _, call := range []string{"", "/pause", "/resume", "/end", "/restock"} {
+	for _, call := range []string{"", "/pause", "/resume", "/end", "/restock", "/rename"} {
 		target := path + call
 		if call == "" {
 			target = "/v1/sales"

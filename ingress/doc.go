@@ -32,7 +32,7 @@
 //
 //	sale.go                       GET /v1/sales and /v1/sales/{sale}, and its events
 //	sale_feed.go                  one query for all requests for sales
-//	operate_sale.go               create, change and restock sales; their history
+//	operate_sale.go               create, change, restock and rename sales; their history
 //	operate_order.go              look at orders, and cancel them
 //
 // openapi.yaml describes the API, and openapi.go serves what package apidoc makes of it.

@@ -2,6 +2,7 @@ package ingress
 
 import (
 	"net/http"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -153,21 +154,38 @@ func TestReceiptProvesItemsThatRedisLost(t *testing.T) {
 		[]any{lost["status"], lost["quantity"], lost["items"]})
 }
 
+// Watchers of a sale see each purchase, release and restock of an item.
 func TestSaleStreamSendsWhatIsLeftOfItems(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
+	s.startWorker()
 	sale := s.openSizes()
-	w := s.watch("/v1/sales/" + sale.String() + "/events")
-	left := func(m, l float64) {
-		t.Helper()
-		e, ok := w.next()
-		require.True(t, ok)
-		require.Equal(t, []any{
-			map[string]any{"code": "m", "stock": 3.0, "available": m}, map[string]any{"code": "l", "stock": 1.0, "available": l},
-		}, e.data["items"])
-		require.Equal(t, m+l, e.data["available"])
+	path := "/v1/sales/" + sale.String()
+	w := s.watch(path + "/events")
+	item := func(code string, stock, available float64) map[string]any {
+		return map[string]any{"code": code, "stock": stock, "available": available}
 	}
-	left(3, 1)
-	s.buy(sale, `{"items":{"m":1,"l":1}}`, as("ada")).is(http.StatusAccepted)
-	left(2, 0)
+	shows := func(m, l map[string]any) {
+		t.Helper()
+		for want := []any{m, l}; ; { // other changes may come between
+			e, ok := w.next()
+			require.True(t, ok)
+			require.Equal(t, m["stock"].(float64)+l["stock"].(float64), e.data["stock"])
+			if reflect.DeepEqual(e.data["items"], want) {
+				require.Equal(t, m["available"].(float64)+l["available"].(float64), e.data["available"])
+				return
+			}
+		}
+	}
+	shows(item("m", 3, 3), item("l", 1, 1))
+	bought := s.buy(sale, `{"items":{"m":1,"l":1}}`, as("ada"))
+	bought.is(http.StatusAccepted)
+	shows(item("m", 3, 2), item("l", 1, 0))
+	s.awaitStatus(bought.header.Get("Location"), "ada", order.StatusConfirmed)
+	s.post(path+"/restock", `{"items":{"l":4}}`, operator).is(http.StatusOK)
+	shows(item("m", 3, 2), item("l", 5, 4))
+	s.cancel(bought.header.Get("Location"), as("ada")).is(http.StatusOK)
+	shows(item("m", 3, 3), item("l", 5, 5))
+	s.post(path+"/restock", `{"items":{"m":-2}}`, operator).is(http.StatusOK)
+	shows(item("m", 1, 1), item("l", 5, 5))
 }

@@ -126,8 +126,8 @@ func newMetrics(registry *prometheus.Registry, from gaugeSources) (*metrics, err
 	}
 	byVerdict := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "stampede_purchases_total",
-		Help: "Purchases by verdict. The script did not decide overloaded, unavailable, unknown and rate-limited ones; " +
-			"of these, only unknown ones may have reserved units.",
+		Help: "Purchases by verdict. The script did not decide overloaded, unavailable, unknown and rate-limited ones, " +
+			"nor invalid and unknown-item, which are of sales with items; of these, only unknown ones may have reserved units.",
 	}, []string{"verdict"})
 	seconds := prometheus.NewHistogramVec(telemetry.Native(prometheus.HistogramOpts{
 		Name: "stampede_purchase_duration_seconds",

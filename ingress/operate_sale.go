@@ -40,7 +40,7 @@ func (s *operatorService) by(lowest operators.Role, call operatorCall) echo.Hand
 	}
 }
 
-// saleBodyMax bounds the body of a new sale: 52 items with long names need a KiB each.
+// saleBodyMax bounds the body of a new sale, or of new names: 52 items with long names need a KiB each.
 const saleBodyMax = accept.MaxBodyBytes + order.MaxItems<<10
 
 // createSale serves POST /v1/sales.
@@ -147,7 +147,9 @@ func (s *operatorService) restockSale(c echo.Context, operator string) error {
 	}
 	switch {
 	case body.Units == 0 && body.Items == nil:
-		return &order.InvalidError{Field: "units", Reason: "must be a whole number, below zero to remove units"}
+		return &order.InvalidError{
+			Field: "units", Reason: "must be a whole number, below zero to remove units, unless there are items",
+		}
 	case body.Units != 0 && body.Items != nil:
 		return &order.InvalidError{Field: "units", Reason: "must be left out if there are items"}
 	}
@@ -156,6 +158,17 @@ func (s *operatorService) restockSale(c echo.Context, operator string) error {
 			return s.config.Sales.RestockItems(ctx, sale, body.Items, key)
 		}
 		return s.config.Sales.Restock(ctx, sale, body.Units, key)
+	})
+}
+
+// renameSale serves POST /v1/sales/{sale}/rename.
+func (s *operatorService) renameSale(c echo.Context, operator string) error {
+	var to catalog.Names
+	if err := readObjectIn(c, make([]byte, saleBodyMax+1), problemSaleTooLarge, &to); err != nil {
+		return err
+	}
+	return s.answerSaleChange(c, operator, func(ctx context.Context, sale uuid.UUID) (catalog.CountedSale, error) {
+		return s.config.Sales.Rename(ctx, sale, to)
 	})
 }
 

@@ -316,6 +316,7 @@ func TestRolesOfOperators(t *testing.T) {
 		{base + "/pause", "", "operator"},
 		{base + "/resume", "", "operator"},
 		{base + "/restock", `{"units":1}`, "operator"},
+		{base + "/rename", `{"name":"y"}`, "operator"},
 		{adminPath(path) + "/cancel", `{"reason":"r"}`, "operator"},
 		{"/v1/sales", `{"name":"x","stock":1}`, "admin"},
 		{base + "/end", "", "admin"},
@@ -360,7 +361,7 @@ func TestRolesOfOperators(t *testing.T) {
 	require.NoError(t, rows.Err())
 	require.Equal(t, []string{
 		"SaleCreated -", "SalePaused the-operator", "SaleResumed the-operator", "SaleRestocked the-operator",
-		"SaleRestocked the-admin", "SaleEnded the-admin",
+		"SaleRestocked the-admin", "SaleRenamed the-operator", "SaleEnded the-admin",
 	}, who)
 
 	// Nobody is an operator: the calls are switched off.

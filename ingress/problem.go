@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/http"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -59,8 +60,8 @@ type problem struct {
 	redis       string
 	postgres    string
 
-	// body is the JSON of a problem that fixed has made.
-	body []byte
+	// body is the JSON of a problem that fixed has made, and begin the beginning of one that begun has made.
+	body, begin []byte
 }
 
 // Problems without a member that varies. They must not be changed.
@@ -125,6 +126,16 @@ func fixed(p problem) *problem {
 	return &p
 }
 
+// itemsSoldOut is without the items.
+var itemsSoldOut = begun(problem{
+	Kind: problems.SoldOut, detail: "Fewer units are left than you asked for of the items in items: nothing was reserved.",
+})
+
+func begun(p problem) problem {
+	p.begin = p.appendBegin(nil)
+	return p
+}
+
 func invalid(detail string) *problem { return &problem{Kind: problems.Invalid, detail: detail} }
 
 func (p *problem) Error() string { return p.Slug + ": " + p.detail }
@@ -134,6 +145,7 @@ func (p *problem) Error() string { return p.Slug + ": " + p.detail }
 func problemFor(err error) *problem {
 	var (
 		known   *problem
+		unknown *catalog.UnknownItemError
 		input   *order.InvalidError
 		illegal *reservation.IllegalTransitionError
 		taken   *catalog.TakenError
@@ -145,6 +157,8 @@ func problemFor(err error) *problem {
 	switch {
 	case errors.As(err, &known):
 		return known
+	case errors.As(err, &unknown):
+		return problemUnknownItem(unknown.Code)
 	case errors.As(err, &input):
 		return invalid(input.Error() + ".")
 	case errors.As(err, &illegal):
@@ -178,12 +192,18 @@ func problemFor(err error) *problem {
 
 // problemForSoldOut names what fell short in a sale with items.
 func problemForSoldOut(a reservation.Answer) *problem {
-	if len(a.Short) == 0 {
+	if a.Of == nil {
 		return problemSoldOut
 	}
+	p := itemsSoldOut
+	p.items, p.available = a.Of.Codes, a.Of.Units
+	return &p
+}
+
+func problemUnknownItem(code string) *problem {
 	return &problem{
-		Kind: problems.SoldOut, items: a.Short, available: a.Left,
-		detail: "Fewer units are left than you asked for of the items in items: nothing was reserved.",
+		Kind: problems.UnknownItem, item: truncate(code),
+		detail: "The sale has no item with the code in item. GET /v1/sales/{sale} lists its items.",
 	}
 }
 
@@ -193,10 +213,7 @@ func problemForVerdict(a reservation.Answer, now time.Time) *problem {
 	case reservation.SoldOut:
 		return problemForSoldOut(a)
 	case reservation.UnknownItem:
-		return &problem{
-			Kind: problems.UnknownItem, item: truncate(a.Short[0]),
-			detail: "The sale has no item with the code in item. GET /v1/sales/{sale} lists its items.",
-		}
+		return problemUnknownItem(a.Of.Codes[0])
 	case reservation.AlreadyPurchased:
 		return &problem{
 			Kind: problems.AlreadyPurchased, location: orderPath(a.Reservation.OrderID), orderID: a.Reservation.OrderID,
@@ -214,12 +231,13 @@ func problemForVerdict(a reservation.Answer, now time.Time) *problem {
 	case reservation.Ended:
 		return problemEnded
 	case reservation.OverLimit:
-		of := ""
-		if a.Item != "" {
-			of = " of item " + a.Item
+		of, item := "", ""
+		if a.Of != nil {
+			item = a.Of.Codes[0]
+			of = " of item " + item
 		}
 		return &problem{
-			Kind: problems.OverLimit, limit: a.Limit, item: a.Item,
+			Kind: problems.OverLimit, limit: a.Limit, item: item,
 			detail: "In this sale an order may hold at most " + strconv.FormatInt(a.Limit, 10) + " units" + of + ".",
 		}
 	case reservation.KeyReused:
@@ -236,15 +254,23 @@ func secondsUntil(t, now time.Time) int {
 	return int(min(max(s, retrySoon), retryLongest))
 }
 
-// appendJSON appends the body. It avoids the encoder because most purchases of a crowd are answered with a problem.
-func (p *problem) appendJSON(dst []byte) []byte {
+// appendBegin appends the members that every problem has.
+func (p *problem) appendBegin(dst []byte) []byte {
+	if p.begin != nil {
+		return append(dst, p.begin...)
+	}
 	dst = append(dst, `{"type":"/problems/`...)
 	dst = append(dst, p.Slug...)
 	dst = append(dst, '"')
 	dst = appendText(dst, "title", p.Title)
 	dst = append(dst, `,"status":`...)
 	dst = strconv.AppendInt(dst, int64(p.Status), 10)
-	dst = appendText(dst, "detail", p.detail)
+	return appendText(dst, "detail", p.detail)
+}
+
+// appendJSON appends the body. It avoids the encoder because most purchases of a crowd are answered with a problem.
+func (p *problem) appendJSON(dst []byte) []byte {
+	dst = p.appendBegin(dst)
 	if !p.opensAt.IsZero() {
 		dst = append(dst, `,"opens_at":"`...)
 		dst = append(order.AppendTime(dst, p.opensAt), '"')
@@ -254,15 +280,8 @@ func (p *problem) appendJSON(dst []byte) []byte {
 		dst = strconv.AppendInt(dst, p.limit, 10)
 	}
 	dst = appendText(dst, "item", p.item)
-	for i, code := range p.items {
-		if i == 0 {
-			dst = append(dst, `,"items":["`...)
-		} else {
-			dst = append(dst, `","`...)
-		}
-		dst = append(dst, code...)
-	}
 	if len(p.items) > 0 {
+		dst = append(append(dst, `,"items":["`...), strings.Join(p.items, `","`)...)
 		dst = append(dst, `"]`...)
 	}
 	dst = appendObject(dst, "available", p.available)

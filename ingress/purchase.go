@@ -173,8 +173,8 @@ func (s *purchaseService) appendReservation(
 	dst = order.AppendID(dst, r.Sale)
 	dst = append(dst, `","status":"reserved","quantity":`...)
 	dst = strconv.AppendInt(dst, held.Quantity, 10)
-	if answer.Items != "" {
-		dst = append(append(dst, `,"items":`...), answer.Items...)
+	if answer.Of != nil {
+		dst = append(append(dst, `,"items":`...), answer.Of.Units...)
 	}
 	price := s.sales.price(r.Sale)
 	if amount := price.amount(held.Quantity, held.Lines); amount > 0 {

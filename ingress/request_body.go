@@ -262,8 +262,21 @@ func decodeStrict(body []byte, into any) error {
 	return invalid("The body is not valid JSON.")
 }
 
-// member returns the last name in a pointer.
-func member(p jsontext.Pointer) string { return truncate(p.LastToken()) }
+// member names a member, such as items[0].stock.
+func member(p jsontext.Pointer) string {
+	path := ""
+	for name := range p.Tokens() {
+		switch _, err := strconv.Atoi(name); {
+		case path == "":
+			path = name
+		case err == nil:
+			path += "[" + name + "]"
+		default:
+			path += "." + name
+		}
+	}
+	return truncate(path)
+}
 
 // truncate shortens a name that an answer repeats to its client.
 func truncate(name string) string {

@@ -34,11 +34,14 @@ func writeProblem(c echo.Context, p *problem) {
 	if p.closes {
 		h["Connection"] = closeConnection
 	}
-	body := p.body
-	if body == nil {
-		body = p.appendJSON(nil)
+	if p.body != nil {
+		write(c, p.Status, p.body)
+		return
 	}
-	write(c, p.Status, body)
+	buf := scratchPool.Get().(*scratch)
+	defer scratchPool.Put(buf)
+	buf.out = p.appendJSON(buf.out[:0])
+	write(c, p.Status, buf.out)
 }
 
 // write sends the answer. An error means that the client has left.

@@ -33,10 +33,10 @@ func TestUnknownRoutesAndMethods(t *testing.T) {
 	}
 	// A missing id, for example from an empty variable of a client, is no route; it is not an invalid id.
 	for _, path := range []string{
-		"/v1/sales/", "/v1/sales//orders", "/v1/sales//events", "/v1/sales//pause", "/v1/sales//restock", "/v1/orders/",
-		"/v1/orders//pay", "/v1/orders//cancel",
-		"/v1/orders//events", "/v1/orders//events/ticket", "/v1/sales//events/ticket", "/v1/admin/orders/",
-		"/v1/admin/orders//cancel", "/v1/admin/sales//history", "/problems/",
+		"/v1/sales/", "/v1/sales//orders", "/v1/sales//events", "/v1/sales//pause", "/v1/sales//restock",
+		"/v1/sales//rename", "/v1/orders/", "/v1/orders//pay", "/v1/orders//cancel", "/v1/orders//events",
+		"/v1/orders//events/ticket", "/v1/sales//events/ticket", "/v1/admin/orders/", "/v1/admin/orders//cancel",
+		"/v1/admin/sales//history", "/problems/",
 	} {
 		for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete} {
 			for _, headers := range [][]reqHeader{nil, {as("ada"), operator}} {
@@ -54,6 +54,7 @@ func TestUnknownRoutesAndMethods(t *testing.T) {
 		"/v1/sales/x/resume":         "OPTIONS, POST",
 		"/v1/sales/x/end":            "OPTIONS, POST",
 		"/v1/sales/x/restock":        "OPTIONS, POST",
+		"/v1/sales/x/rename":         "OPTIONS, POST",
 		"/v1/orders":                 "OPTIONS, GET, HEAD",
 		"/v1/orders/x":               "OPTIONS, GET, HEAD",
 		"/v1/orders/x/pay":           "OPTIONS, POST",
@@ -106,12 +107,13 @@ func TestBodiesAreReadStrictly(t *testing.T) {
 		ordersPath(id): `{"quantity":1}`, path + "/pay": `{"reference":"r-1"}`, path + "/cancel": "{}",
 		adminPath(path) + "/cancel": `{"reason":"r"}`, "/v1/sales": `{"name":"x","stock":1}`,
 		"/v1/sales/" + id.String() + "/restock": `{"units":1}`, path + "/events/ticket": "{}",
+		"/v1/sales/" + id.String() + "/rename": `{"name":"y"}`,
 	} {
 		caller, most := as("ada"), accept.MaxBodyBytes
-		if call == "/v1/sales" {
+		if call == "/v1/sales" || strings.HasSuffix(call, "rename") {
 			most = saleBodyMax
 		}
-		if strings.Contains(call, "admin") || strings.HasSuffix(call, "sales") || strings.HasSuffix(call, "restock") {
+		if strings.Contains(call, "admin") || strings.HasPrefix(call, "/v1/sales") && call != ordersPath(id) {
 			caller = operator
 		}
 		malformed := map[string]string{

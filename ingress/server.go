@@ -158,6 +158,7 @@ func (s *Server) routes(operate *operatorService) error {
 	change("/v1/sales/:sale/resume", operators.Operator, operate.operateSale(s.config.Sales.Resume))
 	change("/v1/sales/:sale/end", operators.Admin, operate.operateSale(s.config.Sales.End))
 	change("/v1/sales/:sale/restock", operators.Operator, operate.restockSale)
+	change("/v1/sales/:sale/rename", operators.Operator, operate.renameSale)
 	change("/v1/admin/orders/:order/cancel", operators.Operator, operate.cancelOrder)
 	change("/v1/admin/payments/:reference/refunded", operators.Cashier, operate.noteRefund)
 	r.handlePost(paymentsPath, operate.reportPayment)

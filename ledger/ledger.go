@@ -171,7 +171,7 @@ func (l *Ledger) recordOn(
 	}
 
 	batch := &pgx.Batch{}
-	refused, repeated := c.ordersWith(words, wordRejected, wordVoided), c.ordersWith(words, wordRecorded)
+	refused, repeated := c.ordersWith(words, wordRejected, wordVoided), c.ordersWith(words, wordRecorded, wordWrongItems)
 	for _, group := range refused {
 		batch.Queue(sql.LedgerLogRefusals, group.sale, group.orders)
 	}
@@ -376,9 +376,12 @@ func newOutcome(event order.OrderReserved, word string, found map[uuid.UUID]orde
 		}
 	case wordVoided:
 		out.Fresh, out.Status, out.Reason = true, order.StatusVoided, order.VoidedSaleRebuilt
-	case wordRecorded:
+	case wordRecorded, wordWrongItems:
 		o, ok := found[event.OrderID]
 		switch {
+		case !ok && word == wordWrongItems:
+			out.Err = fmt.Errorf("%w: %s of order %s of sale %s", errWrongItems,
+				order.AppendUnits(nil, event.Quantity, event.Lines), event.OrderID, event.SaleID)
 		case !ok:
 			out.Err = fmt.Errorf("%w: order %s has events but no row", ErrContradiction, event.OrderID)
 		case o.SaleID != event.SaleID || o.UserID != event.UserID || o.Quantity != event.Quantity || o.Lines != event.Lines:
@@ -386,9 +389,6 @@ func newOutcome(event order.OrderReserved, word string, found map[uuid.UUID]orde
 		default:
 			out.Status, out.Reason = o.Status, o.Reason
 		}
-	case wordWrongItems:
-		out.Err = fmt.Errorf("%w: %s of order %s of sale %s", errWrongItems,
-			order.AppendUnits(nil, event.Quantity, event.Lines), event.OrderID, event.SaleID)
 	case wordArchived:
 		out.Err = fmt.Errorf("order %s of sale %s: %w", event.OrderID, event.SaleID, order.ErrArchived)
 	default: // wordUnknownSale

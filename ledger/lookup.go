@@ -196,14 +196,14 @@ func (l *Ledger) PastAnswer(ctx context.Context, r reservation.Request) (reserva
 		case isSame && !o.isFor(r):
 			return reservation.Answer{Verdict: reservation.KeyReused}, nil
 		case isSame && o.Status.Live():
-			return reservation.Answer{Verdict: reservation.Replayed, Reservation: o.reservation(), Items: o.items()}, nil
+			return reservation.Answer{Verdict: reservation.Replayed, Reservation: o.reservation(), Of: o.items()}, nil
 		case isSame:
 			return reservation.Answer{
 				Verdict: reservation.OrderEnded, Status: o.Status,
-				Reservation: order.Reservation{OrderID: o.ID, Quantity: o.Quantity, Lines: order.Lines(o.Lines)}, Items: o.items(),
+				Reservation: order.Reservation{OrderID: o.ID, Quantity: o.Quantity, Lines: order.Lines(o.Lines)}, Of: o.items(),
 			}, nil
 		default: // a live order of another request
-			answer = reservation.Answer{Verdict: reservation.AlreadyPurchased, Reservation: o.reservation(), Items: o.items()}
+			answer = reservation.Answer{Verdict: reservation.AlreadyPurchased, Reservation: o.reservation(), Of: o.items()}
 		}
 	}
 	return answer, nil
@@ -226,7 +226,12 @@ func (o *pastOrder) reservation() order.Reservation {
 	}
 }
 
-func (o *pastOrder) items() order.Items { return order.Items(o.Items) }
+func (o *pastOrder) items() *reservation.OfItems {
+	if o.Lines == "" {
+		return nil
+	}
+	return &reservation.OfItems{Units: order.Items(o.Items)}
+}
 
 // isFor reports whether the order has the units that the request asks for.
 func (o *pastOrder) isFor(r reservation.Request) bool {

@@ -72,8 +72,8 @@ func (r *BatchRecording) Record(ctx context.Context, events []order.OrderReserve
 			r.Record(ctx, events[:from]), allFailed(events[from:to], blocked), r.Record(ctx, events[to:]))
 	case len(events) > r.Limit:
 		return r.inParts(ctx, events, r.Limit)
-	case r.isSoldOut(events):
-		return r.refuse(ctx, events)
+	case len(r.tooMany) > 0 && slices.ContainsFunc(events, r.isSoldOut):
+		return r.refuseSoldOut(ctx, events)
 	}
 	outcomes, err := r.Try(ctx, func(ctx context.Context) ([]Outcome, error) { return r.Ledger.Record(ctx, events) })
 	if err != nil {
@@ -168,14 +168,27 @@ func saleRange(events []order.OrderReserved, sale uuid.UUID) (from, to int) {
 	return from, to
 }
 
-// isSoldOut reports whether the stock is known not to hold any of the events.
-func (r *BatchRecording) isSoldOut(events []order.OrderReserved) bool {
-	for _, e := range events {
-		if !slices.ContainsFunc(r.tooMany[e.SaleID], func(refused order.OrderReserved) bool { return holds(e, refused) }) {
-			return false
+// isSoldOut reports whether the stock is known not to hold an event.
+func (r *BatchRecording) isSoldOut(e order.OrderReserved) bool {
+	return slices.ContainsFunc(r.tooMany[e.SaleID], func(refused order.OrderReserved) bool { return holds(e, refused) })
+}
+
+// refuseSoldOut refuses the events that the stock is known not to hold, and records the others.
+func (r *BatchRecording) refuseSoldOut(ctx context.Context, events []order.OrderReserved) []Outcome {
+	var soldOut, others []order.OrderReserved
+	var places []int // of those sold out, and then of the others
+	for i, e := range events {
+		if r.isSoldOut(e) {
+			places, soldOut = slices.Insert(places, len(soldOut), i), append(soldOut, e)
+		} else {
+			places, others = append(places, i), append(others, e)
 		}
 	}
-	return true
+	outcomes := make([]Outcome, len(events))
+	for i, out := range append(r.refuse(ctx, soldOut), r.Record(ctx, others)...) {
+		outcomes[places[i]] = out
+	}
+	return outcomes
 }
 
 // holds reports whether an order has at least the units of another one, of each item.

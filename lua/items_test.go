@@ -1,6 +1,8 @@
 package lua_test
 
 import (
+	"fmt"
+	"math/rand/v2"
 	"regexp"
 	"strconv"
 	"strings"
@@ -94,9 +96,15 @@ func TestReserveGivesEveryAnswerForItems(t *testing.T) {
 		require.Equal(t, []string{"damaged", "replayed order-ann a2c1 1:key-1"}, b.reserve(wants("dan", "a1"), ann), held)
 		require.Equal(t, []string{"damaged"}, b.release("dan", "order-dan"), held)
 	}
-	b.set("left.b", "many")
-	_, err = b.tryReserve(wants("joe", "b1"))
+	// Damage of an item affects those who want it.
+	require.NoError(t, b.rdb.HSet(t.Context(), b.saleKey, "left.b", "many", "limit.c", "x", "left.c", 1).Err())
+	require.Equal(t,
+		[]string{"wrong-items", "wrong-items", "wrong-items", "sold-out a0", "replayed order-ann a2c1 1:key-1"},
+		b.reserve(wants("joe", "b1"), wants("joe", "a1b1"), wants("joe", "c1"), wants("joe", "a1"), ann))
+	require.NoError(t, b.rdb.HDel(t.Context(), b.saleKey, "limit").Err())
+	_, err = b.tryReserve(wants("joe", "a1"))
 	require.ErrorContains(t, err, "damaged")
+	b.set("limit", 4)
 
 	require.Equal(t, "ended", b.next("end", lua.End))
 	require.Equal(t, "retired", b.retire(b.nextRevision))
@@ -153,6 +161,83 @@ func TestReleaseReturnsUnitsToEachItem(t *testing.T) {
 	require.Equal(t, before, b.state())
 }
 
+// A call decides baskets of up to all 52 items in the order given.
+func TestManyBasketsOfOneCallAreDecidedInOrder(t *testing.T) {
+	t.Parallel()
+	const letters, stock, ofItem, ofOrder = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", 20, 2, 66
+	b := newBench(t)
+	args := []any{
+		b.sale.String(), b.epoch, 1, stock * len(letters), 0, 0, 0, 0, 0, "", strings.Repeat("x ", len(letters)), ofOrder,
+	}
+	for range letters {
+		args = append(args, stock, ofItem)
+	}
+	require.NoError(t, lua.Open.Run(t.Context(), b.rdb, []string{b.saleKey, b.buyers, b.sales}, args...).Err())
+	random := rand.New(rand.NewPCG(1, 2))
+	left, sequence := map[rune]int{}, 0
+	for _, letter := range letters {
+		left[letter] = stock
+	}
+	var requests []request
+	var want, held, ends []string
+	for i := range 256 {
+		lines, sum, units := "", 0, map[rune]int{}
+		for _, letter := range letters {
+			if random.IntN(i%12+1) == 0 {
+				units[letter] = 1 + random.IntN(60)/29*random.IntN(2)
+				lines, sum = lines+string(letter)+strconv.Itoa(units[letter]), sum+units[letter]
+			}
+		}
+		if lines == "" {
+			lines, sum, units['c'] = "c1", 1, 1
+		}
+		user := fmt.Sprint("user-", i)
+		requests = append(requests, wants(user, lines))
+		answer := ""
+		for _, letter := range letters {
+			if answer == "" && units[letter] > ofItem {
+				answer = fmt.Sprintf("over-limit %c%d", letter, ofItem)
+			}
+		}
+		short := ""
+		for _, letter := range letters {
+			if units[letter] > left[letter] {
+				short += fmt.Sprint(string(letter), left[letter])
+			}
+		}
+		switch {
+		case sum > ofOrder:
+			answer = fmt.Sprint("over-limit ", ofOrder)
+		case answer != "":
+		case short != "":
+			answer = "sold-out " + short
+		default:
+			for letter, n := range units {
+				left[letter] -= n
+			}
+			sequence++
+			answer = fmt.Sprint("reserved ", sequence)
+			held = append(held, user, "order-"+user)
+			ends = append(ends, "released")
+		}
+		want = append(want, answer)
+	}
+	require.Equal(t, want, b.reserve(requests...))
+	for _, letter := range letters {
+		require.Equal(t, strconv.Itoa(left[letter]), b.field("left."+string(letter)))
+	}
+	for range ends {
+		ends = append(ends, "not-held")
+	}
+	require.Equal(t, ends, b.release(append(held, held...)...), "twice in a call")
+	for _, letter := range letters {
+		require.Equal(t, strconv.Itoa(stock), b.field("left."+string(letter)))
+		quiet := b.rdb.HExists(t.Context(), b.saleKey, "quiet."+string(letter)).Val()
+		require.Equal(t, left[letter] == 0, quiet, string(letter))
+	}
+	require.Equal(t, strconv.Itoa(stock*len(letters)), b.field("left"))
+}
+
 func TestRestockItemsGivesEveryAnswer(t *testing.T) {
 	t.Parallel()
 	b := newItemsBench(t)
@@ -180,7 +265,12 @@ func TestRestockItemsGivesEveryAnswer(t *testing.T) {
 	b.epoch = "2"
 	require.Equal(t, "stale-epoch", restock(6, "a", 1, 0))
 	b.epoch = "1"
-	require.Error(t, lua.RestockItems.Run(t.Context(), b.rdb, []string{b.saleKey}, "1", 6, "d", 1, 0).Err())
+	before = b.state()
+	for _, wrong := range [][]any{{"d", 1, 0}, {"a", "x", 0}, {"a", 1, -1}, {"a", 1}, {"a"}, {"a", 1, 0, "a", 1, 0}} {
+		args := append([]any{"1", 6}, wrong...)
+		require.Error(t, lua.RestockItems.Run(t.Context(), b.rdb, []string{b.saleKey}, args...).Err(), wrong)
+	}
+	require.Equal(t, before, b.state())
 	require.NoError(t, b.rdb.Del(t.Context(), b.saleKey).Err())
 	require.Equal(t, "unknown-sale", restock(2, "a", 1, 0))
 	b.requireAllAnswers("restock_items")

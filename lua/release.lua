@@ -48,49 +48,59 @@ end
 redis.call('HLEN', KEYS[3]) -- a key of another type refuses the whole call
 local generation = refusal and 0 or sale[4] + 1
 
--- As in reserve.lua.
-local letters = 'abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ'
-local lines_of = function(text)
-  local lines, sum, last, size = {}, 0, 0, 0
-  for letter, units in string.gmatch(text, '(%a)([1-9]%d*)') do
-    local place = string.find(letters, letter, 1, true) or 0
-    if place <= last or #units > 7 then return nil end
-    lines[#lines + 1], sum, last, size = { letter = letter, units = tonumber(units) }, sum + units, place, size + 1 + #units
-  end
-  if size > 0 and size == #text then return lines, sum end
-end
+local held_pattern = '^(%S+) (%d+) %d+ %x+%f[%z:@]:?([%w_-]*)@?%d*%f[%z:@]$' -- as in reserve.lua
 
--- What is left and for sale of each item, by letter; nil in a sale without items.
-local items = not refusal and sale[7] and setmetatable({}, { __index = function(known, letter)
-  local item = redis.call('HMGET', KEYS[1], 'left.' .. letter, 'stock.' .. letter)
-  known[letter] = { left = tonumber(item[1]), stock = tonumber(item[2]), returned = 0 }
-  return known[letter]
-end })
+-- A sale without items makes no closure.
+local items, lines_of, put_back
+if sale[7] and not refusal then
+  held_pattern = string.gsub(held_pattern, '%%d', '%%w', 1)
+  local letters = 'abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ'
+  lines_of = function(text)
+    local lines, sum, last, size = {}, 0, 0, 0
+    for letter, units in string.gmatch(text, '(%a)([1-9]%d*)') do
+      local place = string.find(letters, letter, 1, true) or 0
+      if place <= last or #units > 7 then return nil end
+      lines[#lines + 1], sum, last, size = { letter = letter, units = tonumber(units) }, sum + units, place, size + 1 + #units
+    end
+    if size > 0 and size == #text then return lines, sum end
+  end
+
+  -- What is left and for sale of each item, and what returns to it, by letter.
+  items = setmetatable({}, { __index = function(known, letter)
+    local item = redis.call('HMGET', KEYS[1], 'left.' .. letter, 'stock.' .. letter)
+    known[letter] = { left = tonumber(item[1]), stock = tonumber(item[2]), returned = 0 }
+    return known[letter]
+  end })
+
+  -- put_back is true if the units of all lines return, and false if those of one cannot.
+  put_back = function(lines)
+    for _, line in ipairs(lines) do
+      local item = items[line.letter]
+      if not (item.left and item.stock) or item.left + item.returned + line.units > item.stock then return false end
+    end
+    for _, line in ipairs(lines) do items[line.letter].returned = items[line.letter].returned + line.units end
+    return true
+  end
+end
 
 local answers, units, released, remembered = {}, 0, false, false
 for i = 1, orders do
   local at = (i - 1) * per_order + 1
   local user, order_id, key, ending = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
   local reservation = not refusal and redis.call('HGET', KEYS[2], user)
-  local its_order, its_units, its_key = string.match(reservation or '', '^(%S+) (%w+) %d+ %x+%f[%z:@]:?([%w_-]*)@?%d*%f[%z:@]$')
-  local lines, its_quantity = {}, string.match(its_units or '', '^%d+$')
-  if items then lines, its_quantity = lines_of(its_units or '') end
+  local its_order, its_quantity, its_key = string.match(reservation or '', held_pattern)
+  local lines
+  if items and its_order then lines, its_quantity = lines_of(its_quantity) end
   if refusal then
     answers[i] = refusal
   elseif reservation and not its_quantity then
     answers[i] = 'damaged' -- it is unknown whose units these are
   elseif its_order == order_id then
-    local too_many = sale[2] + units + its_quantity > tonumber(sale[3])
-    for _, line in ipairs(lines) do
-      local item = items[line.letter]
-      too_many = too_many or not (item.left and item.stock) or item.left + item.returned + line.units > item.stock
-    end
-    if too_many then
+    if sale[2] + units + its_quantity > tonumber(sale[3]) or items and not put_back(lines) then
       answers[i] = 'damaged'
     else
       redis.call('HDEL', KEYS[2], user)
       units, released = units + its_quantity, true
-      for _, line in ipairs(lines) do items[line.letter].returned = items[line.letter].returned + line.units end
       if its_key ~= '' then key = its_key end
       answers[i] = 'released'
     end
@@ -104,16 +114,18 @@ for i = 1, orders do
 end
 if released then
   redis.call('HSET', KEYS[1], 'left', string.format('%d', sale[2] + units), 'generation', string.format('%d', generation))
-  local quiet = not items and tonumber(sale[2]) == 0 and { 'quiet_since_ms' } or {}
-  for letter, item in pairs(items or {}) do
-    if item.returned > 0 then
-      redis.call('HSET', KEYS[1], 'left.' .. letter, string.format('%d', item.left + item.returned))
-      if item.left == 0 then quiet[#quiet + 1] = 'quiet.' .. letter end
-    end
-  end
-  for _, field in ipairs(quiet) do
+  if items then
     local time = redis.call('TIME')
-    redis.call('HSET', KEYS[1], field, string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000)))
+    local now_ms = string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000))
+    for letter, item in pairs(items) do
+      if item.returned > 0 then
+        redis.call('HSET', KEYS[1], 'left.' .. letter, string.format('%d', item.left + item.returned))
+        if item.left == 0 then redis.call('HSET', KEYS[1], 'quiet.' .. letter, now_ms) end
+      end
+    end
+  elseif tonumber(sale[2]) == 0 then
+    local time = redis.call('TIME')
+    redis.call('HSET', KEYS[1], 'quiet_since_ms', string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000)))
   end
 end
 if remembered and not sale[5] then redis.call('HSET', KEYS[1], 'ended', '1') end

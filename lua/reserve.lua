@@ -29,7 +29,8 @@
 --              The next place is sequence + 1. In a sale with items: items, their codes in order, each
 --              with a letter, a to z and then A to Z; left.a and stock.a, of which left and stock are the
 --              sums; limit.a, if it has one; quiet.a: when units returned to an item with none left; and
---              limit in the place of per_order_limit, which is 0 for callers that do not know items.
+--              limit in the place of per_order_limit, which is 0 in no other sale: callers that do not
+--              know items sell nothing.
 --   2  buyers  hash: user -> "<order id> <quantity> <sequence> <reserved_at_ms>", the last in hexadecimal,
 --              followed by ":<key>" if the purchase had an idempotency key, and by "@<epoch>" if the
 --              reservation was made before the last rebuild. Every order of the sale keeps this value,
@@ -65,7 +66,8 @@
 --   over-limit <limit>          more units than one order may hold; the limit of an item with its letter, as in a2
 --   sold-out                    fewer units are left than requested, or they returned less than a second ago; followed
 --                               by the items of which this is so and what is left of each, as in a0c1
---   wrong-items                 lines in a sale without items, or a quantity or a letter without an item in one with items
+--   wrong-items                 lines in a sale without items, or a quantity or a letter without an item in one with items,
+--                               or the fields of such an item cannot be read
 --   damaged                     the data of this user cannot be read: nothing was done for this request
 --   unknown-sale                there is no such sale
 --   stale-epoch                 the sale's stock was rebuilt since the caller last looked, or is being rebuilt
@@ -80,7 +82,7 @@ if requests < 1 or requests ~= math.floor(requests) then
 end
 
 local terms = redis.call('HMGET', KEYS[1], 'epoch', 'left', 'sequence', 'generation', 'state', 'opens_at_ms', 'closes_at_ms', 'per_order_limit',
-  'quiet_since_ms', 'ended', 'shard', 'items')
+  'quiet_since_ms', 'ended', 'shard')
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 
@@ -103,7 +105,7 @@ end
 local quantities = {}
 local function quantity_of(text)
   local quantity = quantities[text]
-  if quantity == nil then
+  if not quantity then
     quantity = whole(text)
     quantities[text] = quantity
   end
@@ -143,8 +145,16 @@ if quiet_since then
   if now_ms < quiet_since then redis.call('HSET', KEYS[1], 'quiet_since_ms', string.format('%d', now_ms)) end
 end
 
-local items, lines, letters, lines_of -- items by letter, and lines by their text; nil in a sale without items
-if terms[12] then
+-- A value of buyers, and of ended. The frontiers (%f) ensure that a mark follows the time and that none is the last character.
+local held_pattern = '^(%S+) (%d+) %d+ %x+%f[%z:@]:?([%w_-]*)@?%d*%f[%z:@]$'
+local ended_pattern = '^%S+ (%d+) %l$'
+local wrong = math.huge -- the quantity of a request that the sale cannot have, such as lines if it has no items
+
+-- A sale without items pays nothing for them: it makes no closure, and its orders have one test more.
+local items, codes, letters, lines_of, refusal_of
+local some_short = false
+if limit == 0 then
+  held_pattern, ended_pattern = string.gsub(held_pattern, '%%d', '%%w', 1), string.gsub(ended_pattern, '%%d', '%%w', 1)
   letters = 'abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ'
   lines_of = function(text)
     local lines, sum, last, size = {}, 0, 0, 0
@@ -156,33 +166,67 @@ if terms[12] then
     if size > 0 and size == #text then return lines, sum end
   end
 
-  items, lines = {}, {}
-  local fields = { 'limit' }
+  items = {} -- those that are asked for, by letter
+  local lines, fields = {}, { 'items', 'limit' } -- lines by their text
   for i = 1, requests do
     local text = ARGV[before + i * per_request]
-    if quantities[text] == nil then
-      local units
-      lines[text], units = lines_of(text)
-      quantities[text] = units or false
-      for _, line in ipairs(lines[text] or {}) do
+    if not quantities[text] then
+      local its_lines, units = lines_of(text)
+      lines[text], quantities[text] = its_lines, units or wrong
+      for _, line in ipairs(its_lines or {}) do
         if not items[line.letter] then
           items[line.letter] = { at = #fields }
           for _, field in ipairs({ 'left.', 'limit.', 'quiet.' }) do fields[#fields + 1] = field .. line.letter end
         end
+        line.item = items[line.letter]
       end
     end
   end
   local values = redis.call('HMGET', KEYS[1], unpack(fields))
-  limit, terms[8] = whole(values[1]), values[1]
-  local damaged = not limit
+  codes, limit, terms[8] = values[1], whole(values[2]), values[2]
+  if not (codes and limit) then
+    return redis.error_reply('ERR the sale ' .. KEYS[1] .. ' is damaged: per_order_limit is 0, but items or limit is missing')
+  end
   for letter, item in pairs(items) do
-    local its_left, its_limit, since = values[item.at + 1], values[item.at + 2], values[item.at + 3]
-    item.left, item.limit, since = whole(its_left), its_limit and whole(its_limit) or limit, whole(since)
-    damaged = damaged or its_left and not item.left
+    local since = whole(values[item.at + 3])
+    item.left, item.limit = whole(values[item.at + 1]), whole(values[item.at + 2] or values[2])
     item.quiet = quiet or since and now_ms - since < quiet_ms
     if since and now_ms < since then redis.call('HSET', KEYS[1], 'quiet.' .. letter, string.format('%d', now_ms)) end
   end
-  if damaged then return redis.error_reply('ERR the sale ' .. KEYS[1] .. ' is damaged: a field of an item is missing or is not a whole number') end
+
+  local refusals = {} -- of lines that nobody can have, by their text
+  for text, its_lines in pairs(lines) do
+    for _, line in ipairs(its_lines) do
+      local item = line.item
+      if not (item.left and item.limit) then
+        refusals[text] = refusals[text] or 'wrong-items'
+      elseif line.units > item.limit then
+        refusals[text] = refusals[text] or 'over-limit ' .. line.letter .. string.format('%d', item.limit)
+      end
+    end
+  end
+
+  -- refusal_of takes the units of all lines, or returns why it takes none.
+  refusal_of = function(text)
+    if refusals[text] then return refusals[text] end
+    local its_lines, short = lines[text], nil
+    for i = 1, #its_lines do
+      local line = its_lines[i]
+      local item = line.item
+      if line.units > item.left or item.quiet then
+        short = (short or 'sold-out ') .. line.letter .. string.format('%d', item.left)
+      end
+    end
+    if short then
+      some_short = true
+      return short
+    end
+    for i = 1, #its_lines do
+      local line = its_lines[i]
+      local item = line.item
+      item.left = item.left - line.units
+    end
+  end
 end
 
 local users = {}
@@ -203,85 +247,50 @@ local ending = string.format(' %x', now_ms)
 -- reservations are users and what each of them holds, in turns.
 local winners, first_order, reservations, winner_of = 0, nil, {}, {}
 
--- is_readable is true for the units of an order of such a sale, and are_same if a request asks for the same ones.
-local function is_readable(units)
-  if items then return lines_of(units) end
-  return string.find(units, '^%d+$')
-end
-local function are_same(units, text, quantity)
-  return units == text or not items and tonumber(units) == quantity
-end
-
-local function answer_of_ended(ended_order, text, quantity)
-  local units = string.match(ended_order, '^%S+ (%w+) %l$')
-  if not (units and is_readable(units)) then return 'damaged' end
-  return are_same(units, text, quantity) and 'order-ended ' .. ended_order or 'key-reused'
-end
-
--- refusal_of answers a request for lines that cannot have all of them.
-local some_short = false
-local function refusal_of(its_lines)
-  local short = ''
-  for _, line in ipairs(its_lines) do
-    local item = items[line.letter]
-    if not item.left then return 'wrong-items' end
-    if line.units > item.limit then return 'over-limit ' .. line.letter .. string.format('%d', item.limit) end
-    if line.units > item.left or item.quiet then short = short .. line.letter .. string.format('%d', item.left) end
-  end
-  if short == '' then return nil end
-  some_short = true
-  return 'sold-out ' .. short
-end
-
 for i = 1, requests do
   local at = before + (i - 1) * per_request
   local user, order_id, key = users[i], ARGV[at + 2], ARGV[at + 3]
   local text = ARGV[at + 4]
   local quantity = quantity_of(text)
   if not quantity or quantity < 1 then
-    -- The wrong kind of request is no reason to refuse those of others.
-    if not items and not string.find(text, '^%a%d%w*$') then
+    if not string.find(text, '^%a%d%w*$') then
       return redis.error_reply('ERR quantity must be a whole number of at least 1')
     end
-    quantity = nil
+    quantity = wrong
   end
 
   local reservation = held[i] or winner_of[user]
   local answer
   if reservation then
-    -- The frontiers (%f) ensure that a mark follows the time and that none is the last character.
-    local its_order, units, its_key = string.match(reservation, '^(%S+) (%w+) %d+ %x+%f[%z:@]:?([%w_-]*)@?%d*%f[%z:@]$')
-    if not (its_order and is_readable(units)) then
+    local its_order, units, its_key = string.match(reservation, held_pattern)
+    if not its_order or items and not lines_of(units) then
       answer = 'damaged'
     elseif its_order == order_id then
       answer = 'replayed ' .. reservation
     elseif key ~= '-' and key == its_key then
-      answer = are_same(units, text, quantity) and 'replayed ' .. reservation or 'key-reused'
-    elseif ended[i] then
-      answer = answer_of_ended(ended[i], text, quantity)
-    else
+      answer = (units == text or tonumber(units) == quantity) and 'replayed ' .. reservation or 'key-reused'
+    elseif not ended[i] then
       answer = 'already-purchased ' .. reservation
     end
+  end
+  if answer then -- by what the user holds
   elseif ended[i] then
-    answer = answer_of_ended(ended[i], text, quantity)
+    local units = string.match(ended[i], ended_pattern)
+    if not units or items and not lines_of(units) then
+      answer = 'damaged'
+    else
+      answer = (units == text or tonumber(units) == quantity) and 'order-ended ' .. ended[i] or 'key-reused'
+    end
   elseif closed then
     answer = closed
-  elseif not quantity then
-    answer = 'wrong-items'
   elseif quantity > limit then
-    answer = 'over-limit ' .. terms[8]
+    answer = quantity == wrong and 'wrong-items' or 'over-limit ' .. terms[8]
   elseif items then
-    answer = refusal_of(lines[text])
+    answer = refusal_of(text)
   elseif quantity > left or quiet then
     answer = 'sold-out'
   end
   if not answer then
-    if items then
-      for _, line in ipairs(lines[text]) do
-        local item = items[line.letter]
-        item.left, item.sold = item.left - line.units, true
-      end
-    end
     left = left - quantity
     local place = string.format('%d', sequence + 1)
     sequence = sequence + step
@@ -295,13 +304,13 @@ for i = 1, requests do
   answers[3 + i] = answer
 end
 
+answers[2] = left
 if some_short then
   local names, lefts = {}, {}
-  for _ in string.gmatch(terms[12], '%S+') do names[#names + 1] = 'left.' .. string.sub(letters, #names + 1, #names + 1) end
+  for _ in string.gmatch(codes, '%S+') do names[#names + 1] = 'left.' .. string.sub(letters, #names + 1, #names + 1) end
   for i, its_left in ipairs(redis.call('HMGET', KEYS[1], unpack(names))) do
     local letter = string.sub(names[i], -1)
-    local item = items[letter]
-    lefts[i] = letter .. string.format('%d', item and item.left or whole(its_left) or 0)
+    lefts[i] = letter .. string.format('%d', items[letter] and items[letter].left or whole(its_left) or 0)
   end
   answers[2] = table.concat(lefts)
 end
@@ -318,15 +327,11 @@ redis.call('XADD', KEYS[3], '*', '_watermill_message_uuid', first_order,
   'metadata', ARGV[3] .. string.char(0xa0 + #count) .. count, 'payload', table.concat(reservations, '\n'))
 redis.call('HSET', KEYS[1], 'left', string.format('%d', left), 'sequence', string.format('%d', sequence))
 if items then
-  local changed = {}
+  local lefts = {}
   for letter, item in pairs(items) do
-    if item.sold then
-      changed[#changed + 1] = 'left.' .. letter
-      changed[#changed + 1] = string.format('%d', item.left)
-    end
+    if item.left then lefts[#lefts + 1], lefts[#lefts + 2] = 'left.' .. letter, string.format('%d', item.left) end
   end
-  redis.call('HSET', KEYS[1], unpack(changed))
+  redis.call('HSET', KEYS[1], unpack(lefts))
 end
 redis.call('HSET', KEYS[2], unpack(reservations))
-if not some_short then answers[2] = left end
 return answers

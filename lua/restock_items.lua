@@ -28,16 +28,18 @@ if tonumber(ARGV[2]) > sale[2] + 1 then return 'gap ' .. sale[2] end
 
 local time = redis.call('TIME')
 local now_ms = string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000))
-local changes, sum, taken = {}, 0, ''
+local changes, changed, sum, taken = {}, {}, 0, ''
 local function set(field, value)
   changes[#changes + 1], changes[#changes + 2] = field, value
 end
 for i = 3, #ARGV, 3 do
   local letter = ARGV[i]
   local item = redis.call('HMGET', KEYS[1], 'stock.' .. letter, 'left.' .. letter)
-  if not (item[1] and string.find(ARGV[i + 1], '^-?%d+$') and string.find(ARGV[i + 2] or '', '^%d+$')) then
-    return redis.error_reply('ERR restock takes a letter of the sale and two whole numbers for each item')
+  local numbers = string.find(ARGV[i + 1] or '', '^-?%d+$') and string.find(ARGV[i + 2] or '', '^%d+$')
+  if not (item[1] and numbers) or changed[letter] then
+    return redis.error_reply('ERR restock takes a letter of the sale and two whole numbers for each item, once')
   end
+  changed[letter] = true
   local left = tonumber(item[2])
   local units = math.max(tonumber(ARGV[i + 1]), -left)
   if math.max(0, -units) < tonumber(ARGV[i + 2]) then taken = taken .. string.format('%s%d', letter, item[1] - left) end

@@ -18,12 +18,16 @@ func (q *queue) reserveItems(ctx context.Context, r Request, arrived int64) (Ans
 	case codes == nil:
 		return Answer{}, &order.InvalidError{Field: "items", Reason: "must be left out: the sale has none"}
 	case r.Items == nil:
-		return Answer{}, &order.InvalidError{Field: "items", Reason: "must say which items of the sale"}
+		such := `must say how many of which, such as {"` + codes[0] + `":1}`
+		return Answer{}, &order.InvalidError{Field: "items", Reason: such}
 	}
 	var all [order.MaxItems]int64
 	wanted := all[:len(codes)]
 	var unknown []string
 	for code, n := range r.Items {
+		if n < 1 {
+			return Answer{}, &order.InvalidError{Field: "items", Reason: "must have at least 1 unit of each item"}
+		}
 		if place := slices.Index(codes, code); place >= 0 {
 			wanted[place] = min(n, order.MaxPerOrder+1) // as in newCall
 			r.Quantity += wanted[place]
@@ -33,7 +37,7 @@ func (q *queue) reserveItems(ctx context.Context, r Request, arrived int64) (Ans
 	}
 	if unknown != nil {
 		slices.Sort(unknown)
-		return Answer{Verdict: UnknownItem, Short: unknown}, nil
+		return Answer{Verdict: UnknownItem, Of: &OfItems{Codes: unknown}}, nil
 	}
 	if answer, soldOut := q.remembersSoldOutItems(r.User, wanted); soldOut {
 		return answer, nil
@@ -43,17 +47,10 @@ func (q *queue) reserveItems(ctx context.Context, r Request, arrived int64) (Ans
 
 func (r *Request) validateItems() error {
 	switch {
-	case r.Items == nil:
-		return nil
-	case r.Quantity != 0:
+	case r.Items != nil && r.Quantity != 0:
 		return &order.InvalidError{Field: "items", Reason: "must not come with a quantity"}
-	case len(r.Items) == 0:
+	case r.Items != nil && len(r.Items) == 0:
 		return &order.InvalidError{Field: "items", Reason: "must have at least one item"}
-	}
-	for _, n := range r.Items {
-		if n < 1 {
-			return &order.InvalidError{Field: "items", Reason: "must have at least 1 unit of each item"}
-		}
 	}
 	return nil
 }
@@ -61,21 +58,23 @@ func (r *Request) validateItems() error {
 // nameItems adds what a call's answer says of items, with their codes. Short are the items that fewer units are left of
 // than requested, with what is left, and left that of all items. It returns true if nothing is left of one of them.
 func (c *call) nameItems(codes []string, short order.Lines, left order.Items) (soldOut bool) {
-	a := &c.answer
-	a.Items = a.Reservation.Lines.Named(codes)
-	switch a.Verdict {
+	of := OfItems{Units: c.answer.Reservation.Lines.Named(codes)}
+	switch c.answer.Verdict {
 	case SoldOut:
-		a.Left = left
+		of.Units = left
 		for place, units := range short.Each() {
-			a.Short = append(a.Short, codes[place])
+			of.Codes = append(of.Codes, codes[place])
 			soldOut = soldOut || units == 0
 		}
 	case OverLimit:
 		if _, lines, _ := order.ParseUnits(string(short)); lines != "" {
 			for place := range lines.Each() {
-				a.Item = codes[place]
+				of.Codes = append(of.Codes, codes[place])
 			}
 		}
+	}
+	if of.Units != "" || of.Codes != nil {
+		c.answer.Of = &of
 	}
 	return soldOut
 }

@@ -32,21 +32,24 @@ func TestAnswersNameItems(t *testing.T) {
 	ann := wantItems(t, s, sale.ID, "ann", "k", map[string]int64{"l": 1, "m": 2})
 	require.Equal(t, reservation.Reserved, ann.Verdict)
 	require.Equal(t, order.Lines("a2b1"), ann.Reservation.Lines)
-	require.Equal(t, order.Items(`{"m":2,"l":1}`), ann.Items)
+	require.Equal(t, order.Items(`{"m":2,"l":1}`), ann.Of.Units)
 	require.EqualValues(t, 3, ann.Reservation.Quantity)
 	again := wantItems(t, s, sale.ID, "ann", "k", map[string]int64{"m": 2, "l": 1})
 	ann.Verdict = reservation.Replayed
 	require.Equal(t, ann, again)
 	require.Equal(t, reservation.KeyReused, wantItems(t, s, sale.ID, "ann", "k", map[string]int64{"m": 3}).Verdict)
 
-	require.Equal(t, reservation.Answer{Verdict: reservation.SoldOut, Short: []string{"l"}, Left: `{"m":1,"l":0}`},
-		wantItems(t, s, sale.ID, "bob", "", map[string]int64{"m": 1, "l": 1}))
-	require.Equal(t, reservation.Answer{Verdict: reservation.OverLimit, Limit: 2, Item: "m"},
-		wantItems(t, s, sale.ID, "bob", "", map[string]int64{"m": 3}))
+	require.Equal(t, reservation.Answer{
+		Verdict: reservation.SoldOut, Of: &reservation.OfItems{Units: `{"m":1,"l":0}`, Codes: []string{"l"}},
+	}, wantItems(t, s, sale.ID, "bob", "", map[string]int64{"m": 1, "l": 1}))
+	require.Equal(t, reservation.Answer{
+		Verdict: reservation.OverLimit, Limit: 2, Of: &reservation.OfItems{Codes: []string{"m"}},
+	}, wantItems(t, s, sale.ID, "bob", "", map[string]int64{"m": 3}))
 	require.Equal(t, reservation.Answer{Verdict: reservation.OverLimit, Limit: 4},
 		wantItems(t, s, sale.ID, "bob", "", map[string]int64{"m": 1 << 60, "l": 1 << 60}))
-	require.Equal(t, reservation.Answer{Verdict: reservation.UnknownItem, Short: []string{"L", "xl"}},
-		wantItems(t, s, sale.ID, "bob", "", map[string]int64{"m": 1, "xl": 1, "L": 1}))
+	require.Equal(t, reservation.Answer{
+		Verdict: reservation.UnknownItem, Of: &reservation.OfItems{Codes: []string{"L", "xl"}},
+	}, wantItems(t, s, sale.ID, "bob", "", map[string]int64{"m": 1, "xl": 1, "L": 1}))
 	plain := s.Open(t, 1)
 	for _, r := range []reservation.Request{
 		{Sale: sale.ID, Quantity: 1},
@@ -71,7 +74,7 @@ func TestAnswersNameItems(t *testing.T) {
 		found, err := ingress.FindReserved(t.Context(), id, "ann")
 		require.NoError(t, err)
 		require.Equal(t, ann.Reservation.Lines, found.Lines)
-		require.Equal(t, ann.Items, found.Items)
+		require.Equal(t, ann.Of.Units, found.Items)
 	}
 	appended, err := s.AppendReserved(t.Context(), 0, sale.ID, events)
 	require.NoError(t, err)
@@ -84,7 +87,7 @@ func TestAnswersNameItems(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []reservation.ReleaseResult{reservation.Released}, result)
 	require.Equal(t, reservation.Answer{
-		Verdict: reservation.OrderEnded, Status: order.StatusExpired, Items: ann.Items,
+		Verdict: reservation.OrderEnded, Status: order.StatusExpired, Of: ann.Of,
 		Reservation: order.Reservation{OrderID: id, Quantity: 3, Lines: "a2b1", Epoch: 1},
 	}, wantItems(t, s, sale.ID, "ann", "k", map[string]int64{"l": 1, "m": 2}))
 	require.Equal(t, map[string]int64{"": 4, "a": 3, "b": 1}, s.LeftItems(t, sale))
@@ -152,8 +155,8 @@ func rememberSold(t *testing.T, s *testshop.Shop, sale reservation.Sale, code st
 		before := testshop.ScriptCalls(t, s.Rdb)
 		a := wantItems(t, s, sale.ID, "loser", "", map[string]int64{code: 1})
 		require.Equal(t, reservation.SoldOut, a.Verdict)
-		require.Equal(t, []string{code}, a.Short)
-		require.NotEmpty(t, a.Left)
+		require.Equal(t, []string{code}, a.Of.Codes)
+		require.NotEmpty(t, a.Of.Units)
 		return testshop.ScriptCalls(t, s.Rdb) == before
 	})
 }
@@ -234,5 +237,5 @@ func TestRebuiltSaleSellsItsItems(t *testing.T) {
 	require.Equal(t, reservation.Replayed,
 		wantItems(t, s, sale.ID, "ann", "k", map[string]int64{"s": 2, "m": 1}).Verdict)
 	ended := wantItems(t, s, sale.ID, "bob", "k", map[string]int64{"m": 1})
-	require.Equal(t, []any{reservation.OrderEnded, order.Items(`{"m":1}`)}, []any{ended.Verdict, ended.Items})
+	require.Equal(t, []any{reservation.OrderEnded, order.Items(`{"m":1}`)}, []any{ended.Verdict, ended.Of.Units})
 }

@@ -35,9 +35,9 @@ const (
 	NotOpen Verdict = "not-open"
 	// OverLimit: more units than one order may hold, which are Answer.Limit.
 	OverLimit Verdict = "over-limit"
-	// SoldOut: fewer units are left than requested, in a sale with items of the items Answer.Short.
+	// SoldOut: fewer units are left than requested, in a sale with items of the items Answer.Of.Codes.
 	SoldOut Verdict = "sold-out"
-	// UnknownItem: the sale has no item with the code Answer.Short.
+	// UnknownItem: the sale has no item with the codes Answer.Of.Codes.
 	UnknownItem Verdict = "unknown-item"
 	// UnknownSale: Redis has no such sale.
 	UnknownSale Verdict = "unknown-sale"
@@ -90,13 +90,17 @@ type Answer struct {
 	Status order.Status
 	// OpensAt is set for NotOpen.
 	OpensAt time.Time
-	// Limit is set for OverLimit. Item is the code of the item whose limit it is, or empty for that of the sale.
+	// Limit is set for OverLimit.
 	Limit int64
-	Item  string
-	// Short are the codes of the items that fewer units are left of than requested.
-	Short []string
-	// Left is what is left of each item of the sale, if it is known; set for SoldOut.
-	Left order.Items
-	// Items is the reservation's Lines with codes; empty in a sale without items.
-	Items order.Items
+	// Of is what the answer says of items; nil for nothing, and in a sale without items.
+	Of *OfItems
+}
+
+// OfItems is what an answer says of the items of a sale. It must not be changed.
+type OfItems struct {
+	// Units are the reservation's Lines by code; for SoldOut what is left of each item of the sale, if that is known.
+	Units order.Items
+	// Codes are the items that fewer units are left of than requested (SoldOut), that the sale does not have
+	// (UnknownItem), or the one whose limit it is (OverLimit).
+	Codes []string
 }

@@ -85,8 +85,13 @@ func (t Terms) validateItems() error {
 	invalid := func(field, format string, args ...any) error {
 		return &order.InvalidError{Field: field, Reason: fmt.Sprintf(format, args...)}
 	}
-	if len(t.Items) > order.MaxItems {
+	switch {
+	case len(t.Items) > order.MaxItems:
 		return invalid("items", "must be at most %d", order.MaxItems)
+	case t.UnitPrice > 0:
+		return invalid("unit_price", "must be left out: items have theirs")
+	case t.Shards > 1:
+		return invalid("shards", "must be 1 in a sale with items")
 	}
 	codes, stock := map[string]bool{}, int64(0)
 	for n, i := range t.Items {
@@ -101,7 +106,7 @@ func (t Terms) validateItems() error {
 		case i.UnitPrice < 0 || i.UnitPrice > order.MaxUnitPrice:
 			return invalid(field("unit_price"), "must be a whole number of minor units from 1 to %d", order.MaxUnitPrice)
 		case (i.UnitPrice > 0) != (t.Currency != ""):
-			return invalid(field("unit_price"), "must be that of all items or of none, with the currency of the sale")
+			return invalid(field("unit_price"), "must be given for all items, with a currency, or for none")
 		case i.PerOrderLimit < 0 || i.PerOrderLimit > order.MaxPerOrder:
 			return invalid(field("per_order_limit"), "must be a whole number from 1 to %d", order.MaxPerOrder)
 		}
@@ -114,10 +119,8 @@ func (t Terms) validateItems() error {
 	switch {
 	case stock != t.Stock:
 		return invalid("stock", "must be left out: items have theirs")
-	case t.UnitPrice > 0:
-		return invalid("unit_price", "must be left out: items have theirs")
-	case t.Shards > 1:
-		return invalid("shards", "must be 1 in a sale with items")
+	case stock > order.MaxStock:
+		return invalid("items", "must have at most %d units together", order.MaxStock)
 	}
 	return nil
 }

@@ -33,12 +33,18 @@ type soldItemsSeen struct {
 	at    int64                // nanoseconds since Store.started
 	quiet map[int]string       // when units last returned to each item with nothing left, by its place
 	items [order.MaxItems]bool // the remembered ones
-	left  order.Items
-	users int64 // how many buyers and ended orders there were
+	// answers say of each sold-out item, by its place, that it is.
+	answers [order.MaxItems]*OfItems
+	users   int64 // how many buyers and ended orders there were
 }
 
-// soldItemsScan is the least time between two scans of the buyers of a sale.
-const soldItemsScan = 2 * time.Second
+const (
+	// soldItemsScan is the least time between two scans of the buyers of a sale.
+	soldItemsScan = 2 * time.Second
+	// soldItemsRest bounds what scans of many buyers cost Redis, which are repeated while other items are sold: the pause
+	// after a scan is so many times as long as the scan.
+	soldItemsRest = 20
+)
 
 // remembersSoldOutItems returns the answer to a request that wants an item which is known to be sold out, for a user
 // who has no order in the sale.
@@ -55,13 +61,13 @@ func (of *seller) remembersSoldOutItems(user string, wanted []int64) (answer Ans
 	for place, n := range wanted {
 		switch {
 		case n == 0 || !seen.items[place]:
-		case answer.Short == nil:
-			answer.Short = codes[place : place+1 : place+1]
+		case answer.Of == nil:
+			answer.Of = seen.answers[place]
 		default:
-			answer.Short = append(answer.Short, codes[place])
+			answer.Of = &OfItems{Units: answer.Of.Units, Codes: append(answer.Of.Codes, codes[place])}
 		}
 	}
-	if answer.Short == nil {
+	if answer.Of == nil {
 		return Answer{}, false
 	}
 	if !memory.asked.Load() {
@@ -71,7 +77,7 @@ func (of *seller) remembersSoldOutItems(user string, wanted []int64) (answer Ans
 	memory.mu.RLock()
 	_, buyer := memory.buyers[hash]
 	memory.mu.RUnlock()
-	answer.Verdict, answer.Left = SoldOut, seen.left
+	answer.Verdict = SoldOut
 	return answer, !buyer
 }
 
@@ -138,7 +144,8 @@ func (of *seller) rememberSoldItems(ctx context.Context, _ []int64) error {
 			if err != nil {
 				return err
 			}
-			inScan, nextScan = false, of.store.sinceStart()+int64(soldItemsScan)
+			ended := of.store.sinceStart()
+			inScan, nextScan = false, ended+max(int64(soldItemsScan), soldItemsRest*(ended-scanned.at))
 		case <-ctx.Done():
 			return nil
 		}
@@ -219,7 +226,10 @@ func (q *queue) checkSoldItems(ctx context.Context) (*soldItemsSeen, error) {
 			now.quiet[place] = quiet
 		}
 	}
-	now.left = order.Lines(left).Named(q.place.codes)
+	units := order.Lines(left).Named(q.place.codes)
+	for place := range now.quiet {
+		now.answers[place] = &OfItems{Units: units, Codes: q.place.codes[place : place+1 : place+1]}
+	}
 	now.users = buyers.Val() + ended.Val()
 	return now, nil
 }

@@ -111,6 +111,7 @@ var (
 
 	CrowdSaleOrders = query("crowd/sale_orders")
 	CrowdSaleSold   = query("crowd/sale_sold")
+	CrowdSeenAt     = query("crowd/seen_at")
 
 	DeadLetterFind          = query("deadletter/find")
 	DeadLetterList          = query("deadletter/list")

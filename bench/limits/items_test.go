@@ -28,7 +28,8 @@ const (
 
 // BenchmarkItems compares orders of a sale with items, and its losers, with those of a sale without.
 func BenchmarkItems(b *testing.B) {
-	m, l := reservation.Item{Code: "m", Name: "M", Stock: hugeStock}, reservation.Item{Code: "l", Name: "L", Stock: hugeStock}
+	m := reservation.Item{Code: "m", Name: "M", Stock: hugeStock}
+	l := reservation.Item{Code: "l", Name: "L", Stock: hugeStock}
 	batch := func() int { return callOfScript }
 	server := rig.Stampede{}.Start(b, 1)
 	server.StopWorkers()
@@ -44,8 +45,8 @@ func BenchmarkItems(b *testing.B) {
 	)
 	table := rig.Table{
 		Title: "Sales with items",
-		Note: fmt.Sprintf("The reserve script with %d orders in a call, by their lines, and “sold out” of `stampede serve` with %d "+
-			"connections, in one run. Medians of %d rounds.", callOfScript, crowdConnections, b.N),
+		Note: fmt.Sprintf("The reserve script with %d orders in a call, by their lines, and “sold out” of "+
+			"`stampede serve` with %d connections, in one run. Medians of %d rounds.", callOfScript, crowdConnections, b.N),
 		Head: []string{"", "a second", "÷ without items", "script, µs an order", "÷ without items"},
 	}
 	for _, row := range [][3]string{
@@ -57,7 +58,8 @@ func BenchmarkItems(b *testing.B) {
 	} {
 		name, plain, figure := row[0], row[1], row[2]
 		cells := []string{
-			name, results.Of(name, figure).Format(rig.Count), results.Ratio(name, figure, plain, figure).Format(rig.Ratio), "", "",
+			name, results.Of(name, figure).Format(rig.Count), results.Ratio(name, figure, plain, figure).Format(rig.Ratio),
+			"", "",
 		}
 		if figure == perSecond {
 			cells[3] = results.Of(name, scriptMicros).Format(rig.Ratio)

@@ -41,7 +41,7 @@ func TestBashCompletesCommandsFlagsAndValues(t *testing.T) {
 	t.Parallel()
 	for line, want := range map[string]string{
 		"sa":                                     "sale",
-		"sale re":                                "resume restock",
+		"sale re":                                "resume restock rename",
 		"sale nothing":                           "",
 		"version ":                               "",
 		"--log-level deb":                        "debug",

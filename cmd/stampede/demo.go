@@ -18,7 +18,7 @@ type demoCmd struct {
 	optionalServers
 	outputFlag
 	Stock        int64         `env:"STAMPEDE_DEMO_STOCK" default:"10000" placeholder:"UNITS" help:"Units for sale, at least 100 (${default})."`
-	Items        []saleItem    `env:"STAMPEDE_DEMO_ITEMS" placeholder:"CODE:STOCK,..." help:"Items of the sale with their units, in place of --stock; buyers take two at once."`
+	Items        []saleItem    `env:"STAMPEDE_DEMO_ITEMS" placeholder:"CODE:STOCK" help:"Items of the sale with their units, in place of --stock; buyers take two at once."`
 	Shards       int           `env:"STAMPEDE_DEMO_SHARDS" default:"1" placeholder:"N" help:"Partitions that share the stock (${default})."`
 	Buyers       int           `env:"STAMPEDE_DEMO_BUYERS" default:"50000" placeholder:"N" help:"Number of buyers, at least 100 (${default})."`
 	Over         time.Duration `env:"STAMPEDE_DEMO_OVER" default:"8s" placeholder:"DURATION" help:"Time over which the buyers arrive, evenly spread (${default})."`

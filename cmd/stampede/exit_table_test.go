@@ -50,6 +50,7 @@ var deadEnds = map[string]struct {
 	"sale resume":         {"SALE", exitFailed, ""},
 	"sale end":            {"SALE --yes", exitFailed, ""},
 	"sale restock":        {"SALE 1", exitFailed, ""},
+	"sale rename":         {"SALE x", exitFailed, ""},
 	"sale archive":        {"SALE --dir=DIR", exitFailed, ""},
 	"order cancel":        {"SALE --reason=r --yes", exitFailed, ""},
 	"payment refunded":    {"x y", exitFailed, ""},

@@ -28,7 +28,7 @@ type loadCmd struct {
 	URLs         []string       `name:"url" env:"STAMPEDE_LOAD_URL" default:"http://127.0.0.1:8080" placeholder:"URL" help:"Ingresses, separated by commas; buyers use them in turn (${default})."`
 	Sale         uuid.UUID      `env:"STAMPEDE_LOAD_SALE" placeholder:"ID" help:"Sale to buy from. Without it a sale is created, which needs the admin token."`
 	Stock        int64          `env:"STAMPEDE_LOAD_STOCK" default:"10000" placeholder:"UNITS" help:"Units of the created sale (${default})."`
-	Items        []saleItem     `env:"STAMPEDE_LOAD_ITEMS" placeholder:"CODE:STOCK,..." help:"Items of the created sale with their units, in place of --stock, or those of --sale in its order; buyers take --quantity units of them in turn."`
+	Items        []saleItem     `env:"STAMPEDE_LOAD_ITEMS" placeholder:"CODE:STOCK" help:"Items of the created sale with their units, in place of --stock, or those of --sale in its order; buyers take --quantity units of them in turn."`
 	Shards       int            `env:"STAMPEDE_LOAD_SHARDS" default:"1" placeholder:"N" help:"Shards of the created sale (${default})."`
 	AdminToken   string         `env:"STAMPEDE_ADMIN_TOKEN" placeholder:"TOKEN" help:"Bearer token for creating the sale."`
 	Buyers       int            `env:"STAMPEDE_LOAD_BUYERS" default:"50000" placeholder:"N" help:"Number of buyers (${default})."`

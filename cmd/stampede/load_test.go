@@ -116,6 +116,15 @@ func TestDemoSellsItems(t *testing.T) {
 	assert.Contains(t, c.Output(), "✓ S5")
 }
 
+func TestDemoRefusesDatabaseInUse(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	s.serve()
+	output := s.ends(exitUsage, "demo")
+	assert.Contains(t, output, "DATABASE_URL must be a database that no server uses now")
+	assert.Zero(t, s.count("SELECT count(*) FROM sales"))
+}
+
 // The dashboard shows the sale after the verdict, until Ctrl-C.
 func TestDemoKeepsDashboard(t *testing.T) {
 	t.Parallel()

@@ -154,6 +154,13 @@ func TestTermsOfPaymentAreShown(t *testing.T) {
 	}
 }
 
+// The text of a server does not reach the terminal as it is.
+func TestPriceIsPrintable(t *testing.T) {
+	t.Parallel()
+	assert.NotContains(t, price(1, "E\x1b[2J"), "\x1b")
+	assert.Equal(t, []string{"-", "-", "129.00 EUR"}, []string{price(0, ""), price(0, "EUR"), price(12900, "EUR")})
+}
+
 func TestItemsAreShown(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
@@ -179,10 +186,22 @@ func TestItemsAreShown(t *testing.T) {
 		assert.Regexp(t, `units +3\nitems +\{"m":2,"l":1\}\n(?s).*amount +357.00 EUR`, run("order", "show", bought.OrderID))
 		assert.Contains(t, run("order", "show", bought.OrderID, "--output=json"), `"items":{"m":2,"l":1}`)
 		assert.Contains(t, run("order", "list", "--user=ann", "--output=json"), `"items":{"m":2,"l":1}`)
-		assert.Regexp(t, `Shirt \(2 items\)\n`, run("sale", "list"))
+		assert.Regexp(t, ` -  .*Shirt \(2 items\)\n`, run("sale", "list"))
+		assert.Regexp(t, `unit price +-\n`, run("sale", "show", sale.ID.String()))
 		show := run("sale", "show", sale.ID.String())
 		assert.Regexp(t, `item m +1 of 3 left, 129.00 EUR, m\nitem l +0 of 1 left, 99.00 EUR, l\n`, show)
 	}
+	rename := []string{"sale", "rename", sale.ID.String(), "Tee", "--item=m:Medium", "--item=l:Large, that is: 54"}
+	assert.Regexp(t, `Tee \(2 items\)\n`, s.ends(exitOK, rename...))
+	show := s.ends(exitOK, "sale", "show", sale.ID.String())
+	assert.Regexp(t, `(?s)name +Tee\n.*129.00 EUR, Medium\n.*99.00 EUR, Large, that is: 54\n`, show)
+	for _, wrong := range []string{"--item=m", "--item=xl:XL", "--item=m:"} {
+		s.ends(exitUsage, "sale", "rename", sale.ID.String(), wrong)
+		status, _, output := remote(t, url, adminToken, "sale", "rename", sale.ID.String(), wrong)
+		assert.Equal(t, exitUsage, status, output)
+	}
+	s.ends(exitUsage, "sale", "rename", sale.ID.String())
+	s.ends(exitUsage, "sale", "restock", sale.ID.String(), "--item=m:1:12900")
 	assert.Contains(t, s.ends(exitOK, "order", "export", "--user=ann"), `"{""m"":2,""l"":1}"`)
 }
 

@@ -28,6 +28,7 @@ type saleCmd struct {
 	Resume  saleResumeCmd  `cmd:"" help:"Resume a paused sale."`
 	End     saleEndCmd     `cmd:"" help:"End a sale permanently."`
 	Restock saleRestockCmd `cmd:"" help:"Add units to a sale, or remove unsold ones."`
+	Rename  saleRenameCmd  `cmd:"" help:"Change the name of a sale, or those of its items."`
 	History saleHistoryCmd `cmd:"" help:"Show every change of a sale, and who made it."`
 	Archive saleArchiveCmd `cmd:"" help:"Move the orders of sales that are over from Postgres into files. A repeat finishes what was interrupted."`
 }
@@ -44,6 +45,7 @@ type saleStore interface {
 	End(ctx context.Context, id uuid.UUID) (catalog.CountedSale, error)
 	Restock(ctx context.Context, id uuid.UUID, units int64, key string) (catalog.CountedSale, error)
 	RestockItems(ctx context.Context, id uuid.UUID, units map[string]int64, key string) (catalog.CountedSale, error)
+	Rename(ctx context.Context, id uuid.UUID, to catalog.Names) (catalog.CountedSale, error)
 	History(ctx context.Context, id uuid.UUID, limit int) ([]catalog.Change, error)
 }
 
@@ -87,10 +89,18 @@ func writeSales(w io.Writer, sales []catalog.CountedSale) error {
 		if len(s.Items) > 0 {
 			name += fmt.Sprintf(" (%d items)", len(s.Items))
 		}
-		t.row(s.ID, s.State, s.Stock, s.Available, s.Held, s.Sold, orDash(figure.Money(s.UnitPrice, s.Currency)),
+		t.row(s.ID, s.State, s.Stock, s.Available, s.Held, s.Sold, price(s.UnitPrice, s.Currency),
 			second(s.OpensAt), second(s.ClosesAt), name)
 	}
 	return t.Flush()
+}
+
+// price is a dash for none, also in a sale whose items have prices.
+func price(minor int64, currency string) string {
+	if minor == 0 {
+		currency = ""
+	}
+	return orDash(figure.Money(minor, currency))
 }
 
 // writeSale shows all of a sale.
@@ -114,7 +124,7 @@ func writeSale(w io.Writer, all []catalog.CountedSale) error {
 			{"held", s.Held},
 			{"sold", s.Sold},
 			{"per-order limit", s.PerOrderLimit},
-			{"unit price", orDash(figure.Money(s.UnitPrice, s.Currency))},
+			{"unit price", price(s.UnitPrice, s.Currency)},
 			{"payment window", window},
 			{"payment grace", s.PaymentGrace},
 			{"payment pace", pace},
@@ -126,8 +136,12 @@ func writeSale(w io.Writer, all []catalog.CountedSale) error {
 			t.row(row[:]...)
 		}
 		for _, i := range s.Items {
-			t.row("item "+i.Code, fmt.Sprintf("%d of %d left, %s, %s", i.Available, i.Stock,
-				orDash(figure.Money(i.UnitPrice, s.Currency)), printable(i.Name)))
+			limit := ""
+			if i.PerOrderLimit > 0 {
+				limit = fmt.Sprintf("at most %d, ", i.PerOrderLimit)
+			}
+			t.row("item "+i.Code, fmt.Sprintf("%d of %d left, %s, %s%s", i.Available, i.Stock, price(i.UnitPrice, s.Currency),
+				limit, printable(i.Name)))
 		}
 	}
 	return t.Flush()
@@ -341,6 +355,9 @@ func (c *saleRestockCmd) Run(ctx context.Context, s *streams, logger *slog.Logge
 		}
 		units := make(map[string]int64)
 		for _, i := range c.Item {
+			if i.UnitPrice != 0 {
+				return catalog.CountedSale{}, &order.InvalidError{Field: "--item", Reason: "must be CODE:UNITS, without a price"}
+			}
 			units[i.Code] += i.Stock
 		}
 		if c.Units != 0 {
@@ -349,6 +366,38 @@ func (c *saleRestockCmd) Run(ctx context.Context, s *streams, logger *slog.Logge
 		sale, err := sales.RestockItems(ctx, c.Sale, units, key)
 		return sale, mayBeDone(err, key)
 	})
+}
+
+type saleRenameCmd struct {
+	changeFlags
+	saleArg
+	Name *string    `arg:"" optional:"" help:"New name of the sale. Left out to rename items only."`
+	Item []itemName `sep:"none" env:"STAMPEDE_SALE_ITEM" placeholder:"CODE:NAME" help:"New name of an item. Repeat it for each."`
+}
+
+func (c *saleRenameCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	return c.withOne(ctx, s, logger, func(ctx context.Context, sales saleStore) (catalog.CountedSale, error) {
+		to := catalog.Names{Sale: c.Name}
+		for _, i := range c.Item {
+			if to.Items == nil {
+				to.Items = make(map[string]string)
+			}
+			to.Items[i.code] = i.name
+		}
+		return sales.Rename(ctx, c.Sale, to)
+	})
+}
+
+// itemName is the new name of an item on the command line.
+type itemName struct{ code, name string }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (i *itemName) UnmarshalText(text []byte) (err error) {
+	var named bool
+	if i.code, i.name, named = strings.Cut(string(text), ":"); !named {
+		err = fmt.Errorf("%q is not CODE:NAME, such as m:Medium", text)
+	}
+	return err
 }
 
 type saleHistoryCmd struct {

@@ -32,7 +32,8 @@ func TestEachSeriesExistsFromFirstScrape(t *testing.T) {
 		ingress: {
 			"stampede_purchases_total{verdict": {
 				"reserved", "replayed", "key-reused", "already-purchased", "paused", "ended", "not-open", "over-limit", "sold-out",
-				"retired", "unknown-sale", "order-ended", "rate-limited", "overloaded", "unavailable", "unknown",
+				"unknown-item", "invalid", "retired", "unknown-sale", "order-ended", "rate-limited", "overloaded",
+				"unavailable", "unknown",
 			},
 			"stampede_purchase_duration_seconds_count{outcome":                        {"accepted", "refused", "failed"},
 			`stampede_http_requests_total{route="POST /v1/sales/:sale/orders",status`: {"2xx", "3xx", "4xx", "5xx"},

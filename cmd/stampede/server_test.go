@@ -66,6 +66,7 @@ func TestSaleCommandsWorkThroughServer(t *testing.T) {
 	assert.Contains(t, over("sale", "restock", id, "5", "--idempotency-key=five"), "  15  ")
 	assert.Contains(t, over("sale", "restock", id, "5", "--idempotency-key=five"), "  15  ", "a repeat changes nothing")
 	assert.Contains(t, over("sale", "restock", id, "--idempotency-key=less", "--", "-3"), "  12  ")
+	assert.Contains(t, over("sale", "rename", id, "summer"), "summer")
 	for range 3 {
 		over("sale", "create", "--name=another", "--stock=1")
 	}

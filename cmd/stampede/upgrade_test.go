@@ -50,11 +50,10 @@ func TestRollingUpgrade(t *testing.T) {
 	require.NoError(t, os.Mkdir(folder, 0o700))
 	t.Cleanup(func() { _ = os.RemoveAll(folder) })
 	tree := version{name: "tree"}
-	t.Run("from the previous version to this tree", func(t *testing.T) {
-		name := previous(t)
-		old := build(t, folder, "previous", func(to string) { unpack(t, name, to) })
-		newUpgrade(t, version{name, old}, tree).roll()
-	})
+	old := version{name: previous(t)}
+	old.program = build(t, folder, "previous", func(to string) { unpack(t, old.name, to) })
+	t.Run("from the previous version to this tree", func(t *testing.T) { newUpgrade(t, old, tree).roll() })
+	t.Run("items, which the previous version does not know", func(t *testing.T) { newUpgrade(t, old, tree).sellItems() })
 	t.Run("from this tree to one with another schema and other scripts", func(t *testing.T) {
 		next := build(t, folder, "next", func(to string) {
 			copyTree(t, to)
@@ -424,6 +423,26 @@ func (u *upgrade) send(ctx context.Context, method, path, authorization, body st
 	}
 }
 
+// bearer returns the authorization of a user.
+func (u *upgrade) bearer(user string) string {
+	token, err := jwt.NewWithClaims(jwt.SigningMethodHS256, jwt.RegisteredClaims{
+		Subject: user, ExpiresAt: jwt.NewNumericDate(time.Now().Add(time.Hour)),
+	}).SignedString([]byte(jwtSecret))
+	if err != nil {
+		u.lose(err.Error())
+	}
+	return "Bearer " + token
+}
+
+// upgradedOrder is an answer about an order, or a refusal.
+type upgradedOrder struct {
+	Order   string `json:"order_id"`
+	Receipt string
+	Status  any // a word, or the number of a problem
+	Type    string
+	Items   map[string]int
+}
+
 // customers buy, show their receipts, and pay or cancel; each call may reach another version.
 type customers struct {
 	*upgrade
@@ -440,19 +459,8 @@ func (d *customersDone) String() string {
 func (c *customers) shop(ctx context.Context, customer int) {
 	for n := 0; ctx.Err() == nil; n++ {
 		user := fmt.Sprintf("customer-%d-%d", customer, n)
-		token, err := jwt.NewWithClaims(jwt.SigningMethodHS256, jwt.RegisteredClaims{
-			Subject: user, ExpiresAt: jwt.NewNumericDate(time.Now().Add(time.Hour)),
-		}).SignedString([]byte(jwtSecret))
-		if err != nil {
-			c.lose(err.Error())
-			return
-		}
-		token = "Bearer " + token
-		var order struct {
-			Order   string `json:"order_id"`
-			Receipt string
-			Status  string
-		}
+		token := c.bearer(user)
+		var order upgradedOrder
 		want := func(wanted, status int, what string) bool {
 			if status != wanted {
 				c.lose(fmt.Sprintf("%s: %s: %d %+v", user, what, status, order))
@@ -466,7 +474,7 @@ func (c *customers) shop(ctx context.Context, customer int) {
 		for order.Status = ""; order.Status != "confirmed"; retry.Pause(10*time.Millisecond, nil) {
 			if !want(200, c.send(ctx, http.MethodGet, path+"?receipt="+order.Receipt, token, "", &order), "look") ||
 				order.Status != "confirmed" && order.Status != "reserved" {
-				c.lose(user + " is " + order.Status)
+				c.lose(fmt.Sprint(user, " is ", order.Status))
 				return
 			}
 		}

@@ -24,7 +24,7 @@ const (
 	Viewer
 	// Cashier reports payments and refunds: the role of the shop's server.
 	Cashier
-	// Operator pauses, resumes and restocks sales, and cancels orders.
+	// Operator pauses, resumes, restocks and renames sales, and cancels orders.
 	Operator
 	// Admin creates and ends sales.
 	Admin

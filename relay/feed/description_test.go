@@ -52,7 +52,7 @@ func TestEventsFitTheirDescription(t *testing.T) {
 		VALUES ($1, 'autumn', 70, 60, now(), now() + interval '1 day', 30, 25, 4900, 'EUR')`, sale)
 	for revision, kind := range []string{
 		"SaleCreated", "SalePaused", "SaleResumed", "SaleRestocked", "SaleLowering", "SaleRebuilt",
-		"SaleReconciled", "SaleEnded", "SaleRetired",
+		"SaleReconciled", "SaleRenamed", "SaleEnded", "SaleRetired",
 	} {
 		exec("INSERT INTO sale_events (sale_id, revision, type, data, operator) VALUES ($1, $2, $3, '{\"stock\": 70}', 'ada')",
 			sale, revision+1, kind)
@@ -98,7 +98,7 @@ func TestEventsFitTheirDescription(t *testing.T) {
 	look(t, r)
 	events, _, err := r.Read(t.Context(), 0, 1000)
 	require.NoError(t, err)
-	require.Len(t, events, 9+11+2*2+2)
+	require.Len(t, events, 10+11+2*2+2)
 	traced, withItems := 0, 0
 	for _, e := range events {
 		event, err := jsonschema.UnmarshalJSON(bytes.NewReader(e.Body))
@@ -123,7 +123,7 @@ func TestEventsFitTheirDescription(t *testing.T) {
 		}
 	}
 	require.Equal(t, []int{1, 2}, []int{traced, withItems})
-	renamed := bytes.Replace(events[9].Body, []byte(`"user_id"`), []byte(`"user"`), 1)
+	renamed := bytes.Replace(events[10].Body, []byte(`"user_id"`), []byte(`"user"`), 1)
 	wrong, err := jsonschema.UnmarshalJSON(bytes.NewReader(renamed))
 	require.NoError(t, err)
 	require.Error(t, orders.Validate(wrong))

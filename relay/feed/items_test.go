@@ -23,6 +23,8 @@ func TestEventsShowItems(t *testing.T) {
 	for revision, event := range []string{
 		`SaleWithItemsCreated {"stock": 20, "items": [{"code": "item-a", "stock": 10}]}`, `SalePaused {}`,
 		`SaleRestocked {"stock": 25, "items": [{"code": "item-a", "stock": 15}]}`,
+		`SaleRenamed {"name": "new", "previous_name": "old"}`, `SaleRenamed {"name": "test", "previous_name": "new"}`,
+		`SaleRenamed {"items": [{"code": "item-a", "name": "A", "stock": 15}], "item_names": {"item-a": "A"}}`,
 	} {
 		kind, data, _ := strings.Cut(event, " ")
 		testshop.Exec(t, pool, "INSERT INTO sale_events (sale_id, revision, type, data) VALUES ($1, $2, $3, $4)",
@@ -39,14 +41,19 @@ func TestEventsShowItems(t *testing.T) {
 	for _, e := range events {
 		bodies = append(bodies, string(e.Body))
 	}
-	require.Len(t, bodies, 5)
-	for i, stock := range []int{10, 10, 15} {
+	require.Len(t, bodies, 8)
+	for i, stock := range []int{10, 10, 15, 15, 15} {
 		require.Contains(t, bodies[i], fmt.Sprintf(`"items":[{"code":"item-a","stock":%d}]`, stock))
 	}
+	for i, name := range []string{"old", "old", "old", "new", "test", "test"} {
+		require.Contains(t, bodies[i], fmt.Sprintf(`"name":%q,"state"`, name), i) // as of the event
+	}
+	require.Contains(t, bodies[5], `"type":"stampede.sale.renamed"`)
+	require.Contains(t, bodies[5], `"items":[{"code":"item-a","name":"A","stock":15}]`)
 	require.Contains(t, bodies[0], `"type":"stampede.sale.created"`)
 	require.Contains(t, bodies[0], `"change":"created"`)
 	require.Contains(t, bodies[0], `"state":"open"`)
-	for _, body := range bodies[3:] {
+	for _, body := range bodies[6:] {
 		require.Contains(t, body, `"quantity":3,"items":{"item-a":1,"item-b":2}`)
 		require.Contains(t, body, `"amount":5000`)
 	}

@@ -1,6 +1,7 @@
 // Package catalog holds the definitions of sales in Postgres: it creates and changes them
-// (catalog.go), publishes them to Redis (publish.go), changes their stock (restock.go) and that of
-// their items (restock_items.go), and counts their units in both (sale_count.go).
+// (catalog.go), publishes them to Redis (publish.go), changes their stock (restock.go), that of
+// their items (restock_items.go) and the names of both (rename.go), and counts their units in both
+// (sale_count.go).
 package catalog
 
 import (
@@ -36,6 +37,8 @@ const (
 	eventRestocked    = "SaleRestocked"
 	eventRebuilt      = "SaleRebuilt"
 	eventLowering     = "SaleLowering"
+	// eventRenamed: Redis has no names. A version without them stops at one that was not published yet.
+	eventRenamed = "SaleRenamed"
 	// eventReconciled: differences between Redis and Postgres were repaired. It changes no terms.
 	eventReconciled = "SaleReconciled"
 )
@@ -134,10 +137,11 @@ func (c *Catalog) createdBefore(ctx context.Context, t reservation.Terms, idempo
 		return CountedSale{}, reservation.ErrSaleNotFound
 	}
 	var id uuid.UUID
+	var name string
 	var stock int64
 	var shards int
 	var items []reservation.Item
-	err := c.pool.QueryRow(ctx, sql.CatalogFindCreatedSale, idempotencyKey).Scan(&id, &stock, &shards, &items)
+	err := c.pool.QueryRow(ctx, sql.CatalogFindCreatedSale, idempotencyKey).Scan(&id, &name, &stock, &shards, &items)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return CountedSale{}, reservation.ErrSaleNotFound
 	} else if err != nil {
@@ -148,6 +152,7 @@ func (c *Catalog) createdBefore(ctx context.Context, t reservation.Terms, idempo
 		return CountedSale{}, err
 	}
 	sale := asCreated(found[0].Sale, stock, shards, items)
+	sale.Name = name
 	if !sale.Terms.Equal(t) {
 		return CountedSale{}, ErrIdempotencyKeyReused
 	}
@@ -203,7 +208,7 @@ type saleChange struct {
 	state reservation.State
 	stock int64
 	// data goes into the event; catalog/sale_changes.sql and catalog/find_sale_change.sql read
-	// parts of it. Its items, if it has some, become those of the sale.
+	// parts of it. Its name and items, if it has some, become those of the sale.
 	data map[string]any
 }
 

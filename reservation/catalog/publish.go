@@ -204,7 +204,7 @@ func (c *Catalog) apply(ctx context.Context, s reservation.Sale, shard int, ch p
 		return c.hasRevision(ctx, saleKey, ch.Revision)
 	case eventRetired:
 		answer = c.retireShard(ctx, s.ID, p, epoch, revision)
-	case eventReconciled:
+	case eventReconciled, eventRenamed:
 		answer = lua.Note.Run(ctx, c.store.Redis, []string{saleKey}, epoch, revision)
 	case eventRestocked:
 		if len(s.Items) > 0 {

@@ -37,11 +37,10 @@ type TakenError struct {
 }
 
 func (e *TakenError) Error() string {
-	text := fmt.Sprintf("cannot lower the stock of a sale below the %d units that are taken", e.Taken)
 	if e.Items != "" {
-		text += " of " + string(e.Items)
+		return "cannot lower the stock of items below the units that are taken: " + string(e.Items)
 	}
-	return text
+	return fmt.Sprintf("cannot lower the stock of a sale below the %d units that are taken", e.Taken)
 }
 
 var (

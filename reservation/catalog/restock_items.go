@@ -48,11 +48,11 @@ func restocked(items []reservation.Item, units map[string]int64) ([]reservation.
 	}
 	items = slices.Clone(items)
 	for code, n := range units {
-		place := slices.IndexFunc(items, func(i reservation.Item) bool { return i.Code == code })
-		if place < 0 {
-			return nil, invalidItems("must be those of the sale: it has no %q", code)
+		item, err := itemOf(items, code)
+		if err != nil {
+			return nil, err
 		}
-		if items[place].Stock += n; items[place].Stock < 0 {
+		if item.Stock += n; item.Stock < 0 {
 			return nil, invalidItems("must leave the stock of %s at 0 or above", code)
 		}
 	}

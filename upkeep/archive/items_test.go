@@ -10,6 +10,7 @@ import (
 	"stampede/internal/test/testwork"
 	"stampede/ledger"
 	"stampede/reservation"
+	"stampede/reservation/catalog"
 	"stampede/reservation/order"
 	"stampede/upkeep/archive"
 )
@@ -41,6 +42,9 @@ func endedBaskets(t *testing.T, s *testshop.Shop) (sale uuid.UUID, ann reservati
 	testwork.Pay(t, l, ann.Reservation.OrderID, "ann", "pi")
 	testwork.Cancel(t, l, bob.Reservation.OrderID, "bob")
 	testwork.ReleaseUnits(t, s)
+	name := "tee"
+	_, err = s.Rename(t.Context(), created.ID, catalog.Names{Sale: &name, Items: map[string]string{"m": "Medium"}})
+	require.NoError(t, err)
 	_, err = s.Catalog.End(t.Context(), created.ID)
 	require.NoError(t, err)
 	require.Equal(t, 1, retireAll(t, s))
@@ -54,6 +58,9 @@ func TestArchivedItemsComeBack(t *testing.T) {
 	before, dir := rows(t, s, sale), t.TempDir()
 	seen, err := s.Catalog.Show(t.Context(), sale)
 	require.NoError(t, err)
+	require.Equal(t, []string{"tee", "Medium"}, []string{seen.Name, seen.Items[0].Name})
+	_, err = s.Rename(t.Context(), sale, catalog.Names{Items: map[string]string{"m": "M"}})
+	require.ErrorAs(t, err, new(*reservation.IllegalTransitionError), "a retired sale keeps its names")
 
 	done, err := archiveSale(t, s, dir, sale)
 	require.NoError(t, err)
@@ -77,7 +84,7 @@ func TestArchivedItemsComeBack(t *testing.T) {
 	})
 	require.NoError(t, err)
 	require.Equal(t, []any{reservation.AlreadyPurchased, ann.Reservation, order.Items(`{"m":2,"l":1}`)},
-		[]any{past.Verdict, past.Reservation, past.Items})
+		[]any{past.Verdict, past.Reservation, past.Of.Units})
 
 	done, err = archiveSale(t, s, dir, sale)
 	require.NoError(t, err)

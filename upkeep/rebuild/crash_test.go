@@ -204,7 +204,8 @@ func TestRebuildOfShardsIsFinishedAfterWorkerCrash(t *testing.T) {
 			r := testwork.Rebuilder(t, s)
 			testkit.Eventually(t, 60*time.Second, "Redis agrees with Postgres, and all orders are recorded", func() bool {
 				found, err := r.Needs(t.Context(), 8, true)
-				return err == nil && len(found) == 0 && s.Count(t, testshop.ConfirmedOrders) == int64(50+bought)
+				return err == nil && len(found) == 0 && s.Count(t, testshop.ConfirmedOrders) == int64(50+bought) &&
+					s.Count(t, "SELECT count(*) FROM sales WHERE revision > published_revision") == 0
 			})
 			testwork.AwaitRest(t, s)
 			require.True(t, successor.Stop().Success())

@@ -98,8 +98,8 @@ func TestRebuildRestoresItems(t *testing.T) {
 			status order.Status
 		}{"carol": {carol, "sm", order.StatusCancelled}, "dave": {dave, "s", order.StatusExpired}} {
 			again := s.want(t, user, ended.codes)
-			require.Equal(t, []any{reservation.OrderEnded, ended.status, ended.Items},
-				[]any{again.Verdict, again.Status, again.Items})
+			require.Equal(t, []any{reservation.OrderEnded, ended.status, ended.Of.Units},
+				[]any{again.Verdict, again.Status, again.Of.Units})
 			require.Equal(t, []any{ended.Reservation.OrderID, ended.Reservation.Lines},
 				[]any{again.Reservation.OrderID, again.Reservation.Lines})
 			require.Equal(t, reservation.KeyReused, s.want(t, user, "m").Verdict)
@@ -121,7 +121,7 @@ func TestRebuildRestoresItems(t *testing.T) {
 				require.Equal(t, reservation.Reserved, a.Verdict)
 			} else {
 				require.Equal(t, reservation.SoldOut, a.Verdict)
-				require.Equal(t, []string{code}, a.Short)
+				require.Equal(t, []string{code}, a.Of.Codes)
 			}
 		}
 	}

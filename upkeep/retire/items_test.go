@@ -65,6 +65,6 @@ func TestSaleWithItemsIsRetired(t *testing.T) {
 		past, err := l.PastAnswer(t.Context(), request(user))
 		require.NoError(t, err)
 		require.Equal(t, []any{verdict, made[user].Reservation.OrderID, order.Lines("a2b1"), order.Items(`{"m":2,"l":1}`)},
-			[]any{past.Verdict, past.Reservation.OrderID, past.Reservation.Lines, past.Items})
+			[]any{past.Verdict, past.Reservation.OrderID, past.Reservation.Lines, past.Of.Units})
 	}
 }

@@ -86,7 +86,7 @@ func (r reply) failure() error {
 	switch r.slug() {
 	case problems.Unauthorized.Slug, problems.Forbidden.Slug:
 		err = ErrToken
-	case problems.Invalid.Slug:
+	case problems.Invalid.Slug, problems.UnknownItem.Slug:
 		err = ErrInvalid
 	case problems.Transition.Slug, problems.NotConfirmed.Slug:
 		err = ErrRefused

@@ -129,6 +129,15 @@ func (c *Client) restock(
 	return sale, err
 }
 
+// Rename changes the names of a sale and of its items. A repeat changes nothing.
+func (c *Client) Rename(ctx context.Context, id uuid.UUID, to catalog.Names) (sale catalog.CountedSale, err error) {
+	err = c.do(ctx, call{
+		method: http.MethodPost, path: []string{"v1", "sales", id.String(), "rename"},
+		body: to, what: "rename sale " + id.String(),
+	}, &sale)
+	return sale, err
+}
+
 // historyMax is the most changes that an ingress returns.
 const historyMax = 1000
 

@@ -24,6 +24,7 @@ import (
 	"stampede/internal/dev/crowd"
 	"stampede/internal/dev/localserver"
 	"stampede/internal/figure"
+	"stampede/internal/retry"
 	"stampede/reservation"
 	"stampede/reservation/order"
 	"stampede/sql"
@@ -65,6 +66,8 @@ const (
 	replaceAfter = time.Second
 	// minIdle is how long orders are pending before another worker takes them over.
 	minIdle = 2 * time.Second
+	// beat is longer than the time between two heartbeats of ingresses.
+	beat = 2 * time.Second
 	// patience bounds each wait for a state of the system.
 	patience = 30 * time.Second
 	// arrivalPatience bounds the time without an arrival in Postgres. A claim takes little longer than
@@ -143,7 +146,33 @@ func Run(ctx context.Context, config Config) (err error) {
 		return err
 	}
 	defer d.disconnect()
+	if err := d.refuseOthers(ctx); err != nil {
+		return err
+	}
 	return d.run(ctx)
+}
+
+// refuseOthers returns an error if an ingress runs with the database: its workers and those of the demo, which have
+// other keys in Redis, would rebuild each other's sales.
+func (d *demo) refuseOthers(ctx context.Context) error {
+	if d.config.Servers.DatabaseURL == "" {
+		return nil
+	}
+	var seen [2]time.Time
+	for n := range seen {
+		if n > 0 && !retry.Pause(beat, ctx.Done()) {
+			return ctx.Err()
+		}
+		if err := d.pool.QueryRow(ctx, sql.CrowdSeenAt).Scan(&seen[n]); err != nil {
+			return fmt.Errorf("look for other servers: %w", err)
+		}
+	}
+	if seen[0].Equal(seen[1]) {
+		return nil
+	}
+	return &order.InvalidError{
+		Field: "DATABASE_URL", Reason: "must be a database that no server uses now: the demo rebuilds its sales",
+	}
 }
 
 func (d *demo) connect(ctx context.Context) (err error) {

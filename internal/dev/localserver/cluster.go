@@ -74,8 +74,17 @@ func StartCluster(ctx context.Context, o ClusterOptions) (_ *Cluster, err error)
 	return c, nil
 }
 
-// startNode starts a node without slots. Its bus is the port for the other nodes, and addr is for clients.
+// startNode starts a node without slots. Its bus is the port for the other nodes, and addr is for clients. StartRedis
+// tries other ports for itself if one is taken, and startNode others for the bus.
 func startNode(ctx context.Context, o ClusterOptions) (node *Redis, bus int, addr string, err error) {
+	err = errPortTaken
+	for tries := 0; tries < portTries && errors.Is(err, errPortTaken); tries++ {
+		node, bus, addr, err = tryNode(ctx, o)
+	}
+	return node, bus, addr, err
+}
+
+func tryNode(ctx context.Context, o ClusterOptions) (node *Redis, bus int, addr string, err error) {
 	bus, err = freePort()
 	if err != nil {
 		return nil, 0, "", err
@@ -144,18 +153,23 @@ func formCluster(ctx context.Context, nodes []*redis.Client, buses []int, master
 	})
 }
 
-// knowsAll reports whether the node knows all masters and which nodes are their replicas.
+// knowsAll reports whether the node knows all masters, which nodes are their replicas, and who has each slot. A
+// cluster_state of ok does not say the last: such a node serves its own slots without the others.
 func knowsAll(ctx context.Context, node *redis.Client, masters, nodes int) bool {
 	shards, err := node.ClusterShards(ctx).Result()
 	if err != nil || len(shards) != masters {
 		return false
 	}
+	slots := 0
 	for _, shard := range shards {
 		if len(shard.Nodes) != nodes/masters {
 			return false
 		}
+		for _, known := range shard.Slots {
+			slots += int(known.End-known.Start) + 1
+		}
 	}
-	return true
+	return slots == clusterSlots
 }
 
 // awaitEach waits until the condition holds for each node.

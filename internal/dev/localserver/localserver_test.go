@@ -18,6 +18,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
 	"stampede/internal/dev/localserver"
 	"stampede/internal/test/testkit"
@@ -93,6 +94,34 @@ func TestPostgresKeepsCommitsAfterImmediateStop(t *testing.T) {
 	var rows int
 	query(t, server.URL, "SELECT count(*) FROM kept", &rows)
 	require.Equal(t, 1, rows)
+}
+
+// Clients that learn the cluster from any of its nodes would otherwise ask the wrong one.
+func TestEachNodeOfANewClusterKnowsAllSlots(t *testing.T) {
+	t.Parallel()
+	var starting errgroup.Group // together, so that the nodes are slow to meet
+	for range 8 {
+		starting.Go(func() error {
+			cluster, err := localserver.StartCluster(t.Context(), localserver.ClusterOptions{Masters: 3})
+			if err != nil {
+				return err
+			}
+			defer cluster.Stop()
+			for i, node := range cluster.Nodes {
+				ranges, err := redisAt(t, node.URL).ClusterSlots(t.Context()).Result()
+				if err != nil {
+					return err
+				}
+				slots := 0
+				for _, known := range ranges {
+					slots += known.End - known.Start + 1
+				}
+				assert.Equal(t, 16384, slots, "slots that node %d knows", i)
+			}
+			return nil
+		})
+	}
+	require.NoError(t, starting.Wait())
 }
 
 func TestWatchReturnsEndedServer(t *testing.T) {

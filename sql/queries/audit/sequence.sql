@@ -3,7 +3,7 @@
 -- neighbors, so a forged place far away costs nothing.
 --
 -- Places assigned after Redis was read are left out, because their orders may be in transit. Places
--- that are still not assigned are reported.
+-- that are still not assigned are reported. A shard that cannot be read assigns none.
 --
 -- Up to the sequence of the last rebuild, places may lack orders, which were lost with Redis, and a
 -- Redis that was set back may have assigned places twice. A voided order has no place.
@@ -11,7 +11,7 @@ WITH known AS (
     SELECT a.sale_id, a.shard, o.sequence AS place, o.id AS order_id
     FROM orders AS o JOIN audit_sales AS s USING (sale_id)
     JOIN audit_shard_figures AS a ON a.sale_id = o.sale_id AND a.shard = (o.sequence % s.shards + s.shards - 1) % s.shards
-    WHERE o.sequence > a.rebuilt_to AND (o.sequence < a.read_place OR o.sequence >= a.next_place) AND o.status <> 'voided'
+    WHERE o.sequence > a.rebuilt_to AND (o.sequence < a.read_place OR o.sequence >= a.next_place OR a.places IS NULL) AND o.status <> 'voided'
     UNION
     SELECT b.sale_id, (b.sequence % s.shards + s.shards - 1) % s.shards, b.sequence, b.order_id
     FROM audit_buyers AS b JOIN audit_sales AS s USING (sale_id) JOIN audit_shard_figures AS a USING (sale_id, shard)

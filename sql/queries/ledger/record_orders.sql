@@ -11,7 +11,7 @@
 --   voided         recorded now, and void: the sale's stock was rebuilt without this order
 --   recorded       an earlier delivery of the event was recorded; nothing was changed
 --   unknown-sale   Postgres has no such sale; nothing was changed
---   wrong-items    the lines are not of the items of the sale; nothing was changed
+--   wrong-items    the lines are not of the items of the sale; nothing was changed. The order may have been refused before
 --   archived       the orders of the sale are in a file; nothing was changed
 --
 -- All transactions take locks in one order, so that workers with the same events wait for each other without a

@@ -1,7 +1,10 @@
 -- The events of sales after the position $1, up to $2, in the order of their positions, with the terms that the sale had
 -- from this revision on: at most $3 of them, and others at the position of the last one.
 SELECT e.position, e.sale_id, e.revision, replace(e.type, 'WithItems', '') AS type, e.occurred_at, coalesce(e.operator, '') AS operator,
-       s.name, s.per_order_limit, s.opens_at, s.closes_at, s.payment_window_seconds,
+       coalesce((
+           SELECT b.data ->> 'previous_name' FROM sale_events AS b
+           WHERE b.sale_id = e.sale_id AND b.revision > e.revision AND b.data ? 'previous_name'
+           ORDER BY b.revision LIMIT 1), s.name) AS name, s.per_order_limit, s.opens_at, s.closes_at, s.payment_window_seconds,
        s.payment_grace_seconds, s.payments_per_second, coalesce(s.unit_price, 0) AS unit_price, coalesce(s.currency, '') AS currency,
        coalesce((
            SELECT (b.data ->> 'stock')::bigint FROM sale_events AS b
