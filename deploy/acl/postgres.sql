@@ -31,6 +31,11 @@ BEGIN
         SELECT rights, target, 'stampede_' || unnest(string_to_array(roles, ' ')) AS role
         FROM (VALUES
             ('SELECT', 'ingress worker relay desk reader', 'goose_db_version schema_contracts sales sale_items sale_events order_events pulse outages'),
+            ('SELECT', 'ingress worker desk reader', 'draws draw_chunks draw_ranks draw_offers'),
+            ('INSERT', 'ingress desk', 'draws'),
+            ('UPDATE', 'ingress worker desk', 'draws'),
+            ('INSERT, DELETE', 'worker', 'draw_chunks draw_ranks'),
+            ('INSERT', 'worker', 'draw_offers'),
             ('SELECT', 'ingress worker desk reader', 'orders order_history order_months'),
             ('SELECT', 'ingress worker relay desk reader', 'payment_events payments'),
             ('INSERT', 'ingress worker desk', 'payment_events'),
