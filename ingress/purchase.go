@@ -80,7 +80,11 @@ func (s *purchaseService) serve(c echo.Context) error {
 	switch answer.Verdict {
 	case reservation.SoldOut:
 		// The answer to most of a crowd takes the shortest way.
-		writeProblem(c, problemForSoldOut(answer))
+		writeProblem(c, problemForSoldOut(answer.Of))
+		if items != nil {
+			clear(items)
+			itemsPool.Put(items)
+		}
 		return nil
 	case reservation.Reserved, reservation.Replayed:
 	default:
