@@ -181,8 +181,8 @@ func problemFor(err error) *problem {
 	return knownProblems()[k.Err]
 }
 
-// soldOutItems are the latest problems of items that are sold out, by the last letter of a code: all of a crowd that want
-// an item get the same *reservation.OfItems for a while.
+// soldOutItems are the latest problems of items that are sold out, by the last letter of a code: all who want an item
+// get the same *reservation.OfItems for a while.
 var soldOutItems [8]atomic.Pointer[soldOutItem]
 
 type soldOutItem struct {
