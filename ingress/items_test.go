@@ -97,7 +97,7 @@ func TestAcceptedPurchaseShowsItems(t *testing.T) {
 	sale := uuid.MustParse(s.post("/v1/sales", `{"name":"Shirt","currency":"EUR",`+twoSizes+`}`, operator).
 		is(http.StatusCreated)["id"].(string))
 	purchase := &purchaseService{s.server.core, s.server.sales}
-	body := purchase.appendReservation(nil, reservation.Request{Sale: sale, User: "ada"}, reservation.Answer{
+	body := purchase.appendReservation(nil, &reservation.Request{Sale: sale, User: "ada"}, &reservation.Answer{
 		Verdict: reservation.Reserved, Of: &reservation.OfItems{Units: `{"m":2,"l":1}`},
 		Reservation: order.Reservation{OrderID: order.NewOrderID(sale), Quantity: 3, Lines: "a2b1", Epoch: 1, Sequence: 1},
 	}, false)

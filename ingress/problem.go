@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-json-experiment/json/jsontext"
@@ -60,8 +61,8 @@ type problem struct {
 	redis       string
 	postgres    string
 
-	// body is the JSON of a problem that fixed has made, and begin the beginning of one that begun has made.
-	body, begin []byte
+	// body is the JSON of a problem that fixed has made.
+	body []byte
 }
 
 // Problems without a member that varies. They must not be changed.
@@ -126,16 +127,6 @@ func fixed(p problem) *problem {
 	return &p
 }
 
-// itemsSoldOut is without the items.
-var itemsSoldOut = begun(problem{
-	Kind: problems.SoldOut, detail: "Fewer units are left than you asked for of the items in items: nothing was reserved.",
-})
-
-func begun(p problem) problem {
-	p.begin = p.appendBegin(nil)
-	return p
-}
-
 func invalid(detail string) *problem { return &problem{Kind: problems.Invalid, detail: detail} }
 
 func (p *problem) Error() string { return p.Slug + ": " + p.detail }
@@ -190,14 +181,31 @@ func problemFor(err error) *problem {
 	return knownProblems()[k.Err]
 }
 
+// soldOutItems are the latest problems of items that are sold out, by the last letter of a code: all who want an item
+// get the same *reservation.OfItems for a while.
+var soldOutItems [8]atomic.Pointer[soldOutItem]
+
+type soldOutItem struct {
+	of      *reservation.OfItems
+	problem *problem
+}
+
 // problemForSoldOut names what fell short in a sale with items.
-func problemForSoldOut(a reservation.Answer) *problem {
-	if a.Of == nil {
+func problemForSoldOut(of *reservation.OfItems) *problem {
+	if of == nil {
 		return problemSoldOut
 	}
-	p := itemsSoldOut
-	p.items, p.available = a.Of.Codes, a.Of.Units
-	return &p
+	first := of.Codes[0]
+	latest := &soldOutItems[int(first[len(first)-1])%len(soldOutItems)]
+	if known := latest.Load(); known != nil && known.of == of {
+		return known.problem
+	}
+	made := fixed(problem{
+		Kind: problems.SoldOut, items: of.Codes, available: of.Units,
+		detail: "Fewer units are left than you asked for of the items in items: nothing was reserved.",
+	})
+	latest.Store(&soldOutItem{of, made})
+	return made
 }
 
 func problemUnknownItem(code string) *problem {
@@ -211,7 +219,7 @@ func problemUnknownItem(code string) *problem {
 func problemForVerdict(a reservation.Answer, now time.Time) *problem {
 	switch a.Verdict {
 	case reservation.SoldOut:
-		return problemForSoldOut(a)
+		return problemForSoldOut(a.Of)
 	case reservation.UnknownItem:
 		return problemUnknownItem(a.Of.Codes[0])
 	case reservation.AlreadyPurchased:
@@ -254,23 +262,15 @@ func secondsUntil(t, now time.Time) int {
 	return int(min(max(s, retrySoon), retryLongest))
 }
 
-// appendBegin appends the members that every problem has.
-func (p *problem) appendBegin(dst []byte) []byte {
-	if p.begin != nil {
-		return append(dst, p.begin...)
-	}
+// appendJSON appends the body. It avoids the encoder because most purchases of a crowd are answered with a problem.
+func (p *problem) appendJSON(dst []byte) []byte {
 	dst = append(dst, `{"type":"/problems/`...)
 	dst = append(dst, p.Slug...)
 	dst = append(dst, '"')
 	dst = appendText(dst, "title", p.Title)
 	dst = append(dst, `,"status":`...)
 	dst = strconv.AppendInt(dst, int64(p.Status), 10)
-	return appendText(dst, "detail", p.detail)
-}
-
-// appendJSON appends the body. It avoids the encoder because most purchases of a crowd are answered with a problem.
-func (p *problem) appendJSON(dst []byte) []byte {
-	dst = p.appendBegin(dst)
+	dst = appendText(dst, "detail", p.detail)
 	if !p.opensAt.IsZero() {
 		dst = append(dst, `,"opens_at":"`...)
 		dst = append(order.AppendTime(dst, p.opensAt), '"')

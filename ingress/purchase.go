@@ -68,17 +68,23 @@ func (s *purchaseService) serve(c echo.Context) error {
 		Client: arrival.Conn,
 	}
 	span := s.span(r)
-	answer, err := s.reserve(detached(span), request, arrival.Left, began)
+	answer, err := s.reserve(detached(span), &request, arrival.Left, began)
 	if span.On() {
 		noteAnswer(span, answer)
 	}
-	if answer, err = s.orPastAnswer(c, request, answer, err); err != nil {
-		return err
+	if err != nil || answer.Verdict == reservation.Retired || answer.Verdict == reservation.UnknownSale {
+		if answer, err = s.orPastAnswer(c, request, answer, err); err != nil {
+			return err
+		}
 	}
 	switch answer.Verdict {
 	case reservation.SoldOut:
 		// The answer to most of a crowd takes the shortest way.
-		writeProblem(c, problemForSoldOut(answer))
+		writeProblem(c, problemForSoldOut(answer.Of))
+		if items != nil {
+			clear(items)
+			itemsPool.Put(items)
+		}
 		return nil
 	case reservation.Reserved, reservation.Replayed:
 	default:
@@ -91,7 +97,7 @@ func (s *purchaseService) serve(c echo.Context) error {
 	if answer.Verdict == reservation.Replayed {
 		return s.answerReplay(c, request, answer)
 	}
-	s.answerAccepted(c, request, answer, false)
+	s.answerAccepted(c, &request, &answer, false)
 	return nil
 }
 
@@ -99,19 +105,16 @@ func (s *purchaseService) serve(c echo.Context) error {
 // none. If the buyer had left by then, nothing is decided. Later it does not end when the buyer leaves: the answer is
 // nearly due, and watching the connection would cost as much as the rest of the work.
 func (s *purchaseService) reserve(
-	ctx context.Context, r reservation.Request, left bool, began time.Time,
-) (reservation.Answer, error) {
+	ctx context.Context, r *reservation.Request, left bool, began time.Time,
+) (answer reservation.Answer, err error) {
 	if left || !s.inFlight.purchases.acquire() {
 		s.metrics.countPurchase(r.Sale, verdictOverloaded, began)
-		return reservation.Answer{}, problemNotReserved
+		return answer, problemNotReserved
 	}
 	defer s.inFlight.purchases.release()
-	var (
-		answer reservation.Answer
-		err    error = problemNoSecret
-	)
+	err = problemNoSecret
 	if s.receipts.signer.Load() != nil { // no purchase is accepted without a receipt
-		answer, err = s.config.Reservations.Reserve(ctx, r)
+		answer, err = s.config.Reservations.Reserve(ctx, *r)
 	}
 	verdict := answer.Verdict
 	if err != nil {
@@ -142,7 +145,7 @@ func detached(span tracing.Span) context.Context { return span.In(context.Backgr
 
 // answerAccepted answers 202. With mayBeBehind the answer says that the order may be in a later state.
 func (s *purchaseService) answerAccepted(
-	c echo.Context, r reservation.Request, answer reservation.Answer, mayBeBehind bool,
+	c echo.Context, r *reservation.Request, answer *reservation.Answer, mayBeBehind bool,
 ) {
 	h := c.Response().Header()
 	setOrderHeaders(h, answer)
@@ -155,7 +158,7 @@ func (s *purchaseService) answerAccepted(
 
 // setOrderHeaders sets the headers of an answer that is the buyer's order. Problems have none of them: a repeat may
 // be answered by one before or after Redis knows that its order has ended.
-func setOrderHeaders(h http.Header, answer reservation.Answer) {
+func setOrderHeaders(h http.Header, answer *reservation.Answer) {
 	h["Location"] = []string{orderPath(answer.Reservation.OrderID)}
 	if answer.Verdict == reservation.Replayed {
 		h["Idempotency-Replayed"] = headerTrue
@@ -164,9 +167,9 @@ func setOrderHeaders(h http.Header, answer reservation.Answer) {
 
 // appendReservation appends the body of a 202. It avoids the encoder because it runs once per accepted purchase.
 func (s *purchaseService) appendReservation(
-	dst []byte, r reservation.Request, answer reservation.Answer, mayBeBehind bool,
+	dst []byte, r *reservation.Request, answer *reservation.Answer, mayBeBehind bool,
 ) []byte {
-	held := answer.Reservation
+	held := &answer.Reservation
 	dst = append(dst, `{"order_id":"`...)
 	dst = order.AppendID(dst, held.OrderID)
 	dst = append(dst, `","sale_id":"`...)
@@ -290,6 +293,6 @@ func (s *purchaseService) answerReplay(c echo.Context, r reservation.Request, an
 	case forgotten && err != nil:
 		return fmt.Errorf("%w: order %s: postgres: %w; else: %w", problemStateUnknown, id, err, errVersionForgotten)
 	}
-	s.answerAccepted(c, r, answer, err != nil)
+	s.answerAccepted(c, &r, &answer, err != nil)
 	return nil
 }

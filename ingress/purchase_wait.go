@@ -52,7 +52,7 @@ func (s *purchaseService) answerAfterWait(
 	if answer.Verdict == reservation.Replayed {
 		return s.answerReplay(c, r, answer)
 	}
-	s.answerAccepted(c, r, answer, false)
+	s.answerAccepted(c, &r, &answer, false)
 	return nil
 }
 
@@ -67,7 +67,7 @@ func (s *purchaseService) findLost(
 			return problemOrderUndecided
 		}
 		err = s.orders.query(ctx, orderTimeout, func(ctx context.Context) (err error) {
-			o, err = s.config.AwaitedOrders.FindByReceipt(ctx, newReceipt(r, held))
+			o, err = s.config.AwaitedOrders.FindByReceipt(ctx, newReceipt(&r, &held))
 			return err
 		})
 		return err
@@ -89,8 +89,8 @@ func (s *purchaseService) answerWithOrder(
 		return problemOrderEnded(o.ID, o.Status)
 	}
 	view := o.view()
-	view.Receipt = string(s.receipts.append(nil, r, answer.Reservation))
-	setOrderHeaders(c.Response().Header(), answer)
+	view.Receipt = string(s.receipts.append(nil, &r, &answer.Reservation))
+	setOrderHeaders(c.Response().Header(), &answer)
 	return writeJSON(c, status, view)
 }
 

@@ -93,11 +93,11 @@ func (s *receipts) setSecret(secret []byte) error {
 }
 
 // append appends the signed receipt of a reservation.
-func (s *receipts) append(dst []byte, r reservation.Request, held order.Reservation) []byte {
+func (s *receipts) append(dst []byte, r *reservation.Request, held *order.Reservation) []byte {
 	return s.signer.Load().Sign(dst, newReceipt(r, held))
 }
 
-func newReceipt(r reservation.Request, held order.Reservation) order.Receipt {
+func newReceipt(r *reservation.Request, held *order.Reservation) order.Receipt {
 	return order.Receipt{
 		OrderID: held.OrderID, SaleID: r.Sale, User: r.User,
 		Epoch: held.Epoch, Sequence: held.Sequence, Quantity: held.Quantity, Lines: held.Lines,

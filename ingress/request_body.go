@@ -118,7 +118,7 @@ func parseItems(body []byte) map[string]int64 {
 	if !ok {
 		return nil
 	}
-	items := make(map[string]int64)
+	items := itemsPool.Get().(map[string]int64)
 	for len(items) < order.MaxItems {
 		name, after, _ := bytes.Cut(rest, []byte{':'})
 		end := bytes.IndexAny(after, ",}")
@@ -140,6 +140,9 @@ func parseItems(body []byte) map[string]int64 {
 	}
 	return nil
 }
+
+// itemsPool has empty maps, which most of a crowd need only until they hear that an item is sold out.
+var itemsPool = sync.Pool{New: func() any { return make(map[string]int64) }}
 
 // decodeItems reads the units by code.
 func decodeItems(text jsontext.Value) (map[string]int64, error) {

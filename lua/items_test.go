@@ -62,11 +62,11 @@ func TestReserveGivesEveryAnswerForItems(t *testing.T) {
 		"replayed order-ann a2c1 1:key-1", "replayed order-ann a2c1 1:key-1", "key-reused",
 		"already-purchased order-ann a2c1 1:key-1", "over-limit 4", "over-limit 4", "over-limit b2",
 		"sold-out a1", "sold-out a1", "reserved 2", "sold-out a0", "reserved 3", "replayed order-fay b1 3",
-		"sold-out a0b1",
+		"sold-out a0b1", "sold-out c2",
 	}, b.reserve(
 		ann, sameKey, otherLines, b.buy("ann"), wants("bob", "a5"), wants("bob", "a2b1c2"), wants("bob", "b3c1"),
 		wants("cid", "a2"), wants("cid", "a2c1"), wants("dan", "a1b1"), wants("eve", "a1b1"), wants("fay", "b1"),
-		wants("fay", "c1"), wants("gus", "a1b2c1"),
+		wants("fay", "c1"), wants("gus", "a1b2c1"), wants("hew", "b1c3"),
 	))
 	require.Equal(t, []string{"3", "0", "1", "2"}, b.left())
 	reply, err := b.tryReserve(wants("hal", "a1"))

@@ -151,7 +151,8 @@ local ended_pattern = '^%S+ (%d+) %l$'
 local wrong = math.huge -- the quantity of a request that the sale cannot have, such as lines if it has no items
 
 -- A sale without items pays nothing for them: it makes no closure, and its orders have one test more.
-local items, codes, letters, lines_of, refusal_of
+local items, codes, letters, lines_of, shortage_of
+local plans -- what lines take, by their text: an item and its units, and so on; or why nobody can have them
 local some_short = false
 if limit == 0 then
   held_pattern, ended_pattern = string.gsub(held_pattern, '%%d', '%%w', 1), string.gsub(ended_pattern, '%%d', '%%w', 1)
@@ -166,19 +167,22 @@ if limit == 0 then
     if size > 0 and size == #text then return lines, sum end
   end
 
-  items = {} -- those that are asked for, by letter
-  local lines, fields = {}, { 'items', 'limit' } -- lines by their text
+  items, plans = {}, {} -- items that are asked for, by letter
+  local fields = { 'items', 'limit' }
   for i = 1, requests do
     local text = ARGV[before + i * per_request]
     if not quantities[text] then
-      local its_lines, units = lines_of(text)
-      lines[text], quantities[text] = its_lines, units or wrong
-      for _, line in ipairs(its_lines or {}) do
-        if not items[line.letter] then
-          items[line.letter] = { at = #fields }
+      local lines, units = lines_of(text)
+      local plan = {}
+      plans[text], quantities[text] = plan, units or wrong
+      for _, line in ipairs(lines or {}) do
+        local item = items[line.letter]
+        if not item then
+          item = { at = #fields, letter = line.letter }
+          items[line.letter] = item
           for _, field in ipairs({ 'left.', 'limit.', 'quiet.' }) do fields[#fields + 1] = field .. line.letter end
         end
-        line.item = items[line.letter]
+        plan[#plan + 1], plan[#plan + 2] = item, line.units
       end
     end
   end
@@ -190,42 +194,31 @@ if limit == 0 then
   for letter, item in pairs(items) do
     local since = whole(values[item.at + 3])
     item.left, item.limit = whole(values[item.at + 1]), whole(values[item.at + 2] or values[2])
-    item.quiet = quiet or since and now_ms - since < quiet_ms
+    -- What may be taken of it. Nothing is taken of an item whose units have just returned.
+    item.free = not quiet and not (since and now_ms - since < quiet_ms) and item.left or 0
     if since and now_ms < since then redis.call('HSET', KEYS[1], 'quiet.' .. letter, string.format('%d', now_ms)) end
   end
 
-  local refusals = {} -- of lines that nobody can have, by their text
-  for text, its_lines in pairs(lines) do
-    for _, line in ipairs(its_lines) do
-      local item = line.item
+  for text, plan in pairs(plans) do
+    for j = 1, #plan, 2 do
+      local item, units = plan[j], plan[j + 1]
       if not (item.left and item.limit) then
-        refusals[text] = refusals[text] or 'wrong-items'
-      elseif line.units > item.limit then
-        refusals[text] = refusals[text] or 'over-limit ' .. line.letter .. string.format('%d', item.limit)
+        plans[text] = 'wrong-items'
+      elseif units > item.limit then
+        plans[text] = 'over-limit ' .. item.letter .. string.format('%d', item.limit)
       end
+      if plans[text] ~= plan then break end
     end
   end
 
-  -- refusal_of takes the units of all lines, or returns why it takes none.
-  refusal_of = function(text)
-    if refusals[text] then return refusals[text] end
-    local its_lines, short = lines[text], nil
-    for i = 1, #its_lines do
-      local line = its_lines[i]
-      local item = line.item
-      if line.units > item.left or item.quiet then
-        short = (short or 'sold-out ') .. line.letter .. string.format('%d', item.left)
-      end
+  shortage_of = function(plan)
+    some_short = true
+    local answer = 'sold-out '
+    for j = 1, #plan, 2 do
+      local item = plan[j]
+      if plan[j + 1] > item.free then answer = answer .. item.letter .. string.format('%d', item.left) end
     end
-    if short then
-      some_short = true
-      return short
-    end
-    for i = 1, #its_lines do
-      local line = its_lines[i]
-      local item = line.item
-      item.left = item.left - line.units
-    end
+    return answer
   end
 end
 
@@ -286,7 +279,20 @@ for i = 1, requests do
   elseif quantity > limit then
     answer = quantity == wrong and 'wrong-items' or 'over-limit ' .. terms[8]
   elseif items then
-    answer = refusal_of(text)
+    local plan = plans[text]
+    if type(plan) == 'string' then
+      answer = plan
+    else
+      for j = 1, #plan, 2 do
+        if plan[j + 1] > plan[j].free then answer = shortage_of(plan) break end
+      end
+      if not answer then
+        for j = 1, #plan, 2 do
+          local item, units = plan[j], plan[j + 1]
+          item.free, item.left = item.free - units, item.left - units
+        end
+      end
+    end
   elseif quantity > left or quiet then
     answer = 'sold-out'
   end

@@ -12,7 +12,7 @@ import (
 var errWrongItems = fmt.Errorf("%w: its items have changed", ErrUnavailable)
 
 // reserveItems is reserve for a request for items, or of a sale with items.
-func (q *queue) reserveItems(ctx context.Context, r Request, arrived int64) (Answer, error) {
+func (q *queue) reserveItems(ctx context.Context, r Request, arrived int64) (answer Answer, err error) {
 	codes := q.place.codes
 	switch {
 	case codes == nil:
@@ -42,7 +42,8 @@ func (q *queue) reserveItems(ctx context.Context, r Request, arrived int64) (Ans
 	if answer, soldOut := q.remembersSoldOutItems(r.User, wanted); soldOut {
 		return answer, nil
 	}
-	return q.reserve(ctx, r, order.MakeLines(wanted), arrived)
+	err = q.reserve(ctx, &r, order.MakeLines(wanted), arrived, &answer)
+	return answer, err
 }
 
 func (r *Request) validateItems() error {

@@ -70,9 +70,9 @@ const (
 
 var calls = sync.Pool{New: func() any { return &call{done: make(chan struct{}, 1)} }}
 
-func newCall(r Request, lines order.Lines, arrived int64) *call {
+func newCall(r *Request, lines order.Lines, arrived int64) *call {
 	c := calls.Get().(*call)
-	c.request, c.arrived, c.order = r, arrived, order.NewOrderID(r.Sale)
+	c.request, c.arrived, c.order = *r, arrived, order.NewOrderID(r.Sale)
 	c.orderID, c.key = order.CompactID(c.order), order.NoKey
 	// The script has doubles for numbers: this one is above every limit, and exact.
 	if c.lines, c.quantity = lines, string(lines); lines == "" {
@@ -82,7 +82,7 @@ func newCall(r Request, lines order.Lines, arrived int64) *call {
 		c.key = r.KeyFingerprint()
 	}
 	c.phase.Store(phaseWaiting)
-	c.answer, c.err = Answer{}, nil
+	c.err = nil
 	c.span, c.wait = tracing.Span{}, tracing.Span{}
 	return c
 }
@@ -97,7 +97,9 @@ func (r Request) KeyFingerprint() string {
 	return base64.RawURLEncoding.EncodeToString(sum[:order.FingerprintBytes])
 }
 
-func (q *queue) reserve(ctx context.Context, r Request, lines order.Lines, arrived int64) (Answer, error) {
+// reserve sets the answer of a request, if there is no error. Requests and answers go from hand to hand by pointer: a
+// copy is on a part of the stack that no cache has any more when the goroutine of one of many requests gets its turn.
+func (q *queue) reserve(ctx context.Context, r *Request, lines order.Lines, arrived int64, answer *Answer) error {
 	c := newCall(r, lines, arrived)
 	if c.span = tracing.Current(ctx); c.span.On() {
 		c.wait = c.span.Start(tracing.Internal, "wait in line")
@@ -105,15 +107,18 @@ func (q *queue) reserve(ctx context.Context, r Request, lines order.Lines, arriv
 	if err := q.join(c); err != nil {
 		c.wait.Fail(err)
 		c.wait.End()
-		return Answer{}, err
+		return err
 	}
 	if err := c.await(ctx); err != nil {
-		return Answer{}, err
+		return err
 	}
-	answer, err := c.answer, c.err
+	err := c.err
+	if err == nil {
+		*answer = c.answer
+	}
 	c.request = Request{}
 	calls.Put(c) // only here: the queue still owns an abandoned call
-	return answer, err
+	return err
 }
 
 // await returns nil when the call is answered, or the error of ctx if that ends first.
@@ -223,6 +228,7 @@ func (q *queue) decide(script *reserveScript, batch []*call) {
 			c.done <- struct{}{}
 			continue
 		}
+		c.answer = Answer{} // here, because the goroutine of the request should not write what this one writes next
 		sent = append(sent, c)
 	}
 	if len(sent) == 0 {

@@ -271,7 +271,7 @@ func readAnswers(reply []string, batch []*call, t *target) (saleReply, error) {
 		case "wrong-items":
 			err = errWrongItems
 		default:
-			c.answer, err = readAnswer(word, rest, c, now)
+			err = c.readAnswer(word, rest, now)
 			if r := &c.answer.Reservation; r.Epoch == 0 && r.OrderID != uuid.Nil {
 				r.Epoch = t.epoch
 			}
@@ -288,10 +288,9 @@ func readAnswers(reply []string, batch []*call, t *target) (saleReply, error) {
 	return sale, nil
 }
 
-func readAnswer(word, rest string, c *call, now time.Time) (Answer, error) {
-	a := Answer{Verdict: Verdict(word)}
-	var err error
-	switch a.Verdict {
+func (c *call) readAnswer(word, rest string, now time.Time) (err error) {
+	c.answer = Answer{Verdict: Verdict(word)}
+	switch a := &c.answer; a.Verdict {
 	case Reserved:
 		a.Reservation = order.Reservation{
 			OrderID: c.order, Quantity: c.request.Quantity, Lines: c.lines, ReservedAt: now,
@@ -315,7 +314,8 @@ func readAnswer(word, rest string, c *call, now time.Time) (Answer, error) {
 		err = errors.New("unknown word")
 	}
 	if err != nil {
-		return Answer{}, fmt.Errorf("%w: read the script's answer %q: %w", ErrOutcomeUnknown, word+" "+rest, err)
+		c.answer = Answer{}
+		return fmt.Errorf("%w: read the script's answer %q: %w", ErrOutcomeUnknown, word+" "+rest, err)
 	}
-	return a, nil
+	return nil
 }

@@ -348,7 +348,7 @@ func (q *queue) prove(ctx context.Context, first *saleCount, short []*call) []*c
 // refuse answers calls with an error. Nothing was reserved for them.
 func (q *queue) refuse(calls []*call, err error) {
 	for _, c := range calls {
-		c.answer, c.err = Answer{}, err
+		c.err = err
 		c.done <- struct{}{}
 	}
 }

@@ -200,7 +200,7 @@ func (s *Store) anyPartition(ask func(partition int) error) error {
 // Requests for one shard of a sale that arrive during a call of the script are sent together in the next one.
 // SoldOut is the answer only if all shards together have too few units left.
 // Reserve returns within WaitMax and CallTimeout; ctx needs no deadline.
-func (s *Store) Reserve(ctx context.Context, r Request) (Answer, error) {
+func (s *Store) Reserve(ctx context.Context, r Request) (answer Answer, err error) {
 	arrived := s.sinceStart()
 	if !r.Arrived.IsZero() {
 		arrived = int64(r.Arrived.Sub(s.started))
@@ -218,14 +218,13 @@ func (s *Store) Reserve(ctx context.Context, r Request) (Answer, error) {
 	if s.refused[q.partition].Load() {
 		return Answer{}, fmt.Errorf("reserve sale=%s user=%s: %w", r.Sale, r.User, ErrUnverifiedServer)
 	}
-	var answer Answer
 	switch {
 	case r.Items != nil || of.place.codes != nil:
 		answer, err = q.reserveItems(ctx, r, arrived)
 	case of.remembersSoldOut(r.User):
 		return Answer{Verdict: SoldOut}, nil
 	default:
-		answer, err = q.reserve(ctx, r, "", arrived)
+		err = q.reserve(ctx, &r, "", arrived, &answer)
 	}
 	if err != nil {
 		return Answer{}, fmt.Errorf("reserve sale=%s user=%s: %w", r.Sale, r.User, err)
@@ -233,7 +232,7 @@ func (s *Store) Reserve(ctx context.Context, r Request) (Answer, error) {
 	return answer, nil
 }
 
-func (r Request) validate() error {
+func (r *Request) validate() error {
 	if err := order.ValidateUser(r.User); err != nil {
 		return err
 	}
