@@ -2,23 +2,24 @@
 // rank. The tables are in sql/migrations/00002_draws.sql; what follows from them alone is package draw.
 //
 // A draw goes through its states in one direction: the list is frozen when the entries are over (freeze.go), anyone
-// gives the seed (seed.go), all entries are ranked (rank.go), and units are offered by rank (offer.go). Each step is
-// one transaction, or begins anew after a crash.
+// gives the seed (seed.go), all entries are ranked (rank.go), and units are offered by rank (offer.go). Each step is one
+// transaction, or goes on after a crash where it was. What people ask of a draw is in read.go.
 package draws
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"golang.org/x/mod/sumdb/tlog"
 
 	"stampede/draw"
-	"stampede/reservation/order"
+	"stampede/internal/pg"
+	"stampede/sql"
 )
 
 var (
@@ -87,27 +88,120 @@ type Draw struct {
 	Parties []draw.Party
 	// RevealBy is when a missing secret makes the draw void.
 	RevealBy time.Time
-	// Rounds are those up to the one that gives the seed: as the rule has it now, until the list is frozen.
+	// Rounds are those up to the one that gives the seed: as the rule has it now, until the list is frozen. There are none
+	// with parties, nor if the last one is over.
 	Rounds []int64
 
-	// Stock and Items are those of the sale that is drawn.
-	Stock int64
-	Items []draw.Item
+	// Stock and Items are those of the sale that is drawn, Partitions those of its layout, and Paused is true while an
+	// operator has halted it.
+	Stock      int64
+	Items      []draw.Item
+	Partitions int
+	Paused     bool
 
+	// Entries is the length of the frozen list, and Root its root.
 	Entries  int64
 	Root     draw.Hex
 	FrozenAt time.Time
 
+	// Signature is that of the round of the seed; empty with parties.
 	Signature draw.Hex
 	Seed      draw.Hex
 	SeededAt  time.Time
-	RankedAt  time.Time
+	// ItemEntries is how many ranks each item has; one number in a sale without items.
+	ItemEntries []int64
+	RankedAt    time.Time
 
 	VoidedAt   time.Time
 	VoidReason string
 
+	now time.Time // by the clock of Postgres
+
 	// Offered and Skipped count the ranks that had their turn. Those of each item are its first ones.
 	Offered, Skipped int64
+}
+
+// Round is the one that gives the seed; 0 with parties.
+func (d *Draw) Round() int64 {
+	if len(d.Rounds) == 0 {
+		return 0
+	}
+	return d.Rounds[len(d.Rounds)-1]
+}
+
+// drawRow is a row of find.sql.
+type drawRow struct {
+	SaleID, EntriesID     uuid.UUID
+	Kind                  Kind
+	CreatedAt             time.Time
+	FreezeSeconds         int64
+	Parties               []draw.Party
+	Entries               int64
+	Root, Signature, Seed []byte
+	FrozenAt, SeededAt    zeronull.Timestamptz
+	RankedAt, VoidedAt    zeronull.Timestamptz
+	Round                 int64
+	ItemEntries           []int64
+	VoidReason            string
+	Offered, Skipped      int64
+	ClosesAt              zeronull.Timestamptz
+	EntriesOver           bool
+	Now                   time.Time
+	Stock                 int64
+	Items                 []draw.Item
+	Partitions            int
+	GoodsOver             bool
+	GoodsPaused           bool
+}
+
+// revealMin and revealFreezes bound the time for reveals: the former, or so many times the freeze if that is longer.
+const (
+	revealMin     = time.Hour
+	revealFreezes = 3
+)
+
+func (r *drawRow) draw() Draw {
+	d := Draw{
+		SaleID: r.SaleID, EntriesID: r.EntriesID, Kind: r.Kind, CreatedAt: r.CreatedAt.UTC(), ClosesAt: utc(r.ClosesAt),
+		Freeze: time.Duration(r.FreezeSeconds) * time.Second, Parties: r.Parties, Stock: r.Stock, Items: r.Items,
+		Partitions: r.Partitions, Paused: r.GoodsPaused, Entries: r.Entries, Root: r.Root, FrozenAt: utc(r.FrozenAt),
+		Signature: r.Signature, Seed: r.Seed, SeededAt: utc(r.SeededAt), ItemEntries: r.ItemEntries,
+		RankedAt: utc(r.RankedAt), VoidedAt: utc(r.VoidedAt), VoidReason: r.VoidReason, Offered: r.Offered,
+		Skipped: r.Skipped, now: r.Now,
+	}
+	frozen := d.FrozenAt
+	if frozen.IsZero() {
+		frozen = r.Now
+	}
+	if len(d.Parties) == 0 {
+		d.Rounds = draw.Rounds(d.ClosesAt, d.Freeze, frozen)
+	} else if !d.FrozenAt.IsZero() {
+		d.RevealBy = d.FrozenAt.Add(max(revealMin, revealFreezes*d.Freeze))
+	}
+	switch {
+	case !d.VoidedAt.IsZero():
+		d.State = Void
+	case r.GoodsOver, !d.RankedAt.IsZero() && d.Offered+d.Skipped == d.Entries:
+		d.State = Over
+	case !r.EntriesOver:
+		d.State = Entering
+	case d.FrozenAt.IsZero():
+		d.State = Freezing
+	case d.SeededAt.IsZero():
+		d.State = Frozen
+	case d.RankedAt.IsZero():
+		d.State = Ranking
+	default:
+		d.State = Offering
+	}
+	return d
+}
+
+func utc(t zeronull.Timestamptz) time.Time {
+	if time.Time(t).IsZero() {
+		return time.Time{}
+	}
+	return time.Time(t).UTC()
 }
 
 // Store has the draws. It is safe for concurrent use. Errors that are not named are those of Postgres.
@@ -118,94 +212,104 @@ func New(pool *pgxpool.Pool) *Store { return &Store{pool} }
 
 // Find returns the draw of a sale, or ErrNoDraw.
 func (s *Store) Find(ctx context.Context, goods uuid.UUID) (Draw, error) {
-	return Draw{}, errors.ErrUnsupported
+	return find(ctx, s.pool, goods)
+}
+
+func find(ctx context.Context, on pg.Querier, goods uuid.UUID) (Draw, error) {
+	found, err := list(ctx, on, goods, uuid.Nil, 1)
+	if err == nil && len(found) == 0 {
+		err = ErrNoDraw
+	}
+	if err != nil {
+		return Draw{}, fmt.Errorf("find the draw of sale=%s: %w", goods, err)
+	}
+	return found[0], nil
 }
 
 // List returns at most limit draws, the newest first, older than the one of the sale before unless that is uuid.Nil.
 func (s *Store) List(ctx context.Context, before uuid.UUID, limit int) ([]Draw, error) {
-	return nil, errors.ErrUnsupported
+	found, err := list(ctx, s.pool, uuid.Nil, before, limit)
+	if err != nil {
+		return nil, fmt.Errorf("list draws: %w", err)
+	}
+	return found, nil
 }
 
-// Beacon gives the draw its seed: the signature of its round of drand quicknet. A repeat changes nothing. The error is
-// ErrNoDraw, ErrNotFrozen, ErrVoid, ErrOtherSeed, a *WrongRoundError, or draw.ErrBeacon.
-func (s *Store) Beacon(ctx context.Context, goods uuid.UUID, round int64, signature []byte) (Draw, error) {
-	return Draw{}, errors.ErrUnsupported
+func list(ctx context.Context, on pg.Querier, goods, before uuid.UUID, limit int) ([]Draw, error) {
+	rows, _ := on.Query(ctx, sql.DrawsFind, zeronull.UUID(goods), zeronull.UUID(before), limit) // rows carry the error
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Draw, error) {
+		r, err := pgx.RowToStructByName[drawRow](row)
+		return r.draw(), err
+	})
 }
 
-// Reveal gives the draw the secret of a party; the last one makes the seed. A repeat changes nothing. The error is
-// ErrNoDraw, ErrNotFrozen, ErrVoid, ErrOtherSeed, ErrNoParty, or draw.ErrParties for a secret of another commitment.
-func (s *Store) Reveal(ctx context.Context, goods uuid.UUID, party string, secret []byte) (Draw, error) {
-	return Draw{}, errors.ErrUnsupported
+// Due returns the sales that are drawn, and have work for a worker: the entries are over, and the sale is not.
+func (s *Store) Due(ctx context.Context) ([]uuid.UUID, error) {
+	rows, _ := s.pool.Query(ctx, sql.DrawsDue) // its error comes with the rows
+	due, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
+	if err != nil {
+		return nil, fmt.Errorf("list draws that are due: %w", err)
+	}
+	return due, nil
 }
 
-// Proof tells an entrant their part in a draw.
-type Proof struct {
-	Place int64
-	Leaf  draw.Hash
-	// Path proves that the leaf is at the place in the list with the root of the draw: tlog.CheckRecord.
-	Path    tlog.RecordProof
-	Entries int64
-	Root    draw.Hash
-	// Item is the code of the item of the entry; empty in a sale without items.
-	Item string
-	// Rank counts from 0 among the entries of the item; nil before they are ranked.
-	Rank *int64
-	// Outcome is empty until the rank has had its turn. Reason says why it was skipped, and OrderID is the order that was
-	// made of the offer.
-	Outcome draw.Outcome
-	Reason  draw.Reason
-	OrderID uuid.UUID
+// change has next look at the draw in a transaction that excludes other changes of it, and change it.
+func change(
+	ctx context.Context, on pg.Transactor, goods uuid.UUID, next func(pgx.Tx, *Draw) error,
+) (d Draw, err error) {
+	err = pg.InTransaction(ctx, on, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		if err := tx.QueryRow(ctx, sql.DrawsLock, goods).Scan(nil); errors.Is(err, pgx.ErrNoRows) {
+			return ErrNoDraw
+		} else if err != nil {
+			return err
+		}
+		if d, err = find(ctx, tx, goods); err != nil {
+			return err
+		}
+		if err := next(tx, &d); err != nil {
+			return err
+		}
+		d, err = find(ctx, tx, goods)
+		return err
+	})
+	return d, err
 }
 
-// Proof returns the proof for a receipt whose signature the caller has verified. The error is ErrNoDraw, ErrNotFrozen, or
-// ErrNoEntry.
-func (s *Store) Proof(ctx context.Context, goods uuid.UUID, r order.Receipt) (Proof, error) {
-	return Proof{}, errors.ErrUnsupported
+// The events of a draw, in the log of the sale that is drawn.
+const (
+	eventFrozen = "DrawFrozen"
+	eventSeeded = "DrawSeeded"
+	eventVoided = "DrawVoided"
+)
+
+// void makes a draw void.
+func void(ctx context.Context, tx pgx.Tx, d *Draw, reason string) error {
+	if _, err := tx.Exec(ctx, sql.DrawsVoid, d.SaleID, reason); err != nil {
+		return err
+	}
+	_, err := tx.Exec(ctx, sql.DrawsAddEvent, d.SaleID, eventVoided, map[string]any{"reason": reason})
+	return err
 }
 
-// Leaves writes the list: the records of all entries by place, Draw.Entries times draw.RecordBytes. It keeps no
-// transaction open while it writes. The error is ErrNoDraw, ErrNotFrozen, or that of w.
-func (s *Store) Leaves(ctx context.Context, goods uuid.UUID, w io.Writer) error {
-	return errors.ErrUnsupported
+// EndLate makes a draw void that cannot get a seed any more: its list is not frozen before the last round, or a party
+// has not revealed its secret in time. It returns whether it did.
+func (s *Store) EndLate(ctx context.Context, goods uuid.UUID) (ended bool, err error) {
+	_, err = change(ctx, s.pool, goods, func(tx pgx.Tx, d *Draw) error {
+		ended = true
+		switch {
+		case d.State == Freezing && len(d.Parties) == 0 && d.Rounds == nil:
+			return void(ctx, tx, d, ReasonLate)
+		case d.State == Frozen && len(d.Parties) > 0 && d.now.After(d.RevealBy):
+			return void(ctx, tx, d, ReasonNoReveal)
+		}
+		ended = false
+		return nil
+	})
+	return ended, err
 }
 
-// Bundle returns all that is public about a draw but its list. The error is ErrNoDraw or ErrNotFrozen.
-func (s *Store) Bundle(ctx context.Context, goods uuid.UUID) (*draw.Bundle, error) {
-	return nil, errors.ErrUnsupported
-}
-
-// Freeze freezes the list of the entries, all of which must be final: over, in Postgres, and unable to become others. It
-// ends the entries sale, so that none is added later, or makes the draw void if the last round is over.
-func (s *Store) Freeze(ctx context.Context, goods uuid.UUID) error {
-	return errors.ErrUnsupported
-}
-
-// Rank ranks all entries by the seed. It needs 12 bytes of memory for each.
-func (s *Store) Rank(ctx context.Context, goods uuid.UUID) error {
-	return errors.ErrUnsupported
-}
-
-// Turn is the next rank of an item, with the entry that has it.
-type Turn struct {
-	// Item is the letter of the item, and Code its code; both are empty in a sale without items.
-	Item, Code string
-	Rank       int64
-	Place      int64
-	EntryID    uuid.UUID
-	UserID     string
-	// OrderID is the id of the order that an offer makes: it follows from the draw, the item and the rank, so that a
-	// repeat is recognized.
-	OrderID uuid.UUID
-}
-
-// Reserver reserves units for these entrants in the sale that is drawn. It returns, for each turn, why its rank is
-// skipped, or "" if the unit is reserved, be it by a repeat; the turns without an answer are those from the first one of
-// each item that found no unit.
-type Reserver func(ctx context.Context, turns []Turn) (answers map[uuid.UUID]draw.Reason, err error)
-
-// Offer has the next ranks have their turn, at most limit of each item, and records what became of them. It returns how
-// many. One process at a time does so for a draw; the others return 0. After a crash between reserve and the record the
-// same turns come again, with the same orders. Entries that were cancelled are skipped before.
-func (s *Store) Offer(ctx context.Context, goods uuid.UUID, limit map[string]int64, reserve Reserver) (int, error) {
-	return 0, errors.ErrUnsupported
-}
+// The reasons for which a draw is void.
+const (
+	ReasonLate     = "the list of the entries was not frozen before the last round"
+	ReasonNoReveal = "a party has not revealed its secret in time"
+)
