@@ -136,9 +136,10 @@ elseif state == 'ended' or (closes_at_ms > 0 and now_ms >= closes_at_ms) then
   closed = 'ended'
 elseif state == 'paused' then
   closed = 'paused'
-elseif state ~= 'open' and not (state == 'offers' and offering) then
-  if state ~= 'offers' then return redis.error_reply('ERR the sale ' .. KEYS[1] .. ' is damaged: its state is ' .. state) end
+elseif state == 'offers' and not offering then
   closed = 'offers-only'
+elseif state ~= 'open' and state ~= 'waitlist' and state ~= 'offers' then
+  return redis.error_reply('ERR the sale ' .. KEYS[1] .. ' is damaged: its state is ' .. state)
 elseif now_ms < opens_at_ms then
   closed = 'not-open ' .. terms[6]
 end
