@@ -310,7 +310,7 @@ func readAnswer(word, rest string, c *call, now time.Time) (Answer, error) {
 		a.OpensAt = time.UnixMilli(ms).UTC()
 	case OverLimit:
 		a.Limit, _, err = order.ParseUnits(rest)
-	case KeyReused, Paused, Ended, Retired, SoldOut:
+	case KeyReused, Paused, OffersOnly, Ended, Retired, SoldOut:
 	default:
 		err = errors.New("unknown word")
 	}
