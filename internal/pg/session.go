@@ -60,7 +60,7 @@ func Begin(ctx context.Context, pool *pgxpool.Pool, lock Lock, silence time.Dura
 	s := Session{pooled.Hijack()}
 	var limit string
 	if silence > 0 {
-		limit = silence.String()
+		limit = fmt.Sprintf("%dms", silence.Milliseconds())
 	}
 	var taken bool
 	var settings int

@@ -115,7 +115,8 @@ type Draw struct {
 	VoidedAt   time.Time
 	VoidReason string
 
-	now time.Time // by the clock of Postgres
+	// overdue is true after RevealBy, by the clock of Postgres.
+	overdue bool
 
 	// Offered and Skipped count the ranks that had their turn. Those of each item are its first ones.
 	Offered, Skipped int64
@@ -167,7 +168,7 @@ func (r *drawRow) draw() Draw {
 		Partitions: r.Partitions, Paused: r.GoodsPaused, Entries: r.Entries, Root: r.Root, FrozenAt: utc(r.FrozenAt),
 		Signature: r.Signature, Seed: r.Seed, SeededAt: utc(r.SeededAt), ItemEntries: r.ItemEntries,
 		RankedAt: utc(r.RankedAt), VoidedAt: utc(r.VoidedAt), VoidReason: r.VoidReason, Offered: r.Offered,
-		Skipped: r.Skipped, now: r.Now,
+		Skipped: r.Skipped,
 	}
 	frozen := d.FrozenAt
 	if frozen.IsZero() {
@@ -177,6 +178,7 @@ func (r *drawRow) draw() Draw {
 		d.Rounds = draw.Rounds(d.ClosesAt, d.Freeze, frozen)
 	} else if !d.FrozenAt.IsZero() {
 		d.RevealBy = d.FrozenAt.Add(max(revealMin, revealFreezes*d.Freeze))
+		d.overdue = r.Now.After(d.RevealBy)
 	}
 	switch {
 	case !d.VoidedAt.IsZero():
@@ -299,7 +301,7 @@ func (s *Store) EndLate(ctx context.Context, goods uuid.UUID) (ended bool, err e
 		switch {
 		case d.State == Freezing && len(d.Parties) == 0 && d.Rounds == nil:
 			return void(ctx, tx, d, ReasonLate)
-		case d.State == Frozen && len(d.Parties) > 0 && d.now.After(d.RevealBy):
+		case d.State == Frozen && d.overdue:
 			return void(ctx, tx, d, ReasonNoReveal)
 		}
 		ended = false

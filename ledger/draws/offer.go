@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/google/uuid"
@@ -97,10 +98,14 @@ func (d *Draw) turns(ctx context.Context, tx pgx.Tx, left map[string]int64) (tur
 		most := min(left[item], int64(order.MaxPerMessage-len(turns)), entries-next[item])
 		if most > 0 {
 			rows, _ := tx.Query(ctx, sql.DrawsTurns, d.SaleID, d.EntriesID, first, next[item], most) // as above
-			turn := Turn{Item: item, Code: code}
+			turn, expected := Turn{Item: item, Code: code}, next[item]
 			if _, err := pgx.ForEachRow(rows, []any{
 				&turn.Rank, &turn.Place, &turn.EntryID, &turn.UserID, &turn.cancelled,
 			}, func() error {
+				if turn.Rank != expected {
+					return fmt.Errorf("%w: that of rank %d%s is missing", errChunksMissing, expected, item)
+				}
+				expected++
 				turn.OrderID = orderID(d.SaleID, d.SeededAt, item, turn.Rank)
 				turns = append(turns, turn)
 				return nil

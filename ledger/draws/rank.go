@@ -55,7 +55,7 @@ func asRecord(raw []byte) (r draw.Record) {
 	return r
 }
 
-// errChunksMissing is returned for a frozen list that is not whole.
+// errChunksMissing is returned for a frozen list of which something is missing, or the order of an entry.
 var errChunksMissing = errors.New("the list of the entries is not whole")
 
 func readRanking(ctx context.Context, tx pgx.Tx, d *Draw) (*draw.Ranking, error) {

@@ -35,7 +35,7 @@ func (s *Store) Beacon(ctx context.Context, goods uuid.UUID, round int64, signat
 		}
 		return nil
 	}
-	if err = check(&d); err == nil && !bytes.Equal(signature, d.Signature) {
+	if err = check(&d); err == nil && (d.SeededAt.IsZero() || !bytes.Equal(signature, d.Signature)) {
 		seed, err = draw.BeaconSeed(round, signature) // a round has one signature
 	}
 	if err != nil || !d.SeededAt.IsZero() {
@@ -77,7 +77,7 @@ func (s *Store) Reveal(ctx context.Context, goods uuid.UUID, party string, secre
 		if err := d.Parties[at].Verify(); err != nil || known {
 			return err
 		}
-		if d.now.After(d.RevealBy) {
+		if d.overdue {
 			return void(ctx, tx, d, ReasonNoReveal)
 		}
 		if _, err := tx.Exec(ctx, sql.DrawsReveal, goods, d.Parties); err != nil {
