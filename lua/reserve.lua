@@ -18,7 +18,8 @@
 -- different users (give.lua, take.lua). For this script a shard is a sale; only its places are every
 -- n-th ones of the sale, if there are n shards.
 --
--- In the state offers the units are offered to entrants by rank, and only the worker that offers them takes units.
+-- In the state offers the units are offered to entrants by rank, and only the worker that offers them takes units. In the
+-- state waitlist the sale sells as in the state open, until units return when none are left: they are offered (release.lua).
 --
 -- A sale may have items, and then an order has lines: its units of each item. An order gets all of its
 -- lines or none. Every line is checked before the first one takes units.
@@ -26,7 +27,8 @@
 -- KEYS
 --   1  sale    hash: left stock state opens_at_ms closes_at_ms per_order_limit payment_window_s epoch
 --              sequence generation revision; quiet_since_ms: when units returned to a sale with none
---              left; ended: 1 if the hash ended exists; shard: "<shard> <shards> <partitions>" if there
+--              left; ended: 1 if the hash ended exists; open_state: what the sale has in the place of the state
+--              open, if it is not that; shard: "<shard> <shards> <partitions>" if there
 --              are several shards (reservation/layout.go), which have the fields of give.lua as well.
 --              The next place is sequence + 1. In a sale with items: items, their codes in order, each
 --              with a letter, a to z and then A to Z; left.a and stock.a, of which left and stock are the

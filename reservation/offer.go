@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"stampede/lua"
 	"stampede/reservation/order"
 )
 
@@ -33,8 +34,8 @@ func (o Offer) request(sale uuid.UUID) Request {
 // offered only. The answers are in the order of the offers. A repeat of an offer that became an order is Replayed, or
 // OrderEnded if the order has ended, and reserves nothing; both have the OrderID of the offer.
 //
-// An error is for all offers and wraps ErrSaleNotFound, ErrUnavailable, ErrReservationDamaged or ErrOutcomeUnknown. Only
-// with ErrReservationDamaged and ErrOutcomeUnknown may units have been taken: repeat all offers, with the same ids.
+// An error is for all offers and wraps ErrSaleNotFound, ErrUnavailable, ErrReservationDamaged or ErrOutcomeUnknown.
+// Only with the last two may units have been taken: repeat all offers, with the same ids.
 func (s *Store) Offer(ctx context.Context, sale Sale, offers []Offer) ([]Answer, error) {
 	answers, err := s.offer(ctx, sale.ID, offers)
 	if err != nil {
@@ -110,4 +111,22 @@ func (q *queue) offer(ctx context.Context, batch []*call) error {
 		return fmt.Errorf("%w: its stock was rebuilt", ErrUnavailable)
 	}
 	return nil
+}
+
+// Reopen sells the units that are left of a sale with a waiting list to everybody again. The caller knows that nobody
+// waits. It returns false if it changed nothing: nothing is left, or the sale sells to everybody.
+// The error wraps ErrUnavailable.
+func (s *Store) Reopen(ctx context.Context, sale Sale) (bool, error) {
+	if !sale.Waitlist {
+		return false, fmt.Errorf("reopen sale=%s: it has no waiting list", sale.ID)
+	}
+	keys := []string{s.Keys.Sale(sale.Layout().Partition(0), sale.ID)}
+	answer, err := lua.Reopen.Run(ctx, s.Redis, keys, sale.Epoch).Text()
+	switch {
+	case err != nil:
+		return false, fmt.Errorf("%w: reopen sale=%s: %w", ErrUnavailable, sale.ID, err)
+	case answer == "reopened" || answer == "unchanged":
+		return answer == "reopened", nil
+	}
+	return false, fmt.Errorf("%w: reopen sale=%s: %s", ErrUnavailable, sale.ID, answer)
 }

@@ -21,7 +21,9 @@ func offersOf(sale uuid.UUID, item string, users ...string) (offers []reservatio
 	return offers
 }
 
-func verdicts(t *testing.T, s *testshop.Shop, sale uuid.UUID, offers []reservation.Offer) (words []reservation.Verdict) {
+func verdicts(
+	t *testing.T, s *testshop.Shop, sale uuid.UUID, offers []reservation.Offer,
+) (words []reservation.Verdict) {
 	t.Helper()
 	answers, err := s.Offer(t.Context(), reservation.Sale{ID: sale}, offers)
 	require.NoError(t, err)
