@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"stampede/fulfillment/metrics"
+	"stampede/fulfillment/offers"
 	"stampede/internal/retry"
 	"stampede/ledger"
 	"stampede/reservation"
@@ -100,6 +101,10 @@ func (w *Worker) expireOrders(ctx context.Context) {
 		if expired > 0 {
 			w.metrics.Orders.WithLabelValues(string(order.StatusExpired)).Add(float64(expired))
 			w.config.Logger.Info("expired orders that were not paid in time", "orders", expired)
+			select {
+			case w.ended <- struct{}{}: // somebody may wait for their units
+			default:
+			}
 		}
 		w.metrics.OrdersAside.Set(float64(len(e.Aside)))
 		if ctx.Err() != nil {
@@ -114,10 +119,21 @@ func (w *Worker) nextSweep(ctx context.Context) bool {
 	return retry.Pause(retry.Delay(1, w.config.SweepInterval, w.config.SweepInterval), ctx.Done())
 }
 
+// nextRelease is nextSweep, but does not wait if orders have just expired.
+func (w *Worker) nextRelease(ctx context.Context) bool {
+	waiting, stop := context.WithTimeout(ctx, retry.Delay(1, w.config.SweepInterval, w.config.SweepInterval))
+	defer stop()
+	select {
+	case <-w.ended:
+	case <-waiting.Done():
+	}
+	return ctx.Err() == nil
+}
+
 // releaseUnits releases the units of ended orders in Redis until ctx is done.
 func (w *Worker) releaseUnits(ctx context.Context) {
 	releasing := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepRelease, "release the units of ended orders")
-	for w.nextSweep(ctx) {
+	for w.nextRelease(ctx) {
 		released, err := w.ledger.SweepReleases(ctx, w.config.Store)
 		if released > 0 {
 			w.config.Logger.Info("released the units of ended orders", "orders", released)
@@ -203,6 +219,43 @@ func (a *arrivals) oldestIn(ctx context.Context, partition int) waitingAge {
 		a.oldest[partition] = age
 	}
 	return age
+}
+
+// offerInterval bounds the time from a unit's return to its offer.
+const offerInterval = 500 * time.Millisecond
+
+// drawUnits brings draws on, and offers their units, until ctx is done.
+func (w *Worker) drawUnits(ctx context.Context) {
+	o := offers.New(offers.Config{
+		Pool: w.config.Pool, Redis: w.config.Control, Keys: w.config.Keys, Store: w.config.Store, Catalog: w.config.Catalog,
+		Logger: w.config.Logger,
+	})
+	preparing := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepDraw, "freeze and rank the entries of draws")
+	offering := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepOffer, "offer units by rank")
+	var both sync.WaitGroup
+	both.Go(func() {
+		for w.nextSweep(ctx) {
+			err := o.Prepare(ctx)
+			if ctx.Err() != nil {
+				return
+			}
+			preparing.Note(err)
+		}
+	})
+	both.Go(func() {
+		wait := min(w.config.SweepInterval, offerInterval)
+		for retry.Pause(retry.Delay(1, wait, wait), ctx.Done()) {
+			offered, err := o.Offer(ctx)
+			if offered > 0 {
+				w.config.Logger.Info("offered units by rank", "ranks", offered)
+			}
+			if ctx.Err() != nil {
+				return
+			}
+			offering.Note(err)
+		}
+	})
+	both.Wait()
 }
 
 // retireSales lets sales that are over leave Redis until ctx is done.

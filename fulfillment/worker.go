@@ -135,6 +135,8 @@ type Worker struct {
 	// reads has the partitions that this worker reads, and takenOver a value after there are more.
 	reads     [reservation.MaxPartitions]atomic.Bool
 	takenOver chan struct{}
+	// ended has a value after orders have ended whose units wait for their release.
+	ended chan struct{}
 }
 
 // NewWorker returns a Worker. It does not connect to Redis or Postgres yet.
@@ -172,7 +174,7 @@ func NewWorker(config WorkerConfig) (*Worker, error) {
 	rebuilder.Ledger = l // also publishes the outcomes of drained orders
 	w := &Worker{
 		config: config, metrics: workerMetrics, guardAge: guardAge, outcomes: outcomes, ledger: l, rebuilder: rebuilder,
-		takenOver: make(chan struct{}, 1),
+		takenOver: make(chan struct{}, 1), ended: make(chan struct{}, 1),
 	}
 	if w.survey, err = survey.New(survey.Config{
 		Pool: config.Pool, Redis: config.Control, Catalog: config.Catalog, Logger: config.Logger,
@@ -258,7 +260,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	all, ctx := errgroup.WithContext(ctx)
 	all.Go(func() error { return w.share(ctx) })
 	for _, duty := range []func(context.Context){
-		w.sweepOrders, w.endBlockers, w.makeMonths, w.guard, w.sweep, w.retireSales, w.survey.Run,
+		w.sweepOrders, w.drawUnits, w.endBlockers, w.makeMonths, w.guard, w.sweep, w.retireSales, w.survey.Run,
 	} {
 		all.Go(func() error {
 			duty(ctx)

@@ -42,6 +42,7 @@ var outcomeByVerdict = map[reservation.Verdict]string{
 	reservation.KeyReused:        outcomeRefused,
 	reservation.AlreadyPurchased: outcomeRefused,
 	reservation.Paused:           outcomeRefused,
+	reservation.OffersOnly:       outcomeRefused,
 	reservation.Ended:            outcomeRefused,
 	reservation.Retired:          outcomeRefused,
 	reservation.NotOpen:          outcomeRefused,

@@ -97,6 +97,10 @@ var (
 	problemPaused  = fixed(problem{
 		Kind: problems.Paused, retryAfter: retryPaused, detail: "An operator paused the sale. Retry later.",
 	})
+	problemOffersOnly = fixed(problem{
+		Kind: problems.OffersOnly, detail: "Units of this sale are offered to those who entered its draw or its waiting list. " +
+			"GET /v1/sales/{sale} says where to enter: entries_sale_id is the sale of a draw's entries.",
+	})
 	problemEnded = fixed(problem{
 		Kind: problems.Ended, detail: "An operator ended the sale, or its closing time has passed.",
 	})
@@ -236,6 +240,8 @@ func problemForVerdict(a reservation.Answer, now time.Time) *problem {
 		}
 	case reservation.Paused:
 		return problemPaused
+	case reservation.OffersOnly:
+		return problemOffersOnly
 	case reservation.Ended:
 		return problemEnded
 	case reservation.OverLimit:

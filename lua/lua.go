@@ -21,6 +21,10 @@ var (
 	pauseSource string
 	//go:embed resume.lua
 	resumeSource string
+	//go:embed offer.lua
+	offerSource string
+	//go:embed reopen.lua
+	reopenSource string
 	//go:embed end.lua
 	endSource string
 	//go:embed retire.lua
@@ -80,6 +84,8 @@ var (
 	Open         = redis.NewScript(openSource)
 	Pause        = redis.NewScript(pauseSource)
 	Resume       = redis.NewScript(resumeSource)
+	Offer        = redis.NewScript(offerSource)
+	Reopen       = redis.NewScript(reopenSource)
 	End          = redis.NewScript(endSource)
 	Retire       = redis.NewScript(retireSource)
 	Restock      = redis.NewScript(restockSource)

@@ -21,7 +21,7 @@ if not sale[1] then return 'unknown-sale' end
 if sale[1] ~= ARGV[1] then return 'stale-epoch' end
 if tonumber(ARGV[2]) <= tonumber(sale[2]) then return 'unchanged' end
 if tonumber(ARGV[2]) > sale[2] + 1 then return 'gap ' .. sale[2] end
-if sale[3] ~= 'open' then return 'illegal ' .. sale[3] end
+if sale[3] ~= 'open' and sale[3] ~= 'waitlist' and sale[3] ~= 'offers' then return 'illegal ' .. sale[3] end
 
 redis.call('HSET', KEYS[1], 'state', 'paused', 'revision', ARGV[2], 'generation', string.format('%d', sale[4] + 1))
 return 'paused'

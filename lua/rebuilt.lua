@@ -24,7 +24,7 @@
 --   9  opens_at_ms       0 for immediately
 --   10  closes_at_ms      0 for never
 --   11  payment_window_s  0 where a confirmed order is final
---   12  state             open, paused, ended or retired (retire.lua)
+--   12  state             open, paused, ended or retired (retire.lua); and after a blank open_state, as in reserve.lua, if the sale has one
 --   13  token             of the rebuild, as in close.lua
 --   14  over              how many ended orders must have been staged
 --   15  shard             as in reserve.lua; empty for a sale with one shard
@@ -65,6 +65,7 @@ for _, command in ipairs({ { 'UNLINK', KEYS[1] }, { 'RENAME', KEYS[3], KEYS[2] }
   end
 end
 
+local state, open_state = string.match(ARGV[12], '^(%S*) ?(%S*)$')
 -- A higher generation makes ingresses that remember the sale as sold out look again.
 local generation = string.find(sale[2] or '', '^%d+$') and #sale[2] <= 15 and sale[2] or '0'
 redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[5])
@@ -82,7 +83,8 @@ if ARGV[15] ~= '' then redis.call('HSET', KEYS[1], 'shard', ARGV[15]) end
 redis.call('SADD', KEYS[4], ARGV[1])
 redis.call('HSET', KEYS[1], 'epoch', ARGV[2], 'revision', ARGV[4], 'stock', ARGV[5], 'left', ARGV[6], 'sequence', ARGV[7],
   'per_order_limit', ARGV[8], 'opens_at_ms', ARGV[9], 'closes_at_ms', ARGV[10], 'payment_window_s', ARGV[11],
-  'state', ARGV[12], 'generation', string.format('%d', generation + 1))
+  'state', state, 'generation', string.format('%d', generation + 1))
+if open_state ~= '' then redis.call('HSET', KEYS[1], 'open_state', open_state) end
 if ARGV[16] then
   local letters = 'abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ'
   redis.call('HSET', KEYS[1], 'items', ARGV[16], 'limit', ARGV[17])

@@ -9,6 +9,8 @@
 -- Runs at maxmemory too, because a sale must drain when memory is full: it writes no more than it
 -- deletes, except for orders that Redis has lost.
 --
+-- Units that return to a sale with none left and with a waiting list are offered to those who wait.
+--
 -- KEYS
 --   1  sale    hash, as in reserve.lua
 --   2  buyers  hash, as in reserve.lua
@@ -36,7 +38,7 @@ if orders < 1 or orders ~= math.floor(orders) then
   return redis.error_reply('ERR release takes an epoch and four values for each order')
 end
 
-local sale = redis.call('HMGET', KEYS[1], 'epoch', 'left', 'stock', 'generation', 'ended', 'state', 'items')
+local sale = redis.call('HMGET', KEYS[1], 'epoch', 'left', 'stock', 'generation', 'ended', 'state', 'items', 'open_state')
 local refusal = not sale[1] and 'unknown-sale' or sale[1] ~= ARGV[1] and 'stale-epoch' or sale[6] == 'retired' and 'not-held'
 -- Check all rights first: a partial release would lose a unit or return it twice.
 if not (redis.acl_check_cmd('HDEL', KEYS[2], 'user') and redis.acl_check_cmd('HSET', KEYS[1], 'left', '0')
@@ -126,6 +128,9 @@ if released then
   elseif tonumber(sale[2]) == 0 then
     local time = redis.call('TIME')
     redis.call('HSET', KEYS[1], 'quiet_since_ms', string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000)))
+    if sale[8] == 'waitlist' then
+      redis.call('HSET', KEYS[1], 'open_state', 'offers', 'state', sale[6] == 'waitlist' and 'offers' or sale[6])
+    end
   end
 end
 if remembered and not sale[5] then redis.call('HSET', KEYS[1], 'ended', '1') end

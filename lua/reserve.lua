@@ -18,13 +18,17 @@
 -- different users (give.lua, take.lua). For this script a shard is a sale; only its places are every
 -- n-th ones of the sale, if there are n shards.
 --
+-- In the state offers the units are offered to entrants by rank, and only the worker that offers them takes units. In the
+-- state waitlist the sale sells as in the state open, until units return when none are left: they are offered (release.lua).
+--
 -- A sale may have items, and then an order has lines: its units of each item. An order gets all of its
 -- lines or none. Every line is checked before the first one takes units.
 --
 -- KEYS
 --   1  sale    hash: left stock state opens_at_ms closes_at_ms per_order_limit payment_window_s epoch
 --              sequence generation revision; quiet_since_ms: when units returned to a sale with none
---              left; ended: 1 if the hash ended exists; shard: "<shard> <shards> <partitions>" if there
+--              left; ended: 1 if the hash ended exists; open_state: what the sale has in the place of the state
+--              open, if it is not that; shard: "<shard> <shards> <partitions>" if there
 --              are several shards (reservation/layout.go), which have the fields of give.lua as well.
 --              The next place is sequence + 1. In a sale with items: items, their codes in order, each
 --              with a letter, a to z and then A to Z; left.a and stock.a, of which left and stock are the
@@ -42,7 +46,7 @@
 --   4  ended   hash: "<key><user>" -> "<order id> <quantity> <c, e or r>": the orders that were made with
 --              an idempotency key and are cancelled, expired or rejected
 -- ARGV
---   1  epoch     of the sale's stock that the caller expects
+--   1  epoch     of the sale's stock that the caller expects, followed by "+" if it offers the units
 --   2  seen      the highest sequence that the caller has seen in this sale and epoch, or 0
 --   3  metadata  of the message: a msgpack map of strings without its last value, the number of orders
 --   4  user      of the first request
@@ -60,6 +64,7 @@
 --   key-reused                  the same idempotency key, but another quantity or other lines
 --   already-purchased <reservation>  the user holds this reservation
 --   paused                      by an operator
+--   offers-only                 the units are offered, and the caller is not the one that offers them
 --   retired                     it has ended, and its buyers are only in Postgres (retire.lua)
 --   ended                       by an operator, or its closing time has passed
 --   not-open <opens_at_ms>      before its opening time
@@ -94,7 +99,11 @@ end
 
 if not terms[1] then return all_answered('unknown-sale') end
 -- Epoch 0 is that of a closed sale (close.lua).
-if terms[1] ~= ARGV[1] or ARGV[1] == '0' then return all_answered('stale-epoch') end
+local offering = false
+if terms[1] ~= ARGV[1] or ARGV[1] == '0' then
+  if terms[1] .. '+' ~= ARGV[1] or terms[1] == '0' then return all_answered('stale-epoch') end
+  offering = true
+end
 
 -- tonumber also accepts "nan", "0x10", "1e2" and " 5 ".
 local function whole(text)
@@ -129,7 +138,9 @@ elseif state == 'ended' or (closes_at_ms > 0 and now_ms >= closes_at_ms) then
   closed = 'ended'
 elseif state == 'paused' then
   closed = 'paused'
-elseif state ~= 'open' then
+elseif state == 'offers' and not offering then
+  closed = 'offers-only'
+elseif state ~= 'open' and state ~= 'waitlist' and state ~= 'offers' then
   return redis.error_reply('ERR the sale ' .. KEYS[1] .. ' is damaged: its state is ' .. state)
 elseif now_ms < opens_at_ms then
   closed = 'not-open ' .. terms[6]

@@ -5,7 +5,8 @@
 -- the first answer until the stock changes again, so that a caller that lost the answer learns how
 -- many units were removed.
 --
--- Units added to a sale with none left are sold a second later (see reserve.lua).
+-- Units added to a sale with none left are sold a second later (see reserve.lua), or offered as those that return
+-- (release.lua).
 --
 -- Only this script knows how many units are left, so only it can refuse a lower stock. A refusal
 -- still applies the revision, so that later changes do not wait for it. Of several shards each removes
@@ -27,7 +28,7 @@
 --   unknown-sale        there is no such sale
 --   stale-epoch         the sale's stock was rebuilt since the caller last looked
 
-local sale = redis.call('HMGET', KEYS[1], 'epoch', 'revision', 'stock', 'left', 'restocked', 'generation')
+local sale = redis.call('HMGET', KEYS[1], 'epoch', 'revision', 'stock', 'left', 'restocked', 'generation', 'state', 'open_state')
 if not sale[1] then return 'unknown-sale' end
 if sale[1] ~= ARGV[1] then return 'stale-epoch' end
 local this = ARGV[1] .. ' ' .. ARGV[2] .. ' '
@@ -52,6 +53,9 @@ local changes = {
 if left == 0 and units > 0 then -- ingresses may remember the sale as sold out (reserve.lua)
   local time = redis.call('TIME')
   changes[11], changes[12] = 'quiet_since_ms', string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000))
+  if sale[8] == 'waitlist' then
+    changes[13], changes[14], changes[15], changes[16] = 'open_state', 'offers', 'state', sale[7] == 'waitlist' and 'offers' or sale[7]
+  end
 end
 redis.call('HSET', KEYS[1], unpack(changes))
 return answer

@@ -16,12 +16,12 @@
 --   unknown-sale        there is no such sale
 --   stale-epoch         the sale's stock was rebuilt since the caller last looked
 
-local sale = redis.call('HMGET', KEYS[1], 'epoch', 'revision', 'state', 'generation')
+local sale = redis.call('HMGET', KEYS[1], 'epoch', 'revision', 'state', 'generation', 'open_state')
 if not sale[1] then return 'unknown-sale' end
 if sale[1] ~= ARGV[1] then return 'stale-epoch' end
 if tonumber(ARGV[2]) <= tonumber(sale[2]) then return 'unchanged' end
 if tonumber(ARGV[2]) > sale[2] + 1 then return 'gap ' .. sale[2] end
 if sale[3] ~= 'paused' then return 'illegal ' .. sale[3] end
 
-redis.call('HSET', KEYS[1], 'state', 'open', 'revision', ARGV[2], 'generation', string.format('%d', sale[4] + 1))
+redis.call('HSET', KEYS[1], 'state', sale[5] or 'open', 'revision', ARGV[2], 'generation', string.format('%d', sale[4] + 1))
 return 'resumed'

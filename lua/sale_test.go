@@ -250,6 +250,10 @@ func TestReserveGivesEveryAnswer(t *testing.T) {
 		"a retry is recognized in any state of the sale")
 	b.next("resume", lua.Resume)
 
+	b.set("state", "offers")
+	require.Equal(t, []string{"offers-only", "replayed order-ann 1 1:key-1"}, b.reserve(b.buy("hal"), ann))
+	b.set("state", "open")
+
 	opensAt := time.Now().Add(time.Hour).UnixMilli()
 	b.set("opens_at_ms", opensAt)
 	require.Equal(t, []string{"not-open " + strconv.FormatInt(opensAt, 10)}, b.reserve(b.buy("hal")))

@@ -27,6 +27,8 @@ const (
 	AlreadyPurchased Verdict = "already-purchased"
 	// Paused: an operator halted the sale.
 	Paused Verdict = "paused"
+	// OffersOnly: the units of the sale are offered to entrants (Store.Offer).
+	OffersOnly Verdict = "offers-only"
 	// Retired: the sale has ended, and its buyers are only in Postgres, which knows the answer.
 	Retired Verdict = "retired"
 	// Ended: the sale was ended, or its closing time has passed.

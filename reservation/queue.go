@@ -275,17 +275,10 @@ func (q *queue) ask(ctx context.Context, script *reserveScript, sent []*call) (s
 
 // retryInNewEpoch looks the sale up again and repeats once a batch that was refused for its epoch.
 func (q *queue) retryInNewEpoch(ctx context.Context, script *reserveScript, sent []*call) (saleReply, error) {
-	p, err := q.store.look(ctx, q.partition, q.sale)
-	switch {
-	case errors.Is(err, ErrSaleNotFound):
-		return saleReply{}, ErrLostSale
-	case err != nil:
+	p, err := q.lookAgain(ctx)
+	if err != nil {
 		return saleReply{}, err
-	case p.epoch < q.place.epoch:
-		// Epochs only grow: this server is an old one that was replaced.
-		return saleReply{}, ErrUnverifiedServer
 	}
-	q.store.renew(q.seller, p)
 	if p.layout.Shards != q.place.layout.Shards {
 		return saleReply{}, fmt.Errorf("%w: its shards have just changed", ErrUnavailable)
 	}
@@ -294,4 +287,20 @@ func (q *queue) retryInNewEpoch(ctx context.Context, script *reserveScript, sent
 		err = fmt.Errorf("%w: its epoch keeps changing", ErrUnavailable)
 	}
 	return sale, err
+}
+
+// lookAgain looks up a sale whose epoch is stale, for the next requests too.
+func (q *queue) lookAgain(ctx context.Context) (place, error) {
+	p, err := q.store.look(ctx, q.partition, q.sale)
+	switch {
+	case errors.Is(err, ErrSaleNotFound):
+		return place{}, ErrLostSale
+	case err != nil:
+		return place{}, err
+	case p.epoch < q.place.epoch:
+		// Epochs only grow: this server is an old one that was replaced.
+		return place{}, ErrUnverifiedServer
+	}
+	q.store.renew(q.seller, p)
+	return p, nil
 }

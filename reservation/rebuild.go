@@ -185,7 +185,7 @@ func (s *Store) stage(ctx context.Context, key string, n int, at func(i int) (fi
 func (s *Store) OpenRebuilt(ctx context.Context, r Rebuilt) error {
 	sale, layout := &r.Sale, r.Sale.Layout()
 	p := layout.Partition(r.Shard)
-	state := string(sale.State)
+	state := sale.stateInRedis()
 	if r.Retired {
 		state = StateRetired
 	}
@@ -215,6 +215,18 @@ func (s *Store) OpenRebuilt(ctx context.Context, r Rebuilt) error {
 		return fmt.Errorf("open the rebuilt sale=%s: %w: %s, want %d buyers and %d ended orders", sale.ID,
 			ErrHoldersMissing, answer, r.Holders, r.Ended)
 	}
+}
+
+// stateInRedis is the state of a rebuilt sale, and its open_state (lua/reserve.lua). It is not known whether somebody
+// waits for units that are left: they are offered until Reopen.
+func (s *Sale) stateInRedis() string {
+	switch {
+	case s.EntriesID == uuid.Nil || s.State == StateEnded:
+		return string(s.State)
+	case s.State == StateOpen:
+		return string(StateOffers + " " + StateOffers)
+	}
+	return string(s.State + " " + StateOffers)
 }
 
 // quantityLimit is the limit of an order without lines. A sale with items has no such orders: a version that does not

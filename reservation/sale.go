@@ -24,6 +24,14 @@ const (
 	StateEnded     State = "ended"
 )
 
+// The states that an open sale has in Redis (lua/reserve.lua) if it is in a draw or has a waiting list.
+const (
+	// StateOffers: units are given by Store.Offer only.
+	StateOffers State = "offers"
+	// StateWaitlist: the sale sells to everybody until units return to it when none are left.
+	StateWaitlist State = "waitlist"
+)
+
 // ErrSaleNotFound is returned when no sale has the id.
 var ErrSaleNotFound = errors.New("sale not found")
 
@@ -63,6 +71,8 @@ type Terms struct {
 	Currency  string
 	// Shards is how many shards share the stock (Layout), from 1 to the number of partitions. 0 stands for 1.
 	Shards int
+	// Waitlist has units that return to the sale when none are left offered to those who wait.
+	Waitlist bool
 }
 
 // Item is one of the things that a sale sells, such as a size.
@@ -185,6 +195,8 @@ func (t Terms) Validate() error {
 		return &order.InvalidError{Field: "unit_price", Reason: "needs currency"}
 	case t.Shards < 0 || t.Shards > MaxPartitions:
 		return &order.InvalidError{Field: "shards", Reason: fmt.Sprintf("must be a whole number from 1 to %d", MaxPartitions)}
+	case t.Waitlist && (t.Shards > 1 || len(t.Items) > 0):
+		return &order.InvalidError{Field: "waitlist", Reason: "needs a sale with one shard and without items"}
 	}
 	return nil
 }
@@ -221,7 +233,11 @@ type Sale struct {
 	Revision int64
 	// Partitions is the number of partitions at the sale's creation, which determines those of its shards.
 	Partitions int
-	CreatedAt  time.Time
+	// OffersOnly is true for the goods of a draw.
+	OffersOnly bool
+	// EntriesID is the sale in which people enter the draw, or wait; uuid.Nil without one.
+	EntriesID uuid.UUID
+	CreatedAt time.Time
 }
 
 // SaleRow is a sale as queries return it, without the units sold.
@@ -240,6 +256,8 @@ type SaleRow struct {
 	Items                []Item
 	Epoch, Revision      int64
 	Partitions, Shards   int
+	OffersOnly           bool
+	EntriesID            zeronull.UUID
 	CreatedAt            time.Time
 }
 
@@ -253,8 +271,10 @@ func (r *SaleRow) Sale() Sale {
 			PaymentWindow: time.Duration(r.PaymentWindowSeconds) * time.Second,
 			PaymentGrace:  time.Duration(r.PaymentGraceSeconds) * time.Second, PaymentsPerSecond: r.PaymentsPerSecond,
 			UnitPrice: int64(r.UnitPrice), Currency: string(r.Currency), Shards: r.Shards,
+			Waitlist: r.EntriesID != zeronull.UUID{} && !r.OffersOnly,
 		},
-		State: r.State, Epoch: r.Epoch, Revision: r.Revision, Partitions: r.Partitions, CreatedAt: r.CreatedAt.UTC(),
+		State: r.State, Epoch: r.Epoch, Revision: r.Revision, Partitions: r.Partitions,
+		OffersOnly: r.OffersOnly, EntriesID: uuid.UUID(r.EntriesID), CreatedAt: r.CreatedAt.UTC(),
 	}
 }
 

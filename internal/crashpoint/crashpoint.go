@@ -100,6 +100,21 @@ const (
 	// ProjectionsReplaced: they are replaced but not committed.
 	ProjectionsReplaced = "projections-replaced"
 
+	// DrawPortion: a part of the entries of a draw is in its list.
+	DrawPortion = "draw-portion"
+	// DrawFrozen: the list is frozen, uncommitted.
+	DrawFrozen = "draw-frozen"
+	// DrawSeeded: the draw has its seed, uncommitted.
+	DrawSeeded = "draw-seeded"
+	// DrawRanked: the entries are ranked, uncommitted.
+	DrawRanked = "draw-ranked"
+	// BeforeOffer: the next ranks of a draw are locked; nothing is reserved for them.
+	BeforeOffer = "before-offer"
+	// AfterOffer: their units are reserved in Redis; nothing is recorded.
+	AfterOffer = "after-offer"
+	// BeforeOfferCommit: what became of them is recorded but not committed.
+	BeforeOfferCommit = "before-offer-commit"
+
 	// BeforeRelayMove: a target has events, and its position is not moved.
 	BeforeRelayMove = "before-relay-move"
 	// AfterRelayMove: the position is moved.
@@ -123,6 +138,7 @@ var names = []string{
 	SaleRetired, ShardRetired,
 	ArchiveWritten, ArchiveNamed, ArchiveMarked, ArchiveDeleting, ArchiveDeleted, ArchiveRestoring,
 	ProjectionsWithdrawn, ProjectionsReplaced,
+	DrawPortion, DrawFrozen, DrawSeeded, DrawRanked, BeforeOffer, AfterOffer, BeforeOfferCommit,
 	BeforeRelayMove, AfterRelayMove,
 }
 

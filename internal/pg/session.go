@@ -28,6 +28,8 @@ const (
 	RetireLock Lock = 5_077_217_438
 	// ArchiveLock is held by a command that archives sales, or brings one back.
 	ArchiveLock Lock = 5_077_217_439
+	// DrawLock is held by the worker that freezes and ranks draws.
+	DrawLock Lock = 5_077_217_440
 	// firstPartitionLock is the lock of partition 0.
 	firstPartitionLock Lock = 5_077_217_500
 )
@@ -58,7 +60,7 @@ func Begin(ctx context.Context, pool *pgxpool.Pool, lock Lock, silence time.Dura
 	s := Session{pooled.Hijack()}
 	var limit string
 	if silence > 0 {
-		limit = silence.String()
+		limit = fmt.Sprintf("%dms", silence.Milliseconds())
 	}
 	var taken bool
 	var settings int

@@ -1,7 +1,7 @@
 // Package catalog holds the definitions of sales in Postgres: it creates and changes them
 // (catalog.go), publishes them to Redis (publish.go), changes their stock (restock.go), that of
-// their items (restock_items.go) and the names of both (rename.go), and counts their units in both
-// (sale_count.go).
+// their items (restock_items.go) and the names of both (rename.go), joins them to draws and waiting
+// lists (draw.go), and counts their units in both (sale_count.go).
 package catalog
 
 import (
@@ -41,6 +41,12 @@ const (
 	eventRenamed = "SaleRenamed"
 	// eventReconciled: differences between Redis and Postgres were repaired. It changes no terms.
 	eventReconciled = "SaleReconciled"
+	// Versions without draws and waiting lists stop at these. Of the steps of a draw Redis knows nothing.
+	eventDrawCreated     = "DrawCreated"
+	eventDrawFrozen      = "DrawFrozen"
+	eventDrawSeeded      = "DrawSeeded"
+	eventDrawVoided      = "DrawVoided"
+	eventWaitlistCreated = "WaitlistCreated"
 )
 
 var (
@@ -105,8 +111,13 @@ func (c *Catalog) CreateOnce(
 	case err != nil:
 		return CountedSale{}, false, fmt.Errorf("%w: create sale: %w", reservation.ErrUnavailable, err)
 	}
-	if err := c.publish(ctx, sale.ID); err != nil {
-		c.store.Logger.Warn("a new sale opens later: it could not be published to Redis", "sale", sale.ID, "error", err)
+	for _, id := range []uuid.UUID{sale.ID, sale.EntriesID} {
+		if id == uuid.Nil {
+			continue
+		}
+		if err := c.publish(ctx, id); err != nil {
+			c.store.Logger.Warn("a new sale opens later: it could not be published to Redis", "sale", id, "error", err)
+		}
 	}
 	return sale, replayed, nil
 }
@@ -122,13 +133,24 @@ func (c *Catalog) insert(ctx context.Context, t reservation.Terms, idempotencyKe
 		return CountedSale{}, &order.InvalidError{Field: "shards", Reason: fmt.Sprintf(
 			"must be at most the number of partitions, which is %d (STAMPEDE_PARTITIONS)", sale.Partitions)}
 	}
+	if t.Waitlist {
+		err := c.insertWithWaitlist(ctx, &sale, idempotencyKey)
+		return asCreated(sale, t.Stock, sale.Shards, t.Items), err
+	}
 	err := pg.InOneStatement(ctx, c.pool, []any{&sale.Epoch, &sale.Revision, &sale.CreatedAt},
-		sql.CatalogInsertSale, sale.ID, t.Name, t.Stock, t.PerOrderLimit,
-		zeronull.Timestamptz(t.OpensAt), zeronull.Timestamptz(t.ClosesAt), int64(t.PaymentWindow/time.Second),
-		sale.Partitions, zeronull.Text(idempotencyKey), sale.Shards, zeronull.Text(operatorIn(ctx)),
-		int64(t.PaymentGrace/time.Second), t.PaymentsPerSecond, zeronull.Int8(t.UnitPrice), zeronull.Text(t.Currency),
-		t.Items)
+		sql.CatalogInsertSale, insertArgs(ctx, sale, idempotencyKey)...)
 	return asCreated(sale, t.Stock, sale.Shards, t.Items), err
+}
+
+// insertArgs are the arguments of catalog/insert_sale.sql.
+func insertArgs(ctx context.Context, s reservation.Sale, idempotencyKey string) []any {
+	return []any{
+		s.ID, s.Name, s.Stock, s.PerOrderLimit,
+		zeronull.Timestamptz(s.OpensAt), zeronull.Timestamptz(s.ClosesAt), int64(s.PaymentWindow / time.Second),
+		s.Partitions, zeronull.Text(idempotencyKey), s.Shards, zeronull.Text(operatorIn(ctx)),
+		int64(s.PaymentGrace / time.Second), s.PaymentsPerSecond, zeronull.Int8(s.UnitPrice), zeronull.Text(s.Currency),
+		s.Items,
+	}
 }
 
 // createdBefore returns the sale that was created with the idempotency key, or ErrSaleNotFound.
@@ -300,10 +322,15 @@ type Change struct {
 	Data []byte
 }
 
-// Name returns the type without its prefix, in lower case: created, paused and so on.
+// Name returns the type in lower case and without the prefix Sale: created, paused, draw-frozen and so on.
 func (c Change) Name() string {
 	if c.Type == eventItemsCreated {
 		return "created"
+	}
+	for _, of := range []string{"Draw", "Waitlist"} {
+		if what, found := strings.CutPrefix(c.Type, of); found {
+			return strings.ToLower(of + "-" + what)
+		}
 	}
 	return strings.ToLower(strings.TrimPrefix(c.Type, "Sale"))
 }

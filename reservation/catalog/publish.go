@@ -204,7 +204,11 @@ func (c *Catalog) apply(ctx context.Context, s reservation.Sale, shard int, ch p
 		return c.hasRevision(ctx, saleKey, ch.Revision)
 	case eventRetired:
 		answer = c.retireShard(ctx, s.ID, p, epoch, revision)
-	case eventReconciled, eventRenamed:
+	case eventDrawCreated:
+		answer = lua.Offer.Run(ctx, c.store.Redis, []string{saleKey}, epoch, revision, string(reservation.StateOffers))
+	case eventWaitlistCreated:
+		answer = lua.Offer.Run(ctx, c.store.Redis, []string{saleKey}, epoch, revision, string(reservation.StateWaitlist))
+	case eventReconciled, eventRenamed, eventDrawFrozen, eventDrawSeeded, eventDrawVoided:
 		answer = lua.Note.Run(ctx, c.store.Redis, []string{saleKey}, epoch, revision)
 	case eventRestocked:
 		if len(s.Items) > 0 {
@@ -221,7 +225,7 @@ func (c *Catalog) apply(ctx context.Context, s reservation.Sale, shard int, ch p
 		return err
 	}
 	switch word, rest, _ := strings.Cut(text, " "); word {
-	case "paused", "resumed", "ended", "noted", "retired", "unchanged":
+	case "paused", "resumed", "ended", "offered", "noted", "retired", "unchanged":
 		return nil
 	case "unknown-sale", "gap":
 		// Redis lacks a revision that was published: it lost data, which only a rebuild restores.

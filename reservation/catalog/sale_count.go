@@ -36,6 +36,9 @@ type saleView struct {
 	UnitPrice            int64             `json:"unit_price,omitempty"`
 	Currency             string            `json:"currency,omitempty"`
 	Shards               int               `json:"shards"`
+	OffersOnly           bool              `json:"offers_only,omitempty"`
+	EntriesSaleID        uuid.UUID         `json:"entries_sale_id,omitzero"`
+	Waitlist             bool              `json:"waitlist,omitempty"`
 	Items                []CountedItem     `json:"items,omitempty"`
 	CreatedAt            string            `json:"created_at"`
 }
@@ -43,14 +46,18 @@ type saleView struct {
 // MarshalJSON writes a sale as the HTTP API and the commands show it. Times that are not set are left
 // out.
 func (s CountedSale) MarshalJSON() ([]byte, error) {
-	return json.Marshal(saleView{
+	v := saleView{
 		ID: s.ID, Name: s.Name, State: s.State, Stock: s.Stock, Available: s.Available, Held: s.Held, Sold: s.Sold,
 		PerOrderLimit: s.PerOrderLimit, OpensAt: timestamp(s.OpensAt), ClosesAt: timestamp(s.ClosesAt),
 		PaymentWindowSeconds: int64(s.PaymentWindow / time.Second),
 		PaymentGraceSeconds:  int64(s.PaymentGrace / time.Second), PaymentsPerSecond: s.PaymentsPerSecond,
-		UnitPrice: s.UnitPrice, Currency: s.Currency, Shards: s.Shards,
+		UnitPrice: s.UnitPrice, Currency: s.Currency, Shards: s.Shards, OffersOnly: s.OffersOnly, Waitlist: s.Waitlist,
 		Items: s.Items, CreatedAt: timestamp(s.CreatedAt),
-	})
+	}
+	if s.OffersOnly { // a waiting list has a route of its own
+		v.EntriesSaleID = s.EntriesID
+	}
+	return json.Marshal(v)
 }
 
 // UnmarshalJSON reads what MarshalJSON writes. All else of the sale is zero.
@@ -64,8 +71,8 @@ func (s *CountedSale) UnmarshalJSON(text []byte) error {
 			Name: v.Name, Stock: v.Stock, PerOrderLimit: v.PerOrderLimit,
 			PaymentWindow: time.Duration(v.PaymentWindowSeconds) * time.Second,
 			PaymentGrace:  time.Duration(v.PaymentGraceSeconds) * time.Second, PaymentsPerSecond: v.PaymentsPerSecond,
-			UnitPrice: v.UnitPrice, Currency: v.Currency, Shards: v.Shards,
-		}},
+			UnitPrice: v.UnitPrice, Currency: v.Currency, Shards: v.Shards, Waitlist: v.Waitlist,
+		}, OffersOnly: v.OffersOnly, EntriesID: v.EntriesSaleID},
 		State: v.State, Available: v.Available, Held: v.Held, Sold: v.Sold, Items: v.Items,
 	}
 	for _, item := range v.Items {

@@ -36,6 +36,7 @@ var (
 	OrderEnded       = newKind(http.StatusConflict, "order-ended", "The order of this purchase has ended")
 	NotOpen          = newKind(http.StatusConflict, "sale-not-open", "The sale is not open yet")
 	Paused           = newKind(http.StatusConflict, "sale-paused", "The sale is paused")
+	OffersOnly       = newKind(http.StatusConflict, "offers-only", "The units of the sale are offered")
 	Transition       = newKind(http.StatusConflict, "illegal-transition", "The current state does not allow this")
 	AlreadyPaid      = newKind(http.StatusConflict, "already-paid", "The order was paid with another reference")
 	refundNotDue     = newKind(http.StatusConflict, "refund-not-due", "No refund of the payment is due")

@@ -19,9 +19,8 @@ CREATE TABLE draws (
     -- [{name, commitment, secret}]: the parties that make the seed, with the secrets that are revealed; NULL for drand.
     parties         jsonb,
     created_at      timestamptz NOT NULL DEFAULT now(),
-    -- The frozen list: its length, its root, and the length of each item's part, in the order of the items.
+    -- The frozen list: its length, and its root.
     entries         bigint CHECK (entries >= 0),
-    item_entries    bigint[],
     root            bytea CHECK (octet_length(root) = 32),
     frozen_at       timestamptz,
     -- The round that gives the seed, and its signature.
@@ -29,8 +28,13 @@ CREATE TABLE draws (
     signature       bytea,
     seed            bytea CHECK (octet_length(seed) = 32),
     seeded_at       timestamptz,
-    -- The time from which draw_ranks is whole.
+    -- The time from which draw_ranks is whole, and how many ranks each item has, in the order of the items; one number in
+    -- a sale without items.
     ranked_at       timestamptz,
+    item_entries    bigint[],
+    -- How many ranks had their turn: a count of draw_offers.
+    offered         bigint NOT NULL DEFAULT 0 CHECK (offered >= 0),
+    skipped         bigint NOT NULL DEFAULT 0 CHECK (skipped >= 0),
     -- A draw without a seed in time ends without offers.
     voided_at       timestamptz,
     void_reason     text,

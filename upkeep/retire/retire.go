@@ -158,12 +158,8 @@ func (r *Retirer) postpone(id uuid.UUID, why string) {
 
 // retire retires a sale, or returns why it cannot be retired yet.
 func (r *Retirer) retire(ctx context.Context, s *candidate) (why string, err error) {
-	for _, check := range []func(context.Context, *candidate) (string, error){
-		r.open, r.servers, r.waitingEntries, r.differences,
-	} {
-		if why, err := check(ctx, s); err != nil || why != "" {
-			return why, err
-		}
+	if why, err = r.checks(ctx, s, r.open, r.servers, r.waitingEntries, r.counts, r.buyers); err != nil || why != "" {
+		return why, err
 	}
 	limited, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
@@ -177,6 +173,24 @@ func (r *Retirer) retire(ctx context.Context, s *candidate) (why string, err err
 		return "", nil
 	}
 	return "", err
+}
+
+// AtRest returns why orders of a sale may still change by themselves, or "" if they cannot: the sale is over, and each
+// order that Redis has accepted is in Postgres and final. Unlike a retirement it does not compare each buyer.
+func (r *Retirer) AtRest(ctx context.Context, s reservation.Sale) (why string, err error) {
+	return r.checks(ctx, &candidate{s.ID, s.Partitions, s.Shards, s.Epoch, s.Revision},
+		r.open, r.servers, r.waitingEntries, r.counts)
+}
+
+func (r *Retirer) checks(
+	ctx context.Context, s *candidate, checks ...func(context.Context, *candidate) (string, error),
+) (why string, err error) {
+	for _, check := range checks {
+		if why, err := check(ctx, s); err != nil || why != "" {
+			return why, err
+		}
+	}
+	return "", nil
 }
 
 // The checks whether a sale is at rest. Each returns why it is not, or an error if it could not look. A sale that is
@@ -270,8 +284,8 @@ func mayHoldOrder(sale uuid.UUID, entry stream.Entry) bool {
 	return err != nil || slices.ContainsFunc(events, func(e order.OrderReserved) bool { return e.SaleID == sale })
 }
 
-// differences compares the buyers in Redis with the live orders in Postgres: they must be the same.
-func (r *Retirer) differences(ctx context.Context, s *candidate) (string, error) {
+// counts compares the number of buyers in Redis, and of their units, with that of the live orders in Postgres.
+func (r *Retirer) counts(ctx context.Context, s *candidate) (string, error) {
 	var orders, units int64
 	limited, cancel := context.WithTimeout(ctx, countTimeout)
 	defer cancel()
@@ -299,6 +313,11 @@ func (r *Retirer) differences(ctx context.Context, s *candidate) (string, error)
 		return fmt.Sprintf("Redis has %d buyers with %d units, and Postgres %d live orders with %d: audit it",
 			buyers, taken, orders, units), nil
 	}
+	return "", nil
+}
+
+// buyers compares the buyers in Redis with the live orders in Postgres: they must be the same.
+func (r *Retirer) buyers(ctx context.Context, s *candidate) (string, error) {
 	for shard := range s.layout().Shards {
 		if why, err := r.compareBuyers(ctx, s, s.layout().Partition(shard)); err != nil || why != "" {
 			return why, err

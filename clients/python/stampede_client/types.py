@@ -186,6 +186,7 @@ PROBLEM_SLUGS = frozenset(
         "method-not-allowed",
         "not-found",
         "not-ready",
+        "offers-only",
         "order-archived",
         "order-ended",
         "order-expired",

@@ -180,6 +180,7 @@ export const problemSlugs = [
   "method-not-allowed",
   "not-found",
   "not-ready",
+  "offers-only",
   "order-archived",
   "order-ended",
   "order-expired",

@@ -20,7 +20,7 @@ var rooms = []room{
 	{"reservation", []string{"lua", "sql", libraries}},
 	{"draw", []string{"reservation"}},
 	{"stream", []string{"lua", "reservation", libraries}},
-	{"ledger", []string{"sql", "reservation", "stream", libraries}},
+	{"ledger", []string{"sql", "reservation", "draw", "stream", libraries}},
 	{"upkeep", []string{"lua", "sql", "reservation", "stream", "ledger", libraries}},
 	{"ingress", []string{"reservation", libraries}},
 	{"fulfillment", []string{"sql", "lock", "reservation", "stream", "ledger", "upkeep", libraries}},

@@ -15,13 +15,14 @@ FROM audit_shard_figures AS a JOIN audit_figures AS f USING (sale_id)
 WHERE NOT a.gone AND (NOT a.present OR a.epoch <> f.epoch OR a.next_place <= a.last_place)
 UNION ALL
 -- The definition in Redis. An unpublished revision is in transit.
-SELECT a.sale_id, NULL, NULL, a.label || 'Redis has another definition of the sale than Postgres: ' || d.differences,
-       CASE WHEN a.changing THEN 'worker' ELSE 'rebuild' END, a.label || d.differences
-FROM audit_shard_figures AS a JOIN sales AS s ON s.id = a.sale_id
+SELECT a.sale_id, NULL, NULL, a.label || 'Redis has another definition of the sale than Postgres: ' || its.differences,
+       CASE WHEN a.changing THEN 'worker' ELSE 'rebuild' END, a.label || its.differences
+FROM audit_shard_figures AS a JOIN sales AS s ON s.id = a.sale_id LEFT JOIN draws AS d USING (sale_id)
 CROSS JOIN LATERAL (
     SELECT string_agg(format('%s is %s and not %s', field, redis, postgres), ', ') AS differences
     FROM (VALUES
-        ('state', a.state, s.state),
+        -- A waiting list gets the units that return when none are left.
+        ('state', a.state, CASE WHEN s.state <> 'open' OR d.sale_id IS NULL THEN s.state WHEN s.offers_only OR a.state = 'offers' THEN 'offers' ELSE 'waitlist' END),
         ('opens_at_ms', a.opens_at_ms::text, CASE WHEN isfinite(s.opens_at) IS FALSE THEN s.opens_at::text ELSE floor(extract(epoch FROM coalesce(s.opens_at, to_timestamp(0))) * 1000)::text END),
         ('closes_at_ms', a.closes_at_ms::text, CASE WHEN isfinite(s.closes_at) IS FALSE THEN s.closes_at::text ELSE floor(extract(epoch FROM coalesce(s.closes_at, to_timestamp(0))) * 1000)::text END),
         ('per_order_limit', a.per_order_limit::text, CASE WHEN s.items > 0 THEN '0' ELSE s.per_order_limit::text END),
@@ -30,8 +31,8 @@ CROSS JOIN LATERAL (
         ('revision', a.revision::text, s.revision::text)
     ) AS terms (field, redis, postgres)
     WHERE redis <> postgres
-) AS d
-WHERE a.present AND a.epoch = s.epoch AND d.differences IS NOT NULL
+) AS its
+WHERE a.present AND a.epoch = s.epoch AND its.differences IS NOT NULL
 UNION ALL
 SELECT sale_id, NULL, NULL, format('Redis has another limit of the item %s than Postgres: %s and not %s', code, redis_limit, coalesce(per_order_limit, 0)),
        CASE WHEN changing THEN 'worker' ELSE 'rebuild' END, format('limit of %s', code)

@@ -16,4 +16,5 @@ UNION ALL
 SELECT e.sale_id, NULL, NULL, format('revision %s of the sale is a %s, which this version does not know: no later change is sent to Redis', e.revision, e.type), 'operator'
 FROM sale_events AS e JOIN sales AS s ON s.id = e.sale_id JOIN audit_sales AS a ON a.sale_id = s.id
 WHERE e.revision > s.published_revision AND e.revision <= s.revision
-  AND e.type NOT IN ('SaleCreated', 'SaleWithItemsCreated', 'SalePaused', 'SaleResumed', 'SaleEnded', 'SaleRestocked', 'SaleRebuilt', 'SaleLowering', 'SaleReconciled', 'SaleRetired', 'SaleRenamed')
+  AND e.type NOT IN ('SaleCreated', 'SaleWithItemsCreated', 'SalePaused', 'SaleResumed', 'SaleEnded', 'SaleRestocked', 'SaleRebuilt', 'SaleLowering', 'SaleReconciled', 'SaleRetired', 'SaleRenamed',
+                     'DrawCreated', 'DrawFrozen', 'DrawSeeded', 'DrawVoided', 'WaitlistCreated')

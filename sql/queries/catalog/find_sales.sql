@@ -6,7 +6,8 @@
 SELECT id, name, stock, sold, state, per_order_limit, opens_at, closes_at,
        payment_window_seconds, payment_grace_seconds, payments_per_second, unit_price, currency, CASE WHEN items > 0 THEN items_of(id) END AS items,
        CASE WHEN items > 0 THEN ARRAY(SELECT i.sold FROM sale_items AS i WHERE i.sale_id = sales.id ORDER BY item < 'a', item) END AS items_sold,
-       epoch, revision, published_revision, partitions, shards, created_at, retired_at IS NOT NULL AS retired, archived_at IS NOT NULL AS archived,
+       epoch, revision, published_revision, partitions, shards, offers_only,
+       (SELECT d.entries_id FROM draws AS d WHERE d.sale_id = sales.id) AS entries_id, created_at, retired_at IS NOT NULL AS retired, archived_at IS NOT NULL AS archived,
        CASE WHEN NOT $4 THEN 0
             WHEN payment_window_seconds = 0 OR archived_at IS NOT NULL THEN sold
             ELSE (SELECT coalesce(sum(o.quantity), 0)::bigint FROM orders o WHERE o.sale_id = sales.id AND o.status = 'paid')

@@ -43,5 +43,5 @@ WITH live AS MATERIALIZED (
 )
 SELECT id, name, stock, state, per_order_limit, opens_at, closes_at,
        payment_window_seconds, payment_grace_seconds, payments_per_second, unit_price, currency, CASE WHEN items > 0 THEN items_of(id) END AS items, epoch, revision, partitions, shards,
-       created_at, last_given, retired_at IS NOT NULL AS retired
+       offers_only, (SELECT d.entries_id FROM draws AS d WHERE d.sale_id = raised.id) AS entries_id, created_at, last_given, retired_at IS NOT NULL AS retired
 FROM raised

@@ -1,0 +1,206 @@
+// Package offers brings draws from the end of their entries to the last offer: it freezes the list once each entry is
+// final, ranks the entries once there is a seed, and offers the units of the sale by rank. What it finds out and does is
+// in Postgres (ledger/draws), so any number of workers may run it, and each goes on where another has stopped.
+package offers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+
+	"stampede/internal/pg"
+	"stampede/internal/retry"
+	"stampede/ledger/draws"
+	"stampede/reservation"
+	"stampede/reservation/catalog"
+	"stampede/reservation/order"
+	"stampede/upkeep/retire"
+)
+
+// Config configures an Offerer. All fields are required.
+type Config struct {
+	Pool    *pgxpool.Pool
+	Redis   redis.UniversalClient
+	Keys    reservation.Keys
+	Store   *reservation.Store
+	Catalog *catalog.Catalog
+	Logger  *slog.Logger
+}
+
+// Offerer has the duties of a worker for draws. Prepare and Offer may run at the same time; each belongs to one
+// goroutine.
+type Offerer struct {
+	Config
+	draws *draws.Store
+	rest  *retire.Retirer
+	// waits has why the list of a draw is not frozen yet, so that it is logged once.
+	waits map[uuid.UUID]string
+}
+
+// New returns an Offerer.
+func New(c Config) *Offerer {
+	return &Offerer{
+		Config: c, draws: draws.New(c.Pool), waits: map[uuid.UUID]string{},
+		rest: retire.New(retire.Config{
+			Pool: c.Pool, Redis: c.Redis, Keys: c.Keys, Store: c.Store, Catalog: c.Catalog, Logger: c.Logger,
+		}),
+	}
+}
+
+// Prepare does what is due of all draws until their units are offered. The draws are independent; the error has those
+// of all that failed.
+func (o *Offerer) Prepare(ctx context.Context) error {
+	return o.each(ctx, func(ctx context.Context, d *draws.Draw) error {
+		switch ended, err := o.draws.EndLate(ctx, d.SaleID); {
+		case err != nil:
+			return err
+		case ended:
+			o.Logger.Warn("a draw is void", "sale", d.SaleID)
+			return nil
+		}
+		switch d.State {
+		case draws.Freezing:
+			if final, err := o.final(ctx, d); err != nil || !final {
+				return err
+			}
+		case draws.Ranking:
+		default:
+			return nil
+		}
+		err := o.draws.Prepare(ctx, d.SaleID)
+		if errors.Is(err, pg.ErrLockHeld) {
+			return nil // another worker is at it
+		}
+		return err
+	})
+}
+
+func (o *Offerer) each(ctx context.Context, do func(context.Context, *draws.Draw) error) error {
+	due, err := o.draws.Due(ctx)
+	failed := []error{err}
+	for _, sale := range due {
+		if ctx.Err() != nil {
+			break
+		}
+		d, err := o.draws.Find(ctx, sale)
+		if err == nil {
+			err = do(ctx, &d)
+		}
+		failed = append(failed, err)
+	}
+	return errors.Join(failed...)
+}
+
+// final ends the entries, and reports whether each of them is final. The end is published before anything is read, so no
+// Redis accepts another one, whatever its clock says.
+func (o *Offerer) final(ctx context.Context, d *draws.Draw) (bool, error) {
+	entries, err := o.Catalog.Show(ctx, d.EntriesID)
+	if err != nil {
+		return false, err
+	}
+	if entries.Retired {
+		return true, nil // which needs that each of them is final
+	}
+	if entries.Sale.State != reservation.StateEnded {
+		if entries, err = o.Catalog.End(ctx, d.EntriesID); err != nil {
+			return false, fmt.Errorf("end the entries of sale=%s: %w", d.SaleID, err)
+		}
+	}
+	why, err := o.rest.AtRest(ctx, entries.Sale)
+	if err != nil {
+		return false, fmt.Errorf("look for open entries of sale=%s: %w", d.SaleID, err)
+	}
+	switch why {
+	case "":
+		delete(o.waits, d.SaleID)
+		return true, nil
+	case o.waits[d.SaleID]:
+	default:
+		o.Logger.Info("the entries of a draw are over, but not final yet", "sale", d.SaleID, "reason", why)
+		o.waits[d.SaleID] = why
+	}
+	return false, nil
+}
+
+// turn bounds the time that Offer spends on one draw while others wait.
+const turn = 2 * time.Second
+
+// Offer offers the units that are left in all draws, by rank, and returns how many ranks had their turn.
+func (o *Offerer) Offer(ctx context.Context) (done int, err error) {
+	err = o.each(ctx, func(ctx context.Context, d *draws.Draw) error {
+		if d.State != draws.Offering || d.Paused {
+			return nil
+		}
+		for began := time.Now(); time.Since(began) < turn; {
+			left, err := o.left(ctx, d)
+			if err != nil || len(left) == 0 {
+				return err
+			}
+			n, err := o.draws.Offer(ctx, d.SaleID, left, o.reserver(d.SaleID))
+			if done += n; err != nil || n == 0 {
+				return err
+			}
+		}
+		return nil
+	})
+	return done, err
+}
+
+// left returns the units that Redis has left of each item that has some, by the letter of the item.
+func (o *Offerer) left(ctx context.Context, d *draws.Draw) (map[string]int64, error) {
+	ctx, cancel := retry.ForCall(ctx)
+	defer cancel()
+	letters, fields := []string{""}, []string{"left"}
+	if len(d.Items) > 0 {
+		letters, fields = nil, nil
+	}
+	for item := range d.Items {
+		letters, fields = append(letters, order.ItemLetter(item)), append(fields, "left."+order.ItemLetter(item))
+	}
+	key := o.Keys.Sale(reservation.PartitionAmong(d.SaleID, d.Partitions), d.SaleID)
+	values, err := o.Redis.HMGet(ctx, key, fields...).Result()
+	if err != nil {
+		return nil, fmt.Errorf("read the units left of sale=%s: %w", d.SaleID, err)
+	}
+	left := map[string]int64{}
+	for i, value := range values {
+		text, _ := value.(string) // a sale that Redis has lost has none
+		if n, err := strconv.ParseInt(text, 10, 64); err == nil && n > 0 {
+			left[letters[i]] = n
+		}
+	}
+	return left, nil
+}
+
+// reserver reserves the units of turns in one call of the script.
+func (o *Offerer) reserver(sale uuid.UUID) draws.Reserver {
+	return func(ctx context.Context, turns []draws.Turn) ([]draws.Result, error) {
+		asked := make([]reservation.Offer, len(turns))
+		for i, t := range turns {
+			asked[i] = reservation.Offer{OrderID: t.OrderID, UserID: t.UserID, Item: t.Code}
+		}
+		answers, err := o.Store.Offer(ctx, reservation.Sale{ID: sale}, asked)
+		if err != nil {
+			return nil, err
+		}
+		results := make([]draws.Result, len(turns))
+		for i, a := range answers {
+			switch {
+			case a.Verdict == reservation.Reserved, a.Reservation.OrderID == turns[i].OrderID:
+				results[i] = draws.Won
+			case a.Verdict == reservation.AlreadyPurchased:
+				results[i] = draws.Holds
+			default: // sold out, or the sale does not sell now
+				results[i] = draws.NoUnit
+			}
+		}
+		return results, nil
+	}
+}

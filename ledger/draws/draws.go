@@ -1,0 +1,317 @@
+// Package draws holds draws in Postgres: the frozen list of the entries, its seed, the ranks, and what became of each
+// rank. The tables are in sql/migrations/00002_draws.sql; what follows from them alone is package draw.
+//
+// A draw goes through its states in one direction: the list is frozen when the entries are over (freeze.go), anyone
+// gives the seed (seed.go), all entries are ranked (rank.go), and units are offered by rank (offer.go). Each step is one
+// transaction, or goes on after a crash where it was. What people ask of a draw is in read.go.
+package draws
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"stampede/draw"
+	"stampede/internal/pg"
+	"stampede/sql"
+)
+
+var (
+	// ErrNoDraw is returned for a sale whose units are not offered by rank.
+	ErrNoDraw = errors.New("the sale is not drawn")
+	// ErrNotFrozen is returned for what needs the frozen list, before there is one.
+	ErrNotFrozen = errors.New("the list of the entries is not frozen yet")
+	// ErrVoid is returned for the seed of a draw that is void.
+	ErrVoid = errors.New("the draw is void")
+	// ErrOtherSeed is returned for a round of a draw whose seed is that of its parties, and for a secret of one whose seed
+	// is that of a round.
+	ErrOtherSeed = errors.New("the seed of the draw comes from elsewhere")
+	// ErrNoParty is returned for the secret of a party that the draw does not have.
+	ErrNoParty = errors.New("the draw has no such party")
+	// ErrNoEntry is returned for a receipt whose order is not in the list.
+	ErrNoEntry = errors.New("the order is not in the list of the entries")
+)
+
+// WrongRoundError is returned for a round that does not give the seed of the draw.
+type WrongRoundError struct {
+	// Round is the one that does.
+	Round int64
+}
+
+func (e *WrongRoundError) Error() string {
+	return fmt.Sprintf("the seed of the draw is that of round %d, of %s", e.Round,
+		draw.RoundTime(e.Round).Format(time.RFC3339))
+}
+
+// Kind says by what the entries are ranked.
+type Kind string
+
+// The kinds.
+const (
+	// ByHash: by the hash of seed and entry: a draw.
+	ByHash Kind = "draw"
+	// ByPlace: by the place in the entries sale: a waiting list. It has no list, no seed and no ranks.
+	ByPlace Kind = "waitlist"
+)
+
+// State is how far a draw is.
+type State string
+
+// The states, in their order.
+const (
+	Entering State = "entering" // the entries are not over
+	Freezing State = "freezing" // they are, and the list is not frozen
+	Frozen   State = "frozen"   // the seed is not known
+	Ranking  State = "ranking"  // it is, and the entries are not ranked
+	Offering State = "offering"
+	Over     State = "over" // the sale that is drawn has ended, or each rank had its turn
+	Void     State = "void"
+)
+
+// Draw is a draw as it is in Postgres. What is not known yet is zero.
+type Draw struct {
+	SaleID, EntriesID uuid.UUID
+	Kind              Kind
+	State             State
+	CreatedAt         time.Time
+	// ClosesAt is the end of the entries.
+	ClosesAt time.Time
+	// Freeze is the time from there to the first round.
+	Freeze time.Duration
+	// Parties are those that make the seed, with the secrets that they revealed; none for drand.
+	Parties []draw.Party
+	// RevealBy is when a missing secret makes the draw void.
+	RevealBy time.Time
+	// Rounds are those up to the one that gives the seed: as the rule has it now, until the list is frozen. There are none
+	// with parties, nor if the last one is over.
+	Rounds []int64
+
+	// Stock and Items are those of the sale that is drawn, Partitions those of its layout, and Paused is true while an
+	// operator has halted it.
+	Stock      int64
+	Items      []draw.Item
+	Partitions int
+	Paused     bool
+
+	// Entries is the length of the frozen list, and Root its root.
+	Entries  int64
+	Root     draw.Hex
+	FrozenAt time.Time
+
+	// Signature is that of the round of the seed; empty with parties.
+	Signature draw.Hex
+	Seed      draw.Hex
+	SeededAt  time.Time
+	// ItemEntries is how many ranks each item has; one number in a sale without items.
+	ItemEntries []int64
+	RankedAt    time.Time
+
+	VoidedAt   time.Time
+	VoidReason string
+
+	// overdue is true after RevealBy, by the clock of Postgres.
+	overdue bool
+
+	// Offered and Skipped count the ranks that had their turn. Those of each item are its first ones.
+	Offered, Skipped int64
+}
+
+// Round is the one that gives the seed; 0 with parties.
+func (d *Draw) Round() int64 {
+	if len(d.Rounds) == 0 {
+		return 0
+	}
+	return d.Rounds[len(d.Rounds)-1]
+}
+
+// drawRow is a row of find.sql.
+type drawRow struct {
+	SaleID, EntriesID     uuid.UUID
+	Kind                  Kind
+	CreatedAt             time.Time
+	FreezeSeconds         int64
+	Parties               []draw.Party
+	Entries               int64
+	Root, Signature, Seed []byte
+	FrozenAt, SeededAt    zeronull.Timestamptz
+	RankedAt, VoidedAt    zeronull.Timestamptz
+	Round                 int64
+	ItemEntries           []int64
+	VoidReason            string
+	Offered, Skipped      int64
+	ClosesAt              zeronull.Timestamptz
+	EntriesOver           bool
+	Now                   time.Time
+	Stock                 int64
+	Items                 []draw.Item
+	Partitions            int
+	GoodsOver             bool
+	GoodsPaused           bool
+}
+
+// revealMin and revealFreezes bound the time for reveals: the former, or so many times the freeze if that is longer.
+const (
+	revealMin     = time.Hour
+	revealFreezes = 3
+)
+
+func (r *drawRow) draw() Draw {
+	d := Draw{
+		SaleID: r.SaleID, EntriesID: r.EntriesID, Kind: r.Kind, CreatedAt: r.CreatedAt.UTC(), ClosesAt: utc(r.ClosesAt),
+		Freeze: time.Duration(r.FreezeSeconds) * time.Second, Parties: r.Parties, Stock: r.Stock, Items: r.Items,
+		Partitions: r.Partitions, Paused: r.GoodsPaused, Entries: r.Entries, Root: r.Root, FrozenAt: utc(r.FrozenAt),
+		Signature: r.Signature, Seed: r.Seed, SeededAt: utc(r.SeededAt), ItemEntries: r.ItemEntries,
+		RankedAt: utc(r.RankedAt), VoidedAt: utc(r.VoidedAt), VoidReason: r.VoidReason, Offered: r.Offered,
+		Skipped: r.Skipped,
+	}
+	frozen := d.FrozenAt
+	if frozen.IsZero() {
+		frozen = r.Now
+	}
+	if len(d.Parties) == 0 {
+		d.Rounds = draw.Rounds(d.ClosesAt, d.Freeze, frozen)
+	} else if !d.FrozenAt.IsZero() {
+		d.RevealBy = d.FrozenAt.Add(max(revealMin, revealFreezes*d.Freeze))
+		d.overdue = r.Now.After(d.RevealBy)
+	}
+	switch {
+	case !d.VoidedAt.IsZero():
+		d.State = Void
+	case r.GoodsOver, !d.RankedAt.IsZero() && d.Offered+d.Skipped == d.Entries:
+		d.State = Over
+	case !r.EntriesOver:
+		d.State = Entering
+	case d.FrozenAt.IsZero():
+		d.State = Freezing
+	case d.SeededAt.IsZero():
+		d.State = Frozen
+	case d.RankedAt.IsZero():
+		d.State = Ranking
+	default:
+		d.State = Offering
+	}
+	return d
+}
+
+func utc(t zeronull.Timestamptz) time.Time {
+	if time.Time(t).IsZero() {
+		return time.Time{}
+	}
+	return time.Time(t).UTC()
+}
+
+// Store has the draws. It is safe for concurrent use. Errors that are not named are those of Postgres.
+type Store struct{ pool *pgxpool.Pool }
+
+// New returns the draws of a migrated database.
+func New(pool *pgxpool.Pool) *Store { return &Store{pool} }
+
+// Find returns the draw of a sale, or ErrNoDraw.
+func (s *Store) Find(ctx context.Context, goods uuid.UUID) (Draw, error) {
+	return find(ctx, s.pool, goods)
+}
+
+func find(ctx context.Context, on pg.Querier, goods uuid.UUID) (Draw, error) {
+	found, err := list(ctx, on, goods, uuid.Nil, 1)
+	if err == nil && len(found) == 0 {
+		err = ErrNoDraw
+	}
+	if err != nil {
+		return Draw{}, fmt.Errorf("find the draw of sale=%s: %w", goods, err)
+	}
+	return found[0], nil
+}
+
+// List returns at most limit draws, the newest first, older than the one of the sale before unless that is uuid.Nil.
+func (s *Store) List(ctx context.Context, before uuid.UUID, limit int) ([]Draw, error) {
+	found, err := list(ctx, s.pool, uuid.Nil, before, limit)
+	if err != nil {
+		return nil, fmt.Errorf("list draws: %w", err)
+	}
+	return found, nil
+}
+
+func list(ctx context.Context, on pg.Querier, goods, before uuid.UUID, limit int) ([]Draw, error) {
+	rows, _ := on.Query(ctx, sql.DrawsFind, zeronull.UUID(goods), zeronull.UUID(before), limit) // rows carry the error
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Draw, error) {
+		r, err := pgx.RowToStructByName[drawRow](row)
+		return r.draw(), err
+	})
+}
+
+// Due returns the sales that are drawn, and have work for a worker: the entries are over, and the sale is not.
+func (s *Store) Due(ctx context.Context) ([]uuid.UUID, error) {
+	rows, _ := s.pool.Query(ctx, sql.DrawsDue) // its error comes with the rows
+	due, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
+	if err != nil {
+		return nil, fmt.Errorf("list draws that are due: %w", err)
+	}
+	return due, nil
+}
+
+// change has next look at the draw in a transaction that excludes other changes of it, and change it.
+func change(
+	ctx context.Context, on pg.Transactor, goods uuid.UUID, next func(pgx.Tx, *Draw) error,
+) (d Draw, err error) {
+	err = pg.InTransaction(ctx, on, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		if err := tx.QueryRow(ctx, sql.DrawsLock, goods).Scan(nil); errors.Is(err, pgx.ErrNoRows) {
+			return ErrNoDraw
+		} else if err != nil {
+			return err
+		}
+		if d, err = find(ctx, tx, goods); err != nil {
+			return err
+		}
+		if err := next(tx, &d); err != nil {
+			return err
+		}
+		d, err = find(ctx, tx, goods)
+		return err
+	})
+	return d, err
+}
+
+// The events of a draw, in the log of the sale that is drawn.
+const (
+	eventFrozen = "DrawFrozen"
+	eventSeeded = "DrawSeeded"
+	eventVoided = "DrawVoided"
+)
+
+// void makes a draw void.
+func void(ctx context.Context, tx pgx.Tx, d *Draw, reason string) error {
+	if _, err := tx.Exec(ctx, sql.DrawsVoid, d.SaleID, reason); err != nil {
+		return err
+	}
+	_, err := tx.Exec(ctx, sql.DrawsAddEvent, d.SaleID, eventVoided, map[string]any{"reason": reason})
+	return err
+}
+
+// EndLate makes a draw void that cannot get a seed any more: its list is not frozen before the last round, or a party
+// has not revealed its secret in time. It returns whether it did.
+func (s *Store) EndLate(ctx context.Context, goods uuid.UUID) (ended bool, err error) {
+	_, err = change(ctx, s.pool, goods, func(tx pgx.Tx, d *Draw) error {
+		ended = true
+		switch {
+		case d.State == Freezing && len(d.Parties) == 0 && d.Rounds == nil:
+			return void(ctx, tx, d, ReasonLate)
+		case d.State == Frozen && d.overdue:
+			return void(ctx, tx, d, ReasonNoReveal)
+		}
+		ended = false
+		return nil
+	})
+	return ended, err
+}
+
+// The reasons for which a draw is void.
+const (
+	ReasonLate     = "the list of the entries was not frozen before the last round"
+	ReasonNoReveal = "a party has not revealed its secret in time"
+)

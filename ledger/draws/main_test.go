@@ -1,0 +1,9 @@
+package draws_test
+
+import (
+	"testing"
+
+	"stampede/internal/test/testwork"
+)
+
+func TestMain(m *testing.M) { testwork.Main(m) }

@@ -1,0 +1,202 @@
+package draws
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
+
+	"stampede/draw"
+	"stampede/internal/crashpoint"
+	"stampede/internal/pg"
+	"stampede/reservation/order"
+	"stampede/sql"
+)
+
+// Turn is the next rank of an item, with the entry that has it.
+type Turn struct {
+	// Item is the letter of the item, and Code its code; both are empty in a sale without items.
+	Item, Code string
+	Rank       int64
+	Place      int64
+	EntryID    uuid.UUID
+	UserID     string
+	// OrderID is the id of the order that an offer makes: it follows from the draw, the item and the rank, so that a
+	// repeat is recognized.
+	OrderID uuid.UUID
+
+	cancelled bool
+}
+
+// Result is what became of a turn.
+type Result string
+
+// The results. Others than Skip and Won leave the rank for later, and all ranks of the item after it.
+const (
+	// Won: the unit is reserved, be it by a repeat.
+	Won Result = "won"
+	// Holds: the entrant has another order in the sale.
+	Holds Result = "holds"
+	// NoUnit: no unit is left, or the sale does not sell now.
+	NoUnit Result = "no unit"
+)
+
+// Reserver reserves a unit for the entrant of each turn, in their order, and returns a result for each. It gives no unit
+// of an item after a turn of the item that got none.
+type Reserver func(ctx context.Context, turns []Turn) ([]Result, error)
+
+// Offer has the next ranks have their turn, and records what became of them: of each item at most as many as it has
+// units left, by its letter, "" in a sale without items. It returns how many had theirs. One process at a time does so
+// for a draw; the others return 0. Entries that were cancelled are skipped.
+//
+// After a crash between reserve and the record the same turns come again, with the same orders. The transaction stays
+// open over the call on purpose: the lock on the draw is the lease of this process, and ends with its connection.
+func (s *Store) Offer(ctx context.Context, goods uuid.UUID, left map[string]int64, reserve Reserver) (done int, err error) {
+	err = pg.InTransaction(ctx, s.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		done = 0
+		err := tx.QueryRow(ctx, sql.DrawsLockFree, goods).Scan(nil)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		d, err := find(ctx, tx, goods)
+		if err != nil || d.State != Offering || d.Paused {
+			return err
+		}
+		turns, err := d.turns(ctx, tx, left)
+		if err != nil {
+			return err
+		}
+		done, err = d.offer(ctx, tx, turns, reserve)
+		return err
+	})
+	return done, wrap("offer units", goods, err)
+}
+
+// turns returns the next ones. All together are not more than one call of the script takes.
+func (d *Draw) turns(ctx context.Context, tx pgx.Tx, left map[string]int64) (turns []Turn, err error) {
+	next := map[string]int64{}
+	rows, _ := tx.Query(ctx, sql.DrawsNextRanks, d.SaleID) // its error comes with the rows
+	var item string
+	var rank int64
+	if _, err := pgx.ForEachRow(rows, []any{&item, &rank}, func() error {
+		next[item] = rank
+		return nil
+	}); err != nil {
+		return nil, err
+	}
+	first := int64(0) // of the ranks of the item
+	for i, entries := range d.ItemEntries {
+		item, code := d.item(i)
+		most := min(left[item], int64(order.MaxPerMessage-len(turns)), entries-next[item])
+		if most > 0 {
+			rows, _ := tx.Query(ctx, sql.DrawsTurns, d.SaleID, d.EntriesID, first, next[item], most) // as above
+			turn, expected := Turn{Item: item, Code: code}, next[item]
+			if _, err := pgx.ForEachRow(rows, []any{
+				&turn.Rank, &turn.Place, &turn.EntryID, &turn.UserID, &turn.cancelled,
+			}, func() error {
+				if turn.Rank != expected {
+					return fmt.Errorf("%w: that of rank %d%s is missing", errChunksMissing, expected, item)
+				}
+				expected++
+				turn.OrderID = orderID(d.SaleID, d.SeededAt, item, turn.Rank)
+				turns = append(turns, turn)
+				return nil
+			}); err != nil {
+				return nil, err
+			}
+		}
+		first += entries
+	}
+	return turns, nil
+}
+
+// item returns the letter and the code of an item by its place; both are empty in a sale without items.
+func (d *Draw) item(place int) (letter, code string) {
+	if len(d.Items) == 0 {
+		return "", ""
+	}
+	return order.ItemLetter(place), d.Items[place].Code
+}
+
+// orderID is a UUIDv7 whose random bits are not random, with the tag of the sale as in order.NewOrderID.
+func orderID(goods uuid.UUID, at time.Time, item string, rank int64) (id uuid.UUID) {
+	text := append([]byte("stampede offer"), goods[:]...)
+	sum := sha256.Sum256(binary.BigEndian.AppendUint64(append(text, item...), uint64(rank)))
+	copy(id[:], sum[:])
+	binary.BigEndian.PutUint64(id[:], uint64(at.UnixMilli())<<16|7<<12|uint64(id[6]&0xf)<<8|uint64(id[7]))
+	id[8] = id[8]&0x3f | 0x80 // the variant of RFC 9562
+	copy(id[14:], goods[14:])
+	return id
+}
+
+// offer has the turns, and records them up to the first of each item that got no unit.
+func (d *Draw) offer(ctx context.Context, tx pgx.Tx, turns []Turn, reserve Reserver) (int, error) {
+	asked := make([]Turn, 0, len(turns))
+	for _, t := range turns {
+		if !t.cancelled {
+			asked = append(asked, t)
+		}
+	}
+	var results []Result
+	if len(asked) > 0 {
+		crashpoint.Hit(crashpoint.BeforeOffer)
+		var err error
+		if results, err = reserve(ctx, asked); err != nil {
+			return 0, err
+		}
+		crashpoint.Hit(crashpoint.AfterOffer)
+	}
+	var r record
+	over := map[string]bool{}
+	for _, t := range turns {
+		result := Result("")
+		if !t.cancelled {
+			result, results = results[0], results[1:]
+		}
+		over[t.Item] = over[t.Item] || result == NoUnit
+		switch {
+		case over[t.Item]:
+		case t.cancelled:
+			r.add(t, draw.SkippedCancelled)
+		case result == Holds:
+			r.add(t, draw.SkippedHolder)
+		default:
+			r.add(t, "")
+		}
+	}
+	if len(r.items) == 0 {
+		return 0, nil
+	}
+	_, err := tx.Exec(ctx, sql.DrawsRecordOffers, d.SaleID, r.items, r.ranks, r.places, r.entries, r.orders, r.reasons)
+	if err == nil {
+		crashpoint.Hit(crashpoint.BeforeOfferCommit)
+	}
+	return len(r.items), err
+}
+
+// record has the columns of record_offers.sql.
+type record struct {
+	items         []string
+	ranks, places []int64
+	entries       []uuid.UUID
+	orders        []zeronull.UUID
+	reasons       []zeronull.Text
+}
+
+func (r *record) add(t Turn, skipped draw.Reason) {
+	id := zeronull.UUID(t.OrderID)
+	if skipped != "" {
+		id = zeronull.UUID{}
+	}
+	r.items, r.ranks, r.places = append(r.items, t.Item), append(r.ranks, t.Rank), append(r.places, t.Place)
+	r.entries, r.orders = append(r.entries, t.EntryID), append(r.orders, id)
+	r.reasons = append(r.reasons, zeronull.Text(skipped))
+}

@@ -1,0 +1,28 @@
+-- Has the units of a sale offered to entrants from now on: always, or of a waiting list when units return to a sale with
+-- none left.
+--
+-- Changes of a sale are applied in the order of their revisions, each exactly once: a repeat is
+-- unchanged, and a change that comes too early is not applied before its predecessors.
+--
+-- KEYS
+--   1  sale  hash, as in reserve.lua
+-- ARGV
+--   1  epoch       of the sale's stock that the caller expects
+--   2  revision    that this change makes of the sale's definition
+--   3  open_state  as in reserve.lua
+-- Answers
+--   offered             the sale has this state, or will have it when it is resumed
+--   unchanged           the sale has this revision, or a later one
+--   gap <revision>      the sale has this revision; those between are not applied yet
+--   unknown-sale        there is no such sale
+--   stale-epoch         the sale's stock was rebuilt since the caller last looked
+
+local sale = redis.call('HMGET', KEYS[1], 'epoch', 'revision', 'state', 'generation')
+if not sale[1] then return 'unknown-sale' end
+if sale[1] ~= ARGV[1] then return 'stale-epoch' end
+if tonumber(ARGV[2]) <= tonumber(sale[2]) then return 'unchanged' end
+if tonumber(ARGV[2]) > sale[2] + 1 then return 'gap ' .. sale[2] end
+
+redis.call('HSET', KEYS[1], 'state', sale[3] == 'open' and ARGV[3] or sale[3], 'open_state', ARGV[3], 'revision', ARGV[2],
+  'generation', string.format('%d', sale[4] + 1))
+return 'offered'

@@ -1,0 +1,132 @@
+package reservation
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/google/uuid"
+
+	"stampede/lua"
+	"stampede/reservation/order"
+)
+
+// Offer is one unit of a sale for one entrant.
+type Offer struct {
+	// OrderID is the id of the order that the offer becomes. It belongs to the sale (order.MayBelongTo) and identifies
+	// the offer in retries.
+	OrderID uuid.UUID
+	// UserID is the entrant, as order.ValidateUser accepts it.
+	UserID string
+	// Item is the code of the item; empty in a sale without items.
+	Item string
+}
+
+// request asks for the unit. Its idempotency key has the script recognize the offer when its order has ended, too.
+func (o Offer) request(sale uuid.UUID) Request {
+	return Request{Sale: sale, User: o.UserID, IdempotencyKey: "stampede offer " + o.OrderID.String(), Quantity: 1}
+}
+
+// Offer reserves the units of offers, at most order.MaxPerMessage of one sale with one shard, in one atomic step and in
+// the order given: after one that is SoldOut, no later one of the same item is Reserved. It also sells units that are
+// offered only. The answers are in the order of the offers. A repeat of an offer that became an order is Replayed, or
+// OrderEnded if the order has ended, and reserves nothing; both have the OrderID of the offer.
+//
+// An error is for all offers and wraps ErrSaleNotFound, ErrUnavailable, ErrReservationDamaged or ErrOutcomeUnknown.
+// Only with the last two may units have been taken: repeat all offers, with the same ids.
+func (s *Store) Offer(ctx context.Context, sale Sale, offers []Offer) ([]Answer, error) {
+	answers, err := s.offer(ctx, sale.ID, offers)
+	if err != nil {
+		return nil, fmt.Errorf("offer units of sale=%s: %w", sale.ID, err)
+	}
+	return answers, nil
+}
+
+func (s *Store) offer(ctx context.Context, sale uuid.UUID, offers []Offer) ([]Answer, error) {
+	if len(offers) == 0 || len(offers) > order.MaxPerMessage {
+		return nil, fmt.Errorf("%d offers are not 1 to %d", len(offers), order.MaxPerMessage)
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.options.CallTimeout)
+	defer cancel()
+	of, err := s.findSeller(ctx, sale)
+	if err != nil {
+		return nil, err
+	}
+	q := of.queues[0]
+	switch {
+	case len(of.queues) > 1:
+		return nil, fmt.Errorf("it has %d shards", len(of.queues))
+	case s.refused[q.partition].Load():
+		return nil, ErrUnverifiedServer
+	}
+	batch := make([]*call, len(offers))
+	for i, o := range offers {
+		lines, err := of.linesOf(o.Item)
+		if err != nil {
+			return nil, err
+		}
+		batch[i] = newCall(o.request(sale), lines, 0)
+		batch[i].order, batch[i].orderID = o.OrderID, order.CompactID(o.OrderID)
+	}
+	if err := q.offer(ctx, batch); err != nil {
+		return nil, err
+	}
+	answers := make([]Answer, len(batch))
+	for i, c := range batch {
+		answers[i], err = c.answer, cmp.Or(err, c.err)
+	}
+	return answers, err
+}
+
+// linesOf are the lines of one unit of the item; empty in a sale without items.
+func (of *seller) linesOf(item string) (order.Lines, error) {
+	place := slices.Index(of.place.codes, item)
+	switch {
+	case item == "" && of.place.codes == nil:
+		return "", nil
+	case place < 0:
+		return "", fmt.Errorf("it has no item %q", item)
+	}
+	return order.Lines(order.ItemLetter(place) + "1"), nil
+}
+
+// offer runs the script for offers, which need no queue: only one worker makes them.
+func (q *queue) offer(ctx context.Context, batch []*call) error {
+	t := newTarget(q.store.Keys, q.sale, q.partition, q.place)
+	t.epochArg = strconv.FormatInt(q.place.epoch, 10) + "+"
+	t.see(q.target.seen.Load())
+	reply, err := new(reserveScript).run(ctx, q.store, t, batch)
+	q.target.see(reply.sequence)
+	switch {
+	case err != nil:
+		return err
+	case reply.rewound:
+		return q.store.lostOrders(ctx, q)
+	case reply.staleEpoch:
+		if _, err := q.lookAgain(ctx); err != nil {
+			return err
+		}
+		return fmt.Errorf("%w: its stock was rebuilt", ErrUnavailable)
+	}
+	return nil
+}
+
+// Reopen sells the units that are left of a sale with a waiting list to everybody again. The caller knows that nobody
+// waits. It returns false if it changed nothing: nothing is left, or the sale sells to everybody.
+// The error wraps ErrUnavailable.
+func (s *Store) Reopen(ctx context.Context, sale Sale) (bool, error) {
+	if !sale.Waitlist {
+		return false, fmt.Errorf("reopen sale=%s: it has no waiting list", sale.ID)
+	}
+	keys := []string{s.Keys.Sale(sale.Layout().Partition(0), sale.ID)}
+	answer, err := lua.Reopen.Run(ctx, s.Redis, keys, sale.Epoch).Text()
+	switch {
+	case err != nil:
+		return false, fmt.Errorf("%w: reopen sale=%s: %w", ErrUnavailable, sale.ID, err)
+	case answer == "reopened" || answer == "unchanged":
+		return answer == "reopened", nil
+	}
+	return false, fmt.Errorf("%w: reopen sale=%s: %s", ErrUnavailable, sale.ID, answer)
+}
