@@ -228,7 +228,6 @@ func (q *queue) decide(script *reserveScript, batch []*call) {
 			c.done <- struct{}{}
 			continue
 		}
-		c.answer = Answer{} // here, because the goroutine of the request should not write what this one writes next
 		sent = append(sent, c)
 	}
 	if len(sent) == 0 {

@@ -81,6 +81,7 @@ func (rs *reserveScript) run(
 	rs.args = append(rs.args[:0], "evalsha", nil, len(t.keys), t.keys[0], t.keys[1], t.keys[2], t.keys[3], t.epochArg,
 		&rs.seen, metadata)
 	for _, c := range batch {
+		c.answer = Answer{} // here, because the goroutine of the request should not write what this one writes next
 		rs.args = append(rs.args, &c.request.User, &c.orderID, &c.key, &c.quantity)
 	}
 	defer clear(rs.args) // calls go back to their pool: do not keep them
