@@ -25,8 +25,8 @@ type Offer struct {
 }
 
 // request asks for the unit. Its idempotency key has the script recognize the offer when its order has ended, too.
-func (o Offer) request(sale uuid.UUID) Request {
-	return Request{Sale: sale, User: o.UserID, IdempotencyKey: "stampede offer " + o.OrderID.String(), Quantity: 1}
+func (o Offer) request(sale uuid.UUID) *Request {
+	return &Request{Sale: sale, User: o.UserID, IdempotencyKey: "stampede offer " + o.OrderID.String(), Quantity: 1}
 }
 
 // Offer reserves the units of offers, at most order.MaxPerMessage of one sale with one shard, in one atomic step and in
