@@ -242,6 +242,10 @@ func TestUnitsAreOfferedByRank(t *testing.T) {
 	require.NoError(t, err)
 	testwork.Fulfil(t, s)
 
+	state("paused")
+	require.Zero(t, offer(t, o))
+	require.Empty(t, d.outcomes(t), "no rank has its turn before one that got no unit")
+	state("offers")
 	for done := 0; done < 6; {
 		n := offer(t, o)
 		require.Positive(t, n)
