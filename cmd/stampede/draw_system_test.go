@@ -33,7 +33,7 @@ const (
 		`"signature":"b713718a38ae728dfd477991af2822e08d2f305e47718cef9f7848ce4050e7be41076862b98fad56e91a6b85b89cd97b"}`
 )
 
-// raffle is a draw of 5 units with 50 entries, on an ingress and two workers.
+// raffle is a draw of 5 units with 50 entries, which are open for a time, on an ingress and two workers.
 type raffle struct {
 	*shop
 	url, goods, entries string
@@ -41,7 +41,7 @@ type raffle struct {
 	receipts            map[string]string // by user
 }
 
-func openRaffle(t *testing.T, createFlags ...string) *raffle {
+func openRaffle(t *testing.T, open time.Duration, createFlags ...string) *raffle {
 	t.Helper()
 	s := newShop(t)
 	_, url := s.serve()
@@ -50,7 +50,7 @@ func openRaffle(t *testing.T, createFlags ...string) *raffle {
 	r := &raffle{shop: s, url: url, folder: t.TempDir(), receipts: map[string]string{}}
 	r.goods = s.createSale(url, reservation.Terms{Name: "shoe", Stock: 5, PaymentWindow: time.Hour}).String()
 	r.entries = s.createSale(url, reservation.Terms{
-		Name: "entries", Stock: 1000, PerOrderLimit: 1, ClosesAt: time.Now().Add(time.Hour),
+		Name: "entries", Stock: 1000, PerOrderLimit: 1, ClosesAt: time.Now().Add(open),
 	}).String()
 	create := append([]string{"draw", "create", r.goods, "--entries=" + r.entries}, createFlags...)
 	created := r.over(exitOK, create...)
@@ -87,13 +87,6 @@ func (r *raffle) await(lines ...string) {
 		}
 		return !slices.ContainsFunc(lines, func(line string) bool { return !slices.Contains(have, line) })
 	})
-}
-
-// close ends the entries.
-func (r *raffle) close() {
-	r.t.Helper()
-	testshop.Exec(r.t, r.pool, "UPDATE sales SET closes_at = now() - interval '1 second' WHERE id = $1", r.entries)
-	r.await("state frozen", "entries 50")
 }
 
 // proof is the part of an entry, as the ingress tells it.
@@ -140,7 +133,6 @@ func (r *raffle) verify() {
 	}
 	assert.Equal(r.t, 5, won)
 	require.Error(r.t, r.tryBuy(r.url, uuid.MustParse(r.goods), "a plain buyer"))
-	r.ends(exitOK, "audit", "--wait=30s")
 }
 
 func (r *raffle) verifyFiles(bundle, leaves, user, receipt string) {
@@ -167,11 +159,11 @@ func TestDrawOfParties(t *testing.T) {
 		flags = append(flags, fmt.Sprintf("--party=%s:%x", name, sha256.Sum256(raw)))
 	}
 	slices.Sort(flags)
-	r := openRaffle(t, flags...)
+	r := openRaffle(t, 15*time.Second, flags...)
 	output := r.over(exitUnknown, "draw", "status", r.goods, "--bundle="+filepath.Join(r.folder, "early"))
 	assert.Contains(t, output, "The list of the entries is not frozen yet")
 	r.over(exitFailed, "draw", "reveal", r.goods, "--party=ann", "--secret="+secrets["ann"])
-	r.close()
+	r.await("state frozen", "entries 50")
 	assert.Contains(t, r.over(exitUsage, "draw", "reveal", r.goods, "--party=ann", "--secret=00"), "secret must be")
 	assert.Contains(t, r.over(exitUsage, "draw", "reveal", r.goods, "--party=ann", "--secret=xy"), "not hexadecimal")
 	assert.Contains(t, r.over(exitOK, "draw", "reveal", r.goods, "--party=ann", "--secret="+secrets["ann"]), "revealed 0101")
@@ -183,6 +175,7 @@ func TestDrawOfParties(t *testing.T) {
 	require.Equal(t, exitOK, reveal.Wait(within).ExitCode(), reveal.Output())
 	r.await("state offering", "offered 5", "last rank 4")
 	r.verify()
+	r.ends(exitOK, "audit", "--wait=30s")
 	for _, run := range []func(int, ...string) string{r.over, r.ends} {
 		run(exitFailed, "draw", "status", r.entries)
 	}
@@ -191,8 +184,9 @@ func TestDrawOfParties(t *testing.T) {
 // The same with a round of drand, which comes as drand has answered.
 func TestDrawOfRound(t *testing.T) {
 	t.Parallel()
-	r := openRaffle(t, "--freeze=60s")
-	r.close()
+	r := openRaffle(t, time.Hour, "--freeze=60s")
+	testshop.Exec(t, r.pool, "UPDATE sales SET closes_at = now() - interval '1 second' WHERE id = $1", r.entries)
+	r.await("state frozen", "entries 50")
 	answer := filepath.Join(t.TempDir(), "drand.json")
 	require.NoError(t, os.WriteFile(answer, []byte(drandAnswer), 0o600))
 	beacon := []string{"draw", "beacon", r.goods, "--file=" + answer}
