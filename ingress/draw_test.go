@@ -79,6 +79,15 @@ func (d drawn) close() map[string]any {
 	return d.await("frozen")
 }
 
+// moveToRound makes the frozen draw one of another time: the signature of a round of these days is not known.
+func (d drawn) moveToRound() {
+	d.t.Helper()
+	at := draw.RoundTime(beaconRound)
+	testshop.Exec(d.t, d.pool, "UPDATE sales SET closes_at = $2 WHERE id = $1", d.entries, at.Add(-time.Minute))
+	testshop.Exec(d.t, d.pool, "UPDATE draws SET frozen_at = $2, round = $3 WHERE sale_id = $1", d.goods,
+		at.Add(-time.Second), beaconRound)
+}
+
 func (d drawn) proof(receipt string) reply {
 	d.t.Helper()
 	return d.get(d.path + "/proof?receipt=" + receipt)
@@ -240,11 +249,7 @@ func TestBeaconSeedsDraw(t *testing.T) {
 	d.close()
 	p := beacon(drandAnswer).isProblem(http.StatusBadRequest, "invalid-beacon")
 	require.Regexp(t, `^the seed of the draw is that of round \d+, of 20\S+Z\.$`, p["detail"])
-	// The signature of a round of these days is not known: the draw becomes one of another time.
-	at := draw.RoundTime(beaconRound)
-	testshop.Exec(t, s.pool, "UPDATE sales SET closes_at = $2 WHERE id = $1", d.entries, at.Add(-time.Minute))
-	testshop.Exec(t, s.pool, "UPDATE draws SET frozen_at = $2, round = $3 WHERE sale_id = $1", d.goods,
-		at.Add(-time.Second), beaconRound)
+	d.moveToRound()
 	for body, slug := range map[string]string{
 		`{}`:                                "invalid-beacon",
 		`{"round":657413}`:                  "invalid-beacon",
