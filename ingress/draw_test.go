@@ -289,7 +289,7 @@ func TestDrawIsRefused(t *testing.T) {
 		`{}`:                      "entries_sale_id must be the id of a sale",
 		`{"entries_sale_id":"x"}`: "entries_sale_id must be the id of a sale",
 		`{"entries_sale_id":"` + uuid.NewString() + `"}`:                      "entries_sale_id must be the id of a sale",
-		`{"entries_sale_id":"ID","freeze_seconds":9}`:                         "freeze_seconds must be a whole number from 10",
+		`{"entries_sale_id":"ID","freeze_seconds":9}`:                         "freeze_seconds must be a whole number",
 		`{"entries_sale_id":"ID","freeze_seconds":9223372036854775807}`:       "freeze_seconds must be",
 		`{"entries_sale_id":"ID","parties":[]}`:                               "parties must be 1 to 16",
 		`{"entries_sale_id":"ID","parties":[{"name":"a","commitment":"00"}]}`: "parties[0].commitment must be a SHA-256",
