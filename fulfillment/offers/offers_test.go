@@ -19,6 +19,7 @@ import (
 	"stampede/ledger"
 	"stampede/ledger/draws"
 	"stampede/reservation"
+	"stampede/reservation/catalog"
 	"stampede/reservation/order"
 )
 
@@ -52,8 +53,8 @@ func newDraw(t *testing.T, s *testshop.Shop, users int, stocks ...int64) *drawn 
 		require.NoError(t, err)
 		*id = sale.ID
 	}
-	require.NoError(t, s.Exec(t, `INSERT INTO draws (sale_id, entries_id, kind, freeze_seconds)
-		VALUES ($1, $2, 'draw', 60)`, d.goods, d.entries))
+	_, err := s.Catalog.CreateDraw(t.Context(), d.goods, catalog.DrawTerms{Entries: d.entries, Freeze: time.Minute})
+	require.NoError(t, err)
 	var group errgroup.Group
 	group.SetLimit(100)
 	answers := make([]reservation.Answer, users)
@@ -221,7 +222,13 @@ func TestUnitsAreOfferedByRank(t *testing.T) {
 	o := d.rank(t)
 	l := ledger.New(s.Pool)
 	holder, cancelled := d.userOf(t, 1), d.userOf(t, 3)
+	// A purchase that was decided before the draw was published.
+	state := func(now string) {
+		require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, d.goods), "state", now).Err())
+	}
+	state("open")
 	s.Buy(t, d.goods, holder)
+	state("offers")
 	_, err := l.Withdraw(t.Context(), d.receipts[cancelled].OrderID, "a mistake", "ada")
 	require.NoError(t, err)
 	testwork.Fulfil(t, s)
