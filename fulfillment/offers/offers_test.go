@@ -98,7 +98,8 @@ func offerer(t *testing.T, s *testshop.Shop) *offers.Offerer {
 }
 
 // quicknet657413 is the signature of a round of the past.
-const quicknet657413 = "b713718a38ae728dfd477991af2822e08d2f305e47718cef9f7848ce4050e7be41076862b98fad56e91a6b85b89cd97b"
+const quicknet657413 = "b713718a38ae728dfd477991af2822e08d2f305e47718cef9f7848ce4050e7be" +
+	"41076862b98fad56e91a6b85b89cd97b"
 
 // moveToRound moves the frozen draw to the time of that round.
 func (d *drawn) moveToRound(t *testing.T) {
