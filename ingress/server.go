@@ -142,6 +142,14 @@ func (s *Server) routes(operate *operatorService) error {
 	r.handle(http.MethodGet, "/v1/orders/:order/events", orders.stream)
 	r.handlePost("/v1/orders/:order/events/ticket", orders.createTicket)
 
+	if s.config.Waitlists != nil {
+		const path = "/v1/sales/:sale/waitlist"
+		lists := &waitlistService{core: s.core, sales: s.sales, orders: orders}
+		r.handlePost(path, lists.join)
+		r.handleGet(path, inFlight.orders.admit(lists.show))
+		r.handlePost(path+"/leave", lists.leave)
+	}
+
 	public := func(h echo.HandlerFunc) echo.HandlerFunc {
 		return limited(s.sales.yieldToBuyers(inFlight.sales.admit(h)))
 	}
