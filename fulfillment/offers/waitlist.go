@@ -7,7 +7,6 @@ import (
 
 	"stampede/internal/retry"
 	"stampede/ledger/draws"
-	"stampede/lua"
 	"stampede/reservation"
 	"stampede/stream"
 )
@@ -70,12 +69,12 @@ func (o *Offerer) recordedBefore(ctx context.Context, d *draws.Draw) (time.Time,
 	defer cancel()
 	partition := reservation.PartitionAmong(d.EntriesID, d.Partitions)
 	// Before the look at the stream: what it does not see yet was accepted later.
-	ms, err := lua.Clock.Run(ctx, o.Redis, []string{o.Keys.Sale(partition, d.EntriesID)}).Int64()
+	now, err := stream.Clock(ctx, o.Redis, o.Keys.Sale(partition, d.EntriesID))
 	if err != nil {
-		return time.Time{}, fmt.Errorf("read the clock of partition %d: %w", partition, err)
+		return time.Time{}, err
 	}
 	backlog, err := stream.ReadBacklog(ctx, o.Redis, o.Keys.Orders(partition), reservation.Group)
-	return time.UnixMilli(ms).Add(-backlog.OldestWaitingAge), err
+	return now.Add(-backlog.OldestWaitingAge), err
 }
 
 // reopen sells the units that are left to everybody, if nobody waits.

@@ -22,7 +22,7 @@ var rooms = []room{
 	{"stream", []string{"lua", "reservation", libraries}},
 	{"ledger", []string{"sql", "reservation", "draw", "stream", libraries}},
 	{"upkeep", []string{"lua", "sql", "reservation", "stream", "ledger", libraries}},
-	{"ingress", []string{"reservation", libraries}},
+	{"ingress", []string{"reservation", "draw", "ledger", libraries}},
 	{"fulfillment", []string{"sql", "lock", "reservation", "stream", "ledger", "upkeep", libraries}},
 	{events, []string{"sql", "reservation", libraries}},
 	{targets, []string{"sql", events}},
