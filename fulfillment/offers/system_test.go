@@ -80,7 +80,7 @@ func TestDrawIsFinishedAfterCrash(t *testing.T) {
 // place.
 func TestWaitingListGoesOnAfterCrash(t *testing.T) {
 	t.Parallel()
-	for _, point := range []string{crashpoint.BeforeOffer, crashpoint.AfterOffer, crashpoint.BeforeOfferCommit} {
+	for _, point := range []string{crashpoint.BeforeOffer, crashpoint.BeforeOfferCommit} {
 		t.Run(point, func(t *testing.T) {
 			t.Parallel()
 			s := testshop.OnOwnRedis(t, 1)
