@@ -50,7 +50,7 @@ func TestWaitingListOfSale(t *testing.T) {
 	seen := func(user string) map[string]any { return s.get(path, as(user)).is(http.StatusOK) }
 	testkit.Eventually(t, 20*time.Second, "all are counted", func() bool { return seen("cid")["before"] == 2.0 })
 	testkit.Eventually(t, 20*time.Second, "the sale shows it", func() bool {
-		return s.get("/v1/sales/"+sale.String()).is(http.StatusOK)["waiting"] == 3.0
+		return s.get("/v1/sales/" + sale.String()).is(http.StatusOK)["waiting"] == 3.0
 	})
 	left := s.post(path+"/leave", "", as("bob")).is(http.StatusOK)
 	require.Equal(t, []any{"left", 2.0}, []any{left["state"], left["place"]})
