@@ -17,6 +17,9 @@ from .types import (
     SaleState,
     SaleUpdate,
     StreamTicket,
+    WaitlistEntry,
+    WaitlistPlace,
+    WaitlistState,
 )
 from .webhook import WebhookError, WebhookEvent, payment_of, verify_webhook
 
@@ -40,6 +43,9 @@ __all__ = [
     "Stampede",
     "StampedeError",
     "StreamTicket",
+    "WaitlistEntry",
+    "WaitlistPlace",
+    "WaitlistState",
     "WebhookError",
     "WebhookEvent",
     "new_key",

@@ -9,6 +9,7 @@ from typing import Any, Literal, Mapping, Optional, Sequence, Type, TypeVar, Uni
 OrderStatus = Literal["reserved", "confirmed", "paid", "cancelled", "expired", "rejected", "voided"]
 PaymentState = Literal["waiting", "settled", "refund_due", "refunded"]
 SaleState = Literal["scheduled", "open", "paused", "ended"]
+WaitlistState = Literal["waiting", "offered", "skipped", "left", "over"]
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,37 @@ class Sale:
     currency: Optional[str] = None
     items: Sequence[Mapping[str, Any]] = ()
     """What the sale sells, if it is more than one thing: code, name, stock, available and so on, as in the JSON."""
+    waitlist: bool = False
+    """Units that return when none are left are offered to those who wait."""
+    waiting: int = 0
+    """How many wait."""
+
+
+@dataclass(frozen=True)
+class WaitlistEntry:
+    """A place in the waiting list of a sale, as it is given."""
+
+    order_id: str
+    """The entry, which is an order of the sale in which people wait."""
+    sale_id: str
+    place: int
+    reserved_at: datetime
+    receipt: str
+
+
+@dataclass(frozen=True)
+class WaitlistPlace:
+    """The own place in the waiting list of a sale."""
+
+    entry_order_id: str
+    place: int
+    state: WaitlistState
+    before: Optional[int] = None
+    """How many wait before, if that is known."""
+    reason: Optional[str] = None
+    """Why the turn was skipped."""
+    order_id: Optional[str] = None
+    """The order that was made of the offer."""
 
 
 @dataclass(frozen=True)
@@ -186,6 +218,7 @@ PROBLEM_SLUGS = frozenset(
         "method-not-allowed",
         "not-found",
         "not-ready",
+        "not-sold-out",
         "offers-only",
         "order-archived",
         "order-ended",
@@ -209,6 +242,7 @@ PROBLEM_SLUGS = frozenset(
         "unauthorized",
         "unknown-item",
         "unsupported-media-type",
+        "waitlist-not-found",
     }
 )
 """All slugs of problems that the server knows: the last part of a problem's type."""

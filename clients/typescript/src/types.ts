@@ -107,6 +107,33 @@ export interface Sale {
   created_at: string;
   opens_at?: string;
   closes_at?: string;
+  /** Units that return when none are left are offered to those who wait. */
+  waitlist?: true;
+  /** How many wait. */
+  waiting?: number;
+}
+
+/** A place in the waiting list of a sale, as it is given. */
+export interface WaitlistEntry {
+  /** The entry, which is an order of the sale in which people wait. */
+  order_id: string;
+  sale_id: string;
+  place: number;
+  reserved_at: string;
+  receipt: string;
+}
+
+/** The own place in the waiting list of a sale. */
+export interface WaitlistPlace {
+  entry_order_id: string;
+  place: number;
+  state: "waiting" | "offered" | "skipped" | "left" | "over";
+  /** How many wait before, if that is known. */
+  before?: number;
+  /** Why the turn was skipped. */
+  reason?: "already-purchased";
+  /** The order that was made of the offer. */
+  order_id?: string;
 }
 
 /** The numbers of a sale, as its event stream sends them. */
@@ -180,6 +207,7 @@ export const problemSlugs = [
   "method-not-allowed",
   "not-found",
   "not-ready",
+  "not-sold-out",
   "offers-only",
   "order-archived",
   "order-ended",
@@ -203,6 +231,7 @@ export const problemSlugs = [
   "unauthorized",
   "unknown-item",
   "unsupported-media-type",
+  "waitlist-not-found",
 ] as const;
 
 export type ProblemSlug = (typeof problemSlugs)[number];
