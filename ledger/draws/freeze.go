@@ -234,6 +234,10 @@ func (s *Store) Prepare(ctx context.Context, goods uuid.UUID) error {
 		return err
 	}
 	defer lock.End()
+	// Without statistics, as in the first minutes of a sale, Postgres would sort all entries for each part of them.
+	if err := lock.Run(ctx, "SET enable_sort = off"); err != nil {
+		return err
+	}
 	if err := s.freeze(ctx, lock.Conn, goods); err != nil {
 		return err
 	}
