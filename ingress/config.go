@@ -26,9 +26,9 @@ import (
 type Reservations interface {
 	Reserve(ctx context.Context, r reservation.Request) (reservation.Answer, error)
 	FindReserved(ctx context.Context, id uuid.UUID, user string) (order.Order, error)
-	// Join gives a user a place in the waiting list of a sale, and Waiting finds it.
+	// Join gives a user a place in the waiting list of a sale, and WaitingPlace finds it.
 	Join(ctx context.Context, sale reservation.Sale, user, idempotencyKey string) (reservation.Answer, error)
-	Waiting(ctx context.Context, sale reservation.Sale, user string) (order.Reservation, error)
+	WaitingPlace(ctx context.Context, sale reservation.Sale, user string) (order.Reservation, error)
 	// Writable returns nil if purchases can be decided in any partition.
 	Writable(ctx context.Context) error
 }

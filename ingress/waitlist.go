@@ -175,7 +175,7 @@ func (s *waitlistService) waiter(ctx context.Context, sale reservation.Sale, use
 	}
 	limited, cancel := context.WithTimeout(ctx, reservedTimeout)
 	defer cancel()
-	held, redisErr := s.config.Reservations.Waiting(limited, sale, user)
+	held, redisErr := s.config.Reservations.WaitingPlace(limited, sale, user)
 	switch {
 	case redisErr == nil && held.OrderID != w.EntryID:
 		return draws.Waiter{EntryID: held.OrderID, Place: held.Sequence, ReservedAt: held.ReservedAt}, nil

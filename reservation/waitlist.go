@@ -33,7 +33,7 @@ func (s *Store) Join(ctx context.Context, sale Sale, user, idempotencyKey string
 }
 
 func (s *Store) join(ctx context.Context, sale Sale, user, idempotencyKey string) (Answer, error) {
-	_, err := s.Waiting(ctx, sale, user)
+	_, err := s.WaitingPlace(ctx, sale, user)
 	if errors.Is(err, order.ErrNotFound) {
 		if answer, err := s.mayWait(ctx, sale.ID, user); err != nil || answer.Verdict != "" {
 			return answer, err
@@ -87,9 +87,9 @@ func (s *Store) mayWait(ctx context.Context, sale uuid.UUID, user string) (Answe
 	return Answer{}, nil
 }
 
-// Waiting returns the place of a user in the waiting list of a sale, as Redis has it: the sequence of the reservation in
+// WaitingPlace returns the place of a user in the waiting list of a sale, as Redis has it: the sequence of the reservation in
 // the sale of the entries. The error is order.ErrNotFound, or wraps ErrUnavailable.
-func (s *Store) Waiting(ctx context.Context, sale Sale, user string) (order.Reservation, error) {
+func (s *Store) WaitingPlace(ctx context.Context, sale Sale, user string) (order.Reservation, error) {
 	return s.held(ctx, sale.EntriesID, user)
 }
 
