@@ -29,6 +29,9 @@ import (
 type Reservations interface {
 	Reserve(ctx context.Context, r reservation.Request) (reservation.Answer, error)
 	FindReserved(ctx context.Context, id uuid.UUID, user string) (order.Order, error)
+	// Join gives a user a place in the waiting list of a sale, and WaitingPlace finds it.
+	Join(ctx context.Context, sale reservation.Sale, user, idempotencyKey string) (reservation.Answer, error)
+	WaitingPlace(ctx context.Context, sale reservation.Sale, user string) (order.Reservation, error)
 	// Writable returns nil if purchases can be decided in any partition.
 	Writable(ctx context.Context) error
 }
@@ -174,6 +177,8 @@ type Config struct {
 	// OperatorsOrders (Orders) serves operators' calls on orders. Give it connections of its own, so that operators take
 	// none from buyers.
 	OperatorsOrders OperatorsOrders
+	// Waitlists are the waiting lists of sales. Without them their paths are 404.
+	Waitlists Waitlists
 	// Postgres reports whether Postgres answers, on its own connection: *ledger.Ledger. While it does
 	// not, no request waits for Postgres. Readiness does not depend on it once the secret for receipts was read.
 	Postgres Pinger

@@ -147,6 +147,14 @@ func (s *Server) routes(operate *operatorService) {
 	r.handle(http.MethodGet, "/v1/orders/:order/events", orders.stream)
 	r.handlePost("/v1/orders/:order/events/ticket", orders.createTicket)
 
+	if s.config.Waitlists != nil {
+		const path = "/v1/sales/:sale/waitlist"
+		lists := &waitlistService{core: s.core, sales: s.sales, orders: orders}
+		r.handlePost(path, lists.join)
+		r.handleGet(path, inFlight.orders.admit(lists.show))
+		r.handlePost(path+"/leave", lists.leave)
+	}
+
 	r.handleGet(salesPath, s.public(s.sales.list))
 	r.handleGet("/v1/sales/:sale", s.public(s.sales.show))
 	r.handle(http.MethodGet, "/v1/sales/:sale/events", limited(s.sales.stream))

@@ -9,7 +9,6 @@ import (
 
 	"github.com/google/uuid"
 
-	"stampede/lua"
 	"stampede/reservation/order"
 )
 
@@ -22,11 +21,14 @@ type Offer struct {
 	UserID string
 	// Item is the code of the item; empty in a sale without items.
 	Item string
+	// key identifies the offer in retries, if its order id does not.
+	key string
 }
 
 // request asks for the unit. Its idempotency key has the script recognize the offer when its order has ended, too.
 func (o Offer) request(sale uuid.UUID) *Request {
-	return &Request{Sale: sale, User: o.UserID, IdempotencyKey: "stampede offer " + o.OrderID.String(), Quantity: 1}
+	key := cmp.Or(o.key, "stampede offer "+o.OrderID.String())
+	return &Request{Sale: sale, User: o.UserID, IdempotencyKey: key, Quantity: 1}
 }
 
 // Offer reserves the units of offers, at most order.MaxPerMessage of one sale with one shard, in one atomic step and in
@@ -111,22 +113,4 @@ func (q *queue) offer(ctx context.Context, batch []*call) error {
 		return fmt.Errorf("%w: its stock was rebuilt", ErrUnavailable)
 	}
 	return nil
-}
-
-// Reopen sells the units that are left of a sale with a waiting list to everybody again. The caller knows that nobody
-// waits. It returns false if it changed nothing: nothing is left, or the sale sells to everybody.
-// The error wraps ErrUnavailable.
-func (s *Store) Reopen(ctx context.Context, sale Sale) (bool, error) {
-	if !sale.Waitlist {
-		return false, fmt.Errorf("reopen sale=%s: it has no waiting list", sale.ID)
-	}
-	keys := []string{s.Keys.Sale(sale.Layout().Partition(0), sale.ID)}
-	answer, err := lua.Reopen.Run(ctx, s.Redis, keys, sale.Epoch).Text()
-	switch {
-	case err != nil:
-		return false, fmt.Errorf("%w: reopen sale=%s: %w", ErrUnavailable, sale.ID, err)
-	case answer == "reopened" || answer == "unchanged":
-		return answer == "reopened", nil
-	}
-	return false, fmt.Errorf("%w: reopen sale=%s: %s", ErrUnavailable, sale.ID, answer)
 }

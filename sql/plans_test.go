@@ -242,6 +242,7 @@ func plansFor(t *testing.T, pool *pgxpool.Pool, sale uuid.UUID) []plan {
 		{sql.DrawsEntries, []any{sale, id, time.Now(), 100}, "Index Scan using orders_2031_02_pkey on orders", 1},
 		{sql.DrawsLiveEntries, []any{sale, time.Now(), 1}, "Scan (using|on) orders_2031_02_(pkey|ended_of_user)", 1},
 		{sql.DrawsTurns, []any{sale, sale, 0, 0, 100}, "Index Scan using orders_2031_02_pkey on orders", 1},
+		{sql.DrawsWaiting, []any{sale, sale, time.Now(), 100}, "Scan (using|on) orders_2031_02_pkey", 1},
 		{sql.FleetFunnel, []any{[]uuid.UUID{sale}}, "Scan (using|on) orders_2031_02_pkey", 0},
 		{sql.CrowdSaleOrders, []any{sale}, "Scan (using|on) orders_2031_02_pkey", 1},
 	}
@@ -408,6 +409,8 @@ var readsMany = map[string]string{
 	"audit/unfinished_buyers": "joins audit_buyers",
 	"reconcile/explain":       "joins the differences",
 	"payment/waiting":         "starts from the few payments that wait",
+	"draws/waiter":            "joins draws",
+	"draws/waiting_places":    "joins draws",
 	"relay/position_of_time":  "an operator's, which says so",
 	"archive/insert_events":   "only inserts",
 }

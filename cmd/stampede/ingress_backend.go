@@ -134,6 +134,7 @@ func (f *ingressBackend) serveOrders(config *ingress.Config) (*ledger.Outcomes, 
 	config.Orders = buyersOrders{ledger.New(f.looks), changing(f.changes)}
 	config.AwaitedOrders = ledger.New(f.pool)
 	config.OperatorsOrders = changing(f.operators)
+	config.Waitlists = draws.New(f.looks)
 	config.Postgres = ledger.New(f.duty)
 	config.Draws = draws.New(f.looks)
 	return outcomes, nil
@@ -147,6 +148,10 @@ type buyersOrders struct {
 
 func (o buyersOrders) Pay(ctx context.Context, id uuid.UUID, user, reference string) (order.Order, error) {
 	return o.changes.Pay(ctx, id, user, reference)
+}
+
+func (o buyersOrders) Withdraw(ctx context.Context, id uuid.UUID, reason, operator string) (order.Placed, error) {
+	return o.changes.Withdraw(ctx, id, reason, operator)
 }
 
 func (o buyersOrders) Report(ctx context.Context, m order.Money) (order.Payment, error) {

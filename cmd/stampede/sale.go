@@ -143,6 +143,9 @@ func writeSale(w io.Writer, all []catalog.CountedSale) error {
 		} {
 			t.row(row[:]...)
 		}
+		if s.Waitlist {
+			t.row("waiting", s.Waiting)
+		}
 		for _, i := range s.Items {
 			limit := ""
 			if i.PerOrderLimit > 0 {
@@ -224,6 +227,7 @@ type saleCreateCmd struct {
 	UnitPrice         int64         `default:"0" env:"STAMPEDE_SALE_UNIT_PRICE" placeholder:"AMOUNT" help:"Price of a unit in minor units of the currency: 1290 is 12.90 EUR. With it a payment of another sum is due for refund; 0 is none (${default})."`
 	Currency          string        `env:"STAMPEDE_SALE_CURRENCY" placeholder:"CODE" help:"Currency of the price, a code of ISO 4217 such as EUR."`
 	Shards            int           `default:"1" env:"STAMPEDE_SALE_SHARDS" placeholder:"N" help:"Partitions that share the stock and sell at the same time, at most STAMPEDE_PARTITIONS (${default})."`
+	Waitlist          bool          `env:"STAMPEDE_SALE_WAITLIST" help:"Offer units that return when none are left to those who wait, in their order. Such a sale has one shard and no items."`
 	keyFlag
 }
 
@@ -239,7 +243,7 @@ func (c *saleCreateCmd) Run(ctx context.Context, s *streams, logger *slog.Logger
 			Name: c.Name, Stock: stock, Items: items, PerOrderLimit: c.PerOrderLimit,
 			OpensAt: c.OpensAt.Time, ClosesAt: c.ClosesAt.Time, PaymentWindow: c.PaymentWindow,
 			PaymentGrace: c.PaymentGrace, PaymentsPerSecond: c.PaymentsPerSecond, UnitPrice: c.UnitPrice, Currency: c.Currency,
-			Shards: c.Shards,
+			Shards: c.Shards, Waitlist: c.Waitlist,
 		}, key)
 		return sale, mayBeDone(err, key)
 	})

@@ -60,6 +60,13 @@ type Reserver func(ctx context.Context, turns []Turn) ([]Result, error)
 func (s *Store) Offer(
 	ctx context.Context, goods uuid.UUID, ranks map[string]int64, reserve Reserver,
 ) (done int, err error) {
+	return s.offer(ctx, goods, reserve, func(tx pgx.Tx, d *Draw) ([]Turn, error) { return d.turns(ctx, tx, ranks) })
+}
+
+// offer has the next turns.
+func (s *Store) offer(
+	ctx context.Context, goods uuid.UUID, reserve Reserver, next func(pgx.Tx, *Draw) ([]Turn, error),
+) (done int, err error) {
 	err = pg.InTransaction(ctx, s.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		done = 0
 		err := tx.QueryRow(ctx, sql.DrawsLockFree, goods).Scan(nil)
@@ -72,7 +79,7 @@ func (s *Store) Offer(
 		if err != nil || d.State != Offering || d.Paused {
 			return err
 		}
-		turns, err := d.turns(ctx, tx, ranks)
+		turns, err := next(tx, &d)
 		if err != nil {
 			return err
 		}
@@ -108,7 +115,8 @@ func (d *Draw) turns(ctx context.Context, tx pgx.Tx, ranks map[string]int64) (tu
 					return fmt.Errorf("%w: that of rank %d%s is missing", errChunksMissing, expected, item)
 				}
 				expected++
-				turn.OrderID = orderID(d.SaleID, d.SeededAt, item, turn.Rank)
+				of := binary.BigEndian.AppendUint64([]byte(item), uint64(turn.Rank))
+				turn.OrderID = orderID(d.SaleID, d.SeededAt, of)
 				turns = append(turns, turn)
 				return nil
 			}); err != nil {
@@ -128,10 +136,9 @@ func (d *Draw) item(place int) (letter, code string) {
 	return order.ItemLetter(place), d.Items[place].Code
 }
 
-// orderID is a UUIDv7 whose random bits are not random, with the tag of the sale as in order.NewOrderID.
-func orderID(goods uuid.UUID, at time.Time, item string, rank int64) (id uuid.UUID) {
-	text := append([]byte("stampede offer"), goods[:]...)
-	sum := sha256.Sum256(binary.BigEndian.AppendUint64(append(text, item...), uint64(rank)))
+// orderID is a UUIDv7 whose random bits follow from what is offered, with the tag of the sale as in order.NewOrderID.
+func orderID(goods uuid.UUID, at time.Time, of []byte) (id uuid.UUID) {
+	sum := sha256.Sum256(append(append([]byte("stampede offer"), goods[:]...), of...))
 	copy(id[:], sum[:])
 	binary.BigEndian.PutUint64(id[:], uint64(at.UnixMilli())<<16|7<<12|uint64(id[6]&0xf)<<8|uint64(id[7]))
 	id[8] = id[8]&0x3f | 0x80 // the variant of RFC 9562

@@ -21,6 +21,9 @@ from .types import (
     SaleState,
     SaleUpdate,
     StreamTicket,
+    WaitlistEntry,
+    WaitlistPlace,
+    WaitlistState,
 )
 from .webhook import WebhookError, WebhookEvent, payment_of, verify_webhook
 
@@ -48,6 +51,9 @@ __all__ = [
     "Stampede",
     "StampedeError",
     "StreamTicket",
+    "WaitlistEntry",
+    "WaitlistPlace",
+    "WaitlistState",
     "WebhookError",
     "WebhookEvent",
     "new_key",

@@ -22,6 +22,8 @@ from .types import (
     Sale,
     SaleUpdate,
     StreamTicket,
+    WaitlistEntry,
+    WaitlistPlace,
     read,
 )
 
@@ -166,6 +168,33 @@ class Stampede:
         """Cancels a confirmed order that is not paid. Waits for the confirmation like pay."""
         return self._change(order_id, "cancel", {}, tries, deadline)
 
+    def join_waitlist(
+        self,
+        sale_id: str,
+        *,
+        key: Optional[str] = None,
+        tries: Optional[int] = None,
+        deadline: Optional[float] = None,
+    ) -> WaitlistEntry:
+        """Waits for a unit of a sale that is sold out. A repeat keeps the place. Raises ProblemError, as not-sold-out."""
+        key = key or new_key()
+        request = Request("POST", _waitlist(sale_id), {"Idempotency-Key": key}, {})
+        repeats = Repeats(tries, deadline, changes="order_id", key=key)
+        return read(WaitlistEntry, self._transport.call(request, repeats).json)
+
+    def waitlist_place(self, sale_id: str) -> WaitlistPlace:
+        """The own place in the waiting list of a sale, with the order when a unit was offered."""
+        request = Request("GET", _waitlist(sale_id))
+        return read(WaitlistPlace, self._transport.call(request, Repeats()).json)
+
+    def leave_waitlist(
+        self, sale_id: str, *, tries: Optional[int] = None, deadline: Optional[float] = None
+    ) -> WaitlistPlace:
+        """Gives the own place up. An order that was offered stays as it is."""
+        request = Request("POST", _waitlist(sale_id) + "/leave", body={})
+        repeats = Repeats(tries, deadline, changes="state", also_repeat="order-not-confirmed")
+        return read(WaitlistPlace, self._transport.call(request, repeats).json)
+
     def sale(self, sale_id: str) -> Sale:
         """The sale."""
         request = Request("GET", f"/v1/sales/{_segment(sale_id)}")
@@ -298,6 +327,10 @@ def _read_events(response: HTTPResponse, on_retry: Callable[[float], None]) -> I
 
 def _segment(text: str) -> str:
     return quote(text, safe="")
+
+
+def _waitlist(sale_id: str) -> str:
+    return f"/v1/sales/{_segment(sale_id)}/waitlist"
 
 
 def _order_path(order_id: str, below: str, receipt: Optional[str] = None) -> str:

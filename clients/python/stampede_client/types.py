@@ -11,6 +11,7 @@ PaymentState = Literal["waiting", "settled", "refund_due", "refunded"]
 SaleState = Literal["scheduled", "open", "paused", "ended"]
 DrawState = Literal["entering", "freezing", "frozen", "ranking", "offering", "over", "void"]
 DrawOutcome = Literal["waiting", "offered", "skipped"]
+WaitlistState = Literal["waiting", "offered", "skipped", "left", "over"]
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,37 @@ class Sale:
     offers_only: bool = False
     """The units are offered by a draw, to those who enter entries_sale_id."""
     entries_sale_id: Optional[str] = None
+    waitlist: bool = False
+    """Units that return when none are left are offered to those who wait."""
+    waiting: int = 0
+    """How many wait."""
+
+
+@dataclass(frozen=True)
+class WaitlistEntry:
+    """A place in the waiting list of a sale, as it is given."""
+
+    order_id: str
+    """The entry, which is an order of the sale in which people wait."""
+    sale_id: str
+    place: int
+    reserved_at: datetime
+    receipt: str
+
+
+@dataclass(frozen=True)
+class WaitlistPlace:
+    """The own place in the waiting list of a sale."""
+
+    entry_order_id: str
+    place: int
+    state: WaitlistState
+    before: Optional[int] = None
+    """How many wait before, if that is known."""
+    reason: Optional[str] = None
+    """Why the turn was skipped."""
+    order_id: Optional[str] = None
+    """The order that was made of the offer."""
 
 
 @dataclass(frozen=True)
@@ -251,6 +283,7 @@ PROBLEM_SLUGS = frozenset(
         "method-not-allowed",
         "not-found",
         "not-ready",
+        "not-sold-out",
         "offers-only",
         "order-archived",
         "order-ended",
@@ -274,6 +307,7 @@ PROBLEM_SLUGS = frozenset(
         "unauthorized",
         "unknown-item",
         "unsupported-media-type",
+        "waitlist-not-found",
     }
 )
 """All slugs of problems that the server knows: the last part of a problem's type."""

@@ -110,6 +110,10 @@ export interface Sale {
   /** The units are offered by a draw, to those who enter `entries_sale_id`. */
   offers_only?: true;
   entries_sale_id?: string;
+  /** Units that return when none are left are offered to those who wait. */
+  waitlist?: true;
+  /** How many wait. */
+  waiting?: number;
 }
 
 export type DrawState = "entering" | "freezing" | "frozen" | "ranking" | "offering" | "over" | "void";
@@ -173,6 +177,29 @@ export interface DrawProof {
   /** Why the rank was skipped. */
   reason?: "already-purchased" | "entry-cancelled";
   /** The order of the offer: it is the entrant's to pay. */
+  order_id?: string;
+}
+
+/** A place in the waiting list of a sale, as it is given. */
+export interface WaitlistEntry {
+  /** The entry, which is an order of the sale in which people wait. */
+  order_id: string;
+  sale_id: string;
+  place: number;
+  reserved_at: string;
+  receipt: string;
+}
+
+/** The own place in the waiting list of a sale. */
+export interface WaitlistPlace {
+  entry_order_id: string;
+  place: number;
+  state: "waiting" | "offered" | "skipped" | "left" | "over";
+  /** How many wait before, if that is known. */
+  before?: number;
+  /** Why the turn was skipped. */
+  reason?: "already-purchased";
+  /** The order that was made of the offer. */
   order_id?: string;
 }
 
@@ -252,6 +279,7 @@ export const problemSlugs = [
   "method-not-allowed",
   "not-found",
   "not-ready",
+  "not-sold-out",
   "offers-only",
   "order-archived",
   "order-ended",
@@ -275,6 +303,7 @@ export const problemSlugs = [
   "unauthorized",
   "unknown-item",
   "unsupported-media-type",
+  "waitlist-not-found",
 ] as const;
 
 export type ProblemSlug = (typeof problemSlugs)[number];
