@@ -1,6 +1,6 @@
 // Package offers brings draws from the end of their entries to the last offer: it freezes the list once each entry is
-// final, ranks the entries once there is a seed, and offers the units of the sale by rank. What it finds out and does is
-// in Postgres (ledger/draws), so any number of workers may run it, and each goes on where another has stopped.
+// final, ranks the entries once there is a seed, and offers the units of the sale by rank. What it finds out and does
+// is in Postgres (ledger/draws), so any number of workers may run it, and each goes on where another has stopped.
 package offers
 
 import (
@@ -58,7 +58,7 @@ func New(c Config) *Offerer {
 // of all that failed.
 func (o *Offerer) Prepare(ctx context.Context) error {
 	return o.each(ctx, func(ctx context.Context, d *draws.Draw) error {
-		switch ended, err := o.draws.EndLate(ctx, d.SaleID); {
+		switch ended, err := o.draws.EndLate(ctx, d); {
 		case err != nil:
 			return err
 		case ended:
@@ -98,8 +98,8 @@ func (o *Offerer) each(ctx context.Context, do func(context.Context, *draws.Draw
 	return errors.Join(failed...)
 }
 
-// final ends the entries, and reports whether each of them is final. The end is published before anything is read, so no
-// Redis accepts another one, whatever its clock says.
+// final ends the entries, and reports whether each of them is final. The end is published before anything is read, so
+// no Redis accepts another one, whatever its clock says.
 func (o *Offerer) final(ctx context.Context, d *draws.Draw) (bool, error) {
 	entries, err := o.Catalog.Show(ctx, d.EntriesID)
 	if err != nil {

@@ -47,8 +47,8 @@ const (
 	NoUnit Result = "no unit"
 )
 
-// Reserver reserves a unit for the entrant of each turn, in their order, and returns a result for each. It gives no unit
-// of an item after a turn of the item that got none.
+// Reserver reserves a unit for the entrant of each turn, in their order, and returns a result for each. It gives no
+// unit of an item after a turn of the item that got none.
 type Reserver func(ctx context.Context, turns []Turn) ([]Result, error)
 
 // Offer has the next ranks have their turn, and records what became of them: of each item at most so many, by its
@@ -57,7 +57,9 @@ type Reserver func(ctx context.Context, turns []Turn) ([]Result, error)
 //
 // After a crash between reserve and the record the same turns come again, with the same orders. The transaction stays
 // open over the call on purpose: the lock on the draw is the lease of this process, and ends with its connection.
-func (s *Store) Offer(ctx context.Context, goods uuid.UUID, ranks map[string]int64, reserve Reserver) (done int, err error) {
+func (s *Store) Offer(
+	ctx context.Context, goods uuid.UUID, ranks map[string]int64, reserve Reserver,
+) (done int, err error) {
 	err = pg.InTransaction(ctx, s.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		done = 0
 		err := tx.QueryRow(ctx, sql.DrawsLockFree, goods).Scan(nil)
