@@ -66,6 +66,9 @@ func TestDrawIsFinishedAfterCrash(t *testing.T) {
 			testkit.Eventually(t, time.Minute, "all units are offered", func() bool { return d.find(t).Offered == 500 })
 			s.AwaitConfirmed(t, 700+500)
 			testwork.AwaitRest(t, s)
+			testkit.Eventually(t, time.Minute, "all changes are published", func() bool {
+				return s.Count(t, "SELECT count(*) FROM sales WHERE published_revision < revision") == 0
+			})
 			successor.Stop()
 			require.Len(t, d.verify(t).Offers, 500)
 			require.Zero(t, s.Count(t, `SELECT count(*) FROM draw_offers AS o WHERE NOT EXISTS (
