@@ -78,6 +78,10 @@ func TestAuditReportsEachChangeOfDraw(t *testing.T) {
 	exec := func(statement string) func(*testing.T, *drawn) {
 		return func(t *testing.T, d *drawn) { require.NoError(t, d.Exec(t, statement, d.goods)) }
 	}
+	frozenAt := func(at string) func(*testing.T, *drawn) {
+		return exec(fmt.Sprintf(`WITH published AS (UPDATE sale_events SET data = data || '{"frozen_at": %[1]q}'
+			WHERE sale_id = $1 AND type = 'DrawFrozen') UPDATE draws SET frozen_at = '%[1]s' WHERE sale_id = $1`, at))
+	}
 	for name, c := range map[string]struct {
 		change       func(*testing.T, *drawn)
 		broken, says string
@@ -114,9 +118,11 @@ func TestAuditReportsEachChangeOfDraw(t *testing.T) {
 			})
 		}, "D2", "the user has 2 entries"},
 		"frozen after the round": {
-			exec(`WITH published AS (UPDATE sale_events SET data = data || '{"frozen_at": "2023-08-24T00:00:01Z"}'
-			WHERE sale_id = $1 AND type = 'DrawFrozen') UPDATE draws SET frozen_at = '2023-08-24T00:00:01Z' WHERE sale_id = $1`),
-			"D3", "the list was frozen at 2023",
+			frozenAt("2023-09-15T11:00:04Z"), "D3",
+			"the list was frozen at 2023-09-15T11:00:04Z, and round 657413 of its seed is of 2023-09-15T11:00:03Z",
+		},
+		"frozen before the end": {
+			frozenAt("2023-09-15T10:58:04Z"), "D3", "the list was frozen at 2023-09-15T10:58:04Z, when the entries had not closed",
 		},
 		"published later": {
 			exec("UPDATE sale_events SET type = 'DrawSeeded' WHERE sale_id = $1 AND type = 'DrawFrozen'"), "D3", "there is no event DrawFrozen",
