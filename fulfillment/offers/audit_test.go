@@ -72,7 +72,7 @@ func TestAuditOfOffersLostWithRedis(t *testing.T) {
 func TestAuditReportsEachChangeOfDraw(t *testing.T) {
 	t.Parallel()
 	// list changes the only chunk of the list, and makes all that follows from it fit.
-	list := func(change func(ids []uuid.UUID, records []draw.Record) ([]uuid.UUID, []draw.Record)) func(*testing.T, *drawn) {
+	list := func(change listChange) func(*testing.T, *drawn) {
 		return func(t *testing.T, d *drawn) { d.changeList(t, change) }
 	}
 	exec := func(statement string) func(*testing.T, *drawn) {
@@ -130,9 +130,12 @@ func TestAuditReportsEachChangeOfDraw(t *testing.T) {
 		"another time is published": {
 			exec("UPDATE draws SET frozen_at = frozen_at - interval '1 second' WHERE sale_id = $1"), "D3", "the event DrawFrozen has 40 entries",
 		},
-		"another round": {exec("UPDATE draws SET freeze_seconds = 63 WHERE sale_id = $1"), "D3", "the seed is of round 657413, and the rule gives"},
-		"a seed":        {exec("UPDATE draws SET seed = sha256('x') WHERE sale_id = $1"), "D4", "the seed is "},
-		"a signature":   {exec("UPDATE draws SET signature = sha256('x') WHERE sale_id = $1"), "D4", "the seed follows from nothing"},
+		"another round": {
+			exec("UPDATE draws SET freeze_seconds = 63 WHERE sale_id = $1"), "D3",
+			"the seed is of round 657413, and the rule gives the last of the rounds [657414]",
+		},
+		"a seed":      {exec("UPDATE draws SET seed = sha256('x') WHERE sale_id = $1"), "D4", "the seed is "},
+		"a signature": {exec("UPDATE draws SET signature = sha256('x') WHERE sale_id = $1"), "D4", "the seed follows from nothing"},
 		"ranks": {func(t *testing.T, d *drawn) {
 			exec(`UPDATE draw_ranks SET places = substring(places FROM 5 FOR 4) || substring(places FROM 1 FOR 4) || substring(places FROM 9)
 				WHERE sale_id = $1`)(t, d)
@@ -144,13 +147,17 @@ func TestAuditReportsEachChangeOfDraw(t *testing.T) {
 		"a count": {exec("UPDATE draws SET skipped = 2 WHERE sale_id = $1"), "D5", "5 ranks were offered and 1 skipped, and the draw counts 5 and 2"},
 		"another entry": {exec(`UPDATE draw_offers AS o SET entry_id = e.id FROM orders AS e JOIN draws AS d ON d.entries_id = e.sale_id
 			WHERE d.sale_id = $1 AND o.sale_id = $1 AND rank = 5 AND e.id NOT IN (SELECT entry_id FROM draw_offers)`), "D5", "rank 5 names the entry"},
-		"not cancelled": {exec(`WITH gone AS (UPDATE draws SET offered = offered - 1, skipped = skipped + 1 WHERE sale_id = $1)
+		"not cancelled": {
+			exec(`WITH gone AS (UPDATE draws SET offered = offered - 1, skipped = skipped + 1 WHERE sale_id = $1)
 			UPDATE draw_offers SET reason = 'entry-cancelled', order_id = NULL WHERE sale_id = $1 AND rank = 2`),
-			"D5", "rank 2 was skipped because its entry was cancelled, which is confirmed"},
+			"D5", "rank 2 was skipped because its entry was cancelled, which is confirmed",
+		},
 		"no holder": {exec(`UPDATE draw_offers SET reason = 'already-purchased', offered_at = now() - interval '1 hour'
 			WHERE sale_id = $1 AND rank = 3`), "D5", "rank 3 was skipped because the user has an order, and there is none"},
-		"a reason":    {exec("UPDATE draw_offers SET reason = 'a cousin' WHERE sale_id = $1 AND rank = 3"), "D5", "rank 3 was skipped for the unknown reason a cousin"},
-		"a void draw": {exec("UPDATE draws SET voided_at = now() WHERE sale_id = $1"), "D5", "ranks of a void draw were offered"},
+		"a reason": {exec("UPDATE draw_offers SET reason = 'a cousin' WHERE sale_id = $1 AND rank = 3"), "D5", "rank 3 was skipped for the unknown reason a cousin"},
+		"a void draw": {
+			exec("UPDATE draws SET voided_at = now() WHERE sale_id = $1"), "D5", "ranks of a void draw were offered",
+		},
 		"more offers than units": {
 			func(t *testing.T, d *drawn) {
 				entries := d.receipts[d.userOf(t, 6)]
@@ -190,8 +197,11 @@ func swapOffers(t *testing.T, d *drawn) {
 	require.NoError(t, d.Exec(t, "ALTER TABLE draw_offers ADD CONSTRAINT draw_offers_of_entry UNIQUE (sale_id, entry_id)"))
 }
 
+// listChange returns another list.
+type listChange func(ids []uuid.UUID, records []draw.Record) ([]uuid.UUID, []draw.Record)
+
 // changeList changes the list, and makes the root fit, here and where it was published. The ranks go.
-func (d *drawn) changeList(t *testing.T, change func([]uuid.UUID, []draw.Record) ([]uuid.UUID, []draw.Record)) {
+func (d *drawn) changeList(t *testing.T, change listChange) {
 	t.Helper()
 	var rawIDs, rawRecords []byte
 	require.NoError(t, d.Pool.QueryRow(t.Context(), "SELECT ids, records FROM draw_chunks").Scan(&rawIDs, &rawRecords))

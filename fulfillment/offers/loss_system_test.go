@@ -16,8 +16,8 @@ import (
 	"stampede/reservation/order"
 )
 
-// Redis is lost before the list is frozen, and again while units are offered, some of which return. Each unit goes to the
-// next rank, once.
+// Redis is lost before the list is frozen, and again while units are offered, some of which return. Each unit goes to
+// the next rank, once.
 func TestDrawOutlivesLossOfRedis(t *testing.T) {
 	t.Parallel()
 	s := testshop.OnOwnRedis(t, 1)

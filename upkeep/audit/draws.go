@@ -60,8 +60,8 @@ type auditedDraw struct {
 // ofDraws reports whether a promise is one of draws. A report without draws does not have it.
 func (p Promise) ofDraws() bool { return p.Name[0] == 'D' && p.Name != "DB" }
 
-// checkDraws checks of each draw what no query can: the list and its root (D1), that it was frozen before its seed (D3),
-// the ranks (D4), and that the turns were by rank (D5).
+// checkDraws checks of each draw what no query can: the list and its root (D1), that it was frozen before its seed
+// (D3), the ranks (D4), and that the turns were by rank (D5).
 func (l *look) checkDraws(ctx context.Context, tx pgx.Tx) error {
 	var found []auditedDraw
 	err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) (err error) {
