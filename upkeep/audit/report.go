@@ -191,12 +191,13 @@ func newReport() Report {
 	}}
 }
 
-// PromiseNames are the names of the promises that an audit checks, in their order.
-func PromiseNames() []string {
-	promises := newReport().Promises
-	names := make([]string, len(promises))
-	for i, p := range promises {
-		names[i] = p.Name
+// PromiseNames are the names of the promises that each audit checks, in their order, and of those of draws the broken
+// ones.
+func PromiseNames(broken []string) (names []string) {
+	for _, p := range newReport().Promises {
+		if !p.ofDraws() || slices.Contains(broken, p.Name) {
+			names = append(names, p.Name)
+		}
 	}
 	return names
 }
