@@ -21,7 +21,7 @@ var rooms = []room{
 	{"draw", []string{"reservation"}},
 	{"stream", []string{"lua", "reservation", libraries}},
 	{"ledger", []string{"sql", "reservation", "draw", "stream", libraries}},
-	{"upkeep", []string{"lua", "sql", "reservation", "stream", "ledger", libraries}},
+	{"upkeep", []string{"lua", "sql", "reservation", "draw", "stream", "ledger", libraries}},
 	{"ingress", []string{"reservation", "draw", "ledger", libraries}},
 	{"fulfillment", []string{"sql", "lock", "reservation", "stream", "ledger", "upkeep", libraries}},
 	{events, []string{"sql", "reservation", libraries}},
