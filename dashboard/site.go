@@ -149,7 +149,7 @@ var (
 		"overview": "Overview", "sales": "Sales", "orders": "Orders", "letters": "Dead letters", "refunds": "Refunds",
 		"targets": "Targets", "audit": "Audit", "book": "Runbook",
 	}
-	pageOf = map[string]string{"sale": "sales", "order": "orders", "letter": "letters", "target": "targets"}
+	pageOf = map[string]string{"sale": "sales", "draw": "sales", "order": "orders", "letter": "letters", "target": "targets"}
 )
 
 // marks say a state without its colour.

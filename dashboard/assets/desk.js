@@ -205,7 +205,7 @@ async function follow() {
     const rows = answer?.ok ? await answer.text() : table.rows;
     if (rows === table.rows) continue;
     table.rows = rows;
-    replace(table.element.querySelector("tbody"), rows);
+    replace(table.element.querySelector("tbody") ?? table.element, rows);
   }
 }
 for (const {element} of tables) element.addEventListener("toggle", follow);
