@@ -141,6 +141,8 @@ func (d drawPages) show(ctx context.Context, r *http.Request) (page, error) {
 	if p.Draw, err = d.draws.Find(ctx, id); err != nil {
 		return page{}, err
 	}
+	p.Turns = p.Offered + p.Skipped
+	p.Waiting = p.Entries - p.Turns
 	if p.Link.IsList() || !p.RankedAt.IsZero() {
 		if err := d.readTurns(ctx, p); err != nil {
 			return page{}, err
@@ -159,8 +161,6 @@ func (d drawPages) show(ctx context.Context, r *http.Request) (page, error) {
 // readTurns fills in what became of the ranks.
 func (d drawPages) readTurns(ctx context.Context, p *drawPage) error {
 	letters, codes, entries := []string{""}, []string{""}, p.ItemEntries
-	p.Turns = p.Offered + p.Skipped
-	p.Waiting = p.Entries - p.Turns
 	if len(p.Items) > 0 {
 		letters, codes = nil, nil
 	}
