@@ -15,6 +15,7 @@ import (
 	"stampede/internal/telemetry"
 	"stampede/internal/tracing"
 	"stampede/ledger"
+	"stampede/ledger/draws"
 	"stampede/reservation"
 	"stampede/reservation/order"
 )
@@ -27,7 +28,7 @@ const (
 	dutyPostgresConns = 4
 	// changePostgresConns are for payments and cancellations.
 	changePostgresConns = 4
-	// lookPostgresConns are for buyers who read their own orders.
+	// lookPostgresConns are for buyers who read their own orders, and for all who look at draws.
 	lookPostgresConns = 4
 	// operatorPostgresConns are for operators who look at orders and cancel them.
 	operatorPostgresConns = 2
@@ -134,6 +135,7 @@ func (f *ingressBackend) serveOrders(config *ingress.Config) (*ledger.Outcomes, 
 	config.AwaitedOrders = ledger.New(f.pool)
 	config.OperatorsOrders = changing(f.operators)
 	config.Postgres = ledger.New(f.duty)
+	config.Draws = draws.New(f.looks)
 	return outcomes, nil
 }
 
