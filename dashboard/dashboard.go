@@ -31,7 +31,6 @@ import (
 	"stampede/internal/telemetry"
 	"stampede/ledger"
 	"stampede/ledger/deadletter"
-	"stampede/ledger/draws"
 	"stampede/relay/target"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
@@ -146,7 +145,7 @@ func (d *Dashboard) routes(gate *gate, books books) http.Handler {
 	orders := orderPages{d.site, ledger.New(d.Pool)}
 	letters := letterPages{d.site, deadletter.NewStore(d.Pool, d.Redis, d.Store)}
 	targets := targetPages{d.site, target.NewStore(d.Pool)}
-	drawn := drawPages{d.site, draws.New(d.Pool)}
+	drawn := newDrawPages(d.site)
 	checks := checkPages{d.site, d.checks, d.stopping}
 	for pattern, route := range map[string]struct {
 		role operators.Role

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"net/http"
 	"slices"
 	"time"
@@ -20,8 +21,10 @@ import (
 )
 
 const (
-	// ranksRead bounds the ranks that a look at a draw reads, for all items together: of more it reads some, evenly spaced.
+	// ranksRead bounds the ranks that a look at a draw reads, of all items together: of more it reads some, evenly spaced.
 	ranksRead = 5000
+	// drawKept is how long open pages are shown what another one has read: a look may take a tenth of a second.
+	drawKept = 2 * time.Second
 	// turnsShown is how many of the latest turns are listed.
 	turnsShown = 12
 )
@@ -120,6 +123,14 @@ func (t turn) Why() string { return reasons[t.Reason] }
 type drawPages struct {
 	*site
 	draws *draws.Store
+	// seen has the newest looks, by sale, for whoever gets it.
+	seen chan map[uuid.UUID]*drawPage
+}
+
+func newDrawPages(d *site) drawPages {
+	pages := drawPages{d, draws.New(d.Pool), make(chan map[uuid.UUID]*drawPage, 1)}
+	pages.seen <- map[uuid.UUID]*drawPage{}
+	return pages
 }
 
 // show shows the draw of a sale; its entries lead there.
@@ -137,18 +148,12 @@ func (d drawPages) show(ctx context.Context, r *http.Request) (page, error) {
 	case link.SaleID != id:
 		return page{moved: "/sales/" + link.SaleID.String() + "/draw"}, nil
 	}
-	p := &drawPage{Link: link, Now: time.Now(), Path: r.URL.Path}
-	if p.Draw, err = d.draws.Find(ctx, id); err != nil {
+	again := r.URL.Query().Has("rows")
+	p, err := d.read(ctx, link, again)
+	switch {
+	case err != nil:
 		return page{}, err
-	}
-	p.Turns = p.Offered + p.Skipped
-	p.Waiting = p.Entries - p.Turns
-	if p.Link.IsList() || !p.RankedAt.IsZero() {
-		if err := d.readTurns(ctx, p); err != nil {
-			return page{}, err
-		}
-	}
-	if r.URL.Query().Has("rows") {
+	case again:
 		return page{part: "draw", body: p}, nil
 	}
 	title := "Draw of " + link.Name
@@ -156,6 +161,35 @@ func (d drawPages) show(ctx context.Context, r *http.Request) (page, error) {
 		title = "Waiting list of " + link.Name
 	}
 	return page{template: "draw", title: title, body: p}, nil
+}
+
+// read reads a draw, once for all pages that ask again.
+func (d drawPages) read(ctx context.Context, link *drawLink, again bool) (*drawPage, error) {
+	var seen map[uuid.UUID]*drawPage
+	select {
+	case seen = <-d.seen:
+		defer func() { d.seen <- seen }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	maps.DeleteFunc(seen, func(_ uuid.UUID, p *drawPage) bool { return time.Since(p.Now) > drawKept })
+	if p, ok := seen[link.SaleID]; ok && again {
+		return p, nil
+	}
+	p := &drawPage{Link: link, Now: time.Now(), Path: "/sales/" + link.SaleID.String() + "/draw"}
+	var err error
+	if p.Draw, err = d.draws.Find(ctx, link.SaleID); err != nil {
+		return nil, err
+	}
+	p.Turns = p.Offered + p.Skipped
+	p.Waiting = p.Entries - p.Turns
+	if link.IsList() || !p.RankedAt.IsZero() {
+		err = d.readTurns(ctx, p)
+	}
+	if err == nil {
+		seen[link.SaleID] = p
+	}
+	return p, err
 }
 
 // readTurns fills in what became of the ranks.
@@ -275,7 +309,8 @@ func (p *drawPage) Steps() []drawStep {
 		steps[3].At = p.RoundAt()
 	}
 	if p.State == draws.Void {
-		steps = append(slices.DeleteFunc(steps, func(s drawStep) bool { return s.Rest }), drawStep{"The draw is void", p.VoidedAt, false})
+		steps = slices.DeleteFunc(steps, func(s drawStep) bool { return s.Rest })
+		steps = append(steps, drawStep{"The draw is void", p.VoidedAt, false})
 	}
 	return steps
 }

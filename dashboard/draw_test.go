@@ -30,7 +30,9 @@ type testDraw struct {
 	goods, entries uuid.UUID
 }
 
-var partySecrets = map[string][]byte{"notary": []byte(strings.Repeat("n", 32)), "club <b>": []byte(strings.Repeat("c", 32))}
+var partySecrets = map[string][]byte{
+	"notary": []byte(strings.Repeat("n", 32)), "club <b>": []byte(strings.Repeat("c", 32)),
+}
 
 // draw creates a draw that people have entered; its entries are recorded.
 func (d *testDesk) draw(users int, stock int64) *testDraw {
@@ -62,7 +64,8 @@ func (d *testDesk) draw(users int, stock int64) *testDraw {
 // freeze ends the entries, and freezes their list.
 func (d *testDraw) freeze() {
 	d.t.Helper()
-	require.NoError(d.t, d.Shop.Exec(d.t, "UPDATE sales SET closes_at = now() - interval '1 second' WHERE id = $1", d.entries))
+	const over = "UPDATE sales SET closes_at = now() - interval '1 second' WHERE id = $1"
+	require.NoError(d.t, d.Shop.Exec(d.t, over, d.entries))
 	_, err := d.Shop.Catalog.End(d.t.Context(), d.entries)
 	require.NoError(d.t, err)
 	require.NoError(d.t, d.draws.Prepare(d.t.Context(), d.goods))
@@ -124,21 +127,22 @@ func TestDrawIsShownInWords(t *testing.T) {
 	status, _ := b.get("/sales/" + desk.sale("plain", 5).String() + "/draw")
 	require.Equal(t, 404, status)
 
-	shows(`>entering<.*People enter`, `Until <time.*in <b>02:0\d</b>.*and 2 parties reveal`, `<dt>Entries</dt><dd>30<`,
-		`none before the freeze`)
+	shows(`>entering<.*People enter`, `Until <time.*in <b>02:0\d</b>.*and 2 parties reveal`, `none before the freeze`,
+		`<dt>Entries</dt><dd>30<`)
 	d.freeze()
 	shows(`>frozen<.*The list is frozen`, `It waits for the secrets of <b><bdi>.*, .*</bdi></b>`,
 		`stampede draw reveal `+d.goods.String()+" --party", `The list is frozen: 30 entries`,
 		`Root of the list</dt><dd><code>[0-9a-f]{64}<`)
 	d.reveal("notary")
-	shows(`It waits for the secret of <b><bdi>club &lt;b&gt;</bdi></b>`, `secret <code>6e6e6e`, `Seed</dt><dd>not known yet`)
+	shows(`It waits for the secret of <b><bdi>club &lt;b&gt;</bdi></b>`, `secret <code>6e6e6e`,
+		`Seed</dt><dd>not known yet`)
 	d.reveal("club <b>")
 	shows(`>ranking<`, `Seed</dt><dd><code>[0-9a-f]{64}<`)
 	_, err := ledger.New(d.Shop.Pool).Withdraw(t.Context(), d.cancelNext(), "a mistake", "ada")
 	require.NoError(t, err)
 	d.offer(6)
-	page = shows(`>offering<.*Units are offered by rank`, `6 of 30 ranks had their turn`, `offered, not paid <b>5<`, `skipped <b>1<`,
-		`waiting <b>24<`, `<dt>1</dt><dd>the entry was cancelled<`, `aria-label="Offers per second, at most`)
+	page = shows(`>offering<.*Units are offered by rank`, `6 of 30 ranks had their turn`, `offered, not paid <b>5<`,
+		`skipped <b>1<`, `waiting <b>24<`, `<dt>1</dt><dd>the entry was cancelled<`, `aria-label="Offers per second, at most`)
 	require.Equal(t, 24, strings.Count(pathOf(page, "o-waiting"), "M"), "a cell for each rank")
 	require.Equal(t, "M0 0m6 1h3l-5 8h-3z", pathOf(page, "o-skipped"), "rank 0")
 
@@ -164,7 +168,8 @@ func TestDrawIsShownInWords(t *testing.T) {
 func (d *testDraw) cancelNext() (entry uuid.UUID) {
 	d.t.Helper()
 	require.NoError(d.t, d.draws.Prepare(d.t.Context(), d.goods))
-	require.NoError(d.t, d.Shop.Pool.QueryRow(d.t.Context(), `SELECT encode(substring(ids FROM 16 * place + 1 FOR 16), 'hex')::uuid
+	require.NoError(d.t, d.Shop.Pool.QueryRow(d.t.Context(), `
+		SELECT encode(substring(ids FROM 16 * place + 1 FOR 16), 'hex')::uuid
 		FROM draw_chunks AS c, (SELECT ('x' || encode(substring(places FOR 4), 'hex'))::bit(32)::int AS place
 			FROM draw_ranks WHERE sale_id = $1) AS first WHERE c.sale_id = $1`, d.goods).Scan(&entry))
 	return entry
@@ -193,7 +198,8 @@ func TestMapOfLargeDrawIsBounded(t *testing.T) {
 	_, page := d.as("vic").get("/sales/" + d.goods.String() + "/draw")
 	for _, text := range []string{
 		`offered, not paid <b>≈ 80,000<`, `skipped <b>≈ 20,000<`, `waiting <b>2,900,000<`, `Each cell is 334 ranks`,
-		`The first 200,000 of 3,000,000: all others wait`, `at most 1,000"`, `<dt>≈ 20,000</dt><dd>the entrant had an order`,
+		`The first 200,000 of 3,000,000: all others wait`, `at most 1,000"`,
+		`<dt>≈ 20,000</dt><dd>the entrant had an order`,
 	} {
 		require.Contains(t, page, text)
 	}

@@ -20,8 +20,8 @@ const (
 	rankWaiting
 )
 
-// outcomeLooks are the class, the name and the shape of each outcome: shapes tell them apart without colours. A shape is
-// part of an SVG path in a cell of 10 by 10.
+// outcomeLooks are the class, the name and the shape of each outcome: shapes tell them apart without colours. A shape
+// is a part of an SVG path in a cell of 10 by 10.
 var outcomeLooks = [...]struct{ class, name, shape string }{
 	{"o-paid", "paid", "m1 1h8v8h-8z"},
 	{"o-offered", "offered, not paid", "m1 1h8v8h-8zm2 2v4h4v-4z"},
@@ -61,8 +61,8 @@ type rankPath struct {
 	D string
 }
 
-// newRankMap makes a map of at most so many cells. It has all ranks, or, if each would be too small to see, those that had
-// their turn and as many after them. A cell of many ranks shows what became of most of those that had their turn.
+// newRankMap makes a map of at most so many cells. It has all ranks, or, if there are more, those that had their turn
+// and as many after them. A cell of many ranks shows what became of most of those that had their turn.
 func newRankMap(code string, turns []turn, total int64, cells int) rankMap {
 	cells = max(cells/cellsAcross, 1) * cellsAcross
 	had := int64(0)
@@ -85,7 +85,8 @@ func newRankMap(code string, turns []turn, total int64, cells int) rankMap {
 				most = outcome(o)
 			}
 		}
-		fmt.Fprintf(&paths[most], "M%d %d%s", cell%cellsAcross*cellSize, cell/cellsAcross*cellSize, outcomeLooks[most].shape)
+		x, y := cell%cellsAcross*cellSize, cell/cellsAcross*cellSize
+		fmt.Fprintf(&paths[most], "M%d %d%s", x, y, outcomeLooks[most].shape)
 	}
 	m.Height = (len(found) + cellsAcross - 1) / cellsAcross * cellSize
 	for o := range paths {

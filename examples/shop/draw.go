@@ -17,8 +17,8 @@ const (
 	lookPause = time.Second
 )
 
-// drawn is a draw of shirts. Its seed is made by two parties, so that it needs no network. Both are this program here: in
-// a real draw they are people who do not trust each other, or, better, there are none, and drand gives the seed.
+// drawn is a draw of shirts. Its seed is made by two parties, so that it needs no network. Both are this program here:
+// in a real draw they are people who do not trust each other, or there are none, and drand gives the seed.
 type drawn struct {
 	*dev
 	goods, entries string

@@ -39,7 +39,7 @@ func run(ctx context.Context) error {
 	api := flag.String("api", "http://127.0.0.1:8080", "`URL` of an ingress of Stampede, as browsers reach it")
 	sale := flag.String("sale", "", "`id` of the sale to show")
 	dev := flag.String("dev", "", "`path` of the program stampede: run \"stampede dev\" and create a sale in it")
-	opensIn := flag.Duration("opens-in", 20*time.Second, "with -dev: when the sale opens, or the entries of its draw close")
+	opensIn := flag.Duration("opens-in", 20*time.Second, "with -dev: when the sale opens, or its entries close")
 	stock := flag.Int("stock", 20, "with -dev: shirts for sale of each size")
 	window := flag.Duration("window", 2*time.Minute, "with -dev: how long a buyer has to pay")
 	pace := flag.Int("pace", 0, "with -dev: how many buyers a `second` get their turn to pay, 0 for all")

@@ -423,7 +423,8 @@ async function loadHistory(cursor) {
 function historyRow(o) {
   const row = element("li", { tabIndex: -1 });
   const what = element("span", {},
-    (o.sale_id !== config.sale ? `${o.quantity} × another sale` : contents(o)) + " ",
+    (o.sale_id === config.sale ? contents(o) : o.sale_id === sale.entries_sale_id ? "Entry in the draw"
+      : `${o.quantity} × another sale`) + " ",
     element("small", {}, new Date(o.reserved_at).toLocaleString()));
   const tone = { paid: "good", confirmed: "", reserved: "" }[o.status] ?? "bad";
   row.append(what, element("span", { className: `badge ${tone}` }, o.status));
@@ -541,8 +542,8 @@ function renderDrawn() {
   for (const [i, item] of [...$("draw-steps").children].entries()) item.className = steps[i] ? "done" : "";
   const last = (draw.entries ?? 0) - 1;
   const facts = Object.entries({
-    Place: proof && `${proof.place} of 0 to ${last}`,
-    Rank: proof?.rank !== undefined && `${proof.rank} of 0 to ${last}`,
+    Place: proof && `${proof.place}, from 0 to ${last}`,
+    Rank: proof?.rank !== undefined && `${proof.rank}, from 0 to ${last}`,
     Root: draw.root, Seed: draw.seed, Receipt: entry.receipt,
   }).filter(([, value]) => value).map(([name, value]) => element("div", {}, element("dt", {}, name),
     element("dd", {}, element("code", {}, value))));
