@@ -80,17 +80,14 @@ type tally struct {
 
 // turn is a rank that had its turn.
 type turn struct {
-	Item              int
-	Turns, Step, Rank int64
-	OfferedAt         zeronull.Timestamptz
-	EntryID, OrderID  zeronull.UUID
-	Reason            draw.Reason
-	Status            order.Status
-	Code              string `db:"-"`
+	Item                     int
+	Turns, Step, Rank, Place int64
+	OfferedAt                time.Time
+	EntryID, OrderID         zeronull.UUID
+	Reason                   draw.Reason
+	Status                   order.Status
+	Code                     string `db:"-"`
 }
-
-// At is when it was.
-func (t turn) At() time.Time { return time.Time(t.OfferedAt) }
 
 // Entry and Order are the entry of the rank, and the order that was made of its offer.
 func (t turn) Entry() uuid.UUID { return uuid.UUID(t.EntryID) }
@@ -99,8 +96,6 @@ func (t turn) Order() uuid.UUID { return uuid.UUID(t.OrderID) }
 // Outcome is what became of it.
 func (t turn) Outcome() outcome {
 	switch {
-	case t.At().IsZero():
-		return rankLeft
 	case t.Reason != "":
 		return rankSkipped
 	case t.Status == order.StatusPaid:
@@ -202,7 +197,7 @@ func (d drawPages) readTurns(ctx context.Context, p *drawPage) error {
 		letters, codes = append(letters, order.ItemLetter(i)), append(codes, item.Code)
 	}
 	if p.Link.IsList() {
-		// An entry that has left the list is not recorded as a turn.
+		// One who has left the list before is no entry any more, and had no turn.
 		p.Waiting = max(p.Link.Entered-p.Turns, 0)
 	}
 	rows, _ := d.Pool.Query(ctx, sql.DashboardDrawRanks, p.SaleID, letters, ranksRead/len(letters), turnsShown)
@@ -214,13 +209,13 @@ func (d drawPages) readTurns(ctx context.Context, p *drawPage) error {
 	for _, t := range turns {
 		t.Code = codes[t.Item]
 		of[t.Item] = append(of[t.Item], t)
-		if t.Rank >= t.Turns-turnsShown && !t.At().IsZero() {
+		if t.Rank >= t.Turns-turnsShown {
 			p.Latest = append(p.Latest, t)
 		}
 		p.Sampled = p.Sampled || t.Step > 1
 	}
 	slices.SortFunc(p.Latest, func(a, b turn) int {
-		return cmp.Or(b.At().Compare(a.At()), cmp.Compare(b.Rank, a.Rank))
+		return cmp.Or(b.OfferedAt.Compare(a.OfferedAt), cmp.Compare(b.Rank, a.Rank))
 	})
 	p.Latest = p.Latest[:min(len(p.Latest), turnsShown)]
 	for i, item := range of {
@@ -251,9 +246,7 @@ func (p *drawPage) count(of [][]turn) {
 	}
 	outcomes[rankWaiting] = p.Waiting
 	for o, n := range outcomes {
-		if n > 0 || outcome(o) != rankLeft {
-			p.Outcomes = append(p.Outcomes, tally{outcome(o), outcome(o).String(), n})
-		}
+		p.Outcomes = append(p.Outcomes, tally{outcome(o), outcome(o).String(), n})
 	}
 	for reason, n := range why {
 		p.Reasons = append(p.Reasons, tally{rankSkipped, reasons[reason], n})

@@ -160,8 +160,8 @@ func TestDrawIsShownInWords(t *testing.T) {
 	_, err = d.Shop.Catalog.End(t.Context(), d.goods)
 	require.NoError(t, err)
 	shows(`>over<.*The sale has ended`, `23 ranks had no turn`)
-	d.Shop.Exec(t, "UPDATE draws SET voided_at = now(), void_reason = $1", draws.ReasonNoReveal)
-	shows(`The draw is void: a party has not revealed its secret in time`)
+	d.Shop.Exec(t, "UPDATE draws SET voided_at = now(), void_reason = 'a secret is missing'")
+	shows(`The draw is void: a secret is missing`)
 }
 
 // cancelNext returns the entry with rank 0, before it is offered.
@@ -232,12 +232,13 @@ func TestWaitingListIsShown(t *testing.T) {
 		first = desk.Buy(t, entries, fmt.Sprintf("user-%d", n))
 	}
 	testwork.FulfilAll(t, desk.Shop)
-	desk.Shop.Exec(t, `INSERT INTO draw_offers (sale_id, rank, entry_id, reason) VALUES ($1, 2, $2, $3)`, sale.ID, first,
+	desk.Shop.Exec(t, `INSERT INTO draw_offers (sale_id, rank, place, entry_id, reason) VALUES ($1, 0, 4, $2, $3)`, sale.ID, first,
 		draw.SkippedHolder)
 	desk.Shop.Exec(t, "UPDATE draws SET skipped = 1")
 	_, page = b.get(path)
 	require.Contains(t, page, "3 wait")
 	require.Contains(t, page, "skipped <b>1<")
-	require.Contains(t, page, "left the list <b>2<")
+	require.Regexp(t, `<th scope="row"><a href="/orders/`+first.String()+`">4</a>`, page)
+	require.Equal(t, 3, strings.Count(pathOf(page, "o-waiting"), "M"))
 	require.NotContains(t, page, "Root of the list")
 }

@@ -16,7 +16,6 @@ const (
 	rankOffered
 	rankEnded
 	rankSkipped
-	rankLeft // of a waiting list: the entry was cancelled before its turn
 	rankWaiting
 )
 
@@ -27,7 +26,6 @@ var outcomeLooks = [...]struct{ class, name, shape string }{
 	{"o-offered", "offered, not paid", "m1 1h8v8h-8zm2 2v4h4v-4z"},
 	{"o-ended", "expired or cancelled", "m1 4h8v3h-8z"},
 	{"o-skipped", "skipped", "m6 1h3l-5 8h-3z"},
-	{"o-left", "left the list", "m4 1h2v8h-2z"},
 	{"o-waiting", "waiting", "m4 4h2v2h-2z"},
 }
 
@@ -73,9 +71,7 @@ func newRankMap(code string, turns []turn, total int64, cells int) rankMap {
 	m.PerCell = max((m.Shown+int64(cells)-1)/int64(cells), 1)
 	found := make([][rankWaiting]int, (m.Shown+m.PerCell-1)/m.PerCell)
 	for _, t := range sampled(turns) {
-		if cell := t.Rank / m.PerCell; cell < int64(len(found)) { // of a list from which some have left, not all
-			found[cell][t.Outcome()]++
-		}
+		found[t.Rank/m.PerCell][t.Outcome()]++
 	}
 	var paths [rankWaiting + 1]strings.Builder
 	for cell, of := range found {
@@ -113,20 +109,20 @@ const barsMax = 120
 func newPace(of [][]turn) *pace {
 	var all []turn
 	for _, turns := range of {
-		all = append(all, slices.DeleteFunc(sampled(turns), func(t turn) bool { return t.At().IsZero() })...)
+		all = append(all, sampled(turns)...)
 	}
 	if len(all) == 0 {
 		return nil
 	}
-	early := func(a, b turn) int { return a.At().Compare(b.At()) }
-	p := &pace{From: slices.MinFunc(all, early).At().Truncate(time.Second), To: slices.MaxFunc(all, early).At()}
+	early := func(a, b turn) int { return a.OfferedAt.Compare(b.OfferedAt) }
+	p := &pace{From: slices.MinFunc(all, early).OfferedAt.Truncate(time.Second), To: slices.MaxFunc(all, early).OfferedAt}
 	for p.Each = time.Second; p.To.Sub(p.From) >= barsMax*p.Each; {
 		p.Each *= 2
 	}
 	type bar struct{ offered, skipped float64 }
 	bars := make([]bar, max(p.To.Sub(p.From)/p.Each+1, barsMin))
 	for _, t := range all {
-		b, rate := &bars[t.At().Sub(p.From)/p.Each], float64(t.Step)/p.Each.Seconds()
+		b, rate := &bars[t.OfferedAt.Sub(p.From)/p.Each], float64(t.Step)/p.Each.Seconds()
 		if t.Reason == "" {
 			b.offered += rate
 		} else {

@@ -98,7 +98,8 @@ var (
 		Kind: problems.Paused, retryAfter: retryPaused, detail: "An operator paused the sale. Retry later.",
 	})
 	problemOffersOnly = fixed(problem{
-		Kind: problems.OffersOnly, detail: "Units of this sale are offered to those who entered its draw or its waiting list. " +
+		Kind: problems.OffersOnly,
+		detail: "Units of this sale are offered to those who entered its draw or its waiting list. " +
 			"GET /v1/sales/{sale} says where to enter: entries_sale_id is the sale of a draw's entries.",
 	})
 	problemEnded = fixed(problem{

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/reservation"
+	"stampede/reservation/catalog"
 )
 
 func TestPurchaseIsAccepted(t *testing.T) {
@@ -95,6 +96,10 @@ func TestPurchaseRefusals(t *testing.T) {
 	soldOut := s.sale(reservation.Terms{Stock: 1})
 	s.buy(soldOut, "", as("winner")).is(http.StatusAccepted)
 	few := s.sale(reservation.Terms{Stock: 1})
+	offered := s.sale(reservation.Terms{Stock: 1})
+	entries := s.sale(reservation.Terms{Stock: 9, PerOrderLimit: 1, ClosesAt: time.Now().Add(time.Hour)})
+	_, err = s.catalog.CreateDraw(t.Context(), offered, catalog.DrawTerms{Entries: entries, Freeze: time.Minute})
+	require.NoError(t, err)
 
 	for name, test := range map[string]struct {
 		sale   uuid.UUID
@@ -104,6 +109,7 @@ func TestPurchaseRefusals(t *testing.T) {
 	}{
 		"not open yet":         {scheduled, "", http.StatusConflict, "sale-not-open"},
 		"paused":               {paused, "", http.StatusConflict, "sale-paused"},
+		"offered":              {offered, "", http.StatusConflict, "offers-only"},
 		"ended by an operator": {ended, "", http.StatusGone, "sale-ended"},
 		"closing time is over": {closed, "", http.StatusGone, "sale-ended"},
 		"sold out":             {soldOut, "", http.StatusConflict, "sold-out"},

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/test/testkit"
+	"stampede/lua"
 )
 
 // offer is reserve by the worker that offers units.
@@ -61,4 +62,118 @@ func TestOffersFollowStateOfSale(t *testing.T) {
 	b.set("epoch", "0")
 	b.epoch = "0"
 	require.Equal(t, []string{"stale-epoch"}, b.offer(b.buy("bob")), "closed for a rebuild")
+}
+
+func TestOfferGivesEveryAnswer(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	offer := func() string { return b.next("offer", lua.Offer, "offers") }
+	require.Equal(t, "unknown-sale", b.change("offer", lua.Offer, 2, "offers"))
+	b.open()
+	require.Equal(t, "gap 1", b.change("offer", lua.Offer, 3, "offers"))
+	b.epoch = "2"
+	require.Equal(t, "stale-epoch", b.change("offer", lua.Offer, 2, "offers"))
+	b.epoch = "1"
+	require.Equal(t, "offered", offer())
+	require.Equal(t, "unchanged", b.change("offer", lua.Offer, 2, "offers"))
+	require.Equal(t, "2", b.field("generation"), "ingresses that remember the sale as sold out look again")
+	b.requireAllAnswers("offer")
+
+	require.Equal(t, "paused", b.next("pause", lua.Pause))
+	require.Equal(t, "resumed", b.next("resume", lua.Resume))
+	require.Equal(t, []string{"offers-only"}, b.reserve(b.buy("ann")), "it is the open state of the sale")
+	require.Equal(t, "ended", b.next("end", lua.End))
+	require.Equal(t, []string{"ended"}, b.offer(b.buy("ann")))
+	require.Equal(t, "illegal ended", b.next("resume", lua.Resume))
+}
+
+func TestPausedSaleIsOfferedWhenItIsResumed(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.open()
+	b.next("pause", lua.Pause)
+	require.Equal(t, "offered", b.next("offer", lua.Offer, "offers"))
+	require.Equal(t, []string{"paused"}, b.reserve(b.buy("ann")))
+	b.next("resume", lua.Resume)
+	require.Equal(t, []string{"offers-only"}, b.reserve(b.buy("ann")))
+}
+
+func (b *bench) reopen() string {
+	b.t.Helper()
+	answer, err := lua.Reopen.Run(b.t.Context(), b.rdb, []string{b.saleKey}, b.epoch).Text()
+	require.NoError(b.t, err)
+	return b.collect("reopen", answer)
+}
+
+// newWaitlist opens a sale of one unit with a waiting list.
+func newWaitlist(t *testing.T) *bench {
+	t.Helper()
+	b := newBench(t)
+	b.stock = 1
+	require.Equal(t, "unknown-sale", b.reopen())
+	b.open()
+	require.Equal(t, "offered", b.next("offer", lua.Offer, "waitlist"))
+	require.Equal(t, []string{"reserved 1", "sold-out"}, b.reserve(request{"ann", "o-ann", "-", "1"}, b.buy("bob")))
+	require.Equal(t, []string{"sold-out"}, b.reserve(b.buy("bob")), "nothing has returned yet")
+	return b
+}
+
+func TestReturnedUnitsAreOfferedToWhoWaits(t *testing.T) {
+	t.Parallel()
+	for name, giveBack := range map[string]func(b *bench){
+		"release": func(b *bench) { require.Equal(t, []string{"released"}, b.release("ann", "o-ann")) },
+		"restock": func(b *bench) { require.Equal(t, "restocked 1", b.next("restock", lua.Restock, 1, 0)) },
+		"release while it is paused": func(b *bench) {
+			b.next("pause", lua.Pause)
+			require.Equal(t, []string{"released"}, b.release("ann", "o-ann"))
+			require.Equal(t, []string{"paused"}, b.reserve(b.buy("bob")))
+			b.next("resume", lua.Resume)
+		},
+		"restock while it is paused": func(b *bench) {
+			b.next("pause", lua.Pause)
+			require.Equal(t, "restocked 1", b.next("restock", lua.Restock, 1, 0))
+			require.Equal(t, []string{"paused"}, b.reserve(b.buy("bob")))
+			b.next("resume", lua.Resume)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newWaitlist(t)
+			giveBack(b)
+			require.Equal(t, []string{"offers-only"}, b.reserve(b.buy("bob")))
+			testkit.Eventually(t, 30*time.Second, "it is offered", func() bool {
+				return b.offer(request{"cid", "o-cid", "-", "1"})[0] == "reserved 2"
+			})
+			require.Equal(t, "unchanged", b.reopen(), "nothing is left")
+			require.Equal(t, []string{"offers-only"}, b.reserve(b.buy("bob")))
+		})
+	}
+}
+
+func TestSaleReopensWhenNobodyWaits(t *testing.T) {
+	t.Parallel()
+	b := newWaitlist(t)
+	require.Equal(t, "unchanged", b.reopen())
+	b.next("pause", lua.Pause)
+	b.next("resume", lua.Resume)
+	require.Equal(t, "waitlist", b.field("state"))
+	b.release("ann", "o-ann")
+	before := b.field("generation")
+	b.epoch = "2"
+	require.Equal(t, "stale-epoch", b.reopen())
+	b.epoch = "1"
+	require.Equal(t, "reopened", b.reopen())
+	require.NotEqual(t, before, b.field("generation"))
+	testkit.Eventually(t, 30*time.Second, "it is for sale", func() bool {
+		return b.reserve(b.buy("bob"))[0] == "reserved 2"
+	})
+	b.requireAllAnswers("reopen")
+
+	b = newWaitlist(t)
+	b.release("ann", "o-ann")
+	b.next("pause", lua.Pause)
+	require.Equal(t, "reopened", b.reopen())
+	require.Equal(t, []string{"paused"}, b.reserve(b.buy("bob")))
+	b.next("resume", lua.Resume)
+	require.Equal(t, "waitlist", b.field("state"))
 }

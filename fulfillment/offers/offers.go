@@ -1,6 +1,6 @@
 // Package offers brings draws from the end of their entries to the last offer: it freezes the list once each entry is
-// final, ranks the entries once there is a seed, and offers the units of the sale by rank. What it finds out and does is
-// in Postgres (ledger/draws), so any number of workers may run it, and each goes on where another has stopped.
+// final, ranks the entries once there is a seed, and offers the units of the sale by rank. What it finds out and does
+// is in Postgres (ledger/draws), so any number of workers may run it, and each goes on where another has stopped.
 package offers
 
 import (
@@ -58,7 +58,7 @@ func New(c Config) *Offerer {
 // of all that failed.
 func (o *Offerer) Prepare(ctx context.Context) error {
 	return o.each(ctx, func(ctx context.Context, d *draws.Draw) error {
-		switch ended, err := o.draws.EndLate(ctx, d.SaleID); {
+		switch ended, err := o.draws.EndLate(ctx, d); {
 		case err != nil:
 			return err
 		case ended:
@@ -98,8 +98,8 @@ func (o *Offerer) each(ctx context.Context, do func(context.Context, *draws.Draw
 	return errors.Join(failed...)
 }
 
-// final ends the entries, and reports whether each of them is final. The end is published before anything is read, so no
-// Redis accepts another one, whatever its clock says.
+// final ends the entries, and reports whether each of them is final. The end is published before anything is read, so
+// no Redis accepts another one, whatever its clock says.
 func (o *Offerer) final(ctx context.Context, d *draws.Draw) (bool, error) {
 	entries, err := o.Catalog.Show(ctx, d.EntriesID)
 	if err != nil {
@@ -139,11 +139,11 @@ func (o *Offerer) Offer(ctx context.Context) (done int, err error) {
 			return nil
 		}
 		for began := time.Now(); time.Since(began) < turn; {
-			left, err := o.left(ctx, d)
-			if err != nil || len(left) == 0 {
+			ranks, err := o.ranks(ctx, d)
+			if err != nil || len(ranks) == 0 {
 				return err
 			}
-			n, err := o.draws.Offer(ctx, d.SaleID, left, o.reserver(d.SaleID))
+			n, err := o.draws.Offer(ctx, d.SaleID, ranks, o.reserver(d.SaleID))
 			if done += n; err != nil || n == 0 {
 				return err
 			}
@@ -153,8 +153,9 @@ func (o *Offerer) Offer(ctx context.Context) (done int, err error) {
 	return done, err
 }
 
-// left returns the units that Redis has left of each item that has some, by the letter of the item.
-func (o *Offerer) left(ctx context.Context, d *draws.Draw) (map[string]int64, error) {
+// ranks returns for how many ranks of each item, by its letter, there may be units: as many as Redis has left, but one
+// even if none is left, because a worker that died may have reserved the last ones without a record.
+func (o *Offerer) ranks(ctx context.Context, d *draws.Draw) (map[string]int64, error) {
 	ctx, cancel := retry.ForCall(ctx)
 	defer cancel()
 	letters, fields := []string{""}, []string{"left"}
@@ -169,14 +170,14 @@ func (o *Offerer) left(ctx context.Context, d *draws.Draw) (map[string]int64, er
 	if err != nil {
 		return nil, fmt.Errorf("read the units left of sale=%s: %w", d.SaleID, err)
 	}
-	left := map[string]int64{}
+	ranks := map[string]int64{}
 	for i, value := range values {
 		text, _ := value.(string) // a sale that Redis has lost has none
-		if n, err := strconv.ParseInt(text, 10, 64); err == nil && n > 0 {
-			left[letters[i]] = n
+		if n, err := strconv.ParseInt(text, 10, 64); err == nil {
+			ranks[letters[i]] = max(n, 1)
 		}
 	}
-	return left, nil
+	return ranks, nil
 }
 
 // reserver reserves the units of turns in one call of the script.

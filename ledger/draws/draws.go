@@ -2,8 +2,8 @@
 // rank. The tables are in sql/migrations/00002_draws.sql; what follows from them alone is package draw.
 //
 // A draw goes through its states in one direction: the list is frozen when the entries are over (freeze.go), anyone
-// gives the seed (seed.go), all entries are ranked (rank.go), and units are offered by rank (offer.go). Each step is one
-// transaction, or goes on after a crash where it was. What people ask of a draw is in read.go.
+// gives the seed (seed.go), all entries are ranked (rank.go), and units are offered by rank (offer.go). Each step is
+// one transaction, or goes on after a crash where it was. What people ask of a draw is in read.go.
 package draws
 
 import (
@@ -295,23 +295,33 @@ func void(ctx context.Context, tx pgx.Tx, d *Draw, reason string) error {
 
 // EndLate makes a draw void that cannot get a seed any more: its list is not frozen before the last round, or a party
 // has not revealed its secret in time. It returns whether it did.
-func (s *Store) EndLate(ctx context.Context, goods uuid.UUID) (ended bool, err error) {
-	_, err = change(ctx, s.pool, goods, func(tx pgx.Tx, d *Draw) error {
-		ended = true
-		switch {
-		case d.State == Freezing && len(d.Parties) == 0 && d.Rounds == nil:
-			return void(ctx, tx, d, ReasonLate)
-		case d.State == Frozen && d.overdue:
-			return void(ctx, tx, d, ReasonNoReveal)
+func (s *Store) EndLate(ctx context.Context, d *Draw) (ended bool, err error) {
+	if d.late() == "" {
+		return false, nil
+	}
+	_, err = change(ctx, s.pool, d.SaleID, func(tx pgx.Tx, d *Draw) error {
+		reason := d.late()
+		if ended = reason != ""; !ended {
+			return nil
 		}
-		ended = false
-		return nil
+		return void(ctx, tx, d, reason)
 	})
-	return ended, err
+	return ended, wrap("end", d.SaleID, err)
+}
+
+// late returns why the draw cannot get a seed any more, or "".
+func (d *Draw) late() string {
+	switch {
+	case d.State == Freezing && len(d.Parties) == 0 && d.Rounds == nil:
+		return reasonLate
+	case d.State == Frozen && d.overdue:
+		return reasonNoReveal
+	}
+	return ""
 }
 
 // The reasons for which a draw is void.
 const (
-	ReasonLate     = "the list of the entries was not frozen before the last round"
-	ReasonNoReveal = "a party has not revealed its secret in time"
+	reasonLate     = "the list of the entries was not frozen before the last round"
+	reasonNoReveal = "a party has not revealed its secret in time"
 )

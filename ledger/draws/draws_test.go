@@ -47,7 +47,8 @@ func newDraw(t *testing.T, users int, lines ...order.Lines) drawn {
 	for portion := range slices.Chunk(events, 500) {
 		testwork.Record(t, ledger.New(pool), portion)
 	}
-	d.exec(t, "INSERT INTO draws (sale_id, entries_id, kind, freeze_seconds) VALUES ($1, $2, 'draw', 60)", d.goods, d.entries)
+	d.exec(t, "INSERT INTO draws (sale_id, entries_id, kind, freeze_seconds) VALUES ($1, $2, 'draw', 60)",
+		d.goods, d.entries)
 	d.exec(t, "UPDATE sales SET closes_at = now() - interval '1 second', state = 'ended' WHERE id = $1", d.entries)
 	return d
 }
@@ -187,7 +188,8 @@ func TestFreezeGoesOn(t *testing.T) {
 	t.Parallel()
 	d := newDraw(t, 0)
 	const portion, entries = 64 * draw.ChunkLeaves, 64*draw.ChunkLeaves + 1500
-	d.exec(t, `INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at)
+	d.exec(t, `INSERT INTO orders
+		(id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at)
 		SELECT gen_random_uuid(), $1, 'user-' || n, 1, 'confirmed', 2, n, 1, now(), now() FROM generate_series(1, $2) AS n`,
 		d.entries, entries)
 	d.exec(t, "UPDATE sales SET sold = $2 WHERE id = $1", d.entries, entries)
@@ -268,8 +270,8 @@ func TestBeaconSeedsTheDraw(t *testing.T) {
 	d.prepare(t)
 	d.moveToRound(t)
 	for name, signature := range map[string][]byte{
-		"none": nil, "another": append([]byte{beacon[0] ^ 0x20}, beacon[1:]...), "infinity": append([]byte{0xc0}, make([]byte, 47)...),
-		"too long": make([]byte, 1<<20),
+		"none": nil, "another": append([]byte{beacon[0] ^ 0x20}, beacon[1:]...),
+		"infinity": append([]byte{0xc0}, make([]byte, 47)...), "too long": make([]byte, 1<<20),
 	} {
 		_, err = give(beaconRound, signature)
 		require.ErrorIs(t, err, draw.ErrBeacon, name)
@@ -301,7 +303,8 @@ func TestLateDrawIsVoid(t *testing.T) {
 	t.Parallel()
 	d := newDraw(t, 5)
 	endLate := func() bool {
-		ended, err := d.EndLate(t.Context(), d.goods)
+		found := d.find(t)
+		ended, err := d.EndLate(t.Context(), &found)
 		require.NoError(t, err)
 		return ended
 	}
@@ -379,12 +382,13 @@ func TestPartiesSeedTheDraw(t *testing.T) {
 	_, err = reveal("bob", secrets["bob"])
 	require.ErrorIs(t, err, draws.ErrVoid, "too late")
 	require.Equal(t, draws.Void, d.find(t).State)
-	require.Equal(t, draws.ReasonNoReveal, d.find(t).VoidReason)
+	require.Equal(t, "a party has not revealed its secret in time", d.find(t).VoidReason)
 
 	d = withParties()
 	d.prepare(t)
 	d.exec(t, "UPDATE draws SET frozen_at = now() - interval '1 hour'")
-	ended, err := d.EndLate(t.Context(), d.goods)
+	late := d.find(t)
+	ended, err := d.EndLate(t.Context(), &late)
 	require.NoError(t, err)
 	require.True(t, ended)
 }

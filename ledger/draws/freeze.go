@@ -30,12 +30,12 @@ var (
 	errRoundComes = errors.New("a round comes before the list can be frozen")
 )
 
-// Freeze freezes the list of the entries, all of which must be final: over, in Postgres, and unable to become others. It
-// asks for a stock of the entries sale that leaves nothing, so that none is added later. It makes the draw void if the
-// last round is over. After a crash it goes on with the next part of the list. It does nothing in another state.
+// freeze freezes the list of the entries, all of which must be final: over, in Postgres, and unable to become others.
+// It asks for a stock of the entries sale that leaves nothing, so that none is added later. It makes the draw void if
+// the last round is over. After a crash it goes on with the next part of the list. It does nothing in another state.
 //
 // The caller excludes other calls (pg.DrawLock). Two at once harm nothing: one of them fails.
-func (s *Store) Freeze(ctx context.Context, conn *pgx.Conn, goods uuid.UUID) error {
+func (s *Store) freeze(ctx context.Context, conn *pgx.Conn, goods uuid.UUID) error {
 	d, err := find(ctx, conn, goods)
 	if err != nil || d.State != Freezing {
 		return err
@@ -190,7 +190,7 @@ func (f *freezing) note(ctx context.Context, tx pgx.Tx, d *Draw, root draw.Hash)
 	var rounds []int64
 	if len(d.Parties) == 0 {
 		if rounds = draw.Rounds(d.ClosesAt, d.Freeze, now); rounds == nil {
-			return void(ctx, tx, d, ReasonLate)
+			return void(ctx, tx, d, reasonLate)
 		}
 		round = &rounds[len(rounds)-1]
 		if draw.RoundTime(*round).Sub(now) < commitMargin {
@@ -226,16 +226,20 @@ func scanHash(row pgx.CollectableRow) (hash draw.Hash, err error) {
 	return hash, err
 }
 
-// Prepare freezes and ranks the draw of the sale as far as it can: the entries are final if that is true. One process at
-// a time does so for any draw; the others return pg.ErrLockHeld.
+// Prepare freezes and ranks the draw of the sale as far as it can: the entries are final if that is true. One process
+// at a time does so for any draw; the others return pg.ErrLockHeld.
 func (s *Store) Prepare(ctx context.Context, goods uuid.UUID) error {
 	lock, err := pg.Begin(ctx, s.pool, pg.DrawLock, silenceMax)
 	if err != nil {
 		return err
 	}
 	defer lock.End()
-	if err := s.Freeze(ctx, lock.Conn, goods); err != nil {
+	// Without statistics, as in the first minutes of a sale, Postgres would sort all entries for each part of them.
+	if err := lock.Run(ctx, "SET enable_sort = off"); err != nil {
 		return err
 	}
-	return s.Rank(ctx, lock.Conn, goods)
+	if err := s.freeze(ctx, lock.Conn, goods); err != nil {
+		return err
+	}
+	return s.rank(ctx, lock.Conn, goods)
 }

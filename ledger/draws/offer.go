@@ -47,17 +47,19 @@ const (
 	NoUnit Result = "no unit"
 )
 
-// Reserver reserves a unit for the entrant of each turn, in their order, and returns a result for each. It gives no unit
-// of an item after a turn of the item that got none.
+// Reserver reserves a unit for the entrant of each turn, in their order, and returns a result for each. It gives no
+// unit of an item after a turn of the item that got none.
 type Reserver func(ctx context.Context, turns []Turn) ([]Result, error)
 
-// Offer has the next ranks have their turn, and records what became of them: of each item at most as many as it has
-// units left, by its letter, "" in a sale without items. It returns how many had theirs. One process at a time does so
-// for a draw; the others return 0. Entries that were cancelled are skipped.
+// Offer has the next ranks have their turn, and records what became of them: of each item at most so many, by its
+// letter, "" in a sale without items. It returns how many had theirs. One process at a time does so for a draw; the
+// others return 0. Entries that were cancelled are skipped.
 //
 // After a crash between reserve and the record the same turns come again, with the same orders. The transaction stays
 // open over the call on purpose: the lock on the draw is the lease of this process, and ends with its connection.
-func (s *Store) Offer(ctx context.Context, goods uuid.UUID, left map[string]int64, reserve Reserver) (done int, err error) {
+func (s *Store) Offer(
+	ctx context.Context, goods uuid.UUID, ranks map[string]int64, reserve Reserver,
+) (done int, err error) {
 	err = pg.InTransaction(ctx, s.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		done = 0
 		err := tx.QueryRow(ctx, sql.DrawsLockFree, goods).Scan(nil)
@@ -70,7 +72,7 @@ func (s *Store) Offer(ctx context.Context, goods uuid.UUID, left map[string]int6
 		if err != nil || d.State != Offering || d.Paused {
 			return err
 		}
-		turns, err := d.turns(ctx, tx, left)
+		turns, err := d.turns(ctx, tx, ranks)
 		if err != nil {
 			return err
 		}
@@ -81,7 +83,7 @@ func (s *Store) Offer(ctx context.Context, goods uuid.UUID, left map[string]int6
 }
 
 // turns returns the next ones. All together are not more than one call of the script takes.
-func (d *Draw) turns(ctx context.Context, tx pgx.Tx, left map[string]int64) (turns []Turn, err error) {
+func (d *Draw) turns(ctx context.Context, tx pgx.Tx, ranks map[string]int64) (turns []Turn, err error) {
 	next := map[string]int64{}
 	rows, _ := tx.Query(ctx, sql.DrawsNextRanks, d.SaleID) // its error comes with the rows
 	var item string
@@ -95,7 +97,7 @@ func (d *Draw) turns(ctx context.Context, tx pgx.Tx, left map[string]int64) (tur
 	first := int64(0) // of the ranks of the item
 	for i, entries := range d.ItemEntries {
 		item, code := d.item(i)
-		most := min(left[item], int64(order.MaxPerMessage-len(turns)), entries-next[item])
+		most := min(ranks[item], int64(order.MaxPerMessage-len(turns)), entries-next[item])
 		if most > 0 {
 			rows, _ := tx.Query(ctx, sql.DrawsTurns, d.SaleID, d.EntriesID, first, next[item], most) // as above
 			turn, expected := Turn{Item: item, Code: code}, next[item]

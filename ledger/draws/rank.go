@@ -18,13 +18,13 @@ import (
 	"stampede/sql"
 )
 
-// silenceMax is how long the session that freezes or ranks may be silent before Postgres ends it: longer than it takes to
-// sort the entries of the largest draw.
+// silenceMax is how long the session that freezes or ranks may be silent before Postgres ends it: longer than it
+// takes to sort the entries of the largest draw.
 const silenceMax = 2 * time.Minute
 
-// Rank ranks all entries by the seed, in one transaction. It needs 12 bytes of memory for each. It does nothing in
+// rank ranks all entries by the seed, in one transaction. It needs 12 bytes of memory for each. It does nothing in
 // another state. The caller excludes other calls (pg.DrawLock). Two at once harm nothing: one of them fails.
-func (s *Store) Rank(ctx context.Context, conn *pgx.Conn, goods uuid.UUID) error {
+func (s *Store) rank(ctx context.Context, conn *pgx.Conn, goods uuid.UUID) error {
 	err := pg.InTransaction(ctx, conn, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		d, err := find(ctx, tx, goods)
 		if err != nil || d.State != Ranking {

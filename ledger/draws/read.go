@@ -168,7 +168,9 @@ func (s *Store) Bundle(ctx context.Context, goods uuid.UUID) (*draw.Bundle, erro
 }
 
 // offers appends what became of the ranks of an item.
-func (s *Store) offers(ctx context.Context, goods uuid.UUID, letter, code string, to []draw.Offer) ([]draw.Offer, error) {
+func (s *Store) offers(
+	ctx context.Context, goods uuid.UUID, letter, code string, to []draw.Offer,
+) ([]draw.Offer, error) {
 	o := draw.Offer{Rank: -1, Item: code}
 	for page := offersPage; page == offersPage; {
 		page = 0

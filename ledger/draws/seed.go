@@ -78,7 +78,7 @@ func (s *Store) Reveal(ctx context.Context, goods uuid.UUID, party string, secre
 			return err
 		}
 		if d.overdue {
-			return void(ctx, tx, d, ReasonNoReveal)
+			return void(ctx, tx, d, reasonNoReveal)
 		}
 		if _, err := tx.Exec(ctx, sql.DrawsReveal, goods, d.Parties); err != nil {
 			return err

@@ -38,7 +38,7 @@ func TestEventsFitTheirDescription(t *testing.T) {
 		require.NoError(t, err)
 		return schema
 	}
-	orders, sales, payments := schema("order"), schema("sale"), schema("payment")
+	orders, sales, payments, draws := schema("order"), schema("sale"), schema("payment"), schema("draw")
 
 	pool := testkit.Pool(t)
 	exec := func(query string, args ...any) {
@@ -56,6 +56,19 @@ func TestEventsFitTheirDescription(t *testing.T) {
 	} {
 		exec("INSERT INTO sale_events (sale_id, revision, type, data, operator) VALUES ($1, $2, $3, '{\"stock\": 70}', 'ada')",
 			sale, revision+1, kind)
+	}
+	hash := strings.Repeat("0a", 32)
+	party := `"parties": [{"name": "ann", "commitment": "` + hash + `"`
+	for i, event := range []string{
+		`DrawCreated {"stock": 70, "freeze_seconds": 60, "entries_sale_id": "` + sale.String() + `", ` + party + `}]}`,
+		`DrawFrozen {"entries": 0, "root": "` + hash + `", "rounds": [7, 8], "closes_at": "2026-11-22T18:00:00Z",
+			"frozen_at": "2026-11-22T18:00:09.512345Z", "freeze_seconds": 60, "entries_sale_id": "` + sale.String() + `"}`,
+		`DrawSeeded {"seed": "` + hash + `", "round": 8, "signature": "` + strings.Repeat("b7", 48) + `"}`,
+		`DrawSeeded {"seed": "` + hash + `", ` + party + `, "secret": "` + hash + `"}]}`,
+		`DrawVoided {"reason": "a party has not revealed its secret in time"}`,
+	} {
+		kind, data, _ := strings.Cut(event, " ")
+		exec("INSERT INTO sale_events (sale_id, revision, type, data) VALUES ($1, $2, $3, $4)", sale, 11+i, kind, data)
 	}
 	for _, steps := range [][][2]string{
 		{{"OrderConfirmed", `{}`}},
@@ -98,13 +111,16 @@ func TestEventsFitTheirDescription(t *testing.T) {
 	look(t, r)
 	events, _, err := r.Read(t.Context(), 0, 1000)
 	require.NoError(t, err)
-	require.Len(t, events, 10+11+2*2+2)
-	traced, withItems := 0, 0
+	require.Len(t, events, 10+5+11+2*2+2)
+	traced, withItems, ofDraws := 0, 0, 0
 	for _, e := range events {
 		event, err := jsonschema.UnmarshalJSON(bytes.NewReader(e.Body))
 		require.NoError(t, err)
 		schema := orders
 		switch {
+		case bytes.Contains(e.Body, []byte(`"type":"stampede.draw.`)):
+			schema, ofDraws = draws, ofDraws+1
+			require.NotContains(t, string(e.Body), `"stock"`)
 		case e.Subject == sale.String(), e.Subject == sizes.String():
 			schema = sales
 		case strings.HasPrefix(e.Subject, "/"):
@@ -122,8 +138,8 @@ func TestEventsFitTheirDescription(t *testing.T) {
 			require.Contains(t, string(e.Body), `"traceparent":"`+e.TraceParent+`"`)
 		}
 	}
-	require.Equal(t, []int{1, 2}, []int{traced, withItems})
-	renamed := bytes.Replace(events[10].Body, []byte(`"user_id"`), []byte(`"user"`), 1)
+	require.Equal(t, []int{1, 2, 5}, []int{traced, withItems, ofDraws})
+	renamed := bytes.Replace(events[15].Body, []byte(`"user_id"`), []byte(`"user"`), 1)
 	wrong, err := jsonschema.UnmarshalJSON(bytes.NewReader(renamed))
 	require.NoError(t, err)
 	require.Error(t, orders.Validate(wrong))

@@ -158,6 +158,8 @@ type saleRow struct {
 	Items                json.RawMessage
 	Shards               int
 	State                string
+	// Draw is what an event of the draw of the sale says.
+	Draw json.RawMessage
 }
 
 type saleData struct {
@@ -183,7 +185,50 @@ type saleData struct {
 	Shards               int             `json:"shards"`
 }
 
+// drawData is what an event of a draw says. Which members it has follows from the change.
+type drawData struct {
+	SchemaVersion int       `json:"schema_version"`
+	Position      int64     `json:"position"`
+	SaleID        uuid.UUID `json:"sale_id"`
+	Revision      int64     `json:"revision"`
+	Change        string    `json:"change"`
+	OccurredAt    instant   `json:"occurred_at"`
+	Operator      string    `json:"operator,omitempty"`
+	EntriesSaleID uuid.UUID `json:"entries_sale_id,omitzero"`
+	FreezeSeconds int64     `json:"freeze_seconds,omitempty"`
+	ClosesAt      string    `json:"closes_at,omitempty"`
+	FrozenAt      string    `json:"frozen_at,omitempty"`
+	Entries       *int64    `json:"entries,omitempty"`
+	Root          string    `json:"root,omitempty"`
+	Rounds        []int64   `json:"rounds,omitempty"`
+	Seed          string    `json:"seed,omitempty"`
+	Round         int64     `json:"round,omitempty"`
+	Signature     string    `json:"signature,omitempty"`
+	Parties       []struct {
+		Name       string `json:"name"`
+		Commitment string `json:"commitment"`
+		Secret     string `json:"secret,omitempty"`
+	} `json:"parties,omitempty"`
+	Reason string `json:"reason,omitempty"`
+}
+
+func (row *saleRow) drawEvent(r *Reader) (Event, error) {
+	var data drawData
+	id := row.SaleID.String()
+	if err := json.Unmarshal(row.Draw, &data); err != nil {
+		return Event{}, fmt.Errorf("read revision %d of sale %s: %w", row.Revision, id, err)
+	}
+	data.SchemaVersion, data.Position, data.SaleID, data.Revision = schemaVersion, row.Position, row.SaleID, row.Revision
+	data.Change = strings.ToLower(strings.TrimPrefix(row.Type, "Draw"))
+	data.OccurredAt, data.Operator = instant(row.OccurredAt), row.Operator
+	return r.event(&row.logged, "stampede.draw."+data.Change, fmt.Sprintf("%s.r%d", id, row.Revision), id, "", "DrawEvent",
+		data)
+}
+
 func (row *saleRow) event(r *Reader) (Event, error) {
+	if row.Draw != nil {
+		return row.drawEvent(r)
+	}
 	change := strings.ToLower(strings.TrimPrefix(row.Type, "Sale"))
 	id := row.SaleID.String()
 	return r.event(&row.logged, "stampede.sale."+change, fmt.Sprintf("%s.r%d", id, row.Revision), id, "", "SaleEvent",

@@ -161,6 +161,19 @@ func TestEachNeedAndWayOutIsTried(t *testing.T) {
 	), slices.Collect(maps.Keys(texts)))
 }
 
+// The orders of entries stay while units are offered to the entrants.
+func TestEntriesOfDrawAreNotArchived(t *testing.T) {
+	t.Parallel()
+	s := restingShop(t)
+	goods := testshop.NewSale(t, s.Pool, 5)
+	require.NoError(t, s.Exec(t, "INSERT INTO draws (sale_id, entries_id, kind) VALUES ($1, $2, 'draw')", goods, march))
+	_, err := archiveSale(t, s, t.TempDir(), march)
+	require.ErrorContains(t, err, "its orders are the entries of the sale "+goods.String())
+	require.NoError(t, s.Exec(t, "UPDATE sales SET state = 'ended' WHERE id = $1", goods))
+	_, err = archiveSale(t, s, t.TempDir(), march)
+	require.NoError(t, err)
+}
+
 // BenchmarkArchiveOfAMillionOrders measures how long a sale with a million paid orders, of two events each, takes to
 // archive, to audit in its file, and to bring back; and the memory of the process. -benchtime=1x.
 func BenchmarkArchiveOfAMillionOrders(b *testing.B) {

@@ -13,6 +13,7 @@ import (
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
 	"stampede/reservation"
+	"stampede/reservation/catalog"
 	"stampede/reservation/order"
 	"stampede/sql"
 	"stampede/upkeep/audit"
@@ -248,4 +249,31 @@ func TestAuditReportsAndReconcileRepairsForgedRevisions(t *testing.T) {
 			testwork.RequireUnbroken(t, s, sale)
 		})
 	}
+}
+
+// Units of a draw that everybody can buy are a broken promise; those of a waiting list may be offered or not.
+func TestAuditReportsWrongStateOfOfferedSale(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t)
+	entries, err := s.Create(t.Context(), reservation.Terms{
+		Name: "entries", Stock: 9, PerOrderLimit: 1, ClosesAt: time.Now().Add(time.Hour),
+	})
+	require.NoError(t, err)
+	drawn := s.Open(t, 2)
+	_, err = s.CreateDraw(t.Context(), drawn, catalog.DrawTerms{Entries: entries.ID, Freeze: time.Minute})
+	require.NoError(t, err)
+	list, err := s.Create(t.Context(), reservation.Terms{Name: "list", Stock: 2, PerOrderLimit: 1, Waitlist: true})
+	require.NoError(t, err)
+	state := func(sale uuid.UUID, state string) audit.Report {
+		require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "state", state).Err())
+		return testwork.Audit(t, s, sale)
+	}
+	for _, right := range []string{"offers", "waitlist"} {
+		require.Empty(t, testwork.Broken(state(list.ID, right)), right)
+	}
+	require.Contains(t, testwork.Text(t, state(list.ID, "open")), "state is open and not waitlist")
+	require.Contains(t, testwork.Text(t, state(drawn, "waitlist")), "state is waitlist and not offers")
+	require.Contains(t, testwork.Text(t, state(drawn, "open")), "state is open and not offers")
+	testwork.RequireMended(t, s, uuid.Nil, "")
+	require.Equal(t, reservation.OffersOnly, s.Ask(t, drawn, "ann").Verdict)
 }

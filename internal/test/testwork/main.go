@@ -3,6 +3,7 @@ package testwork
 
 import (
 	"context"
+	"encoding/hex"
 	"fmt"
 	"log/slog"
 	"os"
@@ -21,6 +22,7 @@ import (
 	"stampede/internal/crashpoint"
 	"stampede/internal/test/testkit"
 	"stampede/ledger"
+	"stampede/ledger/draws"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"
@@ -95,6 +97,17 @@ func (p process) run(ctx context.Context, args []string) error {
 		return err
 	case "report": // a payment with this reference, of this order
 		_, err := ledger.New(p.pool).Report(ctx, order.Money{Reference: args[1], OrderID: uuid.MustParse(args[2])})
+		return err
+	case "beacon": // of the draw of a sale: a round, and its signature
+		round, err := strconv.ParseInt(args[2], 10, 64)
+		if err != nil {
+			return err
+		}
+		signature, err := hex.DecodeString(args[3])
+		if err != nil {
+			return err
+		}
+		_, err = draws.New(p.pool).Beacon(ctx, uuid.MustParse(args[1]), round, signature)
 		return err
 	case "restore": // a file
 		_, err := archive.Restore(ctx, p.pool, args[1])

@@ -1,0 +1,80 @@
+//go:build system
+
+package offers_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/crashpoint"
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
+	"stampede/internal/test/testwork"
+	"stampede/ledger/draws"
+)
+
+// A worker that dies at any step of a draw leaves a draw that the next one finishes: with the same list, and one order
+// for each offer.
+func TestDrawIsFinishedAfterCrash(t *testing.T) {
+	t.Parallel()
+	for _, point := range []string{
+		crashpoint.DrawPortion, crashpoint.DrawFrozen, crashpoint.DrawSeeded,
+		crashpoint.DrawRanked, crashpoint.BeforeOffer, crashpoint.AfterOffer, crashpoint.BeforeOfferCommit,
+		crashpoint.AfterOffer + ":2",
+	} {
+		t.Run(point, func(t *testing.T) {
+			t.Parallel()
+			s := testshop.OnOwnRedis(t, 1)
+			d := newDraw(t, s, 700, 500)
+			await := func(state draws.State) {
+				t.Helper()
+				testkit.Eventually(t, time.Minute, "the draw is "+string(state), func() bool { return d.find(t).State == state })
+			}
+			victim := s.Process(t, "worker")
+			if point == crashpoint.DrawSeeded {
+				victim = s.Process(t, "beacon", d.goods.String(), "657413", quicknet657413)
+			}
+			victim.Setenv(crashpoint.Env, point)
+			switch point {
+			case crashpoint.DrawPortion, crashpoint.DrawFrozen:
+				victim.Start()
+				victim.WaitKilled(time.Minute)
+				require.Equal(t, draws.Freezing, d.find(t).State)
+			case crashpoint.DrawSeeded:
+				stop := testwork.Work(t, testwork.Config(t, s))
+				await(draws.Frozen)
+				stop()
+				d.moveToRound(t)
+				victim.Start()
+				victim.WaitKilled(time.Minute)
+				require.Equal(t, draws.Frozen, d.find(t).State)
+			default:
+				victim.Start()
+				await(draws.Frozen)
+				d.seed(t)
+				victim.WaitKilled(time.Minute)
+			}
+			successor := s.Process(t, "worker")
+			successor.Start()
+			testkit.Eventually(t, time.Minute, "the list is frozen", func() bool { return !d.find(t).FrozenAt.IsZero() })
+			if d.find(t).SeededAt.IsZero() {
+				d.seed(t)
+			}
+			testkit.Eventually(t, time.Minute, "all units are offered", func() bool { return d.find(t).Offered == 500 })
+			s.AwaitConfirmed(t, 700+500)
+			testwork.AwaitRest(t, s)
+			testkit.Eventually(t, time.Minute, "all changes are published", func() bool {
+				return s.Count(t, "SELECT count(*) FROM sales WHERE published_revision < revision") == 0
+			})
+			successor.Stop()
+			require.Len(t, d.verify(t).Offers, 500)
+			require.Zero(t, s.Count(t, `SELECT count(*) FROM draw_offers AS o WHERE NOT EXISTS (
+				SELECT FROM orders WHERE sale_id = o.sale_id AND id = o.order_id AND status = 'confirmed')`))
+			require.EqualValues(t, 500, s.Count(t, "SELECT count(*) FROM orders WHERE sale_id = $1", d.goods))
+			testwork.RequireUnbroken(t, s, uuid.Nil)
+		})
+	}
+}
