@@ -165,7 +165,7 @@ func (s *drawService) ask(c echo.Context, do func(ctx context.Context, goods uui
 			err = do(ctx, goods)
 		}
 		if refused = problemForDraw(err); refused != nil {
-			return nil
+			err = nil // Postgres has answered
 		}
 		return err
 	})

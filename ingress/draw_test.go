@@ -79,6 +79,15 @@ func (d drawn) close() map[string]any {
 	return d.await("frozen")
 }
 
+// moveToRound makes the frozen draw one of another time: the signature of a round of these days is not known.
+func (d drawn) moveToRound() {
+	d.t.Helper()
+	at := draw.RoundTime(beaconRound)
+	testshop.Exec(d.t, d.pool, "UPDATE sales SET closes_at = $2 WHERE id = $1", d.entries, at.Add(-time.Minute))
+	testshop.Exec(d.t, d.pool, "UPDATE draws SET frozen_at = $2, round = $3 WHERE sale_id = $1", d.goods,
+		at.Add(-time.Second), beaconRound)
+}
+
 func (d drawn) proof(receipt string) reply {
 	d.t.Helper()
 	return d.get(d.path + "/proof?receipt=" + receipt)
@@ -240,11 +249,7 @@ func TestBeaconSeedsDraw(t *testing.T) {
 	d.close()
 	p := beacon(drandAnswer).isProblem(http.StatusBadRequest, "invalid-beacon")
 	require.Regexp(t, `^the seed of the draw is that of round \d+, of 20\S+Z\.$`, p["detail"])
-	// The signature of a round of these days is not known: the draw becomes one of another time.
-	at := draw.RoundTime(beaconRound)
-	testshop.Exec(t, s.pool, "UPDATE sales SET closes_at = $2 WHERE id = $1", d.entries, at.Add(-time.Minute))
-	testshop.Exec(t, s.pool, "UPDATE draws SET frozen_at = $2, round = $3 WHERE sale_id = $1", d.goods,
-		at.Add(-time.Second), beaconRound)
+	d.moveToRound()
 	for body, slug := range map[string]string{
 		`{}`:                                "invalid-beacon",
 		`{"round":657413}`:                  "invalid-beacon",
@@ -263,7 +268,9 @@ func TestBeaconSeedsDraw(t *testing.T) {
 	beacon(large).isProblem(http.StatusRequestEntityTooLarge, "body-too-large")
 	p = d.post(d.path+"/reveal", `{"party":"ann","secret":"00"}`).isProblem(http.StatusBadRequest, "invalid-request")
 	require.Contains(t, p["detail"], "that of a round of drand")
+	require.NotContains(t, d.get(d.path).is(http.StatusOK), "seed")
 	require.Equal(t, randomness, beacon(drandAnswer).is(http.StatusOK)["seed"])
+	require.Equal(t, randomness, d.get(d.path).is(http.StatusOK)["seed"], "this server shows it immediately")
 	require.Equal(t, randomness, beacon(drandAnswer).is(http.StatusOK)["seed"], "a repeat")
 	require.EqualValues(t, 1, d.await("over")["last_rank"])
 	require.Len(t, d.holdProofs(receipts), 2)
@@ -282,7 +289,7 @@ func TestDrawIsRefused(t *testing.T) {
 		`{}`:                      "entries_sale_id must be the id of a sale",
 		`{"entries_sale_id":"x"}`: "entries_sale_id must be the id of a sale",
 		`{"entries_sale_id":"` + uuid.NewString() + `"}`:                      "entries_sale_id must be the id of a sale",
-		`{"entries_sale_id":"ID","freeze_seconds":9}`:                         "freeze_seconds must be a whole number from 10",
+		`{"entries_sale_id":"ID","freeze_seconds":9}`:                         "freeze_seconds must be a whole number",
 		`{"entries_sale_id":"ID","freeze_seconds":9223372036854775807}`:       "freeze_seconds must be",
 		`{"entries_sale_id":"ID","parties":[]}`:                               "parties must be 1 to 16",
 		`{"entries_sale_id":"ID","parties":[{"name":"a","commitment":"00"}]}`: "parties[0].commitment must be a SHA-256",

@@ -37,8 +37,8 @@ const (
 	forgetAfter = answerMaxAge
 )
 
-// feed answers public requests about sales and draws from memory. It queries an item at most twice a second, whatever the
-// number of requests, and many items together, one query at a time. Requests wait only if the snapshot is older
+// feed answers public requests about sales and draws from memory. It queries an item at most twice a second, whatever
+// the number of requests, and many items together, one query at a time. Requests wait only if the snapshot is older
 // than answerMaxAge. The number of items is bounded. It is safe for concurrent use.
 type feed struct {
 	// query reads the items with these keys. A key that is missing in its answer does not exist.

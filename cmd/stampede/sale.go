@@ -59,13 +59,21 @@ type catalogFlags struct {
 
 // open calls do with the sales.
 func (f *catalogFlags) open(ctx context.Context, logger *slog.Logger, do func(saleStore) error) error {
+	return f.reach(ctx, logger, func(c *apiclient.Client) error { return do(c) },
+		func(b *backend) error { return do(b.catalog) })
+}
+
+// reach calls one of two: over with a client of the server, if there is one, or else on with the databases.
+func (f *catalogFlags) reach(
+	ctx context.Context, logger *slog.Logger, over func(*apiclient.Client) error, on func(*backend) error,
+) error {
 	if err := f.check(f.optionalDatabases); err != nil {
 		return err
 	}
 	if f.Server != "" {
-		return f.withClient(func(client *apiclient.Client) error { return do(client) })
+		return f.withClient(over)
 	}
-	return f.stores(f.keysFlags).with(ctx, 2, logger, func(b *backend) error { return do(b.catalog) })
+	return f.stores(f.keysFlags).with(ctx, 2, logger, on)
 }
 
 // with opens the sales, calls do with them and prints the sales that do returns, as text by write.

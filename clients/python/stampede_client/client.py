@@ -15,6 +15,8 @@ from .transport import Repeats, Request, Token, Transport, is_temporary, pause_b
 from .types import (
     AcceptedOrder,
     ConfirmedOrder,
+    Draw,
+    DrawProof,
     Order,
     Purchase,
     Sale,
@@ -172,6 +174,17 @@ class Stampede:
     def sales(self, *, page_size: Optional[int] = None) -> Iterator[Sale]:
         """All sales, newest first."""
         return self._transport.list("/v1/sales", "sales", {"limit": page_size}, Sale)
+
+    def draw(self, sale_id: str) -> Draw:
+        """The draw of the units of the sale. To enter, buy a unit of its entries_sale_id, and keep the receipt."""
+        request = Request("GET", f"/v1/sales/{_segment(sale_id)}/draw")
+        return read(Draw, self._transport.call(request, Repeats()).json)
+
+    def draw_proof(self, sale_id: str, receipt: str) -> DrawProof:
+        """The part of an entry in the draw of the sale, by the receipt of the entry, once the list is frozen."""
+        query = urlencode({"receipt": receipt})
+        request = Request("GET", f"/v1/sales/{_segment(sale_id)}/draw/proof?{query}")
+        return read(DrawProof, self._transport.call(request, Repeats()).json)
 
     def watch_order(
         self,

@@ -12,6 +12,8 @@ import {
 import type {
   AcceptedOrder,
   ConfirmedOrder,
+  Draw,
+  DrawProof,
   Order,
   OrderStatus,
   Purchase,
@@ -150,6 +152,18 @@ export class Stampede {
   /** All sales, newest first. */
   sales(options: CallOptions & { pageSize?: number } = {}): AsyncGenerator<Sale, void, undefined> {
     return this.#transport.list("/v1/sales", "sales", { limit: options.pageSize }, options);
+  }
+
+  /** The draw of the units of the sale. To enter, `buy` a unit of its `entries_sale_id`, and keep the receipt. */
+  async draw(saleId: string, options: CallOptions = {}): Promise<Draw> {
+    const path = `/v1/sales/${encodeURIComponent(saleId)}/draw`;
+    return (await this.#transport.call({ method: "GET", path }, options)).json as Draw;
+  }
+
+  /** The part of an entry in the draw of the sale, by the receipt of the entry, once the list is frozen. */
+  async drawProof(saleId: string, receipt: string, options: CallOptions = {}): Promise<DrawProof> {
+    const path = `/v1/sales/${encodeURIComponent(saleId)}/draw/proof?${new URLSearchParams({ receipt })}`;
+    return (await this.#transport.call({ method: "GET", path }, options)).json as DrawProof;
   }
 
   /**

@@ -344,7 +344,7 @@ async function cancel() {
 
 let draw = null, proof = null;
 
-// watchDraw follows the draw, and this entrant in it, until both are over. An offer is an order.
+// watchDraw follows the draw, and this entrant in it. An offer is an order.
 async function watchDraw() {
   for (;;) {
     const answer = await call("GET", `${salePath}/draw`);
@@ -356,8 +356,7 @@ async function watchDraw() {
       if (proof?.order_id) follow(proof.order_id);
     }
     render();
-    if (draw && ["over", "void"].includes(draw.state)) return;
-    await pause(jitter(1000));
+    await pause(jitter(["over", "void"].includes(draw?.state) ? 10_000 : 1000));
   }
 }
 
