@@ -242,3 +242,18 @@ func TestWaitingListIsShown(t *testing.T) {
 	require.Equal(t, 3, strings.Count(pathOf(page, "o-waiting"), "M"))
 	require.NotContains(t, page, "Root of the list")
 }
+
+// A draw that waits for a round of drand says which, and how anyone brings it.
+func TestDrawAsksForItsRound(t *testing.T) {
+	t.Parallel()
+	d := openDesk(t).draw(2, 1)
+	d.Shop.Exec(t, "UPDATE draws SET parties = NULL")
+	b := d.as("vic")
+	path := "/sales/" + d.goods.String() + "/draw"
+	_, page := b.get(path)
+	require.Regexp(t, `and the seed is round \d+ of drand, of <time`, page)
+	d.freeze()
+	_, page = b.get(path)
+	require.Regexp(t, `It waits for round \d+ of drand, of <time.*in <b>0[01]:\d\d</b>`, page)
+	require.Regexp(t, draw.QuicknetChain+`/public/\d+ \|\n  stampede draw beacon `+d.goods.String(), page)
+}
