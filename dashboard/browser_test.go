@@ -28,6 +28,7 @@ func TestBrowser(t *testing.T) {
 		"EveryPageKeepsItsLayout": everyPageKeepsItsLayout, "TimesAreLocal": timesAreLocal,
 		"OrdersAreFound": ordersAreFound, "TargetIsReplayed": targetIsReplayed, "RefundIsNoted": refundIsNoted,
 		"BadgeFollows": badgeFollows, "MarksFollow": marksFollow, "TableFollowsTheCharts": tableFollowsTheCharts,
+		"DrawIsFollowed": drawIsFollowed,
 	} {
 		t.Run(name, func(t *testing.T) { t.Parallel(); test(t, b) })
 	}

@@ -2,8 +2,8 @@
 // operators. It reads what dashboard/fleet collects, and acts through the same packages as the commands.
 //
 // A request passes the gate (web.go: headers, origin, session, role), and then a handler of its part: sale.go,
-// order.go, payment.go, letter.go, target.go, check.go or files.go. The handler returns the body of a page, or an
-// action, and the site (site.go) renders the template of the page, or runs the action. What changes while a page is
+// draw.go, order.go, payment.go, letter.go, target.go, check.go or files.go. The handler returns the body of a page, or
+// an action, and the site (site.go) renders the template of the page, or runs the action. What changes while a page is
 // open is rendered once for all browsers in board.go, and sent by dashboard/live. What happened is kept in journal.go.
 package dashboard
 
@@ -145,6 +145,7 @@ func (d *Dashboard) routes(gate *gate, books books) http.Handler {
 	orders := orderPages{d.site, ledger.New(d.Pool)}
 	letters := letterPages{d.site, deadletter.NewStore(d.Pool, d.Redis, d.Store)}
 	targets := targetPages{d.site, target.NewStore(d.Pool)}
+	drawn := newDrawPages(d.site)
 	checks := checkPages{d.site, d.checks, d.stopping}
 	for pattern, route := range map[string]struct {
 		role operators.Role
@@ -164,6 +165,7 @@ func (d *Dashboard) routes(gate *gate, books books) http.Handler {
 		"GET /sales":                    {operators.Viewer, d.look(sales.list)},
 		"POST /sales":                   {operators.Admin, d.act(actTimeout, sales.create)},
 		"GET /sales/{sale}":             {operators.Viewer, d.look(sales.show)},
+		"GET /sales/{sale}/draw":        {operators.Viewer, d.look(drawn.show)},
 		"POST /sales/{sale}/pause":      {operators.Operator, sales.change("pause", sales.pause)},
 		"POST /sales/{sale}/resume":     {operators.Operator, sales.change("resume", sales.resume)},
 		"POST /sales/{sale}/restock":    {operators.Operator, sales.change("restock", sales.restock)},

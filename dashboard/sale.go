@@ -38,6 +38,8 @@ type salePage struct {
 	// HistoryProblem is set if the history cannot be read.
 	HistoryProblem string
 	Table          table
+	// Draw is nil for a sale that is in none.
+	Draw *drawLink
 	// Key makes a second sending of the form the same restock.
 	Key string
 }
@@ -112,6 +114,9 @@ func (d salePages) show(ctx context.Context, r *http.Request) (page, error) {
 		if rebuild.Sale == id || rebuild.Sale == uuid.Nil {
 			p.Rebuilds = append(p.Rebuilds, rebuild)
 		}
+	}
+	if p.Draw, err = d.drawOf(ctx, id); err != nil {
+		d.Logger.WarnContext(ctx, "the draw of a sale could not be read", "sale", id, "error", err)
 	}
 	changes, err := d.Catalog.History(ctx, id, historyMax)
 	if err != nil {

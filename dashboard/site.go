@@ -139,6 +139,8 @@ var functions = template.FuncMap{
 	"more":   func(found int64, shown []audit.Finding) int64 { return found - int64(len(shown)) },
 	"class":  func(state string) string { return strings.ReplaceAll(state, " ", "-") },
 	"list":   func(one ...string) []string { return one },
+	// for a shell
+	"quoted": func(text string) string { return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'" },
 	"label":  func(tab string) string { return tabs[tab] },
 	"tabbed": func(page, tab string) bool { return page == tab || pageOf[page] == tab },
 }
@@ -149,7 +151,9 @@ var (
 		"overview": "Overview", "sales": "Sales", "orders": "Orders", "letters": "Dead letters", "refunds": "Refunds",
 		"targets": "Targets", "audit": "Audit", "book": "Runbook",
 	}
-	pageOf = map[string]string{"sale": "sales", "order": "orders", "letter": "letters", "target": "targets"}
+	pageOf = map[string]string{
+		"sale": "sales", "draw": "sales", "order": "orders", "letter": "letters", "target": "targets",
+	}
 )
 
 // marks say a state without its colour.

@@ -12,9 +12,11 @@ import (
 	"github.com/cloudflare/circl/sign/bls"
 )
 
-// drand quicknet, whose rounds are the seeds: chain 52db9ba70e0cc0f6eaf7803dd07447a1f5477735fd3f661792ba94600c84e971,
-// scheme bls-unchained-g1-rfc9380. A round's signature exists when the time of the round has come, not before; it is
-// the only one that fits the key and the round.
+// QuicknetChain is the hash of the chain drand quicknet, whose rounds are the seeds.
+const QuicknetChain = "52db9ba70e0cc0f6eaf7803dd07447a1f5477735fd3f661792ba94600c84e971"
+
+// The chain has the scheme bls-unchained-g1-rfc9380. A round's signature exists when the time of the round has come,
+// not before; it is the only one that fits the key and the round.
 const (
 	quicknetKey = "83cf0f2896adee7eb8b5f01fcad3912212c437e0073e911fb90022d3e760183c" +
 		"8c4b450b6a0a6c3ac6a5776a2d1064510d1fec758c921cc22b0e17e63aaf4bcb" +

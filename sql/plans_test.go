@@ -240,6 +240,7 @@ func plansFor(t *testing.T, pool *pgxpool.Pool, sale uuid.UUID) []plan {
 		{sql.ArchiveDeleteSome, []any{sale, uuid.Nil, 100}, "Scan using orders_2031_02_pkey", 1},
 		{sql.ArchiveDeleteRest, []any{sale}, "Scan (using|on) order_events_2031_02_pkey", 1},
 		{sql.AuditDrawEntries, []any{sale, uuid.Nil, id, time.Now()}, "Scan (using|on) orders_2031_02_pkey", 1},
+		{sql.DashboardDrawRanks, []any{sale, []string{""}, 5000, 12}, "Index Scan using orders_2031_02_pkey on orders", 1},
 		{sql.DrawsEntries, []any{sale, id, time.Now(), 100}, "Index Scan using orders_2031_02_pkey on orders", 1},
 		{sql.DrawsLiveEntries, []any{sale, time.Now(), 1}, "Scan (using|on) orders_2031_02_(pkey|ended_of_user)", 1},
 		{sql.DrawsTurns, []any{sale, sale, 0, 0, 100}, "Index Scan using orders_2031_02_pkey on orders", 1},

@@ -123,6 +123,9 @@ var (
 	CrowdSaleSold   = query("crowd/sale_sold")
 	CrowdSeenAt     = query("crowd/seen_at")
 
+	DashboardDrawOf    = query("dashboard/draw_of")
+	DashboardDrawRanks = query("dashboard/draw_ranks")
+
 	DeadLetterFind          = query("deadletter/find")
 	DeadLetterList          = query("deadletter/list")
 	DeadLetterLock          = query("deadletter/lock")

@@ -192,7 +192,7 @@ const charts = {
   draw() { for (const chart of this.all) chart.draw(); },
 };
 
-// --- tables of which the server makes the rows: one that is not closed asks for them every few seconds
+// --- tables of which the server makes the rows, and parts of a page: one that is not closed asks for them every few seconds
 
 const everyRows = 5000;
 const tables = [...$$("[data-rows]")].map((element) => ({element, at: element.open === false ? 0 : Date.now()}));
@@ -205,7 +205,7 @@ async function follow() {
     const rows = answer?.ok ? await answer.text() : table.rows;
     if (rows === table.rows) continue;
     table.rows = rows;
-    replace(table.element.querySelector("tbody"), rows);
+    replace(table.element.matches("div") ? table.element : table.element.querySelector("tbody"), rows);
   }
 }
 for (const {element} of tables) element.addEventListener("toggle", follow);

@@ -120,37 +120,52 @@ func (d *dev) createSale(
 	} else {
 		sale["stock"], sale["unit_price"] = stock, shirtCents
 	}
-	terms, err := json.Marshal(sale)
-	if err != nil {
-		return "", err
-	}
-	return d.operate(ctx, "/v1/sales", terms)
+	return d.create(ctx, sale)
 }
 
-// operate makes an operator's call and returns the id of the sale in its answer.
-func (d *dev) operate(ctx context.Context, path string, body []byte) (id string, err error) {
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, d.api+path, bytes.NewReader(body))
+// create creates a sale, and returns its id.
+func (d *dev) create(ctx context.Context, sale map[string]any) (id string, err error) {
+	var made struct {
+		ID string `json:"id"`
+	}
+	err = d.ask(ctx, http.MethodPost, "/v1/sales", d.admin, sale, &made)
+	return made.ID, err
+}
+
+// ask makes a call of the API. A nil body sends none, and a nil answer ignores it.
+func (d *dev) ask(ctx context.Context, method, path, bearer string, body, answer any) error {
+	var sent bytes.Buffer
+	if body != nil {
+		if err := json.NewEncoder(&sent).Encode(body); err != nil {
+			return err
+		}
+	}
+	r, err := http.NewRequestWithContext(ctx, method, d.api+path, &sent)
 	if err != nil {
-		return "", err
+		return err
 	}
-	r.Header.Set("Authorization", "Bearer "+d.admin)
-	r.Header.Set("Content-Type", "application/json")
-	answer, err := http.DefaultClient.Do(r)
+	if bearer != "" {
+		r.Header.Set("Authorization", "Bearer "+bearer)
+	}
+	if body != nil {
+		r.Header.Set("Content-Type", "application/json")
+	}
+	got, err := http.DefaultClient.Do(r)
 	if err != nil {
-		return "", err
+		return err
 	}
-	defer func() { _ = answer.Body.Close() }()
-	var sale struct {
-		ID     string `json:"id"`
-		Detail string `json:"detail"` // of a problem
+	defer func() { _ = got.Body.Close() }()
+	var raw json.RawMessage
+	if err := json.NewDecoder(got.Body).Decode(&raw); err != nil {
+		return fmt.Errorf("%s %s: %s: %w", method, path, got.Status, err)
 	}
-	if err := json.NewDecoder(answer.Body).Decode(&sale); err != nil {
-		return "", err
+	if got.StatusCode >= http.StatusBadRequest {
+		return fmt.Errorf("%s %s: %s", method, path, raw)
 	}
-	if sale.ID == "" {
-		return "", fmt.Errorf("%s: %s", answer.Status, sale.Detail)
+	if answer == nil {
+		return nil
 	}
-	return sale.ID, nil
+	return json.Unmarshal(raw, answer)
 }
 
 // stop asks dev to stop, and waits until it has deleted its data.

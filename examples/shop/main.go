@@ -3,6 +3,7 @@
 //
 //	main.go       flags, start and stop
 //	dev.go        with -dev: runs "stampede dev" and creates a sale of shirts in three sizes
+//	draw.go       with -draw: has its shirts drawn instead
 //	server.go     serves the page, and signs tokens
 //	payments.go   the shop's side of payments: verifies webhooks, and reports the money
 //	provider.go   the fake payment provider
@@ -38,10 +39,11 @@ func run(ctx context.Context) error {
 	api := flag.String("api", "http://127.0.0.1:8080", "`URL` of an ingress of Stampede, as browsers reach it")
 	sale := flag.String("sale", "", "`id` of the sale to show")
 	dev := flag.String("dev", "", "`path` of the program stampede: run \"stampede dev\" and create a sale in it")
-	opensIn := flag.Duration("opens-in", 20*time.Second, "with -dev: when the sale opens")
+	opensIn := flag.Duration("opens-in", 20*time.Second, "with -dev: when the sale opens, or its entries close")
 	stock := flag.Int("stock", 20, "with -dev: shirts for sale of each size")
 	window := flag.Duration("window", 2*time.Minute, "with -dev: how long a buyer has to pay")
 	pace := flag.Int("pace", 0, "with -dev: how many buyers a `second` get their turn to pay, 0 for all")
+	others := flag.Int("draw", 0, "with -dev: draw the shirts, without sizes, among visitors and so many `others`")
 	flag.Parse()
 
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", *addr)
@@ -55,6 +57,7 @@ func run(ctx context.Context) error {
 		Secret: os.Getenv("SHOP_JWT_SECRET"), Cashier: os.Getenv("SHOP_CASHIER_TOKEN"),
 	}
 	ended := make(chan error, 2)
+	var draw *drawn
 	if *dev != "" {
 		started, err := startDev(ctx, *dev, origin)
 		if err != nil {
@@ -63,7 +66,14 @@ func run(ctx context.Context) error {
 		defer started.stop()
 		go func() { ended <- fmt.Errorf("stampede dev has ended: %w", started.wait()) }()
 		config.API, config.Secret, config.Cashier = started.api, started.secret, started.cashier
-		if config.Sale, err = started.createSale(ctx, 0, *pace, *opensIn, *window, newSizes(*stock)...); err != nil {
+		if *others > 0 {
+			if draw, err = started.createDraw(ctx, *stock, *opensIn, *window); err == nil {
+				config.Sale = draw.goods
+			}
+		} else {
+			config.Sale, err = started.createSale(ctx, 0, *pace, *opensIn, *window, newSizes(*stock)...)
+		}
+		if err != nil {
 			return fmt.Errorf("create the sale: %w", err)
 		}
 		log.Printf("refunds that are due: curl -H 'Authorization: Bearer %s' '%s/v1/admin/payments?state=refund_due'",
@@ -75,6 +85,16 @@ func run(ctx context.Context) error {
 	}
 	server := &http.Server{Handler: shop.handler(), ReadHeaderTimeout: 2 * time.Second, ReadTimeout: 5 * time.Second}
 	go func() { ended <- server.Serve(listener) }()
+	if draw != nil {
+		if err := draw.enter(ctx, *others, shop.token); err != nil {
+			return fmt.Errorf("enter the draw: %w", err)
+		}
+		go func() {
+			if err := draw.reveal(ctx); err != nil && ctx.Err() == nil {
+				log.Print("the seed of the draw is missing: ", err)
+			}
+		}()
+	}
 	log.Printf("the shop is open: %s", origin)
 	select {
 	case <-ctx.Done():

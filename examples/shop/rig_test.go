@@ -96,6 +96,12 @@ func newPacedRig(t *testing.T, stock, pace int, opensIn, window time.Duration, s
 	t.Helper()
 	sale, err := shared.dev.createSale(t.Context(), stock, pace, opensIn, window, sizes...)
 	require.NoError(t, err)
+	return rigOf(t, sale)
+}
+
+// rigOf is a rig that shows a sale.
+func rigOf(t *testing.T, sale string) *rig {
+	t.Helper()
 	shared.mu.Lock()
 	require.NotEmpty(t, shared.free, "raise shopsMax")
 	listener := shared.free[0]
@@ -103,6 +109,7 @@ func newPacedRig(t *testing.T, stock, pace int, opensIn, window time.Duration, s
 	shared.mu.Unlock()
 	r := &rig{t: t, origin: "http://" + listener.Addr().String(), sale: sale, network: newNetwork(t)}
 	r.suffix = "-" + sale[len(sale)-12:]
+	var err error
 	r.shop, err = newShop(shopConfig{
 		API: r.network.url, Sale: sale, Secret: shared.dev.secret, Cashier: shared.dev.cashier, Origin: r.origin,
 	})

@@ -2,6 +2,8 @@
 // What it must never do is buy twice or say what it does not know. So each purchase has a key, which is stored before
 // the click is sent, and everything without an answer is sent again with the same key.
 
+import { verify, words } from "/draw.js";
+
 const $ = (id) => document.getElementById(id);
 const config = await (await fetch("/config")).json();
 const salePath = `/v1/sales/${config.sale}`;
@@ -51,7 +53,7 @@ async function currentToken() {
 // milliseconds to come back.
 async function call(method, path, body, headers = {}) {
   try {
-    headers.Authorization = `Bearer ${await currentToken()}`;
+    if (user) headers.Authorization = `Bearer ${await currentToken()}`;
     if (body) headers["Content-Type"] = "application/json";
     const sent = Date.now();
     const answer = await fetch(config.api + path, { method, headers, body: body && JSON.stringify(body) });
@@ -147,7 +149,7 @@ const isOpen = () => sale?.state === "open" || (sale?.state === "scheduled" && o
 // --- The purchase -------------------------------------------------------------------------------------------------
 
 // The attempt is this buyer's purchase in this sale: {key, quantity, size}, and {order, receipt} once it is accepted. A
-// sale without items has no size.
+// sale without items has no size. In a draw it is the entry.
 // Another tab has the same one, so that both buy the same order.
 const attemptName = () => `attempt ${config.sale} ${user}`;
 const attempt = {
@@ -158,6 +160,9 @@ const attempt = {
 
 let busy = false;
 
+const isDrawn = () => Boolean(sale.offers_only);
+const ordersPath = () => (isDrawn() ? `/v1/sales/${sale.entries_sale_id}/orders` : `${salePath}/orders`);
+
 // buy sends a purchase until there is an answer to it.
 async function buy() {
   if (busy) return;
@@ -166,9 +171,9 @@ async function buy() {
   const made = attempt.load() ??
     { key: crypto.randomUUID(), quantity: Number($("quantity").value) || 1, size: picked()?.code };
   attempt.save(made); // before it is sent: a reload repeats it
-  say("info", "Buying …");
+  say("info", isDrawn() ? "Entering …" : "Buying …");
   const body = made.size ? { items: { [made.size]: made.quantity } } : { quantity: made.quantity };
-  while (!decided(made, await call("POST", `${salePath}/orders`, body, { "Idempotency-Key": made.key }))) {
+  while (!decided(made, await call("POST", ordersPath(), body, { "Idempotency-Key": made.key }))) {
     await pause(jitter(made.after));
   }
   busy = false;
@@ -182,6 +187,10 @@ function decided(made, answer) {
   made.after = answer.after;
   if ((answer.status === 202 || answer.status === 201) && answer.body?.order_id) {
     attempt.save({ ...made, order: answer.body.order_id, receipt: answer.body.receipt });
+    if (isDrawn()) {
+      say("");
+      return true;
+    }
     say("good", made.quantity > 1 ? "The shirts are reserved for you." : "The shirt is reserved for you.", "order");
     follow(answer.body.order_id, answer.body.receipt, answer.body);
     return true;
@@ -221,6 +230,10 @@ function decided(made, answer) {
       return false;
     }
     attempt.save({ ...made, order: id });
+    if (isDrawn()) {
+      say("info", "You have entered in another browser. It has your receipt, and shows your rank.");
+      return true;
+    }
     say("info", "You already have an order in this sale.", "order");
     follow(id);
     return true;
@@ -288,7 +301,7 @@ function take(seen) {
   if (order && seen.version < order.version) return;
   const changed = seen.status !== order?.status;
   order = seen;
-  if (isEnded(seen) && seen.status !== "paid" && seen.status !== "confirmed") attempt.forget();
+  if (isEnded(seen) && seen.status !== "paid" && seen.status !== "confirmed" && !isDrawn()) attempt.forget();
   if (changed && seen.status !== "reserved") {
     loadHistory();
     loadPayments(seen.order_id);
@@ -325,6 +338,37 @@ async function cancel() {
     break;
   }
   $("cancel").disabled = false;
+}
+
+// --- The draw -----------------------------------------------------------------------------------------------------
+
+let draw = null, proof = null;
+
+// watchDraw follows the draw, and this entrant in it. An offer is an order.
+async function watchDraw() {
+  for (;;) {
+    const answer = await call("GET", `${salePath}/draw`);
+    if (answer.status === 200) draw = answer.body;
+    const entry = user && attempt.load();
+    if (draw?.root && entry?.receipt && (proof?.outcome ?? "waiting") === "waiting") {
+      const proved = await call("GET", `${salePath}/draw/proof?receipt=${entry.receipt}`);
+      if (proved.status === 200) proof = proved.body;
+      if (proof?.order_id) follow(proof.order_id);
+    }
+    render();
+    await pause(jitter(["over", "void"].includes(draw?.state) ? 10_000 : 1000));
+  }
+}
+
+async function verifyEntry() {
+  const answer = await fetch(`${config.api}${salePath}/draw/leaves`).catch(() => null);
+  const list = new Uint8Array(answer?.ok ? await answer.arrayBuffer() : 0);
+  text("verified", await verify(list, attempt.load().receipt, draw).then(
+    ({ place, rank }) => (place === proof.place && rank === proof.rank
+      ? `Verified: your entry is at place ${place} of the list, the list has the root that was published, and its rank ` +
+        `follows from the seed: ${rank}.`
+      : `The shop said place ${proof.place} and rank ${proof.rank}, and it is place ${place} and rank ${rank}!`),
+    (problem) => `It cannot be verified: ${problem.message}.`));
 }
 
 // --- Payments and history -----------------------------------------------------------------------------------------
@@ -378,7 +422,8 @@ async function loadHistory(cursor) {
 function historyRow(o) {
   const row = element("li", { tabIndex: -1 });
   const what = element("span", {},
-    (o.sale_id !== config.sale ? `${o.quantity} × another sale` : contents(o)) + " ",
+    (o.sale_id === config.sale ? contents(o) : o.sale_id === sale.entries_sale_id ? "Entry in the draw"
+      : `${o.quantity} × another sale`) + " ",
     element("small", {}, new Date(o.reserved_at).toLocaleString()));
   const tone = { paid: "good", confirmed: "", reserved: "" }[o.status] ?? "bad";
   row.append(what, element("span", { className: `badge ${tone}` }, o.status));
@@ -436,7 +481,8 @@ function render() {
   $("signin").hidden = Boolean(user);
   $("account").hidden = !user;
   text("account-name", user);
-  renderSale(has);
+  if (isDrawn()) renderDrawn();
+  else renderSale(has);
   renderOrder();
   $("history").hidden = !user;
 }
@@ -471,6 +517,44 @@ function renderSale(has) {
     : left < 1 ? `${picked().name} is gone` : "Buy");
 }
 
+function renderDrawn() {
+  const entry = user && attempt.load();
+  const entered = Boolean(entry?.order), entering = draw?.state === "entering";
+  text("sale-name", sale.name);
+  text("sale-state", entering ? "In a draw: open for entries" : "In a draw");
+  $("price").hidden = !sale.currency;
+  if (sale.currency) text("unit-price", unitPrice());
+  $("countdown").hidden = !entering;
+  if (entering) text("countdown", `Entries close in ${duration(Date.parse(draw.closes_at) - now())}`);
+  $("stock").hidden = false;
+  $("stock-bar").max = sale.stock;
+  $("stock-bar").value = sale.available;
+  text("stock-text", `${sale.stock} shirts are drawn`);
+  $("purchase").hidden = !user || entered;
+  $("quantity").hidden = $("quantity-label").hidden = true;
+  disable("buy", busy || !entering);
+  text("buy", busy ? "Entering …" : entering || !draw ? "Enter the draw" : "The entries are closed");
+  $("draw").hidden = !entered || !draw;
+  if (!entered || !draw) return;
+  text("draw-text", words(draw, proof));
+  const steps = [true, draw.root, draw.seed, proof?.outcome === "offered"];
+  for (const [i, item] of [...$("draw-steps").children].entries()) item.className = steps[i] ? "done" : "";
+  const last = (draw.entries ?? 0) - 1;
+  const facts = Object.entries({
+    Place: proof && `${proof.place}, from 0 to ${last}`,
+    Rank: proof?.rank !== undefined && `${proof.rank}, from 0 to ${last}`,
+    Root: draw.root, Seed: draw.seed, Receipt: entry.receipt,
+  }).filter(([, value]) => value).map(([name, value]) => element("div", {}, element("dt", {}, name),
+    element("dd", {}, element("code", {}, value))));
+  if (facts.map((f) => f.textContent).join() !== [...$("draw-facts").children].map((f) => f.textContent).join()) {
+    $("draw-facts").replaceChildren(...facts);
+  }
+  $("draw-verify").hidden = proof?.rank === undefined;
+  text("verify-commands", `curl -o draw.json ${config.api}${salePath}/draw/bundle\n` +
+    `curl -o draw.leaves ${config.api}${salePath}/draw/leaves\n` +
+    `stampede draw verify --bundle draw.json --leaves draw.leaves --receipt ${entry.receipt}`);
+}
+
 // unitPrice is the price of the picked size, and of the cheapest one before.
 function unitPrice() {
   const price = picked()?.unit_price ?? sale.unit_price;
@@ -492,8 +576,8 @@ function renderOrder() {
     reserved: "Reserved. Writing it down …",
     confirmed: order.expires_at ? "Confirmed. Pay in time to keep it." : "Confirmed. It is yours.",
     paid: "Paid. It is yours.",
-    cancelled: "Cancelled. Its shirts go back on sale.",
-    expired: "Expired: it was not paid in time. Its shirts go back on sale.",
+    cancelled: "Cancelled. Its shirts go " + (isDrawn() ? "to the next rank." : "back on sale."),
+    expired: "Expired: it was not paid in time. Its shirts go " + (isDrawn() ? "to the next rank." : "back on sale."),
     rejected: "Refused: the shirts were gone after all. Nothing is to be paid.",
     voided: "Lost by the shop, with our apologies. Nothing is to be paid; you can buy again.",
   }[order.status] ?? "Looking it up …");
@@ -518,8 +602,8 @@ function signedIn() {
   render();
   loadHistory();
   const made = attempt.load();
-  if (made?.order) follow(made.order, made.receipt);
-  else if (made) buy(); // the page was left before there was an answer
+  if (made?.order && !isDrawn()) follow(made.order, made.receipt);
+  else if (made && !made.order) buy(); // the page was left before there was an answer
   if (returned) awaitPayment();
 }
 
@@ -546,6 +630,7 @@ $("sizes").addEventListener("change", render);
 $("purchase").addEventListener("submit", (event) => { event.preventDefault(); buy(); });
 $("pay").addEventListener("click", pay);
 $("cancel").addEventListener("click", cancel);
+$("verify").addEventListener("click", verifyEntry);
 $("history-more").addEventListener("click", () => loadHistory(historyPage.next));
 
 await loadSale();
@@ -554,4 +639,5 @@ for (let n = 1; n <= Math.min(sale.per_order_limit, 10); n++) $("quantity").appe
 render();
 if (user) signedIn();
 watchSale();
+if (isDrawn()) watchDraw();
 setInterval(render, 250);

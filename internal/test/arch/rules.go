@@ -27,7 +27,7 @@ var rooms = []room{
 	{events, []string{"sql", "reservation", libraries}},
 	{targets, []string{"sql", events}},
 	{"relay", []string{"sql", "lock", "reservation", events, targets, libraries}},
-	{"dashboard", []string{"docs", "sql", "reservation", "stream", "ledger", targets, "upkeep", libraries}},
+	{"dashboard", []string{"docs", "sql", "reservation", "draw", "stream", "ledger", targets, "upkeep", libraries}},
 	{development, []string{"sql", "reservation", "draw", "stream", "ledger", "upkeep", libraries}},
 	{"cmd", []string{
 		"sql", "reservation", "draw", "ledger", "upkeep", "ingress", "fulfillment", targets, "relay", "dashboard",

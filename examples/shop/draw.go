@@ -1,0 +1,96 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"net/http"
+	"time"
+)
+
+const (
+	// freezeSeconds is the least that a draw has. With parties the seed does not wait for it.
+	freezeSeconds = 10
+	// lookPause is between two looks at a draw.
+	lookPause = time.Second
+)
+
+// drawn is a draw of shirts. Its seed is made by two parties, so that it needs no network. Both are this program here:
+// in a real draw they are people who do not trust each other, or there are none, and drand gives the seed.
+type drawn struct {
+	*dev
+	goods, entries string
+	secrets        map[string]string // in hexadecimal, by party
+}
+
+// createDraw creates a sale of shirts whose units are drawn.
+func (d *dev) createDraw(ctx context.Context, stock int, closesIn, window time.Duration) (*drawn, error) {
+	goods, err := d.create(ctx, map[string]any{
+		"name": "Tour shirt, signed", "stock": stock, "per_order_limit": 1, "unit_price": shirtCents, "currency": "EUR",
+		"payment_window_seconds": int(window.Seconds()),
+	})
+	if err != nil {
+		return nil, err
+	}
+	entries, err := d.create(ctx, map[string]any{
+		"name": "Tour shirt, signed: entries", "stock": 1_000_000, "per_order_limit": 1,
+		"closes_at": time.Now().Add(closesIn).UTC().Format(time.RFC3339Nano),
+	})
+	if err != nil {
+		return nil, err
+	}
+	made := &drawn{d, goods, entries, map[string]string{}}
+	var parties []map[string]string
+	for _, name := range []string{"the shop", "the band"} {
+		secret := make([]byte, 32)
+		_, _ = rand.Read(secret) // never fails
+		hash := sha256.Sum256(secret)
+		made.secrets[name] = hex.EncodeToString(secret)
+		parties = append(parties, map[string]string{"name": name, "commitment": hex.EncodeToString(hash[:])})
+	}
+	terms := map[string]any{"entries_sale_id": entries, "freeze_seconds": freezeSeconds, "parties": parties}
+	return made, d.ask(ctx, http.MethodPost, made.path(), d.admin, terms, nil)
+}
+
+func (d *drawn) path() string { return "/v1/sales/" + d.goods + "/draw" }
+
+// enter has other people enter, who pay nothing if they are offered a shirt.
+func (d *drawn) enter(ctx context.Context, others int, token func(user string) (string, error)) error {
+	for n := range others {
+		bearer, err := token(fmt.Sprintf("fan-%d", n+1))
+		if err != nil {
+			return err
+		}
+		if err := d.ask(ctx, http.MethodPost, "/v1/sales/"+d.entries+"/orders", bearer, struct{}{}, nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// reveal reveals the secrets of the parties once the list is frozen: before that nobody may know them.
+func (d *drawn) reveal(ctx context.Context) error {
+	for {
+		var now struct{ State string }
+		if err := d.ask(ctx, http.MethodGet, d.path(), "", nil, &now); err != nil {
+			return err
+		}
+		if now.State == "frozen" {
+			break
+		}
+		select {
+		case <-time.After(lookPause):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	for party, secret := range d.secrets {
+		body := map[string]string{"party": party, "secret": secret}
+		if err := d.ask(ctx, http.MethodPost, d.path()+"/reveal", "", body, nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}

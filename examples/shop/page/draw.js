@@ -1,0 +1,51 @@
+// What anybody can compute about a draw from its public list, and an entrant from their receipt. A browser can do it for
+// some ten thousand entries; stampede draw verify does it for any number, and verifies the seed and the offers, too.
+
+const RECORD = 33; // bytes of the list for each entry
+const TAG = 16; // bytes of a receipt that sign it: they are no part of the entry
+
+const sha256 = async (...parts) => new Uint8Array(await crypto.subtle.digest("SHA-256", await new Blob(parts).arrayBuffer()));
+const hex = (bytes) => [...bytes].map((b) => b.toString(16).padStart(2, "0")).join("");
+const unhex = (text) => Uint8Array.from(text.match(/../g), (digits) => parseInt(digits, 16));
+const decode = (text) => Uint8Array.from(atob(text.replace(/-/g, "+").replace(/_/g, "/")), (c) => c.charCodeAt(0));
+
+// rootOf is the root of leaves, by RFC 6962.
+async function rootOf(leaves) {
+  if (leaves.length === 1) return leaves[0];
+  let left = 1;
+  while (2 * left < leaves.length) left *= 2;
+  return sha256(Uint8Array.of(1), await rootOf(leaves.slice(0, left)), await rootOf(leaves.slice(left)));
+}
+
+// verify returns the place and the rank of a receipt's entry. It throws an error for a list that lacks the entry, or is
+// not the one that was frozen.
+export async function verify(list, receipt, { root, seed }) {
+  const records = Array.from({ length: list.length / RECORD }, (_, i) => list.subarray(i * RECORD, (i + 1) * RECORD));
+  const own = hex(await sha256(decode(receipt).slice(0, -TAG)));
+  const place = records.findIndex((record) => hex(record.subarray(1)) === own);
+  if (place < 0) throw new Error("your entry is not in the list");
+  const leaves = await Promise.all(records.map((record) => sha256(Uint8Array.of(0), record)));
+  if (hex(await rootOf(leaves)) !== root) throw new Error("the list has another root than the one that was published");
+  const scores = await Promise.all(leaves.map(async (leaf) => hex(await sha256(unhex(seed), leaf))));
+  const rank = scores.filter((score, i) => records[i][0] === records[place][0] && score < scores[place]).length;
+  return { place, rank };
+}
+
+// words tell an entrant how far the draw is. The proof is missing until the list is frozen.
+export function words(draw, proof) {
+  const had = draw.offered + draw.skipped;
+  if (draw.state === "void") return `The draw is void: ${draw.void_reason}. Nothing is offered.`;
+  if (proof?.outcome === "skipped") {
+    return "Your rank was skipped: " + (proof.reason === "entry-cancelled" ? "the entry was cancelled." : "you have an order already.");
+  }
+  if (proof?.outcome === "offered") return "A shirt was offered to you: see the order below.";
+  return {
+    entering: "You are in. When the entries close, their list is frozen, and its root is published.",
+    freezing: "The entries are closed. Their list is being frozen.",
+    frozen: draw.parties ? "The list is frozen. The parties reveal their secrets now, which make the seed."
+      : `The list is frozen. The seed is round ${draw.round} of drand, at ${new Date(draw.round_at).toLocaleTimeString()}.`,
+    ranking: "The seed is known. The entries are being ranked.",
+    offering: `${had} of ${draw.entries} ranks had their turn. A shirt that is not paid in time goes to the next rank.`,
+    over: "The draw is over, and your rank had no turn.",
+  }[draw.state];
+}
