@@ -15,10 +15,10 @@ import (
 // ErrNotSoldOut is returned for the waiting list of a sale of which everybody can buy units.
 var ErrNotSoldOut = errors.New("units of the sale are for everybody")
 
-// Join gives a user a place in the waiting list of a sale: the sequence of an order in the sale of the entries, which is
-// Reserved. The order of a user who waits is Replayed, whatever the sale sells now. A user with a reservation in the sale
-// itself gets AlreadyPurchased. Who repeats a request with an idempotency key, "" for none, after they have left gets
-// OrderEnded.
+// Join gives a user a place in the waiting list of a sale: the sequence of an order in the sale of the entries, which
+// is Reserved. The order of a user who waits is Replayed, whatever the sale sells now. A user with a reservation in the
+// sale itself gets AlreadyPurchased. Who repeats a request with an idempotency key, "" for none, after they have left
+// gets OrderEnded.
 //
 // The error wraps ErrNotSoldOut, or is one of Offer. While the sale is reopened, a place may be given by mistake: its
 // user is the next one who is offered a unit.
@@ -87,8 +87,8 @@ func (s *Store) mayWait(ctx context.Context, sale uuid.UUID, user string) (Answe
 	return Answer{}, nil
 }
 
-// WaitingPlace returns the place of a user in the waiting list of a sale, as Redis has it: the sequence of the reservation in
-// the sale of the entries. The error is order.ErrNotFound, or wraps ErrUnavailable.
+// WaitingPlace returns the place of a user in the waiting list of a sale, as Redis has it: the sequence of the
+// reservation in the sale of the entries. The error is order.ErrNotFound, or wraps ErrUnavailable.
 func (s *Store) WaitingPlace(ctx context.Context, sale Sale, user string) (order.Reservation, error) {
 	return s.held(ctx, sale.EntriesID, user)
 }

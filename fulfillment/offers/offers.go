@@ -136,7 +136,8 @@ func (o *Offerer) final(ctx context.Context, d *draws.Draw) (bool, error) {
 // turn bounds the time that Offer spends on one draw while others wait.
 const turn = 2 * time.Second
 
-// Offer offers the units that are left in all draws and waiting lists, by rank, and returns how many ranks had their turn.
+// Offer offers the units that are left in all draws and waiting lists, by rank, and returns how many ranks had their
+// turn.
 func (o *Offerer) Offer(ctx context.Context) (done int, err error) {
 	err = o.each(ctx, o.draws.Due, func(ctx context.Context, d *draws.Draw) error {
 		if d.State != draws.Offering || d.Paused {

@@ -120,7 +120,8 @@ func TestReturnedUnitsAreOfferedByPlace(t *testing.T) {
 	l.awaitTurns(t, o, "ann offered")
 	bob, err := l.Waiter(t.Context(), l.sale.ID, "bob")
 	require.NoError(t, err)
-	require.Equal(t, draws.Waiter{EntryID: l.orderOf(t, l.sale.EntriesID, "bob"), Place: 2, ReservedAt: bob.ReservedAt}, bob)
+	want := draws.Waiter{EntryID: l.orderOf(t, l.sale.EntriesID, "bob"), Place: 2, ReservedAt: bob.ReservedAt}
+	require.Equal(t, want, bob)
 	_, err = ledger.New(s.Pool).Withdraw(t.Context(), bob.EntryID, "has left", "")
 	require.NoError(t, err)
 	places, err := l.WaitingPlaces(t.Context(), l.sale.ID)
@@ -229,7 +230,8 @@ func TestCrowdTakesNoUnitFromThoseWhoWait(t *testing.T) {
 	second := testwork.Config(t, s)
 	second.Consumer = "second"
 	stopSecond := testwork.Work(t, second)
-	testkit.Eventually(t, 2*time.Minute, "all who wait have an offer", func() bool { return len(l.turns(t)) == len(waiting) })
+	testkit.Eventually(t, 2*time.Minute, "all who wait have an offer",
+		func() bool { return len(l.turns(t)) == len(waiting) })
 	over.Store(true)
 	require.NoError(t, crowd.Wait())
 	testwork.AwaitRest(t, s)
