@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/url"
@@ -13,10 +14,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/draw"
 	"stampede/internal/accept"
 	"stampede/internal/forwarded"
 	"stampede/internal/ratelimit"
 	"stampede/internal/tracing"
+	"stampede/ledger/draws"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"
@@ -26,6 +29,9 @@ import (
 type Reservations interface {
 	Reserve(ctx context.Context, r reservation.Request) (reservation.Answer, error)
 	FindReserved(ctx context.Context, id uuid.UUID, user string) (order.Order, error)
+	// Join gives a user a place in the waiting list of a sale, and WaitingPlace finds it.
+	Join(ctx context.Context, sale reservation.Sale, user, idempotencyKey string) (reservation.Answer, error)
+	WaitingPlace(ctx context.Context, sale reservation.Sale, user string) (order.Reservation, error)
 	// Writable returns nil if purchases can be decided in any partition.
 	Writable(ctx context.Context) error
 }
@@ -47,6 +53,17 @@ type Sales interface {
 	) (catalog.CountedSale, error)
 	Rename(ctx context.Context, sale uuid.UUID, to catalog.Names) (catalog.CountedSale, error)
 	History(ctx context.Context, sale uuid.UUID, limit int) ([]catalog.Change, error)
+	CreateDraw(ctx context.Context, goods uuid.UUID, t catalog.DrawTerms) (replayed bool, err error)
+}
+
+// Draws are the draws in Postgres: *draws.Store, which lists the errors.
+type Draws interface {
+	Find(ctx context.Context, goods uuid.UUID) (draws.Draw, error)
+	Bundle(ctx context.Context, goods uuid.UUID) (*draw.Bundle, error)
+	Leaves(ctx context.Context, goods uuid.UUID, w io.Writer) error
+	Proof(ctx context.Context, goods uuid.UUID, r order.Receipt) (draws.Proof, error)
+	Beacon(ctx context.Context, goods uuid.UUID, round int64, signature []byte) (draws.Draw, error)
+	Reveal(ctx context.Context, goods uuid.UUID, party string, secret []byte) (draws.Draw, error)
 }
 
 // Orders are the orders in Postgres: *ledger.Ledger. A missing order is order.ErrNotFound.
@@ -150,6 +167,8 @@ type Config struct {
 	Reservations Reservations
 	Sales        Sales
 	Orders       Orders
+	// Draws are what the calls on draws read and change. Without them their paths are 404.
+	Draws Draws
 	// AwaitedOrders (Orders) looks up orders for purchases that wait or are repeated. Give it connections of
 	// its own, so that purchases take none from buyers who pay, cancel, or look at their orders.
 	AwaitedOrders AwaitedOrders
@@ -158,6 +177,8 @@ type Config struct {
 	// OperatorsOrders (Orders) serves operators' calls on orders. Give it connections of its own, so that operators take
 	// none from buyers.
 	OperatorsOrders OperatorsOrders
+	// Waitlists are the waiting lists of sales. Without them their paths are 404.
+	Waitlists Waitlists
 	// Postgres reports whether Postgres answers, on its own connection: *ledger.Ledger. While it does
 	// not, no request waits for Postgres. Readiness does not depend on it once the secret for receipts was read.
 	Postgres Pinger

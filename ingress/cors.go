@@ -78,7 +78,11 @@ func forBrowsers(method, path string) bool {
 	}
 	// Everything else that changes a sale is an operator's.
 	_, call, _ := strings.Cut(strings.TrimPrefix(sale, "/"), "/")
-	return call == "orders" || call == "events/ticket"
+	switch call {
+	case "orders", "events/ticket", "draw/beacon", "draw/reveal":
+		return true
+	}
+	return false
 }
 
 // withCORS wraps all routes: it answers preflights, and sets the headers of all other answers.

@@ -103,7 +103,7 @@ func TestCORSPreflights(t *testing.T) {
 	for path, method := range map[string]string{
 		orders: http.MethodPost, "/v1/orders": http.MethodGet, "/v1/orders/x/pay": http.MethodPost,
 		"/v1/sales": http.MethodGet, "/v1/orders/x/events/ticket": http.MethodPost, orders[:len(orders)-len("/orders")] +
-			"/events/ticket": http.MethodPost,
+			"/events/ticket": http.MethodPost, "/v1/sales/x/draw/beacon": http.MethodPost,
 	} {
 		r := s.preflight(path, method, shopOrigin)
 		require.Equal(t, http.StatusNoContent, r.status)
@@ -134,7 +134,7 @@ func TestCORSIsNotForOperators(t *testing.T) {
 	s := openShop(t, withOrigins(anyOrigin))
 	sale := s.sale(reservation.Terms{Stock: 1})
 	path := "/v1/sales/" + sale.String()
-	for _, call := range []string{"", "/pause", "/resume", "/end", "/restock", "/rename"} {
+	for _, call := range []string{"", "/pause", "/resume", "/end", "/restock", "/rename", "/draw"} {
 		target := path + call
 		if call == "" {
 			target = "/v1/sales"

@@ -35,6 +35,10 @@
 //	operate_sale.go               create, change, restock and rename sales; their history
 //	operate_order.go              look at orders, and cancel them
 //
+// Draws (drawService):
+//
+//	draw.go                       create and look at a draw, its files and proofs; take beacons and secrets
+//
 // openapi.yaml describes the API, and openapi.go serves what package apidoc makes of it.
 //
 // health.go and metrics.go serve those who operate the server.

@@ -34,7 +34,7 @@ type clientLimits struct {
 	orders    callLimits // paying, cancelling, and looking at orders
 	others    callLimits // everything else
 
-	orderStreams, saleStreams streamLimits
+	orderStreams, saleStreams, downloads streamLimits
 
 	log          *slog.Logger
 	proxyWarning cooldown
@@ -69,6 +69,9 @@ func newClientLimits(c Config, registry *prometheus.Registry) (*clientLimits, er
 		streams.all.limit = int64(c.MaxStreams)
 		streams.byAddress.limit, streams.byAddress.refused = c.AddressStreams, refused.WithLabelValues("address", kind)
 	}
+	l.downloads.all.limit = downloadsMax
+	l.downloads.byAddress.limit = min(c.AddressStreams, addressDownloads)
+	l.downloads.byAddress.refused = refused.WithLabelValues("address", "downloads")
 	l.orderStreams.byUser.limit = c.UserStreams
 	l.orderStreams.byUser.refused = refused.WithLabelValues("user", "order-streams")
 	return l, register(registry, collectors...)

@@ -222,7 +222,8 @@ func (c *routeCounters) count(status int) {
 // classOf returns the class of a route's calls in stampede_http_request_duration_seconds. Purchases have a histogram of
 // their own; probes, /metrics and the documentation have none.
 func classOf(method, path string) string {
-	changes, ofSales := method == http.MethodPost, strings.HasPrefix(path, "/v1/sales")
+	changes := method == http.MethodPost
+	ofSales := strings.HasPrefix(path, "/v1/sales") && !strings.Contains(path, "/waitlist")
 	switch {
 	case path == purchasePath || !strings.HasPrefix(path, "/v1/"):
 		return ""

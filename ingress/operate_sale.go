@@ -62,6 +62,7 @@ func (s *operatorService) createSale(c echo.Context, operator string) error {
 		UnitPrice            *int64             `json:"unit_price"`
 		Currency             string             `json:"currency"`
 		Shards               *int               `json:"shards"`
+		Waitlist             bool               `json:"waitlist"`
 	}{}
 	if err := readObjectIn(c, make([]byte, saleBodyMax+1), problemSaleTooLarge, &body); err != nil {
 		return err
@@ -70,7 +71,7 @@ func (s *operatorService) createSale(c echo.Context, operator string) error {
 		Name: body.Name, Stock: body.Stock, Items: body.Items, PerOrderLimit: 1,
 		OpensAt: givenTime(body.OpensAt), ClosesAt: givenTime(body.ClosesAt),
 		PaymentWindow: boundedSeconds(body.PaymentWindowSeconds), PaymentGrace: boundedSeconds(body.PaymentGraceSeconds),
-		PaymentsPerSecond: body.PaymentsPerSecond, Currency: body.Currency,
+		PaymentsPerSecond: body.PaymentsPerSecond, Currency: body.Currency, Waitlist: body.Waitlist,
 	}
 	if body.Items != nil && len(body.Items) == 0 {
 		return &order.InvalidError{Field: "items", Reason: "must be at least 1, or left out"}

@@ -62,24 +62,34 @@ func writeJSON(c echo.Context, status int, v any) error {
 	return nil
 }
 
-// writeTagged answers with a representation that has an entity tag, unless the client has it. If-Match comes before
-// If-None-Match (RFC 9110, section 13.2.2). The other preconditions are about dates, which no answer has.
+// writeTagged answers with a representation that has an entity tag, unless the client has it.
 func writeTagged(c echo.Context, headers http.Header, etag, contentType string, body []byte) error {
+	if isKnown, err := checkTag(c, headers, etag); err != nil || isKnown {
+		return err
+	}
+	h := c.Response().Header()
+	h["Content-Type"] = []string{contentType}
+	h["Content-Length"] = []string{strconv.Itoa(len(body))} // net/http would send a long body in chunks
+	write(c, http.StatusOK, body)
+	return nil
+}
+
+// checkTag begins the answer with a representation that has an entity tag. If the client has it, that is the answer.
+// If-Match comes before If-None-Match (RFC 9110, section 13.2.2). The other preconditions are about dates, which no
+// answer has.
+func checkTag(c echo.Context, headers http.Header, etag string) (isKnown bool, err error) {
 	asked := c.Request().Header
 	if tags := asked["If-Match"]; tags != nil && !matchesStrongly(tags, etag) {
-		return problemPrecondition
+		return false, problemPrecondition
 	}
 	h := c.Response().Header()
 	maps.Copy(h, headers)
 	h["Etag"] = []string{etag}
 	if matchesWeakly(asked["If-None-Match"], etag) {
 		c.Response().WriteHeader(http.StatusNotModified)
-		return nil
+		return true, nil
 	}
-	h["Content-Type"] = []string{contentType}
-	h["Content-Length"] = []string{strconv.Itoa(len(body))} // net/http would send a long body in chunks
-	write(c, http.StatusOK, body)
-	return nil
+	return false, nil
 }
 
 // marshalLine returns v as one line of JSON, like every answer. The most frequent answers are written without it:

@@ -55,6 +55,8 @@ func TestUnknownRoutesAndMethods(t *testing.T) {
 		"/v1/sales/x/end":            "OPTIONS, POST",
 		"/v1/sales/x/restock":        "OPTIONS, POST",
 		"/v1/sales/x/rename":         "OPTIONS, POST",
+		"/v1/sales/x/waitlist":       "OPTIONS, GET, HEAD, POST",
+		"/v1/sales/x/waitlist/leave": "OPTIONS, POST",
 		"/v1/orders":                 "OPTIONS, GET, HEAD",
 		"/v1/orders/x":               "OPTIONS, GET, HEAD",
 		"/v1/orders/x/pay":           "OPTIONS, POST",

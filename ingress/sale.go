@@ -70,8 +70,8 @@ func (s *saleService) show(c echo.Context) error {
 	if !ok {
 		return problemSaleNotFound
 	}
-	return s.answerFromFeed(c, s.feed, id, 0, func(sales []catalog.CountResult) (any, error) {
-		return sales[0].CountedSale, sales[0].Err
+	return answerFromFeed(c, s.feed, id, 0, func(f found) (any, error) {
+		return f.sales[0].CountedSale, f.sales[0].Err
 	})
 }
 
@@ -85,7 +85,8 @@ func (s *saleService) list(c echo.Context) error {
 	if p.after == uuid.Nil {
 		pages = s.firstPageFeed
 	}
-	return s.answerFromFeed(c, pages, p.after, p.limit, func(sales []catalog.CountResult) (any, error) {
+	return answerFromFeed(c, pages, p.after, p.limit, func(f found) (any, error) {
+		sales := f.sales
 		var answer struct {
 			Sales      []catalog.CountedSale `json:"sales"`
 			NextCursor string                `json:"next_cursor,omitempty"`
@@ -105,8 +106,8 @@ func (s *saleService) list(c echo.Context) error {
 }
 
 // answerFromFeed answers with the JSON of what view makes of an item, for clients and caches.
-func (s *saleService) answerFromFeed(
-	c echo.Context, from *feed, key uuid.UUID, variant int, view func([]catalog.CountResult) (any, error),
+func answerFromFeed(
+	c echo.Context, from *feed, key uuid.UUID, variant int, view func(found) (any, error),
 ) error {
 	ctx, cancel := context.WithTimeout(c.Request().Context(), catalogTimeout)
 	defer cancel()
@@ -114,7 +115,7 @@ func (s *saleService) answerFromFeed(
 	if err != nil {
 		return err
 	}
-	answer, err := current.render(variant, func() (any, error) { return view(current.sales) })
+	answer, err := current.render(variant, func() (any, error) { return view(current.found) })
 	if err != nil {
 		return err
 	}
@@ -192,18 +193,18 @@ func (s *saleService) followed(ctx context.Context, limit int) ([]uuid.UUID, err
 	return sales, err
 }
 
-func (s *saleService) countSales(ctx context.Context, ids []uuid.UUID) (map[uuid.UUID][]catalog.CountResult, error) {
+func (s *saleService) countSales(ctx context.Context, ids []uuid.UUID) (map[uuid.UUID]found, error) {
 	sales, err := s.config.Sales.CountSales(ctx, ids)
 	s.prices.learn(sales)
-	found := make(map[uuid.UUID][]catalog.CountResult, len(sales))
+	all := make(map[uuid.UUID]found, len(sales))
 	for _, sale := range sales {
-		found[sale.ID] = []catalog.CountResult{sale}
+		all[sale.ID] = found{sales: []catalog.CountResult{sale}}
 	}
-	return found, err
+	return all, err
 }
 
-func (s *saleService) countPages(ctx context.Context, after []uuid.UUID) (map[uuid.UUID][]catalog.CountResult, error) {
-	found := make(map[uuid.UUID][]catalog.CountResult, len(after))
+func (s *saleService) countPages(ctx context.Context, after []uuid.UUID) (map[uuid.UUID]found, error) {
+	all := make(map[uuid.UUID]found, len(after))
 	for _, key := range after {
 		// One more sale than a page can have tells whether there is a next page.
 		sales, err := s.config.Sales.CountPage(ctx, key, pageMax+1)
@@ -211,9 +212,9 @@ func (s *saleService) countPages(ctx context.Context, after []uuid.UUID) (map[uu
 			return nil, err
 		}
 		s.prices.learn(sales)
-		found[key] = sales
+		all[key] = found{sales: sales}
 	}
-	return found, nil
+	return all, nil
 }
 
 // stream serves GET /v1/sales/{sale}/events: the sale as it is, and every change.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"stampede/ledger/draws"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 )
@@ -36,12 +37,12 @@ const (
 	forgetAfter = answerMaxAge
 )
 
-// feed answers public requests about sales from memory. It queries an item at most twice a second, whatever the
-// number of requests, and many items together, one query at a time. Requests wait only if the snapshot is older
+// feed answers public requests about sales and draws from memory. It queries an item at most twice a second, whatever
+// the number of requests, and many items together, one query at a time. Requests wait only if the snapshot is older
 // than answerMaxAge. The number of items is bounded. It is safe for concurrent use.
 type feed struct {
 	// query reads the items with these keys. A key that is missing in its answer does not exist.
-	query func(ctx context.Context, keys []uuid.UUID) (map[uuid.UUID][]catalog.CountResult, error)
+	query func(ctx context.Context, keys []uuid.UUID) (map[uuid.UUID]found, error)
 	// batchMax bounds the items of one query, and itemsMax those in memory.
 	batchMax, itemsMax int
 
@@ -55,7 +56,7 @@ type feed struct {
 	ended <-chan struct{}
 }
 
-// feedItem is a sale, or a page of the list, that is requested or subscribed to.
+// feedItem is a sale, a page of the list, or a draw, that is requested or subscribed to.
 type feedItem struct {
 	key uuid.UUID
 	// latest is the result of the last query that succeeded, and failure that of the last query if it failed.
@@ -69,11 +70,17 @@ type feedItem struct {
 	sent []byte
 }
 
+// found is what a query reads of an item: a sale or a page of them, or a draw.
+type found struct {
+	sales []catalog.CountResult
+	draw  *draws.Draw
+}
+
 // snapshot is the result of a query.
 type snapshot struct {
 	began, ended time.Time
-	sales        []catalog.CountResult
-	err          error
+	found
+	err error
 
 	mu      sync.Mutex
 	answers map[int]*renderedAnswer
@@ -87,7 +94,7 @@ type renderedAnswer struct {
 
 func startFeed(
 	b *background, batchMax, itemsMax int,
-	query func(context.Context, []uuid.UUID) (map[uuid.UUID][]catalog.CountResult, error),
+	query func(context.Context, []uuid.UUID) (map[uuid.UUID]found, error),
 ) *feed {
 	f := &feed{
 		query: query, batchMax: batchMax, itemsMax: itemsMax,
@@ -237,14 +244,15 @@ func (f *feed) refresh(ctx context.Context, due []*feedItem) time.Duration {
 	limited, cancel := context.WithTimeout(ctx, refreshTimeout)
 	defer cancel()
 	began := time.Now()
-	found, err := f.query(limited, keys)
+	all, err := f.query(limited, keys)
 	ended := time.Now()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, item := range due {
 		result := &snapshot{began: began, ended: ended, err: err}
 		if err == nil {
-			if result.sales = found[item.key]; result.sales == nil {
+			var exists bool
+			if result.found, exists = all[item.key]; !exists {
 				result.err = reservation.ErrSaleNotFound
 			}
 			item.latest, item.failure = result, nil

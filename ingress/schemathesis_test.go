@@ -4,6 +4,7 @@ package ingress
 
 import (
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"net/http"
 	"os"
@@ -67,6 +68,18 @@ func TestSchemathesis(t *testing.T) {
 	s.post(paymentsPath, fmt.Sprintf(`{"reference":%q}`, due), operator).is(http.StatusOK)
 	s.signedByStripe(stripeSecret, `{"type":"charge.succeeded","emoji":"🎟"}`).is(http.StatusOK)
 	s.signedByStripe("whsec_another-secret", "{}").isProblem(http.StatusBadRequest, "invalid-request")
+	drawn, byParties := s.prepareDraw(), s.prepareDraw()
+	drawn.create("").is(http.StatusCreated)
+	receipt := s.buy(drawn.entries, "", buyer).is(http.StatusAccepted)["receipt"].(string)
+	drawn.close()
+	drawn.moveToRound()
+	drawn.post(drawn.path+"/beacon", drandAnswer).is(http.StatusOK)
+	drawn.proof(receipt).is(http.StatusOK)
+	secret := make([]byte, sha256.Size)
+	byParties.create(fmt.Sprintf(`,"parties":[{"name":"ann","commitment":"%x"}]`, sha256.Sum256(secret))).
+		is(http.StatusCreated)
+	byParties.close()
+	byParties.post(byParties.path+"/reveal", fmt.Sprintf(`{"party":"ann","secret":"%x"}`, secret)).is(http.StatusOK)
 	settings, err := os.ReadFile("testdata/schemathesis.toml")
 	require.NoError(t, err)
 	folder := t.TempDir()
@@ -75,6 +88,7 @@ func TestSchemathesis(t *testing.T) {
 			return map[string]string{
 				"BUYER_TOKEN": token, "OPERATOR_TOKEN": adminToken,
 				"FINAL_ORDER": final, "OPEN_ORDER": open, "CANCELLED_ORDER": cancelled, "REFUND_DUE": due,
+				"DRAWN_SALE": drawn.goods.String(), "PARTIES_SALE": byParties.goods.String(),
 			}[name]
 		})), 0o600))
 	run := exec.CommandContext(t.Context(), program, "run", s.url+"/openapi.yaml")

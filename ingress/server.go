@@ -123,11 +123,16 @@ func (s *Server) init() (err error) {
 		return err
 	}
 	background.start(watch)
-	return s.routes(&operatorService{c, operatorsGate{known}, s.sales})
+	operate := &operatorService{c, operatorsGate{known}, s.sales}
+	s.routes(operate)
+	if c.config.Draws != nil {
+		s.drawRoutes(operate)
+	}
+	return s.router.documentation(s.public)
 }
 
 // routes registers every call with its slot and its limits.
-func (s *Server) routes(operate *operatorService) error {
+func (s *Server) routes(operate *operatorService) {
 	r, limited := s.router, s.limits.limitAddress
 	r.servePurchase = r.handle(http.MethodPost, purchasePath, (&purchaseService{s.core, s.sales}).serve)
 
@@ -142,11 +147,16 @@ func (s *Server) routes(operate *operatorService) error {
 	r.handle(http.MethodGet, "/v1/orders/:order/events", orders.stream)
 	r.handlePost("/v1/orders/:order/events/ticket", orders.createTicket)
 
-	public := func(h echo.HandlerFunc) echo.HandlerFunc {
-		return limited(s.sales.yieldToBuyers(inFlight.sales.admit(h)))
+	if s.config.Waitlists != nil {
+		const path = "/v1/sales/:sale/waitlist"
+		lists := &waitlistService{core: s.core, sales: s.sales, orders: orders}
+		r.handlePost(path, lists.join)
+		r.handleGet(path, inFlight.orders.admit(lists.show))
+		r.handlePost(path+"/leave", lists.leave)
 	}
-	r.handleGet(salesPath, public(s.sales.list))
-	r.handleGet("/v1/sales/:sale", public(s.sales.show))
+
+	r.handleGet(salesPath, s.public(s.sales.list))
+	r.handleGet("/v1/sales/:sale", s.public(s.sales.show))
 	r.handle(http.MethodGet, "/v1/sales/:sale/events", limited(s.sales.stream))
 	r.handlePost("/v1/sales/:sale/events/ticket", limited(s.sales.createTicket))
 
@@ -179,7 +189,24 @@ func (s *Server) routes(operate *operatorService) error {
 	r.handleGet("/livez", s.health.live)
 	r.handleGet("/readyz", s.health.ready)
 	r.handleGet("/metrics", echo.WrapHandler(s.metrics.handler()))
-	return r.documentation(public)
+}
+
+// drawRoutes registers the calls on draws.
+func (s *Server) drawRoutes(operate *operatorService) {
+	const path = "/v1/sales/:sale/draw"
+	r, limited, draws := s.router, s.limits.limitAddress, newDrawService(operate)
+	r.handlePost(path, limited(s.inFlight.operators.admit(operate.by(operators.Admin, draws.create))))
+	r.handleGet(path, s.public(draws.show))
+	r.handleGet(path+"/bundle", limited(draws.download(draws.bundle)))
+	r.handleGet(path+"/leaves", limited(draws.download(draws.leaves)))
+	r.handleGet(path+"/proof", s.public(draws.prove))
+	r.handlePost(path+"/beacon", s.public(draws.takeBeacon))
+	r.handlePost(path+"/reveal", s.public(draws.takeSecret))
+}
+
+// public wraps the handler of a call that anybody may make.
+func (s *Server) public(h echo.HandlerFunc) echo.HandlerFunc {
+	return s.limits.limitAddress(s.sales.yieldToBuyers(s.inFlight.sales.admit(h)))
 }
 
 // Handler serves all routes.

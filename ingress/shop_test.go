@@ -27,6 +27,7 @@ import (
 	"stampede/internal/dev/localserver"
 	"stampede/internal/test/testkit"
 	"stampede/ledger"
+	"stampede/ledger/draws"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"
@@ -128,7 +129,8 @@ func prepareShop(t testing.TB, on servers, change ...func(*Config)) *shop {
 	l := ledger.New(pool)
 	config := Config{
 		Addr: "127.0.0.1:0", PlainReader: true,
-		Reservations: store, Sales: sales, Orders: l, Postgres: ledger.New(apart),
+		Reservations: store, Sales: sales, Orders: l, Postgres: ledger.New(apart), Draws: draws.New(pool),
+		Waitlists: draws.New(pool),
 		Auth: AuthHeader, AdminToken: adminToken, Logger: testkit.Logger(t), OutcomesStreams: on.keys.AllOutcomes(),
 		Outcomes: func() (redis.UniversalClient, error) { return connect.Blocking(on.redisURL) },
 	}

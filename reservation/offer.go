@@ -9,7 +9,6 @@ import (
 
 	"github.com/google/uuid"
 
-	"stampede/lua"
 	"stampede/reservation/order"
 )
 
@@ -28,7 +27,7 @@ type Offer struct {
 
 // request asks for the unit. Its idempotency key has the script recognize the offer when its order has ended, too.
 func (o Offer) request(sale uuid.UUID) *Request {
-	key := "stampede offer " + cmp.Or(o.Key, o.OrderID.String()) // buyers' keys have no spaces
+	key := cmp.Or(o.Key, "stampede offer "+o.OrderID.String())
 	return &Request{Sale: sale, User: o.UserID, IdempotencyKey: key, Quantity: 1}
 }
 
@@ -124,22 +123,4 @@ func (q *queue) rebuilt(ctx context.Context) error {
 		return err
 	}
 	return fmt.Errorf("%w: its stock was rebuilt", ErrUnavailable)
-}
-
-// Reopen sells the units that are left of a sale with a waiting list to everybody again. The caller knows that nobody
-// waits. It returns false if it changed nothing: nothing is left, or the sale sells to everybody.
-// The error wraps ErrUnavailable.
-func (s *Store) Reopen(ctx context.Context, sale Sale) (bool, error) {
-	if !sale.Waitlist {
-		return false, fmt.Errorf("reopen sale=%s: it has no waiting list", sale.ID)
-	}
-	keys := []string{s.Keys.Sale(sale.Layout().Partition(0), sale.ID)}
-	answer, err := lua.Reopen.Run(ctx, s.Redis, keys, sale.Epoch).Text()
-	switch {
-	case err != nil:
-		return false, fmt.Errorf("%w: reopen sale=%s: %w", ErrUnavailable, sale.ID, err)
-	case answer == "reopened" || answer == "unchanged":
-		return answer == "reopened", nil
-	}
-	return false, fmt.Errorf("%w: reopen sale=%s: %s", ErrUnavailable, sale.ID, answer)
 }

@@ -221,7 +221,7 @@ func (s *Store) OpenRebuilt(ctx context.Context, r Rebuilt) error {
 // waits for units that are left: they are offered until Reopen.
 func (s *Sale) stateInRedis() string {
 	switch {
-	case s.EntriesID == uuid.Nil || s.State == StateEnded:
+	case s.EntriesID == uuid.Nil && !s.OffersOnly || s.State == StateEnded:
 		return string(s.State)
 	case s.State == StateOpen:
 		return string(StateOffers + " " + StateOffers)

@@ -233,7 +233,7 @@ type Sale struct {
 	Revision int64
 	// Partitions is the number of partitions at the sale's creation, which determines those of its shards.
 	Partitions int
-	// OffersOnly is true for the goods of a draw.
+	// OffersOnly is true for the goods of a draw, and for the sale in which people wait: it has a route of its own.
 	OffersOnly bool
 	// EntriesID is the sale in which people enter the draw, or wait; uuid.Nil without one.
 	EntriesID uuid.UUID

@@ -73,6 +73,15 @@ func (b Backlog) waitingOrders(estimate int64) int64 {
 	return orders
 }
 
+// Clock returns the time of the server that has a key, which the ids in its streams hold; 1970 if there is no such key.
+func Clock(ctx context.Context, rdb redis.UniversalClient, key string) (time.Time, error) {
+	ms, err := lua.Clock.Run(ctx, rdb, []string{key}).Int64()
+	if err != nil {
+		return time.Time{}, fmt.Errorf("read the clock of the server of %s: %w", key, err)
+	}
+	return time.UnixMilli(ms), nil
+}
+
 // ReadBacklog reads how far the group is behind. A missing stream has no backlog; a missing group
 // has the whole stream before it.
 func ReadBacklog(ctx context.Context, rdb redis.UniversalClient, stream, group string) (Backlog, error) {

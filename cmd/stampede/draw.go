@@ -1,20 +1,286 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
+	"strconv"
 	"strings"
+	"time"
+
+	"github.com/google/uuid"
 
 	"stampede/draw"
+	"stampede/internal/dev/apiclient"
+	"stampede/ledger/draws"
+	"stampede/reservation/catalog"
 	"stampede/reservation/order"
 )
 
 type drawCmd struct {
+	Create drawCreateCmd `cmd:"" help:"Draw the units of a sale: from now on they are offered by rank to those who enter another sale. A repeat changes nothing."`
+	Status drawStatusCmd `cmd:"" help:"Show how far a draw is, and save its public files. Exit status 1 if there is no draw."`
+	Beacon drawBeaconCmd `cmd:"" help:"Give a draw the round of drand that makes its seed. Without --round it is read as drand answers it, in JSON."`
+	Reveal drawRevealCmd `cmd:"" help:"Give a draw the secret of one of the parties that make its seed."`
 	Verify drawVerifyCmd `cmd:"" help:"Verify a draw from its two public files, without any server: the root of the list, the seed, the ranks and every skip. Exit status 1 if a promise is broken, 3 if a file cannot be read or there is no seed yet."`
+}
+
+// drawStore is where draws are: the databases, or an ingress in front of them.
+type drawStore interface {
+	CreateDraw(ctx context.Context, goods uuid.UUID, t catalog.DrawTerms) (draw.View, error)
+	Draw(ctx context.Context, goods uuid.UUID) (draw.View, error)
+	Beacon(ctx context.Context, goods uuid.UUID, round int64, signature []byte) (draw.View, error)
+	Reveal(ctx context.Context, goods uuid.UUID, party string, secret []byte) (draw.View, error)
+	Bundle(ctx context.Context, goods uuid.UUID, w io.Writer) error
+	Leaves(ctx context.Context, goods uuid.UUID, w io.Writer) error
+}
+
+// storedDraws are the draws in the databases.
+type storedDraws struct {
+	catalog *catalog.Catalog
+	draws   *draws.Store
+}
+
+func (s storedDraws) CreateDraw(ctx context.Context, goods uuid.UUID, t catalog.DrawTerms) (draw.View, error) {
+	if _, err := s.catalog.CreateDraw(ctx, goods, t); err != nil {
+		return draw.View{}, err
+	}
+	return s.Draw(ctx, goods)
+}
+
+func (s storedDraws) Draw(ctx context.Context, goods uuid.UUID) (draw.View, error) {
+	d, err := s.draws.Find(ctx, goods)
+	if err == nil && d.Kind != draws.ByHash {
+		err = draws.ErrNoDraw
+	}
+	return d.View(), err
+}
+
+func (s storedDraws) Beacon(ctx context.Context, goods uuid.UUID, round int64, signature []byte) (draw.View, error) {
+	d, err := s.draws.Beacon(ctx, goods, round, signature)
+	return d.View(), err
+}
+
+func (s storedDraws) Reveal(ctx context.Context, goods uuid.UUID, party string, secret []byte) (draw.View, error) {
+	d, err := s.draws.Reveal(ctx, goods, party, secret)
+	return d.View(), err
+}
+
+func (s storedDraws) Bundle(ctx context.Context, goods uuid.UUID, w io.Writer) error {
+	b, err := s.draws.Bundle(ctx, goods)
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, b)
+}
+
+func (s storedDraws) Leaves(ctx context.Context, goods uuid.UUID, w io.Writer) error {
+	return s.draws.Leaves(ctx, goods, w)
+}
+
+// drawFlags are what every command on a draw needs that is on a server.
+type drawFlags struct {
+	catalogFlags
+	saleArg
+}
+
+// with opens the draws, and prints the one that do returns.
+func (f *drawFlags) with(
+	ctx context.Context, s *streams, logger *slog.Logger, do func(drawStore) (draw.View, error),
+) error {
+	var v draw.View
+	show := func(on drawStore) (err error) {
+		v, err = do(on)
+		return err
+	}
+	err := f.reach(ctx, logger, func(c *apiclient.Client) error { return show(c) },
+		func(b *backend) error { return show(storedDraws{b.catalog, draws.New(b.pool)}) })
+	if err != nil {
+		return err
+	}
+	return f.write(s.out, v, func(w io.Writer) error { return writeDraw(w, v) })
+}
+
+// writeDraw shows what is known of a draw.
+func writeDraw(w io.Writer, v draw.View) error {
+	t := newTable(w)
+	row := func(name, text string) {
+		if text != "" {
+			t.row(name, printable(text))
+		}
+	}
+	number := func(n int64) string {
+		if n == 0 {
+			return ""
+		}
+		return strconv.FormatInt(n, 10)
+	}
+	row("sale", v.SaleID.String())
+	row("entries sale", v.EntriesSaleID.String())
+	row("state", v.State)
+	row("created", v.CreatedAt)
+	row("entries close", v.ClosesAt)
+	row("freeze", (time.Duration(v.FreezeSeconds) * time.Second).String())
+	row("round", number(v.Round))
+	row("round known", v.RoundAt)
+	for _, p := range v.Parties {
+		secret := "not revealed"
+		if len(p.Secret) > 0 {
+			secret = fmt.Sprintf("revealed %x", []byte(p.Secret))
+		}
+		row("party "+printable(p.Name), fmt.Sprintf("committed to %x, %s", []byte(p.Commitment), secret))
+	}
+	row("reveal by", v.RevealBy)
+	if v.Entries != nil {
+		row("entries", strconv.FormatInt(*v.Entries, 10))
+	}
+	row("root", hex.EncodeToString(v.Root))
+	row("frozen", v.FrozenAt)
+	row("seed", hex.EncodeToString(v.Seed))
+	row("seeded", v.SeededAt)
+	row("ranked", v.RankedAt)
+	row("offered", strconv.FormatInt(v.Offered, 10))
+	row("skipped", strconv.FormatInt(v.Skipped, 10))
+	if v.LastRank != nil {
+		row("last rank", strconv.FormatInt(*v.LastRank, 10))
+	}
+	row("void", v.VoidReason)
+	return t.Flush()
+}
+
+type drawCreateCmd struct {
+	drawFlags
+	operatorFlag
+	Entries uuid.UUID     `required:"" env:"STAMPEDE_DRAW_ENTRIES" placeholder:"ID" help:"The sale in which people enter: with an end, one unit an order, and neither a price nor a payment window."`
+	Freeze  time.Duration `default:"60s" env:"STAMPEDE_DRAW_FREEZE" placeholder:"DURATION" help:"From the end of the entries to the round of drand that makes the seed, in whole seconds: the list is frozen in this time (${default})."`
+	Party   []drawParty   `sep:"none" env:"STAMPEDE_DRAW_PARTY" placeholder:"NAME:SHA256" help:"One of those who make the seed together, in place of drand: the name, and the SHA-256 of the secret in hexadecimal. Repeat it for each."`
+}
+
+func (c *drawCreateCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	name, err := c.name()
+	if err != nil {
+		return err
+	}
+	terms := catalog.DrawTerms{Entries: c.Entries, Freeze: c.Freeze}
+	for _, p := range c.Party {
+		terms.Parties = append(terms.Parties, catalog.Party(p))
+	}
+	ctx = catalog.WithOperator(ctx, name)
+	return c.with(ctx, s, logger, func(on drawStore) (draw.View, error) { return on.CreateDraw(ctx, c.Sale, terms) })
+}
+
+// drawParty is a party on the command line.
+type drawParty catalog.Party
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (p *drawParty) UnmarshalText(text []byte) error {
+	end := bytes.LastIndexByte(text, ':')
+	if end < 0 {
+		return fmt.Errorf("%q is not NAME:SHA256", text)
+	}
+	p.Name, p.Commitment = string(text[:end]), string(text[end+1:])
+	return nil
+}
+
+type drawStatusCmd struct {
+	look
+	drawFlags
+	Bundle string `env:"STAMPEDE_DRAW_BUNDLE" placeholder:"FILE" help:"Save the bundle of the draw here, for draw verify."`
+	Leaves string `env:"STAMPEDE_DRAW_LEAVES" placeholder:"FILE" help:"Save the list of its entries here, for draw verify."`
+}
+
+func (c *drawStatusCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	return c.with(ctx, s, logger, func(on drawStore) (draw.View, error) {
+		save := func(name string, download func(context.Context, uuid.UUID, io.Writer) error) error {
+			if name == "" {
+				return nil
+			}
+			return writeWhole(name, nil, func(w io.Writer) error { return download(ctx, c.Sale, w) })
+		}
+		v, err := on.Draw(ctx, c.Sale)
+		if err == nil {
+			err = cmp.Or(save(c.Bundle, on.Bundle), save(c.Leaves, on.Leaves))
+		}
+		return v, err
+	})
+}
+
+type drawBeaconCmd struct {
+	drawFlags
+	Round     int64  `env:"STAMPEDE_DRAW_ROUND" placeholder:"N" help:"The round of drand quicknet: the one that draw status shows."`
+	Signature string `env:"STAMPEDE_DRAW_SIGNATURE" placeholder:"HEX" help:"Its signature."`
+	File      string `default:"-" env:"STAMPEDE_DRAW_FILE" placeholder:"FILE" help:"Where the answer of drand is if there is no --round; - for standard input (${default})."`
+}
+
+func (c *drawBeaconCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	answer := struct {
+		Round     int64  `json:"round"`
+		Signature string `json:"signature"`
+	}{c.Round, c.Signature}
+	if (c.Round == 0) != (c.Signature == "") {
+		return usagef("--round and --signature go together")
+	}
+	if c.Round == 0 {
+		text, err := readSmall(s, c.File)
+		if err != nil {
+			return err
+		}
+		if err := json.Unmarshal(text, &answer); err != nil || answer.Round == 0 {
+			return usagef("--file: want what drand answers, such as {\"round\":657413,\"signature\":\"b713…\"}")
+		}
+	}
+	signature, err := hex.DecodeString(answer.Signature)
+	if err != nil {
+		return usagef("the signature is not hexadecimal: %w", err)
+	}
+	return c.with(ctx, s, logger, func(on drawStore) (draw.View, error) {
+		return on.Beacon(ctx, c.Sale, answer.Round, signature)
+	})
+}
+
+// readSmall reads a file of at most 64 KiB; - is standard input.
+func readSmall(s *streams, name string) ([]byte, error) {
+	from := s.in
+	if name != "-" {
+		file, err := os.Open(name)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = file.Close() }() // it was only read
+		from = file
+	}
+	return io.ReadAll(io.LimitReader(from, 1<<16))
+}
+
+type drawRevealCmd struct {
+	drawFlags
+	Party  string `required:"" env:"STAMPEDE_DRAW_PARTY" placeholder:"NAME" help:"The name of the party."`
+	Secret string `required:"" env:"STAMPEDE_DRAW_SECRET" placeholder:"HEX" help:"Its secret, 32 bytes in hexadecimal; - for standard input, where other users of this machine do not see it."`
+}
+
+func (c *drawRevealCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	text := c.Secret
+	if text == "-" {
+		read, err := readSmall(s, "-")
+		if err != nil {
+			return err
+		}
+		text = strings.TrimSpace(string(read))
+	}
+	secret, err := hex.DecodeString(text)
+	if err != nil {
+		return usagef("--secret: it is not hexadecimal") // without the secret
+	}
+	return c.with(ctx, s, logger, func(on drawStore) (draw.View, error) {
+		return on.Reveal(ctx, c.Sale, c.Party, secret)
+	})
 }
 
 type drawVerifyCmd struct {
@@ -78,8 +344,7 @@ func (c *drawVerifyCmd) verify(ctx context.Context, own *order.Receipt) (draw.Re
 func (c *drawVerifyCmd) receipt(s *streams) (*order.Receipt, error) {
 	text := c.Receipt
 	if text == "-" {
-		const bytesMax = 1 << 16
-		read, err := io.ReadAll(io.LimitReader(s.in, bytesMax))
+		read, err := readSmall(s, "-")
 		if err != nil {
 			return nil, unchecked(err)
 		}

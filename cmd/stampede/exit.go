@@ -17,6 +17,7 @@ import (
 	"stampede/internal/connect"
 	"stampede/internal/operators"
 	"stampede/ledger/deadletter"
+	"stampede/ledger/draws"
 	"stampede/reservation/order"
 	"stampede/reservation/problems"
 	"stampede/sql"
@@ -60,7 +61,7 @@ func unseen(err error) error {
 		return err
 	}
 	for _, found := range []error{
-		errBroken, errNotReady, deadletter.ErrNotFound, order.ErrPaymentNotFound, archive.ErrDamagedFile,
+		errBroken, errNotReady, deadletter.ErrNotFound, order.ErrPaymentNotFound, draws.ErrNoDraw, archive.ErrDamagedFile,
 	} {
 		if errors.Is(err, found) {
 			return err

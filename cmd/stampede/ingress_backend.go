@@ -15,6 +15,7 @@ import (
 	"stampede/internal/telemetry"
 	"stampede/internal/tracing"
 	"stampede/ledger"
+	"stampede/ledger/draws"
 	"stampede/reservation"
 	"stampede/reservation/order"
 )
@@ -27,7 +28,7 @@ const (
 	dutyPostgresConns = 4
 	// changePostgresConns are for payments and cancellations.
 	changePostgresConns = 4
-	// lookPostgresConns are for buyers who read their own orders.
+	// lookPostgresConns are for buyers who read their own orders, and for all who look at draws.
 	lookPostgresConns = 4
 	// operatorPostgresConns are for operators who look at orders and cancel them.
 	operatorPostgresConns = 2
@@ -133,7 +134,9 @@ func (f *ingressBackend) serveOrders(config *ingress.Config) (*ledger.Outcomes, 
 	config.Orders = buyersOrders{ledger.New(f.looks), changing(f.changes)}
 	config.AwaitedOrders = ledger.New(f.pool)
 	config.OperatorsOrders = changing(f.operators)
+	config.Waitlists = draws.New(f.looks)
 	config.Postgres = ledger.New(f.duty)
+	config.Draws = draws.New(f.looks)
 	return outcomes, nil
 }
 
@@ -145,6 +148,10 @@ type buyersOrders struct {
 
 func (o buyersOrders) Pay(ctx context.Context, id uuid.UUID, user, reference string) (order.Order, error) {
 	return o.changes.Pay(ctx, id, user, reference)
+}
+
+func (o buyersOrders) Withdraw(ctx context.Context, id uuid.UUID, reason, operator string) (order.Placed, error) {
+	return o.changes.Withdraw(ctx, id, reason, operator)
 }
 
 func (o buyersOrders) Report(ctx context.Context, m order.Money) (order.Payment, error) {

@@ -31,7 +31,7 @@ type cli struct {
 	Sale        saleCmd        `cmd:"" help:"Create, show and change sales."`
 	Order       orderCmd       `cmd:"" help:"Look orders up, cancel one, and export them."`
 	Payment     paymentCmd     `cmd:"" help:"Look payments up, note refunds, and import a payment provider's list."`
-	Draw        drawCmd        `cmd:"" help:"Verify draws."`
+	Draw        drawCmd        `cmd:"" help:"Draw the units of sales, and verify draws."`
 	Load        loadCmd        `cmd:"" help:"Send an open-loop crowd of buyers to an ingress and verify every order."`
 	Audit       auditCmd       `cmd:"" help:"Check the promises against Redis and Postgres, but S6, which depends on the settings of Redis: see stampede doctor. Exit status 1 if one is broken, 3 if something could not be checked."`
 	Rebuild     rebuildCmd     `cmd:"" help:"Rebuild the stock in Redis from Postgres. Workers do this automatically after a loss of Redis. Sales are closed meanwhile."`

@@ -59,13 +59,21 @@ type catalogFlags struct {
 
 // open calls do with the sales.
 func (f *catalogFlags) open(ctx context.Context, logger *slog.Logger, do func(saleStore) error) error {
+	return f.reach(ctx, logger, func(c *apiclient.Client) error { return do(c) },
+		func(b *backend) error { return do(b.catalog) })
+}
+
+// reach calls one of two: over with a client of the server, if there is one, or else on with the databases.
+func (f *catalogFlags) reach(
+	ctx context.Context, logger *slog.Logger, over func(*apiclient.Client) error, on func(*backend) error,
+) error {
 	if err := f.check(f.optionalDatabases); err != nil {
 		return err
 	}
 	if f.Server != "" {
-		return f.withClient(func(client *apiclient.Client) error { return do(client) })
+		return f.withClient(over)
 	}
-	return f.stores(f.keysFlags).with(ctx, 2, logger, func(b *backend) error { return do(b.catalog) })
+	return f.stores(f.keysFlags).with(ctx, 2, logger, on)
 }
 
 // with opens the sales, calls do with them and prints the sales that do returns, as text by write.
@@ -134,6 +142,9 @@ func writeSale(w io.Writer, all []catalog.CountedSale) error {
 			{"created", second(s.CreatedAt)},
 		} {
 			t.row(row[:]...)
+		}
+		if s.Waitlist {
+			t.row("waiting", s.Waiting)
 		}
 		for _, i := range s.Items {
 			limit := ""
@@ -216,6 +227,7 @@ type saleCreateCmd struct {
 	UnitPrice         int64         `default:"0" env:"STAMPEDE_SALE_UNIT_PRICE" placeholder:"AMOUNT" help:"Price of a unit in minor units of the currency: 1290 is 12.90 EUR. With it a payment of another sum is due for refund; 0 is none (${default})."`
 	Currency          string        `env:"STAMPEDE_SALE_CURRENCY" placeholder:"CODE" help:"Currency of the price, a code of ISO 4217 such as EUR."`
 	Shards            int           `default:"1" env:"STAMPEDE_SALE_SHARDS" placeholder:"N" help:"Partitions that share the stock and sell at the same time, at most STAMPEDE_PARTITIONS (${default})."`
+	Waitlist          bool          `env:"STAMPEDE_SALE_WAITLIST" help:"Offer units that return when none are left to those who wait, in their order. Such a sale has one shard and no items."`
 	keyFlag
 }
 
@@ -231,7 +243,7 @@ func (c *saleCreateCmd) Run(ctx context.Context, s *streams, logger *slog.Logger
 			Name: c.Name, Stock: stock, Items: items, PerOrderLimit: c.PerOrderLimit,
 			OpensAt: c.OpensAt.Time, ClosesAt: c.ClosesAt.Time, PaymentWindow: c.PaymentWindow,
 			PaymentGrace: c.PaymentGrace, PaymentsPerSecond: c.PaymentsPerSecond, UnitPrice: c.UnitPrice, Currency: c.Currency,
-			Shards: c.Shards,
+			Shards: c.Shards, Waitlist: c.Waitlist,
 		}, key)
 		return sale, mayBeDone(err, key)
 	})

@@ -42,12 +42,14 @@ type Offerer struct {
 	rest  *retire.Retirer
 	// waits has why the list of a draw is not frozen yet, so that it is logged once.
 	waits map[uuid.UUID]string
+	// asked has when the next turn of a waiting list was looked for.
+	asked map[uuid.UUID]time.Time
 }
 
 // New returns an Offerer.
 func New(c Config) *Offerer {
 	return &Offerer{
-		Config: c, draws: draws.New(c.Pool), waits: map[uuid.UUID]string{},
+		Config: c, draws: draws.New(c.Pool), waits: map[uuid.UUID]string{}, asked: map[uuid.UUID]time.Time{},
 		rest: retire.New(retire.Config{
 			Pool: c.Pool, Redis: c.Redis, Keys: c.Keys, Store: c.Store, Catalog: c.Catalog, Logger: c.Logger,
 		}),
@@ -57,7 +59,7 @@ func New(c Config) *Offerer {
 // Prepare does what is due of all draws until their units are offered. The draws are independent; the error has those
 // of all that failed.
 func (o *Offerer) Prepare(ctx context.Context) error {
-	return o.each(ctx, func(ctx context.Context, d *draws.Draw) error {
+	return o.each(ctx, o.draws.Due, func(ctx context.Context, d *draws.Draw) error {
 		switch ended, err := o.draws.EndLate(ctx, d); {
 		case err != nil:
 			return err
@@ -82,8 +84,10 @@ func (o *Offerer) Prepare(ctx context.Context) error {
 	})
 }
 
-func (o *Offerer) each(ctx context.Context, do func(context.Context, *draws.Draw) error) error {
-	due, err := o.draws.Due(ctx)
+func (o *Offerer) each(
+	ctx context.Context, list func(context.Context) ([]uuid.UUID, error), do func(context.Context, *draws.Draw) error,
+) error {
+	due, err := list(ctx)
 	failed := []error{err}
 	for _, sale := range due {
 		if ctx.Err() != nil {
@@ -132,9 +136,9 @@ func (o *Offerer) final(ctx context.Context, d *draws.Draw) (bool, error) {
 // turn bounds the time that Offer spends on one draw while others wait.
 const turn = 2 * time.Second
 
-// Offer offers the units that are left in all draws, by rank, and returns how many ranks had their turn.
+// Offer offers the units that are left in all draws and waiting lists, by rank, and returns how many ranks had their turn.
 func (o *Offerer) Offer(ctx context.Context) (done int, err error) {
-	err = o.each(ctx, func(ctx context.Context, d *draws.Draw) error {
+	err = o.each(ctx, o.draws.Due, func(ctx context.Context, d *draws.Draw) error {
 		if d.State != draws.Offering || d.Paused {
 			return nil
 		}
@@ -150,7 +154,8 @@ func (o *Offerer) Offer(ctx context.Context) (done int, err error) {
 		}
 		return nil
 	})
-	return done, err
+	waiting, waitErr := o.offerWaiting(ctx)
+	return done + waiting, errors.Join(err, waitErr)
 }
 
 // ranks returns for how many ranks of each item, by its letter, there may be units: as many as Redis has left, but one
@@ -185,7 +190,10 @@ func (o *Offerer) reserver(sale uuid.UUID) draws.Reserver {
 	return func(ctx context.Context, turns []draws.Turn) ([]draws.Result, error) {
 		asked := make([]reservation.Offer, len(turns))
 		for i, t := range turns {
-			asked[i] = reservation.Offer{OrderID: t.OrderID, UserID: t.UserID, Item: t.Code, Key: t.EntryID.String()}
+			asked[i] = reservation.Offer{
+				OrderID: t.OrderID, UserID: t.UserID, Item: t.Code,
+				Key: "stampede offer " + t.EntryID.String(), // buyers' keys have no spaces
+			}
 		}
 		answers, err := o.Store.Offer(ctx, reservation.Sale{ID: sale, Epoch: turns[0].Epoch}, asked)
 		if err != nil {

@@ -110,6 +110,8 @@ func (d *drawn) moveToRound(t *testing.T) {
 	require.NoError(t, d.Rdb.HSet(t.Context(), d.Keys.Sale(0, d.entries), "closes_at_ms", closed.UnixMilli()).Err())
 	require.NoError(t, d.Exec(t, "UPDATE draws SET frozen_at = $2, round = 657413 WHERE sale_id = $1", d.goods,
 		at.Add(-time.Second)))
+	require.NoError(t, d.Exec(t, `UPDATE sale_events SET data = data || jsonb_build_object('frozen_at', $2::text)
+		WHERE sale_id = $1 AND type = 'DrawFrozen'`, d.goods, at.Add(-time.Second).Format(time.RFC3339)))
 }
 
 func (d *drawn) seed(t *testing.T) {

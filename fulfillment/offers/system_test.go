@@ -78,3 +78,34 @@ func TestDrawIsFinishedAfterCrash(t *testing.T) {
 		})
 	}
 }
+
+// A worker that dies between two steps of an offer leaves a list that the next one goes on with: each has one unit, by
+// place.
+func TestWaitingListGoesOnAfterCrash(t *testing.T) {
+	t.Parallel()
+	for _, point := range []string{crashpoint.BeforeOffer, crashpoint.BeforeOfferCommit} {
+		t.Run(point, func(t *testing.T) {
+			t.Parallel()
+			s := testshop.OnOwnRedis(t, 1)
+			l := newList(t, s, "h1", "h2")
+			l.join(t, "ann", "bob", "cid")
+			testwork.FulfilAll(t, s)
+			victim := s.Process(t, "worker")
+			victim.Setenv(crashpoint.Env, point)
+			victim.Start()
+			testwork.EndWindow(t, s.Pool, l.orderOf(t, l.sale.ID, "h1"), l.orderOf(t, l.sale.ID, "h2"))
+			victim.WaitKilled(time.Minute)
+			require.Empty(t, l.turns(t))
+			successor := s.Process(t, "worker")
+			successor.Start()
+			testkit.Eventually(t, time.Minute, "both units are offered", func() bool { return len(l.turns(t)) == 2 })
+			testwork.AwaitRest(t, s)
+			successor.Stop()
+			require.Equal(t, []string{"ann offered", "bob offered"}, l.turns(t))
+			require.EqualValues(t, 2, s.Count(t, `SELECT count(*) FROM draw_offers AS o JOIN orders AS made
+				ON made.sale_id = o.sale_id AND made.id = o.order_id AND made.status = 'confirmed'`))
+			require.EqualValues(t, 4, s.Count(t, "SELECT count(*) FROM orders WHERE sale_id = $1", l.sale.ID))
+			testwork.RequireUnbroken(t, s, uuid.Nil)
+		})
+	}
+}

@@ -175,6 +175,12 @@ func (r *drawRow) draw() Draw {
 		RankedAt: utc(r.RankedAt), VoidedAt: utc(r.VoidedAt), VoidReason: r.VoidReason, Offered: r.Offered,
 		Skipped: r.Skipped, epoch: r.Epoch, offersEpoch: r.OffersEpoch,
 	}
+	if d.Kind == ByPlace {
+		if d.State = Offering; r.GoodsOver {
+			d.State = Over
+		}
+		return d
+	}
 	frozen := d.FrozenAt
 	if frozen.IsZero() {
 		frozen = r.Now

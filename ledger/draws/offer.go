@@ -26,8 +26,8 @@ type Turn struct {
 	Place      int64
 	EntryID    uuid.UUID
 	UserID     string
-	// OrderID is the id of the order that an offer makes. It follows from the draw, the item, the rank and the epoch, so
-	// that an order that is lost with Redis, and void for ever, is not the one of the next offer.
+	// OrderID is the id of the order that an offer makes. It follows from the draw, the entry and the epoch, so that
+	// an order that is lost with Redis, and void for ever, is not the one of the next offer.
 	OrderID uuid.UUID
 	// Epoch is the epoch of the sale in which the offer is made.
 	Epoch int64
@@ -62,6 +62,13 @@ type Reserver func(ctx context.Context, turns []Turn) ([]Result, error)
 func (s *Store) Offer(
 	ctx context.Context, goods uuid.UUID, ranks map[string]int64, reserve Reserver,
 ) (done int, err error) {
+	return s.offer(ctx, goods, reserve, func(tx pgx.Tx, d *Draw) ([]Turn, error) { return d.turns(ctx, tx, ranks) })
+}
+
+// offer has the next turns.
+func (s *Store) offer(
+	ctx context.Context, goods uuid.UUID, reserve Reserver, next func(pgx.Tx, *Draw) ([]Turn, error),
+) (done int, err error) {
 	err = pg.InTransaction(ctx, s.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		done = 0
 		err := tx.QueryRow(ctx, sql.DrawsLockFree, goods).Scan(nil)
@@ -74,7 +81,7 @@ func (s *Store) Offer(
 		if err != nil || d.State != Offering || d.Paused {
 			return err
 		}
-		turns, err := d.turns(ctx, tx, ranks)
+		turns, err := next(tx, &d)
 		if err != nil {
 			return err
 		}
@@ -117,7 +124,7 @@ func (d *Draw) turns(ctx context.Context, tx pgx.Tx, ranks map[string]int64) (tu
 					return fmt.Errorf("%w: that of rank %d%s is missing", errChunksMissing, expected, item)
 				}
 				expected++
-				turn.OrderID = orderID(d, item, turn.Rank)
+				turn.OrderID = d.orderID(turn.EntryID)
 				turns = append(turns, turn)
 				return nil
 			}); err != nil {
@@ -140,14 +147,18 @@ func (d *Draw) item(place int) (letter, code string) {
 	return order.ItemLetter(place), d.Items[place].Code
 }
 
-// orderID is a UUIDv7 whose random bits are not random, with the tag of the sale as in order.NewOrderID.
-func orderID(d *Draw, item string, rank int64) (id uuid.UUID) {
+// orderID is a UUIDv7 whose random bits follow from what is offered, with the tag of the sale as in order.NewOrderID. Its
+// time is that of the seed; in a waiting list, which has none, that of the entry.
+func (d *Draw) orderID(entry uuid.UUID) (id uuid.UUID) {
 	goods := d.SaleID
-	text := append(append([]byte("stampede offer"), goods[:]...), item...)
-	text = binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(text, uint64(rank)), uint64(d.epoch))
-	sum := sha256.Sum256(text)
+	text := append(append([]byte("stampede offer"), goods[:]...), entry[:]...)
+	sum := sha256.Sum256(binary.BigEndian.AppendUint64(text, uint64(d.epoch)))
 	copy(id[:], sum[:])
-	binary.BigEndian.PutUint64(id[:], uint64(d.SeededAt.UnixMilli())<<16|7<<12|uint64(id[6]&0xf)<<8|uint64(id[7]))
+	copy(id[:6], entry[:6])
+	if d.Kind == ByHash {
+		binary.BigEndian.PutUint64(id[:], uint64(d.SeededAt.UnixMilli())<<16|uint64(sum[6])<<8|uint64(sum[7]))
+	}
+	id[6] = id[6]&0x0f | 7<<4
 	id[8] = id[8]&0x3f | 0x80 // the variant of RFC 9562
 	copy(id[14:], goods[14:])
 	return id

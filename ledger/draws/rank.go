@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"time"
 
 	"github.com/google/uuid"
@@ -44,6 +45,7 @@ func (s *Store) rank(ctx context.Context, conn *pgx.Conn, goods uuid.UUID) error
 		}
 		return writeRanking(ctx, tx, &d, ranking, entries)
 	})
+	debug.FreeOSMemory() // the worker would keep as much again until it has made as much garbage
 	if err != nil {
 		return fmt.Errorf("rank the entries of sale=%s: %w", goods, err)
 	}

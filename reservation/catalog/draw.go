@@ -233,8 +233,14 @@ func (c *Catalog) insertWithWaitlist(ctx context.Context, sale *reservation.Sale
 		if _, err := tx.Exec(ctx, sql.CatalogInsertDraw, sale.ID, entries.ID, kindWaitlist, 0, nil); err != nil {
 			return err
 		}
-		data := map[string]any{"stock": sale.Stock, "entries_sale_id": entries.ID}
-		return tx.QueryRow(ctx, sql.CatalogChangeSale, sale.ID, reservation.StateOpen, sale.Stock, eventWaitlistCreated,
-			data, nil, zeronull.Text(operatorIn(ctx))).Scan(&sale.Revision)
+		for _, s := range []*reservation.Sale{&entries, sale} {
+			data := map[string]any{"stock": s.Stock, "sale_id": sale.ID, "entries_sale_id": entries.ID}
+			err := tx.QueryRow(ctx, sql.CatalogChangeSale, s.ID, reservation.StateOpen, s.Stock, eventWaitlistCreated,
+				data, nil, zeronull.Text(operatorIn(ctx))).Scan(&s.Revision)
+			if err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 }

@@ -302,14 +302,14 @@ func TestWaitlistIsCreatedWithItsSale(t *testing.T) {
 	require.Equal(t, sale.EntriesID, shown.EntriesID)
 	text, err := json.Marshal(shown)
 	require.NoError(t, err)
-	require.Contains(t, string(text), `"shards":1,"waitlist":true,"created_at"`)
+	require.Contains(t, string(text), `"shards":1,"waitlist":true,"waiting":0,"created_at"`)
 	entries, err := s.Show(ctx, sale.EntriesID)
 	require.NoError(t, err)
 	require.Equal(t, reservation.Terms{
 		Name: strings.Repeat("ü", order.MaxNameRunes-14) + ": waiting list", Stock: order.MaxStock, PerOrderLimit: 1,
 		ClosesAt: terms.ClosesAt, Shards: 1,
 	}, entries.Terms)
-	require.Equal(t, reservation.Reserved, s.Ask(t, sale.EntriesID, "bob").Verdict)
+	require.Equal(t, reservation.OffersOnly, s.Ask(t, sale.EntriesID, "bob").Verdict, "Store.Join gives places")
 
 	ann := s.Buy(t, sale.ID, "ann")
 	require.Equal(t, reservation.SoldOut, s.Ask(t, sale.ID, "eve").Verdict)

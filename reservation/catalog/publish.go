@@ -207,7 +207,11 @@ func (c *Catalog) apply(ctx context.Context, s reservation.Sale, shard int, ch p
 	case eventDrawCreated:
 		answer = lua.Offer.Run(ctx, c.store.Redis, []string{saleKey}, epoch, revision, string(reservation.StateOffers))
 	case eventWaitlistCreated:
-		answer = lua.Offer.Run(ctx, c.store.Redis, []string{saleKey}, epoch, revision, string(reservation.StateWaitlist))
+		open := reservation.StateWaitlist
+		if s.OffersOnly { // the sale in which people wait
+			open = reservation.StateOffers
+		}
+		answer = lua.Offer.Run(ctx, c.store.Redis, []string{saleKey}, epoch, revision, string(open))
 	case eventReconciled, eventRenamed, eventDrawFrozen, eventDrawSeeded, eventDrawVoided:
 		answer = lua.Note.Run(ctx, c.store.Redis, []string{saleKey}, epoch, revision)
 	case eventRestocked:

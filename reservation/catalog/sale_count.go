@@ -39,6 +39,7 @@ type saleView struct {
 	OffersOnly           bool              `json:"offers_only,omitempty"`
 	EntriesSaleID        uuid.UUID         `json:"entries_sale_id,omitzero"`
 	Waitlist             bool              `json:"waitlist,omitempty"`
+	Waiting              *int64            `json:"waiting,omitempty"`
 	Items                []CountedItem     `json:"items,omitempty"`
 	CreatedAt            string            `json:"created_at"`
 }
@@ -57,6 +58,9 @@ func (s CountedSale) MarshalJSON() ([]byte, error) {
 	if s.OffersOnly { // a waiting list has a route of its own
 		v.EntriesSaleID = s.EntriesID
 	}
+	if s.Waitlist {
+		v.Waiting = &s.Waiting
+	}
 	return json.Marshal(v)
 }
 
@@ -74,6 +78,9 @@ func (s *CountedSale) UnmarshalJSON(text []byte) error {
 			UnitPrice: v.UnitPrice, Currency: v.Currency, Shards: v.Shards, Waitlist: v.Waitlist,
 		}, OffersOnly: v.OffersOnly, EntriesID: v.EntriesSaleID},
 		State: v.State, Available: v.Available, Held: v.Held, Sold: v.Sold, Items: v.Items,
+	}
+	if v.Waiting != nil {
+		s.Waiting = *v.Waiting
 	}
 	for _, item := range v.Items {
 		s.Sale.Items = append(s.Sale.Items, item.Item)
@@ -184,6 +191,7 @@ type storedSale struct {
 	publishedRevision int64
 	final             int64   // units of orders that are final, if they were counted
 	itemsSold         []int64 // of each item, also of orders that are not final
+	waiting           int64   // in its waiting list, if units were counted
 	retired, archived bool
 }
 
@@ -209,12 +217,13 @@ func storedRow(row pgx.CollectableRow) (storedSale, error) {
 		reservation.SaleRow
 		Sold, PublishedRevision, Final int64
 		ItemsSold                      []int64
+		Waiting                        zeronull.Int8
 		Retired, Archived              bool
 	}](row)
 	s := storedSale{
 		Sale: r.Sale(), publishedRevision: r.PublishedRevision, final: r.Final, retired: r.Retired, archived: r.Archived,
 	}
-	s.Sold, s.itemsSold = r.Sold, r.ItemsSold
+	s.Sold, s.itemsSold, s.waiting = r.Sold, r.ItemsSold, int64(r.Waiting)
 	return s, err
 }
 
@@ -241,7 +250,7 @@ func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]CountResult,
 	for i, s := range sales {
 		sale := &counted[i].CountedSale
 		*sale = CountedSale{
-			Sale: s.Sale, State: s.StateAt(now), Sold: s.final, Retired: s.retired, Archived: s.archived,
+			Sale: s.Sale, State: s.StateAt(now), Sold: s.final, Waiting: s.waiting, Retired: s.retired, Archived: s.archived,
 		}
 		taken, whole, err := takenIn(asked[i])
 		if s.publishedRevision > 0 { // else it is not in Redis
@@ -335,6 +344,8 @@ type CountedSale struct {
 	Held int64
 	// Sold is the number of units of final orders.
 	Sold int64
+	// Waiting is how many wait in the waiting list, of those that are in Postgres; 0 if the sale has ended.
+	Waiting int64
 	// Retired is true if Redis has no buyers of the sale any more: Postgres has all of it.
 	Retired bool
 	// Archived is true if the orders of the sale are no longer in Postgres.

@@ -75,13 +75,13 @@ CREATE TABLE draw_ranks (
 );
 ALTER TABLE draw_ranks ALTER ranks SET STORAGE EXTERNAL, ALTER places SET STORAGE EXTERNAL;
 
--- What became of each rank that had its turn. In a waiting list the rank is the place of the entry.
+-- What became of each rank that had its turn. In a waiting list ranks count those who had theirs.
 CREATE TABLE draw_offers (
     sale_id    uuid NOT NULL REFERENCES draws,
     -- The letter of the item; '' in a sale without items.
     item       text COLLATE "C" NOT NULL DEFAULT '',
     rank       bigint NOT NULL CHECK (rank >= 0),
-    -- The place of the entry in the list; NULL in a waiting list.
+    -- The place of the entry in the list; in a waiting list, in the sale of the entries.
     place      bigint CHECK (place >= 0),
     entry_id   uuid NOT NULL,
     -- The order that was made of the offer; NULL if the rank was skipped.

@@ -1,9 +1,10 @@
-// Package audit compares Redis and Postgres with the promises S1 to S5, S7 and S8, and repairs
-// differences.
+// Package audit compares Redis and Postgres with the promises S1 to S5, S7, S8 and, of draws, D1 to
+// D6, and repairs differences.
 //
-// Run (audit.go) takes a look: at Postgres (checks.go), at Redis (shards.go, redis.go, keys.go), and at the streams and
-// the ended orders (stream.go), and reports each promise (report.go). Reconcile (reconcile.go)
-// looks twice, and repairs what both looks found (reconcile_repair.go).
+// Run (audit.go) takes a look: at Postgres (checks.go, draws.go), at Redis (shards.go, redis.go,
+// keys.go), and at the streams and the ended orders (stream.go), and reports each promise
+// (report.go). Reconcile (reconcile.go) looks twice, and repairs what both looks found
+// (reconcile_repair.go).
 package audit
 
 import (
@@ -236,6 +237,9 @@ func (l *look) compare(ctx context.Context, verify func(context.Context, pgx.Tx)
 			if _, err := tx.Exec(ctx, figures); err != nil {
 				return fmt.Errorf("count: %w", err)
 			}
+		}
+		if err := l.checkDraws(ctx, tx); err != nil {
+			return err
 		}
 		return verify(ctx, tx)
 	})

@@ -26,7 +26,7 @@ import (
 var remedyOrder = []Remedy{
 	remedyPersist, remedyAside, remedyAppend, remedyForget, remedyRelease, remedyRecount, RemedyRebuild,
 	remedyWorker, remedyProjections, remedyDLQ, remedyGuard, remedyUnknownSale, remedyPayment,
-	remedyOperator,
+	remedyDraw, remedyOperator,
 }
 
 // says are the texts of Remedy.Says.
@@ -46,6 +46,8 @@ var says = map[Remedy]string{
 	remedyUnknownSale: "for you: delete its keys in Redis, which ends it; if Postgres was restored, create it again, with " +
 		"another id",
 	remedyPayment: "for you: compare `stampede payment show` with the payment provider, and correct payment_events",
+	remedyDraw: "for you: run `stampede sale pause`, so that nothing more is offered; compare the draw with a backup, and " +
+		"with the events that the relay sent",
 	remedyOperator: "for you: no record shows what would be right; `stampede rebuild --sale` makes Redis follow " +
 		"Postgres",
 }

@@ -26,6 +26,8 @@ type Report struct {
 	Sales    []SaleFigures `json:"sales"`
 	// Payments are the sums of the payments by currency.
 	Payments []PaymentFigures `json:"payments"`
+	// Draws are the draws and waiting lists. Without any, Promises has none of theirs: D1 to D6.
+	Draws []DrawFigures `json:"draws,omitempty"`
 	// Streams is how many streams were checked, and EntriesWaiting how many of their entries were
 	// unfinished after the wait.
 	Streams        int   `json:"streams"`
@@ -96,6 +98,8 @@ const (
 	remedyUnknownSale Remedy = "unknown-sale"
 	// remedyPayment: an operator compares the payment with the payment provider.
 	remedyPayment Remedy = "payment"
+	// remedyDraw: an operator stops the offers, and compares the draw with what the world was told.
+	remedyDraw Remedy = "draw"
 	// remedyOperator: the records do not show what is right.
 	remedyOperator Remedy = "operator"
 )
@@ -177,16 +181,23 @@ func newReport() Report {
 		{Name: "S5", Says: "nothing is lost or doubled"},
 		{Name: "S7", Says: "Redis is whole and up to date"},
 		{Name: "S8", Says: "no money is lost"},
+		{Name: "D1", Says: "each entry is in the frozen list"},
+		{Name: "D2", Says: "one entry per person"},
+		{Name: "D3", Says: "the list is public before its seed"},
+		{Name: "D4", Says: "ranks follow from list and seed"},
+		{Name: "D5", Says: "units are offered by rank"},
+		{Name: "D6", Says: "offered + sold ≤ stock"},
 		{Name: "DB", Says: "Postgres has all its guards"},
 	}}
 }
 
-// PromiseNames are the names of the promises that an audit checks, in their order.
-func PromiseNames() []string {
-	promises := newReport().Promises
-	names := make([]string, len(promises))
-	for i, p := range promises {
-		names[i] = p.Name
+// PromiseNames are the names of the promises that each audit checks, in their order, and of those of draws the broken
+// ones.
+func PromiseNames(broken []string) (names []string) {
+	for _, p := range newReport().Promises {
+		if !p.ofDraws() || slices.Contains(broken, p.Name) {
+			names = append(names, p.Name)
+		}
 	}
 	return names
 }
@@ -199,6 +210,11 @@ func (r *Report) Promise(name string) *Promise {
 		}
 	}
 	panic("no promise " + name)
+}
+
+// has reports whether a promise is in the report: those of draws are only if there is one.
+func (r *Report) has(name string) bool {
+	return slices.ContainsFunc(r.Promises, func(p Promise) bool { return p.Name == name })
 }
 
 func (r *Report) add(promise string, f Finding) {
@@ -290,6 +306,8 @@ func (r Report) Figures(promise string) string {
 		}
 		return fmt.Sprintf("%s = %s settled + %s due for refund + %s refunded + %s waiting", plural(t.Payments, "payment"),
 			n(t.SettledPayments), n(t.RefundDuePayments), n(t.RefundedPayments), n(t.WaitingPayments))
+	case "D1", "D2", "D3", "D4", "D5", "D6":
+		return r.figuresOfDraws(promise)
 	case "DB":
 		return fmt.Sprintf("%s of %s constraints and indexes hold", n(int64(r.Guards)-r.Promise(promise).Found),
 			n(int64(r.Guards)))
@@ -422,8 +440,8 @@ type Recorded struct {
 	Broken, Unchecked []string
 }
 
-// ofPostgres are the promises that one statement checks in Postgres, where nothing is on its way.
-var ofPostgres = []string{"S1", "S2", "S8", "DB"}
+// ofPostgres are the promises that are checked in one snapshot of Postgres, where nothing is on its way.
+var ofPostgres = []string{"S1", "S2", "S8", "D1", "D2", "D3", "D4", "D5", "D6", "DB"}
 
 // Record stores the verdict of an audit of all sales, with the time of Postgres. The newest 1000 verdicts are kept.
 // What was found between Redis and Postgres while units moved may have been on its way: it is recorded as unchecked, so

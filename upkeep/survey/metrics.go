@@ -141,7 +141,7 @@ func (s *Survey) Collect(out chan<- prometheus.Metric) {
 		if found.At != nil {
 			gauge(s.descs.auditAt, *found.At)
 		}
-		for _, promise := range audit.PromiseNames() {
+		for _, promise := range audit.PromiseNames(found.Broken) {
 			gauge(s.descs.broken, telemetry.OneIf(slices.Contains(found.Broken, promise)), promise)
 		}
 	}

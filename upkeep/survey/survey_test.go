@@ -103,7 +103,8 @@ func TestSurveyShowsWhatIsShared(t *testing.T) {
 	r.shows(t, map[string]float64{
 		of("stock"): 50, of("available"): 43, of("held"): 7, of("sold"): 0, "postgres_up": 1,
 		"dead_letters_parked": 0, "sales_shut": 0, "audit_promise_broken{S1}": 0, "audit_promise_broken{DB}": 0,
-		"workers_alive": -1,
+		"audit_promise_broken{D1}": -1,
+		"workers_alive":            -1,
 	})
 	testkit.Eventually(t, testshop.Soon, "without an audit, since there is a sale", func() bool {
 		return math.Abs(float64(time.Now().Unix())-gauges(t, r.registry)["audit_timestamp_seconds"]) < 600
@@ -112,7 +113,8 @@ func TestSurveyShowsWhatIsShared(t *testing.T) {
 		SELECT 's', n || '-0', '[]', 'why', 1, CASE n WHEN 3 THEN 'discarded' ELSE 'parked' END FROM generate_series(1, 3) AS n`)
 	require.NoError(t, err)
 	for _, report := range []audit.Report{ // the newest counts
-		{Promises: []audit.Promise{{Name: "S1", Found: 2}}}, {Promises: []audit.Promise{{Name: "S4", Found: 2}}},
+		{Promises: []audit.Promise{{Name: "S1", Found: 2}}},
+		{Promises: []audit.Promise{{Name: "S4", Found: 2}, {Name: "D5", Found: 1}}},
 	} {
 		require.NoError(t, audit.Record(t.Context(), r.Pool, report, "ann"))
 	}
@@ -122,7 +124,7 @@ func TestSurveyShowsWhatIsShared(t *testing.T) {
 	r.survey.NoteWorkers(2, time.Minute)
 	r.shows(t, map[string]float64{
 		"dead_letters_parked": 2, "sales_shut": 3, "audit_promise_broken{S1}": 0, "audit_promise_broken{S4}": 1,
-		"audit_timestamp_seconds": 1e9, "workers_alive": 2,
+		"audit_promise_broken{D4}": -1, "audit_promise_broken{D5}": 1, "audit_timestamp_seconds": 1e9, "workers_alive": 2,
 	})
 }
 

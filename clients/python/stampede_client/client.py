@@ -15,11 +15,15 @@ from .transport import Repeats, Request, Token, Transport, is_temporary, pause_b
 from .types import (
     AcceptedOrder,
     ConfirmedOrder,
+    Draw,
+    DrawProof,
     Order,
     Purchase,
     Sale,
     SaleUpdate,
     StreamTicket,
+    WaitlistEntry,
+    WaitlistPlace,
     read,
 )
 
@@ -164,6 +168,33 @@ class Stampede:
         """Cancels a confirmed order that is not paid. Waits for the confirmation like pay."""
         return self._change(order_id, "cancel", {}, tries, deadline)
 
+    def join_waitlist(
+        self,
+        sale_id: str,
+        *,
+        key: Optional[str] = None,
+        tries: Optional[int] = None,
+        deadline: Optional[float] = None,
+    ) -> WaitlistEntry:
+        """Waits for a unit of a sale that is sold out. A repeat keeps the place. Raises ProblemError, as not-sold-out."""
+        key = key or new_key()
+        request = Request("POST", _waitlist(sale_id), {"Idempotency-Key": key}, {})
+        repeats = Repeats(tries, deadline, changes="order_id", key=key)
+        return read(WaitlistEntry, self._transport.call(request, repeats).json)
+
+    def waitlist_place(self, sale_id: str) -> WaitlistPlace:
+        """The own place in the waiting list of a sale, with the order when a unit was offered."""
+        request = Request("GET", _waitlist(sale_id))
+        return read(WaitlistPlace, self._transport.call(request, Repeats()).json)
+
+    def leave_waitlist(
+        self, sale_id: str, *, tries: Optional[int] = None, deadline: Optional[float] = None
+    ) -> WaitlistPlace:
+        """Gives the own place up. An order that was offered stays as it is."""
+        request = Request("POST", _waitlist(sale_id) + "/leave", body={})
+        repeats = Repeats(tries, deadline, changes="state", also_repeat="order-not-confirmed")
+        return read(WaitlistPlace, self._transport.call(request, repeats).json)
+
     def sale(self, sale_id: str) -> Sale:
         """The sale."""
         request = Request("GET", f"/v1/sales/{_segment(sale_id)}")
@@ -172,6 +203,17 @@ class Stampede:
     def sales(self, *, page_size: Optional[int] = None) -> Iterator[Sale]:
         """All sales, newest first."""
         return self._transport.list("/v1/sales", "sales", {"limit": page_size}, Sale)
+
+    def draw(self, sale_id: str) -> Draw:
+        """The draw of the units of the sale. To enter, buy a unit of its entries_sale_id, and keep the receipt."""
+        request = Request("GET", f"/v1/sales/{_segment(sale_id)}/draw")
+        return read(Draw, self._transport.call(request, Repeats()).json)
+
+    def draw_proof(self, sale_id: str, receipt: str) -> DrawProof:
+        """The part of an entry in the draw of the sale, by the receipt of the entry, once the list is frozen."""
+        query = urlencode({"receipt": receipt})
+        request = Request("GET", f"/v1/sales/{_segment(sale_id)}/draw/proof?{query}")
+        return read(DrawProof, self._transport.call(request, Repeats()).json)
 
     def watch_order(
         self,
@@ -285,6 +327,10 @@ def _read_events(response: HTTPResponse, on_retry: Callable[[float], None]) -> I
 
 def _segment(text: str) -> str:
     return quote(text, safe="")
+
+
+def _waitlist(sale_id: str) -> str:
+    return f"/v1/sales/{_segment(sale_id)}/waitlist"
 
 
 def _order_path(order_id: str, below: str, receipt: Optional[str] = None) -> str:

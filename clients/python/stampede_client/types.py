@@ -9,6 +9,9 @@ from typing import Any, Literal, Mapping, Optional, Sequence, Type, TypeVar, Uni
 OrderStatus = Literal["reserved", "confirmed", "paid", "cancelled", "expired", "rejected", "voided"]
 PaymentState = Literal["waiting", "settled", "refund_due", "refunded"]
 SaleState = Literal["scheduled", "open", "paused", "ended"]
+DrawState = Literal["entering", "freezing", "frozen", "ranking", "offering", "over", "void"]
+DrawOutcome = Literal["waiting", "offered", "skipped"]
+WaitlistState = Literal["waiting", "offered", "skipped", "left", "over"]
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,40 @@ class Sale:
     currency: Optional[str] = None
     items: Sequence[Mapping[str, Any]] = ()
     """What the sale sells, if it is more than one thing: code, name, stock, available and so on, as in the JSON."""
+    offers_only: bool = False
+    """The units are offered by a draw, to those who enter entries_sale_id."""
+    entries_sale_id: Optional[str] = None
+    waitlist: bool = False
+    """Units that return when none are left are offered to those who wait."""
+    waiting: int = 0
+    """How many wait."""
+
+
+@dataclass(frozen=True)
+class WaitlistEntry:
+    """A place in the waiting list of a sale, as it is given."""
+
+    order_id: str
+    """The entry, which is an order of the sale in which people wait."""
+    sale_id: str
+    place: int
+    reserved_at: datetime
+    receipt: str
+
+
+@dataclass(frozen=True)
+class WaitlistPlace:
+    """The own place in the waiting list of a sale."""
+
+    entry_order_id: str
+    place: int
+    state: WaitlistState
+    before: Optional[int] = None
+    """How many wait before, if that is known."""
+    reason: Optional[str] = None
+    """Why the turn was skipped."""
+    order_id: Optional[str] = None
+    """The order that was made of the offer."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +157,61 @@ class SaleUpdate:
     sold: int
     items: Sequence[Mapping[str, Any]] = ()
     """Code, stock and available of each item, in a sale with items."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A draw of the units of a sale, as far as it is."""
+
+    sale_id: str
+    entries_sale_id: str
+    """The sale in which people enter: an order in it is an entry."""
+    state: DrawState
+    created_at: datetime
+    closes_at: datetime
+    """When the entries close."""
+    freeze_seconds: int
+    offered: int
+    """Ranks that were offered a unit."""
+    skipped: int
+    """Ranks that were skipped for a reason."""
+    round: Optional[int] = None
+    """The round of drand quicknet that gives the seed, unless parties do."""
+    round_at: Optional[datetime] = None
+    """When the round can be known."""
+    parties: Sequence[Mapping[str, Any]] = ()
+    """Name, commitment, and once it is revealed secret, of each party that gives the seed."""
+    reveal_by: Optional[datetime] = None
+    entries: Optional[int] = None
+    """How many entries there are, once their list is frozen."""
+    root: Optional[str] = None
+    frozen_at: Optional[datetime] = None
+    seed: Optional[str] = None
+    last_rank: Optional[int] = None
+    """The last rank that had its turn, in a sale without items."""
+    void_reason: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class DrawProof:
+    """The part of an entry in a draw. Places and ranks count from 0."""
+
+    place: int
+    """The place in the list."""
+    leaf: str
+    path: Sequence[str]
+    """With the leaf, the place and the number of entries it gives the root, by RFC 6962."""
+    entries: int
+    root: str
+    outcome: DrawOutcome
+    """waiting until the rank has had its turn."""
+    rank: Optional[int] = None
+    """The rank, among those with the same item, once the entries are ranked."""
+    item: Optional[str] = None
+    reason: Optional[str] = None
+    """Why the rank was skipped."""
+    order_id: Optional[str] = None
+    """The order of the offer: it is the entrant's to pay."""
 
 
 @dataclass(frozen=True)
@@ -178,14 +270,20 @@ PROBLEM_SLUGS = frozenset(
         "already-purchased",
         "already-refunded",
         "body-too-large",
+        "draw-not-found",
+        "draw-not-frozen",
+        "draw-void",
+        "entry-not-found",
         "forbidden",
         "idempotency-key-reused",
         "illegal-transition",
         "internal-error",
+        "invalid-beacon",
         "invalid-request",
         "method-not-allowed",
         "not-found",
         "not-ready",
+        "not-sold-out",
         "offers-only",
         "order-archived",
         "order-ended",
@@ -209,6 +307,7 @@ PROBLEM_SLUGS = frozenset(
         "unauthorized",
         "unknown-item",
         "unsupported-media-type",
+        "waitlist-not-found",
     }
 )
 """All slugs of problems that the server knows: the last part of a problem's type."""
@@ -220,7 +319,7 @@ def read(kind: Type[T], members: Mapping[str, Any]) -> T:
     """Makes a dataclass of a JSON object. Members that a newer server has added are left out."""
     values = {
         field.name: read_time(members[field.name])
-        if field.name.endswith(("_at", "pay_from"))
+        if field.name.endswith(("_at", "pay_from", "reveal_by"))
         else members[field.name]
         for field in fields(kind)  # type: ignore[arg-type]  # all kinds are dataclasses
         if field.name in members

@@ -56,6 +56,24 @@ class OrdersTest(ShopCase):
                 time.sleep(0.05)
         self.assertNotEqual(again.order.order_id, id)
 
+    def test_a_buyer_waits_is_offered_a_unit_and_leaves(self) -> None:
+        sale = create_sale(stock=1, payment_window_seconds=600, waitlist=True)
+        ann, bob, cid = buyer(), buyer(), buyer()
+        self.assert_problem("not-sold-out", lambda: bob.join_waitlist(sale.id))
+        id = ann.buy(sale.id, wait=10).order.order_id
+        first = bob.join_waitlist(sale.id)
+        self.assertEqual((bob.join_waitlist(sale.id), first.place), (first, 1))
+        cid.join_waitlist(sale.id)
+        self.assertEqual(cid.leave_waitlist(sale.id).state, "left")
+        self.assertEqual(bob.waitlist_place(sale.id).state, "waiting")
+        ann.cancel(id)
+        end = time.monotonic() + 20
+        while bob.waitlist_place(sale.id).state != "offered":
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.05)
+        offered = bob.waitlist_place(sale.id).order_id or ""
+        self.assertEqual(bob.order(offered).sale_id, sale.id)
+
     def test_orders_and_sales_are_listed_over_their_pages(self) -> None:
         plan = Plan()
         bought = [plan.client.buy(create_sale().id, wait=10).order.order_id for _ in range(7)]

@@ -12,12 +12,16 @@ import {
 import type {
   AcceptedOrder,
   ConfirmedOrder,
+  Draw,
+  DrawProof,
   Order,
   OrderStatus,
   Purchase,
   Sale,
   SaleUpdate,
   StreamTicket,
+  WaitlistEntry,
+  WaitlistPlace,
 } from "./types.js";
 
 export interface BuyOptions extends CallOptions {
@@ -141,6 +145,26 @@ export class Stampede {
     return this.#change(orderId, "cancel", {}, { ...options, alsoRepeat: "order-not-confirmed" });
   }
 
+  /** Waits for a unit of a sale that is sold out. A repeat keeps the place. Throws ProblemError, as `not-sold-out`. */
+  async joinWaitlist(saleId: string, options: CallOptions & { key?: string } = {}): Promise<WaitlistEntry> {
+    const { key = newKey() } = options;
+    const headers = { "Idempotency-Key": key };
+    const request: Request = { method: "POST", path: waitlistPath(saleId), headers, body: {} };
+    return (await this.#transport.call(request, { ...options, changes: "order_id", key })).json as WaitlistEntry;
+  }
+
+  /** The own place in the waiting list of a sale, with the order when a unit was offered. */
+  async waitlistPlace(saleId: string, options: CallOptions = {}): Promise<WaitlistPlace> {
+    return (await this.#transport.call({ method: "GET", path: waitlistPath(saleId) }, options)).json as WaitlistPlace;
+  }
+
+  /** Gives the own place up. An order that was offered stays as it is. */
+  async leaveWaitlist(saleId: string, options: CallOptions = {}): Promise<WaitlistPlace> {
+    const request: Request = { method: "POST", path: `${waitlistPath(saleId)}/leave`, body: {} };
+    const repeats: Repeats = { ...options, changes: "state", alsoRepeat: "order-not-confirmed" };
+    return (await this.#transport.call(request, repeats)).json as WaitlistPlace;
+  }
+
   /** The sale. */
   async sale(saleId: string, options: CallOptions = {}): Promise<Sale> {
     const path = `/v1/sales/${encodeURIComponent(saleId)}`;
@@ -150,6 +174,18 @@ export class Stampede {
   /** All sales, newest first. */
   sales(options: CallOptions & { pageSize?: number } = {}): AsyncGenerator<Sale, void, undefined> {
     return this.#transport.list("/v1/sales", "sales", { limit: options.pageSize }, options);
+  }
+
+  /** The draw of the units of the sale. To enter, `buy` a unit of its `entries_sale_id`, and keep the receipt. */
+  async draw(saleId: string, options: CallOptions = {}): Promise<Draw> {
+    const path = `/v1/sales/${encodeURIComponent(saleId)}/draw`;
+    return (await this.#transport.call({ method: "GET", path }, options)).json as Draw;
+  }
+
+  /** The part of an entry in the draw of the sale, by the receipt of the entry, once the list is frozen. */
+  async drawProof(saleId: string, receipt: string, options: CallOptions = {}): Promise<DrawProof> {
+    const path = `/v1/sales/${encodeURIComponent(saleId)}/draw/proof?${new URLSearchParams({ receipt })}`;
+    return (await this.#transport.call({ method: "GET", path }, options)).json as DrawProof;
   }
 
   /**
@@ -225,6 +261,10 @@ export class Stampede {
       await sleep(pauseBefore(failures, retryAfter, leastMs), signal);
     }
   }
+}
+
+function waitlistPath(saleId: string): string {
+  return `/v1/sales/${encodeURIComponent(saleId)}/waitlist`;
 }
 
 function orderPath(orderId: string, below: string, receipt?: string): string {

@@ -107,6 +107,100 @@ export interface Sale {
   created_at: string;
   opens_at?: string;
   closes_at?: string;
+  /** The units are offered by a draw, to those who enter `entries_sale_id`. */
+  offers_only?: true;
+  entries_sale_id?: string;
+  /** Units that return when none are left are offered to those who wait. */
+  waitlist?: true;
+  /** How many wait. */
+  waiting?: number;
+}
+
+export type DrawState = "entering" | "freezing" | "frozen" | "ranking" | "offering" | "over" | "void";
+
+/** One of those who give the seed of a draw in place of a round of drand. */
+export interface DrawParty {
+  name: string;
+  /** The SHA-256 of its secret, which is shown once it is revealed. */
+  commitment: string;
+  secret?: string;
+}
+
+/** A draw of the units of a sale, as far as it is. */
+export interface Draw {
+  sale_id: string;
+  /** The sale in which people enter: an order in it is an entry. */
+  entries_sale_id: string;
+  state: DrawState;
+  created_at: string;
+  /** When the entries close. */
+  closes_at: string;
+  freeze_seconds: number;
+  /** The rounds of drand quicknet so far. The last one, `round`, gives the seed, from `round_at` on. */
+  rounds?: number[];
+  round?: number;
+  round_at?: string;
+  parties?: DrawParty[];
+  reveal_by?: string;
+  /** How many entries there are, once their list is frozen. */
+  entries?: number;
+  root?: string;
+  frozen_at?: string;
+  signature?: string;
+  seed?: string;
+  seeded_at?: string;
+  ranked_at?: string;
+  /** Ranks that were offered a unit, and those that were skipped for a reason. */
+  offered: number;
+  skipped: number;
+  /** The last rank that had its turn, in a sale without items. */
+  last_rank?: number;
+  void_reason?: string;
+  voided_at?: string;
+}
+
+/** The part of an entry in a draw. Places and ranks count from 0. */
+export interface DrawProof {
+  /** The place in the list. */
+  place: number;
+  record: string;
+  leaf: string;
+  /** With the leaf, the place and the number of entries it gives the root, by RFC 6962. */
+  path: string[];
+  entries: number;
+  root: string;
+  item?: string;
+  /** The rank, among those with the same item, once the entries are ranked. */
+  rank?: number;
+  /** `waiting` until the rank has had its turn. */
+  outcome: "waiting" | "offered" | "skipped";
+  /** Why the rank was skipped. */
+  reason?: "already-purchased" | "entry-cancelled";
+  /** The order of the offer: it is the entrant's to pay. */
+  order_id?: string;
+}
+
+/** A place in the waiting list of a sale, as it is given. */
+export interface WaitlistEntry {
+  /** The entry, which is an order of the sale in which people wait. */
+  order_id: string;
+  sale_id: string;
+  place: number;
+  reserved_at: string;
+  receipt: string;
+}
+
+/** The own place in the waiting list of a sale. */
+export interface WaitlistPlace {
+  entry_order_id: string;
+  place: number;
+  state: "waiting" | "offered" | "skipped" | "left" | "over";
+  /** How many wait before, if that is known. */
+  before?: number;
+  /** Why the turn was skipped. */
+  reason?: "already-purchased";
+  /** The order that was made of the offer. */
+  order_id?: string;
 }
 
 /** The numbers of a sale, as its event stream sends them. */
@@ -172,14 +266,20 @@ export const problemSlugs = [
   "already-purchased",
   "already-refunded",
   "body-too-large",
+  "draw-not-found",
+  "draw-not-frozen",
+  "draw-void",
+  "entry-not-found",
   "forbidden",
   "idempotency-key-reused",
   "illegal-transition",
   "internal-error",
+  "invalid-beacon",
   "invalid-request",
   "method-not-allowed",
   "not-found",
   "not-ready",
+  "not-sold-out",
   "offers-only",
   "order-archived",
   "order-ended",
@@ -203,6 +303,7 @@ export const problemSlugs = [
   "unauthorized",
   "unknown-item",
   "unsupported-media-type",
+  "waitlist-not-found",
 ] as const;
 
 export type ProblemSlug = (typeof problemSlugs)[number];

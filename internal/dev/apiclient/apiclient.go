@@ -109,13 +109,13 @@ func (c *Client) do(ctx context.Context, request call, answer any) error {
 	}
 }
 
-// try makes a call once.
-func (c *Client) try(ctx context.Context, request call, body []byte) (reply, error) {
+// request makes the request of a call.
+func (c *Client) request(ctx context.Context, request call, body []byte) (*http.Request, error) {
 	target := c.base.JoinPath(request.path...)
 	target.RawQuery = request.query.Encode()
 	req, err := http.NewRequestWithContext(ctx, request.method, target.String(), bytes.NewReader(body))
 	if err != nil {
-		return reply{}, err
+		return nil, err
 	}
 	req.Header.Set("Accept", "application/json, application/problem+json")
 	req.Header.Set("User-Agent", c.agent)
@@ -127,6 +127,15 @@ func (c *Client) try(ctx context.Context, request call, body []byte) (reply, err
 	}
 	if request.body != nil {
 		req.Header.Set("Content-Type", "application/json")
+	}
+	return req, nil
+}
+
+// try makes a call once.
+func (c *Client) try(ctx context.Context, request call, body []byte) (reply, error) {
+	req, err := c.request(ctx, request, body)
+	if err != nil {
+		return reply{}, err
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {

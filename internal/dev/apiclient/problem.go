@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"stampede/ledger/draws"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"
@@ -35,15 +36,17 @@ func (r reply) slug() string {
 	return slug
 }
 
-// isAnswerTo reports whether a success has what the answer to a change has: the id of its order or sale. A proxy may
-// answer 200 for others.
+// isAnswerTo reports whether a success has what the answer to a change has: the id of its order or sale, or of the sale
+// of a draw. A proxy may answer 200 for others.
 func (r reply) isAnswerTo(request call) bool {
 	var changed struct {
 		ID      uuid.UUID `json:"id"`
 		OrderID uuid.UUID `json:"order_id"`
+		SaleID  uuid.UUID `json:"sale_id"`
 	}
 	return request.method == http.MethodGet ||
-		json.Unmarshal(r.body, &changed) == nil && (changed.ID != uuid.Nil || changed.OrderID != uuid.Nil)
+		json.Unmarshal(r.body, &changed) == nil &&
+			(changed.ID != uuid.Nil || changed.OrderID != uuid.Nil || changed.SaleID != uuid.Nil)
 }
 
 // mayPass reports whether a later try may succeed, also of a call without an answer.
@@ -86,10 +89,12 @@ func (r reply) failure() error {
 	switch r.slug() {
 	case problems.Unauthorized.Slug, problems.Forbidden.Slug:
 		err = ErrToken
-	case problems.Invalid.Slug, problems.UnknownItem.Slug:
+	case problems.Invalid.Slug, problems.UnknownItem.Slug, problems.InvalidBeacon.Slug:
 		err = ErrInvalid
-	case problems.Transition.Slug, problems.NotConfirmed.Slug:
+	case problems.Transition.Slug, problems.NotConfirmed.Slug, problems.DrawNotFrozen.Slug, problems.DrawVoid.Slug:
 		err = ErrRefused
+	case problems.DrawNotFound.Slug:
+		err = draws.ErrNoDraw
 	case problems.OutcomeUnknown.Slug:
 		err = ErrUnknown
 	default:

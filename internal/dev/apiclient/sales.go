@@ -44,9 +44,11 @@ func (c *Client) CreateOnce(
 			UnitPrice            int64              `json:"unit_price,omitzero"`
 			Currency             string             `json:"currency,omitzero"`
 			Shards               int                `json:"shards"`
+			Waitlist             bool               `json:"waitlist,omitzero"`
 		}{
 			t.Name, stock, t.Items, t.PerOrderLimit, t.OpensAt, t.ClosesAt, int64(t.PaymentWindow / time.Second),
 			int64(t.PaymentGrace / time.Second), t.PaymentsPerSecond, t.UnitPrice, t.Currency, max(1, t.Shards),
+			t.Waitlist,
 		},
 	}, &sale)
 	return sale, false, err

@@ -1,4 +1,5 @@
--- Joins a sale to the sale in which people enter its draw, or wait for its units.
+-- Joins a sale to the sale in which people enter its draw, or wait for its units. Nobody buys units of a sale that is
+-- drawn, nor places to wait.
 -- $1 sale, $2 sale of the entries, $3 kind, $4 freeze_seconds, $5 parties or null
-WITH goods AS (UPDATE sales SET offers_only = true WHERE id = $1 AND $3 = 'draw')
+WITH offered AS (UPDATE sales SET offers_only = true WHERE id = CASE $3::text WHEN 'draw' THEN $1::uuid ELSE $2 END)
 INSERT INTO draws (sale_id, entries_id, kind, freeze_seconds, parties) VALUES ($1, $2, $3, $4, $5)

@@ -1,0 +1,100 @@
+package offers
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"stampede/internal/retry"
+	"stampede/ledger/draws"
+	"stampede/reservation"
+	"stampede/stream"
+)
+
+// askAgain is how often the next turn is looked for when no unit is left: a worker that died may have reserved the last
+// unit without a record.
+const askAgain = 5 * time.Second
+
+// offerWaiting offers the units that have returned to those who wait, by place, and sells them to everybody again where
+// nobody waits. It returns how many had their turn.
+func (o *Offerer) offerWaiting(ctx context.Context) (done int, err error) {
+	err = o.each(ctx, o.draws.Waitlists, func(ctx context.Context, d *draws.Draw) error {
+		if d.State == draws.Over {
+			_, err := o.Catalog.End(ctx, d.EntriesID)
+			return err
+		}
+		for began := time.Now(); !d.Paused && time.Since(began) < turn; {
+			now, err := o.look(ctx, d)
+			if err != nil || now.Left == 0 && time.Since(o.asked[d.SaleID]) < askAgain {
+				return err
+			}
+			o.asked[d.SaleID] = time.Now()
+			before, err := o.recordedBefore(ctx, d)
+			if err != nil {
+				return err
+			}
+			n, err := o.draws.OfferWaiting(ctx, d.SaleID, max(now.Left, 1), before, o.reserver(d.SaleID))
+			if done += n; err != nil {
+				return err
+			} else if n == 0 {
+				return o.reopen(ctx, d, now)
+			}
+		}
+		return nil
+	})
+	return done, err
+}
+
+// inRedis is what Redis has of a sale with a waiting list; zero if it has lost the sale.
+type inRedis struct {
+	Left      int64             `redis:"left"`
+	Epoch     int64             `redis:"epoch"`
+	OpenState reservation.State `redis:"open_state"`
+}
+
+func (o *Offerer) look(ctx context.Context, d *draws.Draw) (now inRedis, err error) {
+	ctx, cancel := retry.ForCall(ctx)
+	defer cancel()
+	key := o.Keys.Sale(reservation.PartitionAmong(d.SaleID, d.Partitions), d.SaleID)
+	if err = o.Redis.HMGet(ctx, key, "left", "epoch", "open_state").Scan(&now); err != nil {
+		return now, fmt.Errorf("read the units left of sale=%s: %w", d.SaleID, err)
+	}
+	return now, nil
+}
+
+// recordedBefore returns a time before which each entry is in Postgres that was accepted before it, by the clock of
+// Redis: that of the oldest order in the stream.
+func (o *Offerer) recordedBefore(ctx context.Context, d *draws.Draw) (time.Time, error) {
+	ctx, cancel := retry.ForCall(ctx)
+	defer cancel()
+	partition := reservation.PartitionAmong(d.EntriesID, d.Partitions)
+	// Before the look at the stream: what it does not see yet was accepted later.
+	now, err := stream.Clock(ctx, o.Redis, o.Keys.Sale(partition, d.EntriesID))
+	if err != nil {
+		return time.Time{}, err
+	}
+	backlog, err := stream.ReadBacklog(ctx, o.Redis, o.Keys.Orders(partition), reservation.Group)
+	return now.Add(-backlog.OldestWaitingAge), err
+}
+
+// reopen sells the units that are left to everybody, if nobody waits.
+func (o *Offerer) reopen(ctx context.Context, d *draws.Draw, now inRedis) error {
+	if now.OpenState != reservation.StateOffers || now.Left == 0 {
+		return nil
+	}
+	// First, so that each entry that is not held then is in Postgres.
+	entries, err := o.Catalog.Show(ctx, d.EntriesID)
+	if err != nil || entries.Held > 0 {
+		return err
+	}
+	if waits, err := o.draws.IsWaiting(ctx, d); err != nil || waits {
+		return err
+	}
+	reopened, err := o.Store.Reopen(ctx, reservation.Sale{
+		ID: d.SaleID, Terms: reservation.Terms{Waitlist: true, Shards: 1}, Partitions: d.Partitions, Epoch: now.Epoch,
+	})
+	if reopened {
+		o.Logger.Info("nobody waits: the units that are left are for everybody", "sale", d.SaleID, "left", now.Left)
+	}
+	return err
+}

@@ -1,0 +1,297 @@
+package offers_test
+
+import (
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"stampede/draw"
+	"stampede/fulfillment/offers"
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
+	"stampede/internal/test/testwork"
+	"stampede/ledger"
+	"stampede/ledger/draws"
+	"stampede/reservation"
+	"stampede/reservation/order"
+)
+
+// list is a waiting list of a shop.
+type list struct {
+	*testshop.Shop
+	*draws.Store
+	sale reservation.Sale
+}
+
+// newList makes a sale with a waiting list whose units the holders have.
+func newList(t *testing.T, s *testshop.Shop, holders ...string) *list {
+	t.Helper()
+	sale, err := s.Catalog.Create(t.Context(), reservation.Terms{
+		Name: "shoe", Stock: int64(len(holders)), PerOrderLimit: 1, PaymentWindow: testshop.PaymentWindow, Waitlist: true,
+	})
+	require.NoError(t, err)
+	l := &list{s, draws.New(s.Pool), sale.Sale}
+	for _, holder := range holders {
+		s.Buy(t, l.sale.ID, holder)
+	}
+	return l
+}
+
+// join has users wait, in their order.
+func (l *list) join(t *testing.T, users ...string) {
+	t.Helper()
+	for _, user := range users {
+		a, err := l.Join(t.Context(), l.sale, user, "")
+		require.NoError(t, err)
+		require.Equal(t, reservation.Reserved, a.Verdict, user)
+	}
+}
+
+// expire ends the orders of the users in the sale.
+func (l *list) expire(t *testing.T, users ...string) {
+	t.Helper()
+	testwork.FulfilAll(t, l.Shop)
+	for _, user := range users {
+		testwork.EndWindow(t, l.Pool, l.orderOf(t, l.sale.ID, user))
+	}
+	require.Equal(t, len(users), testwork.Expire(t, l.Shop))
+	require.GreaterOrEqual(t, testwork.ReleaseUnits(t, l.Shop), len(users)) // and those of entries that have left
+}
+
+// orderOf is the live order of a user in a sale.
+func (l *list) orderOf(t *testing.T, sale uuid.UUID, user string) (id uuid.UUID) {
+	t.Helper()
+	require.NoError(t, l.Pool.QueryRow(t.Context(), `SELECT id FROM orders
+		WHERE sale_id = $1 AND user_id = $2 AND status IN ('confirmed', 'paid')`, sale, user).Scan(&id))
+	return id
+}
+
+// turns are those that were had, as user and outcome.
+func (l *list) turns(t *testing.T) []string {
+	return testshop.Rows(t, l.Pool, `SELECT e.user_id || ' ' || coalesce(had.reason, 'offered') FROM draw_offers AS had
+		JOIN orders AS e ON e.sale_id = $2 AND e.id = had.entry_id WHERE had.sale_id = $1 ORDER BY had.rank`,
+		l.sale.ID, l.sale.EntriesID)
+}
+
+// endQuiet ends the second in which returned units are not sold.
+func (l *list) endQuiet(t *testing.T) {
+	t.Helper()
+	require.NoError(t, l.Rdb.HDel(t.Context(), l.Keys.Sale(0, l.sale.ID), "quiet_since_ms").Err())
+}
+
+func (l *list) state(t *testing.T) string { return l.SaleInRedis(t, l.sale.ID)["state"] }
+
+// awaitTurns has units offered until these turns were had.
+func (l *list) awaitTurns(t *testing.T, o *offers.Offerer, want ...string) {
+	t.Helper()
+	testkit.Eventually(t, testshop.Soon, fmt.Sprint(want), func() bool {
+		if _, err := o.Offer(t.Context()); err != nil {
+			require.ErrorIs(t, err, reservation.ErrUnavailable) // once after a rebuild
+		}
+		return len(l.turns(t)) >= len(want)
+	})
+	require.Equal(t, want, l.turns(t))
+}
+
+// Units that return go to those who wait, by place: who has left gets none, and a holder is skipped. When nobody waits,
+// everybody can buy.
+func TestReturnedUnitsAreOfferedByPlace(t *testing.T) {
+	t.Parallel()
+	s := testshop.OnOwnRedis(t, 1)
+	l := newList(t, s, "h1", "h2", "h3")
+	o := offerer(t, s)
+	require.Equal(t, "waitlist", l.state(t))
+	l.join(t, "ann", "bob", "cid", "dan")
+	testwork.FulfilAll(t, s)
+	require.Zero(t, offer(t, o), "nothing is left")
+	require.Empty(t, l.turns(t))
+
+	// An operator gives ann a unit by hand; bob leaves.
+	_, err := s.Catalog.Restock(t.Context(), l.sale.ID, 1, "")
+	require.NoError(t, err)
+	require.Equal(t, "offers", l.state(t))
+	require.Equal(t, reservation.OffersOnly, s.Ask(t, l.sale.ID, "eve").Verdict)
+	l.awaitTurns(t, o, "ann offered")
+	bob, err := l.Waiter(t.Context(), l.sale.ID, "bob")
+	require.NoError(t, err)
+	require.Equal(t, draws.Waiter{EntryID: l.orderOf(t, l.sale.EntriesID, "bob"), Place: 2, ReservedAt: bob.ReservedAt}, bob)
+	_, err = ledger.New(s.Pool).Withdraw(t.Context(), bob.EntryID, "has left", "")
+	require.NoError(t, err)
+	places, err := l.WaitingPlaces(t.Context(), l.sale.ID)
+	require.NoError(t, err)
+	require.Equal(t, []int64{3, 4}, places)
+
+	l.expire(t, "h1", "h2", "ann")
+	require.Equal(t, int64(3), s.Left(t, l.sale.ID))
+	l.awaitTurns(t, o, "ann offered", "cid offered", "dan offered")
+	require.Equal(t, int64(1), s.Left(t, l.sale.ID))
+	waiter := func(user string) draws.Waiter {
+		w, err := l.Waiter(t.Context(), l.sale.ID, user)
+		require.NoError(t, err)
+		return w
+	}
+	testwork.FulfilAll(t, s)
+	require.Equal(t, l.orderOf(t, l.sale.ID, "cid"), waiter("cid").OrderID)
+	require.Equal(t, draw.Offered, waiter("ann").Outcome, "it has expired")
+	require.True(t, waiter("bob").HasLeft)
+
+	testkit.Eventually(t, testshop.Soon, "it is for everybody", func() bool {
+		require.Zero(t, offer(t, o))
+		return l.state(t) == "waitlist"
+	})
+	s.Buy(t, l.sale.ID, "eve")
+	l.join(t, "bob", "fay") // behind all others
+	l.expire(t, "eve")
+	require.Equal(t, "offers", l.state(t), "the next return closes it again")
+	l.awaitTurns(t, o, "ann offered", "cid offered", "dan offered", "bob offered")
+	testwork.FulfilAll(t, s)
+	testwork.RequireUnbroken(t, s, uuid.Nil)
+}
+
+// A user with an order in the sale gets no second one.
+func TestHolderIsSkippedInWaitingList(t *testing.T) {
+	t.Parallel()
+	s := testshop.OnOwnRedis(t, 1)
+	l := newList(t, s, "h1", "h2")
+	l.join(t, "ann", "bob")
+	l.expire(t, "h1")
+	l.endQuiet(t)
+	given := reservation.Offer{OrderID: order.NewOrderID(l.sale.ID), UserID: "ann"} // by an operator's tool
+	answers, err := s.Offer(t.Context(), l.sale, []reservation.Offer{given})
+	require.NoError(t, err)
+	require.Equal(t, reservation.Reserved, answers[0].Verdict)
+	l.expire(t, "h2")
+	l.awaitTurns(t, offerer(t, s), "ann already-purchased", "bob offered")
+	w, err := l.Waiter(t.Context(), l.sale.ID, "ann")
+	require.NoError(t, err)
+	require.Equal(t, []any{draw.Skipped, draw.SkippedHolder, uuid.Nil}, []any{w.Outcome, w.Reason, w.OrderID})
+}
+
+// Nobody is passed over: an entry that is accepted and not recorded yet has its turn before later ones.
+func TestEntryInTransitIsNotPassedOver(t *testing.T) {
+	t.Parallel()
+	s := testshop.OnOwnRedis(t, 1)
+	l := newList(t, s, "h1", "h2")
+	o := offerer(t, s)
+	l.expire(t, "h1", "h2")
+	l.join(t, "ann")
+	first := s.Events(t, 0)
+	l.join(t, "bob")
+	for _, e := range s.Events(t, 0)[len(first):] { // another worker was faster with bob's
+		testwork.Record(t, ledger.New(s.Pool), append(first[:0:0], e))
+	}
+	require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM orders WHERE sale_id = $1", l.sale.EntriesID))
+	l.endQuiet(t)
+	require.Zero(t, offer(t, o))
+	testwork.FulfilAll(t, s)
+	l.awaitTurns(t, o, "ann offered", "bob offered")
+}
+
+// A crowd that asks at the moment when units return gets none while somebody waits.
+func TestCrowdTakesNoUnitFromThoseWhoWait(t *testing.T) {
+	t.Parallel()
+	s := testshop.OnOwnRedis(t, 1)
+	holders, waiting := make([]string, 30), make([]string, 30)
+	for i := range holders {
+		holders[i], waiting[i] = fmt.Sprint("holder-", i), fmt.Sprint("waiting-", i)
+	}
+	l := newList(t, s, holders...)
+	l.join(t, waiting...)
+	testwork.FulfilAll(t, s)
+	for _, h := range holders {
+		testwork.EndWindow(t, s.Pool, l.orderOf(t, l.sale.ID, h))
+	}
+	var over atomic.Bool
+	var crowd errgroup.Group
+	for n := range 8 {
+		crowd.Go(func() error {
+			for i := 0; !over.Load(); i++ {
+				a, err := s.Reserve(t.Context(), reservation.Request{
+					Sale: l.sale.ID, User: fmt.Sprintf("crowd-%d-%d", n, i), Quantity: 1,
+				})
+				if err != nil {
+					return err
+				}
+				if a.Verdict == reservation.Reserved {
+					return fmt.Errorf("one of the crowd has a unit, at place %d", a.Reservation.Sequence)
+				}
+			}
+			return nil
+		})
+	}
+	stop := testwork.Work(t, testwork.Config(t, s))
+	second := testwork.Config(t, s)
+	second.Consumer = "second"
+	stopSecond := testwork.Work(t, second)
+	testkit.Eventually(t, 2*time.Minute, "all who wait have an offer", func() bool { return len(l.turns(t)) == len(waiting) })
+	over.Store(true)
+	require.NoError(t, crowd.Wait())
+	testwork.AwaitRest(t, s)
+	stop()
+	stopSecond()
+	want := slices.Clone(waiting)
+	for i := range want {
+		want[i] += " offered"
+	}
+	require.Equal(t, want, l.turns(t))
+	require.EqualValues(t, 30, s.Count(t, `SELECT count(DISTINCT user_id) FROM orders
+		WHERE sale_id = $1 AND status = 'confirmed'`, l.sale.ID))
+	testwork.RequireUnbroken(t, s, uuid.Nil)
+}
+
+// A rebuild of both sales changes neither the places nor who gets a unit.
+func TestWaitingListSurvivesRebuild(t *testing.T) {
+	t.Parallel()
+	s := testshop.OnOwnRedis(t, 1)
+	l := newList(t, s, "h1", "h2", "h3")
+	o := offerer(t, s)
+	l.join(t, "ann", "bob", "cid")
+	l.expire(t, "h1")
+	l.awaitTurns(t, o, "ann offered")
+	testwork.FulfilAll(t, s)
+	s.Flush(t)
+	testwork.Rebuild(t, s)
+	require.Equal(t, "offers", l.state(t), "it is not known whether somebody waits")
+	require.Equal(t, reservation.OffersOnly, s.Ask(t, l.sale.EntriesID, "eve").Verdict, "places are given by Join")
+	again, err := l.Join(t.Context(), l.sale, "bob", "")
+	require.NoError(t, err)
+	require.Equal(t, []any{reservation.Replayed, int64(2)}, []any{again.Verdict, again.Reservation.Sequence})
+	l.expire(t, "h2", "h3")
+	l.awaitTurns(t, o, "ann offered", "bob offered", "cid offered")
+	testwork.FulfilAll(t, s)
+	require.EqualValues(t, 3, s.Count(t, "SELECT count(*) FROM orders WHERE sale_id = $1 AND status = 'confirmed'", l.sale.ID))
+	testwork.RequireUnbroken(t, s, uuid.Nil)
+}
+
+// The list ends with its sale, and both can leave Redis and Postgres.
+func TestWaitingListEndsWithItsSale(t *testing.T) {
+	t.Parallel()
+	s := testshop.OnOwnRedis(t, 1)
+	l := newList(t, s, "h1")
+	l.join(t, "ann")
+	testwork.FulfilAll(t, s)
+	_, err := s.Catalog.End(t.Context(), l.sale.ID)
+	require.NoError(t, err)
+	a, err := l.Join(t.Context(), l.sale, "bob", "")
+	require.NoError(t, err)
+	require.Equal(t, reservation.Ended, a.Verdict)
+	require.Zero(t, offer(t, offerer(t, s)))
+	entries, err := s.Catalog.Show(t.Context(), l.sale.EntriesID)
+	require.NoError(t, err)
+	require.Equal(t, reservation.StateEnded, entries.State)
+	l.expire(t, "h1")
+	for _, sale := range []uuid.UUID{l.sale.EntriesID, l.sale.ID} {
+		shown, err := s.Catalog.Show(t.Context(), sale)
+		require.NoError(t, err)
+		require.NoError(t, s.Catalog.Retire(t.Context(), sale, shown.Epoch, shown.Revision))
+		archive := s.Process(t, "archive", sale.String(), t.TempDir())
+		archive.Start()
+		require.True(t, archive.Wait(time.Minute).Success(), archive.Output())
+	}
+}

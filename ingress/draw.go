@@ -1,0 +1,412 @@
+package ingress
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/labstack/echo/v4"
+
+	"stampede/draw"
+	"stampede/ledger/draws"
+	"stampede/reservation/catalog"
+	"stampede/reservation/order"
+	"stampede/reservation/problems"
+)
+
+const (
+	// defaultFreeze is the freeze of a draw that names none, in seconds.
+	defaultFreeze = 60
+	// costlyMax bounds the calls at a time that cost more than a look: a signature takes two milliseconds of a CPU to
+	// verify, and a proof reads all chunks of a list.
+	costlyMax = 2
+	// downloadsMax bounds the files at a time, and addressDownloads those of an address where streams are bounded. A list
+	// is sent in parts of 2 MB; a bundle may have tens of MB.
+	downloadsMax     = 8
+	addressDownloads = 2
+	// partTimeout bounds how long a part of a file may take to write, before a client that does not read is cut off.
+	partTimeout = time.Minute
+)
+
+var (
+	problemDrawNotFound = fixed(problem{
+		Kind: problems.DrawNotFound, detail: "The units of this sale are not drawn, or there is no such sale.",
+	})
+	problemDrawNotFrozen = fixed(problem{
+		Kind:   problems.DrawNotFrozen,
+		detail: "The list of the entries is not frozen yet. GET /v1/sales/{sale}/draw says how far the draw is.",
+	})
+	problemDrawVoid = fixed(problem{
+		Kind: problems.DrawVoid, detail: "The draw is void: void_reason of GET /v1/sales/{sale}/draw says why.",
+	})
+	problemSeedOfParties = fixed(problem{
+		Kind:   problems.InvalidBeacon,
+		detail: "The seed of this draw is that of its parties, which reveal their secrets at POST …/draw/reveal.",
+	})
+	problemSeedOfRound = invalid("The seed of this draw is that of a round of drand: POST …/draw/beacon.")
+	problemBeacon      = fixed(problem{
+		Kind:   problems.InvalidBeacon,
+		detail: "signature is not that of the round: want the 48 bytes of drand quicknet, in hexadecimal.",
+	})
+	problemEntryNotFound = fixed(problem{
+		Kind:   problems.EntryNotFound,
+		detail: "The order of the receipt is not in the list of the entries: it is of another sale, or was cancelled before.",
+	})
+	problemEntryReceipt = invalid(`receipt must be the complete "receipt" from the answer to the entry.`)
+)
+
+// publicMinutes are the headers of a list. They must not be changed.
+var publicMinutes = http.Header{"Cache-Control": {"public, max-age=300"}}
+
+// drawService serves the calls on draws.
+type drawService struct {
+	*core
+	sales *saleService
+	feed  *feed
+	// costly has room for costlyMax calls. The others wait in line.
+	costly chan struct{}
+}
+
+func newDrawService(operate *operatorService) *drawService {
+	s := &drawService{core: operate.core, sales: operate.sales, costly: make(chan struct{}, costlyMax)}
+	s.feed = startFeed(s.background, firstBatch, salesMax, s.findDraws)
+	return s
+}
+
+// create serves POST /v1/sales/{sale}/draw.
+func (s *drawService) create(c echo.Context, operator string) error {
+	goods, ok := parseID(c.Param("sale"))
+	if !ok {
+		return problemSaleNotFound
+	}
+	body := struct {
+		EntriesSaleID string          `json:"entries_sale_id"`
+		FreezeSeconds *int64          `json:"freeze_seconds"`
+		Parties       []catalog.Party `json:"parties"`
+	}{}
+	if err := readObject(c, &body); err != nil {
+		return err
+	}
+	terms := catalog.DrawTerms{Freeze: defaultFreeze * time.Second, Parties: body.Parties}
+	if body.FreezeSeconds != nil {
+		terms.Freeze = boundedSeconds(*body.FreezeSeconds)
+	}
+	if err := parseIDFilter("entries_sale_id", "a sale", body.EntriesSaleID, &terms.Entries); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(catalog.WithOperator(c.Request().Context(), operator), catalogTimeout)
+	defer cancel()
+	replayed, err := s.config.Sales.CreateDraw(ctx, goods, terms)
+	s.sales.invalidate()
+	s.feed.invalidate()
+	if err != nil {
+		return err
+	}
+	created, err := s.config.Draws.Find(ctx, goods)
+	if err != nil {
+		return err
+	}
+	status := http.StatusOK
+	if !replayed {
+		status = http.StatusCreated
+		c.Response().Header()["Location"] = []string{"/v1/sales/" + goods.String() + "/draw"}
+	}
+	return writeJSON(c, status, created.View())
+}
+
+// show serves GET /v1/sales/{sale}/draw.
+func (s *drawService) show(c echo.Context) error {
+	goods, ok := parseID(c.Param("sale"))
+	if !ok {
+		return problemDrawNotFound
+	}
+	return answerFromFeed(c, s.feed, goods, 0, func(f found) (any, error) {
+		if f.draw == nil {
+			return nil, problemDrawNotFound
+		}
+		return f.draw.View(), nil
+	})
+}
+
+func (s *drawService) findDraws(ctx context.Context, sales []uuid.UUID) (map[uuid.UUID]found, error) {
+	all := make(map[uuid.UUID]found, len(sales))
+	for _, goods := range sales {
+		d, err := s.config.Draws.Find(ctx, goods)
+		switch {
+		case errors.Is(err, draws.ErrNoDraw), err == nil && d.Kind != draws.ByHash: // a waiting list has its own calls
+			all[goods] = found{}
+		case err != nil:
+			return nil, err
+		default:
+			all[goods] = found{draw: &d}
+		}
+	}
+	return all, nil
+}
+
+// ask has do read or change the draw in the path of the request. Its error is a problem if Postgres has answered.
+func (s *drawService) ask(c echo.Context, do func(ctx context.Context, goods uuid.UUID) error) error {
+	goods, ok := parseID(c.Param("sale"))
+	if !ok {
+		return problemDrawNotFound
+	}
+	var refused *problem
+	err := s.orders.query(c.Request().Context(), catalogTimeout, func(ctx context.Context) error {
+		d, err := s.config.Draws.Find(ctx, goods)
+		if err == nil && d.Kind != draws.ByHash {
+			err = draws.ErrNoDraw
+		}
+		if err == nil {
+			err = do(ctx, goods)
+		}
+		if refused = problemForDraw(err); refused != nil {
+			err = nil // Postgres has answered
+		}
+		return err
+	})
+	if refused != nil {
+		return refused
+	}
+	return err
+}
+
+// problemForDraw returns the problem of an error that a client can act on, or nil.
+func problemForDraw(err error) *problem {
+	var (
+		known *problem
+		round *draws.WrongRoundError
+	)
+	switch {
+	case errors.As(err, &known):
+		return known
+	case errors.As(err, &round):
+		return &problem{Kind: problems.InvalidBeacon, detail: round.Error() + "."}
+	case errors.Is(err, draw.ErrBeacon):
+		return problemBeacon
+	case errors.Is(err, draws.ErrNoDraw):
+		return problemDrawNotFound
+	case errors.Is(err, draws.ErrNotFrozen):
+		return problemDrawNotFrozen
+	case errors.Is(err, draws.ErrVoid):
+		return problemDrawVoid
+	case errors.Is(err, draws.ErrNoEntry):
+		return problemEntryNotFound
+	case errors.Is(err, draws.ErrNoParty):
+		return invalid("party must be the name of a party of the draw.")
+	case errors.Is(err, draw.ErrParties):
+		return invalid("secret must be the 32 bytes whose SHA-256 the party committed to, in hexadecimal.")
+	}
+	return nil
+}
+
+// inLine runs what is costly, at most costlyMax at a time.
+func (s *drawService) inLine(ctx context.Context, do func() error) error {
+	select {
+	case s.costly <- struct{}{}:
+		defer func() { <-s.costly }()
+		return do()
+	case <-ctx.Done():
+		return problemOverloaded
+	}
+}
+
+// takeBeacon serves POST /v1/sales/{sale}/draw/beacon.
+func (s *drawService) takeBeacon(c echo.Context) error {
+	body := struct {
+		Round     int64  `json:"round"`
+		Signature string `json:"signature"`
+		// Randomness is in what drand answers. It is the hash of the signature.
+		Randomness string `json:"randomness"`
+	}{}
+	if err := readObject(c, &body); err != nil {
+		return err
+	}
+	signature, err := hex.DecodeString(body.Signature)
+	if err != nil {
+		return problemBeacon
+	}
+	return s.seed(c, func(ctx context.Context, goods uuid.UUID) (d draws.Draw, err error) {
+		if d, err = s.config.Draws.Beacon(ctx, goods, body.Round, signature); errors.Is(err, draws.ErrOtherSeed) {
+			err = problemSeedOfParties
+		}
+		return d, err
+	})
+}
+
+// takeSecret serves POST /v1/sales/{sale}/draw/reveal.
+func (s *drawService) takeSecret(c echo.Context) error {
+	body := struct {
+		Party  string `json:"party"`
+		Secret string `json:"secret"`
+	}{}
+	if err := readObject(c, &body); err != nil {
+		return err
+	}
+	secret, err := hex.DecodeString(body.Secret)
+	if err != nil {
+		return problemForDraw(draw.ErrParties)
+	}
+	return s.seed(c, func(ctx context.Context, goods uuid.UUID) (d draws.Draw, err error) {
+		if d, err = s.config.Draws.Reveal(ctx, goods, body.Party, secret); errors.Is(err, draws.ErrOtherSeed) {
+			err = problemSeedOfRound
+		}
+		return d, err
+	})
+}
+
+// seed changes the draw in the path of the request, and answers with it.
+func (s *drawService) seed(c echo.Context, change func(context.Context, uuid.UUID) (draws.Draw, error)) error {
+	var now draws.Draw
+	err := s.ask(c, func(ctx context.Context, goods uuid.UUID) error {
+		return s.inLine(ctx, func() (err error) {
+			now, err = change(ctx, goods)
+			return err
+		})
+	})
+	s.feed.invalidate()
+	if err != nil {
+		return err
+	}
+	return writeJSON(c, http.StatusOK, now.View())
+}
+
+// proofView is a proof, in JSON.
+type proofView struct {
+	Place   int64      `json:"place"`
+	Record  draw.Hex   `json:"record"`
+	Leaf    draw.Hex   `json:"leaf"`
+	Path    []draw.Hex `json:"path"`
+	Entries int64      `json:"entries"`
+	Root    draw.Hex   `json:"root"`
+	Item    string     `json:"item,omitempty"`
+	Rank    *int64     `json:"rank,omitempty"`
+	// Outcome is waiting until the rank has had its turn.
+	Outcome string      `json:"outcome"`
+	Reason  draw.Reason `json:"reason,omitempty"`
+	OrderID uuid.UUID   `json:"order_id,omitzero"`
+}
+
+// prove serves GET /v1/sales/{sale}/draw/proof. It holds the receipt against the list, not against the secret that has
+// signed it: that may have been replaced since, and whoever knows the body of a receipt has the receipt.
+func (s *drawService) prove(c echo.Context) error {
+	text := ""
+	err := readQuery(c, map[string]func(string) error{"receipt": func(given string) error { text = given; return nil }})
+	if err != nil {
+		return err
+	}
+	receipt, err := order.ParseReceipt(text)
+	if err != nil {
+		return problemEntryReceipt
+	}
+	record, err := draw.NewRecord(receipt)
+	if err != nil {
+		return problemEntryReceipt
+	}
+	var p draws.Proof
+	err = s.ask(c, func(ctx context.Context, goods uuid.UUID) error {
+		return s.inLine(ctx, func() (err error) {
+			p, err = s.config.Draws.Proof(ctx, goods, receipt)
+			return err
+		})
+	})
+	switch {
+	case err != nil:
+		return err
+	case p.Record != record:
+		return problemEntryReceipt
+	}
+	leaf := record.Leaf()
+	v := proofView{
+		Place: p.Place, Record: record[:], Leaf: leaf[:], Path: []draw.Hex{}, Entries: p.Entries, Root: p.Root, Item: p.Item,
+		Rank: p.Rank, Outcome: "waiting", Reason: p.Reason, OrderID: p.OrderID,
+	}
+	if p.Outcome != "" {
+		v.Outcome = string(p.Outcome)
+	}
+	for _, hash := range p.Path {
+		v.Path = append(v.Path, hash[:])
+	}
+	return writeJSON(c, http.StatusOK, v)
+}
+
+// download wraps a handler that sends a file.
+func (s *drawService) download(h echo.HandlerFunc) echo.HandlerFunc {
+	return func(c echo.Context) error {
+		release, err := s.limits.openStream(&s.limits.downloads, c.Request(), "")
+		if err != nil {
+			return err
+		}
+		defer release()
+		return h(c)
+	}
+}
+
+// bundle serves GET /v1/sales/{sale}/draw/bundle.
+func (s *drawService) bundle(c echo.Context) error {
+	var body []byte
+	err := s.ask(c, func(ctx context.Context, goods uuid.UUID) error {
+		return s.inLine(ctx, func() error {
+			b, err := s.config.Draws.Bundle(ctx, goods)
+			if err == nil {
+				body, err = marshalLine(b)
+			}
+			return err
+		})
+	})
+	if err != nil {
+		return err
+	}
+	file := fileWriter{c}
+	file.head("application/json", int64(len(body)))
+	_, _ = file.Write(body) // an error means that the client has left
+	return nil
+}
+
+// leaves serves GET /v1/sales/{sale}/draw/leaves.
+func (s *drawService) leaves(c echo.Context) error {
+	var frozen draws.Draw
+	err := s.ask(c, func(ctx context.Context, goods uuid.UUID) (err error) {
+		if frozen, err = s.config.Draws.Find(ctx, goods); err == nil && frozen.FrozenAt.IsZero() {
+			err = draws.ErrNotFrozen
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	// It never changes, and may be long: caches keep it, by its root.
+	etag := `"` + base64.RawURLEncoding.EncodeToString(frozen.Root) + `"`
+	if isKnown, err := checkTag(c, publicMinutes, etag); err != nil || isKnown {
+		return err
+	}
+	file := fileWriter{c}
+	file.head("application/octet-stream", frozen.Entries*draw.RecordBytes)
+	if c.Request().Method == http.MethodHead {
+		return nil
+	}
+	if err := s.config.Draws.Leaves(c.Request().Context(), frozen.SaleID, file); err != nil {
+		panic(http.ErrAbortHandler) // a part of a list must not look like a complete one
+	}
+	return nil
+}
+
+// fileWriter sends a file in parts, each of which must be written in partTimeout.
+type fileWriter struct{ echo.Context }
+
+func (w fileWriter) head(contentType string, length int64) {
+	h := w.Response().Header()
+	h["Content-Type"] = []string{contentType}
+	h["Content-Length"] = []string{strconv.FormatInt(length, 10)}
+	w.Response().WriteHeader(http.StatusOK)
+}
+
+func (w fileWriter) Write(part []byte) (int, error) {
+	// Replaces the server's accept.WriteTimeout. It fails if the connection has no deadlines.
+	_ = http.NewResponseController(w.Response()).SetWriteDeadline(time.Now().Add(partTimeout))
+	return w.Response().Write(part)
+}

@@ -1,0 +1,371 @@
+package ingress
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/mod/sumdb/tlog"
+
+	"stampede/draw"
+	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
+	"stampede/reservation"
+	"stampede/reservation/order"
+)
+
+// A round of drand quicknet, as drand answers it.
+const (
+	beaconRound = 657413
+	signature   = "b713718a38ae728dfd477991af2822e08d2f305e47718cef9f7848ce4050e7be41076862b98fad56e91a6b85b89cd97b"
+	randomness  = "fc1873a13f3545aeade8401532ef5519920652eee6b0d2b19ca12643b87b3587"
+	drandAnswer = `{"round":657413,"randomness":"` + randomness + `","signature":"` + signature + `"}`
+)
+
+// drawn is a draw of a shop.
+type drawn struct {
+	*shop
+	goods, entries uuid.UUID
+	path           string
+}
+
+// prepareDraw makes the sales of a draw.
+func (s *shop) prepareDraw() drawn {
+	s.t.Helper()
+	goods := s.sale(reservation.Terms{Stock: 2, PerOrderLimit: 1, PaymentWindow: time.Hour})
+	entries := s.sale(reservation.Terms{Stock: 1000, PerOrderLimit: 1, ClosesAt: time.Now().Add(time.Hour)})
+	return drawn{s, goods, entries, "/v1/sales/" + goods.String() + "/draw"}
+}
+
+func (d drawn) create(terms string) reply {
+	d.t.Helper()
+	return d.post(d.path, fmt.Sprintf(`{"entries_sale_id":"%s"%s}`, d.entries, terms), operator)
+}
+
+// enter returns the receipts of users, by their names.
+func (d drawn) enter(users ...string) map[string]string {
+	d.t.Helper()
+	receipts := map[string]string{}
+	for _, user := range users {
+		receipts[user] = d.buy(d.entries, "", as(user)).is(http.StatusAccepted)["receipt"].(string)
+	}
+	return receipts
+}
+
+// await waits until the draw has the state, and returns it.
+func (d drawn) await(state string) map[string]any {
+	d.t.Helper()
+	testkit.Eventually(d.t, 30*time.Second, "the draw is "+state, func() bool {
+		return d.get(d.path).is(http.StatusOK)["state"] == state
+	})
+	return d.get(d.path).is(http.StatusOK)
+}
+
+// close ends the entries, and waits for their list.
+func (d drawn) close() map[string]any {
+	d.t.Helper()
+	testshop.Exec(d.t, d.pool, "UPDATE sales SET closes_at = now() - interval '1 second' WHERE id = $1", d.entries)
+	return d.await("frozen")
+}
+
+// moveToRound makes the frozen draw one of another time: the signature of a round of these days is not known.
+func (d drawn) moveToRound() {
+	d.t.Helper()
+	at := draw.RoundTime(beaconRound)
+	testshop.Exec(d.t, d.pool, "UPDATE sales SET closes_at = $2 WHERE id = $1", d.entries, at.Add(-time.Minute))
+	testshop.Exec(d.t, d.pool, "UPDATE draws SET frozen_at = $2, round = $3 WHERE sale_id = $1", d.goods,
+		at.Add(-time.Second), beaconRound)
+}
+
+func (d drawn) proof(receipt string) reply {
+	d.t.Helper()
+	return d.get(d.path + "/proof?receipt=" + receipt)
+}
+
+// TestDrawByParties goes the whole way, from the entries to a paid order, and verifies it as a stranger.
+func TestDrawByParties(t *testing.T) {
+	t.Parallel()
+	s := openShop(t, withOperators(t))
+	d := s.prepareDraw()
+	secrets := map[string]string{"ann": strings.Repeat("01", 32), "the notary": strings.Repeat("02", 32)}
+	var parties []string
+	for _, name := range slices.Sorted(maps.Keys(secrets)) {
+		secret, _ := hex.DecodeString(secrets[name])
+		parties = append(parties, fmt.Sprintf(`{"name":%q,"commitment":"%X"}`, name, sha256.Sum256(secret)))
+	}
+	terms := `,"freeze_seconds":10,"parties":[` + strings.Join(parties, ",") + `]`
+	d.get(d.path).isProblem(http.StatusNotFound, "draw-not-found")
+	d.post(d.path, `{}`, bearing("token-operator")).isProblem(http.StatusForbidden, "forbidden")
+	created := d.create(terms)
+	require.Equal(t, "entering", created.is(http.StatusCreated)["state"])
+	require.Equal(t, d.path, created.header.Get("Location"))
+	require.Equal(t, created.body, d.get(d.path).body)
+	require.Equal(t, created.body, d.create(terms).body)
+	d.create(terms).is(http.StatusOK)
+	d.create("").isProblem(http.StatusConflict, "illegal-transition")
+	shown := d.get(d.path)
+	require.Equal(t, http.StatusNotModified, d.get(d.path, reqHeader{"If-None-Match", shown.header.Get("Etag")}).status)
+	d.buy(d.goods, "", as("zoe")).isProblem(http.StatusConflict, "offers-only")
+
+	users := []string{"u1", "u2", "u3", "u4", "u5"}
+	receipts := d.enter(users...)
+	reveal := func(party string) reply {
+		return d.post(d.path+"/reveal", fmt.Sprintf(`{"party":%q,"secret":%q}`, party, secrets[party]))
+	}
+	for _, path := range []string{"/bundle", "/leaves", "/proof?receipt=" + receipts["u1"]} {
+		d.get(d.path+path).isProblem(http.StatusConflict, "draw-not-frozen")
+	}
+	reveal("ann").isProblem(http.StatusConflict, "draw-not-frozen")
+	d.startWorker()
+	frozen := d.close()
+	require.EqualValues(t, 5, frozen["entries"])
+	require.NotEmpty(t, frozen["reveal_by"])
+	for body, detail := range map[string]string{
+		`{"party":"eve","secret":"00"}`:                 "party must be the name of a party",
+		`{"party":"ann","secret":"` + randomness + `"}`: "secret must be the 32 bytes",
+		`{"party":"ann","secret":"xy"}`:                 "secret must be the 32 bytes",
+		`{"party":"ann","secret":"00","more":1}`:        "more is not a known member",
+		`{"party":"ann","party":"ann"}`:                 "party is given twice",
+		`[]`:                                            "must be a JSON object",
+		`{"party":"ann","secret":""}`:                   "secret must be the 32 bytes",
+	} {
+		p := d.post(d.path+"/reveal", body).isProblem(http.StatusBadRequest, "invalid-request")
+		require.Contains(t, p["detail"], detail, body)
+	}
+	p := d.post(d.path+"/beacon", drandAnswer).isProblem(http.StatusBadRequest, "invalid-beacon")
+	require.Contains(t, p["detail"], "that of its parties")
+	require.Equal(t, "waiting", d.proof(receipts["u1"]).is(http.StatusOK)["outcome"])
+	require.Equal(t, secrets["ann"], reveal("ann").is(http.StatusOK)["parties"].([]any)[0].(map[string]any)["secret"])
+	reveal("ann").is(http.StatusOK)
+	require.NotEmpty(t, reveal("the notary").is(http.StatusOK)["seed"])
+	testkit.Eventually(t, 30*time.Second, "both units are offered", func() bool {
+		return d.get(d.path).is(http.StatusOK)["offered"] == 2.0
+	})
+
+	winners := d.holdProofs(receipts)
+	require.Len(t, winners, 2)
+	d.holdFiles(receipts)
+	for user, path := range winners {
+		d.pay(path, "pi-"+user, as(user)).is(http.StatusOK)
+	}
+	d.buy(d.goods, "", as("zoe")).isProblem(http.StatusConflict, "offers-only")
+}
+
+// holdProofs checks the proof of each receipt. It returns the paths of the orders of the winners, by their names.
+func (d drawn) holdProofs(receipts map[string]string) map[string]string {
+	d.t.Helper()
+	winners, ranks := map[string]string{}, map[float64]bool{}
+	for user, receipt := range receipts {
+		p := d.proof(receipt).is(http.StatusOK)
+		var path tlog.RecordProof
+		for _, hash := range p["path"].([]any) {
+			path = append(path, tlog.Hash(unhex(d.t, hash)))
+		}
+		raw, err := base64.RawURLEncoding.DecodeString(receipt)
+		require.NoError(d.t, err)
+		body := sha256.Sum256(raw[:len(raw)-16])
+		leaf := tlog.RecordHash(append([]byte{0}, body[:]...))
+		require.Equal(d.t, hex.EncodeToString(leaf[:]), p["leaf"])
+		require.NoError(d.t, tlog.CheckRecord(path, int64(p["entries"].(float64)), tlog.Hash(unhex(d.t, p["root"])),
+			int64(p["place"].(float64)), leaf))
+		ranks[p["rank"].(float64)] = true
+		if p["outcome"] == "offered" {
+			require.Less(d.t, p["rank"], 2.0)
+			winners[user] = orderPath(uuid.MustParse(p["order_id"].(string)))
+			require.Equal(d.t, "confirmed", d.awaitStatus(winners[user], user, order.StatusConfirmed)["status"])
+		} else {
+			require.Equal(d.t, "waiting", p["outcome"])
+			require.NotContains(d.t, p, "order_id")
+		}
+
+		forged := bytes.Clone(raw)
+		forged[len(forged)-17]++ // the user
+		d.proof(base64.RawURLEncoding.EncodeToString(forged)).isProblem(http.StatusBadRequest, "invalid-request")
+		// The secret that has signed it may be another one by now.
+		signedAnew := bytes.Clone(raw)
+		signedAnew[len(signedAnew)-1]++
+		d.proof(base64.RawURLEncoding.EncodeToString(signedAnew)).is(http.StatusOK)
+	}
+	require.Len(d.t, ranks, len(receipts))
+	other := d.buy(d.sale(reservation.Terms{Stock: 10}), "", as("u1")).is(http.StatusAccepted)["receipt"].(string)
+	d.proof(other).isProblem(http.StatusNotFound, "entry-not-found")
+	for _, query := range []string{"", "?receipt=", "?receipt=x", "?receipt=" + other + "&order=1", "?receipt=%00"} {
+		d.get(d.path+"/proof"+query).isProblem(http.StatusBadRequest, "invalid-request")
+	}
+	return winners
+}
+
+func unhex(t testing.TB, text any) []byte {
+	t.Helper()
+	raw, err := hex.DecodeString(text.(string))
+	require.NoError(t, err)
+	return raw
+}
+
+// holdFiles verifies the draw from its files.
+func (d drawn) holdFiles(receipts map[string]string) {
+	d.t.Helper()
+	bundle, err := draw.ReadBundle(strings.NewReader(d.get(d.path + "/bundle").body))
+	require.NoError(d.t, err)
+	leaves := d.get(d.path + "/leaves")
+	require.Equal(d.t, "application/octet-stream", leaves.header.Get("Content-Type"))
+	require.Equal(d.t, len(leaves.body), draw.RecordBytes*len(receipts))
+	for _, receipt := range receipts {
+		own, err := order.ParseReceipt(receipt)
+		require.NoError(d.t, err)
+		report, err := draw.Verify(d.t.Context(), bundle, strings.NewReader(leaves.body), int64(len(leaves.body)), &own)
+		require.NoError(d.t, err)
+		require.False(d.t, report.Has(draw.Broken) || report.Has(draw.Unknown), report)
+	}
+	tag := leaves.header.Get("Etag")
+	require.Equal(d.t, http.StatusNotModified, d.get(d.path+"/leaves", reqHeader{"If-None-Match", tag}).status)
+	d.get(d.path+"/leaves", reqHeader{"If-Match", `"x"`}).isProblem(http.StatusPreconditionFailed, "precondition-failed")
+	for _, path := range []string{"", "/bundle", "/leaves"} {
+		get, head := d.get(d.path+path), d.ask(http.MethodHead, d.path+path, nil)
+		require.True(d.t, head.status == http.StatusOK && head.body == "" && sameHeaders(get, head), path)
+	}
+}
+
+func TestBeaconSeedsDraw(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	d := s.prepareDraw()
+	d.create("").is(http.StatusCreated)
+	beacon := func(body string) reply { return d.post(d.path+"/beacon", body) }
+	beacon(drandAnswer).isProblem(http.StatusConflict, "draw-not-frozen")
+	receipts := d.enter("u1", "u2")
+	d.startWorker()
+	d.close()
+	p := beacon(drandAnswer).isProblem(http.StatusBadRequest, "invalid-beacon")
+	require.Regexp(t, `^the seed of the draw is that of round \d+, of 20\S+Z\.$`, p["detail"])
+	d.moveToRound()
+	for body, slug := range map[string]string{
+		`{}`:                                "invalid-beacon",
+		`{"round":657413}`:                  "invalid-beacon",
+		`{"round":657413,"signature":"xy"}`: "invalid-beacon",
+		strings.Replace(drandAnswer, "b7", "97", 1):                                    "invalid-beacon",
+		strings.Replace(drandAnswer, signature, "c0"+strings.Repeat("00", 47), 1):      "invalid-beacon",
+		strings.Replace(drandAnswer, "657413", "657414", 1):                            "invalid-beacon",
+		strings.Replace(drandAnswer, "657413", "-1", 1):                                "invalid-beacon",
+		strings.Replace(drandAnswer, "657413", "99999999999999999999", 1):              "invalid-request",
+		strings.Replace(drandAnswer, "657413", `"657413"`, 1):                          "invalid-request",
+		strings.Replace(drandAnswer, `"randomness"`, `"previous_signature":"","b"`, 1): "invalid-request",
+	} {
+		beacon(body).isProblem(http.StatusBadRequest, slug)
+	}
+	large := strings.Replace(drandAnswer, randomness, strings.Repeat("0", 1<<20), 1)
+	beacon(large).isProblem(http.StatusRequestEntityTooLarge, "body-too-large")
+	p = d.post(d.path+"/reveal", `{"party":"ann","secret":"00"}`).isProblem(http.StatusBadRequest, "invalid-request")
+	require.Contains(t, p["detail"], "that of a round of drand")
+	require.NotContains(t, d.get(d.path).is(http.StatusOK), "seed")
+	require.Equal(t, randomness, beacon(drandAnswer).is(http.StatusOK)["seed"])
+	require.Equal(t, randomness, d.get(d.path).is(http.StatusOK)["seed"], "this server shows it immediately")
+	require.Equal(t, randomness, beacon(drandAnswer).is(http.StatusOK)["seed"], "a repeat")
+	require.EqualValues(t, 1, d.await("over")["last_rank"])
+	require.Len(t, d.holdProofs(receipts), 2)
+	d.holdFiles(receipts)
+
+	testshop.Exec(t, s.pool, "UPDATE draws SET voided_at = now(), void_reason = 'late' WHERE sale_id = $1", d.goods)
+	beacon(drandAnswer).isProblem(http.StatusConflict, "draw-void")
+	require.Equal(t, "late", d.await("void")["void_reason"])
+}
+
+func TestDrawIsRefused(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	d := s.prepareDraw()
+	for body, detail := range map[string]string{
+		`{}`:                      "entries_sale_id must be the id of a sale",
+		`{"entries_sale_id":"x"}`: "entries_sale_id must be the id of a sale",
+		`{"entries_sale_id":"` + uuid.NewString() + `"}`:                      "entries_sale_id must be the id of a sale",
+		`{"entries_sale_id":"ID","freeze_seconds":9}`:                         "freeze_seconds must be a whole number",
+		`{"entries_sale_id":"ID","freeze_seconds":9223372036854775807}`:       "freeze_seconds must be",
+		`{"entries_sale_id":"ID","parties":[]}`:                               "parties must be 1 to 16",
+		`{"entries_sale_id":"ID","parties":[{"name":"a","commitment":"00"}]}`: "parties[0].commitment must be a SHA-256",
+		`{"entries_sale_id":"ID","parties":[{"name":"a","secret":"00"}]}`:     "parties[0].secret is not a known member",
+		`{"entries_sale_id":"ID","rounds":1}`:                                 "rounds is not a known member",
+		fmt.Sprintf(`{"entries_sale_id":"%s"}`, d.goods):                      "must be another sale",
+	} {
+		body = strings.ReplaceAll(body, "ID", d.entries.String())
+		p := d.post(d.path, body, operator).isProblem(http.StatusBadRequest, "invalid-request")
+		require.Contains(t, p["detail"], detail, body)
+	}
+	d.post(d.path, `{}`).isProblem(http.StatusUnauthorized, "unauthorized")
+	d.post("/v1/sales/x/draw", `{}`, operator).isProblem(http.StatusNotFound, "sale-not-found")
+	none := "/v1/sales/" + uuid.NewString() + "/draw"
+	d.post(none, fmt.Sprintf(`{"entries_sale_id":"%s"}`, d.entries), operator).
+		isProblem(http.StatusNotFound, "sale-not-found")
+	receipt := d.enter("u1")["u1"]
+	for _, path := range []string{none, d.path, "/v1/sales/x/draw"} {
+		for _, rest := range []string{"", "/bundle", "/leaves", "/proof?receipt=" + receipt} {
+			d.get(path+rest).isProblem(http.StatusNotFound, "draw-not-found")
+		}
+		d.post(path+"/beacon", drandAnswer).isProblem(http.StatusNotFound, "draw-not-found")
+		d.post(path+"/reveal", `{"party":"a","secret":"00"}`).isProblem(http.StatusNotFound, "draw-not-found")
+	}
+	waited, err := s.catalog.Create(t.Context(), reservation.Terms{
+		Name: "x", Stock: 1, PerOrderLimit: 1, PaymentWindow: time.Hour, Waitlist: true,
+	})
+	require.NoError(t, err)
+	list := "/v1/sales/" + waited.ID.String() + "/draw"
+	d.get(list).isProblem(http.StatusNotFound, "draw-not-found")
+	d.post(list+"/beacon", drandAnswer).isProblem(http.StatusNotFound, "draw-not-found")
+
+	sold := s.sale(reservation.Terms{Stock: 1})
+	s.buy(sold, "", as("u1")).is(http.StatusAccepted)
+	p := d.post("/v1/sales/"+sold.String()+"/draw", fmt.Sprintf(`{"entries_sale_id":"%s"}`, d.entries), operator).
+		isProblem(http.StatusConflict, "illegal-transition")
+	require.Contains(t, p["detail"], "units of it are held or sold")
+}
+
+// A client that does not read keeps no connection of Postgres, and takes no more than its places.
+func TestSlowDownloadHoldsNothing(t *testing.T) {
+	t.Parallel()
+	s := openShop(t, func(c *Config) { c.AddressStreams = 1 })
+	d := s.prepareDraw()
+	d.create("").is(http.StatusCreated)
+	const chunks = 1000
+	testshop.Exec(t, s.pool, `INSERT INTO draw_chunks (sale_id, chunk, first_id, records, ids, hash)
+		SELECT $1, n, gen_random_uuid(), decode(repeat('00', 33 * 1024), 'hex'), decode(repeat('00', 16 * 1024), 'hex'),
+			decode(repeat('00', 32), 'hex') FROM generate_series(0, $2::int - 1) AS n`, d.goods, chunks)
+	testshop.Exec(t, s.pool, `UPDATE draws SET entries = 1024 * $2::bigint, root = decode(repeat('00', 32), 'hex'),
+		frozen_at = now() WHERE sale_id = $1`, d.goods, chunks)
+	slow := s.dial()
+	slow.sends("GET " + d.path + "/leaves HTTP/1.1\r\nHost: shop\r\n\r\n")
+	res, err := http.ReadResponse(slow.answers, nil)
+	require.NoError(t, err)
+	require.EqualValues(t, chunks*1024*draw.RecordBytes, res.ContentLength)
+	testkit.Eventually(t, 10*time.Second, "no connection is taken", func() bool {
+		return s.pool.Stat().AcquiredConns() == 0
+	})
+	d.get(d.path+"/bundle").isProblem(http.StatusTooManyRequests, "rate-limited")
+	n, err := io.Copy(io.Discard, res.Body)
+	require.NoError(t, err)
+	require.Equal(t, res.ContentLength, n)
+	testkit.Eventually(t, 10*time.Second, "its place is free", func() bool {
+		return d.get(d.path+"/bundle").status == http.StatusOK
+	})
+	for range downloadsMax {
+		require.True(t, s.server.limits.downloads.all.acquire())
+	}
+	d.get(d.path+"/leaves").isProblem(http.StatusServiceUnavailable, "overloaded")
+
+	testshop.Exec(t, s.pool, "DELETE FROM draw_chunks WHERE sale_id = $1 AND chunk >= 100", d.goods)
+	s.server.limits.downloads.all.release()
+	slow.sends("GET " + d.path + "/leaves HTTP/1.1\r\nHost: shop\r\n\r\n")
+	res, err = http.ReadResponse(slow.answers, nil)
+	require.NoError(t, err)
+	_, err = io.Copy(io.Discard, res.Body)
+	require.ErrorIs(t, err, io.ErrUnexpectedEOF, "a part does not look like the list")
+}
