@@ -41,8 +41,8 @@ func (s *Store) join(ctx context.Context, sale Sale, user, idempotencyKey string
 	} else if err != nil {
 		return Answer{}, err
 	}
-	entry := Offer{OrderID: order.NewOrderID(sale.EntriesID), UserID: user, key: idempotencyKey}
-	answers, err := s.offer(ctx, sale.EntriesID, []Offer{entry})
+	entry := Offer{OrderID: order.NewOrderID(sale.EntriesID), UserID: user, Key: idempotencyKey}
+	answers, err := s.offer(ctx, Sale{ID: sale.EntriesID}, []Offer{entry})
 	if err != nil {
 		return Answer{}, err
 	}

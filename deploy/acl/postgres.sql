@@ -35,7 +35,7 @@ BEGIN
             ('INSERT', 'ingress desk', 'draws'),
             ('UPDATE', 'ingress worker desk', 'draws'),
             ('INSERT, DELETE', 'worker', 'draw_chunks draw_ranks'),
-            ('INSERT', 'worker', 'draw_offers'),
+            ('INSERT, UPDATE', 'worker', 'draw_offers'),
             ('SELECT', 'ingress worker desk reader', 'orders order_history order_months'),
             ('SELECT', 'ingress worker relay desk reader', 'payment_events payments'),
             ('INSERT', 'ingress worker desk', 'payment_events'),

@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/draw"
-	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
 	"stampede/ledger"
@@ -46,26 +45,6 @@ D4  ranks follow from list and seed    kept    1 list, 1 frozen, 1 ranked
 D5  units are offered by rank          kept    5 ranks offered, 1 skipped
 D6  offered + sold ≤ stock             kept    5 units sold or to be paid, of 5
 DB  `)
-}
-
-// The units of offers that were lost with Redis go to the next ranks.
-func TestAuditOfOffersLostWithRedis(t *testing.T) {
-	t.Parallel()
-	s := testshop.OnOwnRedis(t, 1)
-	d := newDraw(t, s, 40, 5)
-	o := d.rank(t)
-	require.Equal(t, 5, offer(t, o))
-	s.Flush(t)
-	testwork.Rebuild(t, s)
-	testkit.Eventually(t, testshop.Soon, "the units are offered again", func() bool {
-		_, _ = o.Offer(t.Context()) // the first call learns that the stock was rebuilt
-		return d.find(t).Offered == 10
-	})
-	testwork.Fulfil(t, s)
-	_, err := s.Catalog.PublishPending(t.Context())
-	require.NoError(t, err)
-	testwork.RequireUnbroken(t, s, uuid.Nil)
-	d.verify(t)
 }
 
 // What an insider changes in Postgres breaks the promise that it is about, and no other.
@@ -163,8 +142,8 @@ func TestAuditReportsEachChangeOfDraw(t *testing.T) {
 				entries := d.receipts[d.userOf(t, 6)]
 				proof, err := d.Proof(t.Context(), d.goods, entries)
 				require.NoError(t, err)
-				require.NoError(t, d.Exec(t, `INSERT INTO draw_offers (sale_id, rank, place, entry_id, order_id)
-					VALUES ($1, 6, $2, $3, $4)`, d.goods, proof.Place, entries.OrderID, order.NewOrderID(d.goods)))
+				require.NoError(t, d.Exec(t, `INSERT INTO draw_offers (sale_id, rank, place, entry_id, order_id, epoch)
+					VALUES ($1, 6, $2, $3, $4, 1)`, d.goods, proof.Place, entries.OrderID, order.NewOrderID(d.goods)))
 				exec("UPDATE draws SET offered = offered + 1 WHERE sale_id = $1")(t, d)
 			},
 			"D6", "5 units are sold and 1 more are offered, of a stock of 5",

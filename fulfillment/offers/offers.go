@@ -191,18 +191,21 @@ func (o *Offerer) reserver(sale uuid.UUID) draws.Reserver {
 	return func(ctx context.Context, turns []draws.Turn) ([]draws.Result, error) {
 		asked := make([]reservation.Offer, len(turns))
 		for i, t := range turns {
-			asked[i] = reservation.Offer{OrderID: t.OrderID, UserID: t.UserID, Item: t.Code}
+			asked[i] = reservation.Offer{
+				OrderID: t.OrderID, UserID: t.UserID, Item: t.Code,
+				Key: "stampede offer " + t.EntryID.String(), // buyers' keys have no spaces
+			}
 		}
-		answers, err := o.Store.Offer(ctx, reservation.Sale{ID: sale}, asked)
+		answers, err := o.Store.Offer(ctx, reservation.Sale{ID: sale, Epoch: turns[0].Epoch}, asked)
 		if err != nil {
 			return nil, err
 		}
 		results := make([]draws.Result, len(turns))
 		for i, a := range answers {
-			switch {
-			case a.Verdict == reservation.Reserved, a.Reservation.OrderID == turns[i].OrderID:
-				results[i] = draws.Won
-			case a.Verdict == reservation.AlreadyPurchased:
+			switch a.Verdict {
+			case reservation.Reserved, reservation.Replayed, reservation.OrderEnded:
+				results[i], turns[i].OrderID = draws.Won, a.Reservation.OrderID
+			case reservation.AlreadyPurchased:
 				results[i] = draws.Holds
 			default: // sold out, or the sale does not sell now
 				results[i] = draws.NoUnit

@@ -70,8 +70,9 @@ const (
 	Frozen   State = "frozen"   // the seed is not known
 	Ranking  State = "ranking"  // it is, and the entries are not ranked
 	Offering State = "offering"
-	Over     State = "over" // the sale that is drawn has ended, or each rank had its turn
-	Void     State = "void"
+	// Over: the sale that is drawn has ended, or each rank had its turn. Offers that are lost with Redis later reopen it.
+	Over State = "over"
+	Void State = "void"
 )
 
 // Draw is a draw as it is in Postgres. What is not known yet is zero.
@@ -120,6 +121,9 @@ type Draw struct {
 
 	// Offered and Skipped count the ranks that had their turn. Those of each item are its first ones.
 	Offered, Skipped int64
+
+	// epoch is that of the sale that is drawn. Offers that were lost before offersEpoch have been made again (lost.go).
+	epoch, offersEpoch int64
 }
 
 // Round is the one that gives the seed; 0 with parties.
@@ -145,6 +149,7 @@ type drawRow struct {
 	ItemEntries           []int64
 	VoidReason            string
 	Offered, Skipped      int64
+	Epoch, OffersEpoch    int64
 	ClosesAt              zeronull.Timestamptz
 	EntriesOver           bool
 	Now                   time.Time
@@ -168,7 +173,7 @@ func (r *drawRow) draw() Draw {
 		Partitions: r.Partitions, Paused: r.GoodsPaused, Entries: r.Entries, Root: r.Root, FrozenAt: utc(r.FrozenAt),
 		Signature: r.Signature, Seed: r.Seed, SeededAt: utc(r.SeededAt), ItemEntries: r.ItemEntries,
 		RankedAt: utc(r.RankedAt), VoidedAt: utc(r.VoidedAt), VoidReason: r.VoidReason, Offered: r.Offered,
-		Skipped: r.Skipped,
+		Skipped: r.Skipped, epoch: r.Epoch, offersEpoch: r.OffersEpoch,
 	}
 	if d.Kind == ByPlace {
 		if d.State = Offering; r.GoodsOver {
@@ -189,7 +194,7 @@ func (r *drawRow) draw() Draw {
 	switch {
 	case !d.VoidedAt.IsZero():
 		d.State = Void
-	case r.GoodsOver, !d.RankedAt.IsZero() && d.Offered+d.Skipped == d.Entries:
+	case r.GoodsOver, !d.RankedAt.IsZero() && d.Offered+d.Skipped == d.Entries && d.offersEpoch == d.epoch:
 		d.State = Over
 	case !r.EntriesOver:
 		d.State = Entering

@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -27,9 +26,11 @@ type Turn struct {
 	Place      int64
 	EntryID    uuid.UUID
 	UserID     string
-	// OrderID is the id of the order that an offer makes: it follows from the draw, the item and the rank, so that a
-	// repeat is recognized.
+	// OrderID is the id of the order that an offer makes. It follows from the draw, the entry and the epoch, so that
+	// an order that is lost with Redis, and void for ever, is not the one of the next offer.
 	OrderID uuid.UUID
+	// Epoch is the epoch of the sale in which the offer is made.
+	Epoch int64
 
 	cancelled bool
 }
@@ -39,7 +40,7 @@ type Result string
 
 // The results. Others than Skip and Won leave the rank for later, and all ranks of the item after it.
 const (
-	// Won: the unit is reserved, be it by a repeat.
+	// Won: the unit is reserved, be it by a repeat. Then OrderID of the turn is that of the order that was made first.
 	Won Result = "won"
 	// Holds: the entrant has another order in the sale.
 	Holds Result = "holds"
@@ -47,16 +48,17 @@ const (
 	NoUnit Result = "no unit"
 )
 
-// Reserver reserves a unit for the entrant of each turn, in their order, and returns a result for each. It gives no
-// unit of an item after a turn of the item that got none.
+// Reserver reserves a unit for the entrant of each turn, in their order, and returns a result for each. It sets the
+// OrderID of those that are Won, and gives no unit of an item after a turn of the item that got none.
 type Reserver func(ctx context.Context, turns []Turn) ([]Result, error)
 
 // Offer has the next ranks have their turn, and records what became of them: of each item at most so many, by its
 // letter, "" in a sale without items. It returns how many had theirs. One process at a time does so for a draw; the
 // others return 0. Entries that were cancelled are skipped.
 //
-// After a crash between reserve and the record the same turns come again, with the same orders. The transaction stays
-// open over the call on purpose: the lock on the draw is the lease of this process, and ends with its connection.
+// After a crash between reserve and the record the same turns come again, and reserve recognizes them by their entries.
+// Before new ranks come those whose orders were lost with Redis (lost.go). The transaction stays open over the call on
+// purpose: the lock on the draw is the lease of this process, and ends with its connection.
 func (s *Store) Offer(
 	ctx context.Context, goods uuid.UUID, ranks map[string]int64, reserve Reserver,
 ) (done int, err error) {
@@ -101,13 +103,20 @@ func (d *Draw) turns(ctx context.Context, tx pgx.Tx, ranks map[string]int64) (tu
 	}); err != nil {
 		return nil, err
 	}
+	noneLost := d.offersEpoch < d.epoch
 	first := int64(0) // of the ranks of the item
 	for i, entries := range d.ItemEntries {
 		item, code := d.item(i)
-		most := min(ranks[item], int64(order.MaxPerMessage-len(turns)), entries-next[item])
-		if most > 0 {
+		most := min(ranks[item], int64(order.MaxPerMessage-len(turns)))
+		lost, err := d.lost(ctx, tx, Turn{Item: item, Code: code, Epoch: d.epoch}, most)
+		if err != nil {
+			return nil, err
+		}
+		noneLost = noneLost && most > 0 && len(lost) == 0
+		turns = append(turns, lost...)
+		if most = min(most-int64(len(lost)), entries-next[item]); most > 0 {
 			rows, _ := tx.Query(ctx, sql.DrawsTurns, d.SaleID, d.EntriesID, first, next[item], most) // as above
-			turn, expected := Turn{Item: item, Code: code}, next[item]
+			turn, expected := Turn{Item: item, Code: code, Epoch: d.epoch}, next[item]
 			if _, err := pgx.ForEachRow(rows, []any{
 				&turn.Rank, &turn.Place, &turn.EntryID, &turn.UserID, &turn.cancelled,
 			}, func() error {
@@ -115,8 +124,7 @@ func (d *Draw) turns(ctx context.Context, tx pgx.Tx, ranks map[string]int64) (tu
 					return fmt.Errorf("%w: that of rank %d%s is missing", errChunksMissing, expected, item)
 				}
 				expected++
-				of := binary.BigEndian.AppendUint64([]byte(item), uint64(turn.Rank))
-				turn.OrderID = orderID(d.SaleID, d.SeededAt, of)
+				turn.OrderID = d.orderID(turn.EntryID)
 				turns = append(turns, turn)
 				return nil
 			}); err != nil {
@@ -125,7 +133,10 @@ func (d *Draw) turns(ctx context.Context, tx pgx.Tx, ranks map[string]int64) (tu
 		}
 		first += entries
 	}
-	return turns, nil
+	if noneLost {
+		_, err = tx.Exec(ctx, sql.DrawsNoneLost, d.SaleID, d.epoch)
+	}
+	return turns, err
 }
 
 // item returns the letter and the code of an item by its place; both are empty in a sale without items.
@@ -136,11 +147,18 @@ func (d *Draw) item(place int) (letter, code string) {
 	return order.ItemLetter(place), d.Items[place].Code
 }
 
-// orderID is a UUIDv7 whose random bits follow from what is offered, with the tag of the sale as in order.NewOrderID.
-func orderID(goods uuid.UUID, at time.Time, of []byte) (id uuid.UUID) {
-	sum := sha256.Sum256(append(append([]byte("stampede offer"), goods[:]...), of...))
+// orderID is a UUIDv7 whose random bits follow from what is offered, with the tag of the sale as in order.NewOrderID. Its
+// time is that of the seed; in a waiting list, which has none, that of the entry.
+func (d *Draw) orderID(entry uuid.UUID) (id uuid.UUID) {
+	goods := d.SaleID
+	text := append(append([]byte("stampede offer"), goods[:]...), entry[:]...)
+	sum := sha256.Sum256(binary.BigEndian.AppendUint64(text, uint64(d.epoch)))
 	copy(id[:], sum[:])
-	binary.BigEndian.PutUint64(id[:], uint64(at.UnixMilli())<<16|7<<12|uint64(id[6]&0xf)<<8|uint64(id[7]))
+	copy(id[:6], entry[:6])
+	if d.Kind == ByHash {
+		binary.BigEndian.PutUint64(id[:], uint64(d.SeededAt.UnixMilli())<<16|uint64(sum[6])<<8|uint64(sum[7]))
+	}
+	id[6] = id[6]&0x0f | 7<<4
 	id[8] = id[8]&0x3f | 0x80 // the variant of RFC 9562
 	copy(id[14:], goods[14:])
 	return id
@@ -168,7 +186,8 @@ func (d *Draw) offer(ctx context.Context, tx pgx.Tx, turns []Turn, reserve Reser
 	for _, t := range turns {
 		result := Result("")
 		if !t.cancelled {
-			result, results = results[0], results[1:]
+			t, result = asked[0], results[0]
+			asked, results = asked[1:], results[1:]
 		}
 		over[t.Item] = over[t.Item] || result == NoUnit
 		switch {
@@ -184,7 +203,8 @@ func (d *Draw) offer(ctx context.Context, tx pgx.Tx, turns []Turn, reserve Reser
 	if len(r.items) == 0 {
 		return 0, nil
 	}
-	_, err := tx.Exec(ctx, sql.DrawsRecordOffers, d.SaleID, r.items, r.ranks, r.places, r.entries, r.orders, r.reasons)
+	_, err := tx.Exec(ctx, sql.DrawsRecordOffers, d.SaleID, r.items, r.ranks, r.places, r.entries, r.orders, r.reasons,
+		d.epoch)
 	if err == nil {
 		crashpoint.Hit(crashpoint.BeforeOfferCommit)
 	}

@@ -115,7 +115,7 @@ func writeRanking(ctx context.Context, tx pgx.Tx, d *Draw, r *draw.Ranking, entr
 	if err != nil {
 		return err
 	}
-	_, err = tx.Exec(ctx, sql.DrawsAddRanks, d.SaleID, counts)
+	_, err = tx.Exec(ctx, sql.DrawsAddRanks, d.SaleID, counts, d.epoch)
 	crashpoint.Hit(crashpoint.DrawRanked)
 	return err
 }

@@ -33,13 +33,18 @@ func (s *Store) OfferWaiting(
 	return s.offer(ctx, goods, reserve, func(tx pgx.Tx, d *Draw) ([]Turn, error) {
 		next := d.Offered + d.Skipped
 		most := min(left, order.MaxPerMessage)
+		lost, err := d.lost(ctx, tx, Turn{Epoch: d.epoch}, most)
+		if err == nil && len(lost) == 0 && d.offersEpoch < d.epoch {
+			_, err = tx.Exec(ctx, sql.DrawsNoneLost, d.SaleID, d.epoch)
+		}
+		if most -= int64(len(lost)); err != nil || most == 0 {
+			return lost, err
+		}
 		rows, _ := tx.Query(ctx, sql.DrawsWaiting, d.SaleID, d.EntriesID, before, most) // its error comes with the rows
-		return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Turn, error) {
-			t := Turn{Rank: next}
-			var entered time.Time
-			err := row.Scan(&t.EntryID, &t.UserID, &t.Place, &entered)
-			// Not by the rank, which another entry has in a repeat if the one before has left.
-			t.OrderID = orderID(d.SaleID, entered, t.EntryID[:])
+		return pgx.AppendRows(lost, rows, func(row pgx.CollectableRow) (Turn, error) {
+			t := Turn{Rank: next, Epoch: d.epoch}
+			err := row.Scan(&t.EntryID, &t.UserID, &t.Place, nil)
+			t.OrderID = d.orderID(t.EntryID)
 			next++
 			return t, err
 		})

@@ -35,6 +35,8 @@ CREATE TABLE draws (
     -- How many ranks had their turn: a count of draw_offers.
     offered         bigint NOT NULL DEFAULT 0 CHECK (offered >= 0),
     skipped         bigint NOT NULL DEFAULT 0 CHECK (skipped >= 0),
+    -- Offers of earlier epochs of the sale whose orders were lost with Redis have been made again.
+    offers_epoch    bigint NOT NULL DEFAULT 0,
     -- A draw without a seed in time ends without offers.
     voided_at       timestamptz,
     void_reason     text,
@@ -87,6 +89,8 @@ CREATE TABLE draw_offers (
     -- Why the rank was skipped.
     reason     text,
     offered_at timestamptz NOT NULL DEFAULT now(),
+    -- The epoch of the sale in which the rank had its turn, the last one if it had another.
+    epoch      bigint NOT NULL,
     PRIMARY KEY (sale_id, item, rank),
     CONSTRAINT draw_offers_of_entry UNIQUE (sale_id, entry_id),
     CHECK ((order_id IS NULL) = (reason IS NOT NULL))
