@@ -189,9 +189,9 @@ func TestMapOfLargeDrawIsBounded(t *testing.T) {
 	desk := openDesk(t)
 	d := desk.draw(1, 5)
 	d.freeze()
-	d.Shop.Exec(t, `INSERT INTO draw_offers (sale_id, rank, place, entry_id, reason, order_id, offered_at)
+	d.Shop.Exec(t, `INSERT INTO draw_offers (sale_id, rank, place, entry_id, reason, order_id, epoch, offered_at)
 		SELECT $1, n, n, gen_random_uuid(), CASE WHEN n < 20000 THEN 'already-purchased' END,
-			CASE WHEN n >= 20000 THEN gen_random_uuid() END, now() + n / 1000 * interval '1 second'
+			CASE WHEN n >= 20000 THEN gen_random_uuid() END, 1, now() + n / 1000 * interval '1 second'
 		FROM generate_series(0, 99999) AS n`, d.goods)
 	d.Shop.Exec(t, `UPDATE draws SET entries = 3000000, seed = root, seeded_at = now(), ranked_at = now(),
 		item_entries = ARRAY[3000000], offered = 80000, skipped = 20000`)
@@ -225,15 +225,18 @@ func TestWaitingListIsShown(t *testing.T) {
 	require.Contains(t, page, `<a href="`+path+`">Waiting list</a>`)
 	_, page = b.get(path)
 	require.Contains(t, page, "Nobody waits")
-	var entries uuid.UUID
-	require.NoError(t, desk.Shop.Pool.QueryRow(t.Context(), "SELECT entries_id FROM draws").Scan(&entries))
+	for n := range 2 {
+		desk.Buy(t, sale.ID, fmt.Sprintf("buyer-%d", n))
+	}
 	var first uuid.UUID
 	for n := range 4 {
-		first = desk.Buy(t, entries, fmt.Sprintf("user-%d", n))
+		answer, err := desk.Shop.Store.Join(t.Context(), sale.Sale, fmt.Sprintf("user-%d", n), "")
+		require.NoError(t, err)
+		first = answer.Reservation.OrderID
 	}
 	testwork.FulfilAll(t, desk.Shop)
-	desk.Shop.Exec(t, `INSERT INTO draw_offers (sale_id, rank, place, entry_id, reason) VALUES ($1, 0, 4, $2, $3)`, sale.ID, first,
-		draw.SkippedHolder)
+	desk.Shop.Exec(t, `INSERT INTO draw_offers (sale_id, rank, place, entry_id, epoch, reason) VALUES ($1, 0, 4, $2, 1, $3)`,
+		sale.ID, first, draw.SkippedHolder)
 	desk.Shop.Exec(t, "UPDATE draws SET skipped = 1")
 	_, page = b.get(path)
 	require.Contains(t, page, "3 wait")
