@@ -72,7 +72,9 @@ func TestDrawVerifyExitStatuses(t *testing.T) {
 	folder := t.TempDir()
 	receipt := drawFiles(t, folder)
 	forged := []byte(receipt)
-	forged[10]++
+	if forged[10]++; !strings.Contains("BCDEFGHIJKLMNOPQRSTUVWXYZ", string(forged[10])) {
+		forged[10] = 'A'
+	}
 	const files = "--bundle=DIR/bundle --leaves=DIR/leaves"
 	for _, c := range []struct {
 		args   string
