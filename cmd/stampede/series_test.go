@@ -33,7 +33,7 @@ func TestEachSeriesExistsFromFirstScrape(t *testing.T) {
 			"stampede_purchases_total{verdict": {
 				"reserved", "replayed", "key-reused", "already-purchased", "paused", "ended", "not-open", "over-limit", "sold-out",
 				"unknown-item", "invalid", "retired", "unknown-sale", "order-ended", "rate-limited", "overloaded",
-				"unavailable", "unknown",
+				"unavailable", "unknown", "offers-only",
 			},
 			"stampede_purchase_duration_seconds_count{outcome":                        {"accepted", "refused", "failed"},
 			`stampede_http_requests_total{route="POST /v1/sales/:sale/orders",status`: {"2xx", "3xx", "4xx", "5xx"},
@@ -41,7 +41,7 @@ func TestEachSeriesExistsFromFirstScrape(t *testing.T) {
 			`stampede_rate_limited_total{by="user",calls`:                             {"purchases", "orders", "order-streams"},
 			`stampede_rate_limited_total{by="address",calls`: {
 				"purchases", "orders", "others",
-				"order-streams", "sale-streams",
+				"order-streams", "sale-streams", "downloads",
 			},
 			`stampede_rate_limit_evictions_total{by="user",calls`:    {"purchases", "orders"},
 			`stampede_rate_limit_evictions_total{by="address",calls`: {"purchases", "orders", "others"},
@@ -72,7 +72,7 @@ func TestEachSeriesExistsFromFirstScrape(t *testing.T) {
 			"stampede_locks_total{outcome": {"acquired", "busy", "released", "lost"},
 			"stampede_worker_failing{step": {
 				"record", "lock", "release", "expire", "rebuild", "retire", "unblock", "held", "name",
-				"payments",
+				"payments", "draw", "offer",
 			},
 			"stampede_sessions_ended_total": nil,
 			"stampede_sales_retired_total":  nil,
