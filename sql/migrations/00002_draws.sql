@@ -46,7 +46,7 @@ CREATE TABLE draws (
 
 -- The list of the entries, in the order of their ids, in chunks of 1,024.
 CREATE TABLE draw_chunks (
-    sale_id  uuid NOT NULL REFERENCES draws,
+    sale_id  uuid NOT NULL,
     chunk    integer NOT NULL CHECK (chunk >= 0),
     -- The id of its first entry: the chunk of an entry is the last one that begins at or before it.
     first_id uuid NOT NULL,
@@ -65,7 +65,7 @@ CREATE INDEX draw_chunks_first_id ON draw_chunks (sale_id, first_id);
 
 -- What follows from the list and the seed, in chunks of 1,024, so that nobody must rank all entries to know one.
 CREATE TABLE draw_ranks (
-    sale_id uuid NOT NULL REFERENCES draws,
+    sale_id uuid NOT NULL,
     chunk   integer NOT NULL CHECK (chunk >= 0),
     -- The rank of each place of the chunk, four bytes each. Ranks of each item count from 0.
     ranks   bytea NOT NULL,
@@ -77,7 +77,7 @@ ALTER TABLE draw_ranks ALTER ranks SET STORAGE EXTERNAL, ALTER places SET STORAG
 
 -- What became of each rank that had its turn. In a waiting list ranks count those who had theirs.
 CREATE TABLE draw_offers (
-    sale_id    uuid NOT NULL REFERENCES draws,
+    sale_id    uuid NOT NULL,
     -- The letter of the item; '' in a sale without items.
     item       text COLLATE "C" NOT NULL DEFAULT '',
     rank       bigint NOT NULL CHECK (rank >= 0),
