@@ -147,8 +147,8 @@ func (d *Draw) item(place int) (letter, code string) {
 	return order.ItemLetter(place), d.Items[place].Code
 }
 
-// orderID is a UUIDv7 whose random bits follow from what is offered, with the tag of the sale as in order.NewOrderID. Its
-// time is that of the seed; in a waiting list, which has none, that of the entry.
+// orderID is a UUIDv7 whose random bits follow from what is offered, with the tag of the sale as in order.NewOrderID.
+// Its time is that of the seed; in a waiting list, which has none, that of the entry.
 func (d *Draw) orderID(entry uuid.UUID) (id uuid.UUID) {
 	goods := d.SaleID
 	text := append(append([]byte("stampede offer"), goods[:]...), entry[:]...)

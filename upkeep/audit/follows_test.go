@@ -21,7 +21,7 @@ var ofSaleOnly = map[string]string{
 	"id": "orders and events name it", "name": "a term", "stock": "a term", "state": "a term", "per_order_limit": "a term",
 	"opens_at": "a term", "closes_at": "a term", "payment_window_seconds": "a term", "payment_grace_seconds": "a term",
 	"payments_per_second": "a term", "unit_price": "a term", "currency": "a term", "items": "a term",
-	"partitions": "where it is in Redis", "shards": "where it is in Redis",
+	"offers_only": "a term", "partitions": "where it is in Redis", "shards": "where it is in Redis",
 	"epoch": "counts rebuilds, and is compared with Redis", "revision": "is that of the log of the sale",
 	"published_revision": "what Redis has", "created_at": "no order has it", "idempotency_key": "no order has it",
 	"archived_at": "when its orders left", "retired_at": "when its buyers left Redis", "archive": "the file of its orders",
