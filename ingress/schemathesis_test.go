@@ -80,6 +80,10 @@ func TestSchemathesis(t *testing.T) {
 		is(http.StatusCreated)
 	byParties.close()
 	byParties.post(byParties.path+"/reveal", fmt.Sprintf(`{"party":"ann","secret":"%x"}`, secret)).is(http.StatusOK)
+	waited := s.sale(reservation.Terms{Stock: 1, PerOrderLimit: 1, PaymentWindow: time.Hour, Waitlist: true})
+	holder := tokenClaims()
+	holder["sub"] = "holder"
+	s.buy(waited, "", bearing(sign(t, jwt.SigningMethodHS256, []byte(jwtSecret), "", holder))).is(http.StatusAccepted)
 	settings, err := os.ReadFile("testdata/schemathesis.toml")
 	require.NoError(t, err)
 	folder := t.TempDir()
@@ -88,7 +92,7 @@ func TestSchemathesis(t *testing.T) {
 			return map[string]string{
 				"BUYER_TOKEN": token, "OPERATOR_TOKEN": adminToken,
 				"FINAL_ORDER": final, "OPEN_ORDER": open, "CANCELLED_ORDER": cancelled, "REFUND_DUE": due,
-				"DRAWN_SALE": drawn.goods.String(), "PARTIES_SALE": byParties.goods.String(),
+				"DRAWN_SALE": drawn.goods.String(), "PARTIES_SALE": byParties.goods.String(), "WAITED_SALE": waited.String(),
 			}[name]
 		})), 0o600))
 	run := exec.CommandContext(t.Context(), program, "run", s.url+"/openapi.yaml")
