@@ -19,7 +19,7 @@ import (
 func (u *upgrade) sellItems() {
 	t := u.t
 	const baskets = 5
-	u.run(u.old, "migrate", "up")
+	u.run(u.new, "migrate", "up") // a rollout begins with it
 	worker := u.work(u.old, "worker")
 	ingress := u.ingress(u.new)
 	shirts := u.createSale(`{"name":"shirts","per_order_limit":3,"items":[{"code":"m","name":"M","stock":12},` +
