@@ -28,6 +28,8 @@ function learnTime(answer, sent, received) {
 }
 
 const now = () => Date.now() + (Number.isFinite(clock.least) ? (clock.least + clock.most) / 2 : 0);
+// The server's clock is not behind this: what may not begin too early waits for it.
+const surely = () => Date.now() + (Number.isFinite(clock.least) ? clock.least : 0);
 
 // --- Who is buying ------------------------------------------------------------------------------------------------
 
@@ -487,7 +489,7 @@ function renderOrder() {
   for (const [i, item] of [...$("steps").children].entries()) item.className = i <= step ? "done" : "";
   $("steps").hidden = step < 0;
   const left = order.expires_at ? Date.parse(order.expires_at) - now() : 0;
-  const turnIn = order.pay_from ? Date.parse(order.pay_from) - now() : 0;
+  const turnIn = order.pay_from ? Date.parse(order.pay_from) - surely() : 0;
   text("order-text", {
     reserved: "Reserved. Writing it down …",
     confirmed: order.expires_at ? "Confirmed. Pay in time to keep it." : "Confirmed. It is yours.",
