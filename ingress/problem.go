@@ -197,7 +197,7 @@ type soldOutItem struct {
 
 // problemForSoldOut names what fell short in a sale with items.
 func problemForSoldOut(of *reservation.OfItems) *problem {
-	if of == nil {
+	if of == nil || len(of.Codes) == 0 {
 		return problemSoldOut
 	}
 	first := of.Codes[0]
