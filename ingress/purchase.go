@@ -209,8 +209,9 @@ var problemPastUnknown = fixed(problem{
 		"Retry after a moment.",
 })
 
-// orPastAnswer returns the answer of Redis, or that of Postgres if Redis has no buyers of the sale any more. Redis may
-// not have the sale at all: then its orders are archived, or its keys were deleted.
+// orPastAnswer returns the answer to a purchase in a sale that Redis has retired or does not have, or whose answer is an
+// error: that of Postgres if Redis has no buyers of the sale any more. If Redis does not have the sale at all, its orders
+// are archived, or its keys were deleted.
 func (s *purchaseService) orPastAnswer(
 	c echo.Context, r reservation.Request, answer reservation.Answer, err error,
 ) (reservation.Answer, error) {
@@ -220,8 +221,6 @@ func (s *purchaseService) orPastAnswer(
 		return answer, err
 	case answer.Verdict == reservation.Retired:
 		return s.pastAnswer(c, r)
-	case answer.Verdict != reservation.UnknownSale && !isLost:
-		return answer, nil
 	}
 	ctx, cancel := context.WithTimeout(c.Request().Context(), catalogTimeout)
 	defer cancel()

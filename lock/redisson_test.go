@@ -296,10 +296,16 @@ func TestRedissonTakesOverFromAKilledGoWhenItsLeaseEnds(t *testing.T) {
 // In a Redis Cluster, a current Redisson publishes releases to sharded channels, which ordinary
 // subscriptions do not receive. An old one uses ordinary channels there, so that neither side wakes the
 // other: Go finds the lock by its poll.
-func TestOldRedissonAndGoExcludeEachOtherInACluster(t *testing.T) {
-	if !isOldRedisson() {
-		t.Skip("a current Redisson: TestRedissonAndGoWakeEachOtherInACluster")
+func TestRedissonAndGoExcludeEachOtherInACluster(t *testing.T) {
+	if isOldRedisson() {
+		excludeInCluster(t)
+	} else {
+		wakeInCluster(t)
 	}
+}
+
+func excludeInCluster(t *testing.T) {
+	t.Helper()
 	rdb := startCluster(t, 3)
 	java := startRedisson(t, beyond, "--cluster", "redis://"+rdb.Options().Addrs[0])
 	in := interopIn(t, rdb, "test", lock.WithPoll(100*time.Millisecond))
@@ -314,10 +320,8 @@ func TestOldRedissonAndGoExcludeEachOtherInACluster(t *testing.T) {
 	require.Equal(t, "released", java.ask(t, "ann", "unlock ann"))
 }
 
-func TestRedissonAndGoWakeEachOtherInACluster(t *testing.T) {
-	if isOldRedisson() {
-		t.Skip("an old Redisson: TestOldRedissonAndGoExcludeEachOtherInACluster")
-	}
+func wakeInCluster(t *testing.T) {
+	t.Helper()
 	rdb := startCluster(t, 3)
 	java := startRedisson(t, beyond, "--cluster", "redis://"+rdb.Options().Addrs[0])
 	for shape, key := range map[string]string{"plain": "ann", "with a hash tag": "{0}:lock:ann"} {

@@ -160,6 +160,7 @@ var (
 	DrawsRecordOffers  = query("draws/record_offers")
 	DrawsReveal        = query("draws/reveal")
 	DrawsSeed          = query("draws/seed")
+	DrawsStillWaiting  = query("draws/still_waiting")
 	DrawsTurns         = query("draws/turns")
 	DrawsVoid          = query("draws/void")
 	DrawsWaiter        = query("draws/waiter")

@@ -64,6 +64,9 @@ func drawUnits(b *testing.B, entries, units int) rig.Values {
 	})
 	require.NoError(b, err)
 	s.enter(b, list.ID, entries)
+	_, err = s.Pool.Exec(b.Context(), `UPDATE sales SET sold = $2, state = 'ended', closes_at = now() WHERE id = $1`,
+		list.ID, entries)
+	require.NoError(b, err)
 
 	at := draws.New(s.Pool)
 	resetPeak(b)
@@ -103,7 +106,59 @@ func drawUnits(b *testing.B, entries, units int) rig.Values {
 	return values
 }
 
-// enter has so many people in the entries sale, and ends it.
+// BenchmarkWaitlist measures a long waiting list: its turns, and the answer to those who ask how many are before them.
+func BenchmarkWaitlist(b *testing.B) {
+	entries := rig.Scale(b, *drawEntries, 10_000)
+	results := rig.Compare(b, rig.Candidate{Name: "a waiting list", Turn: func(b *testing.B, _ int) rig.Values {
+		return offerWaiting(b, entries, rig.Scale(b, 20_000, 500))
+	}})
+	table := rig.Table{
+		Title: "Waiting list",
+		Note: fmt.Sprintf("A waiting list of %d people. The last column is the time to read who waits, which an ingress "+
+			"does for all that ask. Medians of %d rounds.", entries, b.N),
+		Head: []string{"offers/s", "who waits, ms"},
+	}
+	table.Rows = append(table.Rows, results.Ranges(rig.Ratio, "a waiting list", table.Head...))
+	rig.Put(table)
+}
+
+// offerWaiting offers so many returned units to so many who wait.
+func offerWaiting(b *testing.B, entries, units int) rig.Values {
+	b.Helper()
+	s := openShop(b)
+	defer s.Close()
+	store := reservation.NewStore(s.Redis, s.keys, reservation.StoreOptions{Logger: slog.New(slog.DiscardHandler)})
+	defer store.Close()
+	sales := catalog.New(s.Pool, store)
+	goods, err := sales.Create(b.Context(), reservation.Terms{
+		Name: "goods", Stock: int64(units), PerOrderLimit: 1, PaymentWindow: time.Hour, Waitlist: true,
+	})
+	require.NoError(b, err)
+	s.enter(b, goods.EntriesID, entries)
+	// As after the return of all units to a sale with none left (release.lua).
+	key := s.keys.Sale(reservation.PartitionAmong(goods.ID, goods.Partitions), goods.ID)
+	require.NoError(b, s.Redis.HSet(b.Context(), key, "state", "offers", "open_state", "offers").Err())
+
+	offerer := offers.New(offers.Config{
+		Pool: s.Pool, Redis: s.Redis, Keys: s.keys, Store: store, Catalog: sales, Logger: slog.New(slog.DiscardHandler),
+	})
+	values, offered := rig.Values{}, 0
+	began := time.Now()
+	for offered < units {
+		done, err := offerer.Offer(b.Context())
+		require.NoError(b, err)
+		offered += done
+	}
+	values["offers/s"] = float64(offered) / time.Since(began).Seconds()
+	began = time.Now()
+	places, err := draws.New(s.Pool).WaitingPlaces(b.Context(), goods.ID)
+	require.NoError(b, err)
+	require.Len(b, places, entries-units)
+	values["who waits, ms"] = float64(time.Since(began).Milliseconds())
+	return values
+}
+
+// enter has so many people in the entries sale.
 func (s shop) enter(b *testing.B, sale uuid.UUID, entries int) {
 	b.Helper()
 	_, err := s.Pool.Exec(b.Context(), `INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch,
@@ -111,9 +166,6 @@ func (s shop) enter(b *testing.B, sale uuid.UUID, entries int) {
 		SELECT (lpad(to_hex(1764000000000 + n / 100), 12, '0') || '7' || substr(hash, 1, 3) || '8' || substr(hash, 4, 11) ||
 			right($1::uuid::text, 4))::uuid, $1, 'user-' || n, 1, 'confirmed', 2, n, 1, now(), now()
 		FROM generate_series(1, $2::int) AS n, md5(n::text) AS hash`, sale, entries)
-	require.NoError(b, err)
-	_, err = s.Pool.Exec(b.Context(), `UPDATE sales SET sold = $2, state = 'ended', closes_at = now() WHERE id = $1`,
-		sale, entries)
 	require.NoError(b, err)
 	_, err = s.Pool.Exec(b.Context(), "ANALYZE orders")
 	require.NoError(b, err)

@@ -42,14 +42,13 @@ type Offerer struct {
 	rest  *retire.Retirer
 	// waits has why the list of a draw is not frozen yet, so that it is logged once.
 	waits map[uuid.UUID]string
-	// asked has when the next turn of a waiting list was looked for.
-	asked map[uuid.UUID]time.Time
+	lines map[uuid.UUID]*line
 }
 
 // New returns an Offerer.
 func New(c Config) *Offerer {
 	return &Offerer{
-		Config: c, draws: draws.New(c.Pool), waits: map[uuid.UUID]string{}, asked: map[uuid.UUID]time.Time{},
+		Config: c, draws: draws.New(c.Pool), waits: map[uuid.UUID]string{}, lines: map[uuid.UUID]*line{},
 		rest: retire.New(retire.Config{
 			Pool: c.Pool, Redis: c.Redis, Keys: c.Keys, Store: c.Store, Catalog: c.Catalog, Logger: c.Logger,
 		}),

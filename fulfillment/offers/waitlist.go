@@ -5,44 +5,83 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/google/uuid"
+
 	"stampede/internal/retry"
 	"stampede/ledger/draws"
 	"stampede/reservation"
+	"stampede/reservation/order"
 	"stampede/stream"
 )
 
-// askAgain is how often the next turn is looked for when no unit is left: a worker that died may have reserved the last
-// unit without a record.
+// askAgain is how often the next turn is looked for when no unit is left for those who wait: a worker that died may have
+// reserved the last unit without a record.
 const askAgain = 5 * time.Second
+
+// lineMax bounds how many of those who wait are remembered: to read them is to read the whole list.
+const lineMax = 4096
+
+// line is what is remembered of a waiting list.
+type line struct {
+	// asked has when the next turn was looked for.
+	asked time.Time
+	// next are the first entries of the list. Some of them may have had their turn since.
+	next []uuid.UUID
+}
 
 // offerWaiting offers the units that have returned to those who wait, by place, and sells them to everybody again where
 // nobody waits. It returns how many had their turn.
 func (o *Offerer) offerWaiting(ctx context.Context) (done int, err error) {
 	err = o.each(ctx, o.draws.Waitlists, func(ctx context.Context, d *draws.Draw) error {
 		if d.State == draws.Over {
+			delete(o.lines, d.SaleID)
 			_, err := o.Catalog.End(ctx, d.EntriesID)
 			return err
 		}
+		l := o.lines[d.SaleID]
+		if l == nil {
+			l = &line{}
+			o.lines[d.SaleID] = l
+		}
 		for began := time.Now(); !d.Paused && time.Since(began) < turn; {
 			now, err := o.look(ctx, d)
-			if err != nil || now.Left == 0 && time.Since(o.asked[d.SaleID]) < askAgain {
+			offers := now.OpenState == reservation.StateOffers && now.Left > 0
+			if err != nil || !offers && time.Since(l.asked) < askAgain {
 				return err
 			}
-			o.asked[d.SaleID] = time.Now()
-			before, err := o.recordedBefore(ctx, d)
-			if err != nil {
-				return err
+			l.asked = time.Now()
+			if len(l.next) == 0 {
+				if err := o.fill(ctx, d, l); err != nil {
+					return err
+				}
 			}
-			n, err := o.draws.OfferWaiting(ctx, d.SaleID, max(now.Left, 1), before, o.reserver(d.SaleID))
-			if done += n; err != nil {
+			first := l.next[:min(len(l.next), order.MaxPerMessage)]
+			n, waits, err := o.draws.OfferWaiting(ctx, d.SaleID, max(now.Left, 1), first, o.reserver(d.SaleID))
+			done += n
+			switch {
+			case err != nil:
 				return err
-			} else if n == 0 {
+			case waits && n == 0:
+				return nil
+			case !waits && len(first) == 0:
 				return o.reopen(ctx, d, now)
+			case !waits:
+				l.next = l.next[len(first):]
 			}
 		}
 		return nil
 	})
 	return done, err
+}
+
+// fill reads who is next.
+func (o *Offerer) fill(ctx context.Context, d *draws.Draw, l *line) error {
+	before, err := o.recordedBefore(ctx, d)
+	if err != nil {
+		return err
+	}
+	l.next, err = o.draws.Waiting(ctx, d, before, lineMax)
+	return err
 }
 
 // inRedis is what Redis has of a sale with a waiting list; zero if it has lost the sale.

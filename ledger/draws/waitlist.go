@@ -25,30 +25,41 @@ func (s *Store) Waitlists(ctx context.Context) ([]uuid.UUID, error) {
 	return lists, nil
 }
 
-// OfferWaiting is Offer to the next ones of a waiting list, at most left of them, who entered before that time. The
-// caller knows that each entry from before is in Postgres, so that nobody is passed over.
+// Waiting returns the entries of the next ones who wait, by place: at most so many, who entered before that time. The
+// caller knows that each entry from before is in Postgres, so that nobody is passed over. It reads the whole list.
+func (s *Store) Waiting(ctx context.Context, d *Draw, before time.Time, most int) ([]uuid.UUID, error) {
+	rows, _ := s.pool.Query(ctx, sql.DrawsWaiting, d.SaleID, d.EntriesID, before, most) // its error comes with the rows
+	next, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
+	return next, wrap("look who waits", d.SaleID, err)
+}
+
+// OfferWaiting is Offer to those of next who still wait, at most left of them, in their order. waits is false if none of
+// them does.
 func (s *Store) OfferWaiting(
-	ctx context.Context, goods uuid.UUID, left int64, before time.Time, reserve Reserver,
-) (int, error) {
-	return s.offer(ctx, goods, reserve, func(tx pgx.Tx, d *Draw) ([]Turn, error) {
-		next := d.Offered + d.Skipped
+	ctx context.Context, goods uuid.UUID, left int64, next []uuid.UUID, reserve Reserver,
+) (done int, waits bool, err error) {
+	waits = true
+	done, err = s.offer(ctx, goods, reserve, func(tx pgx.Tx, d *Draw) ([]Turn, error) {
 		most := min(left, order.MaxPerMessage)
-		lost, err := d.lost(ctx, tx, Turn{Epoch: d.epoch}, most)
-		if err == nil && len(lost) == 0 && d.offersEpoch < d.epoch {
+		turns, err := d.lost(ctx, tx, Turn{Epoch: d.epoch}, most)
+		if err == nil && len(turns) == 0 && d.offersEpoch < d.epoch {
 			_, err = tx.Exec(ctx, sql.DrawsNoneLost, d.SaleID, d.epoch)
 		}
-		if most -= int64(len(lost)); err != nil || most == 0 {
-			return lost, err
+		if most -= int64(len(turns)); err != nil || most == 0 {
+			return turns, err
 		}
-		rows, _ := tx.Query(ctx, sql.DrawsWaiting, d.SaleID, d.EntriesID, before, most) // its error comes with the rows
-		return pgx.AppendRows(lost, rows, func(row pgx.CollectableRow) (Turn, error) {
-			t := Turn{Rank: next, Epoch: d.epoch}
-			err := row.Scan(&t.EntryID, &t.UserID, &t.Place, nil)
+		t := Turn{Rank: d.Offered + d.Skipped, Epoch: d.epoch}
+		rows, _ := tx.Query(ctx, sql.DrawsStillWaiting, d.SaleID, d.EntriesID, next, most) // its error comes with the rows
+		_, err = pgx.ForEachRow(rows, []any{&t.EntryID, &t.UserID, &t.Place}, func() error {
 			t.OrderID = d.orderID(t.EntryID)
-			next++
-			return t, err
+			turns = append(turns, t)
+			t.Rank++
+			return nil
 		})
+		waits = len(turns) > 0
+		return turns, err
 	})
+	return done, waits, err
 }
 
 // IsWaiting returns whether anybody waits for units of a sale.
