@@ -64,6 +64,10 @@ type Draws interface {
 	Proof(ctx context.Context, goods uuid.UUID, r order.Receipt) (draws.Proof, error)
 	Beacon(ctx context.Context, goods uuid.UUID, round int64, signature []byte) (draws.Draw, error)
 	Reveal(ctx context.Context, goods uuid.UUID, party string, secret []byte) (draws.Draw, error)
+	// Waiter returns the place of a user in a waiting list, or order.ErrNotFound.
+	Waiter(ctx context.Context, goods uuid.UUID, user string) (draws.Waiter, error)
+	// WaitingPlaces returns the first draws.WaitingPlacesMax places of those who wait, in their order.
+	WaitingPlaces(ctx context.Context, goods uuid.UUID) ([]int64, error)
 }
 
 // Orders are the orders in Postgres: *ledger.Ledger. A missing order is order.ErrNotFound.
@@ -167,7 +171,7 @@ type Config struct {
 	Reservations Reservations
 	Sales        Sales
 	Orders       Orders
-	// Draws are what the calls on draws read and change. Without them their paths are 404.
+	// Draws are draws and waiting lists. Without them their paths are 404.
 	Draws Draws
 	// AwaitedOrders (Orders) looks up orders for purchases that wait or are repeated. Give it connections of
 	// its own, so that purchases take none from buyers who pay, cancel, or look at their orders.
@@ -177,8 +181,6 @@ type Config struct {
 	// OperatorsOrders (Orders) serves operators' calls on orders. Give it connections of its own, so that operators take
 	// none from buyers.
 	OperatorsOrders OperatorsOrders
-	// Waitlists are the waiting lists of sales. Without them their paths are 404.
-	Waitlists Waitlists
 	// Postgres reports whether Postgres answers, on its own connection: *ledger.Ledger. While it does
 	// not, no request waits for Postgres. Readiness does not depend on it once the secret for receipts was read.
 	Postgres Pinger

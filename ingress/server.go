@@ -147,14 +147,6 @@ func (s *Server) routes(operate *operatorService) {
 	r.handle(http.MethodGet, "/v1/orders/:order/events", orders.stream)
 	r.handlePost("/v1/orders/:order/events/ticket", orders.createTicket)
 
-	if s.config.Waitlists != nil {
-		const path = "/v1/sales/:sale/waitlist"
-		lists := &waitlistService{core: s.core, sales: s.sales, orders: orders}
-		r.handlePost(path, lists.join)
-		r.handleGet(path, inFlight.orders.admit(lists.show))
-		r.handlePost(path+"/leave", lists.leave)
-	}
-
 	r.handleGet(salesPath, s.public(s.sales.list))
 	r.handleGet("/v1/sales/:sale", s.public(s.sales.show))
 	r.handle(http.MethodGet, "/v1/sales/:sale/events", limited(s.sales.stream))
@@ -191,7 +183,7 @@ func (s *Server) routes(operate *operatorService) {
 	r.handleGet("/metrics", echo.WrapHandler(s.metrics.handler()))
 }
 
-// drawRoutes registers the calls on draws.
+// drawRoutes registers the calls on draws and waiting lists.
 func (s *Server) drawRoutes(operate *operatorService) {
 	const path = "/v1/sales/:sale/draw"
 	r, limited, draws := s.router, s.limits.limitAddress, newDrawService(operate)
@@ -202,6 +194,12 @@ func (s *Server) drawRoutes(operate *operatorService) {
 	r.handleGet(path+"/proof", s.public(draws.prove))
 	r.handlePost(path+"/beacon", s.public(draws.takeBeacon))
 	r.handlePost(path+"/reveal", s.public(draws.takeSecret))
+
+	const waitlist = "/v1/sales/:sale/waitlist"
+	lists := newWaitlistService(s.core, s.sales)
+	r.handlePost(waitlist, lists.join)
+	r.handleGet(waitlist, s.inFlight.orders.admit(lists.show))
+	r.handlePost(waitlist+"/leave", lists.leave)
 }
 
 // public wraps the handler of a call that anybody may make.

@@ -130,8 +130,7 @@ func prepareShop(t testing.TB, on servers, change ...func(*Config)) *shop {
 	config := Config{
 		Addr: "127.0.0.1:0", PlainReader: true,
 		Reservations: store, Sales: sales, Orders: l, Postgres: ledger.New(apart), Draws: draws.New(pool),
-		Waitlists: draws.New(pool),
-		Auth:      AuthHeader, AdminToken: adminToken, Logger: testkit.Logger(t), OutcomesStreams: on.keys.AllOutcomes(),
+		Auth: AuthHeader, AdminToken: adminToken, Logger: testkit.Logger(t), OutcomesStreams: on.keys.AllOutcomes(),
 		Outcomes: func() (redis.UniversalClient, error) { return connect.Blocking(on.redisURL) },
 	}
 	for _, c := range change {

@@ -18,14 +18,6 @@ import (
 	"stampede/reservation/problems"
 )
 
-// Waitlists are the waiting lists in Postgres: *draws.Store.
-type Waitlists interface {
-	// Waiter returns the place of a user, or order.ErrNotFound.
-	Waiter(ctx context.Context, goods uuid.UUID, user string) (draws.Waiter, error)
-	// WaitingPlaces returns the places of all who wait, in their order.
-	WaitingPlaces(ctx context.Context, goods uuid.UUID) ([]int64, error)
-}
-
 var (
 	problemNoWaitlist = fixed(problem{Kind: problems.WaitlistNotFound, detail: "The sale has no waiting list."})
 	problemNotWaiting = fixed(problem{
@@ -38,10 +30,22 @@ var (
 
 // waitlistService serves what buyers do with the waiting list of a sale.
 type waitlistService struct {
-	*core
-	sales  *saleService
-	orders *orderService
-	lines  waitingLines
+	*orderService
+	sales *saleService
+	lists waitingLists
+}
+
+func newWaitlistService(c *core, sales *saleService) *waitlistService {
+	s := &waitlistService{orderService: &orderService{c}, sales: sales}
+	s.lists.start = c.background.start
+	s.lists.read = func(ctx context.Context, sale uuid.UUID) (places []int64, err error) {
+		err = s.orders.query(ctx, waitingTimeout, func(ctx context.Context) (err error) {
+			places, err = s.config.Draws.WaitingPlaces(ctx, sale)
+			return err
+		})
+		return places, err
+	}
+	return s
 }
 
 // find returns the sale of a request, with its waiting list.
@@ -94,28 +98,51 @@ func (s *waitlistService) join(c echo.Context) error {
 		answer, err = s.config.Reservations.Join(context.WithoutCancel(r.Context()), sale, user, key)
 		return err
 	})
+	held := &answer.Reservation
+	w := draws.Waiter{EntryID: held.OrderID, Place: held.Sequence}
 	switch {
 	case errors.Is(err, reservation.ErrNotSoldOut):
 		return problemNotSoldOut
 	case err != nil:
 		return err
 	case answer.Verdict == reservation.Replayed:
+		// The user may have had a turn, or have left a moment ago, which Redis learns after Postgres.
+		err = s.inFlight.orders.hold(func() error {
+			w, err = s.waiter(r.Context(), sale, user)
+			return err
+		})
+		if err == nil && w.HasLeft {
+			err = problemJustLeft(w.EntryID)
+		}
+		if err != nil {
+			return err
+		}
 		c.Response().Header()["Idempotency-Replayed"] = headerTrue
 	case answer.Verdict != reservation.Reserved:
 		return problemForVerdict(answer, time.Now())
 	}
-	held, receipt := &answer.Reservation, &reservation.Request{Sale: sale.EntriesID, User: user}
 	return writeJSON(c, http.StatusAccepted, struct {
-		OrderID    uuid.UUID `json:"order_id"`
+		waiterView
 		SaleID     uuid.UUID `json:"sale_id"`
-		Place      int64     `json:"place"`
 		ReservedAt string    `json:"reserved_at"`
 		Receipt    string    `json:"receipt"`
 	}{
-		held.OrderID, sale.EntriesID, held.Sequence, string(order.AppendTime(nil, held.ReservedAt)),
-		string(s.receipts.append(nil, receipt, held)),
+		viewWaiter(w, sale), sale.ID, string(order.AppendTime(nil, held.ReservedAt)),
+		string(s.receipts.append(nil, &reservation.Request{Sale: sale.EntriesID, User: user}, held)),
 	})
 }
+
+// problemJustLeft is for a buyer whose old place Redis still has.
+func problemJustLeft(entry uuid.UUID) *problem {
+	return &problem{
+		Kind: problems.OrderEnded, location: orderPath(entry), orderID: entry, orderStatus: order.StatusCancelled,
+		retryAfter: retrySoon,
+		detail:     "You have just left the waiting list. Join again in a moment, with another Idempotency-Key.",
+	}
+}
+
+// waiting is the state of a buyer who has had no turn.
+const waiting = "waiting"
 
 // waiterView is the place of a buyer in a waiting list.
 type waiterView struct {
@@ -129,9 +156,25 @@ type waiterView struct {
 	OrderID uuid.UUID   `json:"order_id,omitzero"`
 }
 
+func viewWaiter(w draws.Waiter, sale reservation.Sale) waiterView {
+	v := waiterView{
+		EntryOrderID: w.EntryID, Place: w.Place, State: string(w.Outcome), Reason: w.Reason, OrderID: w.OrderID,
+	}
+	switch {
+	case w.HasLeft:
+		v.State = "left"
+	case w.Outcome != "":
+	case sale.StateAt(time.Now()) == reservation.StateEnded:
+		v.State = "over"
+	default:
+		v.State = waiting
+	}
+	return v
+}
+
 // show serves GET /v1/sales/{sale}/waitlist.
 func (s *waitlistService) show(c echo.Context) error {
-	user, err := s.orders.authenticate(c, s.orders.requestUser)
+	user, err := s.authenticate(c, s.requestUser)
 	if err != nil {
 		return err
 	}
@@ -147,17 +190,9 @@ func (s *waitlistService) answer(c echo.Context, sale reservation.Sale, user str
 	if err != nil {
 		return err
 	}
-	v := waiterView{
-		EntryOrderID: w.EntryID, Place: w.Place, State: string(w.Outcome), Reason: w.Reason, OrderID: w.OrderID,
-	}
-	switch {
-	case w.HasLeft:
-		v.State = "left"
-	case w.Outcome != "":
-	case sale.StateAt(time.Now()) == reservation.StateEnded:
-		v.State = "over"
-	default:
-		v.State, v.Before = "waiting", s.before(sale.ID, w.Place)
+	v := viewWaiter(w, sale)
+	if v.State == waiting {
+		v.Before = s.before(c.Request().Context(), sale.ID, w.Place)
 	}
 	return writeJSON(c, http.StatusOK, v)
 }
@@ -165,8 +200,8 @@ func (s *waitlistService) answer(c echo.Context, sale reservation.Sale, user str
 // waiter finds the place of a user in Postgres, and then in Redis, which has it earlier.
 func (s *waitlistService) waiter(ctx context.Context, sale reservation.Sale, user string) (w draws.Waiter, err error) {
 	inPostgres := func() error {
-		return s.core.orders.query(ctx, orderTimeout, func(ctx context.Context) (err error) {
-			w, err = s.config.Waitlists.Waiter(ctx, sale.ID, user)
+		return s.orders.query(ctx, orderTimeout, func(ctx context.Context) (err error) {
+			w, err = s.config.Draws.Waiter(ctx, sale.ID, user)
 			return err
 		})
 	}
@@ -178,7 +213,7 @@ func (s *waitlistService) waiter(ctx context.Context, sale reservation.Sale, use
 	held, redisErr := s.config.Reservations.WaitingPlace(limited, sale, user)
 	switch {
 	case redisErr == nil && held.OrderID != w.EntryID:
-		return draws.Waiter{EntryID: held.OrderID, Place: held.Sequence, ReservedAt: held.ReservedAt}, nil
+		return draws.Waiter{EntryID: held.OrderID, Place: held.Sequence}, nil
 	case redisErr == nil || errors.Is(redisErr, order.ErrNotFound):
 		if err != nil {
 			err = problemNotWaiting
@@ -189,24 +224,20 @@ func (s *waitlistService) waiter(ctx context.Context, sale reservation.Sale, use
 }
 
 // before returns how many wait before a place; nil if that is not known now.
-func (s *waitlistService) before(sale uuid.UUID, place int64) *int {
-	places, err := s.lines.of(sale).get(func() (places []int64, err error) {
-		err = s.core.orders.query(s.background.ctx, orderTimeout, func(ctx context.Context) (err error) {
-			places, err = s.config.Waitlists.WaitingPlaces(ctx, sale)
-			return err
-		})
-		return places, err
-	})
-	if err != nil {
+func (s *waitlistService) before(ctx context.Context, sale uuid.UUID, place int64) *int {
+	ctx, cancel := context.WithTimeout(ctx, orderTimeout)
+	defer cancel()
+	places, known := s.lists.get(ctx, sale)
+	n := sort.Search(len(places), func(i int) bool { return places[i] >= place })
+	if !known || n == draws.WaitingPlacesMax { // that many or more
 		return nil
 	}
-	n := sort.Search(len(places), func(i int) bool { return places[i] >= place })
 	return &n
 }
 
 // leave serves POST /v1/sales/{sale}/waitlist/leave.
 func (s *waitlistService) leave(c echo.Context) error {
-	user, err := s.orders.authenticate(c, s.orders.requestUser)
+	user, err := s.authenticate(c, s.requestUser)
 	if err != nil {
 		return err
 	}
@@ -223,7 +254,7 @@ func (s *waitlistService) leave(c echo.Context) error {
 			return err
 		}
 		if !w.HasLeft {
-			err := s.core.orders.change(c.Request().Context(), w.EntryID, user, func(ctx context.Context) error {
+			err := s.orders.change(c.Request().Context(), w.EntryID, user, func(ctx context.Context) error {
 				_, err := s.config.Orders.Withdraw(ctx, w.EntryID, "the buyer has left the waiting list", "buyer")
 				return err
 			})
@@ -236,48 +267,89 @@ func (s *waitlistService) leave(c echo.Context) error {
 }
 
 const (
-	// lineMaxAge is how old the places may be; those of a very long list may be lineCost times as old as it takes to
-	// read them.
-	lineMaxAge = time.Second
-	lineCost   = 10
-	// linesMax bounds the lists in memory.
-	linesMax = 1000
+	// waitingMaxAge is after what time who waits is read again, and waitingCost how many times as long as the reading
+	// takes that is for a very long list. What is shown may be twice as old.
+	waitingMaxAge  = time.Second
+	waitingCost    = 10
+	waitingTimeout = 5 * time.Second
+	// waitingListsMax bounds the lists in memory, and waitingPlacesMax their places: 32 MB.
+	waitingListsMax  = 1000
+	waitingPlacesMax = 2 * draws.WaitingPlacesMax
 )
 
-// waitingLines remember who waits for which sale, for a crowd that asks how many are before them. They are read only
-// when somebody asks.
-type waitingLines struct {
-	mu    sync.Mutex
-	lines map[uuid.UUID]*waitingLine
-}
+// waitingLists remember who waits for which sale, for a crowd that asks how many are before them. They are read in the
+// background, only when somebody asks, and nobody waits for that who can be told what was read before.
+type waitingLists struct {
+	read  func(ctx context.Context, sale uuid.UUID) ([]int64, error)
+	start func(func(context.Context))
 
-func (l *waitingLines) of(sale uuid.UUID) *waitingLine {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.lines == nil || len(l.lines) >= linesMax && l.lines[sale] == nil {
-		l.lines = map[uuid.UUID]*waitingLine{}
-	}
-	if l.lines[sale] == nil {
-		l.lines[sale] = &waitingLine{}
-	}
-	return l.lines[sale]
-}
-
-// waitingLine is the places of those who wait for a sale, in their order.
-type waitingLine struct {
 	mu     sync.Mutex
-	until  time.Time
-	places []int64
-	err    error
+	lists  map[uuid.UUID]*waitingList
+	places int // of all lists
 }
 
-// get returns the places, or the error of the last reading. Its callers wait for one reading together.
-func (l *waitingLine) get(read func() ([]int64, error)) ([]int64, error) {
+// waitingList is the places of those who wait for a sale, in their order.
+type waitingList struct {
+	places []int64
+	known  bool
+	// began is when the last reading began, and maxAge after what time the next one begins.
+	began  time.Time
+	maxAge time.Duration
+	// reading is closed by the reading in progress; nil if there is none.
+	reading chan struct{}
+}
+
+// get returns the places; known is false if they cannot be read, or not before ctx ends.
+func (l *waitingLists) get(ctx context.Context, sale uuid.UUID) (places []int64, known bool) {
+	list, reading := l.look(sale)
+	if reading != nil {
+		select {
+		case <-reading:
+		case <-ctx.Done():
+			return nil, false
+		}
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if began := time.Now(); began.After(l.until) {
-		l.places, l.err = read()
-		l.until = began.Add(max(lineMaxAge, lineCost*time.Since(began)))
+	return list.places, list.known
+}
+
+// look returns the list of a sale, which it has read again if it is old. If it is too old to be shown, the channel is
+// closed by the reading, and is nil otherwise.
+func (l *waitingLists) look(sale uuid.UUID) (*waitingList, <-chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.lists == nil || len(l.lists) >= waitingListsMax && l.lists[sale] == nil {
+		l.lists, l.places = map[uuid.UUID]*waitingList{}, 0
 	}
-	return l.places, l.err
+	list := l.lists[sale]
+	if list == nil {
+		list = &waitingList{}
+		l.lists[sale] = list
+	}
+	age := time.Since(list.began)
+	if age > list.maxAge && list.reading == nil {
+		list.reading = make(chan struct{})
+		l.start(func(ctx context.Context) { l.refresh(ctx, sale, list) })
+	}
+	if age > 2*list.maxAge {
+		return list, list.reading
+	}
+	return list, nil
+}
+
+func (l *waitingLists) refresh(ctx context.Context, sale uuid.UUID, list *waitingList) {
+	began := time.Now()
+	places, err := l.read(ctx, sale)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.lists[sale] == list {
+		if l.places += len(places) - len(list.places); l.places > waitingPlacesMax {
+			l.lists, l.places = map[uuid.UUID]*waitingList{sale: list}, len(places)
+		}
+	}
+	list.places, list.known = places, err == nil
+	list.began, list.maxAge = began, max(waitingMaxAge, waitingCost*time.Since(began))
+	close(list.reading)
+	list.reading = nil
 }

@@ -1,6 +1,7 @@
 package ingress
 
 import (
+	"context"
 	"net/http"
 	"testing"
 	"time"
@@ -9,6 +10,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
+	"stampede/ledger/draws"
+	"stampede/reservation"
 	"stampede/reservation/order"
 )
 
@@ -38,10 +42,13 @@ func TestWaitingListOfSale(t *testing.T) {
 	again := s.post(path, "", as("ada"))
 	require.Equal(t, first, again.is(http.StatusAccepted), "a repeat, also without the key")
 	require.Equal(t, "true", again.header.Get("Idempotency-Replayed"))
-	entry := first["order_id"].(string)
+	require.Equal(t, []any{"waiting", sale.String()}, []any{first["state"], first["sale_id"]})
+	entry := first["entry_order_id"].(string)
 	require.Equal(t, "waiting", s.get(path, as("ada")).is(http.StatusOK)["state"], "from Redis")
 	s.get("/v1/orders/"+entry+"?receipt="+first["receipt"].(string), as("ada")).is(http.StatusOK)
-	s.buy(uuid.MustParse(first["sale_id"].(string)), "", as("eve")).isProblem(http.StatusConflict, "offers-only")
+	var entries uuid.UUID
+	require.NoError(t, s.pool.QueryRow(t.Context(), "SELECT entries_id FROM draws WHERE sale_id = $1", sale).Scan(&entries))
+	s.buy(entries, "", as("eve")).isProblem(http.StatusConflict, "offers-only")
 	for place, user := range []string{"bob", "cid"} {
 		require.Equal(t, float64(place+2), join(user, user)["place"])
 	}
@@ -62,6 +69,10 @@ func TestWaitingListOfSale(t *testing.T) {
 	testkit.Eventually(t, 20*time.Second, "ada has the unit", func() bool { return seen("ada")["state"] == "offered" })
 	t.Logf("the unit was offered within %v", time.Since(returned))
 	offered := seen("ada")["order_id"].(string)
+	again = s.post(path, "", as("ada"))
+	require.Equal(t, []any{"offered", entry, offered}, []any{
+		again.is(http.StatusAccepted)["state"], again.json()["entry_order_id"], again.json()["order_id"],
+	}, "who had a turn does not wait")
 	s.buy(sale, "", as("eve")).isProblem(http.StatusConflict, "offers-only")
 	testkit.Eventually(t, 20*time.Second, "it is an order", func() bool {
 		return s.get("/v1/orders/"+offered, as("ada")).is(http.StatusOK)["status"] == string(order.StatusConfirmed)
@@ -81,4 +92,85 @@ func TestWaitingListOfSale(t *testing.T) {
 	plain := s.openSizes().String()
 	s.post("/v1/sales/"+plain+"/waitlist", "", as("ada")).isProblem(http.StatusNotFound, "waitlist-not-found")
 	s.post("/v1/sales/"+uuid.NewString()+"/waitlist", "", as("ada")).isProblem(http.StatusNotFound, "sale-not-found")
+}
+
+// Whether a buyer still waits is what Postgres says, also while Redis has another view of the place.
+func TestJoinWaitingListAgain(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	sale := s.sale(reservation.Terms{Stock: 1, PerOrderLimit: 1, PaymentWindow: time.Hour, Waitlist: true})
+	path := "/v1/sales/" + sale.String() + "/waitlist"
+	s.buy(sale, "", as("holder")).is(http.StatusAccepted)
+	entries := map[string]string{}
+	for _, user := range []string{"ada", "bob"} {
+		entries[user] = s.post(path, "", as(user)).is(http.StatusAccepted)["entry_order_id"].(string)
+	}
+	s.startWorker()
+	testkit.Eventually(t, 20*time.Second, "bob is in Postgres", func() bool {
+		return s.get(path, as("bob")).is(http.StatusOK)["before"] == 1.0
+	})
+	testshop.Exec(t, s.pool, "UPDATE orders SET status = 'cancelled' WHERE id = $1", entries["ada"]) // Redis knows nothing
+	left := s.post(path, "", as("ada"), withKey("new"))
+	require.Equal(t, entries["ada"], left.isProblem(http.StatusConflict, "order-ended")["order_id"])
+	require.Equal(t, "1", left.header.Get("Retry-After"))
+	testshop.Exec(t, s.pool, "UPDATE orders SET status = 'paid' WHERE id = $1", entries["bob"])
+	require.Equal(t, "waiting", s.post(path, "", as("bob")).is(http.StatusAccepted)["state"])
+	testkit.Eventually(t, 20*time.Second, "a paid entry waits", func() bool {
+		return s.get(path, as("bob")).is(http.StatusOK)["before"] == 0.0
+	})
+	seen := s.get(path, as("bob")).is(http.StatusOK)
+	require.Equal(t, []any{"waiting", entries["bob"]}, []any{seen["state"], seen["entry_order_id"]})
+}
+
+// Who cannot buy now is not sent to buy.
+func TestWaitingListOfSaleThatDoesNotSell(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	terms := reservation.Terms{Stock: 1, PerOrderLimit: 1, PaymentWindow: time.Hour, Waitlist: true}
+	paused := "/v1/sales/" + s.sale(terms).String()
+	s.post(paused+"/pause", "", operator).is(http.StatusOK)
+	s.post(paused+"/waitlist", "", as("ada")).isProblem(http.StatusConflict, "sale-paused")
+	terms.OpensAt = time.Now().Add(time.Hour)
+	later := "/v1/sales/" + s.sale(terms).String()
+	p := s.post(later+"/waitlist", "", as("ada")).isProblem(http.StatusConflict, "sale-not-open")
+	require.NotEmpty(t, p["opens_at"])
+}
+
+// Who asks waits for a reading only if what was read before is too old, and no longer than a moment.
+func TestWaitingListsAreReadInBackground(t *testing.T) {
+	t.Parallel()
+	reads, read := make(chan struct{}), []int64{2, 3, 5}
+	lists := waitingLists{
+		start: func(f func(context.Context)) { go f(t.Context()) },
+		read: func(context.Context, uuid.UUID) ([]int64, error) {
+			<-reads
+			return read, nil
+		},
+	}
+	sale := uuid.New()
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	isKnown := func(ctx context.Context) bool { _, known := lists.get(ctx, sale); return known }
+	require.False(t, isKnown(over), "it takes too long")
+	reads <- struct{}{}
+	require.True(t, isKnown(t.Context()))
+	require.Len(t, read, lists.places)
+	age := func(d time.Duration) {
+		lists.mu.Lock()
+		defer lists.mu.Unlock()
+		lists.lists[sale].began = time.Now().Add(-d)
+	}
+	age(waitingMaxAge + waitingMaxAge/2)
+	require.True(t, isKnown(over), "it is read again meanwhile")
+	age(time.Hour)
+	require.False(t, isKnown(over), "it is too old")
+	read = make([]int64, draws.WaitingPlacesMax)
+	reads <- struct{}{}
+	require.True(t, isKnown(t.Context()))
+	for _, other := range []uuid.UUID{uuid.New(), uuid.New()} {
+		go func() { reads <- struct{}{} }()
+		_, known := lists.get(t.Context(), other)
+		require.True(t, known)
+	}
+	require.Equal(t, []int{1, draws.WaitingPlacesMax}, []int{len(lists.lists), lists.places}, "the others are forgotten")
 }

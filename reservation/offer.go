@@ -96,7 +96,7 @@ func (of *seller) linesOf(item string) (order.Lines, error) {
 	return order.Lines(order.ItemLetter(place) + "1"), nil
 }
 
-// offer runs the script for offers, which need no queue: only one worker makes them.
+// offer runs the script at once, without a queue: a worker's offers come as one batch, and joins are few.
 func (q *queue) offer(ctx context.Context, epoch int64, batch []*call) error {
 	if epoch != q.place.epoch {
 		return q.rebuilt(ctx)

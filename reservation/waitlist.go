@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
@@ -35,7 +36,7 @@ func (s *Store) Join(ctx context.Context, sale Sale, user, idempotencyKey string
 func (s *Store) join(ctx context.Context, sale Sale, user, idempotencyKey string) (Answer, error) {
 	_, err := s.WaitingPlace(ctx, sale, user)
 	if errors.Is(err, order.ErrNotFound) {
-		if answer, err := s.mayWait(ctx, sale.ID, user); err != nil || answer.Verdict != "" {
+		if answer, err := s.mayWait(ctx, sale, user); err != nil || answer.Verdict != "" {
 			return answer, err
 		}
 	} else if err != nil {
@@ -53,14 +54,14 @@ func (s *Store) join(ctx context.Context, sale Sale, user, idempotencyKey string
 }
 
 // mayWait returns the answer to a user who cannot wait for units of the sale now.
-func (s *Store) mayWait(ctx context.Context, sale uuid.UUID, user string) (Answer, error) {
-	held, err := s.held(ctx, sale, user)
+func (s *Store) mayWait(ctx context.Context, sale Sale, user string) (Answer, error) {
+	held, err := s.held(ctx, sale.ID, user)
 	if err == nil {
 		return Answer{Verdict: AlreadyPurchased, Reservation: held}, nil
 	} else if !errors.Is(err, order.ErrNotFound) {
 		return Answer{}, err
 	}
-	of, err := s.findSeller(ctx, sale)
+	of, err := s.findSeller(ctx, sale.ID)
 	if err != nil {
 		return Answer{}, err
 	}
@@ -70,7 +71,7 @@ func (s *Store) mayWait(ctx context.Context, sale uuid.UUID, user string) (Answe
 		Left      string `redis:"left"`
 		Epoch     string `redis:"epoch"`
 	}
-	key := s.Keys.Sale(of.queues[0].partition, sale)
+	key := s.Keys.Sale(of.queues[0].partition, sale.ID)
 	if err := s.Redis.HMGet(ctx, key, "state", "open_state", "left", "epoch").Scan(&now); err != nil {
 		return Answer{}, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
@@ -81,10 +82,18 @@ func (s *Store) mayWait(ctx context.Context, sale uuid.UUID, user string) (Answe
 		return Answer{}, errSaleClosed
 	case now.State == StateEnded, now.State == State(Retired):
 		return Answer{Verdict: Ended}, nil
-	case now.OpenState != StateOffers && now.Left != "0":
-		return Answer{}, ErrNotSoldOut
+	case now.OpenState == StateOffers || now.Left == "0":
+		return Answer{}, nil
+	case now.State == StatePaused:
+		return Answer{Verdict: Paused}, nil
 	}
-	return Answer{}, nil
+	switch sale.StateAt(time.Now()) { // as a purchase is answered
+	case StateEnded:
+		return Answer{Verdict: Ended}, nil
+	case StateScheduled:
+		return Answer{Verdict: NotOpen, OpensAt: sale.OpensAt}, nil
+	}
+	return Answer{}, ErrNotSoldOut
 }
 
 // WaitingPlace returns the place of a user in the waiting list of a sale, as Redis has it: the sequence of the

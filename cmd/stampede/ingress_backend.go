@@ -134,7 +134,6 @@ func (f *ingressBackend) serveOrders(config *ingress.Config) (*ledger.Outcomes, 
 	config.Orders = buyersOrders{ledger.New(f.looks), changing(f.changes)}
 	config.AwaitedOrders = ledger.New(f.pool)
 	config.OperatorsOrders = changing(f.operators)
-	config.Waitlists = draws.New(f.looks)
 	config.Postgres = ledger.New(f.duty)
 	config.Draws = draws.New(f.looks)
 	return outcomes, nil

@@ -68,17 +68,19 @@ func (s *Store) IsWaiting(ctx context.Context, d *Draw) (bool, error) {
 	return tag.RowsAffected() > 0, wrap("look who waits", d.SaleID, err)
 }
 
-// WaitingPlaces returns the places of all who wait for units of a sale, in their order.
+// WaitingPlacesMax bounds the places of a list that are read.
+const WaitingPlacesMax = 2_000_000
+
+// WaitingPlaces returns the first WaitingPlacesMax places of those who wait for units of a sale, in their order.
 func (s *Store) WaitingPlaces(ctx context.Context, goods uuid.UUID) (places []int64, err error) {
-	err = s.pool.QueryRow(ctx, sql.DrawsWaitingPlaces, goods).Scan(&places)
+	err = s.pool.QueryRow(ctx, sql.DrawsWaitingPlaces, goods, WaitingPlacesMax).Scan(&places)
 	return places, wrap("list who waits", goods, err)
 }
 
 // Waiter is a user in a waiting list.
 type Waiter struct {
-	EntryID    uuid.UUID
-	Place      int64
-	ReservedAt time.Time
+	EntryID uuid.UUID
+	Place   int64
 	// HasLeft is true if the entry is cancelled.
 	HasLeft bool
 	// Outcome is empty until the user had a turn. Reason says why the user was skipped, and OrderID is the order that was
@@ -94,7 +96,6 @@ func (s *Store) Waiter(ctx context.Context, goods uuid.UUID, user string) (Waite
 	r, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[struct {
 		EntryID          uuid.UUID
 		Place            int64
-		ReservedAt       time.Time
 		OrderID          zeronull.UUID
 		Reason           draw.Reason
 		HasLeft, Decided bool
@@ -103,8 +104,7 @@ func (s *Store) Waiter(ctx context.Context, goods uuid.UUID, user string) (Waite
 		err = order.ErrNotFound
 	}
 	w := Waiter{
-		EntryID: r.EntryID, Place: r.Place, ReservedAt: r.ReservedAt.UTC(), HasLeft: r.HasLeft, OrderID: uuid.UUID(r.OrderID),
-		Reason: r.Reason,
+		EntryID: r.EntryID, Place: r.Place, HasLeft: r.HasLeft, OrderID: uuid.UUID(r.OrderID), Reason: r.Reason,
 	}
 	if r.Decided {
 		w.Outcome = outcome(r.Reason)

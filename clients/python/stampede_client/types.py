@@ -121,14 +121,19 @@ class Sale:
 
 @dataclass(frozen=True)
 class WaitlistEntry:
-    """A place in the waiting list of a sale, as it is given."""
+    """A place in the waiting list of a sale, as it is given; again, with its state, to who has one."""
 
-    order_id: str
-    """The entry, which is an order of the sale in which people wait."""
-    sale_id: str
+    entry_order_id: str
+    """The entry, which is an order of its own."""
     place: int
+    state: WaitlistState
+    sale_id: str
     reserved_at: datetime
     receipt: str
+    reason: Optional[str] = None
+    """Why the turn was skipped."""
+    order_id: Optional[str] = None
+    """The order that was made of the offer."""
 
 
 @dataclass(frozen=True)

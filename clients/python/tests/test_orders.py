@@ -62,7 +62,7 @@ class OrdersTest(ShopCase):
         self.assert_problem("not-sold-out", lambda: bob.join_waitlist(sale.id))
         id = ann.buy(sale.id, wait=10).order.order_id
         first = bob.join_waitlist(sale.id)
-        self.assertEqual((bob.join_waitlist(sale.id), first.place), (first, 1))
+        self.assertEqual((bob.join_waitlist(sale.id), first.place, first.sale_id), (first, 1, sale.id))
         cid.join_waitlist(sale.id)
         self.assertEqual(cid.leave_waitlist(sale.id).state, "left")
         self.assertEqual(bob.waitlist_place(sale.id).state, "waiting")
@@ -72,6 +72,10 @@ class OrdersTest(ShopCase):
             self.assertLess(time.monotonic(), end)
             time.sleep(0.05)
         offered = bob.waitlist_place(sale.id).order_id or ""
+        again = bob.join_waitlist(sale.id)
+        self.assertEqual(
+            (again.state, again.order_id, again.entry_order_id), ("offered", offered, first.entry_order_id)
+        )
         self.assertEqual(bob.order(offered).sale_id, sale.id)
 
     def test_orders_and_sales_are_listed_over_their_pages(self) -> None:

@@ -180,18 +180,16 @@ export interface DrawProof {
   order_id?: string;
 }
 
-/** A place in the waiting list of a sale, as it is given. */
-export interface WaitlistEntry {
-  /** The entry, which is an order of the sale in which people wait. */
-  order_id: string;
+/** A place in the waiting list of a sale, as it is given; again, with its `state`, to who has one. */
+export interface WaitlistEntry extends Omit<WaitlistPlace, "before"> {
   sale_id: string;
-  place: number;
   reserved_at: string;
   receipt: string;
 }
 
 /** The own place in the waiting list of a sale. */
 export interface WaitlistPlace {
+  /** The entry, which is an order of its own. */
   entry_order_id: string;
   place: number;
   state: "waiting" | "offered" | "skipped" | "left" | "over";

@@ -1,6 +1,6 @@
 -- The entry of the user $2 in the waiting list of the sale $1: the live one, or else the latest, with what became of it.
-SELECT e.id AS entry_id, e.sequence AS place, e.reserved_at, e.status <> 'confirmed' AS has_left, had.order_id, coalesce(had.reason, '') AS reason,
-       had.rank IS NOT NULL AS decided
+SELECT e.id AS entry_id, e.sequence AS place, e.status NOT IN ('confirmed', 'paid') AS has_left, had.order_id,
+       coalesce(had.reason, '') AS reason, had.rank IS NOT NULL AS decided
 FROM draws AS d
 CROSS JOIN LATERAL (
     (SELECT * FROM orders WHERE sale_id = d.entries_id AND user_id = $2 AND status IN ('confirmed', 'paid'))
@@ -9,4 +9,4 @@ CROSS JOIN LATERAL (
 ) AS e
 LEFT JOIN draw_offers AS had ON had.sale_id = d.sale_id AND had.entry_id = e.id
 WHERE d.sale_id = $1 AND d.kind = 'waitlist'
-ORDER BY e.status <> 'confirmed' LIMIT 1
+ORDER BY has_left LIMIT 1
