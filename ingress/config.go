@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/url"
@@ -58,9 +57,9 @@ type Sales interface {
 
 // Draws are the draws in Postgres: *draws.Store, which lists the errors.
 type Draws interface {
-	Find(ctx context.Context, goods uuid.UUID) (draws.Draw, error)
+	FindDraw(ctx context.Context, goods uuid.UUID) (draws.Draw, error)
 	Bundle(ctx context.Context, goods uuid.UUID) (*draw.Bundle, error)
-	Leaves(ctx context.Context, goods uuid.UUID, w io.Writer) error
+	FrozenList(ctx context.Context, goods uuid.UUID) (*draws.FrozenList, error)
 	Proof(ctx context.Context, goods uuid.UUID, r order.Receipt) (draws.Proof, error)
 	Beacon(ctx context.Context, goods uuid.UUID, round int64, signature []byte) (draws.Draw, error)
 	Reveal(ctx context.Context, goods uuid.UUID, party string, secret []byte) (draws.Draw, error)

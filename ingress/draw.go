@@ -22,15 +22,16 @@ import (
 const (
 	// defaultFreeze is the freeze of a draw that names none, in seconds.
 	defaultFreeze = 60
-	// costlyMax bounds the calls at a time that cost more than a look: a signature takes two milliseconds of a CPU to
-	// verify, and a proof reads all chunks of a list.
-	costlyMax = 2
-	// downloadsMax bounds the files at a time, and addressDownloads those of an address where streams are bounded. A list
-	// is sent in parts of 2 MB; a bundle may have tens of MB.
+	// turnsMax and inLineMax bound the calls of a line that run and that wait, the latter for lineTimeout.
+	turnsMax    = 2
+	inLineMax   = 500
+	lineTimeout = catalogTimeout
+	// downloadsMax bounds the files at a time, and addressDownloads those of an address where streams are bounded.
 	downloadsMax     = 8
 	addressDownloads = 2
-	// partTimeout bounds how long a part of a file may take to write, before a client that does not read is cut off.
-	partTimeout = time.Minute
+	// downloadRate is how many bytes a second a client has to read of a file from downloadGrace on, or is cut off.
+	downloadRate  = 256 << 10
+	downloadGrace = 30 * time.Second
 )
 
 var (
@@ -60,20 +61,47 @@ var (
 	problemEntryReceipt = invalid(`receipt must be the complete "receipt" from the answer to the entry.`)
 )
 
-// publicMinutes are the headers of a list. They must not be changed.
-var publicMinutes = http.Header{"Cache-Control": {"public, max-age=300"}}
+// publicForever are the headers of a list. They must not be changed.
+var publicForever = http.Header{"Cache-Control": {"public, max-age=31536000, immutable"}}
+
+// line runs turnsMax calls at a time that cost more than a look, on the few connections of those who look at orders. The
+// others wait. They hold no slot of inFlight, so that a crowd of them keeps no one else out.
+type line struct {
+	callers slots
+	turns   chan struct{}
+}
+
+func newLine() *line {
+	return &line{slots{limit: turnsMax + inLineMax}, make(chan struct{}, turnsMax)}
+}
+
+func (l *line) run(ctx context.Context, do func() error) error {
+	return l.callers.hold(func() error {
+		limited, cancel := context.WithTimeout(ctx, lineTimeout)
+		defer cancel()
+		select {
+		case l.turns <- struct{}{}:
+			defer func() { <-l.turns }()
+			return do()
+		case <-limited.Done():
+			return problemOverloaded
+		}
+	})
+}
 
 // drawService serves the calls on draws.
 type drawService struct {
 	*core
 	sales *saleService
 	feed  *feed
-	// costly has room for costlyMax calls. The others wait in line.
-	costly chan struct{}
+	// A proof hashes a part of the list, a file may be long, and a seed takes a signature to verify.
+	proofs, files, seeds *line
 }
 
 func newDrawService(operate *operatorService) *drawService {
-	s := &drawService{core: operate.core, sales: operate.sales, costly: make(chan struct{}, costlyMax)}
+	s := &drawService{
+		core: operate.core, sales: operate.sales, proofs: newLine(), files: newLine(), seeds: newLine(),
+	}
 	s.feed = startFeed(s.background, firstBatch, salesMax, s.findDraws)
 	return s
 }
@@ -107,7 +135,7 @@ func (s *drawService) create(c echo.Context, operator string) error {
 	if err != nil {
 		return err
 	}
-	created, err := s.config.Draws.Find(ctx, goods)
+	created, err := s.config.Draws.FindDraw(ctx, goods)
 	if err != nil {
 		return err
 	}
@@ -136,9 +164,9 @@ func (s *drawService) show(c echo.Context) error {
 func (s *drawService) findDraws(ctx context.Context, sales []uuid.UUID) (map[uuid.UUID]found, error) {
 	all := make(map[uuid.UUID]found, len(sales))
 	for _, goods := range sales {
-		d, err := s.config.Draws.Find(ctx, goods)
+		d, err := s.config.Draws.FindDraw(ctx, goods)
 		switch {
-		case errors.Is(err, draws.ErrNoDraw), err == nil && d.Kind != draws.ByHash: // a waiting list has its own calls
+		case errors.Is(err, draws.ErrNoDraw):
 			all[goods] = found{}
 		case err != nil:
 			return nil, err
@@ -149,25 +177,22 @@ func (s *drawService) findDraws(ctx context.Context, sales []uuid.UUID) (map[uui
 	return all, nil
 }
 
-// ask has do read or change the draw in the path of the request. Its error is a problem if Postgres has answered.
-func (s *drawService) ask(c echo.Context, do func(ctx context.Context, goods uuid.UUID) error) error {
+// ask has do read or change the draw in the path of the request, in line. Its error is a problem if Postgres has
+// answered.
+func (s *drawService) ask(c echo.Context, in *line, do func(ctx context.Context, goods uuid.UUID) error) error {
 	goods, ok := parseID(c.Param("sale"))
 	if !ok {
 		return problemDrawNotFound
 	}
 	var refused *problem
-	err := s.orders.query(c.Request().Context(), catalogTimeout, func(ctx context.Context) error {
-		d, err := s.config.Draws.Find(ctx, goods)
-		if err == nil && d.Kind != draws.ByHash {
-			err = draws.ErrNoDraw
-		}
-		if err == nil {
-			err = do(ctx, goods)
-		}
-		if refused = problemForDraw(err); refused != nil {
-			err = nil // Postgres has answered
-		}
-		return err
+	err := in.run(c.Request().Context(), func() error {
+		return s.orders.query(c.Request().Context(), catalogTimeout, func(ctx context.Context) error {
+			err := do(ctx, goods)
+			if refused = problemForDraw(err); refused != nil {
+				err = nil // Postgres has answered
+			}
+			return err
+		})
 	})
 	if refused != nil {
 		return refused
@@ -204,17 +229,6 @@ func problemForDraw(err error) *problem {
 	return nil
 }
 
-// inLine runs what is costly, at most costlyMax at a time.
-func (s *drawService) inLine(ctx context.Context, do func() error) error {
-	select {
-	case s.costly <- struct{}{}:
-		defer func() { <-s.costly }()
-		return do()
-	case <-ctx.Done():
-		return problemOverloaded
-	}
-}
-
 // takeBeacon serves POST /v1/sales/{sale}/draw/beacon.
 func (s *drawService) takeBeacon(c echo.Context) error {
 	body := struct {
@@ -230,7 +244,7 @@ func (s *drawService) takeBeacon(c echo.Context) error {
 	if err != nil {
 		return problemBeacon
 	}
-	return s.seed(c, func(ctx context.Context, goods uuid.UUID) (d draws.Draw, err error) {
+	return s.answerChange(c, func(ctx context.Context, goods uuid.UUID) (d draws.Draw, err error) {
 		if d, err = s.config.Draws.Beacon(ctx, goods, body.Round, signature); errors.Is(err, draws.ErrOtherSeed) {
 			err = problemSeedOfParties
 		}
@@ -251,7 +265,7 @@ func (s *drawService) takeSecret(c echo.Context) error {
 	if err != nil {
 		return problemForDraw(draw.ErrParties)
 	}
-	return s.seed(c, func(ctx context.Context, goods uuid.UUID) (d draws.Draw, err error) {
+	return s.answerChange(c, func(ctx context.Context, goods uuid.UUID) (d draws.Draw, err error) {
 		if d, err = s.config.Draws.Reveal(ctx, goods, body.Party, secret); errors.Is(err, draws.ErrOtherSeed) {
 			err = problemSeedOfRound
 		}
@@ -259,19 +273,19 @@ func (s *drawService) takeSecret(c echo.Context) error {
 	})
 }
 
-// seed changes the draw in the path of the request, and answers with it.
-func (s *drawService) seed(c echo.Context, change func(context.Context, uuid.UUID) (draws.Draw, error)) error {
+// answerChange changes the draw in the path of the request, and answers with it.
+func (s *drawService) answerChange(c echo.Context, change func(context.Context, uuid.UUID) (draws.Draw, error)) error {
 	var now draws.Draw
-	err := s.ask(c, func(ctx context.Context, goods uuid.UUID) error {
-		return s.inLine(ctx, func() (err error) {
+	err := s.ask(c, s.seeds, func(ctx context.Context, goods uuid.UUID) (err error) {
+		if _, err = s.config.Draws.FindDraw(ctx, goods); err == nil { // it is not that of a waiting list
 			now, err = change(ctx, goods)
-			return err
-		})
+		}
+		return err
 	})
-	s.feed.invalidate()
 	if err != nil {
 		return err
 	}
+	s.feed.invalidate()
 	return writeJSON(c, http.StatusOK, now.View())
 }
 
@@ -308,11 +322,9 @@ func (s *drawService) prove(c echo.Context) error {
 		return problemEntryReceipt
 	}
 	var p draws.Proof
-	err = s.ask(c, func(ctx context.Context, goods uuid.UUID) error {
-		return s.inLine(ctx, func() (err error) {
-			p, err = s.config.Draws.Proof(ctx, goods, receipt)
-			return err
-		})
+	err = s.ask(c, s.proofs, func(ctx context.Context, goods uuid.UUID) (err error) {
+		p, err = s.config.Draws.Proof(ctx, goods, receipt)
+		return err
 	})
 	switch {
 	case err != nil:
@@ -349,64 +361,58 @@ func (s *drawService) download(h echo.HandlerFunc) echo.HandlerFunc {
 // bundle serves GET /v1/sales/{sale}/draw/bundle.
 func (s *drawService) bundle(c echo.Context) error {
 	var body []byte
-	err := s.ask(c, func(ctx context.Context, goods uuid.UUID) error {
-		return s.inLine(ctx, func() error {
-			b, err := s.config.Draws.Bundle(ctx, goods)
-			if err == nil {
-				body, err = marshalLine(b)
-			}
-			return err
-		})
-	})
-	if err != nil {
-		return err
-	}
-	file := fileWriter{c}
-	file.head("application/json", int64(len(body)))
-	_, _ = file.Write(body) // an error means that the client has left
-	return nil
-}
-
-// leaves serves GET /v1/sales/{sale}/draw/leaves.
-func (s *drawService) leaves(c echo.Context) error {
-	var frozen draws.Draw
-	err := s.ask(c, func(ctx context.Context, goods uuid.UUID) (err error) {
-		if frozen, err = s.config.Draws.Find(ctx, goods); err == nil && frozen.FrozenAt.IsZero() {
-			err = draws.ErrNotFrozen
+	err := s.ask(c, s.files, func(ctx context.Context, goods uuid.UUID) error {
+		b, err := s.config.Draws.Bundle(ctx, goods)
+		if err == nil {
+			body, err = marshalLine(b)
 		}
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	// It never changes, and may be long: caches keep it, by its root.
-	etag := `"` + base64.RawURLEncoding.EncodeToString(frozen.Root) + `"`
-	if isKnown, err := checkTag(c, publicMinutes, etag); err != nil || isKnown {
-		return err
-	}
-	file := fileWriter{c}
-	file.head("application/octet-stream", frozen.Entries*draw.RecordBytes)
-	if c.Request().Method == http.MethodHead {
-		return nil
-	}
-	if err := s.config.Draws.Leaves(c.Request().Context(), frozen.SaleID, file); err != nil {
-		panic(http.ErrAbortHandler) // a part of a list must not look like a complete one
-	}
+	h := c.Response().Header()
+	h["Content-Type"], h["Content-Length"] = jsonContent, []string{strconv.Itoa(len(body))}
+	_, _ = newFileWriter(c).Write(body) // an error means that the client has left
 	return nil
 }
 
-// fileWriter sends a file in parts, each of which must be written in partTimeout.
-type fileWriter struct{ echo.Context }
-
-func (w fileWriter) head(contentType string, length int64) {
-	h := w.Response().Header()
-	h["Content-Type"] = []string{contentType}
-	h["Content-Length"] = []string{strconv.FormatInt(length, 10)}
-	w.Response().WriteHeader(http.StatusOK)
+// leaves serves GET /v1/sales/{sale}/draw/leaves.
+func (s *drawService) leaves(c echo.Context) error {
+	var list *draws.FrozenList
+	err := s.ask(c, s.files, func(_ context.Context, goods uuid.UUID) (err error) {
+		list, err = s.config.Draws.FrozenList(c.Request().Context(), goods) // it is read after the query
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	// It never changes, and may be long: caches keep it, by its root, and a download that broke off goes on.
+	etag := `"` + base64.RawURLEncoding.EncodeToString(list.Root) + `"`
+	if isKnown, err := checkTag(c, publicForever, etag); err != nil || isKnown {
+		return err
+	}
+	c.Response().Header()["Content-Type"] = []string{"application/octet-stream"}
+	// An answer that breaks off is shorter than its Content-Length, and ends the connection.
+	http.ServeContent(newFileWriter(c), c.Request(), "", time.Time{}, list)
+	return nil
 }
 
-func (w fileWriter) Write(part []byte) (int, error) {
+// fileWriter sends a file to a client that reads downloadRate.
+type fileWriter struct {
+	http.ResponseWriter
+	began   time.Time
+	written int64
+}
+
+func newFileWriter(c echo.Context) *fileWriter {
+	return &fileWriter{ResponseWriter: c.Response(), began: time.Now()}
+}
+
+func (w *fileWriter) Write(part []byte) (int, error) {
+	w.written += int64(len(part))
+	due := w.began.Add(downloadGrace + time.Duration(w.written)*time.Second/downloadRate)
 	// Replaces the server's accept.WriteTimeout. It fails if the connection has no deadlines.
-	_ = http.NewResponseController(w.Response()).SetWriteDeadline(time.Now().Add(partTimeout))
-	return w.Response().Write(part)
+	_ = http.NewResponseController(w.ResponseWriter).SetWriteDeadline(due)
+	return w.ResponseWriter.Write(part)
 }

@@ -2,6 +2,7 @@ package ingress
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
@@ -9,6 +10,8 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"net/http/httptest"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -231,6 +234,14 @@ func (d drawn) holdFiles(receipts map[string]string) {
 	tag := leaves.header.Get("Etag")
 	require.Equal(d.t, http.StatusNotModified, d.get(d.path+"/leaves", reqHeader{"If-None-Match", tag}).status)
 	d.get(d.path+"/leaves", reqHeader{"If-Match", `"x"`}).isProblem(http.StatusPreconditionFailed, "precondition-failed")
+	require.Equal(d.t, "public, max-age=31536000, immutable", leaves.header.Get("Cache-Control"))
+	const from = draw.RecordBytes + 1
+	part := d.get(d.path+"/leaves", reqHeader{"Range", fmt.Sprintf("bytes=%d-", from)}, reqHeader{"If-Range", tag})
+	require.Equal(d.t, []any{http.StatusPartialContent, leaves.body[from:]}, []any{part.status, part.body})
+	whole := d.get(d.path+"/leaves", reqHeader{"Range", "bytes=1-"}, reqHeader{"If-Range", `"another"`})
+	require.Equal(d.t, []any{http.StatusOK, leaves.body}, []any{whole.status, whole.body})
+	beyond := d.get(d.path+"/leaves", reqHeader{"Range", fmt.Sprintf("bytes=%d-", len(leaves.body))})
+	require.Equal(d.t, http.StatusRequestedRangeNotSatisfiable, beyond.status)
 	for _, path := range []string{"", "/bundle", "/leaves"} {
 		get, head := d.get(d.path+path), d.ask(http.MethodHead, d.path+path, nil)
 		require.True(d.t, head.status == http.StatusOK && head.body == "" && sameHeaders(get, head), path)
@@ -349,7 +360,8 @@ func TestSlowDownloadHoldsNothing(t *testing.T) {
 	testkit.Eventually(t, 10*time.Second, "no connection is taken", func() bool {
 		return s.pool.Stat().AcquiredConns() == 0
 	})
-	d.get(d.path+"/bundle").isProblem(http.StatusTooManyRequests, "rate-limited")
+	p := d.get(d.path+"/bundle").isProblem(http.StatusTooManyRequests, "rate-limited")
+	require.Contains(t, p["detail"], "downloads")
 	n, err := io.Copy(io.Discard, res.Body)
 	require.NoError(t, err)
 	require.Equal(t, res.ContentLength, n)
@@ -368,4 +380,69 @@ func TestSlowDownloadHoldsNothing(t *testing.T) {
 	require.NoError(t, err)
 	_, err = io.Copy(io.Discard, res.Body)
 	require.ErrorIs(t, err, io.ErrUnexpectedEOF, "a part does not look like the list")
+}
+
+func TestDownloadOfSlowClientIsCutOff(t *testing.T) {
+	t.Parallel()
+	part, results := make([]byte, 1<<20), make(chan error, 2)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		anHourAgo := time.Now().Add(-time.Hour)
+		for _, read := range []int64{3600 * downloadRate, 0} {
+			_, err := (&fileWriter{w, anHourAgo, read}).Write(part)
+			results <- err
+		}
+	}))
+	defer server.Close()
+	res, err := http.Get(server.URL) //nolint:noctx // of this test
+	require.NoError(t, err)
+	require.NoError(t, <-results)
+	require.ErrorIs(t, <-results, os.ErrDeadlineExceeded)
+	_ = res.Body.Close()
+}
+
+// A crowd that asks for proofs keeps nobody from a sale, and no one from giving the seed.
+func TestProofsWaitInLine(t *testing.T) {
+	t.Parallel()
+	s := openShop(t, func(c *Config) { c.MaxInFlight = 8 }) // one slot for all who look at sales
+	d := s.prepareDraw()
+	d.create("").is(http.StatusCreated)
+	receipts := d.enter("u1", "u2", "u3")
+	d.startWorker()
+	d.close()
+	d.moveToRound()
+	lock, err := s.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = lock.Rollback(context.Background()) }()
+	_, err = lock.Exec(t.Context(), "LOCK TABLE draw_chunks")
+	require.NoError(t, err)
+	proofs := make(chan reply, len(receipts))
+	for _, receipt := range receipts {
+		go func() { proofs <- d.proof(receipt) }()
+	}
+	testkit.Eventually(t, 10*time.Second, "two proofs are read", func() bool {
+		var reading int
+		err := s.pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks
+			WHERE NOT granted AND relation = 'draw_chunks'::regclass`).Scan(&reading)
+		return err == nil && reading == turnsMax
+	})
+	s.get("/v1/sales/" + d.goods.String()).is(http.StatusOK)
+	d.post(d.path+"/beacon", drandAnswer).is(http.StatusOK)
+	require.NoError(t, lock.Rollback(t.Context()))
+	for range receipts {
+		(<-proofs).is(http.StatusOK)
+	}
+}
+
+// A refused change, which anybody can make, does not have all draws read again.
+func TestRefusedBeaconKeepsAnswers(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	d := s.prepareDraw()
+	d.create("").is(http.StatusCreated)
+	testkit.Eventually(t, 20*time.Second, "the answer is that of before", func() bool {
+		before := d.get(d.path)
+		testshop.Exec(t, s.pool, "UPDATE draws SET freeze_seconds = freeze_seconds + 1 WHERE sale_id = $1", d.goods)
+		d.post(d.path+"/beacon", drandAnswer).isProblem(http.StatusConflict, "draw-not-frozen")
+		return d.get(d.path).body == before.body
+	})
 }

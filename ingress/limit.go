@@ -69,6 +69,8 @@ func newClientLimits(c Config, registry *prometheus.Registry) (*clientLimits, er
 		streams.all.limit = int64(c.MaxStreams)
 		streams.byAddress.limit, streams.byAddress.refused = c.AddressStreams, refused.WithLabelValues("address", kind)
 	}
+	l.orderStreams.tooMany, l.saleStreams.tooMany, l.downloads.tooMany =
+		problemTooManyStreams, problemTooManyStreams, problemTooManyDownloads
 	l.downloads.all.limit = downloadsMax
 	l.downloads.byAddress.limit = min(c.AddressStreams, addressDownloads)
 	l.downloads.byAddress.refused = refused.WithLabelValues("address", "downloads")
@@ -265,23 +267,31 @@ type streamLimits struct {
 	all       slots
 	byUser    keyedSlots[string]
 	byAddress keyedSlots[forwarded.Key]
+	// tooMany is the answer to a user or an address that has all that it may have.
+	tooMany *problem
 }
 
-var problemTooManyStreams = fixed(problem{
-	Kind: problems.RateLimited, retryAfter: retryPaused,
-	detail: "This user or address has too many event streams open. Close one, or poll instead.",
-})
+var (
+	problemTooManyStreams = fixed(problem{
+		Kind: problems.RateLimited, retryAfter: retryPaused,
+		detail: "This user or address has too many event streams open. Close one, or poll instead.",
+	})
+	problemTooManyDownloads = fixed(problem{
+		Kind: problems.RateLimited, retryAfter: retryPaused,
+		detail: "This address downloads two files already. Retry when one is complete.",
+	})
+)
 
 // openStream takes a slot for a stream.
 func (l *clientLimits) openStream(streams *streamLimits, r *http.Request, user string) (release func(), err error) {
 	address := l.proxies.Key(r)
 	if !streams.byUser.acquire(user) {
-		return nil, problemTooManyStreams
+		return nil, streams.tooMany
 	}
 	if !streams.byAddress.acquire(address) {
 		l.warnAboutProxy(r)
 		streams.byUser.release(user)
-		return nil, problemTooManyStreams
+		return nil, streams.tooMany
 	}
 	releaseClient := func() {
 		streams.byAddress.release(address)

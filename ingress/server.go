@@ -42,8 +42,8 @@ type core struct {
 	metrics *metrics
 	limits  *clientLimits
 
-	// Every request under /v1 takes a slot of inFlight; a purchase, a payment and a cancellation take it
-	// after their body was read.
+	// Every request under /v1 takes a slot of inFlight, except those that wait in a line of a drawService; a purchase, a
+	// payment and a cancellation take it after their body was read.
 	inFlight inFlightSlots
 	// A purchase that only waits holds one of waitSlots instead.
 	waitSlots slots
@@ -191,9 +191,10 @@ func (s *Server) drawRoutes(operate *operatorService) {
 	r.handleGet(path, s.public(draws.show))
 	r.handleGet(path+"/bundle", limited(draws.download(draws.bundle)))
 	r.handleGet(path+"/leaves", limited(draws.download(draws.leaves)))
-	r.handleGet(path+"/proof", s.public(draws.prove))
-	r.handlePost(path+"/beacon", s.public(draws.takeBeacon))
-	r.handlePost(path+"/reveal", s.public(draws.takeSecret))
+	inLine := func(h echo.HandlerFunc) echo.HandlerFunc { return limited(s.sales.yieldToBuyers(h)) }
+	r.handleGet(path+"/proof", inLine(draws.prove))
+	r.handlePost(path+"/beacon", inLine(draws.takeBeacon))
+	r.handlePost(path+"/reveal", inLine(draws.takeSecret))
 
 	const waitlist = "/v1/sales/:sale/waitlist"
 	lists := newWaitlistService(s.core, s.sales)

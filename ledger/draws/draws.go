@@ -218,10 +218,13 @@ func utc(t zeronull.Timestamptz) time.Time {
 }
 
 // Store has the draws. It is safe for concurrent use. Errors that are not named are those of Postgres.
-type Store struct{ pool *pgxpool.Pool }
+type Store struct {
+	pool   *pgxpool.Pool
+	hashes hashCache
+}
 
 // New returns the draws of a migrated database.
-func New(pool *pgxpool.Pool) *Store { return &Store{pool} }
+func New(pool *pgxpool.Pool) *Store { return &Store{pool: pool} }
 
 // Find returns the draw of a sale, or ErrNoDraw.
 func (s *Store) Find(ctx context.Context, goods uuid.UUID) (Draw, error) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -14,6 +15,7 @@ import (
 	"golang.org/x/mod/sumdb/tlog"
 
 	"stampede/draw"
+	"stampede/internal/pg"
 	"stampede/reservation/order"
 	"stampede/sql"
 )
@@ -38,8 +40,17 @@ type Proof struct {
 	OrderID uuid.UUID
 }
 
-// Proof returns the proof for a receipt whose signature the caller has verified. The error is ErrNoDraw, ErrNotFrozen,
-// or ErrNoEntry.
+// FindDraw returns the draw of a sale. The error is ErrNoDraw, also for a waiting list.
+func (s *Store) FindDraw(ctx context.Context, goods uuid.UUID) (Draw, error) {
+	d, err := s.Find(ctx, goods)
+	if err == nil && d.Kind != ByHash {
+		err = ErrNoDraw
+	}
+	return d, err
+}
+
+// Proof returns the proof for the order of a receipt. It does not look at the signature. The caller compares
+// Proof.Record with the receipt's own record. The error is ErrNoDraw, ErrNotFrozen, or ErrNoEntry.
 func (s *Store) Proof(ctx context.Context, goods uuid.UUID, r order.Receipt) (p Proof, err error) {
 	d, err := s.findFrozen(ctx, goods)
 	if err == nil {
@@ -49,7 +60,7 @@ func (s *Store) Proof(ctx context.Context, goods uuid.UUID, r order.Receipt) (p 
 }
 
 func (s *Store) findFrozen(ctx context.Context, goods uuid.UUID) (Draw, error) {
-	d, err := s.Find(ctx, goods)
+	d, err := s.FindDraw(ctx, goods)
 	if err == nil && d.FrozenAt.IsZero() {
 		err = ErrNotFrozen
 	}
@@ -109,8 +120,7 @@ func outcome(skipped draw.Reason) draw.Outcome {
 }
 
 func (s *Store) path(ctx context.Context, d *Draw, records []byte, place int64) (tlog.RecordProof, error) {
-	rows, _ := s.pool.Query(ctx, sql.DrawsHashes, d.SaleID) // its error comes with the rows
-	hashes, err := pgx.CollectRows(rows, scanHash)
+	hashes, err := s.hashes.of(ctx, s.pool, d.SaleID)
 	if err != nil {
 		return nil, err
 	}
@@ -121,21 +131,98 @@ func (s *Store) path(ctx context.Context, d *Draw, records []byte, place int64) 
 	return draw.Prove(hashes, leaves, place)
 }
 
+// hashCache has the roots of the chunks of frozen lists, which never change: 32 bytes for 1,024 entries.
+type hashCache struct {
+	mu    sync.Mutex
+	lists map[uuid.UUID][]draw.Hash
+}
+
+// hashesMax bounds the lists of a hashCache.
+const hashesMax = 8
+
+func (c *hashCache) of(ctx context.Context, on pg.Querier, goods uuid.UUID) ([]draw.Hash, error) {
+	c.mu.Lock()
+	known := c.lists[goods]
+	c.mu.Unlock()
+	if known != nil {
+		return known, nil
+	}
+	rows, _ := on.Query(ctx, sql.DrawsHashes, goods) // its error comes with the rows
+	hashes, err := pgx.CollectRows(rows, scanHash)
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.lists == nil || len(c.lists) >= hashesMax {
+		c.lists = map[uuid.UUID][]draw.Hash{}
+	}
+	c.lists[goods] = hashes
+	return hashes, nil
+}
+
 // Leaves writes the list: the records of all entries by place, Draw.Entries times draw.RecordBytes. It keeps no
 // transaction open while it writes, so w may be slow. The error is ErrNoDraw, ErrNotFrozen, or that of w.
 func (s *Store) Leaves(ctx context.Context, goods uuid.UUID, w io.Writer) error {
-	d, err := s.findFrozen(ctx, goods)
-	for from := int64(0); err == nil && from*draw.ChunkLeaves < d.Entries; from += portionChunks {
-		var portion []byte
-		err = eachChunk(ctx, s.pool, goods, from, func(records []byte) error {
-			portion = append(portion, records...)
-			return nil
-		})
-		if err == nil {
-			_, err = w.Write(portion)
-		}
+	list, err := s.FrozenList(ctx, goods)
+	if err == nil {
+		_, err = io.Copy(w, list)
 	}
 	return wrap("write the entries", goods, err)
+}
+
+// FrozenList is the list of a frozen draw, as Leaves writes it. It is read from Postgres in portions.
+type FrozenList struct {
+	Root draw.Hex
+	*io.SectionReader
+}
+
+// FrozenList returns the list of a draw, for one goroutine and until ctx ends. The error is ErrNoDraw or ErrNotFrozen.
+func (s *Store) FrozenList(ctx context.Context, goods uuid.UUID) (*FrozenList, error) {
+	d, err := s.findFrozen(ctx, goods)
+	if err != nil {
+		return nil, err
+	}
+	list := &portions{read: func(from int64, do func([]byte) error) error {
+		return eachChunk(ctx, s.pool, goods, from, do)
+	}}
+	return &FrozenList{d.Root, io.NewSectionReader(list, 0, d.Entries*draw.RecordBytes)}, nil
+}
+
+const chunkBytes = draw.ChunkLeaves * draw.RecordBytes
+
+// portions reads the records of a list, of which it keeps the latest portion.
+type portions struct {
+	read   func(chunk int64, do func(records []byte) error) error
+	latest []byte
+	at     int64
+}
+
+// ReadAt implements io.ReaderAt.
+func (p *portions) ReadAt(to []byte, at int64) (n int, err error) {
+	for n < len(to) && err == nil {
+		next := at + int64(n)
+		if next < p.at || next >= p.at+int64(len(p.latest)) {
+			err = p.load(next)
+			continue
+		}
+		n += copy(to[n:], p.latest[next-p.at:])
+	}
+	return n, err
+}
+
+// load reads the portion that begins with the chunk of a byte.
+func (p *portions) load(at int64) error {
+	chunk := at / chunkBytes
+	p.at, p.latest = chunk*chunkBytes, p.latest[:0]
+	err := p.read(chunk, func(records []byte) error {
+		p.latest = append(p.latest, records...)
+		return nil
+	})
+	if err == nil && at >= p.at+int64(len(p.latest)) {
+		err = io.ErrUnexpectedEOF
+	}
+	return err
 }
 
 // offersPage is how many ranks are read at a time.
