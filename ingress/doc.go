@@ -35,9 +35,10 @@
 //	operate_sale.go               create, change, restock and rename sales; their history
 //	operate_order.go              look at orders, and cancel them
 //
-// Draws (drawService):
+// Draws (drawService) and waiting lists (waitlistService):
 //
 //	draw.go                       create and look at a draw, its files and proofs; take beacons and secrets
+//	waitlist.go                   join and leave a waiting list; how many are before
 //
 // openapi.yaml describes the API, and openapi.go serves what package apidoc makes of it.
 //

@@ -64,8 +64,8 @@ var (
 // publicForever are the headers of a list. They must not be changed.
 var publicForever = http.Header{"Cache-Control": {"public, max-age=31536000, immutable"}}
 
-// line runs turnsMax calls at a time that cost more than a look, on the few connections of those who look at orders. The
-// others wait. They hold no slot of inFlight, so that a crowd of them keeps no one else out.
+// line runs turnsMax calls at a time that cost more than a look, on the few connections of those who look at orders.
+// The others wait. They hold no slot of inFlight, so that a crowd of them keeps no one else out.
 type line struct {
 	callers slots
 	turns   chan struct{}

@@ -99,8 +99,9 @@ var (
 	})
 	problemOffersOnly = fixed(problem{
 		Kind: problems.OffersOnly,
-		detail: "Units of this sale are offered to those who entered its draw or its waiting list. " +
-			"GET /v1/sales/{sale} says where to enter: entries_sale_id is the sale of a draw's entries.",
+		detail: "Units of this sale are offered to those who entered before. GET /v1/sales/{sale} says whether one can " +
+			"enter: with waitlist, by POST /v1/sales/{sale}/waitlist; with entries_sale_id, by a purchase in that sale " +
+			"while it is open.",
 	})
 	problemEnded = fixed(problem{
 		Kind: problems.Ended, detail: "An operator ended the sale, or its closing time has passed.",

@@ -47,7 +47,8 @@ func TestWaitingListOfSale(t *testing.T) {
 	require.Equal(t, "waiting", s.get(path, as("ada")).is(http.StatusOK)["state"], "from Redis")
 	s.get("/v1/orders/"+entry+"?receipt="+first["receipt"].(string), as("ada")).is(http.StatusOK)
 	var entries uuid.UUID
-	require.NoError(t, s.pool.QueryRow(t.Context(), "SELECT entries_id FROM draws WHERE sale_id = $1", sale).Scan(&entries))
+	err := s.pool.QueryRow(t.Context(), "SELECT entries_id FROM draws WHERE sale_id = $1", sale).Scan(&entries)
+	require.NoError(t, err)
 	s.buy(entries, "", as("eve")).isProblem(http.StatusConflict, "offers-only")
 	for place, user := range []string{"bob", "cid"} {
 		require.Equal(t, float64(place+2), join(user, user)["place"])

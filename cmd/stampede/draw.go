@@ -56,10 +56,7 @@ func (s storedDraws) CreateDraw(ctx context.Context, goods uuid.UUID, t catalog.
 }
 
 func (s storedDraws) Draw(ctx context.Context, goods uuid.UUID) (draw.View, error) {
-	d, err := s.draws.Find(ctx, goods)
-	if err == nil && d.Kind != draws.ByHash {
-		err = draws.ErrNoDraw
-	}
+	d, err := s.draws.FindDraw(ctx, goods)
 	return d.View(), err
 }
 

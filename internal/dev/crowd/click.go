@@ -121,7 +121,8 @@ func parseAnswer(resp *http.Response, body []byte) answer {
 	case a.problem == "already-purchased":
 		a.outcome = alreadyPurchased
 		a.order = orderIn(resp)
-	case a.problem == "sale-ended", a.problem == "sale-paused", a.problem == "sale-not-open":
+	case a.problem == "sale-ended", a.problem == "sale-paused", a.problem == "sale-not-open",
+		a.problem == "offers-only":
 		a.outcome = notOnSale
 	case !ours, resp.StatusCode == http.StatusTooManyRequests, resp.StatusCode >= http.StatusInternalServerError:
 		a.outcome, a.retryable = unknown, true

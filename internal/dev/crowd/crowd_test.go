@@ -208,6 +208,16 @@ func TestOutcomeIsUnknownAfterPatience(t *testing.T) {
 	assert.Equal(t, map[string]int{"sale-unavailable": 3}, c.Report().Failures)
 }
 
+func TestOfferedUnitsAreNotOnSale(t *testing.T) {
+	s := &shop{before: func(_ int, w http.ResponseWriter, _ *http.Request) bool {
+		writeProblem(w, http.StatusConflict, "offers-only")
+		return true
+	}}
+	report := send(t, Config{URLs: []string{openShop(t, s)}, Buyers: 3}).Report()
+	assert.Equal(t, 3, report.NotOnSale)
+	assert.Empty(t, report.Failures)
+}
+
 func TestLedgerFindsContradictions(t *testing.T) {
 	one, two := uuid.New(), uuid.New()
 	l := newLedger(3, 1)
