@@ -22,8 +22,10 @@ import (
 const (
 	// defaultFreeze is the freeze of a draw that names none, in seconds.
 	defaultFreeze = 60
-	// turnsMax and inLineMax bound the calls of a line that run and that wait, the latter for lineTimeout.
-	turnsMax    = 2
+	// readTurns and seedTurns are the turns of the two lines: together less than the connections of those who look at
+	// orders, which they use. At most inLineMax calls wait in a line, for lineTimeout.
+	readTurns   = 2
+	seedTurns   = 1
 	inLineMax   = 500
 	lineTimeout = catalogTimeout
 	// downloadsMax bounds the files at a time, and addressDownloads those of an address where streams are bounded.
@@ -64,15 +66,15 @@ var (
 // publicForever are the headers of a list. They must not be changed.
 var publicForever = http.Header{"Cache-Control": {"public, max-age=31536000, immutable"}}
 
-// line runs turnsMax calls at a time that cost more than a look, on the few connections of those who look at orders.
-// The others wait. They hold no slot of inFlight, so that a crowd of them keeps no one else out.
+// line runs a few calls at a time that cost more than a look. The others wait. They hold no slot of inFlight, so that a
+// crowd of them keeps no one else out.
 type line struct {
 	callers slots
 	turns   chan struct{}
 }
 
-func newLine() *line {
-	return &line{slots{limit: turnsMax + inLineMax}, make(chan struct{}, turnsMax)}
+func newLine(turns int) *line {
+	return &line{slots{limit: int64(turns + inLineMax)}, make(chan struct{}, turns)}
 }
 
 func (l *line) run(ctx context.Context, do func() error) error {
@@ -94,14 +96,12 @@ type drawService struct {
 	*core
 	sales *saleService
 	feed  *feed
-	// A proof hashes a part of the list, a file may be long, and a seed takes a signature to verify.
-	proofs, files, seeds *line
+	// A proof hashes a part of the list, and a file may be long. Those who give the seed do not wait for them.
+	reads, seeds *line
 }
 
-func newDrawService(operate *operatorService) *drawService {
-	s := &drawService{
-		core: operate.core, sales: operate.sales, proofs: newLine(), files: newLine(), seeds: newLine(),
-	}
+func newDrawService(operate *operatorService, reads *line) *drawService {
+	s := &drawService{core: operate.core, sales: operate.sales, reads: reads, seeds: newLine(seedTurns)}
 	s.feed = startFeed(s.background, firstBatch, salesMax, s.findDraws)
 	return s
 }
@@ -322,7 +322,7 @@ func (s *drawService) prove(c echo.Context) error {
 		return problemEntryReceipt
 	}
 	var p draws.Proof
-	err = s.ask(c, s.proofs, func(ctx context.Context, goods uuid.UUID) (err error) {
+	err = s.ask(c, s.reads, func(ctx context.Context, goods uuid.UUID) (err error) {
 		p, err = s.config.Draws.Proof(ctx, goods, receipt)
 		return err
 	})
@@ -361,7 +361,7 @@ func (s *drawService) download(h echo.HandlerFunc) echo.HandlerFunc {
 // bundle serves GET /v1/sales/{sale}/draw/bundle.
 func (s *drawService) bundle(c echo.Context) error {
 	var body []byte
-	err := s.ask(c, s.files, func(ctx context.Context, goods uuid.UUID) error {
+	err := s.ask(c, s.reads, func(ctx context.Context, goods uuid.UUID) error {
 		b, err := s.config.Draws.Bundle(ctx, goods)
 		if err == nil {
 			body, err = marshalLine(b)
@@ -380,7 +380,7 @@ func (s *drawService) bundle(c echo.Context) error {
 // leaves serves GET /v1/sales/{sale}/draw/leaves.
 func (s *drawService) leaves(c echo.Context) error {
 	var list *draws.FrozenList
-	err := s.ask(c, s.files, func(_ context.Context, goods uuid.UUID) (err error) {
+	err := s.ask(c, s.reads, func(_ context.Context, goods uuid.UUID) (err error) {
 		list, err = s.config.Draws.FrozenList(c.Request().Context(), goods) // it is read after the query
 		return err
 	})

@@ -423,7 +423,7 @@ func TestProofsWaitInLine(t *testing.T) {
 		var reading int
 		err := s.pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks
 			WHERE NOT granted AND relation = 'draw_chunks'::regclass`).Scan(&reading)
-		return err == nil && reading == turnsMax
+		return err == nil && reading == readTurns
 	})
 	s.get("/v1/sales/" + d.goods.String()).is(http.StatusOK)
 	d.post(d.path+"/beacon", drandAnswer).is(http.StatusOK)

@@ -42,8 +42,8 @@ type core struct {
 	metrics *metrics
 	limits  *clientLimits
 
-	// Every request under /v1 takes a slot of inFlight, except those that wait in a line of a drawService; a purchase, a
-	// payment and a cancellation take it after their body was read.
+	// Every request under /v1 takes a slot of inFlight, except those that wait in a line; a purchase, a payment and a
+	// cancellation take it after their body was read.
 	inFlight inFlightSlots
 	// A purchase that only waits holds one of waitSlots instead.
 	waitSlots slots
@@ -186,7 +186,8 @@ func (s *Server) routes(operate *operatorService) {
 // drawRoutes registers the calls on draws and waiting lists.
 func (s *Server) drawRoutes(operate *operatorService) {
 	const path = "/v1/sales/:sale/draw"
-	r, limited, draws := s.router, s.limits.limitAddress, newDrawService(operate)
+	reads := newLine(readTurns)
+	r, limited, draws := s.router, s.limits.limitAddress, newDrawService(operate, reads)
 	r.handlePost(path, limited(s.inFlight.operators.admit(operate.by(operators.Admin, draws.create))))
 	r.handleGet(path, s.public(draws.show))
 	r.handleGet(path+"/bundle", limited(draws.download(draws.bundle)))
@@ -197,7 +198,7 @@ func (s *Server) drawRoutes(operate *operatorService) {
 	r.handlePost(path+"/reveal", inLine(draws.takeSecret))
 
 	const waitlist = "/v1/sales/:sale/waitlist"
-	lists := newWaitlistService(s.core, s.sales)
+	lists := newWaitlistService(s.core, s.sales, reads)
 	r.handlePost(waitlist, lists.join)
 	r.handleGet(waitlist, s.inFlight.orders.admit(lists.show))
 	r.handlePost(waitlist+"/leave", lists.leave)

@@ -35,13 +35,15 @@ type waitlistService struct {
 	lists waitingLists
 }
 
-func newWaitlistService(c *core, sales *saleService) *waitlistService {
+func newWaitlistService(c *core, sales *saleService, reads *line) *waitlistService {
 	s := &waitlistService{orderService: &orderService{c}, sales: sales}
 	s.lists.start = c.background.start
 	s.lists.read = func(ctx context.Context, sale uuid.UUID) (places []int64, err error) {
-		err = s.orders.query(ctx, waitingTimeout, func(ctx context.Context) (err error) {
-			places, err = s.config.Draws.WaitingPlaces(ctx, sale)
-			return err
+		err = reads.run(ctx, func() error {
+			return s.orders.query(ctx, waitingTimeout, func(ctx context.Context) (err error) {
+				places, err = s.config.Draws.WaitingPlaces(ctx, sale)
+				return err
+			})
 		})
 		return places, err
 	}

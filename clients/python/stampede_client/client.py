@@ -179,7 +179,7 @@ class Stampede:
         """Waits for a unit of a sale that is sold out. A repeat keeps the place. Raises ProblemError, as not-sold-out."""
         key = key or new_key()
         request = Request("POST", _waitlist(sale_id), {"Idempotency-Key": key}, {})
-        repeats = Repeats(tries, deadline, changes="entry_order_id", key=key)
+        repeats = Repeats(tries, deadline, changes="state", key=key)
         return read(WaitlistEntry, self._transport.call(request, repeats).json)
 
     def waitlist_place(self, sale_id: str) -> WaitlistPlace:

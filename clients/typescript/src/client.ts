@@ -150,7 +150,7 @@ export class Stampede {
     const { key = newKey() } = options;
     const headers = { "Idempotency-Key": key };
     const request: Request = { method: "POST", path: waitlistPath(saleId), headers, body: {} };
-    return (await this.#transport.call(request, { ...options, changes: "entry_order_id", key })).json as WaitlistEntry;
+    return (await this.#transport.call(request, { ...options, changes: "state", key })).json as WaitlistEntry;
   }
 
   /** The own place in the waiting list of a sale, with the order when a unit was offered. */
