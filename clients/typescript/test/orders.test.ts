@@ -61,6 +61,26 @@ test("a cancelled order gives its units back, and another key buys again", async
   }
 });
 
+test("a buyer waits, is offered a unit, and leaves", async () => {
+  const sale = await createSale({ stock: 1, payment_window_seconds: 600, waitlist: true });
+  const [ann, bob, cid] = [buyer(), buyer(), buyer()];
+  await assert.rejects(bob.joinWaitlist(sale.id), { slug: "not-sold-out" });
+  const { order } = await ann.buy(sale.id, { waitSeconds: 10 });
+  const first = await bob.joinWaitlist(sale.id);
+  assert.deepEqual([first.place, first.state, first.sale_id], [1, "waiting", sale.id]);
+  assert.deepEqual(await bob.joinWaitlist(sale.id), first);
+  await cid.joinWaitlist(sale.id);
+  assert.equal((await cid.leaveWaitlist(sale.id)).state, "left");
+  await ann.cancel(order.order_id);
+  for (const end = Date.now() + 20_000; (await bob.waitlistPlace(sale.id)).state !== "offered"; ) {
+    assert.ok(Date.now() < end);
+    await new Promise((resolve) => setTimeout(resolve, 50));
+  }
+  const again = await bob.joinWaitlist(sale.id);
+  assert.deepEqual([again.state, again.entry_order_id], ["offered", first.entry_order_id]);
+  assert.equal((await bob.order(again.order_id ?? "")).sale_id, sale.id);
+});
+
 test("orders and sales are listed over their pages", async () => {
   const { client, seen } = await faulty([]);
   const bought: string[] = [];
