@@ -209,9 +209,9 @@ var problemPastUnknown = fixed(problem{
 		"Retry after a moment.",
 })
 
-// orPastAnswer returns the answer to a purchase in a sale that Redis has retired or does not have, or whose answer is an
-// error: that of Postgres if Redis has no buyers of the sale any more. If Redis does not have the sale at all, its orders
-// are archived, or its keys were deleted.
+// orPastAnswer returns the answer to a purchase in a sale that Redis has retired or does not have, or whose answer is
+// an error: that of Postgres if Redis has no buyers of the sale any more. If Redis does not have the sale at all, its
+// orders are archived, or its keys were deleted.
 func (s *purchaseService) orPastAnswer(
 	c echo.Context, r reservation.Request, answer reservation.Answer, err error,
 ) (reservation.Answer, error) {
