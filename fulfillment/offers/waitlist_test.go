@@ -30,7 +30,7 @@ type list struct {
 }
 
 // newList makes a sale with a waiting list whose units the holders have.
-func newList(t *testing.T, s *testshop.Shop, holders ...string) *list {
+func newList(t testing.TB, s *testshop.Shop, holders ...string) *list {
 	t.Helper()
 	sale, err := s.Catalog.Create(t.Context(), reservation.Terms{
 		Name: "shoe", Stock: int64(len(holders)), PerOrderLimit: 1, PaymentWindow: testshop.PaymentWindow, Waitlist: true,
@@ -44,7 +44,7 @@ func newList(t *testing.T, s *testshop.Shop, holders ...string) *list {
 }
 
 // join has users wait, in their order.
-func (l *list) join(t *testing.T, users ...string) {
+func (l *list) join(t testing.TB, users ...string) {
 	t.Helper()
 	for _, user := range users {
 		a, err := l.Join(t.Context(), l.sale, user, "")
@@ -65,7 +65,7 @@ func (l *list) expire(t *testing.T, users ...string) {
 }
 
 // orderOf is the live order of a user in a sale.
-func (l *list) orderOf(t *testing.T, sale uuid.UUID, user string) (id uuid.UUID) {
+func (l *list) orderOf(t testing.TB, sale uuid.UUID, user string) (id uuid.UUID) {
 	t.Helper()
 	require.NoError(t, l.Pool.QueryRow(t.Context(), `SELECT id FROM orders
 		WHERE sale_id = $1 AND user_id = $2 AND status IN ('confirmed', 'paid')`, sale, user).Scan(&id))
@@ -73,16 +73,10 @@ func (l *list) orderOf(t *testing.T, sale uuid.UUID, user string) (id uuid.UUID)
 }
 
 // turns are those that were had, as user and outcome.
-func (l *list) turns(t *testing.T) []string {
+func (l *list) turns(t testing.TB) []string {
 	return testshop.Rows(t, l.Pool, `SELECT e.user_id || ' ' || coalesce(had.reason, 'offered') FROM draw_offers AS had
 		JOIN orders AS e ON e.sale_id = $2 AND e.id = had.entry_id WHERE had.sale_id = $1 ORDER BY had.rank`,
 		l.sale.ID, l.sale.EntriesID)
-}
-
-// endQuiet ends the second in which returned units are not sold.
-func (l *list) endQuiet(t *testing.T) {
-	t.Helper()
-	require.NoError(t, l.Rdb.HDel(t.Context(), l.Keys.Sale(0, l.sale.ID), "quiet_since_ms").Err())
 }
 
 func (l *list) state(t *testing.T) string { return l.SaleInRedis(t, l.sale.ID)["state"] }
@@ -152,7 +146,9 @@ func TestReturnedUnitsAreOfferedByPlace(t *testing.T) {
 
 	l.requireNoTurn(t, o)
 	require.Equal(t, "waitlist", l.state(t), "it is for everybody")
-	s.Buy(t, l.sale.ID, "eve")
+	testkit.Eventually(t, testshop.Soon, "it is sold", func() bool {
+		return s.Ask(t, l.sale.ID, "eve").Verdict == reservation.Reserved
+	})
 	l.join(t, "bob", "fay") // behind all others
 	l.expire(t, "eve")
 	require.Equal(t, "offers", l.state(t), "the next return closes it again")
@@ -168,7 +164,6 @@ func TestHolderIsSkippedInWaitingList(t *testing.T) {
 	l := newList(t, s, "h1", "h2")
 	l.join(t, "ann", "bob")
 	l.expire(t, "h1")
-	l.endQuiet(t)
 	given := reservation.Offer{OrderID: order.NewOrderID(l.sale.ID), UserID: "ann"} // by an operator's tool
 	answers, err := s.Offer(t.Context(), l.sale, []reservation.Offer{given})
 	require.NoError(t, err)
@@ -194,7 +189,6 @@ func TestEntryInTransitIsNotPassedOver(t *testing.T) {
 		testwork.Record(t, ledger.New(s.Pool), append(first[:0:0], e))
 	}
 	require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM orders WHERE sale_id = $1", l.sale.EntriesID))
-	l.endQuiet(t)
 	l.requireNoTurn(t, o)
 	require.Equal(t, "offers", l.state(t), "ann waits")
 	testwork.FulfilAll(t, s)
@@ -208,7 +202,6 @@ func TestClockChangeDoesNotChangePlaces(t *testing.T) {
 	l := newList(t, s, "h1", "h2")
 	l.join(t, "ann", "bob")
 	l.expire(t, "h1", "h2")
-	l.endQuiet(t)
 	change := "UPDATE orders SET reserved_at = reserved_at + make_interval(hours => $2) WHERE id = $1"
 	ann := l.orderOf(t, l.sale.EntriesID, "ann")
 	require.NoError(t, s.Exec(t, change, ann, 1))
