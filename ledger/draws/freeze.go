@@ -19,9 +19,9 @@ import (
 // portionChunks is how many chunks are read, and written, at a time: it bounds the memory of a freeze.
 const portionChunks = 64
 
-// commitMargin is how long before a round the clock must be read: half a freeze if that is shorter. A later list is
-// frozen after the round, for the next one. From then on Postgres ends the transaction if a statement or a silence takes
-// an eighth of the margin. There are six of them, and the commit has the rest: so it comes before the round, or never.
+// commitMargin is how long before a round the clock must be read, or half a freeze if that is shorter. A later list is
+// frozen after the round, for the next one. Once the clock is read, Postgres ends the transaction if a statement or a
+// silence takes an eighth of the margin. There are six of them, and the commit has the rest of the time.
 const (
 	commitMargin = 10 * time.Second
 	marginSteps  = 8
@@ -57,7 +57,7 @@ func (s *Store) Prepare(ctx context.Context, goods uuid.UUID) error {
 }
 
 // freeze freezes the list of the entries, all of which must be final: over, in Postgres, and unable to become others.
-// It asks for a stock of the entries sale that leaves nothing, so that none is added later. It makes the draw void if
+// So none is added later; it also asks for a stock of the entries sale that leaves nothing. It makes the draw void if
 // the last round is over. After a crash it goes on with the next part of the list. It does nothing in another state.
 //
 // The caller excludes other calls (pg.DrawLock). Two at once harm nothing: one of them fails.
@@ -171,8 +171,8 @@ func (c *chunk) add(id uuid.UUID, record draw.Record) {
 	c.tree.Add(record.Leaf())
 }
 
-// freeze is the last step. It locks both sales, so that no entry is added or cancelled before its end, and nothing waits
-// for a lock after the clock is read. The goods come first, as in catalog.CreateDraw.
+// freeze is the last step. It locks both sales, so that no entry is added or cancelled before its end, and no lock is
+// waited for once the clock is read. The goods come first, as in catalog.CreateDraw.
 func (f *freezing) freeze(ctx context.Context, tx pgx.Tx, d *Draw) error {
 	if d.State != Freezing {
 		return nil
