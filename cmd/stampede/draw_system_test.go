@@ -143,7 +143,9 @@ func (r *raffle) verify() {
 func (r *raffle) verifyFiles(bundle, leaves, user, receipt string) {
 	r.t.Helper()
 	var out, errs bytes.Buffer
-	args := []string{"draw", "verify", "--bundle=" + bundle, "--leaves=" + leaves, "--receipt=" + receipt, "--frozen=" + r.kept}
+	args := []string{
+		"draw", "verify", "--bundle=" + bundle, "--leaves=" + leaves, "--receipt=" + receipt, "--frozen=" + r.kept,
+	}
 	assert.Equal(r.t, exitOK, run(args, &out, &errs), "%s%s", out.String(), errs.String())
 	assert.Contains(r.t, out.String(), "5 offered and 0 skipped")
 	p, outcome := r.proof(user), "not offered"
