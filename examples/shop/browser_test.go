@@ -271,7 +271,7 @@ func TestEntrantIsDrawnAndPays(t *testing.T) {
 	require.NoError(t, err)
 	r := rigOf(t, d.goods)
 	require.NoError(t, d.enter(t.Context(), 3, func(user string) (string, error) { return r.shop.token(user + r.suffix) }))
-	b := r.openAs("ada")
+	b := r.openAs("ada", "503")
 	b.Shows("#countdown", "Entries close in 0:")
 	b.Shows("#stock-text", "4 shirts are drawn")
 	b.Shows("#buy", "Enter the draw")
@@ -279,13 +279,18 @@ func TestEntrantIsDrawnAndPays(t *testing.T) {
 	b.Run(chromedp.DoubleClick(chromedp.CSS("#buy")), chromedp.Reload())
 	b.Shows("#draw-text", "You are in.")
 	b.CheckLayout("13-draw-entered")
+	looks := r.network.countDraw()
 	b.Shows("#draw-text", "The list is frozen. The parties reveal their secrets")
 	b.Shows("#draw-facts", "from 0 to 3")
 	b.CheckLayout("14-draw-frozen")
+	r.eventually("the page looks at the draw again", func() bool { return looks.draw.Load() > 3 })
+	require.EqualValues(t, 1, looks.proof.Load(), "who waits asks for no proof again and again")
 
 	require.NoError(t, d.reveal(t.Context()))
 	b.Shows("#draw-text", "A shirt was offered to you")
 	b.Shows("#draw-facts", "Rank")
+	b.Click("#verify")
+	b.Shows("#verified", "The list could not be looked up. Try again.")
 	b.Click("#verify")
 	b.Shows("#verified", "Verified: your entry is at place")
 	b.Shows("#pay-by", "Pay within 59:")
@@ -296,6 +301,21 @@ func TestEntrantIsDrawnAndPays(t *testing.T) {
 	b.Shows("#history-list", "Entry in the draw")
 	b.CheckLayout("16-draw-paid")
 	require.Len(t, r.orders("ada"), 2, "the entry, and the shirt")
+}
+
+// An entry that was cancelled before the end is no part of the draw.
+func TestEntrantOutsideTheListIsTold(t *testing.T) {
+	t.Parallel()
+	d, err := shared.dev.createDraw(t.Context(), 1, 8*time.Second, time.Hour)
+	require.NoError(t, err)
+	r := rigOf(t, d.goods)
+	b := r.openAs("ada", "404")
+	b.Click("#buy")
+	b.Shows("#draw-text", "You are in.")
+	path := "/v1/admin/orders/" + r.onlyOrder("ada")["order_id"].(string) + "/cancel"
+	require.NoError(t, d.ask(t.Context(), http.MethodPost, path, d.admin, map[string]string{"reason": "a bot"}, nil))
+	b.Shows("#draw-text", "Your entry is not in the list: it is cancelled.")
+	b.CheckLayout("17-draw-missing")
 }
 
 // A size that is gone is greyed on open pages; who was too slow is told what is left.

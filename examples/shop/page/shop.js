@@ -352,19 +352,30 @@ async function watchDraw() {
     const answer = await call("GET", `${salePath}/draw`);
     if (answer.status === 200) draw = answer.body;
     const entry = user && attempt.load();
-    if (draw?.root && entry?.receipt && (proof?.outcome ?? "waiting") === "waiting") {
-      const proved = await call("GET", `${salePath}/draw/proof?receipt=${entry.receipt}`);
-      if (proved.status === 200) proof = proved.body;
-      if (proof?.order_id) follow(proof.order_id);
-    }
+    if (draw?.root && entry?.receipt && provesMore()) await loadProof(entry);
     render();
     await pause(jitter(["over", "void"].includes(draw?.state) ? 10_000 : 1000));
   }
 }
 
+// provesMore is true when a proof has news: the place, then the rank, then what became of it. Until then the draw tells
+// enough, which servers and caches have once for everybody.
+const provesMore = () => !proof || (proof.outcome === "waiting" &&
+  (proof.rank === undefined ? draw.ranked_at : proof.rank < draw.offered + draw.skipped));
+
+async function loadProof(entry) {
+  const answer = await call("GET", `${salePath}/draw/proof?receipt=${entry.receipt}`);
+  if (answer.status === 200) proof = answer.body;
+  if (proof?.order_id) follow(proof.order_id);
+  if (answer.status !== 404) return;
+  const shown = await call("GET", `/v1/orders/${entry.order}?receipt=${entry.receipt}`);
+  if (shown.status === 200) proof = { outcome: "missing", status: shown.body.status };
+}
+
 async function verifyEntry() {
   const answer = await fetch(`${config.api}${salePath}/draw/leaves`).catch(() => null);
-  const list = new Uint8Array(answer?.ok ? await answer.arrayBuffer() : 0);
+  const list = answer?.ok && new Uint8Array(await answer.arrayBuffer().catch(() => 0));
+  if (!list?.length) return text("verified", "The list could not be looked up. Try again.");
   text("verified", await verify(list, attempt.load().receipt, draw).then(
     ({ place, rank }) => (place === proof.place && rank === proof.rank
       ? `Verified: your entry is at place ${place} of the list, the list has the root that was published, and its rank ` +
@@ -543,8 +554,9 @@ function renderDrawn() {
   for (const [i, item] of [...$("draw-steps").children].entries()) item.className = steps[i] ? "done" : "";
   const last = (draw.entries ?? 0) - 1;
   const facts = Object.entries({
-    Place: proof && `${proof.place}, from 0 to ${last}`,
+    Place: proof?.place !== undefined && `${proof.place}, from 0 to ${last}`,
     Rank: proof?.rank !== undefined && `${proof.rank}, from 0 to ${last}`,
+    Turns: draw.ranked_at && `${draw.offered + draw.skipped} of ${draw.entries} ranks`,
     Root: draw.root, Seed: draw.seed, Receipt: entry.receipt,
   }).filter(([, value]) => value).map(([name, value]) => element("div", {}, element("dt", {}, name),
     element("dd", {}, element("code", {}, value))));
