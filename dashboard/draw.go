@@ -38,6 +38,8 @@ type drawLink struct {
 	// Entered is how many entries Postgres has that were not cancelled, and Waiting how many of those in a waiting list
 	// had no turn.
 	Entered, Waiting int64
+	// EntriesEnded is true if nobody can enter any more, also before the end that fixes the round.
+	EntriesEnded bool
 }
 
 // drawOf returns nil for a sale that has neither a draw nor a waiting list, and is not the entries of one.

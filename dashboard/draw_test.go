@@ -279,7 +279,12 @@ func TestDrawAsksForItsRound(t *testing.T) {
 	b := d.as("vic")
 	path := "/sales/" + d.goods.String() + "/draw"
 	_, page := b.get(path)
-	require.Regexp(t, `and the seed is round \d+ of drand, of <time`, page)
+	require.Regexp(t, `Until <time.*and the seed is round \d+ of drand, of <time`, page)
+	_, err := d.Shop.Catalog.End(t.Context(), d.entries)
+	require.NoError(t, err)
+	_, page = b.get(path)
+	require.Regexp(t, `>entering<.*Nobody enters any more`, page)
+	require.Regexp(t, `ended the entries before their time, <time.*Then a worker freezes the list, and the seed is`, page)
 	d.freeze()
 	_, page = b.get(path)
 	require.Regexp(t, `It waits for round \d+ of drand, of <time.*in <b>0[01]:\d\d</b>`, page)
