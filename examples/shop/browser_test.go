@@ -264,6 +264,37 @@ func TestSoldOutIsSaid(t *testing.T) {
 	r.onlyOrder("ada")
 }
 
+// Who waits is offered the shirt that returns, and not who asks at that second.
+func TestBuyerWaitsForShirt(t *testing.T) {
+	t.Parallel()
+	sale, err := shared.dev.createWaitlist(t.Context(), 1, time.Hour)
+	require.NoError(t, err)
+	r := rigOf(t, sale)
+	require.Equal(t, http.StatusAccepted, r.buyAs("bob"))
+	b := r.openAs("ada", "404")
+	b.Shows("#buy", "Wait for a shirt")
+	b.Click("#buy")
+	b.Shows("#line-text", "You wait for a shirt. The next one is yours.")
+	b.Run(chromedp.Reload())
+	b.Shows("#line-text", "The next one is yours.")
+	b.CheckLayout("18-waiting")
+	status, _ := r.call("cem", http.MethodPost, "/v1/sales/"+sale+"/waitlist", "")
+	require.Equal(t, http.StatusAccepted, status)
+	b.Click("#leave")
+	b.Shows("#buy", "Wait for a shirt")
+	b.Click("#buy")
+	b.Shows("#line-text", "1 before you.")
+	status, _ = r.call("cem", http.MethodPost, "/v1/sales/"+sale+"/waitlist/leave", "")
+	require.Equal(t, http.StatusOK, status)
+	b.Shows("#line-text", "The next one is yours.")
+	r.cancel("bob")
+	b.Shows("#order-text", "Confirmed")
+	b.Shows("#pay-by", "Pay within 59:")
+	b.CheckLayout("19-offered")
+	b.Click("#cancel")
+	b.Shows("#order-text", "Its shirts go to those who wait.")
+}
+
 // The story of a draw: enter, see the proof, be offered a shirt, pay it.
 func TestEntrantIsDrawnAndPays(t *testing.T) {
 	t.Parallel()
