@@ -1,4 +1,4 @@
--- Drawn sales that still sell, and whose entries are over.
+-- The sales that are drawn whose entries are over, and which are not over themselves.
 SELECT d.sale_id
 FROM draws AS d JOIN sales AS e ON e.id = d.entries_id JOIN sales AS g ON g.id = d.sale_id
 WHERE d.kind = 'draw' AND d.voided_at IS NULL AND e.closes_at <= now() AND g.state <> 'ended' AND (g.closes_at <= now()) IS NOT TRUE
