@@ -57,7 +57,7 @@ func TestEventsFitTheirDescription(t *testing.T) {
 		exec("INSERT INTO sale_events (sale_id, revision, type, data, operator) VALUES ($1, $2, $3, '{\"stock\": 70}', 'ada')",
 			sale, revision+1, kind)
 	}
-	hash := strings.Repeat("0a", 32)
+	hash, goods := strings.Repeat("0a", 32), uuid.Must(uuid.NewV7())
 	party := `"parties": [{"name": "ann", "commitment": "` + hash + `"`
 	for i, event := range []string{
 		`DrawCreated {"stock": 70, "freeze_seconds": 60, "entries_sale_id": "` + sale.String() + `", ` + party + `}]}`,
@@ -66,6 +66,7 @@ func TestEventsFitTheirDescription(t *testing.T) {
 		`DrawSeeded {"seed": "` + hash + `", "round": 8, "signature": "` + strings.Repeat("b7", 48) + `"}`,
 		`DrawSeeded {"seed": "` + hash + `", ` + party + `, "secret": "` + hash + `"}]}`,
 		`DrawVoided {"reason": "a party has not revealed its secret in time"}`,
+		`WaitlistCreated {"stock": 70, "sale_id": "` + goods.String() + `", "entries_sale_id": "` + sale.String() + `"}`,
 	} {
 		kind, data, _ := strings.Cut(event, " ")
 		exec("INSERT INTO sale_events (sale_id, revision, type, data) VALUES ($1, $2, $3, $4)", sale, 11+i, kind, data)
@@ -111,8 +112,8 @@ func TestEventsFitTheirDescription(t *testing.T) {
 	look(t, r)
 	events, _, err := r.Read(t.Context(), 0, 1000)
 	require.NoError(t, err)
-	require.Len(t, events, 10+5+11+2*2+2)
-	traced, withItems, ofDraws := 0, 0, 0
+	require.Len(t, events, 10+6+11+2*2+2)
+	traced, withItems, ofDraws, ofLists := 0, 0, 0, 0
 	for _, e := range events {
 		event, err := jsonschema.UnmarshalJSON(bytes.NewReader(e.Body))
 		require.NoError(t, err)
@@ -121,6 +122,10 @@ func TestEventsFitTheirDescription(t *testing.T) {
 		case bytes.Contains(e.Body, []byte(`"type":"stampede.draw.`)):
 			schema, ofDraws = draws, ofDraws+1
 			require.NotContains(t, string(e.Body), `"stock"`)
+		case bytes.Contains(e.Body, []byte(`"type":"stampede.waitlist.created"`)):
+			schema, ofLists = draws, ofLists+1
+			require.Contains(t, string(e.Body), `"sale_id":"`+goods.String()+`","revision":16,"change":"created"`)
+			require.Contains(t, string(e.Body), `"entries_sale_id":"`+sale.String()+`"`)
 		case e.Subject == sale.String(), e.Subject == sizes.String():
 			schema = sales
 		case strings.HasPrefix(e.Subject, "/"):
@@ -138,8 +143,8 @@ func TestEventsFitTheirDescription(t *testing.T) {
 			require.Contains(t, string(e.Body), `"traceparent":"`+e.TraceParent+`"`)
 		}
 	}
-	require.Equal(t, []int{1, 2, 5}, []int{traced, withItems, ofDraws})
-	renamed := bytes.Replace(events[15].Body, []byte(`"user_id"`), []byte(`"user"`), 1)
+	require.Equal(t, []int{1, 2, 5, 1}, []int{traced, withItems, ofDraws, ofLists})
+	renamed := bytes.Replace(events[16].Body, []byte(`"user_id"`), []byte(`"user"`), 1)
 	wrong, err := jsonschema.UnmarshalJSON(bytes.NewReader(renamed))
 	require.NoError(t, err)
 	require.Error(t, orders.Validate(wrong))
