@@ -79,7 +79,7 @@ func forBrowsers(method, path string) bool {
 	// Everything else that changes a sale is an operator's.
 	_, call, _ := strings.Cut(strings.TrimPrefix(sale, "/"), "/")
 	switch call {
-	case "orders", "events/ticket", "draw/beacon", "draw/reveal":
+	case "orders", "events/ticket", "draw/beacon", "draw/reveal", "waitlist", "waitlist/leave":
 		return true
 	}
 	return false

@@ -76,17 +76,17 @@ func TestOffersFollowStateOfSale(t *testing.T) {
 func TestOfferGivesEveryAnswer(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	offer := func() string { return b.next("offer", lua.Offer, "offers") }
-	require.Equal(t, "unknown-sale", b.change("offer", lua.Offer, 2, "offers"))
+	offersOnly := func() string { return b.next("offers_only", lua.OffersOnly, "offers") }
+	require.Equal(t, "unknown-sale", b.change("offers_only", lua.OffersOnly, 2, "offers"))
 	b.open()
-	require.Equal(t, "gap 1", b.change("offer", lua.Offer, 3, "offers"))
+	require.Equal(t, "gap 1", b.change("offers_only", lua.OffersOnly, 3, "offers"))
 	b.epoch = "2"
-	require.Equal(t, "stale-epoch", b.change("offer", lua.Offer, 2, "offers"))
+	require.Equal(t, "stale-epoch", b.change("offers_only", lua.OffersOnly, 2, "offers"))
 	b.epoch = "1"
-	require.Equal(t, "offered", offer())
-	require.Equal(t, "unchanged", b.change("offer", lua.Offer, 2, "offers"))
+	require.Equal(t, "set", offersOnly())
+	require.Equal(t, "unchanged", b.change("offers_only", lua.OffersOnly, 2, "offers"))
 	require.Equal(t, "2", b.field("generation"), "ingresses that remember the sale as sold out look again")
-	b.requireAllAnswers("offer")
+	b.requireAllAnswers("offers_only")
 
 	require.Equal(t, "paused", b.next("pause", lua.Pause))
 	require.Equal(t, "resumed", b.next("resume", lua.Resume))
@@ -101,7 +101,7 @@ func TestPausedSaleIsOfferedWhenItIsResumed(t *testing.T) {
 	b := newBench(t)
 	b.open()
 	b.next("pause", lua.Pause)
-	require.Equal(t, "offered", b.next("offer", lua.Offer, "offers"))
+	require.Equal(t, "set", b.next("offers_only", lua.OffersOnly, "offers"))
 	require.Equal(t, []string{"paused"}, b.reserve(b.buy("ann")))
 	b.next("resume", lua.Resume)
 	require.Equal(t, []string{"offers-only"}, b.reserve(b.buy("ann")))
@@ -121,7 +121,7 @@ func newWaitlist(t *testing.T) *bench {
 	b.stock = 1
 	require.Equal(t, "unknown-sale", b.reopen())
 	b.open()
-	require.Equal(t, "offered", b.next("offer", lua.Offer, "waitlist"))
+	require.Equal(t, "set", b.next("offers_only", lua.OffersOnly, "waitlist"))
 	require.Equal(t, []string{"reserved 1", "sold-out"}, b.reserve(request{"ann", "o-ann", "-", "1"}, b.buy("bob")))
 	require.Equal(t, []string{"sold-out"}, b.reserve(b.buy("bob")), "nothing has returned yet")
 	return b

@@ -416,6 +416,7 @@ var readsMany = map[string]string{
 	"audit/unfinished_buyers": "joins audit_buyers",
 	"reconcile/explain":       "joins the differences",
 	"payment/waiting":         "starts from the few payments that wait",
+	"dashboard/draw_of":       "joins draws",
 	"draws/waiter":            "joins draws",
 	"draws/waiting_places":    "joins draws",
 	"relay/position_of_time":  "an operator's, which says so",
