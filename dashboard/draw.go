@@ -35,8 +35,11 @@ type drawLink struct {
 	SaleID            uuid.UUID
 	Kind              draws.Kind
 	Name, EntriesName string
-	// Entered is how many entries Postgres has that were not cancelled.
-	Entered int64
+	// Entered is how many entries Postgres has that were not cancelled, and Waiting how many of those in a waiting list
+	// had no turn.
+	Entered, Waiting int64
+	// EntriesEnded is true if nobody can enter any more, also before the end that fixes the round.
+	EntriesEnded bool
 }
 
 // drawOf returns nil for a sale that has neither a draw nor a waiting list, and is not the entries of one.
@@ -178,6 +181,9 @@ func (d drawPages) read(ctx context.Context, link *drawLink, again bool) (*drawP
 	}
 	p.Turns = p.Offered + p.Skipped
 	p.Waiting = p.Entries - p.Turns
+	if link.IsList() {
+		p.Waiting = link.Waiting
+	}
 	if link.IsList() || !p.RankedAt.IsZero() {
 		err = d.readTurns(ctx, p)
 	}
@@ -195,10 +201,6 @@ func (d drawPages) readTurns(ctx context.Context, p *drawPage) error {
 	}
 	for i, item := range p.Items {
 		letters, codes = append(letters, order.ItemLetter(i)), append(codes, item.Code)
-	}
-	if p.Link.IsList() {
-		// One who has left the list before is no entry any more, and had no turn.
-		p.Waiting = max(p.Link.Entered-p.Turns, 0)
 	}
 	rows, _ := d.Pool.Query(ctx, sql.DashboardDrawRanks, p.SaleID, letters, ranksRead/len(letters), turnsShown)
 	turns, err := pgx.CollectRows(rows, pgx.RowToStructByName[turn]) // which has the error of the query

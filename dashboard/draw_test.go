@@ -81,6 +81,11 @@ func (d *testDraw) reveal(party string) {
 func (d *testDraw) offer(turns int64) {
 	d.t.Helper()
 	require.NoError(d.t, d.draws.Prepare(d.t.Context(), d.goods))
+	d.awaitTurns(turns)
+}
+
+func (d *testDesk) awaitTurns(turns int64) {
+	d.t.Helper()
 	worker := offers.New(offers.Config{
 		Pool: d.Shop.Pool, Redis: d.Rdb, Keys: d.Shop.Keys, Store: d.Shop.Store, Catalog: d.Shop.Catalog,
 		Logger: testkit.Logger(d.t),
@@ -211,7 +216,7 @@ func TestMapOfLargeDrawIsBounded(t *testing.T) {
 	require.Less(t, len(page), 40_000)
 }
 
-// The waiting list of a sale has its page, too.
+// The waiting list of a sale has its page, too. Who had a turn may join again at its end.
 func TestWaitingListIsShown(t *testing.T) {
 	t.Parallel()
 	desk := openDesk(t)
@@ -225,25 +230,45 @@ func TestWaitingListIsShown(t *testing.T) {
 	require.Contains(t, page, `<a href="`+path+`">Waiting list</a>`)
 	_, page = b.get(path)
 	require.Contains(t, page, "Nobody waits")
-	for n := range 2 {
-		desk.Buy(t, sale.ID, fmt.Sprintf("buyer-%d", n))
+	held := map[string]uuid.UUID{}
+	for _, user := range []string{"h1", "h2"} {
+		held[user] = desk.Buy(t, sale.ID, user)
 	}
-	var first uuid.UUID
-	for n := range 4 {
-		answer, err := desk.Shop.Store.Join(t.Context(), sale.Sale, fmt.Sprintf("user-%d", n), "")
+	join := func(user string) {
+		answer, err := desk.Shop.Store.Join(t.Context(), sale.Sale, user, "")
 		require.NoError(t, err)
-		first = answer.Reservation.OrderID
+		require.Equal(t, reservation.Reserved, answer.Verdict)
+		held[user] = answer.Reservation.OrderID
+		testwork.FulfilAll(t, desk.Shop)
 	}
-	testwork.FulfilAll(t, desk.Shop)
-	desk.Shop.Exec(t, `INSERT INTO draw_offers (sale_id, rank, place, entry_id, epoch, reason) VALUES ($1, 0, 4, $2, 1, $3)`,
-		sale.ID, first, draw.SkippedHolder)
-	desk.Shop.Exec(t, "UPDATE draws SET skipped = 1")
+	ends := func(order uuid.UUID) {
+		_, err := ledger.New(desk.Shop.Pool).Withdraw(t.Context(), order, "a mistake", "ada")
+		require.NoError(t, err)
+		testwork.ReleaseUnits(t, desk.Shop)
+	}
+	join("ann")
+	join("bob")
+	ends(held["h1"])
+	desk.awaitTurns(1)
+	first := held["ann"]
+	var offered uuid.UUID
+	require.NoError(t, desk.Shop.Pool.QueryRow(t.Context(), "SELECT order_id FROM draw_offers").Scan(&offered))
+	ends(offered)
+	desk.awaitTurns(2)
+	ends(first)
+	join("ann")
+	desk.Shop.Exec(t, "UPDATE orders SET status = 'paid', version = 3 WHERE id = $1", held["bob"]) // with money for nothing
 	_, page = b.get(path)
-	require.Contains(t, page, "3 wait")
-	require.Contains(t, page, "skipped <b>1<")
-	require.Regexp(t, `<th scope="row"><a href="/orders/`+first.String()+`">4</a>`, page)
-	require.Equal(t, 3, strings.Count(pathOf(page, "o-waiting"), "M"))
+	require.Contains(t, page, "1 wait")
+	require.Contains(t, page, "<dt>Wait</dt><dd>1<")
+	require.Contains(t, page, "<dt>Had a turn</dt><dd>2<")
+	require.Regexp(t, `expired or cancelled <b>1<`, page)
+	require.Regexp(t, `<th scope="row"><a href="/orders/`+first.String()+`">1</a>`, page)
+	require.Equal(t, 1, strings.Count(pathOf(page, "o-waiting"), "M"))
 	require.NotContains(t, page, "Root of the list")
+	shown, err := desk.Shop.Catalog.Show(t.Context(), sale.ID)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, shown.Waiting)
 }
 
 // A draw that waits for a round of drand says which, and how anyone brings it.
@@ -254,7 +279,12 @@ func TestDrawAsksForItsRound(t *testing.T) {
 	b := d.as("vic")
 	path := "/sales/" + d.goods.String() + "/draw"
 	_, page := b.get(path)
-	require.Regexp(t, `and the seed is round \d+ of drand, of <time`, page)
+	require.Regexp(t, `Until <time.*and the seed is round \d+ of drand, of <time`, page)
+	_, err := d.Shop.Catalog.End(t.Context(), d.entries)
+	require.NoError(t, err)
+	_, page = b.get(path)
+	require.Regexp(t, `>entering<.*Nobody enters any more`, page)
+	require.Regexp(t, `ended the entries before their time, <time.*Then a worker freezes the list, and the seed is`, page)
 	d.freeze()
 	_, page = b.get(path)
 	require.Regexp(t, `It waits for round \d+ of drand, of <time.*in <b>0[01]:\d\d</b>`, page)

@@ -33,6 +33,8 @@ type Bundle struct {
 	// Items are the items of both sales in their order; none in sales without items.
 	Items  []Item  `json:"items,omitempty"`
 	Offers []Offer `json:"offers"`
+	// VoidReason is why nothing is offered, in a draw that is void.
+	VoidReason string `json:"void_reason,omitempty"`
 }
 
 // BundleVersion is the version of all bundles.
@@ -109,8 +111,8 @@ const (
 	offersMax      = 1_000_000
 )
 
-// ErrBundle is returned for a text that is no bundle.
-var ErrBundle = errors.New("not the bundle of a draw")
+// ErrBundle is returned for a text that is no bundle, or too large.
+var ErrBundle = errors.New("not a bundle that can be verified")
 
 // ReadBundle reads a bundle. Its error is that of the reader, or ErrBundle.
 func ReadBundle(r io.Reader) (*Bundle, error) {

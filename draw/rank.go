@@ -107,7 +107,7 @@ func (r *Ranking) Sort(record func(place int64) (Record, error)) (entries map[by
 	entries = map[byte]int64{}
 	for i := range r.keys {
 		letter := byte(r.keys[i].high>>24) ^ 0x20
-		// The rank goes where the item and the score were, which are not needed any more: but the item of later keys.
+		// low is the rank from here on. high is still needed: it has the item of later keys.
 		r.keys[i].low = uint32(entries[letter])
 		entries[letter]++
 	}

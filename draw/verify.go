@@ -19,6 +19,8 @@ const (
 	Kept    Verdict = "kept"
 	Broken  Verdict = "broken"
 	Unknown Verdict = "unknown"
+	// Unchecked: a file would be needed that was not given.
+	Unchecked Verdict = "unchecked"
 )
 
 // Check is one part of a verification, with a sentence on what was found.
@@ -75,6 +77,10 @@ func (b *Bundle) checkSeed() (*Seed, Check) {
 		return nil, checked("seed", Broken, format, a...)
 	}
 	switch {
+	case b.VoidReason != "" && (b.Seed != nil || len(b.Offers) > 0):
+		return broken("the draw is void, and has a seed or offers")
+	case b.VoidReason != "":
+		return nil, checked("seed", Unknown, "there is none, and the draw is void: %s", b.VoidReason)
 	case b.Seed == nil && len(b.Offers) > 0:
 		return broken("there are offers, but no seed")
 	case b.Seed == nil:
@@ -125,7 +131,7 @@ type verifier struct {
 	seed    *Seed // nil if it is not known, or not the one of the rule
 	letters map[string]byte
 
-	// Those of the offers, by the letter of the item: the lowest first.
+	// The scores of the offers by the letter of the item, in the order of their ranks.
 	scores [256][]Score
 
 	root    Hash

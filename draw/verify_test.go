@@ -166,6 +166,10 @@ func TestVerifyFindsNothingInGenuineDraws(t *testing.T) {
 	require.Equal(t, []draw.Verdict{draw.Kept, draw.Unknown, draw.Unknown, draw.Kept},
 		[]draw.Verdict{report[0].Verdict, report[1].Verdict, report[2].Verdict, report[3].Verdict})
 
+	d.VoidReason = "a party is silent"
+	require.Equal(t, "there is none, and the draw is void: a party is silent", d.verify(t)[1].Text)
+	require.Equal(t, draw.Unknown, d.verify(t)[1].Verdict)
+
 	d = &drawn{Bundle: d.Bundle}
 	d.Entries = 0
 	d.reroot()
@@ -249,6 +253,9 @@ func TestVerifyFindsTampering(t *testing.T) {
 		"an endless freeze": {func(d *drawn) { d.FreezeSeconds = 1 << 62 }, "seed: the freeze has 46116860184", nil},
 		"a seed by the server alone": {
 			func(d *drawn) { d.Seed.Kind = "server" }, `seed: "server" is no kind of seed`, nil,
+		},
+		"a void draw with a seed": {
+			func(d *drawn) { d.VoidReason = "a party is silent" }, "seed: the draw is void, and has a seed or", nil,
 		},
 		"offers without a seed": {func(d *drawn) { d.Seed = nil }, "seed: there are offers, but no seed", nil},
 		"a missing reveal": {
@@ -346,6 +353,69 @@ func TestVerifyFindsTampering(t *testing.T) {
 			require.Contains(t, strings.Join(broken, "\n"), c.want)
 		})
 	}
+}
+
+// Who made all of a bundle anew is found by what somebody kept of the draw from before its seed.
+func TestBundleIsComparedWithWitness(t *testing.T) {
+	t.Parallel()
+	d := newDraw(t)
+	kept := draw.Frozen{
+		SaleID: d.SaleID, EntriesSaleID: d.EntriesSaleID, Entries: d.Entries, Root: d.Root, FrozenAt: d.FrozenAt,
+		Rounds: d.Rounds, ClosesAt: d.ClosesAt, FreezeSeconds: d.FreezeSeconds,
+	}
+	data, err := json.Marshal(kept)
+	require.NoError(t, err)
+	event := fmt.Sprintf(`{"specversion": "1.0", "type": "stampede.draw.frozen", "data": %s}`, data)
+	view, err := json.Marshal(draw.View{
+		SaleID: d.SaleID, EntriesSaleID: d.EntriesSaleID, State: "frozen", Entries: &d.Entries, Root: d.Root,
+		Rounds: d.Rounds, FrozenAt: "2020-01-01T00:00:00.123Z", ClosesAt: "2020-01-01T00:00:00.123Z",
+	})
+	require.NoError(t, err)
+	for _, text := range []string{event, string(data)} {
+		parsed, err := draw.ParseFrozen([]byte(text))
+		require.NoError(t, err)
+		require.Equal(t, &kept, parsed)
+	}
+	require.Equal(t, draw.Kept, d.Compare(&kept).Verdict, d.Compare(&kept).Text)
+	require.Equal(t, draw.Unchecked, d.Compare(nil).Verdict)
+
+	for name, c := range map[string]struct {
+		change func(*drawn)
+		want   string
+	}{
+		"another list": {func(d *drawn) { d.list[20] ^= 1; d.reroot() }, "it was the root "},
+		"more entries": {func(d *drawn) { d.Entries++ }, "it was 500 entries, and not 501 entries"},
+		"another end": {
+			func(d *drawn) { d.ClosesAt = d.ClosesAt.Add(time.Second) },
+			"it was the end of the entries at ",
+		},
+		"another freeze": {func(d *drawn) { d.FreezeSeconds-- }, "it was a freeze of 60 seconds, and not a "},
+		"another time":   {func(d *drawn) { d.FrozenAt = d.FrozenAt.Add(-time.Second) }, "it was a list that was frozen at "},
+		"other rounds":   {func(d *drawn) { d.Rounds = []int64{42} }, "it was the rounds [32285085], and not the "},
+		"parties": {
+			func(d *drawn) { d.Seed, d.Rounds = &draw.Source{Kind: draw.SeedParties, Parties: someParties(1)}, nil },
+			"it was the parties [], and not the parties [\"p\" with ",
+		},
+		"another draw":  {func(d *drawn) { d.SaleID = uuid.New() }, "it was the sale "},
+		"other entries": {func(d *drawn) { d.EntriesSaleID = uuid.New() }, "it was the entries of sale "},
+	} {
+		other := *d
+		other.list = bytes.Clone(d.list)
+		c.change(&other)
+		require.Equal(t, draw.Broken, other.Compare(&kept).Verdict, name)
+		require.Contains(t, other.Compare(&kept).Text, c.want, name)
+	}
+	for text, want := range map[string]string{
+		"": "EOF", "[]": "array", `{"type":"stampede.draw.created","data":{"freeze_seconds":60}}`: "it has no root",
+		strings.Replace(string(view), "{", `{"seed":"00",`, 1): "it has the seed",
+	} {
+		_, err := draw.ParseFrozen([]byte(text))
+		require.ErrorIs(t, err, draw.ErrFrozen)
+		require.ErrorContains(t, err, want)
+	}
+	parsed, err := draw.ParseFrozen(view)
+	require.NoError(t, err)
+	require.Contains(t, parsed.Difference(&kept), "the end of the entries at 2020-01-01T00:00:00.123Z, and not")
 }
 
 func TestUnreadableListIsNoVerdict(t *testing.T) {

@@ -119,9 +119,14 @@ func (w *Worker) nextSweep(ctx context.Context) bool {
 	return retry.Pause(retry.Delay(1, w.config.SweepInterval, w.config.SweepInterval), ctx.Done())
 }
 
-// nextRelease is nextSweep, but does not wait if orders have just expired.
+// releaseInterval bounds the time from the end of an order to the return of its units, for which somebody may wait.
+const releaseInterval = time.Second
+
+// nextRelease waits until the next sweep for releases, but not if orders have just expired; it returns false if ctx has
+// ended.
 func (w *Worker) nextRelease(ctx context.Context) bool {
-	waiting, stop := context.WithTimeout(ctx, retry.Delay(1, w.config.SweepInterval, w.config.SweepInterval))
+	wait := min(w.config.SweepInterval, releaseInterval)
+	waiting, stop := context.WithTimeout(ctx, retry.Delay(1, wait, wait))
 	defer stop()
 	select {
 	case <-w.ended:
@@ -231,9 +236,22 @@ func (w *Worker) drawUnits(ctx context.Context) {
 		Logger: w.config.Logger,
 	})
 	preparing := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepDraw, "freeze and rank the entries of draws")
-	offering := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepOffer, "offer units by rank")
-	var both sync.WaitGroup
-	both.Go(func() {
+	offering := func(step, doing string, offer func(context.Context) (int, error)) {
+		trouble := metrics.NewTrouble(w.config.Logger, w.metrics, step, doing)
+		wait := min(w.config.SweepInterval, offerInterval)
+		for retry.Pause(retry.Delay(1, wait, wait), ctx.Done()) {
+			offered, err := offer(ctx)
+			if offered > 0 {
+				w.config.Logger.Info("offered units by rank", "ranks", offered)
+			}
+			if ctx.Err() != nil {
+				return
+			}
+			trouble.Note(err)
+		}
+	}
+	var all sync.WaitGroup
+	all.Go(func() {
 		for w.nextSweep(ctx) {
 			err := o.Prepare(ctx)
 			if ctx.Err() != nil {
@@ -242,20 +260,9 @@ func (w *Worker) drawUnits(ctx context.Context) {
 			preparing.Note(err)
 		}
 	})
-	both.Go(func() {
-		wait := min(w.config.SweepInterval, offerInterval)
-		for retry.Pause(retry.Delay(1, wait, wait), ctx.Done()) {
-			offered, err := o.Offer(ctx)
-			if offered > 0 {
-				w.config.Logger.Info("offered units by rank", "ranks", offered)
-			}
-			if ctx.Err() != nil {
-				return
-			}
-			offering.Note(err)
-		}
-	})
-	both.Wait()
+	all.Go(func() { offering(metrics.StepOffer, "offer units by rank", o.Offer) })
+	all.Go(func() { offering(metrics.StepWaitlist, "offer units to those who wait", o.OfferWaiting) })
+	all.Wait()
 }
 
 // retireSales lets sales that are over leave Redis until ctx is done.

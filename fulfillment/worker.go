@@ -56,8 +56,8 @@ type WorkerConfig struct {
 	DrainTimeout time.Duration
 	// TrimInterval is how often handled entries are freed.
 	TrimInterval time.Duration
-	// SweepInterval is how often unpaid orders expire and how often pending releases and
-	// unpublished changes of sales are sent to Redis.
+	// SweepInterval is how often unpaid orders expire and how often unpublished changes of sales are sent to Redis.
+	// Pending releases are sent, and units offered, as often or oftener.
 	SweepInterval time.Duration
 	// RetireAfter is how long after its end a sale leaves Redis, once all of its orders are final; 0 for never.
 	RetireAfter time.Duration

@@ -21,8 +21,8 @@ var (
 	pauseSource string
 	//go:embed resume.lua
 	resumeSource string
-	//go:embed offer.lua
-	offerSource string
+	//go:embed offers_only.lua
+	offersOnlySource string
 	//go:embed reopen.lua
 	reopenSource string
 	//go:embed end.lua
@@ -84,7 +84,7 @@ var (
 	Open         = redis.NewScript(openSource)
 	Pause        = redis.NewScript(pauseSource)
 	Resume       = redis.NewScript(resumeSource)
-	Offer        = redis.NewScript(offerSource)
+	OffersOnly   = redis.NewScript(offersOnlySource)
 	Reopen       = redis.NewScript(reopenSource)
 	End          = redis.NewScript(endSource)
 	Retire       = redis.NewScript(retireSource)

@@ -33,13 +33,22 @@ func TestOffersAreGivenByRankAndOnlyToEntrants(t *testing.T) {
 	require.Equal(t, []string{"already-purchased o-ann 1 1:k1"}, b.reserve(b.buy("ann")), "a holder learns of it")
 
 	require.Equal(t, "released", b.end("ann", "o-ann", "k1", "1 e"))
-	require.Equal(t, []string{"order-ended o-ann 1 e", "replayed o-bob 1 2:k2", "sold-out"}, b.offer(ann, bob, cid),
-		"an offer that expired is not made again")
-	testkit.Eventually(t, 30*time.Second, "the unit that returned is offered to the next one", func() bool {
-		return b.offer(cid, dan)[0] == "reserved 3"
-	})
+	require.Equal(t, []string{"order-ended o-ann 1 e", "replayed o-bob 1 2:k2", "reserved 3"}, b.offer(ann, bob, cid),
+		"an offer that expired is not made again, and its unit is the next one's at once")
 	require.Equal(t, []string{"replayed o-cid 1 3:k3", "sold-out"}, b.offer(cid, dan))
 	require.Equal(t, []string{"offers-only"}, b.reserve(b.buy("eve")))
+}
+
+// Ingresses may still remember that the item is sold out, but nobody else can buy it.
+func TestReturnedItemIsOfferedAtOnce(t *testing.T) {
+	t.Parallel()
+	b := newItemsBench(t)
+	b.open()
+	b.set("state", "offers")
+	require.Equal(t, []string{"reserved 1", "reserved 2"}, b.offer(wants("ann", "c2"), wants("bob", "c1")))
+	require.Equal(t, []string{"released"}, b.release("bob", "order-bob"))
+	require.NotEmpty(t, b.field("quiet.c"))
+	require.Equal(t, []string{"reserved 3"}, b.offer(wants("cid", "c1")))
 }
 
 func TestOffersFollowStateOfSale(t *testing.T) {
@@ -67,17 +76,17 @@ func TestOffersFollowStateOfSale(t *testing.T) {
 func TestOfferGivesEveryAnswer(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	offer := func() string { return b.next("offer", lua.Offer, "offers") }
-	require.Equal(t, "unknown-sale", b.change("offer", lua.Offer, 2, "offers"))
+	offersOnly := func() string { return b.next("offers_only", lua.OffersOnly, "offers") }
+	require.Equal(t, "unknown-sale", b.change("offers_only", lua.OffersOnly, 2, "offers"))
 	b.open()
-	require.Equal(t, "gap 1", b.change("offer", lua.Offer, 3, "offers"))
+	require.Equal(t, "gap 1", b.change("offers_only", lua.OffersOnly, 3, "offers"))
 	b.epoch = "2"
-	require.Equal(t, "stale-epoch", b.change("offer", lua.Offer, 2, "offers"))
+	require.Equal(t, "stale-epoch", b.change("offers_only", lua.OffersOnly, 2, "offers"))
 	b.epoch = "1"
-	require.Equal(t, "offered", offer())
-	require.Equal(t, "unchanged", b.change("offer", lua.Offer, 2, "offers"))
+	require.Equal(t, "set", offersOnly())
+	require.Equal(t, "unchanged", b.change("offers_only", lua.OffersOnly, 2, "offers"))
 	require.Equal(t, "2", b.field("generation"), "ingresses that remember the sale as sold out look again")
-	b.requireAllAnswers("offer")
+	b.requireAllAnswers("offers_only")
 
 	require.Equal(t, "paused", b.next("pause", lua.Pause))
 	require.Equal(t, "resumed", b.next("resume", lua.Resume))
@@ -92,7 +101,7 @@ func TestPausedSaleIsOfferedWhenItIsResumed(t *testing.T) {
 	b := newBench(t)
 	b.open()
 	b.next("pause", lua.Pause)
-	require.Equal(t, "offered", b.next("offer", lua.Offer, "offers"))
+	require.Equal(t, "set", b.next("offers_only", lua.OffersOnly, "offers"))
 	require.Equal(t, []string{"paused"}, b.reserve(b.buy("ann")))
 	b.next("resume", lua.Resume)
 	require.Equal(t, []string{"offers-only"}, b.reserve(b.buy("ann")))
@@ -112,7 +121,7 @@ func newWaitlist(t *testing.T) *bench {
 	b.stock = 1
 	require.Equal(t, "unknown-sale", b.reopen())
 	b.open()
-	require.Equal(t, "offered", b.next("offer", lua.Offer, "waitlist"))
+	require.Equal(t, "set", b.next("offers_only", lua.OffersOnly, "waitlist"))
 	require.Equal(t, []string{"reserved 1", "sold-out"}, b.reserve(request{"ann", "o-ann", "-", "1"}, b.buy("bob")))
 	require.Equal(t, []string{"sold-out"}, b.reserve(b.buy("bob")), "nothing has returned yet")
 	return b
@@ -141,9 +150,7 @@ func TestReturnedUnitsAreOfferedToWhoWaits(t *testing.T) {
 			b := newWaitlist(t)
 			giveBack(b)
 			require.Equal(t, []string{"offers-only"}, b.reserve(b.buy("bob")))
-			testkit.Eventually(t, 30*time.Second, "it is offered", func() bool {
-				return b.offer(request{"cid", "o-cid", "-", "1"})[0] == "reserved 2"
-			})
+			require.Equal(t, []string{"reserved 2"}, b.offer(request{"cid", "o-cid", "-", "1"}))
 			require.Equal(t, "unchanged", b.reopen(), "nothing is left")
 			require.Equal(t, []string{"offers-only"}, b.reserve(b.buy("bob")))
 		})

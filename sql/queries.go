@@ -64,7 +64,6 @@ var (
 	AuditDrawChunks         = query("audit/draw_chunks")
 	AuditDrawEntries        = query("audit/draw_entries")
 	AuditDrawRanks          = query("audit/draw_ranks")
-	AuditDrawRecords        = query("audit/draw_records")
 	AuditDraws              = query("audit/draws")
 	AuditDrop               = query("audit/drop")
 	AuditEnded              = query("audit/ended")

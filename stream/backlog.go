@@ -176,7 +176,7 @@ func UnlessMissing(err error) error {
 	return err
 }
 
-// entryAge derives an age from an entry's id, for gauges only: no decision depends on it.
+// entryAge derives an age from an entry's id; 0 if the clock was set back since.
 func entryAge(id string, now time.Time) time.Duration {
 	at, ok := entryTime(id)
 	if !ok {

@@ -145,7 +145,7 @@ func offerWaiting(b *testing.B, entries, units int) rig.Values {
 	values, offered := rig.Values{}, 0
 	began := time.Now()
 	for offered < units {
-		done, err := offerer.Offer(b.Context())
+		done, err := offerer.OfferWaiting(b.Context())
 		require.NoError(b, err)
 		offered += done
 	}

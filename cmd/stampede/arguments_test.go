@@ -8,10 +8,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/uuid"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"stampede/relay/target"
+	"stampede/reservation"
 	"stampede/reservation/catalog"
 )
 
@@ -130,5 +132,15 @@ func TestSaleShowsItsTerms(t *testing.T) {
 	require.NoError(t, writeSale(&out, []catalog.CountedSale{{}}))
 	for _, term := range []string{"per-order limit", "payment window", "shards", "opens", "closes", "created"} {
 		assert.Contains(t, out.String(), term)
+	}
+	entries := uuid.New()
+	for want, sale := range map[string]reservation.Sale{
+		`drawn +among the entries in sale ` + entries.String(): {OffersOnly: true, EntriesID: entries},
+		`orders +places in the waiting list`:                   {OffersOnly: true},
+		`waiting +0`:                                           {EntriesID: entries, Terms: reservation.Terms{Waitlist: true}},
+	} {
+		out.Reset()
+		require.NoError(t, writeSale(&out, []catalog.CountedSale{{Sale: sale}}))
+		assert.Regexp(t, want, out.String())
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -29,7 +28,7 @@ type drawCmd struct {
 	Status drawStatusCmd `cmd:"" help:"Show how far a draw is, and save its public files. Exit status 1 if there is no draw."`
 	Beacon drawBeaconCmd `cmd:"" help:"Give a draw the round of drand that makes its seed. Without --round it is read as drand answers it, in JSON."`
 	Reveal drawRevealCmd `cmd:"" help:"Give a draw the secret of one of the parties that make its seed."`
-	Verify drawVerifyCmd `cmd:"" help:"Verify a draw from its two public files, without any server: the root of the list, the seed, the ranks and every skip. Exit status 1 if a promise is broken, 3 if a file cannot be read or there is no seed yet."`
+	Verify drawVerifyCmd `cmd:"" help:"Verify a draw from its two public files, without any server: the root of the list, the seed, the ranks and every skip. Exit status 1 if a promise is broken, 3 if a file cannot be read or there is no seed."`
 }
 
 // drawStore is where draws are: the databases, or an ingress in front of them.
@@ -276,6 +275,10 @@ func (c *drawRevealCmd) Run(ctx context.Context, s *streams, logger *slog.Logger
 		return usagef("--secret: it is not hexadecimal") // without the secret
 	}
 	return c.with(ctx, s, logger, func(on drawStore) (draw.View, error) {
+		// A secret that comes too early is refused, but whoever has the server has seen it.
+		if v, err := on.Draw(ctx, c.Sale); err != nil || v.FrozenAt == "" && v.VoidReason == "" {
+			return v, cmp.Or(err, fmt.Errorf("%w: the secret was not sent, reveal it when the root is public", draws.ErrNotFrozen))
+		}
 		return on.Reveal(ctx, c.Sale, c.Party, secret)
 	})
 }
@@ -284,6 +287,7 @@ type drawVerifyCmd struct {
 	outputFlag
 	Bundle  string `required:"" env:"STAMPEDE_DRAW_BUNDLE" placeholder:"FILE" help:"The bundle of the draw, in JSON."`
 	Leaves  string `required:"" env:"STAMPEDE_DRAW_LEAVES" placeholder:"FILE" help:"The list of its entries, one record of 33 bytes for each."`
+	Frozen  string `env:"STAMPEDE_DRAW_FROZEN" placeholder:"FILE" help:"What somebody got of the draw before its seed existed, to compare: the event stampede.draw.frozen as the relay sent it, or what the server then answered for the draw. Without it the bundle's own root, times and parties are believed."`
 	Receipt string `env:"STAMPEDE_DRAW_RECEIPT" placeholder:"TEXT" help:"Receipt of an entry, whose place and rank are shown; - for standard input, where other users of this machine do not see it."`
 }
 
@@ -294,11 +298,8 @@ func (c *drawVerifyCmd) Run(ctx context.Context, s *streams) error {
 	}
 	ctx, stop := s.watch(ctx, "verifying the draw")
 	defer stop()
-	report, err := c.verify(ctx, own)
-	switch {
-	case errors.Is(err, draw.ErrBundle):
-		return fmt.Errorf("%s: %w", c.Bundle, err)
-	case err != nil:
+	report, err := c.verify(ctx, s, own)
+	if err != nil {
 		return unchecked(fmt.Errorf("the draw was not checked: %w", err))
 	}
 	err = c.write(s.out, report, func(w io.Writer) error {
@@ -315,7 +316,7 @@ func (c *drawVerifyCmd) Run(ctx context.Context, s *streams) error {
 	return verdict(err, report.Has(draw.Broken), report.Has(draw.Unknown))
 }
 
-func (c *drawVerifyCmd) verify(ctx context.Context, own *order.Receipt) (draw.Report, error) {
+func (c *drawVerifyCmd) verify(ctx context.Context, s *streams, own *order.Receipt) (draw.Report, error) {
 	file, err := os.Open(c.Bundle)
 	if err != nil {
 		return nil, err
@@ -334,7 +335,18 @@ func (c *drawVerifyCmd) verify(ctx context.Context, own *order.Receipt) (draw.Re
 	if err != nil || !info.Mode().IsRegular() {
 		return nil, cmp.Or(err, fmt.Errorf("%s is not a regular file", c.Leaves))
 	}
-	return draw.Verify(ctx, bundle, leaves, info.Size(), own)
+	var frozen *draw.Frozen
+	if c.Frozen != "" {
+		text, err := readSmall(s, c.Frozen)
+		if err == nil {
+			frozen, err = draw.ParseFrozen(text)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	report, err := draw.Verify(ctx, bundle, leaves, info.Size(), own)
+	return append(report, bundle.Compare(frozen)), err
 }
 
 // receipt returns the receipt, or nil if there is none.

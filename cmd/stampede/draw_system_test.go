@@ -20,24 +20,20 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"stampede/draw"
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/reservation"
 )
 
-// A round of drand quicknet, and what drand answers for it.
-const (
-	beaconRound = 657413
-	drandAnswer = `{"round":657413,"randomness":"fc1873a13f3545aeade8401532ef5519920652eee6b0d2b19ca12643b87b3587",` +
-		`"signature":"b713718a38ae728dfd477991af2822e08d2f305e47718cef9f7848ce4050e7be41076862b98fad56e91a6b85b89cd97b"}`
-)
+// drandAnswer is what drand answers for the round that the tests know.
+const drandAnswer = `{"round":657413,"randomness":"fc1873a13f3545aeade8401532ef5519920652eee6b0d2b19ca12643b87b3587",` +
+	`"signature":"` + testshop.BeaconSignature + `"}`
 
 // raffle is a draw of 5 units with 50 entries, which are open for a time, on an ingress and two workers.
 type raffle struct {
 	*shop
 	url, goods, entries string
-	folder              string
+	folder, kept        string            // kept is a file from before the seed
 	receipts            map[string]string // by user
 }
 
@@ -89,6 +85,15 @@ func (r *raffle) await(lines ...string) {
 	})
 }
 
+// keep keeps what the ingress says of a draw without a seed, as anybody can.
+func (r *raffle) keep() {
+	r.t.Helper()
+	status, text := call(r.t, http.MethodGet, r.url+"/v1/sales/"+r.goods+"/draw", "")
+	require.Equal(r.t, http.StatusOK, status, text)
+	r.kept = filepath.Join(r.t.TempDir(), "frozen.json")
+	require.NoError(r.t, os.WriteFile(r.kept, []byte(text), 0o600))
+}
+
 // proof is the part of an entry, as the ingress tells it.
 func (r *raffle) proof(user string) (p struct {
 	Rank    int
@@ -138,7 +143,9 @@ func (r *raffle) verify() {
 func (r *raffle) verifyFiles(bundle, leaves, user, receipt string) {
 	r.t.Helper()
 	var out, errs bytes.Buffer
-	args := []string{"draw", "verify", "--bundle=" + bundle, "--leaves=" + leaves, "--receipt=" + receipt}
+	args := []string{
+		"draw", "verify", "--bundle=" + bundle, "--leaves=" + leaves, "--receipt=" + receipt, "--frozen=" + r.kept,
+	}
 	assert.Equal(r.t, exitOK, run(args, &out, &errs), "%s%s", out.String(), errs.String())
 	assert.Contains(r.t, out.String(), "5 offered and 0 skipped")
 	p, outcome := r.proof(user), "not offered"
@@ -162,8 +169,12 @@ func TestDrawOfParties(t *testing.T) {
 	r := openRaffle(t, 15*time.Second, flags...)
 	output := r.over(exitUnknown, "draw", "status", r.goods, "--bundle="+filepath.Join(r.folder, "early"))
 	assert.Contains(t, output, "The list of the entries is not frozen yet")
-	r.over(exitFailed, "draw", "reveal", r.goods, "--party=ann", "--secret="+secrets["ann"])
+	for _, run := range []func(int, ...string) string{r.over, r.ends} {
+		early := run(exitFailed, "draw", "reveal", r.goods, "--party=ann", "--secret="+secrets["ann"])
+		assert.Contains(t, early, "the list of the entries is not frozen yet: the secret was not sent")
+	}
 	r.await("state frozen", "entries 50")
+	r.keep()
 	assert.Contains(t, r.over(exitUsage, "draw", "reveal", r.goods, "--party=ann", "--secret=00"), "secret must be")
 	assert.Contains(t, r.over(exitUsage, "draw", "reveal", r.goods, "--party=ann", "--secret=xy"), "not hexadecimal")
 	output = r.over(exitOK, "draw", "reveal", r.goods, "--party=ann", "--secret="+secrets["ann"])
@@ -197,10 +208,8 @@ func TestDrawOfRound(t *testing.T) {
 	r.ends(exitUsage, "draw", "beacon", r.goods, "--round=1", "--signature=xy")
 	r.ends(exitUsage, "draw", "beacon", r.goods, "--file=/dev/null")
 	// The signature of a round of these days is not known: the draw becomes one of another time.
-	at := draw.RoundTime(beaconRound)
-	testshop.Exec(t, r.pool, "UPDATE sales SET closes_at = $2 WHERE id = $1", r.entries, at.Add(-time.Minute))
-	testshop.Exec(t, r.pool, "UPDATE draws SET frozen_at = $2, round = $3 WHERE sale_id = $1", r.goods,
-		at.Add(-time.Second), beaconRound)
+	testshop.MoveDrawToRound(t, r.pool, uuid.MustParse(r.goods))
+	r.keep()
 	const seed = "fc1873a13f3545aeade8401532ef5519920652eee6b0d2b19ca12643b87b3587"
 	assert.Contains(t, r.over(exitOK, beacon...), seed)
 	assert.Contains(t, r.ends(exitOK, beacon...), seed, "a repeat, on the databases")

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -61,6 +62,16 @@ func drawFiles(t *testing.T, folder string) (receipt string) {
 	require.NoError(t, os.WriteFile(filepath.Join(folder, "leaves"), leaves, 0o600))
 	changed := bytes.Replace(text, []byte(`"rank":4`), []byte(`"rank":5`), 1)
 	require.NoError(t, os.WriteFile(filepath.Join(folder, "changed"), changed, 0o600))
+	frozen, err := json.Marshal(draw.Frozen{
+		SaleID: b.SaleID, EntriesSaleID: b.EntriesSaleID, Entries: b.Entries, Root: b.Root, FrozenAt: b.FrozenAt,
+		Rounds: b.Rounds, ClosesAt: b.ClosesAt, FreezeSeconds: b.FreezeSeconds,
+	})
+	require.NoError(t, err)
+	for name, root := range map[string]string{"event": "", "another": "00"} {
+		data := bytes.Replace(frozen, []byte(`"root":"`), []byte(`"root":"`+root), 1)
+		event := fmt.Sprintf(`{"specversion":"1.0","type":"stampede.draw.frozen","data":%s}`, data)
+		require.NoError(t, os.WriteFile(filepath.Join(folder, name), []byte(event), 0o600))
+	}
 	early, _, _ := bytes.Cut(text, []byte(`"seed":`))
 	early = append(early, `"stock":5,"offers":[]}`...)
 	require.NoError(t, os.WriteFile(filepath.Join(folder, "early"), early, 0o600))
@@ -81,21 +92,26 @@ func TestDrawVerifyExitStatuses(t *testing.T) {
 		status int
 		want   string
 	}{
-		{files, exitOK, `list   kept  50 entries with the root \w{64}
-seed   kept  the list was frozen at \S+, round 32285085 of drand quicknet is of \S+, and its signature is valid
-ranks  kept  5 offered and 0 skipped for a reason: the lowest, without a gap
+		{files, exitOK, `list +kept +50 entries with the root \w{64}
+seed +kept +the list was frozen at \S+, round 32285085 of drand quicknet is of \S+, and its signature is valid
+ranks +kept +5 offered and 0 skipped for a reason: the lowest, without a gap
+witness +UNCHECKED +root, times and parties may be newer than the seed: compare .*
 $`},
+		{files + " --frozen=DIR/event", exitOK, `witness +kept +root, times and parties are those that were published`},
+		{files + " --frozen=DIR/another", exitFailed, `witness +BROKEN +before the seed existed, it was the root 00`},
+		{files + " --frozen=DIR/bundle", exitUnknown, `^stampede: the draw was not checked: not what was published of a fr`},
+		{files + " --frozen=DIR/none", exitUnknown, `^stampede: the draw was not checked: open /.*/none: no such`},
 		{files + " --output=json", exitOK, `^\[{"name":"list","verdict":"kept","text":"50 entries`},
-		{files + " --receipt=" + receipt, exitOK, `receipt  kept +.* place \d+, rank 0 of 50; offered`},
-		{files + " --receipt=" + string(forged), exitFailed, `receipt  BROKEN  it is `},
+		{files + " --receipt=" + receipt, exitOK, `receipt +kept +.* place \d+, rank 0 of 50; offered`},
+		{files + " --receipt=" + string(forged), exitFailed, `receipt +BROKEN +it is `},
 		{files + " --receipt=xyz", exitUsage, `^stampede: --receipt: the receipt is not valid`},
-		{"--bundle=DIR/changed --leaves=DIR/leaves", exitFailed, `ranks  BROKEN  rank 5 stands where rank 4 is next`},
+		{"--bundle=DIR/changed --leaves=DIR/leaves", exitFailed, `ranks +BROKEN +rank 5 stands where rank 4 is next`},
 		{"--bundle=DIR/changed --leaves=DIR/leaves --output=json", exitFailed, `"verdict":"broken"`},
-		{"--bundle=DIR/bundle --leaves=DIR/changed", exitFailed, `list  BROKEN  the file has \d+ bytes, want 1650`},
-		{"--bundle=DIR/leaves --leaves=DIR/leaves", exitFailed, `^stampede: /.*/leaves: not the bundle of a draw: `},
+		{"--bundle=DIR/bundle --leaves=DIR/changed", exitFailed, `list +BROKEN +the file has \d+ bytes, want 1650`},
+		{"--bundle=DIR/leaves --leaves=DIR/leaves", exitUnknown, `^stampede: the draw was not checked: not a bundle that can be verified: `},
 		{"--bundle=DIR/bundle", exitUsage, `^stampede: missing flags: --leaves=FILE`},
-		{"--bundle=DIR/early --leaves=DIR/leaves", exitUnknown, `list   kept     50 .*
-seed   UNKNOWN  there is no seed yet`},
+		{"--bundle=DIR/early --leaves=DIR/leaves", exitUnknown, `list +kept +50 .*
+seed +UNKNOWN +there is no seed yet`},
 		{"--bundle=DIR/none --leaves=DIR/leaves", exitUnknown, `^stampede: the draw was not checked: open /.*/none: no such`},
 		{"--bundle=DIR/bundle --leaves=DIR/none", exitUnknown, `^stampede: the draw was not checked: open /.*/none: no such`},
 		{"--bundle=DIR/bundle --leaves=DIR/.", exitUnknown, `^stampede: the draw was not checked: /.*/. is not a regular`},

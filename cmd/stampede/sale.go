@@ -143,8 +143,13 @@ func writeSale(w io.Writer, all []catalog.CountedSale) error {
 		} {
 			t.row(row[:]...)
 		}
-		if s.Waitlist {
+		switch {
+		case s.Waitlist:
 			t.row("waiting", s.Waiting)
+		case s.EntriesID != uuid.Nil:
+			t.row("drawn", "among the entries in sale "+s.EntriesID.String())
+		case s.OffersOnly:
+			t.row("orders", "places in the waiting list of another sale")
 		}
 		for _, i := range s.Items {
 			limit := ""

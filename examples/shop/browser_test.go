@@ -264,40 +264,6 @@ func TestSoldOutIsSaid(t *testing.T) {
 	r.onlyOrder("ada")
 }
 
-// The story of a draw: enter, see the proof, be offered a shirt, pay it.
-func TestEntrantIsDrawnAndPays(t *testing.T) {
-	t.Parallel()
-	d, err := shared.dev.createDraw(t.Context(), 4, 12*time.Second, time.Hour)
-	require.NoError(t, err)
-	r := rigOf(t, d.goods)
-	require.NoError(t, d.enter(t.Context(), 3, func(user string) (string, error) { return r.shop.token(user + r.suffix) }))
-	b := r.openAs("ada")
-	b.Shows("#countdown", "Entries close in 0:")
-	b.Shows("#stock-text", "4 shirts are drawn")
-	b.Shows("#buy", "Enter the draw")
-	b.CheckLayout("12-draw")
-	b.Run(chromedp.DoubleClick(chromedp.CSS("#buy")), chromedp.Reload())
-	b.Shows("#draw-text", "You are in.")
-	b.CheckLayout("13-draw-entered")
-	b.Shows("#draw-text", "The list is frozen. The parties reveal their secrets")
-	b.Shows("#draw-facts", "from 0 to 3")
-	b.CheckLayout("14-draw-frozen")
-
-	require.NoError(t, d.reveal(t.Context()))
-	b.Shows("#draw-text", "A shirt was offered to you")
-	b.Shows("#draw-facts", "Rank")
-	b.Click("#verify")
-	b.Shows("#verified", "Verified: your entry is at place")
-	b.Shows("#pay-by", "Pay within 59:")
-	b.CheckLayout("15-draw-offered")
-	b.Click("#pay")
-	b.Click("#capture")
-	b.Shows("#order-text", "Paid")
-	b.Shows("#history-list", "Entry in the draw")
-	b.CheckLayout("16-draw-paid")
-	require.Len(t, r.orders("ada"), 2, "the entry, and the shirt")
-}
-
 // A size that is gone is greyed on open pages; who was too slow is told what is left.
 func TestBuyerPicksSize(t *testing.T) {
 	t.Parallel()

@@ -123,6 +123,14 @@ func (d *dev) createSale(
 	return d.create(ctx, sale)
 }
 
+// createWaitlist creates a sale of shirts whose returned units go to those who wait.
+func (d *dev) createWaitlist(ctx context.Context, stock int, window time.Duration) (id string, err error) {
+	return d.create(ctx, map[string]any{
+		"name": "Tour shirt", "stock": stock, "unit_price": shirtCents, "currency": "EUR",
+		"payment_window_seconds": int(window.Seconds()), "waitlist": true,
+	})
+}
+
 // create creates a sale, and returns its id.
 func (d *dev) create(ctx context.Context, sale map[string]any) (id string, err error) {
 	var made struct {

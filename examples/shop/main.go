@@ -44,6 +44,7 @@ func run(ctx context.Context) error {
 	window := flag.Duration("window", 2*time.Minute, "with -dev: how long a buyer has to pay")
 	pace := flag.Int("pace", 0, "with -dev: how many buyers a `second` get their turn to pay, 0 for all")
 	others := flag.Int("draw", 0, "with -dev: draw the shirts, without sizes, among visitors and so many `others`")
+	waitlist := flag.Bool("waitlist", false, "with -dev: sell shirts without sizes, and offer those that return to who waits")
 	flag.Parse()
 
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", *addr)
@@ -66,11 +67,14 @@ func run(ctx context.Context) error {
 		defer started.stop()
 		go func() { ended <- fmt.Errorf("stampede dev has ended: %w", started.wait()) }()
 		config.API, config.Secret, config.Cashier = started.api, started.secret, started.cashier
-		if *others > 0 {
+		switch {
+		case *others > 0:
 			if draw, err = started.createDraw(ctx, *stock, *opensIn, *window); err == nil {
 				config.Sale = draw.goods
 			}
-		} else {
+		case *waitlist:
+			config.Sale, err = started.createWaitlist(ctx, *stock, *window)
+		default:
 			config.Sale, err = started.createSale(ctx, 0, *pace, *opensIn, *window, newSizes(*stock)...)
 		}
 		if err != nil {

@@ -12,8 +12,10 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"os"
+	"path"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -282,6 +284,32 @@ func (n *network) holdPurchases() (release func()) {
 		return false
 	})
 	return func() { close(released) }
+}
+
+// looks counts calls about a draw.
+type looks struct{ draw, proof, leaves atomic.Int32 }
+
+// countDraw counts the calls about a draw from the freeze on, and refuses to give the list once.
+func (n *network) countDraw() *looks {
+	seen := &looks{}
+	n.disturb(func(w http.ResponseWriter, r *http.Request) bool {
+		switch r.Method + " " + path.Base(r.URL.Path) {
+		case "GET draw":
+			if seen.proof.Load() > 0 {
+				seen.draw.Add(1)
+			}
+		case "GET proof":
+			seen.proof.Add(1)
+		case "GET leaves":
+			if seen.leaves.Add(1) == 1 {
+				w.Header().Set("Access-Control-Allow-Origin", "*")
+				w.WriteHeader(http.StatusServiceUnavailable)
+				return true
+			}
+		}
+		return false
+	})
+	return seen
 }
 
 func isPurchase(r *http.Request) bool {

@@ -55,6 +55,8 @@ const (
 	StepName    = "name"
 	StepDraw    = "draw"
 	StepOffer   = "offer"
+	// StepWaitlist offers units to those who wait.
+	StepWaitlist = "waitlist"
 	// StepPayments decides about payments that wait for their orders.
 	StepPayments = "payments"
 )
@@ -82,8 +84,8 @@ func New(reg prometheus.Registerer) (*Worker, error) {
 		}, []string{"outcome"})),
 		Failing: register(&r, prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "stampede_worker_failing",
-			Help: "Steps (record, lock and release in each partition; expire, release, draw, offer, payments, unblock, " +
-				"rebuild and retire in each worker) that fail and are retried; held: sales whose orders are blocked by a lock or a time limit; " +
+			Help: "Steps (record, lock and release in each partition; expire, release, draw, offer, waitlist, payments, " +
+				"unblock, rebuild and retire in each worker) that fail and are retried; held: sales whose orders are blocked by a lock or a time limit; " +
 				"name: another process uses the name of this worker.",
 		}, []string{"step"})),
 		Releases: register(&r, prometheus.NewGauge(prometheus.GaugeOpts{
@@ -119,7 +121,7 @@ func New(reg prometheus.Registerer) (*Worker, error) {
 	m.Orders = orders
 	for _, step := range []string{
 		StepRecord, StepLock, StepRelease, StepExpire, StepUnblock, StepRebuild, StepRetire, StepBlocked, StepName,
-		StepPayments, StepDraw, StepOffer,
+		StepPayments, StepDraw, StepOffer, StepWaitlist,
 	} {
 		m.Failing.WithLabelValues(step)
 	}

@@ -1,6 +1,8 @@
 package offers_test
 
 import (
+	"bytes"
+	"crypto/sha256"
 	"fmt"
 	"slices"
 	"testing"
@@ -45,6 +47,25 @@ D4  ranks follow from list and seed    kept    1 list, 1 frozen, 1 ranked
 D5  units are offered by rank          kept    5 ranks offered, 1 skipped
 D6  offered + sold ≤ stock             kept    5 units sold or to be paid, of 5
 DB  `)
+}
+
+// The archive takes the entries once the goods are over; what needs them is no longer checked.
+func TestAuditOfDrawWithArchivedEntries(t *testing.T) {
+	t.Parallel()
+	s := testshop.OnOwnRedis(t, 1)
+	d := newDraw(t, s, 20, 2, 3)
+	o := d.rank(t)
+	for offer(t, o) > 0 {
+	}
+	testwork.Fulfil(t, s)
+	require.NoError(t, d.Exec(t, `WITH counted AS (UPDATE draws SET offered = offered - 1, skipped = 1 WHERE sale_id = $1)
+		UPDATE draw_offers SET reason = 'already-purchased', order_id = NULL, offered_at = now() - interval '1 hour'
+		WHERE sale_id = $1 AND item = 'a' AND rank = 0`, d.goods))
+	_, err := s.Catalog.PublishPending(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, d.Exec(t, "UPDATE sales SET archived_at = now() WHERE id = $1", d.entries))
+	require.NoError(t, d.Exec(t, "DELETE FROM orders WHERE sale_id = $1", d.entries))
+	testwork.RequireUnbroken(t, s, d.goods)
 }
 
 // What an insider changes in Postgres breaks the promise that it is about, and no other.
@@ -107,7 +128,24 @@ func TestAuditReportsEachChangeOfDraw(t *testing.T) {
 			exec("UPDATE sale_events SET type = 'DrawSeeded' WHERE sale_id = $1 AND type = 'DrawFrozen'"), "D3", "there is no event DrawFrozen",
 		},
 		"another time is published": {
-			exec("UPDATE draws SET frozen_at = frozen_at - interval '1 second' WHERE sale_id = $1"), "D3", "the event DrawFrozen has 40 entries",
+			exec("UPDATE draws SET frozen_at = frozen_at - interval '1 second' WHERE sale_id = $1"), "D3",
+			"the event DrawFrozen has a list that was frozen at 2023-09-15T11:00:02.000Z, and not a list that was frozen at 2023-09-15T11:00:01.000Z",
+		},
+		"it was not frozen": {
+			exec(`WITH gone AS (DELETE FROM draw_offers WHERE sale_id = $1) UPDATE draws SET frozen_at = NULL, root = NULL,
+				entries = NULL, seeded_at = NULL, ranked_at = NULL, offered = 0, skipped = 0 WHERE sale_id = $1`), "D3", "there is an event DrawFrozen, and the list is not frozen",
+		},
+		"another end of the entries": {
+			exec("UPDATE sales SET closes_at = closes_at - interval '1 second' FROM draws AS d WHERE d.sale_id = $1 AND id = entries_id"), "D3",
+			"the event DrawFrozen has the end of the entries at 2023-09-15T10:59:03.000Z, and not",
+		},
+		"another freeze": {
+			exec("UPDATE draws SET freeze_seconds = 61 WHERE sale_id = $1"), "D3", "the event DrawCreated has a freeze of 60 seconds, and not a freeze of 61 seconds",
+		},
+		"a seed of parties": {partiesSeed, "D3", "the event DrawCreated has the parties [], and not the parties [\"eve\" with "},
+		"another published seed": {
+			exec(`UPDATE sale_events SET data = data || jsonb_build_object('seed', repeat('00', 32)) WHERE sale_id = $1 AND type = 'DrawSeeded'`),
+			"D4", "the seed, or what it is made of, is not that of the event DrawSeeded",
 		},
 		"another round": {
 			exec("UPDATE draws SET freeze_seconds = 63 WHERE sale_id = $1"), "D3",
@@ -133,6 +171,14 @@ func TestAuditReportsEachChangeOfDraw(t *testing.T) {
 		},
 		"no holder": {exec(`UPDATE draw_offers SET reason = 'already-purchased', offered_at = now() - interval '1 hour'
 			WHERE sale_id = $1 AND rank = 3`), "D5", "rank 3 was skipped because the user has an order, and there is none"},
+		"a winner is skipped": {
+			func(t *testing.T, d *drawn) {
+				_, err := ledger.New(d.Pool).Withdraw(t.Context(), d.receipts[d.userOf(t, 2)].OrderID, "a mistake", "eve")
+				require.NoError(t, err)
+				exec(`WITH won AS (UPDATE draws SET offered = offered - 1, skipped = skipped + 1 WHERE sale_id = $1)
+					UPDATE draw_offers SET reason = 'entry-cancelled', order_id = NULL WHERE sale_id = $1 AND rank = 2`)(t, d)
+			}, "D5", "rank 2 was skipped because its entry was cancelled, and it was offered: the user has the order",
+		},
 		"a reason": {exec("UPDATE draw_offers SET reason = 'a cousin' WHERE sale_id = $1 AND rank = 3"), "D5", "rank 3 was skipped for the unknown reason a cousin"},
 		"a void draw": {
 			exec("UPDATE draws SET voided_at = now() WHERE sale_id = $1"), "D5", "ranks of a void draw were offered",
@@ -165,6 +211,23 @@ func TestAuditReportsEachChangeOfDraw(t *testing.T) {
 			require.Contains(t, text, c.says)
 		})
 	}
+}
+
+// partiesSeed makes the draw one of a party that has chosen its secret, and all that is later fit.
+func partiesSeed(t *testing.T, d *drawn) {
+	t.Helper()
+	secret := bytes.Repeat([]byte{7}, 32)
+	sum := sha256.Sum256(secret)
+	parties := []draw.Party{{Name: "eve", Commitment: sum[:], Secret: secret}}
+	seed, err := draw.PartiesSeed(parties)
+	require.NoError(t, err)
+	batch := new(pgx.Batch)
+	batch.Queue("DELETE FROM draw_offers")
+	batch.Queue(`UPDATE draws SET parties = $1, seed = $2, round = NULL, signature = NULL, ranked_at = NULL, offered = 0, skipped = 0`,
+		parties, seed[:])
+	batch.Queue("UPDATE sale_events SET data = data - 'rounds' || jsonb_build_object('parties', $1::jsonb) WHERE type = 'DrawFrozen'", parties)
+	batch.Queue("UPDATE sale_events SET data = $1 WHERE type = 'DrawSeeded'", draw.Seeded{Seed: seed[:], Parties: parties})
+	require.NoError(t, d.Pool.SendBatch(t.Context(), batch).Close())
 }
 
 // swapOffers swaps the places of the ranks 0 and 1.

@@ -103,6 +103,7 @@ func TestOffersLostWithRedisAreMadeAgain(t *testing.T) {
 					JOIN orders ON orders.sale_id = o.sale_id AND id = order_id ORDER BY rank`))
 			require.Equal(t, []string{"confirmed 5", "voided 5"}, testshop.Rows(t, s.Pool,
 				"SELECT status || ' ' || count(*) FROM orders WHERE sale_id = $1 GROUP BY status ORDER BY status", d.goods))
+			require.Zero(t, offer(t, offerer(t, s)))
 			found := d.find(t)
 			require.Equal(t, []int64{5, 0}, []int64{found.Offered, found.Skipped})
 			require.Equal(t, c.users == 5, found.State == draws.Over)
@@ -144,4 +145,21 @@ func TestOnlyLostOffersAreMadeAgain(t *testing.T) {
 	testwork.ReleaseUnits(t, s) // of the cancelled entry
 	d.requireUnbroken(t)
 	require.Equal(t, int64(5), s.Count(t, "SELECT sold FROM sales WHERE id = $1", d.goods))
+}
+
+// A worker that dies after it has reserved a unit leaves an offer, whatever becomes of the entry.
+func TestOfferOfCancelledEntryIsRecorded(t *testing.T) {
+	t.Parallel()
+	s := testshop.OnOwnRedis(t, 1)
+	d := newDraw(t, s, 12, 3)
+	o := d.rank(t)
+	d.reserve(t, 3)
+	for _, rank := range []int64{1, 3} {
+		entry := d.receipts[d.userOf(t, rank)].OrderID
+		_, err := ledger.New(s.Pool).Withdraw(t.Context(), entry, "a mistake", "ada")
+		require.NoError(t, err)
+	}
+	require.Equal(t, 4, offer(t, o))
+	d.requireUnbroken(t)
+	require.Equal(t, []string{"0 offered", "1 offered", "2 offered", "3 entry-cancelled"}, d.outcomes(t))
 }

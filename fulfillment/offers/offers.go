@@ -34,21 +34,24 @@ type Config struct {
 	Logger  *slog.Logger
 }
 
-// Offerer has the duties of a worker for draws. Prepare and Offer may run at the same time; each belongs to one
-// goroutine.
+// Offerer has the duties of a worker for draws and waiting lists. Prepare, Offer and OfferWaiting may run at the same
+// time; each belongs to one goroutine.
 type Offerer struct {
 	Config
 	draws *draws.Store
 	rest  *retire.Retirer
 	// waits has why the list of a draw is not frozen yet, so that it is logged once.
 	waits map[uuid.UUID]string
+	// asked has when the next rank of a draw without units was looked for.
+	asked map[uuid.UUID]time.Time
 	lines map[uuid.UUID]*line
 }
 
 // New returns an Offerer.
 func New(c Config) *Offerer {
 	return &Offerer{
-		Config: c, draws: draws.New(c.Pool), waits: map[uuid.UUID]string{}, lines: map[uuid.UUID]*line{},
+		Config: c, draws: draws.New(c.Pool), waits: map[uuid.UUID]string{}, asked: map[uuid.UUID]time.Time{},
+		lines: map[uuid.UUID]*line{},
 		rest: retire.New(retire.Config{
 			Pool: c.Pool, Redis: c.Redis, Keys: c.Keys, Store: c.Store, Catalog: c.Catalog, Logger: c.Logger,
 		}),
@@ -135,32 +138,36 @@ func (o *Offerer) final(ctx context.Context, d *draws.Draw) (bool, error) {
 // turn bounds the time that Offer spends on one draw while others wait.
 const turn = 2 * time.Second
 
-// Offer offers the units that are left in all draws and waiting lists, by rank, and returns how many ranks had their
-// turn.
+// askAgain is how often the next turn is looked for when no unit is left: a worker that died may have reserved the last
+// ones without a record.
+const askAgain = 5 * time.Second
+
+// Offer offers the units that are left in all draws, by rank, and returns how many ranks had their turn.
 func (o *Offerer) Offer(ctx context.Context) (done int, err error) {
 	err = o.each(ctx, o.draws.Due, func(ctx context.Context, d *draws.Draw) error {
 		if d.State != draws.Offering || d.Paused {
 			return nil
 		}
+		n := 0
 		for began := time.Now(); time.Since(began) < turn; {
-			ranks, err := o.ranks(ctx, d)
-			if err != nil || len(ranks) == 0 {
+			ranks, left, err := o.ranks(ctx, d)
+			if err != nil || len(ranks) == 0 || n == 0 && !left && time.Since(o.asked[d.SaleID]) < askAgain {
 				return err
 			}
-			n, err := o.draws.Offer(ctx, d.SaleID, ranks, o.reserver(d.SaleID))
+			o.asked[d.SaleID] = time.Now()
+			n, err = o.draws.Offer(ctx, d.SaleID, ranks, o.reserver(d.SaleID))
 			if done += n; err != nil || n == 0 {
 				return err
 			}
 		}
 		return nil
 	})
-	waiting, waitErr := o.offerWaiting(ctx)
-	return done + waiting, errors.Join(err, waitErr)
+	return done, err
 }
 
 // ranks returns for how many ranks of each item, by its letter, there may be units: as many as Redis has left, but one
-// even if none is left, because a worker that died may have reserved the last ones without a record.
-func (o *Offerer) ranks(ctx context.Context, d *draws.Draw) (map[string]int64, error) {
+// even if none is left; and whether any are.
+func (o *Offerer) ranks(ctx context.Context, d *draws.Draw) (ranks map[string]int64, left bool, err error) {
 	ctx, cancel := retry.ForCall(ctx)
 	defer cancel()
 	letters, fields := []string{""}, []string{"left"}
@@ -173,35 +180,53 @@ func (o *Offerer) ranks(ctx context.Context, d *draws.Draw) (map[string]int64, e
 	key := o.Keys.Sale(reservation.PartitionAmong(d.SaleID, d.Partitions), d.SaleID)
 	values, err := o.Redis.HMGet(ctx, key, fields...).Result()
 	if err != nil {
-		return nil, fmt.Errorf("read the units left of sale=%s: %w", d.SaleID, err)
+		return nil, false, fmt.Errorf("read the units left of sale=%s: %w", d.SaleID, err)
 	}
-	ranks := map[string]int64{}
+	ranks = map[string]int64{}
 	for i, value := range values {
 		text, _ := value.(string) // a sale that Redis has lost has none
 		if n, err := strconv.ParseInt(text, 10, 64); err == nil {
 			ranks[letters[i]] = max(n, 1)
+			left = left || n > 0
 		}
 	}
-	return ranks, nil
+	return ranks, left, nil
 }
 
 // reserver reserves the units of turns in one call of the script.
 func (o *Offerer) reserver(sale uuid.UUID) draws.Reserver {
 	return func(ctx context.Context, turns []draws.Turn) ([]draws.Result, error) {
-		asked := make([]reservation.Offer, len(turns))
+		results := make([]draws.Result, len(turns))
+		var asked []reservation.Offer
+		var places []int // of those asked among the turns
 		for i, t := range turns {
-			asked[i] = reservation.Offer{
+			if t.Cancelled {
+				// A worker that died may have reserved the unit before the entry was cancelled.
+				switch _, err := o.Store.FindReserved(ctx, t.OrderID, t.UserID); {
+				case err == nil:
+					results[i] = draws.Won
+				case errors.Is(err, order.ErrNotFound):
+					results[i] = draws.Cancelled
+				default:
+					return nil, err
+				}
+				continue
+			}
+			places = append(places, i)
+			asked = append(asked, reservation.Offer{
 				OrderID: t.OrderID, UserID: t.UserID, Item: t.Code,
 				Key: "stampede offer " + t.EntryID.String(), // buyers' keys have no spaces
-			}
+			})
+		}
+		if len(asked) == 0 {
+			return results, nil
 		}
 		answers, err := o.Store.Offer(ctx, reservation.Sale{ID: sale, Epoch: turns[0].Epoch}, asked)
 		if err != nil {
 			return nil, err
 		}
-		results := make([]draws.Result, len(turns))
-		for i, a := range answers {
-			switch a.Verdict {
+		for at, a := range answers {
+			switch i := places[at]; a.Verdict {
 			case reservation.Reserved, reservation.Replayed, reservation.OrderEnded:
 				results[i], turns[i].OrderID = draws.Won, a.Reservation.OrderID
 			case reservation.AlreadyPurchased:

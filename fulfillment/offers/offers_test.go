@@ -97,29 +97,20 @@ func offerer(t *testing.T, s *testshop.Shop) *offers.Offerer {
 	})
 }
 
-// quicknet657413 is the signature of a round of the past.
-const quicknet657413 = "b713718a38ae728dfd477991af2822e08d2f305e47718cef9f7848ce4050e7be" +
-	"41076862b98fad56e91a6b85b89cd97b"
-
-// moveToRound moves the frozen draw to the time of that round.
+// moveToRound moves the frozen draw to the time of the round that the tests know.
 func (d *drawn) moveToRound(t *testing.T) {
 	t.Helper()
-	at := draw.RoundTime(657413)
-	closed := at.Add(-time.Minute)
-	require.NoError(t, d.Exec(t, "UPDATE sales SET closes_at = $2 WHERE id = $1", d.entries, closed))
-	require.NoError(t, d.Rdb.HSet(t.Context(), d.Keys.Sale(0, d.entries), "closes_at_ms", closed.UnixMilli()).Err())
-	require.NoError(t, d.Exec(t, "UPDATE draws SET frozen_at = $2, round = 657413 WHERE sale_id = $1", d.goods,
-		at.Add(-time.Second)))
-	require.NoError(t, d.Exec(t, `UPDATE sale_events SET data = data || jsonb_build_object('frozen_at', $2::text)
-		WHERE sale_id = $1 AND type = 'DrawFrozen'`, d.goods, at.Add(-time.Second).Format(time.RFC3339)))
+	testshop.MoveDrawToRound(t, d.Pool, d.goods)
+	closed := d.find(t).ClosesAt.UnixMilli()
+	require.NoError(t, d.Rdb.HSet(t.Context(), d.Keys.Sale(0, d.entries), "closes_at_ms", closed).Err())
 }
 
 func (d *drawn) seed(t *testing.T) {
 	t.Helper()
 	d.moveToRound(t)
-	signature, err := hex.DecodeString(quicknet657413)
+	signature, err := hex.DecodeString(testshop.BeaconSignature)
 	require.NoError(t, err)
-	_, err = d.Beacon(t.Context(), d.goods, 657413, signature)
+	_, err = d.Beacon(t.Context(), d.goods, testshop.BeaconRound, signature)
 	require.NoError(t, err)
 }
 
@@ -310,7 +301,8 @@ func TestOfferIsRepeatedWithTheSameOrder(t *testing.T) {
 		require.NoError(t, s.Exec(t, "UPDATE draws SET offered = 0, skipped = 0"))
 	}
 	forget()
-	require.Equal(t, 5, offer(t, o), "a worker that died had the last units")
+	require.Zero(t, offer(t, o), "without units the next look is later")
+	require.Equal(t, 5, offer(t, offerer(t, s)), "a worker that died had the last units")
 	require.Equal(t, first, orders())
 	require.Len(t, s.Events(t, 0), 45, "no order was made twice")
 

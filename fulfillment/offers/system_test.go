@@ -3,6 +3,7 @@
 package offers_test
 
 import (
+	"strconv"
 	"testing"
 	"time"
 
@@ -35,7 +36,7 @@ func TestDrawIsFinishedAfterCrash(t *testing.T) {
 			}
 			victim := s.Process(t, "worker")
 			if point == crashpoint.DrawSeeded {
-				victim = s.Process(t, "beacon", d.goods.String(), "657413", quicknet657413)
+				victim = s.Process(t, "beacon", d.goods.String(), strconv.Itoa(testshop.BeaconRound), testshop.BeaconSignature)
 			}
 			victim.Setenv(crashpoint.Env, point)
 			switch point {

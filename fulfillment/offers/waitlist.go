@@ -14,10 +14,6 @@ import (
 	"stampede/stream"
 )
 
-// askAgain is how often the next turn is looked for when no unit is left for those who wait: a worker that died may have
-// reserved the last unit without a record.
-const askAgain = 5 * time.Second
-
 // lineMax bounds how many of those who wait are remembered: to read them is to read the whole list.
 const lineMax = 4096
 
@@ -27,11 +23,13 @@ type line struct {
 	asked time.Time
 	// next are the first entries of the list. Some of them may have had their turn since.
 	next []uuid.UUID
+	// isHeld is true after it was logged that the sale cannot be reopened yet.
+	isHeld bool
 }
 
-// offerWaiting offers the units that have returned to those who wait, by place, and sells them to everybody again where
+// OfferWaiting offers the units that have returned to those who wait, by place, and sells them to everybody again where
 // nobody waits. It returns how many had their turn.
-func (o *Offerer) offerWaiting(ctx context.Context) (done int, err error) {
+func (o *Offerer) OfferWaiting(ctx context.Context) (done int, err error) {
 	err = o.each(ctx, o.draws.Waitlists, func(ctx context.Context, d *draws.Draw) error {
 		if d.State == draws.Over {
 			delete(o.lines, d.SaleID)
@@ -43,10 +41,11 @@ func (o *Offerer) offerWaiting(ctx context.Context) (done int, err error) {
 			l = &line{}
 			o.lines[d.SaleID] = l
 		}
+		n := 0
 		for began := time.Now(); !d.Paused && time.Since(began) < turn; {
 			now, err := o.look(ctx, d)
 			offers := now.OpenState == reservation.StateOffers && now.Left > 0
-			if err != nil || !offers && time.Since(l.asked) < askAgain {
+			if err != nil || n == 0 && !offers && time.Since(l.asked) < askAgain {
 				return err
 			}
 			l.asked = time.Now()
@@ -56,7 +55,8 @@ func (o *Offerer) offerWaiting(ctx context.Context) (done int, err error) {
 				}
 			}
 			first := l.next[:min(len(l.next), order.MaxPerMessage)]
-			n, waits, err := o.draws.OfferWaiting(ctx, d.SaleID, max(now.Left, 1), first, o.reserver(d.SaleID))
+			var waits bool
+			n, waits, err = o.draws.OfferWaiting(ctx, d.SaleID, max(now.Left, 1), first, o.reserver(d.SaleID))
 			done += n
 			switch {
 			case err != nil:
@@ -64,7 +64,7 @@ func (o *Offerer) offerWaiting(ctx context.Context) (done int, err error) {
 			case waits && n == 0:
 				return nil
 			case !waits && len(first) == 0:
-				return o.reopen(ctx, d, now)
+				return o.reopen(ctx, d, l, now)
 			case !waits:
 				l.next = l.next[len(first):]
 			}
@@ -101,8 +101,8 @@ func (o *Offerer) look(ctx context.Context, d *draws.Draw) (now inRedis, err err
 	return now, nil
 }
 
-// recordedBefore returns a time before which each entry is in Postgres that was accepted before it, by the clock of
-// Redis: that of the oldest order in the stream.
+// recordedBefore returns when the oldest order was accepted that is not in Postgres, by the clock of Redis. All entries
+// that were accepted earlier are in Postgres.
 func (o *Offerer) recordedBefore(ctx context.Context, d *draws.Draw) (time.Time, error) {
 	ctx, cancel := retry.ForCall(ctx)
 	defer cancel()
@@ -117,15 +117,24 @@ func (o *Offerer) recordedBefore(ctx context.Context, d *draws.Draw) (time.Time,
 }
 
 // reopen sells the units that are left to everybody, if nobody waits.
-func (o *Offerer) reopen(ctx context.Context, d *draws.Draw, now inRedis) error {
+func (o *Offerer) reopen(ctx context.Context, d *draws.Draw, l *line, now inRedis) error {
 	if now.OpenState != reservation.StateOffers || now.Left == 0 {
 		return nil
 	}
-	// First, so that each entry that is not held then is in Postgres.
+	// Before IsWaiting: an entry that is not held any more is in Postgres.
 	entries, err := o.Catalog.Show(ctx, d.EntriesID)
-	if err != nil || entries.Held > 0 {
+	if err != nil {
 		return err
 	}
+	if entries.Held > 0 {
+		if !l.isHeld {
+			o.Logger.Info("a sale has units left and stays closed to others: places in its waiting list are not in Postgres yet",
+				"sale", d.SaleID, "left", now.Left, "places", entries.Held)
+		}
+		l.isHeld = true
+		return nil
+	}
+	l.isHeld = false
 	if waits, err := o.draws.IsWaiting(ctx, d); err != nil || waits {
 		return err
 	}

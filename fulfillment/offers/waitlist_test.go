@@ -30,7 +30,7 @@ type list struct {
 }
 
 // newList makes a sale with a waiting list whose units the holders have.
-func newList(t *testing.T, s *testshop.Shop, holders ...string) *list {
+func newList(t testing.TB, s *testshop.Shop, holders ...string) *list {
 	t.Helper()
 	sale, err := s.Catalog.Create(t.Context(), reservation.Terms{
 		Name: "shoe", Stock: int64(len(holders)), PerOrderLimit: 1, PaymentWindow: testshop.PaymentWindow, Waitlist: true,
@@ -44,7 +44,7 @@ func newList(t *testing.T, s *testshop.Shop, holders ...string) *list {
 }
 
 // join has users wait, in their order.
-func (l *list) join(t *testing.T, users ...string) {
+func (l *list) join(t testing.TB, users ...string) {
 	t.Helper()
 	for _, user := range users {
 		a, err := l.Join(t.Context(), l.sale, user, "")
@@ -65,7 +65,7 @@ func (l *list) expire(t *testing.T, users ...string) {
 }
 
 // orderOf is the live order of a user in a sale.
-func (l *list) orderOf(t *testing.T, sale uuid.UUID, user string) (id uuid.UUID) {
+func (l *list) orderOf(t testing.TB, sale uuid.UUID, user string) (id uuid.UUID) {
 	t.Helper()
 	require.NoError(t, l.Pool.QueryRow(t.Context(), `SELECT id FROM orders
 		WHERE sale_id = $1 AND user_id = $2 AND status IN ('confirmed', 'paid')`, sale, user).Scan(&id))
@@ -73,16 +73,10 @@ func (l *list) orderOf(t *testing.T, sale uuid.UUID, user string) (id uuid.UUID)
 }
 
 // turns are those that were had, as user and outcome.
-func (l *list) turns(t *testing.T) []string {
+func (l *list) turns(t testing.TB) []string {
 	return testshop.Rows(t, l.Pool, `SELECT e.user_id || ' ' || coalesce(had.reason, 'offered') FROM draw_offers AS had
 		JOIN orders AS e ON e.sale_id = $2 AND e.id = had.entry_id WHERE had.sale_id = $1 ORDER BY had.rank`,
 		l.sale.ID, l.sale.EntriesID)
-}
-
-// endQuiet ends the second in which returned units are not sold.
-func (l *list) endQuiet(t *testing.T) {
-	t.Helper()
-	require.NoError(t, l.Rdb.HDel(t.Context(), l.Keys.Sale(0, l.sale.ID), "quiet_since_ms").Err())
 }
 
 func (l *list) state(t *testing.T) string { return l.SaleInRedis(t, l.sale.ID)["state"] }
@@ -91,12 +85,20 @@ func (l *list) state(t *testing.T) string { return l.SaleInRedis(t, l.sale.ID)["
 func (l *list) awaitTurns(t *testing.T, o *offers.Offerer, want ...string) {
 	t.Helper()
 	testkit.Eventually(t, testshop.Soon, fmt.Sprint(want), func() bool {
-		if _, err := o.Offer(t.Context()); err != nil {
+		if _, err := o.OfferWaiting(t.Context()); err != nil {
 			require.ErrorIs(t, err, reservation.ErrUnavailable) // once after a rebuild
 		}
 		return len(l.turns(t)) >= len(want)
 	})
 	require.Equal(t, want, l.turns(t))
+}
+
+// requireNoTurn has units offered, of which nobody gets one.
+func (l *list) requireNoTurn(t *testing.T, o *offers.Offerer) {
+	t.Helper()
+	done, err := o.OfferWaiting(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, done)
 }
 
 // Units that return go to those who wait, by place: who has left gets none, and a holder is skipped. When nobody waits,
@@ -109,7 +111,7 @@ func TestReturnedUnitsAreOfferedByPlace(t *testing.T) {
 	require.Equal(t, "waitlist", l.state(t))
 	l.join(t, "ann", "bob", "cid", "dan")
 	testwork.FulfilAll(t, s)
-	require.Zero(t, offer(t, o), "nothing is left")
+	l.requireNoTurn(t, o)
 	require.Empty(t, l.turns(t))
 
 	// An operator gives ann a unit by hand; bob leaves.
@@ -142,11 +144,11 @@ func TestReturnedUnitsAreOfferedByPlace(t *testing.T) {
 	require.Equal(t, draw.Offered, waiter("ann").Outcome, "it has expired")
 	require.True(t, waiter("bob").HasLeft)
 
-	testkit.Eventually(t, testshop.Soon, "it is for everybody", func() bool {
-		require.Zero(t, offer(t, o))
-		return l.state(t) == "waitlist"
+	l.requireNoTurn(t, o)
+	require.Equal(t, "waitlist", l.state(t), "it is for everybody")
+	testkit.Eventually(t, testshop.Soon, "it is sold", func() bool {
+		return s.Ask(t, l.sale.ID, "eve").Verdict == reservation.Reserved
 	})
-	s.Buy(t, l.sale.ID, "eve")
 	l.join(t, "bob", "fay") // behind all others
 	l.expire(t, "eve")
 	require.Equal(t, "offers", l.state(t), "the next return closes it again")
@@ -162,7 +164,6 @@ func TestHolderIsSkippedInWaitingList(t *testing.T) {
 	l := newList(t, s, "h1", "h2")
 	l.join(t, "ann", "bob")
 	l.expire(t, "h1")
-	l.endQuiet(t)
 	given := reservation.Offer{OrderID: order.NewOrderID(l.sale.ID), UserID: "ann"} // by an operator's tool
 	answers, err := s.Offer(t.Context(), l.sale, []reservation.Offer{given})
 	require.NoError(t, err)
@@ -188,10 +189,58 @@ func TestEntryInTransitIsNotPassedOver(t *testing.T) {
 		testwork.Record(t, ledger.New(s.Pool), append(first[:0:0], e))
 	}
 	require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM orders WHERE sale_id = $1", l.sale.EntriesID))
-	l.endQuiet(t)
-	require.Zero(t, offer(t, o))
+	l.requireNoTurn(t, o)
+	require.Equal(t, "offers", l.state(t), "ann waits")
 	testwork.FulfilAll(t, s)
 	l.awaitTurns(t, o, "ann offered", "bob offered")
+}
+
+// The clock of Redis may be set back, so that a later place has an earlier time.
+func TestClockChangeDoesNotChangePlaces(t *testing.T) {
+	t.Parallel()
+	s := testshop.OnOwnRedis(t, 1)
+	l := newList(t, s, "h1", "h2")
+	l.join(t, "ann", "bob")
+	l.expire(t, "h1", "h2")
+	change := "UPDATE orders SET reserved_at = reserved_at + make_interval(hours => $2) WHERE id = $1"
+	ann := l.orderOf(t, l.sale.EntriesID, "ann")
+	require.NoError(t, s.Exec(t, change, ann, 1))
+	l.requireNoTurn(t, offerer(t, s))
+	require.NoError(t, s.Exec(t, change, ann, -1))
+	l.awaitTurns(t, offerer(t, s), "ann offered", "bob offered")
+}
+
+// Who had an offer that is lost with Redis has it again, before the next place.
+func TestWaitingListOffersLostUnitsAgain(t *testing.T) {
+	t.Parallel()
+	s := testshop.OnOwnRedis(t, 1)
+	l := newList(t, s, "h1", "h2")
+	l.join(t, "ann", "bob", "cid")
+	l.expire(t, "h1", "h2")
+	o := offerer(t, s)
+	l.awaitTurns(t, o, "ann offered", "bob offered")
+	offersOf := func() []string {
+		return testshop.Rows(t, s.Pool, "SELECT order_id::text FROM draw_offers WHERE sale_id = $1 ORDER BY rank", l.sale.ID)
+	}
+	lost := offersOf()
+	s.Flush(t)
+	testwork.Rebuild(t, s)
+	require.Equal(t, int64(2), s.Left(t, l.sale.ID))
+	testkit.Eventually(t, testshop.Soon, "both have another offer", func() bool {
+		_, err := o.OfferWaiting(t.Context()) // the first call learns that the stock was rebuilt
+		return err == nil && s.Left(t, l.sale.ID) == 0
+	})
+	require.Equal(t, []string{"ann offered", "bob offered"}, l.turns(t))
+	for i, id := range offersOf() {
+		require.NotEqual(t, lost[i], id)
+	}
+	testwork.FulfilAll(t, s)
+	require.Equal(t, []string{"ann", "bob"}, testshop.Rows(t, s.Pool,
+		"SELECT user_id FROM orders WHERE sale_id = $1 AND status = 'confirmed' ORDER BY user_id", l.sale.ID))
+	l.expire(t, "ann")
+	l.awaitTurns(t, o, "ann offered", "bob offered", "cid offered")
+	testwork.FulfilAll(t, s)
+	testwork.RequireUnbroken(t, s, uuid.Nil)
 }
 
 // A crowd that asks at the moment when units return gets none while somebody waits.
@@ -283,7 +332,7 @@ func TestWaitingListEndsWithItsSale(t *testing.T) {
 	a, err := l.Join(t.Context(), l.sale, "bob", "")
 	require.NoError(t, err)
 	require.Equal(t, reservation.Ended, a.Verdict)
-	require.Zero(t, offer(t, offerer(t, s)))
+	l.requireNoTurn(t, offerer(t, s))
 	entries, err := s.Catalog.Show(t.Context(), l.sale.EntriesID)
 	require.NoError(t, err)
 	require.Equal(t, reservation.StateEnded, entries.State)

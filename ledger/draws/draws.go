@@ -232,41 +232,31 @@ func (s *Store) Find(ctx context.Context, goods uuid.UUID) (Draw, error) {
 }
 
 func find(ctx context.Context, on pg.Querier, goods uuid.UUID) (Draw, error) {
-	found, err := list(ctx, on, goods, uuid.Nil, 1)
-	if err == nil && len(found) == 0 {
+	rows, _ := on.Query(ctx, sql.DrawsFind, goods) // its error comes with the rows
+	r, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[drawRow])
+	if errors.Is(err, pgx.ErrNoRows) {
 		err = ErrNoDraw
 	}
 	if err != nil {
 		return Draw{}, fmt.Errorf("find the draw of sale=%s: %w", goods, err)
 	}
-	return found[0], nil
+	return r.draw(), nil
 }
 
-// List returns at most limit draws, the newest first, older than the one of the sale before unless that is uuid.Nil.
-func (s *Store) List(ctx context.Context, before uuid.UUID, limit int) ([]Draw, error) {
-	found, err := list(ctx, s.pool, uuid.Nil, before, limit)
-	if err != nil {
-		return nil, fmt.Errorf("list draws: %w", err)
-	}
-	return found, nil
-}
+// Due returns the sales that are drawn, and have work for a worker: the entries are over, and the sale is not. First
+// come those whose lists must be frozen soonest.
+func (s *Store) Due(ctx context.Context) ([]uuid.UUID, error) { return s.sales(ctx, sql.DrawsDue) }
 
-func list(ctx context.Context, on pg.Querier, goods, before uuid.UUID, limit int) ([]Draw, error) {
-	rows, _ := on.Query(ctx, sql.DrawsFind, zeronull.UUID(goods), zeronull.UUID(before), limit) // rows carry the error
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Draw, error) {
-		r, err := pgx.RowToStructByName[drawRow](row)
-		return r.draw(), err
-	})
-}
+// Waitlists returns the sales with waiting lists whose entries are not over.
+func (s *Store) Waitlists(ctx context.Context) ([]uuid.UUID, error) { return s.sales(ctx, sql.DrawsWaitlists) }
 
-// Due returns the sales that are drawn, and have work for a worker: the entries are over, and the sale is not.
-func (s *Store) Due(ctx context.Context) ([]uuid.UUID, error) {
-	rows, _ := s.pool.Query(ctx, sql.DrawsDue) // its error comes with the rows
-	due, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
+func (s *Store) sales(ctx context.Context, query string) ([]uuid.UUID, error) {
+	rows, _ := s.pool.Query(ctx, query) // its error comes with the rows
+	sales, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
 	if err != nil {
 		return nil, fmt.Errorf("list draws that are due: %w", err)
 	}
-	return due, nil
+	return sales, nil
 }
 
 // change has next look at the draw in a transaction that excludes other changes of it, and change it.

@@ -230,10 +230,49 @@ func TestListIsComparedWithLiveOrders(t *testing.T) {
 	require.Equal(t, draws.Frozen, d.prepare(t).State)
 }
 
-// beaconRound is a round of the past, with its signature.
-const beaconRound = 657413
+// The clock that says which round gives the seed is read when nothing is left to wait for, so that no round is known
+// before the root is committed.
+func TestFreezeReadsTheClockWithAllLocks(t *testing.T) {
+	t.Parallel()
+	d := newDraw(t, 5)
+	other, err := d.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = other.Rollback(t.Context()) }() // it is committed
+	lock := func(sale uuid.UUID) {
+		_, err := other.Exec(t.Context(), "SELECT FROM sales WHERE id = $1 FOR NO KEY UPDATE NOWAIT", sale)
+		require.NoError(t, err)
+	}
+	lock(d.goods)
+	frozen := make(chan error, 1)
+	go func() { frozen <- d.Prepare(t.Context(), d.goods) }()
+	testshop.AwaitWaiting(t, d.pool, 1)
+	lock(d.entries) // in the order of a repeated creation
+	var later time.Time
+	require.NoError(t, other.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&later))
+	require.NoError(t, other.Commit(t.Context()))
+	require.NoError(t, <-frozen)
+	require.True(t, later.Before(d.find(t).FrozenAt))
 
-var beacon = unhex("b713718a38ae728dfd477991af2822e08d2f305e47718cef9f7848ce4050e7be41076862b98fad56e91a6b85b89cd97b")
+	// What waits after the clock is read does not wait long.
+	d = newDraw(t, 5)
+	d.exec(t, "UPDATE draws SET freeze_seconds = 20")
+	d.exec(t, `CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS
+		$$ BEGIN PERFORM pg_advisory_xact_lock(7); RETURN NEW; END $$`)
+	d.exec(t, `CREATE TRIGGER waits BEFORE INSERT ON sale_events
+		FOR EACH ROW WHEN (NEW.type = 'DrawFrozen') EXECUTE FUNCTION wait()`)
+	other, err = d.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = other.Exec(t.Context(), "SELECT pg_advisory_xact_lock(7)")
+	require.NoError(t, err)
+	require.ErrorContains(t, d.Prepare(t.Context(), d.goods), "statement timeout")
+	require.Equal(t, draws.Freezing, d.find(t).State)
+	require.NoError(t, other.Rollback(t.Context()))
+	require.Equal(t, draws.Frozen, d.prepare(t).State)
+}
+
+const beaconRound = testshop.BeaconRound
+
+var beacon = unhex(testshop.BeaconSignature)
 
 func unhex(text string) []byte {
 	raw, err := hex.DecodeString(text)
@@ -243,17 +282,9 @@ func unhex(text string) []byte {
 	return raw
 }
 
-// moveToRound moves a frozen draw to the time of the round whose signature the tests know.
-func (d drawn) moveToRound(t *testing.T) {
-	t.Helper()
-	at := draw.RoundTime(beaconRound)
-	d.exec(t, "UPDATE sales SET closes_at = $2 WHERE id = $1", d.entries, at.Add(-time.Minute))
-	d.exec(t, "UPDATE draws SET frozen_at = $1, round = $2", at.Add(-time.Second), beaconRound)
-}
-
 func (d drawn) seed(t *testing.T) draws.Draw {
 	t.Helper()
-	d.moveToRound(t)
+	testshop.MoveDrawToRound(t, d.pool, d.goods)
 	seeded, err := d.Beacon(t.Context(), d.goods, beaconRound, beacon)
 	require.NoError(t, err)
 	return seeded
@@ -268,7 +299,7 @@ func TestBeaconSeedsTheDraw(t *testing.T) {
 	_, err := give(beaconRound, beacon)
 	require.ErrorIs(t, err, draws.ErrNotFrozen)
 	d.prepare(t)
-	d.moveToRound(t)
+	testshop.MoveDrawToRound(t, d.pool, d.goods)
 	for name, signature := range map[string][]byte{
 		"none": nil, "another": append([]byte{beacon[0] ^ 0x20}, beacon[1:]...),
 		"infinity": append([]byte{0xc0}, make([]byte, 47)...), "too long": make([]byte, 1<<20),
@@ -350,6 +381,9 @@ func TestPartiesSeedTheDraw(t *testing.T) {
 	_, err := reveal("ann", secrets["ann"])
 	require.ErrorIs(t, err, draws.ErrNotFrozen)
 	frozen := d.prepare(t)
+	require.Contains(t, d.events(t, d.goods)[0], fmt.Sprintf(
+		`"parties": [{"name": "bob", "commitment": "%x"}, {"name": "ann", "commitment": "%x"}]`,
+		[]byte(frozen.Parties[0].Commitment), []byte(frozen.Parties[1].Commitment)))
 	require.Empty(t, frozen.Rounds)
 	require.Equal(t, frozen.FrozenAt.Add(time.Hour), frozen.RevealBy)
 	_, err = reveal("eve", secrets["ann"])
@@ -382,7 +416,9 @@ func TestPartiesSeedTheDraw(t *testing.T) {
 	_, err = reveal("bob", secrets["bob"])
 	require.ErrorIs(t, err, draws.ErrVoid, "too late")
 	require.Equal(t, draws.Void, d.find(t).State)
-	require.Equal(t, "a party has not revealed its secret in time", d.find(t).VoidReason)
+	bundle, err := d.Bundle(t.Context(), d.goods)
+	require.NoError(t, err)
+	require.Equal(t, "a party has not revealed its secret in time", bundle.VoidReason)
 
 	d = withParties()
 	d.prepare(t)

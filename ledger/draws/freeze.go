@@ -19,9 +19,13 @@ import (
 // portionChunks is how many chunks are read, and written, at a time: it bounds the memory of a freeze.
 const portionChunks = 64
 
-// commitMargin is how long before a round a list must be frozen: so long a commit may take. A later one is frozen after
-// the round, for the next.
-const commitMargin = time.Second
+// commitMargin is how long before a round the clock must be read, or half a freeze if that is shorter. A later list is
+// frozen after the round, for the next one. Once the clock is read, Postgres ends the transaction if a statement or a
+// silence takes an eighth of the margin. There are six of them, and the commit has the rest of the time.
+const (
+	commitMargin = 10 * time.Second
+	marginSteps  = 8
+)
 
 var (
 	// errChanged is returned for a list that differs from the live orders: it begins again.
@@ -30,8 +34,30 @@ var (
 	errRoundComes = errors.New("a round comes before the list can be frozen")
 )
 
+// silenceMax is how long the session that freezes or ranks may be silent before Postgres ends it: longer than it
+// takes to sort the entries of the largest draw.
+const silenceMax = 2 * time.Minute
+
+// Prepare freezes and ranks the draw of the sale as far as it can: the entries are final if that is true. One process
+// at a time does so for any draw; the others return pg.ErrLockHeld.
+func (s *Store) Prepare(ctx context.Context, goods uuid.UUID) error {
+	lock, err := pg.Begin(ctx, s.pool, pg.DrawLock, silenceMax)
+	if err != nil {
+		return err
+	}
+	defer lock.End()
+	// Without statistics, as in the first minutes of a sale, Postgres would sort all entries for each part of them.
+	if err := lock.Run(ctx, "SET enable_sort = off"); err != nil {
+		return err
+	}
+	if err := s.freeze(ctx, lock.Conn, goods); err != nil {
+		return err
+	}
+	return s.rank(ctx, lock.Conn, goods)
+}
+
 // freeze freezes the list of the entries, all of which must be final: over, in Postgres, and unable to become others.
-// It asks for a stock of the entries sale that leaves nothing, so that none is added later. It makes the draw void if
+// So none is added later; it also asks for a stock of the entries sale that leaves nothing. It makes the draw void if
 // the last round is over. After a crash it goes on with the next part of the list. It does nothing in another state.
 //
 // The caller excludes other calls (pg.DrawLock). Two at once harm nothing: one of them fails.
@@ -44,7 +70,7 @@ func (s *Store) freeze(ctx context.Context, conn *pgx.Conn, goods uuid.UUID) err
 	if err := f.readRest(ctx); err != nil {
 		return fmt.Errorf("read the entries of sale=%s: %w", goods, err)
 	}
-	_, err = change(ctx, conn, goods, f.freeze(ctx))
+	_, err = change(ctx, conn, goods, func(tx pgx.Tx, d *Draw) error { return f.freeze(ctx, tx, d) })
 	switch {
 	case errors.Is(err, errRoundComes):
 		return nil // the next try is after it
@@ -99,11 +125,10 @@ func (f *freezing) readPortion(ctx context.Context) (int, error) {
 	rows, _ := f.conn.Query(ctx, sql.DrawsEntries, pgx.QueryExecModeCacheDescribe, f.EntriesID, f.last, f.ClosesAt,
 		portionChunks*draw.ChunkLeaves)
 	var chunks []*chunk
-	entry, reserved := order.Receipt{SaleID: f.EntriesID}, time.Time{}
+	entry := order.Receipt{SaleID: f.EntriesID}
 	_, err := pgx.ForEachRow(rows, []any{
-		&entry.OrderID, &entry.User, &entry.Quantity, &entry.Lines, &entry.Sequence, &entry.Epoch, &reserved,
+		&entry.OrderID, &entry.User, &entry.Quantity, &entry.Lines, &entry.Sequence, &entry.Epoch, &entry.ReservedAt,
 	}, func() error {
-		entry.ReservedAt = reserved
 		record, err := draw.NewRecord(entry)
 		if err != nil {
 			return fmt.Errorf("order %s: %w", entry.OrderID, err)
@@ -146,42 +171,48 @@ func (c *chunk) add(id uuid.UUID, record draw.Record) {
 	c.tree.Add(record.Leaf())
 }
 
-// freeze is the last step. It locks the entries sale, so that no entry is added or cancelled before its end.
-func (f *freezing) freeze(ctx context.Context) func(pgx.Tx, *Draw) error {
-	return func(tx pgx.Tx, d *Draw) error {
-		if d.State != Freezing {
-			return nil
-		}
-		if err := tx.QueryRow(ctx, sql.CatalogLockSale, d.EntriesID).Scan(nil); err != nil {
-			return err
-		}
-		var sold, cancelled int64
-		err := tx.QueryRow(ctx, sql.DrawsLiveEntries, d.EntriesID, d.ClosesAt, f.count).Scan(&sold, &cancelled)
-		if err != nil {
-			return err
-		}
-		// Each entry of the list is live, or was cancelled since the end. So the list has each live one if it has as many.
-		if f.count != sold+cancelled {
-			return fmt.Errorf("%w: it has %d entries, and there are %d live orders and %d that were cancelled since the end",
-				errChanged, f.count, sold, cancelled)
-		}
-		rows, _ := tx.Query(ctx, sql.DrawsHashes, d.SaleID) // its error comes with the rows
-		hashes, err := pgx.CollectRows(rows, scanHash)
-		if err != nil {
-			return err
-		}
-		if int64(len(hashes)) != f.chunks {
-			return fmt.Errorf("%w: it has %d chunks, want %d", errChanged, len(hashes), f.chunks)
-		}
-		if _, err := tx.Exec(ctx, sql.DrawsLowerEntries, d.EntriesID); err != nil {
-			return err
-		}
-		return f.note(ctx, tx, d, draw.RootOf(hashes))
+// freeze is the last step. It locks both sales, so that no entry is added or cancelled before its end, and no lock is
+// waited for once the clock is read. The goods come first, as in catalog.CreateDraw.
+func (f *freezing) freeze(ctx context.Context, tx pgx.Tx, d *Draw) error {
+	if d.State != Freezing {
+		return nil
 	}
+	for _, sale := range []uuid.UUID{d.SaleID, d.EntriesID} {
+		if err := tx.QueryRow(ctx, sql.CatalogLockSale, sale).Scan(nil); err != nil {
+			return err
+		}
+	}
+	var sold, cancelled int64
+	err := tx.QueryRow(ctx, sql.DrawsLiveEntries, d.EntriesID, d.ClosesAt, f.count).Scan(&sold, &cancelled)
+	if err != nil {
+		return err
+	}
+	// Each entry of the list is live, or was cancelled since the end. So the list has each live one if it has as many.
+	if f.count != sold+cancelled {
+		return fmt.Errorf("%w: it has %d entries, and there are %d live orders and %d that were cancelled since the end",
+			errChanged, f.count, sold, cancelled)
+	}
+	rows, _ := tx.Query(ctx, sql.DrawsHashes, d.SaleID) // its error comes with the rows
+	hashes, err := pgx.CollectRows(rows, scanHash)
+	if err != nil {
+		return err
+	}
+	if int64(len(hashes)) != f.chunks {
+		return fmt.Errorf("%w: it has %d chunks, want %d", errChanged, len(hashes), f.chunks)
+	}
+	if _, err := tx.Exec(ctx, sql.DrawsLowerEntries, d.EntriesID); err != nil {
+		return err
+	}
+	margin := min(commitMargin, d.Freeze/2)
+	if err := pg.Run(ctx, f.conn, fmt.Sprintf("SET LOCAL statement_timeout = %[1]d; "+
+		"SET LOCAL idle_in_transaction_session_timeout = %[1]d", (margin/marginSteps).Milliseconds())); err != nil {
+		return err
+	}
+	return f.note(ctx, tx, d, draw.RootOf(hashes), margin)
 }
 
 // note freezes the list in Postgres, and tells the world its root.
-func (f *freezing) note(ctx context.Context, tx pgx.Tx, d *Draw, root draw.Hash) error {
+func (f *freezing) note(ctx context.Context, tx pgx.Tx, d *Draw, root draw.Hash, margin time.Duration) error {
 	var now time.Time
 	if err := tx.QueryRow(ctx, "SELECT clock_timestamp()").Scan(&now); err != nil {
 		return err
@@ -193,30 +224,19 @@ func (f *freezing) note(ctx context.Context, tx pgx.Tx, d *Draw, root draw.Hash)
 			return void(ctx, tx, d, reasonLate)
 		}
 		round = &rounds[len(rounds)-1]
-		if draw.RoundTime(*round).Sub(now) < commitMargin {
+		if draw.RoundTime(*round).Sub(now) < margin {
 			return errRoundComes
 		}
 	}
-	if _, err := tx.Exec(ctx, sql.DrawsFreeze, d.SaleID, f.count, root[:], now, round); err != nil {
-		return err
-	}
-	crashpoint.Hit(crashpoint.DrawFrozen)
-	_, err := tx.Exec(ctx, sql.DrawsAddEvent, d.SaleID, eventFrozen, frozenData{
+	batch := new(pgx.Batch)
+	batch.Queue(sql.DrawsFreeze, d.SaleID, f.count, root[:], now, round)
+	batch.Queue(sql.DrawsAddEvent, d.SaleID, eventFrozen, draw.Frozen{
 		EntriesSaleID: d.EntriesID, Entries: f.count, Root: root[:], FrozenAt: now.UTC(), Rounds: rounds,
-		ClosesAt: d.ClosesAt, FreezeSeconds: int64(d.Freeze / time.Second),
+		ClosesAt: d.ClosesAt, FreezeSeconds: int64(d.Freeze / time.Second), Parties: d.Parties,
 	})
+	err := tx.SendBatch(ctx, batch).Close()
+	crashpoint.Hit(crashpoint.DrawFrozen)
 	return err
-}
-
-// frozenData is the data of the event.
-type frozenData struct {
-	EntriesSaleID uuid.UUID `json:"entries_sale_id"`
-	Entries       int64     `json:"entries"`
-	Root          draw.Hex  `json:"root"`
-	FrozenAt      time.Time `json:"frozen_at"`
-	Rounds        []int64   `json:"rounds,omitempty"`
-	ClosesAt      time.Time `json:"closes_at"`
-	FreezeSeconds int64     `json:"freeze_seconds"`
 }
 
 func scanHash(row pgx.CollectableRow) (hash draw.Hash, err error) {
@@ -224,22 +244,4 @@ func scanHash(row pgx.CollectableRow) (hash draw.Hash, err error) {
 	err = row.Scan(&raw)
 	copy(hash[:], raw)
 	return hash, err
-}
-
-// Prepare freezes and ranks the draw of the sale as far as it can: the entries are final if that is true. One process
-// at a time does so for any draw; the others return pg.ErrLockHeld.
-func (s *Store) Prepare(ctx context.Context, goods uuid.UUID) error {
-	lock, err := pg.Begin(ctx, s.pool, pg.DrawLock, silenceMax)
-	if err != nil {
-		return err
-	}
-	defer lock.End()
-	// Without statistics, as in the first minutes of a sale, Postgres would sort all entries for each part of them.
-	if err := lock.Run(ctx, "SET enable_sort = off"); err != nil {
-		return err
-	}
-	if err := s.freeze(ctx, lock.Conn, goods); err != nil {
-		return err
-	}
-	return s.rank(ctx, lock.Conn, goods)
 }

@@ -16,7 +16,7 @@ func (d *Draw) lost(ctx context.Context, tx pgx.Tx, t Turn, most int64) (turns [
 		return nil, nil
 	}
 	rows, _ := tx.Query(ctx, sql.DrawsLost, d.SaleID, d.EntriesID, t.Item, d.epoch, most) // rows carry the error
-	_, err = pgx.ForEachRow(rows, []any{&t.Rank, &t.Place, &t.EntryID, &t.UserID, &t.cancelled}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&t.Rank, &t.Place, &t.EntryID, &t.UserID, &t.Cancelled}, func() error {
 		t.OrderID = d.orderID(t.EntryID)
 		turns = append(turns, t)
 		return nil

@@ -32,18 +32,21 @@ type Turn struct {
 	// Epoch is the epoch of the sale in which the offer is made.
 	Epoch int64
 
-	cancelled bool
+	// Cancelled is true if the entry is.
+	Cancelled bool
 }
 
 // Result is what became of a turn.
 type Result string
 
-// The results. Others than Skip and Won leave the rank for later, and all ranks of the item after it.
+// The results. NoUnit leaves the rank, and all later ranks of the item, for later.
 const (
 	// Won: the unit is reserved, be it by a repeat. Then OrderID of the turn is that of the order that was made first.
 	Won Result = "won"
 	// Holds: the entrant has another order in the sale.
 	Holds Result = "holds"
+	// Cancelled: so is the entry, and no unit was reserved before.
+	Cancelled Result = "cancelled"
 	// NoUnit: no unit is left, or the sale does not sell now.
 	NoUnit Result = "no unit"
 )
@@ -118,7 +121,7 @@ func (d *Draw) turns(ctx context.Context, tx pgx.Tx, ranks map[string]int64) (tu
 			rows, _ := tx.Query(ctx, sql.DrawsTurns, d.SaleID, d.EntriesID, first, next[item], most) // as above
 			turn, expected := Turn{Item: item, Code: code, Epoch: d.epoch}, next[item]
 			if _, err := pgx.ForEachRow(rows, []any{
-				&turn.Rank, &turn.Place, &turn.EntryID, &turn.UserID, &turn.cancelled,
+				&turn.Rank, &turn.Place, &turn.EntryID, &turn.UserID, &turn.Cancelled,
 			}, func() error {
 				if turn.Rank != expected {
 					return fmt.Errorf("%w: that of rank %d%s is missing", errChunksMissing, expected, item)
@@ -129,6 +132,9 @@ func (d *Draw) turns(ctx context.Context, tx pgx.Tx, ranks map[string]int64) (tu
 				return nil
 			}); err != nil {
 				return nil, err
+			}
+			if expected < next[item]+most {
+				return nil, fmt.Errorf("%w: that of rank %d%s is missing", errChunksMissing, expected, item)
 			}
 		}
 		first += entries
@@ -166,35 +172,24 @@ func (d *Draw) orderID(entry uuid.UUID) (id uuid.UUID) {
 
 // offer has the turns, and records them up to the first of each item that got no unit.
 func (d *Draw) offer(ctx context.Context, tx pgx.Tx, turns []Turn, reserve Reserver) (int, error) {
-	asked := make([]Turn, 0, len(turns))
-	for _, t := range turns {
-		if !t.cancelled {
-			asked = append(asked, t)
-		}
+	if len(turns) == 0 {
+		return 0, nil
 	}
-	var results []Result
-	if len(asked) > 0 {
-		crashpoint.Hit(crashpoint.BeforeOffer)
-		var err error
-		if results, err = reserve(ctx, asked); err != nil {
-			return 0, err
-		}
-		crashpoint.Hit(crashpoint.AfterOffer)
+	crashpoint.Hit(crashpoint.BeforeOffer)
+	results, err := reserve(ctx, turns)
+	if err != nil {
+		return 0, err
 	}
+	crashpoint.Hit(crashpoint.AfterOffer)
 	var r record
 	over := map[string]bool{}
-	for _, t := range turns {
-		result := Result("")
-		if !t.cancelled {
-			t, result = asked[0], results[0]
-			asked, results = asked[1:], results[1:]
-		}
-		over[t.Item] = over[t.Item] || result == NoUnit
+	for i, t := range turns {
+		over[t.Item] = over[t.Item] || results[i] == NoUnit
 		switch {
 		case over[t.Item]:
-		case t.cancelled:
+		case results[i] == Cancelled:
 			r.add(t, draw.SkippedCancelled)
-		case result == Holds:
+		case results[i] == Holds:
 			r.add(t, draw.SkippedHolder)
 		default:
 			r.add(t, "")
@@ -203,7 +198,7 @@ func (d *Draw) offer(ctx context.Context, tx pgx.Tx, turns []Turn, reserve Reser
 	if len(r.items) == 0 {
 		return 0, nil
 	}
-	_, err := tx.Exec(ctx, sql.DrawsRecordOffers, d.SaleID, r.items, r.ranks, r.places, r.entries, r.orders, r.reasons,
+	_, err = tx.Exec(ctx, sql.DrawsRecordOffers, d.SaleID, r.items, r.ranks, r.places, r.entries, r.orders, r.reasons,
 		d.epoch)
 	if err == nil {
 		crashpoint.Hit(crashpoint.BeforeOfferCommit)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -18,10 +17,6 @@ import (
 	"stampede/reservation/order"
 	"stampede/sql"
 )
-
-// silenceMax is how long the session that freezes or ranks may be silent before Postgres ends it: longer than it
-// takes to sort the entries of the largest draw.
-const silenceMax = 2 * time.Minute
 
 // rank ranks all entries by the seed, in one transaction. It needs 12 bytes of memory for each. It does nothing in
 // another state. The caller excludes other calls (pg.DrawLock). Two at once harm nothing: one of them fails.

@@ -237,7 +237,7 @@ func (s *Store) Bundle(ctx context.Context, goods uuid.UUID) (*draw.Bundle, erro
 	b := &draw.Bundle{
 		Version: draw.BundleVersion, SaleID: d.SaleID, EntriesSaleID: d.EntriesID, Entries: d.Entries, Root: d.Root,
 		ClosesAt: d.ClosesAt, FreezeSeconds: int64(d.Freeze / time.Second), FrozenAt: d.FrozenAt, Rounds: d.Rounds,
-		Stock: d.Stock, Items: d.Items, Offers: []draw.Offer{},
+		Stock: d.Stock, Items: d.Items, Offers: []draw.Offer{}, VoidReason: d.VoidReason,
 	}
 	if !d.SeededAt.IsZero() {
 		b.Seed = &draw.Source{Kind: draw.SeedDrand, Round: d.Round(), Signature: d.Signature, Parties: d.Parties}

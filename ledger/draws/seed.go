@@ -104,14 +104,6 @@ func giveSeed(ctx context.Context, tx pgx.Tx, d *Draw, seed draw.Seed, signature
 	}
 	crashpoint.Hit(crashpoint.DrawSeeded)
 	_, err := tx.Exec(ctx, sql.DrawsAddEvent, d.SaleID, eventSeeded,
-		seededData{Seed: seed[:], Round: d.Round(), Signature: signature, Parties: d.Parties})
+		draw.Seeded{Seed: seed[:], Round: d.Round(), Signature: signature, Parties: d.Parties})
 	return err
-}
-
-// seededData is the data of the event.
-type seededData struct {
-	Seed      draw.Hex     `json:"seed"`
-	Round     int64        `json:"round,omitempty"`
-	Signature draw.Hex     `json:"signature,omitempty"`
-	Parties   []draw.Party `json:"parties,omitempty"`
 }

@@ -3,7 +3,6 @@ package draws
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/google/uuid"
@@ -15,21 +14,21 @@ import (
 	"stampede/sql"
 )
 
-// Waitlists returns the sales with waiting lists whose entries are not over.
-func (s *Store) Waitlists(ctx context.Context) ([]uuid.UUID, error) {
-	rows, _ := s.pool.Query(ctx, sql.DrawsWaitlists) // its error comes with the rows
-	lists, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
-	if err != nil {
-		return nil, fmt.Errorf("list waiting lists: %w", err)
-	}
-	return lists, nil
-}
-
-// Waiting returns the entries of the next ones who wait, by place: at most so many, who entered before that time. The
-// caller knows that each entry from before is in Postgres, so that nobody is passed over. It reads the whole list.
-func (s *Store) Waiting(ctx context.Context, d *Draw, before time.Time, most int) ([]uuid.UUID, error) {
-	rows, _ := s.pool.Query(ctx, sql.DrawsWaiting, d.SaleID, d.EntriesID, before, most) // its error comes with the rows
-	next, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
+// Waiting returns the entries of the next ones who wait, by place: at most so many, up to the first one who did not enter
+// before that time. The caller knows that each entry from before is in Postgres, so that nobody is passed over. It reads
+// the whole list.
+func (s *Store) Waiting(ctx context.Context, d *Draw, before time.Time, most int) (next []uuid.UUID, err error) {
+	rows, _ := s.pool.Query(ctx, sql.DrawsWaiting, d.SaleID, d.EntriesID, most) // its error comes with the rows
+	var id uuid.UUID
+	var reservedAt time.Time
+	isBefore := true
+	_, err = pgx.ForEachRow(rows, []any{&id, &reservedAt}, func() error {
+		// A clock that was set back has later places enter earlier.
+		if isBefore = isBefore && reservedAt.Before(before); isBefore {
+			next = append(next, id)
+		}
+		return nil
+	})
 	return next, wrap("look who waits", d.SaleID, err)
 }
 
@@ -64,7 +63,7 @@ func (s *Store) OfferWaiting(
 
 // IsWaiting returns whether anybody waits for units of a sale.
 func (s *Store) IsWaiting(ctx context.Context, d *Draw) (bool, error) {
-	tag, err := s.pool.Exec(ctx, sql.DrawsWaiting, d.SaleID, d.EntriesID, nil, 1)
+	tag, err := s.pool.Exec(ctx, sql.DrawsWaiting, d.SaleID, d.EntriesID, 1)
 	return tag.RowsAffected() > 0, wrap("look who waits", d.SaleID, err)
 }
 

@@ -2,15 +2,18 @@ package feed_test
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"github.com/stretchr/testify/require"
 
+	"stampede/draw"
 	"stampede/ingress/apidoc"
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testwork"
@@ -57,15 +60,23 @@ func TestEventsFitTheirDescription(t *testing.T) {
 		exec("INSERT INTO sale_events (sale_id, revision, type, data, operator) VALUES ($1, $2, $3, '{\"stock\": 70}', 'ada')",
 			sale, revision+1, kind)
 	}
-	hash := strings.Repeat("0a", 32)
+	hash, goods := strings.Repeat("0a", 32), uuid.Must(uuid.NewV7())
 	party := `"parties": [{"name": "ann", "commitment": "` + hash + `"`
+	at := time.Date(2026, 11, 22, 18, 0, 0, 512345000, time.UTC)
+	frozen := draw.Frozen{
+		EntriesSaleID: sale, Root: bytes.Repeat([]byte{10}, 32), FrozenAt: at, Rounds: []int64{7, 8}, ClosesAt: at,
+		FreezeSeconds: 60, Parties: []draw.Party{{Name: "ann", Commitment: bytes.Repeat([]byte{10}, 32)}},
+	}
+	frozenData, err := json.Marshal(frozen)
+	require.NoError(t, err)
+	frozen.SaleID = sale
 	for i, event := range []string{
 		`DrawCreated {"stock": 70, "freeze_seconds": 60, "entries_sale_id": "` + sale.String() + `", ` + party + `}]}`,
-		`DrawFrozen {"entries": 0, "root": "` + hash + `", "rounds": [7, 8], "closes_at": "2026-11-22T18:00:00Z",
-			"frozen_at": "2026-11-22T18:00:09.512345Z", "freeze_seconds": 60, "entries_sale_id": "` + sale.String() + `"}`,
+		"DrawFrozen " + string(frozenData),
 		`DrawSeeded {"seed": "` + hash + `", "round": 8, "signature": "` + strings.Repeat("b7", 48) + `"}`,
 		`DrawSeeded {"seed": "` + hash + `", ` + party + `, "secret": "` + hash + `"}]}`,
 		`DrawVoided {"reason": "a party has not revealed its secret in time"}`,
+		`WaitlistCreated {"stock": 70, "sale_id": "` + goods.String() + `", "entries_sale_id": "` + sale.String() + `"}`,
 	} {
 		kind, data, _ := strings.Cut(event, " ")
 		exec("INSERT INTO sale_events (sale_id, revision, type, data) VALUES ($1, $2, $3, $4)", sale, 11+i, kind, data)
@@ -111,8 +122,8 @@ func TestEventsFitTheirDescription(t *testing.T) {
 	look(t, r)
 	events, _, err := r.Read(t.Context(), 0, 1000)
 	require.NoError(t, err)
-	require.Len(t, events, 10+5+11+2*2+2)
-	traced, withItems, ofDraws := 0, 0, 0
+	require.Len(t, events, 10+6+11+2*2+2)
+	traced, withItems, ofDraws, ofLists, witnessed := 0, 0, 0, 0, 0
 	for _, e := range events {
 		event, err := jsonschema.UnmarshalJSON(bytes.NewReader(e.Body))
 		require.NoError(t, err)
@@ -121,6 +132,14 @@ func TestEventsFitTheirDescription(t *testing.T) {
 		case bytes.Contains(e.Body, []byte(`"type":"stampede.draw.`)):
 			schema, ofDraws = draws, ofDraws+1
 			require.NotContains(t, string(e.Body), `"stock"`)
+			if kept, err := draw.ParseFrozen(e.Body); err == nil {
+				require.Equal(t, &frozen, kept, "as a witness keeps it")
+				witnessed++
+			}
+		case bytes.Contains(e.Body, []byte(`"type":"stampede.waitlist.created"`)):
+			schema, ofLists = draws, ofLists+1
+			require.Contains(t, string(e.Body), `"sale_id":"`+goods.String()+`","revision":16,"change":"created"`)
+			require.Contains(t, string(e.Body), `"entries_sale_id":"`+sale.String()+`"`)
 		case e.Subject == sale.String(), e.Subject == sizes.String():
 			schema = sales
 		case strings.HasPrefix(e.Subject, "/"):
@@ -138,8 +157,8 @@ func TestEventsFitTheirDescription(t *testing.T) {
 			require.Contains(t, string(e.Body), `"traceparent":"`+e.TraceParent+`"`)
 		}
 	}
-	require.Equal(t, []int{1, 2, 5}, []int{traced, withItems, ofDraws})
-	renamed := bytes.Replace(events[15].Body, []byte(`"user_id"`), []byte(`"user"`), 1)
+	require.Equal(t, []int{1, 2, 5, 1, 1}, []int{traced, withItems, ofDraws, ofLists, witnessed})
+	renamed := bytes.Replace(events[16].Body, []byte(`"user_id"`), []byte(`"user"`), 1)
 	wrong, err := jsonschema.UnmarshalJSON(bytes.NewReader(renamed))
 	require.NoError(t, err)
 	require.Error(t, orders.Validate(wrong))

@@ -158,7 +158,7 @@ type saleRow struct {
 	Items                json.RawMessage
 	Shards               int
 	State                string
-	// Draw is what an event of the draw of the sale says.
+	// Draw is what an event of the draw or the waiting list of the sale says.
 	Draw json.RawMessage
 }
 
@@ -185,7 +185,7 @@ type saleData struct {
 	Shards               int             `json:"shards"`
 }
 
-// drawData is what an event of a draw says. Which members it has follows from the change.
+// drawData is what an event of a draw or a waiting list says. Which members it has follows from the change.
 type drawData struct {
 	SchemaVersion int       `json:"schema_version"`
 	Position      int64     `json:"position"`
@@ -218,11 +218,19 @@ func (row *saleRow) drawEvent(r *Reader) (Event, error) {
 	if err := json.Unmarshal(row.Draw, &data); err != nil {
 		return Event{}, fmt.Errorf("read revision %d of sale %s: %w", row.Revision, id, err)
 	}
-	data.SchemaVersion, data.Position, data.SaleID, data.Revision = schemaVersion, row.Position, row.SaleID, row.Revision
-	data.Change = strings.ToLower(strings.TrimPrefix(row.Type, "Draw"))
+	data.SchemaVersion, data.Position, data.Revision = schemaVersion, row.Position, row.Revision
+	if data.SaleID == uuid.Nil { // else both sales of a waiting list name that with the units
+		data.SaleID = row.SaleID
+	}
+	of := "draw"
+	change, isList := strings.CutPrefix(row.Type, "Waitlist")
+	if isList {
+		of = "waitlist"
+	}
+	data.Change = strings.ToLower(strings.TrimPrefix(change, "Draw"))
 	data.OccurredAt, data.Operator = instant(row.OccurredAt), row.Operator
-	return r.event(&row.logged, "stampede.draw."+data.Change, fmt.Sprintf("%s.r%d", id, row.Revision), id, "", "DrawEvent",
-		data)
+	kind, event := "stampede."+of+"."+data.Change, fmt.Sprintf("%s.r%d", id, row.Revision)
+	return r.event(&row.logged, kind, event, id, "", "DrawEvent", data)
 }
 
 func (row *saleRow) event(r *Reader) (Event, error) {

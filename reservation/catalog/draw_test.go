@@ -310,6 +310,13 @@ func TestWaitlistIsCreatedWithItsSale(t *testing.T) {
 		ClosesAt: terms.ClosesAt, Shards: 1,
 	}, entries.Terms)
 	require.Equal(t, reservation.OffersOnly, s.Ask(t, sale.EntriesID, "bob").Verdict, "Store.Join gives places")
+	goods, drawn := drawable(t, s, nil)
+	_, err = s.CreateDraw(ctx, goods, drawn)
+	require.NoError(t, err)
+	listed, err := s.List(ctx, uuid.Nil, 10)
+	require.NoError(t, err)
+	require.Equal(t, []uuid.UUID{drawn.Entries, goods, sale.ID},
+		[]uuid.UUID{listed[0].ID, listed[1].ID, listed[2].ID}, "not the places to wait")
 
 	ann := s.Buy(t, sale.ID, "ann")
 	require.Equal(t, reservation.SoldOut, s.Ask(t, sale.ID, "eve").Verdict)

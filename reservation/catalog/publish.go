@@ -204,14 +204,12 @@ func (c *Catalog) apply(ctx context.Context, s reservation.Sale, shard int, ch p
 		return c.hasRevision(ctx, saleKey, ch.Revision)
 	case eventRetired:
 		answer = c.retireShard(ctx, s.ID, p, epoch, revision)
-	case eventDrawCreated:
-		answer = lua.Offer.Run(ctx, c.store.Redis, []string{saleKey}, epoch, revision, string(reservation.StateOffers))
-	case eventWaitlistCreated:
+	case eventDrawCreated, eventWaitlistCreated:
 		open := reservation.StateWaitlist
-		if s.OffersOnly { // the sale in which people wait
+		if s.OffersOnly {
 			open = reservation.StateOffers
 		}
-		answer = lua.Offer.Run(ctx, c.store.Redis, []string{saleKey}, epoch, revision, string(open))
+		answer = lua.OffersOnly.Run(ctx, c.store.Redis, []string{saleKey}, epoch, revision, string(open))
 	case eventReconciled, eventRenamed, eventDrawFrozen, eventDrawSeeded, eventDrawVoided:
 		answer = lua.Note.Run(ctx, c.store.Redis, []string{saleKey}, epoch, revision)
 	case eventRestocked:
@@ -229,7 +227,7 @@ func (c *Catalog) apply(ctx context.Context, s reservation.Sale, shard int, ch p
 		return err
 	}
 	switch word, rest, _ := strings.Cut(text, " "); word {
-	case "paused", "resumed", "ended", "offered", "noted", "retired", "unchanged":
+	case "paused", "resumed", "ended", "set", "noted", "retired", "unchanged":
 		return nil
 	case "unknown-sale", "gap":
 		// Redis lacks a revision that was published: it lost data, which only a rebuild restores.

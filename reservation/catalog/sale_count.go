@@ -127,7 +127,8 @@ func (c *Catalog) Show(ctx context.Context, id uuid.UUID) (CountedSale, error) {
 }
 
 // List returns at most limit sales, newest first, and only those older than after unless that is
-// uuid.Nil. If one of them requires a rebuild the error is ErrUnavailable.
+// uuid.Nil. The sales in which people wait for units of others are left out. If one of them requires
+// a rebuild the error is ErrUnavailable.
 func (c *Catalog) List(ctx context.Context, after uuid.UUID, limit int) ([]CountedSale, error) {
 	counted, err := c.CountPage(ctx, after, limit)
 	if err != nil {

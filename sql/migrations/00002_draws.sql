@@ -5,7 +5,7 @@
 -- No order waits behind this migration while it waits for a lock.
 SET LOCAL lock_timeout = '2s';
 
--- Nobody can buy of such a sale: a worker offers its units.
+-- True for the goods of a draw, and for the sale in which people wait: it has a route of its own.
 ALTER TABLE sales ADD offers_only boolean NOT NULL DEFAULT false;
 
 -- A draw: the sale whose units are offered (the goods), and the sale in which people enter (the entries).

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"time"
 
@@ -38,7 +39,7 @@ type auditedDraw struct {
 	SaleID, EntriesID     uuid.UUID
 	Kind                  string
 	FreezeSeconds         int64
-	Parties, Committed    []draw.Party
+	Parties               []draw.Party
 	Entries               int64
 	Root, Signature, Seed []byte
 	FrozenAt, SeededAt    *time.Time
@@ -49,12 +50,9 @@ type auditedDraw struct {
 	// Archived is true if the orders of the entries are in a file.
 	Archived, WithItems            bool
 	FrozenRevision, SeededRevision int64
-	// Published is the data of the event DrawFrozen.
-	Published *struct {
-		Entries  int64     `json:"entries"`
-		Root     draw.Hex  `json:"root"`
-		FrozenAt time.Time `json:"frozen_at"`
-	}
+	// Created, Published and Revealed are the data of the events DrawCreated, DrawFrozen and DrawSeeded.
+	Created, Published *draw.Frozen
+	Revealed           *draw.Seeded
 }
 
 // ofDraws reports whether a promise is one of draws. A report without draws does not have it.
@@ -87,6 +85,9 @@ func (l *look) checkDraws(ctx context.Context, tx pgx.Tx) error {
 			SaleID: d.SaleID, Kind: d.Kind, Entries: d.Entries, Offered: d.Offered, Skipped: d.Skipped,
 			Frozen: d.FrozenAt != nil, Ranked: d.RankedAt != nil,
 		})
+		if d.Kind == "draw" {
+			d.checkTerms()
+		}
 		if d.FrozenAt == nil {
 			continue
 		}
@@ -122,35 +123,57 @@ func (d *drawCheck) found(promise, format string, a ...any) {
 	d.note(promise, Finding{Sale: &d.SaleID, Remedy: remedyDraw, What: fmt.Sprintf(format, a...)})
 }
 
+// checkTerms compares the terms of a draw with those that were published when it was created.
+func (d *drawCheck) checkTerms() {
+	if d.Created == nil {
+		d.found("D3", "there is no event DrawCreated")
+		return
+	}
+	row := draw.Frozen{EntriesSaleID: d.EntriesID, FreezeSeconds: d.FreezeSeconds, Parties: d.Parties}
+	created := draw.Frozen{
+		EntriesSaleID: d.Created.EntriesSaleID, FreezeSeconds: d.Created.FreezeSeconds, Parties: d.Created.Parties,
+	}
+	if differs := created.Difference(&row); differs != "" {
+		d.found("D3", "the event DrawCreated has %s", differs)
+	}
+	if d.Published != nil && d.FrozenAt == nil {
+		d.found("D3", "there is an event DrawFrozen, and the list is not frozen")
+	}
+}
+
 // checkFreeze checks that the list was frozen, and its root published, when nobody could know the seed.
 func (d *drawCheck) checkFreeze() {
 	frozenAt, rfc := d.FrozenAt.UTC(), time.RFC3339
-	switch p := d.Published; {
-	case p == nil:
+	if d.ClosesAt == nil {
+		d.ClosesAt = new(time.Time)
+	}
+	var rounds []int64
+	if len(d.Parties) == 0 {
+		rounds = draw.Rounds(*d.ClosesAt, time.Duration(d.FreezeSeconds)*time.Second, frozenAt)
+	}
+	switch {
+	case d.Published == nil:
 		d.found("D3", "the list was frozen at %s, and there is no event DrawFrozen", frozenAt.Format(rfc))
-	case !bytes.Equal(p.Root, d.Root) || p.Entries != d.Entries || !p.FrozenAt.Equal(frozenAt):
-		d.found("D3", "the event DrawFrozen has %d entries with the root %x, frozen at %s, and the draw has %d with %x, "+
-			"frozen at %s", p.Entries, []byte(p.Root), p.FrozenAt.Format(rfc), d.Entries, d.Root, frozenAt.Format(rfc))
 	case d.SeededAt != nil && d.SeededRevision < d.FrozenRevision:
 		d.found("D3", "the seed was published at revision %d, and the root of the list at %d", d.SeededRevision,
 			d.FrozenRevision)
+	default:
+		row := draw.Frozen{
+			EntriesSaleID: d.EntriesID, Entries: d.Entries, Root: d.Root, FrozenAt: frozenAt, Rounds: rounds,
+			ClosesAt: *d.ClosesAt, FreezeSeconds: d.FreezeSeconds, Parties: d.Parties,
+		}
+		if differs := d.Published.Difference(&row); differs != "" {
+			d.found("D3", "the event DrawFrozen has %s", differs)
+		}
 	}
-	if d.ClosesAt == nil || frozenAt.Before(*d.ClosesAt) {
+	at := draw.RoundTime(d.Round)
+	switch {
+	case frozenAt.Before(*d.ClosesAt) || d.ClosesAt.IsZero():
 		d.found("D3", "the list was frozen at %s, when the entries had not closed", frozenAt.Format(rfc))
-		return
-	}
-	if len(d.Parties) > 0 {
+	case len(d.Parties) > 0:
 		if d.SeededAt != nil && !frozenAt.Before(*d.SeededAt) {
 			d.found("D3", "the list was frozen at %s, after the secrets were revealed", frozenAt.Format(rfc))
 		}
-		same := func(a, b draw.Party) bool { return a.Name == b.Name && bytes.Equal(a.Commitment, b.Commitment) }
-		if d.Committed != nil && !slices.EqualFunc(d.Parties, d.Committed, same) {
-			d.found("D3", "the commitments of the parties are not those of the event DrawCreated")
-		}
-		return
-	}
-	rounds := draw.Rounds(*d.ClosesAt, time.Duration(d.FreezeSeconds)*time.Second, frozenAt)
-	switch at := draw.RoundTime(d.Round); {
 	case !frozenAt.Before(at):
 		d.found("D3", "the list was frozen at %s, and round %d of its seed is of %s", frozenAt.Format(rfc), d.Round,
 			at.Format(rfc))
@@ -233,11 +256,10 @@ func (d *drawCheck) compareEntries(ctx context.Context, from int64, ids, records
 		n++
 	}
 	rows, _ := d.tx.Query(ctx, sql.AuditDrawEntries, d.EntriesID, after, to, d.ClosesAt) // its error comes with the rows
-	entry, reserved := order.Receipt{SaleID: d.EntriesID}, time.Time{}
+	entry := order.Receipt{SaleID: d.EntriesID}
 	_, err := pgx.ForEachRow(rows, []any{
-		&entry.OrderID, &entry.User, &entry.Quantity, &entry.Lines, &entry.Sequence, &entry.Epoch, &reserved,
+		&entry.OrderID, &entry.User, &entry.Quantity, &entry.Lines, &entry.Sequence, &entry.Epoch, &entry.ReservedAt,
 	}, func() error {
-		entry.ReservedAt = reserved
 		for n < length && bytes.Compare(ids[n*len(after):][:len(after)], entry.OrderID[:]) < 0 {
 			skip()
 		}
@@ -286,7 +308,15 @@ var errNotWhole = errors.New("the list of a draw has not the root of the draw")
 
 // checkRanks compares the ranks that had their turn with what list and seed give, and the turns with the ranks.
 func (d *drawCheck) checkRanks(ctx context.Context) error {
-	if d.SeededAt == nil {
+	var row *draw.Seeded
+	if d.SeededAt != nil {
+		row = &draw.Seeded{Seed: d.Seed, Round: d.Round, Signature: d.Signature, Parties: d.Parties}
+	}
+	// Without the event DrawFrozen D3 is broken, whatever the other events are.
+	if d.Published != nil && !reflect.DeepEqual(d.Revealed, row) {
+		d.found("D4", "the seed, or what it is made of, is not that of the event DrawSeeded")
+	}
+	if row == nil {
 		return nil
 	}
 	if seed, err := d.seed(); err != nil {
@@ -352,7 +382,7 @@ func (d *drawCheck) compareRanks(ctx context.Context, open []*itemRanks) (more [
 		byLetter[cmp.Or(i.letter, "\x00")[0]] = i.lowest
 	}
 	place, seed := int64(0), draw.Seed(d.Seed)
-	rows, _ := d.tx.Query(ctx, sql.AuditDrawRecords, d.SaleID) // its error comes with the rows
+	rows, _ := d.tx.Query(ctx, sql.DrawsChunks, d.SaleID, 0, nil) // its error comes with the rows
 	var records pgtype.DriverBytes
 	if _, err := pgx.ForEachRow(rows, []any{&records}, func() error {
 		for raw := range slices.Chunk(records[:len(records)/draw.RecordBytes*draw.RecordBytes], draw.RecordBytes) {

@@ -32,9 +32,10 @@ export async function verify(list, receipt, { root, seed }) {
 }
 
 // words tell an entrant how far the draw is. The proof is missing until the list is frozen.
+// They are read aloud, so they have nothing that changes each second.
 export function words(draw, proof) {
-  const had = draw.offered + draw.skipped;
   if (draw.state === "void") return `The draw is void: ${draw.void_reason}. Nothing is offered.`;
+  if (proof?.outcome === "missing") return `Your entry is not in the list: it is ${proof.status}.`;
   if (proof?.outcome === "skipped") {
     return "Your rank was skipped: " + (proof.reason === "entry-cancelled" ? "the entry was cancelled." : "you have an order already.");
   }
@@ -45,7 +46,7 @@ export function words(draw, proof) {
     frozen: draw.parties ? "The list is frozen. The parties reveal their secrets now, which make the seed."
       : `The list is frozen. The seed is round ${draw.round} of drand, at ${new Date(draw.round_at).toLocaleTimeString()}.`,
     ranking: "The seed is known. The entries are being ranked.",
-    offering: `${had} of ${draw.entries} ranks had their turn. A shirt that is not paid in time goes to the next rank.`,
+    offering: "Shirts are offered by rank. One that is not paid in time goes to the next rank.",
     over: "The draw is over, and your rank had no turn.",
   }[draw.state];
 }

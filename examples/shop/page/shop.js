@@ -352,25 +352,85 @@ async function watchDraw() {
     const answer = await call("GET", `${salePath}/draw`);
     if (answer.status === 200) draw = answer.body;
     const entry = user && attempt.load();
-    if (draw?.root && entry?.receipt && (proof?.outcome ?? "waiting") === "waiting") {
-      const proved = await call("GET", `${salePath}/draw/proof?receipt=${entry.receipt}`);
-      if (proved.status === 200) proof = proved.body;
-      if (proof?.order_id) follow(proof.order_id);
-    }
+    if (draw?.root && entry?.receipt && provesMore()) await loadProof(entry);
     render();
     await pause(jitter(["over", "void"].includes(draw?.state) ? 10_000 : 1000));
   }
 }
 
+// provesMore is true when a proof has news: the place, then the rank, then what became of it. Until then the draw tells
+// enough, which servers and caches have once for everybody.
+const provesMore = () => !proof || (proof.outcome === "waiting" &&
+  (proof.rank === undefined ? draw.ranked_at : proof.rank < draw.offered + draw.skipped));
+
+async function loadProof(entry) {
+  const answer = await call("GET", `${salePath}/draw/proof?receipt=${entry.receipt}`);
+  if (answer.status === 200) proof = answer.body;
+  if (proof?.order_id) follow(proof.order_id);
+  if (answer.status !== 404) return;
+  const shown = await call("GET", `/v1/orders/${entry.order}?receipt=${entry.receipt}`);
+  if (shown.status === 200) proof = { outcome: "missing", status: shown.body.status };
+}
+
 async function verifyEntry() {
   const answer = await fetch(`${config.api}${salePath}/draw/leaves`).catch(() => null);
-  const list = new Uint8Array(answer?.ok ? await answer.arrayBuffer() : 0);
+  const list = answer?.ok && new Uint8Array(await answer.arrayBuffer().catch(() => 0));
+  if (!list?.length) return text("verified", "The list could not be looked up. Try again.");
   text("verified", await verify(list, attempt.load().receipt, draw).then(
     ({ place, rank }) => (place === proof.place && rank === proof.rank
       ? `Verified: your entry is at place ${place} of the list, the list has the root that was published, and its rank ` +
         `follows from the seed: ${rank}.`
       : `The shop said place ${proof.place} and rank ${proof.rank}, and it is place ${place} and rank ${rank}!`),
     (problem) => `It cannot be verified: ${problem.message}.`));
+}
+
+// --- The waiting list ---------------------------------------------------------------------------------------------
+
+let place = null; // of this buyer
+
+const isWaiting = () => place?.state === "waiting";
+// Only who waits gets units then, also of those that are left.
+const isForList = () => Boolean(sale.waitlist) && isOpen() && (sale.available < 1 || sale.waiting > 0);
+
+// wait joins the waiting list, at its end if the own place had its turn.
+async function wait() {
+  busy = true;
+  render();
+  if (place && place.state !== "left") await changePlace("/leave");
+  // The answer may be the place that was left a moment ago.
+  while (await changePlace("") && await lookAtPlace() === "left") await pause(500);
+  busy = false;
+  followPlace();
+}
+
+// changePlace may be repeated, so it is, until there is an answer. It returns whether that is no refusal.
+async function changePlace(step) {
+  for (;;) {
+    const answer = await call("POST", `${salePath}/waitlist${step}`);
+    const again = [0, 401, 429].includes(answer.status) || answer.status >= 500;
+    if (again || slugOf(answer) === "order-not-confirmed") {
+      await pause(jitter(answer.after));
+      continue;
+    }
+    if (answer.body.state) place = answer.body;
+    say("bad", answer.status < 300 ? "" : answer.body.detail);
+    render();
+    return answer.status < 300;
+  }
+}
+
+// lookAtPlace returns the state of the own place. An offer is an order.
+async function lookAtPlace() {
+  const answer = await call("GET", `${salePath}/waitlist`);
+  if (answer.status === 404) return "none";
+  if (answer.status === 200) place = answer.body;
+  if (place?.order_id) follow(place.order_id);
+  render();
+  return place?.state ?? "waiting";
+}
+
+async function followPlace() {
+  while (await lookAtPlace() === "waiting") await pause(jitter(2000));
 }
 
 // --- Payments and history -----------------------------------------------------------------------------------------
@@ -425,7 +485,7 @@ function historyRow(o) {
   const row = element("li", { tabIndex: -1 });
   const what = element("span", {},
     (o.sale_id === config.sale ? contents(o) : o.sale_id === sale.entries_sale_id ? "Entry in the draw"
-      : `${o.quantity} × another sale`) + " ",
+      : o.order_id === place?.entry_order_id ? "Place in the waiting list" : `${o.quantity} × another sale`) + " ",
     element("small", {}, new Date(o.reserved_at).toLocaleString()));
   const tone = { paid: "good", confirmed: "", reserved: "" }[o.status] ?? "bad";
   row.append(what, element("span", { className: `badge ${tone}` }, o.status));
@@ -509,12 +569,16 @@ function renderSale(has) {
   $("stock-bar").max = sale.stock;
   $("stock-bar").value = sale.available;
   text("stock-text", sale.available > 0 ? `${sale.available} of ${sale.stock} shirts left` : "No shirts left right now");
-  $("purchase").hidden = !user || Boolean(has);
-  $("quantity").hidden = $("quantity-label").hidden = sale.per_order_limit < 2;
+  $("purchase").hidden = !user || Boolean(has) || isWaiting();
+  $("line").hidden = !isWaiting();
+  const before = place?.before;
+  text("line-text", "You wait for a shirt." +
+    (before > 0 ? ` ${before} before you.` : before === 0 ? " The next one is yours." : ""));
+  $("quantity").hidden = $("quantity-label").hidden = sale.per_order_limit < 2 || isForList();
   disable("quantity", busy);
   const left = sale.items ? picked()?.available : sale.available;
-  disable("buy", busy || !isOpen() || !(left > 0));
-  text("buy", busy ? "Buying …" : isScheduled() ? "Not open yet" : sale.state === "paused" ? "Paused"
+  disable("buy", busy || !isOpen() || !(left > 0 || isForList()));
+  text("buy", busy ? "Buying …" : isForList() ? "Wait for a shirt" : isScheduled() ? "Not open yet" : sale.state === "paused" ? "Paused"
     : sale.state === "ended" ? "Sale over" : sale.available < 1 ? "Sold out" : left === undefined ? "Pick a size"
     : left < 1 ? `${picked().name} is gone` : "Buy");
 }
@@ -543,8 +607,9 @@ function renderDrawn() {
   for (const [i, item] of [...$("draw-steps").children].entries()) item.className = steps[i] ? "done" : "";
   const last = (draw.entries ?? 0) - 1;
   const facts = Object.entries({
-    Place: proof && `${proof.place}, from 0 to ${last}`,
+    Place: proof?.place !== undefined && `${proof.place}, from 0 to ${last}`,
     Rank: proof?.rank !== undefined && `${proof.rank}, from 0 to ${last}`,
+    Turns: draw.ranked_at && `${draw.offered + draw.skipped} of ${draw.entries} ranks`,
     Root: draw.root, Seed: draw.seed, Receipt: entry.receipt,
   }).filter(([, value]) => value).map(([name, value]) => element("div", {}, element("dt", {}, name),
     element("dd", {}, element("code", {}, value))));
@@ -574,12 +639,13 @@ function renderOrder() {
   $("steps").hidden = step < 0;
   const left = order.expires_at ? Date.parse(order.expires_at) - now() : 0;
   const turnIn = order.pay_from ? Date.parse(order.pay_from) - surely() : 0;
+  const onward = isDrawn() ? "to the next rank" : sale.waitlist ? "to those who wait" : "back on sale";
   text("order-text", {
     reserved: "Reserved. Writing it down …",
     confirmed: order.expires_at ? "Confirmed. Pay in time to keep it." : "Confirmed. It is yours.",
     paid: "Paid. It is yours.",
-    cancelled: "Cancelled. Its shirts go " + (isDrawn() ? "to the next rank." : "back on sale."),
-    expired: "Expired: it was not paid in time. Its shirts go " + (isDrawn() ? "to the next rank." : "back on sale."),
+    cancelled: `Cancelled. Its shirts go ${onward}.`,
+    expired: `Expired: it was not paid in time. Its shirts go ${onward}.`,
     rejected: "Refused: the shirts were gone after all. Nothing is to be paid.",
     voided: "Lost by the shop, with our apologies. Nothing is to be paid; you can buy again.",
   }[order.status] ?? "Looking it up …");
@@ -605,7 +671,8 @@ function signedIn() {
   loadHistory();
   const made = attempt.load();
   if (made?.order && !isDrawn()) follow(made.order, made.receipt);
-  else if (made && !made.order) buy(); // the page was left before there was an answer
+  else if (sale.waitlist) followPlace();
+  if (made && !made.order) buy(); // the page was left before there was an answer
   if (returned) awaitPayment();
 }
 
@@ -629,7 +696,8 @@ $("signout").addEventListener("click", () => {
   location.reload();
 });
 $("sizes").addEventListener("change", render);
-$("purchase").addEventListener("submit", (event) => { event.preventDefault(); buy(); });
+$("purchase").addEventListener("submit", (event) => { event.preventDefault(); isForList() ? wait() : buy(); });
+$("leave").addEventListener("click", () => changePlace("/leave"));
 $("pay").addEventListener("click", pay);
 $("cancel").addEventListener("click", cancel);
 $("verify").addEventListener("click", verifyEntry);

@@ -17,8 +17,14 @@ FROM (
         WHEN kind = 'waitlist' AND sequence <> place THEN format('names the entry %s with the place %s, and its place is %s', entry_id, place, sequence)
         WHEN kind = 'waitlist' AND offered_at = lag(offered_at) OVER turns AND place < lag(place) OVER turns
             THEN format('is that of place %s, after place %s', place, lag(place) OVER turns)
+        WHEN user_id IS NULL THEN NULL -- the entry is archived
         WHEN item <> coalesce(left(lines, 1), '') THEN format('names the entry %s, which is of another item', entry_id)
         WHEN reason = 'entry-cancelled' AND status <> 'cancelled' THEN format('was skipped because its entry was cancelled, which is %s', status)
+        WHEN reason = 'entry-cancelled' AND EXISTS (
+            SELECT FROM orders AS own WHERE own.sale_id = o.sale_id AND own.user_id = o.user_id AND own.status IN ('confirmed', 'paid')
+                -- As of an offer: reservation.Request.KeyFingerprint of the key in fulfillment/offers.
+                AND own.key_fingerprint = rtrim(translate(encode(substring(sha256(convert_to('stampede offer ' || entry_id, 'UTF8')) FOR 16), 'base64'), '+/', '-_'), '='))
+            THEN 'was skipped because its entry was cancelled, and it was offered: the user has the order'
         WHEN reason = 'already-purchased' AND offered_at < now() - interval '15 minutes'
             AND NOT EXISTS (SELECT FROM orders AS own WHERE own.sale_id = o.sale_id AND own.user_id = o.user_id)
             AND NOT EXISTS (SELECT FROM audit_buyers AS b WHERE b.sale_id = o.sale_id AND b.user_id = o.user_id)

@@ -1,5 +1,8 @@
--- The draw or the waiting list of which the sale $1 is the goods or the entries: the names of the two sales, and the entries
--- that are recorded.
-SELECT d.sale_id, d.kind, g.name, e.name AS entries_name, e.sold AS entered
+-- The draw or the waiting list of which the sale $1 is the goods or the entries: the names of the two sales, the entries
+-- that are recorded, whether an operator ended them, and how many of a waiting list wait, as catalog/find_sales.sql has it.
+SELECT d.sale_id, d.kind, g.name, e.name AS entries_name, e.sold AS entered, e.state = 'ended' AS entries_ended,
+       CASE WHEN d.kind = 'waitlist' THEN e.sold - (
+           SELECT count(*) FROM draw_offers AS had JOIN orders AS o ON o.sale_id = d.entries_id AND o.id = had.entry_id
+           WHERE had.sale_id = d.sale_id AND o.status IN ('confirmed', 'paid')) ELSE 0 END AS waiting
 FROM draws AS d JOIN sales AS g ON g.id = d.sale_id JOIN sales AS e ON e.id = d.entries_id
 WHERE d.sale_id = $1 OR d.entries_id = $1

@@ -1,10 +1,8 @@
--- Draws with what their sales say, the newest first.
--- $1 the sale that is drawn, or null for all; $2 only those of sales older than this id, or null; $3 how many at most
+-- The draw of the sale $1, with what its sales say.
 SELECT d.sale_id, d.entries_id, d.kind, d.created_at, d.freeze_seconds, d.parties, coalesce(d.entries, 0) AS entries, d.root, d.frozen_at,
        coalesce(d.round, 0) AS round, d.signature, d.seed, d.seeded_at, d.ranked_at, d.item_entries, d.voided_at, coalesce(d.void_reason, '') AS void_reason,
        d.offered, d.skipped, d.offers_epoch, g.epoch, e.closes_at, (e.closes_at <= now()) IS TRUE AS entries_over, now() AS now,
        g.stock, CASE WHEN g.items > 0 THEN items_of(g.id) END AS items, g.partitions,
        g.state = 'ended' OR (g.closes_at <= now()) IS TRUE AS goods_over, g.state = 'paused' AS goods_paused
 FROM draws AS d JOIN sales AS e ON e.id = d.entries_id JOIN sales AS g ON g.id = d.sale_id
-WHERE ($1::uuid IS NULL OR d.sale_id = $1) AND ($2::uuid IS NULL OR d.sale_id < $2)
-ORDER BY d.sale_id DESC LIMIT $3
+WHERE d.sale_id = $1

@@ -1,5 +1,5 @@
--- Asks for a stock of the sale $1 that leaves nothing; it is lowered as by an operator (catalog/restock.go). A stock is at
--- least 1.
+-- Asks for a stock of the sale $1 that leaves nothing; it is lowered as by an operator (catalog/restock.go), and withdrawn
+-- by a rebuild before that. This is a second guard: the sale has ended, and no order of it is held. A stock is at least 1.
 WITH sale AS (
     UPDATE sales SET revision = revision + 1 WHERE id = $1 AND stock > greatest(sold, 1) AND (items = 0 OR sold > 0)
     RETURNING id, revision, stock, greatest(sold, 1) AS least

@@ -1,6 +1,8 @@
 -- Those of the entries $3 of the waiting list of the sale $1 who still wait, at most $4 in this order. $2 the entries sale.
+-- LATERAL and LIMIT as in ledger/find_orders.sql.
 SELECT o.id, o.user_id, o.sequence
 FROM unnest($3::uuid[]) WITH ORDINALITY AS next (id, n)
-CROSS JOIN LATERAL (SELECT * FROM orders WHERE sale_id = $2 AND id = next.id LIMIT 1) AS o -- as in ledger/find_orders.sql
-WHERE o.status = 'confirmed' AND NOT EXISTS (SELECT FROM draw_offers AS had WHERE had.sale_id = $1 AND had.entry_id = o.id)
+CROSS JOIN LATERAL (SELECT * FROM orders WHERE sale_id = $2 AND id = next.id LIMIT 1) AS o
+LEFT JOIN LATERAL (SELECT true AS turn FROM draw_offers WHERE sale_id = $1 AND entry_id = next.id LIMIT 1) AS had ON true
+WHERE o.status IN ('confirmed', 'paid') AND turn IS NULL
 ORDER BY next.n LIMIT $4

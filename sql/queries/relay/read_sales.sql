@@ -22,7 +22,7 @@ SELECT e.position, e.sale_id, e.revision, replace(e.type, 'WithItems', '') AS ty
            SELECT CASE b.type WHEN 'SalePaused' THEN 'paused' WHEN 'SaleEnded' THEN 'ended' ELSE 'open' END FROM sale_events AS b
            WHERE b.sale_id = e.sale_id AND b.revision <= e.revision AND b.type IN ('SaleCreated', 'SaleWithItemsCreated', 'SalePaused', 'SaleResumed', 'SaleEnded')
            ORDER BY b.revision DESC LIMIT 1), s.state) AS state,
-       CASE WHEN e.type LIKE 'Draw%' THEN e.data END AS draw
+       CASE WHEN e.type LIKE 'Draw%' OR e.type LIKE 'Waitlist%' THEN e.data END AS draw
 FROM (SELECT * FROM sale_events WHERE position > $1 AND position <= $2 ORDER BY position FETCH FIRST $3 ROWS WITH TIES) AS e
 JOIN sales AS s ON s.id = e.sale_id
 ORDER BY e.position

@@ -1,5 +1,5 @@
--- Has the units of a sale offered to entrants from now on: always, or of a waiting list when units return to a sale with
--- none left.
+-- Gives a sale the state that it has from now on while it is open: its units are offered to entrants only, or are so when
+-- units return to a sale with a waiting list that has none left.
 --
 -- Changes of a sale are applied in the order of their revisions, each exactly once: a repeat is
 -- unchanged, and a change that comes too early is not applied before its predecessors.
@@ -11,7 +11,7 @@
 --   2  revision    that this change makes of the sale's definition
 --   3  open_state  as in reserve.lua
 -- Answers
---   offered             the sale has this state, or will have it when it is resumed
+--   set                 the sale has this state, or will have it when it is resumed
 --   unchanged           the sale has this revision, or a later one
 --   gap <revision>      the sale has this revision; those between are not applied yet
 --   unknown-sale        there is no such sale
@@ -25,4 +25,4 @@ if tonumber(ARGV[2]) > sale[2] + 1 then return 'gap ' .. sale[2] end
 
 redis.call('HSET', KEYS[1], 'state', sale[3] == 'open' and ARGV[3] or sale[3], 'open_state', ARGV[3], 'revision', ARGV[2],
   'generation', string.format('%d', sale[4] + 1))
-return 'offered'
+return 'set'
