@@ -397,25 +397,24 @@ async function wait() {
   busy = true;
   render();
   if (place && place.state !== "left") await changePlace("/leave");
-  // The answer may be the place that was left a moment ago.
-  while (await changePlace("") && await lookAtPlace() === "left") await pause(500);
+  await changePlace("");
   busy = false;
   followPlace();
 }
 
-// changePlace may be repeated, so it is, until there is an answer. It returns whether that is no refusal.
+// changePlace may be repeated, so it is, until there is an answer.
 async function changePlace(step) {
   for (;;) {
     const answer = await call("POST", `${salePath}/waitlist${step}`);
     const again = [0, 401, 429].includes(answer.status) || answer.status >= 500;
-    if (again || slugOf(answer) === "order-not-confirmed") {
+    // It is too early to leave a place of a moment ago, and to join again after one that was left a moment ago.
+    if (again || ["order-not-confirmed", "order-ended"].includes(slugOf(answer))) {
       await pause(jitter(answer.after));
       continue;
     }
     if (answer.body.state) place = answer.body;
     say("bad", answer.status < 300 ? "" : answer.body.detail);
-    render();
-    return answer.status < 300;
+    return render();
   }
 }
 
