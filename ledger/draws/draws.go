@@ -245,7 +245,9 @@ func find(ctx context.Context, on pg.Querier, goods uuid.UUID) (Draw, error) {
 func (s *Store) Due(ctx context.Context) ([]uuid.UUID, error) { return s.sales(ctx, sql.DrawsDue) }
 
 // Waitlists returns the sales with waiting lists whose entries are not over.
-func (s *Store) Waitlists(ctx context.Context) ([]uuid.UUID, error) { return s.sales(ctx, sql.DrawsWaitlists) }
+func (s *Store) Waitlists(ctx context.Context) ([]uuid.UUID, error) {
+	return s.sales(ctx, sql.DrawsWaitlists)
+}
 
 func (s *Store) sales(ctx context.Context, query string) ([]uuid.UUID, error) {
 	rows, _ := s.pool.Query(ctx, query) // its error comes with the rows
