@@ -4,10 +4,12 @@ package pg
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype/zeronull"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -28,14 +30,15 @@ const (
 	RetireLock Lock = 5_077_217_438
 	// ArchiveLock is held by a command that archives sales, or brings one back.
 	ArchiveLock Lock = 5_077_217_439
-	// DrawLock is held by the worker that freezes and ranks draws.
-	DrawLock Lock = 5_077_217_440
 	// firstPartitionLock is the lock of partition 0.
 	firstPartitionLock Lock = 5_077_217_500
 )
 
 // PartitionLock is held by a rebuild of Redis in that partition.
 func PartitionLock(partition int) Lock { return firstPartitionLock + Lock(partition) }
+
+// DrawLock is held by the worker that freezes and ranks the draw of a sale. Its number is far above all others.
+func DrawLock(sale uuid.UUID) Lock { return Lock(binary.BigEndian.Uint64(sale[8:]) >> 1) }
 
 // ErrLockHeld is returned while another session holds the lock.
 var ErrLockHeld = errors.New("another session holds the advisory lock")

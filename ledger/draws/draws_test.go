@@ -15,6 +15,7 @@ import (
 	"golang.org/x/mod/sumdb/tlog"
 
 	"stampede/draw"
+	"stampede/internal/pg"
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
@@ -215,6 +216,31 @@ func TestFreezeGoesOn(t *testing.T) {
 	d.exec(t, "DELETE FROM draw_chunks")
 	d.exec(t, "UPDATE draws SET frozen_at = NULL, root = NULL, entries = NULL")
 	require.Equal(t, want.Root, d.prepare(t).Root)
+}
+
+// A draw with many entries holds up no other, whose last round may come meanwhile.
+func TestDrawsDoNotWaitForEachOther(t *testing.T) {
+	t.Parallel()
+	d := newDraw(t, 3)
+	other := testshop.NewSale(t, d.pool, 10)
+	for sale, want := range map[uuid.UUID]error{d.goods: pg.ErrLockHeld, other: nil} {
+		lock, err := pg.Begin(t.Context(), d.pool, pg.DrawLock(sale), 0)
+		require.NoError(t, err)
+		require.ErrorIs(t, d.Prepare(t.Context(), d.goods), want)
+		lock.End()
+	}
+
+	entries := testshop.NewSale(t, d.pool, 10)
+	d.exec(t, "INSERT INTO draws (sale_id, entries_id, kind, freeze_seconds) VALUES ($1, $2, 'draw', 90)", other, entries)
+	d.exec(t, "UPDATE sales SET closes_at = now() - interval '2 seconds', state = 'ended' WHERE id = $1", entries)
+	due := func() []uuid.UUID {
+		sales, err := d.Due(t.Context())
+		require.NoError(t, err)
+		return sales
+	}
+	require.Equal(t, []uuid.UUID{other, d.goods}, due(), "a frozen list can wait")
+	d.exec(t, "UPDATE draws SET frozen_at = NULL, root = NULL, entries = NULL")
+	require.Equal(t, []uuid.UUID{d.goods, other}, due(), "the sooner round comes first")
 }
 
 // A list that lacks a live order is not frozen.

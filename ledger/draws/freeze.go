@@ -39,9 +39,9 @@ var (
 const silenceMax = 2 * time.Minute
 
 // Prepare freezes and ranks the draw of the sale as far as it can: the entries are final if that is true. One process
-// at a time does so for any draw; the others return pg.ErrLockHeld.
+// at a time does so for a draw; the others return pg.ErrLockHeld.
 func (s *Store) Prepare(ctx context.Context, goods uuid.UUID) error {
-	lock, err := pg.Begin(ctx, s.pool, pg.DrawLock, silenceMax)
+	lock, err := pg.Begin(ctx, s.pool, pg.DrawLock(goods), silenceMax)
 	if err != nil {
 		return err
 	}
