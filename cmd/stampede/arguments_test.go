@@ -133,11 +133,11 @@ func TestSaleShowsItsTerms(t *testing.T) {
 	for _, term := range []string{"per-order limit", "payment window", "shards", "opens", "closes", "created"} {
 		assert.Contains(t, out.String(), term)
 	}
-	entries := uuid.New()
+	entries, terms := uuid.New(), reservation.Terms{Waitlist: true}
 	for want, sale := range map[string]reservation.Sale{
 		`drawn +among the entries in sale ` + entries.String(): {OffersOnly: true, EntriesID: entries},
 		`orders +places in the waiting list`:                   {OffersOnly: true},
-		`waiting +0`:                                           {EntriesID: entries, Terms: reservation.Terms{Waitlist: true}},
+		`waiting +0`:                                           {EntriesID: entries, Terms: terms},
 	} {
 		out.Reset()
 		require.NoError(t, writeSale(&out, []catalog.CountedSale{{Sale: sale}}))

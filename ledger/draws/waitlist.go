@@ -14,9 +14,9 @@ import (
 	"stampede/sql"
 )
 
-// Waiting returns the entries of the next ones who wait, by place: at most so many, up to the first one who did not enter
-// before that time. The caller knows that each entry from before is in Postgres, so that nobody is passed over. It reads
-// the whole list.
+// Waiting returns the entries of the next ones who wait, by place: at most so many, up to the first one who did not
+// enter before that time. The caller knows that each entry from before is in Postgres, so that nobody is passed over.
+// It reads the whole list.
 func (s *Store) Waiting(ctx context.Context, d *Draw, before time.Time, most int) (next []uuid.UUID, err error) {
 	rows, _ := s.pool.Query(ctx, sql.DrawsWaiting, d.SaleID, d.EntriesID, most) // its error comes with the rows
 	var id uuid.UUID
@@ -32,8 +32,8 @@ func (s *Store) Waiting(ctx context.Context, d *Draw, before time.Time, most int
 	return next, wrap("look who waits", d.SaleID, err)
 }
 
-// OfferWaiting is Offer to those of next who still wait, at most left of them, in their order. waits is false if none of
-// them does.
+// OfferWaiting is Offer to those of next who still wait, at most left of them, in their order. waits is false if none
+// of them does.
 func (s *Store) OfferWaiting(
 	ctx context.Context, goods uuid.UUID, left int64, next []uuid.UUID, reserve Reserver,
 ) (done int, waits bool, err error) {
