@@ -277,9 +277,7 @@ func (s *drawService) takeSecret(c echo.Context) error {
 func (s *drawService) answerChange(c echo.Context, change func(context.Context, uuid.UUID) (draws.Draw, error)) error {
 	var now draws.Draw
 	err := s.ask(c, s.seeds, func(ctx context.Context, goods uuid.UUID) (err error) {
-		if _, err = s.config.Draws.FindDraw(ctx, goods); err == nil { // it is not that of a waiting list
-			now, err = change(ctx, goods)
-		}
+		now, err = change(ctx, goods)
 		return err
 	})
 	if err != nil {

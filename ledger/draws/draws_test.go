@@ -2,6 +2,7 @@ package draws_test
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -402,7 +403,9 @@ func TestPartiesSeedTheDraw(t *testing.T) {
 	}
 	d := withParties()
 	reveal := func(name string, secret []byte) (draws.Draw, error) {
-		return d.Reveal(t.Context(), d.goods, name, secret)
+		limited, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		return d.Reveal(limited, d.goods, name, secret)
 	}
 	_, err := reveal("ann", secrets["ann"])
 	require.ErrorIs(t, err, draws.ErrNotFrozen)
@@ -412,10 +415,16 @@ func TestPartiesSeedTheDraw(t *testing.T) {
 		[]byte(frozen.Parties[0].Commitment), []byte(frozen.Parties[1].Commitment)))
 	require.Empty(t, frozen.Rounds)
 	require.Equal(t, frozen.FrozenAt.Add(time.Hour), frozen.RevealBy)
+	offering, err := d.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = offering.Rollback(context.Background()) }()
+	_, err = offering.Exec(t.Context(), "SELECT FROM draws FOR NO KEY UPDATE")
+	require.NoError(t, err)
 	_, err = reveal("eve", secrets["ann"])
-	require.ErrorIs(t, err, draws.ErrNoParty)
+	require.ErrorIs(t, err, draws.ErrNoParty, "who guesses does not wait for the draw")
 	_, err = reveal("ann", secrets["bob"])
 	require.ErrorIs(t, err, draw.ErrParties)
+	require.NoError(t, offering.Rollback(t.Context()))
 	_, err = d.Beacon(t.Context(), d.goods, beaconRound, beacon)
 	require.ErrorIs(t, err, draws.ErrOtherSeed)
 	for range 2 {

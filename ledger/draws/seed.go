@@ -17,7 +17,7 @@ import (
 // Beacon gives the draw its seed: the signature of its round of drand quicknet. A repeat changes nothing. The error is
 // ErrNoDraw, ErrNotFrozen, ErrVoid, ErrOtherSeed, a *WrongRoundError, or draw.ErrBeacon.
 func (s *Store) Beacon(ctx context.Context, goods uuid.UUID, round int64, signature []byte) (Draw, error) {
-	d, err := s.Find(ctx, goods)
+	d, err := s.FindDraw(ctx, goods)
 	if err != nil {
 		return d, err
 	}
@@ -60,21 +60,16 @@ func wrap(doing string, goods uuid.UUID, err error) error {
 // Reveal gives the draw the secret of a party; the last one makes the seed. A repeat changes nothing. The error is
 // ErrNoDraw, ErrNotFrozen, ErrVoid, ErrOtherSeed, ErrNoParty, or draw.ErrParties for a secret of another commitment.
 func (s *Store) Reveal(ctx context.Context, goods uuid.UUID, party string, secret []byte) (Draw, error) {
-	d, err := change(ctx, s.pool, goods, func(tx pgx.Tx, d *Draw) error {
-		at := slices.IndexFunc(d.Parties, func(p draw.Party) bool { return p.Name == party })
-		switch {
-		case len(d.Parties) == 0:
-			return ErrOtherSeed
-		case at < 0:
-			return ErrNoParty
-		case d.State == Void:
-			return ErrVoid
-		case d.FrozenAt.IsZero():
-			return ErrNotFrozen
-		}
-		known := len(d.Parties[at].Secret) > 0
-		d.Parties[at].Secret = secret
-		if err := d.Parties[at].Verify(); err != nil || known {
+	d, err := s.FindDraw(ctx, goods)
+	if err != nil {
+		return d, err
+	}
+	// Before the lock too: whoever guesses secrets must not keep it from those who offer units.
+	if known, err := d.reveal(party, secret); err != nil || known {
+		return d, wrap("take a secret", goods, err)
+	}
+	d, err = change(ctx, s.pool, goods, func(tx pgx.Tx, d *Draw) error {
+		if known, err := d.reveal(party, secret); err != nil || known {
 			return err
 		}
 		if d.overdue {
@@ -96,6 +91,24 @@ func (s *Store) Reveal(ctx context.Context, goods uuid.UUID, party string, secre
 		err = ErrVoid
 	}
 	return d, wrap("take a secret", goods, err)
+}
+
+// reveal sets the secret of a party, and returns whether it was known.
+func (d *Draw) reveal(party string, secret []byte) (known bool, err error) {
+	at := slices.IndexFunc(d.Parties, func(p draw.Party) bool { return p.Name == party })
+	switch {
+	case len(d.Parties) == 0:
+		return false, ErrOtherSeed
+	case at < 0:
+		return false, ErrNoParty
+	case d.State == Void:
+		return false, ErrVoid
+	case d.FrozenAt.IsZero():
+		return false, ErrNotFrozen
+	}
+	known = len(d.Parties[at].Secret) > 0
+	d.Parties[at].Secret = secret
+	return known, d.Parties[at].Verify()
 }
 
 func giveSeed(ctx context.Context, tx pgx.Tx, d *Draw, seed draw.Seed, signature []byte) error {
