@@ -1,6 +1,7 @@
 package dashboard
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -91,8 +92,10 @@ func (d *testDesk) awaitTurns(turns int64) {
 		Logger: testkit.Logger(d.t),
 	})
 	testkit.Eventually(d.t, within, "turns", func() bool {
-		_, err := worker.Offer(d.t.Context())
-		require.NoError(d.t, err)
+		for _, offer := range []func(context.Context) (int, error){worker.Offer, worker.OfferWaiting} {
+			_, err := offer(d.t.Context())
+			require.NoError(d.t, err)
+		}
 		return d.Count(d.t, "SELECT count(*) FROM draw_offers") == turns
 	})
 	testwork.FulfilAll(d.t, d.Shop)

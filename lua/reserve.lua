@@ -148,8 +148,8 @@ end
 
 local step = terms[11] and whole(string.match(terms[11], '^%d+ (%d+) %d+$')) or 1 -- from one place to the next
 
--- Longer than an ingress remembers, as its clock may be slow. Units that are offered are nobody else's.
-local quiet_ms = state == 'offers' and 0 or 1000
+local quiet_ms = 1000 -- longer than an ingress remembers, as its clock may be slow
+if state == 'offers' then quiet_ms = 0 end -- nobody else can buy the units
 local quiet_since, quiet = whole(terms[9]), false
 if quiet_since then
   quiet = now_ms - quiet_since < quiet_ms
