@@ -72,7 +72,7 @@ func TestEachSeriesExistsFromFirstScrape(t *testing.T) {
 			"stampede_locks_total{outcome": {"acquired", "busy", "released", "lost"},
 			"stampede_worker_failing{step": {
 				"record", "lock", "release", "expire", "rebuild", "retire", "unblock", "held", "name",
-				"payments", "draw", "offer",
+				"payments", "draw", "offer", "waitlist",
 			},
 			"stampede_sessions_ended_total": nil,
 			"stampede_sales_retired_total":  nil,
