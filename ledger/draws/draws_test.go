@@ -374,6 +374,8 @@ func TestLateDrawIsVoid(t *testing.T) {
 	require.Zero(t, late.Entries)
 	_, err := d.Beacon(t.Context(), d.goods, beaconRound, beacon)
 	require.ErrorIs(t, err, draws.ErrVoid)
+	_, err = d.Bundle(t.Context(), d.goods)
+	require.ErrorIs(t, err, draws.ErrVoid)
 	want := []string{`DrawVoided {"reason": "the list of the entries was not frozen before the last round"}`}
 	require.Equal(t, want, d.events(t, d.goods))
 	require.False(t, endLate(), "once")

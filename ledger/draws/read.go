@@ -50,7 +50,8 @@ func (s *Store) FindDraw(ctx context.Context, goods uuid.UUID) (Draw, error) {
 }
 
 // Proof returns the proof for the order of a receipt. It does not look at the signature. The caller compares
-// Proof.Record with the receipt's own record. The error is ErrNoDraw, ErrNotFrozen, or ErrNoEntry.
+// Proof.Record with the receipt's own record. The error is ErrNoDraw, ErrNotFrozen, ErrVoid if it was never frozen,
+// or ErrNoEntry.
 func (s *Store) Proof(ctx context.Context, goods uuid.UUID, r order.Receipt) (p Proof, err error) {
 	d, err := s.findFrozen(ctx, goods)
 	if err == nil {
@@ -62,7 +63,9 @@ func (s *Store) Proof(ctx context.Context, goods uuid.UUID, r order.Receipt) (p 
 func (s *Store) findFrozen(ctx context.Context, goods uuid.UUID) (Draw, error) {
 	d, err := s.FindDraw(ctx, goods)
 	if err == nil && d.FrozenAt.IsZero() {
-		err = ErrNotFrozen
+		if err = ErrNotFrozen; d.State == Void {
+			err = ErrVoid
+		}
 	}
 	return d, err
 }
@@ -162,7 +165,7 @@ func (c *hashCache) of(ctx context.Context, on pg.Querier, goods uuid.UUID) ([]d
 }
 
 // Leaves writes the list: the records of all entries by place, Draw.Entries times draw.RecordBytes. It keeps no
-// transaction open while it writes, so w may be slow. The error is ErrNoDraw, ErrNotFrozen, or that of w.
+// transaction open while it writes, so w may be slow. The error is one of FrozenList, or that of w.
 func (s *Store) Leaves(ctx context.Context, goods uuid.UUID, w io.Writer) error {
 	list, err := s.FrozenList(ctx, goods)
 	if err == nil {
@@ -177,7 +180,8 @@ type FrozenList struct {
 	*io.SectionReader
 }
 
-// FrozenList returns the list of a draw, for one goroutine and until ctx ends. The error is ErrNoDraw or ErrNotFrozen.
+// FrozenList returns the list of a draw, for one goroutine and until ctx ends. The error is ErrNoDraw, ErrNotFrozen,
+// or ErrVoid if the list was never frozen.
 func (s *Store) FrozenList(ctx context.Context, goods uuid.UUID) (*FrozenList, error) {
 	d, err := s.findFrozen(ctx, goods)
 	if err != nil {
@@ -228,7 +232,7 @@ func (p *portions) load(at int64) error {
 // offersPage is how many ranks are read at a time.
 const offersPage = 10_000
 
-// Bundle returns all that is public about a draw but its list. The error is ErrNoDraw or ErrNotFrozen.
+// Bundle returns all that is public about a draw but its list. The error is one of FrozenList.
 func (s *Store) Bundle(ctx context.Context, goods uuid.UUID) (*draw.Bundle, error) {
 	d, err := s.findFrozen(ctx, goods)
 	if err != nil {
