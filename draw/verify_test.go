@@ -355,7 +355,7 @@ func TestVerifyFindsTampering(t *testing.T) {
 	}
 }
 
-// Who made all of a bundle anew is found by what somebody kept of the draw from before its seed.
+// A bundle that was replaced as a whole is found by what somebody kept of the draw from before its seed.
 func TestBundleIsComparedWithWitness(t *testing.T) {
 	t.Parallel()
 	d := newDraw(t)

@@ -30,8 +30,7 @@ import (
 
 // A round of drand quicknet, as drand answers it.
 const (
-	beaconRound = 657413
-	signature   = "b713718a38ae728dfd477991af2822e08d2f305e47718cef9f7848ce4050e7be41076862b98fad56e91a6b85b89cd97b"
+	signature   = testshop.BeaconSignature
 	randomness  = "fc1873a13f3545aeade8401532ef5519920652eee6b0d2b19ca12643b87b3587"
 	drandAnswer = `{"round":657413,"randomness":"` + randomness + `","signature":"` + signature + `"}`
 )
@@ -80,15 +79,6 @@ func (d drawn) close() map[string]any {
 	d.t.Helper()
 	testshop.Exec(d.t, d.pool, "UPDATE sales SET closes_at = now() - interval '1 second' WHERE id = $1", d.entries)
 	return d.await("frozen")
-}
-
-// moveToRound makes the frozen draw one of another time: the signature of a round of these days is not known.
-func (d drawn) moveToRound() {
-	d.t.Helper()
-	at := draw.RoundTime(beaconRound)
-	testshop.Exec(d.t, d.pool, "UPDATE sales SET closes_at = $2 WHERE id = $1", d.entries, at.Add(-time.Minute))
-	testshop.Exec(d.t, d.pool, "UPDATE draws SET frozen_at = $2, round = $3 WHERE sale_id = $1", d.goods,
-		at.Add(-time.Second), beaconRound)
 }
 
 func (d drawn) proof(receipt string) reply {
@@ -260,7 +250,7 @@ func TestBeaconSeedsDraw(t *testing.T) {
 	d.close()
 	p := beacon(drandAnswer).isProblem(http.StatusBadRequest, "invalid-beacon")
 	require.Regexp(t, `^the seed of the draw is that of round \d+, of 20\S+Z\.$`, p["detail"])
-	d.moveToRound()
+	testshop.MoveDrawToRound(t, d.pool, d.goods)
 	for body, slug := range map[string]string{
 		`{}`:                                "invalid-beacon",
 		`{"round":657413}`:                  "invalid-beacon",
@@ -409,7 +399,7 @@ func TestProofsWaitInLine(t *testing.T) {
 	receipts := d.enter("u1", "u2", "u3")
 	d.startWorker()
 	d.close()
-	d.moveToRound()
+	testshop.MoveDrawToRound(t, d.pool, d.goods)
 	lock, err := s.pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = lock.Rollback(context.Background()) }()

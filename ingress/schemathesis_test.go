@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"stampede/internal/test/testshop"
 	"stampede/reservation"
 )
 
@@ -72,7 +73,7 @@ func TestSchemathesis(t *testing.T) {
 	drawn.create("").is(http.StatusCreated)
 	receipt := s.buy(drawn.entries, "", buyer).is(http.StatusAccepted)["receipt"].(string)
 	drawn.close()
-	drawn.moveToRound()
+	testshop.MoveDrawToRound(t, drawn.pool, drawn.goods)
 	drawn.post(drawn.path+"/beacon", drandAnswer).is(http.StatusOK)
 	drawn.proof(receipt).is(http.StatusOK)
 	secret := make([]byte, sha256.Size)

@@ -1,6 +1,7 @@
 package limits
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"flag"
@@ -47,9 +48,7 @@ func drawUnits(b *testing.B, entries, units int) rig.Values {
 	b.Helper()
 	s := openShop(b)
 	defer s.Close()
-	store := reservation.NewStore(s.Redis, s.keys, reservation.StoreOptions{Logger: slog.New(slog.DiscardHandler)})
-	defer store.Close()
-	sales := catalog.New(s.Pool, store)
+	sales, offerer := s.offerer(b)
 	goods, err := sales.Create(b.Context(), reservation.Terms{Name: "goods", Stock: int64(units), PerOrderLimit: 1})
 	require.NoError(b, err)
 	list, err := sales.Create(b.Context(), reservation.Terms{
@@ -81,16 +80,7 @@ func drawUnits(b *testing.B, entries, units int) rig.Values {
 	values["rank, s"] = time.Since(began).Seconds()
 	values["peak, MB"] = peak(b)
 
-	offerer := offers.New(offers.Config{
-		Pool: s.Pool, Redis: s.Redis, Keys: s.keys, Store: store, Catalog: sales, Logger: slog.New(slog.DiscardHandler),
-	})
-	offered := 0
-	for began = time.Now(); offered < units; {
-		done, err := offerer.Offer(b.Context())
-		require.NoError(b, err)
-		offered += done
-	}
-	values["offers/s"] = float64(offered) / time.Since(began).Seconds()
+	values["offers/s"] = offersPerSecond(b, units, offerer.Offer)
 
 	file, err := os.Create(filepath.Join(b.TempDir(), "leaves"))
 	require.NoError(b, err)
@@ -127,9 +117,7 @@ func offerWaiting(b *testing.B, entries, units int) rig.Values {
 	b.Helper()
 	s := openShop(b)
 	defer s.Close()
-	store := reservation.NewStore(s.Redis, s.keys, reservation.StoreOptions{Logger: slog.New(slog.DiscardHandler)})
-	defer store.Close()
-	sales := catalog.New(s.Pool, store)
+	sales, offerer := s.offerer(b)
 	goods, err := sales.Create(b.Context(), reservation.Terms{
 		Name: "goods", Stock: int64(units), PerOrderLimit: 1, PaymentWindow: time.Hour, Waitlist: true,
 	})
@@ -139,23 +127,38 @@ func offerWaiting(b *testing.B, entries, units int) rig.Values {
 	key := s.keys.Sale(reservation.PartitionAmong(goods.ID, goods.Partitions), goods.ID)
 	require.NoError(b, s.Redis.HSet(b.Context(), key, "state", "offers", "open_state", "offers").Err())
 
-	offerer := offers.New(offers.Config{
-		Pool: s.Pool, Redis: s.Redis, Keys: s.keys, Store: store, Catalog: sales, Logger: slog.New(slog.DiscardHandler),
-	})
-	values, offered := rig.Values{}, 0
+	values := rig.Values{"offers/s": offersPerSecond(b, units, offerer.OfferWaiting)}
 	began := time.Now()
-	for offered < units {
-		done, err := offerer.OfferWaiting(b.Context())
-		require.NoError(b, err)
-		offered += done
-	}
-	values["offers/s"] = float64(offered) / time.Since(began).Seconds()
-	began = time.Now()
 	places, err := draws.New(s.Pool).WaitingPlaces(b.Context(), goods.ID)
 	require.NoError(b, err)
 	require.Len(b, places, entries-units)
 	values["who waits, ms"] = float64(time.Since(began).Milliseconds())
 	return values
+}
+
+// offerer returns a catalog of the shop, and who offers the units of its sales.
+func (s shop) offerer(b *testing.B) (*catalog.Catalog, *offers.Offerer) {
+	b.Helper()
+	logger := slog.New(slog.DiscardHandler)
+	store := reservation.NewStore(s.Redis, s.keys, reservation.StoreOptions{Logger: logger})
+	b.Cleanup(store.Close)
+	sales := catalog.New(s.Pool, store)
+	return sales, offers.New(offers.Config{
+		Pool: s.Pool, Redis: s.Redis, Keys: s.keys, Store: store, Catalog: sales, Logger: logger,
+	})
+}
+
+// offersPerSecond offers so many units.
+func offersPerSecond(b *testing.B, units int, offer func(context.Context) (int, error)) float64 {
+	b.Helper()
+	offered := 0
+	began := time.Now()
+	for offered < units {
+		done, err := offer(b.Context())
+		require.NoError(b, err)
+		offered += done
+	}
+	return float64(offered) / time.Since(began).Seconds()
 }
 
 // enter has so many people in the entries sale.
@@ -171,7 +174,7 @@ func (s shop) enter(b *testing.B, sale uuid.UUID, entries int) {
 	require.NoError(b, err)
 }
 
-// resetPeak begins to count the peak of the memory of this process anew.
+// resetPeak begins to count the peak of the memory of this process from 0.
 func resetPeak(b *testing.B) {
 	b.Helper()
 	require.NoError(b, os.WriteFile("/proc/self/clear_refs", []byte("5"), 0))

@@ -275,7 +275,7 @@ func (c *drawRevealCmd) Run(ctx context.Context, s *streams, logger *slog.Logger
 		return usagef("--secret: it is not hexadecimal") // without the secret
 	}
 	return c.with(ctx, s, logger, func(on drawStore) (draw.View, error) {
-		// A secret that comes too early is refused, but whoever has the server has seen it.
+		// A secret that comes too early is refused, but those who run the server have seen it.
 		if v, err := on.Draw(ctx, c.Sale); err != nil || v.FrozenAt == "" && v.VoidReason == "" {
 			return v, cmp.Or(err, fmt.Errorf("%w: the secret was not sent, reveal it when the root is public", draws.ErrNotFrozen))
 		}

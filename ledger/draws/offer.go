@@ -52,7 +52,8 @@ const (
 )
 
 // Reserver reserves a unit for the entrant of each turn, in their order, and returns a result for each. It sets the
-// OrderID of those that are Won, and gives no unit of an item after a turn of the item that got none.
+// OrderID of those that are Won, and gives no unit of an item after a turn of the item that got none. A turn that is
+// cancelled gets no new unit.
 type Reserver func(ctx context.Context, turns []Turn) ([]Result, error)
 
 // Offer has the next ranks have their turn, and records what became of them: of each item at most so many, by its
@@ -94,16 +95,23 @@ func (s *Store) offer(
 	return done, wrap("offer units", goods, err)
 }
 
-// turns returns the next ones. All together are not more than one call of the script takes.
-func (d *Draw) turns(ctx context.Context, tx pgx.Tx, ranks map[string]int64) (turns []Turn, err error) {
+// NextRanks returns the next rank of each item that had a turn, by its letter.
+func NextRanks(ctx context.Context, on pg.Querier, goods uuid.UUID) (map[string]int64, error) {
 	next := map[string]int64{}
-	rows, _ := tx.Query(ctx, sql.DrawsNextRanks, d.SaleID) // its error comes with the rows
+	rows, _ := on.Query(ctx, sql.DrawsNextRanks, goods) // its error comes with the rows
 	var item string
 	var rank int64
-	if _, err := pgx.ForEachRow(rows, []any{&item, &rank}, func() error {
+	_, err := pgx.ForEachRow(rows, []any{&item, &rank}, func() error {
 		next[item] = rank
 		return nil
-	}); err != nil {
+	})
+	return next, err
+}
+
+// turns returns the next ones. All together are not more than one call of the script takes.
+func (d *Draw) turns(ctx context.Context, tx pgx.Tx, ranks map[string]int64) (turns []Turn, err error) {
+	next, err := NextRanks(ctx, tx, d.SaleID)
+	if err != nil {
 		return nil, err
 	}
 	noneLost := d.offersEpoch < d.epoch

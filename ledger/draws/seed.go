@@ -64,7 +64,7 @@ func (s *Store) Reveal(ctx context.Context, goods uuid.UUID, party string, secre
 	if err != nil {
 		return d, err
 	}
-	// Before the lock too: whoever guesses secrets must not keep it from those who offer units.
+	// Before the lock too: somebody who guesses secrets must not keep it from those who offer units.
 	if known, err := d.reveal(party, secret); err != nil || known {
 		return d, wrap("take a secret", goods, err)
 	}

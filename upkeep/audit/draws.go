@@ -17,6 +17,7 @@ import (
 
 	"stampede/draw"
 	"stampede/internal/figure"
+	"stampede/ledger/draws"
 	"stampede/reservation/order"
 	"stampede/sql"
 )
@@ -340,14 +341,8 @@ func (d *drawCheck) checkRanks(ctx context.Context) error {
 }
 
 func (d *drawCheck) itemRanks(ctx context.Context) (open []*itemRanks, err error) {
-	turns := map[string]int64{}
-	rows, _ := d.tx.Query(ctx, sql.DrawsNextRanks, d.SaleID) // its error comes with the rows
-	var item string
-	var next int64
-	if _, err := pgx.ForEachRow(rows, []any{&item, &next}, func() error {
-		turns[item] = next
-		return nil
-	}); err != nil {
+	turns, err := draws.NextRanks(ctx, d.tx, d.SaleID)
+	if err != nil {
 		return nil, err
 	}
 	first := int64(0)
