@@ -11,6 +11,7 @@ import (
 
 	"stampede/dashboard/fleet"
 	"stampede/dashboard/live"
+	"stampede/internal/figure"
 	"stampede/reservation"
 )
 
@@ -26,20 +27,24 @@ type boards struct {
 
 	mu     sync.Mutex
 	newest *live.Board
+	// seenChanges is the version of what was acknowledged in the newest.
+	seenChanges int
 }
 
 func (d *boards) render(s *fleet.Snapshot) *live.Board {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if b := d.newest; b != nil && b.Number == s.Number && s.Number > 0 {
+	seen, changes := d.journal.seenTroubles()
+	if b := d.newest; b != nil && b.Number == s.Number && s.Number > 0 && d.seenChanges == changes {
 		return b
 	}
+	d.seenChanges = changes
 	b := &live.Board{
 		Number: s.Number, At: s.At, Values: boardValues(s), Points: newestPoints(s), Fragments: make(map[string]string),
 	}
 	b.Values["check.state"], b.Values["marks"] = d.checks(), strconv.Itoa(d.journal.version())
 	for _, name := range fragments {
-		b.Fragments[name] = fragment(d.parts, name, s, nil)
+		b.Fragments[name] = fragmentOf(d.parts, name, &shown{s, seen}, nil)
 	}
 	for _, sale := range s.Sales {
 		b.Fragments["state."+sale.ID.String()] = fragment(d.parts, "state", s, sale)
@@ -50,8 +55,12 @@ func (d *boards) render(s *fleet.Snapshot) *live.Board {
 
 // fragment renders a part without its figures, which are values of their own: it changes when its rows do.
 func fragment(parts *template.Template, name string, s *fleet.Snapshot, body any) string {
+	return fragmentOf(parts, name, &shown{Snapshot: s}, body)
+}
+
+func fragmentOf(parts *template.Template, name string, s *shown, body any) string {
 	var b bytes.Buffer
-	if err := parts.ExecuteTemplate(&b, name, view{Snapshot: &shown{s}, Body: body}); err != nil {
+	if err := parts.ExecuteTemplate(&b, name, view{Snapshot: s, Body: body}); err != nil {
 		panic(err) // a template is wrong, which the tests of all pages show
 	}
 	return b.String()
@@ -67,6 +76,7 @@ func boardValues(s *fleet.Snapshot) map[string]string {
 	}
 	r := s.Rates
 	rateValues(v, "all", r, r.PurchasesKnown)
+	moneyValues(v, s)
 	v["all.durable"] = rateText(r.Durable, r.DurableKnown)
 	v["all.answer_p50"], v["all.answer_p99"] = latency(r.AnswerP50), latency(r.AnswerP99)
 	v["all.durable_p50"], v["all.durable_p99"] = latency(r.DurableP50), latency(r.DurableP99)
@@ -120,6 +130,29 @@ func rateText(n float64, known bool) string {
 	return perSecond(n)
 }
 
+// moneyValues are the payments of all sales.
+func moneyValues(v map[string]string, s *fleet.Snapshot) {
+	for name, n := range map[string]float64{
+		"reported": s.Payments.Reported, "settled": s.Payments.Settled, "due": s.Payments.Due,
+		"unreported": s.Payments.Refused,
+	} {
+		v["all."+name] = rateText(n, s.Payments.Known)
+	}
+	unpaidValues(v, "all", s.Unpaid, s.At)
+}
+
+// unpaidValues are the orders that wait for money.
+func unpaidValues(v map[string]string, scope string, u *fleet.Unpaid, now time.Time) {
+	v[scope+".minute"], v[scope+".five"], v[scope+".turn"] = unknown, unknown, unknown
+	if u == nil {
+		return
+	}
+	v[scope+".minute"], v[scope+".five"], v[scope+".turn"] = count(u.InMinute), count(u.InFive), "none waits"
+	if u.LastTurn.After(now) {
+		v[scope+".turn"] = "in " + lasting(u.LastTurn.Sub(now))
+	}
+}
+
 func saleValues(v map[string]string, s fleet.Sale, now time.Time) {
 	key := s.ID.String()
 	rateValues(v, key, s.Rates, s.RatesKnown)
@@ -132,6 +165,11 @@ func saleValues(v map[string]string, s fleet.Sale, now time.Time) {
 			v[key+"."+name], v[key+"."+name+".share"] = count(n), share(n, s.Stock)
 			v[key+"."+name+".width"] = percent(n, s.Stock)
 		}
+	}
+	unpaidValues(v, key, s.Unpaid, now)
+	v[key+".settled"], v[key+".due"] = unknown, unknown
+	if s.Unpaid != nil {
+		v[key+".settled"], v[key+".due"] = perSecond(s.Unpaid.Settled), perSecond(s.Unpaid.Due)
 	}
 	v[key+".held.x"] = "0%"
 	if s.UnitsKnown {
@@ -225,7 +263,7 @@ func saying(s *fleet.Snapshot) string {
 	}
 	for _, sale := range s.Sales {
 		if sale.State == reservation.StateOpen && sale.UnitsKnown {
-			fmt.Fprintf(&b, " %s: %s of %s available.", sale.Name, count(sale.Available), count(sale.Stock))
+			fmt.Fprintf(&b, " %s: %s of %s available.", figure.Printable(sale.Name), count(sale.Available), count(sale.Stock))
 		}
 	}
 	return b.String()

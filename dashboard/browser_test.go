@@ -17,6 +17,7 @@ import (
 	"stampede/internal/test/testbrowser"
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testwork"
+	"stampede/ledger"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"
@@ -28,7 +29,7 @@ func TestBrowser(t *testing.T) {
 		"EveryPageKeepsItsLayout": everyPageKeepsItsLayout, "TimesAreLocal": timesAreLocal,
 		"OrdersAreFound": ordersAreFound, "TargetIsReplayed": targetIsReplayed, "RefundIsNoted": refundIsNoted,
 		"BadgeFollows": badgeFollows, "MarksFollow": marksFollow, "TableFollowsTheCharts": tableFollowsTheCharts,
-		"DrawIsFollowed": drawIsFollowed,
+		"DrawIsFollowed": drawIsFollowed, "ChartsShareTheirTime": chartsShareTheirTime,
 	} {
 		t.Run(name, func(t *testing.T) { t.Parallel(); test(t, b) })
 	}
@@ -59,8 +60,19 @@ func everyPageKeepsItsLayout(t *testing.T, browser *testbrowser.Browser) {
 	b.Shows("#troubles", "seconds")
 	b.Until(`document.querySelectorAll("path.l-accepted").length > 0`, "charts")
 	b.CheckLayout("overview")
+	var items []reservation.Item
+	for n := range order.MaxItems {
+		items = append(items, reservation.Item{Code: fmt.Sprint("size-", n), Name: fmt.Sprint("Size ", n), Stock: 9})
+	}
+	many, err := d.Shop.Catalog.Create(t.Context(), reservation.Terms{
+		Name: "many", Stock: 9 * int64(len(items)), PerOrderLimit: 5, Items: items,
+	})
+	require.NoError(t, err)
+	b.Go(d.url + "/sales/" + many.ID.String())
+	b.CheckLayout("many")
+	require.Less(t, testbrowser.Evaluate[int](b, "document.documentElement.scrollHeight"), 3000)
 	for name, path := range map[string]string{
-		"items": "/sales/" + sizes.String(), "baskets": "/orders?sale=" + sizes.String(),
+		"found": "/find?q=user-", "items": "/sales/" + sizes.String(), "baskets": "/orders?sale=" + sizes.String(),
 		"sale": "/sales/" + sale.String(), "sales": "/sales", "orders": "/orders?sale=" + sale.String(),
 		"order": "/orders/" + paid.String(), "refunds": "/refunds", "targets": "/targets",
 		"target": "/targets/warehouse", "letters": "/letters", "letter": "/letters/1", "audit": "/audit",
@@ -182,12 +194,14 @@ func refundIsNoted(t *testing.T, browser *testbrowser.Browser) {
 	logIn(d, b, "cas")
 	b.Click("nav a[href='/refunds']")
 	b.Shows("[aria-label='Due in all sales']", "147.00 EUR 3 due")
-	b.Click("[aria-label='Reference of the refund of pi_2']")
+	b.Click("[aria-label='Select pi_2']")
+	b.Click("#refund-refund_due")
 	b.Type("re_2\r")
 	b.Shows(".banner.good", "The payment pi_2 is refunded: 49.00 EUR.")
 	b.Until(`[...document.querySelectorAll("tbody th code")].map((e) => e.textContent).join() === "pi_1,pi_3"`, "the rest")
 	b.Click("tbody td[data-th=Order] a")
-	b.Click("[aria-label='Reference of the refund of pi_3']")
+	b.Click("[aria-label='Select pi_3']")
+	b.Click("#refund-")
 	b.Type("re_3\r")
 	b.Shows(".banner.good", "The payment pi_3 is refunded")
 	b.Shows("tbody", "re_3")
@@ -236,6 +250,51 @@ func marksFollow(t *testing.T, browser *testbrowser.Browser) {
 	})
 	repeat(t, func() { d.fleet.publish(func(*fleet.Snapshot) {}) })
 	b.Until(`[...document.querySelectorAll(".chart .tick")].some((e) => e.textContent === "❚❚")`, "a mark")
+}
+
+// All charts show the figures of one time: that to which a trouble leads, then that at the pointer. What is sold of a
+// million is seen.
+func chartsShareTheirTime(t *testing.T, browser *testbrowser.Browser) {
+	d := openDesk(t)
+	sale := d.fill()
+	began := time.Now().Add(-7 * time.Minute).Truncate(time.Second)
+	b := browser.Open(t)
+	b.Zone("Asia/Kolkata")
+	logIn(d, b, "ann")
+	b.Go(fmt.Sprintf("%s/?at=%d#h-charts", d.url, began.UnixMilli()))
+	const times = `[...document.querySelectorAll(".readout text:first-of-type")].map((e) => e.textContent)`
+	b.Until(times+`.length === 4`, "the time in each chart")
+	shown := testbrowser.Evaluate[[]string](b, times)
+	at, err := time.Parse(time.TimeOnly, shown[0])
+	require.NoError(t, err)
+	local := began.UTC().Add(330 * time.Minute)
+	require.InDelta(t, local.Second()+60*local.Minute(), at.Second()+60*at.Minute(), 2, "%v", shown)
+	b.Until(`document.querySelector("input[value='900']").checked`, "a span that has it")
+	b.Until(`[...document.querySelectorAll(".chart .tick.middle")].some((e) => /^\d\d:\d\d:\d\d$/.test(e.textContent))`, "times")
+	b.Until(`((svg) => {
+		const box = svg.getBoundingClientRect();
+		svg.dispatchEvent(new PointerEvent("pointermove", {clientX: box.left + box.width / 2, clientY: box.top + 9}));
+		return true;
+	})(document.querySelector(".plot svg"))`, "the pointer")
+	b.Until(times+`.every((e) => e !== "`+shown[0]+`") && new Set(`+times+`).size === 1`, "one time, at the pointer")
+	require.Len(t, testbrowser.Evaluate[[]string](b, times), 4)
+
+	d.fleet.mu.Lock()
+	d.fleet.history = nil
+	for i := range 300 {
+		d.fleet.history = append(d.fleet.history, fleet.Point{
+			At: time.Now().Add(time.Duration(i-300) * time.Second),
+			Sales: map[uuid.UUID]fleet.SalePoint{
+				sale: {Available: int64(1_000_000 - i), Sold: int64(i), Known: true},
+			},
+		})
+	}
+	d.fleet.mu.Unlock()
+	b.Go(d.url + "/sales/" + sale.String())
+	const units = `document.querySelector("[data-chart=units]")`
+	b.Until(`[...`+units+`.querySelectorAll(".tick")].some((e) => e.textContent === "↑ available")`, "what is above")
+	b.Until(`[...`+units+`.querySelectorAll(".tick.end")].some((e) => e.textContent === "500")`, "a scale for what is sold")
+	b.Until(`!`+units+`.querySelector("path.l-available")`, "no flat line")
 }
 
 // The table beside the charts of a sale follows while it is open, and asks for nothing while it is not.
@@ -430,5 +489,15 @@ func (d *testDesk) refunds(sale uuid.UUID) {
 			m.Amount, m.Currency = 4900, "JPY"
 		}
 		d.report(m)
+		switch i % 50 {
+		case 0, 13: // it cannot be a repeat
+			m.OrderID, m.Amount, m.Currency = sale, order.MaxUnitPrice, "JPY"
+			d.report(m)
+		case 1:
+			_, err := ledger.New(d.Shop.Pool).Disputed(d.t.Context(), order.Dispute{
+				ID: "dp_" + m.Reference, Reference: m.Reference, State: order.DisputeOpen,
+			})
+			require.NoError(d.t, err)
+		}
 	}
 }

@@ -147,6 +147,8 @@ type chart struct {
 	// Log has each line of the grid ten times the one below.
 	Log    bool
 	Series []series
+	// Fit leaves the first line above the chart while all others would be flat below it.
+	Fit bool
 }
 
 // series is one line: its column, and the key of its figure now.
@@ -161,20 +163,25 @@ type series struct {
 func scopeCharts(scope string) []chart {
 	own := func(key, label string, column int) series { return series{key, label, column, scope + "." + key} }
 	all := func(key, label string, column int) series { return series{key, label, column, allScope + "." + key} }
-	rates := chart{"rates", "Purchases per second", "/s", scope, false, []series{
+	rates := chart{Name: "rates", Title: "Purchases per second", Unit: "/s", Scope: scope, Series: []series{
 		own("offered", "offered", 0), own("accepted", "accepted", 1), own("refused", "refused", 2), own("shed", "shed", 3),
 		own("failed", "failed", 4),
 	}}
-	latencies := chart{"latency", "Time to the answer, and to Postgres", "ms", allScope, true, []series{
-		all("answer_p50", "answer p50", 6), all("answer_p99", "answer p99", 7),
-		all("durable_p50", "in Postgres p50", 8), all("durable_p99", "in Postgres p99", 9),
-	}}
-	backlog := chart{"backlog", "Accepted, and not in Postgres yet", "", allScope, false, []series{
+	latencies := chart{
+		Name: "latency", Title: "Time to the answer, and to Postgres", Unit: "ms", Scope: allScope, Log: true,
+		Series: []series{
+			all("answer_p50", "answer p50", 6), all("answer_p99", "answer p99", 7),
+			all("durable_p50", "in Postgres p50", 8), all("durable_p99", "in Postgres p99", 9),
+		},
+	}
+	backlog := chart{Name: "backlog", Title: "Accepted, and not in Postgres yet", Scope: allScope, Series: []series{
 		all("backlog", "orders", 10),
 	}}
-	oldest := chart{"oldest", "Oldest order that waits", "s", allScope, false, []series{all("oldest", "age", 11)}}
+	oldest := chart{Name: "oldest", Title: "Oldest order that waits", Unit: "s", Scope: allScope, Series: []series{
+		all("oldest", "age", 11),
+	}}
 	if scope == allScope {
-		durable := chart{"durable", "Orders recorded per second", "/s", scope, false, []series{
+		durable := chart{Name: "durable", Title: "Orders recorded per second", Unit: "/s", Scope: scope, Series: []series{
 			all("accepted", "accepted", 1), all("durable", "in Postgres", 5),
 		}}
 		return []chart{rates, latencies, durable, backlog}
@@ -182,7 +189,7 @@ func scopeCharts(scope string) []chart {
 	for _, c := range []*chart{&latencies, &backlog, &oldest} {
 		c.Title += " (all sales)"
 	}
-	units := chart{"units", "Units", "", scope, false, []series{
+	units := chart{Name: "units", Title: "Units", Scope: scope, Fit: true, Series: []series{
 		own("available", "available", 5), own("held", "held", 6), own("sold", "sold", 7),
 	}}
 	return []chart{rates, units, latencies, backlog, oldest}

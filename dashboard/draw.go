@@ -21,7 +21,8 @@ import (
 )
 
 const (
-	// ranksRead bounds the ranks that a look at a draw reads, of all items together: of more it reads some, evenly spaced.
+	// ranksRead bounds the ranks that a look at a draw reads, of all items together: of more it reads some, evenly
+	// spaced.
 	ranksRead = 5000
 	// drawKept is how long open pages are shown what another one has read: a look may take a tenth of a second.
 	drawKept = 2 * time.Second
@@ -40,6 +41,8 @@ type drawLink struct {
 	Entered, Waiting int64
 	// EntriesEnded is true if nobody can enter any more, also before the end that fixes the round.
 	EntriesEnded bool
+	// LetterWaits is true while the list cannot be frozen because a dead letter of the entries is parked.
+	LetterWaits bool
 }
 
 // drawOf returns nil for a sale that has neither a draw nor a waiting list, and is not the entries of one.
@@ -62,6 +65,8 @@ type drawPage struct {
 	Now  time.Time
 	// Path is that of the page, from which an open one asks for its parts again.
 	Path string
+	// NoWorker is true if none runs.
+	NoWorker bool
 
 	Maps []rankMap
 	// Turns is how many ranks had theirs, and Waiting how many have not.
@@ -174,7 +179,10 @@ func (d drawPages) read(ctx context.Context, link *drawLink, again bool) (*drawP
 	if p, ok := seen[link.SaleID]; ok && again {
 		return p, nil
 	}
-	p := &drawPage{Link: link, Now: time.Now(), Path: "/sales/" + link.SaleID.String() + "/draw"}
+	p := &drawPage{
+		Link: link, Now: time.Now(), Path: "/sales/" + link.SaleID.String() + "/draw",
+		NoWorker: d.Fleet.Snapshot().NoWorker(),
+	}
 	var err error
 	if p.Draw, err = d.draws.Find(ctx, link.SaleID); err != nil {
 		return nil, err
@@ -263,16 +271,6 @@ func sampled(turns []turn) []turn {
 
 // RoundAt is the time of the round that gives the seed, as the rule has it now.
 func (p *drawPage) RoundAt() time.Time { return draw.RoundTime(p.Round()) }
-
-// Missing are the parties whose secrets are missing.
-func (p *drawPage) Missing() (names []string) {
-	for _, party := range p.Parties {
-		if len(party.Secret) == 0 {
-			names = append(names, party.Name)
-		}
-	}
-	return names
-}
 
 // In is the time from now to another one, and Ahead whether it is to come.
 func (p *drawPage) In(t time.Time) string  { return clock(t.Sub(p.Now)) }

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,9 +14,11 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
+	"stampede/dashboard/fleet"
 	"stampede/draw"
 	"stampede/fulfillment/offers"
 	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
 	"stampede/ledger"
 	"stampede/ledger/draws"
@@ -69,7 +72,7 @@ func (d *testDraw) freeze() {
 	require.NoError(d.t, d.Shop.Exec(d.t, over, d.entries))
 	_, err := d.Shop.Catalog.End(d.t.Context(), d.entries)
 	require.NoError(d.t, err)
-	require.NoError(d.t, d.draws.Prepare(d.t.Context(), d.goods))
+	require.NoError(d.t, d.draws.Prepare(d.t.Context(), d.goods, testshop.Clocks))
 }
 
 func (d *testDraw) reveal(party string) {
@@ -81,7 +84,7 @@ func (d *testDraw) reveal(party string) {
 // offer ranks the entries, and offers what is left, until so many ranks had their turn.
 func (d *testDraw) offer(turns int64) {
 	d.t.Helper()
-	require.NoError(d.t, d.draws.Prepare(d.t.Context(), d.goods))
+	require.NoError(d.t, d.draws.Prepare(d.t.Context(), d.goods, testshop.Clocks))
 	d.awaitTurns(turns)
 }
 
@@ -175,7 +178,7 @@ func TestDrawIsShownInWords(t *testing.T) {
 // cancelNext returns the entry with rank 0, before it is offered.
 func (d *testDraw) cancelNext() (entry uuid.UUID) {
 	d.t.Helper()
-	require.NoError(d.t, d.draws.Prepare(d.t.Context(), d.goods))
+	require.NoError(d.t, d.draws.Prepare(d.t.Context(), d.goods, testshop.Clocks))
 	require.NoError(d.t, d.Shop.Pool.QueryRow(d.t.Context(), `
 		SELECT encode(substring(ids FROM 16 * place + 1 FOR 16), 'hex')::uuid
 		FROM draw_chunks AS c, (SELECT ('x' || encode(substring(places FOR 4), 'hex'))::bit(32)::int AS place
@@ -292,4 +295,59 @@ func TestDrawAsksForItsRound(t *testing.T) {
 	_, page = b.get(path)
 	require.Regexp(t, `It waits for round \d+ of drand, of <time.*in <b>0[01]:\d\d</b>`, page)
 	require.Regexp(t, draw.QuicknetChain+`/public/\d+ \|\n  stampede draw beacon `+d.goods.String(), page)
+}
+
+// A draw that is not frozen says why, and no more than that.
+func TestDrawSaysWhyItWaits(t *testing.T) {
+	t.Parallel()
+	d := openDesk(t).draw(2, 1)
+	d.Shop.Exec(t, "UPDATE sales SET closes_at = now() - interval '1 second' WHERE id = $1", d.entries)
+	b := d.as("vic")
+	shown := func() string {
+		_, page := b.get("/sales/" + d.goods.String() + "/draw")
+		require.Contains(t, page, "A worker freezes the list when each entry is in Postgres.")
+		return page
+	}
+	const letter, worker = "dead letter</a> of the entries waits for your decision", "No worker runs."
+	d.park(1) // of no sale that can be read
+	page := shown()
+	require.NotContains(t, page, letter)
+	require.NotContains(t, page, worker)
+	require.NoError(t, d.Shop.Exec(t, `INSERT INTO dead_letters (stream, entry_id, reason, deliveries, fields)
+		SELECT 's', '1-1', 'why', 1, jsonb_build_array(jsonb_build_array('metadata', jsonb_build_object('base64',
+			encode(convert_to($1, 'UTF8'), 'base64'))))`, d.entries.String()))
+	d.fleet.publish(func(s *fleet.Snapshot) { s.Troubles = []fleet.Trouble{{Key: "NoWorker critical stream a"}} })
+	page = shown()
+	require.Contains(t, page, letter)
+	require.NotContains(t, page, worker)
+	d.Shop.Exec(t, "UPDATE dead_letters SET status = 'discarded'")
+	d.fleet.publish(func(s *fleet.Snapshot) {
+		s.Troubles = []fleet.Trouble{{Key: "RedisGone", Consequences: []fleet.Trouble{{Key: "NoWorker critical "}}}}
+	})
+	page = shown()
+	require.NotContains(t, page, letter)
+	require.Contains(t, page, worker)
+}
+
+// Sales say that their units are drawn, or only offered, where operators see them.
+func TestOffersAreBadges(t *testing.T) {
+	t.Parallel()
+	d := openDesk(t)
+	b := d.as("vic")
+	sale := d.sale("drop", 5)
+	d.show(sale)
+	for badge, change := range map[string]func(*fleet.Sale){
+		`<span class="badge void">draw: void</span>`: func(s *fleet.Sale) { s.DrawState, s.OffersOnly = draws.Void, true },
+		`<span class="badge">offers only</span>`:     func(s *fleet.Sale) { s.DrawState, s.OffersOnly = "", true },
+	} {
+		d.fleet.publish(func(s *fleet.Snapshot) {
+			s.Sales = slices.Clone(s.Sales)
+			change(&s.Sales[0])
+		})
+		for _, path := range []string{"/", "/sales/" + sale.String()} {
+			_, page := b.get(path)
+			require.Contains(t, page, badge)
+			require.Equal(t, 1, strings.Count(page, "draw: ")+strings.Count(page, "offers only"))
+		}
+	}
 }

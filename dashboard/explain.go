@@ -33,6 +33,10 @@ var explanations = []struct {
 	},
 	{deadletter.ErrNotFound, http.StatusNotFound, "There is no such dead letter.", "Look for it in the list."},
 	{
+		order.ErrNotUnclear, http.StatusConflict, "The payment is not unclear.",
+		"Nothing was done. Another operator may have been faster, or its report was repeated and can be read now.",
+	},
+	{
 		deadletter.ErrNotParked, http.StatusConflict, "This dead letter was replayed or discarded before.",
 		"Look at it: it says by whom, and what became of it.",
 	},

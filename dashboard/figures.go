@@ -1,12 +1,15 @@
 package dashboard
 
 import (
+	"fmt"
 	"html/template"
 	"math"
 	"net/url"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/google/uuid"
 
 	"stampede/internal/figure"
 	"stampede/reservation"
@@ -23,6 +26,14 @@ func place(target string) string {
 		return u.Host
 	}
 	return target
+}
+
+// short is the end of an id, in which ids of the same minute differ.
+func short(id uuid.UUID) string { return "…" + id.String()[24:] }
+
+// words says a slug, such as order-expired or refund_due, to people.
+func words(slug any) string {
+	return strings.NewReplacer("-", " ", "_", " ").Replace(fmt.Sprint(slug))
 }
 
 // count is a whole number for people.
@@ -139,13 +150,10 @@ func clock(d time.Duration) string {
 }
 
 func bytesText(n float64) string {
-	switch {
-	case n <= 0:
+	if n <= 0 {
 		return unknown
-	case n < 1e9:
-		return strconv.FormatFloat(n/1e6, 'f', 0, 64) + " MB"
 	}
-	return strconv.FormatFloat(n/1e9, 'f', 1, 64) + " GB"
+	return figure.Bytes(n)
 }
 
 // percent is a share of a whole as SVG takes it.

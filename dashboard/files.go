@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"embed"
+	"encoding/csv"
 	"encoding/hex"
 	"html/template"
 	"io/fs"
@@ -14,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/yuin/goldmark"
 	"github.com/yuin/goldmark/ast"
 	"github.com/yuin/goldmark/extension"
@@ -22,6 +24,7 @@ import (
 	"github.com/yuin/goldmark/util"
 
 	"stampede/docs"
+	"stampede/internal/figure"
 )
 
 //go:embed assets
@@ -66,6 +69,34 @@ func (all assets) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	http.ServeContent(w, r, r.PathValue("file"), time.Time{}, bytes.NewReader(a.text))
 }
 
+// csvFile is an answer that browsers save. Errors are those of the browser.
+type csvFile struct{ *csv.Writer }
+
+func newFile(w http.ResponseWriter, name string, columns ...string) csvFile {
+	w.Header().Set("Content-Type", "text/csv; charset=utf-8")
+	w.Header().Set("Content-Disposition",
+		`attachment; filename="stampede-`+name+`-`+time.Now().UTC().Format("20060102T150405Z")+`.csv"`)
+	file := csvFile{csv.NewWriter(w)}
+	file.row(columns...)
+	return file
+}
+
+// row writes untrusted texts as a row.
+func (f csvFile) row(cells ...string) {
+	for i := range cells {
+		cells[i] = figure.Cell(cells[i])
+	}
+	_ = f.Write(cells)
+}
+
+// idText is the text of an id, empty for none.
+func idText(id uuid.UUID) string {
+	if id == uuid.Nil {
+		return ""
+	}
+	return id.String()
+}
+
 const runbook = "runbook"
 
 // book is a page of docs/ as HTML. HTML within it is left out by goldmark.
@@ -73,6 +104,9 @@ type book struct {
 	Title string
 	HTML  template.HTML
 }
+
+// keyboard makes what may be wider than the page scroll by the keyboard, too.
+var keyboard = strings.NewReplacer("<pre>", `<pre tabindex="0">`, "<table>", `<table tabindex="0">`)
 
 // books are the pages of docs/ by name.
 type books map[string]book
@@ -103,7 +137,8 @@ func readBooks() (books, error) {
 			return nil, err
 		}
 		title, _, _ := strings.Cut(strings.TrimPrefix(string(source), "# "), "\n")
-		found[strings.TrimSuffix(file, ".md")] = book{title, template.HTML(b.String())} // without HTML of its own
+		html := keyboard.Replace(b.String())
+		found[strings.TrimSuffix(file, ".md")] = book{title, template.HTML(html)} // without HTML of its own
 	}
 	return found, nil
 }

@@ -2,8 +2,8 @@ package dashboard
 
 import (
 	"context"
-	"encoding/csv"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"sync"
@@ -57,6 +57,9 @@ type journal struct {
 	marked int // those with a mark, also when they are no longer in memory
 	// open are the troubles that last, by what tells them apart.
 	open map[string]fleet.Trouble
+	// seen has, by their keys, who has acknowledged those of them that were; seenChanges counts its changes.
+	seen        map[string]string
+	seenChanges int
 
 	// recent is what charts were told last, at what version.
 	recent struct {
@@ -126,7 +129,7 @@ func (j *journal) observe(before, now *fleet.Snapshot) {
 	}
 	for _, r := range now.Rebuilds {
 		if !slices.ContainsFunc(before.Rebuilds, same(r)) {
-			j.add(event{At: r.Since, Kind: "rebuild", What: rebuildOf(r) + " begins: " + r.Reason, Sale: r.Sale, Mark: "⟳"})
+			j.add(event{At: r.Since, Kind: "rebuild", What: rebuildOf(r) + " begins: " + r.Because(), Sale: r.Sale, Mark: "⟳"})
 		}
 	}
 	for _, r := range before.Rebuilds {
@@ -172,7 +175,49 @@ func (j *journal) observeTroubles(now *fleet.Snapshot) {
 			})
 		}
 	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
 	j.open = last
+	seen := maps.Clone(j.seen)
+	maps.DeleteFunc(seen, func(key, _ string) bool { _, lasts := last[key]; return !lasts })
+	if len(seen) < len(j.seen) {
+		j.seen, j.seenChanges = seen, j.seenChanges+1
+	}
+}
+
+// acknowledge notes that somebody has seen a trouble, and is at it. It holds until the trouble ends. It returns false
+// if there is no such trouble.
+func (j *journal) acknowledge(key, operator string) (t fleet.Trouble, lasts bool) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if t, lasts = j.open[key]; lasts {
+		j.seen = maps.Clone(j.seen)
+		if j.seen == nil {
+			j.seen = map[string]string{}
+		}
+		j.seen[key] = operator
+		j.seenChanges++
+	}
+	return t, lasts
+}
+
+// seenTroubles are who has acknowledged which troubles, and how often that has changed. The map is never changed.
+func (j *journal) seenTroubles() (map[string]string, int) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.seen, j.seenChanges
+}
+
+// acknowledged is the action of the form beside a trouble.
+func (d *site) acknowledged(_ context.Context, r *http.Request, operator string) (action, error) {
+	key := r.PostForm.Get("trouble")
+	return action{"acknowledge", []any{"trouble", key}, "/#troubles", func() (string, error) {
+		t, lasts := d.journal.acknowledge(key, operator)
+		if !lasts {
+			return "", &refusal{"That is over.", "Nothing was done."}
+		}
+		return "You are shown as the one who has seen it: " + t.Text + ".", nil
+	}}, nil
 }
 
 // mark is an event on a chart.
@@ -256,18 +301,9 @@ func (d feed) timeline(w http.ResponseWriter, r *http.Request, _ *session.Sessio
 	ctx, cancel := context.WithTimeout(r.Context(), lookTimeout)
 	defer cancel()
 	all := d.happened(ctx, time.Now().Add(-changesAge))
-	w.Header().Set("Content-Type", "text/csv; charset=utf-8")
-	w.Header().Set("Content-Disposition",
-		`attachment; filename="stampede-timeline-`+time.Now().UTC().Format("20060102T150405Z")+`.csv"`)
-	file := csv.NewWriter(w)
-	_ = file.Write([]string{"time", "kind", "what", "operator", "sale"}) // an error is that of the browser
+	file := newFile(w, "timeline", "time", "kind", "what", "operator", "sale")
 	for _, e := range all {
-		sale := ""
-		if e.Sale != uuid.Nil {
-			sale = e.Sale.String()
-		}
-		operator := figure.Printable(e.Operator)
-		_ = file.Write([]string{e.At.UTC().Format(instant), e.Kind, figure.Cell(e.What), figure.Cell(operator), sale})
+		file.row(e.At.UTC().Format(instant), e.Kind, e.What, figure.Printable(e.Operator), idText(e.Sale))
 	}
 	file.Flush()
 }

@@ -2,6 +2,8 @@ package dashboard
 
 import (
 	"encoding/csv"
+	"fmt"
+	"net/http"
 	"regexp"
 	"slices"
 	"strings"
@@ -60,7 +62,10 @@ func TestJournalNotesWhatChanges(t *testing.T) {
 			s.Rebuilds = []fleet.Rebuild{
 				{Partition: 1, Reason: "server", Since: now}, {Sale: sale.ID, Reason: "asked", Since: now},
 			}
-		}, []string{"rebuild: the rebuild of partition 1 begins: server", "rebuild: the rebuild of a sale begins: asked"}},
+		}, []string{
+			"rebuild: the rebuild of partition 1 begins: Redis was restarted, replaced or emptied",
+			"rebuild: the rebuild of a sale begins: asked",
+		}},
 		{func(s *fleet.Snapshot) { // it goes on
 			s.Rebuilds = []fleet.Rebuild{{Partition: 1, Reason: "server", Since: now, SalesDone: 7}}
 		}, []string{"rebuild: the rebuild of a sale has ended"}},
@@ -167,4 +172,47 @@ func TestTimelineIsDownloaded(t *testing.T) {
 	require.Contains(t, seen, "action|pause target "+strings.Repeat("x", 2400))
 	require.NotContains(t, seen, strings.Repeat("x", subjectMax))
 	require.Contains(t, seen, "action|restock sale "+id.String()+": not done: Restock takes a whole number")
+}
+
+// Who has seen a trouble is shown to all, until it ends; if it comes back, nobody has seen it.
+func TestTroubleIsAcknowledged(t *testing.T) {
+	t.Parallel()
+	d := openDesk(t)
+	trouble := fleet.Trouble{
+		Key: `SaleShut "<b>`, Severity: fleet.Critical, Text: "<b>shut", Runbook: "sale-shut", Since: time.Now(),
+	}
+	old := fleet.Trouble{Key: "AuditOld ", Severity: fleet.Warning, Text: "old", Since: time.Now().Add(-time.Hour)}
+	b := d.as("ann")
+	set := func(troubles ...fleet.Trouble) {
+		d.fleet.publish(func(s *fleet.Snapshot) { s.Troubles = troubles })
+		testkit.Eventually(t, within, "the journal", func() bool {
+			d.journal.mu.Lock()
+			defer d.journal.mu.Unlock()
+			return len(d.journal.open) == len(troubles)
+		})
+	}
+	set(trouble, old)
+	_, shown := b.get("/")
+	require.Equal(t, 2, strings.Count(shown, `<form method="post" action="/troubles" class="ack">`))
+	require.Equal(t, 1, strings.Count(shown, fmt.Sprintf(`href="/?at=%d#h-charts"`, trouble.Since.UnixMilli())))
+	require.Equal(t, 1, strings.Count(shown, "?at="), "the charts do not reach back to the other")
+	require.Contains(t, shown, `<a class="state bad" href="/#troubles">● 2 wrong</a>`)
+	status, _ := d.as("cas").post("/troubles", "trouble", trouble.Key)
+	require.Equal(t, http.StatusForbidden, status)
+	_, shown = b.post("/troubles", "trouble", "none")
+	require.Contains(t, shown, "That is over.")
+	_, shown = b.post("/troubles", "trouble", trouble.Key)
+	require.Contains(t, shown, "You are shown as the one who has seen it: &lt;b&gt;shut.")
+	_, shown = d.as("vic").get("/")
+	require.Contains(t, shown, "seen by <bdi>ann</bdi>")
+	require.Contains(t, shown, `<a class="state bad" href="/#troubles">▲ 2 wrong</a>`, "what is critical is seen")
+	b.post("/troubles", "trouble", old.Key)
+	_, shown = b.get("/")
+	require.Contains(t, shown, `<a class="state warn" href="/#troubles">▲ 2 wrong, seen</a>`)
+	require.Contains(t, strings.Join(d.journal.noted(), "\n"), "acknowledge trouble AuditOld")
+
+	set(old)
+	set(trouble, old)
+	_, shown = b.get("/")
+	require.Equal(t, 1, strings.Count(shown, "seen by"))
 }

@@ -7,17 +7,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"stampede/ledger/deadletter"
 	"stampede/reservation/order"
 )
-
-// bulkMax bounds the dead letters of one action.
-const bulkMax = 100
-
-// bulkTimeout bounds one action on many letters; what was not done then is said.
-const bulkTimeout = 60 * time.Second
 
 // lettersPage is the body of the list of dead letters.
 type lettersPage struct {
@@ -87,7 +80,7 @@ func (d letterPages) resolve(ctx context.Context, r *http.Request, operator stri
 		}
 		switch reason := field(form, "reason"); {
 		case what == "replay":
-			return eachLetter(ids, "is in its stream again", "are in their streams again", func(id int64) error {
+			return each(ids, lettersSaid("is in its stream again", "are in their streams again"), func(id int64) error {
 				_, appended, err := d.letters.Replay(ctx, id, operator)
 				if err == nil && !appended {
 					return &refusal{"it was replayed before, and is not parked again.", ""}
@@ -102,7 +95,7 @@ func (d letterPages) resolve(ctx context.Context, r *http.Request, operator stri
 			if err := order.ValidateReason(reason); err != nil {
 				return "", err
 			}
-			return eachLetter(ids, "is discarded", "are discarded", func(id int64) error {
+			return each(ids, lettersSaid("is discarded", "are discarded"), func(id int64) error {
 				return d.letters.Discard(ctx, id, reason, operator)
 			})
 		}
@@ -130,30 +123,12 @@ func letterIDs(texts []string) (ids []int64, err error) {
 	return ids, nil
 }
 
-// eachLetter says what became of all, and of the first ones that failed.
-func eachLetter(ids []int64, one, more string, do func(id int64) error) (string, error) {
-	const saidMax = 5
-	var failed []string
-	done := 0
-	for _, id := range ids {
-		err := do(id)
-		if err == nil {
-			done++
-			continue
+// lettersSaid says what became of a number of letters.
+func lettersSaid(one, more string) func(n int) string {
+	return func(n int) string {
+		if n == 1 {
+			return "One dead letter " + one + "."
 		}
-		text, _, _ := explain(err)
-		failed = append(failed, fmt.Sprintf("%d: %s", id, text))
+		return count(n) + " dead letters " + more + "."
 	}
-	said := fmt.Sprintf("%s dead letters %s.", count(done), more)
-	if done == 1 {
-		said = "One dead letter " + one + "."
-	}
-	if len(failed) == 0 {
-		return said, nil
-	}
-	hint := strings.Join(failed[:min(len(failed), saidMax)], " ")
-	if rest := len(failed) - saidMax; rest > 0 {
-		hint += fmt.Sprintf(" And %d more.", rest)
-	}
-	return "", &refusal{fmt.Sprintf("%s %s failed.", said, count(len(failed))), hint}
 }

@@ -49,7 +49,9 @@ func (b *browser) follow(lastSeen string) *follower {
 	require.NoError(b.t, err)
 	b.t.Cleanup(func() { _ = answer.Body.Close() })
 	require.Equal(b.t, http.StatusOK, answer.StatusCode)
-	require.Equal(b.t, "text/event-stream", answer.Header.Get("Content-Type"))
+	require.Equal(b.t, []string{"text/event-stream", "no-store, no-transform", "no"}, []string{
+		answer.Header.Get("Content-Type"), answer.Header.Get("Cache-Control"), answer.Header.Get("X-Accel-Buffering"),
+	})
 	lines := bufio.NewScanner(answer.Body)
 	lines.Buffer(nil, 1<<20)
 	return &follower{b.t, answer, lines}
@@ -91,7 +93,7 @@ func TestStreamHasAllAndThenChanges(t *testing.T) {
 	require.True(t, ok)
 	require.Equal(t, "all", first.event)
 	require.Equal(t, "10", first.data.V[id.String()+".available"])
-	require.Contains(t, first.data.F["sales"], "&lt;script&gt;document.title=&#34;X&#34;")
+	require.Contains(t, first.data.F["sales"], "&lt;script&gt;document.title=\\&#34;X\\&#34;")
 	require.NotContains(t, first.data.F["sales"], "<script>")
 	require.Len(t, first.data.P[id.String()], 8)
 

@@ -107,10 +107,14 @@ func (d orderPages) find(ctx context.Context, q url.Values, p *ordersPage) (err 
 type orderPage struct {
 	order.Placed
 	paymentsShown
-	Steps []step
+	// SaleName is that of a sale that the fleet follows.
+	SaleName string
+	Steps    []step
 	// Cancellable is true while an operator can cancel it.
 	Cancellable bool
 	ReasonMax   int
+	// Grace is how much longer than until ExpiresAt the order takes money.
+	Grace time.Duration
 }
 
 // step is one thing that happened to an order.
@@ -147,13 +151,31 @@ func (d orderPages) show(ctx context.Context, r *http.Request) (page, error) {
 		return page{}, err
 	}
 	p := orderPage{Placed: o, ReasonMax: reasonMax}
-	if p.paymentsShown, err = d.payments(ctx, order.PaymentFilter{Order: id}, 0); err != nil {
+	if p.paymentsShown, err = d.paymentsOf(ctx, id); err != nil {
 		return page{}, err
+	}
+	for _, sale := range d.Fleet.Snapshot().Sales {
+		if sale.ID == o.SaleID {
+			p.SaleName = sale.Name
+		}
 	}
 	_, changed, err := o.Withdrawn()
 	p.Cancellable = err == nil && changed && o.Status != order.StatusReserved
-	p.Steps = steps(o, log, d.findEntry(ctx, o))
-	return page{template: "order", title: "Order " + id.String()[:8], body: p}, nil
+	p.Grace = d.grace(ctx, o)
+	p.Steps = steps(o, log, d.findEntry(ctx, o), p.Grace)
+	return page{template: "order", title: "Order " + short(id), body: p}, nil
+}
+
+// grace is that of the sale of an unpaid order. It is a detail: without an answer there is none.
+func (d orderPages) grace(ctx context.Context, o order.Placed) time.Duration {
+	if o.Status != order.StatusConfirmed || o.ExpiresAt.IsZero() {
+		return 0
+	}
+	sale, err := d.Catalog.Show(ctx, o.SaleID)
+	if err != nil {
+		return 0
+	}
+	return sale.PaymentGrace
 }
 
 // eventSteps says which process writes an event, and what it means.
@@ -168,7 +190,7 @@ var eventSteps = map[order.EventType]step{
 }
 
 // steps are the events of an order, with its entry between them, and what comes next.
-func steps(o order.Placed, log []order.Logged, e *entry) (all []step) {
+func steps(o order.Placed, log []order.Logged, e *entry, grace time.Duration) (all []step) {
 	for _, event := range log {
 		s := eventSteps[event.Type]
 		s.At, s.Details = event.OccurredAt, details(event.Data)
@@ -183,7 +205,7 @@ func steps(o order.Placed, log []order.Logged, e *entry) (all []step) {
 	}
 	if o.Status == order.StatusConfirmed && !o.ExpiresAt.IsZero() {
 		all = append(all, step{
-			At: o.ExpiresAt, Where: "worker and Postgres", What: "expires, unless it is paid", Rest: true,
+			At: o.ExpiresAt.Add(grace), Where: "worker and Postgres", What: "expires, unless it is paid", Rest: true,
 		})
 	}
 	for i := 1; i < len(all); i++ {

@@ -1,6 +1,7 @@
 package dashboard
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -131,7 +132,7 @@ func (d salePages) show(ctx context.Context, r *http.Request) (page, error) {
 // countedSale is a sale as the fleet has it, without rates.
 func countedSale(c catalog.CountedSale) fleet.Sale {
 	sale := fleet.NewSale(&c)
-	sale.Available, sale.Held, sale.Sold, sale.UnitsKnown = c.Available, c.Held, c.Sold, true
+	sale.SetUnits(&c)
 	if c.Items != nil {
 		sale.Items = c.Items
 	}
@@ -249,7 +250,7 @@ func (d salePages) end(ctx context.Context, form url.Values, id uuid.UUID) (stri
 	if err != nil {
 		return "", err
 	}
-	if field(form, "name") != strings.TrimSpace(sale.Name) {
+	if typed := field(form, "name"); typed != strings.TrimSpace(sale.Name) && typed != figure.Printable(sale.Name) {
 		return "", &refusal{
 			"That is not the name of this sale.", "Nothing was done. Type the name as it stands at the top of the page.",
 		}
@@ -260,19 +261,38 @@ func (d salePages) end(ctx context.Context, form url.Values, id uuid.UUID) (stri
 
 // salesPage is the body of the list of all sales.
 type salesPage struct {
-	Rows []fleet.Sale
-	Next uuid.UUID
-	Key  string
+	Rows   []fleet.Sale
+	Filter catalog.SaleFilter
+	// States are those that can be chosen.
+	States []reservation.State
+	Next   string // the URL of older ones
+	Key    string
 }
 
 func (d salePages) list(ctx context.Context, r *http.Request) (page, error) {
-	after, err := uuid.Parse(r.URL.Query().Get("after"))
+	q := r.URL.Query()
+	after, err := uuid.Parse(q.Get("after"))
 	if err != nil {
 		after = uuid.Nil
 	}
-	found, err := d.Catalog.CountPage(ctx, after, salesOnPage)
-	p, followed := salesPage{Key: uuid.NewString()}, d.Fleet.Snapshot().Sales
-	for _, c := range found {
+	p := salesPage{
+		Key: uuid.NewString(), Filter: catalog.SaleFilter{Name: field(q, "name"), State: reservation.State(q.Get("state"))},
+		States: []reservation.State{
+			reservation.StateScheduled, reservation.StateOpen, reservation.StatePaused, reservation.StateEnded,
+		},
+	}
+	found, next, err := d.Catalog.Search(ctx, p.Filter, after, salesOnPage)
+	if err != nil {
+		return page{}, err
+	}
+	ids := make([]uuid.UUID, len(found))
+	for i, sale := range found {
+		ids[i] = sale.ID
+	}
+	counted, err := d.Catalog.CountSales(ctx, ids)
+	slices.SortFunc(counted, func(a, b catalog.CountResult) int { return bytes.Compare(b.ID[:], a.ID[:]) })
+	followed := d.Fleet.Snapshot().Sales
+	for _, c := range counted {
 		sale := countedSale(c.CountedSale)
 		sale.UnitsKnown = c.Err == nil
 		for _, followed := range followed {
@@ -282,8 +302,12 @@ func (d salePages) list(ctx context.Context, r *http.Request) (page, error) {
 		}
 		p.Rows = append(p.Rows, sale)
 	}
-	if len(found) == salesOnPage {
-		p.Next = found[len(found)-1].ID
+	if next != uuid.Nil {
+		older := url.Values{"after": {next.String()}}
+		if p.Filter != (catalog.SaleFilter{}) {
+			older["name"], older["state"] = []string{p.Filter.Name}, []string{string(p.Filter.State)}
+		}
+		p.Next = "/sales?" + older.Encode()
 	}
 	return page{template: "sales", title: "All sales", body: p}, err
 }
@@ -304,7 +328,8 @@ func (d salePages) create(ctx context.Context, r *http.Request, _ string) (actio
 		if err != nil {
 			return "", err
 		}
-		return fmt.Sprintf("The sale %s is created, with %s units: it is %s.", sale.Name, count(sale.Stock), sale.State), nil
+		return fmt.Sprintf("The sale %s is created, with %s units: it is %s.",
+			figure.Printable(sale.Name), count(sale.Stock), sale.State), nil
 	}}, nil
 }
 

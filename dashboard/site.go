@@ -49,11 +49,38 @@ type view struct {
 }
 
 // shown is a snapshot for templates.
-type shown struct{ *fleet.Snapshot }
+type shown struct {
+	*fleet.Snapshot
+	// seen says who has acknowledged a trouble, by its key.
+	seen map[string]string
+}
 
-// HasCritical is true if buyers notice what is wrong, or will.
+// SeenBy is who has acknowledged a trouble, "" if nobody has.
+func (s shown) SeenBy(t fleet.Trouble) string { return s.seen[t.Key] }
+
+// Unseen is how many troubles nobody has acknowledged.
+func (s shown) Unseen() (n int) {
+	for _, t := range s.Troubles {
+		if s.seen[t.Key] == "" {
+			n++
+		}
+	}
+	return n
+}
+
+// ChartsAt leads to the charts, at the time at which a trouble began; "" if they do not reach back to it.
+func (s shown) ChartsAt(t fleet.Trouble) string {
+	if s.At.Sub(t.Since) > marksAge {
+		return ""
+	}
+	return fmt.Sprintf("/?at=%d#h-charts", t.Since.UnixMilli())
+}
+
+// HasCritical is true if buyers notice what is wrong, or will, and nobody has acknowledged it.
 func (s shown) HasCritical() bool {
-	return slices.ContainsFunc(s.Troubles, func(t fleet.Trouble) bool { return t.Severity == fleet.Critical })
+	return slices.ContainsFunc(s.Troubles, func(t fleet.Trouble) bool {
+		return t.Severity == fleet.Critical && s.seen[t.Key] == ""
+	})
 }
 
 // salesShown bounds the sales of the overview.
@@ -120,7 +147,7 @@ var functions = template.FuncMap{
 	"count":  func(n int64) string { return count(n) },
 	"count0": func(n int) string { return count(n) },
 	"book":   bookURL,
-	"short":  func(id uuid.UUID) string { return id.String()[:8] },
+	"short":  short,
 	"isZero": func(id uuid.UUID) bool { return id == uuid.Nil },
 	"minutes": func(d time.Duration) string {
 		if d <= 0 {
@@ -129,6 +156,8 @@ var functions = template.FuncMap{
 		return lasting(d)
 	},
 	"place":  place,
+	"words":  words,
+	"hours":  func(n int64) string { return lasting(time.Duration(n) * time.Hour) },
 	"items":  itemsText,
 	"left":   leftText,
 	"concat": func(parts ...string) string { return strings.Join(parts, "") },
@@ -237,7 +266,8 @@ func (d *site) render(w http.ResponseWriter, r *http.Request, s *session.Session
 	v := view{Title: p.title, Nav: p.template, Now: time.Now(), Body: p.body, assets: d.assets}
 	if s != nil {
 		who, snapshot := s.Person(), d.Fleet.Snapshot()
-		v.Who, v.Notes, v.Board, v.Snapshot = &who, s.Notes(), d.boards.render(snapshot), &shown{snapshot}
+		v.Who, v.Notes, v.Board, v.Snapshot = &who, s.Notes(), d.boards.render(snapshot), &shown{snapshot, nil}
+		v.Snapshot.seen, _ = d.journal.seenTroubles()
 	}
 	if p.template == "overview" || r.URL.Query().Get("refresh") == "5" {
 		v.Refresh = 5
@@ -277,6 +307,9 @@ const (
 	// lookTimeout bounds what a page asks the servers, actTimeout what an action does.
 	lookTimeout = 5 * time.Second
 	actTimeout  = 15 * time.Second
+	// bulkMax bounds what one action is done to, and bulkTimeout such an action; what was not done then is said.
+	bulkMax     = 100
+	bulkTimeout = 60 * time.Second
 	// subjectMax bounds, in the journal, what an action is done to: the form may have any text there.
 	subjectMax = 2500
 )
@@ -347,6 +380,34 @@ func (d *site) act(
 		d.journal.add(did)
 		http.Redirect(w, r, a.to, http.StatusSeeOther)
 	}
+}
+
+// each does something to each of many, and says what became of all, and of the first ones that failed.
+func each[T any](all []T, said func(done int) string, do func(T) error) (string, error) {
+	const saidMax = 5
+	var failed []string
+	done := 0
+	var last error
+	for _, one := range all {
+		err := do(one)
+		if err == nil {
+			done++
+			continue
+		}
+		text, _, _ := explain(err)
+		failed, last = append(failed, figure.Printable(fmt.Sprint(one))+": "+text), err
+	}
+	switch {
+	case len(failed) == 0:
+		return said(done), nil
+	case len(all) == 1:
+		return "", last
+	}
+	hint := strings.Join(failed[:min(len(failed), saidMax)], " ")
+	if rest := len(failed) - saidMax; rest > 0 {
+		hint += fmt.Sprintf(" And %d more.", rest)
+	}
+	return "", &refusal{fmt.Sprintf("%s %s failed.", said(done), count(len(failed))), hint}
 }
 
 // errForm is the answer to a form that no page has made.

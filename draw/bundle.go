@@ -17,6 +17,7 @@ import (
 
 // Bundle is all that is public about a draw, but the list of its entries.
 type Bundle struct {
+	// Version is that of the draw.
 	Version       int       `json:"version"`
 	SaleID        uuid.UUID `json:"sale_id"`
 	EntriesSaleID uuid.UUID `json:"entries_sale_id"`
@@ -35,10 +36,16 @@ type Bundle struct {
 	Offers []Offer `json:"offers"`
 	// VoidReason is why nothing is offered, in a draw that is void.
 	VoidReason string `json:"void_reason,omitempty"`
-}
 
-// BundleVersion is the version of all bundles.
-const BundleVersion = 1
+	// Revision is that of the sale, up to which the bundle has all changes of the stock. Version 1 has nothing of what
+	// follows.
+	Revision int64     `json:"revision,omitzero"`
+	Goods    *Goods    `json:"goods,omitempty"`
+	Restocks []Restock `json:"restocks,omitempty"`
+	// Parties are those that are to give the seed while there is none.
+	Parties  []Party   `json:"parties,omitempty"`
+	VoidedAt time.Time `json:"voided_at,omitzero"`
+}
 
 // Source is where a seed comes from: a round of drand, or parties.
 type Source struct {
@@ -61,6 +68,8 @@ const (
 type Item struct {
 	Code  string `json:"code"`
 	Stock int64  `json:"stock"`
+	// Sold is that of Goods, for this item.
+	Sold int64 `json:"sold,omitzero"`
 }
 
 // Offer is what became of a rank: the entry at the place was offered a unit, or was skipped for a reason. Ranks count
@@ -109,6 +118,7 @@ func (h *Hex) UnmarshalText(text []byte) (err error) {
 const (
 	bundleBytesMax = 64 << 20
 	offersMax      = 1_000_000
+	restocksMax    = 100_000
 )
 
 // ErrBundle is returned for a text that is no bundle, or too large.
@@ -119,16 +129,19 @@ func ReadBundle(r io.Reader) (*Bundle, error) {
 	limited := &limitedReader{from: r, left: bundleBytesMax}
 	var b Bundle
 	err := json.UnmarshalRead(limited, &b, json.RejectUnknownMembers(true), json.WithUnmarshalers(json.JoinUnmarshalers(
-		atMost[int64](roundsMax), atMost[Party](partiesMax), atMost[Item](order.MaxItems), atMost[Offer](offersMax))))
+		atMost[int64](roundsMax), atMost[Party](partiesMax), atMost[Item](order.MaxItems), atMost[Offer](offersMax),
+		atMost[Place](offersMax), atMost[Restock](restocksMax))))
 	switch {
 	case limited.err != nil:
 		return nil, limited.err
 	case err != nil:
 		return nil, fmt.Errorf("%w: %w", ErrBundle, err)
-	case b.Version != BundleVersion:
-		return nil, fmt.Errorf("%w: its version is %d, want %d", ErrBundle, b.Version, BundleVersion)
+	case b.Version < FirstVersion || b.Version > Version:
+		return nil, fmt.Errorf("%w: its version is %d, want %d to %d", ErrBundle, b.Version, FirstVersion, Version)
 	case b.Entries < 0 || b.Entries > MaxEntries:
 		return nil, fmt.Errorf("%w: it has %d entries, want 0 to %d", ErrBundle, b.Entries, int64(MaxEntries))
+	case b.Version > FirstVersion && b.Goods == nil:
+		return nil, fmt.Errorf("%w: it has no goods", ErrBundle)
 	}
 	for i, item := range b.Items {
 		same := func(other Item) bool { return other.Code == item.Code }

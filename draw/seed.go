@@ -6,10 +6,12 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/cloudflare/circl/sign/bls"
+	"github.com/google/uuid"
 )
 
 // QuicknetChain is the hash of the chain drand quicknet, whose rounds are the seeds.
@@ -93,6 +95,25 @@ func Rounds(closesAt time.Time, freeze time.Duration, frozenAt time.Time) (round
 	return nil
 }
 
+// LastRound is the round before which the list must be frozen: after it the draw is void.
+func LastRound(closesAt time.Time, freeze time.Duration) int64 {
+	return RoundAt(closesAt.Add(roundsMax * freeze))
+}
+
+// RevealBy is until when parties reveal their secrets, for a list that was frozen at this time: in an hour, or in three
+// freeze times if that is longer.
+func RevealBy(frozenAt time.Time, freeze time.Duration) time.Time {
+	return frozenAt.Add(max(time.Hour, 3*freeze))
+}
+
+// The reasons for which a draw is void. There are no others.
+const (
+	VoidLate   = "the list of the entries was not frozen before the last round"
+	VoidSilent = "a party has not revealed its secret in time"
+	VoidEarly  = "its round was known before its time by the clock of Postgres, which was behind: the list may have " +
+		"been frozen when the seed was public"
+)
+
 // Party has a share in the seed of a draw without drand: the commitment to a secret before the list is frozen, and the
 // secret thereafter. One honest party is enough to keep the seed unknown until then.
 type Party struct {
@@ -122,12 +143,22 @@ func (p Party) Verify() error {
 	return nil
 }
 
-// PartiesSeed returns the seed from the secrets of all parties, in the order in which they committed.
-func PartiesSeed(parties []Party) (Seed, error) {
+// The versions of draws. A draw keeps the one that it was created with: what is public of it says which.
+const (
+	// FirstVersion: a seed of parties follows from their secrets alone.
+	FirstVersion = 1
+	// Version is that of new draws: such a seed also follows from the sale that is drawn, the root and the commitments, so
+	// secrets that are known from another draw tell nothing about this one. The units are published with the root.
+	Version = 2
+)
+
+// PartiesSeed returns the seed of a draw of this version, of this sale and with this root, from the secrets of all
+// parties, in the order in which they committed.
+func PartiesSeed(version int, goods uuid.UUID, root []byte, parties []Party) (Seed, error) {
 	if len(parties) == 0 || len(parties) > partiesMax {
 		return Seed{}, fmt.Errorf("%w: %d parties, want 1 to %d", ErrParties, len(parties), partiesMax)
 	}
-	text := []byte("stampede draw seed")
+	var commitments, secrets []byte
 	seen := map[string]bool{}
 	for _, p := range parties {
 		if err := p.Verify(); err != nil {
@@ -138,7 +169,13 @@ func PartiesSeed(parties []Party) (Seed, error) {
 			return Seed{}, fmt.Errorf("%w: %q repeats the commitment of another party", ErrParties, p.Name)
 		}
 		seen[string(p.Commitment)] = true
-		text = append(text, p.Secret...)
+		commitments, secrets = append(commitments, p.Commitment...), append(secrets, p.Secret...)
 	}
-	return sha256.Sum256(text), nil
+	switch version {
+	case FirstVersion:
+		return sha256.Sum256(slices.Concat([]byte("stampede draw seed"), secrets)), nil
+	case Version:
+		return sha256.Sum256(slices.Concat([]byte("stampede draw seed 2"), goods[:], root, commitments, secrets)), nil
+	}
+	return Seed{}, fmt.Errorf("%w: version %d is not known", ErrParties, version)
 }

@@ -6,12 +6,14 @@ import (
 	"encoding/hex"
 	"math"
 	"math/big"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/cloudflare/circl/ecc/bls12381"
 	"github.com/cloudflare/circl/ecc/bls12381/ff"
+	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
 	"stampede/draw"
@@ -183,20 +185,35 @@ func someParties(n int) (parties []draw.Party) {
 
 func TestSeedOfParties(t *testing.T) {
 	t.Parallel()
+	goods, root := uuid.New(), sha256.Sum256([]byte("a list"))
 	parties := someParties(3)
-	text := []byte("stampede draw seed")
+	var secrets, commitments []byte
 	for _, p := range parties {
-		text = append(text, p.Secret...)
+		secrets, commitments = append(secrets, p.Secret...), append(commitments, p.Commitment...)
 	}
-	seed, err := draw.PartiesSeed(parties)
-	require.NoError(t, err)
-	require.Equal(t, draw.Seed(sha256.Sum256(text)), seed)
+	bound := slices.Concat([]byte("stampede draw seed 2"), goods[:], root[:], commitments, secrets)
+	seeds := map[draw.Seed]bool{}
+	seedOf := func(version int, goods uuid.UUID, root []byte, parties []draw.Party) draw.Seed {
+		seed, err := draw.PartiesSeed(version, goods, root, parties)
+		require.NoError(t, err)
+		require.False(t, seeds[seed], "another draw has another seed")
+		seeds[seed] = true
+		return seed
+	}
+	require.Equal(t, draw.Seed(sha256.Sum256(append([]byte("stampede draw seed"), secrets...))),
+		seedOf(draw.FirstVersion, goods, root[:], parties))
+	require.Equal(t, draw.Seed(sha256.Sum256(bound)), seedOf(draw.Version, goods, root[:], parties))
+	seedOf(draw.Version, uuid.New(), root[:], parties)
+	otherRoot := root
+	otherRoot[31] ^= 1
+	seedOf(draw.Version, goods, otherRoot[:], parties)
 	parties[0], parties[1] = parties[1], parties[0]
-	other, err := draw.PartiesSeed(parties)
-	require.NoError(t, err)
-	require.NotEqual(t, seed, other)
-	_, err = draw.PartiesSeed(someParties(16))
-	require.NoError(t, err)
+	seedOf(draw.FirstVersion, goods, root[:], parties)
+	seedOf(draw.Version, goods, root[:], parties)
+	seedOf(draw.Version, goods, root[:], someParties(16))
+
+	_, err := draw.PartiesSeed(draw.Version+1, goods, root[:], parties)
+	require.ErrorContains(t, err, "version 3 is not known")
 
 	type parts = []draw.Party
 	for want, change := range map[string]func(parts) parts{
@@ -211,7 +228,7 @@ func TestSeedOfParties(t *testing.T) {
 		"a commitment of 32":           func(p parts) parts { p[2].Commitment = p[2].Commitment[:31]; return p },
 	} {
 		require.NoError(t, someParties(1)[0].Verify())
-		_, err := draw.PartiesSeed(change(someParties(3)))
+		_, err := draw.PartiesSeed(draw.Version, goods, root[:], change(someParties(3)))
 		require.ErrorIs(t, err, draw.ErrParties)
 		require.ErrorContains(t, err, want)
 	}

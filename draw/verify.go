@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"time"
 
 	"stampede/reservation/order"
@@ -21,6 +22,8 @@ const (
 	Unknown Verdict = "unknown"
 	// Unchecked: a file would be needed that was not given.
 	Unchecked Verdict = "unchecked"
+	// Trusted: no file proves it.
+	Trusted Verdict = "trusted"
 )
 
 // Check is one part of a verification, with a sentence on what was found.
@@ -34,12 +37,31 @@ func checked(name string, verdict Verdict, format string, a ...any) Check {
 	return Check{name, verdict, fmt.Sprintf(format, a...)}
 }
 
-// Report is the checks of a draw: of its list, its seed, its ranks and, if there is one, the receipt.
+// Report is the checks of a draw: of its list, its seed, its ranks, its units and, if there is one, the receipt.
 type Report []Check
 
 // Has reports whether a check came to the verdict.
 func (r Report) Has(verdict Verdict) bool {
 	return slices.ContainsFunc(r, func(c Check) bool { return c.Verdict == verdict })
+}
+
+// Summary is what all checks come to, in a sentence that names what was taken on trust.
+func (r Report) Summary() string {
+	names := func(verdict Verdict) (all []string) {
+		for _, c := range r {
+			if c.Verdict == verdict {
+				all = append(all, c.Name)
+			}
+		}
+		return all
+	}
+	text := "All that the files can prove was kept."
+	if broken := names(Broken); len(broken) > 0 {
+		text = fmt.Sprintf("Broken: %s.", strings.Join(broken, ", "))
+	} else if unknown := names(Unknown); len(unknown) > 0 {
+		text = fmt.Sprintf("Not decided: %s.", strings.Join(unknown, ", "))
+	}
+	return fmt.Sprintf("%s Taken on trust: %s.", text, strings.Join(append(names(Unchecked), names(Trusted)...), ", "))
 }
 
 // Verify verifies a draw from its bundle and the list of its entries, which has so many bytes, in one pass and in the
@@ -52,6 +74,12 @@ func Verify(ctx context.Context, b *Bundle, list io.ReaderAt, bytes int64, own *
 	}
 	seed, seedCheck := b.checkSeed()
 	v := &verifier{Bundle: b, seed: seed, letters: b.letters(), missed: -1, place: -1}
+	if b.Goods != nil {
+		v.holders = map[Place]bool{}
+		for _, place := range b.Goods.Holders {
+			v.holders[place] = true
+		}
+	}
 	if own != nil {
 		if record, err := NewRecord(*own); err == nil {
 			v.own = &record
@@ -64,7 +92,7 @@ func Verify(ctx context.Context, b *Bundle, list io.ReaderAt, bytes int64, own *
 	if err != nil {
 		return nil, err
 	}
-	report := Report{v.checkList(), seedCheck, v.checkRanks(fault)}
+	report := Report{v.checkList(), seedCheck, v.checkRanks(fault), v.checkUnits()}
 	if own != nil {
 		report = append(report, v.checkReceipt(*own))
 	}
@@ -77,9 +105,12 @@ func (b *Bundle) checkSeed() (*Seed, Check) {
 		return nil, checked("seed", Broken, format, a...)
 	}
 	switch {
-	case b.VoidReason != "" && (b.Seed != nil || len(b.Offers) > 0):
-		return broken("the draw is void, and has a seed or offers")
+	case b.Seed == nil && b.Goods != nil && (len(b.Parties) > 0) == (len(b.Rounds) > 0):
+		return broken("neither parties nor rounds give it, or both do")
 	case b.VoidReason != "":
+		if refuted := b.refuteVoid(); refuted != "" {
+			return broken("the draw is void (%s), but %s", b.VoidReason, refuted)
+		}
 		return nil, checked("seed", Unknown, "there is none, and the draw is void: %s", b.VoidReason)
 	case b.Seed == nil && len(b.Offers) > 0:
 		return broken("there are offers, but no seed")
@@ -88,7 +119,7 @@ func (b *Bundle) checkSeed() (*Seed, Check) {
 	case b.FrozenAt.Before(b.ClosesAt):
 		return broken("the list was frozen before the entries closed")
 	case b.Seed.Kind == SeedParties:
-		seed, err := PartiesSeed(b.Seed.Parties)
+		seed, err := PartiesSeed(b.Version, b.SaleID, b.Root, b.Seed.Parties)
 		if err != nil {
 			return broken("%v", err)
 		}
@@ -113,6 +144,37 @@ func (b *Bundle) checkSeed() (*Seed, Check) {
 		"is valid", b.FrozenAt.UTC().Format(time.RFC3339), b.Seed.Round, RoundTime(b.Seed.Round).Format(time.RFC3339))
 }
 
+// refuteVoid returns what refutes the reason for which the draw is void, or "".
+func (b *Bundle) refuteVoid() string {
+	freeze := time.Duration(b.FreezeSeconds) * time.Second
+	rounds := Rounds(b.ClosesAt, freeze, b.FrozenAt)
+	revealBy := RevealBy(b.FrozenAt, freeze)
+	isSilent := func(p Party) bool { return p.Verify() != nil }
+	switch {
+	case b.Seed != nil || len(b.Offers) > 0:
+		return "it has a seed or offers"
+	case b.VoidReason == VoidLate && rounds != nil:
+		return "its list was frozen before a round of drand that gives the seed"
+	case b.VoidReason == VoidLate:
+	case b.VoidReason == VoidSilent && len(b.Rounds) > 0:
+		return "a round of drand gives its seed"
+	case b.VoidReason == VoidSilent && b.Goods != nil && !slices.ContainsFunc(b.Parties, isSilent):
+		return "each party has revealed its secret"
+	case b.VoidReason == VoidSilent && b.Goods != nil && !b.VoidedAt.After(revealBy):
+		return fmt.Sprintf("that was at %s, and secrets are in time until %s", b.VoidedAt.UTC().Format(time.RFC3339),
+			revealBy.UTC().Format(time.RFC3339))
+	case b.VoidReason == VoidSilent:
+	case b.VoidReason == VoidEarly && (len(rounds) == 0 || len(b.Rounds) == 0):
+		return "no round gives its seed"
+	case b.VoidReason == VoidEarly && b.Goods != nil && !b.VoidedAt.Before(RoundTime(rounds[len(rounds)-1])):
+		return fmt.Sprintf("that was at %s, when its round was to be known", b.VoidedAt.UTC().Format(time.RFC3339))
+	case b.VoidReason == VoidEarly:
+	default:
+		return "no rule has this reason"
+	}
+	return ""
+}
+
 // letters returns the letters of the items by code, or that of no item.
 func (b *Bundle) letters() map[string]byte {
 	if len(b.Items) == 0 {
@@ -130,6 +192,7 @@ type verifier struct {
 	*Bundle
 	seed    *Seed // nil if it is not known, or not the one of the rule
 	letters map[string]byte
+	holders map[Place]bool // of Goods; nil in version 1
 
 	// The scores of the offers by the letter of the item, in the order of their ranks.
 	scores [256][]Score
@@ -161,6 +224,9 @@ func (v *verifier) readOffers(list io.ReaderAt) (fault string, err error) {
 		case o.Outcome == Skipped && o.Reason != SkippedHolder && o.Reason != SkippedCancelled,
 			o.Outcome != Skipped && (o.Outcome != Offered || o.Reason != ""):
 			return fmt.Sprintf("rank %d%s has the outcome %q and the reason %q", o.Rank, of(o.Item), o.Outcome, o.Reason), nil
+		case o.Reason == SkippedHolder && v.holders != nil && !v.holders[Place(o.Place)]:
+			return fmt.Sprintf("rank %d%s was skipped for an order that its entrant did not have when the list was frozen",
+				o.Rank, of(o.Item)), nil
 		case o.Place < 0 || o.Place >= v.Entries:
 			return fmt.Sprintf("rank %d%s is at place %d of %d", o.Rank, of(o.Item), o.Place, v.Entries), nil
 		}

@@ -4,6 +4,7 @@ import "github.com/google/uuid"
 
 // View is a draw as everybody sees it, in JSON. What is not known yet is left out. Times are those of order.AppendTime.
 type View struct {
+	Version       int       `json:"version"`
 	SaleID        uuid.UUID `json:"sale_id"`
 	EntriesSaleID uuid.UUID `json:"entries_sale_id"`
 	State         string    `json:"state"`
@@ -18,9 +19,11 @@ type View struct {
 	Parties  []Party `json:"parties,omitempty"`
 	RevealBy string  `json:"reveal_by,omitempty"`
 	// Entries is nil until the list is frozen.
-	Entries   *int64 `json:"entries,omitempty"`
-	Root      Hex    `json:"root,omitempty"`
-	FrozenAt  string `json:"frozen_at,omitempty"`
+	Entries  *int64 `json:"entries,omitempty"`
+	Root     Hex    `json:"root,omitempty"`
+	FrozenAt string `json:"frozen_at,omitempty"`
+	// Goods are the units when the list was frozen; nil in version 1.
+	Goods     *Goods `json:"goods,omitempty"`
 	Signature Hex    `json:"signature,omitempty"`
 	Seed      Hex    `json:"seed,omitempty"`
 	SeededAt  string `json:"seeded_at,omitempty"`

@@ -3,6 +3,7 @@ package fulfillment_test
 import (
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
@@ -39,12 +40,11 @@ func (s till) reportNow(t *testing.T, id uuid.UUID) (reference string) {
 func (s till) report(t *testing.T, id uuid.UUID) (reference string) {
 	t.Helper()
 	reference = s.reportNow(t, id)
-	require.NoError(t, s.Exec(t,
-		"UPDATE payment_events SET occurred_at = occurred_at - interval '11 minutes' WHERE reference = $1", reference))
+	testwork.WaitLonger(t, s.Pool, 11*time.Minute, reference)
 	return reference
 }
 
-func (s till) await(t *testing.T, reference string, state order.PaymentState, reason order.RefundReason) {
+func (s till) await(t *testing.T, reference string, state order.PaymentState, reason order.PaymentReason) {
 	t.Helper()
 	testkit.Eventually(t, testshop.Soon, string(state), func() bool {
 		p, err := s.Payment(t.Context(), reference)
@@ -135,4 +135,40 @@ func TestMoneyWaitsWhileRedisIsAway(t *testing.T) {
 	s.await(t, lost, order.PaymentWaiting, "")
 	require.NoError(t, s.Server.Restart(t.Context()))
 	s.await(t, lost, order.PaymentRefundDue, order.RefundOrderNotFound)
+}
+
+// A clock of Postgres that is ahead for a moment makes no money old whose order is on its way.
+func TestMoneyWaitsWhileClockIsAhead(t *testing.T) {
+	t.Parallel()
+	shop, set := testshop.OnClockedPostgres(t)
+	s := newTill(shop)
+	sale := s.OpenPayable(t, 10)
+	lost := s.reportNow(t, order.NewOrderID(sale))
+	set(20 * time.Minute)
+	config, registry := testwork.Config(t, s.Shop), prometheus.NewRegistry()
+	config.Registerer = registry
+	stop := testwork.Work(t, config)
+	testkit.Eventually(t, testshop.Soon, "the step waits", func() bool {
+		return testshop.Metric(t, registry, "stampede_worker_failing", "payments") == 1
+	})
+	s.await(t, lost, order.PaymentWaiting, "")
+	stop() // a clock that is set within a step counts
+	set(0)
+	testwork.Work(t, testwork.Config(t, s.Shop))
+	s.requireWaits(t, lost)
+}
+
+// Nobody knows the payments of an archive by an older version, until its file is read: a refund could be made of money
+// that has paid.
+func TestMoneyWaitsForArchiveThatDoesNotSayItsPayments(t *testing.T) {
+	t.Parallel()
+	s := newTill(testshop.NewShop(t))
+	sale := s.OpenPayable(t, 10)
+	const archived = "UPDATE sales SET archived_at = now(), archive = $2 WHERE id = $1"
+	require.NoError(t, s.Exec(t, archived, sale, "{}"))
+	reference := s.report(t, order.NewOrderID(sale))
+	testwork.Work(t, testwork.Config(t, s.Shop))
+	s.requireWaits(t, reference)
+	require.NoError(t, s.Exec(t, archived, sale, `{"remembered_at": "2026-11-28"}`))
+	s.await(t, reference, order.PaymentRefundDue, order.RefundOrderNotFound)
 }

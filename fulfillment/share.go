@@ -5,6 +5,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -115,7 +116,7 @@ func (s *sharing) look(ctx context.Context) error {
 		twin = twin || found.Twin
 	}
 	s.noteTwin(twin)
-	err := errors.Join(failed...)
+	err := retry.Join(failed...)
 	if err == nil {
 		alive := map[string]bool{s.config.Consumer: true}
 		for _, names := range s.others {
@@ -145,8 +146,11 @@ func (s *sharing) noteTwin(found bool) {
 // assign starts and drains readers.
 func (s *sharing) assign(ctx context.Context, readers *errgroup.Group) {
 	changed, more := false, false
+	others := map[string]bool{} // that read
 	for partition, key := range s.streams() {
-		mine := stream.First(key, append(s.others[partition], s.config.Consumer)) == s.config.Consumer
+		first := stream.First(key, append(s.others[partition], s.config.Consumer))
+		mine := first == s.config.Consumer
+		others[first] = true
 		r := s.readers[partition]
 		if r != nil && r.hasDrained() {
 			delete(s.readers, partition)
@@ -164,6 +168,11 @@ func (s *sharing) assign(ctx context.Context, readers *errgroup.Group) {
 			changed = true
 		}
 	}
+	read, idle := len(s.read()), ""
+	if read == 0 {
+		idle = "others read all partitions: " + strings.Join(slices.Sorted(maps.Keys(others)), ", ")
+	}
+	s.metrics.Reads(read, idle)
 	if more {
 		select {
 		case s.takenOver <- struct{}{}:

@@ -5,10 +5,12 @@ package fulfillment_test
 import (
 	"fmt"
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment/metrics"
@@ -26,7 +28,7 @@ func TestWorkerWithoutPostgresIsReplaced(t *testing.T) {
 	pool, err := connect.Postgres(t.Context(), testkit.DatabaseURL(t), 8)
 	require.NoError(t, err)
 	names := []string{"ann", "bob"}
-	reads := map[string]func() bool{}
+	reads, registries := map[string]func() bool{}, map[string]*prometheus.Registry{}
 	for _, name := range names {
 		config, registry := testwork.Config(t, s), prometheus.NewRegistry()
 		config.Consumer, config.Registerer, config.MinIdle = name, registry, 2*time.Second
@@ -34,6 +36,7 @@ func TestWorkerWithoutPostgresIsReplaced(t *testing.T) {
 			config.Pool = pool
 		}
 		testwork.Work(t, config)
+		registries[name] = registry
 		reads[name] = func() bool {
 			return testshop.Metric(t, registry, "stampede_stream_readers", s.Keys.Orders(0)) == 1
 		}
@@ -44,6 +47,13 @@ func TestWorkerWithoutPostgresIsReplaced(t *testing.T) {
 		other = names[1]
 	}
 	testkit.Eventually(t, testshop.Soon, "the first one reads", func() bool { return reads[first]() && !reads[other]() })
+	for name, series := range map[string]string{
+		first: `{idle=""} 1`, other: `{idle="others read all partitions: ` + first + `"} 0`,
+	} {
+		require.NoError(t, testutil.GatherAndCompare(registries[name], strings.NewReader(
+			"# HELP stampede_worker_partitions Partitions that this worker reads; the label idle says why it reads none.\n"+
+				"# TYPE stampede_worker_partitions gauge\nstampede_worker_partitions"+series+"\n"), "stampede_worker_partitions"))
+	}
 	pool.Close()
 	testkit.Eventually(t, testshop.Soon, "the other one reads", reads[other])
 	require.True(t, reads[first](), "a worker that cannot look keeps what it reads")

@@ -3,6 +3,7 @@ package fulfillment
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -150,7 +151,7 @@ func (w *Worker) releaseUnits(ctx context.Context) {
 		if refused == nil || errors.Is(refused, ledger.ErrRefused) {
 			w.metrics.Releases.Set(float64(pending))
 		}
-		releasing.Note(errors.Join(err, refused))
+		releasing.Note(retry.Join(err, refused))
 	}
 }
 
@@ -182,14 +183,13 @@ type waitingAge struct {
 	err error
 }
 
-// arrivalMargin is far below the time that money waits for its order. Both are measured as ages, each by one server, so
-// only a clock that is set in between counts.
-const arrivalMargin = 5 * time.Minute
-
-// mayCome reports whether an order, whose money was reported ten minutes ago, may be in a stream or in a dead letter.
-// An order is accepted before it is paid: it is in no stream in which every entry is younger. An entry leaves its
-// stream when it is in Postgres or a dead letter, so these are looked at later.
-func (a *arrivals) mayCome(ctx context.Context, id uuid.UUID) (bool, error) {
+// mayCome reports whether an order, whose money was reported so long ago, may be in a stream or in a dead letter. An
+// order is accepted before it is paid: it is in no stream in which every entry is younger. Entries must be younger than
+// half of that time: both are measured as ages, each by one server, so only a clock that is set in between counts. An
+// entry leaves its stream when it is in Postgres or a dead letter, so these are looked at later. Money for an order in
+// an archive that does not say what became of its payments waits for `stampede sale archive`, which reads that from the
+// file.
+func (a *arrivals) mayCome(ctx context.Context, id uuid.UUID, ago time.Duration) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
 	rows, _ := a.worker.config.Pool.Query(ctx, sql.PaymentSalesOfOrder, id) // its error comes with the rows
@@ -203,13 +203,17 @@ func (a *arrivals) mayCome(ctx context.Context, id uuid.UUID) (bool, error) {
 	for _, sale := range sales {
 		layout := reservation.LayoutOf(sale.ID, sale.Partitions, sale.Shards)
 		for shard := range layout.Shards {
-			if age := a.oldestIn(ctx, layout.Partition(shard)); age.err != nil || age.Duration >= arrivalMargin {
+			if age := a.oldestIn(ctx, layout.Partition(shard)); age.err != nil || age.Duration >= ago/2 {
 				return true, age.err
 			}
 		}
 	}
-	var isParked bool
-	err = a.worker.config.Pool.QueryRow(ctx, sql.PaymentIsParked, id, 2*arrivalMargin.Seconds()).Scan(&isParked)
+	var isForgotten, isParked bool
+	err = a.worker.config.Pool.QueryRow(ctx, sql.PaymentIsForgotten, id).Scan(&isForgotten)
+	if err != nil || isForgotten {
+		return isForgotten, err
+	}
+	err = a.worker.config.Pool.QueryRow(ctx, sql.PaymentIsParked, id, ago.Seconds()).Scan(&isParked)
 	return isParked, err
 }
 
@@ -218,9 +222,15 @@ func (a *arrivals) oldestIn(ctx context.Context, partition int) waitingAge {
 	if !known {
 		ctx, cancel := context.WithTimeout(ctx, retry.CallTimeout)
 		defer cancel()
-		key := a.worker.config.Keys.Orders(partition)
-		backlog, err := stream.ReadBacklog(ctx, a.worker.config.Control, key, reservation.Group)
-		age = waitingAge{backlog.OldestWaitingAge, err}
+		// A clock of Postgres that is ahead takes money that has just been reported for old.
+		_, err := a.worker.config.Store.Times(ctx, a.worker.config.Pool, partition)
+		if err == nil {
+			key := a.worker.config.Keys.Orders(partition)
+			var backlog stream.Backlog
+			backlog, err = stream.ReadBacklog(ctx, a.worker.config.Control, key, reservation.Group)
+			age.Duration = backlog.OldestWaitingAge
+		}
+		age.err = err
 		a.oldest[partition] = age
 	}
 	return age
@@ -291,11 +301,10 @@ const monthsInterval = time.Hour
 // makeMonths creates the tables of the next month ahead, until ctx is done. A new sale creates the tables of its month
 // if they are missing, but waits for other changes of these tables.
 func (w *Worker) makeMonths(ctx context.Context) {
-	making := retry.Outage{Log: w.config.Logger, Doing: "create the tables for orders of the next month"}
+	making := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepMonths,
+		"create the tables for orders of the next month")
 	for {
-		limited, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
-		_, err := w.config.Pool.Exec(limited, sql.WorkerMakeMonths)
-		cancel()
+		err := w.makeNextMonths(ctx)
 		if ctx.Err() != nil {
 			return
 		}
@@ -309,4 +318,19 @@ func (w *Worker) makeMonths(ctx context.Context) {
 			return
 		}
 	}
+}
+
+func (w *Worker) makeNextMonths(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
+	defer cancel()
+	if _, err := w.config.Pool.Exec(ctx, sql.WorkerMakeMonths); err != nil {
+		return err
+	}
+	var taken *string
+	err := w.config.Pool.QueryRow(ctx, sql.WorkerMonthsInDefault).Scan(&taken)
+	if err == nil && taken != nil {
+		err = fmt.Errorf("a DEFAULT partition has orders of that month, or many others: %s (stampede doctor says how to "+
+			"remove it)", *taken)
+	}
+	return err
 }

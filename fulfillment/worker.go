@@ -176,9 +176,10 @@ func NewWorker(config WorkerConfig) (*Worker, error) {
 		config: config, metrics: workerMetrics, guardAge: guardAge, outcomes: outcomes, ledger: l, rebuilder: rebuilder,
 		takenOver: make(chan struct{}, 1), ended: make(chan struct{}, 1),
 	}
+	w.metrics.Reads(0, "Postgres has not answered it yet")
 	if w.survey, err = survey.New(survey.Config{
 		Pool: config.Pool, Redis: config.Control, Catalog: config.Catalog, Logger: config.Logger,
-		Shut: w.shutSales, Registerer: config.Registerer,
+		Shut: w.shutSales, Registerer: config.Registerer, Keys: config.Keys,
 	}); err != nil {
 		return nil, err
 	}

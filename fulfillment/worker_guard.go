@@ -136,6 +136,7 @@ func (g *guardedPartition) isDue(now time.Time) bool {
 	if !g.reads[g.partition].Load() {
 		g.silent.Store(false)
 		g.checking.End()
+		g.rebuilder.Leave(g.partition)
 		return false
 	}
 	return !now.Before(g.due)

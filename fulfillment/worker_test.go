@@ -315,6 +315,27 @@ func TestWorkerMakesMonthsAhead(t *testing.T) {
 	testkit.Eventually(t, testshop.Soon, "the month is complete", func() bool { return s.Count(t, complete) == made })
 }
 
+// A month whose orders are in a DEFAULT partition gets no table: the desk and the alerts say so.
+func TestWorkerReportsMonthsInDefaultPartition(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t)
+	require.NoError(t, s.Exec(t, `DO $$
+		DECLARE part text := (SELECT orders FROM order_months ORDER BY first DESC LIMIT 1);
+		BEGIN EXECUTE 'DROP TABLE ' || part; END $$;
+		CREATE TABLE orders_else PARTITION OF orders DEFAULT;
+		INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at)
+		SELECT gen_random_uuid(), first_sale(date_trunc('month', now() AT TIME ZONE 'UTC') + interval '1 month'), 'ann', 1, 'voided',
+			2, 1, 1, now(), now()`))
+	registry := prometheus.NewRegistry()
+	config := testwork.Config(t, s)
+	config.Registerer = registry
+	testwork.Work(t, config)
+	failing := func() float64 { return testshop.Metric(t, registry, "stampede_worker_failing", "months") }
+	testkit.Eventually(t, testshop.Soon, "the step months fails", func() bool { return failing() == 1 })
+	require.NoError(t, s.Exec(t, "DELETE FROM orders_else"))
+	testkit.Eventually(t, testshop.Soon, "the month has its table", func() bool { return failing() == 0 })
+}
+
 // The tables of a sale were removed manually: the next order creates them.
 func TestOrderIsRecordedWithoutTables(t *testing.T) {
 	t.Parallel()

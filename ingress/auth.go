@@ -1,21 +1,18 @@
 package ingress
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"log/slog"
 	"net/http"
 	"strings"
 	"time"
 
-	"github.com/MicahParks/keyfunc/v3"
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
 	"github.com/golang-jwt/jwt/v5"
-	"golang.org/x/time/rate"
 
+	"stampede/internal/keyset"
 	"stampede/internal/operators"
 	"stampede/reservation"
 	"stampede/reservation/order"
@@ -27,11 +24,16 @@ type authenticator interface {
 	user(r *http.Request) (string, error)
 }
 
-func newAuthenticator(ctx context.Context, c Config) (authenticator, error) {
+// newAuthenticator also returns the key set with which tokens are verified, or nil.
+func newAuthenticator(ctx context.Context, c Config) (authenticator, *keyset.Source, error) {
 	if c.Auth == AuthHeader {
-		return headerAuth{name: http.CanonicalHeaderKey(c.AuthHeader)}, nil
+		c.JWKSURL = "" // it is not used
 	}
-	return newJWTAuth(ctx, c)
+	keys, err := keyset.New(ctx, c.JWKSURL, c.Logger, c.Metrics)
+	if c.Auth == AuthHeader {
+		return headerAuth{name: http.CanonicalHeaderKey(c.AuthHeader)}, keys, err
+	}
+	return newJWTAuth(c, keys), keys, err
 }
 
 // headerAuth trusts a header.
@@ -68,95 +70,90 @@ func forbidden(detail, scope string) *problem {
 	return &problem{Kind: problems.Forbidden, detail: detail, challenge: challengeAdmin + errorScope + scope}
 }
 
-// How the keys of a JWKS URL are kept fresh.
-const (
-	jwksTimeout = 3 * time.Second
-	jwksRefresh = 15 * time.Minute
-	// jwksMissInterval is the pause between fetches because of unknown keys, which any client can invent.
-	jwksMissInterval = 10 * time.Second
-	// jwksMissWait bounds how long a request with an unknown key waits for its fetch.
-	jwksMissWait = 2 * time.Second
-	jwksBytesMax = 1 << 20
-)
-
 // clockLeeway bounds how far the clock of a token's issuer may differ from ours.
 const clockLeeway = 30 * time.Second
-
-// asymmetric lists the methods that need only a public key. HMAC must not be among them: it would take a public
-// key for a secret.
-var asymmetric = []string{"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
 
 // jwtAuth takes the subject of a signed token.
 type jwtAuth struct {
 	parser *jwt.Parser
-	// key finds the key that verifies a token.
-	key func(context.Context) jwt.Keyfunc
-	// keysMissing reports that there are no keys, so that no token can be verified.
-	keysMissing func(context.Context) bool
+	secret []byte
+	keys   *keyset.Source // nil with a secret
 }
 
-func newJWTAuth(ctx context.Context, c Config) (*jwtAuth, error) {
-	options := []jwt.ParserOption{jwt.WithExpirationRequired(), jwt.WithLeeway(clockLeeway)}
+func newJWTAuth(c Config, keys *keyset.Source) *jwtAuth {
+	methods := []string{jwt.SigningMethodHS256.Alg()}
+	if keys != nil {
+		methods = keyset.Methods()
+	}
+	options := []jwt.ParserOption{
+		jwt.WithExpirationRequired(), jwt.WithLeeway(clockLeeway), jwt.WithValidMethods(methods),
+	}
 	if c.JWTIssuer != "" {
 		options = append(options, jwt.WithIssuer(c.JWTIssuer))
 	}
 	if c.JWTAudience != "" {
 		options = append(options, jwt.WithAudience(c.JWTAudience))
 	}
-	if c.JWTSecret != "" {
-		secret := []byte(c.JWTSecret)
-		key := func(*jwt.Token) (any, error) { return secret, nil }
-		return &jwtAuth{
-			parser:      jwt.NewParser(append(options, jwt.WithValidMethods([]string{jwt.SigningMethodHS256.Alg()}))...),
-			key:         func(context.Context) jwt.Keyfunc { return key },
-			keysMissing: func(context.Context) bool { return false },
-		}, nil
-	}
-	keys, err := keyfunc.NewDefaultOverrideCtx(ctx, []string{c.JWKSURL}, keyfunc.Override{
-		Client: &http.Client{Transport: keySets{}}, HTTPTimeout: jwksTimeout, RefreshInterval: jwksRefresh,
-		RefreshUnknownKID: rate.NewLimiter(rate.Every(jwksMissInterval), 1), RateLimitWaitMax: jwksMissWait,
-		RefreshErrorHandlerFunc: func(u string) func(context.Context, error) {
-			return func(ctx context.Context, err error) {
-				c.Logger.LogAttrs(ctx, slog.LevelError, "fetch JWKS", slog.String("url", u), slog.Any("error", err))
-			}
-		},
-	})
-	if err != nil {
-		return nil, fmt.Errorf("JWKS: %w", err)
-	}
-	return &jwtAuth{
-		parser: jwt.NewParser(append(options, jwt.WithValidMethods(asymmetric))...),
-		key:    keys.KeyfuncCtx,
-		keysMissing: func(ctx context.Context) bool {
-			known, err := keys.Storage().KeyReadAll(ctx)
-			return err != nil || len(known) == 0
-		},
-	}, nil
+	return &jwtAuth{parser: jwt.NewParser(options...), secret: []byte(c.JWTSecret), keys: keys}
 }
 
-// keySets makes an answer without keys an error, as that of a proxy in maintenance: it would replace the known keys.
-type keySets struct{}
+var (
+	errTokenHeader = errors.New("crit names an extension that is not known, or kid is no text")
+	errNoKeys      = fmt.Errorf("%w: no keys to verify tokens", reservation.ErrUnavailable)
+)
 
-// RoundTrip implements http.RoundTripper.
-func (keySets) RoundTrip(r *http.Request) (*http.Response, error) {
-	answer, err := http.DefaultTransport.RoundTrip(r)
-	if err != nil || answer.StatusCode != http.StatusOK {
-		return answer, err
+// key returns what may verify a token.
+func (a *jwtAuth) key(token *jwt.Token) (any, error) {
+	kid, hasKID := token.Header["kid"]
+	id, isText := kid.(string)
+	if _, critical := token.Header["crit"]; critical || hasKID && !isText {
+		return nil, errTokenHeader // RFC 7515, section 4.1.11: no extension is known here
 	}
-	body, err := io.ReadAll(io.LimitReader(answer.Body, jwksBytesMax))
-	err = errors.Join(err, answer.Body.Close())
-	var set struct{ Keys []json.RawMessage }
-	if err == nil {
-		err = json.Unmarshal(body, &set)
+	if a.keys == nil {
+		return a.secret, nil
 	}
-	if err == nil && len(set.Keys) == 0 {
-		err = errors.New("the answer has no keys")
+	known := a.keys.Known()
+	if known == nil {
+		return nil, errNoKeys
 	}
-	if err != nil {
-		return nil, err
+	var set jwt.VerificationKeySet
+	for _, one := range known.Find(id, token.Method.Alg()) {
+		set.Keys = append(set.Keys, one)
 	}
-	answer.Body = io.NopCloser(bytes.NewReader(body))
-	return answer, nil
+	return set, nil // an empty set is an error
+}
+
+// buyerClaims are the claims of a token. Their names are compared exactly: encoding/json would take "SUB" for "sub".
+type buyerClaims struct{ jwt.RegisteredClaims }
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (c *buyerClaims) UnmarshalJSON(text []byte) error {
+	return json.Unmarshal(text, &c.RegisteredClaims, jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
+}
+
+// verify returns the claims of a token. If no known key verifies it, it may be signed with a new one.
+func (a *jwtAuth) verify(ctx context.Context, token string) (jwt.RegisteredClaims, error) {
+	claims, tried, err := a.parse(token)
+	unverified := errors.Is(err, jwt.ErrTokenUnverifiable) || errors.Is(err, jwt.ErrTokenSignatureInvalid)
+	if !unverified || !tried || a.keys == nil {
+		return claims, err
+	}
+	if busy := a.keys.Renew(ctx); busy != nil {
+		return claims, fmt.Errorf("%w: %w", reservation.ErrUnavailable, busy)
+	}
+	claims, _, err = a.parse(token)
+	return claims, err
+}
+
+// parse returns the claims of a token, and whether it was tried with the known keys.
+func (a *jwtAuth) parse(token string) (_ jwt.RegisteredClaims, tried bool, err error) {
+	var claims buyerClaims
+	_, err = a.parser.ParseWithClaims(token, &claims, func(t *jwt.Token) (any, error) {
+		key, err := a.key(t)
+		tried = err == nil
+		return key, err
+	})
+	return claims.RegisteredClaims, tried, err
 }
 
 func (a *jwtAuth) user(r *http.Request) (string, error) {
@@ -164,14 +161,13 @@ func (a *jwtAuth) user(r *http.Request) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	var claims jwt.RegisteredClaims
-	if _, err := a.parser.ParseWithClaims(token, &claims, a.key(r.Context())); err != nil {
-		if errors.Is(err, jwt.ErrTokenUnverifiable) && a.keysMissing(r.Context()) {
-			return "", fmt.Errorf("%w: no keys to verify tokens", reservation.ErrUnavailable)
-		}
+	claims, err := a.verify(r.Context(), token)
+	switch {
+	case errors.Is(err, reservation.ErrUnavailable):
+		return "", err
+	case err != nil:
 		return "", unauthorized(tokenProblem(err), challengeBuyer+errorInvalid)
-	}
-	if claims.Subject == "" {
+	case claims.Subject == "":
 		return "", unauthorized("The token lacks a required claim: sub.", challengeBuyer+errorInvalid)
 	}
 	if err := order.ValidateUser(claims.Subject); err != nil {
@@ -183,6 +179,8 @@ func (a *jwtAuth) user(r *http.Request) (string, error) {
 // tokenProblem says what a client can correct; it says nothing about signatures and keys.
 func tokenProblem(err error) string {
 	switch {
+	case errors.Is(err, errTokenHeader):
+		return "The header of the token has crit, whose extensions are not known here, or a kid that is no text."
 	case errors.Is(err, jwt.ErrTokenExpired):
 		return "The token has expired."
 	case errors.Is(err, jwt.ErrTokenNotValidYet):

@@ -1,9 +1,11 @@
 package ingress
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/url"
@@ -31,6 +33,8 @@ type Reservations interface {
 	// Join gives a user a place in the waiting list of a sale, and WaitingPlace finds it.
 	Join(ctx context.Context, sale reservation.Sale, user, idempotencyKey string) (reservation.Answer, error)
 	WaitingPlace(ctx context.Context, sale reservation.Sale, user string) (order.Reservation, error)
+	// Withdraw makes sure that somebody who has left gets no unit, or returns the order of the one they got.
+	Withdraw(ctx context.Context, sale uuid.UUID, o reservation.Offer) (made uuid.UUID, err error)
 	// Writable returns nil if purchases can be decided in any partition.
 	Writable(ctx context.Context) error
 }
@@ -41,7 +45,7 @@ type Sales interface {
 		ctx context.Context, terms reservation.Terms, key string,
 	) (sale catalog.CountedSale, replayed bool, err error)
 	CountPage(ctx context.Context, after uuid.UUID, limit int) ([]catalog.CountResult, error)
-	Followed(ctx context.Context, limit int) ([]uuid.UUID, error)
+	Followed(ctx context.Context, active []uuid.UUID, limit int) ([]uuid.UUID, error)
 	CountSales(ctx context.Context, sales []uuid.UUID) ([]catalog.CountResult, error)
 	Pause(ctx context.Context, sale uuid.UUID) (catalog.CountedSale, error)
 	Resume(ctx context.Context, sale uuid.UUID) (catalog.CountedSale, error)
@@ -58,7 +62,9 @@ type Sales interface {
 // Draws are the draws in Postgres: *draws.Store, which lists the errors.
 type Draws interface {
 	FindDraw(ctx context.Context, goods uuid.UUID) (draws.Draw, error)
+	FindAll(ctx context.Context, goods []uuid.UUID) ([]draws.Draw, error)
 	Bundle(ctx context.Context, goods uuid.UUID) (*draw.Bundle, error)
+	Leaves(ctx context.Context, goods uuid.UUID, w io.Writer) error
 	FrozenList(ctx context.Context, goods uuid.UUID) (*draws.FrozenList, error)
 	Proof(ctx context.Context, goods uuid.UUID, r order.Receipt) (draws.Proof, error)
 	Beacon(ctx context.Context, goods uuid.UUID, round int64, signature []byte) (draws.Draw, error)
@@ -88,6 +94,10 @@ type Orders interface {
 	Cancel(ctx context.Context, id uuid.UUID, user string) (order.Order, error)
 	// Report keeps money and returns what became of it; it can be repeated.
 	Report(ctx context.Context, m order.Money) (order.Payment, error)
+	// RefundedAtProvider and Disputed note what the payment provider did with a payment; they can be repeated. Their
+	// errors are order.ErrPaymentNotFound, of Disputed, and order.ErrArchived.
+	RefundedAtProvider(ctx context.Context, r order.ProviderRefund) (order.Payment, error)
+	Disputed(ctx context.Context, d order.Dispute) (order.Payment, error)
 	OperatorsOrders
 }
 
@@ -112,6 +122,9 @@ type OperatorsOrders interface {
 	) (payments []order.Payment, next int64, err error)
 	// Refund notes a refund; it can be repeated. Its errors are order.ErrPaymentNotFound and order.ErrRefundNotDue.
 	Refund(ctx context.Context, reference, refundReference, operator string) (order.Payment, error)
+	// Dismiss notes that nothing of an unclear payment has to go back; it can be repeated. Its errors are
+	// order.ErrPaymentNotFound and order.ErrNotUnclear.
+	Dismiss(ctx context.Context, reference, why, operator string) (order.Payment, error)
 }
 
 // AwaitedOrders are the orders that purchases look up: *ledger.Ledger. The methods are those of Orders.
@@ -201,6 +214,11 @@ type Config struct {
 	// StripeSecretsFile has the secrets that sign Stripe's events, one a line; without it the path of these events is 404.
 	// It is read for each event.
 	StripeSecretsFile string
+	// StripeTestMode is SwitchOn if payments of Stripe's test modes count, too. The default is SwitchOff: platforms get
+	// such events with the secret of live ones.
+	StripeTestMode Switch
+	// StripeMetadata is the name of the metadata that have the id of the order (order_id).
+	StripeMetadata string
 	// BuyerPay is SwitchOn if buyers can report payments of their own orders, and SwitchOff if that path is 404. The
 	// default is SwitchOff with AuthJWT, where a buyer would reach the path, and SwitchOn with AuthHeader.
 	BuyerPay Switch
@@ -256,6 +274,8 @@ func (c *Config) setDefaults() {
 	if c.AuthHeader == "" {
 		c.AuthHeader = accept.UserHeader
 	}
+	c.StripeTestMode = cmp.Or(c.StripeTestMode, SwitchOff)
+	c.StripeMetadata = cmp.Or(c.StripeMetadata, "order_id")
 	if c.BuyerPay == "" {
 		if c.BuyerPay = SwitchOn; c.Auth == AuthJWT {
 			c.BuyerPay = SwitchOff
@@ -328,8 +348,16 @@ func (c *Config) Validate() error {
 	if err := validateOrigins(c.CORSOrigins); err != nil {
 		errs = append(errs, fmt.Errorf("the origins (STAMPEDE_CORS_ORIGINS): %w", err))
 	}
-	if c.BuyerPay != "" && c.BuyerPay != SwitchOn && c.BuyerPay != SwitchOff {
-		errs = append(errs, fmt.Errorf("STAMPEDE_BUYER_PAY is %q, want %q or %q", c.BuyerPay, SwitchOn, SwitchOff))
+	for name, given := range map[string]Switch{
+		"STAMPEDE_BUYER_PAY": c.BuyerPay, "STAMPEDE_STRIPE_TEST_MODE": c.StripeTestMode,
+	} {
+		if given != "" && given != SwitchOn && given != SwitchOff {
+			errs = append(errs, fmt.Errorf("%s is %q, want %q or %q", name, given, SwitchOn, SwitchOff))
+		}
+	}
+	if len(c.StripeMetadata) > stripeMetadataMax {
+		errs = append(errs, fmt.Errorf("STAMPEDE_STRIPE_METADATA has %d bytes; names of Stripe's metadata have at most %d",
+			len(c.StripeMetadata), stripeMetadataMax))
 	}
 	if c.StripeSecretsFile != "" {
 		_, err := readStripeSecrets(c.StripeSecretsFile)

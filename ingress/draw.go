@@ -2,11 +2,9 @@ package ingress
 
 import (
 	"context"
-	"encoding/base64"
 	"encoding/hex"
 	"errors"
 	"net/http"
-	"strconv"
 	"time"
 
 	"github.com/google/uuid"
@@ -19,22 +17,11 @@ import (
 	"stampede/reservation/problems"
 )
 
-const (
-	// defaultFreeze is the freeze of a draw that names none, in seconds.
-	defaultFreeze = 60
-	// readTurns and seedTurns are the turns of the two lines: together less than the connections of those who look at
-	// orders, which they use. At most inLineMax calls wait in a line, for lineTimeout.
-	readTurns   = 2
-	seedTurns   = 1
-	inLineMax   = 500
-	lineTimeout = catalogTimeout
-	// downloadsMax bounds the files at a time, and addressDownloads those of an address where streams are bounded.
-	downloadsMax     = 8
-	addressDownloads = 2
-	// downloadRate is how many bytes a second a client has to read of a file from downloadGrace on, or is cut off.
-	downloadRate  = 256 << 10
-	downloadGrace = 30 * time.Second
-)
+// defaultFreeze is the freeze of a draw that names none, in seconds.
+const defaultFreeze = 60
+
+// lineTurns are the turns of each line, together less than the connections of those who look at orders, which they use.
+const lineTurns = 1
 
 var (
 	problemDrawNotFound = fixed(problem{
@@ -63,46 +50,32 @@ var (
 	problemEntryReceipt = invalid(`receipt must be the complete "receipt" from the answer to the entry.`)
 )
 
-// publicForever are the headers of a list. They must not be changed.
-var publicForever = http.Header{"Cache-Control": {"public, max-age=31536000, immutable"}}
-
-// line runs a few calls at a time that cost more than a look. The others wait. They hold no slot of inFlight, so that a
-// crowd of them keeps no one else out.
-type line struct {
-	callers slots
-	turns   chan struct{}
-}
-
-func newLine(turns int) *line {
-	return &line{slots{limit: int64(turns + inLineMax)}, make(chan struct{}, turns)}
-}
-
-func (l *line) run(ctx context.Context, do func() error) error {
-	return l.callers.hold(func() error {
-		limited, cancel := context.WithTimeout(ctx, lineTimeout)
-		defer cancel()
-		select {
-		case l.turns <- struct{}{}:
-			defer func() { <-l.turns }()
-			return do()
-		case <-limited.Done():
-			return problemOverloaded
-		}
-	})
-}
+// publicForever are the headers of a list. They must not be changed. A list that a gateway compresses has no ranges.
+var publicForever = http.Header{"Cache-Control": {"public, max-age=31536000, immutable, no-transform"}}
 
 // drawService serves the calls on draws.
 type drawService struct {
 	*core
 	sales *saleService
 	feed  *feed
-	// A proof hashes a part of the list, and a file may be long. Those who give the seed do not wait for them.
-	reads, seeds *line
+	files *files
+	// direct are the downloads that are read from Postgres.
+	direct slots
+	// entrants ask for a proof with a receipt that this secret has signed, and seeds are for what makes the seed or a
+	// part of it. All others are strangers.
+	entrants, seeds, strangers *line
+	verifier                   verifier
 }
 
-func newDrawService(operate *operatorService, reads *line) *drawService {
-	s := &drawService{core: operate.core, sales: operate.sales, reads: reads, seeds: newLine(seedTurns)}
-	s.feed = startFeed(s.background, firstBatch, salesMax, s.findDraws)
+func newDrawService(operate *operatorService, entrants *line) *drawService {
+	limits := operate.limits
+	s := &drawService{
+		core: operate.core, sales: operate.sales, files: newFiles(operate.core), direct: slots{limit: directMax},
+		entrants: entrants, seeds: limits.newLine(), strangers: limits.newLine(),
+	}
+	s.verifier.line = limits.newLine()
+	s.verifier.line.rests = verifyRests
+	s.feed = startFeed(s.background, salesBatchMax, salesMax, s.findDraws)
 	return s
 }
 
@@ -161,33 +134,12 @@ func (s *drawService) show(c echo.Context) error {
 	})
 }
 
-func (s *drawService) findDraws(ctx context.Context, sales []uuid.UUID) (map[uuid.UUID]found, error) {
-	all := make(map[uuid.UUID]found, len(sales))
-	for _, goods := range sales {
-		d, err := s.config.Draws.FindDraw(ctx, goods)
-		switch {
-		case errors.Is(err, draws.ErrNoDraw):
-			all[goods] = found{}
-		case err != nil:
-			return nil, err
-		default:
-			all[goods] = found{draw: &d}
-		}
-	}
-	return all, nil
-}
-
-// ask has do read or change the draw in the path of the request, in line. Its error is a problem if Postgres has
-// answered.
-func (s *drawService) ask(c echo.Context, in *line, do func(ctx context.Context, goods uuid.UUID) error) error {
-	goods, ok := parseID(c.Param("sale"))
-	if !ok {
-		return problemDrawNotFound
-	}
+// inLine has do read or change a draw in its turn. Its error is a problem if Postgres has answered.
+func (s *drawService) inLine(c echo.Context, in *line, do func(ctx context.Context) error) error {
 	var refused *problem
-	err := in.run(c.Request().Context(), func() error {
+	err := in.run(c.Request(), func() error {
 		return s.orders.query(c.Request().Context(), catalogTimeout, func(ctx context.Context) error {
-			err := do(ctx, goods)
+			err := do(ctx)
 			if refused = problemForDraw(err); refused != nil {
 				err = nil // Postgres has answered
 			}
@@ -219,6 +171,8 @@ func problemForDraw(err error) *problem {
 		return problemDrawNotFrozen
 	case errors.Is(err, draws.ErrVoid):
 		return problemDrawVoid
+	case errors.Is(err, draws.ErrLate):
+		return &problem{Kind: problems.DrawVoid, detail: "The time for secrets is over, and one is missing."}
 	case errors.Is(err, draws.ErrNoEntry):
 		return problemEntryNotFound
 	case errors.Is(err, draws.ErrNoParty):
@@ -244,11 +198,17 @@ func (s *drawService) takeBeacon(c echo.Context) error {
 	if err != nil {
 		return problemBeacon
 	}
-	return s.answerChange(c, func(ctx context.Context, goods uuid.UUID) (d draws.Draw, err error) {
-		if d, err = s.config.Draws.Beacon(ctx, goods, body.Round, signature); errors.Is(err, draws.ErrOtherSeed) {
-			err = problemSeedOfParties
-		}
-		return d, err
+	d, err := s.known(c)
+	if err != nil {
+		return err
+	}
+	known, err := d.TakesBeacon(body.Round, signature)
+	if err == nil && !known {
+		err = s.verifier.verify(c.Request(), body.Round, signature)
+	}
+	refusal := refusedSeed(err, problemSeedOfParties)
+	return s.answerChange(c, d, known, refusal, func(ctx context.Context) (draws.Draw, error) {
+		return s.config.Draws.Beacon(ctx, d.SaleID, body.Round, signature)
 	})
 }
 
@@ -265,19 +225,44 @@ func (s *drawService) takeSecret(c echo.Context) error {
 	if err != nil {
 		return problemForDraw(draw.ErrParties)
 	}
-	return s.answerChange(c, func(ctx context.Context, goods uuid.UUID) (d draws.Draw, err error) {
-		if d, err = s.config.Draws.Reveal(ctx, goods, body.Party, secret); errors.Is(err, draws.ErrOtherSeed) {
-			err = problemSeedOfRound
-		}
-		return d, err
+	d, err := s.known(c)
+	if err != nil {
+		return err
+	}
+	known, err := d.TakesSecret(body.Party, secret)
+	if errors.Is(err, draws.ErrNotFrozen) {
+		err = nil // it may be frozen by now
+	}
+	refusal := refusedSeed(err, problemSeedOfRound)
+	return s.answerChange(c, d, known, refusal, func(ctx context.Context) (draws.Draw, error) {
+		return s.config.Draws.Reveal(ctx, d.SaleID, body.Party, secret)
 	})
 }
 
-// answerChange changes the draw in the path of the request, and answers with it.
-func (s *drawService) answerChange(c echo.Context, change func(context.Context, uuid.UUID) (draws.Draw, error)) error {
+// refusedSeed is the answer to an error, which is otherSeed for a draw with the other kind of seed.
+func refusedSeed(err error, otherSeed *problem) error {
+	if errors.Is(err, draws.ErrOtherSeed) {
+		return otherSeed
+	} else if p := problemForDraw(err); p != nil {
+		return p
+	}
+	return err
+}
+
+// answerChange changes a draw, and answers with it. What is refused or known from memory holds no place in the line of
+// those who have proved that they have the seed or a part of it.
+func (s *drawService) answerChange(
+	c echo.Context, d *draws.Draw, known bool, refused error, change func(context.Context) (draws.Draw, error),
+) error {
+	switch {
+	case refused != nil:
+		return refused
+	case known:
+		return writeJSON(c, http.StatusOK, d.View())
+	}
 	var now draws.Draw
-	err := s.ask(c, s.seeds, func(ctx context.Context, goods uuid.UUID) (err error) {
-		now, err = change(ctx, goods)
+	err := s.inLine(c, s.seeds, func(ctx context.Context) (err error) {
+		now, err = change(ctx)
 		return err
 	})
 	if err != nil {
@@ -304,7 +289,8 @@ type proofView struct {
 }
 
 // prove serves GET /v1/sales/{sale}/draw/proof. It holds the receipt against the list, not against the secret that has
-// signed it: that may have been replaced since, and whoever knows the body of a receipt has the receipt.
+// signed it: that may have been replaced since, and whoever knows the body of a receipt has the receipt. But who can
+// have made it up waits in another line.
 func (s *drawService) prove(c echo.Context) error {
 	text := ""
 	err := readQuery(c, map[string]func(string) error{"receipt": func(given string) error { text = given; return nil }})
@@ -319,9 +305,22 @@ func (s *drawService) prove(c echo.Context) error {
 	if err != nil {
 		return problemEntryReceipt
 	}
+	d, err := s.frozen(c)
+	switch {
+	case err != nil:
+		return err
+	case receipt.SaleID != d.EntriesID:
+		return problemEntryNotFound
+	}
+	in := s.strangers
+	if signer := s.receipts.signer.Load(); signer != nil {
+		if _, err := signer.Verify(text); err == nil {
+			in = s.entrants
+		}
+	}
 	var p draws.Proof
-	err = s.ask(c, s.reads, func(ctx context.Context, goods uuid.UUID) (err error) {
-		p, err = s.config.Draws.Proof(ctx, goods, receipt)
+	err = s.inLine(c, in, func(ctx context.Context) (err error) {
+		p, err = s.config.Draws.Proof(ctx, d.SaleID, receipt)
 		return err
 	})
 	switch {
@@ -342,75 +341,4 @@ func (s *drawService) prove(c echo.Context) error {
 		v.Path = append(v.Path, hash[:])
 	}
 	return writeJSON(c, http.StatusOK, v)
-}
-
-// download wraps a handler that sends a file.
-func (s *drawService) download(h echo.HandlerFunc) echo.HandlerFunc {
-	return func(c echo.Context) error {
-		release, err := s.limits.openStream(&s.limits.downloads, c.Request(), "")
-		if err != nil {
-			return err
-		}
-		defer release()
-		return h(c)
-	}
-}
-
-// bundle serves GET /v1/sales/{sale}/draw/bundle.
-func (s *drawService) bundle(c echo.Context) error {
-	var body []byte
-	err := s.ask(c, s.reads, func(ctx context.Context, goods uuid.UUID) error {
-		b, err := s.config.Draws.Bundle(ctx, goods)
-		if err == nil {
-			body, err = marshalLine(b)
-		}
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	h := c.Response().Header()
-	h["Content-Type"], h["Content-Length"] = jsonContent, []string{strconv.Itoa(len(body))}
-	_, _ = newFileWriter(c).Write(body) // an error means that the client has left
-	return nil
-}
-
-// leaves serves GET /v1/sales/{sale}/draw/leaves.
-func (s *drawService) leaves(c echo.Context) error {
-	var list *draws.FrozenList
-	err := s.ask(c, s.reads, func(_ context.Context, goods uuid.UUID) (err error) {
-		list, err = s.config.Draws.FrozenList(c.Request().Context(), goods) // it is read after the query
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	// It never changes, and may be long: caches keep it, by its root, and a download that broke off goes on.
-	etag := `"` + base64.RawURLEncoding.EncodeToString(list.Root) + `"`
-	if isKnown, err := checkTag(c, publicForever, etag); err != nil || isKnown {
-		return err
-	}
-	c.Response().Header()["Content-Type"] = []string{"application/octet-stream"}
-	// An answer that breaks off is shorter than its Content-Length, and ends the connection.
-	http.ServeContent(newFileWriter(c), c.Request(), "", time.Time{}, list)
-	return nil
-}
-
-// fileWriter sends a file to a client that reads downloadRate.
-type fileWriter struct {
-	http.ResponseWriter
-	began   time.Time
-	written int64
-}
-
-func newFileWriter(c echo.Context) *fileWriter {
-	return &fileWriter{ResponseWriter: c.Response(), began: time.Now()}
-}
-
-func (w *fileWriter) Write(part []byte) (int, error) {
-	w.written += int64(len(part))
-	due := w.began.Add(downloadGrace + time.Duration(w.written)*time.Second/downloadRate)
-	// Replaces the server's accept.WriteTimeout. It fails if the connection has no deadlines.
-	_ = http.NewResponseController(w.ResponseWriter).SetWriteDeadline(due)
-	return w.ResponseWriter.Write(part)
 }

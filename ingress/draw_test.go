@@ -7,11 +7,8 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"fmt"
-	"io"
 	"maps"
 	"net/http"
-	"net/http/httptest"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -79,6 +76,15 @@ func (d drawn) close() map[string]any {
 	d.t.Helper()
 	testshop.Exec(d.t, d.pool, "UPDATE sales SET closes_at = now() - interval '1 second' WHERE id = $1", d.entries)
 	return d.await("frozen")
+}
+
+// moveToRound has the draw wait for the round of drandAnswer.
+func (d drawn) moveToRound() {
+	d.t.Helper()
+	testshop.MoveDrawToRound(d.t, d.pool, d.goods)
+	testkit.Eventually(d.t, 10*time.Second, "the round is known", func() bool {
+		return d.get(d.path).is(http.StatusOK)["round"] == float64(testshop.BeaconRound)
+	})
 }
 
 func (d drawn) proof(receipt string) reply {
@@ -224,7 +230,7 @@ func (d drawn) holdFiles(receipts map[string]string) {
 	tag := leaves.header.Get("Etag")
 	require.Equal(d.t, http.StatusNotModified, d.get(d.path+"/leaves", reqHeader{"If-None-Match", tag}).status)
 	d.get(d.path+"/leaves", reqHeader{"If-Match", `"x"`}).isProblem(http.StatusPreconditionFailed, "precondition-failed")
-	require.Equal(d.t, "public, max-age=31536000, immutable", leaves.header.Get("Cache-Control"))
+	require.Equal(d.t, "public, max-age=31536000, immutable, no-transform", leaves.header.Get("Cache-Control"))
 	const from = draw.RecordBytes + 1
 	part := d.get(d.path+"/leaves", reqHeader{"Range", fmt.Sprintf("bytes=%d-", from)}, reqHeader{"If-Range", tag})
 	require.Equal(d.t, []any{http.StatusPartialContent, leaves.body[from:]}, []any{part.status, part.body})
@@ -250,7 +256,7 @@ func TestBeaconSeedsDraw(t *testing.T) {
 	d.close()
 	p := beacon(drandAnswer).isProblem(http.StatusBadRequest, "invalid-beacon")
 	require.Regexp(t, `^the seed of the draw is that of round \d+, of 20\S+Z\.$`, p["detail"])
-	testshop.MoveDrawToRound(t, d.pool, d.goods)
+	d.moveToRound()
 	for body, slug := range map[string]string{
 		`{}`:                                "invalid-beacon",
 		`{"round":657413}`:                  "invalid-beacon",
@@ -278,8 +284,8 @@ func TestBeaconSeedsDraw(t *testing.T) {
 	d.holdFiles(receipts)
 
 	testshop.Exec(t, s.pool, "UPDATE draws SET voided_at = now(), void_reason = 'late' WHERE sale_id = $1", d.goods)
-	beacon(drandAnswer).isProblem(http.StatusConflict, "draw-void")
 	require.Equal(t, "late", d.await("void")["void_reason"])
+	beacon(drandAnswer).isProblem(http.StatusConflict, "draw-void")
 }
 
 func TestDrawIsRefused(t *testing.T) {
@@ -330,64 +336,54 @@ func TestDrawIsRefused(t *testing.T) {
 	require.Contains(t, p["detail"], "units of it are held or sold")
 }
 
-// A client that does not read keeps no connection of Postgres, and takes no more than its places.
-func TestSlowDownloadHoldsNothing(t *testing.T) {
+// Whoever floods a draw with wrong signatures keeps no party from revealing its secret, and no one from another address
+// from bringing the right one.
+func TestWrongSignaturesHoldNoLine(t *testing.T) {
 	t.Parallel()
-	s := openShop(t, func(c *Config) { c.AddressStreams = 1 })
-	d := s.prepareDraw()
+	s := openShop(t, behindProxy, func(c *Config) { c.AddressStreams = 4 })
+	d, other := s.prepareDraw(), s.prepareDraw()
 	d.create("").is(http.StatusCreated)
-	const chunks = 1000
-	testshop.Exec(t, s.pool, `INSERT INTO draw_chunks (sale_id, chunk, first_id, records, ids, hash)
-		SELECT $1, n, gen_random_uuid(), decode(repeat('00', 33 * 1024), 'hex'), decode(repeat('00', 16 * 1024), 'hex'),
-			decode(repeat('00', 32), 'hex') FROM generate_series(0, $2::int - 1) AS n`, d.goods, chunks)
-	testshop.Exec(t, s.pool, `UPDATE draws SET entries = 1024 * $2::bigint, root = decode(repeat('00', 32), 'hex'),
-		frozen_at = now() WHERE sale_id = $1`, d.goods, chunks)
-	slow := s.dial()
-	slow.sends("GET " + d.path + "/leaves HTTP/1.1\r\nHost: shop\r\n\r\n")
-	res, err := http.ReadResponse(slow.answers, nil)
-	require.NoError(t, err)
-	require.EqualValues(t, chunks*1024*draw.RecordBytes, res.ContentLength)
-	testkit.Eventually(t, 10*time.Second, "no connection is taken", func() bool {
-		return s.pool.Stat().AcquiredConns() == 0
-	})
-	p := d.get(d.path+"/bundle").isProblem(http.StatusTooManyRequests, "rate-limited")
-	require.Contains(t, p["detail"], "downloads")
-	n, err := io.Copy(io.Discard, res.Body)
-	require.NoError(t, err)
-	require.Equal(t, res.ContentLength, n)
-	testkit.Eventually(t, 10*time.Second, "its place is free", func() bool {
-		return d.get(d.path+"/bundle").status == http.StatusOK
-	})
-	for range downloadsMax {
-		require.True(t, s.server.limits.downloads.all.acquire())
+	secret := bytes.Repeat([]byte{1}, 32)
+	other.create(fmt.Sprintf(`,"freeze_seconds":10,"parties":[{"name":"ann","commitment":"%x"}]`, sha256.Sum256(secret))).
+		is(http.StatusCreated)
+	d.enter("u1")
+	other.enter("u1")
+	d.startWorker()
+	d.close()
+	other.close()
+	d.moveToRound()
+	stranger := fromAddress("192.0.2.1")
+	wrong := func(n int) string {
+		return fmt.Sprintf(`{"round":%d,"signature":"%s%08x"}`, testshop.BeaconRound, signature[:88], n)
 	}
-	d.get(d.path+"/leaves").isProblem(http.StatusServiceUnavailable, "overloaded")
-
-	testshop.Exec(t, s.pool, "DELETE FROM draw_chunks WHERE sale_id = $1 AND chunk >= 100", d.goods)
-	s.server.limits.downloads.all.release()
-	slow.sends("GET " + d.path + "/leaves HTTP/1.1\r\nHost: shop\r\n\r\n")
-	res, err = http.ReadResponse(slow.answers, nil)
-	require.NoError(t, err)
-	_, err = io.Copy(io.Discard, res.Body)
-	require.ErrorIs(t, err, io.ErrUnexpectedEOF, "a part does not look like the list")
-}
-
-func TestDownloadOfSlowClientIsCutOff(t *testing.T) {
-	t.Parallel()
-	part, results := make([]byte, 1<<20), make(chan error, 2)
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		anHourAgo := time.Now().Add(-time.Hour)
-		for _, read := range []int64{3600 * downloadRate, 0} {
-			_, err := (&fileWriter{w, anHourAgo, read}).Write(part)
-			results <- err
-		}
-	}))
-	defer server.Close()
-	res, err := http.Get(server.URL) //nolint:noctx // of this test
-	require.NoError(t, err)
-	require.NoError(t, <-results)
-	require.ErrorIs(t, <-results, os.ErrDeadlineExceeded)
-	_ = res.Body.Close()
+	require.Equal(t, http.StatusBadRequest, d.post(d.path+"/beacon", wrong(0), stranger).status)
+	require.Equal(t, http.StatusBadRequest, d.post(d.path+"/beacon", wrong(0), stranger).status, "it is remembered")
+	turns := s.server.draws.verifier.line.turns
+	for range cap(turns) { // a flood holds them
+		testkit.Eventually(t, testshop.Soon, "a turn is free", func() bool {
+			select {
+			case turns <- struct{}{}:
+				return true
+			default:
+				return false
+			}
+		})
+	}
+	waiting := make(chan reply, 5)
+	for n := range cap(waiting) {
+		go func() { waiting <- d.post(d.path+"/beacon", wrong(n+1), stranger) }()
+	}
+	p := (<-waiting).isProblem(http.StatusTooManyRequests, "rate-limited")
+	require.Contains(t, p["detail"], "in line")
+	other.post(other.path+"/reveal", fmt.Sprintf(`{"party":"ann","secret":"%x"}`, secret)).is(http.StatusOK)
+	for range cap(turns) {
+		<-turns
+	}
+	for range cap(waiting) - 1 {
+		require.Contains(t, []int{http.StatusBadRequest, http.StatusServiceUnavailable}, (<-waiting).status)
+	}
+	d.post(d.path+"/beacon", drandAnswer).is(http.StatusOK)
+	d.post(d.path+"/beacon", wrong(99), stranger).isProblem(http.StatusBadRequest, "invalid-beacon")
 }
 
 // A crowd that asks for proofs keeps nobody from a sale, and no one from giving the seed.
@@ -399,28 +395,45 @@ func TestProofsWaitInLine(t *testing.T) {
 	receipts := d.enter("u1", "u2", "u3")
 	d.startWorker()
 	d.close()
-	testshop.MoveDrawToRound(t, d.pool, d.goods)
+	d.moveToRound()
 	lock, err := s.pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = lock.Rollback(context.Background()) }()
 	_, err = lock.Exec(t.Context(), "LOCK TABLE draw_chunks")
 	require.NoError(t, err)
-	proofs := make(chan reply, len(receipts))
+	// A receipt that anybody can make up takes the turn of none that was signed.
+	proofs, strange := make(chan reply, len(receipts)), make(chan reply, 2)
+	for range cap(strange) {
+		raw, err := base64.RawURLEncoding.DecodeString(receipts["u1"])
+		require.NoError(t, err)
+		raw[len(raw)-1]++ // of the signature
+		go func() { strange <- d.proof(base64.RawURLEncoding.EncodeToString(raw)) }()
+	}
+	d.awaitReaders(lineTurns)
 	for _, receipt := range receipts {
 		go func() { proofs <- d.proof(receipt) }()
 	}
-	testkit.Eventually(t, 10*time.Second, "two proofs are read", func() bool {
-		var reading int
-		err := s.pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks
-			WHERE NOT granted AND relation = 'draw_chunks'::regclass`).Scan(&reading)
-		return err == nil && reading == readTurns
-	})
+	d.awaitReaders(2 * lineTurns)
 	s.get("/v1/sales/" + d.goods.String()).is(http.StatusOK)
 	d.post(d.path+"/beacon", drandAnswer).is(http.StatusOK)
 	require.NoError(t, lock.Rollback(t.Context()))
 	for range receipts {
 		(<-proofs).is(http.StatusOK)
 	}
+	for range cap(strange) {
+		(<-strange).is(http.StatusOK)
+	}
+}
+
+// awaitReaders waits until so many calls wait for a lock of the lists.
+func (d drawn) awaitReaders(n int) {
+	d.t.Helper()
+	testkit.Eventually(d.t, 10*time.Second, "proofs are read", func() bool {
+		var reading int
+		err := d.pool.QueryRow(d.t.Context(), `SELECT count(*) FROM pg_locks
+			WHERE NOT granted AND relation = 'draw_chunks'::regclass`).Scan(&reading)
+		return err == nil && reading == n
+	})
 }
 
 // A refused change, which anybody can make, does not have all draws read again.

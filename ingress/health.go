@@ -39,8 +39,9 @@ func (s *health) live(c echo.Context) error {
 	}{"alive"})
 }
 
-// ready serves GET /readyz: the server takes requests, Redis takes the writes of a purchase, and the secret for
-// receipts was read. Postgres is reported, but not required: a sale goes on without it.
+// ready serves GET /readyz: the server takes requests, Redis takes the writes of a purchase, the secret for receipts
+// was read, and a key for the tokens of buyers is known. Postgres is reported, but not required: a sale goes on without
+// it. Neither is the provider of the keys, once they are known.
 func (s *health) ready(c echo.Context) error {
 	states, err := s.readiness()
 	if err != nil {
@@ -63,8 +64,10 @@ func (s *health) readiness() (serverStates, error) {
 	states.Redis = redisState
 	detail := ""
 	switch code := reservation.RefusalCode(err); {
-	case err == nil && s.receipts.signer.Load() != nil:
+	case err == nil && s.receipts.signer.Load() != nil && s.hasKeys():
 		return states, nil
+	case err == nil && !s.hasKeys():
+		detail = "No key for the tokens of buyers is known: STAMPEDE_JWKS_URL does not answer, or with no usable key."
 	case err == nil:
 		detail = "The secret for receipts was not read from Postgres yet, and STAMPEDE_RECEIPT_SECRET is not set."
 	case code != "":
@@ -76,6 +79,9 @@ func (s *health) readiness() (serverStates, error) {
 		Kind: problems.NotReady, retryAfter: retrySoon, redis: states.Redis, postgres: states.Postgres, detail: detail,
 	}
 }
+
+// hasKeys is false if no token of a buyer can be verified.
+func (s *health) hasKeys() bool { return s.keys == nil || s.keys.Known() != nil }
 
 // look is readiness for the metrics.
 func (s *health) look(context.Context) (notReady string, dependencies map[string]bool) {

@@ -36,6 +36,10 @@ type clientLimits struct {
 
 	orderStreams, saleStreams, downloads streamLimits
 
+	// addressStreams is Config.AddressStreams, and refused counts who gets none of its places.
+	addressStreams int
+	refused        *prometheus.CounterVec
+
 	log          *slog.Logger
 	proxyWarning cooldown
 }
@@ -62,7 +66,8 @@ func newClientLimits(c Config, registry *prometheus.Registry) (*clientLimits, er
 		return callLimits{user: limited(c.UserLimit, "user", kind), address: limited(c.AddressLimit, "address", kind)}
 	}
 	l := &clientLimits{
-		proxies: c.TrustedProxies, log: c.Logger, purchases: calls("purchases"), orders: calls("orders"),
+		proxies: c.TrustedProxies, addressStreams: c.AddressStreams, refused: refused, log: c.Logger,
+		purchases: calls("purchases"), orders: calls("orders"),
 		others: callLimits{address: limited(c.AddressLimit, "address", "others")},
 	}
 	for kind, streams := range map[string]*streamLimits{"order-streams": &l.orderStreams, "sale-streams": &l.saleStreams} {

@@ -3,7 +3,9 @@ package ingress
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -70,6 +72,9 @@ type metrics struct {
 	receiptSecret *prometheus.GaugeVec
 
 	plainPurchases, outcomeMessages, outcomeLookups prometheus.Counter
+
+	stripe  map[stripeOutcome]prometheus.Counter
+	reports map[reportKey]prometheus.Counter
 }
 
 type verdictMetrics struct {
@@ -104,6 +109,8 @@ func newMetrics(registry *prometheus.Registry, from gaugeSources) (*metrics, err
 		}), []string{"class", "outcome"}),
 		verdicts: make(map[reservation.Verdict]verdictMetrics),
 		sales:    newSaleMetrics(),
+		stripe:   make(map[stripeOutcome]prometheus.Counter),
+		reports:  make(map[reportKey]prometheus.Counter),
 		wait: prometheus.NewHistogram(telemetry.Native(prometheus.HistogramOpts{
 			Name: "stampede_purchase_wait_seconds",
 			Help: "Time from the arrival of the last bytes of a purchase at this machine until it is read: in the kernel, " +
@@ -136,9 +143,19 @@ func newMetrics(registry *prometheus.Registry, from gaugeSources) (*metrics, err
 			"stampede_purchase_wait_seconds comes before it.",
 		Buckets: purchaseBuckets,
 	}), []string{"outcome"})
+	stripe := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "stampede_stripe_messages_total",
+		Help: "Messages at Stripe's endpoint by outcome: kept, refused without a signature that fits, overloaded if others " +
+			"were read in its place, or why a signed one was ignored: no-event, thin-event, other-type, test-mode, unpaid, " +
+			"free, no-order, no-refund, unknown-payment or archived.",
+	}, []string{"outcome"})
+	taken := []stripeOutcome{stripeKept, stripeRefused, stripeOverloaded}
+	for _, outcome := range slices.AppendSeq(taken, maps.Keys(stripeIgnored)) {
+		m.stripe[outcome] = stripe.WithLabelValues(string(outcome))
+	}
 	collectors := append(from.collectors(),
 		m.requests, m.seconds, m.plainPurchases, m.outcomeMessages, m.outcomeLookups, byVerdict, seconds, m.wait,
-		m.receiptSecret, m.sales.purchases)
+		m.receiptSecret, m.sales.purchases, stripe, m.newReports())
 	if err := register(registry, collectors...); err != nil {
 		return nil, err
 	}

@@ -23,6 +23,8 @@ const (
 	// followInterval is how often an ingress looks for the sales to follow, so that their series exist before they open.
 	followInterval = 5 * time.Second
 	followTimeout  = 3 * time.Second
+	// activeLooks is for how many of these looks a sale is active after a purchase: a minute.
+	activeLooks = 12
 )
 
 // saleOutcome is what became of a purchase, as the metrics of its sale tell it.
@@ -38,7 +40,11 @@ const (
 
 var saleOutcomeLabels = [saleOutcomes]string{"accepted", "refused", "shed", "failed"}
 
-type saleCounters [saleOutcomes]prometheus.Counter
+type saleCounters struct {
+	outcomes [saleOutcomes]prometheus.Counter
+	// active is for how many looks more the sale is active.
+	active atomic.Int64
+}
 
 // saleMetrics count the purchases of the sales that the catalog follows, each for itself. A request finds its counters
 // without a lock.
@@ -46,16 +52,18 @@ type saleMetrics struct {
 	purchases *prometheus.CounterVec
 	others    *saleCounters
 
-	// followed is replaced as a whole, under mu.
+	// followed is replaced as a whole, under mu. missed has other sales with purchases since the last look.
 	followed atomic.Pointer[map[uuid.UUID]*saleCounters]
+	missed   map[uuid.UUID]bool
 	mu       sync.Mutex
 }
 
 func newSaleMetrics() *saleMetrics {
-	m := &saleMetrics{purchases: prometheus.NewCounterVec(prometheus.CounterOpts{
+	m := &saleMetrics{missed: map[uuid.UUID]bool{}, purchases: prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "stampede_sale_purchases_total",
 		Help: "Purchases by sale and outcome: accepted, refused, shed (overloaded or rate-limited) or failed (unavailable or " +
-			"unknown). 50 sales, those that sell first, have series of their own; the label of all others is other.",
+			"unknown). 50 sales, those where something happens first, have series of their own; the label of all others is " +
+			"other.",
 	}, []string{"sale", "outcome"})}
 	m.others = m.counters(otherSales)
 	m.followed.Store(&map[uuid.UUID]*saleCounters{})
@@ -65,7 +73,7 @@ func newSaleMetrics() *saleMetrics {
 func (m *saleMetrics) counters(label string) *saleCounters {
 	counters := new(saleCounters)
 	for outcome, name := range saleOutcomeLabels {
-		counters[outcome] = m.purchases.WithLabelValues(label, name)
+		counters.outcomes[outcome] = m.purchases.WithLabelValues(label, name)
 	}
 	return counters
 }
@@ -80,14 +88,37 @@ func (m *saleMetrics) count(sale uuid.UUID, outcome saleOutcome, exists bool) {
 	if counters == nil {
 		counters = m.others
 	}
-	counters[outcome].Inc()
+	if counters.active.Load() < activeLooks {
+		counters.active.Store(activeLooks)
+	}
+	counters.outcomes[outcome].Inc()
 }
 
-// add gives series to a sale, while there are few.
+// add gives series to a sale, while there are few. Otherwise it is active at the next look, if nobody holds the lock.
 func (m *saleMetrics) add(sale uuid.UUID) {
 	if len(*m.followed.Load()) < saleSeriesMax {
 		m.follow(sale)
+	} else if m.mu.TryLock() {
+		defer m.mu.Unlock()
+		if len(m.missed) < saleSeriesMax {
+			m.missed[sale] = true
+		}
 	}
+}
+
+// active returns the sales that have had purchases lately. Each look calls it once.
+func (m *saleMetrics) active() []uuid.UUID {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	sales := slices.Collect(maps.Keys(m.missed))
+	clear(m.missed)
+	for id, counters := range *m.followed.Load() {
+		if counters.active.Load() > 0 {
+			counters.active.Add(-1)
+			sales = append(sales, id)
+		}
+	}
+	return sales
 }
 
 // follow gives series to these sales. Others keep theirs while there are few: a sale may be newer than the list.
@@ -115,11 +146,11 @@ func (m *saleMetrics) follow(sales ...uuid.UUID) {
 
 // run follows the sales that find returns, until ctx is done.
 func (m *saleMetrics) run(
-	ctx context.Context, find func(context.Context, int) ([]uuid.UUID, error), log *slog.Logger,
+	ctx context.Context, find func(context.Context, []uuid.UUID, int) ([]uuid.UUID, error), log *slog.Logger,
 ) {
 	for {
 		limited, cancel := context.WithTimeout(ctx, followTimeout)
-		sales, err := find(limited, saleSeriesMax)
+		sales, err := find(limited, m.active(), saleSeriesMax)
 		cancel()
 		if err == nil {
 			m.follow(sales...)

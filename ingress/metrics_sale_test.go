@@ -1,6 +1,7 @@
 package ingress
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/google/uuid"
@@ -46,6 +47,26 @@ func TestFollowedSalesHaveSeries(t *testing.T) {
 	require.Equal(t, (saleSeriesMax+1)*4, testutil.CollectAndCount(m.purchases), "others have lost their series")
 	m.count(newest, saleFailed, true)
 	require.EqualValues(t, 1, m.counted(newest.String(), saleFailed))
+}
+
+// A sale that is asked for gets series although there are enough others, and keeps them for a while.
+func TestActiveSalesAreFollowed(t *testing.T) {
+	t.Parallel()
+	m, sales := newSaleMetrics(), newSales(saleSeriesMax+1)
+	asked := sales[0]
+	m.follow(sales[1:]...)
+	require.Empty(t, m.active())
+	m.count(asked, saleRefused, true)
+	require.EqualValues(t, 1, m.counted(otherSales, saleRefused))
+	require.Equal(t, []uuid.UUID{asked}, m.active())
+	require.Empty(t, m.active())
+	m.follow(slices.Concat([]uuid.UUID{asked}, sales[1:])...)
+	m.count(asked, saleRefused, true)
+	require.EqualValues(t, 1, m.counted(asked.String(), saleRefused))
+	for range activeLooks {
+		require.Equal(t, []uuid.UUID{asked}, m.active())
+	}
+	require.Empty(t, m.active())
 }
 
 func TestCountOfPurchaseAllocatesNothing(t *testing.T) {

@@ -65,6 +65,33 @@ func TestRoutesAreThePathsOfTheDocument(t *testing.T) {
 	require.Equal(t, routes, documented)
 }
 
+// The contract holds each answer to the headers of the document. Gateways must neither buffer nor compress a stream,
+// nor compress what has ranges.
+func TestDocumentKeepsGatewaysFromHoldingBack(t *testing.T) {
+	t.Parallel()
+	c := theContract()
+	paths := c.at(c.root(), "paths")
+	streams, files := 0, 0
+	for path := range paths.members {
+		answers := c.at(paths, path, "get", "responses")
+		for status := range answers.members {
+			headers := c.at(answers, status, "headers")
+			caching := text(c.at(headers, "Cache-Control", "schema").members["const"])
+			if c.at(answers, status, "content", "text/event-stream").members != nil {
+				streams++
+				require.Equal(t, []string{"no-store, no-transform", "no"},
+					[]string{caching, text(c.at(headers, "X-Accel-Buffering", "schema").members["const"])}, path)
+			}
+			if headers.members["Accept-Ranges"] != nil {
+				files++
+				require.Contains(t, caching, "no-transform", path)
+			}
+		}
+	}
+	require.NotZero(t, streams)
+	require.NotZero(t, files)
+}
+
 // Each problem is in the enumeration of all, has a schema with the title and status of the code and a page, and can be
 // the answer of an operation (or of the router).
 func TestEachProblemIsDescribed(t *testing.T) {

@@ -29,14 +29,14 @@ type operatorService struct {
 // operatorCall is the handler of a call, for the operator with this name.
 type operatorCall func(c echo.Context, operator string) error
 
-// by makes the handler of a call by an operator who has this role, or a higher one.
-func (s *operatorService) by(lowest operators.Role, call operatorCall) echo.HandlerFunc {
+// by makes the handler of a call by an operator who has this role, or a higher one. It runs in one of the slots.
+func (s *operatorService) by(slots *slots, lowest operators.Role, call operatorCall) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		operator, err := s.admin.admit(c.Request(), lowest)
 		if err != nil {
 			return err
 		}
-		return call(c, operator)
+		return slots.hold(func() error { return call(c, operator) })
 	}
 }
 

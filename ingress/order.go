@@ -27,7 +27,7 @@ func (s *orderService) show(c echo.Context) error {
 	if err != nil {
 		return err
 	}
-	found, err := s.orders.find(c.Request().Context(), id, user, receipt)
+	found, err := s.findInSlot(c, id, user, receipt)
 	if err != nil {
 		return err
 	}
@@ -49,9 +49,11 @@ func (s *orderService) list(c echo.Context) error {
 	}
 	var orders []order.Placed
 	var next uuid.UUID
-	err = s.orders.query(c.Request().Context(), orderTimeout, func(ctx context.Context) (err error) {
-		orders, next, err = s.config.Orders.ListOrders(ctx, filter, p.after, p.limit)
-		return err
+	err = s.inFlight.orders.hold(func() error {
+		return s.orders.query(c.Request().Context(), orderTimeout, func(ctx context.Context) (err error) {
+			orders, next, err = s.config.Orders.ListOrders(ctx, filter, p.after, p.limit)
+			return err
+		})
 	})
 	if err != nil {
 		return err

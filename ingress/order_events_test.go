@@ -37,7 +37,7 @@ func TestOrderStreamSendsEachChange(t *testing.T) {
 	path, _, receipt := s.purchased(sale, "ada")
 	w := s.watch(withReceipt(path+"/events", receipt), as("ada"))
 	require.Equal(t, http.StatusOK, w.status)
-	require.Equal(t, []string{"text/event-stream", "no-store", "no"}, []string{
+	require.Equal(t, []string{"text/event-stream", "no-store, no-transform", "no"}, []string{
 		w.header.Get("Content-Type"), w.header.Get("Cache-Control"), w.header.Get("X-Accel-Buffering"),
 	})
 	other := s.watch(path+"/events", as("ada"))

@@ -221,7 +221,7 @@ func isDecision(err error) bool {
 	}
 	for _, decision := range []error{
 		order.ErrNotFound, order.ErrIllegalTransition, order.ErrExpired, order.ErrDamaged, order.ErrArchived,
-		order.ErrPaymentNotFound, order.ErrRefundNotDue,
+		order.ErrPaymentNotFound, order.ErrRefundNotDue, order.ErrNotUnclear,
 	} {
 		if errors.Is(err, decision) {
 			return true

@@ -22,29 +22,35 @@ const paymentsPath = "/v1/payments"
 // all buyers, so its address is limited only while it does not know a token.
 func (s *operatorService) reportPayment(c echo.Context) error {
 	if _, err := s.admin.admit(c.Request(), operators.Cashier); err != nil {
+		s.metrics.countReport(reportByShop, err, c.Request().Header.Get("Authorization"))
 		return s.limits.limitAddress(func(echo.Context) error { return err })(c)
 	}
+	err := s.takeReport(c)
+	s.metrics.countReport(reportByShop, err, "")
+	return err
+}
+
+// takeReport keeps the report of an admitted request.
+func (s *operatorService) takeReport(c echo.Context) error {
 	buf := scratchPool.Get().(*scratch)
 	defer scratchPool.Put(buf)
 	body, err := readBody(c.Request(), buf.body[:], problemTooLarge)
 	if err != nil {
 		return err
 	}
-	return s.keepMoney(c, body)
-}
-
-// keepMoney keeps the money of a report and answers what became of it. It takes a slot after the body was read, as
-// orderService.answerChange does.
-func (s *operatorService) keepMoney(c echo.Context, report []byte) error {
-	money, err := order.ReadMoney(report)
+	money, err := order.ReadMoney(body)
 	if err != nil {
 		return err
 	}
-	return s.inFlight.orders.hold(func() error {
-		return s.changePayment(c, func(ctx context.Context) (order.Payment, error) {
-			return s.config.Orders.Report(ctx, money)
-		})
+	return s.keepReported(c, func(ctx context.Context) (order.Payment, error) {
+		return s.config.Orders.Report(ctx, money)
 	})
+}
+
+// keepReported is changePayment for what was reported. It takes a slot after the body was read, as
+// orderService.answerChange does.
+func (s *operatorService) keepReported(c echo.Context, keep func(context.Context) (order.Payment, error)) error {
+	return s.inFlight.orders.hold(func() error { return s.changePayment(c, keep) })
 }
 
 // changePayment answers with the payment as the change leaves it.
@@ -64,15 +70,9 @@ func (s *operatorService) changePayment(
 
 // noteRefund serves POST /v1/admin/payments/{reference}/refunded.
 func (s *operatorService) noteRefund(c echo.Context, operator string) error {
-	reference := c.Param("reference")
-	if c.Request().URL.RawPath != "" { // then the router has taken the path as it was sent
-		var err error
-		if reference, err = url.PathUnescape(reference); err != nil {
-			return order.ErrPaymentNotFound
-		}
-	}
-	if !isText(reference) {
-		return order.ErrPaymentNotFound
+	reference, err := referenceInPath(c)
+	if err != nil {
+		return err
 	}
 	var body struct {
 		RefundReference string `json:"refund_reference"`
@@ -86,6 +86,38 @@ func (s *operatorService) noteRefund(c echo.Context, operator string) error {
 	return s.changePayment(c, func(ctx context.Context) (order.Payment, error) {
 		return s.config.OperatorsOrders.Refund(ctx, reference, body.RefundReference, operator)
 	})
+}
+
+// dismissPayment serves POST /v1/admin/payments/{reference}/dismissed.
+func (s *operatorService) dismissPayment(c echo.Context, operator string) error {
+	reference, err := referenceInPath(c)
+	if err != nil {
+		return err
+	}
+	var body struct {
+		Reason string `json:"reason"`
+	}
+	if err := readObject(c, &body); err != nil {
+		return err
+	}
+	if err := order.ValidateReason(body.Reason); err != nil {
+		return err
+	}
+	return s.changePayment(c, func(ctx context.Context) (order.Payment, error) {
+		return s.config.OperatorsOrders.Dismiss(ctx, reference, body.Reason, operator)
+	})
+}
+
+// referenceInPath returns the reference of a payment in the path of a request.
+func referenceInPath(c echo.Context) (reference string, err error) {
+	reference = c.Param("reference")
+	if c.Request().URL.RawPath != "" { // then the router has taken the path as it was sent
+		reference, err = url.PathUnescape(reference)
+	}
+	if err != nil || !isText(reference) {
+		return "", order.ErrPaymentNotFound
+	}
+	return reference, nil
 }
 
 // isText is false for what Postgres takes for no text: no payment has such a reference.
@@ -111,7 +143,7 @@ func (s *operatorService) listPayments(c echo.Context, _ string) error {
 		"order":  func(text string) error { return parseIDFilter("order", "an order", text, &filter.Order) },
 		"state": func(text string) error {
 			if filter.State = order.PaymentState(text); !slices.Contains(order.PaymentStates(), filter.State) {
-				return &order.InvalidError{Field: "state", Reason: "must be waiting, settled, refund_due or refunded"}
+				return &order.InvalidError{Field: "state", Reason: "must be one of " + paymentStates()}
 			}
 			return nil
 		},
@@ -144,6 +176,15 @@ func (s *operatorService) listPayments(c echo.Context, _ string) error {
 		return err
 	}
 	return writeJSON(c, http.StatusOK, answer)
+}
+
+// paymentStates lists the states of a payment for people.
+func paymentStates() string {
+	var names []string
+	for _, state := range order.PaymentStates() {
+		names = append(names, string(state))
+	}
+	return strings.Join(names, ", ")
 }
 
 func (s *operatorService) findPayments(

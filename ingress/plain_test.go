@@ -212,7 +212,7 @@ func (stubOrders) FindOrders(context.Context, []uuid.UUID) ([]order.Order, error
 // stubSales are no sales.
 type stubSales struct{ Sales }
 
-func (stubSales) Followed(context.Context, int) ([]uuid.UUID, error) {
+func (stubSales) Followed(context.Context, []uuid.UUID, int) ([]uuid.UUID, error) {
 	return nil, errors.New("there is no Redis")
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/labstack/echo/v4"
 
+	"stampede/internal/accept"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"
@@ -87,6 +88,11 @@ var (
 	problemBodyBroken = fixed(problem{
 		Kind: problems.Invalid, closes: true, detail: "The body is incomplete, or arrived too slowly.",
 	})
+	problemHeadTooLarge = fixed(problem{
+		Kind: problems.HeadTooLarge, detail: "The request line and the headers may have at most " +
+			strconv.Itoa(accept.MaxHeadBytes) + " bytes together.",
+	})
+	problemNotHTTP   = fixed(problem{Kind: problems.Invalid, detail: "This is no valid HTTP request."})
 	problemMediaType = fixed(problem{
 		Kind: problems.MediaType, detail: "Send the body as application/json in UTF-8, without a Content-Encoding.",
 	})

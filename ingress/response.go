@@ -1,6 +1,7 @@
 package ingress
 
 import (
+	"fmt"
 	"maps"
 	"net/http"
 	"strconv"
@@ -8,6 +9,8 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"github.com/labstack/echo/v4"
+
+	"stampede/internal/accept"
 )
 
 // Header values that are the same in every answer. They must not be changed.
@@ -42,6 +45,20 @@ func writeProblem(c echo.Context, p *problem) {
 	defer scratchPool.Put(buf)
 	buf.out = p.appendJSON(buf.out[:0])
 	write(c, p.Status, buf.out)
+}
+
+// refusal returns the answer to a request that net/http refuses, as it is sent; nil for one of which no problem tells.
+func refusal(status int) []byte {
+	p := problemNotHTTP
+	switch status {
+	case http.StatusBadRequest:
+	case http.StatusRequestHeaderFieldsTooLarge:
+		p = problemHeadTooLarge
+	default:
+		return nil
+	}
+	return fmt.Appendf(nil, "HTTP/1.1 %d %s\r\nContent-Type: %s\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s",
+		status, http.StatusText(status), problemContent[0], len(p.body), p.body)
 }
 
 // write sends the answer. An error means that the client has left.
@@ -108,8 +125,6 @@ const (
 )
 
 var (
-	eventContent     = []string{"text/event-stream"}
-	noBuffering      = []string{"no"}
 	heartbeatComment = []byte(": \n\n")
 	// retryField has clients reconnect after two seconds. Browsers differ in what they do without it.
 	retryField = []byte("retry: 2000\n\n")
@@ -127,10 +142,7 @@ type eventStream struct {
 // the stream.
 func openStream(c echo.Context) *eventStream {
 	response := c.Response()
-	h := response.Header()
-	h["Content-Type"] = eventContent
-	h["Cache-Control"] = noStore
-	h["X-Accel-Buffering"] = noBuffering // nginx would hold events back
+	accept.EventStream(response.Header())
 	response.WriteHeader(http.StatusOK)
 	e := &eventStream{
 		response: response, connection: http.NewResponseController(response), heartbeats: time.NewTicker(heartbeatInterval),

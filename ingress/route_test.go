@@ -8,11 +8,14 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/golang-jwt/jwt/v5"
 	"github.com/labstack/echo/v4"
 	"github.com/stretchr/testify/require"
 
@@ -281,6 +284,33 @@ func TestSlowBodiesTakeNoSlot(t *testing.T) {
 	s.buy(sale, "", as("ada")).is(http.StatusAccepted)
 	slow[0].sends("}")
 	slow[0].receives().is(http.StatusAccepted)
+}
+
+// The keys of a stranger's token may have to be fetched from a provider that does not answer.
+func TestStrangersTakeNoSlot(t *testing.T) {
+	t.Parallel()
+	i := newIssuer(t)
+	var isSlow atomic.Bool
+	asked := make(chan struct{}, 1)
+	provider := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if isSlow.Load() {
+			asked <- struct{}{}
+			<-r.Context().Done()
+			return
+		}
+		i.Config.Handler.ServeHTTP(w, r)
+	}))
+	t.Cleanup(provider.Close)
+	s := openShop(t, withIssuer(i), func(c *Config) { c.JWKSURL, c.MaxInFlight = provider.URL, 2 })
+	buyer := bearing(sign(t, jwt.SigningMethodRS256, i.rsa, "rsa", tokenClaims()))
+	s.get("/v1/orders", buyer).is(http.StatusOK)
+	isSlow.Store(true)
+	unknown := sign(t, jwt.SigningMethodRS256, i.rsa, "unknown", tokenClaims())
+	stranger := s.dial()
+	stranger.sends("GET /v1/orders HTTP/1.1\r\nHost: shop\r\nAuthorization: Bearer " + unknown + "\r\n\r\n")
+	<-asked
+	s.get("/v1/orders", buyer).is(http.StatusOK)
+	stranger.receives().isProblem(http.StatusUnauthorized, "unauthorized")
 }
 
 // A kind that is full takes no slot from another.

@@ -184,9 +184,9 @@ func (s *saleService) price(sale uuid.UUID) price {
 	return found
 }
 
-// followed returns the sales that sell first. Their prices are known before they open.
-func (s *saleService) followed(ctx context.Context, limit int) ([]uuid.UUID, error) {
-	sales, err := s.config.Sales.Followed(ctx, limit)
+// followed returns the sales to follow. Their prices are known before they open.
+func (s *saleService) followed(ctx context.Context, active []uuid.UUID, limit int) ([]uuid.UUID, error) {
+	sales, err := s.config.Sales.Followed(ctx, active, limit)
 	for _, sale := range sales {
 		s.price(sale)
 	}

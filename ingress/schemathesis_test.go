@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -19,7 +20,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/test/testshop"
 	"stampede/reservation"
 )
 
@@ -67,13 +67,33 @@ func TestSchemathesis(t *testing.T) {
 	final, open, cancelled := order(0), order(time.Hour), order(time.Hour)
 	due := newReference()
 	s.post(paymentsPath, fmt.Sprintf(`{"reference":%q}`, due), operator).is(http.StatusOK)
+	unclear := s.signedByStripe(stripeSecret, paidIntent(newReference(), "4900", "eur", metadataOf("cart 7"))).
+		is(http.StatusOK)["reference"].(string)
 	s.signedByStripe(stripeSecret, `{"type":"charge.succeeded","emoji":"🎟"}`).is(http.StatusOK)
+	for body, outcome := range map[string]string{
+		paidIntent(newReference(), "500000", "isk", metadataOf("cart 7")):                    `"amount":5000,`,
+		paidIntent(newReference(), "4900.0", "eur", metadataOf("cart 7")):                    `"amount":4900,`,
+		paidIntent(newReference(), "4900", "eur", `"metadata":{"order_id":7}`):               `"unreadable":"order_id 7"`,
+		paidIntent(newReference(), "4900", "eur", `"name":"\ud83c",`+metadataOf("cart 7")):   `"amount":4900,`,
+		strings.Replace(paidIntent("pi_x", "1", "eur", metadataOf("x")), "true", "false", 1): "test mode",
+		`{"object":"v2.core.event","type":"v1.payment_intent.succeeded"}`:                    "thin event",
+	} {
+		answer := s.signedByStripe(stripeSecret, body)
+		answer.is(http.StatusOK)
+		require.Contains(t, answer.body, outcome)
+	}
+	disputed := newReference()
+	s.signedByStripe(stripeSecret, paidIntent(disputed, "4900", "eur", metadataOf("cart 7"))).is(http.StatusOK)
+	answer := s.signedByStripe(stripeSecret, stripeDispute("created", disputed, "needs_response"))
+	require.Equal(t, "disputed", answer.is(http.StatusOK)["state"])
+	answer = s.signedByStripe(stripeSecret, refundedCharge(strconv.Quote(disputed), "4900", `"metadata":{}`))
+	require.Equal(t, "refunded", answer.is(http.StatusOK)["state"])
 	s.signedByStripe("whsec_another-secret", "{}").isProblem(http.StatusBadRequest, "invalid-request")
 	drawn, byParties := s.prepareDraw(), s.prepareDraw()
 	drawn.create("").is(http.StatusCreated)
 	receipt := s.buy(drawn.entries, "", buyer).is(http.StatusAccepted)["receipt"].(string)
 	drawn.close()
-	testshop.MoveDrawToRound(t, drawn.pool, drawn.goods)
+	drawn.moveToRound()
 	drawn.post(drawn.path+"/beacon", drandAnswer).is(http.StatusOK)
 	drawn.proof(receipt).is(http.StatusOK)
 	secret := make([]byte, sha256.Size)
@@ -92,7 +112,7 @@ func TestSchemathesis(t *testing.T) {
 		func(name string) string {
 			return map[string]string{
 				"BUYER_TOKEN": token, "OPERATOR_TOKEN": adminToken,
-				"FINAL_ORDER": final, "OPEN_ORDER": open, "CANCELLED_ORDER": cancelled, "REFUND_DUE": due,
+				"FINAL_ORDER": final, "OPEN_ORDER": open, "CANCELLED_ORDER": cancelled, "REFUND_DUE": due, "UNCLEAR": unclear,
 				"DRAWN_SALE": drawn.goods.String(), "PARTIES_SALE": byParties.goods.String(), "WAITED_SALE": waited.String(),
 			}[name]
 		})), 0o600))

@@ -14,6 +14,7 @@ import (
 	"github.com/labstack/echo/v4"
 
 	"stampede/internal/accept"
+	"stampede/internal/keyset"
 	"stampede/internal/operators"
 	"stampede/internal/telemetry"
 )
@@ -27,6 +28,7 @@ type Server struct {
 	router *router
 	health *health
 	sales  *saleService
+	draws  *drawService // nil without Config.Draws
 
 	addr atomic.Pointer[string]
 	// connections is nil until Run listens.
@@ -39,11 +41,12 @@ type core struct {
 	config  Config
 	log     *slog.Logger
 	auth    authenticator
+	keys    *keyset.Source // nil unless the tokens of buyers are verified by a key set
 	metrics *metrics
 	limits  *clientLimits
 
-	// Every request under /v1 takes a slot of inFlight, except those that wait in a line; a purchase, a payment and a
-	// cancellation take it after their body was read.
+	// Every request under /v1 takes a slot of inFlight, except those that wait in a line. Where a call needs a proof of
+	// who makes it, it takes the slot afterwards; a purchase, a payment and a cancellation after their body was read.
 	inFlight inFlightSlots
 	// A purchase that only waits holds one of waitSlots instead.
 	waitSlots slots
@@ -82,8 +85,11 @@ func New(config Config) (*Server, error) {
 
 func (s *Server) init() (err error) {
 	c, background := s.core, s.background
-	if c.auth, err = newAuthenticator(background.ctx, c.config); err != nil {
+	if c.auth, c.keys, err = newAuthenticator(background.ctx, c.config); err != nil {
 		return err
+	}
+	if c.keys != nil {
+		background.start(c.keys.Run)
 	}
 	if c.limits, err = newClientLimits(c.config, c.config.Metrics); err != nil {
 		return err
@@ -137,8 +143,8 @@ func (s *Server) routes(operate *operatorService) {
 	r.servePurchase = r.handle(http.MethodPost, purchasePath, (&purchaseService{s.core, s.sales}).serve)
 
 	orders, inFlight := &orderService{s.core}, &s.inFlight
-	r.handleGet("/v1/orders", inFlight.orders.admit(orders.list))
-	r.handleGet("/v1/orders/:order", inFlight.orders.admit(orders.show))
+	r.handleGet("/v1/orders", orders.list)
+	r.handleGet("/v1/orders/:order", orders.show)
 	if s.config.BuyerPay == SwitchOn {
 		r.handlePost("/v1/orders/:order/pay", orders.pay)
 	}
@@ -153,7 +159,7 @@ func (s *Server) routes(operate *operatorService) {
 	r.handlePost("/v1/sales/:sale/events/ticket", limited(s.sales.createTicket))
 
 	change := func(path string, lowest operators.Role, call operatorCall) {
-		r.handlePost(path, limited(inFlight.operators.admit(operate.by(lowest, call))))
+		r.handlePost(path, limited(operate.by(&inFlight.operators, lowest, call)))
 	}
 	change(salesPath, operators.Admin, operate.createSale)
 	change("/v1/sales/:sale/pause", operators.Operator, operate.operateSale(s.config.Sales.Pause))
@@ -163,14 +169,15 @@ func (s *Server) routes(operate *operatorService) {
 	change("/v1/sales/:sale/rename", operators.Operator, operate.renameSale)
 	change("/v1/admin/orders/:order/cancel", operators.Operator, operate.cancelOrder)
 	change("/v1/admin/payments/:reference/refunded", operators.Cashier, operate.noteRefund)
+	change("/v1/admin/payments/:reference/dismissed", operators.Cashier, operate.dismissPayment)
 	r.handlePost(paymentsPath, operate.reportPayment)
 	if s.config.StripeSecretsFile != "" {
-		r.handlePost(stripePath, (&stripeService{operatorService: operate, reading: slots{limit: stripeReadingMax}}).serve)
+		r.handlePost(stripePath, (&stripeService{operatorService: operate}).serve)
 	}
 
 	// Looks at orders and at histories have slots of their own, so that they keep no operator from pausing a sale.
 	look := func(path string, call operatorCall) {
-		r.handleGet(path, limited(inFlight.looks.admit(operate.by(operators.Viewer, call))))
+		r.handleGet(path, limited(operate.by(&inFlight.looks, operators.Viewer, call)))
 	}
 	look("/v1/admin/orders", operate.listOrders)
 	look("/v1/admin/orders/:order", operate.showOrder)
@@ -186,9 +193,10 @@ func (s *Server) routes(operate *operatorService) {
 // drawRoutes registers the calls on draws and waiting lists.
 func (s *Server) drawRoutes(operate *operatorService) {
 	const path = "/v1/sales/:sale/draw"
-	reads := newLine(readTurns)
-	r, limited, draws := s.router, s.limits.limitAddress, newDrawService(operate, reads)
-	r.handlePost(path, limited(s.inFlight.operators.admit(operate.by(operators.Admin, draws.create))))
+	entrants := s.limits.newLine()
+	s.draws = newDrawService(operate, entrants)
+	r, limited, draws := s.router, s.limits.limitAddress, s.draws
+	r.handlePost(path, limited(operate.by(&s.inFlight.operators, operators.Admin, draws.create)))
 	r.handleGet(path, s.public(draws.show))
 	r.handleGet(path+"/bundle", limited(draws.download(draws.bundle)))
 	r.handleGet(path+"/leaves", limited(draws.download(draws.leaves)))
@@ -198,9 +206,9 @@ func (s *Server) drawRoutes(operate *operatorService) {
 	r.handlePost(path+"/reveal", inLine(draws.takeSecret))
 
 	const waitlist = "/v1/sales/:sale/waitlist"
-	lists := newWaitlistService(s.core, s.sales, reads)
+	lists := newWaitlistService(s.core, s.sales, entrants)
 	r.handlePost(waitlist, lists.join)
-	r.handleGet(waitlist, s.inFlight.orders.admit(lists.show))
+	r.handleGet(waitlist, lists.show)
 	r.handlePost(waitlist+"/leave", lists.leave)
 }
 
@@ -247,6 +255,7 @@ func (s *Server) Run(ctx context.Context) error {
 	base, cancelRequests := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancelRequests()
 	connections := accept.New(listener, s.config.MaxConnections)
+	connections.Refusal = refusal
 	s.connections.Store(connections)
 	server := accept.NewServer(s.router.echo, s.log)
 	served := accept.Serve(base, server, connections, s.plainReader())

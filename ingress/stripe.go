@@ -1,22 +1,25 @@
 package ingress
 
 import (
-	"cmp"
+	"context"
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
-	"github.com/go-json-experiment/json"
-	"github.com/go-json-experiment/json/jsontext"
 	"github.com/labstack/echo/v4"
 
+	"stampede/internal/forwarded"
+	"stampede/reservation/order"
 	"stampede/reservation/problems"
 )
 
@@ -24,14 +27,18 @@ const (
 	stripePath = "/v1/payments/stripe"
 	// stripeBodyMax bounds an event of Stripe.
 	stripeBodyMax = 256 << 10
-	// stripeReadingMax bounds the events that are read at the same time: 16 MB.
-	stripeReadingMax = 64
-	// stripeTolerance is how old a signature may be, as in Stripe's own libraries. A later repeat would do no harm: money
-	// with one reference counts once.
+	// stripeSmallMax is what is read of an event without a place among stripeReadersMax, as of every other call. Most
+	// events are smaller.
+	stripeSmallMax = 8 << 10
+	// stripeReadersMax bounds the longer events that are read at the same time: 16 MB.
+	stripeReadersMax = 64
+	// stripeTolerance is how old a signature may be, as in Stripe's own libraries, and how far ahead its clock. A later
+	// repeat would do no harm: money with one reference counts once.
 	stripeTolerance = 300 * time.Second
 
 	stripeSecretsMax     = 16
 	minStripeSecretBytes = 16
+	stripeMetadataMax    = 40
 )
 
 var (
@@ -39,50 +46,84 @@ var (
 		Kind: problems.TooLarge, detail: "An event of Stripe may have at most 262144 bytes.", closes: true,
 	})
 	problemStripeHeader = invalid("Stripe-Signature must be sent once, as t=…,v1=….")
-	problemStripeOld    = invalid("The signature in Stripe-Signature is older than 300 seconds. Look at the clocks.")
+	problemStripeTime   = invalid("The time in Stripe-Signature is more than 300 seconds from now. Look at the clocks.")
 	problemStripeSecret = invalid("Stripe-Signature fits no secret in STAMPEDE_STRIPE_SECRETS_FILE, or the body was " +
 		"changed on its way.")
 )
 
 // stripeService takes the events of Stripe (https://docs.stripe.com/webhooks). Their signature is the only proof of who
-// sends them.
+// sends them, and nobody has proved anything before the end of the body.
 type stripeService struct {
 	*operatorService
-	reading slots
+	readers stripeReaders
 }
 
 // serve serves POST /v1/payments/stripe. Stripe repeats for days what is not answered 2xx.
 func (s *stripeService) serve(c echo.Context) error {
-	return s.reading.hold(func() error {
-		body, err := s.readSigned(c.Request())
-		if err != nil {
-			return s.limits.limitAddress(func(echo.Context) error { return err })(c)
+	body, err := s.readSigned(c)
+	if err != nil {
+		outcome := stripeRefused
+		if errors.Is(err, problemOverloaded) {
+			outcome = stripeOverloaded
 		}
-		report, ignored, err := stripeReport(body)
-		if err != nil {
-			return err
+		s.metrics.stripe[outcome].Inc()
+		s.metrics.countReport(reportByStripe, err, c.Request().Header.Get("Stripe-Signature"))
+		return s.limits.limitAddress(func(echo.Context) error { return err })(c)
+	}
+	news, outcome := s.readEvent(body)
+	if outcome == stripeKept {
+		err = s.keepReported(c, func(ctx context.Context) (order.Payment, error) { return s.keepNews(ctx, news) })
+		switch {
+		case errors.Is(err, order.ErrPaymentNotFound):
+			outcome = stripeUnknown
+		case errors.Is(err, order.ErrArchived):
+			outcome = stripeArchived
 		}
-		if ignored != "" {
-			return writeJSON(c, http.StatusOK, struct {
-				Ignored string `json:"ignored"`
-			}{ignored})
+	}
+	s.metrics.stripe[outcome].Inc()
+	if why, ignored := stripeIgnored[outcome]; ignored {
+		return writeJSON(c, http.StatusOK, struct {
+			Ignored string `json:"ignored"`
+		}{why})
+	}
+	s.metrics.countReport(reportByStripe, err, "")
+	return err
+}
+
+// keepNews keeps what an event says.
+func (s *stripeService) keepNews(ctx context.Context, news stripeNews) (order.Payment, error) {
+	switch {
+	case news.refund.RefundReference != "":
+		return s.keepRefund(ctx, news.refund)
+	case news.dispute.ID != "":
+		return s.config.Orders.Disputed(ctx, news.dispute)
+	}
+	return s.config.Orders.Report(ctx, news.Money)
+}
+
+// keepRefund notes a refund at Stripe. Of a payment that does not name an order as Stampede does, it is only noted if
+// the payment was reported, because it may be another system's.
+func (s *stripeService) keepRefund(ctx context.Context, refund order.ProviderRefund) (order.Payment, error) {
+	if refund.Unclear != "" {
+		if p, err := s.config.OperatorsOrders.Payment(ctx, refund.Reference); err != nil {
+			return p, err
 		}
-		return s.keepMoney(c, report)
-	})
+	}
+	return s.config.Orders.RefundedAtProvider(ctx, refund)
 }
 
 // readSigned returns the body of a request that is signed with one of the secrets.
-func (s *stripeService) readSigned(r *http.Request) ([]byte, error) {
-	at, signatures, err := parseStripeSignature(r.Header["Stripe-Signature"])
+func (s *stripeService) readSigned(c echo.Context) ([]byte, error) {
+	at, signatures, err := parseStripeSignature(c.Request().Header["Stripe-Signature"])
 	if err != nil {
 		return nil, err
 	}
-	body, err := io.ReadAll(io.LimitReader(r.Body, stripeBodyMax+1))
-	switch {
-	case err != nil:
-		return nil, problemBodyBroken
-	case len(body) > stripeBodyMax:
-		return nil, problemStripeTooLarge
+	if age := time.Since(time.Unix(at, 0)); age > stripeTolerance || age < -stripeTolerance {
+		return nil, problemStripeTime
+	}
+	body, err := s.readers.read(c, s.limits.proxies.Key(c.Request()))
+	if err != nil {
+		return nil, err
 	}
 	secrets, err := readStripeSecrets(s.config.StripeSecretsFile)
 	if err != nil {
@@ -91,16 +132,76 @@ func (s *stripeService) readSigned(r *http.Request) ([]byte, error) {
 	for _, secret := range secrets {
 		mac := hmac.New(sha256.New, []byte(secret))
 		_, _ = fmt.Fprintf(mac, "%d.%s", at, body)
-		for sum, i := mac.Sum(nil), 0; i < len(signatures); i++ {
-			if hmac.Equal(sum, signatures[i]) {
-				if time.Since(time.Unix(at, 0)) > stripeTolerance {
-					return nil, problemStripeOld
-				}
-				return body, nil
-			}
+		sum := mac.Sum(nil)
+		if slices.ContainsFunc(signatures, func(s []byte) bool { return hmac.Equal(sum, s) }) {
+			return body, nil
 		}
 	}
 	return nil, problemStripeSecret
+}
+
+// stripeReaders bounds the long bodies that are read at the same time. At the bound a newcomer takes the place of the
+// address that has most of them, and of the oldest there: a body of Stripe is complete at once, so that strangers who
+// send slowly, even from many addresses, only take the places of each other.
+type stripeReaders struct {
+	mu sync.Mutex
+	// reading has the oldest first.
+	reading []*stripeReader
+}
+
+type stripeReader struct {
+	address    forwarded.Key
+	connection *http.ResponseController
+}
+
+// read reads a body.
+func (s *stripeReaders) read(c echo.Context, address forwarded.Key) ([]byte, error) {
+	body, err := io.ReadAll(io.LimitReader(c.Request().Body, stripeSmallMax))
+	if err == nil && len(body) == stripeSmallMax {
+		r := &stripeReader{address, http.NewResponseController(c.Response())}
+		s.enter(r)
+		var rest []byte
+		rest, err = io.ReadAll(io.LimitReader(c.Request().Body, stripeBodyMax+1-stripeSmallMax))
+		if !s.leave(r) {
+			return nil, problemOverloaded
+		}
+		body = append(body, rest...)
+	}
+	switch {
+	case err != nil:
+		return nil, problemBodyBroken
+	case len(body) > stripeBodyMax:
+		return nil, problemStripeTooLarge
+	}
+	return body, nil
+}
+
+func (s *stripeReaders) enter(r *stripeReader) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.reading) == stripeReadersMax {
+		ofAddress, most := map[forwarded.Key]int{}, 0
+		for _, other := range s.reading {
+			ofAddress[other.address]++
+			most = max(most, ofAddress[other.address])
+		}
+		at := slices.IndexFunc(s.reading, func(other *stripeReader) bool { return ofAddress[other.address] == most })
+		_ = s.reading[at].connection.SetReadDeadline(time.Now()) // ends its read
+		s.reading = slices.Delete(s.reading, at, at+1)
+	}
+	s.reading = append(s.reading, r)
+}
+
+// leave is false if another has taken the place.
+func (s *stripeReaders) leave(r *stripeReader) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at := slices.Index(s.reading, r)
+	if at < 0 {
+		return false
+	}
+	s.reading = slices.Delete(s.reading, at, at+1)
+	return true
 }
 
 // parseStripeSignature reads the header of a signature: its time, and one signature for each secret.
@@ -115,12 +216,12 @@ func parseStripeSignature(headers []string) (at int64, signatures [][]byte, err 
 				return 0, nil, problemStripeHeader
 			}
 		case "v1":
-			if signature, err := hex.DecodeString(value); err == nil {
+			if signature, err := hex.DecodeString(value); err == nil && len(signature) == sha256.Size {
 				signatures = append(signatures, signature)
 			}
 		}
 	}
-	if at == 0 || len(signatures) == 0 {
+	if len(signatures) == 0 {
 		return 0, nil, problemStripeHeader
 	}
 	return at, signatures, nil
@@ -151,45 +252,4 @@ func readStripeSecrets(name string) (secrets []string, err error) {
 		return nil, fault("it has %d secrets, want 1 to %d, one a line", len(secrets), stripeSecretsMax)
 	}
 	return secrets, nil
-}
-
-// stripeReport returns the report of the payment in an event, or why the event reports none. Both events of a payment
-// have the reference of its PaymentIntent, so that the money counts once. Money without an order in its metadata is
-// ignored: an account may sell more than what is here, and a PaymentIntent does not get the metadata of its session.
-func stripeReport(event []byte) (report []byte, ignored string, err error) {
-	var e struct {
-		Type string `json:"type"`
-		Data struct {
-			Object map[string]jsontext.Value `json:"object"`
-		} `json:"data"`
-	}
-	if json.Unmarshal(event, &e) != nil {
-		return nil, "", invalid("The body is not an event of Stripe.")
-	}
-	member := func(name string) (text string) {
-		_ = json.Unmarshal(e.Data.Object[name], &text) // anything else is like none
-		return text
-	}
-	reference, amount := member("id"), "amount_received"
-	switch e.Type {
-	case "checkout.session.completed", "checkout.session.async_payment_succeeded":
-		if member("payment_status") != "paid" {
-			return nil, "The session is not paid yet.", nil
-		}
-		reference, amount = cmp.Or(member("payment_intent"), reference), "amount_total"
-	case "payment_intent.succeeded":
-	default:
-		return nil, "Events of this type report no payment.", nil
-	}
-	var metadata struct {
-		OrderID string `json:"order_id"`
-	}
-	if _ = json.Unmarshal(e.Data.Object["metadata"], &metadata); metadata.OrderID == "" {
-		return nil, "Its metadata have no order_id.", nil
-	}
-	report, err = json.Marshal(map[string]any{
-		"reference": reference, "order_id": metadata.OrderID, "amount": e.Data.Object[amount],
-		"currency": strings.ToUpper(member("currency")),
-	})
-	return report, "", err
 }

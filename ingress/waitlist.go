@@ -19,7 +19,10 @@ import (
 )
 
 var (
-	problemNoWaitlist = fixed(problem{Kind: problems.WaitlistNotFound, detail: "The sale has no waiting list."})
+	problemNoWaitlist     = fixed(problem{Kind: problems.WaitlistNotFound, detail: "The sale has no waiting list."})
+	problemWaitlistClosed = fixed(problem{
+		Kind: problems.WaitlistNotFound, detail: "The waiting list of the sale is closed: nobody can join it.",
+	})
 	problemNotWaiting = fixed(problem{
 		Kind: problems.WaitlistNotFound, detail: "You have no place in the waiting list of the sale.",
 	})
@@ -39,7 +42,7 @@ func newWaitlistService(c *core, sales *saleService, reads *line) *waitlistServi
 	s := &waitlistService{orderService: &orderService{c}, sales: sales}
 	s.lists.start = c.background.start
 	s.lists.read = func(ctx context.Context, sale uuid.UUID) (places []int64, err error) {
-		err = reads.run(ctx, func() error {
+		err = reads.take(ctx, func() error {
 			return s.orders.query(ctx, waitingTimeout, func(ctx context.Context) (err error) {
 				places, err = s.config.Draws.WaitingPlaces(ctx, sale)
 				return err
@@ -103,6 +106,8 @@ func (s *waitlistService) join(c echo.Context) error {
 	held := &answer.Reservation
 	w := draws.Waiter{EntryID: held.OrderID, Place: held.Sequence}
 	switch {
+	case errors.Is(err, reservation.ErrWaitlistClosed):
+		return problemWaitlistClosed
 	case errors.Is(err, reservation.ErrNotSoldOut):
 		return problemNotSoldOut
 	case err != nil:
@@ -163,7 +168,7 @@ func viewWaiter(w draws.Waiter, sale reservation.Sale) waiterView {
 		EntryOrderID: w.EntryID, Place: w.Place, State: string(w.Outcome), Reason: w.Reason, OrderID: w.OrderID,
 	}
 	switch {
-	case w.HasLeft:
+	case w.HasLeft && !w.Holds:
 		v.State = "left"
 	case w.Outcome != "":
 	case sale.StateAt(time.Now()) == reservation.StateEnded:
@@ -184,11 +189,14 @@ func (s *waitlistService) show(c echo.Context) error {
 	if err != nil {
 		return err
 	}
-	return s.answer(c, sale, user)
+	return s.inFlight.orders.hold(func() error { return s.answer(c, sale, user) })
 }
 
 func (s *waitlistService) answer(c echo.Context, sale reservation.Sale, user string) error {
 	w, err := s.waiter(c.Request().Context(), sale, user)
+	if err == nil && w.HasLeft && w.Outcome == "" && sale.StateAt(time.Now()) != reservation.StateEnded {
+		err = s.withdraw(c.Request().Context(), sale.ID, user, &w)
+	}
 	if err != nil {
 		return err
 	}
@@ -197,6 +205,19 @@ func (s *waitlistService) answer(c echo.Context, sale reservation.Sale, user str
 		v.Before = s.before(c.Request().Context(), sale.ID, w.Place)
 	}
 	return writeJSON(c, http.StatusOK, v)
+}
+
+// withdraw makes sure that a user who has left has, and gets, no unit; or finds the order of one that was on its way.
+func (s *waitlistService) withdraw(ctx context.Context, sale uuid.UUID, user string, w *draws.Waiter) error {
+	ctx, cancel := context.WithTimeout(ctx, reservedTimeout)
+	defer cancel()
+	made, err := s.config.Reservations.Withdraw(ctx, sale, reservation.Offer{
+		UserID: user, Key: reservation.OfferKey(w.EntryID),
+	})
+	if w.Holds = made != uuid.Nil; w.Holds {
+		w.Outcome, w.OrderID = draw.Offered, made
+	}
+	return err
 }
 
 // waiter finds the place of a user in Postgres, and then in Redis, which has it earlier.
@@ -255,7 +276,7 @@ func (s *waitlistService) leave(c echo.Context) error {
 		if err != nil {
 			return err
 		}
-		if !w.HasLeft {
+		if !w.HasLeft && !w.Holds {
 			err := s.orders.change(c.Request().Context(), w.EntryID, user, func(ctx context.Context) error {
 				_, err := s.config.Orders.Withdraw(ctx, w.EntryID, "the buyer has left the waiting list", "buyer")
 				return err

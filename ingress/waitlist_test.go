@@ -14,6 +14,7 @@ import (
 	"stampede/ledger/draws"
 	"stampede/reservation"
 	"stampede/reservation/order"
+	"stampede/sql"
 )
 
 // A buyer waits, sees how many are before, is offered the unit that returns, and leaves.
@@ -60,6 +61,21 @@ func TestWaitingListOfSale(t *testing.T) {
 	testkit.Eventually(t, 20*time.Second, "the sale shows it", func() bool {
 		return s.get("/v1/sales/" + sale.String()).is(http.StatusOK)["waiting"] == 3.0
 	})
+	// It is an order without a price, and says what it is for.
+	shown := s.get("/v1/orders/"+entry, as("ada")).is(http.StatusOK)
+	require.Equal(t, sale.String(), shown["entry_for"])
+	listed := s.get("/v1/orders?limit=1", as("ada")).is(http.StatusOK)["orders"].([]any)[0].(map[string]any)
+	require.Equal(t, []any{entry, sale.String()}, []any{listed["order_id"], listed["entry_for"]})
+	for _, query := range []string{"?user=ada", "?sale=" + entries.String(), "?user=ada&sale=" + entries.String()} {
+		listed := s.get("/v1/admin/orders"+query, operator).is(http.StatusOK)["orders"].([]any)
+		require.Equal(t, sale.String(), listed[len(listed)-1].(map[string]any)["entry_for"], query)
+	}
+	require.Equal(t, sale.String(), s.get("/v1/admin/orders/"+entry, operator).is(http.StatusOK)["entry_for"])
+	require.NotContains(t, s.get(bought.header.Get("Location"), as("holder")).is(http.StatusOK), "entry_for")
+	// Money for it goes back.
+	p := s.post(paymentsPath, `{"reference":"`+newReference()+`","order_id":"`+entry+`"}`, operator).is(http.StatusOK)
+	require.Equal(t, []any{"refund_due", "nothing-to-pay"}, []any{p["state"], p["reason"]})
+
 	left := s.post(path+"/leave", "", as("bob")).is(http.StatusOK)
 	require.Equal(t, []any{"left", 2.0}, []any{left["state"], left["place"]})
 	require.Equal(t, left, s.post(path+"/leave", "", as("bob")).is(http.StatusOK))
@@ -174,4 +190,35 @@ func TestWaitingListsAreReadInBackground(t *testing.T) {
 		require.True(t, known)
 	}
 	require.Equal(t, []int{1, draws.WaitingPlacesMax}, []int{len(lists.lists), lists.places}, "the others are forgotten")
+}
+
+// Who leaves while a unit is on its way hears of it. The place is left when nothing can come any more.
+func TestLeaveWaitingListWhileUnitComes(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	sale := s.sale(reservation.Terms{Stock: 1, PerOrderLimit: 1, PaymentWindow: time.Hour, Waitlist: true})
+	path := "/v1/sales/" + sale.String() + "/waitlist"
+	bought := s.buy(sale, "", as("holder"))
+	entry := uuid.MustParse(s.post(path, "", as("ada")).is(http.StatusAccepted)["entry_order_id"].(string))
+	s.startWorker()
+	testkit.Eventually(t, 20*time.Second, "ada is in Postgres", func() bool {
+		return s.get(path, as("ada")).is(http.StatusOK)["before"] == 0.0
+	})
+	worker, err := s.pool.Begin(t.Context()) // of another worker, which dies
+	require.NoError(t, err)
+	defer func() { _ = worker.Rollback(context.Background()) }()
+	require.NoError(t, worker.QueryRow(t.Context(), sql.DrawsLockFree, sale).Scan(nil))
+	s.cancel(bought.header.Get("Location"), as("holder")).is(http.StatusOK)
+	unit := reservation.Offer{OrderID: order.NewOrderID(sale), UserID: "ada", Key: reservation.OfferKey(entry)}
+	testkit.Eventually(t, 20*time.Second, "it offers the unit", func() bool {
+		answers, err := s.store.Offer(t.Context(), reservation.Sale{ID: sale}, []reservation.Offer{unit})
+		return err == nil && answers[0].Verdict == reservation.Reserved
+	})
+	want := []any{"offered", unit.OrderID.String()}
+	for range 2 {
+		left := s.post(path+"/leave", "", as("ada")).is(http.StatusOK)
+		require.Equal(t, want, []any{left["state"], left["order_id"]})
+	}
+	seen := s.get(path, as("ada")).is(http.StatusOK)
+	require.Equal(t, want, []any{seen["state"], seen["order_id"]})
 }

@@ -152,5 +152,9 @@ func isWithoutMonth(err error) bool {
 // isNotFresh reports whether record_fresh.sql failed because some of its events need record_orders.sql.
 func isNotFresh(err error) bool {
 	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && pgErr.Code == uniqueViolation || isWithoutMonth(err)
+	if !errors.As(err, &pgErr) {
+		return false
+	}
+	return pgErr.Code == uniqueViolation || pgErr.Code == notNullViolation && pgErr.ColumnName == "sale_id" ||
+		isWithoutMonth(err)
 }

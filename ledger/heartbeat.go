@@ -32,8 +32,12 @@ type Heartbeat struct {
 // down.
 func (h Heartbeat) Run(ctx context.Context) error {
 	sending := retry.Outage{Log: h.Logger, Doing: "record a heartbeat in Postgres"}
+	turns := movedTurns{pool: h.Pool}
 	for {
 		lasted, err := h.Send(ctx)
+		if err == nil {
+			err = turns.move(ctx, lasted)
+		}
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // a stop is no failure
 		}
@@ -60,4 +64,35 @@ func (h Heartbeat) Send(ctx context.Context) (lasted time.Duration, err error) {
 		return 0, fmt.Errorf("heartbeat: %w", err)
 	}
 	return time.Duration(seconds * float64(time.Second)), nil
+}
+
+// turnsMax bounds the turns to pay that are moved at each heartbeat after an outage.
+const turnsMax = 5000
+
+// movedTurns moves the turns to pay that are written with the orders after an outage, a part at each heartbeat.
+type movedTurns struct {
+	pool *pgxpool.Pool
+	// since is when the last outage was over, zero if nothing is left to move, and lasted how long it was.
+	since  time.Time
+	lasted time.Duration
+}
+
+func (m *movedTurns) move(ctx context.Context, lasted time.Duration) error {
+	if lasted != 0 {
+		m.since, m.lasted = time.Now(), max(lasted, -lasted)
+	}
+	if m.since.IsZero() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, heartbeatTimeout)
+	defer cancel()
+	var moved int
+	err := m.pool.QueryRow(ctx, sql.LedgerMoveTurns, turnsMax, (m.lasted + time.Since(m.since)).Seconds()).Scan(&moved)
+	if err != nil {
+		return fmt.Errorf("move the turns to pay: %w", err)
+	}
+	if moved == 0 {
+		m.since = time.Time{}
+	}
+	return nil
 }

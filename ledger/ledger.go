@@ -36,7 +36,9 @@ type Ledger struct {
 	pool     *pgxpool.Pool
 	outcomes *Outcomes // nil to publish nothing
 	changed  func(order.Status)
-	noted    func(order.PaymentState, order.RefundReason)
+	noted    func(order.PaymentState, order.PaymentReason)
+	// line has the reports of payments that are to be decided.
+	line *paymentLine
 	// paced has sales with a pace (uuid.UUID), which record_fresh.sql leaves to record_orders.sql.
 	paced *sync.Map
 	// limitLocks is the SET that bounds how long a transaction waits for a lock. It is sent with the BEGIN.
@@ -53,7 +55,7 @@ const lockWait = 2 * time.Second
 // New returns a Ledger on a migrated database.
 func New(pool *pgxpool.Pool) *Ledger {
 	return (&Ledger{
-		pool: pool, noted: func(order.PaymentState, order.RefundReason) {}, paced: new(sync.Map),
+		pool: pool, noted: func(order.PaymentState, order.PaymentReason) {}, line: newPaymentLine(), paced: new(sync.Map),
 	}).WithLockTimeout(lockWait)
 }
 
@@ -341,6 +343,7 @@ type orderRow struct {
 	Currency         zeronull.Text
 	PaymentReference string
 	Reason           string
+	EntryFor         zeronull.UUID
 }
 
 func scanOrder(row pgx.CollectableRow) (order.Order, error) {
@@ -354,7 +357,7 @@ func (r *orderRow) order() order.Order {
 		Items: order.Items(r.Items), Status: r.Status, Version: r.Version, ReservedAt: r.ReservedAt.UTC(),
 		UpdatedAt: r.UpdatedAt.UTC(), ExpiresAt: time.Time(r.ExpiresAt),
 		PayFrom: time.Time(r.PayFrom), Amount: int64(r.Amount), Currency: string(r.Currency),
-		PaymentReference: r.PaymentReference, Reason: r.Reason,
+		PaymentReference: r.PaymentReference, Reason: r.Reason, EntryFor: uuid.UUID(r.EntryFor),
 	}
 	for _, at := range []*time.Time{&o.ExpiresAt, &o.PayFrom} {
 		if !at.IsZero() {

@@ -411,3 +411,23 @@ func TestErrStoppingWrapsCanceled(t *testing.T) {
 	t.Parallel()
 	require.ErrorIs(t, stream.ErrStopping, context.Canceled)
 }
+
+// In a DEFAULT partition, which operators add to be safe, a row without a sale fails in another way than without one.
+func TestDefaultPartitionKeepsNoOrderFromItsDecision(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	testshop.Exec(t, pool, "CREATE TABLE events_else PARTITION OF order_events DEFAULT")
+	testshop.Exec(t, pool, "CREATE TABLE orders_else PARTITION OF orders DEFAULT")
+	sale, rebuilt := testshop.NewSale(t, pool, 10), testshop.NewSale(t, pool, 10)
+	testshop.RaiseEpoch(t, pool, rebuilt)
+	events := []order.OrderReserved{
+		testshop.Reserved(sale, "ann", 1), testshop.Reserved(rebuilt, "bob", 1),
+		testshop.Reserved(uuid.Must(uuid.NewV7()), "cid", 1),
+	}
+	outcomes, err := ledger.New(pool).Record(t.Context(), events)
+	require.NoError(t, err)
+	require.Equal(t, []order.Status{order.StatusConfirmed, order.StatusVoided},
+		[]order.Status{outcomes[0].Status, outcomes[1].Status})
+	require.Equal(t, ledger.BadData, ledger.FaultOf(outcomes[2].Err))
+	require.ErrorIs(t, outcomes[2].Err, ledger.ErrUnknownSale)
+}

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype/zeronull"
 
+	"stampede/internal/pg"
 	"stampede/reservation/order"
 	"stampede/sql"
 )
@@ -98,24 +99,23 @@ func scanned(filter order.Filter, limit int) int {
 func collectPage(
 	rows pgx.Rows, filter order.Filter, limit, scan int,
 ) (orders []order.Placed, last order.Placed, err error) {
-	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[struct {
+	type looked struct {
 		placedRow
 		N int
-	}])
+	}
+	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[looked])
 	if err != nil {
 		return nil, last, err
 	}
-	orders = make([]order.Placed, 0, len(found))
-	for _, row := range found {
-		switch {
-		case len(orders) == limit:
-			return orders, orders[limit-1], nil
-		case filter.Status == "" || row.Status == filter.Status:
-			orders = append(orders, row.placed())
-		}
-		if row.N == scan {
-			return orders, row.placed(), nil
-		}
+	page, end := pg.ScannedPage(found, limit, scan, func(row *looked) (int, bool) {
+		return row.N, filter.Status == "" || row.Status == filter.Status
+	})
+	orders = make([]order.Placed, len(page))
+	for i := range page {
+		orders[i] = page[i].placed()
+	}
+	if end != nil {
+		last = end.placed()
 	}
 	return orders, last, nil
 }
@@ -278,11 +278,15 @@ func (l *Ledger) exportUser(filter order.Filter, span Span) nextPage {
 	}
 }
 
-// exportChanged reads the events of exportPage positions at a time.
+// exportChanged reads exportPage events at a time.
 func (l *Ledger) exportChanged(filter order.Filter, span Span) nextPage {
 	after := span.ChangedAfter
 	return func(ctx context.Context) (page []order.Placed, more bool, err error) {
-		to := min(after+exportPage, span.ChangedTo)
+		to := span.ChangedTo
+		err = l.pool.QueryRow(ctx, sql.LedgerChangesPage, after, to, exportPage-1).Scan(&to)
+		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+			return nil, false, err
+		}
 		rows, _ := l.pool.Query(ctx, sql.LedgerExportChanges, pgx.QueryExecModeCacheDescribe, after, to, span.ChangedTo,
 			zeronull.UUID(filter.Sale), zeronull.Text(filter.User), zeronull.Text(filter.Status),
 			zeronull.Timestamptz(span.Since), zeronull.Timestamptz(span.Until)) // rows carry the error

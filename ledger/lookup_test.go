@@ -161,3 +161,36 @@ func TestFindOrdersReturnsRecordedOrders(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, orders)
 }
+
+// A restore or a replication may set the sequence of positions ahead: numbers without an event cost nothing.
+func TestExportOfChangesReadsRows(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	sale := testshop.NewSale(t, pool, 10_000)
+	var newest int64
+	for i, ahead := range []int64{1_000_000_000, 2_000_000_000, 3_000_000_000} {
+		testshop.Exec(t, pool, `WITH o AS (
+				INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at)
+				SELECT gen_random_uuid(), $1, 'user-' || n, 1, 'voided', 2, n, 1, now(), now()
+				FROM generate_series($2::int * 2100 + 1, $2 * 2100 + 2100) AS n RETURNING *)
+			INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at)
+			SELECT id, 2, 'OrderVoided', sale_id, user_id, 1, now() FROM o`, sale, i)
+		newest = testshop.QueryInt(t, pool, "SELECT max(position) FROM order_events")
+		testshop.Exec(t, pool, "SELECT setval('order_events_position_seq', $1)", ahead)
+	}
+	export := func(after, to int64) int {
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		users := map[string]bool{}
+		span := ledger.Span{ChangedAfter: after, ChangedTo: to}
+		require.NoError(t, ledger.New(pool).Export(ctx, order.Filter{}, span, func(o order.Placed) error {
+			require.False(t, users[o.UserID], "each once")
+			users[o.UserID] = true
+			return nil
+		}))
+		return len(users)
+	}
+	require.Equal(t, 6300, export(0, 3_000_000_000))
+	require.Equal(t, 2100, export(1_000_000_000, newest-2100))
+	require.Equal(t, 100, export(newest-100, 3_000_000_000))
+}

@@ -1,268 +1,74 @@
 package ledger
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype/zeronull"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"stampede/internal/crashpoint"
 	"stampede/internal/pg"
 	"stampede/internal/telemetry"
 	"stampede/reservation/order"
 	"stampede/sql"
 )
 
-// This file keeps the money that Stampede was told of. order/transition.go decides about it.
+// This file keeps the money that Stampede was told of. order/transition.go decides about it, payment_batch.go writes
+// what was decided about several reports in one transaction, and payment_line.go brings reports together that come at
+// the same time.
 
 // Report keeps money that was reported, pays its order with it or makes its refund due, in one transaction, and returns
-// what became of it. Money for an order that Postgres does not have waits (SweepPayments). A repeat changes nothing and
-// returns what became of the first report, also if it says something else.
+// what became of it. Money for an order that Postgres does not have waits (SweepPayments), and so does money for an
+// order whose records are damaged, for who mends them. A repeat changes nothing and returns what became of the first
+// report. A repeat that says something else is kept as an unclear payment of its own (Money.KeyOfContradiction), unless
+// it says what the first report could not (Money.Mends).
 //
-// Money for an order whose records are damaged waits for who mends them.
+// What counts is the time of the call: money that waits here, or for its order, is not late.
 //
 // The error is an *order.InvalidError for the reference, or one of Postgres. Then the same report is safe to repeat.
 func (l *Ledger) Report(ctx context.Context, m order.Money) (order.Payment, error) {
-	payment, _, err := l.report(ctx, m, nil, m.Reference)
+	r := &report{Money: m}
+	err := r.Validate()
+	if err == nil {
+		err = l.line.decide(ctx, l, r)
+	}
 	if errors.Is(err, order.ErrDamaged) {
-		payment, err = l.keepWaiting(ctx, m)
+		r = &report{Money: m, blind: true}
+		err = l.decideTogether(ctx, []*report{r}, false)
 	}
 	if err != nil {
 		return order.Payment{}, fmt.Errorf("report payment=%s order=%s: %w", m.Reference, m.OrderID, err)
 	}
-	return payment, nil
+	return r.payment, nil
 }
 
-// Pay is Report by a buyer, for an own order, which is paid at its price. Buyers' references are kept with the order,
-// so that none of them takes one of a payment provider.
+// Pay is Report by a buyer, for an own order, which is paid at its price. A buyer's word is no money: what no order
+// takes makes no refund due, and is kept apart (order.PaymentClaimed), of each order only the first claimsMax. What the
+// shop reports with the same reference takes the place of the claim.
 //
 // The error is an *order.InvalidError for the reference; order.ErrNotFound, also for another user's
 // order; order.ErrExpired once the deadline has passed; wraps order.ErrIllegalTransition, and is an
 // *order.AlreadyPaidError for an order paid with another reference; wraps order.ErrDamaged; or is
-// one of Postgres. The refund of a payment that is refused is due.
+// one of Postgres.
 func (l *Ledger) Pay(ctx context.Context, id uuid.UUID, user, reference string) (order.Order, error) {
-	payment, o, err := l.report(ctx, order.Money{Reference: reference, OrderID: id}, &user, id.String()+":"+reference)
-	if err == nil && (o.Status != order.StatusPaid || o.PaymentReference != reference) {
-		err = o.Refusal(payment.Reason)
+	r := &report{Money: order.Money{Reference: reference, OrderID: id}, user: &user}
+	err := r.Validate()
+	if err == nil {
+		err = l.line.decide(ctx, l, r)
 	}
 	if err != nil {
 		return order.Order{}, fmt.Errorf("pay order=%s: %w", id, err)
 	}
-	return o, nil
+	return r.order, nil
 }
 
-// keepWaiting keeps money without a look at its order.
-func (l *Ledger) keepWaiting(ctx context.Context, m order.Money) (payment order.Payment, err error) {
-	err = l.inTransaction(ctx, func(tx pgx.Tx) error {
-		if _, err := insertPayment(ctx, tx, m.Reference, m, decision{}); err != nil {
-			return err
-		}
-		payment, err = findPayment(ctx, tx, m.Reference)
-		return err
-	})
-	return payment, err
-}
-
-// insertPayment writes the report of the money with the decision. It returns false if the key has a payment.
-func insertPayment(ctx context.Context, tx pgx.Tx, key string, m order.Money, d decision) (isNew bool, err error) {
-	data := map[string]string{}
-	if m.Unreadable != "" {
-		data["unreadable"] = m.Unreadable
-	}
-	err = tx.QueryRow(ctx, sql.PaymentReport, key, zeronull.UUID(m.OrderID), zeronull.UUID(d.before.SaleID),
-		zeronull.Int8(m.Amount), zeronull.Text(m.Currency), data, zeronull.Text(d.event),
-		zeronull.Text(d.reason)).Scan(&isNew)
-	return isNew, err
-}
-
-// report keeps the money under a key. The order is the user's, or anybody's if that is nil. It returns the order as it
-// is afterwards, zero if there is none.
-func (l *Ledger) report(
-	ctx context.Context, m order.Money, user *string, key string,
-) (payment order.Payment, o order.Order, err error) {
-	if err := m.Validate(); err != nil {
-		return payment, o, err
-	}
-	var changed []order.Order
-	var isNew bool
-	err = l.inTransaction(ctx, func(tx pgx.Tx) error {
-		changed, isNew = nil, false
-		d, err := l.decide(ctx, tx, &m, user)
-		if err != nil {
-			return err
-		}
-		if d.before.Status == order.StatusPaid && d.before.PaymentReference == m.Reference {
-			// The same money was reported in the other way: by the shop, or by the buyer.
-			if payment, err = findSettled(ctx, tx, m.OrderID); !errors.Is(err, order.ErrPaymentNotFound) {
-				o = d.before
-				return err
-			}
-		}
-		crashpoint.Hit(crashpoint.BeforePayment)
-		if isNew, err = insertPayment(ctx, tx, key, m, d); errors.Is(err, pgx.ErrNoRows) { // its sale was archived in between
-			if d, err = l.decide(ctx, tx, &m, user); err == nil {
-				isNew, err = insertPayment(ctx, tx, key, m, d)
-			}
-		}
-		crashpoint.Hit(crashpoint.PaymentInserted)
-		if o = d.before; err == nil && isNew && d.event == order.EventPaymentSettled {
-			changed = []order.Order{d.before}
-			o, err = l.settle(ctx, tx, d, m.Reference)
-		}
-		if err == nil {
-			payment, err = findPayment(ctx, tx, key)
-		}
-		crashpoint.Hit(crashpoint.BeforePaymentCommit)
-		return err
-	})
-	crashpoint.Hit(crashpoint.AfterPayment)
-	if err == nil && isNew {
-		l.noted(payment.State, payment.Reason)
-	}
-	return payment, o, l.announce(changed, o, err)
-}
-
-// decision is what the rule says about money.
-type decision struct {
-	event  order.PaymentEvent // empty to wait
-	reason order.RefundReason
-	// before is the order, locked; zero if there is none. after is the order after its payment.
-	before, after order.Order
-}
-
-// decide locks the order of the money and applies the rule. A buyer is told of an order that does not exist.
-func (l *Ledger) decide(ctx context.Context, tx pgx.Tx, m *order.Money, user *string) (d decision, err error) {
-	if m.OrderID == uuid.Nil && user == nil {
-		return decision{event: order.EventPaymentRefundDue, reason: order.RefundOrderNotFound}, nil
-	}
-	locked, overdue, err := l.LockOrder(ctx, tx, m.OrderID, user)
-	switch {
-	case errors.Is(err, order.ErrNotFound) && user == nil:
-		return d, nil
-	case FaultOf(err) == BadData:
-		return d, fmt.Errorf("%w: %w", order.ErrDamaged, err)
-	case err != nil:
-		return d, err
-	}
-	d.before = locked.Order
-	if user != nil {
-		m.Amount, m.Currency = d.before.Amount, d.before.Currency
-	}
-	if d.after, d.reason = d.before.Paid(*m, overdue); d.reason != "" {
-		d.event = order.EventPaymentRefundDue
-		return d, nil
-	}
-	d.event = order.EventPaymentSettled
-	return d, nil
-}
-
-// settle writes the payment of the order.
-func (l *Ledger) settle(ctx context.Context, tx pgx.Tx, d decision, reference string) (paid order.Order, err error) {
-	paid = d.after
-	paid.PaymentReference = reference
-	paid.UpdatedAt, err = writeChange(ctx, tx, change{event: order.EventPaid}, []order.Order{d.before}, paid)
-	if err == nil {
-		err = noteTrace(ctx, tx, paid)
-	}
-	return paid, err
-}
-
-const (
-	// orderAwaited is how long money waits for an order that is in neither store.
-	orderAwaited = 10 * time.Minute
-	// paymentsMax bounds the payments of one look.
-	paymentsMax = 1000
-)
-
-// SweepPayments decides about payments whose orders Postgres has by now, and makes the refund of those due whose orders
-// are in neither store after ten minutes: mayCome tells that an order may still come to Postgres. It is asked before
-// Postgres, so that an order which comes in between is found there. It returns how many it has decided about, and the
-// first error.
-func (l *Ledger) SweepPayments(
-	ctx context.Context, mayCome func(ctx context.Context, id uuid.UUID) (bool, error),
-) (decided int, err error) {
-	rows, _ := l.pool.Query(ctx, sql.PaymentWaiting, orderAwaited.Seconds(), paymentsMax) // rows carry the error
-	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[struct {
-		Reference string
-		OrderID   uuid.UUID
-		Old       bool
-	}])
-	if err != nil {
-		return 0, fmt.Errorf("find waiting payments: %w", err)
-	}
-	var failed error
-	for _, w := range found {
-		isComing, isDecided, err := true, false, error(nil)
-		if w.Old {
-			isComing, err = mayCome(ctx, w.OrderID)
-		}
-		if err == nil {
-			isDecided, err = l.decideWaiting(ctx, w.Reference, isComing)
-		}
-		if err != nil && failed == nil {
-			failed = fmt.Errorf("payment=%s order=%s: %w", w.Reference, w.OrderID, err)
-		}
-		if isDecided {
-			decided++
-		}
-	}
-	return decided, failed
-}
-
-// decideWaiting decides about a payment that waits. It goes on to wait for an order that is coming.
-func (l *Ledger) decideWaiting(ctx context.Context, reference string, isComing bool) (decided bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, RecordTimeout)
-	defer cancel()
-	var changed []order.Order
-	var paid order.Order
-	var d decision
-	err = l.inTransaction(ctx, func(tx pgx.Tx) error {
-		decided, changed = false, nil
-		p, err := findPayment(ctx, tx, reference)
-		if err != nil || p.State != order.PaymentWaiting {
-			return err
-		}
-		d, err = l.decide(ctx, tx, &p.Money, nil)
-		switch {
-		case err != nil:
-			return err
-		case d.event == "" && isComing:
-			return nil
-		case d.event == "":
-			d.event, d.reason = order.EventPaymentRefundDue, order.RefundOrderNotFound
-		}
-		crashpoint.Hit(crashpoint.BeforePayment)
-		err = tx.QueryRow(ctx, sql.PaymentDecide, reference, zeronull.UUID(d.before.SaleID), d.event,
-			zeronull.Text(d.reason)).Scan(new(int64))
-		if errors.Is(err, pgx.ErrNoRows) { // it is decided, or its sale was archived
-			return nil
-		}
-		crashpoint.Hit(crashpoint.PaymentInserted)
-		if err == nil && d.event == order.EventPaymentSettled {
-			changed = []order.Order{d.before}
-			paid, err = l.settle(ctx, tx, d, reference)
-		}
-		crashpoint.Hit(crashpoint.BeforePaymentCommit)
-		decided = err == nil
-		return err
-	})
-	if hasCode(err, uniqueViolation) { // another worker decided first
-		return false, nil
-	}
-	crashpoint.Hit(crashpoint.AfterPayment)
-	if decided = decided && err == nil; decided {
-		l.noted(d.event.State(), d.reason)
-	}
-	return decided, l.announce(changed, paid, err)
-}
-
-// Refund notes that a payment whose refund is due was refunded, and returns it. A repeat changes nothing.
+// Refund notes that a payment went back that is due for refund, or unclear, and returns it. A repeat changes nothing.
 //
 // The error is an *order.InvalidError for the reference of the refund, order.ErrPaymentNotFound, wraps
 // order.ErrRefundNotDue, and is an *order.RefundedError for a payment that was refunded with another reference, or is
@@ -271,33 +77,80 @@ func (l *Ledger) Refund(ctx context.Context, reference, refundReference, operato
 	if err := order.ValidateRefundReference(refundReference); err != nil {
 		return order.Payment{}, err
 	}
-	var p order.Payment
-	var isNew bool
-	err := l.inTransaction(ctx, func(tx pgx.Tx) error {
-		err := tx.QueryRow(ctx, sql.PaymentRefunded, reference, refundReference, operator).Scan(new(int64))
-		if isNew = err == nil; !isNew && !errors.Is(err, pgx.ErrNoRows) {
-			return err
+	p, err := l.end(ctx, reference, func(p order.Payment) (order.Payment, error) {
+		switch {
+		case p.State == order.PaymentRefunded && p.RefundReference != refundReference:
+			return p, &order.RefundedError{RefundReference: p.RefundReference}
+		case p.State == order.PaymentRefundDue, p.State == order.PaymentUnclear:
+			p.State, p.RefundReference, p.Operator = order.PaymentRefunded, refundReference, operator
+		case p.State != order.PaymentRefunded:
+			return p, order.ErrRefundNotDue
 		}
-		p, err = findPayment(ctx, tx, reference)
-		return err
+		return p, nil
 	})
-	if err == nil && isNew {
-		l.noted(p.State, p.Reason)
-	}
-	if hasCode(err, uniqueViolation) { // another operator was first
-		p, err = l.Payment(ctx, reference)
-	}
-	switch {
-	case err != nil:
-	case p.State != order.PaymentRefunded:
-		err = order.ErrRefundNotDue
-	case p.RefundReference != refundReference:
-		err = &order.RefundedError{RefundReference: p.RefundReference}
-	}
 	if err != nil {
 		return order.Payment{}, fmt.Errorf("refund payment=%s: %w", reference, err)
 	}
 	return p, nil
+}
+
+// Dismiss notes that an operator has looked at an unclear payment, and that nothing of it has to go back. A repeat
+// changes nothing.
+//
+// The error is an *order.InvalidError for the reason, order.ErrPaymentNotFound, order.ErrNotUnclear, or one of
+// Postgres.
+func (l *Ledger) Dismiss(ctx context.Context, reference, why, operator string) (order.Payment, error) {
+	if err := order.ValidateReason(why); err != nil {
+		return order.Payment{}, err
+	}
+	p, err := l.end(ctx, reference, func(p order.Payment) (order.Payment, error) {
+		switch p.State {
+		case order.PaymentUnclear:
+			p.State, p.Note, p.Operator = order.PaymentDismissed, why, operator
+		case order.PaymentDismissed:
+		default:
+			return p, order.ErrNotUnclear
+		}
+		return p, nil
+	})
+	if err != nil {
+		return order.Payment{}, fmt.Errorf("dismiss payment=%s: %w", reference, err)
+	}
+	return p, nil
+}
+
+// end changes a payment, but not its order, to what decide returns: the same if nothing is left to do.
+func (l *Ledger) end(
+	ctx context.Context, reference string, decide func(order.Payment) (order.Payment, error),
+) (order.Payment, error) {
+	return l.endWith(ctx, reference, func(_ pgx.Tx, p order.Payment) (order.Payment, error) { return decide(p) })
+}
+
+// endWith is end with the transaction. The error is order.ErrArchived for a payment in an archive.
+func (l *Ledger) endWith(
+	ctx context.Context, reference string, decide func(pgx.Tx, order.Payment) (order.Payment, error),
+) (p order.Payment, err error) {
+	isNew := false
+	err = l.untilRead(ctx, func(tx pgx.Tx) error {
+		isNew = false
+		before, err := findPayment(ctx, tx, reference)
+		if err != nil {
+			return err
+		}
+		if p, err = decide(tx, before); err != nil || p == before {
+			return err
+		}
+		if isArchived, err := findArchived(ctx, tx, reference); err != nil || len(isArchived) > 0 {
+			return cmp.Or(err, order.ErrArchived)
+		}
+		p.Version++
+		isNew = true
+		return addPaymentEvents(ctx, tx, []*order.Payment{&p})
+	})
+	if err == nil && isNew {
+		l.noted(p.State, p.Reason)
+	}
+	return p, err
 }
 
 // Payment returns the payment with this reference, or order.ErrPaymentNotFound.
@@ -305,123 +158,199 @@ func (l *Ledger) Payment(ctx context.Context, reference string) (order.Payment, 
 	return findPayment(ctx, l.pool, reference)
 }
 
-// ListPayments returns at most limit payments that match, in the order of their latest events, after that position, or
-// from the beginning if that is 0: positions of an archive of another database are negative. next is where the next
-// page begins, or 0 at the end.
-func (l *Ledger) ListPayments(
-	ctx context.Context, f order.PaymentFilter, after int64, limit int,
-) (payments []order.Payment, next int64, err error) {
-	if after == 0 {
-		after = math.MinInt64
-	}
-	query, args := sql.PaymentList, []any{after, limit + 1, zeronull.Text(f.State)}
-	if f.State == order.PaymentRefundDue {
-		query, args = sql.PaymentListDue, args[:2]
-	}
-	args = append(args, zeronull.UUID(f.Sale), zeronull.UUID(f.Order))
-	rows, _ := l.pool.Query(ctx, query, args...) // rows carry the error
-	payments, err = pgx.CollectRows(rows, scanPayment)
+// Payments returns the payments with these references by them, but for those in archives.
+func (l *Ledger) Payments(ctx context.Context, references []string) (map[string]order.Payment, error) {
+	rows, _ := l.pool.Query(ctx, sql.PaymentFind, references) // rows carry the error
+	found, err := pgx.CollectRows(rows, scanPayment)
 	if err != nil {
-		return nil, 0, fmt.Errorf("list payments: %w", err)
+		return nil, fmt.Errorf("find payments: %w", err)
 	}
-	if len(payments) > limit {
-		payments = payments[:limit]
-		next = payments[limit-1].Position
+	payments := make(map[string]order.Payment, len(found))
+	for _, p := range found {
+		payments[p.Reference] = p
 	}
-	return payments, next, nil
+	return payments, nil
 }
 
 // WithPayments returns a Ledger that also calls noted, once, with each state that it brings a payment to, and the
-// reason of the refund.
-func (l *Ledger) WithPayments(noted func(order.PaymentState, order.RefundReason)) *Ledger {
+// reason.
+func (l *Ledger) WithPayments(noted func(order.PaymentState, order.PaymentReason)) *Ledger {
 	counting := *l
 	counting.noted = noted
 	return &counting
 }
 
 // CountPayments registers the counter of a process, for all its ledgers, and returns what counts for WithPayments.
-func CountPayments(reg prometheus.Registerer) (func(order.PaymentState, order.RefundReason), error) {
+func CountPayments(reg prometheus.Registerer) (func(order.PaymentState, order.PaymentReason), error) {
 	counted, err := telemetry.RegisterOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "stampede_payments_total",
-		Help: "Payments that ingresses and workers brought to the state waiting, settled, refund_due or refunded, by it and " +
-			"the reason of the refund.",
+		Help: "Payments that ingresses and workers brought to a state, by it and the reason. The state claimed is that of " +
+			"buyers' words, which are no money.",
 	}, []string{"state", "reason"}))
 	if err != nil {
 		return nil, fmt.Errorf("register metrics: %w", err)
 	}
-	count := func(state order.PaymentState, reason order.RefundReason) prometheus.Counter {
+	count := func(state order.PaymentState, reason order.PaymentReason) prometheus.Counter {
 		return counted.WithLabelValues(string(state), string(reason))
 	}
-	for _, state := range []order.PaymentState{order.PaymentWaiting, order.PaymentSettled} {
-		count(state, "") // it exists before the first payment, which increase() would miss otherwise
+	// They exist before the first payment, which increase() would miss otherwise.
+	for _, state := range []order.PaymentState{
+		order.PaymentWaiting, order.PaymentSettled, order.PaymentDisputed, order.PaymentClaimed,
+	} {
+		count(state, "")
 	}
 	for _, reason := range order.RefundReasons() {
 		count(order.PaymentRefundDue, reason)
 		count(order.PaymentRefunded, reason)
+		count(order.PaymentClaimed, reason)
+		count(order.PaymentDisputed, reason)
 	}
-	return func(state order.PaymentState, reason order.RefundReason) { count(state, reason).Inc() }, nil
-}
-
-// RefundsDue are the refunds that are due in a currency.
-type RefundsDue struct {
-	// Currency is empty for payments without an amount.
-	Currency string
-	Payments int64
-	// Amount is their sum, in minor units.
-	Amount int64
-	// Since is when the oldest of them became due.
-	Since time.Time
-}
-
-// RefundsDue returns the refunds that are due, by currency.
-func (l *Ledger) RefundsDue(ctx context.Context) ([]RefundsDue, error) {
-	rows, _ := l.pool.Query(ctx, sql.PaymentDue) // rows carry the error
-	due, err := pgx.CollectRows(rows, pgx.RowToStructByName[RefundsDue])
-	if err != nil {
-		return nil, fmt.Errorf("sum refunds: %w", err)
+	count(order.PaymentRefunded, order.RefundedOutside)
+	for _, reason := range order.UnclearReasons() {
+		count(order.PaymentUnclear, reason)
+		count(order.PaymentDismissed, reason)
+		count(order.PaymentRefunded, reason)
+		count(order.PaymentDisputed, reason)
 	}
-	return due, nil
+	return func(state order.PaymentState, reason order.PaymentReason) { count(state, reason).Inc() }, nil
 }
 
+// findPayment returns the payment with this reference, also one in an archive, or order.ErrPaymentNotFound.
 func findPayment(ctx context.Context, on pg.Querier, reference string) (order.Payment, error) {
-	return onePayment(on.Query(ctx, sql.PaymentFind, reference))
-}
-
-// findSettled returns the payment that settled the order.
-func findSettled(ctx context.Context, tx pgx.Tx, id uuid.UUID) (order.Payment, error) {
-	return onePayment(tx.Query(ctx, sql.PaymentList, 0, 1, order.PaymentSettled, nil, id))
-}
-
-// onePayment returns the payment that a query finds, or order.ErrPaymentNotFound. The rows carry its error.
-func onePayment(rows pgx.Rows, _ error) (order.Payment, error) {
+	rows, _ := on.Query(ctx, sql.PaymentFind, []string{reference}) // rows carry the error
 	p, err := pgx.CollectExactlyOneRow(rows, scanPayment)
-	if errors.Is(err, pgx.ErrNoRows) {
+	if !errors.Is(err, pgx.ErrNoRows) {
+		return p, err
+	}
+	found, err := findArchived(ctx, on, reference)
+	if err == nil && len(found) == 0 {
 		err = order.ErrPaymentNotFound
 	}
-	return p, err
+	if err != nil {
+		return order.Payment{}, err
+	}
+	return found[0], nil
+}
+
+// findPaying returns the payment that paid the order, or ErrDamaged if there is none.
+func findPaying(ctx context.Context, on pg.Querier, o order.Order) (order.Payment, error) {
+	m := order.Money{Reference: o.PaymentReference, OrderID: o.ID}
+	rows, _ := on.Query(ctx, sql.PaymentFind, []string{m.Reference, m.KeyOfClaim()}) // rows carry the error
+	found, err := pgx.CollectRows(rows, scanPayment)
+	if err != nil {
+		return order.Payment{}, err
+	}
+	for _, p := range found {
+		paid := p.State == order.PaymentSettled || p.State == order.PaymentDisputed || p.State == order.PaymentRefunded
+		if paid && p.OrderID == o.ID {
+			return p, nil
+		}
+	}
+	return order.Payment{}, fmt.Errorf("%w: no payment has settled it", order.ErrDamaged)
 }
 
 func scanPayment(row pgx.CollectableRow) (order.Payment, error) {
-	r, err := pgx.RowToStructByName[struct {
-		Reference             string
-		Version               int
-		Position              int64
-		OrderID, SaleID       zeronull.UUID
-		Amount                zeronull.Int8
-		Currency              zeronull.Text
-		State                 order.PaymentState
-		Reason                order.RefundReason
-		ReceivedAt, UpdatedAt time.Time
-		RefundReference       string
-		Operator, Unreadable  string
-	}](row)
+	r, err := pgx.RowToStructByName[paymentRow](row)
+	return r.payment(), err
+}
+
+// paymentRow is a payment as the queries return it.
+type paymentRow struct {
+	Reference             string
+	Version               int
+	Position              int64
+	OrderID, SaleID       zeronull.UUID
+	Amount                zeronull.Int8
+	Currency              zeronull.Text
+	State                 order.PaymentState
+	Reason                order.PaymentReason
+	ReceivedAt, UpdatedAt time.Time
+	Data                  paymentData
+}
+
+// paymentData is what few events of payments have.
+type paymentData struct {
+	RefundReference string `json:"refund_reference,omitempty"`
+	Operator        string `json:"operator,omitempty"`
+	Unreadable      string `json:"unreadable,omitempty"`
+	Note            string `json:"note,omitempty"`
+	Dispute         string `json:"dispute,omitempty"`
+}
+
+func (r *paymentRow) payment() order.Payment {
 	return order.Payment{
 		Money: order.Money{
 			Reference: r.Reference, OrderID: uuid.UUID(r.OrderID), Amount: int64(r.Amount), Currency: string(r.Currency),
-			Unreadable: r.Unreadable,
+			Unreadable: r.Data.Unreadable,
 		},
 		SaleID: uuid.UUID(r.SaleID), State: r.State, Reason: r.Reason, ReceivedAt: r.ReceivedAt.UTC(),
-		UpdatedAt: r.UpdatedAt.UTC(), RefundReference: r.RefundReference, Operator: r.Operator, Position: r.Position,
-		Version: r.Version,
-	}, err
+		UpdatedAt: r.UpdatedAt.UTC(), RefundReference: r.Data.RefundReference, Operator: r.Data.Operator, Note: r.Data.Note,
+		Dispute: r.Data.Dispute, Position: r.Position, Version: r.Version,
+	}
+}
+
+// errReadAgain is returned by a transaction in which a payment, or the sale of an order, is not any more as it was
+// read.
+var errReadAgain = errors.New("a payment was changed at the same time")
+
+// untilRead runs a transaction, and runs it again while others change what it has read.
+func (l *Ledger) untilRead(ctx context.Context, f func(pgx.Tx) error) (err error) {
+	const tries = 10
+	for range tries {
+		err = pg.InTransaction(ctx, l.pool, pgx.TxOptions{BeginQuery: beginRecording + "; " + l.limitLocks + beginPlanned},
+			func(tx pgx.Tx) error {
+				err := f(tx)
+				refused, ok := errors.AsType[*pgconn.PgError](err)
+				if ok && refused.TableName == "payment_events" && hasClass(refused, "23") { // payment/add_events.sql
+					err = fmt.Errorf("%w: %w", errReadAgain, err)
+				}
+				return err
+			})
+		if !errors.Is(err, errReadAgain) {
+			break
+		}
+	}
+	return err
+}
+
+// beginPlanned keeps Postgres from planning the statements of a transaction again for its parameters. The planner takes
+// more time than these statements, because of the tables of all months.
+const beginPlanned = "; SET LOCAL plan_cache_mode = force_generic_plan"
+
+// addPaymentEvents adds the latest events of payments, given as they are afterwards, and sets their positions and
+// times. Several events of one payment are in their order.
+func addPaymentEvents(ctx context.Context, tx pgx.Tx, payments []*order.Payment) error {
+	rows, _ := tx.Query(ctx, sql.PaymentAddEvents, paymentColumns(payments)...) // rows carry the error
+	return readPositions(rows, payments)
+}
+
+func paymentColumns(payments []*order.Payment) []any {
+	n := len(payments)
+	references, versions, types := make([]string, n), make([]int, n), make([]order.PaymentEvent, n)
+	orders, sales := make([]zeronull.UUID, n), make([]zeronull.UUID, n)
+	amounts, data := make([]zeronull.Int8, n), make([]paymentData, n)
+	currencies, reasons := make([]zeronull.Text, n), make([]zeronull.Text, n)
+	for i, p := range payments {
+		references[i], versions[i], types[i] = p.Reference, p.Version, p.State.EventOf()
+		orders[i], sales[i] = zeronull.UUID(p.OrderID), zeronull.UUID(p.SaleID)
+		amounts[i], currencies[i], reasons[i] = zeronull.Int8(p.Amount), zeronull.Text(p.Currency), zeronull.Text(p.Reason)
+		data[i] = paymentData{p.RefundReference, p.Operator, p.Unreadable, p.Note, p.Dispute}
+	}
+	return []any{references, versions, types, orders, sales, amounts, currencies, reasons, data}
+}
+
+func readPositions(rows pgx.Rows, payments []*order.Payment) error {
+	i := 0
+	var position int64
+	var at time.Time
+	_, err := pgx.ForEachRow(rows, []any{&position, &at}, func() error {
+		p := payments[i]
+		p.Position, p.UpdatedAt = position, at.UTC()
+		if p.ReceivedAt.IsZero() {
+			p.ReceivedAt = p.UpdatedAt
+		}
+		i++
+		return nil
+	})
+	return err
 }

@@ -1,7 +1,8 @@
 package ledger_test
 
 import (
-	"context"
+	"encoding/binary"
+	"fmt"
 	"testing"
 	"time"
 
@@ -23,13 +24,13 @@ func newReference() string { return "pi_" + uuid.NewString() }
 
 // report reports money and checks what became of it.
 func report(
-	t *testing.T, l *ledger.Ledger, m order.Money, state order.PaymentState, reason order.RefundReason,
+	t *testing.T, l *ledger.Ledger, m order.Money, state order.PaymentState, reason order.PaymentReason,
 ) order.Payment {
 	t.Helper()
 	p, err := l.Report(t.Context(), m)
 	require.NoError(t, err)
 	require.Equal(t, [2]any{state, reason}, [2]any{p.State, p.Reason})
-	found, err := l.Payment(t.Context(), m.Reference)
+	found, err := l.Payment(t.Context(), p.Reference)
 	require.NoError(t, err)
 	require.Equal(t, p, found)
 	return p
@@ -46,8 +47,8 @@ func TestMoneySettlesOrderOnce(t *testing.T) {
 	p := report(t, l, order.Money{Reference: first, OrderID: orders[0], Amount: 5, Currency: "EUR"}, "settled", "")
 	require.Equal(t, []any{sale, 2, int64(5)}, []any{p.SaleID, p.Version, p.Amount})
 	require.Equal(t, first, testwork.Order(t, pool, orders[0]).PaymentReference)
-	again := report(t, l, order.Money{Reference: first, OrderID: orders[1]}, "settled", "")
-	require.Equal(t, p, again, "a repeat is answered with the first report, whatever it says")
+	again := report(t, l, order.Money{Reference: first, OrderID: orders[0]}, "settled", "")
+	require.Equal(t, p, again, "a repeat is answered with the first report")
 	require.Equal(t, order.StatusConfirmed, testwork.Order(t, pool, orders[1]).Status)
 	report(t, l, order.Money{Reference: second, OrderID: orders[0]}, "refund_due", order.RefundAlreadyPaid)
 	report(t, l, order.Money{Reference: newReference()}, "refund_due", order.RefundOrderNotFound)
@@ -84,23 +85,90 @@ func TestBuyersReferencesAreTheirOwn(t *testing.T) {
 	require.Equal(t, order.PaymentSettled, p.State)
 }
 
-// A gateway has the buyer pay, and its provider reports the same money: in either order it counts once.
-func TestMoneyThatIsReportedInTwoWaysCountsOnce(t *testing.T) {
+// Money counts from when it was reported: an order for which money waits is not expired or cancelled before.
+func TestMoneyInTimeComesBeforeWhatHappenedLater(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t)
+	testwork.Heartbeat(t, s.Pool)
+	l := ledger.New(s.Pool)
+	sale := testshop.NewPayableSale(t, s.Pool, 100)
+	crowd := testshop.ReservedCrowd(sale, 6)
+	for i, e := range crowd {
+		report(t, l, order.Money{Reference: fmt.Sprint("pi_", i), OrderID: e.OrderID}, "waiting", "")
+	}
+	testwork.Record(t, l, crowd)
+	// They were reported before the end of the window, a minute ago.
+	testwork.WaitLonger(t, s.Pool, 2*time.Minute, "pi_0", "pi_1", "pi_2")
+	testwork.EndWindow(t, s.Pool, crowd[0].OrderID, crowd[1].OrderID, crowd[2].OrderID)
+	require.Zero(t, testwork.Expire(t, s))
+	// A second payment, the buyer's cancellation, a second claim, and an operator: all of them find the money first.
+	report(t, l, order.Money{Reference: "second", OrderID: crowd[1].OrderID}, "refund_due", order.RefundAlreadyPaid)
+	_, err := l.Cancel(t.Context(), crowd[2].OrderID, crowd[2].UserID)
+	require.ErrorIs(t, err, order.ErrIllegalTransition)
+	_, err = l.Pay(t.Context(), crowd[3].OrderID, crowd[3].UserID, "claim")
+	var paid *order.AlreadyPaidError
+	require.ErrorAs(t, err, &paid)
+	require.Equal(t, "pi_3", paid.Reference)
+	_, err = l.Withdraw(t.Context(), crowd[4].OrderID, "a mistake", "zoe")
+	require.NoError(t, err)
+	decided, err := l.SweepPayments(t.Context(), nil)
+	require.NoError(t, err)
+	require.Equal(t, 2, decided)
+	for i, want := range []order.PaymentState{"settled", "settled", "settled", "settled", "refund_due", "settled"} {
+		p, err := l.Payment(t.Context(), fmt.Sprint("pi_", i))
+		require.NoError(t, err)
+		require.Equal(t, want, p.State, i)
+	}
+	requireNoMoneyLost(t, s.Pool)
+}
+
+// The stock of a sale is rebuilt without an order: its money need not wait ten minutes for it.
+func TestMoneyOfOrderThatWasLostIsDueSoon(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	l := ledger.New(pool)
+	lost, other := testshop.NewPayableSale(t, pool, 10), testshop.NewPayableSale(t, pool, 10)
+	old := order.NewOrderID(lost)
+	binary.BigEndian.PutUint32(old[:], binary.BigEndian.Uint32(old[:])-1) // 65 seconds older
+	report(t, l, order.Money{Reference: "lost", OrderID: old}, "waiting", "")
+	report(t, l, order.Money{Reference: "other", OrderID: order.NewOrderID(other)}, "waiting", "")
+	testshop.Exec(t, pool, `INSERT INTO sale_events (sale_id, revision, type, occurred_at)
+		VALUES ($1, 99, 'SaleRebuilt', now() - interval '30 s')`, lost)
+	later := order.NewOrderID(lost)
+	report(t, l, order.Money{Reference: "later", OrderID: later}, "waiting", "")
+	isComing := true
+	sweep := func() {
+		_, err := l.SweepPayments(t.Context(), coming(isComing))
+		require.NoError(t, err)
+	}
+	isComing = false
+	sweep()
+	report(t, l, order.Money{Reference: "lost"}, "waiting", "")
+	testwork.WaitLonger(t, pool, 20*time.Second, "lost", "other", "later")
+	isComing = true
+	sweep()
+	report(t, l, order.Money{Reference: "lost"}, "waiting", "")
+	isComing = false
+	sweep()
+	report(t, l, order.Money{Reference: "lost"}, "refund_due", order.RefundOrderVoided)
+	report(t, l, order.Money{Reference: "other"}, "waiting", "")
+	report(t, l, order.Money{Reference: "later"}, "waiting", "")
+	requireNoMoneyLost(t, pool)
+}
+
+// A place in a waiting list, or an entry of a draw, takes no money.
+func TestEntriesTakeNoMoney(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	testwork.Heartbeat(t, pool)
 	l := ledger.New(pool)
-	orders := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 2)
-	first, second := newReference(), newReference()
-	testwork.Pay(t, l, orders[0], "user-1", first)
-	p, err := l.Report(t.Context(), order.Money{Reference: first, OrderID: orders[0]})
-	require.NoError(t, err)
-	require.Equal(t, []any{order.PaymentSettled, orders[0].String() + ":" + first}, []any{p.State, p.Reference})
-	report(t, l, order.Money{Reference: second, OrderID: orders[1]}, "settled", "")
-	testwork.Pay(t, l, orders[1], "user-2", second)
-	due, err := l.RefundsDue(t.Context())
-	require.NoError(t, err)
-	require.Empty(t, due)
+	goods, entries := testshop.NewPayableSale(t, pool, 10), testshop.NewPayableSale(t, pool, 10)
+	testshop.Exec(t, pool, "INSERT INTO draws (sale_id, entries_id, kind) VALUES ($1, $2, 'waitlist')", goods, entries)
+	id := testwork.Confirm(t, pool, entries, 1)[0]
+	report(t, l, order.Money{Reference: newReference(), OrderID: id}, "refund_due", order.RefundNothingToPay)
+	_, err := l.Pay(t.Context(), id, "user-1", newReference())
+	require.ErrorIs(t, err, order.ErrIllegalTransition)
+	requireNoMoneyLost(t, pool)
 }
 
 // A damaged record of an order keeps no money away: it waits.
@@ -147,7 +215,7 @@ func TestMoneyWaitsForItsOrder(t *testing.T) {
 	report(t, l, order.Money{Reference: lost, OrderID: order.NewOrderID(sale)}, "waiting", "")
 	isComing := true
 	sweep := func() {
-		_, err := l.SweepPayments(t.Context(), func(context.Context, uuid.UUID) (bool, error) { return isComing, nil })
+		_, err := l.SweepPayments(t.Context(), coming(isComing))
 		require.NoError(t, err)
 	}
 	stateOf := func(reference string) order.PaymentState {
@@ -165,7 +233,7 @@ func TestMoneyWaitsForItsOrder(t *testing.T) {
 	isComing = false
 	sweep()
 	require.Equal(t, order.PaymentWaiting, stateOf(lost), "before ten minutes are over")
-	testshop.Exec(t, pool, "UPDATE payment_events SET occurred_at = occurred_at - interval '11 minutes' WHERE reference = $1", lost)
+	testwork.WaitLonger(t, pool, 11*time.Minute, lost)
 	isComing = true
 	sweep()
 	require.Equal(t, order.PaymentWaiting, stateOf(lost), "Redis has it")
@@ -215,15 +283,14 @@ func TestPaymentsAreCountedOnce(t *testing.T) {
 	l := ledger.New(pool).WithPayments(noted)
 	sale := testshop.NewPayableSale(t, pool, 10)
 	id := testwork.Confirm(t, pool, sale, 1)[0]
-	paid, waiting := newReference(), newReference()
+	paid, waiting, missing := newReference(), newReference(), order.NewOrderID(sale)
 	for range 2 {
 		report(t, l, order.Money{Reference: paid, OrderID: id}, "settled", "")
-		report(t, l, order.Money{Reference: waiting, OrderID: order.NewOrderID(sale)}, "waiting", "")
+		report(t, l, order.Money{Reference: waiting, OrderID: missing}, "waiting", "")
 	}
-	testshop.Exec(t, pool,
-		"UPDATE payment_events SET occurred_at = occurred_at - interval '1 hour' WHERE reference = $1", waiting)
+	testwork.WaitLonger(t, pool, time.Hour, waiting)
 	for range 2 {
-		_, err := l.SweepPayments(t.Context(), func(context.Context, uuid.UUID) (bool, error) { return false, nil })
+		_, err := l.SweepPayments(t.Context(), coming(false))
 		require.NoError(t, err)
 		_, err = l.Withdraw(t.Context(), id, "a mistake", "zoe")
 		require.NoError(t, err)

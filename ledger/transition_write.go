@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
 
 	"stampede/internal/pg"
 	"stampede/reservation/order"
@@ -65,19 +67,35 @@ type change struct {
 	reason, operator *string
 }
 
-// change applies one event to an order: it reads, decides and writes in one transaction that locks the row.
+// errMoneyWaits is returned for a change of an order for which money waits, which comes first.
+var errMoneyWaits = errors.New("money for the order waits for a decision")
+
+// change applies one event to an order: it reads, decides and writes in one transaction that locks the row. Money that
+// was reported before is decided about first.
 func (l *Ledger) change(ctx context.Context, id uuid.UUID, c change) (next order.Placed, err error) {
+	next, err = l.changeOnce(ctx, id, c)
+	for ; errors.Is(err, errMoneyWaits); next, err = l.changeOnce(ctx, id, c) {
+		if err := l.decideTogether(ctx, []*report{{Money: order.Money{OrderID: id}, waiting: true}}, true); err != nil {
+			return next, err
+		}
+	}
+	return next, err
+}
+
+func (l *Ledger) changeOnce(ctx context.Context, id uuid.UUID, c change) (next order.Placed, err error) {
 	var changed []order.Order
-	var refunds int64
-	err = l.inTransaction(ctx, func(tx pgx.Tx) error {
-		changed, refunds = nil, 0
-		o, overdue, err := l.LockOrder(ctx, tx, id, c.user)
+	var refund *order.Payment
+	err = l.untilRead(ctx, func(tx pgx.Tx) error {
+		changed, refund = nil, nil
+		o, err := l.lockOrder(ctx, tx, id, c.user)
 		if err != nil {
 			return err
 		}
-		next = o
+		if next = o.Placed; o.moneyWaits {
+			return errMoneyWaits
+		}
 		var isChange bool
-		if next.Order, isChange, err = c.decide(o.Order, overdue); err != nil || !isChange {
+		if next.Order, isChange, err = c.decide(o.Order, o.overdue); err != nil || !isChange {
 			return err
 		}
 		changed = []order.Order{o.Order}
@@ -85,18 +103,23 @@ func (l *Ledger) change(ctx context.Context, id uuid.UUID, c change) (next order
 			return err
 		}
 		if o.Status == order.StatusPaid { // by an operator
-			due, err := tx.Exec(ctx, sql.PaymentRefundOrder, id, order.RefundOrderCancelled, c.operator)
+			p, err := findPaying(ctx, tx, o.Order)
 			if err != nil {
 				return err
 			}
-			if refunds = due.RowsAffected(); refunds == 0 {
-				return fmt.Errorf("%w: no payment has settled it", order.ErrDamaged)
+			if p.State == order.PaymentSettled { // else the money is back, or the payer asks for it
+				p.State, p.Reason, p.Operator = order.PaymentRefundDue, order.RefundOrderCancelled, *c.operator
+				p.Version++
+				refund = &p
+				if err := addPaymentEvents(ctx, tx, []*order.Payment{refund}); err != nil {
+					return err
+				}
 			}
 		}
 		return noteTrace(ctx, tx, next.Order)
 	})
-	if err == nil && refunds > 0 {
-		l.noted(order.PaymentRefundDue, order.RefundOrderCancelled)
+	if err == nil && refund != nil {
+		l.noted(refund.State, refund.Reason)
 	}
 	return next, l.announce(changed, next.Order, err)
 }
@@ -126,37 +149,65 @@ func (l *Ledger) inTransaction(ctx context.Context, f func(pgx.Tx) error) error 
 func (l *Ledger) LockOrder(
 	ctx context.Context, tx pgx.Tx, id uuid.UUID, user *string,
 ) (o order.Placed, overdue bool, err error) {
+	locked, err := l.lockOrder(ctx, tx, id, user)
+	return locked.Placed, locked.overdue, err
+}
+
+func (l *Ledger) lockOrder(ctx context.Context, tx pgx.Tx, id uuid.UUID, user *string) (o lockedOrder, err error) {
 	known := knownToAll.sales([]uuid.UUID{id})
 	for _, group := range known {
-		if o, overdue, err = lockOrderIn(ctx, tx, group.sale, id, user); !errors.Is(err, order.ErrNotFound) {
-			return o, overdue, err
+		if o, err = lockOrderIn(ctx, tx, group.sale, id, user); !errors.Is(err, order.ErrNotFound) {
+			return o, err
 		}
 	}
 	others, err := findOtherSales(ctx, tx, []uuid.UUID{id}, known)
 	if err != nil {
-		return order.Placed{}, false, err
+		return lockedOrder{}, err
 	}
 	for _, group := range others {
-		if o, overdue, err = lockOrderIn(ctx, tx, group.sale, id, user); !errors.Is(err, order.ErrNotFound) {
+		if o, err = lockOrderIn(ctx, tx, group.sale, id, user); !errors.Is(err, order.ErrNotFound) {
 			knownToAll.add(group.sale)
-			return o, overdue, err
+			return o, err
 		}
 	}
-	return order.Placed{}, false, order.ErrNotFound
+	return lockedOrder{}, order.ErrNotFound
 }
 
 func lockOrderIn(
 	ctx context.Context, tx pgx.Tx, sale, id uuid.UUID, user *string,
-) (o order.Placed, overdue bool, err error) {
-	rows, _ := tx.Query(ctx, sql.LedgerLockOrder, sale, id, user) // rows carry the error
-	locked, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[struct {
-		placedRow
-		Overdue bool
-	}])
+) (o lockedOrder, err error) {
+	rows, _ := tx.Query(ctx, lockOrders, sale, []uuid.UUID{id}, user) // rows carry the error
+	o, err = pgx.CollectExactlyOneRow(rows, scanLocked)
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = order.ErrNotFound
 	}
-	return locked.placed(), locked.Overdue, err
+	return o, err
+}
+
+// lockedOrder is an order whose row the transaction has locked.
+type lockedOrder struct {
+	order.Placed
+	overdue, moneyWaits bool
+	// late is since when its time to pay is over, by the clock of deadlines.
+	late time.Duration
+}
+
+// The statements that lock orders, and wait for those that others have locked, or leave them out.
+var (
+	lockOrders     = strings.ReplaceAll(sql.LedgerLockOrders, "{{locked}}", "")
+	lockFreeOrders = strings.ReplaceAll(sql.LedgerLockOrders, "{{locked}}", "SKIP LOCKED")
+)
+
+func scanLocked(row pgx.CollectableRow) (lockedOrder, error) {
+	r, err := pgx.RowToStructByName[struct {
+		placedRow
+		Overdue, MoneyWaits bool
+		Late                float64
+	}](row)
+	return lockedOrder{
+		Placed: r.placed(), overdue: r.Overdue, moneyWaits: r.MoneyWaits,
+		late: time.Duration(r.Late * float64(time.Second)),
+	}, err
 }
 
 // errNotLocked is returned when an order was changed while another transaction had its row locked, or by hand: the
@@ -169,16 +220,13 @@ func writeChange(
 	ctx context.Context, tx pgx.Tx, c change, orders []order.Order, next order.Order,
 ) (at time.Time, err error) {
 	ids, versions := make([]uuid.UUID, len(orders)), make([]int, len(orders))
+	references := make([]zeronull.Text, len(orders)) // of their payments
 	for i, o := range orders {
-		ids[i], versions[i] = o.ID, o.Version
-	}
-	var reference *string
-	if next.PaymentReference != "" {
-		reference = &next.PaymentReference
+		ids[i], versions[i], references[i] = o.ID, o.Version, zeronull.Text(next.PaymentReference)
 	}
 	released := !next.Status.Live()
 	var changed int
-	if err := tx.QueryRow(ctx, sql.LedgerChangeOrders, ids, versions, next.Status, c.event, reference,
+	if err := tx.QueryRow(ctx, sql.LedgerChangeOrders, ids, versions, next.Status, c.event, references,
 		released, orders[0].SaleID, c.reason, c.operator).Scan(&changed, &at); err != nil {
 		return at, err
 	}

@@ -35,7 +35,12 @@ type bench struct {
 func setup(t *testing.T) bench {
 	t.Helper()
 	t.Parallel()
-	rdb, keys := testkit.Redis(t).(*redis.Client), testkit.Keys(t)
+	return setupOn(t, testkit.Redis(t).(*redis.Client))
+}
+
+func setupOn(t *testing.T, rdb *redis.Client) bench {
+	t.Helper()
+	keys := testkit.Keys(t)
 	return bench{newLocker(t, rdb), t, rdb, func(name string) string { return keys.Lock(0, name) }}
 }
 

@@ -18,8 +18,9 @@ import (
 // setupLossy returns a bench whose Locker uses the proxy. The bench itself reads Redis directly.
 func setupLossy(t *testing.T, opts ...lock.Option) (bench, *testkit.LossyProxy) {
 	t.Helper()
-	b := setup(t)
-	proxy, rdb := testkit.RedisThroughProxy(t)
+	t.Parallel()
+	proxy, rdb, direct := testkit.RedisThroughProxy(t)
+	b := setupOn(t, direct)
 	b.Locker = newLocker(t, rdb, opts...)
 	// Otherwise the lost answer would be a NOSCRIPT.
 	for _, script := range []*redis.Script{lua.LockAcquire, lua.LockRelease, lua.LockRenew, lua.LockForce} {

@@ -152,6 +152,9 @@ func TestScriptWithoutPermissionWritesNothing(t *testing.T) {
 			return lua.Release.Run(b.t.Context(), as, []string{b.saleKey, b.buyers, b.ended}, b.epoch, "ann", "order-ann", "key",
 				"1 c").Err()
 		},
+		"withdraw": func(b *bench, as *redis.Client) error {
+			return lua.Withdraw.Run(b.t.Context(), as, []string{b.saleKey, b.buyers, b.ended}, "bob", "key", "1").Err()
+		},
 		"restock": change(lua.Restock, 10, 0),
 		"pause":   change(lua.Pause),
 		"end":     change(lua.End),

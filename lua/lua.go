@@ -43,6 +43,8 @@ var (
 	countSource string
 	//go:embed release.lua
 	releaseSource string
+	//go:embed withdraw.lua
+	withdrawSource string
 	//go:embed append.lua
 	appendSource string
 	//go:embed note.lua
@@ -92,6 +94,7 @@ var (
 	RestockItems = redis.NewScript(restockItemsSource)
 	PutBack      = redis.NewScript(putBackSource)
 	Release      = redis.NewScript(releaseSource)
+	Withdraw     = redis.NewScript(withdrawSource)
 	Append       = redis.NewScript(appendSource)
 	Note         = redis.NewScript(noteSource)
 

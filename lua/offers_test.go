@@ -107,9 +107,11 @@ func TestPausedSaleIsOfferedWhenItIsResumed(t *testing.T) {
 	require.Equal(t, []string{"offers-only"}, b.reserve(b.buy("ann")))
 }
 
-func (b *bench) reopen() string {
+func (b *bench) reopen() string { return b.reopenAs("waitlist") }
+
+func (b *bench) reopenAs(open string) string {
 	b.t.Helper()
-	answer, err := lua.Reopen.Run(b.t.Context(), b.rdb, []string{b.saleKey}, b.epoch).Text()
+	answer, err := lua.Reopen.Run(b.t.Context(), b.rdb, []string{b.saleKey}, b.epoch, open).Text()
 	require.NoError(b.t, err)
 	return b.collect("reopen", answer)
 }
@@ -183,4 +185,58 @@ func TestSaleReopensWhenNobodyWaits(t *testing.T) {
 	require.Equal(t, []string{"paused"}, b.reserve(b.buy("bob")))
 	b.next("resume", lua.Resume)
 	require.Equal(t, "waitlist", b.field("state"))
+}
+
+// A sale whose list is closed keeps none of it.
+func TestSaleOfClosedListSellsPlainly(t *testing.T) {
+	t.Parallel()
+	b := newWaitlist(t)
+	require.Equal(t, "reopened", b.reopenAs("open"), "also if nothing is left")
+	require.Equal(t, "unchanged", b.reopenAs("open"))
+	b.release("ann", "o-ann")
+	require.Equal(t, "open", b.field("state"), "the unit is for everybody")
+	b.next("pause", lua.Pause)
+	b.next("resume", lua.Resume)
+	require.Equal(t, "open", b.field("state"))
+
+	b = newWaitlist(t)
+	b.release("ann", "o-ann")
+	b.next("pause", lua.Pause)
+	require.Equal(t, "reopened", b.reopenAs("open"))
+	require.Equal(t, []string{"paused"}, b.reserve(b.buy("bob")))
+	b.next("resume", lua.Resume)
+	require.Equal(t, "open", b.field("state"))
+}
+
+func (b *bench) withdraw(r request) string {
+	b.t.Helper()
+	keys := []string{b.saleKey, b.buyers, b.ended}
+	answer, err := lua.Withdraw.Run(b.t.Context(), b.rdb, keys, r.user, r.key, r.quantity).Text()
+	require.NoError(b.t, err)
+	return b.collect("withdraw", answer)
+}
+
+func TestWithdrawnOfferGivesNoUnit(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	ann, bob := request{"ann", "o-ann", "k1", "1"}, request{"bob", "o-bob", "k2", "1"}
+	require.Equal(t, "unknown-sale", b.withdraw(ann))
+	b.open()
+	b.set("state", "offers")
+	require.Equal(t, []string{"reserved 1"}, b.offer(ann))
+	require.Equal(t, "made o-ann", b.withdraw(ann))
+	require.Equal(t, "withdrawn", b.withdraw(request{"ann", "", "k9", "1"}), "another offer than the one that was made")
+	require.Equal(t, []string{"replayed o-ann 1 1:k1"}, b.offer(ann))
+	require.Equal(t, "released", b.end("ann", "o-ann", "k1", "1 e"))
+	require.Equal(t, "made o-ann", b.withdraw(ann), "it has expired")
+
+	for range 2 {
+		require.Equal(t, "withdrawn", b.withdraw(bob))
+		require.Equal(t, []string{"withdrawn"}, b.offer(bob), "a call that was on its way")
+	}
+	b.set("state", "open")
+	require.Equal(t, []string{"reserved 2"}, b.reserve(b.buy("bob")), "bob may buy as all others")
+	b.set("epoch", "0")
+	require.Equal(t, "unknown-sale", b.withdraw(bob), "a rebuild may find the order")
+	b.requireAllAnswers("withdraw")
 }

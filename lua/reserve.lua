@@ -43,8 +43,8 @@
 --              in a2c1: letters in their order, each with its units.
 --   3  orders  stream of messages in the wire format of watermill-redisstream: one for all orders of
 --              a call. Its payload has two lines for each order: the user, and its value in buyers
---   4  ended   hash: "<key><user>" -> "<order id> <quantity> <c, e or r>": the orders that were made with
---              an idempotency key and are cancelled, expired or rejected
+--   4  ended   hash: "<key><user>" -> "<order id> <quantity> <c, e, r or w>": the orders that were made with
+--              an idempotency key and are cancelled, expired or rejected, and offers that are withdrawn
 -- ARGV
 --   1  epoch     of the sale's stock that the caller expects, followed by "+" if it offers the units
 --   2  seen      the highest sequence that the caller has seen in this sale and epoch, or 0
@@ -61,6 +61,7 @@
 --   reserved <sequence>         the units are taken, at now_ms
 --   replayed <reservation>      the same request again; the reservation is written as in buyers
 --   order-ended <ended>         the request made this order, which has ended; it is written as in ended
+--   withdrawn                   the request is an offer that its entrant does not want any more (withdraw.lua)
 --   key-reused                  the same idempotency key, but another quantity or other lines
 --   already-purchased <reservation>  the user holds this reservation
 --   paused                      by an operator
@@ -283,6 +284,8 @@ for i = 1, requests do
     local units = string.match(ended[i], ended_pattern)
     if not units or items and not lines_of(units) then
       answer = 'damaged'
+    elseif string.sub(ended[i], -1) == 'w' then
+      answer = 'withdrawn'
     else
       answer = (units == text or tonumber(units) == quantity) and 'order-ended ' .. ended[i] or 'key-reused'
     end

@@ -265,6 +265,8 @@ func TestReserveGivesEveryAnswer(t *testing.T) {
 
 	require.Equal(t, []string{"released"}, b.release("ann", "order-ann"))
 	b.next("end", lua.End)
+	require.NoError(t, b.rdb.HSet(t.Context(), b.ended, "keyhal", "- 1 w").Err())
+	require.Equal(t, []string{"withdrawn"}, b.reserve(request{"hal", "order-hal", "key", "1"}))
 	b.hold("fay", "?")
 	require.Equal(t, []string{"ended", "already-purchased order-cid 2 2", "order-ended order-ann 1 c", "damaged"},
 		b.reserve(b.buy("hal"), b.buy("cid"), sameKey, b.buy("fay")))

@@ -231,7 +231,8 @@ var (
 		"XPENDING key g", "XTRIM key MINID 1", "XLEN key", "XRANGE key - +", "XGROUP CREATE key g 0",
 		"XGROUP DELCONSUMER key g c", "XINFO STREAM key", "XINFO GROUPS key", "XINFO CONSUMERS key g",
 	}
-	routeRights = []string{"CLUSTER SLOTS", "CLUSTER SHARDS", "ASKING"}
+	// routeRights are for clients of a cluster; CLUSTER NODES is for doctor, whose warnings each process logs.
+	routeRights = []string{"CLUSTER SLOTS", "CLUSTER SHARDS", "CLUSTER NODES", "ASKING"}
 	// clusterLockRights: in a cluster, the messages of locks are sharded.
 	clusterLockRights = []string{
 		"SPUBLISH redisson_lock__channel:x m", "SSUBSCRIBE redisson_lock__channel:x", "SUNSUBSCRIBE redisson_lock__channel:x",
@@ -247,7 +248,8 @@ var (
 		slices.Concat(sellingRights, clientRights, workRights), slices.Concat(routeRights, clusterLockRights),
 	}
 	OperatorRights = Rights{
-		append(slices.Clone(WorkerRights.everywhere), "SISMEMBER key m", "SREM key m"), WorkerRights.onCluster,
+		append(slices.Clone(WorkerRights.everywhere), "SISMEMBER key m", "SREM key m"),
+		WorkerRights.onCluster,
 	}
 )
 

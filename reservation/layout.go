@@ -31,6 +31,15 @@ func LayoutOf(sale uuid.UUID, partitions, shards int) Layout {
 // Partition returns the partition of a shard.
 func (l Layout) Partition(shard int) int { return (l.Home + shard) % l.Partitions }
 
+// All returns the partitions of all shards.
+func (l Layout) All() []int {
+	partitions := make([]int, l.Shards)
+	for shard := range partitions {
+		partitions[shard] = l.Partition(shard)
+	}
+	return partitions
+}
+
 // EachShard calls do for all shards, at the same time, and returns all errors.
 func (l Layout) EachShard(do func(partition, shard int) error) error {
 	return each(l.Shards, func(shard int) error { return do(l.Partition(shard), shard) })

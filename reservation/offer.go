@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/google/uuid"
 
+	"stampede/lua"
 	"stampede/reservation/order"
 )
 
@@ -16,8 +18,8 @@ import (
 type Offer struct {
 	// OrderID is the id of the order that the offer becomes. It belongs to the sale (order.MayBelongTo).
 	OrderID uuid.UUID
-	// Key identifies the offer in retries, together with the user, also if it has another OrderID by then; if it is empty,
-	// the OrderID does.
+	// Key identifies the offer in retries, together with the user, also if it has another OrderID by then: OfferKey; if
+	// it is empty, the OrderID does.
 	Key string
 	// UserID is the entrant, as order.ValidateUser accepts it.
 	UserID string
@@ -25,16 +27,20 @@ type Offer struct {
 	Item string
 }
 
+// OfferKey is the key of what is offered to an entry. Buyers' keys have no spaces.
+func OfferKey(entry uuid.UUID) string { return "stampede offer " + entry.String() }
+
 // request asks for the unit. Its idempotency key has the script recognize the offer when its order has ended, too.
 func (o Offer) request(sale uuid.UUID) *Request {
-	key := cmp.Or(o.Key, "stampede offer "+o.OrderID.String())
+	key := cmp.Or(o.Key, OfferKey(o.OrderID))
 	return &Request{Sale: sale, User: o.UserID, IdempotencyKey: key, Quantity: 1}
 }
 
 // Offer reserves the units of offers, at most order.MaxPerMessage of one sale with one shard, in one atomic step and in
 // the order given: after one that is SoldOut, no later one of the same item is Reserved. It also sells units that are
 // offered only. The answers are in the order of the offers. A repeat of an offer that became an order is Replayed, or
-// OrderEnded if the order has ended, and reserves nothing; both have the OrderID of the first one.
+// OrderEnded if the order has ended, and reserves nothing; both have the OrderID of the first one. One that is
+// Withdrawn reserves nothing either.
 //
 // Unless the epoch of the sale is 0, the units are reserved in this one, or the error wraps ErrUnavailable.
 //
@@ -82,6 +88,48 @@ func (s *Store) offer(ctx context.Context, sale Sale, offers []Offer) ([]Answer,
 		answers[i], err = c.answer, cmp.Or(err, c.err)
 	}
 	return answers, err
+}
+
+// Withdraw makes sure that an offer which its entrant does not want gives no unit, also not by a call of Offer that is
+// on its way. If it gave one before, nothing changes, and made is its order, which may have ended; else made is
+// uuid.Nil. The error wraps ErrSaleNotFound or ErrUnavailable.
+func (s *Store) Withdraw(ctx context.Context, sale uuid.UUID, o Offer) (made uuid.UUID, err error) {
+	made, err = s.withdraw(ctx, sale, o)
+	if err != nil {
+		err = fmt.Errorf("withdraw an offer of sale=%s: %w", sale, err)
+	}
+	return made, err
+}
+
+func (s *Store) withdraw(ctx context.Context, sale uuid.UUID, o Offer) (made uuid.UUID, err error) {
+	ctx, cancel := context.WithTimeout(ctx, s.options.CallTimeout)
+	defer cancel()
+	of, err := s.findSeller(ctx, sale)
+	if err != nil {
+		return uuid.Nil, err
+	}
+	lines, err := of.linesOf(o.Item)
+	if err != nil {
+		return uuid.Nil, err
+	}
+	partition := of.queues[0].partition
+	if s.refused[partition].Load() {
+		return uuid.Nil, ErrUnverifiedServer
+	}
+	answer, err := lua.Withdraw.Run(ctx, s.Redis, s.Keys.OfShard(partition, sale), o.UserID,
+		o.request(sale).KeyFingerprint(), cmp.Or(string(lines), "1")).Text()
+	id, isMade := strings.CutPrefix(answer, "made ")
+	switch {
+	case err != nil:
+		return uuid.Nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
+	case isMade:
+		return order.ParseCompactID(id)
+	case answer == "withdrawn":
+		return uuid.Nil, nil
+	case answer == "unknown-sale":
+		return uuid.Nil, ErrLostSale
+	}
+	return uuid.Nil, fmt.Errorf("the script answered %q", answer)
 }
 
 // linesOf are the lines of one unit of the item; empty in a sale without items.

@@ -21,6 +21,8 @@ const (
 	// OrderEnded: the same request made an order that has ended; see Answer.Reservation and
 	// Answer.Status.
 	OrderEnded Verdict = "order-ended"
+	// Withdrawn: the request is an Offer, and Withdraw came before.
+	Withdrawn Verdict = "withdrawn"
 	// KeyReused: the buyer's reservation was made with the same idempotency key and another quantity.
 	KeyReused Verdict = "key-reused"
 	// AlreadyPurchased: the buyer holds Answer.Reservation in this sale.

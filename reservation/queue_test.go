@@ -220,11 +220,10 @@ func TestLostReplyStaysUnknownAfterRebuild(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			proxy, rdb := testkit.RedisThroughProxy(t)
+			proxy, rdb, direct := testkit.RedisThroughProxy(t)
 			s := testshop.NewShopOn(t, testshop.Options{Redis: rdb})
 			sale := s.Sale(t, 10)
 			s.Buy(t, sale.ID, "warm-up")
-			direct := testkit.Redis(t)
 			lost := &afterLoss{do: func() { require.NoError(t, change(t.Context(), direct, s.Keys, sale.ID)) }}
 			rdb.AddHook(testkit.Hook(lost.process))
 

@@ -185,7 +185,7 @@ func (s *Store) stage(ctx context.Context, key string, n int, at func(i int) (fi
 func (s *Store) OpenRebuilt(ctx context.Context, r Rebuilt) error {
 	sale, layout := &r.Sale, r.Sale.Layout()
 	p := layout.Partition(r.Shard)
-	state := sale.stateInRedis()
+	state := sale.stateInRedis(r.Left)
 	if r.Retired {
 		state = StateRetired
 	}
@@ -217,16 +217,20 @@ func (s *Store) OpenRebuilt(ctx context.Context, r Rebuilt) error {
 	}
 }
 
-// stateInRedis is the state of a rebuilt sale, and its open_state (lua/reserve.lua). It is not known whether somebody
-// waits for units that are left: they are offered until Reopen.
-func (s *Sale) stateInRedis() string {
-	switch {
-	case s.EntriesID == uuid.Nil && !s.OffersOnly || s.State == StateEnded:
+// stateInRedis is the state of a rebuilt sale with that many units left, and its open_state (lua/reserve.lua). It is
+// not known whether somebody waits for units that are left: they are offered until Reopen.
+func (s *Sale) stateInRedis(left int64) string {
+	if s.EntriesID == uuid.Nil && !s.OffersOnly || s.State == StateEnded {
 		return string(s.State)
-	case s.State == StateOpen:
-		return string(StateOffers + " " + StateOffers)
 	}
-	return string(s.State + " " + StateOffers)
+	open := StateOffers
+	if s.Waitlist && left == 0 {
+		open = StateWaitlist
+	}
+	if s.State == StateOpen {
+		return string(open + " " + open)
+	}
+	return string(s.State + " " + open)
 }
 
 // quantityLimit is the limit of an order without lines. A sale with items has no such orders: a version that does not

@@ -39,10 +39,16 @@ var ErrSaleNotFound = errors.New("sale not found")
 type IllegalTransitionError struct {
 	Action string
 	State  State
+	// Instead is what to do, or empty.
+	Instead string
 }
 
 func (e *IllegalTransitionError) Error() string {
-	return fmt.Sprintf("cannot %s a sale that is %s", e.Action, e.State)
+	text := fmt.Sprintf("cannot %s a sale that is %s", e.Action, e.State)
+	if e.Instead != "" {
+		text += ": " + e.Instead
+	}
+	return text
 }
 
 // Terms are the settings of a new sale.
@@ -65,8 +71,8 @@ type Terms struct {
 	PaymentGrace time.Duration
 	// PaymentsPerSecond is how many orders a second get their turn to pay; 0 for all at once.
 	PaymentsPerSecond int64
-	// UnitPrice is what a unit costs, in minor units of Currency (ISO 4217); 0 and empty if only the shop knows. In a sale
-	// with items they have the prices: all of them or none.
+	// UnitPrice is what a unit costs, in minor units of Currency (ISO 4217); 0 and empty if only the shop knows. In a
+	// sale with items they have the prices: all of them or none.
 	UnitPrice int64
 	Currency  string
 	// Shards is how many shards share the stock (Layout), from 1 to the number of partitions. 0 stands for 1.
@@ -237,6 +243,11 @@ type Sale struct {
 	OffersOnly bool
 	// EntriesID is the sale in which people enter the draw, or wait; uuid.Nil without one.
 	EntriesID uuid.UUID
+	// WaitlistClosed is true if nobody can join the waiting list any more.
+	WaitlistClosed bool
+	// EntryFor is the sale whose units are offered to those who enter this one, which has no stock; uuid.Nil of all
+	// others.
+	EntryFor  uuid.UUID
 	CreatedAt time.Time
 }
 
@@ -258,6 +269,8 @@ type SaleRow struct {
 	Partitions, Shards   int
 	OffersOnly           bool
 	EntriesID            zeronull.UUID
+	WaitlistClosed       bool
+	EntryFor             zeronull.UUID
 	CreatedAt            time.Time
 }
 
@@ -274,7 +287,8 @@ func (r *SaleRow) Sale() Sale {
 			Waitlist: r.EntriesID != zeronull.UUID{} && !r.OffersOnly,
 		},
 		State: r.State, Epoch: r.Epoch, Revision: r.Revision, Partitions: r.Partitions,
-		OffersOnly: r.OffersOnly, EntriesID: uuid.UUID(r.EntriesID), CreatedAt: r.CreatedAt.UTC(),
+		OffersOnly: r.OffersOnly, EntriesID: uuid.UUID(r.EntriesID), WaitlistClosed: r.WaitlistClosed,
+		EntryFor: uuid.UUID(r.EntryFor), CreatedAt: r.CreatedAt.UTC(),
 	}
 }
 

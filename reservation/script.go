@@ -310,7 +310,7 @@ func (c *call) readAnswer(word, rest string, now time.Time) (err error) {
 		a.OpensAt = time.UnixMilli(ms).UTC()
 	case OverLimit:
 		a.Limit, _, err = order.ParseUnits(rest)
-	case KeyReused, Paused, OffersOnly, Ended, Retired, SoldOut:
+	case Withdrawn, KeyReused, Paused, OffersOnly, Ended, Retired, SoldOut:
 	default:
 		err = errors.New("unknown word")
 	}

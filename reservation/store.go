@@ -15,6 +15,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/internal/retry"
 	"stampede/reservation/order"
 )
 
@@ -189,7 +190,7 @@ func (s *Store) anyPartition(ask func(partition int) error) error {
 		}
 		failed = append(failed, err)
 	}
-	return fmt.Errorf("%w: %w", ErrUnavailable, errors.Join(failed...))
+	return fmt.Errorf("%w: %w", ErrUnavailable, retry.Join(failed...))
 }
 
 // Reserve requests units. An Answer is the sale's decision, possibly a refusal. An error is an

@@ -306,7 +306,7 @@ func TestFullQueueIsOverloaded(t *testing.T) {
 
 func TestLostReplyIsRetriedOnce(t *testing.T) {
 	t.Parallel()
-	proxy, rdb := testkit.RedisThroughProxy(t)
+	proxy, rdb, _ := testkit.RedisThroughProxy(t)
 	s := testshop.NewShopOn(t, testshop.Options{Redis: rdb})
 	sale := s.Sale(t, 10)
 	s.Buy(t, sale.ID, "warm-up")
@@ -332,7 +332,7 @@ func TestLostReplyIsRetriedOnce(t *testing.T) {
 
 func TestClientRetriesReserveOnce(t *testing.T) {
 	t.Parallel()
-	proxy, rdb := testkit.RedisThroughProxy(t)
+	proxy, rdb, _ := testkit.RedisThroughProxy(t)
 	s := testshop.NewShopOn(t, testshop.Options{Redis: rdb})
 	sale := s.Sale(t, 10)
 	s.Buy(t, sale.ID, "warm-up")

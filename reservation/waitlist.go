@@ -16,13 +16,16 @@ import (
 // ErrNotSoldOut is returned for the waiting list of a sale of which everybody can buy units.
 var ErrNotSoldOut = errors.New("units of the sale are for everybody")
 
+// ErrWaitlistClosed is returned for a waiting list that an operator has closed.
+var ErrWaitlistClosed = errors.New("the waiting list is closed")
+
 // Join gives a user a place in the waiting list of a sale: the sequence of an order in the sale of the entries, which
 // is Reserved. The order of a user who waits is Replayed, whatever the sale sells now. A user with a reservation in the
 // sale itself gets AlreadyPurchased. Who repeats a request with an idempotency key, "" for none, after they have left
 // gets OrderEnded.
 //
-// The error wraps ErrNotSoldOut, or is one of Offer. While the sale is reopened, a place may be given by mistake: its
-// user is the next one who is offered a unit.
+// The error wraps ErrNotSoldOut or ErrWaitlistClosed, or is one of Offer. While the sale is reopened, a place may be
+// given by mistake: its user is the next one who is offered a unit.
 func (s *Store) Join(ctx context.Context, sale Sale, user, idempotencyKey string) (Answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.options.CallTimeout)
 	defer cancel()
@@ -47,8 +50,13 @@ func (s *Store) join(ctx context.Context, sale Sale, user, idempotencyKey string
 	if err != nil {
 		return Answer{}, err
 	}
-	if answers[0].Verdict == AlreadyPurchased {
+	switch answers[0].Verdict {
+	case AlreadyPurchased:
 		answers[0].Verdict = Replayed
+	case Ended:
+		if sale.StateAt(time.Now()) != StateEnded { // the list ends with the sale, too
+			return Answer{}, ErrWaitlistClosed
+		}
 	}
 	return answers[0], nil
 }
@@ -126,15 +134,19 @@ func (s *Store) held(ctx context.Context, sale uuid.UUID, user string) (order.Re
 	return held, nil
 }
 
-// Reopen sells the units that are left of a sale with a waiting list to everybody again. The caller knows that nobody
-// waits. It returns false if it changed nothing: nothing is left, or the sale sells to everybody.
-// The error wraps ErrUnavailable.
+// Reopen sells the units that are left of a sale with a waiting list to everybody again; if the list is closed, also
+// all that return later. The caller knows that nobody waits, nor can join a list that is closed. It returns false if it
+// changed nothing: nothing is left, or the sale sells to everybody. The error wraps ErrUnavailable.
 func (s *Store) Reopen(ctx context.Context, sale Sale) (bool, error) {
 	if !sale.Waitlist {
 		return false, fmt.Errorf("reopen sale=%s: it has no waiting list", sale.ID)
 	}
 	keys := []string{s.Keys.Sale(sale.Layout().Partition(0), sale.ID)}
-	answer, err := lua.Reopen.Run(ctx, s.Redis, keys, sale.Epoch).Text()
+	open := StateWaitlist
+	if sale.WaitlistClosed {
+		open = StateOpen
+	}
+	answer, err := lua.Reopen.Run(ctx, s.Redis, keys, sale.Epoch, string(open)).Text()
 	switch {
 	case err != nil:
 		return false, fmt.Errorf("%w: reopen sale=%s: %w", ErrUnavailable, sale.ID, err)

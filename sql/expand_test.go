@@ -56,6 +56,8 @@ func TestMigrationsThatBreakPreviousVersionAreFound(t *testing.T) {
 			timeout + "ALTER TABLE sales ADD note text DEFAULT 'a'",
 			"CREATE FUNCTION f() RETURNS int LANGUAGE sql AS $$ SELECT 1; DROP TABLE orders $$",
 			"CREATE VIEW v AS SELECT id FROM orders",
+			"CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS $$ x $$;\n" + timeout + "CREATE TRIGGER t AFTER INSERT ON orders " +
+				"REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION f()",
 			"SELECT set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true)",
 			"REVOKE EXECUTE ON FUNCTION f() FROM PUBLIC; GRANT EXECUTE ON FUNCTION f() TO pg_read_all_data",
 			"-- +goose NO TRANSACTION\nCREATE INDEX CONCURRENTLY IF NOT EXISTS a ON sales (id DESC)",
@@ -101,6 +103,7 @@ func TestMigrationsThatBreakPreviousVersionAreFound(t *testing.T) {
 			contractsTable,
 			"CREATE TABLE t (LIKE orders)",
 			"CREATE TRIGGER t BEFORE INSERT ON orders EXECUTE FUNCTION f()",
+			timeout + "CREATE TRIGGER t AFTER INSERT ON orders REFERENCING NEW TABLE AS a FOR EACH STATEMENT EXECUTE FUNCTION f()",
 			"UPDATE orders SET note = ''",
 			"DELETE FROM orders",
 			"INSERT INTO sales (id) VALUES ('x')",
@@ -219,10 +222,13 @@ var (
 	plainColumns   = regexp.MustCompile(`^` + plainIndex + `$`)
 	createFunction = regexp.MustCompile(`^create (?:function|view|sequence|type) (?:if not exists )?(` + name + `)\b`)
 	rights         = regexp.MustCompile(`^(?:(?:grant|revoke) execute on function |select set_config \( 'search_path' , )`)
-	comment        = regexp.MustCompile(`^comment on (?:table|column|function|view|index|type) .* is '.*'$`)
-	alterTable     = regexp.MustCompile(`^alter table (?:only )?(` + name + `) (.*)$`)
-	addColumns     = regexp.MustCompile(`^` + newColumn + `(?: , ` + newColumn + `)*$`)
-	insert         = regexp.MustCompile(`^insert into (` + name + `) `)
+	// It was tried with what the previous version writes: it gets its rows, and cannot refuse one by itself.
+	createTrigger = regexp.MustCompile(`^create trigger ` + name + ` after insert on (` + name + `) ` +
+		`referencing new table as ` + name + ` for each statement execute function (` + name + `) \( \)$`)
+	comment    = regexp.MustCompile(`^comment on (?:table|column|function|view|index|type) .* is '.*'$`)
+	alterTable = regexp.MustCompile(`^alter table (?:only )?(` + name + `) (.*)$`)
+	addColumns = regexp.MustCompile(`^` + newColumn + `(?: , ` + newColumn + `)*$`)
+	insert     = regexp.MustCompile(`^insert into (` + name + `) `)
 
 	// Only in a contract. None of them reads a whole table, except VALIDATE, which locks out no order.
 	contracting = regexp.MustCompile(`^(?:drop (?:table|view|function|type|sequence|trigger) |` +
@@ -314,6 +320,12 @@ func (m *migration) checkExpand(statement string) (adds bool, err error) {
 			}
 		}
 		return true, m.lock(a[1])
+	}
+	if t := createTrigger.FindStringSubmatch(statement); t != nil {
+		if !m.created[t[2]] {
+			return false, nil
+		}
+		return true, m.lock(t[1])
 	}
 	if i := insert.FindStringSubmatch(statement); i != nil {
 		return m.created[i[1]], nil

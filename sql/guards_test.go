@@ -226,3 +226,17 @@ func TestGuardsReportMissingTable(t *testing.T) {
 	require.Len(t, missing, 1)
 	require.Equal(t, "the table releases is missing", missing[0].What)
 }
+
+func TestEachTableIsInTheListOfTables(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../docs/data.md")
+	require.NoError(t, err)
+	rows, _ := testkit.Pool(t).Query(t.Context(), "SELECT relname::text FROM pg_class WHERE relnamespace = 'public'::regnamespace "+
+		"AND relkind IN ('r', 'p', 'v') AND NOT relispartition AND relname <> 'goose_db_version'")
+	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	require.NotEmpty(t, tables)
+	for _, table := range tables {
+		require.Regexp(t, `(?m)^\|.*`+"`"+table+"`"+`.*\|.*\|$`, string(page))
+	}
+}

@@ -329,14 +329,6 @@ func withDatabase(ctx context.Context, databaseURL string, do func(*stdsql.DB, *
 		return ErrDatabaseURL
 	}
 	PrepareSessions(&config.Config, "")
-	prepare := config.AfterConnect
-	config.AfterConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
-		if err := prepare(ctx, conn); err != nil {
-			return err
-		}
-		_, err := conn.Exec(ctx, schemaLiftLimits).ReadAll()
-		return err
-	}
 	db := stdlib.OpenDB(*config)
 	defer func() { err = errors.Join(err, db.Close()) }()
 	conn, err := db.Conn(ctx)

@@ -66,6 +66,30 @@ func TestDownRevertsOneStep(t *testing.T) {
 	require.NoError(t, sql.Check(t.Context(), pool))
 }
 
+// Two draws of an earlier version may have a commitment in common. Both keep their seeds, and no other has it.
+func TestCommitmentsOfEarlierDrawsAreUsed(t *testing.T) {
+	t.Parallel()
+	url, pool := testkit.DatabaseURL(t), testkit.Pool(t)
+	for known := true; known; {
+		require.NoError(t, sql.Down(t.Context(), url))
+		require.NoError(t, pool.QueryRow(t.Context(), "SELECT to_regclass('draw_commitments') IS NOT NULL").Scan(&known))
+	}
+	_, err := pool.Exec(t.Context(), `INSERT INTO draws (sale_id, entries_id, kind, parties)
+		SELECT gen_random_uuid(), gen_random_uuid(), 'draw', jsonb_build_array(
+			jsonb_build_object('name', 'ann', 'commitment', repeat('0a', 32)),
+			jsonb_build_object('name', n, 'commitment', repeat(n, 32)))
+		FROM unnest('{0b,0c}'::text[]) AS n`)
+	require.NoError(t, err)
+	require.NoError(t, sql.Up(t.Context(), url))
+	var used []string
+	var version int
+	require.NoError(t, pool.QueryRow(t.Context(),
+		"SELECT array_agg(left(encode(commitment, 'hex'), 2) ORDER BY commitment) FROM draw_commitments").Scan(&used))
+	require.Equal(t, []string{"0a", "0b", "0c"}, used)
+	require.NoError(t, pool.QueryRow(t.Context(), "SELECT max(version) FROM draws").Scan(&version))
+	require.Equal(t, 1, version)
+}
+
 func TestDownKeepsSalesUnlessForced(t *testing.T) {
 	t.Parallel()
 	url, pool := testkit.DatabaseURL(t), testkit.Pool(t)

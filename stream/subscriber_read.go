@@ -10,8 +10,16 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"stampede/internal/pace"
 	"stampede/internal/retry"
 	"stampede/reservation/order"
+)
+
+const (
+	// readInterval is the shortest time between two reads of a stream to which orders come often, pacedOrders or more of
+	// them in it: 500 a second.
+	readInterval = 10 * time.Millisecond
+	pacedOrders  = 5
 )
 
 // reader is the one goroutine of a subscription that takes entries from Redis: its own pending ones
@@ -30,11 +38,14 @@ type reader struct {
 	grouped bool
 	// largest is the most orders that an entry of the last page held.
 	largest int
-	pace    pace
+	pace    pace.Pace
 }
 
 func (s *subscription) read() {
-	r := &reader{subscription: s, largest: 1, outage: retry.Outage{Log: s.log, Doing: "read the stream"}}
+	r := &reader{
+		subscription: s, largest: 1, outage: retry.Outage{Log: s.log, Doing: "read the stream"},
+		pace: pace.Pace{Interval: readInterval, From: readInterval / pacedOrders},
+	}
 	r.startOver(nil)
 	for {
 		room := s.table.awaitRoom(s.stop)
@@ -139,7 +150,7 @@ func (r *reader) readNew(room int) error {
 	for _, d := range held {
 		orders += d.orders
 	}
-	pause := r.pace.pause(orders, time.Now())
+	pause := r.pace.Pause(orders, time.Now())
 	r.deliverPage(held)
 	if block > 0 && len(page) < room { // otherwise more are waiting
 		retry.Pause(pause, r.stop)

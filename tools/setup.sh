@@ -27,8 +27,19 @@ have_postgres() {
 	return 1
 }
 
-# have_promtool: tests check metrics and alerts with it, and run the server of the same package.
-have_promtool() { command -v promtool >/dev/null && command -v prometheus >/dev/null; }
+# have_promtool: tests check metrics and alerts with it, and run the server of the same package and Alertmanager.
+have_promtool() {
+	command -v promtool >/dev/null && command -v prometheus >/dev/null && command -v prometheus-alertmanager >/dev/null
+}
+
+# have_faketime: tests set the clock of a Postgres with it. It searches where internal/test/testkit does.
+have_faketime() {
+	for library in /usr/lib/*/faketime/libfaketimeMT.so.1 /usr/lib/faketime/libfaketimeMT.so.1 \
+		/usr/lib64/faketime/libfaketimeMT.so.1; do
+		[ ! -e "$library" ] || return 0
+	done
+	return 1
+}
 
 wanted=${1:-servers}
 
@@ -76,10 +87,11 @@ servers | chromium | proxies) ;;
 esac
 
 packages=$(missing | paste -s -d ' ' -)
-# Prometheus is only for tests: setup does not fail without it.
+# Prometheus and faketime are only for tests: setup does not fail without them.
 optional=
-if [ "$wanted" = servers ] && ! have_promtool && command -v apt-get >/dev/null; then
-	optional=prometheus
+if [ "$wanted" = servers ] && command -v apt-get >/dev/null; then
+	have_promtool || optional="prometheus prometheus-alertmanager"
+	have_faketime || optional="$optional faketime"
 fi
 [ -n "$packages$optional" ] || exit 0
 
@@ -89,7 +101,7 @@ if [ "$(id -u)" = 0 ]; then
 elif command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
 	as_root="sudo -n env"
 elif [ -z "$packages" ]; then
-	echo "setup: the tests of metrics and alerts need promtool: install the package prometheus" >&2
+	echo "setup: some tests need more programs; install the packages $optional" >&2
 	exit 0
 else
 	fail "the installation needs root, or sudo without a password."
@@ -126,7 +138,7 @@ echo "setup: installing $packages $optional"
 	}
 	[ -z "$optional" ] || $as_root DEBIAN_FRONTEND=noninteractive \
 		apt-get -q install -y --no-install-recommends $optional >>"$log" 2>&1 ||
-		echo "setup: apt-get could not install $optional; the tests of metrics and alerts need its promtool" >&2
+		echo "setup: apt-get could not install $optional, which some tests need" >&2
 	# Do not start them at boot either. Each unit has the name of its package; without systemd this does nothing.
 	$as_root systemctl --quiet disable $packages $optional >/dev/null 2>&1 || :
 }

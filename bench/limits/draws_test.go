@@ -20,6 +20,8 @@ import (
 	"stampede/bench/rig"
 	"stampede/draw"
 	"stampede/fulfillment/offers"
+	"stampede/internal/clocks"
+	"stampede/internal/pg"
 	"stampede/ledger/draws"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
@@ -68,15 +70,16 @@ func drawUnits(b *testing.B, entries, units int) rig.Values {
 	require.NoError(b, err)
 
 	at := draws.New(s.Pool)
+	clock := func(ctx context.Context, on pg.Querier) (clocks.Times, error) { return offerer.Store.Times(ctx, on, 0) }
 	resetPeak(b)
 	values := rig.Values{}
 	began := time.Now()
-	require.NoError(b, at.Prepare(b.Context(), goods.ID))
+	require.NoError(b, at.Prepare(b.Context(), goods.ID, clock))
 	values["freeze, s"] = time.Since(began).Seconds()
 	_, err = at.Reveal(b.Context(), goods.ID, "bench", secret[:])
 	require.NoError(b, err)
 	began = time.Now()
-	require.NoError(b, at.Prepare(b.Context(), goods.ID))
+	require.NoError(b, at.Prepare(b.Context(), goods.ID, clock))
 	values["rank, s"] = time.Since(began).Seconds()
 	values["peak, MB"] = peak(b)
 

@@ -4,9 +4,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/assert"
@@ -64,6 +66,28 @@ func TestEachAddressIsCheckedFirst(t *testing.T) {
 		}
 	}
 	assert.Greater(t, checked, 6)
+}
+
+func TestEachWrongSettingNamesAnExample(t *testing.T) {
+	checked := 0
+	for _, leaf := range leaves(t) {
+		for _, group := range leaf.AllFlags(true) {
+			for _, flag := range group {
+				switch flag.Target.Kind() {
+				case reflect.Int, reflect.Int32, reflect.Int64, reflect.Uint, reflect.Float64:
+				default:
+					if flag.Target.Type() != reflect.TypeFor[time.Time]() {
+						continue
+					}
+				}
+				checked++
+				var out, errs strings.Builder
+				assert.Equal(t, exitUsage, run(append(words(leaf), "--"+flag.Name+"=wrong"), &out, &errs), errs.String())
+				assert.Contains(t, errs.String(), "want", "%s --%s", leaf.Path(), flag.Name)
+			}
+		}
+	}
+	require.Greater(t, checked, 50)
 }
 
 func TestMisspelledVariablesAreNamed(t *testing.T) {

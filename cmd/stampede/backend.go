@@ -171,7 +171,9 @@ func warnOfSettings(ctx context.Context, b *backend, rights reservation.Rights, 
 	if err == nil { // else checkSchema has reported it
 		findings = append(findings, more...)
 	}
-	more, _ = doctor.Memory(ctx, b.redis, b.pool, uuid.Nil) // a server that does not answer is reported above
+	more, _ = doctor.Clocks(ctx, b.redis, b.pool) // a server that does not answer is reported above
+	findings = append(findings, more...)
+	more, _ = doctor.Memory(ctx, b.redis, b.pool, uuid.Nil) // likewise
 	findings = append(findings, more...)
 	for _, f := range findings {
 		level, prefix := slog.LevelWarn, "setting to check: "

@@ -121,7 +121,7 @@ func TestDevTakesTokensAndOrigins(t *testing.T) {
 	assert.Contains(t, output, "auth mode jwt needs STAMPEDE_JWT_SECRET")
 }
 
-// A Redis of 8 MB is too small for a hundred million units.
+// A Redis of 8 MiB is too small for a hundred million units.
 func TestDoctorComparesMemoryWithUnitsOnSale(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
@@ -144,15 +144,20 @@ func TestDoctorComparesMemoryWithUnitsOnSale(t *testing.T) {
 	small := sale(1000)
 	fits()
 	fits(small)
+	_, err := sales.Create(t.Context(), reservation.Terms{
+		Name: "x", Stock: 1, PerOrderLimit: 1, PaymentWindow: time.Hour, Waitlist: true,
+	})
+	require.NoError(t, err)
+	fits() // its places are no units
 	huge := sale(order.MaxStock)
-	for _, c := range []struct{ flag, units string }{{huge, "100,000,000"}, {"--output=json", "100,001,000"}} {
+	for _, c := range []struct{ flag, units string }{{huge, "100,000,000"}, {"--output=json", "100,001,001"}} {
 		output := s.ends(exitFailed, "doctor", c.flag)
-		assert.Contains(t, output, c.units+" units are on sale, which take about 47,")
-		assert.Contains(t, output, "of maxmemory, 8 MB")
+		assert.Contains(t, output, c.units+" units are on sale, which take about 46.6 GiB")
+		assert.Contains(t, output, "of maxmemory, 8 MiB")
 	}
 	fits(small)
 	serve, _ := s.serve()
-	assert.Contains(t, serve.Output(), "UNSAFE SETTING: 100,001,000 units are on sale")
+	assert.Contains(t, serve.Output(), "UNSAFE SETTING: 100,001,001 units are on sale")
 
 	s.ends(exitOK, "sale", "end", strings.TrimPrefix(huge, "--sale="))
 	fits()

@@ -57,7 +57,7 @@ func (c *dashboardCmd) Run(ctx context.Context, logger *slog.Logger) error {
 }
 
 func (f storesFlags) openDashboard(ctx context.Context, logger *slog.Logger) (*backend, error) {
-	return f.open(ctx, dashboardPostgresConns, logger, connect.Service("dashboard"))
+	return f.open(ctx, dashboardPostgresConns, logger, connect.Named("dashboard"))
 }
 
 // newDashboard returns the function that runs a dashboard, with its fleet and its operators, until its context ends.
@@ -81,8 +81,13 @@ func newDashboard(
 	if err != nil {
 		return nil, err
 	}
+	watchClock, err := watchClock(metrics, b.pool)
+	if err != nil {
+		return nil, err
+	}
 	return func(ctx context.Context, listener net.Listener) error {
 		running, ctx := errgroup.WithContext(ctx)
+		running.Go(func() error { watchClock(ctx); return nil })
 		running.Go(func() error { registry.Run(ctx); return nil })
 		running.Go(func() error { return seen.Run(ctx) })
 		running.Go(func() error { return pages.Serve(ctx, listener) })

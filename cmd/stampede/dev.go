@@ -105,6 +105,7 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 	warnOfSettings(ctx, front.backend, reservation.OperatorRights, logger)
 
 	config := c.config(front, c.Auth, c.AuthHeader, c.AdminToken, c.OperatorsFile, registry, tracer, logger)
+	config.StripeTestMode = cmp.Or(config.StripeTestMode, ingress.SwitchOn)
 	outcomes, err := front.serveOrders(&config)
 	if err != nil {
 		return err
@@ -138,6 +139,7 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 	running.Go(func() error { return servers.Watch(ctx) })
 	running.Go(func() error { return runIngress(ctx, server, outcomes, front.guard(logger)) })
 	running.Go(func() error { return front.heartbeat(logger).Run(ctx) })
+	running.Go(func() error { front.watchClock(ctx); return nil })
 	running.Go(func() error { return runWorker(ctx) })
 	running.Go(func() error { return forwarder.Run(ctx) })
 	running.Go(func() error { return runDashboard(ctx) })

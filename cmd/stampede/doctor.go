@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/google/uuid"
 
@@ -19,7 +20,8 @@ type doctorCmd struct {
 	redisFlag
 	databaseFlag
 	outputFlag
-	Sale uuid.UUID `env:"STAMPEDE_DOCTOR_SALE" placeholder:"ID" help:"Sale for whose orders Redis must have enough memory (default: all sales together)."`
+	JWKSURL string    `name:"jwks-url" env:"STAMPEDE_JWKS_URL" placeholder:"URL" help:"Key set for the buyers' tokens, to be checked as well."`
+	Sale    uuid.UUID `env:"STAMPEDE_DOCTOR_SALE" placeholder:"ID" help:"Sale for whose orders Redis must have enough memory (default: all sales together)."`
 }
 
 func (c *doctorCmd) Run(ctx context.Context, s *streams) error {
@@ -52,6 +54,12 @@ func (c *doctorCmd) examine(ctx context.Context) (findings []doctor.Finding, ser
 	}
 	defer pool.Close()
 
+	var keys []doctor.Finding
+	if c.JWKSURL != "" {
+		progress.Step(ctx, "fetching the key set")
+		keys = doctor.KeySet(ctx, c.JWKSURL)
+		progress.Step(ctx, "asking Redis")
+	}
 	findings, err = doctor.Redis(ctx, rdb, reservation.OperatorRights)
 	if err != nil {
 		findings = append(findings, away("redis", "REDIS_URL", "nothing can be sold", err))
@@ -62,12 +70,15 @@ func (c *doctorCmd) examine(ctx context.Context) (findings []doctor.Finding, ser
 		more = append(more, away("postgres", "DATABASE_URL", "accepted orders wait in Redis, unconfirmed", err))
 	}
 	findings = append(findings, more...)
+	progress.Step(ctx, "comparing clocks")
+	more, _ = doctor.Clocks(ctx, rdb, pool) // a server that does not answer is reported above
+	findings = append(findings, more...)
 	progress.Step(ctx, "counting the units on sale")
 	more, err = doctor.Memory(ctx, rdb, pool, c.Sale)
 	if errors.Is(err, reservation.ErrSaleNotFound) {
 		return nil, "", err
 	} // any other error is that of a server reported above, or a missing schema
-	return append(findings, more...), doctor.Servers(ctx, rdb, pool), nil
+	return slices.Concat(findings, more, keys), doctor.Servers(ctx, rdb, pool), nil
 }
 
 func away(server, variable, why string, err error) doctor.Finding {

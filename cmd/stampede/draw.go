@@ -24,11 +24,12 @@ import (
 )
 
 type drawCmd struct {
-	Create drawCreateCmd `cmd:"" help:"Draw the units of a sale: from now on they are offered by rank to those who enter another sale. A repeat changes nothing."`
-	Status drawStatusCmd `cmd:"" help:"Show how far a draw is, and save its public files. Exit status 1 if there is no draw."`
-	Beacon drawBeaconCmd `cmd:"" help:"Give a draw the round of drand that makes its seed. Without --round it is read as drand answers it, in JSON."`
-	Reveal drawRevealCmd `cmd:"" help:"Give a draw the secret of one of the parties that make its seed."`
-	Verify drawVerifyCmd `cmd:"" help:"Verify a draw from its two public files, without any server: the root of the list, the seed, the ranks and every skip. Exit status 1 if a promise is broken, 3 if a file cannot be read or there is no seed."`
+	Create  drawCreateCmd  `cmd:"" help:"Draw the units of a sale: from now on they are offered by rank to those who enter another sale. A repeat changes nothing."`
+	Status  drawStatusCmd  `cmd:"" help:"Show how far a draw is, and save its public files. Exit status 1 if there is no draw."`
+	Beacon  drawBeaconCmd  `cmd:"" help:"Give a draw the round of drand that makes its seed. Without --round it is read as drand answers it, in JSON."`
+	Reveal  drawRevealCmd  `cmd:"" help:"Give a draw the secret of one of the parties that make its seed."`
+	Restore drawRestoreCmd `cmd:"" help:"After a restore of Postgres from a time before the freeze: take the list, the time and the round that were published, from what a receiver of the relay kept. Before workers run again."`
+	Verify  drawVerifyCmd  `cmd:"" help:"Verify a draw from its two public files, without any server: the root of the list, the seed, the ranks, the units and every skip. Exit status 1 if a promise is broken, 3 if a file cannot be read, there is no seed, or units wait to be offered; 0 says that all else was kept but what is listed as taken on trust."`
 }
 
 // drawStore is where draws are: the databases, or an ingress in front of them.
@@ -242,7 +243,12 @@ func (c *drawBeaconCmd) Run(ctx context.Context, s *streams, logger *slog.Logger
 }
 
 // readSmall reads a file of at most 64 KiB; - is standard input.
-func readSmall(s *streams, name string) ([]byte, error) {
+func readSmall(s *streams, name string) ([]byte, error) { return readAtMost(s, name, 1<<16) }
+
+// witnessMax is how long a file of a witness can be.
+const witnessMax = 16 << 20
+
+func readAtMost(s *streams, name string, bytes int64) ([]byte, error) {
 	from := s.in
 	if name != "-" {
 		file, err := os.Open(name)
@@ -252,7 +258,11 @@ func readSmall(s *streams, name string) ([]byte, error) {
 		defer func() { _ = file.Close() }() // it was only read
 		from = file
 	}
-	return io.ReadAll(io.LimitReader(from, 1<<16))
+	text, err := io.ReadAll(io.LimitReader(from, bytes+1))
+	if err == nil && int64(len(text)) > bytes {
+		err = fmt.Errorf("%s is longer than %d bytes", name, bytes)
+	}
+	return text, err
 }
 
 type drawRevealCmd struct {
@@ -283,11 +293,42 @@ func (c *drawRevealCmd) Run(ctx context.Context, s *streams, logger *slog.Logger
 	})
 }
 
+type drawRestoreCmd struct {
+	storesFlags
+	outputFlag
+	operatorFlag
+	saleArg
+	Frozen string `required:"" env:"STAMPEDE_DRAW_FROZEN" placeholder:"FILE" help:"The event stampede.draw.frozen as the relay sent it, or what the server answered for the draw before its seed; - for standard input."`
+}
+
+func (c *drawRestoreCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	name, err := c.name()
+	if err != nil {
+		return err
+	}
+	text, err := readAtMost(s, c.Frozen, witnessMax)
+	if err != nil {
+		return err
+	}
+	kept, err := draw.ParseWitness(text)
+	if err != nil {
+		return fmt.Errorf("--frozen: %w", err)
+	}
+	return c.with(ctx, 3, logger, func(b *backend) error {
+		d, err := draws.New(b.pool).Restore(ctx, c.Sale, kept.Frozen[0], name)
+		if err != nil {
+			return err
+		}
+		v := d.View()
+		return c.write(s.out, v, func(w io.Writer) error { return writeDraw(w, v) })
+	})
+}
+
 type drawVerifyCmd struct {
 	outputFlag
 	Bundle  string `required:"" env:"STAMPEDE_DRAW_BUNDLE" placeholder:"FILE" help:"The bundle of the draw, in JSON."`
 	Leaves  string `required:"" env:"STAMPEDE_DRAW_LEAVES" placeholder:"FILE" help:"The list of its entries, one record of 33 bytes for each."`
-	Frozen  string `env:"STAMPEDE_DRAW_FROZEN" placeholder:"FILE" help:"What somebody got of the draw before its seed existed, to compare: the event stampede.draw.frozen as the relay sent it, or what the server then answered for the draw. Without it the bundle's own root, times and parties are believed."`
+	Frozen  string `env:"STAMPEDE_DRAW_FROZEN" placeholder:"FILE" help:"What somebody got of the draw before its seed existed, to compare: the event stampede.draw.frozen as the relay sent it, or what the server then answered for the draw; after it, as many later events of the draw and its stock as were kept. Without it the bundle's own root, times, parties and units are believed."`
 	Receipt string `env:"STAMPEDE_DRAW_RECEIPT" placeholder:"TEXT" help:"Receipt of an entry, whose place and rank are shown; - for standard input, where other users of this machine do not see it."`
 }
 
@@ -306,12 +347,18 @@ func (c *drawVerifyCmd) Run(ctx context.Context, s *streams) error {
 		t := newTable(w)
 		for _, check := range report {
 			name := string(check.Verdict)
-			if check.Verdict != draw.Kept {
+			if check.Verdict == draw.Trusted {
+				name = "taken on trust"
+			} else if check.Verdict != draw.Kept {
 				name = strings.ToUpper(name)
 			}
 			t.row(check.Name, name, printable(check.Text))
 		}
-		return t.Flush()
+		if err := t.Flush(); err != nil {
+			return err
+		}
+		_, err := fmt.Fprintln(w, report.Summary())
+		return err
 	})
 	return verdict(err, report.Has(draw.Broken), report.Has(draw.Unknown))
 }
@@ -335,18 +382,18 @@ func (c *drawVerifyCmd) verify(ctx context.Context, s *streams, own *order.Recei
 	if err != nil || !info.Mode().IsRegular() {
 		return nil, cmp.Or(err, fmt.Errorf("%s is not a regular file", c.Leaves))
 	}
-	var frozen *draw.Frozen
+	var kept *draw.Witness
 	if c.Frozen != "" {
-		text, err := readSmall(s, c.Frozen)
+		text, err := readAtMost(s, c.Frozen, witnessMax)
 		if err == nil {
-			frozen, err = draw.ParseFrozen(text)
+			kept, err = draw.ParseWitness(text)
 		}
 		if err != nil {
 			return nil, err
 		}
 	}
 	report, err := draw.Verify(ctx, bundle, leaves, info.Size(), own)
-	return append(report, bundle.Compare(frozen)), err
+	return append(report, bundle.Compare(kept)...), err
 }
 
 // receipt returns the receipt, or nil if there is none.

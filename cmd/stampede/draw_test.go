@@ -32,10 +32,12 @@ func drawFiles(t *testing.T, folder string) (receipt string) {
 	signer, err := order.NewSigner([]byte(strings.Repeat("s", order.MinReceiptSecretBytes)))
 	require.NoError(t, err)
 	b := draw.Bundle{
-		Version: draw.BundleVersion, SaleID: uuid.New(), EntriesSaleID: uuid.New(), Entries: 50, Stock: 5,
+		Version: draw.Version,
+		SaleID:  uuid.New(), EntriesSaleID: uuid.New(), Entries: 50, Stock: 5,
 		ClosesAt: draw.RoundTime(round).Add(-time.Minute), FrozenAt: draw.RoundTime(round).Add(-time.Second),
 		FreezeSeconds: 60, Rounds: []int64{round},
-		Seed: &draw.Source{Kind: draw.SeedDrand, Round: round, Signature: signature},
+		Seed:     &draw.Source{Kind: draw.SeedDrand, Round: round, Signature: signature},
+		Revision: 4, Goods: &draw.Goods{Revision: 2, Stock: 5},
 	}
 	var leaves []byte
 	var receipts []string
@@ -62,18 +64,28 @@ func drawFiles(t *testing.T, folder string) (receipt string) {
 	require.NoError(t, os.WriteFile(filepath.Join(folder, "leaves"), leaves, 0o600))
 	changed := bytes.Replace(text, []byte(`"rank":4`), []byte(`"rank":5`), 1)
 	require.NoError(t, os.WriteFile(filepath.Join(folder, "changed"), changed, 0o600))
+	offers := b.Offers
+	b.Offers = offers[:1]
+	withheld, err := json.Marshal(b)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "withheld"), withheld, 0o600))
+	b.Offers = offers
 	frozen, err := json.Marshal(draw.Frozen{
-		SaleID: b.SaleID, EntriesSaleID: b.EntriesSaleID, Entries: b.Entries, Root: b.Root, FrozenAt: b.FrozenAt,
-		Rounds: b.Rounds, ClosesAt: b.ClosesAt, FreezeSeconds: b.FreezeSeconds,
+		Version: b.Version,
+		SaleID:  b.SaleID, EntriesSaleID: b.EntriesSaleID, Entries: b.Entries, Root: b.Root, FrozenAt: b.FrozenAt,
+		Rounds: b.Rounds, ClosesAt: b.ClosesAt, FreezeSeconds: b.FreezeSeconds, Goods: b.Goods,
 	})
 	require.NoError(t, err)
 	for name, root := range map[string]string{"event": "", "another": "00"} {
 		data := bytes.Replace(frozen, []byte(`"root":"`), []byte(`"root":"`+root), 1)
 		event := fmt.Sprintf(`{"specversion":"1.0","type":"stampede.draw.frozen","data":%s}`, data)
 		require.NoError(t, os.WriteFile(filepath.Join(folder, name), []byte(event), 0o600))
+		event += fmt.Sprintf(`{"type":"stampede.sale.restocked","data":{"sale_id":%q,"revision":4,"stock":7}}`, b.SaleID)
+		require.NoError(t, os.WriteFile(filepath.Join(folder, name+"-restocked"), []byte(event), 0o600))
 	}
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "long"), make([]byte, witnessMax+1), 0o600))
 	early, _, _ := bytes.Cut(text, []byte(`"seed":`))
-	early = append(early, `"stock":5,"offers":[]}`...)
+	early = append(early, `"rounds":[32285085],"stock":5,"offers":[],"revision":4,"goods":{"revision":2,"stock":5}}`...)
 	require.NoError(t, os.WriteFile(filepath.Join(folder, "early"), early, 0o600))
 	return receipts[b.Offers[0].Place]
 }
@@ -95,13 +107,22 @@ func TestDrawVerifyExitStatuses(t *testing.T) {
 		{files, exitOK, `list +kept +50 entries with the root \w{64}
 seed +kept +the list was frozen at \S+, round 32285085 of drand quicknet is of \S+, and its signature is valid
 ranks +kept +5 offered and 0 skipped for a reason: the lowest, without a gap
-witness +UNCHECKED +root, times and parties may be newer than the seed: compare .*
+units +kept +5 units: each was offered, or no entrant is left for it
+witness +UNCHECKED +root, times, parties and units may be newer than the seed: compare .*
+entries +taken on trust +that none was kept out of the list, .*
+orders +taken on trust +that 5 offers were orders .*
+All that the files can prove was kept. Taken on trust: witness, entries, orders.
 $`},
-		{files + " --frozen=DIR/event", exitOK, `witness +kept +root, times and parties are those that were published`},
+		{files + " --frozen=DIR/event", exitOK, `witness +kept +root, times, parties and units are those that were`},
+		{files + " --frozen=DIR/event-restocked", exitFailed, `witness +BROKEN +it has a change of the stock to 7 un`},
+		{files + " --frozen=DIR/long", exitUnknown, `^stampede: the draw was not checked: /.*/long is longer than`},
+		{"--bundle=DIR/withheld --leaves=DIR/leaves", exitUnknown, `units +UNKNOWN +of 5 units, 4 were not offered, and (?s:.*)
+Not decided: units. Taken on trust: witness, entries, orders.
+`},
 		{files + " --frozen=DIR/another", exitFailed, `witness +BROKEN +before the seed existed, it was the root 00`},
 		{files + " --frozen=DIR/bundle", exitUnknown, `^stampede: the draw was not checked: not what was published of a fr`},
 		{files + " --frozen=DIR/none", exitUnknown, `^stampede: the draw was not checked: open /.*/none: no such`},
-		{files + " --output=json", exitOK, `^\[{"name":"list","verdict":"kept","text":"50 entries`},
+		{files + " --output=json", exitOK, `^\[{"name":"list","verdict":"kept","text":"50 entries.*"name":"orders","verdict":"trusted"`},
 		{files + " --receipt=" + receipt, exitOK, `receipt +kept +.* place \d+, rank 0 of 50; offered`},
 		{files + " --receipt=" + string(forged), exitFailed, `receipt +BROKEN +it is `},
 		{files + " --receipt=xyz", exitUsage, `^stampede: --receipt: the receipt is not valid`},

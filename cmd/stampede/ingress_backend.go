@@ -23,9 +23,9 @@ import (
 // The connections of an ingress to Postgres, by use. Each use has its own pool, so that waiting requests of one
 // cannot take the connections of another.
 const (
-	// dutyPostgresConns are for heartbeats, the guard, the breaker's probe and /readyz. Each runs one
+	// dutyPostgresConns are for heartbeats, the guard, the breaker's probe, /readyz and the clock. Each runs one
 	// query at a time.
-	dutyPostgresConns = 4
+	dutyPostgresConns = 5
 	// changePostgresConns are for payments and cancellations.
 	changePostgresConns = 4
 	// lookPostgresConns are for buyers who read their own orders, and for all who look at draws.
@@ -43,6 +43,7 @@ type ingressBackend struct {
 	duty, changes, looks, operators *pgxpool.Pool
 	guardRedis                      redis.UniversalClient
 	guardAge                        *telemetry.GuardAge
+	watchClock                      func(context.Context)
 }
 
 func openIngressBackend(
@@ -63,13 +64,14 @@ func openIngressBackend(
 			f.Close()
 		}
 	}()
-	var errs [6]error
+	var errs [7]error
 	f.duty, errs[0] = connect.Postgres(ctx, stores.DatabaseURL, dutyPostgresConns, options...)
 	f.changes, errs[1] = connect.Postgres(ctx, stores.DatabaseURL, changePostgresConns, options...)
 	f.looks, errs[2] = connect.Postgres(ctx, stores.DatabaseURL, lookPostgresConns, options...)
 	f.operators, errs[3] = connect.Postgres(ctx, stores.DatabaseURL, operatorPostgresConns, options...)
 	f.guardRedis, errs[4] = connect.Ingress(stores.RedisURL)
 	f.guardAge, errs[5] = telemetry.NewGuardAge(registry, "ingress")
+	f.watchClock, errs[6] = watchClock(registry, f.duty)
 	if err = errors.Join(errs[:]...); err != nil {
 		return f, err
 	}
@@ -155,6 +157,14 @@ func (o buyersOrders) Withdraw(ctx context.Context, id uuid.UUID, reason, operat
 
 func (o buyersOrders) Report(ctx context.Context, m order.Money) (order.Payment, error) {
 	return o.changes.Report(ctx, m)
+}
+
+func (o buyersOrders) RefundedAtProvider(ctx context.Context, r order.ProviderRefund) (order.Payment, error) {
+	return o.changes.RefundedAtProvider(ctx, r)
+}
+
+func (o buyersOrders) Disputed(ctx context.Context, d order.Dispute) (order.Payment, error) {
+	return o.changes.Disputed(ctx, d)
 }
 
 func (o buyersOrders) Cancel(ctx context.Context, id uuid.UUID, user string) (order.Order, error) {

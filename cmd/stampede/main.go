@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/alecthomas/kong"
 
@@ -37,7 +38,7 @@ type cli struct {
 	Rebuild     rebuildCmd     `cmd:"" help:"Rebuild the stock in Redis from Postgres. Workers do this automatically after a loss of Redis. Sales are closed meanwhile."`
 	Reconcile   reconcileCmd   `cmd:"" help:"Repair differences between Redis and Postgres. Exit status 1 if some remain, 3 if something could not be checked."`
 	Projections projectionsCmd `cmd:"" help:"Rebuild what is derived from the log of orders."`
-	Doctor      doctorCmd      `cmd:"" help:"Check Redis, each node of a cluster, and Postgres for unsafe settings, and Redis for enough memory for the units on sale. Exit status 1 if a finding is unsafe, 3 if a server does not answer."`
+	Doctor      doctorCmd      `cmd:"" help:"Check Redis, each node of a cluster, and Postgres for unsafe settings, Redis for enough memory for the units on sale, and the key set of the buyers' tokens for keys that cannot be used. Exit status 1 if a finding is unsafe, 3 if a server does not answer."`
 	DLQ         dlqCmd         `cmd:"" name:"dlq" help:"List, show, replay and discard dead letters."`
 	Relay       relayCmd       `cmd:"" help:"Hand the events of orders, payments and sales on to webhooks, Redis streams, Kafka or standard output."`
 	Dashboard   dashboardCmd   `cmd:"" help:"Run the operators' dashboard: what the installation does, what is wrong, and what to do."`
@@ -125,7 +126,7 @@ func run(args []string, stdout, to io.Writer) (status int) {
 		return reportError(stderr, &usageError{err})
 	}
 	command.Bind(logger)
-	err = command.Run()
+	err = withFlags(command.Selected(), command.Run())
 	if onlyLooks(command.Selected()) {
 		err = unseen(err)
 	}
@@ -143,6 +144,10 @@ func newParser(flags *cli, options ...kong.Option) *kong.Kong {
 		kong.Vars{"version": "stampede " + telemetry.BuildVersion()},
 		defaults,
 		saleIDs,
+		withExample[time.Duration]("90s"),
+		withExample[int]("100"),
+		withExample[int64]("100"),
+		withExample[float64]("0.5"),
 		addresses,
 		kong.Resolvers(secretsFromFiles),
 		kong.ValueFormatter(secretsHelp),

@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -16,6 +17,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
@@ -124,11 +126,13 @@ func TestCommandsOfRunbookRun(t *testing.T) {
 	s.ends(exitOK, "relay", "add", "lines", "stdout")
 	_, err = ledger.New(s.pool).Report(t.Context(), order.Money{Reference: "pi_2"}) // its refund is due
 	require.NoError(t, err)
+	_, err = ledger.New(s.pool).Report(t.Context(), order.Money{Reference: "pi_9", Unclear: order.UnclearOrder})
+	require.NoError(t, err)
 	_, err = s.pool.Exec(t.Context(), "INSERT INTO dead_letters (stream, entry_id, fields, reason, deliveries) "+
 		"VALUES ($1, '1-1', '[]', 'rubbish', 1)", s.keys.Orders(0))
 	require.NoError(t, err)
 	ids := strings.NewReplacer("SALE", sale.String(), "ORDER", orders["ann"].String(), "NAME", "lines", "ID", "1",
-		"--wait 1m", "--wait 1ms")
+		"REFERENCE", "pi_9", "DIR", t.TempDir(), "--wait 1m", "--wait 1ms")
 	ran := map[string]bool{}
 	for _, found := range runbookCommand.FindAllStringSubmatch(string(text), -1) {
 		command := ids.Replace(strings.ReplaceAll(found[1]+found[2], "\n", " "))
@@ -240,7 +244,9 @@ func (s *shop) scrapes() (lines map[string][]string, urls map[string]string) {
 	require.NoError(t, err)
 	relay.WaitOutput(within, "stampede.payment.refund_due")
 	work := "http://" + loggedAddr(worker, "metrics are served")
-	s.awaitSeries(work, "stampede_sale_units{", "stampede_sales_shut ", "stampede_workers_alive ", "stampede_redis_up{",
+	s.drawAndList(ingress)
+	s.awaitSeries(work, "stampede_draw_left_seconds{", "stampede_waitlist_waiting{", "stampede_relay_unserved_seconds ",
+		"stampede_sale_units{", "stampede_sales_shut ", "stampede_workers_alive ", "stampede_redis_up{",
 		"stampede_postgres_up 1", `stampede_refunds_due_amount{currency="EUR"} 4900`,
 		"stampede_audit_promise_broken{", "stampede_audit_timestamp_seconds ",
 		"stampede_redis_ping_seconds{", "stampede_postgres_connections{", `stampede_ready{process="worker",reason=""} 1`)
@@ -256,9 +262,29 @@ func (s *shop) scrapes() (lines map[string][]string, urls map[string]string) {
 	s.awaitSeries(urls["dashboard"], `stampede_ready{process="dashboard",reason=""} 1`)
 	lines = map[string][]string{}
 	for process, url := range urls {
+		s.awaitSeries(url, "stampede_clock_ahead_seconds ")
 		lines[process] = scrape(t, url)
 	}
 	return lines, urls
+}
+
+// drawAndList makes a draw that waits for the secret of a party, and a waiting list in which somebody waits.
+func (s *shop) drawAndList(ingress string) {
+	s.t.Helper()
+	created := func(args ...string) string {
+		status, output := s.run(append([]string{"sale", "create", "--output=json"}, args...)...)
+		require.Equal(s.t, exitOK, status, output)
+		var sale struct{ ID string }
+		require.NoError(s.t, json.Unmarshal([]byte(output), &sale), output)
+		return sale.ID
+	}
+	goods := created("--name=Air One", "--stock=5")
+	entries := created("--name=entries", "--stock=50", "--closes-at="+time.Now().Add(15*time.Second).Format(time.RFC3339))
+	s.ends(exitOK, "draw", "create", goods, "--entries="+entries, "--freeze=10m",
+		fmt.Sprintf("--party=notary:%x", sha256.Sum256([]byte("secret"))))
+	list := created("--name=Air Two", "--stock=1", "--payment-window=10m", "--waitlist")
+	require.Equal(s.t, 202, ask(s.t, "POST", ingress+"/v1/sales/"+list+"/orders", "ann", "").HTTP)
+	require.Equal(s.t, 202, ask(s.t, "POST", ingress+"/v1/sales/"+list+"/waitlist", "bob", "").HTTP)
 }
 
 // The names, types, units and help texts follow the conventions of Prometheus, and are those of the page.

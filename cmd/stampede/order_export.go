@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"stampede/internal/figure"
@@ -30,7 +31,7 @@ type orderExportCmd struct {
 	Since        moment `env:"STAMPEDE_ORDER_SINCE" placeholder:"TIME" help:"Only orders reserved at this time or later: RFC 3339, a date in UTC, or -1h for an hour ago."`
 	Until        moment `env:"STAMPEDE_ORDER_UNTIL" placeholder:"TIME" help:"Only orders reserved before this time, written in the same ways."`
 	ChangedSince string `env:"STAMPEDE_ORDER_CHANGED_SINCE" placeholder:"PLACE" help:"Only orders that changed after the cursor that the last such export has printed, 0 for all, or since a time, written in the same ways, for which all events are read. Each is written once, as it is now."`
-	Format       string `enum:",csv,jsonl" default:"" env:"STAMPEDE_ORDER_FORMAT" placeholder:"FORMAT" help:"csv, where cells that a spreadsheet would take for a formula begin with an apostrophe, or jsonl, which has all values as they are (default: csv, with --output json jsonl)."`
+	Format       string `enum:",csv,jsonl" default:"" env:"STAMPEDE_ORDER_FORMAT" placeholder:"FORMAT" help:"csv, where an apostrophe stands before what a spreadsheet could take for a formula, or jsonl, which has all values as they are (default: csv, with --output json jsonl)."`
 	To           string `env:"STAMPEDE_ORDER_TO" placeholder:"FILE" help:"File to write, which appears when it is complete (default: standard output)."`
 }
 
@@ -114,20 +115,24 @@ func (c *orderExportCmd) writer(w io.Writer) (each func(order.Placed) error, flu
 	_ = rows.Write([]string{ // Flush returns the error
 		"order_id", "sale_id", "user_id", "quantity", "status", "version", "reserved_at", "updated_at", "paid_at",
 		"pay_from", "expires_at", "amount", "currency", "payment_reference", "reason", "sequence", "epoch",
-		"items",
+		"items", "entry_for",
 	})
-	row := make([]string, 0, 18)
+	row := make([]string, 0, 19)
 	return func(o order.Placed) error {
 			line := o.View()
 			amount := ""
 			if line.Currency != "" {
 				amount = strconv.FormatInt(line.Amount, 10)
 			}
+			entryFor := ""
+			if line.EntryFor != uuid.Nil {
+				entryFor = line.EntryFor.String()
+			}
 			row = append(row[:0],
 				line.OrderID.String(), line.SaleID.String(), figure.Cell(line.UserID), strconv.FormatInt(line.Quantity, 10),
 				string(line.Status), strconv.Itoa(line.Version), line.ReservedAt, line.UpdatedAt, line.PaidAt, line.PayFrom,
 				line.ExpiresAt, amount, line.Currency, figure.Cell(line.PaymentReference), figure.Cell(line.Reason),
-				strconv.FormatInt(line.Sequence, 10), strconv.FormatInt(line.Epoch, 10), string(line.Items))
+				strconv.FormatInt(line.Sequence, 10), strconv.FormatInt(line.Epoch, 10), string(line.Items), entryFor)
 			return rows.Write(row)
 		}, func() error {
 			rows.Flush()

@@ -118,8 +118,8 @@ func TestPaceOutlivesCrashesOfWorkers(t *testing.T) {
 	orders := s.count("SELECT count(*) FROM orders")
 	require.GreaterOrEqual(t, orders, r.acceptedCount())
 	require.Equal(t, orders-1, s.count(`SELECT count(*) FROM (
-			SELECT pay_from - lag(pay_from) OVER one_by_one AS gap, row_number() OVER one_by_one AS n
-			FROM orders WINDOW one_by_one AS (ORDER BY pay_from)
+			SELECT due - lag(due) OVER one_by_one AS gap, row_number() OVER one_by_one AS n
+			FROM orders WINDOW one_by_one AS (ORDER BY due)
 		) AS turns WHERE gap = interval '500 ms' OR gap > interval '500 ms' AND n <= 100`))
 }
 

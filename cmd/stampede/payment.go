@@ -1,28 +1,102 @@
 package main
 
 import (
-	"bufio"
-	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 
 	"github.com/google/uuid"
 
-	"stampede/internal/figure"
-	"stampede/internal/progress"
+	"stampede/internal/dev/apiclient"
 	"stampede/ledger"
 	"stampede/reservation/order"
 )
 
 type paymentCmd struct {
-	List     paymentListCmd     `cmd:"" help:"List payments, those first whose state changed longest ago. Amounts are in minor units."`
-	Show     paymentShowCmd     `cmd:"" help:"Show a payment: its order, and what became of it."`
-	Refunded paymentRefundedCmd `cmd:"" help:"Note that a payment whose refund is due was paid back. It moves no money. Repeating it changes nothing."`
-	Import   paymentImportCmd   `cmd:"" help:"Report the payments of a file, one JSON object a line, as POST /v1/payments takes them: {order_id, reference, amount, currency}. Repeating it changes nothing. Exit status 1 if a line is no report."`
+	List      paymentListCmd      `cmd:"" help:"List payments, those first whose state changed longest ago. Amounts are in minor units."`
+	Show      paymentShowCmd      `cmd:"" help:"Show a payment: its order, and what became of it."`
+	Refunded  paymentRefundedCmd  `cmd:"" help:"Note that a payment whose refund is due, or that is unclear, was paid back. It moves no money. Repeating it changes nothing."`
+	Dismissed paymentDismissedCmd `cmd:"" help:"Note that nothing of an unclear payment has to go back. Repeating it changes nothing."`
+	Import    paymentImportCmd    `cmd:"" help:"Report the payments and refunds of a file, one JSON object a line, as POST /v1/payments takes them: {order_id, reference, amount, currency}, with the refund_reference of a payment that was refunded. Repeating it changes nothing. Exit status 1 if a line could not be taken."`
+}
+
+// payments are those in Postgres, or those that an ingress shows: *apiclient.Client.
+type payments interface {
+	Payment(ctx context.Context, reference string) (order.PaymentView, error)
+	Payments(ctx context.Context, f order.PaymentFilter, limit int) (all []order.PaymentView, more bool, err error)
+	Report(ctx context.Context, report json.RawMessage) (order.PaymentView, error)
+	Refunded(ctx context.Context, reference, refundReference string) (order.PaymentView, error)
+	Dismissed(ctx context.Context, reference, reason string) (order.PaymentView, error)
+	Order(ctx context.Context, id uuid.UUID, user string) (order.HistoryView, error)
+}
+
+// withPayments calls do with the payments of the place that the flags name. Operator is who makes changes in Postgres.
+func (f *postgresOrServer) withPayments(ctx context.Context, operator string, do func(payments) error) error {
+	if err := f.checkPlace(); err != nil {
+		return err
+	}
+	if f.Server != "" {
+		return f.withClient(func(client *apiclient.Client) error { return do(client) })
+	}
+	return f.databaseFlag().withLedger(ctx, func(l *ledger.Ledger) error { return do(recordedPayments{l, operator}) })
+}
+
+// recordedPayments are the payments in Postgres.
+type recordedPayments struct {
+	ledger   *ledger.Ledger
+	operator string
+}
+
+func (r recordedPayments) Payment(ctx context.Context, reference string) (order.PaymentView, error) {
+	p, err := r.ledger.Payment(ctx, reference)
+	return p.View(), err
+}
+
+func (r recordedPayments) Payments(
+	ctx context.Context, f order.PaymentFilter, limit int,
+) (all []order.PaymentView, more bool, err error) {
+	const pageMax = 1000
+	for next := int64(0); ; {
+		var page []order.Payment
+		if page, next, err = r.ledger.ListPayments(ctx, f, next, min(limit-len(all), pageMax)); err != nil {
+			return nil, false, err
+		}
+		for _, p := range page {
+			all = append(all, p.View())
+		}
+		if next == 0 || len(all) >= limit {
+			return all, next != 0, nil
+		}
+	}
+}
+
+func (r recordedPayments) Report(ctx context.Context, report json.RawMessage) (order.PaymentView, error) {
+	m, err := order.ReadMoney(report)
+	if err != nil {
+		return order.PaymentView{}, err
+	}
+	p, err := r.ledger.Report(ctx, m)
+	return p.View(), err
+}
+
+func (r recordedPayments) Refunded(
+	ctx context.Context, reference, refundReference string,
+) (order.PaymentView, error) {
+	p, err := r.ledger.Refund(ctx, reference, refundReference, r.operator)
+	return p.View(), err
+}
+
+func (r recordedPayments) Dismissed(ctx context.Context, reference, reason string) (order.PaymentView, error) {
+	p, err := r.ledger.Dismiss(ctx, reference, reason, r.operator)
+	return p.View(), err
+}
+
+func (r recordedPayments) Order(ctx context.Context, id uuid.UUID, _ string) (order.HistoryView, error) {
+	o, log, err := r.ledger.History(ctx, id)
+	return o.ViewWith(log), err
 }
 
 type paymentArg struct {
@@ -31,9 +105,9 @@ type paymentArg struct {
 
 type paymentListCmd struct {
 	look
-	databaseFlag
+	postgresOrServer
 	outputFlag
-	State string    `enum:",waiting,settled,refund_due,refunded" default:"" env:"STAMPEDE_PAYMENT_STATE" placeholder:"STATE" help:"Only payments in this state: waiting, settled, refund_due or refunded."`
+	State string    `enum:",waiting,settled,refund_due,refunded,unclear,dismissed,disputed,claimed" default:"" env:"STAMPEDE_PAYMENT_STATE" placeholder:"STATE" help:"Only payments in this state: waiting, settled, refund_due, refunded, unclear, dismissed, disputed or claimed."`
 	Sale  uuid.UUID `env:"STAMPEDE_PAYMENT_SALE" placeholder:"ID" help:"Only payments for orders of this sale."`
 	Order orderID   `env:"STAMPEDE_PAYMENT_ORDER" placeholder:"ID" help:"Only payments for this order."`
 	Limit int       `default:"50" env:"STAMPEDE_PAYMENT_LIMIT" placeholder:"N" help:"Most payments to list (${default})."`
@@ -43,30 +117,17 @@ func (c *paymentListCmd) Run(ctx context.Context, s *streams) error {
 	if err := wantAtLeast("--limit", c.Limit, 1); err != nil {
 		return err
 	}
-	const pageMax = 1000
 	var all []order.PaymentView
-	next := int64(0)
-	err := c.withLedger(ctx, func(l *ledger.Ledger) error {
+	more := false
+	err := c.withPayments(ctx, "", func(in payments) (err error) {
 		filter := order.PaymentFilter{State: order.PaymentState(c.State), Sale: c.Sale, Order: c.Order.UUID}
-		for len(all) < c.Limit {
-			var page []order.Payment
-			var err error
-			if page, next, err = l.ListPayments(ctx, filter, next, min(c.Limit-len(all), pageMax)); err != nil {
-				return err
-			}
-			for _, p := range page {
-				all = append(all, p.View())
-			}
-			if next == 0 {
-				break
-			}
-		}
-		return nil
+		all, more, err = in.Payments(ctx, filter, c.Limit)
+		return err
 	})
 	if err == nil {
 		err = writeAll(c.outputFlag, s.out, all, asIs, writePayments)
 	}
-	if err == nil && next != 0 {
+	if err == nil && more {
 		_, err = fmt.Fprintln(s.err, "there are more: raise --limit")
 	}
 	return err
@@ -91,18 +152,17 @@ func amount(minor int64, currency string) string {
 
 type paymentShowCmd struct {
 	look
-	databaseFlag
+	postgresOrServer
 	outputFlag
 	paymentArg
 }
 
 func (c *paymentShowCmd) Run(ctx context.Context, s *streams) error {
-	return c.withLedger(ctx, func(l *ledger.Ledger) error {
-		p, err := l.Payment(ctx, c.Reference)
+	return c.withPayments(ctx, "", func(in payments) error {
+		v, err := in.Payment(ctx, c.Reference)
 		if err != nil {
 			return err
 		}
-		v := p.View()
 		return c.write(s.out, v, func(w io.Writer) error {
 			t := newTable(w)
 			for _, row := range [][2]string{
@@ -117,6 +177,8 @@ func (c *paymentShowCmd) Run(ctx context.Context, s *streams) error {
 				{"changed", v.UpdatedAt},
 				{"refund", printable(v.RefundReference)},
 				{"operator", printable(v.Operator)},
+				{"note", printable(v.Note)},
+				{"dispute", printable(v.Dispute)},
 			} {
 				if row[1] != "" {
 					t.row(row[0], row[1])
@@ -128,7 +190,7 @@ func (c *paymentShowCmd) Run(ctx context.Context, s *streams) error {
 }
 
 type paymentRefundedCmd struct {
-	databaseFlag
+	postgresOrServer
 	outputFlag
 	operatorFlag
 	paymentArg
@@ -136,105 +198,49 @@ type paymentRefundedCmd struct {
 }
 
 func (c *paymentRefundedCmd) Run(ctx context.Context, s *streams) error {
-	name, err := c.name()
-	if err != nil {
+	if err := order.ValidateRefundReference(c.RefundReference); err != nil {
 		return err
 	}
-	return c.withLedger(ctx, func(l *ledger.Ledger) error {
-		p, err := l.Refund(ctx, c.Reference, c.RefundReference, name)
+	return c.endPayment(ctx, c.operatorFlag, func(in payments) error {
+		p, err := in.Refunded(ctx, c.Reference, c.RefundReference)
 		if err != nil {
 			return err
 		}
-		return c.print(s.out, p.View(), "payment %s is refunded with %s\n", printable(p.Reference),
+		return c.print(s.out, p, "payment %s is refunded with %s\n", printable(p.Reference),
 			printable(p.RefundReference))
 	})
 }
 
-type paymentImportCmd struct {
-	databaseFlag
+type paymentDismissedCmd struct {
+	postgresOrServer
 	outputFlag
-	File string `arg:"" type:"existingfile" help:"File to read, - for standard input. Lines are taken one after the other: of two payments for an order, the first one settles it."`
+	operatorFlag
+	paymentArg
+	Reason string `arg:"" help:"Why nothing has to go back."`
 }
 
-// imported counts the lines of an import by what became of them.
-type imported struct {
-	Settled   int64 `json:"settled"`
-	RefundDue int64 `json:"refund_due"`
-	Waiting   int64 `json:"waiting"`
-	Repeated  int64 `json:"repeated"`
-	Archived  int64 `json:"archived"`
-	Bad       int64 `json:"bad"`
-}
-
-func (c *paymentImportCmd) Run(ctx context.Context, s *streams) error {
-	file := s.in
-	if c.File != "-" {
-		var err error
-		if file, err = os.Open(c.File); err != nil {
-			return usagef("%w", err)
-		}
-		defer func() { _ = file.Close() }() // it was only read
+func (c *paymentDismissedCmd) Run(ctx context.Context, s *streams) error {
+	if err := order.ValidateReason(c.Reason); err != nil {
+		return err
 	}
-	var found imported
-	err := c.withLedger(ctx, func(l *ledger.Ledger) error {
-		ctx, stop := s.watch(ctx, "importing")
-		defer stop()
-		return found.read(ctx, file, l, s.err)
+	return c.endPayment(ctx, c.operatorFlag, func(in payments) error {
+		p, err := in.Dismissed(ctx, c.Reference, c.Reason)
+		if err != nil {
+			return err
+		}
+		return c.print(s.out, p, "payment %s is dismissed: %s\n", printable(p.Reference), printable(p.Note))
 	})
+}
+
+// endPayment calls do with the payments, in the name of the operator.
+func (f *postgresOrServer) endPayment(ctx context.Context, by operatorFlag, do func(payments) error) error {
+	name, err := by.name()
 	if err != nil {
 		return err
 	}
-	if err := c.print(s.out, found, "%s settled, %s due for refund, %s waiting, %s reported before, "+
-		"%s of archived sales, %s bad lines\n", figure.Count(found.Settled), figure.Count(found.RefundDue),
-		figure.Count(found.Waiting), figure.Count(found.Repeated), figure.Count(found.Archived),
-		figure.Count(found.Bad)); err != nil {
-		return err
+	err = f.withPayments(ctx, name, do)
+	if errors.Is(err, apiclient.ErrUnknown) {
+		err = fmt.Errorf("%w; it may be repeated", err)
 	}
-	return verdict(nil, found.Bad > 0, false)
-}
-
-// read reports the lines to l, and says on stderr which of them are no reports. Its other errors end it: what was
-// reported before is repeated by the next import, which changes nothing.
-func (n *imported) read(ctx context.Context, from io.Reader, l *ledger.Ledger, stderr io.Writer) error {
-	counts := map[order.PaymentState]*int64{
-		order.PaymentSettled: &n.Settled, order.PaymentRefundDue: &n.RefundDue, order.PaymentWaiting: &n.Waiting,
-	}
-	isNew := false
-	l = l.WithPayments(func(state order.PaymentState, _ order.RefundReason) { isNew = true; *counts[state]++ })
-	lines := bufio.NewReader(from)
-	for number, end := int64(1), error(nil); end == nil; number++ {
-		var line []byte
-		line, end = lines.ReadBytes('\n')
-		if end != nil && !errors.Is(end, io.EOF) {
-			return fmt.Errorf("read line %d: %w", number, end)
-		}
-		if len(bytes.TrimSpace(line)) == 0 {
-			continue
-		}
-		m, err := order.ReadMoney(line)
-		if err == nil && m.OrderID != uuid.Nil {
-			// A file has the payments of an archived order: they were decided about.
-			if _, _, err = l.History(ctx, m.OrderID); !errors.Is(err, order.ErrArchived) {
-				err = nil
-			}
-		}
-		if err == nil {
-			isNew = false
-			_, err = l.Report(ctx, m)
-		}
-		var invalid *order.InvalidError
-		switch {
-		case errors.Is(err, order.ErrArchived):
-			n.Archived++
-		case errors.As(err, &invalid), errors.Is(err, order.ErrDamaged):
-			n.Bad++
-			_, _ = fmt.Fprintf(stderr, "stampede: line %d: %s\n", number, printable(err.Error()))
-		case err != nil:
-			return fmt.Errorf("line %d: %w; repeat the import, which is safe", number, err)
-		case !isNew:
-			n.Repeated++
-		}
-		progress.At(ctx, number, 0, "lines")
-	}
-	return nil
+	return err
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -21,11 +23,6 @@ func TestPaymentCommands(t *testing.T) {
 	s := newShop(t)
 	sale, orders := s.recorded("ann", "bob")
 	ann := orders["ann"].String()
-	archived, others := s.recorded("cid")
-	_, err := s.pool.Exec(t.Context(), "UPDATE sales SET archived_at = now() WHERE id = $1", archived)
-	require.NoError(t, err)
-	_, err = s.pool.Exec(t.Context(), "DELETE FROM orders WHERE sale_id = $1", archived)
-	require.NoError(t, err)
 	file := filepath.Join(t.TempDir(), "provider.jsonl")
 	lines := []string{
 		`{"order_id":"` + ann + `","reference":"pi_1","amount":4900,"currency":"EUR","livemode":true}`,
@@ -36,17 +33,20 @@ func TestPaymentCommands(t *testing.T) {
 		`{"order_id":"` + order.NewOrderID(sale).String() + `","reference":"pi_4"}`,
 		`{"order_id":"` + ann + `","reference":"pi_1"`,
 		`{"order_id":"` + orders["bob"].String() + `","reference":"pi_1"}`,
-		`{"order_id":"` + others["cid"].String() + `","reference":"pi_5"}`,
+		`{"order_id":"` + ann + `","reference":"pi_5","refund_reference":7}`,
+		`{"order_id":"` + ann + `","reference":"pi_5","refund_reference":"re\n"}`,
 	}
 	require.NoError(t, os.WriteFile(file, []byte(strings.Join(lines, "\n")), 0o600))
 	output := s.ends(exitFailed, "payment", "import", file)
 	assert.Contains(t, output, "line 4: reference must be 1 to 255 characters\n")
 	assert.Contains(t, output, "line 7: the report must be one JSON object\n")
-	assert.Contains(t, output, "1 settled, 2 due for refund, 1 waiting, 1 reported before, 1 of archived sales, 2 bad lines\n")
+	assert.Contains(t, output, "line 9: refund_reference must be a text\n")
+	assert.Contains(t, output, "line 10: refund_reference must be printable ASCII\n")
+	assert.Contains(t, output, "1 settled, 2 due for refund, 1 waiting, 1 unclear, 0 refunded, 0 reported before, 4 bad lines\n")
 	output = s.ends(exitFailed, "payment", "import", "--output=json", file)
-	assert.Contains(t, output, `{"settled":0,"refund_due":0,"waiting":0,"repeated":5,"archived":1,"bad":2}`)
+	assert.Contains(t, output, `{"settled":0,"refund_due":0,"waiting":0,"unclear":0,"refunded":0,"repeated":5,"bad":4}`)
 	output = s.ends(exitOK, "payment", "import", "-")
-	assert.Equal(t, "0 settled, 0 due for refund, 0 waiting, 0 reported before, 0 of archived sales, 0 bad lines\n", output, "the input is empty")
+	assert.Equal(t, "0 settled, 0 due for refund, 0 waiting, 0 unclear, 0 refunded, 0 reported before, 0 bad lines\n", output, "the input is empty")
 
 	references := func(flags ...string) (found []string) {
 		for _, p := range objects(t, s.ends(exitOK, append([]string{"payment", "list", "--output=json"}, flags...)...)) {
@@ -57,7 +57,19 @@ func TestPaymentCommands(t *testing.T) {
 	due := []string{"pi_2 refund_due already-paid", "pi_3 refund_due order-not-found"}
 	assert.Equal(t, due, references("--state=refund_due"))
 	assert.Equal(t, []string{"pi_1 settled <nil>", due[0]}, references("--sale="+sale.String(), "--order="+ann))
-	assert.Len(t, references(), 4)
+	assert.Len(t, references(), 5)
+	unclear := objects(t, s.ends(exitOK, "payment", "list", "--output=json", "--state=unclear"))
+	require.Len(t, unclear, 1)
+	contradicts := unclear[0]["reference"].(string)
+	assert.Regexp(t, "^pi_1~[0-9a-f]{8}$", contradicts)
+	for range 2 {
+		output = s.ends(exitOK, "payment", "dismissed", contradicts, "a typing error", "--operator=eve")
+		assert.Equal(t, "payment "+contradicts+" is dismissed: a typing error\n", output)
+	}
+	output = s.ends(exitOK, "payment", "show", contradicts)
+	for _, want := range []string{`state +dismissed`, `reason +other-order`, `note +a typing error`, `operator +eve`} {
+		assert.Regexp(t, want, output)
+	}
 	output = s.ends(exitOK, "payment", "list", "--limit=3")
 	assert.Equal(t, 5, strings.Count(output, "\n"), output)
 	assert.Contains(t, output, "there are more: raise --limit")
@@ -84,12 +96,14 @@ func TestPaymentCommands(t *testing.T) {
 		"payment not found":                    {"refunded", "pi_0", "re_1"},
 		"no refund of the payment is due":      {"refunded", "pi_4", "re_1"},
 		`it was refunded with reference "re_1`: {"refunded", "pi_2", "re_2"},
+		"the payment is not unclear":           {"dismissed", "pi_2", "r"},
 	} {
 		assert.Contains(t, s.ends(exitFailed, append([]string{"payment"}, args...)...), want)
 	}
 	assert.Contains(t, s.ends(exitFailed, "payment", "show", "pi_0"), "payment not found")
 	for want, args := range map[string][]string{
 		"refund_reference must not": {"refunded", "pi_3", " "},
+		"reason must":               {"dismissed", "pi_3", " "},
 		"--limit is 0":              {"list", "--limit=0"},
 		"must be one of":            {"list", "--state=paid"},
 		`"x" is not an order id`:    {"list", "--order=x"},
@@ -97,4 +111,131 @@ func TestPaymentCommands(t *testing.T) {
 	} {
 		assert.Contains(t, s.ends(exitUsage, append([]string{"payment"}, args...)...), want)
 	}
+}
+
+// The flag takes each state.
+func TestPaymentListTakesEachState(t *testing.T) {
+	t.Parallel()
+	field, ok := reflect.TypeFor[paymentListCmd]().FieldByName("State")
+	require.True(t, ok)
+	var states []string
+	for _, state := range order.PaymentStates() {
+		states = append(states, string(state))
+	}
+	assert.Equal(t, ","+strings.Join(states, ","), field.Tag.Get("enum"))
+	last := len(states) - 1
+	help := "Only payments in this state: " + strings.Join(states[:last], ", ") + " or " + states[last] + "."
+	assert.Equal(t, help, field.Tag.Get("help"))
+}
+
+// Through an ingress, the commands on payments print what they print on the databases.
+func TestPaymentCommandsWorkThroughServer(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	_, url := s.serve()
+	sale, orders := s.recorded("ann")
+	over := func(status int, args ...string) string {
+		t.Helper()
+		is, out, output := remote(t, url, adminToken, append([]string{"payment"}, args...)...)
+		require.Equal(t, status, is, "%v: %s", args, output)
+		return out + output
+	}
+	var lines []string
+	for i := range 5 {
+		lines = append(lines, fmt.Sprintf(`{"order_id":%q,"reference":"pi/%d..","amount":5,"note":"é"}`, orders["ann"], i))
+	}
+	provider := file(t, strings.Join(append(lines, `{"reference":"..."}`, `{"reference":".."}`, `{}`), "\n"))
+	assert.Contains(t, over(exitFailed, "import", provider),
+		"1 settled, 5 due for refund, 0 waiting, 0 unclear, 0 refunded, 0 reported before, 2 bad lines\n")
+	refunds := file(t, `{"reference":"...","refund_reference":"re_1"}`)
+	assert.Contains(t, over(exitOK, "import", refunds), "0 waiting, 0 unclear, 1 refunded, 0 reported before, 0 bad lines\n")
+	assert.Contains(t, over(exitOK, "import", refunds), "0 waiting, 0 unclear, 0 refunded, 1 reported before, 0 bad lines\n")
+	assert.Contains(t, over(exitOK, "refunded", "pi/4..", "re_4"), "payment pi/4.. is refunded with re_4\n")
+	assert.Contains(t, over(exitOK, "show", "pi/4.."), " admin\n", "the server records the operator of the token")
+	other := file(t, fmt.Sprintf(`{"order_id":%q,"reference":"pi/0..","amount":6}`, orders["ann"]))
+	assert.Contains(t, over(exitOK, "import", other), "0 waiting, 1 unclear, 0 refunded, 0 reported before, 0 bad lines\n")
+	assert.Contains(t, over(exitOK, "import", other), "0 waiting, 0 unclear, 0 refunded, 1 reported before, 0 bad lines\n")
+	unclear := objects(t, over(exitOK, "list", "--state=unclear", "--output=json"))[0]["reference"].(string)
+	assert.Contains(t, over(exitOK, "dismissed", unclear, "r"), "payment "+unclear+" is dismissed: r\n")
+	for _, args := range [][]string{
+		{"list"},
+		{"dismissed", unclear, "r"},
+		{"list", "--state=refund_due", "--limit=2"},
+		{"list", "--sale=" + sale.String()},
+		{"list", "--order=" + orders["ann"].String()},
+		{"show", "pi/0.."},
+		{"show", "..."},
+		{"refunded", "pi/4..", "re_4"},
+	} {
+		for _, format := range []string{"--output=text", "--output=json"} {
+			c := append([]string{"payment"}, append(args, format)...)
+			_, out, _ := remote(t, url, adminToken, c...)
+			assert.Contains(t, s.ends(exitOK, c...), out, "%v", c)
+			assert.NotEmpty(t, out)
+		}
+	}
+	assert.Contains(t, over(exitOK, "list", "--limit=2"), "there are more: raise --limit")
+	for want, args := range map[string][]string{
+		"payment not found":               {"show", "pi_0"},
+		"no refund of the payment is due": {"refunded", "pi/0..", "re_1"},
+		"re_4":                            {"refunded", "pi/4..", "re_5"},
+	} {
+		assert.Contains(t, over(exitFailed, args...), want)
+	}
+}
+
+// A restored Postgres has forgotten orders that were cancelled, payments and refunds. Any order of the lines does.
+func TestImportTakesRefundsInAnyOrder(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	_, orders := s.recorded("ann", "bob", "cid")
+	report := func(user, reference, rest string) string {
+		return fmt.Sprintf(`{"order_id":%q,"reference":%q%s}`, orders[user], reference, rest)
+	}
+	refunded := func(reference, refund string) string {
+		return fmt.Sprintf(`{"reference":%q,"refund_reference":%q}`, reference, refund)
+	}
+	lines := []string{
+		refunded("pi_1", "re_1"),                            // its payment comes later
+		report("ann", "pi_1", ""),                           // paid twice, and the first one was refunded
+		report("ann", "pi_2", ""),                           // settles
+		`{"reference":"pi_3"}`,                              // due, no order
+		refunded("pi_3", "re_3"),                            //
+		report("bob", "pi_4", `,"refund_reference":"re_4"`), // bob's order was cancelled: it is not, yet
+		refunded("pi_5", "re_5"),                            // nobody knows its payment
+		refunded("pi_3", "re_other"),                        // contradicts line 5
+		report("cid", "pi_6", `,"refund_reference":null`),
+	}
+	for shift := range lines {
+		list := file(t, strings.Join(append(slices.Clone(lines[shift:]), lines[:shift]...), "\n"))
+		output := s.ends(exitFailed, "payment", "import", "--operator=eve", list)
+		if shift == 0 {
+			assert.Contains(t, output, "2 settled, 0 due for refund, 0 waiting, 0 unclear, 2 refunded, 0 reported before, 3 bad lines\n")
+			assert.Contains(t, output, "line 6: not imported: the payment pi_4 was refunded, and would settle the order "+
+				orders["bob"].String())
+			assert.Contains(t, output, "line 7: not imported: nobody has reported the payment pi_5")
+			assert.Contains(t, output, `line 8: the payment pi_3 is refunded with "re_other" here, and with "re_3" in line 5`)
+			s.ends(exitOK, "order", "cancel", orders["bob"].String(), "--reason=r")
+			continue
+		}
+		if shift == 1 {
+			assert.Contains(t, output, "0 settled, 0 due for refund, 0 waiting, 0 unclear, 1 refunded, 4 reported before, 2 bad lines\n")
+		} else {
+			assert.Regexp(t, "0 settled, 0 due for refund, 0 waiting, 0 unclear, 0 refunded, [45] reported before, [23] bad lines\n", output)
+		}
+	}
+	var states []string
+	for _, p := range objects(t, s.ends(exitOK, "payment", "list", "--output=json")) {
+		states = append(states, fmt.Sprint(p["reference"], " ", p["state"], " ", p["reason"], " ", p["refund_reference"]))
+	}
+	assert.ElementsMatch(t, []string{
+		"pi_1 refunded already-paid re_1", "pi_2 settled <nil> <nil>", "pi_3 refunded order-not-found re_3",
+		"pi_4 refunded order-cancelled re_4", "pi_6 settled <nil> <nil>",
+	}, states)
+	output := s.ends(exitFailed, "payment", "import", file(t, refunded("pi_2", "re_2")+"\n"+refunded("pi_1", "re_2")))
+	assert.Contains(t, output, "line 1: not imported: no refund of the payment pi_2 is due: it is settled, for the order "+
+		orders["ann"].String()+"; `stampede order cancel` makes it due")
+	assert.Contains(t, output, `line 2: no refund of the payment is due: it was refunded with reference "re_1"`)
+	own := s.ends(exitOK, "payment", "list", "--output=json") // what it writes, it takes
+	assert.Contains(t, s.ends(exitOK, "payment", "import", file(t, own)), "0 refunded, 5 reported before, 0 bad lines\n")
 }

@@ -41,7 +41,7 @@ func TestEachSeriesExistsFromFirstScrape(t *testing.T) {
 			`stampede_rate_limited_total{by="user",calls`:                             {"purchases", "orders", "order-streams"},
 			`stampede_rate_limited_total{by="address",calls`: {
 				"purchases", "orders", "others",
-				"order-streams", "sale-streams", "downloads",
+				"order-streams", "sale-streams", "downloads", "draws",
 			},
 			`stampede_rate_limit_evictions_total{by="user",calls`:    {"purchases", "orders"},
 			`stampede_rate_limit_evictions_total{by="address",calls`: {"purchases", "orders", "others"},
@@ -55,14 +55,24 @@ func TestEachSeriesExistsFromFirstScrape(t *testing.T) {
 			"stampede_script_batch_orders_count":                     nil,
 			"stampede_event_streams{of":                              {"order", "sale"},
 			"stampede_plain_purchases_total":                         nil,
-			"stampede_outcome_messages_total":                        nil,
-			"stampede_idle_connections_closed_total":                 nil,
-			"stampede_outcome_lookups_total":                         nil,
-			"stampede_outcomes_published_total":                      nil,
-			"stampede_outcomes_dropped_total":                        nil,
-			"stampede_traces_over_rate_total":                        nil,
-			"stampede_log_lines_lost_total":                          nil,
-			"stampede_trace_spans_total{result":                      {"exported", "dropped"},
+			"stampede_stripe_messages_total{outcome": {
+				"kept", "refused", "overloaded", "no-event", "thin-event", "other-type", "test-mode", "unpaid", "free", "no-order",
+				"no-refund", "unknown-payment", "archived",
+			},
+			`stampede_payment_reports_total{by="shop",outcome`: {
+				"kept", "anonymous", "unauthorized", "forbidden", "invalid", "unavailable",
+			},
+			`stampede_payment_reports_total{by="stripe",outcome`: {
+				"kept", "anonymous", "unauthorized", "forbidden", "invalid", "unavailable",
+			},
+			"stampede_outcome_messages_total":        nil,
+			"stampede_idle_connections_closed_total": nil,
+			"stampede_outcome_lookups_total":         nil,
+			"stampede_outcomes_published_total":      nil,
+			"stampede_outcomes_dropped_total":        nil,
+			"stampede_traces_over_rate_total":        nil,
+			"stampede_log_lines_lost_total":          nil,
+			"stampede_trace_spans_total{result":      {"exported", "dropped"},
 		},
 		work: {
 			"stampede_orders_total{outcome": {
@@ -72,7 +82,7 @@ func TestEachSeriesExistsFromFirstScrape(t *testing.T) {
 			"stampede_locks_total{outcome": {"acquired", "busy", "released", "lost"},
 			"stampede_worker_failing{step": {
 				"record", "lock", "release", "expire", "rebuild", "retire", "unblock", "held", "name",
-				"payments", "draw", "offer", "waitlist",
+				"payments", "draw", "offer", "waitlist", "months",
 			},
 			"stampede_sessions_ended_total": nil,
 			"stampede_sales_retired_total":  nil,
@@ -99,9 +109,17 @@ func TestEachSeriesExistsFromFirstScrape(t *testing.T) {
 			"stampede_trace_spans_total{result":           {"exported", "dropped"},
 		},
 	} {
-		series[`stampede_payments_total{reason="",state`] = []string{"waiting", "settled"}
+		series[`stampede_payments_total{reason="",state`] = []string{"waiting", "settled", "disputed", "claimed"}
+		series[`stampede_payments_total{reason="refunded-outside",state`] = []string{"refunded"}
 		for _, reason := range order.RefundReasons() {
-			series[`stampede_payments_total{reason="`+string(reason)+`",state`] = []string{"refund_due", "refunded"}
+			series[`stampede_payments_total{reason="`+string(reason)+`",state`] = []string{
+				"refund_due", "refunded", "claimed", "disputed",
+			}
+		}
+		for _, reason := range order.UnclearReasons() {
+			series[`stampede_payments_total{reason="`+string(reason)+`",state`] = []string{
+				"unclear", "dismissed", "refunded", "disputed",
+			}
 		}
 		shown := scrape(t, url)
 		for name, values := range series {

@@ -101,6 +101,7 @@ func (f ingressFlags) config(
 	f.bound(&config)
 	f.verifyBy(&config)
 	config.BuyerPay, config.StripeSecretsFile = ingress.Switch(f.BuyerPay), f.StripeSecretsFile
+	config.StripeTestMode, config.StripeMetadata = ingress.Switch(f.StripeTestMode), f.StripeMetadata
 	return config
 }
 
@@ -175,6 +176,7 @@ func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 		return runIngress(ctx, server, outcomes, f.guard(logger))
 	})
 	running.Go(func() error { return f.heartbeat(logger).Run(ctx) })
+	running.Go(func() error { f.watchClock(ctx); return nil })
 	if c.MetricsAddr != "" {
 		running.Go(func() error { return c.serve(watched, c.MetricsAddr, registry, server.Ready) })
 	}
@@ -248,6 +250,8 @@ func (f tokenFlags) verifyBy(config *ingress.Config) {
 type paymentFlags struct {
 	BuyerPay          string `placeholder:"MODE" help:"Whether buyers report payments of their own orders (POST /v1/orders/{order}/pay), for demos and for gateways that keep the path to themselves: on or off (default: off with --auth=jwt, on with --auth=header)."`
 	StripeSecretsFile string `placeholder:"FILE" help:"Secrets that sign Stripe's events at /v1/payments/stripe, one a line. Changes are in force at once. Without it the path is 404."`
+	StripeTestMode    string `placeholder:"MODE" help:"Whether payments that were made in a test mode of Stripe pay orders: on or off (default: off, and on with stampede dev). Platforms with Connect get them at their live endpoint."`
+	StripeMetadata    string `default:"order_id" placeholder:"NAME" help:"Name under which the metadata of a payment at Stripe have the id of the order (${default}). Choose one that nothing else on the account uses: payments without it are ignored."`
 }
 
 // origins are the value of a flag.

@@ -14,13 +14,16 @@ import (
 
 	"github.com/alecthomas/kong"
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
 	"stampede/fulfillment"
 	"stampede/ingress"
 	"stampede/internal/accept"
+	"stampede/internal/clocks"
 	"stampede/internal/dev/localserver"
+	"stampede/internal/pg"
 	"stampede/internal/telemetry"
 	"stampede/internal/tracing"
 	"stampede/ledger"
@@ -165,10 +168,22 @@ func (f profileFlag) serveStores(
 	if err != nil {
 		return err
 	}
+	watchClock, err := watchClock(registry, b.pool)
+	if err != nil {
+		return err
+	}
 	running, ctx := errgroup.WithContext(ctx)
 	running.Go(func() error { watch(ctx); return nil })
+	running.Go(func() error { watchClock(ctx); return nil })
 	running.Go(func() error { return f.serve(ctx, addr, registry, b.ready) })
 	return running.Wait()
+}
+
+// watchClock compares the clock of this process with that of Postgres for the metrics.
+func watchClock(registry prometheus.Registerer, pool *pgxpool.Pool) (run func(context.Context), err error) {
+	return telemetry.WatchClock(registry, func(ctx context.Context) (clocks.Reading, error) {
+		return pg.ReadClock(ctx, pool)
+	})
 }
 
 // optionalMetricsAddr is for services whose metrics are on the port of the HTTP API as well.
@@ -195,6 +210,17 @@ func (f traceFlag) tracer(
 		err = &usageError{err}
 	}
 	return tracer, err
+}
+
+// withExample makes kong name an example of a value that it cannot read.
+func withExample[T any](example string) kong.Option {
+	read := kong.NewRegistry().RegisterDefaults().ForType(reflect.TypeFor[T]())
+	return kong.TypeMapper(reflect.TypeFor[T](), kong.MapperFunc(func(c *kong.DecodeContext, target reflect.Value) error {
+		if err := read.Decode(c, target); err != nil {
+			return fmt.Errorf("%w: want one like %s", err, example)
+		}
+		return nil
+	}))
 }
 
 // saleIDs makes kong parse every UUID as a sale id: the command line has no other UUIDs.

@@ -18,6 +18,7 @@ import (
 	"stampede/internal/connect"
 	"stampede/internal/dev/crowd"
 	"stampede/internal/test/testkit"
+	"stampede/internal/test/testshop"
 	"stampede/stream"
 )
 
@@ -222,4 +223,49 @@ func TestIdleWorkersHoldNoBlockingConnection(t *testing.T) {
 	s := newSharedShop(t, 1, 3, 4*time.Second)
 	s.lose(s.busiest(), (*testkit.Cmd).Kill)
 	s.awaitReaders()
+}
+
+// The estimate of the orders that wait is that of the worker that reads the partition now, not of one that has read it
+// while that was frozen.
+func TestBacklogIsTheEstimateOfItsReader(t *testing.T) {
+	t.Parallel()
+	s := newSharedShop(t, 1, 2, 4*time.Second)
+	sale, key := s.saleIn(0, 1000), s.keys.Orders(0)
+	first := s.busiest()
+	frozen := s.workers[first]
+	hold := (&testshop.Shop{Pool: s.pool}).HoldSale
+	waiting := func(of *testkit.Cmd, orders float64) {
+		t.Helper()
+		url := "http://" + loggedAddr(of, "metrics are served")
+		testkit.Eventually(t, within, fmt.Sprintf("%g orders wait", orders), func() bool {
+			return sum(t, url, `stampede_stream_waiting_orders{group="fulfillment",stream="`+key) == orders
+		})
+	}
+
+	s.lose(first, (*testkit.Cmd).Freeze)
+	successor := s.workers[s.busiest()]
+	const many = 100
+	held := hold(t, sale)
+	var buyers sync.WaitGroup
+	for i := range many {
+		buyers.Go(func() { assert.NoError(t, s.tryBuy(s.url, sale, fmt.Sprintf("ann-%d", i))) })
+	}
+	buyers.Wait()
+	require.Less(t, s.rdb.XLen(t.Context(), key).Val(), int64(many), "entries hold several orders")
+	waiting(successor, many)
+	frozen.Thaw()
+	s.workers[first] = frozen
+	testkit.Eventually(t, within, "the thawed worker reads again", func() bool {
+		return slices.Equal(s.read(first), s.share(first))
+	})
+	require.NoError(t, held.Rollback(t.Context()))
+	for _, worker := range s.workers {
+		waiting(worker, 0)
+	}
+	s.awaitReaders()
+	hold(t, sale)
+	s.buy(s.url, sale, "bob")
+	for _, worker := range s.workers {
+		waiting(worker, 1)
+	}
 }

@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"slices"
 	"strconv"
 	"time"
 
@@ -28,11 +27,12 @@ type topCmd struct {
 }
 
 const (
-	// onceNumber is the snapshot that --once prints: rates need two scrapes, and the look at the orders follows that at
-	// the sales.
+	// onceNumber is the first snapshot that --once prints: rates need two scrapes, and the look at the orders follows that
+	// at the sales.
 	onceNumber = 3
-	// onceWait bounds the wait for it.
-	onceWait = 10 * time.Second
+	// onceWait bounds the wait for what a later one will tell, such as an ingress that has not been ready for long enough.
+	// onceRatesWait bounds that for rates: where processes share an address, they stay unknown.
+	onceWait, onceRatesWait = 40 * time.Second, 10 * time.Second
 )
 
 // The control sequences of the terminal.
@@ -79,10 +79,12 @@ func (c *topCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 
 // once prints a snapshot.
 func (c *topCmd) once(ctx context.Context, w io.Writer, watched *fleet.Fleet) error {
-	limited, cancel := context.WithTimeout(ctx, onceWait)
+	began := time.Now()
+	limited, cancel := context.WithDeadline(ctx, began.Add(onceWait))
 	defer cancel()
 	snapshot, err := watched.Next(limited, onceNumber-1)
-	for err == nil && !measured(snapshot) {
+	for err == nil && (!snapshot.IsSettled(began.Add(onceWait)) ||
+		!snapshot.IsMeasured() && snapshot.At.Sub(began) < onceRatesWait) {
 		snapshot, err = watched.Next(limited, snapshot.Number)
 	}
 	if ctx.Err() != nil {
@@ -129,11 +131,6 @@ func (c *topCmd) live(ctx context.Context, screen *os.File, watched *fleet.Fleet
 			return err
 		}
 	}
-}
-
-// measured is true if all processes that answer have answered twice: those of a name are known a round later.
-func measured(s *fleet.Snapshot) bool {
-	return !slices.ContainsFunc(s.Processes, func(p fleet.Process) bool { return p.Up && !p.RatesKnown })
 }
 
 // sees is true if anything has answered.

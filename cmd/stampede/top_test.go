@@ -23,6 +23,7 @@ import (
 
 	"stampede/dashboard/fleet"
 	"stampede/internal/test/testkit"
+	"stampede/ledger/draws"
 	"stampede/reservation"
 )
 
@@ -266,10 +267,14 @@ func crowded() *fleet.Snapshot {
 		s.Troubles = append(s.Troubles, fleet.Trouble{Severity: fleet.Warning, Text: strings.Repeat("trouble ", 40)})
 	}
 	s.Sales[0].Shut = "a rebuild"
+	s.Sales[3].OffersOnly, s.Sales[4].OffersOnly, s.Sales[4].DrawState = true, true, draws.Void
 	s.Troubles[0] = fleet.Trouble{
 		Severity: fleet.Critical, Text: "nobody works", Since: now.Add(-time.Hour), Runbook: "no-worker",
 		Consequences: []fleet.Trouble{{Severity: fleet.Warning, Text: "orders wait", Since: now}},
 	}
+	s.Pending = []fleet.Pending{{
+		Trouble: fleet.Trouble{Severity: fleet.Warning, Text: "units wait", Since: now}, Due: now.Add(5 * time.Minute),
+	}}
 	s.Rebuilds = []fleet.Rebuild{{Partition: 3, Reason: "server", Since: now, Step: "close", SalesDone: 2, SalesTotal: 5}}
 	return s
 }
@@ -298,10 +303,16 @@ func TestTopFitsScreen(t *testing.T) {
 	}
 	troubled := crowded()
 	troubled.Processes[2].NotReady, troubled.Processes[3].Failing = "Redis does not answer", []string{"record"}
+	troubled.Processes[4].Idle = "others read all partitions: ann"
 	wide := topView{width: 120}.text(troubled)
+	assert.Contains(t, wide, "└ reads nothing: others read all partitions: ann")
 	assert.Contains(t, wide, "└ not ready: Redis does not answer")
 	assert.Contains(t, wide, "└ fails: record")
+	assert.Contains(t, wide, "SEEN   0s units wait  warning if it lasts for 5m0s")
+	assert.NotContains(t, topView{width: 120, live: true}.text(troubled), "SEEN")
 	assert.Contains(t, wide, "worker-39:9090")
+	assert.Contains(t, wide, "offers only")
+	assert.Contains(t, wide, "draw: void")
 	assert.Regexp(t, `sale 1 .* \?{8,} +\? +\? +\?`, wide, "units that are not known are no zeros")
 	assert.Regexp(t, `sale 2 .*█▒▒·{10,} +900 +99 +1`, wide)
 }
@@ -382,4 +393,36 @@ func TestTopOnCluster(t *testing.T) {
 	}
 	beginnings = append(beginnings, fmt.Sprintf("stampede_sale_units{kind=%q,sale=%q} ", "available", whole))
 	s.awaitSeries(targets[1], beginnings...)
+}
+
+// One snapshot says what the page says: what is a trouble only once it has lasted, and units that are counted after
+// orders.
+func TestTopOnceWaitsForWhatThePageNeeds(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	_, url := s.serve()
+	lonely := testkit.OwnRedis(t)
+	cut := s.ingress()
+	cut.Setenv("REDIS_URL", lonely.URL)
+	cut.Start()
+	cutURL := "http://" + loggedAddr(cut, "ingress listens")
+	const sales = 6
+	var sale uuid.UUID
+	for range sales {
+		sale = s.createSale(url, reservation.Terms{Name: "shirts", Stock: 10, PaymentWindow: time.Hour})
+		s.buy(url, sale, "ann")
+	}
+	lonely.Kill()
+	testkit.Eventually(t, within, "an ingress is not ready", func() bool { return sum(t, cutURL, "stampede_ready{") == 0 })
+
+	status, output := s.run("top", "--once", "--scrape="+url+"/metrics,"+cutURL+"/metrics")
+	require.Equal(t, exitOK, status, output)
+	require.Regexp(t, "WARN +[0-9]+s An ingress takes no purchases: "+cutURL, output)
+	require.NotContains(t, output, "?", "units")
+	require.Equal(t, sales, strings.Count(output, "shirts"))
+
+	buying(t, sale, cutURL)
+	status, output = s.run("top", "--once", "--scrape="+url+"/metrics,"+cutURL+"/metrics")
+	require.Equal(t, exitOK, status, output)
+	require.Regexp(t, "WARN .* An ingress takes no purchases: "+cutURL+".*\nCRIT .* └ Purchases fail", output)
 }

@@ -197,8 +197,19 @@ func (v topView) troubles(s *fleet.Snapshot) (lines []topLine) {
 			trouble(consequence, "└ ")
 		}
 	}
-	if len(s.Troubles) == 0 {
+	pending := s.Pending
+	if v.live { // they come by themselves
+		pending = nil
+	}
+	if len(s.Troubles)+len(pending) == 0 {
 		lines = append(lines, topLine{{green, "Nothing is wrong."}})
+	}
+	for _, p := range pending {
+		var l topLine
+		l.add(dim, "SEEN %4s ", ago(s.At, p.Since))
+		l.add(plain, "%s", printable(p.Text))
+		l.add(dim, "  %s if it lasts for %v", p.Severity, p.Due.Sub(p.Since))
+		lines = append(lines, l)
 	}
 	return lines
 }
@@ -243,15 +254,34 @@ func (v topView) rates(s *fleet.Snapshot) []topLine {
 		orders.add(plain, ", dead letters ")
 		orders.add(badIf(s.DeadLetters > 0), "%s", figure.Count(s.DeadLetters))
 	}
-	return []topLine{nil, purchases, answers, orders}
+	return []topLine{nil, purchases, answers, orders, paymentsLine(s)}
+}
+
+// paymentsLine is the line of what is paid.
+func paymentsLine(s *fleet.Snapshot) (l topLine) {
+	l.add(dim, "payments/s  ")
+	if p := s.Payments; p.Known {
+		l.add(plain, "reported %s, settled %s, ", rate(p.Reported), rate(p.Settled))
+		l.add(badIf(p.Refused > 0), "refused %s", rate(p.Refused))
+		l.add(plain, ", refunds due %s", rate(p.Due))
+	} else {
+		l.add(yellow, "unknown")
+	}
+	if u := s.Unpaid; u != nil {
+		l.add(plain, "; unpaid: %s end in 1 min, %s in 5", figure.Count(u.InMinute), figure.Count(u.InFive))
+		if u.LastTurn.After(s.At) {
+			l.add(plain, ", last turn in %s", ago(u.LastTurn, s.At))
+		}
+	}
+	return l
 }
 
 func (v topView) sales(s *fleet.Snapshot) []topLine {
 	const figures = "%9s %9s %9s %7s %7s"
 	wide := max(24, v.width-49) // what is left of the line
 	bar := min(24, wide/3)
-	name := wide - bar - 12
-	lines := []topLine{nil, {{dim, fmt.Sprintf("%-*s  %-11s %-*s "+figures,
+	name := wide - bar - 15
+	lines := []topLine{nil, {{dim, fmt.Sprintf("%-*s  %-14s %-*s "+figures,
 		name, "SALE", "STATE", bar, "", "AVAILABLE", "HELD", "SOLD", "OFFER/S", "TAKEN/S")}}}
 	if !s.SalesRead {
 		lines = append(lines, topLine{{yellow, "  as of " + s.SalesAt.Local().Format(time.TimeOnly)}})
@@ -260,11 +290,16 @@ func (v topView) sales(s *fleet.Snapshot) []topLine {
 		sale := &s.Sales[i]
 		var l topLine
 		state, how := sale.Status(), plain
-		if sale.Shut != "" {
+		switch {
+		case sale.Shut != "":
 			how = red
+		case sale.DrawState != "":
+			state = "draw: " + string(sale.DrawState)
+		case sale.OffersOnly:
+			state = "offers only"
 		}
 		l.add(plain, "%s  ", padded(printable(sale.Name), name))
-		l.add(how, "%-11s ", state)
+		l.add(how, "%-14s ", state)
 		units := []any{"?", "?", "?"}
 		if sale.UnitsKnown {
 			for at, n := range []int64{sale.Available, sale.Held, sale.Sold} {
@@ -341,10 +376,13 @@ func (v topView) processes(s *fleet.Snapshot) []topLine {
 			kind = strings.ReplaceAll(kind, ", ", ",")[:16]
 		}
 		l.add(plain, figures,
-			kind, cpu, megabytes(p.MemoryBytes), rate(p.Connections), perSecond)
+			kind, cpu, figure.Bytes(p.MemoryBytes), rate(p.Connections), perSecond)
 		lines = append(lines, l)
 		if p.NotReady != "" {
 			lines = append(lines, topLine{{red, "  └ not ready: " + printable(p.NotReady)}})
+		}
+		if p.Idle != "" {
+			lines = append(lines, topLine{{dim, "  └ reads nothing: " + printable(p.Idle)}})
 		}
 		if len(p.Failing) > 0 {
 			lines = append(lines, topLine{{red, "  └ fails: " + strings.Join(p.Failing, ", ")}})
@@ -379,13 +417,6 @@ func rate(perSecond float64) string {
 		return fmt.Sprintf("%.1f", perSecond)
 	}
 	return figure.Count(int64(math.Round(perSecond)))
-}
-
-func megabytes(n float64) string {
-	if n >= 1<<30 {
-		return fmt.Sprintf("%.1f GB", n/(1<<30))
-	}
-	return fmt.Sprintf("%.0f MB", n/(1<<20))
 }
 
 func took(d time.Duration) string {

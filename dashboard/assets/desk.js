@@ -155,6 +155,8 @@ const charts = {
   points: new Map(), // scope → [[at, point], …], oldest first
   marks: new Map(), // scope → [{at, sign, text}, …]
   span: 300,
+  cursor: undefined, // the time at the pointer, of all charts
+  pinned: undefined, // the time that a link leads to
 
   setUp() {
     for (const figure of $$("[data-chart]")) {
@@ -166,7 +168,19 @@ const charts = {
       input.checked = Number(input.value) === this.span;
       input.addEventListener("change", () => { this.span = Number(input.value); this.draw(); });
     }
+    const led = Number(new URLSearchParams(location.search).get("at"));
+    if (led && this.all.length) this.pin(led);
     if (this.all.length) new ResizeObserver(() => this.draw()).observe(document.getElementById("main"));
+  },
+
+  // pin shows a time until the pointer shows another, in the shortest span that has it.
+  pin(at) {
+    this.pinned = at;
+    const ago = (Date.now() - at) / 1000;
+    for (const input of $$("input[name=span]")) {
+      input.checked = Number(input.value) >= ago || Number(input.value) === spanMax;
+      if (input.checked) { this.span = Number(input.value); break; }
+    }
   },
 
   add(scope, at, point) {
@@ -229,9 +243,9 @@ class Chart {
     this.plot = figure.querySelector(".plot");
     this.root = svg("svg", {class: "chart", role: "img"}, this.plot);
     this.root.setAttribute("aria-label", figure.querySelector("h3").textContent + ": the figures are in the table below");
-    this.pointer = undefined;
-    this.root.addEventListener("pointermove", (e) => { this.pointer = e.offsetX; this.draw(); });
-    this.root.addEventListener("pointerleave", () => { this.pointer = undefined; this.draw(); });
+    this.fit = "fit" in figure.dataset;
+    this.root.addEventListener("pointermove", (e) => { charts.cursor = this.time?.(e.offsetX); charts.draw(); });
+    this.root.addEventListener("pointerleave", () => { charts.cursor = undefined; charts.draw(); });
   }
 
   draw() {
@@ -245,7 +259,8 @@ class Chart {
     const points = all.slice(Math.max(0, first - 1));
     const left = 60, right = 8, above = 6, below = 20;
     const x = (at) => left + (width - left - right) * (at - since) / span;
-    const {ticks, share} = this.scale(points);
+    this.time = (px) => since + span * (px - left) / (width - left - right);
+    const {ticks, share, above: off} = this.scale(points);
     const y = (n) => above + (height - above - below) * (1 - share(n));
 
     this.root.replaceChildren();
@@ -255,31 +270,37 @@ class Chart {
       svg("text", {class: "tick end", x: left - 6, y: y(tick) + 4}, this.root, this.label(tick));
     }
     for (let i = 0; i <= 2; i++) {
-      const back = span * (1 - i / 2), anchor = ["", "middle", "end"][i];
-      svg("text", {class: "tick " + anchor, x: x(since + span * i / 2), y: height - 5}, this.root,
-        back === 0 ? "now" : back < 60000 ? `−${back / 1000} s` : `−${back / 60000} min`);
+      const at = since + span * i / 2, anchor = ["", "middle", "end"][i];
+      svg("text", {class: "tick " + anchor, x: x(at), y: height - 5}, this.root, forms.hours.format(at));
     }
-    for (const s of this.series) svg("path", {class: "l-" + s.key, d: this.path(points, s.column, x, y, left)}, this.root);
+    for (const s of this.series) if (s !== off) svg("path", {class: "l-" + s.key, d: this.path(points, s.column, x, y, left)}, this.root);
+    if (off) svg("text", {class: "tick end", x: width - right, y: above + 6}, this.root, `↑ ${off.label}`);
     for (const {at, sign} of this.marks(since)) {
       svg("line", {class: "mark", x1: x(at), x2: x(at), y1: y(0), y2: above + 10}, this.root);
       svg("text", {class: "tick middle", x: x(at), y: above + 6}, this.root, sign);
     }
-    if (this.pointer !== undefined && points.length) this.read(points, x, y, width, left);
+    const at = charts.cursor ?? charts.pinned;
+    if (at >= since && points.length) this.read(points, at, x, y, width, left);
   }
 
   marks(since) { return (charts.marks.get(this.scope) ?? []).filter(({at}) => at >= since); }
 
-  // scale is linear from zero, or has powers of ten.
+  // scale is linear from zero, or has powers of ten. The first line of a chart that fits, such as the units left of a
+  // million, stands above it if the others would be flat at its bottom.
   scale(points) {
+    const most = (s) => points.reduce((top, [, p]) => Math.max(top, p[s.column] ?? 0), 0);
+    const rest = this.fit ? Math.max(...this.series.slice(1).map(most)) : 0;
+    const off = rest > 0 && points.every(([, p]) => !(p[this.series[0].column] < 20 * rest)) ? this.series[0] : undefined;
     let top = 0, bottom = Infinity;
     for (const [, p] of points) for (const s of this.series) {
+      if (s === off) continue;
       const n = p[s.column] ?? 0;
       top = Math.max(top, n);
       if (n > 0) bottom = Math.min(bottom, n);
     }
     if (!this.log) {
       top = nice(top);
-      return {ticks: [0, top / 2, top], share: (n) => n / top};
+      return {ticks: [0, top / 2, top], share: (n) => n / top, above: off};
     }
     const from = Math.floor(Math.log10(Math.min(bottom, 1))), to = Math.max(Math.ceil(Math.log10(top || 1)), from + 2);
     const ticks = [];
@@ -305,16 +326,17 @@ class Chart {
     return d;
   }
 
-  read(points, x, y, width, left) {
+  read(points, wanted, x, y, width, left) {
     let near = points[0];
-    for (const p of points) if (Math.abs(x(p[0]) - this.pointer) < Math.abs(x(near[0]) - this.pointer)) near = p;
+    for (const p of points) if (Math.abs(p[0] - wanted) < Math.abs(near[0] - wanted)) near = p;
+    if (charts.cursor === undefined && Math.abs(near[0] - wanted) > 5000) return; // the history is on its way
     const at = Math.max(left, x(near[0]));
     svg("line", {class: "cursor", x1: at, x2: at, y1: y(0), y2: 6}, this.root);
     const rows = [forms.hours.format(near[0]), ...this.series.map((s) => {
       const n = near[1][s.column];
       return `${s.label} ${n === null || n === undefined ? "–" : this.label(n)}${this.unit === "/s" ? "/s" : ""}`;
     })];
-    for (const mark of this.marks(0)) if (Math.abs(x(mark.at) - this.pointer) < 8) rows.push(`${mark.sign} ${mark.text}`.slice(0, (width - 20) / 7));
+    for (const mark of this.marks(0)) if (Math.abs(x(mark.at) - x(wanted)) < 8) rows.push(`${mark.sign} ${mark.text}`.slice(0, (width - 20) / 7));
     const box = svg("g", {class: "readout"}, this.root);
     const w = Math.max(...rows.map((r) => r.length)) * 6.6 + 14, h = rows.length * 16 + 8;
     const bx = at + w + 10 < width ? at + 8 : Math.max(0, at - w - 8);
@@ -328,7 +350,7 @@ class Chart {
 for (const e of $$("[data-script]")) e.hidden = false;
 for (const box of $$("[data-all]")) {
   box.addEventListener("change", () => {
-    for (const one of $$(`input[name="${box.dataset.all}"]`)) one.checked = box.checked;
+    for (const one of $$(`input[name="${box.dataset.all}"]`, box.form)) one.checked = box.checked;
   });
 }
 for (const form of $$("form[method=post]")) {

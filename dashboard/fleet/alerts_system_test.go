@@ -96,8 +96,12 @@ var alertCases = map[string]struct{ fires, silent, whole, part []string }{
 		},
 	},
 	"OrderVoided critical": {
-		fires:  []string{`stampede_orders_total{outcome="voided"} = 0x20 3x40`},
-		silent: []string{`stampede_orders_total{outcome="voided"} = 7x60`},
+		fires: []string{`stampede_orders_total{outcome="voided"} = 0x20 3x40`},
+		silent: []string{
+			`stampede_orders_total{outcome="voided"} = 7x60`,
+			`stampede_orders_total{outcome="voided"} = 7x4 stale _x14 7x60`,
+			`stampede_orders_total{outcome="voided"} = 7x30 stale _x4 0x30`,
+		},
 	},
 	"StockRebuilt warning": {
 		fires: []string{
@@ -109,6 +113,8 @@ var alertCases = map[string]struct{ fires, silent, whole, part []string }{
 			`stampede_rebuilds_total{reason="server",instance="1"} = 1x60; ` +
 				`stampede_rebuilds_total{reason="by-hand",instance="1"} = 0x40 1x20; ` +
 				`stampede_rebuilds_total{reason="server",instance="2"} = _x40 0x20`,
+			`stampede_rebuilds_total{reason="server",instance="1"} = 3x4 stale _x14 3x60`, // ten minutes after a gap
+			`stampede_rebuilds_total{reason="server",instance="1"} = 3x30 _x4 0x30`,       // a restart
 		},
 	},
 	"SaleShut critical": {
@@ -145,17 +151,21 @@ var alertCases = map[string]struct{ fires, silent, whole, part []string }{
 	"TargetGone warning": {
 		fires: []string{
 			`up{job="default/pods",instance="10.0.0.1:8080"} = 1x8 0x60; ` +
-				`stampede_build_info{job="default/pods",instance="10.0.0.1:8080"} = 1x8 _x60`,
+				`stampede_ready{job="default/pods",instance="10.0.0.1:8080",process="relay",reason="a"} = 0x4 stale; ` +
+				`stampede_ready{job="default/pods",instance="10.0.0.1:8080",process="relay"} = _x4 1x3 stale`,
 			`up{job="any",instance="lb:8080"} = 1x60; stampede_build_info{job="any",instance="lb:8080"} = 1x60; ` +
 				`process_start_time_seconds{job="any",instance="lb:8080"} = 1+1x60`,
 		},
 		silent: []string{
 			`up{job="default/pods",instance="10.0.0.1:8080"} = 1x60; ` +
 				`stampede_build_info{job="default/pods",instance="10.0.0.1:8080"} = 1x60; ` +
+				`stampede_ready{job="default/pods",instance="10.0.0.1:8080",process="relay"} = 1x60; ` +
 				`process_start_time_seconds{job="default/pods",instance="10.0.0.1:8080"} = 1x20 2x40; ` +
 				`up{job="default/pods",instance="10.0.0.9:80"} = 0x60; ` +
 				`up{job="a pod that was removed",instance="10.0.0.2:8080"} = 1x8 _x60; ` +
-				`stampede_build_info{job="a pod that was removed",instance="10.0.0.2:8080"} = 1x8 _x60`,
+				`stampede_ready{job="a pod that was removed",instance="10.0.0.2:8080",process="relay"} = 1x8 _x60`,
+			`up{job="any",instance="10.0.0.1:8080"} = 1x8 0x9 1x60; ` + // it came back
+				`stampede_ready{job="any",instance="10.0.0.1:8080",process="relay"} = 1x8 stale _x8 1x60`,
 		},
 	},
 	"PostgresGone critical": {
@@ -165,8 +175,14 @@ var alertCases = map[string]struct{ fires, silent, whole, part []string }{
 		part:   []string{`stampede_postgres_up{instance="1"} = 0x60; stampede_postgres_up{instance="2"} = 1x60`},
 	},
 	"RedisGone critical": {
-		fires:  []string{`stampede_redis_up{node="r:1"} = 1x4 0x60`, `stampede_stream_reachable{stream="a"} = 0x60`},
-		silent: []string{`stampede_redis_up{node="r:1"} = 1x60; stampede_stream_reachable{stream="a"} = 1x60`},
+		fires: []string{
+			`stampede_redis_up{node="r:1"} = 1x4 0x60`, `stampede_stream_reachable{stream="a"} = 0x60`,
+			`stampede_redis_up{node="r:1"} = 1x4 0x40 1x20`, // its consequences may last
+		},
+		silent: []string{
+			`stampede_redis_up{node="r:1"} = 1x60; stampede_stream_reachable{stream="a"} = 1x60`,
+			`stampede_redis_up{node="r:1"} = 0x20 1x60`, // more than five minutes ago
+		},
 		whole: []string{
 			`stampede_redis_up{node="r:1"} = 0x60; stampede_redis_up{node="r:2"} = 0x60`,
 			`stampede_stream_reachable{stream="a"} = 0x60`,
@@ -176,6 +192,10 @@ var alertCases = map[string]struct{ fires, silent, whole, part []string }{
 				`stampede_stream_reachable{stream="a"} = 0x60; stampede_stream_reachable{stream="b"} = 1x60`,
 			`stampede_redis_up{node="r:1",instance="1"} = 0x60; stampede_redis_up{node="r:1",instance="2"} = 1x60`,
 		},
+	},
+	"NoRelay critical": {
+		fires:  []string{`stampede_relay_unserved_seconds{instance="1"} = 0x50 1+15x9`},
+		silent: []string{`stampede_relay_unserved_seconds{instance="1"} = 0+15x20 0x40`},
 	},
 	"RelayLags warning": {
 		fires: []string{
@@ -189,11 +209,37 @@ var alertCases = map[string]struct{ fires, silent, whole, part []string }{
 				`stampede_relay_target_state{target="shop",state="disabled"} = 0x60`,
 		},
 	},
+	"ClocksApart warning": {
+		fires: []string{
+			`stampede_clock_ahead_seconds{instance="1"} = -1.5x60; stampede_clock_ahead_seconds{instance="2"} = 0x60`,
+			`stampede_redis_clock_ahead_seconds{instance="1",node="r:1"} = 2x60`,
+		},
+		silent: []string{
+			`stampede_clock_ahead_seconds{instance="1"} = 0.9x60; stampede_clock_ahead_seconds{instance="2"} = -0.9x60; ` +
+				`stampede_redis_clock_ahead_seconds{instance="1",node="r:1"} = -0.5x60`,
+		},
+	},
 	"OperatorsFileFaulty warning": {
 		fires: []string{
 			`stampede_operators_file_current{instance="1"} = 0x60; stampede_operators_file_current{instance="2"} = 1x60`,
 		},
 		silent: []string{`stampede_operators_file_current{instance="1"} = 1x60`},
+	},
+	"KeySetFaulty critical": {
+		fires: []string{
+			`stampede_key_set_current{instance="1"} = 0x60; stampede_key_set_keys{instance="1",state="usable"} = 0x60; ` +
+				`stampede_key_set_keys{instance="1",state="ignored"} = 3x60`,
+		},
+		silent: []string{
+			`stampede_key_set_current{instance="1"} = 0x60; stampede_key_set_keys{instance="1",state="usable"} = 0x60; ` +
+				`stampede_key_set_current{instance="2"} = 0x60; stampede_key_set_keys{instance="2",state="usable"} = 1x60`,
+			// Without a URL.
+			`stampede_key_set_current{instance="1"} = 1x60; stampede_key_set_keys{instance="1",state="usable"} = 0x60`,
+		},
+	},
+	"KeySetFaulty warning": {
+		fires:  []string{`stampede_key_set_current{instance="1"} = 0x60; stampede_key_set_current{instance="2"} = 1x60`},
+		silent: []string{`stampede_key_set_current{instance="1"} = 1x10 0x4 1x46`},
 	},
 	"ReceiptsRefused critical": {
 		fires: []string{
@@ -217,6 +263,57 @@ var alertCases = map[string]struct{ fires, silent, whole, part []string }{
 		fires:  []string{`stampede_orders_set_aside{instance="1"} = 1x60`},
 		silent: []string{`stampede_orders_set_aside{instance="1"} = 0x60`},
 	},
+	"PaymentsRefused critical": {
+		fires: []string{
+			`stampede_payment_reports_total{by="shop",outcome="unauthorized"} = 0+75x60; ` +
+				`stampede_payment_reports_total{by="shop",outcome="kept"} = 0+75x60`,
+			`stampede_payment_reports_total{by="stripe",outcome="invalid"} = 0+10x60; ` +
+				`stampede_payment_reports_total{by="shop",outcome="kept"} = 0+75x60`,
+			`stampede_payments_total{state="refund_due",reason="amount-mismatch"} = 0+10x60; ` +
+				`stampede_payments_total{state="settled",reason=""} = 0+75x60`,
+			// In the last minute, after a gap, in a process that has restarted.
+			`stampede_payment_reports_total{by="shop",outcome="unauthorized",instance="1"} = 9000x10 _x40 0+75x9; ` +
+				`stampede_payment_reports_total{by="shop",outcome="kept",instance="1"} = 9000x10 _x40 0x9`,
+		},
+		silent: []string{
+			`stampede_payment_reports_total{by="shop",outcome="anonymous"} = 0+75x60; ` +
+				`stampede_payment_reports_total{by="shop",outcome="unauthorized"} = 0+10x60; ` + // strangers
+				`stampede_payment_reports_total{by="shop",outcome="kept"} = 0+75x60; ` +
+				`stampede_payments_total{state="refund_due",reason="order-cancelled"} = 0+75x60; ` +
+				`stampede_payments_total{state="refund_due",reason="order-expired"} = 0+2x60; ` +
+				`stampede_payments_total{state="claimed",reason="order-expired"} = 0+75x60; ` +
+				`stampede_payments_total{state="settled",reason=""} = 0+75x60`,
+			`stampede_payment_reports_total{by="shop",outcome="unauthorized"} = 0x40 1x20; ` + // too few
+				`stampede_payments_total{state="refund_due",reason="order-expired"} = 0x20 1x20 2x20`,
+			`stampede_payment_reports_total{by="shop",outcome="unauthorized"} = 9000x20 _x30 9000x10`, // a gap
+		},
+	},
+	"DrawWaits critical": {
+		fires: []string{
+			`stampede_draw_late_seconds{sale="a",step="freeze",instance="1"} = 0x50 1+15x9`,
+			`stampede_draw_late_seconds{sale="a",step="freeze",instance="1"} = 0x10 _x40 1+15x9`, // after a gap
+		},
+		silent: []string{`stampede_draw_late_seconds{sale="a",step="freeze",instance="1"} = 0+15x10 0x50`},
+	},
+	"DrawVoid critical": {
+		fires: []string{`stampede_draw_state{sale="a",state="void",instance="1"} = _x50 1x10`},
+		silent: []string{
+			`stampede_draw_state{sale="a",state="void",instance="1"} = 1x10 stale; ` + // it was ended
+				`stampede_draw_state{sale="b",state="frozen",instance="1"} = 1x60`,
+		},
+	},
+	"OffersUnanswered warning": {
+		fires: []string{
+			`stampede_offers{sale="a",state="expired",instance="1"} = 6x60; ` +
+				`stampede_offers{sale="a",state="answered",instance="1"} = 4x60`,
+		},
+		silent: []string{
+			`stampede_offers{sale="a",state="expired",instance="1"} = 5x60; ` +
+				`stampede_offers{sale="a",state="answered",instance="1"} = 4x60`,
+			`stampede_offers{sale="a",state="expired",instance="1"} = 5x60; ` +
+				`stampede_offers{sale="a",state="answered",instance="1"} = 15x60`,
+		},
+	},
 	"RefundDue warning": {
 		fires:  []string{`stampede_refunds_due_age_seconds{instance="1"} = 86300+15x60`},
 		silent: []string{`stampede_refunds_due_age_seconds{instance="1"} = 80000+15x60`},
@@ -224,6 +321,14 @@ var alertCases = map[string]struct{ fires, silent, whole, part []string }{
 	"PaymentWaits warning": {
 		fires:  []string{`stampede_payments_waiting_age_seconds{instance="1"} = 800+15x60`},
 		silent: []string{`stampede_payments_waiting_age_seconds{instance="1"} = 0+15x60`},
+	},
+	"PaymentUnclear warning": {
+		fires:  []string{`stampede_payments_unclear_age_seconds{instance="1"} = 3500+15x60`},
+		silent: []string{`stampede_payments_unclear_age_seconds{instance="1"} = 0+15x60`},
+	},
+	"PaymentDisputed warning": {
+		fires:  []string{`stampede_payments_disputed{instance="1"} = 0x20 1x40`},
+		silent: []string{`stampede_payments_disputed{instance="1"} = 0x60`},
 	},
 	"ReleasesWait warning": {
 		fires:  []string{`stampede_releases_pending{instance="1"} = 3x60`},

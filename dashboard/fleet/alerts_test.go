@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.yaml.in/yaml/v3"
@@ -16,6 +17,7 @@ const deployed = "../../deploy/prometheus"
 // rule is an alert of deploy/prometheus/alerts.yml.
 type rule struct {
 	Alert, Expr         string
+	Hold                string `yaml:"keep_firing_for"`
 	Labels, Annotations map[string]string
 }
 
@@ -69,12 +71,27 @@ func TestInhibitionsAreTheCauses(t *testing.T) {
 	t.Parallel()
 	// Only the outage of a whole server explains others, and not that ingresses are gone: the labels tell.
 	whole := map[*kind]string{postgresGone: ` instance=""`, redisGone: ` node="" stream=""`}
+	held := map[string]time.Duration{}
+	for _, r := range alertRules(t) {
+		held[r.Alert+" "+r.Labels["severity"]], _ = time.ParseDuration(r.Hold) // none is 0
+	}
 	wanted := map[string][]string{}
+	explains := func(cause *kind, of *kind, target string) {
+		require.Equal(t, Critical, cause.severity, "%s hides no worse trouble", cause.name)
+		source := fmt.Sprintf("alertname=%q severity=%q%s", cause.name, cause.severity, whole[cause])
+		wanted[source] = append(wanted[source], target)
+		// A consequence is not sent when its cause ends: it lasts, and what counts over a minute lasts for that.
+		longer := held[cause.name+" critical"] - held[fmt.Sprintf("%s %s", of.name, of.severity)]
+		require.GreaterOrEqual(t, longer, 90*time.Second, "%s because of %s", of.name, cause.name)
+	}
 	for _, k := range kinds {
 		for _, cause := range k.causes {
-			require.Equal(t, Critical, cause.severity, "%s hides no worse trouble", cause.name)
-			source := fmt.Sprintf("alertname=%q severity=%q%s", cause.name, cause.severity, whole[cause])
-			wanted[source] = append(wanted[source], k.name)
+			explains(cause, k, k.name)
+		}
+	}
+	for _, part := range []string{"ingress", "worker", "relay"} {
+		for _, cause := range (&Process{Kind: part}).missedAs() {
+			explains(cause, targetGone, targetGone.name+` process="`+part+`"`)
 		}
 	}
 	var file struct {
@@ -91,8 +108,11 @@ func TestInhibitionsAreTheCauses(t *testing.T) {
 		targets := strings.Split(strings.TrimSuffix(names, `"`), "|")
 		if slices.Contains(targets, noIngress.name) {
 			require.Equal(t, []string{`process=""`}, r.Target[1:])
+		} else if len(r.Target) > 1 {
+			targets = []string{strings.Join(append(targets, r.Target[1:]...), " ")}
 		}
-		found[strings.Join(r.Source, " ")] = targets
+		source := strings.Join(r.Source, " ")
+		found[source] = append(found[source], targets...)
 	}
 	require.Equal(t, wanted, found)
 }

@@ -46,7 +46,7 @@ func (f *Fleet) snapshot(now time.Time) *Snapshot {
 	}
 	var gained increase
 	var fresh measured
-	ended := ends{rebuilds: map[string]bool{}}
+	ended, counted := ends{rebuilds: map[string]bool{}}, money{}
 	var purchasesKnown, durableKnown, salesKnown bool
 	for _, p := range f.processes {
 		s.Processes = append(s.Processes, p.shown())
@@ -65,6 +65,9 @@ func (f *Fleet) snapshot(now time.Time) *Snapshot {
 			fresh.answers, fresh.durable = fresh.answers.plus(p.gained.answers), fresh.durable.plus(p.gained.durable)
 			ended.rejected, ended.voided = ended.rejected+p.gained.rejected, ended.voided+p.gained.voided
 			ended.lost += p.gained.lost
+			for key, n := range p.gained.money {
+				counted[key] += n
+			}
 		}
 	}
 	for _, n := range f.names {
@@ -76,13 +79,14 @@ func (f *Fleet) snapshot(now time.Time) *Snapshot {
 	s.Rates = gained.purchases.rates()
 	s.Rates.Durable = gained.recorded
 	s.Rates.PurchasesKnown, s.Rates.DurableKnown = purchasesKnown, durableKnown
+	s.Payments = gained.money.rates(purchasesKnown)
 	all := f.window.sum()
 	s.Rates.AnswerP50, s.Rates.AnswerP99 = all.answers.quantile(0.5), all.answers.quantile(0.99)
 	s.Rates.DurableP50, s.Rates.DurableP99 = all.durable.quantile(0.5), all.durable.quantile(0.99)
 	streams := f.streams()
 	s.Rates.Backlog, s.Rates.OldestWaiting, s.Rates.BacklogKnown = addBacklogs(streams)
 	f.showSales(s, &gained, salesKnown)
-	f.troubles.update(f, s, round{gained: &gained, ended: ended, streams: streams})
+	f.troubles.update(f, s, round{gained: &gained, ended: ended, streams: streams, money: counted})
 	return s
 }
 

@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"stampede/reservation"
@@ -26,7 +27,7 @@ const (
 	roundInterval = time.Second
 	// roundTimeout bounds what a snapshot waits for: a scrape, a look into Redis, a look into Postgres.
 	roundTimeout = 800 * time.Millisecond
-	// salesMax bounds the sales of a snapshot: the newest ones.
+	// salesMax bounds the sales of a snapshot.
 	salesMax = 50
 )
 
@@ -64,6 +65,10 @@ type Fleet struct {
 	slowBusy  atomic.Bool
 	sales     knownSales
 	funnels   funnels
+	unpaid    map[uuid.UUID]Unpaid // nil if they were not counted
+	draws     watchedDraws
+	unserved  time.Duration // survey.Unserved
+	slowLooks int
 	records   records
 	nodes     []node
 	nodesAt   time.Time

@@ -17,6 +17,7 @@ type increase struct {
 	recorded, rejected, voided float64
 	lost, delivered            float64
 	answers, durable           histogram
+	money                      money
 }
 
 // perSecond returns a part of the increase per second.
@@ -41,6 +42,7 @@ func (s *sample) since(before *sample, elapsed time.Duration) increase {
 		delivered:  gained(before.delivered, s.delivered),
 		answers:    s.answers.since(before.answers),
 		durable:    s.durable.since(before.durable),
+		money:      s.money.since(before.money),
 	}
 	for id, now := range s.sales {
 		// All its series exist from its first purchase on, so the first value of a sale is an increase.
@@ -83,6 +85,12 @@ func (i *increase) add(p *increase) {
 	i.overloaded += p.perSecond(p.overloaded)
 	i.recorded += p.perSecond(p.recorded)
 	i.delivered += p.perSecond(p.delivered)
+	for key, n := range p.money {
+		if i.money == nil {
+			i.money = money{}
+		}
+		i.money[key] += p.perSecond(n)
+	}
 	for at := range p.purchases {
 		i.purchases[at] += p.perSecond(p.purchases[at])
 	}

@@ -12,8 +12,8 @@ import (
 const missesMax = 2
 
 const (
-	// clocksApart is how much the clocks of two hosts may differ.
-	clocksApart = time.Minute
+	// hostsApart is how much the clocks of two hosts may differ.
+	hostsApart = time.Minute
 	// holdOthers is how long it is shown that several processes answered at one address.
 	holdOthers = time.Minute
 )
@@ -86,7 +86,7 @@ func (p *process) before(s *sample, at time.Time) *sample {
 	}
 	isKnown := s.start == p.formerStart
 	p.formerStart = p.last.start
-	if !isKnown && s.start > p.last.start && s.start > float64(p.lastSeen.Add(-clocksApart).Unix()) {
+	if !isKnown && s.start > p.last.start && s.start > float64(p.lastSeen.Add(-hostsApart).Unix()) {
 		return &sample{}
 	}
 	p.othersAt = at
@@ -108,6 +108,35 @@ func (p *process) missed(err error, at time.Time) {
 	}
 }
 
+// ofIngress is the trouble of an ingress that explains why purchases fail: those that fail at ingresses that are ready
+// are too few for a trouble. It is nil without one.
+func (t *troubles) ofIngress(processes []*process, offered float64) (cause *lasting) {
+	unexplained := 0.0
+	for _, p := range processes {
+		switch one := t.known[notReady.key(p.url)]; {
+		case !p.up || p.gained.purchases[failed] == 0:
+		case one == nil || one.seen != t.now:
+			unexplained += p.gained.perSecond(p.gained.purchases[failed])
+		case cause == nil:
+			cause = one
+		}
+	}
+	if unexplained > shareMost*offered {
+		return nil
+	}
+	return cause
+}
+
+// whyIdle says why workers that are up read nothing.
+func (s *Snapshot) whyIdle() (why string) {
+	for i := range s.Processes {
+		if p := &s.Processes[i]; p.Idle != "" {
+			why += "; of " + p.Target + ": " + p.Idle
+		}
+	}
+	return why
+}
+
 // shown is the process in a snapshot.
 func (p *process) shown() Process {
 	s := Process{
@@ -124,7 +153,7 @@ func (p *process) shown() Process {
 	s.InFlight, s.InFlightLimit = p.last.inFlight, p.last.inFlightLimit
 	s.Readers, s.Failing = p.last.readers(), p.last.failing
 	if p.up {
-		s.NotReady, s.RatesKnown = p.last.notReady, p.gained.seconds > 0
+		s.NotReady, s.Idle, s.RatesKnown = p.last.notReady, p.last.idle, p.gained.seconds > 0
 	}
 	s.CPU = p.gained.perSecond(p.gained.cpu)
 	for _, most := range []float64{p.gained.purchases.total(), p.gained.recorded, p.gained.delivered} {

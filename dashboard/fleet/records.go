@@ -9,6 +9,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"stampede/internal/clocks"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/sql"
@@ -32,6 +33,7 @@ type records struct {
 	rebuilds     []Rebuild
 	servers      map[int]string // the run ids of the verified servers by partition
 	readOnly     bool           // Postgres takes no writes
+	clock        clocks.Reading // of Postgres
 	err          string
 }
 
@@ -39,8 +41,8 @@ type records struct {
 func (f *Fleet) lookAtRecords(ctx context.Context) {
 	limited, cancel := context.WithTimeout(ctx, roundTimeout)
 	defer cancel()
-	rows, _ := f.config.Pool.Query(limited, sql.FleetDesk, rebuildSilence.Seconds()) // its error comes with the row
-	row, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[struct {
+	type record struct {
+		Clock     time.Time
 		ReadOnly  bool
 		Letters   int64
 		Oldest    *time.Time
@@ -51,7 +53,13 @@ func (f *Fleet) lookAtRecords(ctx context.Context) {
 		Unchecked []string
 		Servers   map[int]string
 		Rebuilds  []Rebuild
-	}])
+	}
+	var row record
+	clock, err := clocks.Read(func() (_ time.Time, err error) {
+		rows, _ := f.config.Pool.Query(limited, sql.FleetDesk, rebuildSilence.Seconds()) // its error comes with the row
+		row, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[record])
+		return row.Clock, err
+	})
 	if ctx.Err() != nil {
 		return
 	}
@@ -67,6 +75,7 @@ func (f *Fleet) lookAtRecords(ctx context.Context) {
 	}
 	f.records = records{
 		at: now, letters: row.Letters, servers: row.Servers, rebuilds: row.Rebuilds, readOnly: row.ReadOnly,
+		clock: clock,
 	}
 	for i := range f.records.rebuilds {
 		f.records.rebuilds[i].Step = shortened(f.records.rebuilds[i].Step, errorMax)

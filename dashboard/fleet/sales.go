@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -23,13 +25,32 @@ type knownSales struct {
 	// paid are the paid units that were known when the sales were counted.
 	paid   map[uuid.UUID]int64
 	states map[int]reservation.ServerState
+	// active has the sales of which ingresses have counted purchases, and when they last did.
+	active map[uuid.UUID]time.Time
+}
+
+// activeFor is how long a sale is active after a purchase.
+const activeFor = time.Minute
+
+// noteActive notes which sales have had purchases in a round, and forgets which of them are not active any more.
+func (k *knownSales) noteActive(gained *increase, now time.Time) {
+	if k.active == nil {
+		k.active = map[uuid.UUID]time.Time{}
+	}
+	for id := range gained.sales {
+		k.active[id] = now
+	}
+	maps.DeleteFunc(k.active, func(_ uuid.UUID, at time.Time) bool { return now.Sub(at) > activeFor })
 }
 
 // lookAtSales reads the sales in Postgres.
 func (f *Fleet) lookAtSales(ctx context.Context) {
 	limited, cancel := context.WithTimeout(ctx, roundTimeout)
 	defer cancel()
-	page, err := f.config.Catalog.ReadFollowed(limited, salesMax)
+	f.mu.Lock()
+	active := slices.Collect(maps.Keys(f.sales.active))
+	f.mu.Unlock()
+	page, err := f.config.Catalog.ReadFollowed(limited, active, salesMax)
 	if ctx.Err() != nil {
 		return
 	}
@@ -56,6 +77,7 @@ func (k *knownSales) count(
 // showSales fills in the sales of a snapshot. Rates are known if an ingress counts purchases by sale.
 func (f *Fleet) showSales(s *Snapshot, gained *increase, ratesKnown bool) {
 	s.SalesRead, s.SalesAt = f.postgres.up || f.redis.up, f.sales.readAt
+	f.sales.noteActive(gained, s.At)
 	none := f.noneSells(s)
 	s.Sales = make([]Sale, 0, len(f.sales.listed))
 	for i := range f.sales.listed {
@@ -68,16 +90,25 @@ func (f *Fleet) showSales(s *Snapshot, gained *increase, ratesKnown bool) {
 		if funnelKnown {
 			sale.Funnel, sale.FunnelKnown, sale.FunnelAt = funnel.counted, true, funnel.at
 		}
+		if unpaid, found := f.unpaid[listed.ID]; found && f.postgres.up {
+			sale.Unpaid = &unpaid
+			if s.Unpaid == nil {
+				s.Unpaid = &Unpaid{}
+			}
+			s.Unpaid.add(unpaid)
+		}
 		counted, isCounted := f.sales.counted[listed.ID]
 		_, paidKnown := f.sales.paid[listed.ID]
-		if isCounted && counted.Err == nil && f.postgres.up && f.redis.up &&
-			(paidKnown || !counted.AwaitsPayment()) {
-			sale.Stock, sale.Items, sale.UnitsKnown = counted.Stock, counted.Items, true
-			sale.Available, sale.Held, sale.Sold = counted.Available, counted.Held, counted.Sold
+		paidKnown = paidKnown || !listed.AwaitsPayment()
+		if isCounted && counted.Err == nil && f.postgres.up && f.redis.up && paidKnown {
+			sale.SetUnits(&counted.CountedSale)
+			sale.Items = counted.Items
 		}
+		sale.uncounted = f.postgres.up && f.redis.up && (!isCounted || counted.Err == nil && !paidKnown)
+		f.draws.show(&sale)
 		if sale.State == reservation.StateOpen {
 			if f.redis.up && isCounted {
-				sale.Shut = f.whyShut(&counted, s.Rebuilds)
+				sale.Shut = f.whyShut(s, &counted)
 			}
 			sale.Shut = cmp.Or(none, sale.Shut)
 		}
@@ -100,7 +131,7 @@ func (f *Fleet) noneSells(s *Snapshot) string {
 }
 
 // whyShut returns why an open sale sells nothing, "" if it sells.
-func (f *Fleet) whyShut(sale *catalog.CountResult, rebuilds []Rebuild) string {
+func (f *Fleet) whyShut(s *Snapshot, sale *catalog.CountResult) string {
 	layout := sale.Layout()
 	why := ""
 	for shard := range layout.Shards {
@@ -113,7 +144,7 @@ func (f *Fleet) whyShut(sale *catalog.CountResult, rebuilds []Rebuild) string {
 			why = "no worker has published it to Redis"
 		case !state.Known:
 			why = fmt.Sprintf("the Redis server of partition %d is not verified: it was restarted, replaced or set back", p)
-		case recorded && f.records.at.After(state.Now.Add(-recordsTrusted)) && verified != state.RunID:
+		case recorded && f.records.at.After(s.At.Add(-recordsTrusted)) && verified != state.RunID:
 			why = fmt.Sprintf("the Redis server of partition %d is not the one that workers have verified", p)
 		}
 	}
@@ -129,7 +160,7 @@ func (f *Fleet) whyShut(sale *catalog.CountResult, rebuilds []Rebuild) string {
 	if why == "" {
 		return ""
 	}
-	for _, r := range rebuilds {
+	for _, r := range s.Rebuilds {
 		_, inPartition := layout.ShardIn(r.Partition)
 		if r.Sale == sale.ID || r.Sale == uuid.Nil && inPartition {
 			return "its stock is being rebuilt: " + r.Step

@@ -32,6 +32,8 @@ const (
 	metricConnections     = "stampede_connections"
 	metricOperatorsFile   = "stampede_operators_file_current"
 	metricReceiptSecret   = "stampede_receipt_secret_info"
+	metricKeys            = "stampede_key_set_keys"
+	metricKeySetCurrent   = "stampede_key_set_current"
 	metricOrders          = "stampede_orders_total"
 	metricRebuilds        = "stampede_rebuilds_total"
 	metricDurableSeconds  = "stampede_accept_to_durable_seconds"
@@ -40,6 +42,7 @@ const (
 	metricReachable       = "stampede_stream_reachable"
 	metricReaders         = "stampede_stream_readers"
 	metricFailing         = "stampede_worker_failing"
+	metricPartitions      = "stampede_worker_partitions"
 	metricRelayDelivered  = "stampede_relay_deliveries_total"
 	metricRelayLag        = "stampede_relay_lag_seconds"
 	metricRelayFailing    = "stampede_relay_failing"
@@ -55,8 +58,12 @@ const (
 	metricRefundAge       = "stampede_refunds_due_age_seconds"
 	metricPayments        = "stampede_payments_waiting"
 	metricPaymentAge      = "stampede_payments_waiting_age_seconds"
+	metricUnclear         = "stampede_payments_unclear"
+	metricUnclearAge      = "stampede_payments_unclear_age_seconds"
+	metricDisputed        = "stampede_payments_disputed"
 	metricPostgresUp      = "stampede_postgres_up"
 	metricRedisUp         = "stampede_redis_up"
+	metricClockAhead      = "stampede_clock_ahead_seconds"
 )
 
 // wanted has the names of all of them, and of the series of histograms.
@@ -65,10 +72,12 @@ var wanted = func() map[string]bool {
 	for _, name := range []string{
 		metricBuild, metricStart, metricCPU, metricMemory, metricPurchases, metricSalePurchases, metricInFlight,
 		metricInFlightLimit, metricConnections, metricOperatorsFile, metricOrders, metricWaiting, metricOldest,
-		metricReachable, metricReaders, metricFailing, metricRelayDelivered, metricRelayLag, metricRelayFailing,
+		metricReachable, metricReaders, metricFailing, metricPartitions, metricRelayDelivered, metricRelayLag,
+		metricRelayFailing,
 		metricRelayState, metricRelayServing, metricRelayHeld, metricRebuilds, metricReceiptSecret,
 		metricReady, metricGuardAge, metricLost, metricSetAside, metricReleases, metricPostgresUp, metricRedisUp,
-		metricRefunds, metricRefundAge, metricPayments, metricPaymentAge,
+		metricRefunds, metricRefundAge, metricPayments, metricPaymentAge, metricUnclear, metricUnclearAge, metricDisputed,
+		metricKeys, metricKeySetCurrent, metricClockAhead, metricReports, metricMoney,
 	} {
 		names[name] = true
 	}
@@ -110,6 +119,7 @@ type sample struct {
 	ingress, worker, relay bool
 
 	cpu, memory, connections, inFlight, inFlightLimit float64
+	clockAhead                                        float64 // of that of Postgres, in seconds
 
 	purchases     outcomes
 	overloaded    float64 // a part of purchases[shed]
@@ -119,6 +129,7 @@ type sample struct {
 	// salesCounted is true if it counts purchases by sale.
 	salesCounted bool
 	answers      histogram
+	money        money // reports of an ingress, and payments of ingresses and workers
 
 	recorded, rejected, voided float64            // orders
 	lost                       float64            // entries
@@ -127,14 +138,20 @@ type sample struct {
 	setAside, releases         float64            // orders that cannot end, and ended ones whose units are not released
 	refunds, refundAge         float64            // payments whose refund is due, and the seconds since when the oldest is
 	payments, paymentAge       float64            // payments that wait, and how many seconds the oldest does
+	unclear, unclearAge        float64            // the same of unclear payments
+	disputed                   float64            // payments
 	postgresGone, redisGone    bool               // for this process
 	durable                    histogram
 	streams                    map[string]streamSample
 	failing                    []string
+	idle                       string // why it reads nothing; "" if it does
 
 	delivered     float64
 	relayTargets  map[string]relaySample
 	operatorsFile bool // it has a fault
+
+	keySetOld bool    // the latest fetch of the key set has failed
+	keys      float64 // of the key set, that can be used
 }
 
 // streamSample is what a worker says of a stream.
@@ -195,6 +212,8 @@ func readSample(families map[string]*dto.MetricFamily) *sample {
 	}
 	each(families[metricBuild], func(l labels, _ float64) { s.version = l.value("version") })
 	s.start, s.cpu, s.memory = sum(families[metricStart]), sum(families[metricCPU]), sum(families[metricMemory])
+	eachSigned(families[metricClockAhead], func(_ labels, v float64) { s.clockAhead = v })
+	s.money = readMoney(families[metricReports], families[metricMoney])
 	s.readIngress(families)
 	s.readWorker(families)
 	s.readRelay(families)
@@ -242,6 +261,12 @@ func (s *sample) readIngress(families map[string]*dto.MetricFamily) {
 	})
 	s.answers = addHistograms(families[metricPurchaseSeconds])
 	each(families[metricOperatorsFile], func(_ labels, v float64) { s.operatorsFile = v == 0 })
+	each(families[metricKeys], func(l labels, v float64) {
+		if l.value("state") == "usable" {
+			s.keys = v
+		}
+	})
+	each(families[metricKeySetCurrent], func(_ labels, v float64) { s.keySetOld = v == 0 })
 }
 
 func (s *sample) readWorker(families map[string]*dto.MetricFamily) {
@@ -265,6 +290,8 @@ func (s *sample) readWorker(families map[string]*dto.MetricFamily) {
 	s.setAside, s.releases = sum(families[metricSetAside]), sum(families[metricReleases])
 	s.refunds, s.refundAge = sum(families[metricRefunds]), sum(families[metricRefundAge])
 	s.payments, s.paymentAge = sum(families[metricPayments]), sum(families[metricPaymentAge])
+	s.unclear, s.unclearAge = sum(families[metricUnclear]), sum(families[metricUnclearAge])
+	s.disputed = sum(families[metricDisputed])
 	each(families[metricPostgresUp], func(_ labels, v float64) { s.postgresGone = v == 0 })
 	each(families[metricRedisUp], func(_ labels, v float64) { s.redisGone = s.redisGone || v == 0 })
 	s.durable = addHistograms(families[metricDurableSeconds])
@@ -279,6 +306,11 @@ func (s *sample) readWorker(families map[string]*dto.MetricFamily) {
 	stream(metricOldest, func(one *streamSample, v float64) { one.oldest = v })
 	stream(metricReachable, func(one *streamSample, v float64) { one.known = one.known && v != 0 })
 	stream(metricReaders, func(one *streamSample, v float64) { one.reads = v != 0 })
+	each(families[metricPartitions], func(l labels, v float64) {
+		if v == 0 {
+			s.idle = l.value("idle")
+		}
+	})
 	each(families[metricFailing], func(l labels, v float64) {
 		if v > 0 {
 			s.failing = append(s.failing, l.value("step"))
@@ -344,6 +376,11 @@ func (l labels) value(name string) string {
 
 // each calls do for the series of a counter, a gauge or an untyped metric, with a finite value that is not negative.
 func each(family *dto.MetricFamily, do func(l labels, value float64)) {
+	eachSigned(family, func(l labels, v float64) { do(l, max(v, 0)) })
+}
+
+// eachSigned is each with values that may be negative.
+func eachSigned(family *dto.MetricFamily, do func(l labels, value float64)) {
 	for i, m := range family.GetMetric() {
 		if i == seriesMax {
 			return
@@ -357,7 +394,7 @@ func each(family *dto.MetricFamily, do func(l labels, value float64)) {
 		default:
 			v = m.Untyped.GetValue()
 		}
-		do(m.Label, finite(v))
+		do(m.Label, finite(v)-finite(-v))
 	}
 }
 

@@ -66,7 +66,7 @@ func isTimeout(err error) bool {
 }
 
 // lookIntoServers begins the looks of a round, and returns what to wait for. Postgres is asked for the sales, and for
-// either the records or the funnels of some sales: two looks at most.
+// either the funnels of some sales, or the records and one of what changes slowly: three looks at most.
 func (f *Fleet) lookIntoServers(ctx context.Context, now time.Time) (waits []<-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -75,13 +75,18 @@ func (f *Fleet) lookIntoServers(ctx context.Context, now time.Time) (waits []<-c
 		waits = append(waits, page)
 	}
 	due := f.funnels.due(f.sales.listed, now)
+	slowly := []func(context.Context){f.lookAtUnpaid, f.lookAtDraws, f.lookForRelay}[f.slowLooks%3]
 	slow := f.start(&f.slowBusy, func() {
 		if len(due) > 0 {
 			f.lookAtFunnels(ctx, due)
 		} else {
 			f.lookAtRecords(ctx)
+			slowly(ctx)
 		}
 	})
+	if slow != nil && len(due) == 0 {
+		f.slowLooks++
+	}
 	if slow != nil && len(due) == 0 && f.postgres.up {
 		waits = append(waits, slow)
 	}

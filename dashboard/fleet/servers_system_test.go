@@ -45,8 +45,8 @@ func TestWatchersAddNoLooks(t *testing.T) {
 	}
 	one, fifty := looksOf(1), looksOf(50)
 	require.Positive(t, one)
-	require.LessOrEqual(t, one, 2.0)
-	require.LessOrEqual(t, fifty, 2.0)
+	require.LessOrEqual(t, one, 3.0)
+	require.LessOrEqual(t, fifty, 3.0)
 }
 
 func TestPostgresGoneAndBack(t *testing.T) {

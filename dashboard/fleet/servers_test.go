@@ -150,6 +150,55 @@ func TestSalesThatSellAreShownFirst(t *testing.T) {
 	require.Equal(t, append(wanted, ids[4]), shown)
 }
 
+// Newer sales in which nothing happens hide none of the others.
+func TestSalesWhereSomethingHappensAreShownFirst(t *testing.T) {
+	t.Parallel()
+	f, s := newFleet(t)
+	owes, unpaid, sells, asked := s.OpenPayable(t, 5), s.OpenPayable(t, 5), s.Open(t, 5), s.Open(t, 5)
+	old := s.OpenPayable(t, 5)
+	for _, sale := range []uuid.UUID{unpaid, sells, old} {
+		s.Buy(t, sale, "ann")
+	}
+	testwork.Fulfil(t, s)
+	for statement, sale := range map[string]uuid.UUID{
+		"UPDATE order_events SET occurred_at = now() - interval '1 day' WHERE sale_id <> $1": sells,
+		"UPDATE orders SET status = 'paid' WHERE sale_id = $1":                               old,
+		"UPDATE sales SET state = 'ended', retired_at = now() WHERE id = $1":                 owes,
+		`INSERT INTO payment_events (reference, version, type, order_id, sale_id)
+			VALUES ('pi', 1, 'PaymentRefundDue', gen_random_uuid(), $1)`: owes,
+	} {
+		require.NoError(t, s.Exec(t, statement, sale))
+	}
+	for range salesMax {
+		s.Open(t, 5)
+	}
+	f.sales.noteActive(&increase{sales: map[uuid.UUID]outcomes{asked: {}}}, time.Now())
+	snapshot := f.play(t, "the sales are read", func(x *Snapshot) bool { return len(x.Sales) > 0 })
+	var shown []uuid.UUID
+	for _, sale := range snapshot.Sales {
+		shown = append(shown, sale.ID)
+	}
+	require.Equal(t, []uuid.UUID{asked, sells, unpaid, owes}, shown[:4])
+	require.Len(t, shown, salesMax)
+	require.NotContains(t, shown, old)
+}
+
+// The clock of Redis does not matter for which server workers have verified.
+func TestOtherServerShutsItsSales(t *testing.T) {
+	t.Parallel()
+	f := &Fleet{}
+	f.records.at, f.records.servers = noon, map[int]string{0: "a"}
+	sale := &catalog.CountResult{CountedSale: catalog.CountedSale{Sale: reservation.Sale{Partitions: 1}}}
+	for runID, why := range map[string]string{
+		"a": "", "b": "the Redis server of partition 0 is not the one that workers have verified",
+	} {
+		for _, ahead := range []float64{-600, 600} {
+			f.sales.states = map[int]reservation.ServerState{0: {Known: true, Recorded: true, RunID: runID, Now: at(ahead)}}
+			require.Equal(t, why, f.whyShut(&Snapshot{At: noon}, sale))
+		}
+	}
+}
+
 func TestStatusIsWhatBuyersMeet(t *testing.T) {
 	t.Parallel()
 	for status, sale := range map[string]Sale{

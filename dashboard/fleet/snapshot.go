@@ -2,11 +2,13 @@ package fleet
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/google/uuid"
 
+	"stampede/ledger/draws"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 )
@@ -25,13 +27,18 @@ type Snapshot struct {
 	Processes []Process `json:"processes"`
 	// Troubles are what is wrong now, the worst first. What one of them explains stands under it.
 	Troubles []Trouble `json:"troubles"`
-	// Sales are at most 50: those that sell, then paused, scheduled and ended ones, each newest first. SalesRead is false
-	// if neither server answered: Sales is then the last that was read, as of SalesAt.
+	// Pending are those that have not lasted long enough yet, and that none of Troubles explains.
+	Pending []Pending `json:"pending"`
+	// Sales are at most 50: those where something happens, then open, paused, scheduled and ended ones, each newest
+	// first. SalesRead is false if neither server answered: Sales is then the last that was read, as of SalesAt.
 	Sales     []Sale    `json:"sales"`
 	SalesRead bool      `json:"sales_read"`
 	SalesAt   time.Time `json:"sales_at"`
 	// Rates are the sums over all processes.
 	Rates Rates `json:"rates"`
+	// Payments are the payments of all sales, Unpaid the orders of the followed ones that wait for them.
+	Payments MoneyRates `json:"payments"`
+	Unpaid   *Unpaid    `json:"unpaid,omitempty"`
 	// DeadLetters counts the parked ones.
 	DeadLetters int64 `json:"dead_letters"`
 	// Rebuilds are those under way.
@@ -52,7 +59,8 @@ type RedisNode struct {
 	// Name is its address, or the name of the master at its Sentinels.
 	Name string `json:"name"`
 	Server
-	// UsedBytes is its memory in use, MaxBytes its maxmemory, 0 if that is unlimited. Both are 0 while it does not answer.
+	// UsedBytes is its memory in use, MaxBytes its maxmemory, 0 if that is unlimited. Both are 0 while it does not
+	// answer.
 	UsedBytes int64 `json:"used_bytes"`
 	MaxBytes  int64 `json:"max_bytes"`
 }
@@ -63,6 +71,11 @@ func (s *Snapshot) AllTroubles() (all []Trouble) {
 		all = append(append(all, t), t.Consequences...)
 	}
 	return all
+}
+
+// NoWorker is true if no worker answers.
+func (s *Snapshot) NoWorker() bool {
+	return slices.ContainsFunc(s.AllTroubles(), func(t Trouble) bool { return t.Key == noWorker.key("") })
 }
 
 // noneReady says why no ingress that is up takes purchases: "" if one does, or none is up.
@@ -106,6 +119,8 @@ type Process struct {
 	PerSecond float64 `json:"per_second"`
 	// Readers are the streams that a worker reads.
 	Readers []string `json:"readers,omitempty"`
+	// Idle says why a worker that is up reads none: "" if it does.
+	Idle string `json:"idle,omitempty"`
 	// Failing are the steps that fail and are retried.
 	Failing []string `json:"failing,omitempty"`
 }
@@ -152,24 +167,36 @@ type Sale struct {
 
 	// Stock = Available + Held + Sold where UnitsKnown; else these are unknown, because Redis or Postgres does not
 	// answer, or the sale is shut for a rebuild.
-	Stock      int64 `json:"stock"`
-	Available  int64 `json:"available"`
-	Held       int64 `json:"held"`
-	Sold       int64 `json:"sold"`
-	UnitsKnown bool  `json:"units_known"`
+	Stock int64 `json:"stock"`
+	// EntryFor is the sale whose units are offered to those who enter this one; uuid.Nil for all others.
+	EntryFor   uuid.UUID `json:"entry_for,omitzero"`
+	Available  int64     `json:"available"`
+	Held       int64     `json:"held"`
+	Sold       int64     `json:"sold"`
+	UnitsKnown bool      `json:"units_known"`
+	// uncounted is true if the next looks will count the units.
+	uncounted bool
 	// Items are those of the sale, with what is left of each where UnitsKnown.
 	Items []catalog.CountedItem `json:"items,omitempty"`
 	// Shut says why the sale sells nothing although it is open: "" if it sells.
 	Shut string `json:"shut,omitempty"`
 
-	// Rates are those of this sale: Offered to Failed only. RatesKnown is false if no ingress that answers counts by sale.
+	// OffersOnly is true while its units are offered to those who entered, and nobody else buys. DrawState is that of the
+	// draw of its units, "" if they are not drawn.
+	OffersOnly bool        `json:"offers_only,omitempty"`
+	DrawState  draws.State `json:"draw,omitempty"`
+
+	// Rates are those of this sale: Offered to Failed only. RatesKnown is false if no ingress that answers counts by
+	// sale.
 	Rates      Rates `json:"rates"`
 	RatesKnown bool  `json:"rates_known"`
-	// Funnel counts the orders of the sale in Postgres by what became of them; FunnelKnown is false before the first look.
-	// FunnelAt is when they were counted: the more orders, the less often.
+	// Funnel counts the orders of the sale in Postgres by what became of them; FunnelKnown is false before the first
+	// look. FunnelAt is when they were counted: the more orders, the less often.
 	Funnel      Funnel    `json:"funnel"`
 	FunnelKnown bool      `json:"funnel_known"`
 	FunnelAt    time.Time `json:"funnel_at,omitzero"`
+	// Unpaid are the orders that wait for money: nil if they do not, or were not counted.
+	Unpaid *Unpaid `json:"unpaid,omitempty"`
 }
 
 // What an open sale may be instead.
@@ -182,7 +209,7 @@ func (s Sale) Status() string {
 		return string(s.State)
 	case s.Shut != "":
 		return NotSelling
-	case s.UnitsKnown && s.Available == 0:
+	case s.UnitsKnown && s.Available == 0 && s.EntryFor == uuid.Nil:
 		return SoldOut
 	}
 	return string(s.State)
@@ -194,11 +221,23 @@ func NewSale(c *catalog.CountedSale) Sale {
 		ID: c.ID, Name: c.Name, State: c.State, Shards: max(c.Shards, 1), PerOrderLimit: c.PerOrderLimit,
 		OpensAt: c.OpensAt, ClosesAt: c.ClosesAt, PaymentWindow: c.PaymentWindow, PaymentGrace: c.PaymentGrace,
 		PaymentsPerSecond: c.PaymentsPerSecond, UnitPrice: c.UnitPrice, Currency: c.Currency, Stock: c.Stock,
+		EntryFor: c.EntryFor,
+		// The sale in which people wait is not one that is offered.
+		OffersOnly: c.OffersOnly && c.EntryFor == uuid.Nil,
 	}
 	for _, item := range c.Sale.Items {
 		sale.Items = append(sale.Items, catalog.CountedItem{Item: item})
 	}
 	return sale
+}
+
+// SetUnits sets the units as they were counted. Entries of a draw and places of a waiting list are no stock: there are
+// as many as people have.
+func (s *Sale) SetUnits(c *catalog.CountedSale) {
+	s.Stock, s.Available, s.Held, s.Sold, s.UnitsKnown = c.Stock, c.Available, c.Held, c.Sold, true
+	if s.EntryFor != uuid.Nil {
+		s.Stock, s.Available = c.Held+c.Sold, 0
+	}
 }
 
 // MarshalJSON writes the status too, and times in seconds, as the HTTP API does.

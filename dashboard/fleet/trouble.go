@@ -4,84 +4,14 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
 
+	"stampede/internal/clocks"
 	"stampede/internal/figure"
 	"stampede/upkeep/rebuild"
 )
-
-// kind is what can be wrong: the one list that pages, `stampede top` and the alerts of Prometheus share. The tests
-// compare deploy/prometheus with it, and docs/runbook.md, which has a section for each name.
-type kind struct {
-	// name is that of the alert.
-	name     string
-	severity Severity
-	// summary begins the text of the trouble, and is the summary of the alert.
-	summary string
-	// causes explain it while they last: the first of them that is seen. None is its consequence in turn.
-	causes []*kind
-}
-
-// kinds are all of them.
-var kinds []*kind
-
-func newKind(name string, severity Severity, summary string, causes ...*kind) *kind {
-	k := &kind{name, severity, summary, causes}
-	kinds = append(kinds, k)
-	return k
-}
-
-var (
-	postgresGone = newKind("PostgresGone", Critical, "Postgres does not answer, or takes no writes")
-	redisGone    = newKind("RedisGone", Critical, "Redis does not answer")
-	redisFull    = newKind("RedisMemory", Critical, "Redis is full, or nearly")
-	redisFills   = newKind("RedisMemory", Warning, "Redis fills up")
-	redisNoLog   = newKind("RedisSync", Critical, "Redis does not log its writes")
-	redisSlow    = newKind("RedisSync", Warning, "The disk of Redis is slow")
-
-	noIngress  = newKind("NoIngress", Critical, "No ingress takes purchases", redisGone)
-	notReady   = newKind("IngressNotReady", Warning, "An ingress takes no purchases", noIngress, redisGone)
-	noWorker   = newKind("NoWorker", Critical, "No worker records orders", redisGone)
-	targetGone = newKind("TargetGone", Warning, "A process cannot be watched")
-
-	saleShut = newKind("SaleShut", Critical, "A sale sells nothing",
-		redisGone, noIngress, postgresGone, noWorker, redisFull)
-	purchasesFail = newKind("PurchasesFail", Critical, "Purchases fail", redisGone, redisFull, saleShut)
-	purchasesShed = newKind("PurchasesShed", Critical, "Purchases are turned away", redisGone)
-	backlogGrows  = newKind("BacklogGrows", Warning, "Orders arrive faster than they are recorded",
-		postgresGone, redisGone, noWorker)
-	orderWaits = newKind("OrderWaits", Critical, "An accepted order is not recorded",
-		postgresGone, redisGone, noWorker)
-	stepFails = newKind("StepFails", Warning, "A step of the workers fails and is retried",
-		postgresGone, redisGone)
-	releasesWait = newKind("ReleasesWait", Warning, "Units of ended orders are not on sale again",
-		redisGone, postgresGone, noWorker)
-	guardOld  = newKind("GuardOld", Warning, "Redis is not compared with Postgres", postgresGone, redisGone)
-	relayLags = newKind("RelayLags", Warning, "A target gets its events late", postgresGone)
-
-	refundDue    = newKind("RefundDue", Warning, "A refund is due for more than a day")
-	paymentWaits = newKind("PaymentWaits", Warning, "A payment waits for its order",
-		postgresGone, redisGone, noWorker)
-
-	deadLetterParked = newKind("DeadLetterParked", Warning, "An entry waits for an operator")
-	orderRejected    = newKind("OrderRejected", Critical, "Accepted orders were rejected")
-	orderVoided      = newKind("OrderVoided", Critical, "Accepted orders were lost")
-	stockRebuilt     = newKind("StockRebuilt", Warning, "The stock was rebuilt")
-	entryLost        = newKind("EntryLost", Critical, "Entries were deleted before they were handled")
-	orderSetAside    = newKind("OrderSetAside", Warning, "An order contradicts its log")
-	auditOld         = newKind("AuditOld", Warning, "No audit for a day")
-	promiseBroken    = newKind("PromiseBroken", Critical, "An audit found a broken promise")
-	operatorsFile    = newKind("OperatorsFileFaulty", Warning, "The operators' file is not in force")
-	receiptsRefused  = newKind("ReceiptsRefused", Critical, "Ingresses have different secrets for receipts")
-)
-
-var capital = regexp.MustCompile(`([a-z])([A-Z])`)
-
-// runbook is the anchor of its section in docs/runbook.md.
-func (k *kind) runbook() string { return strings.ToLower(capital.ReplaceAllString(k.name, "$1-$2")) }
 
 const (
 	// holdRates is how long a trouble is shown after the last second in which it was seen, if it comes and goes.
@@ -91,7 +21,7 @@ const (
 	holdEnds = 10 * time.Minute
 	// delayed is how long a state must last that is also passed in ordinary operation, such as the restart of a worker.
 	delayedStep, delayedReader, delayedShut = 5 * time.Second, 15 * time.Second, 3 * time.Second
-	delayedReleases                         = 5 * time.Minute
+	delayedReleases, delayedKeySet          = 5 * time.Minute, 2 * time.Minute
 
 	// shareMost is the share of purchases that may be shed, or fail.
 	shareMost = 0.01
@@ -102,8 +32,9 @@ const (
 	backlogLeast, backlogFor = 1000, 30
 	auditAgeMax              = 24 * time.Hour
 	guardAgeMax              = 60
-	// refundAgeMax and paymentWaitMax are in seconds. The refund of a payment without an order is due after ten minutes.
-	refundAgeMax, paymentWaitMax = 86400, 900
+	// refundAgeMax, paymentWaitMax and unclearAgeMax are in seconds. The refund of a payment without an order is due after
+	// ten minutes.
+	refundAgeMax, paymentWaitMax, unclearAgeMax = 86400, 900, 3600
 
 	relayLagMax, relayFailuresMax, relayHeldMax = 60, 5, 30
 	memoryWarning, memoryCritical               = 0.8, 0.95
@@ -125,6 +56,7 @@ type round struct {
 	gained  *increase
 	ended   ends
 	streams map[string]streamSample
+	money   money
 }
 
 // troubles remembers since when something is wrong. It is guarded by Fleet.mu.
@@ -134,6 +66,7 @@ type troubles struct {
 	backlog []int64
 	// ended are those since the trouble was first shown.
 	ended ends
+	money []moneyAt
 	now   time.Time
 	// seen has the parts of processes that have ever answered.
 	seen []string
@@ -148,8 +81,10 @@ type lasting struct {
 	after, hold time.Duration
 	// causes are those of the kind, or of this one.
 	causes []*kind
-	// ofOne is true if only one process or node has it: it explains nothing of the others.
-	ofOne bool
+	// ofOne is true if only one process or node has it: it explains nothing of the others. because is such a one that
+	// explains this trouble if no cause does.
+	ofOne   bool
+	because *lasting
 }
 
 // key tells a trouble of the kind from others. One that becomes worse is a new one.
@@ -163,7 +98,7 @@ func (t *troubles) raise(k *kind, of string, text string, a ...any) *lasting {
 		one = &lasting{key: key, begun: t.now}
 		t.known[key] = one
 	}
-	one.after, one.hold, one.ofOne = 0, 0, false
+	one.after, one.hold, one.ofOne, one.because = 0, 0, false, nil
 	one.kind, one.causes, one.text, one.seen = k, k.causes, k.summary+": "+fmt.Sprintf(text, a...), t.now
 	return one
 }
@@ -182,22 +117,28 @@ func (t *troubles) update(f *Fleet, s *Snapshot, r round) {
 	}
 	t.checkServers(f, s)
 	t.checkProcesses(f, s, r)
-	t.checkPurchases(s, r)
+	t.checkPurchases(f, s, r)
+	t.checkPayments(r.money)
 	t.checkOrders(f, s, r)
 	t.checkSales(s)
+	t.checkDraws(f, s)
+	t.checkNoRelay(f, s)
 	t.checkAudit(f, s)
-	var shown []*lasting
+	var shown, pending []*lasting
 	for key, one := range t.known {
 		if t.now.Sub(one.seen) > one.hold {
 			delete(t.known, key)
 		} else if t.now.Sub(one.begun) >= one.after {
 			shown = append(shown, one)
+		} else {
+			pending = append(pending, one)
 		}
 	}
 	slices.SortFunc(shown, func(a, b *lasting) int {
 		return cmp.Or(cmp.Compare(a.severity, b.severity), a.begun.Compare(b.begun), cmp.Compare(a.text, b.text))
 	})
 	s.Troubles = underCauses(shown[:min(len(shown), troublesMax)])
+	s.Pending = unexplained(pending, shown)
 }
 
 // underCauses puts the consequences of a trouble under it.
@@ -210,10 +151,15 @@ func underCauses(shown []*lasting) []Trouble {
 	}
 	root := func(i int) int { // the trouble at the end of its causes
 		isSeen := func(cause *kind) bool { _, seen := first[cause]; return seen }
-		for at := slices.IndexFunc(shown[i].causes, isSeen); at >= 0; at = slices.IndexFunc(shown[i].causes, isSeen) {
-			i = first[shown[i].causes[at]]
+		for {
+			if at := slices.IndexFunc(shown[i].causes, isSeen); at >= 0 {
+				i = first[shown[i].causes[at]]
+			} else if at := slices.Index(shown, shown[i].because); at >= 0 {
+				i = at
+			} else {
+				return i
+			}
 		}
-		return i
 	}
 	consequences := map[int][]Trouble{} // by the place of their root
 	for i, one := range shown {
@@ -229,6 +175,13 @@ func underCauses(shown []*lasting) []Trouble {
 			roots = append(roots, t)
 		}
 	}
+	worst := func(t Trouble) Severity { // "critical" is the least
+		for _, c := range t.Consequences {
+			t.Severity = min(t.Severity, c.Severity)
+		}
+		return t.Severity
+	}
+	slices.SortStableFunc(roots, func(a, b Trouble) int { return cmp.Compare(worst(a), worst(b)) })
 	return roots
 }
 
@@ -256,6 +209,9 @@ func (t *troubles) checkServers(f *Fleet, s *Snapshot) {
 		}
 		if n.Err != nil {
 			continue
+		}
+		if n.Clock != nil && s.Postgres.Reachable && !f.records.at.IsZero() {
+			t.checkClock(n.Name, n.Name, n.Clock.Ahead(f.records.clock))
 		}
 		switch share := float64(n.UsedBytes) / max(1, float64(n.MaxBytes)); {
 		case n.MaxBytes == 0:
@@ -309,18 +265,24 @@ func (t *troubles) checkProcesses(f *Fleet, s *Snapshot, r round) {
 	}
 	for name, one := range r.streams {
 		if !one.reads {
-			t.raise(noWorker, name, "none reads the stream %s", name).after = delayedReader
+			t.raise(noWorker, name, "none reads the stream %s%s", name, s.whyIdle()).after = delayedReader
 		}
 	}
 	signer := map[string]string{} // an ingress for each secret
+	var keyless, verifying bool   // whether there are ingresses without keys, and others
 	for _, p := range f.processes {
 		if !p.up {
 			continue
 		}
+		keyless = keyless || p.last.keySetOld && p.last.keys == 0
+		verifying = verifying || p.last.keys > 0
 		if p.last.receiptSecret != "" {
 			signer[p.last.receiptSecret] = p.name
 		}
 		t.checkProcess(f, s, p)
+	}
+	if keyless && !verifying {
+		t.raise(keySetGone, "", "STAMPEDE_JWKS_URL does not answer, or with no usable key").after = delayedShut
 	}
 	if len(signer) > 1 {
 		t.raise(receiptsRefused, "", "they refuse each other's: %s", strings.Join(slices.Sorted(maps.Values(signer)), ", "))
@@ -335,6 +297,9 @@ func (p *Process) missedAs() (causes []*kind) {
 	if p.Kind == "" || strings.Contains(p.Kind, "worker") {
 		causes = append(causes, noWorker)
 	}
+	if p.Kind == "" || strings.Contains(p.Kind, "relay") {
+		causes = append(causes, noRelay)
+	}
 	return causes
 }
 
@@ -345,6 +310,7 @@ func (t *troubles) checkProcess(f *Fleet, s *Snapshot, p *process) {
 		t.raise(targetGone, p.url+" others", "several processes answer at %s, so its figures are those of one or the "+
 			"other: name each of them", p.name)
 	}
+	t.checkClock(p.url, p.name, seconds(says.clockAhead))
 	if says.notReady != "" {
 		t.raise(notReady, p.url, "%s: %s", p.name, says.notReady).after = delayedReader
 	}
@@ -384,11 +350,32 @@ func (t *troubles) checkProcess(f *Fleet, s *Snapshot, p *process) {
 		t.raise(paymentWaits, "", "the oldest of %s has waited for %v", figure.Count(int64(says.payments)),
 			seconds(says.paymentAge).Round(time.Second))
 	}
+	if says.unclearAge > unclearAgeMax {
+		t.raise(paymentUnclear, "", "%s for somebody to look, the oldest for %v",
+			several(int64(says.unclear), "waits", "wait"), seconds(says.unclearAge).Round(time.Minute))
+	}
+	if says.disputed > 0 {
+		t.raise(paymentDisputed, "", "%s", several(int64(says.disputed), "payment is disputed", "payments are disputed"))
+	}
+	if says.keySetOld && says.keys > 0 {
+		t.raise(keySetOld, p.url, "%s has %s", p.name, several(int64(says.keys), "old key", "old keys")).after = delayedKeySet
+	}
 	if says.operatorsFile {
 		t.raise(operatorsFile, p.url, "%s cannot read it, or it has a fault", p.name)
 	}
 	for name, one := range says.relayTargets {
 		t.checkRelay(name, one)
+	}
+}
+
+// checkClock compares a clock that is ahead of that of Postgres.
+func (t *troubles) checkClock(of, name string, ahead time.Duration) {
+	where := "ahead of"
+	if ahead < 0 {
+		where = "behind"
+	}
+	if ahead.Abs() > clocks.ApartMax {
+		t.raise(clocksApart, of, "that of %s is %v %s that of Postgres", name, ahead.Abs().Round(time.Millisecond), where)
 	}
 }
 
@@ -408,15 +395,19 @@ func (t *troubles) checkRelay(name string, one relaySample) {
 	}
 }
 
-func (t *troubles) checkPurchases(s *Snapshot, r round) {
+func (t *troubles) checkPurchases(f *Fleet, s *Snapshot, r round) {
 	// A client that is rate-limited is no trouble of the shop.
 	if least := shareMost * s.Rates.Offered; r.gained.overloaded > least {
 		t.raise(purchasesShed, "", "%.0f of %.0f a second are answered overloaded",
 			r.gained.overloaded, s.Rates.Offered).hold = holdRates
 	}
 	if s.Rates.Failed > shareMost*s.Rates.Offered {
-		t.raise(purchasesFail, "", "%.0f of %.0f a second are answered unavailable or outcome-unknown",
-			s.Rates.Failed, s.Rates.Offered).hold = holdRates
+		fail := t.raise(purchasesFail, "", "%.0f of %.0f a second are answered unavailable or outcome-unknown",
+			s.Rates.Failed, s.Rates.Offered)
+		fail.hold = holdRates
+		if fail.because = t.ofIngress(f.processes, s.Rates.Offered); fail.because != nil {
+			fail.because.after = 0 // it explains what is shown now
+		}
 	}
 }
 
@@ -428,6 +419,9 @@ func (t *troubles) checkOrders(f *Fleet, s *Snapshot, r round) {
 			if s.Rates.Backlog >= backlogLeast && s.Rates.Backlog > middle && middle > first {
 				t.raise(backlogGrows, "", "%s wait, and they become more", figure.Count(s.Rates.Backlog)).hold = holdRates
 			}
+		} else if s.Rates.Backlog >= backlogLeast {
+			grows := t.raise(backlogGrows, "", "%s wait", figure.Count(s.Rates.Backlog))
+			grows.after = t.now.Sub(grows.begun) + time.Duration(backlogFor+1-len(t.backlog))*roundInterval
 		}
 		if s.Rates.OldestWaiting > waitsMax {
 			t.raise(orderWaits, "", "it has waited for %v", s.Rates.OldestWaiting.Round(time.Second))
@@ -453,11 +447,13 @@ func (t *troubles) checkOrders(f *Fleet, s *Snapshot, r round) {
 	end(entryLost, "entry", "entries", "whose buyers wait for an order", r.ended.lost, &t.ended.lost)
 	for reason := range r.ended.rebuilds {
 		t.raise(stockRebuilt, reason, "%s; accepted orders that no worker had read before may be lost",
-			cmp.Or(rebuiltBecause[reason], printable(reason))).hold = holdEnds
+			Rebuild{Reason: reason}.Because()).hold = holdEnds
 	}
 }
 
-// rebuiltBecause says why workers rebuild stock.
+// Because says the reason to people.
+func (r Rebuild) Because() string { return cmp.Or(rebuiltBecause[r.Reason], printable(r.Reason)) }
+
 var rebuiltBecause = map[string]string{
 	rebuild.ReasonServer:     "Redis was restarted, replaced or emptied",
 	rebuild.ReasonUnverified: "no worker had verified this Redis",

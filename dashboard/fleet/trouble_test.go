@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -9,7 +10,10 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
+	"stampede/draw"
+	"stampede/internal/clocks"
 	"stampede/internal/redisinfo"
+	"stampede/ledger/draws"
 	"stampede/reservation"
 )
 
@@ -55,6 +59,13 @@ func TestEachTroubleIsFound(t *testing.T) {
 		"no reader": {func(_ *Fleet, _ *Snapshot, r *round) {
 			r.streams["b"] = streamSample{known: true}
 		}, noWorker, "stream b", delayedReader},
+		"no reader, and why": {func(f *Fleet, s *Snapshot, r *round) {
+			f.processes[0].last = mustRead(t, workerPage(1, 0, 0, 0, "a")+
+				"stampede_worker_partitions{idle=\"ann reads it\"} 0\n")
+			s.Processes[0] = f.processes[0].shown()
+			s.Processes[0].Kind = "ingress, worker"
+			r.streams["b"] = streamSample{known: true}
+		}, noWorker, "stream b; of http://one/metrics: ann reads it", delayedReader},
 		"failing step": {func(f *Fleet, _ *Snapshot, _ *round) {
 			f.processes[0].last.failing = []string{"record"}
 		}, stepFails, "record", delayedStep},
@@ -125,6 +136,14 @@ func TestEachTroubleIsFound(t *testing.T) {
 		"operators' file": {func(f *Fleet, _ *Snapshot, _ *round) {
 			f.processes[0].last.operatorsFile = true
 		}, operatorsFile, "http://one/metrics", 0},
+		"no keys": {func(f *Fleet, _ *Snapshot, _ *round) {
+			f.processes[0].last = mustRead(t, ingressPage(1, 0, 0, 0, 0)+
+				"stampede_key_set_keys{state=\"usable\"} 0\nstampede_key_set_keys{state=\"ignored\"} 3\nstampede_key_set_current 0\n")
+		}, keySetGone, "with no usable key", delayedShut},
+		"old keys": {func(f *Fleet, _ *Snapshot, _ *round) {
+			f.processes[0].last = mustRead(t, ingressPage(1, 0, 0, 0, 0)+
+				"stampede_key_set_keys{state=\"usable\"} 2\nstampede_key_set_current 0\n")
+		}, keySetOld, "http://one/metrics has 2 old keys", delayedKeySet},
 		"ingress without Redis": {func(f *Fleet, _ *Snapshot, _ *round) {
 			f.processes[0].last = mustRead(t, ingressPage(1, 0, 0, 0, 0)+"stampede_ready{process=\"ingress\",reason=\"Redis is away\"} 0\n")
 		}, notReady, "http://one/metrics: Redis is away", delayedReader},
@@ -156,6 +175,53 @@ func TestEachTroubleIsFound(t *testing.T) {
 			f.processes[0].last = mustRead(t, workerPage(1, 0, 0, 0, "a")+
 				"stampede_payments_waiting 2\nstampede_payments_waiting_age_seconds 901\n")
 		}, paymentWaits, "the oldest of 2 has waited for 15m1s", 0},
+		"unclear": {func(f *Fleet, _ *Snapshot, _ *round) {
+			f.processes[0].last = mustRead(t, workerPage(1, 0, 0, 0, "a")+
+				"stampede_payments_unclear 2\nstampede_payments_unclear_age_seconds 7260\n")
+		}, paymentUnclear, "2 wait for somebody to look, the oldest for 2h1m0s", 0},
+		"wrong token": {func(_ *Fleet, _ *Snapshot, r *round) {
+			r.money = money{{moneyReported, reportUnauthorized}: 5, {moneyReported, reportKept}: 10}
+		}, paymentsRefused, "5 of 15 reports in two minutes have a token", 0},
+		"wrong amounts": {func(_ *Fleet, _ *Snapshot, r *round) {
+			r.money = money{{moneyDue, "amount-mismatch"}: 5, {kind: moneySettled}: 90}
+		}, paymentsRefused, "5 of 95 payments in two minutes are due for refund: amount-mismatch", 0},
+		"late freeze": {func(f *Fleet, _ *Snapshot, _ *round) {
+			f.draws.found = []draws.Watched{{Name: "Air <One>", At: noon, Draw: draws.Draw{
+				State: draws.Freezing, ClosesAt: at(-90), Freeze: 2 * time.Minute,
+			}}}
+		}, drawWaits, "Air <One>: its list is not frozen, and in 4m3", 0},
+		"missing secret": {func(f *Fleet, _ *Snapshot, _ *round) {
+			f.draws.found = []draws.Watched{{Name: "Air One", At: noon, Draw: draws.Draw{
+				State: draws.Frozen, FrozenAt: at(-3000), RevealBy: at(600),
+				Parties: []draw.Party{{Name: "club", Secret: draw.Hex{1}}, {Name: "notary"}},
+			}}}
+		}, drawWaits, "no secret of notary, and in 10m0s the draw is void", 0},
+		"missing round": {func(f *Fleet, _ *Snapshot, _ *round) {
+			f.draws.found = []draws.Watched{{Name: "Air One", At: noon, Draw: draws.Draw{
+				State: draws.Frozen, FrozenAt: at(-3000), Rounds: []int64{draw.RoundAt(at(-2160))},
+			}}}
+		}, drawWaits, "which is public for 3", 0},
+		"no ranks": {func(f *Fleet, _ *Snapshot, _ *round) {
+			f.draws.found = []draws.Watched{{Name: "Air One", At: noon, Draw: draws.Draw{
+				State: draws.Ranking, SeededAt: at(-360),
+			}}}
+		}, drawWaits, "no worker has ranked its entries for 6m0s", 0},
+		"void draw": {func(f *Fleet, _ *Snapshot, _ *round) {
+			f.draws.found = []draws.Watched{{Name: "Air One", Draw: draws.Draw{
+				State: draws.Void, VoidedAt: at(-5), VoidReason: "late",
+			}}}
+		}, drawVoid, "Air One: late", 0},
+		"unanswered offers": {func(f *Fleet, _ *Snapshot, _ *round) {
+			f.draws.found = []draws.Watched{{
+				Name: "Air One", Draw: draws.Draw{State: draws.Offering}, Offers: draws.Offers{Expired: 12, Answered: 8},
+			}}
+		}, offersUnanswered, "12 of its latest 20 offers expired", 0},
+		"no relay": {func(f *Fleet, _ *Snapshot, _ *round) {
+			f.unserved = 6 * time.Second
+		}, noRelay, "its events have waited for 6s", delayedReader},
+		"disputed": {func(f *Fleet, _ *Snapshot, _ *round) {
+			f.processes[0].last = mustRead(t, workerPage(1, 0, 0, 0, "a")+"stampede_payments_disputed 1\n")
+		}, paymentDisputed, "1 payment is disputed", 0},
 		"lost entries": {func(_ *Fleet, _ *Snapshot, r *round) { r.ended.lost = 3 }, entryLost, "3 entries", 0},
 		"log is off": {func(f *Fleet, _ *Snapshot, _ *round) {
 			f.nodes = []node{{Server: redisinfo.Server{Name: "a:1"}}}
@@ -172,6 +238,17 @@ func TestEachTroubleIsFound(t *testing.T) {
 		"log fails": {func(f *Fleet, _ *Snapshot, _ *round) {
 			f.nodes = []node{{Server: redisinfo.Server{Name: "a:1", LogOn: true, LogFails: true}}}
 		}, redisNoLog, "cannot write", 0},
+		"clock of Redis": {func(f *Fleet, _ *Snapshot, _ *round) {
+			ahead := &clocks.Reading{Offset: 3 * time.Second}
+			f.nodes = []node{{Server: redisinfo.Server{Name: "a:1", LogOn: true, Clock: ahead}}}
+			f.records.clock = clocks.Reading{Offset: 5 * time.Second, Margin: time.Millisecond}
+		}, clocksApart, "that of a:1 is 1.999s behind that of Postgres", 0},
+		"clock of a process": {func(f *Fleet, _ *Snapshot, _ *round) {
+			f.processes[0].last = mustRead(t, workerPage(1, 0, 0, 0, "a")+"stampede_clock_ahead_seconds 1.5\n")
+		}, clocksApart, "that of http://one/metrics is 1.5s ahead of that of Postgres", 0},
+		"clock of a process is behind": {func(f *Fleet, _ *Snapshot, _ *round) {
+			f.processes[0].last = mustRead(t, workerPage(1, 0, 0, 0, "a")+"stampede_clock_ahead_seconds -1.5\n")
+		}, clocksApart, "that of http://one/metrics is 1.5s behind that of Postgres", 0},
 		"log is slow": {func(f *Fleet, _ *Snapshot, _ *round) {
 			f.noteNodes([]redisinfo.Server{{Name: "a:1", LogOn: true, DelayedSyncs: 3}}, at(-9))
 			f.noteNodes([]redisinfo.Server{{Name: "a:1", LogOn: true, DelayedSyncs: 4}}, at(-5))
@@ -182,12 +259,18 @@ func TestEachTroubleIsFound(t *testing.T) {
 			f, s, r := healthy()
 			test.change(f, s, &r)
 			f.troubles.update(f, s, r)
+			require.Equal(t, test.lasts == 0, s.IsSettled(at(1000)))
 			if test.lasts > 0 {
 				require.Empty(t, s.Troubles)
+				require.Len(t, s.Pending, 1)
+				require.Equal(t, test.want.name, s.Pending[0].Name)
+				require.Equal(t, noon.Add(test.lasts), s.Pending[0].Due)
+				require.True(t, s.IsSettled(noon.Add(test.lasts)), "it takes too long")
 				s.At = noon.Add(test.lasts)
 				f.troubles.update(f, s, r)
 			}
 			require.Len(t, s.Troubles, 1)
+			require.Empty(t, s.Pending)
 			found := s.Troubles[0]
 			require.Equal(t, test.want.name, found.Name)
 			require.Equal(t, test.want.severity, found.Severity)
@@ -207,6 +290,7 @@ func TestBacklogThatGrowsIsTrouble(t *testing.T) {
 	}
 	for i := range backlogFor {
 		require.False(t, grows(i, int64(100*i)), "it must last")
+		require.Equal(t, 100*i < backlogLeast, s.IsSettled(at(backlogFor+1)))
 	}
 	require.True(t, grows(backlogFor, 100*backlogFor))
 	for i := range 2 * backlogFor {
@@ -239,6 +323,47 @@ func TestTroubleLastsUntilItIsOver(t *testing.T) {
 	require.Equal(t, at(50), found[0].Since)
 	require.Empty(t, update(60+holdEnds.Seconds()+1, 0, 0))
 	require.Contains(t, update(900, 0, 1)[0].Text, "1 order is voided")
+}
+
+// Strangers, and a few payments that come too late, are no trouble. What was reported before two minutes does not
+// count.
+func TestFewWrongPaymentsAreNoTrouble(t *testing.T) {
+	t.Parallel()
+	f, s, _ := healthy()
+	update := func(second float64, fresh money) []string {
+		s.At, s.Troubles = at(second), nil
+		f.troubles.update(f, s, round{gained: &increase{}, money: fresh})
+		return troubleNames(s)
+	}
+	unauthorized, kept := moneyKey{moneyReported, reportUnauthorized}, moneyKey{moneyReported, reportKept}
+	due, settled := moneyKey{moneyDue, "order-expired"}, moneyKey{kind: moneySettled}
+	require.Empty(t, update(0, money{unauthorized: 4, due: 4}), "the only ones")
+	require.Empty(t, update(1, money{kept: 96, settled: 96}))
+	require.Empty(t, update(2, money{unauthorized: 26, due: 1}), "three in ten, one in twenty")
+	require.Equal(t, []string{paymentsRefused.name}, update(3, money{unauthorized: 60}))
+	require.Equal(t, []string{paymentsRefused.name}, update(119, money{}))
+	require.Empty(t, update(124, money{}))
+}
+
+// A process that restarts counts from zero, and what strangers report counts for nothing.
+func TestPaymentsAreRead(t *testing.T) {
+	t.Parallel()
+	page := func(kept int) *sample {
+		return mustRead(t, ingressPage(1, 0, 0, 0, 0)+fmt.Sprintf(`# TYPE stampede_payment_reports_total counter
+stampede_payment_reports_total{by="shop",outcome="anonymous"} 900
+stampede_payment_reports_total{by="shop",outcome="kept"} %d
+stampede_payment_reports_total{by="stripe",outcome="kept"} 7
+stampede_payment_reports_total{by="shop",outcome="invalid"} 2
+# TYPE stampede_payments_total counter
+stampede_payments_total{state="settled",reason=""} 5
+stampede_payments_total{state="claimed",reason="order-expired"} 90
+stampede_payments_total{state="refund_due",reason="order-cancelled"} 90
+stampede_payments_total{state="refund_due",reason="order-expired"} 3
+`, kept))
+	}
+	require.Equal(t, MoneyRates{Reported: 12, Refused: 2, Settled: 5, Due: 3, Known: true},
+		page(3).money.since(nil).rates(true))
+	require.Equal(t, money{{moneyReported, reportKept}: 7}, page(0).money.since(page(8).money))
 }
 
 func TestWorstTroubleComesFirst(t *testing.T) {
@@ -307,6 +432,33 @@ func TestTroubleOfOneExplainsNothing(t *testing.T) {
 	f.nodes = []node{{Server: redisinfo.Server{Name: "a:1", Err: errNotStampede}, health: server{err: "refused"}}}
 	update(61)
 	require.ElementsMatch(t, found, troubleNames(s), "RedisGone is that of the node")
+}
+
+// Purchases fail because one ingress cannot use Redis: that is said at once, and with the urgency of its consequence.
+func TestIngressExplainsItsFailures(t *testing.T) {
+	t.Parallel()
+	f, s, r := healthy()
+	other := &process{up: true, url: "two", name: "two", last: &sample{ingress: true}, gained: increase{seconds: 1}}
+	other.last.notReady = "Redis does not answer"
+	f.processes = append(f.processes, other)
+	update := func(failedHere, failedThere float64) []Trouble {
+		f.processes[0].gained = increase{seconds: 1, purchases: outcomes{failed: failedHere}}
+		other.gained.purchases[failed] = failedThere
+		s.Rates.Failed, s.Rates.Offered = failedHere+failedThere, 100
+		f.troubles.update(f, s, r)
+		return s.Troubles
+	}
+	s.DeadLetters, f.records.oldestLetter = 1, at(-1000)
+	found := update(1, 30)
+	require.Equal(t, []string{notReady.name, deadLetterParked.name}, troubleNames(s), "the worst first")
+	require.Equal(t, Warning, found[0].Severity)
+	require.Equal(t, purchasesFail.name, found[0].Consequences[0].Name)
+	update(2, 30)
+	require.Equal(t, []string{purchasesFail.name, deadLetterParked.name}, troubleNames(s),
+		"others fail where the ingress is ready")
+	s.Redis = Server{Error: "refused"}
+	update(0, 30)
+	require.Equal(t, []string{redisGone.name, deadLetterParked.name}, troubleNames(s), "it explains both")
 }
 
 func TestTroubleThatChanges(t *testing.T) {

@@ -16,6 +16,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"stampede/internal/accept"
 )
 
 // Board is all that can be seen at one moment.
@@ -268,8 +270,7 @@ func (h *Hub) Serve(ctx context.Context, w http.ResponseWriter, r *http.Request,
 	defer cancel()
 	defer context.AfterFunc(r.Context(), cancel)()
 	s := stream{hub: h, w: w, control: http.NewResponseController(w), alive: alive}
-	w.Header().Set("Content-Type", "text/event-stream")
-	w.Header().Set("X-Accel-Buffering", "no")
+	accept.EventStream(w.Header())
 	w.WriteHeader(http.StatusOK)
 	if !s.send(fmt.Appendf(nil, "retry: %d\n\n", retryAfter.Milliseconds())) {
 		return nil

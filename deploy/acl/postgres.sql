@@ -33,14 +33,20 @@ BEGIN
             ('SELECT', 'ingress worker relay desk reader', 'goose_db_version schema_contracts sales sale_items sale_events order_events pulse outages'),
             ('SELECT', 'ingress worker desk reader', 'draws draw_chunks draw_ranks draw_offers'),
             ('INSERT', 'ingress desk', 'draws'),
+            ('SELECT, INSERT', 'ingress desk', 'draw_commitments'),
             ('UPDATE', 'ingress worker desk', 'draws'),
             ('INSERT, DELETE', 'worker', 'draw_chunks draw_ranks'),
             ('INSERT, UPDATE', 'worker', 'draw_offers'),
+            ('SELECT, INSERT, UPDATE', 'ingress worker desk', 'offers_due'),
+            ('DELETE', 'worker', 'offers_due'),
             ('SELECT', 'ingress worker desk reader', 'orders order_history order_months'),
-            ('SELECT', 'ingress worker relay desk reader', 'payment_events payments'),
+            ('SELECT', 'ingress worker relay desk reader', 'payment_events payments open_payments'),
             ('INSERT', 'ingress worker desk', 'payment_events'),
+            ('SELECT', 'ingress worker desk reader', 'archived_payments'),
             ('INSERT', 'ingress desk', 'sales sale_items'),
             ('UPDATE', 'ingress worker desk', 'sales sale_items orders'),
+            ('SELECT, INSERT', 'ingress worker desk', 'pay_turns'),
+            ('DELETE', 'worker desk', 'pay_turns'),
             -- The log stays as it is, but for what is added to its data.
             ('UPDATE (idempotency_key, data)', 'ingress worker desk', 'sale_events'),
             ('UPDATE (type, due, pay_from, data)', 'ingress worker desk', 'order_events'),
@@ -61,6 +67,7 @@ BEGIN
             ('SELECT, INSERT, UPDATE, DELETE', 'desk', 'relay_targets'),
             -- Without URLs and secrets; read with the newest position.
             ('SELECT (name, state, fence)', 'reader', 'relay_targets'),
+            ('SELECT (name, state, position, delivered_at, retry_at)', 'worker', 'relay_targets'),
             ('SELECT', 'desk', 'order_events_position_seq')
         ) AS t (rights, roles, targets), unnest(string_to_array(targets, ' ')) AS target
         WHERE to_regclass(target) IS NOT NULL

@@ -276,6 +276,10 @@ func (b *Batcher) Release(ctx context.Context, outcomes []ledger.Outcome) bool {
 	if slices.Contains(results, reservation.ReleaseUnreached) { // the shard of another order was reached
 		return false
 	}
+	if err := b.Ledger.NoteReturned(ctx, ended); err != nil {
+		b.releasing.Failed(err)
+		return false
+	}
 	b.releasing.Over()
 	for at, i := range which {
 		out := outcomes[i]

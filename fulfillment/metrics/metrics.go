@@ -34,6 +34,9 @@ type Worker struct {
 	OrdersAside prometheus.Gauge
 	// Readers has a series for each stream.
 	Readers *prometheus.GaugeVec
+
+	partitions *prometheus.GaugeVec
+	idle       string // its label
 }
 
 // The label values of stampede_orders_total beside the statuses of fresh orders.
@@ -59,6 +62,8 @@ const (
 	StepWaitlist = "waitlist"
 	// StepPayments decides about payments that wait for their orders.
 	StepPayments = "payments"
+	// StepMonths makes tables for the orders of the next month.
+	StepMonths = "months"
 )
 
 // New registers the metrics at reg; nil for none.
@@ -85,7 +90,7 @@ func New(reg prometheus.Registerer) (*Worker, error) {
 		Failing: register(&r, prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "stampede_worker_failing",
 			Help: "Steps (record, lock and release in each partition; expire, release, draw, offer, waitlist, payments, " +
-				"unblock, rebuild and retire in each worker) that fail and are retried; held: sales whose orders are blocked by a lock or a time limit; " +
+				"unblock, rebuild, retire and months in each worker) that fail and are retried; held: sales whose orders are blocked by a lock or a time limit; " +
 				"name: another process uses the name of this worker.",
 		}, []string{"step"})),
 		Releases: register(&r, prometheus.NewGauge(prometheus.GaugeOpts{
@@ -106,6 +111,9 @@ func New(reg prometheus.Registerer) (*Worker, error) {
 			Name: "stampede_stream_readers",
 			Help: "1 while this worker reads the stream, else 0. Use sum by (stream): it is 1, or more for a moment.",
 		}, []string{"stream"})),
+		partitions: register(&r, prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "stampede_worker_partitions", Help: "Partitions that this worker reads; the label idle says why it reads none.",
+		}, []string{"idle"})),
 		Retired: register(&r, prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "stampede_sales_retired_total",
 			Help: "Ended sales whose buyers this worker deleted in Redis, because all of their orders are final.",
@@ -121,12 +129,21 @@ func New(reg prometheus.Registerer) (*Worker, error) {
 	m.Orders = orders
 	for _, step := range []string{
 		StepRecord, StepLock, StepRelease, StepExpire, StepUnblock, StepRebuild, StepRetire, StepBlocked, StepName,
-		StepPayments, StepDraw, StepOffer, StepWaitlist,
+		StepPayments, StepDraw, StepOffer, StepWaitlist, StepMonths,
 	} {
 		m.Failing.WithLabelValues(step)
 	}
 	m.LockObserver()
 	return m, nil
+}
+
+// Reads shows how many partitions the worker reads, and why it reads none. It must not be called concurrently.
+func (m *Worker) Reads(partitions int, idle string) {
+	m.partitions.WithLabelValues(idle).Set(float64(partitions))
+	if idle != m.idle { // only now, so that no scrape finds nothing
+		m.partitions.DeleteLabelValues(m.idle)
+		m.idle = idle
+	}
 }
 
 // registrar registers metrics, and collects the errors.

@@ -82,6 +82,10 @@ func TestAuditReportsEachChangeOfDraw(t *testing.T) {
 		return exec(fmt.Sprintf(`WITH published AS (UPDATE sale_events SET data = data || '{"frozen_at": %[1]q}'
 			WHERE sale_id = $1 AND type = 'DrawFrozen') UPDATE draws SET frozen_at = '%[1]s' WHERE sale_id = $1`, at))
 	}
+	goods := func(change string) func(*testing.T, *drawn) {
+		return exec(fmt.Sprintf(`UPDATE sale_events SET data = jsonb_set(data, '{goods}', data -> 'goods' || '%s')
+			WHERE sale_id = $1 AND type = 'DrawFrozen'`, change))
+	}
 	for name, c := range map[string]struct {
 		change       func(*testing.T, *drawn)
 		broken, says string
@@ -124,6 +128,12 @@ func TestAuditReportsEachChangeOfDraw(t *testing.T) {
 		"frozen before the end": {
 			frozenAt("2023-09-15T10:58:04Z"), "D3", "the list was frozen at 2023-09-15T10:58:04Z, when the entries had not closed",
 		},
+		"the seed is of the future": {
+			exec(`WITH published AS (UPDATE sale_events SET data = data || '{"frozen_at": "2023-09-15T11:00:01Z"}'
+				WHERE sale_id = $1 AND type = 'DrawFrozen')
+				UPDATE draws SET frozen_at = '2023-09-15T11:00:01Z', seeded_at = '2023-09-15T11:00:01.9Z' WHERE sale_id = $1`), "D3",
+			"the seed was given at 2023-09-15T11:00:01Z, before anybody can know its round",
+		},
 		"published later": {
 			exec("UPDATE sale_events SET type = 'DrawSeeded' WHERE sale_id = $1 AND type = 'DrawFrozen'"), "D3", "there is no event DrawFrozen",
 		},
@@ -141,6 +151,9 @@ func TestAuditReportsEachChangeOfDraw(t *testing.T) {
 		},
 		"another freeze": {
 			exec("UPDATE draws SET freeze_seconds = 61 WHERE sale_id = $1"), "D3", "the event DrawCreated has a freeze of 60 seconds, and not a freeze of 61 seconds",
+		},
+		"an earlier version": {
+			exec("UPDATE draws SET version = 1 WHERE sale_id = $1"), "D3", "the event DrawCreated has a draw of version 2, and not a draw of version 1",
 		},
 		"a seed of parties": {partiesSeed, "D3", "the event DrawCreated has the parties [], and not the parties [\"eve\" with "},
 		"another published seed": {
@@ -171,6 +184,26 @@ func TestAuditReportsEachChangeOfDraw(t *testing.T) {
 		},
 		"no holder": {exec(`UPDATE draw_offers SET reason = 'already-purchased', offered_at = now() - interval '1 hour'
 			WHERE sale_id = $1 AND rank = 3`), "D5", "rank 3 was skipped because the user has an order, and there is none"},
+		"a holder of an offer": {
+			exec(`WITH gone AS (UPDATE draws SET offered = offered - 1, skipped = skipped + 1 WHERE sale_id = $1)
+			UPDATE draw_offers SET reason = 'already-purchased', order_id = NULL WHERE sale_id = $1 AND rank = 2`),
+			"D5", "rank 2 was skipped because the user has an order, and had none when the list was frozen",
+		},
+		"units that were not there": {
+			goods(`{"stock": 6}`), "D3", "the event DrawFrozen has at revision 2 6 units, of which [0] were sold to entrants at " +
+				"the places [] and to others, and not at revision 2 5 units",
+		},
+		"items that were not there": {goods(`{"items": [{"code": "x", "stock": 5}]}`), "D3", `5 units ("x" 5),`},
+		"orders that were not there": {
+			goods(`{"sold": 2}`), "D3", "the event DrawFrozen has 2 units that were sold before, and orders have 0",
+		},
+		"a holder that was none": {
+			goods(`{"holders": [3]}`), "D3", "the event DrawFrozen has an order of the entrant at place 3, and there is none",
+		},
+		"no units": {
+			exec("UPDATE sale_events SET data = data - 'goods' WHERE sale_id = $1 AND type = 'DrawFrozen'"), "D3",
+			"the event DrawFrozen has no goods, and not at revision 0 5 units",
+		},
 		"a winner is skipped": {
 			func(t *testing.T, d *drawn) {
 				_, err := ledger.New(d.Pool).Withdraw(t.Context(), d.receipts[d.userOf(t, 2)].OrderID, "a mistake", "eve")
@@ -219,7 +252,7 @@ func partiesSeed(t *testing.T, d *drawn) {
 	secret := bytes.Repeat([]byte{7}, 32)
 	sum := sha256.Sum256(secret)
 	parties := []draw.Party{{Name: "eve", Commitment: sum[:], Secret: secret}}
-	seed, err := draw.PartiesSeed(parties)
+	seed, err := draw.PartiesSeed(draw.Version, d.goods, d.find(t).Root, parties)
 	require.NoError(t, err)
 	batch := new(pgx.Batch)
 	batch.Queue("DELETE FROM draw_offers")

@@ -27,7 +27,7 @@ func (d *drawn) reserve(t *testing.T, units int64) {
 			var asked []reservation.Offer
 			for _, turn := range turns {
 				asked = append(asked, reservation.Offer{
-					OrderID: turn.OrderID, UserID: turn.UserID, Key: "stampede offer " + turn.EntryID.String(),
+					OrderID: turn.OrderID, UserID: turn.UserID, Key: reservation.OfferKey(turn.EntryID),
 				})
 			}
 			_, err := d.Shop.Offer(ctx, reservation.Sale{ID: d.goods, Epoch: turns[0].Epoch}, asked)

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/internal/clocks"
 	"stampede/internal/pg"
 	"stampede/internal/retry"
 	"stampede/ledger/draws"
@@ -42,16 +43,17 @@ type Offerer struct {
 	rest  *retire.Retirer
 	// waits has why the list of a draw is not frozen yet, so that it is logged once.
 	waits map[uuid.UUID]string
-	// asked has when the next rank of a draw without units was looked for.
-	asked map[uuid.UUID]time.Time
 	lines map[uuid.UUID]*line
+	// drawn and listed find the draws and the waiting lists with units to offer.
+	drawn, listed *finder
 }
 
 // New returns an Offerer.
 func New(c Config) *Offerer {
 	return &Offerer{
-		Config: c, draws: draws.New(c.Pool), waits: map[uuid.UUID]string{}, asked: map[uuid.UUID]time.Time{},
-		lines: map[uuid.UUID]*line{},
+		Config: c, draws: draws.New(c.Pool), waits: map[uuid.UUID]string{}, lines: map[uuid.UUID]*line{},
+		drawn:  &finder{kind: draws.ByHash, retries: map[uuid.UUID]*retried{}},
+		listed: &finder{kind: draws.ByPlace, retries: map[uuid.UUID]*retried{}},
 		rest: retire.New(retire.Config{
 			Pool: c.Pool, Redis: c.Redis, Keys: c.Keys, Store: c.Store, Catalog: c.Catalog, Logger: c.Logger,
 		}),
@@ -61,8 +63,10 @@ func New(c Config) *Offerer {
 // Prepare does what is due of all draws until their units are offered. The draws are independent; the error has those
 // of all that failed.
 func (o *Offerer) Prepare(ctx context.Context) error {
-	return o.each(ctx, o.draws.Due, func(ctx context.Context, d *draws.Draw) error {
-		switch ended, err := o.draws.EndLate(ctx, d); {
+	due, err := o.draws.Unprepared(ctx)
+	return each(ctx, due, err, func(d *draws.Draw) error {
+		read := o.clocks(d)
+		switch ended, err := o.draws.EndLate(ctx, d, read); {
 		case err != nil:
 			return err
 		case ended:
@@ -71,14 +75,14 @@ func (o *Offerer) Prepare(ctx context.Context) error {
 		}
 		switch d.State {
 		case draws.Freezing:
-			if final, err := o.final(ctx, d); err != nil || !final {
+			if final, err := o.final(ctx, d, read); err != nil || !final {
 				return err
 			}
 		case draws.Ranking:
 		default:
 			return nil
 		}
-		err := o.draws.Prepare(ctx, d.SaleID)
+		err := o.draws.Prepare(ctx, d.SaleID, read)
 		if errors.Is(err, pg.ErrLockHeld) {
 			return nil // another worker is at it
 		}
@@ -86,40 +90,47 @@ func (o *Offerer) Prepare(ctx context.Context) error {
 	})
 }
 
-func (o *Offerer) each(
-	ctx context.Context, list func(context.Context) ([]uuid.UUID, error), do func(context.Context, *draws.Draw) error,
-) error {
-	due, err := list(ctx)
+func each(ctx context.Context, due []draws.Draw, err error, do func(*draws.Draw) error) error {
 	failed := []error{err}
-	for _, sale := range due {
+	for i := range due {
 		if ctx.Err() != nil {
 			break
 		}
-		d, err := o.draws.Find(ctx, sale)
-		if err == nil {
-			err = do(ctx, &d)
-		}
-		failed = append(failed, err)
+		failed = append(failed, do(&due[i]))
 	}
-	return errors.Join(failed...)
+	return retry.Join(failed...)
 }
 
-// final ends the entries, and reports whether each of them is final. The end is published before anything is read, so
-// no Redis accepts another one, whatever its clock says.
-func (o *Offerer) final(ctx context.Context, d *draws.Draw) (bool, error) {
+// clocks reads those of Postgres and of the Redis server that accepts the entries of a draw.
+func (o *Offerer) clocks(d *draws.Draw) draws.Clocks {
+	return func(ctx context.Context, on pg.Querier) (clocks.Times, error) {
+		return o.Store.Times(ctx, on, reservation.PartitionAmong(d.EntriesID, d.Partitions))
+	}
+}
+
+// final ends the entries when both clocks say that their time is over, and reports whether each of them is final. The
+// end is published before anything is read, so no Redis accepts another one.
+func (o *Offerer) final(ctx context.Context, d *draws.Draw, read draws.Clocks) (bool, error) {
 	entries, err := o.Catalog.Show(ctx, d.EntriesID)
 	if err != nil {
 		return false, err
 	}
-	if entries.Retired {
-		return true, nil // which needs that each of them is final
-	}
-	if entries.Sale.State != reservation.StateEnded {
+	if !entries.Retired && entries.Sale.State != reservation.StateEnded {
+		times, err := read(ctx, o.Pool)
+		if err != nil || times.Earliest.Before(d.ClosesAt) {
+			return false, wrapEnd(d, err)
+		}
 		if entries, err = o.Catalog.End(ctx, d.EntriesID); err != nil {
-			return false, fmt.Errorf("end the entries of sale=%s: %w", d.SaleID, err)
+			return false, wrapEnd(d, err)
 		}
 	}
-	why, err := o.rest.AtRest(ctx, entries.Sale)
+	why := ""
+	if !entries.Retired { // which needs that each of them is final
+		why, err = o.rest.AtRest(ctx, entries.Sale)
+	}
+	if err == nil && why == "" {
+		why, err = o.boughtBefore(ctx, d)
+	}
 	if err != nil {
 		return false, fmt.Errorf("look for open entries of sale=%s: %w", d.SaleID, err)
 	}
@@ -135,62 +146,93 @@ func (o *Offerer) final(ctx context.Context, d *draws.Draw) (bool, error) {
 	return false, nil
 }
 
+// boughtBefore returns why it is not known yet who has bought units before the draw was created: that is published with
+// the list.
+func (o *Offerer) boughtBefore(ctx context.Context, d *draws.Draw) (why string, err error) {
+	if !d.PublishesGoods() {
+		return "", nil
+	}
+	goods, err := o.Catalog.Show(ctx, d.SaleID)
+	if err == nil && goods.Stock-goods.Available != goods.Sale.Sold {
+		why = "orders from before the draw are not in Postgres yet, or their units not back"
+	}
+	return why, err
+}
+
+func wrapEnd(d *draws.Draw, err error) error {
+	if err != nil {
+		err = fmt.Errorf("end the entries of sale=%s: %w", d.SaleID, err)
+	}
+	return err
+}
+
 // turn bounds the time that Offer spends on one draw while others wait.
 const turn = 2 * time.Second
 
-// askAgain is how often the next turn is looked for when no unit is left: a worker that died may have reserved the last
-// ones without a record.
-const askAgain = 5 * time.Second
-
-// Offer offers the units that are left in all draws, by rank, and returns how many ranks had their turn.
+// Offer offers the units that are left in draws, by rank, and returns how many ranks had their turn.
 func (o *Offerer) Offer(ctx context.Context) (done int, err error) {
-	err = o.each(ctx, o.draws.Due, func(ctx context.Context, d *draws.Draw) error {
-		if d.State != draws.Offering || d.Paused {
-			return nil
+	err = o.eachDue(ctx, o.drawn, func(d *draws.Draw) (finished bool, err error) {
+		if d.State != draws.Offering {
+			return true, nil
 		}
-		n := 0
-		for began := time.Now(); time.Since(began) < turn; {
-			ranks, left, err := o.ranks(ctx, d)
-			if err != nil || len(ranks) == 0 || n == 0 && !left && time.Since(o.asked[d.SaleID]) < askAgain {
-				return err
+		for began := time.Now(); !d.Paused && time.Since(began) < turn; {
+			now, err := o.ranks(ctx, d)
+			if err != nil || len(now.ranks) == 0 {
+				return false, err
 			}
-			o.asked[d.SaleID] = time.Now()
-			n, err = o.draws.Offer(ctx, d.SaleID, ranks, o.reserver(d.SaleID))
+			n, err := o.draws.Offer(ctx, d.SaleID, now.ranks, o.reserver(d.SaleID))
 			if done += n; err != nil || n == 0 {
-				return err
+				return !now.left && d.InEpoch(now.epoch), err
 			}
 		}
-		return nil
+		return false, nil
 	})
 	return done, err
 }
 
-// ranks returns for how many ranks of each item, by its letter, there may be units: as many as Redis has left, but one
-// even if none is left; and whether any are.
-func (o *Offerer) ranks(ctx context.Context, d *draws.Draw) (ranks map[string]int64, left bool, err error) {
+// saleKey is the key of a sale with one shard, by the partitions that there were when it was created.
+func (o *Offerer) saleKey(sale uuid.UUID, partitions int) string {
+	return o.Keys.Sale(reservation.PartitionAmong(sale, partitions), sale)
+}
+
+// rankable is what Redis has of a sale that is drawn.
+type rankable struct {
+	// ranks are for how many ranks of each item, by its letter, there may be units: as many as Redis has left, but one
+	// even if none is left. There are none of a sale that Redis has lost.
+	ranks map[string]int64
+	left  bool // of any item
+	epoch int64
+}
+
+func (o *Offerer) ranks(ctx context.Context, d *draws.Draw) (now rankable, err error) {
 	ctx, cancel := retry.ForCall(ctx)
 	defer cancel()
-	letters, fields := []string{""}, []string{"left"}
+	letters, fields := []string{""}, []string{"epoch", "left"}
 	if len(d.Items) > 0 {
-		letters, fields = nil, nil
+		letters, fields = nil, fields[:1]
 	}
 	for item := range d.Items {
 		letters, fields = append(letters, order.ItemLetter(item)), append(fields, "left."+order.ItemLetter(item))
 	}
-	key := o.Keys.Sale(reservation.PartitionAmong(d.SaleID, d.Partitions), d.SaleID)
+	key := o.saleKey(d.SaleID, d.Partitions)
 	values, err := o.Redis.HMGet(ctx, key, fields...).Result()
 	if err != nil {
-		return nil, false, fmt.Errorf("read the units left of sale=%s: %w", d.SaleID, err)
+		return now, fmt.Errorf("read the units left of sale=%s: %w", d.SaleID, err)
 	}
-	ranks = map[string]int64{}
-	for i, value := range values {
-		text, _ := value.(string) // a sale that Redis has lost has none
-		if n, err := strconv.ParseInt(text, 10, 64); err == nil {
-			ranks[letters[i]] = max(n, 1)
-			left = left || n > 0
+	number := func(value any) (int64, bool) {
+		text, _ := value.(string)
+		n, err := strconv.ParseInt(text, 10, 64)
+		return n, err == nil
+	}
+	now.epoch, _ = number(values[0])
+	now.ranks = map[string]int64{}
+	for i, letter := range letters {
+		if n, known := number(values[1+i]); known {
+			now.ranks[letter] = max(n, 1)
+			now.left = now.left || n > 0
 		}
 	}
-	return ranks, left, nil
+	return now, nil
 }
 
 // reserver reserves the units of turns in one call of the script.
@@ -200,23 +242,22 @@ func (o *Offerer) reserver(sale uuid.UUID) draws.Reserver {
 		var asked []reservation.Offer
 		var places []int // of those asked among the turns
 		for i, t := range turns {
-			if t.Cancelled {
-				// A worker that died may have reserved the unit before the entry was cancelled.
-				switch _, err := o.Store.FindReserved(ctx, t.OrderID, t.UserID); {
-				case err == nil:
-					results[i] = draws.Won
-				case errors.Is(err, order.ErrNotFound):
-					results[i] = draws.Cancelled
-				default:
-					return nil, err
-				}
+			offer := reservation.Offer{
+				OrderID: t.OrderID, UserID: t.UserID, Item: t.Code, Key: reservation.OfferKey(t.EntryID),
+			}
+			if !t.Cancelled {
+				places = append(places, i)
+				asked = append(asked, offer)
 				continue
 			}
-			places = append(places, i)
-			asked = append(asked, reservation.Offer{
-				OrderID: t.OrderID, UserID: t.UserID, Item: t.Code,
-				Key: "stampede offer " + t.EntryID.String(), // buyers' keys have no spaces
-			})
+			// A worker that died may have reserved the unit before the entry was cancelled, or have its call on its way.
+			made, err := o.Store.Withdraw(ctx, sale, offer)
+			if err != nil {
+				return nil, err
+			}
+			if results[i] = draws.Cancelled; made != uuid.Nil {
+				results[i], turns[i].OrderID = draws.Won, made
+			}
 		}
 		if len(asked) == 0 {
 			return results, nil
@@ -231,7 +272,7 @@ func (o *Offerer) reserver(sale uuid.UUID) draws.Reserver {
 				results[i], turns[i].OrderID = draws.Won, a.Reservation.OrderID
 			case reservation.AlreadyPurchased:
 				results[i] = draws.Holds
-			default: // sold out, or the sale does not sell now
+			default: // sold out, withdrawn, or the sale does not sell now
 				results[i] = draws.NoUnit
 			}
 		}

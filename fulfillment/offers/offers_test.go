@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -91,7 +92,7 @@ func (d *drawn) find(t *testing.T) draws.Draw {
 }
 
 // offerer is that of a worker.
-func offerer(t *testing.T, s *testshop.Shop) *offers.Offerer {
+func offerer(t testing.TB, s *testshop.Shop) *offers.Offerer {
 	return offers.New(offers.Config{
 		Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Store: s.Store, Catalog: s.Catalog, Logger: testkit.Logger(t),
 	})
@@ -147,7 +148,7 @@ func (d *drawn) verify(t *testing.T) *draw.Bundle {
 		require.False(t, report.Has(draw.Unknown), "%s: %v", name, report)
 		proof, err := d.Proof(t.Context(), d.goods, own)
 		require.NoError(t, err)
-		require.Contains(t, report[3].Text, fmt.Sprintf("place %d, rank %d of", proof.Place, *proof.Rank))
+		require.Contains(t, report[4].Text, fmt.Sprintf("place %d, rank %d of", proof.Place, *proof.Rank))
 	}
 	return bundle
 }
@@ -203,6 +204,52 @@ func TestEntriesAreFrozenWhenFinal(t *testing.T) {
 	}
 }
 
+// Who has bought before the draw was created is published with the list, once it is known of all.
+func TestEarlierOrdersArePublished(t *testing.T) {
+	t.Parallel()
+	s := testshop.OnOwnRedis(t, 1)
+	d := newDraw(t, s, 20, 3, 4)
+	sale := s.Keys.Sale(0, d.goods)
+	require.NoError(t, s.Rdb.HSet(t.Context(), sale, "state", "open").Err())
+	for _, name := range []string{"stranger", user(8), user(3)} {
+		answer, err := s.Reserve(t.Context(), reservation.Request{
+			Sale: d.goods, User: name, Items: map[string]int64{"b": 1},
+		})
+		require.NoError(t, err)
+		require.Equal(t, reservation.Reserved, answer.Verdict)
+	}
+	require.NoError(t, s.Rdb.HSet(t.Context(), sale, "state", "offers").Err())
+	testwork.Fulfil(t, s)
+	o := offerer(t, s)
+	require.NoError(t, s.Rdb.HIncrBy(t.Context(), sale, "left.b", -1).Err())
+	require.NoError(t, s.Rdb.HIncrBy(t.Context(), sale, "left", -1).Err())
+	require.NoError(t, o.Prepare(t.Context()))
+	require.Equal(t, draws.Freezing, d.find(t).State, "an order is not in Postgres")
+	require.NoError(t, s.Rdb.HIncrBy(t.Context(), sale, "left.b", 1).Err())
+	require.NoError(t, s.Rdb.HIncrBy(t.Context(), sale, "left", 1).Err())
+	require.NoError(t, o.Prepare(t.Context()))
+
+	frozen := d.find(t)
+	require.Equal(t, draws.Frozen, frozen.State)
+	var places []draw.Place
+	for _, name := range []string{user(8), user(3)} {
+		proof, err := d.Proof(t.Context(), d.goods, d.receipts[name])
+		require.NoError(t, err)
+		places = append(places, draw.Place(proof.Place))
+	}
+	slices.Sort(places)
+	require.Equal(t, &draw.Goods{
+		Revision: 2, Stock: 7, Sold: 3, Holders: places,
+		Items: []draw.Item{{Code: "a", Stock: 3}, {Code: "b", Stock: 4, Sold: 3}},
+	}, frozen.Goods)
+	d.seed(t)
+	require.NoError(t, o.Prepare(t.Context()))
+	for offer(t, o) > 0 {
+	}
+	require.Len(t, d.verify(t).Offers, 4+int(d.find(t).Skipped))
+	d.requireUnbroken(t)
+}
+
 // Retired entries are final, too.
 func TestRetiredEntriesAreFrozen(t *testing.T) {
 	t.Parallel()
@@ -231,7 +278,12 @@ func TestUnitsAreOfferedByRank(t *testing.T) {
 	state("open")
 	s.Buy(t, d.goods, holder)
 	state("offers")
-	_, err := l.Withdraw(t.Context(), d.receipts[cancelled].OrderID, "a mistake", "ada")
+	bought, err := d.Proof(t.Context(), d.goods, d.receipts[holder])
+	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, `UPDATE sale_events SET data = jsonb_set(data, '{goods}', data -> 'goods' ||
+		jsonb_build_object('sold', 1, 'holders', ARRAY[$2::bigint])) WHERE sale_id = $1 AND type = 'DrawFrozen'`, d.goods,
+		bought.Place))
+	_, err = l.Withdraw(t.Context(), d.receipts[cancelled].OrderID, "a mistake", "ada")
 	require.NoError(t, err)
 	testwork.Fulfil(t, s)
 
@@ -239,11 +291,11 @@ func TestUnitsAreOfferedByRank(t *testing.T) {
 	require.Zero(t, offer(t, o))
 	require.Empty(t, d.outcomes(t), "no rank has its turn before one that got no unit")
 	state("offers")
-	for done := 0; done < 6; {
-		n := offer(t, o)
-		require.Positive(t, n)
-		done += n
-	}
+	done := 0
+	testkit.Eventually(t, testshop.Soon, "all have their turn", func() bool {
+		done += offer(t, o)
+		return done == 6
+	})
 	want := []string{"0 offered", "1 already-purchased", "2 offered", "3 entry-cancelled", "4 offered", "5 offered"}
 	require.Equal(t, want, d.outcomes(t))
 	require.Zero(t, s.Left(t, d.goods))
@@ -301,7 +353,8 @@ func TestOfferIsRepeatedWithTheSameOrder(t *testing.T) {
 		require.NoError(t, s.Exec(t, "UPDATE draws SET offered = 0, skipped = 0"))
 	}
 	forget()
-	require.Zero(t, offer(t, o), "without units the next look is later")
+	require.Zero(t, offer(t, o), "nobody looks at what was done")
+	require.NoError(t, d.NoteDue(t.Context(), []uuid.UUID{d.goods})) // as it stays if a worker dies
 	require.Equal(t, 5, offer(t, offerer(t, s)), "a worker that died had the last units")
 	require.Equal(t, first, orders())
 	require.Len(t, s.Events(t, 0), 45, "no order was made twice")

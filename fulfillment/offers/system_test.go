@@ -22,7 +22,7 @@ import (
 func TestDrawIsFinishedAfterCrash(t *testing.T) {
 	t.Parallel()
 	for _, point := range []string{
-		crashpoint.DrawPortion, crashpoint.DrawFrozen, crashpoint.DrawSeeded,
+		crashpoint.DrawPortion, crashpoint.DrawFrozen, crashpoint.DrawListed, crashpoint.DrawSeeded,
 		crashpoint.DrawRanked, crashpoint.BeforeOffer, crashpoint.AfterOffer, crashpoint.BeforeOfferCommit,
 		crashpoint.AfterOffer + ":2",
 	} {
@@ -40,7 +40,7 @@ func TestDrawIsFinishedAfterCrash(t *testing.T) {
 			}
 			victim.Setenv(crashpoint.Env, point)
 			switch point {
-			case crashpoint.DrawPortion, crashpoint.DrawFrozen:
+			case crashpoint.DrawPortion, crashpoint.DrawFrozen, crashpoint.DrawListed:
 				victim.Start()
 				victim.WaitKilled(time.Minute)
 				require.Equal(t, draws.Freezing, d.find(t).State)

@@ -132,7 +132,7 @@ func TestReturnedUnitsAreOfferedByPlace(t *testing.T) {
 
 	l.expire(t, "h1", "h2", "ann")
 	require.Equal(t, int64(3), s.Left(t, l.sale.ID))
-	l.awaitTurns(t, o, "ann offered", "cid offered", "dan offered")
+	l.awaitTurns(t, o, "ann offered", "bob entry-cancelled", "cid offered", "dan offered")
 	require.Equal(t, int64(1), s.Left(t, l.sale.ID))
 	waiter := func(user string) draws.Waiter {
 		w, err := l.Waiter(t.Context(), l.sale.ID, user)
@@ -152,8 +152,48 @@ func TestReturnedUnitsAreOfferedByPlace(t *testing.T) {
 	l.join(t, "bob", "fay") // behind all others
 	l.expire(t, "eve")
 	require.Equal(t, "offers", l.state(t), "the next return closes it again")
-	l.awaitTurns(t, o, "ann offered", "cid offered", "dan offered", "bob offered")
+	l.awaitTurns(t, o, "ann offered", "bob entry-cancelled", "cid offered", "dan offered", "bob offered")
 	testwork.FulfilAll(t, s)
+	testwork.RequireUnbroken(t, s, uuid.Nil)
+}
+
+// A worker dies between its call of Redis and the record of the turns, and those who were offered a unit leave. Who has
+// got one keeps it, and who has not gets none, also if the call is on its way yet.
+func TestWhoLeavesIsOfferedUnitOrNot(t *testing.T) {
+	t.Parallel()
+	s := testshop.OnOwnRedis(t, 1)
+	l := newList(t, s, "h1", "h2", "h3")
+	l.join(t, "ann", "bob", "cid")
+	testwork.FulfilAll(t, s)
+	l.expire(t, "h1")
+	leave := func(user string) (offer reservation.Offer, made uuid.UUID) {
+		w, err := l.Waiter(t.Context(), l.sale.ID, user)
+		require.NoError(t, err)
+		_, err = ledger.New(s.Pool).Withdraw(t.Context(), w.EntryID, "has left", "")
+		require.NoError(t, err)
+		offer = reservation.Offer{OrderID: order.NewOrderID(l.sale.ID), UserID: user, Key: reservation.OfferKey(w.EntryID)}
+		made, err = s.Withdraw(t.Context(), l.sale.ID, offer)
+		require.NoError(t, err)
+		return offer, made
+	}
+	bob, none := leave("bob")
+	require.Equal(t, uuid.Nil, none)
+	w, err := l.Waiter(t.Context(), l.sale.ID, "ann")
+	require.NoError(t, err)
+	ann := reservation.Offer{OrderID: order.NewOrderID(l.sale.ID), UserID: "ann", Key: reservation.OfferKey(w.EntryID)}
+	answers, err := s.Offer(t.Context(), l.sale, []reservation.Offer{ann}) // the last one of the worker that dies
+	require.NoError(t, err)
+	require.Equal(t, reservation.Reserved, answers[0].Verdict)
+	_, made := leave("ann")
+	require.Equal(t, ann.OrderID, made)
+
+	l.expire(t, "h2", "h3")
+	answers, err = s.Offer(t.Context(), l.sale, []reservation.Offer{bob}) // one that was on its way
+	require.NoError(t, err)
+	require.Equal(t, reservation.Withdrawn, answers[0].Verdict)
+	l.awaitTurns(t, offerer(t, s), "ann offered", "bob entry-cancelled", "cid offered")
+	testwork.FulfilAll(t, s)
+	require.Equal(t, ann.OrderID, l.orderOf(t, l.sale.ID, "ann"))
 	testwork.RequireUnbroken(t, s, uuid.Nil)
 }
 
@@ -308,15 +348,21 @@ func TestWaitingListSurvivesRebuild(t *testing.T) {
 	testwork.FulfilAll(t, s)
 	s.Flush(t)
 	testwork.Rebuild(t, s)
-	require.Equal(t, "offers", l.state(t), "it is not known whether somebody waits")
+	require.Equal(t, "waitlist", l.state(t), "nothing is left to offer")
+	require.Equal(t, reservation.SoldOut, s.Ask(t, l.sale.ID, "eve").Verdict)
 	require.Equal(t, reservation.OffersOnly, s.Ask(t, l.sale.EntriesID, "eve").Verdict, "places are given by Join")
 	again, err := l.Join(t.Context(), l.sale, "bob", "")
 	require.NoError(t, err)
 	require.Equal(t, []any{reservation.Replayed, int64(2)}, []any{again.Verdict, again.Reservation.Sequence})
 	l.expire(t, "h2", "h3")
+	s.Flush(t)
+	testwork.Rebuild(t, s)
+	require.Equal(t, "offers", l.state(t), "units are left, and it is not known whether somebody waits")
+	require.Equal(t, reservation.OffersOnly, s.Ask(t, l.sale.ID, "eve").Verdict)
 	l.awaitTurns(t, o, "ann offered", "bob offered", "cid offered")
 	testwork.FulfilAll(t, s)
-	require.EqualValues(t, 3, s.Count(t, "SELECT count(*) FROM orders WHERE sale_id = $1 AND status = 'confirmed'", l.sale.ID))
+	require.EqualValues(t, 3,
+		s.Count(t, "SELECT count(*) FROM orders WHERE sale_id = $1 AND status = 'confirmed'", l.sale.ID))
 	testwork.RequireUnbroken(t, s, uuid.Nil)
 }
 

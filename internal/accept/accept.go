@@ -13,6 +13,7 @@
 package accept
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -21,6 +22,7 @@ import (
 	"net/http"
 	"os"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -47,6 +49,10 @@ const (
 type Listener struct {
 	inner net.Listener
 	limit int
+
+	// Refusal, unless nil, returns the whole answer to a request that http.Server refuses by itself, or nil to leave it a
+	// text. Set it before Accept.
+	Refusal func(status int) []byte
 
 	// accepted counts connections. It is the clock of acceptedConn.idleSince.
 	accepted atomic.Int64
@@ -344,6 +350,30 @@ func (c *acceptedConn) Read(p []byte) (n int, err error) {
 		c.quiet.Store(false)
 	}
 	return n, err
+}
+
+// Write implements net.Conn.
+func (c *acceptedConn) Write(p []byte) (int, error) {
+	if refuse, status := c.listener.Refusal, refusedStatus(p); status != 0 && refuse != nil {
+		if answer := refuse(status); answer != nil {
+			_, err := c.TCPConn.Write(answer)
+			return len(p), err
+		}
+	}
+	return c.TCPConn.Write(p)
+}
+
+// refusedStatus returns the status of an answer with which http.Server itself refuses a request, or 0 for any other.
+// It writes them at once, and nothing else writes one that begins with these headers: others have a Date before.
+func refusedStatus(answer []byte) int {
+	line, rest, _ := bytes.Cut(answer, []byte("\r\n"))
+	text, isHTTP := bytes.CutPrefix(line, []byte("HTTP/1.1 "))
+	if !isHTTP || !bytes.HasPrefix(rest, []byte("Content-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n")) {
+		return 0
+	}
+	code, _, _ := bytes.Cut(text, []byte(" "))
+	status, _ := strconv.Atoi(string(code))
+	return status
 }
 
 // Arrived implements Conn.

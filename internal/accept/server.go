@@ -13,11 +13,13 @@ import (
 const (
 	readHeaderTimeout = 2 * time.Second
 	ReadTimeout       = 5 * time.Second
+	// MaxHeadBytes is the length of a head, the request line included, that is read for certain: a token may have very
+	// many groups. net/http reads up to a buffer more.
+	MaxHeadBytes = 32 << 10
 	// WriteTimeout starts at the end of the request's head. It covers the slowest body (ReadTimeout) and the longest
 	// work after it: net/http discards a later answer.
-	WriteTimeout   = 12 * time.Second
-	idleTimeout    = 60 * time.Second
-	maxHeaderBytes = 8 << 10
+	WriteTimeout = 12 * time.Second
+	idleTimeout  = 60 * time.Second
 	// MaxBodyBytes bounds the body of a request. The handler enforces it; a plain purchase has no longer one.
 	MaxBodyBytes = 4 << 10
 )
@@ -35,7 +37,7 @@ func NewServer(handler http.Handler, log *slog.Logger) *http.Server {
 		ReadTimeout:       ReadTimeout,
 		WriteTimeout:      WriteTimeout,
 		IdleTimeout:       idleTimeout,
-		MaxHeaderBytes:    maxHeaderBytes,
+		MaxHeaderBytes:    MaxHeadBytes,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	}
 }
@@ -66,4 +68,12 @@ func Serve(ctx context.Context, server *http.Server, connections *Listener, plai
 		served <- front.run(connections)
 	}()
 	return served
+}
+
+// EventStream sets the head of an answer of server-sent events, which nothing on its way may hold back: nginx would
+// buffer them, and gateways that compress (Express, Traefik, Caddy) keep the first kilobyte.
+func EventStream(head http.Header) {
+	head.Set("Content-Type", "text/event-stream")
+	head.Set("Cache-Control", "no-store, no-transform")
+	head.Set("X-Accel-Buffering", "no")
 }

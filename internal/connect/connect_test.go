@@ -125,6 +125,31 @@ func TestServiceLimitsTransactions(t *testing.T) {
 		"no limit for other pools")
 }
 
+// Commands read all orders: a limit that the server, the database or the role prescribes would end an audit. A client's
+// own limit stays. Services have short statements.
+func TestCommandsInheritNoLimit(t *testing.T) {
+	t.Parallel()
+	url := testkit.DatabaseURL(t)
+	limits := []string{
+		"statement_timeout", "lock_timeout", "transaction_timeout", "idle_session_timeout",
+		"idle_in_transaction_session_timeout",
+	}
+	_, err := testkit.PoolAt(t, url, 1).Exec(t.Context(), `DO $$ DECLARE name text; BEGIN
+		FOR name IN SELECT s.name FROM pg_settings AS s WHERE s.name = ANY ('{`+strings.Join(limits, ",")+`}') LOOP
+			EXECUTE format('ALTER DATABASE %I SET %I = 500', current_database(), name);
+		END LOOP; END $$`)
+	require.NoError(t, err)
+	command, client := testkit.PoolAt(t, url, 1), testkit.PoolAt(t, url+"&statement_timeout=7000", 1)
+	service := testkit.PoolAt(t, url, 1, connect.Service("work"))
+	unlimited, bounded := "0", "12s" // since PostgreSQL 17
+	if settings(t, command, "transaction_timeout")[0] == "" {
+		unlimited, bounded = "", ""
+	}
+	require.Equal(t, []string{"0", "0", unlimited, "0", "10s"}, settings(t, command, limits...))
+	require.Equal(t, []string{"7s", "0", unlimited, "0", "10s"}, settings(t, client, limits...))
+	require.Equal(t, []string{"500ms", "500ms", bounded, "0", "10s"}, settings(t, service, limits...))
+}
+
 // settings returns settings of a session, "" for those that the server does not have.
 func settings(t *testing.T, pool *pgxpool.Pool, names ...string) []string {
 	t.Helper()

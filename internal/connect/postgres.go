@@ -128,8 +128,15 @@ type PostgresOption func(*pgxpool.Config)
 // PostgreSQL 17 and later end its long transactions.
 func Service(name string) PostgresOption {
 	return func(config *pgxpool.Config) {
-		setDefault(config.ConnConfig.RuntimeParams, "application_name", "stampede "+name)
+		Named(name)(config)
 		sql.PrepareSessions(&config.ConnConfig.Config, serviceTransactionMS)
+	}
+}
+
+// Named is for the pool of a service that also runs audits, whose transactions are long.
+func Named(name string) PostgresOption {
+	return func(config *pgxpool.Config) {
+		setDefault(config.ConnConfig.RuntimeParams, "application_name", "stampede "+name)
 	}
 }
 

@@ -88,6 +88,8 @@ const (
 	ArchiveNamed = "archive-named"
 	// ArchiveMarked: Postgres has recorded that the sale is in the file.
 	ArchiveMarked = "archive-marked"
+	// ArchiveRemembered: it remembers the payments of the sale.
+	ArchiveRemembered = "archive-remembered"
 	// ArchiveDeleting: some of its orders are deleted.
 	ArchiveDeleting = "archive-deleting"
 	// ArchiveDeleted: all of them are; Redis has the end of the sale.
@@ -104,6 +106,8 @@ const (
 	DrawPortion = "draw-portion"
 	// DrawFrozen: the list is frozen, uncommitted.
 	DrawFrozen = "draw-frozen"
+	// DrawListed: the list is frozen and committed; its time is not read.
+	DrawListed = "draw-listed"
 	// DrawSeeded: the draw has its seed, uncommitted.
 	DrawSeeded = "draw-seeded"
 	// DrawRanked: the entries are ranked, uncommitted.
@@ -136,9 +140,9 @@ var names = []string{
 	RebuildOpened, RebuildPublished, RebuildServerSaved, RebuildVerified,
 	UnitsGiven, LoweringAsked, LoweringRefused,
 	SaleRetired, ShardRetired,
-	ArchiveWritten, ArchiveNamed, ArchiveMarked, ArchiveDeleting, ArchiveDeleted, ArchiveRestoring,
+	ArchiveWritten, ArchiveNamed, ArchiveMarked, ArchiveRemembered, ArchiveDeleting, ArchiveDeleted, ArchiveRestoring,
 	ProjectionsWithdrawn, ProjectionsReplaced,
-	DrawPortion, DrawFrozen, DrawSeeded, DrawRanked, BeforeOffer, AfterOffer, BeforeOfferCommit,
+	DrawPortion, DrawFrozen, DrawListed, DrawSeeded, DrawRanked, BeforeOffer, AfterOffer, BeforeOfferCommit,
 	BeforeRelayMove, AfterRelayMove,
 }
 

@@ -4,6 +4,7 @@ package figure
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"unicode"
@@ -21,6 +22,17 @@ func Count[N int | int64](n N) string {
 		text = text[:i] + "," + text[i:]
 	}
 	return sign + text
+}
+
+// Bytes formats a size in the units of powers of 1024, in which servers take their limits of memory: 512 MiB, 1.5 GiB.
+func Bytes(n float64) string {
+	switch {
+	case n < 1<<20:
+		return strconv.FormatFloat(math.Ceil(n/(1<<10)), 'f', 0, 64) + " KiB"
+	case n < 1<<30:
+		return strconv.FormatFloat(n/(1<<20), 'f', 0, 64) + " MiB"
+	}
+	return strconv.FormatFloat(n/(1<<30), 'f', 1, 64) + " GiB"
 }
 
 // digits has the currencies of ISO 4217 whose minor unit is not a hundredth, by the digits after the point.
@@ -75,13 +87,21 @@ func Printable(text string) string {
 	return text
 }
 
-// Cell makes untrusted text a cell of a spreadsheet, which would run one that looks like a formula: it then begins with
-// an apostrophe, as does one that begins with an apostrophe, so that the text can be told from the mark.
+// Cell makes untrusted text a cell of a CSV file. A spreadsheet runs what looks like a formula at the begin of a cell,
+// and where people write decimals with a comma it splits at semicolons, whatever stands in quotes. So an apostrophe is
+// put before it at the begin of the text and behind each other separator; also before an apostrophe, so that the text
+// can be told from the mark, and before a quote, behind which a formula may be.
 func Cell(text string) string {
-	if text != "" && strings.ContainsRune("=+-@\t\r\n'", rune(text[0])) {
-		return "'" + text
+	var cell strings.Builder
+	before := ';'
+	for _, r := range text {
+		if strings.ContainsRune(";|\t\r\n", before) && strings.ContainsRune("=+-@\uff1d\uff0b\uff0d\uff20\t\r\n'\"", r) {
+			cell.WriteByte('\'')
+		}
+		cell.WriteRune(r)
+		before = r
 	}
-	return text
+	return cell.String()
 }
 
 // Misleads is true for characters that control a terminal, reorder what is beside them, or are shown as nothing, except

@@ -1,7 +1,9 @@
 package figure_test
 
 import (
+	"encoding/csv"
 	"math"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -71,5 +73,38 @@ func TestPrintableQuotesMisleadingCharacters(t *testing.T) {
 		"\xff": `"\xff"`, "\x7f": `"\x7f"`, "a\x00": `"a\x00"`,
 	} {
 		require.Equal(t, want, figure.Printable(text))
+	}
+}
+
+func TestBytesHaveOneKindOfUnit(t *testing.T) {
+	t.Parallel()
+	for n, want := range map[float64]string{
+		1: "1 KiB", 2048: "2 KiB", 512 << 20: "512 MiB", 4 << 30: "4.0 GiB", 1.26 * (1 << 30): "1.3 GiB",
+	} {
+		require.Equal(t, want, figure.Bytes(n))
+	}
+}
+
+// However a spreadsheet splits a file, no cell is a formula.
+func TestCellIsNoFormula(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"": "", "ann": "ann", "a=b; c": "a=b; c", "=1": "'=1", "'x": "''x", "-1": "'-1", "＝1": "'＝1",
+		"a;=1+1": "a;'=1+1", "a;b;@c": "a;b;'@c", "a\t+1": "a\t'+1", "a|-1": "a|'-1", "a\n=1": "a\n'=1",
+		"a;\"=1\"": "a;'\"=1\"", "a;'=1": "a;''=1", "a,=1": "a,=1", "\t=1": "'\t'=1", "a;\r\n=1": "a;'\r'\n'=1",
+	} {
+		cell := figure.Cell(text)
+		require.Equal(t, want, cell)
+		var file strings.Builder
+		rows := csv.NewWriter(&file)
+		require.NoError(t, rows.Write([]string{"id", cell, "x"}))
+		rows.Flush()
+		read, err := csv.NewReader(strings.NewReader(file.String())).Read()
+		require.NoError(t, err)
+		isSeparator := func(r rune) bool { return strings.ContainsRune(";|\t\n\r", r) }
+		cells := append(strings.FieldsFunc(file.String(), isSeparator), read...)
+		for _, c := range cells {
+			require.NotRegexp(t, `^"*[=+\-@＝＋－＠]`, c, "%q", text)
+		}
 	}
 }

@@ -232,17 +232,21 @@ func TestFaultyFileIsRefusedAtStart(t *testing.T) {
 	none.Run(t.Context()) // there is nothing to read
 }
 
-func TestReadableFileIsWarnedOf(t *testing.T) {
+func TestFileOfOtherRightsIsNamed(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "operators")
 	require.NoError(t, os.WriteFile(file, []byte(line("ann", "viewer")), 0o600))
-	for mode, warned := range map[os.FileMode]bool{0o600: false, 0o640: false, 0o644: true, 0o602: true} {
+	for mode, warned := range map[os.FileMode]bool{0o600: false, 0o640: false, 0o440: false, 0o644: true} {
 		require.NoError(t, os.Chmod(file, mode))
 		var log bytes.Buffer
 		_, err := New(Config{File: file, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 		require.NoError(t, err)
-		require.Equal(t, warned, strings.Contains(log.String(), "chmod o-rw"), "%04o: %s", mode, log.String())
+		require.Equal(t, warned, strings.Contains(log.String(), "chmod o-r"), "%04o: %s", mode, log.String())
 	}
+	require.NoError(t, os.Chmod(file, 0o602))
+	_, err := New(Config{File: file, Logger: slog.New(slog.DiscardHandler)})
+	require.ErrorIs(t, err, ErrFile)
+	require.ErrorContains(t, err, "has the mode 0602, so every user of this machine may add operators: chmod o-w")
 }
 
 func FuzzParse(f *testing.F) {

@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"runtime"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -190,17 +191,24 @@ func changedRights(before, after list) []string {
 	return changes
 }
 
-// read returns the text of the file, at most one byte more than it may have. It warns of unsafe rights.
+// read returns the text of the file, at most one byte more than it may have. It refuses a file
+// that others may write, and warns of one that they may read: it has hashes of tokens.
 func (r *Registry) read() (text []byte, err error) {
 	file, err := os.Open(r.config.File)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrFile, err)
 	}
 	defer func() { err = errors.Join(err, file.Close()) }()
-	if info, err := file.Stat(); err != nil {
+	info, err := file.Stat()
+	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrFile, err)
-	} else if mode := info.Mode().Perm(); r.text == nil && mode&0o006 != 0 {
-		r.config.Logger.Warn("every user of this machine may read or write the file of operators: chmod o-rw",
+	}
+	switch mode := info.Mode().Perm(); {
+	case mode&0o002 != 0 && runtime.GOOS != "windows": // which has no such modes
+		return nil, fmt.Errorf("%w: %s has the mode %04o, so every user of this machine may add operators: chmod o-w",
+			ErrFile, r.config.File, mode)
+	case mode&0o004 != 0 && r.text == nil:
+		r.config.Logger.Warn("every user of this machine may read the file of operators: chmod o-r",
 			"file", r.config.File, "mode", fmt.Sprintf("%04o", mode))
 	}
 	text, err = io.ReadAll(io.LimitReader(file, maxBytes+1))

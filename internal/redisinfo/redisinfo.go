@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"stampede/internal/clocks"
 )
 
 // Server is what INFO of a server says.
@@ -29,6 +31,8 @@ type Server struct {
 
 	// Ping is the round trip of a PING.
 	Ping time.Duration
+	// Clock is its clock, nil if it does not tell.
+	Clock *clocks.Reading
 	// Numbers are all that it tells, by their names in INFO. Which ones depends on its version and its provider.
 	Numbers map[string]float64
 }
@@ -57,11 +61,18 @@ func Masters(ctx context.Context, rdb redis.UniversalClient) (servers []Server) 
 	read := func(ctx context.Context, client *redis.Client) error {
 		began := time.Now()
 		err := client.Ping(ctx).Err()
-		ping, text := time.Since(began), ""
+		ping, s := time.Since(began), parse("")
 		if err == nil {
-			text, err = client.Info(ctx, "memory", "persistence", "clients", "stats", "cpu").Result()
+			var clock clocks.Reading
+			clock, err = clocks.Read(func() (time.Time, error) {
+				text, err := client.Info(ctx, "server", "memory", "persistence", "clients", "stats", "cpu").Result()
+				s = parse(text)
+				return time.UnixMicro(int64(s.Numbers[timeNumber])), err
+			})
+			if _, told := s.Numbers[timeNumber]; told {
+				s.Clock = &clock
+			}
 		}
-		s := parse(text)
 		s.Name, s.Err, s.Ping = client.Options().Addr, err, ping
 		mu.Lock()
 		defer mu.Unlock()
@@ -78,6 +89,9 @@ func Masters(ctx context.Context, rdb redis.UniversalClient) (servers []Server) 
 	// The addresses of a cluster in trouble may name a master twice.
 	return slices.CompactFunc(servers, func(a, b Server) bool { return a.Name == b.Name })
 }
+
+// timeNumber is the name of the time in INFO, in microseconds since 1970.
+const timeNumber = "server_time_usec"
 
 func parse(info string) Server {
 	s := Server{Numbers: map[string]float64{}}

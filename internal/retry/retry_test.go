@@ -61,3 +61,12 @@ func TestFlappingOutageIsLoggedAtBoundedRate(t *testing.T) {
 	require.LessOrEqual(t, began, firstLines+1)
 	require.Equal(t, began, ended)
 }
+
+func TestJoinSaysEachTextOnce(t *testing.T) {
+	t.Parallel()
+	loading, other := errors.New("LOADING"), errors.New("other")
+	err := retry.Join(loading, nil, errors.New("LOADING"), other, loading)
+	require.EqualError(t, err, "LOADING\nother")
+	require.ErrorIs(t, err, other)
+	require.NoError(t, retry.Join(nil, nil))
+}

@@ -25,7 +25,7 @@ import (
 	"stampede/internal/tracing"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 const (
 	trace   = "4bf92f3577b34da6a3ce929d0e0e4736"

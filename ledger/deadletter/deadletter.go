@@ -331,7 +331,11 @@ func (s *Store) rejectOrder(ctx context.Context, event order.OrderReserved) (str
 	case !ledger.NeedsRelease(out):
 		return fmt.Sprintf("order %s is %s", event.OrderID, out.Status), nil
 	}
-	results, err := s.store.Release(ctx, []reservation.Release{ledger.ReleaseOf(out)})
+	released := []reservation.Release{ledger.ReleaseOf(out)}
+	results, err := s.store.Release(ctx, released)
+	if err == nil {
+		err = s.ledger.NoteReturned(ctx, released)
+	}
 	switch {
 	case err != nil:
 		return "", err

@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"stampede/draw"
+	"stampede/internal/clocks"
 	"stampede/internal/pg"
 	"stampede/sql"
 )
@@ -29,8 +30,10 @@ var (
 	ErrNotFrozen = errors.New("the list of the entries is not frozen yet")
 	// ErrVoid is returned for the seed of a draw that is void.
 	ErrVoid = errors.New("the draw is void")
-	// ErrOtherSeed is returned for a round of a draw whose seed is that of its parties, and for a secret of one whose seed
-	// is that of a round.
+	// ErrLate is returned for a secret after the time for them. A worker makes the draw void.
+	ErrLate = errors.New("the time for secrets is over, and one is missing")
+	// ErrOtherSeed is returned for a round of a draw whose seed is that of its parties, and for a secret of one whose
+	// seed is that of a round.
 	ErrOtherSeed = errors.New("the seed of the draw comes from elsewhere")
 	// ErrNoParty is returned for the secret of a party that the draw does not have.
 	ErrNoParty = errors.New("the draw has no such party")
@@ -85,12 +88,14 @@ type Draw struct {
 	ClosesAt time.Time
 	// Freeze is the time from there to the first round.
 	Freeze time.Duration
+	// Version is that of package draw.
+	Version int
 	// Parties are those that make the seed, with the secrets that they revealed; none for drand.
 	Parties []draw.Party
 	// RevealBy is when a missing secret makes the draw void.
 	RevealBy time.Time
-	// Rounds are those up to the one that gives the seed: as the rule has it now, until the list is frozen. There are none
-	// with parties, nor if the last one is over.
+	// Rounds are those up to the one that gives the seed: as the rule has it now, until the list is frozen. There are
+	// none with parties, nor if the last one is over.
 	Rounds []int64
 
 	// Stock and Items are those of the sale that is drawn, Partitions those of its layout, and Paused is true while an
@@ -99,11 +104,16 @@ type Draw struct {
 	Items      []draw.Item
 	Partitions int
 	Paused     bool
+	// Ended is true after an operator has ended it, and EntriesEnded if nobody can enter any more: a waiting list is
+	// closed.
+	Ended, EntriesEnded bool
 
-	// Entries is the length of the frozen list, and Root its root.
+	// Entries is the length of the frozen list, and Root its root. They are public before FrozenAt is read.
 	Entries  int64
 	Root     draw.Hex
 	FrozenAt time.Time
+	// Goods are the units as they were then; nil in version 1.
+	Goods *draw.Goods
 
 	// Signature is that of the round of the seed; empty with parties.
 	Signature draw.Hex
@@ -116,11 +126,16 @@ type Draw struct {
 	VoidedAt   time.Time
 	VoidReason string
 
-	// overdue is true after RevealBy, by the clock of Postgres.
-	overdue bool
+	// isEarly is true if the round of the seed is still to come by the clock of Postgres.
+	isEarly bool
+	// isLate is true if it cannot get a seed any more by the clock of Postgres, which nothing final follows from alone.
+	isLate bool
 
 	// Offered and Skipped count the ranks that had their turn. Those of each item are its first ones.
 	Offered, Skipped int64
+
+	// due is the turn of offers_due with which it was found there (due.go).
+	due int64
 
 	// epoch is that of the sale that is drawn. Offers that were lost before offersEpoch have been made again (lost.go).
 	epoch, offersEpoch int64
@@ -134,6 +149,16 @@ func (d *Draw) Round() int64 {
 	return d.Rounds[len(d.Rounds)-1]
 }
 
+// Missing are the parties whose secrets are missing.
+func (d *Draw) Missing() (names []string) {
+	for _, party := range d.Parties {
+		if len(party.Secret) == 0 {
+			names = append(names, party.Name)
+		}
+	}
+	return names
+}
+
 // drawRow is a row of find.sql.
 type drawRow struct {
 	SaleID, EntriesID     uuid.UUID
@@ -141,9 +166,12 @@ type drawRow struct {
 	CreatedAt             time.Time
 	FreezeSeconds         int64
 	Parties               []draw.Party
+	Version               int
 	Entries               int64
 	Root, Signature, Seed []byte
 	FrozenAt, SeededAt    zeronull.Timestamptz
+	Published             bool
+	Goods                 *draw.Goods
 	RankedAt, VoidedAt    zeronull.Timestamptz
 	Round                 int64
 	ItemEntries           []int64
@@ -152,28 +180,28 @@ type drawRow struct {
 	Epoch, OffersEpoch    int64
 	ClosesAt              zeronull.Timestamptz
 	EntriesOver           bool
+	EntriesEnded          bool
 	Now                   time.Time
 	Stock                 int64
 	Items                 []draw.Item
 	Partitions            int
 	GoodsOver             bool
 	GoodsPaused           bool
+	GoodsEnded            bool
 }
-
-// revealMin and revealFreezes bound the time for reveals: the former, or so many times the freeze if that is longer.
-const (
-	revealMin     = time.Hour
-	revealFreezes = 3
-)
 
 func (r *drawRow) draw() Draw {
 	d := Draw{
 		SaleID: r.SaleID, EntriesID: r.EntriesID, Kind: r.Kind, CreatedAt: r.CreatedAt.UTC(), ClosesAt: utc(r.ClosesAt),
-		Freeze: time.Duration(r.FreezeSeconds) * time.Second, Parties: r.Parties, Stock: r.Stock, Items: r.Items,
-		Partitions: r.Partitions, Paused: r.GoodsPaused, Entries: r.Entries, Root: r.Root, FrozenAt: utc(r.FrozenAt),
+		Freeze: time.Duration(r.FreezeSeconds) * time.Second, Parties: r.Parties, Version: r.Version, Stock: r.Stock,
+		Items: r.Items, Partitions: r.Partitions, Paused: r.GoodsPaused, Ended: r.GoodsEnded, EntriesEnded: r.EntriesEnded,
+		Entries: r.Entries, Root: r.Root, FrozenAt: utc(r.FrozenAt), Goods: r.Goods,
 		Signature: r.Signature, Seed: r.Seed, SeededAt: utc(r.SeededAt), ItemEntries: r.ItemEntries,
 		RankedAt: utc(r.RankedAt), VoidedAt: utc(r.VoidedAt), VoidReason: r.VoidReason, Offered: r.Offered,
 		Skipped: r.Skipped, epoch: r.Epoch, offersEpoch: r.OffersEpoch,
+	}
+	if !r.Published {
+		d.FrozenAt = time.Time{} // the root is committed, and its time is not proved (freeze.go)
 	}
 	if d.Kind == ByPlace {
 		if d.State = Offering; r.GoodsOver {
@@ -188,8 +216,7 @@ func (r *drawRow) draw() Draw {
 	if len(d.Parties) == 0 {
 		d.Rounds = draw.Rounds(d.ClosesAt, d.Freeze, frozen)
 	} else if !d.FrozenAt.IsZero() {
-		d.RevealBy = d.FrozenAt.Add(max(revealMin, revealFreezes*d.Freeze))
-		d.overdue = r.Now.After(d.RevealBy)
+		d.RevealBy = draw.RevealBy(d.FrozenAt, d.Freeze)
 	}
 	switch {
 	case !d.VoidedAt.IsZero():
@@ -207,6 +234,8 @@ func (r *drawRow) draw() Draw {
 	default:
 		d.State = Offering
 	}
+	d.isLate = d.late(r.Now) != ""
+	d.isEarly = d.State == Frozen && draw.RoundTime(d.Round()).Sub(r.Now) > clocks.ApartMax
 	return d
 }
 
@@ -232,7 +261,7 @@ func (s *Store) Find(ctx context.Context, goods uuid.UUID) (Draw, error) {
 }
 
 func find(ctx context.Context, on pg.Querier, goods uuid.UUID) (Draw, error) {
-	rows, _ := on.Query(ctx, sql.DrawsFind, goods) // its error comes with the rows
+	rows, _ := on.Query(ctx, sql.DrawsFind, []uuid.UUID{goods}) // its error comes with the rows
 	r, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[drawRow])
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = ErrNoDraw
@@ -243,22 +272,17 @@ func find(ctx context.Context, on pg.Querier, goods uuid.UUID) (Draw, error) {
 	return r.draw(), nil
 }
 
-// Due returns the sales that are drawn, and have work for a worker: the entries are over, and the sale is not. First
-// come those whose lists must be frozen soonest.
-func (s *Store) Due(ctx context.Context) ([]uuid.UUID, error) { return s.sales(ctx, sql.DrawsDue) }
-
-// Waitlists returns the sales with waiting lists whose entries are not over.
-func (s *Store) Waitlists(ctx context.Context) ([]uuid.UUID, error) {
-	return s.sales(ctx, sql.DrawsWaitlists)
-}
-
-func (s *Store) sales(ctx context.Context, query string) ([]uuid.UUID, error) {
-	rows, _ := s.pool.Query(ctx, query) // its error comes with the rows
-	sales, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
+// FindAll returns the draws and waiting lists of those of the sales that have one.
+func (s *Store) FindAll(ctx context.Context, goods []uuid.UUID) ([]Draw, error) {
+	rows, _ := s.pool.Query(ctx, sql.DrawsFind, goods) // its error comes with the rows
+	found, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Draw, error) {
+		r, err := pgx.RowToStructByName[drawRow](row)
+		return r.draw(), err
+	})
 	if err != nil {
-		return nil, fmt.Errorf("list draws that are due: %w", err)
+		return nil, fmt.Errorf("find draws: %w", err)
 	}
-	return sales, nil
+	return found, nil
 }
 
 // change has next look at the draw in a transaction that excludes other changes of it, and change it.
@@ -299,14 +323,22 @@ func void(ctx context.Context, tx pgx.Tx, d *Draw, reason string) error {
 	return err
 }
 
+// Clocks returns the time by the clocks of Postgres and Redis (reservation.Store.Times). What nothing undoes is done
+// when both say so: the entries are frozen and a draw is void once and for all.
+type Clocks func(context.Context, pg.Querier) (clocks.Times, error)
+
 // EndLate makes a draw void that cannot get a seed any more: its list is not frozen before the last round, or a party
 // has not revealed its secret in time. It returns whether it did.
-func (s *Store) EndLate(ctx context.Context, d *Draw) (ended bool, err error) {
-	if d.late() == "" {
+func (s *Store) EndLate(ctx context.Context, d *Draw, read Clocks) (ended bool, err error) {
+	if !d.isLate {
 		return false, nil
 	}
 	_, err = change(ctx, s.pool, d.SaleID, func(tx pgx.Tx, d *Draw) error {
-		reason := d.late()
+		times, err := read(ctx, tx)
+		if err != nil {
+			return err
+		}
+		reason := d.late(times.Earliest)
 		if ended = reason != ""; !ended {
 			return nil
 		}
@@ -315,19 +347,16 @@ func (s *Store) EndLate(ctx context.Context, d *Draw) (ended bool, err error) {
 	return ended, wrap("end", d.SaleID, err)
 }
 
-// late returns why the draw cannot get a seed any more, or "".
-func (d *Draw) late() string {
+// PublishesGoods is true if what is drawn is published with the list.
+func (d *Draw) PublishesGoods() bool { return d.Version > draw.FirstVersion }
+
+// late returns why the draw cannot get a seed any more at that time, or "".
+func (d *Draw) late(now time.Time) string {
 	switch {
-	case d.State == Freezing && len(d.Parties) == 0 && d.Rounds == nil:
-		return reasonLate
-	case d.State == Frozen && d.overdue:
-		return reasonNoReveal
+	case d.State == Freezing && len(d.Parties) == 0 && draw.Rounds(d.ClosesAt, d.Freeze, now) == nil:
+		return draw.VoidLate
+	case d.State == Frozen && !d.RevealBy.IsZero() && now.After(d.RevealBy):
+		return draw.VoidSilent
 	}
 	return ""
 }
-
-// The reasons for which a draw is void.
-const (
-	reasonLate     = "the list of the entries was not frozen before the last round"
-	reasonNoReveal = "a party has not revealed its secret in time"
-)

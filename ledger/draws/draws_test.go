@@ -16,7 +16,6 @@ import (
 	"golang.org/x/mod/sumdb/tlog"
 
 	"stampede/draw"
-	"stampede/internal/pg"
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
@@ -35,7 +34,11 @@ type drawn struct {
 // newDraw makes a draw whose entries are of these users and lines, and closed a second ago.
 func newDraw(t *testing.T, users int, lines ...order.Lines) drawn {
 	t.Helper()
-	pool := testkit.Pool(t)
+	return newDrawIn(t, testkit.Pool(t), users, lines...)
+}
+
+func newDrawIn(t *testing.T, pool *pgxpool.Pool, users int, lines ...order.Lines) drawn {
+	t.Helper()
 	d := drawn{draws.New(pool), pool, testshop.NewSale(t, pool, 10), testshop.NewSale(t, pool, 1_000_000)}
 	if len(lines) > 0 {
 		d.goods, d.entries = testwork.NewSaleWithItems(t, pool, 5, 5), testwork.NewSaleWithItems(t, pool, 5000, 5000)
@@ -69,7 +72,7 @@ func (d drawn) find(t *testing.T) draws.Draw {
 
 func (d drawn) prepare(t *testing.T) draws.Draw {
 	t.Helper()
-	require.NoError(t, d.Prepare(t.Context(), d.goods))
+	require.NoError(t, d.Prepare(t.Context(), d.goods, testshop.Clocks))
 	return d.find(t)
 }
 
@@ -146,7 +149,7 @@ func TestFrozenListHasEachEntry(t *testing.T) {
 	require.Equal(t, draw.Rounds(frozen.ClosesAt, time.Minute, frozen.FrozenAt), frozen.Rounds)
 	require.Equal(t, frozen, d.prepare(t), "it is frozen once")
 
-	require.Equal(t, []string{fmt.Sprintf(`DrawFrozen {"root": "%x", "rounds": [%d], "entries": 2499, `+
+	require.Equal(t, []string{fmt.Sprintf(`DrawFrozen {"root": "%x", "rounds": [%d], "entries": 2499, "version": 1, `+
 		`"closes_at": %q, "frozen_at": %q, "freeze_seconds": 60, "entries_sale_id": %q}`, []byte(root), frozen.Round(),
 		frozen.ClosesAt.Format(time.RFC3339Nano), frozen.FrozenAt.Format(time.RFC3339Nano), d.entries)},
 		d.events(t, d.goods))
@@ -219,37 +222,13 @@ func TestFreezeGoesOn(t *testing.T) {
 	require.Equal(t, want.Root, d.prepare(t).Root)
 }
 
-// A draw with many entries holds up no other, whose last round may come meanwhile.
-func TestDrawsDoNotWaitForEachOther(t *testing.T) {
-	t.Parallel()
-	d := newDraw(t, 3)
-	other := testshop.NewSale(t, d.pool, 10)
-	for sale, want := range map[uuid.UUID]error{d.goods: pg.ErrLockHeld, other: nil} {
-		lock, err := pg.Begin(t.Context(), d.pool, pg.DrawLock(sale), 0)
-		require.NoError(t, err)
-		require.ErrorIs(t, d.Prepare(t.Context(), d.goods), want)
-		lock.End()
-	}
-
-	entries := testshop.NewSale(t, d.pool, 10)
-	d.exec(t, "INSERT INTO draws (sale_id, entries_id, kind, freeze_seconds) VALUES ($1, $2, 'draw', 90)", other, entries)
-	d.exec(t, "UPDATE sales SET closes_at = now() - interval '2 seconds', state = 'ended' WHERE id = $1", entries)
-	due := func() []uuid.UUID {
-		sales, err := d.Due(t.Context())
-		require.NoError(t, err)
-		return sales
-	}
-	require.Equal(t, []uuid.UUID{other, d.goods}, due(), "a frozen list can wait")
-	d.exec(t, "UPDATE draws SET frozen_at = NULL, root = NULL, entries = NULL")
-	require.Equal(t, []uuid.UUID{d.goods, other}, due(), "the sooner round comes first")
-}
-
 // A list that lacks a live order is not frozen.
 func TestListIsComparedWithLiveOrders(t *testing.T) {
 	t.Parallel()
 	d := newDraw(t, 5)
 	d.exec(t, "UPDATE sales SET sold = sold + 1 WHERE id = $1", d.entries)
-	require.ErrorContains(t, d.Prepare(t.Context(), d.goods), "it has 5 entries, and there are 6 live orders")
+	require.ErrorContains(t, d.Prepare(t.Context(), d.goods, testshop.Clocks),
+		"it has 5 entries, and there are 6 live orders")
 	require.Zero(t, testshop.QueryInt(t, d.pool, "SELECT count(*) FROM draw_chunks"), "it begins again")
 	require.Equal(t, draws.Freezing, d.find(t).State)
 	require.Empty(t, d.events(t, d.goods))
@@ -271,7 +250,7 @@ func TestFreezeReadsTheClockWithAllLocks(t *testing.T) {
 	}
 	lock(d.goods)
 	frozen := make(chan error, 1)
-	go func() { frozen <- d.Prepare(t.Context(), d.goods) }()
+	go func() { frozen <- d.Prepare(t.Context(), d.goods, testshop.Clocks) }()
 	testshop.AwaitWaiting(t, d.pool, 1)
 	lock(d.entries) // in the order of a repeated creation
 	var later time.Time
@@ -291,7 +270,7 @@ func TestFreezeReadsTheClockWithAllLocks(t *testing.T) {
 	require.NoError(t, err)
 	_, err = other.Exec(t.Context(), "SELECT pg_advisory_xact_lock(7)")
 	require.NoError(t, err)
-	require.ErrorContains(t, d.Prepare(t.Context(), d.goods), "statement timeout")
+	require.ErrorContains(t, d.Prepare(t.Context(), d.goods, testshop.Clocks), "statement timeout")
 	require.Equal(t, draws.Freezing, d.find(t).State)
 	require.NoError(t, other.Rollback(t.Context()))
 	require.Equal(t, draws.Frozen, d.prepare(t).State)
@@ -362,7 +341,7 @@ func TestLateDrawIsVoid(t *testing.T) {
 	d := newDraw(t, 5)
 	endLate := func() bool {
 		found := d.find(t)
-		ended, err := d.EndLate(t.Context(), &found)
+		ended, err := d.EndLate(t.Context(), &found, testshop.Clocks)
 		require.NoError(t, err)
 		return ended
 	}
@@ -392,6 +371,16 @@ func TestLateDrawIsVoid(t *testing.T) {
 
 func TestPartiesSeedTheDraw(t *testing.T) {
 	t.Parallel()
+	for _, version := range []int{draw.FirstVersion, draw.Version} {
+		t.Run(fmt.Sprint("version ", version), func(t *testing.T) {
+			t.Parallel()
+			partiesSeedTheDraw(t, version)
+		})
+	}
+}
+
+func partiesSeedTheDraw(t *testing.T, version int) {
+	t.Helper()
 	secrets := map[string][]byte{"ann": bytes.Repeat([]byte{1}, 32), "bob": bytes.Repeat([]byte{2}, 32)}
 	withParties := func() drawn {
 		d := newDraw(t, 5)
@@ -400,7 +389,7 @@ func TestPartiesSeedTheDraw(t *testing.T) {
 			sum := sha256.Sum256(secrets[name])
 			parties = append(parties, draw.Party{Name: name, Commitment: sum[:]})
 		}
-		d.exec(t, "UPDATE draws SET parties = $1", parties)
+		d.exec(t, "UPDATE draws SET parties = $1, version = $2", parties, version)
 		return d
 	}
 	d := withParties()
@@ -439,11 +428,17 @@ func TestPartiesSeedTheDraw(t *testing.T) {
 	require.ErrorIs(t, err, draw.ErrParties, "a secret that is known does not change")
 	seeded, err := reveal("bob", secrets["bob"])
 	require.NoError(t, err)
-	want, err := draw.PartiesSeed(seeded.Parties)
+	want, err := draw.PartiesSeed(version, d.goods, seeded.Root, seeded.Parties)
 	require.NoError(t, err)
 	require.Equal(t, draw.Hex(want[:]), seeded.Seed)
 	require.Len(t, d.events(t, d.goods), 2)
 	require.Equal(t, draws.Offering, d.prepare(t).State)
+	offered, err := d.Bundle(t.Context(), d.goods)
+	require.NoError(t, err)
+	list := d.leaves(t)
+	report, err := draw.Verify(t.Context(), offered, bytes.NewReader(list), int64(len(list)), nil)
+	require.NoError(t, err)
+	require.False(t, report.Has(draw.Broken), report)
 
 	d = withParties()
 	d.prepare(t)
@@ -451,19 +446,21 @@ func TestPartiesSeedTheDraw(t *testing.T) {
 	require.NoError(t, err)
 	d.exec(t, "UPDATE draws SET frozen_at = now() - interval '1 hour'")
 	_, err = reveal("bob", secrets["bob"])
-	require.ErrorIs(t, err, draws.ErrVoid, "too late")
-	require.Equal(t, draws.Void, d.find(t).State)
-	bundle, err := d.Bundle(t.Context(), d.goods)
-	require.NoError(t, err)
-	require.Equal(t, "a party has not revealed its secret in time", bundle.VoidReason)
-
-	d = withParties()
-	d.prepare(t)
-	d.exec(t, "UPDATE draws SET frozen_at = now() - interval '1 hour'")
+	require.ErrorIs(t, err, draws.ErrLate)
 	late := d.find(t)
-	ended, err := d.EndLate(t.Context(), &late)
+	require.Equal(t, draws.Frozen, late.State, "one clock alone does not end it")
+	ended, err := d.EndLate(t.Context(), &late, testshop.Clocks)
 	require.NoError(t, err)
 	require.True(t, ended)
+	bundle, err := d.Bundle(t.Context(), d.goods)
+	require.NoError(t, err)
+	require.Equal(t, draw.VoidSilent, bundle.VoidReason)
+	list = d.leaves(t)
+	report, err = draw.Verify(t.Context(), bundle, bytes.NewReader(list), int64(len(list)), nil)
+	require.NoError(t, err)
+	require.False(t, report.Has(draw.Broken), report)
+	_, err = reveal("bob", secrets["bob"])
+	require.ErrorIs(t, err, draws.ErrVoid)
 }
 
 // Ranks are those that anyone computes from the list and the seed, and each entry finds its own.
@@ -502,5 +499,28 @@ func TestRanksFollowFromListAndSeed(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A draw for which there is more to do since it was found is not left.
+func TestDueAgainIsNotDone(t *testing.T) {
+	t.Parallel()
+	d := newDraw(t, 1)
+	due := func() draws.Draw {
+		require.NoError(t, d.NoteDue(t.Context(), []uuid.UUID{d.goods, uuid.New()}))
+		found, err := d.Due(t.Context(), draws.ByHash)
+		require.NoError(t, err)
+		require.Len(t, found, 1)
+		return found[0]
+	}
+	first, second := due(), due()
+	for _, found := range []struct {
+		*draws.Draw
+		left int
+	}{{&first, 1}, {&second, 0}} {
+		require.NoError(t, d.Done(t.Context(), found.Draw))
+		again, err := d.Due(t.Context(), draws.ByHash)
+		require.NoError(t, err)
+		require.Len(t, again, found.left)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"stampede/draw"
+	"stampede/internal/clocks"
 	"stampede/internal/crashpoint"
 	"stampede/internal/pg"
 	"stampede/reservation/order"
@@ -19,8 +20,8 @@ import (
 // portionChunks is how many chunks are read, and written, at a time: it bounds the memory of a freeze.
 const portionChunks = 64
 
-// commitMargin is how long before a round the clock must be read, or half a freeze if that is shorter. A later list is
-// frozen after the round, for the next one. Once the clock is read, Postgres ends the transaction if a statement or a
+// commitMargin is how long before a round the clocks must be read, or half a freeze if that is shorter. A later list is
+// frozen after the round, for the next one. Once they are read, Postgres ends the transaction if a statement or a
 // silence takes an eighth of the margin. There are six of them, and the commit has the rest of the time.
 const (
 	commitMargin = 10 * time.Second
@@ -30,7 +31,7 @@ const (
 var (
 	// errChanged is returned for a list that differs from the live orders: it begins again.
 	errChanged = errors.New("the list is not that of the live orders")
-	// errRoundComes is returned just before a round.
+	// errRoundComes is returned just before a round, and if one comes, or the entries are not over, by one of the clocks.
 	errRoundComes = errors.New("a round comes before the list can be frozen")
 )
 
@@ -40,7 +41,7 @@ const silenceMax = 2 * time.Minute
 
 // Prepare freezes and ranks the draw of the sale as far as it can: the entries are final if that is true. One process
 // at a time does so for a draw; the others return pg.ErrLockHeld.
-func (s *Store) Prepare(ctx context.Context, goods uuid.UUID) error {
+func (s *Store) Prepare(ctx context.Context, goods uuid.UUID, read Clocks) error {
 	lock, err := pg.Begin(ctx, s.pool, pg.DrawLock(goods), silenceMax)
 	if err != nil {
 		return err
@@ -50,7 +51,7 @@ func (s *Store) Prepare(ctx context.Context, goods uuid.UUID) error {
 	if err := lock.Run(ctx, "SET enable_sort = off"); err != nil {
 		return err
 	}
-	if err := s.freeze(ctx, lock.Conn, goods); err != nil {
+	if err := s.freeze(ctx, lock.Conn, goods, read); err != nil {
 		return err
 	}
 	return s.rank(ctx, lock.Conn, goods)
@@ -61,21 +62,37 @@ func (s *Store) Prepare(ctx context.Context, goods uuid.UUID) error {
 // the last round is over. After a crash it goes on with the next part of the list. It does nothing in another state.
 //
 // The caller excludes other calls (pg.DrawLock). Two at once harm nothing: one of them fails.
-func (s *Store) freeze(ctx context.Context, conn *pgx.Conn, goods uuid.UUID) error {
+func (s *Store) freeze(ctx context.Context, conn *pgx.Conn, goods uuid.UUID, read Clocks) error {
 	d, err := find(ctx, conn, goods)
 	if err != nil || d.State != Freezing {
 		return err
 	}
-	f := &freezing{Draw: &d, conn: conn}
+	f := &freezing{Draw: &d, conn: conn, read: read}
+	if len(d.Root) == 0 {
+		if err := f.list(ctx); err != nil {
+			return err
+		}
+	}
+	crashpoint.Hit(crashpoint.DrawListed)
+	_, err = change(ctx, conn, goods, func(tx pgx.Tx, d *Draw) error { return f.confirm(ctx, tx, d) })
+	if err != nil && !errors.Is(err, errRoundComes) { // the next try is after it
+		return fmt.Errorf("confirm the frozen list of sale=%s: %w", goods, err)
+	}
+	return nil
+}
+
+// list commits the list and its root.
+func (f *freezing) list(ctx context.Context) error {
+	goods := f.SaleID
 	if err := f.readRest(ctx); err != nil {
 		return fmt.Errorf("read the entries of sale=%s: %w", goods, err)
 	}
-	_, err = change(ctx, conn, goods, func(tx pgx.Tx, d *Draw) error { return f.freeze(ctx, tx, d) })
+	_, err := change(ctx, f.conn, goods, func(tx pgx.Tx, d *Draw) error { return f.freeze(ctx, tx, d) })
 	switch {
 	case errors.Is(err, errRoundComes):
 		return nil // the next try is after it
 	case errors.Is(err, errChanged):
-		_, forgotten := conn.Exec(ctx, sql.DrawsBeginAgain, goods)
+		_, forgotten := f.conn.Exec(ctx, sql.DrawsBeginAgain, goods)
 		err = errors.Join(err, forgotten)
 	}
 	if err != nil {
@@ -88,6 +105,7 @@ func (s *Store) freeze(ctx context.Context, conn *pgx.Conn, goods uuid.UUID) err
 type freezing struct {
 	*Draw
 	conn *pgx.Conn
+	read Clocks
 	// chunks is how many there are, and last the last entry of them.
 	chunks int64
 	last   uuid.UUID
@@ -172,71 +190,144 @@ func (c *chunk) add(id uuid.UUID, record draw.Record) {
 }
 
 // freeze is the last step. It locks both sales, so that no entry is added or cancelled before its end, and no lock is
-// waited for once the clock is read. The goods come first, as in catalog.CreateDraw.
+// waited for once the clocks are read. The goods come first, as in catalog.CreateDraw.
 func (f *freezing) freeze(ctx context.Context, tx pgx.Tx, d *Draw) error {
-	if d.State != Freezing {
+	if d.State != Freezing || len(d.Root) > 0 {
 		return nil
 	}
-	for _, sale := range []uuid.UUID{d.SaleID, d.EntriesID} {
-		if err := tx.QueryRow(ctx, sql.CatalogLockSale, sale).Scan(nil); err != nil {
-			return err
-		}
-	}
-	var sold, cancelled int64
-	err := tx.QueryRow(ctx, sql.DrawsLiveEntries, d.EntriesID, d.ClosesAt, f.count).Scan(&sold, &cancelled)
+	root, err := f.final(ctx, tx, d)
 	if err != nil {
 		return err
 	}
+	return f.note(ctx, tx, d, root)
+}
+
+// final returns the root of the list once that has all live entries.
+func (f *freezing) final(ctx context.Context, tx pgx.Tx, d *Draw) (root draw.Hash, err error) {
+	for _, sale := range []uuid.UUID{d.SaleID, d.EntriesID} {
+		if err := tx.QueryRow(ctx, sql.CatalogLockSale, sale).Scan(nil); err != nil {
+			return root, err
+		}
+	}
+	var sold, cancelled int64
+	err = tx.QueryRow(ctx, sql.DrawsLiveEntries, d.EntriesID, d.ClosesAt, f.count).Scan(&sold, &cancelled)
+	if err != nil {
+		return root, err
+	}
 	// Each entry of the list is live, or was cancelled since the end. So the list has each live one if it has as many.
 	if f.count != sold+cancelled {
-		return fmt.Errorf("%w: it has %d entries, and there are %d live orders and %d that were cancelled since the end",
-			errChanged, f.count, sold, cancelled)
+		return root, fmt.Errorf("%w: it has %d entries, and there are %d live orders and %d that were cancelled "+
+			"since the end", errChanged, f.count, sold, cancelled)
 	}
 	rows, _ := tx.Query(ctx, sql.DrawsHashes, d.SaleID) // its error comes with the rows
 	hashes, err := pgx.CollectRows(rows, scanHash)
 	if err != nil {
-		return err
+		return root, err
 	}
 	if int64(len(hashes)) != f.chunks {
-		return fmt.Errorf("%w: it has %d chunks, want %d", errChanged, len(hashes), f.chunks)
+		return root, fmt.Errorf("%w: it has %d chunks, want %d", errChanged, len(hashes), f.chunks)
 	}
 	if _, err := tx.Exec(ctx, sql.DrawsLowerEntries, d.EntriesID); err != nil {
-		return err
+		return root, err
 	}
-	margin := min(commitMargin, d.Freeze/2)
-	if err := pg.Run(ctx, f.conn, fmt.Sprintf("SET LOCAL statement_timeout = %[1]d; "+
-		"SET LOCAL idle_in_transaction_session_timeout = %[1]d", (margin/marginSteps).Milliseconds())); err != nil {
-		return err
-	}
-	return f.note(ctx, tx, d, draw.RootOf(hashes), margin)
+	return draw.RootOf(hashes), nil
 }
 
-// note freezes the list in Postgres, and tells the world its root.
-func (f *freezing) note(ctx context.Context, tx pgx.Tx, d *Draw, root draw.Hash, margin time.Duration) error {
-	var now time.Time
-	if err := tx.QueryRow(ctx, "SELECT clock_timestamp()").Scan(&now); err != nil {
+// note freezes the list in Postgres. From its commit on the root is public, and final.
+func (f *freezing) note(ctx context.Context, tx pgx.Tx, d *Draw, root draw.Hash) error {
+	now, _, err := f.inTime(ctx, tx, d, min(commitMargin, d.Freeze/2))
+	if err != nil || now.IsZero() {
 		return err
 	}
-	var round *int64
-	var rounds []int64
-	if len(d.Parties) == 0 {
-		if rounds = draw.Rounds(d.ClosesAt, d.Freeze, now); rounds == nil {
-			return void(ctx, tx, d, reasonLate)
-		}
-		round = &rounds[len(rounds)-1]
-		if draw.RoundTime(*round).Sub(now) < margin {
-			return errRoundComes
-		}
-	}
-	batch := new(pgx.Batch)
-	batch.Queue(sql.DrawsFreeze, d.SaleID, f.count, root[:], now, round)
-	batch.Queue(sql.DrawsAddEvent, d.SaleID, eventFrozen, draw.Frozen{
-		EntriesSaleID: d.EntriesID, Entries: f.count, Root: root[:], FrozenAt: now.UTC(), Rounds: rounds,
-		ClosesAt: d.ClosesAt, FreezeSeconds: int64(d.Freeze / time.Second), Parties: d.Parties,
-	})
-	err := tx.SendBatch(ctx, batch).Close()
+	_, err = tx.Exec(ctx, sql.DrawsFreeze, d.SaleID, f.count, root[:], now)
 	crashpoint.Hit(crashpoint.DrawFrozen)
 	return err
+}
+
+// confirm reads the clocks once the root is committed, however long that took, and tells the world that time: so the
+// root was public before it, and the round that gives the seed comes after it.
+func (f *freezing) confirm(ctx context.Context, tx pgx.Tx, d *Draw) error {
+	if d.State != Freezing || len(d.Root) == 0 {
+		return nil
+	}
+	goods, err := d.goods(ctx, tx)
+	if err != nil {
+		return err
+	}
+	now, rounds, err := f.inTime(ctx, tx, d, clocks.ApartMax)
+	if err != nil || now.IsZero() {
+		return err
+	}
+	batch := new(pgx.Batch)
+	frozen := draw.Frozen{
+		Version: d.Version, EntriesSaleID: d.EntriesID, Entries: d.Entries, Root: d.Root, FrozenAt: now.UTC(), Rounds: rounds,
+		ClosesAt: d.ClosesAt, FreezeSeconds: int64(d.Freeze / time.Second), Parties: d.Parties, Goods: goods,
+	}
+	d.publish(batch, &frozen, frozen)
+	return tx.SendBatch(ctx, batch).Close()
+}
+
+// publish queues the time and the round of a list that is frozen, and the event that tells them.
+func (d *Draw) publish(batch *pgx.Batch, frozen *draw.Frozen, event any) {
+	var round *int64
+	if n := len(frozen.Rounds); n > 0 {
+		round = &frozen.Rounds[n-1]
+	}
+	batch.Queue(sql.DrawsConfirm, d.SaleID, frozen.FrozenAt, round)
+	batch.Queue(sql.DrawsAddEvent, d.SaleID, eventFrozen, event)
+}
+
+// goods returns what is published of the units of the draw. It locks the sale, so that they are those before its next
+// revision; nil in version 1. Nobody has bought a unit since the draw was created, and each order from before is in
+// Postgres (fulfillment/offers).
+func (d *Draw) goods(ctx context.Context, tx pgx.Tx) (*draw.Goods, error) {
+	if !d.PublishesGoods() {
+		return nil, nil
+	}
+	if err := tx.QueryRow(ctx, sql.CatalogLockSale, d.SaleID).Scan(nil); err != nil {
+		return nil, err
+	}
+	g := new(draw.Goods)
+	err := tx.QueryRow(ctx, sql.DrawsGoods, d.SaleID).Scan(&g.Revision, &g.Stock, &g.Sold, &g.Items)
+	if err != nil || g.Sold == 0 {
+		return g, err
+	}
+	rows, _ := tx.Query(ctx, sql.DrawsHolders, d.SaleID, d.EntriesID) // its error comes with the rows
+	g.Holders, err = pgx.CollectRows(rows, pgx.RowTo[draw.Place])
+	return g, err
+}
+
+// inTime returns the time by the clock that is furthest ahead, and the rounds that follow from it, none with parties.
+// With less than the margin before the round it fails with errRoundComes. If the last one is over it makes the draw
+// void, and the time is zero. From then on Postgres ends the transaction soon.
+func (f *freezing) inTime(
+	ctx context.Context, tx pgx.Tx, d *Draw, margin time.Duration,
+) (now time.Time, rounds []int64, err error) {
+	step := min(commitMargin, d.Freeze/2) / marginSteps
+	err = pg.Run(ctx, f.conn, fmt.Sprintf("SET LOCAL statement_timeout = %[1]d; "+
+		"SET LOCAL idle_in_transaction_session_timeout = %[1]d", step.Milliseconds()))
+	if err != nil {
+		return now, nil, err
+	}
+	times, err := f.read(ctx, tx)
+	if err != nil {
+		return now, nil, err
+	}
+	switch reason := d.late(times.Earliest); {
+	case times.Earliest.Before(d.ClosesAt):
+		return now, nil, errRoundComes
+	case reason != "":
+		return now, nil, void(ctx, tx, d, reason)
+	}
+	// The list is frozen in time by each of the clocks.
+	now = times.Latest.Round(time.Microsecond) // as Postgres keeps it
+	if len(d.Parties) == 0 {
+		rounds = draw.Rounds(d.ClosesAt, d.Freeze, now)
+		if rounds == nil || draw.RoundTime(rounds[len(rounds)-1]).Sub(now) < margin {
+			return time.Time{}, nil, errRoundComes
+		}
+	}
+	return now, rounds, nil
 }
 
 func scanHash(row pgx.CollectableRow) (hash draw.Hash, err error) {

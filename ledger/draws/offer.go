@@ -58,7 +58,7 @@ type Reserver func(ctx context.Context, turns []Turn) ([]Result, error)
 
 // Offer has the next ranks have their turn, and records what became of them: of each item at most so many, by its
 // letter, "" in a sale without items. It returns how many had theirs. One process at a time does so for a draw; the
-// others return 0. Entries that were cancelled are skipped.
+// others get pg.ErrLockHeld. Entries that were cancelled are skipped.
 //
 // After a crash between reserve and the record the same turns come again, and reserve recognizes them by their entries.
 // Before new ranks come those whose orders were lost with Redis (lost.go). The transaction stays open over the call on
@@ -77,7 +77,7 @@ func (s *Store) offer(
 		done = 0
 		err := tx.QueryRow(ctx, sql.DrawsLockFree, goods).Scan(nil)
 		if errors.Is(err, pgx.ErrNoRows) {
-			return nil
+			return pg.ErrLockHeld
 		} else if err != nil {
 			return err
 		}

@@ -180,6 +180,9 @@ type FrozenList struct {
 	*io.SectionReader
 }
 
+// ListBytes is the length of the list.
+func (d *Draw) ListBytes() int64 { return d.Entries * draw.RecordBytes }
+
 // FrozenList returns the list of a draw, for one goroutine and until ctx ends. The error is ErrNoDraw, ErrNotFrozen,
 // or ErrVoid if the list was never frozen.
 func (s *Store) FrozenList(ctx context.Context, goods uuid.UUID) (*FrozenList, error) {
@@ -190,7 +193,7 @@ func (s *Store) FrozenList(ctx context.Context, goods uuid.UUID) (*FrozenList, e
 	list := &portions{read: func(from int64, do func([]byte) error) error {
 		return eachChunk(ctx, s.pool, goods, from, do)
 	}}
-	return &FrozenList{d.Root, io.NewSectionReader(list, 0, d.Entries*draw.RecordBytes)}, nil
+	return &FrozenList{d.Root, io.NewSectionReader(list, 0, d.ListBytes())}, nil
 }
 
 const chunkBytes = draw.ChunkLeaves * draw.RecordBytes
@@ -234,20 +237,38 @@ const offersPage = 10_000
 
 // Bundle returns all that is public about a draw but its list. The error is one of FrozenList.
 func (s *Store) Bundle(ctx context.Context, goods uuid.UUID) (*draw.Bundle, error) {
+	b := new(draw.Bundle)
+	// Before all else: a bundle has each step up to its revision.
+	err := s.pool.QueryRow(ctx, sql.DrawsStock, goods).Scan(&b.Revision, &b.Stock, &b.Items, &b.Restocks)
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = nil // as findFrozen says
+	}
+	if err != nil {
+		return nil, wrap("make the bundle", goods, err)
+	}
 	d, err := s.findFrozen(ctx, goods)
 	if err != nil {
 		return nil, wrap("make the bundle", goods, err)
 	}
-	b := &draw.Bundle{
-		Version: draw.BundleVersion, SaleID: d.SaleID, EntriesSaleID: d.EntriesID, Entries: d.Entries, Root: d.Root,
+	*b = draw.Bundle{
+		Version: d.Version, SaleID: d.SaleID, EntriesSaleID: d.EntriesID, Entries: d.Entries, Root: d.Root,
 		ClosesAt: d.ClosesAt, FreezeSeconds: int64(d.Freeze / time.Second), FrozenAt: d.FrozenAt, Rounds: d.Rounds,
-		Stock: d.Stock, Items: d.Items, Offers: []draw.Offer{}, VoidReason: d.VoidReason,
+		Stock: b.Stock, Items: b.Items, Offers: []draw.Offer{}, VoidReason: d.VoidReason,
+		Revision: b.Revision, Goods: d.Goods, Restocks: b.Restocks, VoidedAt: d.VoidedAt,
+	}
+	for i := range b.Restocks {
+		b.Restocks[i].At = b.Restocks[i].At.UTC()
 	}
 	if !d.SeededAt.IsZero() {
 		b.Seed = &draw.Source{Kind: draw.SeedDrand, Round: d.Round(), Signature: d.Signature, Parties: d.Parties}
 		if len(d.Parties) > 0 {
 			b.Seed.Kind = draw.SeedParties
 		}
+	} else {
+		b.Parties = d.Parties
+	}
+	if !d.PublishesGoods() { // as its verifiers know it
+		b.Revision, b.Goods, b.Restocks, b.Parties, b.VoidedAt = 0, nil, nil, nil, time.Time{}
 	}
 	for i := range d.ItemEntries {
 		letter, code := d.item(i)

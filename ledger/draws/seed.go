@@ -21,33 +21,49 @@ func (s *Store) Beacon(ctx context.Context, goods uuid.UUID, round int64, signat
 	if err != nil {
 		return d, err
 	}
-	var seed draw.Seed
-	check := func(d *Draw) error {
-		switch {
-		case len(d.Parties) > 0:
-			return ErrOtherSeed
-		case d.State == Void:
-			return ErrVoid
-		case d.FrozenAt.IsZero():
-			return ErrNotFrozen
-		case round != d.Round():
-			return &WrongRoundError{d.Round()}
-		}
-		return nil
-	}
-	if err = check(&d); err == nil && (d.SeededAt.IsZero() || !bytes.Equal(signature, d.Signature)) {
-		seed, err = draw.BeaconSeed(round, signature) // a round has one signature
-	}
-	if err != nil || !d.SeededAt.IsZero() {
+	known, err := d.TakesBeacon(round, signature)
+	if err != nil || known {
 		return d, wrap("take the beacon", goods, err)
 	}
+	seed, err := draw.BeaconSeed(round, signature)
+	if err != nil {
+		return d, wrap("take the beacon", goods, err)
+	}
+	// Nobody has the signature before the time of the round. So the clock is behind, and was perhaps at the freeze.
+	early := d.isEarly
 	d, err = change(ctx, s.pool, goods, func(tx pgx.Tx, d *Draw) error {
-		if err := check(d); err != nil || !d.SeededAt.IsZero() {
+		if known, err := d.TakesBeacon(round, signature); err != nil || known {
 			return err
+		}
+		if early {
+			return void(ctx, tx, d, draw.VoidEarly)
 		}
 		return giveSeed(ctx, tx, d, seed, signature)
 	})
+	if err == nil && d.State == Void {
+		err = ErrVoid
+	}
 	return d, wrap("take the beacon", goods, err)
+}
+
+// TakesBeacon is all that Beacon looks at before it verifies a signature, which costs milliseconds. known is true if it
+// is the one that has given the seed: a round has no other.
+func (d *Draw) TakesBeacon(round int64, signature []byte) (known bool, err error) {
+	switch {
+	case len(d.Parties) > 0:
+		return false, ErrOtherSeed
+	case d.State == Void:
+		return false, ErrVoid
+	case d.FrozenAt.IsZero():
+		return false, ErrNotFrozen
+	case round != d.Round():
+		return false, &WrongRoundError{d.Round()}
+	case d.SeededAt.IsZero():
+		return false, nil
+	case !bytes.Equal(signature, d.Signature):
+		return false, draw.ErrBeacon
+	}
+	return true, nil
 }
 
 func wrap(doing string, goods uuid.UUID, err error) error {
@@ -58,22 +74,24 @@ func wrap(doing string, goods uuid.UUID, err error) error {
 }
 
 // Reveal gives the draw the secret of a party; the last one makes the seed. A repeat changes nothing. The error is
-// ErrNoDraw, ErrNotFrozen, ErrVoid, ErrOtherSeed, ErrNoParty, or draw.ErrParties for a secret of another commitment.
+// ErrNoDraw, ErrNotFrozen, ErrVoid, ErrLate, ErrOtherSeed, ErrNoParty, or draw.ErrParties for a secret of another
+// commitment.
 func (s *Store) Reveal(ctx context.Context, goods uuid.UUID, party string, secret []byte) (Draw, error) {
 	d, err := s.FindDraw(ctx, goods)
 	if err != nil {
 		return d, err
 	}
 	// Before the lock too: somebody who guesses secrets must not keep it from those who offer units.
-	if known, err := d.reveal(party, secret); err != nil || known {
+	if known, err := d.TakesSecret(party, secret); err != nil || known {
 		return d, wrap("take a secret", goods, err)
 	}
 	d, err = change(ctx, s.pool, goods, func(tx pgx.Tx, d *Draw) error {
-		if known, err := d.reveal(party, secret); err != nil || known {
+		if known, err := d.TakesSecret(party, secret); err != nil || known {
 			return err
 		}
-		if d.overdue {
-			return void(ctx, tx, d, reasonNoReveal)
+		d.Parties[d.party(party)].Secret = secret
+		if d.isLate {
+			return ErrLate
 		}
 		if _, err := tx.Exec(ctx, sql.DrawsReveal, goods, d.Parties); err != nil {
 			return err
@@ -81,21 +99,18 @@ func (s *Store) Reveal(ctx context.Context, goods uuid.UUID, party string, secre
 		if slices.ContainsFunc(d.Parties, func(p draw.Party) bool { return len(p.Secret) == 0 }) {
 			return nil
 		}
-		seed, err := draw.PartiesSeed(d.Parties)
+		seed, err := draw.PartiesSeed(d.Version, d.SaleID, d.Root, d.Parties)
 		if err != nil {
 			return err
 		}
 		return giveSeed(ctx, tx, d, seed, nil)
 	})
-	if err == nil && d.State == Void {
-		err = ErrVoid
-	}
 	return d, wrap("take a secret", goods, err)
 }
 
-// reveal sets the secret of a party, and returns whether it was known.
-func (d *Draw) reveal(party string, secret []byte) (known bool, err error) {
-	at := slices.IndexFunc(d.Parties, func(p draw.Party) bool { return p.Name == party })
+// TakesSecret is all that Reveal looks at but the time. known is true if the party has revealed its secret before.
+func (d *Draw) TakesSecret(party string, secret []byte) (known bool, err error) {
+	at := d.party(party)
 	switch {
 	case len(d.Parties) == 0:
 		return false, ErrOtherSeed
@@ -103,12 +118,20 @@ func (d *Draw) reveal(party string, secret []byte) (known bool, err error) {
 		return false, ErrNoParty
 	case d.State == Void:
 		return false, ErrVoid
-	case d.FrozenAt.IsZero():
+	}
+	revealed := d.Parties[at]
+	revealed.Secret = secret
+	if err := revealed.Verify(); err != nil {
+		return false, err
+	}
+	if d.FrozenAt.IsZero() {
 		return false, ErrNotFrozen
 	}
-	known = len(d.Parties[at].Secret) > 0
-	d.Parties[at].Secret = secret
-	return known, d.Parties[at].Verify()
+	return len(d.Parties[at].Secret) > 0, nil
+}
+
+func (d *Draw) party(name string) int {
+	return slices.IndexFunc(d.Parties, func(p draw.Party) bool { return p.Name == name })
 }
 
 func giveSeed(ctx context.Context, tx pgx.Tx, d *Draw, seed draw.Seed, signature []byte) error {

@@ -32,8 +32,8 @@ func (s *Store) Waiting(ctx context.Context, d *Draw, before time.Time, most int
 	return next, wrap("look who waits", d.SaleID, err)
 }
 
-// OfferWaiting is Offer to those of next who still wait, at most left of them, in their order. waits is false if none
-// of them does.
+// OfferWaiting is Offer to those of next who had no turn, at most left of them, in their order. waits is false if all
+// of them had one.
 func (s *Store) OfferWaiting(
 	ctx context.Context, goods uuid.UUID, left int64, next []uuid.UUID, reserve Reserver,
 ) (done int, waits bool, err error) {
@@ -49,7 +49,7 @@ func (s *Store) OfferWaiting(
 		}
 		t := Turn{Rank: d.Offered + d.Skipped, Epoch: d.epoch}
 		rows, _ := tx.Query(ctx, sql.DrawsStillWaiting, d.SaleID, d.EntriesID, next, most) // its error comes with the rows
-		_, err = pgx.ForEachRow(rows, []any{&t.EntryID, &t.UserID, &t.Place}, func() error {
+		_, err = pgx.ForEachRow(rows, []any{&t.EntryID, &t.UserID, &t.Place, &t.Cancelled}, func() error {
 			t.OrderID = d.orderID(t.EntryID)
 			turns = append(turns, t)
 			t.Rank++
@@ -87,6 +87,8 @@ type Waiter struct {
 	Outcome draw.Outcome
 	Reason  draw.Reason
 	OrderID uuid.UUID
+	// Holds is true if that order is live.
+	Holds bool
 }
 
 // Waiter returns the place of a user in the waiting list of a sale, or order.ErrNotFound.
@@ -98,12 +100,14 @@ func (s *Store) Waiter(ctx context.Context, goods uuid.UUID, user string) (Waite
 		OrderID          zeronull.UUID
 		Reason           draw.Reason
 		HasLeft, Decided bool
+		Holds            bool
 	}])
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = order.ErrNotFound
 	}
 	w := Waiter{
-		EntryID: r.EntryID, Place: r.Place, HasLeft: r.HasLeft, OrderID: uuid.UUID(r.OrderID), Reason: r.Reason,
+		EntryID: r.EntryID, Place: r.Place, HasLeft: r.HasLeft, OrderID: uuid.UUID(r.OrderID), Holds: r.Holds,
+		Reason: r.Reason,
 	}
 	if r.Decided {
 		w.Outcome = outcome(r.Reason)

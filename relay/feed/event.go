@@ -194,6 +194,7 @@ type drawData struct {
 	Change        string    `json:"change"`
 	OccurredAt    instant   `json:"occurred_at"`
 	Operator      string    `json:"operator,omitempty"`
+	Version       int       `json:"version,omitempty"`
 	EntriesSaleID uuid.UUID `json:"entries_sale_id,omitzero"`
 	FreezeSeconds int64     `json:"freeze_seconds,omitempty"`
 	ClosesAt      string    `json:"closes_at,omitempty"`
@@ -209,7 +210,8 @@ type drawData struct {
 		Commitment string `json:"commitment"`
 		Secret     string `json:"secret,omitempty"`
 	} `json:"parties,omitempty"`
-	Reason string `json:"reason,omitempty"`
+	Goods  json.RawMessage `json:"goods,omitempty"`
+	Reason string          `json:"reason,omitempty"`
 }
 
 func (row *saleRow) drawEvent(r *Reader) (Event, error) {
@@ -263,6 +265,8 @@ type paymentRow struct {
 	Unreadable      string
 	RefundReference string
 	Operator        string
+	Note            string
+	Dispute         string
 }
 
 type paymentData struct {
@@ -280,6 +284,8 @@ type paymentData struct {
 	OccurredAt      instant            `json:"occurred_at"`
 	RefundReference string             `json:"refund_reference,omitempty"`
 	Operator        string             `json:"operator,omitempty"`
+	Note            string             `json:"note,omitempty"`
+	Dispute         string             `json:"dispute,omitempty"`
 }
 
 func (row *paymentRow) event(r *Reader) (Event, error) {
@@ -290,7 +296,7 @@ func (row *paymentRow) event(r *Reader) (Event, error) {
 		SchemaVersion: schemaVersion, Position: row.Position, Reference: row.Reference, State: state, Reason: row.Reason,
 		Version: row.Version, OrderID: uuid.UUID(row.OrderID), SaleID: uuid.UUID(row.SaleID), Amount: row.Amount,
 		Currency: row.Currency, Unreadable: row.Unreadable, OccurredAt: instant(row.OccurredAt),
-		RefundReference: row.RefundReference, Operator: row.Operator,
+		RefundReference: row.RefundReference, Operator: row.Operator, Note: row.Note, Dispute: row.Dispute,
 	})
 }
 

@@ -161,6 +161,51 @@ func TestPaymentsAreReadWithTheirOrders(t *testing.T) {
 	}}, []any{body.Type, body.Subject, body.PartitionKey, body.Data})
 }
 
+// Each event of a payment but its report has a type for receivers, with the note and the dispute.
+func TestEachStateOfPaymentsIsSent(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	testwork.Heartbeat(t, pool)
+	r := feed.NewReader(session(t, pool), "/test")
+	sale := testshop.NewPayableSale(t, pool, 10)
+	ids := testwork.Confirm(t, pool, sale, 2)
+	keeper := ledger.New(pool)
+	after := look(t, r).Settled
+	paid, _, err := keeper.History(t.Context(), ids[0])
+	require.NoError(t, err)
+	_, err = keeper.Report(t.Context(), order.Money{Reference: "pi_1", OrderID: ids[0]})
+	require.NoError(t, err)
+	other, err := keeper.Report(t.Context(), order.Money{Reference: "pi_1", OrderID: ids[1]})
+	require.NoError(t, err)
+	_, err = keeper.Dismiss(t.Context(), other.Reference, "a typing error", "ada")
+	require.NoError(t, err)
+	_, err = keeper.Disputed(t.Context(), order.Dispute{Reference: "pi_1", ID: "dp_1"})
+	require.NoError(t, err)
+	_, err = keeper.Pay(t.Context(), ids[0], paid.UserID, "mine")
+	require.Error(t, err)
+	look(t, r)
+	events, _, err := r.Read(t.Context(), after, 100)
+	require.NoError(t, err)
+	var sent [][]any
+	for _, e := range events {
+		var body struct {
+			Type string
+			Data map[string]any
+		}
+		require.NoError(t, json.Unmarshal(e.Body, &body))
+		if strings.HasPrefix(body.Type, "stampede.payment.") {
+			sent = append(sent, []any{body.Type, body.Data["reason"], body.Data["note"], body.Data["dispute"]})
+		}
+	}
+	require.Equal(t, [][]any{
+		{"stampede.payment.settled", nil, nil, nil},
+		{"stampede.payment.unclear", "other-order", nil, nil},
+		{"stampede.payment.dismissed", "other-order", "a typing error", nil},
+		{"stampede.payment.disputed", nil, nil, "dp_1"},
+		{"stampede.payment.claimed", "already-paid", nil, nil},
+	}, sent)
+}
+
 func TestRolledBackPositionsAreSettled(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
@@ -258,10 +303,11 @@ func TestEventsOfSalesAndOrdersAreOneOrder(t *testing.T) {
 		exec("INSERT INTO sale_events (sale_id, revision, type, data) VALUES ($1, $2, $3, $4)", sale, revision, kind, data)
 	}
 	record := func(version int, kind, data string) {
+		// The turn is the deadline less the window, also where it was another one before an outage.
 		exec(`INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at, due, pay_from, data)
 			VALUES ($1, $2, $3, $4, 'ann<&>', 2, '2026-11-23 10:00:01', CASE $2::int WHEN 2 THEN timestamptz '2026-11-23 10:00:00.25' END,
 			CASE $2::int WHEN 2 THEN timestamptz '2026-11-23 10:01:01' END,
-			CASE $2::int WHEN 2 THEN timestamptz '2026-11-23 10:00:01' END, $5)`, order, version, kind, sale, data)
+			CASE $2::int WHEN 2 THEN timestamptz '2026-11-23 09:00:00' END, $5)`, order, version, kind, sale, data)
 	}
 	change(1, "SaleCreated", `{"stock": 50, "shards": 2}`)
 	record(2, "OrderConfirmed", `{}`)
@@ -334,6 +380,29 @@ func TestEventsOfSalesAndOrdersAreOneOrder(t *testing.T) {
 }
 
 // Events with one position, which archives of other databases had once, are in one page: the next one begins behind it.
+// A restore or a replication may set the sequence ahead: the numbers that no event has cost nothing.
+func TestReaderReadsRowsOfSequenceSetAhead(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	r := feed.NewReader(session(t, pool), "/test")
+	insertOne := func() (id uuid.UUID) {
+		id = uuid.Must(uuid.NewV7())
+		require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+			_, err := insert(t.Context(), tx, id, 2)
+			return err
+		}))
+		return id
+	}
+	before := insertOne()
+	_, err := pool.Exec(t.Context(), "SELECT setval('order_events_position_seq', 1000000000)")
+	require.NoError(t, err)
+	after := insertOne()
+	require.EqualValues(t, 1_000_000_001, look(t, r).Settled)
+	ids, through := idsFrom(t, r, 0)
+	require.Equal(t, []string{before.String() + ".2", after.String() + ".2"}, ids)
+	require.EqualValues(t, 1_000_000_001, through)
+}
+
 func TestPageEndsWithAllEventsOfPosition(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)

@@ -5,6 +5,7 @@
 package catalog
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -47,6 +48,8 @@ const (
 	eventDrawSeeded      = "DrawSeeded"
 	eventDrawVoided      = "DrawVoided"
 	eventWaitlistCreated = "WaitlistCreated"
+	// eventWaitlistClosed: nobody can join any more. A worker sells plainly when nobody waits.
+	eventWaitlistClosed = "WaitlistClosed"
 )
 
 var (
@@ -194,34 +197,42 @@ func asCreated(s reservation.Sale, stock int64, shards int, items []reservation.
 
 // Pause halts a sale. Like Resume and End it may be repeated.
 func (c *Catalog) Pause(ctx context.Context, id uuid.UUID) (CountedSale, error) {
-	return c.setState(ctx, id, "pause", eventPaused, reservation.StatePaused)
+	return c.setState(ctx, id, OpPause, eventPaused, reservation.StatePaused)
 }
 
 // Resume opens a paused sale again.
 func (c *Catalog) Resume(ctx context.Context, id uuid.UUID) (CountedSale, error) {
-	return c.setState(ctx, id, "resume", eventResumed, reservation.StateOpen)
+	return c.setState(ctx, id, OpResume, eventResumed, reservation.StateOpen)
 }
 
-// End ends a sale permanently.
+// End ends a sale permanently, with those who enter or wait for its units. The end of the places of a waiting list
+// closes the list (closeList).
 func (c *Catalog) End(ctx context.Context, id uuid.UUID) (CountedSale, error) {
-	return c.setState(ctx, id, "end", eventEnded, reservation.StateEnded)
+	return c.setState(ctx, id, OpEnd, eventEnded, reservation.StateEnded)
 }
 
 func (c *Catalog) setState(
-	ctx context.Context, id uuid.UUID, action, event string, to reservation.State,
+	ctx context.Context, id uuid.UUID, op Operation, event string, to reservation.State,
 ) (CountedSale, error) {
-	if _, err := c.change(ctx, id, action, "", func(_ context.Context, _ pgx.Tx, s reservation.Sale) (saleChange, error) {
+	next := func(_ context.Context, _ pgx.Tx, s reservation.Sale) (saleChange, error) {
 		switch {
 		case to != reservation.StateEnded && s.StateAt(time.Now()) == reservation.StateEnded:
-			return saleChange{}, &reservation.IllegalTransitionError{Action: action, State: reservation.StateEnded}
+			return saleChange{}, &reservation.IllegalTransitionError{Action: string(op), State: reservation.StateEnded}
 		case s.State == to:
 			return saleChange{}, nil
 		}
 		return saleChange{event, to, s.Stock, map[string]any{"stock": s.Stock}}, nil
-	}); err != nil {
+	}
+	other := func(ctx context.Context, tx pgx.Tx, s reservation.Sale) (saleChange, error) {
+		if s.Waitlist { // the goods: only their list ends
+			return closeList(s), nil
+		}
+		return next(ctx, tx, s)
+	}
+	if _, err := c.change(ctx, id, op, "", next, other); err != nil {
 		return CountedSale{}, err
 	}
-	return c.publishAndShow(ctx, id, action, ErrNotInForce)
+	return c.publishAndShow(ctx, id, op, ErrNotInForce)
 }
 
 // saleChange is the next revision of a sale; the zero value changes nothing.
@@ -242,28 +253,18 @@ func lockSale(ctx context.Context, tx pgx.Tx, id uuid.UUID) error {
 	return tx.QueryRow(ctx, sql.CatalogLockSale, id).Scan(new(uuid.UUID))
 }
 
+// nextChange decides how a sale changes, which is locked.
+type nextChange func(context.Context, pgx.Tx, reservation.Sale) (saleChange, error)
+
 // change makes the next revision of a sale in one transaction that excludes other changes of it,
-// and returns it; 0 if next changes nothing. The error is a refusal, or wraps ErrUnavailable or
-// pg.ErrChangeUnknown.
+// and returns it; 0 if next changes nothing. If the operation has an effect on both halves of a pair (pair.go), other
+// changes the other half. The error is a refusal, or wraps ErrUnavailable or pg.ErrChangeUnknown.
 func (c *Catalog) change(
-	ctx context.Context, id uuid.UUID, action, idempotencyKey string,
-	next func(context.Context, pgx.Tx, reservation.Sale) (saleChange, error),
+	ctx context.Context, id uuid.UUID, op Operation, idempotencyKey string, next, other nextChange,
 ) (revision int64, err error) {
-	err = pg.InTransaction(ctx, c.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		revision = 0
-		if err := lockSale(ctx, tx, id); err != nil {
-			return err
-		}
-		found, err := findSale(ctx, tx, id)
-		if err != nil {
-			return err
-		}
-		to, err := next(ctx, tx, found[0].Sale)
-		if err != nil || to.event == "" {
-			return err
-		}
-		return tx.QueryRow(ctx, sql.CatalogChangeSale, id, to.state, to.stock, to.event, to.data,
-			zeronull.Text(idempotencyKey), zeronull.Text(operatorIn(ctx))).Scan(&revision)
+	err = pg.InTransaction(ctx, c.pool, pgx.TxOptions{}, func(tx pgx.Tx) (err error) {
+		revision, err = c.changeIn(ctx, tx, id, op, idempotencyKey, next, other)
+		return err
 	})
 	var illegal *reservation.IllegalTransitionError
 	var invalid *order.InvalidError
@@ -274,18 +275,19 @@ func (c *Catalog) change(
 		errors.Is(err, ErrIdempotencyKeyReused), errors.Is(err, errLoweringOpen):
 		return 0, err
 	case errors.Is(err, pg.ErrChangeUnknown):
-		return 0, fmt.Errorf("%s sale=%s: %w", action, id, err)
+		return 0, fmt.Errorf("%s sale=%s: %w", op, id, err)
 	case err != nil:
-		return 0, fmt.Errorf("%w: %s sale=%s: %w", reservation.ErrUnavailable, action, id, err)
+		return 0, fmt.Errorf("%w: %s sale=%s: %w", reservation.ErrUnavailable, op, id, err)
 	}
 	return revision, nil
 }
 
-// publishAndShow publishes the change and returns the sale. If that fails, the error wraps otherwise.
+// publishAndShow publishes the change, also that of the other half of the sale's pair, and returns the sale. If that
+// fails, the error wraps otherwise.
 func (c *Catalog) publishAndShow(
-	ctx context.Context, id uuid.UUID, action string, otherwise error,
+	ctx context.Context, id uuid.UUID, op Operation, otherwise error,
 ) (CountedSale, error) {
-	err := c.publish(ctx, id)
+	err := c.publishBoth(ctx, id)
 	if err == nil {
 		var sale CountedSale
 		if sale, err = c.Show(ctx, id); err == nil {
@@ -293,7 +295,7 @@ func (c *Catalog) publishAndShow(
 		}
 		// The change may be published, but Redis could not be read: the operator gets the same answer.
 	}
-	return CountedSale{}, fmt.Errorf("%s sale=%s: %w: %w", action, id, otherwise, err)
+	return CountedSale{}, fmt.Errorf("%s sale=%s: %w: %w", op, id, otherwise, err)
 }
 
 // operatorKey is the key of WithOperator.
@@ -377,6 +379,9 @@ func (c *Catalog) Retire(ctx context.Context, id uuid.UUID, epoch, revision int6
 	err := pg.InTransaction(ctx, c.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		if err := tx.QueryRow(ctx, sql.CatalogLockSale, id).Scan(new(uuid.UUID)); err != nil {
 			return err
+		}
+		if why, err := Check(ctx, tx, OpRetire, id); err != nil || why != "" {
+			return cmp.Or(err, ErrNotRetired)
 		}
 		return tx.QueryRow(ctx, sql.CatalogRetireSale, id, epoch, revision).Scan(new(int64))
 	})

@@ -32,6 +32,12 @@ const (
 	partyNameMax = 64 // bytes
 )
 
+// The versions of rows of the table draws: that of new draws, which is draw.Version, and that of waiting lists.
+const (
+	drawVersion     = 2
+	waitlistVersion = 1
+)
+
 // DrawTerms are the terms of a draw of the units of a sale, the goods.
 type DrawTerms struct {
 	// Entries is the sale in which people enter: each order is an entry.
@@ -104,7 +110,7 @@ func (c *Catalog) CreateDraw(ctx context.Context, goods uuid.UUID, t DrawTerms) 
 	}
 	// Units that a buyer gets after this look are an order that no offer gets.
 	counted, countErr := c.Show(ctx, goods)
-	revision, err := c.change(ctx, goods, "draw", "",
+	revision, err := c.change(ctx, goods, OpDraw, "",
 		func(ctx context.Context, tx pgx.Tx, s reservation.Sale) (saleChange, error) {
 			// No other draw of one of the two is made meanwhile.
 			if err := lockSale(ctx, tx, t.Entries); errors.Is(err, pgx.ErrNoRows) {
@@ -123,15 +129,21 @@ func (c *Catalog) CreateDraw(ctx context.Context, goods uuid.UUID, t DrawTerms) 
 				return saleChange{}, err
 			}
 			seconds := int64(t.Freeze / time.Second)
-			if _, err := tx.Exec(ctx, sql.CatalogInsertDraw, goods, t.Entries, kindDraw, seconds, t.Parties); err != nil {
+			if err := t.claimCommitments(ctx, tx, goods); err != nil {
 				return saleChange{}, err
 			}
-			data := map[string]any{"stock": s.Stock, "entries_sale_id": t.Entries, "freeze_seconds": seconds}
+			if _, err := tx.Exec(ctx, sql.CatalogInsertDraw, goods, t.Entries, kindDraw, seconds, t.Parties,
+				drawVersion); err != nil {
+				return saleChange{}, err
+			}
+			data := map[string]any{
+				"version": drawVersion, "stock": s.Stock, "entries_sale_id": t.Entries, "freeze_seconds": seconds,
+			}
 			if t.Parties != nil {
 				data["parties"] = t.Parties
 			}
 			return saleChange{eventDrawCreated, s.State, s.Stock, data}, nil
-		})
+		}, nil)
 	if err != nil {
 		return false, err
 	}
@@ -154,7 +166,8 @@ func (t *DrawTerms) isOf(ctx context.Context, tx pgx.Tx, goods uuid.UUID) (bool,
 			d.FreezeSeconds == int64(t.Freeze/time.Second) && slices.Equal(d.Parties, t.Parties):
 			return true, nil
 		case d.SaleID == goods || d.EntriesID == goods:
-			return false, cannotDraw("part of another draw or of a waiting list")
+			_, err := (&pair{Goods: d.SaleID, Entries: d.EntriesID, Kind: d.Kind}).rule(OpDraw, goods)
+			return false, err
 		}
 	}
 	if len(known) > 0 {
@@ -200,6 +213,37 @@ func (t *DrawTerms) allowed(ctx context.Context, tx pgx.Tx, goods reservation.Sa
 	return nil
 }
 
+// claimCommitments makes sure that no draw has used a commitment of the parties, nor will use it. The secret of one
+// that was used may be public, be it that its draw was void: whoever knows all secrets before the list is frozen can
+// choose the entries that win.
+func (t *DrawTerms) claimCommitments(ctx context.Context, tx pgx.Tx, goods uuid.UUID) error {
+	commitments := make([][]byte, 0, len(t.Parties))
+	for _, p := range t.Parties {
+		commitment, err := hex.DecodeString(p.Commitment)
+		if err != nil {
+			return err
+		}
+		commitments = append(commitments, commitment)
+	}
+	var used int
+	err := tx.QueryRow(ctx, sql.CatalogClaimCommitments, goods, commitments).Scan(&used)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	return &order.InvalidError{Field: fmt.Sprintf("parties[%d].commitment", used-1), Reason: fmt.Sprintf(
+		"must be that of a new secret: another draw has used %s of %q", t.Parties[used-1].Commitment,
+		t.Parties[used-1].Name)}
+}
+
+// listName is the name of the places of a waiting list, by that of its sale.
+func listName(sale string) string {
+	const suffix = ": waiting list"
+	name := []rune(sale)
+	return string(name[:min(len(name), order.MaxNameRunes-len(suffix))]) + suffix
+}
+
 func cannotDraw(state reservation.State) error {
 	return &reservation.IllegalTransitionError{Action: "draw", State: state}
 }
@@ -211,12 +255,10 @@ func invalidEntries(reason string) error {
 // insertWithWaitlist creates a sale, and the one in which people wait for its units. The error is pgx.ErrNoRows if
 // another sale was created with the idempotency key.
 func (c *Catalog) insertWithWaitlist(ctx context.Context, sale *reservation.Sale, idempotencyKey string) error {
-	const suffix = ": waiting list"
-	name := []rune(sale.Name)
 	entries := reservation.Sale{
 		ID: uuid.Must(uuid.NewV7()), Partitions: sale.Partitions,
 		Terms: reservation.Terms{
-			Name:  string(name[:min(len(name), order.MaxNameRunes-len(suffix))]) + suffix,
+			Name:  listName(sale.Name),
 			Stock: order.MaxStock, PerOrderLimit: 1, ClosesAt: sale.ClosesAt, Shards: 1,
 		},
 	}
@@ -230,7 +272,8 @@ func (c *Catalog) insertWithWaitlist(ctx context.Context, sale *reservation.Sale
 		if _, err := tx.Exec(ctx, sql.CatalogInsertSale, insertArgs(ctx, entries, "")...); err != nil {
 			return err
 		}
-		if _, err := tx.Exec(ctx, sql.CatalogInsertDraw, sale.ID, entries.ID, kindWaitlist, 0, nil); err != nil {
+		_, err = tx.Exec(ctx, sql.CatalogInsertDraw, sale.ID, entries.ID, kindWaitlist, 0, nil, waitlistVersion)
+		if err != nil {
 			return err
 		}
 		for _, s := range []*reservation.Sale{&entries, sale} {

@@ -1,6 +1,7 @@
 package catalog_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -71,9 +72,9 @@ func TestDrawOffersUnitsToEntrantsOnly(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "draw-created", history[1].Name())
 	require.Equal(t, "ada", history[1].Operator)
-	require.JSONEq(t, fmt.Sprintf(`{"stock": 2, "entries_sale_id": %q, "freeze_seconds": 60, "parties": [
+	require.JSONEq(t, fmt.Sprintf(`{"version": %d, "stock": 2, "entries_sale_id": %q, "freeze_seconds": 60, "parties": [
 		{"name": "ann", "commitment": %q}, {"name": "bob", "commitment": %q}]}`,
-		terms.Entries, strings.Repeat("0a", 32), strings.Repeat("1b", 32)), string(history[1].Data))
+		draw.Version, terms.Entries, strings.Repeat("0a", 32), strings.Repeat("1b", 32)), string(history[1].Data))
 	var parties []draw.Party
 	require.NoError(t, s.Pool.QueryRow(ctx, "SELECT parties FROM draws WHERE sale_id = $1", goods).Scan(&parties))
 	require.Equal(t, draw.Party{Name: "bob", Commitment: []byte(strings.Repeat("\x1b", 32))}, parties[1])
@@ -196,13 +197,13 @@ func TestDrawRefusals(t *testing.T) {
 			_, err := s.CreateDraw(ctx, *goods, *d)
 			require.NoError(t, err)
 			_, *d = drawable(t, s, nil)
-		}, "cannot draw a sale that is part of another draw or of a waiting list"},
+		}, "cannot draw a sale that is drawn: create another sale for another draw"},
 		"goods that are entries": {nil, func(goods *uuid.UUID, d *catalog.DrawTerms) {
 			_, err := s.CreateDraw(ctx, *goods, *d)
 			require.NoError(t, err)
 			*goods = d.Entries
 			_, *d = drawable(t, s, nil)
-		}, "cannot draw a sale that is part of another draw or of a waiting list"},
+		}, "cannot draw a sale that is the entries of a draw: create another sale for another draw"},
 		"used entries": {nil, func(goods *uuid.UUID, d *catalog.DrawTerms) {
 			_, err := s.CreateDraw(ctx, *goods, *d)
 			require.NoError(t, err)
@@ -216,7 +217,7 @@ func TestDrawRefusals(t *testing.T) {
 		}, "entries_sale_id must not be part of another draw or of a waiting list"},
 		"goods with a waiting list": {
 			func(g, _ *reservation.Terms) { g.Waitlist = true }, nil,
-			"cannot draw a sale that is part of another draw or of a waiting list",
+			"cannot draw a sale that is sold with a waiting list: create another sale for another draw",
 		},
 		"a short freeze": {nil, func(_ *uuid.UUID, d *catalog.DrawTerms) {
 			d.Freeze = draw.FreezeMin - time.Second
@@ -254,6 +255,68 @@ func TestDrawRefusals(t *testing.T) {
 			require.Equal(t, before, s.Count(t, drawn, goods, terms.Entries))
 		})
 	}
+}
+
+// A commitment is of one draw: the secrets of another one may be known, be it that it is void.
+func TestCommitmentsAreUsedOnce(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t)
+	ctx := t.Context()
+	with := func(commitments ...string) (uuid.UUID, catalog.DrawTerms) {
+		goods, terms := drawable(t, s, nil)
+		for n, commitment := range commitments {
+			terms.Parties = append(terms.Parties, catalog.Party{
+				Name: fmt.Sprint("party-", n), Commitment: strings.Repeat(commitment, 32),
+			})
+		}
+		return goods, terms
+	}
+	requireUsed := func(n int, goods uuid.UUID, terms catalog.DrawTerms) {
+		_, err := s.CreateDraw(ctx, goods, terms)
+		var invalid *order.InvalidError
+		require.ErrorAs(t, err, &invalid)
+		require.Equal(t, fmt.Sprintf("parties[%d].commitment", n), invalid.Field)
+		require.Equal(t, fmt.Sprintf("must be that of a new secret: another draw has used %s of %q",
+			terms.Parties[n].Commitment, terms.Parties[n].Name), invalid.Reason)
+		require.Zero(t, s.Count(t, "SELECT count(*) FROM draws WHERE sale_id = $1", goods))
+	}
+	goods, terms := with("0a", "0b")
+	_, err := s.CreateDraw(ctx, goods, terms)
+	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, "UPDATE draws SET voided_at = now(), void_reason = 'late' WHERE sale_id = $1", goods))
+	goods, terms = with("0c", "0b")
+	requireUsed(1, goods, terms)
+	terms.Parties[1].Commitment = strings.Repeat("0d", 32)
+	_, err = s.CreateDraw(ctx, goods, terms)
+	require.NoError(t, err, "the refused draw has used nothing")
+
+	// A program from before this rule, and whoever brings a draw back, adds a row alone.
+	require.NoError(t, s.Exec(t, `INSERT INTO draws (sale_id, entries_id, kind, parties) VALUES ($1, $2, 'draw', $3)`,
+		uuid.New(), uuid.New(), []draw.Party{{Name: "old", Commitment: bytes.Repeat([]byte{0xe}, 32)}}))
+	goods, terms = with("0e")
+	requireUsed(0, goods, terms)
+
+	// Of many at once one is made.
+	created := make(chan error)
+	for n := range 4 {
+		goods, terms := with("1a", "1b")
+		if n%2 == 1 {
+			terms.Parties[0].Commitment, terms.Parties[1].Commitment = terms.Parties[1].Commitment, terms.Parties[0].Commitment
+		}
+		go func() {
+			_, err := s.CreateDraw(ctx, goods, terms)
+			created <- err
+		}()
+	}
+	made := 0
+	for range 4 {
+		if err := <-created; err == nil {
+			made++
+		} else {
+			require.ErrorContains(t, err, "must be that of a new secret")
+		}
+	}
+	require.Equal(t, 1, made)
 }
 
 // Of two draws that would share a sale only one is made.

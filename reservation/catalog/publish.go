@@ -210,7 +210,7 @@ func (c *Catalog) apply(ctx context.Context, s reservation.Sale, shard int, ch p
 			open = reservation.StateOffers
 		}
 		answer = lua.OffersOnly.Run(ctx, c.store.Redis, []string{saleKey}, epoch, revision, string(open))
-	case eventReconciled, eventRenamed, eventDrawFrozen, eventDrawSeeded, eventDrawVoided:
+	case eventReconciled, eventRenamed, eventDrawFrozen, eventDrawSeeded, eventDrawVoided, eventWaitlistClosed:
 		answer = lua.Note.Run(ctx, c.store.Redis, []string{saleKey}, epoch, revision)
 	case eventRestocked:
 		if len(s.Items) > 0 {

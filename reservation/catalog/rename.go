@@ -63,10 +63,17 @@ func (c *Catalog) Rename(ctx context.Context, id uuid.UUID, to Names) (CountedSa
 		}
 		return saleChange{eventRenamed, s.State, s.Stock, data}, nil
 	}
-	if _, err := c.change(ctx, id, "rename", "", next); err != nil {
+	list := func(_ context.Context, _ pgx.Tx, s reservation.Sale) (saleChange, error) {
+		if to.Sale == nil || s.Name == listName(*to.Sale) {
+			return saleChange{}, nil
+		}
+		data := map[string]any{"name": listName(*to.Sale), "previous_name": s.Name}
+		return saleChange{eventRenamed, s.State, s.Stock, data}, nil
+	}
+	if _, err := c.change(ctx, id, OpRename, "", next, list); err != nil {
 		return CountedSale{}, err
 	}
-	return c.publishAndShow(ctx, id, "rename", ErrNotInForce)
+	return c.publishAndShow(ctx, id, OpRename, ErrNotInForce)
 }
 
 // validate returns an *InvalidError for names that no sale or item can have, and for none.

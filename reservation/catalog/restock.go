@@ -99,9 +99,9 @@ func (c *Catalog) restockBy(
 		return CountedSale{}, err
 	}
 	if units > 0 {
-		return c.publishAndShow(ctx, id, "restock", ErrNotInForce)
+		return c.publishAndShow(ctx, id, OpRestock, ErrNotInForce)
 	}
-	sale, err := c.publishAndShow(ctx, id, "restock", ErrRestockUndecided)
+	sale, err := c.publishAndShow(ctx, id, OpRestock, ErrRestockUndecided)
 	if err != nil {
 		return CountedSale{}, err
 	}
@@ -158,7 +158,7 @@ func (c *Catalog) changeStock(
 		}
 		return change, nil
 	}
-	revision, err = c.change(ctx, id, "restock", idempotencyKey, decide)
+	revision, err = c.change(ctx, id, OpRestock, idempotencyKey, decide, nil)
 	return max(revision, before), err
 }
 

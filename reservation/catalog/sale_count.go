@@ -39,7 +39,9 @@ type saleView struct {
 	OffersOnly           bool              `json:"offers_only,omitempty"`
 	EntriesSaleID        uuid.UUID         `json:"entries_sale_id,omitzero"`
 	Waitlist             bool              `json:"waitlist,omitempty"`
+	WaitlistClosed       bool              `json:"waitlist_closed,omitempty"`
 	Waiting              *int64            `json:"waiting,omitempty"`
+	EntryFor             uuid.UUID         `json:"entry_for,omitzero"`
 	Items                []CountedItem     `json:"items,omitempty"`
 	CreatedAt            string            `json:"created_at"`
 }
@@ -53,7 +55,7 @@ func (s CountedSale) MarshalJSON() ([]byte, error) {
 		PaymentWindowSeconds: int64(s.PaymentWindow / time.Second),
 		PaymentGraceSeconds:  int64(s.PaymentGrace / time.Second), PaymentsPerSecond: s.PaymentsPerSecond,
 		UnitPrice: s.UnitPrice, Currency: s.Currency, Shards: s.Shards, OffersOnly: s.OffersOnly, Waitlist: s.Waitlist,
-		Items: s.Items, CreatedAt: timestamp(s.CreatedAt),
+		WaitlistClosed: s.WaitlistClosed, EntryFor: s.EntryFor, Items: s.Items, CreatedAt: timestamp(s.CreatedAt),
 	}
 	if s.OffersOnly { // a waiting list has a route of its own
 		v.EntriesSaleID = s.EntriesID
@@ -76,7 +78,7 @@ func (s *CountedSale) UnmarshalJSON(text []byte) error {
 			PaymentWindow: time.Duration(v.PaymentWindowSeconds) * time.Second,
 			PaymentGrace:  time.Duration(v.PaymentGraceSeconds) * time.Second, PaymentsPerSecond: v.PaymentsPerSecond,
 			UnitPrice: v.UnitPrice, Currency: v.Currency, Shards: v.Shards, Waitlist: v.Waitlist,
-		}, OffersOnly: v.OffersOnly, EntriesID: v.EntriesSaleID},
+		}, OffersOnly: v.OffersOnly, EntriesID: v.EntriesSaleID, WaitlistClosed: v.WaitlistClosed, EntryFor: v.EntryFor},
 		State: v.State, Available: v.Available, Held: v.Held, Sold: v.Sold, Items: v.Items,
 	}
 	if v.Waiting != nil {
@@ -145,8 +147,8 @@ func (c *Catalog) List(ctx context.Context, after uuid.UUID, limit int) ([]Count
 }
 
 // Followed returns the ids of the sales of ReadFollowed.
-func (c *Catalog) Followed(ctx context.Context, limit int) ([]uuid.UUID, error) {
-	page, err := c.ReadFollowed(ctx, limit)
+func (c *Catalog) Followed(ctx context.Context, active []uuid.UUID, limit int) ([]uuid.UUID, error) {
+	page, err := c.ReadFollowed(ctx, active, limit)
 	ids := make([]uuid.UUID, len(page.sales))
 	for i, s := range page.sales {
 		ids[i] = s.ID
@@ -162,7 +164,7 @@ func (c *Catalog) CountSales(ctx context.Context, ids []uuid.UUID) ([]CountResul
 
 // CountFollowed counts the units of the sales of ReadFollowed, in no particular order, as CountSales does.
 func (c *Catalog) CountFollowed(ctx context.Context, limit int) ([]CountResult, error) {
-	ids, err := c.Followed(ctx, limit)
+	ids, err := c.Followed(ctx, nil, limit)
 	if err != nil {
 		return nil, err
 	}
@@ -362,11 +364,12 @@ type CountedItem struct {
 // Page holds sales as Postgres had them. It is never changed.
 type Page struct{ sales []storedSale }
 
-// ReadFollowed returns the sales to follow if there are more than limit: those that sell, then paused, scheduled and
-// ended ones, each the newest first. It reads no order, so it costs the same however many there are: CountFollowed sums
-// all paid orders of sales with a payment window. The error wraps ErrUnavailable.
-func (c *Catalog) ReadFollowed(ctx context.Context, limit int) (Page, error) {
-	rows, _ := c.pool.Query(ctx, sql.CatalogFollowedSales, limit) // its error comes with the rows
+// ReadFollowed returns the sales to follow if there are more than limit: those whose orders change, wait to be paid or
+// have open payments, and those that the caller knows to be active; then open, paused, scheduled and ended ones, each
+// the newest first. It costs the same however many orders there are: CountFollowed sums all paid orders of sales with a
+// payment window. The error wraps ErrUnavailable.
+func (c *Catalog) ReadFollowed(ctx context.Context, active []uuid.UUID, limit int) (Page, error) {
+	rows, _ := c.pool.Query(ctx, sql.CatalogFollowedSales, limit, active) // its error comes with the rows
 	found, err := pgx.CollectRows(rows, storedRow)
 	if err != nil {
 		return Page{}, fmt.Errorf("%w: find the sales to follow: %w", reservation.ErrUnavailable, err)

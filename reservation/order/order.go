@@ -50,7 +50,7 @@ var ErrArchived = errors.New("the orders of the sale are archived")
 const maxReferenceBytes = 255
 
 // ValidateReference returns an *InvalidError for a payment reference that is not 1 to 255 printable
-// ASCII characters, or consists of spaces.
+// ASCII characters, or consists of spaces, or is a dot or two: clients take these out of the path of a refund.
 func ValidateReference(reference string) error {
 	if reference == "" || len(reference) > maxReferenceBytes {
 		return &InvalidError{"reference", fmt.Sprintf("must be 1 to %d characters", maxReferenceBytes)}
@@ -63,14 +63,23 @@ func ValidateReference(reference string) error {
 	if strings.Trim(reference, " ") == "" {
 		return &InvalidError{"reference", "must not consist of spaces"}
 	}
+	if reference == "." || reference == ".." {
+		return &InvalidError{"reference", "must not be . or .."}
+	}
 	return nil
 }
 
-// ValidateRefundReference is ValidateReference for the reference of a refund.
+// ValidateRefundReference is ValidateReference for the reference of a refund, which people write by hand: it begins and
+// ends without a space, and not all of it is zeros and signs.
 func ValidateRefundReference(reference string) error {
 	var invalid *InvalidError
-	if errors.As(ValidateReference(reference), &invalid) {
+	switch {
+	case errors.As(ValidateReference(reference), &invalid):
 		return &InvalidError{"refund_reference", invalid.Reason}
+	case strings.TrimSpace(reference) != reference:
+		return &InvalidError{"refund_reference", "must not begin or end with a space"}
+	case !strings.ContainsFunc(reference, func(c rune) bool { return '1' <= c && c <= '9' || unicode.IsLetter(c) }):
+		return &InvalidError{"refund_reference", "must name the refund at the payment provider"}
 	}
 	return nil
 }
@@ -105,6 +114,9 @@ type Order struct {
 	// Reason is why the order was rejected or voided; it is empty in every other status. Why an operator cancelled an
 	// order is for operators: it is in the event only.
 	Reason string
+	// EntryFor is the sale of which this order waits for units, if it is an entry of a draw or a place in a waiting list:
+	// it is never to be paid. It is zero in every other order, and before Postgres has the order.
+	EntryFor uuid.UUID
 }
 
 // NewOrderID makes a UUIDv7 (RFC 9562) in which two of the random bytes are a tag of the sale. With
@@ -231,7 +243,7 @@ func isVisible(r rune) bool {
 
 // This file has what operators see of orders, and do with them.
 
-// maxReasonChars bounds the reason of an operator's cancellation.
+// maxReasonChars bounds the reason that an operator gives.
 const maxReasonChars = 500
 
 // ValidateReason returns an *InvalidError for a reason of an operator's cancellation that is not 1 to 500 characters
@@ -293,6 +305,8 @@ type View struct {
 	Currency         string `json:"currency,omitempty"`
 	PaymentReference string `json:"payment_reference,omitempty"`
 	Reason           string `json:"reason,omitempty"`
+	// EntryFor is the sale of which an entry of a draw, or a place in a waiting list, waits for units.
+	EntryFor uuid.UUID `json:"entry_for,omitzero"`
 }
 
 // View returns the order as its buyer sees it.
@@ -301,7 +315,7 @@ func (o Order) View() View {
 		OrderID: o.ID, SaleID: o.SaleID, UserID: o.UserID, Quantity: o.Quantity, Items: o.Items, Status: o.Status,
 		Version: o.Version, ReservedAt: timeText(o.ReservedAt), UpdatedAt: timeText(o.UpdatedAt),
 		PaymentReference: o.PaymentReference,
-		Amount:           o.Amount, Currency: o.Currency, Reason: o.Reason,
+		Amount:           o.Amount, Currency: o.Currency, Reason: o.Reason, EntryFor: o.EntryFor,
 	}
 	switch o.Status {
 	case StatusConfirmed:

@@ -130,7 +130,7 @@ func (o Order) isFinal() bool { return o.Status == StatusConfirmed && o.ExpiresA
 // Paid decides about money for the order. It returns the order after the payment, or why the money is due for refund.
 // overdue is true after the deadline and the grace. An order without a deadline takes money at any time. Money that the
 // order was paid with before is a repeat, which the caller has to recognize by its reference.
-func (o Order) Paid(m Money, overdue bool) (paid Order, due RefundReason) {
+func (o Order) Paid(m Money, overdue bool) (paid Order, due PaymentReason) {
 	switch o.Status {
 	case StatusPaid:
 		return Order{}, RefundAlreadyPaid
@@ -153,7 +153,7 @@ func (o Order) Paid(m Money, overdue bool) (paid Order, due RefundReason) {
 
 // Refusal returns what a buyer is told of a payment that is due for refund: ErrExpired, an *AlreadyPaidError or a
 // *TransitionError.
-func (o Order) Refusal(due RefundReason) error {
+func (o Order) Refusal(due PaymentReason) error {
 	switch due {
 	case RefundOrderExpired:
 		return ErrExpired

@@ -76,8 +76,8 @@ func TestBuyerTransitions(t *testing.T) {
 	for name, c := range map[string]struct {
 		order   order.Order
 		overdue bool
-		pay     order.RefundReason // empty if the money settles
-		cancel  any                // a status, same, or the error
+		pay     order.PaymentReason // empty if the money settles
+		cancel  any                 // a status, same, or the error
 	}{
 		"in time":                       {awaits, false, "", "cancelled"},
 		"overdue":                       {awaits, true, order.RefundOrderExpired, expired},
@@ -134,7 +134,7 @@ func TestMoneyMustBeThePrice(t *testing.T) {
 	for name, c := range map[string]struct {
 		order order.Order
 		money order.Money
-		due   order.RefundReason
+		due   order.PaymentReason
 	}{
 		"the price":              {priced, order.Money{Amount: 1290, Currency: "EUR"}, ""},
 		"too little":             {priced, order.Money{Amount: 1289, Currency: "EUR"}, order.RefundAmountMismatch},

@@ -35,7 +35,7 @@ var (
 	EntryNotFound    = newKind(http.StatusNotFound, "entry-not-found", "The draw has no such entry")
 	WaitlistNotFound = newKind(http.StatusNotFound, "waitlist-not-found", "The place to wait does not exist")
 	Method           = newKind(http.StatusMethodNotAllowed, "method-not-allowed", "The method is not allowed")
-	SoldOut          = newKind(http.StatusConflict, "sold-out", "The sale is sold out")
+	SoldOut          = newKind(http.StatusConflict, "sold-out", "Not enough units are left")
 	AlreadyPurchased = newKind(http.StatusConflict, "already-purchased", "You already have an order in this sale")
 	OrderEnded       = newKind(http.StatusConflict, "order-ended", "The order of this purchase has ended")
 	NotOpen          = newKind(http.StatusConflict, "sale-not-open", "The sale is not open yet")
@@ -47,6 +47,7 @@ var (
 	Transition       = newKind(http.StatusConflict, "illegal-transition", "The current state does not allow this")
 	AlreadyPaid      = newKind(http.StatusConflict, "already-paid", "The order was paid with another reference")
 	refundNotDue     = newKind(http.StatusConflict, "refund-not-due", "No refund of the payment is due")
+	notUnclear       = newKind(http.StatusConflict, "not-unclear", "The payment is not unclear")
 	Refunded         = newKind(http.StatusConflict, "already-refunded", "The payment was refunded with another reference")
 	NotConfirmed     = newKind(http.StatusConflict, "order-not-confirmed", "The order is not confirmed yet")
 	Ended            = newKind(http.StatusGone, "sale-ended", "The sale has ended")
@@ -58,6 +59,7 @@ var (
 	keyReused        = newKind(http.StatusUnprocessableEntity, "idempotency-key-reused", "The idempotency key was reused")
 	OverLimit        = newKind(http.StatusUnprocessableEntity, "quantity-over-limit", "The quantity is over the limit")
 	UnknownItem      = newKind(http.StatusUnprocessableEntity, "unknown-item", "The sale has no such item")
+	HeadTooLarge     = newKind(http.StatusRequestHeaderFieldsTooLarge, "head-too-large", "The head is too large")
 	RateLimited      = newKind(http.StatusTooManyRequests, "rate-limited", "Too many requests")
 	Internal         = newKind(http.StatusInternalServerError, "internal-error", "Internal error")
 	Unavailable      = newKind(http.StatusServiceUnavailable, "sale-unavailable", "Temporarily unavailable")
@@ -119,8 +121,12 @@ var table = []Known{
 	},
 	{
 		order.ErrRefundNotDue, refundNotDue,
-		"The payment is settled, or waits for its order. An operator's cancellation of a paid order makes its refund due.",
+		"The payment is neither refund_due nor unclear. An operator's cancellation of a paid order makes its refund due.",
 		"No refund of the payment is due.", "If its order is to be cancelled, do that first.",
+	},
+	{
+		order.ErrNotUnclear, notUnclear, "Only a payment that is unclear can be dismissed. Look at its state.",
+		"The payment is not unclear.", "Look at its state: somebody may have decided about it meanwhile.",
 	},
 	{
 		Err: reservation.ErrReservationDamaged, Kind: Internal,

@@ -7,6 +7,7 @@ package archive
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -20,15 +21,18 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/internal/clocks"
 	"stampede/internal/crashpoint"
 	"stampede/internal/figure"
 	"stampede/internal/pg"
 	"stampede/internal/progress"
 	"stampede/internal/retry"
 	"stampede/reservation"
+	"stampede/reservation/catalog"
 	"stampede/sql"
 	"stampede/upkeep/projection"
 )
@@ -48,6 +52,7 @@ type Config struct {
 	Pool  *pgxpool.Pool
 	Redis redis.UniversalClient
 	Keys  reservation.Keys
+	Store *reservation.Store
 	// Dir is where the files are.
 	Dir string
 	// Keep is how long ago the end of the sale and the last change of its orders must be.
@@ -86,8 +91,6 @@ func begin(ctx context.Context, pool *pgxpool.Pool) (pg.Session, error) {
 	conn, err := pg.Begin(ctx, pool, pg.ArchiveLock, 0)
 	if errors.Is(err, pg.ErrLockHeld) {
 		err = ErrRunning
-	} else if err == nil {
-		_, err = conn.Exec(ctx, "SET statement_timeout = 0") // copying a sale takes as long as it takes
 	}
 	return conn, err
 }
@@ -127,7 +130,9 @@ type state struct {
 	Revision           int64
 	Partitions, Shards int
 	Archived, Deleted  bool
-	Path, SHA256       string
+	// Remembered: archived_payments has its payments.
+	Remembered   bool
+	Path, SHA256 string
 }
 
 func (a *Archiver) archive(ctx context.Context, id uuid.UUID) (Archived, error) {
@@ -137,22 +142,46 @@ func (a *Archiver) archive(ctx context.Context, id uuid.UUID) (Archived, error) 
 	}
 	done := Archived{Path: s.Path}
 	switch {
-	case s.Deleted:
+	case s.Deleted && s.Remembered:
 		return done, fmt.Errorf("%w: it is archived in %s", ErrRefused, s.Path)
-	case s.Archived: // the rest of an interrupted call
-		if _, done.Trailer, err = Verify(s.Path); err == nil && done.SHA256 != s.SHA256 {
-			err = ErrDamagedFile
-		}
-		if err != nil {
-			return done, fmt.Errorf("its orders are not deleted without the file that Postgres names: %s: %w", s.Path, err)
+	case s.Archived: // the rest of an interrupted call, or what an older version left out
+		if done, err = a.find(id, s); err != nil {
+			return done, err
 		}
 	default:
 		if done, err = a.write(ctx, id, s); err != nil {
 			return done, err
 		}
 	}
+	if !s.Remembered {
+		if err := a.remember(ctx, id, done.Path); err != nil {
+			return done, err
+		}
+	}
+	if s.Deleted {
+		return done, nil
+	}
 	return done, a.delete(ctx, id, s)
 }
+
+// find verifies the file that Postgres names, where it was written or in Dir, to which it may have been moved since.
+func (a *Archiver) find(id uuid.UUID, s state) (done Archived, err error) {
+	var missing error
+	for _, path := range []string{s.Path, a.path(id)} {
+		_, end, err := Verify(path)
+		if err == nil && end.SHA256 != s.SHA256 {
+			err = fmt.Errorf("%s: %w: it is another one", path, ErrDamagedFile)
+		}
+		if err == nil {
+			return Archived{Path: path, Trailer: end}, nil
+		}
+		missing = cmp.Or(missing, err)
+	}
+	return Archived{Path: s.Path}, fmt.Errorf("it needs the file that Postgres names, here or in --dir: %w", missing)
+}
+
+// path is that of the file of a sale.
+func (a *Archiver) path(id uuid.UUID) string { return filepath.Join(a.Dir, id.String()+".stampede") }
 
 // version is the version of the file's format.
 func (s *state) version() int {
@@ -173,10 +202,17 @@ func readState(ctx context.Context, on pg.Querier, id uuid.UUID) (state, error) 
 
 // write writes the file of a sale and records it in Postgres.
 func (a *Archiver) write(ctx context.Context, id uuid.UUID, s state) (Archived, error) {
-	if err := refuse(ctx, a.conn, id, a.Keep); err != nil {
+	times, err := a.Store.Times(ctx, a.conn, reservation.LayoutOf(id, s.Partitions, s.Shards).All()...)
+	if errors.Is(err, clocks.ErrApart) {
+		err = fmt.Errorf("%w: %w", ErrRefused, err)
+	}
+	if err == nil {
+		err = refuse(ctx, a.conn, id, a.Keep, times.Latest)
+	}
+	if err != nil {
 		return Archived{}, err
 	}
-	done := Archived{Path: filepath.Join(a.Dir, id.String()+".stampede")}
+	done := Archived{Path: a.path(id)}
 	temporary := done.Path + ".tmp"
 	written, err := a.writeTemporary(ctx, id, s, temporary)
 	if err != nil {
@@ -201,9 +237,17 @@ func (a *Archiver) write(ctx context.Context, id uuid.UUID, s state) (Archived, 
 }
 
 // refuse returns ErrRefused with all reasons why a sale cannot be archived.
-func refuse(ctx context.Context, on pg.Querier, id uuid.UUID, keep time.Duration) error {
-	rows, _ := on.Query(ctx, sql.ArchiveBlockers, id, keep.Seconds()) // its error comes with the rows
+func refuse(ctx context.Context, on pg.Querier, id uuid.UUID, keep time.Duration, agreed time.Time) error {
+	// Its error comes with the rows.
+	rows, _ := on.Query(ctx, sql.ArchiveBlockers, id, keep.Seconds(), zeronull.Timestamptz(agreed))
 	reasons, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return err
+	}
+	why, err := catalog.Check(ctx, on, catalog.OpArchive, id)
+	if why != "" {
+		reasons = append(reasons, why)
+	}
 	if err == nil && len(reasons) > 0 {
 		err = fmt.Errorf("%w: %s", ErrRefused, strings.Join(reasons, "; "))
 	}
@@ -285,7 +329,7 @@ func (a *Archiver) mark(ctx context.Context, id uuid.UUID, s state, done Archive
 		if _, err := tx.Exec(ctx, sql.ArchiveLockSale, id); err != nil {
 			return err
 		}
-		if err := refuse(ctx, tx, id, 0); err != nil {
+		if err := refuse(ctx, tx, id, 0, time.Time{}); err != nil {
 			return err
 		}
 		marked, err := tx.Exec(ctx, sql.ArchiveMark, id, file, s.Revision, done.Events, done.PaymentEvents,
@@ -299,6 +343,25 @@ func (a *Archiver) mark(ctx context.Context, id uuid.UUID, s state, done Archive
 		crashpoint.Hit(crashpoint.ArchiveMarked)
 	}
 	return err
+}
+
+// remember keeps what became of the payments of an archived sale, before their events are deleted.
+func (a *Archiver) remember(ctx context.Context, id uuid.UUID, path string) error {
+	err := pgx.BeginFunc(ctx, a.conn, func(tx pgx.Tx) error {
+		if err := load(ctx, tx, path); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, sql.ArchiveRememberPayments, id); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, sql.ArchiveMarkRemembered, id)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("remember its payments: %w", err)
+	}
+	crashpoint.Hit(crashpoint.ArchiveRemembered)
+	return nil
 }
 
 // delete deletes the orders of an archived sale in Postgres, and what is left of the sale in Redis.
@@ -378,9 +441,6 @@ func Audit(ctx context.Context, pool *pgxpool.Pool, path string) (Report, error)
 	}
 	r.Name, r.Stock, r.Sold = row.Name, row.Stock, row.Sold
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, "SET LOCAL statement_timeout = 0"); err != nil {
-			return err
-		}
 		if err := load(ctx, tx, path); err != nil {
 			return err
 		}
@@ -399,7 +459,7 @@ func (r *Report) add(f Finding) {
 }
 
 func (r *Report) check(ctx context.Context, tx pgx.Tx, items json.RawMessage) error {
-	query := strings.Replace(sql.ArchiveAudit, "{{replay}}", projection.Replayed("archived_events"), 1)
+	query := strings.Replace(sql.ArchiveAudit, "{{replay}}", projection.Replayed("file_events"), 1)
 	rows, _ := tx.Query(ctx, query, r.Sale, r.Stock, r.Sold, items) // its error comes with the rows
 	var f Finding
 	_, err := pgx.ForEachRow(rows, []any{&f.Promise, &f.Order, &f.What}, func() error {

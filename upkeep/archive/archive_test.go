@@ -40,7 +40,7 @@ func archiver(t testing.TB, s *testshop.Shop, dir string, keep time.Duration) *a
 	testkit.Eventually(t, testshop.Soon, "the session of a killed archiver has ended", func() (ended bool) {
 		var err error
 		a, err = archive.New(t.Context(), archive.Config{
-			Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Dir: dir, Keep: keep, Logger: testkit.Logger(t),
+			Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Store: s.Store, Dir: dir, Keep: keep, Logger: testkit.Logger(t),
 		})
 		if errors.Is(err, archive.ErrRunning) {
 			return false
@@ -156,10 +156,12 @@ func requireArchived(t testing.TB, s *testshop.Shop, sale uuid.UUID, receipt ord
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM payment_events WHERE reference NOT LIKE 'late%'"))
 	late := "late_" + uuid.NewString()
 	require.Equal(t, order.PaymentWaiting, report(t, l, late, receipt.OrderID).State)
-	require.NoError(t, s.Exec(t, "UPDATE payment_events SET occurred_at = now() - interval '11 minutes' WHERE reference = $1", late))
-	_, err := l.SweepPayments(t.Context(), func(context.Context, uuid.UUID) (bool, error) { return false, nil })
+	testwork.WaitLonger(t, s.Pool, 11*time.Minute, late)
+	_, err := l.SweepPayments(t.Context(),
+		func(context.Context, uuid.UUID, time.Duration) (bool, error) { return false, nil })
 	require.NoError(t, err)
 	require.Equal(t, order.RefundOrderNotFound, report(t, l, late, receipt.OrderID).Reason)
+	requireRepeats(t, s, sale)
 	layout := s.Layout(t, sale)
 	for shard := range layout.Shards {
 		p := layout.Partition(shard)
@@ -256,6 +258,7 @@ func TestArchivedSaleComesBack(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, done.Figures, restored.Figures)
 			require.Equal(t, before, rows(t, s, sale))
+			require.Zero(t, s.Count(t, "SELECT count(*) FROM archived_payments"))
 			requireSound(t, s)
 			_, err = archive.Restore(t.Context(), s.Pool, done.Path)
 			require.ErrorIs(t, err, archive.ErrNotArchived)
@@ -368,7 +371,7 @@ func TestSaleIsNotArchivedTooEarly(t *testing.T) {
 	require.NoError(t, s.Exec(t, "UPDATE relay_targets SET position = $1", last))
 
 	a := archiver(t, s, dir, 0)
-	_, err = archive.New(t.Context(), archive.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Dir: dir})
+	_, err = archive.New(t.Context(), archive.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Store: s.Store, Dir: dir})
 	require.ErrorIs(t, err, archive.ErrRunning)
 	due, err := a.Due(t.Context())
 	require.NoError(t, err)

@@ -68,6 +68,9 @@ func restore(ctx context.Context, pool *pgxpool.Pool, path string) (Restored, er
 		if err := load(ctx, tx, path); err != nil {
 			return err
 		}
+		if _, err := tx.Exec(ctx, sql.ArchiveForgetPayments, id); err != nil {
+			return err
+		}
 		for _, statement := range []string{
 			insert(sql.ArchiveInsertEvents, header.Columns, foreign),
 			insert(sql.ArchiveInsertPayments, header.PaymentColumns, foreign),
@@ -144,7 +147,7 @@ func insert(statement string, columns []string, foreign bool) string {
 	return strings.NewReplacer("{{columns}}", list, "{{values}}", values).Replace(statement)
 }
 
-// load copies the events of a file to the tables archived_events and archived_payments.
+// load copies the events of a file to the tables file_events and file_payments.
 func load(ctx context.Context, tx pgx.Tx, path string) error {
 	if _, err := tx.Exec(ctx, sql.ArchiveTable); err != nil {
 		return err
@@ -156,7 +159,7 @@ func load(ctx context.Context, tx pgx.Tx, path string) error {
 	defer func() { _ = file.Close() }()
 	progress.Step(ctx, "copying the events of "+path)
 	for _, into := range []string{
-		"archived_events (" + columnList(file.Columns), "archived_payments (" + columnList(file.PaymentColumns),
+		"file_events (" + columnList(file.Columns), "file_payments (" + columnList(file.PaymentColumns),
 	} {
 		if _, err := tx.Conn().PgConn().CopyFrom(ctx, file, "COPY "+into+") FROM STDIN"); err != nil {
 			return fmt.Errorf("copy the events of %s: %w", path, err)

@@ -22,8 +22,8 @@ import (
 func TestArchivingIsFinishedAfterCrash(t *testing.T) {
 	t.Parallel()
 	for _, point := range []string{
-		crashpoint.ArchiveWritten, crashpoint.ArchiveNamed, crashpoint.ArchiveMarked, crashpoint.ArchiveDeleting,
-		crashpoint.ArchiveDeleted,
+		crashpoint.ArchiveWritten, crashpoint.ArchiveNamed, crashpoint.ArchiveMarked, crashpoint.ArchiveRemembered,
+		crashpoint.ArchiveDeleting, crashpoint.ArchiveDeleted,
 	} {
 		t.Run(point, func(t *testing.T) {
 			t.Parallel()
@@ -44,7 +44,7 @@ func TestArchivingIsFinishedAfterCrash(t *testing.T) {
 			} else {
 				require.NoError(t, os.Rename(path, path+".away"))
 				_, err := archiveSale(t, s, dir, sale)
-				require.ErrorContains(t, err, "not deleted without the file")
+				require.ErrorContains(t, err, "it needs the file that Postgres names")
 				require.NoError(t, os.Rename(path+".away", path))
 				require.Contains(t, testwork.Text(t, testwork.Audit(t, s, uuid.Nil)),
 					"Redis still has this sale, with 0 buyers, and its orders are archived: repeat `stampede sale archive`")

@@ -14,6 +14,7 @@ import (
 	"hash/fnv"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -228,7 +229,8 @@ func (l *look) compare(ctx context.Context, verify func(context.Context, pgx.Tx)
 			func(tx pgx.Tx) error { return l.loadEnded(ctx, tx) })); err != nil {
 			return err
 		}
-		for _, tables := range []string{sql.AuditBuyers, sql.AuditPayments} {
+		steps := "'" + strings.Join(order.PaymentSteps(), "', '") + "'"
+		for _, tables := range []string{sql.AuditBuyers, strings.ReplaceAll(sql.AuditPayments, "{{steps}}", steps)} {
 			if _, err := tx.Conn().PgConn().Exec(ctx, tables).ReadAll(); err != nil {
 				return fmt.Errorf("index the buyers and the payments: %w", err)
 			}

@@ -84,6 +84,9 @@ func TestBoundsOfTermsAgree(t *testing.T) {
 			OpensAt:       moment.Draw(t, "opens"), ClosesAt: moment.Draw(t, "closes"),
 			PaymentWindow: time.Second *
 				time.Duration(around(0, 600, int64(order.MaxPaymentWindow/time.Second)).Draw(t, "window")),
+			PaymentGrace: time.Second *
+				time.Duration(around(0, 0, int64(order.MaxPaymentGrace/time.Second)).Draw(t, "grace")),
+			PaymentsPerSecond: around(0, 0, order.MaxPaymentsPerSecond).Draw(t, "pace"),
 		}
 	})
 	accepted, refused := map[uuid.UUID]reservation.Terms{}, map[uuid.UUID]reservation.Terms{}
@@ -99,10 +102,11 @@ func TestBoundsOfTermsAgree(t *testing.T) {
 			continue // its closing time has passed
 		}
 		id := uuid.Must(uuid.NewV7())
-		_, err = s.Pool.Exec(t.Context(), `INSERT INTO sales (id, name, stock, per_order_limit, opens_at, closes_at, payment_window_seconds)
-			VALUES ($1, 'forced', $2, $3, to_timestamp($4::numeric / 1000000), to_timestamp($5::numeric / 1000000), $6)`, id,
+		_, err = s.Pool.Exec(t.Context(), `INSERT INTO sales (id, name, stock, per_order_limit, opens_at, closes_at, payment_window_seconds,
+			payment_grace_seconds, payments_per_second)
+			VALUES ($1, 'forced', $2, $3, to_timestamp($4::numeric / 1000000), to_timestamp($5::numeric / 1000000), $6, $7, $8)`, id,
 			drawn.Stock, drawn.PerOrderLimit, microsOf(drawn.OpensAt), microsOf(drawn.ClosesAt),
-			int64(drawn.PaymentWindow/time.Second))
+			int64(drawn.PaymentWindow/time.Second), int64(drawn.PaymentGrace/time.Second), drawn.PaymentsPerSecond)
 		if err == nil { // not refused by a CHECK
 			refused[id] = drawn
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"stampede/draw"
+	"stampede/internal/clocks"
 	"stampede/internal/figure"
 	"stampede/ledger/draws"
 	"stampede/reservation/order"
@@ -33,6 +34,9 @@ type DrawFigures struct {
 	Skipped int64 `json:"skipped"`
 	Frozen  bool  `json:"frozen"`
 	Ranked  bool  `json:"ranked"`
+	// Late are up to 100 entries of a waiting list whose turn came after those of later places. D5 is kept if they came to
+	// Postgres after those turns, as one that was parked does.
+	Late []uuid.UUID `json:"late_entries,omitempty"`
 }
 
 // auditedDraw is a row of draws.sql.
@@ -41,6 +45,7 @@ type auditedDraw struct {
 	Kind                  string
 	FreezeSeconds         int64
 	Parties               []draw.Party
+	Version               int
 	Entries               int64
 	Root, Signature, Seed []byte
 	FrozenAt, SeededAt    *time.Time
@@ -54,6 +59,9 @@ type auditedDraw struct {
 	// Created, Published and Revealed are the data of the events DrawCreated, DrawFrozen and DrawSeeded.
 	Created, Published *draw.Frozen
 	Revealed           *draw.Seeded
+	Late               []uuid.UUID
+	// Logged is what Published.Goods follows from, with all orders from before, live or not; nil in version 1.
+	Logged *draw.Goods
 }
 
 // ofDraws reports whether a promise is one of draws. A report without draws does not have it.
@@ -84,7 +92,7 @@ func (l *look) checkDraws(ctx context.Context, tx pgx.Tx) error {
 		d := &drawCheck{look: l, auditedDraw: &found[i], tx: tx}
 		l.report.Draws = append(l.report.Draws, DrawFigures{
 			SaleID: d.SaleID, Kind: d.Kind, Entries: d.Entries, Offered: d.Offered, Skipped: d.Skipped,
-			Frozen: d.FrozenAt != nil, Ranked: d.RankedAt != nil,
+			Frozen: d.FrozenAt != nil, Ranked: d.RankedAt != nil, Late: d.Late,
 		})
 		if d.Kind == "draw" {
 			d.checkTerms()
@@ -92,7 +100,10 @@ func (l *look) checkDraws(ctx context.Context, tx pgx.Tx) error {
 		if d.FrozenAt == nil {
 			continue
 		}
-		d.checkFreeze()
+		// Nobody gives a seed to a list whose time is not proved yet.
+		if d.Published != nil || d.SeededAt != nil {
+			d.checkFreeze()
+		}
 		for _, c := range []struct {
 			promises []string
 			do       func(context.Context) error
@@ -130,8 +141,9 @@ func (d *drawCheck) checkTerms() {
 		d.found("D3", "there is no event DrawCreated")
 		return
 	}
-	row := draw.Frozen{EntriesSaleID: d.EntriesID, FreezeSeconds: d.FreezeSeconds, Parties: d.Parties}
+	row := draw.Frozen{Version: d.Version, EntriesSaleID: d.EntriesID, FreezeSeconds: d.FreezeSeconds, Parties: d.Parties}
 	created := draw.Frozen{
+		Version:       d.Created.Version,
 		EntriesSaleID: d.Created.EntriesSaleID, FreezeSeconds: d.Created.FreezeSeconds, Parties: d.Created.Parties,
 	}
 	if differs := created.Difference(&row); differs != "" {
@@ -160,8 +172,9 @@ func (d *drawCheck) checkFreeze() {
 			d.FrozenRevision)
 	default:
 		row := draw.Frozen{
+			Version:       d.Version,
 			EntriesSaleID: d.EntriesID, Entries: d.Entries, Root: d.Root, FrozenAt: frozenAt, Rounds: rounds,
-			ClosesAt: *d.ClosesAt, FreezeSeconds: d.FreezeSeconds, Parties: d.Parties,
+			ClosesAt: *d.ClosesAt, FreezeSeconds: d.FreezeSeconds, Parties: d.Parties, Goods: d.publishedGoods(),
 		}
 		if differs := d.Published.Difference(&row); differs != "" {
 			d.found("D3", "the event DrawFrozen has %s", differs)
@@ -175,12 +188,39 @@ func (d *drawCheck) checkFreeze() {
 		if d.SeededAt != nil && !frozenAt.Before(*d.SeededAt) {
 			d.found("D3", "the list was frozen at %s, after the secrets were revealed", frozenAt.Format(rfc))
 		}
+	case d.SeededAt != nil && at.Sub(*d.SeededAt) > clocks.ApartMax:
+		d.found("D3", "the seed was given at %s, before anybody can know its round: the clock was behind, and the list may "+
+			"have been frozen when the seed was public", d.SeededAt.UTC().Format(rfc))
 	case !frozenAt.Before(at):
 		d.found("D3", "the list was frozen at %s, and round %d of its seed is of %s", frozenAt.Format(rfc), d.Round,
 			at.Format(rfc))
 	case len(rounds) == 0 || rounds[len(rounds)-1] != d.Round:
 		d.found("D3", "the seed is of round %d, and the rule gives the last of the rounds %v", d.Round, rounds)
 	}
+}
+
+// publishedGoods are the units as they must be in the event DrawFrozen: the stock by the log, and what was sold before.
+func (d *drawCheck) publishedGoods() *draw.Goods {
+	published := d.Published.Goods
+	if d.Version == draw.FirstVersion || published == nil || d.Logged == nil {
+		return d.Logged
+	}
+	// Orders that were live then may have ended, so fewer of them are known than there are.
+	if published.Sold > d.Logged.Sold {
+		d.found("D3", "the event DrawFrozen has %d units that were sold before, and orders have %d", published.Sold,
+			d.Logged.Sold)
+	}
+	for _, place := range published.Holders {
+		if !slices.Contains(d.Logged.Holders, place) {
+			d.found("D3", "the event DrawFrozen has an order of the entrant at place %d, and there is none", place)
+		}
+	}
+	goods := *published
+	goods.Stock, goods.Items = d.Logged.Stock, slices.Clone(d.Logged.Items)
+	for i := range min(len(goods.Items), len(published.Items)) {
+		goods.Items[i].Sold = published.Items[i].Sold
+	}
+	return &goods
 }
 
 // drawPortion is how many chunks of a list are compared at a time.
@@ -286,7 +326,7 @@ func (d *drawCheck) compareEntries(ctx context.Context, from int64, ids, records
 // seed returns what the seed must be.
 func (d *drawCheck) seed() (draw.Seed, error) {
 	if len(d.Parties) > 0 {
-		return draw.PartiesSeed(d.Parties)
+		return draw.PartiesSeed(d.Version, d.SaleID, d.Root, d.Parties)
 	}
 	return draw.BeaconSeed(d.Round, d.Signature)
 }

@@ -104,11 +104,11 @@ func TestAuditReportsEachDamageOfMoney(t *testing.T) {
 		"no sale": {"UPDATE payment_events SET sale_id = NULL WHERE reference = 'pi_1'", "pi_1: it is settled, and has no sale"},
 		"no reason": {
 			"UPDATE payment_events SET reason = NULL WHERE reference = 'pi_4'",
-			"pi_4: it is refund_due, and the reason for a refund is missing",
+			"pi_4: it is refund_due, and the reason is missing",
 		},
 		"a sum": {
 			"UPDATE payment_events SET amount = 50 WHERE reference = 'pi_4' AND version = 2",
-			"2900 EUR were reported, and 2550 are settled, due for refund, refunded or waiting",
+			"2900 EUR were reported, and 2550 are settled, due for refund, refunded, waiting, unclear or disputed",
 		},
 		"waits for too long": {
 			"UPDATE payment_events SET occurred_at = now() - interval '16 minutes' WHERE reference = 'pi_6'",
@@ -128,6 +128,15 @@ func TestAuditReportsEachDamageOfMoney(t *testing.T) {
 			"UPDATE sales SET unit_price = 600", "pi_1 settled the order, which is one of 600 EUR and not of 500 EUR",
 		},
 		"paid with no money": {"DELETE FROM payment_events WHERE reference = 'pi_1'", "the order is paid, and no payment settled it with the reference pi_1"},
+		"counts twice": {
+			"INSERT INTO payment_events (reference, version, type, order_id, sale_id, amount, currency) SELECT order_id || ':' || reference, " +
+				"version, type, order_id, sale_id, amount, currency FROM payment_events WHERE reference = 'pi_1'",
+			"the payment pi_1 counts twice",
+		},
+		"not open": {"DELETE FROM open_payments WHERE reference = 'pi_4'", "pi_4 is refund_due, and among the open payments it is missing"},
+		"still open": {
+			"UPDATE open_payments SET version = 9 WHERE reference = 'pi_5'", "pi_5 is refund_due, and among the open payments it is refund_due",
+		},
 		"a refund is lost": {
 			"DELETE FROM payment_events WHERE reference = 'pi_3' AND version > 2",
 			"the order is cancelled, and no refund is due with the reference pi_3",

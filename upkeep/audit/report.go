@@ -108,6 +108,8 @@ const (
 type SaleFigures struct {
 	SaleID uuid.UUID `json:"sale_id"`
 	Name   string    `json:"name"`
+	// Entries is true if its orders are the entries of a draw, or places in a waiting list: no stock.
+	Entries bool `json:"entries,omitempty"`
 	// Shards is how many shards share the stock, 0 if there is one.
 	Shards int   `json:"shards,omitempty"`
 	Stock  int64 `json:"stock"`
@@ -165,6 +167,11 @@ type PaymentFigures struct {
 	RefundedPayments  int64 `json:"refunded_payments"`
 	Waiting           int64 `json:"waiting"`
 	WaitingPayments   int64 `json:"waiting_payments"`
+	// Unclear is what people have to look at, or have looked at.
+	Unclear          int64 `json:"unclear"`
+	UnclearPayments  int64 `json:"unclear_payments"`
+	Disputed         int64 `json:"disputed"`
+	DisputedPayments int64 `json:"disputed_payments"`
 }
 
 // shown returns the units that the API shows as held and as sold. Unpaid orders count as held.
@@ -234,24 +241,26 @@ func (r Report) Unchecked() bool {
 	return slices.ContainsFunc(r.Promises, func(p Promise) bool { return len(p.Unchecked) > 0 })
 }
 
-// total is the sum of all sales.
+// total is the sum of all sales. Entries have orders, and no units.
 func (r Report) total() SaleFigures {
 	var t SaleFigures
 	for _, s := range r.Sales {
-		t.Stock += s.Stock
-		t.Sold += s.Sold
+		if !s.Entries {
+			t.Stock += s.Stock
+			t.Sold += s.Sold
+			t.LiveUnits += s.LiveUnits
+			t.UnpaidUnits += s.UnpaidUnits
+			t.ReplayedUnits += s.ReplayedUnits
+			t.Available += s.Available
+			t.Held += s.Held
+		}
 		t.Orders += s.Orders
 		t.LiveOrders += s.LiveOrders
-		t.LiveUnits += s.LiveUnits
-		t.UnpaidUnits += s.UnpaidUnits
 		t.Rejected += s.Rejected
 		t.Voided += s.Voided
 		t.Lost += s.Lost
 		t.Events += s.Events
-		t.ReplayedUnits += s.ReplayedUnits
 		t.Buyers += s.Buyers
-		t.Available += s.Available
-		t.Held += s.Held
 		t.Places += s.Places
 	}
 	return t
@@ -303,9 +312,18 @@ func (r Report) Figures(promise string) string {
 			t.RefundDuePayments += p.RefundDuePayments
 			t.RefundedPayments += p.RefundedPayments
 			t.WaitingPayments += p.WaitingPayments
+			t.UnclearPayments += p.UnclearPayments
+			t.DisputedPayments += p.DisputedPayments
 		}
-		return fmt.Sprintf("%s = %s settled + %s due for refund + %s refunded + %s waiting", plural(t.Payments, "payment"),
+		figures := fmt.Sprintf("%s = %s settled + %s due for refund + %s refunded + %s waiting", plural(t.Payments, "payment"),
 			n(t.SettledPayments), n(t.RefundDuePayments), n(t.RefundedPayments), n(t.WaitingPayments))
+		if t.UnclearPayments > 0 { // few shops ever have one
+			figures += fmt.Sprintf(" + %s unclear", n(t.UnclearPayments))
+		}
+		if t.DisputedPayments > 0 {
+			figures += fmt.Sprintf(" + %s disputed", n(t.DisputedPayments))
+		}
+		return figures
 	case "D1", "D2", "D3", "D4", "D5", "D6":
 		return r.figuresOfDraws(promise)
 	case "DB":
@@ -332,6 +350,12 @@ func (r Report) WriteText(w io.Writer) error {
 			r.writeEquations(out)
 		case "S8":
 			r.writeSums(out)
+		case "D5":
+			for _, d := range r.Draws {
+				for _, entry := range d.Late {
+					fmt.Fprintf(out, "      the entry %s came to Postgres late, and had its turn after later places\n", entry)
+				}
+			}
 		}
 		for _, f := range p.Findings {
 			fmt.Fprintf(out, "      - %s\n", f)
@@ -370,8 +394,11 @@ func (r Report) writeEquations(w io.Writer) {
 		if s.OnTheWay > 0 {
 			over += fmt.Sprintf(", %s on their way", plural(s.OnTheWay, "unit"))
 		}
-		fmt.Fprintf(w, "      %s   sale %s %s%s\n", equation(s.Stock, s.Available, held, sold), s.SaleID,
-			figure.Printable(s.Name), over)
+		units := equation(s.Stock, s.Available, held, sold)
+		if s.Entries {
+			units = n(s.LiveOrders) + " live as entries"
+		}
+		fmt.Fprintf(w, "      %s   sale %s %s%s\n", units, s.SaleID, figure.Printable(s.Name), over)
 		for _, i := range s.Items {
 			fmt.Fprintf(w, "        %s   %s\n", equation(i.Stock, i.Available, i.Held, i.Sold), figure.Printable(i.Code))
 		}
@@ -394,11 +421,19 @@ func (r Report) writeSums(w io.Writer) {
 			continue
 		}
 		is := "="
-		if p.Reported != p.Settled+p.RefundDue+p.Refunded+p.Waiting {
+		if p.Reported != p.Settled+p.RefundDue+p.Refunded+p.Waiting+p.Unclear+p.Disputed {
 			is = "≠"
 		}
-		fmt.Fprintf(w, "      %s %s %s + %s + %s + %s in minor units of %s\n", n(p.Reported), is, n(p.Settled),
-			n(p.RefundDue), n(p.Refunded), n(p.Waiting), figure.Printable(p.Currency))
+		rest := ""
+		for _, sum := range []struct{ payments, amount int64 }{
+			{p.UnclearPayments, p.Unclear}, {p.DisputedPayments, p.Disputed},
+		} {
+			if sum.payments > 0 {
+				rest += " + " + n(sum.amount)
+			}
+		}
+		fmt.Fprintf(w, "      %s %s %s + %s + %s + %s%s in minor units of %s\n", n(p.Reported), is, n(p.Settled),
+			n(p.RefundDue), n(p.Refunded), n(p.Waiting), rest, figure.Printable(p.Currency))
 	}
 }
 

@@ -114,7 +114,41 @@ func readNode(
 		err = nil // the partition has just moved
 	}
 	r.refusal = reservation.TryWrite(ctx, node, doctorKeys, partitions[0])
+	if known, err := node.ClusterNodes(ctx).Result(); err == nil { // a missing right is a finding of its own
+		r.moving = movingIn(known)
+	}
 	return r, err
+}
+
+// movingIn returns the slots that move, of the line about the node that answered CLUSTER NODES.
+func movingIn(known string) (slots []string) {
+	for line := range strings.Lines(known) {
+		fields := strings.Fields(line)
+		if len(fields) < 8 || !slices.Contains(strings.Split(fields[2], ","), "myself") {
+			continue
+		}
+		for _, field := range fields[8:] {
+			slot, to, migrates := strings.Cut(strings.Trim(field, "[]"), "->-")
+			if migrates {
+				slots = append(slots, slot+" to "+to)
+			} else if slot, from, imports := strings.Cut(slot, "-<-"); imports {
+				slots = append(slots, slot+" from "+from)
+			}
+		}
+	}
+	return slots
+}
+
+func movingSlots(r redisServer) *Finding {
+	if len(r.moving) == 0 {
+		return nil
+	}
+	return &Finding{
+		Severity: Warning, What: "slots are being moved: " + strings.Join(r.moving, ", "),
+		Why: "a partition in one of them sells nothing while its keys are in two places (TRYAGAIN), for ever if the move " +
+			"was given up",
+		Mend: "wait until it has ended, or finish it: redis-cli --cluster fix",
+	}
 }
 
 // partitionsByMaster returns which partitions lie on each master, by its address.

@@ -92,6 +92,18 @@ func TestClusterIsCheckedNodeByNode(t *testing.T) {
 	require.Equal(t, []string{"unsafe: REDIS_URL names a node of a cluster"}, summaries(findings))
 	require.Contains(t, findings[0].Mend, "redis+cluster://"+strings.Join(everyNode, ",")+",")
 
+	// A move of a slot is begun, and given up.
+	for id, state := range map[int]string{0: "MIGRATING", 1: "IMPORTING"} {
+		other := control(t, cluster.Nodes[1-id].URL).Do(t.Context(), "CLUSTER", "MYID").Val()
+		at := control(t, cluster.Nodes[id].URL)
+		require.NoError(t, at.Do(t.Context(), "CLUSTER", "SETSLOT", 77, state, other).Err())
+		moving := located(t, rdb)
+		require.Len(t, moving, 1)
+		require.Regexp(t, `^warning: redis `+cluster.Nodes[id].Addr()+
+			`: slots are being moved: 77 (to|from) [0-9a-f]{40}$`, moving[0])
+		require.NoError(t, at.Do(t.Context(), "CLUSTER", "SETSLOT", 77, "STABLE").Err())
+	}
+
 	setAll(t, cluster, "cluster-require-full-coverage", "yes")
 	node := control(t, first.URL)
 	require.NoError(t, node.ConfigSet(t.Context(), "appendfsync", "everysec").Err())

@@ -1,5 +1,5 @@
-// Package doctor finds settings of Redis and Postgres under which Stampede cannot keep its promises,
-// and how to correct them.
+// Package doctor finds settings of Redis and Postgres under which Stampede cannot keep its promises, and keys of
+// buyers' tokens that cannot be used, and how to correct them.
 package doctor
 
 import (
@@ -32,7 +32,7 @@ const (
 // Finding is one problem.
 type Finding struct {
 	Severity Severity `json:"severity"`
-	// Server is "redis" or "postgres".
+	// Server is "redis", "postgres" or "key set".
 	Server string `json:"server"`
 	// Node has the addresses of the nodes of a cluster that it is about; empty for a server of its own and for the
 	// whole cluster.

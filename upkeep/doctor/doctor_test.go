@@ -2,6 +2,15 @@ package doctor_test
 
 import (
 	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"encoding/base64"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -116,7 +125,8 @@ func TestPostgresFindsUnsafeSettings(t *testing.T) {
 	t.Parallel()
 	server, err := localserver.StartPostgres(t.Context(), localserver.PostgresOptions{Settings: map[string]string{
 		"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "statement_timeout": "2s",
-		"lock_timeout": "1s", "default_transaction_read_only": "on", "session_replication_role": "replica",
+		"lock_timeout": "1s", "idle_session_timeout": "3s", "default_transaction_read_only": "on",
+		"session_replication_role": "replica",
 	}})
 	require.NoError(t, err)
 	t.Cleanup(server.Stop)
@@ -128,15 +138,21 @@ func TestPostgresFindsUnsafeSettings(t *testing.T) {
 	findings, err := doctor.Postgres(t.Context(), pool)
 	require.NoError(t, err)
 	got := summaries(findings)
-	require.Len(t, got, 9)
+	require.Len(t, got, 10)
 	assert.Equal(t, []string{
 		"unsafe: the server takes no writes: default_transaction_read_only is on (command line)",
 		"unsafe: session_replication_role is replica",
 		"unsafe: fsync is off", "unsafe: full_page_writes is off", "unsafe: synchronous_commit is off",
 		"warning: every role may create objects in the schema of Stampede",
 		"warning: statement_timeout is 2000 ms", "warning: lock_timeout is 1000 ms",
-	}, got[:8])
-	assert.Contains(t, got[8], "stampede migrate up")
+		"warning: idle_session_timeout is 3000 ms",
+	}, got[:9])
+	assert.Contains(t, got[9], "stampede migrate up")
+	for _, f := range findings {
+		if strings.Contains(f.Mend, "ALTER SYSTEM") {
+			assert.Contains(t, f.Mend, "SELECT pg_reload_conf()", "without it the setting stays as it is")
+		}
+	}
 }
 
 func TestWriteText(t *testing.T) {
@@ -167,4 +183,37 @@ func TestServersReturnsVersions(t *testing.T) {
 
 	away := testkit.Control(t, "redis://127.0.0.1:1")
 	require.Regexp(t, `^Redis, PostgreSQL \d`, doctor.Servers(t.Context(), away, pool))
+}
+
+func TestKeySetIsChecked(t *testing.T) {
+	t.Parallel()
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	point, err := private.PublicKey.Bytes()
+	require.NoError(t, err)
+	good := fmt.Sprintf(`{"kty":"EC","crv":"P-256","x":"%s","y":"%s"}`,
+		base64.RawURLEncoding.EncodeToString(point[1:33]), base64.RawURLEncoding.EncodeToString(point[33:]))
+	const odd = `{"kty":"RSA","kid":"tls-1","use":"tls"}`
+	for keys, want := range map[string][]string{
+		good:             nil,
+		good + "," + odd: {`warning: 1 of 2 keys cannot be used: key 2 (kid "tls-1"): its use is "tls", not sig`},
+		odd:              {`none of its keys can be used: key 1 (kid "tls-1"): its use is "tls", not sig`},
+		"":               {"away: GET ", "the answer has no keys"},
+		good + strings.Repeat(","+odd, 12): {
+			`warning: 12 of 13 keys cannot be used: key 2`, `key 11 (kid "tls-1"): its use is "tls", not sig; and 2 more`,
+		},
+	} {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, `{"keys":[`+keys+`]}`)
+		}))
+		found := summaries(doctor.KeySet(t.Context(), server.URL))
+		server.Close()
+		require.Len(t, found, min(len(want), 1))
+		for _, part := range want {
+			require.Contains(t, found[0], part)
+		}
+		away := doctor.KeySet(t.Context(), strings.Replace(server.URL, "http://", "http://ann:password@", 1))
+		require.Equal(t, doctor.Away, away[0].Severity)
+		require.NotContains(t, away[0].What, "password")
+	}
 }

@@ -43,6 +43,15 @@ func Postgres(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 		})
 		return findings, nil //nolint:nilerr // it is a finding
 	}
+	rows, _ := pool.Query(ctx, sql.DoctorDefaultPartitions) // its error comes with the rows
+	var table, part string
+	_, err = pgx.ForEachRow(rows, []any{&table, &part}, func() error {
+		findings = append(findings, defaultPartition(table, part))
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look for DEFAULT partitions: %w", err)
+	}
 	_, missing, err := sql.Guards(ctx, pool)
 	if err != nil {
 		return nil, fmt.Errorf("read the settings of Postgres: %w", err)
@@ -58,6 +67,17 @@ func Postgres(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 		findings = append(findings, f)
 	}
 	return findings, nil
+}
+
+// defaultPartition is the finding for a partition that takes the rows of all months that have no table.
+func defaultPartition(table, part string) Finding {
+	return Finding{
+		Severity: Warning, Server: "postgres", What: fmt.Sprintf("%s is a DEFAULT partition of %s", part, table),
+		Why: "a month whose rows are in it, or beside a large one, gets no table of its own; each other new month locks it",
+		Mend: fmt.Sprintf("while nothing is sold: BEGIN; ALTER TABLE %[1]s DETACH PARTITION %[2]s; "+
+			"SELECT make_month(sale_id) FROM (SELECT DISTINCT ON (sale_month(sale_id)) sale_id FROM %[2]s) AS months; "+
+			"INSERT INTO %[1]s OVERRIDING SYSTEM VALUE SELECT * FROM %[2]s; DROP TABLE %[2]s; COMMIT;", table, part),
+	}
 }
 
 type postgresServer struct {
@@ -78,8 +98,17 @@ func readPostgres(ctx context.Context, pool *pgxpool.Pool) (postgresServer, erro
 	return p, err
 }
 
-// oldestPostgres is the oldest supported version.
-const oldestPostgres = 15
+const (
+	// oldestPostgres is the oldest supported version.
+	oldestPostgres = 15
+	// shortestTimeout is about how long a service waits for Postgres.
+	shortestTimeout = 10 * time.Second
+)
+
+func resetWhereSet(name string) string {
+	return fmt.Sprintf("reset it where it was set: ALTER SYSTEM RESET %[1]s; SELECT pg_reload_conf(); "+
+		"or ALTER DATABASE … or ALTER ROLE … RESET %[1]s", name)
+}
 
 func (p postgresServer) findings() []Finding {
 	var all []Finding
@@ -98,11 +127,11 @@ func (p postgresServer) findings() []Finding {
 			p.sources["default_transaction_read_only"]),
 			"orders wait in Redis, and payments and cancellations are refused; all goes on by itself when it takes writes again",
 			"find out who set it, and why: a full disk, or a switch-over after which DATABASE_URL has to name another server. "+
-				"Then reset it where it was set: ALTER SYSTEM, ALTER DATABASE or ALTER ROLE … RESET default_transaction_read_only")
+				"Then "+resetWhereSet("default_transaction_read_only"))
 	}
 	if role := p.settings["session_replication_role"]; role != "origin" {
 		add(Unsafe, "session_replication_role is "+role, "triggers and foreign keys do not work",
-			"reset it where it was set: ALTER SYSTEM, ALTER DATABASE or ALTER ROLE … RESET session_replication_role")
+			resetWhereSet("session_replication_role"))
 	}
 	for _, s := range []struct{ name, why string }{
 		{"fsync", "a power loss can destroy the database"},
@@ -121,12 +150,20 @@ func (p postgresServer) findings() []Finding {
 			"its processes, and functions with the rights of the tables' owner, can find those in place of others",
 			"REVOKE CREATE ON SCHEMA … FROM PUBLIC")
 	}
-	const shortest = 10 * time.Second
-	for _, name := range []string{"statement_timeout", "lock_timeout"} {
-		if ms, err := strconv.Atoi(p.settings[name]); err == nil && ms > 0 && time.Duration(ms)*time.Millisecond < shortest {
-			add(Warning, fmt.Sprintf("%s is %d ms", name, ms),
-				"a batch of orders that waits for a lock or a slow disk is cancelled and starts again",
-				fmt.Sprintf("ALTER ROLE … SET %s = '30s' for the role of the workers", name))
+	const inherited = "a batch of orders that waits for a lock or a slow disk is cancelled and starts again"
+	const lifted = "it ends what people do by other means, such as a restore, and all of Stampede's if DATABASE_URL sets it: " +
+		"otherwise its sessions have their own limit"
+	for _, s := range []struct{ name, why string }{
+		{"statement_timeout", inherited},
+		{"lock_timeout", inherited},
+		{"transaction_timeout", lifted},
+		{"idle_session_timeout", lifted},
+		{"idle_in_transaction_session_timeout", lifted},
+	} {
+		ms, err := strconv.Atoi(p.settings[s.name])
+		if limit := time.Duration(ms) * time.Millisecond; err == nil && ms > 0 && limit < shortestTimeout {
+			add(Warning, fmt.Sprintf("%s is %d ms", s.name, ms), s.why,
+				fmt.Sprintf("ALTER ROLE … SET %s = '30s' for the roles of Stampede; look into DATABASE_URL, too", s.name))
 		}
 	}
 	return all

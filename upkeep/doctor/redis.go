@@ -74,6 +74,7 @@ type redisServer struct {
 	info, config map[string]string
 	missing      []string // commands that the user may not run or the server lacks
 	refusal      error    // of a write as a purchase makes it
+	moving       []string // the slots of a node of a cluster that move from it or to it
 }
 
 func parseInfo(text string) map[string]string {
@@ -88,7 +89,7 @@ func parseInfo(text string) map[string]string {
 
 // findings checks a server of its own, or a master of a cluster.
 func (r redisServer) findings() []Finding {
-	return append(r.run(role, rights, writes, replicas), r.durable()...)
+	return append(r.run(role, rights, writes, replicas, movingSlots), r.durable()...)
 }
 
 // durable checks what a replica needs as well, because it may replace its master.
@@ -381,11 +382,11 @@ func roomFor(units int64, node string, info map[string]string) []Finding {
 	}
 	return []Finding{{
 		Severity: Unsafe, Server: "redis", Node: node,
-		What: fmt.Sprintf("%s units are on sale, which take about %s MB; of %s, %s MB, %s MB are left",
-			figure.Count(units), megabytes(units*bytesPerUnit), whose, megabytes(limit), megabytes(max(0, limit-used))),
+		What: fmt.Sprintf("%s units are on sale, which take about %s; of %s, %s, %s are left", figure.Count(units),
+			bytesText(units*bytesPerUnit), whose, bytesText(limit), bytesText(max(0, limit-used))),
 		Why: "when memory runs out the server refuses new orders, and the sale stops before it is sold out",
-		Mend: fmt.Sprintf("set maxmemory to at least %s MB (CONFIG SET maxmemory %dmb, and the same in redis.conf) on a "+
-			"machine with that much memory, or put fewer units on sale", megabytes(need), toMegabytes(need)),
+		Mend: fmt.Sprintf("set maxmemory to at least %s (CONFIG SET maxmemory %dmb, and the same in redis.conf) on a "+
+			"machine with that much memory, or put fewer units on sale", bytesText(need), (need+1<<20-1)>>20),
 	}}
 }
 
@@ -395,7 +396,5 @@ func number(text string) int64 {
 	return n
 }
 
-// megabytes formats bytes in megabytes of 1024 kilobytes, as in redis.conf, rounded up.
-func megabytes(bytes int64) string { return figure.Count(toMegabytes(bytes)) }
-
-func toMegabytes(bytes int64) int64 { return (bytes + 1<<20 - 1) >> 20 }
+// bytesText formats bytes: an mb of redis.conf is a MiB.
+func bytesText(n int64) string { return figure.Bytes(float64(n)) }

@@ -108,6 +108,25 @@ func TestProjectionRebuildRestoresEachRow(t *testing.T) {
 	require.Equal(t, order.StatusPaid, o.Status)
 }
 
+// Orders may be in DEFAULT partitions, which are no months.
+func TestProjectionRebuildReadsDefaultPartitions(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t)
+	require.NoError(t, s.Exec(t, `DO $$ DECLARE part text; BEGIN
+			FOR part IN SELECT unnest(ARRAY[orders, events]) FROM order_months LOOP EXECUTE 'DROP TABLE ' || part; END LOOP;
+		END $$;
+		SELECT make_month('01700000-0000-7000-8000-000000000000');
+		CREATE TABLE orders_else PARTITION OF orders DEFAULT;
+		CREATE TABLE order_events_else PARTITION OF order_events DEFAULT;
+		ALTER TABLE sales DISABLE TRIGGER make_month`))
+	makeOrders(t, s)
+	rows := testshop.Rows(t, s.Pool, allOrders)
+	require.EqualValues(t, len(rows), s.Count(t, "SELECT count(*) FROM orders_else"))
+	require.NoError(t, s.Exec(t, "DELETE FROM orders"))
+	require.Equal(t, int64(len(rows)), testwork.RebuildProjections(t, s).Replaced)
+	require.Equal(t, rows, testshop.Rows(t, s.Pool, allOrders))
+}
+
 // A damaged log blocks its sale only.
 func TestProjectionRebuildRejectsDamagedLog(t *testing.T) {
 	t.Parallel()

@@ -297,9 +297,17 @@ func (b *behind) set(partition int, withEnded bool, counted map[bool]int64) {
 }
 
 // Behind returns how many places Redis has assigned in the sales of a partition after the last one that Postgres has
-// recorded, as of the last call of Heal. Its rejected and voided orders count until a later order is confirmed.
+// recorded, as of the last call of HealPartition, and 0 after Leave. Its rejected and voided orders count until a later
+// order is confirmed.
 func (r *Rebuilder) Behind(partition int) (orders int64) {
 	r.behind.mu.Lock()
 	defer r.behind.mu.Unlock()
 	return r.behind.orders[partition][false] + r.behind.orders[partition][true]
+}
+
+// Leave forgets how far Postgres was behind in a partition: from now on somebody else checks it, if at all.
+func (r *Rebuilder) Leave(partition int) {
+	r.behind.mu.Lock()
+	defer r.behind.mu.Unlock()
+	delete(r.behind.orders, partition)
 }

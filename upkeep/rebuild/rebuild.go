@@ -25,6 +25,7 @@ import (
 	"stampede/internal/telemetry"
 	"stampede/ledger"
 	"stampede/reservation"
+	"stampede/reservation/catalog"
 	"stampede/reservation/order"
 )
 
@@ -160,11 +161,14 @@ func (r *Rebuilder) Sale(ctx context.Context, sale uuid.UUID, reason string) (Re
 }
 
 // RaiseShards is Sale and raises the number of shards of the sale. The error may also be an *order.InvalidError for a
-// number below the present one or above that of the partitions at the sale's creation.
+// number below the present one or above that of the partitions at the sale's creation, or an *IllegalTransitionError.
 func (r *Rebuilder) RaiseShards(ctx context.Context, sale uuid.UUID, shards int, reason string) (Report, error) {
 	found, err := r.findSale(ctx, sale)
 	if err == nil {
 		err = found.checkShards(shards)
+	}
+	if err == nil && shards > found.layout.Shards {
+		_, err = catalog.Check(ctx, r.config.Pool, catalog.OpShard, sale)
 	}
 	if err != nil {
 		return Report{}, fmt.Errorf("rebuild sale=%s: %w", sale, err)

@@ -76,8 +76,8 @@ func (s *lockSession) saveServer(ctx context.Context, partition int, server rese
 }
 
 // NeededGuards are the indexes that an ON CONFLICT of a rebuild names. Without them it can record neither orders nor
-// the verified server.
-var NeededGuards = []string{"order_events_pkey", "orders_one_live_per_user", "redis_servers_pkey"}
+// the verified server, and cannot note units to offer.
+var NeededGuards = []string{"offers_due_pkey", "order_events_pkey", "orders_one_live_per_user", "redis_servers_pkey"}
 
 // requireGuards returns ErrGuardMissing if a rebuild could not finish. It is called before any sale is closed.
 func (s *lockSession) requireGuards(ctx context.Context) error {

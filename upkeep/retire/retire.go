@@ -78,6 +78,7 @@ type candidate struct {
 	ID                 uuid.UUID
 	Partitions, Shards int
 	Epoch, Revision    int64
+	OverAt             time.Time
 }
 
 func (s *candidate) layout() reservation.Layout {
@@ -158,7 +159,8 @@ func (r *Retirer) postpone(id uuid.UUID, why string) {
 
 // retire retires a sale, or returns why it cannot be retired yet.
 func (r *Retirer) retire(ctx context.Context, s *candidate) (why string, err error) {
-	if why, err = r.checks(ctx, s, r.open, r.servers, r.waitingEntries, r.counts, r.buyers); err != nil || why != "" {
+	why, err = r.checks(ctx, s, r.waits, r.over, r.open, r.servers, r.waitingEntries, r.counts, r.buyers)
+	if err != nil || why != "" {
 		return why, err
 	}
 	limited, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
@@ -178,7 +180,7 @@ func (r *Retirer) retire(ctx context.Context, s *candidate) (why string, err err
 // AtRest returns why orders of a sale may still change by themselves, or "" if they cannot: the sale is over, and each
 // order that Redis has accepted is in Postgres and final. Unlike a retirement it does not compare each buyer.
 func (r *Retirer) AtRest(ctx context.Context, s reservation.Sale) (why string, err error) {
-	return r.checks(ctx, &candidate{s.ID, s.Partitions, s.Shards, s.Epoch, s.Revision},
+	return r.checks(ctx, &candidate{s.ID, s.Partitions, s.Shards, s.Epoch, s.Revision, time.Time{}},
 		r.open, r.servers, r.waitingEntries, r.counts)
 }
 
@@ -205,15 +207,34 @@ const (
 	entriesPerTrip, entriesMax = 50, 10_000
 )
 
+// over compares the end of the sale with the clocks of Postgres and of its Redis servers, because nothing brings a sale
+// back. They agree, up to a second.
+func (r *Retirer) over(ctx context.Context, s *candidate) (why string, err error) {
+	times, err := r.Store.Times(ctx, r.Pool, s.layout().All()...)
+	if err == nil && times.Latest.Before(s.OverAt.Add(r.After)) {
+		why = "it is not over for long enough"
+	}
+	return why, err
+}
+
 // open looks for what may still change in Postgres.
 func (r *Retirer) open(ctx context.Context, s *candidate) (why string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
 	err = r.Pool.QueryRow(ctx, sql.RetireOpenSale, s.ID).Scan(&why)
-	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
-		return "", fmt.Errorf("look for what is open: %w", err)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return "", nil
+	} else if err != nil {
+		err = fmt.Errorf("look for what is open: %w", err)
 	}
-	return why, nil
+	return why, err
+}
+
+// waits looks whether the other half of the sale's pair still needs this one in Redis.
+func (r *Retirer) waits(ctx context.Context, s *candidate) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
+	defer cancel()
+	return catalog.Check(ctx, r.Pool, catalog.OpRetire, s.ID)
 }
 
 // servers compares the servers of the sale with those that Postgres names.

@@ -82,6 +82,7 @@ func TestSaleWaitsUntilItsOrdersAreFinal(t *testing.T) {
 	eachShop(t, func(t *testing.T, s *testshop.Shop, open func(int64) uuid.UUID) {
 		l := ledger.New(s.Pool)
 		sale := open(100)
+		require.NoError(t, s.Exec(t, "UPDATE sales SET payments_per_second = 1"))
 		answers := map[string]reservation.Answer{}
 		for i := range 20 {
 			user := fmt.Sprintf("user-%d", i)
@@ -113,9 +114,12 @@ func TestSaleWaitsUntilItsOrdersAreFinal(t *testing.T) {
 		before, err := s.Catalog.Show(t.Context(), sale)
 		require.NoError(t, err)
 
+		const turns = "SELECT count(*) FROM pay_turns"
+		require.NotZero(t, s.Count(t, turns))
 		require.Equal(t, 1, sweep(t, s))
 		requireRetired(t, s, sale)
 		require.Zero(t, sweep(t, s), "it is retired once")
+		require.Zero(t, s.Count(t, turns))
 		after, err := s.Catalog.Show(t.Context(), sale)
 		require.NoError(t, err)
 		before.Revision, before.Retired = after.Revision, true

@@ -11,18 +11,21 @@ import (
 	"stampede/internal/redisinfo"
 	"stampede/internal/telemetry"
 	"stampede/ledger"
+	"stampede/ledger/draws"
 	"stampede/upkeep/audit"
 )
 
 type descs struct {
 	parked, units, workers, shut, auditAt, broken, postgresUp *prometheus.Desc
 
-	waiting, waitingAge, refunds, refundsAmount, refundsAge *prometheus.Desc
+	unserved, drawState, drawLate, drawLeft, listWaiting, offers, oldestOffer *prometheus.Desc
+
+	waiting, waitingAge, unclear, unclearAge, disputed, disputedAge, refunds, refundsAmount, refundsAge *prometheus.Desc
 
 	connections, connectionsMax, oldest, locksWaiting, deadlocks, postgresPing *prometheus.Desc
 
-	redisUp, redisPing, usedRatio, logged *prometheus.Desc
-	redis                                 []redisFigure
+	redisUp, redisPing, redisAhead, usedRatio, logged *prometheus.Desc
+	redis                                             []redisFigure
 }
 
 // redisFigure is a metric that a server of Redis tells: the sum of some numbers of INFO.
@@ -40,8 +43,8 @@ func newDescs() descs {
 	return descs{
 		parked: desc("stampede_dead_letters_parked", "Dead letters that wait for an operator, counted up to 10000."),
 		units: desc("stampede_sale_units",
-			"Units of 50 sales by kind, of those that sell first: stock = available + held + sold. A sale that awaits a "+
-				"rebuild has only its stock.", "sale", "kind"),
+			"Units of 50 sales by kind, of those where something happens first: stock = available + held + sold. A sale that "+
+				"awaits a rebuild has only its stock.", "sale", "kind"),
 		workers: desc("stampede_workers_alive", "Workers that have announced themselves in the streams."),
 		shut:    desc("stampede_sales_shut", "Open sales that sell nothing until Redis is rebuilt."),
 		auditAt: desc("stampede_audit_timestamp_seconds",
@@ -49,13 +52,34 @@ func newDescs() descs {
 				"sale was created that is not retired."),
 		broken: desc("stampede_audit_promise_broken", "1 if the newest recorded audit found the promise broken, else 0.",
 			"promise"),
-		waiting:    desc("stampede_payments_waiting", "Payments that wait for their orders."),
+		waiting:    desc("stampede_payments_waiting", "Payments that wait for their orders, counted up to 10000."),
 		waitingAge: desc("stampede_payments_waiting_age_seconds", "Age of the oldest payment that waits; 0: none does."),
-		refunds: desc("stampede_refunds_due", "Payments whose refund is due, by currency: none if they have no amount, and other "+
-			"beyond the 10 most frequent ones.", "currency"),
+		unclear: desc("stampede_payments_unclear",
+			"Payments whose reports do not fit together, and that wait for somebody to look, counted up to 10000."),
+		unclearAge: desc("stampede_payments_unclear_age_seconds", "Age of the oldest unclear payment; 0: none is."),
+		disputed: desc("stampede_payments_disputed",
+			"Payments whose payers ask the bank for the money, counted up to 10000."),
+		disputedAge: desc("stampede_payments_disputed_age_seconds", "Age of the oldest disputed payment; 0: none is."),
+		refunds: desc("stampede_refunds_due", "Payments whose refund is due, by currency, counted up to 10000 in each: none if they "+
+			"have no amount, and other beyond the 10 most frequent ones.", "currency"),
 		refundsAmount: desc("stampede_refunds_due_amount",
-			"Sum of the payments whose refund is due, in minor units of the currency (ISO 4217).", "currency"),
+			"Sum of the oldest 10000 payments whose refund is due, in minor units of the currency (ISO 4217).", "currency"),
 		refundsAge: desc("stampede_refunds_due_age_seconds", "Age of the oldest refund that is due; 0: none is."),
+		unserved: desc("stampede_relay_unserved_seconds",
+			"For how long an event has waited for a target while no relay serves any; 0: one does, or nothing waits."),
+		drawState: desc("stampede_draw_state",
+			"1 for the present state of 50 draws whose sales are not over, the void and late ones first.", "sale", "state"),
+		drawLate: desc("stampede_draw_late_seconds",
+			"For how long a draw has waited for its next step beyond the time that it takes; 0: it is in time.", "sale", "step"),
+		drawLeft: desc("stampede_draw_left_seconds",
+			"Time until a draw is void without its next step; absent without such a time.", "sale"),
+		listWaiting: desc("stampede_waitlist_waiting",
+			"Entries of the 50 longest waiting lists that had no turn.", "sale"),
+		offers: desc("stampede_offers",
+			"What became of the latest 20 turns of each item of a draw or a waiting list: offers that are open, expired, or "+
+				"answered.", "sale", "state"),
+		oldestOffer: desc("stampede_offer_oldest_seconds",
+			"Age of the oldest offer of stampede_offers that is open; 0: none is.", "sale"),
 		postgresUp: prometheus.NewDesc("stampede_postgres_up",
 			"1 if Postgres answered the last look of this worker and takes writes, else 0. Use min.", nil, nil),
 		redisUp: prometheus.NewDesc("stampede_redis_up",
@@ -69,9 +93,12 @@ func newDescs() descs {
 		locksWaiting: desc("stampede_postgres_locks_waiting", "Locks in Postgres that sessions wait for."),
 		deadlocks:    desc("stampede_postgres_deadlocks_total", "Deadlocks in the database of Postgres since its statistics began."),
 		postgresPing: desc("stampede_postgres_ping_seconds",
-			"Round trip of an empty statement to Postgres, the wait of this worker for a connection included."),
+			"Round trip of a statement without work to Postgres, the wait of this worker for a connection included."),
 		redisPing: desc("stampede_redis_ping_seconds",
 			"Round trip of a PING, the wait of this worker for a connection included.", "node"),
+		redisAhead: desc("stampede_redis_clock_ahead_seconds",
+			"By how much the clock of the server of Redis is ahead of that of Postgres at least, below 0: behind it. What the "+
+				"round trips may have added is taken off.", "node"),
 		usedRatio: desc("stampede_redis_memory_used_ratio", "Used memory by maxmemory, 1 is full; 0 without a maxmemory.", "node"),
 		logged: desc("stampede_redis_aof_ok",
 			"1 if the append-only file is on and its last write succeeded, else 0.", "node"),
@@ -111,10 +138,11 @@ func newRedisFigures(desc func(name, help string, labels ...string) *prometheus.
 func (s *Survey) Describe(out chan<- *prometheus.Desc) {
 	d := s.descs
 	for _, desc := range []*prometheus.Desc{
-		d.parked, d.waiting, d.waitingAge, d.refunds, d.refundsAmount, d.refundsAge, d.units, d.workers, d.shut, d.auditAt,
-		d.broken, d.postgresUp,
+		d.parked, d.waiting, d.waitingAge, d.unclear, d.unclearAge, d.disputed, d.disputedAge, d.refunds, d.refundsAmount,
+		d.refundsAge, d.units, d.workers, d.shut, d.auditAt, d.broken, d.postgresUp,
+		d.unserved, d.drawState, d.drawLate, d.drawLeft, d.listWaiting, d.offers, d.oldestOffer,
 		d.connections, d.connectionsMax, d.oldest, d.locksWaiting, d.deadlocks, d.postgresPing,
-		d.redisUp, d.redisPing, d.usedRatio, d.logged,
+		d.redisUp, d.redisPing, d.redisAhead, d.usedRatio, d.logged,
 	} {
 		out <- desc
 	}
@@ -138,6 +166,10 @@ func (s *Survey) Collect(out chan<- prometheus.Metric) {
 		gauge(s.descs.parked, float64(found.Parked))
 		gauge(s.descs.waiting, float64(found.Waiting))
 		gauge(s.descs.waitingAge, found.WaitingSeconds)
+		gauge(s.descs.unclear, float64(found.Unclear))
+		gauge(s.descs.unclearAge, found.UnclearSeconds)
+		gauge(s.descs.disputed, float64(found.Disputed))
+		gauge(s.descs.disputedAge, found.DisputedSeconds)
 		if found.At != nil {
 			gauge(s.descs.auditAt, *found.At)
 		}
@@ -164,6 +196,14 @@ func (s *Survey) Collect(out chan<- prometheus.Metric) {
 			s.collectUnits(u, gauge)
 		}
 	}
+	if watched, ok := s.draws.valid(now); ok {
+		for i := range watched {
+			s.collectDraw(&watched[i], gauge)
+		}
+	}
+	if unserved, ok := s.unserved.valid(now); ok {
+		gauge(s.descs.unserved, unserved.Seconds())
+	}
 	if alive, ok := s.workers.valid(now); ok {
 		gauge(s.descs.workers, float64(alive))
 	}
@@ -171,8 +211,12 @@ func (s *Survey) Collect(out chan<- prometheus.Metric) {
 		gauge(s.descs.shut, float64(shut))
 	}
 	if servers, ok := s.servers.valid(now); ok {
+		postgres, told := s.server.valid(now)
 		for _, server := range servers {
 			s.collectServer(out, server, gauge)
+			if told && server.Clock != nil {
+				gauge(s.descs.redisAhead, server.Clock.Ahead(postgres.Clock).Seconds(), server.Name)
+			}
 		}
 	}
 }
@@ -197,6 +241,25 @@ func (s *Survey) collectRefunds(
 	}
 	gauge(s.descs.refunds, float64(others), "other")
 	gauge(s.descs.refundsAge, age)
+}
+
+func (s *Survey) collectDraw(w *draws.Watched, gauge func(*prometheus.Desc, float64, ...string)) {
+	sale := w.SaleID.String()
+	if w.Kind == draws.ByPlace {
+		gauge(s.descs.listWaiting, float64(w.Waiting), sale)
+	} else {
+		gauge(s.descs.drawState, 1, sale, string(w.State))
+	}
+	if step, late, until := w.Next(); step != "" {
+		gauge(s.descs.drawLate, late.Seconds(), sale, string(step))
+		if !until.IsZero() {
+			gauge(s.descs.drawLeft, until.Sub(w.At).Seconds(), sale)
+		}
+	}
+	gauge(s.descs.offers, float64(w.Offers.Open), sale, "open")
+	gauge(s.descs.offers, float64(w.Offers.Expired), sale, "expired")
+	gauge(s.descs.offers, float64(w.Offers.Answered), sale, "answered")
+	gauge(s.descs.oldestOffer, w.Offers.Oldest.Seconds(), sale)
 }
 
 func (s *Survey) collectUnits(u saleUnits, gauge func(*prometheus.Desc, float64, ...string)) {

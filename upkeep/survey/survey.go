@@ -18,10 +18,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/internal/clocks"
 	"stampede/internal/pg"
 	"stampede/internal/redisinfo"
 	"stampede/internal/retry"
 	"stampede/ledger"
+	"stampede/ledger/draws"
+	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/sql"
 )
@@ -29,8 +32,8 @@ import (
 const (
 	// salesMax bounds the sales with gauges, and currenciesMax the currencies.
 	salesMax, currenciesMax = 50, 10
-	// share: at most one part in share of the time is spent on summing refunds and counting units, of which paid ones are
-	// counted in Postgres.
+	// share: at most one part in share of the time is spent on summing refunds, counting who waits, and counting units, of
+	// which paid ones are counted in Postgres.
 	share = 20
 	// pauseMax bounds the pause that follows from it.
 	pauseMax = time.Minute
@@ -43,6 +46,8 @@ type Config struct {
 	Pool    *pgxpool.Pool
 	Redis   redis.UniversalClient
 	Catalog *catalog.Catalog
+	// Keys has the locks of the relay.
+	Keys reservation.Keys
 	// Shut counts the sales that sell nothing until a rebuild.
 	Shut   func(ctx context.Context) (int, error)
 	Logger *slog.Logger
@@ -62,6 +67,8 @@ type Survey struct {
 	postgres seen[postgresLook]
 	refunds  seen[[]ledger.RefundsDue]
 	units    seen[[]saleUnits]
+	draws    seen[[]draws.Watched]
+	unserved seen[time.Duration]
 	shut     seen[int]
 	workers  seen[int]
 	servers  seen[[]redisinfo.Server]
@@ -79,11 +86,13 @@ type seen[T any] struct {
 
 // postgresLook is a row of the query.
 type postgresLook struct {
-	Parked         int64
-	Waiting        int64
-	WaitingSeconds float64
-	At             *float64
-	Broken         []string
+	Parked int64
+
+	Waiting, Unclear, Disputed                      int64
+	WaitingSeconds, UnclearSeconds, DisputedSeconds float64
+
+	At     *float64
+	Broken []string
 }
 
 // postgresServer is a row of the query, and how long a statement without work took to be answered.
@@ -93,7 +102,8 @@ type postgresServer struct {
 	OldestSeconds           float64
 	LocksWaiting, Deadlocks int64
 
-	Ping time.Duration `db:"-"`
+	Ping  time.Duration  `db:"-"`
+	Clock clocks.Reading `db:"-"`
 }
 
 // saleUnits are the units of a sale. Only the stock is known while it awaits a rebuild.
@@ -172,6 +182,8 @@ func (s *Survey) lookInPostgres(ctx context.Context) (pause time.Duration) {
 		set(s, &s.server, postgresServer{}, err, pause)
 		set(s, &s.refunds, nil, err, pause)
 		set(s, &s.units, nil, err, pause)
+		set(s, &s.draws, nil, err, pause)
+		set(s, &s.unserved, 0, err, pause)
 		set(s, &s.shut, 0, err, pause)
 		return pause
 	}
@@ -182,12 +194,22 @@ func (s *Survey) lookInPostgres(ctx context.Context) (pause time.Duration) {
 	refunds, err := within(ctx, ledger.New(s.config.Pool).RefundsDue)
 	s.note("sum the refunds that are due", err)
 	refundsErr := err
+	watched, watchedErr := within(ctx, func(ctx context.Context) ([]draws.Watched, error) {
+		return draws.New(s.config.Pool).Watch(ctx, salesMax)
+	})
+	s.note("look at the draws", watchedErr)
 	units, err := within(ctx, s.countUnits)
 	if s.note("count the units of the followed sales", err); err == nil {
 		pause = min(max(pause, share*time.Since(began)), max(pause, pauseMax))
 	}
 	set(s, &s.units, units, err, pause)
 	set(s, &s.refunds, refunds, refundsErr, pause)
+	set(s, &s.draws, watched, watchedErr, pause)
+	unserved, err := within(ctx, func(ctx context.Context) (time.Duration, error) {
+		return Unserved(ctx, s.config.Pool, s.config.Redis, s.config.Keys)
+	})
+	s.note("look for a relay", err)
+	set(s, &s.unserved, unserved, err, pause)
 	shut, err := within(ctx, s.config.Shut)
 	s.note("look for sales that await a rebuild", err)
 	set(s, &s.shut, shut, err, pause)
@@ -229,13 +251,14 @@ func (s *Survey) askPostgres(ctx context.Context) (postgresLook, error) {
 
 func (s *Survey) askServer(ctx context.Context) (postgresServer, error) {
 	began := time.Now()
-	if err := s.config.Pool.Ping(ctx); err != nil {
+	clock, err := pg.ReadClock(ctx, s.config.Pool)
+	if err != nil {
 		return postgresServer{}, err
 	}
 	ping := time.Since(began)
 	rows, _ := s.config.Pool.Query(ctx, sql.SurveyServer) // its error comes with the row
 	found, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[postgresServer])
-	found.Ping = ping
+	found.Ping, found.Clock = ping, clock
 	return found, err
 }
 

@@ -60,7 +60,7 @@ func start(t *testing.T, changes ...func(*running)) *running {
 	var err error
 	r.survey, err = survey.New(survey.Config{
 		Pool: r.Pool, Redis: r.Rdb, Catalog: r.Catalog, Logger: testkit.Logger(t), Registerer: r.registry,
-		Interval: 10 * time.Millisecond,
+		Interval: 10 * time.Millisecond, Keys: r.Keys,
 		Shut: func(context.Context) (int, error) {
 			if n := r.shut.Load(); n >= 0 {
 				return int(n), nil
@@ -92,6 +92,28 @@ func (r *running) shows(t *testing.T, want map[string]float64) {
 		}
 		return true
 	})
+}
+
+// The clock of Redis is compared with that of Postgres, whatever that of this process says.
+func TestSurveyComparesClocks(t *testing.T) {
+	t.Parallel()
+	var set func(time.Duration)
+	r := start(t, func(r *running) { r.Shop, set = testshop.OnClockedPostgres(t) })
+	shows := func(what string, is func(ahead float64) bool) {
+		testkit.Eventually(t, testshop.Soon, what, func() bool {
+			for name, value := range gauges(t, r.registry) {
+				if strings.HasPrefix(name, "redis_clock_ahead_seconds{") {
+					return is(value)
+				}
+			}
+			return false
+		})
+	}
+	shows("they agree", func(ahead float64) bool { return math.Abs(ahead) < 0.1 })
+	set(7 * time.Second)
+	shows("Redis is behind", func(ahead float64) bool { return ahead < -6.5 && ahead > -7.1 })
+	set(-7 * time.Second)
+	shows("Redis is ahead", func(ahead float64) bool { return ahead > 6.5 && ahead < 7.1 })
 }
 
 func TestSurveyShowsWhatIsShared(t *testing.T) {
@@ -134,27 +156,35 @@ func TestSurveyShowsMoney(t *testing.T) {
 	r := start(t)
 	r.shows(t, map[string]float64{
 		"payments_waiting": 0, "payments_waiting_age_seconds": 0, "refunds_due{other}": 0, "refunds_due_age_seconds": 0,
-		"refunds_due{none}": -1,
+		"refunds_due{none}": -1, "payments_unclear": 0, "payments_unclear_age_seconds": 0, "payments_disputed": 0,
+		"payments_disputed_age_seconds": 0,
 	})
 	for reference, reports := range map[string]string{
 		"waits": "(1, 'PaymentReceived', NULL::bigint, NULL)",
 		"none":  "(1, 'PaymentReceived', NULL::bigint, NULL), (2, 'PaymentRefundDue', NULL, NULL)",
+		"asks":  "(1, 'PaymentReceived', NULL::bigint, NULL), (2, 'PaymentUnclear', NULL, NULL)",
+		"over":  "(1, 'PaymentReceived', 7, 'EUR'), (2, 'PaymentUnclear', 7, 'EUR'), (3, 'PaymentDismissed', 7, 'EUR')",
+		"bank":  "(1, 'PaymentReceived', 7, 'EUR'), (2, 'PaymentSettled', 7, 'EUR'), (3, 'PaymentDisputed', 7, 'EUR')",
 		"back":  "(1, 'PaymentReceived', 7, 'EUR'), (2, 'PaymentRefundDue', 7, 'EUR'), (3, 'PaymentRefunded', 7, 'EUR')",
 	} {
 		require.NoError(t, r.Exec(t, `INSERT INTO payment_events (reference, version, type, amount, currency, occurred_at)
 			SELECT $1 || n, e.*, now() - interval '1 hour' FROM generate_series(1, 3) AS n, (VALUES `+reports+`) AS e`, reference))
 	}
+	require.NoError(t, r.Exec(t, `INSERT INTO payment_events (reference, version, type) VALUES ('late', 1, 'PaymentUnclear')`))
 	require.NoError(t, r.Exec(t, `INSERT INTO payment_events (reference, version, type, amount, currency, occurred_at)
 		SELECT c || n, 2, 'PaymentRefundDue', 5, c, now() - interval '1 day' FROM generate_series(1, 12) AS n,
 			(SELECT 'A' || chr(64 + i) || 'A' AS c, i FROM generate_series(1, 12) AS i) AS codes WHERE n <= i`))
 	r.shows(t, map[string]float64{
 		"payments_waiting": 3, "refunds_due{none}": 3, "refunds_due{ALA}": 12, "refunds_due_amount{ALA}": 60,
 		"refunds_due{AAA}": -1, "refunds_due_amount{other}": -1, "refunds_due{EUR}": -1,
+		"payments_unclear": 4, "payments_disputed": 3,
 	})
 	found := gauges(t, r.registry)
-	require.InDelta(t, 3600, found["payments_waiting_age_seconds"], 600)
+	for _, state := range []string{"waiting", "unclear", "disputed"} {
+		require.InDelta(t, 3600, found["payments_"+state+"_age_seconds"], 600)
+	}
 	require.InDelta(t, 86400, found["refunds_due_age_seconds"], 600)
-	require.Less(t, len(found), 60)
+	require.Less(t, len(found), 66)
 	var due float64
 	for name, value := range found {
 		if strings.HasPrefix(name, "refunds_due{") {
@@ -259,7 +289,7 @@ func TestServersThatTellLittleShowLittle(t *testing.T) {
 		t.Cleanup(func() { _ = mute.Close() })
 		r.Rdb = mute
 
-		_, err := r.Pool.Exec(t.Context(), "CREATE ROLE "+name+" LOGIN; GRANT SELECT ON dead_letters, audits, sales, payment_events TO "+name+
+		_, err := r.Pool.Exec(t.Context(), "CREATE ROLE "+name+" LOGIN; GRANT SELECT ON dead_letters, audits, sales, open_payments TO "+name+
 			"; REVOKE SELECT ON pg_locks FROM PUBLIC")
 		require.NoError(t, err)
 		at, err := url.Parse(testkit.DatabaseURL(t))
@@ -272,4 +302,52 @@ func TestServersThatTellLittleShowLittle(t *testing.T) {
 		require.False(t, strings.HasPrefix(name, "redis_") && !strings.HasPrefix(name, "redis_up"), name)
 		require.False(t, strings.HasPrefix(name, "postgres_") && name != "postgres_up", name)
 	}
+}
+
+// The state of draws and lists is shown, and that events wait which no relay delivers.
+func TestSurveyShowsDrawsAndRelay(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	goods, entries := r.Open(t, 5), r.Open(t, 50)
+	draw := func(kind string) string { return kind + "{" + goods.String() + "," }
+	r.shows(t, map[string]float64{"relay_unserved_seconds": 0})
+	require.NoError(t, r.Exec(t, `INSERT INTO draws (sale_id, entries_id, kind, freeze_seconds)
+		VALUES ($1, $2, 'draw', 60)`, goods, entries))
+	require.NoError(t, r.Exec(t, `UPDATE sales SET closes_at = now() - interval '5 seconds', state = 'ended'
+		WHERE id = $1`, entries))
+	r.shows(t, map[string]float64{
+		"draw_state{" + goods.String() + ",freezing}": 1, "draw_late_seconds{" + goods.String() + ",freeze}": 0,
+		draw("offers") + "open}": 0, "offer_oldest_seconds{" + goods.String() + "}": 0,
+		"waitlist_waiting{" + goods.String() + "}": -1,
+	})
+	require.InDelta(t, 175, gauges(t, r.registry)["draw_left_seconds{"+goods.String()+"}"], 30)
+	require.NoError(t, r.Exec(t, "UPDATE draws SET kind = 'waitlist'"))
+	r.shows(t, map[string]float64{
+		"waitlist_waiting{" + goods.String() + "}": 0, "draw_state{" + goods.String() + ",freezing}": -1,
+		"draw_late_seconds{" + goods.String() + ",freeze}": -1, "draw_left_seconds{" + goods.String() + "}": -1,
+	})
+
+	require.NoError(t, r.Exec(t, `INSERT INTO relay_targets (name, url, secrets, allow_private, position, fence)
+		SELECT n, 'https://shop', '{}', false, 0, 1 FROM unnest(ARRAY['shop', 'search']) AS n`))
+	unserved := func(is func(seconds float64) bool) {
+		t.Helper()
+		testkit.Eventually(t, testshop.Soon, "the time without a relay", func() bool {
+			seconds, known := gauges(t, r.registry)["relay_unserved_seconds"]
+			return known && is(seconds)
+		})
+	}
+	unserved(func(seconds float64) bool { return seconds > 0 && seconds < 600 })
+	lock := r.Keys.RelayLock("shop")
+	require.NoError(t, r.Rdb.HSet(t.Context(), lock, "owner", 1).Err())
+	unserved(func(seconds float64) bool { return seconds == 0 })
+	require.NoError(t, r.Rdb.Del(t.Context(), lock).Err())
+	unserved(func(seconds float64) bool { return seconds > 0 })
+	// A relay that works without its lock, as after an outage of Redis, has delivered, or waits after a failure.
+	require.NoError(t, r.Exec(t, `UPDATE relay_targets SET retry_at = now() + interval '1 hour',
+		position = CASE name WHEN 'shop' THEN 0 ELSE 1e9 END`))
+	unserved(func(seconds float64) bool { return seconds == 0 })
+	require.NoError(t, r.Exec(t, "UPDATE relay_targets SET retry_at = NULL"))
+	unserved(func(seconds float64) bool { return seconds > 0 })
+	require.NoError(t, r.Exec(t, "UPDATE relay_targets SET state = 'paused' WHERE name = 'shop'"))
+	unserved(func(seconds float64) bool { return seconds == 0 })
 }

@@ -35,8 +35,8 @@ class Cashier:
     ) -> Payment:
         """Reports money, and tells what became of it: every state is an answer.
 
-        The reference is the payment provider's: another report with it changes nothing, and gets the first one's
-        answer. The amount is in minor units of the currency (ISO 4217); both are required, and compared, in a sale with
+        The reference is the payment provider's: a repeat changes nothing, and gets the first one's answer. What
+        contradicts the first report is a payment of its own, which is unclear. The amount is in minor units of the currency (ISO 4217); both are required, and compared, in a sale with
         a price. Acknowledge the provider's webhook when this returns. When it raises, refuse the webhook: the provider
         delivers it again.
         """
@@ -72,6 +72,18 @@ class Cashier:
         """Notes that the provider has paid the money back. It may be repeated. It needs the token of an operator."""
         path = f"/v1/admin/payments/{quote(reference, safe='')}/refunded"
         return self._post(path, {"refund_reference": refund_reference}, tries, deadline)
+
+    def dismiss(
+        self,
+        reference: str,
+        reason: str,
+        *,
+        tries: Optional[int] = None,
+        deadline: Optional[float] = None,
+    ) -> Payment:
+        """Notes that nothing of an unclear payment has to go back. It may be repeated. It needs an operator's token."""
+        path = f"/v1/admin/payments/{quote(reference, safe='')}/dismissed"
+        return self._post(path, {"reason": reason}, tries, deadline)
 
     def _post(
         self,

@@ -7,7 +7,9 @@ from datetime import datetime
 from typing import Any, Literal, Mapping, Optional, Sequence, Type, TypeVar, Union
 
 OrderStatus = Literal["reserved", "confirmed", "paid", "cancelled", "expired", "rejected", "voided"]
-PaymentState = Literal["waiting", "settled", "refund_due", "refunded"]
+PaymentState = Literal[
+    "waiting", "settled", "refund_due", "refunded", "unclear", "dismissed", "disputed", "claimed"
+]
 SaleState = Literal["scheduled", "open", "paused", "ended"]
 DrawState = Literal["entering", "freezing", "frozen", "ranking", "offering", "over", "void"]
 DrawOutcome = Literal["waiting", "offered", "skipped"]
@@ -41,6 +43,8 @@ class Order:
     payment_reference: Optional[str] = None
     reason: Optional[str] = None
     """Why the order was rejected or voided."""
+    entry_for: Optional[str] = None
+    """The sale of which an entry of a draw, or a place in a waiting list, waits for units. There is nothing to pay."""
     may_be_behind: bool = False
     """The database could not be asked, and may know more."""
 
@@ -115,6 +119,10 @@ class Sale:
     entries_sale_id: Optional[str] = None
     waitlist: bool = False
     """Units that return when none are left are offered to those who wait."""
+    waitlist_closed: bool = False
+    """Nobody can join the waiting list any more."""
+    entry_for: Optional[str] = None
+    """The sale whose units are offered to those who enter this one."""
     waiting: int = 0
     """How many wait."""
 
@@ -195,6 +203,10 @@ class Draw:
     last_rank: Optional[int] = None
     """The last rank that had its turn, in a sale without items."""
     void_reason: Optional[str] = None
+    version: int = 1
+    """How a seed follows from parties, and what is public of the draw."""
+    goods: Optional[Mapping[str, Any]] = None
+    """Revision, stock, sold, items and holders: the units, when the list was frozen."""
 
 
 @dataclass(frozen=True)
@@ -236,11 +248,11 @@ class Payment:
 
     reference: str
     state: PaymentState
-    """waiting until the order is in the database."""
+    """waiting until the order is in the database. Somebody has to look at what is unclear or disputed."""
     received_at: datetime
     updated_at: datetime
     reason: Optional[str] = None
-    """Why a refund is, or was, due: order-expired, already-paid or amount-mismatch, for example."""
+    """Why a refund is, or was, due (order-expired, already-paid), or why it is, or was, unclear (other-order)."""
     order_id: Optional[str] = None
     sale_id: Optional[str] = None
     amount: Optional[int] = None
@@ -249,11 +261,15 @@ class Payment:
     """What the report has in place of an order, an amount or a currency."""
     refund_reference: Optional[str] = None
     operator: Optional[str] = None
+    note: Optional[str] = None
+    """Why it was dismissed, or how much of a settled payment went back at the payment provider."""
+    dispute: Optional[str] = None
+    """The dispute's name at the payment provider."""
 
 
 @dataclass(frozen=True)
 class PaymentEvent:
-    """The data of the events stampede.payment.settled, .refund_due and .refunded."""
+    """The data of the events stampede.payment. and each state but waiting."""
 
     reference: str
     state: PaymentState
@@ -267,6 +283,8 @@ class PaymentEvent:
     unreadable: Optional[str] = None
     refund_reference: Optional[str] = None
     operator: Optional[str] = None
+    note: Optional[str] = None
+    dispute: Optional[str] = None
 
 
 PROBLEM_SLUGS = frozenset(
@@ -280,6 +298,7 @@ PROBLEM_SLUGS = frozenset(
         "draw-void",
         "entry-not-found",
         "forbidden",
+        "head-too-large",
         "idempotency-key-reused",
         "illegal-transition",
         "internal-error",
@@ -289,6 +308,7 @@ PROBLEM_SLUGS = frozenset(
         "not-found",
         "not-ready",
         "not-sold-out",
+        "not-unclear",
         "offers-only",
         "order-archived",
         "order-ended",

@@ -1,4 +1,5 @@
 import hashlib
+import os
 from datetime import datetime, timedelta, timezone
 
 from .shop import ADMIN_TOKEN, URL, ShopCase, buyer, create_sale, new_user, send, until
@@ -10,7 +11,7 @@ class DrawTest(ShopCase):
         closes = datetime.now(timezone.utc) + timedelta(seconds=3)
         entries = create_sale(stock=100, closes_at=closes.isoformat())
         self.assert_problem("draw-not-found", lambda: buyer().draw(goods.id))
-        secret = bytes(32)
+        secret = os.urandom(32)
         terms = {
             "entries_sale_id": entries.id,
             "parties": [{"name": "ann", "commitment": hashlib.sha256(secret).hexdigest()}],

@@ -36,6 +36,11 @@ export class Cashier {
     return this.#post(path, { refund_reference: refundReference }, options);
   }
 
+  /** Notes that nothing of an unclear payment has to go back. It may be repeated. It needs the token of an operator. */
+  async dismiss(reference: string, reason: string, options: CallOptions = {}): Promise<Payment> {
+    return this.#post(`/v1/admin/payments/${encodeURIComponent(reference)}/dismissed`, { reason }, options);
+  }
+
   async #post(path: string, body: unknown, options: CallOptions): Promise<Payment> {
     const request = { method: "POST", path, body } as const;
     return (await this.#transport.call(request, { ...options, changes: "state" })).json as Payment;

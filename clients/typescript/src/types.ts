@@ -27,6 +27,8 @@ export interface Order {
   payment_reference?: string;
   /** Why the order was rejected or voided. */
   reason?: string;
+  /** The sale of which an entry of a draw, or a place in a waiting list, waits for units. There is nothing to pay. */
+  entry_for?: string;
   /** The database could not be asked, and may know more. */
   may_be_behind?: true;
 }
@@ -112,6 +114,10 @@ export interface Sale {
   entries_sale_id?: string;
   /** Units that return when none are left are offered to those who wait. */
   waitlist?: true;
+  /** Nobody can join the waiting list any more. */
+  waitlist_closed?: true;
+  /** The sale whose units are offered to those who enter this one. */
+  entry_for?: string;
   /** How many wait. */
   waiting?: number;
 }
@@ -126,8 +132,22 @@ export interface DrawParty {
   secret?: string;
 }
 
+/** The units that are drawn, when the list was frozen. */
+export interface DrawGoods {
+  /** That of the sale, as of which this is true. */
+  revision: number;
+  stock: number;
+  /** Units of orders from before the draw. */
+  sold?: number;
+  items?: { code: string; stock: number; sold?: number }[];
+  /** The places of the entrants who have such an order: only they can be skipped for one. */
+  holders?: number[];
+}
+
 /** A draw of the units of a sale, as far as it is. */
 export interface Draw {
+  /** How a seed follows from parties, and what is public of the draw. */
+  version: number;
   sale_id: string;
   /** The sale in which people enter: an order in it is an entry. */
   entries_sale_id: string;
@@ -146,6 +166,7 @@ export interface Draw {
   entries?: number;
   root?: string;
   frozen_at?: string;
+  goods?: DrawGoods;
   signature?: string;
   seed?: string;
   seeded_at?: string;
@@ -215,20 +236,36 @@ export interface StreamTicket {
   events_url: string;
 }
 
-export type PaymentState = "waiting" | "settled" | "refund_due" | "refunded";
+export type PaymentState =
+  | "waiting"
+  | "settled"
+  | "refund_due"
+  | "refunded"
+  | "unclear"
+  | "dismissed"
+  | "disputed"
+  | "claimed";
 
-export type RefundReason =
+export type PaymentReason =
   | "order-expired"
   | "order-cancelled"
   | "order-rejected"
   | "order-voided"
   | "order-not-found"
   | "already-paid"
-  | "amount-mismatch";
+  | "amount-mismatch"
+  | "nothing-to-pay"
+  | "refunded-outside"
+  | "other-order"
+  | "other-amount"
+  | "unclear-order";
 
 /** Money that the shop's server has received. */
 export interface PaymentReport {
-  /** The payment provider's reference. Another report with it changes nothing, and gets the first one's answer. */
+  /**
+   * The payment provider's reference. A repeat changes nothing, and gets the first one's answer. What contradicts the
+   * first report is a payment of its own, which is `unclear`.
+   */
   reference: string;
   order_id: string;
   /** In minor units of the currency (ISO 4217). Both are required, and compared, in a sale with a price. */
@@ -239,10 +276,10 @@ export interface PaymentReport {
 /** Money that Stampede was told of, and what became of it. */
 export interface Payment {
   reference: string;
-  /** `waiting` until the order is in the database. */
+  /** `waiting` until the order is in the database. Somebody has to look at what is `unclear` or `disputed`. */
   state: PaymentState;
-  /** Why a refund is, or was, due. */
-  reason?: RefundReason;
+  /** Why a refund is, or was, due, or why it is, or was, unclear. */
+  reason?: PaymentReason;
   order_id?: string;
   sale_id?: string;
   amount?: number;
@@ -253,9 +290,13 @@ export interface Payment {
   updated_at: string;
   refund_reference?: string;
   operator?: string;
+  /** Why it was dismissed, or how much of a settled payment went back at the payment provider. */
+  note?: string;
+  /** The dispute's name at the payment provider. */
+  dispute?: string;
 }
 
-/** The `data` of the events `stampede.payment.settled`, `.refund_due` and `.refunded`. */
+/** The `data` of the events `stampede.payment.` and each state but `waiting`. */
 export type PaymentEvent = Omit<Payment, "received_at" | "updated_at"> & { version: number; occurred_at: string };
 
 /** All slugs of problems that the server knows: the last part of a problem's `type`. */
@@ -269,6 +310,7 @@ export const problemSlugs = [
   "draw-void",
   "entry-not-found",
   "forbidden",
+  "head-too-large",
   "idempotency-key-reused",
   "illegal-transition",
   "internal-error",
@@ -278,6 +320,7 @@ export const problemSlugs = [
   "not-found",
   "not-ready",
   "not-sold-out",
+  "not-unclear",
   "offers-only",
   "order-archived",
   "order-ended",

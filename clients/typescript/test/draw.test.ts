@@ -1,5 +1,5 @@
 import assert from "node:assert/strict";
-import { createHash } from "node:crypto";
+import { createHash, randomBytes } from "node:crypto";
 import { test } from "node:test";
 import { ProblemError } from "stampede-client";
 import { adminToken, buyer, createSale, until, url } from "./shop.js";
@@ -16,7 +16,7 @@ test("an entrant is offered a unit and pays", async () => {
   const goods = await createSale({ stock: 1, payment_window_seconds: 600 });
   const entries = await createSale({ stock: 100, closes_at: new Date(Date.now() + 3000).toISOString() });
   await assert.rejects(buyer().draw(goods.id), isProblem("draw-not-found"));
-  const secret = Buffer.alloc(32);
+  const secret = randomBytes(32);
   const commitment = createHash("sha256").update(secret).digest("hex");
   const path = `/v1/sales/${goods.id}/draw`;
   await post(path, { entries_sale_id: entries.id, parties: [{ name: "ann", commitment }] });

@@ -28,7 +28,12 @@ test("an order says what to pay and from when, and money settles it", async () =
   const settled = await cashier.reportPayment(report);
   assert.deepEqual([settled.state, settled.sale_id, settled.amount], ["settled", sale.id, 2580]);
   assert.equal((await seen()).filter((request) => request.path === "/v1/payments").length, 2);
-  assert.deepEqual(await cashier.reportPayment({ ...report, amount: 1 }), settled);
+  assert.deepEqual(await cashier.reportPayment(report), settled);
+  const unclear = await cashier.reportPayment({ ...report, amount: 1 });
+  assert.deepEqual([unclear.state, unclear.reason], ["unclear", "other-amount"]);
+  const dismissed = await cashier.dismiss(unclear.reference, "Entered by hand.");
+  assert.deepEqual([dismissed.state, dismissed.note], ["dismissed", "Entered by hand."]);
+  await assert.rejects(cashier.dismiss(report.reference, "r"), { slug: "not-unclear" });
   assert.equal((await client.order(order.order_id)).payment_reference, report.reference);
   await assert.rejects(cashier.markRefunded(report.reference, "re_1"), { slug: "refund-not-due" });
 });

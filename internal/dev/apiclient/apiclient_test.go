@@ -147,7 +147,9 @@ func TestSomeSlugsAreSentinels(t *testing.T) {
 	sentinels := map[string]error{
 		"sale-not-found": reservation.ErrSaleNotFound, "order-not-found": order.ErrNotFound,
 		"order-archived": order.ErrArchived, "idempotency-key-reused": catalog.ErrIdempotencyKeyReused,
-		"restock-withdrawn": catalog.ErrRestockWithdrawn,
+		"restock-withdrawn": catalog.ErrRestockWithdrawn, "payment-not-found": order.ErrPaymentNotFound,
+		"refund-not-due": order.ErrRefundNotDue, "already-refunded": order.ErrRefundNotDue,
+		"not-unclear": order.ErrNotUnclear,
 	}
 	for _, k := range problems.Kinds() {
 		t.Run(k.Slug, func(t *testing.T) {

@@ -24,7 +24,10 @@ type reply struct {
 	body       []byte
 	retryAfter time.Duration
 	// problem is empty unless an ingress wrote the answer.
-	problem struct{ Type, Title, Detail string }
+	problem struct {
+		Type, Title, Detail string
+		RefundReference     string `json:"refund_reference"`
+	}
 }
 
 // slug is the last part of the problem's type, or "" for an answer that no ingress made: that of a proxy, for example.
@@ -37,16 +40,18 @@ func (r reply) slug() string {
 }
 
 // isAnswerTo reports whether a success has what the answer to a change has: the id of its order or sale, or of the sale
-// of a draw. A proxy may answer 200 for others.
+// of a draw, or the reference of its payment. A proxy may answer 200 for others.
 func (r reply) isAnswerTo(request call) bool {
 	var changed struct {
 		ID      uuid.UUID `json:"id"`
 		OrderID uuid.UUID `json:"order_id"`
 		SaleID  uuid.UUID `json:"sale_id"`
+
+		Reference string `json:"reference"`
 	}
 	return request.method == http.MethodGet ||
 		json.Unmarshal(r.body, &changed) == nil &&
-			(changed.ID != uuid.Nil || changed.OrderID != uuid.Nil || changed.SaleID != uuid.Nil)
+			(changed.ID != uuid.Nil || changed.OrderID != uuid.Nil || changed.SaleID != uuid.Nil || changed.Reference != "")
 }
 
 // mayPass reports whether a later try may succeed, also of a call without an answer.
@@ -93,6 +98,8 @@ func (r reply) failure() error {
 		err = ErrInvalid
 	case problems.Transition.Slug, problems.NotConfirmed.Slug, problems.DrawNotFrozen.Slug, problems.DrawVoid.Slug:
 		err = ErrRefused
+	case problems.Refunded.Slug:
+		err = &order.RefundedError{RefundReference: r.problem.RefundReference}
 	case problems.DrawNotFound.Slug:
 		err = draws.ErrNoDraw
 	case problems.OutcomeUnknown.Slug:
@@ -109,7 +116,7 @@ func (r reply) failure() error {
 func (r reply) sentinel() error {
 	for _, err := range []error{
 		reservation.ErrSaleNotFound, order.ErrNotFound, order.ErrArchived, catalog.ErrIdempotencyKeyReused,
-		catalog.ErrRestockWithdrawn,
+		catalog.ErrRestockWithdrawn, order.ErrPaymentNotFound, order.ErrRefundNotDue, order.ErrNotUnclear,
 	} {
 		if known, _ := problems.Find(err); known.Slug == r.slug() {
 			return err

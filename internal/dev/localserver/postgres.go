@@ -20,6 +20,8 @@ import (
 type PostgresOptions struct {
 	// Settings add to or replace the defaults, as in postgresql.conf ("log_statement": "all").
 	Settings map[string]string
+	// Env adds to the environment of the server ("LD_PRELOAD=…").
+	Env []string
 	// Archive keeps the log of all changes, for Backup and Restore.
 	Archive bool
 }
@@ -51,6 +53,7 @@ func StartPostgres(ctx context.Context, o PostgresOptions) (*Postgres, error) {
 		s.folder.remove()
 		return nil, err
 	}
+	s.env = o.Env
 	s.args = func(port int) []string { return postgresArgs(data, port, settings) }
 	if err := s.start(ctx, freePort); err != nil {
 		return nil, err

@@ -43,6 +43,7 @@ type server struct {
 	name    string
 	binary  string
 	args    func(port int) []string
+	env     []string
 	account account
 	folder  *serverFolder
 	port    int
@@ -97,7 +98,7 @@ func (s *server) launch(ctx context.Context) error {
 	out := newOutput(s.readyMark)
 	cmd := exec.Command(s.binary, s.args(s.port)...)
 	cmd.Dir = s.folder.path
-	cmd.Env = serverEnv()
+	cmd.Env = append(serverEnv(), s.env...)
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.ExtraFiles = []*os.File{s.folder.lock} // see serverFolder
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: s.account.credential}

@@ -1,6 +1,6 @@
-// Package arch checks the structure of this module: allowed imports, the length of files, package comments, and
-// banned calls. Its test reads the sources with go/parser. If it ran the go command instead, Go would cache its
-// result and miss changes.
+// Package arch checks the structure of this module: allowed imports, the length of files, package comments, banned
+// calls, and texts that one file owns. Its test reads the sources with go/parser. If it ran the go command instead, Go
+// would cache its result and miss changes.
 package arch
 
 import (
@@ -117,6 +117,9 @@ func (c *checker) file(name string, source []byte) error {
 	}
 	c.documented[folder] = c.documented[folder] || file.Doc != nil
 	c.imports(name, file)
+	if findRoom(folder) != tests {
+		c.texts(name, files, file)
+	}
 	return nil
 }
 
@@ -179,6 +182,18 @@ func (c *checker) calls(name string, files *token.FileSet, file *ast.File) {
 			call := b.pkg + "." + b.function
 			if imports[pkg.Name] == b.pkg && selector.Sel.Name == b.function && mayCall[name] != call {
 				c.report(name, "line %d calls %s: %s", files.Position(selector.Pos()).Line, call, b.instead)
+			}
+		}
+		return true
+	})
+}
+
+func (c *checker) texts(name string, files *token.FileSet, file *ast.File) {
+	ast.Inspect(file, func(n ast.Node) bool {
+		literal, ok := n.(*ast.BasicLit)
+		for _, o := range owned {
+			if ok && strings.Contains(literal.Value, o.text) && name != o.file {
+				c.report(name, "line %d has %s: %s", files.Position(literal.Pos()).Line, o.text, o.instead)
 			}
 		}
 		return true

@@ -104,6 +104,13 @@ func TestCheckFindsViolations(t *testing.T) {
 		"Sleep of a variable called time": {
 			"ingress/more.go", "package ingress\n\nvar time struct{ Sleep int }\n\nvar f = time.Sleep\n", "",
 		},
+		"event stream with a head of its own": {
+			"ingress/more.go", "package ingress\n\nvar head = \"text/event-stream; charset=utf-8\"\n",
+			"ingress/more.go: line 3 has text/event-stream: call accept.EventStream, so that no gateway holds the stream back",
+		},
+		"test that reads an event stream": {
+			"ingress/more_test.go", "package ingress\n\nvar head = \"text/event-stream\"\n", "",
+		},
 		"system test": {"ingress/more_test.go", "//go:build system && linux\n\npackage ingress\n\nfunc TestX() {}\n", ""},
 		"system test that no task finds": {
 			"ingress/more_test.go", "//go:build linux && system\n\npackage ingress\n",

@@ -59,6 +59,11 @@ var banned = []struct{ pkg, function, instead string }{
 // mayCall exempts the loop that waits for a state in all tests.
 var mayCall = map[string]string{"internal/test/testkit/eventually.go": "time.Sleep"}
 
+// owned are texts that the programs have in one file, each with what others call.
+var owned = []struct{ text, file, instead string }{
+	{"text/event-stream", "internal/accept/server.go", "call accept.EventStream, so that no gateway holds the stream back"},
+}
+
 // violation returns why package from may not import package to, "" if it may.
 func violation(from, to string) string {
 	importer, imported := findRoom(from), findRoom(to)

@@ -57,16 +57,19 @@ func Proxy(t testing.TB, target string, forward func(client, server net.Conn)) (
 // scripts: Redis has then executed what failed for the client.
 type LossyProxy struct{ toLose atomic.Int32 }
 
-// RedisThroughProxy returns a client whose answers can be dropped. Its retries are go-redis's default.
-func RedisThroughProxy(t testing.TB) (*LossyProxy, redis.UniversalClient) {
+// RedisThroughProxy returns a client whose answers can be dropped, and one for the same Redis whose answers are not.
+// Its retries are go-redis's default. The Redis is the test's own: on a shared one the answer that is dropped could
+// be that another test has flushed the scripts.
+func RedisThroughProxy(t testing.TB) (p *LossyProxy, lossy, direct *redis.Client) {
 	t.Helper()
-	clientOptions, err := redis.ParseURL(RedisURL(t))
+	own := OwnRedis(t)
+	clientOptions, err := redis.ParseURL(own.URL)
 	require.NoError(t, err)
-	p := &LossyProxy{}
+	p = &LossyProxy{}
 	clientOptions.Addr = Proxy(t, clientOptions.Addr, p.forward)
-	rdb := redis.NewClient(clientOptions)
-	t.Cleanup(func() { _ = rdb.Close() })
-	return p, rdb
+	lossy = redis.NewClient(clientOptions)
+	t.Cleanup(func() { _ = lossy.Close() })
+	return p, lossy, Client(t, own.URL)
 }
 
 // Lose drops the answers to the next n scripts.

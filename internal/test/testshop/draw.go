@@ -1,6 +1,7 @@
 package testshop
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -8,6 +9,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"stampede/draw"
+	"stampede/internal/clocks"
+	"stampede/internal/pg"
 )
 
 // A round of drand quicknet, of the past, with its signature.
@@ -16,6 +19,15 @@ const (
 	BeaconSignature = "b713718a38ae728dfd477991af2822e08d2f305e47718cef9f7848ce4050e7be" +
 		"41076862b98fad56e91a6b85b89cd97b"
 )
+
+// Clocks are those of a draw in Postgres alone.
+func Clocks(ctx context.Context, on pg.Querier) (clocks.Times, error) {
+	r, err := pg.ReadClock(ctx, on)
+	if err != nil {
+		return clocks.Times{}, err
+	}
+	return clocks.Agree(r)
+}
 
 // MoveDrawToRound moves a frozen draw to the time of that round, and what was published of it.
 func MoveDrawToRound(t testing.TB, pool *pgxpool.Pool, goods uuid.UUID) {

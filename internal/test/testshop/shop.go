@@ -74,6 +74,13 @@ func OnOwnPostgres(t testing.TB) (*Shop, *localserver.Postgres) {
 	return NewShopOn(t, Options{Pool: testkit.PoolAt(t, server.URL, 8)}), server
 }
 
+// OnClockedPostgres returns a shop on a Postgres whose clock set sets ahead of those of Redis and of this process.
+func OnClockedPostgres(t testing.TB) (s *Shop, set func(ahead time.Duration)) {
+	t.Helper()
+	server, set := testkit.ClockedPostgres(t)
+	return NewShopOn(t, Options{Pool: testkit.PoolAt(t, server.URL, 8)}), set
+}
+
 // NewShopOn returns a shop where the options say.
 func NewShopOn(t testing.TB, o Options) *Shop {
 	t.Helper()

@@ -87,7 +87,7 @@ func (p process) run(ctx context.Context, args []string) error {
 		return p.work(ctx, time.Millisecond)
 	case "archive": // a sale, into a folder
 		a, err := archive.New(ctx, archive.Config{
-			Pool: p.pool, Redis: p.control, Keys: p.keys, Dir: args[2], Logger: slog.Default(),
+			Pool: p.pool, Redis: p.control, Keys: p.keys, Store: p.store, Dir: args[2], Logger: slog.Default(),
 		})
 		if err != nil {
 			return err

@@ -66,6 +66,17 @@ func Heartbeat(t testing.TB, pool *pgxpool.Pool) (outage time.Duration) {
 	return outage
 }
 
+// WaitLonger makes payments wait for so much longer.
+func WaitLonger(t testing.TB, pool *pgxpool.Pool, d time.Duration, references ...string) {
+	t.Helper()
+	for _, statement := range []string{
+		"UPDATE payment_events SET occurred_at = occurred_at - make_interval(secs => $1) WHERE reference = ANY ($2)",
+		"UPDATE open_payments SET since = since - make_interval(secs => $1) WHERE reference = ANY ($2)",
+	} {
+		testshop.Exec(t, pool, statement, d.Seconds(), references)
+	}
+}
+
 // EndWindow moves the payment deadlines of these orders into the past, by more than the outage that a busy machine may
 // cause meanwhile.
 func EndWindow(t testing.TB, pool *pgxpool.Pool, orders ...uuid.UUID) {

@@ -1,4 +1,4 @@
--- Checks the promises for the sale of a file, whose events are in archived_events and archived_payments. The caller puts projection/replay.sql
+-- Checks the promises for the sale of a file, whose events are in file_events and file_payments. The caller puts projection/replay.sql
 -- where the braces are.
 -- $1 sale, $2 its stock, $3 its units sold, $4 the rows of its items as JSON, NULL without any
 --
@@ -8,7 +8,7 @@ WITH replayed AS (
 ), live AS (
     SELECT * FROM replayed WHERE status IN ('confirmed', 'paid')
 ), money AS (
-    SELECT DISTINCT ON (reference) * FROM archived_payments ORDER BY reference, version DESC
+    SELECT DISTINCT ON (reference) * FROM file_payments ORDER BY reference, version DESC
 ), sums AS (
     SELECT coalesce(sum(quantity), 0) AS units FROM live
 ), items AS (
@@ -30,15 +30,19 @@ SELECT 'S4', NULL, format('sold of the item %s is %s, and the live orders hold %
 UNION ALL
 SELECT 'S5', id, damage FROM replayed WHERE damage IS NOT NULL
 UNION ALL
-SELECT 'S5', order_id, format('the log of the order has version %s %s times', version, count(*)) FROM archived_events GROUP BY order_id, version HAVING count(*) > 1
+SELECT 'S5', order_id, format('the log of the order has version %s %s times', version, count(*)) FROM file_events GROUP BY order_id, version HAVING count(*) > 1
 UNION ALL
-SELECT 'S5', order_id, 'an event is of another sale' FROM archived_events WHERE sale_id <> $1::uuid
+SELECT 'S5', order_id, 'an event is of another sale' FROM file_events WHERE sale_id <> $1::uuid
 UNION ALL
-SELECT 'S8', order_id, format('the payment %s is not settled or refunded: %s', left(reference, 100), type) FROM money WHERE type NOT IN ('PaymentSettled', 'PaymentRefunded')
+SELECT 'S8', order_id, format('the payment %s is not settled or refunded: %s', left(reference, 100), type) FROM money WHERE type NOT IN ('PaymentSettled', 'PaymentRefunded', 'PaymentDismissed', 'PaymentClaimed')
 UNION ALL
 SELECT 'S8', coalesce(id, order_id), format('the order is paid with the reference %s, and the payment %s settled it', payment_reference, coalesce(left(reference, 100), 'none'))
-FROM (SELECT * FROM live WHERE status = 'paid') AS paid FULL JOIN (SELECT * FROM money WHERE type = 'PaymentSettled') AS settled ON order_id = id
+FROM (SELECT * FROM live WHERE status = 'paid') AS paid FULL JOIN (
+    -- Money may have gone back outside of Stampede, and the order stays paid.
+    SELECT * FROM money WHERE type = 'PaymentSettled' OR reason = 'refunded-outside' AND EXISTS (
+        SELECT FROM live WHERE status = 'paid' AND id = order_id AND reference IN (payment_reference, concat(id, ':', payment_reference)))
+) AS settled ON order_id = id
 WHERE (reference IN (payment_reference, concat(id, ':', payment_reference))) IS NOT TRUE
 UNION ALL
 SELECT 'S8', NULL, format('the log of the payment %s has %s of the versions from 1 to %s', left(reference, 100), count(*), max(version))
-FROM archived_payments GROUP BY reference HAVING min(version) <> 1 OR max(version) <> count(*)
+FROM file_payments GROUP BY reference HAVING min(version) <> 1 OR max(version) <> count(*)

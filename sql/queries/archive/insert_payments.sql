@@ -1,5 +1,5 @@
 -- Brings the payments of a file back. {{values}} as in insert_events.sql. A payment that was reported again since stays as it is.
 INSERT INTO payment_events ({{columns}})
 SELECT {{values}} FROM (
-    SELECT * FROM archived_payments AS a WHERE NOT EXISTS (SELECT FROM payment_events AS p WHERE p.reference = a.reference) ORDER BY position DESC
+    SELECT * FROM file_payments AS a WHERE NOT EXISTS (SELECT FROM payment_events AS p WHERE p.reference = a.reference) ORDER BY position DESC
 ) AS events

@@ -11,6 +11,8 @@ WITH sale AS (
     WHERE id = $1 AND epoch = $2 AND revision = $3 AND retired_at IS NULL
       AND NOT EXISTS (SELECT FROM open_sale($1))
     RETURNING id, revision, stock, sold
+), turns AS (
+    DELETE FROM pay_turns WHERE sale_id IN (SELECT id FROM sale)
 )
 INSERT INTO sale_events (sale_id, revision, type, data)
 SELECT id, revision, 'SaleRetired', jsonb_build_object('stock', stock, 'sold', sold) FROM sale

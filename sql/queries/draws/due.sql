@@ -1,6 +1,2 @@
--- The sales that are drawn whose entries are over, and which are not over themselves: first those that must be frozen
--- soonest, because a draw that is frozen late is void.
-SELECT d.sale_id
-FROM draws AS d JOIN sales AS e ON e.id = d.entries_id JOIN sales AS g ON g.id = d.sale_id
-WHERE d.kind = 'draw' AND d.voided_at IS NULL AND e.closes_at <= now() AND g.state <> 'ended' AND (g.closes_at <= now()) IS NOT TRUE
-ORDER BY d.frozen_at IS NOT NULL, e.closes_at + make_interval(secs => d.freeze_seconds), d.sale_id
+-- The draws, or by $1 the waiting lists, of which units may have to be offered: first those that have waited longest.
+SELECT due.sale_id, due.turn FROM offers_due AS due JOIN draws AS d USING (sale_id) WHERE d.kind = $1 ORDER BY due.turn

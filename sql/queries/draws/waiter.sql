@@ -1,6 +1,8 @@
 -- The entry of the user $2 in the waiting list of the sale $1: the live one, or else the latest, with what became of it.
 SELECT e.id AS entry_id, e.sequence AS place, e.status NOT IN ('confirmed', 'paid') AS has_left, had.order_id,
-       coalesce(had.reason, '') AS reason, had.rank IS NOT NULL AS decided
+       coalesce(had.reason, '') AS reason, had.rank IS NOT NULL AS decided,
+       -- An order that is not in Postgres yet is on its way.
+       had.order_id IS NOT NULL AND coalesce((SELECT status FROM orders WHERE sale_id = $1 AND id = had.order_id LIMIT 1), 'confirmed') IN ('confirmed', 'paid') AS holds
 FROM draws AS d
 CROSS JOIN LATERAL (
     (SELECT * FROM orders WHERE sale_id = d.entries_id AND user_id = $2 AND status IN ('confirmed', 'paid'))

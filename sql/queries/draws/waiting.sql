@@ -1,7 +1,7 @@
--- The entries of the waiting list of the sale $1 that wait, by place: at most $3. $2 the entries sale. An entry that is
--- cancelled has left.
+-- The entries of the waiting list of the sale $1 that had no turn, by place: at most $3. $2 the entries sale. An entry that is
+-- cancelled has left, and is skipped at its turn: its offer may be on its way.
 SELECT o.id, o.reserved_at
 FROM orders AS o
-WHERE o.sale_id = $2 AND o.status IN ('confirmed', 'paid')
+WHERE o.sale_id = $2 AND o.status IN ('confirmed', 'paid', 'cancelled')
   AND NOT EXISTS (SELECT FROM draw_offers AS had WHERE had.sale_id = $1 AND had.entry_id = o.id)
 ORDER BY o.sequence LIMIT $3

@@ -1,9 +1,9 @@
--- What an operator has to know beside the sales, in one row: the parked dead letters (counted up to 10000) and the time
--- of the oldest of them, the newest recorded audit, the Redis server of each partition as last verified, the rebuilds
--- whose process is alive, and whether Postgres takes no writes. since is the time of that audit; without one, from when
--- there is a sale to audit.
+-- What an operator has to know beside the sales, in one row: the clock, the parked dead letters (counted up to 10000)
+-- and the time of the oldest of them, the newest recorded audit, the Redis server of each partition as last verified,
+-- the rebuilds whose process is alive, and whether Postgres takes no writes. since is the time of that audit; without
+-- one, from when there is a sale to audit.
 -- $1 after how many seconds without a heartbeat a rebuild counts as dead
-SELECT current_setting('transaction_read_only')::boolean AS read_only, parked.letters, parked.oldest, audit.at AS audited_at, coalesce(audit.at, (SELECT created_at FROM sales WHERE retired_at IS NULL ORDER BY id LIMIT 1)) AS since, audit.operator, audit.broken, audit.unchecked,
+SELECT clock_timestamp() AS clock, current_setting('transaction_read_only')::boolean AS read_only, parked.letters, parked.oldest, audit.at AS audited_at, coalesce(audit.at, (SELECT created_at FROM sales WHERE retired_at IS NULL ORDER BY id LIMIT 1)) AS since, audit.operator, audit.broken, audit.unchecked,
        (SELECT coalesce(json_object_agg(partition, run_id), '{}') FROM redis_servers) AS servers,
        (SELECT coalesce(json_agg(json_build_object(
                    'partition', partition, 'sale', coalesce(sale_id, '00000000-0000-0000-0000-000000000000'), 'reason', reason,

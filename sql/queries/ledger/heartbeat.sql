@@ -14,6 +14,6 @@ WITH mine AS MATERIALIZED (
 ), beat AS (
     UPDATE pulse SET seen_at = now(), lost = lost + coalesce((SELECT lasted FROM outage), '0') FROM mine
 ), healed AS (
-    INSERT INTO pulse (seen_at, lost) SELECT now(), lost_time() WHERE NOT EXISTS (SELECT FROM pulse) ON CONFLICT DO NOTHING
+    INSERT INTO pulse (seen_at, lost) SELECT now(), lost_time() WHERE NOT EXISTS (SELECT FROM pulse) ON CONFLICT (one_row) DO NOTHING
 )
 SELECT coalesce((SELECT extract(epoch FROM lasted) FROM outage), 0)::float8

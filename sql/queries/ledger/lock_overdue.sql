@@ -4,10 +4,11 @@
 SELECT id, sale_id, user_id, quantity, lines, NULL AS items, status, version, CASE WHEN isfinite(reserved_at) THEN reserved_at ELSE 'epoch' END AS reserved_at,
        CASE WHEN isfinite(updated_at) THEN updated_at ELSE 'epoch' END AS updated_at,
        CASE WHEN isfinite(due) THEN due ELSE 'epoch' END AS expires_at,
-       pay_from, NULL::bigint AS amount, NULL AS currency, coalesce(payment_reference, '') AS payment_reference,
-       coalesce(reason, '') AS reason
+       NULL::timestamptz AS pay_from, NULL::bigint AS amount, NULL AS currency, coalesce(payment_reference, '') AS payment_reference,
+       coalesce(reason, '') AS reason, NULL::uuid AS entry_for
 FROM orders
 WHERE sale_id = $1 AND status = 'confirmed' AND due <= (SELECT least(seen_at, now()) - lost FROM pulse) - (SELECT make_interval(secs => coalesce(max(payment_grace_seconds), 0)) FROM sales WHERE id = $1) AND id <> ALL ($3::uuid[])
+  AND NOT EXISTS (SELECT FROM open_payments AS w WHERE w.order_id = orders.id AND w.state = 'waiting')
 ORDER BY due
 LIMIT $2
 FOR UPDATE SKIP LOCKED

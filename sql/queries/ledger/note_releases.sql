@@ -6,6 +6,8 @@
 -- $4  the orders that Redis refused
 -- $5  the orders whose shard could not be reached: retried a second later, so that others of the sale come first
 --
+-- Units that return may be offered (draws/note_due.sql).
+--
 -- The others are retried after 1 s, 2 s, 4 s and so on up to a minute. Returns how many are retried.
 WITH over AS MATERIALIZED (
     SELECT state = 'ended' OR coalesce(closes_at <= now(), false) AS over FROM sales WHERE id = $1
@@ -17,5 +19,8 @@ WITH over AS MATERIALIZED (
     RETURNING order_id
 ), later AS (
     UPDATE releases SET again_at = clock_timestamp() + interval '1 second' WHERE order_id = ANY ($5::uuid[]) RETURNING order_id
+), due AS (
+    INSERT INTO offers_due (sale_id) SELECT sale_id FROM draws WHERE sale_id = $1
+    ON CONFLICT (sale_id) DO UPDATE SET turn = DEFAULT
 )
 SELECT (SELECT count(*) FROM again) + (SELECT count(*) FROM later)

@@ -4,7 +4,7 @@
 -- The time to pay is over when an ingress has sent a heartbeat (seen_at) after the deadline: until then no ingress may have
 -- been up to take the payment, and the next heartbeat may add an outage to lost, which moves the deadline. An outage moves
 -- only deadlines after the last heartbeat before it, so an order that is overdue stays overdue. Of a sale with a grace an
--- order is overdue that much later.
+-- order is overdue that much later. An order with money that waits for a decision does not expire: it was reported in time, perhaps.
 --
 -- It goes from one sale with unpaid orders to the next one in the index: many orders in their grace hold up no other sale.
 WITH RECURSIVE unpaid AS (
@@ -24,6 +24,7 @@ SELECT locked.sale_id
 FROM overdue CROSS JOIN LATERAL (
     SELECT o.sale_id FROM orders AS o
     WHERE o.sale_id = overdue.sale_id AND o.status = 'confirmed' AND o.due <= overdue.due AND o.id <> ALL ($2::uuid[])
+      AND NOT EXISTS (SELECT FROM open_payments AS w WHERE w.order_id = o.id AND w.state = 'waiting')
     ORDER BY o.due LIMIT 1 FOR UPDATE SKIP LOCKED
 ) AS locked
 LIMIT 1

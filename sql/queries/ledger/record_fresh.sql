@@ -9,6 +9,7 @@
 -- Fails with
 --   unique_violation    an order was recorded before, or its user has another live order in the sale
 --   check_violation     no partition of order_events: Postgres has no such sale, or one with a pace, of a later epoch or with other items
+--   not_null_violation  the same, of a DEFAULT partition that somebody has added
 --
 -- An INSERT with ON CONFLICT searches the index first, locks every row and writes it to the WAL twice; this one does
 -- not. Rows are locked in the same order as in record_orders.sql, and in the index of events those of a sale grow at their end.

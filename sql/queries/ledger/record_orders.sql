@@ -21,8 +21,10 @@
 -- So the event comes before the outcome is known. Who inserts it decides: another transaction with the same event
 -- waits here until this one ends, and has locked none of the orders that both would insert.
 --
--- In a sale with a pace each order gets a turn to pay (pay_from), the next one after the latest turn of the sale, and its
--- payment window begins then. The transaction has locked the turns of the sale in a statement before (lock_turns.sql).
+-- In a sale with a pace each order gets a turn to pay, at which its payment window begins: the earliest one ahead that is
+-- free, else the next one after all turns of the sale. Turns are on the clock of deadlines, so that an outage
+-- moves both: the turn of an order is its deadline less the window. pay_from is the turn as it is shown at first. The
+-- transaction has locked the turns of the sale in a statement before (lock_turns.sql).
 WITH event AS (
     SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::bigint[], $5::bigint[], $6::bigint[], $7::timestamptz[], $8::text[], $9::text[])
         WITH ORDINALITY AS e (order_id, sale_id, user_id, quantity, sequence, epoch, reserved_at, key_fingerprint, lines, place)
@@ -30,21 +32,39 @@ WITH event AS (
     -- The lines that orders of a sale with items may have.
     SELECT id, '^([' || coalesce((SELECT string_agg(item, '') FROM sale_items WHERE sale_id = sales.id), '.') || '][0-9]+)+$' AS form
     FROM sales WHERE id = ANY ($2::uuid[]) AND items > 0
+), new AS (
+    -- The orders that need a turn.
+    SELECT e.order_id, s.id AS sale_id, row_number() OVER (PARTITION BY s.id ORDER BY e.sequence, e.order_id) AS n
+    FROM event AS e JOIN sales AS s ON s.id = e.sale_id AND s.epoch <= e.epoch
+    WHERE s.payments_per_second > 0 AND $10::text IS NULL
+      AND NOT EXISTS (SELECT FROM order_events AS known WHERE known.sale_id = e.sale_id AND known.order_id = e.order_id)
 ), paced AS MATERIALIZED (
-    SELECT id, epoch, step, greatest(now(), (SELECT max(pay_from) FROM orders WHERE sale_id = sales.id) + step) AS next
-    FROM sales, make_interval(secs => 1.0 / nullif(payments_per_second, 0)) AS step
-    WHERE id = ANY ($2::uuid[]) AND payments_per_second > 0
+    -- upto: the last free turn that these orders take, or NULL if they take all. next: the one after all turns of the sale;
+    -- programs that write no row in pay_turns have given out some to unpaid orders.
+    SELECT s.id, clock, step, upto,
+           greatest(clock, (SELECT max(turn) FROM pay_turns WHERE sale_id = s.id) + step,
+                    (SELECT max(due) FROM orders WHERE sale_id = s.id AND status = 'confirmed' AND due IS NOT NULL)
+                        - make_interval(secs => s.payment_window_seconds) + step) AS next
+    FROM (SELECT sale_id, count(*) AS orders FROM new GROUP BY sale_id) AS needed JOIN sales AS s ON s.id = needed.sale_id
+    CROSS JOIN make_interval(secs => 1.0 / nullif(s.payments_per_second, 0)) AS step CROSS JOIN pay_clock() AS clock
+    LEFT JOIN LATERAL (
+        SELECT turn FROM pay_turns WHERE sale_id = s.id AND turn > clock AND free ORDER BY turn OFFSET needed.orders - 1 LIMIT 1
+    ) AS f (upto) ON true
+), taken AS (
+    DELETE FROM pay_turns AS t USING paced AS p WHERE t.sale_id = p.id AND t.turn <= coalesce(p.upto, 'infinity') AND (t.free OR p.upto IS NULL)
+    RETURNING t.sale_id, t.turn, t.free AND t.turn > p.clock AS ahead
+), rest AS (
+    SELECT *, (SELECT array_agg(turn ORDER BY turn) FROM taken WHERE sale_id = paced.id AND ahead) AS free FROM paced
 ), turn AS (
-    SELECT e.order_id, p.next + p.step * (row_number() OVER (PARTITION BY p.id ORDER BY e.sequence, e.order_id) - 1) AS pay_from
-    FROM event AS e JOIN paced AS p ON p.id = e.sale_id AND p.epoch <= e.epoch
-    WHERE $10::text IS NULL AND NOT EXISTS (SELECT FROM order_events AS known WHERE known.sale_id = e.sale_id AND known.order_id = e.order_id)
+    SELECT order_id, sale_id, clock, coalesce(free[n::int], next + step * (n - 1 - coalesce(cardinality(free), 0))) AS turn
+    FROM new JOIN rest ON id = sale_id
 ), entry AS (
-    SELECT e.*, turn.pay_from, s.id IS NOT NULL AS sale_known, s.archived_at IS NOT NULL AS archived,
+    SELECT e.*, turn.turn, turn.turn + (SELECT lost_time()) AS pay_from, s.id IS NOT NULL AS sale_known, s.archived_at IS NOT NULL AS archived,
            NOT coalesce(e.lines ~ form.form, e.lines IS NULL AND form.form IS NULL) AND s.id IS NOT NULL AND $10::text IS NULL AS wrong_items,
            -- add_sold.sql checks that the epoch is still the same at the commit.
            e.epoch < s.epoch AND $10::text IS NULL AS late,
            -- The payment window begins now, not with the reservation: payments are impossible before.
-           CASE WHEN s.payment_window_seconds > 0 THEN (SELECT pay_clock()) + coalesce(turn.pay_from - now(), '0') + make_interval(secs => s.payment_window_seconds) END AS due
+           CASE WHEN s.payment_window_seconds > 0 THEN coalesce(turn.turn, (SELECT pay_clock())) + make_interval(secs => s.payment_window_seconds) END AS due
     FROM event AS e LEFT JOIN sales AS s ON s.id = e.sale_id LEFT JOIN form ON form.id = e.sale_id LEFT JOIN turn USING (order_id)
 ), fresh AS (
     INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, reserved_at, sequence, epoch, due, pay_from, key_fingerprint, lines)
@@ -73,6 +93,13 @@ WITH event AS (
     INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, key_fingerprint, lines, reason)
     SELECT order_id, sale_id, user_id, quantity, status, 2, sequence, epoch, reserved_at, now(), key_fingerprint, lines, reason
     FROM decided WHERE status <> 'confirmed'
+), kept AS (
+    INSERT INTO pay_turns (sale_id, turn, free)
+    SELECT sale_id, max(turn), false FROM turn JOIN paced ON id = sale_id AND upto IS NULL GROUP BY sale_id
+    UNION ALL
+    -- Of orders that are not confirmed after all.
+    SELECT sale_id, turn, true FROM turn WHERE order_id NOT IN (SELECT id FROM confirmed) AND turn > clock
+    ON CONFLICT (sale_id, turn, free) DO NOTHING
 )
 SELECT entry.place,
        CASE WHEN decided.order_id IS NOT NULL THEN decided.status

@@ -1,5 +1,6 @@
 -- Sets in a new session what the statements of this program rely on, whatever the server, the database or the role
--- prescribe. $1 limits the transactions of a service, in milliseconds; NULL: no limit of ours.
+-- prescribe. $1 limits the transactions of a service, in milliseconds; NULL for a command, whose statements may take as
+-- long as they need: an audit reads all orders.
 --
 -- What the client has given at the start of the session, in DATABASE_URL, stays as it is; what the server lacks is
 -- skipped. default_transaction_read_only is not here: an administrator who sets it wants no writes.
@@ -21,6 +22,7 @@ FROM pg_settings JOIN (VALUES
     -- batch: fulfillment/blockers.go ends such a session.
     ('idle_in_transaction_session_timeout', '10000'), ('tcp_keepalives_idle', '5'), ('tcp_keepalives_interval', '1'),
     ('tcp_keepalives_count', '5'), ('tcp_user_timeout', '10000'),
-    ('transaction_timeout', $1::text) -- since PostgreSQL 17
+    ('transaction_timeout', coalesce($1::text, '0')), -- since PostgreSQL 17
+    ('statement_timeout', CASE WHEN $1 IS NULL THEN '0' END), ('lock_timeout', CASE WHEN $1 IS NULL THEN '0' END)
 ) AS wanted (name, value) USING (name)
 WHERE source <> 'client' AND value IS NOT NULL

@@ -6,6 +6,6 @@ FROM pg_settings JOIN (VALUES
     ('idle_session_timeout', $2::text), ('idle_in_transaction_session_timeout', $2), ('tcp_user_timeout', $2),
     ('tcp_keepalives_idle', '5'), ('tcp_keepalives_interval', '5'), ('tcp_keepalives_count', '3'),
     -- It counts and copies all orders of a sale, without a limit.
-    ('transaction_timeout', '0')
+    ('transaction_timeout', '0'), ('statement_timeout', '0')
 ) AS wanted (name, value) USING (name)
 WHERE $2 IS NOT NULL

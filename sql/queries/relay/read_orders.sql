@@ -8,7 +8,7 @@ SELECT e.position, e.order_id, e.sale_id, e.user_id, e.quantity, CASE WHEN e.lin
            SELECT f.reserved_at FROM order_events AS f
            WHERE f.sale_id = e.sale_id AND f.order_id = e.order_id AND f.version = 2)) AS reserved_at,
        CASE e.type WHEN 'OrderConfirmed' THEN e.due + coalesce(p.lost, lost_time()) END AS expires_at,
-       CASE e.type WHEN 'OrderConfirmed' THEN e.pay_from END AS pay_from,
+       CASE WHEN e.pay_from IS NOT NULL THEN e.due + coalesce(p.lost, lost_time()) - make_interval(secs => s.payment_window_seconds) END AS pay_from,
        coalesce(CASE WHEN e.lines IS NULL THEN s.unit_price * e.quantity ELSE order_amount(e.sale_id, s.unit_price, e.quantity, e.lines) END, 0) AS amount, coalesce(s.currency, '') AS currency,
        coalesce(e.data ->> 'reference', '') AS payment_reference, coalesce(e.data ->> 'reason', '') AS reason,
        coalesce(e.data ->> 'operator', '') AS operator, coalesce(e.data ->> 'traceparent', '') AS trace_parent
@@ -16,5 +16,5 @@ FROM (
     SELECT * FROM order_events WHERE position > $1 AND position <= $2 AND type <> 'OrderReserved' ORDER BY position FETCH FIRST $3 ROWS WITH TIES
 ) AS e
 LEFT JOIN pulse AS p ON true
-LEFT JOIN LATERAL (SELECT unit_price, currency FROM sales WHERE id = e.sale_id LIMIT 1) AS s ON true -- the limit keeps the order of events
+LEFT JOIN LATERAL (SELECT unit_price, currency, payment_window_seconds FROM sales WHERE id = e.sale_id LIMIT 1) AS s ON true -- the limit keeps the order of events
 ORDER BY e.position

@@ -6,7 +6,8 @@
 -- drop one from a month alone; but an index can become invalid in a month.
 --
 -- Kind month: the months of a partitioned table, and with the trouble MISSING those that it lacks:
--- of sales, of today, and the next one. Their definition is the lowest id of a sale in them.
+-- of sales, of today, and the next one, unless they have a DEFAULT partition (doctor/default_partitions.sql).
+-- Their definition is the lowest id of a sale in them.
 WITH tables AS (
     SELECT wanted.name, c.oid, n.nspname, c.relkind
     FROM unnest($1::text[]) AS wanted (name)
@@ -47,6 +48,7 @@ SELECT name, 'month', part::text, first::text, '' FROM parts WHERE part IS NOT N
 UNION ALL
 SELECT t.name, 'month', to_char(sale_month(n.first), 'YYYY-MM'), n.first::text, 'MISSING'
 FROM tables AS t, needed AS n
-WHERE t.relkind = 'p' AND NOT EXISTS (SELECT FROM parts AS p WHERE p.name = t.name AND p.part IS NOT NULL AND n.first >= p.first AND n.first < p.until)
+WHERE t.relkind = 'p' AND NOT EXISTS (SELECT FROM pg_partitioned_table AS d WHERE d.partrelid = t.oid AND d.partdefid <> 0)
+  AND NOT EXISTS (SELECT FROM parts AS p WHERE p.name = t.name AND p.part IS NOT NULL AND n.first >= p.first AND n.first < p.until)
 ) AS guards
 ORDER BY "table" COLLATE "C", kind COLLATE "C", name COLLATE "C"

@@ -1,0 +1,36 @@
+package fleet
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Nobody has to wait for what a trouble explains.
+func TestConsequencesOfTroublesAreNotPending(t *testing.T) {
+	t.Parallel()
+	f, s, r := healthy()
+	f.processes[0].last.notReady, f.processes[0].last.guardAge = "Redis is away", 2*guardAgeMax
+	f.processes[0].last.releases = 1
+	f.troubles.update(f, s, r)
+	require.Len(t, s.Pending, 2)
+	s.Redis = Server{Error: "refused", Since: noon}
+	f.troubles.update(f, s, r)
+	require.Empty(t, s.Pending)
+}
+
+// The paid units of a sale are known a look after the sale.
+func TestSettledSnapshotHasAllUnits(t *testing.T) {
+	t.Parallel()
+	f, s := newFleet(t)
+	for range 6 {
+		s.OpenPayable(t, 10)
+	}
+	settled := f.play(t, "it is settled", func(x *Snapshot) bool {
+		return len(x.Sales) > 0 && x.IsSettled(x.At.Add(time.Hour))
+	})
+	for _, sale := range settled.Sales {
+		require.True(t, sale.UnitsKnown)
+	}
+}

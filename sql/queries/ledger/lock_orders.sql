@@ -1,0 +1,17 @@
+-- The orders $2 of the sale $1 and the user $3, or of any user if that is NULL, locked until the end of the transaction in the order of
+-- $2. {{locked}} is SKIP LOCKED to leave out those that others have locked, and empty to wait for them.
+--
+-- overdue says whether its time to pay is over (the rule is in overdue_sale.sql), and late since how many seconds; money_waits whether
+-- money for it waits for a decision.
+SELECT o.id, o.sale_id, o.user_id, o.quantity, o.lines, CASE WHEN o.lines IS NOT NULL THEN order_items(o.sale_id, o.lines) END AS items, o.status, o.version, o.reserved_at, o.updated_at,
+       CASE o.status WHEN 'confirmed' THEN o.due + coalesce(p.lost, lost_time()) END AS expires_at,
+       CASE WHEN o.pay_from IS NOT NULL THEN o.due + coalesce(p.lost, lost_time()) - make_interval(secs => sale.payment_window_seconds) END AS pay_from,
+       CASE WHEN o.lines IS NULL THEN sale.unit_price * o.quantity ELSE order_amount(o.sale_id, sale.unit_price, o.quantity, o.lines) END AS amount, sale.currency, coalesce(o.payment_reference, '') AS payment_reference,
+       coalesce(o.reason, '') AS reason, (SELECT d.sale_id FROM draws AS d WHERE d.entries_id = $1) AS entry_for,
+       o.sequence, o.epoch, coalesce(o.due + make_interval(secs => coalesce(sale.payment_grace_seconds, 0)) <= least(p.seen_at, now()) - p.lost, false) AS overdue,
+       coalesce(extract(epoch FROM now() - p.lost - o.due - make_interval(secs => coalesce(sale.payment_grace_seconds, 0))), 0)::float8 AS late,
+       (SELECT true FROM open_payments WHERE order_id = o.id AND state = 'waiting' LIMIT 1) IS TRUE AS money_waits
+FROM unnest($2::uuid[]) AS wanted (id)
+CROSS JOIN LATERAL (SELECT * FROM orders WHERE sale_id = $1 AND id = wanted.id AND user_id = coalesce($3, user_id) LIMIT 1 FOR UPDATE {{locked}}) AS o
+LEFT JOIN pulse AS p ON true LEFT JOIN sales AS sale ON sale.id = $1
+WHERE sale.archived_at IS NULL -- else it is about to be deleted
