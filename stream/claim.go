@@ -23,6 +23,7 @@ func (r *reader) claim(room int) error {
 		r.claimFrom = "0-0"
 		r.claimDue = time.Now().Add(r.config.ClaimInterval/2 + rand.N(r.config.ClaimInterval))
 	}
+	heldBefore := r.table.ids()
 	page, next, deleted, err := r.config.Control.XAutoClaimWithDeleted(ctx, &redis.XAutoClaimArgs{
 		Stream: r.stream, Group: r.config.Group, Consumer: r.config.Consumer,
 		MinIdle: r.config.MinIdle, Start: r.claimFrom, Count: int64(room),
@@ -45,8 +46,12 @@ func (r *reader) claim(room int) error {
 		r.metrics.claimed.Add(float64(len(held)))
 		r.log.Info("claimed entries of silent consumers", slog.Int("entries", len(held)))
 	}
-	// Entries held here are not lost: their content was read before they were deleted.
-	r.reportLost(slices.DeleteFunc(deleted, r.table.holds))
+	// Entries held here are not lost, or reported already: they were read before they were deleted. They
+	// may be acknowledged and released while the answer is on its way, so those before the call count.
+	r.reportLost(slices.DeleteFunc(deleted, func(id string) bool {
+		_, held := heldBefore[id]
+		return held
+	}))
 	r.deliverPage(held)
 	return nil
 }

@@ -215,6 +215,49 @@ func TestSubscriberReportsLostEntries(t *testing.T) {
 	require.EqualValues(t, 2, testutil.ToFloat64(sub.Metrics(b.stream).Lost))
 }
 
+// A replay and a claim find the same deleted entry: the claim removes it in Redis, and the entry is
+// acknowledged and released here before the answer of the claim arrives.
+func TestSubscriberReportsLostEntryOnce(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	b.publish(1)
+	own := b.takeAway("worker-1", 1)
+	require.NoError(t, b.rdb.XDel(t.Context(), b.stream, own[0]).Err())
+	// The observer has its own client, whose commands do not wait.
+	observer := newStreamBenchAt(t, b.url, b.stream)
+
+	claimed, released, done := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	claims := 0
+	b.rdb.AddHook(testkit.Hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+		switch {
+		case cmd.Name() == "xack":
+			<-claimed
+		case cmd.Name() == "xautoclaim" && claims > 0:
+			if claims++; claims == 2 {
+				close(done)
+			}
+		case cmd.Name() == "xautoclaim":
+			err := next(ctx, cmd)
+			if len(observer.pending()) == 0 {
+				claims = 1
+				close(claimed)
+				<-released
+			}
+			return err
+		}
+		return next(ctx, cmd)
+	}))
+	sub := b.subscriber("worker-1")
+	b.subscribe(sub)
+	<-claimed
+	testkit.Eventually(t, testshop.Soon, "the entry is released", func() bool {
+		return testutil.ToFloat64(sub.Metrics(b.stream).InFlight) == 0
+	})
+	close(released)
+	<-done
+	require.EqualValues(t, 1, testutil.ToFloat64(sub.Metrics(b.stream).Lost))
+}
+
 func TestSubscribeInitializeCreatesTheGroup(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)

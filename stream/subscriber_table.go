@@ -146,11 +146,15 @@ func (t *entryTable) signal() {
 	}
 }
 
-func (t *entryTable) holds(id string) bool {
+// ids returns a copy of the ids that are held now.
+func (t *entryTable) ids() map[string]struct{} {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	_, known := t.entries[id]
-	return known
+	ids := make(map[string]struct{}, len(t.entries))
+	for id := range t.entries {
+		ids[id] = struct{}{}
+	}
+	return ids
 }
 
 // due returns the entries whose leases were not renewed since then.
