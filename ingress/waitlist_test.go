@@ -207,7 +207,7 @@ func TestLeaveWaitingListWhileUnitComes(t *testing.T) {
 	worker, err := s.pool.Begin(t.Context()) // of another worker, which dies
 	require.NoError(t, err)
 	defer func() { _ = worker.Rollback(context.Background()) }()
-	require.NoError(t, worker.QueryRow(t.Context(), sql.DrawsLockFree, sale).Scan(nil))
+	require.NoError(t, worker.QueryRow(t.Context(), sql.DrawsLock, sale).Scan(nil))
 	s.cancel(bought.header.Get("Location"), as("holder")).is(http.StatusOK)
 	unit := reservation.Offer{OrderID: order.NewOrderID(sale), UserID: "ada", Key: reservation.OfferKey(entry)}
 	testkit.Eventually(t, 20*time.Second, "it offers the unit", func() bool {
