@@ -31,7 +31,9 @@ type View struct {
 	Offered   int64  `json:"offered"`
 	Skipped   int64  `json:"skipped"`
 	// LastRank is the last one that had its turn. Of a sale with items there is none: each item has its own.
-	LastRank   *int64 `json:"last_rank,omitempty"`
+	LastRank *int64 `json:"last_rank,omitempty"`
+	// Opening is true if what is left is for everybody when each rank had its turn.
+	Opening    bool   `json:"opening,omitzero"`
 	VoidReason string `json:"void_reason,omitempty"`
 	VoidedAt   string `json:"voided_at,omitempty"`
 }

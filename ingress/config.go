@@ -57,6 +57,7 @@ type Sales interface {
 	Rename(ctx context.Context, sale uuid.UUID, to catalog.Names) (catalog.CountedSale, error)
 	History(ctx context.Context, sale uuid.UUID, limit int) ([]catalog.Change, error)
 	CreateDraw(ctx context.Context, goods uuid.UUID, t catalog.DrawTerms) (replayed bool, err error)
+	OpenDraw(ctx context.Context, goods uuid.UUID) error
 }
 
 // Draws are the draws in Postgres: *draws.Store, which lists the errors.

@@ -120,6 +120,34 @@ func (s *drawService) create(c echo.Context, operator string) error {
 	return writeJSON(c, status, created.View())
 }
 
+// open serves POST /v1/sales/{sale}/draw/open.
+func (s *drawService) open(c echo.Context, operator string) error {
+	goods, ok := parseID(c.Param("sale"))
+	if !ok {
+		return problemDrawNotFound
+	}
+	if err := readEmptyObject(c); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(catalog.WithOperator(c.Request().Context(), operator), catalogTimeout)
+	defer cancel()
+	d, err := s.config.Draws.FindDraw(ctx, goods)
+	if err == nil {
+		err = s.config.Sales.OpenDraw(ctx, goods)
+	}
+	s.sales.invalidate()
+	s.feed.invalidate()
+	if err == nil {
+		d, err = s.config.Draws.FindDraw(ctx, goods)
+	}
+	if p := problemForDraw(err); p != nil {
+		return p
+	} else if err != nil {
+		return err
+	}
+	return writeJSON(c, http.StatusOK, d.View())
+}
+
 // show serves GET /v1/sales/{sale}/draw.
 func (s *drawService) show(c echo.Context) error {
 	goods, ok := parseID(c.Param("sale"))

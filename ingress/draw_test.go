@@ -283,6 +283,15 @@ func TestBeaconSeedsDraw(t *testing.T) {
 	require.Len(t, d.holdProofs(receipts), 2)
 	d.holdFiles(receipts)
 
+	d.buy(d.goods, "", as("late")).isProblem(http.StatusConflict, "offers-only")
+	for range 2 {
+		require.Equal(t, true, d.post(d.path+"/open", "", operator).is(http.StatusOK)["opening"])
+	}
+	d.await("open")
+	testkit.Eventually(t, 20*time.Second, "the units are for everybody", func() bool {
+		return strings.Contains(d.buy(d.goods, "", as("late")).body, "sold-out")
+	})
+
 	testshop.Exec(t, s.pool, "UPDATE draws SET voided_at = now(), void_reason = 'late' WHERE sale_id = $1", d.goods)
 	require.Equal(t, "late", d.await("void")["void_reason"])
 	beacon(drandAnswer).isProblem(http.StatusConflict, "draw-void")
@@ -320,7 +329,9 @@ func TestDrawIsRefused(t *testing.T) {
 		}
 		d.post(path+"/beacon", drandAnswer).isProblem(http.StatusNotFound, "draw-not-found")
 		d.post(path+"/reveal", `{"party":"a","secret":"00"}`).isProblem(http.StatusNotFound, "draw-not-found")
+		d.post(path+"/open", "", operator).isProblem(http.StatusNotFound, "draw-not-found")
 	}
+	d.post(d.path+"/open", "").isProblem(http.StatusUnauthorized, "unauthorized")
 	waited, err := s.catalog.Create(t.Context(), reservation.Terms{
 		Name: "x", Stock: 1, PerOrderLimit: 1, PaymentWindow: time.Hour, Waitlist: true,
 	})

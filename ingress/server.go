@@ -197,6 +197,7 @@ func (s *Server) drawRoutes(operate *operatorService) {
 	s.draws = newDrawService(operate, entrants)
 	r, limited, draws := s.router, s.limits.limitAddress, s.draws
 	r.handlePost(path, limited(operate.by(&s.inFlight.operators, operators.Admin, draws.create)))
+	r.handlePost(path+"/open", limited(operate.by(&s.inFlight.operators, operators.Admin, draws.open)))
 	r.handleGet(path, s.public(draws.show))
 	r.handleGet(path+"/bundle", limited(draws.download(draws.bundle)))
 	r.handleGet(path+"/leaves", limited(draws.download(draws.leaves)))

@@ -262,6 +262,7 @@ func plansFor(t *testing.T, pool *pgxpool.Pool, sale uuid.UUID) []plan {
 		{sql.DrawsEntries, []any{sale, id, time.Now(), 100}, "Index Scan using orders_2031_02_pkey on orders", 1},
 		{sql.DrawsLiveEntries, []any{sale, time.Now(), 1}, "Scan (using|on) orders_2031_02_(pkey|ended_of_user)", 1},
 		{sql.DrawsLost, []any{sale, sale, "", 1, 100}, "Index Scan using orders_2031_02_pkey on orders", 1},
+		{sql.DrawsOpenRest, []any{sale}, "Scan (using|on) orders_2031_02_pkey", 1},
 		{sql.DrawsStillWaiting, []any{sale, sale, ids, 100}, "Index Scan using orders_2031_02_pkey on orders", 1},
 		{sql.DrawsTurns, []any{sale, sale, 0, 0, 100}, "Index Scan using orders_2031_02_pkey on orders", 1},
 		{sql.DrawsWaiting, []any{sale, sale, 100}, "Scan (using|on) orders_2031_02_pkey", 1},

@@ -18,6 +18,7 @@ import (
 
 	"stampede/draw"
 	"stampede/internal/dev/apiclient"
+	"stampede/internal/figure"
 	"stampede/ledger/draws"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"
@@ -27,6 +28,7 @@ type drawCmd struct {
 	Create  drawCreateCmd  `cmd:"" help:"Draw the units of a sale: from now on they are offered by rank to those who enter another sale. A repeat changes nothing."`
 	Status  drawStatusCmd  `cmd:"" help:"Show how far a draw is, and save its public files. Exit status 1 if there is no draw."`
 	Beacon  drawBeaconCmd  `cmd:"" help:"Give a draw the round of drand that makes its seed. Without --round it is read as drand answers it, in JSON."`
+	Open    drawOpenCmd    `cmd:"" help:"Sell the units that a draw leaves to everybody, once each rank had its turn. A repeat changes nothing."`
 	Reveal  drawRevealCmd  `cmd:"" help:"Give a draw the secret of one of the parties that make its seed."`
 	Restore drawRestoreCmd `cmd:"" help:"After a restore of Postgres from a time before the freeze: take the list, the time and the round that were published, from what a receiver of the relay kept. Before workers run again."`
 	Verify  drawVerifyCmd  `cmd:"" help:"Verify a draw from its two public files, without any server: the root of the list, the seed, the ranks, the units and every skip. Exit status 1 if a promise is broken, 3 if a file cannot be read, there is no seed, or units wait to be offered; 0 says that all else was kept but what is listed as taken on trust."`
@@ -35,6 +37,7 @@ type drawCmd struct {
 // drawStore is where draws are: the databases, or an ingress in front of them.
 type drawStore interface {
 	CreateDraw(ctx context.Context, goods uuid.UUID, t catalog.DrawTerms) (draw.View, error)
+	OpenDraw(ctx context.Context, goods uuid.UUID) (draw.View, error)
 	Draw(ctx context.Context, goods uuid.UUID) (draw.View, error)
 	Beacon(ctx context.Context, goods uuid.UUID, round int64, signature []byte) (draw.View, error)
 	Reveal(ctx context.Context, goods uuid.UUID, party string, secret []byte) (draw.View, error)
@@ -50,6 +53,13 @@ type storedDraws struct {
 
 func (s storedDraws) CreateDraw(ctx context.Context, goods uuid.UUID, t catalog.DrawTerms) (draw.View, error) {
 	if _, err := s.catalog.CreateDraw(ctx, goods, t); err != nil {
+		return draw.View{}, err
+	}
+	return s.Draw(ctx, goods)
+}
+
+func (s storedDraws) OpenDraw(ctx context.Context, goods uuid.UUID) (draw.View, error) {
+	if err := s.catalog.OpenDraw(ctx, goods); err != nil {
 		return draw.View{}, err
 	}
 	return s.Draw(ctx, goods)
@@ -148,6 +158,9 @@ func writeDraw(w io.Writer, v draw.View) error {
 	if v.LastRank != nil {
 		row("last rank", strconv.FormatInt(*v.LastRank, 10))
 	}
+	if v.Opening && v.State != string(draws.Open) {
+		row("what is left", "for everybody when each rank had its turn")
+	}
 	row("void", v.VoidReason)
 	return t.Flush()
 }
@@ -184,6 +197,37 @@ func (p *drawParty) UnmarshalText(text []byte) error {
 	}
 	p.Name, p.Commitment = string(text[:end]), string(text[end+1:])
 	return nil
+}
+
+type drawOpenCmd struct {
+	drawFlags
+	operatorFlag
+	yesFlag
+}
+
+func (c *drawOpenCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	name, err := c.name()
+	if err != nil {
+		return err
+	}
+	if err := c.askable(s); err != nil {
+		return err
+	}
+	ctx = catalog.WithOperator(ctx, name)
+	return c.with(ctx, s, logger, func(on drawStore) (draw.View, error) {
+		err := c.confirm(ctx, s, func() (string, error) {
+			v, err := on.Draw(ctx, c.Sale)
+			of := "the entries are not known yet"
+			if v.Entries != nil {
+				of = fmt.Sprintf("%s of %s had theirs", figure.Count(v.Offered+v.Skipped), figure.Count(*v.Entries))
+			}
+			return "Everybody can buy what the draw leaves when each rank had its turn: " + of + ".", err
+		})
+		if err != nil {
+			return draw.View{}, err
+		}
+		return on.OpenDraw(ctx, c.Sale)
+	})
 }
 
 type drawStatusCmd struct {

@@ -220,4 +220,9 @@ func TestDrawOfRound(t *testing.T) {
 	assert.Contains(t, r.ends(exitOK, beacon...), seed, "a repeat, on the databases")
 	r.await("offered 5")
 	r.verify()
+	for _, run := range []func(int, ...string) string{r.over, r.ends} {
+		run(exitUsage, "draw", "open", r.goods) // nobody is asked
+		output := run(exitOK, "draw", "open", r.goods, "--yes")
+		assert.Regexp(t, `what is left +for everybody when each rank had its turn`, output)
+	}
 }

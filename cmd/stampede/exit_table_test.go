@@ -45,6 +45,7 @@ var deadEnds = map[string]struct {
 	"draw status":         {"SALE", exitUnknown, ""},
 	"draw create":         {"SALE --entries=SALE", exitFailed, ""},
 	"draw beacon":         {"SALE --round=1 --signature=00", exitFailed, ""},
+	"draw open":           {"SALE --yes", exitFailed, ""},
 	"draw reveal":         {"SALE --party=x --secret=00", exitFailed, ""},
 	"draw restore":        {"SALE --frozen=DIR/none", exitFailed, ""},
 	"draw verify":         {"--bundle=DIR/none --leaves=DIR/none", exitUnknown, ""},

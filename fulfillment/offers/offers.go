@@ -172,22 +172,38 @@ const turn = 2 * time.Second
 // Offer offers the units that are left in draws, by rank, and returns how many ranks had their turn.
 func (o *Offerer) Offer(ctx context.Context) (done int, err error) {
 	err = o.eachDue(ctx, o.drawn, func(d *draws.Draw) (finished bool, err error) {
-		if d.State != draws.Offering {
+		switch {
+		case d.State == draws.Over && d.Opening:
+			return o.openRest(ctx, d)
+		case d.State != draws.Offering:
 			return true, nil
 		}
+		had := d.Offered + d.Skipped
 		for began := time.Now(); !d.Paused && time.Since(began) < turn; {
 			now, err := o.ranks(ctx, d)
 			if err != nil || len(now.ranks) == 0 {
 				return false, err
 			}
 			n, err := o.draws.Offer(ctx, d.SaleID, now.ranks, o.reserver(d.SaleID))
-			if done += n; err != nil || n == 0 {
-				return !now.left && d.InEpoch(now.epoch), err
+			done, had = done+n, had+int64(n)
+			if err != nil || n == 0 {
+				isLast := d.Opening && had >= d.Entries // then it is due again: what is left is for everybody
+				return !now.left && d.InEpoch(now.epoch) && !isLast, err
 			}
 		}
 		return false, nil
 	})
 	return done, err
+}
+
+// openRest sells what is left to everybody; finished is false while an order that was offered is not in Postgres. A
+// worker publishes it as each change of a sale.
+func (o *Offerer) openRest(ctx context.Context, d *draws.Draw) (finished bool, err error) {
+	opened, waits, err := o.draws.OpenRest(ctx, d.SaleID)
+	if opened {
+		o.Logger.Info("each rank had its turn: what is left is for everybody", "sale", d.SaleID)
+	}
+	return !waits, err
 }
 
 // saleKey is the key of a sale with one shard, by the partitions that there were when it was created.

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -413,4 +414,62 @@ func TestItemsAreOfferedEachByItsRank(t *testing.T) {
 	require.Len(t, bundle.Items, 3)
 	testwork.Fulfil(t, s)
 	require.Equal(t, "2,10,3 15", testwork.SoldItems(t, s.Pool, d.goods))
+}
+
+// An operator has what a draw leaves sold to everybody: not before each rank had its turn, and each order that was offered
+// is in Postgres.
+func TestRestOfDrawIsForEverybody(t *testing.T) {
+	t.Parallel()
+	s := testshop.OnOwnRedis(t, 1)
+	d := newDraw(t, s, 2, 3)
+	ctx := t.Context()
+	o := d.rank(t)
+	open := func() {
+		t.Helper()
+		require.NoError(t, d.Catalog.OpenDraw(ctx, d.goods))
+	}
+	open()
+	require.Equal(t, []any{draws.Offering, true}, []any{d.find(t).State, d.find(t).Opening})
+	require.Equal(t, 2, offer(t, o))
+	require.Zero(t, offer(t, o))
+	found := d.find(t)
+	require.Equal(t, draws.Over, found.State, "the offers are not in Postgres")
+	require.Equal(t, reservation.OffersOnly, s.Ask(t, d.goods, "eve").Verdict)
+	testwork.Fulfil(t, s)
+	awaitOpen := func() {
+		t.Helper()
+		testkit.Eventually(t, testshop.Soon, "the rest is for everybody", func() bool {
+			offer(t, o)
+			_, err := s.PublishPending(ctx)
+			require.NoError(t, err)
+			return d.find(t).State == draws.Open
+		})
+	}
+	awaitOpen()
+	sale, err := s.Catalog.Show(ctx, d.goods)
+	require.NoError(t, err)
+	require.Equal(t, []any{false, uuid.Nil, false}, []any{sale.OffersOnly, sale.EntriesID, sale.Waitlist})
+	testkit.Eventually(t, testshop.Soon, "everybody may buy it", func() bool {
+		return s.Ask(t, d.goods, "eve").Verdict == reservation.Reserved
+	})
+	require.Equal(t, reservation.SoldOut, s.Ask(t, d.goods, "ida").Verdict)
+	testwork.Fulfil(t, s)
+	open()
+	require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM sale_events WHERE sale_id = $1 AND type = 'DrawOpening'", d.goods))
+	d.requireUnbroken(t)
+
+	s.Flush(t)
+	testwork.Rebuild(t, s)
+	offer(t, o)
+	require.Equal(t, draws.Open, d.find(t).State)
+	require.Equal(t, reservation.SoldOut, s.Ask(t, d.goods, "ida").Verdict)
+	require.NoError(t, s.Exec(t, `WITH old AS (UPDATE orders SET updated_at = updated_at - interval '1 hour' WHERE sale_id = $1)
+		UPDATE order_events SET occurred_at = occurred_at - interval '1 hour' WHERE sale_id = $1`, d.goods))
+	d.requireUnbroken(t)
+
+	require.NoError(t, s.Exec(t, `WITH gone AS (DELETE FROM draw_offers WHERE sale_id = $1 AND rank = 0)
+		UPDATE draws SET offered = offered - 1 WHERE sale_id = $1`, d.goods))
+	text := testwork.Text(t, testwork.Audit(t, s, d.goods))
+	require.Contains(t, text, "what is left is for everybody, and 1 of 2 ranks had their turn")
+	require.Equal(t, 1, strings.Count(text, "it is of a unit that was offered, and no turn has it"))
 }

@@ -30,6 +30,7 @@ func operate(s *testshop.Shop) map[catalog.Operation]func(context.Context, uuid.
 		catalog.OpPause:  shown(s.Catalog.Pause),
 		catalog.OpResume: shown(s.Catalog.Resume),
 		catalog.OpEnd:    shown(s.Catalog.End),
+		catalog.OpOpen:   s.Catalog.OpenDraw,
 		catalog.OpRestock: func(ctx context.Context, sale uuid.UUID) error {
 			_, err := s.Catalog.Restock(ctx, sale, 1, "")
 			return err

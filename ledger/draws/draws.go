@@ -75,6 +75,8 @@ const (
 	Offering State = "offering"
 	// Over: the sale that is drawn has ended, or each rank had its turn. Offers that are lost with Redis later reopen it.
 	Over State = "over"
+	// Open: each rank had its turn, and what was left is sold to everybody.
+	Open State = "open"
 	Void State = "void"
 )
 
@@ -104,9 +106,9 @@ type Draw struct {
 	Items      []draw.Item
 	Partitions int
 	Paused     bool
-	// Ended is true after an operator has ended it, and EntriesEnded if nobody can enter any more: a waiting list is
+	// GoodsOver is true after its end. Ended is true after an operator has ended it, and EntriesEnded if nobody can enter any more: a waiting list is
 	// closed.
-	Ended, EntriesEnded bool
+	GoodsOver, Ended, EntriesEnded bool
 
 	// Entries is the length of the frozen list, and Root its root. They are public before FrozenAt is read.
 	Entries  int64
@@ -130,6 +132,10 @@ type Draw struct {
 	isEarly bool
 	// isLate is true if it cannot get a seed any more by the clock of Postgres, which nothing final follows from alone.
 	isLate bool
+
+	// Opening is true if what is left is sold to everybody when each rank had its turn, and all that was offered is in
+	// Postgres.
+	Opening bool
 
 	// Offered and Skipped count the ranks that had their turn. Those of each item are its first ones.
 	Offered, Skipped int64
@@ -188,17 +194,18 @@ type drawRow struct {
 	GoodsOver             bool
 	GoodsPaused           bool
 	GoodsEnded            bool
+	Opened, Opening       bool
 }
 
 func (r *drawRow) draw() Draw {
 	d := Draw{
 		SaleID: r.SaleID, EntriesID: r.EntriesID, Kind: r.Kind, CreatedAt: r.CreatedAt.UTC(), ClosesAt: utc(r.ClosesAt),
 		Freeze: time.Duration(r.FreezeSeconds) * time.Second, Parties: r.Parties, Version: r.Version, Stock: r.Stock,
-		Items: r.Items, Partitions: r.Partitions, Paused: r.GoodsPaused, Ended: r.GoodsEnded, EntriesEnded: r.EntriesEnded,
+		Items: r.Items, Partitions: r.Partitions, Paused: r.GoodsPaused, GoodsOver: r.GoodsOver, Ended: r.GoodsEnded, EntriesEnded: r.EntriesEnded,
 		Entries: r.Entries, Root: r.Root, FrozenAt: utc(r.FrozenAt), Goods: r.Goods,
 		Signature: r.Signature, Seed: r.Seed, SeededAt: utc(r.SeededAt), ItemEntries: r.ItemEntries,
 		RankedAt: utc(r.RankedAt), VoidedAt: utc(r.VoidedAt), VoidReason: r.VoidReason, Offered: r.Offered,
-		Skipped: r.Skipped, epoch: r.Epoch, offersEpoch: r.OffersEpoch,
+		Skipped: r.Skipped, Opening: r.Opening, epoch: r.Epoch, offersEpoch: r.OffersEpoch,
 	}
 	if !r.Published {
 		d.FrozenAt = time.Time{} // the root is committed, and its time is not proved (freeze.go)
@@ -221,6 +228,8 @@ func (r *drawRow) draw() Draw {
 	switch {
 	case !d.VoidedAt.IsZero():
 		d.State = Void
+	case r.Opened && !r.GoodsOver:
+		d.State = Open
 	case r.GoodsOver, !d.RankedAt.IsZero() && d.Offered+d.Skipped == d.Entries && d.offersEpoch == d.epoch:
 		d.State = Over
 	case !r.EntriesOver:

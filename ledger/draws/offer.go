@@ -95,6 +95,27 @@ func (s *Store) offer(
 	return done, wrap("offer units", goods, err)
 }
 
+// OpenRest sells what is left to everybody, if each rank had its turn and an operator has asked for it. waits is true
+// while an order that was offered is not in Postgres.
+func (s *Store) OpenRest(ctx context.Context, goods uuid.UUID) (opened, waits bool, err error) {
+	_, err = change(ctx, s.pool, goods, func(tx pgx.Tx, d *Draw) error {
+		opened, waits = false, false
+		if d.State != Over || d.GoodsOver || !d.Opening {
+			return nil
+		}
+		if err := tx.QueryRow(ctx, sql.CatalogLockSale, goods).Scan(nil); err != nil {
+			return err
+		}
+		err := tx.QueryRow(ctx, sql.DrawsOpenRest, goods).Scan(nil)
+		if waits = errors.Is(err, pgx.ErrNoRows); waits {
+			err = nil
+		}
+		opened = err == nil && !waits
+		return err
+	})
+	return opened, waits, wrap("open what is left", goods, err)
+}
+
 // NextRanks returns the next rank of each item that had a turn, by its letter.
 func NextRanks(ctx context.Context, on pg.Querier, goods uuid.UUID) (map[string]int64, error) {
 	next := map[string]int64{}

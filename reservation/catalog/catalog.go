@@ -43,10 +43,13 @@ const (
 	// eventReconciled: differences between Redis and Postgres were repaired. It changes no terms.
 	eventReconciled = "SaleReconciled"
 	// Versions without draws and waiting lists stop at these. Of the steps of a draw Redis knows nothing.
-	eventDrawCreated     = "DrawCreated"
-	eventDrawFrozen      = "DrawFrozen"
-	eventDrawSeeded      = "DrawSeeded"
-	eventDrawVoided      = "DrawVoided"
+	eventDrawCreated = "DrawCreated"
+	eventDrawFrozen  = "DrawFrozen"
+	eventDrawSeeded  = "DrawSeeded"
+	eventDrawVoided  = "DrawVoided"
+	// eventDrawOpening: an operator has what is left sold to everybody when each rank had its turn. A worker does so.
+	eventDrawOpening     = "DrawOpening"
+	eventDrawOpened      = "DrawOpened"
 	eventWaitlistCreated = "WaitlistCreated"
 	// eventWaitlistClosed: nobody can join any more. A worker sells plainly when nobody waits.
 	eventWaitlistClosed = "WaitlistClosed"

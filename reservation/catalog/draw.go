@@ -237,6 +237,40 @@ func (t *DrawTerms) claimCommitments(ctx context.Context, tx pgx.Tx, goods uuid.
 		t.Parties[used-1].Name)}
 }
 
+// OpenDraw has the units that a draw leaves sold to everybody once each rank had its turn. A worker does so. It may be
+// repeated. The error is an *IllegalTransitionError, also for a sale that is not drawn, or wraps ErrSaleNotFound,
+// ErrUnavailable or ErrNotInForce.
+func (c *Catalog) OpenDraw(ctx context.Context, goods uuid.UUID) error {
+	_, err := c.change(ctx, goods, OpOpen, "",
+		func(ctx context.Context, tx pgx.Tx, s reservation.Sale) (saleChange, error) {
+			refused := &reservation.IllegalTransitionError{Action: string(OpOpen)}
+			var void, opening bool
+			err := tx.QueryRow(ctx, sql.CatalogFindOpening, goods).Scan(&void, &opening)
+			switch {
+			case errors.Is(err, pgx.ErrNoRows):
+				refused.State = "not drawn"
+			case err != nil:
+				return saleChange{}, err
+			case opening:
+				return saleChange{}, nil
+			case s.StateAt(time.Now()) == reservation.StateEnded:
+				refused.State = reservation.StateEnded
+			case void:
+				refused.State, refused.Instead = "drawn, and its draw is void", "end it, and sell its units as another sale"
+			default:
+				return saleChange{eventDrawOpening, s.State, s.Stock, map[string]any{}}, nil
+			}
+			return saleChange{}, refused
+		}, nil)
+	if err != nil {
+		return err
+	}
+	if err := c.publish(ctx, goods); err != nil {
+		return fmt.Errorf("open sale=%s: %w: %w", goods, ErrNotInForce, err)
+	}
+	return nil
+}
+
 // listName is the name of the places of a waiting list, by that of its sale.
 func listName(sale string) string {
 	const suffix = ": waiting list"

@@ -257,6 +257,35 @@ func TestDrawRefusals(t *testing.T) {
 	}
 }
 
+// What a draw leaves is for everybody only if it can be: its own sale goes on, and is drawn.
+func TestDrawIsNotOpened(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t)
+	ctx := t.Context()
+	plain, _ := drawable(t, s, nil)
+	void, terms := drawable(t, s, nil)
+	_, err := s.CreateDraw(ctx, void, terms)
+	require.NoError(t, err)
+	require.NoError(t, s.Exec(t, "UPDATE draws SET voided_at = now(), void_reason = 'late' WHERE sale_id = $1", void))
+	ended, others := drawable(t, s, nil)
+	_, err = s.CreateDraw(ctx, ended, others)
+	require.NoError(t, err)
+	_, err = s.End(ctx, ended)
+	require.NoError(t, err)
+	for sale, want := range map[uuid.UUID]string{
+		plain: "cannot open a sale that is not drawn",
+		void: "cannot open a sale that is drawn, and its draw is void: " +
+			"end it, and sell its units as another sale",
+		ended: "cannot open a sale that is ended",
+		terms.Entries: "cannot open a sale that is the entries of a draw: open the sale " + void.String() +
+			", whose units are drawn",
+		uuid.New(): reservation.ErrSaleNotFound.Error(),
+	} {
+		require.EqualError(t, s.OpenDraw(ctx, sale), want)
+	}
+	require.Zero(t, s.Count(t, "SELECT count(*) FROM sale_events WHERE type LIKE 'DrawOpen%'"))
+}
+
 // A commitment is of one draw: the secrets of another one may be known, be it that it is void.
 func TestCommitmentsAreUsedOnce(t *testing.T) {
 	t.Parallel()

@@ -31,7 +31,9 @@ const (
 	OpRestock Operation = "restock"
 	OpRename  Operation = "rename"
 	OpDraw    Operation = "draw"
-	OpShard   Operation = "raise the shards of"
+	// OpOpen sells to everybody what a draw has left.
+	OpOpen  Operation = "open"
+	OpShard Operation = "raise the shards of"
 	// OpRetire: the buyers leave Redis. OpArchive: the orders leave Postgres.
 	OpRetire  Operation = "retire"
 	OpArchive Operation = "archive"
@@ -74,6 +76,7 @@ type Rule struct {
 var (
 	alone, both, later = Rule{Effect: Alone}, Rule{Effect: Both}, Rule{Effect: Later}
 	inPair             = Rule{Refused, "create another sale for another draw"}
+	sellsByItself      = Rule{Refused, "the sale GOODS sells to everybody when nobody waits"}
 	oneShard           = Rule{Refused, "its units are offered in one shard"}
 )
 
@@ -93,7 +96,13 @@ var pairRules = map[Operation]map[Half]Rule{
 		DrawGoods: alone, DrawEntries: alone, ListGoods: both,
 		ListPlaces: {Refused, "rename the sale GOODS, after which they are named"},
 	},
-	OpDraw:  {DrawGoods: inPair, DrawEntries: inPair, ListGoods: inPair, ListPlaces: inPair},
+	OpDraw: {DrawGoods: inPair, DrawEntries: inPair, ListGoods: inPair, ListPlaces: inPair},
+	OpOpen: {
+		DrawGoods:   alone,
+		DrawEntries: {Refused, "open the sale GOODS, whose units are drawn"},
+		ListGoods:   sellsByItself,
+		ListPlaces:  sellsByItself,
+	},
 	OpShard: {DrawGoods: oneShard, DrawEntries: alone, ListGoods: oneShard, ListPlaces: oneShard},
 	// The list of a draw is in Postgres from the freeze on. Those who wait are looked up in Redis, too.
 	OpRetire:  {DrawGoods: alone, DrawEntries: alone, ListGoods: alone, ListPlaces: later},

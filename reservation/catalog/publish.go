@@ -204,13 +204,17 @@ func (c *Catalog) apply(ctx context.Context, s reservation.Sale, shard int, ch p
 		return c.hasRevision(ctx, saleKey, ch.Revision)
 	case eventRetired:
 		answer = c.retireShard(ctx, s.ID, p, epoch, revision)
-	case eventDrawCreated, eventWaitlistCreated:
-		open := reservation.StateWaitlist
-		if s.OffersOnly {
-			open = reservation.StateOffers
+	case eventDrawCreated, eventDrawOpened, eventWaitlistCreated:
+		open := reservation.StateOffers
+		switch {
+		case ch.Type == eventDrawOpened:
+			open = reservation.StateOpen
+		case s.Waitlist:
+			open = reservation.StateWaitlist
 		}
 		answer = lua.OffersOnly.Run(ctx, c.store.Redis, []string{saleKey}, epoch, revision, string(open))
-	case eventReconciled, eventRenamed, eventDrawFrozen, eventDrawSeeded, eventDrawVoided, eventWaitlistClosed:
+	case eventReconciled, eventRenamed, eventDrawFrozen, eventDrawSeeded, eventDrawVoided, eventDrawOpening,
+		eventWaitlistClosed:
 		answer = lua.Note.Run(ctx, c.store.Redis, []string{saleKey}, epoch, revision)
 	case eventRestocked:
 		if len(s.Items) > 0 {

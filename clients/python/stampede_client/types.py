@@ -11,7 +11,7 @@ PaymentState = Literal[
     "waiting", "settled", "refund_due", "refunded", "unclear", "dismissed", "disputed", "claimed"
 ]
 SaleState = Literal["scheduled", "open", "paused", "ended"]
-DrawState = Literal["entering", "freezing", "frozen", "ranking", "offering", "over", "void"]
+DrawState = Literal["entering", "freezing", "frozen", "ranking", "offering", "over", "open", "void"]
 DrawOutcome = Literal["waiting", "offered", "skipped"]
 WaitlistState = Literal["waiting", "offered", "skipped", "left", "over"]
 
@@ -202,6 +202,8 @@ class Draw:
     seed: Optional[str] = None
     last_rank: Optional[int] = None
     """The last rank that had its turn, in a sale without items."""
+    opening: bool = False
+    """What is left is sold to everybody when each rank had its turn."""
     void_reason: Optional[str] = None
     version: int = 1
     """How a seed follows from parties, and what is public of the draw."""

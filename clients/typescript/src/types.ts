@@ -122,7 +122,7 @@ export interface Sale {
   waiting?: number;
 }
 
-export type DrawState = "entering" | "freezing" | "frozen" | "ranking" | "offering" | "over" | "void";
+export type DrawState = "entering" | "freezing" | "frozen" | "ranking" | "offering" | "over" | "open" | "void";
 
 /** One of those who give the seed of a draw in place of a round of drand. */
 export interface DrawParty {
@@ -176,6 +176,8 @@ export interface Draw {
   skipped: number;
   /** The last rank that had its turn, in a sale without items. */
   last_rank?: number;
+  /** What is left is sold to everybody when each rank had its turn. */
+  opening?: true;
   void_reason?: string;
   voided_at?: string;
 }

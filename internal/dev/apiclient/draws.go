@@ -24,6 +24,11 @@ func (c *Client) CreateDraw(ctx context.Context, goods uuid.UUID, t catalog.Draw
 	}{t.Entries, t.Freeze.Seconds(), t.Parties})
 }
 
+// OpenDraw has what a draw leaves sold to everybody when each rank had its turn. A repeat changes nothing.
+func (c *Client) OpenDraw(ctx context.Context, goods uuid.UUID) (draw.View, error) {
+	return c.draw(ctx, goods, http.MethodPost, "open", "open", struct{}{})
+}
+
 // Draw returns the draw of a sale.
 func (c *Client) Draw(ctx context.Context, goods uuid.UUID) (draw.View, error) {
 	return c.draw(ctx, goods, http.MethodGet, "", "show", nil)

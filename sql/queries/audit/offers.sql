@@ -61,16 +61,22 @@ SELECT d.sale_id, NULL, NULL, CASE WHEN d.voided_at IS NULL THEN 'ranks were off
 FROM draws AS d JOIN audit_sales USING (sale_id)
 WHERE d.kind = 'draw' AND (d.ranked_at IS NULL OR d.voided_at IS NOT NULL) AND EXISTS (SELECT FROM draw_offers WHERE sale_id = d.sale_id)
 UNION ALL
+SELECT d.sale_id, NULL, NULL, format('what is left is for everybody, and %s of %s ranks had their turn', d.offered + d.skipped, coalesce(d.entries, 0)), 'draw'
+FROM draws AS d JOIN audit_sales USING (sale_id) JOIN sales AS g ON g.id = d.sale_id
+WHERE d.kind = 'draw' AND NOT g.offers_only AND (d.ranked_at IS NULL OR d.offered + d.skipped < d.entries)
+UNION ALL
 SELECT d.sale_id, NULL, NULL, format('ranks up to %s had their turn, and %s are recorded', o.last, o.turns), 'draw'
 FROM draws AS d JOIN audit_sales USING (sale_id) CROSS JOIN LATERAL (SELECT max(rank) AS last, count(*) AS turns FROM draw_offers WHERE sale_id = d.sale_id) AS o
 WHERE d.kind = 'waitlist' AND o.turns <> o.last + 1
 UNION ALL
 -- Orders of offered units without an offer. A worker that dies records it when it, or another one, works again.
 SELECT d.sale_id, own.id, own.user_id, 'it is of a unit that was offered, and no turn has it', 'draw'
-FROM draws AS d JOIN audit_sales USING (sale_id) JOIN orders AS own ON own.sale_id = d.sale_id
+FROM draws AS d JOIN audit_sales USING (sale_id) JOIN sales AS g ON g.id = d.sale_id JOIN orders AS own ON own.sale_id = d.sale_id
 WHERE own.status IN ('confirmed', 'paid') AND own.updated_at < now() - interval '15 minutes'
   AND NOT EXISTS (SELECT FROM draw_offers AS had WHERE had.sale_id = d.sale_id AND had.order_id = own.id)
-  AND (d.kind = 'draw' OR EXISTS (
+  AND (d.kind = 'draw' AND (g.offers_only OR own.sequence < ( -- later orders are of units that were for everybody
+          SELECT max(o.sequence) FROM draw_offers AS had JOIN orders AS o ON o.sale_id = d.sale_id AND o.id = had.order_id WHERE had.sale_id = d.sale_id))
+      OR d.kind = 'waitlist' AND EXISTS (
       SELECT FROM orders AS e WHERE e.sale_id = d.entries_id AND e.user_id = own.user_id
           -- As above.
           AND own.key_fingerprint = rtrim(translate(encode(substring(sha256(convert_to('stampede offer ' || e.id, 'UTF8')) FOR 16), 'base64'), '+/', '-_'), '='))

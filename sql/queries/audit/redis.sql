@@ -22,7 +22,7 @@ CROSS JOIN LATERAL (
     SELECT string_agg(format('%s is %s and not %s', field, redis, postgres), ', ') AS differences
     FROM (VALUES
         -- A waiting list gets the units that return when none are left, unless it is closed and nobody waits.
-        ('state', a.state, CASE WHEN s.state <> 'open' OR d.sale_id IS NULL AND NOT s.offers_only THEN s.state WHEN s.offers_only OR a.state = 'offers' THEN 'offers'
+        ('state', a.state, CASE WHEN s.state <> 'open' OR (d.kind = 'waitlist') IS NOT TRUE AND NOT s.offers_only THEN s.state WHEN s.offers_only OR a.state = 'offers' THEN 'offers'
             WHEN a.state = 'open' AND (SELECT e.state FROM sales AS e WHERE e.id = d.entries_id) = 'ended' THEN 'open' ELSE 'waitlist' END),
         ('opens_at_ms', a.opens_at_ms::text, CASE WHEN isfinite(s.opens_at) IS FALSE THEN s.opens_at::text ELSE floor(extract(epoch FROM coalesce(s.opens_at, to_timestamp(0))) * 1000)::text END),
         ('closes_at_ms', a.closes_at_ms::text, CASE WHEN isfinite(s.closes_at) IS FALSE THEN s.closes_at::text ELSE floor(extract(epoch FROM coalesce(s.closes_at, to_timestamp(0))) * 1000)::text END),

@@ -17,4 +17,4 @@ SELECT e.sale_id, NULL, NULL, format('revision %s of the sale is a %s, which thi
 FROM sale_events AS e JOIN sales AS s ON s.id = e.sale_id JOIN audit_sales AS a ON a.sale_id = s.id
 WHERE e.revision > s.published_revision AND e.revision <= s.revision
   AND e.type NOT IN ('SaleCreated', 'SaleWithItemsCreated', 'SalePaused', 'SaleResumed', 'SaleEnded', 'SaleRestocked', 'SaleRebuilt', 'SaleLowering', 'SaleReconciled', 'SaleRetired', 'SaleRenamed',
-                     'DrawCreated', 'DrawFrozen', 'DrawSeeded', 'DrawVoided', 'WaitlistCreated', 'WaitlistClosed')
+                     'DrawCreated', 'DrawFrozen', 'DrawSeeded', 'DrawVoided', 'DrawOpening', 'DrawOpened', 'WaitlistCreated', 'WaitlistClosed')

@@ -7,7 +7,7 @@ SELECT id, name, stock, sold, state, per_order_limit, opens_at, closes_at,
        payment_window_seconds, payment_grace_seconds, payments_per_second, unit_price, currency, CASE WHEN items > 0 THEN items_of(id) END AS items,
        CASE WHEN items > 0 THEN ARRAY(SELECT i.sold FROM sale_items AS i WHERE i.sale_id = sales.id ORDER BY item < 'a', item) END AS items_sold,
        epoch, revision, published_revision, partitions, shards, offers_only,
-       (SELECT d.entries_id FROM draws AS d WHERE d.sale_id = sales.id) AS entries_id, (SELECT e.state = 'ended' FROM draws AS d JOIN sales AS e ON e.id = d.entries_id WHERE d.sale_id = sales.id AND d.kind = 'waitlist') IS TRUE AS waitlist_closed,
+       (SELECT d.entries_id FROM draws AS d WHERE d.sale_id = sales.id AND (d.kind = 'waitlist' OR sales.offers_only)) AS entries_id, (SELECT e.state = 'ended' FROM draws AS d JOIN sales AS e ON e.id = d.entries_id WHERE d.sale_id = sales.id AND d.kind = 'waitlist') IS TRUE AS waitlist_closed,
        (SELECT d.sale_id FROM draws AS d WHERE d.entries_id = sales.id) AS entry_for,
        created_at, retired_at IS NOT NULL AS retired, archived_at IS NOT NULL AS archived,
        CASE WHEN NOT $4 OR state = 'ended' THEN 0 ELSE (

@@ -4,5 +4,5 @@
 SELECT d.sale_id, g.partitions, d.offers_epoch < g.epoch OR g.state = 'ended' AS unfinished, e.state = 'ended' AS closed
 FROM draws AS d JOIN sales AS e ON e.id = d.entries_id JOIN sales AS g ON g.id = d.sale_id
 WHERE d.kind = $1 AND CASE $1
-    WHEN 'draw' THEN d.voided_at IS NULL AND d.ranked_at IS NOT NULL AND g.state <> 'ended' AND (g.closes_at <= now()) IS NOT TRUE
+    WHEN 'draw' THEN g.offers_only AND d.voided_at IS NULL AND d.ranked_at IS NOT NULL AND g.state <> 'ended' AND (g.closes_at <= now()) IS NOT TRUE
     ELSE (e.state <> 'ended' OR g.state <> 'ended') AND (g.closes_at <= now()) IS NOT TRUE END
