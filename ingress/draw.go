@@ -44,8 +44,9 @@ var (
 		detail: "signature is not that of the round: want the 48 bytes of drand quicknet, in hexadecimal.",
 	})
 	problemEntryNotFound = fixed(problem{
-		Kind:   problems.EntryNotFound,
-		detail: "The order of the receipt is not in the list of the entries: it is of another sale, or was cancelled before.",
+		Kind: problems.EntryNotFound,
+		detail: "The order of the receipt is not in the list of the entries: it is of another sale, or was cancelled or " +
+			"refused before the end. GET /v1/orders/{order} says so.",
 	})
 	problemEntryReceipt = invalid(`receipt must be the complete "receipt" from the answer to the entry.`)
 )

@@ -251,9 +251,21 @@ func TestBeaconSeedsDraw(t *testing.T) {
 	d.create("").is(http.StatusCreated)
 	beacon := func(body string) reply { return d.post(d.path+"/beacon", body) }
 	beacon(drandAnswer).isProblem(http.StatusConflict, "draw-not-frozen")
-	receipts := d.enter("u1", "u2")
+	left := d.buy(d.entries, "", as("u2"))
 	d.startWorker()
-	d.close()
+	testkit.Eventually(t, 20*time.Second, "u2 leaves", func() bool {
+		return d.cancel(left.header.Get("Location"), as("u2")).status == http.StatusOK
+	})
+	var again reply
+	testkit.Eventually(t, 20*time.Second, "u2 enters again", func() bool {
+		again = d.buy(d.entries, "", as("u2"))
+		return again.status == http.StatusAccepted
+	})
+	receipts := d.enter("u1")
+	receipts["u2"] = again.is(http.StatusAccepted)["receipt"].(string)
+	testshop.Exec(t, s.pool, "UPDATE orders SET updated_at = updated_at - interval '1 minute' WHERE status = 'cancelled'")
+	require.EqualValues(t, 2, d.close()["entries"])
+	d.cancel(again.header.Get("Location"), as("u2")).isProblem(http.StatusConflict, "illegal-transition")
 	p := beacon(drandAnswer).isProblem(http.StatusBadRequest, "invalid-beacon")
 	require.Regexp(t, `^the seed of the draw is that of round \d+, of 20\S+Z\.$`, p["detail"])
 	d.moveToRound()

@@ -19,13 +19,14 @@ import (
 // This file writes the transitions that order/transition.go decides.
 
 // Cancel cancels the user's order and returns it. Retries change nothing. Its units are on sale again,
-// and its user may buy again, as soon as a worker has released the units in Redis.
+// and its user may buy again, as soon as a worker has released the units in Redis. An entry of a draw can be cancelled
+// until the entries close, although there is nothing to pay: its entrant leaves.
 //
 // The error is order.ErrNotFound, also for another user's order; order.ErrExpired once the deadline has passed; wraps
 // order.ErrIllegalTransition or order.ErrDamaged; or is one of Postgres.
 func (l *Ledger) Cancel(ctx context.Context, o uuid.UUID, user string) (order.Order, error) {
 	cancelled, err := l.change(ctx, o, change{
-		event: order.EventCancelled, user: &user, decide: order.Order.Cancelled,
+		event: order.EventCancelled, user: &user, decide: order.Order.Cancelled, entrant: true,
 	})
 	if err != nil {
 		return order.Order{}, fmt.Errorf("cancel order=%s: %w", o, err)
@@ -61,6 +62,8 @@ type change struct {
 	event order.EventType
 	// decide is a rule of order/transition.go: it returns the order after the event.
 	decide func(o order.Order, overdue bool) (next order.Order, changed bool, err error)
+	// entrant is true for a cancellation that an entrant of a draw may make, too.
+	entrant bool
 	// user is whose order it must be; nil for anybody's.
 	user *string
 	// reason and operator are set for an operator's cancellation.
@@ -94,13 +97,21 @@ func (l *Ledger) changeOnce(ctx context.Context, id uuid.UUID, c change) (next o
 		if next = o.Placed; o.moneyWaits {
 			return errMoneyWaits
 		}
-		var isChange bool
-		if next.Order, isChange, err = c.decide(o.Order, o.overdue); err != nil || !isChange {
+		decided, isChange, refusal := c.decide(o.Order, o.overdue)
+		if err = refusal; err != nil && c.entrant && o.EntryFor != uuid.Nil {
+			decided, isChange, err = o.Withdrawn()
+		}
+		if next.Order = decided; err != nil || !isChange {
 			return err
 		}
 		changed = []order.Order{o.Order}
 		if next.UpdatedAt, err = writeChange(ctx, tx, c, changed, next.Order); err != nil {
 			return err
+		}
+		if o.EntryFor != uuid.Nil && !next.Status.Live() {
+			if err := entryChanged(ctx, tx, o.SaleID, refusal); err != nil {
+				return err
+			}
 		}
 		if o.Status == order.StatusPaid { // by an operator
 			p, err := findPaying(ctx, tx, o.Order)
@@ -122,6 +133,23 @@ func (l *Ledger) changeOnce(ctx context.Context, id uuid.UUID, c change) (next o
 		l.noted(refund.State, refund.Reason)
 	}
 	return next, l.announce(changed, next.Order, err)
+}
+
+// entryChanged looks, when nothing is waited for any more, whether an entry was cancelled in time for the list of its
+// draw, which has those whose time of change is after the end. The error is refusal for an entrant who leaves too late, or
+// leaves a waiting list.
+func entryChanged(ctx context.Context, tx pgx.Tx, entries uuid.UUID, refusal error) error {
+	var over, beganBefore bool
+	err := tx.QueryRow(ctx, sql.LedgerEntriesOver, entries).Scan(&over, &beganBefore)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return refusal
+	case err != nil || !over:
+		return err
+	case refusal == nil && beganBefore:
+		return fmt.Errorf("%w: the entries have closed meanwhile", errReadAgain)
+	}
+	return refusal
 }
 
 // announce tells of the orders that a transaction has changed to next, and returns its error as that of a change.

@@ -195,6 +195,7 @@ var (
 	LedgerChangeOrders     = query("ledger/change_orders")
 	LedgerChangesPage      = query("ledger/changes_page")
 	LedgerDueReleases      = query("ledger/due_releases")
+	LedgerEntriesOver      = query("ledger/entries_over")
 	LedgerExportChanges    = query("ledger/export_changes")
 	LedgerExportOrders     = query("ledger/export_orders")
 	LedgerFindHistory      = query("ledger/find_history")
