@@ -277,6 +277,36 @@ func TestWaitingListIsShown(t *testing.T) {
 	require.EqualValues(t, 1, shown.Waiting)
 }
 
+// What a draw leaves is for everybody when an operator says so; until then the page says how.
+func TestDrawSaysWhoGetsTheRest(t *testing.T) {
+	t.Parallel()
+	d := openDesk(t).draw(2, 3)
+	d.freeze()
+	for party := range partySecrets {
+		d.reveal(party)
+	}
+	d.offer(2)
+	b := d.as("vic")
+	shows := func(want string) {
+		t.Helper()
+		_, page := b.get("/sales/" + d.goods.String() + "/draw")
+		require.Regexp(t, want, page)
+	}
+	shows(`Each rank had its turn</h2>(?s:.*)To sell to everybody what is left, and what returns:</p>\s+` +
+		`<pre>stampede draw open ` + d.goods.String())
+	require.NoError(t, d.Shop.Catalog.OpenDraw(t.Context(), d.goods))
+	shows("Nothing is offered any more: everybody can buy what is left when each offer is in Postgres.</p>")
+	_, _, err := d.draws.OpenRest(t.Context(), d.goods)
+	require.NoError(t, err)
+	shows(`class="badge open">open</span> Everybody can buy</h2>`)
+	_, page := b.get("/orders/" + d.orderOf("order_id", 0).String())
+	require.Contains(t, page, "a unit that was offered")
+	_, page = b.get("/orders/" + d.orderOf("entry_id", 0).String())
+	require.Contains(t, page, `an entry of <a href="/sales/`+d.entries.String()+`/draw">a draw</a>`)
+	_, page = b.get("/orders?sale=" + d.entries.String())
+	require.Contains(t, page, `<span class="sub">entry</span>`)
+}
+
 // A draw that waits for a round of drand says which, and how anyone brings it.
 func TestDrawAsksForItsRound(t *testing.T) {
 	t.Parallel()

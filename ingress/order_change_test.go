@@ -64,6 +64,7 @@ func TestPayMarksOrderAsPaid(t *testing.T) {
 	paid := first.is(http.StatusOK)
 	require.Equal(t, map[string]any{
 		"order_id":          id.String(),
+		"kind":              "order",
 		"sale_id":           sale.String(),
 		"user_id":           "ada",
 		"quantity":          1.0,

@@ -63,7 +63,7 @@ func TestWaitingListOfSale(t *testing.T) {
 	})
 	// It is an order without a price, and says what it is for.
 	shown := s.get("/v1/orders/"+entry, as("ada")).is(http.StatusOK)
-	require.Equal(t, sale.String(), shown["entry_for"])
+	require.Equal(t, []any{"place", sale.String()}, []any{shown["kind"], shown["entry_for"]})
 	listed := s.get("/v1/orders?limit=1", as("ada")).is(http.StatusOK)["orders"].([]any)[0].(map[string]any)
 	require.Equal(t, []any{entry, sale.String()}, []any{listed["order_id"], listed["entry_for"]})
 	for _, query := range []string{"?user=ada", "?sale=" + entries.String(), "?user=ada&sale=" + entries.String()} {
@@ -71,7 +71,9 @@ func TestWaitingListOfSale(t *testing.T) {
 		require.Equal(t, sale.String(), listed[len(listed)-1].(map[string]any)["entry_for"], query)
 	}
 	require.Equal(t, sale.String(), s.get("/v1/admin/orders/"+entry, operator).is(http.StatusOK)["entry_for"])
-	require.NotContains(t, s.get(bought.header.Get("Location"), as("holder")).is(http.StatusOK), "entry_for")
+	ordinary := s.get(bought.header.Get("Location"), as("holder")).is(http.StatusOK)
+	require.Equal(t, "order", ordinary["kind"])
+	require.NotContains(t, ordinary, "entry_for")
 	// Money for it goes back.
 	p := s.post(paymentsPath, `{"reference":"`+newReference()+`","order_id":"`+entry+`"}`, operator).is(http.StatusOK)
 	require.Equal(t, []any{"refund_due", "nothing-to-pay"}, []any{p["state"], p["reason"]})
@@ -94,6 +96,7 @@ func TestWaitingListOfSale(t *testing.T) {
 	testkit.Eventually(t, 20*time.Second, "it is an order", func() bool {
 		return s.get("/v1/orders/"+offered, as("ada")).is(http.StatusOK)["status"] == string(order.StatusConfirmed)
 	})
+	require.Equal(t, "offer", s.get("/v1/orders/"+offered, as("ada")).is(http.StatusOK)["kind"])
 	require.Equal(t, "waiting", seen("cid")["state"])
 
 	testkit.Eventually(t, 20*time.Second, "bob's place is free", func() bool {

@@ -344,6 +344,8 @@ type orderRow struct {
 	PaymentReference string
 	Reason           string
 	EntryFor         zeronull.UUID
+	OffersOnly       bool // of the sale
+	KeyFingerprint   string
 }
 
 func scanOrder(row pgx.CollectableRow) (order.Order, error) {
@@ -358,6 +360,7 @@ func (r *orderRow) order() order.Order {
 		UpdatedAt: r.UpdatedAt.UTC(), ExpiresAt: time.Time(r.ExpiresAt),
 		PayFrom: time.Time(r.PayFrom), Amount: int64(r.Amount), Currency: string(r.Currency),
 		PaymentReference: r.PaymentReference, Reason: r.Reason, EntryFor: uuid.UUID(r.EntryFor),
+		Kind: order.KindOf(uuid.UUID(r.EntryFor), r.OffersOnly, r.KeyFingerprint),
 	}
 	for _, at := range []*time.Time{&o.ExpiresAt, &o.PayFrom} {
 		if !at.IsZero() {

@@ -39,7 +39,7 @@ func TestLedgerConfirmsOrderWithFieldsOfEvent(t *testing.T) {
 	require.NoError(t, err)
 	require.WithinDuration(t, time.Now(), o.UpdatedAt, time.Minute)
 	require.Equal(t, order.Order{
-		ID: event.OrderID, SaleID: sale, UserID: "alice", Quantity: 3,
+		ID: event.OrderID, SaleID: sale, UserID: "alice", Quantity: 3, Kind: order.KindOrder,
 		Status: order.StatusConfirmed, Version: 2, ReservedAt: event.ReservedAt, UpdatedAt: o.UpdatedAt,
 	}, o)
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed"}, testshop.History(t, pool, event.OrderID))

@@ -27,8 +27,11 @@ type Offer struct {
 	Item string
 }
 
-// OfferKey is the key of what is offered to an entry. Buyers' keys have no spaces.
-func OfferKey(entry uuid.UUID) string { return "stampede offer " + entry.String() }
+// offerPrefix begins the keys of offers. Buyers' keys have no spaces.
+const offerPrefix = "stampede offer "
+
+// OfferKey is the key of what is offered to an entry.
+func OfferKey(entry uuid.UUID) string { return offerPrefix + entry.String() }
 
 // request asks for the unit. Its idempotency key has the script recognize the offer when its order has ended, too.
 func (o Offer) request(sale uuid.UUID) *Request {

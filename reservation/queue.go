@@ -2,12 +2,11 @@ package reservation
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -87,14 +86,15 @@ func newCall(r *Request, lines order.Lines, arrived int64) *call {
 	return c
 }
 
-// KeyFingerprint shortens the idempotency key, as Redis and Postgres keep it with the order. It is empty if there is
-// none.
+// KeyFingerprint is that of the idempotency key. It is empty if there is none.
 func (r Request) KeyFingerprint() string {
-	if r.IdempotencyKey == "" {
+	switch {
+	case r.IdempotencyKey == "":
 		return ""
+	case strings.HasPrefix(r.IdempotencyKey, offerPrefix):
+		return order.OfferFingerprint(r.IdempotencyKey)
 	}
-	sum := sha256.Sum256([]byte(r.IdempotencyKey))
-	return base64.RawURLEncoding.EncodeToString(sum[:order.FingerprintBytes])
+	return order.Fingerprint(r.IdempotencyKey)
 }
 
 // reserve sets the answer of a request, if there is no error. Requests and answers go from hand to hand by pointer: a

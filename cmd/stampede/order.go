@@ -114,6 +114,7 @@ func writeHistory(w io.Writer, o order.HistoryView) error {
 		{"items", string(o.Items)},
 		{"status", string(o.Status)},
 		{"reason", printable(o.Reason)},
+		{"kind", string(o.Kind)},
 		{"entry for", idOrDash(o.EntryFor)},
 		{"amount", figure.Money(o.Amount, o.Currency)},
 		{"payment", printable(o.PaymentReference)},

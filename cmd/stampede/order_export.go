@@ -115,9 +115,9 @@ func (c *orderExportCmd) writer(w io.Writer) (each func(order.Placed) error, flu
 	_ = rows.Write([]string{ // Flush returns the error
 		"order_id", "sale_id", "user_id", "quantity", "status", "version", "reserved_at", "updated_at", "paid_at",
 		"pay_from", "expires_at", "amount", "currency", "payment_reference", "reason", "sequence", "epoch",
-		"items", "entry_for",
+		"items", "entry_for", "kind",
 	})
-	row := make([]string, 0, 19)
+	row := make([]string, 0, 20)
 	return func(o order.Placed) error {
 			line := o.View()
 			amount := ""
@@ -132,7 +132,8 @@ func (c *orderExportCmd) writer(w io.Writer) (each func(order.Placed) error, flu
 				line.OrderID.String(), line.SaleID.String(), figure.Cell(line.UserID), strconv.FormatInt(line.Quantity, 10),
 				string(line.Status), strconv.Itoa(line.Version), line.ReservedAt, line.UpdatedAt, line.PaidAt, line.PayFrom,
 				line.ExpiresAt, amount, line.Currency, figure.Cell(line.PaymentReference), figure.Cell(line.Reason),
-				strconv.FormatInt(line.Sequence, 10), strconv.FormatInt(line.Epoch, 10), string(line.Items), entryFor)
+				strconv.FormatInt(line.Sequence, 10), strconv.FormatInt(line.Epoch, 10), string(line.Items), entryFor,
+				string(line.Kind))
 			return rows.Write(row)
 		}, func() error {
 			rows.Flush()

@@ -102,6 +102,9 @@ type orderRow struct {
 	Currency         string
 	PaymentReference string
 	Reason, Operator string
+	EntryFor         zeronull.UUID
+	OffersOnly       bool // of the sale
+	KeyFingerprint   string
 	TraceParent      string
 }
 
@@ -111,6 +114,8 @@ type orderData struct {
 	OrderID          uuid.UUID   `json:"order_id"`
 	SaleID           uuid.UUID   `json:"sale_id"`
 	UserID           string      `json:"user_id"`
+	Kind             order.Kind  `json:"kind"`
+	EntryFor         uuid.UUID   `json:"entry_for,omitzero"`
 	Quantity         int64       `json:"quantity"`
 	Items            order.Items `json:"items,omitzero"`
 	Status           string      `json:"status"`
@@ -128,7 +133,7 @@ type orderData struct {
 
 func (row *orderRow) event(r *Reader) (Event, error) {
 	status := strings.ToLower(strings.TrimPrefix(row.Type, "Order"))
-	id := row.OrderID.String()
+	id, entryFor := row.OrderID.String(), uuid.UUID(row.EntryFor)
 	return r.event(&row.logged, "stampede.order."+status, fmt.Sprintf("%s.%d", id, row.Version), id, row.TraceParent,
 		"OrderEvent", orderData{
 			SchemaVersion: schemaVersion, Position: row.Position, OrderID: row.OrderID, SaleID: row.SaleID,
@@ -136,6 +141,7 @@ func (row *orderRow) event(r *Reader) (Event, error) {
 			ReservedAt: toInstant(row.ReservedAt), OccurredAt: instant(row.OccurredAt), PayFrom: toInstant(row.PayFrom),
 			ExpiresAt: toInstant(row.ExpiresAt), Amount: row.Amount, Currency: row.Currency,
 			PaymentReference: row.PaymentReference, Reason: row.Reason, Operator: row.Operator,
+			Kind: order.KindOf(entryFor, row.OffersOnly, row.KeyFingerprint), EntryFor: entryFor,
 		})
 }
 

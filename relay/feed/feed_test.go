@@ -362,15 +362,15 @@ func TestEventsOfSalesAndOrdersAreOneOrder(t *testing.T) {
 		require.Equal(t, []string{
 			`stampede.sale.created.r1 {"change":"created","currency":"EUR",` + terms + rest + `"revision":1,"schema_version":1,"shards":2,` +
 				`"state":"open","stock":50,"unit_price":4900}`,
-			`stampede.order.confirmed.2 ` + price + `"expires_at":"2026-11-23T10:01:01.000Z","occurred_at":"2026-11-23T10:00:01.000Z",` +
+			`stampede.order.confirmed.2 ` + price + `"expires_at":"2026-11-23T10:01:01.000Z","kind":"order","occurred_at":"2026-11-23T10:00:01.000Z",` +
 				`"pay_from":"2026-11-23T10:00:01.000Z",` + reserved + `"status":"confirmed","user_id":"ann\u003c\u0026\u003e","version":2}`,
 			`stampede.sale.paused.r2 {"change":"paused","currency":"EUR",` + terms + rest + `"revision":2,"schema_version":1,"shards":2,` +
 				`"state":"paused","stock":50,"unit_price":4900}`,
-			`stampede.order.paid.3 ` + price + `"occurred_at":"2026-11-23T10:00:01.000Z","payment_reference":"pi_1",` +
+			`stampede.order.paid.3 ` + price + `"kind":"order","occurred_at":"2026-11-23T10:00:01.000Z","payment_reference":"pi_1",` +
 				reserved + `"status":"paid","user_id":"ann\u003c\u0026\u003e","version":3}`,
 			`stampede.sale.restocked.r3 {"change":"restocked","currency":"EUR",` + terms + rest + `"revision":3,"schema_version":1,"shards":2,` +
 				`"state":"paused","stock":70,"unit_price":4900}`,
-			`stampede.order.cancelled.4 ` + price + `"occurred_at":"2026-11-23T10:00:01.000Z","operator":"bob",` +
+			`stampede.order.cancelled.4 ` + price + `"kind":"order","occurred_at":"2026-11-23T10:00:01.000Z","operator":"bob",` +
 				`"payment_reference":"pi_1","quantity":2,"reason":"by phone","reserved_at":"2026-11-23T10:00:00.250Z",` +
 				`"schema_version":1,"status":"cancelled","user_id":"ann\u003c\u0026\u003e","version":4}`,
 			`stampede.sale.resumed.r4 {"change":"resumed","currency":"EUR",` + terms + rest + `"revision":4,"schema_version":1,"shards":2,` +

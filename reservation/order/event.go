@@ -2,6 +2,7 @@ package order
 
 import (
 	"cmp"
+	"crypto/sha256"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -207,6 +208,25 @@ const (
 	// FingerprintChars is the length of a fingerprint, which is base64url without padding.
 	FingerprintChars = (FingerprintBytes*8 + 5) / 6
 )
+
+// Fingerprint shortens an idempotency key, as Redis and Postgres keep it with the order.
+func Fingerprint(key string) string {
+	sum := sha256.Sum256([]byte(key))
+	return base64.RawURLEncoding.EncodeToString(sum[:FingerprintBytes])
+}
+
+// OfferFingerprint is Fingerprint for what is offered to an entry. It differs from that of each key of a buyer: of the
+// last character four bits have no meaning, and one of them is set.
+func OfferFingerprint(key string) string {
+	text := []byte(Fingerprint(key))
+	text[FingerprintChars-1]++ // one of AQgw, each of which has a letter after it
+	return string(text)
+}
+
+// isOffer is true for what OfferFingerprint returns.
+func isOffer(fingerprint string) bool {
+	return len(fingerprint) == FingerprintChars && strings.IndexByte("BRhx", fingerprint[FingerprintChars-1]) >= 0
+}
 
 func isFingerprint(text string) bool {
 	raw, err := base64.RawURLEncoding.DecodeString(text)

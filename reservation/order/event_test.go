@@ -2,6 +2,8 @@ package order_test
 
 import (
 	"context"
+	"encoding/base64"
+	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -361,3 +363,23 @@ func TestDamagedTracesAreNone(t *testing.T) {
 }
 
 func TestMain(m *testing.M) { testkit.Main(m) }
+
+// No key of a buyer has the fingerprint of an offer, which a fingerprint alone shows.
+func TestFingerprintShowsOffer(t *testing.T) {
+	t.Parallel()
+	lasts := map[byte]bool{}
+	for n := range 200 {
+		key := fmt.Sprint("key ", n)
+		plain, offer := order.Fingerprint(key), order.OfferFingerprint(key)
+		require.Equal(t, order.KindOrder, order.KindOf(uuid.Nil, false, plain))
+		require.Equal(t, order.KindOffer, order.KindOf(uuid.Nil, false, offer))
+		raw, err := base64.RawURLEncoding.DecodeString(offer)
+		require.NoError(t, err)
+		require.Equal(t, plain, base64.RawURLEncoding.EncodeToString(raw))
+		lasts[offer[len(offer)-1]] = true
+	}
+	require.Equal(t, map[byte]bool{'B': true, 'R': true, 'h': true, 'x': true}, lasts)
+	require.Equal(t, order.KindOrder, order.KindOf(uuid.Nil, true, ""))
+	require.Equal(t, order.KindEntry, order.KindOf(uuid.New(), false, order.OfferFingerprint("k")))
+	require.Equal(t, order.KindPlace, order.KindOf(uuid.New(), true, order.OfferFingerprint("k")))
+}

@@ -114,9 +114,37 @@ type Order struct {
 	// Reason is why the order was rejected or voided; it is empty in every other status. Why an operator cancelled an
 	// order is for operators: it is in the event only.
 	Reason string
+	// Kind is what the order is. It is empty before Postgres has the order.
+	Kind Kind
 	// EntryFor is the sale of which this order waits for units, if it is an entry of a draw or a place in a waiting list:
 	// it is never to be paid. It is zero in every other order, and before Postgres has the order.
 	EntryFor uuid.UUID
+}
+
+// Kind is what an order is.
+type Kind string
+
+// The kinds. Entries and places are no units to ship.
+const (
+	KindOrder Kind = "order" // units that somebody bought
+	KindOffer Kind = "offer" // a unit that was offered by a draw or a waiting list
+	KindEntry Kind = "entry" // of a draw
+	KindPlace Kind = "place" // in a waiting list
+)
+
+// KindOf returns the kind of an order with this fingerprint of its idempotency key. entryFor is the sale whose units are
+// offered to those who enter the sale of the order, uuid.Nil if there is none. isList is true if those who enter it wait
+// in a list.
+func KindOf(entryFor uuid.UUID, isList bool, fingerprint string) Kind {
+	switch {
+	case entryFor != uuid.Nil && isList:
+		return KindPlace
+	case entryFor != uuid.Nil:
+		return KindEntry
+	case isOffer(fingerprint):
+		return KindOffer
+	}
+	return KindOrder
 }
 
 // NewOrderID makes a UUIDv7 (RFC 9562) in which two of the random bytes are a tag of the sale. With
@@ -305,6 +333,7 @@ type View struct {
 	Currency         string `json:"currency,omitempty"`
 	PaymentReference string `json:"payment_reference,omitempty"`
 	Reason           string `json:"reason,omitempty"`
+	Kind             Kind   `json:"kind,omitempty"`
 	// EntryFor is the sale of which an entry of a draw, or a place in a waiting list, waits for units.
 	EntryFor uuid.UUID `json:"entry_for,omitzero"`
 }
@@ -315,7 +344,7 @@ func (o Order) View() View {
 		OrderID: o.ID, SaleID: o.SaleID, UserID: o.UserID, Quantity: o.Quantity, Items: o.Items, Status: o.Status,
 		Version: o.Version, ReservedAt: timeText(o.ReservedAt), UpdatedAt: timeText(o.UpdatedAt),
 		PaymentReference: o.PaymentReference,
-		Amount:           o.Amount, Currency: o.Currency, Reason: o.Reason, EntryFor: o.EntryFor,
+		Amount:           o.Amount, Currency: o.Currency, Reason: o.Reason, Kind: o.Kind, EntryFor: o.EntryFor,
 	}
 	switch o.Status {
 	case StatusConfirmed:

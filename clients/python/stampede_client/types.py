@@ -6,6 +6,8 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Literal, Mapping, Optional, Sequence, Type, TypeVar, Union
 
+OrderKind = Literal["order", "offer", "entry", "place"]
+"""Units that somebody bought, or was offered by a draw or a waiting list; an entry of a draw, or a place in a list."""
 OrderStatus = Literal["reserved", "confirmed", "paid", "cancelled", "expired", "rejected", "voided"]
 PaymentState = Literal[
     "waiting", "settled", "refund_due", "refunded", "unclear", "dismissed", "disputed", "claimed"
@@ -43,6 +45,8 @@ class Order:
     payment_reference: Optional[str] = None
     reason: Optional[str] = None
     """Why the order was rejected or voided."""
+    kind: Optional[OrderKind] = None
+    """What the order is; not before it is in the database."""
     entry_for: Optional[str] = None
     """The sale of which an entry of a draw, or a place in a waiting list, waits for units. There is nothing to pay."""
     may_be_behind: bool = False

@@ -27,6 +27,8 @@ export interface Order {
   payment_reference?: string;
   /** Why the order was rejected or voided. */
   reason?: string;
+  /** What the order is; not before it is in the database. */
+  kind?: OrderKind;
   /** The sale of which an entry of a draw, or a place in a waiting list, waits for units. There is nothing to pay. */
   entry_for?: string;
   /** The database could not be asked, and may know more. */
@@ -121,6 +123,9 @@ export interface Sale {
   /** How many wait. */
   waiting?: number;
 }
+
+/** Units that somebody bought, or was offered by a draw or a waiting list; an entry of a draw, or a place in a list. */
+export type OrderKind = "order" | "offer" | "entry" | "place";
 
 export type DrawState = "entering" | "freezing" | "frozen" | "ranking" | "offering" | "over" | "open" | "void";
 

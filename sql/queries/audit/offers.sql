@@ -32,8 +32,8 @@ FROM (
         WHEN reason = 'entry-cancelled' AND status <> 'cancelled' THEN format('was skipped because its entry was cancelled, which is %s', status)
         WHEN reason = 'entry-cancelled' AND EXISTS (
             SELECT FROM orders AS own WHERE own.sale_id = o.sale_id AND own.user_id = o.user_id AND own.status IN ('confirmed', 'paid')
-                -- As of an offer: reservation.Request.KeyFingerprint of the key in fulfillment/offers.
-                AND own.key_fingerprint = rtrim(translate(encode(substring(sha256(convert_to('stampede offer ' || entry_id, 'UTF8')) FOR 16), 'base64'), '+/', '-_'), '='))
+                -- As of an offer to this entry: order.OfferFingerprint, but for its last character.
+                AND left(own.key_fingerprint, 21) = left(translate(encode(substring(sha256(convert_to('stampede offer ' || entry_id, 'UTF8')) FOR 16), 'base64'), '+/', '-_'), 21))
             THEN 'was skipped because its entry was cancelled, and it was offered: the user has the order'
         WHEN reason = 'already-purchased' AND offered_at < now() - interval '15 minutes'
             AND NOT EXISTS (SELECT FROM orders AS own WHERE own.sale_id = o.sale_id AND own.user_id = o.user_id)
@@ -74,13 +74,7 @@ SELECT d.sale_id, own.id, own.user_id, 'it is of a unit that was offered, and no
 FROM draws AS d JOIN audit_sales USING (sale_id) JOIN sales AS g ON g.id = d.sale_id JOIN orders AS own ON own.sale_id = d.sale_id
 WHERE own.status IN ('confirmed', 'paid') AND own.updated_at < now() - interval '15 minutes'
   AND NOT EXISTS (SELECT FROM draw_offers AS had WHERE had.sale_id = d.sale_id AND had.order_id = own.id)
-  AND (d.kind = 'draw' AND (g.offers_only OR own.sequence < ( -- later orders are of units that were for everybody
-          SELECT max(o.sequence) FROM draw_offers AS had JOIN orders AS o ON o.sale_id = d.sale_id AND o.id = had.order_id WHERE had.sale_id = d.sale_id))
-      OR d.kind = 'waitlist' AND EXISTS (
-      SELECT FROM orders AS e WHERE e.sale_id = d.entries_id AND e.user_id = own.user_id
-          -- As above.
-          AND own.key_fingerprint = rtrim(translate(encode(substring(sha256(convert_to('stampede offer ' || e.id, 'UTF8')) FOR 16), 'base64'), '+/', '-_'), '='))
-      )
+  AND (g.offers_only OR own.key_fingerprint ~ '[BRhx]$') -- as of an offer: order.KindOf
 UNION ALL
 -- An entry may come to Postgres after one with a later place.
 SELECT d.sale_id, NULL, e.user_id, format('the entry %s at place %s was passed over: place %s had its turn at %s', e.id, e.sequence, later.place,
