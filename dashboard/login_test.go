@@ -144,7 +144,7 @@ func TestLoginsAreLimited(t *testing.T) {
 	require.NotContains(t, d.log.String(), "guess-", "no token is in the log")
 }
 
-// Guesses of one client behind a proxy that writes ports lock nobody else out.
+// Guesses of one client behind a proxy that writes ports lock nobody else out, nor do those of many clients.
 func TestLoginsAreLimitedByAddressBehindProxy(t *testing.T) {
 	t.Parallel()
 	d := openDesk(t, behindProxy)
@@ -157,6 +157,9 @@ func TestLoginsAreLimitedByAddressBehindProxy(t *testing.T) {
 		require.Equal(t, http.StatusUnauthorized, login(fmt.Sprint("203.0.113.5:", 50000+i), "guess"))
 	}
 	require.Equal(t, http.StatusTooManyRequests, login("203.0.113.5:1", "ann"))
+	for i := range 100 {
+		require.Equal(t, http.StatusUnauthorized, login(fmt.Sprint("192.0.2.", i), "guess"))
+	}
 	require.Equal(t, http.StatusOK, login("203.0.113.5, 198.51.100.7:50002", "ann"), "the redirection was followed")
 }
 

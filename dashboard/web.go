@@ -8,8 +8,6 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/time/rate"
-
 	"stampede/dashboard/session"
 	"stampede/internal/accept"
 	"stampede/internal/operators"
@@ -33,14 +31,12 @@ var headers = map[string]string{
 type gate struct {
 	*site
 	sessions *session.Sessions
-	logins   *rate.Limiter
 	byAddr   *ratelimit.Limiter
 }
 
 func newGate(d *site) *gate {
 	return &gate{
-		site: d, sessions: session.New(d.Operators), logins: rate.NewLimiter(loginsRate, loginsBurst),
-		byAddr: ratelimit.New(loginRate, loginBurst),
+		site: d, sessions: session.New(d.Operators), byAddr: ratelimit.New(loginRate, loginBurst),
 	}
 }
 

@@ -5,10 +5,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
+	"stampede/ledger/draws"
 )
 
 // A worker looks at a list when something has changed there, and until nothing is left to offer.
@@ -47,15 +50,7 @@ func BenchmarkIdleLists(b *testing.B) {
 		l.join(b, fmt.Sprint("user-", i+1))
 	}
 	testwork.FulfilAll(b, s)
-	require.NoError(b, s.Exec(b, `WITH made AS (
-			SELECT overlay(gen_random_uuid()::text PLACING left($1::uuid::text, 14) FROM 1)::uuid AS goods,
-				overlay(gen_random_uuid()::text PLACING left($1::uuid::text, 14) FROM 1)::uuid AS entries
-			FROM generate_series(1, 10000) -- of the same month
-		), sale AS (
-			INSERT INTO sales SELECT (jsonb_populate_record(s, jsonb_build_object('id', one, 'name', 'idle'))).*
-			FROM made, unnest(ARRAY[goods, entries]) AS one, sales AS s WHERE s.id = $1
-		) INSERT INTO draws (sale_id, entries_id, kind, offers_epoch)
-		SELECT goods, entries, 'waitlist', 1 FROM made`, l.sale.ID))
+	l.addIdle(b, 10_000, draws.ByPlace)
 	o := offerer(b, s)
 	look := func() time.Duration {
 		began := time.Now()
@@ -80,4 +75,28 @@ func BenchmarkIdleLists(b *testing.B) {
 	b.ReportMetric(float64(survey.Milliseconds()), "survey-ms")
 	b.ReportMetric(float64(offered.Microseconds())/float64(b.N), "offer-µs")
 	b.ReportMetric(float64(idle.Microseconds())/float64(b.N), "idle-µs")
+}
+
+// addIdle adds so many waiting lists, or draws whose ranks are offered, of which no unit is left: copies of this list.
+func (l *list) addIdle(b *testing.B, n int, kind draws.Kind) {
+	b.Helper()
+	ids := testshop.Rows(b, l.Pool, `WITH made AS MATERIALIZED (
+			SELECT overlay(gen_random_uuid()::text PLACING left($1::uuid::text, 14) FROM 1)::uuid AS goods,
+				overlay(gen_random_uuid()::text PLACING left($1::uuid::text, 14) FROM 1)::uuid AS entries
+			FROM generate_series(1, $2::int) -- of the same month
+		), sale AS (
+			INSERT INTO sales SELECT (jsonb_populate_record(s, jsonb_build_object('id', one, 'name', 'idle'))).*
+			FROM made, unnest(ARRAY[goods, entries]) AS one, sales AS s WHERE s.id = $1
+		), drawn AS (
+			INSERT INTO draws (sale_id, entries_id, kind, offers_epoch, entries, item_entries, root, frozen_at, seeded_at, ranked_at)
+			SELECT goods, entries, $3, 1, 10, ARRAY[10], sha256('x'), now(), now() + interval '1 s', now() FROM made
+		) SELECT unnest(ARRAY[goods, entries])::text FROM made`, l.sale.ID, n, string(kind))
+	_, err := l.Rdb.Pipelined(b.Context(), func(p redis.Pipeliner) error {
+		for _, id := range ids {
+			p.Copy(b.Context(), l.Keys.Sale(0, l.sale.ID), l.Keys.Sale(0, uuid.MustParse(id)), 0, false)
+			p.SAdd(b.Context(), l.Keys.Sales(0), id)
+		}
+		return nil
+	})
+	require.NoError(b, err)
 }
