@@ -416,6 +416,26 @@ func TestItemsAreOfferedEachByItsRank(t *testing.T) {
 	require.Equal(t, "2,10,3 15", testwork.SoldItems(t, s.Pool, d.goods))
 }
 
+// A draw that leaves nothing is over when its last rank had its turn: it is sold out, and what returns is for everybody.
+func TestRestOfSoldOutDrawIsForEverybody(t *testing.T) {
+	t.Parallel()
+	s := testshop.NewShop(t)
+	d := newDraw(t, s, 2, 2)
+	o := d.rank(t)
+	require.NoError(t, d.Catalog.OpenDraw(t.Context(), d.goods))
+	require.Equal(t, 2, offer(t, o))
+	testwork.Fulfil(t, s)
+	testkit.Eventually(t, testshop.Soon, "the draw is open", func() bool {
+		offer(t, o)
+		return d.find(t).State == draws.Open
+	})
+	_, err := s.PublishPending(t.Context())
+	require.NoError(t, err)
+	testkit.Eventually(t, testshop.Soon, "it is sold out", func() bool {
+		return s.Ask(t, d.goods, "eve").Verdict == reservation.SoldOut
+	})
+}
+
 // An operator has what a draw leaves sold to everybody: not before each rank had its turn, and each order that was offered
 // is in Postgres.
 func TestRestOfDrawIsForEverybody(t *testing.T) {
