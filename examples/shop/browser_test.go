@@ -310,6 +310,7 @@ func TestBuyerPicksTwoSizes(t *testing.T) {
 	b.Click("#buy")
 	b.Shows("#status", "Too late: 1 × Medium had just gone, so nothing was bought. Left then: 2 × Extra large.")
 	b.Shows("#buy", "Medium is gone")
+	b.Until(`document.querySelector("#buy").disabled`, "no order without it")
 	b.CheckLayout("10-size-gone")
 	r.network.disturb(nil)
 	pick("m", "0")

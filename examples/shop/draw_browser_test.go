@@ -65,9 +65,11 @@ func TestEntrantIsDrawnAndPays(t *testing.T) {
 	b.Shows("#stock-text", "To be drawn: 4 shirts")
 	b.Shows("#buy", "Enter the draw")
 	b.CheckLayout("12-draw")
-	b.Run(chromedp.DoubleClick(chromedp.CSS("#buy")), chromedp.Reload())
+	b.Run(chromedp.DoubleClick(chromedp.CSS("#buy")))
+	b.Until(`document.querySelector("#draw-text").innerText.startsWith("You are in.") &&
+		document.querySelector("#history-list").innerText.includes("entered")`, "the entry, before the list is fixed")
+	b.Run(chromedp.Reload())
 	b.Shows("#draw-text", "You are in.")
-	b.Shows("#history-list", "entered")
 	b.CheckLayout("13-draw-entered")
 	looks := r.network.countDraw()
 	b.Shows("#draw-text", "The list is fixed. Each party reveals its secret now")
