@@ -128,14 +128,13 @@ func TestEndedOfferIsSaid(t *testing.T) {
 	r := rigOf(t, d.goods)
 	b := r.openAs("ada")
 	b.Click("#buy")
-	b.Shows("#draw-text", "The list is fixed.")
-	require.NoError(t, d.reveal(t.Context()))
+	require.NoError(t, d.reveal(t.Context())) // as soon as it may be: the page has looked before
 	b.Shows("#draw-text", "A shirt was offered to you. That is over: it was not paid in time.")
 	b.Shows("#sale-state", "DRAWN: ALL OFFERS ARE MADE")
 	b.Shows("#draw-facts", "1st of 1")
 	b.Until(`document.querySelector("#order-text").innerText === "Expired: it was not paid in time."`, "nobody gets it")
 	b.Click("#verify")
-	b.Shows("#verified", "and the random number makes you 1st of 1.")
+	b.Shows("#verified", "that was published before the draw, and the random number makes you 1st of 1.")
 
 	const witness = `localStorage["frozen " + (await (await fetch("/config")).json()).sale]`
 	forged := `(async () => (` + witness + ` = ` + witness + `.replace(/"root":"../, '"root":"--'), true))()`
@@ -146,9 +145,28 @@ func TestEndedOfferIsSaid(t *testing.T) {
 	testbrowser.Evaluate[bool](b, `(async () => delete `+witness+`)()`)
 	b.Run(chromedp.Reload())
 	b.Click("#draw-verify summary")
-	b.Shows("#witness", "This page was opened after the draw and has no witness")
+	b.Shows("#witness", "This page has no witness")
 	b.CheckLayout("21-draw-no-witness")
 	require.Contains(t, runShown(t, b), "UNCHECKED")
+}
+
+// What the shop says once anybody may know the seed is no witness, whether it says the seed or not.
+func TestWitnessIsFromBeforeTheSeed(t *testing.T) {
+	t.Parallel()
+	r, b := newRig(t, 1, 0, time.Hour), shared.browser.Open(t)
+	b.Go(r.origin)
+	for draw, want := range map[string]bool{
+		`{root: "ab", frozen_at: "x"}`:                                   true,
+		`{root: "ab", frozen_at: "x", round_at: "2026-11-29T12:00:01Z"}`: true,
+		`{root: "ab", frozen_at: "x", round_at: "2026-11-29T12:00:00Z"}`: false,
+		`{root: "ab", frozen_at: "x", seed: "cd"}`:                       false,
+		`{root: "ab"}`:     false,
+		`{frozen_at: "x"}`: false,
+		`{root: "ab", frozen_at: "x", round_at: "2026-11-29T12:00:01Z", seed: "cd"}`: false,
+	} {
+		script := `import("/draw.js").then((m) => m.isWitness(` + draw + `, Date.parse("2026-11-29T12:00:00Z")))`
+		require.Equal(t, want, testbrowser.Evaluate[bool](b, script), draw)
+	}
 }
 
 // An entry that was cancelled before the end is no part of the draw.

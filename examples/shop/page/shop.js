@@ -423,7 +423,11 @@ let witness = JSON.parse(localStorage.getItem(witnessName) ?? "null");
 function keepWitness() {
   if (witness || !isWitness(draw, Math.max(Date.now(), now()))) return;
   witness = { at: new Date().toISOString(), draw };
-  localStorage.setItem(witnessName, JSON.stringify(witness));
+  try {
+    localStorage.setItem(witnessName, JSON.stringify(witness));
+  } catch {
+    // Too large: it is kept until the page is closed.
+  }
 }
 
 async function verifyEntry() {
@@ -456,8 +460,8 @@ function witnessText() {
   return (witness
     ? `frozen.json is what this page kept at ${new Date(witness.at).toLocaleTimeString()}, before the draw. The page comes ` +
       "from the shop, so take a copy of your own instead if you have one."
-    : "This page was opened after the draw and has no witness: it kept nothing from before. The report then says UNCHECKED " +
-      "of the witness. With somebody's copy from before, add --frozen.") + counts;
+    : "This page has no witness: between the end of the entries and the draw it was not open, or asleep. The report then " +
+      "says UNCHECKED of the witness. With somebody's copy from before, add --frozen.") + counts;
 }
 
 // --- The waiting list ---------------------------------------------------------------------------------------------
