@@ -260,7 +260,7 @@ func TestPagesAreReadableWithoutScript(t *testing.T) {
 	_, page = b.get("/sales/" + id.String())
 	require.NotContains(t, page, `http-equiv="refresh"`, "a form is filled in there")
 	_, page = b.get("/docs/operations")
-	require.Contains(t, page, `<h2 id="memory">`)
+	require.Contains(t, page, `<h2 id="operators">`)
 	require.Contains(t, page, `href="/docs/http-api#operators"`)
 	require.NotContains(t, page, `href="../`, "there is no such page here")
 	older := d.sale("older", 7)

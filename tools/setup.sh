@@ -3,7 +3,7 @@
 # missing with apt if allowed (root, or sudo without a password). Otherwise it prints what to install and fails.
 # Servers that REDIS_URL and DATABASE_URL name need no packages. "setup.sh chromium" does the same for Chromium, which
 # only the tests of the dashboard and of examples/shop need, and "setup.sh proxies" for HAProxy and PgBouncer,
-# which only those of deploy need.
+# which only those of deploy need. Without an argument it also compiles task, which its first use would do in silence.
 set -eu
 
 # have searches for one of the programs. It and have_postgres search where internal/dev/localserver does.
@@ -41,7 +41,9 @@ have_faketime() {
 	return 1
 }
 
-wanted=${1:-servers}
+cd "$(dirname "$0")/.."
+given=${1:-}
+wanted=${given:-servers}
 
 # missing prints the required packages that are not installed.
 missing() {
@@ -86,6 +88,11 @@ servers | chromium | proxies) ;;
 	;;
 esac
 
+compile_task() {
+	[ -n "$given" ] || ! command -v go >/dev/null ||
+		sh tools/compile.sh /dev/null -modfile=tools/go.mod github.com/go-task/task/v3/cmd/task
+}
+
 packages=$(missing | paste -s -d ' ' -)
 # Prometheus and faketime are only for tests: setup does not fail without them.
 optional=
@@ -93,7 +100,10 @@ if [ "$wanted" = servers ] && command -v apt-get >/dev/null; then
 	have_promtool || optional="prometheus prometheus-alertmanager"
 	have_faketime || optional="$optional faketime"
 fi
-[ -n "$packages$optional" ] || exit 0
+if [ -z "$packages$optional" ]; then
+	compile_task
+	exit
+fi
 
 command -v apt-get >/dev/null || fail "apt-get is not available."
 if [ "$(id -u)" = 0 ]; then
@@ -102,7 +112,8 @@ elif command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
 	as_root="sudo -n env"
 elif [ -z "$packages" ]; then
 	echo "setup: some tests need more programs; install the packages $optional" >&2
-	exit 0
+	compile_task
+	exit
 else
 	fail "the installation needs root, or sudo without a password."
 fi
@@ -110,9 +121,18 @@ fi
 # The packages start their servers after the installation. Stampede starts private ones, so policy-rc.d forbids
 # the start meanwhile (exit status 101: action forbidden).
 log=$(mktemp)
+# tell says every few seconds what apt-get does, because it takes a minute.
+tell() {
+	while sleep 3 >/dev/null 2>&1; do # a sleep outlives its shell, and must not keep the output open
+		echo "setup: $(tail -n 1 "$log" | cut -c 1-100)"
+	done
+}
 policy=/usr/sbin/policy-rc.d
+teller=
 allow_starting() { :; }
 clean_up() {
+	[ -z "$teller" ] || kill "$teller" 2>/dev/null || :
+	teller=
 	rm -f "$log"
 	allow_starting
 }
@@ -127,6 +147,8 @@ if [ ! -e "$policy" ]; then
 fi
 
 echo "setup: installing $packages $optional"
+tell &
+teller=$!
 # A failed update may concern an unrelated source, so only the installation decides.
 # shellcheck disable=SC2086 # $as_root and $packages are lists of words
 {
@@ -145,3 +167,6 @@ echo "setup: installing $packages $optional"
 
 packages=$(missing | paste -s -d ' ' -)
 [ -z "$packages" ] || fail "apt-get installed the packages, but they are still not found."
+clean_up
+trap - EXIT
+compile_task

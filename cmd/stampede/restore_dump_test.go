@@ -25,10 +25,10 @@ import (
 	"stampede/sql"
 )
 
-// documented returns the commands of the first block of a section of docs/operations.md that has the text.
+// documented returns the commands of the first block of a section of docs/recovery.md that has the text.
 func documented(t *testing.T, section, text string) string {
 	t.Helper()
-	page, err := os.ReadFile("../../docs/operations.md")
+	page, err := os.ReadFile("../../docs/recovery.md")
 	require.NoError(t, err)
 	_, rest, found := strings.Cut(string(page), "\n### "+section+"\n")
 	require.True(t, found, section)
@@ -42,7 +42,7 @@ func documented(t *testing.T, section, text string) string {
 	return ""
 }
 
-// A dump is restored by the commands of docs/operations.md while ingresses sell. What is lost is what the page says.
+// A dump is restored by the commands of docs/recovery.md while ingresses sell. What is lost is what the page says.
 func TestDocumentedRestoreOfDumpBesideBuyers(t *testing.T) {
 	t.Parallel()
 	server, redis := testkit.OwnPostgres(t), testkit.OwnRedis(t)
@@ -124,7 +124,7 @@ func TestDocumentedRestoreOfDumpBesideBuyers(t *testing.T) {
 	s.ends(exitOK, "audit", "--wait=60s")
 	s.sell(t, 100, "orders are accepted after the dump")
 
-	// The steps of docs/operations.md.
+	// The steps of docs/recovery.md.
 	for _, worker := range s.workers {
 		require.True(t, worker.Stop().Success())
 	}

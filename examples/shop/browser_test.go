@@ -129,7 +129,7 @@ func TestBuyerPaysFromTheTurnOn(t *testing.T) {
 	}
 	b := r.openAs("ada")
 	b.Click("#buy")
-	b.Shows("#pay-by", "It is yours. You can pay from ")
+	b.Shows("#pay-by", "It is held for you. You can pay from ")
 	b.Until(`document.querySelector("#pay").disabled`, "nothing can be paid yet")
 	b.CheckLayout("8-turn")
 	from, err := time.Parse(time.RFC3339, r.onlyOrder("ada")["pay_from"].(string))
@@ -216,14 +216,19 @@ func TestLostPaymentIsRepeated(t *testing.T) {
 	b.Click("#buy")
 	b.Click("#pay")
 	var tries atomic.Int32
+	looked := make(chan struct{})
 	r.network.disturb(func(_ http.ResponseWriter, q *http.Request) bool {
 		if q.URL.Path != "/v1/payments" || tries.Add(1) > 3 {
 			return false
 		}
+		<-looked
 		r.network.proxy.ServeHTTP(httptest.NewRecorder(), q)
 		panic(http.ErrAbortHandler)
 	})
 	b.Click("#capture")
+	b.Shows("#order-text", "Confirmed. Your payment is on its way to the shop.")
+	b.Until(`!document.querySelector("#pay").checkVisibility()`, "it cannot be paid twice")
+	close(looked)
 	b.Shows("#payments", "Paid with pay_")
 	r.eventually("the webhook is taken", func() bool { return tries.Load() > 3 }) // settled by the first, lost answer
 	require.Equal(t, "paid", r.onlyOrder("ada")["status"])
@@ -237,7 +242,7 @@ func TestCancelledOrderCanBeBoughtAgain(t *testing.T) {
 	b.Click("#buy")
 	b.Click("#cancel")
 	b.Shows("#order-text", "Cancelled")
-	buys(b) // as soon as the shirt is back
+	buysAgain(b) // as soon as the shirt is back
 	require.Len(t, r.orders("ada"), 2)
 	keys := r.network.keys()
 	require.NotEqual(t, keys[0], keys[len(keys)-1])
@@ -254,35 +259,46 @@ func TestSoldOutIsSaid(t *testing.T) {
 		return false
 	})
 	b.Click("#buy")
-	b.Shows("#status", "Sold out. Shirts may come back")
+	b.Shows("#status", "Too late: no shirt was left. Shirts may come back")
+	b.Shows("#sale-state", "SOLD OUT")
 	b.Shows("#buy", "Sold out")
 	b.Shows("#stock-text", "No shirts left right now")
 	b.CheckLayout("6-sold-out")
 	r.network.disturb(nil)
 	r.cancel("bob")
-	buys(b)
+	b.Shows("#sale-state", "ON SALE NOW")
+	buysAgain(b)
 	r.onlyOrder("ada")
 }
 
-// A size that is gone is greyed on open pages; who was too slow is told what is left.
-func TestBuyerPicksSize(t *testing.T) {
+// A size that is gone is greyed on open pages; a buyer who was too slow is told what went, and gets both sizes or none.
+func TestBuyerPicksTwoSizes(t *testing.T) {
 	t.Parallel()
-	r := newPacedRig(t, 0, 0, 0, time.Hour, newSizes(1)...)
+	sizes := newSizes(2)
+	sizes[1].Stock = 1
+	r := newPacedRig(t, 0, 0, 0, time.Hour, sizes...)
 	buys := func(user, items string) {
 		t.Helper()
 		status, _ := r.call(user, http.MethodPost, "/v1/sales/"+r.sale+"/orders", `{"items":`+items+`}`)
 		require.Equal(t, http.StatusAccepted, status)
 	}
 	b := r.openAs("ada", "/orders\n")
+	pick := func(code, n string) { b.Run(chromedp.SetValue(chromedp.CSS("#sizes [name="+code+"]"), n)) }
 	b.Shows("#buy", "Pick a size")
 	b.Shows("#unit-price", "from €39")
-	b.Click("#sizes label:nth-of-type(2)")
-	b.Shows("#buy", "Buy")
-	buys("bob", `{"s":1}`)
+	for n, cost := range []string{"€39", "€39", "€45"} {
+		b.Shows(fmt.Sprintf("#sizes label:nth-of-type(%d) .cost", n+1), cost)
+	}
+	pick("m", "1")
+	b.Shows("#buy", "Buy for €39")
+	buys("bob", `{"s":2}`)
 	since := time.Now()
 	b.Shows("#sizes label.gone:nth-of-type(1)", "gone")
 	require.Less(t, time.Since(since), 2*time.Second)
-	b.Until(`document.querySelector("#sizes input").disabled`, "it cannot be picked")
+	b.Until(`document.querySelector("#sizes select").disabled`, "it cannot be picked")
+	pick("xl", "1")
+	b.Shows("#buy", "Buy for €84")
+	b.Until(`document.querySelector("#sizes [name=xl]").options[2].disabled`, "an order has two shirts")
 	b.CheckLayout("9-sizes")
 
 	r.network.disturb(func(_ http.ResponseWriter, q *http.Request) bool {
@@ -292,23 +308,26 @@ func TestBuyerPicksSize(t *testing.T) {
 		return false
 	})
 	b.Click("#buy")
-	b.Shows("#status", "Medium is sold out. Still there: 1 × Extra large.")
+	b.Shows("#status", "Too late: 1 × Medium had just gone, so nothing was bought. Left then: 2 × Extra large.")
 	b.Shows("#buy", "Medium is gone")
+	b.Until(`document.querySelector("#buy").disabled`, "no order without it")
 	b.CheckLayout("10-size-gone")
 	r.network.disturb(nil)
-	b.Click("#sizes label:nth-of-type(3)")
-	b.Shows("#unit-price", "€45")
-	b.Click("#buy")
-	b.Shows("#order-text", "Confirmed")
-	b.Shows("#order-what", "Tour shirt, 1 × Extra large, €45")
-	b.Shows("#history-list", "Tour shirt, 1 × Extra large, €45")
-	b.Shows("#pay", "Pay €45")
+	pick("m", "0")
+	b.Shows("#buy", "Buy for €45")
+	r.cancel("cem")
+	b.Shows("#sizes label:nth-of-type(2) .left", "1 left")
+	pick("m", "1")
+	buysAgain(b)
+	b.Shows("#order-what", "Tour shirt, 1 × Medium, 1 × Extra large, €84")
+	b.Shows("#history-list", "Tour shirt, 1 × Medium, 1 × Extra large, €84")
+	b.Shows("#pay", "Pay €84")
 	b.CheckLayout("11-size-bought")
-	require.Equal(t, map[string]any{"xl": 1.0}, r.onlyOrder("ada")["items"])
+	require.Equal(t, map[string]any{"m": 1.0, "xl": 1.0}, r.onlyOrder("ada")["items"])
 }
 
-// buys clicks until there is a shirt: one that comes back is shown before Redis has it.
-func buys(b *testbrowser.Tab) {
+// buysAgain clicks until there is a shirt: one that comes back is shown before Redis has it.
+func buysAgain(b *testbrowser.Tab) {
 	b.Until(`(() => {
 		const buy = document.querySelector("#buy");
 		if (buy.checkVisibility() && !buy.disabled) buy.click();
@@ -320,24 +339,51 @@ func TestPausedSaleIsSaid(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 5, 0, time.Hour)
 	b := r.openAs("ada", "network")
-	operate := func(what string) {
-		path := "/v1/sales/" + r.sale + "/" + what
-		require.NoError(t, shared.dev.ask(t.Context(), http.MethodPost, path, shared.dev.admin, nil, nil))
-	}
 	var once sync.Once
 	r.network.disturb(func(_ http.ResponseWriter, q *http.Request) bool {
 		if isPurchase(q) {
-			once.Do(func() { operate("pause") })
+			once.Do(func() { r.operate("pause") })
 		}
 		return false
 	})
 	b.Click("#buy")
-	b.Shows("#status", "The sale is paused")
+	b.Shows("#status", "The sale was paused just before: nothing was bought.")
 	b.Shows("#buy", "Paused")
-	operate("resume")
+	b.Shows("#sale-state", "PAUSED")
+	r.operate("resume")
 	b.Click("#buy")
 	b.Shows("#order-text", "Confirmed")
 	r.onlyOrder("ada")
+}
+
+// Nothing is left to buy in a sale that is over, and nothing goes back on sale.
+func TestEndedSaleIsSaid(t *testing.T) {
+	t.Parallel()
+	r := newPacedRig(t, 0, 0, 0, time.Hour, newSizes(2)...)
+	b := r.openAs("ada")
+	b.Run(chromedp.SetValue(chromedp.CSS("#sizes [name=m]"), "1"))
+	b.Click("#buy")
+	b.Shows("#order-text", "Confirmed")
+	r.operate("end")
+	b.Shows("#sale-state", "SALE OVER")
+	r.cancel("ada")
+	b.Shows("#order-text", "Cancelled.")
+	b.Shows("#buy", "Sale over")
+	b.Until(`!document.querySelector("#stock").checkVisibility() && !document.querySelector("#sizes").checkVisibility()`,
+		"no shirts")
+	b.Until(`document.querySelector("#order-text").innerText === "Cancelled."`, "nothing else")
+	b.CheckLayout("20-ended")
+}
+
+// An order of a sale without a payment window is final, and no step to pay is shown.
+func TestFinalOrderHasNothingToPay(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 5, 0, 0)
+	b := r.openAs("ada")
+	b.Click("#buy")
+	b.Shows("#order-text", "Confirmed. It is yours.")
+	b.Until(`["#step-paid", "#pay", "#pay-by"].every((s) => !document.querySelector(s).checkVisibility())`, "nothing to pay")
+	require.NotContains(t, r.onlyOrder("ada"), "expires_at")
 }
 
 func TestRateLimitIsWaitedFor(t *testing.T) {

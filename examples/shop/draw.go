@@ -15,6 +15,8 @@ const (
 	freezeSeconds = 10
 	// lookPause is between two looks at a draw.
 	lookPause = time.Second
+	// witnessTime is between the freeze and the seed, so that open pages, which look each second, keep what is public.
+	witnessTime = 4 * time.Second
 )
 
 // drawn is a draw of shirts. Its seed is made by two parties, so that it needs no network. Both are this program here:
@@ -70,20 +72,25 @@ func (d *drawn) enter(ctx context.Context, others int, token func(user string) (
 	return nil
 }
 
-// reveal reveals the secrets of the parties once the list is frozen: before that nobody may know them.
+// reveal reveals the secrets of the parties once the list is frozen, and others have seen it: before that nobody may
+// know them.
 func (d *drawn) reveal(ctx context.Context) error {
 	for {
 		var now struct{ State string }
 		if err := d.ask(ctx, http.MethodGet, d.path(), "", nil, &now); err != nil {
 			return err
 		}
+		pause := lookPause
 		if now.State == "frozen" {
-			break
+			pause = witnessTime
 		}
 		select {
-		case <-time.After(lookPause):
+		case <-time.After(pause):
 		case <-ctx.Done():
 			return ctx.Err()
+		}
+		if now.State == "frozen" {
+			break
 		}
 	}
 	for party, secret := range d.secrets {

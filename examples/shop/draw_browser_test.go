@@ -4,11 +4,16 @@ package main
 
 import (
 	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/chromedp/chromedp"
 	"github.com/stretchr/testify/require"
+
+	"stampede/internal/test/testbrowser"
 )
 
 // Who waits is offered the shirt that returns, and not who asks at that second.
@@ -20,14 +25,17 @@ func TestBuyerWaitsForShirt(t *testing.T) {
 	require.Equal(t, http.StatusAccepted, r.buyAs("bob"))
 	b := r.openAs("ada", "404", "409") // to join again at once is too early at first
 	b.Shows("#buy", "Wait for a shirt")
+	b.Shows("#sale-state", "SOLD OUT, WITH A WAITING LIST")
 	b.Click("#buy")
 	b.Shows("#line-text", "You wait for a shirt. The next one is yours.")
+	b.Shows("#history-list", "on the waiting list")
 	b.Run(chromedp.Reload())
 	b.Shows("#line-text", "The next one is yours.")
 	b.CheckLayout("18-waiting")
 	status, _ := r.call("cem", http.MethodPost, "/v1/sales/"+sale+"/waitlist", "")
 	require.Equal(t, http.StatusAccepted, status)
 	b.Click("#leave")
+	b.Shows("#history-list", "left")
 	b.Shows("#buy", "Wait for a shirt")
 	b.Click("#buy")
 	b.Shows("#line-text", "1 before you.")
@@ -37,9 +45,12 @@ func TestBuyerWaitsForShirt(t *testing.T) {
 	r.cancel("bob")
 	b.Shows("#order-text", "Confirmed")
 	b.Shows("#pay-by", "Pay within 59:")
+	b.Shows("#history-list", "offered a shirt")
 	b.CheckLayout("19-offered")
 	b.Click("#cancel")
-	b.Shows("#order-text", "Its shirts go to those who wait.")
+	b.Shows("#order-text", "Cancelled. Its shirt goes to the next who waits, or back on sale.")
+	b.Shows("#sale-state", "ON SALE NOW") // nobody waits any more
+	b.Shows("#buy", "Buy")
 }
 
 // The story of a draw: enter, see the proof, be offered a shirt, pay it.
@@ -51,34 +62,111 @@ func TestEntrantIsDrawnAndPays(t *testing.T) {
 	require.NoError(t, d.enter(t.Context(), 3, func(user string) (string, error) { return r.shop.token(user + r.suffix) }))
 	b := r.openAs("ada", "503")
 	b.Shows("#countdown", "Entries close in 0:")
-	b.Shows("#stock-text", "4 shirts are drawn")
+	b.Shows("#stock-text", "To be drawn: 4 shirts")
 	b.Shows("#buy", "Enter the draw")
 	b.CheckLayout("12-draw")
-	b.Run(chromedp.DoubleClick(chromedp.CSS("#buy")), chromedp.Reload())
+	b.Run(chromedp.DoubleClick(chromedp.CSS("#buy")))
+	b.Until(`document.querySelector("#draw-text").innerText.startsWith("You are in.") &&
+		document.querySelector("#history-list").innerText.includes("entered")`, "the entry, before the list is fixed")
+	b.Run(chromedp.Reload())
 	b.Shows("#draw-text", "You are in.")
 	b.CheckLayout("13-draw-entered")
 	looks := r.network.countDraw()
-	b.Shows("#draw-text", "The list is frozen. The parties reveal their secrets")
-	b.Shows("#draw-facts", "from 0 to 3")
+	b.Shows("#draw-text", "The list is fixed. Each party reveals its secret now")
+	b.Shows("#draw-facts", "of 4 in the list")
+	b.Click("#draw-verify summary")
+	b.Shows("#witness", "This page has kept what is public before the draw.")
+	b.Shows("#verify-commands", "curl -o frozen.json http")
 	b.CheckLayout("14-draw-frozen")
 	r.eventually("the page looks at the draw again", func() bool { return looks.draw.Load() > 3 })
 	require.EqualValues(t, 1, looks.proof.Load(), "who waits asks for no proof again and again")
 
 	require.NoError(t, d.reveal(t.Context()))
-	b.Shows("#draw-text", "A shirt was offered to you")
-	b.Shows("#draw-facts", "Rank")
+	b.Shows("#draw-text", "A shirt was offered to you: see the order below.")
+	b.Run(chromedp.Reload()) // the witness is kept
+	b.Shows("#draw-facts", "Your rank")
 	b.Click("#verify")
 	b.Shows("#verified", "The list could not be looked up. Try again.")
 	b.Click("#verify")
-	b.Shows("#verified", "Verified: your entry is at place")
+	b.Shows("#verified", "Verified: your entry is in the list that was published before the draw")
+	b.Click("#draw-verify summary")
+	b.Shows("#witness", "before the draw")
+	said := runShown(t, b)
+	require.Contains(t, said, "before the seed existed") // of the check of the witness
+	require.NotContains(t, said, "UNCHECKED")
 	b.Shows("#pay-by", "Pay within 59:")
 	b.CheckLayout("15-draw-offered")
 	b.Click("#pay")
 	b.Click("#capture")
 	b.Shows("#order-text", "Paid")
+	b.Shows("#draw-text", "A shirt was offered to you, and you have paid for it.")
 	b.Shows("#history-list", "Entry in the draw")
 	b.CheckLayout("16-draw-paid")
 	require.Len(t, r.orders("ada"), 2, "the entry, and the shirt")
+}
+
+// runShown runs the commands that the page shows, as a stranger does, and returns what they print.
+func runShown(t *testing.T, b *testbrowser.Tab) string {
+	t.Helper()
+	stampede, err := filepath.Abs(*program)
+	require.NoError(t, err)
+	commands := testbrowser.Evaluate[string](b, `document.querySelector("#verify-commands").textContent`)
+	shell := exec.CommandContext(t.Context(), "sh", "-euc", commands)
+	shell.Dir = t.TempDir()
+	shell.Env = append(os.Environ(), "PATH="+filepath.Dir(stampede)+":"+os.Getenv("PATH"))
+	said, err := shell.CombinedOutput()
+	require.NoError(t, err, "%s", said)
+	return string(said)
+}
+
+// An offer that nobody pays is over, and the page says so. Without a witness, or with another list than that of the
+// witness, it says that, too.
+func TestEndedOfferIsSaid(t *testing.T) {
+	t.Parallel()
+	d, err := shared.dev.createDraw(t.Context(), 1, 8*time.Second, 2*time.Second)
+	require.NoError(t, err)
+	r := rigOf(t, d.goods)
+	b := r.openAs("ada")
+	b.Click("#buy")
+	require.NoError(t, d.reveal(t.Context())) // as soon as it may be: the page has looked before
+	b.Shows("#draw-text", "A shirt was offered to you. That is over: it was not paid in time.")
+	b.Shows("#sale-state", "DRAWN: ALL OFFERS ARE MADE")
+	b.Shows("#draw-facts", "1st of 1")
+	b.Until(`document.querySelector("#order-text").innerText === "Expired: it was not paid in time."`, "nobody gets it")
+	b.Click("#verify")
+	b.Shows("#verified", "that was published before the draw, and the random number makes you 1st of 1.")
+
+	const witness = `localStorage["frozen " + (await (await fetch("/config")).json()).sale]`
+	forged := `(async () => (` + witness + ` = ` + witness + `.replace(/"root":"../, '"root":"--'), true))()`
+	testbrowser.Evaluate[bool](b, forged)
+	b.Run(chromedp.Reload())
+	b.Click("#verify")
+	b.Shows("#verified", "It cannot be verified: the list has another root than the one that was published.")
+	testbrowser.Evaluate[bool](b, `(async () => delete `+witness+`)()`)
+	b.Run(chromedp.Reload())
+	b.Click("#draw-verify summary")
+	b.Shows("#witness", "This page has no witness")
+	b.CheckLayout("21-draw-no-witness")
+	require.Contains(t, runShown(t, b), "UNCHECKED")
+}
+
+// What the shop says once anybody may know the seed is no witness, whether it says the seed or not.
+func TestWitnessIsFromBeforeTheSeed(t *testing.T) {
+	t.Parallel()
+	r, b := newRig(t, 1, 0, time.Hour), shared.browser.Open(t)
+	b.Go(r.origin)
+	for draw, want := range map[string]bool{
+		`{root: "ab", frozen_at: "x"}`:                                   true,
+		`{root: "ab", frozen_at: "x", round_at: "2026-11-29T12:00:01Z"}`: true,
+		`{root: "ab", frozen_at: "x", round_at: "2026-11-29T12:00:00Z"}`: false,
+		`{root: "ab", frozen_at: "x", seed: "cd"}`:                       false,
+		`{root: "ab"}`:     false,
+		`{frozen_at: "x"}`: false,
+		`{root: "ab", frozen_at: "x", round_at: "2026-11-29T12:00:01Z", seed: "cd"}`: false,
+	} {
+		script := `import("/draw.js").then((m) => m.isWitness(` + draw + `, Date.parse("2026-11-29T12:00:00Z")))`
+		require.Equal(t, want, testbrowser.Evaluate[bool](b, script), draw)
+	}
 }
 
 // An entry that was cancelled before the end is no part of the draw.
@@ -92,6 +180,6 @@ func TestEntrantOutsideTheListIsTold(t *testing.T) {
 	b.Shows("#draw-text", "You are in.")
 	path := "/v1/admin/orders/" + r.onlyOrder("ada")["order_id"].(string) + "/cancel"
 	require.NoError(t, d.ask(t.Context(), http.MethodPost, path, d.admin, map[string]string{"reason": "a bot"}, nil))
-	b.Shows("#draw-text", "Your entry is not in the list: it is cancelled.")
+	b.Shows("#draw-text", "Your entry is not in the list: it was cancelled.")
 	b.CheckLayout("17-draw-missing")
 }

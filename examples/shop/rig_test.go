@@ -42,7 +42,7 @@ var shared struct {
 	free    []net.Listener // of shops, whose origins dev knows
 }
 
-const shopsMax = 24
+const shopsMax = 30
 
 func TestMain(m *testing.M) {
 	flag.Parse()
@@ -186,6 +186,13 @@ func (r *rig) cancel(user string) {
 	r.t.Helper()
 	status, answer := r.call(user, http.MethodPost, "/v1/orders/"+r.onlyOrder(user)["order_id"].(string)+"/cancel", "")
 	require.Equal(r.t, http.StatusOK, status, answer)
+}
+
+// operate pauses, resumes or ends the sale.
+func (r *rig) operate(what string) {
+	r.t.Helper()
+	path := "/v1/sales/" + r.sale + "/" + what
+	require.NoError(r.t, shared.dev.ask(r.t.Context(), http.MethodPost, path, shared.dev.admin, nil, nil))
 }
 
 // payByPhone reports money for the user's one order, not through the disturbed network.

@@ -31,22 +31,46 @@ export async function verify(list, receipt, { root, seed }) {
   return { place, rank };
 }
 
-// words tell an entrant how far the draw is. The proof is missing until the list is frozen.
-// They are read aloud, so they have nothing that changes each second.
-export function words(draw, proof) {
+// isWitness is true for what the shop says of a draw after its list is fixed, and before anybody knows the seed.
+export const isWitness = (draw, now) => Boolean(draw.root && draw.frozen_at) && !draw.seed &&
+  !(draw.round_at && now >= Date.parse(draw.round_at));
+
+const ENDINGS = { one: "st", two: "nd", few: "rd", other: "th" };
+const ordinals = new Intl.PluralRules("en", { type: "ordinal" });
+
+// nth says a place or a rank, which are counted from 0, as a person counts: 7th of 7.
+export const nth = (index, draw) => `${index + 1}${ENDINGS[ordinals.select(index + 1)]} of ${draw.entries}`;
+
+// words tell an entrant how far the draw is. The proof is missing until the list is frozen, and the order until one is
+// offered. They are read aloud, so they have nothing that changes each second.
+export function words(draw, proof, order) {
   if (draw.state === "void") return `The draw is void: ${draw.void_reason}. Nothing is offered.`;
-  if (proof?.outcome === "missing") return `Your entry is not in the list: it is ${proof.status}.`;
-  if (proof?.outcome === "skipped") {
-    return "Your rank was skipped: " + (proof.reason === "entry-cancelled" ? "the entry was cancelled." : "you have an order already.");
+  if (proof?.outcome === "missing") {
+    return "Your entry is not in the list: it " + (proof.status === "cancelled" ? "was cancelled." : "was lost by the shop.");
   }
-  if (proof?.outcome === "offered") return "A shirt was offered to you: see the order below.";
+  if (proof?.outcome === "skipped") {
+    return "Your turn was skipped: " + (proof.reason === "entry-cancelled" ? "the entry was cancelled." : "you had an order already.");
+  }
+  if (proof?.outcome === "offered") {
+    return "A shirt was offered to you" + ({
+      paid: ", and you have paid for it.",
+      expired: ". That is over: it was not paid in time.",
+      cancelled: ". That is over: the order was cancelled.",
+      rejected: ". That is over: the shop could not keep it.",
+      voided: ". That is over: the shop has lost the order.",
+    }[order?.status] ?? ": see the order below.");
+  }
+  const rank = proof?.rank === undefined ? "" : nth(proof.rank, draw);
   return {
-    entering: "You are in. When the entries close, their list is frozen, and its root is published.",
-    freezing: "The entries are closed. Their list is being frozen.",
-    frozen: draw.parties ? "The list is frozen. The parties reveal their secrets now, which make the seed."
-      : `The list is frozen. The seed is round ${draw.round} of drand, at ${new Date(draw.round_at).toLocaleTimeString()}.`,
-    ranking: "The seed is known. The entries are being ranked.",
-    offering: "Shirts are offered by rank. One that is not paid in time goes to the next rank.",
-    over: "The draw is over, and your rank had no turn.",
+    entering: "You are in. When the entries close, their list is fixed, and its fingerprint is published: nobody changes " +
+      "it unseen after that.",
+    freezing: "The entries are closed. Their list is being fixed.",
+    frozen: "The list is fixed. " + (draw.parties
+      ? "Each party reveals its secret now: together they make the random number that draws."
+      : `A public random number draws at ${new Date(draw.round_at).toLocaleTimeString()}: round ${draw.round} of drand.`),
+    ranking: "The random number is known, and the order of the entries is computed from it.",
+    offering: (rank ? `You are ${rank}. ` : "") + "Shirts are offered in the order that was drawn. One that is not paid in " +
+      "time goes to the next.",
+    over: "The draw is over" + (rank ? `, and it did not come to you: you were ${rank}.` : "."),
   }[draw.state];
 }

@@ -2,7 +2,7 @@
 // What it must never do is buy twice or say what it does not know. So each purchase has a key, which is stored before
 // the click is sent, and everything without an answer is sent again with the same key.
 
-import { verify, words } from "/draw.js";
+import { isWitness, nth, verify, words } from "/draw.js";
 
 const $ = (id) => document.getElementById(id);
 const config = await (await fetch("/config")).json();
@@ -138,20 +138,49 @@ const closed = (source) => new Promise((done) => {
 });
 
 const sizeOf = (code) => sale.items?.find((item) => item.code === code);
-const picked = () => sizeOf($("sizes").querySelector(":checked")?.value);
+const priceOf = (item) => item.unit_price ?? sale.unit_price;
 
 // what says what an order has, or what is left: 1 × Medium, 2 × Large.
 const what = (items) => Object.entries(items).filter(([, n]) => n > 0)
   .map(([code, n]) => `${n} × ${sizeOf(code)?.name ?? code}`).join(", ");
 
+// basket is what the buyer has picked, by the code of the size.
+const basket = () => Object.fromEntries([...$("sizes").querySelectorAll("select")]
+  .map((choice) => [choice.name, Number(choice.value)]).filter(([, n]) => n > 0));
+const units = (items) => Object.values(items).reduce((sum, n) => sum + n, 0);
+
+// short is the first size of the basket of which too few are left, while the buyer has not clicked.
+const short = () => Object.entries(basket()).map(([code, n]) => ({ ...sizeOf(code), n }))
+  .find((item) => item.available < item.n);
+
 const opensIn = () => (sale?.opens_at ? Date.parse(sale.opens_at) - now() : 0);
 const isScheduled = () => sale?.state === "scheduled" && opensIn() > 0;
 const isOpen = () => sale?.state === "open" || (sale?.state === "scheduled" && opensIn() <= 0);
 
+// stage says what the sale is doing. Headline, stock and button all follow it, so that no two of them contradict.
+function stage() {
+  if (sale.state === "paused" || sale.state === "ended") return sale.state;
+  if (isScheduled()) return "soon";
+  if (isForList()) return sale.waitlist_closed ? "gone" : "list";
+  return sale.available > 0 ? "open" : "gone";
+}
+
+const HEADLINES = {
+  soon: "Opens soon", open: "On sale now", list: "Sold out, with a waiting list", gone: "Sold out", paused: "Paused",
+  ended: "Sale over",
+};
+const BUTTONS = { ...HEADLINES, soon: "Not open yet", open: "Buy", list: "Wait for a shirt" };
+
+function stockText() {
+  if (sale.available < 1) return "No shirts left right now";
+  if (isForList()) return `${sale.available} came back, for those who wait`;
+  return `${sale.available} of ${sale.stock} shirts left`;
+}
+
 // --- The purchase -------------------------------------------------------------------------------------------------
 
-// The attempt is this buyer's purchase in this sale: {key, quantity, size}, and {order, receipt} once it is accepted. A
-// sale without items has no size. In a draw it is the entry.
+// The attempt is this buyer's purchase in this sale: {key, quantity}, or with sizes {key, items}, and {order, receipt}
+// once it is accepted. In a draw it is the entry.
 // Another tab has the same one, so that both buy the same order.
 const attemptName = () => `attempt ${config.sale} ${user}`;
 const attempt = {
@@ -163,6 +192,7 @@ const attempt = {
 let busy = false;
 
 const isDrawn = () => Boolean(sale.offers_only);
+const did = () => (isDrawn() ? "entered" : "bought");
 const ordersPath = () => (isDrawn() ? `/v1/sales/${sale.entries_sale_id}/orders` : `${salePath}/orders`);
 
 // buy sends a purchase until there is an answer to it.
@@ -171,10 +201,10 @@ async function buy() {
   busy = true;
   render();
   const made = attempt.load() ??
-    { key: crypto.randomUUID(), quantity: Number($("quantity").value) || 1, size: picked()?.code };
+    { key: crypto.randomUUID(), ...(sale.items ? { items: basket() } : { quantity: Number($("quantity").value) || 1 }) };
   attempt.save(made); // before it is sent: a reload repeats it
   say("info", isDrawn() ? "Entering …" : "Buying …");
-  const body = made.size ? { items: { [made.size]: made.quantity } } : { quantity: made.quantity };
+  const body = made.items ? { items: made.items } : { quantity: made.quantity };
   while (!decided(made, await call("POST", ordersPath(), body, { "Idempotency-Key": made.key }))) {
     await pause(jitter(made.after));
   }
@@ -191,23 +221,25 @@ function decided(made, answer) {
     attempt.save({ ...made, order: answer.body.order_id, receipt: answer.body.receipt });
     if (isDrawn()) {
       say("");
+      showInHistory(answer.body.order_id);
       return true;
     }
-    say("good", made.quantity > 1 ? "The shirts are reserved for you." : "The shirt is reserved for you.", "order");
+    const several = (made.quantity ?? units(made.items)) > 1;
+    say("good", several ? "The shirts are reserved for you." : "The shirt is reserved for you.", "order");
     follow(answer.body.order_id, answer.body.receipt, answer.body);
     return true;
   }
   if (slug === "" || slug === "outcome-unknown") {
-    say("info", "No answer yet: we do not know whether the order was taken. Asking again, with the same key, so that " +
-      "nothing is bought twice.");
+    say("info", `No answer yet: we do not know whether the ${isDrawn() ? "entry" : "order"} was taken. Asking again, ` +
+      `with the same key, so that nothing is ${did()} twice.`);
     return false;
   }
   if (slug === "rate-limited") {
-    say("info", `Too many requests: nothing was bought. Trying again in ${seconds} s.`);
+    say("info", `Too many requests: nothing was ${did()}. Trying again in ${seconds} s.`);
     return false;
   }
   if (REPEATED.has(answer.status)) {
-    say("info", "The shop is busy: nothing was bought. Trying again.");
+    say("info", `The shop is busy: nothing was ${did()}. Trying again.`);
     return false;
   }
   if (answer.status === 401) {
@@ -216,13 +248,13 @@ function decided(made, answer) {
   }
   if (slug === "sale-not-open") {
     sale.opens_at = answer.body.opens_at;
-    say("info", "Not open yet. Your purchase is sent at the opening.");
+    say("info", `Not open yet. Your ${isDrawn() ? "entry" : "purchase"} is sent at the opening.`);
     made.after = Math.max(opensIn(), 100);
     return false;
   }
   if (slug === "order-ended") {
     attempt.forget();
-    say("bad", `That order is ${answer.body.order_status}. You can buy again.`);
+    say("bad", `That order is ${statusWord(answer.body.order_status)}: this click has ${did()} nothing.`);
     return true;
   }
   if (slug === "already-purchased" && answer.location) {
@@ -241,20 +273,27 @@ function decided(made, answer) {
     return true;
   }
   attempt.forget(); // nothing was bought, and the next click is another purchase
+  // What was so at the click stays true: what is left now is beside it.
   say("bad", {
-    "sold-out": made.size ? shortText(made, answer.body.available ?? {})
-      : "Sold out. Shirts may come back: unpaid orders expire.",
-    "sale-paused": "The sale is paused. Try again when it goes on.",
-    "sale-ended": "The sale is over.",
-  }[slug] ?? answer.body.detail ?? "The purchase was refused.");
+    "sold-out": shortText(made, answer.body),
+    "sale-paused": `The sale was paused just before: nothing was ${did()}.`,
+    "sale-ended": isDrawn() ? "The entries are closed." : "The sale is over.",
+  }[slug] ?? answer.body.detail ?? `Nothing was ${did()}.`);
+  if (sale.waitlist) refreshSale();
   return true;
 }
 
-// shortText says which size is gone, and what is left of the sale.
-function shortText(made, left) {
-  const name = sizeOf(made.size).name, others = what(left);
-  return (made.quantity > 1 ? `Fewer than ${made.quantity} shirts are left in ${name}.` : `${name} is sold out.`) +
-    (others ? ` Still there: ${others}.` : " Shirts may come back: unpaid orders expire.");
+// shortText says which sizes had gone at the click, and what was left then. An order has all that it asks for, or nothing.
+function shortText(made, { items = [], available = {} }) {
+  const returns = sale.payment_window_seconds ? " Shirts may come back: unpaid orders expire." : "";
+  if (!made.items) {
+    return `Too late: ${made.quantity > 1 ? `fewer than ${made.quantity} shirts were` : "no shirt was"} left.` + returns;
+  }
+  const gone = Object.keys(made.items).filter((code) => items.includes(code) || available[code] < made.items[code])
+    .map((code) => `${made.items[code]} × ${sizeOf(code).name}`).join(" and ");
+  const others = what(available);
+  return `Too late: ${gone || "the shirts"} had just gone, so nothing was bought.` +
+    (others ? ` Left then: ${others}.` : returns);
 }
 
 // --- The order ----------------------------------------------------------------------------------------------------
@@ -294,7 +333,7 @@ async function follow(id, receipt, first) {
 function lost(id) {
   attempt.forget();
   order = null;
-  say("bad", `The order ${id} does not exist any more. You can buy again.`);
+  say("bad", `The order ${id} does not exist any more.`);
   render();
 }
 
@@ -307,7 +346,7 @@ function take(seen) {
   if (changed && seen.status !== "reserved") {
     loadHistory();
     loadPayments(seen.order_id);
-    if (noteAbout === "order") say(""); // the order tells more now
+    if (noteAbout === "order" || (noteAbout === "paid" && seen.status !== "paid")) say(""); // the order tells more now
   }
   render();
 }
@@ -350,7 +389,11 @@ let draw = null, proof = null;
 async function watchDraw() {
   for (;;) {
     const answer = await call("GET", `${salePath}/draw`);
-    if (answer.status === 200) draw = answer.body;
+    if (answer.status === 200) {
+      if (draw && draw.state !== answer.body.state) loadHistory();
+      draw = answer.body;
+      keepWitness();
+    }
     const entry = user && attempt.load();
     if (draw?.root && entry?.receipt && provesMore()) await loadProof(entry);
     render();
@@ -372,16 +415,53 @@ async function loadProof(entry) {
   if (shown.status === 200) proof = { outcome: "missing", status: shown.body.status };
 }
 
+// The witness is what the shop said of the draw before anybody knew the seed: {at, draw}, null if no page of this browser
+// was open then. Without it nobody finds out that all of a draw was made up later.
+const witnessName = `frozen ${config.sale}`;
+let witness = JSON.parse(localStorage.getItem(witnessName) ?? "null");
+
+function keepWitness() {
+  if (witness || !isWitness(draw, Math.max(Date.now(), now()))) return;
+  witness = { at: new Date().toISOString(), draw };
+  try {
+    localStorage.setItem(witnessName, JSON.stringify(witness));
+  } catch {
+    // Too large: it is kept until the page is closed.
+  }
+}
+
 async function verifyEntry() {
   const answer = await fetch(`${config.api}${salePath}/draw/leaves`).catch(() => null);
   const list = answer?.ok && new Uint8Array(await answer.arrayBuffer().catch(() => 0));
   if (!list?.length) return text("verified", "The list could not be looked up. Try again.");
-  text("verified", await verify(list, attempt.load().receipt, draw).then(
+  const { root } = witness?.draw ?? draw;
+  text("verified", await verify(list, attempt.load().receipt, { root, seed: draw.seed }).then(
     ({ place, rank }) => (place === proof.place && rank === proof.rank
-      ? `Verified: your entry is at place ${place} of the list, the list has the root that was published, and its rank ` +
-        `follows from the seed: ${rank}.`
-      : `The shop said place ${proof.place} and rank ${proof.rank}, and it is place ${place} and rank ${rank}!`),
+      ? `Verified: your entry is in the list that was published${witness ? " before the draw" : ""}, and the random ` +
+        `number makes you ${nth(rank, draw)}.`
+      : `The shop said that you are ${nth(proof.rank, draw)}, and you are ${nth(rank, draw)}!`),
     (problem) => `It cannot be verified: ${problem.message}.`));
+}
+
+// commands verify the draw on a machine that is not the shop's. Before the seed is known they keep a witness.
+function commands(receipt) {
+  const url = `${config.api}${salePath}/draw`;
+  if (!draw.seed) return witness ? `curl -o frozen.json ${url}` : "";
+  return (witness ? `cat > frozen.json <<'END'\n${JSON.stringify(witness.draw)}\nEND\n` : "") +
+    `curl -o draw.json ${url}/bundle\ncurl -o draw.leaves ${url}/leaves\n` +
+    `stampede draw verify --bundle draw.json --leaves draw.leaves ${witness ? "--frozen frozen.json " : ""}` +
+    `--receipt ${receipt}`;
+}
+
+function witnessText() {
+  if (!draw.seed && witness) return "This page has kept what is public before the draw. A copy of your own proves more:";
+  const counts = proof?.rank === undefined ? ""
+    : ` The report counts from 0: your place is ${proof.place}, and your rank ${proof.rank}.`;
+  return (witness
+    ? `frozen.json is what this page kept at ${new Date(witness.at).toLocaleTimeString()}, before the draw. The page comes ` +
+      "from the shop, so take a copy of your own instead if you have one."
+    : "This page has no witness: between the end of the entries and the draw it was not open, or asleep. The report then " +
+      "says UNCHECKED of the witness. With somebody's copy from before, add --frozen.") + counts;
 }
 
 // --- The waiting list ---------------------------------------------------------------------------------------------
@@ -389,7 +469,7 @@ async function verifyEntry() {
 let place = null; // of this buyer
 
 const isWaiting = () => place?.state === "waiting";
-// Only who waits gets units then, also of those that are left.
+// Only those who wait get units then, also of those that are left.
 const isForList = () => Boolean(sale.waitlist) && isOpen() && (sale.available < 1 || sale.waiting > 0);
 
 // wait joins the waiting list, at its end if the own place had its turn.
@@ -399,7 +479,14 @@ async function wait() {
   if (place && place.state !== "left") await changePlace("/leave");
   await changePlace("");
   busy = false;
+  await refreshSale();
+  if (isWaiting()) showInHistory(place.entry_order_id);
   followPlace();
+}
+
+function takePlace(seen) {
+  if (place?.state !== seen.state) loadHistory(); // which says it
+  place = seen;
 }
 
 // changePlace may be repeated, so it is, until there is an answer.
@@ -412,7 +499,7 @@ async function changePlace(step) {
       await pause(jitter(answer.after));
       continue;
     }
-    if (answer.body.state) place = answer.body;
+    if (answer.body.state) takePlace(answer.body);
     say("bad", answer.status < 300 ? "" : answer.body.detail);
     return render();
   }
@@ -422,7 +509,7 @@ async function changePlace(step) {
 async function lookAtPlace() {
   const answer = await call("GET", `${salePath}/waitlist`);
   if (answer.status === 404) return "none";
-  if (answer.status === 200) place = answer.body;
+  if (answer.status === 200) takePlace(answer.body);
   if (place?.order_id) follow(place.order_id);
   render();
   return place?.state ?? "waiting";
@@ -432,11 +519,38 @@ async function followPlace() {
   while (await lookAtPlace() === "waiting") await pause(jitter(2000));
 }
 
+// refreshSale learns how many wait, which the stream of the sale does not say.
+async function refreshSale() {
+  const answer = await call("GET", salePath);
+  if (answer.status === 200) takeSale(answer.body);
+  render();
+}
+
+async function watchWaiting() {
+  for (;;) {
+    await pause(jitter(5000));
+    if (isForList()) await refreshSale();
+  }
+}
+
+// placeText tells who waits, or has waited.
+function placeText() {
+  const { state, before } = place ?? {};
+  return {
+    waiting: "You wait for a shirt." +
+      (before > 0 ? ` ${before} before you.` : before === 0 ? " The next one is yours." : ""),
+    skipped: "Your turn was skipped: you had an order then.",
+    over: "The sale is over, and no shirt came back for you.",
+  }[state] ?? "";
+}
+
 // --- Payments and history -----------------------------------------------------------------------------------------
 
 let payments = []; // of one order
 const query = new URLSearchParams(location.search);
 const returned = query.has("payment") ? { payment: query.get("payment"), order: query.get("order") } : null;
+
+let awaited = returned?.order; // is paid, and the shop may not know it yet
 
 // loadPayments asks the shop what became of the money for an order. The shop asks Stampede.
 async function loadPayments(id) {
@@ -451,19 +565,27 @@ async function awaitPayment() {
   for (;;) {
     await loadPayments(returned.order);
     const made = payments.find((p) => p.reference === returned.payment);
-    if (made?.state === "settled") return say("good", "Paid. See you in the front row!");
-    if (made && made.state !== "waiting") return say("bad", refundText(made));
+    if (made && made.state !== "waiting") {
+      awaited = "";
+      if (made.state === "settled") say("good", "Paid. See you in the front row!", "paid");
+      else say("bad", moneyText(made));
+      return render();
+    }
     say("info", "The payment has arrived at the provider. Waiting for the shop to hear of it …");
     await pause(500);
   }
 }
 
-const refundText = (p) => `Your ${money(p.amount, p.currency)} ` +
-  (p.state === "refunded" ? "were paid back: " : "will be paid back: ") + ({
-  "order-expired": "the order had expired before the payment came.",
-  "order-cancelled": "the order was cancelled.",
-  "already-paid": "the order was paid by another payment.",
-}[p.reason] ?? "the order does not exist any more.");
+function moneyText(p) {
+  if (p.state === "settled") return `Paid with ${p.reference}`;
+  const sum = money(p.amount, p.currency);
+  if (!["refund_due", "refunded"].includes(p.state)) return `The shop looks into your payment of ${sum}, ${p.reference}.`;
+  return `Your ${sum} ${p.state === "refunded" ? "were" : "will be"} paid back` + ({
+    "order-expired": ": the order had expired before the payment came.",
+    "order-cancelled": ": the order was cancelled.",
+    "already-paid": ": the order was paid by another payment.",
+  }[p.reason] ?? ".");
+}
 
 const historyPage = { limit: 5, next: null };
 
@@ -480,15 +602,38 @@ async function loadHistory(cursor) {
   if (cursor) rows[0]?.focus();
 }
 
+// showInHistory looks until Postgres has an order of a moment ago.
+async function showInHistory(id) {
+  for (let tries = 0; tries < 30 && !$("history-list").querySelector(`[data-order="${id}"]`); tries++) {
+    await loadHistory();
+    await pause(jitter(1000));
+  }
+}
+
 function historyRow(o) {
   const row = element("li", { tabIndex: -1 });
-  const what = element("span", {},
-    (o.sale_id === config.sale ? contents(o) : o.sale_id === sale.entries_sale_id ? "Entry in the draw"
-      : o.order_id === place?.entry_order_id ? "Place in the waiting list" : `${o.quantity} × another sale`) + " ",
-    element("small", {}, new Date(o.reserved_at).toLocaleString()));
+  row.dataset.order = o.order_id;
+  const what = element("span", {}, historyText(o) + " ", element("small", {}, new Date(o.reserved_at).toLocaleString()));
   const tone = { paid: "good", confirmed: "", reserved: "" }[o.status] ?? "bad";
-  row.append(what, element("span", { className: `badge ${tone}` }, o.status));
+  row.append(what, element("span", { className: `badge ${tone}` }, o.entry_for ? entryWord(o) : statusWord(o.status)));
   return row;
+}
+
+function historyText(o) {
+  if (o.entry_for === config.sale) return isDrawn() ? "Entry in the draw" : "Place on the waiting list";
+  if (o.entry_for) return "Entry for another sale";
+  return o.sale_id === config.sale ? contents(o) : `${o.quantity} × another sale`;
+}
+
+const statusWord = (status) => ({ rejected: "refused", voided: "lost" })[status] ?? status;
+
+// entryWord says what became of an entry of a draw or a place on a waiting list, which are no orders to a buyer.
+function entryWord(o) {
+  if (o.status !== "confirmed") return isDrawn() || o.status !== "cancelled" ? statusWord(o.status) : "left";
+  const state = o.order_id === place?.entry_order_id ? place.state : "";
+  return {
+    waiting: "on the waiting list", offered: "offered a shirt", skipped: "skipped", over: "no shirt came back",
+  }[state] ?? "entered";
 }
 
 // contents says what an order of this sale has, and what it costs.
@@ -529,11 +674,31 @@ function money(minor, currency) {
   return format.format(minor / 10 ** format.resolvedOptions().maximumFractionDigits);
 }
 
-// addSizes makes the buttons of the sizes.
+// addSizes makes a choice for each size: how many of it.
 function addSizes() {
-  $("sizes").append(...(sale.items ?? []).map((item) => element("label", {},
-    element("input", { type: "radio", name: "size", value: item.code }), item.name,
-    element("small", {}))));
+  text("sizes-legend", sale.per_order_limit > 1 ? `Sizes, up to ${sale.per_order_limit} shirts in an order` : "Size");
+  $("sizes").append(...(sale.items ?? []).map((item) => {
+    const most = Math.min(item.per_order_limit ?? sale.per_order_limit, sale.per_order_limit, 10);
+    const counts = Array.from({ length: most + 1 }, (_, n) => element("option", { value: n }, String(n)));
+    return element("label", {}, element("span", {}, item.name),
+      element("small", { className: "cost" }, sale.currency ? money(priceOf(item), sale.currency) : ""),
+      element("small", { className: "left" }), element("select", { name: item.code }, ...counts));
+  }));
+}
+
+function renderSizes() {
+  const all = units(basket());
+  for (const choice of $("sizes").querySelectorAll("select")) {
+    const item = sizeOf(choice.name), own = Number(choice.value), gone = item.available < 1;
+    choice.disabled = busy || (gone && !own);
+    choice.parentElement.classList.toggle("gone", gone);
+    const left = choice.parentElement.querySelector(".left"), says = gone ? "gone" : `${item.available} left`;
+    if (left.textContent !== says) left.textContent = says;
+    for (const option of choice.options) {
+      const off = Number(option.value) > Math.min(item.available, sale.per_order_limit - all + own);
+      if (option.disabled !== off) option.disabled = off;
+    }
+  }
 }
 
 function render() {
@@ -549,83 +714,93 @@ function render() {
 }
 
 function renderSale(has) {
+  const at = stage();
   text("sale-name", sale.name);
-  text("sale-state", isScheduled() ? "Opens soon"
-    : { open: "On sale now", scheduled: "On sale now", paused: "Paused", ended: "Sale over" }[sale.state]);
+  text("sale-state", HEADLINES[at]);
   $("price").hidden = !sale.currency;
   if (sale.currency) text("unit-price", unitPrice());
-  $("sizes").hidden = !sale.items || Boolean(has);
-  for (const choice of $("sizes").querySelectorAll("input")) {
-    const item = sizeOf(choice.value);
-    choice.disabled = busy || item.available < 1;
-    choice.parentElement.classList.toggle("gone", item.available < 1);
-    const left = item.available > 0 ? `${item.available} left` : "gone";
-    if (choice.nextElementSibling.textContent !== left) choice.nextElementSibling.textContent = left;
-  }
-  $("countdown").hidden = !isScheduled();
+  $("sizes").hidden = !sale.items || Boolean(has) || at === "ended";
+  renderSizes();
+  $("countdown").hidden = at !== "soon";
   text("countdown", `Opens in ${duration(opensIn())}`);
-  $("stock").hidden = false;
+  $("stock").hidden = at === "ended";
   $("stock-bar").max = sale.stock;
   $("stock-bar").value = sale.available;
-  text("stock-text", sale.available > 0 ? `${sale.available} of ${sale.stock} shirts left` : "No shirts left right now");
+  text("stock-text", stockText());
   $("purchase").hidden = !user || Boolean(has) || isWaiting();
-  $("line").hidden = !isWaiting();
-  const before = place?.before;
-  text("line-text", "You wait for a shirt." +
-    (before > 0 ? ` ${before} before you.` : before === 0 ? " The next one is yours." : ""));
-  $("quantity").hidden = $("quantity-label").hidden = sale.per_order_limit < 2 || isForList();
+  text("line-text", placeText());
+  $("line").hidden = !placeText();
+  $("leave").hidden = !isWaiting();
+  const one = sale.items || sale.per_order_limit < 2 || !["soon", "open"].includes(at);
+  $("quantity").hidden = $("quantity-label").hidden = Boolean(one);
   disable("quantity", busy);
-  const left = sale.items ? picked()?.available : sale.available;
-  disable("buy", busy || !isOpen() || !(left > 0 || isForList()));
-  text("buy", busy ? "Buying …" : isForList() ? "Wait for a shirt" : isScheduled() ? "Not open yet" : sale.state === "paused" ? "Paused"
-    : sale.state === "ended" ? "Sale over" : sale.available < 1 ? "Sold out" : left === undefined ? "Pick a size"
-    : left < 1 ? `${picked().name} is gone` : "Buy");
+  const picked = sale.items ? units(basket()) : 1;
+  disable("buy", busy || !(at === "list" || at === "open" && picked > 0 && !short()));
+  text("buy", busy ? "Buying …" : at === "open" ? buyText(picked) : BUTTONS[at]);
 }
+
+function buyText(picked) {
+  if (!sale.items) return "Buy";
+  if (!picked) return "Pick a size";
+  const item = short();
+  if (item) return item.available < 1 ? `${item.name} is gone` : `Only ${item.available} left in ${item.name}`;
+  const cost = Object.entries(basket()).reduce((sum, [code, n]) => sum + n * priceOf(sizeOf(code)), 0);
+  return sale.currency ? `Buy for ${money(cost, sale.currency)}` : "Buy";
+}
+
+const DRAW_HEADLINES = {
+  entering: "In a draw: open for entries", freezing: "In a draw: entries closed", frozen: "In a draw: entries closed",
+  ranking: "In a draw: entries closed", offering: "Drawn: offered one after the other",
+  over: "Drawn: all offers are made", void: "The draw is void",
+};
 
 function renderDrawn() {
   const entry = user && attempt.load();
-  const entered = Boolean(entry?.order), entering = draw?.state === "entering";
+  const entered = Boolean(entry?.order), entering = draw?.state === "entering", paused = sale.state === "paused";
   text("sale-name", sale.name);
-  text("sale-state", entering ? "In a draw: open for entries" : "In a draw");
+  text("sale-state", ["paused", "ended"].includes(sale.state) ? HEADLINES[sale.state]
+    : DRAW_HEADLINES[draw?.state] ?? "In a draw");
   $("price").hidden = !sale.currency;
   if (sale.currency) text("unit-price", unitPrice());
   $("countdown").hidden = !entering;
   if (entering) text("countdown", `Entries close in ${duration(Date.parse(draw.closes_at) - now())}`);
-  $("stock").hidden = false;
-  $("stock-bar").max = sale.stock;
-  $("stock-bar").value = sale.available;
-  text("stock-text", `${sale.stock} shirts are drawn`);
+  $("stock").hidden = draw?.state === "void";
+  $("stock-bar").hidden = true; // what is left of a draw is nobody's to buy
+  text("stock-text", `${draw?.ranked_at ? "Drawn" : "To be drawn"}: ${sale.stock} ${sale.stock === 1 ? "shirt" : "shirts"}`);
   $("purchase").hidden = !user || entered;
   $("quantity").hidden = $("quantity-label").hidden = true;
   disable("buy", busy || !entering);
   text("buy", busy ? "Entering …" : entering || !draw ? "Enter the draw" : "The entries are closed");
   $("draw").hidden = !entered || !draw;
   if (!entered || !draw) return;
-  text("draw-text", words(draw, proof));
+  text("draw-text", words(draw, proof, order) +
+    (paused && draw.state === "offering" ? " The sale is paused: nothing is offered until it goes on." : "") +
+    (entry.receipt ? "" : " The browser in which you have entered has your receipt, and shows your rank."));
   const steps = [true, draw.root, draw.seed, proof?.outcome === "offered"];
   for (const [i, item] of [...$("draw-steps").children].entries()) item.className = steps[i] ? "done" : "";
-  const last = (draw.entries ?? 0) - 1;
-  const facts = Object.entries({
-    Place: proof?.place !== undefined && `${proof.place}, from 0 to ${last}`,
-    Rank: proof?.rank !== undefined && `${proof.rank}, from 0 to ${last}`,
-    Turns: draw.ranked_at && `${draw.offered + draw.skipped} of ${draw.entries} ranks`,
-    Root: draw.root, Seed: draw.seed, Receipt: entry.receipt,
-  }).filter(([, value]) => value).map(([name, value]) => element("div", {}, element("dt", {}, name),
-    element("dd", {}, element("code", {}, value))));
+  const facts = [
+    ["Your entry", proof?.place !== undefined && `${nth(proof.place, draw)} in the list`],
+    ["Your rank", proof?.rank !== undefined && nth(proof.rank, draw)],
+    ["Turns so far", draw.ranked_at && `${draw.offered + draw.skipped} of ${draw.entries}`],
+    ["Fingerprint of the list (root)", draw.root && element("code", {}, draw.root)],
+    ["Random number (seed)", draw.seed && element("code", {}, draw.seed)],
+    ["Your receipt", entry.receipt && element("code", {}, entry.receipt)],
+  ].filter(([, value]) => value)
+    .map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value)));
   if (facts.map((f) => f.textContent).join() !== [...$("draw-facts").children].map((f) => f.textContent).join()) {
     $("draw-facts").replaceChildren(...facts);
   }
-  $("draw-verify").hidden = proof?.rank === undefined;
-  text("verify-commands", `curl -o draw.json ${config.api}${salePath}/draw/bundle\n` +
-    `curl -o draw.leaves ${config.api}${salePath}/draw/leaves\n` +
-    `stampede draw verify --bundle draw.json --leaves draw.leaves --receipt ${entry.receipt}`);
+  $("draw-verify").hidden = !draw.frozen_at || !entry.receipt;
+  $("verify").hidden = proof?.rank === undefined;
+  text("witness", witnessText());
+  text("verify-commands", commands(entry.receipt));
 }
 
-// unitPrice is the price of the picked size, and of the cheapest one before.
+// unitPrice is the price of a shirt, and of the cheapest size.
 function unitPrice() {
-  const price = picked()?.unit_price ?? sale.unit_price;
-  return price ? money(price, sale.currency)
-    : "from " + money(Math.min(...sale.items.map((item) => item.unit_price)), sale.currency);
+  const prices = sale.items ? sale.items.map(priceOf) : [sale.unit_price];
+  const least = Math.min(...prices);
+  return (prices.some((price) => price > least) ? "from " : "") + money(least, sale.currency);
 }
 
 function renderOrder() {
@@ -636,31 +811,51 @@ function renderOrder() {
   const step = ["reserved", "confirmed", "paid"].indexOf(order.status);
   for (const [i, item] of [...$("steps").children].entries()) item.className = i <= step ? "done" : "";
   $("steps").hidden = step < 0;
+  $("step-paid").hidden = !sale.payment_window_seconds && order.status !== "paid";
   const left = order.expires_at ? Date.parse(order.expires_at) - now() : 0;
   const turnIn = order.pay_from ? Date.parse(order.pay_from) - surely() : 0;
-  const onward = isDrawn() ? "to the next rank" : sale.waitlist ? "to those who wait" : "back on sale";
-  text("order-text", {
-    reserved: "Reserved. Writing it down …",
-    confirmed: order.expires_at ? "Confirmed. Pay in time to keep it." : "Confirmed. It is yours.",
-    paid: "Paid. It is yours.",
-    cancelled: `Cancelled. Its shirts go ${onward}.`,
-    expired: `Expired: it was not paid in time. Its shirts go ${onward}.`,
-    rejected: "Refused: the shirts were gone after all. Nothing is to be paid.",
-    voided: "Lost by the shop, with our apologies. Nothing is to be paid; you can buy again.",
-  }[order.status] ?? "Looking it up …");
-  $("pay-by").hidden = order.status !== "confirmed" || !order.expires_at;
+  const comes = order.order_id === awaited; // the money
+  const toPay = order.status === "confirmed" && order.expires_at && !comes;
+  text("order-text", orderText(comes, left));
+  $("pay-by").hidden = !toPay;
   text("pay-by", turnIn > 0
-    ? `It is yours. You can pay from ${new Date(order.pay_from).toLocaleTimeString()}, in ${duration(turnIn)}`
+    ? `It is held for you. You can pay from ${new Date(order.pay_from).toLocaleTimeString()}, in ${duration(turnIn)}`
     : left > 0 ? `Pay within ${duration(left)}` : "The time to pay is over.");
   text("pay", order.currency ? `Pay ${money(order.amount, order.currency)}` : "Pay");
-  disable("pay", paying || turnIn > 0);
-  $("order-actions").hidden = order.status !== "confirmed" || !order.expires_at;
+  disable("pay", paying || turnIn > 0 || left <= 0);
+  $("order-actions").hidden = !toPay;
   const known = payments.filter((p) => p.order_id === order.order_id && p.state !== "waiting");
-  const rows = known.map((p) => element("li", { className: `note ${p.state === "settled" ? "good" : "bad"}` },
-    p.state === "settled" ? `Paid with ${p.reference}` : refundText(p)));
+  const rows = known.map((p) => element("li", { className: `note ${p.state === "settled" ? "good" : "bad"}` }, moneyText(p)));
   if (rows.map((r) => r.textContent).join() !== [...$("payments").children].map((r) => r.textContent).join()) {
     $("payments").replaceChildren(...rows);
   }
+}
+
+// orderText is read aloud, so it has nothing that changes each second.
+function orderText(comes, left) {
+  switch (order.status) {
+    case "reserved": return "Reserved. Writing it down …";
+    case "confirmed":
+      if (!order.expires_at) return "Confirmed. It is yours.";
+      if (comes) return "Confirmed. Your payment is on its way to the shop.";
+      return left > 0 ? "Confirmed. Pay in time to keep it." : "Confirmed, but not paid in time: it expires at any moment.";
+    case "paid": return "Paid. It is yours.";
+    case "cancelled": return "Cancelled." + onwardText();
+    case "expired": return "Expired: it was not paid in time." + onwardText();
+    case "rejected":
+      return "Refused" + ({
+        "sold-out": ": the shirts were gone after all", "already-purchased": ": you have another order",
+      }[order.reason] ?? "") + ". Nothing is to be paid.";
+    case "voided": return "Lost by the shop, with our apologies. Nothing is to be paid.";
+  }
+  return "Looking it up …";
+}
+
+// onwardText says whose the shirts of an ended order are, where that is known.
+function onwardText() {
+  if (sale.state === "ended" || (isDrawn() && draw?.state !== "offering")) return "";
+  return (order.quantity > 1 ? " Its shirts go " : " Its shirt goes ") +
+    (isDrawn() ? "to the next in the draw." : sale.waitlist ? "to the next who waits, or back on sale." : "back on sale.");
 }
 
 // --- The start ----------------------------------------------------------------------------------------------------
@@ -709,4 +904,5 @@ render();
 if (user) signedIn();
 watchSale();
 if (isDrawn()) watchDraw();
+if (sale.waitlist) watchWaiting();
 setInterval(render, 250);
