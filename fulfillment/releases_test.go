@@ -185,7 +185,7 @@ func TestWorkersReleaseUnpaidAndCancelledUnits(t *testing.T) {
 	require.NotZero(t, expired.UpdatedAt)
 	require.Equal(t, order.Order{
 		ID: orders["cid"], SaleID: sale, UserID: "cid", Quantity: 1, Status: order.StatusExpired, Version: 3,
-		ReservedAt: expired.ReservedAt, UpdatedAt: expired.UpdatedAt,
+		Kind: order.KindOrder, ReservedAt: expired.ReservedAt, UpdatedAt: expired.UpdatedAt,
 	}, expired)
 	require.EqualValues(t, 2, testshop.Sold(t, s.Pool, sale))
 	counted, err := s.Catalog.Show(t.Context(), sale)

@@ -204,6 +204,7 @@ func TestLeaveWaitingListWhileUnitComes(t *testing.T) {
 	bought := s.buy(sale, "", as("holder"))
 	entry := uuid.MustParse(s.post(path, "", as("ada")).is(http.StatusAccepted)["entry_order_id"].(string))
 	s.startWorker()
+	s.awaitStatus(bought.header.Get("Location"), "holder", order.StatusConfirmed)
 	testkit.Eventually(t, 20*time.Second, "ada is in Postgres", func() bool {
 		return s.get(path, as("ada")).is(http.StatusOK)["before"] == 0.0
 	})

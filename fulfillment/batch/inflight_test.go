@@ -162,7 +162,7 @@ func TestLedgerVoidsOrdersOfOlderEpoch(t *testing.T) {
 	require.NotZero(t, o.UpdatedAt)
 	require.Equal(t, order.Order{
 		ID: late.OrderID, SaleID: sale, UserID: "bob", Quantity: 1, Status: order.StatusVoided, Version: 2,
-		ReservedAt: late.ReservedAt, UpdatedAt: o.UpdatedAt, Reason: order.VoidedSaleRebuilt,
+		ReservedAt: late.ReservedAt, UpdatedAt: o.UpdatedAt, Reason: order.VoidedSaleRebuilt, Kind: order.KindOrder,
 	}, o)
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderVoided"}, testshop.History(t, pool, late.OrderID))
 	require.EqualValues(t, 2, testshop.Sold(t, pool, sale))

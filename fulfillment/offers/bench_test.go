@@ -50,7 +50,7 @@ func nextTurn(b *testing.B, others int, end func(*testing.B, *list, uuid.UUID, s
 	testwork.Work(b, config)
 	s.AwaitConfirmed(b, 1+b.N)
 	before := cpuTime(b)
-	time.Sleep(idleFor) // what it takes in this time is measured
+	<-time.After(idleFor)
 	idle := cpuTime(b) - before
 	var longest time.Duration
 	for i := range b.N {
