@@ -46,7 +46,7 @@ func nextTurn(b *testing.B, others int, end func(*testing.B, *list, uuid.UUID, s
 		l.addIdle(b, others, draws.ByHash)
 	}
 	config := testwork.Config(b, s)
-	config.SweepInterval = 0
+	config.SweepInterval, config.GuardInterval = 0, 0
 	testwork.Work(b, config)
 	s.AwaitConfirmed(b, 1+b.N)
 	before := cpuTime(b)

@@ -61,6 +61,7 @@ export function words(draw, proof, order) {
     }[order?.status] ?? ": see the order below.");
   }
   const rank = proof?.rank === undefined ? "" : nth(proof.rank, draw);
+  const over = "The draw is over" + (rank ? `, and it did not come to you: you were ${rank}.` : ".");
   return {
     entering: "You are in. When the entries close, their list is fixed, and its fingerprint is published: nobody changes " +
       "it unseen after that.",
@@ -71,6 +72,7 @@ export function words(draw, proof, order) {
     ranking: "The random number is known, and the order of the entries is computed from it.",
     offering: (rank ? `You are ${rank}. ` : "") + "Shirts are offered in the order that was drawn. One that is not paid in " +
       "time goes to the next.",
-    over: "The draw is over" + (rank ? `, and it did not come to you: you were ${rank}.` : "."),
+    over,
+    open: over + " What is left is sold to everybody.",
   }[draw.state];
 }

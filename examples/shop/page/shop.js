@@ -397,7 +397,7 @@ async function watchDraw() {
     const entry = user && attempt.load();
     if (draw?.root && entry?.receipt && provesMore()) await loadProof(entry);
     render();
-    await pause(jitter(["over", "void"].includes(draw?.state) ? 10_000 : 1000));
+    await pause(jitter(["over", "open", "void"].includes(draw?.state) ? 10_000 : 1000));
   }
 }
 
