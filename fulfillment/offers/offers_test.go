@@ -465,7 +465,14 @@ func TestRestOfDrawIsForEverybody(t *testing.T) {
 			return d.find(t).State == draws.Open
 		})
 	}
+	openOffers := func() int64 {
+		watched, err := d.Watch(ctx, 10)
+		require.NoError(t, err)
+		return watched[0].Offers.Open
+	}
+	require.EqualValues(t, 2, openOffers())
 	awaitOpen()
+	require.Zero(t, openOffers(), "nobody watches how they end any more")
 	sale, err := s.Catalog.Show(ctx, d.goods)
 	require.NoError(t, err)
 	require.Equal(t, []any{false, uuid.Nil, false}, []any{sale.OffersOnly, sale.EntriesID, sale.Waitlist})

@@ -66,6 +66,9 @@ func (s *Store) Watch(ctx context.Context, most int) ([]Watched, error) {
 		watched[i] = Watched{d, r.Name, r.At, r.Waiting, Offers{
 			Open: r.Open, Expired: r.Expired, Answered: r.Answered, Oldest: time.Duration(r.Oldest * float64(time.Second)),
 		}}
+		if d.State == Open {
+			watched[i].Offers = Offers{} // there are no more
+		}
 	}
 	return watched, nil
 }
