@@ -450,6 +450,9 @@ func TestRestOfDrawIsForEverybody(t *testing.T) {
 	}
 	open()
 	require.Equal(t, []any{draws.Offering, true}, []any{d.find(t).State, d.find(t).Opening})
+	opened, waits, err := d.OpenRest(ctx, d.goods) // of a worker that has seen the draw over
+	require.NoError(t, err)
+	require.False(t, opened || waits, "no rank had its turn")
 	require.Equal(t, 2, offer(t, o))
 	require.Zero(t, offer(t, o))
 	found := d.find(t)
