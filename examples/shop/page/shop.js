@@ -620,20 +620,21 @@ function historyRow(o) {
 }
 
 function historyText(o) {
-  if (o.entry_for === config.sale) return isDrawn() ? "Entry in the draw" : "Place on the waiting list";
-  if (o.entry_for) return "Entry for another sale";
-  return o.sale_id === config.sale ? contents(o) : `${o.quantity} × another sale`;
+  const line = { entry: "Entry in the draw", place: "Place on the waiting list" }[o.kind];
+  if (line) return line + (o.entry_for === config.sale ? "" : " of another sale");
+  return (o.sale_id === config.sale ? contents(o) : `${o.quantity} × another sale`) +
+    (o.kind === "offer" ? ", offered to you" : "");
 }
 
 const statusWord = (status) => ({ rejected: "refused", voided: "lost" })[status] ?? status;
 
 // entryWord says what became of an entry of a draw or a place on a waiting list, which are no orders to a buyer.
 function entryWord(o) {
-  if (o.status !== "confirmed") return isDrawn() || o.status !== "cancelled" ? statusWord(o.status) : "left";
+  if (o.status !== "confirmed") return o.kind === "place" && o.status === "cancelled" ? "left" : statusWord(o.status);
   const state = o.order_id === place?.entry_order_id ? place.state : "";
   return {
     waiting: "on the waiting list", offered: "offered a shirt", skipped: "skipped", over: "no shirt came back",
-  }[state] ?? "entered";
+  }[state] ?? (o.kind === "place" ? "on the waiting list" : "entered");
 }
 
 // contents says what an order of this sale has, and what it costs.
