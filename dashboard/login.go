@@ -9,8 +9,8 @@ import (
 	"stampede/dashboard/session"
 )
 
-// The logins of an address. There is no limit for all of them: strangers at many addresses would lock operators out, and
-// a guess costs one hash.
+// The logins of an address. There is no limit for all of them: strangers at many addresses would lock operators out,
+// and a guess costs one hash.
 const loginRate, loginBurst = 10.0 / 60, 10
 
 // loginPage is the body of the login.

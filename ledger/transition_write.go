@@ -136,8 +136,8 @@ func (l *Ledger) changeOnce(ctx context.Context, id uuid.UUID, c change) (next o
 }
 
 // entryChanged looks, when nothing is waited for any more, whether an entry was cancelled in time for the list of its
-// draw, which has those whose time of change is after the end. The error is refusal for an entrant who leaves too late, or
-// leaves a waiting list.
+// draw, which has those whose time of change is after the end. The error is refusal for an entrant who leaves too late,
+// or leaves a waiting list.
 func entryChanged(ctx context.Context, tx pgx.Tx, entries uuid.UUID, refusal error) error {
 	var over, beganBefore bool
 	err := tx.QueryRow(ctx, sql.LedgerEntriesOver, entries).Scan(&over, &beganBefore)

@@ -17,8 +17,8 @@ import (
 )
 
 // BenchmarkNextTurn measures the time from the end of an order to the offer of its unit to the next one, with the
-// intervals of a real worker, and the CPU time that the worker takes when nothing happens: alone, and beside 10,000 waiting
-// lists and 1,000 draws.
+// intervals of a real worker, and the CPU time that the worker takes when nothing happens: alone, and beside 10,000
+// waiting lists and 1,000 draws.
 func BenchmarkNextTurn(b *testing.B) {
 	ends := map[string]func(*testing.B, *list, uuid.UUID, string){
 		"expiry": func(b *testing.B, l *list, id uuid.UUID, _ string) { testwork.EndWindow(b, l.Pool, id) },

@@ -14,8 +14,8 @@ import (
 	"stampede/reservation/order"
 )
 
-// An entry that is cancelled just when the entries close is either not in the list or cancelled after the end. An entrant
-// cannot do so after the end, and an operator can.
+// An entry that is cancelled just when the entries close is either not in the list or cancelled after the end. An
+// entrant cannot do so after the end, and an operator can.
 func TestEntryIsCancelledAtTheEnd(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -416,7 +416,7 @@ func TestItemsAreOfferedEachByItsRank(t *testing.T) {
 	require.Equal(t, "2,10,3 15", testwork.SoldItems(t, s.Pool, d.goods))
 }
 
-// A draw that leaves nothing is over when its last rank had its turn: it is sold out, and what returns is for everybody.
+// A draw that leaves nothing is open when its last rank had its turn: it is sold out, not offered only.
 func TestRestOfSoldOutDrawIsForEverybody(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t)
@@ -436,8 +436,8 @@ func TestRestOfSoldOutDrawIsForEverybody(t *testing.T) {
 	})
 }
 
-// An operator has what a draw leaves sold to everybody: not before each rank had its turn, and each order that was offered
-// is in Postgres.
+// An operator has what a draw leaves sold to everybody: not before each rank had its turn, and each order that was
+// offered is in Postgres.
 func TestRestOfDrawIsForEverybody(t *testing.T) {
 	t.Parallel()
 	s := testshop.OnOwnRedis(t, 1)

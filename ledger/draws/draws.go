@@ -106,8 +106,8 @@ type Draw struct {
 	Items      []draw.Item
 	Partitions int
 	Paused     bool
-	// GoodsOver is true after its end. Ended is true after an operator has ended it, and EntriesEnded if nobody can enter any more: a waiting list is
-	// closed.
+	// GoodsOver is true after its end. Ended is true after an operator has ended it, and EntriesEnded if nobody can
+	// enter any more: a waiting list is closed.
 	GoodsOver, Ended, EntriesEnded bool
 
 	// Entries is the length of the frozen list, and Root its root. They are public before FrozenAt is read.
@@ -201,7 +201,8 @@ func (r *drawRow) draw() Draw {
 	d := Draw{
 		SaleID: r.SaleID, EntriesID: r.EntriesID, Kind: r.Kind, CreatedAt: r.CreatedAt.UTC(), ClosesAt: utc(r.ClosesAt),
 		Freeze: time.Duration(r.FreezeSeconds) * time.Second, Parties: r.Parties, Version: r.Version, Stock: r.Stock,
-		Items: r.Items, Partitions: r.Partitions, Paused: r.GoodsPaused, GoodsOver: r.GoodsOver, Ended: r.GoodsEnded, EntriesEnded: r.EntriesEnded,
+		Items: r.Items, Partitions: r.Partitions, Paused: r.GoodsPaused, GoodsOver: r.GoodsOver,
+		Ended: r.GoodsEnded, EntriesEnded: r.EntriesEnded,
 		Entries: r.Entries, Root: r.Root, FrozenAt: utc(r.FrozenAt), Goods: r.Goods,
 		Signature: r.Signature, Seed: r.Seed, SeededAt: utc(r.SeededAt), ItemEntries: r.ItemEntries,
 		RankedAt: utc(r.RankedAt), VoidedAt: utc(r.VoidedAt), VoidReason: r.VoidReason, Offered: r.Offered,

@@ -15,7 +15,8 @@ func (d *Draw) View() draw.View {
 		ClosesAt: timestamp(d.ClosesAt), FreezeSeconds: int64(d.Freeze / time.Second), Rounds: d.Rounds, Round: d.Round(),
 		Parties: d.Parties, RevealBy: timestamp(d.RevealBy), Root: d.Root, FrozenAt: timestamp(d.FrozenAt), Goods: d.Goods,
 		Signature: d.Signature, Seed: d.Seed, SeededAt: timestamp(d.SeededAt), RankedAt: timestamp(d.RankedAt),
-		Offered: d.Offered, Skipped: d.Skipped, Opening: d.Opening && d.State != Void, VoidReason: d.VoidReason, VoidedAt: timestamp(d.VoidedAt),
+		Offered: d.Offered, Skipped: d.Skipped, Opening: d.Opening && d.State != Void,
+		VoidReason: d.VoidReason, VoidedAt: timestamp(d.VoidedAt),
 	}
 	if v.Round != 0 {
 		v.RoundAt = timestamp(draw.RoundTime(v.Round))

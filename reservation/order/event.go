@@ -203,16 +203,16 @@ func (r Reservation) CanBeOf(user string) bool {
 const (
 	// NoKey is the fingerprint of a purchase without an idempotency key.
 	NoKey = "-"
-	// FingerprintBytes is how much is kept of an idempotency key's hash.
-	FingerprintBytes = 16
+	// fingerprintBytes is how much is kept of an idempotency key's hash.
+	fingerprintBytes = 16
 	// FingerprintChars is the length of a fingerprint, which is base64url without padding.
-	FingerprintChars = (FingerprintBytes*8 + 5) / 6
+	FingerprintChars = (fingerprintBytes*8 + 5) / 6
 )
 
 // Fingerprint shortens an idempotency key, as Redis and Postgres keep it with the order.
 func Fingerprint(key string) string {
 	sum := sha256.Sum256([]byte(key))
-	return base64.RawURLEncoding.EncodeToString(sum[:FingerprintBytes])
+	return base64.RawURLEncoding.EncodeToString(sum[:fingerprintBytes])
 }
 
 // OfferFingerprint is Fingerprint for what is offered to an entry. It differs from that of each key of a buyer: of the
@@ -230,7 +230,7 @@ func isOffer(fingerprint string) bool {
 
 func isFingerprint(text string) bool {
 	raw, err := base64.RawURLEncoding.DecodeString(text)
-	return err == nil && len(raw) == FingerprintBytes
+	return err == nil && len(raw) == fingerprintBytes
 }
 
 // MaxTraces bounds the traces of one message.

@@ -132,9 +132,9 @@ const (
 	KindPlace Kind = "place" // in a waiting list
 )
 
-// KindOf returns the kind of an order with this fingerprint of its idempotency key. entryFor is the sale whose units are
-// offered to those who enter the sale of the order, uuid.Nil if there is none. isList is true if those who enter it wait
-// in a list.
+// KindOf returns the kind of an order with this fingerprint of its idempotency key. entryFor is the sale whose units
+// are offered to those who enter the sale of the order, uuid.Nil if there is none. isList is true if those who enter it
+// wait in a list.
 func KindOf(entryFor uuid.UUID, isList bool, fingerprint string) Kind {
 	switch {
 	case entryFor != uuid.Nil && isList:
