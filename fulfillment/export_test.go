@@ -14,6 +14,8 @@ const (
 	SilentBetweenQueryMax = silentBetweenQueryMax
 )
 
+var PauseAfter = pauseAfter
+
 type Blockers = blockers
 
 func NewBlockers(pool *pgxpool.Pool, log *slog.Logger) *Blockers { return newBlockers(pool, log) }

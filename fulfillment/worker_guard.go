@@ -15,9 +15,12 @@ import (
 )
 
 const (
-	// guardDelayMax bounds the wait after a failed rebuild, which doubles. Each try raises an
-	// epoch.
+	// guardDelayMax bounds the pause after a check, and the wait after a failed rebuild, which doubles. Each try raises
+	// an epoch.
 	guardDelayMax = 5 * time.Second
+	// guardRest is how many times as long as a check the pause after it is, unless GuardInterval is longer: to check
+	// tens of thousands of sales each second would take a tenth of a core of every worker.
+	guardRest = 40
 	// silentChecks is how many times as often partitions are checked while one does not answer: the server that replaces
 	// its master sells nothing before a rebuild.
 	silentChecks = 4
@@ -82,6 +85,7 @@ func (w *Worker) checkDue(
 	}
 	withEnded := slices.ContainsFunc(due, func(g *guardedPartition) bool { return !now.Before(g.endedDue) })
 	required, err := w.rebuilder.Required(ctx, withEnded)
+	took := time.Since(now)
 	if ctx.Err() != nil {
 		return
 	}
@@ -102,7 +106,7 @@ func (w *Worker) checkDue(
 		g.busy.Store(true)
 		checks.Go(func() {
 			defer g.busy.Store(false)
-			g.check(ctx, required)
+			g.check(ctx, required, took)
 		})
 	}
 }
@@ -142,8 +146,9 @@ func (g *guardedPartition) isDue(now time.Time) bool {
 	return !now.Before(g.due)
 }
 
-// check checks the partition once, and rebuilds it if need be.
-func (g *guardedPartition) check(ctx context.Context, required *rebuild.Required) {
+// check checks the partition once, and rebuilds it if need be. It took so long to read what is required.
+func (g *guardedPartition) check(ctx context.Context, required *rebuild.Required, took time.Duration) {
+	began := time.Now()
 	tried, err := g.rebuilder.HealPartition(ctx, g.partition, required)
 	if ctx.Err() != nil {
 		return
@@ -153,6 +158,9 @@ func (g *guardedPartition) check(ctx context.Context, required *rebuild.Required
 	}
 	g.silent.Store(!tried && err != nil)
 	g.due = time.Time{}
+	if err == nil && !tried {
+		g.due = time.Now().Add(pauseAfter(took + time.Since(began)))
+	}
 	if g.failed++; !tried || err == nil {
 		g.failed = 0
 		return
@@ -160,6 +168,9 @@ func (g *guardedPartition) check(ctx context.Context, required *rebuild.Required
 	longest := max(guardDelayMax, g.config.GuardInterval)
 	g.due = time.Now().Add(retry.Delay(1+g.failed, g.config.GuardInterval, longest))
 }
+
+// pauseAfter is the pause after a check that took so long.
+func pauseAfter(took time.Duration) time.Duration { return min(guardRest*took, guardDelayMax) }
 
 // help completes the moves of units between the shards of these sales that an ingress has left unfinished. The sales
 // are independent: a shard that does not answer delays no other sale. Its partition is checked by its own guard, so

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
@@ -28,4 +29,16 @@ func TestWorkerReportsWaitingOrders(t *testing.T) {
 	require.Less(t, s.Rdb.XLen(t.Context(), s.Keys.Orders(0)).Val(), int64(100), "entries hold several orders")
 	require.NoError(t, held.Rollback(t.Context()))
 	waiting(0)
+}
+
+// A check that takes long is made less often, so that it takes a small part of a worker's time.
+func TestLongChecksAreRare(t *testing.T) {
+	t.Parallel()
+	for took, want := range map[time.Duration]time.Duration{
+		5 * time.Millisecond:   200 * time.Millisecond, // GuardInterval is longer
+		100 * time.Millisecond: 4 * time.Second,
+		time.Minute:            5 * time.Second,
+	} {
+		require.Equal(t, want, fulfillment.PauseAfter(took))
+	}
 }
