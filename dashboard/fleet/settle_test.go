@@ -34,3 +34,18 @@ func TestSettledSnapshotHasAllUnits(t *testing.T) {
 		require.True(t, sale.UnitsKnown)
 	}
 }
+
+// One look tells of events that no relay delivers, which is the last that is asked.
+func TestSettledSnapshotHasLookedAtAll(t *testing.T) {
+	t.Parallel()
+	f, s := newFleet(t)
+	s.Open(t, 10)
+	s.Exec(t, `INSERT INTO relay_targets (name, url, secrets, allow_private, position, fence)
+		VALUES ('shop', 'https://shop', '{}', false, 0, 1)`)
+	settled := f.play(t, "it is settled", func(x *Snapshot) bool { return x.Number > 0 && x.IsSettled(x.At) })
+	var pending []string
+	for _, p := range settled.Pending {
+		pending = append(pending, p.Name)
+	}
+	require.Contains(t, pending, noRelay.name)
+}
