@@ -16,7 +16,7 @@ func unexplained(pending, shown []*lasting) []Pending {
 	all := []Pending{}
 	for _, one := range pending {
 		isCause := func(of *lasting) bool { return !of.ofOne && slices.Contains(one.causes, of.kind) }
-		if !slices.ContainsFunc(shown, isCause) {
+		if !slices.ContainsFunc(shown, isCause) && !slices.Contains(shown, one.because) {
 			all = append(all, Pending{Trouble: one.trouble(), Due: one.begun.Add(one.after)})
 		}
 	}
