@@ -22,8 +22,9 @@ const (
 	// A worker that has missed looksMissed looks is not present any more. So its partitions have
 	// another reader within half of MinIdle.
 	looksMissed = 3
-	// twinLooks is how many looks more with a twin than without make it certain.
-	twinLooks = 3
+	// twinLooks is how many looks more with a twin than without make it certain, and aloneLooks how many more without
+	// it: a worker that looks a little more often than its twin finds it in half of its looks only.
+	twinLooks, aloneLooks = 3, 12
 )
 
 var errTwin = errors.New("another process uses this worker's name: give each worker its own STAMPEDE_CONSUMER")
@@ -131,7 +132,9 @@ func (s *sharing) look(ctx context.Context) error {
 
 func (s *sharing) noteTwin(found bool) {
 	if found {
-		s.twins = min(s.twins+1, 2*twinLooks)
+		if s.twins++; s.twins >= twinLooks {
+			s.twins = aloneLooks
+		}
 	} else {
 		s.twins = max(s.twins-1, 0)
 	}

@@ -173,7 +173,7 @@ func startPrometheus(t *testing.T, targets map[string]string) prometheusServer {
 		config += fmt.Sprintf("  - { job_name: stampede-%s, static_configs: [{ targets: ['%s'] }] }\n", process, address)
 	}
 	require.NoError(t, os.WriteFile(folder+"/prometheus.yml", []byte(config), 0o600))
-	address := freeAddr(t)
+	address := testkit.FreeAddr(t)
 	c := exec.Command(program, "--config.file="+folder+"/prometheus.yml", "--storage.tsdb.path="+folder+"/data",
 		"--web.listen-address="+address, "--log.level=warn")
 	var output strings.Builder

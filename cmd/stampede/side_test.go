@@ -84,7 +84,7 @@ func TestProcessesDoNotDependOnWhoReadsTheirOutput(t *testing.T) {
 			output := c.output(t)
 			var processes []*testkit.Cmd
 			start := func(p *testkit.Cmd, variable string) (url string) {
-				addr := freeAddr(t)
+				addr := testkit.FreeAddr(t)
 				p.Setenv(variable, addr)
 				p.UseOutput(output)
 				p.Start()
@@ -135,7 +135,7 @@ func TestLogComesWhenItIsRead(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	reader, writer := fullPipe(t)
-	c, addr := s.ingress(), freeAddr(t)
+	c, addr := s.ingress(), testkit.FreeAddr(t)
 	c.Setenv("STAMPEDE_HTTP_ADDR", addr)
 	c.UseOutput(writer)
 	c.Start()
@@ -168,13 +168,4 @@ func TestNohupIsKept(t *testing.T) {
 	_, err = fmt.Sscanf(ignored, "%x", &signals)
 	require.NoError(t, err)
 	require.NotZero(t, signals&(1<<(syscall.SIGHUP-1)))
-}
-
-// freeAddr returns an address to listen on, for a process whose log cannot tell it.
-func freeAddr(t *testing.T) string {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // it is closed at once
-	require.NoError(t, err)
-	require.NoError(t, listener.Close())
-	return listener.Addr().String()
 }

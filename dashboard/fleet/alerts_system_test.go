@@ -82,8 +82,18 @@ var alertCases = map[string]struct{ fires, silent, whole, part []string }{
 		},
 	},
 	"StepFails warning": {
-		fires:  []string{`stampede_worker_failing{step="record"} = 1x60`},
-		silent: []string{`stampede_worker_failing{step="record"} = 0x2 1x2 0x60`},
+		fires: []string{
+			`stampede_worker_failing{step="record"} = 1x60`,
+			`stampede_worker_failing{step="record",job="w",instance="1"} = 1x60; ` +
+				`stampede_postgres_up{job="w",instance="1"} = 1x60; stampede_postgres_up{job="w",instance="2"} = 0x60`,
+		},
+		silent: []string{
+			`stampede_worker_failing{step="record"} = 0x2 1x2 0x60`,
+			`stampede_worker_failing{step="record",job="w",instance="1"} = 1x60; ` +
+				`stampede_postgres_up{job="w",instance="1"} = 0x60; stampede_postgres_up{job="w",instance="2"} = 1x60`,
+			`stampede_worker_failing{step="record",job="w",instance="1"} = 1x60; ` +
+				`stampede_redis_up{node="r:1",job="w",instance="1"} = 0x60`,
+		},
 	},
 	"DeadLetterParked warning": {
 		fires:  []string{`stampede_dead_letters_parked{instance="1"} = 0x4 2x60`},
@@ -252,8 +262,14 @@ var alertCases = map[string]struct{ fires, silent, whole, part []string }{
 		},
 	},
 	"GuardOld warning": {
-		fires:  []string{`stampede_guard_age_seconds{of="ingress",instance="i:1"} = 0+15x60`},
-		silent: []string{`stampede_guard_age_seconds{of="ingress",instance="i:1"} = 10x60`},
+		fires: []string{`stampede_guard_age_seconds{of="ingress",instance="i:1"} = 0+15x60`},
+		silent: []string{
+			`stampede_guard_age_seconds{of="ingress",instance="i:1"} = 10x60`,
+			`stampede_guard_age_seconds{of="ingress",job="i",instance="1"} = 0+15x60; ` +
+				`stampede_ready{process="ingress",job="i",instance="1",reason="Redis does not answer"} = 0x60`,
+			`stampede_guard_age_seconds{of="worker",job="w",instance="1"} = 0+15x60; ` +
+				`stampede_postgres_up{job="w",instance="1"} = 0x60`,
+		},
 	},
 	"EntryLost critical": {
 		fires:  []string{`stampede_entries_lost_total{stream="a"} = 0x20 1x40`},

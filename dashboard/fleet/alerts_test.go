@@ -89,6 +89,11 @@ func TestInhibitionsAreTheCauses(t *testing.T) {
 			explains(cause, k, k.name)
 		}
 	}
+	for reason, causes := range rebuiltAfter {
+		for _, cause := range causes {
+			explains(cause, stockRebuilt, stockRebuilt.name+` reason="`+reason+`"`)
+		}
+	}
 	for _, part := range []string{"ingress", "worker", "relay"} {
 		for _, cause := range (&Process{Kind: part}).missedAs() {
 			explains(cause, targetGone, targetGone.name+` process="`+part+`"`)

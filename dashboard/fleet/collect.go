@@ -37,6 +37,7 @@ func (f *Fleet) snapshot(now time.Time) *Snapshot {
 		At: now, Postgres: f.postgres.shown(), Redis: f.redis.shown(),
 		DeadLetters: f.records.letters, Rebuilds: []Rebuild{}, Audit: f.records.audit,
 		Processes: make([]Process, 0, len(f.processes)), Troubles: []Trouble{}, RedisNodes: []RedisNode{},
+		unlooked: !f.slowlySeen && f.postgres.up,
 	}
 	for i := range f.nodes {
 		s.RedisNodes = append(s.RedisNodes, f.nodes[i].shown())

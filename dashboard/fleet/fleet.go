@@ -69,10 +69,12 @@ type Fleet struct {
 	draws     watchedDraws
 	unserved  time.Duration // survey.Unserved
 	slowLooks int
-	records   records
-	nodes     []node
-	nodesAt   time.Time
-	troubles  troubles
+	// slowlySeen is true after the first look at all that changes slowly.
+	slowlySeen bool
+	records    records
+	nodes      []node
+	nodesAt    time.Time
+	troubles   troubles
 }
 
 // New returns a Fleet. It connects to nothing before Run. The error wraps errTarget for a target that is no URL.

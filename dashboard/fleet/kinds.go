@@ -37,8 +37,9 @@ var (
 	keySetGone = newKind("KeySetFaulty", Critical, "No key verifies the tokens of buyers")
 	keySetOld  = newKind("KeySetFaulty", Warning, "The key set of the buyers' tokens cannot be fetched", keySetGone)
 
-	noIngress  = newKind("NoIngress", Critical, "No ingress takes purchases", redisGone, keySetGone)
-	notReady   = newKind("IngressNotReady", Warning, "An ingress takes no purchases", noIngress, redisGone, keySetGone)
+	noIngress = newKind("NoIngress", Critical, "No ingress takes purchases", redisGone, keySetGone, redisFull)
+	notReady  = newKind("IngressNotReady", Warning, "An ingress takes no purchases", noIngress, redisGone, keySetGone,
+		redisFull)
 	noWorker   = newKind("NoWorker", Critical, "No worker records orders", redisGone)
 	targetGone = newKind("TargetGone", Warning, "A process cannot be watched")
 

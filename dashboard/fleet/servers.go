@@ -66,7 +66,7 @@ func isTimeout(err error) bool {
 }
 
 // lookIntoServers begins the looks of a round, and returns what to wait for. Postgres is asked for the sales, and for
-// either the funnels of some sales, or the records and one of what changes slowly: three looks at most.
+// either the funnels of some sales, or the records and one of what changes slowly: three looks at most at a time.
 func (f *Fleet) lookIntoServers(ctx context.Context, now time.Time) (waits []<-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -75,14 +75,23 @@ func (f *Fleet) lookIntoServers(ctx context.Context, now time.Time) (waits []<-c
 		waits = append(waits, page)
 	}
 	due := f.funnels.due(f.sales.listed, now)
-	slowly := []func(context.Context){f.lookAtUnpaid, f.lookAtDraws, f.lookForRelay}[f.slowLooks%3]
+	slowly := []func(context.Context){f.lookAtUnpaid, f.lookAtDraws, f.lookForRelay}
+	isFirst := !f.slowlySeen && !f.sales.readAt.IsZero() // one look has to tell all
+	if !isFirst {
+		slowly = slowly[f.slowLooks%len(slowly):][:1]
+	}
 	slow := f.start(&f.slowBusy, func() {
 		if len(due) > 0 {
 			f.lookAtFunnels(ctx, due)
-		} else {
-			f.lookAtRecords(ctx)
-			slowly(ctx)
+			return
 		}
+		f.lookAtRecords(ctx)
+		for _, look := range slowly {
+			look(ctx)
+		}
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.slowlySeen = f.slowlySeen || isFirst
 	})
 	if slow != nil && len(due) == 0 {
 		f.slowLooks++

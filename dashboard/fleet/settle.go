@@ -16,7 +16,7 @@ func unexplained(pending, shown []*lasting) []Pending {
 	all := []Pending{}
 	for _, one := range pending {
 		isCause := func(of *lasting) bool { return !of.ofOne && slices.Contains(one.causes, of.kind) }
-		if !slices.ContainsFunc(shown, isCause) {
+		if !slices.ContainsFunc(shown, isCause) && !slices.Contains(shown, one.because) {
 			all = append(all, Pending{Trouble: one.trouble(), Due: one.begun.Add(one.after)})
 		}
 	}
@@ -29,9 +29,9 @@ func (s *Snapshot) IsMeasured() bool {
 	return !slices.ContainsFunc(s.Processes, func(p Process) bool { return p.Up && !p.RatesKnown })
 }
 
-// IsSettled is true if a later snapshot says no more of the same state: all units are counted that can be, and nothing
-// pending is due until then.
+// IsSettled is true if a later snapshot says no more of the same state: all is looked at and all units are counted that
+// can be, and nothing pending is due until then.
 func (s *Snapshot) IsSettled(until time.Time) bool {
-	return !slices.ContainsFunc(s.Sales, func(sale Sale) bool { return sale.uncounted }) &&
+	return !s.unlooked && !slices.ContainsFunc(s.Sales, func(sale Sale) bool { return sale.uncounted }) &&
 		!slices.ContainsFunc(s.Pending, func(p Pending) bool { return p.Due.Before(until) })
 }

@@ -45,6 +45,9 @@ type Snapshot struct {
 	Rebuilds []Rebuild `json:"rebuilds"`
 	// Audit is the newest recorded audit, nil if there is none.
 	Audit *Audit `json:"audit,omitempty"`
+
+	// unlooked is true before the first look at all that changes slowly.
+	unlooked bool
 }
 
 // Server is what is known of Redis or Postgres.

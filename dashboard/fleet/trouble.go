@@ -303,6 +303,25 @@ func (p *Process) missedAs() (causes []*kind) {
 	return causes
 }
 
+// checkServersOf looks at the servers that a process does not reach. It returns the trouble that explains what else
+// fails in this process: nil if it reaches both.
+func (t *troubles) checkServersOf(f *Fleet, s *Snapshot, p *process) (cause *lasting) {
+	says := p.last
+	if says.redisGone && s.Redis.Reachable {
+		if down := slices.IndexFunc(f.nodes, node.isDown); down >= 0 {
+			cause = t.known[redisGone.key(f.nodes[down].Name)] // it answers no process
+		} else {
+			cause = t.raise(redisGone, p.url, "it does not answer %s", p.name)
+			cause.after, cause.ofOne = delayedReader, true
+		}
+	}
+	if says.postgresGone && s.Postgres.Reachable && !f.records.readOnly { // it is no other trouble if all miss it
+		cause = t.raise(postgresGone, p.url, "it does not answer %s", p.name)
+		cause.after, cause.ofOne = delayedReader, true
+	}
+	return cause
+}
+
 // checkProcess looks at what a process that answers says of itself.
 func (t *troubles) checkProcess(f *Fleet, s *Snapshot, p *process) {
 	says := p.last
@@ -311,17 +330,11 @@ func (t *troubles) checkProcess(f *Fleet, s *Snapshot, p *process) {
 			"other: name each of them", p.name)
 	}
 	t.checkClock(p.url, p.name, seconds(says.clockAhead))
+	cause := t.checkServersOf(f, s, p)
+	ofGuard := cause
 	if says.notReady != "" {
-		t.raise(notReady, p.url, "%s: %s", p.name, says.notReady).after = delayedReader
-	}
-	if says.postgresGone && s.Postgres.Reachable {
-		gone := t.raise(postgresGone, p.url, "it does not answer %s", p.name)
-		gone.after, gone.ofOne = delayedReader, true
-	}
-	// A node that is down answers no process.
-	if says.redisGone && s.Redis.Reachable && !slices.ContainsFunc(f.nodes, node.isDown) {
-		gone := t.raise(redisGone, p.url, "it does not answer %s", p.name)
-		gone.after, gone.ofOne = delayedReader, true
+		idle := t.raise(notReady, p.url, "%s: %s", p.name, says.notReady)
+		idle.after, ofGuard = delayedReader, cmp.Or(cause, idle)
 	}
 	steps := slices.DeleteFunc(slices.Clone(says.failing), func(step string) bool { return step == stepName })
 	if len(steps) < len(says.failing) {
@@ -329,10 +342,14 @@ func (t *troubles) checkProcess(f *Fleet, s *Snapshot, p *process) {
 			p.name).after = delayedStep
 	}
 	if len(steps) > 0 {
-		t.raise(stepFails, p.url, "%s, of %s", strings.Join(steps, ", "), p.name).after = delayedStep
+		fails := t.raise(stepFails, p.url, "%s, of %s", strings.Join(steps, ", "), p.name)
+		if fails.after, fails.because = delayedStep, cause; cause != nil {
+			fails.after, cause.after = delayedReader, min(cause.after, delayedStep) // the cause is shown first
+		}
 	}
 	if says.guardAge > guardAgeMax {
-		t.raise(guardOld, p.url, "%s has not done it for %v", p.name, seconds(says.guardAge).Round(time.Second))
+		t.raise(guardOld, p.url, "%s has not done it for %v", p.name,
+			seconds(says.guardAge).Round(time.Second)).because = ofGuard
 	}
 	if says.setAside > 0 {
 		t.raise(orderSetAside, p.url, "%s cannot end %s", p.name,
@@ -446,10 +463,14 @@ func (t *troubles) checkOrders(f *Fleet, s *Snapshot, r round) {
 		&t.ended.voided)
 	end(entryLost, "entry", "entries", "whose buyers wait for an order", r.ended.lost, &t.ended.lost)
 	for reason := range r.ended.rebuilds {
-		t.raise(stockRebuilt, reason, "%s; accepted orders that no worker had read before may be lost",
-			Rebuild{Reason: reason}.Because()).hold = holdEnds
+		rebuilt := t.raise(stockRebuilt, reason, "%s; accepted orders that no worker had read before may be lost",
+			Rebuild{Reason: reason}.Because())
+		rebuilt.hold, rebuilt.causes = holdEnds, rebuiltAfter[reason]
 	}
 }
+
+// rebuiltAfter has what explains a rebuild, by its reason.
+var rebuiltAfter = map[string][]*kind{rebuild.ReasonRefused: {orderRejected}}
 
 // Because says the reason to people.
 func (r Rebuild) Because() string { return cmp.Or(rebuiltBecause[r.Reason], printable(r.Reason)) }

@@ -434,6 +434,45 @@ func TestTroubleOfOneExplainsNothing(t *testing.T) {
 	require.ElementsMatch(t, found, troubleNames(s), "RedisGone is that of the node")
 }
 
+// What a process does not reach explains what it cannot do, and what others cannot is another trouble.
+func TestProcessExplainsItsOwnSteps(t *testing.T) {
+	t.Parallel()
+	for cause, gone := range map[*kind]sample{
+		postgresGone: {postgresGone: true}, redisGone: {redisGone: true}, notReady: {notReady: "Redis does not answer"},
+	} {
+		f, s, r := healthy()
+		if gone.worker = gone.notReady == ""; gone.worker {
+			gone.failing = []string{"expire"}
+		}
+		gone.guardAge = guardAgeMax + 1
+		f.processes = append(f.processes, &process{up: true, url: "two", name: "two", last: &gone})
+		found := func(second float64) []string {
+			s.At = at(second)
+			f.troubles.update(f, s, r)
+			return troubleNames(s)
+		}
+		require.Equal(t, []string{guardOld.name}, found(0), "nothing else lasts yet")
+		if gone.worker {
+			require.Equal(t, []string{cause.name}, found(delayedStep.Seconds()), "before its consequence")
+		}
+		require.Equal(t, []string{cause.name}, found(60))
+		require.Contains(t, troubleNames(&Snapshot{Troubles: s.Troubles[0].Consequences}), guardOld.name)
+		require.Equal(t, gone.worker, len(s.Troubles[0].Consequences) == 2)
+		f.processes[0].last.failing = []string{"record"}
+		found(61)
+		require.Contains(t, found(70), stepFails.name, "of another process")
+	}
+}
+
+func TestRejectedOrderExplainsItsRebuildOnly(t *testing.T) {
+	t.Parallel()
+	f, s, r := healthy()
+	r.ended.rejected, r.ended.rebuilds = 1, map[string]bool{"refused": true, "server": true}
+	f.troubles.update(f, s, r)
+	require.Equal(t, []string{orderRejected.name, stockRebuilt.name}, troubleNames(s))
+	require.Contains(t, s.Troubles[0].Consequences[0].Text, "Postgres refused")
+}
+
 // Purchases fail because one ingress cannot use Redis: that is said at once, and with the urgency of its consequence.
 func TestIngressExplainsItsFailures(t *testing.T) {
 	t.Parallel()
