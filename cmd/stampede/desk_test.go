@@ -264,6 +264,11 @@ var incidents = map[string][]incident{
 	},
 	"draws and guards": {
 		{
+			what: "nobody audits for a day", alert: "AuditOld warning",
+			begin: func(s *site) { s.exec("UPDATE audits SET at = at - interval '25 hours'") },
+			end:   func(s *site) { s.ends(exitOK, "audit", "--wait=1m") },
+		},
+		{
 			what: "nobody brings the beacon of a draw", alert: "DrawWaits critical",
 			before: func(s *site) { s.frozenDraw() },
 			begin:  func(s *site) { testshop.MoveDrawToRound(s.t, s.pool, s.drawn) },
@@ -284,11 +289,6 @@ var incidents = map[string][]incident{
 			what: "nobody answers offers of a waiting list", alert: "OffersUnanswered warning",
 			begin: (*site).offer,
 			end:   func(s *site) { s.ends(exitOK, "sale", "end", s.drawn.String()) },
-		},
-		{
-			what: "nobody audits for a day", alert: "AuditOld warning",
-			begin: func(s *site) { s.exec("UPDATE audits SET at = at - interval '25 hours'") },
-			end:   func(s *site) { s.ends(exitOK, "audit", "--wait=1m") },
 		},
 		{
 			what: "one ingress does not reach Postgres", alert: "GuardOld warning",
