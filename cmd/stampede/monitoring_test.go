@@ -15,8 +15,8 @@ const deployed = "../../deploy"
 
 // rule is an alert of deploy/prometheus/alerts.yml.
 type rule struct {
-	Alert, Expr string
-	Labels      map[string]string
+	Alert, Expr, For string
+	Labels           map[string]string
 }
 
 func alerts(t *testing.T) (rules []rule) {

@@ -1,5 +1,5 @@
-// Package testmonitor runs a real Prometheus and a real Alertmanager with the rules of deploy/prometheus, for tests that
-// want to see which alerts fire, and what people are told of them.
+// Package testmonitor runs a real Prometheus and a real Alertmanager with the rules of deploy/prometheus, for tests
+// that want to see which alerts fire, and what people are told of them.
 package testmonitor
 
 import (

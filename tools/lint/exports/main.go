@@ -43,7 +43,7 @@ func unusedExports(folders []string) ([]string, error) {
 				packages.NeedImports | packages.NeedDeps,
 			Dir: folder, Tests: true,
 			// Tests have these tags, each with names that no other uses.
-			BuildFlags: []string{"-tags=redisson,schemathesis,kafka,system,upgrade,browser"},
+			BuildFlags: []string{"-tags=redisson,schemathesis,kafka,system,upgrade,desk,browser"},
 		}, "./...")
 		if err != nil {
 			return nil, err
