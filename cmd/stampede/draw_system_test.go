@@ -221,8 +221,6 @@ func TestDrawOfRound(t *testing.T) {
 	r.await("offered 5")
 	r.verify()
 	for _, run := range []func(int, ...string) string{r.over, r.ends} {
-		run(exitUsage, "draw", "open", r.goods) // nobody is asked
-		output := run(exitOK, "draw", "open", r.goods, "--yes")
-		assert.Regexp(t, `what is left +for everybody when each rank had its turn`, output)
+		assert.Regexp(t, `what is left +for everybody when each rank had its turn`, run(exitOK, "draw", "open", r.goods))
 	}
 }

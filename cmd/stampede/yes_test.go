@@ -17,6 +17,7 @@ import (
 // forGood are the commands that cannot be undone, with arguments that make them so.
 var forGood = map[string]string{
 	"sale end":     uuid.Nil.String(),
+	"draw open":    uuid.Nil.String(),
 	"order cancel": uuid.Nil.String() + " --reason=r",
 	"dlq discard":  "1 --reason=r",
 	"reconcile":    "",

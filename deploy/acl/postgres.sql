@@ -31,7 +31,8 @@ BEGIN
         SELECT rights, target, 'stampede_' || unnest(string_to_array(roles, ' ')) AS role
         FROM (VALUES
             ('SELECT', 'ingress worker relay desk reader', 'goose_db_version schema_contracts sales sale_items sale_events order_events pulse outages'),
-            ('SELECT', 'ingress worker desk reader', 'draws draw_chunks draw_ranks draw_offers'),
+            ('SELECT', 'ingress worker relay desk reader', 'draws'),
+            ('SELECT', 'ingress worker desk reader', 'draw_chunks draw_ranks draw_offers'),
             ('INSERT', 'ingress desk', 'draws'),
             ('SELECT, INSERT', 'ingress desk', 'draw_commitments'),
             ('UPDATE', 'ingress worker desk', 'draws'),
