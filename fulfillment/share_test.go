@@ -50,9 +50,12 @@ func TestWorkerWithoutPostgresIsReplaced(t *testing.T) {
 	for name, series := range map[string]string{
 		first: `{idle=""} 1`, other: `{idle="others read all partitions: ` + first + `"} 0`,
 	} {
-		require.NoError(t, testutil.GatherAndCompare(registries[name], strings.NewReader(
-			"# HELP stampede_worker_partitions Partitions that this worker reads; the label idle says why it reads none.\n"+
-				"# TYPE stampede_worker_partitions gauge\nstampede_worker_partitions"+series+"\n"), "stampede_worker_partitions"))
+		testkit.Eventually(t, testshop.Soon, name+" says why", func() bool {
+			return testutil.GatherAndCompare(registries[name], strings.NewReader(
+				"# HELP stampede_worker_partitions Partitions that this worker reads; the label idle says why it reads none.\n"+
+					"# TYPE stampede_worker_partitions gauge\nstampede_worker_partitions"+series+"\n"),
+				"stampede_worker_partitions") == nil
+		})
 	}
 	pool.Close()
 	testkit.Eventually(t, testshop.Soon, "the other one reads", reads[other])
