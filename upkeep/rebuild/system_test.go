@@ -167,7 +167,7 @@ func TestRaiseOfShardsKeepsSelling(t *testing.T) {
 	for shards := 2; shards <= 4; shards++ {
 		last := lastPlace(t, s, sale)
 		var report rebuild.Report
-		testkit.Eventually(t, 60*time.Second, "the sale has more shards", func() (done bool) {
+		testkit.Eventually(t, 60*time.Second, "the sale has more shards", func() bool {
 			// A machine that stands still for seconds ends the session, and the sale stays closed until the next try.
 			var err error
 			report, err = r.RaiseShards(t.Context(), sale, shards, rebuild.ReasonByHand)
