@@ -26,7 +26,7 @@ import (
 // order.ErrIllegalTransition or order.ErrDamaged; or is one of Postgres.
 func (l *Ledger) Cancel(ctx context.Context, o uuid.UUID, user string) (order.Order, error) {
 	cancelled, err := l.change(ctx, o, change{
-		event: order.EventCancelled, user: &user, decide: order.Order.Cancelled, entrant: true,
+		event: order.EventCancelled, user: &user, decide: order.Order.Cancelled,
 	})
 	if err != nil {
 		return order.Order{}, fmt.Errorf("cancel order=%s: %w", o, err)
@@ -62,8 +62,6 @@ type change struct {
 	event order.EventType
 	// decide is a rule of order/transition.go: it returns the order after the event.
 	decide func(o order.Order, overdue bool) (next order.Order, changed bool, err error)
-	// entrant is true for a cancellation that an entrant of a draw may make, too.
-	entrant bool
 	// user is whose order it must be; nil for anybody's.
 	user *string
 	// reason and operator are set for an operator's cancellation.
@@ -97,11 +95,8 @@ func (l *Ledger) changeOnce(ctx context.Context, id uuid.UUID, c change) (next o
 		if next = o.Placed; o.moneyWaits {
 			return errMoneyWaits
 		}
-		decided, isChange, refusal := c.decide(o.Order, o.overdue)
-		if err = refusal; err != nil && c.entrant && o.EntryFor != uuid.Nil {
-			decided, isChange, err = o.Withdrawn()
-		}
-		if next.Order = decided; err != nil || !isChange {
+		var isChange bool
+		if next.Order, isChange, err = c.decide(o.Order, o.overdue); err != nil || !isChange {
 			return err
 		}
 		changed = []order.Order{o.Order}
@@ -109,7 +104,8 @@ func (l *Ledger) changeOnce(ctx context.Context, id uuid.UUID, c change) (next o
 			return err
 		}
 		if o.EntryFor != uuid.Nil && !next.Status.Live() {
-			if err := entryChanged(ctx, tx, o.SaleID, refusal); err != nil {
+			leaves := c.operator == nil && o.ExpiresAt.IsZero()
+			if err := entryCancelled(ctx, tx, o.Order, leaves); err != nil {
 				return err
 			}
 		}
@@ -135,21 +131,22 @@ func (l *Ledger) changeOnce(ctx context.Context, id uuid.UUID, c change) (next o
 	return next, l.announce(changed, next.Order, err)
 }
 
-// entryChanged looks, when nothing is waited for any more, whether an entry was cancelled in time for the list of its
-// draw, which has those whose time of change is after the end. The error is refusal for an entrant who leaves too late,
-// or leaves a waiting list.
-func entryChanged(ctx context.Context, tx pgx.Tx, entries uuid.UUID, refusal error) error {
+// entryCancelled looks, when nothing is waited for any more, whether an entry was cancelled in time for the list of its
+// draw, which has those whose time of change is after the end. An entrant who leaves too late, or leaves a waiting list
+// here, is refused.
+func entryCancelled(ctx context.Context, tx pgx.Tx, entry order.Order, leaves bool) error {
 	var over, beganBefore bool
-	err := tx.QueryRow(ctx, sql.LedgerEntriesOver, entries).Scan(&over, &beganBefore)
+	err := tx.QueryRow(ctx, sql.LedgerEntriesOver, entry.SaleID).Scan(&over, &beganBefore)
+	isOther := errors.Is(err, pgx.ErrNoRows) // of no draw
 	switch {
-	case errors.Is(err, pgx.ErrNoRows):
-		return refusal
-	case err != nil || !over:
-		return err
-	case refusal == nil && beganBefore:
+	case leaves && (isOther || over):
+		return &order.TransitionError{Status: entry.Status, Event: order.EventCancelled}
+	case isOther:
+		return nil
+	case err == nil && over && beganBefore:
 		return fmt.Errorf("%w: the entries have closed meanwhile", errReadAgain)
 	}
-	return refusal
+	return err
 }
 
 // announce tells of the orders that a transaction has changed to next, and returns its error as that of a change.

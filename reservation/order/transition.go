@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/google/uuid"
 )
 
 // This file decides which transition of an order is legal; package ledger writes it.
@@ -164,7 +166,8 @@ func (o Order) Refusal(due PaymentReason) error {
 	}
 }
 
-// Cancelled returns the order after its buyer's cancellation; changed is false if it was cancelled before.
+// Cancelled returns the order after its buyer's cancellation; changed is false if it was cancelled before. An entry can
+// be cancelled although there is nothing to pay, until the entries of its draw close: for the caller to look at.
 // The error is a *TransitionError or ErrExpired.
 func (o Order) Cancelled(overdue bool) (cancelled Order, changed bool, err error) {
 	if o.Status == StatusCancelled {
@@ -172,6 +175,9 @@ func (o Order) Cancelled(overdue bool) (cancelled Order, changed bool, err error
 	}
 	if o.Status == StatusPaid {
 		return Order{}, false, &TransitionError{o.Status, EventCancelled}
+	}
+	if o.isFinal() && o.EntryFor != uuid.Nil {
+		return o.changed(StatusCancelled), true, nil
 	}
 	cancelled, err = o.before(EventCancelled, overdue)
 	return cancelled, err == nil, err
