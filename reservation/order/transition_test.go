@@ -72,7 +72,9 @@ func TestBuyerTransitions(t *testing.T) {
 		expired = order.ErrExpired
 		same    = "same" // nothing changes, without an error
 	)
-	due, entryFor := time.Now(), uuid.New()
+	due := time.Now()
+	entry := order.Order{Status: "confirmed", EntryFor: uuid.New()}
+	paidEntry := order.Order{Status: "paid", EntryFor: uuid.New()}
 	awaits, paid := order.Order{Status: "confirmed", ExpiresAt: due}, order.Order{Status: "paid", PaymentReference: "ref"}
 	for name, c := range map[string]struct {
 		order   order.Order
@@ -83,8 +85,8 @@ func TestBuyerTransitions(t *testing.T) {
 		"in time":                       {awaits, false, "", "cancelled"},
 		"overdue":                       {awaits, true, order.RefundOrderExpired, expired},
 		"no payment window":             {order.Order{Status: "confirmed"}, false, "", illegal},
-		"an entry":                      {order.Order{Status: "confirmed", EntryFor: entryFor}, false, "", "cancelled"},
-		"a paid entry":                  {order.Order{Status: "paid", EntryFor: entryFor}, false, order.RefundAlreadyPaid, illegal},
+		"an entry":                      {entry, false, "", "cancelled"},
+		"a paid entry":                  {paidEntry, false, order.RefundAlreadyPaid, illegal},
 		"paid":                          {paid, false, order.RefundAlreadyPaid, illegal},
 		"paid, after the deadline":      {paid, true, order.RefundAlreadyPaid, illegal},
 		"cancelled":                     {order.Order{Status: "cancelled"}, false, order.RefundOrderCancelled, same},
