@@ -39,6 +39,8 @@ type drawLink struct {
 	// Entered is how many entries Postgres has that were not cancelled, and Waiting how many of those in a waiting list
 	// had no turn.
 	Entered, Waiting int64
+	// WaitingItems are those who wait for each item; nil without items.
+	WaitingItems []int64
 	// EntriesEnded is true if nobody can enter any more, also before the end that fixes the round.
 	EntriesEnded bool
 	// LetterWaits is true while the list cannot be frozen because a dead letter of the entries is parked.
@@ -230,6 +232,9 @@ func (d drawPages) readTurns(ctx context.Context, p *drawPage) error {
 	p.Latest = p.Latest[:min(len(p.Latest), turnsShown)]
 	for i, item := range of {
 		total := p.Waiting
+		if p.Link.WaitingItems != nil {
+			total = p.Link.WaitingItems[i]
+		}
 		if p.Link.IsList() && len(item) > 0 {
 			total += item[0].Turns
 		} else if !p.Link.IsList() {

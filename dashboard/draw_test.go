@@ -241,7 +241,7 @@ func TestWaitingListIsShown(t *testing.T) {
 		held[user] = desk.Buy(t, sale.ID, user)
 	}
 	join := func(user string) {
-		answer, err := desk.Shop.Store.Join(t.Context(), sale.Sale, user, "")
+		answer, err := desk.Shop.Store.Join(t.Context(), sale.Sale, "", user, "")
 		require.NoError(t, err)
 		require.Equal(t, reservation.Reserved, answer.Verdict)
 		held[user] = answer.Reservation.OrderID

@@ -31,7 +31,7 @@ type Reservations interface {
 	Reserve(ctx context.Context, r reservation.Request) (reservation.Answer, error)
 	FindReserved(ctx context.Context, id uuid.UUID, user string) (order.Order, error)
 	// Join gives a user a place in the waiting list of a sale, and WaitingPlace finds it.
-	Join(ctx context.Context, sale reservation.Sale, user, idempotencyKey string) (reservation.Answer, error)
+	Join(ctx context.Context, sale reservation.Sale, item, user, idempotencyKey string) (reservation.Answer, error)
 	WaitingPlace(ctx context.Context, sale reservation.Sale, user string) (order.Reservation, error)
 	// Withdraw makes sure that somebody who has left gets no unit, or returns the order of the one they got.
 	Withdraw(ctx context.Context, sale uuid.UUID, o reservation.Offer) (made uuid.UUID, err error)
@@ -73,7 +73,7 @@ type Draws interface {
 	// Waiter returns the place of a user in a waiting list, or order.ErrNotFound.
 	Waiter(ctx context.Context, goods uuid.UUID, user string) (draws.Waiter, error)
 	// WaitingPlaces returns the first draws.WaitingPlacesMax places of those who wait, in their order.
-	WaitingPlaces(ctx context.Context, goods uuid.UUID) ([]int64, error)
+	WaitingPlaces(ctx context.Context, goods uuid.UUID, item string) ([]int64, error)
 }
 
 // Orders are the orders in Postgres: *ledger.Ledger. A missing order is order.ErrNotFound.

@@ -249,7 +249,14 @@ func problemForVerdict(a reservation.Answer, now time.Time) *problem {
 	case reservation.Paused:
 		return problemPaused
 	case reservation.OffersOnly:
-		return problemOffersOnly
+		if a.Of == nil || len(a.Of.Codes) == 0 {
+			return problemOffersOnly
+		}
+		return &problem{
+			Kind: problems.OffersOnly, items: a.Of.Codes,
+			detail: "Units of the items in items are offered to those who wait for them: nothing was reserved. " +
+				"Wait for one of them by POST /v1/sales/{sale}/waitlist.",
+		}
 	case reservation.Ended:
 		return problemEnded
 	case reservation.OverLimit:

@@ -39,14 +39,17 @@ func readObjectIn(c echo.Context, buf []byte, tooLarge *problem, into any) error
 }
 
 // readEmptyObject reads the body of a request without members: none, or an empty object.
-func readEmptyObject(c echo.Context) error {
+func readEmptyObject(c echo.Context) error { return readObjectIfAny(c, &struct{}{}) }
+
+// readObjectIfAny is readObject for a body that may be left out.
+func readObjectIfAny(c echo.Context, into any) error {
 	buf := scratchPool.Get().(*scratch)
 	defer scratchPool.Put(buf)
 	body, err := readBody(c.Request(), buf.body[:], problemTooLarge)
 	if err != nil || len(body) == 0 {
 		return err
 	}
-	return decodeStrict(body, &struct{}{})
+	return decodeStrict(body, into)
 }
 
 var (

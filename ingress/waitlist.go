@@ -41,10 +41,10 @@ type waitlistService struct {
 func newWaitlistService(c *core, sales *saleService, reads *line) *waitlistService {
 	s := &waitlistService{orderService: &orderService{c}, sales: sales}
 	s.lists.start = c.background.start
-	s.lists.read = func(ctx context.Context, sale uuid.UUID) (places []int64, err error) {
+	s.lists.read = func(ctx context.Context, of waitingFor) (places []int64, err error) {
 		err = reads.take(ctx, func() error {
 			return s.orders.query(ctx, waitingTimeout, func(ctx context.Context) (err error) {
-				places, err = s.config.Draws.WaitingPlaces(ctx, sale)
+				places, err = s.config.Draws.WaitingPlaces(ctx, of.sale, of.item)
 				return err
 			})
 		})
@@ -88,7 +88,10 @@ func (s *waitlistService) join(c echo.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := readEmptyObject(c); err != nil {
+	var body struct {
+		Item string `json:"item"`
+	}
+	if err := readObjectIfAny(c, &body); err != nil {
 		return err
 	}
 	sale, err := s.find(c)
@@ -100,11 +103,11 @@ func (s *waitlistService) join(c echo.Context) error {
 		if s.receipts.signer.Load() == nil { // no entry is accepted without a receipt
 			return problemNoSecret
 		}
-		answer, err = s.config.Reservations.Join(context.WithoutCancel(r.Context()), sale, user, key)
+		answer, err = s.config.Reservations.Join(context.WithoutCancel(r.Context()), sale, body.Item, user, key)
 		return err
 	})
 	held := &answer.Reservation
-	w := draws.Waiter{EntryID: held.OrderID, Place: held.Sequence}
+	w := inRedis(held)
 	switch {
 	case errors.Is(err, reservation.ErrWaitlistClosed):
 		return problemWaitlistClosed
@@ -139,6 +142,11 @@ func (s *waitlistService) join(c echo.Context) error {
 	})
 }
 
+// inRedis is the place of a user who has had no turn.
+func inRedis(held *order.Reservation) draws.Waiter {
+	return draws.Waiter{EntryID: held.OrderID, Place: held.Sequence, Item: string(held.Lines[:min(1, len(held.Lines))])}
+}
+
 // problemJustLeft is for a buyer whose old place Redis still has.
 func problemJustLeft(entry uuid.UUID) *problem {
 	return &problem{
@@ -155,6 +163,8 @@ const waiting = "waiting"
 type waiterView struct {
 	EntryOrderID uuid.UUID `json:"entry_order_id"`
 	Place        int64     `json:"place"`
+	// Item is the code of the item for which the buyer waits.
+	Item string `json:"item,omitempty"`
 	// State is waiting, offered, skipped or left; or over for who waited until the sale ended.
 	State string `json:"state"`
 	// Before is how many wait before, if that is known.
@@ -165,7 +175,8 @@ type waiterView struct {
 
 func viewWaiter(w draws.Waiter, sale reservation.Sale) waiterView {
 	v := waiterView{
-		EntryOrderID: w.EntryID, Place: w.Place, State: string(w.Outcome), Reason: w.Reason, OrderID: w.OrderID,
+		EntryOrderID: w.EntryID, Place: w.Place, Item: itemOf(w, sale), State: string(w.Outcome), Reason: w.Reason,
+		OrderID: w.OrderID,
 	}
 	switch {
 	case w.HasLeft && !w.Holds:
@@ -177,6 +188,16 @@ func viewWaiter(w draws.Waiter, sale reservation.Sale) waiterView {
 		v.State = waiting
 	}
 	return v
+}
+
+// itemOf is the code of the item for which a buyer waits, if the sale has any.
+func itemOf(w draws.Waiter, sale reservation.Sale) string {
+	for place, code := range sale.Codes() {
+		if order.ItemLetter(place) == w.Item {
+			return code
+		}
+	}
+	return ""
 }
 
 // show serves GET /v1/sales/{sale}/waitlist.
@@ -195,24 +216,26 @@ func (s *waitlistService) show(c echo.Context) error {
 func (s *waitlistService) answer(c echo.Context, sale reservation.Sale, user string) error {
 	w, err := s.waiter(c.Request().Context(), sale, user)
 	if err == nil && w.HasLeft && w.Outcome == "" && sale.StateAt(time.Now()) != reservation.StateEnded {
-		err = s.withdraw(c.Request().Context(), sale.ID, user, &w)
+		err = s.withdraw(c.Request().Context(), sale, user, &w)
 	}
 	if err != nil {
 		return err
 	}
 	v := viewWaiter(w, sale)
 	if v.State == waiting {
-		v.Before = s.before(c.Request().Context(), sale.ID, w.Place)
+		v.Before = s.before(c.Request().Context(), waitingFor{sale.ID, w.Item}, w.Place)
 	}
 	return writeJSON(c, http.StatusOK, v)
 }
 
 // withdraw makes sure that a user who has left has, and gets, no unit; or finds the order of one that was on its way.
-func (s *waitlistService) withdraw(ctx context.Context, sale uuid.UUID, user string, w *draws.Waiter) error {
+func (s *waitlistService) withdraw(
+	ctx context.Context, sale reservation.Sale, user string, w *draws.Waiter,
+) error {
 	ctx, cancel := context.WithTimeout(ctx, reservedTimeout)
 	defer cancel()
-	made, err := s.config.Reservations.Withdraw(ctx, sale, reservation.Offer{
-		UserID: user, Key: reservation.OfferKey(w.EntryID),
+	made, err := s.config.Reservations.Withdraw(ctx, sale.ID, reservation.Offer{
+		UserID: user, Key: reservation.OfferKey(w.EntryID), Item: itemOf(*w, sale),
 	})
 	if w.Holds = made != uuid.Nil; w.Holds {
 		w.Outcome, w.OrderID = draw.Offered, made
@@ -236,7 +259,7 @@ func (s *waitlistService) waiter(ctx context.Context, sale reservation.Sale, use
 	held, redisErr := s.config.Reservations.WaitingPlace(limited, sale, user)
 	switch {
 	case redisErr == nil && held.OrderID != w.EntryID:
-		return draws.Waiter{EntryID: held.OrderID, Place: held.Sequence}, nil
+		return inRedis(&held), nil
 	case redisErr == nil || errors.Is(redisErr, order.ErrNotFound):
 		if err != nil {
 			err = problemNotWaiting
@@ -247,10 +270,10 @@ func (s *waitlistService) waiter(ctx context.Context, sale reservation.Sale, use
 }
 
 // before returns how many wait before a place; nil if that is not known now.
-func (s *waitlistService) before(ctx context.Context, sale uuid.UUID, place int64) *int {
+func (s *waitlistService) before(ctx context.Context, of waitingFor, place int64) *int {
 	ctx, cancel := context.WithTimeout(ctx, orderTimeout)
 	defer cancel()
-	places, known := s.lists.get(ctx, sale)
+	places, known := s.lists.get(ctx, of)
 	n := sort.Search(len(places), func(i int) bool { return places[i] >= place })
 	if !known || n == draws.WaitingPlacesMax { // that many or more
 		return nil
@@ -303,15 +326,21 @@ const (
 // waitingLists remember who waits for which sale, for a crowd that asks how many are before them. They are read in the
 // background, only when somebody asks, and nobody waits for that who can be told what was read before.
 type waitingLists struct {
-	read  func(ctx context.Context, sale uuid.UUID) ([]int64, error)
+	read  func(ctx context.Context, of waitingFor) ([]int64, error)
 	start func(func(context.Context))
 
 	mu     sync.Mutex
-	lists  map[uuid.UUID]*waitingList
+	lists  map[waitingFor]*waitingList
 	places int // of all lists
 }
 
-// waitingList is the places of those who wait for a sale, in their order.
+// waitingFor is a sale, and an item of it by its letter if it has any.
+type waitingFor struct {
+	sale uuid.UUID
+	item string
+}
+
+// waitingList is the places of those who wait for one of them, in their order.
 type waitingList struct {
 	places []int64
 	known  bool
@@ -323,8 +352,8 @@ type waitingList struct {
 }
 
 // get returns the places; known is false if they cannot be read, or not before ctx ends.
-func (l *waitingLists) get(ctx context.Context, sale uuid.UUID) (places []int64, known bool) {
-	list, reading := l.look(sale)
+func (l *waitingLists) get(ctx context.Context, of waitingFor) (places []int64, known bool) {
+	list, reading := l.look(of)
 	if reading != nil {
 		select {
 		case <-reading:
@@ -337,23 +366,23 @@ func (l *waitingLists) get(ctx context.Context, sale uuid.UUID) (places []int64,
 	return list.places, list.known
 }
 
-// look returns the list of a sale, which it has read again if it is old. If it is too old to be shown, the channel is
+// look returns a list, which it has read again if it is old. If it is too old to be shown, the channel is
 // closed by the reading, and is nil otherwise.
-func (l *waitingLists) look(sale uuid.UUID) (*waitingList, <-chan struct{}) {
+func (l *waitingLists) look(of waitingFor) (*waitingList, <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.lists == nil || len(l.lists) >= waitingListsMax && l.lists[sale] == nil {
-		l.lists, l.places = map[uuid.UUID]*waitingList{}, 0
+	if l.lists == nil || len(l.lists) >= waitingListsMax && l.lists[of] == nil {
+		l.lists, l.places = map[waitingFor]*waitingList{}, 0
 	}
-	list := l.lists[sale]
+	list := l.lists[of]
 	if list == nil {
 		list = &waitingList{}
-		l.lists[sale] = list
+		l.lists[of] = list
 	}
 	age := time.Since(list.began)
 	if age > list.maxAge && list.reading == nil {
 		list.reading = make(chan struct{})
-		l.start(func(ctx context.Context) { l.refresh(ctx, sale, list) })
+		l.start(func(ctx context.Context) { l.refresh(ctx, of, list) })
 	}
 	if age > 2*list.maxAge {
 		return list, list.reading
@@ -361,14 +390,14 @@ func (l *waitingLists) look(sale uuid.UUID) (*waitingList, <-chan struct{}) {
 	return list, nil
 }
 
-func (l *waitingLists) refresh(ctx context.Context, sale uuid.UUID, list *waitingList) {
+func (l *waitingLists) refresh(ctx context.Context, of waitingFor, list *waitingList) {
 	began := time.Now()
-	places, err := l.read(ctx, sale)
+	places, err := l.read(ctx, of)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.lists[sale] == list {
+	if l.lists[of] == list {
 		if l.places += len(places) - len(list.places); l.places > waitingPlacesMax {
-			l.lists, l.places = map[uuid.UUID]*waitingList{sale: list}, len(places)
+			l.lists, l.places = map[waitingFor]*waitingList{of: list}, len(places)
 		}
 	}
 	list.places, list.known = places, err == nil

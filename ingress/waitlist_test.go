@@ -162,12 +162,12 @@ func TestWaitingListsAreReadInBackground(t *testing.T) {
 	reads, read := make(chan struct{}), []int64{2, 3, 5}
 	lists := waitingLists{
 		start: func(f func(context.Context)) { go f(t.Context()) },
-		read: func(context.Context, uuid.UUID) ([]int64, error) {
+		read: func(context.Context, waitingFor) ([]int64, error) {
 			<-reads
 			return read, nil
 		},
 	}
-	sale := uuid.New()
+	sale := waitingFor{sale: uuid.New()}
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
 	isKnown := func(ctx context.Context) bool { _, known := lists.get(ctx, sale); return known }
@@ -187,7 +187,7 @@ func TestWaitingListsAreReadInBackground(t *testing.T) {
 	read = make([]int64, draws.WaitingPlacesMax)
 	reads <- struct{}{}
 	require.True(t, isKnown(t.Context()))
-	for _, other := range []uuid.UUID{uuid.New(), uuid.New()} {
+	for _, other := range []waitingFor{{sale: uuid.New()}, {sale.sale, "b"}} {
 		go func() { reads <- struct{}{} }()
 		_, known := lists.get(t.Context(), other)
 		require.True(t, known)
@@ -225,4 +225,45 @@ func TestLeaveWaitingListWhileUnitComes(t *testing.T) {
 	}
 	seen := s.get(path, as("ada")).is(http.StatusOK)
 	require.Equal(t, want, []any{seen["state"], seen["order_id"]})
+}
+
+// In a sale with items a buyer waits for one of them, in its own list.
+func TestWaitingListsOfItems(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	created := s.post("/v1/sales", `{"name":"Shoe","payment_window_seconds":3600,"waitlist":true,"per_order_limit":2,
+		"items":[{"code":"m","name":"M","stock":1},{"code":"l","name":"L","stock":1}]}`, operator).is(http.StatusCreated)
+	sale := created["id"].(string)
+	orders, path := "/v1/sales/"+sale+"/orders", "/v1/sales/"+sale+"/waitlist"
+	join := func(item, user string) reply { return s.post(path, `{"item":"`+item+`"}`, as(user)) }
+	bought := s.post(orders, `{"items":{"m":1}}`, as("holder"))
+	bought.is(http.StatusAccepted)
+	for _, body := range []string{"", "{}"} {
+		p := s.post(path, body, as("ada")).isProblem(http.StatusBadRequest, "invalid-request")
+		require.Contains(t, p["detail"], "item must say for which one, such as m")
+	}
+	require.Equal(t, "xl", join("xl", "ada").isProblem(http.StatusUnprocessableEntity, "unknown-item")["item"])
+	join("l", "ada").isProblem(http.StatusConflict, "not-sold-out")
+	s.post(orders, `{"items":{"l":1}}`, as("other")).is(http.StatusAccepted)
+	for place, of := range [][]string{{"m", "ada"}, {"l", "bob"}, {"m", "cid"}} {
+		joined := join(of[0], of[1]).is(http.StatusAccepted)
+		require.Equal(t, []any{float64(place + 1), of[0], "waiting"}, []any{joined["place"], joined["item"], joined["state"]})
+	}
+	again := join("l", "ada")
+	require.Equal(t, "m", again.is(http.StatusAccepted)["item"], "ada waits for m")
+	require.Equal(t, "true", again.header.Get("Idempotency-Replayed"))
+
+	s.startWorker()
+	seen := func(user string) map[string]any { return s.get(path, as(user)).is(http.StatusOK) }
+	for user, before := range map[string]float64{"ada": 0, "bob": 0, "cid": 1} {
+		testkit.Eventually(t, 20*time.Second, "all are counted", func() bool { return seen(user)["before"] == before })
+	}
+	s.cancel(bought.header.Get("Location"), as("holder")).is(http.StatusOK)
+	testkit.Eventually(t, 20*time.Second, "ada has the unit", func() bool { return seen("ada")["state"] == "offered" })
+	require.Equal(t, "m", seen("ada")["item"])
+	p := s.post(orders, `{"items":{"m":1,"l":1}}`, as("eve")).isProblem(http.StatusConflict, "offers-only")
+	require.Equal(t, []any{"m"}, p["items"])
+	require.Equal(t, "waiting", seen("bob")["state"])
+	left := s.post(path+"/leave", "", as("cid")).is(http.StatusOK)
+	require.Equal(t, []any{"left", "m"}, []any{left["state"], left["item"]})
 }

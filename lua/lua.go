@@ -23,8 +23,8 @@ var (
 	resumeSource string
 	//go:embed offers_only.lua
 	offersOnlySource string
-	//go:embed reopen.lua
-	reopenSource string
+	//go:embed waitlist.lua
+	waitlistSource string
 	//go:embed end.lua
 	endSource string
 	//go:embed retire.lua
@@ -87,7 +87,7 @@ var (
 	Pause        = redis.NewScript(pauseSource)
 	Resume       = redis.NewScript(resumeSource)
 	OffersOnly   = redis.NewScript(offersOnlySource)
-	Reopen       = redis.NewScript(reopenSource)
+	Waitlist     = redis.NewScript(waitlistSource)
 	End          = redis.NewScript(endSource)
 	Retire       = redis.NewScript(retireSource)
 	Restock      = redis.NewScript(restockSource)

@@ -107,13 +107,13 @@ func TestPausedSaleIsOfferedWhenItIsResumed(t *testing.T) {
 	require.Equal(t, []string{"offers-only"}, b.reserve(b.buy("ann")))
 }
 
-func (b *bench) reopen() string { return b.reopenAs("waitlist") }
+func (b *bench) reopen() string { return b.sayWhose("waitlist", "") }
 
-func (b *bench) reopenAs(open string) string {
+func (b *bench) sayWhose(open, letters string) string {
 	b.t.Helper()
-	answer, err := lua.Reopen.Run(b.t.Context(), b.rdb, []string{b.saleKey}, b.epoch, open).Text()
+	answer, err := lua.Waitlist.Run(b.t.Context(), b.rdb, []string{b.saleKey}, b.epoch, open, letters).Text()
 	require.NoError(b.t, err)
-	return b.collect("reopen", answer)
+	return b.collect("waitlist", answer)
 }
 
 // newWaitlist opens a sale of one unit with a waiting list.
@@ -153,8 +153,9 @@ func TestReturnedUnitsAreOfferedToWhoWaits(t *testing.T) {
 			giveBack(b)
 			require.Equal(t, []string{"offers-only"}, b.reserve(b.buy("bob")))
 			require.Equal(t, []string{"reserved 2"}, b.offer(request{"cid", "o-cid", "-", "1"}))
-			require.Equal(t, "unchanged", b.reopen(), "nothing is left")
-			require.Equal(t, []string{"offers-only"}, b.reserve(b.buy("bob")))
+			require.Equal(t, []string{"offers-only"}, b.reserve(b.buy("bob")), "others wait")
+			require.Equal(t, "changed", b.reopen(), "nobody does")
+			require.Equal(t, []string{"sold-out"}, b.reserve(b.buy("bob")))
 		})
 	}
 }
@@ -171,17 +172,17 @@ func TestSaleReopensWhenNobodyWaits(t *testing.T) {
 	b.epoch = "2"
 	require.Equal(t, "stale-epoch", b.reopen())
 	b.epoch = "1"
-	require.Equal(t, "reopened", b.reopen())
+	require.Equal(t, "changed", b.reopen())
 	require.NotEqual(t, before, b.field("generation"))
 	testkit.Eventually(t, 30*time.Second, "it is for sale", func() bool {
 		return b.reserve(b.buy("bob"))[0] == "reserved 2"
 	})
-	b.requireAllAnswers("reopen")
+	b.requireAllAnswers("waitlist")
 
 	b = newWaitlist(t)
 	b.release("ann", "o-ann")
 	b.next("pause", lua.Pause)
-	require.Equal(t, "reopened", b.reopen())
+	require.Equal(t, "changed", b.reopen())
 	require.Equal(t, []string{"paused"}, b.reserve(b.buy("bob")))
 	b.next("resume", lua.Resume)
 	require.Equal(t, "waitlist", b.field("state"))
@@ -191,8 +192,8 @@ func TestSaleReopensWhenNobodyWaits(t *testing.T) {
 func TestSaleOfClosedListSellsPlainly(t *testing.T) {
 	t.Parallel()
 	b := newWaitlist(t)
-	require.Equal(t, "reopened", b.reopenAs("open"), "also if nothing is left")
-	require.Equal(t, "unchanged", b.reopenAs("open"))
+	require.Equal(t, "changed", b.sayWhose("open", ""), "also if nothing is left")
+	require.Equal(t, "unchanged", b.sayWhose("open", ""))
 	b.release("ann", "o-ann")
 	require.Equal(t, "open", b.field("state"), "the unit is for everybody")
 	b.next("pause", lua.Pause)
@@ -202,7 +203,7 @@ func TestSaleOfClosedListSellsPlainly(t *testing.T) {
 	b = newWaitlist(t)
 	b.release("ann", "o-ann")
 	b.next("pause", lua.Pause)
-	require.Equal(t, "reopened", b.reopenAs("open"))
+	require.Equal(t, "changed", b.sayWhose("open", ""))
 	require.Equal(t, []string{"paused"}, b.reserve(b.buy("bob")))
 	b.next("resume", lua.Resume)
 	require.Equal(t, "open", b.field("state"))

@@ -92,6 +92,8 @@ if ARGV[16] then
     local place = (i - 15) / 3
     local letter = string.sub(letters, place, place)
     redis.call('HSET', KEYS[1], 'stock.' .. letter, ARGV[i], 'left.' .. letter, ARGV[i + 1])
+    -- It is not known whether somebody waits for what is left: it is offered until waitlist.lua.
+    if open_state == 'waitlist' and ARGV[i + 1] ~= '0' then redis.call('HSET', KEYS[1], 'quiet.' .. letter, 'offers 0') end
     if ARGV[i + 2] ~= '0' then redis.call('HSET', KEYS[1], 'limit.' .. letter, ARGV[i + 2]) end
   end
 end

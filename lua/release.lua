@@ -9,7 +9,7 @@
 -- Runs at maxmemory too, because a sale must drain when memory is full: it writes no more than it
 -- deletes, except for orders that Redis has lost.
 --
--- Units that return to a sale with none left and with a waiting list are offered to those who wait.
+-- Units that return to a sale, or to an item, with none left and with a waiting list are offered to those who wait.
 --
 -- KEYS
 --   1  sale    hash, as in reserve.lua
@@ -118,11 +118,11 @@ if released then
   redis.call('HSET', KEYS[1], 'left', string.format('%d', sale[2] + units), 'generation', string.format('%d', generation))
   if items then
     local time = redis.call('TIME')
-    local now_ms = string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000))
+    local mark = (sale[8] == 'waitlist' and 'offers ' or '') .. string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000))
     for letter, item in pairs(items) do
       if item.returned > 0 then
         redis.call('HSET', KEYS[1], 'left.' .. letter, string.format('%d', item.left + item.returned))
-        if item.left == 0 then redis.call('HSET', KEYS[1], 'quiet.' .. letter, now_ms) end
+        if item.left == 0 then redis.call('HSET', KEYS[1], 'quiet.' .. letter, mark) end
       end
     end
   elseif tonumber(sale[2]) == 0 then

@@ -20,6 +20,7 @@
 --
 -- In the state offers the units are offered to entrants by rank, and only the worker that offers them takes units. In the
 -- state waitlist the sale sells as in the state open, until units return when none are left: they are offered (release.lua).
+-- A sale with items stays in the state waitlist, and offers each item by itself.
 --
 -- A sale may have items, and then an order has lines: its units of each item. An order gets all of its
 -- lines or none. Every line is checked before the first one takes units.
@@ -32,9 +33,9 @@
 --              are several shards (reservation/layout.go), which have the fields of give.lua as well.
 --              The next place is sequence + 1. In a sale with items: items, their codes in order, each
 --              with a letter, a to z and then A to Z; left.a and stock.a, of which left and stock are the
---              sums; limit.a, if it has one; quiet.a: when units returned to an item with none left; and
---              limit in the place of per_order_limit, which is 0 in no other sale: callers that do not
---              know items sell nothing.
+--              sums; limit.a, if it has one; quiet.a: when units returned to an item with none left, after
+--              "offers " if they are offered to those who wait; and limit in the place of per_order_limit,
+--              which is 0 in no other sale: callers that do not know items sell nothing.
 --   2  buyers  hash: user -> "<order id> <quantity> <sequence> <reserved_at_ms>", the last in hexadecimal,
 --              followed by ":<key>" if the purchase had an idempotency key, and by "@<epoch>" if the
 --              reservation was made before the last rebuild. Every order of the sale keeps this value,
@@ -65,7 +66,8 @@
 --   key-reused                  the same idempotency key, but another quantity or other lines
 --   already-purchased <reservation>  the user holds this reservation
 --   paused                      by an operator
---   offers-only                 the units are offered, and the caller is not the one that offers them
+--   offers-only                 the units are offered, and the caller is not the one that offers them; followed by the
+--                               items of which this is so and what is left of each, if it is not so of all
 --   retired                     it has ended, and its buyers are only in Postgres (retire.lua)
 --   ended                       by an operator, or its closing time has passed
 --   not-open <opens_at_ms>      before its opening time
@@ -205,7 +207,9 @@ if limit == 0 then
     return redis.error_reply('ERR the sale ' .. KEYS[1] .. ' is damaged: per_order_limit is 0, but items or limit is missing')
   end
   for letter, item in pairs(items) do
-    local since = whole(values[item.at + 3])
+    local mark = values[item.at + 3]
+    local since = whole(mark)
+    item.is_offered = mark and not offering and string.sub(mark, 1, 6) == 'offers'
     item.left, item.limit = whole(values[item.at + 1]), whole(values[item.at + 2] or values[2])
     -- What may be taken of it. Nothing is taken of an item whose units have just returned.
     item.free = not quiet and not (since and now_ms - since < quiet_ms) and item.left or 0
@@ -213,6 +217,7 @@ if limit == 0 then
   end
 
   for text, plan in pairs(plans) do
+    local offered = ''
     for j = 1, #plan, 2 do
       local item, units = plan[j], plan[j + 1]
       if not (item.left and item.limit) then
@@ -221,7 +226,9 @@ if limit == 0 then
         plans[text] = 'over-limit ' .. item.letter .. string.format('%d', item.limit)
       end
       if plans[text] ~= plan then break end
+      if item.is_offered then offered = offered .. item.letter .. string.format('%d', item.left) end
     end
+    if plans[text] == plan and offered ~= '' then plans[text] = 'offers-only ' .. offered end
   end
 
   shortage_of = function(plan)

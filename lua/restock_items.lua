@@ -18,7 +18,7 @@
 --   unknown-sale        there is no such sale
 --   stale-epoch         the sale's stock was rebuilt since the caller last looked
 
-local sale = redis.call('HMGET', KEYS[1], 'epoch', 'revision', 'stock', 'left', 'restocked', 'generation')
+local sale = redis.call('HMGET', KEYS[1], 'epoch', 'revision', 'stock', 'left', 'restocked', 'generation', 'open_state')
 if not sale[1] then return 'unknown-sale' end
 if sale[1] ~= ARGV[1] then return 'stale-epoch' end
 local this = ARGV[1] .. ' ' .. ARGV[2] .. ' '
@@ -27,7 +27,7 @@ if tonumber(ARGV[2]) <= tonumber(sale[2]) then return 'unchanged' end
 if tonumber(ARGV[2]) > sale[2] + 1 then return 'gap ' .. sale[2] end
 
 local time = redis.call('TIME')
-local now_ms = string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000))
+local mark = (sale[7] == 'waitlist' and 'offers ' or '') .. string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000))
 local changes, changed, sum, taken = {}, {}, 0, ''
 local function set(field, value)
   changes[#changes + 1], changes[#changes + 2] = field, value
@@ -45,8 +45,8 @@ for i = 3, #ARGV, 3 do
   if math.max(0, -units) < tonumber(ARGV[i + 2]) then taken = taken .. string.format('%s%d', letter, item[1] - left) end
   set('stock.' .. letter, string.format('%d', item[1] + units))
   set('left.' .. letter, string.format('%d', left + units))
-  -- Ingresses may remember the item as sold out (reserve.lua).
-  if left == 0 and units > 0 then set('quiet.' .. letter, now_ms) end
+  -- Ingresses may remember the item as sold out (reserve.lua), and it may have a waiting list (release.lua).
+  if left == 0 and units > 0 then set('quiet.' .. letter, mark) end
   sum = sum + units
 end
 if taken ~= '' then

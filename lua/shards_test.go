@@ -33,8 +33,13 @@ func (b *bench) run(script lua.FencedScript, args ...any) *redis.Cmd {
 }
 
 func (b *bench) give(to int, known int64, parts any) string {
+	return b.giveOf("sold", to, known, parts)
+}
+
+// giveOf gives units that are sold, or offered.
+func (b *bench) giveOf(whose string, to int, known int64, parts any) string {
 	b.t.Helper()
-	answer, err := b.run(fenced.Give, b.epoch, to, known, parts).Text()
+	answer, err := b.run(fenced.Give, b.epoch, to, known, parts, whose).Text()
 	require.NoError(b.t, err)
 	return b.collect("give", answer)
 }
@@ -193,7 +198,7 @@ func TestMovesRejectInvalidNumbers(t *testing.T) {
 	b := newShards(t, 10, 2)[0]
 	before := b.state()
 	for _, parts := range []string{"", "0", "-1", "1.5", "nan"} {
-		err := b.run(fenced.Give, b.epoch, 1, 0, parts).Err()
+		err := b.run(fenced.Give, b.epoch, 1, 0, parts, "sold").Err()
 		require.ErrorContains(t, err, "whole number", "%q", parts)
 	}
 	for _, args := range [][]any{{}, {1}, {1, 2, 3}} {

@@ -3,7 +3,8 @@
 --
 -- A shard that units have just returned to is quiet (see reserve.lua). The units that come now are not: while they were
 -- in another shard or on their way, no ingress could learn that the sale is sold out. So they end the pause, or the
--- users of this shard would hear that nothing is left while it has them.
+-- users of this shard would hear that nothing is left while it has them. Units that are offered have returned a moment ago,
+-- in another shard, and do not.
 --
 -- KEYS
 --   1  sale  hash of the shard that takes, as in give.lua
@@ -20,7 +21,7 @@
 
 local givers = (#ARGV - 1) / 2
 if givers < 1 or givers ~= math.floor(givers) then return redis.error_reply('ERR take takes an epoch and two values for each shard') end
-local sale = redis.call('HMGET', KEYS[1], 'epoch', 'left', 'stock', 'quiet_since_ms', 'state')
+local sale = redis.call('HMGET', KEYS[1], 'epoch', 'left', 'stock', 'quiet_since_ms', 'state', 'open_state')
 if not sale[1] then return 'unknown-sale' end
 if sale[1] ~= ARGV[1] or ARGV[1] == '0' then return 'stale-epoch' end
 if sale[5] == 'retired' then return 'unchanged' end
@@ -37,6 +38,6 @@ end
 if units == 0 then return 'unchanged' end
 changes[#changes + 1], changes[#changes + 2] = 'left', string.format('%d', sale[2] + units)
 changes[#changes + 1], changes[#changes + 2] = 'stock', string.format('%d', sale[3] + units)
-if sale[4] then changes[#changes + 1], changes[#changes + 2] = 'quiet_since_ms', '0' end
+if sale[4] and sale[6] ~= 'offers' then changes[#changes + 1], changes[#changes + 2] = 'quiet_since_ms', '0' end
 redis.call('HSET', KEYS[1], unpack(changes))
 return 'taken'

@@ -21,7 +21,7 @@ func NewSaleCount(shards []*ShardCount) *SaleCount { return &SaleCount{shards: s
 func (c *SaleCount) Equal(other *SaleCount) bool      { return c.equal(other) }
 func (c *SaleCount) ForSale() int64                   { return c.forSale() }
 func (c *SaleCount) OnTheWay() []Gift                 { return c.onTheWay() }
-func (c *SaleCount) Wishes(to int, wanted int) []Gift { return c.wishes(to, int64(wanted)) }
+func (c *SaleCount) Wishes(to int, wanted int) []Gift { return c.wishes(to, sold, int64(wanted)) }
 
 func (g Gift) From() int    { return g.from }
 func (g Gift) To() int      { return g.to }

@@ -57,7 +57,8 @@ func (r *Request) validateItems() error {
 }
 
 // nameItems adds what a call's answer says of items, with their codes. Short are the items that fewer units are left of
-// than requested, with what is left, and left that of all items. It returns true if nothing is left of one of them.
+// than requested, or that are offered, with what is left, and left that of all items. It returns true if nothing is
+// left of one of the first kind.
 func (c *call) nameItems(codes []string, short order.Lines, left order.Items) (soldOut bool) {
 	of := OfItems{Units: c.answer.Reservation.Lines.Named(codes)}
 	switch c.answer.Verdict {
@@ -66,6 +67,10 @@ func (c *call) nameItems(codes []string, short order.Lines, left order.Items) (s
 		for place, units := range short.Each() {
 			of.Codes = append(of.Codes, codes[place])
 			soldOut = soldOut || units == 0
+		}
+	case OffersOnly:
+		for place := range short.Each() {
+			of.Codes = append(of.Codes, codes[place])
 		}
 	case OverLimit:
 		if _, lines, _ := order.ParseUnits(string(short)); lines != "" {

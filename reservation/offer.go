@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -39,11 +40,13 @@ func (o Offer) request(sale uuid.UUID) *Request {
 	return &Request{Sale: sale, User: o.UserID, IdempotencyKey: key, Quantity: 1}
 }
 
-// Offer reserves the units of offers, at most order.MaxPerMessage of one sale with one shard, in one atomic step and in
-// the order given: after one that is SoldOut, no later one of the same item is Reserved. It also sells units that are
-// offered only. The answers are in the order of the offers. A repeat of an offer that became an order is Replayed, or
-// OrderEnded if the order has ended, and reserves nothing; both have the OrderID of the first one. One that is
-// Withdrawn reserves nothing either.
+// Offer reserves the units of offers, at most order.MaxPerMessage of one sale, in the order given: after one that is
+// SoldOut, no later one of the same item is Reserved. It also sells units that are offered only. The answers are in the
+// order of the offers. A repeat of an offer that became an order is Replayed, or OrderEnded if the order has ended, and
+// reserves nothing; both have the OrderID of the first one. One that is Withdrawn reserves nothing either.
+//
+// In a sale with one shard that is one atomic step. With several it is one for each offer, with the units of any shard
+// that are offered; if that takes long, the last offers are SoldOut although units are left.
 //
 // Unless the epoch of the sale is 0, the units are reserved in this one, or the error wraps ErrUnavailable.
 //
@@ -67,13 +70,6 @@ func (s *Store) offer(ctx context.Context, sale Sale, offers []Offer) ([]Answer,
 	if err != nil {
 		return nil, err
 	}
-	q := of.queues[0]
-	switch {
-	case len(of.queues) > 1:
-		return nil, fmt.Errorf("it has %d shards", len(of.queues))
-	case s.refused[q.partition].Load():
-		return nil, ErrUnverifiedServer
-	}
 	batch := make([]*call, len(offers))
 	for i, o := range offers {
 		lines, err := of.linesOf(o.Item)
@@ -83,7 +79,11 @@ func (s *Store) offer(ctx context.Context, sale Sale, offers []Offer) ([]Answer,
 		batch[i] = newCall(o.request(sale.ID), lines, 0)
 		batch[i].order, batch[i].orderID = o.OrderID, order.CompactID(o.OrderID)
 	}
-	if err := q.offer(ctx, cmp.Or(sale.Epoch, q.place.epoch), batch); err != nil {
+	offer := of.queues[0].offer
+	if len(of.queues) > 1 {
+		offer = of.offerEach
+	}
+	if err := offer(ctx, cmp.Or(sale.Epoch, of.place.epoch), batch); err != nil {
 		return nil, err
 	}
 	answers := make([]Answer, len(batch))
@@ -115,7 +115,7 @@ func (s *Store) withdraw(ctx context.Context, sale uuid.UUID, o Offer) (made uui
 	if err != nil {
 		return uuid.Nil, err
 	}
-	partition := of.queues[0].partition
+	partition := of.queueFor(o.UserID).partition
 	if s.refused[partition].Load() {
 		return uuid.Nil, ErrUnverifiedServer
 	}
@@ -149,6 +149,9 @@ func (of *seller) linesOf(item string) (order.Lines, error) {
 
 // offer runs the script at once, without a queue: a worker's offers come as one batch, and joins are few.
 func (q *queue) offer(ctx context.Context, epoch int64, batch []*call) error {
+	if s := q.store; s.refused[q.partition].Load() {
+		return ErrUnverifiedServer
+	}
 	if epoch != q.place.epoch {
 		return q.rebuilt(ctx)
 	}
@@ -174,4 +177,61 @@ func (q *queue) rebuilt(ctx context.Context) error {
 		return err
 	}
 	return fmt.Errorf("%w: its stock was rebuilt", ErrUnavailable)
+}
+
+// offerEach makes the offers one after the other, each in the shard of its user: of a batch, those to one shard could
+// get units before an offer to another one that gets none.
+func (of *seller) offerEach(ctx context.Context, epoch int64, batch []*call) error {
+	began, over := time.Now(), false
+	for i, c := range batch {
+		if over = over || time.Since(began) > of.store.options.CallTimeout/2; over {
+			c.answer = Answer{Verdict: SoldOut}
+			continue
+		}
+		q, one := of.queueFor(c.request.User), batch[i:i+1]
+		err := q.offer(ctx, epoch, one)
+		if err == nil && c.err == nil && c.answer.Verdict == SoldOut {
+			var got bool
+			if got, err = q.fetchOffered(ctx); got {
+				err = q.offer(ctx, epoch, one)
+			}
+		}
+		if err != nil {
+			return err
+		}
+		over = c.err != nil || c.answer.Verdict == SoldOut
+	}
+	return nil
+}
+
+// fetchOffered gets units that other shards offer. It returns true if this shard may have some now.
+func (q *queue) fetchOffered(ctx context.Context) (got bool, err error) {
+	for range fillMax {
+		count, err := q.countSince(ctx, time.Now())
+		if err != nil {
+			return false, fmt.Errorf("%w: %w", ErrUnavailable, err)
+		}
+		here, gifts, wishes := count.shards[q.shard], count.onTheWay(), count.wishes(q.shard, offered, 1)
+		switch {
+		case here == nil:
+			return false, fmt.Errorf("%w: %w", errShardSilent, count.failed)
+		case here.left > 0:
+			return true, nil
+		case len(gifts) > 0:
+			err = q.shards.take(ctx, gifts)
+		case len(wishes) > 0:
+			// From now on, whoever takes the units on their way, they are offered.
+			if _, err = q.store.sayWhose(ctx, q.sale, q.partition, q.place.epoch, StateOffers, ""); err == nil {
+				err = q.shards.take(ctx, q.give(ctx, offered, wishes))
+			}
+		case count.failed != nil:
+			return false, fmt.Errorf("%w: %w", errShardSilent, count.failed)
+		default:
+			return false, nil
+		}
+		if err != nil {
+			return false, fmt.Errorf("%w: %w", ErrUnavailable, err)
+		}
+	}
+	return false, errUnitsMove
 }

@@ -224,7 +224,7 @@ func (s *Sale) stateInRedis(left int64) string {
 		return string(s.State)
 	}
 	open := StateOffers
-	if s.Waitlist && left == 0 {
+	if s.Waitlist && (left == 0 || len(s.Items) > 0) { // which offer each by itself
 		open = StateWaitlist
 	}
 	if s.State == StateOpen {

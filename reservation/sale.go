@@ -77,7 +77,7 @@ type Terms struct {
 	Currency  string
 	// Shards is how many shards share the stock (Layout), from 1 to the number of partitions. 0 stands for 1.
 	Shards int
-	// Waitlist has units that return to the sale when none are left offered to those who wait.
+	// Waitlist has units that return to the sale, or to an item, when none are left offered to those who wait for it.
 	Waitlist bool
 }
 
@@ -201,8 +201,6 @@ func (t Terms) Validate() error {
 		return &order.InvalidError{Field: "unit_price", Reason: "needs currency"}
 	case t.Shards < 0 || t.Shards > MaxPartitions:
 		return &order.InvalidError{Field: "shards", Reason: fmt.Sprintf("must be a whole number from 1 to %d", MaxPartitions)}
-	case t.Waitlist && (t.Shards > 1 || len(t.Items) > 0):
-		return &order.InvalidError{Field: "waitlist", Reason: "needs a sale with one shard and without items"}
 	}
 	return nil
 }

@@ -47,15 +47,16 @@ var errUnitsMove = fmt.Errorf("%w: its last units keep moving", ErrUnavailable)
 // shardCount is what one shard has, at one moment.
 type shardCount struct {
 	left, generation int64
-	// quiet is true if the units left may not be sold yet, because they have just returned.
-	quiet bool
+	// quiet is true if the units left may not be sold yet, because they have just returned, and offered if they are
+	// offered to those who wait.
+	quiet, offered bool
 	// given and got are the totals of units given to and got from each shard.
 	given, got []int64
 }
 
 func (c *shardCount) equal(other *shardCount) bool {
 	return c.left == other.left && c.generation == other.generation && c.quiet == other.quiet &&
-		slices.Equal(c.given, other.given) && slices.Equal(c.got, other.got)
+		c.offered == other.offered && slices.Equal(c.given, other.given) && slices.Equal(c.got, other.got)
 }
 
 // isBelow is true if a number that only grows is lower than in an earlier count.
@@ -68,12 +69,23 @@ func (c *shardCount) isBelow(earlier *shardCount) bool {
 }
 
 // forSale is the number of units that can be sold or given now.
-func (c *shardCount) forSale() int64 {
-	if c.quiet {
+func (c *shardCount) forSale() int64 { return c.unitsOf(sold) }
+
+// unitsOf is the number of units that can be given now, of those that are sold to everybody or are offered.
+func (c *shardCount) unitsOf(whose whose) int64 {
+	if c.quiet || c.offered != (whose == offered) {
 		return 0
 	}
 	return c.left
 }
+
+// whose says whom units are for, as lua/give.lua has it.
+type whose string
+
+const (
+	sold    whose = "sold"
+	offered whose = "offered"
+)
 
 // saleCount is a count of all shards of a sale.
 type saleCount struct {
@@ -132,10 +144,10 @@ func (c *saleCount) onTheWay() (gifts []gift) {
 
 // wishes returns the gifts that a shard asks for to get so many units, with the totals as they are known. The richest
 // shards are asked, and as few as possible. Each keeps a part of what it has for its own buyers.
-func (c *saleCount) wishes(to int, wanted int64) (wishes []gift) {
+func (c *saleCount) wishes(to int, whose whose, wanted int64) (wishes []gift) {
 	givers := make([]int, 0, len(c.shards))
 	for from, giver := range c.shards {
-		if from != to && giver != nil && giver.forSale() > 0 {
+		if from != to && giver != nil && giver.unitsOf(whose) > 0 {
 			givers = append(givers, from)
 		}
 	}
@@ -196,7 +208,9 @@ func readCount(answer []string, shards int) (*shardCount, error) {
 		}
 		numbers[i+1] = n
 	}
-	count := &shardCount{left: numbers[1], generation: numbers[2], quiet: numbers[3] == 1}
+	count := &shardCount{
+		left: numbers[1], generation: numbers[2], quiet: numbers[3] == 1, offered: numbers[3] == 2,
+	}
 	for i := header; i < len(numbers); i += 2 {
 		count.given, count.got = append(count.given, numbers[i]), append(count.got, numbers[i+1])
 	}
@@ -204,12 +218,12 @@ func readCount(answer []string, shards int) (*shardCount, error) {
 }
 
 // give asks for these gifts, and returns what came of them.
-func (s shards) give(ctx context.Context, wishes []gift) (given []gift) {
+func (s shards) give(ctx context.Context, whose whose, wishes []gift) (given []gift) {
 	totals := make([]int64, len(wishes))
 	_ = each(len(wishes), func(i int) error {
 		w := wishes[i]
 		answer, err := s.run(ctx, w.from, func(f lua.Fenced) lua.FencedScript { return f.Give },
-			w.to, w.total, giveParts).Text()
+			w.to, w.total, giveParts, string(whose)).Text()
 		if word, total, _ := strings.Cut(answer, " "); err == nil && (word == "given" || word == "told") {
 			totals[i], _ = strconv.ParseInt(total, 10, 64) // 0, which takes nothing
 		}
@@ -279,7 +293,7 @@ func (q *queue) fill(ctx context.Context, script *reserveScript, short []*call) 
 			q.refuse(short, fmt.Errorf("%w: %w", ErrUnavailable, err))
 			return
 		}
-		silent, gifts, wishes := count.failed, count.onTheWay(), count.wishes(q.shard, wanted(short))
+		silent, gifts, wishes := count.failed, count.onTheWay(), count.wishes(q.shard, sold, wanted(short))
 		if len(gifts) > 0 {
 			count.taking.Do(func() { count.takeFail = q.shards.take(ctx, gifts) })
 			silent = errors.Join(silent, count.takeFail)
@@ -291,7 +305,7 @@ func (q *queue) fill(ctx context.Context, script *reserveScript, short []*call) 
 		case silent == nil && count.forSale() < needed(short):
 			short = q.prove(ctx, count, short)
 		case len(wishes) > 0:
-			given := q.give(ctx, wishes)
+			given := q.give(ctx, sold, wishes)
 			crashpoint.Hit(crashpoint.UnitsGiven)
 			_ = q.shards.take(ctx, given) // the next count shows what is on its way
 			short = q.ask(ctx, script, short)

@@ -50,7 +50,7 @@ func TestRandomShardedSaleKeepsEveryUnit(t *testing.T) {
 	for _, step := range (&shardRun{}).steps() {
 		require.Positive(t, world.done[step.name], step.name)
 	}
-	for _, rare := range []string{"killed", "lossy", "sold out", "taken", "units on their way"} {
+	for _, rare := range []string{"killed", "lossy", "sold out", "taken", "units on their way", "offered"} {
 		require.Positive(t, world.done[rare], rare)
 	}
 }
@@ -78,7 +78,11 @@ type shardRun struct {
 func (w *shardWorld) playSale(rt *rapid.T) {
 	ctx := context.Background()
 	shards := rapid.IntRange(2, 8).Draw(rt, "shards")
-	created := w.ShardedSale(w.t, rapid.Int64Range(2, 16).Draw(rt, "stock"), shards)
+	created, err := w.Create(ctx, reservation.Terms{
+		Name: "test", PerOrderLimit: 10, Shards: shards, Stock: rapid.Int64Range(2, 16).Draw(rt, "stock"),
+		Waitlist: rapid.Bool().Draw(rt, "waitlist"),
+	})
+	require.NoError(rt, err)
 	r := &shardRun{
 		shardWorld: w, T: rt, sale: created.Sale, ingresses: make([]*testshop.Shop, shardIngresses),
 		places: map[int64]uuid.UUID{},
@@ -133,6 +137,8 @@ func (r *shardRun) steps() []shardStep {
 		{"resume", 10, r.resume},
 		{"help", 3, r.help},
 		{"wait a second", 5, r.waitSecond},
+		{"offer", 8, r.offer},
+		{"reopen", 4, r.reopen},
 		{"late calls", 15, r.lateCalls},
 	}
 }
@@ -193,19 +199,28 @@ func (r *shardRun) request(ctx context.Context, ingress *testshop.Shop, request 
 	before := r.now()
 	shard := &before[r.sale.Layout().ShardOf(request.User)]
 	answer, err := ingress.Reserve(ctx, request)
+	require.GreaterOrEqual(r.T, r.now().offered(), before.offered(), "a purchase takes no unit of those who wait")
 	if err != nil {
 		require.False(r.T, sound, "%v", err)
 		return
 	}
 	held, holds := shard.holders[request.User]
 	switch {
+	case holds && r.sale.Waitlist && answer.Verdict == reservation.SoldOut:
+		// A unit that has just returned is offered before an ingress forgets that nothing was left (lua/reserve.lua).
+		require.Zero(r.T, before.forSale())
+		return
 	case holds:
 		require.Equal(r.T, reservation.AlreadyPurchased, answer.Verdict)
 		require.Equal(r.T, held.OrderID, answer.Reservation.OrderID)
 		return
-	case shard.state == string(reservation.StatePaused):
+	case shard.isPaused():
 		if before.forSale() > 0 || answer.Verdict != reservation.SoldOut { // which is remembered for a moment
 			require.Equal(r.T, reservation.Paused, answer.Verdict)
+		}
+	case shard.offers:
+		if before.forSale() > 0 || answer.Verdict != reservation.SoldOut { // as above
+			require.Equal(r.T, reservation.OffersOnly, answer.Verdict)
 		}
 	case request.Quantity <= before.forSale() && answer.Verdict != reservation.Replayed:
 		require.Equal(r.T, reservation.Reserved, answer.Verdict, "%d are for sale: %+v", before.forSale(), before)
@@ -383,6 +398,11 @@ func (r *shardRun) sellRest(ctx context.Context) {
 		var illegal *reservation.IllegalTransitionError
 		require.ErrorAs(r.T, err, &illegal)
 	}
+	require.NoError(r.T, r.HelpUnits(ctx, r.sale.ID, r.sale.Layout(), r.sale.Epoch))
+	if r.sale.Waitlist {
+		_, err := r.Reopen(ctx, r.sale, nil)
+		require.NoError(r.T, err)
+	}
 	r.waitSecond(ctx)
 	for i := range r.now().left() {
 		r.request(ctx, r.ingresses[i%shardIngresses], reservation.Request{
@@ -397,11 +417,13 @@ func (r *shardRun) sellRest(ctx context.Context) {
 // shardNow is one shard in Redis.
 type shardNow struct {
 	stock, left, revision int64
-	quiet                 bool
+	quiet, offers         bool
 	state, restocked      string
 	given, got            []int64
 	holders               map[string]order.Reservation
 }
+
+func (s shardNow) isPaused() bool { return s.state == string(reservation.StatePaused) }
 
 // saleNow is all shards of a sale at one moment.
 type saleNow []shardNow
@@ -433,7 +455,8 @@ func lookNow(t require.TestingT, s *testshop.Shop, sale reservation.Sale) (now s
 		one := shardNow{
 			stock: number("stock"), left: number("left"), revision: number("revision"), state: fields["state"],
 			restocked: fields["restocked"], holders: map[string]order.Reservation{},
-			quiet: clock.Val().UnixMilli()-number("quiet_since_ms") < 1000,
+			quiet:  clock.Val().UnixMilli()-number("quiet_since_ms") < 1000,
+			offers: fields["open_state"] == string(reservation.StateOffers),
 		}
 		for other := range layout.Shards {
 			one.given = append(one.given, number("given:"+strconv.Itoa(other)))
@@ -470,11 +493,21 @@ func (now saleNow) left() (units int64) {
 // forSale is the number of units that can be sold now.
 func (now saleNow) forSale() (units int64) {
 	for _, shard := range now {
-		if !shard.quiet {
+		if !shard.quiet && !shard.offers {
 			units += shard.left
 		}
 	}
-	return units + now.moving()
+	return units + now.movingTo(func(taker shardNow) bool { return !taker.offers })
+}
+
+// offered is the number of units that are offered to those who wait.
+func (now saleNow) offered() (units int64) {
+	for _, shard := range now {
+		if shard.offers {
+			units += shard.left
+		}
+	}
+	return units
 }
 
 // least is the lowest number of units left in a shard.
@@ -483,10 +516,14 @@ func (now saleNow) least() int64 {
 }
 
 // moving is the number of units on their way.
-func (now saleNow) moving() (units int64) {
+func (now saleNow) moving() (units int64) { return now.movingTo(func(shardNow) bool { return true }) }
+
+func (now saleNow) movingTo(isCounted func(taker shardNow) bool) (units int64) {
 	for from, giver := range now {
 		for to, taker := range now {
-			units += giver.given[to] - taker.got[from]
+			if isCounted(taker) {
+				units += giver.given[to] - taker.got[from]
+			}
 		}
 	}
 	return units

@@ -300,7 +300,7 @@ func (l *simulatedLine) fill(short []simulatedBuyer) {
 					if missing--; missing == 0 {
 						l.take(given, func() { l.ask(short) })
 					}
-				}, w.To(), w.Total(), reservation.GiveParts)
+				}, w.To(), w.Total(), reservation.GiveParts, "sold")
 			}
 		default:
 			l.ask(short)

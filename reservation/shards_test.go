@@ -123,7 +123,7 @@ func TestUnitsOnTheirWayAreSold(t *testing.T) {
 			sale := s.ShardedSale(t, 4, 2)
 			giver := []string{s.Keys.Sale(sale.Layout().Partition(0), sale.ID)}
 			give := redis.NewScript(lua.FencedBy("").Give.Source)
-			require.Equal(t, "given 2", give.Run(t.Context(), s.Rdb, giver, 1, 1, 0, 1).Val())
+			require.Equal(t, "given 2", give.Run(t.Context(), s.Rdb, giver, 1, 1, 0, 1, "sold").Val())
 			shown, err := s.Show(t.Context(), sale.ID)
 			require.NoError(t, err)
 			require.Equal(t, []int64{4, 0}, []int64{shown.Available, shown.Held}, "units on their way are available")

@@ -210,7 +210,8 @@ func (q *queue) checkSoldItems(ctx context.Context) (*soldItemsSeen, error) {
 		texts[i], _ = value.(string)
 	}
 	closesAt, _ := strconv.ParseInt(texts[2], 10, 64)
-	if texts[0] != strconv.FormatInt(q.place.epoch, 10) || texts[1] != string(StateOpen) ||
+	sells := texts[1] == string(StateOpen) || texts[1] == string(StateWaitlist)
+	if texts[0] != strconv.FormatInt(q.place.epoch, 10) || !sells ||
 		closesAt > 0 && state.Now.UnixMilli() >= closesAt {
 		return nil, nil //nolint:nilnil // there is nothing to remember
 	}

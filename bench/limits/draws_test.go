@@ -102,37 +102,51 @@ func drawUnits(b *testing.B, entries, units int) rig.Values {
 // BenchmarkWaitlist measures a long waiting list: its turns, and the answer to those who ask how many are before them.
 func BenchmarkWaitlist(b *testing.B) {
 	entries := rig.Scale(b, *drawEntries, 10_000)
-	results := rig.Compare(b, rig.Candidate{Name: "a waiting list", Turn: func(b *testing.B, _ int) rig.Values {
-		return offerWaiting(b, entries, rig.Scale(b, 20_000, 500))
-	}})
+	var candidates []rig.Candidate
+	for _, shards := range []int{1, 8} {
+		candidates = append(candidates, rig.Candidate{
+			Name: fmt.Sprintf("shards: %d", shards),
+			Turn: func(b *testing.B, _ int) rig.Values {
+				return offerWaiting(b, shards, entries, rig.Scale(b, 20_000, 500))
+			},
+		})
+	}
+	results := rig.Compare(b, candidates...)
 	table := rig.Table{
 		Title: "Waiting list",
 		Note: fmt.Sprintf("A waiting list of %d people. The last column is the time to read who waits, which an ingress "+
 			"does for all that ask. Medians of %d rounds.", entries, b.N),
-		Head: []string{"offers/s", "who waits, ms"},
+		Head: []string{"", "offers/s", "who waits, ms"},
 	}
-	table.Rows = append(table.Rows, results.Ranges(rig.Ratio, "a waiting list", table.Head...))
+	for _, c := range candidates {
+		row := append([]string{c.Name}, results.Ranges(rig.Ratio, c.Name, table.Head[1:]...)...)
+		table.Rows = append(table.Rows, row)
+	}
 	rig.Put(table)
 }
 
 // offerWaiting offers so many returned units to so many who wait.
-func offerWaiting(b *testing.B, entries, units int) rig.Values {
+func offerWaiting(b *testing.B, shards, entries, units int) rig.Values {
 	b.Helper()
 	s := openShop(b)
 	defer s.Close()
+	s.keys = s.Keys(shards)
 	sales, offerer := s.offerer(b)
 	goods, err := sales.Create(b.Context(), reservation.Terms{
 		Name: "goods", Stock: int64(units), PerOrderLimit: 1, PaymentWindow: time.Hour, Waitlist: true,
+		Shards: shards,
 	})
 	require.NoError(b, err)
 	s.enter(b, goods.EntriesID, entries)
 	// As after the return of all units to a sale with none left (release.lua).
-	key := s.keys.Sale(reservation.PartitionAmong(goods.ID, goods.Partitions), goods.ID)
-	require.NoError(b, s.Redis.HSet(b.Context(), key, "state", "offers", "open_state", "offers").Err())
+	for _, partition := range goods.Layout().All() {
+		key := s.keys.Sale(partition, goods.ID)
+		require.NoError(b, s.Redis.HSet(b.Context(), key, "state", "offers", "open_state", "offers").Err())
+	}
 
 	values := rig.Values{"offers/s": offersPerSecond(b, units, offerer.OfferWaiting)}
 	began := time.Now()
-	places, err := draws.New(s.Pool).WaitingPlaces(b.Context(), goods.ID)
+	places, err := draws.New(s.Pool).WaitingPlaces(b.Context(), goods.ID, "")
 	require.NoError(b, err)
 	require.Len(b, places, entries-units)
 	values["who waits, ms"] = float64(time.Since(began).Milliseconds())

@@ -232,7 +232,7 @@ type saleCreateCmd struct {
 	UnitPrice         int64         `default:"0" env:"STAMPEDE_SALE_UNIT_PRICE" placeholder:"AMOUNT" help:"Price of a unit in minor units of the currency (ISO 4217): 1290 is 12.90 EUR, and 5000 is 5,000 ISK, whatever a payment provider counts. With it a payment of another sum is due for refund; 0 is none (${default})."`
 	Currency          string        `env:"STAMPEDE_SALE_CURRENCY" placeholder:"CODE" help:"Currency of the price, a code of ISO 4217 such as EUR."`
 	Shards            int           `default:"1" env:"STAMPEDE_SALE_SHARDS" placeholder:"N" help:"Partitions that share the stock and sell at the same time, at most STAMPEDE_PARTITIONS (${default})."`
-	Waitlist          bool          `env:"STAMPEDE_SALE_WAITLIST" help:"Offer units that return when none are left to those who wait, in their order. Such a sale has one shard and no items."`
+	Waitlist          bool          `env:"STAMPEDE_SALE_WAITLIST" help:"Offer units that return when none are left to those who wait, in their order. In a sale with items each has a list of its own."`
 	keyFlag
 }
 

@@ -67,7 +67,7 @@ func (k *watchedDraws) show(sale *Sale) {
 		sale.OffersOnly = false
 	case at < 0:
 	case k.found[at].Kind == draws.ByPlace:
-		sale.OffersOnly = k.found[at].Waiting > 0
+		sale.OffersOnly = k.found[at].Waiting > 0 && len(sale.Items) == 0 // which are offered each by itself
 	default:
 		sale.DrawState = k.found[at].State
 	}

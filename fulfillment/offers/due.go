@@ -5,11 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/redis/go-redis/v9"
 
 	"stampede/internal/pg"
 	"stampede/internal/retry"
@@ -103,21 +101,16 @@ func (o *Offerer) survey(ctx context.Context, f *finder) error {
 func (o *Offerer) withUnits(ctx context.Context, kind draws.Kind, sales []draws.OpenSale) (due []uuid.UUID, err error) {
 	ctx, cancel := retry.ForCall(ctx)
 	defer cancel()
-	looks := make([]*redis.SliceCmd, len(sales))
-	_, err = o.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
-		for i, s := range sales {
-			key := o.saleKey(s.SaleID, s.Partitions)
-			looks[i] = p.HMGet(ctx, key, "left", "open_state")
-		}
-		return nil
-	})
+	of := make([]reservation.Sale, len(sales))
 	for i, s := range sales {
-		values := append(looks[i].Val(), "", "") // none of a server that does not answer
-		text, _ := values[0].(string)
-		left, _ := strconv.ParseInt(text, 10, 64)
-		offers := kind == draws.ByHash || values[1] == string(reservation.StateOffers)
-		closes := kind == draws.ByPlace && s.Closed && values[1] != string(reservation.StateOpen)
-		if s.Unfinished || left > 0 && offers || closes {
+		of[i] = goods(s.SaleID, s.Partitions, s.Shards, s.Items)
+	}
+	found, err := o.Store.LookWhose(ctx, of)
+	for i, s := range sales {
+		now := &found[i]
+		offers := slices.ContainsFunc(now.Units, func(u reservation.WhoseUnits) bool { return u.Offered > 0 })
+		closes := kind == draws.ByPlace && s.Closed && !now.IsPlain
+		if s.Unfinished || offers || kind == draws.ByHash && now.Left() > 0 || closes {
 			due = append(due, s.SaleID)
 		}
 	}

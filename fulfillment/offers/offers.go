@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strconv"
 	"time"
 
 	"github.com/google/uuid"
@@ -21,7 +20,6 @@ import (
 	"stampede/ledger/draws"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
-	"stampede/reservation/order"
 	"stampede/upkeep/retire"
 )
 
@@ -43,7 +41,7 @@ type Offerer struct {
 	rest  *retire.Retirer
 	// waits has why the list of a draw is not frozen yet, so that it is logged once.
 	waits map[uuid.UUID]string
-	lines map[uuid.UUID]*line
+	lists map[uuid.UUID]*list
 	// drawn and listed find the draws and the waiting lists with units to offer.
 	drawn, listed *finder
 }
@@ -51,7 +49,7 @@ type Offerer struct {
 // New returns an Offerer.
 func New(c Config) *Offerer {
 	return &Offerer{
-		Config: c, draws: draws.New(c.Pool), waits: map[uuid.UUID]string{}, lines: map[uuid.UUID]*line{},
+		Config: c, draws: draws.New(c.Pool), waits: map[uuid.UUID]string{}, lists: map[uuid.UUID]*list{},
 		drawn:  &finder{kind: draws.ByHash, retries: map[uuid.UUID]*retried{}},
 		listed: &finder{kind: draws.ByPlace, retries: map[uuid.UUID]*retried{}},
 		rest: retire.New(retire.Config{
@@ -180,15 +178,15 @@ func (o *Offerer) Offer(ctx context.Context) (done int, err error) {
 		}
 		had := d.Offered + d.Skipped
 		for began := time.Now(); !d.Paused && time.Since(began) < turn; {
-			now, err := o.ranks(ctx, d)
-			if err != nil || len(now.ranks) == 0 {
+			now, err := o.look(ctx, d)
+			if err != nil || now.IsLost {
 				return false, err
 			}
-			n, err := o.draws.Offer(ctx, d.SaleID, now.ranks, o.reserver(d.SaleID))
+			n, err := o.draws.Offer(ctx, d.SaleID, ranksOf(d, now), o.reserver(d.SaleID))
 			done, had = done+n, had+int64(n)
 			if err != nil || n == 0 {
 				isLast := d.Opening && had >= d.Entries // then it is due again: what is left is for everybody
-				return !now.left && d.InEpoch(now.epoch) && !isLast, err
+				return now.Left() == 0 && d.InEpoch(now.Epoch) && !isLast, err
 			}
 		}
 		return false, nil
@@ -206,49 +204,31 @@ func (o *Offerer) openRest(ctx context.Context, d *draws.Draw) (finished bool, e
 	return !waits, err
 }
 
-// saleKey is the key of a sale with one shard, by the partitions that there were when it was created.
-func (o *Offerer) saleKey(sale uuid.UUID, partitions int) string {
-	return o.Keys.Sale(reservation.PartitionAmong(sale, partitions), sale)
-}
-
-// rankable is what Redis has of a sale that is drawn.
-type rankable struct {
-	// ranks are for how many ranks of each item, by its letter, there may be units: as many as Redis has left, but one
-	// even if none is left. There are none of a sale that Redis has lost.
-	ranks map[string]int64
-	left  bool // of any item
-	epoch int64
-}
-
-func (o *Offerer) ranks(ctx context.Context, d *draws.Draw) (now rankable, err error) {
+// look returns whom the units of the sale are for.
+func (o *Offerer) look(ctx context.Context, d *draws.Draw) (reservation.Whose, error) {
 	ctx, cancel := retry.ForCall(ctx)
 	defer cancel()
-	letters, fields := []string{""}, []string{"epoch", "left"}
-	if len(d.Items) > 0 {
-		letters, fields = nil, fields[:1]
+	found, err := o.Store.LookWhose(ctx, []reservation.Sale{goods(d.SaleID, d.Partitions, d.Shards, len(d.Items))})
+	return found[0], err
+}
+
+// goods is a sale whose units are offered, as reservation.Store looks for it.
+func goods(id uuid.UUID, partitions, shards, items int) reservation.Sale {
+	return reservation.Sale{
+		ID: id, Partitions: partitions, Terms: reservation.Terms{Shards: shards, Items: make([]reservation.Item, items)},
 	}
-	for item := range d.Items {
-		letters, fields = append(letters, order.ItemLetter(item)), append(fields, "left."+order.ItemLetter(item))
-	}
-	key := o.saleKey(d.SaleID, d.Partitions)
-	values, err := o.Redis.HMGet(ctx, key, fields...).Result()
-	if err != nil {
-		return now, fmt.Errorf("read the units left of sale=%s: %w", d.SaleID, err)
-	}
-	number := func(value any) (int64, bool) {
-		text, _ := value.(string)
-		n, err := strconv.ParseInt(text, 10, 64)
-		return n, err == nil
-	}
-	now.epoch, _ = number(values[0])
-	now.ranks = map[string]int64{}
-	for i, letter := range letters {
-		if n, known := number(values[1+i]); known {
-			now.ranks[letter] = max(n, 1)
-			now.left = now.left || n > 0
+}
+
+// ranksOf are for how many ranks of each item, by its letter, there may be units: as many as Redis has left, but one
+// even if none is left. There are none of a sale that Redis has lost.
+func ranksOf(d *draws.Draw, now reservation.Whose) map[string]int64 {
+	ranks := map[string]int64{}
+	for place, item := range d.Letters() {
+		if units := now.Units[place]; !now.IsLost {
+			ranks[item] = max(units.Offered+units.ForSale, 1)
 		}
 	}
-	return now, nil
+	return ranks
 }
 
 // reserver reserves the units of turns in one call of the script.

@@ -106,54 +106,54 @@ func (l *list) requireSettles(t *testing.T, waiting int) {
 
 // A list that is closed takes nobody, offers what returns to those who wait, and is none afterwards.
 func TestClosedListIsEmptiedAndForgotten(t *testing.T) {
-	t.Parallel()
-	s := testshop.OnOwnRedis(t, 1)
-	l := newList(t, s, "h1", "h2")
-	l.join(t, "ann")
-	testwork.FulfilAll(t, s)
-	ctx := catalog.WithOperator(t.Context(), "ada")
-	for range 2 { // a repeat changes nothing
-		_, err := s.Catalog.End(ctx, l.sale.EntriesID)
-		require.NoError(t, err)
-		closed, err := s.Catalog.Show(ctx, l.sale.ID)
-		require.NoError(t, err)
-		require.Equal(t, []any{true, reservation.StateOpen}, []any{closed.WaitlistClosed, closed.State})
-	}
-	require.EqualValues(t, 1, s.Count(t, `SELECT count(*) FROM sale_events
+	forms(t, func(t *testing.T, s *testshop.Shop, newList func(holders ...string) *list) {
+		l := newList("h1", "h2")
+		l.join(t, "ann")
+		testwork.FulfilAll(t, s)
+		ctx := catalog.WithOperator(t.Context(), "ada")
+		for range 2 { // a repeat changes nothing
+			_, err := s.Catalog.End(ctx, l.sale.EntriesID)
+			require.NoError(t, err)
+			closed, err := s.Catalog.Show(ctx, l.sale.ID)
+			require.NoError(t, err)
+			require.Equal(t, []any{true, reservation.StateOpen}, []any{closed.WaitlistClosed, closed.State})
+		}
+		require.EqualValues(t, 1, s.Count(t, `SELECT count(*) FROM sale_events
 		WHERE sale_id = $1 AND type = 'WaitlistClosed' AND operator = 'ada'`, l.sale.ID))
-	_, err := l.Join(t.Context(), l.sale, "bob", "")
-	require.ErrorIs(t, err, reservation.ErrWaitlistClosed)
-	again, err := l.Join(t.Context(), l.sale, "ann", "")
-	require.NoError(t, err)
-	require.Equal(t, reservation.Replayed, again.Verdict, "who waits keeps the place")
+		_, err := l.Join(t.Context(), l.sale, l.item, "bob", "")
+		require.ErrorIs(t, err, reservation.ErrWaitlistClosed)
+		again, err := l.Join(t.Context(), l.sale, l.item, "ann", "")
+		require.NoError(t, err)
+		require.Equal(t, reservation.Replayed, again.Verdict, "who waits keeps the place")
 
-	o := offerer(t, s)
-	places, err := s.Catalog.Show(t.Context(), l.sale.EntriesID)
-	require.NoError(t, err)
-	require.ErrorIs(t, s.Catalog.Retire(t.Context(), places.ID, places.Epoch, places.Revision), catalog.ErrNotRetired,
-		"ann is found in Redis")
-	l.expire(t, "h1")
-	l.awaitTurns(t, o, "ann offered")
-	testwork.FulfilAll(t, s)
-	o = offerer(t, s) // which has not looked yet
-	l.requireNoTurn(t, o)
-	require.Equal(t, "open", l.state(t), "the list is over")
-	testwork.RequireUnbroken(t, s, uuid.Nil)
-	l.expire(t, "h2")
-	testkit.Eventually(t, testshop.Soon, "it is sold without a worker", func() bool {
-		return s.Ask(t, l.sale.ID, "eve").Verdict == reservation.Reserved
-	})
-	_, err = l.Join(t.Context(), l.sale, "bob", "")
-	require.ErrorIs(t, err, reservation.ErrWaitlistClosed)
+		o := offerer(t, s)
+		places, err := s.Catalog.Show(t.Context(), l.sale.EntriesID)
+		require.NoError(t, err)
+		require.ErrorIs(t, s.Catalog.Retire(t.Context(), places.ID, places.Epoch, places.Revision), catalog.ErrNotRetired,
+			"ann is found in Redis")
+		l.expire(t, "h1")
+		l.awaitTurns(t, o, "ann offered")
+		testwork.FulfilAll(t, s)
+		o = offerer(t, s) // which has not looked yet
+		l.requireNoTurn(t, o)
+		require.True(t, l.isPlain(t), "the list is over")
+		testwork.RequireUnbroken(t, s, uuid.Nil)
+		l.expire(t, "h2")
+		testkit.Eventually(t, testshop.Soon, "it is sold without a worker", func() bool {
+			return l.ask(t, "eve") == reservation.Reserved
+		})
+		_, err = l.Join(t.Context(), l.sale, l.item, "bob", "")
+		require.ErrorIs(t, err, reservation.ErrWaitlistClosed)
 
-	testwork.FulfilAll(t, s)
-	s.Flush(t)
-	testwork.Rebuild(t, s)
-	testkit.Eventually(t, testshop.Soon, "so it is after a rebuild", func() bool {
-		_, err := o.OfferWaiting(t.Context())
-		return err == nil && l.state(t) == "open"
+		testwork.FulfilAll(t, s)
+		s.Flush(t)
+		l.rebuild(t)
+		testkit.Eventually(t, testshop.Soon, "so it is after a rebuild", func() bool {
+			_, err := o.OfferWaiting(t.Context())
+			return err == nil && l.isPlain(t)
+		})
+		testwork.RequireUnbroken(t, s, uuid.Nil)
 	})
-	testwork.RequireUnbroken(t, s, uuid.Nil)
 }
 
 // A sale does not sell plainly while somebody may still get a place: the end of the places waits for its publication.
@@ -164,7 +164,7 @@ func TestListIsNotForgottenBeforeItsEndIsPublished(t *testing.T) {
 	testwork.FulfilAll(t, s)
 	require.NoError(t, s.Exec(t, "UPDATE sales SET state = 'ended' WHERE id = $1", l.sale.EntriesID))
 	l.requireNoTurn(t, offerer(t, s))
-	require.Equal(t, "waitlist", l.state(t))
+	require.False(t, l.isPlain(t))
 }
 
 // Whatever an operator does to one half of a draw, before its entries are over or while units are offered, each unit

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -23,11 +24,16 @@ const (
 	lineAge = 30 * time.Second
 )
 
-// line is what is remembered of a waiting list.
+// line is what is remembered of those who wait for an item.
 type line struct {
 	// next are the first entries of the list. Some of them may have had their turn since.
 	next []uuid.UUID
 	read time.Time
+}
+
+// list is what is remembered of a waiting list: the lines by the letters of the items.
+type list struct {
+	lines map[string]*line
 	// isHeld is true after it was logged that the sale cannot be reopened yet.
 	isHeld bool
 }
@@ -38,7 +44,7 @@ func (o *Offerer) OfferWaiting(ctx context.Context) (done int, err error) {
 	err = o.eachDue(ctx, o.listed, func(d *draws.Draw) (finished bool, err error) {
 		defer func() {
 			if finished {
-				delete(o.lines, d.SaleID)
+				delete(o.lists, d.SaleID)
 			}
 		}()
 		if d.State == draws.Over {
@@ -47,37 +53,32 @@ func (o *Offerer) OfferWaiting(ctx context.Context) (done int, err error) {
 			}
 			return err == nil, err
 		}
-		l := o.lines[d.SaleID]
+		l := o.lists[d.SaleID]
 		if l == nil {
-			l = &line{}
-			o.lines[d.SaleID] = l
+			l = &list{lines: map[string]*line{}}
+			for _, item := range d.Letters() {
+				l.lines[item] = &line{}
+			}
+			o.lists[d.SaleID] = l
 		}
 		for began := time.Now(); !d.Paused && time.Since(began) < turn; {
 			now, err := o.look(ctx, d)
 			if err != nil {
 				return false, err
 			}
-			if now.OpenState == reservation.StateOpen {
+			switch {
+			case now.IsLost:
+				return false, nil
+			case now.IsPlain:
 				return true, nil // the list is closed, and nobody waits
 			}
-			if len(l.next) == 0 || time.Since(l.read) > lineAge {
-				if err := o.fill(ctx, d, l); err != nil {
-					return false, err
-				}
+			n, unwanted, goesOn, err := o.offerFirst(ctx, d, l, now)
+			if done += n; err == nil && !goesOn {
+				goesOn, err = o.reopen(ctx, d, l, now, unwanted)
 			}
-			first := l.next[:min(len(l.next), order.MaxPerMessage)]
-			n, waits, err := o.draws.OfferWaiting(ctx, d.SaleID, max(now.Left, 1), first, o.reserver(d.SaleID))
-			done += n
-			switch {
-			case err != nil:
-				return false, err
-			case waits && n == 0:
-				return now.isDone(d), nil
-			case !waits && len(first) == 0:
-				reopened, err := o.reopen(ctx, d, l, now)
-				return reopened || !d.EntriesEnded && now.isDone(d), err
-			case !waits:
-				l.next = l.next[len(first):]
+			if err != nil || !goesOn {
+				closes := d.EntriesEnded && len(unwanted) == len(now.Units)
+				return now.Offered() == 0 && d.InEpoch(now.Epoch) && !closes, err
 			}
 		}
 		return false, nil
@@ -85,37 +86,49 @@ func (o *Offerer) OfferWaiting(ctx context.Context) (done int, err error) {
 	return done, err
 }
 
-// fill reads who is next.
-func (o *Offerer) fill(ctx context.Context, d *draws.Draw, l *line) error {
+// offerFirst offers what is left of each item to those who come next. goesOn is true if there may be more to do at
+// once. If it is false, unwanted are the items, by their places, of which nobody is known who waits.
+func (o *Offerer) offerFirst(
+	ctx context.Context, d *draws.Draw, l *list, now reservation.Whose,
+) (done int, unwanted []int, goesOn bool, err error) {
+	first := map[string][]uuid.UUID{}
+	for place, item := range d.Letters() {
+		line := l.lines[item]
+		isStale := len(line.next) == 0 || time.Since(line.read) > lineAge
+		if units := now.Units[place]; isStale && (units.IsOffered || units.ForSale > 0) {
+			if err := o.fill(ctx, d, item, line); err != nil {
+				return 0, nil, false, err
+			}
+		}
+		first[item] = line.next[:min(len(line.next), order.MaxPerMessage)]
+	}
+	done, waits, err := o.draws.OfferWaiting(ctx, d.SaleID, ranksOf(d, now), first, o.reserver(d.SaleID))
+	if err != nil {
+		return done, nil, false, err
+	}
+	goesOn = done > 0
+	for place, item := range d.Letters() {
+		switch n := len(first[item]); {
+		case waits[item]:
+		case n > 0: // all of them had a turn
+			l.lines[item].next = l.lines[item].next[n:]
+			goesOn = true
+		default:
+			unwanted = append(unwanted, place)
+		}
+	}
+	return done, unwanted, goesOn, nil
+}
+
+// fill reads who is next for an item.
+func (o *Offerer) fill(ctx context.Context, d *draws.Draw, item string, l *line) error {
 	before, err := o.recordedBefore(ctx, d)
 	if err != nil {
 		return err
 	}
 	l.read = time.Now()
-	l.next, err = o.draws.Waiting(ctx, d, before, lineMax)
+	l.next, err = o.draws.Waiting(ctx, d, item, before, lineMax)
 	return err
-}
-
-// inRedis is what Redis has of a sale with a waiting list; zero if it has lost the sale.
-type inRedis struct {
-	Left      int64             `redis:"left"`
-	Epoch     int64             `redis:"epoch"`
-	OpenState reservation.State `redis:"open_state"`
-}
-
-// isDone is true if no unit can be offered.
-func (now inRedis) isDone(d *draws.Draw) bool {
-	return d.InEpoch(now.Epoch) && (now.Left == 0 || now.OpenState != reservation.StateOffers)
-}
-
-func (o *Offerer) look(ctx context.Context, d *draws.Draw) (now inRedis, err error) {
-	ctx, cancel := retry.ForCall(ctx)
-	defer cancel()
-	key := o.saleKey(d.SaleID, d.Partitions)
-	if err = o.Redis.HMGet(ctx, key, "left", "epoch", "open_state").Scan(&now); err != nil {
-		return now, fmt.Errorf("read the units left of sale=%s: %w", d.SaleID, err)
-	}
-	return now, nil
 }
 
 // recordedBefore returns when the oldest order was accepted that is not in Postgres, by the clock of Redis. All entries
@@ -138,7 +151,7 @@ func (o *Offerer) recordedBefore(ctx context.Context, d *draws.Draw) (time.Time,
 func (o *Offerer) canJoin(ctx context.Context, d *draws.Draw) (bool, error) {
 	ctx, cancel := retry.ForCall(ctx)
 	defer cancel()
-	key := o.saleKey(d.EntriesID, d.Partitions)
+	key := o.Keys.Sale(reservation.PartitionAmong(d.EntriesID, d.Partitions), d.EntriesID)
 	state, err := o.Redis.HGet(ctx, key, "state").Result()
 	if err != nil && !errors.Is(err, redis.Nil) {
 		return false, fmt.Errorf("read the places to wait for sale=%s: %w", d.SaleID, err)
@@ -146,13 +159,19 @@ func (o *Offerer) canJoin(ctx context.Context, d *draws.Draw) (bool, error) {
 	return err == nil && reservation.State(state) != reservation.StateEnded, nil
 }
 
-// reopen sells the units that are left to everybody, if nobody waits. If the list is closed, too, it does so for good.
-func (o *Offerer) reopen(ctx context.Context, d *draws.Draw, l *line, now inRedis) (reopened bool, err error) {
-	if d.EntriesEnded {
+// reopen sells the units that are left of items to everybody, if nobody waits for them. If the list is closed, too, and
+// nobody waits for any item, it does so for good.
+func (o *Offerer) reopen(
+	ctx context.Context, d *draws.Draw, l *list, now reservation.Whose, items []int,
+) (reopened bool, err error) {
+	if closes := d.EntriesEnded && len(items) == len(now.Units); closes {
 		if canJoin, err := o.canJoin(ctx, d); err != nil || canJoin {
 			return false, err
 		}
-	} else if now.OpenState != reservation.StateOffers || now.Left == 0 {
+	} else {
+		items = slices.DeleteFunc(slices.Clone(items), func(place int) bool { return !now.Units[place].IsOffered })
+	}
+	if len(items) == 0 {
 		return false, nil
 	}
 	// Before IsWaiting: an entry that is not held any more is in Postgres.
@@ -163,21 +182,30 @@ func (o *Offerer) reopen(ctx context.Context, d *draws.Draw, l *line, now inRedi
 	if entries.Held > 0 {
 		if !l.isHeld {
 			o.Logger.Info("a sale has units left and stays closed to others: places in its waiting list are not in Postgres yet",
-				"sale", d.SaleID, "left", now.Left, "places", entries.Held)
+				"sale", d.SaleID, "left", now.Offered(), "places", entries.Held)
 		}
 		l.isHeld = true
 		return false, nil
 	}
 	l.isHeld = false
-	if waits, err := o.draws.IsWaiting(ctx, d); err != nil || waits {
-		return false, err
+	var unwanted []int
+	for _, place := range items {
+		waits, err := o.draws.IsWaiting(ctx, d, d.Letters()[place])
+		if err != nil {
+			return false, err
+		}
+		if !waits {
+			unwanted = append(unwanted, place)
+		}
 	}
-	reopened, err = o.Store.Reopen(ctx, reservation.Sale{
-		ID: d.SaleID, Terms: reservation.Terms{Waitlist: true, Shards: 1}, Partitions: d.Partitions, Epoch: now.Epoch,
-		WaitlistClosed: d.EntriesEnded,
-	})
+	sale := goods(d.SaleID, d.Partitions, d.Shards, len(d.Items))
+	sale.Epoch, sale.Waitlist = now.Epoch, true
+	if sale.WaitlistClosed = d.EntriesEnded && len(unwanted) == len(now.Units); len(unwanted) == 0 {
+		return false, nil
+	}
+	reopened, err = o.Store.Reopen(ctx, sale, unwanted)
 	if reopened {
-		o.Logger.Info("nobody waits: the units that are left are for everybody", "sale", d.SaleID, "left", now.Left)
+		o.Logger.Info("nobody waits: what is left and was offered is for everybody", "sale", d.SaleID, "left", now.Offered())
 	}
 	return reopened, err
 }

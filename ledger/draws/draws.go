@@ -100,12 +100,12 @@ type Draw struct {
 	// none with parties, nor if the last one is over.
 	Rounds []int64
 
-	// Stock and Items are those of the sale that is drawn, Partitions those of its layout, and Paused is true while an
+	// Stock and Items are those of the sale that is drawn, Partitions and Shards its layout, and Paused is true while an
 	// operator has halted it.
-	Stock      int64
-	Items      []draw.Item
-	Partitions int
-	Paused     bool
+	Stock              int64
+	Items              []draw.Item
+	Partitions, Shards int
+	Paused             bool
 	// GoodsOver is true after its end. Ended is true after an operator has ended it, and EntriesEnded if nobody can
 	// enter any more: a waiting list is closed.
 	GoodsOver, Ended, EntriesEnded bool
@@ -190,7 +190,7 @@ type drawRow struct {
 	Now                   time.Time
 	Stock                 int64
 	Items                 []draw.Item
-	Partitions            int
+	Partitions, Shards    int
 	GoodsOver             bool
 	GoodsPaused           bool
 	GoodsEnded            bool
@@ -201,7 +201,7 @@ func (r *drawRow) draw() Draw {
 	d := Draw{
 		SaleID: r.SaleID, EntriesID: r.EntriesID, Kind: r.Kind, CreatedAt: r.CreatedAt.UTC(), ClosesAt: utc(r.ClosesAt),
 		Freeze: time.Duration(r.FreezeSeconds) * time.Second, Parties: r.Parties, Version: r.Version, Stock: r.Stock,
-		Items: r.Items, Partitions: r.Partitions, Paused: r.GoodsPaused, GoodsOver: r.GoodsOver,
+		Items: r.Items, Partitions: r.Partitions, Shards: r.Shards, Paused: r.GoodsPaused, GoodsOver: r.GoodsOver,
 		Ended: r.GoodsEnded, EntriesEnded: r.EntriesEnded,
 		Entries: r.Entries, Root: r.Root, FrozenAt: utc(r.FrozenAt), Goods: r.Goods,
 		Signature: r.Signature, Seed: r.Seed, SeededAt: utc(r.SeededAt), ItemEntries: r.ItemEntries,

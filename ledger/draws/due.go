@@ -85,10 +85,11 @@ func (s *Store) NoteDue(ctx context.Context, sales []uuid.UUID) error {
 // OpenSale is a sale whose units are offered. Unfinished is true if it is due, whatever is left of it. Closed is true
 // for a waiting list that nobody can join, which is due until it sells plainly.
 type OpenSale struct {
-	SaleID     uuid.UUID
-	Partitions int
-	Unfinished bool
-	Closed     bool
+	SaleID             uuid.UUID
+	Partitions, Shards int
+	Items              int // how many
+	Unfinished         bool
+	Closed             bool
 }
 
 // Open returns the sales whose units are offered by rank, or to those who wait.

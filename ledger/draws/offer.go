@@ -66,7 +66,31 @@ type Reserver func(ctx context.Context, turns []Turn) ([]Result, error)
 func (s *Store) Offer(
 	ctx context.Context, goods uuid.UUID, ranks map[string]int64, reserve Reserver,
 ) (done int, err error) {
-	return s.offer(ctx, goods, reserve, func(tx pgx.Tx, d *Draw) ([]Turn, error) { return d.turns(ctx, tx, ranks) })
+	return s.offer(ctx, goods, reserve, func(tx pgx.Tx, d *Draw) ([]Turn, error) {
+		first := int64(0) // of the ranks of the item
+		return d.turns(ctx, tx, ranks, func(item int, t Turn, most int64) (turns []Turn, err error) {
+			entries, expected := d.ItemEntries[item], t.Rank
+			defer func() { first += entries }()
+			if most = min(most, entries-t.Rank); most <= 0 {
+				return nil, nil
+			}
+			rows, _ := tx.Query(ctx, sql.DrawsTurns, goods, d.EntriesID, first, t.Rank, most) // its error comes with the rows
+			last := t.Rank + most
+			_, err = pgx.ForEachRow(rows, []any{&t.Rank, &t.Place, &t.EntryID, &t.UserID, &t.Cancelled}, func() error {
+				if t.Rank != expected {
+					return fmt.Errorf("%w: that of rank %d%s is missing", errChunksMissing, expected, t.Item)
+				}
+				expected++
+				t.OrderID = d.orderID(t.EntryID)
+				turns = append(turns, t)
+				return nil
+			})
+			if err == nil && expected < last {
+				err = fmt.Errorf("%w: that of rank %d%s is missing", errChunksMissing, expected, t.Item)
+			}
+			return turns, err
+		})
+	})
 }
 
 // offer has the next turns.
@@ -129,44 +153,31 @@ func NextRanks(ctx context.Context, on pg.Querier, goods uuid.UUID) (map[string]
 	return next, err
 }
 
-// turns returns the next ones. All together are not more than one call of the script takes.
-func (d *Draw) turns(ctx context.Context, tx pgx.Tx, ranks map[string]int64) (turns []Turn, err error) {
-	next, err := NextRanks(ctx, tx, d.SaleID)
+// turns returns the next ones: of each item at most ranks, first those that were lost and then those that next returns,
+// from the rank of its turn on. All together are not more than one call of the script takes.
+func (d *Draw) turns(
+	ctx context.Context, tx pgx.Tx, ranks map[string]int64, next func(item int, from Turn, most int64) ([]Turn, error),
+) (turns []Turn, err error) {
+	rank, err := NextRanks(ctx, tx, d.SaleID)
 	if err != nil {
 		return nil, err
 	}
 	noneLost := d.offersEpoch < d.epoch
-	first := int64(0) // of the ranks of the item
-	for i, entries := range d.ItemEntries {
-		item, code := d.item(i)
-		most := min(ranks[item], int64(order.MaxPerMessage-len(turns)))
-		lost, err := d.lost(ctx, tx, Turn{Item: item, Code: code, Epoch: d.epoch}, most)
+	for item := range max(1, len(d.Items)) {
+		letter, code := d.item(item)
+		from := Turn{Item: letter, Code: code, Rank: rank[letter], Epoch: d.epoch}
+		most := min(ranks[letter], int64(order.MaxPerMessage-len(turns)))
+		lost, err := d.lost(ctx, tx, from, most)
 		if err != nil {
 			return nil, err
 		}
 		noneLost = noneLost && most > 0 && len(lost) == 0
 		turns = append(turns, lost...)
-		if most = min(most-int64(len(lost)), entries-next[item]); most > 0 {
-			rows, _ := tx.Query(ctx, sql.DrawsTurns, d.SaleID, d.EntriesID, first, next[item], most) // as above
-			turn, expected := Turn{Item: item, Code: code, Epoch: d.epoch}, next[item]
-			if _, err := pgx.ForEachRow(rows, []any{
-				&turn.Rank, &turn.Place, &turn.EntryID, &turn.UserID, &turn.Cancelled,
-			}, func() error {
-				if turn.Rank != expected {
-					return fmt.Errorf("%w: that of rank %d%s is missing", errChunksMissing, expected, item)
-				}
-				expected++
-				turn.OrderID = d.orderID(turn.EntryID)
-				turns = append(turns, turn)
-				return nil
-			}); err != nil {
-				return nil, err
-			}
-			if expected < next[item]+most {
-				return nil, fmt.Errorf("%w: that of rank %d%s is missing", errChunksMissing, expected, item)
-			}
+		others, err := next(item, from, most-int64(len(lost)))
+		if err != nil {
+			return nil, err
 		}
-		first += entries
+		turns = append(turns, others...)
 	}
 	if noneLost {
 		_, err = tx.Exec(ctx, sql.DrawsNoneLost, d.SaleID, d.epoch)

@@ -14,11 +14,13 @@ import (
 	"stampede/sql"
 )
 
-// Waiting returns the entries of the next ones who wait, by place: at most so many, up to the first one who did not
-// enter before that time. The caller knows that each entry from before is in Postgres, so that nobody is passed over.
-// It reads the whole list.
-func (s *Store) Waiting(ctx context.Context, d *Draw, before time.Time, most int) (next []uuid.UUID, err error) {
-	rows, _ := s.pool.Query(ctx, sql.DrawsWaiting, d.SaleID, d.EntriesID, most) // its error comes with the rows
+// Waiting returns the entries of the next ones who wait for an item, by place: at most so many, up to the first one who
+// did not enter before that time. The item is a letter, "" in a sale without items. The caller knows that each entry
+// from before is in Postgres, so that nobody is passed over. It reads the whole list.
+func (s *Store) Waiting(
+	ctx context.Context, d *Draw, item string, before time.Time, most int,
+) (next []uuid.UUID, err error) {
+	rows, _ := s.pool.Query(ctx, sql.DrawsWaiting, d.SaleID, d.EntriesID, item, most) // its error comes with the rows
 	var id uuid.UUID
 	var reservedAt time.Time
 	isBefore := true
@@ -32,47 +34,56 @@ func (s *Store) Waiting(ctx context.Context, d *Draw, before time.Time, most int
 	return next, wrap("look who waits", d.SaleID, err)
 }
 
-// OfferWaiting is Offer to those of next who had no turn, at most left of them, in their order. waits is false if all
-// of them had one.
+// OfferWaiting is Offer to those of next, by the letter of the item, who had no turn: of each item at most ranks, in
+// their order. waits is true for the items of which somebody may be left of next who had none.
 func (s *Store) OfferWaiting(
-	ctx context.Context, goods uuid.UUID, left int64, next []uuid.UUID, reserve Reserver,
-) (done int, waits bool, err error) {
-	waits = true
+	ctx context.Context, goods uuid.UUID, ranks map[string]int64, next map[string][]uuid.UUID, reserve Reserver,
+) (done int, waits map[string]bool, err error) {
+	waits = map[string]bool{}
+	for item := range ranks { // also if nothing is offered now
+		waits[item] = true
+	}
 	done, err = s.offer(ctx, goods, reserve, func(tx pgx.Tx, d *Draw) ([]Turn, error) {
-		most := min(left, order.MaxPerMessage)
-		turns, err := d.lost(ctx, tx, Turn{Epoch: d.epoch}, most)
-		if err == nil && len(turns) == 0 && d.offersEpoch < d.epoch {
-			_, err = tx.Exec(ctx, sql.DrawsNoneLost, d.SaleID, d.epoch)
-		}
-		if most -= int64(len(turns)); err != nil || most == 0 {
+		return d.turns(ctx, tx, ranks, func(_ int, t Turn, most int64) (turns []Turn, err error) {
+			if waits[t.Item] = most <= 0; most <= 0 || len(next[t.Item]) == 0 {
+				return nil, nil
+			}
+			rows, _ := tx.Query(ctx, sql.DrawsStillWaiting, goods, d.EntriesID, next[t.Item], most) // rows carry the error
+			_, err = pgx.ForEachRow(rows, []any{&t.EntryID, &t.UserID, &t.Place, &t.Cancelled}, func() error {
+				t.OrderID = d.orderID(t.EntryID)
+				turns = append(turns, t)
+				t.Rank++
+				return nil
+			})
+			waits[t.Item] = len(turns) > 0
 			return turns, err
-		}
-		t := Turn{Rank: d.Offered + d.Skipped, Epoch: d.epoch}
-		rows, _ := tx.Query(ctx, sql.DrawsStillWaiting, d.SaleID, d.EntriesID, next, most) // its error comes with the rows
-		_, err = pgx.ForEachRow(rows, []any{&t.EntryID, &t.UserID, &t.Place, &t.Cancelled}, func() error {
-			t.OrderID = d.orderID(t.EntryID)
-			turns = append(turns, t)
-			t.Rank++
-			return nil
 		})
-		waits = len(turns) > 0
-		return turns, err
 	})
 	return done, waits, err
 }
 
-// IsWaiting returns whether anybody waits for units of a sale.
-func (s *Store) IsWaiting(ctx context.Context, d *Draw) (bool, error) {
-	tag, err := s.pool.Exec(ctx, sql.DrawsWaiting, d.SaleID, d.EntriesID, 1)
+// IsWaiting returns whether anybody waits for an item, by its letter.
+func (s *Store) IsWaiting(ctx context.Context, d *Draw, item string) (bool, error) {
+	tag, err := s.pool.Exec(ctx, sql.DrawsWaiting, d.SaleID, d.EntriesID, item, 1)
 	return tag.RowsAffected() > 0, wrap("look who waits", d.SaleID, err)
+}
+
+// Letters are those of the items, in their order; one that is empty in a sale without items.
+func (d *Draw) Letters() []string {
+	letters := make([]string, max(1, len(d.Items)))
+	for place := range letters {
+		letters[place], _ = d.item(place)
+	}
+	return letters
 }
 
 // WaitingPlacesMax bounds the places of a list that are read.
 const WaitingPlacesMax = 2_000_000
 
-// WaitingPlaces returns the first WaitingPlacesMax places of those who wait for units of a sale, in their order.
-func (s *Store) WaitingPlaces(ctx context.Context, goods uuid.UUID) (places []int64, err error) {
-	err = s.pool.QueryRow(ctx, sql.DrawsWaitingPlaces, goods, WaitingPlacesMax).Scan(&places)
+// WaitingPlaces returns the first WaitingPlacesMax places of those who wait for an item of a sale, by its letter, in
+// their order.
+func (s *Store) WaitingPlaces(ctx context.Context, goods uuid.UUID, item string) (places []int64, err error) {
+	err = s.pool.QueryRow(ctx, sql.DrawsWaitingPlaces, goods, item, WaitingPlacesMax).Scan(&places)
 	return places, wrap("list who waits", goods, err)
 }
 
@@ -80,6 +91,8 @@ func (s *Store) WaitingPlaces(ctx context.Context, goods uuid.UUID) (places []in
 type Waiter struct {
 	EntryID uuid.UUID
 	Place   int64
+	// Item is the letter of the item for which the user waits.
+	Item string
 	// HasLeft is true if the entry is cancelled.
 	HasLeft bool
 	// Outcome is empty until the user had a turn. Reason says why the user was skipped, and OrderID is the order that was
@@ -97,6 +110,7 @@ func (s *Store) Waiter(ctx context.Context, goods uuid.UUID, user string) (Waite
 	r, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[struct {
 		EntryID          uuid.UUID
 		Place            int64
+		Item             string
 		OrderID          zeronull.UUID
 		Reason           draw.Reason
 		HasLeft, Decided bool
@@ -106,8 +120,8 @@ func (s *Store) Waiter(ctx context.Context, goods uuid.UUID, user string) (Waite
 		err = order.ErrNotFound
 	}
 	w := Waiter{
-		EntryID: r.EntryID, Place: r.Place, HasLeft: r.HasLeft, OrderID: uuid.UUID(r.OrderID), Holds: r.Holds,
-		Reason: r.Reason,
+		EntryID: r.EntryID, Place: r.Place, Item: r.Item, HasLeft: r.HasLeft, OrderID: uuid.UUID(r.OrderID),
+		Holds: r.Holds, Reason: r.Reason,
 	}
 	if r.Decided {
 		w.Outcome = outcome(r.Reason)

@@ -296,6 +296,12 @@ func (c *Catalog) insertWithWaitlist(ctx context.Context, sale *reservation.Sale
 			Stock: order.MaxStock, PerOrderLimit: 1, ClosesAt: sale.ClosesAt, Shards: 1,
 		},
 	}
+	if n := int64(len(sale.Items)); n > 0 { // each has a list of its own
+		entries.Stock = order.MaxStock / n * n
+		for _, i := range sale.Items {
+			entries.Items = append(entries.Items, reservation.Item{Code: i.Code, Name: i.Name, Stock: order.MaxStock / n})
+		}
+	}
 	sale.EntriesID = entries.ID
 	return pg.InTransaction(ctx, c.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		err := tx.QueryRow(ctx, sql.CatalogInsertSale, insertArgs(ctx, *sale, idempotencyKey)...).

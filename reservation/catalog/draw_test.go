@@ -417,15 +417,15 @@ func TestWaitlistIsCreatedWithItsSale(t *testing.T) {
 	testkit.Eventually(t, 30*time.Second, "no ingress remembers that nothing is left", func() bool {
 		return s.Ask(t, sale.ID, "eve").Verdict == reservation.OffersOnly
 	})
-	reopened, err := s.Reopen(ctx, sale.Sale)
+	reopened, err := s.Reopen(ctx, sale.Sale, nil)
 	require.NoError(t, err)
 	require.True(t, reopened)
 	testkit.Eventually(t, 30*time.Second, "everybody may buy it", func() bool {
 		return s.Ask(t, sale.ID, "eve").Verdict == reservation.Reserved
 	})
-	reopened, err = s.Reopen(ctx, sale.Sale)
+	reopened, err = s.Reopen(ctx, sale.Sale, nil)
 	require.NoError(t, err)
 	require.False(t, reopened)
-	_, err = s.Reopen(ctx, entries.Sale)
+	_, err = s.Reopen(ctx, entries.Sale, nil)
 	require.ErrorContains(t, err, "no waiting list")
 }

@@ -77,7 +77,8 @@ var (
 	alone, both, later = Rule{Effect: Alone}, Rule{Effect: Both}, Rule{Effect: Later}
 	inPair             = Rule{Refused, "create another sale for another draw"}
 	sellsByItself      = Rule{Refused, "the sale GOODS sells to everybody when nobody waits"}
-	oneShard           = Rule{Refused, "its units are offered in one shard"}
+	oneShard           = Rule{Refused, "its units are drawn in one shard"}
+	placesShard        = Rule{Refused, "places have one order"}
 )
 
 // pairRules has the rule of each operation for each half. docs/draws.md has them in words.
@@ -103,7 +104,7 @@ var pairRules = map[Operation]map[Half]Rule{
 		ListGoods:   sellsByItself,
 		ListPlaces:  sellsByItself,
 	},
-	OpShard: {DrawGoods: oneShard, DrawEntries: alone, ListGoods: oneShard, ListPlaces: oneShard},
+	OpShard: {DrawGoods: oneShard, DrawEntries: alone, ListGoods: alone, ListPlaces: placesShard},
 	// The list of a draw is in Postgres from the freeze on. Those who wait are looked up in Redis, too.
 	OpRetire:  {DrawGoods: alone, DrawEntries: alone, ListGoods: alone, ListPlaces: later},
 	OpArchive: {DrawGoods: alone, DrawEntries: later, ListGoods: alone, ListPlaces: later},

@@ -104,7 +104,7 @@ func TestLoweringTakesUnitsOnTheirWay(t *testing.T) {
 	sale := s.ShardedSale(t, 10, 2)
 	giver := []string{s.Keys.Sale(sale.Layout().Partition(1), sale.ID)}
 	give := redis.NewScript(lua.FencedBy("").Give.Source)
-	require.Equal(t, "given 3", give.Run(t.Context(), s.Rdb, giver, 1, 0, 0, 2).Val())
+	require.Equal(t, "given 3", give.Run(t.Context(), s.Rdb, giver, 1, 0, 0, 2, "sold").Val())
 	s.Buy(t, sale.ID, "ann")
 	lowered, err := s.Restock(t.Context(), sale.ID, -9, "")
 	require.NoError(t, err)

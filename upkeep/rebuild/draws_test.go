@@ -75,7 +75,7 @@ func TestRebuildKeepsUnitsOffered(t *testing.T) {
 	require.Equal(t, reservation.OffersOnly, s.Ask(t, list.ID, "eve").Verdict, "somebody may wait")
 	rebuilt, err := s.Show(t.Context(), list.ID)
 	require.NoError(t, err)
-	reopened, err := s.Reopen(t.Context(), rebuilt.Sale)
+	reopened, err := s.Reopen(t.Context(), rebuilt.Sale, nil)
 	require.NoError(t, err)
 	require.True(t, reopened)
 	require.Equal(t, reservation.Reserved, s.Ask(t, list.ID, "eve").Verdict)

@@ -171,14 +171,17 @@ class Stampede:
     def join_waitlist(
         self,
         sale_id: str,
+        item: Optional[str] = None,
         *,
         key: Optional[str] = None,
         tries: Optional[int] = None,
         deadline: Optional[float] = None,
     ) -> WaitlistEntry:
-        """Waits for a unit of a sale that is sold out. A repeat keeps the place. Raises ProblemError, as not-sold-out."""
+        """Waits for a unit of a sale that is sold out, or of an item. A repeat keeps the place. Raises ProblemError, as
+        not-sold-out."""
         key = key or new_key()
-        request = Request("POST", _waitlist(sale_id), {"Idempotency-Key": key}, {})
+        body = {} if item is None else {"item": item}
+        request = Request("POST", _waitlist(sale_id), {"Idempotency-Key": key}, body)
         repeats = Repeats(tries, deadline, changes="state", key=key)
         return read(WaitlistEntry, self._transport.call(request, repeats).json)
 

@@ -142,6 +142,8 @@ class WaitlistEntry:
     sale_id: str
     reserved_at: datetime
     receipt: str
+    item: Optional[str] = None
+    """The item, in a sale with items."""
     reason: Optional[str] = None
     """Why the turn was skipped."""
     order_id: Optional[str] = None
@@ -157,6 +159,8 @@ class WaitlistPlace:
     state: WaitlistState
     before: Optional[int] = None
     """How many wait before, if that is known."""
+    item: Optional[str] = None
+    """The item, in a sale with items."""
     reason: Optional[str] = None
     """Why the turn was skipped."""
     order_id: Optional[str] = None

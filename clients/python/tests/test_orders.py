@@ -78,6 +78,15 @@ class OrdersTest(ShopCase):
         )
         self.assertEqual(bob.order(offered).sale_id, sale.id)
 
+    def test_a_buyer_waits_for_an_item(self) -> None:
+        sizes = [{"code": code, "name": code, "stock": 1} for code in ("m", "l")]
+        sale = create_sale(stock=None, items=sizes, waitlist=True)
+        ann, bob = buyer(), buyer()
+        ann.buy(sale.id, items={"m": 1})
+        self.assert_problem("not-sold-out", lambda: bob.join_waitlist(sale.id, "l"))
+        self.assert_problem("unknown-item", lambda: bob.join_waitlist(sale.id, "xl"))
+        self.assertEqual((bob.join_waitlist(sale.id, "m").item, bob.waitlist_place(sale.id).item), ("m", "m"))
+
     def test_orders_and_sales_are_listed_over_their_pages(self) -> None:
         plan = Plan()
         bought = [plan.client.buy(create_sale().id, wait=10).order.order_id for _ in range(7)]

@@ -145,12 +145,19 @@ export class Stampede {
     return this.#change(orderId, "cancel", {}, { ...options, alsoRepeat: "order-not-confirmed" });
   }
 
-  /** Waits for a unit of a sale that is sold out. A repeat keeps the place. Throws ProblemError, as `not-sold-out`. */
-  async joinWaitlist(saleId: string, options: CallOptions & { key?: string } = {}): Promise<WaitlistEntry> {
-    const { key = newKey() } = options;
+  /**
+   * Waits for a unit of a sale that is sold out, or of an item. A repeat keeps the place. Throws ProblemError, as
+   * `not-sold-out`.
+   */
+  async joinWaitlist(
+    saleId: string,
+    options: CallOptions & { item?: string; key?: string } = {},
+  ): Promise<WaitlistEntry> {
+    const { item, key = newKey(), ...repeats } = options;
     const headers = { "Idempotency-Key": key };
-    const request: Request = { method: "POST", path: waitlistPath(saleId), headers, body: {} };
-    return (await this.#transport.call(request, { ...options, changes: "state", key })).json as WaitlistEntry;
+    const body = item === undefined ? {} : { item };
+    const request: Request = { method: "POST", path: waitlistPath(saleId), headers, body };
+    return (await this.#transport.call(request, { ...repeats, changes: "state", key })).json as WaitlistEntry;
   }
 
   /** The own place in the waiting list of a sale, with the order when a unit was offered. */

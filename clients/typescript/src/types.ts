@@ -220,6 +220,8 @@ export interface WaitlistPlace {
   /** The entry, which is an order of its own. */
   entry_order_id: string;
   place: number;
+  /** The item, in a sale with items. */
+  item?: string;
   state: "waiting" | "offered" | "skipped" | "left" | "over";
   /** How many wait before, if that is known. */
   before?: number;

@@ -81,6 +81,17 @@ test("a buyer waits, is offered a unit, and leaves", async () => {
   assert.equal((await bob.order(again.order_id ?? "")).sale_id, sale.id);
 });
 
+test("a buyer waits for an item", async () => {
+  const items = ["m", "l"].map((code) => ({ code, name: code, stock: 1 }));
+  const sale = await createSale({ items, waitlist: true });
+  const [ann, bob] = [buyer(), buyer()];
+  await ann.buy(sale.id, { items: { m: 1 } });
+  await assert.rejects(bob.joinWaitlist(sale.id, { item: "l" }), { slug: "not-sold-out" });
+  await assert.rejects(bob.joinWaitlist(sale.id, { item: "xl" }), { slug: "unknown-item" });
+  const joined = await bob.joinWaitlist(sale.id, { item: "m" });
+  assert.deepEqual([joined.item, (await bob.waitlistPlace(sale.id)).item], ["m", "m"]);
+});
+
 test("orders and sales are listed over their pages", async () => {
   const { client, seen } = await faulty([]);
   const bought: string[] = [];

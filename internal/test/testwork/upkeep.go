@@ -182,7 +182,7 @@ func GiveUnits(t testing.TB, s *testshop.Shop, sale uuid.UUID, from, to int) {
 	t.Helper()
 	partition := s.Layout(t, sale).Partition(from)
 	answer, err := s.Rdb.Eval(t.Context(), lua.FencedBy("test").Give.Source, []string{s.Keys.Sale(partition, sale)},
-		s.Epoch(t, sale), to, 0, 2).Text()
+		s.Epoch(t, sale), to, 0, 2, "sold").Text()
 	require.NoError(t, err)
 	require.Contains(t, answer, "given ")
 }

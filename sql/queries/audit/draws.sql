@@ -3,7 +3,7 @@ SELECT d.sale_id, d.entries_id, d.kind, d.freeze_seconds, d.parties, d.version, 
        d.signature, d.seed, d.seeded_at, d.ranked_at, d.item_entries, d.offered, d.skipped, e.closes_at, e.archived_at IS NOT NULL AS archived, g.items > 0 AS with_items,
        created.data AS created, coalesce(frozen.revision, 0) AS frozen_revision, frozen.data AS published, coalesce(seeded.revision, 0) AS seeded_revision, seeded.data AS revealed,
        ARRAY(SELECT entry_id FROM (
-           SELECT entry_id, d.kind = 'waitlist' AND place < max(place) OVER (ORDER BY rank ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS late
+           SELECT entry_id, d.kind = 'waitlist' AND place < max(place) OVER (PARTITION BY item ORDER BY rank ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS late
            FROM draw_offers WHERE sale_id = d.sale_id) AS turns WHERE late LIMIT 100) AS late,
        CASE WHEN d.version > 1 AND frozen.revision > 0 THEN jsonb_build_object(
            'stock', (

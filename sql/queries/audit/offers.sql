@@ -23,7 +23,7 @@ FROM (
             FROM draw_offers AS early
             JOIN order_events AS came ON came.sale_id = o.entries_id AND came.order_id = o.entry_id AND came.version = 2
             LEFT JOIN order_events AS theirs ON theirs.sale_id = o.entries_id AND theirs.order_id = early.entry_id AND theirs.version = 2
-            WHERE early.sale_id = o.sale_id AND early.rank < o.rank AND early.place > o.place
+            WHERE early.sale_id = o.sale_id AND early.item = o.item AND early.rank < o.rank AND early.place > o.place
               AND (early.offered_at = o.offered_at OR came.position < theirs.position OR came.occurred_at < early.offered_at - interval '1 minute' AND NOT EXISTS (
                   SELECT FROM sale_events AS r WHERE r.sale_id = o.sale_id AND r.type = 'SaleRebuilt' AND r.occurred_at BETWEEN came.occurred_at AND early.offered_at))
             ORDER BY early.rank LIMIT 1)
@@ -66,7 +66,7 @@ FROM draws AS d JOIN audit_sales USING (sale_id) JOIN sales AS g ON g.id = d.sal
 WHERE d.kind = 'draw' AND NOT g.offers_only AND (d.ranked_at IS NULL OR d.offered + d.skipped < d.entries)
 UNION ALL
 SELECT d.sale_id, NULL, NULL, format('ranks up to %s had their turn, and %s are recorded', o.last, o.turns), 'draw'
-FROM draws AS d JOIN audit_sales USING (sale_id) CROSS JOIN LATERAL (SELECT max(rank) AS last, count(*) AS turns FROM draw_offers WHERE sale_id = d.sale_id) AS o
+FROM draws AS d JOIN audit_sales USING (sale_id) CROSS JOIN LATERAL (SELECT max(rank) AS last, count(*) AS turns FROM draw_offers WHERE sale_id = d.sale_id GROUP BY item) AS o
 WHERE d.kind = 'waitlist' AND o.turns <> o.last + 1
 UNION ALL
 -- Orders of offered units without an offer. A worker that dies records it when it, or another one, works again.
@@ -80,8 +80,10 @@ UNION ALL
 SELECT d.sale_id, NULL, e.user_id, format('the entry %s at place %s was passed over: place %s had its turn at %s', e.id, e.sequence, later.place,
            to_char(later.offered_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')), 'draw'
 FROM draws AS d JOIN audit_sales USING (sale_id)
-CROSS JOIN LATERAL (SELECT max(place) AS place FROM draw_offers WHERE sale_id = d.sale_id) AS last
-JOIN orders AS e ON e.sale_id = d.entries_id AND e.status = 'confirmed' AND e.sequence < last.place
-CROSS JOIN LATERAL (SELECT place, offered_at FROM draw_offers WHERE sale_id = d.sale_id AND place > e.sequence ORDER BY item DESC, rank DESC LIMIT 1) AS later
+CROSS JOIN LATERAL (SELECT item, max(place) AS place FROM draw_offers WHERE sale_id = d.sale_id GROUP BY item) AS last
+JOIN orders AS e ON e.sale_id = d.entries_id AND e.status = 'confirmed' AND e.sequence < last.place AND coalesce(left(e.lines, 1), '') = last.item
+CROSS JOIN LATERAL (
+    SELECT place, offered_at FROM draw_offers WHERE sale_id = d.sale_id AND item = last.item AND place > e.sequence ORDER BY rank DESC LIMIT 1
+) AS later
 WHERE d.kind = 'waitlist' AND NOT EXISTS (SELECT FROM draw_offers WHERE sale_id = d.sale_id AND entry_id = e.id)
   AND e.updated_at < later.offered_at - interval '1 minute'

@@ -1,5 +1,5 @@
 -- The entry of the user $2 in the waiting list of the sale $1: the live one, or else the latest, with what became of it.
-SELECT e.id AS entry_id, e.sequence AS place, e.status NOT IN ('confirmed', 'paid') AS has_left, had.order_id,
+SELECT e.id AS entry_id, e.sequence AS place, coalesce(left(e.lines, 1), '') AS item, e.status NOT IN ('confirmed', 'paid') AS has_left, had.order_id,
        coalesce(had.reason, '') AS reason, had.rank IS NOT NULL AS decided,
        -- An order that is not in Postgres yet is on its way.
        had.order_id IS NOT NULL AND coalesce((SELECT status FROM orders WHERE sale_id = $1 AND id = had.order_id LIMIT 1), 'confirmed') IN ('confirmed', 'paid') AS holds

@@ -6,7 +6,8 @@
 -- $4  the orders that Redis refused
 -- $5  the orders whose shard could not be reached: retried a second later, so that others of the sale come first
 --
--- Units that return may be offered (draws/note_due.sql).
+-- Units that return may be offered (draws/note_due.sql). Of a waiting list, the last place may be one that is left: no more live
+-- ones than had their turn.
 --
 -- The others are retried after 1 s, 2 s, 4 s and so on up to a minute. Returns how many are retried.
 WITH over AS MATERIALIZED (
@@ -20,7 +21,9 @@ WITH over AS MATERIALIZED (
 ), later AS (
     UPDATE releases SET again_at = clock_timestamp() + interval '1 second' WHERE order_id = ANY ($5::uuid[]) RETURNING order_id
 ), due AS (
-    INSERT INTO offers_due (sale_id) SELECT sale_id FROM draws WHERE sale_id = $1
+    INSERT INTO offers_due (sale_id) SELECT sale_id FROM draws AS d WHERE sale_id = $1 OR kind = 'waitlist' AND entries_id = $1 AND EXISTS (
+        SELECT FROM (SELECT '' AS item, sold FROM sales WHERE id = $1 AND items = 0 UNION ALL SELECT item, sold FROM sale_items WHERE sale_id = $1) AS places
+        WHERE sold <= (SELECT max(rank) + 1 FROM draw_offers WHERE sale_id = d.sale_id AND item = places.item))
     ON CONFLICT (sale_id) DO UPDATE SET turn = DEFAULT
 )
 SELECT (SELECT count(*) FROM again) + (SELECT count(*) FROM later)
