@@ -1,8 +1,9 @@
 // Package archive moves the orders of a sale that is over from Postgres into a file, and brings them back.
 //
 // A file has the sale's row, its events, the events of its orders, and those of their payments; the rows of the orders
-// follow from those. It is written, read back and compared before anything is deleted. Postgres keeps the row of the
-// sale, which says where the orders are.
+// follow from those. That of goods also has their draw or their waiting list, which stays in Postgres. It is written,
+// read back and compared before anything is deleted. Postgres keeps the row of the sale, which says where the orders
+// are.
 package archive
 
 import (
@@ -130,6 +131,8 @@ type state struct {
 	Revision           int64
 	Partitions, Shards int
 	Archived, Deleted  bool
+	// Drawn: its units are offered by rank, or to those who wait.
+	Drawn bool
 	// Remembered: archived_payments has its payments.
 	Remembered   bool
 	Path, SHA256 string
@@ -185,10 +188,13 @@ func (a *Archiver) path(id uuid.UUID) string { return filepath.Join(a.Dir, id.St
 
 // version is the version of the file's format.
 func (s *state) version() int {
-	if s.Items == nil {
-		return 1
+	switch {
+	case s.Drawn:
+		return versionWithDraw
+	case s.Items != nil:
+		return versionWithItems
 	}
-	return versionWithItems
+	return 1
 }
 
 func readState(ctx context.Context, on pg.Querier, id uuid.UUID) (state, error) {
@@ -267,7 +273,7 @@ func (a *Archiver) writeTemporary(ctx context.Context, id uuid.UUID, s state, pa
 		var f Figures
 		for query, into := range map[string][]any{
 			sql.ArchiveSaleEvents: {&h.SaleEvents}, sql.ArchiveFigures: {
-				&f.Events, &f.Orders, &f.PaymentEvents, &f.LastPosition,
+				&f.Events, &f.Orders, &f.PaymentEvents, &f.DrawRows, &f.LastPosition,
 			},
 		} {
 			if err := tx.QueryRow(ctx, query, id).Scan(into...); err != nil {
@@ -286,8 +292,11 @@ func (a *Archiver) writeTemporary(ctx context.Context, id uuid.UUID, s state, pa
 			}
 		}
 		progress.Step(ctx, "writing the events of sale "+id.String())
-		end, err = writeFile(file, h, f, section(sql.ArchiveEvents, f.Events),
-			section(sql.ArchivePaymentEvents, f.PaymentEvents))
+		sections := []func(io.Writer) error{
+			section(sql.ArchiveEvents, f.Events), section(sql.ArchivePaymentEvents, f.PaymentEvents),
+			section(sql.ArchiveDraw, f.DrawRows),
+		}
+		end, err = writeFile(file, h, f, sections[:len(f.sections(h.Version))]...)
 		return err
 	})
 	if err == nil {

@@ -12,21 +12,23 @@ import (
 	"hash"
 	"io"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
 )
 
 // A file is compressed by gzip. Its text is a line with the Header in JSON, the events of the orders in the text format
-// of COPY, one in each line, a line "\.", the events of the payments likewise, and a line with the Trailer. No event
-// can be the line "\.".
+// of COPY, one in each line, a line "\.", the events of the payments likewise, the rows of the draw likewise from
+// version 3 on, and a line with the Trailer. No event can be the line "\.".
 
 const (
 	// formatName and a version are in the header of every file. A reader refuses other ones.
 	formatName = "stampede-sale-archive"
-	// versionWithItems is the version of the file of a sale with items, so that a program that does not know them refuses
-	// it. Other files have version 1.
+	// versionWithItems is the version of the file of a sale with items, and versionWithDraw of one whose units are offered
+	// by rank, so that a program that does not know them refuses it. Other files have version 1.
 	versionWithItems = 2
+	versionWithDraw  = 3
 
 	endOfEvents = "\\.\n"
 	// headerMax bounds the header, in which the sale's own events are, and lineMax every other line.
@@ -60,6 +62,8 @@ type Figures struct {
 	PaymentEvents int64 `json:"payment_events"`
 	// LastPosition is the highest position of the events.
 	LastPosition int64 `json:"last_position"`
+	// DrawRows are the rows of its draw, or of its waiting list.
+	DrawRows int64 `json:"draw_rows,omitzero"`
 }
 
 // Trailer is the end of a file. SHA256 is that of the text before it.
@@ -68,7 +72,15 @@ type Trailer struct {
 	SHA256 string `json:"sha256"`
 }
 
-// writeFile writes a file. The events of orders and of payments are written by sections.
+// sections are how many lines of each section there should be in a file of that version.
+func (f Figures) sections(version int) []int64 {
+	if version < versionWithDraw {
+		return []int64{f.Events, f.PaymentEvents}
+	}
+	return []int64{f.Events, f.PaymentEvents, f.DrawRows}
+}
+
+// writeFile writes a file. The events of orders and of payments, and the rows of a draw, are written by sections.
 func writeFile(w io.Writer, h Header, f Figures, sections ...func(io.Writer) error) (Trailer, error) {
 	buffer := bufio.NewWriterSize(w, bufferBytes)
 	packed, err := gzip.NewWriterLevel(buffer, gzip.BestSpeed)
@@ -102,20 +114,20 @@ func writeLine(w io.Writer, value any) error {
 	return err
 }
 
-// archiveFile is an archive that is read. Read returns the events in the text format of COPY: those of the orders until
-// io.EOF, then those of the payments.
+// archiveFile is an archive that is read. Read returns the lines in the text format of COPY, those of each section
+// until io.EOF.
 type archiveFile struct {
 	Header
-	// Trailer is set when Read has returned io.EOF twice: then the whole file was compared with it.
+	// Trailer is set when Read has returned io.EOF for each section: then the whole file was compared with it.
 	Trailer
 
 	file   *os.File
 	packed *gzip.Reader
 	text   *bufio.Reader
 	sum    hash.Hash
-	line   []byte // the rest of the line to return
-	events [2]int64
-	read   int // how many of the sections
+	line   []byte  // the rest of the line to return
+	lines  []int64 // of each section
+	read   int     // how many of the sections
 }
 
 // open opens a file and reads its header.
@@ -144,10 +156,11 @@ func (f *archiveFile) readHeader() (err error) {
 	if err := json.Unmarshal(line, &f.Header); err != nil || f.Format != formatName {
 		return fmt.Errorf("%w: it is no archive of a sale", ErrDamagedFile)
 	}
-	if f.Header.Version < 1 || f.Header.Version > versionWithItems {
+	if f.Header.Version < 1 || f.Header.Version > versionWithDraw {
 		return fmt.Errorf("the file has version %d of the format, and this program reads versions 1 to %d", f.Header.Version,
-			versionWithItems)
+			versionWithDraw)
 	}
+	f.lines = make([]int64, len(Figures{}.sections(f.Header.Version)))
 	return nil
 }
 
@@ -166,9 +179,9 @@ func (f *archiveFile) Read(p []byte) (n int, err error) {
 	return n, nil
 }
 
-// next reads the next event, or the end.
+// next reads the next line, or the end.
 func (f *archiveFile) next() error {
-	if f.read == len(f.events) {
+	if f.read == len(f.lines) {
 		return io.EOF
 	}
 	line, err := f.readLine(lineMax)
@@ -178,10 +191,10 @@ func (f *archiveFile) next() error {
 	_, _ = f.sum.Write(line)
 	if string(line) != endOfEvents {
 		f.line = line
-		f.events[f.read]++
+		f.lines[f.read]++
 		return nil
 	}
-	if f.read++; f.read < len(f.events) {
+	if f.read++; f.read < len(f.lines) {
 		return io.EOF
 	}
 	if line, err = f.readLine(lineMax); err != nil {
@@ -190,9 +203,10 @@ func (f *archiveFile) next() error {
 	if err := json.Unmarshal(line, &f.Trailer); err != nil {
 		return damaged(err)
 	}
-	if sum := hex.EncodeToString(f.sum.Sum(nil)); sum != f.SHA256 || f.events != [2]int64{f.Events, f.PaymentEvents} {
-		return fmt.Errorf("%w: it has %d events with the checksum %s, and should have %d and %d with %s", ErrDamagedFile,
-			f.events, sum, f.Events, f.PaymentEvents, f.SHA256)
+	want := f.sections(f.Header.Version)
+	if sum := hex.EncodeToString(f.sum.Sum(nil)); sum != f.SHA256 || !slices.Equal(f.lines, want) {
+		return fmt.Errorf("%w: it has %d events with the checksum %s, and should have %d with %s", ErrDamagedFile,
+			f.lines, sum, want, f.SHA256)
 	}
 	if rest, err := f.text.ReadByte(); !errors.Is(err, io.EOF) {
 		return fmt.Errorf("%w: %q follows its end: %w", ErrDamagedFile, rest, cmpErr(err))
@@ -242,7 +256,7 @@ func Verify(path string) (Header, Trailer, error) {
 		return Header{}, Trailer{}, err
 	}
 	defer func() { _ = f.Close() }()
-	for range f.events {
+	for range f.lines {
 		if _, err := io.Copy(io.Discard, f); err != nil {
 			return Header{}, Trailer{}, fmt.Errorf("%s: %w", path, err)
 		}

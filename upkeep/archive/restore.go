@@ -79,6 +79,9 @@ func restore(ctx context.Context, pool *pgxpool.Pool, path string) (Restored, er
 				return fmt.Errorf("insert the events: %w", err)
 			}
 		}
+		if err := insertDraw(ctx, tx, id); err != nil {
+			return fmt.Errorf("insert the draw: %w", err)
+		}
 		progress.Step(ctx, "making the orders")
 		if _, err := projection.RebuildSale(ctx, tx, id); err != nil {
 			return fmt.Errorf("make the orders: %w", err)
@@ -137,6 +140,32 @@ func lockArchived(ctx context.Context, tx pgx.Tx, h Header, end Trailer) (foreig
 	return foreign, err
 }
 
+// drawTables are the tables of archive/draw.sql.
+var drawTables = []string{"draws", "draw_chunks", "draw_ranks", "draw_offers"}
+
+// insertDraw creates the draw of a file, unless Postgres has it.
+func insertDraw(ctx context.Context, tx pgx.Tx, goods uuid.UUID) error {
+	rows, _ := tx.Query(ctx, sql.ArchiveDrawTables, goods) // its error comes with the rows
+	type table struct {
+		Name    string
+		Columns []string
+	}
+	tables, err := pgx.CollectRows(rows, pgx.RowToStructByName[table])
+	if err != nil {
+		return err
+	}
+	for _, t := range tables {
+		if !slices.Contains(drawTables, t.Name) {
+			return fmt.Errorf("%w: it has rows of %.50q", ErrDamagedFile, t.Name)
+		}
+		into := strings.ReplaceAll(sql.ArchiveInsertDraw, "{{table}}", t.Name)
+		if _, err := tx.Exec(ctx, insert(into, t.Columns, false), goods); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // insert returns a statement for the columns that a file has: others of this version get their defaults.
 func insert(statement string, columns []string, foreign bool) string {
 	list := columnList(columns)
@@ -147,7 +176,7 @@ func insert(statement string, columns []string, foreign bool) string {
 	return strings.NewReplacer("{{columns}}", list, "{{values}}", values).Replace(statement)
 }
 
-// load copies the events of a file to the tables file_events and file_payments.
+// load copies a file to the tables file_events, file_payments and file_draw.
 func load(ctx context.Context, tx pgx.Tx, path string) error {
 	if _, err := tx.Exec(ctx, sql.ArchiveTable); err != nil {
 		return err
@@ -158,9 +187,11 @@ func load(ctx context.Context, tx pgx.Tx, path string) error {
 	}
 	defer func() { _ = file.Close() }()
 	progress.Step(ctx, "copying the events of "+path)
-	for _, into := range []string{
+	sections := []string{
 		"file_events (" + columnList(file.Columns), "file_payments (" + columnList(file.PaymentColumns),
-	} {
+		"file_draw (name, row",
+	}
+	for _, into := range sections[:len(file.lines)] {
 		if _, err := tx.Conn().PgConn().CopyFrom(ctx, file, "COPY "+into+") FROM STDIN"); err != nil {
 			return fmt.Errorf("copy the events of %s: %w", path, err)
 		}
