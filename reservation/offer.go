@@ -3,6 +3,7 @@ package reservation
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -46,7 +47,8 @@ func (o Offer) request(sale uuid.UUID) *Request {
 // reserves nothing; both have the OrderID of the first one. One that is Withdrawn reserves nothing either.
 //
 // In a sale with one shard that is one atomic step. With several it is one for each offer, with the units of any shard
-// that are offered; if that takes long, the last offers are SoldOut although units are left.
+// that are offered. If that takes long, or a shard does not answer, the last offers are SoldOut although units may be
+// left.
 //
 // Unless the epoch of the sale is 0, the units are reserved in this one, or the error wraps ErrUnavailable.
 //
@@ -149,7 +151,7 @@ func (of *seller) linesOf(item string) (order.Lines, error) {
 
 // offer runs the script at once, without a queue: a worker's offers come as one batch, and joins are few.
 func (q *queue) offer(ctx context.Context, epoch int64, batch []*call) error {
-	if s := q.store; s.refused[q.partition].Load() {
+	if q.store.refused[q.partition].Load() {
 		return ErrUnverifiedServer
 	}
 	if epoch != q.place.epoch {
@@ -188,20 +190,28 @@ func (of *seller) offerEach(ctx context.Context, epoch int64, batch []*call) err
 			c.answer = Answer{Verdict: SoldOut}
 			continue
 		}
-		q, one := of.queueFor(c.request.User), batch[i:i+1]
-		err := q.offer(ctx, epoch, one)
-		if err == nil && c.err == nil && c.answer.Verdict == SoldOut {
-			var got bool
-			if got, err = q.fetchOffered(ctx); got {
-				err = q.offer(ctx, epoch, one)
-			}
-		}
-		if err != nil {
+		err := of.queueFor(c.request.User).offerOne(ctx, epoch, c)
+		if err != nil && (i == 0 || !errors.Is(err, ErrUnavailable)) {
 			return err
+		}
+		if err != nil { // nothing was reserved for this one: the next call, which begins with it, says why
+			c.answer, c.err = Answer{Verdict: SoldOut}, nil
 		}
 		over = c.err != nil || c.answer.Verdict == SoldOut
 	}
 	return nil
+}
+
+// offerOne makes an offer in this shard, with a unit that another one offers if it has none.
+func (q *queue) offerOne(ctx context.Context, epoch int64, c *call) error {
+	err := q.offer(ctx, epoch, []*call{c})
+	if err != nil || c.err != nil || c.answer.Verdict != SoldOut {
+		return err
+	}
+	if got, err := q.fetchOffered(ctx); !got {
+		return err
+	}
+	return q.offer(ctx, epoch, []*call{c})
 }
 
 // fetchOffered gets units that other shards offer. It returns true if this shard may have some now.
