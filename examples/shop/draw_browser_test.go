@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"testing"
 	"time"
@@ -103,6 +104,28 @@ func TestEntrantIsDrawnAndPays(t *testing.T) {
 	b.Shows("#history-list", "Entry in the draw")
 	b.CheckLayout("16-draw-paid")
 	require.Len(t, r.orders("ada"), 2, "the entry, and the shirt")
+}
+
+// The entries close between the click and the cancellation.
+func TestEntrantWhoLeavesTooLateStays(t *testing.T) {
+	t.Parallel()
+	d, err := shared.dev.createDraw(t.Context(), 1, 8*time.Second, time.Hour)
+	require.NoError(t, err)
+	r := rigOf(t, d.goods)
+	r.network.disturb(func(_ http.ResponseWriter, q *http.Request) bool {
+		if path.Base(q.URL.Path) == "cancel" {
+			r.eventually("the entries are closed", func() bool {
+				_, now := r.call("ada", http.MethodGet, d.path(), "")
+				return now["state"] != "entering"
+			})
+		}
+		return false
+	})
+	b := r.openAs("ada", "409")
+	b.Click("#buy")
+	b.Click("#leave-draw")
+	b.Shows("#status", "The entries are closed: your entry stays in.")
+	b.Shows("#draw-text", "The list is fixed.")
 }
 
 // runShown runs the commands that the page shows, as a stranger does, and returns what they print.

@@ -205,7 +205,7 @@ async function buy() {
   attempt.save(made); // before it is sent: a reload repeats it
   say("info", isDrawn() ? "Entering …" : "Buying …");
   const body = made.items ? { items: made.items } : { quantity: made.quantity };
-  while (!decided(made, await call("POST", ordersPath(), body, { "Idempotency-Key": made.key }))) {
+  while (!await decided(made, await call("POST", ordersPath(), body, { "Idempotency-Key": made.key }))) {
     await pause(jitter(made.after));
   }
   busy = false;
@@ -213,13 +213,14 @@ async function buy() {
 }
 
 // decided tells the buyer about an answer, and returns false if the purchase has to be repeated.
-function decided(made, answer) {
+async function decided(made, answer) {
   const slug = slugOf(answer);
   const seconds = Math.ceil(answer.after / 1000);
   made.after = answer.after;
   if ((answer.status === 202 || answer.status === 201) && answer.body?.order_id) {
     attempt.save({ ...made, order: answer.body.order_id, receipt: answer.body.receipt });
     if (isDrawn()) {
+      looked = answer.body.order_id;
       say("");
       showInHistory(answer.body.order_id);
       return true;
@@ -261,6 +262,10 @@ function decided(made, answer) {
     const id = answer.location.split("/").pop();
     if (order?.order_id === id && isEnded(order)) {
       say("info", "The shirts of your last order are still on their way back. Trying again.");
+      return false;
+    }
+    if (isDrawn() && (await call("GET", `/v1/orders/${id}`)).body.status === "cancelled") {
+      say("info", "Your last entry is still being taken out. Trying again.");
       return false;
     }
     attempt.save({ ...made, order: id });
@@ -365,25 +370,29 @@ async function pay() {
   paying = false;
 }
 
-// cancel may be repeated, so it is, until there is an answer.
 async function cancel() {
   $("cancel").disabled = true;
-  for (;;) {
-    const answer = await call("POST", `/v1/orders/${order.order_id}/cancel`);
-    const slug = slugOf(answer);
-    if (answer.status === 200 && answer.body?.order_id) take(answer.body);
-    else if (["", "unauthorized", "order-not-confirmed"].includes(slug) || REPEATED.has(answer.status)) {
-      await pause(jitter(answer.after));
-      continue;
-    } else say("bad", answer.body.detail);
-    break;
-  }
+  const answer = await sendCancel(order.order_id);
+  if (answer.status === 200) take(answer.body);
+  else say("bad", answer.body.detail);
   $("cancel").disabled = false;
+}
+
+// sendCancel may be repeated, so it is, until there is an answer.
+async function sendCancel(id) {
+  for (;;) {
+    const answer = await call("POST", `/v1/orders/${id}/cancel`);
+    const slug = slugOf(answer);
+    if (answer.status === 200 && answer.body?.order_id) return answer;
+    if (!["", "unauthorized", "order-not-confirmed"].includes(slug) && !REPEATED.has(answer.status)) return answer;
+    await pause(jitter(answer.after));
+  }
 }
 
 // --- The draw -----------------------------------------------------------------------------------------------------
 
 let draw = null, proof = null;
+let looked = ""; // the entry that was there when this page made it or looked
 
 // watchDraw follows the draw, and this entrant in it. An offer is an order.
 async function watchDraw() {
@@ -395,6 +404,7 @@ async function watchDraw() {
       keepWitness();
     }
     const entry = user && attempt.load();
+    if (draw?.state === "entering" && entry?.order && entry.order !== looked) await lookAtEntry(entry);
     if (draw?.root && entry?.receipt && provesMore()) await loadProof(entry);
     render();
     await pause(jitter(["over", "open", "void"].includes(draw?.state) ? 10_000 : 1000));
@@ -413,6 +423,34 @@ async function loadProof(entry) {
   if (answer.status !== 404) return;
   const shown = await call("GET", `/v1/orders/${entry.order}?receipt=${entry.receipt}`);
   if (shown.status === 200) proof = { outcome: "missing", status: shown.body.status };
+}
+
+// leaveDraw cancels the entry. The next click is another entry.
+async function leaveDraw() {
+  $("leave-draw").disabled = true;
+  const answer = await sendCancel(attempt.load().order);
+  if (answer.status === 200) {
+    attempt.forget();
+    say("info", "You have left the draw. Until the entries close you may enter again.");
+    loadHistory();
+  } else {
+    const late = slugOf(answer) === "illegal-transition";
+    say("bad", late ? "The entries are closed: your entry stays in." : answer.body.detail);
+  }
+  $("leave-draw").disabled = false;
+  render();
+}
+
+// lookAtEntry forgets an entry that was cancelled, by its owner in another browser or by the shop.
+async function lookAtEntry({ order: id }) {
+  const answer = await call("GET", `/v1/orders/${id}`);
+  if (answer.body.status !== "cancelled") {
+    if (answer.status === 200) looked = id;
+    return;
+  }
+  if (attempt.load()?.order !== id) return;
+  attempt.forget();
+  say("info", "Your entry was cancelled. Until the entries close you may enter again.");
 }
 
 // The witness is what the shop said of the draw before anybody knew the seed: {at, draw}, null if no page of this browser
@@ -772,6 +810,7 @@ function renderDrawn() {
   $("quantity").hidden = $("quantity-label").hidden = true;
   disable("buy", busy || !entering);
   text("buy", busy ? "Entering …" : entering || !draw ? "Enter the draw" : "The entries are closed");
+  $("leave-draw").hidden = !entering;
   $("draw").hidden = !entered || !draw;
   if (!entered || !draw) return;
   text("draw-text", words(draw, proof, order) +
@@ -895,6 +934,7 @@ $("purchase").addEventListener("submit", (event) => { event.preventDefault(); is
 $("leave").addEventListener("click", () => changePlace("/leave"));
 $("pay").addEventListener("click", pay);
 $("cancel").addEventListener("click", cancel);
+$("leave-draw").addEventListener("click", leaveDraw);
 $("verify").addEventListener("click", verifyEntry);
 $("history-more").addEventListener("click", () => loadHistory(historyPage.next));
 
