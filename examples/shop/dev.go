@@ -113,22 +113,28 @@ func (d *dev) createSale(
 		"name": "Tour shirt", "per_order_limit": 2,
 		"opens_at":               time.Now().Add(opensIn).UTC().Format(time.RFC3339Nano),
 		"payment_window_seconds": int(window.Seconds()), "payments_per_second": pace,
-		"currency": "EUR",
 	}
+	return d.createShirts(ctx, sale, stock, sizes)
+}
+
+// createWaitlist is createSale of shirts that go to those who wait when they return.
+func (d *dev) createWaitlist(
+	ctx context.Context, stock int, window time.Duration, sizes ...size,
+) (id string, err error) {
+	return d.createShirts(ctx, map[string]any{
+		"name": "Tour shirt", "per_order_limit": 2, "payment_window_seconds": int(window.Seconds()), "waitlist": true,
+	}, stock, sizes)
+}
+
+// createShirts creates a sale that has no stock and no prices yet: of the sizes, or so many shirts if there are none.
+func (d *dev) createShirts(ctx context.Context, sale map[string]any, stock int, sizes []size) (id string, err error) {
+	sale["currency"] = "EUR"
 	if len(sizes) > 0 {
 		sale["items"] = sizes
 	} else {
 		sale["stock"], sale["unit_price"] = stock, shirtCents
 	}
 	return d.create(ctx, sale)
-}
-
-// createWaitlist creates a sale of shirts whose returned units go to those who wait.
-func (d *dev) createWaitlist(ctx context.Context, stock int, window time.Duration) (id string, err error) {
-	return d.create(ctx, map[string]any{
-		"name": "Tour shirt", "stock": stock, "unit_price": shirtCents, "currency": "EUR",
-		"payment_window_seconds": int(window.Seconds()), "waitlist": true,
-	})
 }
 
 // create creates a sale, and returns its id.

@@ -54,6 +54,69 @@ func TestBuyerWaitsForShirt(t *testing.T) {
 	b.Shows("#buy", "Buy")
 }
 
+// Who waits for one size is offered it, and buys the others as usual. The page of a buyer that is behind still has the
+// size as one that is left.
+func TestBuyerWaitsForSize(t *testing.T) {
+	t.Parallel()
+	sale, err := shared.dev.createWaitlist(t.Context(), 0, time.Hour, newSizes(1)...)
+	require.NoError(t, err)
+	r := rigOf(t, sale)
+	posts := func(user, path, body string, want int) {
+		t.Helper()
+		status, answer := r.call(user, http.MethodPost, "/v1/sales/"+sale+path, body)
+		require.Equal(t, want, status, answer)
+	}
+	b := r.openAs("ada", "network", "blocked by CORS policy")
+	pick := func(code, n string) { b.Run(chromedp.SetValue(chromedp.CSS("#sizes [name="+code+"]"), n)) }
+	pick("m", "1")
+	b.Shows("#buy", "Buy for €39")
+	r.network.disturb(func(w http.ResponseWriter, q *http.Request) bool {
+		switch {
+		case q.URL.Path == "/v1/sales/"+sale || q.URL.Path == "/v1/sales/"+sale+"/events":
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return true
+		case isPurchase(q): // others are faster
+			posts("bob", "/orders", `{"items":{"m":1}}`, http.StatusAccepted)
+			posts("cem", "/waitlist", `{"item":"m"}`, http.StatusAccepted)
+			posts("dan", "/waitlist", `{"item":"m"}`, http.StatusAccepted)
+			r.cancel("bob")
+			r.eventually("cem is offered the shirt", func() bool {
+				_, place := r.call("cem", http.MethodGet, "/v1/sales/"+sale+"/waitlist", "")
+				return place["state"] == "offered"
+			})
+		}
+		return false
+	})
+	r.network.cutStreams()
+	b.Click("#buy")
+	b.Shows("#status", "Those who wait come first for Medium: nothing was bought. You can wait, too.")
+	b.Shows("#buy", "Medium is gone")
+	b.Shows("#sizes label:nth-of-type(2) .left", "waiting list")
+	pick("s", "1")
+	pick("m", "wait")
+	b.Shows("#buy", "Wait for Medium")
+	b.Until(`document.querySelector("#sizes [name=s]").value === "0"`, "one size at a time")
+	b.CheckLayout("22-size-to-wait-for")
+	r.network.disturb(nil)
+	b.Click("#buy")
+	b.Shows("#line-text", "You wait for size Medium. 1 before you.")
+	b.Shows("#history-list", "Place on the waiting list, Medium")
+	b.Shows("#sizes label:nth-of-type(1) .left", "1 left")
+	b.CheckLayout("23-size-waited-for")
+	posts("dan", "/waitlist/leave", "", http.StatusOK)
+	b.Shows("#line-text", "The next one is yours.")
+	_, place := r.call("cem", http.MethodGet, "/v1/sales/"+sale+"/waitlist", "")
+	status, _ := r.call("cem", http.MethodPost, "/v1/orders/"+place["order_id"].(string)+"/cancel", "")
+	require.Equal(t, http.StatusOK, status)
+	b.Shows("#order-text", "Confirmed")
+	b.Shows("#order-what", "1 × Medium, €39")
+	b.Click("#cancel")
+	b.Shows("#order-text", "Cancelled.")
+	pick("xl", "1")
+	buysAgain(b)
+	b.Shows("#order-what", "1 × Extra large, €45")
+}
+
 // The story of a draw: enter, see the proof, be offered a shirt, pay it.
 func TestEntrantIsDrawnAndPays(t *testing.T) {
 	t.Parallel()

@@ -44,7 +44,7 @@ func run(ctx context.Context) error {
 	window := flag.Duration("window", 2*time.Minute, "with -dev: how long a buyer has to pay")
 	pace := flag.Int("pace", 0, "with -dev: how many buyers a `second` get their turn to pay, 0 for all")
 	others := flag.Int("draw", 0, "with -dev: draw the shirts, without sizes, among visitors and so many `others`")
-	waitlist := flag.Bool("waitlist", false, "with -dev: sell shirts without sizes, and offer those that return to who waits")
+	waitlist := flag.Bool("waitlist", false, "with -dev: sell at once, and offer shirts that return to who waits for the size")
 	flag.Parse()
 
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", *addr)
@@ -73,7 +73,7 @@ func run(ctx context.Context) error {
 				config.Sale = draw.goods
 			}
 		case *waitlist:
-			config.Sale, err = started.createWaitlist(ctx, *stock, *window)
+			config.Sale, err = started.createWaitlist(ctx, 0, *window, newSizes(*stock)...)
 		default:
 			config.Sale, err = started.createSale(ctx, 0, *pace, *opensIn, *window, newSizes(*stock)...)
 		}

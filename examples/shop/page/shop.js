@@ -92,6 +92,7 @@ const slugOf = (answer) => [502, 504].includes(answer.status) ? ""
 // --- The sale -----------------------------------------------------------------------------------------------------
 
 let sale = null;
+const offered = new Set(); // the codes of sizes whose shirts are for those who wait, as a refusal said
 
 async function loadSale() {
   for (;;) {
@@ -116,6 +117,7 @@ function takeSale(seen) {
   const known = sale?.items ?? [];
   sale = { ...sale, ...seen };
   sale.items = seen.items?.map((item) => ({ ...known.find((k) => k.code === item.code), ...item }));
+  if (seen.waiting === 0) offered.clear();
 }
 
 // watchSale keeps the stock on the page current. Anybody may read this stream, so it needs no ticket.
@@ -138,11 +140,15 @@ const closed = (source) => new Promise((done) => {
 });
 
 const sizeOf = (code) => sale.items?.find((item) => item.code === code);
+const leftOf = (item) => (offered.has(item.code) ? 0 : item.available);
 const priceOf = (item) => item.unit_price ?? sale.unit_price;
 
 // what says what an order has, or what is left: 1 × Medium, 2 × Large.
 const what = (items) => Object.entries(items).filter(([, n]) => n > 0)
   .map(([code, n]) => `${n} × ${sizeOf(code)?.name ?? code}`).join(", ");
+
+// namesOf says the sizes of an entry, which has one.
+const namesOf = (items) => Object.keys(items).map((code) => sizeOf(code)?.name ?? code).join(", ");
 
 // basket is what the buyer has picked, by the code of the size.
 const basket = () => Object.fromEntries([...$("sizes").querySelectorAll("select")]
@@ -151,7 +157,10 @@ const units = (items) => Object.values(items).reduce((sum, n) => sum + n, 0);
 
 // short is the first size of the basket of which too few are left, while the buyer has not clicked.
 const short = () => Object.entries(basket()).map(([code, n]) => ({ ...sizeOf(code), n }))
-  .find((item) => item.available < item.n);
+  .find((item) => leftOf(item) < item.n);
+
+// waitedSize is the size for which the buyer has picked to wait, if any.
+const waitedSize = () => sizeOf($("sizes").querySelector("option[value=wait]:checked")?.parentElement.name);
 
 const opensIn = () => (sale?.opens_at ? Date.parse(sale.opens_at) - now() : 0);
 const isScheduled = () => sale?.state === "scheduled" && opensIn() > 0;
@@ -189,7 +198,7 @@ const attempt = {
   forget: () => localStorage.removeItem(attemptName()),
 };
 
-let busy = false;
+let busy = ""; // what a click is doing
 
 const isDrawn = () => Boolean(sale.offers_only);
 const did = () => (isDrawn() ? "entered" : "bought");
@@ -198,17 +207,17 @@ const ordersPath = () => (isDrawn() ? `/v1/sales/${sale.entries_sale_id}/orders`
 // buy sends a purchase until there is an answer to it.
 async function buy() {
   if (busy) return;
-  busy = true;
+  busy = isDrawn() ? "Entering …" : "Buying …";
   render();
   const made = attempt.load() ??
     { key: crypto.randomUUID(), ...(sale.items ? { items: basket() } : { quantity: Number($("quantity").value) || 1 }) };
   attempt.save(made); // before it is sent: a reload repeats it
-  say("info", isDrawn() ? "Entering …" : "Buying …");
+  say("info", busy);
   const body = made.items ? { items: made.items } : { quantity: made.quantity };
   while (!await decided(made, await call("POST", ordersPath(), body, { "Idempotency-Key": made.key }))) {
     await pause(jitter(made.after));
   }
-  busy = false;
+  busy = "";
   render();
 }
 
@@ -281,9 +290,10 @@ async function decided(made, answer) {
   // What was so at the click stays true: what is left now is beside it.
   say("bad", {
     "sold-out": shortText(made, answer.body),
+    "offers-only": sale.waitlist && offersText(answer.body),
     "sale-paused": `The sale was paused just before: nothing was ${did()}.`,
     "sale-ended": isDrawn() ? "The entries are closed." : "The sale is over.",
-  }[slug] ?? answer.body.detail ?? `Nothing was ${did()}.`);
+  }[slug] || answer.body.detail || `Nothing was ${did()}.`);
   if (sale.waitlist) refreshSale();
   return true;
 }
@@ -299,6 +309,14 @@ function shortText(made, { items = [], available = {} }) {
   const others = what(available);
   return `Too late: ${gone || "the shirts"} had just gone, so nothing was bought.` +
     (others ? ` Left then: ${others}.` : returns);
+}
+
+// offersText says that shirts of these sizes, or all of them, are for those who wait. The page remembers the sizes.
+function offersText({ items = [] }) {
+  for (const code of items) offered.add(code);
+  const names = items.map((code) => sizeOf(code).name).join(" and ");
+  return `Those who wait come first${names && ` for ${names}`}: nothing was bought.` +
+    (sale.waitlist_closed ? "" : " You can wait, too.");
 }
 
 // --- The order ----------------------------------------------------------------------------------------------------
@@ -507,16 +525,19 @@ function witnessText() {
 let place = null; // of this buyer
 
 const isWaiting = () => place?.state === "waiting";
-// Only those who wait get units then, also of those that are left.
-const isForList = () => Boolean(sale.waitlist) && isOpen() && (sale.available < 1 || sale.waiting > 0);
+// Only those who wait get units then, also of those that are left. Each size has a list of its own.
+const isForList = () => Boolean(sale.waitlist) && isOpen() &&
+  (sale.items ? sale.items.every((item) => leftOf(item) < 1) : sale.available < 1 || sale.waiting > 0);
+const canWaitFor = (item) => Boolean(sale.waitlist) && !sale.waitlist_closed && isOpen() && leftOf(item) < 1;
 
 // wait joins the waiting list, at its end if the own place had its turn.
 async function wait() {
-  busy = true;
+  const item = waitedSize()?.code;
+  busy = "Joining …";
   render();
   if (place && place.state !== "left") await changePlace("/leave");
-  await changePlace("");
-  busy = false;
+  await changePlace("", item && { item });
+  busy = "";
   await refreshSale();
   if (isWaiting()) showInHistory(place.entry_order_id);
   followPlace();
@@ -527,10 +548,13 @@ function takePlace(seen) {
   place = seen;
 }
 
+// joins is true if the button is to wait.
+const joins = () => (sale.items ? Boolean(waitedSize()) : isForList());
+
 // changePlace may be repeated, so it is, until there is an answer.
-async function changePlace(step) {
+async function changePlace(step, body) {
   for (;;) {
-    const answer = await call("POST", `${salePath}/waitlist${step}`);
+    const answer = await call("POST", `${salePath}/waitlist${step}`, body);
     const again = [0, 401, 429].includes(answer.status) || answer.status >= 500;
     // It is too early to leave a place of a moment ago, and to join again after one that was left a moment ago.
     if (again || ["order-not-confirmed", "order-ended"].includes(slugOf(answer))) {
@@ -538,7 +562,10 @@ async function changePlace(step) {
       continue;
     }
     if (answer.body.state) takePlace(answer.body);
-    say("bad", answer.status < 300 ? "" : answer.body.detail);
+    if (slugOf(answer) === "not-sold-out") {
+      offered.delete(body?.item);
+      say("info", "Shirts are back on sale: you can buy one now.");
+    } else say("bad", answer.status < 300 ? "" : answer.body.detail);
     return render();
   }
 }
@@ -567,15 +594,15 @@ async function refreshSale() {
 async function watchWaiting() {
   for (;;) {
     await pause(jitter(5000));
-    if (isForList()) await refreshSale();
+    if (isForList() || offered.size) await refreshSale();
   }
 }
 
 // placeText tells who waits, or has waited.
 function placeText() {
-  const { state, before } = place ?? {};
+  const { state, before, item } = place ?? {};
   return {
-    waiting: "You wait for a shirt." +
+    waiting: `You wait for ${item ? `size ${sizeOf(item).name}` : "a shirt"}.` +
       (before > 0 ? ` ${before} before you.` : before === 0 ? " The next one is yours." : ""),
     skipped: "Your turn was skipped: you had an order then.",
     over: "The sale is over, and no shirt came back for you.",
@@ -659,7 +686,8 @@ function historyRow(o) {
 
 function historyText(o) {
   const line = { entry: "Entry in the draw", place: "Place on the waiting list" }[o.kind];
-  if (line) return line + (o.entry_for === config.sale ? "" : " of another sale");
+  if (line && o.entry_for !== config.sale) return `${line} of another sale`;
+  if (line) return line + (o.items ? `, ${namesOf(o.items)}` : "");
   return (o.sale_id === config.sale ? contents(o) : `${o.quantity} × another sale`) +
     (o.kind === "offer" ? ", offered to you" : "");
 }
@@ -698,7 +726,7 @@ function say(tone, text = "", about = "") {
 }
 
 const text = (id, value) => { if ($(id).textContent !== value) $(id).textContent = value; };
-const disable = (id, off) => { if ($(id).disabled !== off) $(id).disabled = off; };
+const disable = (id, off) => { if ($(id).disabled !== Boolean(off)) $(id).disabled = off; };
 
 function duration(ms) {
   const seconds = Math.max(0, Math.ceil(ms / 1000));
@@ -719,22 +747,36 @@ function addSizes() {
   $("sizes").append(...(sale.items ?? []).map((item) => {
     const most = Math.min(item.per_order_limit ?? sale.per_order_limit, sale.per_order_limit, 10);
     const counts = Array.from({ length: most + 1 }, (_, n) => element("option", { value: n }, String(n)));
+    if (sale.waitlist) counts.push(element("option", { value: "wait" }, "Wait"));
     return element("label", {}, element("span", {}, item.name),
       element("small", { className: "cost" }, sale.currency ? money(priceOf(item), sale.currency) : ""),
       element("small", { className: "left" }), element("select", { name: item.code }, ...counts));
   }));
 }
 
+// pick keeps one size where there can be only one: in an entry, and to wait for.
+function pick({ target }) {
+  for (const choice of $("sizes").querySelectorAll("select")) {
+    const alone = isDrawn() || target.value === "wait" || choice.value === "wait";
+    if (choice !== target && alone && target.value !== "0") choice.value = "0";
+  }
+  render();
+}
+
 function renderSizes() {
   const all = units(basket());
   for (const choice of $("sizes").querySelectorAll("select")) {
-    const item = sizeOf(choice.name), own = Number(choice.value), gone = item.available < 1;
-    choice.disabled = busy || (gone && !own);
-    choice.parentElement.classList.toggle("gone", gone);
-    const left = choice.parentElement.querySelector(".left"), says = gone ? "gone" : `${item.available} left`;
-    if (left.textContent !== says) left.textContent = says;
+    const item = sizeOf(choice.name), left = leftOf(item), gone = !isDrawn() && left < 1, canWait = canWaitFor(item);
+    if (choice.value === "wait" && !canWait) choice.value = "0";
+    const own = Number(choice.value); // NaN for who waits
+    choice.disabled = Boolean(busy) || isWaiting() || (gone && !canWait && !own);
+    choice.parentElement.classList.toggle("gone", gone && !canWait);
+    const says = isDrawn() ? `${item.stock} to be drawn` : !gone ? `${left} left` : canWait ? "waiting list" : "gone";
+    const label = choice.parentElement.querySelector(".left");
+    if (label.textContent !== says) label.textContent = says;
     for (const option of choice.options) {
-      const off = Number(option.value) > Math.min(item.available, sale.per_order_limit - all + own);
+      const off = option.value === "wait" ? !canWait
+        : !isDrawn() && Number(option.value) > Math.min(left, sale.per_order_limit - all + (own || 0));
       if (option.disabled !== off) option.disabled = off;
     }
   }
@@ -774,15 +816,16 @@ function renderSale(has) {
   $("quantity").hidden = $("quantity-label").hidden = Boolean(one);
   disable("quantity", busy);
   const picked = sale.items ? units(basket()) : 1;
-  disable("buy", busy || !(at === "list" || at === "open" && picked > 0 && !short()));
-  text("buy", busy ? "Buying …" : at === "open" ? buyText(picked) : BUTTONS[at]);
+  const sells = at === "open" || at === "list";
+  disable("buy", busy || !(sells && (joins() || (picked > 0 && !short()))));
+  text("buy", busy || (sells && sale.items ? buyText(picked) : BUTTONS[at]));
 }
 
 function buyText(picked) {
-  if (!sale.items) return "Buy";
+  if (joins()) return `Wait for ${waitedSize().name}`;
   if (!picked) return "Pick a size";
   const item = short();
-  if (item) return item.available < 1 ? `${item.name} is gone` : `Only ${item.available} left in ${item.name}`;
+  if (item) return leftOf(item) < 1 ? `${item.name} is gone` : `Only ${item.available} left in ${item.name}`;
   const cost = Object.entries(basket()).reduce((sum, [code, n]) => sum + n * priceOf(sizeOf(code)), 0);
   return sale.currency ? `Buy for ${money(cost, sale.currency)}` : "Buy";
 }
@@ -809,7 +852,7 @@ function renderDrawn() {
   $("purchase").hidden = !user || entered;
   $("quantity").hidden = $("quantity-label").hidden = true;
   disable("buy", busy || !entering);
-  text("buy", busy ? "Entering …" : entering || !draw ? "Enter the draw" : "The entries are closed");
+  text("buy", busy || (entering || !draw ? "Enter the draw" : "The entries are closed"));
   $("leave-draw").hidden = !entering;
   $("draw").hidden = !entered || !draw;
   if (!entered || !draw) return;
@@ -929,8 +972,8 @@ $("signout").addEventListener("click", () => {
   localStorage.removeItem("user");
   location.reload();
 });
-$("sizes").addEventListener("change", render);
-$("purchase").addEventListener("submit", (event) => { event.preventDefault(); isForList() ? wait() : buy(); });
+$("sizes").addEventListener("change", pick);
+$("purchase").addEventListener("submit", (event) => { event.preventDefault(); joins() ? wait() : buy(); });
 $("leave").addEventListener("click", () => changePlace("/leave"));
 $("pay").addEventListener("click", pay);
 $("cancel").addEventListener("click", cancel);
