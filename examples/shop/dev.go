@@ -28,7 +28,7 @@ type size struct {
 	Code      string `json:"code"`
 	Name      string `json:"name"`
 	Stock     int    `json:"stock"`
-	UnitPrice int    `json:"unit_price"`
+	UnitPrice int    `json:"unit_price,omitempty"`
 }
 
 // newSizes are the sizes of the shirt, with as many shirts of each.

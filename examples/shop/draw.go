@@ -7,10 +7,13 @@ import (
 	"encoding/hex"
 	"fmt"
 	"net/http"
+	"slices"
 	"time"
 )
 
 const (
+	// entriesMax is more than anybody enters, of each size.
+	entriesMax = 1_000_000
 	// freezeSeconds is the least that a draw has. With parties the seed does not wait for it.
 	freezeSeconds = 10
 	// lookPause is between two looks at a draw.
@@ -24,26 +27,38 @@ const (
 type drawn struct {
 	*dev
 	goods, entries string
+	sizes          []size
 	secrets        map[string]string // in hexadecimal, by party
 }
 
-// createDraw creates a sale of shirts whose units are drawn.
-func (d *dev) createDraw(ctx context.Context, stock int, closesIn, window time.Duration) (*drawn, error) {
-	goods, err := d.create(ctx, map[string]any{
-		"name": "Tour shirt, signed", "stock": stock, "per_order_limit": 1, "unit_price": shirtCents, "currency": "EUR",
-		"payment_window_seconds": int(window.Seconds()),
-	})
+// createDraw creates a sale of shirts that are drawn, in sizes if there are any. Each size is drawn for itself.
+func (d *dev) createDraw(
+	ctx context.Context, stock int, closesIn, window time.Duration, sizes ...size,
+) (*drawn, error) {
+	goods, err := d.createShirts(ctx, map[string]any{
+		"name": "Tour shirt, signed", "per_order_limit": 1, "payment_window_seconds": int(window.Seconds()),
+	}, stock, sizes)
 	if err != nil {
 		return nil, err
 	}
-	entries, err := d.create(ctx, map[string]any{
-		"name": "Tour shirt, signed: entries", "stock": 1_000_000, "per_order_limit": 1,
+	terms := map[string]any{
+		"name": "Tour shirt, signed: entries", "per_order_limit": 1,
 		"closes_at": time.Now().Add(closesIn).UTC().Format(time.RFC3339Nano),
-	})
+	}
+	if len(sizes) == 0 {
+		terms["stock"] = entriesMax
+	} else {
+		items := slices.Clone(sizes)
+		for i := range items {
+			items[i].Stock, items[i].UnitPrice = entriesMax, 0
+		}
+		terms["items"] = items
+	}
+	entries, err := d.create(ctx, terms)
 	if err != nil {
 		return nil, err
 	}
-	made := &drawn{d, goods, entries, map[string]string{}}
+	made := &drawn{d, goods, entries, sizes, map[string]string{}}
 	var parties []map[string]string
 	for _, name := range []string{"the shop", "the band"} {
 		secret := make([]byte, 32)
@@ -52,20 +67,24 @@ func (d *dev) createDraw(ctx context.Context, stock int, closesIn, window time.D
 		made.secrets[name] = hex.EncodeToString(secret)
 		parties = append(parties, map[string]string{"name": name, "commitment": hex.EncodeToString(hash[:])})
 	}
-	terms := map[string]any{"entries_sale_id": entries, "freeze_seconds": freezeSeconds, "parties": parties}
+	terms = map[string]any{"entries_sale_id": entries, "freeze_seconds": freezeSeconds, "parties": parties}
 	return made, d.ask(ctx, http.MethodPost, made.path(), d.admin, terms, nil)
 }
 
 func (d *drawn) path() string { return "/v1/sales/" + d.goods + "/draw" }
 
-// enter has other people enter, who pay nothing if they are offered a shirt.
+// enter has other people enter, for one size after the other. They pay nothing if they are offered a shirt.
 func (d *drawn) enter(ctx context.Context, others int, token func(user string) (string, error)) error {
 	for n := range others {
 		bearer, err := token(fmt.Sprintf("fan-%d", n+1))
 		if err != nil {
 			return err
 		}
-		if err := d.ask(ctx, http.MethodPost, "/v1/sales/"+d.entries+"/orders", bearer, struct{}{}, nil); err != nil {
+		entry := map[string]any{}
+		if len(d.sizes) > 0 {
+			entry["items"] = map[string]int{d.sizes[n%len(d.sizes)].Code: 1}
+		}
+		if err := d.ask(ctx, http.MethodPost, "/v1/sales/"+d.entries+"/orders", bearer, entry, nil); err != nil {
 			return err
 		}
 	}

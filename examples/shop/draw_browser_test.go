@@ -3,6 +3,7 @@
 package main
 
 import (
+	"fmt"
 	"net/http"
 	"os"
 	"os/exec"
@@ -167,6 +168,53 @@ func TestEntrantIsDrawnAndPays(t *testing.T) {
 	b.Shows("#history-list", "Entry in the draw")
 	b.CheckLayout("16-draw-paid")
 	require.Len(t, r.orders("ada"), 2, "the entry, and the shirt")
+}
+
+// In a draw of sizes an entry has one. Until the entries close it can be given up, also in another browser, and made
+// again.
+func TestEntrantPicksSizeAndLeaves(t *testing.T) {
+	t.Parallel()
+	d, err := shared.dev.createDraw(t.Context(), 0, 20*time.Second, time.Hour, newSizes(2)...)
+	require.NoError(t, err)
+	r := rigOf(t, d.goods)
+	require.NoError(t, d.enter(t.Context(), 3, func(user string) (string, error) { return r.shop.token(user + r.suffix) }))
+	b := r.openAs("ada", "404", "409")
+	pick := func(code string) { b.Run(chromedp.SetValue(chromedp.CSS("#sizes [name="+code+"]"), "1")) }
+	b.Shows("#stock-text", "To be drawn: 6 shirts")
+	b.Shows("#sizes label:nth-of-type(1) .left", "2 to be drawn")
+	b.Shows("#buy", "Pick a size")
+	pick("m")
+	pick("xl")
+	b.Until(`document.querySelector("#sizes [name=m]").value === "0"`, "an entry has one size")
+	b.CheckLayout("24-draw-sizes")
+	b.Click("#buy")
+	b.Shows("#draw-facts", "Extra large")
+	r.cancel("ada")
+	b.Run(chromedp.Reload())
+	b.Shows("#status", "Your entry was cancelled. Until the entries close you may enter again.")
+	pick("m")
+	b.Click("#buy")
+	b.Shows("#draw-facts", "Medium")
+	b.Click("#leave-draw")
+	b.Shows("#status", "You have left the draw. Until the entries close you may enter again.")
+	pick("s")
+	b.Click("#buy")
+	b.Shows("#draw-facts", "Small")
+	b.Shows("#history-list", "Entry in the draw, Small")
+	b.CheckLayout("25-draw-entered-again")
+	var entries []string
+	for _, o := range r.orders("ada") {
+		entries = append(entries, fmt.Sprint(o["items"], " ", o["status"]))
+	}
+	require.Equal(t, []string{"map[s:1] confirmed", "map[m:1] cancelled", "map[xl:1] cancelled"}, entries)
+
+	require.NoError(t, d.reveal(t.Context()))
+	b.Shows("#draw-text", "A shirt was offered to you: see the order below.")
+	b.Shows("#order-what", "1 × Small, €39")
+	b.Shows("#draw-facts", "in your size")
+	b.Click("#verify")
+	b.Shows("#verified", "Verified: your entry is in the list that was published before the draw")
+	b.CheckLayout("26-draw-size-offered")
 }
 
 // The entries close between the click and the cancellation.

@@ -43,7 +43,7 @@ func run(ctx context.Context) error {
 	stock := flag.Int("stock", 20, "with -dev: shirts for sale of each size")
 	window := flag.Duration("window", 2*time.Minute, "with -dev: how long a buyer has to pay")
 	pace := flag.Int("pace", 0, "with -dev: how many buyers a `second` get their turn to pay, 0 for all")
-	others := flag.Int("draw", 0, "with -dev: draw the shirts, without sizes, among visitors and so many `others`")
+	others := flag.Int("draw", 0, "with -dev: draw the shirts of each size among visitors and so many `others`")
 	waitlist := flag.Bool("waitlist", false, "with -dev: sell at once, and offer shirts that return to who waits for the size")
 	flag.Parse()
 
@@ -69,7 +69,7 @@ func run(ctx context.Context) error {
 		config.API, config.Secret, config.Cashier = started.api, started.secret, started.cashier
 		switch {
 		case *others > 0:
-			if draw, err = started.createDraw(ctx, *stock, *opensIn, *window); err == nil {
+			if draw, err = started.createDraw(ctx, 0, *opensIn, *window, newSizes(*stock)...); err == nil {
 				config.Sale = draw.goods
 			}
 		case *waitlist:

@@ -37,9 +37,13 @@ export const isWitness = (draw, now) => Boolean(draw.root && draw.frozen_at) && 
 
 const ENDINGS = { one: "st", two: "nd", few: "rd", other: "th" };
 const ordinals = new Intl.PluralRules("en", { type: "ordinal" });
+const ordinal = (index) => `${index + 1}${ENDINGS[ordinals.select(index + 1)]}`;
 
 // nth says a place or a rank, which are counted from 0, as a person counts: 7th of 7.
-export const nth = (index, draw) => `${index + 1}${ENDINGS[ordinals.select(index + 1)]} of ${draw.entries}`;
+export const nth = (index, draw) => `${ordinal(index)} of ${draw.entries}`;
+
+// nthRank says a rank, which in a draw of sizes is one among the entries of the proof's size.
+export const nthRank = (rank, proof, draw) => (proof.item ? `${ordinal(rank)} in your size` : nth(rank, draw));
 
 // words tell an entrant how far the draw is. The proof is missing until the list is frozen, and the order until one is
 // offered. They are read aloud, so they have nothing that changes each second.
@@ -60,7 +64,7 @@ export function words(draw, proof, order) {
       voided: ". That is over: the shop has lost the order.",
     }[order?.status] ?? ": see the order below.");
   }
-  const rank = proof?.rank === undefined ? "" : nth(proof.rank, draw);
+  const rank = proof?.rank === undefined ? "" : nthRank(proof.rank, proof, draw);
   const over = "The draw is over" + (rank ? `, and it did not come to you: you were ${rank}.` : ".");
   return {
     entering: "You are in. When the entries close, their list is fixed, and its fingerprint is published: nobody changes " +

@@ -2,7 +2,7 @@
 // What it must never do is buy twice or say what it does not know. So each purchase has a key, which is stored before
 // the click is sent, and everything without an answer is sent again with the same key.
 
-import { isWitness, nth, verify, words } from "/draw.js";
+import { isWitness, nth, nthRank, verify, words } from "/draw.js";
 
 const $ = (id) => document.getElementById(id);
 const config = await (await fetch("/config")).json();
@@ -410,6 +410,7 @@ async function sendCancel(id) {
 // --- The draw -----------------------------------------------------------------------------------------------------
 
 let draw = null, proof = null;
+let turns = 0; // that ranks had when the proof was asked for
 let looked = ""; // the entry that was there when this page made it or looked
 
 // watchDraw follows the draw, and this entrant in it. An offer is an order.
@@ -430,13 +431,15 @@ async function watchDraw() {
 }
 
 // provesMore is true when a proof has news: the place, then the rank, then what became of it. Until then the draw tells
-// enough, which servers and caches have once for everybody.
+// enough, which servers and caches have once for everybody. Each size has ranks of its own, and the draw counts all
+// turns.
 const provesMore = () => !proof || (proof.outcome === "waiting" &&
-  (proof.rank === undefined ? draw.ranked_at : proof.rank < draw.offered + draw.skipped));
+  (proof.rank === undefined ? draw.ranked_at : proof.rank < turnsOf(draw) && turns < turnsOf(draw)));
+const turnsOf = (d) => d.offered + d.skipped;
 
 async function loadProof(entry) {
   const answer = await call("GET", `${salePath}/draw/proof?receipt=${entry.receipt}`);
-  if (answer.status === 200) proof = answer.body;
+  if (answer.status === 200) [proof, turns] = [answer.body, turnsOf(draw)];
   if (proof?.order_id) follow(proof.order_id);
   if (answer.status !== 404) return;
   const shown = await call("GET", `/v1/orders/${entry.order}?receipt=${entry.receipt}`);
@@ -494,8 +497,8 @@ async function verifyEntry() {
   text("verified", await verify(list, attempt.load().receipt, { root, seed: draw.seed }).then(
     ({ place, rank }) => (place === proof.place && rank === proof.rank
       ? `Verified: your entry is in the list that was published${witness ? " before the draw" : ""}, and the random ` +
-        `number makes you ${nth(rank, draw)}.`
-      : `The shop said that you are ${nth(proof.rank, draw)}, and you are ${nth(rank, draw)}!`),
+        `number makes you ${nthRank(rank, proof, draw)}.`
+      : `The shop said that you are ${nthRank(proof.rank, proof, draw)}, and you are ${nthRank(rank, proof, draw)}!`),
     (problem) => `It cannot be verified: ${problem.message}.`));
 }
 
@@ -743,9 +746,10 @@ function money(minor, currency) {
 
 // addSizes makes a choice for each size: how many of it.
 function addSizes() {
-  text("sizes-legend", sale.per_order_limit > 1 ? `Sizes, up to ${sale.per_order_limit} shirts in an order` : "Size");
+  const several = !isDrawn() && sale.per_order_limit > 1;
+  text("sizes-legend", several ? `Sizes, up to ${sale.per_order_limit} shirts in an order` : "Size");
   $("sizes").append(...(sale.items ?? []).map((item) => {
-    const most = Math.min(item.per_order_limit ?? sale.per_order_limit, sale.per_order_limit, 10);
+    const most = isDrawn() ? 1 : Math.min(item.per_order_limit ?? sale.per_order_limit, sale.per_order_limit, 10);
     const counts = Array.from({ length: most + 1 }, (_, n) => element("option", { value: n }, String(n)));
     if (sale.waitlist) counts.push(element("option", { value: "wait" }, "Wait"));
     return element("label", {}, element("span", {}, item.name),
@@ -850,9 +854,12 @@ function renderDrawn() {
   $("stock-bar").hidden = true; // what is left of a draw is nobody's to buy
   text("stock-text", `${draw?.ranked_at ? "Drawn" : "To be drawn"}: ${sale.stock} ${sale.stock === 1 ? "shirt" : "shirts"}`);
   $("purchase").hidden = !user || entered;
+  $("sizes").hidden = !sale.items || entered || !entering;
+  renderSizes();
   $("quantity").hidden = $("quantity-label").hidden = true;
-  disable("buy", busy || !entering);
-  text("buy", busy || (entering || !draw ? "Enter the draw" : "The entries are closed"));
+  const picks = entering && sale.items && !units(basket());
+  disable("buy", busy || !entering || picks);
+  text("buy", busy || (picks ? "Pick a size" : entering || !draw ? "Enter the draw" : "The entries are closed"));
   $("leave-draw").hidden = !entering;
   $("draw").hidden = !entered || !draw;
   if (!entered || !draw) return;
@@ -863,8 +870,9 @@ function renderDrawn() {
   for (const [i, item] of [...$("draw-steps").children].entries()) item.className = steps[i] ? "done" : "";
   const facts = [
     ["Your entry", proof?.place !== undefined && `${nth(proof.place, draw)} in the list`],
-    ["Your rank", proof?.rank !== undefined && nth(proof.rank, draw)],
-    ["Turns so far", draw.ranked_at && `${draw.offered + draw.skipped} of ${draw.entries}`],
+    ["Your size", entry.items && namesOf(entry.items)],
+    ["Your rank", proof?.rank !== undefined && nthRank(proof.rank, proof, draw)],
+    ["Turns so far", draw.ranked_at && `${turnsOf(draw)} of ${draw.entries}`],
     ["Fingerprint of the list (root)", draw.root && element("code", {}, draw.root)],
     ["Random number (seed)", draw.seed && element("code", {}, draw.seed)],
     ["Your receipt", entry.receipt && element("code", {}, entry.receipt)],
