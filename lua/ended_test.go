@@ -45,10 +45,10 @@ func TestReserveRejectsKeyOfEndedOrder(t *testing.T) {
 		b.reserve(again, request{"ann", "order-ann-5", "key-3", "1"}), "also while the buyer holds another order")
 
 	require.Equal(t, "released", b.end("ann", "order-ann-4", "key-2", "1 e"))
-	b.next("pause", lua.Pause)
+	b.nextChange("pause")
 	require.Equal(t, []string{"order-ended order-ann 2 c", "order-ended order-ann-4 1 e"},
 		b.reserve(again, request{"ann", "o", "key-2", "1"}), "in any state of the sale")
-	b.next("resume", lua.Resume)
+	b.nextChange("resume")
 
 	// Redis has lost this order: its key comes from Postgres.
 	require.Equal(t, "not-held", b.end("dan", "order-dan", "key-4", "1 r"))
@@ -156,8 +156,8 @@ func TestScriptWithoutPermissionWritesNothing(t *testing.T) {
 			return lua.Withdraw.Run(b.t.Context(), as, []string{b.saleKey, b.buyers, b.ended}, "bob", "key", "1").Err()
 		},
 		"restock": change(lua.Restock, 10, 0),
-		"pause":   change(lua.Pause),
-		"end":     change(lua.End),
+		"pause":   change(lua.Change, "pause"),
+		"end":     change(lua.Change, "end"),
 		"open": func(b *bench, as *redis.Client) error {
 			return lua.Open.Run(b.t.Context(), as, []string{b.saleKey + "-2", b.buyers + "-2", b.sales}, "two", b.epoch, 1, 1, 1,
 				0, 0, 0, 0, "").Err()

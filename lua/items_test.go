@@ -84,9 +84,9 @@ func TestReserveGivesEveryAnswerForItems(t *testing.T) {
 			b.reserve(wants("joe", wrong), wants("dan", wrong+"x")), wrong)
 	}
 	require.Equal(t, before, b.state())
-	b.next("pause", lua.Pause)
+	b.nextChange("pause")
 	require.Equal(t, []string{"paused", "paused"}, b.reserve(wants("joe", "a1"), wants("joe", "1")))
-	b.next("resume", lua.Resume)
+	b.nextChange("resume")
 
 	// Damage affects one buyer.
 	for _, held := range []string{
@@ -106,7 +106,7 @@ func TestReserveGivesEveryAnswerForItems(t *testing.T) {
 	require.ErrorContains(t, err, "damaged")
 	b.set("limit", 4)
 
-	require.Equal(t, "ended", b.next("end", lua.End))
+	require.Equal(t, "changed", b.nextChange("end"))
 	require.Equal(t, "retired", b.retire(b.nextRevision))
 	require.Equal(t, []string{"retired", "retired"}, b.reserve(ann, wants("joe", "a1")))
 	require.Equal(t, "s m l", b.field("items"))

@@ -6,114 +6,57 @@
 package lua
 
 import (
-	_ "embed"
+	"embed"
 	"strconv"
 
 	"github.com/redis/go-redis/v9"
 )
 
-var (
-	//go:embed reserve.lua
-	reserveSource string
-	//go:embed open.lua
-	openSource string
-	//go:embed pause.lua
-	pauseSource string
-	//go:embed resume.lua
-	resumeSource string
-	//go:embed offers_only.lua
-	offersOnlySource string
-	//go:embed waitlist.lua
-	waitlistSource string
-	//go:embed end.lua
-	endSource string
-	//go:embed retire.lua
-	retireSource string
-	//go:embed restock.lua
-	restockSource string
-	//go:embed restock_items.lua
-	restockItemsSource string
-	//go:embed put_back.lua
-	putBackSource string
-	//go:embed give.lua
-	giveSource string
-	//go:embed take.lua
-	takeSource string
-	//go:embed count.lua
-	countSource string
-	//go:embed release.lua
-	releaseSource string
-	//go:embed withdraw.lua
-	withdrawSource string
-	//go:embed append.lua
-	appendSource string
-	//go:embed note.lua
-	noteSource string
-	//go:embed look.lua
-	lookSource string
-	//go:embed rights.lua
-	rightsSource string
-	//go:embed verify.lua
-	verifySource string
-	//go:embed close.lua
-	closeSource string
-	//go:embed rebuilt.lua
-	rebuiltSource string
-	//go:embed lock_acquire.lua
-	lockAcquireSource string
-	//go:embed lock_release.lua
-	lockReleaseSource string
-	//go:embed lock_renew.lua
-	lockRenewSource string
-	//go:embed lock_force.lua
-	lockForceSource string
-	//go:embed keep.lua
-	keepSource string
-	//go:embed reap.lua
-	reapSource string
-	//go:embed trim.lua
-	trimSource string
-	//go:embed clock.lua
-	clockSource string
-	//go:embed set_aside.lua
-	setAsideSource string
-)
+//go:embed *.lua
+var files embed.FS
+
+// source returns the text of a script.
+func source(name string) string {
+	text, err := files.ReadFile(name + ".lua")
+	if err != nil {
+		panic(err) // at the start of each program and test
+	}
+	return string(text)
+}
+
+func script(name string) *redis.Script { return redis.NewScript(source(name)) }
 
 // Each script is sent by its SHA-1, and by its source if the server answers NOSCRIPT, as after a
 // restart or a promotion. All are safe for concurrent use.
 var (
-	Reserve      = redis.NewScript(reserveSource)
-	Open         = redis.NewScript(openSource)
-	Pause        = redis.NewScript(pauseSource)
-	Resume       = redis.NewScript(resumeSource)
-	OffersOnly   = redis.NewScript(offersOnlySource)
-	Waitlist     = redis.NewScript(waitlistSource)
-	End          = redis.NewScript(endSource)
-	Retire       = redis.NewScript(retireSource)
-	Restock      = redis.NewScript(restockSource)
-	RestockItems = redis.NewScript(restockItemsSource)
-	PutBack      = redis.NewScript(putBackSource)
-	Release      = redis.NewScript(releaseSource)
-	Withdraw     = redis.NewScript(withdrawSource)
-	Append       = redis.NewScript(appendSource)
-	Note         = redis.NewScript(noteSource)
+	Reserve      = script("reserve")
+	Open         = script("open")
+	Change       = script("change")
+	Waitlist     = script("waitlist")
+	Retire       = script("retire")
+	Restock      = script("restock")
+	RestockItems = script("restock_items")
+	PutBack      = script("put_back")
+	Release      = script("release")
+	Withdraw     = script("withdraw")
+	Append       = script("append")
 
-	Look    = redis.NewScript(lookSource)
-	Rights  = redis.NewScript(rightsSource)
-	Verify  = redis.NewScript(verifySource)
-	Close   = redis.NewScript(closeSource)
-	Rebuilt = redis.NewScript(rebuiltSource)
+	Look    = script("look")
+	Rights  = script("rights")
+	Verify  = script("verify")
+	Close   = script("close")
+	Rebuilt = script("rebuilt")
 
-	LockAcquire = redis.NewScript(lockAcquireSource)
-	LockRelease = redis.NewScript(lockReleaseSource)
-	LockRenew   = redis.NewScript(lockRenewSource)
-	LockForce   = redis.NewScript(lockForceSource)
+	LockAcquire = script("lock_acquire")
+	LockRelease = script("lock_release")
+	LockRenew   = script("lock_renew")
+	LockForce   = script("lock_force")
 
-	Keep     = redis.NewScript(keepSource)
-	Reap     = redis.NewScript(reapSource)
-	Trim     = redis.NewScript(trimSource)
-	Clock    = redis.NewScript(clockSource)
-	SetAside = redis.NewScript(setAsideSource)
+	Keep     = script("keep")
+	Reap     = script("reap")
+	Trim     = script("trim")
+	Clock    = script("clock")
+	SetAside = script("set_aside")
 )
 
 // Fenced are scripts that a client may run only on a server that it has verified. Redis runs a script by
@@ -126,11 +69,11 @@ type FencedScript struct{ Source, Hash string }
 
 // FencedBy returns the scripts of a fence.
 func FencedBy(fence string) Fenced {
-	script := func(source string) FencedScript {
-		source += "-- " + strconv.Quote(fence) + "\n"
-		return FencedScript{source, redis.NewScript(source).Hash()}
+	fenced := func(name string) FencedScript {
+		text := source(name) + "-- " + strconv.Quote(fence) + "\n"
+		return FencedScript{text, redis.NewScript(text).Hash()}
 	}
-	return Fenced{script(reserveSource), script(giveSource), script(takeSource), script(countSource)}
+	return Fenced{fenced("reserve"), fenced("give"), fenced("take"), fenced("count")}
 }
 
 // All returns the scripts.

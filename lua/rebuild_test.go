@@ -99,8 +99,8 @@ func TestClosedSaleIsStaleInEveryScript(t *testing.T) {
 	require.Equal(t, []string{"stale-epoch"}, b.reserve(request{"ann", "order-ann", "-", "1"}))
 	require.Equal(t, []string{"stale-epoch"}, b.release("ann", "order-ann"))
 	require.Equal(t, "stale-epoch", b.open())
-	require.Equal(t, "stale-epoch", b.change("pause", lua.Pause, 2))
-	require.Equal(t, "stale-epoch", b.change("end", lua.End, 2))
+	require.Equal(t, "stale-epoch", b.change("change", lua.Change, 2, "pause"))
+	require.Equal(t, "stale-epoch", b.change("change", lua.Change, 2, "end"))
 	require.Equal(t, "stale-epoch", b.change("restock", lua.Restock, 2, 10, 0))
 	require.Equal(t, before, b.state())
 	// A caller that expects epoch 0 finds no stock either.

@@ -29,11 +29,11 @@ func TestRetireGivesEveryAnswer(t *testing.T) {
 	require.Equal(t, "stale-epoch", b.retire(2))
 	b.epoch = "1"
 	require.Equal(t, "illegal open", b.retire(2))
-	require.Equal(t, "paused", b.next("pause", lua.Pause))
+	require.Equal(t, "changed", b.nextChange("pause"))
 	before := b.state()
 	require.Equal(t, "illegal paused", b.retire(b.nextRevision), "it can be resumed")
 	require.Equal(t, before, b.state())
-	require.Equal(t, "ended", b.next("end", lua.End))
+	require.Equal(t, "changed", b.nextChange("end"))
 	generation := b.field("generation")
 
 	require.Equal(t, "retired", b.retire(b.nextRevision))

@@ -15,7 +15,7 @@ import (
 func newItemLists(t *testing.T) *bench {
 	t.Helper()
 	b := newItemsBench(t)
-	require.Equal(t, "set", b.next("offers_only", lua.OffersOnly, "waitlist"))
+	require.Equal(t, "changed", b.nextChange("open", "waitlist"))
 	require.Equal(t, []string{"reserved 1", "reserved 2", "reserved 3"},
 		b.reserve(wants("ann", "a3"), wants("bob", "b2"), wants("cid", "b1c1")))
 	return b
@@ -43,11 +43,11 @@ func TestReturnedUnitsOfItemAreOffered(t *testing.T) {
 			require.Equal(t, "restocked", b.next("restock_items", lua.RestockItems, "b", 1, 0, "c", 1, 0))
 		},
 		"release while it is paused": func(b *bench) {
-			b.next("pause", lua.Pause)
+			b.nextChange("pause")
 			require.Equal(t, []string{"released"}, b.release("cid", "order-cid"))
 			require.Equal(t, []string{"paused"}, b.reserve(wants("eve", "b1")))
 			require.Equal(t, []string{"paused"}, b.offer(wants("eve", "b1")))
-			b.next("resume", lua.Resume)
+			b.nextChange("resume")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -112,7 +112,7 @@ func TestOfferedUnitsMoveToShardThatOffers(t *testing.T) {
 	shards := newShards(t, 2, 2)
 	from, to := shards[0], shards[1]
 	for _, b := range shards {
-		require.Equal(t, "set", b.next("offers_only", lua.OffersOnly, "waitlist"))
+		require.Equal(t, "changed", b.nextChange("open", "waitlist"))
 	}
 	require.Equal(t, []string{"reserved 1", "reserved 3"},
 		from.reserve(request{"ann", "o-ann", "-", "1"}, request{"bob", "o-bob", "-", "1"}))

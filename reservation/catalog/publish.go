@@ -188,17 +188,20 @@ func (c *Catalog) apply(ctx context.Context, s reservation.Sale, shard int, ch p
 	saleKey := k.Sale(p, s.ID)
 	epoch, revision := strconv.FormatInt(s.Epoch, 10), strconv.FormatInt(ch.Revision, 10)
 
+	change := func(args ...any) *redis.Cmd {
+		return lua.Change.Run(ctx, c.store.Redis, []string{saleKey}, append([]any{epoch, revision}, args...)...)
+	}
 	var answer *redis.Cmd
 	switch ch.Type {
 	case eventCreated, eventItemsCreated:
 		s.Items = ch.Items
 		return c.store.OpenShard(ctx, s, shard, ch.Revision, layout.Share(ch.Stock, shard))
 	case eventPaused:
-		answer = lua.Pause.Run(ctx, c.store.Redis, []string{saleKey}, epoch, revision)
+		answer = change("pause")
 	case eventResumed:
-		answer = lua.Resume.Run(ctx, c.store.Redis, []string{saleKey}, epoch, revision)
+		answer = change("resume")
 	case eventEnded:
-		answer = lua.End.Run(ctx, c.store.Redis, []string{saleKey}, epoch, revision)
+		answer = change("end")
 	case eventRebuilt:
 		// The rebuild wrote this revision itself.
 		return c.hasRevision(ctx, saleKey, ch.Revision)
@@ -212,10 +215,10 @@ func (c *Catalog) apply(ctx context.Context, s reservation.Sale, shard int, ch p
 		case s.Waitlist:
 			open = reservation.StateWaitlist
 		}
-		answer = lua.OffersOnly.Run(ctx, c.store.Redis, []string{saleKey}, epoch, revision, string(open))
+		answer = change("open", string(open))
 	case eventReconciled, eventRenamed, eventDrawFrozen, eventDrawSeeded, eventDrawVoided, eventDrawOpening,
 		eventWaitlistClosed:
-		answer = lua.Note.Run(ctx, c.store.Redis, []string{saleKey}, epoch, revision)
+		answer = change("note")
 	case eventRestocked:
 		if len(s.Items) > 0 {
 			_, _, err := c.restockItems(ctx, s, ch)
@@ -231,7 +234,7 @@ func (c *Catalog) apply(ctx context.Context, s reservation.Sale, shard int, ch p
 		return err
 	}
 	switch word, rest, _ := strings.Cut(text, " "); word {
-	case "paused", "resumed", "ended", "set", "noted", "retired", "unchanged":
+	case "changed", "retired", "unchanged":
 		return nil
 	case "unknown-sale", "gap":
 		// Redis lacks a revision that was published: it lost data, which only a rebuild restores.
