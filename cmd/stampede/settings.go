@@ -26,6 +26,7 @@ import (
 	"stampede/internal/pg"
 	"stampede/internal/telemetry"
 	"stampede/internal/tracing"
+	"stampede/internal/tracing/otlp"
 	"stampede/ledger"
 	"stampede/reservation"
 )
@@ -202,11 +203,11 @@ func (f traceFlag) Validate() error { return wantAtLeast("--traces-per-second", 
 func (f traceFlag) tracer(
 	ctx context.Context, service string, registry prometheus.Registerer, logger *slog.Logger,
 ) (*tracing.Tracer, error) {
-	tracer, err := tracing.New(ctx, tracing.Config{
+	tracer, err := otlp.New(ctx, otlp.Config{
 		Service: service, Version: telemetry.BuildVersion(), PerSecond: f.TracesPerSecond, Logger: logger,
 		Registerer: registry,
 	})
-	if errors.Is(err, tracing.ErrSetting) {
+	if errors.Is(err, otlp.ErrSetting) {
 		err = &usageError{err}
 	}
 	return tracer, err

@@ -1,126 +1,35 @@
-// Package tracing makes OpenTelemetry spans and exports them by OTLP. A span is made only below a parent that was
-// sampled: the traceparent of a request, of an entry of a stream, or of an event. Everything else costs nothing: a
-// Tracer that is off is nil, a Span that is not recorded is the zero Span, and both can be used like any other.
+// Package tracing makes OpenTelemetry spans. A span is made only below a parent that was sampled: the traceparent of a
+// request, of an entry of a stream, or of an event. Everything else costs nothing: a Tracer that is off is nil, a Span
+// that is not recorded is the zero Span, and both can be used like any other. Package otlp makes Tracers that export.
 package tracing
 
 import (
-	"cmp"
 	"context"
-	"errors"
-	"fmt"
-	"log/slog"
 	"net/http"
-	"net/url"
-	"os"
-	"strings"
 	"time"
 
-	"github.com/go-logr/logr"
-	"github.com/prometheus/client_golang/prometheus"
-	"go.opentelemetry.io/otel"
-	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
-	"go.opentelemetry.io/otel/sdk/resource"
-	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/time/rate"
 )
 
-const (
-	// closeTimeout bounds the export of the last spans at a stop.
-	closeTimeout = 3 * time.Second
-	// exportTimeout bounds one export with its retries.
-	exportTimeout = 10 * time.Second
-	// textMax bounds an attribute.
-	textMax = 1024
-	// logEvery is the least time between two log lines about the exporter.
-	logEvery = time.Minute
-)
-
-// Config configures a Tracer. The exporter is configured by the standard variables OTEL_*.
-type Config struct {
-	// Service is the default of OTEL_SERVICE_NAME, and Version that of the program.
-	Service, Version string
-	// PerSecond bounds the requests whose traces are recorded. Parents come from clients, who may send any number.
-	PerSecond int
-	Logger    *slog.Logger
-	// Registerer receives the metrics, also if tracing is off.
-	Registerer prometheus.Registerer
-}
+// closeTimeout bounds the export of the last spans at a stop.
+const closeTimeout = 3 * time.Second
 
 // Tracer makes spans. Nil is a Tracer that makes none. It is safe for concurrent use.
 type Tracer struct {
-	provider *sdk.TracerProvider
+	provider trace.TracerProvider
+	shutdown func(context.Context) error
 	requests *rate.Limiter
-	metrics  *metrics
+	overRate func()
 }
 
-// ErrSetting is returned for a variable OTEL_* that this package cannot follow.
-var ErrSetting = errors.New("a setting of OpenTelemetry is wrong")
-
-// New returns nil, a Tracer that is off, unless OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is
-// set. It makes no connection. Its error wraps ErrSetting.
-func New(ctx context.Context, config Config) (*Tracer, error) {
-	m, err := newMetrics(config.Registerer)
-	if err != nil {
-		return nil, err
-	}
-	if on, err := isOn(); err != nil || !on {
-		return nil, err
-	}
-	exporter, err := otlptracehttp.New(context.WithoutCancel(ctx))
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrSetting, err)
-	}
-	of, err := resource.New(ctx,
-		resource.WithService(), // the id of this instance
-		resource.WithAttributes(attribute.String("service.name", config.Service),
-			attribute.String("service.version", config.Version)),
-		resource.WithHost(), resource.WithProcessPID(), resource.WithTelemetrySDK(),
-		resource.WithFromEnv()) // the last one wins
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrSetting, err)
-	}
-	quiet := &quietly{log: config.Logger, again: rate.Sometimes{Interval: logEvery}}
-	otel.SetErrorHandler(quiet)
-	otel.SetLogger(logr.FromSlogHandler(config.Logger.Handler()))
-	limits := sdk.NewSpanLimits()
-	limits.AttributeValueLengthLimit = textMax
-	provider := sdk.NewTracerProvider(
-		sdk.WithResource(of), sdk.WithRawSpanLimits(limits),
-		sdk.WithSampler(sdk.ParentBased(sdk.NeverSample())), // whatever OTEL_TRACES_SAMPLER says: a crowd is no sample
-		sdk.WithSpanProcessor(newQueue(exporter, m)),
-	)
+// New returns a Tracer whose spans come from the provider, which shutdown ends. perSecond bounds the requests whose
+// traces are recorded, because parents come from clients, who may send any number; overRate is called for each other.
+func New(provider trace.TracerProvider, shutdown func(context.Context) error, perSecond int, overRate func()) *Tracer {
 	return &Tracer{
-		provider: provider, metrics: m,
-		requests: rate.NewLimiter(rate.Limit(config.PerSecond), config.PerSecond),
-	}, nil
-}
-
-// isOn reads whether spans are to be exported. Its error wraps ErrSetting.
-func isOn() (bool, error) {
-	endpoint := setting("ENDPOINT")
-	exporter := os.Getenv("OTEL_TRACES_EXPORTER")
-	if endpoint == "" || strings.EqualFold(os.Getenv("OTEL_SDK_DISABLED"), "true") || exporter == "none" {
-		return false, nil
+		provider: provider, shutdown: shutdown, requests: rate.NewLimiter(rate.Limit(perSecond), perSecond),
+		overRate: overRate,
 	}
-	if exporter != "" && exporter != "otlp" {
-		return false, fmt.Errorf("%w: OTEL_TRACES_EXPORTER is %q, want otlp or none", ErrSetting, exporter)
-	}
-	if protocol := setting("PROTOCOL"); protocol != "" && protocol != "http/protobuf" {
-		return false, fmt.Errorf("%w: OTEL_EXPORTER_OTLP_PROTOCOL is %q, want http/protobuf (port 4318 of most collectors)",
-			ErrSetting, protocol)
-	}
-	at, err := url.Parse(endpoint)
-	if err != nil || at.Scheme != "http" && at.Scheme != "https" || at.Host == "" {
-		return false, fmt.Errorf("%w: OTEL_EXPORTER_OTLP_ENDPOINT must be like http://collector:4318", ErrSetting)
-	}
-	return true, nil
-}
-
-// setting reads a variable of the exporter, whose form for traces wins.
-func setting(name string) string {
-	return cmp.Or(os.Getenv("OTEL_EXPORTER_OTLP_TRACES_"+name), os.Getenv("OTEL_EXPORTER_OTLP_"+name))
 }
 
 // Close exports the last spans, for at most closeTimeout.
@@ -130,7 +39,7 @@ func (t *Tracer) Close() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
-	_ = t.provider.Shutdown(ctx) // what is lost is counted
+	_ = t.shutdown(ctx) // what is lost is counted
 }
 
 // Request starts the span of a request that has a sampled parent, unless too many have.
@@ -147,7 +56,7 @@ func (t *Tracer) Request(header http.Header, name string) Span {
 		return Span{}
 	}
 	if !t.requests.Allow() {
-		t.metrics.overRate.Inc()
+		t.overRate()
 		return Span{}
 	}
 	return t.start(parent, Server, name, nil)
@@ -190,15 +99,4 @@ func (t *Tracer) start(
 		return Span{}
 	}
 	return Span{span}
-}
-
-// quietly logs what goes wrong in the exporter now and then: each batch may fail.
-type quietly struct {
-	log   *slog.Logger
-	again rate.Sometimes
-}
-
-// Handle implements otel.ErrorHandler.
-func (q *quietly) Handle(err error) {
-	q.again.Do(func() { q.log.Warn("spans are not exported: the rest works without", "error", err) })
 }

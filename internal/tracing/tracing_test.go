@@ -23,6 +23,7 @@ import (
 	"stampede/internal/connect"
 	"stampede/internal/test/testkit"
 	"stampede/internal/tracing"
+	"stampede/internal/tracing/otlp"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -38,7 +39,7 @@ func start(t *testing.T, endpoint string, perSecond int) (*tracing.Tracer, *prom
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
 	t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
 	registry := prometheus.NewRegistry()
-	tracer, err := tracing.New(t.Context(), tracing.Config{
+	tracer, err := otlp.New(t.Context(), otlp.Config{
 		Service: "test", PerSecond: perSecond, Logger: slog.New(slog.DiscardHandler), Registerer: registry,
 	})
 	require.NoError(t, err)
@@ -132,7 +133,7 @@ func TestTracerIsOffWithoutEndpoint(t *testing.T) {
 				t.Setenv(name, value)
 			}
 			registry := prometheus.NewRegistry()
-			tracer, err := tracing.New(t.Context(), tracing.Config{Service: "test", Registerer: registry})
+			tracer, err := otlp.New(t.Context(), otlp.Config{Service: "test", Registerer: registry})
 			require.NoError(t, err)
 			require.Nil(t, tracer)
 			config := &pgx.ConnConfig{}
