@@ -1,5 +1,6 @@
-// Command mutants holds the tests to what they are for. Each patch beside this file removes one defence and names the
-// cheapest test that must then fail. The arguments are parts of the names of patches; without any, all are tried.
+// Command mutants holds the tests to what they are for. Each mutant in the files beside this one, one for each room,
+// removes one defence and names the cheapest test that must then fail. The arguments are parts of the names of mutants;
+// without any, all are tried.
 package main
 
 import (
@@ -17,32 +18,43 @@ import (
 )
 
 // mutant is a patch and the test that must fail with it.
-type mutant struct{ name, file, pkg, test, tags string }
+type mutant struct{ name, patch, pkg, test, tags string }
 
-// heading precedes the diff of each patch. The test may have a subtest: TestX/name.
-var heading = regexp.MustCompile(`^Defence: \S.*\nCaught by: (\./\S+) ((Test\w+)\S*)\ndiff `)
+// heading precedes the diff of each mutant. The test may have a subtest: TestX/name.
+var heading = regexp.MustCompile(`(?m)^Mutant: (\S+)\nDefence: \S.*\nCaught by: (\./\S+) ((Test\w+)\S*)\ndiff `)
 
 // load returns the mutants of the tree at root whose names contain one of the parts, or all.
 func load(root string, parts []string) (found []mutant, err error) {
 	files, err := filepath.Glob(filepath.Join(root, "internal/test/mutants/*.patch"))
+	names := map[string]bool{}
 	for _, file := range files {
-		m := mutant{name: strings.TrimSuffix(filepath.Base(file), ".patch"), file: file}
-		if len(parts) > 0 && !slices.ContainsFunc(parts, func(p string) bool { return strings.Contains(m.name, p) }) {
-			continue
-		}
 		text, err := os.ReadFile(file)
 		if err != nil {
 			return nil, err
 		}
-		head := heading.FindSubmatch(text)
-		if head == nil {
-			return nil, fmt.Errorf("%s: two lines before the diff must name the defence and its test", m.name)
+		heads := heading.FindAllSubmatchIndex(text, -1)
+		if defences := bytes.Count(text, []byte("Defence: ")); len(heads) == 0 || len(heads) != defences || heads[0][0] != 0 {
+			return nil, fmt.Errorf("%s: three lines before each diff must name the mutant, the defence and its test", file)
 		}
-		m.pkg, m.test = string(head[1]), string(head[2])
-		if m.tags, err = declaredTag(filepath.Join(root, m.pkg), string(head[3])); err != nil {
-			return nil, fmt.Errorf("%s: %w", m.name, err)
+		for i, head := range heads {
+			group := func(n int) string { return string(text[head[2*n]:head[2*n+1]]) }
+			end := len(text)
+			if i+1 < len(heads) {
+				end = heads[i+1][0]
+			}
+			m := mutant{name: group(1), patch: string(text[head[0]:end]), pkg: group(2), test: group(3)}
+			if names[m.name] {
+				return nil, fmt.Errorf("two mutants are called %s", m.name)
+			}
+			names[m.name] = true
+			if len(parts) > 0 && !slices.ContainsFunc(parts, func(p string) bool { return strings.Contains(m.name, p) }) {
+				continue
+			}
+			if m.tags, err = declaredTag(filepath.Join(root, m.pkg), group(4)); err != nil {
+				return nil, fmt.Errorf("%s: %w", m.name, err)
+			}
+			found = append(found, m)
 		}
-		found = append(found, m)
 	}
 	return found, err
 }
@@ -70,8 +82,13 @@ func declaredTag(pkg, test string) (string, error) {
 
 // run runs a command in a folder. The error holds its output.
 func run(folder, name string, args ...string) (output string, err error) {
+	return runWith("", folder, name, args...)
+}
+
+// runWith is run with an input.
+func runWith(input, folder, name string, args ...string) (output string, err error) {
 	cmd := exec.Command(name, args...)
-	cmd.Dir = folder
+	cmd.Dir, cmd.Stdin = folder, strings.NewReader(input)
 	both, err := cmd.CombinedOutput()
 	if err != nil {
 		err = fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err, both)
@@ -106,7 +123,7 @@ func pass(tree string, mutants ...mutant) (bool, error) {
 
 // catch applies a mutant in the work tree, and returns nil if its test fails.
 func catch(tree string, m mutant) error {
-	if _, err := run(tree, "git", "apply", m.file); err != nil {
+	if _, err := runWith(m.patch, tree, "git", "apply", "-"); err != nil {
 		return err
 	}
 	passed, err := pass(tree, m)

@@ -17,7 +17,7 @@ func TestPatchesApply(t *testing.T) {
 	require.NoError(t, err)
 	require.NotEmpty(t, mutants)
 	for _, m := range mutants {
-		_, err := run(root, "git", "apply", "--check", m.file)
-		require.NoError(t, err)
+		_, err := runWith(m.patch, root, "git", "apply", "--check", "-")
+		require.NoError(t, err, m.name)
 	}
 }
