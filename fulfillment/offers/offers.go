@@ -220,13 +220,12 @@ func goods(id uuid.UUID, partitions, shards, items int) reservation.Sale {
 }
 
 // ranksOf are for how many ranks of each item, by its letter, there may be units: as many as Redis has left, but one
-// even if none is left. There are none of a sale that Redis has lost.
+// even if none is left.
 func ranksOf(d *draws.Draw, now reservation.Whose) map[string]int64 {
 	ranks := map[string]int64{}
 	for place, item := range d.Letters() {
-		if units := now.Units[place]; !now.IsLost {
-			ranks[item] = max(units.Offered+units.ForSale, 1)
-		}
+		units := now.Units[place]
+		ranks[item] = max(units.Offered+units.ForSale, 1)
 	}
 	return ranks
 }
