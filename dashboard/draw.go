@@ -205,12 +205,10 @@ func (d drawPages) read(ctx context.Context, link *drawLink, again bool) (*drawP
 
 // readTurns fills in what became of the ranks.
 func (d drawPages) readTurns(ctx context.Context, p *drawPage) error {
-	letters, codes, entries := []string{""}, []string{""}, p.ItemEntries
-	if len(p.Items) > 0 {
-		letters, codes = nil, nil
-	}
+	letters, entries := p.Letters(), p.ItemEntries
+	codes := make([]string, len(letters))
 	for i, item := range p.Items {
-		letters, codes = append(letters, order.ItemLetter(i)), append(codes, item.Code)
+		codes[i] = item.Code
 	}
 	rows, _ := d.Pool.Query(ctx, sql.DashboardDrawRanks, p.SaleID, letters, ranksRead/len(letters), turnsShown)
 	turns, err := pgx.CollectRows(rows, pgx.RowToStructByName[turn]) // which has the error of the query

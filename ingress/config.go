@@ -72,7 +72,8 @@ type Draws interface {
 	Reveal(ctx context.Context, goods uuid.UUID, party string, secret []byte) (draws.Draw, error)
 	// Waiter returns the place of a user in a waiting list, or order.ErrNotFound.
 	Waiter(ctx context.Context, goods uuid.UUID, user string) (draws.Waiter, error)
-	// WaitingPlaces returns the first draws.WaitingPlacesMax places of those who wait, in their order.
+	// WaitingPlaces returns the first draws.WaitingPlacesMax places of those who wait for an item, by its letter, in their
+	// order.
 	WaitingPlaces(ctx context.Context, goods uuid.UUID, item string) ([]int64, error)
 }
 

@@ -159,10 +159,13 @@ type WhoseUnits struct {
 	Offered, ForSale int64
 }
 
+// Left is how many units are left.
+func (u WhoseUnits) Left() int64 { return u.Offered + u.ForSale }
+
 // Left is how many units are left, of all items.
 func (w *Whose) Left() (units int64) {
 	for _, u := range w.Units {
-		units += u.Offered + u.ForSale
+		units += u.Left()
 	}
 	return units
 }

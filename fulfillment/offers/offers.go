@@ -102,8 +102,13 @@ func each(ctx context.Context, due []draws.Draw, err error, do func(*draws.Draw)
 // clocks reads those of Postgres and of the Redis server that accepts the entries of a draw.
 func (o *Offerer) clocks(d *draws.Draw) draws.Clocks {
 	return func(ctx context.Context, on pg.Querier) (clocks.Times, error) {
-		return o.Store.Times(ctx, on, reservation.PartitionAmong(d.EntriesID, d.Partitions))
+		return o.Store.Times(ctx, on, entriesPartition(d))
 	}
+}
+
+// entriesPartition is where the entries of a draw, or the places of a waiting list, are in Redis.
+func entriesPartition(d *draws.Draw) int {
+	return reservation.PartitionAmong(d.EntriesID, d.Partitions)
 }
 
 // final ends the entries when both clocks say that their time is over, and reports whether each of them is final. The
@@ -224,8 +229,7 @@ func goods(id uuid.UUID, partitions, shards, items int) reservation.Sale {
 func ranksOf(d *draws.Draw, now reservation.Whose) map[string]int64 {
 	ranks := map[string]int64{}
 	for place, item := range d.Letters() {
-		units := now.Units[place]
-		ranks[item] = max(units.Offered+units.ForSale, 1)
+		ranks[item] = max(now.Units[place].Left(), 1)
 	}
 	return ranks
 }

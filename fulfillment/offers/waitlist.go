@@ -91,15 +91,11 @@ func (o *Offerer) OfferWaiting(ctx context.Context) (done int, err error) {
 func (o *Offerer) offerFirst(
 	ctx context.Context, d *draws.Draw, l *list, now reservation.Whose,
 ) (done int, unwanted []int, goesOn bool, err error) {
+	if err := o.fill(ctx, d, l, now); err != nil {
+		return 0, nil, false, err
+	}
 	first := map[string][]uuid.UUID{}
-	for place, item := range d.Letters() {
-		line := l.lines[item]
-		isStale := len(line.next) == 0 || time.Since(line.read) > lineAge
-		if units := now.Units[place]; isStale && (units.IsOffered || units.ForSale > 0) {
-			if err := o.fill(ctx, d, item, line); err != nil {
-				return 0, nil, false, err
-			}
-		}
+	for item, line := range l.lines {
 		first[item] = line.next[:min(len(line.next), order.MaxPerMessage)]
 	}
 	done, waits, err := o.draws.OfferWaiting(ctx, d.SaleID, ranksOf(d, now), first, o.reserver(d.SaleID))
@@ -120,15 +116,27 @@ func (o *Offerer) offerFirst(
 	return done, unwanted, goesOn, nil
 }
 
-// fill reads who is next for an item.
-func (o *Offerer) fill(ctx context.Context, d *draws.Draw, item string, l *line) error {
-	before, err := o.recordedBefore(ctx, d)
-	if err != nil {
-		return err
+// fill reads who is next for the items that somebody may be offered, if it is not known any more.
+func (o *Offerer) fill(ctx context.Context, d *draws.Draw, l *list, now reservation.Whose) error {
+	var before time.Time // for all items
+	for place, item := range d.Letters() {
+		line, units := l.lines[item], now.Units[place]
+		isStale := len(line.next) == 0 || time.Since(line.read) > lineAge
+		if !isStale || !units.IsOffered && units.ForSale == 0 {
+			continue
+		}
+		var err error
+		if before.IsZero() {
+			if before, err = o.recordedBefore(ctx, d); err != nil {
+				return err
+			}
+		}
+		line.read = time.Now()
+		if line.next, err = o.draws.Waiting(ctx, d, item, before, lineMax); err != nil {
+			return err
+		}
 	}
-	l.read = time.Now()
-	l.next, err = o.draws.Waiting(ctx, d, item, before, lineMax)
-	return err
+	return nil
 }
 
 // recordedBefore returns when the oldest order was accepted that is not in Postgres, by the clock of Redis. All entries
@@ -136,7 +144,7 @@ func (o *Offerer) fill(ctx context.Context, d *draws.Draw, item string, l *line)
 func (o *Offerer) recordedBefore(ctx context.Context, d *draws.Draw) (time.Time, error) {
 	ctx, cancel := retry.ForCall(ctx)
 	defer cancel()
-	partition := reservation.PartitionAmong(d.EntriesID, d.Partitions)
+	partition := entriesPartition(d)
 	// Before the look at the stream: what it does not see yet was accepted later.
 	now, err := stream.Clock(ctx, o.Redis, o.Keys.Sale(partition, d.EntriesID))
 	if err != nil {
@@ -151,8 +159,7 @@ func (o *Offerer) recordedBefore(ctx context.Context, d *draws.Draw) (time.Time,
 func (o *Offerer) canJoin(ctx context.Context, d *draws.Draw) (bool, error) {
 	ctx, cancel := retry.ForCall(ctx)
 	defer cancel()
-	key := o.Keys.Sale(reservation.PartitionAmong(d.EntriesID, d.Partitions), d.EntriesID)
-	state, err := o.Redis.HGet(ctx, key, "state").Result()
+	state, err := o.Redis.HGet(ctx, o.Keys.Sale(entriesPartition(d), d.EntriesID), "state").Result()
 	if err != nil && !errors.Is(err, redis.Nil) {
 		return false, fmt.Errorf("read the places to wait for sale=%s: %w", d.SaleID, err)
 	}
