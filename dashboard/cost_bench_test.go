@@ -23,7 +23,7 @@ func BenchmarkWatchers(b *testing.B) {
 			sales := make([]fleet.Sale, 50)
 			for i := range sales {
 				sales[i] = fleet.Sale{
-					ID: uuid.New(), Name: fmt.Sprint("sale ", i), State: reservation.StateOpen, Stock: 1e6, UnitsKnown: true,
+					ID: uuid.New(), Terms: reservation.Terms{Name: fmt.Sprint("sale ", i)}, State: reservation.StateOpen, Stock: 1e6, UnitsKnown: true,
 				}
 			}
 			change := func(s *fleet.Snapshot) {

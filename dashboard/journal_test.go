@@ -31,7 +31,7 @@ func (j *journal) noted() (lines []string) {
 func TestJournalNotesWhatChanges(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
-	sale := fleet.Sale{ID: uuid.New(), Name: "drop", State: reservation.StateOpen}
+	sale := fleet.Sale{ID: uuid.New(), Terms: reservation.Terms{Name: "drop"}, State: reservation.StateOpen}
 	first := fleet.Process{Target: "http://one:8080/metrics", Kind: "ingress", Version: "v1", Up: true, Started: now}
 	late := fleet.Trouble{Key: "order-waits ", Severity: fleet.Critical, Text: "an order has waited for 31s", Since: now}
 	steps := []struct {
@@ -42,7 +42,7 @@ func TestJournalNotesWhatChanges(t *testing.T) {
 			s.Sales, s.Processes = []fleet.Sale{sale}, []fleet.Process{first}
 		}, nil}, // what was so before is no event
 		{func(s *fleet.Snapshot) {
-			s.Sales = []fleet.Sale{{ID: sale.ID, Name: "drop", State: reservation.StatePaused}}
+			s.Sales = []fleet.Sale{{ID: sale.ID, Terms: reservation.Terms{Name: "drop"}, State: reservation.StatePaused}}
 		}, []string{"sale: drop is paused"}},
 		{func(s *fleet.Snapshot) {
 			s.Sales = []fleet.Sale{{ID: uuid.New(), State: reservation.StateEnded}, sale}
@@ -113,7 +113,7 @@ func TestJournalKnowsWhatIsRecorded(t *testing.T) {
 		{reservation.StateOpen, reservation.StateEnded, now, false},
 		{reservation.StatePaused, reservation.StateEnded, now, false},
 	} {
-		sale := fleet.Sale{ID: uuid.New(), State: c.was, ClosesAt: c.closes}
+		sale := fleet.Sale{ID: uuid.New(), State: c.was, Terms: reservation.Terms{ClosesAt: c.closes}}
 		before, after := &fleet.Snapshot{Sales: []fleet.Sale{sale}}, &fleet.Snapshot{At: now, Sales: []fleet.Sale{sale}}
 		after.Sales[0].State = c.became
 		j := &journal{}

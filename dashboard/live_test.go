@@ -84,7 +84,7 @@ func TestStreamHasAllAndThenChanges(t *testing.T) {
 	id := uuid.New()
 	d.fleet.publish(func(s *fleet.Snapshot) {
 		s.Sales = []fleet.Sale{{
-			ID: id, Name: hostile, State: reservation.StateOpen, Stock: 10, Available: 10, UnitsKnown: true,
+			ID: id, Terms: reservation.Terms{Name: hostile}, State: reservation.StateOpen, Stock: 10, Available: 10, UnitsKnown: true,
 		}}
 	})
 	b := d.as("vic")

@@ -359,12 +359,11 @@ func formTerms(form url.Values) (t reservation.Terms, err error) {
 		return time.Time{}
 	}
 	// A product that overflows could be in bounds.
-	window := min(max(number("window"), -1), int64(order.MaxPaymentWindow/time.Minute)+1)
-	grace := min(max(number("grace"), -1), int64(order.MaxPaymentGrace/time.Second)+1)
+	window := 60 * min(max(number("window"), -1), int64(order.MaxPaymentWindow/time.Minute)+1)
 	t = reservation.Terms{
 		Name: field(form, "name"), Stock: number("stock"), PerOrderLimit: number("limit"),
 		OpensAt: at("opens"), ClosesAt: at("closes"),
-		PaymentWindow: time.Duration(window) * time.Minute, PaymentGrace: time.Duration(grace) * time.Second,
+		PaymentWindow: reservation.Seconds(window), PaymentGrace: reservation.Seconds(number("grace")),
 		PaymentsPerSecond: number("pace"), Currency: strings.ToUpper(field(form, "currency")), Shards: int(number("shards")),
 	}
 	if text := field(form, "price"); text != "" {

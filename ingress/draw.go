@@ -12,6 +12,7 @@ import (
 
 	"stampede/draw"
 	"stampede/ledger/draws"
+	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"
 	"stampede/reservation/problems"
@@ -96,7 +97,7 @@ func (s *drawService) create(c echo.Context, operator string) error {
 	}
 	terms := catalog.DrawTerms{Freeze: defaultFreeze * time.Second, Parties: body.Parties}
 	if body.FreezeSeconds != nil {
-		terms.Freeze = boundedSeconds(*body.FreezeSeconds)
+		terms.Freeze = reservation.Seconds(*body.FreezeSeconds)
 	}
 	if err := parseIDFilter("entries_sale_id", "a sale", body.EntriesSaleID, &terms.Entries); err != nil {
 		return err

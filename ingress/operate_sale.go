@@ -50,29 +50,15 @@ func (s *operatorService) createSale(c echo.Context, operator string) error {
 		return err
 	}
 	body := struct {
-		Name                 string             `json:"name"`
-		Stock                int64              `json:"stock"`
-		Items                []reservation.Item `json:"items"`
-		PerOrderLimit        *int64             `json:"per_order_limit"`
-		OpensAt              *time.Time         `json:"opens_at"`
-		ClosesAt             *time.Time         `json:"closes_at"`
-		PaymentWindowSeconds int64              `json:"payment_window_seconds"`
-		PaymentGraceSeconds  int64              `json:"payment_grace_seconds"`
-		PaymentsPerSecond    int64              `json:"payments_per_second"`
-		UnitPrice            *int64             `json:"unit_price"`
-		Currency             string             `json:"currency"`
-		Shards               *int               `json:"shards"`
-		Waitlist             bool               `json:"waitlist"`
-	}{}
+		reservation.TermsView
+		Items     []reservation.Item `json:"items"`
+		UnitPrice *int64             `json:"unit_price"`
+		Shards    *int               `json:"shards"`
+	}{TermsView: reservation.TermsView{PerOrderLimit: 1}}
 	if err := readObjectIn(c, make([]byte, saleBodyMax+1), problemSaleTooLarge, &body); err != nil {
 		return err
 	}
-	terms := reservation.Terms{
-		Name: body.Name, Stock: body.Stock, Items: body.Items, PerOrderLimit: 1,
-		OpensAt: givenTime(body.OpensAt), ClosesAt: givenTime(body.ClosesAt),
-		PaymentWindow: boundedSeconds(body.PaymentWindowSeconds), PaymentGrace: boundedSeconds(body.PaymentGraceSeconds),
-		PaymentsPerSecond: body.PaymentsPerSecond, Currency: body.Currency, Waitlist: body.Waitlist,
-	}
+	terms := body.Terms(body.Items)
 	if body.Items != nil && len(body.Items) == 0 {
 		return &order.InvalidError{Field: "items", Reason: "must be at least 1, or left out"}
 	}
@@ -83,9 +69,6 @@ func (s *operatorService) createSale(c echo.Context, operator string) error {
 		if terms.UnitPrice = *body.UnitPrice; terms.UnitPrice == 0 {
 			return &order.InvalidError{Field: "unit_price", Reason: "must be at least 1"}
 		}
-	}
-	if body.PerOrderLimit != nil {
-		terms.PerOrderLimit = *body.PerOrderLimit
 	}
 	if body.Shards != nil {
 		if terms.Shards = *body.Shards; terms.Shards == 0 {
@@ -106,24 +89,6 @@ func (s *operatorService) createSale(c echo.Context, operator string) error {
 	s.prices.learn([]catalog.CountResult{{CountedSale: sale}})
 	c.Response().Header()["Location"] = []string{"/v1/sales/" + sale.ID.String()}
 	return writeJSON(c, http.StatusCreated, sale)
-}
-
-// givenTime returns the zero time for none only: the first instant of the year 1 becomes another one that is out of
-// bounds.
-func givenTime(t *time.Time) time.Time {
-	switch {
-	case t == nil:
-		return time.Time{}
-	case t.IsZero():
-		return t.Add(1)
-	}
-	return *t
-}
-
-// boundedSeconds returns n seconds, or a duration that is out of bounds if n is: the product could overflow.
-func boundedSeconds(n int64) time.Duration {
-	const beyond = int64(order.MaxPaymentWindow/time.Second) + 1
-	return time.Duration(min(max(n, -1), beyond)) * time.Second
 }
 
 // operateSale serves POST /v1/sales/{sale}/pause, resume and end.

@@ -212,7 +212,7 @@ func TestStatusIsWhatBuyersMeet(t *testing.T) {
 	require.Equal(t, "open", Sale{State: reservation.StateOpen}.Status(), "its units are unknown")
 
 	text, err := json.Marshal(Snapshot{
-		Sales: []Sale{{PaymentWindow: 15 * time.Minute}},
+		Sales: []Sale{{Terms: reservation.Terms{PaymentWindow: 15 * time.Minute}}},
 		Rates: Rates{AnswerP50: time.Millisecond, OldestWaiting: time.Minute},
 	})
 	require.NoError(t, err)

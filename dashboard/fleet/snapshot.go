@@ -154,19 +154,9 @@ type Trouble struct {
 
 // Sale is one sale with its units and its rates.
 type Sale struct {
-	ID            uuid.UUID         `json:"id"`
-	Name          string            `json:"name"`
-	State         reservation.State `json:"state"`
-	Shards        int               `json:"shards"`
-	PerOrderLimit int64             `json:"per_order_limit"`
-	OpensAt       time.Time         `json:"opens_at,omitzero"`
-	ClosesAt      time.Time         `json:"closes_at,omitzero"`
-	PaymentWindow time.Duration     `json:"-"` // payment_window_seconds
-	PaymentGrace  time.Duration     `json:"-"` // payment_grace_seconds
-	// PaymentsPerSecond is the pace, 0 without one, and UnitPrice is in minor units of Currency, 0 without a price.
-	PaymentsPerSecond int64  `json:"payments_per_second,omitempty"`
-	UnitPrice         int64  `json:"unit_price,omitempty"`
-	Currency          string `json:"currency,omitempty"`
+	ID                uuid.UUID         `json:"id"`
+	reservation.Terms `json:"-"`        // MarshalJSON writes them
+	State             reservation.State `json:"state"`
 
 	// Stock = Available + Held + Sold where UnitsKnown; else these are unknown, because Redis or Postgres does not
 	// answer, or the sale is shut for a rebuild.
@@ -221,10 +211,7 @@ func (s Sale) Status() string {
 // NewSale returns a sale without its units and rates.
 func NewSale(c *catalog.CountedSale) Sale {
 	sale := Sale{
-		ID: c.ID, Name: c.Name, State: c.State, Shards: max(c.Shards, 1), PerOrderLimit: c.PerOrderLimit,
-		OpensAt: c.OpensAt, ClosesAt: c.ClosesAt, PaymentWindow: c.PaymentWindow, PaymentGrace: c.PaymentGrace,
-		PaymentsPerSecond: c.PaymentsPerSecond, UnitPrice: c.UnitPrice, Currency: c.Currency, Stock: c.Stock,
-		EntryFor: c.EntryFor,
+		ID: c.ID, Terms: c.Terms, State: c.State, Stock: c.Stock, EntryFor: c.EntryFor,
 		// The sale in which people wait is not one that is offered.
 		OffersOnly: c.OffersOnly && c.EntryFor == uuid.Nil,
 	}
@@ -243,15 +230,15 @@ func (s *Sale) SetUnits(c *catalog.CountedSale) {
 	}
 }
 
-// MarshalJSON writes the status too, and times in seconds, as the HTTP API does.
+// MarshalJSON writes the status and the terms too, as the HTTP API does.
 func (s Sale) MarshalJSON() ([]byte, error) {
 	type plain Sale
+	type terms struct{ reservation.TermsView } // a level deeper than the stock and the items of the sale
 	return json.Marshal(struct {
+		terms
 		plain
-		Status               string  `json:"status"`
-		PaymentWindowSeconds float64 `json:"payment_window_seconds"`
-		PaymentGraceSeconds  float64 `json:"payment_grace_seconds,omitempty"`
-	}{plain(s), s.Status(), s.PaymentWindow.Seconds(), s.PaymentGrace.Seconds()})
+		Status string `json:"status"`
+	}{terms{s.Terms.View()}, plain(s), s.Status()})
 }
 
 // Funnel counts orders.

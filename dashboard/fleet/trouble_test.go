@@ -26,7 +26,7 @@ func healthy() (*Fleet, *Snapshot, round) {
 		At: noon, Postgres: Server{Reachable: true}, Redis: Server{Reachable: true},
 		Processes: []Process{{Target: "http://one/metrics", Kind: "ingress, worker", Up: true}},
 		Rates:     Rates{BacklogKnown: true}, Audit: &Audit{At: at(-3600)},
-		Sales: []Sale{{ID: uuid.UUID{1}, Name: "shoes", State: reservation.StateOpen}},
+		Sales: []Sale{{ID: uuid.UUID{1}, Terms: reservation.Terms{Name: "shoes"}, State: reservation.StateOpen}},
 	}
 	return f, s, round{gained: &increase{}, streams: map[string]streamSample{"a": {known: true, reads: true}}}
 }

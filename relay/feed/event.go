@@ -17,6 +17,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgtype/zeronull"
 
+	"stampede/reservation"
 	"stampede/reservation/order"
 )
 
@@ -47,29 +48,19 @@ type Event struct {
 // cloudEvent has the attributes of CloudEvents 1.0, and its extensions partitionkey, sequence and traceparent, which is
 // the traceparent of the change: it stays the same when the event is sent again.
 type cloudEvent struct {
-	SpecVersion     string  `json:"specversion"`
-	ID              string  `json:"id"`
-	Source          string  `json:"source"`
-	Type            string  `json:"type"`
-	Subject         string  `json:"subject"`
-	Time            instant `json:"time"`
-	DataContentType string  `json:"datacontenttype"`
-	DataSchema      string  `json:"dataschema"`
-	PartitionKey    string  `json:"partitionkey"`
-	Sequence        string  `json:"sequence"`
-	TraceParent     string  `json:"traceparent,omitempty"`
-	Data            any     `json:"data"`
+	SpecVersion     string        `json:"specversion"`
+	ID              string        `json:"id"`
+	Source          string        `json:"source"`
+	Type            string        `json:"type"`
+	Subject         string        `json:"subject"`
+	Time            order.Instant `json:"time"`
+	DataContentType string        `json:"datacontenttype"`
+	DataSchema      string        `json:"dataschema"`
+	PartitionKey    string        `json:"partitionkey"`
+	Sequence        string        `json:"sequence"`
+	TraceParent     string        `json:"traceparent,omitempty"`
+	Data            any           `json:"data"`
 }
-
-// instant is a time as in the HTTP API.
-type instant time.Time
-
-func (t instant) MarshalJSON() ([]byte, error) {
-	return append(order.AppendTime([]byte{'"'}, time.Time(t)), '"'), nil
-}
-
-// IsZero leaves out what has no time.
-func (t instant) IsZero() bool { return time.Time(t).IsZero() }
 
 // row is a row of a log.
 type row interface {
@@ -95,9 +86,9 @@ type orderRow struct {
 	Quantity         int64
 	Items            zeronull.Text
 	Version          int
-	ReservedAt       *time.Time
-	PayFrom          *time.Time
-	ExpiresAt        *time.Time
+	ReservedAt       order.Instant
+	PayFrom          order.Instant
+	ExpiresAt        order.Instant
 	Amount           int64
 	Currency         string
 	PaymentReference string
@@ -109,26 +100,26 @@ type orderRow struct {
 }
 
 type orderData struct {
-	SchemaVersion    int         `json:"schema_version"`
-	Position         int64       `json:"position"`
-	OrderID          uuid.UUID   `json:"order_id"`
-	SaleID           uuid.UUID   `json:"sale_id"`
-	UserID           string      `json:"user_id"`
-	Kind             order.Kind  `json:"kind"`
-	EntryFor         uuid.UUID   `json:"entry_for,omitzero"`
-	Quantity         int64       `json:"quantity"`
-	Items            order.Items `json:"items,omitzero"`
-	Status           string      `json:"status"`
-	Version          int         `json:"version"`
-	ReservedAt       instant     `json:"reserved_at,omitzero"`
-	OccurredAt       instant     `json:"occurred_at"`
-	PayFrom          instant     `json:"pay_from,omitzero"`
-	ExpiresAt        instant     `json:"expires_at,omitzero"`
-	Amount           int64       `json:"amount,omitempty"`
-	Currency         string      `json:"currency,omitempty"`
-	PaymentReference string      `json:"payment_reference,omitempty"`
-	Reason           string      `json:"reason,omitempty"`
-	Operator         string      `json:"operator,omitempty"`
+	SchemaVersion    int           `json:"schema_version"`
+	Position         int64         `json:"position"`
+	OrderID          uuid.UUID     `json:"order_id"`
+	SaleID           uuid.UUID     `json:"sale_id"`
+	UserID           string        `json:"user_id"`
+	Kind             order.Kind    `json:"kind"`
+	EntryFor         uuid.UUID     `json:"entry_for,omitzero"`
+	Quantity         int64         `json:"quantity"`
+	Items            order.Items   `json:"items,omitzero"`
+	Status           string        `json:"status"`
+	Version          int           `json:"version"`
+	ReservedAt       order.Instant `json:"reserved_at,omitzero"`
+	OccurredAt       order.Instant `json:"occurred_at"`
+	PayFrom          order.Instant `json:"pay_from,omitzero"`
+	ExpiresAt        order.Instant `json:"expires_at,omitzero"`
+	Amount           int64         `json:"amount,omitempty"`
+	Currency         string        `json:"currency,omitempty"`
+	PaymentReference string        `json:"payment_reference,omitempty"`
+	Reason           string        `json:"reason,omitempty"`
+	Operator         string        `json:"operator,omitempty"`
 }
 
 func (row *orderRow) event(r *Reader) (Event, error) {
@@ -138,8 +129,8 @@ func (row *orderRow) event(r *Reader) (Event, error) {
 		"OrderEvent", orderData{
 			SchemaVersion: schemaVersion, Position: row.Position, OrderID: row.OrderID, SaleID: row.SaleID,
 			UserID: row.UserID, Quantity: row.Quantity, Items: order.Items(row.Items), Status: status, Version: row.Version,
-			ReservedAt: toInstant(row.ReservedAt), OccurredAt: instant(row.OccurredAt), PayFrom: toInstant(row.PayFrom),
-			ExpiresAt: toInstant(row.ExpiresAt), Amount: row.Amount, Currency: row.Currency,
+			ReservedAt: row.ReservedAt, OccurredAt: order.Instant(row.OccurredAt), PayFrom: row.PayFrom,
+			ExpiresAt: row.ExpiresAt, Amount: row.Amount, Currency: row.Currency,
 			PaymentReference: row.PaymentReference, Reason: row.Reason, Operator: row.Operator,
 			Kind: order.KindOf(entryFor, row.OffersOnly, row.KeyFingerprint), EntryFor: entryFor,
 		})
@@ -149,68 +140,49 @@ func (row *orderRow) event(r *Reader) (Event, error) {
 type saleRow struct {
 	logged
 
-	SaleID               uuid.UUID
-	Revision             int64
-	Operator             string
-	Name                 string
-	PerOrderLimit        int64
-	OpensAt, ClosesAt    *time.Time
-	PaymentWindowSeconds int64
-	PaymentGraceSeconds  int64
-	PaymentsPerSecond    int64
-	UnitPrice            int64
-	Currency             string
-	Stock                int64
-	Items                json.RawMessage
-	Shards               int
-	State                string
+	SaleID   uuid.UUID
+	Revision int64
+	Operator string
+	reservation.TermsView
+	Items json.RawMessage
+	State string
 	// Draw is what an event of the draw or the waiting list of the sale says.
 	Draw json.RawMessage
 }
 
 type saleData struct {
-	SchemaVersion        int             `json:"schema_version"`
-	Position             int64           `json:"position"`
-	SaleID               uuid.UUID       `json:"sale_id"`
-	Revision             int64           `json:"revision"`
-	Change               string          `json:"change"`
-	OccurredAt           instant         `json:"occurred_at"`
-	Operator             string          `json:"operator,omitempty"`
-	Name                 string          `json:"name"`
-	State                string          `json:"state"`
-	Stock                int64           `json:"stock"`
-	Items                json.RawMessage `json:"items,omitempty"`
-	PerOrderLimit        int64           `json:"per_order_limit"`
-	OpensAt              instant         `json:"opens_at,omitzero"`
-	ClosesAt             instant         `json:"closes_at,omitzero"`
-	PaymentWindowSeconds int64           `json:"payment_window_seconds"`
-	PaymentGraceSeconds  int64           `json:"payment_grace_seconds,omitempty"`
-	PaymentsPerSecond    int64           `json:"payments_per_second,omitempty"`
-	UnitPrice            int64           `json:"unit_price,omitempty"`
-	Currency             string          `json:"currency,omitempty"`
-	Shards               int             `json:"shards"`
+	SchemaVersion int           `json:"schema_version"`
+	Position      int64         `json:"position"`
+	SaleID        uuid.UUID     `json:"sale_id"`
+	Revision      int64         `json:"revision"`
+	Change        string        `json:"change"`
+	OccurredAt    order.Instant `json:"occurred_at"`
+	Operator      string        `json:"operator,omitempty"`
+	State         string        `json:"state"`
+	reservation.TermsView
+	Items json.RawMessage `json:"items,omitempty"`
 }
 
 // drawData is what an event of a draw or a waiting list says. Which members it has follows from the change.
 type drawData struct {
-	SchemaVersion int       `json:"schema_version"`
-	Position      int64     `json:"position"`
-	SaleID        uuid.UUID `json:"sale_id"`
-	Revision      int64     `json:"revision"`
-	Change        string    `json:"change"`
-	OccurredAt    instant   `json:"occurred_at"`
-	Operator      string    `json:"operator,omitempty"`
-	Version       int       `json:"version,omitempty"`
-	EntriesSaleID uuid.UUID `json:"entries_sale_id,omitzero"`
-	FreezeSeconds int64     `json:"freeze_seconds,omitempty"`
-	ClosesAt      string    `json:"closes_at,omitempty"`
-	FrozenAt      string    `json:"frozen_at,omitempty"`
-	Entries       *int64    `json:"entries,omitempty"`
-	Root          string    `json:"root,omitempty"`
-	Rounds        []int64   `json:"rounds,omitempty"`
-	Seed          string    `json:"seed,omitempty"`
-	Round         int64     `json:"round,omitempty"`
-	Signature     string    `json:"signature,omitempty"`
+	SchemaVersion int           `json:"schema_version"`
+	Position      int64         `json:"position"`
+	SaleID        uuid.UUID     `json:"sale_id"`
+	Revision      int64         `json:"revision"`
+	Change        string        `json:"change"`
+	OccurredAt    order.Instant `json:"occurred_at"`
+	Operator      string        `json:"operator,omitempty"`
+	Version       int           `json:"version,omitempty"`
+	EntriesSaleID uuid.UUID     `json:"entries_sale_id,omitzero"`
+	FreezeSeconds int64         `json:"freeze_seconds,omitempty"`
+	ClosesAt      string        `json:"closes_at,omitempty"`
+	FrozenAt      string        `json:"frozen_at,omitempty"`
+	Entries       *int64        `json:"entries,omitempty"`
+	Root          string        `json:"root,omitempty"`
+	Rounds        []int64       `json:"rounds,omitempty"`
+	Seed          string        `json:"seed,omitempty"`
+	Round         int64         `json:"round,omitempty"`
+	Signature     string        `json:"signature,omitempty"`
 	Parties       []struct {
 		Name       string `json:"name"`
 		Commitment string `json:"commitment"`
@@ -236,7 +208,7 @@ func (row *saleRow) drawEvent(r *Reader) (Event, error) {
 		of = "waitlist"
 	}
 	data.Change = strings.ToLower(strings.TrimPrefix(change, "Draw"))
-	data.OccurredAt, data.Operator = instant(row.OccurredAt), row.Operator
+	data.OccurredAt, data.Operator = order.Instant(row.OccurredAt), row.Operator
 	kind, event := "stampede."+of+"."+data.Change, fmt.Sprintf("%s.r%d", id, row.Revision)
 	return r.event(&row.logged, kind, event, id, "", "DrawEvent", data)
 }
@@ -250,11 +222,7 @@ func (row *saleRow) event(r *Reader) (Event, error) {
 	return r.event(&row.logged, "stampede.sale."+change, fmt.Sprintf("%s.r%d", id, row.Revision), id, "", "SaleEvent",
 		saleData{
 			SchemaVersion: schemaVersion, Position: row.Position, SaleID: row.SaleID, Revision: row.Revision, Change: change,
-			OccurredAt: instant(row.OccurredAt), Operator: row.Operator, Name: row.Name, State: row.State, Stock: row.Stock,
-			Items:         row.Items,
-			PerOrderLimit: row.PerOrderLimit, OpensAt: toInstant(row.OpensAt), ClosesAt: toInstant(row.ClosesAt),
-			PaymentWindowSeconds: row.PaymentWindowSeconds, PaymentGraceSeconds: row.PaymentGraceSeconds,
-			PaymentsPerSecond: row.PaymentsPerSecond, UnitPrice: row.UnitPrice, Currency: row.Currency, Shards: row.Shards,
+			OccurredAt: order.Instant(row.OccurredAt), Operator: row.Operator, State: row.State, TermsView: row.TermsView, Items: row.Items,
 		})
 }
 
@@ -287,7 +255,7 @@ type paymentData struct {
 	Amount          int64              `json:"amount,omitempty"`
 	Currency        string             `json:"currency,omitempty"`
 	Unreadable      string             `json:"unreadable,omitempty"`
-	OccurredAt      instant            `json:"occurred_at"`
+	OccurredAt      order.Instant      `json:"occurred_at"`
 	RefundReference string             `json:"refund_reference,omitempty"`
 	Operator        string             `json:"operator,omitempty"`
 	Note            string             `json:"note,omitempty"`
@@ -301,14 +269,14 @@ func (row *paymentRow) event(r *Reader) (Event, error) {
 	return r.event(&row.logged, "stampede.payment."+string(state), id, row.Reference, "", "PaymentEvent", paymentData{
 		SchemaVersion: schemaVersion, Position: row.Position, Reference: row.Reference, State: state, Reason: row.Reason,
 		Version: row.Version, OrderID: uuid.UUID(row.OrderID), SaleID: uuid.UUID(row.SaleID), Amount: row.Amount,
-		Currency: row.Currency, Unreadable: row.Unreadable, OccurredAt: instant(row.OccurredAt),
+		Currency: row.Currency, Unreadable: row.Unreadable, OccurredAt: order.Instant(row.OccurredAt),
 		RefundReference: row.RefundReference, Operator: row.Operator, Note: row.Note, Dispute: row.Dispute,
 	})
 }
 
 func (r *Reader) event(l *logged, kind, id, subject, traceParent, schema string, data any) (Event, error) {
 	body, err := json.Marshal(cloudEvent{
-		SpecVersion: specVersion, ID: id, Source: r.source, Type: kind, Subject: subject, Time: instant(l.OccurredAt),
+		SpecVersion: specVersion, ID: id, Source: r.source, Type: kind, Subject: subject, Time: order.Instant(l.OccurredAt),
 		DataContentType: dataType, DataSchema: schemas + schema, PartitionKey: subject,
 		Sequence: strconv.FormatInt(l.Position, 10), TraceParent: traceParent, Data: data,
 	})
@@ -318,11 +286,4 @@ func (r *Reader) event(l *logged, kind, id, subject, traceParent, schema string,
 	return Event{
 		Position: l.Position, ID: id, Subject: subject, OccurredAt: l.OccurredAt, Body: body, TraceParent: traceParent,
 	}, nil
-}
-
-func toInstant(t *time.Time) instant {
-	if t == nil {
-		return instant{}
-	}
-	return instant(*t)
 }

@@ -46,7 +46,7 @@ func TestEventsShowItems(t *testing.T) {
 		require.Contains(t, bodies[i], fmt.Sprintf(`"items":[{"code":"item-a","stock":%d}]`, stock))
 	}
 	for i, name := range []string{"old", "old", "old", "new", "test", "test"} {
-		require.Contains(t, bodies[i], fmt.Sprintf(`"name":%q,"state"`, name), i) // as of the event
+		require.Contains(t, bodies[i], fmt.Sprintf(`"name":%q,"stock"`, name), i) // as of the event
 	}
 	require.Contains(t, bodies[5], `"type":"stampede.sale.renamed"`)
 	require.Contains(t, bodies[5], `"items":[{"code":"item-a","name":"A","stock":15}]`)

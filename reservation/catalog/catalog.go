@@ -150,12 +150,11 @@ func (c *Catalog) insert(ctx context.Context, t reservation.Terms, idempotencyKe
 
 // insertArgs are the arguments of catalog/insert_sale.sql.
 func insertArgs(ctx context.Context, s reservation.Sale, idempotencyKey string) []any {
+	t := s.Terms.View()
 	return []any{
-		s.ID, s.Name, s.Stock, s.PerOrderLimit,
-		zeronull.Timestamptz(s.OpensAt), zeronull.Timestamptz(s.ClosesAt), int64(s.PaymentWindow / time.Second),
-		s.Partitions, zeronull.Text(idempotencyKey), s.Shards, zeronull.Text(operatorIn(ctx)),
-		int64(s.PaymentGrace / time.Second), s.PaymentsPerSecond, zeronull.Int8(s.UnitPrice), zeronull.Text(s.Currency),
-		s.Items,
+		s.ID, t.Name, t.Stock, t.PerOrderLimit, t.OpensAt, t.ClosesAt, t.PaymentWindowSeconds, s.Partitions,
+		zeronull.Text(idempotencyKey), t.Shards, zeronull.Text(operatorIn(ctx)), t.PaymentGraceSeconds, t.PaymentsPerSecond,
+		t.UnitPrice, t.Currency, s.Items,
 	}
 }
 
@@ -351,7 +350,7 @@ type ChangeView struct {
 
 // View returns the change as it is shown.
 func (c Change) View() ChangeView {
-	return ChangeView{c.Revision, c.Name(), timestamp(c.OccurredAt), c.Operator, c.Data}
+	return ChangeView{c.Revision, c.Name(), order.TimeText(c.OccurredAt), c.Operator, c.Data}
 }
 
 // History returns the newest changes of a sale, at most limit, oldest first. It returns ErrSaleNotFound for an

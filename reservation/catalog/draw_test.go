@@ -394,7 +394,8 @@ func TestWaitlistIsCreatedWithItsSale(t *testing.T) {
 	require.Equal(t, sale.EntriesID, shown.EntriesID)
 	text, err := json.Marshal(shown)
 	require.NoError(t, err)
-	require.Contains(t, string(text), `"shards":1,"waitlist":true,"waiting":0,"created_at"`)
+	require.Contains(t, string(text), `"shards":1,"waitlist":true,"state":"open"`)
+	require.Contains(t, string(text), `"waiting":0,"created_at"`)
 	entries, err := s.Show(ctx, sale.EntriesID)
 	require.NoError(t, err)
 	require.Equal(t, reservation.Terms{

@@ -20,42 +20,28 @@ import (
 
 // saleView is a sale in JSON.
 type saleView struct {
-	ID                   uuid.UUID         `json:"id"`
-	Name                 string            `json:"name"`
-	State                reservation.State `json:"state"`
-	Stock                int64             `json:"stock"`
-	Available            int64             `json:"available"`
-	Held                 int64             `json:"held"`
-	Sold                 int64             `json:"sold"`
-	PerOrderLimit        int64             `json:"per_order_limit"`
-	OpensAt              string            `json:"opens_at,omitempty"`
-	ClosesAt             string            `json:"closes_at,omitempty"`
-	PaymentWindowSeconds int64             `json:"payment_window_seconds"`
-	PaymentGraceSeconds  int64             `json:"payment_grace_seconds,omitempty"`
-	PaymentsPerSecond    int64             `json:"payments_per_second,omitempty"`
-	UnitPrice            int64             `json:"unit_price,omitempty"`
-	Currency             string            `json:"currency,omitempty"`
-	Shards               int               `json:"shards"`
-	OffersOnly           bool              `json:"offers_only,omitempty"`
-	EntriesSaleID        uuid.UUID         `json:"entries_sale_id,omitzero"`
-	Waitlist             bool              `json:"waitlist,omitempty"`
-	WaitlistClosed       bool              `json:"waitlist_closed,omitempty"`
-	Waiting              *int64            `json:"waiting,omitempty"`
-	EntryFor             uuid.UUID         `json:"entry_for,omitzero"`
-	Items                []CountedItem     `json:"items,omitempty"`
-	CreatedAt            string            `json:"created_at"`
+	ID uuid.UUID `json:"id"`
+	reservation.TermsView
+	State          reservation.State `json:"state"`
+	Available      int64             `json:"available"`
+	Held           int64             `json:"held"`
+	Sold           int64             `json:"sold"`
+	OffersOnly     bool              `json:"offers_only,omitempty"`
+	EntriesSaleID  uuid.UUID         `json:"entries_sale_id,omitzero"`
+	WaitlistClosed bool              `json:"waitlist_closed,omitempty"`
+	Waiting        *int64            `json:"waiting,omitempty"`
+	EntryFor       uuid.UUID         `json:"entry_for,omitzero"`
+	Items          []CountedItem     `json:"items,omitempty"`
+	CreatedAt      order.Instant     `json:"created_at"`
 }
 
 // MarshalJSON writes a sale as the HTTP API and the commands show it. Times that are not set are left
 // out.
 func (s CountedSale) MarshalJSON() ([]byte, error) {
 	v := saleView{
-		ID: s.ID, Name: s.Name, State: s.State, Stock: s.Stock, Available: s.Available, Held: s.Held, Sold: s.Sold,
-		PerOrderLimit: s.PerOrderLimit, OpensAt: timestamp(s.OpensAt), ClosesAt: timestamp(s.ClosesAt),
-		PaymentWindowSeconds: int64(s.PaymentWindow / time.Second),
-		PaymentGraceSeconds:  int64(s.PaymentGrace / time.Second), PaymentsPerSecond: s.PaymentsPerSecond,
-		UnitPrice: s.UnitPrice, Currency: s.Currency, Shards: s.Shards, OffersOnly: s.OffersOnly, Waitlist: s.Waitlist,
-		WaitlistClosed: s.WaitlistClosed, EntryFor: s.EntryFor, Items: s.Items, CreatedAt: timestamp(s.CreatedAt),
+		ID: s.ID, TermsView: s.Terms.View(), State: s.State, Available: s.Available, Held: s.Held, Sold: s.Sold,
+		OffersOnly: s.OffersOnly, WaitlistClosed: s.WaitlistClosed, EntryFor: s.EntryFor, Items: s.Items,
+		CreatedAt: order.Instant(s.CreatedAt),
 	}
 	if s.OffersOnly { // a waiting list has a route of its own
 		v.EntriesSaleID = s.EntriesID
@@ -72,41 +58,21 @@ func (s *CountedSale) UnmarshalJSON(text []byte) error {
 	if err := json.Unmarshal(text, &v); err != nil {
 		return err
 	}
+	var items []reservation.Item
+	for _, item := range v.Items {
+		items = append(items, item.Item)
+	}
 	*s = CountedSale{
-		Sale: reservation.Sale{ID: v.ID, Terms: reservation.Terms{
-			Name: v.Name, Stock: v.Stock, PerOrderLimit: v.PerOrderLimit,
-			PaymentWindow: time.Duration(v.PaymentWindowSeconds) * time.Second,
-			PaymentGrace:  time.Duration(v.PaymentGraceSeconds) * time.Second, PaymentsPerSecond: v.PaymentsPerSecond,
-			UnitPrice: v.UnitPrice, Currency: v.Currency, Shards: v.Shards, Waitlist: v.Waitlist,
-		}, OffersOnly: v.OffersOnly, EntriesID: v.EntriesSaleID, WaitlistClosed: v.WaitlistClosed, EntryFor: v.EntryFor},
+		Sale: reservation.Sale{
+			ID: v.ID, Terms: v.Terms(items), OffersOnly: v.OffersOnly, EntriesID: v.EntriesSaleID,
+			WaitlistClosed: v.WaitlistClosed, EntryFor: v.EntryFor, CreatedAt: time.Time(v.CreatedAt),
+		},
 		State: v.State, Available: v.Available, Held: v.Held, Sold: v.Sold, Items: v.Items,
 	}
 	if v.Waiting != nil {
 		s.Waiting = *v.Waiting
 	}
-	for _, item := range v.Items {
-		s.Sale.Items = append(s.Sale.Items, item.Item)
-	}
-	for _, at := range []struct {
-		to   *time.Time
-		text string
-	}{{&s.OpensAt, v.OpensAt}, {&s.ClosesAt, v.ClosesAt}, {&s.CreatedAt, v.CreatedAt}} {
-		if at.text == "" {
-			continue
-		}
-		var err error
-		if *at.to, err = time.Parse(time.RFC3339, at.text); err != nil {
-			return fmt.Errorf("a time of the sale: %w", err)
-		}
-	}
 	return nil
-}
-
-func timestamp(t time.Time) string {
-	if t.IsZero() {
-		return ""
-	}
-	return string(order.AppendTime(nil, t))
 }
 
 // CountResult is a sale with the count of its units, or with an error if they cannot be counted now.

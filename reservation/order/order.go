@@ -1,6 +1,7 @@
 package order
 
 import (
+	"database/sql/driver"
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
@@ -181,6 +182,64 @@ func AppendTime(dst []byte, t time.Time) []byte {
 	return append(dst[:len(dst)-1], '.', byte('0'+ms/100), byte('0'+ms/10%10), byte('0'+ms%10), 'Z')
 }
 
+// TimeText returns a time as AppendTime writes it, "" for none.
+func TimeText(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return string(AppendTime(nil, t))
+}
+
+// Instant is a time in JSON, as AppendTime writes it, and in a column. The zero one stands for none, which is null in
+// the column and left out of JSON by omitzero.
+type Instant time.Time
+
+// IsZero is true for none.
+func (t Instant) IsZero() bool { return time.Time(t).IsZero() }
+
+// MarshalJSON implements json.Marshaler.
+func (t Instant) MarshalJSON() ([]byte, error) {
+	return append(AppendTime([]byte{'"'}, time.Time(t)), '"'), nil
+}
+
+// UnmarshalJSON implements json.Unmarshaler. The first instant of the year 1, which would stand for none, becomes another
+// one of that year.
+func (t *Instant) UnmarshalJSON(text []byte) error {
+	if string(text) == "null" {
+		return nil
+	}
+	var read time.Time
+	if err := read.UnmarshalJSON(text); err != nil {
+		return err
+	}
+	if read.IsZero() {
+		read = read.Add(1)
+	}
+	*t = Instant(read)
+	return nil
+}
+
+// Scan implements sql.Scanner.
+func (t *Instant) Scan(column any) error {
+	switch at := column.(type) {
+	case nil:
+		*t = Instant{}
+	case time.Time:
+		*t = Instant(at.UTC())
+	default:
+		return fmt.Errorf("a time is a %T", column)
+	}
+	return nil
+}
+
+// Value implements driver.Valuer.
+func (t Instant) Value() (driver.Value, error) {
+	if t.IsZero() {
+		return nil, nil
+	}
+	return time.Time(t), nil
+}
+
 // Reservation is what a buyer holds in a sale.
 type Reservation struct {
 	OrderID  uuid.UUID
@@ -342,13 +401,13 @@ type View struct {
 func (o Order) View() View {
 	v := View{
 		OrderID: o.ID, SaleID: o.SaleID, UserID: o.UserID, Quantity: o.Quantity, Items: o.Items, Status: o.Status,
-		Version: o.Version, ReservedAt: timeText(o.ReservedAt), UpdatedAt: timeText(o.UpdatedAt),
+		Version: o.Version, ReservedAt: TimeText(o.ReservedAt), UpdatedAt: TimeText(o.UpdatedAt),
 		PaymentReference: o.PaymentReference,
 		Amount:           o.Amount, Currency: o.Currency, Reason: o.Reason, Kind: o.Kind, EntryFor: o.EntryFor,
 	}
 	switch o.Status {
 	case StatusConfirmed:
-		v.PayFrom, v.ExpiresAt = timeText(o.PayFrom), timeText(o.ExpiresAt)
+		v.PayFrom, v.ExpiresAt = TimeText(o.PayFrom), TimeText(o.ExpiresAt)
 	case StatusPaid:
 		v.PaidAt = v.UpdatedAt // nothing but a cancellation follows
 	}
@@ -383,15 +442,7 @@ type LoggedView struct {
 func (p Placed) ViewWith(log []Logged) HistoryView {
 	v := HistoryView{p.View(), make([]LoggedView, len(log))}
 	for i, e := range log {
-		v.Events[i] = LoggedView{e.Version, e.Type, timeText(e.OccurredAt), e.Data}
+		v.Events[i] = LoggedView{e.Version, e.Type, TimeText(e.OccurredAt), e.Data}
 	}
 	return v
-}
-
-// timeText returns a time as clients get it in JSON, "" for none.
-func timeText(t time.Time) string {
-	if t.IsZero() {
-		return ""
-	}
-	return string(AppendTime(nil, t))
 }

@@ -480,7 +480,7 @@ type PaymentView struct {
 func (p Payment) View() PaymentView {
 	return PaymentView{
 		Reference: p.Reference, State: p.State, Reason: p.Reason, OrderID: p.OrderID, SaleID: p.SaleID, Amount: p.Amount,
-		Currency: p.Currency, Unreadable: p.Unreadable, ReceivedAt: timeText(p.ReceivedAt), UpdatedAt: timeText(p.UpdatedAt),
+		Currency: p.Currency, Unreadable: p.Unreadable, ReceivedAt: TimeText(p.ReceivedAt), UpdatedAt: TimeText(p.UpdatedAt),
 		RefundReference: p.RefundReference, Operator: p.Operator, Note: p.Note, Dispute: p.Dispute,
 	}
 }

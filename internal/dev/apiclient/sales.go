@@ -25,31 +25,17 @@ func (c *Client) CreateOnce(
 	if err := t.Validate(); err != nil { // seconds would hide a fraction
 		return sale, false, err
 	}
-	stock := t.Stock
+	body := struct {
+		reservation.TermsView
+		Items    []reservation.Item `json:"items,omitempty"`
+		OpensAt  time.Time          `json:"opens_at,omitzero"` // of any precision
+		ClosesAt time.Time          `json:"closes_at,omitzero"`
+	}{t.View(), t.Items, t.OpensAt, t.ClosesAt}
 	if len(t.Items) > 0 {
-		stock = 0 // items have theirs
+		body.Stock = 0 // items have theirs
 	}
 	err = c.do(ctx, call{
-		method: http.MethodPost, path: []string{"v1", "sales"}, key: key, what: "create a sale",
-		body: struct {
-			Name                 string             `json:"name"`
-			Stock                int64              `json:"stock,omitzero"`
-			Items                []reservation.Item `json:"items,omitempty"`
-			PerOrderLimit        int64              `json:"per_order_limit"`
-			OpensAt              time.Time          `json:"opens_at,omitzero"`
-			ClosesAt             time.Time          `json:"closes_at,omitzero"`
-			PaymentWindowSeconds int64              `json:"payment_window_seconds"`
-			PaymentGraceSeconds  int64              `json:"payment_grace_seconds"`
-			PaymentsPerSecond    int64              `json:"payments_per_second"`
-			UnitPrice            int64              `json:"unit_price,omitzero"`
-			Currency             string             `json:"currency,omitzero"`
-			Shards               int                `json:"shards"`
-			Waitlist             bool               `json:"waitlist,omitzero"`
-		}{
-			t.Name, stock, t.Items, t.PerOrderLimit, t.OpensAt, t.ClosesAt, int64(t.PaymentWindow / time.Second),
-			int64(t.PaymentGrace / time.Second), t.PaymentsPerSecond, t.UnitPrice, t.Currency, max(1, t.Shards),
-			t.Waitlist,
-		},
+		method: http.MethodPost, path: []string{"v1", "sales"}, key: key, what: "create a sale", body: body,
 	}, &sale)
 	return sale, false, err
 }
