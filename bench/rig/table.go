@@ -57,7 +57,7 @@ func (p *page) markdown() string {
 
 // withBars inserts the column of bars. The greatest figure has one of barCells characters.
 func (t Table) withBars(rows [][]string) [][]string {
-	const barCells, eighths = 16, "▏▎▍▌▋▊▉█"
+	const barCells, eighths = 12, "▏▎▍▌▋▊▉█"
 	number := func(cell string) float64 {
 		digits, _, _ := strings.Cut(cell, " ") // the unit or the range follows
 		v, err := strconv.ParseFloat(strings.ReplaceAll(digits, ",", ""), 64)

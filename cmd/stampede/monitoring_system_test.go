@@ -325,22 +325,22 @@ func metricsPage(t *testing.T, scraped map[string][]string) string {
 					labels[label.GetName()] = true
 				}
 			}
-			line := "- `" + name + "`"
+			line := "`" + name + "`"
 			if len(labels) > 0 {
 				line += " {" + strings.Join(slices.Sorted(maps.Keys(labels)), ", ") + "}"
 			}
 			if family.GetType() == dto.MetricType_HISTOGRAM {
 				line += ", histogram"
 			}
-			line += ": " + family.GetHelp() + "\n"
+			line += ": " + family.GetHelp()
 			shownBy[line] = append(shownBy[line], process)
 		}
 	}
 	sections := map[string]string{}
 	for _, line := range slices.Sorted(maps.Keys(shownBy)) {
-		sections[strings.Join(shownBy[line], ", ")] += line
+		sections[strings.Join(shownBy[line], ", ")] += docs.Item("", line)
 	}
-	page := "# Metrics\n\n" + docs.Written + " Names in `_total` are counters; the others are gauges, if not marked.\n"
+	page := "# Metrics\n\n" + docs.Written + "\nNames in `_total` are counters; the others are gauges, if not marked.\n"
 	for _, processes := range slices.Sorted(maps.Keys(sections)) {
 		page += "\n## " + processes + "\n\n" + sections[processes]
 	}

@@ -16,7 +16,12 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-const lineColumnsMax = 100
+const (
+	// proseColumnsMax bounds what is wrapped, lineColumnsMax everything, output and tables of a benchmark too.
+	proseColumnsMax, lineColumnsMax = 100, 160
+	// frontLinesMax bounds the page that a visitor sees first.
+	frontPage, frontLinesMax = "README.md", 125
+)
 
 // Check reads all Markdown below root and returns one line per contradiction to the code, with the page and
 // its line. Commands is the command line of the program.
@@ -79,11 +84,10 @@ func (c *checker) page(p *page) {
 
 var url = regexp.MustCompile(`https?://[^\s)]+`)
 
-// width checks the length of lines, except for output, URLs, tables that a benchmark writes, and pages that are written
-// from the code.
+// width checks the length of lines, except for URLs. Output and tables that a benchmark writes may be longer than prose.
 func (c *checker) width(p *page) {
-	if strings.Contains(p.prose, Written) {
-		return
+	if lines := len(p.lines) - 1; p.name == frontPage && lines > frontLinesMax {
+		c.report(p, 1, "%d lines, want at most %d", lines, frontLinesMax)
 	}
 	output := map[int]bool{}
 	for _, f := range p.fences {
@@ -92,10 +96,12 @@ func (c *checker) width(p *page) {
 		}
 	}
 	for i, line := range p.lines {
-		n := utf8.RuneCountInString(url.ReplaceAllString(line, ""))
-		isTable := p.generated[i+1] && strings.HasPrefix(line, "|")
-		if n > lineColumnsMax && !output[i+1] && !isTable {
-			c.report(p, i+1, "%d columns, want at most %d", n, lineColumnsMax)
+		most := proseColumnsMax
+		if output[i+1] || p.generated[i+1] && strings.HasPrefix(line, "|") {
+			most = lineColumnsMax
+		}
+		if n := utf8.RuneCountInString(url.ReplaceAllString(line, "")); n > most {
+			c.report(p, i+1, "%d columns, want at most %d", n, most)
 		}
 	}
 }

@@ -54,18 +54,31 @@ func log(ctx context.Context, l *slog.Logger, fields []any) {
 func TestCheckFindsContradictions(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ page, want string }{
-		"plain text":                  {"Plain text.\n", ""},
-		"line too long":               {strings.Repeat("ä", 101) + "\n", "README.md:1: 101 columns, want at most 100"},
-		"line of maximum length":      {strings.Repeat("ä", 100) + "\n", ""},
-		"long line of a written page": {docs.Written + "\n" + strings.Repeat("x", 101) + "\n", ""},
-		"long URL":                    {"See https://example.org/" + strings.Repeat("x", 100) + "\n", ""},
-		"long line of output":         {"```console\n" + strings.Repeat("x", 101) + "\n```\n", ""},
+		"plain text":                   {"Plain text.\n", ""},
+		"line too long":                {strings.Repeat("ä", 101) + "\n", "README.md:1: 101 columns, want at most 100"},
+		"line of maximum length":       {strings.Repeat("ä", 100) + "\n", ""},
+		"most lines of the front page": {strings.Repeat("x\n", 125), ""},
+		"too long front page":          {strings.Repeat("x\n", 126), "README.md:1: 126 lines, want at most 125"},
+		"long line of a written page": {
+			docs.Written + "\n" + strings.Repeat("x", 101) + "\n",
+			"README.md:2: 101 columns, want at most 100",
+		},
+		"long URL":            {"See https://example.org/" + strings.Repeat("x", 100) + "\n", ""},
+		"long line of output": {"```console\n" + strings.Repeat("x", 160) + "\n```\n", ""},
+		"too long line of output": {
+			"```console\n" + strings.Repeat("x", 161) + "\n```\n",
+			"README.md:2: 161 columns, want at most 160",
+		},
 		"long command": {
 			"```sh\n" + strings.Repeat("x", 101) + "\n```\n",
 			"README.md:2: 101 columns, want at most 100",
 		},
 		"long table":           {"| " + strings.Repeat("x", 99) + "\n", "README.md:1: 101 columns, want at most 100"},
-		"long generated table": {"<!-- figures: written by the benchmark -->\n| " + strings.Repeat("x", 99) + "\n", ""},
+		"long generated table": {"<!-- figures: written by the benchmark -->\n| " + strings.Repeat("x", 158) + "\n", ""},
+		"too long generated table": {
+			"<!-- figures: written by the benchmark -->\n| " + strings.Repeat("x", 159) + "\n",
+			"README.md:2: 161 columns, want at most 160",
+		},
 		"long generated chart": {
 			"<!-- figures: written by the benchmark -->\n<!-- " + strings.Repeat("x", 96) + "\n",
 			"README.md:2: 101 columns, want at most 100",
@@ -155,8 +168,27 @@ Each is a page of every ingress: `+"`/problems/SLUG`"+`.
 
 ## Fields of the log
 
-`+"`order`, `took`, `units`"+`
+- `+"`order`"+`
+- `+"`took`"+`
+- `+"`units`"+`
 `, text)
+}
+
+func TestItemsAreWrapped(t *testing.T) {
+	t.Parallel()
+	line := strings.Repeat("x", 95)
+	for name, test := range map[string]struct{ text, want string }{
+		"short":                     {"a `b c` d", "  - a `b c` d\n"},
+		"of full width":             {line + " y", "  - " + line + "\n    y\n"},
+		"code with spaces":          {line[:90] + " (`a b c d`, e)", "  - " + line[:90] + "\n    (`a b c d`, e)\n"},
+		"word that begins a list":   {line[:90] + " of; - y", "  - " + line[:90] + " of; -\n    y\n"},
+		"number that begins a list": {line[:90] + " most 1. y", "  - " + line[:90] + " most 1.\n    y\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			assert.Equal(t, test.want, docs.Item("  ", test.text))
+		})
+	}
 }
 
 func check(t *testing.T, pages map[string]string) []string {

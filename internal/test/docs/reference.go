@@ -1,11 +1,12 @@
 package docs
 
 import (
-	"fmt"
 	"maps"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/alecthomas/kong"
 )
@@ -35,11 +36,13 @@ A setting is an environment variable, and a flag: the variable in lower case wit
 // setting is a variable and its help text, which differs between commands.
 type setting struct{ variable, help string }
 
+func (s setting) text() string { return "`" + s.variable + "`: " + s.help }
+
 // takersMax is how many commands are listed at most that take the same setting.
 const takersMax = 3
 
-// Reference returns the page with the commands and settings of the program, the problems of the API, a line for each,
-// and the fields of the log.
+// Reference returns the page with the commands and settings of the program, the problems of the API, and the fields of
+// the log.
 func Reference(root string, program *kong.Application, problems []string) (string, error) {
 	src, err := readSource(os.DirFS(root))
 	if err != nil {
@@ -50,10 +53,55 @@ func Reference(root string, program *kong.Application, problems []string) (strin
 	writeCommands(&b, program)
 	b.WriteString("\n## Problems\n\nEach is a page of every ingress: `/problems/SLUG`.\n\n")
 	for _, problem := range problems {
-		fmt.Fprintf(&b, "- %s.\n", problem)
+		b.WriteString(Item("", problem+"."))
 	}
-	fmt.Fprintf(&b, "\n## Fields of the log\n\n`%s`\n", strings.Join(slices.Sorted(maps.Keys(src.fields)), "`, `"))
+	b.WriteString("\n## Fields of the log\n\n")
+	writeFields(&b, slices.Sorted(maps.Keys(src.fields)))
 	return b.String(), nil
+}
+
+// writeFields lists sorted fields, those with the same first letter as one item.
+func writeFields(b *strings.Builder, fields []string) {
+	for len(fields) > 0 {
+		next := slices.IndexFunc(fields, func(field string) bool { return field[0] != fields[0][0] })
+		if next < 0 {
+			next = len(fields)
+		}
+		b.WriteString(Item("", "`"+strings.Join(fields[:next], "`, `")+"`"))
+		fields = fields[next:]
+	}
+}
+
+var (
+	// itemWord is what a line of an item is not broken in: a word, or a piece of code with the spaces in it.
+	itemWord = regexp.MustCompile("(?:`[^`]*`|[^\\s`])+")
+	// marker is a word that begins something else than text at the begin of a line, such as a list.
+	marker = regexp.MustCompile(`^([-+*>]|#+|=+|\d+[.)])$`)
+)
+
+// Item returns text as an item of a Markdown list below indent. It is wrapped by itself, so a change of one text changes
+// the lines of its item only.
+func Item(indent, text string) string {
+	return fill(indent+"- ", indent+"  ", text)
+}
+
+// fill returns the lines of text at the width of prose, the first one after first, and the others after rest.
+func fill(first, rest, text string) string {
+	var b strings.Builder
+	line := first
+	for i, word := range itemWord.FindAllString(text, -1) {
+		switch {
+		case i == 0:
+			line += word
+		case utf8.RuneCountInString(line+" "+word) <= proseColumnsMax || marker.MatchString(word):
+			line += " " + word
+		default:
+			b.WriteString(line + "\n")
+			line = rest + word
+		}
+	}
+	b.WriteString(line + "\n")
+	return b.String()
 }
 
 // writeCommands lists each command with the settings that only it takes, and then those of several commands.
@@ -79,10 +127,10 @@ func writeCommands(b *strings.Builder, program *kong.Application) {
 		for _, argument := range leaf.Positional {
 			usage += " " + argument.Summary()
 		}
-		fmt.Fprintf(b, "- `%s`: %s\n", usage, leaf.Help)
+		b.WriteString(Item("", "`"+usage+"`: "+leaf.Help))
 		for _, s := range all {
 			if slices.Equal(takers[s], []string{leaf.Path()}) {
-				fmt.Fprintf(b, "  - `%s`: %s\n", s.variable, s.help)
+				b.WriteString(Item("  ", s.text()))
 			}
 		}
 	}
@@ -90,9 +138,9 @@ func writeCommands(b *strings.Builder, program *kong.Application) {
 	for _, s := range all {
 		switch commands := takers[s]; {
 		case slices.Equal(commands, []string{program.Path()}) || len(commands) > takersMax:
-			fmt.Fprintf(b, "- `%s`: %s\n", s.variable, s.help)
+			b.WriteString(Item("", s.text()))
 		case len(commands) > 1:
-			fmt.Fprintf(b, "- `%s`: %s (`%s`)\n", s.variable, s.help, strings.Join(commands, "`, `"))
+			b.WriteString(Item("", s.text()+" (`"+strings.Join(commands, "`, `")+"`)"))
 		}
 	}
 }
