@@ -131,7 +131,12 @@ func TestCheckFindsContradictions(t *testing.T) {
 		},
 		"valid Go names":  {"`shop.Shop`, `shop.Shop.Sell`, `TestSells`, `http.Server`\n", ""},
 		"unknown Go name": {"`shop.Buyer`\n", "README.md:1: package shop declares no Buyer"},
-		"unknown test":    {"`TestBuys`\n", "README.md:1: there is no test TestBuys"},
+		"valid function":  {"`shop/shop.go`: `Sell`, `shop/log.go`: `log`\n", ""},
+		"function of another file": {
+			"| sells | `shop/shop.go`: `log` |\n",
+			"README.md:1: shop/shop.go has no function log",
+		},
+		"unknown test": {"`TestBuys`\n", "README.md:1: there is no test TestBuys"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -182,7 +187,7 @@ func TestItemsAreWrapped(t *testing.T) {
 		"of full width":             {line + " y", "  - " + line + "\n    y\n"},
 		"code with spaces":          {line[:90] + " (`a b c d`, e)", "  - " + line[:90] + "\n    (`a b c d`, e)\n"},
 		"word that begins a list":   {line[:90] + " of; - y", "  - " + line[:90] + " of; -\n    y\n"},
-		"number that begins a list": {line[:90] + " most 1. y", "  - " + line[:90] + " most 1.\n    y\n"},
+		"number that begins a list": {line[:90] + " most 1. y", "  - " + line[:90] + "\n    most 1. y\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

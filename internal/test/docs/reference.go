@@ -87,13 +87,21 @@ func Item(indent, text string) string {
 
 // fill returns the lines of text at the width of prose, the first one after first, and the others after rest.
 func fill(first, rest, text string) string {
+	var words []string
+	for _, word := range itemWord.FindAllString(text, -1) {
+		if marker.MatchString(word) && len(words) > 0 {
+			words[len(words)-1] += " " + word
+			continue
+		}
+		words = append(words, word)
+	}
 	var b strings.Builder
 	line := first
-	for i, word := range itemWord.FindAllString(text, -1) {
+	for i, word := range words {
 		switch {
 		case i == 0:
 			line += word
-		case utf8.RuneCountInString(line+" "+word) <= proseColumnsMax || marker.MatchString(word):
+		case utf8.RuneCountInString(line+" "+word) <= proseColumnsMax:
 			line += " " + word
 		default:
 			b.WriteString(line + "\n")
