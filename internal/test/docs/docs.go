@@ -64,6 +64,7 @@ func (c *checker) report(p *page, line int, format string, args ...any) {
 func (c *checker) page(p *page) {
 	c.width(p)
 	c.links(p)
+	c.namedFunctions(p)
 	if p.name == "docs/"+MetricsPage {
 		c.checkMetrics(p)
 	}
@@ -122,6 +123,20 @@ func (c *checker) links(p *page) {
 		}
 		if linked := c.pages[to]; linked != nil && anchor != "" && !linked.anchors[anchor] {
 			c.report(p, l.line, "%s: no heading has this anchor", l.text)
+		}
+	}
+}
+
+// inFile is a function as tables name it behind its file.
+var inFile = regexp.MustCompile("`([\\w/]+\\.go)`: `(\\w+)`")
+
+// namedFunctions checks that a file has the functions that stand behind it.
+func (c *checker) namedFunctions(p *page) {
+	for i, line := range strings.Split(p.prose, "\n") {
+		for _, found := range inFile.FindAllStringSubmatch(line, -1) {
+			if functions := c.functions[found[1]]; functions != nil && !functions[found[2]] {
+				c.report(p, i+1, "%s has no function %s", found[1], found[2])
+			}
 		}
 	}
 }

@@ -24,7 +24,9 @@ type source struct {
 	bases map[string]bool
 	// declared holds declared names by package.
 	declared map[string]map[string]bool
-	tests    map[string]bool
+	// functions holds the functions and methods by file.
+	functions map[string]map[string]bool
+	tests     map[string]bool
 	// fields are those of the log.
 	fields map[string]bool
 }
@@ -33,7 +35,7 @@ func readSource(root fs.FS) (*source, error) {
 	c := &source{
 		variables: map[string]bool{}, metrics: map[string]bool{}, names: map[string]bool{},
 		tasks: map[string]bool{}, files: map[string]bool{}, bases: map[string]bool{},
-		declared: map[string]map[string]bool{}, tests: map[string]bool{},
+		declared: map[string]map[string]bool{}, functions: map[string]map[string]bool{}, tests: map[string]bool{},
 		fields: map[string]bool{},
 	}
 	err := fs.WalkDir(root, ".", func(name string, entry fs.DirEntry, err error) error {
@@ -101,6 +103,12 @@ func (c *source) readGo(root fs.FS, name string) error {
 		return nil //nolint:nilerr // test data; the compiler checks the rest
 	}
 	inTest := strings.HasSuffix(name, "_test.go")
+	c.functions[name] = map[string]bool{}
+	for _, decl := range file.Decls {
+		if function, ok := decl.(*ast.FuncDecl); ok {
+			c.functions[name][function.Name.Name] = true
+		}
+	}
 	c.declarations(file, inTest)
 	if !inTest && logsFor(name) {
 		c.logFields(file)
