@@ -85,7 +85,7 @@ func (c *checker) page(p *page) {
 
 var url = regexp.MustCompile(`https?://[^\s)]+`)
 
-// width checks the length of lines, except for URLs. Output and tables that a benchmark writes may be longer than prose.
+// width checks the length of lines without URLs. Output and tables that a benchmark writes may be longer than prose.
 func (c *checker) width(p *page) {
 	if lines := len(p.lines) - 1; p.name == frontPage && lines > frontLinesMax {
 		c.report(p, 1, "%d lines, want at most %d", lines, frontLinesMax)

@@ -79,8 +79,8 @@ var (
 	marker = regexp.MustCompile(`^([-+*>]|#+|=+|\d+[.)])$`)
 )
 
-// Item returns text as an item of a Markdown list below indent. It is wrapped by itself, so a change of one text changes
-// the lines of its item only.
+// Item returns text as an item of a Markdown list below indent. It is wrapped by itself, so that a change of one text
+// changes the lines of its item only.
 func Item(indent, text string) string {
 	return fill(indent+"- ", indent+"  ", text)
 }
