@@ -27,6 +27,7 @@ import (
 	"stampede/reservation"
 	"stampede/reservation/order"
 	"stampede/sql"
+	"stampede/sql/migrate"
 	"stampede/stream"
 	"stampede/upkeep/rebuild"
 )
@@ -74,7 +75,7 @@ stampede_orders_total{outcome="voided"} 0
 func TestWorkerRejectsWrongSchema(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t)
-	require.NoError(t, sql.Down(t.Context(), testkit.DatabaseURL(t)))
+	require.NoError(t, migrate.Down(t.Context(), testkit.DatabaseURL(t)))
 	worker, err := fulfillment.NewWorker(testwork.Config(t, s))
 	require.NoError(t, err)
 	err = worker.Run(t.Context())

@@ -19,6 +19,7 @@ import (
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/sql"
+	"stampede/sql/migrate"
 )
 
 // A server of one's own sells beside its other routes. Workers (stampede work) run as always.
@@ -29,7 +30,7 @@ func ExampleServer_Handler() {
 		log.Fatal(err)
 	}
 	defer servers.Stop()
-	if err := sql.Up(ctx, servers.DatabaseURL); err != nil { // stampede migrate up
+	if err := migrate.Up(ctx, servers.DatabaseURL); err != nil { // stampede migrate up
 		log.Fatal(err)
 	}
 	postgres, err := pgxpool.ParseConfig(servers.DatabaseURL)

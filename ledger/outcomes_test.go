@@ -23,7 +23,7 @@ import (
 	"stampede/ledger"
 	"stampede/reservation"
 	"stampede/reservation/order"
-	"stampede/sql"
+	"stampede/sql/migrate"
 )
 
 // published returns the messages of the stream of outcomes, decoded as the stock subscriber does.
@@ -194,7 +194,7 @@ func TestWorkerPublishesOneMessagePerBatch(t *testing.T) {
 func BenchmarkPositionIndex(b *testing.B) {
 	const size, batches, rounds = 500, 40, 6
 	server := testkit.OwnPostgres(b)
-	require.NoError(b, sql.Up(b.Context(), server.URL))
+	require.NoError(b, migrate.Up(b.Context(), server.URL))
 	pool, err := pgxpool.New(b.Context(), server.URL)
 	require.NoError(b, err)
 	b.Cleanup(pool.Close)

@@ -19,7 +19,7 @@ import (
 	"stampede/internal/test/testkit"
 	"stampede/relay"
 	"stampede/relay/target"
-	"stampede/sql"
+	"stampede/sql/migrate"
 )
 
 // Two processes, of which one after the other is killed or frozen at a random instant, while random transactions write
@@ -177,7 +177,7 @@ func TestFrozenRelayLeavesTargetThatWasAddedAgain(t *testing.T) {
 func TestRelayOutlivesOutagesOfItsServers(t *testing.T) {
 	t.Parallel()
 	postgres, rdb := testkit.OwnPostgres(t), testkit.OwnRedis(t)
-	require.NoError(t, sql.Up(t.Context(), postgres.URL))
+	require.NoError(t, migrate.Up(t.Context(), postgres.URL))
 	pool, err := pgxpool.New(t.Context(), postgres.URL)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)

@@ -12,6 +12,7 @@ import (
 
 	"stampede/internal/test/testkit"
 	"stampede/sql"
+	"stampede/sql/migrate"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -24,13 +25,13 @@ func TestUpSatisfiesCheck(t *testing.T) {
 	require.ErrorContains(t, err, "run `stampede migrate up`")
 
 	begun := time.Now().Add(-time.Minute) // the server's clock may differ
-	require.NoError(t, sql.Up(t.Context(), url))
+	require.NoError(t, migrate.Up(t.Context(), url))
 	require.NoError(t, sql.Check(t.Context(), pool))
 	for _, m := range status(t, url) {
 		require.True(t, m.Applied, m.Name)
 		require.True(t, m.AppliedAt.After(begun), m.Name)
 	}
-	require.NoError(t, sql.Up(t.Context(), url), "a repeat changes nothing")
+	require.NoError(t, migrate.Up(t.Context(), url), "a repeat changes nothing")
 	require.NoError(t, sql.Check(t.Context(), pool))
 }
 
@@ -39,7 +40,7 @@ func TestConcurrentUp(t *testing.T) {
 	url, pool := emptyDatabase(t)
 	var all errgroup.Group
 	for range 4 {
-		all.Go(func() error { return sql.Up(context.Background(), url) })
+		all.Go(func() error { return migrate.Up(context.Background(), url) })
 	}
 	require.NoError(t, all.Wait())
 	require.NoError(t, sql.Check(t.Context(), pool))
@@ -54,15 +55,15 @@ func TestDownRevertsOneStep(t *testing.T) {
 	url, pool := testkit.DatabaseURL(t), testkit.Pool(t)
 	all := status(t, url)
 	for left := len(all) - 1; left >= 0; left-- {
-		require.NoError(t, sql.Down(t.Context(), url))
+		require.NoError(t, migrate.Down(t.Context(), url))
 		require.ErrorIs(t, sql.Check(t.Context(), pool), sql.ErrNotMigrated)
 		for i, m := range status(t, url) {
 			require.Equal(t, i < left, m.Applied, m.Name)
 			require.Equal(t, m.Applied, !m.AppliedAt.IsZero())
 		}
 	}
-	require.ErrorIs(t, sql.Down(t.Context(), url), sql.ErrNothingToUndo)
-	require.NoError(t, sql.Up(t.Context(), url), "up after down")
+	require.ErrorIs(t, migrate.Down(t.Context(), url), migrate.ErrNothingToUndo)
+	require.NoError(t, migrate.Up(t.Context(), url), "up after down")
 	require.NoError(t, sql.Check(t.Context(), pool))
 }
 
@@ -71,7 +72,7 @@ func TestCommitmentsOfEarlierDrawsAreUsed(t *testing.T) {
 	t.Parallel()
 	url, pool := testkit.DatabaseURL(t), testkit.Pool(t)
 	for known := true; known; {
-		require.NoError(t, sql.Down(t.Context(), url))
+		require.NoError(t, migrate.Down(t.Context(), url))
 		require.NoError(t, pool.QueryRow(t.Context(), "SELECT to_regclass('draw_commitments') IS NOT NULL").Scan(&known))
 	}
 	_, err := pool.Exec(t.Context(), `INSERT INTO draws (sale_id, entries_id, kind, parties)
@@ -80,7 +81,7 @@ func TestCommitmentsOfEarlierDrawsAreUsed(t *testing.T) {
 			jsonb_build_object('name', n, 'commitment', repeat(n, 32)))
 		FROM unnest('{0b,0c}'::text[]) AS n`)
 	require.NoError(t, err)
-	require.NoError(t, sql.Up(t.Context(), url))
+	require.NoError(t, migrate.Up(t.Context(), url))
 	var used []string
 	var version int
 	require.NoError(t, pool.QueryRow(t.Context(),
@@ -96,9 +97,9 @@ func TestDownKeepsSalesUnlessForced(t *testing.T) {
 	_, err := pool.Exec(t.Context(),
 		"INSERT INTO sales (id, name, stock) VALUES ('019b0000-0000-7000-8000-000000000000', 'autumn', 1)")
 	require.NoError(t, err)
-	require.ErrorIs(t, sql.Down(t.Context(), url), sql.ErrHoldsSales)
+	require.ErrorIs(t, migrate.Down(t.Context(), url), migrate.ErrHoldsSales)
 	require.NoError(t, sql.Check(t.Context(), pool), "nothing was undone")
-	require.NoError(t, sql.DownWithData(t.Context(), url))
+	require.NoError(t, migrate.DownWithData(t.Context(), url))
 	require.ErrorIs(t, sql.Check(t.Context(), pool), sql.ErrNotMigrated)
 }
 
@@ -124,9 +125,9 @@ func TestSchemaOfUnreleasedVersionIsRefused(t *testing.T) {
 			err = sql.Check(t.Context(), pool)
 			require.ErrorIs(t, err, sql.ErrUnreleased)
 			require.True(t, sql.IsUnfit(err))
-			require.ErrorIs(t, sql.Up(t.Context(), url), sql.ErrUnreleased)
-			require.ErrorIs(t, sql.DownWithData(t.Context(), url), sql.ErrUnreleased)
-			_, err = sql.Status(t.Context(), url)
+			require.ErrorIs(t, migrate.Up(t.Context(), url), sql.ErrUnreleased)
+			require.ErrorIs(t, migrate.DownWithData(t.Context(), url), sql.ErrUnreleased)
+			_, err = migrate.Status(t.Context(), url)
 			require.ErrorIs(t, err, sql.ErrUnreleased)
 		})
 	}
@@ -148,7 +149,7 @@ func TestCheckAcceptsNewerSchemaUntilItIsContracted(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []int64{88888, 99999}, newer)
 	require.NoError(t, sql.Check(t.Context(), pool))
-	require.NoError(t, sql.Up(t.Context(), url), "it has nothing to add")
+	require.NoError(t, migrate.Up(t.Context(), url), "it has nothing to add")
 	names := status(t, url)[len(all):]
 	require.Len(t, names, 2, "migrate status names them")
 	require.Equal(t, "88888 of a newer version", names[0].Name)
@@ -181,9 +182,9 @@ func TestCheckDistinguishesOutageFromOldSchema(t *testing.T) {
 func TestInvalidURLIsNotPrinted(t *testing.T) {
 	t.Parallel()
 	for _, bad := range []string{"", "hunter2", "postgres://user:hunter2/x@host:5432/db"} {
-		require.ErrorIs(t, sql.Up(t.Context(), bad), sql.ErrDatabaseURL)
-		require.ErrorIs(t, sql.Down(t.Context(), bad), sql.ErrDatabaseURL)
-		_, err := sql.Status(t.Context(), bad)
+		require.ErrorIs(t, migrate.Up(t.Context(), bad), sql.ErrDatabaseURL)
+		require.ErrorIs(t, migrate.Down(t.Context(), bad), sql.ErrDatabaseURL)
+		_, err := migrate.Status(t.Context(), bad)
 		require.ErrorIs(t, err, sql.ErrDatabaseURL)
 		require.NotContains(t, err.Error(), "hunter2")
 	}
@@ -198,9 +199,9 @@ func emptyDatabase(t *testing.T) (string, *pgxpool.Pool) {
 	return testkit.DatabaseURL(t), pool
 }
 
-func status(t *testing.T, url string) []sql.Migration {
+func status(t *testing.T, url string) []migrate.Migration {
 	t.Helper()
-	all, err := sql.Status(t.Context(), url)
+	all, err := migrate.Status(t.Context(), url)
 	require.NoError(t, err)
 	require.NotEmpty(t, all)
 	return all

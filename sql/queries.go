@@ -317,9 +317,9 @@ var (
 	RetireOpenSale    = query("retire/open_sale")
 	schemaContracts   = query("schema/contracts")
 	schemaGuards      = query("schema/guards")
-	schemaHasSales    = query("schema/has_sales")
-	schemaUnreleased  = query("schema/unreleased")
-	schemaVersions    = query("schema/versions")
+	SchemaHasSales    = query("schema/has_sales")
+	SchemaUnreleased  = query("schema/unreleased")
+	SchemaVersions    = query("schema/versions")
 
 	SurveyLook         = query("survey/look")
 	SurveyRelayTargets = query("survey/relay_targets")

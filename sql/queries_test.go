@@ -16,6 +16,7 @@ import (
 
 	"stampede/internal/test/testkit"
 	"stampede/sql"
+	"stampede/sql/migrate"
 )
 
 // queries.go has a variable for each file, in the order of the files, with a name made from its path.
@@ -107,7 +108,7 @@ func TestNobodyGetsRightsOfOwnerByFunction(t *testing.T) {
 		execute(t, admin, "CREATE SCHEMA IF NOT EXISTS "+schema+"; GRANT CREATE, USAGE ON SCHEMA "+schema+" TO owner; "+
 			"GRANT USAGE ON SCHEMA "+schema+" TO PUBLIC")
 		migrator := r.url("owner")
-		require.NoError(t, sql.Up(t.Context(), migrator))
+		require.NoError(t, migrate.Up(t.Context(), migrator))
 		execute(t, admin, `GRANT INSERT, SELECT ON sales TO till;
 			GRANT INSERT (sale_id, revision, type) ON sale_events TO till;
 			GRANT SELECT, INSERT ON orders TO clerks; GRANT SELECT ON relay_targets TO feed;

@@ -40,9 +40,9 @@ func PrepareSessions(config *pgconn.Config, serviceLimit string) {
 	}
 }
 
-// checkPooler returns ErrPooler if a second client gets the session of conn, or conn another one than before. It asks
+// CheckPooler returns ErrPooler if a second client gets the session of conn, or conn another one than before. It asks
 // for a second one only if the process that conn was told of is not the one that answers.
-func checkPooler(ctx context.Context, conn *pgx.Conn) error {
+func CheckPooler(ctx context.Context, conn *pgx.Conn) error {
 	ctx, cancel := context.WithTimeout(ctx, sessionTimeout)
 	defer cancel()
 	first := conn.PgConn()

@@ -14,7 +14,7 @@ import (
 
 	"stampede/internal/connect"
 	"stampede/internal/dev/localserver"
-	"stampede/sql"
+	"stampede/sql/migrate"
 )
 
 // templateDatabase is migrated and empty; each shop gets a copy.
@@ -55,7 +55,7 @@ func start(b testing.TB) *servers {
 	s.control, err = connect.Control(s.redis.URL)
 	require.NoError(b, err)
 	s.administer(b, "CREATE DATABASE "+templateDatabase)
-	require.NoError(b, sql.Up(ctx, databaseURL(s.postgres.URL, templateDatabase)))
+	require.NoError(b, migrate.Up(ctx, databaseURL(s.postgres.URL, templateDatabase)))
 	MeasuredWith(s.versions(b))
 	return s
 }

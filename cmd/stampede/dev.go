@@ -20,7 +20,7 @@ import (
 	"stampede/internal/operators"
 	"stampede/internal/telemetry"
 	"stampede/reservation"
-	"stampede/sql"
+	"stampede/sql/migrate"
 )
 
 type devCmd struct {
@@ -72,7 +72,7 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 		return err
 	}
 	defer servers.Stop()
-	if err := sql.Up(ctx, servers.DatabaseURL); err != nil {
+	if err := migrate.Up(ctx, servers.DatabaseURL); err != nil {
 		return err
 	}
 	consumer, free, err := consumerName(c.Consumer, logger)

@@ -17,7 +17,7 @@ import (
 	"github.com/google/uuid"
 
 	"stampede/draw"
-	"stampede/internal/dev/apiclient"
+	"stampede/internal/apiclient"
 	"stampede/internal/figure"
 	"stampede/ledger/draws"
 	"stampede/reservation/catalog"

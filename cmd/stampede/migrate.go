@@ -10,6 +10,7 @@ import (
 	"stampede/internal/connect"
 	"stampede/internal/progress"
 	"stampede/sql"
+	"stampede/sql/migrate"
 )
 
 type migrateCmd struct {
@@ -26,7 +27,7 @@ type migrateUpCmd struct {
 func (c *migrateUpCmd) Run(ctx context.Context, s *streams) error {
 	ctx, stop := s.watch(ctx, "looking at the schema")
 	defer stop()
-	applied, err := sql.UpEach(ctx, c.DatabaseURL, func(n, missing int) {
+	applied, err := migrate.UpEach(ctx, c.DatabaseURL, func(n, missing int) {
 		progress.Step(ctx, "migrating")
 		progress.At(ctx, int64(n), int64(missing), "migrations")
 	})
@@ -46,9 +47,9 @@ type migrateDownCmd struct {
 }
 
 func (c *migrateDownCmd) Run(ctx context.Context, s *streams) error {
-	down := sql.Down
+	down := migrate.Down
 	if c.DiscardData {
-		down = sql.DownWithData
+		down = migrate.DownWithData
 		if err := c.askable(s); err != nil {
 			return err
 		}
@@ -72,7 +73,7 @@ func (c *migrateDownCmd) Run(ctx context.Context, s *streams) error {
 
 // latestMigration is the name of the one that migrate down undoes, empty without any.
 func latestMigration(ctx context.Context, databaseURL string) (name string, err error) {
-	all, err := sql.Status(ctx, databaseURL)
+	all, err := migrate.Status(ctx, databaseURL)
 	for _, m := range all {
 		if m.Applied {
 			name = m.Name
@@ -106,7 +107,7 @@ type missingGuard struct {
 }
 
 func (c *migrateStatusCmd) Run(ctx context.Context, s *streams) error {
-	migrations, err := sql.Status(ctx, c.DatabaseURL)
+	migrations, err := migrate.Status(ctx, c.DatabaseURL)
 	if err != nil {
 		return unchecked(err)
 	}

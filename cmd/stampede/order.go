@@ -15,7 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"stampede/internal/connect"
-	"stampede/internal/dev/apiclient"
+	"stampede/internal/apiclient"
 	"stampede/internal/figure"
 	"stampede/ledger"
 	"stampede/reservation/order"

@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"stampede/internal/dev/apiclient"
+	"stampede/internal/apiclient"
 	"stampede/ledger"
 	"stampede/reservation/order"
 )

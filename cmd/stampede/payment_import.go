@@ -14,7 +14,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"stampede/internal/dev/apiclient"
+	"stampede/internal/apiclient"
 	"stampede/internal/figure"
 	"stampede/internal/progress"
 	"stampede/reservation/order"

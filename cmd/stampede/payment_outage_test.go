@@ -24,7 +24,7 @@ import (
 	"stampede/internal/test/testkit"
 	"stampede/reservation"
 	"stampede/reservation/order"
-	"stampede/sql"
+	"stampede/sql/migrate"
 )
 
 var outageOfPostgres = flag.Duration("payments.outage", 8*time.Second, "how long Postgres is away while buyers pay")
@@ -36,7 +36,7 @@ func TestOutageRefundsNoMoneyInTime(t *testing.T) {
 	t.Parallel()
 	const winners, perSecond = 150, 25
 	postgres := testkit.OwnPostgres(t)
-	require.NoError(t, sql.Up(t.Context(), postgres.URL))
+	require.NoError(t, migrate.Up(t.Context(), postgres.URL))
 	pool, err := connect.Postgres(t.Context(), postgres.URL, 4)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)

@@ -25,7 +25,7 @@ import (
 	"stampede/internal/test/testkit"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
-	"stampede/sql"
+	"stampede/sql/migrate"
 	"stampede/upkeep/audit"
 	"stampede/upkeep/projection"
 )
@@ -339,7 +339,7 @@ func newRestoredShop(t *testing.T) *restoredShop {
 	postgres, err := localserver.StartPostgres(t.Context(), localserver.PostgresOptions{Archive: true})
 	require.NoError(t, err)
 	t.Cleanup(postgres.Stop)
-	require.NoError(t, sql.Up(t.Context(), postgres.URL))
+	require.NoError(t, migrate.Up(t.Context(), postgres.URL))
 	pool, err := connect.Postgres(t.Context(), postgres.URL, 4)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)

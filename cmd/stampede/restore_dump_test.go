@@ -22,7 +22,7 @@ import (
 	"stampede/internal/connect"
 	"stampede/internal/test/testkit"
 	"stampede/reservation"
-	"stampede/sql"
+	"stampede/sql/migrate"
 )
 
 // documented returns the commands of the first block of a section of docs/recovery.md that has the text.
@@ -54,7 +54,7 @@ func TestDocumentedRestoreOfDumpBesideBuyers(t *testing.T) {
 	t.Cleanup(superuser.Close)
 	_, err = superuser.Exec(t.Context(), "CREATE DATABASE stampede OWNER stampede")
 	require.NoError(t, err)
-	require.NoError(t, sql.Up(t.Context(), at.String()))
+	require.NoError(t, migrate.Up(t.Context(), at.String()))
 	pool, err := connect.Postgres(t.Context(), at.String(), 4)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)

@@ -12,7 +12,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"stampede/internal/dev/apiclient"
+	"stampede/internal/apiclient"
 	"stampede/internal/figure"
 	"stampede/internal/pg"
 	"stampede/reservation"

@@ -4,7 +4,7 @@ import (
 	"errors"
 	"strings"
 
-	"stampede/internal/dev/apiclient"
+	"stampede/internal/apiclient"
 	"stampede/internal/telemetry"
 )
 

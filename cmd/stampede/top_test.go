@@ -260,7 +260,7 @@ func crowded() *fleet.Snapshot {
 	}
 	for i := range 40 {
 		s.Sales = append(s.Sales, fleet.Sale{
-			Name: fmt.Sprintf("sale %d %s", i, strings.Repeat("🎉", i)), State: reservation.StateOpen,
+			Terms: reservation.Terms{Name: fmt.Sprintf("sale %d %s", i, strings.Repeat("🎉", i))}, State: reservation.StateOpen,
 			Stock: 1000, Available: 900, Held: 99, Sold: 1, UnitsKnown: i != 1, RatesKnown: true,
 		})
 		s.Processes = append(s.Processes, fleet.Process{Target: fmt.Sprintf("http://worker-%d:9090/metrics", i), Up: i != 1})

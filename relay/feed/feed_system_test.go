@@ -17,7 +17,7 @@ import (
 
 	"stampede/internal/test/testkit"
 	"stampede/relay/feed"
-	"stampede/sql"
+	"stampede/sql/migrate"
 )
 
 // Random writers with several orders each, of which some roll back, some use savepoints and some take long, while
@@ -173,7 +173,7 @@ func TestPreparedTransactionHoldsReader(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, server.Restart(t.Context()))
 	admin.Reset()
-	require.NoError(t, sql.Up(t.Context(), server.URL))
+	require.NoError(t, migrate.Up(t.Context(), server.URL))
 
 	r := feed.NewReader(session(t, admin), "/test")
 	conn := session(t, admin)

@@ -20,7 +20,7 @@ import (
 	"github.com/google/uuid"
 
 	"stampede/internal/accept"
-	"stampede/internal/dev/apiclient"
+	"stampede/internal/apiclient"
 	"stampede/internal/retry"
 	"stampede/reservation"
 )

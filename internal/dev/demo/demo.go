@@ -28,6 +28,7 @@ import (
 	"stampede/reservation"
 	"stampede/reservation/order"
 	"stampede/sql"
+	"stampede/sql/migrate"
 	"stampede/stream"
 )
 
@@ -176,7 +177,7 @@ func (d *demo) refuseOthers(ctx context.Context) error {
 }
 
 func (d *demo) connect(ctx context.Context) (err error) {
-	if err := sql.Up(ctx, d.servers.DatabaseURL); err != nil {
+	if err := migrate.Up(ctx, d.servers.DatabaseURL); err != nil {
 		return err
 	}
 	if d.redis, err = connect.Control(d.servers.RedisURL); err != nil {

@@ -11,7 +11,7 @@ import (
 // Who embeds one room gets what that room needs, and not what programs are made of, such as an exporter of spans.
 func TestRoomsBringFewPackages(t *testing.T) {
 	t.Parallel()
-	for room, most := range map[string]int{"lock": 21, "reservation": 130, "ingress": 185} {
+	for room, most := range map[string]int{"lock": 21, "reservation": 115, "ingress": 168} {
 		t.Run(room, func(t *testing.T) {
 			t.Parallel()
 			list := exec.CommandContext(t.Context(), "go", "list", "-deps",

@@ -28,10 +28,11 @@ var rooms = []room{
 	{targets, []string{"sql", events}},
 	{"relay", []string{"sql", "lock", "reservation", events, targets, libraries}},
 	{"dashboard", []string{"docs", "sql", "reservation", "draw", "stream", "ledger", targets, "upkeep", libraries}},
-	{development, []string{"sql", "reservation", "draw", "stream", "ledger", "upkeep", libraries}},
+	{client, []string{"reservation", "draw", "ledger", libraries}},
+	{development, []string{"sql", "reservation", "draw", "stream", "ledger", "upkeep", client, libraries}},
 	{"cmd", []string{
 		"sql", "reservation", "draw", "ledger", "upkeep", "ingress", "fulfillment", targets, "relay", "dashboard",
-		development, libraries,
+		client, development, libraries,
 	}},
 }
 
@@ -44,6 +45,8 @@ const (
 	libraries = "internal"
 	// events and targets are the relay's side of Postgres.
 	events, targets = "relay/feed", "relay/target"
+	// client is the client of the HTTP API.
+	client = "internal/apiclient"
 	// development is what runs the product on one machine, and a crowd against it.
 	development = "internal/dev"
 	// tests is never part of a program, and may import every room.
@@ -84,7 +87,7 @@ func violation(from, to string) string {
 
 // findRoom returns the room of a package.
 func findRoom(folder string) string {
-	for _, nested := range []string{development, tests, events, targets} {
+	for _, nested := range []string{client, development, tests, events, targets} {
 		if strings.HasPrefix(folder+"/", nested+"/") {
 			return nested
 		}

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"stampede/internal/dev/localserver"
-	"stampede/sql"
+	"stampede/sql/migrate"
 )
 
 // fakers are where packages put the library that fakes the clock of a process.
@@ -53,7 +53,7 @@ func ClockedPostgres(t testing.TB) (server *localserver.Postgres, set func(ahead
 		t.Fatalf("the test needs its own Postgres: %v", err)
 	}
 	t.Cleanup(server.Stop)
-	if err := sql.Up(t.Context(), server.URL); err != nil {
+	if err := migrate.Up(t.Context(), server.URL); err != nil {
 		t.Fatal(err)
 	}
 	return server, set

@@ -15,6 +15,7 @@ import (
 
 	"stampede/internal/connect"
 	"stampede/sql"
+	"stampede/sql/migrate"
 )
 
 // poolConnections is small because tests in parallel share the server's 200 connections.
@@ -133,7 +134,7 @@ func createTemplate(ctx context.Context, server, name string) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := sql.Up(ctx, unfinishedURL); err != nil {
+	if err := migrate.Up(ctx, unfinishedURL); err != nil {
 		return err
 	}
 	for _, statement := range []string{

@@ -17,6 +17,7 @@ import (
 	"stampede/internal/dev/localserver"
 	"stampede/reservation"
 	"stampede/sql"
+	"stampede/sql/migrate"
 )
 
 // private holds the servers that this process started for all its tests.
@@ -207,7 +208,7 @@ func OwnPostgres(t testing.TB) *localserver.Postgres {
 		t.Fatalf("the test needs its own Postgres: %v", err)
 	}
 	t.Cleanup(server.Stop)
-	if err := sql.Up(t.Context(), server.URL); err != nil {
+	if err := migrate.Up(t.Context(), server.URL); err != nil {
 		t.Fatal(err)
 	}
 	return server

@@ -15,6 +15,7 @@ import (
 
 	"stampede/internal/test/testkit"
 	"stampede/sql"
+	"stampede/sql/migrate"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m, testkit.WithCommand(command)) }
@@ -89,7 +90,7 @@ func TestOwnServersAreNotShared(t *testing.T) {
 	require.NotEqual(t, testkit.RedisURL(t), testkit.OwnRedis(t).URL)
 
 	own := testkit.OwnPostgres(t)
-	states, err := sql.Status(t.Context(), own.URL)
+	states, err := migrate.Status(t.Context(), own.URL)
 	require.NoError(t, err)
 	for _, m := range states {
 		require.True(t, m.Applied, m.Name)

@@ -11,7 +11,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/dev/apiclient"
+	"stampede/internal/apiclient"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"
