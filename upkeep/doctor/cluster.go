@@ -30,7 +30,10 @@ func checkCluster(
 	} else if err != nil {
 		return nil, fmt.Errorf("read INFO of Redis: %w", err)
 	}
-	found := slices.Concat(seen.findings(), settingsOfCluster(nodes))
+	found := seen.findings()
+	for _, n := range nodes {
+		found = append(found, n.run(ofClusterNodes)...)
+	}
 	failed := seen.failed()
 	for _, n := range nodes {
 		switch {
@@ -42,9 +45,9 @@ func checkCluster(
 			})
 		case n.err != nil: // its failure is a finding of the cluster
 		case n.info["role"] == "master":
-			found = append(found, n.findings()...)
+			found = append(found, n.run(ofMasters, ofRedis)...)
 		default:
-			found = append(found, n.durable()...)
+			found = append(found, n.run(ofRedis)...)
 		}
 	}
 	return merged(found), nil
@@ -139,18 +142,6 @@ func movingIn(known string) (slots []string) {
 	return slots
 }
 
-func movingSlots(r redisServer) *Finding {
-	if len(r.moving) == 0 {
-		return nil
-	}
-	return &Finding{
-		Severity: Warning, What: "slots are being moved: " + strings.Join(r.moving, ", "),
-		Why: "a partition in one of them sells nothing while its keys are in two places (TRYAGAIN), for ever if the move " +
-			"was given up",
-		Mend: "wait until it has ended, or finish it: redis-cli --cluster fix",
-	}
-}
-
 // partitionsByMaster returns which partitions lie on each master, by its address.
 func partitionsByMaster(ctx context.Context, c *redis.ClusterClient) map[string][]int {
 	on := map[string][]int{}
@@ -223,38 +214,6 @@ func (s seenCluster) findings() (all []Finding) {
 			"spread the slots over at least three masters")
 	}
 	return all
-}
-
-// settingsOfCluster checks how the nodes treat a lost master.
-func settingsOfCluster(nodes []nodeAnswers) (all []Finding) {
-	for _, n := range nodes {
-		all = append(all, n.run(fullCoverage, nodeFailure)...)
-	}
-	return all
-}
-
-func fullCoverage(r redisServer) *Finding {
-	if r.config["cluster-require-full-coverage"] != "yes" {
-		return nil
-	}
-	return &Finding{
-		Severity: Warning, What: "cluster-require-full-coverage is yes",
-		Why:  "one lost master stops the sales of all others",
-		Mend: "CONFIG SET cluster-require-full-coverage no, and the same in redis.conf",
-	}
-}
-
-func nodeFailure(r redisServer) *Finding {
-	const longest = 5 * time.Second
-	ms, err := strconv.Atoi(r.config["cluster-node-timeout"])
-	if err != nil || time.Duration(ms)*time.Millisecond <= longest {
-		return nil
-	}
-	return &Finding{
-		Severity: Warning, What: fmt.Sprintf("cluster-node-timeout is %d ms", ms),
-		Why:  "nothing is sold from the partitions of a lost master for that long and some seconds",
-		Mend: "CONFIG SET cluster-node-timeout 2000 to 5000, and the same in redis.conf",
-	}
 }
 
 const clusterSlots = 16384

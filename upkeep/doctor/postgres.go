@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -28,7 +26,7 @@ func Postgres(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the settings of Postgres: %w", err)
 	}
-	findings := p.findings()
+	findings := run(Finding{Server: "postgres"}, p, ofPostgres)
 	if unfit != nil {
 		mend := "stampede migrate up"
 		switch {
@@ -96,75 +94,4 @@ func readPostgres(ctx context.Context, pool *pgxpool.Pool) (postgresServer, erro
 		return nil
 	})
 	return p, err
-}
-
-const (
-	// oldestPostgres is the oldest supported version.
-	oldestPostgres = 15
-	// shortestTimeout is about how long a service waits for Postgres.
-	shortestTimeout = 10 * time.Second
-)
-
-func resetWhereSet(name string) string {
-	return fmt.Sprintf("reset it where it was set: ALTER SYSTEM RESET %[1]s; SELECT pg_reload_conf(); "+
-		"or ALTER DATABASE … or ALTER ROLE … RESET %[1]s", name)
-}
-
-func (p postgresServer) findings() []Finding {
-	var all []Finding
-	add := func(s Severity, what, why, mend string) {
-		all = append(all, Finding{Severity: s, Server: "postgres", What: what, Why: why, Mend: mend})
-	}
-	if n, err := strconv.Atoi(p.settings["server_version_num"]); err != nil || n/10000 < oldestPostgres {
-		add(Unsafe, fmt.Sprintf("version %q", p.settings["server_version_num"]),
-			fmt.Sprintf("Stampede needs Postgres %d or later", oldestPostgres), "run a later version")
-	}
-	if p.recovery {
-		add(Unsafe, "the server is a standby", "it accepts no writes, so no order is ever confirmed",
-			"set DATABASE_URL to the primary")
-	} else if p.settings["default_transaction_read_only"] == "on" {
-		add(Unsafe, fmt.Sprintf("the server takes no writes: default_transaction_read_only is on (%s)",
-			p.sources["default_transaction_read_only"]),
-			"orders wait in Redis, and payments and cancellations are refused; all goes on by itself when it takes writes again",
-			"find out who set it, and why: a full disk, or a switch-over after which DATABASE_URL has to name another server. "+
-				"Then "+resetWhereSet("default_transaction_read_only"))
-	}
-	if role := p.settings["session_replication_role"]; role != "origin" {
-		add(Unsafe, "session_replication_role is "+role, "triggers and foreign keys do not work",
-			resetWhereSet("session_replication_role"))
-	}
-	for _, s := range []struct{ name, why string }{
-		{"fsync", "a power loss can destroy the database"},
-		{"full_page_writes", "a power loss in the middle of writing a page can destroy the page"},
-		{
-			"synchronous_commit",
-			"a crash of Postgres loses orders that were acknowledged as written, and they are no longer in a stream",
-		},
-	} {
-		if p.settings[s.name] == "off" {
-			add(Unsafe, s.name+" is off", s.why, fmt.Sprintf("ALTER SYSTEM SET %s = on; SELECT pg_reload_conf();", s.name))
-		}
-	}
-	if p.settings["public_create"] == "on" {
-		add(Warning, "every role may create objects in the schema of Stampede",
-			"its processes, and functions with the rights of the tables' owner, can find those in place of others",
-			"REVOKE CREATE ON SCHEMA … FROM PUBLIC")
-	}
-	const inherited = "a batch of orders that waits for a lock or a slow disk is cancelled and starts again"
-	const lifted = "it ends what people do by other means, such as a restore, and all of Stampede's if DATABASE_URL sets it: " +
-		"otherwise its sessions have their own limit"
-	for _, s := range []struct{ name, why string }{
-		{"statement_timeout", inherited},
-		{"lock_timeout", inherited},
-		{"transaction_timeout", lifted},
-		{"idle_session_timeout", lifted},
-		{"idle_in_transaction_session_timeout", lifted},
-	} {
-		ms, err := strconv.Atoi(p.settings[s.name])
-		if limit := time.Duration(ms) * time.Millisecond; err == nil && ms > 0 && limit < shortestTimeout {
-			add(Warning, fmt.Sprintf("%s is %d ms", s.name, ms), s.why,
-				fmt.Sprintf("ALTER ROLE … SET %s = '30s' for the roles of Stampede; look into DATABASE_URL, too", s.name))
-		}
-	}
-	return all
 }
