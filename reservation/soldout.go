@@ -178,22 +178,15 @@ func (of *seller) stillSoldOut(ctx context.Context, generations []int64) (bool, 
 }
 
 func (q *queue) stillSoldOut(ctx context.Context, generation int64) (bool, error) {
-	var sale struct {
-		Left       int64 `redis:"left"`
-		Generation int64 `redis:"generation"`
-		Epoch      int64 `redis:"epoch"`
-		ClosesAt   int64 `redis:"closes_at_ms"`
-	}
-	sale.Left = -1
 	state, err := q.store.Inspect(ctx, q.partition)
 	if err != nil || !state.Known {
 		return false, err
 	}
-	fields := q.store.Redis.HMGet(ctx, q.store.Keys.Sale(q.partition, q.sale),
-		"left", "generation", "epoch", "closes_at_ms")
-	if err := fields.Scan(&sale); err != nil {
+	sale, err := q.store.Keys.AskShard(ctx, q.store.Redis, q.partition, q.sale, 0,
+		"left", "generation", "epoch", "closes_at_ms").Hash()
+	if err != nil {
 		return false, err
 	}
-	over := sale.ClosesAt > 0 && state.Now.UnixMilli() >= sale.ClosesAt
+	over := sale.ClosesAtMillis > 0 && state.Now.UnixMilli() >= sale.ClosesAtMillis
 	return sale.Left == 0 && !over && sale.Generation == generation && sale.Epoch == q.place.epoch, nil
 }

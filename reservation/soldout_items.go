@@ -2,6 +2,7 @@ package reservation
 
 import (
 	"context"
+	"fmt"
 	"hash/maphash"
 	"strconv"
 	"sync"
@@ -192,39 +193,31 @@ func (q *queue) checkSoldItems(ctx context.Context) (*soldItemsSeen, error) {
 	if err != nil || !state.Known {
 		return nil, err
 	}
-	const header = 3
-	names := []string{"epoch", "state", "closes_at_ms"}
-	for place := range q.place.codes {
-		names = append(names, "left."+order.ItemLetter(place), "quiet."+order.ItemLetter(place))
-	}
 	keys := q.store.Keys
 	pipe := q.store.Redis.Pipeline()
 	buyers := pipe.HLen(ctx, keys.Buyers(q.partition, q.sale))
 	ended := pipe.HLen(ctx, keys.Ended(q.partition, q.sale))
-	fields := pipe.HMGet(ctx, keys.Sale(q.partition, q.sale), names...)
+	asked := keys.AskShard(ctx, pipe, q.partition, q.sale, len(q.place.codes), "epoch", "state", "closes_at_ms")
 	if _, err := pipe.Exec(ctx); err != nil {
 		return nil, err
 	}
-	texts := make([]string, len(names))
-	for i, value := range fields.Val() {
-		texts[i], _ = value.(string)
+	shard, err := asked.Hash()
+	if err != nil {
+		return nil, err
 	}
-	closesAt, _ := strconv.ParseInt(texts[2], 10, 64)
-	sells := texts[1] == string(StateOpen) || texts[1] == string(StateWaitlist)
-	if texts[0] != strconv.FormatInt(q.place.epoch, 10) || !sells ||
-		closesAt > 0 && state.Now.UnixMilli() >= closesAt {
+	sells := shard.State == StateOpen || shard.State == StateWaitlist
+	if shard.Epoch != q.place.epoch || !sells ||
+		shard.ClosesAtMillis > 0 && state.Now.UnixMilli() >= shard.ClosesAtMillis {
 		return nil, nil //nolint:nilnil // there is nothing to remember
 	}
 	var left []byte
-	for place := range q.place.codes {
-		its, quiet := texts[header+2*place], texts[header+2*place+1]
-		units, err := strconv.ParseUint(its, 10, 32)
-		if err != nil {
-			return nil, err
+	for place, item := range shard.Items {
+		if item.Left < 0 {
+			return nil, fmt.Errorf("sale=%s: what is left of an item cannot be read", q.sale)
 		}
-		left = strconv.AppendUint(append(left, order.ItemLetter(place)...), units, 10)
-		if units == 0 {
-			now.quiet[place] = quiet
+		left = strconv.AppendInt(append(left, order.ItemLetter(place)...), item.Left, 10)
+		if item.Left == 0 {
+			now.quiet[place] = item.Quiet
 		}
 	}
 	units := order.Lines(left).Named(q.place.codes)

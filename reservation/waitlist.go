@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -181,25 +180,23 @@ func (w *Whose) Offered() (units int64) {
 // LookWhose returns for each of the sales whom its units are for. It needs their layouts and how many items they have.
 // After an error, which wraps ErrUnavailable, those sales are lost whose servers did not answer.
 func (s *Store) LookWhose(ctx context.Context, sales []Sale) ([]Whose, error) {
-	looks := make([][]*redis.SliceCmd, len(sales))
+	asked := make([][]ShardAnswer, len(sales))
 	_, err := s.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
 		for i, sale := range sales {
-			fields := []string{"epoch", "state", "open_state", "left"}
-			for place := range sale.Items {
-				fields = append(fields, "left."+order.ItemLetter(place), "quiet."+order.ItemLetter(place))
-			}
 			layout := sale.Layout()
 			for shard := range layout.Shards {
-				looks[i] = append(looks[i], p.HMGet(ctx, s.Keys.Sale(layout.Partition(shard), sale.ID), fields...))
+				asked[i] = append(asked[i], s.Keys.AskShard(ctx, p, layout.Partition(shard), sale.ID, len(sale.Items),
+					"epoch", "state", "open_state", "left"))
 			}
 		}
 		return nil
 	})
 	found := make([]Whose, len(sales))
-	for i, shards := range looks {
+	for i, shards := range asked {
 		found[i] = Whose{IsPlain: true, Units: make([]WhoseUnits, max(1, len(sales[i].Items)))}
-		for shard, look := range shards {
-			found[i].add(shard, look.Val())
+		for shard, answer := range shards {
+			hash, _ := answer.Hash() // the zero one of a server that did not answer
+			found[i].add(shard, hash)
 		}
 	}
 	if err != nil {
@@ -208,29 +205,20 @@ func (s *Store) LookWhose(ctx context.Context, sales []Sale) ([]Whose, error) {
 	return found, err
 }
 
-// add adds the fields of a shard.
-func (w *Whose) add(shard int, fields []any) {
-	text := func(i int) string {
-		if i >= len(fields) { // the server did not answer
-			return ""
-		}
-		t, _ := fields[i].(string)
-		return t
-	}
-	number := func(i int) int64 { n, _ := strconv.ParseInt(text(i), 10, 64); return n }
-	const header = 4
-	epoch, open := number(0), State(text(2))
-	w.IsLost = w.IsLost || text(0) == ""
-	w.IsPlain = w.IsPlain && open == StateOpen
+// add adds a shard.
+func (w *Whose) add(shard int, h ShardHash) {
+	w.IsLost = w.IsLost || !h.Exists
+	w.IsPlain = w.IsPlain && h.OpenState == StateOpen
+	epoch := max(0, h.Epoch)
 	if shard == 0 {
-		w.Epoch, w.State = epoch, State(text(1))
+		w.Epoch, w.State = epoch, h.State
 	} else if w.Epoch != epoch {
 		w.Epoch = 0
 	}
 	for i := range w.Units {
-		left, isOffered := number(header-1), open == StateOffers
-		if len(fields) > header {
-			left, isOffered = number(header+2*i), isOffered || strings.HasPrefix(text(header+2*i+1), string(StateOffers))
+		left, isOffered := max(0, h.Left), h.OpenState == StateOffers
+		if i < len(h.Items) {
+			left, isOffered = max(0, h.Items[i].Left), isOffered || strings.HasPrefix(h.Items[i].Quiet, string(StateOffers))
 		}
 		units := &w.Units[i]
 		if units.IsOffered = units.IsOffered || isOffered; isOffered {

@@ -2,13 +2,11 @@ package offers
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/redis/go-redis/v9"
 
 	"stampede/internal/retry"
 	"stampede/ledger/draws"
@@ -159,11 +157,11 @@ func (o *Offerer) recordedBefore(ctx context.Context, d *draws.Draw) (time.Time,
 func (o *Offerer) canJoin(ctx context.Context, d *draws.Draw) (bool, error) {
 	ctx, cancel := retry.ForCall(ctx)
 	defer cancel()
-	state, err := o.Redis.HGet(ctx, o.Keys.Sale(entriesPartition(d), d.EntriesID), "state").Result()
-	if err != nil && !errors.Is(err, redis.Nil) {
+	places, err := o.Keys.AskShard(ctx, o.Redis, entriesPartition(d), d.EntriesID, 0, "state").Hash()
+	if err != nil {
 		return false, fmt.Errorf("read the places to wait for sale=%s: %w", d.SaleID, err)
 	}
-	return err == nil && reservation.State(state) != reservation.StateEnded, nil
+	return places.Exists && places.State != reservation.StateEnded, nil
 }
 
 // reopen sells the units that are left of items to everybody, if nobody waits for them. If the list is closed, too, and

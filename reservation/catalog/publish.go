@@ -204,7 +204,7 @@ func (c *Catalog) apply(ctx context.Context, s reservation.Sale, shard int, ch p
 		answer = change("end")
 	case eventRebuilt:
 		// The rebuild wrote this revision itself.
-		return c.hasRevision(ctx, saleKey, ch.Revision)
+		return c.hasRevision(ctx, p, s.ID, ch.Revision)
 	case eventRetired:
 		answer = c.retireShard(ctx, s.ID, p, epoch, revision)
 	case eventDrawCreated, eventDrawOpened, eventWaitlistCreated:
@@ -244,12 +244,12 @@ func (c *Catalog) apply(ctx context.Context, s reservation.Sale, shard int, ch p
 	}
 }
 
-func (c *Catalog) hasRevision(ctx context.Context, saleKey string, revision int64) error {
-	has, err := c.store.Redis.HGet(ctx, saleKey, "revision").Int64()
+func (c *Catalog) hasRevision(ctx context.Context, partition int, sale uuid.UUID, revision int64) error {
+	has, err := c.store.Keys.AskShard(ctx, c.store.Redis, partition, sale, 0, "revision").Hash()
 	switch {
-	case err != nil && !errors.Is(err, redis.Nil):
+	case err != nil:
 		return err
-	case has < revision:
+	case has.Revision < revision:
 		return fmt.Errorf("%w (a rebuild is in progress)", reservation.ErrLostSale)
 	}
 	return nil

@@ -4,13 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"strconv"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype/zeronull"
-	"github.com/redis/go-redis/v9"
 
 	"stampede/internal/pg"
 	"stampede/reservation"
@@ -203,13 +201,12 @@ func storedRow(row pgx.CollectableRow) (storedSale, error) {
 // and the sale gets an error, unless it has ended. So does a sale whose master of a cluster does not answer. If
 // that is true of all published sales, the call fails.
 func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]CountResult, error) {
-	asked := make([][]*redis.SliceCmd, len(sales))
+	asked := make([][]reservation.ShardAnswer, len(sales))
 	pipe := c.store.Redis.Pipeline()
 	for i, s := range sales {
 		for shard := range s.Shards {
-			key := c.store.Keys.Sale(s.Layout().Partition(shard), s.ID)
-			fields := append([]string{"stock", "left", "epoch"}, leftFields(s.Items)...)
-			asked[i] = append(asked[i], pipe.HMGet(ctx, key, fields...))
+			asked[i] = append(asked[i], c.store.Keys.AskShard(ctx, pipe, s.Layout().Partition(shard), s.ID, len(s.Items),
+				"stock", "left", "epoch"))
 		}
 	}
 	_, failed := pipe.Exec(ctx)
@@ -221,7 +218,7 @@ func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]CountResult,
 		*sale = CountedSale{
 			Sale: s.Sale, State: s.StateAt(now), Sold: s.final, Waiting: s.waiting, Retired: s.retired, Archived: s.archived,
 		}
-		taken, whole, err := takenIn(asked[i])
+		taken, first, whole, err := takenIn(asked[i])
 		if s.publishedRevision > 0 { // else it is not in Redis
 			published++
 			if err != nil {
@@ -241,7 +238,7 @@ func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]CountResult,
 			counted[i].Err = fmt.Errorf("count sale=%s: %w", s.ID, reservation.ErrLostSale)
 		}
 		sale.Available = s.Stock - sale.Held - s.final
-		sale.Items = countItems(s, asked[i], whole)
+		sale.Items = countItems(s, first, whole)
 	}
 	if published > 0 && unanswered == published {
 		return nil, failed
@@ -249,55 +246,39 @@ func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]CountResult,
 	return counted, nil
 }
 
-// leftFields are the fields of what is left of each item.
-func leftFields(items []reservation.Item) []string {
-	fields := make([]string, len(items))
-	for item := range items {
-		fields[item] = "left." + order.ItemLetter(item)
-	}
-	return fields
-}
-
 // countItems returns the items with what is left of each: as its only shard has it, if that is whole. That of a retired
 // sale has no item.
-func countItems(s storedSale, shards []*redis.SliceCmd, whole bool) (counted []CountedItem) {
+func countItems(s storedSale, shard reservation.ShardHash, whole bool) (counted []CountedItem) {
 	for item, terms := range s.Sale.Items {
 		left := terms.Stock
 		if item < len(s.itemsSold) {
 			left -= s.itemsSold[item]
 		}
-		if whole {
-			if text, is := shards[0].Val()[3+item].(string); is {
-				left, _ = strconv.ParseInt(text, 10, 64)
-			}
+		if whole && item < len(shard.Items) && shard.Items[item].Left >= 0 {
+			left = shard.Items[item].Left
 		}
 		counted = append(counted, CountedItem{terms, left})
 	}
 	return counted
 }
 
-// takenIn returns how many units are reserved in all shards. It is not whole if one is missing or closed. The error is
-// that of the first shard whose server did not answer.
-func takenIn(shards []*redis.SliceCmd) (taken int64, whole bool, err error) {
+// takenIn returns how many units are reserved in all shards, and the first one. It is not whole if one is missing or
+// closed. The error is that of the first shard whose server did not answer.
+func takenIn(shards []reservation.ShardAnswer) (taken int64, first reservation.ShardHash, whole bool, err error) {
 	whole = true
-	for _, shard := range shards {
-		if err := shard.Err(); err != nil && len(shard.Val()) == 0 {
-			return 0, false, err
+	for i, answer := range shards {
+		shard, err := answer.Hash()
+		if err != nil {
+			return 0, first, false, err
 		}
-		shard.SetErr(nil) // the client of a cluster sets the error of one master in the answers of the others as well
-		var has struct {
-			Stock *int64 `redis:"stock"`
-			Left  int64  `redis:"left"`
-			Epoch int64  `redis:"epoch"`
+		if i == 0 {
+			first = shard
 		}
-		_ = shard.Scan(&has) // zero for a missing sale
-		if has.Stock == nil || has.Epoch == 0 {
-			whole = false
-			continue
+		if whole = whole && shard.IsOpen(); whole {
+			taken += shard.Stock - shard.Left
 		}
-		taken += *has.Stock - has.Left
 	}
-	return taken, whole, nil
+	return taken, first, whole, nil
 }
 
 // CountedSale is a sale with the count of its units. Invariant: Available + Held + Sold = Stock.

@@ -22,7 +22,6 @@ const (
 
 var (
 	ErrOvertaken    = errOvertaken
-	NumberOf        = readNumber
 	ReasonsOfProofs = reasonsOfProofs
 )
 

@@ -3,6 +3,7 @@ package rebuild_test
 import (
 	"context"
 	"errors"
+	"strconv"
 	"testing"
 	"time"
 
@@ -266,7 +267,7 @@ func usedMemory(t testing.TB, s *testshop.Shop) int64 {
 	var used int64
 	testkit.Eventually(t, 60*time.Second, "lazy frees are done", func() bool {
 		info := s.Rdb.InfoMap(t.Context(), "memory")
-		used = rebuild.NumberOf(info.Item("Memory", "used_memory"))
+		used, _ = strconv.ParseInt(info.Item("Memory", "used_memory"), 10, 64)
 		return info.Item("Memory", "lazyfree_pending_objects") == "0"
 	})
 	return used

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"sync"
 
 	"github.com/google/uuid"
@@ -13,7 +12,6 @@ import (
 
 	"stampede/internal/retry"
 	"stampede/reservation"
-	"stampede/stream"
 )
 
 // ErrOtherServer is returned for a Redis server whose record says that it is verified, while Postgres names another
@@ -78,7 +76,7 @@ func (r *Rebuilder) shutIn(ctx context.Context, partition int, required *Require
 		return nil, err
 	}
 	for page := range slices.Chunk(required.sales[partition], salesPerPage) {
-		var found []shardInRedis
+		var found []reservation.ShardHash
 		if reason == "" && err == nil {
 			inRedis, err := r.readShards(ctx, page)
 			if err != nil {
@@ -131,8 +129,8 @@ func (r *Rebuilder) needsAmong(
 		s := &shards[i]
 		if reason := needOfShard(s, inRedis[i]); reason != "" {
 			found = append(found, s.need(reason))
-		} else if inRedis[i].present {
-			counted[s.ended] += s.behind(inRedis[i].sequence)
+		} else if inRedis[i].Exists {
+			counted[s.ended] += s.behind(inRedis[i].Sequence)
 			if s.retired { // its orders prove nothing: Redis does not have them
 				r.Witnesses.forget(s)
 				continue
@@ -214,13 +212,13 @@ func (r *Rebuilder) needOfPartition(
 }
 
 // needOfShard returns the reason to rebuild the sale of a shard, or "" if its numbers agree or Redis need not have it.
-func needOfShard(s *requiredShard, found shardInRedis) (reason string) {
+func needOfShard(s *requiredShard, found reservation.ShardHash) (reason string) {
 	switch {
-	case found.present && (found.epoch != s.epoch || found.shard != s.layout.Field(s.shard)):
+	case found.Exists && (found.Epoch != s.epoch || found.Layout != s.layout.Field(s.shard)):
 		return ReasonUnfinished
-	case found.present && found.sequence < s.lastPlace():
+	case found.Exists && found.Sequence < s.lastPlace():
 		return ReasonSetBack
-	case found.present:
+	case found.Exists:
 		return ""
 	case s.publishedRevision == 0 && s.epoch == 1:
 		return "" // never published: its creation publishes it
@@ -230,50 +228,29 @@ func needOfShard(s *requiredShard, found shardInRedis) (reason string) {
 	return ReasonSaleLost
 }
 
-// shardInRedis are the fields of a shard in Redis that needOfShard compares.
-type shardInRedis struct {
-	present         bool
-	epoch, sequence int64
-	shard           string
-}
-
-// readShards reads shards from Redis, in their order. A number that cannot be read is -1.
-func (r *Rebuilder) readShards(ctx context.Context, shards []requiredShard) ([]shardInRedis, error) {
+// readShards reads shards from Redis, in their order.
+func (r *Rebuilder) readShards(ctx context.Context, shards []requiredShard) ([]reservation.ShardHash, error) {
 	if len(shards) == 0 {
 		return nil, nil
 	}
 	ctx, cancel := retry.ForCall(ctx)
 	defer cancel()
-	asked := make([]*redis.SliceCmd, len(shards))
+	asked := make([]reservation.ShardAnswer, len(shards))
 	_, _ = r.config.Redis.Pipelined(ctx, func(p redis.Pipeliner) error { // each command's own error counts
 		for i := range shards {
 			s := &shards[i]
-			asked[i] = p.HMGet(ctx, r.config.Keys.Sale(s.partition(), s.id), "epoch", "sequence", "shard")
+			asked[i] = r.config.Keys.AskShard(ctx, p, s.partition(), s.id, 0, "epoch", "sequence", "shard")
 		}
 		return nil
 	})
-	found := make([]shardInRedis, len(shards))
+	found := make([]reservation.ShardHash, len(shards))
 	for i := range shards {
-		fields, err := asked[i].Result()
-		switch {
-		case stream.IsWrongType(err):
-			found[i] = shardInRedis{present: true, epoch: -1, sequence: -1}
-		case err != nil:
+		var err error
+		if found[i], err = asked[i].Hash(); err != nil {
 			return nil, fmt.Errorf("look up sale=%s in Redis: %w", shards[i].id, err)
-		case fields[0] != nil || fields[1] != nil:
-			found[i] = shardInRedis{present: true, epoch: readNumber(fields[0]), sequence: readNumber(fields[1])}
-			found[i].shard, _ = fields[2].(string)
 		}
 	}
 	return found, nil
-}
-
-func readNumber(field any) int64 {
-	text, _ := field.(string)
-	if n, err := strconv.ParseInt(text, 10, 64); err == nil {
-		return n
-	}
-	return -1
 }
 
 // behind is how many orders Postgres is behind Redis by the sequences of sales, as of the last check of the sales that

@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/google/uuid"
@@ -320,12 +319,12 @@ func (r *Retirer) counts(ctx context.Context, s *candidate) (string, error) {
 		switch {
 		case err != nil:
 			return "", err
-		case found.epoch == "":
+		case !found.Exists:
 			missing++
-		case found.epoch != strconv.FormatInt(s.Epoch, 10):
+		case found.Epoch != s.Epoch:
 			return "Redis has it in another epoch", nil
 		}
-		buyers, taken = buyers+found.buyers, taken+found.taken
+		buyers, taken = buyers+found.buyers, taken+max(0, found.Stock)-max(0, found.Left)
 	}
 	if missing == s.layout().Shards && buyers == 0 {
 		return "", nil // its keys were deleted
@@ -349,24 +348,17 @@ func (r *Retirer) buyers(ctx context.Context, s *candidate) (string, error) {
 
 // shardInRedis is what Redis has of a shard.
 type shardInRedis struct {
-	epoch         string
-	buyers, taken int64
+	reservation.ShardHash
+	buyers int64
 }
 
 func (r *Retirer) readShard(ctx context.Context, s *candidate, shard int) (found shardInRedis, err error) {
 	ctx, cancel := retry.ForCall(ctx)
 	defer cancel()
 	p := s.layout().Partition(shard)
-	var has struct {
-		Epoch string `redis:"epoch"`
-		Stock int64  `redis:"stock"`
-		Left  int64  `redis:"left"`
-	}
-	err = r.Redis.HMGet(ctx, r.Keys.Sale(p, s.ID), "epoch", "stock", "left").Scan(&has)
-	if err != nil && !errors.Is(err, redis.Nil) {
+	if found.ShardHash, err = r.Keys.AskShard(ctx, r.Redis, p, s.ID, 0, "epoch", "stock", "left").Hash(); err != nil {
 		return found, fmt.Errorf("read shard %d: %w", shard, err)
 	}
-	found.epoch, found.taken = has.Epoch, has.Stock-has.Left
 	if found.buyers, err = r.Redis.HLen(ctx, r.Keys.Buyers(p, s.ID)).Result(); err != nil {
 		return found, fmt.Errorf("count the buyers of shard %d: %w", shard, err)
 	}
