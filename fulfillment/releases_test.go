@@ -423,7 +423,7 @@ func TestExpirySkipsContradictoryOrder(t *testing.T) {
 		return testshop.Metric(t, registry, "stampede_orders_set_aside", "") == 3
 	})
 	stop()
-	require.Equal(t, 3, log.Times(ledger.SetAsideMessage), "each is logged once")
+	require.Equal(t, 3, log.Times(ledger.QuarantinedMessage), "each is logged once")
 	for _, o := range []uuid.UUID{paid, behind, ahead} {
 		require.Equal(t, order.StatusConfirmed, testwork.Order(t, s.Pool, o).Status)
 		require.Contains(t, testwork.Text(t, testwork.Audit(t, s, uuid.Nil)), o.String())

@@ -18,27 +18,27 @@ import (
 	"stampede/ledger"
 )
 
-// darken returns the shop as a process sees it to which the server of a partition does not answer until light is
+// makeUnreachable returns the shop as a process sees it to which the server of a partition does not answer until restore is
 // called.
-func darken(t *testing.T, s *testshop.Shop, partition int) (seen *testshop.Shop, light func()) {
+func makeUnreachable(t *testing.T, s *testshop.Shop, partition int) (seen *testshop.Shop, restore func()) {
 	t.Helper()
-	dark := s.Keys.Server(partition)
-	dark = dark[:strings.Index(dark, "}")+1]
-	var isDark atomic.Bool
-	isDark.Store(true)
+	unreachable := s.Keys.Server(partition)
+	unreachable = unreachable[:strings.Index(unreachable, "}")+1]
+	var isUnreachable atomic.Bool
+	isUnreachable.Store(true)
 	options := *s.Rdb.(*redis.Client).Options()
 	rdb := redis.NewClient(&options)
 	t.Cleanup(func() { _ = rdb.Close() })
 	rdb.AddHook(testkit.Hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
 		for _, arg := range cmd.Args() {
-			if key, ok := arg.(string); ok && isDark.Load() && strings.HasPrefix(key, dark) {
+			if key, ok := arg.(string); ok && isUnreachable.Load() && strings.HasPrefix(key, unreachable) {
 				cmd.SetErr(context.DeadlineExceeded)
 				return context.DeadlineExceeded
 			}
 		}
 		return next(ctx, cmd)
 	}))
-	return s.Next(t, rdb), func() { isDark.Store(false) }
+	return s.Next(t, rdb), func() { isUnreachable.Store(false) }
 }
 
 // The shard of most releases does not answer; it may be the shard of the home partition. The releases of the other
@@ -51,7 +51,7 @@ func TestDarkShardDelaysNoOtherRelease(t *testing.T) {
 			s := testshop.OnOwnRedis(t, 8)
 			sale := s.OpenSharded(t, 2000, 2)
 			layout := s.Layout(t, sale)
-			const dark, others = ledger.SweepMax + 10, 10
+			const unreachable, others = ledger.SweepMax + 10, 10
 			buy := func(of, users int) {
 				for i := 0; users > 0; i++ {
 					if user := fmt.Sprint("user-", of, "-", i); layout.ShardOf(user) == of {
@@ -60,7 +60,7 @@ func TestDarkShardDelaysNoOtherRelease(t *testing.T) {
 					}
 				}
 			}
-			buy(shard, dark)
+			buy(shard, unreachable)
 			buy(1-shard, others)
 			testwork.FulfilAll(t, s)
 			release := func(shard int, age string) {
@@ -72,7 +72,7 @@ func TestDarkShardDelaysNoOtherRelease(t *testing.T) {
 			release(shard, "1 hour") // they come first
 			release(1-shard, "1 minute")
 
-			seen, light := darken(t, s, layout.Partition(shard))
+			seen, restore := makeUnreachable(t, s, layout.Partition(shard))
 			released := 0
 			testkit.Eventually(t, 20*time.Second, "the others are released", func() bool {
 				n, err := testwork.TryReleaseUnits(t.Context(), seen)
@@ -80,9 +80,9 @@ func TestDarkShardDelaysNoOtherRelease(t *testing.T) {
 				released += n
 				return released == others
 			})
-			require.EqualValues(t, dark, s.Count(t, testshop.PendingReleases))
+			require.EqualValues(t, unreachable, s.Count(t, testshop.PendingReleases))
 			require.Zero(t, s.Count(t, "SELECT count(*) FROM releases WHERE refusals > 0"), "Redis has refused none")
-			light()
+			restore()
 			testkit.Eventually(t, 20*time.Second, "all are released", func() bool {
 				_, err := testwork.TryReleaseUnits(t.Context(), seen)
 				return err == nil && s.Count(t, testshop.PendingReleases) == 0
@@ -98,19 +98,19 @@ func TestDarkShardDelaysNoOtherRelease(t *testing.T) {
 	}
 }
 
-// An ingress crashed between the two steps of a move. The worker completes it, also while another sale has a dark
+// An ingress crashed between the two steps of a move. The worker completes it, also while another sale has a unreachable
 // shard.
 func TestWorkerCompletesMovesOfUnits(t *testing.T) {
 	t.Parallel()
 	s := testshop.OnOwnRedis(t, 8)
 	sale, other := s.OpenSharded(t, 100, 2), uuid.Nil
 	layout := s.Layout(t, sale)
-	dark := (layout.Home + 4) % 8
-	for other == uuid.Nil || s.Layout(t, other).Partition(1) != dark {
+	unreachable := (layout.Home + 4) % 8
+	for other == uuid.Nil || s.Layout(t, other).Partition(1) != unreachable {
 		other = s.OpenSharded(t, 10, 2)
 	}
 	testwork.GiveUnits(t, s, sale, 0, 1)
-	seen, _ := darken(t, s, dark)
+	seen, _ := makeUnreachable(t, s, unreachable)
 	config := testwork.Config(t, seen)
 	config.GuardInterval = 20 * time.Millisecond
 	testwork.Work(t, config)

@@ -107,7 +107,7 @@ func (w *Worker) expireOrders(ctx context.Context) {
 			default:
 			}
 		}
-		w.metrics.OrdersAside.Set(float64(len(e.Aside)))
+		w.metrics.OrdersAside.Set(float64(len(e.Quarantined)))
 		if ctx.Err() != nil {
 			return
 		}
@@ -160,7 +160,7 @@ func (w *Worker) decidePayments(ctx context.Context) {
 	deciding := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepPayments,
 		"decide about payments that wait for their orders")
 	for w.nextSweep(ctx) {
-		decided, err := w.ledger.SweepPayments(ctx, (&arrivals{worker: w, oldest: map[int]waitingAge{}}).mayCome)
+		decided, err := w.ledger.SweepPayments(ctx, (&arrivals{worker: w, oldest: map[int]waitingAge{}}).mayArrive)
 		if decided > 0 {
 			w.config.Logger.Info("decided about payments that waited for their orders", "payments", decided)
 		}
@@ -183,13 +183,13 @@ type waitingAge struct {
 	err error
 }
 
-// mayCome reports whether an order, whose money was reported so long ago, may be in a stream or in a dead letter. An
+// mayArrive reports whether an order, whose money was reported so long ago, may be in a stream or in a dead letter. An
 // order is accepted before it is paid: it is in no stream in which every entry is younger. Entries must be younger than
 // half of that time: both are measured as ages, each by one server, so only a clock that is set in between counts. An
 // entry leaves its stream when it is in Postgres or a dead letter, so these are looked at later. Money for an order in
 // an archive that does not say what became of its payments waits for `stampede sale archive`, which reads that from the
 // file.
-func (a *arrivals) mayCome(ctx context.Context, id uuid.UUID, ago time.Duration) (bool, error) {
+func (a *arrivals) mayArrive(ctx context.Context, id uuid.UUID, ago time.Duration) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
 	rows, _ := a.worker.config.Pool.Query(ctx, sql.PaymentSalesOfOrder, id) // its error comes with the rows

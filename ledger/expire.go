@@ -22,14 +22,14 @@ const (
 	sweepTurn = 10 * time.Second
 )
 
-// expireSome ends at most limit overdue orders of one sale in one transaction, except those in aside, and
+// expireSome ends at most limit overdue orders of one sale in one transaction, except those in quarantined, and
 // returns them. After an error it returns the orders that it tried to end.
 func (l *Ledger) expireSome(
-	ctx context.Context, except, aside []uuid.UUID, limit int,
+	ctx context.Context, except, quarantined []uuid.UUID, limit int,
 ) (orders []order.Order, err error) {
 	var next order.Order
 	err = l.inTransaction(ctx, func(tx pgx.Tx) (err error) {
-		if orders, err = LockOverdue(ctx, tx, except, aside, limit); err != nil || len(orders) == 0 {
+		if orders, err = LockOverdue(ctx, tx, except, quarantined, limit); err != nil || len(orders) == 0 {
 			return err
 		}
 		crashpoint.Hit(crashpoint.BeforeExpire)
@@ -55,44 +55,44 @@ func (l *Ledger) expireSome(
 }
 
 // LockOverdue locks and returns at most limit overdue orders of one sale that is not in except.
-func LockOverdue(ctx context.Context, tx pgx.Tx, except, aside []uuid.UUID, limit int) ([]order.Order, error) {
+func LockOverdue(ctx context.Context, tx pgx.Tx, except, quarantined []uuid.UUID, limit int) ([]order.Order, error) {
 	var sale uuid.UUID
-	err := tx.QueryRow(ctx, sql.LedgerOverdueSale, except, aside).Scan(&sale)
+	err := tx.QueryRow(ctx, sql.LedgerOverdueSale, except, quarantined).Scan(&sale)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	} else if err != nil {
 		return nil, err
 	}
-	rows, _ := tx.Query(ctx, sql.LedgerLockOverdue, sale, limit, aside) // rows carry the error
+	rows, _ := tx.Query(ctx, sql.LedgerLockOverdue, sale, limit, quarantined) // rows carry the error
 	return pgx.CollectRows(rows, scanOrder)
 }
 
 const (
-	// asideMax bounds the orders that a worker sets aside. Beyond it the whole sale waits for the next
+	// quarantineMax bounds the orders in quarantine. Beyond it the whole sale waits for the next
 	// turn.
-	asideMax = 1000
-	// asideFor is the time after which an order that was set aside is retried.
-	asideFor = time.Minute
+	quarantineMax = 1000
+	// quarantineFor is the time after which an order in quarantine is retried.
+	quarantineFor = time.Minute
 )
 
-// SetAsideMessage is logged for an order that cannot be ended. The audit reports what is wrong with it.
-const SetAsideMessage = "an overdue order contradicts other records of it and is set aside"
+// QuarantinedMessage is logged for an order that cannot be ended. The audit reports what is wrong with it.
+const QuarantinedMessage = "an overdue order contradicts other records of it and is set aside"
 
-// Expirer ends overdue orders. It finds an order that cannot be ended by halving the batch, and sets it
-// aside, so that it does not block the others of its sale.
+// Expirer ends overdue orders. It finds an order that cannot be ended by halving the batch, and puts it
+// in quarantine, so that it does not block the others of its sale.
 type Expirer struct {
 	ledger *Ledger
 	log    *slog.Logger
-	// Aside holds, for each order set aside, the time until which it is skipped.
-	Aside map[uuid.UUID]time.Time
+	// Quarantined holds, for each order in quarantine, the time until which it is skipped.
+	Quarantined map[uuid.UUID]time.Time
 	// limit bounds the orders of one transaction. It is halved when an order is at fault or the
 	// transaction takes too long, and returns to SweepMax when the order at fault is found.
 	limit int
 }
 
-// NewExpirer returns an Expirer that has set no order aside.
+// NewExpirer returns an Expirer that has no order in quarantine.
 func NewExpirer(ledger *Ledger, log *slog.Logger) *Expirer {
-	return &Expirer{ledger: ledger, log: log, Aside: make(map[uuid.UUID]time.Time), limit: SweepMax}
+	return &Expirer{ledger: ledger, log: log, Quarantined: make(map[uuid.UUID]time.Time), limit: SweepMax}
 }
 
 // ExpireSome is a SweepStep that ends overdue orders.
@@ -106,12 +106,12 @@ func (e *Expirer) ExpireSome(ctx context.Context, except []uuid.UUID) (sale uuid
 		case err == nil:
 			e.limit = min(2*e.limit, SweepMax)
 			for _, o := range orders {
-				delete(e.Aside, o.ID)
+				delete(e.Quarantined, o.ID)
 			}
 			return sale, len(orders), nil
 		case len(orders) > 1 && (IsTooSlow(err) || causedByOrder(err)):
 			e.limit = len(orders) / 2
-		case len(orders) == 1 && causedByOrder(err) && e.setAside(orders[0], err):
+		case len(orders) == 1 && causedByOrder(err) && e.quarantine(orders[0], err):
 			e.limit = SweepMax
 		default:
 			return sale, 0, err
@@ -129,29 +129,29 @@ func causedByOrder(err error) bool {
 		(FaultOf(err) == BadData || errors.Is(err, errNotLocked) || errors.Is(err, order.ErrIllegalTransition))
 }
 
-// setAside returns false if too many orders are set aside already.
-func (e *Expirer) setAside(o order.Order, why error) bool {
-	_, known := e.Aside[o.ID]
-	if len(e.Aside) >= asideMax && !known {
+// quarantine returns false if too many orders are in quarantine already.
+func (e *Expirer) quarantine(o order.Order, why error) bool {
+	_, known := e.Quarantined[o.ID]
+	if len(e.Quarantined) >= quarantineMax && !known {
 		return false
 	}
-	e.Aside[o.ID] = time.Now().Add(asideFor)
+	e.Quarantined[o.ID] = time.Now().Add(quarantineFor)
 	if !known {
-		e.log.Error(SetAsideMessage, "order", o.ID, "sale", o.SaleID, "error", why)
+		e.log.Error(QuarantinedMessage, "order", o.ID, "sale", o.SaleID, "error", why)
 	}
 	return true
 }
 
-// skipped returns the orders that are set aside and not yet due for a retry.
+// skipped returns the orders in quarantine that are not yet due for a retry.
 func (e *Expirer) skipped() []uuid.UUID {
 	orders := []uuid.UUID{} // not nil, which would be NULL
 	now := time.Now()
-	for id, until := range e.Aside {
+	for id, until := range e.Quarantined {
 		switch {
 		case now.Before(until):
 			orders = append(orders, id)
-		case now.Sub(until) > asideFor: // not overdue any more
-			delete(e.Aside, id)
+		case now.Sub(until) > quarantineFor: // not overdue any more
+			delete(e.Quarantined, id)
 		}
 	}
 	return orders

@@ -33,10 +33,10 @@ type Outcome struct {
 // per transaction. It is safe for concurrent use, also by several processes: an event has one effect
 // however often it is recorded.
 type Ledger struct {
-	pool     *pgxpool.Pool
-	outcomes *Outcomes // nil to publish nothing
-	changed  func(order.Status)
-	noted    func(order.PaymentState, order.PaymentReason)
+	pool      *pgxpool.Pool
+	outcomes  *Outcomes // nil to publish nothing
+	onStatus  func(order.Status)
+	onPayment func(order.PaymentState, order.PaymentReason)
 	// line has the reports of payments that are to be decided.
 	line *paymentLine
 	// paced has sales with a pace (uuid.UUID), which record_fresh.sql leaves to record_orders.sql.
@@ -55,7 +55,7 @@ const lockWait = 2 * time.Second
 // New returns a Ledger on a migrated database.
 func New(pool *pgxpool.Pool) *Ledger {
 	return (&Ledger{
-		pool: pool, noted: func(order.PaymentState, order.PaymentReason) {}, line: newPaymentLine(), paced: new(sync.Map),
+		pool: pool, onPayment: func(order.PaymentState, order.PaymentReason) {}, line: newPaymentLine(), paced: new(sync.Map),
 	}).WithLockTimeout(lockWait)
 }
 

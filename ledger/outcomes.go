@@ -213,9 +213,9 @@ func (l *Ledger) WithOutcomes(o *Outcomes) *Ledger {
 	return &publishing
 }
 
-// WithChanges returns a Ledger that also calls changed with the new status of each order that it pays or cancels, once.
-func (l *Ledger) WithChanges(changed func(order.Status)) *Ledger {
+// WithChanges returns a Ledger that also calls onStatus with the new status of each order that it pays or cancels, once.
+func (l *Ledger) WithChanges(onStatus func(order.Status)) *Ledger {
 	counting := *l
-	counting.changed = changed
+	counting.onStatus = onStatus
 	return &counting
 }

@@ -148,7 +148,7 @@ func (l *Ledger) endWith(
 		return addPaymentEvents(ctx, tx, []*order.Payment{&p})
 	})
 	if err == nil && isNew {
-		l.noted(p.State, p.Reason)
+		l.onPayment(p.State, p.Reason)
 	}
 	return p, err
 }
@@ -172,11 +172,11 @@ func (l *Ledger) Payments(ctx context.Context, references []string) (map[string]
 	return payments, nil
 }
 
-// WithPayments returns a Ledger that also calls noted, once, with each state that it brings a payment to, and the
+// WithPayments returns a Ledger that also calls onPayment, once, with each state that it brings a payment to, and the
 // reason.
-func (l *Ledger) WithPayments(noted func(order.PaymentState, order.PaymentReason)) *Ledger {
+func (l *Ledger) WithPayments(onPayment func(order.PaymentState, order.PaymentReason)) *Ledger {
 	counting := *l
-	counting.noted = noted
+	counting.onPayment = onPayment
 	return &counting
 }
 

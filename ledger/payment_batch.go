@@ -110,12 +110,12 @@ func (l *Ledger) decideTogether(ctx context.Context, reports []*report, wait boo
 	crashpoint.Hit(crashpoint.AfterPayment)
 	for _, p := range b.events {
 		if b.payments[p.Reference] == p { // not what was decided at once
-			l.noted(p.State, p.Reason)
+			l.onPayment(p.State, p.Reason)
 		}
 	}
 	for _, o := range b.paid {
-		if l.changed != nil {
-			l.changed(o.Status)
+		if l.onStatus != nil {
+			l.onStatus(o.Status)
 		}
 	}
 	if len(b.paid) > 0 {
@@ -380,7 +380,7 @@ func (b *paymentBatch) pay(r *report, o *lockedOrder, m order.Money) order.Payme
 	if o.EntryFor != uuid.Nil {
 		return order.RefundNothingToPay
 	}
-	paid, why := o.Paid(m, o.overdueFor(time.Since(r.arrived)))
+	paid, why := o.DecidePayment(m, o.overdueFor(time.Since(r.arrived)))
 	if why == "" {
 		paid.PaymentReference = m.Reference
 		b.before, b.paid, b.traces = append(b.before, o.Order), append(b.paid, o), append(b.traces, r.trace)

@@ -206,12 +206,12 @@ func (p played) report(ctx context.Context, i int) error {
 }
 
 // coming says of each order whether it may still come.
-func coming(areComing bool) ledger.MayCome {
+func coming(areComing bool) ledger.MayArrive {
 	return func(context.Context, uuid.UUID, time.Duration) (bool, error) { return areComing, nil }
 }
 
-func (p played) sweep(ctx context.Context, isComing bool) error {
-	_, err := p.l.SweepPayments(ctx, coming(isComing))
+func (p played) sweep(ctx context.Context, isArriving bool) error {
+	_, err := p.l.SweepPayments(ctx, coming(isArriving))
 	return err
 }
 

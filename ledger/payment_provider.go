@@ -59,7 +59,7 @@ func (l *Ledger) keepRefunded(ctx context.Context, r order.ProviderRefund) (p or
 	case errors.Is(err, errReadAgain): // it was reported at the same time
 		return l.RefundedAtProvider(ctx, r)
 	case err == nil:
-		l.noted(p.State, p.Reason)
+		l.onPayment(p.State, p.Reason)
 	}
 	return p, err
 }

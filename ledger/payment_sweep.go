@@ -21,14 +21,14 @@ const (
 	waitingMax = 1000
 )
 
-// MayCome reports whether an order may still come to Postgres, whose money was reported so long ago.
-type MayCome func(ctx context.Context, id uuid.UUID, ago time.Duration) (bool, error)
+// MayArrive reports whether an order may still come to Postgres, whose money was reported so long ago.
+type MayArrive func(ctx context.Context, id uuid.UUID, ago time.Duration) (bool, error)
 
 // SweepPayments decides about payments whose orders Postgres has by now, and makes the refund of those due whose orders
-// are in neither store after ten minutes, or some seconds if their sale was rebuilt. MayCome is asked before Postgres,
+// are in neither store after ten minutes, or some seconds if their sale was rebuilt. MayArrive is asked before Postgres,
 // so that an order which comes in between is found there. It returns how many it has decided about, and the first
 // error.
-func (l *Ledger) SweepPayments(ctx context.Context, mayCome MayCome) (decided int, err error) {
+func (l *Ledger) SweepPayments(ctx context.Context, mayArrive MayArrive) (decided int, err error) {
 	var failed error
 	position := int64(-1 << 63)
 	for began := time.Now(); time.Since(began) < sweepTurn; {
@@ -41,7 +41,7 @@ func (l *Ledger) SweepPayments(ctx context.Context, mayCome MayCome) (decided in
 		for _, w := range found {
 			position = w.Position
 			r := &report{Money: order.Money{Reference: w.Reference, OrderID: w.OrderID}, waiting: true}
-			if r.missing, err = w.missing(ctx, mayCome); err != nil && failed == nil {
+			if r.missing, err = w.missing(ctx, mayArrive); err != nil && failed == nil {
 				failed = fmt.Errorf("payment=%s order=%s: %w", w.Reference, w.OrderID, err)
 			}
 			if w.Found || r.missing != "" {
@@ -73,7 +73,7 @@ type waitingPayment struct {
 }
 
 // missing returns why the refund is due if Postgres does not have the order, or nothing if it may still come.
-func (w *waitingPayment) missing(ctx context.Context, mayCome MayCome) (why order.PaymentReason, err error) {
+func (w *waitingPayment) missing(ctx context.Context, mayArrive MayArrive) (why order.PaymentReason, err error) {
 	ago := time.Duration(w.Waits * float64(time.Second))
 	switch {
 	case w.Found:
@@ -85,7 +85,7 @@ func (w *waitingPayment) missing(ctx context.Context, mayCome MayCome) (why orde
 	default:
 		return "", nil
 	}
-	if isComing, err := mayCome(ctx, w.OrderID, ago); err != nil || isComing {
+	if isArriving, err := mayArrive(ctx, w.OrderID, ago); err != nil || isArriving {
 		return "", err
 	}
 	return why, nil

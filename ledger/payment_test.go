@@ -136,19 +136,19 @@ func TestMoneyOfOrderThatWasLostIsDueSoon(t *testing.T) {
 		VALUES ($1, 99, 'SaleRebuilt', now() - interval '30 s')`, lost)
 	later := order.NewOrderID(lost)
 	report(t, l, order.Money{Reference: "later", OrderID: later}, "waiting", "")
-	isComing := true
+	isArriving := true
 	sweep := func() {
-		_, err := l.SweepPayments(t.Context(), coming(isComing))
+		_, err := l.SweepPayments(t.Context(), coming(isArriving))
 		require.NoError(t, err)
 	}
-	isComing = false
+	isArriving = false
 	sweep()
 	report(t, l, order.Money{Reference: "lost"}, "waiting", "")
 	testwork.WaitLonger(t, pool, 20*time.Second, "lost", "other", "later")
-	isComing = true
+	isArriving = true
 	sweep()
 	report(t, l, order.Money{Reference: "lost"}, "waiting", "")
-	isComing = false
+	isArriving = false
 	sweep()
 	report(t, l, order.Money{Reference: "lost"}, "refund_due", order.RefundOrderVoided)
 	report(t, l, order.Money{Reference: "other"}, "waiting", "")
@@ -213,9 +213,9 @@ func TestMoneyWaitsForItsOrder(t *testing.T) {
 	early, lost := newReference(), newReference()
 	report(t, l, order.Money{Reference: early, OrderID: event.OrderID}, "waiting", "")
 	report(t, l, order.Money{Reference: lost, OrderID: order.NewOrderID(sale)}, "waiting", "")
-	isComing := true
+	isArriving := true
 	sweep := func() {
-		_, err := l.SweepPayments(t.Context(), coming(isComing))
+		_, err := l.SweepPayments(t.Context(), coming(isArriving))
 		require.NoError(t, err)
 	}
 	stateOf := func(reference string) order.PaymentState {
@@ -230,14 +230,14 @@ func TestMoneyWaitsForItsOrder(t *testing.T) {
 	require.Equal(t, order.PaymentSettled, stateOf(early))
 	require.Equal(t, order.StatusPaid, testwork.Order(t, pool, event.OrderID).Status)
 
-	isComing = false
+	isArriving = false
 	sweep()
 	require.Equal(t, order.PaymentWaiting, stateOf(lost), "before ten minutes are over")
 	testwork.WaitLonger(t, pool, 11*time.Minute, lost)
-	isComing = true
+	isArriving = true
 	sweep()
 	require.Equal(t, order.PaymentWaiting, stateOf(lost), "Redis has it")
-	isComing = false
+	isArriving = false
 	sweep()
 	require.Equal(t, order.PaymentRefundDue, stateOf(lost))
 }

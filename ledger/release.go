@@ -161,7 +161,7 @@ func (l *Ledger) releaseSome(
 		}
 		crashpoint.Hit(crashpoint.AfterRelease)
 		// Not nil, which would be NULL.
-		done, unknown, damaged, dark := []uuid.UUID{}, []uuid.UUID{}, []uuid.UUID{}, []uuid.UUID{}
+		done, unknown, damaged, unreachable := []uuid.UUID{}, []uuid.UUID{}, []uuid.UUID{}, []uuid.UUID{}
 		for i, r := range releases {
 			switch results[i] {
 			case reservation.Released, reservation.ReleaseNotHeld:
@@ -169,13 +169,13 @@ func (l *Ledger) releaseSome(
 			case reservation.ReleaseUnknownSale:
 				unknown = append(unknown, r.OrderID)
 			case reservation.ReleaseUnreached:
-				dark = append(dark, r.OrderID)
+				unreachable = append(unreachable, r.OrderID)
 			default: // damaged, or unknown to this version
 				damaged = append(damaged, r.OrderID)
 			}
 		}
 		var kept int
-		if err := tx.QueryRow(ctx, sql.LedgerNoteReleases, sale, done, unknown, damaged, dark).Scan(&kept); err != nil {
+		if err := tx.QueryRow(ctx, sql.LedgerNoteReleases, sale, done, unknown, damaged, unreachable).Scan(&kept); err != nil {
 			return err
 		}
 		released = len(releases) - kept

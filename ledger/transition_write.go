@@ -126,7 +126,7 @@ func (l *Ledger) changeOnce(ctx context.Context, id uuid.UUID, c change) (next o
 		return noteTrace(ctx, tx, next.Order)
 	})
 	if err == nil && refund != nil {
-		l.noted(refund.State, refund.Reason)
+		l.onPayment(refund.State, refund.Reason)
 	}
 	return next, l.announce(changed, next.Order, err)
 }
@@ -153,8 +153,8 @@ func entryCancelled(ctx context.Context, tx pgx.Tx, entry order.Order, leaves bo
 func (l *Ledger) announce(changed []order.Order, next order.Order, err error) error {
 	switch {
 	case err == nil:
-		if l.changed != nil && len(changed) > 0 {
-			l.changed(next.Status)
+		if l.onStatus != nil && len(changed) > 0 {
+			l.onStatus(next.Status)
 		}
 		l.publishChanged(changed, next)
 	case FaultOf(err) == BadData, errors.Is(err, errNotLocked):

@@ -39,7 +39,7 @@ func (c *demoCmd) Validate() error {
 }
 
 func (c *demoCmd) Run(ctx context.Context, s *streams) error {
-	collectLess()
+	raiseGOGC()
 	// Only the demo's own text is printed; its processes write their logs to files.
 	slog.SetDefault(slog.New(slog.NewTextHandler(io.Discard, nil)))
 	partitions := 1

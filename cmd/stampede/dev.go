@@ -63,7 +63,7 @@ func (c *devCmd) checkDashboardAddr() error {
 }
 
 func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
-	collectLess()
+	raiseGOGC()
 	if c.Cluster {
 		c.Partitions = max(c.Partitions, clusterPartitions)
 	}

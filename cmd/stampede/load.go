@@ -99,7 +99,7 @@ func (c *loadCmd) validateServers() error {
 }
 
 func (c *loadCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
-	collectLess()
+	raiseGOGC()
 	terms := reservation.Terms{Name: "load test", Stock: c.Stock, PerOrderLimit: c.Quantity, Shards: c.Shards}
 	if len(c.Items) > 0 {
 		terms.Items, terms.Stock = itemTerms(c.Items)

@@ -57,7 +57,7 @@ func (c *relayRunCmd) Validate() error {
 }
 
 func (c *relayRunCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
-	collectLess()
+	raiseGOGC()
 	registry := telemetry.NewRegistry()
 	tracer, err := traceFlag{}.tracer(ctx, "stampede-relay", registry, logger)
 	if err != nil {

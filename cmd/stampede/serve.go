@@ -130,7 +130,7 @@ func (c *serveCmd) Validate() error {
 }
 
 func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
-	collectLess()
+	raiseGOGC()
 	uuid.EnableRandPool() // reads the random bytes of 16 order ids together
 	registry := telemetry.NewRegistry()
 	tracer, err := c.tracer(ctx, "stampede-ingress", registry, logger)

@@ -55,7 +55,7 @@ func (c *workCmd) Validate() error {
 }
 
 func (c *workCmd) Run(ctx context.Context, logger *slog.Logger) error {
-	collectLess()
+	raiseGOGC()
 	consumer, free, err := consumerName(c.Consumer, logger)
 	if err != nil {
 		return err

@@ -174,7 +174,7 @@ func read(page []byte) (s *sample, err error) {
 		}
 	}()
 	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(bytes.NewReader(keepWanted(page)))
+	families, err := parser.TextToMetricFamilies(bytes.NewReader(filterMetrics(page)))
 	if err != nil {
 		return nil, fmt.Errorf("its metrics cannot be parsed: %s", printable(err.Error()))
 	}
@@ -184,8 +184,8 @@ func read(page []byte) (s *sample, err error) {
 	return readSample(families), nil
 }
 
-// keepWanted returns the lines with metrics that are read, and with their types.
-func keepWanted(page []byte) []byte {
+// filterMetrics returns the lines with metrics that are read, and with their types.
+func filterMetrics(page []byte) []byte {
 	kept := make([]byte, 0, len(page)/4)
 	for line := range bytes.Lines(page) {
 		name := line

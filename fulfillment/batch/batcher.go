@@ -134,7 +134,7 @@ func (b *Batcher) process(ctx context.Context, f *inFlightBatch) {
 	b.observeDurable(events, outcomes)
 	crashpoint.Hit(crashpoint.AfterCommit)
 	if b.Rebuilder != nil {
-		b.Rebuilder.Witnesses.Note(b.Partition, outcomes)
+		b.Rebuilder.Probes.Note(b.Partition, outcomes)
 	}
 	released := b.Release(ctx, outcomes)
 	crashpoint.Hit(crashpoint.BeforeAck)

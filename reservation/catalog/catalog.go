@@ -141,11 +141,11 @@ func (c *Catalog) insert(ctx context.Context, t reservation.Terms, idempotencyKe
 	}
 	if t.Waitlist {
 		err := c.insertWithWaitlist(ctx, &sale, idempotencyKey)
-		return asCreated(sale, t.Stock, sale.Shards, t.Items), err
+		return initialCount(sale, t.Stock, sale.Shards, t.Items), err
 	}
 	err := pg.InOneStatement(ctx, c.pool, []any{&sale.Epoch, &sale.Revision, &sale.CreatedAt},
 		sql.CatalogInsertSale, insertArgs(ctx, sale, idempotencyKey)...)
-	return asCreated(sale, t.Stock, sale.Shards, t.Items), err
+	return initialCount(sale, t.Stock, sale.Shards, t.Items), err
 }
 
 // insertArgs are the arguments of catalog/insert_sale.sql.
@@ -178,7 +178,7 @@ func (c *Catalog) createdBefore(ctx context.Context, t reservation.Terms, idempo
 	if err != nil {
 		return CountedSale{}, err
 	}
-	sale := asCreated(found[0].Sale, stock, shards, items)
+	sale := initialCount(found[0].Sale, stock, shards, items)
 	sale.Name = name
 	if !sale.Terms.Equal(t) {
 		return CountedSale{}, ErrIdempotencyKeyReused
@@ -186,8 +186,8 @@ func (c *Catalog) createdBefore(ctx context.Context, t reservation.Terms, idempo
 	return sale, nil
 }
 
-// asCreated returns the sale as it was created.
-func asCreated(s reservation.Sale, stock int64, shards int, items []reservation.Item) CountedSale {
+// initialCount returns the sale as it was created.
+func initialCount(s reservation.Sale, stock int64, shards int, items []reservation.Item) CountedSale {
 	s.Stock, s.Shards, s.State, s.CreatedAt = stock, shards, reservation.StateOpen, s.CreatedAt.UTC()
 	s.Items = items
 	counted := CountedSale{Sale: s, State: s.StateAt(s.CreatedAt), Available: stock}

@@ -218,7 +218,7 @@ func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]CountResult,
 		*sale = CountedSale{
 			Sale: s.Sale, State: s.StateAt(now), Sold: s.final, Waiting: s.waiting, Retired: s.retired, Archived: s.archived,
 		}
-		taken, first, whole, err := takenIn(asked[i])
+		taken, first, whole, err := reservedUnits(asked[i])
 		if s.publishedRevision > 0 { // else it is not in Redis
 			published++
 			if err != nil {
@@ -262,9 +262,9 @@ func countItems(s storedSale, shard reservation.ShardHash, whole bool) (counted 
 	return counted
 }
 
-// takenIn returns how many units are reserved in all shards, and the first one. It is not whole if one is missing or
+// reservedUnits returns how many units are reserved in all shards, and the first one. It is not whole if one is missing or
 // closed. The error is that of the first shard whose server did not answer.
-func takenIn(shards []reservation.ShardAnswer) (taken int64, first reservation.ShardHash, whole bool, err error) {
+func reservedUnits(shards []reservation.ShardAnswer) (taken int64, first reservation.ShardHash, whole bool, err error) {
 	whole = true
 	for i, answer := range shards {
 		shard, err := answer.Hash()

@@ -118,7 +118,7 @@ func TestBuyerTransitions(t *testing.T) {
 					require.Equal(t, wanted, next, what)
 				}
 			}
-			paid, due := c.order.Paid(order.Money{Reference: "ref"}, c.overdue)
+			paid, due := c.order.DecidePayment(order.Money{Reference: "ref"}, c.overdue)
 			require.Equal(t, c.pay, due)
 			if due == "" {
 				check("pay", paid, true, nil, "paid", "")
@@ -151,10 +151,10 @@ func TestMoneyMustBeThePrice(t *testing.T) {
 		"no price and an amount": {free, order.Money{Amount: 5, Currency: "USD"}, ""},
 		"an unreadable amount":   {free, order.Money{Unreadable: `amount "-5"`}, order.RefundAmountMismatch},
 	} {
-		_, due := c.order.Paid(c.money, false)
+		_, due := c.order.DecidePayment(c.money, false)
 		require.Equal(t, c.due, due, name)
 	}
-	_, due := priced.Paid(order.Money{Amount: 1}, true)
+	_, due := priced.DecidePayment(order.Money{Amount: 1}, true)
 	require.Equal(t, order.RefundOrderExpired, due, "the first of two reasons")
 }
 

@@ -119,14 +119,14 @@ type look struct {
 	// readable are the shards of the sales whose servers all answer, and streams those of answering partitions.
 	readable []auditedShard
 	streams  []string
-	// dark holds the errors of unreachable partitions, while others answer.
-	dark map[int]error
+	// unreachable holds the errors of unreachable partitions, while others answer.
+	unreachable map[int]error
 	// unread holds the errors of reading Redis.
 	unread map[source]error
 }
 
 func newLook(c Config, conn *pgx.Conn) *look {
-	return &look{Config: c, conn: conn, report: newReport(), unread: map[source]error{}, dark: map[int]error{}}
+	return &look{Config: c, conn: conn, report: newReport(), unread: map[source]error{}, unreachable: map[int]error{}}
 }
 
 // notedMax bounds look.noted. A few of them show which sale to repair.
@@ -159,7 +159,7 @@ func (l *look) selectSales(ctx context.Context) error {
 			continue
 		}
 		l.sales = append(l.sales, s)
-		if !l.isDark(s) {
+		if !l.isUnreachable(s) {
 			l.readable = append(l.readable, s.shards()...)
 		}
 	}
@@ -173,7 +173,7 @@ func (l *look) selectSales(ctx context.Context) error {
 	return l.reportMissingGuards(ctx)
 }
 
-// listSales lists the sales in Redis. Partitions that do not answer, while others do, are in dark.
+// listSales lists the sales in Redis. Partitions that do not answer, while others do, are in unreachable.
 func (l *look) listSales(ctx context.Context) ([]reservation.LocatedSale, error) {
 	limited, cancel := context.WithTimeout(ctx, retry.CallTimeout)
 	defer cancel()
@@ -183,7 +183,7 @@ func (l *look) listSales(ctx context.Context) ([]reservation.LocatedSale, error)
 			if answered := redis.Error(nil); errors.As(err, &answered) && !redis.HasErrorPrefix(err, "CLUSTERDOWN") {
 				return false
 			}
-			l.dark[partition] = err
+			l.unreachable[partition] = err
 			return true
 		})
 	}
@@ -195,11 +195,11 @@ func (l *look) listSales(ctx context.Context) ([]reservation.LocatedSale, error)
 	return found, ctx.Err()
 }
 
-// selectStreams selects the streams of all partitions in use, and of older sales. What cannot be checked in dark ones
+// selectStreams selects the streams of all partitions in use, and of older sales. What cannot be checked in unreachable ones
 // is in the report.
 func (l *look) selectStreams() {
 	for p := range countPartitions(l.Keys, l.sales) {
-		err := l.dark[p]
+		err := l.unreachable[p]
 		if err == nil {
 			l.streams = append(l.streams, l.Keys.Orders(p))
 			continue

@@ -32,7 +32,7 @@ func (c *check) within(query string) string {
 	text := c.query
 	if c.needs != 0 {
 		text = "SELECT * FROM (\n" + text + "\n) AS of_redis WHERE NOT EXISTS (" +
-			"SELECT FROM audit_sales AS dark WHERE dark.sale_id = of_redis.sale_id AND dark.unread)"
+			"SELECT FROM audit_sales AS unreachable WHERE unreachable.sale_id = of_redis.sale_id AND unreachable.unread)"
 	}
 	return strings.Replace(query, "{{check}}", text, 1)
 }

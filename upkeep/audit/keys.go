@@ -33,7 +33,7 @@ func (l *look) reportForeignKeys(ctx context.Context) error {
 	}
 	var wanted []typedKey
 	for p := range countPartitions(l.Keys, l.sales) {
-		if l.dark[p] == nil {
+		if l.unreachable[p] == nil {
 			wanted = append(wanted, sharedKeys(l.Keys, p)...)
 		}
 	}

@@ -80,7 +80,7 @@ func (l *look) loadRedis(ctx context.Context) error {
 func (l *look) copySales(ctx context.Context, read []redisShard) error {
 	var sales, shards, items [][]any
 	for _, sale := range l.sales {
-		unread := l.isDark(sale) || l.unreadError(theSales) != nil
+		unread := l.isUnreachable(sale) || l.unreadError(theSales) != nil
 		var own []redisShard
 		if unread {
 			for _, s := range sale.shards() {

@@ -43,10 +43,10 @@ func (s auditedSale) wrongLayout() string {
 	return ""
 }
 
-// isDark reports whether the server of any shard of a sale does not answer.
-func (l *look) isDark(s auditedSale) bool {
+// isUnreachable reports whether the server of any shard of a sale does not answer.
+func (l *look) isUnreachable(s auditedSale) bool {
 	for _, shard := range s.shards() {
-		if l.dark[shard.partition] != nil {
+		if l.unreachable[shard.partition] != nil {
 			return true
 		}
 	}

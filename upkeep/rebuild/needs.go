@@ -132,7 +132,7 @@ func (r *Rebuilder) needsAmong(
 		} else if inRedis[i].Exists {
 			counted[s.ended] += s.behind(inRedis[i].Sequence)
 			if s.retired { // its orders prove nothing: Redis does not have them
-				r.Witnesses.forget(s)
+				r.Probes.forget(s)
 				continue
 			}
 			agreeing = append(agreeing, *s)

@@ -26,7 +26,7 @@ import (
 //
 //   - Postgres refuses an order whose reservation is in force in Redis: its buyer has another live order, or the
 //     stock is taken (refusals).
-//   - Redis does not hold a live order that this worker recorded (witnesses).
+//   - Redis does not hold a live order that this worker recorded (probes).
 //
 // A rebuild removes the cause of either. A client that can write to Redis can cause both repeatedly, so repeated
 // rebuilds of a sale for these reasons are delayed more and more (rebuild/wait.sql).
@@ -77,18 +77,18 @@ func (r *Rebuilder) NoteRefused(out ledger.Outcome) {
 	}
 }
 
-// witness is an order of a sale that this worker has confirmed.
-type witness struct {
+// probe is an order of a sale that this worker has confirmed.
+type probe struct {
 	order    uuid.UUID
 	user     string
 	sequence int64
 }
 
-// witnesses holds two orders of each shard of which this worker has recorded orders: one that Redis held at the last
+// probes holds two orders of each shard of which this worker has recorded orders: one that Redis held at the last
 // check, and the one with the highest place of those confirmed since. The zero value is ready.
-type witnesses struct {
+type probes struct {
 	mu    sync.Mutex
-	known map[seenIn]*[2]witness
+	known map[seenIn]*[2]probe
 	// seeded are the epochs of sales with several shards in which their newest orders were read from Postgres.
 	seeded map[uuid.UUID]int64
 }
@@ -105,7 +105,7 @@ const (
 )
 
 // Note takes recorded orders of a partition, sorted by sale and place.
-func (w *witnesses) Note(partition int, outcomes []ledger.Outcome) {
+func (w *probes) Note(partition int, outcomes []ledger.Outcome) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for i := range outcomes {
@@ -116,18 +116,18 @@ func (w *witnesses) Note(partition int, outcomes []ledger.Outcome) {
 			continue // only the last one of a sale
 		}
 		e := &out.Event
-		w.add(seenIn{e.SaleID, partition}, witness{e.OrderID, e.UserID, e.Sequence})
+		w.add(seenIn{e.SaleID, partition}, probe{e.OrderID, e.UserID, e.Sequence})
 	}
 }
 
 // add adds a confirmed order. The caller has locked mu.
-func (w *witnesses) add(at seenIn, confirmed witness) {
+func (w *probes) add(at seenIn, confirmed probe) {
 	pair := w.known[at]
 	if pair == nil {
 		if w.known == nil {
-			w.known = map[seenIn]*[2]witness{}
+			w.known = map[seenIn]*[2]probe{}
 		}
-		pair = new([2]witness)
+		pair = new([2]probe)
 		w.known[at] = pair
 	}
 	if confirmed.sequence > pair[confirmedSince].sequence {
@@ -136,7 +136,7 @@ func (w *witnesses) add(at seenIn, confirmed witness) {
 }
 
 // seed adds live orders of a sale from Postgres, unless that was done in this epoch or a later one.
-func (w *witnesses) seed(sale *requiredSale, newest []witness) {
+func (w *probes) seed(sale *requiredSale, newest []probe) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.seeded[sale.id] >= sale.epoch {
@@ -152,14 +152,14 @@ func (w *witnesses) seed(sale *requiredSale, newest []witness) {
 }
 
 // needsSeed reports whether the newest orders of the sale were not read in this epoch.
-func (w *witnesses) needsSeed(sale *requiredSale) bool {
+func (w *probes) needsSeed(sale *requiredSale) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return sale.isSharded() && !sale.ended && w.seeded[sale.id] < sale.epoch
 }
 
-// pair returns the witnesses of a shard.
-func (w *witnesses) pair(s *requiredShard) (found [2]witness) {
+// pair returns the probes of a shard.
+func (w *probes) pair(s *requiredShard) (found [2]probe) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if pair := w.known[s.seenIn()]; pair != nil {
@@ -170,8 +170,8 @@ func (w *witnesses) pair(s *requiredShard) (found [2]witness) {
 
 func (s *requiredShard) seenIn() seenIn { return seenIn{s.id, s.partition()} }
 
-// held records a check that missed none of these witnesses: seen are removed or kept. Ended orders are removed.
-func (w *witnesses) held(s *requiredShard, seen [2]witness, isHeld [2]bool) {
+// held records a check that missed none of these probes: seen are removed or kept. Ended orders are removed.
+func (w *probes) held(s *requiredShard, seen [2]probe, isHeld [2]bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	pair := w.known[s.seenIn()]
@@ -182,15 +182,15 @@ func (w *witnesses) held(s *requiredShard, seen [2]witness, isHeld [2]bool) {
 	case isHeld[confirmedSince]:
 		pair[heldBefore] = seen[confirmedSince]
 	case !isHeld[heldBefore]:
-		pair[heldBefore] = witness{}
+		pair[heldBefore] = probe{}
 	}
 	if pair[confirmedSince] == seen[confirmedSince] {
-		pair[confirmedSince] = witness{}
+		pair[confirmedSince] = probe{}
 	}
 }
 
 // forget removes a shard of a sale that is over.
-func (w *witnesses) forget(s *requiredShard) {
+func (w *probes) forget(s *requiredShard) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.known, s.seenIn())
@@ -250,15 +250,15 @@ func (r *Rebuilder) waitBefore(ctx context.Context, sale uuid.UUID) (time.Durati
 // seedWitnesses reads the newest live orders of a sale with several shards, at its first look in an epoch: a shard that
 // was set back while no worker lived is found, too. Of one shard the highest place in Postgres shows that.
 func (r *Rebuilder) seedWitnesses(ctx context.Context, sale *requiredSale) error {
-	if !r.Witnesses.needsSeed(sale) {
+	if !r.Probes.needsSeed(sale) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
 	// Its error comes with the rows.
 	rows, _ := r.config.Pool.Query(ctx, sql.RebuildNewestOrders, sale.id, sale.layout.Shards)
-	var newest []witness
-	var w witness
+	var newest []probe
+	var w probe
 	_, err := pgx.ForEachRow(rows, []any{&w.order, &w.user, &w.sequence}, func() error {
 		newest = append(newest, w)
 		return nil
@@ -266,11 +266,11 @@ func (r *Rebuilder) seedWitnesses(ctx context.Context, sale *requiredSale) error
 	if err != nil {
 		return fmt.Errorf("look up the newest orders of sale=%s: %w", sale.id, err)
 	}
-	r.Witnesses.seed(sale, newest)
+	r.Probes.seed(sale, newest)
 	return nil
 }
 
-// missed reports for which shards Redis lacks a live witness. Redis is read before Postgres, so an order that is live
+// missed reports for which shards Redis lacks a live probe. Redis is read before Postgres, so an order that is live
 // in Postgres was live when Redis was read.
 func (r *Rebuilder) missed(ctx context.Context, shards []requiredShard) ([]bool, error) {
 	for i := range shards {
@@ -279,14 +279,14 @@ func (r *Rebuilder) missed(ctx context.Context, shards []requiredShard) ([]bool,
 		}
 	}
 	missed := make([]bool, len(shards))
-	seen := make([][2]witness, len(shards))
+	seen := make([][2]probe, len(shards))
 	asked := make([][2]*redis.StringCmd, len(shards))
 	limited, cancel := retry.ForCall(ctx)
 	defer cancel()
 	_, _ = r.config.Redis.Pipelined(limited, func(p redis.Pipeliner) error { // each command's own error counts
 		for i := range shards {
 			sale := &shards[i]
-			seen[i] = r.Witnesses.pair(sale)
+			seen[i] = r.Probes.pair(sale)
 			for k, w := range seen[i] {
 				if w.user != "" {
 					key := r.config.Keys.Buyers(sale.layout.PartitionOf(w.user), sale.id)
@@ -326,9 +326,9 @@ func (r *Rebuilder) missed(ctx context.Context, shards []requiredShard) ([]bool,
 		switch {
 		case missed[i]: // until it is rebuilt
 		case sale.ended:
-			r.Witnesses.forget(sale)
+			r.Probes.forget(sale)
 		default:
-			r.Witnesses.held(sale, seen[i], isHeld)
+			r.Probes.held(sale, seen[i], isHeld)
 		}
 	}
 	return missed, nil

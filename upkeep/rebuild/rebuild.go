@@ -90,9 +90,9 @@ type Rebuilder struct {
 	running  chan struct{} // holds a token for each rebuild
 
 	// What this worker's orders show about Redis (proof.go).
-	refused   refusals
-	Witnesses witnesses
-	logged    logged
+	refused refusals
+	Probes  probes
+	logged  logged
 }
 
 // New returns a Rebuilder. It sends nothing to Redis or Postgres.

@@ -235,7 +235,7 @@ func TestShardSetBackInPlaceIsFound(t *testing.T) {
 		recorded bool // the worker has recorded the order
 	}{
 		"by place":                {last: true, looked: true},
-		"by witness":              {looked: true, recorded: true},
+		"by probe":                {looked: true, recorded: true},
 		"by an order in Postgres": {},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -277,7 +277,7 @@ func TestShardSetBackInPlaceIsFound(t *testing.T) {
 				for i := range outcomes {
 					outcomes[i].Fresh = true // as when this worker records them
 				}
-				r.Witnesses.Note(partition, outcomes)
+				r.Probes.Note(partition, outcomes)
 			}
 			keys := []string{s.Keys.Sale(partition, sale), s.Keys.Buyers(partition, sale)}
 			for _, key := range keys {
