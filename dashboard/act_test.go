@@ -3,6 +3,8 @@ package dashboard
 import (
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -12,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
+	"stampede/internal/operators"
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/internal/test/testwork"
@@ -426,4 +429,23 @@ func TestOneCheckRunsAtATime(t *testing.T) {
 	_, shown := b.post("/audit/run")
 	require.Contains(t, shown, "The audit of ann is running.")
 	require.Contains(t, d.checks.state(), "running a")
+}
+
+// A page is shown to some only, so that a test of pages may miss an action that does not exist.
+func TestPagesNameActionsOfOperators(t *testing.T) {
+	t.Parallel()
+	pages, err := filepath.Glob("pages/*.html")
+	require.NoError(t, err)
+	parts, err := filepath.Glob("pages/layout/*.html")
+	require.NoError(t, err)
+	named := 0
+	for _, page := range append(pages, parts...) {
+		text, err := os.ReadFile(page)
+		require.NoError(t, err)
+		for _, found := range regexp.MustCompile(`\.May "([^"]*)"`).FindAllSubmatch(text, -1) {
+			named++
+			require.NotPanics(t, func() { operators.Action(found[1]).Lowest() }, page)
+		}
+	}
+	require.NotZero(t, named)
 }

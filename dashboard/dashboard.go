@@ -127,7 +127,7 @@ func New(config Config) (*Dashboard, error) {
 	return d, nil
 }
 
-// routes are all pages and actions, each with the role that it takes.
+// routes are all pages and actions. What an operator does there decides which role it takes.
 func (d *Dashboard) routes(gate *gate, books books) http.Handler {
 	mux := http.NewServeMux()
 	// Pages can be served, and a server that does not answer is what they show: a proxy must not hide them then.
@@ -148,50 +148,50 @@ func (d *Dashboard) routes(gate *gate, books books) http.Handler {
 	drawn := newDrawPages(d.site)
 	checks := checkPages{d.site, d.checks, d.stopping}
 	for pattern, route := range map[string]struct {
-		role operators.Role
-		h    sessionHandler
+		action operators.Action
+		h      sessionHandler
 	}{
-		"POST /logout":                  {operators.Viewer, gate.logout},
-		"GET /{$}":                      {operators.Viewer, d.look(d.overview)},
-		"GET /find":                     {operators.Viewer, d.look(orders.search)},
-		"POST /troubles":                {operators.Operator, d.act(actTimeout, d.acknowledged)},
-		"GET /live":                     {operators.Viewer, feed.follow},
-		"GET /history":                  {operators.Viewer, feed.history},
-		"GET /minutes":                  {operators.Viewer, feed.minutes},
-		"GET /timeline":                 {operators.Viewer, feed.timeline},
-		"GET /targets":                  {operators.Viewer, d.look(targets.list)},
-		"GET /targets/{target}":         {operators.Viewer, d.look(targets.list)},
-		"POST /targets/{target}/pause":  {operators.Operator, targets.change("pause", targets.pause)},
-		"POST /targets/{target}/resume": {operators.Operator, targets.change("resume", targets.resume)},
-		"POST /targets/{target}/replay": {operators.Operator, targets.change("replay", targets.replay)},
-		"GET /sales":                    {operators.Viewer, d.look(sales.list)},
-		"POST /sales":                   {operators.Admin, d.act(actTimeout, sales.create)},
-		"GET /sales/{sale}":             {operators.Viewer, d.look(sales.show)},
-		"GET /sales/{sale}/draw":        {operators.Viewer, d.look(drawn.show)},
-		"POST /sales/{sale}/pause":      {operators.Operator, sales.change("pause", sales.pause)},
-		"POST /sales/{sale}/resume":     {operators.Operator, sales.change("resume", sales.resume)},
-		"POST /sales/{sale}/restock":    {operators.Operator, sales.change("restock", sales.restock)},
-		"POST /sales/{sale}/end":        {operators.Admin, sales.change("end", sales.end)},
-		"GET /orders":                   {operators.Viewer, d.look(orders.list)},
-		"GET /orders/{order}":           {operators.Viewer, d.look(orders.show)},
-		"POST /orders/{order}/cancel":   {operators.Operator, d.act(actTimeout, orders.cancel)},
-		"GET /refunds":                  {operators.Viewer, d.look(orders.refunds)},
-		"GET /refunds.csv":              {operators.Viewer, orders.refundsFile},
-		"POST /refunds":                 {operators.Cashier, d.act(bulkTimeout, orders.refund)},
-		"POST /refunds/dismissed":       {operators.Cashier, d.act(bulkTimeout, orders.dismiss)},
-		"GET /letters":                  {operators.Viewer, d.look(letters.list)},
-		"POST /letters":                 {operators.Operator, d.act(bulkTimeout, letters.resolve)},
-		"GET /letters/{letter}":         {operators.Viewer, d.look(letters.show)},
-		"GET /audit":                    {operators.Viewer, d.look(checks.show)},
-		"POST /audit/run":               {operators.Operator, checks.start(checkAudit, checks.audit)},
-		"POST /audit/dry-run":           {operators.Operator, checks.start(checkDry, checks.reconcile)},
-		"POST /audit/apply":             {operators.Operator, checks.start(checkApply, checks.reconcile)},
-		"GET /docs/{page}":              {operators.Viewer, d.look(books.show)},
-		"/": {operators.Viewer, func(w http.ResponseWriter, r *http.Request, s *session.Session) {
+		"POST /logout":                  {operators.Look, gate.logout},
+		"GET /{$}":                      {operators.Look, d.look(d.overview)},
+		"GET /find":                     {operators.Look, d.look(orders.search)},
+		"POST /troubles":                {operators.NoteTrouble, d.act(actTimeout, d.acknowledged)},
+		"GET /live":                     {operators.Look, feed.follow},
+		"GET /history":                  {operators.Look, feed.history},
+		"GET /minutes":                  {operators.Look, feed.minutes},
+		"GET /timeline":                 {operators.Look, feed.timeline},
+		"GET /targets":                  {operators.Look, d.look(targets.list)},
+		"GET /targets/{target}":         {operators.Look, d.look(targets.list)},
+		"POST /targets/{target}/pause":  {operators.SteerTarget, targets.change("pause", targets.pause)},
+		"POST /targets/{target}/resume": {operators.SteerTarget, targets.change("resume", targets.resume)},
+		"POST /targets/{target}/replay": {operators.SteerTarget, targets.change("replay", targets.replay)},
+		"GET /sales":                    {operators.Look, d.look(sales.list)},
+		"POST /sales":                   {operators.CreateSale, d.act(actTimeout, sales.create)},
+		"GET /sales/{sale}":             {operators.Look, d.look(sales.show)},
+		"GET /sales/{sale}/draw":        {operators.Look, d.look(drawn.show)},
+		"POST /sales/{sale}/pause":      {operators.ChangeSale, sales.change("pause", sales.pause)},
+		"POST /sales/{sale}/resume":     {operators.ChangeSale, sales.change("resume", sales.resume)},
+		"POST /sales/{sale}/restock":    {operators.ChangeSale, sales.change("restock", sales.restock)},
+		"POST /sales/{sale}/end":        {operators.EndSale, sales.change("end", sales.end)},
+		"GET /orders":                   {operators.Look, d.look(orders.list)},
+		"GET /orders/{order}":           {operators.Look, d.look(orders.show)},
+		"POST /orders/{order}/cancel":   {operators.CancelOrder, d.act(actTimeout, orders.cancel)},
+		"GET /refunds":                  {operators.Look, d.look(orders.refunds)},
+		"GET /refunds.csv":              {operators.Look, orders.refundsFile},
+		"POST /refunds":                 {operators.SettlePayment, d.act(bulkTimeout, orders.refund)},
+		"POST /refunds/dismissed":       {operators.SettlePayment, d.act(bulkTimeout, orders.dismiss)},
+		"GET /letters":                  {operators.Look, d.look(letters.list)},
+		"POST /letters":                 {operators.ResolveLetters, d.act(bulkTimeout, letters.resolve)},
+		"GET /letters/{letter}":         {operators.Look, d.look(letters.show)},
+		"GET /audit":                    {operators.Look, d.look(checks.show)},
+		"POST /audit/run":               {operators.RunAudit, checks.start(checkAudit, checks.audit)},
+		"POST /audit/dry-run":           {operators.RunAudit, checks.start(checkDry, checks.reconcile)},
+		"POST /audit/apply":             {operators.RunAudit, checks.start(checkApply, checks.reconcile)},
+		"GET /docs/{page}":              {operators.Look, d.look(books.show)},
+		"/": {operators.Look, func(w http.ResponseWriter, r *http.Request, s *session.Session) {
 			d.render(w, r, s, problemPage(http.StatusNotFound, "There is no such page.", ""))
 		}},
 	} {
-		mux.HandleFunc(pattern, gate.withSession(route.role, route.h))
+		mux.HandleFunc(pattern, gate.withSession(route.action, route.h))
 	}
 	return mux
 }

@@ -128,10 +128,8 @@ func (v view) With(body any) view {
 	return v
 }
 
-// Refunds, Operates and Administers are what the operator may do.
-func (v view) Refunds() bool     { return v.Who != nil && v.Who.Role >= operators.Cashier }
-func (v view) Operates() bool    { return v.Who != nil && v.Who.Role >= operators.Operator }
-func (v view) Administers() bool { return v.Who != nil && v.Who.Role >= operators.Admin }
+// May reports whether the operator may take an action.
+func (v view) May(action operators.Action) bool { return v.Who != nil && v.Who.May(action) }
 
 // Asset is the URL of a file.
 func (v view) Asset(name string) string { return v.assets[name].url }

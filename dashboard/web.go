@@ -89,7 +89,7 @@ var fetched = []string{"/live", "/history", "/minutes"}
 type sessionHandler func(http.ResponseWriter, *http.Request, *session.Session)
 
 // withSession asks for a login where there is none, and refuses a role that is too low, and an action that comes late.
-func (d *gate) withSession(role operators.Role, h sessionHandler) http.HandlerFunc {
+func (d *gate) withSession(action operators.Action, h sessionHandler) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		s, ok := d.session(r)
 		acts := r.Method != http.MethodGet && r.Method != http.MethodHead
@@ -105,12 +105,13 @@ func (d *gate) withSession(role operators.Role, h sessionHandler) http.HandlerFu
 			http.Redirect(w, r, "/login?over=1", http.StatusSeeOther)
 		case !ok:
 			writeText(w, http.StatusUnauthorized, "Log in first.")
-		case s.Person().Role < role:
+		case !s.Person().May(action):
 			d.metrics.actions.WithLabelValues(actionDenied).Inc()
 			d.Logger.WarnContext(r.Context(), "an operator was denied an action", "operator", s.Person().Name,
 				"role", s.Person().Role.String(), "method", r.Method, "path", r.URL.Path)
 			d.render(w, r, s, problemPage(http.StatusForbidden,
-				"This takes the role "+role.String()+", and you are "+s.Person().Role.String()+". Nothing was done.", ""))
+				"This takes the role "+action.Lowest().String()+", and you are "+s.Person().Role.String()+
+					". Nothing was done.", ""))
 		case acts && accept.Arrived(w, r).IsLate(): // as of an ingress
 			d.metrics.actions.WithLabelValues(actionFailed).Inc()
 			d.render(w, r, s, problemPage(http.StatusServiceUnavailable,

@@ -17,16 +17,12 @@ import (
 // Role is what an operator may do: everything that a lower role may, and more.
 type Role int
 
-// The roles, from the lowest. None may do nothing.
+// The roles, from the lowest. None may do nothing; lowest has what the others may.
 const (
 	None Role = iota
-	// Viewer looks at orders and payments.
 	Viewer
-	// Cashier reports payments and refunds: the role of the shop's server.
-	Cashier
-	// Operator pauses, resumes, restocks and renames sales, and cancels orders.
+	Cashier // the role of the shop's server
 	Operator
-	// Admin creates and ends sales.
 	Admin
 )
 

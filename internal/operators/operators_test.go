@@ -80,6 +80,17 @@ func TestFaultyLinesAreNamed(t *testing.T) {
 	}
 }
 
+// A role may what the lower ones may, and an action that does not exist is nobody's.
+func TestRolesMayTakeActions(t *testing.T) {
+	t.Parallel()
+	for action, want := range map[Action]Role{Look: Viewer, SettlePayment: Cashier, ChangeSale: Operator, EndSale: Admin} {
+		for role := None; role <= Admin; role++ {
+			require.Equal(t, role >= want, Person{"ann", role}.May(action), "%s %s", role, action)
+		}
+	}
+	require.Panics(t, func() { Person{"ann", Admin}.May("end-sales") })
+}
+
 // written is a file of operators and its registry.
 type written struct {
 	*Registry
