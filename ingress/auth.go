@@ -221,8 +221,8 @@ func malformedCredentials(detail, challenge string) *problem {
 // operatorsGate admits operators.
 type operatorsGate struct{ known *operators.Registry }
 
-// admit returns the name of the operator who makes the request, if their role is high enough.
-func (g operatorsGate) admit(r *http.Request, lowest operators.Role) (name string, err error) {
+// admit returns the name of the operator who makes the request, if they may take the action.
+func (g operatorsGate) admit(r *http.Request, action operators.Action) (name string, err error) {
 	if !g.known.Configured() {
 		return "", forbidden(
 			"Operators' calls are disabled: the server has no STAMPEDE_ADMIN_TOKEN and no STAMPEDE_OPERATORS_FILE.", "")
@@ -232,10 +232,11 @@ func (g operatorsGate) admit(r *http.Request, lowest operators.Role) (name strin
 		return "", err
 	}
 	person, ok := g.known.Find(token)
+	lowest := action.Lowest()
 	switch {
 	case !ok:
 		return "", unauthorized("The operator's token is wrong.", challengeAdmin+errorInvalid)
-	case person.Role < lowest:
+	case !person.May(action):
 		return "", forbidden("This call needs the role "+lowest.String()+", and "+person.Name+" has the role "+
 			person.Role.String()+".", `, scope="`+lowest.String()+`"`)
 	}

@@ -35,6 +35,8 @@ type cors struct {
 	// allowed has the value of Access-Control-Allow-Origin for each allowed origin.
 	allowed map[string][]string
 	headers []string
+	// ofSales has the calls below a sale that change something and are not an operator's, such as orders.
+	ofSales map[string]bool
 }
 
 var (
@@ -51,6 +53,7 @@ func newCORS(c Config) *cors {
 		return nil
 	}
 	made := &cors{any: c.CORSOrigins[0] == anyOrigin, allowed: map[string][]string{}, headers: []string{browserHeaders}}
+	made.ofSales = map[string]bool{}
 	for _, origin := range c.CORSOrigins {
 		made.allowed[origin] = []string{origin}
 	}
@@ -60,9 +63,16 @@ func newCORS(c Config) *cors {
 	return made
 }
 
+// add learns whom a route is for.
+func (o *cors) add(r route) {
+	if call, ok := strings.CutPrefix(r.path, "/v1/sales/:sale/"); ok && r.method == http.MethodPost {
+		o.ofSales[call] = r.admission.proof != operatorsToken
+	}
+}
+
 // forBrowsers reports whether scripts of other origins may make a call: not those of operators, of payment providers
-// and of monitoring.
-func forBrowsers(method, path string) bool {
+// and of monitoring. They may read that a path has no call.
+func (o *cors) forBrowsers(method, path string) bool {
 	if path == "/metrics" || path == "/v1/admin" || strings.HasPrefix(path, "/v1/admin/") {
 		return false
 	}
@@ -78,11 +88,7 @@ func forBrowsers(method, path string) bool {
 	}
 	// Everything else that changes a sale is an operator's.
 	_, call, _ := strings.Cut(strings.TrimPrefix(sale, "/"), "/")
-	switch call {
-	case "orders", "events/ticket", "draw/beacon", "draw/reveal", "waitlist", "waitlist/leave":
-		return true
-	}
-	return false
+	return o.ofSales[call]
 }
 
 // withCORS wraps all routes: it answers preflights, and sets the headers of all other answers.
@@ -95,7 +101,7 @@ func (s *router) withCORS(next echo.HandlerFunc) echo.HandlerFunc {
 		if preflight {
 			method = asked[0]
 		}
-		if !forBrowsers(method, r.URL.Path) {
+		if !s.cors.forBrowsers(method, r.URL.Path) {
 			return next(c)
 		}
 		h := c.Response().Header()

@@ -4,8 +4,9 @@
 // cannot carry, and has reservation reserve the units. A purchase never waits for Postgres, unless it is
 // repeated or its buyer prefers to wait. The files in running order:
 //
-//	config.go, server.go          what a server needs; its routes; how it starts, serves and stops (internal/accept)
-//	route.go                      what is done for every request
+//	config.go, server.go          what a server needs; how it starts, serves and stops (internal/accept)
+//	routes.go                     all calls, with who may make them, their limits and their slots
+//	route.go                      what is done for every request, and its admission
 //	cors.go                       which answers scripts of other origins may read
 //	limit.go                      rate limits by user and by address; bounds on requests in flight and on streams
 //	auth.go                       who sent the request

@@ -69,13 +69,12 @@ type drawService struct {
 	verifier                   verifier
 }
 
-func newDrawService(operate *operatorService, entrants *line) *drawService {
-	limits := operate.limits
+func newDrawService(c *core, sales *saleService) *drawService {
 	s := &drawService{
-		core: operate.core, sales: operate.sales, files: newFiles(operate.core), direct: slots{limit: directMax},
-		entrants: entrants, seeds: limits.newLine(), strangers: limits.newLine(),
+		core: c, sales: sales, files: newFiles(c), direct: slots{limit: directMax},
+		entrants: c.limits.newLine(), seeds: c.limits.newLine(), strangers: c.limits.newLine(),
 	}
-	s.verifier.line = limits.newLine()
+	s.verifier.line = c.limits.newLine()
 	s.verifier.line.rests = verifyRests
 	s.feed = startFeed(s.background, salesBatchMax, salesMax, s.findDraws)
 	return s

@@ -7,7 +7,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/labstack/echo/v4"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"stampede/internal/forwarded"
@@ -107,14 +106,13 @@ func (l rateLimit) refuse(wait time.Duration) *problem {
 	return &p
 }
 
-// limitAddress wraps a handler of other calls than purchases and calls on orders.
-func (l *clientLimits) limitAddress(h echo.HandlerFunc) echo.HandlerFunc {
-	return func(c echo.Context) error {
-		if err := l.admitAddress(&l.others, c.Request(), time.Now()); err != nil {
-			return err
-		}
-		return h(c)
+// limitRefused limits the addresses of those who show no proof, where others have no limit. It returns the answer to a
+// request that is refused with err.
+func (l *clientLimits) limitRefused(r *http.Request, err error) error {
+	if limited := l.admitAddress(&l.others, r, time.Now()); limited != nil {
+		return limited
 	}
+	return err
 }
 
 // admitAddress comes before authentication: counting costs less than verifying a token.
@@ -196,11 +194,6 @@ func (s *inFlightSlots) taken() (n int64) {
 type slots struct {
 	limit int64
 	taken atomic.Int64
-}
-
-// admit wraps a handler to run in a slot.
-func (s *slots) admit(h echo.HandlerFunc) echo.HandlerFunc {
-	return func(c echo.Context) error { return s.hold(func() error { return h(c) }) }
 }
 
 // hold runs a function in a slot.

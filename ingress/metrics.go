@@ -6,7 +6,6 @@ import (
 	"maps"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -236,32 +235,12 @@ func (c *routeCounters) count(status int) {
 	}
 }
 
-// classOf returns the class of a route's calls in stampede_http_request_duration_seconds. Purchases have a histogram of
-// their own; probes, /metrics and the documentation have none.
-func classOf(method, path string) string {
-	changes := method == http.MethodPost
-	ofSales := strings.HasPrefix(path, "/v1/sales") && !strings.Contains(path, "/waitlist")
-	switch {
-	case path == purchasePath || !strings.HasPrefix(path, "/v1/"):
-		return ""
-	case strings.Contains(path, "/events"):
-		return "event-stream"
-	case strings.HasPrefix(path, "/v1/admin/"), ofSales && changes:
-		return "operator"
-	case ofSales:
-		return "sale-read"
-	case changes:
-		return "order-change"
-	}
-	return "order-read"
-}
-
 // routeSeconds observes the requests of a class by the class of their status, as routeCounters counts them.
 type routeSeconds [6]prometheus.Observer
 
-func (m *metrics) durations(class string) *routeSeconds {
-	ok, refused := m.seconds.WithLabelValues(class, "ok"), m.seconds.WithLabelValues(class, outcomeRefused)
-	return &routeSeconds{2: ok, 3: ok, 4: refused, 5: m.seconds.WithLabelValues(class, outcomeFailed)}
+func (m *metrics) durations(of class) *routeSeconds {
+	by := func(outcome string) prometheus.Observer { return m.seconds.WithLabelValues(string(of), outcome) }
+	return &routeSeconds{2: by("ok"), 3: by("ok"), 4: by(outcomeRefused), 5: by(outcomeFailed)}
 }
 
 // observeHead observes how long the answer's head took. An event stream goes on after it.

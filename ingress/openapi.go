@@ -24,23 +24,6 @@ func pageHeaders() http.Header {
 	return http.Header{"Cache-Control": {"public, max-age=300"}, "X-Content-Type-Options": {"nosniff"}}
 }
 
-// documentation registers the pages. They come from memory, like sales, and have the same limits, which public sets.
-func (s *router) documentation(public echo.MiddlewareFunc) error {
-	site, err := documents()
-	if err != nil {
-		return err
-	}
-	show := func(path string, h echo.HandlerFunc) { s.handleGet(path, public(h)) }
-	html := pageHeaders()
-	html.Set("Content-Security-Policy", site.ContentSecurityPolicy)
-	show("/openapi.yaml", showPage(site.YAML, pageHeaders()))
-	show("/openapi.json", showPage(site.JSON, pageHeaders()))
-	show("/docs", showPage(site.Docs, html))
-	show("/problems", showPage(site.Problems, html))
-	show("/problems/:slug", showProblem(site))
-	return nil
-}
-
 // showPage serves a page that was made at the start.
 func showPage(page apidoc.Page, headers http.Header) echo.HandlerFunc {
 	return func(c echo.Context) error {

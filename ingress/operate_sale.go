@@ -10,7 +10,6 @@ import (
 	"github.com/labstack/echo/v4"
 
 	"stampede/internal/accept"
-	"stampede/internal/operators"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/reservation/order"
@@ -22,22 +21,7 @@ const catalogTimeout = 5 * time.Second
 // operatorService serves the calls of operators.
 type operatorService struct {
 	*core
-	admin operatorsGate
 	sales *saleService
-}
-
-// operatorCall is the handler of a call, for the operator with this name.
-type operatorCall func(c echo.Context, operator string) error
-
-// by makes the handler of a call by an operator who has this role, or a higher one. It runs in one of the slots.
-func (s *operatorService) by(slots *slots, lowest operators.Role, call operatorCall) echo.HandlerFunc {
-	return func(c echo.Context) error {
-		operator, err := s.admin.admit(c.Request(), lowest)
-		if err != nil {
-			return err
-		}
-		return slots.hold(func() error { return call(c, operator) })
-	}
 }
 
 // saleBodyMax bounds the body of a new sale, or of new names: 52 items with long names need a KiB each.
@@ -55,7 +39,7 @@ func (s *operatorService) createSale(c echo.Context, operator string) error {
 		UnitPrice *int64             `json:"unit_price"`
 		Shards    *int               `json:"shards"`
 	}{TermsView: reservation.TermsView{PerOrderLimit: 1}}
-	if err := readObjectIn(c, make([]byte, saleBodyMax+1), problemSaleTooLarge, &body); err != nil {
+	if err := readObject(c, &body); err != nil {
 		return err
 	}
 	terms := body.Terms(body.Items)
@@ -91,10 +75,8 @@ func (s *operatorService) createSale(c echo.Context, operator string) error {
 	return writeJSON(c, http.StatusCreated, sale)
 }
 
-// operateSale serves POST /v1/sales/{sale}/pause, resume and end.
-func (s *operatorService) operateSale(
-	change func(context.Context, uuid.UUID) (catalog.CountedSale, error),
-) operatorCall {
+// change serves POST /v1/sales/{sale}/pause, resume and end.
+func (s *operatorService) change(change func(context.Context, uuid.UUID) (catalog.CountedSale, error)) call {
 	return func(c echo.Context, operator string) error { return s.answerSaleChange(c, operator, change) }
 }
 
@@ -130,7 +112,7 @@ func (s *operatorService) restockSale(c echo.Context, operator string) error {
 // renameSale serves POST /v1/sales/{sale}/rename.
 func (s *operatorService) renameSale(c echo.Context, operator string) error {
 	var to catalog.Names
-	if err := readObjectIn(c, make([]byte, saleBodyMax+1), problemSaleTooLarge, &to); err != nil {
+	if err := readObject(c, &to); err != nil {
 		return err
 	}
 	return s.answerSaleChange(c, operator, func(ctx context.Context, sale uuid.UUID) (catalog.CountedSale, error) {

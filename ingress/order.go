@@ -3,7 +3,6 @@ package ingress
 import (
 	"context"
 	"net/http"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/labstack/echo/v4"
@@ -18,8 +17,8 @@ const defaultOrders = 20
 type orderService struct{ *core }
 
 // show serves GET /v1/orders/{order}.
-func (s *orderService) show(c echo.Context) error {
-	user, id, err := s.identify(c)
+func (s *orderService) show(c echo.Context, user string) error {
+	id, err := orderInPath(c)
 	if err != nil {
 		return err
 	}
@@ -35,11 +34,7 @@ func (s *orderService) show(c echo.Context) error {
 }
 
 // list serves GET /v1/orders: the buyer's orders that are in Postgres, of one sale or of all, newest first.
-func (s *orderService) list(c echo.Context) error {
-	user, err := s.authenticate(c, s.requestUser)
-	if err != nil {
-		return err
-	}
+func (s *orderService) list(c echo.Context, user string) error {
 	filter := order.Filter{User: user}
 	p, err := readPage(c, defaultOrders, map[string]func(string) error{
 		"sale_id": func(text string) error { return parseIDFilter("sale_id", "a sale", text, &filter.Sale) },
@@ -73,8 +68,8 @@ func (s *orderService) list(c echo.Context) error {
 }
 
 // pay serves POST /v1/orders/{order}/pay.
-func (s *orderService) pay(c echo.Context) error {
-	user, id, err := s.identify(c)
+func (s *orderService) pay(c echo.Context, user string) error {
+	id, err := orderInPath(c)
 	if err != nil {
 		return err
 	}
@@ -93,8 +88,8 @@ func (s *orderService) pay(c echo.Context) error {
 }
 
 // cancel serves POST /v1/orders/{order}/cancel.
-func (s *orderService) cancel(c echo.Context) error {
-	user, id, err := s.identify(c)
+func (s *orderService) cancel(c echo.Context, user string) error {
+	id, err := orderInPath(c)
 	if err != nil {
 		return err
 	}
@@ -124,42 +119,14 @@ func (s *orderService) answerChange(
 	})
 }
 
-// identify authenticates the buyer and reads which order the request is about. It does not check whose
-// order it is.
-func (s *orderService) identify(c echo.Context) (user string, id uuid.UUID, err error) {
-	return s.identifyBy(c, s.requestUser)
-}
-
-// identifyBy is identify with another way to authenticate.
-func (s *orderService) identifyBy(
-	c echo.Context, authenticate func(echo.Context) (string, error),
-) (user string, id uuid.UUID, err error) {
-	if user, err = s.authenticate(c, authenticate); err != nil {
-		return "", uuid.Nil, err
-	}
+// orderInPath returns which order a request is about. It does not check whose order it is.
+func orderInPath(c echo.Context) (uuid.UUID, error) {
 	id, ok := parseID(c.Param("order"))
 	if !ok {
-		return "", uuid.Nil, problemOrderNotFound
+		return uuid.Nil, problemOrderNotFound
 	}
-	return user, id, nil
+	return id, nil
 }
-
-// authenticate authenticates a call on orders, within the rate limits of such calls.
-func (s *orderService) authenticate(
-	c echo.Context, authenticate func(echo.Context) (string, error),
-) (user string, err error) {
-	now := time.Now()
-	if err := s.limits.admitAddress(&s.limits.orders, c.Request(), now); err != nil {
-		return "", err
-	}
-	if user, err = authenticate(c); err != nil {
-		return "", err
-	}
-	return user, s.limits.admitUser(&s.limits.orders, user, now)
-}
-
-// requestUser authenticates by the headers of a request, as for every call but a stream.
-func (s *orderService) requestUser(c echo.Context) (string, error) { return s.auth.user(c.Request()) }
 
 // orderView is an order in JSON, as its buyer sees it.
 type orderView struct {

@@ -15,8 +15,8 @@ import (
 // is named after the status and its id is the order's version. Changes in quick succession may arrive as one
 // event. While Postgres does not answer, another server may have shown the client a later version than can be
 // found here: the stream is then silent until there is a later one.
-func (s *orderService) stream(c echo.Context) error {
-	user, id, err := s.identifyBy(c, s.ticketHolder)
+func (s *orderService) stream(c echo.Context, user string) error {
+	id, err := orderInPath(c)
 	if err != nil {
 		return err
 	}

@@ -12,22 +12,20 @@ import (
 
 	"github.com/labstack/echo/v4"
 
-	"stampede/internal/operators"
 	"stampede/reservation/order"
 )
 
-const paymentsPath = "/v1/payments"
-
-// reportPayment serves POST /v1/payments: 200 whatever becomes of the money. A shop's server reports the payments of
-// all buyers, so its address is limited only while it does not know a token.
-func (s *operatorService) reportPayment(c echo.Context) error {
-	if _, err := s.admin.admit(c.Request(), operators.Cashier); err != nil {
-		s.metrics.countReport(reportByShop, err, c.Request().Header.Get("Authorization"))
-		return s.limits.limitAddress(func(echo.Context) error { return err })(c)
-	}
+// reportPayment serves POST /v1/payments: 200 whatever becomes of the money.
+func (s *operatorService) reportPayment(c echo.Context, _ string) error {
 	err := s.takeReport(c)
 	s.metrics.countReport(reportByShop, err, "")
 	return err
+}
+
+// refuseReport answers a request whose token was refused with err.
+func (s *operatorService) refuseReport(c echo.Context, err error) error {
+	s.metrics.countReport(reportByShop, err, c.Request().Header.Get("Authorization"))
+	return s.limits.limitRefused(c.Request(), err)
 }
 
 // takeReport keeps the report of an admitted request.

@@ -19,8 +19,11 @@ import (
 	"stampede/reservation/problems"
 )
 
-// readObject reads the body of a request into a struct.
+// readObject reads the body of a request into a struct. Its route says how long it may be.
 func readObject(c echo.Context, into any) error {
+	if bound, ok := c.Get(bodyKey).(*bodyBound); ok {
+		return readObjectIn(c, make([]byte, bound.bytes+1), bound.tooLarge, into)
+	}
 	buf := scratchPool.Get().(*scratch)
 	defer scratchPool.Put(buf)
 	return readObjectIn(c, buf.body[:], problemTooLarge, into)

@@ -1,6 +1,7 @@
 package ingress
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -19,23 +20,21 @@ import (
 	"stampede/reservation/problems"
 )
 
-const (
-	salesPath    = "/v1/sales"
-	purchasePath = salesPath + "/:sale/orders"
-)
-
 // router serves the routes. It does for each request what is middleware elsewhere.
 type router struct {
 	*core
-	echo *echo.Echo
-	cors *cors // nil if no origin is allowed
+	operators operatorsGate
+	echo      *echo.Echo
+	cors      *cors // nil if no origin is allowed
+	// routes are those that were added, also if they are off.
+	routes []route
 	// servePurchase is the route of purchases. It answers its errors.
 	servePurchase echo.HandlerFunc
 	outages       outageLog
 }
 
-func newRouter(c *core) *router {
-	s := &router{core: c, echo: echo.New(), cors: newCORS(c.config)}
+func newRouter(c *core, operators operatorsGate) *router {
+	s := &router{core: c, operators: operators, echo: echo.New(), cors: newCORS(c.config)}
 	// Echo would trust any client's X-Forwarded-For.
 	s.echo.IPExtractor = func(r *http.Request) string { return s.limits.proxies.Client(r).String() }
 	unmatched := s.metrics.route("unmatched")
@@ -55,46 +54,120 @@ func newRouter(c *core) *router {
 	return s
 }
 
-// handleGet serves GET and HEAD; for HEAD net/http leaves the body out.
-func (s *router) handleGet(path string, h echo.HandlerFunc) {
-	get := func(c echo.Context) error {
-		c.Response().Header()["Cache-Control"] = noStore
-		return h(c)
+// add registers a route, unless it is off.
+func (s *router) add(r route) {
+	s.routes = append(s.routes, r)
+	if s.cors != nil {
+		s.cors.add(r)
 	}
-	s.handle(http.MethodGet, path, get)
-	s.handle(http.MethodHead, path, get)
+	if !r.isOn {
+		return
+	}
+	served := s.handle(r.method, r, s.admitted(r))
+	if r.path == purchasePath {
+		s.servePurchase = served
+	}
+	if r.isLook() {
+		s.handle(http.MethodHead, r, s.admitted(r)) // net/http leaves the body out
+	}
 }
 
-// handlePost serves a call that changes something. It is not carried out late, as by an ingress that was frozen: its
-// client may have done the opposite through another one since. Purchases are decided in a queue, which looks then.
-func (s *router) handlePost(path string, h echo.HandlerFunc) {
-	s.handle(http.MethodPost, path, func(c echo.Context) error {
-		if arrived(c).IsLate() {
+// admitted returns the handler of a route behind its admission. What changes something is not carried out late, as by
+// an ingress that was frozen: its client may have done the opposite through another one since.
+func (s *router) admitted(r route) echo.HandlerFunc {
+	a := &r.admission
+	return func(c echo.Context) error {
+		switch {
+		case r.isLook():
+			c.Response().Header()["Cache-Control"] = noStore
+		case r.method == http.MethodPost && !a.queued && arrived(c).IsLate():
 			return problemOverloaded
 		}
-		return h(c)
-	})
+		if a.body != nil {
+			c.Set(bodyKey, a.body)
+		}
+		caller, err := s.admit(c, a)
+		switch {
+		case err != nil:
+			return err
+		case a.slot == nil:
+			return r.serve(c, caller)
+		}
+		return a.slot.hold(func() error { return r.serve(c, caller) })
+	}
+}
+
+// admit returns who makes a request, once it may be served. Counting costs less than verifying a token, so an address
+// is limited first.
+func (s *router) admit(c echo.Context, a *admission) (caller string, err error) {
+	if a.byHandler {
+		return "", nil
+	}
+	now := time.Now()
+	if a.limits != nil {
+		if err := s.limits.admitAddress(a.limits, c.Request(), now); err != nil {
+			return "", err
+		}
+	}
+	if a.yields {
+		s.yieldToBuyers(c)
+	}
+	caller, err = s.prove(c, a)
+	switch {
+	case err != nil && a.refused != nil:
+		return "", a.refused(c, err)
+	case err == nil && a.limits != nil:
+		err = s.limits.admitUser(a.limits, caller, now)
+	}
+	return caller, err
+}
+
+// prove returns who makes a request.
+func (s *router) prove(c echo.Context, a *admission) (caller string, err error) {
+	switch a.proof {
+	case buyer:
+		return s.auth.user(c.Request())
+	case buyerOrTicket:
+		return s.ticketHolder(c)
+	case ticketIfAny:
+		return "", s.checkTicket(c)
+	case operatorsToken:
+		return s.operators.admit(c.Request(), a.action)
+	}
+	return "", nil
+}
+
+// yieldPause is how much longer a request that yields takes while buyers are served.
+const yieldPause = 50 * time.Millisecond
+
+// yieldToBuyers delays anonymous requests while buyers pay, cancel or look at their orders. A payment waits for
+// the CPU several times, each time behind all requests that are answered from memory: a crowd of those would
+// make it take a quarter of a second. The delay comes before the slot, so that refused requests wait as well.
+func (s *router) yieldToBuyers(c echo.Context) {
+	if s.inFlight.orders.taken.Load() == 0 {
+		return
+	}
+	select {
+	case <-time.After(yieldPause):
+	case <-s.waitsEnd:
+	case <-c.Request().Context().Done():
+	}
 }
 
 // arrived returns the arrival of what has been read of a request.
 func arrived(c echo.Context) accept.Arrival { return accept.Arrived(c.Response().Writer, c.Request()) }
 
-// handle registers a route. It does for each request what is middleware elsewhere: it recovers panics,
-// counts, refuses a body that is too large, and answers errors. It returns the handler of the route, which never
+// handle registers the handler of a method of a route. It does for each request what is middleware elsewhere: it
+// recovers panics, counts, refuses a body that is too large, and answers errors. It returns the handler that never
 // returns an error.
-func (s *router) handle(method, path string, h echo.HandlerFunc) echo.HandlerFunc {
-	counters := s.metrics.route(method + " " + path)
+func (s *router) handle(method string, r route, h echo.HandlerFunc) echo.HandlerFunc {
+	name := method + " " + r.path
+	counters := s.metrics.route(name)
 	var seconds *routeSeconds
-	if class := classOf(method, path); class != "" {
-		seconds = s.metrics.durations(class)
+	if r.class != untimed {
+		seconds = s.metrics.durations(r.class)
 	}
-	bodyMax, tooLarge := int64(accept.MaxBodyBytes), problemTooLarge
-	switch path {
-	case stripePath:
-		bodyMax, tooLarge = stripeBodyMax, problemStripeTooLarge
-	case salesPath:
-		bodyMax, tooLarge = int64(saleBodyMax), problemSaleTooLarge
-	}
+	body := cmp.Or(r.admission.body, defaultBody)
 	served := func(c echo.Context) error {
 		defer func() {
 			if cause := recover(); cause != nil {
@@ -106,8 +179,8 @@ func (s *router) handle(method, path string, h echo.HandlerFunc) echo.HandlerFun
 			seconds.observeHead(c)
 		}
 		s.closeIfStopping(c)
-		if c.Request().ContentLength > bodyMax {
-			s.fail(c, tooLarge)
+		if c.Request().ContentLength > int64(body.bytes) {
+			s.fail(c, body.tooLarge)
 			return nil
 		}
 		if ids := c.ParamValues(); len(ids) > 0 && ids[0] == "" {
@@ -120,9 +193,9 @@ func (s *router) handle(method, path string, h echo.HandlerFunc) echo.HandlerFun
 		return nil
 	}
 	if s.config.Tracer != nil {
-		served = s.traced(method+" "+path, method, path, served)
+		served = s.traced(name, method, r.path, served)
 	}
-	s.echo.Add(method, path, served)
+	s.echo.Add(method, r.path, served)
 	return served
 }
 

@@ -19,9 +19,6 @@ const (
 	// defaultSales is the length of a page if the request has no limit.
 	defaultSales = 50
 
-	// yieldPause is how much longer looking at sales takes while buyers are served.
-	yieldPause = 50 * time.Millisecond
-
 	// salesBatchMax bounds the sales of one query, and salesMax those in memory.
 	salesBatchMax = 1000
 	salesMax      = 10_000
@@ -46,22 +43,6 @@ func newSaleService(c *core) *saleService {
 	s.firstPageFeed = startFeed(c.background, 1, 1, s.countPages)
 	s.laterPagesFeed = startFeed(c.background, 1, pagesMax, s.countPages)
 	return s
-}
-
-// yieldToBuyers delays anonymous requests while buyers pay, cancel or look at their orders. A payment waits for
-// the CPU several times, each time behind all requests that are answered from memory: a crowd of those would
-// make it take a quarter of a second. The delay comes before the slot, so that refused requests wait as well.
-func (s *saleService) yieldToBuyers(h echo.HandlerFunc) echo.HandlerFunc {
-	return func(c echo.Context) error {
-		if s.inFlight.orders.taken.Load() > 0 {
-			select {
-			case <-time.After(yieldPause):
-			case <-s.waitsEnd:
-			case <-c.Request().Context().Done():
-			}
-		}
-		return h(c)
-	}
 }
 
 // show serves GET /v1/sales/{sale}.
@@ -222,9 +203,6 @@ func (s *saleService) stream(c echo.Context) error {
 	sale, ok := parseID(c.Param("sale"))
 	if !ok {
 		return problemSaleNotFound
-	}
-	if err := s.checkTicket(c, sale); err != nil {
-		return err
 	}
 	release, err := s.limits.openStream(&s.limits.saleStreams, c.Request(), "")
 	if err != nil {

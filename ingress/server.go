@@ -11,8 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/labstack/echo/v4"
-
 	"stampede/internal/accept"
 	"stampede/internal/keyset"
 	"stampede/internal/operators"
@@ -28,7 +26,7 @@ type Server struct {
 	router *router
 	health *health
 	sales  *saleService
-	draws  *drawService // nil without Config.Draws
+	draws  *drawService
 
 	addr atomic.Pointer[string]
 	// connections is nil until Run listens.
@@ -122,100 +120,23 @@ func (s *Server) init() (err error) {
 	if c.config.Listener != nil {
 		s.setAddr(c.config.Listener)
 	}
-	s.health, s.sales, s.router = &health{core: c}, newSaleService(c), newRouter(c)
+	s.health, s.sales = &health{core: c}, newSaleService(c)
+	s.draws = newDrawService(c, s.sales)
+	s.router = newRouter(c, operatorsGate{known})
 	background.start(func(ctx context.Context) { c.metrics.sales.run(ctx, s.sales.followed, c.log) })
 	watch, err := telemetry.WatchReady(c.config.Metrics, "ingress", s.health.look)
 	if err != nil {
 		return err
 	}
 	background.start(watch)
-	operate := &operatorService{c, operatorsGate{known}, s.sales}
-	s.routes(operate)
-	if c.config.Draws != nil {
-		s.drawRoutes(operate)
+	site, err := documents()
+	if err != nil {
+		return err
 	}
-	return s.router.documentation(s.public)
-}
-
-// routes registers every call with its slot and its limits.
-func (s *Server) routes(operate *operatorService) {
-	r, limited := s.router, s.limits.limitAddress
-	r.servePurchase = r.handle(http.MethodPost, purchasePath, (&purchaseService{s.core, s.sales}).serve)
-
-	orders, inFlight := &orderService{s.core}, &s.inFlight
-	r.handleGet("/v1/orders", orders.list)
-	r.handleGet("/v1/orders/:order", orders.show)
-	if s.config.BuyerPay == SwitchOn {
-		r.handlePost("/v1/orders/:order/pay", orders.pay)
+	for _, r := range s.table(site) {
+		s.router.add(r)
 	}
-	r.handlePost("/v1/orders/:order/cancel", orders.cancel)
-	// Streams do not end, so they are not served to HEAD.
-	r.handle(http.MethodGet, "/v1/orders/:order/events", orders.stream)
-	r.handlePost("/v1/orders/:order/events/ticket", orders.createTicket)
-
-	r.handleGet(salesPath, s.public(s.sales.list))
-	r.handleGet("/v1/sales/:sale", s.public(s.sales.show))
-	r.handle(http.MethodGet, "/v1/sales/:sale/events", limited(s.sales.stream))
-	r.handlePost("/v1/sales/:sale/events/ticket", limited(s.sales.createTicket))
-
-	change := func(path string, lowest operators.Role, call operatorCall) {
-		r.handlePost(path, limited(operate.by(&inFlight.operators, lowest, call)))
-	}
-	change(salesPath, operators.Admin, operate.createSale)
-	change("/v1/sales/:sale/pause", operators.Operator, operate.operateSale(s.config.Sales.Pause))
-	change("/v1/sales/:sale/resume", operators.Operator, operate.operateSale(s.config.Sales.Resume))
-	change("/v1/sales/:sale/end", operators.Admin, operate.operateSale(s.config.Sales.End))
-	change("/v1/sales/:sale/restock", operators.Operator, operate.restockSale)
-	change("/v1/sales/:sale/rename", operators.Operator, operate.renameSale)
-	change("/v1/admin/orders/:order/cancel", operators.Operator, operate.cancelOrder)
-	change("/v1/admin/payments/:reference/refunded", operators.Cashier, operate.noteRefund)
-	change("/v1/admin/payments/:reference/dismissed", operators.Cashier, operate.dismissPayment)
-	r.handlePost(paymentsPath, operate.reportPayment)
-	if s.config.StripeSecretsFile != "" {
-		r.handlePost(stripePath, (&stripeService{operatorService: operate}).serve)
-	}
-
-	// Looks at orders and at histories have slots of their own, so that they keep no operator from pausing a sale.
-	look := func(path string, call operatorCall) {
-		r.handleGet(path, limited(operate.by(&inFlight.looks, operators.Viewer, call)))
-	}
-	look("/v1/admin/orders", operate.listOrders)
-	look("/v1/admin/orders/:order", operate.showOrder)
-	look("/v1/admin/sales/:sale/history", operate.showSaleHistory)
-	look("/v1/admin/payments", operate.listPayments)
-
-	// These take no slot, so that a full server can be monitored.
-	r.handleGet("/livez", s.health.live)
-	r.handleGet("/readyz", s.health.ready)
-	r.handleGet("/metrics", echo.WrapHandler(s.metrics.handler()))
-}
-
-// drawRoutes registers the calls on draws and waiting lists.
-func (s *Server) drawRoutes(operate *operatorService) {
-	const path = "/v1/sales/:sale/draw"
-	entrants := s.limits.newLine()
-	s.draws = newDrawService(operate, entrants)
-	r, limited, draws := s.router, s.limits.limitAddress, s.draws
-	r.handlePost(path, limited(operate.by(&s.inFlight.operators, operators.Admin, draws.create)))
-	r.handlePost(path+"/open", limited(operate.by(&s.inFlight.operators, operators.Admin, draws.open)))
-	r.handleGet(path, s.public(draws.show))
-	r.handleGet(path+"/bundle", limited(draws.download(draws.bundle)))
-	r.handleGet(path+"/leaves", limited(draws.download(draws.leaves)))
-	inLine := func(h echo.HandlerFunc) echo.HandlerFunc { return limited(s.sales.yieldToBuyers(h)) }
-	r.handleGet(path+"/proof", inLine(draws.prove))
-	r.handlePost(path+"/beacon", inLine(draws.takeBeacon))
-	r.handlePost(path+"/reveal", inLine(draws.takeSecret))
-
-	const waitlist = "/v1/sales/:sale/waitlist"
-	lists := newWaitlistService(s.core, s.sales, entrants)
-	r.handlePost(waitlist, lists.join)
-	r.handleGet(waitlist, lists.show)
-	r.handlePost(waitlist+"/leave", lists.leave)
-}
-
-// public wraps the handler of a call that anybody may make.
-func (s *Server) public(h echo.HandlerFunc) echo.HandlerFunc {
-	return s.limits.limitAddress(s.sales.yieldToBuyers(s.inFlight.sales.admit(h)))
+	return nil
 }
 
 // Handler serves all routes.

@@ -102,8 +102,8 @@ func ticketMAC(key, signed []byte) []byte {
 // createTicket serves POST /v1/orders/{order}/events/ticket. It signs what the caller asks for, without a look at
 // the order: the stream looks whose order it is, so that a ticket says nothing about orders of others, costs neither
 // Redis nor Postgres anything, and is there while they are not.
-func (s *orderService) createTicket(c echo.Context) error {
-	user, id, err := s.identify(c)
+func (s *orderService) createTicket(c echo.Context, user string) error {
+	id, err := orderInPath(c)
 	if err != nil {
 		return err
 	}
@@ -156,23 +156,27 @@ func ticketIn(c echo.Context) (text string, given bool, err error) {
 }
 
 // ticketHolder authenticates the buyer of a stream: by the ticket, if there is one, or as for every call.
-func (s *orderService) ticketHolder(c echo.Context) (user string, err error) {
+func (s *core) ticketHolder(c echo.Context) (user string, err error) {
 	text, given, err := ticketIn(c)
 	if err != nil {
 		return "", err
 	}
 	if !given {
-		return s.requestUser(c)
+		return s.auth.user(c.Request())
 	}
-	id, ok := parseID(c.Param("order"))
-	if !ok {
-		return "", problemOrderNotFound
+	id, err := orderInPath(c)
+	if err != nil {
+		return "", err
 	}
 	return s.receipts.tickets.verify(text, orderTicket, id, time.Now())
 }
 
 // checkTicket checks the ticket of a stream of a sale, which needs none.
-func (s *saleService) checkTicket(c echo.Context, sale uuid.UUID) error {
+func (s *core) checkTicket(c echo.Context) error {
+	sale, ok := parseID(c.Param("sale"))
+	if !ok {
+		return problemSaleNotFound
+	}
 	text, given, err := ticketIn(c)
 	if err != nil || !given {
 		return err

@@ -24,7 +24,6 @@ import (
 )
 
 const (
-	stripePath = "/v1/payments/stripe"
 	// stripeBodyMax bounds an event of Stripe.
 	stripeBodyMax = 256 << 10
 	// stripeSmallMax is what is read of an event without a place among stripeReadersMax, as of every other call. Most
@@ -68,7 +67,7 @@ func (s *stripeService) serve(c echo.Context) error {
 		}
 		s.metrics.stripe[outcome].Inc()
 		s.metrics.countReport(reportByStripe, err, c.Request().Header.Get("Stripe-Signature"))
-		return s.limits.limitAddress(func(echo.Context) error { return err })(c)
+		return s.limits.limitRefused(c.Request(), err)
 	}
 	news, outcome := s.readEvent(body)
 	if outcome == stripeKept {

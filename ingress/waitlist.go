@@ -72,18 +72,8 @@ func (s *waitlistService) find(c echo.Context) (reservation.Sale, error) {
 }
 
 // join serves POST /v1/sales/{sale}/waitlist.
-func (s *waitlistService) join(c echo.Context) error {
-	r, now := c.Request(), time.Now()
-	if err := s.limits.admitAddress(&s.limits.purchases, r, now); err != nil {
-		return err
-	}
-	user, err := s.auth.user(r)
-	if err != nil {
-		return err
-	}
-	if err := s.limits.admitUser(&s.limits.purchases, user, now); err != nil {
-		return err
-	}
+func (s *waitlistService) join(c echo.Context, user string) error {
+	r := c.Request()
 	key, err := idempotencyKey(r.Header)
 	if err != nil {
 		return err
@@ -201,11 +191,7 @@ func itemOf(w draws.Waiter, sale reservation.Sale) string {
 }
 
 // show serves GET /v1/sales/{sale}/waitlist.
-func (s *waitlistService) show(c echo.Context) error {
-	user, err := s.authenticate(c, s.requestUser)
-	if err != nil {
-		return err
-	}
+func (s *waitlistService) show(c echo.Context, user string) error {
 	sale, err := s.find(c)
 	if err != nil {
 		return err
@@ -282,11 +268,7 @@ func (s *waitlistService) before(ctx context.Context, of waitingFor, place int64
 }
 
 // leave serves POST /v1/sales/{sale}/waitlist/leave.
-func (s *waitlistService) leave(c echo.Context) error {
-	user, err := s.authenticate(c, s.requestUser)
-	if err != nil {
-		return err
-	}
+func (s *waitlistService) leave(c echo.Context, user string) error {
 	if err := readEmptyObject(c); err != nil {
 		return err
 	}
