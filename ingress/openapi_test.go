@@ -34,35 +34,109 @@ func TestDocumentIsValid(t *testing.T) {
 	}
 }
 
-// HEAD stands beside GET, and is not in the document.
-func TestRoutesAreThePathsOfTheDocument(t *testing.T) {
+// Each route is an operation of the document and each operation a route. Both say the same of who may make the call,
+// whether it is a stream, and how it is refused before it is served. HEAD stands beside GET and is not in the document.
+func TestRoutesAreTheOperationsOfTheDocument(t *testing.T) {
 	t.Parallel()
 	_, stripe := withStripe(t, stripeSecret)
-	s := openShop(t, stripe)
-	var routes, documented []string
-	for _, r := range s.server.router.echo.Routes() {
-		segments := strings.Split(r.Path, "/")
-		for i, segment := range segments {
-			if name, ok := strings.CutPrefix(segment, ":"); ok {
-				segments[i] = "{" + name + "}"
-			}
-		}
-		if r.Method != http.MethodHead {
-			routes = append(routes, r.Method+" "+strings.Join(segments, "/"))
-		}
+	var routes, operations []string
+	for _, r := range openShop(t, stripe).server.router.routes {
+		require.True(t, r.isOn, r.path)
+		routes = append(routes, r.describe())
 	}
 	c := theContract()
 	paths := c.at(c.root(), "paths")
-	for route := range paths.members {
-		for member := range c.at(paths, route).members {
-			if member != "parameters" {
-				documented = append(documented, strings.ToUpper(member)+" "+route)
+	for path := range paths.members {
+		for method := range c.at(paths, path).members {
+			if method != "parameters" {
+				operations = append(operations, strings.ToUpper(method)+" "+path+": "+c.describe(c.at(paths, path, method)))
 			}
 		}
 	}
-	slices.Sort(routes)
-	slices.Sort(documented)
-	require.Equal(t, routes, documented)
+	for _, line := range routes {
+		assert.True(t, slices.Contains(operations, line), "openapi.yaml has no operation like the route\n%s", line)
+	}
+	for _, line := range operations {
+		assert.True(t, slices.Contains(routes, line), "there is no route like the operation of openapi.yaml\n%s", line)
+	}
+	assert.Equal(t, len(routes), len(operations))
+}
+
+// describe is the line of a route, as that of its operation has to be.
+func (r *route) describe() string {
+	refusals := []problems.Kind{problems.TooLarge, problems.Internal}
+	add := func(when bool, kinds ...problems.Kind) {
+		if when {
+			refusals = append(refusals, kinds...)
+		}
+	}
+	a := r.admission
+	security := map[proof]string{
+		buyer: "buyerToken, buyerHeader", buyerOrTicket: "buyerToken, buyerHeader, ticket", ticketIfAny: ", ticket",
+	}[a.proof]
+	add(security != "", problems.Unauthorized, problems.HeadTooLarge) // the tokens of buyers are other people's
+	if a.proof == operatorsToken {
+		security = "operatorToken as " + a.action.Lowest().String()
+		add(true, problems.Unauthorized, problems.Forbidden)
+	}
+	add(a.limits != nil || a.refused != nil || a.byHandler, problems.RateLimited, problems.Overloaded)
+	path := parameter.ReplaceAllString(r.path, "{$1}")
+	return fmt.Sprintf("%s %s: security [%s], stream %t, %s", r.method, path, security,
+		r.method == http.MethodGet && r.class == streaming, slugsOf(refusals))
+}
+
+// describe is the line of an operation, as that of its route has to be.
+func (c *contract) describe(operation part) string {
+	var security []string
+	required, _ := operation.members["security"].([]any)
+	for _, one := range required {
+		scheme := ""
+		for name, roles := range one.(map[string]any) {
+			scheme = name
+			for _, role := range roles.([]any) {
+				scheme += " as " + text(role)
+			}
+		}
+		security = append(security, scheme)
+	}
+	var refusals []problems.Kind
+	responses := c.at(operation, "responses")
+	for status := range responses.members {
+		for _, name := range schemaNames(c.at(responses, status, "content", "application/problem+json")) {
+			slug := c.slug(name)
+			at := slices.IndexFunc(ofAdmission, func(k problems.Kind) bool { return k.Slug == slug })
+			if at >= 0 {
+				refusals = append(refusals, ofAdmission[at])
+			}
+		}
+	}
+	isStream := c.at(responses, "200", "content", "text/event-stream").members != nil
+	return fmt.Sprintf("security [%s], stream %t, %s", strings.Join(security, ", "), isStream, slugsOf(refusals))
+}
+
+// ofAdmission are the problems that follow from what a route says.
+var ofAdmission = []problems.Kind{
+	problems.TooLarge, problems.HeadTooLarge, problems.Internal, problems.Unauthorized, problems.Forbidden,
+	problems.RateLimited, problems.Overloaded,
+}
+
+func slugsOf(kinds []problems.Kind) string {
+	var slugs []string
+	for _, k := range kinds {
+		slugs = append(slugs, k.Slug)
+	}
+	slices.Sort(slugs)
+	return strings.Join(slugs, " ")
+}
+
+// slug returns the slug of a problem by the name of its schema; empty for that of something else.
+func (c *contract) slug(name string) string {
+	kind := c.at(c.root(), "components", "schemas", name, "properties", "type").members["const"]
+	slug, isProblem := strings.CutPrefix(text(kind), "/problems/")
+	if !isProblem {
+		return ""
+	}
+	return slug
 }
 
 // The contract holds each answer to the headers of the document. Gateways must neither buffer nor compress a stream,
@@ -103,7 +177,7 @@ func TestEachProblemIsDescribed(t *testing.T) {
 	names := map[string]string{}
 	for name := range schemas.members {
 		properties := c.at(schemas, name, "properties")
-		if slug, ok := strings.CutPrefix(text(c.at(properties, "type").members["const"]), "/problems/"); ok {
+		if slug := c.slug(name); slug != "" {
 			status, err := strconv.Atoi(text(c.at(properties, "status").members["const"]))
 			require.NoError(t, err, name)
 			described[slug] = problems.Kind{Status: status, Slug: slug, Title: text(c.at(properties, "title").members["const"])}

@@ -34,7 +34,7 @@ type groupView struct {
 type operationView struct {
 	ID, Method, Path, Summary string
 	Intro                     template.HTML
-	Security                  []string
+	Security                  []proofView
 	// Anonymous calls may do without.
 	Anonymous  bool
 	Parameters []memberView
@@ -76,6 +76,9 @@ type memberView struct {
 
 // typeView says what a value is. Ref is the schema that says more, or empty.
 type typeView struct{ Ref, Text string }
+
+// proofView is a way to prove who makes a call, and the lowest role that may, if there are roles.
+type proofView struct{ Scheme, Role string }
 
 type securityView struct {
 	ID, Text string
@@ -168,7 +171,11 @@ func newOperations(path member, problems map[string]problemView) (operations []t
 		for _, alternative := range m.get("security").items() {
 			schemes := alternative.members()
 			for _, scheme := range schemes {
-				o.Security = append(o.Security, scheme.name)
+				proof := proofView{Scheme: scheme.name}
+				for _, role := range scheme.items() {
+					proof.Role = role.text()
+				}
+				o.Security = append(o.Security, proof)
 			}
 			o.Anonymous = o.Anonymous || len(schemes) == 0
 		}
