@@ -6,13 +6,12 @@ import os
 import re
 import unittest
 from contextlib import redirect_stdout
-from dataclasses import fields
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Dict
 from unittest.mock import patch
 
-from stampede_client import PROBLEM_SLUGS, AcceptedOrder, Order
+from stampede_client import PROBLEM_SLUGS
 from standardwebhooks.webhooks import Webhook
 
 from .shop import ADMIN_TOKEN, URL, create_sale, send
@@ -21,14 +20,9 @@ CLIENT = Path(__file__).parent.parent
 
 
 class PagesTest(unittest.TestCase):
-    def test_the_slugs_and_members_are_those_of_the_server(self) -> None:
-        schemas = send("GET", f"{URL}/openapi.json")["components"]["schemas"]
-        types = schemas["Problem"]["properties"]["type"]["enum"]
+    def test_the_slugs_are_those_of_the_server(self) -> None:
+        types = send("GET", f"{URL}/openapi.json")["components"]["schemas"]["ProblemType"]["enum"]
         self.assertEqual({type.replace("/problems/", "") for type in types}, PROBLEM_SLUGS)
-        for kind, schema in ((Order, "OrderMembers"), (AcceptedOrder, "Reservation")):
-            answered = set(schemas[schema]["properties"])
-            self.assertGreater(len(answered), 5)
-            self.assertEqual(answered - {field.name for field in fields(kind)}, set(), kind)
 
     def test_the_examples_of_the_readme_run(self) -> None:
         page = (CLIENT / "README.md").read_text(encoding="utf-8")

@@ -10,30 +10,14 @@ import { adminToken, createSale, url } from "./shop.js";
 
 const client = new URL("..", import.meta.url);
 
-test("the slugs and members are those of the server", async () => {
+test("the slugs are those of the server", async () => {
   const { components } = (await (await fetch(`${url}/openapi.json`)).json()) as Description;
-  const slugs = components.schemas["Problem"]?.properties["type"]?.enum?.map((type) => type.replace("/problems/", ""));
-  assert.deepEqual(slugs?.sort(), [...problemSlugs].sort());
-
-  const types = await readFile(new URL("src/types.ts", client), "utf8");
-  for (const [type, schema] of [
-    ["Order", "OrderMembers"],
-    ["AcceptedOrder", "Reservation"],
-  ] as const) {
-    const [, members = ""] = new RegExp(`interface ${type} {(.*?)\n}`, "s").exec(types) ?? [];
-    const declared = new Set([...members.matchAll(/^  (\w+)\??:/gm)].map(([, name]) => name));
-    const answered = Object.keys(components.schemas[schema]?.properties ?? {});
-    assert.ok(answered.length > 5);
-    assert.deepEqual(
-      answered.filter((name) => !declared.has(name)),
-      [],
-      type,
-    );
-  }
+  const slugs = components.schemas.ProblemType.enum.map((type) => type.replace("/problems/", ""));
+  assert.deepEqual(slugs.sort(), [...problemSlugs].sort());
 });
 
 interface Description {
-  components: { schemas: Record<string, { properties: Record<string, { enum?: string[] }> }> };
+  components: { schemas: { ProblemType: { enum: string[] } } };
 }
 
 test("the examples of the README run", async () => {
