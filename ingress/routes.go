@@ -162,7 +162,7 @@ func (s *Server) table(site *apidoc.Site) []route {
 		{post, "/v1/sales/:sale/resume", operation, alter, always, operate.change(resume)},
 		{post, "/v1/sales/:sale/end", operation, may(operators.EndSale), always, operate.change(end)},
 		{post, "/v1/sales/:sale/restock", operation, alter, always, operate.restockSale},
-		{post, "/v1/sales/:sale/rename", operation, alter, always, operate.renameSale},
+		{post, "/v1/sales/:sale/rename", operation, alter.with(saleBody), always, operate.renameSale},
 		{get, "/v1/admin/sales/:sale/history", operation, look, always, operate.showSaleHistory},
 		{get, "/v1/admin/orders", operation, look, always, operate.listOrders},
 		{get, "/v1/admin/orders/:order", operation, look, always, operate.showOrder},

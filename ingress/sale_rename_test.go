@@ -1,6 +1,7 @@
 package ingress
 
 import (
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -9,8 +10,10 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
+	"stampede/internal/accept"
 	"stampede/internal/test/testkit"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 func TestRenameSale(t *testing.T) {
@@ -83,4 +86,21 @@ func TestRenameSale(t *testing.T) {
 	s.post(sale+"/end", "", operator).is(http.StatusOK)
 	p = rename(`{"name":"x"}`).isProblem(http.StatusConflict, "illegal-transition")
 	require.Equal(t, "cannot rename a sale that is ended.", p["detail"])
+}
+
+// The names of all items of a sale may be longer together than other bodies.
+func TestRenameAllItems(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	items, names := make([]string, order.MaxItems), make([]string, order.MaxItems)
+	for i := range items {
+		items[i] = fmt.Sprintf(`{"code":"i%d","name":"x","stock":1}`, i)
+		names[i] = fmt.Sprintf(`"i%d":"%s"`, i, strings.Repeat("ñ", 200))
+	}
+	create := `{"name":"all","items":[` + strings.Join(items, ",") + `]}`
+	created := s.post("/v1/sales", create, operator).is(http.StatusCreated)
+	body := `{"items":{` + strings.Join(names, ",") + `}}`
+	require.Greater(t, len(body), accept.MaxBodyBytes)
+	renamed := s.post("/v1/sales/"+created["id"].(string)+"/rename", body, operator).is(http.StatusOK)
+	require.Equal(t, strings.Repeat("ñ", 200), renamed["items"].([]any)[order.MaxItems-1].(map[string]any)["name"])
 }
