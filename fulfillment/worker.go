@@ -25,6 +25,7 @@ import (
 	"stampede/internal/tracing"
 	"stampede/ledger"
 	"stampede/ledger/deadletter"
+	"stampede/ledger/draws"
 	"stampede/lock"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
@@ -314,7 +315,7 @@ func (w *Worker) fulfil(ctx context.Context, partition int) error {
 		lock.WithPrefix(w.config.Keys.Locker(partition)), lock.WithObserver(w.metrics.LockObserver()))
 	defer w.closeLocker(ctx, locker)
 	b := batch.New(batch.Config{
-		Ledger: w.ledger, Store: w.config.Store, Locker: locker,
+		Ledger: w.ledger, Store: w.config.Store, Draws: draws.New(w.config.Pool), Locker: locker,
 		Keys: w.config.Keys, Partition: partition, BatchMax: w.config.BatchMax, Lease: batch.LockLease(w.config.MinIdle),
 		Logger: w.config.Logger, Metrics: w.metrics, Rebuilder: w.rebuilder, Tracer: w.config.Tracer,
 	})

@@ -36,19 +36,6 @@ func ReleaseOf(out Outcome) reservation.Release {
 	}
 }
 
-// NoteReturned has a worker offer units that were released outside of a sweep, if their sale is drawn or has a waiting
-// list.
-func (l *Ledger) NoteReturned(ctx context.Context, releases []reservation.Release) error {
-	sales := make([]uuid.UUID, len(releases))
-	for i, r := range releases {
-		sales[i] = r.SaleID
-	}
-	if _, err := l.pool.Exec(ctx, sql.DrawsNoteDue, sales); err != nil {
-		return fmt.Errorf("note that units have returned: %w", err)
-	}
-	return nil
-}
-
 // ReleasesCountMax bounds the number of releases that the metrics count.
 const ReleasesCountMax = 10_000
 

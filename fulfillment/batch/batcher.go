@@ -25,6 +25,7 @@ import (
 	"stampede/internal/retry"
 	"stampede/internal/tracing"
 	"stampede/ledger"
+	"stampede/ledger/draws"
 	"stampede/lock"
 	"stampede/reservation"
 	"stampede/reservation/order"
@@ -51,6 +52,7 @@ func LockLease(minIdle time.Duration) time.Duration {
 type Config struct {
 	Ledger    *ledger.Ledger
 	Store     *reservation.Store
+	Draws     *draws.Store
 	Locker    *lock.Locker
 	Keys      reservation.Keys
 	Partition int
@@ -254,10 +256,11 @@ func (b *Batcher) unlock(ctx context.Context, lease *lock.Lease) {
 // Release releases the units of orders that ended. It returns false if any may not be released.
 func (b *Batcher) Release(ctx context.Context, outcomes []ledger.Outcome) bool {
 	var ended []reservation.Release
+	var sales []uuid.UUID
 	var which []int
 	for i, out := range outcomes {
 		if ledger.NeedsRelease(out) {
-			ended, which = append(ended, ledger.ReleaseOf(out)), append(which, i)
+			ended, sales, which = append(ended, ledger.ReleaseOf(out)), append(sales, out.Event.SaleID), append(which, i)
 		}
 	}
 	if len(ended) == 0 {
@@ -276,7 +279,7 @@ func (b *Batcher) Release(ctx context.Context, outcomes []ledger.Outcome) bool {
 	if slices.Contains(results, reservation.ReleaseUnreached) { // the shard of another order was reached
 		return false
 	}
-	if err := b.Ledger.NoteReturned(ctx, ended); err != nil {
+	if err := b.Draws.NoteDue(ctx, sales); err != nil {
 		b.releasing.Failed(err)
 		return false
 	}

@@ -22,6 +22,7 @@ import (
 
 	"stampede/internal/pg"
 	"stampede/ledger"
+	"stampede/ledger/draws"
 	"stampede/reservation"
 	"stampede/reservation/order"
 	"stampede/sql"
@@ -334,7 +335,7 @@ func (s *Store) rejectOrder(ctx context.Context, event order.OrderReserved) (str
 	released := []reservation.Release{ledger.ReleaseOf(out)}
 	results, err := s.store.Release(ctx, released)
 	if err == nil {
-		err = s.ledger.NoteReturned(ctx, released)
+		err = draws.New(s.pool).NoteDue(ctx, []uuid.UUID{event.SaleID})
 	}
 	switch {
 	case err != nil:

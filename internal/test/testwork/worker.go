@@ -17,6 +17,7 @@ import (
 	"stampede/internal/test/testkit"
 	"stampede/internal/test/testshop"
 	"stampede/ledger"
+	"stampede/ledger/draws"
 	"stampede/lock"
 	"stampede/reservation"
 	"stampede/reservation/order"
@@ -104,8 +105,8 @@ func Batcher(t testing.TB, s *testshop.Shop, change func(*batch.Config)) *batch.
 	require.NoError(t, err)
 	config := batch.Config{
 		// Tests lock rows for a long time.
-		Ledger: ledger.New(s.Pool).WithLockTimeout(time.Minute), Store: s.Store, Locker: lock.New(s.Rdb),
-		Keys: s.Keys, BatchMax: ledger.BatchMax, Lease: 10 * time.Second,
+		Ledger: ledger.New(s.Pool).WithLockTimeout(time.Minute), Store: s.Store, Draws: draws.New(s.Pool),
+		Locker: lock.New(s.Rdb), Keys: s.Keys, BatchMax: ledger.BatchMax, Lease: 10 * time.Second,
 		Logger: testkit.Logger(t), Metrics: m,
 	}
 	if change != nil {
