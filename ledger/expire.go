@@ -54,7 +54,8 @@ func (l *Ledger) expireSome(
 	return orders, nil
 }
 
-// LockOverdue locks and returns at most limit overdue orders of one sale that is not in except.
+// LockOverdue locks and returns at most limit overdue orders of one sale that is not in except, without what their
+// expiry does not need.
 func LockOverdue(ctx context.Context, tx pgx.Tx, except, quarantined []uuid.UUID, limit int) ([]order.Order, error) {
 	var sale uuid.UUID
 	err := tx.QueryRow(ctx, sql.LedgerOverdueSale, except, quarantined).Scan(&sale)
@@ -64,7 +65,10 @@ func LockOverdue(ctx context.Context, tx pgx.Tx, except, quarantined []uuid.UUID
 		return nil, err
 	}
 	rows, _ := tx.Query(ctx, sql.LedgerLockOverdue, sale, limit, quarantined) // rows carry the error
-	return pgx.CollectRows(rows, scanOrder)
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (order.Order, error) {
+		r, err := pgx.RowToStructByNameLax[orderRow](row)
+		return r.order(), err
+	})
 }
 
 const (

@@ -30,18 +30,6 @@ type plan struct {
 	months int
 }
 
-// queryFile returns the file of a query, without its ending.
-func queryFile(t *testing.T, query string) string {
-	t.Helper()
-	for _, file := range queryFiles(t) {
-		if text, err := os.ReadFile(file); err == nil && string(text) == query {
-			return strings.TrimSuffix(strings.TrimPrefix(file, "queries/"), ".sql")
-		}
-	}
-	t.Fatal("a query without a file")
-	return ""
-}
-
 // counting fills the queries that count the orders of one sale.
 var counting = strings.NewReplacer("{{locked}}", "", "{{counted}}",
 	strings.Replace(sql.ProjectionCounted, "{{sales}}", "sale_id = $1", 1))
@@ -79,7 +67,7 @@ func inSession(t *testing.T, pool *pgxpool.Pool, statements ...string) *pgx.Conn
 func requirePlans(t *testing.T, db querier, plans []plan) {
 	t.Helper()
 	for _, p := range plans {
-		t.Run(queryFile(t, p.query), func(t *testing.T) {
+		t.Run(sql.NameOf(p.query), func(t *testing.T) {
 			text := explain(t, db, "EXPLAIN "+counting.Replace(p.query), p.args...)
 			require.Regexp(t, p.want, text)
 			require.NotRegexp(t, "Seq Scan on (order|payment_events|open_payments)", text)
@@ -392,7 +380,7 @@ func TestPlansOfNewSaleReadOrdersByIndex(t *testing.T) {
 	}
 	blocks := regexp.MustCompile(`Buffers: shared hit=(\d+)(?: read=(\d+))?`)
 	for i, k := range kept {
-		t.Run(queryFile(t, k.query), func(t *testing.T) {
+		t.Run(sql.NameOf(k.query), func(t *testing.T) {
 			least, text := math.MaxInt, ""
 			for range 3 { // a vacuum of the new rows at the same time has a statement look for room
 				_, err := conn.Exec(t.Context(), "BEGIN")
@@ -474,7 +462,7 @@ func TestEveryQueryForOrdersHasPlan(t *testing.T) {
 	pool, sale := fourMonths(t)
 	var planned []string
 	for _, p := range plansFor(t, pool, sale) {
-		planned = append(planned, queryFile(t, p.query))
+		planned = append(planned, sql.NameOf(p.query))
 	}
 	ofOrders := regexp.MustCompile(`(?m)^[^-]*(?:FROM|JOIN|INTO|UPDATE) (?:orders|order_events)\b`)
 	for _, file := range queryFiles(t) {

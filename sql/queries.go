@@ -2,25 +2,43 @@ package sql
 
 import (
 	"embed"
+	"regexp"
 	"strings"
 )
 
-// files has the queries, in a folder for each owner. A file's header gives its parameters and its result.
+// files has the queries, in a folder for each owner, and the columns that several of them return. A file's header gives
+// its parameters and its result.
 //
-//go:embed queries
+//go:embed queries columns
 var files embed.FS
 
 // names has the name of each query, by its text.
 var names = map[string]string{}
 
-// query returns the text of a file.
+// query returns the text of a file, with the columns that it names.
 func query(name string) string {
-	text, err := files.ReadFile("queries/" + name + ".sql")
+	text := read("queries/" + name)
+	names[text] = name
+	return text
+}
+
+var columns = regexp.MustCompile(`\{\{(columns/\w+)\}\}`)
+
+// read returns the text of a file. {{columns/order}} stands for that file without its header; other braces are filled by
+// the callers. It is no view, because an UPDATE returns the same columns, a lock takes one table of several, and a view
+// would have to be replaced with each new column.
+func read(name string) string {
+	text, err := files.ReadFile(name + ".sql")
 	if err != nil {
 		panic(err) // at the start of each program and test
 	}
-	names[string(text)] = name
-	return string(text)
+	return columns.ReplaceAllStringFunc(string(text), func(braces string) string {
+		list := read(columns.FindStringSubmatch(braces)[1])
+		for strings.HasPrefix(list, "--") {
+			_, list, _ = strings.Cut(list, "\n")
+		}
+		return strings.TrimSuffix(list, "\n")
+	})
 }
 
 // NameOf names a statement for people: by its file ("ledger/record_fresh"), or else by its first word ("COMMIT").

@@ -22,13 +22,7 @@ WITH RECURSIVE unpaid (n, sale_id) AS (
         UNION ALL SELECT unnest($2::uuid[]), 0
     ) AS each WHERE sale_id IS NOT NULL GROUP BY sale_id ORDER BY events DESC, sale_id DESC LIMIT $1
 )
-SELECT id, name, stock, sold, state, per_order_limit, opens_at, closes_at,
-       payment_window_seconds, payment_grace_seconds, payments_per_second, unit_price, currency, CASE WHEN items > 0 THEN items_of(id) END AS items,
-       CASE WHEN items > 0 THEN ARRAY(SELECT i.sold FROM sale_items AS i WHERE i.sale_id = found.id ORDER BY item < 'a', item) END AS items_sold,
-       epoch, revision, published_revision, partitions, shards, offers_only,
-       (SELECT d.entries_id FROM draws AS d WHERE d.sale_id = found.id AND (d.kind = 'waitlist' OR found.offers_only)) AS entries_id, (SELECT e.state = 'ended' FROM draws AS d JOIN sales AS e ON e.id = d.entries_id WHERE d.sale_id = found.id AND d.kind = 'waitlist') IS TRUE AS waitlist_closed,
-       (SELECT d.sale_id FROM draws AS d WHERE d.entries_id = found.id) AS entry_for,
-       created_at, retired_at IS NOT NULL AS retired, archived_at IS NOT NULL AS archived, 0::bigint AS waiting, 0::bigint AS final
+SELECT {{columns/stored_sale}}, 0::bigint AS waiting, 0::bigint AS final
 FROM (
     (SELECT *, id IN (SELECT id FROM active) AS happens, CASE WHEN state = 'ended' OR closes_at <= now() THEN 4 WHEN state = 'paused' THEN 2 WHEN opens_at > now() THEN 3 ELSE 1 END AS rank
      FROM sales WHERE retired_at IS NULL ORDER BY happens DESC, rank, id DESC LIMIT $1)
@@ -36,6 +30,6 @@ FROM (
     (SELECT *, true, 4 FROM sales WHERE retired_at IS NOT NULL AND id IN (SELECT id FROM active))
     UNION ALL
     (SELECT *, false, 4 FROM sales WHERE retired_at IS NOT NULL AND id NOT IN (SELECT id FROM active) ORDER BY id DESC LIMIT $1)
-) AS found
-ORDER BY happens DESC, rank, id DESC
+) AS s
+ORDER BY happens DESC, rank, s.id DESC
 LIMIT $1

@@ -3,11 +3,7 @@
 -- to before $8; each of these may be NULL.
 --
 -- The last event is not found by a join, for which Postgres may read all events.
-SELECT o.id, o.sale_id, o.user_id, o.quantity, o.lines, CASE WHEN o.lines IS NOT NULL THEN order_items(o.sale_id, o.lines) END AS items, o.status, o.version, o.reserved_at, o.updated_at,
-       CASE o.status WHEN 'confirmed' THEN o.due + coalesce(p.lost, lost_time()) END AS expires_at,
-       CASE WHEN o.pay_from IS NOT NULL THEN o.due + coalesce(p.lost, lost_time()) - make_interval(secs => sale.payment_window_seconds) END AS pay_from,
-       CASE WHEN o.lines IS NULL THEN sale.unit_price * o.quantity ELSE order_amount(o.sale_id, sale.unit_price, o.quantity, o.lines) END AS amount, sale.currency, coalesce(o.payment_reference, '') AS payment_reference,
-       coalesce(o.reason, '') AS reason, (SELECT d.sale_id FROM draws AS d WHERE d.entries_id = o.sale_id) AS entry_for, sale.offers_only IS TRUE AS offers_only, coalesce(o.key_fingerprint, '') AS key_fingerprint, o.sequence, o.epoch
+SELECT {{columns/order}}, o.sequence, o.epoch
 FROM order_events AS e JOIN orders AS o ON o.sale_id = e.sale_id AND o.id = e.order_id LEFT JOIN pulse AS p ON true LEFT JOIN sales AS sale ON sale.id = o.sale_id
 WHERE e.position > $1 AND e.position <= $2
   AND e.version = (SELECT max(version) FROM order_events AS l WHERE l.sale_id = e.sale_id AND l.order_id = e.order_id AND l.position <= $3)

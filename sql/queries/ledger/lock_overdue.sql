@@ -1,11 +1,10 @@
 -- At most $2 orders of the sale $1 whose time to pay is over (the rule is in overdue_sale.sql), locked until the end of the
 -- transaction. Orders locked by others and the orders $3 are skipped. A time that is infinite, which no order should have,
 -- is returned as the epoch, so that it does not stop the others.
-SELECT id, sale_id, user_id, quantity, lines, NULL AS items, status, version, CASE WHEN isfinite(reserved_at) THEN reserved_at ELSE 'epoch' END AS reserved_at,
+SELECT id, sale_id, user_id, quantity, lines, status, version, CASE WHEN isfinite(reserved_at) THEN reserved_at ELSE 'epoch' END AS reserved_at,
        CASE WHEN isfinite(updated_at) THEN updated_at ELSE 'epoch' END AS updated_at,
        CASE WHEN isfinite(due) THEN due ELSE 'epoch' END AS expires_at,
-       NULL::timestamptz AS pay_from, NULL::bigint AS amount, NULL AS currency, coalesce(payment_reference, '') AS payment_reference,
-       coalesce(reason, '') AS reason, NULL::uuid AS entry_for, false AS offers_only, '' AS key_fingerprint
+       coalesce(payment_reference, '') AS payment_reference, coalesce(reason, '') AS reason
 FROM orders
 WHERE sale_id = $1 AND status = 'confirmed' AND due <= (SELECT least(seen_at, now()) - lost FROM pulse) - (SELECT make_interval(secs => coalesce(max(payment_grace_seconds), 0)) FROM sales WHERE id = $1) AND id <> ALL ($3::uuid[])
   AND NOT EXISTS (SELECT FROM open_payments AS w WHERE w.order_id = orders.id AND w.state = 'waiting')

@@ -45,9 +45,5 @@ WITH live AS MATERIALIZED (
     DELETE FROM releases WHERE order_id IN (
         SELECT order_id FROM releases WHERE sale_id = (SELECT id FROM raised) FOR UPDATE SKIP LOCKED)
 )
-SELECT id, name, stock, state, per_order_limit, opens_at, closes_at,
-       payment_window_seconds, payment_grace_seconds, payments_per_second, unit_price, currency, CASE WHEN items > 0 THEN items_of(id) END AS items, epoch, revision, partitions, shards,
-       offers_only, (SELECT d.entries_id FROM draws AS d WHERE d.sale_id = raised.id AND (d.kind = 'waitlist' OR raised.offers_only)) AS entries_id, (SELECT e.state = 'ended' FROM draws AS d JOIN sales AS e ON e.id = d.entries_id WHERE d.sale_id = raised.id AND d.kind = 'waitlist') IS TRUE AS waitlist_closed,
-       (SELECT d.sale_id FROM draws AS d WHERE d.entries_id = raised.id) AS entry_for,
-       created_at, last_given, retired_at IS NOT NULL AS retired
-FROM raised
+SELECT {{columns/sale}}, s.last_given, s.retired_at IS NOT NULL AS retired
+FROM raised AS s

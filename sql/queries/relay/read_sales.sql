@@ -4,8 +4,8 @@ SELECT e.position, e.sale_id, e.revision, replace(e.type, 'WithItems', '') AS ty
        coalesce((
            SELECT b.data ->> 'previous_name' FROM sale_events AS b
            WHERE b.sale_id = e.sale_id AND b.revision > e.revision AND b.data ? 'previous_name'
-           ORDER BY b.revision LIMIT 1), s.name) AS name, s.per_order_limit, s.opens_at, s.closes_at, s.payment_window_seconds,
-       s.payment_grace_seconds, s.payments_per_second, coalesce(s.unit_price, 0) AS unit_price, coalesce(s.currency, '') AS currency,
+           ORDER BY b.revision LIMIT 1), s.name) AS name,
+       {{columns/terms}},
        coalesce((
            SELECT (b.data ->> 'stock')::bigint FROM sale_events AS b
            WHERE b.sale_id = e.sale_id AND b.revision <= e.revision AND b.data ? 'stock' AND b.type <> 'SaleLowering'
