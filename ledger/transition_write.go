@@ -213,7 +213,7 @@ func lockOrderIn(
 type lockedOrder struct {
 	order.Placed
 	overdue, moneyWaits bool
-	// late is since when its time to pay is over, by the clock of deadlines.
+	// late is since when the time to pay of an overdue order is over, by the clock of deadlines.
 	late time.Duration
 }
 
@@ -226,13 +226,14 @@ var (
 func scanLocked(row pgx.CollectableRow) (lockedOrder, error) {
 	r, err := pgx.RowToStructByName[struct {
 		placedRow
-		Overdue, MoneyWaits bool
-		Late                float64
+		Late       *float64
+		MoneyWaits bool
 	}](row)
-	return lockedOrder{
-		Placed: r.placed(), overdue: r.Overdue, moneyWaits: r.MoneyWaits,
-		late: time.Duration(r.Late * float64(time.Second)),
-	}, err
+	o := lockedOrder{Placed: r.placed(), overdue: r.Late != nil, moneyWaits: r.MoneyWaits}
+	if o.overdue {
+		o.late = time.Duration(*r.Late * float64(time.Second))
+	}
+	return o, err
 }
 
 // errNotLocked is returned when an order was changed while another transaction had its row locked, or by hand: the

@@ -167,7 +167,7 @@ func (l *list) expire(t *testing.T, users ...string) {
 func (l *list) orderOf(t testing.TB, sale uuid.UUID, user string) (id uuid.UUID) {
 	t.Helper()
 	require.NoError(t, l.Pool.QueryRow(t.Context(), `SELECT id FROM orders
-		WHERE sale_id = $1 AND user_id = $2 AND status IN ('confirmed', 'paid')`, sale, user).Scan(&id))
+		WHERE sale_id = $1 AND user_id = $2 AND is_live(status)`, sale, user).Scan(&id))
 	return id
 }
 

@@ -98,7 +98,7 @@ func TestRebuildRestoresStockFromPostgres(t *testing.T) {
 	testwork.Fulfil(t, s)
 	s.RequireSound(t)
 	require.EqualValues(t, 6,
-		s.Count(t, "SELECT count(*) FROM orders WHERE sale_id = $1 AND status IN ('confirmed', 'paid')", sale))
+		s.Count(t, "SELECT count(*) FROM orders WHERE sale_id = $1 AND is_live(status)", sale))
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM orders WHERE id = $1", lost))
 
 	// Operators can still change the sales.

@@ -116,7 +116,7 @@ func (s *Shop) RequireShards(t testing.TB, sale uuid.UUID) {
 	require.Equal(t, stock, left+taken+given-got)
 	require.Equal(t, sold, taken)
 	require.EqualValues(t, len(orders),
-		s.Count(t, "SELECT count(*) FROM orders WHERE sale_id = $1 AND status IN ('confirmed', 'paid')", sale))
+		s.Count(t, "SELECT count(*) FROM orders WHERE sale_id = $1 AND is_live(status)", sale))
 	for id := range orders {
 		require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM orders WHERE id = $1", id))
 	}

@@ -6,7 +6,7 @@
 WITH replayed AS (
 {{replay}}
 ), live AS (
-    SELECT * FROM replayed WHERE status IN ('confirmed', 'paid')
+    SELECT * FROM replayed WHERE is_live(status)
 ), money AS (
     SELECT DISTINCT ON (reference) * FROM file_payments ORDER BY reference, version DESC
 ), sums AS (

@@ -2,5 +2,5 @@
 -- draws/entries.sql.
 SELECT id, user_id, quantity, coalesce(lines, '') AS lines, sequence, epoch, reserved_at
 FROM orders
-WHERE sale_id = $1 AND id > $2 AND id <= $3 AND (status IN ('confirmed', 'paid') OR status = 'cancelled' AND updated_at > $4)
+WHERE sale_id = $1 AND id > $2 AND id <= $3 AND (is_live(status) OR status = 'cancelled' AND updated_at > $4)
 ORDER BY id

@@ -20,4 +20,4 @@ WHERE a.present AND a.epoch = f.epoch AND o.sequence <= a.places
   AND NOT EXISTS (SELECT FROM releases WHERE order_id = o.id)
   AND NOT EXISTS (SELECT FROM audit_waiting WHERE order_id = o.id)
   -- A later one with the same key has ended since the snapshot.
-  AND NOT EXISTS (SELECT FROM orders AS later WHERE later.sale_id = r.sale_id AND later.id = r.order_id AND later.status IN ('confirmed', 'paid'))
+  AND NOT EXISTS (SELECT FROM orders AS later WHERE later.sale_id = r.sale_id AND later.id = r.order_id AND is_live(later.status))

@@ -4,5 +4,5 @@ SELECT d.entries_id AS sale_id, min(o.id::text)::uuid AS order_id, o.user_id,
        'draw' AS remedy
 FROM draws AS d JOIN audit_sales USING (sale_id) JOIN sales AS e ON e.id = d.entries_id JOIN orders AS o ON o.sale_id = d.entries_id
 WHERE (d.kind = 'waitlist' OR d.frozen_at IS NOT NULL)
-  AND (o.status IN ('confirmed', 'paid') OR d.kind = 'draw' AND o.status = 'cancelled' AND o.updated_at > e.closes_at)
+  AND (is_live(o.status) OR d.kind = 'draw' AND o.status = 'cancelled' AND o.updated_at > e.closes_at)
 GROUP BY d.entries_id, d.sale_id, o.user_id HAVING count(*) > 1

@@ -3,7 +3,7 @@ CREATE TEMP TABLE audit_item_figures AS
 WITH projected AS (
     SELECT o.sale_id, l.item, sum(l.units) AS live_units, coalesce(sum(l.units) FILTER (WHERE o.status = 'confirmed'), 0) AS confirmed_units
     FROM audit_sales AS s JOIN orders AS o USING (sale_id) CROSS JOIN LATERAL order_lines(o.lines) AS l
-    WHERE s.items > 0 AND o.status IN ('confirmed', 'paid') GROUP BY 1, 2
+    WHERE s.items > 0 AND is_live(o.status) GROUP BY 1, 2
 ), bought AS (
     SELECT b.sale_id, l.item, sum(l.units) AS taken, coalesce(sum(l.units) FILTER (WHERE o.id IS NULL OR r.order_id IS NOT NULL), 0) AS held
     FROM audit_sales AS s JOIN audit_buyers AS b USING (sale_id) CROSS JOIN LATERAL order_lines(b.lines) AS l

@@ -31,7 +31,7 @@ FROM (
         WHEN item <> coalesce(left(lines, 1), '') THEN format('names the entry %s, which is of another item', entry_id)
         WHEN reason = 'entry-cancelled' AND status <> 'cancelled' THEN format('was skipped because its entry was cancelled, which is %s', status)
         WHEN reason = 'entry-cancelled' AND EXISTS (
-            SELECT FROM orders AS own WHERE own.sale_id = o.sale_id AND own.user_id = o.user_id AND own.status IN ('confirmed', 'paid')
+            SELECT FROM orders AS own WHERE own.sale_id = o.sale_id AND own.user_id = o.user_id AND is_live(own.status)
                 -- As of an offer to this entry: order.OfferFingerprint, but for its last character.
                 AND left(own.key_fingerprint, 21) = left(translate(encode(substring(sha256(convert_to('stampede offer ' || entry_id, 'UTF8')) FOR 16), 'base64'), '+/', '-_'), 21))
             THEN 'was skipped because its entry was cancelled, and it was offered: the user has the order'
@@ -72,7 +72,7 @@ UNION ALL
 -- Orders of offered units without an offer. A worker that dies records it when it, or another one, works again.
 SELECT d.sale_id, own.id, own.user_id, 'it is of a unit that was offered, and no turn has it', 'draw'
 FROM draws AS d JOIN audit_sales USING (sale_id) JOIN sales AS g ON g.id = d.sale_id JOIN orders AS own ON own.sale_id = d.sale_id
-WHERE own.status IN ('confirmed', 'paid') AND own.updated_at < now() - interval '15 minutes'
+WHERE is_live(own.status) AND own.updated_at < now() - interval '15 minutes'
   AND NOT EXISTS (SELECT FROM draw_offers AS had WHERE had.sale_id = d.sale_id AND had.order_id = own.id)
   AND (g.offers_only OR own.key_fingerprint ~ '[BRhx]$') -- as of an offer: order.KindOf
 UNION ALL

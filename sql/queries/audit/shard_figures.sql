@@ -5,8 +5,8 @@
 CREATE TEMP TABLE audit_shard_figures AS
 WITH projected AS (
     SELECT sale_id, (sequence % shards + shards - 1) % shards AS shard, count(*) AS orders,
-           count(*) FILTER (WHERE status IN ('confirmed', 'paid')) AS live_orders,
-           coalesce(sum(quantity) FILTER (WHERE status IN ('confirmed', 'paid')), 0) AS live_units,
+           count(*) FILTER (WHERE is_live(status)) AS live_orders,
+           coalesce(sum(quantity) FILTER (WHERE is_live(status)), 0) AS live_units,
            coalesce(sum(quantity) FILTER (WHERE status = 'confirmed'), 0) AS confirmed_units,
            count(*) FILTER (WHERE status = 'rejected') AS rejected,
            count(*) FILTER (WHERE status = 'voided') AS voided,

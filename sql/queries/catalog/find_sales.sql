@@ -6,7 +6,7 @@
 SELECT {{columns/stored_sale}},
        CASE WHEN NOT $4 OR s.state = 'ended' THEN 0 ELSE (
             SELECT e.sold - (SELECT count(*) FROM draw_offers AS had JOIN orders AS o ON o.sale_id = d.entries_id AND o.id = had.entry_id
-                             WHERE had.sale_id = s.id AND o.status IN ('confirmed', 'paid'))
+                             WHERE had.sale_id = s.id AND is_live(o.status))
             FROM draws AS d JOIN sales AS e ON e.id = d.entries_id WHERE d.sale_id = s.id AND d.kind = 'waitlist')
        END AS waiting,
        CASE WHEN NOT $4 THEN 0

@@ -3,5 +3,5 @@
 -- parts: an order that is cancelled later was live.
 SELECT id, user_id, quantity, coalesce(lines, '') AS lines, sequence, epoch, reserved_at
 FROM orders
-WHERE sale_id = $1 AND id > $2 AND (status IN ('confirmed', 'paid') OR status = 'cancelled' AND updated_at > $3)
+WHERE sale_id = $1 AND id > $2 AND (is_live(status) OR status = 'cancelled' AND updated_at > $3)
 ORDER BY id LIMIT $4

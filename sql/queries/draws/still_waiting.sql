@@ -4,5 +4,5 @@ SELECT o.id, o.user_id, o.sequence, o.status = 'cancelled' AS cancelled
 FROM unnest($3::uuid[]) WITH ORDINALITY AS next (id, n)
 CROSS JOIN LATERAL (SELECT * FROM orders WHERE sale_id = $2 AND id = next.id LIMIT 1 FOR SHARE) AS o
 LEFT JOIN LATERAL (SELECT true AS turn FROM draw_offers WHERE sale_id = $1 AND entry_id = next.id LIMIT 1) AS had ON true
-WHERE o.status IN ('confirmed', 'paid', 'cancelled') AND turn IS NULL
+WHERE (is_live(o.status) OR o.status = 'cancelled') AND turn IS NULL
 ORDER BY next.n LIMIT $4

@@ -2,6 +2,6 @@
 -- $2 the entries sale. An entry that is cancelled has left, and is skipped at its turn: its offer may be on its way.
 SELECT o.id, o.reserved_at
 FROM orders AS o
-WHERE o.sale_id = $2 AND o.status IN ('confirmed', 'paid', 'cancelled') AND coalesce(left(o.lines, 1), '') = $3
+WHERE o.sale_id = $2 AND (is_live(o.status) OR o.status = 'cancelled') AND coalesce(left(o.lines, 1), '') = $3
   AND NOT EXISTS (SELECT FROM draw_offers AS had WHERE had.sale_id = $1 AND had.entry_id = o.id)
 ORDER BY o.sequence LIMIT $4

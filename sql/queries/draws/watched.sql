@@ -19,14 +19,14 @@ SELECT w.sale_id, w.name, now() AS at,
        CASE WHEN w.kind = 'waitlist' THEN w.entered - (
            SELECT count(*) FROM draw_offers AS had
            CROSS JOIN LATERAL (SELECT status FROM orders WHERE sale_id = w.entries_id AND id = had.entry_id LIMIT 1) AS o -- as in ledger/find_orders.sql
-           WHERE had.sale_id = w.sale_id AND o.status IN ('confirmed', 'paid')) ELSE 0 END AS waiting,
+           WHERE had.sale_id = w.sale_id AND is_live(o.status)) ELSE 0 END AS waiting,
        offers.open, offers.oldest, offers.expired, offers.answered
 FROM watched AS w
 CROSS JOIN LATERAL (
     SELECT count(*) FILTER (WHERE of.is_open) AS open,
            coalesce(extract(epoch FROM now() - min(turn.offered_at) FILTER (WHERE of.is_open)), 0)::double precision AS oldest,
            count(*) FILTER (WHERE of.status = 'expired') AS expired,
-           count(*) FILTER (WHERE of.status IN ('confirmed', 'paid', 'cancelled') AND NOT of.is_open) AS answered
+           count(*) FILTER (WHERE (is_live(of.status) OR of.status = 'cancelled') AND NOT of.is_open) AS answered
     FROM (SELECT item FROM sale_items WHERE sale_id = w.sale_id UNION ALL SELECT '' WHERE w.items = 0) AS i
     CROSS JOIN LATERAL (
         SELECT order_id, offered_at FROM draw_offers WHERE sale_id = w.sale_id AND item = i.item ORDER BY rank DESC LIMIT $2

@@ -6,13 +6,13 @@ FROM (
     SELECT *, row_number() OVER (ORDER BY user_id, id DESC) AS n
     FROM (
         (SELECT * FROM orders
-         WHERE status IN ('confirmed', 'paid') AND user_id >= $1 AND user_id < $2 AND (user_id > $1 OR id < coalesce($3, 'ffffffff-ffff-ffff-ffff-ffffffffffff'::uuid))
+         WHERE is_live(status) AND user_id >= $1 AND user_id < $2 AND (user_id > $1 OR id < coalesce($3, 'ffffffff-ffff-ffff-ffff-ffffffffffff'::uuid))
            AND ($7::uuid IS NULL OR sale_id = $7)
          ORDER BY user_id, id DESC
          LIMIT $4)
         UNION ALL
         (SELECT * FROM orders
-         WHERE status NOT IN ('confirmed', 'paid') AND user_id >= $1 AND user_id < $2 AND (user_id > $1 OR id < coalesce($3, 'ffffffff-ffff-ffff-ffff-ffffffffffff'::uuid))
+         WHERE NOT is_live(status) AND user_id >= $1 AND user_id < $2 AND (user_id > $1 OR id < coalesce($3, 'ffffffff-ffff-ffff-ffff-ffffffffffff'::uuid))
            AND ($7::uuid IS NULL OR sale_id = $7)
          ORDER BY user_id, id DESC
          LIMIT $4)

@@ -8,10 +8,10 @@ FROM (
     SELECT *, row_number() OVER (ORDER BY id DESC) AS n
     FROM (
         SELECT * FROM orders
-        WHERE user_id = $1 AND status IN ('confirmed', 'paid') AND id < coalesce($2, 'ffffffff-ffff-ffff-ffff-ffffffffffff'::uuid)
+        WHERE user_id = $1 AND is_live(status) AND id < coalesce($2, 'ffffffff-ffff-ffff-ffff-ffffffffffff'::uuid)
         UNION ALL
         (SELECT * FROM orders
-         WHERE user_id = $1 AND status NOT IN ('confirmed', 'paid') AND id < coalesce($2, 'ffffffff-ffff-ffff-ffff-ffffffffffff'::uuid)
+         WHERE user_id = $1 AND NOT is_live(status) AND id < coalesce($2, 'ffffffff-ffff-ffff-ffff-ffffffffffff'::uuid)
          ORDER BY id DESC
          LIMIT $3)
     ) AS both_kinds

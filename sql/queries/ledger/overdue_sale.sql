@@ -1,10 +1,6 @@
--- A sale, not one of $1, with an order whose time to pay is over; the transaction locks that order. Orders locked by others
--- and the orders $2 are skipped.
---
--- The time to pay is over when an ingress has sent a heartbeat (seen_at) after the deadline: until then no ingress may have
--- been up to take the payment, and the next heartbeat may add an outage to lost, which moves the deadline. An outage moves
--- only deadlines after the last heartbeat before it, so an order that is overdue stays overdue. Of a sale with a grace an
--- order is overdue that much later. An order with money that waits for a decision does not expire: it was reported in time, perhaps.
+-- A sale, not one of $1, with an order whose time to pay is over (last_overdue); the transaction locks that order. Orders locked
+-- by others and the orders $2 are skipped. An order with money that waits for a decision does not expire: it was reported in
+-- time, perhaps.
 --
 -- It goes from one sale with unpaid orders to the next one in the index: many orders in their grace hold up no other sale.
 WITH RECURSIVE unpaid AS (
@@ -15,7 +11,7 @@ UNION ALL
 ), overdue AS MATERIALIZED (
     SELECT u.sale_id, last.due
     FROM unpaid AS u LEFT JOIN sales AS s ON s.id = u.sale_id
-    CROSS JOIN LATERAL (SELECT least(seen_at, now()) - lost - make_interval(secs => coalesce(s.payment_grace_seconds, 0)) AS due FROM pulse) AS last
+    CROSS JOIN LATERAL (SELECT last_overdue(seen_at, lost, s.payment_grace_seconds) AS due FROM pulse) AS last
     CROSS JOIN LATERAL (SELECT o.due FROM orders AS o WHERE o.sale_id = u.sale_id AND o.status = 'confirmed' AND o.due <= last.due ORDER BY o.due LIMIT 1) AS first
     WHERE u.sale_id <> ALL ($1::uuid[])
     ORDER BY first.due

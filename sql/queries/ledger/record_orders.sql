@@ -82,7 +82,7 @@ WITH event AS (
     WHERE $10::text IS NULL AND late IS NOT TRUE
     -- Among several orders of one user the first in the sale wins.
     ORDER BY sale_id, user_id, sequence, order_id
-    ON CONFLICT (sale_id, user_id) WHERE status IN ('confirmed', 'paid') DO NOTHING
+    ON CONFLICT (sale_id, user_id) WHERE is_live(status) DO NOTHING
     RETURNING id
 ), decided AS (
     SELECT entry.*,

@@ -8,5 +8,5 @@ FROM sales AS s LEFT JOIN (
 WHERE ($1::uuid IS NULL OR s.id = $1) AND s.archived_at IS NULL AND ((s.sold, s.last_sequence) IS DISTINCT FROM (coalesce(c.sold, 0), coalesce(c.last_sequence, 0)) OR s.items > 0 AND EXISTS (
     SELECT FROM sale_items AS i WHERE i.sale_id = s.id AND i.sold <> (
         SELECT coalesce(sum(l.units), 0) FROM orders AS o CROSS JOIN LATERAL order_lines(o.lines) AS l
-        WHERE o.sale_id = s.id AND ($1::uuid IS NULL OR o.sale_id = $1) AND o.status IN ('confirmed', 'paid') AND l.item = i.item)))
+        WHERE o.sale_id = s.id AND ($1::uuid IS NULL OR o.sale_id = $1) AND is_live(o.status) AND l.item = i.item)))
 ORDER BY s.id

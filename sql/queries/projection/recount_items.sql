@@ -2,6 +2,6 @@
 UPDATE sale_items AS i SET sold = coalesce(c.sold, 0)
 FROM sale_items AS own LEFT JOIN (
     SELECT l.item, sum(l.units)::bigint AS sold
-    FROM orders AS o CROSS JOIN LATERAL order_lines(o.lines) AS l WHERE o.sale_id = $1 AND o.status IN ('confirmed', 'paid') GROUP BY l.item
+    FROM orders AS o CROSS JOIN LATERAL order_lines(o.lines) AS l WHERE o.sale_id = $1 AND is_live(o.status) GROUP BY l.item
 ) AS c USING (item)
 WHERE own.sale_id = $1 AND i.sale_id = $1 AND i.item = own.item AND i.sold <> coalesce(c.sold, 0)

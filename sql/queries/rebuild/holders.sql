@@ -2,4 +2,4 @@
 -- $1 sale
 SELECT user_id, id, quantity, sequence, reserved_at, coalesce(key_fingerprint, '') AS key_fingerprint, epoch,
        coalesce(lines, '') AS lines
-FROM orders WHERE sale_id = $1 AND status IN ('confirmed', 'paid')
+FROM orders WHERE sale_id = $1 AND is_live(status)

@@ -4,6 +4,6 @@
 SELECT newest.*
 FROM generate_series(0, $2 - 1) AS shard CROSS JOIN LATERAL (
     SELECT id, user_id, sequence FROM orders
-    WHERE sale_id = $1 AND status IN ('confirmed', 'paid') AND (sequence - 1) % $2 = shard
+    WHERE sale_id = $1 AND is_live(status) AND (sequence - 1) % $2 = shard
     ORDER BY id DESC LIMIT 1
 ) AS newest

@@ -21,7 +21,7 @@
 -- Returns the definition of the sale in this revision, and the highest place given out.
 WITH live AS MATERIALIZED (
     SELECT count(*) AS orders, coalesce(sum(quantity), 0)::bigint AS units, coalesce(max(sequence), 0) AS last_place
-    FROM orders WHERE sale_id = $1 AND status IN ('confirmed', 'paid')
+    FROM orders WHERE sale_id = $1 AND is_live(status)
 ), raised AS (
     -- The log has the latest revision, even if the counters of the sale were changed manually.
     UPDATE sales SET epoch = greatest(epoch, $3::bigint) + CASE WHEN $7::bigint IN (0, log.timeline) THEN 1 ELSE 100000 END, shards = greatest(shards, $6::int), revision = log.last + 1, published_revision = least(published_revision, log.last)

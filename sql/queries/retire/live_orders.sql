@@ -1,3 +1,3 @@
 -- The number of live orders of the sale $1, and their units.
 SELECT count(*) AS orders, coalesce(sum(quantity), 0)::bigint AS units
-FROM orders WHERE sale_id = $1 AND status IN ('confirmed', 'paid')
+FROM orders WHERE sale_id = $1 AND is_live(status)

@@ -2,4 +2,4 @@
 SELECT count(*)
 FROM unnest($2::uuid[], $3::text[]) AS held (id, user_id)
 CROSS JOIN LATERAL (SELECT * FROM orders WHERE sale_id = $1 AND id = held.id LIMIT 1) AS o -- as in find_orders.sql
-WHERE o.user_id = held.user_id AND o.status IN ('confirmed', 'paid')
+WHERE o.user_id = held.user_id AND is_live(o.status)
