@@ -202,8 +202,8 @@ func (t Instant) MarshalJSON() ([]byte, error) {
 	return append(AppendTime([]byte{'"'}, time.Time(t)), '"'), nil
 }
 
-// UnmarshalJSON implements json.Unmarshaler. The first instant of the year 1, which would stand for none, becomes another
-// one of that year.
+// UnmarshalJSON implements json.Unmarshaler. The first instant of the year 1, which would stand for none, becomes
+// another one of that year.
 func (t *Instant) UnmarshalJSON(text []byte) error {
 	if string(text) == "null" {
 		return nil
